@@ -1,0 +1,105 @@
+//! The virtio device contract (virtio 1.2) and what implements or carries it.
+//!
+//! The transport owns a device's negotiation state and the *shape* of its queues; the device owns the
+//! queues themselves from [`VirtioDevice::activate`] to [`VirtioDevice::reset`] or
+//! [`VirtioDevice::quiesce`], both of which hand them back with every worker stopped.
+
+use std::sync::Arc;
+
+use virtio_queue::{Queue, QueueT};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::GuestMem;
+
+pub mod balloon;
+pub mod rng;
+pub mod transport;
+
+/// A virtio device model without its transport.
+pub trait VirtioDevice: Send {
+    /// Name for logs and thread names, such as `blk-root`.
+    fn name(&self) -> &str;
+    /// Device ID (virtio 1.2, section 5).
+    fn device_type(&self) -> u32;
+    /// PCI class code (base class, subclass, programming interface) shown in configuration space.
+    fn pci_class(&self) -> [u8; 3];
+    /// Device feature bits offered. The transport adds `VIRTIO_F_VERSION_1` itself; `RING_INDIRECT_DESC`
+    /// and `RING_EVENT_IDX` are the device's to offer.
+    fn features(&self) -> u64;
+    /// The largest size of each queue; its length is the number of queues. Powers of two.
+    fn queue_max_sizes(&self) -> &[u16];
+    /// Reads device configuration space. Bytes beyond its end read as zero.
+    fn read_config(&self, offset: u64, data: &mut [u8]);
+    /// Writes device configuration space. Writes to read-only fields are ignored.
+    fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
+    /// Starts serving the queues: the driver has set DRIVER_OK, or a quiesced device goes on.
+    ///
+    /// On an error the transport sets DEVICE_NEEDS_RESET. Never called twice without a
+    /// [`VirtioDevice::reset`] or [`VirtioDevice::quiesce`] between.
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError>;
+    /// Stops every worker and drops the queues; when it returns the device no longer touches guest
+    /// memory. Requests in flight are completed or dropped, device state is as new. Idempotent.
+    fn reset(&mut self);
+    /// Like [`VirtioDevice::reset`], but loses nothing: requests in flight are completed, and the queues
+    /// are returned as they stand, so that [`VirtioDevice::activate`] with them goes on where it stopped.
+    /// Returns none if the device is not active.
+    fn quiesce(&mut self) -> Option<Vec<ActiveQueue>>;
+}
+
+/// All that a device is given when its driver is ready.
+pub struct Activation {
+    /// Guest memory.
+    pub mem: GuestMem,
+    /// Features both sides accepted.
+    pub features: u64,
+    /// The queues the driver enabled, in index order. Each was checked to lie in guest memory.
+    pub queues: Vec<ActiveQueue>,
+    /// Interrupts towards the driver.
+    pub interrupt: Arc<dyn VirtioInterrupt>,
+}
+
+impl std::fmt::Debug for Activation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Activation").field("features", &self.features).field("queues", &self.queues).finish()
+    }
+}
+
+/// A queue in the device's hands.
+#[derive(Debug)]
+pub struct ActiveQueue {
+    /// Queue index as the specification numbers them for the device.
+    pub index: u16,
+    /// The split virtqueue; event-index is already switched as negotiated.
+    pub queue: Queue,
+    /// Signalled when the driver notifies the queue.
+    pub kick: EventFd,
+}
+
+impl ActiveQueue {
+    /// Whether the driver wants an interrupt for what was added to the used ring since the last call.
+    /// A ring the driver broke counts as yes: a spurious interrupt costs less than a lost one.
+    pub fn needs_notification(&mut self, mem: &crate::GuestMemMmap) -> bool {
+        self.queue.needs_notification(mem).unwrap_or(true)
+    }
+}
+
+/// Interrupts a device raises, whichever transport carries them.
+pub trait VirtioInterrupt: Send + Sync {
+    /// Used-buffer notification of one queue.
+    fn signal_queue(&self, queue: u16);
+    /// Configuration-change notification; also bumps the configuration generation.
+    fn signal_config(&self);
+    /// The device cannot go on: sets DEVICE_NEEDS_RESET and notifies (virtio 1.2, section 2.1.2).
+    fn needs_reset(&self, reason: &str);
+}
+
+/// Why a device could not be activated. The driver sees DEVICE_NEEDS_RESET, the log the text.
+#[derive(Debug, thiserror::Error)]
+pub enum ActivateError {
+    /// The driver enabled a set of queues the device cannot work with.
+    #[error("queue {0} is required but not enabled")]
+    MissingQueue(u16),
+    /// An operating system resource was refused.
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+}

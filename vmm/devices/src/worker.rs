@@ -1,0 +1,116 @@
+//! The thread of a device actor: named, stoppable, joined on drop, its panic caught and reported.
+
+use std::any::Any;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread::{self, JoinHandle};
+
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+/// The end of a worker that went wrong: it panicked with this message.
+#[derive(Debug, thiserror::Error)]
+#[error("worker {name} panicked: {message}")]
+pub struct WorkerPanic {
+    /// Thread name.
+    pub name: String,
+    /// Panic payload, if it was text.
+    pub message: String,
+}
+
+/// A running worker thread whose loop returns a `T` once its stop event fires.
+#[derive(Debug)]
+pub struct Worker<T: Send + 'static> {
+    name: String,
+    stop: EventFd,
+    thread: Option<JoinHandle<Result<T, String>>>,
+}
+
+impl<T: Send + 'static> Worker<T> {
+    /// Starts `body` on a thread called `name` (at most 15 bytes are visible). `body` gets an eventfd
+    /// that becomes readable when it should finish; `on_panic` is called on that thread if it panics.
+    pub fn spawn<F, P>(name: &str, on_panic: P, body: F) -> io::Result<Self>
+    where
+        F: FnOnce(&EventFd) -> T + Send + 'static,
+        P: FnOnce(&str) + Send + 'static,
+    {
+        let stop = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+        let seen = stop.try_clone()?;
+        let thread_name = name.to_owned();
+        let thread = thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(move || {
+            catch_unwind(AssertUnwindSafe(|| body(&seen))).map_err(|payload| {
+                let message = panic_text(payload.as_ref());
+                tracing::error!(worker = thread_name, message, "worker panicked");
+                on_panic(&message);
+                message
+            })
+        })?;
+        Ok(Self { name: name.to_owned(), stop, thread: Some(thread) })
+    }
+
+    /// Asks the loop to finish, waits for it, and returns what it returned.
+    pub fn stop(mut self) -> Result<T, WorkerPanic> {
+        self.join().unwrap_or_else(|| Err("already joined".into())).map_err(|message| WorkerPanic {
+            name: std::mem::take(&mut self.name),
+            message,
+        })
+    }
+
+    fn join(&mut self) -> Option<Result<T, String>> {
+        let thread = self.thread.take()?;
+        // An eventfd write fails only when the counter is about to overflow: then it is readable anyway.
+        let _ = self.stop.write(1);
+        Some(thread.join().unwrap_or_else(|payload| Err(panic_text(payload.as_ref()))))
+    }
+}
+
+impl<T: Send + 'static> Drop for Worker<T> {
+    fn drop(&mut self) {
+        let _ = self.join();
+    }
+}
+
+fn panic_text(payload: &(dyn Any + Send)) -> String {
+    payload
+        .downcast_ref::<&str>()
+        .map(|s| (*s).to_owned())
+        .or_else(|| payload.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "no message".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::sync::mpsc;
+
+    use vmm_sys_util::poll::{PollContext, PollToken};
+
+    use super::*;
+
+    fn wait(stop: &EventFd) {
+        #[derive(PollToken)]
+        enum Token {
+            Stop,
+        }
+        let _ = stop.as_raw_fd();
+        PollContext::build_with(&[(stop, Token::Stop)]).unwrap().wait().unwrap();
+    }
+
+    #[test]
+    fn stop_returns_what_the_loop_returned() {
+        let worker = Worker::spawn("t", |_| {}, |stop| {
+            wait(stop);
+            42
+        })
+        .unwrap();
+        assert_eq!(worker.stop().unwrap(), 42);
+    }
+
+    #[test]
+    fn a_panic_is_reported_and_does_not_spread() {
+        let (tx, rx) = mpsc::channel();
+        let worker: Worker<()> =
+            Worker::spawn("t", move |m| tx.send(m.to_owned()).unwrap(), |_| panic!("boom")).unwrap();
+        assert_eq!(rx.recv().unwrap(), "boom");
+        assert_eq!(worker.stop().unwrap_err().to_string(), "worker t panicked: boom");
+    }
+}
