@@ -1,0 +1,113 @@
+//! What a long step shows: a spinner with the newest line on a terminal, plain lines elsewhere.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::{BufRead, BufReader, IsTerminal};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+/// Lines kept from a failing command's output.
+const TAIL: usize = 30;
+
+/// Where steps report. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Progress {
+    terminal: bool,
+}
+
+impl Progress {
+    /// Reports on standard error: moving bars if it is a terminal, else plain lines.
+    pub fn new() -> Self {
+        Self {
+            terminal: std::io::stderr().is_terminal(),
+        }
+    }
+
+    /// Begins a step named `what` ("building the lab image").
+    pub fn step(&self, what: impl Into<String>) -> Step {
+        let what = what.into();
+        let bar = if self.terminal {
+            let bar = ProgressBar::new_spinner();
+            bar.set_style(
+                ProgressStyle::with_template("{spinner} {prefix} [{elapsed}] {wide_msg:.dim}")
+                    .unwrap_or_else(|_| ProgressStyle::default_spinner()),
+            );
+            bar.set_prefix(what.clone());
+            bar.enable_steady_tick(Duration::from_millis(120));
+            Some(bar)
+        } else {
+            eprintln!("{what} …");
+            None
+        };
+        Step {
+            what,
+            bar,
+            started: Instant::now(),
+        }
+    }
+
+    /// Runs `command` as a step named `what`: its newest line is shown while it runs, its last
+    /// lines are in the error if it fails.
+    pub fn run(&self, what: impl Into<String>, command: &mut Command) -> Result<()> {
+        let step = self.step(what);
+        step.command(command)?;
+        step.done();
+        Ok(())
+    }
+}
+
+/// A step under way; dropped without [`Step::done`] it has failed.
+#[derive(Debug)]
+pub struct Step {
+    what: String,
+    bar: Option<ProgressBar>,
+    started: Instant,
+}
+
+impl Step {
+    /// Shows `line` as the newest news of this step (only on a terminal).
+    pub fn news(&self, line: &str) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(line.replace(char::is_control, " "));
+        }
+    }
+
+    /// Runs `command` within this step, output merged, standard input closed.
+    ///
+    /// # Errors
+    /// If it cannot start or exits other than with 0; the error ends with its last lines.
+    pub fn command(&self, command: &mut Command) -> Result<()> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let (reader, writer) = std::io::pipe()?;
+        command
+            .stdin(Stdio::null())
+            .stdout(writer.try_clone()?)
+            .stderr(writer);
+        let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
+        // The command holds the pipe's writing ends too: let go, or the reader never ends.
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        let mut tail = std::collections::VecDeque::new();
+        for line in BufReader::new(reader).split(b'\n') {
+            let line = String::from_utf8_lossy(&line?).into_owned();
+            self.news(&line);
+            if tail.len() == TAIL {
+                tail.pop_front();
+            }
+            tail.push_back(line);
+        }
+        let status = child.wait()?;
+        if !status.success() {
+            bail!("{}: {name}: {status}\n{}", self.what, Vec::from(tail).join("\n"));
+        }
+        Ok(())
+    }
+
+    /// Ends the step well and says how long it took.
+    pub fn done(self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+        eprintln!("{}: {:.1} s", self.what, self.started.elapsed().as_secs_f64());
+    }
+}
