@@ -1,0 +1,260 @@
+//! The side that opens nothing and is handed what it may use.
+
+use std::collections::{HashMap, HashSet};
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SocketType, recvmsg,
+    sockopt::socket_type,
+};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep_until};
+use tracing::{debug, warn};
+
+use super::{MAX_FDS_PER_MESSAGE, MAX_OUTSTANDING, TAKE_WITHIN, Token, UNCLAIMED_FOR, register};
+
+/// Why a token could not be turned into its descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum TakeError {
+    /// Nothing arrived under the token within [`TAKE_WITHIN`], or it was taken before.
+    #[error("no descriptor arrived under token {0}")]
+    Missing(Token),
+    /// The sender has gone; what did not arrive by now never will.
+    #[error("the descriptor channel is closed and token {0} never arrived")]
+    Closed(Token),
+    /// Another request waits for the same token.
+    #[error("token {0} is awaited twice")]
+    Awaited(Token),
+    /// As many requests wait as the channel has room for.
+    #[error("too many requests wait for descriptors")]
+    Busy,
+}
+
+/// The receiving end: a cloneable handle on the actor that owns the socket. The actor, and every descriptor it
+/// still holds, ends with the last handle.
+#[derive(Debug, Clone)]
+pub struct FdReceiver {
+    mailbox: mpsc::Sender<Take>,
+}
+
+#[derive(Debug)]
+struct Take {
+    token: Token,
+    reply: oneshot::Sender<Result<OwnedFd, TakeError>>,
+}
+
+impl FdReceiver {
+    /// Takes over the receiving end of a channel and spawns its actor on the current tokio runtime.
+    ///
+    /// Fails where `socket` is not a `SOCK_SEQPACKET` socket.
+    pub fn new(socket: OwnedFd) -> io::Result<FdReceiver> {
+        if socket_type(&socket)? != SocketType::SEQPACKET {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the descriptor channel is not SOCK_SEQPACKET",
+            ));
+        }
+        let socket = register(socket, Interest::READABLE)?;
+        let (mailbox, requests) = mpsc::channel(64);
+        tokio::spawn(
+            Actor {
+                socket,
+                requests,
+                table: Table::new(MAX_OUTSTANDING),
+            }
+            .run(),
+        );
+        Ok(FdReceiver { mailbox })
+    }
+
+    /// The descriptor sent under `token`, waiting up to [`TAKE_WITHIN`] for it. A descriptor is taken once.
+    pub async fn take(&self, token: Token) -> Result<OwnedFd, TakeError> {
+        let (reply, answer) = oneshot::channel();
+        self.mailbox
+            .send(Take { token, reply })
+            .await
+            .map_err(|_| TakeError::Closed(token))?;
+        answer.await.map_err(|_| TakeError::Closed(token))?
+    }
+}
+
+struct Actor {
+    socket: AsyncFd<OwnedFd>,
+    requests: mpsc::Receiver<Take>,
+    table: Table,
+}
+
+impl Actor {
+    async fn run(mut self) {
+        loop {
+            let deadline = self.table.next_deadline();
+            tokio::select! {
+                message = self.socket.async_io(Interest::READABLE, receive), if !self.table.closed => self.received(message),
+                request = self.requests.recv() => match request {
+                    Some(request) => self.table.take(request, Instant::now()),
+                    None => return,
+                },
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => self.table.expire(Instant::now()),
+            }
+        }
+    }
+
+    fn received(&mut self, message: io::Result<Option<Message>>) {
+        match message {
+            Ok(Some(message)) => {
+                if let Err(reason) = self.table.arrived(message, Instant::now()) {
+                    warn!(reason, "descriptors refused");
+                }
+            }
+            Ok(None) => self.table.close(),
+            Err(error) => {
+                warn!(%error, "descriptor channel failed");
+                self.table.close();
+            }
+        }
+    }
+}
+
+/// One message as the kernel delivered it. Dropping it closes what it carries.
+#[derive(Debug)]
+struct Message {
+    tokens: Vec<u8>,
+    fds: Vec<OwnedFd>,
+    truncated: bool,
+}
+
+/// The next message, or nothing at the end of the channel. Never waits.
+fn receive(socket: &OwnedFd) -> io::Result<Option<Message>> {
+    let mut payload = vec![0; MAX_FDS_PER_MESSAGE * Token::LEN];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS_PER_MESSAGE))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let got = recvmsg(socket, &mut [IoSliceMut::new(&mut payload)], &mut control, flags)?;
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    if got.bytes == 0 && fds.is_empty() {
+        return Ok(None);
+    }
+    payload.truncate(got.bytes);
+    let truncated = got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
+    Ok(Some(Message {
+        tokens: payload,
+        fds,
+        truncated,
+    }))
+}
+
+/// What has arrived and what is waited for. A token is in at most one of the two.
+#[derive(Debug)]
+struct Table {
+    /// Most entries of either kind.
+    limit: usize,
+    held: HashMap<Token, (OwnedFd, Instant)>,
+    awaited: HashMap<Token, (Take, Instant)>,
+    closed: bool,
+}
+
+impl Table {
+    fn new(limit: usize) -> Table {
+        Table {
+            limit,
+            held: HashMap::new(),
+            awaited: HashMap::new(),
+            closed: false,
+        }
+    }
+
+    /// Takes in a whole message or none of it.
+    fn arrived(&mut self, message: Message, now: Instant) -> Result<(), &'static str> {
+        if message.truncated {
+            return Err("message truncated, or this process is out of descriptors");
+        }
+        let (tokens, rest) = message.tokens.as_chunks::<{ Token::LEN }>();
+        if !rest.is_empty() || tokens.len() != message.fds.len() {
+            return Err("tokens and descriptors differ in number");
+        }
+        if self.held.len() + tokens.len() > self.limit {
+            return Err("too many unclaimed descriptors");
+        }
+        let mut seen = HashSet::with_capacity(tokens.len());
+        if tokens
+            .iter()
+            .any(|bytes| !seen.insert(bytes) || self.held.contains_key(&Token(*bytes)))
+        {
+            return Err("token used twice");
+        }
+        for (bytes, fd) in tokens.iter().zip(message.fds) {
+            self.hand_over(Token(*bytes), fd, now);
+        }
+        Ok(())
+    }
+
+    fn hand_over(&mut self, token: Token, fd: OwnedFd, now: Instant) {
+        let unclaimed = match self.awaited.remove(&token) {
+            // A request that was cancelled in the meantime leaves the descriptor to its next asker.
+            Some((take, _)) => take.reply.send(Ok(fd)).err().and_then(Result::ok),
+            None => Some(fd),
+        };
+        if let Some(fd) = unclaimed {
+            self.held.insert(token, (fd, now + UNCLAIMED_FOR));
+        }
+    }
+
+    fn take(&mut self, take: Take, now: Instant) {
+        let token = take.token;
+        let refusal = if let Some((fd, deadline)) = self.held.remove(&token) {
+            if let Err(Ok(fd)) = take.reply.send(Ok(fd)) {
+                self.held.insert(token, (fd, deadline));
+            }
+            return;
+        } else if self.closed {
+            TakeError::Closed(token)
+        } else if self
+            .awaited
+            .get(&token)
+            .is_some_and(|(other, _)| !other.reply.is_closed())
+        {
+            TakeError::Awaited(token)
+        } else if self.awaited.len() >= self.limit {
+            TakeError::Busy
+        } else {
+            self.awaited.insert(token, (take, now + TAKE_WITHIN));
+            return;
+        };
+        let _ = take.reply.send(Err(refusal));
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let held = self.held.values().map(|(_, deadline)| *deadline);
+        held.chain(self.awaited.values().map(|(_, deadline)| *deadline))
+            .min()
+    }
+
+    fn expire(&mut self, now: Instant) {
+        for (token, _) in self.held.extract_if(|_, (_, deadline)| *deadline <= now) {
+            warn!(%token, "unclaimed descriptor closed");
+        }
+        for (token, (take, _)) in self.awaited.extract_if(|_, (_, deadline)| *deadline <= now) {
+            let _ = take.reply.send(Err(TakeError::Missing(token)));
+        }
+    }
+
+    fn close(&mut self) {
+        debug!("descriptor channel closed");
+        self.closed = true;
+        for (token, (take, _)) in self.awaited.drain() {
+            let _ = take.reply.send(Err(TakeError::Closed(token)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,91 @@
+//! The side that opens descriptors and gives them away.
+
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::{MAX_FDS_PER_MESSAGE, Token, register};
+
+/// Why descriptors could not be sent.
+#[derive(Debug, thiserror::Error)]
+pub enum SendError {
+    /// The kernel takes no more than [`MAX_FDS_PER_MESSAGE`] descriptors in one message, and no fewer than one.
+    #[error("{0} descriptors do not fit one message of 1 to {MAX_FDS_PER_MESSAGE}")]
+    Count(usize),
+    /// The receiving process has closed the channel.
+    #[error("the receiver of descriptors has gone")]
+    Closed,
+    /// Any other refusal of the kernel.
+    #[error("sending descriptors failed")]
+    Io(#[from] io::Error),
+}
+
+/// The sending end of a descriptor channel.
+#[derive(Debug)]
+pub struct FdSender {
+    socket: AsyncFd<OwnedFd>,
+}
+
+impl FdSender {
+    /// Takes over the sending end of [`super::socketpair`]. Needs a tokio runtime with I/O enabled.
+    pub fn new(socket: OwnedFd) -> io::Result<FdSender> {
+        Ok(FdSender {
+            socket: register(socket, Interest::WRITABLE)?,
+        })
+    }
+
+    /// Sends all of `fds` in one message; the caller keeps its own copies. Returns once the kernel has them,
+    /// so a request that quotes the tokens may follow at once.
+    pub async fn send(&self, fds: &[(Token, BorrowedFd<'_>)]) -> Result<(), SendError> {
+        if fds.is_empty() || fds.len() > MAX_FDS_PER_MESSAGE {
+            return Err(SendError::Count(fds.len()));
+        }
+        let payload: Vec<u8> = fds.iter().flat_map(|(token, _)| *token.as_bytes()).collect();
+        let rights: Vec<BorrowedFd<'_>> = fds.iter().map(|(_, fd)| *fd).collect();
+        let sent = self
+            .socket
+            .async_io(Interest::WRITABLE, |socket| {
+                send_message(socket, &payload, &rights)
+            })
+            .await;
+        match sent {
+            Ok(()) => Ok(()),
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+                ) =>
+            {
+                Err(SendError::Closed)
+            }
+            Err(e) => Err(SendError::Io(e)),
+        }
+    }
+
+    /// Sends one descriptor under a fresh token.
+    pub async fn send_one(&self, fd: BorrowedFd<'_>) -> Result<Token, SendError> {
+        let token = Token::random();
+        self.send(&[(token, fd)]).await?;
+        Ok(token)
+    }
+}
+
+/// One message with `payload` and `fds`, without waiting.
+pub(super) fn send_message(socket: &OwnedFd, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS_PER_MESSAGE))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    sendmsg(
+        socket,
+        &[IoSlice::new(payload)],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    )?;
+    Ok(())
+}
