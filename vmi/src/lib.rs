@@ -1,1 +1,19 @@
-//! Placeholder.
+//! KubeVirt manifests: loading, validation and the plan of the VM they describe.
+//!
+//! Everything here is pure: no file is opened, no clock is read. A manifest is user input, so every
+//! fault in it is a [`FieldError`] with a path, never a panic.
+//!
+//! ```text
+//! text ── load ──▶ Vmi ── validate ──▶ () or field errors
+//!                   └──── plan(PodResources) ──▶ VmPlan (defaults applied, every source resolved)
+//! ```
+
+mod field;
+mod plan;
+mod quantity;
+
+pub use field::{CauseReason, FieldError, Note};
+pub use plan::{
+    BootPlan, CacheMode, DiskPlan, DiskSource, ErrorPolicy, FileRef, IoMode, KernelFile, KernelOverride,
+    Memory, PodResources, Restart, Topology, VmPlan,
+};
