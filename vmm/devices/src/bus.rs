@@ -50,7 +50,9 @@ pub struct Bus {
 impl std::fmt::Debug for Bus {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let ranges = self.ranges.read().unwrap_or_else(|e| e.into_inner());
-        f.debug_map().entries(ranges.iter().map(|(start, r)| (start, r.len))).finish()
+        f.debug_map()
+            .entries(ranges.iter().map(|(start, r)| (start, r.len)))
+            .finish()
     }
 }
 
@@ -77,7 +79,11 @@ impl Bus {
 
     /// Takes back the range that starts at `start`; false if there is none.
     pub fn remove(&self, start: u64) -> bool {
-        self.ranges.write().unwrap_or_else(|e| e.into_inner()).remove(&start).is_some()
+        self.ranges
+            .write()
+            .unwrap_or_else(|e| e.into_inner())
+            .remove(&start)
+            .is_some()
     }
 
     fn find(&self, addr: u64, len: usize) -> Option<(u64, Arc<dyn BusDevice>)> {
@@ -142,7 +148,10 @@ mod tests {
         assert_eq!(byte, [5]);
         assert!(!bus.read(0x400, &mut byte));
         assert_eq!(byte, [0xff]);
-        assert!(!bus.write(0x3ff, &[1, 2]), "an access that straddles the end is not the device's");
+        assert!(
+            !bus.write(0x3ff, &[1, 2]),
+            "an access that straddles the end is not the device's"
+        );
         assert!(bus.write(0x3f8, b"h"));
         assert_eq!(*device.0.lock().unwrap(), [(0, b"h".to_vec())]);
     }
@@ -153,10 +162,19 @@ mod tests {
         let device = || Arc::new(Recorder::default());
         bus.insert(0x1000, 0x1000, device()).unwrap();
         for (start, len) in [(0xfff, 2), (0x1fff, 1), (0x0, 0x4000), (0x1800, 8)] {
-            assert_eq!(bus.insert(start, len, device()), Err(BusError::Overlap { start, len }));
+            assert_eq!(
+                bus.insert(start, len, device()),
+                Err(BusError::Overlap { start, len })
+            );
         }
-        assert!(matches!(bus.insert(u64::MAX, 2, device()), Err(BusError::Invalid { .. })));
-        assert!(matches!(bus.insert(5, 0, device()), Err(BusError::Invalid { .. })));
+        assert!(matches!(
+            bus.insert(u64::MAX, 2, device()),
+            Err(BusError::Invalid { .. })
+        ));
+        assert!(matches!(
+            bus.insert(5, 0, device()),
+            Err(BusError::Invalid { .. })
+        ));
         assert!(bus.remove(0x1000));
         assert!(!bus.remove(0x1000));
         bus.insert(0x1800, 8, device()).unwrap();

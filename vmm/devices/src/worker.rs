@@ -36,30 +36,43 @@ impl<T: Send + 'static> Worker<T> {
         let stop = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
         let seen = stop.try_clone()?;
         let thread_name = name.to_owned();
-        let thread = thread::Builder::new().name(name.to_owned()).stack_size(256 << 10).spawn(move || {
-            catch_unwind(AssertUnwindSafe(|| body(&seen))).map_err(|payload| {
-                let message = panic_text(payload.as_ref());
-                tracing::error!(worker = thread_name, message, "worker panicked");
-                on_panic(&message);
-                message
-            })
-        })?;
-        Ok(Self { name: name.to_owned(), stop, thread: Some(thread) })
+        let thread = thread::Builder::new()
+            .name(name.to_owned())
+            .stack_size(256 << 10)
+            .spawn(move || {
+                catch_unwind(AssertUnwindSafe(|| body(&seen))).map_err(|payload| {
+                    let message = panic_text(payload.as_ref());
+                    tracing::error!(worker = thread_name, message, "worker panicked");
+                    on_panic(&message);
+                    message
+                })
+            })?;
+        Ok(Self {
+            name: name.to_owned(),
+            stop,
+            thread: Some(thread),
+        })
     }
 
     /// Asks the loop to finish, waits for it, and returns what it returned.
     pub fn stop(mut self) -> Result<T, WorkerPanic> {
-        self.join().unwrap_or_else(|| Err("already joined".into())).map_err(|message| WorkerPanic {
-            name: std::mem::take(&mut self.name),
-            message,
-        })
+        self.join()
+            .unwrap_or_else(|| Err("already joined".into()))
+            .map_err(|message| WorkerPanic {
+                name: std::mem::take(&mut self.name),
+                message,
+            })
     }
 
     fn join(&mut self) -> Option<Result<T, String>> {
         let thread = self.thread.take()?;
         // An eventfd write fails only when the counter is about to overflow: then it is readable anyway.
         let _ = self.stop.write(1);
-        Some(thread.join().unwrap_or_else(|payload| Err(panic_text(payload.as_ref()))))
+        Some(
+            thread
+                .join()
+                .unwrap_or_else(|payload| Err(panic_text(payload.as_ref()))),
+        )
     }
 }
 
@@ -79,28 +92,27 @@ fn panic_text(payload: &(dyn Any + Send)) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd;
     use std::sync::mpsc;
-
-    use vmm_sys_util::poll::{PollContext, PollToken};
+    use std::time::Duration;
 
     use super::*;
 
     fn wait(stop: &EventFd) {
-        #[derive(PollToken)]
-        enum Token {
-            Stop,
+        while stop.read().is_err() {
+            thread::sleep(Duration::from_millis(1));
         }
-        let _ = stop.as_raw_fd();
-        PollContext::build_with(&[(stop, Token::Stop)]).unwrap().wait().unwrap();
     }
 
     #[test]
     fn stop_returns_what_the_loop_returned() {
-        let worker = Worker::spawn("t", |_| {}, |stop| {
-            wait(stop);
-            42
-        })
+        let worker = Worker::spawn(
+            "t",
+            |_| {},
+            |stop| {
+                wait(stop);
+                42
+            },
+        )
         .unwrap();
         assert_eq!(worker.stop().unwrap(), 42);
     }

@@ -60,7 +60,10 @@ pub struct Activation {
 
 impl std::fmt::Debug for Activation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Activation").field("features", &self.features).field("queues", &self.queues).finish()
+        f.debug_struct("Activation")
+            .field("features", &self.features)
+            .field("queues", &self.queues)
+            .finish()
     }
 }
 

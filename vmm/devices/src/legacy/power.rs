@@ -1,0 +1,166 @@
+//! The registers of hardware-reduced ACPI (ACPI 6.5): sleep control and status (section 4.8.3.7), the
+//! reset register (4.8.3.6) and the event register that the generic event device's `_EVT` method reads.
+
+use std::io;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::bus::BusDevice;
+use crate::legacy::{EventSink, MachineEvent};
+
+/// First port of the block.
+pub const PORT: u64 = 0x600;
+/// Length of the block.
+pub const LEN: u64 = 8;
+/// Sleep control register, 1 byte.
+pub const SLEEP_CONTROL: u64 = 0;
+/// Sleep status register, 1 byte.
+pub const SLEEP_STATUS: u64 = 1;
+/// Reset register, 1 byte: writing [`RESET_VALUE`] resets the machine.
+pub const RESET: u64 = 2;
+/// Event register, 4 bytes, cleared by reading: a bit for each of [`PowerEvent`].
+pub const EVENTS: u64 = 4;
+/// What the reset register wants to be written.
+pub const RESET_VALUE: u8 = 1;
+/// `SLP_TYP` of S5, as the DSDT's `_S5` object says.
+pub const S5: u8 = 5;
+
+const SLP_EN: u8 = 1 << 5;
+
+/// Why the generic event device interrupts; the value is the bit in the event register.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum PowerEvent {
+    /// The power button was pressed.
+    PowerButton = 1 << 0,
+    /// The PCI hotplug registers have something to say.
+    PciHotplug = 1 << 1,
+}
+
+/// The register block.
+pub struct PowerRegisters {
+    events: EventSink,
+    interrupt: EventFd,
+    pending: AtomicU32,
+    latch: Mutex<[u8; 4]>,
+}
+
+impl std::fmt::Debug for PowerRegisters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PowerRegisters")
+            .field("pending", &self.pending)
+            .finish()
+    }
+}
+
+impl PowerRegisters {
+    /// Registers that report to `events` and interrupt the guest through `interrupt`.
+    pub fn new(events: EventSink, interrupt: EventFd) -> Self {
+        Self {
+            events,
+            interrupt,
+            pending: AtomicU32::new(0),
+            latch: Mutex::new([0; 4]),
+        }
+    }
+
+    /// Raises an event towards the guest.
+    pub fn notify(&self, event: PowerEvent) -> io::Result<()> {
+        self.pending.fetch_or(event as u32, Ordering::AcqRel);
+        self.interrupt.write(1)
+    }
+
+    /// Drops events the guest has not seen, for a machine reset.
+    pub fn reset(&self) {
+        self.pending.store(0, Ordering::Release);
+        *self.latch.lock().unwrap_or_else(|e| e.into_inner()) = [0; 4];
+    }
+}
+
+impl BusDevice for PowerRegisters {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        let Some(at) = offset.checked_sub(EVENTS).map(|at| at as usize) else {
+            return;
+        };
+        // A read of the first byte takes the events; narrower accesses read the rest from the latch.
+        let mut latch = self.latch.lock().unwrap_or_else(|e| e.into_inner());
+        if at == 0 {
+            *latch = self.pending.swap(0, Ordering::AcqRel).to_le_bytes();
+        }
+        for (byte, value) in data.iter_mut().zip(latch.iter_mut().skip(at)) {
+            *byte = std::mem::take(value);
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        match (offset, data[0]) {
+            (SLEEP_CONTROL, value) if value & SLP_EN != 0 && (value >> 2) & 7 == S5 => {
+                (self.events)(MachineEvent::Poweroff);
+            }
+            (RESET, RESET_VALUE) => (self.events)(MachineEvent::Reset("ACPI reset register")),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn registers() -> (PowerRegisters, Arc<Mutex<Vec<MachineEvent>>>, EventFd) {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let log = seen.clone();
+        let interrupt = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        let other = interrupt.try_clone().unwrap();
+        (
+            PowerRegisters::new(Arc::new(move |e| log.lock().unwrap().push(e)), interrupt),
+            seen,
+            other,
+        )
+    }
+
+    #[test]
+    fn s5_with_sleep_enable_powers_off_and_nothing_else_does() {
+        let (device, seen, _) = registers();
+        device.write(SLEEP_CONTROL, &[S5 << 2]);
+        device.write(SLEEP_CONTROL, &[SLP_EN | (3 << 2)]);
+        device.write(SLEEP_STATUS, &[0x80]);
+        assert!(seen.lock().unwrap().is_empty());
+        device.write(SLEEP_CONTROL, &[SLP_EN | (S5 << 2)]);
+        assert_eq!(*seen.lock().unwrap(), [MachineEvent::Poweroff]);
+    }
+
+    #[test]
+    fn the_reset_register_wants_its_value() {
+        let (device, seen, _) = registers();
+        device.write(RESET, &[0]);
+        assert!(seen.lock().unwrap().is_empty());
+        device.write(RESET, &[RESET_VALUE]);
+        assert_eq!(seen.lock().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn events_interrupt_and_are_cleared_by_reading_at_any_width() {
+        let (device, _, interrupt) = registers();
+        device.notify(PowerEvent::PowerButton).unwrap();
+        device.notify(PowerEvent::PciHotplug).unwrap();
+        assert_eq!(interrupt.read().unwrap(), 2);
+        let mut dword = [0; 4];
+        device.read(EVENTS, &mut dword);
+        assert_eq!(u32::from_le_bytes(dword), 3);
+        device.read(EVENTS, &mut dword);
+        assert_eq!(u32::from_le_bytes(dword), 0);
+
+        device.notify(PowerEvent::PowerButton).unwrap();
+        let mut byte = [0];
+        device.read(EVENTS, &mut byte);
+        assert_eq!(byte, [1]);
+        device.read(EVENTS + 1, &mut byte);
+        assert_eq!(byte, [0]);
+    }
+}

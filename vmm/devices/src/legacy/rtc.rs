@@ -1,0 +1,469 @@
+//! The CMOS clock (Motorola MC146818A): time and alarm registers over the host's clock.
+//!
+//! Read-only apart from the alarm and the guest's own adjustments, which are kept as an offset. The
+//! periodic and update interrupts are not raised: Linux emulates both on top of the alarm.
+
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::bus::BusDevice;
+
+/// Index port; the data port follows.
+pub const PORT: u64 = 0x70;
+/// Length of the port range.
+pub const LEN: u64 = 2;
+/// Its interrupt.
+pub const IRQ: u32 = 8;
+/// The register that holds the century, as the FADT tells.
+pub const CENTURY: u8 = 0x32;
+
+const SECONDS: u8 = 0x00;
+const SECONDS_ALARM: u8 = 0x01;
+const MINUTES: u8 = 0x02;
+const MINUTES_ALARM: u8 = 0x03;
+const HOURS: u8 = 0x04;
+const HOURS_ALARM: u8 = 0x05;
+const WEEKDAY: u8 = 0x06;
+const DAY: u8 = 0x07;
+const MONTH: u8 = 0x08;
+const YEAR: u8 = 0x09;
+const REG_A: u8 = 0x0a;
+const REG_B: u8 = 0x0b;
+const REG_C: u8 = 0x0c;
+const REG_D: u8 = 0x0d;
+
+const A_32KHZ_1024HZ: u8 = 0x26;
+const B_24H: u8 = 1 << 1;
+const B_BINARY: u8 = 1 << 2;
+const B_ALARM: u8 = 1 << 5;
+const B_SET: u8 = 1 << 7;
+const C_ALARM: u8 = 1 << 5;
+const C_IRQ: u8 = 1 << 7;
+const D_VALID: u8 = 1 << 7;
+const DONT_CARE: u8 = 0xc0;
+
+/// Seconds since the epoch, UTC, from the host.
+pub type WallClock = Box<dyn Fn() -> i64 + Send + Sync>;
+/// Told when the next alarm is due, as a distance from now, or that none is.
+pub type AlarmTimer = Box<dyn Fn(Option<Duration>) + Send + Sync>;
+
+/// The host's wall clock.
+pub fn host_clock() -> WallClock {
+    Box::new(|| {
+        SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |d| d.as_secs() as i64)
+    })
+}
+
+struct State {
+    index: u8,
+    offset: i64,
+    frozen: Option<[u8; 10]>,
+    ram: [u8; 128],
+}
+
+/// The clock.
+pub struct Rtc {
+    clock: WallClock,
+    timer: AlarmTimer,
+    interrupt: EventFd,
+    state: Mutex<State>,
+}
+
+impl std::fmt::Debug for Rtc {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Rtc")
+    }
+}
+
+struct Civil {
+    year: i64,
+    month: u8,
+    day: u8,
+    weekday: u8,
+    hour: u8,
+    minute: u8,
+    second: u8,
+}
+
+/// Days to civil date in the proleptic Gregorian calendar, counted in 400-year eras that start in March.
+fn civil(seconds: i64) -> Civil {
+    let (days, rest) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
+    let z = days + 719_468;
+    let era = z.div_euclid(146_097);
+    let doe = z.rem_euclid(146_097);
+    let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
+    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
+    let mp = (5 * doy + 2) / 153;
+    let month = if mp < 10 { mp + 3 } else { mp - 9 };
+    Civil {
+        year: yoe + era * 400 + i64::from(month <= 2),
+        month: month as u8,
+        day: (doy - (153 * mp + 2) / 5 + 1) as u8,
+        weekday: ((days + 4).rem_euclid(7) + 1) as u8,
+        hour: (rest / 3600) as u8,
+        minute: (rest / 60 % 60) as u8,
+        second: (rest % 60) as u8,
+    }
+}
+
+fn seconds(year: i64, month: i64, day: i64, of_day: i64) -> i64 {
+    let y = year - i64::from(month <= 2);
+    let era = y.div_euclid(400);
+    let yoe = y.rem_euclid(400);
+    let mp = if month > 2 { month - 3 } else { month + 9 };
+    let doe = yoe * 365 + yoe / 4 - yoe / 100 + (153 * mp + 2) / 5 + day - 1;
+    (era * 146_097 + doe - 719_468) * 86_400 + of_day
+}
+
+impl State {
+    fn encode(&self, value: u8) -> u8 {
+        if self.ram[REG_B as usize] & B_BINARY != 0 {
+            value
+        } else {
+            (value / 10) << 4 | value % 10
+        }
+    }
+
+    fn decode(&self, value: u8) -> u8 {
+        if self.ram[REG_B as usize] & B_BINARY != 0 {
+            value
+        } else {
+            (value >> 4) * 10 + (value & 0xf)
+        }
+    }
+
+    fn encode_hour(&self, hour: u8) -> u8 {
+        if self.ram[REG_B as usize] & B_24H != 0 {
+            return self.encode(hour);
+        }
+        let pm = if hour >= 12 { 0x80 } else { 0 };
+        self.encode(if hour.is_multiple_of(12) { 12 } else { hour % 12 }) | pm
+    }
+
+    fn decode_hour(&self, value: u8) -> u8 {
+        if self.ram[REG_B as usize] & B_24H != 0 {
+            return self.decode(value);
+        }
+        self.decode(value & 0x7f) % 12 + if value & 0x80 != 0 { 12 } else { 0 }
+    }
+
+    /// Time registers 0–9 (alarm slots left as they are) for `now`.
+    fn registers(&self, now: &Civil) -> [u8; 10] {
+        let mut r = [0; 10];
+        r[SECONDS as usize] = self.encode(now.second);
+        r[SECONDS_ALARM as usize] = self.ram[SECONDS_ALARM as usize];
+        r[MINUTES as usize] = self.encode(now.minute);
+        r[MINUTES_ALARM as usize] = self.ram[MINUTES_ALARM as usize];
+        r[HOURS as usize] = self.encode_hour(now.hour);
+        r[HOURS_ALARM as usize] = self.ram[HOURS_ALARM as usize];
+        r[WEEKDAY as usize] = self.encode(now.weekday);
+        r[DAY as usize] = self.encode(now.day);
+        r[MONTH as usize] = self.encode(now.month);
+        r[YEAR as usize] = self.encode(now.year.rem_euclid(100) as u8);
+        r
+    }
+}
+
+impl Rtc {
+    /// A clock that shows `clock` plus `offset` seconds; an alarm is asked of `timer`, which calls
+    /// [`Rtc::alarm`] when it is due.
+    pub fn new(clock: WallClock, offset: i64, timer: AlarmTimer, interrupt: EventFd) -> Self {
+        let state = Mutex::new(State {
+            index: 0,
+            offset,
+            frozen: None,
+            ram: power_on_ram(),
+        });
+        Self {
+            clock,
+            timer,
+            interrupt,
+            state,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Registers as after power-on. The guest's clock adjustments stay, as a battery would keep them.
+    pub fn reset(&self) {
+        let mut state = self.state();
+        (state.index, state.frozen, state.ram) = (0, None, power_on_ram());
+        (self.timer)(None);
+    }
+
+    /// The alarm is due: raises the interrupt if the guest still wants it, and arms the next.
+    pub fn alarm(&self) {
+        let mut state = self.state();
+        if state.ram[REG_B as usize] & B_ALARM == 0 {
+            return;
+        }
+        state.ram[REG_C as usize] |= C_ALARM | C_IRQ;
+        if let Err(error) = self.interrupt.write(1) {
+            tracing::warn!(%error, "RTC interrupt");
+        }
+        self.arm(&state);
+    }
+
+    fn now(&self, state: &State) -> i64 {
+        (self.clock)().saturating_add(state.offset)
+    }
+
+    fn arm(&self, state: &State) {
+        if state.ram[REG_B as usize] & (B_ALARM | B_SET) != B_ALARM {
+            (self.timer)(None);
+            return;
+        }
+        let wanted = |register: u8| {
+            let value = state.ram[register as usize];
+            let decoded = if register == HOURS_ALARM {
+                state.decode_hour(value)
+            } else {
+                state.decode(value)
+            };
+            (value & DONT_CARE != DONT_CARE).then_some(decoded)
+        };
+        let (h, m, s) = (wanted(HOURS_ALARM), wanted(MINUTES_ALARM), wanted(SECONDS_ALARM));
+        let now = self.now(state);
+        // At most a day of candidates; whole hours and minutes that cannot match are stepped over.
+        let mut t = now + 1;
+        while t <= now + 86_400 {
+            let c = civil(t);
+            t += match () {
+                () if h.is_some_and(|h| h != c.hour) => 3600 - i64::from(c.minute) * 60 - i64::from(c.second),
+                () if m.is_some_and(|m| m != c.minute) => 60 - i64::from(c.second),
+                () if s.is_some_and(|s| s != c.second) => 1,
+                () => return (self.timer)(Some(Duration::from_secs((t - now) as u64))),
+            };
+        }
+        (self.timer)(None);
+    }
+
+    /// The guest set the clock: keeps the difference to the host's.
+    fn adjust(&self, state: &mut State, set: [u8; 10]) {
+        let dec = |r: u8| i64::from(state.decode(set[r as usize]));
+        let century = i64::from(state.decode(state.ram[CENTURY as usize]));
+        let (month, day) = (dec(MONTH), dec(DAY));
+        if !(1..=12).contains(&month) || !(1..=31).contains(&day) {
+            return;
+        }
+        let of_day =
+            i64::from(state.decode_hour(set[HOURS as usize])) * 3600 + dec(MINUTES) * 60 + dec(SECONDS);
+        state.offset = seconds(century * 100 + dec(YEAR), month, day, of_day) - (self.clock)();
+    }
+
+    fn read_register(&self) -> u8 {
+        let mut state = self.state();
+        let index = state.index;
+        match index {
+            SECONDS..=YEAR => {
+                let now = civil(self.now(&state));
+                state.frozen.unwrap_or_else(|| state.registers(&now))[index as usize]
+            }
+            CENTURY => {
+                let year = civil(self.now(&state)).year;
+                state.encode((year / 100).rem_euclid(100) as u8)
+            }
+            REG_C => std::mem::take(&mut state.ram[REG_C as usize]),
+            REG_D => D_VALID,
+            _ => state.ram[index as usize & 0x7f],
+        }
+    }
+
+    fn write_register(&self, value: u8) {
+        let mut state = self.state();
+        let index = state.index;
+        match index {
+            SECONDS_ALARM | MINUTES_ALARM | HOURS_ALARM => {
+                state.ram[index as usize] = value;
+                self.arm(&state);
+            }
+            SECONDS..=YEAR => {
+                let now = civil(self.now(&state));
+                let mut set = state.frozen.unwrap_or_else(|| state.registers(&now));
+                set[index as usize] = value;
+                if state.frozen.is_some() {
+                    state.frozen = Some(set)
+                } else {
+                    self.adjust(&mut state, set)
+                }
+            }
+            REG_A => state.ram[REG_A as usize] = value & 0x7f,
+            REG_B => {
+                let halted = state.frozen.is_some();
+                if value & B_SET != 0 && !halted {
+                    let now = civil(self.now(&state));
+                    state.frozen = Some(state.registers(&now));
+                    state.ram[CENTURY as usize] = state.encode((now.year / 100).rem_euclid(100) as u8);
+                } else if value & B_SET == 0
+                    && let Some(set) = state.frozen.take()
+                {
+                    self.adjust(&mut state, set);
+                }
+                state.ram[REG_B as usize] = value;
+                self.arm(&state);
+            }
+            REG_C | REG_D => {}
+            _ => state.ram[index as usize & 0x7f] = value,
+        }
+    }
+}
+
+fn power_on_ram() -> [u8; 128] {
+    let mut ram = [0; 128];
+    ram[REG_A as usize] = A_32KHZ_1024HZ;
+    ram[REG_B as usize] = B_24H;
+    ram
+}
+
+impl BusDevice for Rtc {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0xff);
+        if offset == 1 {
+            data[0] = self.read_register();
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        if offset == 0 {
+            // Bit 7 masks NMIs on a PC; there are none.
+            self.state().index = data[0] & 0x7f;
+        } else {
+            self.write_register(data[0]);
+        }
+        // A word written to the index port also reaches the data port.
+        if offset == 0 && data.len() == 2 {
+            self.write_register(data[1]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const T: i64 = 1_709_210_096; // 2024-02-29 12:34:56 UTC, a Thursday
+
+    type Armed = Arc<Mutex<Vec<Option<Duration>>>>;
+
+    fn rtc(offset: i64) -> (Rtc, Armed, EventFd) {
+        let armed = Armed::default();
+        let log = armed.clone();
+        let irq = EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        let timer = Box::new(move |d| log.lock().unwrap().push(d));
+        (
+            Rtc::new(Box::new(|| T), offset, timer, irq.try_clone().unwrap()),
+            armed,
+            irq,
+        )
+    }
+
+    fn get(rtc: &Rtc, index: u8) -> u8 {
+        let mut byte = [0];
+        rtc.write(0, &[index]);
+        rtc.read(1, &mut byte);
+        byte[0]
+    }
+
+    fn set(rtc: &Rtc, index: u8, value: u8) {
+        rtc.write(0, &[index]);
+        rtc.write(1, &[value]);
+    }
+
+    #[test]
+    fn shows_the_time_in_bcd_and_binary() {
+        let (rtc, _, _) = rtc(0);
+        let read = |r: &Rtc| [CENTURY, YEAR, MONTH, DAY, WEEKDAY, HOURS, MINUTES, SECONDS].map(|i| get(r, i));
+        assert_eq!(read(&rtc), [0x20, 0x24, 0x02, 0x29, 0x05, 0x12, 0x34, 0x56]);
+        set(&rtc, REG_B, B_24H | B_BINARY);
+        assert_eq!(read(&rtc), [20, 24, 2, 29, 5, 12, 34, 56]);
+        set(&rtc, REG_B, B_BINARY);
+        assert_eq!(get(&rtc, HOURS), 0x80 | 12, "12-hour mode, noon is PM");
+        assert_eq!(get(&rtc, REG_D), D_VALID);
+    }
+
+    #[test]
+    fn a_clock_the_guest_set_goes_on_from_there() {
+        let (rtc, _, _) = rtc(-3600);
+        assert_eq!(get(&rtc, HOURS), 0x11);
+        set(&rtc, REG_B, B_24H | B_SET);
+        for (index, value) in [
+            (YEAR, 0x31),
+            (MONTH, 0x12),
+            (DAY, 0x31),
+            (HOURS, 0x23),
+            (MINUTES, 0x59),
+        ] {
+            set(&rtc, index, value);
+        }
+        set(&rtc, REG_B, B_24H);
+        assert_eq!(
+            [YEAR, MONTH, DAY, HOURS].map(|i| get(&rtc, i)),
+            [0x31, 0x12, 0x31, 0x23]
+        );
+        rtc.reset();
+        assert_eq!(get(&rtc, YEAR), 0x31);
+    }
+
+    #[test]
+    fn the_alarm_fires_at_its_time_and_is_cleared_by_reading_c() {
+        let (rtc, armed, irq) = rtc(0);
+        set(&rtc, HOURS_ALARM, 0x12);
+        set(&rtc, MINUTES_ALARM, 0x35);
+        set(&rtc, SECONDS_ALARM, 0x00);
+        set(&rtc, REG_B, B_24H | B_ALARM);
+        assert_eq!(
+            armed.lock().unwrap().last().unwrap(),
+            &Some(Duration::from_secs(4))
+        );
+        rtc.alarm();
+        assert_eq!(irq.read().unwrap(), 1);
+        assert_eq!(get(&rtc, REG_C), C_ALARM | C_IRQ);
+        assert_eq!(get(&rtc, REG_C), 0);
+        set(&rtc, REG_B, B_24H);
+        assert_eq!(armed.lock().unwrap().last().unwrap(), &None);
+        rtc.alarm();
+        assert!(irq.read().is_err(), "a late timer finds the alarm off");
+    }
+
+    #[test]
+    fn an_alarm_earlier_in_the_day_is_tomorrows_and_an_impossible_one_never_is() {
+        let (rtc, armed, _) = rtc(0);
+        set(&rtc, HOURS_ALARM, 0x12);
+        set(&rtc, MINUTES_ALARM, 0x34);
+        set(&rtc, SECONDS_ALARM, 0x56);
+        set(&rtc, REG_B, B_24H | B_ALARM);
+        assert_eq!(
+            armed.lock().unwrap().last().unwrap(),
+            &Some(Duration::from_secs(86_400))
+        );
+        set(&rtc, MINUTES_ALARM, 0x77);
+        assert_eq!(armed.lock().unwrap().last().unwrap(), &None);
+    }
+
+    proptest! {
+        #[test]
+        fn civil_dates_round_trip(t in -62_000_000_000i64..250_000_000_000) {
+            let c = civil(t);
+            let of_day = i64::from(c.hour) * 3600 + i64::from(c.minute) * 60 + i64::from(c.second);
+            prop_assert_eq!(seconds(c.year, c.month.into(), c.day.into(), of_day), t);
+        }
+
+        #[test]
+        fn any_access_sequence_is_survived(ops in prop::collection::vec((any::<bool>(), 0u64..2, any::<u8>()), 0..200)) {
+            let (rtc, _, _) = rtc(0);
+            for (write, port, value) in ops {
+                if write { rtc.write(port, &[value]) } else { rtc.read(port, &mut [0]) }
+            }
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! ttyS0: a 16550A whose registers are vm-superio's and whose wire is a bounded buffer on each side.
+//!
+//! The guest never waits for whoever reads its console: output goes into a buffer that another thread
+//! drains, and when that buffer is full the oldest bytes give way and are counted.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use vm_superio::serial::{NoEvents, SerialState};
+use vm_superio::{Serial, Trigger};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::bus::BusDevice;
+
+/// COM1.
+pub const PORT: u64 = 0x3f8;
+/// Its registers.
+pub const LEN: u64 = 8;
+/// COM1's interrupt.
+pub const IRQ: u32 = 4;
+
+/// How much guest output may wait to be drained, in bytes.
+pub const OUTPUT_LIMIT: usize = 256 << 10;
+
+#[derive(Debug)]
+struct Line(Arc<EventFd>);
+
+impl Trigger for Line {
+    type E = io::Error;
+
+    fn trigger(&self) -> io::Result<()> {
+        self.0.write(1)
+    }
+}
+
+#[derive(Debug)]
+struct Output {
+    bytes: VecDeque<u8>,
+    dropped: u64,
+    ready: EventFd,
+}
+
+impl Write for Output {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        let was_empty = self.bytes.is_empty();
+        for &byte in buf {
+            if self.bytes.len() == OUTPUT_LIMIT {
+                self.bytes.pop_front();
+                self.dropped += 1;
+            }
+            self.bytes.push_back(byte);
+        }
+        if was_empty {
+            self.ready.write(1)?;
+        }
+        Ok(buf.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+type Uart = Serial<Line, NoEvents, Output>;
+
+struct State {
+    uart: Uart,
+    input_wanted: bool,
+}
+
+/// The serial port. Cloning shares it.
+pub struct SerialPort {
+    interrupt: Arc<EventFd>,
+    drained: EventFd,
+    state: Mutex<State>,
+}
+
+impl std::fmt::Debug for SerialPort {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SerialPort")
+    }
+}
+
+impl SerialPort {
+    /// A port that raises `interrupt`, signals `output_ready` when there is something to
+    /// [`SerialPort::take_output`], and `input_wanted` when the guest emptied a full receive FIFO.
+    pub fn new(interrupt: EventFd, output_ready: EventFd, input_wanted: EventFd) -> Self {
+        let interrupt = Arc::new(interrupt);
+        let output = Output {
+            bytes: VecDeque::new(),
+            dropped: 0,
+            ready: output_ready,
+        };
+        let uart = Serial::new(Line(interrupt.clone()), output);
+        Self {
+            interrupt,
+            drained: input_wanted,
+            state: Mutex::new(State {
+                uart,
+                input_wanted: false,
+            }),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Takes up to `limit` bytes of guest output.
+    pub fn take_output(&self, limit: usize) -> Vec<u8> {
+        let mut state = self.state();
+        let bytes = &mut state.uart.writer_mut().bytes;
+        let n = limit.min(bytes.len());
+        let taken: Vec<u8> = bytes.drain(..n).collect();
+        if bytes.is_empty() {
+            // Give back what a burst took: an idle console costs nothing.
+            bytes.shrink_to(4 << 10);
+        }
+        taken
+    }
+
+    /// Bytes of output lost because nobody drained it.
+    pub fn dropped(&self) -> u64 {
+        self.state().uart.writer().dropped
+    }
+
+    /// Offers input to the guest; returns how much the receive FIFO took. When it takes less than all,
+    /// the `input_wanted` event fires once there is room.
+    pub fn send(&self, input: &[u8]) -> usize {
+        let mut state = self.state();
+        let taken = state.uart.enqueue_raw_bytes(input).unwrap_or(0);
+        state.input_wanted = taken < input.len();
+        taken
+    }
+
+    /// Registers as after power-on; output already written is kept.
+    pub fn reset(&self) -> io::Result<()> {
+        let mut state = self.state();
+        let output = state.uart.writer_mut();
+        let ready = output.ready.try_clone()?;
+        let kept = Output {
+            bytes: std::mem::take(&mut output.bytes),
+            dropped: output.dropped,
+            ready,
+        };
+        state.uart = Serial::from_state(
+            &SerialState::default(),
+            Line(self.interrupt.clone()),
+            NoEvents,
+            kept,
+        )
+        .map_err(|e| io::Error::other(format!("16550 reset: {e}")))?;
+        if state.input_wanted {
+            state.input_wanted = false;
+            self.drained.write(1)?;
+        }
+        Ok(())
+    }
+}
+
+impl BusDevice for SerialPort {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0xff);
+        let mut state = self.state();
+        data[0] = state.uart.read(offset as u8);
+        if state.input_wanted && state.uart.fifo_capacity() > 0 {
+            state.input_wanted = false;
+            let _ = self.drained.write(1);
+        }
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        if let Err(error) = self.state().uart.write(offset as u8, data[0]) {
+            tracing::debug!(%error, "serial port write");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port() -> (SerialPort, EventFd, EventFd, EventFd) {
+        let fd = || EventFd::new(libc::EFD_NONBLOCK).unwrap();
+        let (irq, out, wanted) = (fd(), fd(), fd());
+        let port = SerialPort::new(
+            irq.try_clone().unwrap(),
+            out.try_clone().unwrap(),
+            wanted.try_clone().unwrap(),
+        );
+        (port, irq, out, wanted)
+    }
+
+    #[test]
+    fn output_is_buffered_signalled_once_and_taken() {
+        let (port, _, out, _) = port();
+        for byte in b"hello" {
+            port.write(0, &[*byte]);
+        }
+        assert_eq!(out.read().unwrap(), 1);
+        assert_eq!(port.take_output(3), b"hel");
+        assert_eq!(port.take_output(100), b"lo");
+        port.write(0, b"!");
+        assert_eq!(out.read().unwrap(), 1);
+    }
+
+    #[test]
+    fn a_reader_that_stalls_costs_old_output_only() {
+        let (port, _, _, _) = port();
+        for i in 0..OUTPUT_LIMIT + 10 {
+            port.write(0, &[i as u8]);
+        }
+        assert_eq!(port.dropped(), 10);
+        let all = port.take_output(usize::MAX);
+        assert_eq!(all.len(), OUTPUT_LIMIT);
+        assert_eq!(all[0], 10);
+    }
+
+    #[test]
+    fn input_is_offered_as_the_fifo_has_room() {
+        let (port, irq, _, wanted) = port();
+        port.write(1, &[1]); // receive interrupt on
+        assert_eq!(port.send(&[b'x'; 100]), 64);
+        assert_eq!(irq.read().unwrap(), 1);
+        assert!(wanted.read().is_err());
+        let mut byte = [0];
+        port.read(0, &mut byte);
+        assert_eq!(byte, [b'x']);
+        assert_eq!(wanted.read().unwrap(), 1);
+        assert_eq!(port.send(&[b'y'; 100]), 1);
+    }
+
+    #[test]
+    fn reset_keeps_output_and_forgets_registers() {
+        let (port, _, _, _) = port();
+        port.write(3, &[0x1b]);
+        port.write(0, b"z");
+        port.reset().unwrap();
+        let mut lcr = [0];
+        port.read(3, &mut lcr);
+        assert_eq!(lcr, [3], "8n1");
+        assert_eq!(port.take_output(10), b"z");
+    }
+}
