@@ -1,0 +1,56 @@
+//! The command line.
+
+use clap::{ArgAction, Parser};
+use tracing_subscriber::EnvFilter;
+
+use crate::commands::Command;
+
+/// Run KubeVirt VirtualMachineInstance manifests as microVMs
+///
+/// A VM is named NAME or NAMESPACE/NAME; without a namespace it is in `default`.
+#[derive(Debug, Parser)]
+#[command(
+    name = "husk",
+    version,
+    disable_help_subcommand = true,
+    after_help = "\
+Exit status: 0 done, 1 failed, 2 wrong command line or manifest; `husk run` has more, see `husk run --help`.
+
+Environment:
+  XDG_RUNTIME_DIR  where VMs of users other than root keep their state
+  RUST_LOG         log filter, such as debug or husk_shim=trace; logs go to stderr
+  NO_COLOR         never print colours"
+)]
+pub(crate) struct Cli {
+    /// Log what is being done to stderr; twice for more
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub verbose: u8,
+
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Sends logs to stderr: warnings, unless `-v` or RUST_LOG want more.
+pub(crate) fn log_to_stderr(verbose: u8) {
+    let level = match verbose {
+        0 => "warn",
+        1 => "info,husk=debug,husk_shim=debug",
+        _ => "debug,husk=trace,husk_shim=trace",
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    // Only the second call in a process can fail.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .try_init();
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        super::Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,263 @@
+//! What `/dev/kvm` and its capabilities say.
+
+use std::io::ErrorKind;
+use std::os::fd::{FromRawFd, IntoRawFd};
+
+use kvm_ioctls::{Cap, Kvm};
+
+use super::check::{Check, Severity};
+use super::probe::{self, Verdict};
+
+const API_VERSION: i32 = 12;
+
+/// Without these the VMM refuses to start.
+const REQUIRED: [(Cap, &str); 14] = [
+    (Cap::Irqchip, "irqchip"),
+    (Cap::Irqfd, "irqfd"),
+    (Cap::Ioeventfd, "ioeventfd"),
+    (Cap::ImmediateExit, "immediate exit"),
+    (Cap::UserMemory, "user memory"),
+    (Cap::IrqRouting, "irq routing"),
+    (Cap::SignalMsi, "signal MSI"),
+    (Cap::ExtCpuid, "CPUID"),
+    (Cap::SetTssAddr, "TSS address"),
+    (Cap::SetIdentityMapAddr, "identity map"),
+    (Cap::MpState, "MP state"),
+    (Cap::VcpuEvents, "vCPU events"),
+    (Cap::Xsave, "xsave"),
+    (Cap::AdjustClock, "guest clock"),
+];
+
+/// Without these guests run, slower or with a worse clock.
+const OPTIONAL: [(Cap, &str); 3] = [
+    (Cap::TscDeadlineTimer, "TSC deadline timer"),
+    (Cap::GetTscKhz, "TSC frequency"),
+    (Cap::IrqfdResample, "irqfd resample"),
+];
+
+/// Why `/dev/kvm` cannot be used, and the command that mends it, in one line: `None` if it can be used.
+pub(crate) fn obstacle() -> Option<String> {
+    let check = open().err()?;
+    Some(format!("{}: {}", check.detail, check.fix.unwrap_or_default()))
+}
+
+/// `/dev/kvm`, its capabilities, and guest kernel mode.
+pub(super) fn checks() -> Vec<Check> {
+    let kvm = match open() {
+        Ok(kvm) => kvm,
+        Err(check) => {
+            let skipped = |name, title| {
+                Check::missing(
+                    name,
+                    title,
+                    Severity::Required,
+                    "cannot be tried without /dev/kvm",
+                    None,
+                )
+            };
+            return vec![
+                check,
+                skipped("kvm-capabilities", "KVM capabilities"),
+                skipped("guest-kernel-mode", "guest kernel mode"),
+            ];
+        }
+    };
+    let device = Check::present(
+        "kvm",
+        "/dev/kvm",
+        Severity::Required,
+        format!("API version {API_VERSION}, up to {} vCPUs", kvm.get_max_vcpus()),
+    );
+    let capabilities = capabilities(|cap| kvm.check_extension(cap));
+    let mode = guest_kernel_mode(probe::run(kvm));
+    [vec![device], capabilities, vec![mode]].concat()
+}
+
+fn open() -> Result<Kvm, Check> {
+    let missing = |detail: String, fix: String| {
+        Check::missing("kvm", "/dev/kvm", Severity::Required, detail, Some(fix))
+    };
+    let device = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+        .map_err(|error| {
+            let (detail, fix) = match error.kind() {
+                ErrorKind::NotFound => ("/dev/kvm is missing".into(), load_module().into()),
+                ErrorKind::PermissionDenied => ("/dev/kvm: permission denied".into(), join_group()),
+                _ => (format!("/dev/kvm: {error}"), load_module().into()),
+            };
+            missing(detail, fix)
+        })?;
+    // SAFETY: the descriptor is open, and `into_raw_fd` hands its ownership over.
+    let kvm = unsafe { Kvm::from_raw_fd(device.into_raw_fd()) };
+    match kvm.get_api_version() {
+        API_VERSION => Ok(kvm),
+        other => Err(missing(
+            format!("/dev/kvm speaks API version {other}, not {API_VERSION}"),
+            "use Linux 5.10 or newer".into(),
+        )),
+    }
+}
+
+fn load_module() -> &'static str {
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    module_for(&cpuinfo)
+}
+
+fn module_for(cpuinfo: &str) -> &'static str {
+    let flags = cpuinfo
+        .lines()
+        .find(|line| line.starts_with("flags"))
+        .unwrap_or_default();
+    let has = |flag| flags.split_ascii_whitespace().any(|word| word == flag);
+    if has("vmx") {
+        "modprobe kvm_intel"
+    } else if has("svm") {
+        "modprobe kvm_amd"
+    } else {
+        "switch on hardware virtualisation (VT-x or AMD-V) in the firmware, or nested virtualisation in the hypervisor"
+    }
+}
+
+/// The way into the group that owns `/dev/kvm`.
+fn join_group() -> String {
+    let group = std::fs::metadata("/dev/kvm")
+        .ok()
+        .and_then(|meta| {
+            use std::os::unix::fs::MetadataExt;
+            (meta.gid() != 0).then_some(meta.gid())
+        })
+        .and_then(|gid| nix::unistd::Group::from_gid(gid.into()).ok().flatten())
+        .map(|group| group.name);
+    let user = nix::unistd::User::from_uid(nix::unistd::geteuid())
+        .ok()
+        .flatten()
+        .map_or_else(|| "USER".into(), |user| user.name);
+    match group {
+        Some(group) => format!("run `usermod -aG {group} {user}` as root and log in again"),
+        None => format!(
+            "run `groupadd -f kvm; chgrp kvm /dev/kvm; chmod 660 /dev/kvm; usermod -aG kvm {user}` as root and log in again"
+        ),
+    }
+}
+
+fn capabilities(has: impl Fn(Cap) -> bool) -> Vec<Check> {
+    let split = |list: &[(Cap, &'static str)]| -> (Vec<&str>, Vec<&str>) {
+        let (present, absent): (Vec<_>, Vec<_>) = list.iter().partition(|(cap, _)| has(*cap));
+        let names = |caps: Vec<&(Cap, &'static str)>| caps.into_iter().map(|(_, name)| *name).collect();
+        (names(present), names(absent))
+    };
+    let check = |name, title, severity, list: &[(Cap, &'static str)], fix: &str| {
+        let (present, absent) = split(list);
+        if absent.is_empty() {
+            Check::present(name, title, severity, summary(&present))
+        } else {
+            Check::missing(
+                name,
+                title,
+                severity,
+                format!("no {}", absent.join(", ")),
+                Some(fix.into()),
+            )
+        }
+    };
+    vec![
+        check(
+            "kvm-capabilities",
+            "KVM capabilities",
+            Severity::Required,
+            &REQUIRED,
+            "use Linux 5.10 or newer on bare metal or real nested virtualisation",
+        ),
+        check(
+            "kvm-timekeeping",
+            "KVM clock extras",
+            Severity::Optional,
+            &OPTIONAL,
+            "use a processor with an invariant TSC, or let the hypervisor below expose it",
+        ),
+    ]
+}
+
+/// `a, b, c and 4 more`.
+fn summary(names: &[&str]) -> String {
+    let (shown, rest) = names.split_at(names.len().min(4));
+    match rest.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
+
+fn guest_kernel_mode(verdict: Verdict) -> Check {
+    let (name, title) = ("guest-kernel-mode", "guest kernel mode");
+    let fix = "use bare metal or real nested virtualisation; to develop here: cargo xtask lab run -- CMD";
+    match verdict {
+        Verdict::Native { rate } => Check::present(
+            name,
+            title,
+            Severity::Required,
+            format!("runs natively ({} instructions/s)", per_second(rate)),
+        ),
+        Verdict::Emulated { rate } => Check::missing(
+            name,
+            title,
+            Severity::Required,
+            format!("emulated, not native ({} instructions/s)", per_second(rate)),
+            Some(fix.into()),
+        ),
+        Verdict::Broken(reason) => Check::missing(name, title, Severity::Required, reason, Some(fix.into())),
+    }
+}
+
+fn per_second(rate: f64) -> String {
+    match rate {
+        rate if rate >= 1e9 => format!("{:.1} billion", rate / 1e9),
+        rate if rate >= 1e6 => format!("{:.1} million", rate / 1e6),
+        rate => format!("{:.0} thousand", rate / 1e3),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_capability_is_named() {
+        let checks = capabilities(|cap| cap != Cap::Irqfd && cap != Cap::ImmediateExit);
+        assert_eq!(checks[0].detail, "no irqfd, immediate exit");
+        assert!(checks[0].blocks());
+        assert!(!checks[1].blocks());
+    }
+
+    #[test]
+    fn optional_capabilities_do_not_block() {
+        let checks = capabilities(|cap| cap != Cap::TscDeadlineTimer);
+        assert!(checks.iter().all(|check| !check.blocks()));
+        assert_eq!(checks[1].detail, "no TSC deadline timer");
+    }
+
+    #[test]
+    fn an_emulating_host_cannot_run_vms() {
+        let check = guest_kernel_mode(Verdict::Emulated { rate: 1.75e6 });
+        assert!(check.blocks());
+        assert_eq!(check.detail, "emulated, not native (1.8 million instructions/s)");
+    }
+
+    #[test]
+    fn rates_read_like_speech() {
+        assert_eq!(per_second(2.34e9), "2.3 billion");
+        assert_eq!(per_second(1.75e6), "1.8 million");
+        assert_eq!(per_second(900_000.0), "900 thousand");
+    }
+
+    #[test]
+    fn the_processor_chooses_the_module() {
+        assert_eq!(
+            module_for("model\t: 1\nflags\t\t: fpu vmx sse\n"),
+            "modprobe kvm_intel"
+        );
+        assert_eq!(module_for("flags\t\t: fpu svm\n"), "modprobe kvm_amd");
+        assert!(module_for("flags\t\t: fpu svm_lock\n").contains("firmware"));
+    }
+}

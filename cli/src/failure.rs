@@ -1,0 +1,123 @@
+//! How a command fails: what goes to stderr and the exit status.
+
+use std::error::Error;
+use std::fmt;
+use std::process::ExitCode;
+
+/// Exit status of a command that could not do its work.
+pub(crate) const RUNTIME: u8 = 1;
+/// Exit status of a command line or manifest that is wrong.
+pub(crate) const USAGE: u8 = 2;
+
+/// Why a command ends without having done its work.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Something went wrong; printed as `error: TEXT`.
+    Runtime(String),
+    /// The caller asked for something that makes no sense; printed as `error: TEXT`.
+    Usage(String),
+    /// The manifest is wrong; printed as they are, one line per field.
+    Manifest(Vec<String>),
+    /// A VM ended badly, which has been said already: the status tells how.
+    Ended(u8),
+}
+
+impl Failure {
+    /// Prints the failure and gives its exit status.
+    pub(crate) fn report(self) -> ExitCode {
+        match self {
+            Self::Runtime(text) => {
+                eprintln!("error: {text}");
+                ExitCode::from(RUNTIME)
+            }
+            Self::Usage(text) => {
+                eprintln!("error: {text}");
+                ExitCode::from(USAGE)
+            }
+            Self::Manifest(lines) => {
+                for line in lines {
+                    eprintln!("{line}");
+                }
+                ExitCode::from(USAGE)
+            }
+            Self::Ended(status) => ExitCode::from(status),
+        }
+    }
+
+    /// A runtime failure: what was attempted, and why it failed.
+    pub(crate) fn at<E: Error>(attempt: impl fmt::Display) -> impl FnOnce(E) -> Self {
+        move |error| Self::Runtime(format!("{attempt}: {}", chain(&error)))
+    }
+}
+
+impl<E: Error> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::Runtime(chain(&error))
+    }
+}
+
+/// An error and its causes in one line, joined by `: `.
+pub(crate) fn chain(error: &dyn Error) -> String {
+    let mut text = one_line(&error.to_string());
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let next = one_line(&error.to_string());
+        // Some libraries repeat their cause in their own text.
+        if !text.ends_with(&next) {
+            text.push_str(": ");
+            text.push_str(&next);
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// Makes text from elsewhere fit for one line of a terminal: no control characters, no line ends.
+pub(crate) fn one_line(text: &str) -> String {
+    let text = text.trim();
+    if !text.contains(char::is_control) {
+        return text.to_owned();
+    }
+    let spaced: String = text
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
+    spaced.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Outer(&'static str, std::io::Error);
+
+    impl fmt::Display for Outer {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(self.0)
+        }
+    }
+
+    impl Error for Outer {
+        fn source(&self) -> Option<&(dyn Error + 'static)> {
+            Some(&self.1)
+        }
+    }
+
+    #[test]
+    fn causes_are_chained() {
+        let error = Outer("read vm.yaml", std::io::Error::other("disk on fire"));
+        assert_eq!(chain(&error), "read vm.yaml: disk on fire");
+    }
+
+    #[test]
+    fn a_repeated_cause_is_said_once() {
+        let error = Outer("read: disk on fire", std::io::Error::other("disk on fire"));
+        assert_eq!(chain(&error), "read: disk on fire");
+    }
+
+    #[test]
+    fn text_from_elsewhere_cannot_forge_lines_or_colours() {
+        assert_eq!(one_line("a\nerror: b\x1b[31m\r\n"), "a error: b [31m");
+    }
+}
