@@ -17,3 +17,4 @@ pub use plan::{
     BootPlan, CacheMode, DiskPlan, DiskSource, ErrorPolicy, FileRef, IoMode, KernelFile, KernelOverride,
     Memory, PodResources, Restart, Topology, VmPlan,
 };
+pub use quantity::{Quantity, QuantityError};
