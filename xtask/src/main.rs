@@ -1,17 +1,26 @@
 //! Everything one does with this checkout: test, measure, show, and the lab it all runs in.
 
 mod bench;
+mod checkout;
+mod debian;
 mod demo;
 mod images;
+mod lab;
+mod native;
+mod packages;
 mod progress;
+mod shell;
 
 use anyhow::Result;
 use clap::Parser;
+use std::process::ExitCode;
 
 /// Works on this checkout.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", version, arg_required_else_help = true)]
 enum Xtask {
+    /// Runs the lab: a Debian with a real /dev/kvm
+    Lab(lab::Args),
     /// Makes guest kernels and disk images
     Images(images::Args),
     /// Measures Husk beside QEMU
@@ -20,10 +29,12 @@ enum Xtask {
     Demo(demo::Args),
 }
 
-fn main() -> Result<()> {
+fn main() -> Result<ExitCode> {
     match Xtask::parse() {
-        Xtask::Images(args) => images::run(args),
-        Xtask::Bench(args) => bench::run(args),
-        Xtask::Demo(args) => demo::run(args),
+        Xtask::Lab(args) => return lab::run(args),
+        Xtask::Images(args) => images::run(args)?,
+        Xtask::Bench(args) => bench::run(args)?,
+        Xtask::Demo(args) => demo::run(args)?,
     }
+    Ok(ExitCode::SUCCESS)
 }

@@ -1,0 +1,165 @@
+//! Making a Debian root tree of any suite from this machine's own mirror.
+
+use crate::checkout;
+use crate::packages::{self, Tool};
+use crate::progress::{Progress, Step};
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// What making a root tree needs on this machine.
+pub const TOOLS: &[Tool] = &[
+    Tool {
+        name: "mmdebstrap",
+        package: "mmdebstrap",
+    },
+    Tool {
+        name: KEYRING,
+        package: "debian-archive-keyring",
+    },
+];
+
+/// The archives this machine's apt takes Debian from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mirror {
+    /// Repository of the suites.
+    pub main: String,
+    /// Repository of the security updates, if the machine uses one.
+    pub security: Option<String>,
+}
+
+impl Mirror {
+    /// Asks apt. Refreshes the package lists as root if apt has none.
+    pub fn find(step: &Step) -> Result<Self> {
+        if let Some(mirror) = Self::from_apt()? {
+            return Ok(mirror);
+        }
+        if nix::unistd::geteuid().is_root() {
+            step.command(&mut packages::apt(&["update"]))?;
+            if let Some(mirror) = Self::from_apt()? {
+                return Ok(mirror);
+            }
+        }
+        bail!("apt knows no Debian archive: check /etc/apt/sources.list*, then run apt-get update")
+    }
+
+    fn from_apt() -> Result<Option<Self>> {
+        let output = Command::new("apt-get")
+            .args([
+                "indextargets",
+                "--format",
+                "$(ORIGIN)|$(LABEL)|$(COMPONENT)|$(REPO_URI)",
+            ])
+            .arg("Created-By: Packages")
+            .output()
+            .context("cannot start apt-get")?;
+        Ok(Self::parse(&String::from_utf8_lossy(&output.stdout)))
+    }
+
+    /// Reads lines of `ORIGIN|LABEL|COMPONENT|URI`.
+    fn parse(targets: &str) -> Option<Self> {
+        let find = |label: &str| {
+            targets.lines().find_map(|line| {
+                let mut fields = line.split('|');
+                let wanted = [Some("Debian"), Some(label), Some("main")];
+                wanted
+                    .iter()
+                    .all(|w| fields.next() == *w)
+                    .then(|| fields.next())?
+            })
+        };
+        Some(Self {
+            main: find("Debian")?.to_owned(),
+            security: find("Debian-Security").map(str::to_owned),
+        })
+    }
+
+    /// sources.list lines for `suite` (a codename) with its updates.
+    pub fn sources(&self, suite: &str) -> Vec<String> {
+        let mut lines = vec![
+            format!("deb [signed-by={KEYRING}] {} {suite} main", self.main),
+            format!("deb [signed-by={KEYRING}] {} {suite}-updates main", self.main),
+        ];
+        if let Some(security) = &self.security {
+            lines.push(format!(
+                "deb [signed-by={KEYRING}] {security} {suite}-security main"
+            ));
+        }
+        lines
+    }
+}
+
+/// A root tree to make: minbase, no recommended packages, no documentation, debs kept in the cache.
+#[derive(Debug, Clone, Copy)]
+pub struct Recipe<'a> {
+    /// Codename of the suite.
+    pub suite: &'a str,
+    /// Packages beside minbase.
+    pub packages: &'a [&'a str],
+    /// A shell script run on this machine at the end, with the root tree as `$1`.
+    pub customize: &'a str,
+}
+
+impl Recipe<'_> {
+    /// Makes the tree in the new folder `root`. Needs root.
+    pub fn bootstrap(&self, step: &Step, root: &Path) -> Result<()> {
+        let mirror = Mirror::find(step)?;
+        let debs = debs(self.suite)?;
+        let quoted = crate::shell::quote(&debs.to_string_lossy());
+        let mut command = Command::new("mmdebstrap");
+        command
+            // With INITRD=No the kernel's hook makes no initrd, which would take longer than the rest.
+            .env("INITRD", "No")
+            .args(["--variant=minbase", "--mode=auto", "--format=directory"])
+            .arg("--aptopt=Apt::Install-Recommends \"false\"")
+            .arg("--aptopt=Acquire::Retries \"3\"")
+            .arg("--dpkgopt=path-exclude=/usr/share/man/*")
+            .arg("--dpkgopt=path-exclude=/usr/share/locale/*")
+            .arg("--dpkgopt=path-exclude=/usr/share/doc/*")
+            .arg("--dpkgopt=force-unsafe-io")
+            .arg("--skip=essential/unlink")
+            .arg("--setup-hook=mkdir -p \"$1/var/cache/apt/archives\"")
+            .arg(format!("--setup-hook=sync-in {quoted} /var/cache/apt/archives"))
+            .arg(format!(
+                "--customize-hook=sync-out /var/cache/apt/archives {quoted}"
+            ))
+            .arg("--customize-hook=rm -f \"$1\"/var/cache/apt/archives/*.deb")
+            .arg(format!("--customize-hook={}", self.customize))
+            .arg(format!("--include={}", self.packages.join(",")))
+            .arg(self.suite)
+            .arg(root)
+            .args(mirror.sources(self.suite));
+        step.command(&mut command)
+    }
+}
+
+/// Where the debs of `suite` are kept between runs.
+fn debs(suite: &str) -> Result<PathBuf> {
+    checkout::folder(checkout::cache()?.join("debs").join(suite))
+}
+
+/// Installs what [`Recipe::bootstrap`] needs.
+pub fn ensure_tools(progress: &Progress) -> Result<()> {
+    packages::ensure(progress, TOOLS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mirrors_come_from_apt() {
+        let targets = "|||https://third.example/apt/\n\
+            Node|Node|main|https://node.example/\n\
+            Debian|Debian|contrib|http://c.example/\n\
+            Debian|Debian|main|http://a.example/debian/\n\
+            Debian|Debian-Security|main|http://s.example/sec/\n";
+        let mirror = Mirror::parse(targets).expect("found");
+        assert_eq!(mirror.main, "http://a.example/debian/");
+        assert_eq!(mirror.security.as_deref(), Some("http://s.example/sec/"));
+        assert_eq!(mirror.sources("trixie").len(), 3);
+        assert_eq!(Mirror::parse("Node|Node|main|https://node.example/\n"), None);
+    }
+}

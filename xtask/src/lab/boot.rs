@@ -1,0 +1,293 @@
+//! Booting the lab and shutting it down.
+
+use super::image::{self, Image};
+use super::ssh;
+use super::state::{Lab, Place, Process};
+use crate::checkout;
+use crate::progress::{Progress, Step};
+use crate::shell;
+use anyhow::{Context, Result, bail};
+use base64::Engine;
+use nix::sys::signal::Signal;
+use std::fs::File;
+use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+/// The longest boot, on a machine busy with other work.
+const BOOT_LIMIT: Duration = Duration::from_secs(240);
+
+/// How long a live lab may take to greet before it counts as hung.
+pub const HUNG: Duration = Duration::from_secs(60);
+
+/// How long a reboot into a new image waits for commands in the old lab.
+const BUSY_LIMIT: Duration = Duration::from_secs(900);
+
+/// The booted lab of today's image: the running one if it is well, else a new one.
+pub fn up(progress: &Progress) -> Result<Lab> {
+    let place = Place::find()?;
+    if let Some(lab) = well(&place) {
+        return Ok(lab);
+    }
+    let _lock = place.lock()?;
+    if let Some(lab) = well(&place) {
+        return Ok(lab);
+    }
+    let image = image::ensure(progress)?;
+    if let Some(old) = place.read() {
+        if old.alive() && old.image != image.hash && ssh::greets(old.port, HUNG) {
+            wait_until_unused(&place)?;
+        } else if old.qemu.alive() {
+            eprintln!("the lab does not answer: rebooting it");
+        } else {
+            eprintln!("the lab has ended by itself: rebooting it");
+        }
+        end(&place, &old);
+    }
+    let step = progress.step("booting the lab");
+    let lab = boot(&place, &image, &step)?;
+    step.done();
+    Ok(lab)
+}
+
+/// The running lab, if it answers and its image is today's.
+fn well(place: &Place) -> Option<Lab> {
+    let lab = place.read()?;
+    (lab.alive() && lab.image == image::hash() && ssh::greets(lab.port, HUNG)).then_some(lab)
+}
+
+fn wait_until_unused(place: &Place) -> Result<()> {
+    let deadline = Instant::now() + BUSY_LIMIT;
+    let mut said = false;
+    while place.users() > 0 {
+        if !said {
+            eprintln!(
+                "the lab's recipe has changed: waiting for {} commands in the old lab",
+                place.users()
+            );
+            said = true;
+        }
+        if Instant::now() >= deadline {
+            bail!(
+                "commands still run in the lab of the old recipe: end them, or run cargo xtask lab down --force"
+            );
+        }
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    Ok(())
+}
+
+/// Shuts the lab down, cleanly if it lets itself.
+pub fn down(force: bool) -> Result<()> {
+    let place = Place::find()?;
+    let _lock = place.lock()?;
+    let Some(lab) = place.read() else {
+        return Ok(());
+    };
+    if !force && lab.alive() && place.users() > 0 {
+        bail!("{} commands run in the lab: --force ends them", place.users());
+    }
+    end(&place, &lab);
+    Ok(())
+}
+
+/// Ends `lab`, however it is, and forgets it.
+fn end(place: &Place, lab: &Lab) {
+    if lab.qemu.alive() {
+        let asked = ssh::quietly(place, lab.port, "systemctl poweroff", Duration::from_secs(10));
+        if asked.is_none() || !lab.qemu.ended_within(Duration::from_secs(20)) {
+            lab.qemu.signal(Signal::SIGKILL);
+            lab.qemu.ended_within(Duration::from_secs(10));
+        }
+    }
+    for server in &lab.servers {
+        // They end with QEMU.
+        if !server.ended_within(Duration::from_secs(2)) {
+            server.signal(Signal::SIGKILL);
+        }
+    }
+    let _ = std::fs::remove_dir_all(&lab.sockets);
+    place.forget();
+}
+
+fn boot(place: &Place, image: &Image, step: &Step) -> Result<Lab> {
+    let sockets = tempfile::Builder::new().prefix("husk-lab.").tempdir()?;
+    let cache = checkout::cache()?;
+    let mut servers = Vec::new();
+    for (tag, folder) in [("checkout", checkout::root()), ("cache", cache.as_path())] {
+        servers.push(serve(place, image, folder, &sockets.path().join(tag))?);
+    }
+    // The port is free now; if somebody else takes it before QEMU does, QEMU ends and says so.
+    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+    let mut qemu = qemu(place, image, sockets.path(), port)?;
+    let log = File::create(place.file("qemu.log"))?;
+    let started = Instant::now();
+    let mut child = detach(&mut qemu, &log).spawn().context("cannot start QEMU")?;
+    let pid = i32::try_from(child.id())?;
+    let Some(process) = Process::running(pid) else {
+        bail!("QEMU ended at once:\n{}", tail(&place.file("qemu.log")));
+    };
+    let lab = Lab {
+        qemu: process,
+        servers,
+        port,
+        image: image.hash.clone(),
+        sockets: sockets.keep(),
+        since: SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)?
+            .as_secs(),
+    };
+    let fail = |why: String| {
+        end(place, &lab);
+        let logs = [place.file("qemu.log"), place.file("serial.log")]
+            .map(|log| tail(&log))
+            .join("\n");
+        anyhow::anyhow!("{why}\n{logs}")
+    };
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Err(fail(format!("the lab's QEMU ended while booting: {status}")));
+        }
+        if started.elapsed() > BOOT_LIMIT {
+            return Err(fail(format!(
+                "the lab did not boot within {} s",
+                BOOT_LIMIT.as_secs()
+            )));
+        }
+        step.news(tail(&place.file("serial.log")).lines().last().unwrap_or_default());
+        if ssh::greets(port, Duration::from_secs(5)) && ssh::answers(place, &lab, Duration::from_secs(60)) {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    place.write(&lab)?;
+    Ok(lab)
+}
+
+/// Starts a file server for `folder` on `socket`.
+fn serve(place: &Place, image: &Image, folder: &Path, socket: &Path) -> Result<Process> {
+    let log = File::options()
+        .create(true)
+        .append(true)
+        .open(place.file("virtiofsd.log"))?;
+    let mut command = image.command("usr/libexec/virtiofsd");
+    command
+        .arg("--socket-path")
+        .arg(socket)
+        .arg("--shared-dir")
+        .arg(folder);
+    command.args([
+        "--sandbox",
+        "none",
+        "--cache",
+        "auto",
+        "--inode-file-handles=never",
+    ]);
+    let mut child = detach(&mut command, &log)
+        .spawn()
+        .context("cannot start virtiofsd")?;
+    let process = Process::running(i32::try_from(child.id())?);
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !socket.exists() {
+        if child.try_wait()?.is_some() || Instant::now() > deadline {
+            bail!(
+                "virtiofsd does not serve {}:\n{}",
+                folder.display(),
+                tail(&place.file("virtiofsd.log"))
+            );
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    process.context("virtiofsd ended at once")
+}
+
+fn qemu(place: &Place, image: &Image, sockets: &Path, port: u16) -> Result<Command> {
+    let config = format!(
+        "KEY={}\nCHECKOUT={}\nCACHE={}\n",
+        shell::quote(&ssh::key(place)?),
+        shell::quote(&checkout::root().to_string_lossy()),
+        shell::quote(&checkout::cache()?.to_string_lossy()),
+    );
+    let config = base64::engine::general_purpose::STANDARD.encode(config);
+    let memory = memory_mib()?;
+    let processors = std::thread::available_parallelism()?.get().clamp(2, 4);
+    let root = image.root();
+    let _ = std::fs::remove_file(place.file("serial.log"));
+    let mut qemu = image.command("usr/bin/qemu-system-x86_64");
+    // The disk's changes go to a file there that has no name.
+    qemu.env("TMPDIR", place.folder())
+        .env("QEMU_MODULE_DIR", root.join("usr/lib/x86_64-linux-gnu/qemu"))
+        .arg("-L")
+        .arg(root.join("usr/share/qemu"))
+        .arg("-L")
+        .arg(root.join("usr/share/seabios"))
+        .args(["-name", "husk-lab", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
+        .args(["-M", "q35,accel=tcg,memory-backend=ram,vmport=off", "-cpu", "max"])
+        .args(["-smp", &processors.to_string(), "-m", &format!("{memory}M")])
+        .args(["-object", &format!("memory-backend-memfd,id=ram,size={memory}M,share=on")])
+        .arg("-kernel")
+        .arg(image.kernel())
+        .arg("-initrd")
+        .arg(image.initrd())
+        .arg("-append")
+        .arg(format!(
+            "root=/dev/vda rw console=ttyS0 net.ifnames=0 panic=1 mitigations=off nokaslr systemd.show_status=0 husk.lab={config}"
+        ))
+        .args(["-drive", &format!("if=none,id=disk,format=raw,snapshot=on,cache=unsafe,file={}", comma(&image.disk()))])
+        .args(["-device", "virtio-blk-pci,drive=disk"])
+        .args(["-netdev", &format!("user,id=net,hostfwd=tcp:127.0.0.1:{port}-:22")])
+        .args(["-device", "virtio-net-pci,netdev=net,romfile="])
+        .args(["-object", "rng-random,id=rng,filename=/dev/urandom", "-device", "virtio-rng-pci,rng=rng"])
+        .args(["-serial", &format!("file:{}", comma(&place.file("serial.log")))])
+        .args(["-qmp", &format!("unix:{},server=on,wait=off", comma(&sockets.join("qmp")))]);
+    for tag in ["checkout", "cache"] {
+        qemu.args([
+            "-chardev",
+            &format!("socket,id={tag},path={}", comma(&sockets.join(tag))),
+        ])
+        .args(["-device", &format!("vhost-user-fs-pci,chardev={tag},tag={tag}")]);
+    }
+    Ok(qemu)
+}
+
+/// `path` as a value within a QEMU option, where a comma is doubled.
+fn comma(path: &Path) -> String {
+    path.to_string_lossy().replace(',', ",,")
+}
+
+/// The lab's memory: 10 GiB, or half of what the machine has if that is less.
+fn memory_mib() -> Result<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo")?;
+    let total: u64 = info
+        .lines()
+        .find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB"))
+        .and_then(|kib| kib.trim().parse().ok())
+        .context("/proc/meminfo has no MemTotal")?;
+    Ok((total / 1024 / 2).min(10 * 1024))
+}
+
+/// `command`, to run on after this process, with its output in `log`.
+fn detach<'a>(command: &'a mut Command, log: &File) -> &'a mut Command {
+    let clone = || log.try_clone().map_or_else(|_| Stdio::null(), Stdio::from);
+    command.stdin(Stdio::null()).stdout(clone()).stderr(clone());
+    // SAFETY: setsid is async-signal-safe and touches no memory of this process.
+    unsafe {
+        command.pre_exec(|| {
+            nix::unistd::setsid()?;
+            Ok(())
+        })
+    }
+}
+
+/// The last lines of a log, without control characters.
+fn tail(log: &PathBuf) -> String {
+    let bytes = std::fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<String> = text
+        .lines()
+        .map(|line| line.replace(|c: char| c.is_control() && c != '\t', ""))
+        .collect();
+    lines[lines.len().saturating_sub(25)..].join("\n")
+}

@@ -1,0 +1,116 @@
+# Run by mmdebstrap on the building machine, $1 is the root tree: turns it into the lab's system.
+set -eu
+root=$1
+
+printf 'husk-lab\n' >"$root/etc/hostname"
+printf '127.0.0.1 localhost husk-lab\n::1 localhost\n' >"$root/etc/hosts"
+printf 'nameserver 10.0.2.3\n' >"$root/etc/resolv.conf"
+printf '/dev/vda / ext4 noatime 0 1\n' >"$root/etc/fstab"
+printf '0123456789abcdef0123456789abcdef\n' >"$root/etc/machine-id"
+
+mkdir -p "$root/usr/local/lib/husk-lab"
+cat >"$root/usr/local/lib/husk-lab/boot" <<'BOOT'
+#!/bin/sh
+# Takes the lab's configuration from the kernel's command line and prepares the machine; sshd waits for it.
+set -eu
+mkdir -p /run/husk-lab
+word=$(sed -n 's/.*husk\.lab=\([^ ]*\).*/\1/p' /proc/cmdline)
+printf '%s' "$word" | base64 -d >/run/husk-lab/config
+. /run/husk-lab/config
+mkdir -p -m 700 /root/.ssh
+printf '%s\n' "$KEY" >/root/.ssh/authorized_keys
+
+ip link set lo up
+ip link set eth0 up
+ip address add 10.0.2.15/24 dev eth0
+ip route add default via 10.0.2.2
+
+# Both folders are seen at their own paths; all but the share is read-only in here.
+for tag in checkout cache; do
+    mkdir -p "/run/husk-lab/rw/$tag"
+    mount -t virtiofs "$tag" "/run/husk-lab/rw/$tag"
+done
+mkdir -p "$CHECKOUT" "$CACHE"
+mount -o bind,ro "/run/husk-lab/rw/checkout" "$CHECKOUT"
+mount -o bind,ro "/run/husk-lab/rw/cache" "$CACHE"
+
+for module in kvm-amd tun vhost-net vhost-vsock; do
+    modprobe "$module"
+done
+echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
+echo madvise >/sys/kernel/mm/transparent_hugepage/defrag
+mkdir -p /sys/fs/cgroup/husk-lab
+BOOT
+chmod 755 "$root/usr/local/lib/husk-lab/boot"
+
+cat >"$root/etc/systemd/system/husk-lab.service" <<'UNIT'
+[Unit]
+Description=The lab's folders, network and modules
+DefaultDependencies=no
+After=local-fs.target systemd-udevd.service systemd-tmpfiles-setup.service
+Before=ssh.service network.target
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/usr/local/lib/husk-lab/boot
+StandardOutput=journal+console
+StandardError=journal+console
+[Install]
+WantedBy=multi-user.target
+UNIT
+
+# The clients are this machine's own commands, many at a time, on a loopback port.
+cat >"$root/etc/ssh/sshd_config" <<'SSHD'
+UsePAM no
+UseDNS no
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+MaxStartups 200
+MaxSessions 200
+LoginGraceTime 120
+PerSourcePenalties no
+PrintMotd no
+SSHD
+rm -f "$root"/etc/ssh/ssh_host_*
+chroot "$root" ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key
+
+mkdir -p "$root/etc/systemd/journald.conf.d" "$root/etc/systemd/system.conf.d"
+printf '[Journal]\nStorage=volatile\nForwardToConsole=no\n' >"$root/etc/systemd/journald.conf.d/lab.conf"
+printf '[Manager]\nDefaultTimeoutStartSec=120s\nDefaultTimeoutStopSec=10s\n' >"$root/etc/systemd/system.conf.d/lab.conf"
+chroot "$root" systemctl -q enable husk-lab.service ssh.service
+chroot "$root" systemctl -q mask apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer fstrim.timer \
+    e2scrub_all.timer e2scrub_reap.service systemd-timesyncd.service getty@tty1.service serial-getty@ttyS0.service \
+    nftables.service systemd-networkd-wait-online.service systemd-hwdb-update.service systemd-pcrlock.socket
+
+# The initrd: only the disk's driver stands between the kernel and its root.
+kernel=$(basename "$(echo "$root"/lib/modules/*)")
+initrd=$root/tmp/initrd
+mkdir -p "$initrd/bin" "$initrd/dev" "$initrd/proc" "$initrd/root" "$initrd/lib"
+cp "$root/bin/busybox" "$initrd/bin/busybox"
+modules=$(chroot "$root" modprobe --set-version "$kernel" --show-depends virtio_blk | sed -n 's/^insmod //p')
+modules="$modules $(chroot "$root" modprobe --set-version "$kernel" --show-depends virtio_net | sed -n 's/^insmod //p')"
+: >"$initrd/order"
+for module in $modules; do
+    name=$(basename "$module" .xz)
+    [ ! -e "$initrd/lib/$name" ] || continue
+    case $module in
+    *.xz) xz -dc "$root/$module" >"$initrd/lib/$name" ;;
+    *) cp "$root/$module" "$initrd/lib/$name" ;;
+    esac
+    echo "$name" >>"$initrd/order"
+done
+cat >"$initrd/init" <<'INIT'
+#!/bin/busybox sh
+busybox mount -t devtmpfs dev /dev
+while read -r module; do busybox insmod "/lib/$module"; done </order
+until [ -b /dev/vda ]; do busybox sleep 0.05; done
+busybox mount -t ext4 -o noatime /dev/vda /root
+busybox mount -o move /dev /root/dev
+exec busybox switch_root /root /sbin/init
+INIT
+chmod 755 "$initrd/init"
+chroot "$root" sh -c 'cd /tmp/initrd && find . | cpio --quiet -o -H newc' >"$root/boot/lab-initrd"
+rm -rf "$initrd"
+cp "$root/boot/vmlinuz-$kernel" "$root/boot/lab-vmlinuz"
+chmod 644 "$root/boot/lab-vmlinuz"
+touch "$root/etc/.updated" "$root/var/.updated"

@@ -1,0 +1,225 @@
+//! The lab's system: Debian 13 with stock kernel, made once and cached by its recipe.
+
+use crate::checkout;
+use crate::debian::{self, Recipe};
+use crate::packages::{self, Tool};
+use crate::progress::Progress;
+use anyhow::{Context, Result, bail};
+use sha2::{Digest, Sha256};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const SUITE: &str = "trixie";
+
+/// Size of the root filesystem; the file is sparse.
+const DISK_SIZE: &str = "24G";
+
+const PACKAGES: &[&str] = &[
+    // the system itself
+    "busybox-static",
+    "ca-certificates",
+    "cpio",
+    "iproute2",
+    "kmod",
+    "linux-image-cloud-amd64",
+    "openssh-server",
+    "procps",
+    "systemd-sysv",
+    "udev",
+    "xz-utils",
+    // peers, also what runs the lab on the host
+    "qemu-system-x86",
+    "qemu-utils",
+    "seabios",
+    "virtiofsd",
+    // disks
+    "dosfstools",
+    "e2fsprogs",
+    "fdisk",
+    "fio",
+    "gdisk",
+    "sg3-utils",
+    // network
+    "ethtool",
+    "iperf3",
+    "iputils-ping",
+    "netcat-openbsd",
+    "nftables",
+    "tcpdump",
+    // looking closely
+    "gdb",
+    "jq",
+    "lsof",
+    "python3-minimal",
+    "socat",
+    "strace",
+    "trace-cmd",
+];
+
+const CUSTOMIZE: &str = include_str!("guest/customize.sh");
+
+const TOOLS: &[Tool] = &[
+    Tool {
+        name: "mke2fs",
+        package: "e2fsprogs",
+    },
+    Tool {
+        name: "ssh",
+        package: "openssh-client",
+    },
+    Tool {
+        name: "ssh-keygen",
+        package: "openssh-client",
+    },
+];
+
+/// A finished image in the cache.
+#[derive(Debug, Clone)]
+pub struct Image {
+    /// Hash of its recipe.
+    pub hash: String,
+    folder: PathBuf,
+}
+
+impl Image {
+    /// The root filesystem, raw.
+    pub fn disk(&self) -> PathBuf {
+        self.folder.join("disk.img")
+    }
+
+    /// The kernel.
+    pub fn kernel(&self) -> PathBuf {
+        self.root().join("boot/lab-vmlinuz")
+    }
+
+    /// The initrd.
+    pub fn initrd(&self) -> PathBuf {
+        self.root().join("boot/lab-initrd")
+    }
+
+    /// The tree the filesystem was made of.
+    pub fn root(&self) -> PathBuf {
+        self.folder.join("root")
+    }
+
+    /// The image's program `path` (below its root) as a command on this machine, through the image's own loader and
+    /// libraries, whatever this machine's C library is.
+    pub fn command(&self, path: &str) -> Command {
+        let root = self.root();
+        let libraries = [root.join("usr/lib/x86_64-linux-gnu"), root.join("usr/lib")];
+        let mut joined = std::ffi::OsString::new();
+        for (index, library) in libraries.iter().enumerate() {
+            if index > 0 {
+                joined.push(":");
+            }
+            joined.push(library);
+        }
+        let mut command = Command::new(root.join("usr/lib64/ld-linux-x86-64.so.2"));
+        command.arg("--library-path").arg(joined).arg(root.join(path));
+        command
+    }
+}
+
+/// The hash of the recipe as it stands in this checkout.
+pub fn hash() -> String {
+    let mut digest = Sha256::new();
+    for part in [SUITE, DISK_SIZE, CUSTOMIZE]
+        .into_iter()
+        .chain(PACKAGES.iter().copied())
+    {
+        digest.update(part.as_bytes());
+        digest.update([0]);
+    }
+    digest.finalize()[..8]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+/// The image of today's recipe: from the cache, or made now.
+pub fn ensure(progress: &Progress) -> Result<Image> {
+    packages::ensure(progress, TOOLS)?;
+    let lab = checkout::folder(checkout::cache()?.join("lab"))?;
+    let hash = hash();
+    let image = Image {
+        folder: lab.join(format!("image-{hash}")),
+        hash,
+    };
+    if image.disk().exists() {
+        return Ok(image);
+    }
+    let lock = std::fs::File::create(lab.join("image.lock"))?;
+    if lock.try_lock().is_err() {
+        eprintln!("another command makes the lab's image: waiting for it");
+        lock.lock()?;
+    }
+    if image.disk().exists() {
+        return Ok(image);
+    }
+    debian::ensure_tools(progress)?;
+    if !nix::unistd::geteuid().is_root() {
+        bail!("the lab's image is made by root, once: run sudo --preserve-env=HOME,PATH cargo xtask lab up");
+    }
+    remove_old(&lab, &image.folder)?;
+    let aside = lab.join("image-unfinished");
+    build(progress, &aside)?;
+    std::fs::rename(&aside, &image.folder)?;
+    Ok(image)
+}
+
+/// Makes the image in the folder `aside`.
+fn build(progress: &Progress, aside: &Path) -> Result<()> {
+    if aside.exists() {
+        std::fs::remove_dir_all(aside).with_context(|| format!("cannot remove {}", aside.display()))?;
+    }
+    std::fs::create_dir_all(aside)?;
+    let root = aside.join("root");
+    let step = progress.step("making the lab's Debian");
+    let recipe = Recipe {
+        suite: SUITE,
+        packages: PACKAGES,
+        customize: CUSTOMIZE,
+    };
+    recipe.bootstrap(&step, &root)?;
+    step.done();
+    let mut mke2fs = Command::new("mke2fs");
+    mke2fs
+        .env("PATH", path_with_sbin())
+        .args(["-q", "-F", "-t", "ext4", "-O", "^has_journal,^metadata_csum"])
+        .args([
+            "-E",
+            "lazy_itable_init=1,nodiscard",
+            "-m",
+            "0",
+            "-L",
+            "husk-lab",
+            "-d",
+        ])
+        .arg(&root)
+        .arg(aside.join("disk.img"))
+        .arg(DISK_SIZE);
+    progress.run("making the lab's disk", &mut mke2fs)
+}
+
+fn path_with_sbin() -> std::ffi::OsString {
+    let mut path = std::env::var_os("PATH").unwrap_or_default();
+    path.push(":/usr/sbin:/sbin");
+    path
+}
+
+/// Removes images of earlier recipes but the newest, which another checkout may still use.
+fn remove_old(lab: &Path, keep: &Path) -> Result<()> {
+    let mut old: Vec<_> = std::fs::read_dir(lab)?
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with("image-"))
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir() && path != keep)
+        .filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)))
+        .collect();
+    old.sort();
+    old.pop();
+    for (_, path) in old {
+        std::fs::remove_dir_all(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+    }
+    Ok(())
+}

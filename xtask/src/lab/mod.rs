@@ -1,0 +1,112 @@
+//! The lab: one Debian VM with a real `/dev/kvm`, shared by all commands of this checkout.
+//!
+//! Where the machine runs guests natively there is no lab: the same commands run on the machine itself.
+
+mod boot;
+mod image;
+mod run;
+mod ssh;
+mod state;
+
+use crate::native::native_kvm;
+use crate::progress::Progress;
+use anyhow::Result;
+use clap::Subcommand;
+use std::process::ExitCode;
+use std::time::Duration;
+
+pub use run::{Command, folder as share};
+
+/// Arguments of `cargo xtask lab`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Boots the lab, or finds it booted
+    Up,
+    /// Shuts the lab down
+    Down {
+        /// Even if commands run in it
+        #[arg(long)]
+        force: bool,
+    },
+    /// Says whether the lab answers; exits with 1 if not
+    Status,
+    /// Opens a root shell in the lab
+    Shell,
+    /// Runs a command as root in the lab, with its exit status, output and input
+    Run {
+        /// End the command after so many seconds, with status 124
+        #[arg(long, value_name = "SECONDS")]
+        timeout: Option<f64>,
+        /// Give the command a terminal
+        #[arg(short, long)]
+        tty: bool,
+        /// The command and its arguments
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<String>,
+    },
+}
+
+/// Runs `cargo xtask lab`; its exit status is the command's.
+pub fn run(args: Args) -> Result<ExitCode> {
+    let progress = Progress::new();
+    match args.action {
+        Action::Up => {
+            if native_kvm() {
+                eprintln!("guests run natively on this machine: no lab is needed");
+            } else {
+                boot::up(&progress)?;
+            }
+        }
+        Action::Down { force } => boot::down(force)?,
+        Action::Status => return status(),
+        Action::Shell => return run::shell(&progress),
+        Action::Run {
+            timeout,
+            tty,
+            command,
+        } => {
+            let mut run = Command::new(command);
+            run.tty = tty;
+            run.timeout = timeout.map(Duration::try_from_secs_f64).transpose()?;
+            return Ok(ExitCode::from(run.status(&progress)?));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn status() -> Result<ExitCode> {
+    if native_kvm() {
+        println!("native: guests run on this machine itself");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let place = state::Place::find()?;
+    let Some(lab) = place.read() else {
+        println!("down");
+        return Ok(ExitCode::FAILURE);
+    };
+    if !lab.alive() {
+        println!("dead: pid {} is gone", lab.qemu.pid);
+        return Ok(ExitCode::FAILURE);
+    }
+    let answers = ssh::answers(&place, &lab, Duration::from_secs(30));
+    println!(
+        "{}: pid {}, ssh port {}, up {} s, {} commands in it, logs in {}",
+        if answers { "up" } else { "hung" },
+        lab.qemu.pid,
+        lab.port,
+        lab.uptime().as_secs(),
+        place.users(),
+        place.folder().display()
+    );
+    Ok(if answers {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}

@@ -1,0 +1,107 @@
+//! The way into the lab.
+
+use super::state::{Lab, Place};
+use anyhow::{Context, Result, bail};
+use std::io::Read;
+use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Makes the lab's key pair if there is none; the public half.
+pub fn key(place: &Place) -> Result<String> {
+    let key = place.file("key");
+    let public: PathBuf = place.file("key.pub");
+    if !key.exists() || !public.exists() {
+        let _ = std::fs::remove_file(&key);
+        let status = Command::new("ssh-keygen")
+            .args(["-q", "-t", "ed25519", "-N", "", "-C", "husk-lab", "-f"])
+            .arg(&key)
+            .status()
+            .context("cannot start ssh-keygen")?;
+        if !status.success() {
+            bail!("ssh-keygen: {status}");
+        }
+    }
+    Ok(std::fs::read_to_string(public)?.trim().to_owned())
+}
+
+/// An `ssh` to the lab, as root, to which the remote command is added.
+pub fn command(place: &Place, port: u16) -> Command {
+    let mut command = Command::new("ssh");
+    command
+        .args(["-F", "/dev/null", "-i"])
+        .arg(place.file("key"))
+        .args(["-p", &port.to_string(), "-l", "root"]);
+    for option in [
+        "BatchMode=yes",
+        "IdentitiesOnly=yes",
+        "IdentityAgent=none",
+        // A loopback port and a throw-away machine: its host key says nothing.
+        "StrictHostKeyChecking=no",
+        "UserKnownHostsFile=/dev/null",
+        "LogLevel=ERROR",
+        "ConnectTimeout=60",
+        // A hung lab ends a command after two minutes instead of never.
+        "ServerAliveInterval=15",
+        "ServerAliveCountMax=8",
+        "ControlPath=none",
+        "EscapeChar=none",
+        "Ciphers=aes128-gcm@openssh.com",
+    ] {
+        command.args(["-o", option]);
+    }
+    command.arg("127.0.0.1");
+    command
+}
+
+/// Whether the lab's sshd greets within `limit`. Slower than that means hung.
+pub fn greets(port: u16, limit: Duration) -> bool {
+    let deadline = Instant::now() + limit;
+    let Ok(mut stream) =
+        TcpStream::connect_timeout(&SocketAddrV4::new(Ipv4Addr::LOCALHOST, port).into(), limit)
+    else {
+        return false;
+    };
+    let left = deadline
+        .saturating_duration_since(Instant::now())
+        .max(Duration::from_millis(1));
+    let mut greeting = [0; 4];
+    stream.set_read_timeout(Some(left)).is_ok()
+        && stream.read_exact(&mut greeting).is_ok()
+        && &greeting == b"SSH-"
+}
+
+/// Whether the lab runs a command within `limit`.
+pub fn answers(place: &Place, lab: &Lab, limit: Duration) -> bool {
+    quietly(place, lab.port, "true", limit).is_some_and(|(status, _)| status == Some(0))
+}
+
+/// Runs the shell command `remote`, with no input and errors hidden: its exit status (none if killed by a signal) and
+/// output (at most 64 KiB), or nothing if it took longer than `limit`.
+pub fn quietly(place: &Place, port: u16, remote: &str, limit: Duration) -> Option<(Option<i32>, String)> {
+    let mut child = command(place, port)
+        .arg(remote)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .ok()?;
+    let deadline = Instant::now() + limit;
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break Some(status.code()),
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(20)),
+            _ => break None,
+        }
+    };
+    if status.is_none() {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    let mut output = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        let _ = stdout.take(65_536).read_to_string(&mut output);
+    }
+    Some((status?, output))
+}

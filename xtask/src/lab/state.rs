@@ -1,0 +1,215 @@
+//! What is known of the running lab, and the locks around it.
+
+use crate::checkout;
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::fs::{File, TryLockError};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// A process, told apart from a later one of the same pid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Process {
+    /// Its pid.
+    pub pid: i32,
+    /// When it started, in clock ticks since the machine's boot.
+    started: u64,
+}
+
+impl Process {
+    /// The running process `pid`.
+    pub fn running(pid: i32) -> Option<Self> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name, in parentheses, may hold anything; `state` is field 3, `starttime` field 22.
+        let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+        let state = fields.next()?;
+        let started = fields.nth(18)?.parse().ok()?;
+        (state != "Z" && state != "X").then_some(Self { pid, started })
+    }
+
+    /// Whether it still runs.
+    pub fn alive(self) -> bool {
+        Self::running(self.pid) == Some(self)
+    }
+
+    /// Sends it `signal` if it still runs.
+    pub fn signal(self, signal: nix::sys::signal::Signal) {
+        if self.alive() {
+            // It may end at this very moment, which is as good.
+            let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.pid), signal);
+        }
+    }
+
+    /// Waits until it has ended; false if it runs on after `limit`.
+    pub fn ended_within(self, limit: Duration) -> bool {
+        let deadline = std::time::Instant::now() + limit;
+        while self.alive() {
+            if std::time::Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        true
+    }
+}
+
+/// A booted lab.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Lab {
+    /// Its QEMU.
+    pub qemu: Process,
+    /// Its file servers.
+    pub servers: Vec<Process>,
+    /// SSH port on 127.0.0.1.
+    pub port: u16,
+    /// Hash of the image it runs.
+    pub image: String,
+    /// Folder of its sockets.
+    pub sockets: PathBuf,
+    /// When it was booted, seconds since 1970.
+    pub since: u64,
+}
+
+impl Lab {
+    /// Whether all its processes run.
+    pub fn alive(&self) -> bool {
+        self.qemu.alive() && self.servers.iter().all(|server| server.alive())
+    }
+
+    /// How long it has been up.
+    pub fn uptime(&self) -> Duration {
+        let since = SystemTime::UNIX_EPOCH + Duration::from_secs(self.since);
+        since.elapsed().unwrap_or_default()
+    }
+}
+
+/// The folder that holds this checkout's lab. It outlives `cargo clean`.
+#[derive(Debug, Clone)]
+pub struct Place {
+    folder: PathBuf,
+}
+
+impl Place {
+    /// Finds or makes it.
+    pub fn find() -> Result<Self> {
+        let digest = Sha256::digest(checkout::root().as_os_str().as_bytes());
+        let name = format!(
+            "at-{:02x}{:02x}{:02x}{:02x}",
+            digest[0], digest[1], digest[2], digest[3]
+        );
+        let folder = checkout::folder(checkout::cache()?.join("lab").join(name))?;
+        std::fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o700))?;
+        Ok(Self { folder })
+    }
+
+    /// Its path: serial.log, qemu.log, key.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The file `name` in it.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// The lab booted last, if it was not shut down since.
+    pub fn read(&self) -> Option<Lab> {
+        serde_json::from_slice(&std::fs::read(self.file("lab.json")).ok()?).ok()
+    }
+
+    /// Records `lab` as booted.
+    pub fn write(&self, lab: &Lab) -> Result<()> {
+        let new = self.file("lab.json.new");
+        std::fs::write(&new, serde_json::to_vec_pretty(lab)?)?;
+        std::fs::rename(new, self.file("lab.json"))?;
+        Ok(())
+    }
+
+    /// Records that there is none.
+    pub fn forget(&self) {
+        let _ = std::fs::remove_file(self.file("lab.json"));
+    }
+
+    /// Waits for the right to boot it or shut it down; held until the file is dropped.
+    pub fn lock(&self) -> Result<File> {
+        let file = self.open("lock")?;
+        if let Err(TryLockError::WouldBlock) = file.try_lock() {
+            eprintln!("another command boots the lab or shuts it down: waiting for it");
+            file.lock()?;
+        }
+        Ok(file)
+    }
+
+    /// Marks the lab as used until the returned file is dropped.
+    pub fn enter(&self) -> Result<File> {
+        let file = self.open(&format!("users/{}", std::process::id()))?;
+        file.lock_shared()?;
+        Ok(file)
+    }
+
+    /// How many commands use the lab now, this one not counted.
+    pub fn users(&self) -> usize {
+        let Ok(entries) = std::fs::read_dir(self.file("users")) else {
+            return 0;
+        };
+        let own = std::process::id().to_string();
+        entries
+            .flatten()
+            .filter(|entry| entry.file_name().to_str() != Some(&own))
+            .filter(|entry| {
+                let Ok(file) = File::open(entry.path()) else {
+                    return false;
+                };
+                let used = matches!(file.try_lock(), Err(TryLockError::WouldBlock));
+                if !used {
+                    let _ = std::fs::remove_file(entry.path());
+                }
+                used
+            })
+            .count()
+    }
+
+    fn open(&self, name: &str) -> Result<File> {
+        let path = self.file(name);
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent)?;
+        }
+        File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(&path)
+            .with_context(|| format!("cannot open {}", path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_its_start() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("60")
+            .spawn()
+            .expect("sleep");
+        let pid = i32::try_from(child.id()).expect("a pid");
+        let process = Process::running(pid).expect("runs");
+        assert!(process.alive());
+        assert!(
+            !Process {
+                pid,
+                started: process.started + 1
+            }
+            .alive()
+        );
+        assert!(!process.ended_within(Duration::from_millis(60)));
+        child.kill().expect("killed");
+        // A process that nobody has waited for yet counts as ended.
+        assert!(process.ended_within(Duration::from_secs(10)));
+        child.wait().expect("waited for");
+        assert!(!process.alive());
+    }
+}
