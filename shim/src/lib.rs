@@ -1,1 +1,12 @@
-//! Placeholder.
+//! What surrounds one VM: its volumes, its VMM process, its console and the monitor that owns them.
+//!
+//! ```text
+//! launch ──exec──▶ monitor::serve ── volumes ──▶ fds ──▶ VmmProcess ──socketpairs──▶ husk-vmm
+//!   ▲ ready or error    │ husk.shim.v1 on pod.sock
+//! husk run              └── state::VmDir ◀── state::RuntimeDir::{list, find, sweep} ── client::connect
+//! ```
+
+pub mod client;
+pub mod launch;
+pub mod monitor;
+pub mod state;

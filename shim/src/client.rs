@@ -1,0 +1,62 @@
+//! Talking to a VM's monitor.
+
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use rustix::fs::{Mode, OFlags};
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::state::{StateError, VmDir};
+
+pub use husk_proto::shim::v1::pod_client::PodClient as Service;
+
+/// A client of one VM's monitor.
+pub type PodClient = Service<Channel>;
+
+/// Why a monitor could not be reached.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The directory is gone: the VM has ended.
+    #[error(transparent)]
+    State(#[from] StateError),
+    /// Nobody answers on the socket.
+    #[error("the monitor of {namespace}/{name} does not answer")]
+    Transport {
+        /// The VM's namespace.
+        namespace: String,
+        /// The VM's name.
+        name: String,
+        /// Why.
+        source: tonic::transport::Error,
+    },
+}
+
+/// Connects to the monitor of a VM that [`crate::state::RuntimeDir`] listed or found.
+pub async fn connect(vm: &VmDir) -> Result<PodClient, ConnectError> {
+    // A Unix socket's address holds 108 bytes, a VM's path may be longer; through the open directory it is short.
+    let open = rustix::fs::open(
+        vm.path(),
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    );
+    let dir = open.map_err(|_| StateError::NotFound {
+        namespace: vm.namespace().into(),
+        name: vm.name().into(),
+    })?;
+    let endpoint = Endpoint::from_static("http://pod").connect_timeout(Duration::from_secs(5));
+    let connector = tower::service_fn(move |_| {
+        let path = format!("/proc/self/fd/{}/pod.sock", dir.as_raw_fd());
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    let channel = endpoint
+        .connect_with_connector(connector)
+        .await
+        .map_err(|source| ConnectError::Transport {
+            namespace: vm.namespace().into(),
+            name: vm.name().into(),
+            source,
+        })?;
+    Ok(Service::new(channel))
+}

@@ -1,0 +1,95 @@
+//! Starting a monitor as a process of its own.
+//!
+//! `PROGRAM monitor` is executed with a [`MonitorConfig`] as JSON on its standard input. It leaves the caller's
+//! session and writes one line of JSON, a [`Report`], to its standard output once the VM runs or has failed to.
+
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use husk_vmi::VmPlan;
+use serde::{Deserialize, Serialize};
+
+/// All a monitor needs to know.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct MonitorConfig {
+    /// The runtime directory ([`crate::state::RuntimeDir::path`]).
+    pub runtime_dir: PathBuf,
+    /// The VM.
+    pub plan: VmPlan,
+    /// The manifest, kept for `husk inspect`.
+    pub vmi: serde_json::Value,
+}
+
+/// What a monitor says once, when the VM runs (or is paused before its first instruction) or never will.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Report {
+    /// The VM runs.
+    Running {
+        /// The monitor's process id.
+        pid: u32,
+    },
+    /// Nothing runs and nothing is left.
+    Failed {
+        /// As `husk.shim.v1.Status.reason`; `AlreadyRunning` where a VM of that name lives.
+        reason: String,
+        /// For people: the chain of causes on one line.
+        message: String,
+    },
+}
+
+/// Why no VM was started.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// The program could not be executed.
+    #[error("the monitor could not be started")]
+    Spawn(#[source] io::Error),
+    /// It ended without a word; its standard error may say more.
+    #[error("the monitor ended before the VM ran")]
+    Silent,
+    /// The VM could not be started.
+    #[error("{message}")]
+    Failed {
+        /// As in [`Report::Failed`].
+        reason: String,
+        /// As in [`Report::Failed`].
+        message: String,
+    },
+}
+
+/// A report is one short line; a monitor that writes more than this is not one.
+const REPORT_BYTES: u64 = 64 << 10;
+
+/// Executes `command` (its arguments set, for example `husk monitor`) as the monitor of `config` and waits until the
+/// VM runs. Returns the monitor's process id. Where the caller dies first, the VM is ended.
+pub fn launch(mut command: Command, config: &MonitorConfig) -> Result<u32, LaunchError> {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(LaunchError::Spawn)?;
+    let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
+    if let Some(stdin) = stdin {
+        // A monitor that died is noticed below.
+        let _ = serde_json::to_writer(io::BufWriter::new(stdin), config);
+    }
+    let mut line = String::new();
+    if let Some(stdout) = stdout {
+        BufReader::new(stdout.take(REPORT_BYTES))
+            .read_line(&mut line)
+            .map_err(LaunchError::Spawn)?;
+    }
+    match serde_json::from_str(&line) {
+        Ok(Report::Running { pid }) => Ok(pid),
+        Ok(Report::Failed { reason, message }) => {
+            let _ = child.wait();
+            Err(LaunchError::Failed { reason, message })
+        }
+        Err(_) => {
+            let _ = child.kill();
+            let _ = child.wait();
+            Err(LaunchError::Silent)
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Where the VMs of one user are found: a directory per VM, locked by its monitor for as long as that lives.
+//!
+//! ```text
+//! RUNTIME/.lock                      held while a VM's directory is claimed or removed
+//! RUNTIME/NAMESPACE/NAME/monitor.pid write-locked by the live monitor
+//!                        plan.json vmi.json pod.sock console.log monitor.log
+//! ```
+//!
+//! A directory whose monitor.pid nobody has locked belonged to a monitor that died; [`RuntimeDir::sweep`] removes
+//! it, file by known file: nothing Husk did not make is ever deleted.
+
+mod lock;
+mod vm_dir;
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use tracing::warn;
+
+pub use vm_dir::{ClaimedDir, VmDir};
+
+/// Why the runtime directory or a VM in it could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// A user without a login session has no runtime directory.
+    #[error("no runtime directory: set XDG_RUNTIME_DIR or HUSK_RUNTIME_DIR to a directory of your own")]
+    Nowhere,
+    /// Somebody else could plant sockets in it.
+    #[error("{0} belongs to another user: set HUSK_RUNTIME_DIR to a directory of your own")]
+    NotOurs(PathBuf),
+    /// Namespaces and names are single path components.
+    #[error("{0:?} is not a name")]
+    BadName(String),
+    /// No live VM has that name.
+    #[error("no VM {namespace}/{name} is running")]
+    NotFound {
+        /// Namespace asked for.
+        namespace: String,
+        /// Name asked for.
+        name: String,
+    },
+    /// A live VM has that name.
+    #[error("VM {namespace}/{name} is already running")]
+    Exists {
+        /// Namespace asked for.
+        namespace: String,
+        /// Name asked for.
+        name: String,
+    },
+    /// The file system refused.
+    #[error("{}", path.display())]
+    Io {
+        /// What was accessed.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+impl StateError {
+    fn io(path: &Path) -> impl FnOnce(io::Error) -> StateError + '_ {
+        move |source| StateError::Io {
+            path: path.to_owned(),
+            source,
+        }
+    }
+}
+
+/// The directory that holds the state of one user's VMs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuntimeDir {
+    path: PathBuf,
+}
+
+impl RuntimeDir {
+    /// `HUSK_RUNTIME_DIR`, else `/run/husk` for root, else `$XDG_RUNTIME_DIR/husk`. Nothing is created.
+    pub fn locate() -> Result<RuntimeDir, StateError> {
+        let set = |name| {
+            std::env::var_os(name)
+                .filter(|value| !value.is_empty())
+                .map(PathBuf::from)
+        };
+        let path = if let Some(path) = set("HUSK_RUNTIME_DIR") {
+            path
+        } else if rustix::process::geteuid().is_root() {
+            PathBuf::from("/run/husk")
+        } else {
+            set("XDG_RUNTIME_DIR").ok_or(StateError::Nowhere)?.join("husk")
+        };
+        Ok(RuntimeDir {
+            path: std::path::absolute(&path).map_err(StateError::io(&path))?,
+        })
+    }
+
+    /// A given directory.
+    pub fn at(path: impl Into<PathBuf>) -> RuntimeDir {
+        RuntimeDir { path: path.into() }
+    }
+
+    /// Its path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The live VMs, by namespace and name.
+    pub fn list(&self) -> Result<Vec<VmDir>, StateError> {
+        let mut live = self.directories()?;
+        live.retain(VmDir::is_live);
+        Ok(live)
+    }
+
+    /// The live VM of that name.
+    pub fn find(&self, namespace: &str, name: &str) -> Result<VmDir, StateError> {
+        let dir = self.vm_dir(namespace, name)?;
+        if dir.is_live() {
+            return Ok(dir);
+        }
+        Err(StateError::NotFound {
+            namespace: namespace.into(),
+            name: name.into(),
+        })
+    }
+
+    /// Removes what monitors that died left behind and returns how many there were.
+    pub fn sweep(&self) -> Result<usize, StateError> {
+        if !self.path.exists() {
+            return Ok(0);
+        }
+        let _lock = self.lock()?;
+        let mut swept = 0;
+        for dir in self.directories()?.into_iter().filter(VmDir::is_abandoned) {
+            match dir.remove() {
+                Ok(()) => swept += 1,
+                Err(error) => warn!(dir = %dir.path().display(), %error, "what a dead monitor left stays"),
+            }
+        }
+        Ok(swept)
+    }
+
+    /// Makes the directory of a new VM and locks it for this process.
+    pub fn claim(&self, namespace: &str, name: &str) -> Result<ClaimedDir, StateError> {
+        let dir = self.vm_dir(namespace, name)?;
+        self.create()?;
+        let lock = self.lock()?;
+        if dir.is_live() {
+            return Err(StateError::Exists {
+                namespace: namespace.into(),
+                name: name.into(),
+            });
+        }
+        if dir.is_abandoned() {
+            dir.remove()?;
+        }
+        private_dirs(dir.path())?;
+        let claimed = ClaimedDir::lock(self.clone(), dir)?;
+        drop(lock);
+        Ok(claimed)
+    }
+
+    fn create(&self) -> Result<(), StateError> {
+        private_dirs(&self.path)?;
+        let owner = fs::metadata(&self.path)
+            .map_err(StateError::io(&self.path))?
+            .uid();
+        if owner != rustix::process::geteuid().as_raw() {
+            return Err(StateError::NotOurs(self.path.clone()));
+        }
+        Ok(())
+    }
+
+    /// Held while directories come and go; waits for others, which hold it for milliseconds.
+    fn lock(&self) -> Result<fs::File, StateError> {
+        let path = self.path.join(".lock");
+        lock::exclusive(&path).map_err(StateError::io(&path))
+    }
+
+    fn vm_dir(&self, namespace: &str, name: &str) -> Result<VmDir, StateError> {
+        for part in [namespace, name] {
+            if part.is_empty() || part.starts_with('.') || part.len() > 253 || part.contains(['/', '\0']) {
+                return Err(StateError::BadName(part.into()));
+            }
+        }
+        Ok(VmDir::new(self.path.join(namespace).join(name), namespace, name))
+    }
+
+    fn directories(&self) -> Result<Vec<VmDir>, StateError> {
+        let mut found = Vec::new();
+        for namespace in subdirectories(&self.path)? {
+            for name in subdirectories(&self.path.join(&namespace))? {
+                found.extend(self.vm_dir(&namespace, &name).ok());
+            }
+        }
+        found.sort_by(|a, b| (a.namespace(), a.name()).cmp(&(b.namespace(), b.name())));
+        Ok(found)
+    }
+}
+
+/// Makes a directory and its parents, for this user only.
+fn private_dirs(path: &Path) -> Result<(), StateError> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(StateError::io(path))
+}
+
+/// Names of the real directories in `path`; none where it does not exist or is going away.
+fn subdirectories(path: &Path) -> Result<Vec<String>, StateError> {
+    let entries = match fs::read_dir(path) {
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(Vec::new());
+        }
+        other => other.map_err(StateError::io(path))?,
+    };
+    let directories = entries
+        .flatten()
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    Ok(directories
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,97 @@
+use super::*;
+
+fn runtime() -> (tempfile::TempDir, RuntimeDir) {
+    let home = tempfile::tempdir().unwrap();
+    let runtime = RuntimeDir::at(home.path().join("husk"));
+    (home, runtime)
+}
+
+#[test]
+fn a_claimed_vm_is_found_until_it_is_removed() {
+    let (_home, runtime) = runtime();
+    assert_eq!(runtime.list().unwrap(), []);
+    let claimed = runtime.claim("default", "demo").unwrap();
+    fs::write(claimed.dir().plan(), "{}").unwrap();
+    assert_eq!(runtime.list().unwrap(), [claimed.dir().clone()]);
+    let found = runtime.find("default", "demo").unwrap();
+    assert_eq!(found.monitor_pid(), Some(std::process::id()));
+    assert!(matches!(
+        runtime.find("default", "other"),
+        Err(StateError::NotFound { .. })
+    ));
+    assert!(matches!(
+        runtime.claim("default", "demo"),
+        Err(StateError::Exists { .. })
+    ));
+    assert_eq!(runtime.sweep().unwrap(), 0);
+
+    claimed.remove().unwrap();
+    assert_eq!(runtime.list().unwrap(), []);
+    assert!(!runtime.path().join("default").exists());
+}
+
+#[test]
+fn what_a_dead_monitor_left_is_swept_or_taken_over() {
+    let (_home, runtime) = runtime();
+    for _ in 0..2 {
+        let claimed = runtime.claim("default", "demo").unwrap();
+        fs::write(claimed.dir().console_log(), "hello").unwrap();
+        let dir = claimed.dir().clone();
+        drop(claimed);
+        assert!(!dir.is_live() && dir.path().exists());
+        assert!(matches!(
+            runtime.find("default", "demo"),
+            Err(StateError::NotFound { .. })
+        ));
+    }
+    assert_eq!(runtime.sweep().unwrap(), 1);
+    assert!(!runtime.path().join("default").exists());
+    assert_eq!(runtime.sweep().unwrap(), 0);
+}
+
+#[test]
+fn a_sweep_deletes_nothing_husk_did_not_make() {
+    let (_home, runtime) = runtime();
+    drop(runtime.claim("default", "dead").unwrap());
+    let foreign = runtime.path().join("home/user");
+    fs::create_dir_all(&foreign).unwrap();
+    fs::write(foreign.join("thesis.tex"), "x").unwrap();
+    let kept = runtime.path().join("default/dead/kept");
+    fs::write(&kept, "x").unwrap();
+    assert_eq!(runtime.sweep().unwrap(), 0);
+    assert!(kept.exists() && foreign.join("thesis.tex").exists());
+}
+
+#[test]
+fn names_stay_inside_the_directory() {
+    let (_home, runtime) = runtime();
+    let long = "n".repeat(254);
+    for bad in ["", ".", "..", "../x", "a/b", ".lock", "a\0", &long] {
+        assert!(
+            matches!(runtime.find("default", bad), Err(StateError::BadName(_))),
+            "{bad:?}"
+        );
+        assert!(
+            matches!(runtime.claim(bad, "demo"), Err(StateError::BadName(_))),
+            "{bad:?}"
+        );
+    }
+    assert!(!runtime.path().exists());
+}
+
+#[test]
+fn a_crash_between_mkdir_and_lock_blocks_nothing() {
+    let (_home, runtime) = runtime();
+    fs::create_dir_all(runtime.path().join("default/demo")).unwrap();
+    assert_eq!(runtime.sweep().unwrap(), 0);
+    runtime.claim("default", "demo").unwrap().remove().unwrap();
+}
+
+#[test]
+fn directories_are_private() {
+    let (_home, runtime) = runtime();
+    let claimed = runtime.claim("default", "demo").unwrap();
+    for path in [runtime.path(), claimed.dir().path()] {
+        assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o700);
+    }
+}

@@ -1,0 +1,175 @@
+//! One VM's directory.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use super::{RuntimeDir, StateError, lock};
+
+const PID: &str = "monitor.pid";
+/// Everything a monitor may leave in its directory beside monitor.pid.
+const FILES: [&str; 7] = [
+    "pod.sock",
+    "plan.json",
+    "vmi.json",
+    "console.log",
+    "console.log.1",
+    "monitor.log",
+    "monitor.log.1",
+];
+
+/// The state directory of one VM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmDir {
+    path: PathBuf,
+    namespace: String,
+    name: String,
+}
+
+impl VmDir {
+    pub(super) fn new(path: PathBuf, namespace: &str, name: &str) -> VmDir {
+        VmDir {
+            path,
+            namespace: namespace.into(),
+            name: name.into(),
+        }
+    }
+
+    /// Its path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The VM's namespace.
+    #[must_use]
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// The VM's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The socket its monitor serves `husk.shim.v1` on. Its path may be too long for `connect`: see
+    /// [`crate::client::connect`].
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.path.join("pod.sock")
+    }
+
+    /// What the guest wrote to its serial console, raw bytes. When it grows large it becomes
+    /// [`VmDir::console_log_before`] and starts anew, so a follower reopens it when its inode changes.
+    #[must_use]
+    pub fn console_log(&self) -> PathBuf {
+        self.path.join("console.log")
+    }
+
+    /// The part of the console's output before [`VmDir::console_log`], if there is that much.
+    #[must_use]
+    pub fn console_log_before(&self) -> PathBuf {
+        self.path.join("console.log.1")
+    }
+
+    /// The log of the monitor and its VMM.
+    #[must_use]
+    pub fn monitor_log(&self) -> PathBuf {
+        self.path.join("monitor.log")
+    }
+
+    /// The `husk_vmi::VmPlan` the VM was started from, as JSON.
+    #[must_use]
+    pub fn plan(&self) -> PathBuf {
+        self.path.join("plan.json")
+    }
+
+    /// The manifest it was started from, as JSON.
+    #[must_use]
+    pub fn vmi(&self) -> PathBuf {
+        self.path.join("vmi.json")
+    }
+
+    /// The process id of its monitor.
+    #[must_use]
+    pub fn monitor_pid(&self) -> Option<u32> {
+        fs::read_to_string(self.path.join(PID)).ok()?.trim().parse().ok()
+    }
+
+    /// Whether its monitor lives.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        self.held().unwrap_or(false)
+    }
+
+    /// Whether a monitor had it and died.
+    pub(super) fn is_abandoned(&self) -> bool {
+        self.held().is_ok_and(|held| !held)
+    }
+
+    fn held(&self) -> io::Result<bool> {
+        let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(flags)
+            .open(self.path.join(PID))?;
+        lock::is_held(&file)
+    }
+
+    /// Removes the directory and its namespace's if that was the last. Under the runtime directory's lock.
+    pub(super) fn remove(&self) -> Result<(), StateError> {
+        for name in FILES.into_iter().chain([PID]) {
+            let path = self.path.join(name);
+            match fs::remove_file(&path) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                    return Err(StateError::Io { path, source: e });
+                }
+                _ => {}
+            }
+        }
+        fs::remove_dir(&self.path).map_err(StateError::io(&self.path))?;
+        if let Some(namespace) = self.path.parent() {
+            // Fails where another VM is in it, which is as it should be.
+            let _ = fs::remove_dir(namespace);
+        }
+        Ok(())
+    }
+}
+
+/// A VM's directory that this process owns; dropping it without [`ClaimedDir::remove`] leaves it for a sweep.
+#[derive(Debug)]
+pub struct ClaimedDir {
+    runtime: RuntimeDir,
+    dir: VmDir,
+    _lock: File,
+}
+
+impl ClaimedDir {
+    /// Takes the lock that says so. Under the runtime directory's lock, so nobody else can hold it.
+    pub(super) fn lock(runtime: RuntimeDir, dir: VmDir) -> Result<ClaimedDir, StateError> {
+        let path = dir.path.join(PID);
+        let mut file = lock::exclusive(&path).map_err(StateError::io(&path))?;
+        file.write_all(format!("{}\n", std::process::id()).as_bytes())
+            .map_err(StateError::io(&path))?;
+        Ok(ClaimedDir {
+            runtime,
+            dir,
+            _lock: file,
+        })
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn dir(&self) -> &VmDir {
+        &self.dir
+    }
+
+    /// Removes the directory with all that is in it.
+    pub fn remove(self) -> Result<(), StateError> {
+        let _lock = self.runtime.lock()?;
+        self.dir.remove()
+    }
+}
