@@ -28,6 +28,11 @@ pub trait VirtioDevice: Send {
     fn features(&self) -> u64;
     /// The largest size of each queue; its length is the number of queues. Powers of two.
     fn queue_max_sizes(&self) -> &[u16];
+    /// Length of device configuration space in bytes, at most 2048. With 0 the transport shows none, which
+    /// spares the driver a probe. It may count bytes past what the device defines: they read as zero.
+    fn config_size(&self) -> u16 {
+        256
+    }
     /// Reads device configuration space. Bytes beyond its end read as zero.
     fn read_config(&self, offset: u64, data: &mut [u8]);
     /// Writes device configuration space. Writes to read-only fields are ignored.

@@ -1,0 +1,54 @@
+//! The host bridge at 00:00.0: an identity and nothing behind it. Operating systems expect to find one.
+
+use std::sync::{Mutex, MutexGuard};
+
+use super::config::{ConfigSpace, Identity};
+use super::{Bar, PciDevice};
+
+/// A host bridge without registers of its own.
+#[derive(Debug)]
+pub struct HostBridge(Mutex<ConfigSpace>);
+
+impl HostBridge {
+    /// The generic PCI Express host bridge of Red Hat's vendor ID, for which no guest has quirks or a driver.
+    pub fn new() -> Self {
+        Self(Mutex::new(ConfigSpace::new(Identity {
+            vendor: 0x1b36,
+            device: 0x0008,
+            revision: 0,
+            class: [0x06, 0x00, 0x00],
+            subsystem_vendor: 0x1af4,
+            subsystem: 0x1100,
+        })))
+    }
+
+    fn space(&self) -> MutexGuard<'_, ConfigSpace> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl Default for HostBridge {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl PciDevice for HostBridge {
+    fn config_read(&self, offset: u16, data: &mut [u8]) {
+        self.space().read(offset, data);
+    }
+    fn config_write(&self, offset: u16, data: &[u8]) {
+        self.space().write(offset, data);
+    }
+    fn bars(&self) -> Vec<Bar> {
+        Vec::new()
+    }
+    fn bar_read(&self, _: u8, _: u64, data: &mut [u8]) {
+        data.fill(0xff);
+    }
+    fn bar_write(&self, _: u8, _: u64, _: &[u8]) {}
+    fn bar_placed(&self, _: u8, _: Option<u64>) {}
+    fn reset(&self) {
+        self.space().reset();
+    }
+}
