@@ -9,13 +9,21 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+mod aligned;
+mod executor;
 mod geometry;
+mod operation;
 mod queue;
+mod raw;
 mod reader;
+mod threads;
+mod uring;
 
 pub use geometry::Geometry;
 pub use queue::{Buffer, Completion, DiskQueue, Request};
 pub use reader::DiskReader;
+
+use raw::RawQueue;
 
 /// Bytes of a sector, the unit of disk sizes and of every offset a guest can name.
 pub const SECTOR: u64 = 512;
@@ -40,7 +48,7 @@ pub enum Engine {
     Auto,
     /// io_uring or an error.
     Uring,
-    /// A few threads with blocking system calls.
+    /// A few threads with blocking system calls, started at once: whoever drops privileges does it before.
     Threads,
 }
 
@@ -86,10 +94,19 @@ impl Disk {
     pub fn open_raw(image: OwnedFd, options: Options) -> io::Result<Self> {
         let file = Arc::new(File::from(image));
         let geometry = Geometry::probe(&file, options)?;
+        // Requests that rewrite parts of blocks are kept apart within a queue only.
+        let queues = if geometry.align.offset > SECTOR {
+            1
+        } else {
+            options.queues.max(1)
+        };
+        let queues = (0..queues)
+            .map(|_| Ok(Box::new(RawQueue::new(&file, geometry, options.engine)?) as Box<dyn DiskQueue>))
+            .collect::<io::Result<_>>()?;
         Ok(Self {
             geometry,
             file,
-            queues: Vec::new(),
+            queues,
         })
     }
 

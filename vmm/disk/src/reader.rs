@@ -6,6 +6,11 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use crate::Geometry;
+use crate::aligned::AlignedBuf;
+use crate::geometry::Align;
+
+/// Bytes read at a time where memory must be aligned.
+const PIECE: u64 = 64 << 10;
 
 /// Reads a disk's content without a queue. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -30,9 +35,29 @@ impl DiskReader {
     /// # Errors
     /// `UnexpectedEof` if the range does not lie on the disk, else what the kernel says.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        match offset.checked_add(buf.len() as u64) {
-            Some(end) if end <= self.geometry.size => self.file.read_exact_at(buf, offset),
-            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        let end = offset
+            .checked_add(buf.len() as u64)
+            .filter(|end| *end <= self.geometry.size);
+        let Some(end) = end else {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        };
+        let align = self.geometry.align;
+        if align == Align::NONE {
+            return self.file.read_exact_at(buf, offset);
         }
+        // The file is open for direct I/O: whole blocks, by way of aligned memory.
+        let step = PIECE.max(align.offset);
+        let mut piece = AlignedBuf::new(step as usize, align.memory.max(align.offset as usize))?;
+        let mut start = offset & !(align.offset - 1);
+        while start < end {
+            let stop = (start + step).min(end.next_multiple_of(align.offset));
+            let memory = &mut piece.as_mut()[..(stop - start) as usize];
+            self.file.read_exact_at(memory, start)?;
+            let (from, to) = (start.max(offset), stop.min(end));
+            buf[(from - offset) as usize..(to - offset) as usize]
+                .copy_from_slice(&memory[(from - start) as usize..(to - start) as usize]);
+            start = stop;
+        }
+        Ok(())
     }
 }

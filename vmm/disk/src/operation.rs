@@ -1,0 +1,398 @@
+//! A request as a sequence of system calls: which call comes next, given what the last one returned.
+//!
+//! Knows nothing of how calls are carried out, so the same sequence serves both engines and can be
+//! tested against made-up results. It hides short transfers, direct I/O's alignment (through a bounce
+//! buffer, reading what surrounds a partial block first) and file systems without `fallocate`.
+
+use std::io;
+
+use crate::aligned::AlignedBuf;
+use crate::executor::{Call, Vector};
+use crate::geometry::Align;
+use crate::queue::Buffer;
+
+/// Largest bounce buffer in bytes; longer requests go through it piece by piece.
+const BOUNCE: u64 = 256 << 10;
+
+/// iovecs of one call (UIO_MAXIOV).
+const VECTOR: usize = 1024;
+
+/// Interrupted calls in a row before a request fails.
+const RETRIES: u8 = 64;
+
+/// Kept between requests in each of many operations, so not much: iovecs for a fragmented 256 KiB.
+const KEPT_BUFFERS: usize = 64;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Read,
+    Write,
+    #[default]
+    Flush,
+    Discard,
+    Zero {
+        unmap: bool,
+    },
+}
+
+/// What is known about the image's file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Traits {
+    pub align: Align,
+    /// Whether `fallocate` punches holes; learnt from the first refusal.
+    pub punch: bool,
+    /// Whether `fallocate` zeroes ranges.
+    pub zero_range: bool,
+}
+
+/// What an operation wants.
+#[derive(Debug)]
+pub(crate) enum Next {
+    Call(Call),
+    /// A bounce buffer of so many bytes, see [`Operation::give_bounce`].
+    Bounce(usize),
+    Done(io::Result<()>),
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stage {
+    /// Decide how to go on with what is left.
+    #[default]
+    Choose,
+    /// Between the caller's buffers and the file.
+    Transfer,
+    /// From the file into the bounce buffer.
+    Fill,
+    /// From the bounce buffer into the file.
+    Drain,
+    Punch,
+    ZeroRange,
+    Sync,
+    Done,
+    Failed(i32),
+}
+
+/// One request. Reused for the next, so that its buffers' memory is.
+#[derive(Debug, Default)]
+pub(crate) struct Operation {
+    kind: Kind,
+    durable: bool,
+    /// What is left to do, in bytes of the disk.
+    offset: u64,
+    end: u64,
+    buffers: Vec<Buffer>,
+    /// Buffers before it are done with.
+    first: usize,
+    bounce: Option<Box<Bounce>>,
+    /// Zeroes are written, not allocated.
+    by_hand: bool,
+    stage: Stage,
+    retries: u8,
+}
+
+#[derive(Debug)]
+struct Bounce {
+    memory: AlignedBuf,
+    capacity: u64,
+    /// The aligned range of the disk it stands for now.
+    start: u64,
+    len: u64,
+    /// Bytes of it transferred by the calls so far.
+    done: u64,
+    iovec: Buffer,
+}
+
+impl Operation {
+    /// Starts a request for `len` bytes at `offset`, which lie on the disk; `buffers` are as long together.
+    pub fn begin(&mut self, kind: Kind, offset: u64, len: u64, buffers: &[Buffer], durable: bool) {
+        self.kind = kind;
+        self.durable = durable;
+        self.offset = offset;
+        self.end = offset + len;
+        self.buffers.extend_from_slice(buffers);
+        self.stage = Stage::Choose;
+    }
+
+    /// Forgets the request. Returns whether it held a bounce buffer.
+    pub fn clear(&mut self) -> bool {
+        self.buffers.clear();
+        self.buffers.shrink_to(KEPT_BUFFERS);
+        self.first = 0;
+        self.by_hand = false;
+        self.retries = 0;
+        self.bounce.take().is_some()
+    }
+
+    /// The blocks of the disk that what is left of this request touches.
+    pub fn blocks(&self, align: Align) -> (u64, u64) {
+        (
+            self.offset & !(align.offset - 1),
+            self.end.next_multiple_of(align.offset),
+        )
+    }
+
+    /// Whether it changes the disk.
+    pub fn changes(&self) -> bool {
+        matches!(self.kind, Kind::Write | Kind::Zero { .. } | Kind::Discard)
+    }
+
+    /// Whether it writes back parts of blocks that are not its own.
+    pub fn rewrites(&self, align: Align) -> bool {
+        matches!(self.kind, Kind::Write | Kind::Zero { .. }) && self.blocks(align) != (self.offset, self.end)
+    }
+
+    /// What to do now. After [`Next::Call`] not to be asked again before [`Operation::settle`].
+    pub fn next(&mut self, traits: &Traits) -> Next {
+        if self.stage == Stage::Choose {
+            self.stage = match self.choose(traits) {
+                Ok(stage) => stage,
+                Err(bounce) => return bounce,
+            };
+        }
+        match self.stage {
+            Stage::Transfer => self.transfer(),
+            Stage::Fill | Stage::Drain => self.bounce_call(),
+            Stage::Punch => self.allocate(libc::FALLOC_FL_PUNCH_HOLE),
+            Stage::ZeroRange => self.allocate(libc::FALLOC_FL_ZERO_RANGE),
+            Stage::Sync => Next::Call(Call::Sync),
+            Stage::Failed(errno) => Next::Done(Err(io::Error::from_raw_os_error(errno))),
+            Stage::Choose | Stage::Done => Next::Done(Ok(())),
+        }
+    }
+
+    fn choose(&mut self, traits: &Traits) -> Result<Stage, Next> {
+        Ok(match self.kind {
+            Kind::Flush => Stage::Sync,
+            _ if self.offset == self.end => Stage::Done,
+            Kind::Discard if traits.punch => Stage::Punch,
+            // A hint: a file that cannot forget is as right.
+            Kind::Discard => Stage::Done,
+            Kind::Zero { unmap: true } if traits.punch && !self.by_hand => Stage::Punch,
+            Kind::Zero { .. } if traits.zero_range && !self.by_hand => Stage::ZeroRange,
+            Kind::Read | Kind::Write if self.aligned(traits.align) => Stage::Transfer,
+            _ => return self.next_piece(traits.align),
+        })
+    }
+
+    fn aligned(&self, align: Align) -> bool {
+        align == Align::NONE
+            || self.blocks(align) == (self.offset, self.end)
+                && self.buffers[self.first..].iter().all(|b| {
+                    (b.start() as usize).is_multiple_of(align.memory)
+                        && (b.len() as u64).is_multiple_of(align.offset)
+                })
+    }
+
+    /// Points the bounce buffer at the next piece, or asks for one.
+    fn next_piece(&mut self, align: Align) -> Result<Stage, Next> {
+        let (start, stop) = self.blocks(align);
+        let Some(bounce) = &mut self.bounce else {
+            return Err(Next::Bounce((stop - start).min(BOUNCE.max(align.offset)) as usize));
+        };
+        bounce.start = start;
+        bounce.len = (stop - start).min(bounce.capacity);
+        bounce.done = 0;
+        let partial = self.offset != start || self.end < start + bounce.len;
+        if self.kind == Kind::Read || partial {
+            return Ok(Stage::Fill);
+        }
+        Ok(self.fill_in())
+    }
+
+    /// Answers [`Next::Bounce`]. Returns whether there was memory; if not, the request fails.
+    pub fn give_bounce(&mut self, bytes: usize, align: Align) -> bool {
+        match AlignedBuf::new(bytes, align.memory.max(align.offset as usize)) {
+            Ok(memory) => {
+                let (start, len, done) = (0, 0, 0);
+                let iovec = Buffer::new(std::ptr::null_mut(), 0);
+                let capacity = bytes as u64;
+                self.bounce = Some(Box::new(Bounce {
+                    memory,
+                    capacity,
+                    start,
+                    len,
+                    done,
+                    iovec,
+                }));
+            }
+            Err(_) => self.stage = Stage::Failed(libc::ENOMEM),
+        }
+        self.bounce.is_some()
+    }
+
+    fn transfer(&self) -> Next {
+        let buffers = &self.buffers[self.first..];
+        // Buffer is a transparent wrapper of iovec.
+        let vector = Vector {
+            start: buffers.as_ptr().cast(),
+            count: buffers.len().min(VECTOR) as u32,
+        };
+        let offset = self.offset;
+        Next::Call(match self.kind {
+            Kind::Read => Call::Read { offset, vector },
+            _ => Call::Write {
+                offset,
+                vector,
+                durable: self.durable,
+            },
+        })
+    }
+
+    fn bounce_call(&mut self) -> Next {
+        let Some(bounce) = &mut self.bounce else {
+            return Next::Done(Err(io::ErrorKind::Other.into()));
+        };
+        let rest = &mut bounce.memory.as_mut()[bounce.done as usize..bounce.len as usize];
+        bounce.iovec = Buffer::new(rest.as_mut_ptr(), rest.len());
+        let vector = Vector {
+            start: (&raw const bounce.iovec).cast(),
+            count: 1,
+        };
+        let offset = bounce.start + bounce.done;
+        Next::Call(match self.stage {
+            Stage::Fill => Call::Read { offset, vector },
+            _ => Call::Write {
+                offset,
+                vector,
+                durable: self.durable,
+            },
+        })
+    }
+
+    fn allocate(&self, mode: i32) -> Next {
+        let (offset, len) = (self.offset, self.end - self.offset);
+        Next::Call(Call::Allocate {
+            mode: mode | libc::FALLOC_FL_KEEP_SIZE,
+            offset,
+            len,
+        })
+    }
+
+    /// Takes what the call returned.
+    pub fn settle(&mut self, result: i32, traits: &mut Traits) {
+        if matches!(-result, libc::EINTR | libc::EAGAIN) && self.retries < RETRIES {
+            self.retries += 1;
+            return;
+        }
+        self.retries = 0;
+        self.stage = match self.stage {
+            Stage::Punch | Stage::ZeroRange => self.allocated(result, traits),
+            stage if result < 0 => {
+                debug_assert!(stage != Stage::Choose);
+                Stage::Failed(-result)
+            }
+            Stage::Transfer => match result {
+                // The image ended early: somebody cut it while we had it open.
+                0 => Stage::Failed(libc::EIO),
+                n => {
+                    self.consume(n as u64, |_, _| ());
+                    Stage::Choose
+                }
+            },
+            Stage::Fill | Stage::Drain => self.bounced(result as u64, traits.align),
+            _ => Stage::Done,
+        };
+    }
+
+    fn allocated(&mut self, result: i32, traits: &mut Traits) -> Stage {
+        let ability = if self.stage == Stage::Punch {
+            &mut traits.punch
+        } else {
+            &mut traits.zero_range
+        };
+        match -result {
+            0 if self.durable => Stage::Sync,
+            0 => Stage::Done,
+            libc::EOPNOTSUPP | libc::ENOSYS => {
+                *ability = false;
+                Stage::Choose
+            }
+            // A block device whose blocks are larger than ours: not this range.
+            libc::EINVAL if self.kind == Kind::Discard => Stage::Done,
+            libc::EINVAL => {
+                self.by_hand = true;
+                Stage::Choose
+            }
+            errno => Stage::Failed(errno),
+        }
+    }
+
+    fn bounced(&mut self, moved: u64, align: Align) -> Stage {
+        let Some(bounce) = &mut self.bounce else {
+            return Stage::Failed(libc::EIO);
+        };
+        // Direct I/O goes on from a block boundary only.
+        let moved = moved & !(align.offset - 1);
+        if moved == 0 {
+            return Stage::Failed(libc::EIO);
+        }
+        bounce.done += moved;
+        if bounce.done < bounce.len {
+            return self.stage;
+        }
+        match (self.stage, self.kind) {
+            (Stage::Fill, Kind::Read) => {
+                self.copy(|caller, bounce, len| {
+                    // SAFETY: `len` bytes are ours at `bounce`, and at `caller` by the contract of
+                    // `DiskQueue::submit`; they do not overlap. What the guest does there meanwhile
+                    // changes only what it will find there.
+                    unsafe { std::ptr::copy_nonoverlapping(bounce, caller, len) }
+                });
+                Stage::Choose
+            }
+            (Stage::Fill, _) => self.fill_in(),
+            _ => Stage::Choose,
+        }
+    }
+
+    /// Puts this request's bytes into the bounce buffer, to be written next.
+    fn fill_in(&mut self) -> Stage {
+        if let (Kind::Zero { .. }, Some(bounce)) = (self.kind, &mut self.bounce) {
+            let skip = self.offset - bounce.start;
+            let len = (self.end - self.offset).min(bounce.len - skip);
+            bounce.memory.as_mut()[skip as usize..][..len as usize].fill(0);
+            self.offset += len;
+        } else {
+            self.copy(|caller, bounce, len| {
+                // SAFETY: as when reading, in the other direction.
+                unsafe { std::ptr::copy_nonoverlapping(caller, bounce, len) }
+            });
+        }
+        if let Some(bounce) = &mut self.bounce {
+            bounce.done = 0;
+        }
+        Stage::Drain
+    }
+
+    /// Calls `each(caller's memory, bounce buffer's memory, length)` for what both have of this piece, and
+    /// moves on past it.
+    fn copy(&mut self, each: impl Fn(*mut u8, *mut u8, usize)) {
+        let Some(mut bounce) = self.bounce.take() else {
+            return;
+        };
+        let skip = self.offset - bounce.start;
+        let len = (self.end - self.offset).min(bounce.len - skip);
+        let mut at = skip as usize;
+        let memory = bounce.memory.as_mut();
+        self.consume(len, |caller, len| {
+            each(caller, memory[at..at + len].as_mut_ptr(), len);
+            at += len;
+        });
+        self.bounce = Some(bounce);
+    }
+
+    /// Moves on by `len` bytes, showing each piece of the caller's memory passed over.
+    fn consume(&mut self, len: u64, mut each: impl FnMut(*mut u8, usize)) {
+        self.offset += len;
+        let mut rest = len as usize;
+        while let Some(buffer) = self.buffers.get_mut(self.first)
+            && rest > 0
+        {
+            let part = rest.min(buffer.len());
+            each(buffer.start(), part);
+            *buffer = Buffer::new(buffer.start().wrapping_add(part), buffer.len() - part);
+            self.first += usize::from(buffer.len() == 0);
+            rest -= part;
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! Real files through both engines.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::time::{Duration, Instant};
+
+use husk_disk::{Buffer, Cache, Disk, DiskQueue, Engine, Options, Request};
+
+const MIB: u64 = 1 << 20;
+const ENGINES: [Engine; 2] = [Engine::Uring, Engine::Threads];
+
+fn image(size: u64) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
+    file.as_file().set_len(size).unwrap();
+    file
+}
+
+fn open(path: &std::path::Path, flags: i32) -> File {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(flags)
+        .open(path)
+        .unwrap()
+}
+
+fn disk(file: &tempfile::NamedTempFile, flags: i32, options: Options) -> Disk {
+    Disk::open_raw(open(file.path(), flags).into(), options).unwrap()
+}
+
+fn queue(disk: &mut Disk) -> Box<dyn DiskQueue> {
+    disk.take_queues().remove(0)
+}
+
+/// Submits, and waits until as many requests as were submitted are done.
+fn run(queue: &mut Box<dyn DiskQueue>, requests: &[Request<'_>]) -> Vec<io::Result<()>> {
+    let mut results: Vec<Option<io::Result<()>>> = requests.iter().map(|_| None).collect();
+    for (tag, request) in requests.iter().enumerate() {
+        // SAFETY: the callers' buffers outlive this function, which waits for the completions.
+        unsafe { queue.submit(tag as u16, *request) };
+    }
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while results.iter().any(Option::is_none) {
+        assert!(Instant::now() < deadline, "requests hang: {results:?}");
+        while let Some(done) = queue.complete() {
+            results[usize::from(done.tag)] = Some(done.result);
+        }
+        queue.kick().unwrap();
+        let mut poll = libc::pollfd {
+            fd: queue.event().as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one pollfd is passed and announced.
+        if unsafe { libc::poll(&raw mut poll, 1, 100) } > 0 {
+            let _ = queue.event().read();
+        }
+    }
+    results.into_iter().flatten().collect()
+}
+
+fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len)
+        .map(|i| (i as u8).wrapping_mul(31) ^ (i >> 8) as u8 ^ seed)
+        .collect()
+}
+
+fn pieces(memory: &mut [u8], step: usize) -> Vec<Buffer> {
+    memory
+        .chunks_mut(step)
+        .map(|c| Buffer::new(c.as_mut_ptr(), c.len()))
+        .collect()
+}
+
+fn options(engine: Engine) -> Options {
+    Options {
+        engine,
+        ..Options::default()
+    }
+}
+
+fn round_trip(disk: &mut Disk, shift: usize) {
+    let reader = disk.reader();
+    let mut queue = queue(disk);
+    let expected = pattern(MIB as usize, 7);
+    let mut memory = [vec![0; shift], expected.clone()].concat();
+    for (offset, step) in [
+        (512u64, 4096),
+        (MIB, 1000),
+        (2 * MIB + 1024, 1 << 20),
+        (4 * MIB, 700),
+    ] {
+        let out = pieces(&mut memory[shift..], step);
+        let results = run(
+            &mut queue,
+            &[Request::Write {
+                offset,
+                buffers: &out,
+                durable: false,
+            }],
+        );
+        assert!(results.iter().all(Result::is_ok), "{results:?}");
+        assert!(run(&mut queue, &[Request::Flush])[0].is_ok());
+        let mut back = vec![0; MIB as usize + shift];
+        let buffers = pieces(&mut back[shift..], step);
+        run(
+            &mut queue,
+            &[Request::Read {
+                offset,
+                buffers: &buffers,
+            }],
+        )
+        .remove(0)
+        .unwrap();
+        assert!(back[shift..] == expected);
+        let mut odd = vec![0; 5000];
+        reader.read_at(offset + 333, &mut odd).unwrap();
+        assert!(odd == expected[333..5333]);
+    }
+}
+
+#[test]
+fn data_survives_a_round_trip() {
+    for engine in ENGINES {
+        for cache in [Cache::Writeback, Cache::Writethrough] {
+            let file = image(8 * MIB);
+            round_trip(
+                &mut disk(
+                    &file,
+                    0,
+                    Options {
+                        engine,
+                        cache,
+                        ..Options::default()
+                    },
+                ),
+                0,
+            );
+        }
+    }
+}
+
+#[test]
+fn direct_io_takes_any_alignment() {
+    for engine in ENGINES {
+        for shift in [0, 1] {
+            let file = image(8 * MIB);
+            let options = Options {
+                engine,
+                cache: Cache::None,
+                ..Options::default()
+            };
+            let mut disk = disk(&file, libc::O_DIRECT, options);
+            round_trip(&mut disk, shift);
+        }
+    }
+}
+
+#[test]
+fn a_full_queue_completes() {
+    for engine in ENGINES {
+        let file = image(8 * MIB);
+        let mut disk = disk(&file, 0, options(engine));
+        let mut queue = queue(&mut disk);
+        let depth = usize::from(queue.depth());
+        let mut memory: Vec<_> = (0..depth).map(|i| vec![i as u8; 4096]).collect();
+        let buffers: Vec<_> = memory.iter_mut().map(|m| pieces(m, 1024)).collect();
+        let requests: Vec<_> = buffers
+            .iter()
+            .enumerate()
+            .map(|(i, buffers)| Request::Write {
+                offset: i as u64 * 4096,
+                buffers,
+                durable: i % 2 == 0,
+            })
+            .collect();
+        for _ in 0..3 {
+            assert!(run(&mut queue, &requests).iter().all(Result::is_ok));
+        }
+        for i in 0..depth {
+            let mut back = [0; 4096];
+            file.as_file().read_exact_at(&mut back, i as u64 * 4096).unwrap();
+            assert_eq!(back, [i as u8; 4096]);
+        }
+    }
+}
+
+#[test]
+fn dropping_a_queue_waits_for_its_requests() {
+    for engine in ENGINES {
+        let file = image(64 * MIB);
+        let mut disk = disk(&file, 0, options(engine));
+        let mut queue = queue(&mut disk);
+        let mut memory = pattern(32 * MIB as usize, 3);
+        let buffers = pieces(&mut memory, 1 << 20);
+        // SAFETY: the memory outlives the queue, which is dropped next.
+        unsafe {
+            queue.submit(
+                0,
+                Request::Write {
+                    offset: 0,
+                    buffers: &buffers,
+                    durable: true,
+                },
+            )
+        };
+        queue.kick().unwrap();
+        drop(queue);
+        // The first call's share at least; a request cut short by a drop need not go on.
+        let mut back = vec![0; 4096];
+        file.as_file().read_exact_at(&mut back, 0).unwrap();
+        assert!(back == memory[..4096]);
+    }
+}
+
+#[test]
+fn discard_and_write_zeroes_free_space() {
+    for engine in ENGINES {
+        let file = image(4 * MIB);
+        file.as_file()
+            .write_all_at(&pattern(4 * MIB as usize, 1), 0)
+            .unwrap();
+        file.as_file().sync_all().unwrap();
+        let full = file.as_file().metadata().unwrap().blocks();
+        let mut disk = disk(&file, 0, options(engine));
+        let mut queue = queue(&mut disk);
+        let requests = [
+            Request::Discard {
+                offset: 0,
+                len: MIB,
+                durable: true,
+            },
+            Request::WriteZeroes {
+                offset: MIB,
+                len: MIB,
+                unmap: true,
+                durable: false,
+            },
+            Request::WriteZeroes {
+                offset: 2 * MIB + 512,
+                len: 1024,
+                unmap: false,
+                durable: true,
+            },
+        ];
+        assert!(run(&mut queue, &requests).iter().all(Result::is_ok));
+        let metadata = file.as_file().metadata().unwrap();
+        assert!(
+            metadata.blocks() <= full - 2 * MIB / 512,
+            "{full} -> {}",
+            metadata.blocks()
+        );
+        assert_eq!(metadata.len(), 4 * MIB);
+        let mut back = vec![1; 4 * MIB as usize];
+        file.as_file().read_exact_at(&mut back, 0).unwrap();
+        let mut expected = pattern(4 * MIB as usize, 1);
+        expected[..2 * MIB as usize].fill(0);
+        expected[2 * MIB as usize + 512..2 * MIB as usize + 1536].fill(0);
+        assert!(back == expected);
+    }
+}
+
+#[test]
+fn an_image_cut_short_is_an_error() {
+    for engine in ENGINES {
+        let file = image(MIB);
+        let mut disk = disk(&file, 0, options(engine));
+        let mut queue = queue(&mut disk);
+        file.as_file().set_len(4096).unwrap();
+        let mut memory = vec![0; 8192];
+        let buffers = pieces(&mut memory, 8192);
+        let result = run(
+            &mut queue,
+            &[Request::Read {
+                offset: 0,
+                buffers: &buffers,
+            }],
+        )
+        .remove(0);
+        assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EIO));
+        let mut byte = [0];
+        assert!(disk.reader().read_at(MIB - 1, &mut byte).is_err());
+    }
+}
+
+#[test]
+fn queues_of_one_disk_share_it() {
+    let file = image(MIB);
+    let mut disk = disk(
+        &file,
+        0,
+        Options {
+            queues: 3,
+            ..Options::default()
+        },
+    );
+    let mut queues = disk.take_queues();
+    assert_eq!((queues.len(), disk.take_queues().len()), (3, 0));
+    let mut memory = vec![9; 512];
+    let buffers = pieces(&mut memory, 512);
+    run(
+        &mut queues[0],
+        &[Request::Write {
+            offset: 0,
+            buffers: &buffers,
+            durable: false,
+        }],
+    )
+    .remove(0)
+    .unwrap();
+    let mut back = vec![0; 512];
+    let buffers = pieces(&mut back, 512);
+    run(
+        &mut queues[2],
+        &[Request::Read {
+            offset: 0,
+            buffers: &buffers,
+        }],
+    )
+    .remove(0)
+    .unwrap();
+    assert_eq!(back, [9; 512]);
+}
+
+#[test]
+fn what_cannot_be_a_disk_is_refused() {
+    let refused =
+        |file: File, options: Options| Disk::open_raw(file.into(), options).unwrap_err().to_string();
+    let default = Options::default();
+    assert_eq!(
+        refused(image(0).into_file(), default),
+        "size 0 is not a multiple of 512, or 0"
+    );
+    assert_eq!(
+        refused(image(1000).into_file(), default),
+        "size 1000 is not a multiple of 512, or 0"
+    );
+    assert_eq!(
+        refused(File::open("/var/tmp").unwrap(), default),
+        "not a regular file or a block device"
+    );
+    let file = image(4096);
+    let read_only = || File::open(file.path()).unwrap();
+    let error = refused(read_only(), default);
+    assert_eq!(error, "opened for reading only, but the disk is not read-only");
+    let write_only = OpenOptions::new().write(true).open(file.path()).unwrap();
+    assert_eq!(refused(write_only, default), "opened for writing only");
+    let direct = Options {
+        cache: Cache::None,
+        ..default
+    };
+    let error = refused(open(file.path(), 0), direct);
+    assert_eq!(error, "cache mode none needs a file opened with O_DIRECT");
+    let disk = Disk::open_raw(
+        read_only().into(),
+        Options {
+            read_only: true,
+            ..default
+        },
+    )
+    .unwrap();
+    assert!(disk.geometry().read_only && !disk.geometry().write_cache);
+    assert_eq!(disk.geometry().size, 4096);
+    assert_eq!(
+        disk.reader().read_at(4000, &mut [0; 97]).unwrap_err().kind(),
+        io::ErrorKind::UnexpectedEof
+    );
+    assert_eq!(
+        disk.reader().read_at(u64::MAX, &mut [0; 2]).unwrap_err().kind(),
+        io::ErrorKind::UnexpectedEof
+    );
+}
