@@ -1,18 +1,143 @@
-//! Guest kernels and disk images.
+//! Guest kernels and disk images, made once of Debian packages and kept in the cache by their recipes.
+//!
+//! An image is a folder `images/NAME` in the cache: with `disk.img`, a whole disk, or with `vmlinuz` and `initrd`.
+
+mod disk;
+mod recipe;
+mod tree;
 
 use crate::progress::Progress;
-use anyhow::{Result, bail};
+use crate::{checkout, debian};
+use anyhow::{Context, Result, bail};
+use recipe::Recipe;
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
 
 /// Arguments of `cargo xtask images`.
 #[derive(clap::Args, Debug)]
-pub struct Args {}
+pub struct Args {
+    /// Images to make; all if none is named
+    names: Vec<String>,
+    /// Say which images there are and where, and make none
+    #[arg(long)]
+    list: bool,
+}
 
 /// Runs `cargo xtask images`.
-pub fn run(_args: Args) -> Result<()> {
-    bail!("`cargo xtask images` does nothing yet")
+pub fn run(args: Args) -> Result<()> {
+    if args.list {
+        for recipe in recipe::ALL {
+            let place = match path(recipe.name) {
+                Ok(folder) => folder.display().to_string(),
+                Err(_) => "not made yet".to_owned(),
+            };
+            println!("{:<18} {}\n{:<18} {place}", recipe.name, recipe.about, "");
+        }
+        return Ok(());
+    }
+    let names: Vec<&str> = args.names.iter().map(String::as_str).collect();
+    let progress = Progress::new();
+    if names.is_empty() {
+        ensure_all(&progress)
+    } else {
+        ensure(&progress, &names)
+    }
 }
 
 /// Makes every guest image the tests need, or finds it in the cache.
-pub fn ensure_all(_progress: &Progress) -> Result<()> {
+pub fn ensure_all(progress: &Progress) -> Result<()> {
+    let names: Vec<&str> = recipe::ALL.iter().map(|recipe| recipe.name).collect();
+    ensure(progress, &names)
+}
+
+/// Makes the images called `names`, or finds them in the cache.
+///
+/// # Errors
+/// If there is no such image, or it has to be made and this is not root.
+pub fn ensure(progress: &Progress, names: &[&str]) -> Result<()> {
+    for name in names {
+        let recipe = find(name)?;
+        if !current(recipe)? {
+            make(progress, recipe)?;
+        }
+    }
     Ok(())
+}
+
+/// The folder of the image called `name`, made by today's recipe.
+///
+/// # Errors
+/// If it has not been made.
+pub fn path(name: &str) -> Result<PathBuf> {
+    if !current(find(name)?)? {
+        bail!("the image {name} has not been made yet: run cargo xtask images {name} as root");
+    }
+    Ok(folder()?.join(name))
+}
+
+/// The folder that holds one folder for each image.
+fn folder() -> Result<PathBuf> {
+    checkout::folder(checkout::cache()?.join("images"))
+}
+
+fn find(name: &str) -> Result<&'static Recipe> {
+    recipe::ALL
+        .iter()
+        .find(|recipe| recipe.name == name)
+        .with_context(|| {
+            let names: Vec<&str> = recipe::ALL.iter().map(|recipe| recipe.name).collect();
+            format!("no image is called {name}; there are {}", names.join(", "))
+        })
+}
+
+/// Whether the cache holds the image of today's recipe.
+fn current(recipe: &Recipe) -> Result<bool> {
+    let marker = folder()?.join(recipe.name).join("recipe");
+    Ok(std::fs::read_to_string(marker).is_ok_and(|text| text == hash(recipe)))
+}
+
+fn hash(recipe: &Recipe) -> String {
+    recipe.hash().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn make(progress: &Progress, recipe: &Recipe) -> Result<()> {
+    let folder = folder()?;
+    let _lock = lock(&folder)?;
+    if current(recipe)? {
+        return Ok(());
+    }
+    debian::ensure_tools(progress)?;
+    if !nix::unistd::geteuid().is_root() {
+        bail!("guest images are made by root, once: run sudo --preserve-env=HOME,PATH cargo xtask images");
+    }
+    let aside = folder.join("unfinished");
+    remove(&aside)?;
+    std::fs::create_dir(&aside)?;
+    let step = progress.step(format!("making the guest image {}", recipe.name));
+    recipe.build(&step, &aside)?;
+    std::fs::write(aside.join("recipe"), hash(recipe))?;
+    let place = folder.join(recipe.name);
+    remove(&place)?;
+    std::fs::rename(&aside, &place)?;
+    step.done();
+    Ok(())
+}
+
+fn remove(folder: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", folder.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// One image is made at a time, whoever asks.
+fn lock(folder: &Path) -> Result<File> {
+    let file = File::create(folder.join("lock"))?;
+    if let Err(TryLockError::WouldBlock) = file.try_lock() {
+        eprintln!("another command makes guest images: waiting for it");
+        file.lock()?;
+    }
+    Ok(file)
 }

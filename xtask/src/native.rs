@@ -1,9 +1,88 @@
 //! Whether this machine runs stock guests itself, so that no lab is needed.
 
-/// True if `/dev/kvm` runs guest kernel mode natively.
+use crate::checkout;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+/// True if `/dev/kvm` runs guest kernel mode natively and nothing else stands in a VM's way.
 ///
-/// Told by `husk doctor`, which runs payloads instead of looking at names. Until a `husk` is built nothing is known,
-/// and the lab, which works everywhere, is used.
+/// `husk doctor` tells, which runs payloads instead of looking at names. Until a `husk` is built nothing is known, and
+/// the lab, which works everywhere, is used. `HUSK_LAB=1` asks for the lab in any case.
 pub fn native_kvm() -> bool {
-    false
+    static NATIVE: OnceLock<bool> = OnceLock::new();
+    *NATIVE.get_or_init(|| std::env::var_os("HUSK_LAB").is_none_or(|value| value != "1") && examined())
+}
+
+/// The doctor's finding, kept for as long as it must hold: the machine's uptime, this `husk` and this user.
+fn examined() -> bool {
+    let built = ["release/husk", "debug/husk"].map(|path| checkout::target().join(path));
+    let Some(husk) = built.iter().find(|path| path.is_file()) else {
+        return false;
+    };
+    let (Ok(boot), Ok(cache), Ok(metadata)) = (
+        std::fs::read_to_string("/proc/sys/kernel/random/boot_id"),
+        checkout::cache(),
+        husk.metadata(),
+    ) else {
+        return diagnose(husk);
+    };
+    let key = format!(
+        "{} {} {} {}",
+        boot.trim(),
+        husk.display(),
+        metadata.mtime(),
+        nix::unistd::geteuid()
+    );
+    let file = cache.join("native-kvm");
+    if let Ok(known) = std::fs::read_to_string(&file)
+        && let Some(finding) = known.strip_prefix(&key)
+    {
+        return finding.trim() == "true";
+    }
+    let native = diagnose(husk);
+    // Only saves time.
+    let _ = std::fs::write(file, format!("{key} {native}\n"));
+    native
+}
+
+/// Asks the doctor, who exits with 0 only if VMs can run.
+fn diagnose(husk: &Path) -> bool {
+    let doctor = Command::new(husk)
+        .args(["doctor", "--json"])
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output();
+    let Ok(doctor) = doctor else {
+        return false;
+    };
+    doctor.status.success() && runs_kernels(&doctor.stdout)
+}
+
+/// Whether the doctor's report says that guest kernel mode is native.
+fn runs_kernels(report: &[u8]) -> bool {
+    let Ok(report) = serde_json::from_slice::<serde_json::Value>(report) else {
+        return false;
+    };
+    let mut checks = report["checks"].as_array().into_iter().flatten();
+    checks.any(|check| check["name"] == "guest-kernel-mode" && check["status"] == "present")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_doctor_is_understood() {
+        let report = |status: &str| {
+            format!(r#"{{"can_run_vms":true,"checks":[{{"name":"guest-kernel-mode","status":"{status}"}}]}}"#)
+        };
+        assert!(runs_kernels(report("present").as_bytes()));
+        assert!(!runs_kernels(report("missing").as_bytes()));
+        assert!(!runs_kernels(
+            br#"{"checks":[{"name":"kvm","status":"present"}]}"#
+        ));
+        assert!(!runs_kernels(b"not JSON"));
+    }
 }

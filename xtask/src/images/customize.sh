@@ -25,8 +25,9 @@ fi
 
 echo localhost > "$root/etc/hostname"
 echo "UUID=$root_id / ext4 errors=remount-ro 0 1" > "$root/etc/fstab"
-cat > "$root/etc/cloud/cloud.cfg.d/90_datasource.cfg" <<'EOF'
+[ ! -d "$root/etc/cloud" ] || cat > "$root/etc/cloud/cloud.cfg.d/90_datasource.cfg" <<'EOF'
 datasource_list: [ NoCloud, None ]
+locale: false
 ssh_genkeytypes: [ ed25519 ]
 EOF
 rm -f "$root"/etc/ssh/ssh_host_*

@@ -25,24 +25,30 @@ pub const HUNG: Duration = Duration::from_secs(60);
 /// How long a reboot into a new image waits for commands in the old lab.
 const BUSY_LIMIT: Duration = Duration::from_secs(900);
 
-/// The booted lab of today's image: the running one if it is well, else a new one.
+/// The booted lab of today's image: the running one if it answers, else a new one.
 pub fn up(progress: &Progress) -> Result<Lab> {
     let place = Place::find()?;
-    if let Some(lab) = well(&place) {
+    if let Some(lab) = running(&place)
+        && ssh::greets(lab.port, HUNG)
+    {
         return Ok(lab);
     }
     let _lock = place.lock()?;
-    if let Some(lab) = well(&place) {
+    if let Some(lab) = running(&place)
+        && ssh::greets(lab.port, HUNG)
+    {
         return Ok(lab);
     }
     let image = image::ensure(progress)?;
     if let Some(old) = place.read() {
-        if old.alive() && old.image != image.hash && ssh::greets(old.port, HUNG) {
+        if !old.qemu.alive() {
+            eprintln!("the lab has ended by itself: booting it again");
+        } else if !old.booted {
+            eprintln!("the lab was left half booted: booting it again");
+        } else if old.alive() && ssh::greets(old.port, HUNG) {
             wait_until_unused(&place)?;
-        } else if old.qemu.alive() {
-            eprintln!("the lab does not answer: rebooting it");
         } else {
-            eprintln!("the lab has ended by itself: rebooting it");
+            eprintln!("the lab does not answer: booting it again");
         }
         end(&place, &old);
     }
@@ -52,10 +58,10 @@ pub fn up(progress: &Progress) -> Result<Lab> {
     Ok(lab)
 }
 
-/// The running lab, if it answers and its image is today's.
-fn well(place: &Place) -> Option<Lab> {
+/// The lab, if its processes run and its image is today's; it may hang.
+pub fn running(place: &Place) -> Option<Lab> {
     let lab = place.read()?;
-    (lab.alive() && lab.image == image::hash() && ssh::greets(lab.port, HUNG)).then_some(lab)
+    (lab.booted && lab.alive() && lab.image == image::hash()).then_some(lab)
 }
 
 fn wait_until_unused(place: &Place) -> Result<()> {
@@ -129,7 +135,7 @@ fn boot(place: &Place, image: &Image, step: &Step) -> Result<Lab> {
     let Some(process) = Process::running(pid) else {
         bail!("QEMU ended at once:\n{}", tail(&place.file("qemu.log")));
     };
-    let lab = Lab {
+    let mut lab = Lab {
         qemu: process,
         servers,
         port,
@@ -138,7 +144,10 @@ fn boot(place: &Place, image: &Image, step: &Step) -> Result<Lab> {
         since: SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)?
             .as_secs(),
+        booted: false,
     };
+    // Known from here on, so that the next command ends it if this one is ended.
+    place.write(&lab)?;
     let fail = |why: String| {
         end(place, &lab);
         let logs = [place.file("qemu.log"), place.file("serial.log")]
@@ -162,6 +171,7 @@ fn boot(place: &Place, image: &Image, step: &Step) -> Result<Lab> {
         }
         std::thread::sleep(Duration::from_millis(200));
     }
+    lab.booted = true;
     place.write(&lab)?;
     Ok(lab)
 }

@@ -48,9 +48,10 @@ const PACKAGES: &[&str] = &[
     "tcpdump",
     // looking closely
     "gdb",
+    "linux-perf",
     "jq",
     "lsof",
-    "python3-minimal",
+    "python3",
     "socat",
     "strace",
     "trace-cmd",

@@ -3,8 +3,11 @@
 //! Where the machine runs guests natively there is no lab: the same commands run on the machine itself.
 
 mod boot;
+mod here;
 mod image;
+mod remote;
 mod run;
+mod signals;
 mod ssh;
 mod state;
 
@@ -15,7 +18,10 @@ use clap::Subcommand;
 use std::process::ExitCode;
 use std::time::Duration;
 
-pub use run::{Command, folder as share};
+pub use run::{Command, share};
+
+/// Exit status of `lab run` if the command could not be run, or the lab was lost under it.
+const NOT_RUN: u8 = 125;
 
 /// Arguments of `cargo xtask lab`.
 #[derive(clap::Args, Debug)]
@@ -65,7 +71,11 @@ pub fn run(args: Args) -> Result<ExitCode> {
         }
         Action::Down { force } => boot::down(force)?,
         Action::Status => return status(),
-        Action::Shell => return run::shell(&progress),
+        Action::Shell => {
+            let mut shell = Command::new(["bash", "-l"]);
+            shell.tty = true;
+            return Ok(exit(shell.status(&progress)));
+        }
         Action::Run {
             timeout,
             tty,
@@ -74,10 +84,18 @@ pub fn run(args: Args) -> Result<ExitCode> {
             let mut run = Command::new(command);
             run.tty = tty;
             run.timeout = timeout.map(Duration::try_from_secs_f64).transpose()?;
-            return Ok(ExitCode::from(run.status(&progress)?));
+            return Ok(exit(run.status(&progress)));
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The exit status of a command that was run, or 125 if it could not be.
+fn exit(status: Result<u8>) -> ExitCode {
+    ExitCode::from(status.unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        NOT_RUN
+    }))
 }
 
 fn status() -> Result<ExitCode> {

@@ -55,7 +55,7 @@ impl Process {
     }
 }
 
-/// A booted lab.
+/// A lab that was started.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Lab {
     /// Its QEMU.
@@ -68,8 +68,10 @@ pub struct Lab {
     pub image: String,
     /// Folder of its sockets.
     pub sockets: PathBuf,
-    /// When it was booted, seconds since 1970.
+    /// When it was started, seconds since 1970.
     pub since: u64,
+    /// Whether it has answered once; until then whoever boots it holds the lock.
+    pub booted: bool,
 }
 
 impl Lab {
@@ -114,12 +116,12 @@ impl Place {
         self.folder.join(name)
     }
 
-    /// The lab booted last, if it was not shut down since.
+    /// The lab started last, if it was not shut down since.
     pub fn read(&self) -> Option<Lab> {
         serde_json::from_slice(&std::fs::read(self.file("lab.json")).ok()?).ok()
     }
 
-    /// Records `lab` as booted.
+    /// Records `lab`.
     pub fn write(&self, lab: &Lab) -> Result<()> {
         let new = self.file("lab.json.new");
         std::fs::write(&new, serde_json::to_vec_pretty(lab)?)?;

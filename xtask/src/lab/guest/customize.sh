@@ -5,41 +5,27 @@ root=$1
 printf 'husk-lab\n' >"$root/etc/hostname"
 printf '127.0.0.1 localhost husk-lab\n::1 localhost\n' >"$root/etc/hosts"
 printf 'nameserver 10.0.2.3\n' >"$root/etc/resolv.conf"
-printf '/dev/vda / ext4 noatime 0 1\n' >"$root/etc/fstab"
+: >"$root/etc/fstab"
 printf '0123456789abcdef0123456789abcdef\n' >"$root/etc/machine-id"
 
 mkdir -p "$root/usr/local/lib/husk-lab"
 cat >"$root/usr/local/lib/husk-lab/boot" <<'BOOT'
 #!/bin/sh
-# Takes the lab's configuration from the kernel's command line and prepares the machine; sshd waits for it.
+# Takes the lab's configuration from the kernel's command line and mounts the folders; the checkout does the rest.
 set -eu
 mkdir -p /run/husk-lab
 word=$(sed -n 's/.*husk\.lab=\([^ ]*\).*/\1/p' /proc/cmdline)
 printf '%s' "$word" | base64 -d >/run/husk-lab/config
 . /run/husk-lab/config
-mkdir -p -m 700 /root/.ssh
-printf '%s\n' "$KEY" >/root/.ssh/authorized_keys
-
-ip link set lo up
-ip link set eth0 up
-ip address add 10.0.2.15/24 dev eth0
-ip route add default via 10.0.2.2
-
 # Both folders are seen at their own paths; all but the share is read-only in here.
 for tag in checkout cache; do
     mkdir -p "/run/husk-lab/rw/$tag"
     mount -t virtiofs "$tag" "/run/husk-lab/rw/$tag"
 done
 mkdir -p "$CHECKOUT" "$CACHE"
-mount -o bind,ro "/run/husk-lab/rw/checkout" "$CHECKOUT"
-mount -o bind,ro "/run/husk-lab/rw/cache" "$CACHE"
-
-for module in kvm-amd tun vhost-net vhost-vsock; do
-    modprobe "$module"
-done
-echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
-echo madvise >/sys/kernel/mm/transparent_hugepage/defrag
-mkdir -p /sys/fs/cgroup/husk-lab
+mount -o bind,ro /run/husk-lab/rw/checkout "$CHECKOUT"
+mount -o bind,ro /run/husk-lab/rw/cache "$CACHE"
+exec sh "$CHECKOUT/xtask/src/lab/guest/boot.sh"
 BOOT
 chmod 755 "$root/usr/local/lib/husk-lab/boot"
 
@@ -47,7 +33,7 @@ cat >"$root/etc/systemd/system/husk-lab.service" <<'UNIT'
 [Unit]
 Description=The lab's folders, network and modules
 DefaultDependencies=no
-After=local-fs.target systemd-udevd.service systemd-tmpfiles-setup.service
+After=local-fs.target
 Before=ssh.service network.target
 [Service]
 Type=oneshot
@@ -80,7 +66,13 @@ printf '[Manager]\nDefaultTimeoutStartSec=120s\nDefaultTimeoutStopSec=10s\n' >"$
 chroot "$root" systemctl -q enable husk-lab.service ssh.service
 chroot "$root" systemctl -q mask apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer fstrim.timer \
     e2scrub_all.timer e2scrub_reap.service systemd-timesyncd.service getty@tty1.service serial-getty@ttyS0.service \
-    nftables.service systemd-networkd-wait-online.service systemd-hwdb-update.service systemd-pcrlock.socket
+    nftables.service systemd-networkd-wait-online.service systemd-hwdb-update.service systemd-binfmt.service getty-static.service
+
+# What they look for is not here.
+mkdir -p "$root/etc/systemd/system-generators"
+for generator in systemd-ssh-generator systemd-getty-generator systemd-gpt-auto-generator; do
+    ln -sf /dev/null "$root/etc/systemd/system-generators/$generator"
+done
 
 # The initrd: only the disk's driver stands between the kernel and its root.
 kernel=$(basename "$(echo "$root"/lib/modules/*)")
@@ -104,7 +96,7 @@ cat >"$initrd/init" <<'INIT'
 busybox mount -t devtmpfs dev /dev
 while read -r module; do busybox insmod "/lib/$module"; done </order
 until [ -b /dev/vda ]; do busybox sleep 0.05; done
-busybox mount -t ext4 -o noatime /dev/vda /root
+busybox mount -t ext4 -o noatime,discard /dev/vda /root
 busybox mount -o move /dev /root/dev
 exec busybox switch_root /root /sbin/init
 INIT

@@ -1,0 +1,24 @@
+# Makes a small initramfs and takes the kernel out of a root tree. Run by sh on the building machine, with the
+# tree as $1 and $init, the text of its /init, set in front; leaves boot/initramfs and boot/vmlinuz.
+set -eu
+root=$1
+kernel=$(basename "$(echo "$root"/lib/modules/*)")
+tree=$root/tmp/initramfs
+mkdir -p "$tree/bin" "$tree/dev" "$tree/lib" "$tree/proc" "$tree/sys"
+cp "$root/bin/busybox" "$tree/bin/busybox"
+# /lib/NAME is the list of files to load for NAME, in order.
+for name in virtio_blk virtio_balloon virtio-rng pvpanic-mmio pvpanic-pci button evdev; do
+    chroot "$root" modprobe --set-version "$kernel" --show-depends "$name" | sed -n 's/^insmod //p' |
+        while read -r module; do
+            file=$(basename "$module" .xz)
+            case $module in
+            *.xz) xz -dc "$root/$module" > "$tree/lib/$file" ;;
+            *) cp "$root/$module" "$tree/lib/$file" ;;
+            esac
+            echo "$file"
+        done > "$tree/lib/$name"
+done
+printf '%s' "$init" > "$tree/init"
+chmod 755 "$tree/init"
+chroot "$root" sh -c 'cd /tmp/initramfs && find . | sort | cpio --quiet --reproducible -o -H newc' > "$root/boot/initramfs"
+cp "$root/boot/vmlinuz-$kernel" "$root/boot/vmlinuz"

@@ -1,0 +1,93 @@
+//! Running a command on this machine itself, as if it were the lab.
+
+use super::run::{self, Command, Ended, Output, share};
+use super::signals::Signals;
+use crate::checkout;
+use anyhow::{Context, Result};
+use nix::sys::signal::{SigHandler, Signal, killpg, signal};
+use nix::unistd::{Pid, getpgrp, getpid, setpgid, tcgetpgrp, tcsetpgrp};
+use std::ffi::OsString;
+use std::io::stdin;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::time::{Duration, Instant};
+
+/// How long a command may take to end after a signal, before all its process group is killed.
+const KILL_AFTER: Duration = Duration::from_secs(5);
+
+/// Runs `command` to its end; its exit status.
+pub fn run(command: &Command, output: &mut Output<'_>) -> Result<u8> {
+    let (program, arguments) = command.words.split_first().context("no command")?;
+    let mut path = OsString::from(checkout::release());
+    path.push(":");
+    path.push(std::env::var_os("PATH").unwrap_or_default());
+    let mut child = std::process::Command::new(program);
+    child
+        .args(arguments)
+        .env("PATH", path)
+        .env("HUSK_LAB_SHARE", share()?)
+        .envs(command.env.iter().map(|(name, value)| (name, value)));
+    let signals = Signals::take()?;
+    let terminal = Terminal::lend();
+    let in_front = terminal.is_some();
+    signals.hear(&mut child);
+    // A process group of its own, so that the command can be ended with what it started; in the terminal's
+    // foreground, so that it can read there and the terminal's signals are the command's.
+    // SAFETY: only async-signal-safe system calls, no allocation.
+    unsafe {
+        child.pre_exec(move || {
+            setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
+            if in_front {
+                take_foreground(getpid())?;
+            }
+            Ok(())
+        });
+    }
+    let ended = run::attend(&mut child, command.timeout, &signals, output, &end)?;
+    Ok(match ended {
+        Ended::Of(status) => status,
+        Ended::Itself(status) => {
+            let code = status
+                .code()
+                .or_else(|| status.signal().map(|signal| 128 + signal));
+            u8::try_from(code.unwrap_or(255)).unwrap_or(u8::MAX)
+        }
+    })
+}
+
+/// Sends the process group of `leader` the `signal`, and SIGKILL if the leader is still there some seconds later.
+fn end(leader: Pid, signal: Signal) {
+    let _ = killpg(leader, signal);
+    let deadline = Instant::now() + KILL_AFTER;
+    while super::state::Process::running(leader.as_raw()).is_some() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let _ = killpg(leader, Signal::SIGKILL);
+}
+
+/// Makes the process group `group` the terminal's foreground.
+fn take_foreground(group: Pid) -> nix::Result<()> {
+    // SAFETY: neither disposition runs code of ours.
+    unsafe { signal(Signal::SIGTTOU, SigHandler::SigIgn)? };
+    let result = tcsetpgrp(stdin(), group);
+    // SAFETY: as above.
+    unsafe { signal(Signal::SIGTTOU, SigHandler::SigDfl)? };
+    result
+}
+
+/// The terminal, lent to a command; comes back when dropped.
+#[derive(Debug)]
+struct Terminal;
+
+impl Terminal {
+    /// If standard input is a terminal and this process is in its foreground.
+    fn lend() -> Option<Self> {
+        (tcgetpgrp(stdin()).ok()? == getpgrp()).then_some(Self)
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // A terminal that has gone needs no foreground.
+        let _ = take_foreground(getpgrp());
+    }
+}

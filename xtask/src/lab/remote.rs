@@ -1,0 +1,104 @@
+//! One command within the lab, known by its id.
+
+use super::run::{Command, GRACE, share};
+use super::state::{Lab, Place};
+use super::{boot, ssh};
+use crate::{checkout, shell};
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::Signal;
+use std::path::Path;
+use std::time::SystemTime;
+
+/// A command in the lab.
+#[derive(Debug)]
+pub struct Remote<'a> {
+    place: &'a Place,
+    lab: &'a Lab,
+    id: String,
+}
+
+impl<'a> Remote<'a> {
+    /// A command to be.
+    pub fn new(place: &'a Place, lab: &'a Lab) -> Self {
+        let now = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        let id = format!("{}-{}", std::process::id(), now.as_nanos());
+        Self { place, lab, id }
+    }
+
+    /// The ssh that runs `command` under this id.
+    pub fn ssh(&self, command: &Command) -> Result<std::process::Command> {
+        let mut ssh = ssh::command(self.place, self.lab.port);
+        if command.tty {
+            ssh.arg("-tt");
+        }
+        let share = share()?.to_string_lossy().into_owned();
+        let mut env = vec![
+            (
+                "PATH".to_owned(),
+                format!(
+                    "{}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+                    checkout::release().display()
+                ),
+            ),
+            ("HUSK_LAB_SHARE".to_owned(), share.clone()),
+        ];
+        env.extend(std::env::vars().filter(|(name, _)| {
+            name.starts_with("HUSK_")
+                || name == "RUST_LOG"
+                || name == "RUST_BACKTRACE"
+                || command.tty && name == "TERM"
+        }));
+        env.extend(command.env.iter().cloned());
+        let env = env.into_iter().map(|(name, value)| format!("{name}={value}"));
+        let here = std::env::current_dir().unwrap_or_default();
+        ssh.arg(format!(
+            "exec env {} sh {} {}",
+            shell::join(env),
+            shell::join([
+                &script("run.sh"),
+                &self.id,
+                &share,
+                &here.to_string_lossy().into_owned()
+            ]),
+            shell::join(&command.words)
+        ));
+        Ok(ssh)
+    }
+
+    /// Sends the command `signal`, and SIGKILL if that does not end it within seconds.
+    pub fn signal(&self, signal: Signal) {
+        let name = signal.as_str().trim_start_matches("SIG");
+        let words = shell::join(["sh", &script("signal.sh"), &self.id, name]);
+        // A lab that does not answer cannot be helped from here: the next command finds it hung.
+        ssh::quietly(self.place, self.lab.port, &words, GRACE);
+    }
+
+    /// Its exit status as recorded in the lab; nothing if it never started.
+    ///
+    /// # Errors
+    /// If the connection was lost while it ran.
+    pub fn status(&self) -> Result<Option<u8>> {
+        if !self.lab.alive() {
+            bail!("the lab has ended; the next command boots it again");
+        }
+        let state = format!("/run/husk-lab/runs/{}", self.id);
+        let ask = format!("[ -e {state} ] || exit 1; cat {state}/status || exit 2");
+        let answer = ssh::quietly(self.place, self.lab.port, &ask, boot::HUNG);
+        match answer {
+            Some((Some(0), status)) => status
+                .trim()
+                .parse()
+                .map(Some)
+                .context("the lab records no status"),
+            Some((Some(1) | Some(255), _)) | None => Ok(None),
+            Some(_) => bail!("the connection to the command was lost"),
+        }
+    }
+}
+
+fn script(name: &str) -> String {
+    let path = Path::new("xtask/src/lab/guest").join(name);
+    checkout::root().join(path).to_string_lossy().into_owned()
+}
