@@ -143,3 +143,116 @@ impl BusDevice for Hotplug {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::super::fake::{Event, FakeFunction};
+    use super::*;
+    use crate::bus::Bus;
+
+    struct Machine {
+        root: Arc<Root>,
+        hotplug: Hotplug,
+        notified: Arc<AtomicU32>,
+        ejected: Arc<Mutex<Vec<u8>>>,
+    }
+
+    fn machine() -> Machine {
+        let root = Root::new(Arc::new(Bus::new()), vec![]);
+        let (notified, ejected) = (Arc::new(AtomicU32::new(0)), Arc::new(Mutex::new(Vec::new())));
+        let (notify, eject) = (notified.clone(), ejected.clone());
+        let hotplug = Hotplug::new(
+            root.clone(),
+            move || _ = notify.fetch_add(1, Ordering::Relaxed),
+            move |slot, _| eject.lock().unwrap().push(slot),
+        );
+        Machine {
+            root,
+            hotplug,
+            notified,
+            ejected,
+        }
+    }
+
+    impl Machine {
+        fn read(&self, offset: u64) -> u32 {
+            let mut data = [0xaa; 4];
+            self.hotplug.read(offset, &mut data);
+            u32::from_le_bytes(data)
+        }
+
+        fn ejected(&self) -> Vec<u8> {
+            std::mem::take(&mut *self.ejected.lock().unwrap())
+        }
+    }
+
+    #[test]
+    fn an_added_slot_is_told_once() {
+        let m = machine();
+        m.hotplug.add(5, FakeFunction::new(5, 0)).unwrap();
+        m.hotplug.add(31, FakeFunction::new(31, 0)).unwrap();
+        assert_eq!(m.notified.load(Ordering::Relaxed), 2);
+        assert_eq!(
+            m.hotplug.add(5, FakeFunction::new(5, 0)),
+            Err(RootError::Occupied(5))
+        );
+        assert_eq!(
+            (m.read(4), m.read(0), m.read(0), m.read(8)),
+            (0, 1 << 31 | 1 << 5, 0, 0)
+        );
+    }
+
+    #[test]
+    fn a_slot_leaves_when_asked_for_and_let_go_of() {
+        let m = machine();
+        let function = FakeFunction::new(5, 0);
+        m.hotplug.add(5, function.clone()).unwrap();
+        m.hotplug.write(8, &(1_u32 << 5).to_le_bytes());
+        assert!(m.root.function(5).is_some(), "nobody asked for it");
+        m.hotplug.request_removal(5).unwrap();
+        assert_eq!((m.read(4), m.read(4)), (1 << 5, 0));
+        assert!(m.root.function(5).is_some(), "not before the guest lets go");
+        m.hotplug.write(8, &u32::MAX.to_le_bytes());
+        assert!(m.root.function(5).is_none());
+        assert_eq!((m.ejected(), function.log()), (vec![5], vec![Event::Reset]));
+        m.hotplug.write(8, &u32::MAX.to_le_bytes());
+        assert!(m.ejected().is_empty() && m.root.function(0).is_some());
+        assert_eq!(m.hotplug.request_removal(5), Err(RootError::BadSlot(5)));
+        assert_eq!(m.hotplug.request_removal(0), Err(RootError::BadSlot(0)));
+        assert_eq!(m.hotplug.request_removal(200), Err(RootError::BadSlot(200)));
+    }
+
+    #[test]
+    fn a_reboot_completes_removals_and_forgets_the_rest() {
+        let m = machine();
+        m.hotplug.add(5, FakeFunction::new(5, 0)).unwrap();
+        m.hotplug.add(6, FakeFunction::new(6, 0)).unwrap();
+        m.hotplug.request_removal(5).unwrap();
+        m.hotplug.reset();
+        assert_eq!((m.ejected(), m.read(0), m.read(4)), (vec![5], 0, 0));
+        assert!(m.root.function(6).is_some());
+    }
+
+    #[test]
+    fn other_widths_and_places_do_nothing() {
+        let m = machine();
+        m.hotplug.add(1, FakeFunction::new(1, 0)).unwrap();
+        m.hotplug.request_removal(1).unwrap();
+        for offset in 0..REGISTERS {
+            for len in [1, 2, 4] {
+                let mut data = [0xff; 4];
+                if len != 4 || offset % 4 != 0 {
+                    m.hotplug.read(offset, &mut data[..len]);
+                    assert_eq!(data[..len], [0; 4][..len]);
+                }
+                if (offset, len) != (EJECT, 4) {
+                    m.hotplug.write(offset, &[0xff; 4][..len]);
+                }
+            }
+        }
+        assert_eq!((m.read(0), m.read(4)), (2, 2));
+        assert!(m.root.function(1).is_some());
+    }
+}

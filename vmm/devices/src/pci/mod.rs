@@ -4,6 +4,8 @@
 
 pub mod bridge;
 pub mod config;
+#[cfg(test)]
+pub(crate) mod fake;
 pub mod hotplug;
 pub mod msix;
 mod ports;

@@ -267,3 +267,258 @@ impl Msix {
         Some((vector, (offset % ENTRY_SIZE) as usize))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::fake::{FakeMsi, UNROUTABLE};
+    use super::*;
+
+    const ENABLED: u16 = CONTROL_ENABLE;
+    const MASKED: u16 = CONTROL_ENABLE | CONTROL_FUNCTION_MASK;
+    const MESSAGE: MsiMessage = MsiMessage {
+        address: 0xfee0_1000,
+        data: 0x4021,
+    };
+
+    fn table(vectors: u16) -> (Msix, FakeMsi) {
+        let msi = FakeMsi::default();
+        (Msix::new(vectors, &msi).unwrap(), msi)
+    }
+
+    fn program(msix: &Msix, vector: u64, message: MsiMessage, masked: u32) {
+        let entry = vector * ENTRY_SIZE;
+        msix.write_table(entry, &(message.address as u32).to_le_bytes());
+        msix.write_table(entry + 4, &((message.address >> 32) as u32).to_le_bytes());
+        msix.write_table(entry + 8, &message.data.to_le_bytes());
+        msix.write_table(entry + 12, &masked.to_le_bytes());
+    }
+
+    fn pending(msix: &Msix) -> u64 {
+        let mut bits = [0; 8];
+        msix.read_pending(0, &mut bits);
+        u64::from_le_bytes(bits)
+    }
+
+    #[test]
+    fn capability_tells_size_and_places() {
+        // PCI 3.0, section 6.8.2.3: table size is N - 1; the low three bits of the offsets are the BAR.
+        let (msix, _) = table(3);
+        assert_eq!(
+            msix.capability(2, 0x2000, 0x3000),
+            [2, 0, 0x02, 0x20, 0, 0, 0x02, 0x30, 0, 0]
+        );
+    }
+
+    #[test]
+    fn entries_are_masked_at_power_on_and_read_back() {
+        // Section 6.8.2.9: the mask bit's state after reset is 1.
+        let (msix, _) = table(2);
+        let mut qword = [0; 8];
+        msix.read_table(8, &mut qword);
+        assert_eq!(u64::from_le_bytes(qword), 1 << 32);
+        msix.write_table(16, &0x1_fee0_1000_u64.to_le_bytes());
+        msix.write_table(24, &0xffff_fffe_0000_4021_u64.to_le_bytes());
+        let mut dwords = [[0; 4]; 4];
+        (0..)
+            .zip(&mut dwords)
+            .for_each(|(i, dword)| msix.read_table(16 + 4 * i, dword));
+        assert_eq!(dwords.map(u32::from_le_bytes), [0xfee0_1000, 1, 0x4021, 0]);
+        msix.read_table(0, &mut qword);
+        assert_eq!(qword, [0; 8], "the neighbour is untouched");
+    }
+
+    #[test]
+    fn odd_widths_and_places_are_ignored() {
+        let (msix, _) = table(1);
+        let before = msix.save();
+        for (offset, len) in [
+            (0, 1),
+            (0, 2),
+            (2, 4),
+            (4, 8),
+            (1, 4),
+            (16, 4),
+            (u64::MAX - 3, 4),
+            (0, 0),
+        ] {
+            msix.write_table(offset, &[0x55; 8][..len]);
+            let mut data = vec![0; len];
+            msix.read_table(offset, &mut data);
+            assert_eq!(data, vec![0xff; len]);
+        }
+        assert_eq!(msix.save(), before);
+    }
+
+    #[test]
+    fn a_vector_is_routed_while_nothing_masks_it() {
+        let (msix, msi) = table(1);
+        let line = msi.line(0);
+        program(&msix, 0, MESSAGE, 0);
+        assert_eq!(line.routed(), None, "MSI-X is disabled");
+        msix.set_control(MASKED);
+        assert_eq!(line.routed(), None, "the function is masked");
+        msix.set_control(ENABLED);
+        assert_eq!(line.routed(), Some(MESSAGE));
+        assert!(msix.signal(0));
+        assert_eq!(line.fired(), 1);
+        msix.write_table(12, &[1, 0, 0, 0]);
+        assert_eq!(line.routed(), None, "the entry is masked");
+        msix.write_table(12, &[0; 4]);
+        let other = MsiMessage {
+            data: 0x4022,
+            ..MESSAGE
+        };
+        msix.write_table(8, &other.data.to_le_bytes());
+        assert_eq!(line.routed(), Some(other));
+        msix.set_control(0);
+        assert_eq!(line.routed(), None);
+        let routes = line.routes.lock().unwrap().len();
+        msix.set_control(0);
+        program(&msix, 0, MESSAGE, 1);
+        assert_eq!(
+            line.routes.lock().unwrap().len(),
+            routes,
+            "no routing without need"
+        );
+    }
+
+    #[test]
+    fn what_is_masked_is_pending_and_delivered_once_when_unmasked() {
+        // Section 6.8.2.10 and 6.8.3.4.
+        let (msix, msi) = table(65);
+        let line = msi.line(64);
+        program(&msix, 64, MESSAGE, 1);
+        msix.set_control(ENABLED);
+        assert!(msix.signal(64) && msix.signal(64));
+        assert_eq!((line.fired(), pending(&msix)), (0, 0));
+        let mut byte = [0];
+        msix.read_pending(8, &mut byte);
+        assert_eq!(byte, [1]);
+        msix.set_control(MASKED);
+        msix.write_table(64 * 16 + 12, &[0; 4]);
+        assert_eq!(line.fired(), 0, "the function mask still holds it");
+        msix.set_control(ENABLED);
+        assert_eq!(line.fired(), 1);
+        msix.read_pending(8, &mut byte);
+        assert_eq!(byte, [0]);
+        msix.set_control(MASKED);
+        msix.set_control(ENABLED);
+        assert_eq!(line.fired(), 0, "once");
+    }
+
+    #[test]
+    fn nothing_is_signalled_or_pending_while_disabled() {
+        let (msix, msi) = table(1);
+        program(&msix, 0, MESSAGE, 0);
+        assert!(!msix.signal(0));
+        assert_eq!(pending(&msix), 0);
+        msix.set_control(MASKED);
+        assert!(msix.signal(0));
+        assert_eq!(pending(&msix), 1);
+        msix.set_control(0);
+        msix.set_control(ENABLED);
+        assert_eq!(msi.line(0).fired(), 0);
+        assert!(msix.signal(7), "no such vector: nothing happens");
+    }
+
+    #[test]
+    fn a_message_that_cannot_be_routed_costs_its_interrupts_only() {
+        let (msix, msi) = table(2);
+        msix.set_control(ENABLED);
+        program(&msix, 0, MESSAGE, 0);
+        program(
+            &msix,
+            0,
+            MsiMessage {
+                address: UNROUTABLE,
+                data: 0,
+            },
+            0,
+        );
+        assert_eq!(
+            msi.line(0).routed(),
+            None,
+            "the old message is not used for the new one"
+        );
+        msix.signal(0);
+        assert_eq!((msi.line(0).fired(), pending(&msix)), (0, 1));
+        program(&msix, 0, MESSAGE, 0);
+        assert_eq!((msi.line(0).fired(), pending(&msix)), (1, 0));
+    }
+
+    #[test]
+    fn reset_forgets_and_saved_tables_come_back() {
+        let (msix, msi) = table(2);
+        msix.set_control(ENABLED);
+        program(&msix, 0, MESSAGE, 0);
+        program(&msix, 1, MESSAGE, 1);
+        msix.signal(1);
+        let saved = msix.save();
+        msix.reset();
+        assert_eq!(msix.save(), [AT_RESET; 2]);
+        assert_eq!(msi.line(0).routed(), None);
+        assert!(!msix.signal(0));
+        assert!(!msix.load(ENABLED, &saved[..1]), "another size");
+        assert!(msix.load(ENABLED, &saved));
+        assert_eq!(msix.save(), saved);
+        assert_eq!(msi.line(0).routed(), Some(MESSAGE));
+        program(&msix, 1, MESSAGE, 0);
+        assert_eq!(msi.line(1).fired(), 1, "what was pending is not lost");
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Write(u64, Vec<u8>),
+        Control(u16),
+        Signal(u16),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let widths = prop::sample::select(vec![1, 2, 4, 4, 4, 8]);
+        let bytes =
+            widths.prop_flat_map(|n| prop::collection::vec(prop::sample::select(vec![0, 1, 0xff]), n));
+        prop_oneof![
+            4 => (prop_oneof![(0..20_u64).prop_map(|dword| dword * 4), any::<u64>()], bytes)
+                .prop_map(|(offset, data)| Step::Write(offset, data)),
+            1 => prop::sample::select(vec![0, ENABLED, MASKED, 0xffff]).prop_map(Step::Control),
+            2 => (0..5_u16).prop_map(Step::Signal),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Whatever a guest does: a vector is routed exactly while it may fire, never with another message
+        /// than its entry's, and every interrupt is delivered, pending, or dropped because disabled.
+        #[test]
+        fn routes_agree_with_the_table(steps in prop::collection::vec(step(), 0..60)) {
+            let (msix, msi) = table(4);
+            let mut control = 0;
+            for step in steps {
+                match step {
+                    Step::Write(offset, data) => msix.write_table(offset, &data),
+                    Step::Control(value) => {
+                        control = value;
+                        msix.set_control(value);
+                    }
+                    Step::Signal(vector) => {
+                        (0..4).for_each(|i| _ = msi.line(i).fired());
+                        msix.signal(vector);
+                        if control & CONTROL_ENABLE != 0 && vector < 4 {
+                            let pending = msix.save()[usize::from(vector)].pending;
+                            prop_assert!((msi.line(usize::from(vector)).fired() == 1) != pending);
+                        }
+                    }
+                }
+                for (i, entry) in msix.save().iter().enumerate() {
+                    let open = control & MASKED == ENABLED && !entry.masked;
+                    let message = MsiMessage { address: entry.address, data: entry.data };
+                    prop_assert_eq!(msi.line(i).routed(), open.then_some(message));
+                    prop_assert!(!(open && entry.pending));
+                }
+            }
+        }
+    }
+}

@@ -69,3 +69,86 @@ impl BusDevice for ConfigPorts {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::fake::FakeFunction;
+    use super::*;
+    use crate::bus::Bus;
+
+    fn machine() -> (Arc<Root>, Bus) {
+        let root = Root::new(Arc::new(Bus::new()), vec![]);
+        let pio = Bus::new();
+        pio.insert(0xcf8, 8, root.ports()).unwrap();
+        (root, pio)
+    }
+
+    fn inl(pio: &Bus, port: u64) -> u32 {
+        let mut data = [0; 4];
+        pio.read(port, &mut data);
+        u32::from_le_bytes(data)
+    }
+
+    fn outl(pio: &Bus, port: u64, value: u32) {
+        pio.write(port, &value.to_le_bytes());
+    }
+
+    #[test]
+    fn linux_finds_configuration_type_1() {
+        // The steps of arch/x86/pci/direct.c: a byte to 0xCFB, save, enable, read back, look for a bridge.
+        let (_root, pio) = machine();
+        pio.write(0xcfb, &[1]);
+        let saved = inl(&pio, 0xcf8);
+        assert_eq!(saved, 0, "a byte does not reach the address register");
+        outl(&pio, 0xcf8, 0x8000_0000);
+        assert_eq!(inl(&pio, 0xcf8), 0x8000_0000);
+        outl(&pio, 0xcf8, 0x8000_0008);
+        let mut class = [0; 2];
+        pio.read(0xcfe, &mut class);
+        assert_eq!(u16::from_le_bytes(class), 0x0600);
+    }
+
+    #[test]
+    fn the_address_register_is_a_dword_with_reserved_bits() {
+        // PCI 3.0, figure 3-2: bits 30:24 and 1:0 are reserved, read-only, zero.
+        let (_root, pio) = machine();
+        outl(&pio, 0xcf8, u32::MAX);
+        assert_eq!(inl(&pio, 0xcf8), 0x80ff_fffc);
+        pio.write(0xcf8, &[0]);
+        pio.write(0xcf9, &[6]);
+        pio.write(0xcfa, &[0, 0]);
+        pio.write(0xcfa, &[0; 4]);
+        assert_eq!(inl(&pio, 0xcf8), 0x80ff_fffc);
+        let mut byte = [0];
+        pio.read(0xcf9, &mut byte);
+        assert_eq!(byte, [0xff]);
+        assert_eq!(inl(&pio, 0xcfa), u32::MAX);
+    }
+
+    #[test]
+    fn data_is_reached_by_byte_word_and_dword_while_enabled() {
+        let (root, pio) = machine();
+        root.add(2, FakeFunction::new(0x42, 0)).unwrap();
+        outl(&pio, 0xcf8, 0x8000_1000);
+        assert_eq!(inl(&pio, 0xcfc), 0x0042_1af4);
+        let (mut word, mut byte) = ([0; 2], [0]);
+        pio.read(0xcfe, &mut word);
+        pio.read(0xcfd, &mut byte);
+        assert_eq!((word, byte), ([0x42, 0], [0x1a]));
+        outl(&pio, 0xcf8, 0x8000_103c);
+        pio.write(0xcfc, &[9]);
+        pio.write(0xcfd, &[1]);
+        assert_eq!(inl(&pio, 0xcfc), 9);
+        outl(&pio, 0xcf8, 0x0000_103c);
+        assert_eq!(inl(&pio, 0xcfc), u32::MAX, "not enabled");
+        pio.write(0xcfc, &[7]);
+        outl(&pio, 0xcf8, 0x8000_103c);
+        assert_eq!(inl(&pio, 0xcfc), 9);
+        for absent in [0x8000_1100, 0x8001_1000, 0x8000_1800] {
+            outl(&pio, 0xcf8, absent);
+            assert_eq!(inl(&pio, 0xcfc), u32::MAX, "{absent:#x}");
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! What the transport's lock guards: the registers, the device, and who holds the queues.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
+use virtio_queue::QueueT;
+use vm_memory::GuestAddressSpace;
+
+use super::common::{Common, Request};
+use super::interrupt::{Interrupt, status};
+use super::layout::Capabilities;
+use super::rings::Rings;
+use super::state::{RestoreError, RingState, State, VERSION};
+use crate::GuestMem;
+use crate::doorbell::Doorbells;
+use crate::pci::ConfigSpace;
+use crate::virtio::{Activation, ActiveQueue, VirtioDevice, VirtioInterrupt};
+
+pub(super) struct Function {
+    interrupt: Arc<Interrupt>,
+    capabilities: Capabilities,
+    pub space: ConfigSpace,
+    pub common: Common,
+    device: Box<dyn VirtioDevice>,
+    /// From the moment the driver is ready until a reset or a failure.
+    pub rings: Option<Rings>,
+    mem: GuestMem,
+    doorbells: Arc<dyn Doorbells>,
+    /// Where the BAR answers.
+    pub placed: Option<u64>,
+    pub quiesced: bool,
+    pub paused: Option<State>,
+    /// The device panicked in its reset: it is not to be used until a reset succeeds.
+    broken: bool,
+}
+
+impl Function {
+    pub fn new(
+        interrupt: Arc<Interrupt>,
+        capabilities: Capabilities,
+        space: ConfigSpace,
+        common: Common,
+        device: Box<dyn VirtioDevice>,
+        mem: GuestMem,
+        doorbells: Arc<dyn Doorbells>,
+    ) -> Self {
+        Self {
+            interrupt,
+            capabilities,
+            space,
+            common,
+            device,
+            rings: None,
+            mem,
+            doorbells,
+            placed: None,
+            quiesced: false,
+            paused: None,
+            broken: false,
+        }
+    }
+
+    /// Calls the device; a panic costs the device, not the caller.
+    pub fn call<R>(&mut self, what: &str, f: impl FnOnce(&mut dyn VirtioDevice) -> R) -> Option<R> {
+        let result = catch_unwind(AssertUnwindSafe(|| f(&mut *self.device)));
+        if result.is_err() {
+            self.interrupt.needs_reset(&format!("panicked in {what}"));
+        }
+        result.ok()
+    }
+
+    pub fn write_common(&mut self, offset: u64, data: &[u8]) {
+        match self.common.write(offset, data, &self.interrupt) {
+            Some(Request::Reset) => self.reset_device(),
+            Some(Request::Start) => self.start(),
+            None => {}
+        }
+    }
+
+    /// The driver is ready.
+    fn start(&mut self) {
+        if self.broken || self.interrupt.has(status::NEEDS_RESET) {
+            return self.interrupt.needs_reset("it failed before and was not reset");
+        }
+        match Rings::new(self.common.rings()) {
+            Ok(rings) => {
+                self.rings = Some(rings);
+                self.settle();
+            }
+            Err(error) => self.interrupt.needs_reset(&format!("kick events: {error}")),
+        }
+    }
+
+    pub fn run(&mut self) {
+        self.quiesced = false;
+        self.settle();
+    }
+
+    /// Gives the queues to the device or takes them from it, as everything together wants it.
+    pub fn settle(&mut self) {
+        let active = self.rings.as_ref().map(|rings| !rings.is_held());
+        let wanted = self.space.is_master() && !self.quiesced;
+        let outcome = match active {
+            Some(false) if wanted => self.activate(),
+            Some(true) if !wanted => self.hold(),
+            _ => Ok(()),
+        };
+        if let Err(reason) = outcome {
+            self.drop_rings();
+            self.interrupt.needs_reset(&reason);
+        }
+    }
+
+    fn activate(&mut self) -> Result<(), String> {
+        let Some(rings) = &mut self.rings else {
+            return Ok(());
+        };
+        let taken = rings.take().map_err(|e| format!("kick events: {e}"))?;
+        let features = self.common.features();
+        let event_idx = features & 1 << VIRTIO_RING_F_EVENT_IDX != 0;
+        let memory = self.mem.memory();
+        let mut queues = Vec::with_capacity(taken.len());
+        for (ring, kick) in taken {
+            let index = ring.index;
+            let max_size = self
+                .common
+                .max_size(index)
+                .ok_or_else(|| format!("no queue {index}"))?;
+            let queue = ring
+                .queue(max_size, event_idx)
+                .map_err(|e| format!("queue {index}: {e}"))?;
+            if !queue.is_valid(&*memory) {
+                return Err(format!("queue {index} is not in guest memory"));
+            }
+            queues.push(ActiveQueue { index, queue, kick });
+        }
+        let interrupt: Arc<dyn VirtioInterrupt> = self.interrupt.clone();
+        let activation = Activation {
+            mem: self.mem.clone(),
+            features,
+            queues,
+            interrupt,
+        };
+        match self.call("activation", |device| device.activate(activation)) {
+            Some(Ok(())) => {}
+            Some(Err(error)) => return Err(format!("activation: {error}")),
+            None => return Err("activation failed".into()),
+        }
+        self.follow_bar();
+        if let Some(rings) = &self.rings {
+            rings.kick_all();
+        }
+        Ok(())
+    }
+
+    fn hold(&mut self) -> Result<(), String> {
+        let queues = self.call("quiescing", |device| device.quiesce()).flatten();
+        let queues = queues.ok_or("it did not return its queues")?;
+        let mut states: Vec<_> = queues.iter().map(|q| RingState::of(q.index, &q.queue)).collect();
+        states.sort_by_key(|ring| ring.index);
+        match &mut self.rings {
+            Some(rings) if rings.fit(&states) => rings.hold(states),
+            _ => return Err("it returned other queues".into()),
+        }
+        Ok(())
+    }
+
+    pub fn follow_bar(&mut self) {
+        if let Some(rings) = &mut self.rings {
+            rings.follow(self.placed, &*self.doorbells);
+        }
+    }
+
+    fn drop_rings(&mut self) {
+        if let Some(mut rings) = self.rings.take() {
+            rings.follow(None, &*self.doorbells);
+        }
+    }
+
+    /// Section 2.4: the driver wrote 0 to device status.
+    pub fn reset_device(&mut self) {
+        self.drop_rings();
+        self.broken = self.call("reset", |device| device.reset()).is_none();
+        self.common.reset();
+        self.interrupt.reset();
+    }
+
+    pub fn save(&self) -> State {
+        let vectors = 0..self.common.state().queues.len();
+        State {
+            version: VERSION,
+            device_type: self.device.device_type(),
+            config_space: self.space.save(),
+            status: self.interrupt.status(),
+            isr: self.interrupt.isr(),
+            generation: self.interrupt.generation(),
+            common: self.common.state().clone(),
+            config_vector: self.interrupt.config_vector(),
+            queue_vectors: vectors.map(|queue| self.interrupt.queue_vector(queue)).collect(),
+            msix: self.interrupt.msix().save(),
+            rings: self
+                .rings
+                .as_ref()
+                .and_then(|rings| rings.held().map(<[RingState]>::to_vec)),
+        }
+    }
+
+    pub fn restore(&mut self, state: &State) -> Result<(), RestoreError> {
+        if state.version != VERSION {
+            return Err(RestoreError::Version(state.version));
+        }
+        if state.device_type != self.device.device_type() {
+            return Err(RestoreError::Mismatch("device types"));
+        }
+        self.common
+            .check(&state.common, state.status)
+            .map_err(RestoreError::Mismatch)?;
+        if state.msix.len() != usize::from(self.interrupt.msix().len()) {
+            return Err(RestoreError::Mismatch("vectors"));
+        }
+        if self.rings.as_ref().is_some_and(|rings| !rings.is_held()) {
+            return Err(RestoreError::Running);
+        }
+        let states = state.rings.as_deref();
+        let ready = status::DRIVER_OK | status::FEATURES_OK;
+        let ascending = states.unwrap_or_default().is_sorted_by(|a, b| a.index < b.index);
+        if !ascending || states.is_some() && state.status & ready != ready {
+            return Err(RestoreError::Mismatch("rings"));
+        }
+        // Kick events and doorbells stay if the queues do, so that no notification is lost on the way.
+        match (&mut self.rings, states) {
+            (Some(rings), Some(states)) if rings.fit(states) => rings.hold(states.to_vec()),
+            (_, states) => {
+                let rings = states.map(|states| Rings::new(states.to_vec())).transpose()?;
+                self.drop_rings();
+                self.rings = rings;
+            }
+        }
+        self.space.load(&state.config_space);
+        self.common.load(&state.common);
+        self.interrupt
+            .msix()
+            .load(self.capabilities.msix_control(&self.space), &state.msix);
+        self.interrupt.map_config(state.config_vector);
+        for (queue, vector) in state.queue_vectors.iter().enumerate() {
+            self.interrupt.map_queue(queue, *vector);
+        }
+        self.interrupt.load(state.status, state.isr, state.generation);
+        self.run();
+        Ok(())
+    }
+}
