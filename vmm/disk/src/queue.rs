@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::io;
+use std::os::fd::AsRawFd;
 
 use vmm_sys_util::eventfd::EventFd;
 
@@ -119,6 +120,24 @@ pub trait DiskQueue: Debug + Send {
     /// The next completed request, if there is one.
     fn complete(&mut self) -> Option<Completion>;
 
-    /// Readable when [`DiskQueue::complete`] may have something. The reader resets it.
+    /// Readable when [`DiskQueue::complete`] may have something new. The reader resets it, then completes. What
+    /// ended already when it was submitted or kicked may not show here.
     fn event(&self) -> &EventFd;
+
+    /// Waits for [`DiskQueue::event`] and resets it. May return early.
+    fn wait(&self) {
+        wait_and_reset(self.event());
+    }
+}
+
+/// Waits until `event` is signalled, and takes the signal. Returns early if interrupted.
+pub(crate) fn wait_and_reset(event: &EventFd) {
+    let mut poll = libc::pollfd {
+        fd: event.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one pollfd is passed and announced.
+    unsafe { libc::poll(&raw mut poll, 1, -1) };
+    let _ = event.read();
 }

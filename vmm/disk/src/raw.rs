@@ -3,13 +3,13 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::executor::Executor;
 use crate::operation::{Kind, Next, Operation, Traits};
+use crate::queue::wait_and_reset;
 use crate::threads::Threads;
 use crate::uring::Uring;
 use crate::{Completion, DiskQueue, Engine, Geometry, Request, SECTOR};
@@ -251,18 +251,6 @@ impl Drop for RawQueue {
             }
         }
     }
-}
-
-/// Waits until `event` is signalled, and takes the signal.
-fn wait_and_reset(event: &EventFd) {
-    let mut poll = libc::pollfd {
-        fd: event.as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
-    // SAFETY: one pollfd is passed and announced. If interrupted, the caller looks and comes again.
-    unsafe { libc::poll(&raw mut poll, 1, -1) };
-    let _ = event.read();
 }
 
 #[cfg(test)]

@@ -1,13 +1,18 @@
 //! The device model: features, configuration space, and workers that come and go with the driver.
 
-use std::sync::Arc;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use husk_devices::virtio::{ActivateError, Activation, ActiveQueue, VirtioDevice};
-use husk_disk::{Disk, DiskQueue, Geometry};
+use husk_devices::worker::Worker;
+use husk_disk::{Disk, DiskQueue, Geometry, SECTOR};
+use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 
 use crate::config;
+use crate::request::Rules;
+use crate::worker::{Parked, QueueWorker};
 
 /// Bytes of a serial number (section 5.2.6).
 pub(crate) const SERIAL_LEN: usize = 20;
@@ -18,7 +23,9 @@ pub struct Blk {
     name: String,
     serial: [u8; SERIAL_LEN],
     geometry: Geometry,
-    disk: Vec<Box<dyn DiskQueue>>,
+    /// By virtqueue: its queue to the disk while no worker has it.
+    disk: Vec<Option<Box<dyn DiskQueue>>>,
+    workers: Vec<Worker<Option<Parked>>>,
     queue_sizes: Vec<u16>,
     writeback: Arc<AtomicBool>,
 }
@@ -39,7 +46,8 @@ impl Blk {
             serial: padded,
             geometry,
             queue_sizes: vec![crate::QUEUE_SIZE; queues.len()],
-            disk: queues,
+            disk: queues.into_iter().map(Some).collect(),
+            workers: Vec::new(),
             writeback: Arc::new(AtomicBool::new(geometry.write_cache)),
         }
     }
@@ -47,6 +55,71 @@ impl Blk {
     fn queues(&self) -> u16 {
         self.queue_sizes.len() as u16
     }
+
+    fn start(&mut self, queue: ActiveQueue, activation: &Common) -> Result<(), ActivateError> {
+        let index = queue.index;
+        let slot = self
+            .disk
+            .get_mut(usize::from(index))
+            .ok_or(ActivateError::MissingQueue(index))?;
+        let disk = slot.take().ok_or_else(|| io::Error::other("the disk failed"))?;
+        let name = if index == 0 {
+            self.name.clone()
+        } else {
+            format!("{}-{index}", self.name)
+        };
+        let Common {
+            mem,
+            interrupt,
+            rules,
+            writeback,
+        } = activation.clone();
+        let on_panic = {
+            let interrupt = Arc::clone(&interrupt);
+            move |message: &str| interrupt.needs_reset(message)
+        };
+        // Through a cell, so that the disk comes back if there is no thread to be had.
+        let cell = QueueWorker::new((queue, disk), mem, interrupt, rules, writeback);
+        let cell = Arc::new(Mutex::new(Some(cell)));
+        let take =
+            |cell: &Mutex<Option<QueueWorker>>| cell.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let theirs = Arc::clone(&cell);
+        match Worker::spawn(&name, on_panic, move |stop| {
+            take(&theirs).map(|worker| worker.run(stop))
+        }) {
+            Ok(worker) => self.workers.push(worker),
+            Err(error) => {
+                *slot = take(&cell).map(|worker| worker.into_parts().1);
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops the workers, whose requests complete first, and takes back what they have.
+    fn stop(&mut self) -> Vec<ActiveQueue> {
+        let mut queues = Vec::new();
+        for worker in self.workers.drain(..) {
+            match worker.stop() {
+                Ok(Some((queue, disk))) => {
+                    self.disk[usize::from(queue.index)] = disk;
+                    queues.push(queue);
+                }
+                Ok(None) => {}
+                Err(error) => tracing::error!(device = self.name, %error, "a queue of the disk is lost"),
+            }
+        }
+        queues
+    }
+}
+
+/// What all workers of an activation get.
+#[derive(Clone)]
+struct Common {
+    mem: husk_devices::GuestMem,
+    interrupt: Arc<dyn husk_devices::virtio::VirtioInterrupt>,
+    rules: Rules,
+    writeback: Option<Arc<AtomicBool>>,
 }
 
 impl VirtioDevice for Blk {
@@ -91,16 +164,42 @@ impl VirtioDevice for Blk {
         }
     }
 
-    fn activate(&mut self, _activation: Activation) -> Result<(), ActivateError> {
-        let _ = (&self.disk, &self.serial);
-        Err(std::io::Error::from(std::io::ErrorKind::Unsupported).into())
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        if activation.queues.is_empty() {
+            return Err(ActivateError::MissingQueue(0));
+        }
+        // A driver that cannot flush is owed writes that need none (section 5.2.5.2).
+        let flushes = activation.features & (1 << VIRTIO_BLK_F_FLUSH) != 0;
+        let common = Common {
+            mem: activation.mem,
+            interrupt: activation.interrupt,
+            rules: Rules {
+                capacity: self.geometry.size / SECTOR,
+                read_only: self.geometry.read_only,
+                durable: self.geometry.write_cache && !flushes,
+                serial: self.serial,
+            },
+            writeback: flushes.then(|| Arc::clone(&self.writeback)),
+        };
+        for queue in activation.queues {
+            if let Err(error) = self.start(queue, &common) {
+                self.stop();
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     fn reset(&mut self) {
+        self.stop();
         self.writeback.store(self.geometry.write_cache, Ordering::Relaxed);
     }
 
     fn quiesce(&mut self) -> Option<Vec<ActiveQueue>> {
-        None
+        if self.workers.is_empty() {
+            None
+        } else {
+            Some(self.stop())
+        }
     }
 }

@@ -2,6 +2,8 @@
 
 mod config;
 mod device;
+mod request;
+mod worker;
 
 pub use device::Blk;
 

@@ -1,0 +1,298 @@
+//! Requests as the driver lays them out in memory (virtio 1.2, section 5.2.6).
+//!
+//! Nothing is assumed about descriptor boundaries (section 2.7.4.1): the readable bytes of a chain, end to end, are
+//! header and data; the writable ones are data and, last, the status.
+
+use husk_devices::GuestMemMmap;
+use husk_disk::{Buffer, Request, SECTOR};
+use virtio_bindings::virtio_blk::{
+    VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
+    VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
+    VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
+};
+use virtio_queue::DescriptorChain;
+use vm_memory::bitmap::Bitmap;
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend};
+
+use crate::config::MAX_RANGE_SECTORS;
+use crate::device::SERIAL_LEN;
+
+/// Descriptors of one chain. What a driver may send is far less; this bounds what we look at.
+const MAX_DESCRIPTORS: usize = 1024;
+
+/// Bytes of `struct virtio_blk_req` before the data.
+const HEADER_LEN: usize = 16;
+
+/// A range of guest memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Segment {
+    pub address: GuestAddress,
+    pub len: u32,
+}
+
+/// Outcome of a request, as the driver reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    Ok = VIRTIO_BLK_S_OK as isize,
+    IoError = VIRTIO_BLK_S_IOERR as isize,
+    Unsupported = VIRTIO_BLK_S_UNSUPP as isize,
+}
+
+/// Why a chain is no request: there is no place to say what is wrong with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Malformed {
+    #[error("a descriptor chain that does not end")]
+    Endless,
+    #[error("a readable descriptor after a writable one")]
+    Order,
+    #[error("a request without a status byte in memory")]
+    Status,
+}
+
+/// A chain taken apart. Reused for the next, so that its memory is.
+#[derive(Debug, Default)]
+pub(crate) struct Layout {
+    readable: Vec<Segment>,
+    writable: Vec<Segment>,
+    buffers: Vec<Buffer>,
+    status: GuestAddress,
+}
+
+/// What the device does about a chain.
+#[derive(Debug)]
+pub(crate) enum Action<'a> {
+    /// Ask the disk.
+    Submit(Request<'a>),
+    /// Answer at once; so many bytes of data were written before the status.
+    Finish(Status, u32),
+}
+
+/// The properties of the device that requests are judged by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    pub capacity: u64,
+    pub read_only: bool,
+    /// Writes are to be stable when they complete.
+    pub durable: bool,
+    pub serial: [u8; SERIAL_LEN],
+}
+
+impl Layout {
+    /// Takes `chain` apart. Afterwards there is a status byte to write.
+    pub fn parse(
+        &mut self,
+        mem: &GuestMemMmap,
+        chain: DescriptorChain<&GuestMemMmap>,
+    ) -> Result<(), Malformed> {
+        self.readable.clear();
+        self.writable.clear();
+        let mut more = true;
+        for (count, descriptor) in chain.enumerate() {
+            if count == MAX_DESCRIPTORS {
+                return Err(Malformed::Endless);
+            }
+            more = descriptor.has_next();
+            let segment = Segment {
+                address: descriptor.addr(),
+                len: descriptor.len(),
+            };
+            if descriptor.is_write_only() {
+                self.writable.push(segment);
+            } else if self.writable.is_empty() {
+                self.readable.push(segment);
+            } else {
+                return Err(Malformed::Order);
+            }
+        }
+        // The iterator stops without a word at a loop, at a descriptor outside its table and at a bad
+        // indirect table: then the last one it gave promised another, or there was none.
+        if more {
+            return Err(Malformed::Endless);
+        }
+        while self.writable.last().is_some_and(|s| s.len == 0) {
+            self.writable.pop();
+        }
+        let last = self.writable.last_mut().ok_or(Malformed::Status)?;
+        last.len -= 1;
+        self.status = last
+            .address
+            .checked_add(last.len.into())
+            .ok_or(Malformed::Status)?;
+        if mem.address_in_range(self.status) {
+            Ok(())
+        } else {
+            Err(Malformed::Status)
+        }
+    }
+
+    /// Where the status goes.
+    pub fn status(&self) -> GuestAddress {
+        self.status
+    }
+
+    /// Exchanges the device-writable data of the chain with `other`, an old one whose memory is reused.
+    pub fn swap_writable(&mut self, other: &mut Vec<Segment>) {
+        std::mem::swap(&mut self.writable, other);
+    }
+
+    /// Bytes of device-writable data.
+    pub fn writable_len(&self) -> u32 {
+        // A chain has less than 4 GiB, else its iterator ends early.
+        self.writable.iter().map(|s| s.len).fold(0, u32::saturating_add)
+    }
+
+    /// What to do about the chain parsed last.
+    pub fn action<'a>(&'a mut self, mem: &GuestMemMmap, rules: &Rules) -> Action<'a> {
+        match self.judge(mem, rules) {
+            Ok(action) => action,
+            Err(status) => Action::Finish(status, 0),
+        }
+    }
+
+    fn judge<'a>(&'a mut self, mem: &GuestMemMmap, rules: &Rules) -> Result<Action<'a>, Status> {
+        let mut header = [0; HEADER_LEN];
+        self.take(mem, &mut header)?;
+        let kind = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
+        let sector = u64::from_le_bytes(std::array::from_fn(|i| header[8 + i]));
+        let durable = rules.durable;
+        match kind {
+            VIRTIO_BLK_T_IN => {
+                let offset = transfer(&self.writable, sector, rules)?;
+                map(mem, &self.writable, &mut self.buffers)?;
+                Ok(Action::Submit(Request::Read {
+                    offset,
+                    buffers: &self.buffers,
+                }))
+            }
+            VIRTIO_BLK_T_OUT if !rules.read_only => {
+                let offset = transfer(&self.readable, sector, rules)?;
+                map(mem, &self.readable, &mut self.buffers)?;
+                Ok(Action::Submit(Request::Write {
+                    offset,
+                    buffers: &self.buffers,
+                    durable,
+                }))
+            }
+            VIRTIO_BLK_T_FLUSH => Ok(Action::Submit(Request::Flush)),
+            VIRTIO_BLK_T_GET_ID => self.identify(mem, rules),
+            VIRTIO_BLK_T_DISCARD if !rules.read_only => {
+                let (offset, len, flags) = self.range(mem, rules)?;
+                // A device that discards must refuse the flag (section 5.2.6.2), like any it does not know.
+                if flags != 0 {
+                    return Err(Status::Unsupported);
+                }
+                Ok(Action::Submit(Request::Discard { offset, len, durable }))
+            }
+            VIRTIO_BLK_T_WRITE_ZEROES if !rules.read_only => {
+                let (offset, len, flags) = self.range(mem, rules)?;
+                if flags & !VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0 {
+                    return Err(Status::Unsupported);
+                }
+                Ok(Action::Submit(Request::WriteZeroes {
+                    offset,
+                    len,
+                    unmap: flags != 0,
+                    durable,
+                }))
+            }
+            VIRTIO_BLK_T_OUT | VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => Err(Status::IoError),
+            _ => Err(Status::Unsupported),
+        }
+    }
+
+    fn identify<'a>(&self, mem: &GuestMemMmap, rules: &Rules) -> Result<Action<'a>, Status> {
+        let mut rest = &rules.serial[..];
+        for segment in &self.writable {
+            let (now, later) = rest.split_at(rest.len().min(segment.len as usize));
+            mem.write_slice(now, segment.address)
+                .map_err(|_| Status::IoError)?;
+            rest = later;
+        }
+        Ok(Action::Finish(Status::Ok, (SERIAL_LEN - rest.len()) as u32))
+    }
+
+    /// Offset, length and flags of a discard or write-zeroes request of one segment, all we offered.
+    fn range(&mut self, mem: &GuestMemMmap, rules: &Rules) -> Result<(u64, u64, u32), Status> {
+        let mut bytes = [0; 16];
+        self.take(mem, &mut bytes)?;
+        let sector = u64::from_le_bytes(std::array::from_fn(|i| bytes[i]));
+        let sectors = u32::from_le_bytes(std::array::from_fn(|i| bytes[8 + i]));
+        let flags = u32::from_le_bytes(std::array::from_fn(|i| bytes[12 + i]));
+        if self.readable.iter().any(|s| s.len != 0) || sectors > MAX_RANGE_SECTORS {
+            return Err(Status::IoError);
+        }
+        Ok((
+            within(sector, sectors.into(), rules)?,
+            u64::from(sectors) * SECTOR,
+            flags,
+        ))
+    }
+
+    /// Reads the next readable bytes and takes them off.
+    fn take(&mut self, mem: &GuestMemMmap, bytes: &mut [u8]) -> Result<(), Status> {
+        let mut rest = bytes;
+        let mut used_up = 0;
+        for segment in &mut self.readable {
+            let (now, later) = rest.split_at_mut(rest.len().min(segment.len as usize));
+            mem.read_slice(now, segment.address)
+                .map_err(|_| Status::IoError)?;
+            segment.len -= now.len() as u32;
+            segment.address = GuestAddress(segment.address.0.wrapping_add(now.len() as u64));
+            used_up += usize::from(segment.len == 0);
+            rest = later;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        self.readable.drain(..used_up);
+        if rest.is_empty() {
+            Ok(())
+        } else {
+            Err(Status::IoError)
+        }
+    }
+}
+
+/// Where a transfer of the bytes of `segments` starts on the disk.
+fn transfer(segments: &[Segment], sector: u64, rules: &Rules) -> Result<u64, Status> {
+    let len: u64 = segments.iter().map(|s| u64::from(s.len)).sum();
+    if len == 0 || !len.is_multiple_of(SECTOR) {
+        return Err(Status::IoError);
+    }
+    within(sector, len / SECTOR, rules)
+}
+
+fn within(sector: u64, sectors: u64, rules: &Rules) -> Result<u64, Status> {
+    match sector.checked_add(sectors) {
+        Some(end) if end <= rules.capacity => Ok(sector * SECTOR),
+        _ => Err(Status::IoError),
+    }
+}
+
+/// The host's view of guest ranges, neighbours joined.
+fn map(mem: &GuestMemMmap, segments: &[Segment], buffers: &mut Vec<Buffer>) -> Result<(), Status> {
+    buffers.clear();
+    for segment in segments {
+        for slice in GuestMemoryBackend::get_slices(mem, segment.address, segment.len as usize) {
+            let slice = slice.map_err(|_| Status::IoError)?;
+            let start = slice.ptr_guard_mut().as_ptr();
+            match buffers.last_mut() {
+                Some(last) if last.start().wrapping_add(last.len()) == start => {
+                    *last = Buffer::new(last.start(), last.len() + slice.len());
+                }
+                _ => buffers.push(Buffer::new(start, slice.len())),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Notes in the dirty bitmap that the disk filled `segments`.
+pub(crate) fn mark_dirty(mem: &GuestMemMmap, segments: &[Segment]) {
+    for segment in segments {
+        let slices = GuestMemoryBackend::get_slices(mem, segment.address, segment.len as usize);
+        for slice in slices.map_while(Result::ok) {
+            slice.bitmap().mark_dirty(0, slice.len());
+        }
+    }
+}
