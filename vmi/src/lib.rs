@@ -9,12 +9,19 @@
 //! ```
 
 mod field;
+mod load;
+mod names;
 mod plan;
 mod quantity;
+mod schema;
+pub mod types;
+mod validate;
 
 pub use field::{CauseReason, FieldError, Note};
+pub use load::{LoadError, Loaded, MANIFEST_LIMIT, Vmi, load};
 pub use plan::{
     BootPlan, CacheMode, DiskPlan, DiskSource, ErrorPolicy, FileRef, IoMode, KernelFile, KernelOverride,
-    Memory, PodResources, Restart, Topology, VmPlan,
+    Memory, PodResources, Restart, Topology, VmPlan, plan,
 };
 pub use quantity::{Quantity, QuantityError};
+pub use validate::validate;

@@ -1,0 +1,55 @@
+//! Kubernetes' rules for names, with its explanations.
+
+/// What is wrong with a DNS-1123 label (a volume's name, a namespace), if anything.
+pub(crate) fn label_fault(name: &str) -> Option<&'static str> {
+    if name.len() > 63 {
+        return Some("must be no more than 63 characters");
+    }
+    (!is_label(name)).then_some(
+        "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and \
+         end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is \
+         '[a-z0-9]([-a-z0-9]*[a-z0-9])?')",
+    )
+}
+
+/// What is wrong with a DNS-1123 subdomain (an object's name), if anything.
+pub(crate) fn subdomain_fault(name: &str) -> Option<&'static str> {
+    if name.len() > 253 {
+        return Some("must be no more than 253 characters");
+    }
+    (!name.split('.').all(is_label)).then_some(
+        "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must \
+         start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is \
+         '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')",
+    )
+}
+
+fn is_label(name: &str) -> bool {
+    let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
+    !name.is_empty() && !name.starts_with('-') && !name.ends_with('-') && name.bytes().all(inner)
+}
+
+/// Whether a text is made of `[A-Za-z0-9_.+-]`, as serial numbers must be.
+pub(crate) fn is_serial(text: &str) -> bool {
+    text.bytes()
+        .all(|b| b.is_ascii_alphanumeric() || b"_.+-".contains(&b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_follow_rfc_1123() {
+        for good in ["a", "a-b", "1", &"a".repeat(63)] {
+            assert_eq!(label_fault(good), None);
+        }
+        for bad in ["", "-a", "a-", "A", "a.b", "a_b", "é", "../x", &"a".repeat(64)] {
+            assert!(label_fault(bad).is_some(), "{bad:?}");
+        }
+        assert_eq!(subdomain_fault("a.b-c.d"), None);
+        for bad in ["", ".", "..", "a..b", "a/b", "a.", &"a".repeat(254)] {
+            assert!(subdomain_fault(bad).is_some(), "{bad:?}");
+        }
+    }
+}

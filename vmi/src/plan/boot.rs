@@ -1,0 +1,157 @@
+//! What the plan boots.
+
+use super::disks::{KERNEL_VOLUME, relative};
+use super::{BootPlan, DiskPlan, FileRef, KernelFile, KernelOverride, PodResources};
+use crate::field::{FieldError, Note};
+use crate::load::Vmi;
+use crate::types::KernelBoot;
+
+/// The longest command line an x86 kernel takes, in bytes, without its terminating NUL.
+const COMMAND_LINE: usize = 2047;
+
+/// Decides what is booted: a kernel the caller gave, else the manifest's, else the disks' own.
+pub(super) fn plan(
+    vmi: &Vmi,
+    disks: &[DiskPlan],
+    resources: &PodResources,
+    errors: &mut Vec<FieldError>,
+    notes: &mut Vec<Note>,
+) -> BootPlan {
+    let given = resources.kernel.clone().unwrap_or_default();
+    let kernel_boot = vmi
+        .spec
+        .domain
+        .firmware
+        .kernel_boot
+        .as_ref()
+        .filter(|boot| boot.container.is_some());
+    let boot = match (given.kernel.clone(), kernel_boot) {
+        (Some(kernel), manifest) => {
+            if manifest.is_some() {
+                notes.push(Note::new(
+                    vmi.at("domain.firmware.kernelBoot"),
+                    "is overridden by --kernel",
+                ));
+            }
+            BootPlan::Kernel {
+                kernel: KernelFile::Path(kernel),
+                initrd: given.initrd.map(KernelFile::Path),
+                command_line: given.append.unwrap_or_default(),
+            }
+        }
+        (None, Some(manifest)) => from_manifest(vmi, manifest, given, resources, errors),
+        (None, None) => {
+            if given.initrd.is_some() {
+                let path = vmi.at("domain.firmware.kernelBoot");
+                errors.push(FieldError::required(
+                    path,
+                    "--initrd needs a kernel: give --kernel too",
+                ));
+            }
+            from_disks(vmi, disks, given.append, errors, notes)
+        }
+    };
+    if let BootPlan::Kernel { command_line, .. }
+    | BootPlan::Disks {
+        append: Some(command_line),
+        ..
+    } = &boot
+        && (command_line.len() > COMMAND_LINE || command_line.contains('\0'))
+    {
+        let path = vmi.at("domain.firmware.kernelBoot.kernelArgs");
+        let text = format!("the command line must have at most {COMMAND_LINE} bytes and no NUL");
+        errors.push(FieldError::invalid(path, text));
+    }
+    boot
+}
+
+fn from_manifest(
+    vmi: &Vmi,
+    boot: &KernelBoot,
+    given: KernelOverride,
+    resources: &PodResources,
+    errors: &mut Vec<FieldError>,
+) -> BootPlan {
+    let path = vmi.at("domain.firmware.kernelBoot.container");
+    let dir = resources.volumes.get(KERNEL_VOLUME).cloned();
+    if dir.is_none() {
+        let text = format!(
+            "{path} has no files here; give a directory with the image's content with --volume {KERNEL_VOLUME}=DIR"
+        );
+        errors.push(FieldError::required(&path, text));
+    }
+    let dir = dir.unwrap_or_default();
+    let file = |path: Option<&str>| {
+        let path = path.filter(|path| !path.is_empty())?;
+        Some(KernelFile::Beneath(FileRef {
+            dir: dir.clone(),
+            path: relative(path),
+        }))
+    };
+    let container = boot.container.as_ref();
+    let kernel = file(container.and_then(|c| c.kernel_path.as_deref())).unwrap_or_else(|| {
+        let path = format!("{path}.kernelPath");
+        errors.push(FieldError::required(
+            &path,
+            format!("{path} is required: an initrd alone cannot be started"),
+        ));
+        KernelFile::Path(dir.clone())
+    });
+    let initrd = given.initrd.map(KernelFile::Path);
+    let arguments = [boot.kernel_args.clone(), given.append];
+    let arguments: Vec<String> = arguments
+        .into_iter()
+        .flatten()
+        .filter(|text| !text.is_empty())
+        .collect();
+    BootPlan::Kernel {
+        kernel,
+        initrd: initrd.or_else(|| file(container.and_then(|c| c.initrd_path.as_deref()))),
+        command_line: arguments.join(" "),
+    }
+}
+
+/// The disks with a boot order, in that order; if none has one, the first disk.
+fn from_disks(
+    vmi: &Vmi,
+    disks: &[DiskPlan],
+    append: Option<String>,
+    errors: &mut Vec<FieldError>,
+    notes: &mut Vec<Note>,
+) -> BootPlan {
+    let mut ordered: Vec<&DiskPlan> = disks.iter().filter(|disk| disk.boot_order.is_some()).collect();
+    ordered.sort_by_key(|disk| disk.boot_order);
+    let interfaces = &vmi.spec.domain.devices.interfaces;
+    for (i, _) in interfaces
+        .iter()
+        .enumerate()
+        .filter(|(_, interface)| interface.boot_order.is_some())
+    {
+        let path = vmi.at(&format!("domain.devices.interfaces[{i}].bootOrder"));
+        if ordered.is_empty() {
+            errors.push(FieldError::unsupported(
+                &path,
+                "booting from the network is not supported; boot a disk or a kernel",
+            ));
+        } else {
+            notes.push(Note::new(
+                path,
+                "booting from the network is not supported; the disks are tried",
+            ));
+        }
+    }
+    if ordered.is_empty() {
+        ordered.extend(disks.first());
+    }
+    if ordered.is_empty() && errors.is_empty() {
+        let path = vmi.at("domain.devices.disks");
+        let text = format!(
+            "{path} is empty: the VM has nothing to boot; add a disk, firmware.kernelBoot or --kernel"
+        );
+        errors.push(FieldError::required(path, text));
+    }
+    BootPlan::Disks {
+        order: ordered.into_iter().map(|disk| disk.name.clone()).collect(),
+        append,
+    }
+}

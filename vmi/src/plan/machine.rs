@@ -1,0 +1,127 @@
+//! vCPUs, memory and the clock of the plan.
+
+use super::{Memory, Topology};
+use crate::field::FieldError;
+use crate::load::Vmi;
+use crate::quantity::Quantity;
+
+/// The most vCPUs: what APIC ids of one byte address, without the broadcast id.
+const MOST_VCPUS: u32 = 254;
+/// The least memory that any guest is worth starting with, in bytes.
+const LEAST_MEMORY: u64 = 16 << 20;
+/// The page that guest memory is made of where no huge pages are asked for, in bytes.
+const PAGE: u64 = 4096;
+/// How far the guest's clock may stand from UTC, in seconds: a hundred years.
+const FARTHEST: i64 = 100 * 366 * 86_400;
+
+/// The topology: what `cpu` says; if it says nothing, a socket for each CPU of the limit or the request.
+pub(super) fn topology(vmi: &Vmi, errors: &mut Vec<FieldError>) -> Topology {
+    let cpu = &vmi.spec.domain.cpu;
+    let resources = &vmi.spec.domain.resources;
+    let (mut field, mut sockets) = ("domain.cpu".to_owned(), cpu.sockets);
+    if cpu.sockets == 0
+        && cpu.cores == 0
+        && cpu.threads == 0
+        && let Some((list, cpus)) = resources.limit_or_request("cpu")
+    {
+        field = format!("domain.resources.{list}.cpu");
+        sockets = u32::try_from(cpus.value()).unwrap_or(if cpus.is_negative() { 0 } else { u32::MAX });
+    }
+    let topology = Topology {
+        sockets: sockets.max(1),
+        cores: cpu.cores.max(1),
+        threads: cpu.threads.max(1),
+    };
+    if topology.vcpus() > MOST_VCPUS {
+        let path = vmi.at(&field);
+        let Topology {
+            sockets,
+            cores,
+            threads,
+        } = topology;
+        let text = format!(
+            "{path} asks for {sockets} sockets x {cores} cores x {threads} threads; a VM has at most {MOST_VCPUS} vCPUs"
+        );
+        errors.push(FieldError::invalid(path, text));
+    }
+    topology
+}
+
+/// Guest memory: `memory.guest`, else the request, else the limit, else one huge page.
+pub(super) fn memory(vmi: &Vmi, errors: &mut Vec<FieldError>) -> Memory {
+    let domain = &vmi.spec.domain;
+    let page_size = domain
+        .memory
+        .hugepages
+        .as_ref()
+        .map(|pages| pages.page_size.as_str());
+    let hugepage_bytes = page_size.and_then(|size| match size.parse::<Quantity>().ok()?.bytes()? {
+        bytes @ (0x20_0000 | 0x4000_0000) => Some(bytes),
+        _ => None,
+    });
+    if page_size.is_some() && hugepage_bytes.is_none() {
+        let path = vmi.at("domain.memory.hugepages.pageSize");
+        let text = format!(
+            "{path} '{}' is not a huge page; 2Mi and 1Gi are",
+            page_size.unwrap_or_default()
+        );
+        errors.push(FieldError::unsupported(path, text));
+    }
+    let (field, quantity) = match (domain.memory.guest, domain.resources.request_or_limit("memory")) {
+        (Some(guest), _) => ("domain.memory.guest".to_owned(), Some(guest)),
+        (None, Some((list, quantity))) => (format!("domain.resources.{list}.memory"), Some(quantity)),
+        (None, None) => (
+            "domain.memory.hugepages.pageSize".to_owned(),
+            page_size.and_then(|s| s.parse().ok()),
+        ),
+    };
+    let bytes = quantity.and_then(Quantity::bytes).unwrap_or(0);
+    let path = vmi.at(&field);
+    if bytes < LEAST_MEMORY {
+        let quantity = quantity.unwrap_or(Quantity::from_value(0));
+        let text = format!("{path} '{quantity}': a guest cannot start with less than 16Mi");
+        errors.push(FieldError::invalid(&path, text));
+    }
+    if let (Some(page), Some(size)) = (hugepage_bytes, page_size)
+        && bytes % page != 0
+    {
+        let text = format!(
+            "{path} '{}' is not a multiple of the page size {} '{size}'",
+            quantity.unwrap_or(Quantity::from_value(0)),
+            vmi.at("domain.hugepages.size")
+        );
+        errors.push(FieldError::invalid(path, text));
+    }
+    // No overflow: a quantity is below 2^63.
+    Memory {
+        guest_bytes: bytes.next_multiple_of(PAGE),
+        hugepage_bytes,
+    }
+}
+
+/// How far the guest's real-time clock stands from UTC, in seconds.
+pub(super) fn rtc_offset(vmi: &Vmi, now_unix_seconds: i64, errors: &mut Vec<FieldError>) -> i64 {
+    let clock = &vmi.spec.domain.clock;
+    if let Some(offset) = clock.utc.as_ref().and_then(|utc| utc.offset_seconds) {
+        if offset.checked_abs().is_none_or(|distance| distance > FARTHEST) {
+            let path = vmi.at("domain.clock.utc.offsetSeconds");
+            let text = format!("{path} '{offset}' is more than a hundred years");
+            errors.push(FieldError::invalid(path, text));
+            return 0;
+        }
+        return offset;
+    }
+    let Some(name) = clock.timezone.as_deref().filter(|name| !name.is_empty()) else {
+        return 0;
+    };
+    let now = jiff::Timestamp::from_second(now_unix_seconds).unwrap_or(jiff::Timestamp::UNIX_EPOCH);
+    match jiff::tz::TimeZoneDatabase::bundled().get(name) {
+        Ok(zone) => i64::from(zone.to_offset(now).seconds()),
+        Err(_) => {
+            let path = vmi.at("domain.clock.timezone");
+            let text = format!("{path} '{name}' is not a known time zone, for example Europe/Berlin");
+            errors.push(FieldError::invalid(path, text));
+            0
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! The VM a manifest describes, with every default applied and every source resolved to what the caller has.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::field::Note;
+
+/// What the caller can offer to a VM, beside the manifest.
+#[derive(Clone, Debug, Default)]
+pub struct PodResources {
+    /// Where the data of a volume is, by volume name: an image file, a block device or, for a containerDisk and for
+    /// `kernel-boot-volume`, a directory.
+    pub volumes: BTreeMap<String, PathBuf>,
+    /// A kernel from outside the manifest; it takes precedence over `firmware.kernelBoot` and the disks.
+    pub kernel: Option<KernelOverride>,
+    /// The system UUID to use when the manifest has none.
+    pub uuid: Uuid,
+    /// Now, in seconds since 1970-01-01T00:00:00Z: decides the offset of `clock.timezone`.
+    pub now_unix_seconds: i64,
+}
+
+/// A kernel given on the command line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KernelOverride {
+    /// The kernel. Without one, only the command line is taken, and it is added to whatever kernel the manifest boots.
+    pub kernel: Option<PathBuf>,
+    /// The initial RAM disk.
+    pub initrd: Option<PathBuf>,
+    /// The kernel's command line.
+    pub append: Option<String>,
+}
+
+/// A virtual machine, ready to be built.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VmPlan {
+    /// The VMI's name, a DNS-1123 subdomain.
+    pub name: String,
+    /// The VMI's namespace, a DNS-1123 label; `default` if the manifest has none.
+    pub namespace: String,
+    /// SMBIOS system UUID.
+    pub uuid: Uuid,
+    /// SMBIOS system serial number.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub serial: Option<String>,
+    /// vCPUs and how the guest sees them.
+    pub topology: Topology,
+    /// Guest memory.
+    pub memory: Memory,
+    /// Disks in the guest's order.
+    pub disks: Vec<DiskPlan>,
+    /// What is booted.
+    pub boot: BootPlan,
+    /// Give the guest a virtio entropy device.
+    pub rng: bool,
+    /// Give the guest a virtio memory balloon.
+    pub balloon: bool,
+    /// Give the guest a serial port (ttyS0).
+    pub serial_console: bool,
+    /// Describe the machine by ACPI.
+    pub acpi: bool,
+    /// What the guest's real-time clock shows, in seconds ahead of UTC.
+    pub rtc_offset_seconds: i64,
+    /// Seconds between the ACPI power button and the kill when the VM is stopped; 0 kills at once.
+    pub grace_period_seconds: u64,
+    /// Leave the vCPUs stopped until the VM is resumed.
+    pub start_paused: bool,
+    /// What to do when the VM has ended.
+    pub restart: Restart,
+    /// What the manifest asks for that is met differently; one warning each.
+    pub notes: Vec<Note>,
+}
+
+/// vCPU topology; every count is at least 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Topology {
+    /// Sockets.
+    pub sockets: u32,
+    /// Cores in a socket.
+    pub cores: u32,
+    /// Threads in a core.
+    pub threads: u32,
+}
+
+impl Topology {
+    /// The number of vCPUs, saturating; a plan has at most 254.
+    pub fn vcpus(self) -> u32 {
+        self.sockets
+            .saturating_mul(self.cores)
+            .saturating_mul(self.threads)
+    }
+}
+
+/// Guest memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Memory {
+    /// Size in bytes, a multiple of the page size that backs it (4096 without huge pages).
+    pub guest_bytes: u64,
+    /// Back it by huge pages of this size in bytes (2 MiB or 1 GiB), reserved at start.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub hugepage_bytes: Option<u64>,
+}
+
+/// One virtio disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DiskPlan {
+    /// The volume's name.
+    pub name: String,
+    /// The identifier KubeVirt gives it: `vda`, `vdb`, … in order. The guest names its disks itself.
+    pub target: String,
+    /// The guest cannot write it.
+    pub read_only: bool,
+    /// Serial number shown to the guest, at most 256 of `[A-Za-z0-9_.+-]`; virtio-blk carries the first 20 bytes.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub serial: Option<String>,
+    /// How the host caches it.
+    pub cache: CacheMode,
+    /// How the host submits its I/O.
+    pub io: IoMode,
+    /// What an I/O error does.
+    pub error_policy: ErrorPolicy,
+    /// Another VM may have it open too.
+    pub shareable: bool,
+    /// Boot order, from 1.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub boot_order: Option<u32>,
+    /// Where its data is.
+    pub source: DiskSource,
+}
+
+/// Where a disk's data is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum DiskSource {
+    /// A persistentVolumeClaim or dataVolume: a raw image file, a directory with a raw `disk.img`, or a block device.
+    File(PathBuf),
+    /// A containerDisk: an image file (its format is to be probed), or a directory of the image's root or of its `disk/`.
+    /// The content must never be written: the VM writes to an overlay that dies with it.
+    ContainerDisk {
+        /// What the caller mapped the volume to.
+        path: PathBuf,
+        /// `containerDisk.path`: the image file inside the container image, relative to its root, without `.` or `..`.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        image_path: Option<PathBuf>,
+    },
+    /// A scratch disk that lives as long as the VM.
+    #[serde(rename_all = "camelCase")]
+    EmptyDisk {
+        /// Size in bytes, a multiple of 1 MiB and at least that.
+        capacity_bytes: u64,
+    },
+    /// A raw image on the node.
+    #[serde(rename_all = "camelCase")]
+    HostDisk {
+        /// Absolute path as the manifest has it.
+        path: PathBuf,
+        /// Create it, sparse, with this size in bytes if it is not there.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        create_bytes: Option<u64>,
+    },
+    /// A read-only NoCloud seed (volume label `cidata`).
+    #[serde(rename_all = "camelCase")]
+    CloudInitNoCloud {
+        /// `meta-data`, JSON.
+        meta_data: String,
+        /// `user-data`; always a file, maybe empty.
+        user_data: Vec<u8>,
+        /// `network-config`; no file if there is none.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        network_config: Option<Vec<u8>>,
+    },
+}
+
+/// `disks[].cache`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CacheMode {
+    /// Not given: past the host's page cache if the file can do that, else write-through.
+    #[default]
+    Auto,
+    /// Past the host's page cache; an error if the file cannot do that.
+    None,
+    /// Through the host's page cache, each write durable.
+    WriteThrough,
+    /// Through the host's page cache, durable at the guest's flush.
+    WriteBack,
+}
+
+/// `disks[].io`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IoMode {
+    /// Not given.
+    #[default]
+    Auto,
+    /// The kernel's asynchronous I/O.
+    Native,
+    /// A pool of threads.
+    Threads,
+}
+
+/// `disks[].errorPolicy`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ErrorPolicy {
+    /// Pause the VM (KubeVirt's default).
+    #[default]
+    Stop,
+    /// Tell the guest.
+    Report,
+    /// Tell nobody.
+    Ignore,
+    /// Pause the VM if the host is out of space, else tell the guest.
+    Enospace,
+}
+
+/// What is booted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum BootPlan {
+    /// A kernel from the host.
+    #[serde(rename_all = "camelCase")]
+    Kernel {
+        /// bzImage or ELF with a PVH entry.
+        kernel: KernelFile,
+        /// Initial RAM disk.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        initrd: Option<KernelFile>,
+        /// The command line as given; may be empty.
+        command_line: String,
+    },
+    /// The kernel that the first bootable disk carries.
+    #[serde(rename_all = "camelCase")]
+    Disks {
+        /// Names of the disks to try, in order; empty if the VM has none.
+        order: Vec<String>,
+        /// Words to add to the command line found on the disk.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        append: Option<String>,
+    },
+}
+
+/// A kernel or initrd file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum KernelFile {
+    /// A path the caller gave.
+    Path(PathBuf),
+    /// A file of `kernelBoot.container`: what is below the directory came from a container image, so it must be resolved
+    /// strictly beneath it, following no symbolic link out of it.
+    Beneath(FileRef),
+}
+
+/// A file named by a manifest inside a directory the caller gave.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileRef {
+    /// The directory.
+    pub dir: PathBuf,
+    /// The file, relative to it; holds no `.`, `..` or empty component.
+    pub path: PathBuf,
+}
+
+/// What to do when the VM has ended by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Restart {
+    /// Nothing: a VirtualMachineInstance, and a VirtualMachine with runStrategy Manual, Once or Halted.
+    #[default]
+    Never,
+    /// Start it again unless the guest powered it off: runStrategy RerunOnFailure.
+    OnFailure,
+    /// Start it again: `running: true`, runStrategy Always.
+    Always,
+}

@@ -1,0 +1,178 @@
+//! Walks a document along the table.
+
+use serde_json::Value;
+
+use super::{Field, Kind, Support};
+use crate::field::{FieldError, Note};
+use crate::quantity::Quantity;
+
+/// The most faults that are reported for one document.
+const MOST: usize = 100;
+
+/// What a walk found.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// Faults against KubeVirt's schema.
+    pub(crate) schema: Vec<FieldError>,
+    /// Valid fields that are refused.
+    pub(crate) unsupported: Vec<FieldError>,
+    /// Valid fields that are left out.
+    pub(crate) notes: Vec<Note>,
+}
+
+/// Checks `value`, which stands at `path`. Absent and null are the same, as they are for KubeVirt.
+pub(crate) fn check(value: &Value, kind: &Kind, path: &str) -> Found {
+    let mut found = Found::default();
+    found.walk(value, kind, path, true);
+    let more = found.schema.len().saturating_sub(MOST);
+    if more > 0 {
+        found.schema.truncate(MOST);
+        found.schema.push(FieldError::invalid(
+            path,
+            format!("{more} more validation errors"),
+        ));
+    }
+    found
+}
+
+impl Found {
+    /// Takes in what another walk found.
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.schema.extend(other.schema);
+        self.unsupported.extend(other.unsupported);
+        self.notes.extend(other.notes);
+    }
+
+    /// `judge`: say what is supported. Below a field that was noted or refused, only the schema matters.
+    fn walk(&mut self, value: &Value, kind: &Kind, path: &str, judge: bool) {
+        match (kind, value) {
+            (Kind::Any, _) | (Kind::Str, Value::String(_)) | (Kind::Bool, Value::Bool(_)) => {}
+            (Kind::Int(least, most), Value::Number(number)) if number.is_i64() || number.is_u64() => {
+                match number.as_i64() {
+                    Some(n) if n < *least => self.bound(path, "greater", *least),
+                    Some(n) if n <= *most => {}
+                    _ => self.bound(path, "less", *most),
+                }
+            }
+            (Kind::Quantity, Value::String(_) | Value::Number(_)) => {
+                if let Err(error) = serde_json::from_value::<Quantity>(value.clone()) {
+                    self.schema.push(FieldError::invalid(
+                        path,
+                        format!("{path} '{}': {error}", text(value)),
+                    ));
+                }
+            }
+            (Kind::Object(fields), Value::Object(map)) => {
+                for name in map
+                    .keys()
+                    .filter(|name| !fields.iter().any(|f| f.name == name.as_str()))
+                {
+                    let path = join(path, name);
+                    self.schema.push(FieldError::invalid(
+                        &path,
+                        format!("{path} in body is a forbidden property"),
+                    ));
+                }
+                self.fields(map, fields, path, judge);
+            }
+            (Kind::Open(fields), Value::Object(map)) => self.fields(map, fields, path, judge),
+            (Kind::List(kind), Value::Array(items)) => {
+                for (i, item) in items.iter().enumerate() {
+                    self.walk(item, kind, &format!("{path}[{i}]"), judge);
+                }
+            }
+            (Kind::Strings, Value::Object(map)) => {
+                for (name, value) in map {
+                    self.walk(value, &Kind::Str, &join(path, name), judge);
+                }
+            }
+            (Kind::Quantities, Value::Object(map)) => {
+                for (name, value) in map {
+                    self.walk(value, &Kind::Quantity, &join(path, name), judge);
+                }
+            }
+            _ => {
+                let message = format!(
+                    "{path} in body must be of type {}: \"{}\"",
+                    wanted(kind),
+                    given(value)
+                );
+                self.schema.push(FieldError::invalid(path, message));
+            }
+        }
+    }
+
+    fn fields(&mut self, map: &serde_json::Map<String, Value>, fields: &[Field], path: &str, judge: bool) {
+        for field in fields {
+            let path = join(path, field.name);
+            let Some(value) = map.get(field.name).filter(|value| !value.is_null()) else {
+                if field.required {
+                    self.schema
+                        .push(FieldError::required(&path, format!("{path} in body is required")));
+                }
+                continue;
+            };
+            let judged = judge && !is_off(value);
+            match field.support {
+                Support::Noted(why) if judged => self.notes.push(Note::new(&path, why)),
+                Support::No(why) if judged => self.unsupported.push(FieldError::unsupported(&path, why)),
+                _ => {}
+            }
+            self.walk(
+                value,
+                &field.kind,
+                &path,
+                judge && matches!(field.support, Support::Yes),
+            );
+        }
+    }
+
+    fn bound(&mut self, path: &str, direction: &str, bound: i64) {
+        let message = format!("{path} in body should be {direction} than or equal to {bound}");
+        self.schema.push(FieldError::invalid(path, message));
+    }
+}
+
+/// Whether a value asks for nothing.
+fn is_off(value: &Value) -> bool {
+    match value {
+        Value::Bool(on) => !on,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        _ => false,
+    }
+}
+
+fn join(path: &str, name: &str) -> String {
+    if path.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{path}.{name}")
+    }
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn wanted(kind: &Kind) -> &'static str {
+    match kind {
+        Kind::Str | Kind::Quantity => "string",
+        Kind::Bool => "boolean",
+        Kind::Int(..) => "integer",
+        Kind::List(_) => "array",
+        Kind::Object(_) | Kind::Open(_) | Kind::Strings | Kind::Quantities | Kind::Any => "object",
+    }
+}
+
+fn given(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(number) if number.is_f64() => "number",
+        Value::Number(_) => "integer",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}

@@ -1,0 +1,166 @@
+//! `spec.domain.devices`.
+
+use super::Kind::{Any, Bool, List, Object, Open, Str};
+use super::{EMPTY, Field, I32, Kind, STRS, U32, no, noted, yes};
+
+const NO_GRAPHICS: &str = "the VM has no graphics device; its console is the serial port";
+const NO_PASSTHROUGH: &str = "device passthrough is not supported";
+const OWN_ADDRESS: &str = "the VMM places devices on the PCI bus itself";
+const NO_BINDING: &str = "this interface binding is not supported; bridge and masquerade will be";
+const NO_TAG: &str = "is passed on by a config drive only, which the VM does not have";
+
+pub(super) const DEVICES: &[Field] = &[
+    noted(
+        "useVirtioTransitional",
+        Bool,
+        "devices are virtio 1; guests older than Linux 4 may not know them",
+    ),
+    yes("disableHotplug", Bool),
+    yes("disks", List(&DISK)),
+    no(
+        "watchdog",
+        Open(&[yes("name", Str).required()]),
+        "a watchdog device is not supported yet",
+    ),
+    yes("interfaces", List(&INTERFACE)),
+    yes(
+        "inputs",
+        List(&Object(&[
+            yes("bus", Str),
+            yes("type", Str).required(),
+            yes("name", Str).required(),
+        ])),
+    ),
+    yes("autoattachPodInterface", Bool),
+    noted("autoattachGraphicsDevice", Bool, NO_GRAPHICS),
+    yes("autoattachSerialConsole", Bool),
+    yes("logSerialConsole", Bool),
+    yes("autoattachMemBalloon", Bool),
+    noted("autoattachInputDevice", Bool, NO_GRAPHICS),
+    no("autoattachVSOCK", Bool, "vsock is not supported yet"),
+    yes("rng", EMPTY),
+    noted(
+        "blockMultiQueue",
+        Bool,
+        "the VMM chooses the number of queues of a disk",
+    ),
+    noted(
+        "networkInterfaceMultiqueue",
+        Bool,
+        "takes effect with the pod network, which is not attached yet",
+    ),
+    no("gpus", List(&Open(&[])), NO_PASSTHROUGH),
+    no("downwardMetrics", Open(&[]), "downward metrics are not supported"),
+    yes("panicDevices", List(&Object(&[yes("model", Str)]))),
+    no(
+        "filesystems",
+        List(&Open(&[yes("name", Str).required()])),
+        "shared directories (virtiofs) are not supported yet; use a disk",
+    ),
+    no("hostDevices", List(&Open(&[])), NO_PASSTHROUGH),
+    no("clientPassthrough", Open(&[]), "USB redirection is not supported"),
+    no(
+        "sound",
+        Open(&[yes("name", Str).required()]),
+        "a sound device is not supported",
+    ),
+    no("tpm", Open(&[]), "a TPM is not supported"),
+    noted("video", Object(&[yes("type", Str)]), NO_GRAPHICS),
+];
+
+const DISK: Kind = Object(&[
+    yes("name", Str).required(),
+    yes(
+        "disk",
+        Object(&[
+            yes("bus", Str),
+            yes("readonly", Bool),
+            no("pciAddress", Str, OWN_ADDRESS),
+        ]),
+    ),
+    no(
+        "lun",
+        Object(&[yes("bus", Str), yes("readonly", Bool), yes("reservation", Bool)]),
+        "SCSI LUN passthrough is not supported yet; disks are virtio (disk: {})",
+    ),
+    no(
+        "cdrom",
+        Object(&[yes("bus", Str), yes("readonly", Bool), yes("tray", Str)]),
+        "CD-ROM drives are not supported yet; a read-only virtio disk is (disk: {readonly: true})",
+    ),
+    yes("bootOrder", I32),
+    yes("serial", Str),
+    noted("dedicatedIOThread", Bool, "every disk has a worker of its own"),
+    yes("cache", Str),
+    yes("io", Str),
+    noted("tag", Str, NO_TAG),
+    no(
+        "blockSize",
+        Object(&[
+            yes(
+                "custom",
+                Object(&[yes("logical", I32).required(), yes("physical", I32).required()]),
+            ),
+            yes("matchVolume", Object(&[yes("enabled", Bool)])),
+        ]),
+        "block sizes cannot be chosen yet; logical blocks have 512 bytes",
+    ),
+    yes("shareable", Bool),
+    yes("errorPolicy", Str),
+    noted("changedBlockTracking", Bool, "changed blocks are not tracked"),
+]);
+
+const INTERFACE: Kind = Object(&[
+    yes("name", Str).required(),
+    yes("model", Str),
+    yes("bridge", EMPTY),
+    yes("masquerade", EMPTY),
+    no("slirp", EMPTY, NO_BINDING),
+    no("sriov", EMPTY, NO_PASSTHROUGH),
+    no("macvtap", EMPTY, NO_BINDING),
+    no("passt", EMPTY, NO_BINDING),
+    no("passtBinding", EMPTY, NO_BINDING),
+    no("binding", Object(&[yes("name", Str).required()]), NO_BINDING),
+    yes(
+        "ports",
+        List(&Object(&[
+            yes("name", Str),
+            yes("protocol", Str),
+            yes("port", I32).required(),
+        ])),
+    ),
+    yes(
+        "portRanges",
+        List(&Object(&[
+            yes("protocol", Str).required(),
+            yes("start", I32).required(),
+            yes("end", I32).required(),
+        ])),
+    ),
+    yes("macAddress", Str),
+    yes("bootOrder", I32),
+    no("pciAddress", Str, OWN_ADDRESS),
+    yes(
+        "dhcpOptions",
+        Object(&[
+            yes("bootFileName", Str),
+            yes("tftpServerName", Str),
+            yes("ntpServers", STRS),
+            yes(
+                "privateOptions",
+                List(&Object(&[
+                    yes("option", I32).required(),
+                    yes("value", Str).required(),
+                ])),
+            ),
+        ]),
+    ),
+    noted("tag", Str, NO_TAG),
+    yes("acpiIndex", U32),
+    yes("state", Str),
+    no(
+        "resourceClaim",
+        Any,
+        "dynamically allocated devices are not supported",
+    ),
+]);

@@ -1,0 +1,423 @@
+//! The fields of a VMI's spec that Husk reads, under KubeVirt's names.
+//!
+//! What is not here is known to the schema table, which says what becomes of it.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use crate::quantity::Quantity;
+
+/// Declares the types of the spec: every field is optional in a manifest or has a default that means "not given".
+macro_rules! manifest {
+    ($($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty,)* })*) => {$(
+        $(#[$meta])*
+        #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        pub struct $name {
+            $(
+                $(#[$field_meta])*
+                #[allow(missing_docs, reason = "named and described by KubeVirt's API reference")]
+                pub $field: $type,
+            )*
+        }
+    )*};
+}
+
+manifest! {
+    /// `spec`
+    Spec {
+        domain: Domain,
+        start_strategy: Option<String>,
+        eviction_strategy: Option<String>,
+        termination_grace_period_seconds: Option<u64>,
+        volumes: Vec<Volume>,
+        hostname: Option<String>,
+        subdomain: Option<String>,
+        networks: Vec<Network>,
+        architecture: Option<String>,
+        liveness_probe: Option<Probe>,
+        readiness_probe: Option<Probe>,
+    }
+
+    /// `spec.domain`
+    Domain {
+        resources: Resources,
+        cpu: Cpu,
+        memory: MemorySpec,
+        machine: Machine,
+        firmware: Firmware,
+        clock: Clock,
+        features: Features,
+        devices: Devices,
+        io_threads_policy: Option<String>,
+        reboot_policy: Option<String>,
+    }
+
+    /// `spec.domain.resources`
+    Resources {
+        requests: BTreeMap<String, Quantity>,
+        limits: BTreeMap<String, Quantity>,
+    }
+
+    /// `spec.domain.cpu`; a count of 0 is "not given"
+    Cpu {
+        cores: u32,
+        sockets: u32,
+        max_sockets: u32,
+        threads: u32,
+        model: Option<String>,
+        features: Vec<CpuFeature>,
+        dedicated_cpu_placement: bool,
+        isolate_emulator_thread: bool,
+    }
+
+    /// `spec.domain.cpu.features[]`
+    CpuFeature {
+        name: String,
+        policy: Option<String>,
+    }
+
+    /// `spec.domain.memory`
+    MemorySpec {
+        hugepages: Option<Hugepages>,
+        guest: Option<Quantity>,
+    }
+
+    /// `spec.domain.memory.hugepages`
+    Hugepages {
+        page_size: String,
+    }
+
+    /// `spec.domain.machine`
+    Machine {
+        #[serde(rename = "type")]
+        machine_type: String,
+    }
+
+    /// `spec.domain.firmware`
+    Firmware {
+        uuid: Option<String>,
+        bootloader: Option<Bootloader>,
+        serial: Option<String>,
+        kernel_boot: Option<KernelBoot>,
+    }
+
+    /// `spec.domain.firmware.bootloader`
+    Bootloader {
+        bios: Option<Empty>,
+        efi: Option<Efi>,
+    }
+
+    /// `spec.domain.firmware.bootloader.efi`
+    Efi {
+        secure_boot: Option<bool>,
+    }
+
+    /// `spec.domain.firmware.kernelBoot`
+    KernelBoot {
+        kernel_args: Option<String>,
+        container: Option<KernelBootContainer>,
+    }
+
+    /// `spec.domain.firmware.kernelBoot.container`
+    KernelBootContainer {
+        image: Option<String>,
+        kernel_path: Option<String>,
+        initrd_path: Option<String>,
+    }
+
+    /// `spec.domain.clock`
+    Clock {
+        utc: Option<ClockUtc>,
+        timezone: Option<String>,
+    }
+
+    /// `spec.domain.clock.utc`
+    ClockUtc {
+        offset_seconds: Option<i64>,
+    }
+
+    /// `spec.domain.features`
+    Features {
+        acpi: Option<Feature>,
+        apic: Option<Feature>,
+        smm: Option<Feature>,
+    }
+
+    /// A feature, on unless `enabled` is false
+    Feature {
+        enabled: Option<bool>,
+    }
+
+    /// `spec.domain.devices`
+    Devices {
+        disks: Vec<Disk>,
+        interfaces: Vec<Interface>,
+        inputs: Vec<Input>,
+        filesystems: Vec<Named>,
+        autoattach_pod_interface: Option<bool>,
+        autoattach_serial_console: Option<bool>,
+        autoattach_mem_balloon: Option<bool>,
+        log_serial_console: Option<bool>,
+        disable_hotplug: bool,
+        rng: Option<Empty>,
+    }
+
+    /// `spec.domain.devices.filesystems[]`
+    Named {
+        name: String,
+    }
+
+    /// `spec.domain.devices.inputs[]`
+    Input {
+        name: String,
+        bus: Option<String>,
+        #[serde(rename = "type")]
+        input_type: String,
+    }
+
+    /// `spec.domain.devices.disks[]`
+    Disk {
+        name: String,
+        disk: Option<DiskTarget>,
+        lun: Option<DiskTarget>,
+        cdrom: Option<DiskTarget>,
+        boot_order: Option<i64>,
+        serial: Option<String>,
+        #[serde(rename = "dedicatedIOThread")]
+        dedicated_io_thread: bool,
+        cache: Option<String>,
+        io: Option<String>,
+        block_size: Option<BlockSize>,
+        shareable: bool,
+        error_policy: Option<String>,
+    }
+
+    /// `spec.domain.devices.disks[].disk`, `.lun` and `.cdrom`
+    DiskTarget {
+        bus: Option<String>,
+        readonly: Option<bool>,
+        pci_address: Option<String>,
+    }
+
+    /// `spec.domain.devices.disks[].blockSize`
+    BlockSize {
+        custom: Option<CustomBlockSize>,
+        match_volume: Option<Feature>,
+    }
+
+    /// `spec.domain.devices.disks[].blockSize.custom`
+    CustomBlockSize {
+        logical: i64,
+        physical: i64,
+    }
+
+    /// `spec.domain.devices.interfaces[]`
+    Interface {
+        name: String,
+        model: Option<String>,
+        bridge: Option<Empty>,
+        masquerade: Option<Empty>,
+        ports: Vec<Port>,
+        mac_address: Option<String>,
+        boot_order: Option<i64>,
+        state: Option<String>,
+        dhcp_options: Option<DhcpOptions>,
+    }
+
+    /// `spec.domain.devices.interfaces[].dhcpOptions`
+    DhcpOptions {
+        ntp_servers: Vec<String>,
+        private_options: Vec<DhcpPrivateOption>,
+    }
+
+    /// `spec.domain.devices.interfaces[].dhcpOptions.privateOptions[]`
+    DhcpPrivateOption {
+        option: i64,
+        value: String,
+    }
+
+    /// `spec.domain.devices.interfaces[].ports[]`
+    Port {
+        name: Option<String>,
+        protocol: Option<String>,
+        port: i64,
+    }
+
+    /// `spec.networks[]`
+    Network {
+        name: String,
+        pod: Option<Empty>,
+        multus: Option<Multus>,
+    }
+
+    /// `spec.networks[].multus`
+    Multus {
+        network_name: String,
+        default: bool,
+    }
+
+    /// `spec.livenessProbe` and `spec.readinessProbe`
+    Probe {
+        guest_agent_ping: Option<Empty>,
+        exec: Option<Empty>,
+        http_get: Option<Empty>,
+        tcp_socket: Option<Empty>,
+    }
+
+    /// `spec.volumes[]`
+    Volume {
+        name: String,
+        host_disk: Option<HostDisk>,
+        persistent_volume_claim: Option<Claim>,
+        cloud_init_no_cloud: Option<CloudInit>,
+        cloud_init_config_drive: Option<CloudInit>,
+        sysprep: Option<Empty>,
+        container_disk: Option<ContainerDisk>,
+        ephemeral: Option<Empty>,
+        empty_disk: Option<EmptyDisk>,
+        data_volume: Option<DataVolume>,
+        config_map: Option<ConfigMapVolume>,
+        secret: Option<SecretVolume>,
+        #[serde(rename = "downwardAPI")]
+        downward_api: Option<Empty>,
+        service_account: Option<ServiceAccountVolume>,
+        downward_metrics: Option<Empty>,
+        memory_dump: Option<Empty>,
+        container_path: Option<Empty>,
+    }
+
+    /// `spec.volumes[].hostDisk`
+    HostDisk {
+        path: String,
+        #[serde(rename = "type")]
+        disk_type: String,
+        capacity: Option<Quantity>,
+    }
+
+    /// `spec.volumes[].persistentVolumeClaim`
+    Claim {
+        claim_name: String,
+        read_only: bool,
+    }
+
+    /// `spec.volumes[].cloudInitNoCloud` and `.cloudInitConfigDrive`
+    CloudInit {
+        secret_ref: Option<Empty>,
+        user_data_base64: Option<String>,
+        user_data: Option<String>,
+        network_data_secret_ref: Option<Empty>,
+        network_data_base64: Option<String>,
+        network_data: Option<String>,
+    }
+
+    /// `spec.volumes[].containerDisk`
+    ContainerDisk {
+        image: String,
+        path: Option<String>,
+    }
+
+    /// `spec.volumes[].emptyDisk`
+    EmptyDisk {
+        capacity: Option<Quantity>,
+    }
+
+    /// `spec.volumes[].dataVolume`
+    DataVolume {
+        name: String,
+    }
+
+    /// `spec.volumes[].configMap`
+    ConfigMapVolume {
+        name: String,
+    }
+
+    /// `spec.volumes[].secret`
+    SecretVolume {
+        secret_name: String,
+    }
+
+    /// `spec.volumes[].serviceAccount`
+    ServiceAccountVolume {
+        service_account_name: String,
+    }
+
+    /// An object that only needs to be there
+    Empty {}
+}
+
+impl Spec {
+    /// The volume of this name.
+    pub fn volume(&self, name: &str) -> Option<&Volume> {
+        self.volumes.iter().find(|volume| volume.name == name)
+    }
+}
+
+impl Resources {
+    /// The limit of a resource, else its request, with the name of the list it stands in.
+    pub(crate) fn limit_or_request(&self, resource: &str) -> Option<(&'static str, Quantity)> {
+        self.limit(resource).or_else(|| self.request(resource))
+    }
+
+    /// The request of a resource, else its limit, with the name of the list it stands in.
+    pub(crate) fn request_or_limit(&self, resource: &str) -> Option<(&'static str, Quantity)> {
+        self.request(resource).or_else(|| self.limit(resource))
+    }
+
+    fn request(&self, resource: &str) -> Option<(&'static str, Quantity)> {
+        self.requests
+            .get(resource)
+            .map(|quantity| ("requests", *quantity))
+    }
+
+    fn limit(&self, resource: &str) -> Option<(&'static str, Quantity)> {
+        self.limits.get(resource).map(|quantity| ("limits", *quantity))
+    }
+}
+
+impl Feature {
+    /// Whether it is on: it is if it stands there, unless it says otherwise.
+    pub fn is_on(&self) -> bool {
+        self.enabled.unwrap_or(true)
+    }
+}
+
+impl Disk {
+    /// What it is attached as: the field's name and its content; a disk that does not say is a `disk`.
+    pub(crate) fn target(&self) -> (&'static str, Option<&DiskTarget>) {
+        match (&self.disk, &self.lun, &self.cdrom) {
+            (Some(disk), _, _) => ("disk", Some(disk)),
+            (None, Some(lun), _) => ("lun", Some(lun)),
+            (None, None, Some(cdrom)) => ("cdrom", Some(cdrom)),
+            (None, None, None) => ("disk", None),
+        }
+    }
+}
+
+impl Volume {
+    /// The number of sources it names; one is right.
+    pub(crate) fn sources(&self) -> usize {
+        [
+            self.host_disk.is_some(),
+            self.persistent_volume_claim.is_some(),
+            self.cloud_init_no_cloud.is_some(),
+            self.cloud_init_config_drive.is_some(),
+            self.sysprep.is_some(),
+            self.container_disk.is_some(),
+            self.ephemeral.is_some(),
+            self.empty_disk.is_some(),
+            self.data_volume.is_some(),
+            self.config_map.is_some(),
+            self.secret.is_some(),
+            self.downward_api.is_some(),
+            self.service_account.is_some(),
+            self.downward_metrics.is_some(),
+            self.memory_dump.is_some(),
+            self.container_path.is_some(),
+        ]
+        .into_iter()
+        .filter(|given| *given)
+        .count()
+    }
+}

@@ -1,0 +1,53 @@
+//! KubeVirt's admission rules, and what of a valid VMI is not supported.
+//!
+//! Rules stand in the order and carry the texts and paths KubeVirt v1.1 gives them. Two kinds are left out: rules on
+//! feature gates and on a cluster's objects (there is no cluster), and "volume not found" for a volume without a disk
+//! (it is given a disk).
+
+mod cpu_memory;
+mod disks;
+mod machine;
+mod network;
+mod support;
+mod volumes;
+
+use crate::field::FieldError;
+use crate::load::Vmi;
+
+pub(crate) use support::support;
+
+/// The most entries of a list of volumes, disks, networks or interfaces.
+const LIST_LIMIT: usize = 256;
+
+/// Checks a VMI against KubeVirt's rules and against what is supported, and reports every fault.
+///
+/// # Errors
+/// One [`FieldError`] for each fault, never an empty list.
+pub fn validate(vmi: &Vmi) -> Result<(), Vec<FieldError>> {
+    let mut errors = Vec::new();
+    volumes::check(vmi, &mut errors);
+    cpu_memory::check(vmi, &mut errors);
+    disks::check(vmi, &mut errors);
+    network::check(vmi, &mut errors);
+    machine::check(vmi, &mut errors);
+    errors.extend(vmi.unsupported.iter().cloned());
+    errors.extend(support(vmi).unsupported);
+    if errors.is_empty() { Ok(()) } else { Err(errors) }
+}
+
+fn list_limit(path: &str, length: usize, errors: &mut Vec<FieldError>) {
+    if length > LIST_LIMIT {
+        let text = format!("{path} list exceeds the {LIST_LIMIT} element limit in length");
+        errors.push(FieldError::invalid(path, text));
+    }
+}
+
+/// What is wrong with the path of a file in a container image, if anything.
+fn image_path_fault(path: &str) -> Option<&'static str> {
+    if path == "/" {
+        return Some("must not point to root");
+    }
+    let rest = path.strip_prefix('/').unwrap_or_default();
+    let clean = !rest.is_empty() && rest.split('/').all(|part| !matches!(part, "" | "." | ".."));
+    (!clean).then_some("must be an absolute path to a file without relative components")
+}

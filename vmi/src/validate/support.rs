@@ -1,0 +1,169 @@
+//! What is supported where a field's value decides; where the field alone does, the schema table says so.
+
+use crate::field::{FieldError, Note};
+use crate::load::Vmi;
+use crate::plan::effective;
+use crate::schema::Found;
+
+/// Says which valid values are refused and which are met differently.
+pub(crate) fn support(vmi: &Vmi) -> Found {
+    let mut found = Found::default();
+    machine(vmi, &mut found);
+    disks(vmi, &mut found);
+    network(vmi, &mut found);
+    found
+}
+
+fn machine(vmi: &Vmi, found: &mut Found) {
+    let domain = &vmi.spec.domain;
+    let architecture = vmi.spec.architecture.as_deref().unwrap_or_default();
+    if !matches!(architecture, "" | "amd64") {
+        let path = vmi.at("architecture");
+        let text = format!("{path} '{architecture}' is not supported; amd64 is");
+        found.unsupported.push(FieldError::unsupported(path, text));
+    }
+    if !domain.machine.machine_type.is_empty() {
+        let text = "the machine is Husk's own: PCI Express and ACPI, without q35's chipset";
+        found.notes.push(Note::new(vmi.at("domain.machine.type"), text));
+    }
+    let model = domain.cpu.model.as_deref().unwrap_or_default();
+    if !matches!(model, "" | "host-model" | "host-passthrough") {
+        let text = format!("'{model}' is not emulated; the guest sees the host's CPU");
+        found.notes.push(Note::new(vmi.at("domain.cpu.model"), text));
+    }
+    if domain.features.apic.as_ref().is_some_and(|apic| !apic.is_on()) {
+        let text = "a machine without APIC is not supported";
+        found.unsupported.push(FieldError::unsupported(
+            vmi.at("domain.features.apic.enabled"),
+            text,
+        ));
+    }
+    if domain
+        .features
+        .smm
+        .as_ref()
+        .is_some_and(crate::types::Feature::is_on)
+    {
+        let text = "no firmware runs, so there is nothing for SMM to protect";
+        found.notes.push(Note::new(vmi.at("domain.features.smm"), text));
+    }
+    if let Some(efi) = domain
+        .firmware
+        .bootloader
+        .as_ref()
+        .and_then(|bootloader| bootloader.efi.as_ref())
+    {
+        if efi.secure_boot.unwrap_or(true) {
+            let text =
+                "secure boot is not supported, and is on unless secureBoot is false: no UEFI firmware runs";
+            let path = vmi.at("domain.firmware.bootloader.efi.secureBoot");
+            found.unsupported.push(FieldError::unsupported(path, text));
+        } else {
+            let text = "no UEFI firmware runs: the kernel in the disk image is started directly";
+            found
+                .notes
+                .push(Note::new(vmi.at("domain.firmware.bootloader.efi"), text));
+        }
+    }
+    match domain.reboot_policy.as_deref().unwrap_or_default() {
+        "" | "Reboot" => {}
+        policy => {
+            let path = vmi.at("domain.rebootPolicy");
+            let text =
+                format!("{path} '{policy}' is not supported; a guest's reboot starts it again in place");
+            found.unsupported.push(FieldError::unsupported(path, text));
+        }
+    }
+    if domain.devices.log_serial_console == Some(false) {
+        let text = "the serial console's output is always kept for husk logs";
+        found
+            .notes
+            .push(Note::new(vmi.at("domain.devices.logSerialConsole"), text));
+    }
+    if vmi
+        .annotations
+        .contains_key("smbios.vm.kubevirt.io/baseBoardManufacturer")
+    {
+        let path = format!(
+            "{}.smbios.vm.kubevirt.io/baseBoardManufacturer",
+            vmi.metadata_at("annotations")
+        );
+        found.notes.push(Note::new(
+            path,
+            "is read by a hook sidecar, which does not run here",
+        ));
+    }
+}
+
+fn disks(vmi: &Vmi, found: &mut Found) {
+    let listed = vmi.spec.domain.devices.disks.len();
+    for (i, disk) in effective(vmi).iter().enumerate() {
+        let (kind, target) = disk.target();
+        if kind != "disk" {
+            continue;
+        }
+        let path = vmi.at(&format!("domain.devices.disks[{i}]"));
+        match target
+            .and_then(|target| target.bus.as_deref())
+            .unwrap_or_default()
+        {
+            "virtio" => {}
+            "" if i >= listed => {
+                let position = vmi
+                    .spec
+                    .volumes
+                    .iter()
+                    .position(|v| v.name == disk.name)
+                    .unwrap_or(0);
+                let text = "no disk uses this volume; it is given a virtio disk";
+                found
+                    .notes
+                    .push(Note::new(vmi.at(&format!("volumes[{position}]")), text));
+            }
+            "" => found
+                .notes
+                .push(Note::new(path, "no bus is given; the disk is virtio, not sata")),
+            "sata" => {
+                let text = "sata is served as virtio: the guest sees vda, vdb … instead of sda, sdb …";
+                found.notes.push(Note::new(format!("{path}.disk.bus"), text));
+            }
+            bus @ ("scsi" | "usb") => {
+                let text = format!("bus {bus} is not supported yet; virtio is");
+                found
+                    .unsupported
+                    .push(FieldError::unsupported(format!("{path}.disk.bus"), text));
+            }
+            // Refused by KubeVirt's own rule.
+            _ => {}
+        }
+    }
+}
+
+fn network(vmi: &Vmi, found: &mut Found) {
+    let devices = &vmi.spec.domain.devices;
+    for (i, interface) in devices.interfaces.iter().enumerate() {
+        let model = interface.model.as_deref().unwrap_or_default();
+        if !matches!(model, "" | "virtio") {
+            let path = vmi.at(&format!("domain.devices.interfaces[{i}].model"));
+            found
+                .notes
+                .push(Note::new(path, format!("{model} is served as virtio")));
+        }
+    }
+    let names: Vec<&str> = vmi
+        .spec
+        .networks
+        .iter()
+        .map(|network| network.name.as_str())
+        .collect();
+    if !names.is_empty() {
+        let text = format!(
+            "networks are not attached yet ({}); the VM has none",
+            names.join(", ")
+        );
+        found.notes.push(Note::new(vmi.at("networks"), text));
+    } else if vmi.has_pod_network() {
+        let text = "the pod network, which is the default, is not attached yet; the VM has none";
+        found.notes.push(Note::new(vmi.at("networks"), text));
+    }
+}
