@@ -7,6 +7,9 @@
 //! ```
 
 pub mod client;
+pub mod console;
 pub mod launch;
 pub mod monitor;
 pub mod state;
+pub mod vmm_process;
+pub mod volumes;

@@ -1,0 +1,151 @@
+use std::time::Duration;
+
+use tokio::time::timeout;
+
+use super::*;
+
+struct Fixture {
+    guest: UnixStream,
+    console: Console,
+    home: tempfile::TempDir,
+}
+
+fn fixture() -> Fixture {
+    let (guest, ours) = UnixStream::pair().unwrap();
+    let home = tempfile::tempdir().unwrap();
+    let console = Console::start(ours, home.path().join("console.log"));
+    Fixture { guest, console, home }
+}
+
+fn on_runtime(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async { timeout(Duration::from_secs(20), test).await.expect("stalled") });
+}
+
+async fn next(session: &mut Session) -> Output {
+    session.output.recv().await.unwrap().output.unwrap()
+}
+
+/// All bytes until `until` of them came, and how many were said to be skipped.
+async fn collect(session: &mut Session, until: u64) -> (Vec<u8>, u64) {
+    let (mut bytes, mut skipped) = (Vec::new(), 0);
+    while (bytes.len() as u64) + skipped < until {
+        match next(session).await {
+            Output::Data(data) => bytes.extend(data),
+            Output::SkippedBytes(n) => skipped += n,
+            Output::Ended(_) => break,
+        }
+    }
+    (bytes, skipped)
+}
+
+#[test]
+fn both_directions_work_and_the_log_has_it() {
+    on_runtime(async {
+        let mut f = fixture();
+        f.guest.write_all(b"login: ").await.unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let mut session = f.console.attach().await.unwrap();
+        assert_eq!(collect(&mut session, 7).await, (b"login: ".to_vec(), 0));
+        session.input.send(b"root\r".to_vec()).await.unwrap();
+        let mut read = [0; 5];
+        f.guest.read_exact(&mut read).await.unwrap();
+        assert_eq!(&read, b"root\r");
+        f.guest.write_all(b"# ").await.unwrap();
+        assert_eq!(collect(&mut session, 2).await.0, b"# ");
+        assert_eq!(
+            std::fs::read(f.home.path().join("console.log")).unwrap(),
+            b"login: # "
+        );
+    });
+}
+
+#[test]
+fn a_stalled_session_never_stalls_the_guest() {
+    on_runtime(async {
+        let mut f = fixture();
+        let mut session = f.console.attach().await.unwrap();
+        let (chunk, chunks) = ([b'x'; 4096], 1000);
+        for _ in 0..chunks {
+            timeout(Duration::from_secs(2), f.guest.write_all(&chunk))
+                .await
+                .expect("the guest waits")
+                .unwrap();
+        }
+        let total = chunks * chunk.len() as u64;
+        while std::fs::metadata(f.home.path().join("console.log")).map_or(0, |log| log.len()) < total {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // The session wakes up: old output, then, with the guest's next word, what it missed.
+        let mut held = 0;
+        while let Ok(Some(output)) = timeout(Duration::from_millis(50), session.output.recv()).await {
+            if let Some(Output::Data(data)) = output.output {
+                held += data.len() as u64;
+            }
+        }
+        assert!(held <= (SESSION_CHUNKS * CHUNK + CHUNK) as u64, "{held}");
+        f.guest.write_all(b"!").await.unwrap();
+        let (last, skipped) = collect(&mut session, total - held + 1).await;
+        assert_eq!((last, held + skipped), (b"!".to_vec(), total));
+    });
+}
+
+#[test]
+fn a_guest_that_does_not_read_bounds_the_input_but_may_be_left_and_taken_over() {
+    on_runtime(async {
+        let mut f = fixture();
+        let session = f.console.attach().await.unwrap();
+        let typing = async {
+            loop {
+                session.input.send(vec![b'x'; 60 << 10]).await.unwrap();
+            }
+        };
+        assert!(timeout(Duration::from_millis(200), typing).await.is_err());
+        let mut other = timeout(Duration::from_secs(1), f.console.attach())
+            .await
+            .unwrap()
+            .unwrap();
+        f.guest.write_all(b"still here").await.unwrap();
+        assert_eq!(collect(&mut other, 10).await.0, b"still here");
+    });
+}
+
+#[test]
+fn a_new_session_takes_over_and_the_old_ones_input_is_dropped() {
+    on_runtime(async {
+        let mut f = fixture();
+        let mut older = f.console.attach().await.unwrap();
+        let newer = f.console.attach().await.unwrap();
+        assert_eq!(next(&mut older).await, Output::Ended(Ended::TakenOver.into()));
+        assert!(older.output.recv().await.is_none());
+        older.input.send(b"old".to_vec()).await.unwrap();
+        newer.input.send(b"new".to_vec()).await.unwrap();
+        let mut read = [0; 3];
+        f.guest.read_exact(&mut read).await.unwrap();
+        assert_eq!(&read, b"new");
+    });
+}
+
+#[test]
+fn the_end_is_told_even_to_a_full_session_and_to_late_comers() {
+    on_runtime(async {
+        let mut f = fixture();
+        let mut session = f.console.attach().await.unwrap();
+        for _ in 0..200 {
+            f.guest.write_all(&[b'x'; 4096]).await.unwrap();
+        }
+        drop(f.guest);
+        let mut last = None;
+        while let Some(output) = session.output.recv().await {
+            last = output.output;
+        }
+        assert_eq!(last, Some(Output::Ended(Ended::VmEnded.into())));
+
+        let mut late = f.console.attach().await.unwrap();
+        assert!(matches!(next(&mut late).await, Output::Data(data) if data.len() == scrollback::SCROLLBACK));
+        assert_eq!(next(&mut late).await, Output::Ended(Ended::VmEnded.into()));
+    });
+}

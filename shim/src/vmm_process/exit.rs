@@ -1,0 +1,98 @@
+//! How a VMM ended.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+
+use husk_proto::vmm::v1::ExitReason;
+use nix::sys::signal::Signal;
+
+/// The end of a VMM, told from its exit status.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmExit {
+    /// Why, as far as the status says: [`ExitReason::Error`] for a status or signal that has no meaning of its own.
+    pub reason: ExitReason,
+    /// For people: the signal or status, and the last error the VMM logged.
+    pub detail: String,
+    /// The process did not choose to end.
+    pub by_signal: bool,
+}
+
+impl VmExit {
+    pub(super) fn from_status(status: ExitStatus, last_words: Option<String>) -> VmExit {
+        let (reason, how) = match (status.code(), status.signal()) {
+            (Some(code), _) => match reason_of(code) {
+                Some(reason) => (reason, None),
+                None => (
+                    ExitReason::Error,
+                    Some(format!("the VMM exited with status {code}")),
+                ),
+            },
+            (None, signal) => (
+                ExitReason::Error,
+                Some(format!("the VMM was killed by {}", signal_name(signal))),
+            ),
+        };
+        let detail = match (how, last_words) {
+            (Some(how), Some(words)) => format!("{how}: {words}"),
+            (how, words) => how.or(words).unwrap_or_default(),
+        };
+        VmExit {
+            reason,
+            detail,
+            by_signal: status.signal().is_some(),
+        }
+    }
+}
+
+/// The meaning husk-vmm gives its exit statuses; they stand beside `ExitReason` in vmm.proto.
+fn reason_of(code: i32) -> Option<ExitReason> {
+    Some(match code {
+        0 => ExitReason::Poweroff,
+        1 => ExitReason::Error,
+        10 => ExitReason::GuestPanic,
+        11 => ExitReason::TripleFault,
+        12 => ExitReason::BootFailed,
+        13 => ExitReason::ControlClosed,
+        _ => return None,
+    })
+}
+
+fn signal_name(signal: Option<i32>) -> String {
+    match signal {
+        Some(number) => match Signal::try_from(number) {
+            Ok(signal) => signal.as_str().to_owned(),
+            Err(_) => format!("signal {number}"),
+        },
+        None => "a signal".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exit(raw: i32, words: Option<&str>) -> VmExit {
+        VmExit::from_status(ExitStatus::from_raw(raw), words.map(str::to_owned))
+    }
+
+    #[test]
+    fn statuses_mean_what_the_vmm_says() {
+        assert_eq!(
+            exit(0, None),
+            VmExit {
+                reason: ExitReason::Poweroff,
+                detail: String::new(),
+                by_signal: false
+            }
+        );
+        assert_eq!(exit(12 << 8, Some("no kernel")).reason, ExitReason::BootFailed);
+        assert_eq!(exit(12 << 8, Some("no kernel")).detail, "no kernel");
+        assert_eq!(
+            exit(101 << 8, Some("panicked")).detail,
+            "the VMM exited with status 101: panicked"
+        );
+        assert_eq!(exit(9, None).detail, "the VMM was killed by SIGKILL");
+        assert_eq!(exit(9, None).reason, ExitReason::Error);
+        assert!(exit(9, None).by_signal);
+    }
+}

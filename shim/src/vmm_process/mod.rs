@@ -1,0 +1,226 @@
+//! The VMM as a child process: two inherited socketpairs, its log, its end.
+//!
+//! The child runs `husk-vmm --control-fd 3 --fd-channel-fd 4 [--uid N --gid N]` with nothing else open but standard
+//! error. It ends within a second of its control socket closing, so it cannot outlive this process.
+
+mod exit;
+mod log;
+
+use std::env;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{self, Stdio};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use command_fds::{CommandFdExt, FdMapping};
+use husk_proto::fds::{self, FdSender};
+use husk_proto::vmm::v1::vmm_client::VmmClient;
+use hyper_util::rt::TokioIo;
+use rustix::process::{
+    Resource, Signal, getpid, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
+};
+use tokio::net::UnixStream;
+use tokio::process::{Child, Command};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tonic::transport::{Channel, Endpoint};
+
+pub use exit::VmExit;
+
+const CONTROL_FD: i32 = 3;
+const FD_CHANNEL_FD: i32 = 4;
+/// The user and group a VMM drops to where the monitor is root: KubeVirt's `qemu`.
+const UNPRIVILEGED: u32 = 107;
+
+/// Why no VMM was started.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// No executable of that name.
+    #[error("husk-vmm was found neither beside this program nor on PATH: set HUSK_VMM to its path")]
+    NotFound,
+    /// The kernel refused.
+    #[error("starting {} failed", program.display())]
+    Exec {
+        /// What was to be executed.
+        program: PathBuf,
+        /// Why it was not.
+        source: io::Error,
+    },
+    /// The sockets for it could not be made.
+    #[error("sockets for the VMM failed")]
+    Sockets(#[from] io::Error),
+    /// It does not speak on its control socket.
+    #[error("the VMM's control socket failed")]
+    Control(#[from] tonic::transport::Error),
+}
+
+/// A running VMM. Dropping it kills the process.
+#[derive(Debug)]
+pub struct VmmProcess {
+    client: VmmClient<Channel>,
+    fds: FdSender,
+    child: Child,
+    log: Option<JoinHandle<Option<String>>>,
+    last_words: Option<String>,
+}
+
+/// `HUSK_VMM`, else `husk-vmm` beside this executable, else on `PATH`.
+pub fn find_program() -> Result<PathBuf, SpawnError> {
+    if let Some(program) = env::var_os("HUSK_VMM").filter(|value| !value.is_empty()) {
+        return Ok(program.into());
+    }
+    let beside = env::current_exe()
+        .ok()
+        .and_then(|exe| Some(exe.parent()?.to_owned()));
+    let path = env::var_os("PATH").unwrap_or_default();
+    let directories = beside.into_iter().chain(env::split_paths(&path));
+    directories
+        .map(|dir| dir.join("husk-vmm"))
+        .find(|program| program.is_file())
+        .ok_or(SpawnError::NotFound)
+}
+
+impl VmmProcess {
+    /// Executes `program` and connects to it. On a tokio runtime with I/O, on a thread that lives as long as the
+    /// VMM shall: the kernel kills the VMM when that thread ends.
+    pub async fn spawn(program: &Path) -> Result<VmmProcess, SpawnError> {
+        let (control, control_theirs) = std::os::unix::net::UnixStream::pair()?;
+        let (fd_channel, fd_channel_theirs) = fds::socketpair()?;
+        let fds = FdSender::new(fd_channel)?;
+        let mut child = command(program, control_theirs.into(), fd_channel_theirs)
+            .spawn()
+            .map_err(|source| SpawnError::Exec {
+                program: program.to_owned(),
+                source,
+            })?;
+        let log = Some(tokio::spawn(log::relay(child.stderr.take())));
+        let client = VmmClient::new(connect(control).await?);
+        Ok(VmmProcess {
+            client,
+            fds,
+            child,
+            log,
+            last_words: None,
+        })
+    }
+
+    /// A client of the VMM's control service.
+    #[must_use]
+    pub fn client(&self) -> VmmClient<Channel> {
+        self.client.clone()
+    }
+
+    /// The way descriptors go to the VMM.
+    #[must_use]
+    pub fn fds(&self) -> &FdSender {
+        &self.fds
+    }
+
+    /// Its process id, until it has been waited for.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.child.id()
+    }
+
+    /// Kills it without a word; [`VmmProcess::wait`] still says how it ended.
+    pub fn kill(&mut self) {
+        // It fails only where the process has ended already.
+        let _ = self.child.start_kill();
+    }
+
+    /// Waits for its end. May be cancelled and called again.
+    pub async fn wait(&mut self) -> io::Result<VmExit> {
+        let status = self.child.wait().await?;
+        if let Some(log) = &mut self.log {
+            // The pipe closes with the process, unless the process has given it away.
+            if let Ok(Ok(last_words)) = timeout(Duration::from_secs(1), log).await {
+                self.last_words = last_words;
+            }
+            self.log = None;
+        }
+        Ok(VmExit::from_status(status, self.last_words.clone()))
+    }
+}
+
+/// The command line and surroundings of a VMM whose ends of the two socketpairs are given.
+fn command(program: &Path, control: OwnedFd, fd_channel: OwnedFd) -> Command {
+    let mut command = process::Command::new(program);
+    command.args([
+        "--control-fd",
+        &CONTROL_FD.to_string(),
+        "--fd-channel-fd",
+        &FD_CHANNEL_FD.to_string(),
+    ]);
+    if rustix::process::geteuid().is_root() {
+        let id = UNPRIVILEGED.to_string();
+        command.args(["--uid", &id, "--gid", &id]);
+    }
+    command
+        .env_clear()
+        .envs(env::vars_os().filter(|(name, _)| name == "RUST_LOG" || name == "RUST_BACKTRACE"));
+    command
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    let mappings = vec![
+        FdMapping {
+            parent_fd: control,
+            child_fd: CONTROL_FD,
+        },
+        FdMapping {
+            parent_fd: fd_channel,
+            child_fd: FD_CHANNEL_FD,
+        },
+    ];
+    // Two different descriptors cannot collide.
+    let _ = command.fd_mappings(mappings);
+    let parent = getpid();
+    let first_unwanted = FD_CHANNEL_FD as libc::c_uint + 1;
+    // SAFETY: the closure runs in the forked child before exec and makes only system calls; it neither allocates nor
+    // takes a lock.
+    unsafe {
+        command.pre_exec(move || {
+            // Whatever this process inherited is not the VMM's; std's own pipe still works until exec.
+            if libc::close_range(
+                first_unwanted,
+                libc::c_uint::MAX,
+                libc::CLOSE_RANGE_CLOEXEC as libc::c_int,
+            ) != 0
+            {
+                return Err(io::Error::last_os_error());
+            }
+            let mut files = getrlimit(Resource::Nofile);
+            files.current = files.maximum;
+            setrlimit(Resource::Nofile, files)?;
+            set_parent_process_death_signal(Some(Signal::KILL))?;
+            // The parent may have died before the line above.
+            if getppid() != Some(parent) {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+            Ok(())
+        });
+    }
+    let mut command = Command::from(command);
+    command.kill_on_drop(true);
+    command
+}
+
+/// A channel over one end of a socketpair. It cannot reconnect: the other end is gone when this one is.
+async fn connect(control: std::os::unix::net::UnixStream) -> Result<Channel, SpawnError> {
+    control.set_nonblocking(true)?;
+    let stream = Mutex::new(Some(TokioIo::new(UnixStream::from_std(control)?)));
+    let connector = tower::service_fn(move |_| {
+        let stream = stream.lock().ok().and_then(|mut stream| stream.take());
+        async move { stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
+    });
+    Ok(Endpoint::from_static("http://vmm")
+        .connect_with_connector(connector)
+        .await?)
+}
+
+#[cfg(test)]
+mod tests;

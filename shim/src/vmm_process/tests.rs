@@ -1,0 +1,131 @@
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::time::Duration;
+
+use husk_proto::vmm::v1::ExitReason;
+use rustix::io::FdFlags;
+
+use super::*;
+
+fn script(dir: &Path, text: &str) -> PathBuf {
+    let path = dir.join("vmm");
+    fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+fn on_runtime<T>(test: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(test)
+}
+
+/// What a VMM started by this script wrote to `out`, and how it ended.
+fn run(text: &str) -> (String, VmExit) {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let program = script(dir.path(), &format!("out={}\n{text}", out.display()));
+    let exit = on_runtime(async { VmmProcess::spawn(&program).await.unwrap().wait().await.unwrap() });
+    (fs::read_to_string(out).unwrap_or_default(), exit)
+}
+
+#[test]
+fn the_vmm_finds_its_sockets_at_3_and_4_and_nothing_else_open() {
+    // Whatever the caller left inheritable must not reach the VMM.
+    let stray = File::open("/etc/hostname").unwrap();
+    rustix::io::fcntl_setfd(&stray, FdFlags::empty()).unwrap();
+    let (out, exit) = run("ls -l /proc/$$/fd >$out");
+    let links = out.lines().filter_map(|line| line.split_once(" -> "));
+    let open = links.map(|(left, to)| (left.rsplit(' ').next().unwrap(), to.split(':').next().unwrap()));
+    let kinds: Vec<(&str, &str)> = open.collect();
+    let wanted = [
+        ("0", "/dev/null"),
+        ("1", "/dev/null"),
+        ("2", "pipe"),
+        ("3", "socket"),
+        ("4", "socket"),
+    ];
+    assert!(
+        wanted
+            .iter()
+            .filter(|one| one.0 != "1")
+            .all(|one| kinds.contains(one)),
+        "{out}"
+    );
+    // The shell keeps its script and its own standard output open beside them.
+    let others: Vec<_> = kinds.iter().filter(|one| !wanted.contains(one)).collect();
+    assert!(
+        others
+            .iter()
+            .all(|(_, to)| to.starts_with("/tmp/") || *to == "/dev/null"),
+        "{out}"
+    );
+    assert_eq!(exit.reason, ExitReason::Poweroff);
+}
+
+#[test]
+fn the_limit_on_files_is_raised_and_the_environment_is_not_passed() {
+    let (out, _) = run("(ulimit -Sn; ulimit -Hn; env | grep -c '^PATH=/\\|^HOME=') >$out");
+    let lines: Vec<_> = out.lines().collect();
+    assert_eq!(lines[0], lines[1]);
+    assert!(!out.contains(&env::var("HOME").unwrap_or("/no home/".into())));
+}
+
+#[test]
+fn the_last_error_explains_the_status() {
+    let (_, exit) =
+        run(r#"echo '{"level":"ERROR","fields":{"message":"no kernel in disk a"}}' >&2; exit 12"#);
+    assert_eq!(
+        exit,
+        VmExit {
+            reason: ExitReason::BootFailed,
+            detail: "no kernel in disk a".into(),
+            by_signal: false
+        }
+    );
+    let (_, exit) = run("kill -SEGV $$");
+    assert_eq!(exit.detail, "the VMM was killed by SIGSEGV");
+}
+
+#[test]
+fn dropping_it_kills_it_and_so_does_closing_the_control_socket() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = script(dir.path(), "read line <&3; exit 13");
+    on_runtime(async {
+        let VmmProcess {
+            client,
+            fds,
+            mut child,
+            ..
+        } = VmmProcess::spawn(&program).await.unwrap();
+        drop(client);
+        // The first line of HTTP/2 arrives either way; the script ends because of that or of EOF.
+        let status = timeout(Duration::from_secs(5), child.wait())
+            .await
+            .unwrap()
+            .unwrap();
+        assert_eq!(status.code(), Some(13));
+        drop(fds);
+
+        let program = script(dir.path(), "sleep 60");
+        let vmm = VmmProcess::spawn(&program).await.unwrap();
+        let pid = vmm.pid().unwrap();
+        drop(vmm);
+        for _ in 0..100 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            let state = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            if state.is_empty() || state.contains(") Z ") {
+                return;
+            }
+        }
+        panic!("the VMM lives on");
+    });
+}
+
+#[test]
+fn a_missing_program_is_named() {
+    let error = on_runtime(VmmProcess::spawn(Path::new("/nonexistent/vmm"))).unwrap_err();
+    assert_eq!(error.to_string(), "starting /nonexistent/vmm failed");
+}

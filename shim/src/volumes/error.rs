@@ -1,0 +1,102 @@
+//! What can be wrong with a volume.
+
+use std::io;
+use std::path::PathBuf;
+
+use rustix::fs::FileType;
+
+use super::path::describe;
+
+/// Why a volume, or a kernel file, of a VM could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[error("volume {volume:?}: {fault}")]
+pub struct VolumeError {
+    /// The volume's name; `kernel` or `initrd` for those.
+    pub volume: String,
+    /// What is wrong; its own source is this error's.
+    #[source]
+    pub fault: Fault,
+}
+
+/// What is wrong with a file meant for a VM.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// A system call on a path failed.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Neither a regular file nor, where one would do, a block device.
+    #[error("{} is {}, not {wanted}", path.display(), describe(*kind))]
+    Kind {
+        /// The file.
+        path: PathBuf,
+        /// What it is.
+        kind: FileType,
+        /// What it should be.
+        wanted: &'static str,
+    },
+    /// Somebody else has it open.
+    #[error("{} is in use by another VM or program", .0.display())]
+    InUse(PathBuf),
+    /// A disk consists of sectors of 512 bytes, one at least.
+    #[error("{} has {bytes} bytes: a raw image is a multiple of 512 bytes and not empty", path.display())]
+    Size {
+        /// The file.
+        path: PathBuf,
+        /// Its size.
+        bytes: u64,
+    },
+    /// `cache: none` was asked for.
+    #[error("Unable to use 'none' cache mode, file system where {} is stored does not support direct I/O", .0.display())]
+    NoDirectIo(PathBuf),
+    /// A format that is recognised but not served.
+    #[error("{} is a qcow2 image, which is not supported yet: convert it with 'qemu-img convert -O raw'", .0.display())]
+    Qcow2(PathBuf),
+    /// A containerDisk without a disk.
+    #[error("no file found in folder {}, no disk present", .0.display())]
+    NoDisk(PathBuf),
+    /// A containerDisk with a choice of disks.
+    #[error("more than one file found in folder {}, only one disk is allowed", .0.display())]
+    ManyDisks(PathBuf),
+    /// An image could not be created.
+    #[error(
+        "unable to create {}, not enough space, demanded size {demanded} B is bigger than available space {available} B, \
+         also after taking 10 % toleration into account",
+        path.display()
+    )]
+    Space {
+        /// The file.
+        path: PathBuf,
+        /// Bytes asked for.
+        demanded: u64,
+        /// Bytes there are.
+        available: u64,
+    },
+    /// KubeVirt's least size of a disk it creates.
+    #[error("the size is too low, must be at least 1MiB")]
+    TooSmall,
+    /// The NoCloud volume could not be built.
+    #[error("building the cloud-init volume failed: {0}")]
+    CloudInit(String),
+}
+
+impl Fault {
+    /// Names the file a system call failed on.
+    pub(super) fn io<E: Into<io::Error>>(path: impl Into<PathBuf>) -> impl FnOnce(E) -> Fault {
+        let path = path.into();
+        move |source| Fault::Io {
+            path,
+            source: source.into(),
+        }
+    }
+
+    /// Names the volume.
+    pub(super) fn of(volume: &str) -> impl FnOnce(Fault) -> VolumeError {
+        let volume = volume.to_owned();
+        move |fault| VolumeError { volume, fault }
+    }
+}

@@ -1,0 +1,106 @@
+//! hostDisk: a raw image at a path of the node, made there if the manifest says so.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+
+use rustix::fs::statvfs;
+use tracing::{info, warn};
+
+use super::error::Fault;
+use super::path::Found;
+
+const MIB: u64 = 1 << 20;
+/// KubeVirt leaves this much free on the file system of an image it makes.
+const RESERVE: u64 = 131_072;
+
+/// The file, made with `create_bytes` if it is not there; an existing one is used as it is.
+pub(super) fn find(path: &Path, create_bytes: Option<u64>) -> Result<Found, Fault> {
+    match (Found::on_host(path), create_bytes) {
+        (Err(e), Some(bytes)) if e.kind() == io::ErrorKind::NotFound => create(path, bytes)?,
+        (found, _) => return found.map_err(Fault::io(path)),
+    }
+    Found::on_host(path).map_err(Fault::io(path))
+}
+
+fn create(path: &Path, bytes: u64) -> Result<(), Fault> {
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(parent)
+        .map_err(Fault::io(parent))?;
+    let space = statvfs(parent).map_err(Fault::io(parent))?;
+    let available = space
+        .f_bavail
+        .saturating_mul(space.f_frsize)
+        .saturating_sub(RESERVE);
+    let size = size_to_create(bytes, available).ok_or_else(|| Fault::Space {
+        path: path.to_owned(),
+        demanded: bytes,
+        available,
+    })?;
+    if size < MIB {
+        return Err(Fault::TooSmall);
+    }
+    if size < bytes / MIB * MIB {
+        warn!(path = %path.display(), demanded = bytes, size, "the image is smaller than demanded, within 10 %: little space");
+    }
+    // A symbolic link that leads nowhere is not followed: the file is made where the path says or not at all.
+    let made = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o660)
+        .open(path);
+    let file: File = made.map_err(Fault::io(path))?;
+    if let Err(source) = file.set_len(size) {
+        let _ = std::fs::remove_file(path);
+        return Err(Fault::Io {
+            path: path.to_owned(),
+            source,
+        });
+    }
+    info!(path = %path.display(), size, "made an image");
+    Ok(())
+}
+
+/// Whole MiB of what is demanded, or of what is there if that is at least 90 % of it.
+fn size_to_create(demanded: u64, available: u64) -> Option<u64> {
+    let size = demanded.min(available);
+    (size >= demanded - demanded / 10).then_some(size / MIB * MIB)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_whole_mebibytes_and_ten_percent_are_tolerated() {
+        assert_eq!(size_to_create(10 * MIB + 5, u64::MAX), Some(10 * MIB));
+        assert_eq!(size_to_create(100 * MIB, 90 * MIB), Some(90 * MIB));
+        assert_eq!(size_to_create(100 * MIB, 90 * MIB - 1), None);
+        assert_eq!(size_to_create(MIB - 1, u64::MAX), Some(0));
+    }
+
+    #[test]
+    fn an_image_is_made_once_with_its_folder_and_then_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b/disk.img");
+        assert!(matches!(find(&path, None), Err(Fault::Io { .. })));
+        find(&path, Some(3 * MIB + 1)).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 3 * MIB);
+        find(&path, Some(9 * MIB)).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 3 * MIB);
+        let huge = find(&dir.path().join("huge.img"), Some(u64::MAX))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            huge.contains("not enough space, demanded size 18446744073709551615 B is bigger"),
+            "{huge}"
+        );
+        assert!(!dir.path().join("huge.img").exists());
+        let small = find(&dir.path().join("small.img"), Some(MIB - 1)).unwrap_err();
+        assert!(matches!(small, Fault::TooSmall) && !dir.path().join("small.img").exists());
+    }
+}

@@ -1,0 +1,127 @@
+//! Raw images and block devices.
+
+use std::fs::File;
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use husk_proto::vmm::v1::disk::Cache;
+use husk_vmi::CacheMode;
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl};
+use tracing::warn;
+
+use super::error::Fault;
+use super::path::Found;
+
+/// How a disk wants its file.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Access {
+    pub(super) read_only: bool,
+    /// Other VMs may write it at the same time.
+    pub(super) shareable: bool,
+    pub(super) cache: CacheMode,
+}
+
+/// Opens a regular file or block device as a disk and locks it for as long as any copy of the descriptor is open.
+pub(super) fn open(found: &Found, access: Access) -> Result<(OwnedFd, Cache), Fault> {
+    if !matches!(found.kind, FileType::RegularFile | FileType::BlockDevice) {
+        return Err(Fault::Kind {
+            path: found.path.clone(),
+            kind: found.kind,
+            wanted: "an image file or a block device",
+        });
+    }
+    let mut flags = if access.read_only {
+        OFlags::RDONLY
+    } else {
+        OFlags::RDWR
+    };
+    if !access.read_only && !access.shareable {
+        // On a block device: refused while it is mounted or somebody else claims it. A file ignores it.
+        flags |= OFlags::EXCL;
+    }
+    let fd = match found.open(flags) {
+        Err(e) if e.raw_os_error() == Some(libc::EBUSY) => return Err(Fault::InUse(found.path.clone())),
+        other => other.map_err(Fault::io(&found.path))?,
+    };
+    finish(fd, &found.path, access)
+}
+
+/// Does to an open image what does not depend on how it was opened.
+pub(super) fn finish(fd: OwnedFd, path: &Path, access: Access) -> Result<(OwnedFd, Cache), Fault> {
+    let mut file = File::from(fd);
+    lock(&file, path, access)?;
+    let bytes = file.seek(SeekFrom::End(0)).map_err(Fault::io(path))?;
+    if bytes == 0 || bytes % 512 != 0 {
+        return Err(Fault::Size {
+            path: path.to_owned(),
+            bytes,
+        });
+    }
+    let fd = OwnedFd::from(file);
+    let cache = set_cache(&fd, path, access.cache)?;
+    Ok((fd, cache))
+}
+
+/// A lock on the open file: it travels with the descriptor to the VMM and ends with the last copy of it. QEMU's own
+/// image locks are of this kind too and lie in the same range.
+fn lock(file: &File, path: &Path, access: Access) -> Result<(), Fault> {
+    let exclusive = !access.read_only && !access.shareable;
+    // SAFETY: flock is plain integers, for which zeroes are valid: the whole file, pid 0.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK } as libc::c_short;
+    match fcntl(file, FcntlArg::F_OFD_SETLK(&lock)) {
+        Ok(_) => Ok(()),
+        Err(Errno::EAGAIN | Errno::EACCES) => Err(Fault::InUse(path.to_owned())),
+        Err(error @ (Errno::ENOLCK | Errno::EOPNOTSUPP | Errno::ENOSYS)) => {
+            warn!(path = %path.display(), %error, "nothing keeps two VMs from using this image: no locks on its file system");
+            Ok(())
+        }
+        Err(error) => Err(Fault::Io {
+            path: path.to_owned(),
+            source: error.into(),
+        }),
+    }
+}
+
+/// Puts the descriptor into the cache mode asked for and names the mode it is in.
+fn set_cache(fd: &OwnedFd, path: &Path, mode: CacheMode) -> Result<Cache, Fault> {
+    let direct = |on| -> io::Result<()> {
+        let mut flags = fcntl_getfl(fd)? - OFlags::NONBLOCK;
+        flags.set(OFlags::DIRECT, on);
+        Ok(fcntl_setfl(fd, flags)?)
+    };
+    let wanted = matches!(mode, CacheMode::Auto | CacheMode::None);
+    match (direct(wanted), mode) {
+        (Ok(()), CacheMode::Auto | CacheMode::None) => Ok(Cache::None),
+        (Err(_), CacheMode::None) => Err(Fault::NoDirectIo(path.to_owned())),
+        (Err(_), CacheMode::Auto) => direct(false)
+            .map(|()| Cache::Writethrough)
+            .map_err(Fault::io(path)),
+        (done, CacheMode::WriteThrough) => done.map(|()| Cache::Writethrough).map_err(Fault::io(path)),
+        (done, CacheMode::WriteBack) => done.map(|()| Cache::Writeback).map_err(Fault::io(path)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_direct_io_is_impossible_it_is_not_pretended() {
+        let path = Path::new("/proc/version");
+        let fd = OwnedFd::from(File::open(path).unwrap());
+        let error = set_cache(&fd, path, CacheMode::None).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "Unable to use 'none' cache mode, file system where /proc/version is stored does not support direct I/O"
+        );
+        assert_eq!(
+            set_cache(&fd, path, CacheMode::Auto).unwrap(),
+            Cache::Writethrough
+        );
+        assert!(!fcntl_getfl(&fd).unwrap().contains(OFlags::DIRECT));
+    }
+}

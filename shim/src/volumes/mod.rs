@@ -1,0 +1,156 @@
+//! From the sources a plan names to descriptors a VMM can be handed.
+//!
+//! What a path is, is found out before it is opened, and only regular files and block devices are. Below a folder
+//! that came with a container image no symbolic link is followed. A disk is locked while anybody has it open.
+
+mod container_disk;
+mod error;
+mod host_disk;
+mod image;
+mod iso;
+mod memory_file;
+mod path;
+mod scratch;
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use husk_proto::vmm::v1::disk::Cache;
+use husk_vmi::{BootPlan, DiskPlan, DiskSource, KernelFile, VmPlan};
+use rustix::fs::{FileType, OFlags};
+
+pub use error::{Fault, VolumeError};
+pub use scratch::Scratch;
+
+use image::Access;
+use path::Found;
+
+/// The least size of a disk that is made, and its granularity.
+const MIB: u64 = 1 << 20;
+
+/// Everything of a VM that lies in files, opened. Dropping it closes them, which drops their locks unless the
+/// descriptors were handed on.
+#[derive(Debug)]
+pub struct Volumes {
+    /// In the plan's order.
+    pub disks: Vec<OpenDisk>,
+    /// The kernel, where the plan gives one.
+    pub kernel: Option<OwnedFd>,
+    /// Its initial RAM disk.
+    pub initrd: Option<OwnedFd>,
+}
+
+/// One disk's data.
+#[derive(Debug)]
+pub struct OpenDisk {
+    /// A file, block device or sealed memory.
+    pub file: OwnedFd,
+    /// The descriptor, and so the disk, cannot be written.
+    pub read_only: bool,
+    /// The cache mode the descriptor is in.
+    pub cache: Cache,
+}
+
+/// Opens, and where the plan says so makes, all files of a VM. Blocks; a containerDisk may take seconds to copy.
+pub fn open(plan: &VmPlan, scratch: &Scratch) -> Result<Volumes, VolumeError> {
+    let disks = plan
+        .disks
+        .iter()
+        .map(|disk| open_disk(disk, scratch).map_err(Fault::of(&disk.name)));
+    let disks = disks.collect::<Result<Vec<_>, _>>()?;
+    let (kernel, initrd) = match &plan.boot {
+        BootPlan::Kernel { kernel, initrd, .. } => (Some(kernel), initrd.as_ref()),
+        BootPlan::Disks { .. } => (None, None),
+    };
+    let boot_file = |file: Option<&KernelFile>, what: &str| {
+        file.map(|file| open_boot_file(file).map_err(Fault::of(what)))
+            .transpose()
+    };
+    Ok(Volumes {
+        disks,
+        kernel: boot_file(kernel, "kernel")?,
+        initrd: boot_file(initrd, "initrd")?,
+    })
+}
+
+fn open_disk(disk: &DiskPlan, scratch: &Scratch) -> Result<OpenDisk, Fault> {
+    let access = Access {
+        read_only: disk.read_only,
+        shareable: disk.shareable,
+        cache: disk.cache,
+    };
+    let (file, cache) = match &disk.source {
+        DiskSource::File(path) => image::open(&find_claim(path)?, access)?,
+        DiskSource::HostDisk { path, create_bytes } => {
+            image::open(&host_disk::find(path, *create_bytes)?, access)?
+        }
+        DiskSource::ContainerDisk { path, image_path } => {
+            container_disk::open(path, image_path.as_deref(), access, scratch)?
+        }
+        DiskSource::EmptyDisk { capacity_bytes } => {
+            let size = capacity_bytes / MIB * MIB;
+            if size == 0 {
+                return Err(Fault::TooSmall);
+            }
+            image::finish(scratch.sparse(size)?, scratch.path(), access)?
+        }
+        DiskSource::CloudInitNoCloud {
+            meta_data,
+            user_data,
+            network_config,
+        } => {
+            let mut files = vec![
+                ("meta-data", meta_data.as_bytes()),
+                ("user-data", user_data.as_slice()),
+            ];
+            files.extend(
+                network_config
+                    .as_ref()
+                    .map(|config| ("network-config", config.as_slice())),
+            );
+            let image = iso::image("cidata", &files).map_err(Fault::CloudInit)?;
+            let file = memory_file::sealed("cidata", &image).map_err(Fault::io("cidata"))?;
+            return Ok(OpenDisk {
+                file,
+                read_only: true,
+                cache: Cache::Writeback,
+            });
+        }
+    };
+    Ok(OpenDisk {
+        file,
+        read_only: access.read_only,
+        cache,
+    })
+}
+
+/// The image of a claim: the path itself, or `disk.img` in the folder it is.
+fn find_claim(path: &Path) -> Result<Found, Fault> {
+    let found = Found::on_host(path).map_err(Fault::io(path))?;
+    if !found.is_directory() {
+        return Ok(found);
+    }
+    found
+        .child(Path::new("disk.img"))
+        .map_err(Fault::io(path.join("disk.img")))
+}
+
+fn open_boot_file(file: &KernelFile) -> Result<OwnedFd, Fault> {
+    let found = match file {
+        KernelFile::Path(path) => Found::on_host(path).map_err(Fault::io(path))?,
+        KernelFile::Beneath(file) => {
+            Found::beneath(&file.dir, &file.path).map_err(Fault::io(file.dir.join(&file.path)))?
+        }
+    };
+    if found.kind != FileType::RegularFile {
+        return Err(Fault::Kind {
+            path: found.path,
+            kind: found.kind,
+            wanted: "a regular file",
+        });
+    }
+    found.open(OFlags::RDONLY).map_err(Fault::io(&found.path))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,133 @@
+//! Files that live as long as the VM that has them open.
+//!
+//! They never have a name, so they vanish with the VMM however it ends. They lie in a directory on disk: the runtime
+//! directory is usually memory.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags, ioctl_ficlone, open};
+use rustix::io::Errno;
+
+use super::error::Fault;
+
+/// Where the files of VMs that keep nothing lie.
+#[derive(Debug, Clone)]
+pub struct Scratch {
+    directory: PathBuf,
+}
+
+impl Scratch {
+    /// `HUSK_SCRATCH_DIR`, else `/var/tmp`.
+    #[must_use]
+    pub fn locate() -> Scratch {
+        let set = std::env::var_os("HUSK_SCRATCH_DIR").filter(|value| !value.is_empty());
+        Scratch::at(set.map_or_else(|| "/var/tmp".into(), PathBuf::from))
+    }
+
+    /// A given directory.
+    pub fn at(directory: impl Into<PathBuf>) -> Scratch {
+        Scratch {
+            directory: directory.into(),
+        }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.directory
+    }
+
+    /// A sparse file of that many zero bytes.
+    pub(super) fn sparse(&self, bytes: u64) -> Result<OwnedFd, Fault> {
+        let file = File::from(self.nameless().map_err(Fault::io(&self.directory))?);
+        file.set_len(bytes).map_err(Fault::io(&self.directory))?;
+        Ok(file.into())
+    }
+
+    /// A copy of `image`, sharing its blocks where the file system can, else sparse.
+    pub(super) fn copy(&self, image: &File) -> Result<OwnedFd, Fault> {
+        let copy = File::from(self.nameless().map_err(Fault::io(&self.directory))?);
+        if ioctl_ficlone(&copy, image).is_err() {
+            copy_sparse(image, &copy).map_err(Fault::io(&self.directory))?;
+        }
+        Ok(copy.into())
+    }
+
+    fn nameless(&self) -> io::Result<OwnedFd> {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC;
+        match open(&self.directory, flags, Mode::RUSR | Mode::WUSR) {
+            Err(Errno::OPNOTSUPP | Errno::ISDIR) => self.unlinked(),
+            other => Ok(other?),
+        }
+    }
+
+    /// For file systems that have no nameless files.
+    fn unlinked(&self) -> io::Result<OwnedFd> {
+        let path = self.directory.join(format!(".husk-{}", uuid::Uuid::new_v4()));
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+        let fd = open(&path, flags, Mode::RUSR | Mode::WUSR)?;
+        std::fs::remove_file(&path)?;
+        Ok(fd)
+    }
+}
+
+/// Copies the parts of `from` that hold data.
+fn copy_sparse(from: &File, to: &File) -> io::Result<()> {
+    use rustix::fs::{SeekFrom, copy_file_range, seek};
+    let size = seek(from, SeekFrom::End(0))?;
+    to.set_len(size)?;
+    let mut offset = 0;
+    while offset < size {
+        let start = match seek(from, SeekFrom::Data(offset)) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => break,
+            Err(e) => return Err(e.into()),
+        };
+        let end = seek(from, SeekFrom::Hole(start))?;
+        let (mut source, mut target) = (start, start);
+        while source < end {
+            let length = usize::try_from(end - source).unwrap_or(usize::MAX).min(64 << 20);
+            if copy_file_range(from, Some(&mut source), to, Some(&mut target), length)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        offset = end;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{FileExt, MetadataExt};
+
+    use super::*;
+
+    #[test]
+    fn a_copy_is_equal_sparse_and_leaves_no_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let scratch = Scratch::at(dir.path());
+        let image = File::from(scratch.sparse(64 << 20).unwrap());
+        image.write_all_at(b"head", 0).unwrap();
+        image.write_all_at(b"middle", 40 << 20).unwrap();
+        let copy = dir.path().join("copy");
+        let target = File::create_new(&copy).unwrap();
+        copy_sparse(&image, &target).unwrap();
+        let copy = File::open(&copy).unwrap();
+        let mut bytes = [0; 6];
+        copy.read_exact_at(&mut bytes, 40 << 20).unwrap();
+        assert_eq!(&bytes, b"middle");
+        assert_eq!(copy.metadata().unwrap().len(), 64 << 20);
+        assert!(copy.metadata().unwrap().blocks() * 512 < 1 << 20);
+
+        let copy = File::from(scratch.copy(&image).unwrap());
+        copy.read_exact_at(&mut bytes[..4], 0).unwrap();
+        assert_eq!(&bytes[..4], b"head");
+        copy.write_all_at(b"HEAD", 0).unwrap();
+        image.read_exact_at(&mut bytes[..4], 0).unwrap();
+        assert_eq!(&bytes[..4], b"head");
+        let unlinked = File::from(scratch.unlinked().unwrap());
+        assert_eq!(unlinked.metadata().unwrap().nlink(), 0);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}

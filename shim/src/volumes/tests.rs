@@ -1,0 +1,327 @@
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::PathBuf;
+
+use husk_vmi::{CacheMode, ErrorPolicy, FileRef, IoMode};
+use rustix::fs::{CWD, Mode, fcntl_getfl, mkfifoat};
+
+use super::*;
+
+const SIZE: u64 = 4 << 20;
+
+struct Home {
+    dir: tempfile::TempDir,
+}
+
+impl Home {
+    fn new() -> Home {
+        Home {
+            dir: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn image(&self, name: &str, bytes: u64) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        File::create(&path).unwrap().set_len(bytes).unwrap();
+        path
+    }
+
+    fn open(&self, disk: &DiskPlan) -> Result<OpenDisk, String> {
+        open_disk(disk, &Scratch::at(self.dir.path())).map_err(|fault| Fault::of("data")(fault).to_string())
+    }
+}
+
+fn disk(source: DiskSource) -> DiskPlan {
+    DiskPlan {
+        name: "data".into(),
+        target: "vda".into(),
+        read_only: false,
+        serial: None,
+        cache: CacheMode::Auto,
+        io: IoMode::Auto,
+        error_policy: ErrorPolicy::Stop,
+        shareable: false,
+        boot_order: None,
+        source,
+    }
+}
+
+fn file(path: &Path) -> DiskPlan {
+    disk(DiskSource::File(path.to_owned()))
+}
+
+fn container(path: PathBuf, image_path: Option<&str>) -> DiskPlan {
+    disk(DiskSource::ContainerDisk {
+        path,
+        image_path: image_path.map(PathBuf::from),
+    })
+}
+
+#[test]
+fn what_is_no_disk_is_refused_by_name_without_waiting() {
+    let home = Home::new();
+    let fifo = home.path("fifo");
+    mkfifoat(CWD, &fifo, Mode::RUSR | Mode::WUSR).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(home.path("socket")).unwrap();
+    for (path, what) in [
+        (fifo, "a FIFO"),
+        (home.path("socket"), "a socket"),
+        ("/dev/null".into(), "a character device"),
+    ] {
+        let error = home.open(&file(&path)).unwrap_err();
+        let wanted = format!(
+            "volume \"data\": {} is {what}, not an image file or a block device",
+            path.display()
+        );
+        assert_eq!(error, wanted);
+    }
+    let missing = home.path("missing");
+    let error = home.open(&file(&missing)).unwrap_err();
+    assert!(
+        error.contains(&format!("{}: No such file", missing.display())),
+        "{error}"
+    );
+}
+
+#[test]
+fn sizes_that_are_no_whole_sectors_are_refused() {
+    let home = Home::new();
+    for bytes in [0, 1, 511, 513] {
+        let path = home.image("odd", bytes);
+        let error = home.open(&file(&path)).unwrap_err();
+        assert!(error.contains(&format!("odd has {bytes} bytes")), "{error}");
+    }
+    home.open(&file(&home.image("even", 512))).unwrap();
+}
+
+#[test]
+fn one_image_serves_one_writer_or_many_readers() {
+    let home = Home::new();
+    let path = home.image("disk.img", SIZE);
+    let read = DiskPlan {
+        read_only: true,
+        ..file(&path)
+    };
+    let share = DiskPlan {
+        shareable: true,
+        ..file(&path)
+    };
+
+    let writer = home.open(&file(&path)).unwrap();
+    for other in [&file(&path), &read, &share] {
+        let error = home.open(other).unwrap_err();
+        assert_eq!(
+            error,
+            format!(
+                "volume \"data\": {} is in use by another VM or program",
+                path.display()
+            )
+        );
+    }
+    // The lock is the open file's: it outlives this process's own copy.
+    let handed_on = writer.file.try_clone().unwrap();
+    drop(writer);
+    home.open(&file(&path)).unwrap_err();
+    drop(handed_on);
+
+    let readers = (
+        home.open(&read).unwrap(),
+        home.open(&read).unwrap(),
+        home.open(&share).unwrap(),
+    );
+    home.open(&file(&path)).unwrap_err();
+    drop(readers);
+    home.open(&file(&path)).unwrap();
+}
+
+#[test]
+fn a_read_only_disk_cannot_be_written_through_its_descriptor() {
+    let home = Home::new();
+    let path = home.image("disk.img", SIZE);
+    let opened = home
+        .open(&DiskPlan {
+            read_only: true,
+            cache: CacheMode::WriteBack,
+            ..file(&path)
+        })
+        .unwrap();
+    assert!(opened.read_only);
+    assert!(File::from(opened.file).write_all_at(b"x", 0).is_err());
+}
+
+#[test]
+fn the_cache_mode_is_the_descriptors() {
+    let home = Home::new();
+    let path = home.image("disk.img", SIZE);
+    for (mode, allowed) in [
+        (CacheMode::Auto, &[Cache::None, Cache::Writethrough][..]),
+        (CacheMode::WriteThrough, &[Cache::Writethrough]),
+        (CacheMode::WriteBack, &[Cache::Writeback]),
+    ] {
+        let opened = home
+            .open(&DiskPlan {
+                cache: mode,
+                ..file(&path)
+            })
+            .unwrap();
+        assert!(allowed.contains(&opened.cache), "{mode:?} {:?}", opened.cache);
+        let flags = fcntl_getfl(&opened.file).unwrap();
+        assert_eq!(flags.contains(OFlags::DIRECT), opened.cache == Cache::None);
+        assert!(!flags.contains(OFlags::NONBLOCK));
+    }
+}
+
+#[test]
+fn a_claims_folder_holds_disk_img_and_no_link() {
+    let home = Home::new();
+    home.image("claim/disk.img", SIZE);
+    home.open(&file(&home.path("claim"))).unwrap();
+    fs::create_dir(home.path("empty")).unwrap();
+    let error = home.open(&file(&home.path("empty"))).unwrap_err();
+    assert!(error.contains("empty/disk.img: No such file"), "{error}");
+    fs::create_dir(home.path("evil")).unwrap();
+    symlink(home.path("claim/disk.img"), home.path("evil/disk.img")).unwrap();
+    home.open(&file(&home.path("evil"))).unwrap_err();
+    // A link the caller names is the caller's.
+    symlink(home.path("claim"), home.path("link")).unwrap();
+    home.open(&file(&home.path("link"))).unwrap();
+}
+
+#[test]
+fn an_empty_disk_is_zero_sparse_and_nameless() {
+    let home = Home::new();
+    let opened = home
+        .open(&disk(DiskSource::EmptyDisk {
+            capacity_bytes: SIZE + 7,
+        }))
+        .unwrap();
+    let stat = rustix::fs::fstat(&opened.file).unwrap();
+    assert_eq!((stat.st_size as u64, stat.st_blocks, stat.st_nlink), (SIZE, 0, 0));
+    assert_eq!(fs::read_dir(home.dir.path()).unwrap().count(), 0);
+    let error = home
+        .open(&disk(DiskSource::EmptyDisk {
+            capacity_bytes: MIB - 1,
+        }))
+        .unwrap_err();
+    assert!(error.contains("must be at least 1MiB"), "{error}");
+}
+
+#[test]
+fn a_cloud_init_disk_is_sealed_and_labelled() {
+    let home = Home::new();
+    let seed = DiskSource::CloudInitNoCloud {
+        meta_data: "{}".into(),
+        user_data: b"#cloud-config\n".to_vec(),
+        network_config: None,
+    };
+    let opened = home.open(&disk(seed)).unwrap();
+    assert!(opened.read_only);
+    let file = File::from(opened.file);
+    let mut label = [0; 6];
+    file.read_exact_at(&mut label, 16 * 2048 + 40).unwrap();
+    assert_eq!(&label, b"cidata");
+    assert!(file.write_all_at(b"x", 0).is_err());
+    assert_eq!(file.metadata().unwrap().len() % 2048, 0);
+}
+
+#[test]
+fn a_container_disk_is_the_one_file_in_disk_and_is_never_written() {
+    let home = Home::new();
+    let path = home.image("root/disk/any-name", SIZE);
+    fs::write(&path, vec![b'a'; SIZE as usize]).unwrap();
+    for given in ["root", "root/disk", "root/disk/any-name"] {
+        let opened = home.open(&container(home.path(given), None)).unwrap();
+        let copy = DiskPlan {
+            cache: CacheMode::WriteBack,
+            ..container(home.path(given), None)
+        };
+        drop(opened);
+        let copy = File::from(home.open(&copy).unwrap().file);
+        copy.write_all_at(b"bbbb", 0).unwrap();
+        assert_eq!(fs::read(&path).unwrap()[..4], *b"aaaa");
+        assert_eq!(copy.metadata().unwrap().nlink_of(), 0);
+    }
+    home.open(&container(home.path("root"), Some("disk/any-name")))
+        .unwrap();
+
+    home.image("root/disk/second", SIZE);
+    let folder = home.path("root/disk");
+    let error = home.open(&container(home.path("root"), None)).unwrap_err();
+    let wanted = format!(
+        "more than one file found in folder {}, only one disk is allowed",
+        folder.display()
+    );
+    assert!(error.ends_with(&wanted), "{error}");
+    fs::create_dir_all(home.path("bare/disk")).unwrap();
+    let error = home.open(&container(home.path("bare"), None)).unwrap_err();
+    assert!(
+        error.contains("no file found in folder") && error.ends_with("no disk present"),
+        "{error}"
+    );
+}
+
+trait Links {
+    fn nlink_of(&self) -> u64;
+}
+
+impl Links for fs::Metadata {
+    fn nlink_of(&self) -> u64 {
+        std::os::unix::fs::MetadataExt::nlink(self)
+    }
+}
+
+#[test]
+fn a_container_image_cannot_lead_out_of_itself() {
+    let home = Home::new();
+    home.image("secret", SIZE);
+    fs::create_dir_all(home.path("root/disk")).unwrap();
+    symlink("../../secret", home.path("root/disk/image")).unwrap();
+    home.open(&container(home.path("root"), None)).unwrap_err();
+    home.open(&container(home.path("root"), Some("../secret")))
+        .unwrap_err();
+    home.open(&container(home.path("root"), Some("/etc/passwd")))
+        .unwrap_err();
+    fs::create_dir(home.path("linked")).unwrap();
+    symlink("/", home.path("linked/disk")).unwrap();
+    home.open(&container(home.path("linked"), None)).unwrap_err();
+}
+
+#[test]
+fn qcow2_is_named_and_the_way_out_too() {
+    let home = Home::new();
+    let path = home.image("disk.qcow2", SIZE);
+    let image = File::options().write(true).open(&path).unwrap();
+    image.write_all_at(b"QFI\xfb\0\0\0\x03", 0).unwrap();
+    let error = home.open(&container(path, None)).unwrap_err();
+    assert!(
+        error.contains("disk.qcow2 is a qcow2 image") && error.contains("qemu-img convert -O raw"),
+        "{error}"
+    );
+}
+
+#[test]
+fn boot_files_stay_beneath_their_folder() {
+    let home = Home::new();
+    home.image("root/boot/vmlinuz", 512);
+    home.image("secret", 512);
+    symlink("../secret", home.path("root/escape")).unwrap();
+    symlink("boot/vmlinuz", home.path("root/vmlinuz")).unwrap();
+    let beneath = |path: &str| {
+        let file = FileRef {
+            dir: home.path("root"),
+            path: path.into(),
+        };
+        open_boot_file(&KernelFile::Beneath(file))
+    };
+    beneath("boot/vmlinuz").unwrap();
+    for bad in ["../secret", "escape", "vmlinuz", "/etc/passwd", "boot", "missing"] {
+        assert!(beneath(bad).is_err(), "{bad}");
+    }
+    open_boot_file(&KernelFile::Path(home.path("root/escape"))).unwrap();
+    open_boot_file(&KernelFile::Path("/dev/zero".into())).unwrap_err();
+}
