@@ -45,23 +45,23 @@ impl Failure {
     }
 
     /// A runtime failure: what was attempted, and why it failed.
-    pub(crate) fn at<E: Error>(attempt: impl fmt::Display) -> impl FnOnce(E) -> Self {
+    pub(crate) fn at<E: Error + 'static>(attempt: impl fmt::Display) -> impl FnOnce(E) -> Self {
         move |error| Self::Runtime(format!("{attempt}: {}", chain(&error)))
     }
 }
 
-impl<E: Error> From<E> for Failure {
+impl<E: Error + 'static> From<E> for Failure {
     fn from(error: E) -> Self {
         Self::Runtime(chain(&error))
     }
 }
 
 /// An error and its causes in one line, joined by `: `.
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = one_line(&error.to_string());
+pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = own_words(error);
     let mut cause = error.source();
     while let Some(error) = cause {
-        let next = one_line(&error.to_string());
+        let next = own_words(error);
         // Some libraries repeat their cause in their own text.
         if !text.ends_with(&next) {
             text.push_str(": ");
@@ -70,6 +70,15 @@ pub(crate) fn chain(error: &dyn Error) -> String {
         cause = error.source();
     }
     text
+}
+
+/// An error's text without its causes. A monitor's refusal is its message, without gRPC's codes and metadata.
+fn own_words(error: &(dyn Error + 'static)) -> String {
+    match error.downcast_ref::<tonic::Status>() {
+        Some(status) if !status.message().is_empty() => one_line(status.message()),
+        Some(status) => one_line(status.code().description()),
+        None => one_line(&error.to_string()),
+    }
 }
 
 /// Makes text from elsewhere fit for one line of a terminal: no control characters, no line ends.
@@ -114,6 +123,16 @@ mod tests {
     fn a_repeated_cause_is_said_once() {
         let error = Outer("read: disk on fire", std::io::Error::other("disk on fire"));
         assert_eq!(chain(&error), "read: disk on fire");
+    }
+
+    #[test]
+    fn a_refusal_is_told_in_the_monitors_words() {
+        let status = tonic::Status::failed_precondition("the VM is not paused");
+        assert_eq!(chain(&status), "the VM is not paused");
+        assert_eq!(
+            chain(&tonic::Status::unavailable("")),
+            "The service is currently unavailable"
+        );
     }
 
     #[test]

@@ -2,9 +2,18 @@
 
 mod cli;
 mod commands;
+mod console;
 mod doctor;
+mod ending;
 mod failure;
+mod foreground;
+mod log_file;
+mod manifest;
 mod output;
+mod pod;
+mod signals;
+mod view;
+mod vm_ref;
 
 use std::process::ExitCode;
 
@@ -13,8 +22,5 @@ use clap::Parser;
 fn main() -> ExitCode {
     let cli = cli::Cli::parse();
     cli::log_to_stderr(cli.verbose);
-    match cli.command.run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
-    }
+    cli.command.run()
 }

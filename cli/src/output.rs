@@ -6,10 +6,38 @@ use crate::failure::Failure;
 
 /// Writes `text` to stdout. A reader that has gone away (`husk list | head -1`) is no failure.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    write(text.as_bytes()).map(drop)
+}
+
+/// Writes `bytes` to stdout; false if its reader has gone away.
+pub(crate) fn write(bytes: &[u8]) -> Result<bool, Failure> {
     let mut stdout = io::stdout().lock();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::at("write to stdout")(error)),
-        _ => Ok(()),
+    match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Failure::at("write to stdout")(error)),
+    }
+}
+
+/// `value` as indented JSON and a line end.
+pub(crate) fn json(value: &impl serde::Serialize) -> Result<String, Failure> {
+    Ok(serde_json::to_string_pretty(value)? + "\n")
+}
+
+/// A number of bytes as a Kubernetes quantity, in the largest unit that gives a whole number.
+pub(crate) fn bytes(bytes: u64) -> String {
+    let units = [
+        (1_u64 << 40, "Ti"),
+        (1 << 30, "Gi"),
+        (1 << 20, "Mi"),
+        (1 << 10, "Ki"),
+    ];
+    match units
+        .iter()
+        .find(|(size, _)| bytes >= *size && bytes.is_multiple_of(*size))
+    {
+        Some((size, unit)) => format!("{}{unit}", bytes / size),
+        None => bytes.to_string(),
     }
 }
 
@@ -41,6 +69,19 @@ pub(crate) fn table<const N: usize>(rows: &[[String; N]]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_are_quantities() {
+        for (count, text) in [
+            (0, "0"),
+            (1000, "1000"),
+            (1 << 30, "1Gi"),
+            (1536 << 20, "1536Mi"),
+            (4097, "4097"),
+        ] {
+            assert_eq!(bytes(count), text);
+        }
+    }
 
     #[test]
     fn columns_line_up_without_trailing_space() {

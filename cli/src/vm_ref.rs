@@ -29,9 +29,14 @@ impl FromStr for VmRef {
     fn from_str(text: &str) -> Result<Self, String> {
         let (space, name) = text.split_once('/').unwrap_or((DEFAULT_NAMESPACE, text));
         if !is_subdomain(name) {
-            return Err("a VM is named NAME or NAMESPACE/NAME, in lower-case letters, digits, '-' and '.'".into());
+            return Err(
+                "a VM is named NAME or NAMESPACE/NAME, in lower-case letters, digits, '-' and '.'".into(),
+            );
         }
-        Ok(Self { namespace: namespace(space)?, name: name.into() })
+        Ok(Self {
+            namespace: namespace(space)?,
+            name: name.into(),
+        })
     }
 }
 
@@ -73,7 +78,9 @@ mod tests {
 
     #[test]
     fn names_that_would_leave_the_state_directory_are_refused() {
-        for text in ["", "/", "a/", "/a", "../a", "a/..", "a/b/c", "A", "a b", "-a", "a-", ".", "a..b", "x\n"] {
+        for text in [
+            "", "/", "a/", "/a", "../a", "a/..", "a/b/c", "A", "a b", "-a", "a-", ".", "a..b", "x\n",
+        ] {
             assert!(text.parse::<VmRef>().is_err(), "{text:?}");
         }
         assert!("a".repeat(254).parse::<VmRef>().is_err());

@@ -1,25 +1,65 @@
 //! The subcommands, one file each.
 
+use std::process::ExitCode;
+
 use clap::Subcommand;
 
 use crate::failure::Failure;
 
 mod completions;
+mod console;
 mod doctor;
+mod inspect;
+mod list;
+mod logs;
+mod monitor;
+mod pause;
+mod reset;
+mod resume;
+mod rm;
+mod run;
+mod stop;
+mod validate;
 
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    Run(run::Args),
+    List(list::Args),
+    Console(console::Args),
+    Logs(logs::Args),
+    Inspect(inspect::Args),
+    Pause(pause::Args),
+    Resume(resume::Args),
+    Reset(reset::Args),
+    Stop(stop::Args),
+    Rm(rm::Args),
+    Validate(validate::Args),
     Doctor(doctor::Args),
     Completions(completions::Args),
+    #[command(hide = true)]
+    Monitor(monitor::Args),
 }
 
 impl Command {
-    /// Does it.
-    pub(crate) fn run(self) -> Result<(), Failure> {
-        match self {
+    /// Does it; gives the exit status.
+    pub(crate) fn run(self) -> ExitCode {
+        let done: Result<(), Failure> = match self {
+            Self::Run(args) => run::run(args),
+            Self::List(args) => list::run(&args),
+            Self::Console(args) => console::run(&args),
+            Self::Logs(args) => logs::run(&args),
+            Self::Inspect(args) => inspect::run(&args),
+            Self::Pause(args) => pause::run(&args),
+            Self::Resume(args) => resume::run(&args),
+            Self::Reset(args) => reset::run(&args),
+            Self::Stop(args) => stop::run(&args),
+            Self::Rm(args) => rm::run(&args),
+            Self::Validate(args) => validate::run(&args),
             Self::Doctor(args) => doctor::run(&args),
             Self::Completions(args) => completions::run(&args),
-        }
+            Self::Monitor(_) => return husk_shim::monitor::serve(),
+        };
+        done.map_or_else(Failure::report, |()| ExitCode::SUCCESS)
     }
 }

@@ -3,4 +3,41 @@
 mod session;
 mod terminal;
 
+use husk_proto::shim::v1::ConsoleInput;
+use husk_shim::client::PodClient;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::failure::Failure;
+use crate::output;
+use crate::vm_ref::VmRef;
+
 pub(crate) use session::{AtInputEnd, End};
+
+/// Connects stdin and stdout to the console of `vm` until the caller detaches or the session ends; `until` ends it
+/// too. The terminal is as it was when this returns.
+pub(crate) async fn attach<T>(
+    vm: &VmRef,
+    client: &mut PodClient,
+    at_input_end: AtInputEnd,
+    until: impl Future<Output = T>,
+) -> Result<Result<End, T>, Failure> {
+    let (to_guest, inputs) = mpsc::channel::<ConsoleInput>(1);
+    let from_guest = client.console(ReceiverStream::new(inputs)).await?.into_inner();
+    output::print(&format!(
+        "Successfully connected to {} console. The escape sequence is ^]\n",
+        vm.name
+    ))?;
+    let raw = terminal::RawMode::enter().map_err(Failure::at("switch the terminal to raw mode"))?;
+    let input = session::stdin().map_err(Failure::at("read stdin"))?;
+    let ended = tokio::select! {
+        ended = session::run(to_guest, from_guest, input, tokio::io::stdout(), at_input_end) => ended.map(Ok),
+        asked = until => Ok(Err(asked)),
+    };
+    drop(raw);
+    match ended {
+        // Whoever read the output has gone: nothing left to do for them.
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(Ok(End::Detached)),
+        ended => ended.map_err(Failure::at("write to stdout")),
+    }
+}

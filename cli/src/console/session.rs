@@ -3,11 +3,15 @@
 use std::io;
 use std::time::Duration;
 
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use husk_proto::shim::v1::console_output::{Ended, Output};
+use husk_proto::shim::v1::{ConsoleInput, ConsoleOutput};
+use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
+use tokio_stream::{Stream, StreamExt};
+use tonic::Status;
 
 /// `^]`, virtctl's and telnet's escape.
-pub(crate) const ESCAPE: u8 = 0x1d;
+const ESCAPE: u8 = 0x1d;
 
 /// After the end of a piped input, output is still shown until the guest is silent for this long.
 const LINGER: Duration = Duration::from_secs(1);
@@ -15,18 +19,23 @@ const LINGER: Duration = Duration::from_secs(1);
 /// How long typed bytes are still offered to the guest once the escape has been typed.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
-const BUFFER: usize = 8 * 1024;
-
 /// Bytes taken from the input beyond what the guest has accepted.
-const READ_AHEAD: usize = 64 * 1024;
+const READ_AHEAD: usize = 1024 * 1024;
+
+/// The most one message may carry.
+const MESSAGE: usize = 64 * 1024;
 
 /// How a session ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum End {
     /// The escape was typed, or a piped input ended.
     Detached,
-    /// The other side closed the connection: the VM ended, or someone else attached.
-    Closed,
+    /// Someone else attached.
+    TakenOver,
+    /// The VM ended.
+    VmEnded,
+    /// The connection to the monitor broke.
+    Lost(Option<Status>),
 }
 
 /// What the end of the input means.
@@ -34,57 +43,82 @@ pub(crate) enum End {
 pub(crate) enum AtInputEnd {
     /// Show what the guest still says, then detach.
     Detach,
-    /// Go on showing output until the other side closes.
+    /// Go on showing output until the VM ends.
     Watch,
 }
 
-/// Carries bytes from `input` to `guest` and from `guest` to `output`.
+/// Carries bytes from `input` to the guest and from the guest to `output`.
 ///
 /// # Errors
-/// Writing to `output` failed. An error of `guest` is its end, not an error.
-pub(crate) async fn run<G, O>(
-    guest: G,
+/// Writing to `output` failed.
+pub(crate) async fn run<S, O>(
+    to_guest: mpsc::Sender<ConsoleInput>,
+    mut from_guest: S,
     mut input: mpsc::Receiver<Vec<u8>>,
     mut output: O,
     at_input_end: AtInputEnd,
 ) -> io::Result<End>
 where
-    G: AsyncRead + AsyncWrite,
+    S: Stream<Item = Result<ConsoleOutput, Status>> + Unpin,
     O: AsyncWrite + Unpin,
 {
-    let (mut from_guest, mut to_guest) = tokio::io::split(guest);
-    let mut typed_out = false;
+    let mut input_open = true;
     // What the guest has not taken yet: input is read ahead of it, or its escape could not be seen.
     let mut pending = Vec::new();
-    let mut buffer = vec![0; BUFFER];
     loop {
-        let lingering = typed_out && pending.is_empty() && at_input_end == AtInputEnd::Detach;
+        let lingering = !input_open && pending.is_empty() && at_input_end == AtInputEnd::Detach;
         tokio::select! {
-            read = from_guest.read(&mut buffer) => match read {
-                Ok(0) | Err(_) => return Ok(End::Closed),
-                Ok(count) => {
-                    output.write_all(&buffer[..count]).await?;
-                    output.flush().await?;
+            message = from_guest.next() => {
+                let output_of = match message {
+                    Some(Ok(message)) => message.output,
+                    Some(Err(status)) => return Ok(End::Lost(Some(status))),
+                    None => return Ok(End::Lost(None)),
+                };
+                match output_of {
+                    Some(Output::Data(bytes)) => output.write_all(&bytes).await?,
+                    Some(Output::SkippedBytes(count)) => {
+                        let note = format!("\r\n[{count} bytes were not shown: this terminal is too slow]\r\n");
+                        output.write_all(note.as_bytes()).await?;
+                    }
+                    Some(Output::Ended(reason)) => {
+                        return Ok(match Ended::try_from(reason) {
+                            Ok(Ended::TakenOver) => End::TakenOver,
+                            Ok(Ended::VmEnded) => End::VmEnded,
+                            _ => End::Lost(None),
+                        });
+                    }
+                    None => {}
                 }
-            },
-            bytes = input.recv(), if !typed_out && pending.len() < READ_AHEAD => match bytes {
-                None => typed_out = true,
+                output.flush().await?;
+            }
+            bytes = input.recv(), if input_open && pending.len() < READ_AHEAD => match bytes {
+                None => input_open = false,
                 Some(bytes) => {
                     let (bytes, escaped) = until_escape(&bytes);
                     pending.extend_from_slice(bytes);
                     if escaped {
-                        let _ = tokio::time::timeout(LAST_WORDS, to_guest.write_all(&pending)).await;
+                        let _ = tokio::time::timeout(LAST_WORDS, send(&to_guest, &mut pending)).await;
                         return Ok(End::Detached);
                     }
                 }
             },
-            written = to_guest.write(&pending), if !pending.is_empty() => match written {
-                Ok(count) => drop(pending.drain(..count)),
-                // A guest that has gone shows as the end of its output.
-                Err(_) => pending.clear(),
-            },
+            // A guest that has gone shows as the end of its output.
+            () = send(&to_guest, &mut pending), if !pending.is_empty() => {}
             () = tokio::time::sleep(LINGER), if lingering => return Ok(End::Detached),
         }
+    }
+}
+
+/// Sends the first message's worth of `pending` and takes it out; cancelled, it has done nothing.
+async fn send(to_guest: &mpsc::Sender<ConsoleInput>, pending: &mut Vec<u8>) {
+    match to_guest.reserve().await {
+        Ok(permit) => {
+            let count = pending.len().min(MESSAGE);
+            permit.send(ConsoleInput {
+                data: pending.drain(..count).collect(),
+            });
+        }
+        Err(_) => pending.clear(),
     }
 }
 
@@ -99,7 +133,7 @@ fn until_escape(bytes: &[u8]) -> (&[u8], bool) {
 pub(crate) fn stdin() -> io::Result<mpsc::Receiver<Vec<u8>>> {
     let (sender, receiver) = mpsc::channel(4);
     std::thread::Builder::new().name("stdin".into()).spawn(move || {
-        let mut buffer = vec![0; BUFFER];
+        let mut buffer = vec![0; 8 * 1024];
         loop {
             match rustix::io::read(rustix::stdio::stdin(), &mut buffer) {
                 Ok(0) => break,
@@ -119,6 +153,33 @@ pub(crate) fn stdin() -> io::Result<mpsc::Receiver<Vec<u8>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio_stream::wrappers::ReceiverStream;
+
+    type Answers = mpsc::Sender<Result<ConsoleOutput, Status>>;
+
+    struct Far {
+        typed: mpsc::Receiver<ConsoleInput>,
+        answers: Answers,
+    }
+
+    impl Far {
+        async fn say(&self, output: Output) {
+            self.answers
+                .send(Ok(ConsoleOutput { output: Some(output) }))
+                .await
+                .unwrap();
+        }
+    }
+
+    fn guest() -> (
+        mpsc::Sender<ConsoleInput>,
+        ReceiverStream<Result<ConsoleOutput, Status>>,
+        Far,
+    ) {
+        let (to_guest, typed) = mpsc::channel(1);
+        let (answers, from_guest) = mpsc::channel(8);
+        (to_guest, ReceiverStream::new(from_guest), Far { typed, answers })
+    }
 
     fn typed(parts: &[&[u8]]) -> mpsc::Receiver<Vec<u8>> {
         let (sender, receiver) = mpsc::channel(8);
@@ -130,49 +191,85 @@ mod tests {
 
     #[tokio::test]
     async fn the_escape_detaches_and_is_not_sent() {
-        let (guest, mut far) = tokio::io::duplex(64);
-        let mut shown = Vec::new();
-        let end = run(guest, typed(&[b"ls\n", b"x\x1dy"]), &mut shown, AtInputEnd::Watch).await.unwrap();
-        assert_eq!(end, End::Detached);
-        let mut received = Vec::new();
-        far.read_to_end(&mut received).await.unwrap();
-        assert_eq!(received, b"ls\nx");
+        let (to_guest, from_guest, mut far) = guest();
+        let received = tokio::spawn(async move {
+            let mut all = Vec::new();
+            while let Some(message) = far.typed.recv().await {
+                all.extend(message.data);
+            }
+            all
+        });
+        let input = typed(&[b"ls\n", b"x\x1dy"]);
+        let end = run(to_guest, from_guest, input, Vec::new(), AtInputEnd::Watch)
+            .await
+            .unwrap();
+        assert!(matches!(end, End::Detached), "{end:?}");
+        assert_eq!(received.await.unwrap(), b"ls\nx");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_piped_input_that_ends_still_shows_the_answer() {
-        let (guest, mut far) = tokio::io::duplex(64);
+        let (to_guest, from_guest, mut far) = guest();
         let answer = tokio::spawn(async move {
-            let mut line = [0; 3];
-            far.read_exact(&mut line).await.unwrap();
+            far.typed.recv().await.unwrap();
             tokio::time::sleep(Duration::from_millis(900)).await;
-            far.write_all(b"answer").await.unwrap();
-            std::future::pending::<()>().await;
+            far.say(Output::Data(b"answer".to_vec())).await;
+            far
         });
         let mut shown = Vec::new();
-        let end = run(guest, typed(&[b"ls\n"]), &mut shown, AtInputEnd::Detach).await.unwrap();
-        assert_eq!((end, shown.as_slice()), (End::Detached, b"answer".as_slice()));
-        answer.abort();
+        let end = run(
+            to_guest,
+            from_guest,
+            typed(&[b"ls\n"]),
+            &mut shown,
+            AtInputEnd::Detach,
+        )
+        .await
+        .unwrap();
+        assert!(matches!(end, End::Detached), "{end:?}");
+        assert_eq!(shown, b"answer");
+        drop(answer.await);
     }
 
     #[tokio::test]
-    async fn a_watcher_outlives_its_input() {
-        let (guest, mut far) = tokio::io::duplex(64);
-        far.write_all(b"bye").await.unwrap();
-        drop(far);
+    async fn a_watcher_outlives_its_input_and_learns_the_end() {
+        let (to_guest, from_guest, far) = guest();
+        far.say(Output::Data(b"bye".to_vec())).await;
+        far.say(Output::SkippedBytes(7)).await;
+        far.say(Output::Ended(Ended::VmEnded.into())).await;
         let mut shown = Vec::new();
-        let end = run(guest, typed(&[]), &mut shown, AtInputEnd::Watch).await.unwrap();
-        assert_eq!((end, shown.as_slice()), (End::Closed, b"bye".as_slice()));
+        let end = run(to_guest, from_guest, typed(&[]), &mut shown, AtInputEnd::Watch)
+            .await
+            .unwrap();
+        assert!(matches!(end, End::VmEnded), "{end:?}");
+        assert_eq!(
+            shown,
+            b"bye\r\n[7 bytes were not shown: this terminal is too slow]\r\n"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_guest_that_does_not_read_can_still_be_left() {
+        let (to_guest, from_guest, _far) = guest();
+        let (sender, input) = mpsc::channel(8);
+        sender.try_send(vec![b'a'; READ_AHEAD / 2]).unwrap();
+        sender.try_send(vec![b'b'; MESSAGE]).unwrap();
+        let escape = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            sender.send(vec![ESCAPE]).await.unwrap();
+        };
+        let session = run(to_guest, from_guest, input, Vec::new(), AtInputEnd::Watch);
+        let (end, ()) = tokio::join!(tokio::time::timeout(Duration::from_secs(60), session), escape);
+        assert!(matches!(end, Ok(Ok(End::Detached))), "{end:?}");
     }
 
     #[tokio::test]
-    async fn a_guest_that_does_not_read_can_still_be_left() {
-        let (guest, _far) = tokio::io::duplex(1);
-        let (sender, input) = mpsc::channel(8);
-        sender.try_send(vec![b'a'; 100]).unwrap();
-        sender.try_send(vec![ESCAPE]).unwrap();
-        let session = run(guest, input, Vec::new(), AtInputEnd::Watch);
-        let end = tokio::time::timeout(Duration::from_secs(5), session).await;
-        assert_eq!(end.expect("the escape works").unwrap(), End::Detached);
+    async fn a_broken_connection_is_not_an_end_of_the_vm() {
+        let (to_guest, from_guest, far) = guest();
+        drop(far);
+        let end = run(to_guest, from_guest, typed(&[]), Vec::new(), AtInputEnd::Watch)
+            .await
+            .unwrap();
+        assert!(matches!(end, End::Lost(None)), "{end:?}");
     }
 }

@@ -10,6 +10,7 @@ use nix::sched::CloneFlags;
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
 use super::check::{Check, Severity};
+use crate::output;
 
 /// Every check of this module.
 pub(super) fn checks() -> Vec<Check> {
@@ -129,7 +130,7 @@ fn huge_page_pools(root: &Path) -> Check {
                 format!(
                     "{} of {total} pages of {} free",
                     count("free_hugepages"),
-                    page_size(kib)
+                    output::bytes(kib << 10)
                 ),
             ));
         }
@@ -146,14 +147,6 @@ fn huge_page_pools(root: &Path) -> Check {
     } else {
         let pools: Vec<_> = pools.into_iter().map(|(_, text)| text).collect();
         Check::present(name, title, Severity::Optional, pools.join(", "))
-    }
-}
-
-fn page_size(kib: u64) -> String {
-    match kib {
-        kib if kib >= 1 << 20 && kib % (1 << 20) == 0 => format!("{}Gi", kib >> 20),
-        kib if kib >= 1 << 10 && kib % (1 << 10) == 0 => format!("{}Mi", kib >> 10),
-        kib => format!("{kib}Ki"),
     }
 }
 

@@ -1,0 +1,76 @@
+//! `husk inspect`.
+
+use std::fs::File;
+use std::io::{BufReader, Read};
+use std::path::Path;
+
+use husk_shim::client;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::failure::{Failure, chain};
+use crate::view::View;
+use crate::vm_ref::VmRef;
+use crate::{output, pod};
+
+/// A state file larger than this is not one.
+const STATE_FILE: u64 = 16 << 20;
+
+/// Show all that is known about a VM
+///
+/// Its state, its processes and files, and the plan it was built from: the manifest with every default applied and
+/// every volume resolved.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  husk inspect demo
+  husk inspect demo -o json | jq .plan.disks")]
+pub(crate) struct Args {
+    /// The VM: NAME or NAMESPACE/NAME
+    vm: VmRef,
+
+    /// How to print it
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+#[derive(Debug, Clone, Copy, Default, clap::ValueEnum)]
+enum Format {
+    /// YAML
+    #[default]
+    Yaml,
+    /// JSON
+    Json,
+}
+
+#[derive(Debug, Serialize)]
+struct Inspected {
+    #[serde(flatten)]
+    view: View,
+    /// `husk_vmi::VmPlan`.
+    plan: Value,
+    /// The VMI it was made from.
+    manifest: Value,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let dir = pod::find(&args.vm)?;
+    let inspected = pod::block_on(async {
+        let info = pod::info(&mut client::connect(&dir).await?).await?;
+        Ok(Inspected {
+            view: View::new(&dir, Some(info)),
+            plan: read(&dir.plan())?,
+            manifest: read(&dir.vmi())?,
+        })
+    })?;
+    output::print(&match args.output {
+        Format::Json => output::json(&inspected)?,
+        Format::Yaml => serde_saphyr::to_string(&inspected)?,
+    })
+}
+
+fn read(path: &Path) -> Result<Value, Failure> {
+    let file = File::open(path).map_err(Failure::at(path.display()))?;
+    serde_json::from_reader(BufReader::new(file).take(STATE_FILE))
+        .map_err(|error| Failure::Runtime(format!("{}: {}", path.display(), chain(&error))))
+}

@@ -1,0 +1,159 @@
+//! `husk list`.
+
+use std::time::Duration;
+
+use husk_shim::client;
+use husk_shim::state::{RuntimeDir, VmDir};
+use jiff::Timestamp;
+
+use crate::failure::Failure;
+use crate::view::View;
+use crate::{output, pod};
+
+/// A monitor that takes longer to say how its VM is does not answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// List the VMs that run
+///
+/// A VM is listed from its start to its end, paused or not. Each user sees their own.
+#[derive(Debug, clap::Args)]
+#[command(
+    visible_alias = "ls",
+    after_help = "\
+Examples:
+  husk list
+  husk list -o json | jq -r '.[] | select(.paused) | .name'
+  husk stop $(husk list -o name)"
+)]
+pub(crate) struct Args {
+    /// How to print them
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+#[derive(Debug, Clone, Copy, Default, clap::ValueEnum)]
+enum Format {
+    /// Columns for people
+    #[default]
+    Table,
+    /// A list of objects; as `husk inspect -o json` without the plan
+    Json,
+    /// NAME or NAMESPACE/NAME, a line each
+    Name,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let runtime = RuntimeDir::locate()?;
+    runtime.sweep()?;
+    let dirs = runtime.list()?;
+    if matches!(args.output, Format::Name) {
+        let names: String = dirs
+            .iter()
+            .map(|dir| format!("{}\n", pod::reference(dir)))
+            .collect();
+        return output::print(&names);
+    }
+    let views = pod::block_on(views(dirs))?;
+    output::print(&match args.output {
+        Format::Json => output::json(&views)?,
+        _ if views.is_empty() => {
+            eprintln!("no VM is running");
+            return Ok(());
+        }
+        _ => table(&views, Timestamp::now()),
+    })
+}
+
+async fn views(dirs: Vec<VmDir>) -> Result<Vec<View>, Failure> {
+    let asked: Vec<_> = dirs
+        .into_iter()
+        .map(|dir| {
+            tokio::spawn(async move {
+                let info = async { pod::info(&mut client::connect(&dir).await?).await };
+                let info = tokio::time::timeout(PATIENCE, info).await;
+                View::new(&dir, info.ok().and_then(Result::ok))
+            })
+        })
+        .collect();
+    let mut views = Vec::new();
+    for view in asked {
+        views.push(view.await?);
+    }
+    // One that ended while it was asked is not listed.
+    views.retain(|view| view.phase != "Unknown" || view.files.socket.exists());
+    Ok(views)
+}
+
+fn table(views: &[View], now: Timestamp) -> String {
+    let mut rows = vec![["NAMESPACE", "NAME", "STATE", "AGE", "CPUS", "MEMORY"].map(String::from)];
+    rows.extend(views.iter().map(|view| {
+        let known = |text: String| if view.phase == "Unknown" { "-".into() } else { text };
+        [
+            view.namespace.clone(),
+            view.name.clone(),
+            view.state(),
+            view.age(now).map_or_else(|| "-".into(), age),
+            known(view.cpus.to_string()),
+            known(output::bytes(view.memory_bytes)),
+        ]
+    }));
+    output::table(&rows)
+}
+
+/// An age as kubectl prints it.
+fn age(seconds: u64) -> String {
+    let (minutes, hours) = (seconds / 60, seconds / 3600);
+    match () {
+        () if seconds < 120 => format!("{seconds}s"),
+        () if minutes < 10 => format!("{minutes}m{}s", seconds % 60),
+        () if minutes < 180 => format!("{minutes}m"),
+        () if hours < 8 => format!("{hours}h{}m", minutes % 60),
+        () if hours < 48 => format!("{hours}h"),
+        () => format!("{}d", hours / 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_look_like_kubectls() {
+        for (seconds, text) in [
+            (0, "0s"),
+            (119, "119s"),
+            (120, "2m0s"),
+            (605, "10m"),
+            (10_800, "3h0m"),
+            (30_000, "8h"),
+            (200_000, "2d"),
+        ] {
+            assert_eq!(age(seconds), text);
+        }
+    }
+
+    #[test]
+    fn the_table_shows_what_is_known() {
+        let demo = View {
+            namespace: "default".into(),
+            name: "demo".into(),
+            phase: "Running".into(),
+            paused: true,
+            cpus: 2,
+            memory_bytes: 512 << 20,
+            ..View::default()
+        };
+        let lost = View {
+            namespace: "test".into(),
+            name: "lost".into(),
+            phase: "Unknown".into(),
+            ..View::default()
+        };
+        assert_eq!(
+            table(&[demo, lost], Timestamp::UNIX_EPOCH),
+            "NAMESPACE  NAME  STATE             AGE  CPUS  MEMORY\n\
+             default    demo  Running (paused)  -    2     512Mi\n\
+             test       lost  Unknown           -    -     -\n"
+        );
+    }
+}

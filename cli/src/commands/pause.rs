@@ -1,0 +1,25 @@
+//! `husk pause`.
+
+use husk_proto::shim::v1::PauseRequest;
+
+use crate::failure::Failure;
+use crate::pod;
+use crate::vm_ref::VmRef;
+
+/// Stop a VM's processors
+///
+/// The guest keeps its memory and its clock stands still; `husk resume` lets it go on. Done when every processor
+/// stands; pausing a paused VM does nothing.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The VM: NAME or NAMESPACE/NAME
+    vm: VmRef,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    pod::block_on(async {
+        pod::connect(&args.vm).await?.pause(PauseRequest {}).await?;
+        eprintln!("{}: paused", args.vm);
+        Ok(())
+    })
+}

@@ -1,0 +1,24 @@
+//! `husk resume`.
+
+use husk_proto::shim::v1::ResumeRequest;
+
+use crate::failure::Failure;
+use crate::pod;
+use crate::vm_ref::VmRef;
+
+/// Let a paused VM go on
+///
+/// The guest's clock goes on from where it stood. Resuming a running VM does nothing.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The VM: NAME or NAMESPACE/NAME
+    vm: VmRef,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    pod::block_on(async {
+        pod::connect(&args.vm).await?.resume(ResumeRequest {}).await?;
+        eprintln!("{}: resumed", args.vm);
+        Ok(())
+    })
+}

@@ -1,0 +1,260 @@
+//! `husk run`.
+
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process;
+
+use husk_proto::shim::v1::KillRequest;
+use husk_shim::launch::{LaunchError, MonitorConfig, launch};
+use husk_shim::state::RuntimeDir;
+use husk_vmi::{KernelOverride, PodResources, VmPlan, Vmi};
+
+use crate::console::{self, AtInputEnd, End};
+use crate::failure::{Failure, RUNTIME, chain, one_line};
+use crate::foreground::{BOOT_FAILED, Foreground};
+use crate::manifest::{self, Manifest};
+use crate::signals::Signals;
+use crate::vm_ref::VmRef;
+use crate::{doctor, output, pod, vm_ref};
+
+/// Start the VMs of a manifest
+///
+/// FILE holds VirtualMachineInstance and VirtualMachine objects, in YAML or JSON, any number of documents; other
+/// objects in it are left alone. Every VM of the file is started, or none.
+///
+/// Stays in the foreground until the VMs have ended. Ctrl-C shuts them down as `husk stop` does, a second Ctrl-C
+/// kills them. When the terminal goes away they keep running.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Exit status, of the first VM in the file that did not power off:
+  0    the guest powered off; with --detach: the VM runs
+  1    the VM could not be started, was killed, or Husk failed
+  2    the command line or the manifest is wrong: one line `FIELD: REASON` each, nothing was started
+  10   the guest's kernel panicked
+  11   the guest's processor shut down (triple fault)
+  12   no kernel could be loaded
+  130  killed by a second Ctrl-C
+
+A VM boots, in this order of preference, --kernel, the manifest's firmware.kernelBoot, or the kernel that its first
+bootable disk carries.
+
+Examples:
+  husk run vm.yaml
+  husk run vm.yaml --console
+  husk run vm.yaml --volume rootdisk=debian.img --detach
+  husk run vm.yaml --kernel vmlinuz --initrd initrd.img --append 'console=ttyS0 root=/dev/vda1'
+  kubectl get vmi demo -o yaml | husk run -")]
+pub(crate) struct Args {
+    /// The manifest; `-` reads it from stdin
+    #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    file: String,
+
+    /// Back a containerDisk, persistentVolumeClaim or dataVolume by an image, a block device or a directory
+    #[arg(long = "volume", value_name = "NAME=PATH", value_parser = volume)]
+    volumes: Vec<(String, PathBuf)>,
+
+    /// Boot this kernel (bzImage, or ELF with a PVH entry)
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    kernel: Option<PathBuf>,
+
+    /// Give the kernel this initial RAM disk
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, requires = "kernel")]
+    initrd: Option<PathBuf>,
+
+    /// The kernel's command line; without --kernel, words to add to the one that is found
+    #[arg(long, value_name = "WORDS")]
+    append: Option<String>,
+
+    /// Leave the VMs running in the background; prints their names
+    #[arg(short, long, conflicts_with = "console")]
+    detach: bool,
+
+    /// Connect this terminal to the VM's serial console; ^] leaves the VM running
+    #[arg(short, long)]
+    console: bool,
+
+    /// The namespace of VMs whose manifest does not name one
+    #[arg(short, long, value_name = "NAMESPACE", value_parser = vm_ref::namespace)]
+    namespace: Option<String>,
+}
+
+pub(super) fn run(args: Args) -> Result<(), Failure> {
+    let mut manifest = manifest::read(&args.file)?;
+    if let Some(namespace) = &args.namespace {
+        manifest.place(namespace)?;
+    }
+    let names = manifest.names()?;
+    if args.console && names.len() > 1 {
+        return Err(Failure::Usage(format!(
+            "--console is for one VM, the manifest has {}",
+            names.len()
+        )));
+    }
+    let plans = plans(&args, &manifest)?;
+    if let Some(obstacle) = doctor::obstacle() {
+        return Err(Failure::Runtime(obstacle));
+    }
+    let runtime_dir = RuntimeDir::locate()?;
+    for ignored in &manifest.ignored {
+        eprintln!("note: {ignored} is left alone: only VirtualMachineInstance and VirtualMachine are run");
+    }
+    let mut configs = Vec::new();
+    for (vmi, plan) in manifest.vmis.iter().zip(plans) {
+        for note in &plan.notes {
+            eprintln!("note: {note}");
+        }
+        configs.push(MonitorConfig {
+            runtime_dir: runtime_dir.path().into(),
+            plan,
+            vmi: metadata(vmi),
+        });
+    }
+    pod::block_on(async {
+        let mut signals = Signals::catch().map_err(Failure::at("catch signals"))?;
+        start(&names, configs, &mut signals).await?;
+        match names.as_slice() {
+            _ if args.detach => names.iter().try_for_each(|vm| output::print(&format!("{vm}\n"))),
+            [vm] if args.console => with_console(vm, &mut signals).await,
+            names => Foreground::new(names).await?.follow(&mut signals).await,
+        }
+    })
+}
+
+fn plans(args: &Args, manifest: &Manifest) -> Result<Vec<VmPlan>, Failure> {
+    let absolute = |path: &Path| std::path::absolute(path).map_err(Failure::at(path.display().to_string()));
+    let optional = |path: &Option<PathBuf>| path.as_deref().map(absolute).transpose();
+    let overridden = args.kernel.is_some() || args.append.is_some();
+    let kernel = KernelOverride {
+        kernel: optional(&args.kernel)?,
+        initrd: optional(&args.initrd)?,
+        append: args.append.clone(),
+    };
+    let mut resources = PodResources {
+        kernel: overridden.then_some(kernel),
+        now_unix_seconds: jiff::Timestamp::now().as_second(),
+        ..PodResources::default()
+    };
+    for (name, path) in &args.volumes {
+        if !manifest
+            .vmis
+            .iter()
+            .any(|vmi| vmi.spec.volumes.iter().any(|volume| volume.name == *name))
+        {
+            return Err(Failure::Usage(format!(
+                "--volume {name}: no VM in the manifest has a volume of that name"
+            )));
+        }
+        if resources.volumes.insert(name.clone(), absolute(path)?).is_some() {
+            return Err(Failure::Usage(format!("--volume {name} is given twice")));
+        }
+    }
+    let (mut plans, mut errors) = (Vec::new(), Vec::new());
+    for vmi in &manifest.vmis {
+        resources.uuid = uuid::Uuid::new_v4();
+        match husk_vmi::plan(vmi, &resources) {
+            Ok(plan) => plans.push(plan),
+            Err(wrong) => errors.extend(wrong),
+        }
+    }
+    if errors.is_empty() {
+        Ok(plans)
+    } else {
+        Err(manifest::wrong(&errors))
+    }
+}
+
+/// What `husk inspect` shows of the manifest.
+fn metadata(vmi: &Vmi) -> serde_json::Value {
+    serde_json::json!({
+        "name": vmi.name,
+        "namespace": vmi.namespace,
+        "labels": vmi.labels,
+        "annotations": vmi.annotations,
+    })
+}
+
+/// Starts every VM, or none.
+async fn start(names: &[VmRef], configs: Vec<MonitorConfig>, signals: &mut Signals) -> Result<(), Failure> {
+    for (index, (vm, config)) in names.iter().zip(configs).enumerate() {
+        let (cpus, memory) = (config.plan.topology.vcpus(), config.plan.memory.guest_bytes);
+        let plural = if cpus == 1 { "" } else { "s" };
+        eprintln!("{vm}: starting ({cpus} vCPU{plural}, {})", output::bytes(memory));
+        let mut launching = tokio::task::spawn_blocking(move || launch(monitor_command(), &config));
+        let failure = tokio::select! {
+            launched = &mut launching => match launched {
+                Ok(Ok(_)) => continue,
+                Ok(Err(error)) => not_started(vm, &error),
+                Err(panic) => Failure::at(vm)(panic),
+            },
+            // The monitor ends its VM when this process does before hearing from it.
+            asked = signals.next() => Failure::Ended(asked.status()),
+        };
+        for started in &names[..index] {
+            if let Ok(mut client) = pod::connect(started).await {
+                let _ = client.kill(KillRequest {}).await;
+            }
+        }
+        return Err(failure);
+    }
+    Ok(())
+}
+
+/// This program again, as a monitor; `/proc/self/exe` is the running one even where its file was replaced.
+fn monitor_command() -> process::Command {
+    let mut command = process::Command::new("/proc/self/exe");
+    command.arg0("husk").arg("monitor");
+    command
+}
+
+fn not_started(vm: &VmRef, error: &LaunchError) -> Failure {
+    eprintln!("error: {vm}: {}", chain_of(error));
+    Failure::Ended(match error {
+        LaunchError::Failed { reason, .. } if reason == "BootFailed" => BOOT_FAILED,
+        _ => RUNTIME,
+    })
+}
+
+fn chain_of(error: &LaunchError) -> String {
+    match error {
+        LaunchError::Failed { message, .. } => one_line(message),
+        error => chain(error),
+    }
+}
+
+/// Gives the terminal to the guest until the VM ends or the caller detaches.
+async fn with_console(vm: &VmRef, signals: &mut Signals) -> Result<(), Failure> {
+    let mut foreground = Foreground::new(std::slice::from_ref(vm)).await?;
+    let mut client = pod::connect(vm).await?;
+    match console::attach(vm, &mut client, AtInputEnd::Watch, signals.next()).await? {
+        Ok(End::Detached) => {
+            eprintln!("\n{vm} keeps running: `husk console {vm}` comes back, `husk stop {vm}` ends it");
+            return Ok(());
+        }
+        Ok(End::TakenOver) => {
+            eprintln!("\n{vm}: another session took the console over; Ctrl-C shuts the VM down")
+        }
+        Ok(End::VmEnded | End::Lost(_)) => eprintln!(),
+        Err(asked) => foreground.obey(asked)?,
+    }
+    foreground.follow(signals).await
+}
+
+fn volume(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => Ok((name.into(), path.into())),
+        _ => Err("expected NAME=PATH, NAME being a volume of the manifest".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_is_a_name_and_a_path() {
+        assert_eq!(volume("root=/a=b"), Ok(("root".into(), "/a=b".into())));
+        for text in ["root", "=x", "root=", "="] {
+            assert!(volume(text).is_err(), "{text}");
+        }
+    }
+}

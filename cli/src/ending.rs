@@ -1,0 +1,132 @@
+//! Ending VMs and waiting until they have gone.
+
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use husk_proto::shim::v1::{KillRequest, ShutdownRequest, Status, WatchStatusRequest};
+use husk_shim::client;
+use husk_shim::state::VmDir;
+use tokio::time::Instant;
+use tonic::Streaming;
+
+use crate::failure::Failure;
+use crate::foreground::{end, is_final};
+use crate::pod;
+use crate::vm_ref::VmRef;
+
+/// A monitor removes its state within this time of its VM's end.
+const CLEANUP: Duration = Duration::from_secs(5);
+
+/// How to end a VM.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum How {
+    /// By its power button; by force after so many seconds, or those of its manifest.
+    Gracefully(Option<u64>),
+    /// At once.
+    ByForce,
+}
+
+/// Ends all of `vms` at the same time and waits for each; fails if one could not be ended, after the others.
+pub(crate) async fn end_all(vms: &[VmRef], how: How) -> Result<(), Failure> {
+    let mut asked = Vec::new();
+    for vm in vms {
+        asked.push(Ended::ask(vm, how).await);
+    }
+    let mut failed = None;
+    for ended in asked {
+        let done = match ended {
+            Ok(ended) => ended.wait().await,
+            Err(failure) => Err(failure),
+        };
+        if let Err(failure) = done
+            && let Some(Failure::Runtime(text)) = failed.replace(failure)
+        {
+            eprintln!("error: {text}");
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+/// A VM that has been told to end.
+struct Ended<'a> {
+    vm: &'a VmRef,
+    dir: VmDir,
+    statuses: Streaming<Status>,
+    /// When it is killed, if it was asked politely.
+    deadline: Option<Instant>,
+}
+
+impl<'a> Ended<'a> {
+    async fn ask(vm: &'a VmRef, how: How) -> Result<Self, Failure> {
+        let dir = pod::find(vm)?;
+        let mut client = client::connect(&dir).await?;
+        let statuses = client.watch_status(WatchStatusRequest {}).await?.into_inner();
+        let deadline = match how {
+            How::ByForce | How::Gracefully(Some(0)) => {
+                client.kill(KillRequest {}).await?;
+                None
+            }
+            How::Gracefully(grace_seconds) => {
+                let answer = client
+                    .shutdown(ShutdownRequest { grace_seconds })
+                    .await?
+                    .into_inner();
+                Instant::now().checked_add(Duration::from_secs(answer.grace_seconds))
+            }
+        };
+        Ok(Self {
+            vm,
+            dir,
+            statuses,
+            deadline,
+        })
+    }
+
+    /// Waits for the VM's end, telling how long it may take, and for its state to be gone.
+    async fn wait(mut self) -> Result<(), Failure> {
+        let live = std::io::stderr().is_terminal();
+        if let Some(deadline) = self.deadline.filter(|_| !live) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            eprintln!(
+                "{}: shutting down, killed after {} s",
+                self.vm,
+                left.as_secs_f64().ceil()
+            );
+        }
+        let mut tick = tokio::time::interval(Duration::from_secs(1));
+        let last = loop {
+            tokio::select! {
+                status = self.statuses.message() => match status {
+                    Ok(Some(status)) if is_final(&status) => break Some(status),
+                    Ok(Some(_)) => {}
+                    Ok(None) | Err(_) => break None,
+                },
+                now = tick.tick() => if let Some(deadline) = self.deadline.filter(|_| live) {
+                    let left = deadline.saturating_duration_since(now);
+                    eprint!("\r\x1b[K{}: shutting down, killed in {} s", self.vm, left.as_secs_f64().ceil());
+                    let _ = std::io::stderr().flush();
+                },
+            }
+        };
+        let erase = if live && self.deadline.is_some() {
+            "\r\x1b[K"
+        } else {
+            ""
+        };
+        match last {
+            Some(status) => eprintln!("{erase}{}: {}", self.vm, end(&status)),
+            None => eprintln!("{erase}{}: its monitor died, and the VM with it", self.vm),
+        }
+        let waited = Instant::now();
+        while self.dir.is_live() {
+            if waited.elapsed() > CLEANUP {
+                return Err(Failure::Runtime(format!(
+                    "the monitor of {} does not go away",
+                    self.vm
+                )));
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,96 @@
+//! One VM that is being followed.
+
+use husk_proto::shim::v1::{KillRequest, ShutdownRequest, Status, WatchStatusRequest};
+use husk_shim::client::PodClient;
+use tokio::sync::watch;
+use tonic::Streaming;
+
+use super::Ending;
+use super::status::{changes, exit_status, is_final};
+use crate::failure::{Failure, RUNTIME, chain};
+use crate::vm_ref::VmRef;
+
+/// The status of one VM, told on stderr as it changes.
+#[derive(Debug)]
+pub(crate) struct Follower {
+    vm: VmRef,
+    client: PodClient,
+    statuses: Streaming<Status>,
+    ending: watch::Receiver<Ending>,
+    last: Status,
+}
+
+impl Follower {
+    /// Starts watching and tells the present status.
+    pub(crate) async fn new(
+        vm: VmRef,
+        mut client: PodClient,
+        ending: watch::Receiver<Ending>,
+    ) -> Result<Self, Failure> {
+        let statuses = client.watch_status(WatchStatusRequest {}).await?.into_inner();
+        let mut follower = Self {
+            vm,
+            client,
+            statuses,
+            ending,
+            last: Status::default(),
+        };
+        follower.next().await;
+        Ok(follower)
+    }
+
+    /// Tells what happens and does what it is told, until the VM's end; gives the exit status for that.
+    pub(crate) async fn run(mut self) -> u8 {
+        while !is_final(&self.last) {
+            let mut ending = self.ending.clone();
+            tokio::select! {
+                alive = self.next() => if !alive {
+                    eprintln!("{}: its monitor died, and the VM with it", self.vm);
+                    return RUNTIME;
+                },
+                Ok(()) = ending.changed() => {
+                    let how = *self.ending.borrow_and_update();
+                    self.end(how).await;
+                }
+            }
+        }
+        exit_status(&self.last)
+    }
+
+    /// Waits for the next status and tells it; false if there is none. Cancelled, none is lost.
+    async fn next(&mut self) -> bool {
+        let Ok(Some(status)) = self.statuses.message().await else {
+            return false;
+        };
+        for line in changes(&self.last, &status) {
+            eprintln!("{}: {line}", self.vm);
+        }
+        self.last = status;
+        true
+    }
+
+    async fn end(&mut self, how: Ending) {
+        let text = if how < 2 {
+            match self
+                .client
+                .shutdown(ShutdownRequest { grace_seconds: None })
+                .await
+            {
+                Ok(answer) => format!(
+                    "shutting down; killed after {} s or at another Ctrl-C",
+                    answer.get_ref().grace_seconds
+                ),
+                Err(status) => chain(&status),
+            }
+        } else {
+            match self.client.kill(KillRequest {}).await {
+                Ok(_) => "killing".into(),
+                Err(status) => chain(&status),
+            }
+        };
+        // A VM that has ended meanwhile is told by its status.
+        if !is_final(&self.last) {
+            eprintln!("{}: {text}", self.vm);
+        }
+    }
+}

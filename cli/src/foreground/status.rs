@@ -1,0 +1,214 @@
+//! A VM's status in words, and as an exit status.
+
+use std::time::Duration;
+
+use husk_proto::shim::v1::{Phase, Status, Timeline};
+use husk_proto::vmm::v1::ExitReason;
+
+use crate::failure::{RUNTIME, one_line};
+
+/// Exit status of `husk run` where the guest's kernel panicked.
+pub(crate) const GUEST_PANIC: u8 = 10;
+/// Exit status of `husk run` where the guest's processor shut down.
+pub(crate) const TRIPLE_FAULT: u8 = 11;
+/// Exit status of `husk run` where no kernel could be loaded.
+pub(crate) const BOOT_FAILED: u8 = 12;
+
+/// A guest that dies this soon may have a host to blame.
+const EARLY: Duration = Duration::from_secs(5);
+
+/// Whether nothing follows.
+pub(crate) fn is_final(status: &Status) -> bool {
+    matches!(status.phase(), Phase::Succeeded | Phase::Failed)
+}
+
+/// What to tell about a change of status, a line each.
+pub(super) fn changes(before: &Status, now: &Status) -> Vec<String> {
+    let mut lines = Vec::new();
+    if now.phase() == Phase::Running && before.phase() != Phase::Running {
+        lines.push(started(now));
+    }
+    if now.reboots > before.reboots {
+        lines.push("rebooted".into());
+    }
+    if now.phase() == Phase::Running && before.phase() == Phase::Running && now.paused != before.paused {
+        lines.push(if now.paused { "paused" } else { "resumed" }.into());
+    }
+    if is_final(now) {
+        lines.push(end(now));
+    }
+    lines
+}
+
+fn started(status: &Status) -> String {
+    let paused = if status.paused {
+        ", paused before its first instruction"
+    } else {
+        ""
+    };
+    match between(
+        status,
+        |timeline| timeline.vmm_started,
+        |timeline| timeline.running,
+    ) {
+        Some(time) => format!("running after {} ms{paused}", time.as_millis()),
+        None => format!("running{paused}"),
+    }
+}
+
+/// How a VM ended, in one line.
+pub(crate) fn end(status: &Status) -> String {
+    let mut text = match status.message.trim() {
+        "" => status.reason.clone(),
+        message => one_line(message),
+    };
+    let ran = between(status, |timeline| timeline.running, |timeline| timeline.ended);
+    if let Some(ran) = ran {
+        text = format!("{text} (ran {})", duration(ran));
+    }
+    let suspicious = matches!(status.exit(), ExitReason::Error | ExitReason::TripleFault);
+    if suspicious && ran.unwrap_or_default() < EARLY {
+        text.push_str("; `husk doctor` tells whether this machine can run VMs");
+    }
+    text
+}
+
+/// The exit status of `husk run` for a VM that ended so.
+pub(crate) fn exit_status(status: &Status) -> u8 {
+    match (status.phase(), status.exit()) {
+        (Phase::Succeeded, _) => 0,
+        (_, ExitReason::GuestPanic) => GUEST_PANIC,
+        (_, ExitReason::TripleFault) => TRIPLE_FAULT,
+        (_, ExitReason::BootFailed) => BOOT_FAILED,
+        _ => RUNTIME,
+    }
+}
+
+/// The time between two moments of a VM's life, if both have come.
+fn between(
+    status: &Status,
+    from: impl Fn(&Timeline) -> u64,
+    to: impl Fn(&Timeline) -> u64,
+) -> Option<Duration> {
+    let timeline = status.timeline.as_ref()?;
+    let (from, to) = (from(timeline), to(timeline));
+    if from == 0 {
+        None
+    } else {
+        to.checked_sub(from).map(Duration::from_nanos)
+    }
+}
+
+/// A duration as people say it: `850 ms`, `4.2 s`, `3 min 20 s`, `2 h 5 min`.
+fn duration(time: Duration) -> String {
+    match time.as_secs() {
+        0 => format!("{} ms", time.as_millis()),
+        seconds @ 1..60 => format!("{seconds}.{} s", time.subsec_millis() / 100),
+        seconds @ 60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        seconds => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn running() -> Status {
+        let timeline = Timeline {
+            vmm_started: 1_000_000_000,
+            running: 1_042_000_000,
+            ..Timeline::default()
+        };
+        Status {
+            phase: Phase::Running.into(),
+            timeline: Some(timeline),
+            ..Status::default()
+        }
+    }
+
+    fn ended(phase: Phase, exit: ExitReason, message: &str, seconds: u64) -> Status {
+        let mut status = running();
+        status.phase = phase.into();
+        status.exit = exit.into();
+        status.message = message.into();
+        if let Some(timeline) = &mut status.timeline {
+            timeline.ended = timeline.running + seconds * 1_000_000_000;
+        }
+        status
+    }
+
+    #[test]
+    fn a_life_is_told_line_by_line() {
+        let scheduled = Status {
+            phase: Phase::Scheduled.into(),
+            ..Status::default()
+        };
+        assert_eq!(changes(&scheduled, &running()), ["running after 42 ms"]);
+        assert!(changes(&running(), &running()).is_empty());
+        let paused = Status {
+            paused: true,
+            ..running()
+        };
+        assert_eq!(changes(&running(), &paused), ["paused"]);
+        assert_eq!(changes(&paused, &running()), ["resumed"]);
+        assert_eq!(
+            changes(
+                &running(),
+                &Status {
+                    reboots: 1,
+                    ..running()
+                }
+            ),
+            ["rebooted"]
+        );
+        let end = ended(
+            Phase::Succeeded,
+            ExitReason::Poweroff,
+            "the guest powered off",
+            65,
+        );
+        assert_eq!(
+            changes(&running(), &end),
+            ["the guest powered off (ran 1 min 5 s)"]
+        );
+    }
+
+    #[test]
+    fn a_start_in_pause_says_so_once() {
+        let paused = Status {
+            paused: true,
+            ..running()
+        };
+        assert_eq!(
+            changes(&Status::default(), &paused),
+            ["running after 42 ms, paused before its first instruction"]
+        );
+    }
+
+    #[test]
+    fn an_early_death_points_to_the_doctor() {
+        let early = ended(Phase::Failed, ExitReason::TripleFault, "triple fault", 1);
+        assert!(end(&early).contains("husk doctor"));
+        let late = ended(Phase::Failed, ExitReason::TripleFault, "triple fault", 60);
+        assert!(!end(&late).contains("husk doctor"));
+    }
+
+    #[test]
+    fn each_end_has_its_status() {
+        let status = |phase, exit| exit_status(&ended(phase, exit, "", 1));
+        assert_eq!(status(Phase::Succeeded, ExitReason::Poweroff), 0);
+        assert_eq!(status(Phase::Failed, ExitReason::Error), 1);
+        assert_eq!(status(Phase::Failed, ExitReason::Poweroff), 1);
+        assert_eq!(status(Phase::Failed, ExitReason::GuestPanic), 10);
+        assert_eq!(status(Phase::Failed, ExitReason::TripleFault), 11);
+        assert_eq!(status(Phase::Failed, ExitReason::BootFailed), 12);
+    }
+
+    #[test]
+    fn durations_read_like_speech() {
+        assert_eq!(duration(Duration::from_millis(850)), "850 ms");
+        assert_eq!(duration(Duration::from_millis(4_250)), "4.2 s");
+        assert_eq!(duration(Duration::from_secs(200)), "3 min 20 s");
+        assert_eq!(duration(Duration::from_secs(7_530)), "2 h 5 min");
+    }
+}

@@ -1,0 +1,91 @@
+//! Reaching the monitors of live VMs.
+
+use husk_proto::shim::v1::{InfoRequest, InfoResponse, Phase, Status};
+use husk_shim::client::{self, PodClient};
+use husk_shim::state::{RuntimeDir, StateError, VmDir};
+
+use crate::failure::Failure;
+use crate::vm_ref::VmRef;
+
+/// Runs a command that talks to monitors. What still waits for stdin or stdout when it is done is left behind.
+pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Failure::at("start the asynchronous runtime"))?;
+    let done = runtime.block_on(work);
+    runtime.shutdown_background();
+    done
+}
+
+/// The live VM of that name.
+pub(crate) fn find(vm: &VmRef) -> Result<VmDir, Failure> {
+    let runtime = RuntimeDir::locate()?;
+    runtime
+        .find(&vm.namespace, &vm.name)
+        .map_err(|error| match error {
+            StateError::NotFound { .. } => {
+                let live = runtime.list().unwrap_or_default();
+                Failure::Runtime(not_found(vm, live.iter().map(reference)))
+            }
+            error => error.into(),
+        })
+}
+
+/// The live VM of that name, and a connection to its monitor.
+pub(crate) async fn connect(vm: &VmRef) -> Result<PodClient, Failure> {
+    Ok(client::connect(&find(vm)?).await?)
+}
+
+/// What a VM's monitor says about it.
+pub(crate) async fn info(client: &mut PodClient) -> Result<InfoResponse, Failure> {
+    Ok(client.info(InfoRequest {}).await?.into_inner())
+}
+
+/// The name of a VM found in the runtime directory.
+pub(crate) fn reference(dir: &VmDir) -> VmRef {
+    VmRef {
+        namespace: dir.namespace().into(),
+        name: dir.name().into(),
+    }
+}
+
+/// A VM's phase in KubeVirt's words.
+pub(crate) fn phase(status: &Status) -> &'static str {
+    match status.phase() {
+        Phase::Scheduled => "Scheduled",
+        Phase::Running => "Running",
+        Phase::Succeeded => "Succeeded",
+        Phase::Failed => "Failed",
+        Phase::Unspecified => "Unknown",
+    }
+}
+
+fn not_found(vm: &VmRef, live: impl Iterator<Item = VmRef>) -> String {
+    let elsewhere: Vec<_> = live
+        .filter(|other| other.name == vm.name)
+        .map(|other| other.to_string())
+        .collect();
+    let text = format!("no VM {vm} is running");
+    if elsewhere.is_empty() {
+        text
+    } else {
+        format!("{text}, but {} is", elsewhere.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namesake_elsewhere_is_pointed_out() {
+        let vm = |text: &str| text.parse::<VmRef>().unwrap();
+        let live = [vm("test/demo"), vm("other")];
+        assert_eq!(
+            not_found(&vm("demo"), live.iter().cloned()),
+            "no VM demo is running, but test/demo is"
+        );
+        assert_eq!(not_found(&vm("x"), live.iter().cloned()), "no VM x is running");
+    }
+}

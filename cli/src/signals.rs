@@ -1,0 +1,56 @@
+//! The signals a foreground command obeys.
+
+use std::io;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+/// What a signal asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// Ctrl-C.
+    Interrupt,
+    /// A service manager's way to end it.
+    Terminate,
+    /// The terminal has gone.
+    Hangup,
+}
+
+impl Asked {
+    /// The status of a command that ends because of it, as shells give it.
+    pub(crate) fn status(self) -> u8 {
+        let signal: u8 = match self {
+            Self::Hangup => 1,
+            Self::Interrupt => 2,
+            Self::Terminate => 15,
+        };
+        128 + signal
+    }
+}
+
+/// SIGINT, SIGTERM and SIGHUP, caught from now on.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    /// Catches them.
+    pub(crate) fn catch() -> io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// Waits for the next one; cancelled, none is lost.
+    pub(crate) async fn next(&mut self) -> Asked {
+        tokio::select! {
+            _ = self.interrupt.recv() => Asked::Interrupt,
+            _ = self.terminate.recv() => Asked::Terminate,
+            _ = self.hangup.recv() => Asked::Hangup,
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! A live VM as `husk list` and `husk inspect` show it.
+
+use std::path::PathBuf;
+
+use husk_proto::shim::v1::{InfoResponse, Status, Timeline};
+use husk_shim::state::VmDir;
+use jiff::Timestamp;
+use serde::Serialize;
+
+use crate::pod;
+
+/// The JSON form of a VM; fields may be added, none changes its meaning.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct View {
+    pub namespace: String,
+    pub name: String,
+    /// `Scheduled`, `Running`, `Succeeded`, `Failed`, or `Unknown` where the monitor does not answer.
+    pub phase: String,
+    pub paused: bool,
+    pub stopping: bool,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    pub cpus: u32,
+    pub memory_bytes: u64,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub booted_from: String,
+    pub reboots: u64,
+    pub times: Times,
+    pub monitor_pid: u32,
+    pub vmm_pid: u32,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub version: String,
+    pub files: Files,
+}
+
+/// When a VM came to each step of its life.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Times {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub monitor_started: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vmm_started: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub created: Option<Timestamp>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub running: Option<Timestamp>,
+}
+
+/// Where a VM's state is on this machine.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Files {
+    pub console_log: PathBuf,
+    pub monitor_log: PathBuf,
+    pub socket: PathBuf,
+}
+
+impl View {
+    /// From what a monitor says, if it does.
+    pub(crate) fn new(dir: &VmDir, info: Option<InfoResponse>) -> Self {
+        let answered = info.is_some();
+        let info = info.unwrap_or_default();
+        let status = info.status.unwrap_or_default();
+        Self {
+            namespace: dir.namespace().into(),
+            name: dir.name().into(),
+            phase: if answered { pod::phase(&status) } else { "Unknown" }.into(),
+            paused: status.paused,
+            stopping: status.stopping,
+            times: times(&status),
+            reboots: status.reboots,
+            reason: status.reason,
+            message: status.message,
+            cpus: info.vcpus,
+            memory_bytes: info.guest_memory_bytes,
+            booted_from: info.booted_from,
+            monitor_pid: if answered {
+                info.monitor_pid
+            } else {
+                dir.monitor_pid().unwrap_or_default()
+            },
+            vmm_pid: info.vmm_pid,
+            version: info.version,
+            files: Files {
+                console_log: dir.console_log(),
+                monitor_log: dir.monitor_log(),
+                socket: dir.socket(),
+            },
+        }
+    }
+
+    /// The phase and what modifies it, for people.
+    pub(crate) fn state(&self) -> String {
+        match (self.stopping, self.paused) {
+            (true, _) => format!("{} (stopping)", self.phase),
+            (_, true) => format!("{} (paused)", self.phase),
+            _ => self.phase.clone(),
+        }
+    }
+
+    /// Seconds since the VM was started.
+    pub(crate) fn age(&self, now: Timestamp) -> Option<u64> {
+        let started = self.times.monitor_started?;
+        u64::try_from(now.as_second() - started.as_second()).ok()
+    }
+}
+
+fn times(status: &Status) -> Times {
+    let Timeline {
+        monitor_started,
+        vmm_started,
+        created,
+        running,
+        ..
+    } = status.timeline.unwrap_or_default();
+    let at = |ns: u64| {
+        if ns == 0 {
+            None
+        } else {
+            Timestamp::from_nanosecond(ns.into()).ok()
+        }
+    };
+    Times {
+        monitor_started: at(monitor_started),
+        vmm_started: at(vmm_started),
+        created: at(created),
+        running: at(running),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use husk_proto::shim::v1::Phase;
+    use husk_shim::state::RuntimeDir;
+
+    use super::*;
+
+    fn dir() -> VmDir {
+        let root = tempfile::tempdir().unwrap();
+        RuntimeDir::at(root.path())
+            .claim("default", "demo")
+            .unwrap()
+            .dir()
+            .clone()
+    }
+
+    #[test]
+    fn a_paused_vm_is_shown_as_such() {
+        let timeline = Timeline {
+            monitor_started: 1_700_000_000_000_000_000,
+            ..Timeline::default()
+        };
+        let status = Status {
+            phase: Phase::Running.into(),
+            paused: true,
+            timeline: Some(timeline),
+            ..Status::default()
+        };
+        let info = InfoResponse {
+            status: Some(status),
+            vcpus: 2,
+            ..InfoResponse::default()
+        };
+        let view = View::new(&dir(), Some(info));
+        assert_eq!(
+            (view.phase.as_str(), view.state().as_str()),
+            ("Running", "Running (paused)")
+        );
+        assert_eq!(view.age(Timestamp::from_second(1_700_000_007).unwrap()), Some(7));
+        let json = serde_json::to_value(&view).unwrap();
+        assert_eq!(json["times"]["monitorStarted"], "2023-11-14T22:13:20Z");
+        assert_eq!(json["cpus"], 2);
+        assert_eq!(json["times"].get("running"), None);
+    }
+
+    #[test]
+    fn a_monitor_that_does_not_answer_is_unknown() {
+        let view = View::new(&dir(), None);
+        assert_eq!(view.state(), "Unknown");
+        assert_eq!(view.age(Timestamp::now()), None);
+    }
+}

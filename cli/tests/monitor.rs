@@ -1,0 +1,278 @@
+//! Commands that talk to a VM's monitor, against one that pretends.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use husk_proto::shim::v1::Phase;
+use husk_proto::vmm::v1::ExitReason;
+use nix::sys::termios::{LocalFlags, tcgetattr};
+use support::{StubMonitor, husk, output, told};
+
+#[test]
+fn list_shows_what_runs() {
+    let root = tempfile::tempdir().unwrap();
+    let stub = StubMonitor::start(root.path(), "default", "demo");
+    let _other = StubMonitor::start(root.path(), "test", "other");
+    stub.change(|status| status.paused = true);
+
+    let (code, stdout, stderr) = told(&output(root.path(), &["list"]));
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let lines: Vec<Vec<&str>> = stdout
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(lines[0], ["NAMESPACE", "NAME", "STATE", "AGE", "CPUS", "MEMORY"]);
+    assert_eq!(lines[1][..4], ["default", "demo", "Running", "(paused)"]);
+    assert_eq!(lines[2][..3], ["test", "other", "Running"]);
+    assert_eq!(lines[2][4..], ["2", "512Mi"]);
+
+    let (_, stdout, _) = told(&output(root.path(), &["ls", "-o", "name"]));
+    assert_eq!(stdout, "demo\ntest/other\n");
+
+    let (_, stdout, _) = told(&output(root.path(), &["list", "-o", "json"]));
+    let json: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(json[0]["phase"], "Running");
+    assert_eq!(json[0]["paused"], true);
+    assert_eq!(json[0]["memoryBytes"], 512 << 20);
+    assert_eq!(json[1]["namespace"], "test");
+}
+
+#[test]
+fn pause_and_resume_reach_the_vm() {
+    let root = tempfile::tempdir().unwrap();
+    let stub = StubMonitor::start(root.path(), "test", "demo");
+    assert_eq!(
+        told(&output(root.path(), &["pause", "test/demo"])),
+        (0, "".into(), "test/demo: paused\n".into())
+    );
+    assert!(stub.status().paused);
+    assert_eq!(told(&output(root.path(), &["resume", "test/demo"])).0, 0);
+    assert!(!stub.status().paused);
+}
+
+#[test]
+fn a_refusal_is_one_line_in_the_monitors_words() {
+    let root = tempfile::tempdir().unwrap();
+    let _stub = StubMonitor::start(root.path(), "default", "demo");
+    let told = told(&output(root.path(), &["reset", "demo"]));
+    assert_eq!(told, (1, "".into(), "error: the VM is paused\n".into()));
+}
+
+#[test]
+fn a_vm_elsewhere_is_pointed_out() {
+    let root = tempfile::tempdir().unwrap();
+    let _stub = StubMonitor::start(root.path(), "test", "demo");
+    let told = told(&output(root.path(), &["pause", "demo"]));
+    assert_eq!(
+        told,
+        (
+            1,
+            "".into(),
+            "error: no VM demo is running, but test/demo is\n".into()
+        )
+    );
+}
+
+#[test]
+fn stop_waits_for_the_end() {
+    let root = tempfile::tempdir().unwrap();
+    let _stub = StubMonitor::start(root.path(), "default", "demo");
+    let (code, stdout, stderr) = told(&output(root.path(), &["stop", "demo", "--grace-period", "7"]));
+    assert_eq!((code, stdout.as_str()), (0, ""));
+    assert_eq!(
+        stderr,
+        "demo: shutting down, killed after 7 s\ndemo: the guest powered off (ran 1.5 s)\n"
+    );
+    assert!(!root.path().join("default").exists());
+}
+
+#[test]
+fn stop_ends_what_it_can_and_names_what_it_cannot() {
+    let root = tempfile::tempdir().unwrap();
+    let _stub = StubMonitor::start(root.path(), "default", "demo");
+    let (code, _, stderr) = told(&output(root.path(), &["stop", "ghost", "demo", "--force"]));
+    assert_eq!(code, 1);
+    assert_eq!(
+        stderr,
+        "demo: killed (ran 1.5 s)\nerror: no VM ghost is running\n"
+    );
+    assert!(!root.path().join("default").exists());
+}
+
+#[test]
+fn rm_ends_and_clears_away() {
+    let root = tempfile::tempdir().unwrap();
+    let _stub = StubMonitor::start(root.path(), "default", "demo");
+    let dead = root.path().join("default/dead");
+    std::fs::create_dir_all(&dead).unwrap();
+    std::fs::write(dead.join("monitor.pid"), "1\n").unwrap();
+    let (code, _, stderr) = told(&output(root.path(), &["rm", "demo", "dead"]));
+    assert_eq!(code, 0, "{stderr}");
+    assert!(
+        stderr.contains("dead: removed what its monitor had left\n"),
+        "{stderr}"
+    );
+    assert!(stderr.contains("demo: the guest powered off"), "{stderr}");
+    assert!(!root.path().join("default").exists());
+
+    assert_eq!(
+        told(&output(root.path(), &["rm", "demo"])),
+        (1, "".into(), "error: no VM demo is running\n".into())
+    );
+    assert_eq!(
+        told(&output(root.path(), &["rm", "--force", "demo"])),
+        (0, "".into(), "".into())
+    );
+}
+
+#[test]
+fn logs_follow_to_the_end() {
+    let root = tempfile::tempdir().unwrap();
+    let stub = StubMonitor::start(root.path(), "default", "demo");
+    assert_eq!(
+        told(&output(root.path(), &["logs", "demo", "--tail", "1"])).1,
+        "two\n"
+    );
+    let following = husk(root.path(), &["logs", "-f", "demo"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let log = root.path().join("default/demo/console.log");
+    std::fs::OpenOptions::new()
+        .append(true)
+        .open(log)
+        .unwrap()
+        .write_all(b"three\n")
+        .unwrap();
+    stub.end(Phase::Succeeded, ExitReason::Poweroff, "");
+    let (code, stdout, _) = told(&following.wait_with_output().unwrap());
+    assert_eq!((code, stdout.as_str()), (0, "one\ntwo\nthree\n"));
+}
+
+#[test]
+fn inspect_shows_state_plan_and_manifest() {
+    let root = tempfile::tempdir().unwrap();
+    let _stub = StubMonitor::start(root.path(), "default", "demo");
+    let (code, stdout, _) = told(&output(root.path(), &["inspect", "demo", "-o", "json"]));
+    assert_eq!(code, 0);
+    let json: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(json["vmmPid"], 42);
+    assert_eq!(json["plan"]["name"], "demo");
+    assert_eq!(json["times"]["running"], "2023-11-14T22:13:20.05Z");
+    let (_, yaml, _) = told(&output(root.path(), &["inspect", "demo"]));
+    assert!(
+        yaml.starts_with("namespace: default\nname: demo\nphase: Running\n"),
+        "{yaml}"
+    );
+}
+
+#[test]
+fn a_piped_console_shows_the_answer_and_leaves() {
+    let root = tempfile::tempdir().unwrap();
+    let _stub = StubMonitor::start(root.path(), "default", "demo");
+    let mut command = husk(root.path(), &["console", "demo"]);
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"root\n").unwrap();
+    let (code, stdout, stderr) = told(&child.wait_with_output().unwrap());
+    let banner = "Successfully connected to demo console. The escape sequence is ^]\n";
+    assert_eq!(
+        (code, stdout, stderr.as_str()),
+        (0, format!("{banner}login: ROOT\n"), "")
+    );
+}
+
+/// A terminal with a command on it.
+struct Terminal {
+    master: std::fs::File,
+    slave: OwnedFd,
+    child: Child,
+}
+
+impl Terminal {
+    fn run(mut command: std::process::Command) -> Self {
+        let pty = nix::pty::openpty(None, None).unwrap();
+        let end = || Stdio::from(pty.slave.try_clone().unwrap());
+        let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
+        Self {
+            master: pty.master.into(),
+            slave: pty.slave,
+            child,
+        }
+    }
+
+    /// Reads until `text` was shown; all that was shown until then.
+    fn expect(&mut self, text: &str) -> String {
+        let mut shown = Vec::new();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while !String::from_utf8_lossy(&shown).contains(text) {
+            assert!(
+                Instant::now() < deadline,
+                "no {text:?} in {:?}",
+                String::from_utf8_lossy(&shown)
+            );
+            let mut byte = [0];
+            self.master.read_exact(&mut byte).unwrap();
+            shown.push(byte[0]);
+        }
+        String::from_utf8(shown).unwrap()
+    }
+
+    fn type_(&mut self, text: &str) {
+        self.master.write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Whether the line discipline edits lines, as a shell expects.
+    fn is_cooked(&self) -> bool {
+        let flags = tcgetattr(&self.slave).unwrap().local_flags;
+        flags.contains(LocalFlags::ICANON | LocalFlags::ECHO | LocalFlags::ISIG)
+    }
+
+    fn wait(mut self) -> i32 {
+        let code = self.child.wait().unwrap().code().expect("an exit status");
+        assert!(self.is_cooked(), "the terminal is given back as it was");
+        code
+    }
+}
+
+const BANNER: &str = "Successfully connected to demo console. The escape sequence is ^]\r\n";
+
+#[test]
+fn a_terminal_is_raw_on_the_console_and_comes_back() {
+    let root = tempfile::tempdir().unwrap();
+    let stub = StubMonitor::start(root.path(), "default", "demo");
+    let mut terminal = Terminal::run(husk(root.path(), &["console", "demo"]));
+    assert_eq!(terminal.expect("login: "), format!("{BANNER}login: "));
+    assert!(!terminal.is_cooked());
+    terminal.type_("ab\u{3}");
+    assert_eq!(terminal.expect("\u{3}"), "AB\u{3}", "Ctrl-C is the guest's");
+    terminal.type_("\u{1d}");
+    assert_eq!(terminal.wait(), 0);
+    assert_eq!(stub.status().phase(), Phase::Running);
+}
+
+#[test]
+fn a_terminal_comes_back_when_the_vm_ends_and_on_signals() {
+    let root = tempfile::tempdir().unwrap();
+    let stub = StubMonitor::start(root.path(), "default", "demo");
+    let mut terminal = Terminal::run(husk(root.path(), &["console", "demo"]));
+    terminal.expect("login: ");
+    let pid = nix::unistd::Pid::from_raw(terminal.child.id().try_into().unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    assert_eq!(terminal.wait(), 143);
+
+    let mut terminal = Terminal::run(husk(root.path(), &["console", "demo"]));
+    terminal.expect("login: ");
+    stub.end(Phase::Succeeded, ExitReason::Poweroff, "");
+    terminal.expect("demo has ended\r\n");
+    assert_eq!(terminal.wait(), 0);
+}

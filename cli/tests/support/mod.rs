@@ -1,0 +1,220 @@
+//! The binary under test, and a monitor that pretends to own a VM.
+
+// Each test binary uses its own part of this.
+#![allow(dead_code)]
+
+use std::path::Path;
+use std::process::{Command, Output};
+use std::sync::Arc;
+use std::time::Duration;
+
+use husk_proto::shim::v1::console_output::{Ended, Output as Message};
+use husk_proto::shim::v1::pod_server::{Pod, PodServer};
+use husk_proto::shim::v1::*;
+use husk_shim::state::{ClaimedDir, RuntimeDir};
+use tokio::net::UnixListener;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream, WatchStream};
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Request, Response, Streaming};
+
+/// `husk ARGS` with its state below `runtime`.
+pub fn husk(runtime: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_husk"));
+    command
+        .args(args)
+        .env("HUSK_RUNTIME_DIR", runtime)
+        .env_remove("RUST_LOG");
+    command
+}
+
+/// Runs it to its end.
+pub fn output(runtime: &Path, args: &[&str]) -> Output {
+    husk(runtime, args).output().expect("husk runs")
+}
+
+/// What it printed, and how it ended.
+pub fn told(output: &Output) -> (i32, String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (
+        output.status.code().expect("an exit status"),
+        text(&output.stdout),
+        text(&output.stderr),
+    )
+}
+
+/// A monitor whose VM shouts back what is typed, and powers off when told to.
+pub struct StubMonitor {
+    status: watch::Sender<Status>,
+}
+
+impl StubMonitor {
+    /// Serves until its VM has ended and its directory is removed, in a thread of its own.
+    pub fn start(runtime: &Path, namespace: &str, name: &str) -> Arc<StubMonitor> {
+        let claimed = RuntimeDir::at(runtime)
+            .claim(namespace, name)
+            .expect("the name is free");
+        for path in [claimed.dir().plan(), claimed.dir().vmi()] {
+            std::fs::write(path, r#"{"name":"demo"}"#).expect("state is written");
+        }
+        std::fs::write(claimed.dir().console_log(), "one\ntwo\n").expect("a log is written");
+        let timeline = Timeline {
+            monitor_started: 1_700_000_000_000_000_000,
+            vmm_started: 1_700_000_000_010_000_000,
+            created: 1_700_000_000_020_000_000,
+            running: 1_700_000_000_050_000_000,
+            ended: 0,
+        };
+        let running = Status {
+            phase: Phase::Running.into(),
+            timeline: Some(timeline),
+            ..Status::default()
+        };
+        let stub = Arc::new(StubMonitor {
+            status: watch::Sender::new(running),
+        });
+        let (ready, is_ready) = std::sync::mpsc::channel();
+        let served = stub.clone();
+        std::thread::spawn(move || serve(served, claimed, &ready));
+        is_ready
+            .recv_timeout(Duration::from_secs(10))
+            .expect("the stub serves");
+        stub
+    }
+
+    /// The VM's status.
+    pub fn status(&self) -> Status {
+        self.status.borrow().clone()
+    }
+
+    /// Changes the VM's status.
+    pub fn change(&self, change: impl FnOnce(&mut Status)) {
+        self.status.send_modify(change);
+    }
+
+    /// Ends the VM.
+    pub fn end(&self, phase: Phase, exit: husk_proto::vmm::v1::ExitReason, message: &str) {
+        self.change(|status| {
+            status.phase = phase.into();
+            status.exit = exit.into();
+            status.message = message.into();
+            if let Some(timeline) = &mut status.timeline {
+                timeline.ended = timeline.running + 1_500_000_000;
+            }
+        });
+    }
+}
+
+fn ended(status: &Status) -> bool {
+    matches!(status.phase(), Phase::Succeeded | Phase::Failed)
+}
+
+async fn over(status: &mut watch::Receiver<Status>) {
+    let _ = status.wait_for(ended).await.map(drop);
+}
+
+fn serve(stub: Arc<StubMonitor>, claimed: ClaimedDir, ready: &std::sync::mpsc::Sender<()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
+    runtime.block_on(async {
+        let listener = UnixListener::bind(claimed.dir().socket()).expect("the socket is free");
+        ready.send(()).expect("the test waits");
+        let mut status = stub.status.subscribe();
+        let end = async move {
+            over(&mut status).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        };
+        let incoming = UnixListenerStream::new(listener);
+        let server =
+            tonic::transport::Server::builder().serve_with_incoming(PodServer::from_arc(stub), incoming);
+        tokio::select! {
+            served = server => served.expect("served"),
+            () = end => {}
+        }
+    });
+    claimed.remove().expect("nothing else is in the directory");
+}
+
+type Answer<T> = Result<Response<T>, tonic::Status>;
+type Stream_<T> = std::pin::Pin<Box<dyn Stream<Item = Result<T, tonic::Status>> + Send>>;
+
+#[tonic::async_trait]
+impl Pod for StubMonitor {
+    type ConsoleStream = Stream_<ConsoleOutput>;
+    type WatchStatusStream = Stream_<Status>;
+
+    async fn info(&self, _: Request<InfoRequest>) -> Answer<InfoResponse> {
+        Ok(Response::new(InfoResponse {
+            namespace: "default".into(),
+            name: "demo".into(),
+            version: "0.1.0".into(),
+            monitor_pid: std::process::id(),
+            vmm_pid: 42,
+            status: Some(self.status()),
+            vcpus: 2,
+            guest_memory_bytes: 512 << 20,
+            booted_from: "kernel".into(),
+        }))
+    }
+
+    async fn pause(&self, _: Request<PauseRequest>) -> Answer<PauseResponse> {
+        self.change(|status| status.paused = true);
+        Ok(Response::new(PauseResponse {}))
+    }
+
+    async fn resume(&self, _: Request<ResumeRequest>) -> Answer<ResumeResponse> {
+        self.change(|status| status.paused = false);
+        Ok(Response::new(ResumeResponse {}))
+    }
+
+    async fn reset(&self, _: Request<ResetRequest>) -> Answer<ResetResponse> {
+        Err(tonic::Status::failed_precondition("the VM is paused"))
+    }
+
+    async fn shutdown(&self, request: Request<ShutdownRequest>) -> Answer<ShutdownResponse> {
+        let grace_seconds = request.into_inner().grace_seconds.unwrap_or(30);
+        self.end(
+            Phase::Succeeded,
+            husk_proto::vmm::v1::ExitReason::Poweroff,
+            "the guest powered off",
+        );
+        Ok(Response::new(ShutdownResponse { grace_seconds }))
+    }
+
+    async fn kill(&self, _: Request<KillRequest>) -> Answer<KillResponse> {
+        self.end(Phase::Failed, husk_proto::vmm::v1::ExitReason::Poweroff, "killed");
+        Ok(Response::new(KillResponse {}))
+    }
+
+    async fn console(&self, request: Request<Streaming<ConsoleInput>>) -> Answer<Self::ConsoleStream> {
+        let mut input = request.into_inner();
+        let mut status = self.status.subscribe();
+        let (say, said) = mpsc::channel(8);
+        tokio::spawn(async move {
+            let answer = |output| Ok(ConsoleOutput { output: Some(output) });
+            let _ = say.send(answer(Message::Data(b"login: ".to_vec()))).await;
+            loop {
+                tokio::select! {
+                    typed = input.next() => match typed {
+                        Some(Ok(typed)) => {
+                            let _ = say.send(answer(Message::Data(typed.data.to_ascii_uppercase()))).await;
+                        }
+                        _ => return,
+                    },
+                    () = over(&mut status) => {
+                        let _ = say.send(answer(Message::Ended(Ended::VmEnded.into()))).await;
+                        return;
+                    }
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(said))))
+    }
+
+    async fn watch_status(&self, _: Request<WatchStatusRequest>) -> Answer<Self::WatchStatusStream> {
+        let statuses = WatchStream::new(self.status.subscribe());
+        Ok(Response::new(Box::pin(statuses.map(Ok))))
+    }
+}

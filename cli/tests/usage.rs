@@ -1,0 +1,249 @@
+//! What needs no VM: usage, manifests, the doctor, completions.
+
+mod support;
+
+use std::io::Write;
+use std::path::Path;
+use std::process::Stdio;
+
+use support::{husk, output, told};
+
+fn on_stdin(runtime: &Path, args: &[&str], text: &str) -> (i32, String, String) {
+    let mut command = husk(runtime, args);
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    told(&child.wait_with_output().unwrap())
+}
+
+#[test]
+fn usage_errors_are_status_2() {
+    let root = tempfile::tempdir().unwrap();
+    for args in [
+        &[][..],
+        &["frobnicate"],
+        &["run"],
+        &["run", "vm.yaml", "--detach", "--console"],
+        &["run", "vm.yaml", "--initrd", "i"],
+        &["run", "vm.yaml", "--volume", "x"],
+        &["run", "vm.yaml", "--namespace", "../x"],
+        &["stop", "../../etc"],
+        &["stop", "demo", "--force", "--grace-period", "1"],
+        &["stop", "demo", "--grace-period", "-1"],
+        &["console"],
+    ] {
+        let (code, stdout, stderr) = told(&output(root.path(), args));
+        assert_eq!((code, stdout.as_str()), (2, ""), "{args:?}");
+        assert!(!stderr.is_empty(), "{args:?}");
+    }
+}
+
+#[test]
+fn a_missing_manifest_is_one_line() {
+    let root = tempfile::tempdir().unwrap();
+    for command in ["run", "validate"] {
+        let told = told(&output(root.path(), &[command, "/nonexistent.yaml"]));
+        assert_eq!(
+            told,
+            (
+                2,
+                "".into(),
+                "error: /nonexistent.yaml: No such file or directory\n".into()
+            )
+        );
+    }
+}
+
+const VALID: &str = "\
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstance
+metadata: {name: demo}
+spec:
+  domain:
+    resources: {requests: {memory: 128Mi}}
+    devices: {}
+";
+
+#[test]
+fn every_wrong_field_is_one_line_and_nothing_is_left() {
+    let root = tempfile::tempdir().unwrap();
+    let runtime = root.path().join("husk");
+    let wrong = "\
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstance
+metadata: {name: demo}
+spec:
+  domain:
+    resources: {requests: {memory: 128Mi}}
+    devices:
+      disks:
+      - {name: a, disk: {bus: virtio}}
+      - {name: a, disk: {bus: virtio}}
+  volumes:
+  - {name: a, emptyDisk: {capacity: 1Gi}}
+";
+    let expected = "spec.domain.devices.disks[1].name: Invalid value: \
+                    spec.domain.devices.disks[1] and spec.domain.devices.disks[0] must not have the same Name.\n";
+    for command in ["run", "validate"] {
+        let told = on_stdin(&runtime, &[command, "-"], wrong);
+        assert_eq!(told, (2, "".into(), expected.into()), "{command}");
+        assert!(!runtime.exists());
+    }
+}
+
+#[test]
+fn a_valid_manifest_is_said_to_be() {
+    let root = tempfile::tempdir().unwrap();
+    assert_eq!(
+        on_stdin(root.path(), &["validate", "-"], VALID),
+        (0, "demo is valid\n".into(), "".into())
+    );
+}
+
+#[test]
+fn several_manifests_are_told_apart() {
+    let root = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = root.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (good, bad) = (file("good.yaml", VALID), file("bad.yaml", "kind: Pod\n"));
+    let (code, stdout, stderr) = told(&output(root.path(), &["validate", &good, &bad]));
+    assert_eq!((code, stdout), (2, format!("{good}: demo is valid\n")));
+    assert!(
+        stderr.starts_with(&format!("error: {bad}: no VirtualMachineInstance")),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn run_refuses_what_makes_no_sense_before_it_starts() {
+    let root = tempfile::tempdir().unwrap();
+    let runtime = root.path().join("husk");
+    let two = format!("{VALID}---\n{}", VALID.replace("demo", "other"));
+    let twice = format!("{VALID}---\n{VALID}");
+    let placed = VALID.replace("{name: demo}", "{name: demo, namespace: prod}");
+    for (args, text, error) in [
+        (
+            &["run", "-", "--console"][..],
+            &two[..],
+            "--console is for one VM, the manifest has 2",
+        ),
+        (&["run", "-"], &twice, "the manifest has two VMs named demo"),
+        (
+            &["run", "-", "--namespace", "test"],
+            &placed,
+            "the namespace of demo in the manifest is prod, not test: leave --namespace out",
+        ),
+        (
+            &["run", "-", "--volume", "root=/x"],
+            VALID,
+            "--volume root: no VM in the manifest has a volume of that name",
+        ),
+    ] {
+        let told = on_stdin(&runtime, args, text);
+        assert_eq!(told, (2, "".into(), format!("error: {error}\n")), "{args:?}");
+        assert!(!runtime.exists());
+    }
+}
+
+#[test]
+fn without_vms_nothing_is_listed_and_nothing_found() {
+    let root = tempfile::tempdir().unwrap();
+    assert_eq!(
+        told(&output(root.path(), &["list"])),
+        (0, "".into(), "no VM is running\n".into())
+    );
+    assert_eq!(
+        told(&output(root.path(), &["list", "-o", "json"])),
+        (0, "[]\n".into(), "".into())
+    );
+    for command in [
+        "console", "pause", "resume", "reset", "stop", "rm", "logs", "inspect",
+    ] {
+        let told = told(&output(root.path(), &[command, "test/demo"]));
+        assert_eq!(
+            told,
+            (1, "".into(), "error: no VM test/demo is running\n".into()),
+            "{command}"
+        );
+    }
+}
+
+#[test]
+fn the_doctor_speaks_json_and_its_status_agrees() {
+    let root = tempfile::tempdir().unwrap();
+    let (code, stdout, stderr) = told(&output(root.path(), &["doctor", "--json"]));
+    assert_eq!(stderr, "");
+    let json: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(code == 0, json["canRunVms"].as_bool().unwrap());
+    assert!(json["summary"].is_string());
+    let checks = json["checks"].as_array().unwrap();
+    for check in checks {
+        assert!(
+            check["name"].is_string() && check["detail"].is_string(),
+            "{check}"
+        );
+        assert!(
+            ["present", "missing"].contains(&check["status"].as_str().unwrap()),
+            "{check}"
+        );
+        assert!(
+            ["required", "optional"].contains(&check["severity"].as_str().unwrap()),
+            "{check}"
+        );
+        assert!(check["fix"].is_string() || check["fix"].is_null(), "{check}");
+    }
+    let blocked = checks
+        .iter()
+        .any(|check| check["severity"] == "required" && check["status"] == "missing");
+    assert_eq!(blocked, code == 1);
+    let (table_code, table, _) = told(&output(root.path(), &["doctor"]));
+    assert_eq!(table_code, code);
+    assert!(!table.contains('\x1b'), "no colours in a pipe");
+}
+
+#[test]
+fn completions_for_every_shell() {
+    let root = tempfile::tempdir().unwrap();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let (code, stdout, _) = told(&output(root.path(), &["completions", shell]));
+        assert_eq!(code, 0);
+        assert!(
+            stdout.contains("console") && stdout.contains("grace-period"),
+            "{shell}"
+        );
+    }
+}
+
+#[test]
+fn help_is_a_manual_and_hides_the_monitor() {
+    let root = tempfile::tempdir().unwrap();
+    let (code, stdout, _) = told(&output(root.path(), &["--help"]));
+    assert_eq!(code, 0);
+    assert!(!stdout.contains("monitor"));
+    let (_, stdout, _) = told(&output(root.path(), &["run", "--help"]));
+    for status in ["10 ", "11 ", "12 ", "130 "] {
+        assert!(stdout.contains(&format!("  {status}")), "{stdout}");
+    }
+    let (_, stdout, _) = told(&output(root.path(), &["--version"]));
+    assert_eq!(stdout, concat!("husk ", env!("CARGO_PKG_VERSION"), "\n"));
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_failure() {
+    let root = tempfile::tempdir().unwrap();
+    let mut child = husk(root.path(), &["completions", "bash"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let (code, _, stderr) = told(&child.wait_with_output().unwrap());
+    assert_eq!((code, stderr.as_str()), (0, ""));
+}
