@@ -52,9 +52,6 @@ pub enum SpawnError {
     /// The sockets for it could not be made.
     #[error("sockets for the VMM failed")]
     Sockets(#[from] io::Error),
-    /// It does not speak on its control socket.
-    #[error("the VMM's control socket failed")]
-    Control(#[from] tonic::transport::Error),
 }
 
 /// A running VMM. Dropping it kills the process.
@@ -84,9 +81,9 @@ pub fn find_program() -> Result<PathBuf, SpawnError> {
 }
 
 impl VmmProcess {
-    /// Executes `program` and connects to it. On a tokio runtime with I/O, on a thread that lives as long as the
+    /// Executes `program`. On a tokio runtime with I/O, on a thread that lives as long as the
     /// VMM shall: the kernel kills the VMM when that thread ends.
-    pub async fn spawn(program: &Path) -> Result<VmmProcess, SpawnError> {
+    pub fn spawn(program: &Path) -> Result<VmmProcess, SpawnError> {
         let (control, control_theirs) = std::os::unix::net::UnixStream::pair()?;
         let (fd_channel, fd_channel_theirs) = fds::socketpair()?;
         let fds = FdSender::new(fd_channel)?;
@@ -97,7 +94,7 @@ impl VmmProcess {
                 source,
             })?;
         let log = Some(tokio::spawn(log::relay(child.stderr.take())));
-        let client = VmmClient::new(connect(control).await?);
+        let client = VmmClient::new(connect(control)?);
         Ok(VmmProcess {
             client,
             fds,
@@ -209,8 +206,9 @@ fn command(program: &Path, control: OwnedFd, fd_channel: OwnedFd) -> Command {
     command
 }
 
-/// A channel over one end of a socketpair. It cannot reconnect: the other end is gone when this one is.
-async fn connect(control: std::os::unix::net::UnixStream) -> Result<Channel, SpawnError> {
+/// A channel over one end of a socketpair, set up by its first call: a VMM that ends before that has an exit status to
+/// say why. It cannot reconnect: the other end is gone when this one is.
+fn connect(control: std::os::unix::net::UnixStream) -> io::Result<Channel> {
     control.set_nonblocking(true)?;
     let stream = Mutex::new(Some(TokioIo::new(UnixStream::from_std(control)?)));
     let connector = tower::service_fn(move |_| {

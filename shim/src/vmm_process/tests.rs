@@ -27,7 +27,7 @@ fn run(text: &str) -> (String, VmExit) {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
     let program = script(dir.path(), &format!("out={}\n{text}", out.display()));
-    let exit = on_runtime(async { VmmProcess::spawn(&program).await.unwrap().wait().await.unwrap() });
+    let exit = on_runtime(async { VmmProcess::spawn(&program).unwrap().wait().await.unwrap() });
     (fs::read_to_string(out).unwrap_or_default(), exit)
 }
 
@@ -99,9 +99,8 @@ fn dropping_it_kills_it_and_so_does_closing_the_control_socket() {
             fds,
             mut child,
             ..
-        } = VmmProcess::spawn(&program).await.unwrap();
+        } = VmmProcess::spawn(&program).unwrap();
         drop(client);
-        // The first line of HTTP/2 arrives either way; the script ends because of that or of EOF.
         let status = timeout(Duration::from_secs(5), child.wait())
             .await
             .unwrap()
@@ -110,7 +109,7 @@ fn dropping_it_kills_it_and_so_does_closing_the_control_socket() {
         drop(fds);
 
         let program = script(dir.path(), "sleep 60");
-        let vmm = VmmProcess::spawn(&program).await.unwrap();
+        let vmm = VmmProcess::spawn(&program).unwrap();
         let pid = vmm.pid().unwrap();
         drop(vmm);
         for _ in 0..100 {
@@ -126,6 +125,6 @@ fn dropping_it_kills_it_and_so_does_closing_the_control_socket() {
 
 #[test]
 fn a_missing_program_is_named() {
-    let error = on_runtime(VmmProcess::spawn(Path::new("/nonexistent/vmm"))).unwrap_err();
+    let error = on_runtime(async { VmmProcess::spawn(Path::new("/nonexistent/vmm")).unwrap_err() });
     assert_eq!(error.to_string(), "starting /nonexistent/vmm failed");
 }
