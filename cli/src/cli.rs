@@ -23,16 +23,17 @@ Environment:
 )]
 pub(crate) struct Cli {
     /// Log what is being done to stderr; twice for more
-    #[arg(short, long, global = true, action = ArgAction::Count)]
+    #[arg(short, long, global = true, action = ArgAction::Count, display_order = 100)]
     pub verbose: u8,
 
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// Sends logs to stderr: warnings, unless `-v` or RUST_LOG want more.
-pub(crate) fn log_to_stderr(verbose: u8) {
-    let level = match verbose {
+/// Sends logs to stderr: warnings, unless `-v` or RUST_LOG want more. A monitor's go to its VM's log and tell more.
+pub(crate) fn log_to_stderr(cli: &Cli) {
+    let level = match cli.verbose {
+        0 if matches!(cli.command, Command::Monitor(_)) => "info",
         0 => "warn",
         1 => "info,husk=debug,husk_shim=debug",
         _ => "debug,husk=trace,husk_shim=trace",

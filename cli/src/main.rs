@@ -21,6 +21,6 @@ use clap::Parser;
 
 fn main() -> ExitCode {
     let cli = cli::Cli::parse();
-    cli::log_to_stderr(cli.verbose);
+    cli::log_to_stderr(&cli);
     cli.command.run()
 }

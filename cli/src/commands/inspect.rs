@@ -49,8 +49,8 @@ struct Inspected {
     view: View,
     /// `husk_vmi::VmPlan`.
     plan: Value,
-    /// The VMI it was made from.
-    manifest: Value,
+    /// The manifest's metadata.
+    metadata: Value,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
@@ -60,7 +60,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         Ok(Inspected {
             view: View::new(&dir, Some(info)),
             plan: read(&dir.plan())?,
-            manifest: read(&dir.vmi())?,
+            metadata: read(&dir.vmi())?,
         })
     })?;
     output::print(&match args.output {
