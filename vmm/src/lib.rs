@@ -1,1 +1,17 @@
-//! Placeholder.
+//! husk-vmm: one KVM virtual machine in one confined process.
+//!
+//! The process opens nothing. Its monitor hands it descriptors and drives it by gRPC ([`control`]); a
+//! [`machine::Machine`] is built from what it is told, and [`vcpu`] actors run the guest.
+
+pub mod acpi;
+pub mod boot;
+pub mod confine;
+pub mod control;
+pub mod cpuid;
+pub mod interrupts;
+pub mod kvm;
+pub mod layout;
+pub mod machine;
+pub mod memory;
+pub mod smbios;
+pub mod vcpu;

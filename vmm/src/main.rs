@@ -1,2 +1,146 @@
-//! Placeholder.
-fn main() {}
+//! The `husk-vmm` program: one VM, started and driven by a monitor.
+
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::process::ExitCode;
+
+use husk_proto::fds::FdReceiver;
+use husk_proto::vmm::v1::ExitReason;
+use husk_vmm::confine::{Identity, confine};
+use husk_vmm::control::{Actor, Exit, serve};
+
+const USAGE: &str = "\
+husk-vmm is the virtual machine monitor of Husk. It is not started by hand: `husk run`, or the containerd
+shim, starts it with two sockets it inherits, hands it descriptors over one and drives it over the other.
+
+usage: husk-vmm --control-fd N --fd-channel-fd N [--uid N --gid N]
+
+  --control-fd N     stream socket on which husk.vmm.v1 is served; closing it ends the VM
+  --fd-channel-fd N  SOCK_SEQPACKET socket over which descriptors arrive
+  --uid N, --gid N   whom to become when started as root (default 107)
+  --version, --help
+
+To run a VM: husk run FILE";
+
+const UNPRIVILEGED: u32 = 107;
+
+struct Arguments {
+    control: RawFd,
+    fd_channel: RawFd,
+    identity: Identity,
+}
+
+enum Request {
+    Run(Arguments),
+    Print(String),
+}
+
+fn parse(arguments: impl Iterator<Item = String>) -> Result<Request, String> {
+    let (mut control, mut fd_channel) = (None, None);
+    let mut identity = Identity { uid: UNPRIVILEGED, gid: UNPRIVILEGED };
+    let mut arguments = arguments;
+    while let Some(argument) = arguments.next() {
+        let mut number = || {
+            let value = arguments.next().ok_or_else(|| format!("{argument} needs a number"))?;
+            value.parse::<u32>().map_err(|_| format!("{argument}: {value:?} is not a number"))
+        };
+        let fd = |n: u32| RawFd::try_from(n).map_err(|_| format!("{n} is not a descriptor"));
+        match argument.as_str() {
+            "--control-fd" => control = Some(fd(number()?)?),
+            "--fd-channel-fd" => fd_channel = Some(fd(number()?)?),
+            "--uid" => identity.uid = number()?,
+            "--gid" => identity.gid = number()?,
+            "--version" | "-V" => return Ok(Request::Print(format!("husk-vmm {}", env!("CARGO_PKG_VERSION")))),
+            "--help" | "-h" => return Ok(Request::Print(USAGE.into())),
+            other => return Err(format!("unknown argument {other:?}")),
+        }
+    }
+    match (control, fd_channel) {
+        (Some(control), Some(fd_channel)) if control > 2 && fd_channel > 2 && control != fd_channel => {
+            if identity.uid == 0 || identity.gid == 0 {
+                return Err("--uid and --gid must not be 0".into());
+            }
+            Ok(Request::Run(Arguments { control, fd_channel, identity }))
+        }
+        _ => Err("needs two inherited sockets".into()),
+    }
+}
+
+/// Takes ownership of an inherited descriptor, if it is an open socket.
+fn inherited(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: fcntl and fstat-like queries on a number; nothing is owned yet.
+    let valid = unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } == 0;
+    if !valid {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is open, was named by whoever started us, and is taken over only here.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn run(arguments: Arguments) -> Result<Exit, String> {
+    let open = |fd| inherited(fd).map_err(|e| format!("descriptor {fd}: {e}"));
+    let (control, fd_channel) = (open(arguments.control)?, open(arguments.fd_channel)?);
+    confine(arguments.identity).map_err(|e| e.to_string())?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
+    let exit = runtime.block_on(async {
+        let fds = FdReceiver::new(fd_channel).map_err(|e| format!("descriptor channel: {e}"))?;
+        let (actor, handle) = Actor::new(fds);
+        tokio::select! {
+            exit = actor.run() => Ok(exit),
+            served = serve(control, handle) => match served {
+                Ok(()) => Ok(Exit { reason: ExitReason::ControlClosed, detail: "the monitor is gone".into() }),
+                Err(e) => Err(format!("control socket: {e}")),
+            },
+        }
+    });
+    runtime.shutdown_background();
+    exit
+}
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(false).with_target(false).init();
+    let arguments = match parse(std::env::args().skip(1)) {
+        Ok(Request::Run(arguments)) => arguments,
+        Ok(Request::Print(text)) => {
+            println!("{text}");
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => {
+            eprintln!("husk-vmm: {error}\n\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match run(arguments) {
+        Ok(exit) => ExitCode::from(exit.status()),
+        Err(error) => {
+            tracing::error!(error, "VMM failed");
+            ExitCode::from(1)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(arguments: &[&str]) -> Result<Request, String> {
+        parse(arguments.iter().map(|a| (*a).to_owned()))
+    }
+
+    #[test]
+    fn the_sockets_are_required_and_root_is_refused() {
+        assert!(matches!(parsed(&["--control-fd", "3", "--fd-channel-fd", "4"]), Ok(Request::Run(_))));
+        for bad in [
+            &["--control-fd", "3"][..],
+            &["--control-fd", "3", "--fd-channel-fd", "3"],
+            &["--control-fd", "0", "--fd-channel-fd", "4"],
+            &["--control-fd", "3", "--fd-channel-fd", "x"],
+            &["--control-fd", "3", "--fd-channel-fd", "4", "--uid", "0"],
+            &["--control-fd"],
+            &["frobnicate"],
+        ] {
+            assert!(parsed(bad).is_err(), "{bad:?}");
+        }
+        assert!(matches!(parsed(&["--help"]), Ok(Request::Print(_))));
+    }
+}

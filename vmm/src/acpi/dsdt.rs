@@ -1,0 +1,160 @@
+//! The DSDT: which devices there are beside what PCI enumerates, and what to do on an event.
+
+use acpi_tables::aml::{
+    AddressSpace, AddressSpaceCacheable, And, Device, EISAName, Equal, Field, FieldAccessType, FieldEntry,
+    FieldLockRule, FieldUpdateRule, IO, If, Interrupt, Local, Memory32Fixed, Method, MethodCall, Name, Notify, OpRegion, OpRegionSpace, Package, Path, ResourceTemplate, Scope, Store, ZERO,
+};
+use acpi_tables::{Aml, AmlSink};
+use husk_devices::legacy::power::{self, PowerEvent};
+use husk_devices::legacy::{pvpanic, rtc, serial};
+use husk_devices::pci::hotplug;
+
+use super::{GED_PIN, PCI_HOTPLUG_PORT};
+use crate::layout::{ECAM, Layout, PCI_MMIO32};
+
+/// Notification values (ACPI 6.5, sections 5.6.6 and 4.8.2.2).
+const DEVICE_CHECK: u8 = 1;
+const EJECT_REQUEST: u8 = 3;
+const BUTTON_PRESSED: u8 = 0x80;
+
+fn append(out: &mut Vec<u8>, term: &dyn Aml) {
+    term.to_aml_bytes(out);
+}
+
+fn hid(id: &str) -> Name {
+    Name::new("_HID".into(), &EISAName::new(id))
+}
+
+fn dword_fields(names: &[[u8; 4]], region: &str) -> Field {
+    let entries = names.iter().map(|name| FieldEntry::Named(*name, 32)).collect();
+    let update = FieldUpdateRule::WriteAsZeroes;
+    Field::new(region.into(), FieldAccessType::DWord, FieldLockRule::NoLock, update, entries)
+}
+
+/// Raw bytes of terms already encoded.
+struct Encoded(Vec<u8>);
+
+impl Aml for Encoded {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        sink.vec(&self.0);
+    }
+}
+
+fn slot_path(slot: u8) -> String {
+    format!("S{slot:02}_")
+}
+
+/// The root bridge with its windows, its hot-pluggable slots and the method that looks for changes.
+fn pci_root(out: &mut Vec<u8>, layout: &Layout, hotplug_slots: &[u8]) {
+    let bus = AddressSpace::new_bus_number(0u16, 0u16);
+    let config = IO::new(0xcf8, 0xcf8, 1, 8);
+    let low = AddressSpace::new_memory(
+        AddressSpaceCacheable::NotCacheable,
+        true,
+        PCI_MMIO32.start as u32,
+        (PCI_MMIO32.end - 1) as u32,
+        None::<u32>,
+    );
+    let window = &layout.pci_mmio64;
+    let high = AddressSpace::new_memory(
+        AddressSpaceCacheable::NotCacheable,
+        true,
+        window.start,
+        window.end - 1,
+        None::<u64>,
+    );
+
+    let mut slots = Vec::new();
+    for &slot in hotplug_slots {
+        let bit = 1u32 << slot;
+        let register = Path::new("B0EJ");
+        let eject = Store::new(&register, &bit);
+        let method = Method::new("_EJ0".into(), 1, true, vec![&eject]);
+        let address = Name::new("_ADR".into(), &(u32::from(slot) << 16));
+        let number = Name::new("_SUN".into(), &slot);
+        append(&mut slots, &Device::new(slot_path(slot).as_str().into(), vec![&address, &number, &method]));
+    }
+    let mut scan = Vec::new();
+    for (local, register) in [(0, "PCIU"), (1, "PCID")] {
+        append(&mut scan, &Store::new(&Local(local), &Path::new(register)));
+    }
+    for &slot in hotplug_slots {
+        let bit = 1u32 << slot;
+        for (local, value) in [(0, DEVICE_CHECK), (1, EJECT_REQUEST)] {
+            let (masked, path) = (Local(2), Path::new(&slot_path(slot)));
+            append(&mut scan, &And::new(&masked, &Local(local), &bit));
+            append(&mut scan, &If::new(&Equal::new(&masked, &bit), vec![&Notify::new(&path, &value)]));
+        }
+    }
+    let port = PCI_HOTPLUG_PORT as u16;
+    let length = hotplug::REGISTERS as u8;
+    let mut root = Vec::new();
+    append(&mut root, &hid("PNP0A08"));
+    append(&mut root, &Name::new("_CID".into(), &EISAName::new("PNP0A03")));
+    for name in ["_SEG", "_BBN", "_UID"] {
+        append(&mut root, &Name::new(name.into(), &ZERO));
+    }
+    let resources = ResourceTemplate::new(vec![&bus, &config, &low, &high]);
+    append(&mut root, &Name::new("_CRS".into(), &resources));
+    append(&mut root, &OpRegion::new("PHPR".into(), OpRegionSpace::SystemIO, &port, &length));
+    append(&mut root, &dword_fields(&[*b"PCIU", *b"PCID", *b"B0EJ"], "PHPR"));
+    root.append(&mut slots);
+    append(&mut root, &Method::new("PSCN".into(), 0, true, vec![&Encoded(scan)]));
+    append(out, &Device::new("PCI0".into(), vec![&Encoded(root)]));
+
+    // Keeps the guest from giving ECAM away as a free window, and makes it trust the MCFG.
+    let ecam = Memory32Fixed::new(true, ECAM.start as u32, (ECAM.end - ECAM.start) as u32);
+    let resources = Name::new("_CRS".into(), &ResourceTemplate::new(vec![&ecam]));
+    let uid = Name::new("_UID".into(), &ZERO);
+    append(out, &Device::new("MBRD".into(), vec![&hid("PNP0C02"), &uid, &resources]));
+}
+
+fn legacy_device(out: &mut Vec<u8>, name: &str, id: &dyn Aml, port: u64, len: u64, irq: Option<u32>) {
+    let io = IO::new(port as u16, port as u16, 1, len as u8);
+    let interrupt = irq.map(|irq| Interrupt::new(true, true, false, false, irq));
+    let mut resources: Vec<&dyn Aml> = vec![&io];
+    resources.extend(interrupt.as_ref().map(|i| i as &dyn Aml));
+    let crs = Name::new("_CRS".into(), &ResourceTemplate::new(resources));
+    let (uid, status) = (Name::new("_UID".into(), &ZERO), Name::new("_STA".into(), &0xfu8));
+    append(out, &Device::new(name.into(), vec![id, &uid, &status, &crs]));
+}
+
+/// The generic event device: reads the event register and passes on what it says.
+fn events(out: &mut Vec<u8>) {
+    append(out, &Device::new("PWRB".into(), vec![&hid("PNP0C0C"), &Name::new("_UID".into(), &ZERO)]));
+    let button = PowerEvent::PowerButton as u32;
+    let hotplug = PowerEvent::PciHotplug as u32;
+    let mut body = Vec::new();
+    append(&mut body, &Store::new(&Local(0), &Path::new("ESTS")));
+    let (masked, taken, power_button) = (Local(1), Local(0), Path::new("\\_SB_.PWRB"));
+    append(&mut body, &And::new(&masked, &taken, &button));
+    append(&mut body, &If::new(&Equal::new(&masked, &button), vec![&Notify::new(&power_button, &BUTTON_PRESSED)]));
+    append(&mut body, &And::new(&masked, &taken, &hotplug));
+    let scan = MethodCall::new("\\_SB_.PCI0.PSCN".into(), vec![]);
+    append(&mut body, &If::new(&Equal::new(&masked, &hotplug), vec![&scan]));
+
+    let interrupt = Interrupt::new(true, true, false, false, GED_PIN);
+    let (port, length) = ((power::PORT + power::EVENTS) as u16, 4u8);
+    let mut device = Vec::new();
+    append(&mut device, &Name::new("_HID".into(), &"ACPI0013"));
+    append(&mut device, &Name::new("_UID".into(), &ZERO));
+    append(&mut device, &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&interrupt])));
+    append(&mut device, &OpRegion::new("EREG".into(), OpRegionSpace::SystemIO, &port, &length));
+    append(&mut device, &dword_fields(&[*b"ESTS"], "EREG"));
+    append(&mut device, &Method::new("_EVT".into(), 1, true, vec![&Encoded(body)]));
+    append(out, &Device::new("GED_".into(), vec![&Encoded(device)]));
+}
+
+/// The definition block of the DSDT, without its header.
+pub fn definition_block(layout: &Layout, hotplug_slots: &[u8]) -> Vec<u8> {
+    let mut scope = Vec::new();
+    pci_root(&mut scope, layout, hotplug_slots);
+    legacy_device(&mut scope, "COM1", &hid("PNP0501"), serial::PORT, serial::LEN, Some(serial::IRQ));
+    legacy_device(&mut scope, "RTC_", &hid("PNP0B00"), rtc::PORT, rtc::LEN, Some(rtc::IRQ));
+    legacy_device(&mut scope, "PEVT", &Name::new("_HID".into(), &"QEMU0001"), pvpanic::PORT, 1, None);
+    events(&mut scope);
+    let mut out = Vec::new();
+    append(&mut out, &Scope::new("\\_SB_".into(), vec![&Encoded(scope)]));
+    append(&mut out, &Name::new("_S5_".into(), &Package::new(vec![&power::S5, &ZERO, &ZERO, &ZERO])));
+    out
+}

@@ -1,0 +1,267 @@
+//! From a kernel, wherever it comes from, to guest memory that is ready for the first instruction.
+
+use std::fs::File;
+use std::io::{self, Cursor, Read, Seek, SeekFrom};
+
+use husk_devices::GuestMemMmap;
+use husk_disk::DiskReader;
+use linux_loader::loader::bootparam::setup_header;
+use linux_loader::loader::elf::{Elf, PvhBootCapability};
+use linux_loader::loader::{BzImage, KernelLoader, KernelLoaderResult};
+use vm_memory::{Bytes, GuestAddress, ReadVolatile};
+
+use crate::layout::{self, Layout};
+use crate::vcpu::entry::Entry;
+
+mod image;
+mod pvh;
+mod zero_page;
+
+/// Where a guest's kernel comes from. Read again at every boot.
+#[derive(Debug)]
+pub enum Source {
+    /// Files the monitor gave.
+    Kernel {
+        /// bzImage or ELF.
+        kernel: File,
+        /// Initial RAM disk.
+        initrd: Option<File>,
+        /// As the manifest says.
+        command_line: String,
+    },
+    /// Disks to look for a kernel on, by id, in order.
+    Disks(Vec<(String, DiskReader)>),
+}
+
+/// A guest ready to start.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The boot processor's start.
+    pub entry: Entry,
+    /// What was loaded and from where, for people.
+    pub description: String,
+}
+
+/// Why there is nothing to boot.
+#[derive(Debug, thiserror::Error)]
+pub enum BootError {
+    /// No disk carries a kernel; what was looked for and found.
+    #[error("no disk can be booted: {0}")]
+    NoBootableDisk(String),
+    /// Neither bzImage nor ELF.
+    #[error("{0} is not a kernel: neither a bzImage (2.00 or later, loaded high) nor an x86-64 ELF file")]
+    NotAKernel(String),
+    /// The kernel's own header or segments make no sense.
+    #[error("{what} cannot be loaded: {reason}")]
+    BadKernel {
+        /// Which kernel.
+        what: String,
+        /// The loader's words.
+        reason: String,
+    },
+    /// Not enough guest memory.
+    #[error("{what} of {size} bytes does not fit guest memory of {memory} bytes below 3 GiB")]
+    NoRoom {
+        /// Kernel or initrd.
+        what: &'static str,
+        /// Its size.
+        size: u64,
+        /// Guest memory below 3 GiB.
+        memory: u64,
+    },
+    /// Longer than the kernel, or the machine, takes.
+    #[error("kernel command line of {length} bytes is longer than the {limit} the kernel takes")]
+    CommandLine {
+        /// Its length.
+        length: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// Reading failed.
+    #[error("read {what}: {source}")]
+    Read {
+        /// What was read.
+        what: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// Guest memory could not be written.
+    #[error("write guest memory: {0}")]
+    Memory(#[from] vm_memory::GuestMemoryError),
+}
+
+/// An initial RAM disk of known size, to be read once.
+struct Initrd<'a> {
+    size: u64,
+    read: Box<dyn FnOnce(&GuestMemMmap, GuestAddress) -> io::Result<()> + 'a>,
+}
+
+/// Everything to boot, opened.
+struct Payload<'a> {
+    kernel: Kernel<'a>,
+    initrd: Option<Initrd<'a>>,
+    command_line: String,
+    description: String,
+}
+
+enum Kernel<'a> {
+    File(&'a File),
+    Bytes(Vec<u8>),
+}
+
+/// Larger kernels are refused unread.
+const KERNEL_MAX: u64 = 256 << 20;
+
+/// Loads what `source` offers. `rsdp` is where the ACPI tables start.
+pub fn load(source: &Source, mem: &GuestMemMmap, layout: &Layout) -> Result<Loaded, BootError> {
+    let payload = match source {
+        Source::Kernel { kernel, initrd, command_line } => direct(kernel, initrd.as_ref(), command_line)?,
+        Source::Disks(disks) => image::find(disks)?,
+    };
+    place(payload, mem, layout)
+}
+
+fn file_size(file: &File, what: &str) -> Result<u64, BootError> {
+    let mut file = file;
+    file.seek(SeekFrom::End(0))
+        .and_then(|size| file.rewind().map(|()| size))
+        .map_err(|source| BootError::Read { what: what.into(), source })
+}
+
+fn direct<'a>(kernel: &'a File, initrd: Option<&'a File>, command_line: &str) -> Result<Payload<'a>, BootError> {
+    let size = file_size(kernel, "kernel")?;
+    if size > KERNEL_MAX {
+        return Err(BootError::NotAKernel(format!("the given file of {size} bytes")));
+    }
+    let initrd = initrd
+        .map(|file| {
+            let size = file_size(file, "initrd")?;
+            let read = move |mem: &GuestMemMmap, at| read_into(file, mem, at, size);
+            Ok::<_, BootError>(Initrd { size, read: Box::new(read) })
+        })
+        .transpose()?;
+    Ok(Payload {
+        kernel: Kernel::File(kernel),
+        initrd,
+        command_line: with_panic_timeout(command_line),
+        description: "given kernel".into(),
+    })
+}
+
+fn read_into(mut file: &File, mem: &GuestMemMmap, at: GuestAddress, size: u64) -> io::Result<()> {
+    let size = usize::try_from(size).map_err(|_| io::ErrorKind::FileTooLarge)?;
+    file.rewind()?;
+    mem.read_exact_volatile_from(at, &mut file, size).map_err(io::Error::other)
+}
+
+/// A directly booted guest that panics and was told nothing else reboots after a second instead of
+/// standing still for ever, which nobody would notice.
+fn with_panic_timeout(command_line: &str) -> String {
+    let has = command_line.split_ascii_whitespace().take_while(|w| *w != "--").any(|w| w.starts_with("panic="));
+    if has {
+        return command_line.to_owned();
+    }
+    match command_line.trim_end() {
+        "" => "panic=1".into(),
+        rest => format!("panic=1 {rest}"),
+    }
+}
+
+fn place(payload: Payload<'_>, mem: &GuestMemMmap, layout: &Layout) -> Result<Loaded, BootError> {
+    let Payload { kernel, initrd, command_line, description } = payload;
+    let (loaded, kernel_end) = match &kernel {
+        Kernel::File(file) => load_kernel(*file, mem, layout, &description)?,
+        Kernel::Bytes(bytes) => load_kernel(Cursor::new(bytes), mem, layout, &description)?,
+    };
+    drop(kernel);
+    let limit = loaded.setup_header.map_or(layout::COMMAND_LINE_MAX - 1, |h| {
+        let own = if h.version >= 0x206 { h.cmdline_size as usize } else { 255 };
+        own.min(layout::COMMAND_LINE_MAX - 1)
+    });
+    if command_line.len() > limit || command_line.contains('\0') {
+        return Err(BootError::CommandLine { length: command_line.len(), limit });
+    }
+    mem.write_slice(command_line.as_bytes(), GuestAddress(layout::COMMAND_LINE))?;
+    mem.write_obj(0u8, GuestAddress(layout::COMMAND_LINE + command_line.len() as u64))?;
+
+    let initrd = initrd.map(|i| place_initrd(i, mem, layout, loaded.setup_header.as_ref(), kernel_end)).transpose()?;
+    let entry = if let Some(header) = loaded.setup_header {
+        zero_page::write(mem, layout, header, command_line.len(), initrd)?;
+        Entry::Linux64 { rip: loaded.kernel_load.0 + 0x200 }
+    } else if let PvhBootCapability::PvhEntryPresent(rip) = loaded.pvh_boot_cap {
+        pvh::write(mem, layout, initrd)?;
+        Entry::Pvh { rip: rip.0 }
+    } else {
+        zero_page::write(mem, layout, zero_page::header_for_elf(), command_line.len(), initrd)?;
+        Entry::Linux64 { rip: loaded.kernel_load.0 }
+    };
+    Ok(Loaded { entry, description })
+}
+
+/// Loads a kernel; also says where the memory ends that it will need before it looks at its memory map.
+fn load_kernel<F: Read + ReadVolatile + Seek>(
+    mut file: F,
+    mem: &GuestMemMmap,
+    layout: &Layout,
+    what: &str,
+) -> Result<(KernelLoaderResult, u64), BootError> {
+    let read = |source| BootError::Read { what: what.to_owned(), source };
+    let size = file.seek(SeekFrom::End(0)).map_err(read)?;
+    let memory = layout.low_ram_end();
+    let mut magic = Vec::new();
+    file.rewind().and_then(|()| (&mut file).take(0x206).read_to_end(&mut magic)).map_err(read)?;
+    file.rewind().map_err(read)?;
+    let bad = |e: linux_loader::loader::Error| BootError::BadKernel { what: what.to_owned(), reason: e.to_string() };
+    let himem = Some(GuestAddress(layout::HIMEM));
+    let loaded = if magic.starts_with(b"\x7fELF") {
+        Elf::load(mem, None, &mut file, himem).map_err(bad)?
+    } else if magic.get(0x202..0x206) == Some(b"HdrS") {
+        if size > memory.saturating_sub(layout::HIMEM) {
+            return Err(BootError::NoRoom { what: "the kernel", size, memory });
+        }
+        BzImage::load(mem, None, &mut file, himem).map_err(bad)?
+    } else {
+        return Err(BootError::NotAKernel(what.to_owned()));
+    };
+    let mut end = loaded.kernel_end;
+    if let Some(header) = &loaded.setup_header {
+        check_protocol(header, what)?;
+        let start = header.pref_address.max(loaded.kernel_load.0);
+        end = end.max(start.saturating_add(u64::from(header.init_size)));
+    }
+    if end > memory {
+        return Err(BootError::NoRoom { what: "the kernel", size: end - layout::HIMEM, memory });
+    }
+    Ok((loaded, end))
+}
+
+fn check_protocol(header: &setup_header, what: &str) -> Result<(), BootError> {
+    const XLF_KERNEL_64: u16 = 1;
+    let (version, flags) = (header.version, header.xloadflags);
+    if version < 0x20c || flags & XLF_KERNEL_64 == 0 {
+        let reason = format!("boot protocol {:#x} has no 64-bit entry point; Linux 3.8 or later is needed", version);
+        return Err(BootError::BadKernel { what: what.to_owned(), reason });
+    }
+    Ok(())
+}
+
+/// Puts the initrd as high as kernel and memory allow; returns its address and size.
+fn place_initrd(
+    initrd: Initrd<'_>,
+    mem: &GuestMemMmap,
+    layout: &Layout,
+    header: Option<&setup_header>,
+    kernel_end: u64,
+) -> Result<(u64, u64), BootError> {
+    let top = header.map_or(u64::MAX, |h| u64::from(h.initrd_addr_max)).saturating_add(1).min(layout.low_ram_end());
+    let size = initrd.size;
+    let no_room = BootError::NoRoom { what: "the initrd", size, memory: layout.low_ram_end() };
+    let Some(at) = top.checked_sub(size).map(|at| at & !0xfff).filter(|at| *at >= kernel_end) else {
+        return Err(no_room);
+    };
+    (initrd.read)(mem, GuestAddress(at)).map_err(|source| BootError::Read { what: "initrd".into(), source })?;
+    Ok((at, size))
+}
+
+#[cfg(test)]
+mod tests;

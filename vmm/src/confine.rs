@@ -1,0 +1,114 @@
+//! Giving up everything the VMM does not need, before it reads a single byte from anybody.
+//!
+//! As root: own mount, network, IPC and UTS namespaces, an empty read-only root, another uid, no
+//! capabilities. As an ordinary user: the same inside a user namespace, as far as the host allows one.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::{Gid, Uid, chdir, chroot, getgid, getuid, pivot_root, setgroups, setresgid, setresuid};
+
+/// Who the VMM shall be when it was started as root.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// User id, not 0.
+    pub uid: u32,
+    /// Group id, not 0.
+    pub gid: u32,
+}
+
+/// A privilege that could not be given up.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot confine the VMM ({step}): {source}")]
+pub struct ConfineError {
+    step: &'static str,
+    source: io::Error,
+}
+
+fn step<E: Into<io::Error>>(step: &'static str) -> impl FnOnce(E) -> ConfineError {
+    move |e| ConfineError { step, source: e.into() }
+}
+
+/// Directories of which one surely exists, to mount the empty root on.
+const STAGES: [&str; 4] = ["/tmp", "/run", "/proc", "/dev"];
+
+/// Confines the calling process, which must have one thread. As root it becomes `identity`.
+///
+/// # Errors
+/// As root every step must succeed. An ordinary user's host may forbid user namespaces: then what
+/// remains is that user without the ability to gain privileges, and a warning is logged.
+pub fn confine(identity: Identity) -> Result<(), ConfineError> {
+    let namespaces =
+        CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWUTS;
+    if Uid::effective().is_root() {
+        unshare(namespaces).map_err(step("namespaces"))?;
+        empty_root()?;
+        drop_bounding_set()?;
+        let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
+        setgroups(&[]).map_err(step("groups"))?;
+        setresgid(gid, gid, gid).map_err(step("gid"))?;
+        setresuid(uid, uid, uid).map_err(step("uid"))?;
+    } else if let Err(error) = as_user(namespaces) {
+        tracing::warn!(%error, "running without namespaces of our own");
+    }
+    drop_capabilities()?;
+    nix::sys::prctl::set_no_new_privs().map_err(step("no_new_privs"))?;
+    nix::sys::prctl::set_dumpable(false).map_err(step("dumpable"))
+}
+
+fn as_user(namespaces: CloneFlags) -> Result<(), ConfineError> {
+    let (uid, gid) = (getuid(), getgid());
+    unshare(CloneFlags::CLONE_NEWUSER | namespaces).map_err(step("user namespace"))?;
+    let write = |file: &str, text: String| fs::write(Path::new("/proc/self").join(file), text).map_err(step("user namespace maps"));
+    write("setgroups", "deny".into())?;
+    write("uid_map", format!("{uid} {uid} 1"))?;
+    write("gid_map", format!("{gid} {gid} 1"))?;
+    empty_root()?;
+    drop_bounding_set()
+}
+
+/// Leaves the process in a root directory that is empty and cannot be written.
+fn empty_root() -> Result<(), ConfineError> {
+    let none: Option<&str> = None;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).map_err(step("private mounts"))?;
+    let stage = STAGES.into_iter().find(|s| Path::new(s).is_dir()).unwrap_or("/");
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_RDONLY;
+    mount(Some("none"), stage, Some("tmpfs"), flags, Some("size=4k,nr_inodes=1,mode=0555"))
+        .map_err(step("empty root"))?;
+    chdir(stage).map_err(step("empty root"))?;
+    // Stacks the old root on the new one's own root directory, from where it is taken off.
+    pivot_root(".", ".").map_err(step("change root"))?;
+    umount2(".", MntFlags::MNT_DETACH).map_err(step("detach old root"))?;
+    chroot(".").and_then(|()| chdir("/")).map_err(step("enter new root"))
+}
+
+fn drop_bounding_set() -> Result<(), ConfineError> {
+    for capability in 0..64u64 {
+        // SAFETY: PR_CAPBSET_DROP takes a number and touches no memory.
+        let status = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
+        if status != 0 {
+            let error = io::Error::last_os_error();
+            // The first number the kernel does not know ends the list.
+            return if error.raw_os_error() == Some(libc::EINVAL) { Ok(()) } else { Err(step("bounding set")(error)) };
+        }
+    }
+    Ok(())
+}
+
+#[repr(C)]
+struct CapHeader {
+    version: u32,
+    pid: i32,
+}
+
+fn drop_capabilities() -> Result<(), ConfineError> {
+    const VERSION_3: u32 = 0x2008_0522;
+    let header = CapHeader { version: VERSION_3, pid: 0 };
+    let none = [[0u32; 3]; 2];
+    // SAFETY: header and data have the layout capset(2) documents for version 3 and outlive the call.
+    let status = unsafe { libc::syscall(libc::SYS_capset, &raw const header, none.as_ptr()) };
+    if status == 0 { Ok(()) } else { Err(step("capabilities")(io::Error::last_os_error())) }
+}

@@ -1,0 +1,381 @@
+//! The actor that owns the machine: takes commands and the machine's own events, one at a time.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use husk_devices::legacy::MachineEvent;
+use husk_proto::fds::FdReceiver;
+use husk_proto::vmm::v1::event::Event as Kind;
+use husk_proto::vmm::v1::{self as pb, ExitReason, State};
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep_until};
+use tonic::Status;
+
+use super::Handle;
+use super::config::{self, Parts};
+use super::console::Console;
+use super::service::Command;
+use crate::boot::{BootError, Loaded, Source};
+use crate::machine::{Callbacks, Event, Machine, Wires, eventfd};
+use crate::vcpu::VcpuEvent;
+
+/// How the VM ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exit {
+    /// Why.
+    pub reason: ExitReason,
+    /// For people.
+    pub detail: String,
+}
+
+impl Exit {
+    fn new(reason: ExitReason, detail: impl Into<String>) -> Self {
+        Self { reason, detail: detail.into() }
+    }
+
+    /// The VMM's exit status, as `vmm.proto` lists them.
+    pub fn status(&self) -> u8 {
+        match self.reason {
+            ExitReason::Poweroff => 0,
+            ExitReason::GuestPanic => 10,
+            ExitReason::TripleFault => 11,
+            ExitReason::BootFailed => 12,
+            ExitReason::ControlClosed => 13,
+            ExitReason::Error | ExitReason::Unspecified => 1,
+        }
+    }
+}
+
+/// How many commands may wait.
+const MAILBOX: usize = 16;
+/// How far an event subscriber may fall behind.
+const EVENTS: usize = 64;
+/// How long the last events may take to reach their subscribers.
+const FAREWELL: Duration = Duration::from_millis(200);
+
+struct Running {
+    machine: Machine,
+    source: Arc<Source>,
+    console: Console,
+}
+
+/// The control actor.
+#[derive(Debug)]
+pub struct Actor {
+    mailbox: mpsc::Receiver<Command>,
+    fds: FdReceiver,
+    events: broadcast::Sender<pb::Event>,
+    machine_events: mpsc::UnboundedReceiver<Event>,
+    machine_sender: mpsc::UnboundedSender<Event>,
+    alarm: watch::Receiver<Option<Instant>>,
+    alarm_sender: watch::Sender<Option<Instant>>,
+    running: Option<Running>,
+    state: State,
+    booted_from: String,
+    boots: u64,
+}
+
+impl std::fmt::Debug for Running {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.machine.fmt(f)
+    }
+}
+
+fn failed(error: impl std::fmt::Display) -> Status {
+    Status::internal(error.to_string())
+}
+
+fn wrong_state(state: State) -> Status {
+    Status::failed_precondition(format!("not possible in state {}", state.as_str_name()))
+}
+
+fn now_ns() -> u64 {
+    nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
+        .map_or(0, |t| Duration::from(t).as_nanos() as u64)
+}
+
+fn event(kind: Kind) -> pb::Event {
+    pb::Event { monotonic_ns: now_ns(), event: Some(kind) }
+}
+
+impl Actor {
+    /// An actor without a machine, which claims descriptors from `fds`.
+    pub fn new(fds: FdReceiver) -> (Self, Handle) {
+        let (commands, mailbox) = mpsc::channel(MAILBOX);
+        let (machine_sender, machine_events) = mpsc::unbounded_channel();
+        let (alarm_sender, alarm) = watch::channel(None);
+        let actor = Self {
+            mailbox,
+            fds,
+            events: broadcast::Sender::new(EVENTS),
+            machine_events,
+            machine_sender,
+            alarm,
+            alarm_sender,
+            running: None,
+            state: State::Empty,
+            booted_from: String::new(),
+            boots: 0,
+        };
+        (actor, Handle(commands))
+    }
+
+    /// Serves until the VM has ended; its last event has then been sent.
+    pub async fn run(mut self) -> Exit {
+        let exit = loop {
+            let due = *self.alarm.borrow_and_update();
+            let step = tokio::select! {
+                command = self.mailbox.recv() => match command {
+                    Some(command) => self.obey(command).await,
+                    None => Some(Exit::new(ExitReason::ControlClosed, "nobody is left to control the VM")),
+                },
+                Some(event) = self.machine_events.recv() => self.react(event).await,
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                    self.alarm_due();
+                    None
+                }
+                _ = self.alarm.changed() => None,
+            };
+            if let Some(exit) = step {
+                break exit;
+            }
+        };
+        self.end(exit).await
+    }
+
+    async fn end(mut self, mut exit: Exit) -> Exit {
+        if let Some(mut running) = self.running.take() {
+            if let Err(error) = running.machine.stop()
+                && exit.reason == ExitReason::Poweroff
+            {
+                exit = Exit::new(ExitReason::Error, error.to_string());
+            }
+            running.console.finish().await;
+        }
+        self.set_state(State::Stopped);
+        tracing::info!(reason = exit.reason.as_str_name(), detail = exit.detail, "VM ended");
+        let last = pb::event::Exit { reason: exit.reason.into(), detail: exit.detail.clone() };
+        self.emit(Kind::Exit(last));
+        // The streams end when the sender does; their last message must still get through the connection.
+        let events = self.events.downgrade();
+        drop(self);
+        let deadline = Instant::now() + FAREWELL;
+        while events.upgrade().is_some_and(|e| e.receiver_count() > 0) && Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        for _ in 0..FLUSH_TURNS {
+            tokio::task::yield_now().await;
+        }
+        exit
+    }
+
+    fn emit(&self, kind: Kind) {
+        // Nobody listening is fine.
+        let _ = self.events.send(event(kind));
+    }
+
+    fn set_state(&mut self, state: State) {
+        if self.state != state {
+            self.state = state;
+            self.emit(Kind::State(state.into()));
+        }
+    }
+
+    fn alarm_due(&mut self) {
+        self.alarm_sender.send_replace(None);
+        if let Some(running) = &self.running {
+            running.machine.rtc_alarm();
+        }
+    }
+
+    /// Takes one command; some are the end of the VM.
+    async fn obey(&mut self, command: Command) -> Option<Exit> {
+        match command {
+            Command::Create(config, reply) => {
+                let _ = reply.send(self.create(*config).await);
+            }
+            Command::Boot { paused, reply } => {
+                if self.state != State::Created {
+                    let _ = reply.send(Err(wrong_state(self.state)));
+                    return None;
+                }
+                match self.boot(paused).await {
+                    Ok(()) => drop(reply.send(Ok(()))),
+                    Err(exit) => {
+                        let _ = reply.send(Err(Status::failed_precondition(exit.detail.clone())));
+                        return Some(exit);
+                    }
+                }
+            }
+            Command::Pause(reply) => drop(reply.send(self.pause())),
+            Command::Resume(reply) => drop(reply.send(self.resume())),
+            Command::Shutdown(reply) => {
+                let pressed = match (&self.running, self.state) {
+                    (Some(r), State::Running | State::Paused) => r.machine.press_power_button().map_err(failed),
+                    (_, state) => Err(wrong_state(state)),
+                };
+                let _ = reply.send(pressed);
+            }
+            Command::Reset(reply) => {
+                if !matches!(self.state, State::Running | State::Paused) {
+                    let _ = reply.send(Err(wrong_state(self.state)));
+                    return None;
+                }
+                let exit = self.reset("asked for").await;
+                let _ = reply.send(exit.as_ref().map_or(Ok(()), |e| Err(failed(&e.detail))));
+                return exit;
+            }
+            Command::Stop(reply) => {
+                let _ = reply.send(Ok(()));
+                return Some(Exit::new(ExitReason::Poweroff, "stopped by its monitor"));
+            }
+            Command::Info(reply) => drop(reply.send(Ok(self.info()))),
+            Command::Subscribe(reply) => {
+                let present = event(Kind::State(self.state.into()));
+                let _ = reply.send(Ok((present, self.events.subscribe())));
+            }
+            Command::SetBalloon(bytes, reply) => drop(reply.send(self.set_balloon(bytes))),
+        }
+        None
+    }
+
+    async fn create(&mut self, config: pb::VmConfig) -> Result<(), Status> {
+        if self.state != State::Empty {
+            return Err(wrong_state(self.state));
+        }
+        let Parts { name, host, config, source, console } = config::parts(config, &self.fds).await?;
+        let (output_ready, input_wanted) = (eventfd()?, eventfd()?);
+        let wires =
+            Wires { output_ready: output_ready.try_clone()?, input_wanted: input_wanted.try_clone()? };
+        let machine = Machine::new(&host, config, self.callbacks(), wires).map_err(failed)?;
+        let console = Console::spawn(machine.serial().clone(), console, output_ready, input_wanted)
+            .map_err(|e| Status::invalid_argument(format!("config.console: {e}")))?;
+        tracing::info!(vm = name, vcpus = machine.vcpu_count(), memory = machine.memory_bytes(), "machine created");
+        self.running = Some(Running { machine, source: Arc::new(source), console });
+        self.set_state(State::Created);
+        Ok(())
+    }
+
+    fn callbacks(&self) -> Callbacks {
+        let (events, alarm) = (self.machine_sender.clone(), self.alarm_sender.clone());
+        Callbacks {
+            // Bounded in effect: each event but the one-time CrashLoaded keeps its vCPU out of the guest.
+            event: Arc::new(move |e| drop(events.send(e))),
+            alarm: Arc::new(move |due| {
+                alarm.send_replace(due.map(|d| Instant::now() + d));
+            }),
+        }
+    }
+
+    async fn boot(&mut self, paused: bool) -> Result<(), Exit> {
+        let error = |e: &dyn std::fmt::Display| Exit::new(ExitReason::Error, e.to_string());
+        let running = self.running.as_mut().ok_or_else(|| error(&"no machine"))?;
+        let loader = running.machine.loader().map_err(|e| error(&e))?;
+        let source = running.source.clone();
+        // On a thread of its own: reading an image takes time, and the image is the guest's.
+        let (done, loaded) = oneshot::channel();
+        std::thread::Builder::new()
+            .name("boot".into())
+            .spawn(move || {
+                let result = catch_unwind(AssertUnwindSafe(|| loader.load(&source)));
+                let _ = done.send(result.unwrap_or_else(|_| Err(BootError::NoBootableDisk("the reader panicked".into()))));
+            })
+            .map_err(|e| error(&e))?;
+        let Loaded { entry, description } = loaded
+            .await
+            .map_err(|_| error(&"boot thread ended"))?
+            .map_err(|e| Exit::new(ExitReason::BootFailed, e.to_string()))?;
+        let running = self.running.as_mut().ok_or_else(|| error(&"no machine"))?;
+        running.machine.arm(entry).map_err(|e| error(&e))?;
+        if !paused {
+            running.machine.run().map_err(|e| error(&e))?;
+        }
+        self.boots += 1;
+        tracing::info!(from = description, boots = self.boots, "booting");
+        self.booted_from = description;
+        self.set_state(if paused { State::Paused } else { State::Running });
+        Ok(())
+    }
+
+    fn pause(&mut self) -> Result<(), Status> {
+        match (self.state, self.running.as_mut()) {
+            (State::Paused, _) => Ok(()),
+            (State::Running, Some(running)) => {
+                running.machine.pause().map_err(failed)?;
+                self.set_state(State::Paused);
+                Ok(())
+            }
+            (state, _) => Err(wrong_state(state)),
+        }
+    }
+
+    fn resume(&mut self) -> Result<(), Status> {
+        match (self.state, self.running.as_mut()) {
+            (State::Running, _) => Ok(()),
+            (State::Paused, Some(running)) => {
+                running.machine.run().map_err(failed)?;
+                self.set_state(State::Running);
+                Ok(())
+            }
+            (state, _) => Err(wrong_state(state)),
+        }
+    }
+
+    async fn reset(&mut self, cause: &str) -> Option<Exit> {
+        let running = self.running.as_mut()?;
+        if let Err(error) = running.machine.reset() {
+            return Some(Exit::new(ExitReason::Error, error.to_string()));
+        }
+        // No vCPU has run since, so what is still queued belongs to the life that just ended.
+        while self.machine_events.try_recv().is_ok() {}
+        self.emit(Kind::Reset(pb::event::Reset { cause: cause.to_owned() }));
+        tracing::info!(cause, "machine reset");
+        self.boot(self.state == State::Paused).await.err()
+    }
+
+    async fn react(&mut self, event: Event) -> Option<Exit> {
+        match event {
+            Event::Guest(MachineEvent::Poweroff) => Some(Exit::new(ExitReason::Poweroff, "guest powered off")),
+            Event::Guest(MachineEvent::Reset(cause)) => self.reset(cause).await,
+            Event::Guest(MachineEvent::Panicked) => Some(Exit::new(ExitReason::GuestPanic, "guest kernel panicked")),
+            Event::Guest(MachineEvent::CrashLoaded) => {
+                let message = "guest kernel panicked and runs its crash kernel".to_owned();
+                self.emit(Kind::Warning(pb::event::Warning { message }));
+                None
+            }
+            Event::Vcpu(index, VcpuEvent::TripleFault) => {
+                Some(Exit::new(ExitReason::TripleFault, format!("triple fault on vCPU {index}")))
+            }
+            Event::Vcpu(index, VcpuEvent::Failed(text)) => {
+                Some(Exit::new(ExitReason::Error, format!("vCPU {index}: {text}")))
+            }
+        }
+    }
+
+    fn info(&self) -> pb::InfoResponse {
+        let machine = self.running.as_ref().map(|r| &r.machine);
+        pb::InfoResponse {
+            state: self.state.into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            guest_memory_bytes: machine.map_or(0, Machine::memory_bytes),
+            vcpus: machine.map_or(0, Machine::vcpu_count),
+            booted_from: self.booted_from.clone(),
+            boots: self.boots,
+            console_dropped_bytes: machine.map_or(0, |m| m.serial().dropped()),
+        }
+    }
+
+    fn set_balloon(&self, bytes: u64) -> Result<(), Status> {
+        let machine = self.running.as_ref().map(|r| &r.machine).ok_or_else(|| wrong_state(self.state))?;
+        let balloon = machine.balloon().ok_or_else(|| Status::failed_precondition("this VM has no balloon"))?;
+        if bytes > machine.memory_bytes() {
+            return Err(Status::invalid_argument("more than the guest's memory"));
+        }
+        balloon.set_target(bytes);
+        Ok(())
+    }
+}
+
+/// Turns of the runtime that carry a finished stream's last bytes to the socket.
+const FLUSH_TURNS: usize = 64;

@@ -1,0 +1,221 @@
+//! Carries ttyS0 to and from the descriptor the monitor gave, on the control thread.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use husk_devices::legacy::serial::SerialPort;
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use tokio::io::unix::AsyncFd;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use vmm_sys_util::eventfd::EventFd;
+
+/// How long the last output may take to be written when the VM has ended.
+const DRAIN: Duration = Duration::from_secs(1);
+const CHUNK: usize = 16 << 10;
+const INPUT_CHUNK: usize = 256;
+
+/// A running pump.
+#[derive(Debug)]
+pub struct Console {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl Console {
+    /// Starts pumping between `serial` and `fd`. Without an `fd` output is discarded.
+    pub fn spawn(
+        serial: Arc<SerialPort>,
+        fd: Option<OwnedFd>,
+        output_ready: EventFd,
+        input_wanted: EventFd,
+    ) -> io::Result<Self> {
+        let fd = fd
+            .map(|fd| {
+                let flags = OFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFL)?);
+                fcntl(&fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+                register(fd)
+            })
+            .transpose()?;
+        let pump = Pump {
+            serial,
+            reading: fd.is_some(),
+            fd,
+            output_ready: register(output_ready)?,
+            input_wanted: register(input_wanted)?,
+            output: Vec::new(),
+            input: Vec::new(),
+        };
+        let (stop, stopped) = oneshot::channel();
+        Ok(Self { stop, task: tokio::spawn(pump.run(stopped)) })
+    }
+
+    /// Writes what is left, within a second, and ends.
+    pub async fn finish(self) {
+        drop(self.stop);
+        let _ = tokio::time::timeout(DRAIN, self.task).await;
+    }
+}
+
+struct Pump {
+    serial: Arc<SerialPort>,
+    fd: Option<AsyncFd<OwnedFd>>,
+    reading: bool,
+    output_ready: AsyncFd<EventFd>,
+    input_wanted: AsyncFd<EventFd>,
+    output: Vec<u8>,
+    input: Vec<u8>,
+}
+
+/// Has the runtime watch a descriptor that `inner` owns.
+fn register<T: AsRawFd>(inner: T) -> io::Result<AsyncFd<T>> {
+    // SAFETY: both types used here, OwnedFd and EventFd, own their descriptor: it is the same and open as
+    // long as they live, and they live in the AsyncFd.
+    unsafe { AsyncFd::register(inner) }.map_err(io::Error::from)
+}
+
+/// Waits for an eventfd and clears it.
+async fn signalled(event: &AsyncFd<EventFd>) -> io::Result<()> {
+    let mut guard = event.readable().await?;
+    let _ = guard.try_io(|e| e.get_ref().read());
+    Ok(())
+}
+
+async fn write_some(fd: &AsyncFd<OwnedFd>, bytes: &[u8]) -> io::Result<usize> {
+    loop {
+        let mut guard = fd.writable().await?;
+        match guard.try_io(|fd| nix::unistd::write(fd.get_ref(), bytes).map_err(io::Error::from)) {
+            Ok(Err(e)) if e.raw_os_error() == Some(Errno::EINTR as i32) => {}
+            Ok(result) => return result,
+            Err(_would_block) => {}
+        }
+    }
+}
+
+async fn read_some(fd: &AsyncFd<OwnedFd>) -> io::Result<Vec<u8>> {
+    let mut buffer = [0; INPUT_CHUNK];
+    loop {
+        let mut guard = fd.readable().await?;
+        match guard.try_io(|fd| nix::unistd::read(fd.get_ref(), &mut buffer).map_err(io::Error::from)) {
+            Ok(Err(e)) if e.raw_os_error() == Some(Errno::EINTR as i32) => {}
+            Ok(result) => return result.map(|n| buffer[..n].to_vec()),
+            Err(_would_block) => {}
+        }
+    }
+}
+
+impl Pump {
+    async fn run(mut self, mut stop: oneshot::Receiver<()>) {
+        let mut ending = false;
+        loop {
+            if self.output.is_empty() {
+                self.output = self.serial.take_output(CHUNK);
+            }
+            if ending && (self.output.is_empty() || self.fd.is_none()) {
+                return;
+            }
+            let Some(fd) = self.fd.as_ref() else {
+                self.output.clear();
+                tokio::select! {
+                    _ = signalled(&self.output_ready) => {}
+                    _ = &mut stop => return,
+                }
+                continue;
+            };
+            tokio::select! {
+                written = write_some(fd, &self.output), if !self.output.is_empty() => match written {
+                    Ok(n) => drop(self.output.drain(..n)),
+                    Err(error) => {
+                        tracing::warn!(%error, "console closed, output is discarded from now on");
+                        self.fd = None;
+                    }
+                },
+                _ = signalled(&self.output_ready), if self.output.is_empty() => {}
+                read = read_some(fd), if self.reading && self.input.is_empty() && !ending => match read {
+                    Ok(bytes) if !bytes.is_empty() => {
+                        self.input = bytes;
+                        self.offer();
+                    }
+                    _ => self.reading = false,
+                },
+                _ = signalled(&self.input_wanted), if !self.input.is_empty() => self.offer(),
+                _ = &mut stop, if !ending => ending = true,
+            }
+        }
+    }
+
+    fn offer(&mut self) {
+        let taken = self.serial.send(&self.input);
+        self.input.drain(..taken);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    use husk_devices::bus::BusDevice;
+
+    use super::*;
+    use crate::machine::eventfd;
+
+    struct Rig {
+        serial: Arc<SerialPort>,
+        console: Console,
+        outside: UnixStream,
+    }
+
+    fn rig() -> Rig {
+        let (output, input) = (eventfd().unwrap(), eventfd().unwrap());
+        let serial = Arc::new(SerialPort::new(
+            eventfd().unwrap(),
+            output.try_clone().unwrap(),
+            input.try_clone().unwrap(),
+        ));
+        let (inside, outside) = UnixStream::pair().unwrap();
+        let console = Console::spawn(serial.clone(), Some(inside.into()), output, input).unwrap();
+        Rig { serial, console, outside }
+    }
+
+    #[tokio::test]
+    async fn output_is_complete_and_input_arrives_as_the_guest_takes_it() {
+        let mut rig = rig();
+        rig.outside.write_all(&[b'i'; 200]).unwrap();
+        for byte in b"hello" {
+            rig.serial.write(0, &[*byte]);
+        }
+        let mut got = 0;
+        while got < 200 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            let mut lsr = [0];
+            rig.serial.read(5, &mut lsr);
+            if lsr[0] & 1 != 0 {
+                rig.serial.read(0, &mut lsr);
+                assert_eq!(lsr, [b'i']);
+                got += 1;
+            }
+        }
+        rig.serial.write(0, b"!");
+        rig.console.finish().await;
+        let mut text = String::new();
+        rig.outside.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "hello!");
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_went_away_or_stalls_does_not_stop_the_end() {
+        let stalled = rig();
+        for _ in 0..1 << 20 {
+            stalled.serial.write(0, b"x");
+        }
+        tokio::time::timeout(DRAIN * 3, stalled.console.finish()).await.unwrap();
+        let gone = rig();
+        drop(gone.outside);
+        gone.serial.write(0, b"x");
+        tokio::time::timeout(DRAIN / 2, gone.console.finish()).await.unwrap();
+    }
+}

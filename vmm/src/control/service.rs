@@ -1,0 +1,113 @@
+//! husk.vmm.v1.Vmm: every call is a message to the actor.
+
+use std::pin::Pin;
+
+use husk_proto::vmm::v1::vmm_server::Vmm;
+use husk_proto::vmm::v1::{self as pb};
+use tokio::sync::{broadcast, mpsc, oneshot};
+use tokio_stream::{Stream, StreamExt, wrappers::BroadcastStream};
+use tonic::{Request, Response, Status};
+
+/// The answer to one command.
+pub type Reply<T> = oneshot::Sender<Result<T, Status>>;
+
+/// What the actor can be asked.
+#[derive(Debug)]
+pub enum Command {
+    /// Build the machine.
+    Create(Box<pb::VmConfig>, Reply<()>),
+    /// Load and start, or stay paused.
+    Boot { paused: bool, reply: Reply<()> },
+    /// Stop vCPUs and workers.
+    Pause(Reply<()>),
+    /// Go on.
+    Resume(Reply<()>),
+    /// Power button.
+    Shutdown(Reply<()>),
+    /// Reset in place.
+    Reset(Reply<()>),
+    /// End.
+    Stop(Reply<()>),
+    /// Describe.
+    Info(Reply<pb::InfoResponse>),
+    /// The present state and all that follows.
+    Subscribe(Reply<(pb::Event, broadcast::Receiver<pb::Event>)>),
+    /// Balloon target: guest memory in bytes.
+    SetBalloon(u64, Reply<()>),
+}
+
+/// The actor's mailbox.
+#[derive(Clone, Debug)]
+pub struct Handle(pub(super) mpsc::Sender<Command>);
+
+impl Handle {
+    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<Response<T>, Status> {
+        let gone = || Status::unavailable("the VM has ended");
+        let (reply, answer) = oneshot::channel();
+        self.0.send(command(reply)).await.map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())?.map(Response::new)
+    }
+}
+
+#[tonic::async_trait]
+impl Vmm for Handle {
+    type EventsStream = Pin<Box<dyn Stream<Item = Result<pb::Event, Status>> + Send>>;
+
+    async fn create(&self, request: Request<pb::CreateRequest>) -> Result<Response<pb::CreateResponse>, Status> {
+        let config = request.into_inner().config.ok_or_else(|| Status::invalid_argument("config is missing"))?;
+        self.ask(|reply| Command::Create(Box::new(config), reply)).await?;
+        Ok(Response::new(pb::CreateResponse {}))
+    }
+
+    async fn boot(&self, request: Request<pb::BootRequest>) -> Result<Response<pb::BootResponse>, Status> {
+        let paused = request.into_inner().paused;
+        self.ask(|reply| Command::Boot { paused, reply }).await?;
+        Ok(Response::new(pb::BootResponse {}))
+    }
+
+    async fn pause(&self, _: Request<pb::PauseRequest>) -> Result<Response<pb::PauseResponse>, Status> {
+        self.ask(Command::Pause).await?;
+        Ok(Response::new(pb::PauseResponse {}))
+    }
+
+    async fn resume(&self, _: Request<pb::ResumeRequest>) -> Result<Response<pb::ResumeResponse>, Status> {
+        self.ask(Command::Resume).await?;
+        Ok(Response::new(pb::ResumeResponse {}))
+    }
+
+    async fn shutdown(&self, _: Request<pb::ShutdownRequest>) -> Result<Response<pb::ShutdownResponse>, Status> {
+        self.ask(Command::Shutdown).await?;
+        Ok(Response::new(pb::ShutdownResponse {}))
+    }
+
+    async fn reset(&self, _: Request<pb::ResetRequest>) -> Result<Response<pb::ResetResponse>, Status> {
+        self.ask(Command::Reset).await?;
+        Ok(Response::new(pb::ResetResponse {}))
+    }
+
+    async fn stop(&self, _: Request<pb::StopRequest>) -> Result<Response<pb::StopResponse>, Status> {
+        self.ask(Command::Stop).await?;
+        Ok(Response::new(pb::StopResponse {}))
+    }
+
+    async fn info(&self, _: Request<pb::InfoRequest>) -> Result<Response<pb::InfoResponse>, Status> {
+        self.ask(Command::Info).await
+    }
+
+    async fn events(&self, _: Request<pb::EventsRequest>) -> Result<Response<Self::EventsStream>, Status> {
+        let (present, rest) = self.ask(Command::Subscribe).await?.into_inner();
+        // A monitor that falls behind loses the stream, not events in its middle.
+        let rest = BroadcastStream::new(rest).map(|e| e.map_err(|e| Status::data_loss(e.to_string())));
+        let stream = tokio_stream::once(Ok(present)).chain(rest);
+        Ok(Response::new(Box::pin(stream)))
+    }
+
+    async fn set_balloon(
+        &self,
+        request: Request<pb::SetBalloonRequest>,
+    ) -> Result<Response<pb::SetBalloonResponse>, Status> {
+        let bytes = request.into_inner().bytes;
+        self.ask(|reply| Command::SetBalloon(bytes, reply)).await?;
+        Ok(Response::new(pb::SetBalloonResponse {}))
+    }
+}

@@ -1,0 +1,241 @@
+//! The CPU a guest sees: the host's as KVM can provide it, minus what is taken away here with its reason,
+//! with the manifest's topology written in.
+//!
+//! Leaves and bits are those of Intel's SDM volume 2 (CPUID) and AMD's APM volume 3, appendix E.
+
+use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
+
+/// Sockets, cores per socket, threads per core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Topology {
+    /// Packages.
+    pub sockets: u32,
+    /// Cores in each package.
+    pub cores: u32,
+    /// Threads in each core.
+    pub threads: u32,
+}
+
+/// Highest APIC id a MADT local APIC entry and an MSI message can name.
+const MAX_APIC_ID: u32 = 254;
+
+/// A topology no machine can have.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum TopologyError {
+    /// A factor is zero, or the product overflows.
+    #[error("{0} sockets x {1} cores x {2} threads is not a CPU topology")]
+    Invalid(u32, u32, u32),
+    /// Too many vCPUs.
+    #[error("{vcpus} vCPUs need APIC ids up to {apic_id}, the limit is 254")]
+    TooMany {
+        /// vCPUs asked for.
+        vcpus: u32,
+        /// The last one's APIC id.
+        apic_id: u32,
+    },
+}
+
+/// Bits needed to number `n` things.
+fn bits(n: u32) -> u32 {
+    n.next_power_of_two().trailing_zeros()
+}
+
+impl Topology {
+    /// Checks that the topology can be numbered.
+    pub fn check(self) -> Result<Self, TopologyError> {
+        let Self { sockets, cores, threads } = self;
+        let invalid = TopologyError::Invalid(sockets, cores, threads);
+        let small = |n: u32| (1..=255).contains(&n);
+        if !(small(sockets) && small(cores) && small(threads)) {
+            return Err(invalid);
+        }
+        let vcpus = sockets * cores * threads;
+        let apic_id = self.apic_id(vcpus - 1);
+        if apic_id > MAX_APIC_ID { Err(TopologyError::TooMany { vcpus, apic_id }) } else { Ok(self) }
+    }
+
+    /// How many vCPUs that makes.
+    pub fn vcpus(self) -> u32 {
+        self.sockets * self.cores * self.threads
+    }
+
+    /// The (x2)APIC id of vCPU `index`: thread, core and package numbers in bit fields of their own.
+    pub fn apic_id(self, index: u32) -> u32 {
+        let thread = index % self.threads;
+        let core = index / self.threads % self.cores;
+        let package = index / self.threads / self.cores;
+        package << self.package_shift() | core << self.core_shift() | thread
+    }
+
+    fn core_shift(self) -> u32 {
+        bits(self.threads)
+    }
+
+    fn package_shift(self) -> u32 {
+        bits(self.cores) + self.core_shift()
+    }
+
+    fn threads_per_package(self) -> u32 {
+        self.cores * self.threads
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Register {
+    Eax,
+    Ebx,
+    Ecx,
+    Edx,
+}
+use Register::{Eax, Ebx, Ecx, Edx};
+
+fn register(entry: &mut kvm_cpuid_entry2, which: Register) -> &mut u32 {
+    match which {
+        Eax => &mut entry.eax,
+        Ebx => &mut entry.ebx,
+        Ecx => &mut entry.ecx,
+        Edx => &mut entry.edx,
+    }
+}
+
+/// What the guest does not get: leaf, subleaf, register, mask, reason.
+const WITHHELD: &[(u32, u32, Register, u32, &str)] = &[
+    (0x1, 0, Ecx, 1 << 3, "MONITOR: waiting in the guest would keep a host core from other VMs"),
+    (0x1, 0, Ecx, 1 << 5, "VMX: nested state is neither paused nor reset"),
+    (0x1, 0, Ecx, 1 << 15, "PDCM: describes the performance counters that are withheld"),
+    (0x1, 0, Edx, 1 << 7 | 1 << 21, "MCE reporting by DS: debug store needs the counters"),
+    (0x7, 0, Ebx, 1 << 2, "SGX: no enclave memory is given"),
+    (0x7, 0, Ecx, 1 << 30, "SGX launch control: as SGX"),
+    (0x8000_0001, 0, Ecx, 1 << 2, "SVM: as VMX"),
+    (0x8000_0001, 0, Ecx, 1 << 23, "core performance counters: withheld"),
+    (0x8000_0007, 0, Edx, 1 << 8, "invariant TSC: kvmclock follows a pause, a bare TSC does not"),
+];
+
+/// Leaves that are all zero for the guest, with the reason.
+const EMPTIED: &[(u32, &str)] = &[
+    (0xa, "performance counters: their state is neither kept nor isolated between VMs"),
+    (0x12, "SGX: withheld"),
+    (0x8000_000a, "SVM: withheld"),
+    (0x8000_0022, "performance counters: withheld"),
+];
+
+/// KVM's own leaves (Documentation/virt/kvm/x86/cpuid.rst) and the timing leaf guests look for beside them.
+const KVM_SIGNATURE: u32 = 0x4000_0000;
+const KVM_TIMING: u32 = 0x4000_0010;
+/// The local APIC's bus in KVM, kHz.
+const APIC_BUS_KHZ: u32 = 1_000_000;
+
+/// What of the host the policy depends on beside its CPUID.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HostTiming {
+    /// The guest's TSC frequency, kHz; 0 if unknown.
+    pub tsc_khz: u32,
+    /// Whether TSC-deadline timers work (KVM reports it apart from CPUID).
+    pub tsc_deadline: bool,
+}
+
+/// CPUID of vCPU `index`, from what the host's KVM supports.
+pub fn for_vcpu(supported: &[kvm_cpuid_entry2], topology: Topology, timing: HostTiming, index: u32) -> Vec<kvm_cpuid_entry2> {
+    let mut entries: Vec<_> = supported
+        .iter()
+        .copied()
+        .filter(|e| !matches!(e.function, 0xb | 0x1f | KVM_TIMING) && !EMPTIED.iter().any(|(leaf, _)| *leaf == e.function))
+        .collect();
+    let amd = entries.iter().any(|e| e.function == 0 && e.ebx == u32::from_le_bytes(*b"Auth"));
+    let apic_id = topology.apic_id(index);
+    for entry in &mut entries {
+        for &(leaf, subleaf, which, mask, _) in WITHHELD {
+            if entry.function == leaf && entry.index == subleaf {
+                *register(entry, which) &= !mask;
+            }
+        }
+        apply_topology(entry, topology, apic_id, amd);
+        match entry.function {
+            0x0 => entry.eax = entry.eax.max(0xb),
+            0x1 => {
+                entry.ecx |= 1 << 31; // hypervisor present
+                if timing.tsc_deadline {
+                    entry.ecx |= 1 << 24;
+                }
+            }
+            KVM_SIGNATURE => entry.eax = entry.eax.max(KVM_TIMING),
+            _ => {}
+        }
+    }
+    let leaf_1f = entries.iter().any(|e| e.function == 0 && e.eax >= 0x1f);
+    for leaf in [Some(0xb), leaf_1f.then_some(0x1f)].into_iter().flatten() {
+        entries.extend(extended_topology(leaf, topology, apic_id));
+    }
+    if timing.tsc_khz != 0 {
+        let (eax, ebx) = (timing.tsc_khz, APIC_BUS_KHZ);
+        entries.push(kvm_cpuid_entry2 { function: KVM_TIMING, eax, ebx, ..Default::default() });
+    }
+    entries
+}
+
+fn field(register: &mut u32, shift: u32, width: u32, value: u32) {
+    let mask = ((1u64 << width) - 1) as u32;
+    *register = *register & !(mask << shift) | (value & mask) << shift;
+}
+
+fn apply_topology(entry: &mut kvm_cpuid_entry2, topology: Topology, apic_id: u32, amd: bool) {
+    let per_package = topology.threads_per_package();
+    match (entry.function, amd) {
+        (0x1, _) => {
+            field(&mut entry.ebx, 16, 8, per_package);
+            field(&mut entry.ebx, 24, 8, apic_id);
+            field(&mut entry.edx, 28, 1, u32::from(per_package > 1)); // HTT
+        }
+        // Deterministic cache parameters: who shares, and how many ids a package has.
+        (0x4, false) if entry.eax & 0x1f != 0 => {
+            let sharing = if entry.eax >> 5 & 7 >= 3 { 1 << topology.package_shift() } else { 1 << topology.core_shift() };
+            field(&mut entry.eax, 14, 12, sharing - 1);
+            field(&mut entry.eax, 26, 6, (1 << bits(topology.cores)) - 1);
+        }
+        (0x8000_001d, true) if entry.eax & 0x1f != 0 => {
+            let sharing = if entry.eax >> 5 & 7 >= 3 { per_package } else { topology.threads };
+            field(&mut entry.eax, 14, 12, sharing - 1);
+        }
+        (0x8000_0001, true) => field(&mut entry.ecx, 1, 1, u32::from(per_package > 1)), // CmpLegacy
+        (0x8000_0008, true) => {
+            field(&mut entry.ecx, 0, 8, per_package - 1);
+            field(&mut entry.ecx, 12, 4, topology.package_shift());
+        }
+        (0x8000_001e, true) => {
+            entry.eax = apic_id;
+            field(&mut entry.ebx, 0, 8, apic_id >> topology.core_shift());
+            field(&mut entry.ebx, 8, 8, topology.threads - 1);
+            field(&mut entry.ecx, 0, 8, apic_id >> topology.package_shift());
+            field(&mut entry.ecx, 8, 3, 0); // one node in each package
+        }
+        _ => {}
+    }
+}
+
+/// Leaf 0xB or 0x1F: SMT and core levels, then the terminating one.
+fn extended_topology(leaf: u32, topology: Topology, apic_id: u32) -> [kvm_cpuid_entry2; 3] {
+    let level = |index, shift, count, kind: u32| kvm_cpuid_entry2 {
+        function: leaf,
+        index,
+        flags: KVM_CPUID_FLAG_SIGNIFCANT_INDEX,
+        eax: shift,
+        ebx: count,
+        ecx: kind << 8 | index,
+        edx: apic_id,
+        ..Default::default()
+    };
+    [
+        level(0, topology.core_shift(), topology.threads, 1),
+        level(1, topology.package_shift(), topology.threads_per_package(), 2),
+        level(2, 0, 0, 0),
+    ]
+}
+
+/// The host's MAXPHYADDR.
+pub fn physical_address_bits(supported: &CpuId) -> u8 {
+    let leaf = supported.as_slice().iter().find(|e| e.function == 0x8000_0008);
+    leaf.map_or(36, |e| (e.eax & 0xff) as u8)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,82 @@
+//! The PC devices beside PCI, on their ports and interrupt lines.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use husk_devices::bus::Bus;
+use husk_devices::legacy::i8042::{self, I8042};
+use husk_devices::legacy::power::{self, PowerEvent, PowerRegisters};
+use husk_devices::legacy::pvpanic::{self, Pvpanic};
+use husk_devices::legacy::rtc::{self, Rtc};
+use husk_devices::legacy::serial::{self, SerialPort};
+use husk_devices::pci::{Hotplug, Root, hotplug};
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{Event, EventFn, MachineError};
+use crate::acpi::{GED_PIN, PCI_HOTPLUG_PORT};
+use crate::interrupts::Interrupts;
+
+/// The serial port's events towards whoever connects it to the outside.
+#[derive(Debug)]
+pub struct Wires {
+    /// Guest output is waiting.
+    pub output_ready: EventFd,
+    /// The guest takes input again.
+    pub input_wanted: EventFd,
+}
+
+/// Handles on the devices that the machine talks to or resets.
+#[derive(Debug)]
+pub struct Legacy {
+    /// ttyS0.
+    pub serial: Arc<SerialPort>,
+    /// The CMOS clock.
+    pub rtc: Arc<Rtc>,
+    /// ACPI power registers.
+    pub power: Arc<PowerRegisters>,
+    pvpanic: Arc<Pvpanic>,
+    hotplug: Arc<Hotplug>,
+}
+
+impl Legacy {
+    pub(super) fn new(
+        ports: &Bus,
+        interrupts: &Interrupts,
+        root: &Arc<Root>,
+        wires: Wires,
+        rtc_offset: i64,
+        event: EventFn,
+        alarm: Arc<dyn Fn(Option<Duration>) + Send + Sync>,
+    ) -> Result<Self, MachineError> {
+        let sink: husk_devices::legacy::EventSink = Arc::new(move |e| event(Event::Guest(e)));
+        let serial =
+            Arc::new(SerialPort::new(interrupts.pin(serial::IRQ)?, wires.output_ready, wires.input_wanted));
+        let timer = Box::new(move |due| alarm(due));
+        let rtc = Arc::new(Rtc::new(rtc::host_clock(), rtc_offset, timer, interrupts.pin(rtc::IRQ)?));
+        let power = Arc::new(PowerRegisters::new(sink.clone(), interrupts.pin(GED_PIN)?));
+        let pvpanic = Arc::new(Pvpanic::new(sink.clone()));
+        let notified = power.clone();
+        let notify = move || {
+            if let Err(error) = notified.notify(PowerEvent::PciHotplug) {
+                tracing::warn!(%error, "PCI hotplug interrupt");
+            }
+        };
+        let hotplug = Arc::new(Hotplug::new(root.clone(), notify, |slot, _| tracing::info!(slot, "PCI function ejected")));
+        ports.insert(serial::PORT, serial::LEN, serial.clone())?;
+        ports.insert(rtc::PORT, rtc::LEN, rtc.clone())?;
+        ports.insert(power::PORT, power::LEN, power.clone())?;
+        ports.insert(pvpanic::PORT, 1, pvpanic.clone())?;
+        ports.insert(PCI_HOTPLUG_PORT, hotplug::REGISTERS, hotplug.clone())?;
+        ports.insert(i8042::PORT, i8042::LEN, Arc::new(I8042::new(sink)))?;
+        Ok(Self { serial, rtc, power, pvpanic, hotplug })
+    }
+
+    pub(super) fn reset(&self) -> io::Result<()> {
+        self.hotplug.reset();
+        self.power.reset();
+        self.pvpanic.reset();
+        self.rtc.reset();
+        self.serial.reset()
+    }
+}

@@ -1,0 +1,398 @@
+//! One machine: memory, buses, devices and vCPUs put together, and what is done to all of them at once.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use husk_devices::GuestMem;
+use husk_devices::bus::{Bus, BusError};
+use husk_devices::legacy::power::PowerEvent;
+use husk_devices::legacy::serial::SerialPort;
+use husk_devices::pci::{Root, RootError};
+use husk_devices::virtio::balloon::BalloonHandle;
+use husk_devices::virtio::transport::{NewError, VirtioPci};
+use kvm_bindings::{
+    KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_clock_data, kvm_irqchip,
+};
+use kvm_ioctls::VmFd;
+use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::acpi;
+use crate::boot::{self, BootError, Loaded};
+use crate::cpuid::{self, HostTiming, Topology, TopologyError};
+use crate::interrupts::{Interrupts, KvmInterrupts};
+use crate::kvm::{Host, KvmError, failed};
+use crate::layout::{self, Layout, LayoutError};
+use crate::memory::{self, Backing, MemoryError};
+use crate::smbios;
+use crate::vcpu::entry::Entry;
+use crate::vcpu::{Surroundings, Vcpu, VcpuError, VcpuEvent, VcpuSink, signal};
+
+mod legacy;
+mod virtio;
+
+pub use legacy::{Legacy, Wires};
+pub use virtio::Disk;
+
+/// What a machine is made of.
+#[derive(Debug)]
+pub struct Config {
+    /// vCPUs.
+    pub topology: Topology,
+    /// Guest memory in bytes.
+    pub memory: u64,
+    /// What stands behind it.
+    pub backing: Backing,
+    /// SMBIOS identity.
+    pub identity: smbios::Identity,
+    /// virtio-blk disks, in slot order.
+    pub disks: Vec<Disk>,
+    /// A virtio-rng device.
+    pub rng: bool,
+    /// A virtio balloon.
+    pub balloon: bool,
+    /// CMOS clock minus UTC, seconds.
+    pub rtc_offset: i64,
+}
+
+/// What ends, resets or otherwise concerns a machine, from whichever thread saw it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The guest asked.
+    Guest(husk_devices::legacy::MachineEvent),
+    /// A vCPU stopped by itself.
+    Vcpu(u32, VcpuEvent),
+}
+
+/// Where a machine reports and asks for timers. All are called on vCPU threads.
+#[derive(Clone)]
+pub struct Callbacks {
+    /// An event.
+    pub event: Arc<dyn Fn(Event) + Send + Sync>,
+    /// When to call [`husk_devices::legacy::rtc::Rtc::alarm`] next.
+    pub alarm: Arc<dyn Fn(Option<Duration>) + Send + Sync>,
+}
+
+impl std::fmt::Debug for Callbacks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Callbacks")
+    }
+}
+
+/// Why a machine cannot be built or driven.
+#[derive(Debug, thiserror::Error)]
+pub enum MachineError {
+    /// KVM refused something.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// The CPU topology.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    /// More vCPUs than KVM takes.
+    #[error("{0} vCPUs are more than the {1} this host's KVM takes")]
+    Vcpus(u32, u32),
+    /// Memory has no place.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// Memory cannot be had.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// A vCPU.
+    #[error(transparent)]
+    Vcpu(#[from] VcpuError),
+    /// ACPI tables.
+    #[error(transparent)]
+    Acpi(#[from] acpi::TooLarge),
+    /// SMBIOS tables.
+    #[error(transparent)]
+    Smbios(#[from] smbios::TooLarge),
+    /// Two devices want one address.
+    #[error(transparent)]
+    Bus(#[from] BusError),
+    /// PCI.
+    #[error(transparent)]
+    Pci(#[from] RootError),
+    /// A virtio device.
+    #[error("{device}: {source}")]
+    Virtio {
+        /// Which.
+        device: String,
+        /// What.
+        source: NewError,
+    },
+    /// More devices than PCI slots.
+    #[error("{0} devices do not fit the 31 PCI slots")]
+    Slots(usize),
+    /// An operating system resource.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// Guest memory could not be written.
+    #[error("write guest memory: {0}")]
+    Write(#[from] vm_memory::GuestMemoryError),
+}
+
+/// The machine. Owned by the control actor alone.
+pub struct Machine {
+    vm: Arc<VmFd>,
+    memory: GuestMem,
+    backing: Backing,
+    layout: Layout,
+    topology: Topology,
+    identity: smbios::Identity,
+    root: Arc<Root>,
+    hotplug_slots: Vec<u8>,
+    transports: Vec<Arc<VirtioPci>>,
+    legacy: Legacy,
+    balloon: Option<BalloonHandle>,
+    vcpus: Vec<Vcpu>,
+    irqchips: [kvm_irqchip; 3],
+    halted: Arc<AtomicBool>,
+    /// The guest's clock and TSC, while paused.
+    stopped_clock: Option<(kvm_clock_data, Option<u64>)>,
+}
+
+impl std::fmt::Debug for Machine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Machine").field("layout", &self.layout).field("topology", &self.topology).finish_non_exhaustive()
+    }
+}
+
+fn read_irqchips(vm: &VmFd) -> Result<[kvm_irqchip; 3], KvmError> {
+    let mut chips = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC]
+        .map(|chip_id| kvm_irqchip { chip_id, ..Default::default() });
+    for chip in &mut chips {
+        vm.get_irqchip(chip).map_err(failed("read irqchip"))?;
+    }
+    Ok(chips)
+}
+
+impl Machine {
+    /// Builds a machine; nothing runs yet. `wires` are the serial port's events.
+    pub fn new(host: &Host, config: Config, callbacks: Callbacks, wires: Wires) -> Result<Self, MachineError> {
+        let topology = config.topology.check()?;
+        let (vcpus, limit) = (topology.vcpus(), host.max_vcpus());
+        if vcpus > limit {
+            return Err(MachineError::Vcpus(vcpus, limit));
+        }
+        let layout = Layout::new(config.memory, cpuid::physical_address_bits(&host.cpuid))?;
+        let memory = memory::allocate(&layout, config.backing)?;
+        let vm = host.create_vm()?;
+        memory::register(&vm, &memory.memory())?;
+        let interrupts = Interrupts::new(vm.clone())?;
+
+        let (ports, mmio) = (Arc::new(Bus::new()), Arc::new(Bus::new()));
+        let halted = Arc::new(AtomicBool::new(false));
+        let event = halting(callbacks.event, halted.clone());
+        let root = Root::new(mmio.clone(), vec![layout::PCI_MMIO32, layout.pci_mmio64.clone()]);
+        mmio.insert(layout::ECAM.start, layout::ECAM.end - layout::ECAM.start, root.ecam())?;
+        ports.insert(0xcf8, 8, root.ports())?;
+        let legacy = Legacy::new(&ports, &interrupts, &root, wires, config.rtc_offset, event.clone(), callbacks.alarm)?;
+
+        let reporting = config.backing == Backing::Anonymous;
+        let virtio = virtio::build(config.disks, config.rng, config.balloon, reporting)?;
+        let kvm = KvmInterrupts(interrupts.clone());
+        let (mut transports, mut slot) = (Vec::new(), 0);
+        for device in virtio.devices {
+            slot += 1;
+            let name = device.name().to_owned();
+            let bar = layout.pci_mmio64.start + u64::from(slot) * virtio::BAR_STRIDE;
+            let transport = VirtioPci::new(device, memory.clone(), &kvm, Arc::new(kvm.clone()), bar)
+                .map_err(|source| MachineError::Virtio { device: name, source })?;
+            root.add(slot, transport.clone())?;
+            transports.push(transport);
+        }
+        let hotplug_slots = (slot + 1..32).rev().take(HOTPLUG_SLOTS).collect();
+
+        let vcpus = spawn_vcpus(host, &vm, topology, Surroundings { ports, mmio, halted: halted.clone(), sink: vcpu_sink(event) })?;
+        let irqchips = read_irqchips(&vm)?;
+        Ok(Self {
+            vm,
+            memory,
+            backing: config.backing,
+            layout,
+            topology,
+            identity: config.identity,
+            root,
+            hotplug_slots,
+            transports,
+            legacy,
+            balloon: virtio.balloon,
+            vcpus,
+            irqchips,
+            halted,
+            stopped_clock: None,
+        })
+    }
+
+    /// What the loader needs, usable on another thread: the tables are written, the payload is not yet.
+    pub fn loader(&self) -> Result<Loader, MachineError> {
+        let memory = self.memory.memory();
+        let tables = acpi::tables(&self.layout, self.topology, &self.hotplug_slots)?;
+        memory.write_slice(&tables, GuestAddress(layout::ACPI.start))?;
+        let tables = smbios::tables(&self.identity, self.topology, &self.layout)?;
+        memory.write_slice(&tables, GuestAddress(layout::SMBIOS.start))?;
+        Ok(Loader { memory: self.memory.clone(), layout: self.layout.clone() })
+    }
+
+    /// Prepares the vCPUs to start at `entry`. The machine is new or was just [`Machine::reset`].
+    pub fn arm(&mut self, entry: Entry) -> Result<(), MachineError> {
+        entry.prepare_memory(&self.memory.memory())?;
+        for (index, vcpu) in self.vcpus.iter().enumerate() {
+            vcpu.reset((index == 0).then_some(entry))?;
+        }
+        self.halted.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// Lets the vCPUs run, from where they were paused or from their first instruction.
+    pub fn run(&mut self) -> Result<(), MachineError> {
+        if let Some((clock, tsc)) = self.stopped_clock.take() {
+            self.vm.set_clock(&clock).map_err(failed("set clock"))?;
+            for vcpu in tsc.iter().flat_map(|tsc| self.vcpus.iter().map(move |v| (v, *tsc))) {
+                vcpu.0.set_tsc(vcpu.1)?;
+            }
+            for transport in &self.transports {
+                transport.resume();
+            }
+        }
+        for vcpu in &self.vcpus {
+            vcpu.run()?;
+        }
+        Ok(())
+    }
+
+    fn stop_vcpus(&self) -> Result<Option<u64>, MachineError> {
+        let pausing = self.vcpus.iter().map(Vcpu::pause).collect::<Result<Vec<_>, _>>()?;
+        let mut tsc = None;
+        for vcpu in pausing {
+            tsc = tsc.max(vcpu.wait()?);
+        }
+        Ok(tsc)
+    }
+
+    /// Stops every vCPU and every device worker; [`Machine::run`] goes on with nothing lost and the
+    /// guest's clock where it stood.
+    pub fn pause(&mut self) -> Result<(), MachineError> {
+        if self.stopped_clock.is_some() {
+            return Ok(());
+        }
+        let tsc = self.stop_vcpus()?;
+        let mut clock = self.vm.get_clock().map_err(failed("read clock"))?;
+        // Only the clock itself is set again: no realtime or TSC correction, which would make it jump.
+        clock.flags = 0;
+        for transport in &self.transports {
+            transport.pause();
+        }
+        self.stopped_clock = Some((clock, tsc));
+        Ok(())
+    }
+
+    /// Stops everything and puts all devices, interrupt controllers and memory back to power-on state.
+    /// vCPU registers follow in [`Machine::arm`].
+    pub fn reset(&mut self) -> Result<(), MachineError> {
+        self.halted.store(true, Ordering::Release);
+        self.stop_vcpus()?;
+        self.stopped_clock = None;
+        self.root.reset();
+        self.legacy.reset()?;
+        for chip in &self.irqchips {
+            self.vm.set_irqchip(chip).map_err(failed("reset irqchip"))?;
+        }
+        memory::clear(&self.memory.memory(), self.backing)?;
+        Ok(())
+    }
+
+    /// Stops the vCPUs for good and resets the devices, so that everything written is with the host.
+    pub fn stop(&mut self) -> Result<(), MachineError> {
+        self.halted.store(true, Ordering::Release);
+        let stopped = self.stop_vcpus();
+        self.root.reset();
+        stopped.map(|_| ())
+    }
+
+    /// Presses the ACPI power button.
+    pub fn press_power_button(&self) -> io::Result<()> {
+        self.legacy.power.notify(PowerEvent::PowerButton)
+    }
+
+    /// The RTC's alarm time has come.
+    pub fn rtc_alarm(&self) {
+        self.legacy.rtc.alarm();
+    }
+
+    /// ttyS0.
+    pub fn serial(&self) -> &Arc<SerialPort> {
+        &self.legacy.serial
+    }
+
+    /// Guest memory in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        self.layout.ram.iter().map(|r| r.end - r.start).sum()
+    }
+
+    /// Number of vCPUs.
+    pub fn vcpu_count(&self) -> u32 {
+        self.topology.vcpus()
+    }
+
+    /// The balloon, if there is one.
+    pub fn balloon(&self) -> Option<&BalloonHandle> {
+        self.balloon.as_ref()
+    }
+}
+
+/// Slots beyond the boot devices in which functions can be hot-plugged.
+const HOTPLUG_SLOTS: usize = 8;
+
+/// Loads boot payloads; see [`Machine::loader`].
+#[derive(Debug)]
+pub struct Loader {
+    memory: GuestMem,
+    layout: Layout,
+}
+
+impl Loader {
+    /// Reads a kernel into guest memory.
+    pub fn load(&self, source: &boot::Source) -> Result<Loaded, BootError> {
+        boot::load(source, &self.memory.memory(), &self.layout)
+    }
+}
+
+type EventFn = Arc<dyn Fn(Event) + Send + Sync>;
+
+/// Stops vCPUs from entering the guest again before anybody hears of an event that ends or resets it.
+fn halting(event: EventFn, halted: Arc<AtomicBool>) -> EventFn {
+    use husk_devices::legacy::MachineEvent::CrashLoaded;
+    Arc::new(move |e| {
+        if e != Event::Guest(CrashLoaded) {
+            halted.store(true, Ordering::Release);
+        }
+        event(e);
+    })
+}
+
+fn vcpu_sink(event: EventFn) -> VcpuSink {
+    Arc::new(move |index, e| event(Event::Vcpu(index, e)))
+}
+
+fn spawn_vcpus(host: &Host, vm: &VmFd, topology: Topology, surroundings: Surroundings) -> Result<Vec<Vcpu>, MachineError> {
+    signal::install()?;
+    let mut vcpus = Vec::new();
+    for index in 0..topology.vcpus() {
+        // KVM's vCPU id is its initial APIC id.
+        let fd = vm.create_vcpu(u64::from(topology.apic_id(index))).map_err(failed("create vCPU"))?;
+        let timing = HostTiming { tsc_khz: fd.get_tsc_khz().unwrap_or(0), tsc_deadline: host.tsc_deadline() };
+        let entries = cpuid::for_vcpu(host.cpuid.as_slice(), topology, timing, index);
+        let cpuid = kvm_bindings::CpuId::from_entries(&entries).map_err(|_| KvmError::Missing("room for CPUID"))?;
+        fd.set_cpuid2(&cpuid).map_err(failed("set CPUID"))?;
+        vcpus.push(Vcpu::spawn(index, fd, host.msrs.as_slice(), surroundings.clone())?);
+    }
+    Ok(vcpus)
+}
+
+/// A nonblocking, close-on-exec eventfd.
+pub fn eventfd() -> io::Result<EventFd> {
+    EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
+}

@@ -1,0 +1,56 @@
+//! The virtio devices of a machine, in slot order: disks first, so that names follow the manifest.
+
+use std::os::fd::OwnedFd;
+
+use husk_devices::virtio::VirtioDevice;
+use husk_devices::virtio::balloon::{Balloon, BalloonHandle};
+use husk_devices::virtio::rng::Rng;
+use husk_virtio_blk::Blk;
+
+use super::MachineError;
+
+/// Distance of one device's BAR from the next.
+pub const BAR_STRIDE: u64 = 1 << 20;
+
+/// A virtio-blk disk, opened.
+#[derive(Debug)]
+pub struct Disk {
+    /// The volume's name.
+    pub id: String,
+    /// Its image.
+    pub image: husk_disk::Disk,
+    /// Serial number shown to the guest, may be empty.
+    pub serial: String,
+}
+
+impl Disk {
+    /// Opens an image somebody else opened the file of. A name goes with every error.
+    pub fn open(id: &str, file: OwnedFd, serial: &str, options: husk_disk::Options) -> Result<Self, String> {
+        let image = husk_disk::Disk::open_raw(file, options).map_err(|e| format!("disk {id:?}: {e}"))?;
+        Ok(Self { id: id.to_owned(), image, serial: serial.to_owned() })
+    }
+}
+
+pub(super) struct Built {
+    pub devices: Vec<Box<dyn VirtioDevice>>,
+    pub balloon: Option<BalloonHandle>,
+}
+
+pub(super) fn build(disks: Vec<Disk>, rng: bool, balloon: bool, reporting: bool) -> Result<Built, MachineError> {
+    let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
+    for disk in disks {
+        devices.push(Box::new(Blk::new(&disk.id, disk.image, &disk.serial)));
+    }
+    if rng {
+        devices.push(Box::new(Rng::new()));
+    }
+    let balloon = balloon.then(|| {
+        let (device, handle) = Balloon::new(reporting);
+        devices.push(Box::new(device));
+        handle
+    });
+    if devices.len() > 31 {
+        return Err(MachineError::Slots(devices.len()));
+    }
+    Ok(Built { devices, balloon })
+}

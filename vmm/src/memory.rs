@@ -1,0 +1,216 @@
+//! Guest memory: where it comes from, how it is mapped, and how a reset empties it.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::FromRawFd;
+use std::ptr;
+
+use husk_devices::{GuestMem, GuestMemMmap};
+use kvm_bindings::kvm_userspace_memory_region;
+use kvm_ioctls::VmFd;
+use vm_memory::bitmap::AtomicBitmap;
+use vm_memory::mmap::MmapRegionBuilder;
+use vm_memory::{
+    FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap, MmapRegion,
+};
+
+use crate::layout::Layout;
+
+/// What stands behind guest memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backing {
+    /// Private anonymous memory with transparent huge pages.
+    Anonymous,
+    /// Pages of this many bytes from the host's hugetlb pool, taken at start.
+    Hugetlb(u64),
+}
+
+/// Why guest memory cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// No address space or memory.
+    #[error("cannot map {size} bytes of guest memory: {source}")]
+    Map {
+        /// Bytes.
+        size: u64,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The hugetlb pool has too few free pages, or no such pages at all.
+    #[error("cannot reserve {size} bytes in {page}-byte huge pages: {source} (see /sys/kernel/mm/hugepages)")]
+    Hugetlb {
+        /// Bytes.
+        size: u64,
+        /// Page size.
+        page: u64,
+        /// The cause.
+        source: io::Error,
+    },
+    /// KVM refused a memory slot.
+    #[error("cannot give the guest its memory: {0}")]
+    Slot(#[from] kvm_ioctls::Error),
+    /// The regions do not form an address space.
+    #[error("guest memory layout: {0}")]
+    Layout(String),
+}
+
+const THP: usize = 2 << 20;
+
+/// Maps the layout's RAM.
+pub fn allocate(layout: &Layout, backing: Backing) -> Result<GuestMem, MemoryError> {
+    let mut regions = Vec::with_capacity(layout.ram.len());
+    for range in &layout.ram {
+        let size = range.end - range.start;
+        let region = match backing {
+            Backing::Anonymous => anonymous(size).map_err(|source| MemoryError::Map { size, source })?,
+            Backing::Hugetlb(page) => {
+                hugetlb(size, page).map_err(|source| MemoryError::Hugetlb { size, page, source })?
+            }
+        };
+        let region = GuestRegionMmap::new(region, GuestAddress(range.start))
+            .ok_or_else(|| MemoryError::Layout(format!("region at {:#x} wraps", range.start)))?;
+        regions.push(region);
+    }
+    let memory =
+        GuestMemMmap::from_regions(regions).map_err(|e| MemoryError::Layout(e.to_string()))?;
+    Ok(GuestMem::new(memory))
+}
+
+fn length(size: u64) -> io::Result<usize> {
+    usize::try_from(size).map_err(|_| io::ErrorKind::OutOfMemory.into())
+}
+
+fn bitmap(size: usize) -> AtomicBitmap {
+    // SAFETY: sysconf with a valid name has no preconditions.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    let page = usize::try_from(page).ok().and_then(std::num::NonZeroUsize::new).unwrap_or(PAGE);
+    AtomicBitmap::new(size, page)
+}
+
+const PAGE: std::num::NonZeroUsize = std::num::NonZeroUsize::new(4096).unwrap();
+
+fn anonymous(size: u64) -> io::Result<MmapRegion<AtomicBitmap>> {
+    let len = length(size)?;
+    let reserved = len.checked_add(THP).ok_or(io::ErrorKind::OutOfMemory)?;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a fresh anonymous mapping at an address the kernel chooses touches nothing of ours.
+    let base = unsafe { libc::mmap(ptr::null_mut(), reserved, protection, flags, -1, 0) };
+    if base == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // Huge pages need 2 MiB alignment of both address spaces; what sticks out on either side goes back.
+    let head = (base as usize).next_multiple_of(THP) - base as usize;
+    // SAFETY: head < THP, so base + head lies inside the mapping.
+    let start = unsafe { base.byte_add(head) };
+    // SAFETY: both ranges are inside the mapping just made, outside [start, start + len), and unused.
+    unsafe {
+        if head > 0 {
+            libc::munmap(base, head);
+        }
+        let tail = THP - head;
+        if tail > 0 {
+            libc::munmap(start.byte_add(len), tail);
+        }
+        // Advice: without huge pages (kernel built so, or switched off) the guest is slower, not wrong.
+        libc::madvise(start, len, libc::MADV_HUGEPAGE);
+        libc::madvise(start, len, libc::MADV_DONTDUMP);
+    }
+    // SAFETY: [start, start + len) is a live mapping with these flags that nothing else refers to. The
+    // builder does not unmap memory it was handed; guest memory lives as long as the process.
+    let builder = unsafe {
+        MmapRegionBuilder::new_with_bitmap(len, bitmap(len)).with_raw_mmap_pointer(start.cast())
+    };
+    builder.with_mmap_prot(protection).with_mmap_flags(flags).build().map_err(io::Error::other)
+}
+
+fn hugetlb(size: u64, page: u64) -> io::Result<MmapRegion<AtomicBitmap>> {
+    let len = length(size)?;
+    if !page.is_power_of_two() || page < 4096 || !size.is_multiple_of(page) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "guest memory (below and above 4 GiB) must be a multiple of the page size",
+        ));
+    }
+    let flags = libc::MFD_CLOEXEC | libc::MFD_HUGETLB | (page.trailing_zeros() << libc::MFD_HUGE_SHIFT);
+    // SAFETY: the name is a valid C string.
+    let fd = unsafe { libc::memfd_create(c"guest".as_ptr(), flags) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: fd was just created and is owned by nobody else.
+    let file = unsafe { File::from_raw_fd(fd) };
+    file.set_len(size)?;
+    // Reserves the pages now: an error here, rather than SIGBUS in the middle of the guest's life.
+    // SAFETY: plain system call on a descriptor we own.
+    if unsafe { libc::fallocate(fd, 0, 0, i64::try_from(size).unwrap_or(i64::MAX)) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    MmapRegionBuilder::new_with_bitmap(len, bitmap(len))
+        .with_file_offset(FileOffset::new(file, 0))
+        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+        .with_mmap_flags(libc::MAP_SHARED)
+        .build()
+        .map_err(io::Error::other)
+}
+
+/// Gives the guest its memory, one KVM slot for each region.
+pub fn register(vm: &VmFd, memory: &GuestMemMmap) -> Result<(), MemoryError> {
+    for (slot, region) in memory.iter().enumerate() {
+        let region = kvm_userspace_memory_region {
+            slot: slot as u32,
+            flags: 0,
+            guest_phys_addr: region.start_addr().0,
+            memory_size: region.len(),
+            userspace_addr: region.as_ptr() as u64,
+        };
+        // SAFETY: the range is a live mapping of exactly this size that stays mapped for the process's life.
+        unsafe { vm.set_user_memory_region(region)? };
+    }
+    Ok(())
+}
+
+/// Empties all guest memory and gives its pages back to the host (hugetlb pages stay reserved).
+pub fn clear(memory: &GuestMemMmap, backing: Backing) -> io::Result<()> {
+    for region in memory.iter() {
+        let (base, len) = (region.as_ptr(), region.len() as usize);
+        match backing {
+            Backing::Anonymous => {
+                // SAFETY: the range is our own private anonymous mapping; dropping its pages makes it read
+                // as zero, which is what is meant. No vCPU or device runs, as the caller guarantees.
+                if unsafe { libc::madvise(base.cast(), len, libc::MADV_DONTNEED) } != 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            // SAFETY: the range is a live, writable mapping of len bytes, and nothing runs that reads it.
+            Backing::Hugetlb(_) => unsafe { ptr::write_bytes(base, 0, len) },
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use vm_memory::{Bytes, GuestAddressSpace};
+
+    use super::*;
+
+    #[test]
+    fn memory_is_aligned_for_huge_pages_and_emptied_by_clear() {
+        let layout = Layout::new(64 << 20, 40).unwrap();
+        let memory = allocate(&layout, Backing::Anonymous).unwrap();
+        let memory = memory.memory();
+        let region = memory.iter().next().unwrap();
+        assert_eq!(region.as_ptr() as usize % THP, 0);
+        memory.write_obj(0xdead_beef_u32, GuestAddress(0x1000)).unwrap();
+        clear(&memory, Backing::Anonymous).unwrap();
+        assert_eq!(memory.read_obj::<u32>(GuestAddress(0x1000)).unwrap(), 0);
+    }
+
+    #[test]
+    fn huge_pages_that_are_not_there_are_an_error_at_start() {
+        let layout = Layout::new(1 << 40, 46).unwrap();
+        let error = allocate(&layout, Backing::Hugetlb(2 << 20)).unwrap_err().to_string();
+        assert!(error.contains("2097152-byte huge pages"), "{error}");
+    }
+}

@@ -1,0 +1,281 @@
+//! vCPU actors: a thread each that owns its `VcpuFd`, takes commands from a mailbox and otherwise runs the guest.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use husk_devices::bus::Bus;
+use kvm_ioctls::{VcpuExit, VcpuFd};
+
+use crate::kvm::KvmError;
+
+pub mod entry;
+pub mod signal;
+pub mod state;
+
+use entry::Entry;
+use signal::Kicker;
+use state::State;
+
+/// How long a vCPU may take to obey. Only a device model stuck in a vCPU exit takes longer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A vCPU that ended the machine, from its own thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VcpuEvent {
+    /// Triple fault.
+    TripleFault,
+    /// KVM could not go on.
+    Failed(String),
+}
+
+/// Where vCPUs report.
+pub type VcpuSink = Arc<dyn Fn(u32, VcpuEvent) + Send + Sync>;
+
+/// What a vCPU needs of its machine.
+#[derive(Clone)]
+pub struct Surroundings {
+    /// Port I/O.
+    pub ports: Arc<Bus>,
+    /// Memory-mapped I/O.
+    pub mmio: Arc<Bus>,
+    /// Set by whoever ends or resets the machine: no vCPU enters the guest again until told to run.
+    pub halted: Arc<AtomicBool>,
+    /// Where it reports its own failures.
+    pub sink: VcpuSink,
+}
+
+impl std::fmt::Debug for Surroundings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Surroundings").field("halted", &self.halted).finish_non_exhaustive()
+    }
+}
+
+/// A vCPU does not answer its mailbox, or its thread is gone.
+#[derive(Debug, thiserror::Error)]
+pub enum VcpuError {
+    /// No thread.
+    #[error("start vCPU thread: {0}")]
+    Spawn(#[from] io::Error),
+    /// Dead or stuck.
+    #[error("vCPU {0} does not answer")]
+    Unresponsive(u32),
+    /// It answered with a KVM error.
+    #[error("vCPU {index}: {source}")]
+    Kvm {
+        /// Which.
+        index: u32,
+        /// What.
+        source: KvmError,
+    },
+}
+
+enum Command {
+    Run,
+    /// Answers with the guest's TSC.
+    Pause(Sender<Option<u64>>),
+    SetTsc(u64),
+    /// Back to power-on state, then, on the boot processor, to the entry point.
+    Reset(Option<Entry>, Sender<Result<(), KvmError>>),
+}
+
+/// The sending end of a vCPU actor. Dropping it ends and joins the thread.
+#[derive(Debug)]
+pub struct Vcpu {
+    index: u32,
+    commands: Option<Sender<Command>>,
+    kicker: Kicker,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Vcpu {
+    /// Starts the actor, paused. `msrs` are the indices KVM keeps.
+    pub fn spawn(index: u32, fd: VcpuFd, msrs: &[u32], surroundings: Surroundings) -> Result<Self, VcpuError> {
+        let initial = State::capture(&fd, msrs).map_err(|source| VcpuError::Kvm { index, source })?;
+        let (commands, mailbox) = mpsc::channel();
+        let kicker = Kicker::default();
+        let theirs = kicker.clone();
+        let sink = surroundings.sink.clone();
+        let thread = thread::Builder::new().name(format!("vcpu{index}")).stack_size(128 << 10).spawn(move || {
+            let actor = Actor { index, initial, mailbox, surroundings };
+            let end = catch_unwind(AssertUnwindSafe(|| actor.run(fd, &theirs)));
+            if end.is_err() {
+                sink(index, VcpuEvent::Failed("vCPU thread panicked".into()));
+            }
+        })?;
+        Ok(Self { index, commands: Some(commands), kicker, thread: Some(thread) })
+    }
+
+    fn send(&self, command: Command) -> Result<(), VcpuError> {
+        let commands = self.commands.as_ref().ok_or(VcpuError::Unresponsive(self.index))?;
+        commands.send(command).map_err(|_| VcpuError::Unresponsive(self.index))?;
+        self.kicker.kick();
+        Ok(())
+    }
+
+    /// Enters the guest.
+    pub fn run(&self) -> Result<(), VcpuError> {
+        self.send(Command::Run)
+    }
+
+    /// Asks the vCPU to leave the guest; the answer says when it has, with its TSC.
+    pub fn pause(&self) -> Result<Pausing, VcpuError> {
+        let (reply, answer) = mpsc::channel();
+        self.send(Command::Pause(reply))?;
+        Ok(Pausing { index: self.index, answer })
+    }
+
+    /// Sets the guest's TSC; the vCPU is paused.
+    pub fn set_tsc(&self, tsc: u64) -> Result<(), VcpuError> {
+        self.send(Command::SetTsc(tsc))
+    }
+
+    /// Power-on state, and on the boot processor the registers of `entry`; the vCPU is paused.
+    pub fn reset(&self, entry: Option<Entry>) -> Result<(), VcpuError> {
+        let (reply, answer) = mpsc::channel();
+        self.send(Command::Reset(entry, reply))?;
+        let done = answer.recv_timeout(PATIENCE).map_err(|_| VcpuError::Unresponsive(self.index))?;
+        done.map_err(|source| VcpuError::Kvm { index: self.index, source })
+    }
+}
+
+/// A pause under way.
+#[derive(Debug)]
+pub struct Pausing {
+    index: u32,
+    answer: Receiver<Option<u64>>,
+}
+
+impl Pausing {
+    /// Waits until the vCPU is out of the guest; returns its TSC.
+    pub fn wait(self) -> Result<Option<u64>, VcpuError> {
+        self.answer.recv_timeout(PATIENCE).map_err(|_| VcpuError::Unresponsive(self.index))
+    }
+}
+
+impl Drop for Vcpu {
+    fn drop(&mut self) {
+        self.commands = None;
+        self.kicker.kick();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Actor {
+    index: u32,
+    initial: State,
+    mailbox: Receiver<Command>,
+    surroundings: Surroundings,
+}
+
+/// What the guest's last exit means for the loop.
+enum Next {
+    Enter,
+    Park,
+}
+
+impl Actor {
+    fn run(self, mut fd: VcpuFd, kicker: &Kicker) {
+        // SAFETY: `registration` is dropped explicitly below, before `fd`; on a panic, locals drop in reverse
+        // order of declaration, which is the same.
+        let registration = unsafe { kicker.register(&mut fd) };
+        let mut running = false;
+        loop {
+            let command = if running {
+                match self.mailbox.try_recv() {
+                    Ok(command) => Some(command),
+                    Err(TryRecvError::Empty) => None,
+                    Err(TryRecvError::Disconnected) => break,
+                }
+            } else {
+                match self.mailbox.recv() {
+                    Ok(command) => Some(command),
+                    Err(_) => break,
+                }
+            };
+            if let Some(command) = command {
+                running = self.obey(&fd, command, running);
+                continue;
+            }
+            if self.surroundings.halted.load(Ordering::Acquire) {
+                running = false;
+                continue;
+            }
+            running = matches!(self.enter(&mut fd), Next::Enter);
+        }
+        drop(registration);
+    }
+
+    fn obey(&self, fd: &VcpuFd, command: Command, running: bool) -> bool {
+        match command {
+            Command::Run => true,
+            Command::Pause(reply) => {
+                // Tells the guest's watchdogs that the gap to come is not their guest's fault; guests
+                // without kvmclock answer EINVAL.
+                let _ = fd.kvmclock_ctrl();
+                let _ = reply.send(state::read_tsc(fd));
+                false
+            }
+            Command::SetTsc(tsc) => {
+                state::write_tsc(fd, tsc);
+                running
+            }
+            Command::Reset(entry, reply) => {
+                let done = self.initial.restore(fd).and_then(|()| entry.map_or(Ok(()), |e| e.apply(fd)));
+                let _ = reply.send(done);
+                false
+            }
+        }
+    }
+
+    fn fail(&self, event: VcpuEvent) -> Next {
+        (self.surroundings.sink)(self.index, event);
+        Next::Park
+    }
+
+    fn enter(&self, fd: &mut VcpuFd) -> Next {
+        let Surroundings { ports, mmio, .. } = &self.surroundings;
+        match fd.run() {
+            Ok(VcpuExit::IoIn(port, data)) => {
+                ports.read(u64::from(port), data);
+            }
+            Ok(VcpuExit::IoOut(port, data)) => {
+                ports.write(u64::from(port), data);
+            }
+            Ok(VcpuExit::MmioRead(address, data)) => {
+                mmio.read(address, data);
+            }
+            Ok(VcpuExit::MmioWrite(address, data)) => {
+                mmio.write(address, data);
+            }
+            Ok(VcpuExit::Shutdown) => return self.fail(VcpuEvent::TripleFault),
+            Ok(VcpuExit::FailEntry(reason, cpu)) => {
+                return self.fail(VcpuEvent::Failed(format!("KVM entry failed on CPU {cpu}, reason {reason:#x}")));
+            }
+            Ok(VcpuExit::InternalError) => return self.fail(self.internal_error(fd)),
+            Ok(VcpuExit::Hlt | VcpuExit::Intr | VcpuExit::IrqWindowOpen) => {}
+            Ok(exit) => {
+                let text = format!("unexpected KVM exit {exit:?}");
+                return self.fail(VcpuEvent::Failed(text));
+            }
+            Err(e) if e.errno() == libc::EINTR => fd.set_kvm_immediate_exit(0),
+            Err(e) if e.errno() == libc::EAGAIN => {}
+            Err(e) => return self.fail(VcpuEvent::Failed(format!("KVM_RUN: {e}"))),
+        }
+        Next::Enter
+    }
+
+    fn internal_error(&self, fd: &VcpuFd) -> VcpuEvent {
+        let at = match (fd.get_regs(), fd.get_sregs()) {
+            (Ok(r), Ok(s)) => format!("rip {:#x}, cr0 {:#x}, cr3 {:#x}, efer {:#x}", r.rip, s.cr0, s.cr3, s.efer),
+            _ => "registers unknown".into(),
+        };
+        VcpuEvent::Failed(format!("KVM internal error (instruction emulation), {at}"))
+    }
+}
