@@ -1,1 +1,38 @@
-//! Placeholder.
+//! Finds the kernel, initrds and command line that a disk image boots by default.
+//!
+//! The disk is read through [`ReadAt`], never mounted or changed: partition table (GPT, MBR or none), the
+//! filesystems on it (ext2, ext3, ext4, FAT), and the boot loader's configuration: GRUB's `grub.cfg` with its
+//! environment, or Boot Loader Specification entries. Everything on a disk may be hostile: sizes, nesting, loops
+//! and reads are bounded, and what does not fit costs a [`FindError`] that tells partition by partition why.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let disk = std::sync::Arc::new(std::fs::File::open("disk.raw")?);
+//! let entry = husk_image::find(disk)?;
+//! println!("{}: {}", entry.source, entry.command_line);
+//! let mut kernel = Vec::new();
+//! entry.kernel().read_into(&mut |bytes| Ok(kernel.extend_from_slice(bytes)))?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod bls;
+mod disk;
+mod entry;
+mod error;
+mod ext4;
+mod fat;
+mod find;
+mod grub;
+mod partition;
+mod pattern;
+mod plan;
+mod probe;
+mod source;
+mod volume;
+
+pub use entry::{BootEntry, Files, ReadError};
+pub use error::{FindError, PartitionReport};
+pub use find::find;
+pub use partition::Table;
+pub use source::ReadAt;

@@ -1,0 +1,206 @@
+//! The disk's readable filesystems and how boot loaders name them.
+
+use std::cell::RefCell;
+
+use crate::partition::{Layout, Partition, Table, layout};
+use crate::probe::{Content, is_fat, probe};
+use crate::source::Extent;
+use crate::volume::{self, Volume, VolumeError, normalise};
+
+/// A partition and, where it could be opened, its filesystem.
+pub(crate) struct Mounted {
+    pub partition: Partition,
+    pub content: Content,
+    /// The filesystem, or why there is none.
+    pub volume: Result<Box<dyn Volume>, String>,
+    /// The first failure of the filesystem itself, as against files that are not there.
+    pub trouble: RefCell<Option<String>>,
+}
+
+/// A file by volume (index into [`Disk::mounted`]) and normalised path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FileRef {
+    pub volume: usize,
+    pub path: String,
+}
+
+/// A partitioned disk with its filesystems opened.
+pub(crate) struct Disk {
+    pub table: Table,
+    pub mounted: Vec<Mounted>,
+    pub notes: Vec<String>,
+}
+
+impl Disk {
+    /// Reads the partition table and opens every filesystem.
+    pub(crate) fn open(disk: &Extent) -> Self {
+        // A FAT boot sector looks like an MBR; where both fit, its own name decides.
+        let Layout {
+            table,
+            partitions,
+            notes,
+        } = match is_fat(disk) {
+            true => Layout {
+                table: Table::None,
+                partitions: vec![Partition {
+                    number: 0,
+                    kind: String::new(),
+                    size: disk.len(),
+                    extent: Some(disk.clone()),
+                }],
+                notes: Vec::new(),
+            },
+            false => layout(disk),
+        };
+        let mounted = partitions.into_iter().map(mount).collect();
+        Self {
+            table,
+            mounted,
+            notes,
+        }
+    }
+
+    /// Indices of the volumes that could be opened, FAT ones first: firmware starts there.
+    pub(crate) fn readable(&self) -> Vec<usize> {
+        let mut indices: Vec<usize> = (0..self.mounted.len())
+            .filter(|&i| self.mounted[i].volume.is_ok())
+            .collect();
+        indices.sort_by_key(|&i| self.mounted[i].content != Content::Fat);
+        indices
+    }
+
+    /// The volume at `index`, if it could be opened.
+    pub(crate) fn volume(&self, index: usize) -> Option<&dyn Volume> {
+        self.mounted.get(index)?.volume.as_deref().ok()
+    }
+
+    /// GRUB's name for a volume.
+    pub(crate) fn device(&self, index: usize) -> String {
+        let number = self.mounted.get(index).map_or(0, |m| m.partition.number);
+        match self.table {
+            Table::Gpt => format!("hd0,gpt{number}"),
+            Table::Mbr => format!("hd0,msdos{number}"),
+            Table::None => "hd0".to_owned(),
+        }
+    }
+
+    /// The volume GRUB calls `name`, with or without parentheses. Which disk it was when the configuration was
+    /// written does not matter: there is only this one.
+    pub(crate) fn by_device(&self, name: &str) -> Option<usize> {
+        let name = name.trim().trim_start_matches('(').trim_end_matches(')');
+        let number = match name.rsplit_once(',') {
+            None if name.starts_with("hd") => 0,
+            None => return None,
+            Some((_, part)) => part
+                .trim_start_matches(|c: char| c.is_ascii_alphabetic())
+                .parse()
+                .ok()?,
+        };
+        self.mounted
+            .iter()
+            .position(|m| m.partition.number == number && m.volume.is_ok())
+    }
+
+    /// The volume whose UUID is `uuid`, ignoring case.
+    pub(crate) fn by_uuid(&self, uuid: &str) -> Option<usize> {
+        self.position(|v| v.uuid().eq_ignore_ascii_case(uuid))
+    }
+
+    /// The volume whose label is `label`.
+    pub(crate) fn by_label(&self, label: &str) -> Option<usize> {
+        self.position(|v| !label.is_empty() && v.label() == label)
+    }
+
+    /// The first volume with a file at `path`.
+    pub(crate) fn by_file(&self, path: &str) -> Option<usize> {
+        let path = normalise(path)?;
+        self.position(|v| v.size(&path).is_ok())
+    }
+
+    fn position(&self, test: impl Fn(&dyn Volume) -> bool) -> Option<usize> {
+        (0..self.mounted.len()).find(|&i| self.volume(i).is_some_and(&test))
+    }
+
+    /// Size of a file in bytes.
+    pub(crate) fn size(&self, file: &FileRef) -> Result<u64, VolumeError> {
+        self.ask(file, |volume| volume.size(&file.path))
+    }
+
+    /// Asks the volume a file lies on, and remembers if it was the filesystem that failed.
+    fn ask<T>(
+        &self,
+        file: &FileRef,
+        question: impl FnOnce(&dyn Volume) -> Result<T, VolumeError>,
+    ) -> Result<T, VolumeError> {
+        let answer = question(self.volume(file.volume).ok_or(VolumeError::NotFound)?);
+        if let (Err(e), Some(mounted)) = (&answer, self.mounted.get(file.volume))
+            && e.is_damage()
+        {
+            let trouble = || format!("{}: {e}", file.path);
+            mounted.trouble.borrow_mut().get_or_insert_with(trouble);
+        }
+        answer
+    }
+
+    /// Whether there is a regular file.
+    pub(crate) fn is_file(&self, file: &FileRef) -> bool {
+        self.size(file).is_ok()
+    }
+
+    /// A configuration file's text; bytes that are not UTF-8 are replaced.
+    pub(crate) fn text(&self, file: &FileRef) -> Result<String, VolumeError> {
+        self.text_within(file, volume::MAX_CONFIG)
+    }
+
+    /// The text of a file of at most `limit` bytes.
+    pub(crate) fn text_within(&self, file: &FileRef, limit: u64) -> Result<String, VolumeError> {
+        let bytes = self.ask(file, |volume| volume::read(volume, &file.path, limit))?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// Names in a directory, sorted; none if it is not there.
+    pub(crate) fn list(&self, dir: &FileRef) -> Vec<String> {
+        let mut names = self.ask(dir, |volume| volume.list(&dir.path)).unwrap_or_default();
+        names.sort();
+        names
+    }
+
+    /// How a volume is called in messages.
+    pub(crate) fn describe(&self, index: usize) -> String {
+        match self.mounted.get(index) {
+            Some(m) if self.table != Table::None => {
+                format!("partition {} ({})", m.partition.number, m.content.name())
+            }
+            Some(m) => format!("whole disk ({})", m.content.name()),
+            None => "no partition".to_owned(),
+        }
+    }
+}
+
+fn mount(partition: Partition) -> Mounted {
+    let Some(extent) = partition.extent.clone() else {
+        let why =
+            "it reaches past the end of the disk: the image is truncated or its partition table damaged";
+        return Mounted {
+            partition,
+            content: Content::Unknown,
+            volume: Err(why.to_owned()),
+            trouble: None.into(),
+        };
+    };
+    let content = if partition.kind == "extended" {
+        Content::Other("holds logical partitions")
+    } else {
+        probe(&extent)
+    };
+    let volume = match content {
+        Content::Ext(_) | Content::Fat => volume::open(extent, content).map_err(|e| e.to_string()),
+        Content::Unknown | Content::Other(_) => Err("not ext2, ext3, ext4 or FAT".to_owned()),
+    };
+    Mounted {
+        partition,
+        content,
+        volume,
+        trouble: None.into(),
+    }
+}

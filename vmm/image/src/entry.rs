@@ -1,0 +1,181 @@
+//! What boots, with its files ready to be streamed.
+
+use std::fmt;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::disk::{Disk, FileRef};
+use crate::plan::Plan;
+use crate::probe::Content;
+use crate::source::{Budget, Extent, ReadAt};
+use crate::volume::{self, VolumeError};
+
+/// A kernel, its initrds and its command line, found on a disk.
+#[derive(Clone, Debug)]
+pub struct BootEntry {
+    /// Title of the boot entry, as its menu would show it; may be empty.
+    pub title: String,
+    /// Where it was found, such as `partition 1 (ext4), /boot/grub/grub.cfg, entry 'Debian GNU/Linux'`.
+    pub source: String,
+    /// Kernel command line, `root=` as it stands; no NUL or line break.
+    pub command_line: String,
+    /// What a user should know, such as a damaged primary GPT.
+    pub notes: Vec<String>,
+    kernel: Files,
+    initrd: Option<Files>,
+}
+
+impl BootEntry {
+    pub(crate) fn new(disk: &Disk, source: &Arc<dyn ReadAt>, plan: Plan) -> Option<Self> {
+        let files = |refs: &[FileRef]| {
+            let files: Option<Vec<File>> = refs.iter().map(|r| File::new(disk, r)).collect();
+            files.map(|files| Files {
+                disk: Arc::clone(source),
+                files,
+            })
+        };
+        let mut notes = disk.notes.clone();
+        notes.extend(disk.mounted.iter().enumerate().filter_map(|(index, m)| {
+            let note = m.volume.as_ref().ok()?.note()?;
+            Some(format!("{}: {note}", disk.describe(index)))
+        }));
+        Some(Self {
+            kernel: files(std::slice::from_ref(&plan.kernel))?,
+            initrd: if plan.initrds.is_empty() {
+                None
+            } else {
+                Some(files(&plan.initrds)?)
+            },
+            title: plan.title,
+            source: plan.source,
+            command_line: plan.command_line,
+            notes,
+        })
+    }
+
+    /// The kernel file, as it lies on the disk.
+    pub fn kernel(&self) -> &Files {
+        &self.kernel
+    }
+
+    /// The initrds one after the other, each padded with zeros to 4 bytes; none if the entry has none.
+    pub fn initrd(&self) -> Option<&Files> {
+        self.initrd.as_ref()
+    }
+}
+
+/// One or more files of a disk, read in one go.
+#[derive(Clone)]
+pub struct Files {
+    disk: Arc<dyn ReadAt>,
+    files: Vec<File>,
+}
+
+#[derive(Clone, Debug)]
+struct File {
+    /// Where its filesystem lies: first byte and bytes.
+    place: (u64, u64),
+    content: Content,
+    path: String,
+    size: u64,
+}
+
+/// A file could not be read to its end.
+#[derive(Debug, Error)]
+pub enum ReadError {
+    /// The filesystem or the disk failed.
+    #[error("{path}: {reason}")]
+    File {
+        /// Path on its filesystem.
+        path: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The sink failed.
+    #[error("the file's reader failed")]
+    Sink(#[source] std::io::Error),
+}
+
+/// Initrds in one file are cpio archives or compressed ones, which the kernel looks for at multiples of this.
+const ALIGNMENT: u64 = 4;
+/// What reading a file may cost beside four times its size.
+const BUDGET: u64 = 1 << 30;
+
+impl Files {
+    /// Bytes that [`read_into`](Self::read_into) gives.
+    pub fn size(&self) -> u64 {
+        self.files.iter().map(|f| self.padded(f.size)).sum()
+    }
+
+    /// Paths on their filesystems, for messages.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        self.files.iter().map(|f| f.path.as_str())
+    }
+
+    /// A lone file stays as it is.
+    fn padded(&self, size: u64) -> u64 {
+        if self.files.len() > 1 {
+            size.next_multiple_of(ALIGNMENT)
+        } else {
+            size
+        }
+    }
+
+    /// Hands all bytes in order to `sink`, in pieces of 256 KiB but for the last of each file.
+    ///
+    /// The filesystem is opened anew, so what [`find`](crate::find) used is not kept in memory.
+    ///
+    /// # Errors
+    /// [`ReadError::Sink`] is the sink's own; anything else says which file is damaged.
+    pub fn read_into(&self, sink: &mut dyn FnMut(&[u8]) -> std::io::Result<()>) -> Result<(), ReadError> {
+        for file in &self.files {
+            file.stream(&self.disk, sink).map_err(|e| match e {
+                VolumeError::Sink(e) => ReadError::Sink(e),
+                other => ReadError::File {
+                    path: file.path.clone(),
+                    reason: other.to_string(),
+                },
+            })?;
+            let padding = (self.padded(file.size) - file.size) as usize;
+            if padding > 0 {
+                sink(&[0; ALIGNMENT as usize][..padding]).map_err(ReadError::Sink)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Files {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Files")
+            .field("files", &self.files)
+            .finish_non_exhaustive()
+    }
+}
+
+impl File {
+    fn new(disk: &Disk, file: &FileRef) -> Option<Self> {
+        let mounted = disk.mounted.get(file.volume)?;
+        let extent = mounted.partition.extent.as_ref()?;
+        Some(Self {
+            place: (extent.start(), extent.len()),
+            content: mounted.content,
+            path: file.path.clone(),
+            size: disk.size(file).ok()?,
+        })
+    }
+
+    fn stream(
+        &self,
+        disk: &Arc<dyn ReadAt>,
+        sink: &mut dyn FnMut(&[u8]) -> std::io::Result<()>,
+    ) -> Result<(), VolumeError> {
+        let budget = Budget::new(self.size.saturating_mul(4).saturating_add(BUDGET));
+        let (start, len) = self.place;
+        let extent = Extent::whole(Arc::clone(disk), budget)
+            .slice(start, len)
+            .ok_or(VolumeError::NotFound)?;
+        volume::open(extent, self.content)?.stream(&self.path, self.size, sink)
+    }
+}

@@ -1,0 +1,201 @@
+//! ext2, ext3 and ext4 through the `ext4-view` crate.
+//!
+//! The crate allocates by sizes the superblock and symbolic links claim, so the superblock is judged first
+//! ([`superblock`]) and paths are walked here, link by link, with sizes checked before anything is read.
+
+mod journal;
+mod superblock;
+
+use ext4_view::{Ext4, Ext4Error, Ext4Read, Metadata};
+
+use crate::source::{Cached, Extent};
+use crate::volume::{MAX_NAMES, MAX_PATH, Sink, Volume, VolumeError, normalise, pump};
+use journal::Replayed;
+use superblock::{SUPERBLOCK_SIZE, SUPERBLOCK_START, Superblock};
+
+/// Largest directory looked into, in bytes: some 100,000 names.
+const MAX_DIR: u64 = 16 << 20;
+/// Symbolic links followed for one path, as in Linux.
+const MAX_LINKS: usize = 40;
+
+/// An ext filesystem, read only, as it is after its journal was replayed.
+pub(crate) struct Ext4Volume {
+    fs: Ext4,
+    uuid: String,
+    label: String,
+    note: Option<String>,
+}
+
+impl Ext4Volume {
+    /// Opens the filesystem on `extent`.
+    pub(crate) fn open(extent: Extent) -> Result<Self, VolumeError> {
+        let superblock = Superblock::read(&extent)?;
+        let mut note = None;
+        let replayed = if superblock.needs_recovery() {
+            Replayed::load(&extent, &superblock).unwrap_or_else(|why| {
+                note = Some(format!(
+                    "its journal was not replayed ({why}), so its last changes may be missing"
+                ));
+                Replayed::default()
+            })
+        } else {
+            Replayed::default()
+        };
+        let reader = Reader::new(extent, replayed)?;
+        let fs = Ext4::load(Box::new(reader)).map_err(failed)?;
+        let uuid = fs.uuid().to_string();
+        let label = fs.label().to_str().unwrap_or_default().to_owned();
+        Ok(Self {
+            fs,
+            uuid,
+            label,
+            note,
+        })
+    }
+
+    /// Follows `path` to something that is not a symbolic link; its path then contains none.
+    fn resolve(&self, path: &str) -> Result<(String, Metadata), VolumeError> {
+        let mut left = normalise(path).ok_or(VolumeError::NotFound)?;
+        let mut done = String::from("/");
+        let mut metadata = self.metadata(&done)?;
+        let mut links = 0;
+        while let Some(rest) = left.strip_prefix('/').filter(|rest| !rest.is_empty()) {
+            if !metadata.is_dir() || metadata.len() > MAX_DIR {
+                return Err(VolumeError::NotFound);
+            }
+            let (name, rest) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+            let child = format!("{}/{name}", done.trim_end_matches('/'));
+            metadata = self.metadata(&child)?;
+            if !metadata.is_symlink() {
+                left = rest.to_owned();
+                done = child;
+                continue;
+            }
+            links += 1;
+            if links > MAX_LINKS || metadata.len() > MAX_PATH as u64 {
+                return Err(VolumeError::NotFound);
+            }
+            let target = self.fs.read_link(child.as_str()).map_err(failed)?;
+            let target = target.to_str().map_err(|_| VolumeError::NotFound)?;
+            let whole = match target.starts_with('/') {
+                true => format!("{target}{rest}"),
+                // Of the path walked so far no part is a link, so `..` can be taken back as text.
+                false => format!("{done}/{target}{rest}"),
+            };
+            left = normalise(&whole).ok_or(VolumeError::NotFound)?;
+            done = "/".to_owned();
+            metadata = self.metadata(&done)?;
+        }
+        Ok((done, metadata))
+    }
+
+    fn metadata(&self, path: &str) -> Result<Metadata, VolumeError> {
+        self.fs.symlink_metadata(path).map_err(failed)
+    }
+}
+
+impl Volume for Ext4Volume {
+    fn uuid(&self) -> &str {
+        &self.uuid
+    }
+
+    fn label(&self) -> &str {
+        &self.label
+    }
+
+    fn note(&self) -> Option<&str> {
+        self.note.as_deref()
+    }
+
+    fn list(&self, path: &str) -> Result<Vec<String>, VolumeError> {
+        let (path, metadata) = self.resolve(path)?;
+        if !metadata.is_dir() || metadata.len() > MAX_DIR {
+            return Err(VolumeError::NotFound);
+        }
+        let mut names = Vec::new();
+        for entry in self.fs.read_dir(path.as_str()).map_err(failed)?.take(MAX_NAMES) {
+            let entry = entry.map_err(failed)?;
+            if let Ok(name) = entry.file_name().as_str() {
+                names.push(name.to_owned());
+            }
+        }
+        names.retain(|name| name != "." && name != "..");
+        Ok(names)
+    }
+
+    fn size(&self, path: &str) -> Result<u64, VolumeError> {
+        let (_, metadata) = self.resolve(path)?;
+        if metadata.file_type().is_regular_file() {
+            Ok(metadata.len())
+        } else {
+            Err(VolumeError::NotAFile)
+        }
+    }
+
+    fn stream(&self, path: &str, size: u64, sink: &mut Sink<'_>) -> Result<(), VolumeError> {
+        let (path, _) = self.resolve(path)?;
+        let mut file = self.fs.open(path.as_str()).map_err(failed)?;
+        pump(size, sink, |buf| file.read_bytes(buf).map_err(failed))
+    }
+}
+
+fn failed(error: Ext4Error) -> VolumeError {
+    match error {
+        Ext4Error::NotFound | Ext4Error::NotADirectory => VolumeError::NotFound,
+        Ext4Error::IsADirectory | Ext4Error::IsASpecialFile => VolumeError::NotAFile,
+        other => VolumeError::Filesystem(other.to_string()),
+    }
+}
+
+/// The filesystem as the crate sees it: blocks that the journal holds newer copies of replaced, and a superblock
+/// that does not ask for what is not needed to read.
+struct Reader {
+    source: Cached,
+    superblock: [u8; SUPERBLOCK_SIZE],
+    replayed: Replayed,
+}
+
+impl Reader {
+    fn new(extent: Extent, replayed: Replayed) -> Result<Self, VolumeError> {
+        let len = extent.len();
+        let source = Cached::new(extent);
+        let mut reader = Self {
+            source,
+            superblock: [0; SUPERBLOCK_SIZE],
+            replayed,
+        };
+        // The journal may hold a newer superblock too.
+        let mut newest = [0; SUPERBLOCK_SIZE];
+        reader
+            .blocks(SUPERBLOCK_START, &mut newest)
+            .map_err(|e| VolumeError::Filesystem(e.to_string()))?;
+        reader.superblock = Superblock::parse(newest, len)?.for_reading();
+        Ok(reader)
+    }
+
+    /// Reads with the journal's copies in place of the blocks they replace.
+    fn blocks(&self, start: u64, dst: &mut [u8]) -> std::io::Result<()> {
+        self.source.read_at(start, dst)?;
+        self.replayed
+            .patch(start, dst, |offset, dst| self.source.read_at(offset, dst))
+    }
+}
+
+impl Ext4Read for Reader {
+    fn read(
+        &mut self,
+        start: u64,
+        dst: &mut [u8],
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync + 'static>> {
+        self.blocks(start, dst)?;
+        let end = start.saturating_add(dst.len() as u64);
+        let sb_end = SUPERBLOCK_START + SUPERBLOCK_SIZE as u64;
+        if start < sb_end && end > SUPERBLOCK_START {
+            let (from, to) = (start.max(SUPERBLOCK_START), end.min(sb_end));
+            let bytes =
+                &self.superblock[(from - SUPERBLOCK_START) as usize..(to - SUPERBLOCK_START) as usize];
+            dst[(from - start) as usize..(to - start) as usize].copy_from_slice(bytes);
+        }
+        Ok(())
+    }
+}

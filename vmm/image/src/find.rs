@@ -1,0 +1,209 @@
+//! Looks through a disk for what boots.
+
+use std::sync::Arc;
+
+use crate::bls;
+use crate::disk::{Disk, FileRef};
+use crate::entry::BootEntry;
+use crate::error::FindError;
+use crate::grub;
+use crate::plan::{MAX_COMMAND_LINE, MAX_INITRDS, Plan};
+use crate::source::{Budget, Extent, ReadAt};
+
+/// What looking may cost: with 512 bytes a request, some two million of them.
+const BUDGET: u64 = 1 << 30;
+/// Boot configurations tried.
+const MAX_CONFIGS: usize = 64;
+/// Where GRUB's configuration lies, on the root filesystem or one of its own.
+const GRUB_CONFIGS: [&str; 4] = [
+    "/boot/grub/grub.cfg",
+    "/boot/grub2/grub.cfg",
+    "/grub/grub.cfg",
+    "/grub2/grub.cfg",
+];
+/// Where Boot Loader Specification entries lie, likewise.
+const BLS_DIRECTORIES: [&str; 2] = ["/loader/entries", "/boot/loader/entries"];
+
+/// Finds what `disk` boots by default.
+///
+/// The disk must not change meanwhile. Time and memory are bounded for every disk but one made on purpose to
+/// keep the ext4 reader inside its block cache: run this on a thread of its own, with a time limit.
+///
+/// # Errors
+/// [`FindError`] tells what each partition holds and what was missing.
+pub fn find(disk: Arc<dyn ReadAt>) -> Result<BootEntry, FindError> {
+    let whole = Extent::whole(Arc::clone(&disk), Budget::new(BUDGET));
+    let opened = Disk::open(&whole);
+    let mut attempts = Vec::new();
+    let found = candidates(&opened)
+        .into_iter()
+        .take(MAX_CONFIGS)
+        .find_map(|candidate| {
+            let plan = candidate.plan(&opened).and_then(check);
+            let entry = plan.and_then(|plan| {
+                BootEntry::new(&opened, &disk, plan).ok_or_else(|| "its files cannot be read".to_owned())
+            });
+            match entry {
+                Ok(entry) => Some(entry),
+                Err(why) => {
+                    tracing::debug!(candidate = candidate.name(), %why, "boot configuration does not do");
+                    attempts.push((candidate.volume(), format!("{}: {why}", candidate.name())));
+                    None
+                }
+            }
+        });
+    found.ok_or_else(|| FindError::new(&opened, whole.len(), &attempts))
+}
+
+/// A boot configuration to try.
+enum Candidate {
+    Grub(FileRef),
+    /// All Boot Loader Specification directories together, as systemd-boot merges them.
+    Bls(Vec<FileRef>),
+    /// Boot Loader Specification type 2.
+    UnifiedImage(FileRef),
+}
+
+impl Candidate {
+    fn volume(&self) -> usize {
+        match self {
+            Self::Grub(file) | Self::UnifiedImage(file) => file.volume,
+            Self::Bls(dirs) => dirs.first().map_or(0, |dir| dir.volume),
+        }
+    }
+
+    fn name(&self) -> &str {
+        match self {
+            Self::Grub(file) | Self::UnifiedImage(file) => &file.path,
+            Self::Bls(dirs) => dirs.first().map_or("", |dir| &dir.path),
+        }
+    }
+
+    fn plan(&self, disk: &Disk) -> Result<Plan, String> {
+        match self {
+            Self::Grub(file) => grub::plan(disk, file),
+            Self::Bls(dirs) => bls_plan(disk, dirs),
+            Self::UnifiedImage(_) => Err("unified kernel images are not supported".to_owned()),
+        }
+    }
+}
+
+/// What to try, in order: firmware's way through the ESP first, then where distributions keep configurations.
+fn candidates(disk: &Disk) -> Vec<Candidate> {
+    let volumes = disk.readable();
+    let mut grub = Vec::new();
+    for &volume in &volumes {
+        let vendors = disk.list(&FileRef {
+            volume,
+            path: "/EFI".to_owned(),
+        });
+        // The removable-media path comes last: it is the fallback.
+        let (fallback, vendors): (Vec<_>, Vec<_>) =
+            vendors.into_iter().partition(|v| v.eq_ignore_ascii_case("boot"));
+        for vendor in vendors.into_iter().chain(fallback) {
+            grub.push(FileRef {
+                volume,
+                path: format!("/EFI/{vendor}/grub.cfg"),
+            });
+        }
+    }
+    for &volume in &volumes {
+        grub.extend(GRUB_CONFIGS.map(|path| FileRef {
+            volume,
+            path: path.to_owned(),
+        }));
+    }
+    grub.retain(|file| disk.is_file(file));
+
+    let dirs = volumes.iter().flat_map(|&volume| {
+        BLS_DIRECTORIES.map(|path| FileRef {
+            volume,
+            path: path.to_owned(),
+        })
+    });
+    let dirs: Vec<_> = dirs
+        .filter(|dir| disk.list(dir).iter().any(|name| name.ends_with(".conf")))
+        .collect();
+    let bls = (!dirs.is_empty()).then_some(Candidate::Bls(dirs));
+
+    // Both are there on Fedora, where GRUB reads the entries, and after a change of boot loaders, which leaves
+    // GRUB's files behind. An installed systemd-boot tells which it is.
+    let systemd_boot = volumes.iter().any(|&volume| {
+        let path = "/EFI/systemd/systemd-bootx64.efi".to_owned();
+        disk.is_file(&FileRef { volume, path })
+    });
+    let grub = grub.into_iter().map(Candidate::Grub);
+    let mut all: Vec<Candidate> = match systemd_boot {
+        true => bls.into_iter().chain(grub).collect(),
+        false => grub.chain(bls).collect(),
+    };
+    for &volume in &volumes {
+        let dir = FileRef {
+            volume,
+            path: "/EFI/Linux".to_owned(),
+        };
+        let images = disk
+            .list(&dir)
+            .into_iter()
+            .filter(|name| name.to_ascii_lowercase().ends_with(".efi"));
+        all.extend(images.map(|n| {
+            Candidate::UnifiedImage(FileRef {
+                volume,
+                path: format!("/EFI/Linux/{n}"),
+            })
+        }));
+    }
+    all
+}
+
+fn bls_plan(disk: &Disk, dirs: &[FileRef]) -> Result<Plan, String> {
+    let mut entries = Vec::new();
+    for dir in dirs {
+        entries.extend(bls::entries(disk, dir).into_iter().map(|e| (e, dir.clone())));
+    }
+    // Stable, and each directory's are sorted already.
+    entries.sort_by(|(a, _), (b, _)| bls::order(a, b));
+    let loader = (0..disk.mounted.len()).find_map(|volume| {
+        disk.text(&FileRef {
+            volume,
+            path: "/loader/loader.conf".to_owned(),
+        })
+        .ok()
+    });
+    let plain: Vec<bls::Entry> = entries.iter().map(|(e, _)| e.clone()).collect();
+    let index = bls::default(&plain, &loader.unwrap_or_default()).ok_or("no entry boots Linux on x86-64")?;
+    let (entry, dir) = &entries[index];
+    let what = format!("entry '{}'", entry.name());
+    let file =
+        |path: &str, kind| grub::bls_file(disk, dir.volume, path, kind).map_err(|e| format!("{what}: {e}"));
+    Ok(Plan {
+        title: entry.name().to_owned(),
+        source: format!(
+            "{}, {}/{}.conf, {what}",
+            disk.describe(dir.volume),
+            dir.path,
+            entry.id
+        ),
+        command_line: entry.options.clone(),
+        kernel: file(&entry.linux, "kernel")?,
+        initrds: entry
+            .initrds
+            .iter()
+            .map(|path| file(path, "initrd"))
+            .collect::<Result<_, _>>()?,
+    })
+}
+
+/// Refuses what no kernel takes.
+fn check(mut plan: Plan) -> Result<Plan, String> {
+    if plan.initrds.len() > MAX_INITRDS {
+        return Err(format!("it has more than {MAX_INITRDS} initrds"));
+    }
+    if plan.command_line.len() > MAX_COMMAND_LINE || plan.command_line.contains('\0') {
+        return Err(format!(
+            "its command line has a NUL or more than {MAX_COMMAND_LINE} bytes"
+        ));
+    }
+    plan.command_line = plan.command_line.replace(['\n', '\r'], " ");
+    Ok(plan)
+}

@@ -1,0 +1,186 @@
+//! GRUB configurations: which entry is the default, and what it boots.
+
+mod environment;
+mod eval;
+mod script;
+mod test;
+
+use crate::bls;
+use crate::disk::{Disk, FileRef};
+use crate::plan::{Plan, find_file};
+use eval::{Body, Interpreter, MenuEntry};
+
+/// Submenus within submenus.
+const MAX_SUBMENUS: usize = 8;
+
+/// Runs the configuration at `file` and tells what its default entry boots; the error is for people.
+pub(crate) fn plan(disk: &Disk, file: &FileRef) -> Result<Plan, String> {
+    let mut grub = Interpreter::new(disk, file.clone());
+    grub.run_file().map_err(|e| e.to_string())?;
+    let (title, bls) = choose(&mut grub)?;
+    let config = grub.file.clone();
+    let what = match &title {
+        Some(title) => format!("entry '{title}'"),
+        None => "its commands".to_owned(),
+    };
+    let source = format!("{}, {}, {what}", disk.describe(config.volume), config.path);
+    let named = |why: String| format!("{what}: {why}");
+    let mut plan = match bls {
+        Some((entry, volume)) => bls_plan(disk, &mut grub, &entry, volume).map_err(named)?,
+        None => loaded_plan(disk, &grub).map_err(named)?,
+    };
+    plan.title = title.unwrap_or_default();
+    plan.source = source;
+    Ok(plan)
+}
+
+/// An entry of Boot Loader Specification files.
+type BlsChoice = (bls::Entry, usize);
+
+/// Runs the default entry, through submenus; gives its title, none if the script itself loaded a kernel.
+fn choose(grub: &mut Interpreter<'_>) -> Result<(Option<String>, Option<BlsChoice>), String> {
+    let mut default = grub.get("default").to_owned();
+    let mut titles: Vec<String> = Vec::new();
+    for _ in 0..MAX_SUBMENUS {
+        let menu = std::mem::take(&mut grub.menu);
+        if menu.is_empty() {
+            if titles.is_empty() && grub.loaded.kernel.is_some() {
+                return Ok((None, None));
+            }
+            return Err(match grub.missed.is_empty() {
+                true => "it has no menu entries".to_owned(),
+                false => format!("it has no menu entries; it looked for {}", grub.missed.join(", ")),
+            });
+        }
+        let (first, rest) = split(&default);
+        // As GRUB: an entry that is not there means the first one.
+        let Some(entry) = find(&menu, &first).or(menu.first()) else {
+            break;
+        };
+        titles.push(entry.title.clone());
+        match &entry.body {
+            Body::Script(block) => {
+                grub.run(block).map_err(|e| e.to_string())?;
+                return Ok((titles.pop(), None));
+            }
+            Body::Bls(entry, volume) => return Ok((titles.pop(), Some(((**entry).clone(), *volume)))),
+            Body::Submenu(block) => {
+                grub.run(block).map_err(|e| e.to_string())?;
+                default = rest;
+            }
+        }
+    }
+    Err(format!("its submenus are nested deeper than {MAX_SUBMENUS}"))
+}
+
+/// Splits `default` at the first single `>`; two of them stand for one in a title.
+fn split(default: &str) -> (String, String) {
+    let mut first = String::new();
+    let mut chars = default.chars().peekable();
+    while let Some(c) = chars.next() {
+        if c == '>' && chars.next_if_eq(&'>').is_none() {
+            return (first, chars.collect());
+        }
+        first.push(c);
+    }
+    (first, String::new())
+}
+
+/// An entry by number, id or title.
+fn find<'a>(menu: &'a [MenuEntry], wanted: &str) -> Option<&'a MenuEntry> {
+    match wanted.parse::<usize>() {
+        Ok(index) => menu.get(index),
+        Err(_) => menu.iter().find(|e| e.id == wanted || e.title == wanted),
+    }
+}
+
+fn loaded_plan(disk: &Disk, grub: &Interpreter<'_>) -> Result<Plan, String> {
+    let Some((path, args)) = grub.loaded.linux.split_first() else {
+        return Err("it loads no Linux kernel".to_owned());
+    };
+    let missed = || match grub.missed.last() {
+        Some(missed) => format!("; the configuration also looked for {missed}, which is not there"),
+        None => String::new(),
+    };
+    let kernel = grub
+        .loaded
+        .kernel
+        .clone()
+        .ok_or_else(|| format!("kernel {path}: no such path{}", missed()))?;
+    let kernel = find_file(disk, &kernel, "kernel").map_err(|e| e + &missed())?;
+    let initrds = grub
+        .loaded
+        .initrds
+        .iter()
+        .map(|file| find_file(disk, file, "initrd"));
+    Ok(Plan {
+        command_line: command_line(path, args),
+        kernel,
+        initrds: initrds.collect::<Result<_, _>>()?,
+        ..Plan::default()
+    })
+}
+
+fn bls_plan(
+    disk: &Disk,
+    grub: &mut Interpreter<'_>,
+    entry: &bls::Entry,
+    volume: usize,
+) -> Result<Plan, String> {
+    let options = grub.substitute(&entry.options).map_err(|e| e.to_string())?;
+    let mut files = Vec::new();
+    for initrd in &entry.initrds {
+        for path in grub.substitute(initrd).map_err(|e| e.to_string())? {
+            files.push(bls_file(disk, volume, &path, "initrd")?);
+        }
+    }
+    Ok(Plan {
+        command_line: format!(
+            "BOOT_IMAGE=({}){} {}",
+            disk.device(volume),
+            entry.linux,
+            options.join(" ")
+        )
+        .trim_end()
+        .to_owned(),
+        kernel: bls_file(disk, volume, &entry.linux, "kernel")?,
+        initrds: files,
+        ..Plan::default()
+    })
+}
+
+/// A file a BLS entry names: on the entry's own filesystem, or under /boot where that is no filesystem of its own.
+pub(crate) fn bls_file(disk: &Disk, volume: usize, path: &str, what: &str) -> Result<FileRef, String> {
+    let direct = crate::volume::normalise(path).map(|path| FileRef { volume, path });
+    let direct = direct.ok_or_else(|| format!("{what}: no such path"))?;
+    let below = FileRef {
+        volume,
+        path: format!("/boot{}", direct.path),
+    };
+    match disk.is_file(&direct) || !disk.is_file(&below) {
+        true => find_file(disk, &direct, what),
+        false => find_file(disk, &below, what),
+    }
+}
+
+/// The command line as GRUB builds it: BOOT_IMAGE, then the arguments, with what the kernel would take apart quoted.
+fn command_line(path: &str, args: &[String]) -> String {
+    let mut line = format!("BOOT_IMAGE={path}");
+    for arg in args {
+        line.push(' ');
+        let quote = arg.contains(' ');
+        if quote {
+            line.push('"');
+        }
+        for c in arg.chars() {
+            if matches!(c, '\\' | '\'' | '"') {
+                line.push('\\');
+            }
+            line.push(c);
+        }
+        if quote {
+            line.push('"');
+        }
+    }
+    line
+}

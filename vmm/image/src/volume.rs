@@ -1,0 +1,167 @@
+//! One interface to the filesystems a boot loader's files lie on.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use thiserror::Error;
+
+use crate::ext4::Ext4Volume;
+use crate::fat::FatVolume;
+use crate::probe::Content;
+use crate::source::Extent;
+
+/// Largest configuration file read.
+pub(crate) const MAX_CONFIG: u64 = 1 << 20;
+/// Names taken from one directory.
+pub(crate) const MAX_NAMES: usize = 4096;
+/// Longest path looked up, in bytes.
+pub(crate) const MAX_PATH: usize = 4096;
+/// Bytes handed to a sink at a time; only the last piece of a file is shorter.
+pub(crate) const CHUNK: usize = 256 << 10;
+
+/// Why a file or directory could not be had.
+#[derive(Debug, Error)]
+pub(crate) enum VolumeError {
+    #[error("not found")]
+    NotFound,
+    #[error("not a regular file")]
+    NotAFile,
+    #[error("is {0} bytes, more than the {1} allowed")]
+    TooLarge(u64, u64),
+    #[error("{0}")]
+    Filesystem(String),
+    #[error("ends after {0} of {1} bytes")]
+    Truncated(u64, u64),
+    #[error("is damaged in a way its reader does not handle")]
+    Panicked,
+    #[error("{0}")]
+    Sink(std::io::Error),
+}
+
+impl VolumeError {
+    /// Whether it is the filesystem that is damaged or not understood.
+    pub(crate) fn is_damage(&self) -> bool {
+        matches!(self, Self::Filesystem(_) | Self::Truncated(..) | Self::Panicked)
+    }
+}
+
+/// Takes a file's bytes piece by piece.
+pub(crate) type Sink<'a> = dyn FnMut(&[u8]) -> std::io::Result<()> + 'a;
+
+/// Read-only access by absolute path. Implementations bound every read and allocation by what was asked for.
+pub(crate) trait Volume {
+    /// Identifier as `search --fs-uuid` compares it, ignoring case.
+    fn uuid(&self) -> &str;
+    /// Label, empty if there is none.
+    fn label(&self) -> &str;
+    /// What a user should know about this filesystem, such as a journal that could not be replayed.
+    fn note(&self) -> Option<&str> {
+        None
+    }
+    /// Names in a directory, at most [`MAX_NAMES`].
+    fn list(&self, path: &str) -> Result<Vec<String>, VolumeError>;
+    /// Size of a regular file in bytes.
+    fn size(&self, path: &str) -> Result<u64, VolumeError>;
+    /// Hands the whole file, which must be `size` bytes long, to `sink` in pieces of [`CHUNK`] bytes.
+    fn stream(&self, path: &str, size: u64, sink: &mut Sink<'_>) -> Result<(), VolumeError>;
+}
+
+/// Opens the filesystem on `extent`, which [`probe`](crate::probe::probe) found to be `content`.
+pub(crate) fn open(extent: Extent, content: Content) -> Result<Box<dyn Volume>, VolumeError> {
+    match content {
+        Content::Ext(_) => {
+            guard(|| Ext4Volume::open(extent)).map(|v| Box::new(Guarded(v)) as Box<dyn Volume>)
+        }
+        Content::Fat => guard(|| FatVolume::open(extent)).map(|v| Box::new(Guarded(v)) as Box<dyn Volume>),
+        other => Err(VolumeError::Filesystem(format!(
+            "{}: Husk reads ext2, ext3, ext4 and FAT",
+            other.name()
+        ))),
+    }
+}
+
+/// The whole of a small file.
+pub(crate) fn read(volume: &dyn Volume, path: &str, limit: u64) -> Result<Vec<u8>, VolumeError> {
+    let size = volume.size(path)?;
+    if size > limit {
+        return Err(VolumeError::TooLarge(size, limit));
+    }
+    let mut bytes = Vec::with_capacity(size as usize);
+    volume.stream(path, size, &mut |piece| {
+        bytes.extend_from_slice(piece);
+        Ok(())
+    })?;
+    Ok(bytes)
+}
+
+/// Cleans a path: one slash between components, no `.`, `..` taken back, at most [`MAX_PATH`] bytes.
+pub(crate) fn normalise(path: &str) -> Option<String> {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => {
+                parts.pop();
+            }
+            part => parts.push(part),
+        }
+    }
+    let clean = format!("/{}", parts.join("/"));
+    (clean.len() <= MAX_PATH && !clean.contains('\0')).then_some(clean)
+}
+
+/// Runs `f`; a panic of a filesystem crate on a damaged image is that filesystem's error.
+fn guard<T>(f: impl FnOnce() -> Result<T, VolumeError>) -> Result<T, VolumeError> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or(Err(VolumeError::Panicked))
+}
+
+/// A volume whose reader's panics are errors.
+struct Guarded<V>(V);
+
+impl<V: Volume> Volume for Guarded<V> {
+    fn uuid(&self) -> &str {
+        self.0.uuid()
+    }
+
+    fn label(&self) -> &str {
+        self.0.label()
+    }
+
+    fn note(&self) -> Option<&str> {
+        self.0.note()
+    }
+
+    fn list(&self, path: &str) -> Result<Vec<String>, VolumeError> {
+        guard(|| self.0.list(path))
+    }
+
+    fn size(&self, path: &str) -> Result<u64, VolumeError> {
+        guard(|| self.0.size(path))
+    }
+
+    fn stream(&self, path: &str, size: u64, sink: &mut Sink<'_>) -> Result<(), VolumeError> {
+        guard(|| self.0.stream(path, size, sink))
+    }
+}
+
+/// Fills `CHUNK`-sized pieces from `read`, which returns 0 at the end, until `size` bytes went to `sink`.
+pub(crate) fn pump(
+    size: u64,
+    sink: &mut Sink<'_>,
+    mut read: impl FnMut(&mut [u8]) -> Result<usize, VolumeError>,
+) -> Result<(), VolumeError> {
+    let mut buf = vec![0; size.min(CHUNK as u64) as usize];
+    let mut done = 0;
+    while done < size {
+        let piece = &mut buf[..(size - done).min(CHUNK as u64) as usize];
+        let mut filled = 0;
+        while filled < piece.len() {
+            match read(&mut piece[filled..])? {
+                0 => return Err(VolumeError::Truncated(done + filled as u64, size)),
+                n => filled += n,
+            }
+        }
+        sink(piece).map_err(VolumeError::Sink)?;
+        done += piece.len() as u64;
+    }
+    Ok(())
+}
