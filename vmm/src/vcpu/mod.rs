@@ -24,6 +24,9 @@ use state::State;
 /// How long a vCPU may take to obey. Only a device model stuck in a vCPU exit takes longer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// Address space of a vCPU thread's stack; device models run on it. Only what is touched is resident.
+const STACK: usize = 1 << 20;
+
 /// A vCPU that ended the machine, from its own thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VcpuEvent {
@@ -100,7 +103,7 @@ impl Vcpu {
         let kicker = Kicker::default();
         let theirs = kicker.clone();
         let sink = surroundings.sink.clone();
-        let thread = thread::Builder::new().name(format!("vcpu{index}")).stack_size(128 << 10).spawn(move || {
+        let thread = thread::Builder::new().name(format!("vcpu{index}")).stack_size(STACK).spawn(move || {
             let actor = Actor { index, initial, mailbox, surroundings };
             let end = catch_unwind(AssertUnwindSafe(|| actor.run(fd, &theirs)));
             if end.is_err() {

@@ -143,6 +143,10 @@ impl VirtioDevice for Blk {
         &self.queue_sizes
     }
 
+    fn config_size(&self) -> u16 {
+        config::CONFIG_SIZE as u16
+    }
+
     fn read_config(&self, offset: u64, data: &mut [u8]) {
         let space = config::space(
             &self.geometry,

@@ -4,6 +4,7 @@
 //! header and data; the writable ones are data and, last, the status.
 
 use husk_devices::GuestMemMmap;
+use husk_devices::virtio::chain::{self, Segment};
 use husk_disk::{Buffer, Request, SECTOR};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
@@ -17,18 +18,8 @@ use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend};
 use crate::config::MAX_RANGE_SECTORS;
 use crate::device::SERIAL_LEN;
 
-/// Descriptors of one chain. What a driver may send is far less; this bounds what we look at.
-const MAX_DESCRIPTORS: usize = 1024;
-
 /// Bytes of `struct virtio_blk_req` before the data.
 const HEADER_LEN: usize = 16;
-
-/// A range of guest memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Segment {
-    pub address: GuestAddress,
-    pub len: u32,
-}
 
 /// Outcome of a request, as the driver reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,10 +32,8 @@ pub(crate) enum Status {
 /// Why a chain is no request: there is no place to say what is wrong with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Malformed {
-    #[error("a descriptor chain that does not end")]
-    Endless,
-    #[error("a readable descriptor after a writable one")]
-    Order,
+    #[error(transparent)]
+    Chain(#[from] chain::Malformed),
     #[error("a request without a status byte in memory")]
     Status,
 }
@@ -84,31 +73,7 @@ impl Layout {
         mem: &GuestMemMmap,
         chain: DescriptorChain<&GuestMemMmap>,
     ) -> Result<(), Malformed> {
-        self.readable.clear();
-        self.writable.clear();
-        let mut more = true;
-        for (count, descriptor) in chain.enumerate() {
-            if count == MAX_DESCRIPTORS {
-                return Err(Malformed::Endless);
-            }
-            more = descriptor.has_next();
-            let segment = Segment {
-                address: descriptor.addr(),
-                len: descriptor.len(),
-            };
-            if descriptor.is_write_only() {
-                self.writable.push(segment);
-            } else if self.writable.is_empty() {
-                self.readable.push(segment);
-            } else {
-                return Err(Malformed::Order);
-            }
-        }
-        // The iterator stops without a word at a loop, at a descriptor outside its table and at a bad
-        // indirect table: then the last one it gave promised another, or there was none.
-        if more {
-            return Err(Malformed::Endless);
-        }
+        chain::segments(chain, &mut self.readable, &mut self.writable)?;
         while self.writable.last().is_some_and(|s| s.len == 0) {
             self.writable.pop();
         }

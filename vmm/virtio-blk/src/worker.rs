@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use husk_devices::virtio::chain::Segment;
 use husk_devices::virtio::{ActiveQueue, VirtioInterrupt};
 use husk_devices::{GuestMem, GuestMemMmap};
 use husk_disk::{Completion, DiskQueue, Request};
@@ -13,7 +14,7 @@ use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::request::{Action, Layout, Rules, Segment, Status, mark_dirty};
+use crate::request::{Action, Layout, Rules, Status, mark_dirty};
 
 /// Segments whose memory a finished request keeps for the next one.
 const KEPT_SEGMENTS: usize = 64;

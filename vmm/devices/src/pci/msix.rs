@@ -163,11 +163,11 @@ impl Msix {
         }
     }
 
-    /// Raises a vector, or sets its pending bit while it is masked. Nothing happens while MSI-X is
-    /// disabled; returns whether it is enabled.
+    /// Raises a vector, or sets its pending bit while it is masked. False if there is no such vector or
+    /// MSI-X is disabled: then nothing happened.
     pub fn signal(&self, vector: u16) -> bool {
         let Some(vector) = self.vectors.get(usize::from(vector)) else {
-            return true;
+            return false;
         };
         let mut entry = vector.entry();
         if entry.routed.is_some() {
@@ -420,7 +420,7 @@ mod tests {
         msix.set_control(0);
         msix.set_control(ENABLED);
         assert_eq!(msi.line(0).fired(), 0);
-        assert!(msix.signal(7), "no such vector: nothing happens");
+        assert!(!msix.signal(7), "no such vector");
     }
 
     #[test]

@@ -4,11 +4,22 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
+use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
+use super::chain::Segment;
+use super::queue_worker::{Handler, QueueWorker};
 use super::{ActivateError, Activation, ActiveQueue, VirtioDevice, VirtioInterrupt};
+use crate::GuestMemMmap;
 
 /// Unit of everything the balloon counts, whatever the pages of host or guest.
 const PAGE: u64 = 4096;
+
+/// Bytes of `struct virtio_balloon_config`.
+const CONFIG_SIZE: usize = 16;
+const ACTUAL_OFFSET: u64 = 4;
+
+const INFLATE: u16 = 0;
+const DEFLATE: u16 = 1;
 
 const F_DEFLATE_ON_OOM: u64 = 1 << 2;
 const F_PAGE_REPORTING: u64 = 1 << 5;
@@ -68,6 +79,7 @@ impl BalloonHandle {
 pub struct Balloon {
     shared: Arc<Shared>,
     reporting: bool,
+    worker: Option<QueueWorker>,
 }
 
 impl std::fmt::Debug for Balloon {
@@ -88,9 +100,18 @@ impl Balloon {
             Self {
                 shared: Arc::clone(&shared),
                 reporting,
+                worker: None,
             },
             BalloonHandle(shared),
         )
+    }
+
+    fn set_interrupt(&self, interrupt: Option<Arc<dyn VirtioInterrupt>>) {
+        *self
+            .shared
+            .interrupt
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = interrupt;
     }
 }
 
@@ -112,20 +133,151 @@ impl VirtioDevice for Balloon {
     }
 
     fn queue_max_sizes(&self) -> &[u16] {
+        // The reporting queue has index 4 (section 5.5.2), but drivers that leave no gap for the queues
+        // of features not offered look for it at 2. Neither index can mean anything else here.
         if self.reporting { &[128; 5] } else { &[128; 2] }
     }
 
-    fn read_config(&self, _offset: u64, data: &mut [u8]) {
-        data.fill(0);
+    fn config_size(&self) -> u16 {
+        CONFIG_SIZE as u16
     }
 
-    fn activate(&mut self, _activation: Activation) -> Result<(), ActivateError> {
-        Err(std::io::Error::from(std::io::ErrorKind::Unsupported).into())
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        let mut space = [0; CONFIG_SIZE];
+        space[..4].copy_from_slice(&self.shared.target.load(Ordering::Relaxed).to_le_bytes());
+        space[4..8].copy_from_slice(&self.shared.actual.load(Ordering::Relaxed).to_le_bytes());
+        for (at, byte) in (offset..).zip(data) {
+            *byte = usize::try_from(at)
+                .ok()
+                .and_then(|at| space.get(at))
+                .copied()
+                .unwrap_or(0);
+        }
     }
 
-    fn reset(&mut self) {}
+    fn write_config(&mut self, offset: u64, data: &[u8]) {
+        if let (ACTUAL_OFFSET, Ok(actual)) = (offset, data.try_into()) {
+            self.shared
+                .actual
+                .store(u32::from_le_bytes(actual), Ordering::Relaxed);
+        }
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        for index in [INFLATE, DEFLATE] {
+            if !activation.queues.iter().any(|queue| queue.index == index) {
+                return Err(ActivateError::MissingQueue(index));
+            }
+        }
+        self.set_interrupt(Some(Arc::clone(&activation.interrupt)));
+        self.worker = Some(QueueWorker::start(self.name(), Reclaim, activation)?);
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.quiesce();
+        self.set_interrupt(None);
+        // A new driver starts with an empty balloon: the old one's pages are in use again.
+        self.shared.actual.store(0, Ordering::Relaxed);
+    }
 
     fn quiesce(&mut self) -> Option<Vec<ActiveQueue>> {
-        None
+        self.worker.take()?.stop()
     }
 }
+
+/// Takes memory back from the guest.
+struct Reclaim;
+
+impl Handler for Reclaim {
+    fn handle(
+        &mut self,
+        index: u16,
+        mem: &GuestMemMmap,
+        readable: &[Segment],
+        writable: &[Segment],
+    ) -> Result<u32, &'static str> {
+        match index {
+            INFLATE => inflate(mem, readable)?,
+            // Pages come back by being touched.
+            DEFLATE => {}
+            // Free pages, as buffers (section 5.5.6.7). Nothing is written to them that the driver may rely on.
+            _ => writable
+                .iter()
+                .for_each(|s| drop_pages(mem, s.address.0, s.len.into())),
+        }
+        Ok(0)
+    }
+}
+
+/// Drops the pages whose numbers are in `segments` (section 5.5.6), runs of neighbours in one go.
+fn inflate(mem: &GuestMemMmap, segments: &[Segment]) -> Result<(), &'static str> {
+    const NUMBER: usize = size_of::<u32>();
+    let mut numbers = [0; 256 * NUMBER];
+    for segment in segments {
+        // First page and pages of the run so far.
+        let (mut first, mut count) = (0, 0);
+        // Half a number at the end of a descriptor is none.
+        let len = segment.len as usize / NUMBER * NUMBER;
+        let mut done = 0;
+        while done < len {
+            let part = &mut numbers[..(len - done).min(256 * NUMBER)];
+            let at = segment
+                .address
+                .0
+                .checked_add(done as u64)
+                .ok_or("a buffer outside of memory")?;
+            mem.read_slice(part, GuestAddress(at))
+                .map_err(|_| "a buffer outside of memory")?;
+            done += part.len();
+            for number in part.chunks_exact(NUMBER) {
+                let page = u64::from(u32::from_le_bytes(std::array::from_fn(|i| number[i])));
+                if page == first + count {
+                    count += 1;
+                } else if page + 1 == first {
+                    (first, count) = (page, count + 1);
+                } else {
+                    drop_pages(mem, first * PAGE, count * PAGE);
+                    (first, count) = (page, 1);
+                }
+            }
+        }
+        drop_pages(mem, first * PAGE, count * PAGE);
+    }
+    Ok(())
+}
+
+/// Gives the host the memory behind `len` bytes at guest address `start`; they read as zeroes when touched
+/// again. What is not whole pages of one region of ordinary memory is left alone.
+fn drop_pages(mem: &GuestMemMmap, start: u64, len: u64) {
+    let Some((region, offset)) = mem.to_region_addr(GuestAddress(start)) else {
+        return;
+    };
+    let inside = offset
+        .raw_value()
+        .checked_add(len)
+        .is_some_and(|end| end <= region.len());
+    // Reserved huge pages are the guest's for good.
+    let ours = region.is_hugetlbfs() != Some(true);
+    if len == 0 || !(start | len).is_multiple_of(PAGE) || !inside || !ours {
+        return;
+    }
+    let Ok(address) = region.get_host_address(offset) else {
+        return;
+    };
+    // A shared mapping's memory belongs to its file, and stays there when only unmapped.
+    let shared = region.flags() & libc::MAP_SHARED != 0;
+    let advice = if shared {
+        libc::MADV_REMOVE
+    } else {
+        libc::MADV_DONTNEED
+    };
+    // SAFETY: the range lies in one mapping of guest memory, which nothing in this process takes to keep
+    // its content: all of it is the guest's to change at any time.
+    if unsafe { libc::madvise(address.cast(), len as usize, advice) } != 0 {
+        tracing::debug!(start, len, error = %std::io::Error::last_os_error(), "pages not dropped");
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -12,6 +12,8 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::GuestMem;
 
 pub mod balloon;
+pub mod chain;
+mod queue_worker;
 pub mod rng;
 pub mod transport;
 

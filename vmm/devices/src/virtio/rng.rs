@@ -1,12 +1,26 @@
 //! virtio-rng: entropy for the guest (virtio 1.2, section 5.4).
 
-use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
+use std::io;
 
+use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::chain::Segment;
+use super::queue_worker::{Handler, QueueWorker};
 use super::{ActivateError, Activation, ActiveQueue, VirtioDevice};
+use crate::GuestMemMmap;
+
+/// Bytes given to one request at most; a driver that wants more asks again.
+const REQUEST_MAX: usize = 64 << 10;
+
+/// Bytes drawn at a time.
+const DRAW: usize = 1024;
 
 /// An entropy device that answers from the host kernel's generator.
 #[derive(Debug, Default)]
-pub struct Rng {}
+pub struct Rng {
+    worker: Option<QueueWorker>,
+}
 
 impl Rng {
     /// A device with one queue.
@@ -37,17 +51,79 @@ impl VirtioDevice for Rng {
         &[64]
     }
 
+    fn config_size(&self) -> u16 {
+        0
+    }
+
     fn read_config(&self, _offset: u64, data: &mut [u8]) {
         data.fill(0);
     }
 
-    fn activate(&mut self, _activation: Activation) -> Result<(), ActivateError> {
-        Err(std::io::Error::from(std::io::ErrorKind::Unsupported).into())
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        if activation.queues.is_empty() {
+            return Err(ActivateError::MissingQueue(0));
+        }
+        self.worker = Some(QueueWorker::start(self.name(), Source, activation)?);
+        Ok(())
     }
 
-    fn reset(&mut self) {}
+    fn reset(&mut self) {
+        self.quiesce();
+    }
 
     fn quiesce(&mut self) -> Option<Vec<ActiveQueue>> {
-        None
+        self.worker.take()?.stop()
     }
 }
+
+struct Source;
+
+impl Handler for Source {
+    fn handle(
+        &mut self,
+        _index: u16,
+        mem: &GuestMemMmap,
+        _readable: &[Segment],
+        writable: &[Segment],
+    ) -> Result<u32, &'static str> {
+        let mut given = 0;
+        let mut bytes = [0; DRAW];
+        for segment in writable {
+            let mut done = 0;
+            while done < segment.len as usize && given < REQUEST_MAX {
+                let len = (segment.len as usize - done).min(REQUEST_MAX - given).min(DRAW);
+                fill(&mut bytes[..len]).map_err(|_| "the host has no entropy")?;
+                let at = segment
+                    .address
+                    .0
+                    .checked_add(done as u64)
+                    .ok_or("a buffer outside of memory")?;
+                mem.write_slice(&bytes[..len], GuestAddress(at))
+                    .map_err(|_| "a buffer outside of memory")?;
+                done += len;
+                given += len;
+            }
+        }
+        Ok(given as u32)
+    }
+}
+
+fn fill(mut bytes: &mut [u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        // SAFETY: the kernel writes at most the length given, all of it ours.
+        let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+        match usize::try_from(got) {
+            Ok(got) => bytes = &mut bytes[got..],
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -17,6 +17,7 @@ use crate::doorbell::Doorbells;
 use crate::pci::ConfigSpace;
 use crate::virtio::{Activation, ActiveQueue, VirtioDevice, VirtioInterrupt};
 
+/// The registers and the device behind them.
 pub(super) struct Function {
     interrupt: Arc<Interrupt>,
     capabilities: Capabilities,
@@ -62,12 +63,20 @@ impl Function {
     }
 
     /// Calls the device; a panic costs the device, not the caller.
-    pub fn call<R>(&mut self, what: &str, f: impl FnOnce(&mut dyn VirtioDevice) -> R) -> Option<R> {
-        let result = catch_unwind(AssertUnwindSafe(|| f(&mut *self.device)));
-        if result.is_err() {
-            self.interrupt.needs_reset(&format!("panicked in {what}"));
+    fn call<R>(&mut self, what: &str, f: impl FnOnce(&mut dyn VirtioDevice) -> R) -> Result<R, String> {
+        catch_unwind(AssertUnwindSafe(|| f(&mut *self.device))).map_err(|_| format!("it panicked in {what}"))
+    }
+
+    pub fn read_config(&mut self, offset: u64, data: &mut [u8]) {
+        if let Err(reason) = self.call("a read", |device| device.read_config(offset, data)) {
+            self.interrupt.needs_reset(&reason);
         }
-        result.ok()
+    }
+
+    pub fn write_config(&mut self, offset: u64, data: &[u8]) {
+        if let Err(reason) = self.call("a write", |device| device.write_config(offset, data)) {
+            self.interrupt.needs_reset(&reason);
+        }
     }
 
     pub fn write_common(&mut self, offset: u64, data: &[u8]) {
@@ -80,8 +89,8 @@ impl Function {
 
     /// The driver is ready.
     fn start(&mut self) {
-        if self.broken || self.interrupt.has(status::NEEDS_RESET) {
-            return self.interrupt.needs_reset("it failed before and was not reset");
+        if self.interrupt.has(status::NEEDS_RESET) {
+            return self.interrupt.signal_config();
         }
         match Rings::new(self.common.rings()) {
             Ok(rings) => {
@@ -101,8 +110,9 @@ impl Function {
     pub fn settle(&mut self) {
         let active = self.rings.as_ref().map(|rings| !rings.is_held());
         let wanted = self.space.is_master() && !self.quiesced;
+        let works = !self.interrupt.has(status::NEEDS_RESET);
         let outcome = match active {
-            Some(false) if wanted => self.activate(),
+            Some(false) if wanted && works => self.activate(),
             Some(true) if !wanted => self.hold(),
             _ => Ok(()),
         };
@@ -116,6 +126,9 @@ impl Function {
         let Some(rings) = &mut self.rings else {
             return Ok(());
         };
+        if self.broken {
+            return Err("it panicked when it was reset".into());
+        }
         let taken = rings.take().map_err(|e| format!("kick events: {e}"))?;
         let features = self.common.features();
         let event_idx = features & 1 << VIRTIO_RING_F_EVENT_IDX != 0;
@@ -142,11 +155,8 @@ impl Function {
             queues,
             interrupt,
         };
-        match self.call("activation", |device| device.activate(activation)) {
-            Some(Ok(())) => {}
-            Some(Err(error)) => return Err(format!("activation: {error}")),
-            None => return Err("activation failed".into()),
-        }
+        self.call("activation", |device| device.activate(activation))?
+            .map_err(|e| format!("activation: {e}"))?;
         self.follow_bar();
         if let Some(rings) = &self.rings {
             rings.kick_all();
@@ -155,7 +165,7 @@ impl Function {
     }
 
     fn hold(&mut self) -> Result<(), String> {
-        let queues = self.call("quiescing", |device| device.quiesce()).flatten();
+        let queues = self.call("quiescing", |device| device.quiesce())?;
         let queues = queues.ok_or("it did not return its queues")?;
         let mut states: Vec<_> = queues.iter().map(|q| RingState::of(q.index, &q.queue)).collect();
         states.sort_by_key(|ring| ring.index);
@@ -181,7 +191,7 @@ impl Function {
     /// Section 2.4: the driver wrote 0 to device status.
     pub fn reset_device(&mut self) {
         self.drop_rings();
-        self.broken = self.call("reset", |device| device.reset()).is_none();
+        self.broken = self.call("reset", |device| device.reset()).is_err();
         self.common.reset();
         self.interrupt.reset();
     }

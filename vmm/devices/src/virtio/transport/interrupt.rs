@@ -3,7 +3,7 @@
 //! Called from worker threads while a vCPU may wait for that very worker under the transport's lock, so
 //! everything here is atomic and nothing takes that lock.
 
-use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering};
 
 use crate::pci::Msix;
 use crate::virtio::VirtioInterrupt;
@@ -27,6 +27,8 @@ pub mod status {
     pub const FAILED: u8 = 0x80;
 }
 
+const LOGGED_FAILURES: u32 = 16;
+
 const ISR_QUEUE: u8 = 1;
 const ISR_CONFIG: u8 = 2;
 
@@ -35,6 +37,7 @@ const ISR_CONFIG: u8 = 2;
 pub(super) struct Interrupt {
     name: String,
     msix: Msix,
+    failures: AtomicU32,
     status: AtomicU8,
     isr: AtomicU8,
     generation: AtomicU8,
@@ -47,6 +50,7 @@ impl Interrupt {
         Self {
             name: name.to_owned(),
             msix,
+            failures: AtomicU32::new(0),
             status: AtomicU8::new(0),
             isr: AtomicU8::new(0),
             generation: AtomicU8::new(0),
@@ -128,9 +132,10 @@ impl Interrupt {
         self.status.store(0, Ordering::Release);
     }
 
-    /// Takes a saved status. What was raised since it was saved stays raised, and the generation moves on,
-    /// because the device's configuration may have changed in between.
+    /// Takes a saved status. What the device raised since it was saved stays raised, and the generation
+    /// moves on, because the device's configuration may have changed in between.
     pub fn load(&self, status: u8, isr: u8, generation: u8) {
+        self.status.fetch_and(status::NEEDS_RESET, Ordering::AcqRel);
         self.set_status(status);
         self.isr.fetch_or(isr, Ordering::AcqRel);
         self.generation
@@ -139,7 +144,7 @@ impl Interrupt {
 
     fn raise(&self, vector: u16, cause: u8) {
         if !self.msix.signal(vector) {
-            // No INTx pin: with MSI-X disabled the ISR status is all that a polling driver has.
+            // No INTx pin: without a vector the ISR status is all that a polling driver has.
             self.isr.fetch_or(cause, Ordering::AcqRel);
         }
     }
@@ -156,8 +161,13 @@ impl VirtioInterrupt for Interrupt {
     }
 
     fn needs_reset(&self, reason: &str) {
-        tracing::warn!(device = self.name, reason, "device needs a reset by its driver");
-        self.set_status(status::NEEDS_RESET);
+        if self.status.fetch_or(status::NEEDS_RESET, Ordering::AcqRel) & status::NEEDS_RESET != 0 {
+            return;
+        }
+        // A guest can bring this about as often as it likes.
+        if self.failures.fetch_add(1, Ordering::Relaxed) < LOGGED_FAILURES {
+            tracing::warn!(device = self.name, reason, "device needs a reset by its driver");
+        }
         // Section 2.1.2: the driver is told only once it is ready.
         if self.has(status::DRIVER_OK) {
             self.signal_config();

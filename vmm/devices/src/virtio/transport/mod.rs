@@ -16,6 +16,8 @@ use crate::pci::{Bar, Msix, PciDevice};
 
 mod common;
 #[cfg(test)]
+mod echo;
+#[cfg(test)]
 mod fake;
 mod function;
 mod interrupt;
@@ -226,9 +228,7 @@ impl PciDevice for VirtioPci {
             }
             Region::Device => {
                 if let Some(data) = self.inside_config(offset, data.len()).map(|len| &mut data[..len]) {
-                    self.function().call("read of its configuration", |device| {
-                        device.read_config(offset, data)
-                    });
+                    self.function().read_config(offset, data);
                 }
             }
             Region::Table => self.interrupt.msix().read_table(offset, data),
@@ -245,9 +245,7 @@ impl PciDevice for VirtioPci {
             Region::Common => self.function().write_common(offset, data),
             Region::Device => {
                 if let Some(data) = self.inside_config(offset, data.len()).map(|len| &data[..len]) {
-                    self.function().call("write to its configuration", |device| {
-                        device.write_config(offset, data)
-                    });
+                    self.function().write_config(offset, data);
                 }
             }
             Region::Notify => {
