@@ -215,9 +215,7 @@ fn connect(control: std::os::unix::net::UnixStream) -> io::Result<Channel> {
         let stream = stream.lock().ok().and_then(|mut stream| stream.take());
         async move { stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
     });
-    Ok(Endpoint::from_static("http://vmm")
-        .connect_with_connector(connector)
-        .await?)
+    Ok(Endpoint::from_static("http://vmm").connect_with_connector_lazy(connector))
 }
 
 #[cfg(test)]
