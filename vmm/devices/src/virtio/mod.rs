@@ -15,6 +15,8 @@ pub mod balloon;
 pub mod chain;
 mod queue_worker;
 pub mod rng;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod transport;
 
 /// A virtio device model without its transport.
