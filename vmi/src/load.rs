@@ -164,6 +164,7 @@ fn parse(text: &str) -> Result<Vec<Value>, LoadError> {
             max_aliases: 1000,
             max_anchors: 1000,
             max_recorded_anchor_bytes: MANIFEST_LIMIT,
+            max_total_scalar_bytes: 4 * MANIFEST_LIMIT,
         },
         alias_limits: serde_saphyr::alias_limits! {
             max_total_replayed_events: 20_000,
@@ -175,7 +176,11 @@ fn parse(text: &str) -> Result<Vec<Value>, LoadError> {
         let location = error.location();
         let plain = error.render_with_formatter(&serde_saphyr::UserMessageFormatter);
         // The place is told apart from the message.
-        let plain = plain.split(" at line ").next().unwrap_or_default();
+        let plain = plain
+            .split(" at line ")
+            .next()
+            .unwrap_or_default()
+            .trim_end_matches(" (defined");
         LoadError::Syntax {
             line: location.map_or(0, |l| l.line()),
             column: location.map_or(0, |l| l.column()),

@@ -9,6 +9,8 @@ use crate::quantity::Quantity;
 const MOST_VCPUS: u32 = 254;
 /// The least memory that any guest is worth starting with, in bytes.
 const LEAST_MEMORY: u64 = 16 << 20;
+/// The most memory of a guest, in bytes: what 46 bits of physical address reach, which every x86-64 server has.
+const MOST_MEMORY: u64 = 64 << 40;
 /// The page that guest memory is made of where no huge pages are asked for, in bytes.
 const PAGE: u64 = 4096;
 /// How far the guest's clock may stand from UTC, in seconds: a hundred years.
@@ -77,22 +79,25 @@ pub(super) fn memory(vmi: &Vmi, errors: &mut Vec<FieldError>) -> Memory {
     };
     let bytes = quantity.and_then(Quantity::bytes).unwrap_or(0);
     let path = vmi.at(&field);
-    if bytes < LEAST_MEMORY {
-        let quantity = quantity.unwrap_or(Quantity::from_value(0));
-        let text = format!("{path} '{quantity}': a guest cannot start with less than 16Mi");
-        errors.push(FieldError::invalid(&path, text));
+    let fault = match bytes {
+        ..LEAST_MEMORY => Some("a guest cannot start with less than 16Mi"),
+        LEAST_MEMORY..=MOST_MEMORY => None,
+        _ => Some("a guest has at most 64Ti"),
+    };
+    let asked = quantity.unwrap_or(Quantity::from_value(0));
+    if let Some(fault) = fault {
+        errors.push(FieldError::invalid(&path, format!("{path} '{asked}': {fault}")));
     }
     if let (Some(page), Some(size)) = (hugepage_bytes, page_size)
         && bytes % page != 0
     {
         let text = format!(
-            "{path} '{}' is not a multiple of the page size {} '{size}'",
-            quantity.unwrap_or(Quantity::from_value(0)),
+            "{path} '{asked}' is not a multiple of the page size {} '{size}'",
             vmi.at("domain.hugepages.size")
         );
         errors.push(FieldError::invalid(path, text));
     }
-    // No overflow: a quantity is below 2^63.
+    // No overflow: a quantity is at most 2^63 - 1.
     Memory {
         guest_bytes: bytes.next_multiple_of(PAGE),
         hugepage_bytes,

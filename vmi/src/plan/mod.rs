@@ -3,6 +3,7 @@
 mod boot;
 mod disks;
 mod machine;
+mod text;
 mod types;
 
 use uuid::Uuid;

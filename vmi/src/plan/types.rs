@@ -169,9 +169,14 @@ pub enum DiskSource {
         /// `meta-data`, JSON.
         meta_data: String,
         /// `user-data`; always a file, maybe empty.
+        #[serde(with = "super::text")]
         user_data: Vec<u8>,
         /// `network-config`; no file if there is none.
-        #[serde(skip_serializing_if = "Option::is_none", default)]
+        #[serde(
+            with = "super::text::option",
+            skip_serializing_if = "Option::is_none",
+            default
+        )]
         network_config: Option<Vec<u8>>,
     },
 }

@@ -18,19 +18,17 @@ pub(crate) struct Found {
     pub(crate) unsupported: Vec<FieldError>,
     /// Valid fields that are left out.
     pub(crate) notes: Vec<Note>,
+    /// Faults against the schema beyond those that are listed.
+    unlisted: usize,
 }
 
 /// Checks `value`, which stands at `path`. Absent and null are the same, as they are for KubeVirt.
 pub(crate) fn check(value: &Value, kind: &Kind, path: &str) -> Found {
     let mut found = Found::default();
     found.walk(value, kind, path, true);
-    let more = found.schema.len().saturating_sub(MOST);
-    if more > 0 {
-        found.schema.truncate(MOST);
-        found.schema.push(FieldError::invalid(
-            path,
-            format!("{more} more validation errors"),
-        ));
+    if found.unlisted > 0 {
+        let text = format!("and {} more validation errors", found.unlisted);
+        found.schema.push(FieldError::invalid(path, text));
     }
     found
 }
@@ -56,7 +54,7 @@ impl Found {
             }
             (Kind::Quantity, Value::String(_) | Value::Number(_)) => {
                 if let Err(error) = serde_json::from_value::<Quantity>(value.clone()) {
-                    self.schema.push(FieldError::invalid(
+                    self.fault(FieldError::invalid(
                         path,
                         format!("{path} '{}': {error}", text(value)),
                     ));
@@ -68,7 +66,7 @@ impl Found {
                     .filter(|name| !fields.iter().any(|f| f.name == name.as_str()))
                 {
                     let path = join(path, name);
-                    self.schema.push(FieldError::invalid(
+                    self.fault(FieldError::invalid(
                         &path,
                         format!("{path} in body is a forbidden property"),
                     ));
@@ -97,7 +95,7 @@ impl Found {
                     wanted(kind),
                     given(value)
                 );
-                self.schema.push(FieldError::invalid(path, message));
+                self.fault(FieldError::invalid(path, message));
             }
         }
     }
@@ -127,9 +125,17 @@ impl Found {
         }
     }
 
+    fn fault(&mut self, error: FieldError) {
+        if self.schema.len() < MOST {
+            self.schema.push(error);
+        } else {
+            self.unlisted += 1;
+        }
+    }
+
     fn bound(&mut self, path: &str, direction: &str, bound: i64) {
         let message = format!("{path} in body should be {direction} than or equal to {bound}");
-        self.schema.push(FieldError::invalid(path, message));
+        self.fault(FieldError::invalid(path, message));
     }
 }
 

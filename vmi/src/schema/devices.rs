@@ -99,7 +99,11 @@ const DISK: Kind = Object(&[
         Object(&[
             yes(
                 "custom",
-                Object(&[yes("logical", I32).required(), yes("physical", I32).required()]),
+                Object(&[
+                    yes("logical", I32).required(),
+                    yes("physical", I32).required(),
+                    yes("discardGranularity", I32),
+                ]),
             ),
             yes("matchVolume", Object(&[yes("enabled", Bool)])),
         ]),

@@ -1,0 +1,705 @@
+//! Manifests in KubeVirt's whole vocabulary: what is honoured, what is warned about and what is refused.
+
+mod common;
+
+use std::path::PathBuf;
+
+use common::{base, faults, vmi, with};
+use husk_vmi::{
+    BootPlan, DiskSource, KernelFile, LoadError, Loaded, PodResources, Restart, Topology, VmPlan, load, plan,
+};
+use serde_json::{Value, json};
+
+/// A VirtualMachineInstance of a plain kind: container disk, scratch disk, cloud-init, bridge.
+const INSTANCE: &str = r##"
+apiVersion: kubevirt.io/v1alpha3
+kind: VirtualMachineInstance
+metadata:
+  name: blue
+  labels: {special: blue}
+spec:
+  terminationGracePeriodSeconds: 0
+  domain:
+    resources: {requests: {memory: 1024M}}
+    machine: {type: q35}
+    devices:
+      rng: {}
+      disks:
+      - {name: system, disk: {bus: virtio}}
+      - {name: scratch, disk: {bus: virtio}}
+      - {name: seed, disk: {bus: virtio}}
+      interfaces:
+      - {name: default, bridge: {}}
+  networks:
+  - {name: default, pod: {}}
+  volumes:
+  - {name: system, containerDisk: {image: registry/blue:1, imagePullPolicy: Always}}
+  - {name: scratch, emptyDisk: {capacity: 2Gi}}
+  - name: seed
+    cloudInitNoCloud:
+      userData: |
+        #cloud-config
+        password: blue
+        chpasswd: {expire: False}
+"##;
+
+/// A VirtualMachine of a Linux server on a claim.
+const MACHINE: &str = r#"
+apiVersion: v1
+kind: Secret
+metadata: {name: unused}
+---
+apiVersion: kubevirt.io/v1
+kind: VirtualMachine
+metadata:
+  name: green.example
+  namespace: prod
+spec:
+  running: true
+  template:
+    metadata:
+      labels: {kubevirt.io/domain: green}
+      annotations: {kubevirt.io/keep-launcher-alive-after-failure: "true"}
+    spec:
+      nodeSelector: {kubevirt.io/schedulable: "true"}
+      architecture: amd64
+      domain:
+        cpu: {cores: 2}
+        resources: {requests: {memory: 4G}}
+        devices:
+          disks:
+          - {name: data, bootOrder: 2, disk: {bus: virtio}}
+          - {name: root, bootOrder: 1, disk: {}}
+          interfaces:
+          - {name: default, masquerade: {}, model: e1000}
+      networks:
+      - {name: default, pod: {}}
+      volumes:
+      - {name: root, persistentVolumeClaim: {claimName: green-root}}
+      - {name: data, hostDisk: {path: /data/green.img, type: DiskOrCreate, capacity: 1Gi}}
+"#;
+
+/// A VirtualMachine with a Windows guest's clock, firmware and CD-ROM.
+const DESKTOP: &str = r#"
+apiVersion: kubevirt.io/v1
+kind: VirtualMachine
+metadata: {name: desktop}
+spec:
+  running: false
+  template:
+    spec:
+      domain:
+        clock:
+          utc: {}
+          timer:
+            hpet: {present: false}
+            hyperv: {}
+            pit: {tickPolicy: delay}
+            rtc: {tickPolicy: catchup}
+        cpu: {cores: 4}
+        features: {acpi: {enabled: true}, apic: {}, hyperv: {relaxed: {}, vapic: {}, spinlocks: {spinlocks: 8191}}}
+        firmware: {uuid: 5d307ca9-b3ef-428c-8861-06e72d69f223}
+        resources: {requests: {memory: 16G}}
+        devices:
+          disks:
+          - {name: disk, bootOrder: 1, disk: {bus: sata}}
+          - {name: drivers, cdrom: {bus: sata}}
+      volumes:
+      - {name: disk, hostDisk: {path: /data/desktop.img, type: Disk}}
+      - {name: drivers, containerDisk: {image: registry/drivers}}
+"#;
+
+fn only(text: &str) -> husk_vmi::Vmi {
+    let vm = load(text)
+        .unwrap()
+        .into_iter()
+        .find_map(|document| match document {
+            Loaded::Vmi(vmi) => Some(*vmi),
+            Loaded::Other { .. } => None,
+        });
+    vm.unwrap()
+}
+
+fn resources(volumes: &[(&str, &str)]) -> PodResources {
+    PodResources {
+        volumes: volumes
+            .iter()
+            .map(|(name, path)| ((*name).to_owned(), PathBuf::from(path)))
+            .collect(),
+        uuid: "11111111-2222-4333-8444-555555555555".parse().unwrap(),
+        now_unix_seconds: 1_782_864_000, // 2026-07-01
+        ..PodResources::default()
+    }
+}
+
+fn noted(plan: &VmPlan) -> Vec<String> {
+    plan.notes.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn an_instance_is_planned() {
+    let vmi = only(INSTANCE);
+    let plan = plan(&vmi, &resources(&[("system", "/images/blue.qcow2")])).unwrap();
+    insta::assert_snapshot!(serde_json::to_string_pretty(&plan).unwrap());
+    let again: VmPlan = serde_json::from_value(serde_json::to_value(&plan).unwrap()).unwrap();
+    assert_eq!(again, plan);
+}
+
+#[test]
+fn a_machine_is_planned_and_other_documents_are_told_apart() {
+    let documents = load(MACHINE).unwrap();
+    assert!(
+        matches!(&documents[0], Loaded::Other { kind, name, .. } if kind == "Secret" && name == "unused")
+    );
+    let vmi = only(MACHINE);
+    assert_eq!(
+        (vmi.name.as_str(), vmi.namespace.as_str()),
+        ("green.example", "prod")
+    );
+    assert_eq!(vmi.labels["kubevirt.io/domain"], "green");
+    let plan = plan(&vmi, &resources(&[("root", "/dev/vg/green")])).unwrap();
+    assert_eq!(
+        plan.topology,
+        Topology {
+            sockets: 1,
+            cores: 2,
+            threads: 1
+        }
+    );
+    assert_eq!(plan.memory.guest_bytes, 4_000_002_048, "whole pages");
+    assert_eq!(plan.restart, Restart::Always);
+    assert_eq!(
+        plan.boot,
+        BootPlan::Disks {
+            order: vec!["root".into(), "data".into()],
+            append: None
+        }
+    );
+    assert_eq!(plan.disks[0].target, "vda");
+    assert_eq!(
+        plan.disks[0].source,
+        DiskSource::HostDisk {
+            path: "/data/green.img".into(),
+            create_bytes: Some(1 << 30)
+        }
+    );
+    assert_eq!(plan.disks[1].source, DiskSource::File("/dev/vg/green".into()));
+    // The UUID of a VirtualMachine depends on its name only: uuid5 of KubeVirt's namespace and "green.example".
+    assert_eq!(plan.uuid.to_string(), "9d9b4d14-39ef-5aa6-a70b-9356579a82e3");
+    assert_eq!(
+        noted(&plan),
+        [
+            "spec.template.spec.nodeSelector: is for the pod that a cluster runs the VM in; it changes nothing in the VM",
+            "spec.template.spec.domain.devices.disks[1]: no bus is given; the disk is virtio, not sata",
+            "spec.template.spec.domain.devices.interfaces[0].model: e1000 is served as virtio",
+            "spec.template.spec.networks: networks are not attached yet (default); the VM has none",
+        ]
+    );
+}
+
+#[test]
+fn what_a_desktop_needs_is_refused_by_path_and_the_rest_is_noted() {
+    let vmi = only(DESKTOP);
+    let errors = plan(&vmi, &resources(&[])).unwrap_err();
+    let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        errors,
+        [
+            "spec.template.spec.domain.devices.disks[1].cdrom: Unsupported value: CD-ROM drives are not supported yet; a \
+          read-only virtio disk is (disk: {readonly: true})"
+        ]
+    );
+    let text = DESKTOP.replace("cdrom: {bus: sata}", "disk: {bus: virtio, readonly: true}");
+    let vmi = only(&text);
+    let plan = plan(&vmi, &resources(&[("drivers", "/images/drivers.img")])).unwrap();
+    let fields: Vec<&str> = plan.notes.iter().map(|note| note.field.as_str()).collect();
+    let at = |field: &str| format!("spec.template.spec.domain.{field}");
+    for field in [
+        "clock.timer.hpet",
+        "clock.timer.pit",
+        "clock.timer.rtc",
+        "clock.timer.hyperv",
+        "features.hyperv",
+        "devices.disks[0].disk.bus",
+    ] {
+        assert!(fields.contains(&at(field).as_str()), "{field} in {fields:?}");
+    }
+    assert!(fields.contains(&"spec.running"));
+    assert_eq!(plan.uuid.to_string(), "5d307ca9-b3ef-428c-8861-06e72d69f223");
+    assert!(plan.disks[1].read_only);
+}
+
+#[test]
+fn fields_that_cannot_be_left_out_are_refused_by_path() {
+    for (pointer, value, field) in [
+        (
+            "domain/devices/gpus",
+            json!([{"name": "a", "deviceName": "b"}]),
+            "domain.devices.gpus",
+        ),
+        (
+            "domain/devices/hostDevices",
+            json!([{"name": "a"}]),
+            "domain.devices.hostDevices",
+        ),
+        ("domain/devices/tpm", json!({}), "domain.devices.tpm"),
+        (
+            "domain/devices/watchdog",
+            json!({"name": "a", "i6300esb": {}}),
+            "domain.devices.watchdog",
+        ),
+        (
+            "domain/devices/filesystems",
+            json!([{"name": "a", "virtiofs": {}}]),
+            "domain.devices.filesystems",
+        ),
+        (
+            "domain/devices/sound",
+            json!({"name": "a"}),
+            "domain.devices.sound",
+        ),
+        (
+            "domain/devices/clientPassthrough",
+            json!({}),
+            "domain.devices.clientPassthrough",
+        ),
+        (
+            "domain/devices/downwardMetrics",
+            json!({}),
+            "domain.devices.downwardMetrics",
+        ),
+        (
+            "domain/devices/autoattachVSOCK",
+            json!(true),
+            "domain.devices.autoattachVSOCK",
+        ),
+        (
+            "domain/launchSecurity",
+            json!({"sev": {}}),
+            "domain.launchSecurity",
+        ),
+        (
+            "domain/cpu/features",
+            json!([{"name": "vmx", "policy": "require"}]),
+            "domain.cpu.features",
+        ),
+        (
+            "domain/cpu/numa",
+            json!({"guestMappingPassthrough": {}}),
+            "domain.cpu.numa",
+        ),
+        ("domain/cpu/realtime", json!({}), "domain.cpu.realtime"),
+        (
+            "domain/features/kvm",
+            json!({"hidden": true}),
+            "domain.features.kvm",
+        ),
+        (
+            "domain/features/apic",
+            json!({"enabled": false}),
+            "domain.features.apic.enabled",
+        ),
+        ("domain/rebootPolicy", json!("Terminate"), "domain.rebootPolicy"),
+        (
+            "domain/firmware/acpi",
+            json!({"slicNameRef": "a"}),
+            "domain.firmware.acpi",
+        ),
+        (
+            "domain/devices/disks/0/disk/bus",
+            json!("scsi"),
+            "domain.devices.disks[0].disk.bus",
+        ),
+        (
+            "domain/devices/disks/0/disk/bus",
+            json!("usb"),
+            "domain.devices.disks[0].disk.bus",
+        ),
+        (
+            "domain/devices/disks/0/disk/pciAddress",
+            json!("0000:81:01.0"),
+            "domain.devices.disks[0].disk.pciAddress",
+        ),
+        (
+            "domain/devices/disks/0/blockSize",
+            json!({"matchVolume": {}}),
+            "domain.devices.disks[0].blockSize",
+        ),
+        ("architecture", json!("arm64"), "architecture"),
+        (
+            "accessCredentials",
+            json!([{"sshPublicKey": {}}]),
+            "accessCredentials",
+        ),
+        (
+            "volumes/0",
+            json!({"name": "root", "configMap": {"name": "a"}}),
+            "volumes[0].configMap",
+        ),
+        (
+            "volumes/0",
+            json!({"name": "root", "secret": {"secretName": "a"}}),
+            "volumes[0].secret",
+        ),
+        (
+            "volumes/0",
+            json!({"name": "root", "ephemeral": {"persistentVolumeClaim": {"claimName": "a"}}}),
+            "volumes[0].ephemeral",
+        ),
+        (
+            "volumes/0",
+            json!({"name": "root", "cloudInitNoCloud": {"secretRef": {"name": "a"}}}),
+            "volumes[0].cloudInitNoCloud.secretRef",
+        ),
+        (
+            "volumes/0",
+            json!({"name": "root", "cloudInitConfigDrive": {"userData": "a"}}),
+            "volumes[0].cloudInitConfigDrive",
+        ),
+    ] {
+        let faults = faults(&with(&[(pointer, value)]));
+        assert_eq!(faults.len(), 1, "{faults:?}");
+        assert_eq!(faults[0].field, format!("spec.{field}"));
+        assert_eq!(faults[0].reason, husk_vmi::CauseReason::FieldValueNotSupported);
+    }
+    let changes = [
+        ("domain/firmware/bootloader/efi", json!({})),
+        ("domain/features/smm", json!({})),
+    ];
+    assert_eq!(
+        faults(&with(&changes))[0].field,
+        "spec.domain.firmware.bootloader.efi.secureBoot"
+    );
+    let changes = [
+        ("domain/devices/interfaces", json!([{"name": "a", "sriov": {}}])),
+        ("networks", json!([{"name": "a", "multus": {"networkName": "a"}}])),
+    ];
+    assert_eq!(
+        faults(&with(&changes))[0].field,
+        "spec.domain.devices.interfaces[0].sriov"
+    );
+}
+
+#[test]
+fn fields_that_are_met_differently_are_noted_by_path() {
+    for (pointer, value, field) in [
+        ("priorityClassName", json!("high"), "priorityClassName"),
+        ("nodeSelector", json!({"a": "b"}), "nodeSelector"),
+        ("affinity", json!({"nodeAffinity": {}}), "affinity"),
+        ("schedulerName", json!("s"), "schedulerName"),
+        ("tolerations", json!([{"key": "a"}]), "tolerations"),
+        (
+            "topologySpreadConstraints",
+            json!([{"maxSkew": 1}]),
+            "topologySpreadConstraints",
+        ),
+        ("evictionStrategy", json!("LiveMigrate"), "evictionStrategy"),
+        (
+            "readinessProbe",
+            json!({"exec": {"command": ["true"]}, "periodSeconds": 3}),
+            "readinessProbe",
+        ),
+        ("subdomain", json!("a"), "subdomain"),
+        ("dnsPolicy", json!("None"), "dnsPolicy"),
+        ("dnsConfig", json!({"nameservers": ["::1"]}), "dnsConfig"),
+        (
+            "domain/resources/overcommitGuestOverhead",
+            json!(true),
+            "domain.resources.overcommitGuestOverhead",
+        ),
+        ("domain/cpu/maxSockets", json!(4), "domain.cpu.maxSockets"),
+        ("domain/cpu/model", json!("Skylake-Server"), "domain.cpu.model"),
+        ("domain/memory/maxGuest", json!("4Gi"), "domain.memory.maxGuest"),
+        ("domain/machine/type", json!("q35"), "domain.machine.type"),
+        ("domain/ioThreadsPolicy", json!("auto"), "domain.ioThreadsPolicy"),
+        ("domain/chassis", json!({"manufacturer": "m"}), "domain.chassis"),
+        (
+            "domain/clock/timer",
+            json!({"kvm": {"present": false}}),
+            "domain.clock.timer.kvm",
+        ),
+        (
+            "domain/features/hyperv",
+            json!({"relaxed": {}}),
+            "domain.features.hyperv",
+        ),
+        ("domain/features/smm", json!({}), "domain.features.smm"),
+        (
+            "domain/features/pvspinlock",
+            json!({"enabled": false}),
+            "domain.features.pvspinlock",
+        ),
+        (
+            "domain/firmware/bootloader",
+            json!({"bios": {"useSerial": true}}),
+            "domain.firmware.bootloader.bios",
+        ),
+        (
+            "domain/firmware/bootloader",
+            json!({"efi": {"secureBoot": false}}),
+            "domain.firmware.bootloader.efi",
+        ),
+        (
+            "domain/devices/useVirtioTransitional",
+            json!(true),
+            "domain.devices.useVirtioTransitional",
+        ),
+        (
+            "domain/devices/inputs",
+            json!([{"name": "a", "type": "tablet", "bus": "usb"}]),
+            "domain.devices.inputs",
+        ),
+        (
+            "domain/devices/autoattachGraphicsDevice",
+            json!(true),
+            "domain.devices.autoattachGraphicsDevice",
+        ),
+        (
+            "domain/devices/autoattachInputDevice",
+            json!(true),
+            "domain.devices.autoattachInputDevice",
+        ),
+        (
+            "domain/devices/logSerialConsole",
+            json!(false),
+            "domain.devices.logSerialConsole",
+        ),
+        (
+            "domain/devices/blockMultiQueue",
+            json!(true),
+            "domain.devices.blockMultiQueue",
+        ),
+        (
+            "domain/devices/networkInterfaceMultiqueue",
+            json!(true),
+            "domain.devices.networkInterfaceMultiqueue",
+        ),
+        (
+            "domain/devices/video",
+            json!({"type": "vga"}),
+            "domain.devices.video",
+        ),
+        (
+            "domain/devices/disks/0/dedicatedIOThread",
+            json!(true),
+            "domain.devices.disks[0].dedicatedIOThread",
+        ),
+        (
+            "domain/devices/disks/0/tag",
+            json!("a"),
+            "domain.devices.disks[0].tag",
+        ),
+        (
+            "domain/devices/disks/0/disk/bus",
+            json!("sata"),
+            "domain.devices.disks[0].disk.bus",
+        ),
+        (
+            "domain/devices/disks/0/disk",
+            json!({}),
+            "domain.devices.disks[0]",
+        ),
+        (
+            "volumes/0/persistentVolumeClaim/hotpluggable",
+            json!(true),
+            "volumes[0].persistentVolumeClaim.hotpluggable",
+        ),
+    ] {
+        let manifest = with(&[(pointer, value)]);
+        let plan = plan(&vmi(&manifest), &resources(&[("root", "/r")])).unwrap();
+        let fields: Vec<&str> = plan.notes.iter().map(|note| note.field.as_str()).collect();
+        assert_eq!(
+            fields,
+            [format!("spec.{field}").as_str(), "spec.networks"],
+            "{:?}",
+            plan.notes
+        );
+    }
+}
+
+#[test]
+fn fields_that_ask_for_nothing_are_silent() {
+    let manifest = with(&[
+        ("domain/devices/gpus", json!([])),
+        ("domain/devices/autoattachVSOCK", json!(false)),
+        ("domain/devices/blockMultiQueue", json!(false)),
+        ("domain/devices/autoattachPodInterface", json!(false)),
+        ("domain/devices/tpm", Value::Null),
+        ("domain/cpu/dedicatedCpuPlacement", json!(false)),
+        ("domain/cpu/model", json!("host-model")),
+    ]);
+    assert_eq!(
+        noted(&plan(&vmi(&manifest), &resources(&[("root", "/r")])).unwrap()),
+        [] as [&str; 0]
+    );
+}
+
+#[test]
+fn schema_faults_are_all_reported_at_once_with_paths() {
+    let mut manifest = base();
+    manifest["very"] = json!("unexpected");
+    manifest["spec"] = json!({
+        "extremely": 1,
+        "domain": {"cpu": {"cores": "2", "sockets": -1, "threads": 4_294_967_296_i64}, "devices": {"disks": [{"disk": 3, "io": null}]}},
+        "volumes": {"name": "x"},
+        "hostname": true,
+        "terminationGracePeriodSeconds": 1.5,
+    });
+    let faults: Vec<String> = faults(&manifest).into_iter().map(|fault| fault.message).collect();
+    insta::assert_snapshot!(faults.join("\n"), @"
+    very in body is a forbidden property
+    spec.extremely in body is a forbidden property
+    spec.domain.cpu.cores in body must be of type integer: \"string\"
+    spec.domain.cpu.sockets in body should be greater than or equal to 0
+    spec.domain.cpu.threads in body should be less than or equal to 4294967295
+    spec.domain.devices.disks[0].name in body is required
+    spec.domain.devices.disks[0].disk in body must be of type object: \"integer\"
+    spec.terminationGracePeriodSeconds in body must be of type integer: \"number\"
+    spec.volumes in body must be of type array: \"object\"
+    spec.hostname in body must be of type string: \"boolean\"
+    ");
+}
+
+#[test]
+fn envelope_faults_have_paths() {
+    let faults_of = |change: fn(&mut Value)| {
+        let mut manifest = base();
+        change(&mut manifest);
+        faults(&manifest)
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        faults_of(|m| m["apiVersion"] = json!("kubevirt.io/v2")),
+        [
+            "apiVersion: Unsupported value: 'kubevirt.io/v2' is not known; kubevirt.io/v1 and kubevirt.io/v1alpha3 are"
+        ]
+    );
+    assert_eq!(
+        faults_of(|m| m["metadata"] = json!({})),
+        ["metadata.name: Required value: metadata.name in body is required"]
+    );
+    assert_eq!(
+        faults_of(|m| m["spec"] = json!({})),
+        ["spec.domain: Required value: spec.domain in body is required"]
+    );
+    for name in ["../up", "Up", "a/b", "-", "a b"] {
+        let mut manifest = base();
+        manifest["metadata"]["name"] = json!(name);
+        assert_eq!(faults(&manifest)[0].field, "metadata.name");
+        manifest["metadata"] = json!({"name": "a", "namespace": name});
+        assert_eq!(faults(&manifest)[0].field, "metadata.namespace");
+    }
+    let vm = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "metadata": {"name": "a"},
+        "spec": {"running": true, "template": {"spec": {"domain": {}}}}});
+    assert_eq!(
+        faults(&vm)[0].to_string(),
+        "spec.template.spec.domain.devices: Required value: spec.template.spec.domain.devices in body is required"
+    );
+}
+
+#[test]
+fn text_that_is_no_manifest_gives_one_line() {
+    let line = |text: &str| load(text).unwrap_err().to_string();
+    assert_eq!(line("a: [1, 2"), "line 1, column 4: unclosed bracket '['");
+    assert_eq!(
+        line("a: 1\na: 2"),
+        "line 2, column 1: duplicate mapping key: a not allowed here"
+    );
+    assert_eq!(
+        line(""),
+        "no VirtualMachineInstance or VirtualMachine in the manifest"
+    );
+    assert_eq!(
+        line("kind: Service\n---\nkind: ConfigMap"),
+        "no VirtualMachineInstance or VirtualMachine in the manifest (found Service, ConfigMap)"
+    );
+    assert_eq!(
+        line(&" ".repeat(2 << 20)),
+        "the manifest has 2097152 bytes; the limit is 1048576"
+    );
+    let bomb = (0..9).fold("a0: &a0 [x, x, x, x, x, x, x, x]\n".to_owned(), |text, n| {
+        let aliases = vec![format!("*a{n}"); 9].join(", ");
+        format!("{text}a{}: &a{} [{aliases}]\n", n + 1, n + 1)
+    });
+    assert!(
+        matches!(load(&bomb), Err(LoadError::Syntax { .. })),
+        "an alias bomb is refused"
+    );
+    for text in [
+        "[".repeat(100_000),
+        "{a: ".repeat(1000),
+        "- ".repeat(10_000),
+        "a: *b".to_owned(),
+        "\0".to_owned(),
+    ] {
+        let line = line(&text);
+        assert!(!line.contains('\n') && line.len() < 1000, "{line}");
+    }
+}
+
+#[test]
+fn repeated_faults_and_repeated_text_stay_bounded() {
+    let manifest = with(&[("volumes", json!(vec![1; 100_000]))]);
+    let all = faults(&manifest);
+    assert_eq!(all.len(), 101);
+    assert_eq!(all[100].message, "and 99900 more validation errors");
+    let big = "x".repeat(100_000);
+    let text = format!("a: &a {big}\nb: [{}]\n", vec!["*a"; 900].join(", "));
+    assert!(matches!(load(&text), Err(LoadError::Syntax { line: 2, .. })));
+}
+
+#[test]
+fn a_list_is_taken_apart_and_json_is_read() {
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": [base(), {"kind": "Service", "apiVersion": "v1"}]});
+    let documents = load(&serde_json::to_string_pretty(&list).unwrap()).unwrap();
+    assert!(matches!(
+        documents.as_slice(),
+        [Loaded::Vmi(_), Loaded::Other { .. }]
+    ));
+}
+
+#[test]
+fn a_kernel_boots_from_the_manifest_or_from_the_caller() {
+    let container = json!({"image": "i", "kernelPath": "/boot/vmlinuz", "initrdPath": "/boot/initrd"});
+    let manifest = with(&[(
+        "domain/firmware/kernelBoot",
+        json!({"kernelArgs": "quiet", "container": container}),
+    )]);
+    let vmi = vmi(&manifest);
+    let errors = plan(&vmi, &resources(&[("root", "/r")])).unwrap_err();
+    assert_eq!(errors[0].field, "spec.domain.firmware.kernelBoot.container");
+
+    let mut given = resources(&[("root", "/r"), ("kernel-boot-volume", "/kernels")]);
+    let planned = plan(&vmi, &given).unwrap();
+    let BootPlan::Kernel {
+        kernel: KernelFile::Beneath(kernel),
+        initrd: Some(_),
+        command_line,
+    } = &planned.boot
+    else {
+        panic!("{:?}", planned.boot)
+    };
+    assert_eq!(
+        (kernel.dir.to_str(), kernel.path.to_str()),
+        (Some("/kernels"), Some("boot/vmlinuz"))
+    );
+    assert_eq!(command_line, "quiet");
+
+    given.kernel = Some(husk_vmi::KernelOverride {
+        kernel: Some("/my/bzImage".into()),
+        initrd: None,
+        append: Some("console=ttyS0".into()),
+    });
+    let planned = plan(&vmi, &given).unwrap();
+    let boot = BootPlan::Kernel {
+        kernel: KernelFile::Path("/my/bzImage".into()),
+        initrd: None,
+        command_line: "console=ttyS0".into(),
+    };
+    assert_eq!(planned.boot, boot);
+    assert!(
+        noted(&planned).contains(&"spec.domain.firmware.kernelBoot: is overridden by --kernel".to_owned())
+    );
+}
