@@ -419,6 +419,11 @@ fn fields_that_are_met_differently_are_noted_by_path() {
             "domain.clock.timer.kvm",
         ),
         (
+            "domain/features/apic",
+            json!({"endOfInterrupt": true}),
+            "domain.features.apic.endOfInterrupt",
+        ),
+        (
             "domain/features/hyperv",
             json!({"relaxed": {}}),
             "domain.features.hyperv",

@@ -23,13 +23,14 @@ pub(super) const DEVICES: &[Field] = &[
         "a watchdog device is not supported yet",
     ),
     yes("interfaces", List(&INTERFACE)),
-    yes(
+    noted(
         "inputs",
         List(&Object(&[
             yes("bus", Str),
             yes("type", Str).required(),
             yes("name", Str).required(),
         ])),
+        NO_GRAPHICS,
     ),
     yes("autoattachPodInterface", Bool),
     noted("autoattachGraphicsDevice", Bool, NO_GRAPHICS),

@@ -236,7 +236,14 @@ const FEATURES: &[Field] = &[
     yes("acpi", FEATURE),
     yes(
         "apic",
-        Object(&[yes("enabled", Bool), yes("endOfInterrupt", Bool)]),
+        Object(&[
+            yes("enabled", Bool),
+            noted(
+                "endOfInterrupt",
+                Bool,
+                "the guest is told what KVM offers on this host",
+            ),
+        ]),
     ),
     noted("hyperv", Object(HYPERV), HYPERV_NOTE),
     noted("hypervPassthrough", FEATURE, HYPERV_NOTE),
