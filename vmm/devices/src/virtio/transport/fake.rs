@@ -165,8 +165,9 @@ impl FakeDoorbells {
         let Some(fd) = registered.get(&address) else {
             return false;
         };
+        let one = 1_u64;
         // SAFETY: eight readable bytes; the transport keeps the descriptor open while it is registered.
-        unsafe { libc::write(*fd, (&raw const *&1_u64).cast(), 8) == 8 }
+        unsafe { libc::write(*fd, (&raw const one).cast(), 8) == 8 }
     }
 }
 
@@ -214,7 +215,10 @@ impl Machine {
     pub fn with_memory(device: impl VirtioDevice + 'static, mem: GuestMem) -> Self {
         let (msi, doorbells) = (FakeMsi::default(), Arc::new(FakeDoorbells::default()));
         let mmio = Arc::new(Bus::new());
-        let root = Root::new(mmio.clone(), vec![WINDOW..WINDOW + 0x10_0000]);
+        let root = Root::new(
+            mmio.clone(),
+            std::iter::once(WINDOW..WINDOW + 0x10_0000).collect(),
+        );
         let pci = VirtioPci::new(Box::new(device), mem.clone(), &msi, doorbells.clone(), WINDOW).unwrap();
         root.add(SLOT, pci.clone()).unwrap();
         Self {

@@ -121,7 +121,7 @@ impl VirtioPci {
         self.interrupt.name()
     }
 
-    /// Stops the device until [`VirtioPci::resume`]. The vCPUs are stopped before. Idempotent.
+    /// Stops the device until [`VirtioPci::resume`] or a reset. The vCPUs are stopped before. Idempotent.
     pub fn pause(&self) {
         let state = self.quiesce();
         self.function().paused.get_or_insert(state);
@@ -141,7 +141,7 @@ impl VirtioPci {
     }
 
     /// Stops the device without losing a request and returns all there is to know about the function.
-    /// It stays stopped until [`VirtioPci::restore`] or [`VirtioPci::resume`].
+    /// It stays stopped until [`VirtioPci::restore`], [`VirtioPci::resume`] or a reset.
     pub fn quiesce(&self) -> State {
         let mut function = self.function();
         function.quiesced = true;
@@ -267,7 +267,7 @@ impl PciDevice for VirtioPci {
     fn reset(&self) {
         let mut function = self.function();
         function.reset_device();
-        function.paused = None;
+        (function.quiesced, function.paused) = (false, None);
         function.space.reset();
         self.interrupt.msix().reset();
     }

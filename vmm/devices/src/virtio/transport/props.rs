@@ -114,7 +114,11 @@ fn apply(m: &mut Machine, device: &FakeDevice, step: Step) {
         }
         Step::Reset => write(m, 0x14, &[0]),
         Step::Pause => m.pci.pause(),
-        Step::Resume => m.pci.resume(),
+        // Registers go back to what they were at the pause, even if a vCPU was not stopped after all.
+        Step::Resume => {
+            m.pci.resume();
+            m.root.refresh();
+        }
         Step::Reboot => m.root.reset(),
         Step::Reload => {
             let state = m.pci.quiesce();
