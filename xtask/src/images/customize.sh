@@ -38,6 +38,8 @@ for unit in apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub
     ln -sf /dev/null "$root/etc/systemd/system/$unit"
 done
 
+inside systemctl -q enable systemd-networkd.service
+
 inside update-initramfs -c -k all
 
 case $loader in
