@@ -293,3 +293,6 @@ fn used_len(written: u32, writable: u32) -> u32 {
 fn broken(error: impl std::fmt::Display) -> Broken {
     error.to_string()
 }
+
+#[cfg(test)]
+mod tests;

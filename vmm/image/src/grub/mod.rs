@@ -1,5 +1,6 @@
 //! GRUB configurations: which entry is the default, and what it boots.
 
+mod commands;
 mod environment;
 mod eval;
 mod script;

@@ -1,0 +1,282 @@
+//! GRUB's commands, as far as they decide what boots.
+
+use super::eval::{Body, Interpreter, Loaded, MAX_ENTRIES, MenuEntry, ScriptError};
+use super::script::Block;
+use super::{environment, test};
+use crate::bls;
+use crate::disk::FileRef;
+
+/// What looking at the disk counts as work.
+const DISK_WORK: usize = 100;
+
+impl Interpreter<'_> {
+    /// Runs a command of GRUB's own. Those that draw, load modules or talk to hardware do nothing.
+    pub(super) fn command(
+        &mut self,
+        name: &str,
+        args: &[String],
+        block: Option<&Block>,
+    ) -> Result<bool, ScriptError> {
+        if looks_at_disk(name) {
+            self.work(DISK_WORK)?;
+        }
+        match name {
+            "set" => self.assign(args),
+            name if args.is_empty() && is_assignment(name) => self.assign(&[name.to_owned()]),
+            "unset" => {
+                args.iter().for_each(|name| drop(self.variables.remove(name)));
+                Ok(true)
+            }
+            "increment" | "decrement" => self.count(name == "increment", args),
+            "[" => {
+                let args = args.strip_suffix(&["]".to_owned()][..]).unwrap_or(args);
+                Ok(test::test(args, self))
+            }
+            "test" => Ok(test::test(args, self)),
+            "false" | "keystatus" | "regexp" | "cmostest" | "sleep" | "authenticate" => Ok(false),
+            "menuentry" | "submenu" => self.entry(name == "submenu", args, block),
+            "load_env" => self.load_env(args),
+            "search" | "search.fs_uuid" | "search.fs_label" | "search.file" => self.search(name, args),
+            "probe" => self.probe(args),
+            "linux" | "linux16" | "linuxefi" | "kernel" => {
+                self.loaded = Loaded {
+                    kernel: args.first().and_then(|path| self.file_ref(path)),
+                    linux: args.to_vec(),
+                    initrds: Vec::new(),
+                };
+                Ok(true)
+            }
+            "initrd" | "initrd16" | "initrdefi" => {
+                let paths = args.iter().filter(|a| !a.starts_with('-'));
+                // GRUB's newc:NAME:PATH wraps single files; nothing that boots from a disk image writes it.
+                let files = paths.filter_map(|path| self.file_ref(path)).collect();
+                self.loaded.initrds = files;
+                Ok(true)
+            }
+            "source" | "." => match args.first().and_then(|path| self.file_ref(path)) {
+                Some(file) => self.source(&file),
+                None => Ok(false),
+            },
+            "configfile" | "extract_entries_configfile" | "normal" => {
+                match args.first().and_then(|path| self.file_ref(path)) {
+                    Some(file) if self.disk.is_file(&file) => {
+                        // A configfile is a menu of its own; GRUB stays in it.
+                        self.menu.clear();
+                        self.configure(&file).map(|()| true)
+                    }
+                    Some(file) => {
+                        self.missed
+                            .push(format!("{} on {}", file.path, self.disk.describe(file.volume)));
+                        Ok(false)
+                    }
+                    None => Ok(false),
+                }
+            }
+            "blscfg" => self.blscfg(args),
+            _ => Ok(true),
+        }
+    }
+
+    fn assign(&mut self, args: &[String]) -> Result<bool, ScriptError> {
+        if let Some((name, value)) = args.first().and_then(|a| a.split_once('=')) {
+            self.set(name, value.to_owned())?;
+        }
+        Ok(true)
+    }
+
+    fn count(&mut self, up: bool, args: &[String]) -> Result<bool, ScriptError> {
+        let Some(name) = args.first() else {
+            return Ok(false);
+        };
+        let value = self.get(name).parse::<i64>().unwrap_or(0);
+        let value = if up {
+            value.saturating_add(1)
+        } else {
+            value.saturating_sub(1)
+        };
+        self.set(name, value.to_string())?;
+        Ok(true)
+    }
+
+    fn entry(&mut self, submenu: bool, args: &[String], block: Option<&Block>) -> Result<bool, ScriptError> {
+        const WITH_VALUE: [&str; 4] = ["--class", "--users", "--hotkey", "--id"];
+        let Some(block) = block.cloned() else {
+            return Ok(false);
+        };
+        let (mut title, mut id) = (None, None);
+        let mut args = args.iter();
+        while let Some(arg) = args.next() {
+            match arg.split_once('=') {
+                Some(("--id", value)) => id = Some(value.to_owned()),
+                _ if arg == "--id" => id = args.next().cloned(),
+                _ if WITH_VALUE.contains(&arg.as_str()) => drop(args.next()),
+                _ if arg.starts_with("--") => {}
+                _ if title.is_none() => title = Some(arg.clone()),
+                _ => {}
+            }
+        }
+        let title = title.unwrap_or_default();
+        let body = if submenu {
+            Body::Submenu(block)
+        } else {
+            Body::Script(block)
+        };
+        self.add(MenuEntry {
+            id: id.unwrap_or_else(|| title.clone()),
+            title,
+            body,
+        })
+    }
+
+    fn add(&mut self, entry: MenuEntry) -> Result<bool, ScriptError> {
+        if self.menu.len() >= MAX_ENTRIES {
+            return Err(ScriptError::Entries);
+        }
+        self.menu.push(entry);
+        Ok(true)
+    }
+
+    fn load_env(&mut self, args: &[String]) -> Result<bool, ScriptError> {
+        let (mut path, mut wanted) = (None, Vec::new());
+        let mut args = args.iter();
+        while let Some(arg) = args.next() {
+            match arg.as_str() {
+                "-f" | "--file" => path = args.next().cloned(),
+                other if other.starts_with("--file=") => path = Some(other["--file=".len()..].to_owned()),
+                other if other.starts_with('-') => {}
+                other => wanted.push(other),
+            }
+        }
+        let path = path.unwrap_or_else(|| format!("{}/grubenv", self.get("prefix")));
+        let text = self.file_ref(&path).and_then(|file| self.disk.text(&file).ok());
+        let Some(text) = text else { return Ok(false) };
+        for (name, value) in environment::parse(&text) {
+            if wanted.is_empty() || wanted.contains(&name.as_str()) {
+                self.set(&name, value)?;
+            }
+        }
+        Ok(true)
+    }
+
+    fn search(&mut self, command: &str, args: &[String]) -> Result<bool, ScriptError> {
+        let (mut by, mut variable) = (command.strip_prefix("search.").unwrap_or("file"), None);
+        let dotted = command.contains('.');
+        let mut plain = Vec::new();
+        let mut args = args.iter();
+        while let Some(arg) = args.next() {
+            match arg.as_str() {
+                "-u" | "--fs-uuid" => by = "fs_uuid",
+                "-l" | "--label" | "--fs-label" => by = "fs_label",
+                "-f" | "--file" => by = "file",
+                "-s" | "--set" => variable = Some("root".to_owned()),
+                "-h" | "--hint" => drop(args.next()),
+                other if other.starts_with("--set=") => variable = Some(other["--set=".len()..].to_owned()),
+                other if other.starts_with('-') => {}
+                other => plain.push(other),
+            }
+        }
+        let Some(wanted) = plain.first() else {
+            return Ok(false);
+        };
+        // `search.fs_uuid UUID root`, but also `search --set root …` as old configurations have it.
+        if dotted {
+            variable = plain.get(1).map(|v| (*v).to_owned());
+        }
+        let found = match by {
+            "fs_uuid" => self.disk.by_uuid(wanted),
+            "fs_label" => self.disk.by_label(wanted),
+            _ => self.disk.by_file(wanted),
+        };
+        match found {
+            Some(volume) => {
+                let device = self.disk.device(volume);
+                self.set(variable.as_deref().unwrap_or("root"), device)?;
+                Ok(true)
+            }
+            None => {
+                self.missed.push(format!(
+                    "a filesystem with {} {wanted}",
+                    by.trim_start_matches("fs_")
+                ));
+                Ok(false)
+            }
+        }
+    }
+
+    fn probe(&mut self, args: &[String]) -> Result<bool, ScriptError> {
+        let variable = args
+            .iter()
+            .find_map(|a| a.strip_prefix("--set="))
+            .map(str::to_owned);
+        let device = args.iter().find(|a| !a.starts_with('-'));
+        let volume = device
+            .and_then(|d| self.disk.by_device(d))
+            .and_then(|i| self.disk.volume(i));
+        let wants = |short: &str, long: &str| args.iter().any(|a| a == short || a == long);
+        let value = match volume {
+            Some(v) if wants("-u", "--fs-uuid") => v.uuid().to_owned(),
+            Some(v) if wants("-l", "--label") => v.label().to_owned(),
+            _ => return Ok(false),
+        };
+        if let Some(name) = variable {
+            self.set(&name, value)?;
+        }
+        Ok(true)
+    }
+
+    /// Adds the entries of `$blsdir` or the usual directories on `$boot` or `$root`, as Fedora's GRUB does.
+    fn blscfg(&mut self, args: &[String]) -> Result<bool, ScriptError> {
+        let volume = self
+            .disk
+            .by_device(self.get("boot"))
+            .unwrap_or_else(|| self.root());
+        let usual = ["/loader/entries", "/boot/loader/entries"].map(|path| FileRef {
+            volume,
+            path: path.to_owned(),
+        });
+        let given = args.iter().map(String::as_str).chain([self.get("blsdir")]);
+        let given = given.filter_map(|path| self.file_ref(path));
+        let found = given
+            .chain(usual)
+            .map(|dir| (bls::entries(self.disk, &dir), dir.volume));
+        let Some((mut entries, volume)) = found.into_iter().find(|(entries, _)| !entries.is_empty()) else {
+            self.missed.push(format!(
+                "entries in /loader/entries on {}",
+                self.disk.describe(volume)
+            ));
+            return Ok(false);
+        };
+        bls::newest_first(&mut entries);
+        for entry in entries {
+            let (title, id) = (entry.name().to_owned(), entry.id.clone());
+            self.add(MenuEntry {
+                title,
+                id,
+                body: Body::Bls(Box::new(entry), volume),
+            })?;
+        }
+        Ok(true)
+    }
+}
+
+fn looks_at_disk(command: &str) -> bool {
+    let prefixes = [
+        "[",
+        "test",
+        "search",
+        "load_env",
+        "source",
+        ".",
+        "configfile",
+        "blscfg",
+        "normal",
+        "initrd",
+    ];
+    prefixes.iter().any(|p| command.starts_with(p))
+}
+
+fn is_assignment(word: &str) -> bool {
+    word.split_once('=').is_some_and(|(name, _)| {
+        !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+    })
+}
