@@ -10,6 +10,7 @@ mod native;
 mod packages;
 mod progress;
 mod shell;
+mod test;
 
 use anyhow::Result;
 use clap::Parser;
@@ -21,6 +22,8 @@ use std::process::ExitCode;
 enum Xtask {
     /// Runs the lab: a Debian with a real /dev/kvm
     Lab(lab::Args),
+    /// Checks, builds and tests everything
+    Test(test::Args),
     /// Makes guest kernels and disk images
     Images(images::Args),
     /// Measures Husk beside QEMU
@@ -29,9 +32,17 @@ enum Xtask {
     Demo(demo::Args),
 }
 
-fn main() -> Result<ExitCode> {
+fn main() -> ExitCode {
+    run().unwrap_or_else(|error| {
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run() -> Result<ExitCode> {
     match Xtask::parse() {
         Xtask::Lab(args) => return lab::run(args),
+        Xtask::Test(args) => return test::run(&args),
         Xtask::Images(args) => images::run(args)?,
         Xtask::Bench(args) => bench::run(args)?,
         Xtask::Demo(args) => demo::run(args)?,

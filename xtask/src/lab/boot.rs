@@ -20,7 +20,7 @@ use std::time::{Duration, Instant, SystemTime};
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
 
 /// How long a live lab may take to greet before it counts as hung.
-pub const HUNG: Duration = Duration::from_secs(60);
+pub const HUNG: Duration = Duration::from_secs(45);
 
 /// How long a reboot into a new image waits for commands in the old lab.
 const BUSY_LIMIT: Duration = Duration::from_secs(900);
@@ -28,13 +28,17 @@ const BUSY_LIMIT: Duration = Duration::from_secs(900);
 /// The booted lab of today's image: the running one if it answers, else a new one.
 pub fn up(progress: &Progress) -> Result<Lab> {
     let place = Place::find()?;
-    if let Some(lab) = running(&place)
-        && ssh::greets(lab.port, HUNG)
-    {
-        return Ok(lab);
+    let mut mute = None;
+    if let Some(lab) = running(&place) {
+        if ssh::greets(lab.port, HUNG) {
+            return Ok(lab);
+        }
+        mute = Some(lab.qemu);
     }
     let _lock = place.lock()?;
+    // Another command may have booted it meanwhile.
     if let Some(lab) = running(&place)
+        && mute != Some(lab.qemu)
         && ssh::greets(lab.port, HUNG)
     {
         return Ok(lab);
@@ -45,13 +49,15 @@ pub fn up(progress: &Progress) -> Result<Lab> {
             eprintln!("the lab has ended by itself: booting it again");
         } else if !old.booted {
             eprintln!("the lab was left half booted: booting it again");
-        } else if old.alive() && ssh::greets(old.port, HUNG) {
+        } else if mute != Some(old.qemu) && old.alive() && ssh::greets(old.port, HUNG) {
             wait_until_unused(&place)?;
+            shut_down(&place, &old);
         } else {
             eprintln!("the lab does not answer: booting it again");
         }
-        end(&place, &old);
+        clear(&place, &old);
     }
+    kill_stray(&place);
     let step = progress.step("booting the lab");
     let lab = boot(&place, &image, &step)?;
     step.done();
@@ -95,19 +101,24 @@ pub fn down(force: bool) -> Result<()> {
     if !force && lab.alive() && place.users() > 0 {
         bail!("{} commands run in the lab: --force ends them", place.users());
     }
-    end(&place, &lab);
+    shut_down(&place, &lab);
+    clear(&place, &lab);
     Ok(())
 }
 
-/// Ends `lab`, however it is, and forgets it.
-fn end(place: &Place, lab: &Lab) {
-    if lab.qemu.alive() {
-        let asked = ssh::quietly(place, lab.port, "systemctl poweroff", Duration::from_secs(10));
-        if asked.is_none() || !lab.qemu.ended_within(Duration::from_secs(20)) {
-            lab.qemu.signal(Signal::SIGKILL);
-            lab.qemu.ended_within(Duration::from_secs(10));
-        }
+/// Asks `lab` to end cleanly, and waits for it.
+fn shut_down(place: &Place, lab: &Lab) {
+    if lab.qemu.alive()
+        && ssh::quietly(place, lab.port, "systemctl poweroff", Duration::from_secs(10)).is_some()
+    {
+        lab.qemu.ended_within(Duration::from_secs(20));
     }
+}
+
+/// Removes what is left of `lab`, running or not, and forgets it.
+fn clear(place: &Place, lab: &Lab) {
+    lab.qemu.signal(Signal::SIGKILL);
+    lab.qemu.ended_within(Duration::from_secs(10));
     for server in &lab.servers {
         // They end with QEMU.
         if !server.ended_within(Duration::from_secs(2)) {
@@ -116,6 +127,21 @@ fn end(place: &Place, lab: &Lab) {
     }
     let _ = std::fs::remove_dir_all(&lab.sockets);
     place.forget();
+}
+
+/// Kills a QEMU of this place that its record does not know, such as after the record was deleted.
+fn kill_stray(place: &Place) {
+    let pid = std::fs::read_to_string(place.file("qemu.pid")).unwrap_or_default();
+    let Some(stray) = pid.trim().parse().ok().and_then(Process::running) else {
+        return;
+    };
+    let words = std::fs::read(format!("/proc/{}/cmdline", stray.pid)).unwrap_or_default();
+    let folder = place.folder().to_string_lossy();
+    if String::from_utf8_lossy(&words).contains(&format!("{folder}/qemu.pid")) {
+        eprintln!("ending a lab nobody knows of");
+        stray.signal(Signal::SIGKILL);
+        stray.ended_within(Duration::from_secs(10));
+    }
 }
 
 fn boot(place: &Place, image: &Image, step: &Step) -> Result<Lab> {
@@ -149,7 +175,7 @@ fn boot(place: &Place, image: &Image, step: &Step) -> Result<Lab> {
     // Known from here on, so that the next command ends it if this one is ended.
     place.write(&lab)?;
     let fail = |why: String| {
-        end(place, &lab);
+        clear(place, &lab);
         let logs = [place.file("qemu.log"), place.file("serial.log")]
             .map(|log| tail(&log))
             .join("\n");
@@ -233,6 +259,8 @@ fn qemu(place: &Place, image: &Image, sockets: &Path, port: u16) -> Result<Comma
         .arg(root.join("usr/share/qemu"))
         .arg("-L")
         .arg(root.join("usr/share/seabios"))
+        .arg("-pidfile")
+        .arg(place.file("qemu.pid"))
         .args(["-name", "husk-lab", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
         .args(["-M", "q35,accel=tcg,memory-backend=ram,vmport=off", "-cpu", "max"])
         .args(["-smp", &processors.to_string(), "-m", &format!("{memory}M")])

@@ -1,8 +1,8 @@
 //! One command within the lab, known by its id.
 
 use super::run::{Command, GRACE, share};
+use super::ssh;
 use super::state::{Lab, Place};
-use super::{boot, ssh};
 use crate::{checkout, shell};
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
@@ -85,7 +85,7 @@ impl<'a> Remote<'a> {
         }
         let state = format!("/run/husk-lab/runs/{}", self.id);
         let ask = format!("[ -e {state} ] || exit 1; cat {state}/status || exit 2");
-        let answer = ssh::quietly(self.place, self.lab.port, &ask, boot::HUNG);
+        let answer = ssh::quietly(self.place, self.lab.port, &ask, GRACE);
         match answer {
             Some((Some(0), status)) => status
                 .trim()

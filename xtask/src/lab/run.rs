@@ -10,7 +10,7 @@ use crate::progress::Progress;
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -78,19 +78,6 @@ impl Command {
                 }
             }),
         )
-    }
-
-    /// Like [`Command::status`], and returns its output.
-    pub fn output(&self, progress: &Progress) -> Result<(u8, Vec<u8>)> {
-        let mut output = Vec::new();
-        let status = self.run(
-            progress,
-            &mut Output::Read(&mut |mut stdout| {
-                // What came before an error is still the command's output.
-                let _ = stdout.read_to_end(&mut output);
-            }),
-        )?;
-        Ok((status, output))
     }
 
     fn run(&self, progress: &Progress, output: &mut Output<'_>) -> Result<u8> {
@@ -196,17 +183,24 @@ fn wait(
             }
         };
         end(Pid::from_raw(i32::try_from(child.id())?), signal);
-        reap(child);
-        return Ok(Ended::Of(status));
+        return Ok(match reap(child) {
+            // It may have its own way to end on a signal.
+            Some(own) if status != TIMED_OUT => Ended::Itself(own),
+            _ => Ended::Of(status),
+        });
     }
 }
 
-/// Gives an ended command time to bring its last output, then kills it.
-fn reap(child: &mut Child) {
+/// Gives an ended command time to bring its last output, then kills it; its status if it came by itself.
+fn reap(child: &mut Child) -> Option<ExitStatus> {
     let deadline = Instant::now() + GRACE;
-    while matches!(child.try_wait(), Ok(None)) && Instant::now() < deadline {
+    while Instant::now() < deadline {
+        if let Ok(Some(status)) = child.try_wait() {
+            return Some(status);
+        }
         std::thread::sleep(Duration::from_millis(20));
     }
     let _ = child.kill();
     let _ = child.wait();
+    None
 }

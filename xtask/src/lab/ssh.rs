@@ -41,7 +41,7 @@ pub fn command(place: &Place, port: u16) -> Command {
         "StrictHostKeyChecking=no",
         "UserKnownHostsFile=/dev/null",
         "LogLevel=ERROR",
-        "ConnectTimeout=60",
+        "ConnectTimeout=30",
         // A hung lab ends a command after two minutes instead of never.
         "ServerAliveInterval=15",
         "ServerAliveCountMax=8",

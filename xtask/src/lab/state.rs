@@ -26,7 +26,10 @@ impl Process {
         let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
         let state = fields.next()?;
         let started = fields.nth(18)?.parse().ok()?;
-        (state != "Z" && state != "X").then_some(Self { pid, started })
+        // The first thread of a killed process may be a zombie while others still hold its files.
+        let over = matches!(state, "Z" | "X")
+            && std::fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count) < 2;
+        (!over).then_some(Self { pid, started })
     }
 
     /// Whether it still runs.

@@ -31,7 +31,7 @@
     watcher=$!
     # Signals to the whole process group are meant for the command.
     trap : INT TERM HUP
-    sh -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$group" "$@"
+    sh -c 'echo $$ >"$1/cgroup.procs" && shift && exec "$@"' sh "$group" "$@"
     status=$?
     echo "$status" >"$state/status"
     kill "$watcher" 2>/dev/null

@@ -1,0 +1,141 @@
+//! `cargo xtask test`: every check there is, and one true line about them at the end.
+
+mod tally;
+
+use crate::progress::Progress;
+use crate::{checkout, images, lab};
+use anyhow::{Context, Result, bail};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+use tally::Tally;
+
+/// The longest the end-to-end suite may take.
+const END_TO_END_LIMIT: Duration = Duration::from_secs(25 * 60);
+
+/// Arguments of `cargo xtask test`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Also run what compares Husk with its peers
+    #[arg(long)]
+    peers: bool,
+    /// Run only the tests whose name contains this, and no lints
+    filter: Option<String>,
+}
+
+/// Runs `cargo xtask test`; fails if anything failed or could not be run.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let progress = Progress::new();
+    let mut tally = Tally::default();
+    if args.filter.is_none() {
+        let mut fmt = cargo(&["fmt", "--all", "--check"]);
+        stage(&mut tally, "fmt", |_| succeed(&mut fmt));
+        let mut clippy = cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]);
+        stage(&mut tally, "clippy", |_| succeed(&mut clippy));
+    }
+    stage(&mut tally, "unit tests", |tally| unit(tally, args));
+    // Both are needed by what follows; each says what it lacks.
+    let mut build = cargo(&["build", "--release", "--workspace", "--exclude", "xtask"]);
+    let built = stage(&mut tally, "release build", |_| succeed(&mut build));
+    let made = stage(&mut tally, "guest images", |_| images::ensure_all(&progress));
+    if built && made {
+        stage(&mut tally, "end to end", |tally| {
+            end_to_end(tally, args, &progress)
+        });
+    } else {
+        tally.fail("end to end", "not run, for want of the above");
+    }
+    println!("{}", tally.closing());
+    Ok(if tally.good() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// Runs the stage `name`, times it, and counts its error; whether it did well.
+fn stage(tally: &mut Tally, name: &str, work: impl FnOnce(&mut Tally) -> Result<()>) -> bool {
+    println!("== {name}");
+    let started = Instant::now();
+    let failed = tally.failed;
+    let result = work(tally);
+    let seconds = started.elapsed().as_secs_f64();
+    match result {
+        Ok(()) => println!("== {name}: {seconds:.1} s"),
+        // A stage whose failed tests are counted already is not counted once more.
+        Err(error) if tally.failed > failed => println!("== {name}: {error:#}, after {seconds:.1} s"),
+        Err(error) => tally.fail(name, &format!("{error:#}")),
+    }
+    tally.failed == failed
+}
+
+/// A cargo in the checkout.
+fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(arguments).current_dir(checkout::root());
+    command
+}
+
+fn succeed(command: &mut Command) -> Result<()> {
+    let status = command
+        .stdin(Stdio::null())
+        .status()
+        .context("cannot start cargo")?;
+    if !status.success() {
+        bail!("{status}");
+    }
+    Ok(())
+}
+
+/// All tests of all crates, by cargo.
+fn unit(tally: &mut Tally, args: &Args) -> Result<()> {
+    let mut test = cargo(&["test", "--workspace", "--no-fail-fast"]);
+    if let Some(filter) = &args.filter {
+        test.args(["--", filter]);
+    }
+    let mut child = test
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start cargo")?;
+    if let Some(stdout) = child.stdout.take() {
+        for line in BufReader::new(stdout).split(b'\n') {
+            let line = String::from_utf8_lossy(&line?).into_owned();
+            println!("{line}");
+            tally.libtest(&line);
+        }
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        bail!("cargo test: {status}");
+    }
+    Ok(())
+}
+
+/// The suite that boots real guests, in the lab or on this machine.
+fn end_to_end(tally: &mut Tally, args: &Args, progress: &Progress) -> Result<()> {
+    let suite = checkout::release().join("husk-e2e");
+    if !suite.is_file() {
+        bail!("the release build made no {}", suite.display());
+    }
+    let mut words = vec![suite.to_string_lossy().into_owned()];
+    words.extend(args.peers.then(|| "--peers".to_owned()));
+    words.extend(args.filter.clone());
+    let mut closed = false;
+    let status = lab::Command::new(words)
+        .timeout(END_TO_END_LIMIT)
+        .lines(progress, |line| {
+            println!("{line}");
+            closed |= tally.end_to_end(line);
+        })?;
+    if status == lab::TIMED_OUT {
+        bail!("not done after {} s", END_TO_END_LIMIT.as_secs());
+    }
+    if !closed {
+        bail!("the suite ended early, with status {status}");
+    }
+    if status != 0 {
+        bail!("the suite ended with status {status}");
+    }
+    Ok(())
+}

@@ -1,0 +1,114 @@
+//! Counting what test programs say.
+
+/// How many tests did how.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Tally {
+    /// Tests that passed.
+    pub passed: u64,
+    /// Tests that failed, and stages that failed otherwise.
+    pub failed: u64,
+    /// Tests that were not run on purpose.
+    pub skipped: u64,
+}
+
+impl Tally {
+    /// Counts a failure that no test program counts, and says it.
+    pub fn fail(&mut self, what: &str, why: &str) {
+        self.failed += 1;
+        println!("FAILED {what}: {why}");
+    }
+
+    /// Counts the closing line of a libtest program, if `line` is one:
+    /// `test result: ok. 5 passed; 0 failed; 1 ignored; 0 measured; 2 filtered out; finished in 0.01s`.
+    pub fn libtest(&mut self, line: &str) {
+        let Some((_, counts)) = line
+            .strip_prefix("test result: ")
+            .and_then(|result| result.split_once(". "))
+        else {
+            return;
+        };
+        for count in counts.split(';') {
+            match pair(count) {
+                Some((number, "passed")) => self.passed += number,
+                Some((number, "failed")) => self.failed += number,
+                Some((number, "ignored")) => self.skipped += number,
+                _ => {}
+            }
+        }
+    }
+
+    /// Counts the closing line of the end-to-end suite, if `line` is it: `e2e: 5 passed, 0 failed, 1 skipped`.
+    pub fn end_to_end(&mut self, line: &str) -> bool {
+        let Some(counts) = line.strip_prefix("e2e: ") else {
+            return false;
+        };
+        let counts: Option<Vec<_>> = counts.split(", ").map(pair).collect();
+        match counts.as_deref() {
+            Some([(passed, "passed"), (failed, "failed"), (skipped, "skipped")]) => {
+                self.passed += passed;
+                self.failed += failed;
+                self.skipped += skipped;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether nothing failed and something passed.
+    pub fn good(&self) -> bool {
+        self.failed == 0 && self.passed > 0
+    }
+
+    /// The closing line.
+    pub fn closing(&self) -> String {
+        let Self {
+            passed,
+            failed,
+            skipped,
+        } = self;
+        format!("{passed} passed, {failed} failed, {skipped} skipped")
+    }
+}
+
+/// `5 passed` as its number and word.
+fn pair(count: &str) -> Option<(u64, &str)> {
+    let (number, word) = count.trim().split_once(' ')?;
+    Some((number.parse().ok()?, word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_program_counts_once() {
+        let mut tally = Tally::default();
+        assert!(!tally.good(), "no tests at all is not good");
+        for line in [
+            "running 3 tests",
+            "test result: ok. 5 passed; 0 failed; 1 ignored; 0 measured; 2 filtered out; finished in 0.01s",
+            "test result: FAILED. 7 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s",
+            "test test result ... ok",
+        ] {
+            tally.libtest(line);
+        }
+        assert!(!tally.end_to_end("ok boots 12.3s"));
+        assert!(!tally.end_to_end("e2e: many passed, 0 failed, 0 skipped"));
+        assert!(!tally.end_to_end("e2e: 1 passed"));
+        assert!(tally.end_to_end("e2e: 10 passed, 1 failed, 3 skipped"));
+        assert_eq!(tally.closing(), "22 passed, 3 failed, 4 skipped");
+        assert!(!tally.good());
+    }
+
+    #[test]
+    fn a_failed_stage_counts() {
+        let mut tally = Tally {
+            passed: 4,
+            ..Tally::default()
+        };
+        assert!(tally.good());
+        tally.fail("clippy", "exit status: 1");
+        assert_eq!(tally.closing(), "4 passed, 1 failed, 0 skipped");
+        assert!(!tally.good());
+    }
+}
