@@ -3,7 +3,8 @@
 //! `PROGRAM monitor` is executed with a [`MonitorConfig`] as JSON on its standard input. It leaves the caller's
 //! session and writes one line of JSON, a [`Report`], to its standard output once the VM runs or has failed to.
 
-use std::io::{self, BufRead, BufReader, Read};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -91,5 +92,27 @@ pub fn launch(mut command: Command, config: &MonitorConfig) -> Result<u32, Launc
             let _ = child.wait();
             Err(LaunchError::Silent)
         }
+    }
+}
+
+/// The monitor's way to say once how the start went.
+#[derive(Debug)]
+pub(crate) struct Starter {}
+
+impl Starter {
+    /// Standard output is where [`launch`] listens.
+    pub(crate) fn new() -> Starter {
+        Starter {}
+    }
+
+    /// Says it and lets go of standard output. False where nobody listens any more.
+    pub(crate) fn report(self, report: &Report) -> bool {
+        let mut stdout = io::stdout().lock();
+        let said = serde_json::to_writer(&mut stdout, report).map_err(io::Error::from);
+        let said = said
+            .and_then(|()| stdout.write_all(b"\n"))
+            .and_then(|()| stdout.flush());
+        let closed = File::open("/dev/null").map(|null| rustix::stdio::dup2_stdout(null).is_ok());
+        said.is_ok() && closed.unwrap_or(false)
     }
 }

@@ -1,0 +1,170 @@
+//! husk.shim.v1 for one VM.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use husk_proto::shim::v1::pod_server::Pod;
+use husk_proto::shim::v1::{
+    ConsoleInput, InfoRequest, InfoResponse, KillRequest, KillResponse, PauseRequest, PauseResponse,
+    ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, ShutdownRequest, ShutdownResponse,
+    Status as VmStatus, WatchStatusRequest,
+};
+use husk_proto::vmm::v1 as vmm;
+use husk_vmi::VmPlan;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio_stream::wrappers::WatchStream;
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Request, Response, Status, Streaming};
+
+use super::session::SessionStream;
+use super::vm::{Handle, Running};
+use crate::console::Console;
+
+/// How long the VMM may take for what it does at once.
+const VMM_WITHIN: Duration = Duration::from_secs(30);
+/// How long `Info` waits for what only the VMM knows.
+const DETAILS_WITHIN: Duration = Duration::from_secs(2);
+
+type StatusStream = dyn Stream<Item = Result<VmStatus, Status>> + Send;
+
+#[derive(Debug)]
+pub(super) struct Service {
+    plan: Arc<VmPlan>,
+    vm: Handle,
+    vmm: watch::Receiver<Option<Running>>,
+    console: Option<Console>,
+    status: watch::Receiver<VmStatus>,
+}
+
+impl Service {
+    pub(super) fn new(
+        plan: Arc<VmPlan>,
+        vm: Handle,
+        vmm: watch::Receiver<Option<Running>>,
+        console: Option<Console>,
+        status: watch::Receiver<VmStatus>,
+    ) -> Service {
+        Service {
+            plan,
+            vm,
+            vmm,
+            console,
+            status,
+        }
+    }
+
+    fn vmm(&self) -> Result<Running, Status> {
+        self.vmm
+            .borrow()
+            .clone()
+            .ok_or_else(|| Status::failed_precondition("the VM is not running"))
+    }
+
+    /// Waits until a change the VMM has confirmed shows in the status too.
+    async fn settled(&self, paused: bool) -> Result<(), Status> {
+        let mut status = self.status.clone();
+        // Where the VM ends meanwhile there is nothing to wait for.
+        let _ = within(VMM_WITHIN, async {
+            Ok(status.wait_for(|status| status.paused == paused).await.is_ok())
+        })
+        .await?;
+        Ok(())
+    }
+}
+
+async fn within<T>(limit: Duration, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    let answer = timeout(limit, call)
+        .await
+        .map_err(|_| Status::deadline_exceeded("the VMM does not answer"))?;
+    // The VMM's metadata is not the caller's.
+    answer.map_err(|status| Status::new(status.code(), status.message()))
+}
+
+fn ended() -> Status {
+    Status::failed_precondition("the VM has ended")
+}
+
+#[tonic::async_trait]
+impl Pod for Service {
+    type ConsoleStream = SessionStream;
+    type WatchStatusStream = std::pin::Pin<Box<StatusStream>>;
+
+    async fn info(&self, _: Request<InfoRequest>) -> Result<Response<InfoResponse>, Status> {
+        let running = self.vmm.borrow().clone();
+        let mut info = InfoResponse {
+            namespace: self.plan.namespace.clone(),
+            name: self.plan.name.clone(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            monitor_pid: std::process::id(),
+            vmm_pid: running.as_ref().map_or(0, |running| running.pid),
+            status: Some(self.status.borrow().clone()),
+            vcpus: self.plan.topology.vcpus(),
+            guest_memory_bytes: self.plan.memory.guest_bytes,
+            booted_from: String::new(),
+        };
+        if let Some(mut running) = running {
+            let details = within(DETAILS_WITHIN, running.client.info(vmm::InfoRequest {})).await;
+            info.booted_from = details
+                .map(|details| details.into_inner().booted_from)
+                .unwrap_or_default();
+        }
+        Ok(Response::new(info))
+    }
+
+    async fn pause(&self, _: Request<PauseRequest>) -> Result<Response<PauseResponse>, Status> {
+        within(VMM_WITHIN, self.vmm()?.client.pause(vmm::PauseRequest {})).await?;
+        self.settled(true).await?;
+        Ok(Response::new(PauseResponse {}))
+    }
+
+    async fn resume(&self, _: Request<ResumeRequest>) -> Result<Response<ResumeResponse>, Status> {
+        within(VMM_WITHIN, self.vmm()?.client.resume(vmm::ResumeRequest {})).await?;
+        self.settled(false).await?;
+        Ok(Response::new(ResumeResponse {}))
+    }
+
+    async fn reset(&self, _: Request<ResetRequest>) -> Result<Response<ResetResponse>, Status> {
+        within(VMM_WITHIN, self.vmm()?.client.reset(vmm::ResetRequest {})).await?;
+        Ok(Response::new(ResetResponse {}))
+    }
+
+    async fn shutdown(
+        &self,
+        request: Request<ShutdownRequest>,
+    ) -> Result<Response<ShutdownResponse>, Status> {
+        let grace_seconds = self
+            .vm
+            .shutdown(request.into_inner().grace_seconds)
+            .await
+            .ok_or_else(ended)?;
+        Ok(Response::new(ShutdownResponse { grace_seconds }))
+    }
+
+    async fn kill(&self, _: Request<KillRequest>) -> Result<Response<KillResponse>, Status> {
+        self.vm.kill().await.ok_or_else(ended)?;
+        Ok(Response::new(KillResponse {}))
+    }
+
+    async fn console(
+        &self,
+        request: Request<Streaming<ConsoleInput>>,
+    ) -> Result<Response<SessionStream>, Status> {
+        let console = self.console.as_ref().ok_or_else(|| {
+            Status::failed_precondition(
+                "the VM has no serial console: its manifest sets autoattachSerialConsole: false",
+            )
+        })?;
+        let session = console.attach().await.map_err(|_| ended())?;
+        Ok(Response::new(SessionStream::new(session, request.into_inner())))
+    }
+
+    async fn watch_status(
+        &self,
+        _: Request<WatchStatusRequest>,
+    ) -> Result<Response<Self::WatchStatusStream>, Status> {
+        Ok(Response::new(Box::pin(
+            WatchStream::new(self.status.clone()).map(Ok),
+        )))
+    }
+}

@@ -1,0 +1,179 @@
+//! From a plan to a VM that runs.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use husk_proto::fds::SendError;
+use husk_proto::vmm::v1::event::{Event as Kind, Exit};
+use husk_proto::vmm::v1::{BootRequest, CreateRequest, Event, EventsRequest, ExitReason};
+use husk_vmi::VmPlan;
+use tokio::time::timeout;
+use tonic::{Code, Status, Streaming};
+
+use super::ending::{Ending, chain};
+use super::status::Board;
+use super::vm_config::Configured;
+use crate::vmm_process::{self, SpawnError, VmmProcess};
+use crate::volumes::{self, Scratch, VolumeError, Volumes};
+
+/// How long a VMM that broke off has to end, and so to say why.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+/// How long one that said why has to end by itself; a failed boot ends it, other refusals do not.
+const AFTER_ANSWER: Duration = Duration::from_millis(300);
+
+/// Why a VM did not start.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StartError {
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    #[error("opening the volumes was cut short")]
+    VolumesAborted,
+    #[error("{}: no access to KVM: {way_out}", path.display())]
+    Kvm {
+        path: PathBuf,
+        way_out: &'static str,
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Spawn(#[from] SpawnError),
+    #[error("handing files to the VMM failed")]
+    Send(#[from] SendError),
+    /// The VMM refused, or died; this is its reason.
+    #[error("{message}")]
+    Vmm {
+        reason: &'static str,
+        message: String,
+        exit: ExitReason,
+    },
+}
+
+impl From<StartError> for Ending {
+    fn from(error: StartError) -> Ending {
+        match error {
+            StartError::Vmm {
+                reason,
+                message,
+                exit,
+            } => Ending::not_started(reason, message, exit),
+            other => Ending::not_started("StartFailed", chain(&other), ExitReason::Unspecified),
+        }
+    }
+}
+
+/// A VM that was started.
+#[derive(Debug)]
+pub(super) struct Started {
+    pub(super) vmm: VmmProcess,
+    pub(super) events: Streaming<Event>,
+}
+
+/// Opens the plan's files, starts a VMM, builds the machine and boots it. Dropped halfway, it leaves nothing running.
+pub(super) async fn start(
+    plan: Arc<VmPlan>,
+    scratch: Scratch,
+    console: Option<OwnedFd>,
+    board: &Board,
+) -> Result<Started, StartError> {
+    let program = vmm_process::find_program()?;
+    let kvm = open_kvm()?;
+    let volumes = open_volumes(plan.clone(), scratch).await?;
+    let mut vmm = VmmProcess::spawn(&program)?;
+    board.vmm_started();
+    let configured = Configured::new(&plan, volumes, kvm, console);
+    match drive(&vmm, configured, plan.start_paused).await {
+        Ok(events) => Ok(Started { vmm, events }),
+        Err(refusal) => Err(refusal.explained(&mut vmm).await),
+    }
+}
+
+async fn open_volumes(plan: Arc<VmPlan>, scratch: Scratch) -> Result<Volumes, StartError> {
+    let opened = tokio::task::spawn_blocking(move || volumes::open(&plan, &scratch));
+    Ok(opened.await.map_err(|_| StartError::VolumesAborted)??)
+}
+
+/// `HUSK_KVM`, else `/dev/kvm`.
+fn open_kvm() -> Result<OwnedFd, StartError> {
+    let set = std::env::var_os("HUSK_KVM").filter(|path| !path.is_empty());
+    let path = set.map_or_else(|| PathBuf::from("/dev/kvm"), PathBuf::from);
+    let opened = std::fs::OpenOptions::new().read(true).write(true).open(&path);
+    opened.map(OwnedFd::from).map_err(|source| {
+        let way_out = match source.kind() {
+            io::ErrorKind::PermissionDenied => "add this user to the group kvm and log in again",
+            _ => "run 'husk doctor' to see what is missing",
+        };
+        StartError::Kvm {
+            path,
+            way_out,
+            source,
+        }
+    })
+}
+
+/// Why a conversation with the VMM ended early.
+enum Refusal {
+    Send(SendError),
+    /// The call, and what it told.
+    Call(&'static str, Status),
+}
+
+async fn drive(vmm: &VmmProcess, configured: Configured, paused: bool) -> Result<Streaming<Event>, Refusal> {
+    let mut client = vmm.client();
+    let events = client
+        .events(EventsRequest {})
+        .await
+        .map_err(|e| Refusal::Call("VmmFailed", e))?;
+    let config = configured.send(vmm.fds()).await.map_err(Refusal::Send)?;
+    let create = CreateRequest { config: Some(config) };
+    client
+        .create(create)
+        .await
+        .map_err(|e| Refusal::Call("StartFailed", e))?;
+    client
+        .boot(BootRequest { paused })
+        .await
+        .map_err(|e| Refusal::Call("BootFailed", e))?;
+    Ok(events.into_inner())
+}
+
+impl Refusal {
+    /// A VMM that answered gave its reason; one that died left an exit status.
+    async fn explained(self, vmm: &mut VmmProcess) -> StartError {
+        let (reason, status) = match self {
+            Refusal::Send(SendError::Io(error)) => return StartError::Send(SendError::Io(error)),
+            Refusal::Send(error) => ("VmmFailed", Status::unavailable(error.to_string())),
+            Refusal::Call(reason, status) => (reason, status),
+        };
+        let answered = !matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Cancelled);
+        let patience = if answered { AFTER_ANSWER } else { LAST_WORDS };
+        let exit = timeout(patience, vmm.wait()).await.ok().and_then(Result::ok);
+        match exit {
+            Some(exit) if !answered => {
+                let ending = Ending::of_vmm(&exit, None);
+                StartError::Vmm {
+                    reason: ending.reason,
+                    message: ending.message,
+                    exit: ending.exit,
+                }
+            }
+            exit => {
+                let exit = exit.map_or(ExitReason::Unspecified, |exit| exit.reason);
+                StartError::Vmm {
+                    reason,
+                    message: status.message().to_owned(),
+                    exit,
+                }
+            }
+        }
+    }
+}
+
+/// The last event of a VMM, if this is it.
+pub(super) fn last_event(event: &Event) -> Option<&Exit> {
+    match &event.event {
+        Some(Kind::Exit(exit)) => Some(exit),
+        _ => None,
+    }
+}

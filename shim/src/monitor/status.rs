@@ -1,0 +1,117 @@
+//! The VM's status, for whoever watches.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use husk_proto::shim::v1::{Phase, Status, Timeline};
+use husk_proto::vmm::v1::event::Event as Kind;
+use husk_proto::vmm::v1::{Event, State};
+use rustix::time::{ClockId, clock_gettime};
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use super::ending::Ending;
+
+/// The one writer of a VM's status; clones write the same one.
+#[derive(Debug, Clone)]
+pub(super) struct Board {
+    status: watch::Sender<Status>,
+}
+
+impl Board {
+    pub(super) fn new() -> Board {
+        let timeline = Timeline {
+            monitor_started: now(),
+            ..Timeline::default()
+        };
+        let status = Status {
+            phase: Phase::Scheduled.into(),
+            timeline: Some(timeline),
+            ..Status::default()
+        };
+        Board {
+            status: watch::Sender::new(status),
+        }
+    }
+
+    /// Watches it; the watch ends after a final status.
+    pub(super) fn subscribe(&self) -> watch::Receiver<Status> {
+        self.status.subscribe()
+    }
+
+    pub(super) fn is_paused(&self) -> bool {
+        self.status.borrow().paused
+    }
+
+    pub(super) fn vmm_started(&self) {
+        self.timeline(|timeline| timeline.vmm_started = now());
+    }
+
+    pub(super) fn stopping(&self) {
+        self.status.send_modify(|status| status.stopping = true);
+    }
+
+    /// Takes in what the VMM tells.
+    pub(super) fn tell(&self, event: &Event) {
+        let when = unix_time(event.monotonic_ns);
+        match &event.event {
+            Some(Kind::State(state)) => match State::try_from(*state) {
+                Ok(State::Created) => self.timeline(|timeline| timeline.created = when),
+                Ok(State::Running) => self.runs(when, false),
+                Ok(State::Paused) => self.runs(when, true),
+                _ => {}
+            },
+            Some(Kind::Reset(reset)) => {
+                info!(cause = reset.cause, "the guest rebooted");
+                self.status.send_modify(|status| status.reboots += 1);
+            }
+            Some(Kind::Warning(warning)) => warn!(message = warning.message, "the VMM warns"),
+            Some(Kind::Exit(_)) | None => {}
+        }
+    }
+
+    pub(super) fn end(&self, ending: Ending) {
+        self.status.send_modify(|status| {
+            status.phase = ending.phase.into();
+            status.paused = false;
+            status.stopping = false;
+            status.reason = ending.reason.into();
+            status.message = ending.message;
+            status.exit = ending.exit.into();
+            status.timeline.get_or_insert_default().ended = now();
+        });
+    }
+
+    fn runs(&self, when: u64, paused: bool) {
+        self.status.send_modify(|status| {
+            status.phase = Phase::Running.into();
+            status.paused = paused;
+            let timeline = status.timeline.get_or_insert_default();
+            if timeline.running == 0 && !paused {
+                timeline.running = when;
+            }
+        });
+    }
+
+    fn timeline(&self, change: impl FnOnce(&mut Timeline)) {
+        self.status
+            .send_modify(|status| change(status.timeline.get_or_insert_default()));
+    }
+}
+
+/// Now, in nanoseconds since 1970.
+fn now() -> u64 {
+    nanoseconds(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
+}
+
+/// The time of day at which `CLOCK_MONOTONIC` showed `monotonic_ns`; now, if that lies ahead.
+fn unix_time(monotonic_ns: u64) -> u64 {
+    let clock = clock_gettime(ClockId::Monotonic);
+    let seconds = u64::try_from(clock.tv_sec).unwrap_or_default();
+    let nanos = u32::try_from(clock.tv_nsec).unwrap_or_default();
+    let age = nanoseconds(Duration::new(seconds, nanos)).saturating_sub(monotonic_ns);
+    now().saturating_sub(age)
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

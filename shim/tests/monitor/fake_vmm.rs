@@ -1,0 +1,266 @@
+//! A VMM without a machine. How it behaves is in the VM's name: see [`Manner`].
+
+use std::io::Write;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use husk_proto::fds::{FdReceiver, Token};
+use husk_proto::vmm::v1::event::{Event as Kind, Exit, Reset, Warning};
+use husk_proto::vmm::v1::vmm_server::{Vmm, VmmServer};
+use husk_proto::vmm::v1::{self as pb, ExitReason, State};
+use tokio::sync::{broadcast, mpsc};
+use tokio_stream::wrappers::BroadcastStream;
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Request, Response, Status};
+
+/// What is peculiar about it: the VM's name contains the word.
+fn has(name: &str, manner: &str) -> bool {
+    name.contains(manner)
+}
+
+pub fn main() -> ExitCode {
+    // SAFETY: the monitor passes its two sockets at these numbers, and nothing else here uses them.
+    let (control, channel) = unsafe { (OwnedFd::from_raw_fd(3), OwnedFd::from_raw_fd(4)) };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let (ended, mut end) = mpsc::channel(1);
+    let code = runtime.block_on(async {
+        let control = UnixStream::from(control);
+        control.set_nonblocking(true).unwrap();
+        let watched = control.try_clone().unwrap();
+        let control = tokio::net::UnixStream::from_std(control).unwrap();
+        let service = Fake {
+            fds: FdReceiver::new(channel).unwrap(),
+            events: broadcast::Sender::new(64),
+            guest: Arc::new(Mutex::new(Guest::default())),
+            ended,
+        };
+        let incoming = tokio_stream::once(Ok::<_, std::io::Error>(control)).chain(tokio_stream::pending());
+        let server =
+            tonic::transport::Server::builder().serve_with_incoming(VmmServer::new(service), incoming);
+        tokio::select! {
+            code = end.recv() => code.unwrap(),
+            _ = server => 1,
+            () = hung_up(watched) => 13,
+        }
+    });
+    std::process::exit(code)
+}
+
+/// Waits for the end of the control socket, as a VMM that is stuck otherwise would not notice it.
+async fn hung_up(socket: UnixStream) {
+    loop {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let mut poll = [rustix::event::PollFd::new(
+            &socket,
+            rustix::event::PollFlags::RDHUP,
+        )];
+        let now = rustix::time::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        if rustix::event::poll(&mut poll, Some(&now)).is_ok_and(|ready| ready > 0) {
+            return;
+        }
+    }
+}
+
+#[derive(Default)]
+struct Guest {
+    name: String,
+    state: State,
+    console: Option<UnixStream>,
+    presses: u32,
+    boots: u64,
+}
+
+struct Fake {
+    fds: FdReceiver,
+    events: broadcast::Sender<pb::Event>,
+    guest: Arc<Mutex<Guest>>,
+    ended: mpsc::Sender<i32>,
+}
+
+impl Fake {
+    fn tell(&self, kind: Kind) {
+        let clock = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        let monotonic_ns = clock.tv_sec as u64 * 1_000_000_000 + clock.tv_nsec as u64;
+        let _ = self.events.send(pb::Event {
+            monotonic_ns,
+            event: Some(kind),
+        });
+    }
+
+    fn enter(&self, state: State) {
+        self.guest.lock().unwrap().state = state;
+        self.tell(Kind::State(state.into()));
+    }
+
+    fn name(&self) -> String {
+        self.guest.lock().unwrap().name.clone()
+    }
+
+    fn say(&self, text: &str) {
+        if let Some(console) = &mut self.guest.lock().unwrap().console {
+            let _ = console.write_all(text.as_bytes());
+        }
+    }
+
+    fn end(&self, reason: ExitReason, detail: &str, code: i32) {
+        self.tell(Kind::Exit(Exit {
+            reason: reason.into(),
+            detail: detail.into(),
+        }));
+        let ended = self.ended.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            let _ = ended.send(code).await;
+        });
+    }
+
+    async fn size(&self, fd: &pb::Fd) -> Result<u64, Status> {
+        let token = Token::try_from(fd).map_err(|e| Status::invalid_argument(e.to_string()))?;
+        let fd = self
+            .fds
+            .take(token)
+            .await
+            .map_err(|e| Status::failed_precondition(e.to_string()))?;
+        let file = std::fs::File::from(fd);
+        let size = file.metadata()?.len();
+        // The real one keeps its disks open.
+        std::mem::forget(file);
+        Ok(size)
+    }
+}
+
+#[tonic::async_trait]
+impl Vmm for Fake {
+    type EventsStream = std::pin::Pin<Box<dyn Stream<Item = Result<pb::Event, Status>> + Send>>;
+
+    async fn create(
+        &self,
+        request: Request<pb::CreateRequest>,
+    ) -> Result<Response<pb::CreateResponse>, Status> {
+        let config = request.into_inner().config.unwrap();
+        if has(&config.name, "refused") {
+            return Err(Status::invalid_argument("config.memory: too much of it"));
+        }
+        if has(&config.name, "dies-early") {
+            eprintln!(r#"{{"level":"ERROR","fields":{{"message":"out of luck"}}}}"#);
+            std::process::exit(1);
+        }
+        if has(&config.name, "hangs") {
+            std::future::pending::<()>().await;
+        }
+        if has(&config.name, "slow") {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        self.guest.lock().unwrap().name.clone_from(&config.name);
+        self.size(config.kvm.as_ref().unwrap()).await?;
+        if let Some(console) = &config.console {
+            let fd = self.fds.take(Token::try_from(console).unwrap()).await.unwrap();
+            let console = UnixStream::from(fd);
+            console.set_nonblocking(false)?;
+            self.guest.lock().unwrap().console = Some(console.try_clone()?);
+            std::thread::spawn(move || std::io::copy(&mut console.try_clone().unwrap(), &mut { console }));
+        }
+        let mut sizes = Vec::new();
+        for disk in &config.disks {
+            sizes.push(self.size(disk.file.as_ref().unwrap()).await?);
+        }
+        self.say(&format!(
+            "{} disks of {} bytes\n",
+            sizes.len(),
+            sizes.iter().sum::<u64>()
+        ));
+        self.enter(State::Created);
+        Ok(Response::new(pb::CreateResponse {}))
+    }
+
+    async fn boot(&self, request: Request<pb::BootRequest>) -> Result<Response<pb::BootResponse>, Status> {
+        if has(&self.name(), "no-kernel") {
+            self.end(ExitReason::BootFailed, "disk data: no partition table", 12);
+            return Err(Status::failed_precondition("disk data: no partition table"));
+        }
+        self.guest.lock().unwrap().boots = 1;
+        self.enter(if request.into_inner().paused {
+            State::Paused
+        } else {
+            State::Running
+        });
+        self.tell(Kind::Warning(Warning {
+            message: "this is a play".into(),
+        }));
+        if has(&self.name(), "panics") {
+            self.end(ExitReason::GuestPanic, "guest kernel panicked", 10);
+        }
+        Ok(Response::new(pb::BootResponse {}))
+    }
+
+    async fn pause(&self, _: Request<pb::PauseRequest>) -> Result<Response<pb::PauseResponse>, Status> {
+        self.enter(State::Paused);
+        Ok(Response::new(pb::PauseResponse {}))
+    }
+
+    async fn resume(&self, _: Request<pb::ResumeRequest>) -> Result<Response<pb::ResumeResponse>, Status> {
+        self.enter(State::Running);
+        Ok(Response::new(pb::ResumeResponse {}))
+    }
+
+    async fn shutdown(
+        &self,
+        _: Request<pb::ShutdownRequest>,
+    ) -> Result<Response<pb::ShutdownResponse>, Status> {
+        let (name, awake) = {
+            let mut guest = self.guest.lock().unwrap();
+            guest.presses += 1;
+            (guest.name.clone(), guest.state == State::Running)
+        };
+        self.say("power button\n");
+        if awake && !has(&name, "deaf") {
+            self.end(ExitReason::Poweroff, "guest powered off", 0);
+        }
+        Ok(Response::new(pb::ShutdownResponse {}))
+    }
+
+    async fn reset(&self, _: Request<pb::ResetRequest>) -> Result<Response<pb::ResetResponse>, Status> {
+        self.guest.lock().unwrap().boots += 1;
+        self.tell(Kind::Reset(Reset {
+            cause: "asked for".into(),
+        }));
+        Ok(Response::new(pb::ResetResponse {}))
+    }
+
+    async fn stop(&self, _: Request<pb::StopRequest>) -> Result<Response<pb::StopResponse>, Status> {
+        if !has(&self.name(), "stubborn") {
+            self.end(ExitReason::Poweroff, "stopped by its monitor", 0);
+        }
+        Ok(Response::new(pb::StopResponse {}))
+    }
+
+    async fn info(&self, _: Request<pb::InfoRequest>) -> Result<Response<pb::InfoResponse>, Status> {
+        let boots = self.guest.lock().unwrap().boots;
+        Ok(Response::new(pb::InfoResponse {
+            booted_from: "a play".into(),
+            boots,
+            ..Default::default()
+        }))
+    }
+
+    async fn events(&self, _: Request<pb::EventsRequest>) -> Result<Response<Self::EventsStream>, Status> {
+        let events = BroadcastStream::new(self.events.subscribe()).filter_map(|event| Some(Ok(event.ok()?)));
+        Ok(Response::new(Box::pin(events)))
+    }
+
+    async fn set_balloon(
+        &self,
+        _: Request<pb::SetBalloonRequest>,
+    ) -> Result<Response<pb::SetBalloonResponse>, Status> {
+        Err(Status::unimplemented("no balloon"))
+    }
+}

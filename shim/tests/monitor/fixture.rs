@@ -1,0 +1,230 @@
+//! A runtime directory of its own per test, and the VMs in it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use husk_proto::shim::v1::{InfoRequest, InfoResponse, Phase, Status, WatchStatusRequest};
+use husk_shim::client::{PodClient, connect};
+use husk_shim::launch::{LaunchError, MonitorConfig, launch};
+use husk_shim::state::{RuntimeDir, VmDir};
+use husk_vmi::{
+    BootPlan, CacheMode, DiskPlan, DiskSource, ErrorPolicy, IoMode, Memory, Restart, Topology, VmPlan,
+};
+
+/// Longer than anything here takes.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+pub struct Fixture {
+    home: tempfile::TempDir,
+    runtime: tokio::runtime::Runtime,
+}
+
+pub fn plan(name: &str) -> VmPlan {
+    VmPlan {
+        name: name.into(),
+        namespace: "default".into(),
+        uuid: Default::default(),
+        serial: None,
+        topology: Topology {
+            sockets: 1,
+            cores: 2,
+            threads: 1,
+        },
+        memory: Memory {
+            guest_bytes: 128 << 20,
+            hugepage_bytes: None,
+        },
+        disks: Vec::new(),
+        boot: BootPlan::Disks {
+            order: Vec::new(),
+            append: None,
+        },
+        rng: true,
+        balloon: false,
+        serial_console: true,
+        acpi: true,
+        rtc_offset_seconds: 0,
+        grace_period_seconds: 30,
+        start_paused: false,
+        restart: Restart::Never,
+        notes: Vec::new(),
+    }
+}
+
+pub fn disk(name: &str, source: DiskSource) -> DiskPlan {
+    DiskPlan {
+        name: name.into(),
+        target: "vda".into(),
+        read_only: false,
+        serial: None,
+        cache: CacheMode::Auto,
+        io: IoMode::Auto,
+        error_policy: ErrorPolicy::Stop,
+        shareable: false,
+        boot_order: None,
+        source,
+    }
+}
+
+impl Fixture {
+    pub fn new() -> Fixture {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        Fixture {
+            home: tempfile::tempdir().unwrap(),
+            runtime,
+        }
+    }
+
+    pub fn home(&self) -> &Path {
+        self.home.path()
+    }
+
+    pub fn state(&self) -> RuntimeDir {
+        RuntimeDir::at(self.home.path().join("run"))
+    }
+
+    pub fn config(&self, plan: VmPlan) -> MonitorConfig {
+        let vmi = serde_json::json!({"metadata": {"name": plan.name}});
+        MonitorConfig {
+            runtime_dir: self.home.path().join("run"),
+            plan,
+            vmi,
+        }
+    }
+
+    pub fn monitor(&self) -> Command {
+        let this = std::env::current_exe().unwrap();
+        let mut command = Command::new(&this);
+        command
+            .arg("monitor")
+            .env("HUSK_VMM", this)
+            .env("HUSK_KVM", "/dev/null");
+        command.env("HUSK_SCRATCH_DIR", self.home.path());
+        command
+    }
+
+    pub fn start(&self, plan: VmPlan) -> Result<Vm<'_>, LaunchError> {
+        let (namespace, name) = (plan.namespace.clone(), plan.name.clone());
+        let monitor = launch(self.monitor(), &self.config(plan))?;
+        let dir = self.state().find(&namespace, &name).unwrap();
+        let client = self.wait(connect(&dir)).unwrap();
+        let mut vm = Vm {
+            fixture: self,
+            dir,
+            client,
+            monitor,
+            vmm: 0,
+        };
+        vm.vmm = vm.info().vmm_pid;
+        Ok(vm)
+    }
+
+    pub fn wait<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime
+            .block_on(async { tokio::time::timeout(PATIENCE, future).await.expect("in time") })
+    }
+
+    /// Asserts that no VM, directory or process of this test is left.
+    pub fn is_clean(&self, pids: &[u32]) {
+        eventually("processes end", || !pids.iter().any(|pid| alive(*pid)));
+        assert_eq!(self.state().list().unwrap(), []);
+        let left: Vec<PathBuf> = walk(&self.home.path().join("run"));
+        assert!(left.iter().all(|path| path.ends_with(".lock")), "{left:?}");
+        let scratch = std::fs::read_dir(self.home.path()).unwrap().flatten();
+        assert!(
+            !scratch
+                .into_iter()
+                .any(|entry| entry.file_name().to_string_lossy().starts_with(".husk"))
+        );
+    }
+}
+
+fn walk(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut found = Vec::new();
+    for entry in entries {
+        found.push(entry.path());
+        if entry.file_type().unwrap().is_dir() {
+            found.extend(walk(&entry.path()));
+        }
+    }
+    found
+}
+
+/// A VM that was started.
+pub struct Vm<'a> {
+    fixture: &'a Fixture,
+    pub dir: VmDir,
+    pub client: PodClient,
+    pub monitor: u32,
+    pub vmm: u32,
+}
+
+impl Vm<'_> {
+    pub fn info(&mut self) -> InfoResponse {
+        self.fixture
+            .wait(self.client.info(InfoRequest {}))
+            .unwrap()
+            .into_inner()
+    }
+
+    pub fn status(&mut self) -> Status {
+        self.info().status.unwrap()
+    }
+
+    /// The status the VM ended with, heard when `end` has been done.
+    pub fn ends(&mut self, end: impl AsyncFnOnce(PodClient)) -> Status {
+        let client = self.client.clone();
+        self.fixture.wait(async {
+            let mut statuses = self
+                .client
+                .watch_status(WatchStatusRequest {})
+                .await
+                .unwrap()
+                .into_inner();
+            end(client).await;
+            let mut last = None;
+            while let Some(status) = statuses.message().await.unwrap() {
+                last = Some(status);
+            }
+            let last = last.unwrap();
+            assert!(
+                matches!(last.phase(), Phase::Succeeded | Phase::Failed),
+                "{last:?}"
+            );
+            // Whoever hears of the end finds nothing left.
+            assert!(!self.dir.path().exists());
+            last
+        })
+    }
+
+    pub fn pids(&self) -> [u32; 2] {
+        [self.monitor, self.vmm]
+    }
+
+    pub fn said(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(self.dir.console_log()).unwrap_or_default()).into_owned()
+    }
+}
+
+pub fn signal(pid: u32, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
+}
+
+pub fn alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    !stat.is_empty() && !stat.contains(") Z ")
+}
+
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
