@@ -4,7 +4,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use husk_devices::virtio::{ActivateError, Activation, ActiveQueue, VirtioDevice};
+use husk_devices::virtio::{ActivateError, Activation, ActiveQueue, VirtioDevice, config_space};
 use husk_devices::worker::Worker;
 use husk_disk::{Disk, DiskQueue, Geometry, SECTOR};
 use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
@@ -153,13 +153,7 @@ impl VirtioDevice for Blk {
             self.queues(),
             self.writeback.load(Ordering::Relaxed),
         );
-        for (at, byte) in (offset..).zip(data) {
-            *byte = usize::try_from(at)
-                .ok()
-                .and_then(|at| space.get(at))
-                .copied()
-                .unwrap_or(0);
-        }
+        config_space::read(&space, offset, data);
     }
 
     fn write_config(&mut self, offset: u64, data: &[u8]) {

@@ -8,7 +8,7 @@ use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryReg
 
 use super::chain::Segment;
 use super::queue_worker::{Handler, QueueWorker};
-use super::{ActivateError, Activation, ActiveQueue, VirtioDevice, VirtioInterrupt};
+use super::{ActivateError, Activation, ActiveQueue, VirtioDevice, VirtioInterrupt, config_space};
 use crate::GuestMemMmap;
 
 /// Unit of everything the balloon counts, whatever the pages of host or guest.
@@ -146,13 +146,7 @@ impl VirtioDevice for Balloon {
         let mut space = [0; CONFIG_SIZE];
         space[..4].copy_from_slice(&self.shared.target.load(Ordering::Relaxed).to_le_bytes());
         space[4..8].copy_from_slice(&self.shared.actual.load(Ordering::Relaxed).to_le_bytes());
-        for (at, byte) in (offset..).zip(data) {
-            *byte = usize::try_from(at)
-                .ok()
-                .and_then(|at| space.get(at))
-                .copied()
-                .unwrap_or(0);
-        }
+        config_space::read(&space, offset, data);
     }
 
     fn write_config(&mut self, offset: u64, data: &[u8]) {

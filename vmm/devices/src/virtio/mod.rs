@@ -13,6 +13,7 @@ use crate::GuestMem;
 
 pub mod balloon;
 pub mod chain;
+pub mod config_space;
 mod queue_worker;
 pub mod rng;
 #[cfg(any(test, feature = "testing"))]
