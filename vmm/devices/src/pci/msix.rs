@@ -466,6 +466,11 @@ mod tests {
         assert_eq!(msi.line(0).routed(), Some(MESSAGE));
         program(&msix, 1, MESSAGE, 0);
         assert_eq!(msi.line(1).fired(), 1, "what was pending is not lost");
+        program(&msix, 0, MESSAGE, 1);
+        let saved = msix.save();
+        msix.signal(0);
+        assert!(msix.load(ENABLED, &saved));
+        assert_eq!(pending(&msix), 1, "nor what became pending since");
     }
 
     #[derive(Clone, Debug)]

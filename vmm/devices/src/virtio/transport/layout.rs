@@ -160,10 +160,7 @@ impl Capabilities {
         let bar = space.u16(self.access + 4).to_le_bytes()[0];
         let target = u64::from(space.u32(self.access + 8));
         let width = space.u32(self.access + 12) as usize;
-        let allowed = bar == BAR
-            && matches!(width, 1 | 2 | 4)
-            && target.is_multiple_of(width as u64)
-            && target < BAR_SIZE;
+        let allowed = bar == BAR && matches!(width, 1 | 2 | 4) && target.is_multiple_of(width as u64);
         (touched && allowed).then_some((target, width))
     }
 }

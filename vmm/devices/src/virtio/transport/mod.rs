@@ -1,7 +1,7 @@
 //! Virtio over PCI (virtio 1.2, section 4.1), modern only: no I/O BAR, no INTx, split queues.
 //!
 //! The driver's registers and the device are behind one lock, taken by vCPU threads and the control
-//! thread. It is held while the device stops its workers; what workers call, [`Interrupt`], never takes it.
+//! thread. It is held while the device stops its workers; what workers call, [`VirtioInterrupt`], never takes it.
 //! The device is active while the driver is ready, lets the function be bus master (which it stops doing
 //! when it leaves for a new kernel) and the machine is not paused.
 
@@ -15,15 +15,9 @@ use crate::pci::config::ConfigError;
 use crate::pci::{Bar, Msix, PciDevice};
 
 mod common;
-#[cfg(test)]
-mod echo;
-#[cfg(test)]
-mod fake;
 mod function;
 mod interrupt;
 mod layout;
-#[cfg(test)]
-mod props;
 mod rings;
 mod state;
 #[cfg(test)]

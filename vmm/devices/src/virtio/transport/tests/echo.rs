@@ -16,9 +16,10 @@ use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::fake::{Machine, VERSION_1, WINDOW, memory};
-use super::*;
 use crate::GuestMemMmap;
-use crate::virtio::{ActivateError, Activation, ActiveQueue};
+use crate::pci::PciDevice;
+use crate::virtio::transport::BAR_SIZE;
+use crate::virtio::{ActivateError, Activation, ActiveQueue, VirtioDevice};
 use crate::worker::Worker;
 
 const SIZE: u16 = 16;

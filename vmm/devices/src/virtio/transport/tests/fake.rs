@@ -10,11 +10,11 @@ use virtio_queue::QueueT;
 use vm_memory::{GuestAddress, GuestAddressSpace};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{BAR_SIZE, VirtioPci, status};
 use crate::bus::{Bus, BusDevice};
 use crate::doorbell::Doorbells;
 use crate::pci::Root;
 use crate::pci::fake::FakeMsi;
+use crate::virtio::transport::{VirtioPci, status};
 use crate::virtio::{ActivateError, Activation, ActiveQueue, VirtioDevice, VirtioInterrupt};
 use crate::{GuestMem, GuestMemMmap};
 
@@ -144,6 +144,12 @@ impl VirtioDevice for FakeDevice {
         let queues = journal.queues.take();
         queues.filter(|_| journal.fail != Some(Fail::LoseQueues))
     }
+}
+
+/// A machine with one such device.
+pub fn machine() -> (Machine, FakeDevice) {
+    let device = FakeDevice::default();
+    (Machine::new(device.clone()), device)
 }
 
 /// Doorbells as the kernel keeps them, which refuses what does not fit.
@@ -332,5 +338,3 @@ impl Machine {
         self.bar = address;
     }
 }
-
-const _: () = assert!(BAR_SIZE == 0x4000);

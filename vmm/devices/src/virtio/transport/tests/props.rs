@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 use proptest::prelude::*;
 
 use super::fake::{FEATURES, Fail, FakeDevice, MEMORY, Machine, VERSION_1, WINDOW};
-use super::status;
+use crate::pci::PciDevice;
+use crate::virtio::transport::status;
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -155,7 +156,7 @@ proptest! {
 
             let bar = placed(&m);
             let mut bits = [0];
-            super::PciDevice::bar_read(&*m.pci, 0, 0x14, &mut bits);
+            PciDevice::bar_read(&*m.pci, 0, 0x14, &mut bits);
             let journal = device.journal();
             prop_assert!(journal.violations.is_empty(), "{:?}", journal.violations);
             prop_assert!(!m.doorbells.violated.load(Ordering::Relaxed));
