@@ -96,9 +96,7 @@ impl Disk {
                 .parse()
                 .ok()?,
         };
-        self.mounted
-            .iter()
-            .position(|m| m.partition.number == number && m.volume.is_ok())
+        self.mounted.iter().position(|m| m.partition.number == number)
     }
 
     /// The volume whose UUID is `uuid`, ignoring case.
@@ -132,12 +130,19 @@ impl Disk {
         file: &FileRef,
         question: impl FnOnce(&dyn Volume) -> Result<T, VolumeError>,
     ) -> Result<T, VolumeError> {
-        let answer = question(self.volume(file.volume).ok_or(VolumeError::NotFound)?);
-        if let (Err(e), Some(mounted)) = (&answer, self.mounted.get(file.volume))
+        let mounted = self.mounted.get(file.volume).ok_or(VolumeError::NotFound)?;
+        let volume = mounted
+            .volume
+            .as_deref()
+            .map_err(|why| VolumeError::Filesystem(why.clone()))?;
+        let answer = question(volume);
+        if let Err(e) = &answer
             && e.is_damage()
         {
-            let trouble = || format!("{}: {e}", file.path);
-            mounted.trouble.borrow_mut().get_or_insert_with(trouble);
+            mounted
+                .trouble
+                .borrow_mut()
+                .get_or_insert_with(|| format!("{}: {e}", file.path));
         }
         answer
     }

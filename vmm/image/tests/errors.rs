@@ -123,6 +123,20 @@ fn a_configuration_that_does_not_do_says_why() {
 }
 
 #[test]
+fn a_kernel_on_a_filesystem_that_is_not_read_is_told() {
+    let mut xfs = vec![0; 1 << 20];
+    xfs[..4].copy_from_slice(b"XFSB");
+    let config = b"set root='hd0,gpt2'\nmenuentry a { linux /boot/k\n }";
+    let text = error(gpt(&[
+        (LINUX, ext4(&[("/grub/grub.cfg", config), ("/boot/k", b"k")])),
+        (LINUX, xfs),
+    ]));
+    let want =
+        "/grub/grub.cfg: entry 'a': kernel /boot/k on partition 2 (xfs): not ext2, ext3, ext4 or FAT\n";
+    assert!(text.contains(want), "{text}");
+}
+
+#[test]
 fn a_damaged_filesystem_is_told() {
     let image = ext4(&[("/boot/grub/grub.cfg", b"linux /k"), ("/k", &pattern(0, 9000))]);
     let superblock = |at: usize, value: u32| {
@@ -135,6 +149,7 @@ fn a_damaged_filesystem_is_told() {
     );
     assert!(superblock(0x20, 0).contains("the ext superblock is damaged: block groups"));
     assert!(superblock(0x18, 9).contains("the ext superblock is damaged: block size"));
+    assert!(superblock(0xfc, 0x0020_0000).contains("group descriptor size"));
     assert!(superblock(0x60, 0x8000_0042).contains("unsupported features"));
     assert!(
         superblock(0x68, 0).contains("checksum"),

@@ -279,6 +279,39 @@ fn a_cluster_chain_that_loops_ends() {
     digest(disk);
 }
 
+/// Sizes the ext reader would allocate by.
+#[test]
+fn inodes_of_absurd_size_cost_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let long = format!("->/{}boot/kernel", "./".repeat(60));
+    for (path, size) in [
+        ("/link", 1u64 << 40),
+        ("/boot", 1 << 30),
+        ("/boot/kernel", 1 << 42),
+        ("/boot/grub/grub.cfg", 1 << 43),
+    ] {
+        let tree: Tree<'_> = &[
+            ("/link", long.as_bytes()),
+            ("/boot/kernel", b"k"),
+            ("/boot/grub/grub.cfg", b"linux /link"),
+        ];
+        std::fs::write(&image, ext4(tree)).unwrap();
+        run(
+            "/sbin/debugfs",
+            &[
+                "-w",
+                "-R",
+                &format!("set_inode_field {path} size {size}"),
+                image.to_str().unwrap(),
+            ],
+        );
+        let disk = std::fs::read(&image).unwrap();
+        assert!(find(disk.clone()).is_err(), "{path}");
+        digest(disk);
+    }
+}
+
 /// The filesystem crates' own panics are caught, so that one bad partition costs that partition.
 #[test]
 fn a_bad_filesystem_does_not_hide_a_good_one() {

@@ -48,9 +48,7 @@ impl Interpreter<'_> {
             }
             "initrd" | "initrd16" | "initrdefi" => {
                 let paths = args.iter().filter(|a| !a.starts_with('-'));
-                // GRUB's newc:NAME:PATH wraps single files; nothing that boots from a disk image writes it.
-                let files = paths.filter_map(|path| self.file_ref(path)).collect();
-                self.loaded.initrds = files;
+                self.loaded.initrds = paths.map(|path| (path.clone(), self.file_ref(path))).collect();
                 Ok(true)
             }
             "source" | "." => match args.first().and_then(|path| self.file_ref(path)) {
@@ -175,10 +173,11 @@ impl Interpreter<'_> {
                 other => plain.push(other),
             }
         }
-        let Some(wanted) = plain.first() else {
+        // `search.fs_uuid UUID root`; with `--set root UUID`, as old configurations have it, the UUID is last.
+        let wanted = if dotted { plain.first() } else { plain.last() };
+        let Some(wanted) = wanted else {
             return Ok(false);
         };
-        // `search.fs_uuid UUID root`, but also `search --set root …` as old configurations have it.
         if dotted {
             variable = plain.get(1).map(|v| (*v).to_owned());
         }
@@ -189,8 +188,9 @@ impl Interpreter<'_> {
         };
         match found {
             Some(volume) => {
-                let device = self.disk.device(volume);
-                self.set(variable.as_deref().unwrap_or("root"), device)?;
+                if let Some(variable) = variable {
+                    self.set(&variable, self.disk.device(volume))?;
+                }
                 Ok(true)
             }
             None => {

@@ -69,7 +69,8 @@ pub(crate) struct Loaded {
     pub linux: Vec<String>,
     /// The volume that was root when `linux` ran.
     pub kernel: Option<FileRef>,
-    pub initrds: Vec<FileRef>,
+    /// Arguments of `initrd` with what they resolved to.
+    pub initrds: Vec<(String, Option<FileRef>)>,
 }
 
 /// The state of a running script.

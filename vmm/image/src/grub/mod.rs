@@ -109,11 +109,10 @@ fn loaded_plan(disk: &Disk, grub: &Interpreter<'_>) -> Result<Plan, String> {
         .clone()
         .ok_or_else(|| format!("kernel {path}: no such path{}", missed()))?;
     let kernel = find_file(disk, &kernel, "kernel").map_err(|e| e + &missed())?;
-    let initrds = grub
-        .loaded
-        .initrds
-        .iter()
-        .map(|file| find_file(disk, file, "initrd"));
+    let initrds = grub.loaded.initrds.iter().map(|(path, file)| match file {
+        Some(file) => find_file(disk, file, "initrd"),
+        None => Err(format!("initrd {path}: no such path")),
+    });
     Ok(Plan {
         command_line: command_line(path, args),
         kernel,
