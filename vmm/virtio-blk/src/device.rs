@@ -56,6 +56,19 @@ impl Blk {
         self.queue_sizes.len() as u16
     }
 
+    /// What requests are judged by, and the cache mode if this driver can choose it.
+    fn rules(&self, features: u64) -> (Rules, Option<Arc<AtomicBool>>) {
+        // A driver that cannot flush is owed writes that need none (section 5.2.6.2).
+        let flushes = features & (1 << VIRTIO_BLK_F_FLUSH) != 0;
+        let rules = Rules {
+            capacity: self.geometry.size / SECTOR,
+            read_only: self.geometry.read_only,
+            durable: self.geometry.write_cache && !flushes,
+            serial: self.serial,
+        };
+        (rules, flushes.then(|| Arc::clone(&self.writeback)))
+    }
+
     fn start(&mut self, queue: ActiveQueue, activation: &Common) -> Result<(), ActivateError> {
         let index = queue.index;
         let slot = self
@@ -166,18 +179,12 @@ impl VirtioDevice for Blk {
         if activation.queues.is_empty() {
             return Err(ActivateError::MissingQueue(0));
         }
-        // A driver that cannot flush is owed writes that need none (section 5.2.5.2).
-        let flushes = activation.features & (1 << VIRTIO_BLK_F_FLUSH) != 0;
+        let (rules, writeback) = self.rules(activation.features);
         let common = Common {
             mem: activation.mem,
             interrupt: activation.interrupt,
-            rules: Rules {
-                capacity: self.geometry.size / SECTOR,
-                read_only: self.geometry.read_only,
-                durable: self.geometry.write_cache && !flushes,
-                serial: self.serial,
-            },
-            writeback: flushes.then(|| Arc::clone(&self.writeback)),
+            rules,
+            writeback,
         };
         for queue in activation.queues {
             if let Err(error) = self.start(queue, &common) {
@@ -198,6 +205,51 @@ impl VirtioDevice for Blk {
             None
         } else {
             Some(self.stop())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use husk_disk::{Cache, Options};
+
+    use super::*;
+
+    fn blk(options: Options) -> Blk {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096).unwrap();
+        Blk::new(
+            "x",
+            Disk::open_raw(file.into(), options).unwrap(),
+            "a serial that is too long",
+        )
+    }
+
+    #[test]
+    fn a_driver_that_cannot_flush_gets_durable_writes() {
+        let blk = blk(Options::default());
+        let (rules, writeback) = blk.rules(0);
+        assert!(rules.durable && writeback.is_none());
+        let (rules, writeback) = blk.rules(1 << VIRTIO_BLK_F_FLUSH);
+        assert!(!rules.durable && writeback.is_some());
+        assert_eq!((rules.capacity, rules.serial), (8, *b"a serial that is too"));
+    }
+
+    #[test]
+    fn a_disk_without_a_cache_needs_no_help() {
+        for options in [
+            Options {
+                cache: Cache::Writethrough,
+                ..Options::default()
+            },
+            Options {
+                read_only: true,
+                ..Options::default()
+            },
+        ] {
+            let blk = blk(options);
+            assert!(!blk.rules(0).0.durable);
+            assert_eq!(blk.features() & (1 << VIRTIO_BLK_F_FLUSH), 0);
         }
     }
 }
