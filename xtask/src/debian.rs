@@ -108,6 +108,10 @@ impl Recipe<'_> {
         let mirror = Mirror::find(step)?;
         let debs = debs(self.suite)?;
         let quoted = crate::shell::quote(&debs.to_string_lossy());
+        // In a file, because mmdebstrap prints the whole hook when it fails, and hides why.
+        let customize = tempfile::NamedTempFile::new()?;
+        std::fs::write(customize.path(), self.customize)?;
+        let script = crate::shell::quote(&customize.path().to_string_lossy());
         let mut command = Command::new("mmdebstrap");
         command
             // With INITRD=No the kernel's hook makes no initrd, which would take longer than the rest.
@@ -126,7 +130,7 @@ impl Recipe<'_> {
                 "--customize-hook=sync-out /var/cache/apt/archives {quoted}"
             ))
             .arg("--customize-hook=rm -f \"$1\"/var/cache/apt/archives/*.deb")
-            .arg(format!("--customize-hook={}", self.customize))
+            .arg(format!("--customize-hook=sh {script} \"$1\""))
             .arg(format!("--include={}", self.packages.join(",")))
             .arg(self.suite)
             .arg(root)

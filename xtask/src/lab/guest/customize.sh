@@ -86,7 +86,7 @@ for module in $modules; do
     name=$(basename "$module" .xz)
     [ ! -e "$initrd/lib/$name" ] || continue
     case $module in
-    *.xz) xz -dc "$root/$module" >"$initrd/lib/$name" ;;
+    *.xz) chroot "$root" xz -dc "$module" >"$initrd/lib/$name" ;;
     *) cp "$root/$module" "$initrd/lib/$name" ;;
     esac
     echo "$name" >>"$initrd/order"
