@@ -45,6 +45,8 @@ pub(crate) struct QueueWorker {
     writeback: Option<Arc<AtomicBool>>,
     /// The used ring grew since the driver was last told.
     unsignalled: bool,
+    /// A failure of the disk was logged.
+    reported: bool,
 }
 
 /// A request the disk has.
@@ -80,6 +82,7 @@ impl QueueWorker {
             rules,
             writeback,
             unsignalled: false,
+            reported: false,
         }
     }
 
@@ -235,7 +238,12 @@ impl QueueWorker {
         let (outcome, written) = match result {
             Ok(()) => (Status::Ok, if filled { writable } else { 0 }),
             Err(error) => {
-                tracing::warn!(queue = self.queue.index, %error, "disk request failed");
+                // Once is news; a guest that tries again and again shall not fill the log.
+                if std::mem::replace(&mut self.reported, true) {
+                    tracing::debug!(queue = self.queue.index, %error, "disk request failed");
+                } else {
+                    tracing::warn!(queue = self.queue.index, %error, "disk request failed");
+                }
                 (Status::IoError, 0)
             }
         };
