@@ -4,7 +4,7 @@
 //! directory is usually memory.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -73,8 +73,8 @@ impl Scratch {
 }
 
 /// Copies the parts of `from` that hold data.
-fn copy_sparse(from: &File, to: &File) -> io::Result<()> {
-    use rustix::fs::{SeekFrom, copy_file_range, seek};
+fn copy_sparse(mut from: &File, mut to: &File) -> io::Result<()> {
+    use rustix::fs::{SeekFrom, seek};
     let size = seek(from, SeekFrom::End(0))?;
     to.set_len(size)?;
     let mut offset = 0;
@@ -84,15 +84,12 @@ fn copy_sparse(from: &File, to: &File) -> io::Result<()> {
             Err(Errno::NXIO) => break,
             Err(e) => return Err(e.into()),
         };
-        let end = seek(from, SeekFrom::Hole(start))?;
-        let (mut source, mut target) = (start, start);
-        while source < end {
-            let length = usize::try_from(end - source).unwrap_or(usize::MAX).min(64 << 20);
-            if copy_file_range(from, Some(&mut source), to, Some(&mut target), length)? == 0 {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
+        offset = seek(from, SeekFrom::Hole(start))?;
+        seek(from, SeekFrom::Start(start))?;
+        seek(to, SeekFrom::Start(start))?;
+        if io::copy(&mut from.by_ref().take(offset - start), &mut to)? < offset - start {
+            return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        offset = end;
     }
     Ok(())
 }
