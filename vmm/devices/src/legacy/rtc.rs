@@ -124,7 +124,7 @@ impl State {
         if self.ram[REG_B as usize] & B_BINARY != 0 {
             value
         } else {
-            (value / 10) << 4 | value % 10
+            ((value / 10) << 4) | (value % 10)
         }
     }
 
