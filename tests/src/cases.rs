@@ -1,0 +1,55 @@
+//! The cases, in the order they run: what is quick and what everything else needs comes first.
+
+use crate::harness::Case;
+
+mod bad_boot;
+mod bad_manifest;
+mod command;
+mod console;
+mod crash;
+mod debian;
+mod demo;
+mod disks;
+mod full_disk;
+mod killed;
+mod machine;
+mod pause;
+mod poweroff;
+mod reboot;
+mod stop;
+mod unprivileged;
+mod upgrade;
+
+/// Every case.
+pub const ALL: &[Case] = &[
+    command::DOCTOR,
+    bad_manifest::CASE,
+    bad_boot::GARBAGE_KERNEL,
+    bad_boot::TRUNCATED_IMAGE,
+    bad_boot::HOSTILE_IMAGES,
+    poweroff::KERNEL_6_1,
+    poweroff::KERNEL_6_12,
+    machine::SMALL,
+    machine::MEDIUM,
+    machine::LARGE,
+    command::LIFE,
+    console::SESSIONS,
+    console::STALLED_CLIENT,
+    disks::CASE,
+    reboot::CASE,
+    pause::CASE,
+    stop::BUTTON,
+    stop::GRACE,
+    crash::PANIC,
+    crash::TRIPLE_FAULT,
+    killed::VMM,
+    killed::MONITOR,
+    killed::COMMAND,
+    full_disk::EMPTY_DISK,
+    full_disk::RUNTIME_DIR,
+    unprivileged::CASE,
+    demo::CASE,
+    debian::BLS,
+    debian::GENERIC,
+    upgrade::CASE,
+];

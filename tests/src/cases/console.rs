@@ -1,0 +1,76 @@
+//! The serial console.
+
+use crate::harness::guest::Shell;
+use crate::harness::manifest::Manifest;
+use crate::harness::program::Session;
+use crate::harness::scene::{Scene, says};
+use crate::harness::vm::{Vm, console};
+use crate::harness::{Case, PATIENCE, SMALL, images};
+use anyhow::{Result, ensure};
+
+pub const SESSIONS: Case = Case {
+    name: "console",
+    about: "typing at the guest; ^] leaves; a second session takes over; what was said before is shown again",
+    limit: SMALL,
+    run: sessions,
+};
+
+pub const STALLED_CLIENT: Case = Case {
+    name: "console-stalled-client",
+    about: "a client that does not read neither stops the guest nor loses the log",
+    limit: SMALL,
+    run: stalled,
+};
+
+fn sessions(scene: &Scene) -> Result<()> {
+    let vm = Vm::start(
+        scene,
+        &Manifest::new("talk").small(&images::small("6.12")?, "shell"),
+    )?;
+    let shell = Shell::small(&vm)?;
+    shell.says("echo $((6 * 7))", &["42"])?;
+    // Keys that terminals are wont to keep for themselves reach the guest.
+    shell.ok("stty -isig -icanon min 1 time 0")?;
+    shell.send("dd bs=1 count=4 2>/dev/null | hexdump -v -e '/1 \"%02x\"'; echo; stty isig icanon")?;
+    vm.console().send("\x03\x1a\x04\x11")?;
+    vm.expect("031a0411")?;
+
+    let second = console(scene, "talk")?;
+    second.expect("HUSK-USERSPACE", PATIENCE)?;
+    let first = vm.console().wait(PATIENCE)?.fails(1)?;
+    says(&first, &["another session took over"])?;
+    second.send("echo from the $((1 + 1))nd\n")?;
+    second.expect("from the 2nd", PATIENCE)?;
+    second.send("\x1d")?;
+    ensure!(second.wait(PATIENCE)?.status == 0, "^] is no clean end");
+
+    let third = console(scene, "talk")?;
+    third.expect("from the 2nd", PATIENCE)?;
+    third.send("poweroff -f\n")?;
+    vm.powered_off()?;
+    says(&third.wait(PATIENCE)?.ok()?, &["talk has ended"])
+}
+
+fn stalled(scene: &Scene) -> Result<()> {
+    let image = images::small("6.12")?;
+    let manifest = Manifest::new("flood").small(&image, "shell");
+    let vm = Vm::start(scene, &manifest)?;
+    Shell::small(&vm)?;
+    let log = Session::piped(
+        scene.husk(&["logs", "flood", "--follow"]),
+        &scene.log("flood.log"),
+    )?;
+    // It takes the console over, and then only its first few kilobytes.
+    let stalled = Session::unheard(scene.husk(&["console", "flood"]))?;
+    vm.console().wait(PATIENCE)?;
+    let line = "0123456789".repeat(7);
+    stalled.send(&format!(
+        "for i in $(seq 1 5000); do echo \"flood $i {line}\"; done; echo husk-$((40 + 2)); poweroff -f\n"
+    ))?;
+    vm.powered_off()?;
+    let text = log.wait(PATIENCE)?.ok()?;
+    says(
+        &text,
+        &["flood 1 0123", "flood 2500 0123", "flood 5000 0123", "husk-42"],
+    )
+}

@@ -1,0 +1,103 @@
+//! The demonstration's manifest, KubeVirt's own vocabulary, on stock Debian 13: everything a user sees first.
+
+use crate::harness::guest::{Shell, TO_LOGIN};
+use crate::harness::program::Session;
+use crate::harness::scene::{Scene, says};
+use crate::harness::vm::Vm;
+use crate::harness::{Case, DEBIAN, PATIENCE, images};
+use anyhow::{Context, Result, ensure};
+
+pub const CASE: Case = Case {
+    name: "demo",
+    about: "demo-vm.yaml on Debian 13: cloud-init's password and first-boot command, devices, reboot, poweroff",
+    limit: DEBIAN,
+    run,
+};
+
+const MANIFEST: &str = include_str!("../../manifests/demo-vm.yaml");
+
+fn run(scene: &Scene) -> Result<()> {
+    std::fs::write(scene.path("demo-vm.yaml"), MANIFEST)?;
+    let mut volume = std::ffi::OsString::from("rootdisk=");
+    volume.push(images::disk("debian-13-cloud")?);
+    let words = ["run".into(), "demo-vm.yaml".into(), "--volume".into(), volume];
+    let run = Session::piped(scene.husk(&words), &scene.log("demo.run.log"))?;
+    run.expect(r"(?m)^demo: running", PATIENCE)?;
+    let vm = Vm::attach(scene, "demo".to_owned(), run)?;
+    vm.console().expect(r"Linux version 6\.12\.", TO_LOGIN)?;
+    let shell = Shell::log_in(&vm, "debian", "husk")?;
+    scene.part("first boot", || first_boot(&vm, &shell));
+    scene.part("processors", || {
+        shell.says("lscpu", &["CPU(s):  "])?;
+        let topology = shell.ok("lscpu -p=SOCKET,CORE,CPU | grep -v '^#'")?;
+        ensure!(topology == "0,0,0\n0,1,1", "{topology}");
+        Ok(())
+    });
+    scene.part("memory", || {
+        shell.says("dmidecode -t memory", &["Maximum Capacity: 1 GB", "Size: 1 GB"])?;
+        let kilobytes: u64 = shell
+            .ok("sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo")?
+            .parse()?;
+        ensure!((900 << 10..1 << 20).contains(&kilobytes), "{kilobytes} kB");
+        Ok(())
+    });
+    scene.part("identity", || {
+        shell.says(
+            "dmidecode -s system-uuid",
+            &["6f2a6c3e-98d1-4c0e-9c53-31f0a2b1c7d4"],
+        )?;
+        shell.says("dmidecode -s system-serial-number", &["husk-demo"])
+    });
+    scene.part("devices", || devices(&shell));
+    scene.part("power", || {
+        shell.ok("mkdir /mnt/data && mkfs.ext4 -q /dev/vdb && mount /dev/vdb /mnt/data && echo kept > /mnt/data/file && umount /mnt/data")?;
+        Ok(())
+    });
+    shell.send("reboot")?;
+    vm.console().expect(r"Linux version 6\.12\.", TO_LOGIN)?;
+    let shell = Shell::log_in(&vm, "debian", "husk")?;
+    scene.part("after reboot", || {
+        shell.says("mount /dev/vdb /mnt/data && cat /mnt/data/file", &["kept"])?;
+        let times = shell.ok("grep -c 'first boot' /var/log/first-boot")?;
+        ensure!(times == "1", "the first-boot command ran {times} times");
+        ensure!(vm.inspect()?["reboots"] == 1, "inspect does not say so");
+        Ok(())
+    });
+    shell.send("systemctl poweroff")?;
+    vm.powered_off()
+}
+
+fn first_boot(vm: &Vm<'_>, shell: &Shell<'_>) -> Result<()> {
+    let (status, text) = shell.run("cloud-init status --wait --long", TO_LOGIN)?;
+    ensure!(status == 0 || status == 2, "cloud-init: {text}");
+    says(&text, &["status: done", "DataSourceNoCloud"])?;
+    says(&vm.console().spoken().all(), &["husk-demo: first boot done"])?;
+    shell.says("hostname", &["demo"])?;
+    let failed = shell.ok("systemctl --failed --no-legend --plain --no-pager | cut -d' ' -f1")?;
+    ensure!(failed.is_empty(), "failed units: {failed}");
+    Ok(())
+}
+
+fn devices(shell: &Shell<'_>) -> Result<()> {
+    let disks = shell.ok("lsblk -bdno NAME,SIZE,RO /dev/vda /dev/vdb /dev/vdc | tr -s ' '")?;
+    let mut lines = disks.lines();
+    ensure!(lines.next() == Some("vda 3221225472 0"), "{disks}");
+    ensure!(lines.next() == Some("vdb 1073741824 0"), "{disks}");
+    let seed = lines.next().context("no third disk")?;
+    ensure!(seed.ends_with(" 1"), "the NoCloud disk can be written: {disks}");
+    shell.says("cat /sys/class/misc/hw_random/rng_available", &["virtio_rng"])?;
+    shell.says("lsmod", &["virtio_balloon"])?;
+    // The clock comes from the host.
+    shell
+        .says(
+            "cat /sys/devices/system/clocksource/clocksource0/current_clocksource",
+            &["kvm-clock"],
+        )
+        .or_else(|_| {
+            shell.says(
+                "cat /sys/devices/system/clocksource/clocksource0/current_clocksource",
+                &["tsc"],
+            )
+        })?;
+    shell.says("hwclock --show --utc", &["20"])
+}

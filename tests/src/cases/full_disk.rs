@@ -1,0 +1,92 @@
+//! Full disks on the host.
+
+use crate::harness::guest::Shell;
+use crate::harness::manifest::Manifest;
+use crate::harness::scene::{Scene, says};
+use crate::harness::vm::Vm;
+use crate::harness::{Case, PATIENCE, SMALL, images};
+use anyhow::{Context, Result, ensure};
+use nix::mount::{MsFlags, mount, umount};
+use nix::sched::{CloneFlags, unshare};
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+
+pub const EMPTY_DISK: Case = Case {
+    name: "full-disk-under-emptydisk",
+    about: "a full disk on the host is an I/O error in the guest, which goes on",
+    limit: SMALL,
+    run: under_empty_disk,
+};
+
+pub const RUNTIME_DIR: Case = Case {
+    name: "full-runtime-dir",
+    about: "a full runtime directory is a clear error, and does not end a VM that runs",
+    limit: SMALL,
+    run: under_runtime_dir,
+};
+
+/// Mounts a filesystem in memory of that size at `place`, in a mount namespace of this process's own.
+fn small_filesystem(scene: &Scene, place: &Path, size: &str) -> Result<()> {
+    scene.needs_root()?;
+    unshare(CloneFlags::CLONE_NEWNS).context("cannot leave the mount namespace")?;
+    let none = None::<&str>;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
+    mount(
+        Some("small"),
+        place,
+        Some("tmpfs"),
+        MsFlags::empty(),
+        Some(format!("size={size}").as_str()),
+    )
+    .with_context(|| format!("cannot mount a tmpfs at {}", place.display()))
+}
+
+/// Fills the filesystem at `folder`, but for what is left of its last page.
+fn fill(folder: &Path) -> Result<()> {
+    let mut file = File::create(folder.join("filler"))?;
+    while file.write_all(&[1; 4096]).is_ok() {}
+    Ok(())
+}
+
+fn under_empty_disk(scene: &Scene) -> Result<()> {
+    let scratch = scene.path("scratch");
+    small_filesystem(scene, &scratch, "16M")?;
+    let manifest = Manifest::new("full")
+        .empty_disk("data", "64Mi")
+        .small(&images::small("6.12")?, "write,shell");
+    let vm = Vm::start(scene, &manifest)?;
+    vm.expect("husk-write: failed")?;
+    let shell = Shell::small(&vm)?;
+    // What fitted is there, and the disk still answers.
+    shell.ok("dd if=/dev/vda of=/dev/null bs=1M count=8 2>/dev/null")?;
+    shell.send("poweroff -f")?;
+    vm.powered_off()?;
+    umount(&scratch)?;
+    Ok(())
+}
+
+fn under_runtime_dir(scene: &Scene) -> Result<()> {
+    let runtime = scene.runtime_dir();
+    small_filesystem(scene, &runtime, "256K")?;
+    let image = images::small("6.12")?;
+    let running = Vm::start(scene, &Manifest::new("early").small(&image, "shell"))?;
+    let shell = Shell::small(&running)?;
+    fill(&runtime)?;
+
+    let late = Manifest::new("late").small(&image, "poweroff");
+    let text = scene
+        .finish(scene.husk(&late.run_words(scene)?), PATIENCE)?
+        .fails(1)?;
+    says(&text, &["No space left on device"])?;
+
+    // Neither its console nor its end needs room.
+    shell.ok("dmesg")?;
+    shell.says("echo still $((40 + 2))", &["still 42"])?;
+    ensure!(running.inspect()?["phase"] == "Running", "the VM does not run");
+    std::fs::remove_file(runtime.join("filler"))?;
+    shell.send("poweroff -f")?;
+    running.powered_off()?;
+    umount(&runtime)?;
+    Ok(())
+}

@@ -1,0 +1,77 @@
+//! The processes of a VM, killed one at a time.
+
+use crate::harness::manifest::Manifest;
+use crate::harness::processes::Process;
+use crate::harness::scene::{Scene, says};
+use crate::harness::vm::{Vm, console};
+use crate::harness::{Case, PATIENCE, SMALL, images};
+use anyhow::{Context, Result, bail, ensure};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+pub const VMM: Case = Case {
+    name: "killed-vmm",
+    about: "kill -9 of the VMM: husk run tells, and nothing is left",
+    limit: SMALL,
+    run: |scene| {
+        let vm = start(scene)?;
+        vm.kill("vmmPid")?;
+        let text = vm.end(Duration::from_secs(20))?.fails(1)?;
+        says(&text, &["SIGKILL"])
+    },
+};
+
+pub const MONITOR: Case = Case {
+    name: "killed-monitor",
+    about: "kill -9 of the monitor: the VMM ends with it, husk run tells, and nothing is left",
+    limit: SMALL,
+    run: |scene| {
+        let vm = start(scene)?;
+        let vmm = vm.inspect()?["vmmPid"].as_i64().context("no vmmPid")?;
+        vm.kill("monitorPid")?;
+        ends(i32::try_from(vmm)?, Duration::from_secs(10))?;
+        let text = vm.end(Duration::from_secs(20))?.fails(1)?;
+        says(&text, &["monitor died"])?;
+        // The name is free again.
+        let vm = start(scene)?;
+        vm.discard()
+    },
+};
+
+pub const COMMAND: Case = Case {
+    name: "killed-command",
+    about: "kill -9 of husk run: the VM goes on and answers every other command",
+    limit: SMALL,
+    run: |scene| {
+        let vm = start(scene)?;
+        vm.run().kill()?;
+        sleep(Duration::from_secs(2));
+        ensure!(scene.list()? == ["victim"], "the VM is not listed");
+        ensure!(vm.inspect()?["phase"] == "Running", "the VM does not run");
+        let session = console(scene, "victim")?;
+        session.expect("HUSK-USERSPACE", PATIENCE)?;
+        vm.expect("husk-button: ready")?;
+        scene.finish(scene.husk(&["stop", "victim"]), PATIENCE)?.ok()?;
+        scene.nothing_left(Duration::from_secs(10))
+    },
+};
+
+fn start(scene: &Scene) -> Result<Vm<'_>> {
+    let manifest = Manifest::new("victim")
+        .empty_disk("data", "64Mi")
+        .small(&images::small("6.12")?, "button");
+    let vm = Vm::start(scene, &manifest)?;
+    vm.expect("HUSK-USERSPACE")?;
+    Ok(vm)
+}
+
+fn ends(pid: i32, limit: Duration) -> Result<()> {
+    let deadline = Instant::now() + limit;
+    while let Some(process) = Process::read(pid).filter(Process::runs) {
+        if Instant::now() >= deadline {
+            bail!("still runs after {} s: {}", limit.as_secs(), process.command);
+        }
+        sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}

@@ -1,0 +1,63 @@
+//! Pause and resume.
+
+use crate::harness::manifest::Manifest;
+use crate::harness::scene::Scene;
+use crate::harness::vm::Vm;
+use crate::harness::{Case, PATIENCE, SMALL, images};
+use anyhow::{Context, Result, ensure};
+use std::thread::sleep;
+use std::time::Duration;
+
+pub const CASE: Case = Case {
+    name: "pause",
+    about: "a paused guest stands still, and its clocks go on from where they stood",
+    limit: SMALL,
+    run,
+};
+
+/// How long the guest is paused: so long that no delay is taken for it.
+const PAUSED: Duration = Duration::from_secs(20);
+
+fn run(scene: &Scene) -> Result<()> {
+    let manifest = Manifest::new("still")
+        .cpu(1, 2, 1)
+        .small(&images::small("6.12")?, "clock");
+    let vm = Vm::start(scene, &manifest)?;
+    vm.expect("husk-clock")?;
+    scene.run(&["pause", "still"])?.ok()?;
+    scene.run(&["pause", "still"])?.ok()?;
+    ensure!(vm.inspect()?["paused"] == true, "inspect does not say paused");
+    // What was said before the pause may still be on its way.
+    sleep(Duration::from_secs(1));
+    let before = clocks(&vm.console().spoken().all()).context("no clock before the pause")?;
+    sleep(PAUSED);
+    let during = clocks(&vm.console().spoken().all()).context("no clock")?;
+    ensure!(
+        before == during,
+        "the paused guest went on: {before:?} {during:?}"
+    );
+    vm.console().spoken().expect("(?s).*", PATIENCE)?;
+
+    scene.run(&["resume", "still"])?.ok()?;
+    scene.run(&["resume", "still"])?.ok()?;
+    let said = vm.expect(r"husk-clock: [^\n]*\n")?;
+    let after = clocks(&said[0]).context("no clock after the pause")?;
+    ensure!(vm.inspect()?["paused"] == false, "inspect still says paused");
+    let limit = PAUSED.as_secs_f64() / 2.0;
+    for (name, before, after) in [("uptime", before.0, after.0), ("time of day", before.1, after.1)] {
+        let jump = after - before;
+        ensure!((0.0..limit).contains(&jump), "the {name} jumped by {jump} s");
+    }
+    // It goes on at its pace, not only once.
+    vm.expect("husk-clock")?;
+    vm.expect("husk-clock")?;
+    vm.discard()
+}
+
+/// Uptime and time of day in the last whole line of `text` that tells them, in seconds.
+fn clocks(text: &str) -> Option<(f64, f64)> {
+    let whole = &text[..text.rfind('\n')?];
+    let (_, line) = whole.rsplit_once("husk-clock: ")?;
+    let (uptime, date) = line.lines().next()?.split_once(' ')?;
+    Some((uptime.parse().ok()?, date.parse().ok()?))
+}

@@ -1,0 +1,46 @@
+//! A guest's reboot starts the machine again in the same VM.
+
+use crate::harness::guest::Shell;
+use crate::harness::manifest::Manifest;
+use crate::harness::scene::Scene;
+use crate::harness::vm::Vm;
+use crate::harness::{Case, PATIENCE, SMALL, images};
+use anyhow::{Result, ensure};
+
+pub const CASE: Case = Case {
+    name: "reboot",
+    about: "a reboot, by the guest and by husk reset, boots again in the same processes; disks keep their data",
+    limit: SMALL,
+    run,
+};
+
+fn run(scene: &Scene) -> Result<()> {
+    let manifest = Manifest::new("again")
+        .cpu(1, 2, 1)
+        .empty_disk("data", "64Mi")
+        .small(&images::small("6.12")?, "disks,shell");
+    let vm = Vm::start(scene, &manifest)?;
+    let shell = Shell::small(&vm)?;
+    shell.ok("echo written before > /dev/vda && sync")?;
+    let before = vm.inspect()?;
+    shell.send("reboot -f")?;
+
+    let shell = Shell::small(&vm)?;
+    shell.says("head -c 14 /dev/vda", &["written before"])?;
+    shell.says("grep -c ^processor /proc/cpuinfo", &["2"])?;
+    let after = vm.until("rebooted once", PATIENCE, |vm| vm["reboots"] == 1)?;
+    ensure!(
+        before["vmmPid"] == after["vmmPid"] && before["monitorPid"] == after["monitorPid"],
+        "other processes: {before:#} {after:#}"
+    );
+    ensure!(
+        vm.run().spoken().all().contains("again: rebooted"),
+        "husk run did not tell"
+    );
+
+    scene.run(&["reset", vm.name()])?.ok()?;
+    let shell = Shell::small(&vm)?;
+    shell.says("head -c 14 /dev/vda", &["written before"])?;
+    shell.send("poweroff -f")?;
+    vm.powered_off()
+}

@@ -1,0 +1,52 @@
+//! `husk stop`.
+
+use crate::harness::manifest::Manifest;
+use crate::harness::scene::{Scene, says};
+use crate::harness::vm::Vm;
+use crate::harness::{Case, PATIENCE, SMALL, images};
+use anyhow::{Result, ensure};
+use std::time::{Duration, Instant};
+
+pub const BUTTON: Case = Case {
+    name: "stop",
+    about: "husk stop presses the power button; the guest powers off and the VM ends with status 0",
+    limit: SMALL,
+    run: |scene| {
+        for version in ["6.1", "6.12"] {
+            let vm = Vm::start(
+                scene,
+                &Manifest::new("stop").small(&images::small(version)?, "button"),
+            )?;
+            vm.expect("husk-button: ready")?;
+            let stop = scene.finish(scene.husk(&["stop", "stop"]), PATIENCE)?.ok()?;
+            says(&stop, &["powered off"])?;
+            vm.expect("husk-button: pressed")?;
+            vm.powered_off()?;
+        }
+        Ok(())
+    },
+};
+
+pub const GRACE: Case = Case {
+    name: "stop-grace",
+    about: "a guest that does not answer the power button is killed after its grace period; rm -f needs none",
+    limit: SMALL,
+    run: grace,
+};
+
+fn grace(scene: &Scene) -> Result<()> {
+    let manifest = Manifest::new("deaf").small(&images::small("6.12")?, "spin");
+    let vm = Vm::start(scene, &manifest)?;
+    vm.expect("HUSK-USERSPACE")?;
+    let asked = Instant::now();
+    let words = ["stop", "deaf", "--grace-period", "3"];
+    scene.finish(scene.husk(&words), PATIENCE)?.ok()?;
+    let took = asked.elapsed();
+    ensure!(took >= Duration::from_secs(3), "killed after {took:?}");
+    let text = vm.end(PATIENCE)?.fails(1)?;
+    says(&text, &["did not power off within 3 s"])?;
+
+    let vm = Vm::start(scene, &manifest)?;
+    scene.run(&["rm", "--force", "deaf"])?.ok()?;
+    says(&vm.end(PATIENCE)?.fails(1)?, &["killed on request"])
+}

@@ -1,0 +1,58 @@
+//! A kernel upgrade inside the guest: the next reboot boots the new kernel.
+
+use crate::harness::guest::{Shell, TO_LOGIN};
+use crate::harness::manifest::Manifest;
+use crate::harness::scene::{Scene, says};
+use crate::harness::vm::Vm;
+use crate::harness::{Case, DEBIAN, images};
+use anyhow::{Context, Result, ensure};
+use std::time::Duration;
+
+pub const CASE: Case = Case {
+    name: "kernel-upgrade",
+    about: "Debian 12 by its grub.cfg on an MBR disk; dpkg -i of Debian's next kernel, then reboot; husk stop",
+    limit: DEBIAN,
+    run,
+};
+
+/// How long dpkg may take, which makes an initrd.
+const UPGRADE: Duration = Duration::from_secs(400);
+
+fn run(scene: &Scene) -> Result<()> {
+    let manifest = Manifest::new("upgrade")
+        .cpu(1, 2, 1)
+        .memory("1Gi")
+        .container_disk("root", &images::disk("debian-12-cloud")?)
+        .cloud_init("#cloud-config\npassword: secret\nchpasswd: {expire: false}\n");
+    let vm = Vm::start(scene, &manifest)?;
+    vm.console().expect(r"Linux version 6\.1\.", TO_LOGIN)?;
+    let shell = Shell::log_in(&vm, "debian", "secret")?;
+    let old = shell.ok("uname -r")?;
+    let new = shell.ok("dpkg-deb -f /root/linux-image-*.deb Package")?;
+    let new = new
+        .strip_prefix("linux-image-")
+        .context("no kernel package in /root")?;
+    ensure!(new != old, "the kernel in /root is the one that runs: {old}");
+    scene.part("booted from", || {
+        let seen = vm.inspect()?;
+        says(
+            seen["bootedFrom"].as_str().context("nothing")?,
+            &["/boot/grub/grub.cfg"],
+        )
+    });
+
+    // A small initrd for this machine, which is quicker to make.
+    shell.ok("echo MODULES=dep > /etc/initramfs-tools/conf.d/small")?;
+    let (status, text) = shell.run("dpkg -i /root/linux-image-*.deb", UPGRADE)?;
+    ensure!(status == 0, "dpkg -i: status {status}: {text}");
+    shell.send("reboot")?;
+
+    vm.console()
+        .expect(&format!("Linux version {} ", regex::escape(new)), TO_LOGIN)?;
+    let shell = Shell::log_in(&vm, "debian", "secret")?;
+    ensure!(shell.ok("uname -r")? == new, "another kernel runs");
+    scene
+        .finish(scene.husk(&["stop", "upgrade"]), Duration::from_secs(150))?
+        .ok()?;
+    vm.powered_off()
+}

@@ -1,0 +1,36 @@
+//! What the cases have in common.
+
+pub mod guest;
+pub mod images;
+pub mod manifest;
+pub mod processes;
+pub mod program;
+pub mod runner;
+pub mod scene;
+pub mod spoken;
+pub mod vm;
+
+use scene::Scene;
+use std::time::Duration;
+
+/// One end-to-end test.
+#[derive(Debug)]
+pub struct Case {
+    /// Its name, unique.
+    pub name: &'static str,
+    /// What it shows, in one line.
+    pub about: &'static str,
+    /// When it counts as hung. Generous: other work may share the machine.
+    pub limit: Duration,
+    /// Does it. May report parts of it by [`Scene::part`].
+    pub run: fn(&Scene) -> anyhow::Result<()>,
+}
+
+/// The limit of a case whose guests are small initramfs systems.
+pub const SMALL: Duration = Duration::from_secs(240);
+
+/// The limit of a case that boots Debian from a disk.
+pub const DEBIAN: Duration = Duration::from_secs(900);
+
+/// How long a step of a guest or of the command may take before it counts as hung.
+pub const PATIENCE: Duration = Duration::from_secs(120);

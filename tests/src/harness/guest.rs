@@ -1,0 +1,91 @@
+//! A shell in a guest, over its serial console.
+
+use super::PATIENCE;
+use super::scene::says;
+use super::vm::Vm;
+use anyhow::{Context, Result, bail, ensure};
+use std::cell::Cell;
+use std::time::{Duration, Instant};
+
+/// How long Debian may take from its kernel's first line to its login prompt.
+pub const TO_LOGIN: Duration = Duration::from_secs(400);
+
+/// A shell that neither echoes nor prompts.
+#[derive(Debug)]
+pub struct Shell<'v> {
+    vm: &'v Vm<'v>,
+    commands: Cell<u32>,
+}
+
+impl<'v> Shell<'v> {
+    /// The shell of the small image, which was told to do `shell`.
+    pub fn small(vm: &'v Vm<'v>) -> Result<Self> {
+        vm.expect("HUSK-USERSPACE")?;
+        vm.expect("/ # $")?;
+        Self::settle(vm)
+    }
+
+    /// Logs in to Debian, and becomes root. The prompt may come before cloud-init has set the password.
+    pub fn log_in(vm: &'v Vm<'v>, user: &str, password: &str) -> Result<Self> {
+        let console = vm.console();
+        console.expect("login: ", TO_LOGIN)?;
+        let deadline = Instant::now() + TO_LOGIN;
+        loop {
+            console.send(&format!("{user}\n"))?;
+            console.expect("Password: ", PATIENCE)?;
+            console.send(&format!("{password}\n"))?;
+            let said = console.expect(r"(Login incorrect)|(?m:^[^\n]*[$#] $)", PATIENCE)?;
+            if said[1].is_empty() {
+                break;
+            }
+            if Instant::now() > deadline {
+                bail!("{user} cannot log in with the password given");
+            }
+            console.expect("login: ", PATIENCE)?;
+        }
+        console.send("exec sudo -n env PS1= PS2= sh\n")?;
+        Self::settle(vm)
+    }
+
+    fn settle(vm: &'v Vm<'v>) -> Result<Self> {
+        // The word is put together by the guest: the echo of this line must not be taken for it.
+        vm.console()
+            .send("PS1= PS2=; stty -echo; printf 'husk-%s\\n' ready\n")?;
+        vm.expect("husk-ready\n")?;
+        Ok(Self {
+            vm,
+            commands: Cell::new(0),
+        })
+    }
+
+    /// Runs `command` and gives its status and output, with whatever else came on the console meanwhile.
+    pub fn run(&self, command: &str, limit: Duration) -> Result<(i32, String)> {
+        let number = self.commands.get() + 1;
+        self.commands.set(number);
+        let console = self.vm.console();
+        console.send(&format!(
+            "{{ {command}\n}} 2>&1; printf '\\nhusk-%s-{number}=%d\\n' end $?\n"
+        ))?;
+        let said = console
+            .expect(&format!(r"(?s)^(.*?)\nhusk-end-{number}=(\d+)\n"), limit)
+            .with_context(|| format!("in the guest: {command}"))?;
+        Ok((said[2].parse()?, said[1].trim().to_owned()))
+    }
+
+    /// The output of `command`, which must succeed.
+    pub fn ok(&self, command: &str) -> Result<String> {
+        let (status, output) = self.run(command, PATIENCE)?;
+        ensure!(status == 0, "in the guest: {command}: status {status}: {output}");
+        Ok(output)
+    }
+
+    /// Checks that the output of `command` contains each of `words`.
+    pub fn says(&self, command: &str, words: &[&str]) -> Result<()> {
+        says(&self.ok(command)?, words).with_context(|| format!("in the guest: {command}"))
+    }
+
+    /// Sends `command` and does not wait for its end.
+    pub fn send(&self, command: &str) -> Result<()> {
+        self.vm.console().send(&format!("{command}\n"))
+    }
+}

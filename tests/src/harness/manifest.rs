@@ -1,0 +1,158 @@
+//! Manifests, and what `husk run` is told with them.
+
+use super::images::Small;
+use super::scene::Scene;
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use std::ffi::OsString;
+use std::path::Path;
+
+/// A VirtualMachineInstance to run.
+#[derive(Debug, Clone)]
+pub struct Manifest {
+    name: String,
+    object: Value,
+    arguments: Vec<OsString>,
+}
+
+impl Manifest {
+    /// One vCPU, 256 MiB, no devices.
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            object: json!({
+                "apiVersion": "kubevirt.io/v1",
+                "kind": "VirtualMachineInstance",
+                "metadata": {"name": name},
+                "spec": {
+                    "domain": {
+                        "cpu": {"cores": 1},
+                        "resources": {"requests": {"memory": "256Mi"}},
+                        "devices": {"autoattachPodInterface": false, "disks": []},
+                    },
+                    "volumes": [],
+                },
+            }),
+            arguments: Vec::new(),
+        }
+    }
+
+    /// The VM's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Sets the field at the JSON pointer `path` below `spec`, whose parent must exist.
+    pub fn set(mut self, path: &str, value: Value) -> Self {
+        let (parent, field) = path.rsplit_once('/').unwrap_or(("", path));
+        if let Some(parent) = self.object["spec"].pointer_mut(parent) {
+            parent[field] = value;
+        }
+        self
+    }
+
+    /// That topology.
+    pub fn cpu(self, sockets: u32, cores: u32, threads: u32) -> Self {
+        self.set(
+            "/domain/cpu",
+            json!({"sockets": sockets, "cores": cores, "threads": threads}),
+        )
+    }
+
+    /// That much memory, as a Kubernetes quantity.
+    pub fn memory(self, quantity: &str) -> Self {
+        self.set("/domain/resources/requests/memory", json!(quantity))
+    }
+
+    /// A disk on bus virtio with the volume source `source`.
+    pub fn disk(mut self, name: &str, source: Value) -> Self {
+        let spec = &mut self.object["spec"];
+        let mut volume = source;
+        volume["name"] = json!(name);
+        push(&mut spec["volumes"], volume);
+        push(
+            &mut spec["domain"]["devices"]["disks"],
+            json!({"name": name, "disk": {"bus": "virtio"}}),
+        );
+        self
+    }
+
+    /// The image at `path` as a containerDisk: the guest writes into a copy.
+    pub fn container_disk(self, name: &str, path: &Path) -> Self {
+        self.disk(name, json!({"containerDisk": {"image": format!("local/{name}")}}))
+            .volume(name, path)
+    }
+
+    /// A fresh disk of that capacity.
+    pub fn empty_disk(self, name: &str, capacity: &str) -> Self {
+        self.disk(name, json!({"emptyDisk": {"capacity": capacity}}))
+    }
+
+    /// A NoCloud disk with that user data.
+    pub fn cloud_init(self, user_data: &str) -> Self {
+        self.disk("cloudinit", json!({"cloudInitNoCloud": {"userData": user_data}}))
+    }
+
+    /// Gives the volume `name` the file `path`.
+    pub fn volume(self, name: &str, path: &Path) -> Self {
+        let mut word = OsString::from(format!("{name}="));
+        word.push(path);
+        self.argument("--volume").argument(word)
+    }
+
+    /// Boots the small image, which does `words`: see its `/init`.
+    pub fn small(self, image: &Small, words: &str) -> Self {
+        self.small_with(image, words, "")
+    }
+
+    /// The same with more words on the kernel's command line.
+    pub fn small_with(self, image: &Small, words: &str, append: &str) -> Self {
+        self.argument("--kernel")
+            .argument(&image.kernel)
+            .argument("--initrd")
+            .argument(&image.initrd)
+            .argument("--append")
+            .argument(format!("console=ttyS0 husk.do={words} {append}").trim_end())
+    }
+
+    /// One more word for `husk run`.
+    pub fn argument(mut self, word: impl Into<OsString>) -> Self {
+        self.arguments.push(word.into());
+        self
+    }
+
+    /// Writes the manifest and gives the words after `husk`, `run` and the file among them.
+    pub fn run_words(&self, scene: &Scene) -> Result<Vec<OsString>> {
+        let path = scene.path(&format!("{}.yaml", self.name));
+        let text = serde_json::to_string_pretty(&self.object)?;
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        let mut words = vec!["run".into(), path.into()];
+        words.extend(self.arguments.iter().cloned());
+        Ok(words)
+    }
+}
+
+fn push(list: &mut Value, value: Value) {
+    if let Some(list) = list.as_array_mut() {
+        list.push(value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_has_a_volume_and_its_file() {
+        let manifest = Manifest::new("a")
+            .cpu(1, 2, 2)
+            .memory("1Gi")
+            .container_disk("root", Path::new("/r"));
+        let spec = &manifest.object["spec"];
+        assert_eq!(spec["domain"]["cpu"]["threads"], 2);
+        assert_eq!(spec["domain"]["resources"]["requests"]["memory"], "1Gi");
+        assert_eq!(spec["domain"]["devices"]["disks"][0]["name"], "root");
+        assert_eq!(spec["volumes"][0]["containerDisk"]["image"], "local/root");
+        assert_eq!(manifest.arguments, ["--volume", "root=/r"]);
+    }
+}

@@ -1,0 +1,139 @@
+//! The processes below this one.
+
+use anyhow::Result;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::unistd::Pid;
+use std::collections::HashMap;
+use std::fs;
+use std::time::{Duration, Instant};
+
+/// A process, as `/proc` tells.
+#[derive(Debug, Clone)]
+pub struct Process {
+    /// Its id.
+    pub pid: i32,
+    parent: i32,
+    state: char,
+    /// Its command line, words separated by spaces; its short name where it has none.
+    pub command: String,
+}
+
+impl Process {
+    /// Reads it; nothing if there is no such process.
+    pub fn read(pid: i32) -> Option<Self> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let (head, tail) = stat.rsplit_once(')')?;
+        let mut fields = tail.split_whitespace();
+        let state = fields.next()?.chars().next()?;
+        let parent = fields.next()?.parse().ok()?;
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let words = String::from_utf8_lossy(&words)
+            .trim_end_matches('\0')
+            .replace('\0', " ");
+        let name = head.split_once('(').map_or(head, |(_, name)| name);
+        Some(Self {
+            pid,
+            parent,
+            state,
+            command: if words.is_empty() {
+                format!("[{name}]")
+            } else {
+                words
+            },
+        })
+    }
+
+    /// Whether it still runs: it may have ended and wait for its parent to notice.
+    pub fn runs(&self) -> bool {
+        self.state != 'Z'
+    }
+}
+
+/// The processes that descend from this one, parents first. Those whose parent died are among them after
+/// [`adopt_orphans`].
+pub fn descendants() -> Vec<Process> {
+    let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
+    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let process = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+            .and_then(Process::read);
+        if let Some(process) = process {
+            children.entry(process.parent).or_default().push(process);
+        }
+    }
+    let mut found = children.remove(&Pid::this().as_raw()).unwrap_or_default();
+    let mut next = 0;
+    while let Some(process) = found.get(next) {
+        let more = children.remove(&process.pid).unwrap_or_default();
+        found.extend(more);
+        next += 1;
+    }
+    found
+}
+
+/// From now on processes below this one whose parent dies become this one's children.
+pub fn adopt_orphans() -> Result<()> {
+    Ok(nix::sys::prctl::set_child_subreaper(true)?)
+}
+
+/// Waits until no descendant runs, at most `limit`, and reaps adopted ones; what still runs then.
+///
+/// No [`std::process::Child`] of this process may be unwaited meanwhile.
+pub fn wait_for_none(limit: Duration) -> Vec<Process> {
+    let deadline = Instant::now() + limit;
+    loop {
+        while waitpid(None, Some(WaitPidFlag::WNOHANG)).is_ok_and(|status| status.pid().is_some()) {}
+        let left: Vec<Process> = descendants().into_iter().filter(Process::runs).collect();
+        if left.is_empty() || Instant::now() >= deadline {
+            return left;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Kills every descendant, and what they start meanwhile.
+pub fn kill_all() {
+    for _ in 0..100 {
+        let running: Vec<Process> = descendants().into_iter().filter(Process::runs).collect();
+        if running.is_empty() {
+            return;
+        }
+        for process in running {
+            // It fails only where the process has ended.
+            let _ = kill(Pid::from_raw(process.pid), Signal::SIGKILL);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn descendants_are_found_by_their_parents() {
+        let mut child = Command::new("sh")
+            .args(["-c", "sleep 60 & wait"])
+            .spawn()
+            .expect("sh");
+        let pid = i32::try_from(child.id()).expect("a pid");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let found = loop {
+            let found = descendants();
+            if found.iter().any(|process| process.parent == pid) || Instant::now() > deadline {
+                break found;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        let sleep = found.iter().find(|process| process.parent == pid).expect("sleep");
+        assert_eq!(sleep.command, "sleep 60");
+        let _ = kill(Pid::from_raw(sleep.pid), Signal::SIGKILL);
+        let _ = child.kill();
+        let _ = child.wait();
+        assert!(Process::read(pid).is_none_or(|process| !process.runs()));
+    }
+}

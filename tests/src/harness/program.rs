@@ -1,0 +1,208 @@
+//! A program with its end of a conversation: on pipes, or on a terminal.
+
+use super::scene::{self, Answer};
+use super::spoken::Spoken;
+use anyhow::{Context, Result, bail};
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A running program, what it says, and a way to talk to it. It is killed when this is dropped.
+#[derive(Debug)]
+pub struct Session {
+    child: RefCell<Child>,
+    spoken: Spoken,
+    /// The near end of its terminal.
+    terminal: Option<File>,
+    reader: RefCell<Option<JoinHandle<()>>>,
+}
+
+impl Session {
+    /// Starts it without input; its output and errors are heard as one, and are added to the file `log`.
+    pub fn piped(mut command: Command, log: &Path) -> Result<Self> {
+        let (near, far) = std::io::pipe()?;
+        let name = format!("{command:?}");
+        command.stdin(Stdio::null()).stdout(far.try_clone()?).stderr(far);
+        let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
+        drop(command);
+        let spoken = Spoken::default();
+        let reader = listen(File::from(OwnedFd::from(near)), spoken.clone(), log)?;
+        Ok(Self {
+            child: RefCell::new(child),
+            spoken,
+            terminal: None,
+            reader: RefCell::new(Some(reader)),
+        })
+    }
+
+    /// Starts it on a terminal of its own, which is heard and added to the file `log`.
+    pub fn on_terminal(command: Command, log: &Path) -> Result<Self> {
+        let mut session = Self::unheard(command)?;
+        let terminal = session.terminal.as_ref().context("no terminal")?.try_clone()?;
+        session.reader = RefCell::new(Some(listen(terminal, session.spoken.clone(), log)?));
+        Ok(session)
+    }
+
+    /// Starts it on a terminal that nobody reads: it stalls as soon as the terminal is full.
+    pub fn unheard(mut command: Command) -> Result<Self> {
+        let pair = nix::pty::openpty(None, None)?;
+        command
+            .stdin(pair.slave.try_clone()?)
+            .stdout(pair.slave.try_clone()?)
+            .stderr(pair.slave);
+        let child = command
+            .spawn()
+            .with_context(|| format!("cannot start {command:?}"))?;
+        Ok(Self {
+            child: RefCell::new(child),
+            spoken: Spoken::default(),
+            terminal: Some(File::from(pair.master)),
+            reader: RefCell::new(None),
+        })
+    }
+
+    /// What it says.
+    pub fn spoken(&self) -> &Spoken {
+        &self.spoken
+    }
+
+    /// Waits for it to say `pattern`: see [`Spoken::expect`].
+    pub fn expect(&self, pattern: &str, limit: Duration) -> Result<Vec<String>> {
+        self.spoken.expect(pattern, limit)
+    }
+
+    /// Types `text` on its terminal.
+    pub fn send(&self, text: &str) -> Result<()> {
+        let mut terminal = self.terminal.as_ref().context("it has no terminal")?;
+        terminal
+            .write_all(text.as_bytes())
+            .context("its terminal is gone")
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.child.borrow().id()).unwrap_or_default()
+    }
+
+    /// Its status and all it said, if it has ended.
+    pub fn ended(&self) -> Result<Option<Answer>> {
+        let Some(status) = self.child.borrow_mut().try_wait()? else {
+            return Ok(None);
+        };
+        // Its terminal or pipes close with it, unless it left children that hold them.
+        let deadline = Instant::now() + Duration::from_secs(2);
+        while self.reader.borrow().is_some() && !self.spoken.ended() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(Some(Answer {
+            status: scene::status(status),
+            text: self.spoken.all(),
+        }))
+    }
+
+    /// Waits for its end.
+    ///
+    /// # Errors
+    /// If it still runs after `limit`.
+    pub fn wait(&self, limit: Duration) -> Result<Answer> {
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some(answer) = self.ended()? {
+                return Ok(answer);
+            }
+            if Instant::now() >= deadline {
+                bail!("still running after {} s", limit.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Kills it without a word.
+    pub fn kill(&self) -> Result<()> {
+        let mut child = self.child.borrow_mut();
+        child.kill()?;
+        child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // It fails only where the program has ended.
+        let _ = self.child.get_mut().kill();
+        let _ = self.child.get_mut().wait();
+    }
+}
+
+/// Hears `from` in a thread of its own, until its end.
+fn listen(mut from: File, spoken: Spoken, log: &Path) -> Result<JoinHandle<()>> {
+    let mut log = File::options()
+        .create(true)
+        .append(true)
+        .open(log)
+        .with_context(|| format!("cannot open {}", log.display()))?;
+    let hear = move || {
+        let mut bytes = [0; 16 << 10];
+        // A terminal whose far end has closed gives an error.
+        while let Ok(n @ 1..) = from.read(&mut bytes) {
+            let _ = log.write_all(&bytes[..n]);
+            spoken.hear(&bytes[..n]);
+        }
+        spoken.end();
+    };
+    Ok(std::thread::Builder::new()
+        .name("listener".to_owned())
+        .spawn(hear)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn a_piped_program_is_heard_to_its_end() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let log = folder.path().join("log");
+        let session = Session::piped(shell("echo out; echo err >&2; exit 3"), &log).expect("starts");
+        let answer = session.wait(Duration::from_secs(20)).expect("ends");
+        assert_eq!((answer.status, answer.text.as_str()), (3, "out\nerr\n"));
+        assert_eq!(std::fs::read_to_string(log).expect("a log"), "out\nerr\n");
+    }
+
+    #[test]
+    fn one_talks_to_a_program_on_a_terminal() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let script = "test -t 0 && read line && echo \"got $line\"; kill -9 $$";
+        let session = Session::on_terminal(shell(script), &folder.path().join("log")).expect("starts");
+        session.send("hello\n").expect("is sent");
+        session
+            .expect("got hello\n", Duration::from_secs(20))
+            .expect("is said");
+        assert_eq!(
+            session.wait(Duration::from_secs(20)).expect("ends").status,
+            128 + 9
+        );
+        assert!(session.expect("more", Duration::from_secs(60)).is_err());
+    }
+
+    #[test]
+    fn a_hung_program_is_told_and_killed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let session = Session::piped(shell("exec sleep 60"), &folder.path().join("log")).expect("starts");
+        let pid = session.pid();
+        assert!(session.wait(Duration::from_millis(50)).is_err());
+        drop(session);
+        assert!(!Path::new(&format!("/proc/{pid}")).exists());
+    }
+}

@@ -1,0 +1,260 @@
+//! Runs cases one after the other, each in a process of its own, and sees to it that nothing is left of them.
+
+use super::Case;
+use super::processes::{self, Process};
+use super::scene::files_in;
+use super::spoken::tail;
+use anyhow::{Context, Result};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long what a case has started may take to end after it.
+const ENDING: Duration = Duration::from_secs(5);
+
+/// How much of each log is shown when a case fails.
+const LOG_TAIL: usize = 4 << 10;
+
+/// What to run.
+#[derive(Debug)]
+pub struct Selection {
+    /// Cases whose name contains one of these; all if there is none.
+    pub filters: Vec<String>,
+    /// Keep the folders of cases that fail.
+    pub keep: bool,
+}
+
+#[derive(Debug, Default)]
+struct Tally {
+    passed: u32,
+    failed: u32,
+    skipped: u32,
+}
+
+/// How a case ended.
+enum Outcome {
+    Passed,
+    Skipped(String),
+    Failed(String),
+}
+
+/// Runs the selected cases and says how each did; whether none failed.
+pub fn run(cases: &[Case], selection: &Selection) -> Result<bool> {
+    processes::adopt_orphans()?;
+    catch_signals()?;
+    let base = tempfile::Builder::new()
+        .prefix("husk-e2e.")
+        .permissions(fs::Permissions::from_mode(0o755))
+        .tempdir_in("/var/tmp")
+        .context("cannot make a folder in /var/tmp")?;
+    let wanted = |case: &&Case| {
+        selection.filters.is_empty() || selection.filters.iter().any(|filter| case.name.contains(filter))
+    };
+    let mut tally = Tally::default();
+    let mut kept = false;
+    for case in cases.iter().filter(wanted) {
+        let folder = base.path().join(case.name);
+        let started = Instant::now();
+        let outcome = play(case, &folder, &mut tally);
+        let seconds = started.elapsed().as_secs_f64();
+        match outcome {
+            Outcome::Passed => {
+                tally.passed += 1;
+                println!("ok {} {seconds:.1}s", case.name);
+            }
+            Outcome::Skipped(why) => {
+                tally.skipped += 1;
+                println!("skipped {}: {why}", case.name);
+            }
+            Outcome::Failed(why) => {
+                tally.failed += 1;
+                let (first, rest) = why.split_once('\n').unwrap_or((&why, ""));
+                println!("FAILED {}: {first} ({seconds:.1}s)", case.name);
+                show("", rest);
+                show_logs(&folder);
+                if selection.keep {
+                    println!("    kept: {}", folder.display());
+                    kept = true;
+                    continue;
+                }
+            }
+        }
+        let _ = fs::remove_dir_all(&folder);
+        if INTERRUPTED.load(Ordering::Relaxed) {
+            break;
+        }
+    }
+    if kept {
+        let _ = base.keep();
+    }
+    println!(
+        "e2e: {} passed, {} failed, {} skipped",
+        tally.passed, tally.failed, tally.skipped
+    );
+    Ok(tally.failed == 0 && tally.passed > 0)
+}
+
+/// Runs one case to its end or limit.
+fn play(case: &Case, folder: &Path, tally: &mut Tally) -> Outcome {
+    let mounts = mounts();
+    let result = perform(case, folder, tally);
+    let left = match &result {
+        Ok(Outcome::Passed) => leftovers(folder, &mounts),
+        _ => Vec::new(),
+    };
+    processes::kill_all();
+    processes::wait_for_none(ENDING);
+    match result {
+        Ok(Outcome::Passed) if !left.is_empty() => {
+            Outcome::Failed(format!("left behind:\n{}", left.join("\n")))
+        }
+        Ok(outcome) => outcome,
+        Err(error) => Outcome::Failed(format!("{error:#}")),
+    }
+}
+
+fn perform(case: &Case, folder: &Path, tally: &mut Tally) -> Result<Outcome> {
+    fs::create_dir_all(folder)?;
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(["--scene", case.name])
+        .arg(folder)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start the case")?;
+    let stdout = child.stdout.take().context("no output")?;
+    let name = case.name;
+    let parts = std::thread::spawn(move || hear_parts(name, stdout));
+    let deadline = Instant::now() + case.limit;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break Ok(status);
+        }
+        let hung = Instant::now() >= deadline;
+        if hung || INTERRUPTED.load(Ordering::Relaxed) {
+            let _ = child.kill();
+            child.wait()?;
+            break Err(hung);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    if status.is_err() {
+        processes::kill_all();
+    }
+    let (passed, failed) = parts.join().unwrap_or_default();
+    tally.passed += passed;
+    tally.failed += failed;
+    let said = |file: &str| fs::read_to_string(folder.join(file)).ok();
+    Ok(match status {
+        Ok(status) if status.success() => Outcome::Passed,
+        Ok(_) if said("skipped").is_some() => Outcome::Skipped(said("skipped").unwrap_or_default()),
+        Ok(status) => {
+            Outcome::Failed(said("reason").unwrap_or_else(|| format!("its process ended: {status}")))
+        }
+        Err(true) => Outcome::Failed(format!("still running after {} s", case.limit.as_secs())),
+        Err(false) => Outcome::Failed("interrupted".to_owned()),
+    })
+}
+
+/// Prints and counts the parts of the case called `case`: how many passed and failed.
+fn hear_parts(case: &str, stdout: impl std::io::Read) -> (u32, u32) {
+    let (mut passed, mut failed) = (0, 0);
+    for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+        if let Some(rest) = line.strip_prefix("part ok ") {
+            passed += 1;
+            println!("ok {case}/{rest}");
+        } else if let Some(rest) = line.strip_prefix("part FAILED ") {
+            failed += 1;
+            println!("FAILED {case}/{rest}");
+        } else {
+            println!("    {line}");
+        }
+    }
+    (passed, failed)
+}
+
+/// What a case that has passed left behind, in words.
+fn leftovers(folder: &Path, mounts_before: &[String]) -> Vec<String> {
+    let running: Vec<Process> = processes::wait_for_none(ENDING);
+    let mut found: Vec<String> = running
+        .iter()
+        .map(|process| format!("process {}: {}", process.pid, process.command))
+        .collect();
+    for part in ["run", "scratch"] {
+        found.extend(
+            files_in(&folder.join(part))
+                .iter()
+                .map(|path| format!("file {}", path.display())),
+        );
+    }
+    found.extend(
+        mounts()
+            .into_iter()
+            .filter(|mount| !mounts_before.contains(mount))
+            .map(|mount| format!("mount {mount}")),
+    );
+    found
+}
+
+/// The mount points of this process's namespace, with what they are mounts of.
+fn mounts() -> Vec<String> {
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    table
+        .lines()
+        .map(|line| line.split(' ').skip(2).take(3).collect::<Vec<_>>().join(" "))
+        .collect()
+}
+
+fn show_logs(folder: &Path) {
+    let mut logs: Vec<_> = fs::read_dir(folder.join("logs"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect();
+    logs.sort();
+    for log in logs {
+        let text = fs::read(&log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text).replace('\r', "");
+        let name = log.file_name().unwrap_or_default().to_string_lossy();
+        show(&format!("the end of {name}"), tail(&text, LOG_TAIL));
+    }
+}
+
+/// Prints `text` set in, without what would move a terminal's cursor.
+fn show(title: &str, text: &str) {
+    if text.trim().is_empty() {
+        return;
+    }
+    if !title.is_empty() {
+        println!("    -- {title}:");
+    }
+    for line in text.lines() {
+        println!("    {}", line.replace(|c: char| c.is_control() && c != '\t', "·"));
+    }
+}
+
+/// Somebody wants the suite to end.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+extern "C" fn interrupt(_signal: i32) {
+    INTERRUPTED.store(true, Ordering::Relaxed);
+}
+
+fn catch_signals() -> Result<()> {
+    let action = SigAction::new(
+        SigHandler::Handler(interrupt),
+        SaFlags::SA_RESTART,
+        SigSet::empty(),
+    );
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        // SAFETY: the handler only stores to an atomic, which is async-signal-safe.
+        unsafe { sigaction(signal, &action) }?;
+    }
+    Ok(())
+}

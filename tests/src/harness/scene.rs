@@ -1,0 +1,233 @@
+//! One case while it runs: its own process, its own folder, its own runtime and scratch directories of Husk's.
+
+use super::Case;
+use super::program::Session;
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+use std::cell::Cell;
+use std::fmt::Display;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// The longest a `husk` command that does not wait for a guest may take.
+const COMMAND: Duration = Duration::from_secs(60);
+
+/// Why a case was not run. Returned as the error of a case, it counts as skipped.
+#[derive(Debug)]
+pub struct Skip(pub String);
+
+impl Display for Skip {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Skip {}
+
+/// Where a case happens.
+#[derive(Debug)]
+pub struct Scene {
+    folder: PathBuf,
+    failed_parts: Cell<u32>,
+}
+
+/// What a finished command said.
+#[derive(Debug)]
+pub struct Answer {
+    /// Its exit status; 128 + N if signal N ended it.
+    pub status: i32,
+    /// Its output and errors as they came.
+    pub text: String,
+}
+
+impl Answer {
+    /// The text, if the status is 0.
+    pub fn ok(self) -> Result<String> {
+        ensure!(self.status == 0, "exit status {}:\n{}", self.status, self.text);
+        Ok(self.text)
+    }
+
+    /// The text, if the status is `status` and nothing looks like a crash of a Rust program.
+    pub fn fails(self, status: i32) -> Result<String> {
+        ensure!(
+            self.status == status,
+            "exit status {} instead of {status}:\n{}",
+            self.status,
+            self.text
+        );
+        ensure!(!self.text.contains("panicked at"), "a panic:\n{}", self.text);
+        Ok(self.text)
+    }
+}
+
+impl Scene {
+    /// The scene in `folder`.
+    pub fn at(folder: PathBuf) -> Result<Self> {
+        for part in ["run", "scratch", "logs"] {
+            let path = folder.join(part);
+            std::fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        }
+        Ok(Self {
+            folder,
+            failed_parts: Cell::new(0),
+        })
+    }
+
+    /// Runs the case called `name` here and leaves its reason, if it fails or is skipped, in files of these names.
+    pub fn play(&self, cases: &[Case], name: &str) -> Result<bool> {
+        let case = cases
+            .iter()
+            .find(|case| case.name == name)
+            .with_context(|| format!("no case {name}"))?;
+        let result = (case.run)(self);
+        match (result, self.failed_parts.get()) {
+            (Ok(()), 0) => return Ok(true),
+            (Ok(()), n) => std::fs::write(self.folder.join("reason"), format!("{n} parts failed"))?,
+            (Err(error), _) => {
+                let file = if error.is::<Skip>() { "skipped" } else { "reason" };
+                std::fs::write(self.folder.join(file), format!("{error:#}"))?;
+            }
+        }
+        Ok(false)
+    }
+
+    /// Does one part of the case, which has a name and a result of its own: the case goes on where it fails.
+    pub fn part(&self, name: &str, part: impl FnOnce() -> Result<()>) {
+        let started = Instant::now();
+        match part() {
+            Ok(()) => println!("part ok {name} {:.1}s", started.elapsed().as_secs_f64()),
+            Err(error) => {
+                self.failed_parts.set(self.failed_parts.get() + 1);
+                println!(
+                    "part FAILED {name}: {}",
+                    format!("{error:#}").replace('\n', " | ")
+                );
+            }
+        }
+    }
+
+    /// A path in the case's folder.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// Husk's runtime directory in this case.
+    pub fn runtime_dir(&self) -> PathBuf {
+        self.path("run")
+    }
+
+    /// The log file `name`, whose end is shown if the case fails.
+    pub fn log(&self, name: &str) -> PathBuf {
+        self.folder.join("logs").join(name)
+    }
+
+    /// A `husk` command, with this scene's directories.
+    pub fn husk<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Command {
+        let mut command = Command::new(program("husk"));
+        command
+            .arg0("husk")
+            .args(arguments)
+            .env("HUSK_RUNTIME_DIR", self.runtime_dir())
+            .env("HUSK_SCRATCH_DIR", self.path("scratch"))
+            .env("NO_COLOR", "1")
+            .current_dir(&self.folder);
+        command
+    }
+
+    /// Runs a `husk` command to its end.
+    pub fn run<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Result<Answer> {
+        self.finish(self.husk(arguments), COMMAND)
+    }
+
+    /// Runs any command to its end.
+    pub fn finish(&self, command: Command, limit: Duration) -> Result<Answer> {
+        let words = format!("{command:?}");
+        let session = Session::piped(command, &self.log("commands.log"))?;
+        session
+            .wait(limit)
+            .with_context(|| format!("{words} after:\n{}", session.spoken().all()))
+    }
+
+    /// What a `husk` command prints as JSON.
+    pub fn json<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Result<Value> {
+        let output = self.husk(arguments).output().context("cannot start husk")?;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{}: {errors}", output.status);
+        serde_json::from_slice(&output.stdout).context("not JSON")
+    }
+
+    /// The names `husk list` gives.
+    pub fn list(&self) -> Result<Vec<String>> {
+        let text = self.run(&["list", "-o", "name"])?.ok()?;
+        Ok(text.lines().map(str::to_owned).collect())
+    }
+
+    /// Waits until Husk knows of no VM and keeps nothing of any.
+    ///
+    /// # Errors
+    /// If something is still there after `limit`.
+    pub fn nothing_left(&self, limit: Duration) -> Result<()> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let names = self.list()?;
+            let files = files_in(&self.runtime_dir());
+            if names.is_empty() && files.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                bail!(
+                    "still there after {} s: VMs {names:?}, files {files:?}",
+                    limit.as_secs()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Skips the case, unless this process is root.
+    pub fn needs_root(&self) -> Result<()> {
+        if nix::unistd::geteuid().is_root() {
+            Ok(())
+        } else {
+            Err(Skip("needs root".to_owned()).into())
+        }
+    }
+}
+
+/// What Husk keeps in its runtime directory for VMs: all but the directory's lock.
+pub fn files_in(runtime_dir: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(runtime_dir).into_iter().flatten().flatten() {
+        if entry.file_name() != ".lock" {
+            found.push(entry.path());
+        }
+    }
+    found
+}
+
+/// The program `name` beside this one, else from PATH.
+pub fn program(name: &str) -> PathBuf {
+    let beside = std::env::current_exe()
+        .ok()
+        .and_then(|exe| Some(exe.parent()?.join(name)))
+        .filter(|path| path.is_file());
+    beside.unwrap_or_else(|| name.into())
+}
+
+/// The exit status of a process as a shell tells it.
+pub fn status(status: std::process::ExitStatus) -> i32 {
+    use std::os::unix::process::ExitStatusExt;
+    status
+        .code()
+        .unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
+}
+
+/// Fails unless `text` contains each of `words`.
+pub fn says(text: &str, words: &[&str]) -> Result<()> {
+    for word in words {
+        ensure!(text.contains(word), "{word:?} is not in:\n{text}");
+    }
+    Ok(())
+}

@@ -1,0 +1,63 @@
+//! `husk-e2e`: see the library.
+
+use clap::Parser;
+use husk_tests::cases;
+use husk_tests::harness::runner::{self, Selection};
+use husk_tests::harness::scene::Scene;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Run the end-to-end tests
+///
+/// Needs a /dev/kvm that runs guests natively, `husk` and `husk-vmm` beside this program or on PATH, and the guest
+/// images of `cargo xtask images` (in HUSK_IMAGES, else in the cache of this user).
+#[derive(Debug, Parser)]
+#[command(name = "husk-e2e")]
+struct Args {
+    /// Run only tests whose name contains one of these
+    filters: Vec<String>,
+
+    /// List the tests and run none
+    #[arg(long)]
+    list: bool,
+
+    /// Also run tests that compare Husk with its peers
+    #[arg(long)]
+    peers: bool,
+
+    /// Keep the folders of tests that fail
+    #[arg(long)]
+    keep: bool,
+
+    /// Run this one test in this process, in this folder (how the program runs each test)
+    #[arg(long, hide = true, num_args = 2, value_names = ["NAME", "FOLDER"])]
+    scene: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if args.list {
+        for case in cases::ALL {
+            println!("{:<32} {}", case.name, case.about);
+        }
+        return ExitCode::SUCCESS;
+    }
+    let done = match args.scene.as_slice() {
+        [name, folder] => Scene::at(PathBuf::from(folder)).and_then(|scene| scene.play(cases::ALL, name)),
+        _ => runner::run(
+            cases::ALL,
+            &Selection {
+                filters: args.filters,
+                keep: args.keep,
+            },
+        ),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("husk-e2e: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
