@@ -1,6 +1,7 @@
 //! Where things are: the checkout, its build products, the cache that outlives it.
 
 use anyhow::{Context, Result};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The checkout's root folder.
@@ -30,8 +31,53 @@ pub fn cache() -> Result<PathBuf> {
     folder(base.join("husk"))
 }
 
-/// Makes the folder `path` if absent.
+/// Makes the folder `path` if absent, with all above it. Made by root in a user's folder, they are the user's.
 pub fn folder(path: PathBuf) -> Result<PathBuf> {
-    std::fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    make(&path).with_context(|| format!("cannot make {}", path.display()))?;
     Ok(path)
+}
+
+fn make(path: &Path) -> std::io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    if let Some(parent) = parent {
+        make(parent)?;
+    }
+    match std::fs::create_dir(path) {
+        // Another command made it at this moment.
+        Err(_) if path.is_dir() => return Ok(()),
+        result => result?,
+    }
+    if let Some(parent) = parent
+        && nix::unistd::geteuid().is_root()
+    {
+        let owner = parent.metadata()?;
+        std::os::unix::fs::chown(path, Some(owner.uid()), Some(owner.gid()))?;
+    }
+    Ok(())
+}
+
+/// The line that runs `cargo xtask ARGUMENTS` as root for this user.
+pub fn as_root(arguments: &str) -> String {
+    let xtask = std::env::current_exe().unwrap_or_else(|_| target().join("debug/xtask"));
+    format!("sudo \"HOME=$HOME\" {} {arguments}", xtask.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_are_made_once() {
+        let temporary = tempfile::tempdir().expect("a folder");
+        let deep = temporary.path().join("a/b/c");
+        assert_eq!(folder(deep.clone()).expect("made"), deep);
+        assert!(deep.is_dir());
+        folder(deep.clone()).expect("there already");
+        std::fs::write(deep.join("file"), "").expect("written");
+        let error = folder(deep.join("file/d")).expect_err("a file is in the way");
+        assert!(error.to_string().contains("file/d"), "{error}");
+    }
 }

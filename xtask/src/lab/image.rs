@@ -149,6 +149,12 @@ pub fn ensure(progress: &Progress) -> Result<Image> {
     if image.disk().exists() {
         return Ok(image);
     }
+    if !nix::unistd::geteuid().is_root() {
+        bail!(
+            "the lab's image is made by root, once: run {}",
+            checkout::as_root("lab image")
+        );
+    }
     let lock = std::fs::File::create(lab.join("image.lock"))?;
     if lock.try_lock().is_err() {
         eprintln!("another command makes the lab's image: waiting for it");
@@ -158,9 +164,6 @@ pub fn ensure(progress: &Progress) -> Result<Image> {
         return Ok(image);
     }
     debian::ensure_tools(progress)?;
-    if !nix::unistd::geteuid().is_root() {
-        bail!("the lab's image is made by root, once: run sudo --preserve-env=HOME,PATH cargo xtask lab up");
-    }
     remove_old(&lab, &image.folder)?;
     let aside = lab.join("image-unfinished");
     build(progress, &aside)?;

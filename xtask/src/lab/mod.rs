@@ -34,6 +34,8 @@ pub struct Args {
 enum Action {
     /// Boots the lab, or finds it booted
     Up,
+    /// Makes the lab's system, which needs root, and boots nothing
+    Image,
     /// Shuts the lab down
     Down {
         /// Even if commands run in it
@@ -68,6 +70,9 @@ pub fn run(args: Args) -> Result<ExitCode> {
             } else {
                 boot::up(&progress)?;
             }
+        }
+        Action::Image => {
+            image::ensure(&progress)?;
         }
         Action::Down { force } => boot::down(force)?,
         Action::Status => return status(),
