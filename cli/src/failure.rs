@@ -81,17 +81,28 @@ fn own_words(error: &(dyn Error + 'static)) -> String {
     }
 }
 
-/// Makes text from elsewhere fit for one line of a terminal: no control characters, no line ends.
+/// Makes text from elsewhere fit for one line of a terminal: lines joined by `; `, no control characters.
 pub(crate) fn one_line(text: &str) -> String {
-    let text = text.trim();
-    if !text.contains(char::is_control) {
-        return text.to_owned();
+    let mut line = String::new();
+    for part in text.lines() {
+        let spaced: String = part
+            .chars()
+            .map(|c| if c.is_control() { ' ' } else { c })
+            .collect();
+        let part = spaced.trim();
+        if part.is_empty() {
+            continue;
+        }
+        if !line.is_empty() {
+            line.push_str(if line.ends_with([':', ',', ';']) {
+                " "
+            } else {
+                "; "
+            });
+        }
+        line.push_str(part);
     }
-    let spaced: String = text
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect();
-    spaced.split_whitespace().collect::<Vec<_>>().join(" ")
+    line
 }
 
 #[cfg(test)]
@@ -137,6 +148,7 @@ mod tests {
 
     #[test]
     fn text_from_elsewhere_cannot_forge_lines_or_colours() {
-        assert_eq!(one_line("a\nerror: b\x1b[31m\r\n"), "a error: b [31m");
+        assert_eq!(one_line("a\nerror: b\x1b[31m\r\n"), "a; error: b [31m");
+        assert_eq!(one_line(" tried:\n  x,\n\n  y\n"), "tried: x, y");
     }
 }

@@ -11,7 +11,7 @@ use crate::view::View;
 use crate::{output, pod};
 
 /// A monitor that takes longer to say how its VM is does not answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// List the VMs that run
 ///

@@ -3,6 +3,7 @@
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process;
+use std::time::Duration;
 
 use husk_proto::shim::v1::KillRequest;
 use husk_shim::launch::{LaunchError, MonitorConfig, launch};
@@ -16,6 +17,9 @@ use crate::manifest::{self, Manifest};
 use crate::signals::Signals;
 use crate::vm_ref::VmRef;
 use crate::{doctor, output, pod, vm_ref};
+
+/// A monitor whose VM runs is reached within this time, or has ended.
+const REACH: Duration = Duration::from_secs(5);
 
 /// Start the VMs of a manifest
 ///
@@ -91,6 +95,14 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         )));
     }
     let plans = plans(&args, &manifest)?;
+    if let [plan] = plans.as_slice()
+        && args.console
+        && !plan.serial_console
+    {
+        return Err(Failure::Usage(
+            "--console: the manifest switches autoattachSerialConsole off".into(),
+        ));
+    }
     if let Some(obstacle) = doctor::obstacle() {
         return Err(Failure::Runtime(obstacle));
     }
@@ -111,11 +123,11 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     }
     pod::block_on(async {
         let mut signals = Signals::catch().map_err(Failure::at("catch signals"))?;
-        start(&names, configs, &mut signals).await?;
-        match names.as_slice() {
-            _ if args.detach => names.iter().try_for_each(|vm| output::print(&format!("{vm}\n"))),
-            [vm] if args.console => with_console(vm, &mut signals).await,
-            names => Foreground::new(names).await?.follow(&mut signals).await,
+        let foreground = start(&names, configs, &mut signals, args.detach).await?;
+        match (foreground, names.as_slice()) {
+            (None, names) => names.iter().try_for_each(|vm| output::print(&format!("{vm}\n"))),
+            (Some(foreground), [vm]) if args.console => with_console(vm, foreground, &mut signals).await,
+            (Some(foreground), _) => foreground.follow(&mut signals).await,
         }
     })
 }
@@ -173,30 +185,57 @@ fn metadata(vmi: &Vmi) -> serde_json::Value {
     })
 }
 
-/// Starts every VM, or none.
-async fn start(names: &[VmRef], configs: Vec<MonitorConfig>, signals: &mut Signals) -> Result<(), Failure> {
+/// Starts every VM, or none, and follows them unless they are to be detached.
+async fn start(
+    names: &[VmRef],
+    configs: Vec<MonitorConfig>,
+    signals: &mut Signals,
+    detach: bool,
+) -> Result<Option<Foreground>, Failure> {
+    let mut foreground = Foreground::new();
     for (index, (vm, config)) in names.iter().zip(configs).enumerate() {
         let (cpus, memory) = (config.plan.topology.vcpus(), config.plan.memory.guest_bytes);
         let plural = if cpus == 1 { "" } else { "s" };
         eprintln!("{vm}: starting ({cpus} vCPU{plural}, {})", output::bytes(memory));
         let mut launching = tokio::task::spawn_blocking(move || launch(monitor_command(), &config));
-        let failure = tokio::select! {
-            launched = &mut launching => match launched {
-                Ok(Ok(_)) => continue,
-                Ok(Err(error)) => not_started(vm, &error),
-                Err(panic) => Failure::at(vm)(panic),
-            },
-            // The monitor ends its VM when this process does before hearing from it.
-            asked = signals.next() => Failure::Ended(asked.status()),
+        let reaching = foreground.reach(vm);
+        tokio::pin!(reaching);
+        let mut follower = None;
+        let launched = loop {
+            tokio::select! {
+                launched = &mut launching => break match launched {
+                    Ok(launched) => launched.map_err(|error| not_started(vm, &error)),
+                    Err(panic) => Err(Failure::at(vm)(panic)),
+                },
+                reached = &mut reaching, if follower.is_none() && !detach => follower = Some(reached),
+                // The monitor ends its VM when this process does before hearing from it.
+                asked = signals.next() => break Err(Failure::Ended(asked.status())),
+            }
         };
-        for started in &names[..index] {
-            if let Ok(mut client) = pod::connect(started).await {
-                let _ = client.kill(KillRequest {}).await;
+        if let Err(failure) = launched {
+            for started in &names[..index] {
+                if let Ok(mut client) = pod::connect(started).await {
+                    let _ = client.kill(KillRequest {}).await;
+                }
+            }
+            return Err(failure);
+        }
+        if detach {
+            continue;
+        }
+        if follower.is_none() {
+            follower = tokio::time::timeout(REACH, reaching).await.ok();
+        }
+        match follower {
+            Some(follower) => foreground.add(follower).await,
+            None => {
+                return Err(Failure::Runtime(format!(
+                    "{vm} ran, but its monitor cannot be reached"
+                )));
             }
         }
-        return Err(failure);
     }
-    Ok(())
+    Ok((!detach).then_some(foreground))
 }
 
 /// This program again, as a monitor; `/proc/self/exe` is the running one even where its file was replaced.
@@ -222,19 +261,22 @@ fn chain_of(error: &LaunchError) -> String {
 }
 
 /// Gives the terminal to the guest until the VM ends or the caller detaches.
-async fn with_console(vm: &VmRef, signals: &mut Signals) -> Result<(), Failure> {
-    let mut foreground = Foreground::new(std::slice::from_ref(vm)).await?;
-    let mut client = pod::connect(vm).await?;
-    match console::attach(vm, &mut client, AtInputEnd::Watch, signals.next()).await? {
-        Ok(End::Detached) => {
+async fn with_console(vm: &VmRef, mut foreground: Foreground, signals: &mut Signals) -> Result<(), Failure> {
+    let Some(mut client) = foreground.client() else {
+        return Ok(());
+    };
+    match console::attach(vm, &mut client, AtInputEnd::Watch, signals.next()).await {
+        Ok(Ok(End::Detached)) => {
             eprintln!("\n{vm} keeps running: `husk console {vm}` comes back, `husk stop {vm}` ends it");
             return Ok(());
         }
-        Ok(End::TakenOver) => {
-            eprintln!("\n{vm}: another session took the console over; Ctrl-C shuts the VM down")
+        Ok(Ok(End::TakenOver)) => {
+            eprintln!("\n{vm}: another session took the console over; Ctrl-C shuts the VM down");
         }
-        Ok(End::VmEnded | End::Lost(_)) => eprintln!(),
-        Err(asked) => foreground.obey(asked)?,
+        Ok(Ok(End::VmEnded | End::Lost(_))) => eprintln!(),
+        Ok(Err(asked)) => foreground.obey(asked)?,
+        // A VM that has ended has no console any more; the follower knows how it ended.
+        Err(failure) => drop(failure.report()),
     }
     foreground.follow(signals).await
 }

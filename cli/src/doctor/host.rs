@@ -9,12 +9,16 @@ use std::process::{Command, Stdio};
 use nix::sched::CloneFlags;
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
+use husk_shim::state::{RuntimeDir, StateError};
+
 use super::check::{Check, Severity};
+use crate::failure::one_line;
 use crate::output;
 
 /// Every check of this module.
 pub(super) fn checks() -> Vec<Check> {
     vec![
+        runtime_directory(RuntimeDir::locate()),
         device("tun", "/dev/net/tun", "modprobe tun", "VMs get no network"),
         device(
             "vhost-net",
@@ -33,6 +37,26 @@ pub(super) fn checks() -> Vec<Check> {
 
 fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default().trim().to_owned()
+}
+
+/// Where this user's VMs keep their state: a user without a login session has no place for it.
+fn runtime_directory(located: Result<RuntimeDir, StateError>) -> Check {
+    let (name, title) = ("runtime-directory", "runtime directory");
+    match located {
+        Ok(runtime) => Check::present(
+            name,
+            title,
+            Severity::Required,
+            one_line(&runtime.path().to_string_lossy()),
+        ),
+        Err(_) => Check::missing(
+            name,
+            title,
+            Severity::Required,
+            "no place for the state of VMs",
+            Some("log in (not by su), or set XDG_RUNTIME_DIR to a directory of your own".into()),
+        ),
+    }
 }
 
 /// A character device, opened as the node's own software would, which also loads its module where it can.
@@ -316,6 +340,16 @@ mod tests {
                 .fix
                 .unwrap()
                 .contains("seccomp")
+        );
+    }
+
+    #[test]
+    fn a_user_needs_a_place_for_state() {
+        assert!(runtime_directory(Err(StateError::Nowhere)).blocks());
+        let check = runtime_directory(Ok(RuntimeDir::at("/run/husk")));
+        assert_eq!(
+            (check.status, check.detail.as_str()),
+            (Status::Present, "/run/husk")
         );
     }
 

@@ -1,6 +1,6 @@
 //! One VM that is being followed.
 
-use husk_proto::shim::v1::{KillRequest, ShutdownRequest, Status, WatchStatusRequest};
+use husk_proto::shim::v1::{KillRequest, Phase, ShutdownRequest, Status, WatchStatusRequest};
 use husk_shim::client::PodClient;
 use tokio::sync::watch;
 use tonic::Streaming;
@@ -21,26 +21,33 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    /// Starts watching and tells the present status.
-    pub(crate) async fn new(
-        vm: VmRef,
+    /// Starts watching.
+    pub(super) async fn new(
+        vm: &VmRef,
         mut client: PodClient,
-        ending: watch::Receiver<Ending>,
+        ending: &watch::Receiver<Ending>,
     ) -> Result<Self, Failure> {
         let statuses = client.watch_status(WatchStatusRequest {}).await?.into_inner();
-        let mut follower = Self {
-            vm,
+        Ok(Self {
+            vm: vm.clone(),
             client,
             statuses,
-            ending,
+            ending: ending.clone(),
             last: Status::default(),
-        };
-        follower.next().await;
-        Ok(follower)
+        })
+    }
+
+    /// Tells what happens until the VM runs, or has ended already.
+    pub(super) async fn until_running(&mut self) {
+        while self.last.phase() != Phase::Running && !is_final(&self.last) && self.next().await {}
+    }
+
+    pub(super) fn client(&self) -> PodClient {
+        self.client.clone()
     }
 
     /// Tells what happens and does what it is told, until the VM's end; gives the exit status for that.
-    pub(crate) async fn run(mut self) -> u8 {
+    pub(super) async fn run(mut self) -> u8 {
         while !is_final(&self.last) {
             let mut ending = self.ending.clone();
             tokio::select! {
@@ -64,6 +71,10 @@ impl Follower {
         };
         for line in changes(&self.last, &status) {
             eprintln!("{}: {line}", self.vm);
+        }
+        let by_others = *self.ending.borrow() == 0;
+        if by_others && status.stopping && !self.last.stopping && !is_final(&status) {
+            eprintln!("{}: shutting down, as another command asked", self.vm);
         }
         self.last = status;
         true

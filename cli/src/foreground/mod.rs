@@ -3,6 +3,9 @@
 mod follower;
 mod status;
 
+use std::time::Duration;
+
+use husk_shim::client::PodClient;
 use tokio::sync::watch;
 
 use crate::failure::{Failure, RUNTIME};
@@ -16,6 +19,9 @@ pub(crate) use status::{BOOT_FAILED, end, is_final};
 /// How the VMs shall end: 0 by themselves, 1 by their power button, 2 by force.
 type Ending = u8;
 
+/// How often a monitor that is being started is looked for.
+const RETRY: Duration = Duration::from_millis(5);
+
 /// Some VMs, and how often the caller has asked for their end.
 #[derive(Debug)]
 pub(crate) struct Foreground {
@@ -24,14 +30,39 @@ pub(crate) struct Foreground {
 }
 
 impl Foreground {
-    /// Starts to follow VMs that have been started.
-    pub(crate) async fn new(vms: &[VmRef]) -> Result<Self, Failure> {
-        let ending = watch::Sender::new(0);
-        let mut followers = Vec::new();
-        for vm in vms {
-            followers.push(Follower::new(vm.clone(), pod::connect(vm).await?, ending.subscribe()).await?);
+    /// Nothing to follow yet.
+    pub(crate) fn new() -> Self {
+        Self {
+            followers: Vec::new(),
+            ending: watch::Sender::new(0),
         }
-        Ok(Self { followers, ending })
+    }
+
+    /// Reaches a VM that is being started, whenever its monitor can be: a guest may end before its start has been
+    /// reported, and how it ended is told only to those who listen by then.
+    pub(crate) fn reach(&self, vm: &VmRef) -> impl Future<Output = Follower> + use<> {
+        let (vm, ending) = (vm.clone(), self.ending.subscribe());
+        async move {
+            loop {
+                if let Ok(client) = pod::connect(&vm).await
+                    && let Ok(follower) = Follower::new(&vm, client, &ending).await
+                {
+                    return follower;
+                }
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+
+    /// Follows a VM that was reached and has been started; tells that it runs.
+    pub(crate) async fn add(&mut self, mut follower: Follower) {
+        follower.until_running().await;
+        self.followers.push(follower);
+    }
+
+    /// Another connection to the first VM's monitor.
+    pub(crate) fn client(&self) -> Option<PodClient> {
+        self.followers.first().map(Follower::client)
     }
 
     /// Passes a signal on to the VMs; fails with the status to leave with, if it asks to leave them alone.
