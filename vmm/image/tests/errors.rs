@@ -164,6 +164,26 @@ fn a_damaged_filesystem_is_told() {
 }
 
 #[test]
+fn a_damaged_fat_is_told() {
+    let image = fat(2, &[("/boot/grub/grub.cfg", b"linux /k"), ("/k", b"k")]);
+    // Cluster size, number of tables, sectors of a table, root directory entries.
+    for (at, bytes) in [
+        (13, &[0][..]),
+        (16, &[0xff]),
+        (22, &[0xff, 0xff]),
+        (17, &[0xff, 0xff]),
+    ] {
+        let mut image = image.clone();
+        image[at..at + bytes.len()].copy_from_slice(bytes);
+        let text = error(image);
+        assert!(
+            text.contains("whole disk: vfat: the FAT boot sector is damaged: "),
+            "{at}: {text}"
+        );
+    }
+}
+
+#[test]
 fn a_file_that_ends_early_is_an_error_when_read() {
     let mut disk = fat(
         2,

@@ -221,7 +221,7 @@ const WORDS: &[&str] = &[
 /// Scripts written to run for ever or to grow without end.
 #[test]
 fn bombs_end() {
-    let f16 = (0..15)
+    let calls = (0..14)
         .map(|i| format!("function f{} {{ f{i}; f{i}; f{i}; f{i} }}\n", i + 1))
         .collect::<String>();
     let nested = format!(
@@ -233,7 +233,7 @@ fn bombs_end() {
         "function f { f }\nf\n".to_owned(),
         "source /boot/grub/grub.cfg\nsource /boot/grub/grub.cfg\n".to_owned(),
         "configfile /boot/grub/grub.cfg\n".to_owned(),
-        format!("function f0 {{ set x=1 }}\n{f16}f15\n"),
+        format!("function f0 {{ set x=1 }}\n{calls}f14\n"),
         format!("set x=aaaaaaaa\n{}linux /k $x\n", "set x=$x$x$x$x\n".repeat(500)),
         format!(
             "set x=\"{}\"\n{}",
@@ -262,21 +262,27 @@ fn bombs_end() {
     }
 }
 
+/// A directory without an end, on a cluster chain that is a loop.
 #[test]
 fn a_cluster_chain_that_loops_ends() {
-    let mut disk = fat(
-        2,
-        &[
-            ("/boot/grub/grub.cfg", b"linux /boot/k"),
-            ("/boot/k", &[7; 100_000]),
-        ],
-    );
-    // FAT12 or FAT16: point every used entry of both tables to the cluster before it.
-    let sectors = u16::from_le_bytes([disk[22], disk[23]]) as usize * 512;
-    for table in [512, 512 + sectors] {
-        disk[table + 3..table + 200].fill(0x02);
+    let mut disk = fat(40, &[("/EFI/a/b", b"x")]);
+    let word = |at: usize| u16::from_le_bytes([disk[at], disk[at + 1]]) as usize;
+    let (reserved, sectors, per_cluster) = (word(14), word(36), disk[13] as usize);
+    assert_eq!(&disk[0x52..0x57], b"FAT32");
+    // Cluster 3 is /EFI, after the root directory: filled with a name that is not looked for, followed by itself.
+    for table in [reserved, reserved + sectors] {
+        disk[table * 512 + 12..][..4].copy_from_slice(&3u32.to_le_bytes());
     }
-    digest(disk);
+    let cluster = (reserved + 2 * sectors + per_cluster) * 512;
+    let mut entry = *b"ZZZ        \x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    entry[11] = 0x10;
+    for slot in disk[cluster..cluster + per_cluster * 512].chunks_mut(32) {
+        slot.copy_from_slice(&entry);
+    }
+    let start = Instant::now();
+    let error = find(disk).unwrap_err().to_string();
+    assert!(error.contains("more reads than a sound one would"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(20));
 }
 
 /// Sizes the ext reader would allocate by.

@@ -66,12 +66,15 @@ pub fn ext4(tree: Tree<'_>) -> Vec<u8> {
     ext(16, ROOT_UUID, &["-t", "ext4"], tree)
 }
 
-/// A FAT filesystem of `mib` MiB.
+/// A FAT filesystem of `mib` MiB: FAT32 from 40 on, below FAT12 or FAT16.
 pub fn fat(mib: usize, tree: Tree<'_>) -> Vec<u8> {
     let mut disk = Cursor::new(vec![0; mib << 20]);
-    let options = fatfs::FormatVolumeOptions::new()
+    let mut options = fatfs::FormatVolumeOptions::new()
         .volume_id(0xabcd_1234)
         .volume_label(*b"EFI        ");
+    if mib >= 40 {
+        options = options.fat_type(fatfs::FatType::Fat32).bytes_per_cluster(512);
+    }
     fatfs::format_volume(&mut disk, options).unwrap();
     {
         let fs = fatfs::FileSystem::new(&mut disk, fatfs::FsOptions::new()).unwrap();
