@@ -259,6 +259,8 @@ fn qemu(place: &Place, image: &Image, sockets: &Path, port: u16) -> Result<Comma
         .arg(root.join("usr/share/qemu"))
         .arg("-L")
         .arg(root.join("usr/share/seabios"))
+        // What guests in the lab leave behind is memory of this machine again.
+        .args(["-device", "virtio-balloon-pci,free-page-reporting=on"])
         .arg("-pidfile")
         .arg(place.file("qemu.pid"))
         .args(["-name", "husk-lab", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
@@ -273,7 +275,7 @@ fn qemu(place: &Place, image: &Image, sockets: &Path, port: u16) -> Result<Comma
         .arg(format!(
             "root=/dev/vda rw console=ttyS0 net.ifnames=0 panic=1 mitigations=off nokaslr systemd.show_status=0 husk.lab={config}"
         ))
-        .args(["-drive", &format!("if=none,id=disk,format=raw,snapshot=on,cache=unsafe,file={}", comma(&image.disk()))])
+        .args(["-drive", &format!("if=none,id=disk,format=raw,snapshot=on,cache=unsafe,discard=unmap,file={}", comma(&image.disk()))])
         .args(["-device", "virtio-blk-pci,drive=disk"])
         .args(["-netdev", &format!("user,id=net,hostfwd=tcp:127.0.0.1:{port}-:22")])
         .args(["-device", "virtio-net-pci,netdev=net,romfile="])
@@ -306,14 +308,17 @@ fn memory_mib() -> Result<u64> {
     Ok((total / 1024 / 2).min(10 * 1024))
 }
 
-/// `command`, to run on after this process, with its output in `log`.
+/// `command`, to run on after this process: with its output in `log`, in a session of its own, and without files this
+/// process was given, whose other ends may wait for them to be closed.
 fn detach<'a>(command: &'a mut Command, log: &File) -> &'a mut Command {
     let clone = || log.try_clone().map_or_else(|_| Stdio::null(), Stdio::from);
     command.stdin(Stdio::null()).stdout(clone()).stderr(clone());
-    // SAFETY: setsid is async-signal-safe and touches no memory of this process.
+    // SAFETY: only async-signal-safe system calls on plain numbers; they touch no memory of this process.
     unsafe {
         command.pre_exec(|| {
             nix::unistd::setsid()?;
+            let flags = libc::CLOSE_RANGE_CLOEXEC.cast_signed();
+            nix::errno::Errno::result(libc::close_range(3, libc::c_uint::MAX, flags))?;
             Ok(())
         })
     }

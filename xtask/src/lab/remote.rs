@@ -43,6 +43,11 @@ impl<'a> Remote<'a> {
                 ),
             ),
             ("HUSK_LAB_SHARE".to_owned(), share.clone()),
+            (
+                // The user in the lab is another, with a cache of its own.
+                "HUSK_IMAGES".to_owned(),
+                checkout::cache()?.join("images").display().to_string(),
+            ),
         ];
         env.extend(std::env::vars().filter(|(name, _)| {
             name.starts_with("HUSK_")

@@ -29,7 +29,7 @@ pub fn share() -> Result<PathBuf> {
 /// A command to run as root in the lab, or as this user where guests run natively.
 ///
 /// It runs in this process's working folder if that is within the checkout or the cache, else in the share. Its PATH begins with
-/// this checkout's release binaries. It gets `HUSK_LAB_SHARE`, and this process's `HUSK_*`, `RUST_LOG` and `RUST_BACKTRACE`.
+/// this checkout's release binaries. It gets `HUSK_LAB_SHARE`, `HUSK_IMAGES`, and this process's `HUSK_*`, `RUST_LOG` and `RUST_BACKTRACE`.
 #[derive(Debug, Clone)]
 pub struct Command {
     pub(super) words: Vec<String>,
@@ -68,7 +68,7 @@ impl Command {
         self.run(progress, &mut Output::Inherited)
     }
 
-    /// Like [`Command::status`], and gives each line of its output to `line` as it comes.
+    /// Like [`Command::status`] without input, and gives each line of its output to `line` as it comes.
     pub fn lines(&self, progress: &Progress, mut line: impl FnMut(&str) + Send) -> Result<u8> {
         self.run(
             progress,
@@ -147,7 +147,7 @@ pub fn attend(
     end: &dyn Fn(Pid, Signal),
 ) -> Result<Ended> {
     if let Output::Read(_) = output {
-        command.stdout(Stdio::piped());
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
     }
     let mut child = command
         .spawn()
