@@ -102,6 +102,24 @@ pub(crate) fn one_line(text: &str) -> String {
         }
         line.push_str(part);
     }
+    without_error_numbers(line)
+}
+
+/// Takes Rust's ` (os error 2)` out, which says in a number what stands before it in words.
+fn without_error_numbers(mut line: String) -> String {
+    const BEGIN: &str = " (os error ";
+    let mut from = 0;
+    while let Some(found) = line[from..].find(BEGIN) {
+        let start = from + found;
+        let rest = &line[start + BEGIN.len()..];
+        let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
+        if digits > 0 && rest[digits..].starts_with(')') {
+            line.replace_range(start..start + BEGIN.len() + digits + 1, "");
+            from = start;
+        } else {
+            from = start + BEGIN.len();
+        }
+    }
     line
 }
 
@@ -143,6 +161,17 @@ mod tests {
         assert_eq!(
             chain(&tonic::Status::unavailable("")),
             "The service is currently unavailable"
+        );
+    }
+
+    #[test]
+    fn error_numbers_are_left_out() {
+        let error = std::io::Error::from_raw_os_error(2);
+        assert_eq!(chain(&error), "No such file or directory");
+        assert_eq!(one_line("a (os error 2): b (os error 13)"), "a: b");
+        assert_eq!(
+            one_line("a (os error ), b (os error x) (os error 7"),
+            "a (os error ), b (os error x) (os error 7"
         );
     }
 

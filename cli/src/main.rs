@@ -22,5 +22,5 @@ use clap::Parser;
 fn main() -> ExitCode {
     let cli = cli::Cli::parse();
     cli::log_to_stderr(&cli);
-    cli.command.run()
+    cli.command.run(cli.verbose)
 }

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 
 use husk_vmi::{FieldError, LoadError, Loaded, MANIFEST_LIMIT, Vmi};
 
-use crate::failure::{Failure, one_line};
+use crate::failure::{Failure, chain, one_line};
 use crate::vm_ref::VmRef;
 
 /// The VMs of a manifest, read and validated.
@@ -23,7 +23,7 @@ pub(crate) fn read(source: &str) -> Result<Manifest, Failure> {
         "-" => bounded(io::stdin().lock()),
         path => File::open(path).and_then(bounded),
     };
-    let text = text.map_err(|error| Failure::Usage(format!("{source}: {}", plain(&error))))?;
+    let text = text.map_err(|error| Failure::Usage(format!("{source}: {}", chain(&error))))?;
     parse(source, &text)
 }
 
@@ -31,14 +31,6 @@ fn bounded(reader: impl Read) -> io::Result<String> {
     let mut text = String::new();
     reader.take(MANIFEST_LIMIT as u64 + 1).read_to_string(&mut text)?;
     Ok(text)
-}
-
-/// An I/O error without Rust's `(os error 2)`.
-fn plain(error: &io::Error) -> String {
-    match error.raw_os_error() {
-        Some(code) => nix::Error::from_raw(code).desc().to_owned(),
-        None => error.to_string(),
-    }
 }
 
 fn parse(source: &str, text: &str) -> Result<Manifest, Failure> {

@@ -43,21 +43,21 @@ pub(crate) enum Command {
 
 impl Command {
     /// Does it; gives the exit status.
-    pub(crate) fn run(self) -> ExitCode {
+    pub(crate) fn run(&self, verbose: u8) -> ExitCode {
         let done: Result<(), Failure> = match self {
-            Self::Run(args) => run::run(args),
-            Self::List(args) => list::run(&args),
-            Self::Console(args) => console::run(&args),
-            Self::Logs(args) => logs::run(&args),
-            Self::Inspect(args) => inspect::run(&args),
-            Self::Pause(args) => pause::run(&args),
-            Self::Resume(args) => resume::run(&args),
-            Self::Reset(args) => reset::run(&args),
-            Self::Stop(args) => stop::run(&args),
-            Self::Rm(args) => rm::run(&args),
-            Self::Validate(args) => validate::run(&args),
-            Self::Doctor(args) => doctor::run(&args),
-            Self::Completions(args) => completions::run(&args),
+            Self::Run(args) => run::run(args, verbose),
+            Self::List(args) => list::run(args),
+            Self::Console(args) => console::run(args),
+            Self::Logs(args) => logs::run(args),
+            Self::Inspect(args) => inspect::run(args),
+            Self::Pause(args) => pause::run(args),
+            Self::Resume(args) => resume::run(args),
+            Self::Reset(args) => reset::run(args),
+            Self::Stop(args) => stop::run(args),
+            Self::Rm(args) => rm::run(args),
+            Self::Validate(args) => validate::run(args),
+            Self::Doctor(args) => doctor::run(args),
+            Self::Completions(args) => completions::run(args),
             Self::Monitor(_) => return husk_shim::monitor::serve(),
         };
         done.map_or_else(Failure::report, |()| ExitCode::SUCCESS)

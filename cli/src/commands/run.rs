@@ -82,7 +82,7 @@ pub(crate) struct Args {
     namespace: Option<String>,
 }
 
-pub(super) fn run(args: Args) -> Result<(), Failure> {
+pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
     let mut manifest = manifest::read(&args.file)?;
     if let Some(namespace) = &args.namespace {
         manifest.place(namespace)?;
@@ -94,7 +94,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
             names.len()
         )));
     }
-    let plans = plans(&args, &manifest)?;
+    let plans = plans(args, &manifest)?;
     if let [plan] = plans.as_slice()
         && args.console
         && !plan.serial_console
@@ -123,11 +123,16 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     }
     pod::block_on(async {
         let mut signals = Signals::catch().map_err(Failure::at("catch signals"))?;
-        let foreground = start(&names, configs, &mut signals, args.detach).await?;
+        let foreground = start(&names, configs, &mut signals, args.detach, verbose).await?;
         match (foreground, names.as_slice()) {
             (None, names) => names.iter().try_for_each(|vm| output::print(&format!("{vm}\n"))),
             (Some(foreground), [vm]) if args.console => with_console(vm, foreground, &mut signals).await,
-            (Some(foreground), _) => foreground.follow(&mut signals).await,
+            (Some(foreground), names) => {
+                for vm in names {
+                    eprintln!("{vm}: `husk console {vm}` connects to it, Ctrl-C shuts it down");
+                }
+                foreground.follow(&mut signals).await
+            }
         }
     })
 }
@@ -191,13 +196,14 @@ async fn start(
     configs: Vec<MonitorConfig>,
     signals: &mut Signals,
     detach: bool,
+    verbose: u8,
 ) -> Result<Option<Foreground>, Failure> {
     let mut foreground = Foreground::new();
     for (index, (vm, config)) in names.iter().zip(configs).enumerate() {
         let (cpus, memory) = (config.plan.topology.vcpus(), config.plan.memory.guest_bytes);
         let plural = if cpus == 1 { "" } else { "s" };
         eprintln!("{vm}: starting ({cpus} vCPU{plural}, {})", output::bytes(memory));
-        let mut launching = tokio::task::spawn_blocking(move || launch(monitor_command(), &config));
+        let mut launching = tokio::task::spawn_blocking(move || launch(monitor_command(verbose), &config));
         let reaching = foreground.reach(vm);
         tokio::pin!(reaching);
         let mut follower = None;
@@ -239,9 +245,17 @@ async fn start(
 }
 
 /// This program again, as a monitor; `/proc/self/exe` is the running one even where its file was replaced.
-fn monitor_command() -> process::Command {
+///
+/// What it logs before its VM has a log is for those who asked for more: it reports its error in any case.
+fn monitor_command(verbose: u8) -> process::Command {
     let mut command = process::Command::new("/proc/self/exe");
-    command.arg0("husk").arg("monitor");
+    command
+        .arg0("husk")
+        .arg("monitor")
+        .args(std::iter::repeat_n("-v", verbose.into()));
+    if verbose == 0 {
+        command.stderr(process::Stdio::null());
+    }
     command
 }
 
@@ -256,6 +270,7 @@ fn not_started(vm: &VmRef, error: &LaunchError) -> Failure {
 fn chain_of(error: &LaunchError) -> String {
     match error {
         LaunchError::Failed { message, .. } => one_line(message),
+        LaunchError::Silent => format!("{}: `husk run -v` may show why", chain(error)),
         error => chain(error),
     }
 }

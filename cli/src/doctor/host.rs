@@ -1,4 +1,4 @@
-//! What the host offers beside KVM: network, cgroups, memory, isolation, io_uring.
+//! What the host offers beside KVM: a place for state, network, cgroups, memory, isolation, io_uring.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -6,13 +6,12 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use husk_shim::state::{RuntimeDir, StateError};
 use nix::sched::CloneFlags;
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
-use husk_shim::state::{RuntimeDir, StateError};
-
 use super::check::{Check, Severity};
-use crate::failure::one_line;
+use crate::failure::{chain, one_line};
 use crate::output;
 
 /// Every check of this module.
@@ -74,7 +73,7 @@ fn device(name: &'static str, path: &'static str, load: &str, without: &str) -> 
             let found = if error.kind() == ErrorKind::NotFound {
                 "no such device".into()
             } else {
-                reason(&error)
+                chain(&error)
             };
             Check::missing(
                 name,
@@ -85,14 +84,6 @@ fn device(name: &'static str, path: &'static str, load: &str, without: &str) -> 
             )
         }
     }
-}
-
-/// The operating system's words without Rust's error number.
-fn reason(error: &io::Error) -> String {
-    error.raw_os_error().map_or_else(
-        || error.to_string(),
-        |code| nix::Error::from_raw(code).desc().to_owned(),
-    )
 }
 
 fn cgroup() -> Check {
@@ -250,7 +241,7 @@ fn user_namespaces(attempt: io::Result<()>) -> Check {
         (None, Ok(())) => return Check::present(name, title, Severity::Optional, "allowed"),
         (Some((sysctl, _, off, on)), _) => (format!("{sysctl} is {off}"), format!("sysctl {sysctl}={on}")),
         (None, Err(error)) => (
-            reason(&error),
+            chain(&error),
             "allow unshare(CLONE_NEWUSER) in the container's seccomp profile".into(),
         ),
     };

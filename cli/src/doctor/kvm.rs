@@ -7,6 +7,7 @@ use kvm_ioctls::{Cap, Kvm};
 
 use super::check::{Check, Severity};
 use super::probe::{self, Verdict};
+use crate::failure::chain;
 
 const API_VERSION: i32 = 12;
 
@@ -38,7 +39,11 @@ const OPTIONAL: [(Cap, &str); 3] = [
 /// Why `/dev/kvm` cannot be used, and the command that mends it, in one line: `None` if it can be used.
 pub(crate) fn obstacle() -> Option<String> {
     let check = open().err()?;
-    Some(format!("{}: {}", check.detail, check.fix.unwrap_or_default()))
+    Some(format!(
+        "/dev/kvm: {}: {}",
+        check.detail,
+        check.fix.unwrap_or_default()
+    ))
 }
 
 /// `/dev/kvm`, its capabilities, and guest kernel mode.
@@ -83,9 +88,9 @@ fn open() -> Result<Kvm, Check> {
         .open("/dev/kvm")
         .map_err(|error| {
             let (detail, fix) = match error.kind() {
-                ErrorKind::NotFound => ("/dev/kvm is missing".into(), load_module().into()),
-                ErrorKind::PermissionDenied => ("/dev/kvm: permission denied".into(), join_group()),
-                _ => (format!("/dev/kvm: {error}"), load_module().into()),
+                ErrorKind::NotFound => ("no such device".into(), load_module().into()),
+                ErrorKind::PermissionDenied => ("permission denied".into(), join_group()),
+                _ => (chain(&error), load_module().into()),
             };
             missing(detail, fix)
         })?;
@@ -94,7 +99,7 @@ fn open() -> Result<Kvm, Check> {
     match kvm.get_api_version() {
         API_VERSION => Ok(kvm),
         other => Err(missing(
-            format!("/dev/kvm speaks API version {other}, not {API_VERSION}"),
+            format!("API version {other} instead of {API_VERSION}"),
             "use Linux 5.10 or newer".into(),
         )),
     }

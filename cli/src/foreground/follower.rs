@@ -74,7 +74,7 @@ impl Follower {
         }
         let by_others = *self.ending.borrow() == 0;
         if by_others && status.stopping && !self.last.stopping && !is_final(&status) {
-            eprintln!("{}: shutting down, as another command asked", self.vm);
+            eprintln!("{}: another command ends it", self.vm);
         }
         self.last = status;
         true
