@@ -11,6 +11,9 @@ use std::process::Command;
 
 const SUITE: &str = "trixie";
 
+/// How the folders of unfinished images begin, which are never used.
+const UNFINISHED: &str = "image-unfinished-";
+
 /// Size of the root filesystem; the file is sparse.
 const DISK_SIZE: &str = "24G";
 
@@ -165,7 +168,7 @@ pub fn ensure(progress: &Progress) -> Result<Image> {
     }
     debian::ensure_tools(progress)?;
     remove_old(&lab, &image.folder)?;
-    let aside = lab.join("image-unfinished");
+    let aside = lab.join(format!("{UNFINISHED}{}", std::process::id()));
     build(progress, &aside)?;
     std::fs::rename(&aside, &image.folder)?;
     Ok(image)
@@ -173,9 +176,6 @@ pub fn ensure(progress: &Progress) -> Result<Image> {
 
 /// Makes the image in the folder `aside`.
 fn build(progress: &Progress, aside: &Path) -> Result<()> {
-    if aside.exists() {
-        std::fs::remove_dir_all(aside).with_context(|| format!("cannot remove {}", aside.display()))?;
-    }
     std::fs::create_dir_all(aside)?;
     let root = aside.join("root");
     let step = progress.step("making the lab's Debian");
@@ -211,19 +211,24 @@ fn path_with_sbin() -> std::ffi::OsString {
     path
 }
 
-/// Removes images of earlier recipes but the newest, which another checkout may still use.
+/// Removes what failed builds left, and images of earlier recipes but the newest, which another checkout may still use.
 fn remove_old(lab: &Path, keep: &Path) -> Result<()> {
-    let mut old: Vec<_> = std::fs::read_dir(lab)?
-        .flatten()
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with("image-"))
-        .map(|entry| entry.path())
-        .filter(|path| path.is_dir() && path != keep)
-        .filter_map(|path| Some((path.metadata().ok()?.modified().ok()?, path)))
-        .collect();
+    let mut old = Vec::new();
+    for entry in std::fs::read_dir(lab)?.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let path = entry.path();
+        if name.starts_with(UNFINISHED) {
+            // One that is being ended may still write there; then the next build removes the rest.
+            let _ = remove(&path);
+        } else if name.starts_with("image-") && path.is_dir() && path != keep {
+            old.push((entry.metadata()?.modified()?, path));
+        }
+    }
     old.sort();
     old.pop();
-    for (_, path) in old {
-        std::fs::remove_dir_all(&path).with_context(|| format!("cannot remove {}", path.display()))?;
-    }
-    Ok(())
+    old.iter().try_for_each(|(_, path)| remove(path))
+}
+
+fn remove(folder: &Path) -> Result<()> {
+    std::fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))
 }

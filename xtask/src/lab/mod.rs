@@ -117,6 +117,14 @@ fn status() -> Result<ExitCode> {
         println!("dead: pid {} is gone", lab.qemu.pid);
         return Ok(ExitCode::FAILURE);
     }
+    if !lab.booted {
+        println!(
+            "booting: pid {}, logs in {}",
+            lab.qemu.pid,
+            place.folder().display()
+        );
+        return Ok(ExitCode::FAILURE);
+    }
     let answers = ssh::answers(&place, &lab, Duration::from_secs(30));
     println!(
         "{}: pid {}, ssh port {}, up {} s, {} commands in it, logs in {}",
