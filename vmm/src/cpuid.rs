@@ -5,6 +5,8 @@
 
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
+mod amd;
+
 /// Sockets, cores per socket, threads per core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Topology {
@@ -43,7 +45,11 @@ fn bits(n: u32) -> u32 {
 impl Topology {
     /// Checks that the topology can be numbered.
     pub fn check(self) -> Result<Self, TopologyError> {
-        let Self { sockets, cores, threads } = self;
+        let Self {
+            sockets,
+            cores,
+            threads,
+        } = self;
         let invalid = TopologyError::Invalid(sockets, cores, threads);
         let small = |n: u32| (1..=255).contains(&n);
         if !(small(sockets) && small(cores) && small(threads)) {
@@ -51,7 +57,11 @@ impl Topology {
         }
         let vcpus = sockets * cores * threads;
         let apic_id = self.apic_id(vcpus - 1);
-        if apic_id > MAX_APIC_ID { Err(TopologyError::TooMany { vcpus, apic_id }) } else { Ok(self) }
+        if apic_id > MAX_APIC_ID {
+            Err(TopologyError::TooMany { vcpus, apic_id })
+        } else {
+            Ok(self)
+        }
     }
 
     /// How many vCPUs that makes.
@@ -100,22 +110,72 @@ fn register(entry: &mut kvm_cpuid_entry2, which: Register) -> &mut u32 {
 
 /// What the guest does not get: leaf, subleaf, register, mask, reason.
 const WITHHELD: &[(u32, u32, Register, u32, &str)] = &[
-    (0x1, 0, Ecx, 1 << 3, "MONITOR: waiting in the guest would keep a host core from other VMs"),
-    (0x1, 0, Ecx, 1 << 5, "VMX: nested state is neither paused nor reset"),
-    (0x1, 0, Ecx, 1 << 15, "PDCM: describes the performance counters that are withheld"),
-    (0x1, 0, Edx, 1 << 7 | 1 << 21, "MCE reporting by DS: debug store needs the counters"),
+    (0x1, 0, Ecx, 1 << 2, "DTES64: as DS"),
+    (
+        0x1,
+        0,
+        Ecx,
+        1 << 3,
+        "MONITOR: waiting in the guest would keep a host core from other VMs",
+    ),
+    (
+        0x1,
+        0,
+        Ecx,
+        1 << 5,
+        "VMX: nested state is neither paused nor reset",
+    ),
+    (
+        0x1,
+        0,
+        Ecx,
+        1 << 15,
+        "PDCM: describes the performance counters that are withheld",
+    ),
+    (0x1, 0, Edx, 1 << 21, "DS: the debug store needs the counters"),
     (0x7, 0, Ebx, 1 << 2, "SGX: no enclave memory is given"),
+    (0x7, 0, Ecx, 1 << 5, "WAITPKG: as MONITOR"),
     (0x7, 0, Ecx, 1 << 30, "SGX launch control: as SGX"),
+    (
+        0x7,
+        0,
+        Edx,
+        1 << 22 | 1 << 24 | 1 << 25,
+        "AMX: its tiles need a permission that is not asked for",
+    ),
+    (0x7, 1, Eax, 1 << 21, "AMX-FP16: as AMX"),
+    (0x7, 1, Edx, 1 << 8, "AMX-COMPLEX: as AMX"),
     (0x8000_0001, 0, Ecx, 1 << 2, "SVM: as VMX"),
-    (0x8000_0001, 0, Ecx, 1 << 23, "core performance counters: withheld"),
-    (0x8000_0007, 0, Edx, 1 << 8, "invariant TSC: kvmclock follows a pause, a bare TSC does not"),
+    (
+        0x8000_0001,
+        0,
+        Ecx,
+        1 << 23,
+        "core performance counters: withheld",
+    ),
+    (
+        0x8000_0007,
+        0,
+        Edx,
+        1 << 8,
+        "invariant TSC: kvmclock follows a pause, a bare TSC does not",
+    ),
 ];
 
 /// Leaves that are all zero for the guest, with the reason.
 const EMPTIED: &[(u32, &str)] = &[
-    (0xa, "performance counters: their state is neither kept nor isolated between VMs"),
+    (
+        0xa,
+        "performance counters: their state is neither kept nor isolated between VMs",
+    ),
     (0x12, "SGX: withheld"),
+    (0x1d, "AMX: withheld"),
+    (0x1e, "AMX: withheld"),
     (0x8000_000a, "SVM: withheld"),
+    (
+        0x8000_001f,
+        "memory encryption: a guest that sees it reads an MSR that only an encrypted one has",
+    ),
     (0x8000_0022, "performance counters: withheld"),
 ];
 
@@ -134,15 +194,26 @@ pub struct HostTiming {
     pub tsc_deadline: bool,
 }
 
+/// Leaves written anew instead of taken from the host. 0x80000026 tells of dies, of which there are none here.
+fn is_rewritten(leaf: u32) -> bool {
+    matches!(leaf, 0xb | 0x1f | KVM_TIMING | amd::TOPOLOGY | 0x8000_0026)
+}
+
 /// CPUID of vCPU `index`, from what the host's KVM supports.
-pub fn for_vcpu(supported: &[kvm_cpuid_entry2], topology: Topology, timing: HostTiming, index: u32) -> Vec<kvm_cpuid_entry2> {
-    let mut entries: Vec<_> = supported
-        .iter()
-        .copied()
-        .filter(|e| !matches!(e.function, 0xb | 0x1f | KVM_TIMING) && !EMPTIED.iter().any(|(leaf, _)| *leaf == e.function))
-        .collect();
-    let amd = entries.iter().any(|e| e.function == 0 && e.ebx == u32::from_le_bytes(*b"Auth"));
+pub fn for_vcpu(
+    supported: &[kvm_cpuid_entry2],
+    topology: Topology,
+    timing: HostTiming,
+    index: u32,
+) -> Vec<kvm_cpuid_entry2> {
+    let emptied = |leaf| EMPTIED.iter().any(|(empty, _)| *empty == leaf);
+    let kept = |e: &&kvm_cpuid_entry2| !is_rewritten(e.function) && !emptied(e.function);
+    let mut entries: Vec<_> = supported.iter().filter(kept).copied().collect();
+    let amd = amd::is_vendor(&entries);
     let apic_id = topology.apic_id(index);
+    if amd {
+        amd::add_caches(&mut entries);
+    }
     for entry in &mut entries {
         for &(leaf, subleaf, which, mask, _) in WITHHELD {
             if entry.function == leaf && entry.index == subleaf {
@@ -153,12 +224,11 @@ pub fn for_vcpu(supported: &[kvm_cpuid_entry2], topology: Topology, timing: Host
         match entry.function {
             0x0 => entry.eax = entry.eax.max(0xb),
             0x1 => {
-                entry.ecx |= 1 << 31; // hypervisor present
-                if timing.tsc_deadline {
-                    entry.ecx |= 1 << 24;
-                }
+                field(&mut entry.ecx, 24, 1, timing.tsc_deadline.into());
+                field(&mut entry.ecx, 31, 1, 1); // hypervisor present
             }
-            KVM_SIGNATURE => entry.eax = entry.eax.max(KVM_TIMING),
+            KVM_SIGNATURE if timing.tsc_khz != 0 => entry.eax = entry.eax.max(KVM_TIMING),
+            0x8000_0000 if amd => entry.eax = entry.eax.max(amd::TOPOLOGY),
             _ => {}
         }
     }
@@ -166,9 +236,17 @@ pub fn for_vcpu(supported: &[kvm_cpuid_entry2], topology: Topology, timing: Host
     for leaf in [Some(0xb), leaf_1f.then_some(0x1f)].into_iter().flatten() {
         entries.extend(extended_topology(leaf, topology, apic_id));
     }
+    if amd {
+        entries.push(amd::topology(topology, apic_id));
+    }
     if timing.tsc_khz != 0 {
         let (eax, ebx) = (timing.tsc_khz, APIC_BUS_KHZ);
-        entries.push(kvm_cpuid_entry2 { function: KVM_TIMING, eax, ebx, ..Default::default() });
+        entries.push(kvm_cpuid_entry2 {
+            function: KVM_TIMING,
+            eax,
+            ebx,
+            ..Default::default()
+        });
     }
     entries
 }
@@ -180,33 +258,34 @@ fn field(register: &mut u32, shift: u32, width: u32, value: u32) {
 
 fn apply_topology(entry: &mut kvm_cpuid_entry2, topology: Topology, apic_id: u32, amd: bool) {
     let per_package = topology.threads_per_package();
+    // Caches are shared by ranges of APIC ids, holes and all: that is how guests tell who shares.
+    let (core_ids, package_ids) = (1 << topology.core_shift(), 1 << topology.package_shift());
+    let sharing = |eax: u32| if eax >> 5 & 7 >= 3 { package_ids } else { core_ids };
     match (entry.function, amd) {
         (0x1, _) => {
-            field(&mut entry.ebx, 16, 8, per_package);
+            // AMD counts threads here, Intel the ids reserved for them.
+            let count = if amd { per_package } else { package_ids.min(255) };
+            field(&mut entry.ebx, 16, 8, count);
             field(&mut entry.ebx, 24, 8, apic_id);
             field(&mut entry.edx, 28, 1, u32::from(per_package > 1)); // HTT
         }
         // Deterministic cache parameters: who shares, and how many ids a package has.
         (0x4, false) if entry.eax & 0x1f != 0 => {
-            let sharing = if entry.eax >> 5 & 7 >= 3 { 1 << topology.package_shift() } else { 1 << topology.core_shift() };
-            field(&mut entry.eax, 14, 12, sharing - 1);
+            let ids = sharing(entry.eax);
+            field(&mut entry.eax, 14, 12, ids - 1);
             field(&mut entry.eax, 26, 6, (1 << bits(topology.cores)) - 1);
         }
-        (0x8000_001d, true) if entry.eax & 0x1f != 0 => {
-            let sharing = if entry.eax >> 5 & 7 >= 3 { per_package } else { topology.threads };
-            field(&mut entry.eax, 14, 12, sharing - 1);
+        (amd::CACHES, true) if entry.eax & 0x1f != 0 => {
+            let ids = sharing(entry.eax);
+            field(&mut entry.eax, 14, 12, ids - 1);
         }
-        (0x8000_0001, true) => field(&mut entry.ecx, 1, 1, u32::from(per_package > 1)), // CmpLegacy
+        (0x8000_0001, true) => {
+            field(&mut entry.ecx, 1, 1, u32::from(per_package > 1)); // CmpLegacy
+            field(&mut entry.ecx, 22, 1, 1); // TopologyExtensions
+        }
         (0x8000_0008, true) => {
             field(&mut entry.ecx, 0, 8, per_package - 1);
             field(&mut entry.ecx, 12, 4, topology.package_shift());
-        }
-        (0x8000_001e, true) => {
-            entry.eax = apic_id;
-            field(&mut entry.ebx, 0, 8, apic_id >> topology.core_shift());
-            field(&mut entry.ebx, 8, 8, topology.threads - 1);
-            field(&mut entry.ecx, 0, 8, apic_id >> topology.package_shift());
-            field(&mut entry.ecx, 8, 3, 0); // one node in each package
         }
         _ => {}
     }
@@ -231,10 +310,17 @@ fn extended_topology(leaf: u32, topology: Topology, apic_id: u32) -> [kvm_cpuid_
     ]
 }
 
-/// The host's MAXPHYADDR.
+/// What four levels of page tables reach.
+const FOUR_LEVELS: u32 = 48;
+
+/// Guest-physical address bits: the host's MAXPHYADDR, less what its page tables for guests do not reach. KVM
+/// says so in GuestPhysAddrSize since Linux 6.10; where it does not, no more than four levels are counted on.
 pub fn physical_address_bits(supported: &CpuId) -> u8 {
     let leaf = supported.as_slice().iter().find(|e| e.function == 0x8000_0008);
-    leaf.map_or(36, |e| (e.eax & 0xff) as u8)
+    leaf.map_or(36, |e| {
+        let (host, guest) = (e.eax & 0xff, e.eax >> 16 & 0xff);
+        host.min(if guest == 0 { FOUR_LEVELS } else { guest }) as u8
+    })
 }
 
 #[cfg(test)]
