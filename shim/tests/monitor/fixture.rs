@@ -1,7 +1,7 @@
 //! A runtime directory of its own per test, and the VMs in it.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use husk_proto::shim::v1::{InfoRequest, InfoResponse, Phase, Status, WatchStatusRequest};
@@ -143,6 +143,21 @@ impl Fixture {
     }
 }
 
+impl Drop for Fixture {
+    /// A test that failed leaves nothing running either.
+    fn drop(&mut self) {
+        for pid in self
+            .state()
+            .list()
+            .into_iter()
+            .flatten()
+            .filter_map(|dir| dir.monitor_pid())
+        {
+            signal(pid, rustix::process::Signal::KILL);
+        }
+    }
+}
+
 fn walk(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let mut found = Vec::new();
@@ -213,7 +228,18 @@ impl Vm<'_> {
 
 pub fn signal(pid: u32, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
-    rustix::process::kill_process(pid, signal).unwrap();
+    // It may have ended by itself.
+    let _ = rustix::process::kill_process(pid, signal);
+}
+
+/// Waits for a monitor that this process started by itself.
+pub fn exit_of(monitor: &mut Child) -> ExitStatus {
+    let mut status = None;
+    eventually("the monitor ends", || {
+        status = monitor.try_wait().unwrap();
+        status.is_some()
+    });
+    status.unwrap()
 }
 
 pub fn alive(pid: u32) -> bool {

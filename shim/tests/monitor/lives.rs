@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use super::fixture::{Fixture, alive, disk, eventually, plan, signal};
+use super::fixture::{Fixture, alive, disk, eventually, exit_of, plan, signal};
 
 async fn shut_down(mut client: PodClient, grace_seconds: Option<u64>) {
     client.shutdown(ShutdownRequest { grace_seconds }).await.unwrap();
@@ -164,7 +164,7 @@ pub fn the_guests_end_is_told_with_its_reason() {
     let mut child = child.spawn().unwrap();
     let config = serde_json::to_vec(&f.config(plan("panics"))).unwrap();
     std::io::Write::write_all(&mut child.stdin.take().unwrap(), &config).unwrap();
-    assert!(!child.wait().unwrap().success());
+    assert!(!exit_of(&mut child).success());
     f.is_clean(&[child.id()]);
 }
 

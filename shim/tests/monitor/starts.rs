@@ -9,7 +9,7 @@ use husk_shim::client::connect;
 use husk_shim::launch::LaunchError;
 use husk_vmi::DiskSource;
 
-use super::fixture::{Fixture, disk, eventually, plan};
+use super::fixture::{Fixture, disk, eventually, exit_of, plan};
 
 fn refusal(f: &Fixture, plan: husk_vmi::VmPlan) -> (String, String) {
     match f.start(plan).map(|vm| vm.monitor) {
@@ -158,7 +158,7 @@ pub fn a_vm_whose_starter_died_ends() {
     let config = serde_json::to_vec(&f.config(plan("slow"))).unwrap();
     monitor.stdin.take().unwrap().write_all(&config).unwrap();
     drop(monitor.stdout.take());
-    assert!(!monitor.wait().unwrap().success());
+    assert!(!exit_of(&mut monitor).success());
     f.is_clean(&[monitor.id()]);
 }
 
