@@ -64,7 +64,9 @@ pub enum LayoutError {
     #[error("guest memory of {0} bytes is not a multiple of 4096")]
     Unaligned(u64),
     /// More than the host can address.
-    #[error("guest memory of {size} bytes does not fit a host with {bits} physical address bits (limit {limit})")]
+    #[error(
+        "guest memory of {size} bytes does not fit a host with {bits} physical address bits (limit {limit})"
+    )]
     TooLarge {
         /// Bytes asked for.
         size: u64,
@@ -89,13 +91,15 @@ impl Layout {
         let pci_mmio64 = top / 2..top / 2 + top / 8;
         let limit = pci_mmio64.start - HIGH_RAM + LOW_RAM_END;
         if memory > limit {
-            return Err(LayoutError::TooLarge { size: memory, bits: phys_bits, limit });
+            return Err(LayoutError::TooLarge {
+                size: memory,
+                bits: phys_bits,
+                limit,
+            });
         }
         let low = memory.min(LOW_RAM_END);
-        let mut ram = vec![0..low];
-        if memory > low {
-            ram.push(HIGH_RAM..HIGH_RAM + (memory - low));
-        }
+        let high = (memory > low).then(|| HIGH_RAM..HIGH_RAM + (memory - low));
+        let ram = std::iter::once(0..low).chain(high).collect();
         Ok(Self { ram, pci_mmio64 })
     }
 
@@ -107,7 +111,12 @@ impl Layout {
 
 /// One e820 or PVH memory-map entry: range and whether it is RAM (else reserved).
 pub fn memory_map(layout: &Layout) -> Vec<(Range<u64>, bool)> {
-    let mut map = vec![(0..EBDA, true), (EBDA..HIMEM, false), (HIMEM..layout.low_ram_end(), true), (ECAM, false)];
+    let mut map = vec![
+        (0..EBDA, true),
+        (EBDA..HIMEM, false),
+        (HIMEM..layout.low_ram_end(), true),
+        (ECAM, false),
+    ];
     map.extend(layout.ram[1..].iter().map(|r| (r.clone(), true)));
     map
 }
@@ -119,7 +128,7 @@ mod tests {
     #[test]
     fn memory_goes_below_the_hole_first() {
         let small = Layout::new(512 << 20, 40).unwrap();
-        assert_eq!(small.ram, [0..512 << 20]);
+        assert_eq!((small.ram.len(), small.low_ram_end()), (1, 512 << 20));
         let large = Layout::new(5 << 30, 48).unwrap();
         assert_eq!(large.ram, [0..3 << 30, 4 << 30..6 << 30]);
         assert_eq!(large.pci_mmio64.start, 1 << 47);
@@ -128,8 +137,14 @@ mod tests {
     #[test]
     fn sizes_that_cannot_work_are_refused() {
         assert!(matches!(Layout::new(1 << 20, 40), Err(LayoutError::TooSmall(_))));
-        assert!(matches!(Layout::new((64 << 20) + 1, 40), Err(LayoutError::Unaligned(_))));
-        assert!(matches!(Layout::new(1 << 40, 40), Err(LayoutError::TooLarge { .. })));
+        assert!(matches!(
+            Layout::new((64 << 20) + 1, 40),
+            Err(LayoutError::Unaligned(_))
+        ));
+        assert!(matches!(
+            Layout::new(1 << 40, 40),
+            Err(LayoutError::TooLarge { .. })
+        ));
         assert!(Layout::new(400 << 30, 40).is_ok());
     }
 
@@ -138,12 +153,17 @@ mod tests {
         for (memory, bits) in [(64u64 << 20, 36), (3 << 30, 39), (5 << 30, 40), (100 << 30, 46)] {
             let layout = Layout::new(memory, bits).unwrap();
             let mut map: Vec<_> = memory_map(&layout).into_iter().map(|(r, _)| r).collect();
-            map.extend([PCI_MMIO32, IOAPIC..IOAPIC + 0x1000, LAPIC..LAPIC + 0x1000, IDENTITY_MAP..TSS + 0x3000]);
+            map.extend([
+                PCI_MMIO32,
+                IOAPIC..IOAPIC + 0x1000,
+                LAPIC..LAPIC + 0x1000,
+                IDENTITY_MAP..TSS + 0x3000,
+            ]);
             map.push(layout.pci_mmio64.clone());
             map.sort_by_key(|r| r.start);
             assert!(map.windows(2).all(|w| w[0].end <= w[1].start), "{map:x?}");
-            assert!(PAGE_TABLES + 6 * 0x1000 <= COMMAND_LINE);
-            assert!(COMMAND_LINE + COMMAND_LINE_MAX as u64 <= EBDA);
         }
+        const { assert!(PAGE_TABLES + 6 * 0x1000 <= COMMAND_LINE) };
+        const { assert!(COMMAND_LINE + COMMAND_LINE_MAX as u64 <= EBDA) };
     }
 }

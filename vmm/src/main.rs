@@ -37,12 +37,19 @@ enum Request {
 
 fn parse(arguments: impl Iterator<Item = String>) -> Result<Request, String> {
     let (mut control, mut fd_channel) = (None, None);
-    let mut identity = Identity { uid: UNPRIVILEGED, gid: UNPRIVILEGED };
+    let mut identity = Identity {
+        uid: UNPRIVILEGED,
+        gid: UNPRIVILEGED,
+    };
     let mut arguments = arguments;
     while let Some(argument) = arguments.next() {
         let mut number = || {
-            let value = arguments.next().ok_or_else(|| format!("{argument} needs a number"))?;
-            value.parse::<u32>().map_err(|_| format!("{argument}: {value:?} is not a number"))
+            let value = arguments
+                .next()
+                .ok_or_else(|| format!("{argument} needs a number"))?;
+            value
+                .parse::<u32>()
+                .map_err(|_| format!("{argument}: {value:?} is not a number"))
         };
         let fd = |n: u32| RawFd::try_from(n).map_err(|_| format!("{n} is not a descriptor"));
         match argument.as_str() {
@@ -50,7 +57,9 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Request, String> {
             "--fd-channel-fd" => fd_channel = Some(fd(number()?)?),
             "--uid" => identity.uid = number()?,
             "--gid" => identity.gid = number()?,
-            "--version" | "-V" => return Ok(Request::Print(format!("husk-vmm {}", env!("CARGO_PKG_VERSION")))),
+            "--version" | "-V" => {
+                return Ok(Request::Print(format!("husk-vmm {}", env!("CARGO_PKG_VERSION"))));
+            }
             "--help" | "-h" => return Ok(Request::Print(USAGE.into())),
             other => return Err(format!("unknown argument {other:?}")),
         }
@@ -60,7 +69,11 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Request, String> {
             if identity.uid == 0 || identity.gid == 0 {
                 return Err("--uid and --gid must not be 0".into());
             }
-            Ok(Request::Run(Arguments { control, fd_channel, identity }))
+            Ok(Request::Run(Arguments {
+                control,
+                fd_channel,
+                identity,
+            }))
         }
         _ => Err("needs two inherited sockets".into()),
     }
@@ -81,7 +94,10 @@ fn run(arguments: Arguments) -> Result<Exit, String> {
     let open = |fd| inherited(fd).map_err(|e| format!("descriptor {fd}: {e}"));
     let (control, fd_channel) = (open(arguments.control)?, open(arguments.fd_channel)?);
     confine(arguments.identity).map_err(|e| e.to_string())?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| e.to_string())?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| e.to_string())?;
     let exit = runtime.block_on(async {
         let fds = FdReceiver::new(fd_channel).map_err(|e| format!("descriptor channel: {e}"))?;
         let (actor, handle) = Actor::new(fds);
@@ -98,7 +114,7 @@ fn run(arguments: Arguments) -> Result<Exit, String> {
 }
 
 fn main() -> ExitCode {
-    tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(false).with_target(false).init();
+    tracing_subscriber::fmt().json().with_writer(io::stderr).init();
     let arguments = match parse(std::env::args().skip(1)) {
         Ok(Request::Run(arguments)) => arguments,
         Ok(Request::Print(text)) => {
@@ -129,7 +145,10 @@ mod tests {
 
     #[test]
     fn the_sockets_are_required_and_root_is_refused() {
-        assert!(matches!(parsed(&["--control-fd", "3", "--fd-channel-fd", "4"]), Ok(Request::Run(_))));
+        assert!(matches!(
+            parsed(&["--control-fd", "3", "--fd-channel-fd", "4"]),
+            Ok(Request::Run(_))
+        ));
         for bad in [
             &["--control-fd", "3"][..],
             &["--control-fd", "3", "--fd-channel-fd", "3"],

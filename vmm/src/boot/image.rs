@@ -23,15 +23,24 @@ impl ReadAt for Image {
 }
 
 /// The first of `disks` that can be booted.
-pub(super) fn find(disks: &[(String, DiskReader)]) -> Result<Payload<'static>, BootError> {
+pub(super) fn find(disks: &[(String, DiskReader)], append: &str) -> Result<Payload<'static>, BootError> {
     let mut reasons = Vec::new();
     for (id, reader) in disks {
         match husk_image::find(Arc::new(Image(reader.clone()))) {
             Ok(entry) => {
                 let description = format!("disk {id:?}, {}", entry.source);
+                for note in &entry.notes {
+                    tracing::warn!(disk = id, note, "boot image");
+                }
                 let kernel = read_kernel(entry.kernel(), &description)?;
                 let initrd = entry.initrd().cloned().map(initrd);
-                return Ok(Payload { kernel, initrd, command_line: entry.command_line, description });
+                let command_line = format!("{} {append}", entry.command_line).trim().to_owned();
+                return Ok(Payload {
+                    kernel,
+                    initrd,
+                    command_line,
+                    description,
+                });
             }
             Err(error) => reasons.push(format!("disk {id:?}: {error}")),
         }
@@ -43,13 +52,18 @@ pub(super) fn find(disks: &[(String, DiskReader)]) -> Result<Payload<'static>, B
 }
 
 fn read_error(what: &str, error: &husk_image::ReadError) -> BootError {
-    BootError::Read { what: what.to_owned(), source: io::Error::other(error.to_string()) }
+    BootError::Read {
+        what: what.to_owned(),
+        source: io::Error::other(error.to_string()),
+    }
 }
 
 fn read_kernel(files: &Files, what: &str) -> Result<Kernel<'static>, BootError> {
     let size = files.size();
     if size > KERNEL_MAX {
-        return Err(BootError::NotAKernel(format!("the file of {size} bytes of {what}")));
+        return Err(BootError::NotAKernel(format!(
+            "the file of {size} bytes of {what}"
+        )));
     }
     let mut bytes = Vec::with_capacity(size as usize);
     files
@@ -73,11 +87,15 @@ fn initrd(files: Files) -> Initrd<'static> {
                 if next > end {
                     return Err(io::Error::other("the file grew while it was read"));
                 }
-                mem.write_slice(chunk, GuestAddress(at)).map_err(io::Error::other)?;
+                mem.write_slice(chunk, GuestAddress(at))
+                    .map_err(io::Error::other)?;
                 at = next;
                 Ok(())
             })
             .map_err(|e| io::Error::other(e.to_string()))
     };
-    Initrd { size, read: Box::new(read) }
+    Initrd {
+        size,
+        read: Box::new(read),
+    }
 }

@@ -29,8 +29,13 @@ pub enum Source {
         /// As the manifest says.
         command_line: String,
     },
-    /// Disks to look for a kernel on, by id, in order.
-    Disks(Vec<(String, DiskReader)>),
+    /// The kernel a disk carries.
+    Disks {
+        /// Disks to look on, by id, in order.
+        disks: Vec<(String, DiskReader)>,
+        /// Added to the command line found there.
+        append: String,
+    },
 }
 
 /// A guest ready to start.
@@ -93,8 +98,10 @@ pub enum BootError {
 /// An initial RAM disk of known size, to be read once.
 struct Initrd<'a> {
     size: u64,
-    read: Box<dyn FnOnce(&GuestMemMmap, GuestAddress) -> io::Result<()> + 'a>,
+    read: ReadInitrd<'a>,
 }
+
+type ReadInitrd<'a> = Box<dyn FnOnce(&GuestMemMmap, GuestAddress) -> io::Result<()> + 'a>;
 
 /// Everything to boot, opened.
 struct Payload<'a> {
@@ -115,8 +122,12 @@ const KERNEL_MAX: u64 = 256 << 20;
 /// Loads what `source` offers. `rsdp` is where the ACPI tables start.
 pub fn load(source: &Source, mem: &GuestMemMmap, layout: &Layout) -> Result<Loaded, BootError> {
     let payload = match source {
-        Source::Kernel { kernel, initrd, command_line } => direct(kernel, initrd.as_ref(), command_line)?,
-        Source::Disks(disks) => image::find(disks)?,
+        Source::Kernel {
+            kernel,
+            initrd,
+            command_line,
+        } => direct(kernel, initrd.as_ref(), command_line)?,
+        Source::Disks { disks, append } => image::find(disks, append)?,
     };
     place(payload, mem, layout)
 }
@@ -125,10 +136,17 @@ fn file_size(file: &File, what: &str) -> Result<u64, BootError> {
     let mut file = file;
     file.seek(SeekFrom::End(0))
         .and_then(|size| file.rewind().map(|()| size))
-        .map_err(|source| BootError::Read { what: what.into(), source })
+        .map_err(|source| BootError::Read {
+            what: what.into(),
+            source,
+        })
 }
 
-fn direct<'a>(kernel: &'a File, initrd: Option<&'a File>, command_line: &str) -> Result<Payload<'a>, BootError> {
+fn direct<'a>(
+    kernel: &'a File,
+    initrd: Option<&'a File>,
+    command_line: &str,
+) -> Result<Payload<'a>, BootError> {
     let size = file_size(kernel, "kernel")?;
     if size > KERNEL_MAX {
         return Err(BootError::NotAKernel(format!("the given file of {size} bytes")));
@@ -137,7 +155,10 @@ fn direct<'a>(kernel: &'a File, initrd: Option<&'a File>, command_line: &str) ->
         .map(|file| {
             let size = file_size(file, "initrd")?;
             let read = move |mem: &GuestMemMmap, at| read_into(file, mem, at, size);
-            Ok::<_, BootError>(Initrd { size, read: Box::new(read) })
+            Ok::<_, BootError>(Initrd {
+                size,
+                read: Box::new(read),
+            })
         })
         .transpose()?;
     Ok(Payload {
@@ -151,13 +172,17 @@ fn direct<'a>(kernel: &'a File, initrd: Option<&'a File>, command_line: &str) ->
 fn read_into(mut file: &File, mem: &GuestMemMmap, at: GuestAddress, size: u64) -> io::Result<()> {
     let size = usize::try_from(size).map_err(|_| io::ErrorKind::FileTooLarge)?;
     file.rewind()?;
-    mem.read_exact_volatile_from(at, &mut file, size).map_err(io::Error::other)
+    mem.read_exact_volatile_from(at, &mut file, size)
+        .map_err(io::Error::other)
 }
 
 /// A directly booted guest that panics and was told nothing else reboots after a second instead of
 /// standing still for ever, which nobody would notice.
 fn with_panic_timeout(command_line: &str) -> String {
-    let has = command_line.split_ascii_whitespace().take_while(|w| *w != "--").any(|w| w.starts_with("panic="));
+    let has = command_line
+        .split_ascii_whitespace()
+        .take_while(|w| *w != "--")
+        .any(|w| w.starts_with("panic="));
     if has {
         return command_line.to_owned();
     }
@@ -168,32 +193,59 @@ fn with_panic_timeout(command_line: &str) -> String {
 }
 
 fn place(payload: Payload<'_>, mem: &GuestMemMmap, layout: &Layout) -> Result<Loaded, BootError> {
-    let Payload { kernel, initrd, command_line, description } = payload;
+    let Payload {
+        kernel,
+        initrd,
+        command_line,
+        description,
+    } = payload;
     let (loaded, kernel_end) = match &kernel {
         Kernel::File(file) => load_kernel(*file, mem, layout, &description)?,
         Kernel::Bytes(bytes) => load_kernel(Cursor::new(bytes), mem, layout, &description)?,
     };
     drop(kernel);
     let limit = loaded.setup_header.map_or(layout::COMMAND_LINE_MAX - 1, |h| {
-        let own = if h.version >= 0x206 { h.cmdline_size as usize } else { 255 };
+        let own = if h.version >= 0x206 {
+            h.cmdline_size as usize
+        } else {
+            255
+        };
         own.min(layout::COMMAND_LINE_MAX - 1)
     });
     if command_line.len() > limit || command_line.contains('\0') {
-        return Err(BootError::CommandLine { length: command_line.len(), limit });
+        return Err(BootError::CommandLine {
+            length: command_line.len(),
+            limit,
+        });
     }
     mem.write_slice(command_line.as_bytes(), GuestAddress(layout::COMMAND_LINE))?;
-    mem.write_obj(0u8, GuestAddress(layout::COMMAND_LINE + command_line.len() as u64))?;
+    mem.write_obj(
+        0u8,
+        GuestAddress(layout::COMMAND_LINE + command_line.len() as u64),
+    )?;
 
-    let initrd = initrd.map(|i| place_initrd(i, mem, layout, loaded.setup_header.as_ref(), kernel_end)).transpose()?;
+    let initrd = initrd
+        .map(|i| place_initrd(i, mem, layout, loaded.setup_header.as_ref(), kernel_end))
+        .transpose()?;
     let entry = if let Some(header) = loaded.setup_header {
         zero_page::write(mem, layout, header, command_line.len(), initrd)?;
-        Entry::Linux64 { rip: loaded.kernel_load.0 + 0x200 }
+        Entry::Linux64 {
+            rip: loaded.kernel_load.0 + 0x200,
+        }
     } else if let PvhBootCapability::PvhEntryPresent(rip) = loaded.pvh_boot_cap {
         pvh::write(mem, layout, initrd)?;
         Entry::Pvh { rip: rip.0 }
     } else {
-        zero_page::write(mem, layout, zero_page::header_for_elf(), command_line.len(), initrd)?;
-        Entry::Linux64 { rip: loaded.kernel_load.0 }
+        zero_page::write(
+            mem,
+            layout,
+            zero_page::header_for_elf(),
+            command_line.len(),
+            initrd,
+        )?;
+        Entry::Linux64 {
+            rip: loaded.kernel_load.0,
+        }
     };
     Ok(Loaded { entry, description })
 }
@@ -205,19 +257,31 @@ fn load_kernel<F: Read + ReadVolatile + Seek>(
     layout: &Layout,
     what: &str,
 ) -> Result<(KernelLoaderResult, u64), BootError> {
-    let read = |source| BootError::Read { what: what.to_owned(), source };
+    let read = |source| BootError::Read {
+        what: what.to_owned(),
+        source,
+    };
     let size = file.seek(SeekFrom::End(0)).map_err(read)?;
     let memory = layout.low_ram_end();
     let mut magic = Vec::new();
-    file.rewind().and_then(|()| (&mut file).take(0x206).read_to_end(&mut magic)).map_err(read)?;
+    file.rewind()
+        .and_then(|()| (&mut file).take(0x206).read_to_end(&mut magic))
+        .map_err(read)?;
     file.rewind().map_err(read)?;
-    let bad = |e: linux_loader::loader::Error| BootError::BadKernel { what: what.to_owned(), reason: e.to_string() };
+    let bad = |e: linux_loader::loader::Error| BootError::BadKernel {
+        what: what.to_owned(),
+        reason: e.to_string(),
+    };
     let himem = Some(GuestAddress(layout::HIMEM));
     let loaded = if magic.starts_with(b"\x7fELF") {
         Elf::load(mem, None, &mut file, himem).map_err(bad)?
     } else if magic.get(0x202..0x206) == Some(b"HdrS") {
         if size > memory.saturating_sub(layout::HIMEM) {
-            return Err(BootError::NoRoom { what: "the kernel", size, memory });
+            return Err(BootError::NoRoom {
+                what: "the kernel",
+                size,
+                memory,
+            });
         }
         BzImage::load(mem, None, &mut file, himem).map_err(bad)?
     } else {
@@ -230,7 +294,11 @@ fn load_kernel<F: Read + ReadVolatile + Seek>(
         end = end.max(start.saturating_add(u64::from(header.init_size)));
     }
     if end > memory {
-        return Err(BootError::NoRoom { what: "the kernel", size: end - layout::HIMEM, memory });
+        return Err(BootError::NoRoom {
+            what: "the kernel",
+            size: end - layout::HIMEM,
+            memory,
+        });
     }
     Ok((loaded, end))
 }
@@ -239,8 +307,14 @@ fn check_protocol(header: &setup_header, what: &str) -> Result<(), BootError> {
     const XLF_KERNEL_64: u16 = 1;
     let (version, flags) = (header.version, header.xloadflags);
     if version < 0x20c || flags & XLF_KERNEL_64 == 0 {
-        let reason = format!("boot protocol {:#x} has no 64-bit entry point; Linux 3.8 or later is needed", version);
-        return Err(BootError::BadKernel { what: what.to_owned(), reason });
+        let reason = format!(
+            "boot protocol {:#x} has no 64-bit entry point; Linux 3.8 or later is needed",
+            version
+        );
+        return Err(BootError::BadKernel {
+            what: what.to_owned(),
+            reason,
+        });
     }
     Ok(())
 }
@@ -253,13 +327,27 @@ fn place_initrd(
     header: Option<&setup_header>,
     kernel_end: u64,
 ) -> Result<(u64, u64), BootError> {
-    let top = header.map_or(u64::MAX, |h| u64::from(h.initrd_addr_max)).saturating_add(1).min(layout.low_ram_end());
+    let top = header
+        .map_or(u64::MAX, |h| u64::from(h.initrd_addr_max))
+        .saturating_add(1)
+        .min(layout.low_ram_end());
     let size = initrd.size;
-    let no_room = BootError::NoRoom { what: "the initrd", size, memory: layout.low_ram_end() };
-    let Some(at) = top.checked_sub(size).map(|at| at & !0xfff).filter(|at| *at >= kernel_end) else {
+    let no_room = BootError::NoRoom {
+        what: "the initrd",
+        size,
+        memory: layout.low_ram_end(),
+    };
+    let Some(at) = top
+        .checked_sub(size)
+        .map(|at| at & !0xfff)
+        .filter(|at| *at >= kernel_end)
+    else {
         return Err(no_room);
     };
-    (initrd.read)(mem, GuestAddress(at)).map_err(|source| BootError::Read { what: "initrd".into(), source })?;
+    (initrd.read)(mem, GuestAddress(at)).map_err(|source| BootError::Read {
+        what: "initrd".into(),
+        source,
+    })?;
     Ok((at, size))
 }
 

@@ -15,10 +15,18 @@ const RAM: u32 = 1;
 const RESERVED: u32 = 2;
 
 /// Writes start info, the initrd as its one module, and the memory map.
-pub fn write(mem: &GuestMemMmap, layout: &Layout, initrd: Option<(u64, u64)>) -> Result<(), GuestMemoryError> {
+pub fn write(
+    mem: &GuestMemMmap,
+    layout: &Layout,
+    initrd: Option<(u64, u64)>,
+) -> Result<(), GuestMemoryError> {
     let map = layout::memory_map(layout);
     let mut page = Vec::with_capacity(4096);
-    let (modules, module_list) = if initrd.is_some() { (1u32, layout::PVH_INFO + INFO_LEN) } else { (0, 0) };
+    let (modules, module_list) = if initrd.is_some() {
+        (1u32, layout::PVH_INFO + INFO_LEN)
+    } else {
+        (0, 0)
+    };
     for word in [MAGIC, VERSION, 0, modules] {
         page.extend(word.to_le_bytes());
     }

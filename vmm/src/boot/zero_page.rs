@@ -31,7 +31,11 @@ pub fn write(
     command_line: usize,
     initrd: Option<(u64, u64)>,
 ) -> Result<(), GuestMemoryError> {
-    let mut params = boot_params { hdr: header, acpi_rsdp_addr: layout::ACPI.start, ..Default::default() };
+    let mut params = boot_params {
+        hdr: header,
+        acpi_rsdp_addr: layout::ACPI.start,
+        ..Default::default()
+    };
     params.hdr.type_of_loader = LOADER;
     params.hdr.cmd_line_ptr = layout::COMMAND_LINE as u32;
     params.hdr.cmdline_size = command_line as u32;

@@ -9,7 +9,7 @@ use husk_proto::fds::FdReceiver;
 use husk_proto::vmm::v1::event::Event as Kind;
 use husk_proto::vmm::v1::{self as pb, ExitReason, State};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tonic::Status;
 
 use super::Handle;
@@ -31,7 +31,10 @@ pub struct Exit {
 
 impl Exit {
     fn new(reason: ExitReason, detail: impl Into<String>) -> Self {
-        Self { reason, detail: detail.into() }
+        Self {
+            reason,
+            detail: detail.into(),
+        }
     }
 
     /// The VMM's exit status, as `vmm.proto` lists them.
@@ -51,6 +54,8 @@ impl Exit {
 const MAILBOX: usize = 16;
 /// How far an event subscriber may fall behind.
 const EVENTS: usize = 64;
+/// How long finding and reading a kernel may take, on storage however slow.
+const LOADING: Duration = Duration::from_secs(120);
 /// How long the last events may take to reach their subscribers.
 const FAREWELL: Duration = Duration::from_millis(200);
 
@@ -96,7 +101,10 @@ fn now_ns() -> u64 {
 }
 
 fn event(kind: Kind) -> pb::Event {
-    pb::Event { monotonic_ns: now_ns(), event: Some(kind) }
+    pb::Event {
+        monotonic_ns: now_ns(),
+        event: Some(kind),
+    }
 }
 
 impl Actor {
@@ -154,8 +162,15 @@ impl Actor {
             running.console.finish().await;
         }
         self.set_state(State::Stopped);
-        tracing::info!(reason = exit.reason.as_str_name(), detail = exit.detail, "VM ended");
-        let last = pb::event::Exit { reason: exit.reason.into(), detail: exit.detail.clone() };
+        tracing::info!(
+            reason = exit.reason.as_str_name(),
+            detail = exit.detail,
+            "VM ended"
+        );
+        let last = pb::event::Exit {
+            reason: exit.reason.into(),
+            detail: exit.detail.clone(),
+        };
         self.emit(Kind::Exit(last));
         // The streams end when the sender does; their last message must still get through the connection.
         let events = self.events.downgrade();
@@ -212,7 +227,9 @@ impl Actor {
             Command::Resume(reply) => drop(reply.send(self.resume())),
             Command::Shutdown(reply) => {
                 let pressed = match (&self.running, self.state) {
-                    (Some(r), State::Running | State::Paused) => r.machine.press_power_button().map_err(failed),
+                    (Some(r), State::Running | State::Paused) => {
+                        r.machine.press_power_button().map_err(failed)
+                    }
                     (_, state) => Err(wrong_state(state)),
                 };
                 let _ = reply.send(pressed);
@@ -244,15 +261,32 @@ impl Actor {
         if self.state != State::Empty {
             return Err(wrong_state(self.state));
         }
-        let Parts { name, host, config, source, console } = config::parts(config, &self.fds).await?;
+        let Parts {
+            name,
+            host,
+            config,
+            source,
+            console,
+        } = config::parts(config, &self.fds).await?;
         let (output_ready, input_wanted) = (eventfd()?, eventfd()?);
-        let wires =
-            Wires { output_ready: output_ready.try_clone()?, input_wanted: input_wanted.try_clone()? };
+        let wires = Wires {
+            output_ready: output_ready.try_clone()?,
+            input_wanted: input_wanted.try_clone()?,
+        };
         let machine = Machine::new(&host, config, self.callbacks(), wires).map_err(failed)?;
         let console = Console::spawn(machine.serial().clone(), console, output_ready, input_wanted)
             .map_err(|e| Status::invalid_argument(format!("config.console: {e}")))?;
-        tracing::info!(vm = name, vcpus = machine.vcpu_count(), memory = machine.memory_bytes(), "machine created");
-        self.running = Some(Running { machine, source: Arc::new(source), console });
+        tracing::info!(
+            vm = name,
+            vcpus = machine.vcpu_count(),
+            memory = machine.memory_bytes(),
+            "machine created"
+        );
+        self.running = Some(Running {
+            machine,
+            source: Arc::new(source),
+            console,
+        });
         self.set_state(State::Created);
         Ok(())
     }
@@ -279,11 +313,20 @@ impl Actor {
             .name("boot".into())
             .spawn(move || {
                 let result = catch_unwind(AssertUnwindSafe(|| loader.load(&source)));
-                let _ = done.send(result.unwrap_or_else(|_| Err(BootError::NoBootableDisk("the reader panicked".into()))));
+                let _ = done.send(
+                    result.unwrap_or_else(|_| Err(BootError::NoBootableDisk("the reader panicked".into()))),
+                );
             })
             .map_err(|e| error(&e))?;
-        let Loaded { entry, description } = loaded
+        // A hostile filesystem may keep its reader busy for ever; ending the process ends that too.
+        let Loaded { entry, description } = timeout(LOADING, loaded)
             .await
+            .map_err(|_| {
+                Exit::new(
+                    ExitReason::BootFailed,
+                    format!("no kernel was loaded within {LOADING:?}"),
+                )
+            })?
             .map_err(|_| error(&"boot thread ended"))?
             .map_err(|e| Exit::new(ExitReason::BootFailed, e.to_string()))?;
         let running = self.running.as_mut().ok_or_else(|| error(&"no machine"))?;
@@ -329,24 +372,31 @@ impl Actor {
         }
         // No vCPU has run since, so what is still queued belongs to the life that just ended.
         while self.machine_events.try_recv().is_ok() {}
-        self.emit(Kind::Reset(pb::event::Reset { cause: cause.to_owned() }));
+        self.emit(Kind::Reset(pb::event::Reset {
+            cause: cause.to_owned(),
+        }));
         tracing::info!(cause, "machine reset");
         self.boot(self.state == State::Paused).await.err()
     }
 
     async fn react(&mut self, event: Event) -> Option<Exit> {
         match event {
-            Event::Guest(MachineEvent::Poweroff) => Some(Exit::new(ExitReason::Poweroff, "guest powered off")),
+            Event::Guest(MachineEvent::Poweroff) => {
+                Some(Exit::new(ExitReason::Poweroff, "guest powered off"))
+            }
             Event::Guest(MachineEvent::Reset(cause)) => self.reset(cause).await,
-            Event::Guest(MachineEvent::Panicked) => Some(Exit::new(ExitReason::GuestPanic, "guest kernel panicked")),
+            Event::Guest(MachineEvent::Panicked) => {
+                Some(Exit::new(ExitReason::GuestPanic, "guest kernel panicked"))
+            }
             Event::Guest(MachineEvent::CrashLoaded) => {
                 let message = "guest kernel panicked and runs its crash kernel".to_owned();
                 self.emit(Kind::Warning(pb::event::Warning { message }));
                 None
             }
-            Event::Vcpu(index, VcpuEvent::TripleFault) => {
-                Some(Exit::new(ExitReason::TripleFault, format!("triple fault on vCPU {index}")))
-            }
+            Event::Vcpu(index, VcpuEvent::TripleFault) => Some(Exit::new(
+                ExitReason::TripleFault,
+                format!("triple fault on vCPU {index}"),
+            )),
             Event::Vcpu(index, VcpuEvent::Failed(text)) => {
                 Some(Exit::new(ExitReason::Error, format!("vCPU {index}: {text}")))
             }
@@ -367,8 +417,14 @@ impl Actor {
     }
 
     fn set_balloon(&self, bytes: u64) -> Result<(), Status> {
-        let machine = self.running.as_ref().map(|r| &r.machine).ok_or_else(|| wrong_state(self.state))?;
-        let balloon = machine.balloon().ok_or_else(|| Status::failed_precondition("this VM has no balloon"))?;
+        let machine = self
+            .running
+            .as_ref()
+            .map(|r| &r.machine)
+            .ok_or_else(|| wrong_state(self.state))?;
+        let balloon = machine
+            .balloon()
+            .ok_or_else(|| Status::failed_precondition("this VM has no balloon"))?;
         if bytes > machine.memory_bytes() {
             return Err(Status::invalid_argument("more than the guest's memory"));
         }

@@ -68,8 +68,14 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<Parts, Status> 
             Cache::Writeback | Cache::Unspecified => husk_disk::Cache::Writeback,
         };
         let queues = u16::try_from(vcpus).unwrap_or(u16::MAX).clamp(1, MAX_DISK_QUEUES);
-        let options = husk_disk::Options { read_only: disk.read_only, cache, queues, ..Default::default() };
-        let disk = Disk::open(&disk.id, file, &disk.serial, options).map_err(|e| invalid(&format!("disks[{i}]"), e))?;
+        let options = husk_disk::Options {
+            read_only: disk.read_only,
+            cache,
+            queues,
+            ..Default::default()
+        };
+        let disk = Disk::open(&disk.id, file, &disk.serial, options)
+            .map_err(|e| invalid(&format!("disks[{i}]"), e))?;
         disks.push(disk);
     }
     let source = boot_source(config.boot, fds, &disks).await?;
@@ -78,37 +84,71 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<Parts, Status> 
         None => None,
     };
     let config_out = Config {
-        topology: Topology { sockets: cpu.sockets, cores: cpu.cores, threads: cpu.threads },
+        topology: Topology {
+            sockets: cpu.sockets,
+            cores: cpu.cores,
+            threads: cpu.threads,
+        },
         memory: memory.bytes,
-        backing: if memory.hugepage_bytes == 0 { Backing::Anonymous } else { Backing::Hugetlb(memory.hugepage_bytes) },
-        identity: smbios::Identity { uuid, serial: smbios.serial },
+        backing: if memory.hugepage_bytes == 0 {
+            Backing::Anonymous
+        } else {
+            Backing::Hugetlb(memory.hugepage_bytes)
+        },
+        identity: smbios::Identity {
+            uuid,
+            serial: smbios.serial,
+        },
         disks,
         rng: config.rng,
         balloon: config.balloon,
         rtc_offset: config.rtc_offset_seconds,
     };
-    Ok(Parts { name: config.name, host, config: config_out, source, console })
+    Ok(Parts {
+        name: config.name,
+        host,
+        config: config_out,
+        source,
+        console,
+    })
 }
 
 /// Each queue is a ring and a worker thread; more of them than this only cost memory.
 const MAX_DISK_QUEUES: u16 = 1;
 
-async fn boot_source(boot: Option<pb::Boot>, fds: &FdReceiver, disks: &[Disk]) -> Result<boot::Source, Status> {
-    match boot.and_then(|b| b.source).ok_or_else(|| missing("boot.source"))? {
+async fn boot_source(
+    boot: Option<pb::Boot>,
+    fds: &FdReceiver,
+    disks: &[Disk],
+) -> Result<boot::Source, Status> {
+    match boot
+        .and_then(|b| b.source)
+        .ok_or_else(|| missing("boot.source"))?
+    {
         BootSource::Kernel(kernel) => {
             let initrd = match kernel.initrd.as_ref() {
-                Some(_) => Some(File::from(claim(fds, "boot.kernel.initrd", kernel.initrd.as_ref()).await?)),
+                Some(_) => Some(File::from(
+                    claim(fds, "boot.kernel.initrd", kernel.initrd.as_ref()).await?,
+                )),
                 None => None,
             };
             let file = claim(fds, "boot.kernel.kernel", kernel.kernel.as_ref()).await?;
-            Ok(boot::Source::Kernel { kernel: File::from(file), initrd, command_line: kernel.command_line })
+            Ok(boot::Source::Kernel {
+                kernel: File::from(file),
+                initrd,
+                command_line: kernel.command_line,
+            })
         }
         BootSource::Disk(boot) => {
             let find = |id: String| match disks.iter().find(|d| d.id == id) {
                 Some(disk) => Ok((id, disk.image.reader())),
                 None => Err(invalid("boot.disk.disks", format!("there is no disk {id:?}"))),
             };
-            Ok(boot::Source::Disks(boot.disks.into_iter().map(find).collect::<Result<_, _>>()?))
+            let disks = boot.disks.into_iter().map(find).collect::<Result<_, _>>()?;
+            Ok(boot::Source::Disks {
+                disks,
+                append: boot.append,
+            })
         }
     }
 }

@@ -50,7 +50,10 @@ impl Console {
             input: Vec::new(),
         };
         let (stop, stopped) = oneshot::channel();
-        Ok(Self { stop, task: tokio::spawn(pump.run(stopped)) })
+        Ok(Self {
+            stop,
+            task: tokio::spawn(pump.run(stopped)),
+        })
     }
 
     /// Writes what is left, within a second, and ends.
@@ -178,7 +181,11 @@ mod tests {
         ));
         let (inside, outside) = UnixStream::pair().unwrap();
         let console = Console::spawn(serial.clone(), Some(inside.into()), output, input).unwrap();
-        Rig { serial, console, outside }
+        Rig {
+            serial,
+            console,
+            outside,
+        }
     }
 
     #[tokio::test]
@@ -212,10 +219,14 @@ mod tests {
         for _ in 0..1 << 20 {
             stalled.serial.write(0, b"x");
         }
-        tokio::time::timeout(DRAIN * 3, stalled.console.finish()).await.unwrap();
+        tokio::time::timeout(DRAIN * 3, stalled.console.finish())
+            .await
+            .unwrap();
         let gone = rig();
         drop(gone.outside);
         gone.serial.write(0, b"x");
-        tokio::time::timeout(DRAIN / 2, gone.console.finish()).await.unwrap();
+        tokio::time::timeout(DRAIN / 2, gone.console.finish())
+            .await
+            .unwrap();
     }
 }

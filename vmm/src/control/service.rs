@@ -53,8 +53,14 @@ impl Handle {
 impl Vmm for Handle {
     type EventsStream = Pin<Box<dyn Stream<Item = Result<pb::Event, Status>> + Send>>;
 
-    async fn create(&self, request: Request<pb::CreateRequest>) -> Result<Response<pb::CreateResponse>, Status> {
-        let config = request.into_inner().config.ok_or_else(|| Status::invalid_argument("config is missing"))?;
+    async fn create(
+        &self,
+        request: Request<pb::CreateRequest>,
+    ) -> Result<Response<pb::CreateResponse>, Status> {
+        let config = request
+            .into_inner()
+            .config
+            .ok_or_else(|| Status::invalid_argument("config is missing"))?;
         self.ask(|reply| Command::Create(Box::new(config), reply)).await?;
         Ok(Response::new(pb::CreateResponse {}))
     }
@@ -75,7 +81,10 @@ impl Vmm for Handle {
         Ok(Response::new(pb::ResumeResponse {}))
     }
 
-    async fn shutdown(&self, _: Request<pb::ShutdownRequest>) -> Result<Response<pb::ShutdownResponse>, Status> {
+    async fn shutdown(
+        &self,
+        _: Request<pb::ShutdownRequest>,
+    ) -> Result<Response<pb::ShutdownResponse>, Status> {
         self.ask(Command::Shutdown).await?;
         Ok(Response::new(pb::ShutdownResponse {}))
     }
