@@ -29,7 +29,10 @@ pub struct ConfineError {
 }
 
 fn step<E: Into<io::Error>>(step: &'static str) -> impl FnOnce(E) -> ConfineError {
-    move |e| ConfineError { step, source: e.into() }
+    move |e| ConfineError {
+        step,
+        source: e.into(),
+    }
 }
 
 /// Directories of which one surely exists, to mount the empty root on.
@@ -41,8 +44,10 @@ const STAGES: [&str; 4] = ["/tmp", "/run", "/proc", "/dev"];
 /// As root every step must succeed. An ordinary user's host may forbid user namespaces: then what
 /// remains is that user without the ability to gain privileges, and a warning is logged.
 pub fn confine(identity: Identity) -> Result<(), ConfineError> {
-    let namespaces =
-        CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWIPC | CloneFlags::CLONE_NEWUTS;
+    let namespaces = CloneFlags::CLONE_NEWNS
+        | CloneFlags::CLONE_NEWNET
+        | CloneFlags::CLONE_NEWIPC
+        | CloneFlags::CLONE_NEWUTS;
     if Uid::effective().is_root() {
         unshare(namespaces).map_err(step("namespaces"))?;
         empty_root()?;
@@ -62,7 +67,9 @@ pub fn confine(identity: Identity) -> Result<(), ConfineError> {
 fn as_user(namespaces: CloneFlags) -> Result<(), ConfineError> {
     let (uid, gid) = (getuid(), getgid());
     unshare(CloneFlags::CLONE_NEWUSER | namespaces).map_err(step("user namespace"))?;
-    let write = |file: &str, text: String| fs::write(Path::new("/proc/self").join(file), text).map_err(step("user namespace maps"));
+    let write = |file: &str, text: String| {
+        fs::write(Path::new("/proc/self").join(file), text).map_err(step("user namespace maps"))
+    };
     write("setgroups", "deny".into())?;
     write("uid_map", format!("{uid} {uid} 1"))?;
     write("gid_map", format!("{gid} {gid} 1"))?;
@@ -76,13 +83,21 @@ fn empty_root() -> Result<(), ConfineError> {
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).map_err(step("private mounts"))?;
     let stage = STAGES.into_iter().find(|s| Path::new(s).is_dir()).unwrap_or("/");
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_RDONLY;
-    mount(Some("none"), stage, Some("tmpfs"), flags, Some("size=4k,nr_inodes=1,mode=0555"))
-        .map_err(step("empty root"))?;
+    mount(
+        Some("none"),
+        stage,
+        Some("tmpfs"),
+        flags,
+        Some("size=4k,nr_inodes=1,mode=0555"),
+    )
+    .map_err(step("empty root"))?;
     chdir(stage).map_err(step("empty root"))?;
     // Stacks the old root on the new one's own root directory, from where it is taken off.
     pivot_root(".", ".").map_err(step("change root"))?;
     umount2(".", MntFlags::MNT_DETACH).map_err(step("detach old root"))?;
-    chroot(".").and_then(|()| chdir("/")).map_err(step("enter new root"))
+    chroot(".")
+        .and_then(|()| chdir("/"))
+        .map_err(step("enter new root"))
 }
 
 fn drop_bounding_set() -> Result<(), ConfineError> {
@@ -92,7 +107,11 @@ fn drop_bounding_set() -> Result<(), ConfineError> {
         if status != 0 {
             let error = io::Error::last_os_error();
             // The first number the kernel does not know ends the list.
-            return if error.raw_os_error() == Some(libc::EINVAL) { Ok(()) } else { Err(step("bounding set")(error)) };
+            return if error.raw_os_error() == Some(libc::EINVAL) {
+                Ok(())
+            } else {
+                Err(step("bounding set")(error))
+            };
         }
     }
     Ok(())
@@ -106,9 +125,16 @@ struct CapHeader {
 
 fn drop_capabilities() -> Result<(), ConfineError> {
     const VERSION_3: u32 = 0x2008_0522;
-    let header = CapHeader { version: VERSION_3, pid: 0 };
+    let header = CapHeader {
+        version: VERSION_3,
+        pid: 0,
+    };
     let none = [[0u32; 3]; 2];
     // SAFETY: header and data have the layout capset(2) documents for version 3 and outlive the call.
     let status = unsafe { libc::syscall(libc::SYS_capset, &raw const header, none.as_ptr()) };
-    if status == 0 { Ok(()) } else { Err(step("capabilities")(io::Error::last_os_error())) }
+    if status == 0 {
+        Ok(())
+    } else {
+        Err(step("capabilities")(io::Error::last_os_error()))
+    }
 }

@@ -43,7 +43,12 @@ fn os(error: kvm_ioctls::Error) -> io::Error {
 impl Interrupts {
     /// Takes over routing for `vm`, which has an in-kernel irqchip.
     pub fn new(vm: Arc<VmFd>) -> io::Result<Arc<Self>> {
-        let interrupts = Self { vm, table: Mutex::new(Table { messages: BTreeMap::new() }) };
+        let interrupts = Self {
+            vm,
+            table: Mutex::new(Table {
+                messages: BTreeMap::new(),
+            }),
+        };
         interrupts.commit(&BTreeMap::new())?;
         Ok(Arc::new(interrupts))
     }
@@ -57,21 +62,30 @@ impl Interrupts {
 
     fn commit(&self, messages: &BTreeMap<u32, Option<MsiMessage>>) -> io::Result<()> {
         let pins = (0..IOAPIC_PINS).map(|pin| {
-            let mut entry = kvm_irq_routing_entry { gsi: pin, type_: KVM_IRQ_ROUTING_IRQCHIP, ..Default::default() };
+            let mut entry = kvm_irq_routing_entry {
+                gsi: pin,
+                type_: KVM_IRQ_ROUTING_IRQCHIP,
+                ..Default::default()
+            };
             entry.u.irqchip.irqchip = KVM_IRQCHIP_IOAPIC;
             entry.u.irqchip.pin = pin;
             entry
         });
         let msis = messages.iter().filter_map(|(&gsi, message)| {
             let message = (*message)?;
-            let mut entry = kvm_irq_routing_entry { gsi, type_: KVM_IRQ_ROUTING_MSI, ..Default::default() };
+            let mut entry = kvm_irq_routing_entry {
+                gsi,
+                type_: KVM_IRQ_ROUTING_MSI,
+                ..Default::default()
+            };
             entry.u.msi.address_lo = message.address as u32;
             entry.u.msi.address_hi = (message.address >> 32) as u32;
             entry.u.msi.data = message.data;
             Some(entry)
         });
         let entries: Vec<_> = pins.chain(msis).collect();
-        let routing = KvmIrqRouting::from_entries(&entries).map_err(|e| io::Error::other(format!("{e:?}")))?;
+        let routing =
+            KvmIrqRouting::from_entries(&entries).map_err(|e| io::Error::other(format!("{e:?}")))?;
         self.vm.set_gsi_routing(&routing).map_err(os)
     }
 
@@ -105,7 +119,12 @@ impl MsiAllocator for KvmInterrupts {
             .find(|gsi| !table.messages.contains_key(gsi))
             .ok_or_else(|| io::Error::other("no interrupt route left"))?;
         table.messages.insert(gsi, None);
-        Ok(Box::new(Vector { interrupts: self.0.clone(), gsi, trigger, connected: Mutex::new(false) }))
+        Ok(Box::new(Vector {
+            interrupts: self.0.clone(),
+            gsi,
+            trigger,
+            connected: Mutex::new(false),
+        }))
     }
 }
 
@@ -155,10 +174,16 @@ impl Drop for Vector {
 
 impl Doorbells for KvmInterrupts {
     fn register(&self, address: u64, event: &EventFd) -> io::Result<()> {
-        self.0.vm.register_ioevent(event, &IoEventAddress::Mmio(address), NoDatamatch).map_err(os)
+        self.0
+            .vm
+            .register_ioevent(event, &IoEventAddress::Mmio(address), NoDatamatch)
+            .map_err(os)
     }
 
     fn unregister(&self, address: u64, event: &EventFd) -> io::Result<()> {
-        self.0.vm.unregister_ioevent(event, &IoEventAddress::Mmio(address), NoDatamatch).map_err(os)
+        self.0
+            .vm
+            .unregister_ioevent(event, &IoEventAddress::Mmio(address), NoDatamatch)
+            .map_err(os)
     }
 }

@@ -70,7 +70,9 @@ impl Host {
                 return Err(KvmError::Missing(name));
             }
         }
-        let cpuid = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES).map_err(failed("supported CPUID"))?;
+        let cpuid = kvm
+            .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+            .map_err(failed("supported CPUID"))?;
         let msrs = kvm.get_msr_index_list().map_err(failed("MSR list"))?;
         Ok(Self { kvm, cpuid, msrs })
     }
@@ -88,8 +90,10 @@ impl Host {
     /// A VM with irqchip, but without memory or vCPUs.
     pub fn create_vm(&self) -> Result<Arc<VmFd>, KvmError> {
         let vm = self.kvm.create_vm().map_err(failed("create VM"))?;
-        vm.set_identity_map_address(layout::IDENTITY_MAP).map_err(failed("identity map address"))?;
-        vm.set_tss_address(layout::TSS as usize).map_err(failed("TSS address"))?;
+        vm.set_identity_map_address(layout::IDENTITY_MAP)
+            .map_err(failed("identity map address"))?;
+        vm.set_tss_address(layout::TSS as usize)
+            .map_err(failed("TSS address"))?;
         vm.create_irq_chip().map_err(failed("create irqchip"))?;
         Ok(Arc::new(vm))
     }

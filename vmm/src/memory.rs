@@ -71,8 +71,7 @@ pub fn allocate(layout: &Layout, backing: Backing) -> Result<GuestMem, MemoryErr
             .ok_or_else(|| MemoryError::Layout(format!("region at {:#x} wraps", range.start)))?;
         regions.push(region);
     }
-    let memory =
-        GuestMemMmap::from_regions(regions).map_err(|e| MemoryError::Layout(e.to_string()))?;
+    let memory = GuestMemMmap::from_regions(regions).map_err(|e| MemoryError::Layout(e.to_string()))?;
     Ok(GuestMem::new(memory))
 }
 
@@ -83,7 +82,10 @@ fn length(size: u64) -> io::Result<usize> {
 fn bitmap(size: usize) -> AtomicBitmap {
     // SAFETY: sysconf with a valid name has no preconditions.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    let page = usize::try_from(page).ok().and_then(std::num::NonZeroUsize::new).unwrap_or(PAGE);
+    let page = usize::try_from(page)
+        .ok()
+        .and_then(std::num::NonZeroUsize::new)
+        .unwrap_or(PAGE);
     AtomicBitmap::new(size, page)
 }
 
@@ -118,10 +120,13 @@ fn anonymous(size: u64) -> io::Result<MmapRegion<AtomicBitmap>> {
     }
     // SAFETY: [start, start + len) is a live mapping with these flags that nothing else refers to. The
     // builder does not unmap memory it was handed; guest memory lives as long as the process.
-    let builder = unsafe {
-        MmapRegionBuilder::new_with_bitmap(len, bitmap(len)).with_raw_mmap_pointer(start.cast())
-    };
-    builder.with_mmap_prot(protection).with_mmap_flags(flags).build().map_err(io::Error::other)
+    let builder =
+        unsafe { MmapRegionBuilder::new_with_bitmap(len, bitmap(len)).with_raw_mmap_pointer(start.cast()) };
+    builder
+        .with_mmap_prot(protection)
+        .with_mmap_flags(flags)
+        .build()
+        .map_err(io::Error::other)
 }
 
 fn hugetlb(size: u64, page: u64) -> io::Result<MmapRegion<AtomicBitmap>> {
@@ -210,7 +215,9 @@ mod tests {
     #[test]
     fn huge_pages_that_are_not_there_are_an_error_at_start() {
         let layout = Layout::new(1 << 40, 46).unwrap();
-        let error = allocate(&layout, Backing::Hugetlb(2 << 20)).unwrap_err().to_string();
+        let error = allocate(&layout, Backing::Hugetlb(2 << 20))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("2097152-byte huge pages"), "{error}");
     }
 }

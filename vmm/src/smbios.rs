@@ -28,7 +28,10 @@ impl Structure {
     fn new(kind: u8, handle: u16) -> Self {
         let mut data = vec![kind, 0];
         data.extend(handle.to_le_bytes());
-        Self { data, strings: Vec::new() }
+        Self {
+            data,
+            strings: Vec::new(),
+        }
     }
 
     fn bytes(mut self, bytes: &[u8]) -> Self {
@@ -112,8 +115,16 @@ fn memory(layout: &Layout, out: &mut Vec<u8>) {
         .bytes(&bytes.to_le_bytes())
         .append_to(out);
     let mib = bytes >> 20;
-    let small = if mib < SMALL_DEVICE_MIB { mib as u16 } else { SMALL_DEVICE_MIB as u16 };
-    let extended = if mib < SMALL_DEVICE_MIB { 0 } else { (mib as u32) & 0x7fff_ffff };
+    let small = if mib < SMALL_DEVICE_MIB {
+        mib as u16
+    } else {
+        SMALL_DEVICE_MIB as u16
+    };
+    let extended = if mib < SMALL_DEVICE_MIB {
+        0
+    } else {
+        (mib as u32) & 0x7fff_ffff
+    };
     Structure::new(17, MEMORY_DEVICE)
         .bytes(&MEMORY_ARRAY.to_le_bytes())
         .bytes(&[0xfe, 0xff, 0xff, 0xff, 0xff, 0xff]) // no error handle, widths unknown
@@ -200,7 +211,11 @@ pub fn tables(identity: &Identity, topology: Topology, layout: &Layout) -> Resul
     image.resize((at - layout::SMBIOS.start) as usize, 0);
     image.extend(body);
     let limit = (layout::SMBIOS.end - layout::SMBIOS.start) as usize;
-    if image.len() > limit { Err(TooLarge(image.len())) } else { Ok(image) }
+    if image.len() > limit {
+        Err(TooLarge(image.len()))
+    } else {
+        Ok(image)
+    }
 }
 
 #[cfg(test)]
@@ -231,24 +246,52 @@ mod tests {
     }
 
     fn image(memory: u64, topology: Topology) -> Vec<u8> {
-        let identity = Identity { uuid: UUID, serial: "S-1".into() };
+        let identity = Identity {
+            uuid: UUID,
+            serial: "S-1".into(),
+        };
         tables(&identity, topology, &Layout::new(memory, 48).unwrap()).unwrap()
     }
 
     #[test]
     fn the_structures_the_guest_needs_are_there_with_the_lengths_of_the_specification() {
-        let image = image(5 << 30, Topology { sockets: 2, cores: 1, threads: 1 });
+        let image = image(
+            5 << 30,
+            Topology {
+                sockets: 2,
+                cores: 1,
+                threads: 1,
+            },
+        );
         assert_eq!(image[..24].iter().fold(0u8, |a, b| a.wrapping_add(*b)), 0);
         let found = walk(&image[32..]);
         let kinds: Vec<_> = found.iter().map(|(kind, data, _)| (*kind, data.len())).collect();
-        let expected =
-            [(0, 24), (1, 27), (3, 22), (4, 48), (4, 48), (16, 23), (17, 40), (19, 31), (19, 31), (32, 11), (127, 4)];
+        let expected = [
+            (0, 24),
+            (1, 27),
+            (3, 22),
+            (4, 48),
+            (4, 48),
+            (16, 23),
+            (17, 40),
+            (19, 31),
+            (19, 31),
+            (32, 11),
+            (127, 4),
+        ];
         assert_eq!(kinds, expected);
     }
 
     #[test]
     fn uuid_and_serial_are_the_manifests() {
-        let image = image(64 << 20, Topology { sockets: 1, cores: 1, threads: 1 });
+        let image = image(
+            64 << 20,
+            Topology {
+                sockets: 1,
+                cores: 1,
+                threads: 1,
+            },
+        );
         let (_, system, strings) = walk(&image[32..]).into_iter().find(|s| s.0 == 1).unwrap();
         assert_eq!(Uuid::from_slice_le(&system[8..24]).unwrap(), UUID);
         assert_eq!(strings, ["KubeVirt", "None", "S-1", "KubeVirt"]);
@@ -257,7 +300,14 @@ mod tests {
 
     #[test]
     fn large_memory_uses_the_extended_size() {
-        let image = image(64 << 30, Topology { sockets: 1, cores: 1, threads: 1 });
+        let image = image(
+            64 << 30,
+            Topology {
+                sockets: 1,
+                cores: 1,
+                threads: 1,
+            },
+        );
         let (_, device, _) = walk(&image[32..]).into_iter().find(|s| s.0 == 17).unwrap();
         assert_eq!(u16::from_le_bytes([device[12], device[13]]), 0x7fff);
         assert_eq!(u32::from_le_bytes(device[28..32].try_into().unwrap()), 64 << 10);

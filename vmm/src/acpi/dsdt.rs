@@ -2,7 +2,8 @@
 
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, And, Device, EISAName, Equal, Field, FieldAccessType, FieldEntry,
-    FieldLockRule, FieldUpdateRule, IO, If, Interrupt, Local, Memory32Fixed, Method, MethodCall, Name, Notify, OpRegion, OpRegionSpace, Package, Path, ResourceTemplate, Scope, Store, ZERO,
+    FieldLockRule, FieldUpdateRule, IO, If, Interrupt, Local, Memory32Fixed, Method, MethodCall, Name,
+    Notify, OpRegion, OpRegionSpace, Package, Path, ResourceTemplate, Scope, Store, ZERO,
 };
 use acpi_tables::{Aml, AmlSink};
 use husk_devices::legacy::power::{self, PowerEvent};
@@ -28,7 +29,13 @@ fn hid(id: &str) -> Name {
 fn dword_fields(names: &[[u8; 4]], region: &str) -> Field {
     let entries = names.iter().map(|name| FieldEntry::Named(*name, 32)).collect();
     let update = FieldUpdateRule::WriteAsZeroes;
-    Field::new(region.into(), FieldAccessType::DWord, FieldLockRule::NoLock, update, entries)
+    Field::new(
+        region.into(),
+        FieldAccessType::DWord,
+        FieldLockRule::NoLock,
+        update,
+        entries,
+    )
 }
 
 /// Raw bytes of terms already encoded.
@@ -72,7 +79,10 @@ fn pci_root(out: &mut Vec<u8>, layout: &Layout, hotplug_slots: &[u8]) {
         let method = Method::new("_EJ0".into(), 1, true, vec![&eject]);
         let address = Name::new("_ADR".into(), &(u32::from(slot) << 16));
         let number = Name::new("_SUN".into(), &slot);
-        append(&mut slots, &Device::new(slot_path(slot).as_str().into(), vec![&address, &number, &method]));
+        append(
+            &mut slots,
+            &Device::new(slot_path(slot).as_str().into(), vec![&address, &number, &method]),
+        );
     }
     let mut scan = Vec::new();
     for (local, register) in [(0, "PCIU"), (1, "PCID")] {
@@ -83,7 +93,10 @@ fn pci_root(out: &mut Vec<u8>, layout: &Layout, hotplug_slots: &[u8]) {
         for (local, value) in [(0, DEVICE_CHECK), (1, EJECT_REQUEST)] {
             let (masked, path) = (Local(2), Path::new(&slot_path(slot)));
             append(&mut scan, &And::new(&masked, &Local(local), &bit));
-            append(&mut scan, &If::new(&Equal::new(&masked, &bit), vec![&Notify::new(&path, &value)]));
+            append(
+                &mut scan,
+                &If::new(&Equal::new(&masked, &bit), vec![&Notify::new(&path, &value)]),
+            );
         }
     }
     let port = PCI_HOTPLUG_PORT as u16;
@@ -96,17 +109,26 @@ fn pci_root(out: &mut Vec<u8>, layout: &Layout, hotplug_slots: &[u8]) {
     }
     let resources = ResourceTemplate::new(vec![&bus, &config, &low, &high]);
     append(&mut root, &Name::new("_CRS".into(), &resources));
-    append(&mut root, &OpRegion::new("PHPR".into(), OpRegionSpace::SystemIO, &port, &length));
+    append(
+        &mut root,
+        &OpRegion::new("PHPR".into(), OpRegionSpace::SystemIO, &port, &length),
+    );
     append(&mut root, &dword_fields(&[*b"PCIU", *b"PCID", *b"B0EJ"], "PHPR"));
     root.append(&mut slots);
-    append(&mut root, &Method::new("PSCN".into(), 0, true, vec![&Encoded(scan)]));
+    append(
+        &mut root,
+        &Method::new("PSCN".into(), 0, true, vec![&Encoded(scan)]),
+    );
     append(out, &Device::new("PCI0".into(), vec![&Encoded(root)]));
 
     // Keeps the guest from giving ECAM away as a free window, and makes it trust the MCFG.
     let ecam = Memory32Fixed::new(true, ECAM.start as u32, (ECAM.end - ECAM.start) as u32);
     let resources = Name::new("_CRS".into(), &ResourceTemplate::new(vec![&ecam]));
     let uid = Name::new("_UID".into(), &ZERO);
-    append(out, &Device::new("MBRD".into(), vec![&hid("PNP0C02"), &uid, &resources]));
+    append(
+        out,
+        &Device::new("MBRD".into(), vec![&hid("PNP0C02"), &uid, &resources]),
+    );
 }
 
 fn legacy_device(out: &mut Vec<u8>, name: &str, id: &dyn Aml, port: u64, len: u64, irq: Option<u32>) {
@@ -121,14 +143,26 @@ fn legacy_device(out: &mut Vec<u8>, name: &str, id: &dyn Aml, port: u64, len: u6
 
 /// The generic event device: reads the event register and passes on what it says.
 fn events(out: &mut Vec<u8>) {
-    append(out, &Device::new("PWRB".into(), vec![&hid("PNP0C0C"), &Name::new("_UID".into(), &ZERO)]));
+    append(
+        out,
+        &Device::new(
+            "PWRB".into(),
+            vec![&hid("PNP0C0C"), &Name::new("_UID".into(), &ZERO)],
+        ),
+    );
     let button = PowerEvent::PowerButton as u32;
     let hotplug = PowerEvent::PciHotplug as u32;
     let mut body = Vec::new();
     append(&mut body, &Store::new(&Local(0), &Path::new("ESTS")));
     let (masked, taken, power_button) = (Local(1), Local(0), Path::new("\\_SB_.PWRB"));
     append(&mut body, &And::new(&masked, &taken, &button));
-    append(&mut body, &If::new(&Equal::new(&masked, &button), vec![&Notify::new(&power_button, &BUTTON_PRESSED)]));
+    append(
+        &mut body,
+        &If::new(
+            &Equal::new(&masked, &button),
+            vec![&Notify::new(&power_button, &BUTTON_PRESSED)],
+        ),
+    );
     append(&mut body, &And::new(&masked, &taken, &hotplug));
     let scan = MethodCall::new("\\_SB_.PCI0.PSCN".into(), vec![]);
     append(&mut body, &If::new(&Equal::new(&masked, &hotplug), vec![&scan]));
@@ -138,10 +172,19 @@ fn events(out: &mut Vec<u8>) {
     let mut device = Vec::new();
     append(&mut device, &Name::new("_HID".into(), &"ACPI0013"));
     append(&mut device, &Name::new("_UID".into(), &ZERO));
-    append(&mut device, &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&interrupt])));
-    append(&mut device, &OpRegion::new("EREG".into(), OpRegionSpace::SystemIO, &port, &length));
+    append(
+        &mut device,
+        &Name::new("_CRS".into(), &ResourceTemplate::new(vec![&interrupt])),
+    );
+    append(
+        &mut device,
+        &OpRegion::new("EREG".into(), OpRegionSpace::SystemIO, &port, &length),
+    );
     append(&mut device, &dword_fields(&[*b"ESTS"], "EREG"));
-    append(&mut device, &Method::new("_EVT".into(), 1, true, vec![&Encoded(body)]));
+    append(
+        &mut device,
+        &Method::new("_EVT".into(), 1, true, vec![&Encoded(body)]),
+    );
     append(out, &Device::new("GED_".into(), vec![&Encoded(device)]));
 }
 
@@ -149,12 +192,39 @@ fn events(out: &mut Vec<u8>) {
 pub fn definition_block(layout: &Layout, hotplug_slots: &[u8]) -> Vec<u8> {
     let mut scope = Vec::new();
     pci_root(&mut scope, layout, hotplug_slots);
-    legacy_device(&mut scope, "COM1", &hid("PNP0501"), serial::PORT, serial::LEN, Some(serial::IRQ));
-    legacy_device(&mut scope, "RTC_", &hid("PNP0B00"), rtc::PORT, rtc::LEN, Some(rtc::IRQ));
-    legacy_device(&mut scope, "PEVT", &Name::new("_HID".into(), &"QEMU0001"), pvpanic::PORT, 1, None);
+    legacy_device(
+        &mut scope,
+        "COM1",
+        &hid("PNP0501"),
+        serial::PORT,
+        serial::LEN,
+        Some(serial::IRQ),
+    );
+    legacy_device(
+        &mut scope,
+        "RTC_",
+        &hid("PNP0B00"),
+        rtc::PORT,
+        rtc::LEN,
+        Some(rtc::IRQ),
+    );
+    legacy_device(
+        &mut scope,
+        "PEVT",
+        &Name::new("_HID".into(), &"QEMU0001"),
+        pvpanic::PORT,
+        1,
+        None,
+    );
     events(&mut scope);
     let mut out = Vec::new();
     append(&mut out, &Scope::new("\\_SB_".into(), vec![&Encoded(scope)]));
-    append(&mut out, &Name::new("_S5_".into(), &Package::new(vec![&power::S5, &ZERO, &ZERO, &ZERO])));
+    append(
+        &mut out,
+        &Name::new(
+            "_S5_".into(),
+            &Package::new(vec![&power::S5, &ZERO, &ZERO, &ZERO]),
+        ),
+    );
     out
 }

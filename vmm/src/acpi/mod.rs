@@ -1,5 +1,6 @@
 //! ACPI 6.5 tables of the machine: hardware-reduced, so there is no SCI, no PM timer and no fixed events.
 
+use acpi_tables::Aml;
 use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
 use acpi_tables::madt::{EnabledStatus, IoApic, LocalInterruptController, MADT, ProcessorLocalApic};
@@ -7,7 +8,6 @@ use acpi_tables::mcfg::MCFG;
 use acpi_tables::rsdp::Rsdp;
 use acpi_tables::sdt::Sdt;
 use acpi_tables::xsdt::XSDT;
-use acpi_tables::Aml;
 use husk_devices::legacy::{power, rtc};
 
 use crate::cpuid::Topology;
@@ -67,7 +67,11 @@ fn madt(topology: Topology) -> Vec<u8> {
     let lapic = LocalInterruptController::Address(layout::LAPIC as u32);
     let mut madt = MADT::new(OEM, TABLE, REVISION, lapic);
     for index in 0..topology.vcpus() {
-        madt.add_structure(ProcessorLocalApic::new(index as u8, topology.apic_id(index) as u8, EnabledStatus::Enabled));
+        madt.add_structure(ProcessorLocalApic::new(
+            index as u8,
+            topology.apic_id(index) as u8,
+            EnabledStatus::Enabled,
+        ));
     }
     madt.add_structure(IoApic::new(0, layout::IOAPIC as u32, 0));
     bytes(&madt)
@@ -99,7 +103,11 @@ pub fn tables(layout: &Layout, topology: Topology, hotplug_slots: &[u8]) -> Resu
     let xsdt = place(&bytes(&xsdt));
     image[..Rsdp::len()].copy_from_slice(&bytes(&Rsdp::new(OEM, xsdt)));
     let limit = (layout::ACPI.end - layout::ACPI.start) as usize;
-    if image.len() > limit { Err(TooLarge(image.len())) } else { Ok(image) }
+    if image.len() > limit {
+        Err(TooLarge(image.len()))
+    } else {
+        Ok(image)
+    }
 }
 
 #[cfg(test)]
@@ -123,7 +131,11 @@ mod tests {
     #[test]
     fn every_table_is_reachable_and_sums_to_zero() {
         let layout = Layout::new(5 << 30, 48).unwrap();
-        let topology = Topology { sockets: 2, cores: 3, threads: 2 };
+        let topology = Topology {
+            sockets: 2,
+            cores: 3,
+            threads: 2,
+        };
         let slots: Vec<u8> = (24..32).collect();
         let image = tables(&layout, topology, &slots).unwrap();
         assert_eq!(&image[..8], b"RSD PTR ");
@@ -140,7 +152,11 @@ mod tests {
                 let dsdt = self::table(&image, u64_at(table, 140));
                 assert_eq!((&dsdt[..4], sum(dsdt)), (&b"DSDT"[..], 0));
                 let flags = u32::from_le_bytes(table[112..116].try_into().unwrap());
-                assert_eq!(flags & (1 << 20 | 1 << 10), 1 << 20 | 1 << 10, "hardware-reduced, reset register");
+                assert_eq!(
+                    flags & (1 << 20 | 1 << 10),
+                    1 << 20 | 1 << 10,
+                    "hardware-reduced, reset register"
+                );
                 let arch = u16::from_le_bytes(table[109..111].try_into().unwrap());
                 assert_eq!(arch & (1 << 5 | 1 << 1), 0, "a CMOS clock and no 8042");
             }
@@ -151,7 +167,11 @@ mod tests {
     #[test]
     fn the_largest_machine_fits() {
         let layout = Layout::new(64 << 20, 48).unwrap();
-        let topology = Topology { sockets: 255, cores: 1, threads: 1 };
+        let topology = Topology {
+            sockets: 255,
+            cores: 1,
+            threads: 1,
+        };
         tables(&layout, topology, &(1..32).collect::<Vec<_>>()).unwrap();
     }
 }

@@ -50,10 +50,18 @@ impl Legacy {
         alarm: Arc<dyn Fn(Option<Duration>) + Send + Sync>,
     ) -> Result<Self, MachineError> {
         let sink: husk_devices::legacy::EventSink = Arc::new(move |e| event(Event::Guest(e)));
-        let serial =
-            Arc::new(SerialPort::new(interrupts.pin(serial::IRQ)?, wires.output_ready, wires.input_wanted));
+        let serial = Arc::new(SerialPort::new(
+            interrupts.pin(serial::IRQ)?,
+            wires.output_ready,
+            wires.input_wanted,
+        ));
         let timer = Box::new(move |due| alarm(due));
-        let rtc = Arc::new(Rtc::new(rtc::host_clock(), rtc_offset, timer, interrupts.pin(rtc::IRQ)?));
+        let rtc = Arc::new(Rtc::new(
+            rtc::host_clock(),
+            rtc_offset,
+            timer,
+            interrupts.pin(rtc::IRQ)?,
+        ));
         let power = Arc::new(PowerRegisters::new(sink.clone(), interrupts.pin(GED_PIN)?));
         let pvpanic = Arc::new(Pvpanic::new(sink.clone()));
         let notified = power.clone();
@@ -62,14 +70,22 @@ impl Legacy {
                 tracing::warn!(%error, "PCI hotplug interrupt");
             }
         };
-        let hotplug = Arc::new(Hotplug::new(root.clone(), notify, |slot, _| tracing::info!(slot, "PCI function ejected")));
+        let hotplug = Arc::new(Hotplug::new(root.clone(), notify, |slot, _| {
+            tracing::info!(slot, "PCI function ejected")
+        }));
         ports.insert(serial::PORT, serial::LEN, serial.clone())?;
         ports.insert(rtc::PORT, rtc::LEN, rtc.clone())?;
         ports.insert(power::PORT, power::LEN, power.clone())?;
         ports.insert(pvpanic::PORT, 1, pvpanic.clone())?;
         ports.insert(PCI_HOTPLUG_PORT, hotplug::REGISTERS, hotplug.clone())?;
         ports.insert(i8042::PORT, i8042::LEN, Arc::new(I8042::new(sink)))?;
-        Ok(Self { serial, rtc, power, pvpanic, hotplug })
+        Ok(Self {
+            serial,
+            rtc,
+            power,
+            pvpanic,
+            hotplug,
+        })
     }
 
     pub(super) fn reset(&self) -> io::Result<()> {

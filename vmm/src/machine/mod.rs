@@ -155,13 +155,19 @@ pub struct Machine {
 
 impl std::fmt::Debug for Machine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Machine").field("layout", &self.layout).field("topology", &self.topology).finish_non_exhaustive()
+        f.debug_struct("Machine")
+            .field("layout", &self.layout)
+            .field("topology", &self.topology)
+            .finish_non_exhaustive()
     }
 }
 
 fn read_irqchips(vm: &VmFd) -> Result<[kvm_irqchip; 3], KvmError> {
-    let mut chips = [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC]
-        .map(|chip_id| kvm_irqchip { chip_id, ..Default::default() });
+    let mut chips =
+        [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_IRQCHIP_IOAPIC].map(|chip_id| kvm_irqchip {
+            chip_id,
+            ..Default::default()
+        });
     for chip in &mut chips {
         vm.get_irqchip(chip).map_err(failed("read irqchip"))?;
     }
@@ -170,7 +176,12 @@ fn read_irqchips(vm: &VmFd) -> Result<[kvm_irqchip; 3], KvmError> {
 
 impl Machine {
     /// Builds a machine; nothing runs yet. `wires` are the serial port's events.
-    pub fn new(host: &Host, config: Config, callbacks: Callbacks, wires: Wires) -> Result<Self, MachineError> {
+    pub fn new(
+        host: &Host,
+        config: Config,
+        callbacks: Callbacks,
+        wires: Wires,
+    ) -> Result<Self, MachineError> {
         let topology = config.topology.check()?;
         let (vcpus, limit) = (topology.vcpus(), host.max_vcpus());
         if vcpus > limit {
@@ -186,9 +197,21 @@ impl Machine {
         let halted = Arc::new(AtomicBool::new(false));
         let event = halting(callbacks.event, halted.clone());
         let root = Root::new(mmio.clone(), vec![layout::PCI_MMIO32, layout.pci_mmio64.clone()]);
-        mmio.insert(layout::ECAM.start, layout::ECAM.end - layout::ECAM.start, root.ecam())?;
+        mmio.insert(
+            layout::ECAM.start,
+            layout::ECAM.end - layout::ECAM.start,
+            root.ecam(),
+        )?;
         ports.insert(0xcf8, 8, root.ports())?;
-        let legacy = Legacy::new(&ports, &interrupts, &root, wires, config.rtc_offset, event.clone(), callbacks.alarm)?;
+        let legacy = Legacy::new(
+            &ports,
+            &interrupts,
+            &root,
+            wires,
+            config.rtc_offset,
+            event.clone(),
+            callbacks.alarm,
+        )?;
 
         let reporting = config.backing == Backing::Anonymous;
         let virtio = virtio::build(config.disks, config.rng, config.balloon, reporting)?;
@@ -205,7 +228,17 @@ impl Machine {
         }
         let hotplug_slots = (slot + 1..32).rev().take(HOTPLUG_SLOTS).collect();
 
-        let vcpus = spawn_vcpus(host, &vm, topology, Surroundings { ports, mmio, halted: halted.clone(), sink: vcpu_sink(event) })?;
+        let vcpus = spawn_vcpus(
+            host,
+            &vm,
+            topology,
+            Surroundings {
+                ports,
+                mmio,
+                halted: halted.clone(),
+                sink: vcpu_sink(event),
+            },
+        )?;
         let irqchips = read_irqchips(&vm)?;
         Ok(Self {
             vm,
@@ -233,7 +266,10 @@ impl Machine {
         memory.write_slice(&tables, GuestAddress(layout::ACPI.start))?;
         let tables = smbios::tables(&self.identity, self.topology, &self.layout)?;
         memory.write_slice(&tables, GuestAddress(layout::SMBIOS.start))?;
-        Ok(Loader { memory: self.memory.clone(), layout: self.layout.clone() })
+        Ok(Loader {
+            memory: self.memory.clone(),
+            layout: self.layout.clone(),
+        })
     }
 
     /// Prepares the vCPUs to start at `entry`. The machine is new or was just [`Machine::reset`].
@@ -250,7 +286,10 @@ impl Machine {
     pub fn run(&mut self) -> Result<(), MachineError> {
         if let Some((clock, tsc)) = self.stopped_clock.take() {
             self.vm.set_clock(&clock).map_err(failed("set clock"))?;
-            for vcpu in tsc.iter().flat_map(|tsc| self.vcpus.iter().map(move |v| (v, *tsc))) {
+            for vcpu in tsc
+                .iter()
+                .flat_map(|tsc| self.vcpus.iter().map(move |v| (v, *tsc)))
+            {
                 vcpu.0.set_tsc(vcpu.1)?;
             }
             for transport in &self.transports {
@@ -264,7 +303,11 @@ impl Machine {
     }
 
     fn stop_vcpus(&self) -> Result<Option<u64>, MachineError> {
-        let pausing = self.vcpus.iter().map(Vcpu::pause).collect::<Result<Vec<_>, _>>()?;
+        let pausing = self
+            .vcpus
+            .iter()
+            .map(Vcpu::pause)
+            .collect::<Result<Vec<_>, _>>()?;
         let mut tsc = None;
         for vcpu in pausing {
             tsc = tsc.max(vcpu.wait()?);
@@ -377,17 +420,33 @@ fn vcpu_sink(event: EventFn) -> VcpuSink {
     Arc::new(move |index, e| event(Event::Vcpu(index, e)))
 }
 
-fn spawn_vcpus(host: &Host, vm: &VmFd, topology: Topology, surroundings: Surroundings) -> Result<Vec<Vcpu>, MachineError> {
+fn spawn_vcpus(
+    host: &Host,
+    vm: &VmFd,
+    topology: Topology,
+    surroundings: Surroundings,
+) -> Result<Vec<Vcpu>, MachineError> {
     signal::install()?;
     let mut vcpus = Vec::new();
     for index in 0..topology.vcpus() {
         // KVM's vCPU id is its initial APIC id.
-        let fd = vm.create_vcpu(u64::from(topology.apic_id(index))).map_err(failed("create vCPU"))?;
-        let timing = HostTiming { tsc_khz: fd.get_tsc_khz().unwrap_or(0), tsc_deadline: host.tsc_deadline() };
+        let fd = vm
+            .create_vcpu(u64::from(topology.apic_id(index)))
+            .map_err(failed("create vCPU"))?;
+        let timing = HostTiming {
+            tsc_khz: fd.get_tsc_khz().unwrap_or(0),
+            tsc_deadline: host.tsc_deadline(),
+        };
         let entries = cpuid::for_vcpu(host.cpuid.as_slice(), topology, timing, index);
-        let cpuid = kvm_bindings::CpuId::from_entries(&entries).map_err(|_| KvmError::Missing("room for CPUID"))?;
+        let cpuid =
+            kvm_bindings::CpuId::from_entries(&entries).map_err(|_| KvmError::Missing("room for CPUID"))?;
         fd.set_cpuid2(&cpuid).map_err(failed("set CPUID"))?;
-        vcpus.push(Vcpu::spawn(index, fd, host.msrs.as_slice(), surroundings.clone())?);
+        vcpus.push(Vcpu::spawn(
+            index,
+            fd,
+            host.msrs.as_slice(),
+            surroundings.clone(),
+        )?);
     }
     Ok(vcpus)
 }

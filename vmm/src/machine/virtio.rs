@@ -27,7 +27,11 @@ impl Disk {
     /// Opens an image somebody else opened the file of. A name goes with every error.
     pub fn open(id: &str, file: OwnedFd, serial: &str, options: husk_disk::Options) -> Result<Self, String> {
         let image = husk_disk::Disk::open_raw(file, options).map_err(|e| format!("disk {id:?}: {e}"))?;
-        Ok(Self { id: id.to_owned(), image, serial: serial.to_owned() })
+        Ok(Self {
+            id: id.to_owned(),
+            image,
+            serial: serial.to_owned(),
+        })
     }
 }
 
@@ -36,7 +40,12 @@ pub(super) struct Built {
     pub balloon: Option<BalloonHandle>,
 }
 
-pub(super) fn build(disks: Vec<Disk>, rng: bool, balloon: bool, reporting: bool) -> Result<Built, MachineError> {
+pub(super) fn build(
+    disks: Vec<Disk>,
+    rng: bool,
+    balloon: bool,
+    reporting: bool,
+) -> Result<Built, MachineError> {
     let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
     for disk in disks {
         devices.push(Box::new(Blk::new(&disk.id, disk.image, &disk.serial)));

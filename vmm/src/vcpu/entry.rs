@@ -60,7 +60,12 @@ fn descriptor(s: &kvm_segment) -> u64 {
     let limit = u64::from(if s.g == 1 { s.limit >> 12 } else { s.limit });
     let access = u64::from(s.type_) | u64::from(s.s) << 4 | u64::from(s.dpl) << 5 | u64::from(s.present) << 7;
     let flags = u64::from(s.l) << 1 | u64::from(s.db) << 2 | u64::from(s.g) << 3;
-    (limit & 0xffff) | (s.base & 0xff_ffff) << 16 | access << 40 | (limit >> 16) << 48 | flags << 52 | (s.base >> 24) << 56
+    (limit & 0xffff)
+        | (s.base & 0xff_ffff) << 16
+        | access << 40
+        | (limit >> 16) << 48
+        | flags << 52
+        | (s.base >> 24) << 56
 }
 
 /// Tables in guest memory failed to be written: it is smaller than [`layout::MIN_MEMORY`].
@@ -75,23 +80,34 @@ impl Entry {
     }
 
     fn segments(self) -> [kvm_segment; 3] {
-        [segment(CODE, 0xb, self.long()), segment(DATA, 0x3, false), segment(TASK, 0xb, false)]
+        [
+            segment(CODE, 0xb, self.long()),
+            segment(DATA, 0x3, false),
+            segment(TASK, 0xb, false),
+        ]
     }
 
     /// Writes the GDT, an empty IDT and, for long mode, page tables that map the first 4 GiB one to one.
     pub fn prepare_memory(self, mem: &GuestMemMmap) -> Result<(), KvmError> {
         for s in self.segments() {
-            mem.write_obj(descriptor(&s), GuestAddress(layout::GDT + u64::from(s.selector))).map_err(memory)?;
+            mem.write_obj(descriptor(&s), GuestAddress(layout::GDT + u64::from(s.selector)))
+                .map_err(memory)?;
         }
         mem.write_obj(0u64, GuestAddress(layout::IDT)).map_err(memory)?;
         if !self.long() {
             return Ok(());
         }
-        let (pml4, pdpt, first_pd) = (layout::PAGE_TABLES, layout::PAGE_TABLES + 0x1000, layout::PAGE_TABLES + 0x2000);
-        mem.write_obj(pdpt | PTE_PRESENT_WRITE, GuestAddress(pml4)).map_err(memory)?;
+        let (pml4, pdpt, first_pd) = (
+            layout::PAGE_TABLES,
+            layout::PAGE_TABLES + 0x1000,
+            layout::PAGE_TABLES + 0x2000,
+        );
+        mem.write_obj(pdpt | PTE_PRESENT_WRITE, GuestAddress(pml4))
+            .map_err(memory)?;
         for gib in 0..4u64 {
             let pd = first_pd + gib * 0x1000;
-            mem.write_obj(pd | PTE_PRESENT_WRITE, GuestAddress(pdpt + gib * 8)).map_err(memory)?;
+            mem.write_obj(pd | PTE_PRESENT_WRITE, GuestAddress(pdpt + gib * 8))
+                .map_err(memory)?;
             let entries: Vec<u8> = (0..512u64)
                 .flat_map(|i| ((gib << 30 | i << 21) | PTE_PRESENT_WRITE | PDE_LARGE).to_le_bytes())
                 .collect();
@@ -110,7 +126,10 @@ impl Entry {
         (sregs.gdt.base, sregs.gdt.limit) = (layout::GDT, 0x27);
         (sregs.idt.base, sregs.idt.limit) = (layout::IDT, 7);
         sregs.cr0 = CR0_PE | CR0_ET;
-        let mut regs = kvm_regs { rflags: 2, ..Default::default() };
+        let mut regs = kvm_regs {
+            rflags: 2,
+            ..Default::default()
+        };
         match self {
             Self::Linux64 { rip } => {
                 sregs.cr0 |= CR0_PG;

@@ -54,7 +54,9 @@ pub struct Surroundings {
 
 impl std::fmt::Debug for Surroundings {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Surroundings").field("halted", &self.halted).finish_non_exhaustive()
+        f.debug_struct("Surroundings")
+            .field("halted", &self.halted)
+            .finish_non_exhaustive()
     }
 }
 
@@ -97,25 +99,48 @@ pub struct Vcpu {
 
 impl Vcpu {
     /// Starts the actor, paused. `msrs` are the indices KVM keeps.
-    pub fn spawn(index: u32, fd: VcpuFd, msrs: &[u32], surroundings: Surroundings) -> Result<Self, VcpuError> {
+    pub fn spawn(
+        index: u32,
+        fd: VcpuFd,
+        msrs: &[u32],
+        surroundings: Surroundings,
+    ) -> Result<Self, VcpuError> {
         let initial = State::capture(&fd, msrs).map_err(|source| VcpuError::Kvm { index, source })?;
         let (commands, mailbox) = mpsc::channel();
         let kicker = Kicker::default();
         let theirs = kicker.clone();
         let sink = surroundings.sink.clone();
-        let thread = thread::Builder::new().name(format!("vcpu{index}")).stack_size(STACK).spawn(move || {
-            let actor = Actor { index, initial, mailbox, surroundings };
-            let end = catch_unwind(AssertUnwindSafe(|| actor.run(fd, &theirs)));
-            if end.is_err() {
-                sink(index, VcpuEvent::Failed("vCPU thread panicked".into()));
-            }
-        })?;
-        Ok(Self { index, commands: Some(commands), kicker, thread: Some(thread) })
+        let thread = thread::Builder::new()
+            .name(format!("vcpu{index}"))
+            .stack_size(STACK)
+            .spawn(move || {
+                let actor = Actor {
+                    index,
+                    initial,
+                    mailbox,
+                    surroundings,
+                };
+                let end = catch_unwind(AssertUnwindSafe(|| actor.run(fd, &theirs)));
+                if end.is_err() {
+                    sink(index, VcpuEvent::Failed("vCPU thread panicked".into()));
+                }
+            })?;
+        Ok(Self {
+            index,
+            commands: Some(commands),
+            kicker,
+            thread: Some(thread),
+        })
     }
 
     fn send(&self, command: Command) -> Result<(), VcpuError> {
-        let commands = self.commands.as_ref().ok_or(VcpuError::Unresponsive(self.index))?;
-        commands.send(command).map_err(|_| VcpuError::Unresponsive(self.index))?;
+        let commands = self
+            .commands
+            .as_ref()
+            .ok_or(VcpuError::Unresponsive(self.index))?;
+        commands
+            .send(command)
+            .map_err(|_| VcpuError::Unresponsive(self.index))?;
         self.kicker.kick();
         Ok(())
     }
@@ -129,7 +154,10 @@ impl Vcpu {
     pub fn pause(&self) -> Result<Pausing, VcpuError> {
         let (reply, answer) = mpsc::channel();
         self.send(Command::Pause(reply))?;
-        Ok(Pausing { index: self.index, answer })
+        Ok(Pausing {
+            index: self.index,
+            answer,
+        })
     }
 
     /// Sets the guest's TSC; the vCPU is paused.
@@ -141,8 +169,13 @@ impl Vcpu {
     pub fn reset(&self, entry: Option<Entry>) -> Result<(), VcpuError> {
         let (reply, answer) = mpsc::channel();
         self.send(Command::Reset(entry, reply))?;
-        let done = answer.recv_timeout(PATIENCE).map_err(|_| VcpuError::Unresponsive(self.index))?;
-        done.map_err(|source| VcpuError::Kvm { index: self.index, source })
+        let done = answer
+            .recv_timeout(PATIENCE)
+            .map_err(|_| VcpuError::Unresponsive(self.index))?;
+        done.map_err(|source| VcpuError::Kvm {
+            index: self.index,
+            source,
+        })
     }
 }
 
@@ -156,7 +189,9 @@ pub struct Pausing {
 impl Pausing {
     /// Waits until the vCPU is out of the guest; returns its TSC.
     pub fn wait(self) -> Result<Option<u64>, VcpuError> {
-        self.answer.recv_timeout(PATIENCE).map_err(|_| VcpuError::Unresponsive(self.index))
+        self.answer
+            .recv_timeout(PATIENCE)
+            .map_err(|_| VcpuError::Unresponsive(self.index))
     }
 }
 
@@ -230,7 +265,10 @@ impl Actor {
                 running
             }
             Command::Reset(entry, reply) => {
-                let done = self.initial.restore(fd).and_then(|()| entry.map_or(Ok(()), |e| e.apply(fd)));
+                let done = self
+                    .initial
+                    .restore(fd)
+                    .and_then(|()| entry.map_or(Ok(()), |e| e.apply(fd)));
                 let _ = reply.send(done);
                 false
             }
@@ -259,7 +297,9 @@ impl Actor {
             }
             Ok(VcpuExit::Shutdown) => return self.fail(VcpuEvent::TripleFault),
             Ok(VcpuExit::FailEntry(reason, cpu)) => {
-                return self.fail(VcpuEvent::Failed(format!("KVM entry failed on CPU {cpu}, reason {reason:#x}")));
+                return self.fail(VcpuEvent::Failed(format!(
+                    "KVM entry failed on CPU {cpu}, reason {reason:#x}"
+                )));
             }
             Ok(VcpuExit::InternalError) => return self.fail(self.internal_error(fd)),
             Ok(VcpuExit::Hlt | VcpuExit::Intr | VcpuExit::IrqWindowOpen) => {}
@@ -276,7 +316,10 @@ impl Actor {
 
     fn internal_error(&self, fd: &VcpuFd) -> VcpuEvent {
         let at = match (fd.get_regs(), fd.get_sregs()) {
-            (Ok(r), Ok(s)) => format!("rip {:#x}, cr0 {:#x}, cr3 {:#x}, efer {:#x}", r.rip, s.cr0, s.cr3, s.efer),
+            (Ok(r), Ok(s)) => format!(
+                "rip {:#x}, cr0 {:#x}, cr3 {:#x}, efer {:#x}",
+                r.rip, s.cr0, s.cr3, s.efer
+            ),
             _ => "registers unknown".into(),
         };
         VcpuEvent::Failed(format!("KVM internal error (instruction emulation), {at}"))

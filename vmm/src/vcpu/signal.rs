@@ -18,7 +18,11 @@ pub fn install() -> io::Result<()> {
         libc::sigemptyset(&mut action.sa_mask);
         libc::sigaction(libc::SIGRTMIN(), &action, std::ptr::null_mut())
     };
-    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if status == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 #[derive(Debug)]
@@ -56,7 +60,10 @@ impl Kicker {
         let immediate_exit = std::ptr::from_mut(&mut vcpu.get_kvm_run().immediate_exit).cast::<AtomicU8>();
         // SAFETY: pthread_self has no preconditions.
         let thread = unsafe { libc::pthread_self() };
-        *self.0.lock().unwrap_or_else(|e| e.into_inner()) = Some(Target { thread, immediate_exit });
+        *self.0.lock().unwrap_or_else(|e| e.into_inner()) = Some(Target {
+            thread,
+            immediate_exit,
+        });
         Registration(self.clone())
     }
 }

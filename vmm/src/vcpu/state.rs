@@ -33,7 +33,9 @@ pub struct State {
 
 impl std::fmt::Debug for State {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("State").field("msrs", &self.msrs.len()).finish_non_exhaustive()
+        f.debug_struct("State")
+            .field("msrs", &self.msrs.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -47,7 +49,13 @@ fn read_msrs(vcpu: &VcpuFd, indices: &[u32]) -> Vec<kvm_msr_entry> {
     let mut rest = indices;
     while !rest.is_empty() {
         let asked = &rest[..rest.len().min(MSR_BATCH)];
-        let entries: Vec<_> = asked.iter().map(|&index| kvm_msr_entry { index, ..Default::default() }).collect();
+        let entries: Vec<_> = asked
+            .iter()
+            .map(|&index| kvm_msr_entry {
+                index,
+                ..Default::default()
+            })
+            .collect();
         let Some(mut msrs) = batch(&entries) else { break };
         // KVM stops at the first MSR it will not read, which is not an error: it goes on after that one.
         let read = vcpu.get_msrs(&mut msrs).unwrap_or(0).min(asked.len());
@@ -64,7 +72,11 @@ fn write_msrs(vcpu: &VcpuFd, entries: &[kvm_msr_entry]) {
         let wanted = &rest[..rest.len().min(MSR_BATCH)];
         let Some(msrs) = batch(wanted) else { break };
         let written = vcpu.set_msrs(&msrs).unwrap_or(0).min(wanted.len());
-        rest = &rest[if written == wanted.len() { written } else { written + 1 }..];
+        rest = &rest[if written == wanted.len() {
+            written
+        } else {
+            written + 1
+        }..];
     }
 }
 
@@ -83,7 +95,11 @@ impl State {
         }
         if !msrs.iter().any(|e| e.index == MSR_MTRR_DEF_TYPE) {
             let data = MTRR_ENABLE_WRITE_BACK;
-            msrs.push(kvm_msr_entry { index: MSR_MTRR_DEF_TYPE, data, ..Default::default() });
+            msrs.push(kvm_msr_entry {
+                index: MSR_MTRR_DEF_TYPE,
+                data,
+                ..Default::default()
+            });
         }
         Ok(Self {
             regs: vcpu.get_regs().map_err(failed("registers"))?,
@@ -101,15 +117,18 @@ impl State {
     /// Puts everything back.
     pub fn restore(&self, vcpu: &VcpuFd) -> Result<(), KvmError> {
         vcpu.set_mp_state(self.mp_state).map_err(failed("set MP state"))?;
-        vcpu.set_sregs(&self.sregs).map_err(failed("set special registers"))?;
+        vcpu.set_sregs(&self.sregs)
+            .map_err(failed("set special registers"))?;
         vcpu.set_regs(&self.regs).map_err(failed("set registers"))?;
         vcpu.set_xcrs(&self.xcrs).map_err(failed("set XCRs"))?;
         // SAFETY: the buffer is what KVM_GET_XSAVE filled; no feature was enabled since that needs more.
         unsafe { vcpu.set_xsave(&self.xsave) }.map_err(failed("set XSAVE state"))?;
         write_msrs(vcpu, &self.msrs);
         vcpu.set_lapic(&self.lapic).map_err(failed("set local APIC"))?;
-        vcpu.set_vcpu_events(&self.events).map_err(failed("set vCPU events"))?;
-        vcpu.set_debug_regs(&self.debug).map_err(failed("set debug registers"))
+        vcpu.set_vcpu_events(&self.events)
+            .map_err(failed("set vCPU events"))?;
+        vcpu.set_debug_regs(&self.debug)
+            .map_err(failed("set debug registers"))
     }
 }
 
@@ -120,5 +139,12 @@ pub fn read_tsc(vcpu: &VcpuFd) -> Option<u64> {
 
 /// Sets the guest's TSC.
 pub fn write_tsc(vcpu: &VcpuFd, data: u64) {
-    write_msrs(vcpu, &[kvm_msr_entry { index: MSR_IA32_TSC, data, ..Default::default() }]);
+    write_msrs(
+        vcpu,
+        &[kvm_msr_entry {
+            index: MSR_IA32_TSC,
+            data,
+            ..Default::default()
+        }],
+    );
 }

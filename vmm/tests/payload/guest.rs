@@ -40,8 +40,12 @@ pub fn triple_fault() -> Vec<u8> {
 /// An ELF kernel of `code`; with `pvh`, one with a PVH entry note.
 pub fn elf(code: &[u8], pvh: bool) -> Vec<u8> {
     let headers = if pvh { 2u16 } else { 1 };
-    let note: Vec<u8> =
-        [4u32, 8, 18].iter().flat_map(|w| w.to_le_bytes()).chain(*b"Xen\0").chain(LOAD.to_le_bytes()).collect();
+    let note: Vec<u8> = [4u32, 8, 18]
+        .iter()
+        .flat_map(|w| w.to_le_bytes())
+        .chain(*b"Xen\0")
+        .chain(LOAD.to_le_bytes())
+        .collect();
     let note_at = 64 + 56 * u64::from(headers);
     let code_at = note_at + note.len() as u64;
     let mut image = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();

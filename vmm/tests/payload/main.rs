@@ -21,7 +21,8 @@ fn code(parts: &[Vec<u8>]) -> Vec<u8> {
 async fn a_guest_prints_and_powers_off_by_both_boot_protocols() {
     for pvh in [false, true] {
         let mut rig = Rig::start().await;
-        rig.run(&elf(&code(&[print("hello"), power_off(), halt()]), pvh)).await;
+        rig.run(&elf(&code(&[print("hello"), power_off(), halt()]), pvh))
+            .await;
         assert_eq!(rig.read_console(5).await, "hello");
         assert_eq!(rig.wait().await.code(), Some(0));
     }
@@ -31,17 +32,26 @@ async fn a_guest_prints_and_powers_off_by_both_boot_protocols() {
 async fn every_end_has_its_status_and_reason() {
     let panicked = elf(&code(&[out(0x505, 1), halt()]), false);
     let fault = elf(&triple_fault(), false);
-    for (kernel, reason, status) in
-        [(panicked, ExitReason::GuestPanic, 10), (fault, ExitReason::TripleFault, 11)]
-    {
+    for (kernel, reason, status) in [
+        (panicked, ExitReason::GuestPanic, 10),
+        (fault, ExitReason::TripleFault, 11),
+    ] {
         let mut rig = Rig::start().await;
-        let mut events = rig.client.events(pb::EventsRequest {}).await.unwrap().into_inner();
+        let mut events = rig
+            .client
+            .events(pb::EventsRequest {})
+            .await
+            .unwrap()
+            .into_inner();
         rig.run(&kernel).await;
         let mut last = None;
         while let Some(Ok(event)) = events.next().await {
             last = event.event;
         }
-        assert!(matches!(last, Some(Kind::Exit(exit)) if exit.reason() == reason), "{reason:?}");
+        assert!(
+            matches!(last, Some(Kind::Exit(exit)) if exit.reason() == reason),
+            "{reason:?}"
+        );
         assert_eq!(rig.wait().await.code(), Some(status));
     }
 }
@@ -49,7 +59,8 @@ async fn every_end_has_its_status_and_reason() {
 #[tokio::test]
 async fn a_reset_boots_the_kernel_again_in_the_same_process() {
     let mut rig = Rig::start().await;
-    rig.run(&elf(&code(&[print("boot "), reset(), halt()]), false)).await;
+    rig.run(&elf(&code(&[print("boot "), reset(), halt()]), false))
+        .await;
     assert_eq!(rig.read_console(25).await, "boot boot boot boot boot ");
     let info = rig.client.info(pb::InfoRequest {}).await.unwrap().into_inner();
     assert!(info.boots >= 5, "{}", info.boots);
@@ -65,10 +76,18 @@ async fn a_paused_guest_stands_still_and_goes_on() {
     for _ in 0..2 {
         rig.client.pause(pb::PauseRequest {}).await.unwrap();
     }
-    let state = rig.client.info(pb::InfoRequest {}).await.unwrap().into_inner().state();
+    let state = rig
+        .client
+        .info(pb::InfoRequest {})
+        .await
+        .unwrap()
+        .into_inner()
+        .state();
     assert_eq!(state, State::Paused);
     // What was on its way arrives, then nothing more.
-    rig.console.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    rig.console
+        .set_read_timeout(Some(Duration::from_millis(300)))
+        .unwrap();
     let mut console = rig.console.try_clone().unwrap();
     let drained = tokio::task::spawn_blocking(move || {
         let mut rest = Vec::new();
@@ -76,7 +95,9 @@ async fn a_paused_guest_stands_still_and_goes_on() {
         (error.kind(), rest.len())
     });
     assert_eq!(drained.await.unwrap().0, std::io::ErrorKind::WouldBlock);
-    rig.console.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    rig.console
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
     rig.client.resume(pb::ResumeRequest {}).await.unwrap();
     rig.read_console(10).await;
     rig.client.stop(pb::StopRequest {}).await.unwrap();
@@ -87,7 +108,11 @@ async fn a_paused_guest_stands_still_and_goes_on() {
 async fn four_vcpus_are_built_and_stopped() {
     let mut rig = Rig::start().await;
     let mut config = rig.config(&elf(&code(&[print("up"), halt()]), false)).await;
-    config.cpu = Some(pb::Cpu { sockets: 1, cores: 2, threads: 2 });
+    config.cpu = Some(pb::Cpu {
+        sockets: 1,
+        cores: 2,
+        threads: 2,
+    });
     rig.create(config).await.unwrap();
     rig.boot().await.unwrap();
     assert_eq!(rig.read_console(2).await, "up");
@@ -110,7 +135,10 @@ async fn a_monitor_that_goes_away_ends_the_vm_within_a_second() {
 
 #[tokio::test]
 async fn what_is_not_a_kernel_is_refused_with_the_reason() {
-    for (kernel, words) in [(&b"garbage"[..], "not a kernel"), (b"\x7fELF\x02\x01\x01", "cannot be loaded")] {
+    for (kernel, words) in [
+        (&b"garbage"[..], "not a kernel"),
+        (b"\x7fELF\x02\x01\x01", "cannot be loaded"),
+    ] {
         let mut rig = Rig::start().await;
         let config = rig.config(kernel).await;
         rig.create(config).await.unwrap();
@@ -129,7 +157,13 @@ async fn a_wrong_configuration_is_refused_by_field_and_can_be_corrected() {
     let config = rig.config(&kernel).await;
     let mut wrong = config.clone();
     wrong.kvm = Some(rig.send(rig::file(b"not kvm")).await);
-    assert!(rig.create(wrong).await.unwrap_err().message().starts_with("config.kvm: "));
+    assert!(
+        rig.create(wrong)
+            .await
+            .unwrap_err()
+            .message()
+            .starts_with("config.kvm: ")
+    );
     rig.create(config).await.unwrap();
     rig.boot().await.unwrap();
     assert_eq!(rig.wait().await.code(), Some(0));
@@ -158,9 +192,13 @@ async fn the_process_is_confined() {
         for fd in fs::read_dir(format!("{process}/fd")).unwrap() {
             let target = fs::read_link(fd.unwrap().path()).unwrap();
             let name = target.to_string_lossy().into_owned();
-            let handed = name.starts_with("anon_inode:") || name.starts_with("socket:") || name.starts_with("pipe:");
+            let handed =
+                name.starts_with("anon_inode:") || name.starts_with("socket:") || name.starts_with("pipe:");
             let known = name.contains("kvm") || name.starts_with("/dev/null") || name.contains("(deleted)");
-            assert!(handed || known || name.starts_with("/dev/pts") || name.contains(".log"), "{name}");
+            assert!(
+                handed || known || name.starts_with("/dev/pts") || name.contains(".log"),
+                "{name}"
+            );
         }
     }
     rig.client.stop(pb::StopRequest {}).await.unwrap();

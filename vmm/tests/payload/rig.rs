@@ -29,9 +29,18 @@ impl Rig {
         let (control, inherited) = UnixStream::pair().unwrap();
         let (sender, receiver) = fds::socketpair().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_husk-vmm"));
-        command.args(["--control-fd", "3", "--fd-channel-fd", "4"]).stdin(Stdio::null()).stdout(Stdio::null());
+        command
+            .args(["--control-fd", "3", "--fd-channel-fd", "4"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
         let mappings = [(OwnedFd::from(inherited), 3), (receiver, 4)];
-        command.fd_mappings(mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd }).into()).unwrap();
+        command
+            .fd_mappings(
+                mappings
+                    .map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd })
+                    .into(),
+            )
+            .unwrap();
         let child = command.spawn().unwrap();
         drop(command);
         control.set_nonblocking(true).unwrap();
@@ -39,14 +48,24 @@ impl Rig {
         let channel = Endpoint::from_static("http://vmm")
             .connect_with_connector(tower::service_fn(move |_| {
                 let stream = stream.take();
-                async move { stream.map(TokioIo::new).ok_or_else(|| std::io::Error::other("one connection only")) }
+                async move {
+                    stream
+                        .map(TokioIo::new)
+                        .ok_or_else(|| std::io::Error::other("one connection only"))
+                }
             }))
             .await
             .unwrap();
         let (console, inside) = UnixStream::pair().unwrap();
         console.set_read_timeout(Some(PATIENCE)).unwrap();
         let fds = FdSender::new(sender).unwrap();
-        Self { client: VmmClient::new(channel), fds, console, child, console_inside: Some(inside) }
+        Self {
+            client: VmmClient::new(channel),
+            fds,
+            console,
+            child,
+            console_inside: Some(inside),
+        }
     }
 
     pub async fn send(&self, fd: impl AsFd) -> pb::Fd {
@@ -55,15 +74,27 @@ impl Rig {
 
     /// A one-vCPU machine that boots `kernel`.
     pub async fn config(&mut self, kernel: &[u8]) -> pb::VmConfig {
-        let kvm = self.send(File::options().read(true).write(true).open("/dev/kvm").unwrap()).await;
+        let kvm = self
+            .send(File::options().read(true).write(true).open("/dev/kvm").unwrap())
+            .await;
         let inside = self.console_inside.take().unwrap();
         let console = self.send(inside).await;
         let kernel = self.send(file(kernel)).await;
-        let source = pb::boot::Source::Kernel(pb::KernelBoot { kernel: Some(kernel), ..Default::default() });
+        let source = pb::boot::Source::Kernel(pb::KernelBoot {
+            kernel: Some(kernel),
+            ..Default::default()
+        });
         pb::VmConfig {
             name: "test/payload".into(),
-            cpu: Some(pb::Cpu { sockets: 1, cores: 1, threads: 1 }),
-            memory: Some(pb::Memory { bytes: 32 << 20, hugepage_bytes: 0 }),
+            cpu: Some(pb::Cpu {
+                sockets: 1,
+                cores: 1,
+                threads: 1,
+            }),
+            memory: Some(pb::Memory {
+                bytes: 32 << 20,
+                hugepage_bytes: 0,
+            }),
             boot: Some(pb::Boot { source: Some(source) }),
             rng: true,
             balloon: true,
@@ -74,11 +105,17 @@ impl Rig {
     }
 
     pub async fn create(&mut self, config: pb::VmConfig) -> Result<(), tonic::Status> {
-        self.client.create(pb::CreateRequest { config: Some(config) }).await.map(|_| ())
+        self.client
+            .create(pb::CreateRequest { config: Some(config) })
+            .await
+            .map(|_| ())
     }
 
     pub async fn boot(&mut self) -> Result<(), tonic::Status> {
-        self.client.boot(pb::BootRequest { paused: false }).await.map(|_| ())
+        self.client
+            .boot(pb::BootRequest { paused: false })
+            .await
+            .map(|_| ())
     }
 
     /// Creates and boots the default machine with `kernel`.
