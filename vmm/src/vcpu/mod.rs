@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use husk_devices::bus::Bus;
+use kvm_bindings::kvm_run;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
 use crate::kvm::KvmError;
@@ -212,6 +213,16 @@ struct Actor {
     surroundings: Surroundings,
 }
 
+/// Bytes of each access of a port I/O exit: string instructions give several accesses in one exit.
+///
+/// # Safety
+/// `run` is the mapped kvm_run page of a vCPU whose last exit was KVM_EXIT_IO.
+unsafe fn access_size(run: *const kvm_run) -> usize {
+    // SAFETY: the exit reason says which member of the union is valid, as the caller vouches for.
+    let size = unsafe { (*run).__bindgen_anon_1.io.size };
+    usize::from(size).max(1)
+}
+
 /// What the guest's last exit means for the loop.
 enum Next {
     Enter,
@@ -282,12 +293,19 @@ impl Actor {
 
     fn enter(&self, fd: &mut VcpuFd) -> Next {
         let Surroundings { ports, mmio, .. } = &self.surroundings;
+        let run: *const kvm_run = fd.get_kvm_run();
         match fd.run() {
             Ok(VcpuExit::IoIn(port, data)) => {
-                ports.read(u64::from(port), data);
+                // SAFETY: an I/O exit, and the page is mapped as long as `fd`.
+                for access in data.chunks_mut(unsafe { access_size(run) }) {
+                    ports.read(u64::from(port), access);
+                }
             }
             Ok(VcpuExit::IoOut(port, data)) => {
-                ports.write(u64::from(port), data);
+                // SAFETY: as above.
+                for access in data.chunks(unsafe { access_size(run) }) {
+                    ports.write(u64::from(port), access);
+                }
             }
             Ok(VcpuExit::MmioRead(address, data)) => {
                 mmio.read(address, data);

@@ -12,6 +12,14 @@ pub fn print(text: &str) -> Vec<u8> {
     text.bytes().flat_map(|b| out(0x3f8, b)).collect()
 }
 
+/// `mov rsi/esi, address; mov ecx, len; mov dx, COM1; rep outsb`, for text at `LOAD + offset`.
+pub fn print_string(offset: u8, len: u8) -> Vec<u8> {
+    let [a, b, c, d] = (LOAD as u32 + u32::from(offset)).to_le_bytes();
+    vec![
+        0xbe, a, b, c, d, 0xb9, len, 0, 0, 0, 0x66, 0xba, 0xf8, 0x03, 0xf3, 0x6e,
+    ]
+}
+
 pub fn power_off() -> Vec<u8> {
     out(0x600, 0x34)
 }

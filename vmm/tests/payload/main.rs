@@ -11,7 +11,7 @@ use tokio_stream::StreamExt;
 mod guest;
 mod rig;
 
-use guest::{elf, halt, out, power_off, print, print_for_ever, reset, triple_fault};
+use guest::{elf, halt, out, power_off, print, print_for_ever, print_string, reset, triple_fault};
 
 fn code(parts: &[Vec<u8>]) -> Vec<u8> {
     parts.concat()
@@ -26,6 +26,22 @@ async fn a_guest_prints_and_powers_off_by_both_boot_protocols() {
         assert_eq!(rig.read_console(5).await, "hello");
         assert_eq!(rig.wait().await.code(), Some(0));
     }
+}
+
+#[tokio::test]
+async fn string_output_is_one_access_for_each_byte() {
+    let head = code(&[print_string(0, 0), power_off(), halt()]).len() as u8;
+    let text = b"a string of some length, in one exit or several";
+    let kernel = code(&[
+        print_string(head, text.len() as u8),
+        power_off(),
+        halt(),
+        text.to_vec(),
+    ]);
+    let mut rig = Rig::start().await;
+    rig.run(&elf(&kernel, false)).await;
+    assert_eq!(rig.read_console(text.len()).await.as_bytes(), text);
+    assert_eq!(rig.wait().await.code(), Some(0));
 }
 
 #[tokio::test]
