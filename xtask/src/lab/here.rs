@@ -91,3 +91,55 @@ impl Drop for Terminal {
         let _ = take_foreground(getpgrp());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sh(script: &str) -> Command {
+        Command::new(["sh", "-c", script])
+    }
+
+    #[test]
+    fn statuses_pass_through() {
+        let status = |script| run(&sh(script), &mut Output::Inherited).expect("runs");
+        assert_eq!(status("exit 7"), 7);
+        assert_eq!(status("exit 255"), 255);
+        assert_eq!(status("kill -KILL $$"), 137);
+        assert!(run(&Command::new(["/does/not/exist"]), &mut Output::Inherited).is_err());
+    }
+
+    #[test]
+    fn output_arrives_whole() {
+        let mut length = 0;
+        let status = run(
+            &sh("head -c 3000000 /dev/zero; exit 3"),
+            &mut Output::Read(&mut |mut stdout| {
+                length = std::io::copy(&mut stdout, &mut std::io::sink()).expect("read");
+            }),
+        );
+        assert_eq!(status.expect("runs"), 3);
+        assert_eq!(length, 3_000_000);
+    }
+
+    #[test]
+    fn the_time_limit_ends_all_that_was_started() {
+        let mut child = String::new();
+        let command = sh("sleep 1000 & echo $!; exec >/dev/null; wait").timeout(Duration::from_millis(300));
+        let started = Instant::now();
+        let status = run(
+            &command,
+            &mut Output::Read(&mut |stdout| {
+                child = std::io::read_to_string(std::io::BufReader::new(stdout)).expect("read");
+            }),
+        );
+        assert_eq!(status.expect("runs"), run::TIMED_OUT);
+        assert!(started.elapsed() < Duration::from_secs(4));
+        let child = child.trim().parse().expect("a pid");
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while super::super::state::Process::running(child).is_some() {
+            assert!(Instant::now() < deadline, "{child} still runs");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
