@@ -68,6 +68,9 @@ fn read_kernel(files: &Files, what: &str) -> Result<Kernel<'static>, BootError> 
     let mut bytes = Vec::with_capacity(size as usize);
     files
         .read_into(&mut |chunk| {
+            if bytes.len() + chunk.len() > size as usize {
+                return Err(io::Error::other("the file grew while it was read"));
+            }
             bytes.extend_from_slice(chunk);
             Ok(())
         })

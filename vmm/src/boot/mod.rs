@@ -13,6 +13,8 @@ use vm_memory::{Bytes, GuestAddress, ReadVolatile};
 use crate::layout::{self, Layout};
 use crate::vcpu::entry::Entry;
 
+mod command_line;
+mod elf;
 mod image;
 mod pvh;
 mod zero_page;
@@ -82,6 +84,9 @@ pub enum BootError {
         /// The limit.
         limit: usize,
     },
+    /// The kernel would stop reading there.
+    #[error("kernel command line has a NUL byte in it")]
+    CommandLineNul,
     /// Reading failed.
     #[error("read {what}: {source}")]
     Read {
@@ -164,32 +169,27 @@ fn direct<'a>(
     Ok(Payload {
         kernel: Kernel::File(kernel),
         initrd,
-        command_line: with_panic_timeout(command_line),
+        command_line: command_line::with_panic_timeout(command_line),
         description: "given kernel".into(),
     })
 }
 
+/// Reads a whole file. One system call reads less than 2 GiB.
 fn read_into(mut file: &File, mem: &GuestMemMmap, at: GuestAddress, size: u64) -> io::Result<()> {
     let size = usize::try_from(size).map_err(|_| io::ErrorKind::FileTooLarge)?;
     file.rewind()?;
-    mem.read_exact_volatile_from(at, &mut file, size)
-        .map_err(io::Error::other)
-}
-
-/// A directly booted guest that panics and was told nothing else reboots after a second instead of
-/// standing still for ever, which nobody would notice.
-fn with_panic_timeout(command_line: &str) -> String {
-    let has = command_line
-        .split_ascii_whitespace()
-        .take_while(|w| *w != "--")
-        .any(|w| w.starts_with("panic="));
-    if has {
-        return command_line.to_owned();
+    let mut done = 0;
+    while done < size {
+        let next = GuestAddress(at.0 + done as u64);
+        match mem
+            .read_volatile_from(next, &mut file, size - done)
+            .map_err(io::Error::other)?
+        {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            read => done += read,
+        }
     }
-    match command_line.trim_end() {
-        "" => "panic=1".into(),
-        rest => format!("panic=1 {rest}"),
-    }
+    Ok(())
 }
 
 fn place(payload: Payload<'_>, mem: &GuestMemMmap, layout: &Layout) -> Result<Loaded, BootError> {
@@ -212,11 +212,14 @@ fn place(payload: Payload<'_>, mem: &GuestMemMmap, layout: &Layout) -> Result<Lo
         };
         own.min(layout::COMMAND_LINE_MAX - 1)
     });
-    if command_line.len() > limit || command_line.contains('\0') {
+    if command_line.len() > limit {
         return Err(BootError::CommandLine {
             length: command_line.len(),
             limit,
         });
+    }
+    if command_line.contains('\0') {
+        return Err(BootError::CommandLineNul);
     }
     mem.write_slice(command_line.as_bytes(), GuestAddress(layout::COMMAND_LINE))?;
     mem.write_obj(
@@ -228,7 +231,7 @@ fn place(payload: Payload<'_>, mem: &GuestMemMmap, layout: &Layout) -> Result<Lo
         .map(|i| place_initrd(i, mem, layout, loaded.setup_header.as_ref(), kernel_end))
         .transpose()?;
     let entry = if let Some(header) = loaded.setup_header {
-        zero_page::write(mem, layout, header, command_line.len(), initrd)?;
+        zero_page::write(mem, layout, header, initrd)?;
         Entry::Linux64 {
             rip: loaded.kernel_load.0 + 0x200,
         }
@@ -236,17 +239,19 @@ fn place(payload: Payload<'_>, mem: &GuestMemMmap, layout: &Layout) -> Result<Lo
         pvh::write(mem, layout, initrd)?;
         Entry::Pvh { rip: rip.0 }
     } else {
-        zero_page::write(
-            mem,
-            layout,
-            zero_page::header_for_elf(),
-            command_line.len(),
-            initrd,
-        )?;
+        zero_page::write(mem, layout, zero_page::header_for_elf(), initrd)?;
         Entry::Linux64 {
             rip: loaded.kernel_load.0,
         }
     };
+    let (Entry::Linux64 { rip } | Entry::Pvh { rip }) = entry;
+    if !(layout::HIMEM..loaded.kernel_end).contains(&rip) {
+        let reason = format!("its entry point {rip:#x} is not in what was loaded");
+        return Err(BootError::BadKernel {
+            what: description,
+            reason,
+        });
+    }
     Ok(Loaded { entry, description })
 }
 
@@ -274,6 +279,7 @@ fn load_kernel<F: Read + ReadVolatile + Seek>(
     };
     let himem = Some(GuestAddress(layout::HIMEM));
     let loaded = if magic.starts_with(b"\x7fELF") {
+        elf::check(&mut file, size, memory, what)?;
         Elf::load(mem, None, &mut file, himem).map_err(bad)?
     } else if magic.get(0x202..0x206) == Some(b"HdrS") {
         if size > memory.saturating_sub(layout::HIMEM) {
@@ -290,7 +296,21 @@ fn load_kernel<F: Read + ReadVolatile + Seek>(
     let mut end = loaded.kernel_end;
     if let Some(header) = &loaded.setup_header {
         check_protocol(header, what)?;
-        let start = header.pref_address.max(loaded.kernel_load.0);
+        let (there, whole) = (
+            loaded.kernel_end - loaded.kernel_load.0,
+            u64::from(header.syssize) * 16,
+        );
+        if there < whole {
+            let reason = format!("it is cut off after {there} of {whole} bytes");
+            return Err(BootError::BadKernel {
+                what: what.to_owned(),
+                reason,
+            });
+        }
+        let alignment = u64::from(header.kernel_alignment).max(1);
+        let start = header
+            .pref_address
+            .max(loaded.kernel_load.0.next_multiple_of(alignment));
         end = end.max(start.saturating_add(u64::from(header.init_size)));
     }
     if end > memory {

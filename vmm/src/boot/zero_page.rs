@@ -28,7 +28,6 @@ pub fn write(
     mem: &GuestMemMmap,
     layout: &Layout,
     header: setup_header,
-    command_line: usize,
     initrd: Option<(u64, u64)>,
 ) -> Result<(), GuestMemoryError> {
     let mut params = boot_params {
@@ -38,11 +37,9 @@ pub fn write(
     };
     params.hdr.type_of_loader = LOADER;
     params.hdr.cmd_line_ptr = layout::COMMAND_LINE as u32;
-    params.hdr.cmdline_size = command_line as u32;
-    if let Some((at, size)) = initrd {
-        params.hdr.ramdisk_image = at as u32;
-        params.hdr.ramdisk_size = size as u32;
-    }
+    params.hdr.setup_data = 0;
+    let (at, size) = initrd.unwrap_or_default();
+    (params.hdr.ramdisk_image, params.hdr.ramdisk_size) = (at as u32, size as u32);
     let map = layout::memory_map(layout);
     for (entry, (range, ram)) in params.e820_table.iter_mut().zip(&map) {
         *entry = boot_e820_entry {

@@ -231,7 +231,7 @@ fn caches_of_a_host_without_topology_extensions_keep_their_sizes() {
         (
             cache.eax & 0x1f,
             cache.eax >> 5 & 7,
-            line * ways * (cache.ecx + 1) >> 10,
+            (line * ways * (cache.ecx + 1)) >> 10,
         )
     };
     assert_eq!(
