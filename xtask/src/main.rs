@@ -1,14 +1,17 @@
 //! Everything one does with this checkout: test, measure, show, and the lab it all runs in.
 
 mod bench;
+mod binaries;
 mod checkout;
 mod debian;
 mod demo;
 mod images;
+mod itself;
 mod lab;
 mod native;
 mod packages;
 mod progress;
+mod serial;
 mod shell;
 mod test;
 

@@ -1,0 +1,91 @@
+//! `cargo xtask demo`: a stock Debian from a KubeVirt manifest, from nothing to a clean end.
+
+mod guest;
+mod inside;
+mod show;
+
+use crate::progress::Progress;
+use crate::{binaries, checkout, images, itself, lab};
+use anyhow::{Context, Result, bail};
+use inside::Plan;
+use show::{Message, Show};
+use std::time::{Duration, Instant};
+
+/// Arguments of `cargo xtask demo`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// The disk image to boot: debian-13-cloud or debian-12-cloud
+    #[arg(long, default_value = "debian-13-cloud", value_name = "NAME")]
+    image: String,
+    /// Show what this plan says here and now (how the command runs itself where KVM is)
+    #[arg(long, hide = true, value_name = "JSON")]
+    inside: Option<String>,
+}
+
+/// The longest the guest may take, in a lab on a busy machine.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// Runs `cargo xtask demo`.
+pub fn run(args: Args) -> Result<()> {
+    if let Some(plan) = &args.inside {
+        return inside::run(&serde_json::from_str(plan)?);
+    }
+    let began = Instant::now();
+    let progress = Progress::new();
+    let mut show = Show::new();
+    show.title("A stock Debian in a microVM, from a KubeVirt manifest");
+    binaries::build(&progress)?;
+    images::ensure(&progress, &[&args.image])?;
+    let disk = images::path(&args.image)?.join("disk.img");
+    if !disk.is_file() {
+        bail!("{} is not a disk image", args.image);
+    }
+    // Booted now, so that it is not taken for a part of the guest's start.
+    if lab::Command::new(["true"]).status(&progress)? != 0 {
+        bail!("the lab does not run commands");
+    }
+    let plan = Plan {
+        manifest: checkout::root().join("tests/manifests/demo-vm.yaml"),
+        disk: disk.clone(),
+    };
+    let before = modified(&disk)?;
+    let copy = itself::copy()?;
+    let words = [
+        copy.to_string_lossy().into_owned(),
+        "demo".to_owned(),
+        "--inside".to_owned(),
+        serde_json::to_string(&plan)?,
+    ];
+    let mut guest = Duration::ZERO;
+    let status =
+        lab::Command::new(words).timeout(LIMIT).lines(&progress, |line| {
+            match serde_json::from_str(line) {
+                Ok(Message::Guest(seconds)) => guest = Duration::from_secs_f64(seconds),
+                Ok(message) => show.take(&message),
+                Err(_) => show.line(line),
+            }
+        })?;
+    drop(show);
+    if status != 0 {
+        bail!("the demonstration ended early, with status {status}");
+    }
+    if modified(&disk)? != before {
+        bail!("{} was changed", disk.display());
+    }
+    let total = began.elapsed();
+    println!(
+        "\n  {:.1} s in all: {:.1} s the guest's own, {:.1} s around it\n",
+        total.as_secs_f64(),
+        guest.as_secs_f64(),
+        total.saturating_sub(guest).as_secs_f64()
+    );
+    Ok(())
+}
+
+/// When the image was last written, which must not change.
+fn modified(image: &std::path::Path) -> Result<std::time::SystemTime> {
+    let metadata = image
+        .metadata()
+        .with_context(|| format!("no {}", image.display()))?;
+    Ok(metadata.modified()?)
+}
