@@ -1,7 +1,9 @@
 //! What a long step shows: a spinner with the newest line on a terminal, plain lines elsewhere.
 
 use indicatif::{ProgressBar, ProgressStyle};
+use nix::sys::signal::Signal;
 use std::io::{BufRead, BufReader, IsTerminal};
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -73,6 +75,14 @@ impl Step {
         }
     }
 
+    /// Says `line`, to stay.
+    pub fn say(&self, line: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| eprintln!("{line}")),
+            None => eprintln!("{line}"),
+        }
+    }
+
     /// Runs `command` within this step, output merged, standard input closed.
     ///
     /// # Errors
@@ -84,6 +94,11 @@ impl Step {
             .stdin(Stdio::null())
             .stdout(writer.try_clone()?)
             .stderr(writer);
+        // SAFETY: one async-signal-safe system call.
+        unsafe {
+            // Ended with this process, it cannot go on writing where the next one begins.
+            command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?));
+        }
         let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
         // The command holds the pipe's writing ends too: let go, or the reader never ends.
         command.stdout(Stdio::null()).stderr(Stdio::null());

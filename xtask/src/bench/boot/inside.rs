@@ -1,0 +1,270 @@
+//! The part that runs where KVM is: starts guests, one at a time, and tells what it measured.
+
+use super::case::{DISK_MIB, KERNEL_MIB, Kit, Source, Vmm};
+use super::message::{Message, Profile, tell};
+use super::smaps;
+use super::started::Started;
+use super::trace::{EXECS, EXITS, Trace};
+use crate::bench::record::Measurement;
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// What to measure.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Plan {
+    /// Folder of `husk` and `husk-vmm`.
+    pub release: PathBuf,
+    /// The kernel that all boot.
+    pub kernel: PathBuf,
+    /// Its initrd.
+    pub initrd: PathBuf,
+    /// A whole Debian.
+    pub disk: PathBuf,
+    /// Rounds of timed boots of the kernel.
+    pub runs: u32,
+    /// Rounds of boots looked at closely.
+    pub observed: u32,
+    /// Rounds of boots of the disk.
+    pub disk_runs: u32,
+    /// Whether to boot everything once before anything counts, and to wait for the disk's login prompt.
+    pub thorough: bool,
+}
+
+/// What the initrd says first.
+const MARKER: &str = "HUSK-USERSPACE";
+/// What the kernel says first.
+const FIRST_LINE: &str = "Linux version";
+/// What the disk's first process of the real root file system says first.
+const SYSTEMD: &str = "systemd[1]: systemd ";
+const LOGIN: &str = "login: ";
+
+/// All three command lines beside, none wants anything a VMM adds.
+const TIMED: &str = "console=ttyS0 quiet husk.do=poweroff";
+const EARLY: &str = "console=ttyS0 earlyprintk=ttyS0,115200 husk.do=sleep";
+const IDLE: &str = "console=ttyS0 quiet husk.do=sleep";
+
+const KERNEL_PATIENCE: Duration = Duration::from_secs(90);
+const DISK_PATIENCE: Duration = Duration::from_secs(300);
+/// After that long a guest's user space is at rest.
+const REST: Duration = Duration::from_secs(1);
+/// Runs that may fail before the benchmark does: one is bad luck (an emulated processor may hang).
+const SPARE: u32 = 2;
+
+/// Does the `plan`.
+pub fn run(plan: &Plan) -> Result<()> {
+    ensure!(
+        nix::unistd::geteuid().is_root(),
+        "measuring needs root, for tracepoints and control groups"
+    );
+    let folder = tempfile::Builder::new()
+        .prefix("husk-bench.")
+        .tempdir_in("/var/tmp")?;
+    let bench = Bench {
+        kit: Kit::gather(plan, folder.path())?,
+        trace: Trace::new()?,
+        spare: SPARE.into(),
+    };
+    tell(&Message::Env(environment(&bench.kit)?));
+    if plan.thorough {
+        for vmm in Vmm::ALL {
+            bench.attempt(vmm.name(), "warming up", || bench.timed(vmm, None))?;
+        }
+    }
+    for run in 1..=plan.runs {
+        for vmm in rotated(Vmm::ALL, run) {
+            let what = format!("round {run} of {}", plan.runs);
+            bench.attempt(vmm.name(), &what, || bench.timed(vmm, Some(run)))?;
+            bench.attempt(vmm.name(), &what, || bench.first_line(vmm, run))?;
+        }
+    }
+    for run in 1..=plan.observed {
+        for vmm in rotated(Vmm::ALL, run) {
+            let what = format!("a closer look, {run} of {}", plan.observed);
+            bench.attempt(vmm.name(), &what, || bench.observed(vmm, run))?;
+        }
+    }
+    for run in 1..=plan.disk_runs {
+        for vmm in rotated(Vmm::WITH_DISK, run) {
+            let what = format!("round {run} of {}", plan.disk_runs);
+            bench.attempt(&vmm.disk_name(), &what, || bench.disk(vmm, run, plan))?;
+        }
+    }
+    Ok(())
+}
+
+/// The same cases, another first one each round.
+fn rotated<const N: usize>(mut cases: [Vmm; N], run: u32) -> [Vmm; N] {
+    cases.rotate_left(run as usize % N);
+    cases
+}
+
+struct Bench {
+    kit: Kit,
+    trace: Trace,
+    spare: std::cell::Cell<u32>,
+}
+
+impl Bench {
+    /// Does `work`, again if it fails while there are spare runs.
+    fn attempt(&self, case: &str, what: &str, work: impl Fn() -> Result<()>) -> Result<()> {
+        tell(&Message::News(format!("{case}: {what}")));
+        loop {
+            match work() {
+                Ok(()) => return Ok(()),
+                Err(error) if self.spare.get() > 0 => {
+                    self.spare.set(self.spare.get() - 1);
+                    tell(&Message::Failed(format!("{case}: {what}: {error:#}")));
+                }
+                Err(error) => return Err(error.context(format!("{case}: {what}"))),
+            }
+        }
+    }
+
+    /// A boot and a poweroff by the clock.
+    fn timed(&self, vmm: Vmm, run: Option<u32>) -> Result<()> {
+        self.trace.begin(EXECS)?;
+        let mut started = Started::start(vmm, &self.kit, Source::Kernel(TIMED), KERNEL_PATIENCE)?;
+        let to_userspace = started.until(MARKER)?;
+        let (to_exit, cpu) = started.ended()?;
+        let execs = self.trace.end(None)?;
+        let Some(run) = run else {
+            return Ok(());
+        };
+        let report = |metric, value| measured(vmm.name(), metric, "ms", value, run);
+        report("to_userspace_ms", to_userspace);
+        report("to_exit_ms", to_exit);
+        report("cpu_ms", cpu);
+        if let (Some((_, first)), Some(vmm)) = (execs.execs.first(), execs.exec("husk-vmm")) {
+            report("vmm_to_userspace_ms", to_userspace - (vmm - first) * 1e3);
+        }
+        Ok(())
+    }
+
+    /// A boot with the kernel's earliest console, up to its first line.
+    fn first_line(&self, vmm: Vmm, run: u32) -> Result<()> {
+        let mut started = Started::start(vmm, &self.kit, Source::Kernel(EARLY), KERNEL_PATIENCE)?;
+        let first_line = started.until(FIRST_LINE)?;
+        measured(vmm.name(), "pre_kernel_ms", "ms", first_line, run);
+        Ok(())
+    }
+
+    /// A boot under the eyes of tracepoints, then the guest at rest.
+    fn observed(&self, vmm: Vmm, run: u32) -> Result<()> {
+        self.trace.begin(EXITS)?;
+        let mut started = Started::start(vmm, &self.kit, Source::Kernel(IDLE), KERNEL_PATIENCE)?;
+        started.until(MARKER)?;
+        let exits = self.trace.end(Some(MARKER))?;
+        ensure!(exits.marker.is_some(), "the trace shows no {MARKER}");
+        std::thread::sleep(REST);
+        let vmm_memory = smaps::resident(started.vmm_pid()?, KERNEL_MIB)?;
+        let mut pod = vmm_memory.own_kib;
+        for pid in started.companions()? {
+            pod += smaps::resident(pid, 0)?.own_kib;
+        }
+        let report = |metric: &str, unit, value: u64| measured(vmm.name(), metric, unit, value as f64, run);
+        report("vmm_rss_kib", "KiB", vmm_memory.own_kib);
+        report("pod_rss_kib", "KiB", pod);
+        report("kvm_exits", "count", exits.reasons.values().sum());
+        report("kvm_exits_to_vmm", "count", exits.to_vmm.values().sum());
+        for (reason, count) in &exits.reasons {
+            report(&format!("kvm_exits.{reason}"), "count", *count);
+        }
+        tell(&Message::Profile(Profile::new(vmm.name(), exits, vmm_memory)));
+        Ok(())
+    }
+
+    /// A boot of a whole Debian from a fresh copy of its disk.
+    fn disk(&self, vmm: Vmm, run: u32, plan: &Plan) -> Result<()> {
+        // In memory: what is compared is two VMMs, not two moments of a disk's cache.
+        let copy = tempfile::Builder::new()
+            .prefix("husk-bench.")
+            .suffix(".img")
+            .tempfile_in("/dev/shm")?;
+        copy_sparse(&plan.disk, copy.path())?;
+        let mut started = Started::start(vmm, &self.kit, Source::Disk(copy.path()), DISK_PATIENCE)?;
+        let case = vmm.disk_name();
+        let to_userspace = started.until(SYSTEMD)?;
+        if plan.thorough {
+            measured(&case, "to_login_ms", "ms", started.until(LOGIN)?, run);
+        }
+        measured(&case, "to_userspace_ms", "ms", to_userspace, run);
+        Ok(())
+    }
+}
+
+fn measured(case: &str, metric: &str, unit: &str, value: f64, run: u32) {
+    tell(&Message::Measured(Measurement {
+        bench: "boot".to_owned(),
+        case: case.to_owned(),
+        metric: metric.to_owned(),
+        unit: unit.to_owned(),
+        value: (value * 1000.0).round() / 1000.0,
+        run,
+    }));
+}
+
+impl Kit {
+    /// Copies what all runs read to a plain file system: a shared folder forgets its cache at every open.
+    fn gather(plan: &Plan, folder: &Path) -> Result<Self> {
+        let copy = |from: PathBuf, name: &str| -> Result<PathBuf> {
+            let to = folder.join(name);
+            std::fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+            Ok(to)
+        };
+        copy(plan.release.join("husk-vmm"), "husk-vmm")?;
+        Ok(Self {
+            folder: folder.to_owned(),
+            husk: copy(plan.release.join("husk"), "husk")?,
+            kernel: copy(plan.kernel.clone(), "vmlinuz")?,
+            initrd: copy(plan.initrd.clone(), "initrd")?,
+        })
+    }
+}
+
+fn copy_sparse(from: &Path, to: &Path) -> Result<()> {
+    let status = Command::new("cp")
+        .args(["--sparse=always", "--reflink=auto"])
+        .arg(from)
+        .arg(to)
+        .status()
+        .context("cannot start cp")?;
+    ensure!(status.success(), "cannot copy {}: {status}", from.display());
+    Ok(())
+}
+
+/// What the figures depend on.
+fn environment(kit: &Kit) -> Result<BTreeMap<String, serde_json::Value>> {
+    let output = |program: &Path, args: &[&str]| -> Result<String> {
+        let output = Command::new(program)
+            .args(args)
+            .output()
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        Ok(text.lines().next().unwrap_or_default().to_owned())
+    };
+    let cpus = std::fs::read_to_string("/proc/cpuinfo")?;
+    let model = cpus
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let entries = [
+        ("host_kernel", json!(output(Path::new("uname"), &["-r"])?)),
+        ("host_cpu", json!(model.map(|(_, name)| name))),
+        ("host_cpus", json!(std::thread::available_parallelism()?.get())),
+        ("husk", json!(output(&kit.husk, &["--version"])?)),
+        (
+            "qemu",
+            json!(output(Path::new("qemu-system-x86_64"), &["--version"])?),
+        ),
+        ("vcpus", json!(1)),
+        ("memory_mib", json!(KERNEL_MIB)),
+        ("disk_memory_mib", json!(DISK_MIB)),
+        ("command_line", json!(TIMED)),
+        ("disk_userspace_is", json!(SYSTEMD)),
+    ];
+    Ok(entries.map(|(name, value)| (name.to_owned(), value)).into())
+}

@@ -1,0 +1,84 @@
+//! What the part that runs where KVM is tells the part that does not: one JSON value a line.
+
+use super::exits::{Counts, Exits};
+use super::smaps::Resident;
+use crate::bench::record::Measurement;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// One thing told.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Message {
+    /// What is being done.
+    News(String),
+    /// A run that failed and is done again.
+    Failed(String),
+    /// A value.
+    Measured(Measurement),
+    /// What all values depend on.
+    Env(BTreeMap<String, serde_json::Value>),
+    /// Where a boot's exits, memory and time go.
+    Profile(Profile),
+}
+
+/// One boot from nearby.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Profile {
+    /// The case's name.
+    pub case: String,
+    /// Exits by the processor's reason.
+    pub reasons: Counts,
+    /// Exits that reach the VMM's process, by KVM's reason.
+    pub to_vmm: Counts,
+    /// Accesses to I/O ports.
+    pub ports: Counts,
+    /// Accesses to memory-mapped registers, by page.
+    pub mmio: Counts,
+    /// Resident memory beside the guest's, KiB.
+    pub memory: BTreeMap<String, u64>,
+    /// Milliseconds from the start until …; under trace, so longer than without.
+    pub steps: Vec<(String, f64)>,
+}
+
+impl Profile {
+    /// Of what was observed of `case`.
+    pub fn new(case: &str, exits: Exits, memory: Resident) -> Self {
+        let began = exits.execs.first().map_or(0.0, |(_, time)| *time);
+        let mut moments: Vec<(String, f64)> = exits
+            .execs
+            .iter()
+            .skip(1)
+            .map(|(name, time)| (format!("exec {name}"), *time))
+            .collect();
+        let marks = [
+            ("first exit", exits.first),
+            ("first serial byte", exits.first_byte),
+            ("user space", exits.marker),
+        ];
+        moments.extend(
+            marks
+                .into_iter()
+                .filter_map(|(name, time)| Some((name.to_owned(), time?))),
+        );
+        Self {
+            case: case.to_owned(),
+            reasons: exits.reasons,
+            to_vmm: exits.to_vmm,
+            ports: exits.ports,
+            mmio: exits.mmio,
+            memory: memory.parts,
+            steps: moments
+                .into_iter()
+                .map(|(name, time)| (name, (time - began) * 1e3))
+                .collect(),
+        }
+    }
+}
+
+/// Tells `message`.
+pub fn tell(message: &Message) {
+    // A map with string keys and plain values always serialises.
+    if let Ok(line) = serde_json::to_string(message) {
+        println!("{line}");
+    }
+}

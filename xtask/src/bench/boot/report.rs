@@ -1,0 +1,376 @@
+//! What the figures say, for people.
+
+use super::case::Vmm;
+use super::exits::Counts;
+use super::message::Profile;
+use crate::bench::record::Record;
+use crate::bench::stats::{Summary, summary};
+use crate::bench::svg::Panel;
+use crate::bench::table::{align, number};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A metric and what people call it.
+type Line = (&'static str, &'static str);
+
+const KERNEL: &[Line] = &[
+    ("to_userspace_ms", "start → user space, ms"),
+    ("vmm_to_userspace_ms", "  from the exec of husk-vmm, ms"),
+    ("pre_kernel_ms", "start → kernel's first line, ms"),
+    ("to_exit_ms", "start → exit after poweroff, ms"),
+    ("cpu_ms", "processor time, ms"),
+    ("kvm_exits", "KVM exits before user space"),
+    ("kvm_exits_to_vmm", "  of them to the VMM's process"),
+    ("vmm_rss_kib", "VMM beside guest memory, KiB"),
+    ("pod_rss_kib", "  with its monitor, KiB"),
+];
+
+const DISK: &[Line] = &[
+    ("to_userspace_ms", "start → systemd's first line, ms"),
+    ("to_login_ms", "start → login prompt, ms"),
+];
+
+/// A figure to hold: a metric of Husk, at most so much, or at most so many times another case's.
+#[derive(Debug)]
+struct Bar {
+    case: &'static str,
+    metric: &'static str,
+    what: &'static str,
+    limit: f64,
+    of: Option<&'static str>,
+}
+
+const BARS: &[Bar] = &[
+    Bar {
+        case: "husk",
+        metric: "to_userspace_ms",
+        what: "start → user space",
+        limit: 0.84,
+        of: Some("qemu-q35"),
+    },
+    Bar {
+        case: "husk",
+        metric: "to_userspace_ms",
+        what: "start → user space",
+        limit: 0.95,
+        of: Some("qemu-microvm"),
+    },
+    Bar {
+        case: "husk",
+        metric: "kvm_exits",
+        what: "KVM exits before user space",
+        limit: 3000.0,
+        of: None,
+    },
+    Bar {
+        case: "husk",
+        metric: "vmm_rss_kib",
+        what: "VMM beside guest memory, KiB",
+        limit: 4096.0,
+        of: None,
+    },
+    Bar {
+        case: "husk-disk",
+        metric: "to_userspace_ms",
+        what: "disk: start → systemd",
+        limit: 0.6,
+        of: Some("qemu-q35-disk"),
+    },
+];
+
+/// The tables.
+pub fn text(record: &Record, profiles: &mut [Profile]) -> String {
+    profiles.sort_by_key(|profile| Vmm::ALL.iter().position(|vmm| vmm.name() == profile.case));
+    let env = |name: &str| match record.env.get(name) {
+        Some(serde_json::Value::String(text)) => text.clone(),
+        Some(value) => value.to_string(),
+        None => "?".to_owned(),
+    };
+    let kernel_cases = Vmm::ALL.map(|vmm| vmm.name().to_owned());
+    let disk_cases = Vmm::WITH_DISK.map(Vmm::disk_name);
+    let mut parts = vec![
+        format!(
+            "{}, {} vCPU, {} MiB; {}, {} × {}, load {} to {}; {}",
+            env("guest"),
+            env("vcpus"),
+            env("memory_mib"),
+            env("where"),
+            env("host_cpus"),
+            env("host_cpu"),
+            env("load_before"),
+            env("load_after"),
+            env("qemu"),
+        ),
+        figures(record, &kernel_cases, KERNEL),
+        figures(record, &disk_cases, DISK),
+        bars(record),
+    ];
+    parts.extend(matrix(profiles, "exits, by reason", |profile| &profile.reasons));
+    parts.extend(matrix(profiles, "exits to the VMM, by reason", |profile| {
+        &profile.to_vmm
+    }));
+    parts.extend(matrix(profiles, "I/O ports", |profile| &profile.ports));
+    parts.extend(matrix(profiles, "memory-mapped registers", |profile| {
+        &profile.mmio
+    }));
+    parts.extend(details(profiles));
+    parts.retain(|part| !part.is_empty());
+    parts.join("\n\n")
+}
+
+/// Medians, scatter and ratios of Husk's to the others'.
+fn figures(record: &Record, cases: &[String], lines: &[Line]) -> String {
+    let mut head = vec![String::from("median (p10 … p90)")];
+    head.extend(cases.iter().cloned());
+    head.extend(cases[1..].iter().rev().map(|case| format!("÷ {case}")));
+    let mut rows = vec![head];
+    for (metric, label) in lines {
+        let sums: Vec<_> = cases
+            .iter()
+            .map(|case| summary(&record.values(case, metric)))
+            .collect();
+        if sums.iter().all(Option::is_none) {
+            continue;
+        }
+        let mut row = vec![(*label).to_owned()];
+        row.extend(sums.iter().map(|sum| sum.map_or("–".to_owned(), cell)));
+        row.extend(sums[1..].iter().rev().map(|other| match (sums[0], other) {
+            (Some(husk), Some(other)) => format!("{:.2}", husk.median / other.median),
+            _ => String::new(),
+        }));
+        rows.push(row);
+    }
+    if rows.len() == 1 {
+        String::new()
+    } else {
+        align(&rows, 1)
+    }
+}
+
+fn cell(sum: Summary) -> String {
+    if sum.count == 1 {
+        return number(sum.median);
+    }
+    format!(
+        "{} ({} … {})",
+        number(sum.median),
+        number(sum.p10),
+        number(sum.p90)
+    )
+}
+
+/// Each figure to hold, and whether it is held.
+fn bars(record: &Record) -> String {
+    let mut rows = Vec::new();
+    for bar in BARS {
+        let Some(value) = bar.value(record) else {
+            continue;
+        };
+        let verdict = if value <= bar.limit { "ok" } else { "MISSED" };
+        let of = bar.of.map_or(String::new(), |case| format!(" × {case}"));
+        rows.push(vec![
+            verdict.to_owned(),
+            bar.what.to_owned(),
+            number(value),
+            format!("≤ {}{of}", number(bar.limit)),
+        ]);
+    }
+    align(&rows, 2)
+}
+
+impl Bar {
+    fn value(&self, record: &Record) -> Option<f64> {
+        let own = summary(&record.values(self.case, self.metric))?.median;
+        match self.of {
+            None => Some(own),
+            Some(other) => Some(own / summary(&record.values(other, self.metric))?.median),
+        }
+    }
+}
+
+/// The plot: every metric that has a bar, and what a user waits for.
+pub fn plot(record: &Record) -> Vec<Panel> {
+    let kernel = Vmm::ALL.map(|vmm| vmm.name().to_owned());
+    let disk = Vmm::WITH_DISK.map(Vmm::disk_name);
+    let of = |cases: &[String], lines: &'static [Line]| -> Vec<Panel> {
+        let panel = |(metric, label): &Line| panel(record, cases, metric, label);
+        lines.iter().filter_map(panel).collect()
+    };
+    let mut panels = of(&kernel, KERNEL);
+    panels.extend(of(&disk, DISK));
+    panels
+}
+
+fn panel(record: &Record, cases: &[String], metric: &str, label: &str) -> Option<Panel> {
+    let sum = |case: &String| Some((case.clone(), summary(&record.values(case, metric))?));
+    let bars: Vec<_> = cases.iter().filter_map(sum).collect();
+    let limit = |bar: &Bar| match bar.of {
+        None => Some(bar.limit),
+        Some(other) => Some(bar.limit * summary(&record.values(other, metric))?.median),
+    };
+    let limits = BARS
+        .iter()
+        .filter(|bar| bar.metric == metric && bars.first().is_some_and(|(case, _)| case == bar.case));
+    let limit = limits.filter_map(limit).reduce(f64::min);
+    (bars.len() > 1).then(|| Panel {
+        title: label.trim().to_owned(),
+        bars,
+        limit,
+    })
+}
+
+/// Rows of a matrix beside those that are added up as the rest.
+const TOP: usize = 12;
+
+/// The largest counts of all cases, side by side.
+fn matrix(profiles: &[Profile], what: &str, of: impl Fn(&Profile) -> &Counts) -> Option<String> {
+    let mut totals: BTreeMap<&String, u64> = BTreeMap::new();
+    for (key, count) in profiles.iter().flat_map(&of) {
+        *totals.entry(key).or_insert(0) += count;
+    }
+    if totals.is_empty() {
+        return None;
+    }
+    let mut keys: Vec<_> = totals.into_iter().collect();
+    keys.sort_by_key(|(_, total)| std::cmp::Reverse(*total));
+    let top: BTreeSet<&String> = keys.iter().take(TOP).map(|(key, _)| *key).collect();
+    let mut rows = vec![vec![what.to_owned()]];
+    rows[0].extend(profiles.iter().map(|profile| profile.case.clone()));
+    for (key, _) in keys.iter().take(TOP) {
+        let mut row = vec![format!("  {key}")];
+        row.extend(profiles.iter().map(|profile| match of(profile).get(*key) {
+            Some(count) => number_of(*count),
+            None => "–".to_owned(),
+        }));
+        rows.push(row);
+    }
+    if keys.len() > TOP {
+        let mut row = vec![format!("  {} others", keys.len() - TOP)];
+        row.extend(profiles.iter().map(|profile| {
+            let rest = of(profile).iter().filter(|(key, _)| !top.contains(key));
+            number_of(rest.map(|(_, count)| count).sum())
+        }));
+        rows.push(row);
+    }
+    Some(align(&rows, 1))
+}
+
+fn number_of(count: u64) -> String {
+    if count < 10 {
+        count.to_string()
+    } else {
+        number(count as f64)
+    }
+}
+
+/// Where each case's time and memory go.
+fn details(profiles: &[Profile]) -> Vec<String> {
+    let lines = |what: &str, of: &dyn Fn(&Profile) -> Vec<String>| {
+        let mut rows = vec![what.to_owned()];
+        rows.extend(
+            profiles
+                .iter()
+                .map(|profile| format!("  {}: {}", profile.case, of(profile).join(", "))),
+        );
+        rows.join("\n")
+    };
+    if profiles.is_empty() {
+        return Vec::new();
+    }
+    vec![
+        lines("traced: milliseconds from the start", &|profile| {
+            profile
+                .steps
+                .iter()
+                .map(|(name, ms)| format!("{name} {ms:.0}"))
+                .collect()
+        }),
+        lines("resident beside guest memory, KiB", &|profile| {
+            let mut parts: Vec<_> = profile.memory.iter().collect();
+            parts.sort_by_key(|(_, kib)| std::cmp::Reverse(**kib));
+            parts
+                .iter()
+                .take(8)
+                .map(|(name, kib)| format!("{name} {kib}"))
+                .collect()
+        }),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::record::Measurement;
+
+    fn record(values: &[(&str, &str, f64)]) -> Record {
+        let measurements = values
+            .iter()
+            .map(|(case, metric, value)| Measurement {
+                bench: "boot".into(),
+                case: (*case).into(),
+                metric: (*metric).into(),
+                unit: "ms".into(),
+                value: *value,
+                run: 1,
+            })
+            .collect();
+        Record {
+            measurements,
+            ..Record::default()
+        }
+    }
+
+    #[test]
+    fn bars_are_held_or_missed() {
+        let record = record(&[
+            ("husk", "to_userspace_ms", 84.0),
+            ("qemu-q35", "to_userspace_ms", 100.0),
+            ("qemu-microvm", "to_userspace_ms", 88.0),
+            ("husk", "kvm_exits", 3001.0),
+        ]);
+        let text = bars(&record);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        assert!(
+            lines[0].starts_with("ok ") && lines[0].ends_with("≤ 0.84 × qemu-q35"),
+            "{text}"
+        );
+        // 84 / 88 is more than 0.95, by little.
+        assert!(lines[1].starts_with("MISSED"), "{text}");
+        assert!(lines[2].starts_with("MISSED"), "{text}");
+    }
+
+    #[test]
+    fn the_table_compares_husk_with_each() {
+        let record = record(&[
+            ("husk", "to_userspace_ms", 50.0),
+            ("qemu-q35", "to_userspace_ms", 100.0),
+            ("qemu-microvm", "to_userspace_ms", 80.0),
+        ]);
+        let text = figures(&record, &Vmm::ALL.map(|vmm| vmm.name().to_owned()), KERNEL);
+        let row = text.lines().last().expect("a row");
+        let cells: Vec<&str> = row.split_whitespace().rev().take(5).collect();
+        assert_eq!(cells, ["0.62", "0.50", "100", "80", "50"]);
+        assert_eq!(plot(&record)[0].limit, Some(76.0));
+    }
+
+    #[test]
+    fn small_counts_are_added_up() {
+        let counts: Counts = (0..20).map(|n| (format!("port {n}"), n + 1)).collect();
+        let profile = Profile {
+            case: "husk".into(),
+            reasons: counts,
+            to_vmm: Counts::new(),
+            ports: Counts::new(),
+            mmio: Counts::new(),
+            memory: BTreeMap::new(),
+            steps: Vec::new(),
+        };
+        let text = matrix(&[profile], "ports", |profile| &profile.reasons).expect("a table");
+        assert_eq!(text.lines().count(), 14);
+        assert!(
+            text.lines().nth(1).is_some_and(|line| line.contains("port 19")),
+            "{text}"
+        );
+        assert!(text.ends_with("36"), "{text}");
+    }
+}

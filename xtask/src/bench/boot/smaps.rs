@@ -1,0 +1,113 @@
+//! What a VMM has in memory beside its guest's.
+
+use anyhow::{Context, Result, ensure};
+use std::collections::BTreeMap;
+
+/// A process's resident memory without the guest's.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Resident {
+    /// All of it, KiB.
+    pub own_kib: u64,
+    /// By what is mapped, KiB: a file's name, `[heap]`, `[stack]` or `anonymous`.
+    pub parts: BTreeMap<String, u64>,
+}
+
+/// Reads `/proc/PID/smaps` of a VMM whose guest has `guest_mib` of memory; 0 for a process without a guest.
+pub fn resident(pid: u32, guest_mib: u64) -> Result<Resident> {
+    let path = format!("/proc/{pid}/smaps");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    parse(&text, guest_mib * 1024)
+}
+
+/// Guest memory is what is mapped in pieces of at least a quarter of it, and was written to.
+fn parse(smaps: &str, guest_kib: u64) -> Result<Resident> {
+    let mut parts = BTreeMap::new();
+    let mut guest = 0;
+    let (mut name, mut size) = (String::new(), 0);
+    for line in smaps.lines() {
+        if let Some(value) = field(line, "Size:") {
+            size = value;
+        } else if let Some(rss) = field(line, "Rss:") {
+            if guest_kib > 0 && size >= guest_kib / 4 && rss > 1024 {
+                guest += size;
+            } else {
+                *parts.entry(name.clone()).or_insert(0) += rss;
+            }
+        } else if line
+            .split_whitespace()
+            .next()
+            .is_some_and(|word| word.contains('-'))
+        {
+            name = label(line);
+        }
+    }
+    // A rule of thumb must not quietly count the wrong thing.
+    ensure!(
+        guest_kib == 0 || (guest_kib..=guest_kib + guest_kib / 64).contains(&guest),
+        "{guest} KiB look like guest memory, not {guest_kib}"
+    );
+    parts.retain(|_, kib| *kib > 0);
+    Ok(Resident {
+        own_kib: parts.values().sum(),
+        parts,
+    })
+}
+
+fn field(line: &str, name: &str) -> Option<u64> {
+    line.strip_prefix(name)?
+        .trim()
+        .strip_suffix("kB")?
+        .trim()
+        .parse()
+        .ok()
+}
+
+/// A mapping's name, from its first line: `START-END PERMS OFFSET DEVICE INODE  NAME`.
+fn label(line: &str) -> String {
+    let mut rest = line;
+    for _ in 0..5 {
+        rest = rest.trim_start();
+        rest = rest.find(' ').map_or("", |end| &rest[end..]);
+    }
+    let path = rest.trim();
+    match path.rsplit('/').next() {
+        None | Some("") => "anonymous".to_owned(),
+        Some(name) => name.trim_end_matches(" (deleted)").to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMAPS: &str = "\
+55d0c0a00000-55d0c0c00000 r-xp 00000000 fd:01 1234                       /usr/bin/a vmm
+Size:               2048 kB
+KernelPageSize:        4 kB
+Rss:                1500 kB
+7f0000000000-7f0010000000 rw-p 00000000 00:00 0 
+Size:             262144 kB
+Rss:               40000 kB
+7f0020000000-7f0024000000 ---p 00000000 00:00 0 
+Size:              65536 kB
+Rss:                   0 kB
+7f0030000000-7f0030100000 rw-p 00000000 00:00 0                          [heap]
+Size:               1024 kB
+Rss:                 300 kB
+";
+
+    #[test]
+    fn guest_memory_is_left_out() {
+        let resident = parse(SMAPS, 262_144).expect("parsed");
+        assert_eq!(resident.own_kib, 1800);
+        assert_eq!(resident.parts["a vmm"], 1500);
+        assert_eq!(resident.parts["[heap]"], 300);
+        assert_eq!(resident.parts.len(), 2);
+    }
+
+    #[test]
+    fn guest_memory_that_is_not_found_is_an_error() {
+        assert!(parse(SMAPS, 524_288).is_err());
+        assert_eq!(parse(SMAPS, 0).expect("parsed").own_kib, 41_800);
+    }
+}

@@ -1,0 +1,110 @@
+//! The kernel's tracepoints of a VMM and all it starts, in a buffer of their own.
+
+use super::exits::Exits;
+use anyhow::{Context, Result, ensure};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const TRACEFS: &str = "/sys/kernel/tracing";
+const INSTANCE: &str = "husk-bench";
+
+/// Every program that is started.
+pub const EXECS: &[&str] = &["sched/sched_process_exec"];
+
+/// Every time a guest's processor is interrupted, and why.
+pub const EXITS: &[&str] = &[
+    "sched/sched_process_exec",
+    "kvm/kvm_exit",
+    "kvm/kvm_mmio",
+    "kvm/kvm_pio",
+    "kvm/kvm_userspace_exit",
+];
+
+/// Kilobytes for each processor: several times what a q35 fills.
+const BUFFER: &str = "16384";
+
+/// A trace; dropped, it is gone.
+#[derive(Debug)]
+pub struct Trace {
+    folder: PathBuf,
+}
+
+impl Trace {
+    /// Prepares the buffer.
+    ///
+    /// # Errors
+    /// If this is not root, or the kernel has no tracefs.
+    pub fn new() -> Result<Self> {
+        let instances = Path::new(TRACEFS).join("instances");
+        if !instances.exists() {
+            let mounted = Command::new("mount")
+                .args(["-t", "tracefs", "tracefs", TRACEFS])
+                .status()?;
+            ensure!(mounted.success(), "cannot mount tracefs: {mounted}");
+        }
+        let folder = instances.join(INSTANCE);
+        // One may be left of a benchmark that was killed.
+        let _ = std::fs::remove_dir(&folder);
+        std::fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let trace = Self { folder };
+        trace.set("buffer_size_kb", BUFFER)?;
+        trace.set("trace_clock", "mono")?;
+        trace.set("options/event-fork", "1")?;
+        Ok(trace)
+    }
+
+    /// Traces `events` of what this thread starts from now on.
+    pub fn begin(&self, events: &[&str]) -> Result<()> {
+        self.set("tracing_on", "0")?;
+        self.set("events/enable", "0")?;
+        self.set("set_event_pid", &nix::unistd::gettid().to_string())?;
+        self.set("trace", "")?;
+        for event in events {
+            self.set(&format!("events/{event}/enable"), "1")
+                .with_context(|| format!("no tracepoint {event}: is the kvm module loaded?"))?;
+        }
+        self.set("tracing_on", "1")
+    }
+
+    /// Stops tracing and tells what happened, at most until the guest wrote `marker` to its serial line.
+    ///
+    /// # Errors
+    /// If events were lost.
+    pub fn end(&self, marker: Option<&str>) -> Result<Exits> {
+        self.stop()?;
+        for entry in std::fs::read_dir(self.folder.join("per_cpu"))? {
+            let stats = std::fs::read_to_string(entry?.path().join("stats"))?;
+            let lost = |line: &&str| {
+                let lost = ["overrun: ", "dropped events: "]
+                    .iter()
+                    .find_map(|name| line.strip_prefix(name));
+                lost.is_some_and(|count| count.trim() != "0")
+            };
+            ensure!(
+                !stats.lines().any(|line| lost(&line)),
+                "the trace has lost events:\n{stats}"
+            );
+        }
+        let text = std::fs::read(self.folder.join("trace"))?;
+        Ok(Exits::read(&String::from_utf8_lossy(&text), marker))
+    }
+
+    /// Stops tracing.
+    pub fn stop(&self) -> Result<()> {
+        self.set("tracing_on", "0")?;
+        self.set("events/enable", "0")?;
+        self.set("set_event_pid", "")
+    }
+
+    fn set(&self, file: &str, value: &str) -> Result<()> {
+        let path = self.folder.join(file);
+        std::fs::write(&path, value).with_context(|| format!("cannot write {value:?} to {}", path.display()))
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        let _ = self.stop();
+        let _ = std::fs::remove_dir(&self.folder);
+    }
+}

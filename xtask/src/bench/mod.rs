@@ -1,0 +1,30 @@
+//! Benchmarks beside QEMU.
+
+mod boot;
+mod record;
+mod stats;
+mod svg;
+mod table;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+/// Arguments of `cargo xtask bench`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// From a VMM's start to its guest's user space, and what it costs
+    Boot(boot::Args),
+}
+
+/// Runs `cargo xtask bench`.
+pub fn run(args: Args) -> Result<()> {
+    match args.what {
+        What::Boot(args) => boot::run(args),
+    }
+}

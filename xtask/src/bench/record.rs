@@ -1,0 +1,65 @@
+//! Measurements and their file.
+
+use crate::checkout;
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// One value, as measured.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Measurement {
+    /// The benchmark: `boot`.
+    pub bench: String,
+    /// What was measured: `husk`, `qemu-q35`, …
+    pub case: String,
+    /// Of it: `to_userspace_ms`, …
+    pub metric: String,
+    /// `ms`, `KiB`, `count`.
+    pub unit: String,
+    /// The value.
+    pub value: f64,
+    /// The round, from 1.
+    pub run: u32,
+}
+
+/// All of a benchmark.
+#[derive(Debug, Default)]
+pub struct Record {
+    /// Every value.
+    pub measurements: Vec<Measurement>,
+    /// Where it was measured.
+    pub env: BTreeMap<String, Value>,
+}
+
+impl Record {
+    /// The values of a metric, by round.
+    pub fn values(&self, case: &str, metric: &str) -> Vec<f64> {
+        let of = self
+            .measurements
+            .iter()
+            .filter(|m| m.case == case && m.metric == metric);
+        of.map(|m| m.value).collect()
+    }
+
+    /// Writes `target/bench/NAME.json` and says where it is.
+    pub fn write(&self, name: &str) -> Result<PathBuf> {
+        let mut list = vec![json!({ "bench": name, "env": self.env })];
+        for measurement in &self.measurements {
+            list.push(serde_json::to_value(measurement)?);
+        }
+        // A line each: a file of some hundred values that people read too.
+        let lines: Vec<String> = list.iter().map(Value::to_string).collect();
+        let text = format!("[\n{}\n]\n", lines.join(",\n"));
+        let path = file(name, "json")?;
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(path)
+    }
+}
+
+/// `target/bench/NAME.EXTENSION`.
+pub fn file(name: &str, extension: &str) -> Result<PathBuf> {
+    let folder = checkout::folder(checkout::target().join("bench"))?;
+    Ok(folder.join(format!("{name}.{extension}")))
+}

@@ -1,0 +1,127 @@
+//! Bars with their scatter, as an SVG.
+
+use super::stats::Summary;
+use super::table::number;
+use std::fmt::Write;
+
+/// One quantity of several cases.
+#[derive(Debug)]
+pub struct Panel {
+    /// What it is, and its unit.
+    pub title: String,
+    /// Each case's name and values.
+    pub bars: Vec<(String, Summary)>,
+    /// A limit for the first case.
+    pub limit: Option<f64>,
+}
+
+const WIDTH: f64 = 760.0;
+/// Where bars begin and the longest ends.
+const LEFT: f64 = 170.0;
+const RIGHT: f64 = 640.0;
+const BAR: f64 = 24.0;
+const HEAD: f64 = 34.0;
+
+/// Draws all `panels`, one below the other.
+pub fn draw(panels: &[Panel]) -> String {
+    let height: f64 = panels
+        .iter()
+        .map(|panel| HEAD + panel.bars.len() as f64 * BAR + 10.0)
+        .sum();
+    let mut svg = format!(
+        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {h}" width="{WIDTH}" height="{h}" font-family="sans-serif" font-size="13" fill="#1a1a1a">
+<rect width="100%" height="100%" fill="#ffffff"/>
+"##,
+        h = height + 10.0
+    );
+    let mut top = 0.0;
+    for panel in panels {
+        panel.draw(&mut svg, top);
+        top += HEAD + panel.bars.len() as f64 * BAR + 10.0;
+    }
+    svg.push_str("</svg>\n");
+    svg
+}
+
+impl Panel {
+    fn draw(&self, svg: &mut String, top: f64) {
+        let ends = self.bars.iter().map(|(_, bar)| bar.p90).chain(self.limit);
+        let longest = ends.fold(f64::MIN_POSITIVE, f64::max);
+        let x = |value: f64| LEFT + (RIGHT - LEFT) * value / longest;
+        let _ = writeln!(
+            svg,
+            r#"<text x="16" y="{:.1}" font-weight="bold">{}</text>"#,
+            top + 24.0,
+            escape(&self.title)
+        );
+        for (row, (case, bar)) in self.bars.iter().enumerate() {
+            let y = top + HEAD + row as f64 * BAR;
+            let middle = y + BAR / 2.0;
+            let colour = if row == 0 { "#c2541b" } else { "#9aa5b1" };
+            let _ = writeln!(
+                svg,
+                r##"<text x="{:.1}" y="{:.1}" text-anchor="end">{}</text>
+<rect x="{LEFT}" y="{:.1}" width="{:.1}" height="{:.1}" fill="{colour}"/>
+<path d="M{:.1} {middle:.1}H{:.1}m0 -4v8M{:.1} {:.1}v8" stroke="#1a1a1a" fill="none"/>
+<text x="{:.1}" y="{:.1}">{}</text>"##,
+                LEFT - 8.0,
+                middle + 4.5,
+                escape(case),
+                y + 3.0,
+                x(bar.median) - LEFT,
+                BAR - 6.0,
+                x(bar.p10),
+                x(bar.p90),
+                x(bar.p10),
+                middle - 4.0,
+                x(bar.p90.max(bar.median)) + 8.0,
+                middle + 4.5,
+                number(bar.median)
+            );
+        }
+        if let Some(limit) = self.limit {
+            let _ = writeln!(
+                svg,
+                r##"<path d="M{0:.1} {1:.1}v{2:.1}" stroke="#0a7d3c" stroke-width="2" stroke-dasharray="4 3"/>"##,
+                x(limit),
+                top + HEAD,
+                BAR
+            );
+        }
+    }
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_bar_ends_within_the_picture() {
+        let of = |median, p10, p90| Summary {
+            median,
+            p10,
+            p90,
+            count: 3,
+        };
+        let panel = Panel {
+            title: "a < b".into(),
+            bars: vec![
+                ("husk".into(), of(50.0, 40.0, 60.0)),
+                ("other".into(), of(90.0, 90.0, 100.0)),
+            ],
+            limit: Some(80.0),
+        };
+        let svg = draw(&[panel]);
+        assert!(svg.contains("a &lt; b"));
+        // 50 of 100 is half the width.
+        assert!(svg.contains(r#"width="235.0""#), "{svg}");
+        assert!(svg.contains("M640.0") || svg.contains("H640.0"), "{svg}");
+        assert_eq!(svg.matches("stroke-dasharray").count(), 1);
+    }
+}
