@@ -3,7 +3,7 @@
 mod tally;
 
 use crate::progress::Progress;
-use crate::{checkout, images, lab};
+use crate::{binaries, checkout, images, lab};
 use anyhow::{Context, Result, bail};
 use std::io::{BufRead, BufReader};
 use std::process::{Command, ExitCode, Stdio};
@@ -35,8 +35,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     stage(&mut tally, "unit tests", |tally| unit(tally, args));
     // Both are needed by what follows; each says what it lacks.
-    let mut build = cargo(&["build", "--release", "--workspace", "--exclude", "xtask"]);
-    let built = stage(&mut tally, "release build", |_| succeed(&mut build));
+    let built = stage(&mut tally, "release build", |_| binaries::build(&progress));
     let made = stage(&mut tally, "guest images", |_| images::ensure_all(&progress));
     if built && made {
         stage(&mut tally, "end to end", |tally| {
