@@ -1,5 +1,7 @@
 //! The words of a kernel command line, as the kernel takes them apart (lib/cmdline.c, kernel/params.c).
 
+use super::vmlinux::Randomise;
+
 /// The kernel's own parameters: quotes hold blanks together, and "--" ends them.
 fn parameters(command_line: &str) -> impl Iterator<Item = &str> {
     let mut quoted = false;
@@ -24,9 +26,34 @@ pub(super) fn with_panic_timeout(command_line: &str) -> String {
     }
 }
 
+/// What of the kernel's addresses may be drawn by lot. Words about physical memory keep it where it was
+/// linked to be, since only the kernel's own decompressor reads them.
+pub(super) fn randomise(command_line: &str) -> Randomise {
+    let about_memory = |word: &str| {
+        ["mem=", "memmap=", "hugepages=", "efi_fake_mem="]
+            .iter()
+            .any(|p| word.starts_with(p))
+    };
+    if parameters(command_line).any(|word| word == "nokaslr") {
+        Randomise::Nothing
+    } else if parameters(command_line).any(about_memory) {
+        Randomise::Virtual
+    } else {
+        Randomise::Both
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_command_line_says_what_is_randomised() {
+        assert_eq!(randomise("console=ttyS0 quiet"), Randomise::Both);
+        assert_eq!(randomise("quiet nokaslr"), Randomise::Nothing);
+        assert_eq!(randomise("quiet -- nokaslr"), Randomise::Both);
+        assert_eq!(randomise("mem=512M nokaslrx"), Randomise::Virtual);
+    }
 
     #[test]
     fn a_panic_timeout_is_added_where_there_is_none() {

@@ -19,14 +19,14 @@ const PROGRAM_HEADER_LEN: usize = 56;
 const PT_LOAD: u32 = 1;
 const PT_NOTE: u32 = 4;
 
-fn word(bytes: &[u8], at: usize) -> u64 {
+pub(super) fn word(bytes: &[u8], at: usize) -> u64 {
     bytes[at..at + 8]
         .iter()
         .rev()
         .fold(0, |all, byte| all << 8 | u64::from(*byte))
 }
 
-fn half(bytes: &[u8], at: usize) -> u16 {
+pub(super) fn half(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }
 

@@ -12,11 +12,15 @@ use vm_memory::{Bytes, GuestAddress, ReadVolatile};
 
 use crate::layout::{self, Layout};
 use crate::vcpu::entry::Entry;
+use unpack::Unpacked;
+use vmlinux::Vmlinux;
 
 mod command_line;
 mod elf;
 mod image;
 mod pvh;
+mod unpack;
+mod vmlinux;
 mod zero_page;
 
 /// Where a guest's kernel comes from. Read again at every boot.
@@ -121,6 +125,26 @@ enum Kernel<'a> {
     Bytes(Vec<u8>),
 }
 
+impl Kernel<'_> {
+    /// What is packed in it, if that can be had here.
+    fn unpack(&self, what: &str) -> Result<Option<Unpacked>, BootError> {
+        match self {
+            Kernel::Bytes(bytes) => Ok(unpack::unpack(bytes)),
+            Kernel::File(file) => {
+                let mut bytes = Vec::new();
+                let mut file = *file;
+                file.rewind()
+                    .and_then(|()| file.take(KERNEL_MAX).read_to_end(&mut bytes))
+                    .map_err(|source| BootError::Read {
+                        what: what.to_owned(),
+                        source,
+                    })?;
+                Ok(unpack::unpack(&bytes))
+            }
+        }
+    }
+}
+
 /// Larger kernels are refused unread.
 const KERNEL_MAX: u64 = 256 << 20;
 
@@ -199,9 +223,24 @@ fn place(payload: Payload<'_>, mem: &GuestMemMmap, layout: &Layout) -> Result<Lo
         command_line,
         description,
     } = payload;
-    let (loaded, kernel_end) = match &kernel {
-        Kernel::File(file) => load_kernel(*file, mem, layout, &description)?,
-        Kernel::Bytes(bytes) => load_kernel(Cursor::new(bytes), mem, layout, &description)?,
+    let unpacked = kernel.unpack(&description)?;
+    let vmlinux = unpacked
+        .as_ref()
+        .and_then(|u| Vmlinux::parse(&u.vmlinux, &u.header))
+        .filter(|v| v.end() <= layout.low_ram_end());
+    let (loaded, kernel_end) = match (&vmlinux, &kernel) {
+        (Some(vmlinux), _) => {
+            let setup_header = unpacked.as_ref().map(|u| u.header);
+            (
+                KernelLoaderResult {
+                    setup_header,
+                    ..Default::default()
+                },
+                vmlinux.end(),
+            )
+        }
+        (None, Kernel::File(file)) => load_kernel(*file, mem, layout, &description)?,
+        (None, Kernel::Bytes(bytes)) => load_kernel(Cursor::new(bytes), mem, layout, &description)?,
     };
     drop(kernel);
     let limit = loaded.setup_header.map_or(layout::COMMAND_LINE_MAX - 1, |h| {
@@ -230,6 +269,16 @@ fn place(payload: Payload<'_>, mem: &GuestMemMmap, layout: &Layout) -> Result<Lo
     let initrd = initrd
         .map(|i| place_initrd(i, mem, layout, loaded.setup_header.as_ref(), kernel_end))
         .transpose()?;
+    if let (Some(vmlinux), Some(mut header)) = (vmlinux, loaded.setup_header) {
+        let limit = initrd.map_or(layout.low_ram_end(), |(at, _)| at);
+        let randomise = command_line::randomise(&command_line);
+        let rip = vmlinux.place(mem, limit, randomise, draw_lots()?, &mut header)?;
+        zero_page::write(mem, layout, header, initrd)?;
+        return Ok(Loaded {
+            entry: Entry::Linux64 { rip },
+            description,
+        });
+    }
     let entry = if let Some(header) = loaded.setup_header {
         zero_page::write(mem, layout, header, initrd)?;
         Entry::Linux64 {
@@ -253,6 +302,20 @@ fn place(payload: Payload<'_>, mem: &GuestMemMmap, layout: &Layout) -> Result<Lo
         });
     }
     Ok(Loaded { entry, description })
+}
+
+/// From the system call, since there is no /dev to read it from.
+fn draw_lots() -> Result<vmlinux::Lots, BootError> {
+    let draw = || {
+        let mut bytes = [0; 8];
+        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+        Ok::<_, io::Error>(u64::from_le_bytes(bytes))
+    };
+    let lots = draw().and_then(|physical| Ok([physical, draw()?]));
+    lots.map_err(|source| BootError::Read {
+        what: "random numbers".into(),
+        source,
+    })
 }
 
 /// Loads a kernel; also says where the memory ends that it will need before it looks at its memory map.
