@@ -30,8 +30,10 @@ fn sessions(scene: &Scene) -> Result<()> {
     let shell = Shell::small(&vm)?;
     shell.says("echo $((6 * 7))", &["42"])?;
     // Keys that terminals are wont to keep for themselves reach the guest.
-    shell.ok("stty -isig -icanon min 1 time 0")?;
-    shell.send("dd bs=1 count=4 2>/dev/null | hexdump -v -e '/1 \"%02x\"'; echo; stty isig icanon")?;
+    shell.send(
+        "stty raw; printf 'husk-%s\\n' keys; dd bs=1 count=4 2>/dev/null | hexdump -v -e '/1 \"%02x\"'; stty -raw",
+    )?;
+    vm.expect("husk-keys")?;
     vm.console().send("\x03\x1a\x04\x11")?;
     vm.expect("031a0411")?;
 
@@ -55,18 +57,18 @@ fn stalled(scene: &Scene) -> Result<()> {
     let image = images::small("6.12")?;
     let manifest = Manifest::new("flood").small(&image, "shell");
     let vm = Vm::start(scene, &manifest)?;
-    Shell::small(&vm)?;
+    let shell = Shell::small(&vm)?;
+    let line = "0123456789".repeat(7);
+    shell.send(&format!(
+        "sleep 8; for i in $(seq 1 5000); do echo \"flood $i {line}\"; done; echo husk-$((40 + 2)); poweroff -f"
+    ))?;
     let log = Session::piped(
         scene.husk(&["logs", "flood", "--follow"]),
         &scene.log("flood.log"),
     )?;
     // It takes the console over, and then only its first few kilobytes.
-    let stalled = Session::unheard(scene.husk(&["console", "flood"]))?;
+    let _stalled = Session::unheard(scene.husk(&["console", "flood"]))?;
     vm.console().wait(PATIENCE)?;
-    let line = "0123456789".repeat(7);
-    stalled.send(&format!(
-        "for i in $(seq 1 5000); do echo \"flood $i {line}\"; done; echo husk-$((40 + 2)); poweroff -f\n"
-    ))?;
     vm.powered_off()?;
     let text = log.wait(PATIENCE)?.ok()?;
     says(

@@ -20,8 +20,7 @@ pub struct Shell<'v> {
 impl<'v> Shell<'v> {
     /// The shell of the small image, which was told to do `shell`.
     pub fn small(vm: &'v Vm<'v>) -> Result<Self> {
-        vm.expect("HUSK-USERSPACE")?;
-        vm.expect("/ # $")?;
+        vm.expect(r"(?m)^[^\n]*# $")?;
         Self::settle(vm)
     }
 

@@ -2,6 +2,7 @@
 
 use super::Case;
 use super::program::Session;
+use super::spoken::tail;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::cell::Cell;
@@ -227,7 +228,11 @@ pub fn status(status: std::process::ExitStatus) -> i32 {
 /// Fails unless `text` contains each of `words`.
 pub fn says(text: &str, words: &[&str]) -> Result<()> {
     for word in words {
-        ensure!(text.contains(word), "{word:?} is not in:\n{text}");
+        ensure!(
+            text.contains(word),
+            "{word:?} is not in what ends so:\n{}",
+            tail(text, 1000)
+        );
     }
     Ok(())
 }

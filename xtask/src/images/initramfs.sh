@@ -6,8 +6,8 @@ kernel=$(basename "$(echo "$root"/lib/modules/*)")
 tree=$root/tmp/initramfs
 mkdir -p "$tree/bin" "$tree/dev" "$tree/lib" "$tree/proc" "$tree/sys"
 cp "$root/bin/busybox" "$tree/bin/busybox"
-# /lib/NAME is the list of files to load for NAME, in order.
-for name in virtio_blk virtio_balloon virtio-rng pvpanic-mmio pvpanic-pci button evdev; do
+# /lib/NAME is the list of files to load for NAME, in order; empty if the kernel has it built in.
+for name in virtio_pci virtio_blk virtio_balloon virtio-rng pvpanic-mmio pvpanic-pci button evdev; do
     chroot "$root" modprobe --set-version "$kernel" --show-depends "$name" | sed -n 's/^insmod //p' |
         while read -r module; do
             file=$(basename "$module" .xz)
