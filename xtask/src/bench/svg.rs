@@ -21,9 +21,10 @@ const LEFT: f64 = 170.0;
 const RIGHT: f64 = 640.0;
 const BAR: f64 = 24.0;
 const HEAD: f64 = 34.0;
+const TOP: f64 = 44.0;
 
-/// Draws all `panels`, one below the other.
-pub fn draw(panels: &[Panel]) -> String {
+/// Draws all `panels`, one below the other, below a line that says of what.
+pub fn draw(heading: &str, panels: &[Panel]) -> String {
     let height: f64 = panels
         .iter()
         .map(|panel| HEAD + panel.bars.len() as f64 * BAR + 10.0)
@@ -32,9 +33,15 @@ pub fn draw(panels: &[Panel]) -> String {
         r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {h}" width="{WIDTH}" height="{h}" font-family="sans-serif" font-size="13" fill="#1a1a1a">
 <rect width="100%" height="100%" fill="#ffffff"/>
 "##,
-        h = height + 10.0
+        h = TOP + height + 10.0
     );
-    let mut top = 0.0;
+    let _ = writeln!(
+        svg,
+        r##"<text x="16" y="24" font-size="11" fill="#555">{}</text>
+<text x="16" y="40" font-size="11" fill="#555">Medians, whiskers from p10 to p90; dashed: the figure to hold. Less is better.</text>"##,
+        escape(heading)
+    );
+    let mut top = TOP;
     for panel in panels {
         panel.draw(&mut svg, top);
         top += HEAD + panel.bars.len() as f64 * BAR + 10.0;
@@ -63,7 +70,7 @@ impl Panel {
                 r##"<text x="{:.1}" y="{:.1}" text-anchor="end">{}</text>
 <rect x="{LEFT}" y="{:.1}" width="{:.1}" height="{:.1}" fill="{colour}"/>
 <path d="M{:.1} {middle:.1}H{:.1}m0 -4v8M{:.1} {:.1}v8" stroke="#1a1a1a" fill="none"/>
-<text x="{:.1}" y="{:.1}">{}</text>"##,
+<text x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"##,
                 LEFT - 8.0,
                 middle + 4.5,
                 escape(case),
@@ -74,7 +81,7 @@ impl Panel {
                 x(bar.p90),
                 x(bar.p10),
                 middle - 4.0,
-                x(bar.p90.max(bar.median)) + 8.0,
+                WIDTH - 16.0,
                 middle + 4.5,
                 number(bar.median)
             );
@@ -117,8 +124,8 @@ mod tests {
             ],
             limit: Some(80.0),
         };
-        let svg = draw(&[panel]);
-        assert!(svg.contains("a &lt; b"));
+        let svg = draw("here & now", &[panel]);
+        assert!(svg.contains("a &lt; b") && svg.contains("here &amp; now"));
         // 50 of 100 is half the width.
         assert!(svg.contains(r#"width="235.0""#), "{svg}");
         assert!(svg.contains("M640.0") || svg.contains("H640.0"), "{svg}");

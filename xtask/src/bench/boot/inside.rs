@@ -49,7 +49,7 @@ const EARLY: &str = "console=ttyS0 earlyprintk=ttyS0,115200 husk.do=sleep";
 const IDLE: &str = "console=ttyS0 quiet husk.do=sleep";
 
 const KERNEL_PATIENCE: Duration = Duration::from_secs(90);
-const DISK_PATIENCE: Duration = Duration::from_secs(300);
+const DISK_PATIENCE: Duration = Duration::from_secs(240);
 /// After that long a guest's user space is at rest.
 const REST: Duration = Duration::from_secs(1);
 /// Runs that may fail before the benchmark does: one is bad luck (an emulated processor may hang).

@@ -97,21 +97,28 @@ pub fn run(args: Args) -> Result<()> {
         disk_runs: if args.quick { 1 } else { args.disk_runs },
         thorough: !args.quick,
     };
-    let (mut record, mut profiles) = measure(&plan, &progress)?;
+    let (mut record, mut profiles) = (Record::default(), Vec::new());
+    let measured = measure(&plan, &progress, &mut record, &mut profiles);
     let kernel = plan.kernel.parent().and_then(|folder| folder.file_name());
     let mut env = |name: &str, value| record.env.insert(name.to_owned(), value);
     env("where", json!(if native_kvm() { "native" } else { "lab" }));
     env("guest", json!(kernel.map(|name| name.to_string_lossy())));
     env("took_s", json!(began.elapsed().as_secs()));
+    env("complete", json!(measured.is_ok()));
+    // Also of a benchmark that ended early: what was measured is true.
     println!("{}", report::text(&record, &mut profiles));
     let plot = record::file("boot", "svg")?;
-    std::fs::write(&plot, svg::draw(&report::plot(&record))).context("cannot write the plot")?;
+    std::fs::write(
+        &plot,
+        svg::draw(&report::setting(&record), &report::plot(&record)),
+    )
+    .context("cannot write the plot")?;
     println!("\n{}\n{}", record.write("boot")?.display(), plot.display());
-    Ok(())
+    measured
 }
 
 /// Has the `plan` done where KVM is.
-fn measure(plan: &Plan, progress: &Progress) -> Result<(Record, Vec<Profile>)> {
+fn measure(plan: &Plan, progress: &Progress, record: &mut Record, profiles: &mut Vec<Profile>) -> Result<()> {
     let copy = itself::copy()?;
     let this = copy.to_string_lossy().into_owned();
     let words = [
@@ -122,9 +129,7 @@ fn measure(plan: &Plan, progress: &Progress) -> Result<(Record, Vec<Profile>)> {
         serde_json::to_string(plan)?,
     ];
     let rounds = plan.runs + plan.observed + plan.disk_runs + 1;
-    let (mut record, mut profiles) = (Record::default(), Vec::new());
-    let env = |record: &mut Record, name: &str| record.env.insert(name.to_owned(), json!(load()));
-    env(&mut record, "load_before");
+    record.env.insert("load_before".to_owned(), json!(load()));
     let step = progress.step("measuring");
     let status = lab::Command::new(words)
         .timeout(ROUND_LIMIT * rounds)
@@ -143,8 +148,8 @@ fn measure(plan: &Plan, progress: &Progress) -> Result<(Record, Vec<Profile>)> {
         bail!("the benchmark ended early, with status {status}");
     }
     step.done();
-    env(&mut record, "load_after");
-    Ok((record, profiles))
+    record.env.insert("load_after".to_owned(), json!(load()));
+    Ok(())
 }
 
 /// The machine's load average over a minute: other work makes the times longer, and the lab's twice.

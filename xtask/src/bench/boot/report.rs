@@ -9,24 +9,52 @@ use crate::bench::svg::Panel;
 use crate::bench::table::{align, number};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A metric and what people call it.
-type Line = (&'static str, &'static str);
+/// A metric and what people call it in a table and, if it is drawn, above a plot.
+type Line = (&'static str, &'static str, &'static str);
 
 const KERNEL: &[Line] = &[
-    ("to_userspace_ms", "start → user space, ms"),
-    ("vmm_to_userspace_ms", "  from the exec of husk-vmm, ms"),
-    ("pre_kernel_ms", "start → kernel's first line, ms"),
-    ("to_exit_ms", "start → exit after poweroff, ms"),
-    ("cpu_ms", "processor time, ms"),
-    ("kvm_exits", "KVM exits before user space"),
-    ("kvm_exits_to_vmm", "  of them to the VMM's process"),
-    ("vmm_rss_kib", "VMM beside guest memory, KiB"),
-    ("pod_rss_kib", "  with its monitor, KiB"),
+    (
+        "to_userspace_ms",
+        "start → user space, ms",
+        "kernel and initrd: start → user space, ms",
+    ),
+    ("vmm_to_userspace_ms", "  from the exec of husk-vmm, ms", ""),
+    (
+        "pre_kernel_ms",
+        "start → kernel's first line, ms",
+        "start → kernel's first line, ms",
+    ),
+    (
+        "to_exit_ms",
+        "start → exit after poweroff, ms",
+        "start → exit after poweroff, ms",
+    ),
+    ("cpu_ms", "processor time, ms", "processor time until then, ms"),
+    (
+        "kvm_exits",
+        "KVM exits before user space",
+        "KVM exits before user space",
+    ),
+    ("kvm_exits_to_vmm", "  of them to the VMM's process", ""),
+    (
+        "vmm_rss_kib",
+        "VMM beside guest memory, KiB",
+        "resident beside guest memory, KiB",
+    ),
+    ("pod_rss_kib", "  with its monitor, KiB", ""),
 ];
 
 const DISK: &[Line] = &[
-    ("to_userspace_ms", "start → systemd's first line, ms"),
-    ("to_login_ms", "start → login prompt, ms"),
+    (
+        "to_userspace_ms",
+        "start → systemd's first line, ms",
+        "stock Debian disk: start → systemd's first line, ms",
+    ),
+    (
+        "to_login_ms",
+        "start → login prompt, ms",
+        "stock Debian disk: start → login prompt, ms",
+    ),
 ];
 
 /// A figure to hold: a metric of Husk, at most so much, or at most so many times another case's.
@@ -80,26 +108,10 @@ const BARS: &[Bar] = &[
 /// The tables.
 pub fn text(record: &Record, profiles: &mut [Profile]) -> String {
     profiles.sort_by_key(|profile| Vmm::ALL.iter().position(|vmm| vmm.name() == profile.case));
-    let env = |name: &str| match record.env.get(name) {
-        Some(serde_json::Value::String(text)) => text.clone(),
-        Some(value) => value.to_string(),
-        None => "?".to_owned(),
-    };
     let kernel_cases = Vmm::ALL.map(|vmm| vmm.name().to_owned());
     let disk_cases = Vmm::WITH_DISK.map(Vmm::disk_name);
     let mut parts = vec![
-        format!(
-            "{}, {} vCPU, {} MiB; {}, {} × {}, load {} to {}; {}",
-            env("guest"),
-            env("vcpus"),
-            env("memory_mib"),
-            env("where"),
-            env("host_cpus"),
-            env("host_cpu"),
-            env("load_before"),
-            env("load_after"),
-            env("qemu"),
-        ),
+        setting(record),
         figures(record, &kernel_cases, KERNEL),
         figures(record, &disk_cases, DISK),
         bars(record),
@@ -117,13 +129,34 @@ pub fn text(record: &Record, profiles: &mut [Profile]) -> String {
     parts.join("\n\n")
 }
 
+/// Where and with what it was measured, in a line.
+pub fn setting(record: &Record) -> String {
+    let env = |name: &str| match record.env.get(name) {
+        Some(serde_json::Value::String(text)) => text.clone(),
+        Some(value) => value.to_string(),
+        None => "?".to_owned(),
+    };
+    format!(
+        "{}, {} vCPU, {} MiB; {}, {} × {}, load {} to {}; {}",
+        env("guest"),
+        env("vcpus"),
+        env("memory_mib"),
+        env("where"),
+        env("host_cpus"),
+        env("host_cpu"),
+        env("load_before"),
+        env("load_after"),
+        env("qemu"),
+    )
+}
+
 /// Medians, scatter and ratios of Husk's to the others'.
 fn figures(record: &Record, cases: &[String], lines: &[Line]) -> String {
     let mut head = vec![String::from("median (p10 … p90)")];
     head.extend(cases.iter().cloned());
     head.extend(cases[1..].iter().rev().map(|case| format!("÷ {case}")));
     let mut rows = vec![head];
-    for (metric, label) in lines {
+    for (metric, label, _) in lines {
         let sums: Vec<_> = cases
             .iter()
             .map(|case| summary(&record.values(case, metric)))
@@ -187,20 +220,22 @@ impl Bar {
     }
 }
 
-/// The plot: every metric that has a bar, and what a user waits for.
+/// The plot's parts.
 pub fn plot(record: &Record) -> Vec<Panel> {
     let kernel = Vmm::ALL.map(|vmm| vmm.name().to_owned());
     let disk = Vmm::WITH_DISK.map(Vmm::disk_name);
     let of = |cases: &[String], lines: &'static [Line]| -> Vec<Panel> {
-        let panel = |(metric, label): &Line| panel(record, cases, metric, label);
-        lines.iter().filter_map(panel).collect()
+        let drawn = lines.iter().filter(|(_, _, title)| !title.is_empty());
+        drawn
+            .filter_map(|(metric, _, title)| panel(record, cases, metric, title))
+            .collect()
     };
     let mut panels = of(&kernel, KERNEL);
     panels.extend(of(&disk, DISK));
     panels
 }
 
-fn panel(record: &Record, cases: &[String], metric: &str, label: &str) -> Option<Panel> {
+fn panel(record: &Record, cases: &[String], metric: &str, title: &str) -> Option<Panel> {
     let sum = |case: &String| Some((case.clone(), summary(&record.values(case, metric))?));
     let bars: Vec<_> = cases.iter().filter_map(sum).collect();
     let limit = |bar: &Bar| match bar.of {
@@ -212,7 +247,7 @@ fn panel(record: &Record, cases: &[String], metric: &str, label: &str) -> Option
         .filter(|bar| bar.metric == metric && bars.first().is_some_and(|(case, _)| case == bar.case));
     let limit = limits.filter_map(limit).reduce(f64::min);
     (bars.len() > 1).then(|| Panel {
-        title: label.trim().to_owned(),
+        title: title.to_owned(),
         bars,
         limit,
     })

@@ -47,9 +47,18 @@ impl<'a> Started<'a> {
 
     /// Milliseconds from the start until the guest says `words`.
     pub fn until(&mut self, words: &str) -> Result<f64> {
-        let said = self.serial.wait_for(words, self.deadline);
-        let errors = || std::fs::read_to_string(self.kit.folder.join("errors")).unwrap_or_default();
-        Ok(milliseconds(said.with_context(errors)? - self.began))
+        match self.serial.wait_for(words, self.deadline) {
+            Ok(said) => Ok(milliseconds(said - self.began)),
+            Err(error) => {
+                let errors = std::fs::read_to_string(self.kit.folder.join("errors")).unwrap_or_default();
+                let errors = errors.trim();
+                Err(if errors.is_empty() {
+                    error
+                } else {
+                    error.context(errors.to_owned())
+                })
+            }
+        }
     }
 
     /// Milliseconds from the start until the VMM's program has ended, and those of processor time that all it
