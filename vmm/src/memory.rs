@@ -8,7 +8,7 @@ use std::ptr;
 use husk_devices::{GuestMem, GuestMemMmap};
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
-use vm_memory::bitmap::AtomicBitmap;
+use vm_memory::bitmap::{AtomicBitmap, Bitmap};
 use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{
     FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryRegion, GuestRegionMmap, MmapRegion,
@@ -173,6 +173,20 @@ pub fn register(vm: &VmFd, memory: &GuestMemMmap) -> Result<(), MemoryError> {
         unsafe { vm.set_user_memory_region(region)? };
     }
     Ok(())
+}
+
+/// Guest memory from address 0 to the end of its first region, for one thread alone.
+///
+/// # Safety
+/// Nobody else reads or writes it while the result lives: no vCPU runs, no device is active, no other thread
+/// of the loader has the memory.
+#[expect(clippy::mut_from_ref, reason = "the caller vouches for there being one user")]
+pub unsafe fn exclusive(memory: &GuestMemMmap) -> Option<&mut [u8]> {
+    let region = memory.iter().find(|r| r.start_addr().0 == 0)?;
+    region.bitmap().mark_dirty(0, region.len() as usize);
+    // SAFETY: a live, readable and writable mapping of that many initialised bytes, which lives as long as
+    // `memory` does and, as the caller vouches for, is used by nobody else.
+    Some(unsafe { std::slice::from_raw_parts_mut(region.as_ptr(), region.len() as usize) })
 }
 
 /// Empties all guest memory and gives its pages back to the host (hugetlb pages stay reserved).

@@ -11,9 +11,8 @@ use linux_loader::loader::{BzImage, KernelLoader, KernelLoaderResult};
 use vm_memory::{Bytes, GuestAddress, ReadVolatile};
 
 use crate::layout::{self, Layout};
+use crate::memory;
 use crate::vcpu::entry::Entry;
-use unpack::Unpacked;
-use vmlinux::Vmlinux;
 
 mod command_line;
 mod elf;
@@ -125,26 +124,6 @@ enum Kernel<'a> {
     Bytes(Vec<u8>),
 }
 
-impl Kernel<'_> {
-    /// What is packed in it, if that can be had here.
-    fn unpack(&self, what: &str) -> Result<Option<Unpacked>, BootError> {
-        match self {
-            Kernel::Bytes(bytes) => Ok(unpack::unpack(bytes)),
-            Kernel::File(file) => {
-                let mut bytes = Vec::new();
-                let mut file = *file;
-                file.rewind()
-                    .and_then(|()| file.take(KERNEL_MAX).read_to_end(&mut bytes))
-                    .map_err(|source| BootError::Read {
-                        what: what.to_owned(),
-                        source,
-                    })?;
-                Ok(unpack::unpack(&bytes))
-            }
-        }
-    }
-}
-
 /// Larger kernels are refused unread.
 const KERNEL_MAX: u64 = 256 << 20;
 
@@ -223,24 +202,9 @@ fn place(payload: Payload<'_>, mem: &GuestMemMmap, layout: &Layout) -> Result<Lo
         command_line,
         description,
     } = payload;
-    let unpacked = kernel.unpack(&description)?;
-    let vmlinux = unpacked
-        .as_ref()
-        .and_then(|u| Vmlinux::parse(&u.vmlinux, &u.header))
-        .filter(|v| v.end() <= layout.low_ram_end());
-    let (loaded, kernel_end) = match (&vmlinux, &kernel) {
-        (Some(vmlinux), _) => {
-            let setup_header = unpacked.as_ref().map(|u| u.header);
-            (
-                KernelLoaderResult {
-                    setup_header,
-                    ..Default::default()
-                },
-                vmlinux.end(),
-            )
-        }
-        (None, Kernel::File(file)) => load_kernel(*file, mem, layout, &description)?,
-        (None, Kernel::Bytes(bytes)) => load_kernel(Cursor::new(bytes), mem, layout, &description)?,
+    let (loaded, kernel_end) = match &kernel {
+        Kernel::File(file) => load_kernel(*file, mem, layout, &description)?,
+        Kernel::Bytes(bytes) => load_kernel(Cursor::new(bytes), mem, layout, &description)?,
     };
     drop(kernel);
     let limit = loaded.setup_header.map_or(layout::COMMAND_LINE_MAX - 1, |h| {
@@ -269,21 +233,22 @@ fn place(payload: Payload<'_>, mem: &GuestMemMmap, layout: &Layout) -> Result<Lo
     let initrd = initrd
         .map(|i| place_initrd(i, mem, layout, loaded.setup_header.as_ref(), kernel_end))
         .transpose()?;
-    if let (Some(vmlinux), Some(mut header)) = (vmlinux, loaded.setup_header) {
+    let entry = if let Some(mut header) = loaded.setup_header {
         let limit = initrd.map_or(layout.low_ram_end(), |(at, _)| at);
         let randomise = command_line::randomise(&command_line);
-        let rip = vmlinux.place(mem, limit, randomise, draw_lots()?, &mut header)?;
+        let (load, lots) = (loaded.kernel_load.0, draw_lots()?);
+        // SAFETY: the machine is loading: no vCPU runs, every device is reset, and this thread is the only one
+        // that was given the memory.
+        let unpacked = unsafe { memory::exclusive(mem) }
+            .and_then(|low| vmlinux::unpack(low, load, limit, randomise, lots, &mut header));
         zero_page::write(mem, layout, header, initrd)?;
-        return Ok(Loaded {
-            entry: Entry::Linux64 { rip },
-            description,
-        });
-    }
-    let entry = if let Some(header) = loaded.setup_header {
-        zero_page::write(mem, layout, header, initrd)?;
-        Entry::Linux64 {
-            rip: loaded.kernel_load.0 + 0x200,
+        if let Some(rip) = unpacked {
+            return Ok(Loaded {
+                entry: Entry::Linux64 { rip },
+                description,
+            });
         }
+        Entry::Linux64 { rip: load + 0x200 }
     } else if let PvhBootCapability::PvhEntryPresent(rip) = loaded.pvh_boot_cap {
         pvh::write(mem, layout, initrd)?;
         Entry::Pvh { rip: rip.0 }

@@ -4,66 +4,42 @@
 //! one running vCPU and in memory the host has yet to back. Done here, the guest begins in the kernel proper.
 //! Formats without a memory-safe decoder as fast as the kernel's are left to the decompressor.
 
-use linux_loader::loader::bootparam::setup_header;
-use vm_memory::ByteValued;
+use std::ops::Range;
 
-/// Offset of the setup header in a bzImage (Documentation/arch/x86/boot.rst).
-const HEADER: usize = 0x1f1;
-const MAGIC: u32 = 0x5372_6448;
-/// The first version in which payload and 64-bit entry point are both described.
-const VERSION: u16 = 0x20c;
-const XLF_KERNEL_64: u16 = 1;
-/// An unpacked kernel that is larger is not one.
-const UNPACKED_MAX: usize = 512 << 20;
+use linux_loader::loader::bootparam::setup_header;
 
 /// LZ4's legacy frame, the one Linux uses: blocks of this size, each after its packed length.
 const LZ4_MAGIC: [u8; 4] = [0x02, 0x21, 0x4c, 0x18];
 const LZ4_BLOCK: usize = 8 << 20;
 
-/// A bzImage's header and the ELF file (with what is appended to it) inside.
-#[derive(Debug)]
-pub(super) struct Unpacked {
-    pub header: setup_header,
-    pub vmlinux: Vec<u8>,
+/// Where in guest memory the packed kernel is, if the bzImage loaded at `load` holds one in a format
+/// [`lz4`] knows. `setup_header` is its header, `low` guest memory from address 0.
+pub(super) fn payload(low: &[u8], load: u64, header: &setup_header) -> Option<Range<usize>> {
+    let start = usize::try_from(load)
+        .ok()?
+        .checked_add(header.payload_offset as usize)?;
+    let range = start..start.checked_add(header.payload_length as usize)?;
+    low.get(range.clone())?.starts_with(&LZ4_MAGIC).then_some(range)
 }
 
-/// Unpacks `kernel`; none if it is not a bzImage, or one this cannot unpack.
-pub(super) fn unpack(kernel: &[u8]) -> Option<Unpacked> {
-    let header = kernel.get(HEADER..HEADER + size_of::<setup_header>())?;
-    let mut copy = setup_header::default();
-    copy.as_mut_slice().copy_from_slice(header);
-    let header = copy;
-    if header.header != MAGIC || header.version < VERSION || header.xloadflags & XLF_KERNEL_64 == 0 {
-        return None;
-    }
-    let setup = match header.setup_sects {
-        0 => 4,
-        n => usize::from(n),
-    };
-    let start = (setup + 1) * 512 + header.payload_offset as usize;
-    let payload = kernel.get(start..start.checked_add(header.payload_length as usize)?)?;
-    let vmlinux = lz4(payload.strip_prefix(&LZ4_MAGIC)?)?;
-    Some(Unpacked { header, vmlinux })
+/// The size that Linux's build appends to a payload.
+pub(super) fn unpacked_size(payload: &[u8]) -> Option<usize> {
+    let (_, size) = payload.split_last_chunk()?;
+    Some(u32::from_le_bytes(*size) as usize)
 }
 
-fn lz4(blocks: &[u8]) -> Option<Vec<u8>> {
-    let mut out: Vec<u8> = Vec::new();
-    let mut rest = blocks;
-    // The kernel's build appends the unpacked size.
+/// Unpacks into `out`, which has [`unpacked_size`] bytes; none if that does not come out exactly.
+pub(super) fn lz4(payload: &[u8], out: &mut [u8]) -> Option<()> {
+    let mut rest = payload.strip_prefix(&LZ4_MAGIC)?;
+    let mut at = 0;
     while rest.len() > 4 {
         let (len, next) = rest.split_first_chunk()?;
         let (block, next) = next.split_at_checked(u32::from_le_bytes(*len) as usize)?;
-        let at = out.len();
-        if at >= UNPACKED_MAX {
-            return None;
-        }
-        out.resize(at + LZ4_BLOCK, 0);
-        let written = lz4_flex::block::decompress_into(block, &mut out[at..]).ok()?;
-        out.truncate(at + written);
+        let end = out.len().min(at + LZ4_BLOCK);
+        at += lz4_flex::block::decompress_into(block, out.get_mut(at..end)?).ok()?;
         rest = next;
     }
-    let size = u32::from_le_bytes(rest.try_into().ok()?);
-    (size as usize == out.len()).then_some(out)
+    (at == out.len()).then_some(())
 }
 
 #[cfg(test)]
@@ -72,8 +48,8 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A bzImage around `vmlinux`, packed as Linux's build does.
-    pub fn bzimage(vmlinux: &[u8], mut header: setup_header) -> Vec<u8> {
+    /// `vmlinux` packed as Linux's build does.
+    pub fn pack(vmlinux: &[u8]) -> Vec<u8> {
         let mut payload = LZ4_MAGIC.to_vec();
         for block in vmlinux.chunks(LZ4_BLOCK) {
             let packed = lz4_flex::block::compress(block);
@@ -81,39 +57,51 @@ pub(super) mod tests {
             payload.extend(packed);
         }
         payload.extend((vmlinux.len() as u32).to_le_bytes());
-        (header.header, header.version, header.setup_sects) = (MAGIC, 0x20f, 1);
-        header.xloadflags |= XLF_KERNEL_64;
-        (header.payload_offset, header.payload_length) = (16, payload.len() as u32);
-        let mut image = vec![0; HEADER];
-        image.extend(header.as_slice());
-        image.resize(2 * 512 + 16, 0);
-        image.extend(payload);
-        image
+        payload
     }
 
     #[test]
     fn what_was_packed_comes_out() {
         let vmlinux: Vec<u8> = (0..20_000_000u32).map(|i| (i / 777) as u8).collect();
-        let image = bzimage(&vmlinux, setup_header::default());
-        assert!(unpack(&image).unwrap().vmlinux == vmlinux);
-        for cut in [image.len() - 1, image.len() / 2, 0x210, 0] {
-            assert!(unpack(&image[..cut]).is_none(), "{cut}");
+        let packed = pack(&vmlinux);
+        assert_eq!(unpacked_size(&packed), Some(vmlinux.len()));
+        let mut out = vec![0; vmlinux.len()];
+        lz4(&packed, &mut out).unwrap();
+        assert!(out == vmlinux);
+        for cut in [packed.len() - 5, packed.len() / 2, 7, 0] {
+            assert!(lz4(&packed[..cut], &mut out).is_none(), "{cut}");
         }
+        assert!(lz4(&packed, &mut vec![0; vmlinux.len() - 1]).is_none());
+        assert!(lz4(&packed, &mut vec![0; vmlinux.len() + 1]).is_none());
+    }
+
+    #[test]
+    fn a_payload_outside_memory_is_none() {
+        let mut low = vec![0; 100];
+        low[50..54].copy_from_slice(&LZ4_MAGIC);
+        let header = |payload_offset, payload_length| setup_header {
+            payload_offset,
+            payload_length,
+            ..Default::default()
+        };
+        assert_eq!(payload(&low, 40, &header(10, 20)), Some(50..70));
+        for (offset, length) in [(11, 20), (10, 51), (u32::MAX, 1), (10, u32::MAX), (10, 3)] {
+            assert_eq!(payload(&low, 40, &header(offset, length)), None);
+        }
+        assert_eq!(payload(&low, u64::MAX, &header(10, 20)), None);
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn damage_is_noticed_or_harmless(flips in prop::collection::vec((0usize..4000, any::<u8>()), 1..8)) {
-            let mut image = bzimage(&[7; 50_000], setup_header::default());
+        fn damage_stays_within_the_output(flips in prop::collection::vec((0usize..4000, any::<u8>()), 1..8)) {
+            let mut packed = pack(&[7; 50_000]);
             for (at, value) in flips {
-                let at = at % image.len();
-                image[at] = value;
+                let at = at % packed.len();
+                packed[at] = value;
             }
-            if let Some(unpacked) = unpack(&image) {
-                prop_assert!(unpacked.vmlinux.len() <= UNPACKED_MAX);
-            }
+            let _ = lz4(&packed, &mut [0; 50_000]);
         }
     }
 }

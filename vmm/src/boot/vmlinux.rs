@@ -1,13 +1,13 @@
-//! Placing an unpacked kernel as its decompressor would (arch/x86/boot/compressed/{misc,kaslr}.c): segments
-//! at a physical and a virtual base drawn by lot, relocations applied, the first instruction in the kernel.
+//! Unpacking and placing a kernel as its own decompressor would (arch/x86/boot/compressed/{misc,kaslr}.c):
+//! segments at a physical and a virtual base drawn by lot, relocations applied, the first instruction in the
+//! kernel proper.
 
 use std::ops::Range;
 
-use husk_devices::GuestMemMmap;
 use linux_loader::loader::bootparam::setup_header;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 
 use super::elf::{half, word};
+use super::unpack;
 
 /// Where the kernel's image is mapped; relocations name virtual addresses below 2 GiB from there.
 const START_KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
@@ -15,7 +15,8 @@ const START_KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
 const KERNEL_IMAGE_SIZE: u64 = 1 << 30;
 /// Boot protocol: tells the kernel that its addresses were drawn by lot.
 const KASLR_FLAG: u8 = 1 << 1;
-const PROGRAM_HEADERS_MAX: usize = 64;
+/// Where Linux's build puts the first segment in its file: unpacked this far below its base, it need not move.
+const FIRST_SEGMENT: u64 = 2 << 20;
 
 /// Random numbers for the physical and the virtual base.
 pub(super) type Lots = [u64; 2];
@@ -29,155 +30,198 @@ pub(super) enum Randomise {
     Both,
 }
 
-struct Segment<'a> {
-    paddr: u64,
-    bytes: &'a [u8],
+/// Unpacks the bzImage that was loaded at `load`, to memory above itself and below `limit`. `low` is guest
+/// memory from address 0. Returns the first instruction's address, and sets what `header` has to tell the
+/// kernel; none, and the bzImage as it was, if this kernel is better left to its decompressor.
+pub(super) fn unpack(
+    low: &mut [u8],
+    load: u64,
+    limit: u64,
+    randomise: Randomise,
+    lots: Lots,
+    header: &mut setup_header,
+) -> Option<u64> {
+    let payload = unpack::payload(low, load, header)?;
+    let place = Place::choose(header, limit, randomise, lots)?;
+    let (packed, free) = low.split_at_mut_checked(payload.end)?;
+    let free_from = packed.len() as u64;
+    let packed = &packed[payload];
+
+    let image_at = [place.base - FIRST_SEGMENT, place.base]
+        .into_iter()
+        .find(|at| *at >= free_from)?;
+    let free = free.get_mut(usize::try_from(image_at - free_from).ok()?..)?;
+    let size = unpack::unpacked_size(packed)?;
+    if image_at.checked_add(size as u64)? > limit {
+        return None;
+    }
+    let image = free.get_mut(..size)?;
+    unpack::lz4(packed, image)?;
+    let vmlinux = Vmlinux::parse(image, &place.linked)?;
+
+    // From here on `kernel` begins at the base, `image_at` is `gap` before it.
+    let gap = usize::try_from(place.base - image_at).ok()?;
+    for segment in &vmlinux.segments {
+        let (from, to) = (segment.file.clone(), gap + segment.memory.start);
+        let zeros = to + from.len()..gap + segment.memory.end;
+        free.copy_within(from, to);
+        free.get_mut(zeros)?.fill(0);
+    }
+    let kernel = free.get_mut(gap..)?;
+    if let Some(relocations) = &vmlinux.relocations {
+        relocations.apply(kernel, place.virtual_offset);
+        if randomise != Randomise::Nothing {
+            header.loadflags |= KASLR_FLAG;
+        }
+    }
+    Some(place.base + (vmlinux.entry - place.linked.start))
 }
 
-/// Addresses, as sign-extended 32-bit words, to which the virtual offset is added or from which it is taken.
-#[derive(Default)]
-struct Relocations<'a> {
-    add64: &'a [u8],
-    subtract32: &'a [u8],
-    add32: &'a [u8],
-}
-
-/// An unpacked kernel, checked and ready to be placed.
-pub(super) struct Vmlinux<'a> {
-    segments: Vec<Segment<'a>>,
-    relocations: Option<Relocations<'a>>,
-    entry: u64,
-    /// Physical addresses it was linked for, to the end of all it needs at first.
+/// Where a kernel goes.
+#[derive(Debug, PartialEq, Eq)]
+struct Place {
+    /// Physical addresses it was linked for, to the end of all it needs before it knows its memory.
     linked: Range<u64>,
-    alignment: u64,
+    /// Physical address of its start.
+    base: u64,
+    /// How far its virtual addresses are moved, if it has relocations.
+    virtual_offset: u64,
 }
 
-impl<'a> Vmlinux<'a> {
-    /// Takes apart what a bzImage with `header` unpacked to; none if it is not what Linux's build makes.
-    pub fn parse(image: &'a [u8], header: &setup_header) -> Option<Self> {
+impl Place {
+    fn choose(header: &setup_header, limit: u64, randomise: Randomise, lots: Lots) -> Option<Self> {
         let start = header.pref_address;
         let linked = start..start.checked_add(u64::from(header.init_size))?;
         let alignment = u64::from(header.kernel_alignment);
-        if image.len() < 64 || !image.starts_with(b"\x7fELF\x02\x01") || half(image, 18) != 62 {
-            return None;
-        }
-        if !alignment.is_power_of_two()
-            || alignment < 1 << 21
-            || !start.is_multiple_of(alignment)
-            || start == 0
+        let aligned =
+            alignment.is_power_of_two() && alignment >= FIRST_SEGMENT && start.is_multiple_of(alignment);
+        if header.relocatable_kernel == 0
+            || !aligned
+            || start < FIRST_SEGMENT
+            || linked.end > KERNEL_IMAGE_SIZE
         {
             return None;
         }
-        let count = usize::from(half(image, 56));
-        let table = slice(image, word(image, 32), 56 * count as u64)?;
-        if count > PROGRAM_HEADERS_MAX || half(image, 54) != 56 {
+        let room = limit.checked_sub(linked.end)?;
+        let steps = |lot: u64, room: u64| lot % (room / alignment + 1) * alignment;
+        let physical = if randomise == Randomise::Both {
+            steps(lots[0], room)
+        } else {
+            0
+        };
+        let virtual_offset = match randomise {
+            Randomise::Nothing => 0,
+            _ => steps(lots[1], KERNEL_IMAGE_SIZE - linked.end),
+        };
+        Some(Self {
+            base: start + physical,
+            linked,
+            virtual_offset,
+        })
+    }
+}
+
+/// A loadable segment: where it is in the file, and where in memory from the kernel's start.
+#[derive(Debug)]
+struct Segment {
+    file: Range<usize>,
+    memory: Range<usize>,
+}
+
+/// An unpacked kernel, checked and ready to be placed.
+#[derive(Debug)]
+struct Vmlinux {
+    segments: Vec<Segment>,
+    relocations: Option<Relocations>,
+    entry: u64,
+}
+
+impl Vmlinux {
+    /// Takes apart what a bzImage unpacked to; none if it is not what Linux's build makes.
+    fn parse(image: &[u8], linked: &Range<u64>) -> Option<Self> {
+        if image.len() < 64
+            || !image.starts_with(b"\x7fELF\x02\x01")
+            || half(image, 18) != 62
+            || half(image, 54) != 56
+        {
             return None;
         }
+        let table = usize::try_from(word(image, 32)).ok()?;
+        let table = image.get(table..table.checked_add(56 * usize::from(half(image, 56)))?)?;
         let mut segments = Vec::new();
+        let mut done = 0;
         for program in table.chunks_exact(56).filter(|p| p.starts_with(&[1, 0, 0, 0])) {
             let [offset, paddr, in_file, in_memory] = [8, 24, 32, 40].map(|at| word(program, at));
-            let end = paddr.checked_add(in_memory)?;
-            if paddr < linked.start || end > linked.end || in_file > in_memory {
+            if paddr < linked.start || paddr.checked_add(in_memory)? > linked.end || in_file > in_memory {
                 return None;
             }
+            let memory = paddr - linked.start..paddr - linked.start + in_memory;
+            // In ascending order and never upwards, so that no segment is overwritten before it has moved.
+            if memory.start < done || memory.start.checked_add(FIRST_SEGMENT)? > offset {
+                return None;
+            }
+            done = memory.end;
+            let file = offset..offset.checked_add(in_file)?;
+            let file = usize::try_from(file.start).ok()?..usize::try_from(file.end).ok()?;
+            image.get(file.clone())?;
             segments.push(Segment {
-                paddr,
-                bytes: slice(image, offset, in_file)?,
+                file,
+                memory: memory.start as usize..memory.end as usize,
             });
         }
         let entry = word(image, 24);
         if segments.is_empty() || !linked.contains(&entry) {
             return None;
         }
-        let elf_end = word(image, 40).checked_add(u64::from(half(image, 58)) * u64::from(half(image, 60)))?;
-        let appended = image.get(usize::try_from(elf_end).ok()?..)?;
-        let relocations = match appended {
+        let end = word(image, 40).checked_add(u64::from(half(image, 58)) * u64::from(half(image, 60)))?;
+        let relocations = match image.get(usize::try_from(end).ok()?..)? {
             [] => None,
-            _ => Some(Relocations::parse(appended).filter(|r| r.inside(&linked))?),
+            appended => Some(Relocations::parse(appended, linked)?),
         };
         Some(Self {
             segments,
             relocations,
             entry,
-            linked,
-            alignment,
         })
     }
-
-    /// The physical address up to which memory is needed at least.
-    pub fn end(&self) -> u64 {
-        self.linked.end
-    }
-
-    /// Writes the kernel to memory below `limit`, which is not below [`Vmlinux::end`]; returns its first
-    /// instruction's address, and sets what `header` has to tell it.
-    pub fn place(
-        &self,
-        mem: &GuestMemMmap,
-        limit: u64,
-        randomise: Randomise,
-        lots: Lots,
-        header: &mut setup_header,
-    ) -> Result<u64, GuestMemoryError> {
-        let size = self.linked.end - self.linked.start;
-        let room = limit.saturating_sub(self.linked.end);
-        let steps = |lot: u64, room: u64| lot % (room / self.alignment + 1) * self.alignment;
-        let randomise = if self.relocations.is_some() {
-            randomise
-        } else {
-            Randomise::Nothing
-        };
-        let physical = if randomise == Randomise::Both {
-            steps(lots[0], room)
-        } else {
-            0
-        };
-        let virtual_ = match (randomise, KERNEL_IMAGE_SIZE.checked_sub(self.linked.start + size)) {
-            (Randomise::Virtual | Randomise::Both, Some(room)) => steps(lots[1], room),
-            _ => 0,
-        };
-        for segment in &self.segments {
-            mem.write_slice(segment.bytes, GuestAddress(segment.paddr + physical))?;
-        }
-        if let Some(relocations) = self.relocations.as_ref().filter(|_| virtual_ != 0) {
-            relocations.apply(mem, physical, virtual_)?;
-        }
-        if randomise != Randomise::Nothing {
-            header.loadflags |= KASLR_FLAG;
-        }
-        Ok(self.entry + physical)
-    }
 }
 
-fn slice(image: &[u8], offset: u64, len: u64) -> Option<&[u8]> {
-    let start = usize::try_from(offset).ok()?;
-    image.get(start..start.checked_add(usize::try_from(len).ok()?)?)
+/// Offsets from the kernel's start at which an address has to follow the virtual base.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Relocations {
+    add64: Vec<usize>,
+    subtract32: Vec<usize>,
+    add32: Vec<usize>,
 }
 
-impl<'a> Relocations<'a> {
-    /// Lists of words after zeros: 64-bit ones, inverse 32-bit ones (not since Linux 6.15), 32-bit ones.
-    fn parse(appended: &'a [u8]) -> Option<Self> {
+impl Relocations {
+    /// Lists of sign-extended addresses, each after a zero: 64-bit ones, inverse 32-bit ones (not since
+    /// Linux 6.15), 32-bit ones.
+    fn parse(appended: &[u8], linked: &Range<u64>) -> Option<Self> {
         if !appended.len().is_multiple_of(4) {
             return None;
         }
-        let mut lists = Vec::new();
-        let mut start = None;
-        for at in (0..appended.len()).step_by(4) {
-            if appended[at..at + 4] == [0; 4] {
-                lists.extend(start.map(|start| &appended[start..at]));
-                start = Some(at + 4);
-            } else if start.is_none() || lists.len() > 3 {
+        let mut lists: Vec<Vec<usize>> = Vec::new();
+        for word in appended.chunks_exact(4) {
+            let word = i32::from_le_bytes(word.try_into().ok()?);
+            if word == 0 {
+                lists.push(Vec::new());
+                continue;
+            }
+            let target = (i64::from(word) as u64).wrapping_sub(START_KERNEL_MAP);
+            if target < linked.start || target >= linked.end - 8 || lists.len() > 3 {
                 return None;
             }
+            lists.last_mut()?.push((target - linked.start) as usize);
         }
-        lists.extend(start.map(|start| &appended[start..]));
-        match lists[..] {
-            [add64, add32] => Some(Self {
+        let mut lists = lists.into_iter();
+        match (lists.next(), lists.next(), lists.next(), lists.next()) {
+            (Some(add64), Some(add32), None, None) => Some(Self {
                 add64,
                 add32,
-                ..Self::default()
+                subtract32: Vec::new(),
             }),
-            [add64, subtract32, add32] => Some(Self {
+            (Some(add64), Some(subtract32), Some(add32), None) => Some(Self {
                 add64,
                 subtract32,
                 add32,
@@ -186,34 +230,21 @@ impl<'a> Relocations<'a> {
         }
     }
 
-    /// Whether all of them name addresses in the kernel.
-    fn inside(&self, linked: &Range<u64>) -> bool {
-        let mut all = [self.add64, self.subtract32, self.add32]
-            .into_iter()
-            .flat_map(targets);
-        all.all(|at| at >= linked.start && at < linked.end - 8)
-    }
-
-    fn apply(&self, mem: &GuestMemMmap, physical: u64, virtual_: u64) -> Result<(), GuestMemoryError> {
-        for at in targets(self.add64).map(|at| GuestAddress(at + physical)) {
-            mem.write_obj(mem.read_obj::<u64>(at)?.wrapping_add(virtual_), at)?;
-        }
-        let offset = virtual_ as u32;
-        for (list, offset) in [(self.subtract32, offset.wrapping_neg()), (self.add32, offset)] {
-            for at in targets(list).map(|at| GuestAddress(at + physical)) {
-                mem.write_obj(mem.read_obj::<u32>(at)?.wrapping_add(offset), at)?;
+    fn apply(&self, kernel: &mut [u8], offset: u64) {
+        for &at in &self.add64 {
+            if let Some(bytes) = kernel.get_mut(at..).and_then(|k| k.first_chunk_mut()) {
+                *bytes = u64::from_le_bytes(*bytes).wrapping_add(offset).to_le_bytes();
             }
         }
-        Ok(())
+        let offset = offset as u32;
+        for (list, offset) in [(&self.subtract32, offset.wrapping_neg()), (&self.add32, offset)] {
+            for &at in list {
+                if let Some(bytes) = kernel.get_mut(at..).and_then(|k| k.first_chunk_mut()) {
+                    *bytes = u32::from_le_bytes(*bytes).wrapping_add(offset).to_le_bytes();
+                }
+            }
+        }
     }
-}
-
-/// The physical addresses, as linked, that a list of relocations names.
-fn targets(list: &[u8]) -> impl Iterator<Item = u64> {
-    list.chunks_exact(4).map(|word| {
-        let word = i32::from_le_bytes([word[0], word[1], word[2], word[3]]);
-        (i64::from(word) as u64).wrapping_sub(START_KERNEL_MAP)
-    })
 }
 
 #[cfg(test)]

@@ -1,28 +1,21 @@
 use proptest::prelude::*;
-use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
+use super::super::unpack::tests::pack;
 use super::*;
-use crate::layout::Layout;
-use crate::memory::{Backing, allocate};
 
 const BASE: u64 = 0x100_0000;
 const ALIGN: u64 = 0x20_0000;
-
-fn header() -> setup_header {
-    setup_header {
-        pref_address: BASE,
-        init_size: 0x40_0000,
-        kernel_alignment: ALIGN as u32,
-        ..Default::default()
-    }
-}
+const INIT: u64 = 0x40_0000;
+const LOAD: u64 = 0x10_0000;
+const MEMORY: usize = 64 << 20;
+/// Where the payload is from the load address.
+const OFFSET: u32 = 0x100;
 
 /// An ELF file of one segment of `text` at [`BASE`], followed by `lists` of relocations, each after a zero.
 fn elf(text: &[u8], lists: &[&[u32]]) -> Vec<u8> {
     let mut image = b"\x7fELF\x02\x01\x01\0\0\0\0\0\0\0\0\0".to_vec();
-    let end = 64 + 56 + text.len() as u64;
     image.extend([2, 0, 62, 0, 1, 0, 0, 0]);
-    for word in [BASE + 4, 64, end] {
+    for word in [BASE + 4, 64, FIRST_SEGMENT + text.len() as u64] {
         image.extend(word.to_le_bytes());
     }
     image.extend([0; 4]);
@@ -30,16 +23,18 @@ fn elf(text: &[u8], lists: &[&[u32]]) -> Vec<u8> {
         image.extend(half.to_le_bytes());
     }
     image.extend([1, 0, 0, 0, 7, 0, 0, 0]);
+    let (len, in_memory) = (text.len() as u64, text.len() as u64 + 100);
     for word in [
-        120,
+        FIRST_SEGMENT,
         START_KERNEL_MAP + BASE,
         BASE,
-        text.len() as u64,
-        text.len() as u64,
+        len,
+        in_memory,
         ALIGN,
     ] {
         image.extend(word.to_le_bytes());
     }
+    image.resize(FIRST_SEGMENT as usize, 0xee);
     image.extend(text);
     for list in lists {
         image.extend([0; 4]);
@@ -50,10 +45,6 @@ fn elf(text: &[u8], lists: &[&[u32]]) -> Vec<u8> {
 
 fn virtual_address(offset: u64) -> u32 {
     (START_KERNEL_MAP + BASE + offset) as u32
-}
-
-fn memory() -> husk_devices::GuestMem {
-    allocate(&Layout::new(64 << 20, 40).unwrap(), Backing::Anonymous).unwrap()
 }
 
 /// 64-bit at 8, inverse 32-bit at 16, 32-bit at 24.
@@ -72,123 +63,213 @@ fn relocatable() -> Vec<u8> {
     )
 }
 
+/// Guest memory with `vmlinux` packed in a bzImage loaded at [`LOAD`].
+fn memory(vmlinux: &[u8]) -> (Vec<u8>, setup_header) {
+    let packed = pack(vmlinux);
+    let header = setup_header {
+        pref_address: BASE,
+        init_size: INIT as u32,
+        kernel_alignment: ALIGN as u32,
+        relocatable_kernel: 1,
+        payload_offset: OFFSET,
+        payload_length: packed.len() as u32,
+        ..Default::default()
+    };
+    let mut low = vec![0; MEMORY];
+    let at = (LOAD + u64::from(OFFSET)) as usize;
+    low[at..at + packed.len()].copy_from_slice(&packed);
+    (low, header)
+}
+
+fn u64_at(low: &[u8], at: u64) -> u64 {
+    u64::from_le_bytes(low[at as usize..at as usize + 8].try_into().unwrap())
+}
+
+fn u32_at(low: &[u8], at: u64) -> u32 {
+    u32::from_le_bytes(low[at as usize..at as usize + 4].try_into().unwrap())
+}
+
 #[test]
 fn relocations_follow_the_virtual_base_and_segments_the_physical_one() {
-    let image = relocatable();
-    let mut header = header();
-    let vmlinux = Vmlinux::parse(&image, &header).unwrap();
-    let mem = memory();
-    let mem = mem.memory();
-    let entry = vmlinux
-        .place(&mem, 64 << 20, Randomise::Both, [3, 5], &mut header)
-        .unwrap();
-    let (physical, virtual_) = (BASE + 3 * ALIGN, 5 * ALIGN);
+    let (mut low, mut header) = memory(&relocatable());
+    let entry = unpack(
+        &mut low,
+        LOAD,
+        MEMORY as u64,
+        Randomise::Both,
+        [3, 5],
+        &mut header,
+    )
+    .unwrap();
+    let (physical, offset) = (BASE + 3 * ALIGN, 5 * ALIGN);
     assert_eq!(entry, physical + 4);
+    assert_eq!(low[physical as usize..physical as usize + 8], [0x90; 8]);
+    assert_eq!(u64_at(&low, physical + 8), START_KERNEL_MAP + BASE + offset);
+    assert_eq!(u32_at(&low, physical + 16), 0x1000u32.wrapping_sub(offset as u32));
+    assert_eq!(u32_at(&low, physical + 24), virtual_address(offset));
     assert_eq!(
-        mem.read_obj::<u64>(GuestAddress(physical + 8)).unwrap(),
-        START_KERNEL_MAP + BASE + virtual_
-    );
-    assert_eq!(
-        mem.read_obj::<u32>(GuestAddress(physical + 16)).unwrap(),
-        0x1000u32.wrapping_sub(virtual_ as u32)
-    );
-    assert_eq!(
-        mem.read_obj::<u32>(GuestAddress(physical + 24)).unwrap(),
-        virtual_address(virtual_)
+        low[physical as usize + 64..physical as usize + 164],
+        [0; 100],
+        "bss"
     );
     assert_eq!(header.loadflags & KASLR_FLAG, KASLR_FLAG);
 }
 
 #[test]
-fn without_randomisation_it_lies_as_linked() {
-    for image in [relocatable(), elf(&[0x90; 64], &[])] {
-        let mut header = header();
-        let mem = memory();
-        let mem = mem.memory();
-        let vmlinux = Vmlinux::parse(&image, &header).unwrap();
-        let entry = vmlinux
-            .place(&mem, 64 << 20, Randomise::Nothing, [7, 7], &mut header)
-            .unwrap();
+fn without_randomisation_or_relocations_it_keeps_its_virtual_addresses() {
+    for (image, randomise) in [
+        (relocatable(), Randomise::Nothing),
+        (elf(&[0x90; 64], &[]), Randomise::Virtual),
+    ] {
+        let (mut low, mut header) = memory(&image);
+        let entry = unpack(&mut low, LOAD, MEMORY as u64, randomise, [7, 7], &mut header).unwrap();
         assert_eq!((entry, header.loadflags & KASLR_FLAG), (BASE + 4, 0));
-        let mut text = [0; 64];
-        mem.read_slice(&mut text, GuestAddress(BASE)).unwrap();
-        assert_eq!(text, image[120..184]);
+        assert_eq!(
+            low[BASE as usize..BASE as usize + 64],
+            image[FIRST_SEGMENT as usize..][..64]
+        );
     }
 }
 
 #[test]
 fn the_bases_stay_where_there_is_room() {
     let image = relocatable();
-    for limit in [BASE + 0x40_0000, BASE + 0x60_0000, 64 << 20] {
+    for limit in [BASE + INIT, BASE + INIT + ALIGN, MEMORY as u64] {
         for number in [0, 1, 17, u64::MAX] {
-            let mut header = header();
-            let mem = memory();
-            let mem = mem.memory();
-            let vmlinux = Vmlinux::parse(&image, &header).unwrap();
-            let entry = vmlinux
-                .place(&mem, limit, Randomise::Both, [number, number], &mut header)
-                .unwrap();
+            let (mut low, mut header) = memory(&image);
+            let before = low.clone();
+            let entry = unpack(&mut low, LOAD, limit, Randomise::Both, [number; 2], &mut header).unwrap();
             let base = entry - 4;
             assert!(
-                base >= BASE && base + 0x40_0000 <= limit && base.is_multiple_of(ALIGN),
+                base >= BASE && base + INIT <= limit && base.is_multiple_of(ALIGN),
                 "{base:#x}"
             );
-            let moved = mem.read_obj::<u64>(GuestAddress(base + 8)).unwrap() - START_KERNEL_MAP;
-            assert!(moved + 0x40_0000 <= KERNEL_IMAGE_SIZE, "{moved:#x}");
+            let moved = u64_at(&low, base + 8) - START_KERNEL_MAP;
+            assert!(moved + INIT <= KERNEL_IMAGE_SIZE, "{moved:#x}");
+            assert!(low[..(base - FIRST_SEGMENT) as usize] == before[..(base - FIRST_SEGMENT) as usize]);
+            assert!(
+                low[limit as usize..] == before[limit as usize..],
+                "an initrd is left alone"
+            );
         }
     }
 }
 
 #[test]
+fn a_packed_kernel_just_below_the_base_is_not_overwritten() {
+    // Incompressible, so that it reaches into the two megabytes below the base.
+    let mut state = 1u64;
+    let noise: Vec<u8> = (0..29 << 19)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 56) as u8
+        })
+        .collect();
+    let image = elf(&noise, &[]);
+    let (mut low, mut header) = memory(&image);
+    header.init_size = 20 << 20;
+    let end = LOAD as usize + OFFSET as usize + header.payload_length as usize;
+    assert!(
+        end > (BASE - FIRST_SEGMENT) as usize && end <= BASE as usize,
+        "{end:#x}"
+    );
+    let before = low[..end].to_vec();
+    unpack(
+        &mut low,
+        LOAD,
+        MEMORY as u64,
+        Randomise::Nothing,
+        [0; 2],
+        &mut header,
+    )
+    .unwrap();
+    assert!(low[..end] == before && low[BASE as usize..][..noise.len()] == noise);
+}
+
+#[test]
 fn kernels_since_6_15_have_two_lists() {
+    let linked = BASE..BASE + INIT;
     let image = elf(
         &[0; 64],
         &[&[virtual_address(8)], &[virtual_address(24), virtual_address(32)]],
     );
-    let vmlinux = Vmlinux::parse(&image, &header()).unwrap();
-    let relocations = vmlinux.relocations.unwrap();
+    let relocations = Vmlinux::parse(&image, &linked).unwrap().relocations.unwrap();
     assert_eq!(
-        [
-            relocations.add64.len(),
-            relocations.subtract32.len(),
-            relocations.add32.len()
-        ],
-        [4, 0, 8]
+        relocations,
+        Relocations {
+            add64: vec![8],
+            subtract32: vec![],
+            add32: vec![24, 32]
+        }
     );
 }
 
 #[test]
 fn what_linux_does_not_make_is_left_to_the_decompressor() {
-    let outside = (START_KERNEL_MAP + BASE + 0x40_0000) as u32;
+    let outside = virtual_address(INIT);
     let bad = [
         elf(&[0; 64], &[&[outside], &[], &[]]),
         elf(&[0; 64], &[&[], &[], &[], &[]]),
         elf(&[0; 64], &[&[]]),
         [elf(&[0; 64], &[]), vec![1, 2, 3, 4]].concat(),
-        elf(&vec![0; 0x40_0001], &[]),
+        elf(&vec![0; INIT as usize + 1], &[]),
         b"\x7fELF\x02\x01".to_vec(),
         Vec::new(),
     ];
     for (i, image) in bad.iter().enumerate() {
-        assert!(Vmlinux::parse(image, &header()).is_none(), "{i}");
+        let (mut low, mut header) = memory(image);
+        let end = LOAD as usize + OFFSET as usize + header.payload_length as usize;
+        let before = low[..end].to_vec();
+        assert!(
+            unpack(
+                &mut low,
+                LOAD,
+                MEMORY as u64,
+                Randomise::Both,
+                [1; 2],
+                &mut header
+            )
+            .is_none(),
+            "{i}"
+        );
+        assert!(low[..end] == before, "the bzImage is as it was");
+    }
+    for spoil in [
+        |h: &mut setup_header| h.relocatable_kernel = 0,
+        |h: &mut setup_header| h.kernel_alignment = 0,
+        |h: &mut setup_header| h.init_size = u32::MAX,
+        |h: &mut setup_header| h.pref_address = u64::MAX,
+    ] {
+        let (mut low, mut header) = memory(&relocatable());
+        spoil(&mut header);
+        assert!(
+            unpack(
+                &mut low,
+                LOAD,
+                MEMORY as u64,
+                Randomise::Both,
+                [1; 2],
+                &mut header
+            )
+            .is_none()
+        );
     }
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
+    #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn damaged_kernels_stay_in_bounds(flips in prop::collection::vec((0usize..260, any::<u8>()), 1..6)) {
+    fn damaged_kernels_stay_in_bounds(flips in prop::collection::vec((0usize..260, any::<u8>()), 1..6), lots: [u64; 2]) {
         let mut image = relocatable();
         for (at, value) in flips {
+            let at = if at < 120 { at } else { FIRST_SEGMENT as usize + at - 120 };
             let at = at % image.len();
             image[at] = value;
         }
-        let mut header = header();
-        if let Some(vmlinux) = Vmlinux::parse(&image, &header) {
-            let mem = memory();
-            let entry = vmlinux.place(&mem.memory(), 64 << 20, Randomise::Both, [1, 1], &mut header).unwrap();
-            prop_assert!((BASE..64 << 20).contains(&entry));
+        let (mut low, mut header) = memory(&image);
+        if let Some(entry) = unpack(&mut low, LOAD, MEMORY as u64, Randomise::Both, lots, &mut header) {
+            prop_assert!((BASE..MEMORY as u64).contains(&entry));
         }
     }
 }
