@@ -1,8 +1,8 @@
 //! Booting the lab and shutting it down.
 
 use super::image::{self, Image};
-use super::ssh;
 use super::state::{Lab, Place, Process};
+use super::{autopsy, ssh};
 use crate::checkout;
 use crate::progress::{Progress, Step};
 use crate::shell;
@@ -53,7 +53,13 @@ pub fn up(progress: &Progress) -> Result<Lab> {
             wait_until_unused(&place)?;
             shut_down(&place, &old);
         } else {
-            eprintln!("the lab does not answer: booting it again");
+            match autopsy::perform(&place, &old) {
+                Ok(report) => eprintln!(
+                    "the lab does not answer, see {}: booting it again",
+                    report.display()
+                ),
+                Err(error) => eprintln!("the lab does not answer ({error:#}): booting it again"),
+            }
         }
         clear(&place, &old);
     }
@@ -250,7 +256,7 @@ fn qemu(place: &Place, image: &Image, sockets: &Path, port: u16) -> Result<Comma
     let memory = memory_mib()?;
     let processors = std::thread::available_parallelism()?.get().clamp(2, 4);
     let root = image.root();
-    let _ = std::fs::remove_file(place.file("serial.log"));
+    let _ = std::fs::rename(place.file("serial.log"), place.file("serial.log.old"));
     let mut qemu = image.command("usr/bin/qemu-system-x86_64");
     // The disk's changes go to a file there that has no name.
     qemu.env("TMPDIR", place.folder())
@@ -273,7 +279,7 @@ fn qemu(place: &Place, image: &Image, sockets: &Path, port: u16) -> Result<Comma
         .arg(image.initrd())
         .arg("-append")
         .arg(format!(
-            "root=/dev/vda rw console=ttyS0 net.ifnames=0 panic=1 mitigations=off nokaslr systemd.show_status=0 husk.lab={config}"
+            "root=/dev/vda rw console=ttyS0 net.ifnames=0 panic=1 unknown_nmi_panic panic_print=0x41 mitigations=off nokaslr systemd.show_status=0 husk.lab={config}"
         ))
         .args(["-drive", &format!("if=none,id=disk,format=raw,snapshot=on,cache=unsafe,discard=unmap,file={}", comma(&image.disk()))])
         .args(["-device", "virtio-blk-pci,drive=disk"])

@@ -2,6 +2,7 @@
 //!
 //! Where the machine runs guests natively there is no lab: the same commands run on the machine itself.
 
+mod autopsy;
 mod boot;
 mod here;
 mod image;

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
 use std::path::Path;
 use std::time::SystemTime;
+use tempfile::NamedTempFile;
 
 /// A command in the lab.
 #[derive(Debug)]
@@ -15,16 +16,23 @@ pub struct Remote<'a> {
     place: &'a Place,
     lab: &'a Lab,
     id: String,
+    /// Has bytes once the lab has let us in.
+    connected: NamedTempFile,
 }
 
 impl<'a> Remote<'a> {
     /// A command to be.
-    pub fn new(place: &'a Place, lab: &'a Lab) -> Self {
+    pub fn new(place: &'a Place, lab: &'a Lab) -> Result<Self> {
         let now = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
             .unwrap_or_default();
         let id = format!("{}-{}", std::process::id(), now.as_nanos());
-        Self { place, lab, id }
+        Ok(Self {
+            place,
+            lab,
+            id,
+            connected: NamedTempFile::new()?,
+        })
     }
 
     /// The ssh that runs `command` under this id.
@@ -33,6 +41,13 @@ impl<'a> Remote<'a> {
         if command.tty {
             ssh.arg("-tt");
         }
+        let note = format!("echo >{}", shell::quote(&self.connected.path().to_string_lossy()));
+        ssh.args([
+            "-o",
+            "PermitLocalCommand=yes",
+            "-o",
+            &format!("LocalCommand={}", note.replace('%', "%%")),
+        ]);
         let share = share()?.to_string_lossy().into_owned();
         let mut env = vec![
             (
@@ -83,22 +98,25 @@ impl<'a> Remote<'a> {
     /// Its exit status as recorded in the lab; nothing if it never started.
     ///
     /// # Errors
-    /// If the connection was lost while it ran.
+    /// If the connection was lost after it may have started.
     pub fn status(&self) -> Result<Option<u8>> {
-        if !self.lab.alive() {
-            bail!("the lab has ended; the next command boots it again");
-        }
         let state = format!("/run/husk-lab/runs/{}", self.id);
         let ask = format!("[ -e {state} ] || exit 1; cat {state}/status || exit 2");
-        let answer = ssh::quietly(self.place, self.lab.port, &ask, GRACE);
+        let answer = match self.lab.alive() {
+            true => ssh::quietly(self.place, self.lab.port, &ask, GRACE),
+            false => None,
+        };
         match answer {
             Some((Some(0), status)) => status
                 .trim()
                 .parse()
                 .map(Some)
                 .context("the lab records no status"),
-            Some((Some(1) | Some(255), _)) | None => Ok(None),
-            Some(_) => bail!("the connection to the command was lost"),
+            Some((Some(1), _)) => Ok(None),
+            _ if !self.connected.path().metadata().is_ok_and(|file| file.len() > 0) => Ok(None),
+            _ => bail!(
+                "the connection to the command was lost; the next command boots the lab again if it is dead"
+            ),
         }
     }
 }

@@ -103,7 +103,7 @@ impl Command {
     /// Runs it in `lab`; nothing if it did not start.
     fn run_in(&self, place: &Place, lab: &Lab, output: &mut Output<'_>) -> Result<Option<u8>> {
         let signals = Signals::take()?;
-        let remote = Remote::new(place, lab);
+        let remote = Remote::new(place, lab)?;
         let mut ssh = remote.ssh(self)?;
         signals.deafen(&mut ssh);
         let status = match attend(&mut ssh, self.timeout, &signals, output, &|_, signal| {
