@@ -130,6 +130,8 @@ impl Bench {
         self.trace.begin(EXECS)?;
         let mut started = Started::start(vmm, &self.kit, Source::Kernel(TIMED), KERNEL_PATIENCE)?;
         let to_userspace = started.until(MARKER)?;
+        started.until("\n")?;
+        let uptime: f64 = started.serial.said().trim().parse().context("no uptime")?;
         let (to_exit, cpu) = started.ended()?;
         let execs = self.trace.end(None)?;
         let Some(run) = run else {
@@ -137,6 +139,7 @@ impl Bench {
         };
         let report = |metric, value| measured(vmm.name(), metric, "ms", value, run);
         report("to_userspace_ms", to_userspace);
+        report("guest_clock_ms", uptime * 1e3);
         report("to_exit_ms", to_exit);
         report("cpu_ms", cpu);
         if let (Some((_, first)), Some(vmm)) = (execs.execs.first(), execs.exec("husk-vmm")) {
@@ -189,12 +192,20 @@ impl Bench {
         let mut started = Started::start(vmm, &self.kit, Source::Disk(copy.path()), DISK_PATIENCE)?;
         let case = vmm.disk_name();
         let to_userspace = started.until(SYSTEMD)?;
+        let uptime = stamp(&started.serial.said()).context("the kernel's log has no times")?;
         if plan.thorough {
             measured(&case, "to_login_ms", "ms", started.until(LOGIN)?, run);
         }
         measured(&case, "to_userspace_ms", "ms", to_userspace, run);
+        measured(&case, "guest_clock_ms", "ms", uptime * 1e3, run);
         Ok(())
     }
+}
+
+/// Seconds of the kernel's clock before the last line of its log: `[    3.141592] `.
+fn stamp(log: &str) -> Option<f64> {
+    let (_, last) = log.rsplit_once('[')?;
+    last.split_once(']')?.0.trim().parse().ok()
 }
 
 fn measured(case: &str, metric: &str, unit: &str, value: f64, run: u32) {
@@ -267,4 +278,22 @@ fn environment(kit: &Kit) -> Result<BTreeMap<String, serde_json::Value>> {
         ("disk_userspace_is", json!(SYSTEMD)),
     ];
     Ok(entries.map(|(name, value)| (name.to_owned(), value)).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_tells_the_time() {
+        assert_eq!(stamp("[    0.5] a\n[   12.034567] "), Some(12.034_567));
+        assert_eq!(stamp("Debian GNU/Linux\n"), None);
+    }
+
+    #[test]
+    fn every_case_is_first_in_some_round() {
+        let mut first: Vec<&str> = (1..=3).map(|run| rotated(Vmm::ALL, run)[0].name()).collect();
+        first.sort_unstable();
+        assert_eq!(first, ["husk", "qemu-microvm", "qemu-q35"]);
+    }
 }

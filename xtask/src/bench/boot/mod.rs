@@ -137,7 +137,11 @@ fn measure(plan: &Plan, progress: &Progress, record: &mut Record, profiles: &mut
             Ok(Message::News(news)) => step.news(&news),
             Ok(Message::Failed(what)) => step.say(&format!("failed, done again: {what}")),
             Ok(Message::Measured(measurement)) => record.measurements.push(measurement),
-            Ok(Message::Env(more)) => record.env.extend(more),
+            Ok(Message::Env(more)) => {
+                // The first thing told: a lab that is lost begins anew.
+                record.measurements.clear();
+                record.env.extend(more);
+            }
             Ok(Message::Profile(profile)) => {
                 profiles.retain(|known: &Profile| known.case != profile.case);
                 profiles.push(profile);

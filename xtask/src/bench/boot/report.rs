@@ -18,6 +18,7 @@ const KERNEL: &[Line] = &[
         "start → user space, ms",
         "kernel and initrd: start → user space, ms",
     ),
+    ("guest_clock_ms", "  of them by the guest's own clock", ""),
     ("vmm_to_userspace_ms", "  from the exec of husk-vmm, ms", ""),
     (
         "pre_kernel_ms",
@@ -50,6 +51,7 @@ const DISK: &[Line] = &[
         "start → systemd's first line, ms",
         "stock Debian disk: start → systemd's first line, ms",
     ),
+    ("guest_clock_ms", "  of them by the guest's own clock", ""),
     (
         "to_login_ms",
         "start → login prompt, ms",
