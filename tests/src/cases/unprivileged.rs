@@ -54,7 +54,7 @@ fn run(scene: &Scene) -> Result<()> {
     scene.part("not in group kvm", || {
         let run = Session::piped(as_user(&home, None, &words)?, &scene.log("mine.refused.log"))?;
         let text = run.wait(PATIENCE)?.fails(1)?;
-        says(&text, &["/dev/kvm", "group"])
+        says(&text, &["/dev/kvm", "permission denied", "usermod -aG kvm"])
     });
     Ok(())
 }
