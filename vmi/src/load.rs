@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use crate::field::{FieldError, Note, OneLine};
-use crate::plan::Restart;
 use crate::schema::{Found, VM_SPEC, VMI_SPEC, check};
 use crate::types::Spec;
 
@@ -29,8 +28,6 @@ pub struct Vmi {
     pub annotations: BTreeMap<String, String>,
     /// What it asks for.
     pub spec: Spec,
-    /// What to do when it has ended.
-    pub restart: Restart,
     /// Where `spec` stands in the document: `spec` or `spec.template.spec`.
     pub(crate) path: &'static str,
     /// Valid fields that are refused, found while reading.
@@ -270,7 +267,7 @@ fn read_vmi(object: &Map<String, Value>) -> Result<Vmi, Vec<FieldError>> {
     let spec = spec(object.get("spec"), "spec", &mut found);
     let metadata = Metadata::of(object.get("metadata"));
     let (name, namespace) = identity(&metadata, &mut found);
-    build(found, name, namespace, metadata, spec, Restart::Never, "spec")
+    build(found, name, namespace, metadata, spec, "spec")
 }
 
 fn read_vm(object: &Map<String, Value>) -> Result<Vmi, Vec<FieldError>> {
@@ -289,7 +286,7 @@ fn read_vm(object: &Map<String, Value>) -> Result<Vmi, Vec<FieldError>> {
     let mut spec = spec(template.get("spec"), PATH, &mut found);
     let metadata = Metadata::of(object.get("metadata"));
     let (name, namespace) = identity(&metadata, &mut found);
-    let restart = run_strategy(&vm, &mut found);
+    run_strategy(&vm, &mut found);
     // A VirtualMachine's instances keep one system UUID, which depends on its name only.
     if spec.domain.firmware.uuid.is_none() {
         spec.domain.firmware.uuid = Some(uuid::Uuid::new_v5(&VM_UUIDS, name.as_bytes()).to_string());
@@ -300,7 +297,6 @@ fn read_vm(object: &Map<String, Value>) -> Result<Vmi, Vec<FieldError>> {
         namespace,
         Metadata::of(template.get("metadata")),
         spec,
-        restart,
         PATH,
     )
 }
@@ -308,15 +304,11 @@ fn read_vm(object: &Map<String, Value>) -> Result<Vmi, Vec<FieldError>> {
 /// The namespace of the UUIDs that KubeVirt derives from the names of VirtualMachines.
 const VM_UUIDS: uuid::Uuid = uuid::uuid!("6a1a24a1-4061-4607-8bf4-a3963d0c5895");
 
-fn run_strategy(vm: &Value, found: &mut Found) -> Restart {
+fn run_strategy(vm: &Value, found: &mut Found) {
     let running = vm.get("running").and_then(Value::as_bool);
     let strategy = vm.get("runStrategy").and_then(Value::as_str);
-    let mut halted = |field| {
-        found.notes.push(Note::new(
-            field,
-            "a cluster would leave it stopped; it is started because it is run here",
-        ))
-    };
+    const STARTED: &str = "a cluster would leave it stopped; it is started because it is run here";
+    const ENDED: &str = "a cluster would start it again when it has ended; it is not started again here";
     match (running, strategy) {
         (Some(_), Some(_)) => {
             let text = "Running and RunStrategy are mutually exclusive";
@@ -326,17 +318,16 @@ fn run_strategy(vm: &Value, found: &mut Found) -> Restart {
             let text = "One of Running or RunStrategy must be specified";
             found.schema.push(FieldError::required("spec.running", text));
         }
-        (Some(true), None) | (None, Some("Always")) => return Restart::Always,
-        (None, Some("RerunOnFailure")) => return Restart::OnFailure,
+        (Some(true), None) => found.notes.push(Note::new("spec.running", ENDED)),
+        (None, Some("Always" | "RerunOnFailure")) => found.notes.push(Note::new("spec.runStrategy", ENDED)),
         (None, Some("Once" | "Manual")) => {}
-        (Some(false), None) => halted("spec.running"),
-        (None, Some("Halted")) => halted("spec.runStrategy"),
+        (Some(false), None) => found.notes.push(Note::new("spec.running", STARTED)),
+        (None, Some("Halted")) => found.notes.push(Note::new("spec.runStrategy", STARTED)),
         (None, Some(other)) => {
             let text = format!("Invalid RunStrategy ({other})");
             found.schema.push(FieldError::invalid("spec.runStrategy", text));
         }
     }
-    Restart::Never
 }
 
 /// Checks everything around the spec of a VMI, which for a VirtualMachine lies deeper.
@@ -422,7 +413,6 @@ fn build(
     namespace: String,
     metadata: Metadata,
     spec: Spec,
-    restart: Restart,
     path: &'static str,
 ) -> Result<Vmi, Vec<FieldError>> {
     if !found.schema.is_empty() {
@@ -434,7 +424,6 @@ fn build(
         labels: metadata.labels,
         annotations: metadata.annotations,
         spec,
-        restart,
         path,
         unsupported: found.unsupported,
         notes: found.notes,

@@ -5,10 +5,7 @@ mod common;
 use std::path::PathBuf;
 
 use common::{vmi, with};
-use husk_vmi::{
-    BootPlan, CacheMode, DiskSource, ErrorPolicy, FieldError, IoMode, Memory, PodResources, Restart,
-    Topology, VmPlan, plan,
-};
+use husk_vmi::{BootPlan, CacheMode, DiskSource, FieldError, Memory, PodResources, Topology, VmPlan, plan};
 use serde_json::{Value, json};
 
 fn given() -> PodResources {
@@ -56,12 +53,8 @@ fn defaults_are_those_of_kubevirt() {
     );
     assert!(!plan.rng && plan.balloon && plan.serial_console && plan.acpi && !plan.start_paused);
     assert_eq!((plan.grace_period_seconds, plan.rtc_offset_seconds), (30, 0));
-    assert_eq!(plan.restart, Restart::Never);
     let disk = &plan.disks[0];
-    assert_eq!(
-        (disk.cache, disk.io, disk.error_policy),
-        (CacheMode::Auto, IoMode::Auto, ErrorPolicy::Stop)
-    );
+    assert_eq!(disk.cache, CacheMode::Auto);
     assert_eq!(
         plan.boot,
         BootPlan::Disks {
@@ -93,10 +86,7 @@ fn what_is_given_is_planned() {
     assert_eq!(plan.serial.as_deref(), Some("SN-1"));
     assert_eq!(plan.grace_period_seconds, 0);
     let disk = &plan.disks[0];
-    assert_eq!(
-        (disk.cache, disk.io, disk.error_policy),
-        (CacheMode::WriteBack, IoMode::Threads, ErrorPolicy::Report)
-    );
+    assert_eq!(disk.cache, CacheMode::WriteBack);
     assert!(disk.read_only && disk.shareable);
     assert_eq!(disk.serial.as_deref(), Some("D-1"));
 }

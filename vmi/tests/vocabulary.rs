@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use common::{base, faults, vmi, with};
 use husk_vmi::{
-    BootPlan, DiskSource, KernelFile, LoadError, Loaded, PodResources, Restart, Topology, VmPlan, load, plan,
+    BootPlan, DiskSource, KernelFile, LoadError, Loaded, PodResources, Topology, VmPlan, load, plan,
 };
 use serde_json::{Value, json};
 
@@ -167,7 +167,6 @@ fn a_machine_is_planned_and_other_documents_are_told_apart() {
         }
     );
     assert_eq!(plan.memory.guest_bytes, 4_000_002_048, "whole pages");
-    assert_eq!(plan.restart, Restart::Always);
     assert_eq!(
         plan.boot,
         BootPlan::Disks {
@@ -190,6 +189,7 @@ fn a_machine_is_planned_and_other_documents_are_told_apart() {
         noted(&plan),
         [
             "spec.template.spec.nodeSelector: is for the pod that a cluster runs the VM in; it changes nothing in the VM",
+            "spec.running: a cluster would start it again when it has ended; it is not started again here",
             "spec.template.spec.domain.devices.disks[1]: no bus is given; the disk is virtio, not sata",
             "spec.template.spec.domain.devices.interfaces[0].model: e1000 is served as virtio",
             "spec.template.spec.networks: networks are not attached yet (default); the VM has none",
@@ -495,6 +495,21 @@ fn fields_that_are_met_differently_are_noted_by_path() {
             "domain.devices.disks[0].tag",
         ),
         (
+            "domain/devices/disks/0/errorPolicy",
+            json!("stop"),
+            "domain.devices.disks[0].errorPolicy",
+        ),
+        (
+            "domain/devices/disks/0/io",
+            json!("native"),
+            "domain.devices.disks[0].io",
+        ),
+        (
+            "domain/features/acpi/enabled",
+            json!(false),
+            "domain.features.acpi.enabled",
+        ),
+        (
             "domain/devices/disks/0/disk/bus",
             json!("sata"),
             "domain.devices.disks[0].disk.bus",
@@ -523,8 +538,54 @@ fn fields_that_are_met_differently_are_noted_by_path() {
 }
 
 #[test]
+fn a_vm_that_would_be_started_again_is_not_in_silence() {
+    for (given, field) in [
+        ("runStrategy: Always", Some("spec.runStrategy")),
+        ("runStrategy: RerunOnFailure", Some("spec.runStrategy")),
+        ("running: true", Some("spec.running")),
+        ("runStrategy: Once", None),
+    ] {
+        let text = DESKTOP
+            .replace("running: false", given)
+            .replace("cdrom: {bus: sata}", "disk: {bus: virtio, readonly: true}");
+        assert!(text.contains(given));
+        let all = husk_vmi::notes(&only(&text));
+        let found: Vec<&str> = all
+            .iter()
+            .filter(|note| note.field.starts_with("spec.run"))
+            .map(|note| note.field.as_str())
+            .collect();
+        assert_eq!(found, Vec::from_iter(field), "{given}");
+    }
+}
+
+#[test]
+fn a_container_disk_that_can_be_written_is_noted() {
+    for (target, noted) in [
+        (json!({"bus": "virtio"}), true),
+        (json!({"bus": "virtio", "readonly": true}), false),
+    ] {
+        let manifest = with(&[
+            ("domain/devices/disks/0/disk", target),
+            (
+                "volumes/0",
+                json!({"name": "root", "containerDisk": {"image": "i"}}),
+            ),
+        ]);
+        let notes = husk_vmi::notes(&vmi(&manifest));
+        let found = notes
+            .iter()
+            .any(|note| note.field == "spec.volumes[0].containerDisk");
+        assert_eq!(found, noted, "{notes:?}");
+    }
+}
+
+#[test]
 fn fields_that_ask_for_nothing_are_silent() {
     let manifest = with(&[
+        ("domain/devices/disks/0/errorPolicy", json!("report")),
+        ("domain/devices/disks/0/io", json!("")),
+        ("domain/features/acpi/enabled", json!(true)),
         ("domain/devices/gpus", json!([])),
         ("domain/devices/autoattachVSOCK", json!(false)),
         ("domain/devices/blockMultiQueue", json!(false)),

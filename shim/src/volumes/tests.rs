@@ -2,7 +2,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::PathBuf;
 
-use husk_vmi::{CacheMode, ErrorPolicy, FileRef, IoMode};
+use husk_vmi::{CacheMode, FileRef};
 use rustix::fs::{CWD, Mode, fcntl_getfl, mkfifoat};
 
 use super::*;
@@ -43,8 +43,6 @@ fn disk(source: DiskSource) -> DiskPlan {
         read_only: false,
         serial: None,
         cache: CacheMode::Auto,
-        io: IoMode::Auto,
-        error_policy: ErrorPolicy::Stop,
         shareable: false,
         boot_order: None,
         source,

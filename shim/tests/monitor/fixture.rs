@@ -8,9 +8,7 @@ use husk_proto::shim::v1::{InfoRequest, InfoResponse, Phase, Status, WatchStatus
 use husk_shim::client::{PodClient, connect};
 use husk_shim::launch::{LaunchError, MonitorConfig, launch};
 use husk_shim::state::{RuntimeDir, VmDir};
-use husk_vmi::{
-    BootPlan, CacheMode, DiskPlan, DiskSource, ErrorPolicy, IoMode, Memory, Restart, Topology, VmPlan,
-};
+use husk_vmi::{BootPlan, CacheMode, DiskPlan, DiskSource, Memory, Topology, VmPlan};
 
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -47,7 +45,6 @@ pub fn plan(name: &str) -> VmPlan {
         rtc_offset_seconds: 0,
         grace_period_seconds: 30,
         start_paused: false,
-        restart: Restart::Never,
         notes: Vec::new(),
     }
 }
@@ -59,8 +56,6 @@ pub fn disk(name: &str, source: DiskSource) -> DiskPlan {
         read_only: false,
         serial: None,
         cache: CacheMode::Auto,
-        io: IoMode::Auto,
-        error_policy: ErrorPolicy::Stop,
         shareable: false,
         boot_order: None,
         source,

@@ -6,7 +6,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use uuid::Uuid;
 
-use super::{CacheMode, DiskPlan, DiskSource, ErrorPolicy, IoMode, PodResources};
+use super::{CacheMode, DiskPlan, DiskSource, PodResources};
 use crate::field::FieldError;
 use crate::load::Vmi;
 use crate::quantity::Quantity;
@@ -83,8 +83,6 @@ pub(super) fn plan(
             read_only,
             serial: disk.serial.filter(|serial| !serial.is_empty()),
             cache: cache(disk.cache.as_deref()),
-            io: io(disk.io.as_deref()),
-            error_policy: error_policy(disk.error_policy.as_deref()),
             shareable: disk.shareable,
             boot_order: disk.boot_order.and_then(|order| u32::try_from(order).ok()),
             source,
@@ -113,23 +111,6 @@ fn cache(text: Option<&str>) -> CacheMode {
         Some("writethrough") => CacheMode::WriteThrough,
         Some("writeback") => CacheMode::WriteBack,
         _ => CacheMode::Auto,
-    }
-}
-
-fn io(text: Option<&str>) -> IoMode {
-    match text {
-        Some("native") => IoMode::Native,
-        Some("threads") => IoMode::Threads,
-        _ => IoMode::Auto,
-    }
-}
-
-fn error_policy(text: Option<&str>) -> ErrorPolicy {
-    match text {
-        Some("report") => ErrorPolicy::Report,
-        Some("ignore") => ErrorPolicy::Ignore,
-        Some("enospace") => ErrorPolicy::Enospace,
-        _ => ErrorPolicy::Stop,
     }
 }
 

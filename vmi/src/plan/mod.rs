@@ -10,13 +10,13 @@ use uuid::Uuid;
 
 pub(crate) use disks::{decode, effective};
 pub use types::{
-    BootPlan, CacheMode, DiskPlan, DiskSource, ErrorPolicy, FileRef, IoMode, KernelFile, KernelOverride,
-    Memory, PodResources, Restart, Topology, VmPlan,
+    BootPlan, CacheMode, DiskPlan, DiskSource, FileRef, KernelFile, KernelOverride, Memory, PodResources,
+    Topology, VmPlan,
 };
 
 use crate::field::FieldError;
 use crate::load::Vmi;
-use crate::validate::{support, validate};
+use crate::validate::{notes, validate};
 
 /// Seconds between the power button and the kill, where the manifest does not say.
 const GRACE_PERIOD: u64 = 30;
@@ -30,8 +30,7 @@ const GRACE_PERIOD: u64 = 30;
 pub fn plan(vmi: &Vmi, resources: &PodResources) -> Result<VmPlan, Vec<FieldError>> {
     validate(vmi)?;
     let mut errors = Vec::new();
-    let mut notes = vmi.notes.clone();
-    notes.extend(support(vmi).notes);
+    let mut notes = notes(vmi);
 
     let domain = &vmi.spec.domain;
     let devices = &domain.devices;
@@ -67,7 +66,6 @@ pub fn plan(vmi: &Vmi, resources: &PodResources) -> Result<VmPlan, Vec<FieldErro
         rtc_offset_seconds,
         grace_period_seconds: vmi.spec.termination_grace_period_seconds.unwrap_or(GRACE_PERIOD),
         start_paused: vmi.spec.start_strategy.as_deref() == Some("Paused"),
-        restart: vmi.restart,
         notes,
     })
 }

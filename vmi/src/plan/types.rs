@@ -68,8 +68,6 @@ pub struct VmPlan {
     pub grace_period_seconds: u64,
     /// Leave the vCPUs stopped until the VM is resumed.
     pub start_paused: bool,
-    /// What to do when the VM has ended.
-    pub restart: Restart,
     /// What the manifest asks for that is met differently; one warning each.
     pub notes: Vec<Note>,
 }
@@ -120,10 +118,6 @@ pub struct DiskPlan {
     pub serial: Option<String>,
     /// How the host caches it.
     pub cache: CacheMode,
-    /// How the host submits its I/O.
-    pub io: IoMode,
-    /// What an I/O error does.
-    pub error_policy: ErrorPolicy,
     /// Another VM may have it open too.
     pub shareable: bool,
     /// Boot order, from 1.
@@ -196,34 +190,6 @@ pub enum CacheMode {
     WriteBack,
 }
 
-/// `disks[].io`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum IoMode {
-    /// Not given.
-    #[default]
-    Auto,
-    /// The kernel's asynchronous I/O.
-    Native,
-    /// A pool of threads.
-    Threads,
-}
-
-/// `disks[].errorPolicy`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ErrorPolicy {
-    /// Pause the VM (KubeVirt's default).
-    #[default]
-    Stop,
-    /// Tell the guest.
-    Report,
-    /// Tell nobody.
-    Ignore,
-    /// Pause the VM if the host is out of space, else tell the guest.
-    Enospace,
-}
-
 /// What is booted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -268,17 +234,4 @@ pub struct FileRef {
     pub dir: PathBuf,
     /// The file, relative to it; holds no `.`, `..` or empty component.
     pub path: PathBuf,
-}
-
-/// What to do when the VM has ended by itself.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Restart {
-    /// Nothing: a VirtualMachineInstance, and a VirtualMachine with runStrategy Manual, Once or Halted.
-    #[default]
-    Never,
-    /// Start it again unless the guest powered it off: runStrategy RerunOnFailure.
-    OnFailure,
-    /// Start it again: `running: true`, runStrategy Always.
-    Always,
 }

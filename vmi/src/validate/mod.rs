@@ -11,10 +11,10 @@ mod network;
 mod support;
 mod volumes;
 
-use crate::field::FieldError;
+use crate::field::{FieldError, Note};
 use crate::load::Vmi;
 
-pub(crate) use support::support;
+use support::support;
 
 /// The most entries of a list of volumes, disks, networks or interfaces.
 const LIST_LIMIT: usize = 256;
@@ -33,6 +33,14 @@ pub fn validate(vmi: &Vmi) -> Result<(), Vec<FieldError>> {
     errors.extend(vmi.unsupported.iter().cloned());
     errors.extend(support(vmi).unsupported);
     if errors.is_empty() { Ok(()) } else { Err(errors) }
+}
+
+/// What a valid VMI asks for that is met differently, as far as the manifest alone tells;
+/// [`VmPlan::notes`](crate::VmPlan::notes) has these and what depends on the caller.
+pub fn notes(vmi: &Vmi) -> Vec<Note> {
+    let mut notes = vmi.notes.clone();
+    notes.extend(support(vmi).notes);
+    notes
 }
 
 fn list_limit(path: &str, length: usize, errors: &mut Vec<FieldError>) {

@@ -4,6 +4,7 @@ use crate::field::{FieldError, Note};
 use crate::load::Vmi;
 use crate::plan::effective;
 use crate::schema::Found;
+use crate::types::Disk;
 
 /// Says which valid values are refused and which are met differently.
 pub(crate) fn support(vmi: &Vmi) -> Found {
@@ -30,6 +31,12 @@ fn machine(vmi: &Vmi, found: &mut Found) {
     if !matches!(model, "" | "host-model" | "host-passthrough") {
         let text = format!("'{model}' is not emulated; the guest sees the host's CPU");
         found.notes.push(Note::new(vmi.at("domain.cpu.model"), text));
+    }
+    if domain.features.acpi.as_ref().is_some_and(|acpi| !acpi.is_on()) {
+        let text =
+            "the guest is given ACPI tables all the same; a stop kills it at once, without the power button";
+        let path = vmi.at("domain.features.acpi.enabled");
+        found.notes.push(Note::new(path, text));
     }
     if domain.features.apic.as_ref().is_some_and(|apic| !apic.is_on()) {
         let text = "a machine without APIC is not supported";
@@ -103,18 +110,23 @@ fn disks(vmi: &Vmi, found: &mut Found) {
             continue;
         }
         let path = vmi.at(&format!("domain.devices.disks[{i}]"));
+        settings(disk, &path, found);
+        let position = vmi.spec.volumes.iter().position(|v| v.name == disk.name);
+        if let Some(position) = position
+            && vmi.spec.volumes[position].container_disk.is_some()
+            && target.is_none_or(|target| target.readonly != Some(true))
+        {
+            let path = vmi.at(&format!("volumes[{position}].containerDisk"));
+            let text = "the VM writes to a copy, which ends with it";
+            found.notes.push(Note::new(path, text));
+        }
         match target
             .and_then(|target| target.bus.as_deref())
             .unwrap_or_default()
         {
             "virtio" => {}
             "" if i >= listed => {
-                let position = vmi
-                    .spec
-                    .volumes
-                    .iter()
-                    .position(|v| v.name == disk.name)
-                    .unwrap_or(0);
+                let position = position.unwrap_or(0);
                 let text = "no disk uses this volume; it is given a virtio disk";
                 found
                     .notes
@@ -136,6 +148,22 @@ fn disks(vmi: &Vmi, found: &mut Found) {
             // Refused by KubeVirt's own rule.
             _ => {}
         }
+    }
+}
+
+/// Settings of a disk that are met only by chance. `report` is what happens to every I/O error.
+fn settings(disk: &Disk, path: &str, found: &mut Found) {
+    if let Some(policy) = disk.error_policy.as_deref()
+        && policy != "report"
+    {
+        let text = format!("'{policy}' is not supported yet; every I/O error is reported to the guest");
+        found.notes.push(Note::new(format!("{path}.errorPolicy"), text));
+    }
+    if let Some(io) = disk.io.as_deref().filter(|io| !io.is_empty()) {
+        let text = format!(
+            "'{io}' is not chosen by the manifest: I/O is io_uring, or threads where that is switched off"
+        );
+        found.notes.push(Note::new(format!("{path}.io"), text));
     }
 }
 
