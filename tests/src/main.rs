@@ -17,6 +17,10 @@ struct Args {
     /// Run only tests whose name contains one of these
     filters: Vec<String>,
 
+    /// The names are whole names
+    #[arg(long)]
+    exact: bool,
+
     /// List the tests and run none
     #[arg(long)]
     list: bool,
@@ -48,6 +52,7 @@ fn main() -> ExitCode {
             cases::ALL,
             &Selection {
                 filters: args.filters,
+                exact: args.exact,
                 keep: args.keep,
             },
         ),

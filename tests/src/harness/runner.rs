@@ -25,6 +25,8 @@ const LOG_TAIL: usize = 4 << 10;
 pub struct Selection {
     /// Cases whose name contains one of these; all if there is none.
     pub filters: Vec<String>,
+    /// A filter is the whole name.
+    pub exact: bool,
     /// Keep the folders of cases that fail.
     pub keep: bool,
 }
@@ -53,7 +55,14 @@ pub fn run(cases: &[Case], selection: &Selection) -> Result<bool> {
         .tempdir_in("/var/tmp")
         .context("cannot make a folder in /var/tmp")?;
     let wanted = |case: &&Case| {
-        selection.filters.is_empty() || selection.filters.iter().any(|filter| case.name.contains(filter))
+        let meant = |filter: &String| {
+            if selection.exact {
+                case.name == filter
+            } else {
+                case.name.contains(filter)
+            }
+        };
+        selection.filters.is_empty() || selection.filters.iter().any(meant)
     };
     let mut tally = Tally::default();
     let mut kept = false;
