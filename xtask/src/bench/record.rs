@@ -45,7 +45,8 @@ impl Record {
 
     /// Writes `target/bench/NAME.json` and says where it is.
     pub fn write(&self, name: &str) -> Result<PathBuf> {
-        let mut list = vec![json!({ "bench": name, "env": self.env })];
+        let bench = self.measurements.first().map_or(name, |first| &first.bench);
+        let mut list = vec![json!({ "bench": bench, "env": self.env })];
         for measurement in &self.measurements {
             list.push(serde_json::to_value(measurement)?);
         }

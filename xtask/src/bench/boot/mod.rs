@@ -107,13 +107,15 @@ pub fn run(args: Args) -> Result<()> {
     env("complete", json!(measured.is_ok()));
     // Also of a benchmark that ended early: what was measured is true.
     println!("{}", report::text(&record, &mut profiles));
-    let plot = record::file("boot", "svg")?;
+    // A look at whether it works does not replace a measurement.
+    let name = if args.quick { "boot-quick" } else { "boot" };
+    let plot = record::file(name, "svg")?;
     std::fs::write(
         &plot,
         svg::draw(&report::setting(&record), &report::plot(&record)),
     )
     .context("cannot write the plot")?;
-    println!("\n{}\n{}", record.write("boot")?.display(), plot.display());
+    println!("\n{}\n{}", record.write(name)?.display(), plot.display());
     measured
 }
 
@@ -137,11 +139,7 @@ fn measure(plan: &Plan, progress: &Progress, record: &mut Record, profiles: &mut
             Ok(Message::News(news)) => step.news(&news),
             Ok(Message::Failed(what)) => step.say(&format!("failed, done again: {what}")),
             Ok(Message::Measured(measurement)) => record.measurements.push(measurement),
-            Ok(Message::Env(more)) => {
-                // The first thing told: a lab that is lost begins anew.
-                record.measurements.clear();
-                record.env.extend(more);
-            }
+            Ok(Message::Env(more)) => record.env.extend(more),
             Ok(Message::Profile(profile)) => {
                 profiles.retain(|known: &Profile| known.case != profile.case);
                 profiles.push(profile);
