@@ -107,6 +107,13 @@ impl SerialPort {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
+    fn ask_for_input(&self, state: &mut State) {
+        if state.input_wanted && state.uart.fifo_capacity() > 0 {
+            state.input_wanted = false;
+            let _ = self.drained.write(1);
+        }
+    }
+
     /// Takes up to `limit` bytes of guest output.
     pub fn take_output(&self, limit: usize) -> Vec<u8> {
         let mut state = self.state();
@@ -164,16 +171,16 @@ impl BusDevice for SerialPort {
         data.fill(0xff);
         let mut state = self.state();
         data[0] = state.uart.read(offset as u8);
-        if state.input_wanted && state.uart.fifo_capacity() > 0 {
-            state.input_wanted = false;
-            let _ = self.drained.write(1);
-        }
+        self.ask_for_input(&mut state);
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
-        if let Err(error) = self.state().uart.write(offset as u8, data[0]) {
+        let mut state = self.state();
+        if let Err(error) = state.uart.write(offset as u8, data[0]) {
             tracing::debug!(%error, "serial port write");
         }
+        // A write may end loopback, in which no input is taken and none is read.
+        self.ask_for_input(&mut state);
     }
 }
 
@@ -229,6 +236,16 @@ mod tests {
         assert_eq!(byte, [b'x']);
         assert_eq!(wanted.read().unwrap(), 1);
         assert_eq!(port.send(&[b'y'; 100]), 1);
+    }
+
+    #[test]
+    fn input_that_came_during_loopback_is_asked_for_when_it_ends() {
+        let (port, _, _, wanted) = port();
+        port.write(4, &[0x10]); // loopback
+        assert_eq!(port.send(b"x"), 0);
+        port.write(4, &[0x08]);
+        assert_eq!(wanted.read().unwrap(), 1);
+        assert_eq!(port.send(b"x"), 1);
     }
 
     #[test]
