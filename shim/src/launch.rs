@@ -18,7 +18,7 @@ pub struct MonitorConfig {
     pub runtime_dir: PathBuf,
     /// The VM.
     pub plan: VmPlan,
-    /// The manifest, kept for `husk inspect`.
+    /// The manifest's metadata, kept for `husk inspect`.
     pub vmi: serde_json::Value,
 }
 

@@ -1,6 +1,6 @@
 //! `husk rm`.
 
-use husk_shim::state::{RuntimeDir, StateError};
+use husk_shim::state::RuntimeDir;
 
 use crate::ending::{How, end_all};
 use crate::failure::Failure;
@@ -31,20 +31,18 @@ pub(crate) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let runtime = RuntimeDir::locate()?;
-    let state = |vm: &VmRef| runtime.path().join(&vm.namespace).join(&vm.name);
-    let had_state: Vec<_> = args.vms.iter().map(|vm| state(vm).exists()).collect();
-    runtime.sweep()?;
+    let is_live = |vm: &VmRef| runtime.find(&vm.namespace, &vm.name).is_ok();
+    let lived: Vec<_> = args.vms.iter().map(is_live).collect();
+    let swept: Vec<_> = runtime.sweep()?.iter().map(pod::reference).collect();
     let mut running = Vec::new();
-    for (vm, had_state) in args.vms.iter().zip(had_state) {
-        match runtime.find(&vm.namespace, &vm.name) {
-            Ok(_) => running.push(vm.clone()),
-            Err(StateError::NotFound { .. }) if had_state && !state(vm).exists() => {
-                eprintln!("{vm}: removed what its monitor had left");
-            }
-            Err(StateError::NotFound { .. }) if args.force => {}
-            Err(_) => {
-                pod::find(vm)?;
-            }
+    for (vm, lived) in args.vms.iter().zip(lived) {
+        if is_live(vm) {
+            running.push(vm.clone());
+        } else if swept.contains(vm) {
+            eprintln!("{vm}: removed what its monitor had left");
+        } else if !lived && !args.force {
+            // Says what is wrong; one that ended just now has left nothing to remove.
+            pod::find(vm)?;
         }
     }
     let how = if args.force {

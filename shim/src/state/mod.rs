@@ -6,7 +6,8 @@
 //!                        plan.json vmi.json pod.sock console.log monitor.log
 //! ```
 //!
-//! A directory whose monitor.pid nobody has locked belonged to a monitor that died; [`RuntimeDir::sweep`] removes
+//! A directory goes all at once: it is moved to RUNTIME/.removing, then deleted.
+//! One whose monitor.pid nobody has locked belonged to a monitor that died; [`RuntimeDir::sweep`] removes
 //! it, file by known file: nothing Husk did not make is ever deleted.
 
 mod lock;
@@ -124,16 +125,19 @@ impl RuntimeDir {
         })
     }
 
-    /// Removes what monitors that died left behind and returns how many there were.
-    pub fn sweep(&self) -> Result<usize, StateError> {
+    /// Removes what monitors that died left behind and returns whose it was.
+    pub fn sweep(&self) -> Result<Vec<VmDir>, StateError> {
         if !self.path.exists() {
-            return Ok(0);
+            return Ok(Vec::new());
         }
         let _lock = self.lock()?;
-        let mut swept = 0;
+        if let Err(error) = vm_dir::clear(&self.aside()) {
+            warn!(%error, "what a dead monitor left stays");
+        }
+        let mut swept = Vec::new();
         for dir in self.directories()?.into_iter().filter(VmDir::is_abandoned) {
-            match dir.remove() {
-                Ok(()) => swept += 1,
+            match dir.remove(self) {
+                Ok(()) => swept.push(dir),
                 Err(error) => warn!(dir = %dir.path().display(), %error, "what a dead monitor left stays"),
             }
         }
@@ -152,7 +156,7 @@ impl RuntimeDir {
             });
         }
         if dir.is_abandoned() {
-            dir.remove()?;
+            dir.remove(self)?;
         }
         private_dirs(dir.path())?;
         let claimed = ClaimedDir::lock(self.clone(), dir)?;
@@ -175,6 +179,11 @@ impl RuntimeDir {
     fn lock(&self) -> Result<fs::File, StateError> {
         let path = self.path.join(".lock");
         lock::exclusive(&path).map_err(StateError::io(&path))
+    }
+
+    /// Where a directory is while it is being removed: its name is no namespace's.
+    fn aside(&self) -> PathBuf {
+        self.path.join(".removing")
     }
 
     fn vm_dir(&self, namespace: &str, name: &str) -> Result<VmDir, StateError> {

@@ -23,7 +23,7 @@ fn a_claimed_vm_is_found_until_it_is_removed() {
         runtime.claim("default", "demo"),
         Err(StateError::Exists { .. })
     ));
-    assert_eq!(runtime.sweep().unwrap(), 0);
+    assert_eq!(runtime.sweep().unwrap(), []);
 
     claimed.remove().unwrap();
     assert_eq!(runtime.list().unwrap(), []);
@@ -33,20 +33,22 @@ fn a_claimed_vm_is_found_until_it_is_removed() {
 #[test]
 fn what_a_dead_monitor_left_is_swept_or_taken_over() {
     let (_home, runtime) = runtime();
+    let mut left = None;
     for _ in 0..2 {
         let claimed = runtime.claim("default", "demo").unwrap();
         fs::write(claimed.dir().console_log(), "hello").unwrap();
         let dir = claimed.dir().clone();
         drop(claimed);
+        left = Some(dir.clone());
         assert!(!dir.is_live() && dir.path().exists());
         assert!(matches!(
             runtime.find("default", "demo"),
             Err(StateError::NotFound { .. })
         ));
     }
-    assert_eq!(runtime.sweep().unwrap(), 1);
+    assert_eq!(runtime.sweep().unwrap(), Vec::from_iter(left));
     assert!(!runtime.path().join("default").exists());
-    assert_eq!(runtime.sweep().unwrap(), 0);
+    assert_eq!(runtime.sweep().unwrap(), []);
 }
 
 #[test]
@@ -58,7 +60,7 @@ fn a_sweep_deletes_nothing_husk_did_not_make() {
     fs::write(foreign.join("thesis.tex"), "x").unwrap();
     let kept = runtime.path().join("default/dead/kept");
     fs::write(&kept, "x").unwrap();
-    assert_eq!(runtime.sweep().unwrap(), 0);
+    assert_eq!(runtime.sweep().unwrap(), []);
     assert!(kept.exists() && foreign.join("thesis.tex").exists());
 }
 
@@ -83,7 +85,7 @@ fn names_stay_inside_the_directory() {
 fn a_crash_between_mkdir_and_lock_blocks_nothing() {
     let (_home, runtime) = runtime();
     fs::create_dir_all(runtime.path().join("default/demo")).unwrap();
-    assert_eq!(runtime.sweep().unwrap(), 0);
+    assert_eq!(runtime.sweep().unwrap(), []);
     runtime.claim("default", "demo").unwrap().remove().unwrap();
 }
 
@@ -94,4 +96,20 @@ fn directories_are_private() {
     for path in [runtime.path(), claimed.dir().path()] {
         assert_eq!(fs::metadata(path).unwrap().mode() & 0o777, 0o700);
     }
+}
+
+#[test]
+fn a_removal_that_was_cut_short_is_completed() {
+    let (_home, runtime) = runtime();
+    let claimed = runtime.claim("default", "demo").unwrap();
+    let aside = runtime.aside();
+    fs::rename(claimed.dir().path(), &aside).unwrap();
+    drop(claimed);
+    assert_eq!(runtime.list().unwrap(), []);
+    runtime.claim("default", "other").unwrap().remove().unwrap();
+    assert!(!aside.exists());
+    fs::create_dir(&aside).unwrap();
+    fs::write(aside.join("plan.json"), "{}").unwrap();
+    assert_eq!(runtime.sweep().unwrap(), []);
+    assert!(!aside.exists());
 }

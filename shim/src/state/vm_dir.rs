@@ -61,17 +61,11 @@ impl VmDir {
         self.path.join("pod.sock")
     }
 
-    /// What the guest wrote to its serial console, raw bytes. When it grows large it becomes
-    /// [`VmDir::console_log_before`] and starts anew, so a follower reopens it when its inode changes.
+    /// What the guest wrote to its serial console, raw bytes. When it grows large it becomes `console.log.1` and starts
+    /// anew, so a follower reopens it when its inode changes.
     #[must_use]
     pub fn console_log(&self) -> PathBuf {
         self.path.join("console.log")
-    }
-
-    /// The part of the console's output before [`VmDir::console_log`], if there is that much.
-    #[must_use]
-    pub fn console_log_before(&self) -> PathBuf {
-        self.path.join("console.log.1")
     }
 
     /// The log of the monitor and its VMM.
@@ -86,7 +80,7 @@ impl VmDir {
         self.path.join("plan.json")
     }
 
-    /// The manifest it was started from, as JSON.
+    /// The metadata of the manifest it was started from, as JSON.
     #[must_use]
     pub fn vmi(&self) -> PathBuf {
         self.path.join("vmi.json")
@@ -119,24 +113,37 @@ impl VmDir {
         lock::is_held(&file)
     }
 
-    /// Removes the directory and its namespace's if that was the last. Under the runtime directory's lock.
-    pub(super) fn remove(&self) -> Result<(), StateError> {
-        for name in FILES.into_iter().chain([PID]) {
-            let path = self.path.join(name);
-            match fs::remove_file(&path) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                    return Err(StateError::Io { path, source: e });
-                }
-                _ => {}
-            }
+    /// Removes the directory, and its namespace's if that was the last. Under the runtime directory's lock.
+    ///
+    /// It is moved aside first, so that nobody ever sees a part of it.
+    pub(super) fn remove(&self, runtime: &RuntimeDir) -> Result<(), StateError> {
+        let aside = runtime.aside();
+        clear(&aside)?;
+        fs::rename(&self.path, &aside).map_err(StateError::io(&self.path))?;
+        if let Err(error) = clear(&aside) {
+            // What Husk did not make stays where it was.
+            let _ = fs::rename(&aside, &self.path);
+            return Err(error);
         }
-        fs::remove_dir(&self.path).map_err(StateError::io(&self.path))?;
         if let Some(namespace) = self.path.parent() {
             // Fails where another VM is in it, which is as it should be.
             let _ = fs::remove_dir(namespace);
         }
         Ok(())
     }
+}
+
+/// Removes a VM's directory, file by known file; does nothing where it is not.
+pub(super) fn clear(dir: &Path) -> Result<(), StateError> {
+    let gone = |path: &Path, removed: io::Result<()>| match removed {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(StateError::io(path)(e)),
+        _ => Ok(()),
+    };
+    for name in FILES.into_iter().chain([PID]) {
+        let path = dir.join(name);
+        gone(&path, fs::remove_file(&path))?;
+    }
+    gone(dir, fs::remove_dir(dir))
 }
 
 /// A VM's directory that this process owns; dropping it without [`ClaimedDir::remove`] leaves it for a sweep.
@@ -170,6 +177,6 @@ impl ClaimedDir {
     /// Removes the directory with all that is in it.
     pub fn remove(self) -> Result<(), StateError> {
         let _lock = self.runtime.lock()?;
-        self.dir.remove()
+        self.dir.remove(&self.runtime)
     }
 }
