@@ -4,13 +4,18 @@
 //! one running vCPU and in memory the host has yet to back. Done here, the guest begins in the kernel proper.
 //! Formats without a memory-safe decoder as fast as the kernel's are left to the decompressor.
 
+use std::num::NonZero;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 use linux_loader::loader::bootparam::setup_header;
 
 /// LZ4's legacy frame, the one Linux uses: blocks of this size, each after its packed length.
 const LZ4_MAGIC: [u8; 4] = [0x02, 0x21, 0x4c, 0x18];
 const LZ4_BLOCK: usize = 8 << 20;
+/// More are of no use: a kernel has some seven blocks.
+const THREADS_MAX: usize = 8;
 
 /// Where in guest memory the packed kernel is, if the bzImage loaded at `load` holds one in a format
 /// [`lz4`] knows. `setup_header` is its header, `low` guest memory from address 0.
@@ -28,18 +33,40 @@ pub(super) fn unpacked_size(payload: &[u8]) -> Option<usize> {
     Some(u32::from_le_bytes(*size) as usize)
 }
 
-/// Unpacks into `out`, which has [`unpacked_size`] bytes; none if that does not come out exactly.
+/// Unpacks into `out`, which has [`unpacked_size`] bytes; none if that does not come out exactly. Blocks
+/// unpack independently of each other, so as many threads as there are processors share them.
 pub(super) fn lz4(payload: &[u8], out: &mut [u8]) -> Option<()> {
     let mut rest = payload.strip_prefix(&LZ4_MAGIC)?;
-    let mut at = 0;
+    let mut blocks = Vec::new();
+    let mut outputs = out.chunks_mut(LZ4_BLOCK);
     while rest.len() > 4 {
         let (len, next) = rest.split_first_chunk()?;
         let (block, next) = next.split_at_checked(u32::from_le_bytes(*len) as usize)?;
-        let end = out.len().min(at + LZ4_BLOCK);
-        at += lz4_flex::block::decompress_into(block, out.get_mut(at..end)?).ok()?;
+        blocks.push((block, outputs.next()?));
         rest = next;
     }
-    (at == out.len()).then_some(())
+    if outputs.next().is_some() {
+        return None;
+    }
+    let threads = thread::available_parallelism()
+        .map_or(1, NonZero::get)
+        .clamp(1, THREADS_MAX);
+    let queue = Mutex::new(blocks.into_iter());
+    let work = || {
+        loop {
+            let block = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some((block, out)) = block else { return true };
+            if lz4_flex::block::decompress_into(block, out).ok() != Some(out.len()) {
+                return false;
+            }
+        }
+    };
+    let done = thread::scope(|scope| {
+        let helpers: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        let mine = work();
+        helpers.into_iter().all(|h| h.join().unwrap_or(false)) && mine
+    });
+    done.then_some(())
 }
 
 #[cfg(test)]
