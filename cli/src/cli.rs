@@ -14,12 +14,16 @@ use crate::commands::Command;
     version,
     disable_help_subcommand = true,
     after_help = "\
-Exit status: 0 done, 1 failed, 2 wrong command line or manifest; `husk run` has more, see `husk run --help`.
+Exit status: 0 done, 1 failed, 2 wrong command line or manifest; `husk run` has
+more, see its --help.
 
 Environment:
-  XDG_RUNTIME_DIR  where VMs of users other than root keep their state
-  RUST_LOG         log filter, such as debug or husk_shim=trace; logs go to stderr
-  NO_COLOR         never print colours"
+  HUSK_RUNTIME_DIR  state of VMs; else /run/husk or XDG_RUNTIME_DIR/husk
+  HUSK_SCRATCH_DIR  emptyDisks, copies of containerDisks; else /var/tmp
+  HUSK_VMM          the VMM; else husk-vmm beside husk or on PATH
+  HUSK_KVM          the KVM device, taken as it is; else /dev/kvm
+  RUST_LOG          log filter, such as debug or husk_shim=trace
+  NO_COLOR          never print colours"
 )]
 pub(crate) struct Cli {
     /// Log what is being done to stderr; twice for more

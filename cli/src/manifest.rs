@@ -61,6 +61,11 @@ fn parse(source: &str, text: &str) -> Result<Manifest, Failure> {
     }
 }
 
+/// What is said about an object that is no VM.
+pub(crate) fn left_alone(ignored: &str) -> String {
+    format!("{ignored} is left alone: only VirtualMachineInstance and VirtualMachine are run")
+}
+
 /// One line per wrong field.
 pub(crate) fn wrong(errors: &[FieldError]) -> Failure {
     Failure::Manifest(errors.iter().map(ToString::to_string).collect())

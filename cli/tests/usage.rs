@@ -100,7 +100,11 @@ fn a_valid_manifest_is_said_to_be() {
     let root = tempfile::tempdir().unwrap();
     assert_eq!(
         on_stdin(root.path(), &["validate", "-"], VALID),
-        (0, "demo is valid\n".into(), "".into())
+        (
+            0,
+            "demo is valid\n".into(),
+            "note: spec.networks: the pod network, which is the default, is not attached yet; the VM has none\n".into()
+        )
     );
 }
 
@@ -116,7 +120,8 @@ fn several_manifests_are_told_apart() {
     let (code, stdout, stderr) = told(&output(root.path(), &["validate", &good, &bad]));
     assert_eq!((code, stdout), (2, format!("{good}: demo is valid\n")));
     assert!(
-        stderr.starts_with(&format!("error: {bad}: no VirtualMachineInstance")),
+        stderr.starts_with(&format!("note: {good}: spec.networks: "))
+            && stderr.contains(&format!("\nerror: {bad}: no VirtualMachineInstance")),
         "{stderr}"
     );
 }
@@ -149,6 +154,72 @@ fn run_refuses_what_makes_no_sense_before_it_starts() {
         let told = on_stdin(&runtime, args, text);
         assert_eq!(told, (2, "".into(), format!("error: {error}\n")), "{args:?}");
         assert!(!runtime.exists());
+    }
+}
+
+#[test]
+fn a_volume_is_given_to_the_vms_that_have_it() {
+    let root = tempfile::tempdir().unwrap();
+    let with_disk = |name: &str| {
+        let volume = format!("  volumes: [{{name: {name}, containerDisk: {{image: x}}}}]\n");
+        format!("{}{volume}", VALID.replace("demo", name))
+    };
+    let kernel = "    firmware: {kernelBoot: {container: {image: x, kernelPath: /k}}}\n    resources";
+    let third = VALID.replace("demo", "c").replace("    resources", kernel);
+    let text = format!("{}---\n{}---\n{third}", with_disk("a"), with_disk("b"));
+    let volumes = ["a=/x", "b=/x", "kernel-boot-volume=/x"];
+    let given: Vec<&str> = volumes.iter().flat_map(|volume| ["--volume", volume]).collect();
+    let mut command = husk(&root.path().join("run"), &["run", "-"]);
+    let mut child = command
+        .args(&given)
+        .env("HUSK_KVM", "/dev/null")
+        .env("HUSK_VMM", "/bin/false")
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let (code, _, stderr) = told(&child.wait_with_output().unwrap());
+    // It got as far as opening the first VM's data.
+    assert_eq!(code, 1, "{stderr}");
+    assert!(
+        stderr.ends_with("error: a: volume \"a\": /x: No such file or directory\n"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn files_that_are_not_there_are_named_by_what_named_them() {
+    let root = tempfile::tempdir().unwrap();
+    let manifest = root.path().join("vm.yaml");
+    std::fs::write(&manifest, VALID).unwrap();
+    for (kvm, args, error) in [
+        (
+            "/nonexistent",
+            &["--detach", "--kernel", "k"][..],
+            "error: no access to KVM: /nonexistent: No such file or directory: \
+             run `husk doctor` to see what is missing\n",
+        ),
+        (
+            "/dev/null",
+            &["--detach", "--kernel", "/nonexistent"],
+            "error: demo: --kernel: /nonexistent: No such file or directory\n",
+        ),
+        (
+            "/dev/null",
+            &["--kernel", "/proc/version", "--initrd", "/proc"],
+            "error: demo: --initrd: /proc is a directory, not a regular file\n",
+        ),
+    ] {
+        let mut command = husk(&root.path().join("run"), &["run", manifest.to_str().unwrap()]);
+        command
+            .args(args)
+            .env("HUSK_KVM", kvm)
+            .env("HUSK_VMM", "/bin/false");
+        let (code, stdout, stderr) = told(&command.output().unwrap());
+        assert_eq!((code, stdout.as_str()), (1, ""), "{args:?}");
+        assert!(stderr.ends_with(error), "{stderr}");
+        assert!(!root.path().join("run/default").exists());
     }
 }
 
@@ -227,8 +298,11 @@ fn help_is_a_manual_and_hides_the_monitor() {
     let (code, stdout, _) = told(&output(root.path(), &["--help"]));
     assert_eq!(code, 0);
     assert!(!stdout.contains("monitor"));
+    for variable in ["HUSK_RUNTIME_DIR", "HUSK_SCRATCH_DIR", "HUSK_VMM", "HUSK_KVM"] {
+        assert!(stdout.contains(variable), "{stdout}");
+    }
     let (_, stdout, _) = told(&output(root.path(), &["run", "--help"]));
-    for status in ["10 ", "11 ", "12 ", "130 "] {
+    for status in ["10 ", "11 ", "12 ", "129 ", "130 "] {
         assert!(stdout.contains(&format!("  {status}")), "{stdout}");
     }
     let (_, stdout, _) = told(&output(root.path(), &["--version"]));

@@ -8,6 +8,7 @@
 
 pub mod client;
 pub mod console;
+pub mod kvm;
 pub mod launch;
 pub mod monitor;
 pub mod state;

@@ -47,10 +47,10 @@ enum Format {
 struct Inspected {
     #[serde(flatten)]
     view: View,
-    /// `husk_vmi::VmPlan`.
-    plan: Value,
     /// The manifest's metadata.
     metadata: Value,
+    /// `husk_vmi::VmPlan`.
+    plan: Value,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
@@ -59,8 +59,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         let info = pod::info(&mut client::connect(&dir).await?).await?;
         Ok(Inspected {
             view: View::new(&dir, Some(info)),
-            plan: read(&dir.plan())?,
             metadata: read(&dir.vmi())?,
+            plan: read(&dir.plan())?,
         })
     })?;
     output::print(&match args.output {

@@ -1,5 +1,6 @@
 //! `husk run`.
 
+use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process;
@@ -8,11 +9,11 @@ use std::time::Duration;
 use husk_proto::shim::v1::KillRequest;
 use husk_shim::launch::{LaunchError, MonitorConfig, launch};
 use husk_shim::state::RuntimeDir;
-use husk_vmi::{KernelOverride, PodResources, VmPlan, Vmi};
+use husk_vmi::{KERNEL_VOLUME, KernelOverride, PodResources, VmPlan, Vmi};
 
 use crate::console::{self, AtInputEnd, End};
 use crate::failure::{Failure, RUNTIME, chain, one_line};
-use crate::foreground::{BOOT_FAILED, Foreground};
+use crate::foreground::{BOOT_FAILED, Follower, Foreground};
 use crate::manifest::{self, Manifest};
 use crate::signals::Signals;
 use crate::vm_ref::VmRef;
@@ -33,27 +34,31 @@ const REACH: Duration = Duration::from_secs(5);
 Exit status, of the first VM in the file that did not power off:
   0    the guest powered off; with --detach: the VM runs
   1    the VM could not be started, was killed, or Husk failed
-  2    the command line or the manifest is wrong: one line `FIELD: REASON` each, nothing was started
+  2    the command line or the manifest is wrong: `FIELD: REASON`, a line each
   10   the guest's kernel panicked
   11   the guest's processor shut down (triple fault)
   12   no kernel could be loaded
+  129  the terminal went away; the VMs run on
   130  killed by a second Ctrl-C
 
-A VM boots, in this order of preference, --kernel, the manifest's firmware.kernelBoot, or the kernel that its first
-bootable disk carries.
+What boots: --kernel, else the manifest's firmware.kernelBoot, else the kernel
+that the first bootable disk carries.
 
 Examples:
   husk run vm.yaml
   husk run vm.yaml --console
   husk run vm.yaml --volume rootdisk=debian.img --detach
-  husk run vm.yaml --kernel vmlinuz --initrd initrd.img --append 'console=ttyS0 root=/dev/vda1'
+  husk run vm.yaml --kernel vmlinuz --initrd initrd.img --append root=/dev/vda1
   kubectl get vmi demo -o yaml | husk run -")]
 pub(crate) struct Args {
     /// The manifest; `-` reads it from stdin
     #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     file: String,
 
-    /// Back a containerDisk, persistentVolumeClaim or dataVolume by an image, a block device or a directory
+    /// Where the data of a volume is: an image, a block device or a directory
+    ///
+    /// For containerDisks (copied first), persistentVolumeClaims and dataVolumes, instead of a hostDisk's path, and
+    /// for `kernel-boot-volume`, a directory with the files of firmware.kernelBoot.container.
     #[arg(long = "volume", value_name = "NAME=PATH", value_parser = volume)]
     volumes: Vec<(String, PathBuf)>,
 
@@ -108,7 +113,7 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
     }
     let runtime_dir = RuntimeDir::locate()?;
     for ignored in &manifest.ignored {
-        eprintln!("note: {ignored} is left alone: only VirtualMachineInstance and VirtualMachine are run");
+        eprintln!("note: {}", manifest::left_alone(ignored));
     }
     let mut configs = Vec::new();
     for (vmi, plan) in manifest.vmis.iter().zip(plans) {
@@ -146,28 +151,27 @@ fn plans(args: &Args, manifest: &Manifest) -> Result<Vec<VmPlan>, Failure> {
         initrd: optional(&args.initrd)?,
         append: args.append.clone(),
     };
-    let mut resources = PodResources {
-        kernel: overridden.then_some(kernel),
-        now_unix_seconds: jiff::Timestamp::now().as_second(),
-        ..PodResources::default()
-    };
+    let mut volumes = BTreeMap::new();
     for (name, path) in &args.volumes {
-        if !manifest
-            .vmis
-            .iter()
-            .any(|vmi| vmi.spec.volumes.iter().any(|volume| volume.name == *name))
-        {
+        if !manifest.vmis.iter().any(|vmi| takes(vmi, name)) {
             return Err(Failure::Usage(format!(
                 "--volume {name}: no VM in the manifest has a volume of that name"
             )));
         }
-        if resources.volumes.insert(name.clone(), absolute(path)?).is_some() {
+        if volumes.insert(name.clone(), absolute(path)?).is_some() {
             return Err(Failure::Usage(format!("--volume {name} is given twice")));
         }
     }
+    let now_unix_seconds = jiff::Timestamp::now().as_second();
     let (mut plans, mut errors) = (Vec::new(), Vec::new());
     for vmi in &manifest.vmis {
-        resources.uuid = uuid::Uuid::new_v4();
+        let own = volumes.iter().filter(|(name, _)| takes(vmi, name));
+        let resources = PodResources {
+            volumes: own.map(|(name, path)| (name.clone(), path.clone())).collect(),
+            kernel: overridden.then(|| kernel.clone()),
+            uuid: uuid::Uuid::new_v4(),
+            now_unix_seconds,
+        };
         match husk_vmi::plan(vmi, &resources) {
             Ok(plan) => plans.push(plan),
             Err(wrong) => errors.extend(wrong),
@@ -178,6 +182,13 @@ fn plans(args: &Args, manifest: &Manifest) -> Result<Vec<VmPlan>, Failure> {
     } else {
         Err(manifest::wrong(&errors))
     }
+}
+
+/// Whether a VM has a use for data of that name.
+fn takes(vmi: &Vmi, name: &str) -> bool {
+    let kernel_boot = vmi.spec.domain.firmware.kernel_boot.as_ref();
+    vmi.spec.volume(name).is_some()
+        || (name == KERNEL_VOLUME && kernel_boot.is_some_and(|boot| boot.container.is_some()))
 }
 
 /// What `husk inspect` shows of the manifest.
@@ -209,15 +220,20 @@ async fn start(
         let mut follower = None;
         let launched = loop {
             tokio::select! {
-                launched = &mut launching => break match launched {
-                    Ok(launched) => launched.map_err(|error| not_started(vm, &error)),
-                    Err(panic) => Err(Failure::at(vm)(panic)),
-                },
-                reached = &mut reaching, if follower.is_none() && !detach => follower = Some(reached),
+                launched = &mut launching => break Ok(launched),
+                reached = &mut reaching, if follower.is_none() => follower = Some(reached),
+                () = preparing(&mut follower) => {}
                 // The monitor ends its VM when this process does before hearing from it.
                 asked = signals.next() => break Err(Failure::Ended(asked.status())),
             }
         };
+        if let Some(follower) = &mut follower {
+            follower.prepared();
+        }
+        let launched = launched.and_then(|launched| match launched {
+            Ok(launched) => launched.map_err(|error| not_started(vm, &error)),
+            Err(panic) => Err(Failure::at(vm)(panic)),
+        });
         if let Err(failure) = launched {
             for started in &names[..index] {
                 if let Ok(mut client) = pod::connect(started).await {
@@ -242,6 +258,14 @@ async fn start(
         }
     }
     Ok((!detach).then_some(foreground))
+}
+
+/// Tells what the start waits for, once its monitor has been reached.
+async fn preparing(follower: &mut Option<Follower>) {
+    match follower {
+        Some(follower) => follower.prepare().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// This program again, as a monitor; `/proc/self/exe` is the running one even where its file was replaced.

@@ -7,8 +7,8 @@ use crate::{manifest, output};
 
 /// Check manifests without starting anything
 ///
-/// Prints one line per wrong field, `FIELD: REASON` in KubeVirt's words, on stderr, and a line for each VM that
-/// could run on stdout. Nothing is opened but the manifests.
+/// Prints one line per wrong field, `FIELD: REASON` in KubeVirt's words, and one line `note: FIELD: …` for what would
+/// be met differently, on stderr, and a line for each VM that could run on stdout. Nothing is opened but the manifests.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Exit status: 0 if every manifest is valid, 2 if not.
@@ -33,6 +33,12 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         };
         match manifest::read(&source) {
             Ok(manifest) => {
+                for ignored in &manifest.ignored {
+                    eprintln!("note: {prefix}{}", manifest::left_alone(ignored));
+                }
+                for note in manifest.vmis.iter().flat_map(husk_vmi::notes) {
+                    eprintln!("note: {prefix}{note}");
+                }
                 for vm in manifest.names()? {
                     output::print(&format!("{prefix}{vm} is valid\n"))?;
                 }

@@ -2,12 +2,14 @@
 
 use std::io::ErrorKind;
 use std::os::fd::{FromRawFd, IntoRawFd};
+use std::path::Path;
 
+use husk_shim::kvm;
 use kvm_ioctls::{Cap, Kvm};
 
 use super::check::{Check, Severity};
 use super::probe::{self, Verdict};
-use crate::failure::chain;
+use crate::failure::{chain, one_line};
 
 const API_VERSION: i32 = 12;
 
@@ -36,14 +38,33 @@ const OPTIONAL: [(Cap, &str); 3] = [
     (Cap::IrqfdResample, "irqfd resample"),
 ];
 
-/// Why `/dev/kvm` cannot be used, and the command that mends it, in one line: `None` if it can be used.
+/// Why KVM cannot be used, and the command that mends it, in one line: `None` if it can be used.
+///
+/// Costs nothing where KVM has hardware to use; where it may not, guest kernel mode is tried, for half a second at
+/// most. A device that was chosen by `HUSK_KVM` only needs to open, as for the monitor.
 pub(crate) fn obstacle() -> Option<String> {
-    let check = open().err()?;
-    Some(format!(
-        "/dev/kvm: {}: {}",
-        check.detail,
-        check.fix.unwrap_or_default()
-    ))
+    if kvm::chosen().is_some() {
+        return Some(chain(&kvm::open().err()?));
+    }
+    let check = match open() {
+        Err(check) => check,
+        Ok(_) if has_hardware(Path::new("/sys/module")) => return None,
+        Ok(kvm) => guest_kernel_mode(probe::run(kvm)),
+    };
+    check.blocks().then(|| {
+        format!(
+            "{}: {}: {} (`husk doctor` tells more)",
+            check.title,
+            check.detail,
+            check.fix.unwrap_or_default()
+        )
+    })
+}
+
+/// Whether KVM has a processor's help: a paravirtual one emulates what a guest's kernel does.
+fn has_hardware(modules: &Path) -> bool {
+    let loaded = |module| modules.join(module).exists();
+    (loaded("kvm_intel") || loaded("kvm_amd")) && !loaded("kvm_pvm")
 }
 
 /// `/dev/kvm`, its capabilities, and guest kernel mode.
@@ -80,20 +101,20 @@ pub(super) fn checks() -> Vec<Check> {
 
 fn open() -> Result<Kvm, Check> {
     let missing = |detail: String, fix: String| {
-        Check::missing("kvm", "/dev/kvm", Severity::Required, detail, Some(fix))
+        let detail = match kvm::chosen() {
+            Some(path) => one_line(&format!("HUSK_KVM={}: {detail}", path.display())),
+            None => detail,
+        };
+        Check::missing("kvm", kvm::DEVICE, Severity::Required, detail, Some(fix))
     };
-    let device = std::fs::File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/kvm")
-        .map_err(|error| {
-            let (detail, fix) = match error.kind() {
-                ErrorKind::NotFound => ("no such device".into(), load_module().into()),
-                ErrorKind::PermissionDenied => ("permission denied".into(), join_group()),
-                _ => (chain(&error), load_module().into()),
-            };
-            missing(detail, fix)
-        })?;
+    let device = kvm::open().map_err(|error| {
+        let (detail, fix) = match error.cause.kind() {
+            ErrorKind::NotFound => ("no such device".into(), load_module().into()),
+            ErrorKind::PermissionDenied => ("permission denied".into(), join_group(&error.path)),
+            _ => (chain(&error.cause), load_module().into()),
+        };
+        missing(detail, fix)
+    })?;
     // SAFETY: the descriptor is open, and `into_raw_fd` hands its ownership over.
     let kvm = unsafe { Kvm::from_raw_fd(device.into_raw_fd()) };
     match kvm.get_api_version() {
@@ -125,9 +146,9 @@ fn module_for(cpuinfo: &str) -> &'static str {
     }
 }
 
-/// The way into the group that owns `/dev/kvm`.
-fn join_group() -> String {
-    let group = std::fs::metadata("/dev/kvm")
+/// The way into the group that owns the device.
+fn join_group(device: &Path) -> String {
+    let group = std::fs::metadata(device)
         .ok()
         .and_then(|meta| {
             use std::os::unix::fs::MetadataExt;
@@ -142,7 +163,8 @@ fn join_group() -> String {
     match group {
         Some(group) => format!("run `usermod -aG {group} {user}` as root and log in again"),
         None => format!(
-            "run `groupadd -f kvm; chgrp kvm /dev/kvm; chmod 660 /dev/kvm; usermod -aG kvm {user}` as root and log in again"
+            "run `groupadd -f kvm; chgrp kvm {0}; chmod 660 {0}; usermod -aG kvm {user}` as root and log in again",
+            device.display()
         ),
     }
 }
@@ -247,6 +269,18 @@ mod tests {
         let check = guest_kernel_mode(Verdict::Emulated { rate: 1.75e6 });
         assert!(check.blocks());
         assert_eq!(check.detail, "emulated, not native (1.8 million instructions/s)");
+    }
+
+    #[test]
+    fn hardware_is_told_by_its_module() {
+        let modules = tempfile::tempdir().unwrap();
+        let load = |module| std::fs::create_dir(modules.path().join(module)).unwrap();
+        load("kvm");
+        assert!(!has_hardware(modules.path()));
+        load("kvm_amd");
+        assert!(has_hardware(modules.path()));
+        load("kvm_pvm");
+        assert!(!has_hardware(modules.path()));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use tokio::sync::watch;
 use tonic::Streaming;
 
 use super::Ending;
+use super::progress::Progress;
 use super::status::{changes, exit_status, is_final};
 use crate::failure::{Failure, RUNTIME, chain};
 use crate::vm_ref::VmRef;
@@ -18,6 +19,9 @@ pub(crate) struct Follower {
     statuses: Streaming<Status>,
     ending: watch::Receiver<Ending>,
     last: Status,
+    /// Heard, but not yet told.
+    held: Option<Status>,
+    progress: Progress,
 }
 
 impl Follower {
@@ -34,7 +38,28 @@ impl Follower {
             statuses,
             ending: ending.clone(),
             last: Status::default(),
+            held: None,
+            progress: Progress::new(),
         })
+    }
+
+    /// Tells what the start waits for, for as long as it is polled. Dropped, it has lost no status.
+    pub(crate) async fn prepare(&mut self) {
+        while self.held.is_none() {
+            match self.statuses.message().await {
+                Ok(Some(status)) if status.phase() == Phase::Scheduled => {
+                    self.progress.tell(&self.vm, &status.message);
+                }
+                Ok(Some(status)) => self.held = Some(status),
+                _ => break,
+            }
+        }
+        std::future::pending().await
+    }
+
+    /// The start waits for nothing any more.
+    pub(crate) fn prepared(&mut self) {
+        self.progress.clear();
     }
 
     /// Tells what happens until the VM runs, or has ended already.
@@ -66,8 +91,12 @@ impl Follower {
 
     /// Waits for the next status and tells it; false if there is none. Cancelled, none is lost.
     async fn next(&mut self) -> bool {
-        let Ok(Some(status)) = self.statuses.message().await else {
-            return false;
+        let status = match self.held.take() {
+            Some(status) => status,
+            None => match self.statuses.message().await {
+                Ok(Some(status)) => status,
+                _ => return false,
+            },
         };
         for line in changes(&self.last, &status) {
             eprintln!("{}: {line}", self.vm);

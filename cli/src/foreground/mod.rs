@@ -1,6 +1,7 @@
 //! VMs in the foreground: what happens to them, told line by line, until they end.
 
 mod follower;
+mod progress;
 mod status;
 
 use std::time::Duration;

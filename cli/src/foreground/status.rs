@@ -14,6 +14,9 @@ pub(crate) const TRIPLE_FAULT: u8 = 11;
 /// Exit status of `husk run` where no kernel could be loaded.
 pub(crate) const BOOT_FAILED: u8 = 12;
 
+/// Disks that were prepared faster than this are not worth a word.
+const NOTICED: Duration = Duration::from_secs(1);
+
 /// A guest that dies this soon may have a host to blame.
 const EARLY: Duration = Duration::from_secs(5);
 
@@ -46,12 +49,21 @@ fn started(status: &Status) -> String {
     } else {
         ""
     };
+    let prepared = between(
+        status,
+        |timeline| timeline.monitor_started,
+        |timeline| timeline.vmm_started,
+    );
+    let prepared = match prepared {
+        Some(time) if time >= NOTICED => format!(", {} more for its disks", duration(time)),
+        _ => String::new(),
+    };
     match between(
         status,
         |timeline| timeline.vmm_started,
         |timeline| timeline.running,
     ) {
-        Some(time) => format!("running after {} ms{paused}", time.as_millis()),
+        Some(time) => format!("running after {} ms{prepared}{paused}", time.as_millis()),
         None => format!("running{paused}"),
     }
 }
@@ -182,6 +194,20 @@ mod tests {
         assert_eq!(
             changes(&Status::default(), &paused),
             ["running after 42 ms, paused before its first instruction"]
+        );
+    }
+
+    #[test]
+    fn the_copy_of_a_disk_is_told_apart() {
+        let mut status = running();
+        if let Some(timeline) = &mut status.timeline {
+            timeline.vmm_started += 10_000_000_000;
+            timeline.running += 10_000_000_000;
+            timeline.monitor_started = 800_000_000;
+        }
+        assert_eq!(
+            changes(&Status::default(), &status),
+            ["running after 42 ms, 10.2 s more for its disks"]
         );
     }
 

@@ -1,8 +1,6 @@
 //! From a plan to a VM that runs.
 
-use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,12 +8,14 @@ use husk_proto::fds::SendError;
 use husk_proto::vmm::v1::event::{Event as Kind, Exit};
 use husk_proto::vmm::v1::{BootRequest, CreateRequest, Event, EventsRequest, ExitReason};
 use husk_vmi::VmPlan;
+use tokio::sync::watch;
 use tokio::time::timeout;
 use tonic::{Code, Status, Streaming};
 
 use super::ending::{Ending, chain};
 use super::status::Board;
 use super::vm_config::Configured;
+use crate::kvm::{self, KvmError};
 use crate::vmm_process::{self, SpawnError, VmmProcess};
 use crate::volumes::{self, Scratch, VolumeError, Volumes};
 
@@ -31,12 +31,8 @@ pub(super) enum StartError {
     Volume(#[from] VolumeError),
     #[error("opening the volumes was cut short")]
     VolumesAborted,
-    #[error("{}: no access to KVM: {way_out}", path.display())]
-    Kvm {
-        path: PathBuf,
-        way_out: &'static str,
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
     #[error(transparent)]
     Spawn(#[from] SpawnError),
     #[error("handing files to the VMM failed")]
@@ -78,8 +74,8 @@ pub(super) async fn start(
     board: &Board,
 ) -> Result<Started, StartError> {
     let program = vmm_process::find_program()?;
-    let kvm = open_kvm()?;
-    let volumes = open_volumes(plan.clone(), scratch).await?;
+    let kvm = kvm::open()?;
+    let volumes = open_volumes(plan.clone(), scratch, board).await?;
     let mut vmm = VmmProcess::spawn(&program)?;
     board.vmm_started();
     let configured = Configured::new(&plan, volumes, kvm, console);
@@ -89,27 +85,19 @@ pub(super) async fn start(
     }
 }
 
-async fn open_volumes(plan: Arc<VmPlan>, scratch: Scratch) -> Result<Volumes, StartError> {
-    let opened = tokio::task::spawn_blocking(move || volumes::open(&plan, &scratch));
-    Ok(opened.await.map_err(|_| StartError::VolumesAborted)??)
-}
-
-/// `HUSK_KVM`, else `/dev/kvm`.
-fn open_kvm() -> Result<OwnedFd, StartError> {
-    let set = std::env::var_os("HUSK_KVM").filter(|path| !path.is_empty());
-    let path = set.map_or_else(|| PathBuf::from("/dev/kvm"), PathBuf::from);
-    let opened = std::fs::OpenOptions::new().read(true).write(true).open(&path);
-    opened.map(OwnedFd::from).map_err(|source| {
-        let way_out = match source.kind() {
-            io::ErrorKind::PermissionDenied => "add this user to the group kvm and log in again",
-            _ => "run 'husk doctor' to see what is missing",
-        };
-        StartError::Kvm {
-            path,
-            way_out,
-            source,
+async fn open_volumes(plan: Arc<VmPlan>, scratch: Scratch, board: &Board) -> Result<Volumes, StartError> {
+    let (teller, mut told) = watch::channel(None);
+    let mut opening = tokio::task::spawn_blocking(move || {
+        volumes::open(&plan, &scratch, |copying| drop(teller.send(Some(copying))))
+    });
+    loop {
+        tokio::select! {
+            opened = &mut opening => return Ok(opened.map_err(|_| StartError::VolumesAborted)??),
+            Ok(()) = told.changed() => if let Some(copying) = &*told.borrow_and_update() {
+                board.copying(copying);
+            }
         }
-    })
+    }
 }
 
 /// Why a conversation with the VMM ended early.

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::ending::Ending;
+use crate::volumes::Copying;
 
 /// The one writer of a VM's status; clones write the same one.
 #[derive(Debug, Clone)]
@@ -40,6 +41,14 @@ impl Board {
 
     pub(super) fn is_paused(&self) -> bool {
         self.status.borrow().paused
+    }
+
+    /// Tells how far a disk is; `: N %` at the end is what changes.
+    pub(super) fn copying(&self, copying: &Copying) {
+        let Copying { volume, done, size } = copying;
+        let percent = u128::from(*done) * 100 / u128::from(*size).max(1);
+        let message = format!("copying volume {volume:?} ({} MiB): {percent} %", size >> 20);
+        self.status.send_modify(|status| status.message = message);
     }
 
     pub(super) fn vmm_started(&self) {
@@ -84,6 +93,7 @@ impl Board {
     fn runs(&self, when: u64, paused: bool) {
         self.status.send_modify(|status| {
             status.phase = Phase::Running.into();
+            status.message.clear();
             status.paused = paused;
             let timeline = status.timeline.get_or_insert_default();
             if timeline.running == 0 && !paused {

@@ -20,6 +20,7 @@ pub(super) fn open(
     image_path: Option<&Path>,
     access: Access,
     scratch: &Scratch,
+    tell: &dyn Fn(u64, u64),
 ) -> Result<(OwnedFd, Cache), Fault> {
     let found = find(path, image_path)?;
     let (fd, cache) = image::open(
@@ -46,7 +47,7 @@ pub(super) fn open(
             wanted: "an image file",
         });
     }
-    image::finish(scratch.copy(&file)?, scratch.path(), access)
+    image::finish(scratch.copy(&file, tell)?, scratch.path(), access)
 }
 
 /// The image file: `path` itself, or in the container image whose root, or whose folder `disk`, `path` is.

@@ -9,10 +9,10 @@ use super::path::describe;
 
 /// Why a volume, or a kernel file, of a VM could not be opened.
 #[derive(Debug, thiserror::Error)]
-#[error("volume {volume:?}: {fault}")]
+#[error("{given_by}: {fault}")]
 pub struct VolumeError {
-    /// The volume's name; `kernel` or `initrd` for those.
-    pub volume: String,
+    /// What names the file: a volume and its name, or an option of the command line.
+    pub given_by: String,
     /// What is wrong; its own source is this error's.
     #[source]
     pub fault: Fault,
@@ -96,7 +96,11 @@ impl Fault {
 
     /// Names the volume.
     pub(super) fn of(volume: &str) -> impl FnOnce(Fault) -> VolumeError {
-        let volume = volume.to_owned();
-        move |fault| VolumeError { volume, fault }
+        Fault::by(format!("volume {volume:?}"))
+    }
+
+    /// Names what the file was given by.
+    pub(super) fn by(given_by: String) -> impl FnOnce(Fault) -> VolumeError {
+        move |fault| VolumeError { given_by, fault }
     }
 }

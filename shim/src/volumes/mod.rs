@@ -16,7 +16,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use husk_proto::vmm::v1::disk::Cache;
-use husk_vmi::{BootPlan, DiskPlan, DiskSource, KernelFile, VmPlan};
+use husk_vmi::{BootPlan, DiskPlan, DiskSource, KERNEL_VOLUME, KernelFile, VmPlan};
 use rustix::fs::{FileType, OFlags};
 
 pub use error::{Fault, VolumeError};
@@ -51,29 +51,51 @@ pub struct OpenDisk {
     pub cache: Cache,
 }
 
-/// Opens, and where the plan says so makes, all files of a VM. Blocks; a containerDisk may take seconds to copy.
-pub fn open(plan: &VmPlan, scratch: &Scratch) -> Result<Volumes, VolumeError> {
-    let disks = plan
-        .disks
-        .iter()
-        .map(|disk| open_disk(disk, scratch).map_err(Fault::of(&disk.name)));
+/// How far the copy of a containerDisk is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Copying {
+    /// The volume's name.
+    pub volume: String,
+    /// Bytes of the image that need no more attention.
+    pub done: u64,
+    /// Bytes of the image.
+    pub size: u64,
+}
+
+/// Opens, and where the plan says so makes, all files of a VM. Blocks; a containerDisk may take seconds to copy, which
+/// `tell` is told now and then.
+pub fn open(plan: &VmPlan, scratch: &Scratch, tell: impl Fn(Copying)) -> Result<Volumes, VolumeError> {
+    let disks = plan.disks.iter().map(|disk| {
+        let tell = |done, size| {
+            tell(Copying {
+                volume: disk.name.clone(),
+                done,
+                size,
+            });
+        };
+        open_disk(disk, scratch, &tell).map_err(Fault::of(&disk.name))
+    });
     let disks = disks.collect::<Result<Vec<_>, _>>()?;
     let (kernel, initrd) = match &plan.boot {
         BootPlan::Kernel { kernel, initrd, .. } => (Some(kernel), initrd.as_ref()),
         BootPlan::Disks { .. } => (None, None),
     };
-    let boot_file = |file: Option<&KernelFile>, what: &str| {
-        file.map(|file| open_boot_file(file).map_err(Fault::of(what)))
+    let boot_file = |file: Option<&KernelFile>, option: &str| {
+        let given_by = |file: &KernelFile| match file {
+            KernelFile::Path(_) => option.to_owned(),
+            KernelFile::Beneath(_) => format!("volume {KERNEL_VOLUME:?}"),
+        };
+        file.map(|file| open_boot_file(file).map_err(Fault::by(given_by(file))))
             .transpose()
     };
     Ok(Volumes {
         disks,
-        kernel: boot_file(kernel, "kernel")?,
-        initrd: boot_file(initrd, "initrd")?,
+        kernel: boot_file(kernel, "--kernel")?,
+        initrd: boot_file(initrd, "--initrd")?,
     })
 }
 
-fn open_disk(disk: &DiskPlan, scratch: &Scratch) -> Result<OpenDisk, Fault> {
+fn open_disk(disk: &DiskPlan, scratch: &Scratch, tell: &dyn Fn(u64, u64)) -> Result<OpenDisk, Fault> {
     let access = Access {
         read_only: disk.read_only,
         shareable: disk.shareable,
@@ -85,7 +107,7 @@ fn open_disk(disk: &DiskPlan, scratch: &Scratch) -> Result<OpenDisk, Fault> {
             image::open(&host_disk::find(path, *create_bytes)?, access)?
         }
         DiskSource::ContainerDisk { path, image_path } => {
-            container_disk::open(path, image_path.as_deref(), access, scratch)?
+            container_disk::open(path, image_path.as_deref(), access, scratch, tell)?
         }
         DiskSource::EmptyDisk { capacity_bytes } => {
             let size = capacity_bytes / MIB * MIB;

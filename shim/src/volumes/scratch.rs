@@ -13,6 +13,9 @@ use rustix::io::Errno;
 
 use super::error::Fault;
 
+/// Bytes copied at a time, between two words on how far the copy is.
+const CHUNK: u64 = 16 << 20;
+
 /// Where the files of VMs that keep nothing lie.
 #[derive(Debug, Clone)]
 pub struct Scratch {
@@ -45,11 +48,12 @@ impl Scratch {
         Ok(file.into())
     }
 
-    /// A copy of `image`, sharing its blocks where the file system can, else sparse.
-    pub(super) fn copy(&self, image: &File) -> Result<OwnedFd, Fault> {
+    /// A copy of `image`, sharing its blocks where the file system can, else sparse, which takes time: `tell` is told
+    /// the bytes done and all there are.
+    pub(super) fn copy(&self, image: &File, tell: &dyn Fn(u64, u64)) -> Result<OwnedFd, Fault> {
         let copy = File::from(self.nameless().map_err(Fault::io(&self.directory))?);
         if ioctl_ficlone(&copy, image).is_err() {
-            copy_sparse(image, &copy).map_err(Fault::io(&self.directory))?;
+            copy_sparse(image, &copy, tell).map_err(Fault::io(&self.directory))?;
         }
         Ok(copy.into())
     }
@@ -73,7 +77,7 @@ impl Scratch {
 }
 
 /// Copies the parts of `from` that hold data.
-fn copy_sparse(mut from: &File, mut to: &File) -> io::Result<()> {
+fn copy_sparse(mut from: &File, mut to: &File, tell: &dyn Fn(u64, u64)) -> io::Result<()> {
     use rustix::fs::{SeekFrom, seek};
     let size = seek(from, SeekFrom::End(0))?;
     to.set_len(size)?;
@@ -84,7 +88,8 @@ fn copy_sparse(mut from: &File, mut to: &File) -> io::Result<()> {
             Err(Errno::NXIO) => break,
             Err(e) => return Err(e.into()),
         };
-        offset = seek(from, SeekFrom::Hole(start))?;
+        tell(start, size);
+        offset = seek(from, SeekFrom::Hole(start))?.min(start + CHUNK);
         seek(from, SeekFrom::Start(start))?;
         seek(to, SeekFrom::Start(start))?;
         if io::copy(&mut from.by_ref().take(offset - start), &mut to)? < offset - start {
@@ -109,7 +114,12 @@ mod tests {
         image.write_all_at(b"middle", 40 << 20).unwrap();
         let copy = dir.path().join("copy");
         let target = File::create_new(&copy).unwrap();
-        copy_sparse(&image, &target).unwrap();
+        let told = std::cell::RefCell::new(Vec::new());
+        copy_sparse(&image, &target, &|done, size| {
+            told.borrow_mut().push((done, size))
+        })
+        .unwrap();
+        assert_eq!(told.into_inner(), [(0, 64 << 20), (40 << 20, 64 << 20)]);
         let copy = File::open(&copy).unwrap();
         let mut bytes = [0; 6];
         copy.read_exact_at(&mut bytes, 40 << 20).unwrap();
@@ -117,7 +127,7 @@ mod tests {
         assert_eq!(copy.metadata().unwrap().len(), 64 << 20);
         assert!(copy.metadata().unwrap().blocks() * 512 < 1 << 20);
 
-        let copy = File::from(scratch.copy(&image).unwrap());
+        let copy = File::from(scratch.copy(&image, &|_, _| {}).unwrap());
         copy.read_exact_at(&mut bytes[..4], 0).unwrap();
         assert_eq!(&bytes[..4], b"head");
         copy.write_all_at(b"HEAD", 0).unwrap();

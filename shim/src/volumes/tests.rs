@@ -32,7 +32,8 @@ impl Home {
     }
 
     fn open(&self, disk: &DiskPlan) -> Result<OpenDisk, String> {
-        open_disk(disk, &Scratch::at(self.dir.path())).map_err(|fault| Fault::of("data")(fault).to_string())
+        open_disk(disk, &Scratch::at(self.dir.path()), &|_, _| {})
+            .map_err(|fault| Fault::of("data")(fault).to_string())
     }
 }
 

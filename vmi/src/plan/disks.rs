@@ -12,8 +12,8 @@ use crate::load::Vmi;
 use crate::quantity::Quantity;
 use crate::types::{CloudInit, Disk, HostDisk, Volume};
 
-/// The volume that a kernel of `kernelBoot.container` comes from.
-pub(super) const KERNEL_VOLUME: &str = "kernel-boot-volume";
+/// The name by which [`PodResources::volumes`] has the files of `kernelBoot.container`.
+pub const KERNEL_VOLUME: &str = "kernel-boot-volume";
 /// Sizes of disks that are made here are whole multiples of this, in bytes.
 const ALIGNMENT: u64 = 1 << 20;
 /// KubeVirt's limit of a host name, in characters.

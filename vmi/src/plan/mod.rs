@@ -8,6 +8,7 @@ mod types;
 
 use uuid::Uuid;
 
+pub use disks::KERNEL_VOLUME;
 pub(crate) use disks::{decode, effective};
 pub use types::{
     BootPlan, CacheMode, DiskPlan, DiskSource, FileRef, KernelFile, KernelOverride, Memory, PodResources,
