@@ -28,13 +28,13 @@ pub(crate) enum How {
 
 /// Ends all of `vms` at the same time and waits for each; fails if one could not be ended, after the others.
 pub(crate) async fn end_all(vms: &[VmRef], how: How) -> Result<(), Failure> {
-    let mut asked = Vec::new();
-    for vm in vms {
-        asked.push(Ended::ask(vm, how).await);
-    }
+    let asked: Vec<_> = vms
+        .iter()
+        .map(|vm| tokio::spawn(Ended::ask(vm.clone(), how)))
+        .collect();
     let mut failed = None;
     for ended in asked {
-        let done = match ended {
+        let done = match ended.await? {
             Ok(ended) => ended.wait().await,
             Err(failure) => Err(failure),
         };
@@ -48,17 +48,25 @@ pub(crate) async fn end_all(vms: &[VmRef], how: How) -> Result<(), Failure> {
 }
 
 /// A VM that has been told to end.
-struct Ended<'a> {
-    vm: &'a VmRef,
+struct Ended {
+    vm: VmRef,
     dir: VmDir,
     statuses: Streaming<Status>,
     /// When it is killed, if it was asked politely.
     deadline: Option<Instant>,
 }
 
-impl<'a> Ended<'a> {
-    async fn ask(vm: &'a VmRef, how: How) -> Result<Self, Failure> {
-        let dir = pod::find(vm)?;
+impl Ended {
+    /// Asks the monitor, which answers at once unless it hangs.
+    async fn ask(vm: VmRef, how: How) -> Result<Self, Failure> {
+        let dir = pod::find(&vm)?;
+        let pid = dir.monitor_pid().unwrap_or_default();
+        let hangs = format!("the monitor of {vm} does not answer: `kill -9 {pid}` ends it and the VM");
+        let asked = tokio::time::timeout(pod::PATIENCE, Self::ask_patiently(vm, dir, how)).await;
+        asked.unwrap_or(Err(Failure::Runtime(hangs)))
+    }
+
+    async fn ask_patiently(vm: VmRef, dir: VmDir, how: How) -> Result<Self, Failure> {
         let mut client = client::connect(&dir).await?;
         let statuses = client.watch_status(WatchStatusRequest {}).await?.into_inner();
         let deadline = match how {

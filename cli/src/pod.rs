@@ -1,11 +1,16 @@
 //! Reaching the monitors of live VMs.
 
+use std::time::Duration;
+
 use husk_proto::shim::v1::{InfoRequest, InfoResponse, Phase, Status};
 use husk_shim::client::{self, PodClient};
 use husk_shim::state::{RuntimeDir, StateError, VmDir};
 
 use crate::failure::Failure;
 use crate::vm_ref::VmRef;
+
+/// A monitor that takes longer than this to answer hangs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Runs a command that talks to monitors. What still waits for stdin or stdout when it is done is left behind.
 pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {

@@ -4,11 +4,13 @@ mod support;
 
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use husk_proto::shim::v1::Phase;
 use husk_proto::vmm::v1::ExitReason;
+use husk_shim::state::RuntimeDir;
 use nix::sys::termios::{LocalFlags, tcgetattr};
 use support::{StubMonitor, husk, output, told};
 
@@ -39,6 +41,37 @@ fn list_shows_what_runs() {
     assert_eq!(json[0]["paused"], true);
     assert_eq!(json[0]["memoryBytes"], 512 << 20);
     assert_eq!(json[1]["namespace"], "test");
+}
+
+#[test]
+fn monitors_that_hang_hold_nobody_up() {
+    let root = tempfile::tempdir().unwrap();
+    let _stub = StubMonitor::start(root.path(), "default", "well");
+    let hung = ["a", "b"].map(|name| {
+        let claimed = RuntimeDir::at(root.path()).claim("default", name).unwrap();
+        let socket = UnixListener::bind(claimed.dir().socket()).unwrap();
+        (claimed, socket)
+    });
+    let start = Instant::now();
+    let (code, stdout, _) = told(&output(root.path(), &["list"]));
+    let states: Vec<_> = stdout
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(2))
+        .collect();
+    assert_eq!(
+        (code, &states[..]),
+        (0, &["STATE", "Unknown", "Unknown", "Running"][..])
+    );
+    let (code, _, stderr) = told(&output(root.path(), &["stop", "a", "b", "well"]));
+    assert_eq!(code, 1);
+    assert!(
+        stderr.contains("error: the monitor of a does not answer")
+            && stderr.contains("well: the guest powered off"),
+        "{stderr}"
+    );
+    // Three seconds each, side by side.
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    drop(hung);
 }
 
 #[test]

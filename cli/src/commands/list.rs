@@ -1,7 +1,5 @@
 //! `husk list`.
 
-use std::time::Duration;
-
 use husk_shim::client;
 use husk_shim::state::{RuntimeDir, VmDir};
 use jiff::Timestamp;
@@ -9,9 +7,6 @@ use jiff::Timestamp;
 use crate::failure::Failure;
 use crate::view::View;
 use crate::{output, pod};
-
-/// A monitor that takes longer to say how its VM is does not answer.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// List the VMs that run
 ///
@@ -70,7 +65,7 @@ async fn views(dirs: Vec<VmDir>) -> Result<Vec<View>, Failure> {
         .map(|dir| {
             tokio::spawn(async move {
                 let info = async { pod::info(&mut client::connect(&dir).await?).await };
-                let info = tokio::time::timeout(PATIENCE, info).await;
+                let info = tokio::time::timeout(pod::PATIENCE, info).await;
                 View::new(&dir, info.ok().and_then(Result::ok))
             })
         })
