@@ -6,6 +6,7 @@ use crate::progress::Progress;
 use crate::{binaries, checkout, images, lab};
 use anyhow::{Context, Result, bail};
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -119,7 +120,18 @@ fn unit(tally: &mut Tally, args: &Args) -> Result<()> {
 /// The suite that boots real guests, in the lab or on this machine: one command for each case, so that a lab
 /// that is lost costs the case it was lost in one more try, in a new lab, and no other.
 fn end_to_end(tally: &mut Tally, args: &Args, progress: &Progress) -> Result<()> {
-    let suite = checkout::release().join("husk-e2e");
+    // Copies, so that a build meanwhile does not change what is tested.
+    let frozen = tempfile::Builder::new()
+        .prefix("e2e-")
+        .tempdir_in(lab::share()?)?;
+    for binary in ["husk", "husk-vmm", "husk-e2e"] {
+        let built = checkout::release().join(binary);
+        std::fs::copy(&built, frozen.path().join(binary))
+            .with_context(|| format!("the release build made no {}", built.display()))?;
+    }
+    // The cases also run as users, who need the way in.
+    std::fs::set_permissions(frozen.path(), PermissionsExt::from_mode(0o755))?;
+    let suite = frozen.path().join("husk-e2e");
     let listed = Command::new(&suite)
         .arg("--list")
         .output()
@@ -172,8 +184,10 @@ fn end_to_end_case(
                 println!("{line}");
             }
         })?;
-    if !closed {
-        bail!("it ended early, with status {status}");
+    if status == lab::TIMED_OUT {
+        tally.fail(case, &format!("not done after {} s", CASE_LIMIT.as_secs()));
+    } else if !closed {
+        tally.fail(case, &format!("it ended early, with status {status}"));
     }
     Ok(())
 }

@@ -19,7 +19,7 @@ use clap::Subcommand;
 use std::process::ExitCode;
 use std::time::Duration;
 
-pub use run::Command;
+pub use run::{Command, TIMED_OUT, share};
 
 /// Exit status of `lab run` if the command could not be run, or the lab was lost under it.
 const NOT_RUN: u8 = 125;
