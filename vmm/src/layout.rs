@@ -38,7 +38,10 @@ pub const EBDA: u64 = 0x9_fc00;
 /// ACPI tables, RSDP first (found by scan as well as by pointer).
 pub const ACPI: Range<u64> = 0xe_0000..0xf_0000;
 /// SMBIOS entry point and structures, found by scan.
-pub const SMBIOS: Range<u64> = 0xf_0000..0x10_0000;
+pub const SMBIOS: Range<u64> = 0xf_0000..RESET_VECTOR;
+/// Where a PC's BIOS is entered in real mode. Linux jumps there to reboot a hardware-reduced ACPI machine
+/// without EFI, because it takes such a machine for one with EFI and then finds there is none.
+pub const RESET_VECTOR: u64 = 0xf_fff0;
 /// Where kernels go.
 pub const HIMEM: u64 = 0x10_0000;
 

@@ -17,6 +17,13 @@ use super::{Event, EventFn, MachineError};
 use crate::acpi::{GED_PIN, PCI_HOTPLUG_PORT};
 use crate::interrupts::Interrupts;
 
+/// All the BIOS there is, in real mode: writes [`power::RESET_VALUE`] to the ACPI reset register.
+/// `mov dx, port; mov al, value; out dx, al; hlt; jmp`.
+pub const RESET_STUB: [u8; 9] = {
+    let [low, high] = ((power::PORT + power::RESET) as u16).to_le_bytes();
+    [0xba, low, high, 0xb0, power::RESET_VALUE, 0xee, 0xf4, 0xeb, 0xfd]
+};
+
 /// The serial port's events towards whoever connects it to the outside.
 #[derive(Debug)]
 pub struct Wires {

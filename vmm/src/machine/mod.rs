@@ -266,6 +266,7 @@ impl Machine {
         memory.write_slice(&tables, GuestAddress(layout::ACPI.start))?;
         let tables = smbios::tables(&self.identity, self.topology, &self.layout)?;
         memory.write_slice(&tables, GuestAddress(layout::SMBIOS.start))?;
+        memory.write_slice(&legacy::RESET_STUB, GuestAddress(layout::RESET_VECTOR))?;
         Ok(Loader {
             memory: self.memory.clone(),
             layout: self.layout.clone(),
