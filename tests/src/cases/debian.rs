@@ -6,6 +6,7 @@ use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, DEBIAN, images};
 use anyhow::{Context, Result};
+use serde_json::json;
 use std::time::Duration;
 
 pub const BLS: Case = Case {
@@ -26,6 +27,7 @@ fn boots(scene: &Scene, image: &str, from: &[&str]) -> Result<()> {
     let manifest = Manifest::new(image)
         .cpu(1, 2, 1)
         .memory("512Mi")
+        .set("/terminationGracePeriodSeconds", json!(120))
         .container_disk("root", &images::disk(image)?);
     let vm = Vm::start(scene, &manifest)?;
     vm.console().expect(r"Linux version 6\.12\.", TO_LOGIN)?;

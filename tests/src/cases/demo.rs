@@ -99,7 +99,12 @@ fn devices(shell: &Shell<'_>) -> Result<()> {
                 &["tsc"],
             )
         })?;
-    let apart: i64 = shell.ok("echo $(($(cat /sys/class/rtc/rtc0/since_epoch) - $(date +%s)))")?.parse()?;
-    ensure!(apart.abs() <= 5, "the RTC and the time of day are {apart} s apart");
+    let apart: i64 = shell
+        .ok("echo $(($(cat /sys/class/rtc/rtc0/since_epoch) - $(date +%s)))")?
+        .parse()?;
+    ensure!(
+        apart.abs() <= 5,
+        "the RTC and the time of day are {apart} s apart"
+    );
     Ok(())
 }

@@ -6,6 +6,7 @@ use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, DEBIAN, images};
 use anyhow::{Context, Result, ensure};
+use serde_json::json;
 use std::time::Duration;
 
 pub const CASE: Case = Case {
@@ -22,6 +23,7 @@ fn run(scene: &Scene) -> Result<()> {
     let manifest = Manifest::new("upgrade")
         .cpu(1, 2, 1)
         .memory("1Gi")
+        .set("/terminationGracePeriodSeconds", json!(120))
         .container_disk("root", &images::disk("debian-12-cloud")?)
         .cloud_init("#cloud-config\npassword: secret\nchpasswd: {expire: false}\n");
     let vm = Vm::start(scene, &manifest)?;
