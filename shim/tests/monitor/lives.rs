@@ -144,9 +144,8 @@ pub fn a_killed_monitor_takes_its_vmm_along() {
     let start = Instant::now();
     eventually("the VMM ends", || !alive(vm.vmm));
     assert!(start.elapsed() < Duration::from_secs(1));
-    // The kernel closes a dead process's files one after the other: the lock may be the last.
-    eventually("the monitor ends", || !alive(vm.monitor));
-    assert_eq!(f.state().list().unwrap(), []);
+    // The kernel closes a dead process's files one after the other, and its last thread's end may come later.
+    eventually("the monitor's lock goes", || f.state().list().unwrap().is_empty());
     assert_eq!(f.state().sweep().unwrap().len(), 1);
     f.is_clean(&vm.pids());
 }

@@ -172,14 +172,15 @@ pub fn a_start_that_hangs_can_be_ended() {
         .spawn()
         .unwrap();
     monitor.stdin.take().unwrap().write_all(&config).unwrap();
-    eventually("it is listed", || {
-        f.state()
-            .find("default", "hangs")
-            .is_ok_and(|dir| dir.socket().exists())
+    let mut client = None;
+    // Its socket is there a moment before it takes connections.
+    eventually("it is reached", || {
+        let found = f.state().find("default", "hangs").ok();
+        client = found.and_then(|dir| f.wait(connect(&dir)).ok());
+        client.is_some()
     });
-    let dir = f.state().find("default", "hangs").unwrap();
+    let mut client = client.unwrap();
     f.wait(async {
-        let mut client = connect(&dir).await.unwrap();
         client.kill(KillRequest {}).await.unwrap();
         tokio::time::sleep(Duration::from_millis(1)).await;
     });
