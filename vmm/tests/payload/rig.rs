@@ -32,7 +32,8 @@ impl Rig {
         command
             .args(["--control-fd", "3", "--fd-channel-fd", "4"])
             .stdin(Stdio::null())
-            .stdout(Stdio::null());
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         let mappings = [(OwnedFd::from(inherited), 3), (receiver, 4)];
         command
             .fd_mappings(
