@@ -18,6 +18,13 @@ impl Tally {
         println!("FAILED {what}: {why}");
     }
 
+    /// Counts what `other` counted.
+    pub fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+
     /// Counts the closing line of a libtest program, if `line` is one:
     /// `test result: ok. 5 passed; 0 failed; 1 ignored; 0 measured; 2 filtered out; finished in 0.01s`.
     pub fn libtest(&mut self, line: &str) {
