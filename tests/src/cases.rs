@@ -4,6 +4,7 @@ use crate::harness::Case;
 
 mod bad_boot;
 mod bad_manifest;
+mod balloon;
 mod command;
 mod console;
 mod crash;
@@ -36,6 +37,7 @@ pub const ALL: &[Case] = &[
     console::SESSIONS,
     console::STALLED_CLIENT,
     disks::CASE,
+    balloon::CASE,
     reboot::CASE,
     pause::CASE,
     stop::BUTTON,

@@ -1,0 +1,74 @@
+//! Memory that the guest frees goes back to the host, and what it keeps stays as it was.
+
+use crate::harness::guest::Shell;
+use crate::harness::manifest::Manifest;
+use crate::harness::scene::Scene;
+use crate::harness::vm::Vm;
+use crate::harness::{Case, PATIENCE, SMALL, images};
+use anyhow::{Context, Result, bail, ensure};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+pub const CASE: Case = Case {
+    name: "free-memory",
+    about: "free-page reporting gives freed memory back; memory in use keeps its content while others free theirs",
+    limit: SMALL,
+    run,
+};
+
+const MIB: u64 = 1 << 20;
+
+fn run(scene: &Scene) -> Result<()> {
+    let manifest = Manifest::new("frees")
+        .cpu(1, 2, 1)
+        .memory("512Mi")
+        .small(&images::small("6.12")?, "balloon,shell");
+    let vm = Vm::start(scene, &manifest)?;
+    let shell = Shell::small(&vm)?;
+    shell.ok("mkdir /t && mount -t tmpfs -o size=400m t /t && head -c 8388608 /dev/urandom > /t/kept")?;
+    let sum = shell.ok("md5sum < /t/kept")?;
+    for round in 1..=3 {
+        shell.ok("for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24; do cp /t/kept /t/$i || exit 1; done")?;
+        let full = resident(&vm)?;
+        ensure!(
+            full > 200 * MIB,
+            "only {full} bytes are resident with 200 MiB in use"
+        );
+        for file in ["kept", "1", "12", "24"] {
+            let now = shell.ok(&format!("md5sum < /t/{file}"))?;
+            ensure!(now == sum, "round {round}: {file} has changed");
+        }
+        shell.ok("rm /t/[0-9]*")?;
+        shrinks(&vm, full - 150 * MIB)?;
+    }
+    ensure!(shell.ok("md5sum < /t/kept")? == sum, "what was kept has changed");
+    shell.send("poweroff -f")?;
+    vm.powered_off()
+}
+
+/// Waits until the VMM's resident memory is at most `bytes`.
+fn shrinks(vm: &Vm<'_>, bytes: u64) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let now = resident(vm)?;
+        if now <= bytes {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            bail!("{now} bytes are still resident, more than {bytes}");
+        }
+        sleep(Duration::from_millis(200));
+    }
+}
+
+/// Memory of the VMM that is resident, in bytes.
+fn resident(vm: &Vm<'_>) -> Result<u64> {
+    let pid = vm.inspect()?["vmmPid"].as_u64().context("no vmmPid")?;
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kilobytes: u64 = line
+        .and_then(|line| line.trim().strip_suffix(" kB"))
+        .context("no VmRSS")?
+        .parse()?;
+    Ok(kilobytes << 10)
+}
