@@ -59,7 +59,9 @@ pub enum BootError {
     #[error("no disk can be booted: {0}")]
     NoBootableDisk(String),
     /// Neither bzImage nor ELF.
-    #[error("{0} is not a kernel: neither a bzImage (boot protocol 2.12 or later with a 64-bit entry) nor an x86-64 ELF file")]
+    #[error(
+        "{0} is not a kernel: neither a bzImage (boot protocol 2.12 or later with a 64-bit entry) nor an x86-64 ELF file"
+    )]
     NotAKernel(String),
     /// The kernel's own header or segments make no sense.
     #[error("{what} cannot be loaded: {reason}")]
