@@ -245,6 +245,10 @@ fn serve(place: &Place, image: &Image, folder: &Path, socket: &Path) -> Result<P
     process.context("virtiofsd ended at once")
 }
 
+/// An AMD-V processor, and not `max`: under that one TCG overwrites memory of the lab's kernel and of its guests, once in
+/// some hundred thousand VM exits (QEMU 10.0 and 11.1), and both die of it.
+const CPU: &str = "EPYC,svm=on,npt=on";
+
 fn qemu(place: &Place, image: &Image, sockets: &Path, port: u16) -> Result<Command> {
     let config = format!(
         "KEY={}\nCHECKOUT={}\nCACHE={}\n",
@@ -270,7 +274,7 @@ fn qemu(place: &Place, image: &Image, sockets: &Path, port: u16) -> Result<Comma
         .arg("-pidfile")
         .arg(place.file("qemu.pid"))
         .args(["-name", "husk-lab", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
-        .args(["-M", "q35,accel=tcg,memory-backend=ram,vmport=off", "-cpu", "max"])
+        .args(["-M", "q35,accel=tcg,memory-backend=ram,vmport=off", "-cpu", CPU])
         .args(["-smp", &processors.to_string(), "-m", &format!("{memory}M")])
         .args(["-object", &format!("memory-backend-memfd,id=ram,size={memory}M,share=on")])
         .arg("-kernel")
