@@ -17,7 +17,7 @@ use tally::Tally;
 const END_TO_END_LIMIT: Duration = Duration::from_secs(40 * 60);
 /// How often a case that fails in the lab is tried in all. Under QEMU's emulation some nested guests triple-fault or
 /// stand still, whichever VMM runs them; a machine with native KVM gets no second try.
-const TRIES_IN_THE_LAB: u32 = 3;
+const TRIES_IN_THE_LAB: u32 = 5;
 /// The longest one case may take.
 const CASE_LIMIT: Duration = Duration::from_secs(12 * 60);
 /// How many labs may be lost. QEMU's emulation of nested guests stands still once in some hundred of them.
