@@ -2,8 +2,7 @@
 
 use std::fmt::Debug;
 use std::io;
-
-use vmm_sys_util::eventfd::EventFd;
+use std::os::fd::BorrowedFd;
 
 /// One system call on the image.
 #[derive(Clone, Copy, Debug)]
@@ -39,11 +38,22 @@ unsafe impl Send for Vector {}
 
 /// Carries out calls. At most as many are out at once as the executor was made for.
 pub(crate) trait Executor: Debug + Send {
-    /// Takes a call under a tag that no other call has.
+    /// How many files it can know at once.
+    fn places(&self) -> u32;
+
+    /// Makes `file` known under `place`, which is below [`Executor::places`] and empty. It stays open until
+    /// [`Executor::detach`].
+    fn attach(&mut self, place: u32, file: BorrowedFd<'_>) -> io::Result<()>;
+
+    /// Forgets the file at `place`, on which no call is out.
+    fn detach(&mut self, place: u32) -> io::Result<()>;
+
+    /// Takes a call on the file at `place` under a tag that no other call has.
     ///
     /// # Safety
-    /// Until `pop` returned the tag, the call's iovecs and the memory they name stay valid.
-    unsafe fn push(&mut self, tag: u16, call: Call);
+    /// Until `pop` returned the tag, the file stays attached, and the call's iovecs and the memory they name
+    /// stay valid.
+    unsafe fn push(&mut self, tag: u16, place: u32, call: Call);
 
     /// Starts the calls taken. Costs nothing if there are none.
     fn submit(&mut self) -> io::Result<()>;
@@ -54,6 +64,6 @@ pub(crate) trait Executor: Debug + Send {
     /// Calls started and not yet popped.
     fn running(&self) -> usize;
 
-    /// Readable when `pop` may have something.
-    fn event(&self) -> &EventFd;
+    /// Readable as long as `pop` has something, or nearly: it may be so without, for a moment.
+    fn event(&self) -> BorrowedFd<'_>;
 }

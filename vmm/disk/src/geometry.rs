@@ -3,20 +3,32 @@
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
+use std::ops::RangeInclusive;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
-use crate::{Cache, Options, SECTOR};
+use crate::{BlockSize, Cache, Options, SECTOR};
 
 /// A disk's size, block sizes and abilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Bytes, a multiple of [`SECTOR`], not 0.
+    /// Bytes, a multiple of `logical_block`, not 0.
     pub size: u64,
-    /// Smallest unit the disk is addressed in: 512.
+    /// Smallest unit the disk is addressed in: a power of two from 512 to 4096. What is not whole logical blocks is
+    /// refused.
     pub logical_block: u32,
     /// Unit that the disk writes without reading first: a power of two, at least `logical_block`.
     pub physical_block: u32,
+    /// Bytes from the start of the disk to the first physical block that is whole; below `physical_block`.
+    pub alignment_offset: u32,
+    /// Smallest transfer, in bytes, that is no slower per byte than larger ones: at least `physical_block`.
+    pub minimum_io: u32,
+    /// Transfer, in bytes, that is fastest; 0 if nobody knows.
+    pub optimal_io: u32,
+    /// Unit in which discarding frees storage, in bytes; what is less is not freed.
+    pub discard_granularity: u32,
+    /// Most bytes to discard, or to write zeroes to, in one request: a bound on how long one takes.
+    pub max_discard: u64,
     /// Nothing can be changed.
     pub read_only: bool,
     /// Completed writes are stable only after a flush.
@@ -24,6 +36,12 @@ pub struct Geometry {
     /// Requirements of direct I/O, 1 and 1 without it.
     pub(crate) align: Align,
 }
+
+/// See [`Geometry::max_discard`].
+const MAX_DISCARD: u64 = 1 << 30;
+
+/// Largest logical block: guests do not take more than their page.
+const MAX_LOGICAL: u32 = 4096;
 
 /// What the kernel wants direct I/O aligned to. Powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,40 +52,80 @@ pub(crate) struct Align {
     pub offset: u64,
 }
 
-impl Geometry {
-    pub(crate) fn probe(file: &File, options: Options) -> io::Result<Self> {
+/// What the volume tells of itself.
+struct Volume {
+    size: u64,
+    logical: u32,
+    physical: u32,
+    alignment_offset: u32,
+    minimum_io: u32,
+    optimal_io: u32,
+}
+
+impl Volume {
+    fn probe(file: &File) -> io::Result<Self> {
         let metadata = file.metadata()?;
         let kind = metadata.file_type();
-        let (size, physical) = if kind.is_block_device() {
-            // The end of a block device is where a seek to it lands; its metadata says 0.
-            (device_size(file)?, device_block(file, libc::BLKPBSZGET)?)
+        if kind.is_block_device() {
+            Self::of_device(file)
         } else if kind.is_file() {
-            (metadata.len(), PAGE)
+            // The file system's block, which for some is what they like to transfer.
+            let block = u32::try_from(metadata.blksize()).unwrap_or(PAGE);
+            Ok(Self {
+                size: metadata.len(),
+                logical: if block.is_power_of_two() { block } else { PAGE }.clamp(SECTOR as u32, MAX_LOGICAL),
+                physical: PAGE,
+                alignment_offset: 0,
+                minimum_io: 0,
+                optimal_io: 0,
+            })
         } else {
-            return Err(invalid("not a regular file or a block device".into()));
+            Err(invalid("not a regular file or a block device".into()))
+        }
+    }
+
+    fn of_device(file: &File) -> io::Result<Self> {
+        let hint = |request| device_int(file, request).map_or(0, |value| value.try_into().unwrap_or(0));
+        Ok(Self {
+            size: device_size(file)?,
+            logical: device_block(file, libc::BLKSSZGET)?,
+            physical: device_block(file, libc::BLKPBSZGET)?,
+            alignment_offset: hint(BLKALIGNOFF),
+            minimum_io: hint(libc::BLKIOMIN),
+            optimal_io: hint(libc::BLKIOOPT),
+        })
+    }
+
+    /// Logical and physical block to show.
+    fn blocks(&self, wanted: BlockSize) -> io::Result<(u32, u32)> {
+        let (logical, physical) = match wanted {
+            BlockSize::Auto => (SECTOR as u32, self.physical.max(SECTOR as u32)),
+            BlockSize::MatchVolume => (self.logical, self.physical.max(self.logical)),
+            BlockSize::Custom { logical, physical } => (logical, physical),
         };
-        if size == 0 || !size.is_multiple_of(SECTOR) {
+        let fits = |size: u32, range: RangeInclusive<u32>| size.is_power_of_two() && range.contains(&size);
+        if !fits(logical, SECTOR as u32..=MAX_LOGICAL) || !fits(physical, logical..=2 << 20) {
             return Err(invalid(format!(
-                "size {size} is not a multiple of {SECTOR}, or 0"
+                "logical blocks of {logical} bytes in physical ones of {physical}"
             )));
         }
-        let flags = status_flags(file)?;
-        if flags & libc::O_ACCMODE == libc::O_WRONLY {
-            return Err(invalid("opened for writing only".into()));
+        Ok((logical, physical))
+    }
+}
+
+impl Geometry {
+    pub(crate) fn probe(file: &File, options: Options) -> io::Result<Self> {
+        let volume = Volume::probe(file)?;
+        let size = volume.size;
+        let (logical_block, physical_block) = volume.blocks(options.block_size)?;
+        if size == 0 || !size.is_multiple_of(logical_block.into()) {
+            return Err(invalid(format!(
+                "size {size} is not a multiple of {logical_block}, or 0"
+            )));
         }
-        if !options.read_only && flags & libc::O_ACCMODE != libc::O_RDWR {
-            return Err(invalid(
-                "opened for reading only, but the disk is not read-only".into(),
-            ));
-        }
-        let direct = flags & libc::O_DIRECT != 0;
-        if options.cache == Cache::None && !direct {
-            return Err(invalid(
-                "cache mode none needs a file opened with O_DIRECT".into(),
-            ));
-        }
+        let direct = check_access(file, options)?;
         let align = if direct {
-            direct_alignment(file, kind.is_block_device())?
+            direct_alignment(file, file.metadata()?.file_type().is_block_device())?
         } else {
             Align::NONE
         };
@@ -79,13 +137,55 @@ impl Geometry {
         }
         Ok(Self {
             size,
-            logical_block: SECTOR as u32,
-            physical_block: physical.max(SECTOR as u32),
+            logical_block,
+            physical_block,
+            alignment_offset: volume.alignment_offset % physical_block / logical_block * logical_block,
+            minimum_io: volume.minimum_io.max(physical_block),
+            optimal_io: volume.optimal_io / logical_block * logical_block,
+            discard_granularity: volume.physical.max(physical_block),
+            max_discard: MAX_DISCARD,
             read_only: options.read_only,
             write_cache: !options.read_only && options.cache != Cache::Writethrough,
             align,
         })
     }
+}
+
+/// The size of `file` now, in whole blocks of the disk.
+pub(crate) fn refreshed_size(file: &File, geometry: &Geometry) -> io::Result<u64> {
+    let metadata = file.metadata()?;
+    let size = if metadata.file_type().is_block_device() {
+        device_size(file)?
+    } else {
+        metadata.len()
+    };
+    let unit = geometry.align.offset.max(geometry.logical_block.into());
+    match size - size % unit {
+        0 => Err(invalid(format!(
+            "size {size} is less than a block of {unit} bytes"
+        ))),
+        size => Ok(size),
+    }
+}
+
+/// Whether the descriptor's mode is what the options need; returns whether it is open for direct I/O.
+fn check_access(file: &File, options: Options) -> io::Result<bool> {
+    let flags = status_flags(file)?;
+    if flags & libc::O_ACCMODE == libc::O_WRONLY {
+        return Err(invalid("opened for writing only".into()));
+    }
+    if !options.read_only && flags & libc::O_ACCMODE != libc::O_RDWR {
+        return Err(invalid(
+            "opened for reading only, but the disk is not read-only".into(),
+        ));
+    }
+    let direct = flags & libc::O_DIRECT != 0;
+    if options.cache == Cache::None && !direct {
+        return Err(invalid(
+            "cache mode none needs a file opened with O_DIRECT".into(),
+        ));
+    }
+    Ok(direct)
 }
 
 impl Align {
@@ -94,6 +194,9 @@ impl Align {
 
 /// Pages are what file systems write whole, and a safe guess at an unknown alignment.
 const PAGE: u32 = 4096;
+
+/// `_IO(0x12, 122)`
+const BLKALIGNOFF: libc::Ioctl = 0x127a;
 
 fn invalid(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, what)
@@ -115,14 +218,19 @@ fn device_size(file: &File) -> io::Result<u64> {
     u64::try_from(end).map_err(|_| io::Error::last_os_error())
 }
 
-/// A block size of a block device: a power of two between 512 and 1 MiB, or the error that it is not.
-fn device_block(file: &File, request: libc::Ioctl) -> io::Result<u32> {
-    let mut size: libc::c_int = 0;
-    // SAFETY: both requests used write one int to the address given, which is `size`.
-    if unsafe { libc::ioctl(file.as_raw_fd(), request, &raw mut size) } < 0 {
+/// What a block device answers to a request for an int.
+fn device_int(file: &File, request: libc::Ioctl) -> io::Result<libc::c_int> {
+    let mut value: libc::c_int = 0;
+    // SAFETY: every request used writes one int to the address given, which is `value`.
+    if unsafe { libc::ioctl(file.as_raw_fd(), request, &raw mut value) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    block_size(size.try_into().unwrap_or(0))
+    Ok(value)
+}
+
+/// A block size of a block device: a power of two between 512 and 1 MiB, or the error that it is not.
+fn device_block(file: &File, request: libc::Ioctl) -> io::Result<u32> {
+    block_size(device_int(file, request)?.try_into().unwrap_or(0))
 }
 
 fn block_size(size: u32) -> io::Result<u32> {

@@ -4,12 +4,10 @@
 //! tested against made-up results. It hides short transfers, direct I/O's alignment (through a bounce
 //! buffer, reading what surrounds a partial block first) and file systems without `fallocate`.
 
-use std::io;
-
 use crate::aligned::AlignedBuf;
 use crate::executor::{Call, Vector};
 use crate::geometry::Align;
-use crate::queue::Buffer;
+use crate::request::Buffer;
 
 /// Largest bounce buffer in bytes; longer requests go through it piece by piece.
 const BOUNCE: u64 = 256 << 10;
@@ -51,7 +49,9 @@ pub(crate) enum Next {
     Call(Call),
     /// A bounce buffer of so many bytes, see [`Operation::give_bounce`].
     Bounce(usize),
-    Done(io::Result<()>),
+    Done,
+    /// With an error number. May be begun again, see [`Operation::retry`].
+    Failed(i32),
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,7 +69,7 @@ enum Stage {
     ZeroRange,
     Sync,
     Done,
-    Failed(i32),
+    Failed,
 }
 
 /// One request. Reused for the next, so that its buffers' memory is.
@@ -87,6 +87,8 @@ pub(crate) struct Operation {
     /// Zeroes are written, not allocated.
     by_hand: bool,
     stage: Stage,
+    /// The error of a failed request, and the stage it was in.
+    failure: (i32, Stage),
     retries: u8,
 }
 
@@ -155,8 +157,8 @@ impl Operation {
             Stage::Punch => self.allocate(libc::FALLOC_FL_PUNCH_HOLE),
             Stage::ZeroRange => self.allocate(libc::FALLOC_FL_ZERO_RANGE),
             Stage::Sync => Next::Call(Call::Sync),
-            Stage::Failed(errno) => Next::Done(Err(io::Error::from_raw_os_error(errno))),
-            Stage::Choose | Stage::Done => Next::Done(Ok(())),
+            Stage::Failed => Next::Failed(self.failure.0),
+            Stage::Choose | Stage::Done => Next::Done,
         }
     }
 
@@ -215,7 +217,7 @@ impl Operation {
                     iovec,
                 }));
             }
-            Err(_) => self.stage = Stage::Failed(libc::ENOMEM),
+            Err(_) => self.stage = self.failed(libc::ENOMEM),
         }
         self.bounce.is_some()
     }
@@ -240,7 +242,7 @@ impl Operation {
 
     fn bounce_call(&mut self) -> Next {
         let Some(bounce) = &mut self.bounce else {
-            return Next::Done(Err(io::ErrorKind::Other.into()));
+            return Next::Failed(libc::EIO);
         };
         let rest = &mut bounce.memory.as_mut()[bounce.done as usize..bounce.len as usize];
         bounce.iovec = Buffer::new(rest.as_mut_ptr(), rest.len());
@@ -268,6 +270,62 @@ impl Operation {
         })
     }
 
+    /// Whether it is nothing but to make earlier writes stable.
+    pub fn is_flush(&self) -> bool {
+        self.kind == Kind::Flush
+    }
+
+    /// Has it fail after all.
+    pub fn fail(&mut self, errno: i32) {
+        self.failure = (errno, Stage::Sync);
+        self.stage = Stage::Failed;
+    }
+
+    fn failed(&mut self, errno: i32) -> Stage {
+        self.failure = (errno, self.stage);
+        Stage::Failed
+    }
+
+    /// Has a failed request go on where it failed.
+    pub fn retry(&mut self) {
+        self.stage = match self.failure.1 {
+            // What is left of it is chosen anew.
+            Stage::Transfer => Stage::Choose,
+            stage => stage,
+        };
+    }
+
+    /// The error of a failed request.
+    pub fn errno(&self) -> i32 {
+        self.failure.0
+    }
+
+    /// Whether what failed was to make something stable that was written before.
+    pub fn failed_to_sync(&self) -> bool {
+        self.stage == Stage::Failed
+            && match self.failure.1 {
+                Stage::Sync => true,
+                // An error of storage, of earlier writes perhaps; where there is no room nothing was written.
+                Stage::Transfer | Stage::Drain => self.durable && self.failure.0 == libc::EIO,
+                _ => false,
+            }
+    }
+
+    /// Fills what a read did not get with zeroes.
+    pub fn zero_rest(&mut self) {
+        if self.kind == Kind::Read {
+            self.consume(self.end - self.offset, |caller, len| {
+                // SAFETY: valid for writes by the contract of `Engine::submit`.
+                unsafe { caller.write_bytes(0, len) }
+            });
+        }
+    }
+
+    /// Where it ends, in bytes of the disk.
+    pub fn end(&self) -> u64 {
+        self.end
+    }
+
     /// Takes what the call returned.
     pub fn settle(&mut self, result: i32, traits: &mut Traits) {
         if matches!(-result, libc::EINTR | libc::EAGAIN) && self.retries < RETRIES {
@@ -279,11 +337,11 @@ impl Operation {
             Stage::Punch | Stage::ZeroRange => self.allocated(result, traits),
             stage if result < 0 => {
                 debug_assert!(stage != Stage::Choose);
-                Stage::Failed(-result)
+                self.failed(-result)
             }
             Stage::Transfer => match result {
                 // The image ended early: somebody cut it while we had it open.
-                0 => Stage::Failed(libc::EIO),
+                0 => self.failed(libc::EIO),
                 n => {
                     self.consume(n as u64, |_, _| ());
                     Stage::Choose
@@ -313,18 +371,18 @@ impl Operation {
                 self.by_hand = true;
                 Stage::Choose
             }
-            errno => Stage::Failed(errno),
+            errno => self.failed(errno),
         }
     }
 
     fn bounced(&mut self, moved: u64, align: Align) -> Stage {
         let Some(bounce) = &mut self.bounce else {
-            return Stage::Failed(libc::EIO);
+            return self.failed(libc::EIO);
         };
         // Direct I/O goes on from a block boundary only.
         let moved = moved & !(align.offset - 1);
         if moved == 0 {
-            return Stage::Failed(libc::EIO);
+            return self.failed(libc::EIO);
         }
         bounce.done += moved;
         if bounce.done < bounce.len {
@@ -334,7 +392,7 @@ impl Operation {
             (Stage::Fill, Kind::Read) => {
                 self.copy(|caller, bounce, len| {
                     // SAFETY: `len` bytes are ours at `bounce`, and at `caller` by the contract of
-                    // `DiskQueue::submit`; they do not overlap. What the guest does there meanwhile
+                    // `Engine::submit`; they do not overlap. What the guest does there meanwhile
                     // changes only what it will find there.
                     unsafe { std::ptr::copy_nonoverlapping(bounce, caller, len) }
                 });

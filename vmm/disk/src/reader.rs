@@ -1,33 +1,28 @@
-//! Synchronous reads beside the queues, for who looks into an image.
+//! Synchronous reads beside the engines, for who looks into an image.
 
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 
-use crate::Geometry;
+use crate::Disk;
 use crate::aligned::AlignedBuf;
 use crate::geometry::Align;
 
 /// Bytes read at a time where memory must be aligned.
 const PIECE: u64 = 64 << 10;
 
-/// Reads a disk's content without a queue. Cheap to clone.
+/// Reads a disk's content without an engine. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct DiskReader {
-    file: Arc<File>,
-    geometry: Geometry,
-}
+pub struct DiskReader(Disk);
 
 impl DiskReader {
-    pub(crate) fn new(file: Arc<File>, geometry: Geometry) -> Self {
-        Self { file, geometry }
+    pub(crate) fn new(disk: Disk) -> Self {
+        Self(disk)
     }
 
     /// Bytes of the disk.
     #[must_use]
     pub fn size(&self) -> u64 {
-        self.geometry.size
+        self.0.size()
     }
 
     /// Fills `buf` with what the disk holds at byte `offset`. Any alignment.
@@ -37,13 +32,13 @@ impl DiskReader {
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let end = offset
             .checked_add(buf.len() as u64)
-            .filter(|end| *end <= self.geometry.size);
+            .filter(|end| *end <= self.size());
         let Some(end) = end else {
             return Err(io::ErrorKind::UnexpectedEof.into());
         };
-        let align = self.geometry.align;
+        let align = self.0.align();
         if align == Align::NONE {
-            return self.file.read_exact_at(buf, offset);
+            return self.0.file().read_exact_at(buf, offset);
         }
         // The file is open for direct I/O: whole blocks, by way of aligned memory.
         let step = PIECE.max(align.offset);
@@ -52,7 +47,7 @@ impl DiskReader {
         while start < end {
             let stop = (start + step).min(end.next_multiple_of(align.offset));
             let memory = &mut piece.as_mut()[..(stop - start) as usize];
-            self.file.read_exact_at(memory, start)?;
+            self.0.file().read_exact_at(memory, start)?;
             let (from, to) = (start.max(offset), stop.min(end));
             buf[(from - offset) as usize..(to - offset) as usize]
                 .copy_from_slice(&memory[(from - start) as usize..(to - start) as usize]);

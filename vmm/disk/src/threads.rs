@@ -1,9 +1,8 @@
 //! The engine for hosts where io_uring is switched off: a few threads with blocking calls.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
@@ -17,34 +16,41 @@ const THREADS: usize = 4;
 /// Bytes of a thread's stack; a call needs next to nothing.
 const STACK: usize = 64 << 10;
 
+/// A call, the file it is on, and its tag.
+type Job = (u16, RawFd, Call);
+
 #[derive(Debug)]
 pub(crate) struct Threads {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    pushed: Vec<(u16, Call)>,
+    /// By place.
+    files: Vec<RawFd>,
+    places: u32,
+    pushed: Vec<Job>,
+    /// Taken from the threads, not yet popped.
+    done: VecDeque<(u16, i32)>,
     running: usize,
 }
 
 /// Between the owner and its threads, and nobody else.
 #[derive(Debug)]
 struct Shared {
-    file: Arc<File>,
     jobs: Mutex<Jobs>,
     wake: Condvar,
     done: Mutex<VecDeque<(u16, i32)>>,
+    /// Signalled when `done` is not empty any more.
     event: EventFd,
 }
 
 #[derive(Debug, Default)]
 struct Jobs {
-    queue: VecDeque<(u16, Call)>,
+    queue: VecDeque<Job>,
     stop: bool,
 }
 
 impl Threads {
-    pub fn new(file: &Arc<File>) -> io::Result<Self> {
+    pub fn new(places: u32) -> io::Result<Self> {
         let shared = Arc::new(Shared {
-            file: Arc::clone(file),
             jobs: Mutex::default(),
             wake: Condvar::new(),
             done: Mutex::default(),
@@ -54,7 +60,10 @@ impl Threads {
         let mut threads = Self {
             shared,
             threads: Vec::new(),
+            files: Vec::new(),
+            places,
             pushed: Vec::new(),
+            done: VecDeque::new(),
             running: 0,
         };
         for _ in 0..THREADS {
@@ -77,46 +86,77 @@ impl Drop for Threads {
 }
 
 impl Executor for Threads {
-    unsafe fn push(&mut self, tag: u16, call: Call) {
-        self.pushed.push((tag, call));
+    fn places(&self) -> u32 {
+        self.places
+    }
+
+    fn attach(&mut self, place: u32, file: BorrowedFd<'_>) -> io::Result<()> {
+        let place = place as usize;
+        if self.files.len() <= place {
+            self.files.resize(place + 1, -1);
+        }
+        self.files[place] = file.as_raw_fd();
+        Ok(())
+    }
+
+    fn detach(&mut self, place: u32) -> io::Result<()> {
+        self.files[place as usize] = -1;
+        Ok(())
+    }
+
+    unsafe fn push(&mut self, tag: u16, place: u32, call: Call) {
+        self.pushed.push((tag, self.files[place as usize], call));
     }
 
     fn submit(&mut self) -> io::Result<()> {
-        if !self.pushed.is_empty() {
-            self.running += self.pushed.len();
+        let count = self.pushed.len();
+        if count > 0 {
+            self.running += count;
             lock(&self.shared.jobs).queue.extend(self.pushed.drain(..));
-            self.shared.wake.notify_all();
+            (0..count.min(THREADS)).for_each(|_| self.shared.wake.notify_one());
         }
         Ok(())
     }
 
     fn pop(&mut self) -> Option<(u16, i32)> {
-        let done = lock(&self.shared.done).pop_front()?;
+        if self.done.is_empty() {
+            let mut done = lock(&self.shared.done);
+            if done.is_empty() {
+                return None;
+            }
+            std::mem::swap(&mut *done, &mut self.done);
+            // Under the lock: what is done later signals again.
+            let _ = self.shared.event.read();
+        }
         self.running -= 1;
-        Some(done)
+        self.done.pop_front()
     }
 
     fn running(&self) -> usize {
         self.running
     }
 
-    fn event(&self) -> &EventFd {
-        &self.shared.event
+    fn event(&self) -> BorrowedFd<'_> {
+        // SAFETY: the event is open as long as it is borrowed.
+        unsafe { BorrowedFd::borrow_raw(self.shared.event.as_raw_fd()) }
     }
 }
 
 impl Shared {
     fn work(&self) {
-        while let Some((tag, call)) = self.next() {
-            // SAFETY: whoever pushed the call keeps its memory until the result below is popped.
-            let result = unsafe { perform(&self.file, call) };
-            lock(&self.done).push_back((tag, result));
-            // Fails only when the counter is about to overflow: then it is readable anyway.
-            let _ = self.event.write(1);
+        while let Some((tag, fd, call)) = self.next() {
+            // SAFETY: whoever pushed the call keeps its file and memory until the result below is popped.
+            let result = unsafe { perform(fd, call) };
+            let mut done = lock(&self.done);
+            done.push_back((tag, result));
+            if done.len() == 1 {
+                // Fails only when the counter is about to overflow: then it is readable anyway.
+                let _ = self.event.write(1);
+            }
         }
     }
 
-    fn next(&self) -> Option<(u16, Call)> {
+    fn next(&self) -> Option<Job> {
         let mut jobs = lock(&self.jobs);
         loop {
             if let Some(job) = jobs.queue.pop_front() {
@@ -137,9 +177,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Carries out a call; the result is the kernel's, negative for an error number.
 ///
 /// # Safety
-/// The call's iovecs and the memory they name are valid.
-unsafe fn perform(file: &File, call: Call) -> i32 {
-    let fd = file.as_raw_fd();
+/// The file is open; the call's iovecs and the memory they name are valid.
+unsafe fn perform(fd: RawFd, call: Call) -> i32 {
     let result = match call {
         // SAFETY: by this function's contract.
         Call::Read { offset, vector } => unsafe {

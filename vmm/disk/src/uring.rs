@@ -1,29 +1,31 @@
 //! The engine over io_uring.
 //!
-//! The ring is created disabled and confined before it is enabled: it can do six operations on one registered
-//! file and nothing else, ever, whatever somebody who took over the process writes into it.
+//! The ring is created disabled and confined before it is enabled: it can do six operations on registered files, have
+//! files registered, and nothing else, ever, whatever somebody who took over the process writes into it.
 
-use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
 
 use io_uring::register::Restriction;
 use io_uring::squeue::Flags;
 use io_uring::types::{Fixed, FsyncFlags};
-use io_uring::{IoUring, opcode, squeue};
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+use io_uring::{IoUring, Submitter, opcode, squeue};
 
 use crate::executor::{Call, Executor};
 
 /// How often a submission that the kernel has no memory for is tried again, a millisecond apart.
 const RETRIES: u32 = 1000;
 
-const FILE: Fixed = Fixed(0);
+/// IORING_REGISTER_FILES_UPDATE
+const REGISTER_FILES_UPDATE: u8 = 6;
+
+/// What stands in the table for no file.
+const NO_FILE: RawFd = -1;
 
 pub(crate) struct Uring {
     ring: IoUring,
-    event: EventFd,
+    places: u32,
     running: usize,
 }
 
@@ -36,13 +38,13 @@ impl std::fmt::Debug for Uring {
 }
 
 impl Uring {
-    /// A ring for `entries` calls on `file`.
-    pub fn new(file: &File, entries: u16) -> io::Result<Self> {
+    /// A ring for `entries` calls at once, and a table for `places` files, none of them there yet. An empty place
+    /// takes the kernel 8 to 16 bytes.
+    pub fn new(entries: u16, places: u32) -> io::Result<Self> {
         let ring = build(entries)?;
-        let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
         let submitter = ring.submitter();
-        submitter.register_files(&[file.as_raw_fd()])?;
-        submitter.register_eventfd(event.as_raw_fd())?;
+        let places = places.min(open_files());
+        register_places(&submitter, places)?;
         let fixed_file = Flags::FIXED_FILE.bits();
         submitter.register_restrictions(&mut [
             Restriction::sqe_op(opcode::Read::CODE),
@@ -53,20 +55,29 @@ impl Uring {
             Restriction::sqe_op(opcode::Fallocate::CODE),
             Restriction::sqe_flags_allowed(fixed_file),
             Restriction::sqe_flags_required(fixed_file),
+            Restriction::register_op(REGISTER_FILES_UPDATE),
         ])?;
         submitter.register_enable_rings()?;
         Ok(Self {
             ring,
-            event,
+            places,
             running: 0,
         })
+    }
+
+    fn place(&self, place: u32, fd: RawFd) -> io::Result<()> {
+        match self.ring.submitter().register_files_update(place, &[fd])? {
+            1 => Ok(()),
+            _ => Err(io::ErrorKind::Other.into()),
+        }
     }
 }
 
 fn build(entries: u16) -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
     builder.dontfork().setup_r_disabled();
-    // Not SINGLE_ISSUER: the ring outlives the worker that uses it, and follows it into the next one.
+    // Not SINGLE_ISSUER, nor DEFER_TASKRUN, which needs it: the ring outlives the worker that uses it, and follows it
+    // into the next one. COOP_TASKRUN alone ends the worker's wait when something completes.
     let plain = builder.clone();
     match builder
         .setup_submit_all()
@@ -79,16 +90,40 @@ fn build(entries: u16) -> io::Result<IoUring> {
     }
 }
 
-fn entry(call: Call) -> squeue::Entry {
+/// Makes a table of empty places.
+fn register_places(submitter: &Submitter<'_>, places: u32) -> io::Result<()> {
+    match submitter.register_files_sparse(places) {
+        // Linux before 5.19.
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+            submitter.register_files(&vec![NO_FILE; places as usize])
+        }
+        other => other,
+    }
+}
+
+/// How many files this process can have open, which also bounds such a table.
+fn open_files() -> u32 {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the kernel writes one rlimit, for which there is room.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } < 0 {
+        return u32::MAX;
+    }
+    limit.rlim_cur.try_into().unwrap_or(u32::MAX)
+}
+
+fn entry(file: Fixed, call: Call) -> squeue::Entry {
     match call {
         Call::Read { offset, vector } if vector.count == 1 => {
             // SAFETY: the caller of `push` vouches for the iovec.
             let buffer = unsafe { *vector.start };
-            opcode::Read::new(FILE, buffer.iov_base.cast(), clamp(buffer.iov_len))
+            opcode::Read::new(file, buffer.iov_base.cast(), clamp(buffer.iov_len))
                 .offset(offset)
                 .build()
         }
-        Call::Read { offset, vector } => opcode::Readv::new(FILE, vector.start, vector.count)
+        Call::Read { offset, vector } => opcode::Readv::new(file, vector.start, vector.count)
             .offset(offset)
             .build(),
         Call::Write {
@@ -100,19 +135,19 @@ fn entry(call: Call) -> squeue::Entry {
             if vector.count == 1 {
                 // SAFETY: the caller of `push` vouches for the iovec.
                 let buffer = unsafe { *vector.start };
-                opcode::Write::new(FILE, buffer.iov_base.cast(), clamp(buffer.iov_len))
+                opcode::Write::new(file, buffer.iov_base.cast(), clamp(buffer.iov_len))
                     .offset(offset)
                     .rw_flags(flags)
                     .build()
             } else {
-                opcode::Writev::new(FILE, vector.start, vector.count)
+                opcode::Writev::new(file, vector.start, vector.count)
                     .offset(offset)
                     .rw_flags(flags)
                     .build()
             }
         }
-        Call::Sync => opcode::Fsync::new(FILE).flags(FsyncFlags::DATASYNC).build(),
-        Call::Allocate { mode, offset, len } => opcode::Fallocate::new(FILE, len)
+        Call::Sync => opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build(),
+        Call::Allocate { mode, offset, len } => opcode::Fallocate::new(file, len)
             .offset(offset)
             .mode(mode)
             .build(),
@@ -125,8 +160,20 @@ fn clamp(len: usize) -> u32 {
 }
 
 impl Executor for Uring {
-    unsafe fn push(&mut self, tag: u16, call: Call) {
-        let entry = entry(call).user_data(tag.into());
+    fn places(&self) -> u32 {
+        self.places
+    }
+
+    fn attach(&mut self, place: u32, file: BorrowedFd<'_>) -> io::Result<()> {
+        self.place(place, file.as_raw_fd())
+    }
+
+    fn detach(&mut self, place: u32) -> io::Result<()> {
+        self.place(place, NO_FILE)
+    }
+
+    unsafe fn push(&mut self, tag: u16, place: u32, call: Call) {
+        let entry = entry(Fixed(place), call).user_data(tag.into());
         // SAFETY: the caller keeps the memory the entry points at. There is room: a tag has one call out
         // at most, and the ring has an entry for every tag.
         let pushed = unsafe { self.ring.submission().push(&entry) };
@@ -164,13 +211,17 @@ impl Executor for Uring {
         self.running
     }
 
-    fn event(&self) -> &EventFd {
-        &self.event
+    /// The ring itself, which is readable while it holds completions: no event to be written and read.
+    fn event(&self) -> BorrowedFd<'_> {
+        // SAFETY: the ring is open as long as it is borrowed.
+        unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     fn run(ring: &mut Uring, entry: &squeue::Entry) -> i32 {
@@ -183,7 +234,9 @@ mod tests {
     #[test]
     fn the_ring_does_what_it_is_for_and_nothing_else() {
         let file = tempfile::tempfile().unwrap();
-        let mut ring = Uring::new(&file, 4).unwrap();
+        let mut ring = Uring::new(4, 2).unwrap();
+        ring.attach(1, file.as_fd()).unwrap();
+        const FILE: Fixed = Fixed(1);
         assert_eq!(run(&mut ring, &opcode::Fsync::new(FILE).build()), 0);
         assert_eq!(
             run(&mut ring, &opcode::Nop::new().build()),
@@ -201,5 +254,15 @@ mod tests {
         assert_eq!(run(&mut ring, &asynchronous), -libc::EACCES, "a flag not listed");
         let refused = ring.ring.submitter().unregister_files().unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::EACCES));
+        let refused = ring
+            .ring
+            .submitter()
+            .register_eventfd(file.as_raw_fd())
+            .unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EACCES));
+        ring.detach(1).unwrap();
+        assert_eq!(run(&mut ring, &opcode::Fsync::new(FILE).build()), -libc::EBADF);
+        let nowhere = Fixed(2);
+        assert_eq!(run(&mut ring, &opcode::Fsync::new(nowhere).build()), -libc::EBADF);
     }
 }

@@ -6,10 +6,10 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::time::{Duration, Instant};
 
-use husk_disk::{Buffer, Cache, Disk, DiskQueue, Engine, Options, Request};
+use husk_disk::{Buffer, Cache, Disk, DiskId, Engine, EngineKind, ErrorPolicy, Options, Request};
 
 const MIB: u64 = 1 << 20;
-const ENGINES: [Engine; 2] = [Engine::Uring, Engine::Threads];
+const KINDS: [EngineKind; 2] = [EngineKind::Uring, EngineKind::Threads];
 
 fn image(size: u64) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new_in("/var/tmp").unwrap();
@@ -30,33 +30,45 @@ fn disk(file: &tempfile::NamedTempFile, flags: i32, options: Options) -> Disk {
     Disk::open_raw(open(file.path(), flags).into(), options).unwrap()
 }
 
-fn queue(disk: &mut Disk) -> Box<dyn DiskQueue> {
-    disk.take_queues().remove(0)
+/// An engine that serves one disk.
+struct Served {
+    engine: Engine,
+    disk: DiskId,
+}
+
+fn serve(kind: EngineKind, disk: &Disk) -> Served {
+    let mut engine = Engine::new(kind, 128, 1).unwrap();
+    let disk = engine.attach(disk).unwrap();
+    Served { engine, disk }
 }
 
 /// Submits, and waits until as many requests as were submitted are done.
-fn run(queue: &mut Box<dyn DiskQueue>, requests: &[Request<'_>]) -> Vec<io::Result<()>> {
+fn run(served: &mut Served, requests: &[Request<'_>]) -> Vec<io::Result<()>> {
+    let requests: Vec<_> = requests.iter().map(|request| (served.disk, *request)).collect();
+    run_on(&mut served.engine, &requests)
+}
+
+/// Likewise, to several disks.
+fn run_on(engine: &mut Engine, requests: &[(DiskId, Request<'_>)]) -> Vec<io::Result<()>> {
     let mut results: Vec<Option<io::Result<()>>> = requests.iter().map(|_| None).collect();
-    for (tag, request) in requests.iter().enumerate() {
+    for (tag, (disk, request)) in requests.iter().enumerate() {
         // SAFETY: the callers' buffers outlive this function, which waits for the completions.
-        unsafe { queue.submit(tag as u16, *request) };
+        unsafe { engine.submit(tag as u16, *disk, *request) };
     }
     let deadline = Instant::now() + Duration::from_secs(20);
     while results.iter().any(Option::is_none) {
         assert!(Instant::now() < deadline, "requests hang: {results:?}");
-        while let Some(done) = queue.complete() {
+        while let Some(done) = engine.complete() {
             results[usize::from(done.tag)] = Some(done.result);
         }
-        queue.kick().unwrap();
+        engine.kick().unwrap();
         let mut poll = libc::pollfd {
-            fd: queue.event().as_raw_fd(),
+            fd: engine.event().as_raw_fd(),
             events: libc::POLLIN,
             revents: 0,
         };
         // SAFETY: one pollfd is passed and announced.
-        if unsafe { libc::poll(&raw mut poll, 1, 100) } > 0 {
-            let _ = queue.event().read();
-        }
+        unsafe { libc::poll(&raw mut poll, 1, 100) };
     }
     results.into_iter().flatten().collect()
 }
@@ -74,16 +86,17 @@ fn pieces(memory: &mut [u8], step: usize) -> Vec<Buffer> {
         .collect()
 }
 
-fn options(engine: Engine) -> Options {
+/// Errors are for the test to see.
+fn reporting() -> Options {
     Options {
-        engine,
+        error_policy: ErrorPolicy::Report,
         ..Options::default()
     }
 }
 
-fn round_trip(disk: &mut Disk, shift: usize) {
+fn round_trip(kind: EngineKind, disk: &Disk, shift: usize) {
     let reader = disk.reader();
-    let mut queue = queue(disk);
+    let mut served = serve(kind, disk);
     let expected = pattern(MIB as usize, 7);
     let mut memory = [vec![0; shift], expected.clone()].concat();
     for (offset, step) in [
@@ -94,7 +107,7 @@ fn round_trip(disk: &mut Disk, shift: usize) {
     ] {
         let out = pieces(&mut memory[shift..], step);
         let results = run(
-            &mut queue,
+            &mut served,
             &[Request::Write {
                 offset,
                 buffers: &out,
@@ -102,11 +115,11 @@ fn round_trip(disk: &mut Disk, shift: usize) {
             }],
         );
         assert!(results.iter().all(Result::is_ok), "{results:?}");
-        assert!(run(&mut queue, &[Request::Flush])[0].is_ok());
+        assert!(run(&mut served, &[Request::Flush])[0].is_ok());
         let mut back = vec![0; MIB as usize + shift];
         let buffers = pieces(&mut back[shift..], step);
         run(
-            &mut queue,
+            &mut served,
             &[Request::Read {
                 offset,
                 buffers: &buffers,
@@ -123,48 +136,39 @@ fn round_trip(disk: &mut Disk, shift: usize) {
 
 #[test]
 fn data_survives_a_round_trip() {
-    for engine in ENGINES {
+    for kind in KINDS {
         for cache in [Cache::Writeback, Cache::Writethrough] {
             let file = image(8 * MIB);
-            round_trip(
-                &mut disk(
-                    &file,
-                    0,
-                    Options {
-                        engine,
-                        cache,
-                        ..Options::default()
-                    },
-                ),
-                0,
-            );
+            let options = Options {
+                cache,
+                ..Options::default()
+            };
+            round_trip(kind, &disk(&file, 0, options), 0);
         }
     }
 }
 
 #[test]
 fn direct_io_takes_any_alignment() {
-    for engine in ENGINES {
+    for kind in KINDS {
         for shift in [0, 1] {
             let file = image(8 * MIB);
             let options = Options {
-                engine,
                 cache: Cache::None,
                 ..Options::default()
             };
-            let mut disk = disk(&file, libc::O_DIRECT, options);
-            round_trip(&mut disk, shift);
+            round_trip(kind, &disk(&file, libc::O_DIRECT, options), shift);
         }
     }
 }
 
 #[test]
-fn a_full_queue_completes() {
-    for engine in ENGINES {
+fn a_full_engine_completes() {
+    for kind in KINDS {
         let file = image(8 * MIB);
-        let mut disk = disk(&file, 0, options(engine));
-        let mut queue = queue(&mut disk);
-        let depth = usize::from(queue.depth());
+        let disk = disk(&file, 0, reporting());
+        let mut served = serve(kind, &disk);
+        let depth = usize::from(served.engine.depth());
         let mut memory: Vec<_> = (0..depth).map(|i| vec![i as u8; 4096]).collect();
         let buffers: Vec<_> = memory.iter_mut().map(|m| pieces(m, 1024)).collect();
         let requests: Vec<_> = buffers
@@ -177,7 +181,7 @@ fn a_full_queue_completes() {
             })
             .collect();
         for _ in 0..3 {
-            assert!(run(&mut queue, &requests).iter().all(Result::is_ok));
+            assert!(run(&mut served, &requests).iter().all(Result::is_ok));
         }
         for i in 0..depth {
             let mut back = [0; 4096];
@@ -188,17 +192,18 @@ fn a_full_queue_completes() {
 }
 
 #[test]
-fn dropping_a_queue_waits_for_its_requests() {
-    for engine in ENGINES {
+fn dropping_an_engine_waits_for_its_requests() {
+    for kind in KINDS {
         let file = image(64 * MIB);
-        let mut disk = disk(&file, 0, options(engine));
-        let mut queue = queue(&mut disk);
+        let disk = disk(&file, 0, reporting());
+        let mut served = serve(kind, &disk);
         let mut memory = pattern(32 * MIB as usize, 3);
         let buffers = pieces(&mut memory, 1 << 20);
-        // SAFETY: the memory outlives the queue, which is dropped next.
+        // SAFETY: the memory outlives the engine, which is dropped next.
         unsafe {
-            queue.submit(
+            served.engine.submit(
                 0,
+                served.disk,
                 Request::Write {
                     offset: 0,
                     buffers: &buffers,
@@ -206,8 +211,8 @@ fn dropping_a_queue_waits_for_its_requests() {
                 },
             )
         };
-        queue.kick().unwrap();
-        drop(queue);
+        served.engine.kick().unwrap();
+        drop(served);
         // The first call's share at least; a request cut short by a drop need not go on.
         let mut back = vec![0; 4096];
         file.as_file().read_exact_at(&mut back, 0).unwrap();
@@ -217,15 +222,15 @@ fn dropping_a_queue_waits_for_its_requests() {
 
 #[test]
 fn discard_and_write_zeroes_free_space() {
-    for engine in ENGINES {
+    for kind in KINDS {
         let file = image(4 * MIB);
         file.as_file()
             .write_all_at(&pattern(4 * MIB as usize, 1), 0)
             .unwrap();
         file.as_file().sync_all().unwrap();
         let full = file.as_file().metadata().unwrap().blocks();
-        let mut disk = disk(&file, 0, options(engine));
-        let mut queue = queue(&mut disk);
+        let disk = disk(&file, 0, reporting());
+        let mut served = serve(kind, &disk);
         let requests = [
             Request::Discard {
                 offset: 0,
@@ -245,7 +250,7 @@ fn discard_and_write_zeroes_free_space() {
                 durable: true,
             },
         ];
-        assert!(run(&mut queue, &requests).iter().all(Result::is_ok));
+        assert!(run(&mut served, &requests).iter().all(Result::is_ok));
         let metadata = file.as_file().metadata().unwrap();
         assert!(
             metadata.blocks() <= full - 2 * MIB / 512,
@@ -264,15 +269,15 @@ fn discard_and_write_zeroes_free_space() {
 
 #[test]
 fn an_image_cut_short_is_an_error() {
-    for engine in ENGINES {
+    for kind in KINDS {
         let file = image(MIB);
-        let mut disk = disk(&file, 0, options(engine));
-        let mut queue = queue(&mut disk);
+        let disk = disk(&file, 0, reporting());
+        let mut served = serve(kind, &disk);
         file.as_file().set_len(4096).unwrap();
         let mut memory = vec![0; 8192];
         let buffers = pieces(&mut memory, 8192);
         let result = run(
-            &mut queue,
+            &mut served,
             &[Request::Read {
                 offset: 0,
                 buffers: &buffers,
@@ -286,41 +291,25 @@ fn an_image_cut_short_is_an_error() {
 }
 
 #[test]
-fn queues_of_one_disk_share_it() {
+fn engines_share_a_disk() {
     let file = image(MIB);
-    let mut disk = disk(
-        &file,
-        0,
-        Options {
-            queues: 3,
-            ..Options::default()
-        },
-    );
-    let mut queues = disk.take_queues();
-    assert_eq!((queues.len(), disk.take_queues().len()), (3, 0));
+    let disk = disk(&file, 0, Options::default());
+    let [mut first, mut second] = [EngineKind::Uring, EngineKind::Threads].map(|kind| serve(kind, &disk));
     let mut memory = vec![9; 512];
     let buffers = pieces(&mut memory, 512);
-    run(
-        &mut queues[0],
-        &[Request::Write {
-            offset: 0,
-            buffers: &buffers,
-            durable: false,
-        }],
-    )
-    .remove(0)
-    .unwrap();
+    let write = Request::Write {
+        offset: 0,
+        buffers: &buffers,
+        durable: false,
+    };
+    run(&mut first, &[write]).remove(0).unwrap();
     let mut back = vec![0; 512];
     let buffers = pieces(&mut back, 512);
-    run(
-        &mut queues[2],
-        &[Request::Read {
-            offset: 0,
-            buffers: &buffers,
-        }],
-    )
-    .remove(0)
-    .unwrap();
+    let read = Request::Read {
+        offset: 0,
+        buffers: &buffers,
+    };
+    run(&mut second, &[read]).remove(0).unwrap();
     assert_eq!(back, [9; 512]);
 }
 

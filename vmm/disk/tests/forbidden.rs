@@ -3,9 +3,9 @@
 use std::io;
 use std::thread;
 
-use husk_disk::{Disk, Engine, Options, Request};
+use husk_disk::{Disk, DiskId, Engine, EngineKind, Options, Request};
 
-/// From now on this thread gets EPERM from io_uring_setup and io_uring_register.
+/// From now on this thread gets EPERM from io_uring_setup, and from io_uring_register but to update files.
 fn forbid() {
     let statement = |code: u32, k: u32| libc::sock_filter {
         code: code as u16,
@@ -22,13 +22,17 @@ fn forbid() {
     let mut filter = [
         // The system call's number is the first field of seccomp_data.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
-        equal(libc::SYS_io_uring_setup, 2),
+        equal(libc::SYS_io_uring_setup, 4),
         equal(libc::SYS_io_uring_register, 1),
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
+        // The low half of the second argument: IORING_REGISTER_FILES_UPDATE.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 24),
+        equal(6, 1),
         statement(
             libc::BPF_RET | libc::BPF_K,
             libc::SECCOMP_RET_ERRNO | libc::EPERM as u32,
         ),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
     ];
     let program = libc::sock_fprog {
         len: filter.len() as u16,
@@ -46,30 +50,27 @@ fn forbid() {
     assert!(!failed, "{}", io::Error::last_os_error());
 }
 
-fn open(engine: Engine) -> io::Result<Disk> {
-    let file = tempfile::tempfile_in("/var/tmp")?;
-    file.set_len(4096)?;
-    Disk::open_raw(
-        file.into(),
-        Options {
-            engine,
-            ..Options::default()
-        },
-    )
+fn disk() -> Disk {
+    let file = tempfile::tempfile_in("/var/tmp").unwrap();
+    file.set_len(4096).unwrap();
+    Disk::open_raw(file.into(), Options::default()).unwrap()
 }
 
-fn works(mut disk: Disk) {
-    let mut queue = disk.take_queues().remove(0);
-    for tag in 0..queue.depth() {
+fn new(kind: EngineKind) -> io::Result<Engine> {
+    Engine::new(kind, 32, 2)
+}
+
+fn works(engine: &mut Engine, disk: DiskId) {
+    for tag in 0..engine.depth() {
         // SAFETY: a flush has no buffers.
-        unsafe { queue.submit(tag, Request::Flush) };
+        unsafe { engine.submit(tag, disk, Request::Flush) };
     }
-    queue.kick().unwrap();
-    for _ in 0..queue.depth() {
+    engine.kick().unwrap();
+    for _ in 0..engine.depth() {
         let done = loop {
-            match queue.complete() {
+            match engine.complete() {
                 Some(done) => break done,
-                None => queue.wait(),
+                None => engine.wait(),
             }
         };
         done.result.unwrap();
@@ -79,15 +80,22 @@ fn works(mut disk: Disk) {
 #[test]
 fn threads_take_over_and_old_rings_go_on() {
     thread::spawn(|| {
-        let before = open(Engine::Uring).unwrap();
+        let mut before = new(EngineKind::Uring).unwrap();
+        let first = before.attach(&disk()).unwrap();
         forbid();
-        let error = open(Engine::Uring).unwrap_err();
+        let error = new(EngineKind::Uring).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EPERM));
-        let after = open(Engine::Auto).unwrap();
+        let mut after = new(EngineKind::Auto).unwrap();
         assert!(format!("{before:?}").contains("Uring"));
         assert!(format!("{after:?}").contains("Threads"));
-        works(before);
-        works(after);
+        works(&mut before, first);
+        // Disks come and go all the same.
+        let second = before.attach(&disk()).unwrap();
+        works(&mut before, second);
+        before.detach(first).unwrap();
+        works(&mut before, second);
+        let third = after.attach(&disk()).unwrap();
+        works(&mut after, third);
     })
     .join()
     .unwrap();

@@ -1,16 +1,17 @@
-//! The queue and its operations against a made-up kernel: calls finish in any order, move less than they
+//! The engine and its operations against a made-up kernel: calls finish in any order, move less than they
 //! were asked to, are interrupted, and `fallocate` may not exist. What the disk holds at the end is compared
 //! with a model.
 
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::*;
-use crate::Buffer;
 use crate::executor::{Call, Vector};
 use crate::geometry::Align;
+use crate::{Buffer, Geometry, Request, SECTOR};
 
 const SECTORS: u64 = 4096;
 
@@ -18,6 +19,8 @@ const SECTORS: u64 = 4096;
 struct Kernel {
     image: Vec<u8>,
     align: Align,
+    /// Of the one disk.
+    place: u32,
     random: u64,
     calls: Vec<Call>,
     fallocate: bool,
@@ -97,7 +100,21 @@ impl Kernel {
 }
 
 impl Executor for Fake {
-    unsafe fn push(&mut self, tag: u16, call: Call) {
+    fn places(&self) -> u32 {
+        2
+    }
+
+    fn attach(&mut self, place: u32, _: BorrowedFd<'_>) -> io::Result<()> {
+        self.kernel.lock().unwrap().place = place;
+        Ok(())
+    }
+
+    fn detach(&mut self, _: u32) -> io::Result<()> {
+        Ok(())
+    }
+
+    unsafe fn push(&mut self, tag: u16, place: u32, call: Call) {
+        assert_eq!(place, self.kernel.lock().unwrap().place);
         assert!(self.out.iter().all(|(t, _)| *t != tag));
         self.out.push((tag, call));
     }
@@ -120,43 +137,67 @@ impl Executor for Fake {
         self.out.len()
     }
 
-    fn event(&self) -> &EventFd {
-        &self.event
+    fn event(&self) -> BorrowedFd<'_> {
+        // SAFETY: the event is open as long as it is borrowed.
+        unsafe { BorrowedFd::borrow_raw(self.event.as_raw_fd()) }
     }
 }
 
-fn queue(align: Align, seed: u64, fallocate: bool) -> (RawQueue, Arc<Mutex<Kernel>>) {
+fn geometry(align: Align) -> Geometry {
+    Geometry {
+        size: SECTORS * SECTOR,
+        logical_block: 512,
+        physical_block: 4096,
+        alignment_offset: 0,
+        minimum_io: 4096,
+        optimal_io: 0,
+        discard_granularity: 4096,
+        max_discard: 1 << 30,
+        read_only: false,
+        write_cache: true,
+        align,
+    }
+}
+
+/// An engine with one disk, on which errors are reported.
+struct Bench {
+    engine: Engine,
+    disk: DiskId,
+    kernel: Arc<Mutex<Kernel>>,
+}
+
+fn bench(align: Align, seed: u64, fallocate: bool) -> Bench {
+    bench_of(geometry(align), seed, fallocate)
+}
+
+fn bench_of(geometry: Geometry, seed: u64, fallocate: bool) -> Bench {
     let image = (0..SECTORS * SECTOR).map(|i| (i / SECTOR) as u8 ^ 0x5a).collect();
-    let (calls, failure) = (Vec::new(), None);
+    let (calls, failure, place) = (Vec::new(), None, 0);
     let kernel = Kernel {
         image,
-        align,
+        align: geometry.align,
+        place,
         random: seed | 1,
         calls,
         fallocate,
         failure,
     };
     let kernel = Arc::new(Mutex::new(kernel));
-    let event = Arc::new(EventFd::new(EFD_NONBLOCK).unwrap());
-    let geometry = Geometry {
-        size: SECTORS * SECTOR,
-        logical_block: 512,
-        physical_block: 4096,
-        read_only: false,
-        write_cache: true,
-        align,
-    };
     let fake = Fake {
         kernel: Arc::clone(&kernel),
         out: Vec::new(),
-        event,
+        event: Arc::new(EventFd::new(EFD_NONBLOCK).unwrap()),
     };
-    (RawQueue::with_executor(Box::new(fake), geometry), kernel)
+    let mut engine = Engine::with_executor(Box::new(fake), 128);
+    let disk = engine
+        .attach(&Disk::made_up(geometry, ErrorPolicy::Report))
+        .unwrap();
+    Bench { engine, disk, kernel }
 }
 
-fn drain(queue: &mut RawQueue) -> Vec<Completion> {
+fn drain(engine: &mut Engine) -> Vec<Completion> {
     let mut all = Vec::new();
-    while let Some(completion) = queue.complete() {
+    while let Some(completion) = engine.complete() {
         all.push(completion);
     }
     all
@@ -211,7 +252,7 @@ proptest! {
         fallocate: bool,
     ) {
         let align = Align { memory: align.0, offset: align.1 };
-        let (mut queue, kernel) = queue(align, seed, fallocate);
+        let Bench { mut engine, disk, kernel } = bench(align, seed, fallocate);
         let mut model = kernel.lock().unwrap().image.clone();
         for batch in batches {
             let mut taken: Vec<(u64, u64)> = Vec::new();
@@ -249,10 +290,10 @@ proptest! {
                     _ => Request::Flush,
                 };
                 // SAFETY: `memory` lives, unmoved, until the completions below.
-                unsafe { queue.submit(tag as u16, request) };
+                unsafe { engine.submit(tag as u16, disk, request) };
             }
-            queue.kick().unwrap();
-            let done = drain(&mut queue);
+            engine.kick().unwrap();
+            let done = drain(&mut engine);
             prop_assert_eq!(done.len(), memory.len(), "every request ends");
             prop_assert!(done.iter().all(|c| c.result.is_ok()), "{:?}", done);
             for (op, memory) in &memory {
@@ -263,7 +304,7 @@ proptest! {
             }
             prop_assert!(kernel.lock().unwrap().image == model);
         }
-        prop_assert_eq!((queue.bounces, queue.rewriting, queue.waiting.len()), (0, 0, 0));
+        prop_assert_eq!((engine.bounces, engine.rewriting, engine.waiting.len()), (0, 0, 0));
     }
 }
 
@@ -273,21 +314,21 @@ const BLOCKS: Align = Align {
     offset: 4096,
 };
 
-fn one(queue: &mut RawQueue, request: Request<'_>) -> io::Result<()> {
+fn one(bench: &mut Bench, request: Request<'_>) -> io::Result<()> {
     // SAFETY: the callers' buffers outlive the call, which waits for the completion.
-    unsafe { queue.submit(7, request) };
-    let mut done = drain(queue);
+    unsafe { bench.engine.submit(7, bench.disk, request) };
+    let mut done = drain(&mut bench.engine);
     assert_eq!((done.len(), done[0].tag), (1, 7));
     done.remove(0).result
 }
 
 #[test]
 fn durable_changes_are_on_disk_before_they_complete() {
-    let (mut queue, kernel) = queue(NONE, 1, true);
+    let mut bench = bench(NONE, 1, true);
     let mut memory = vec![1; 512];
     let pieces = buffers(&mut memory, 512);
     one(
-        &mut queue,
+        &mut bench,
         Request::Write {
             offset: 0,
             buffers: &pieces,
@@ -296,7 +337,7 @@ fn durable_changes_are_on_disk_before_they_complete() {
     )
     .unwrap();
     one(
-        &mut queue,
+        &mut bench,
         Request::WriteZeroes {
             offset: 0,
             len: 512,
@@ -305,7 +346,7 @@ fn durable_changes_are_on_disk_before_they_complete() {
         },
     )
     .unwrap();
-    let mut kernel = kernel.lock().unwrap();
+    let kernel = bench.kernel.lock().unwrap();
     assert!(
         kernel
             .calls
@@ -313,28 +354,20 @@ fn durable_changes_are_on_disk_before_they_complete() {
             .all(|c| !matches!(c, Call::Write { durable: false, .. }))
     );
     assert!(matches!(kernel.calls.last(), Some(Call::Sync)));
-    kernel.calls.clear();
-    drop(kernel);
-    queue.geometry.write_cache = false;
-    one(
-        &mut queue,
-        Request::Write {
-            offset: 0,
-            buffers: &pieces,
-            durable: false,
-        },
-    )
-    .unwrap();
 }
 
 #[test]
 fn a_write_through_disk_makes_every_write_durable() {
-    let (mut queue, kernel) = queue(BLOCKS, 1, false);
-    queue.geometry.write_cache = false;
+    let write_cache = false;
+    let geometry = Geometry {
+        write_cache,
+        ..geometry(BLOCKS)
+    };
+    let mut bench = bench_of(geometry, 1, false);
     let mut memory = vec![1; 512];
     let pieces = buffers(&mut memory, 512);
     one(
-        &mut queue,
+        &mut bench,
         Request::Write {
             offset: 512,
             buffers: &pieces,
@@ -343,7 +376,7 @@ fn a_write_through_disk_makes_every_write_durable() {
     )
     .unwrap();
     one(
-        &mut queue,
+        &mut bench,
         Request::WriteZeroes {
             offset: 0,
             len: 512,
@@ -352,7 +385,7 @@ fn a_write_through_disk_makes_every_write_durable() {
         },
     )
     .unwrap();
-    let kernel = kernel.lock().unwrap();
+    let kernel = bench.kernel.lock().unwrap();
     assert!(kernel.calls.iter().any(|c| matches!(c, Call::Write { .. })));
     assert!(
         kernel
@@ -372,8 +405,8 @@ fn errors_and_endless_interruptions_end_a_request() {
         (libc::EAGAIN, libc::EAGAIN),
     ] {
         for align in [NONE, BLOCKS] {
-            let (mut queue, kernel) = queue(align, 3, true);
-            kernel.lock().unwrap().failure = Some(errno);
+            let mut bench = bench(align, 3, true);
+            bench.kernel.lock().unwrap().failure = Some(errno);
             let mut memory = vec![1; 1024];
             let pieces = buffers(&mut memory, 512);
             for request in [
@@ -394,20 +427,20 @@ fn errors_and_endless_interruptions_end_a_request() {
                 },
                 Request::Flush,
             ] {
-                let error = one(&mut queue, request).unwrap_err();
+                let error = one(&mut bench, request).unwrap_err();
                 assert_eq!(error.raw_os_error(), Some(expected));
             }
-            assert_eq!((queue.bounces, queue.rewriting), (0, 0));
+            assert_eq!((bench.engine.bounces, bench.engine.rewriting), (0, 0));
         }
     }
 }
 
 #[test]
 fn a_refused_fallocate_is_not_tried_again() {
-    let (mut queue, kernel) = queue(NONE, 5, false);
+    let mut bench = bench(NONE, 5, false);
     for _ in 0..3 {
         one(
-            &mut queue,
+            &mut bench,
             Request::WriteZeroes {
                 offset: 0,
                 len: 4096,
@@ -417,7 +450,7 @@ fn a_refused_fallocate_is_not_tried_again() {
         )
         .unwrap();
         one(
-            &mut queue,
+            &mut bench,
             Request::Discard {
                 offset: 0,
                 len: 4096,
@@ -426,13 +459,14 @@ fn a_refused_fallocate_is_not_tried_again() {
         )
         .unwrap();
     }
-    assert!(!queue.traits.punch && !queue.traits.zero_range);
-    assert_eq!(kernel.lock().unwrap().image[..4096], [0; 4096]);
+    let traits = bench.engine.attached(bench.disk).unwrap().traits;
+    assert!(!traits.punch && !traits.zero_range);
+    assert_eq!(bench.kernel.lock().unwrap().image[..4096], [0; 4096]);
 }
 
 #[test]
 fn what_does_not_fit_the_disk_is_refused() {
-    let (mut queue, kernel) = queue(NONE, 1, true);
+    let mut bench = bench(NONE, 1, true);
     let end = SECTORS * SECTOR;
     let mut memory = vec![1; 1024];
     let whole = buffers(&mut memory, 512);
@@ -484,11 +518,39 @@ fn what_does_not_fit_the_disk_is_refused() {
         },
     ] {
         assert_eq!(
-            one(&mut queue, request).unwrap_err().kind(),
+            one(&mut bench, request).unwrap_err().kind(),
             io::ErrorKind::InvalidInput
         );
     }
-    queue.geometry.read_only = true;
+    assert_eq!(bench.kernel.lock().unwrap().calls.len(), 0);
+    one(
+        &mut bench,
+        Request::Read {
+            offset: end - 1024,
+            buffers: &whole,
+        },
+    )
+    .unwrap();
+    one(
+        &mut bench,
+        Request::Read {
+            offset: 0,
+            buffers: &[],
+        },
+    )
+    .unwrap();
+}
+
+#[test]
+fn a_read_only_disk_is_not_changed() {
+    let read_only = true;
+    let geometry = Geometry {
+        read_only,
+        ..geometry(NONE)
+    };
+    let mut bench = bench_of(geometry, 1, true);
+    let mut memory = vec![1; 1024];
+    let whole = buffers(&mut memory, 512);
     for request in [
         Request::Write {
             offset: 0,
@@ -508,50 +570,30 @@ fn what_does_not_fit_the_disk_is_refused() {
         },
     ] {
         assert_eq!(
-            one(&mut queue, request).unwrap_err().kind(),
+            one(&mut bench, request).unwrap_err().kind(),
             io::ErrorKind::PermissionDenied
         );
     }
-    assert_eq!(kernel.lock().unwrap().calls.len(), 0);
-    one(
-        &mut queue,
-        Request::Read {
-            offset: end - 1024,
-            buffers: &whole,
-        },
-    )
-    .unwrap();
-    one(
-        &mut queue,
-        Request::Read {
-            offset: 0,
-            buffers: &[],
-        },
-    )
-    .unwrap();
+    assert_eq!(bench.kernel.lock().unwrap().calls.len(), 0);
+    one(&mut bench, Request::Flush).unwrap();
 }
 
 #[test]
 #[should_panic(expected = "in flight")]
 fn a_tag_has_one_request_at_a_time() {
-    let (mut queue, _kernel) = queue(NONE, 1, true);
+    let mut bench = bench(NONE, 1, true);
     for _ in 0..2 {
         // SAFETY: a flush has no buffers.
-        unsafe { queue.submit(0, Request::Flush) };
+        unsafe { bench.engine.submit(0, bench.disk, Request::Flush) };
     }
 }
 
 #[test]
 fn a_flush_syncs() {
-    let (mut queue, kernel) = queue(NONE, 1, true);
-    one(&mut queue, Request::Flush).unwrap();
-    assert!(matches!(kernel.lock().unwrap().calls.last(), Some(Call::Sync)));
-}
-
-#[test]
-fn waiting_takes_the_signal() {
-    let event = EventFd::new(EFD_NONBLOCK).unwrap();
-    event.write(3).unwrap();
-    wait_and_reset(&event);
-    assert!(event.read().is_err());
+    let mut bench = bench(NONE, 1, true);
+    one(&mut bench, Request::Flush).unwrap();
+    assert!(matches!(
+        bench.kernel.lock().unwrap().calls.last(),
+        Some(Call::Sync)
+    ));
 }
