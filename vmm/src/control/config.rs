@@ -58,7 +58,6 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<Parts, Status> 
     let kvm = claim(fds, "kvm", config.kvm.as_ref()).await?;
     let host = Host::new(kvm).map_err(|e| invalid("kvm", e))?;
 
-    let vcpus = cpu.sockets.saturating_mul(cpu.cores).saturating_mul(cpu.threads);
     let mut disks = Vec::new();
     for (i, disk) in config.disks.iter().enumerate() {
         let file = claim(fds, &format!("disks[{i}].file"), disk.file.as_ref()).await?;
@@ -67,11 +66,10 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<Parts, Status> 
             Cache::Writethrough => husk_disk::Cache::Writethrough,
             Cache::Writeback | Cache::Unspecified => husk_disk::Cache::Writeback,
         };
-        let queues = u16::try_from(vcpus).unwrap_or(u16::MAX).clamp(1, MAX_DISK_QUEUES);
         let options = husk_disk::Options {
             read_only: disk.read_only,
             cache,
-            queues,
+            error_policy: husk_disk::ErrorPolicy::Report,
             ..Default::default()
         };
         let disk = Disk::open(&disk.id, file, &disk.serial, options)
@@ -112,9 +110,6 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<Parts, Status> 
         console,
     })
 }
-
-/// Each queue is a ring and a worker thread; more of them than this only cost memory.
-const MAX_DISK_QUEUES: u16 = 1;
 
 async fn boot_source(
     boot: Option<pb::Boot>,

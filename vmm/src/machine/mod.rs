@@ -12,6 +12,7 @@ use husk_devices::legacy::serial::SerialPort;
 use husk_devices::pci::{Root, RootError};
 use husk_devices::virtio::balloon::BalloonHandle;
 use husk_devices::virtio::transport::{NewError, VirtioPci};
+use husk_virtio_blk::BlkHandle;
 use kvm_bindings::{
     KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_clock_data, kvm_irqchip,
 };
@@ -145,6 +146,7 @@ pub struct Machine {
     hotplug_slots: Vec<u8>,
     transports: Vec<Arc<VirtioPci>>,
     legacy: Legacy,
+    disks: Vec<BlkHandle>,
     balloon: Option<BalloonHandle>,
     vcpus: Vec<Vcpu>,
     irqchips: [kvm_irqchip; 3],
@@ -251,6 +253,7 @@ impl Machine {
             hotplug_slots,
             transports,
             legacy,
+            disks: virtio.disks,
             balloon: virtio.balloon,
             vcpus,
             irqchips,
@@ -379,6 +382,11 @@ impl Machine {
     /// Number of vCPUs.
     pub fn vcpu_count(&self) -> u32 {
         self.topology.vcpus()
+    }
+
+    /// The virtio-blk disk of that id.
+    pub fn disk(&self, id: &str) -> Option<&BlkHandle> {
+        self.disks.iter().find(|disk| disk.id() == id)
     }
 
     /// The balloon, if there is one.

@@ -1,11 +1,13 @@
 //! The virtio devices of a machine, in slot order: disks first, so that names follow the manifest.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use husk_devices::virtio::VirtioDevice;
 use husk_devices::virtio::balloon::{Balloon, BalloonHandle};
 use husk_devices::virtio::rng::Rng;
-use husk_virtio_blk::Blk;
+use husk_disk::EngineKind;
+use husk_virtio_blk::{Blk, BlkHandle, Setup};
 
 use super::MachineError;
 
@@ -21,22 +23,26 @@ pub struct Disk {
     pub image: husk_disk::Disk,
     /// Serial number shown to the guest, may be empty.
     pub serial: String,
+    /// Virtqueues, each with a ring and a worker thread: more than vCPUs only cost memory.
+    pub queues: u16,
 }
 
 impl Disk {
-    /// Opens an image somebody else opened the file of. A name goes with every error.
+    /// Opens an image somebody else opened the file of, for one queue. A name goes with every error.
     pub fn open(id: &str, file: OwnedFd, serial: &str, options: husk_disk::Options) -> Result<Self, String> {
         let image = husk_disk::Disk::open_raw(file, options).map_err(|e| format!("disk {id:?}: {e}"))?;
         Ok(Self {
             id: id.to_owned(),
             image,
             serial: serial.to_owned(),
+            queues: 1,
         })
     }
 }
 
 pub(super) struct Built {
     pub devices: Vec<Box<dyn VirtioDevice>>,
+    pub disks: Vec<BlkHandle>,
     pub balloon: Option<BalloonHandle>,
 }
 
@@ -47,8 +53,18 @@ pub(super) fn build(
     reporting: bool,
 ) -> Result<Built, MachineError> {
     let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
+    let mut handles = Vec::new();
     for disk in disks {
-        devices.push(Box::new(Blk::new(&disk.id, disk.image, &disk.serial)));
+        let (blk, handle) = Blk::new(Setup {
+            id: disk.id,
+            disk: disk.image,
+            serial: disk.serial,
+            queues: disk.queues,
+            engine: EngineKind::Auto,
+            on_stop: Arc::new(|_| {}),
+        })?;
+        devices.push(Box::new(blk));
+        handles.push(handle);
     }
     if rng {
         devices.push(Box::new(Rng::new()));
@@ -61,5 +77,9 @@ pub(super) fn build(
     if devices.len() > 31 {
         return Err(MachineError::Slots(devices.len()));
     }
-    Ok(Built { devices, balloon })
+    Ok(Built {
+        devices,
+        disks: handles,
+        balloon,
+    })
 }

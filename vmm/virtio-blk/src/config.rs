@@ -12,8 +12,10 @@ use crate::QUEUE_SIZE;
 /// Data descriptors of one request: with the header and the status it fills a queue without indirect tables.
 pub(crate) const SEG_MAX: u32 = QUEUE_SIZE as u32 - 2;
 
-/// Sectors of one discard or write-zeroes request: 1 GiB.
-pub(crate) const MAX_RANGE_SECTORS: u32 = (1 << 30) / SECTOR as u32;
+/// Sectors of one discard or write-zeroes request.
+pub(crate) fn max_range_sectors(geometry: &Geometry) -> u32 {
+    u32::try_from(geometry.max_discard / SECTOR).unwrap_or(u32::MAX)
+}
 
 /// Bytes of `struct virtio_blk_config` up to and including the write-zeroes fields.
 pub(crate) const CONFIG_SIZE: usize = 60;
@@ -45,25 +47,28 @@ pub(crate) fn features(geometry: &Geometry, queues: u16) -> u64 {
 
 /// Configuration space as the driver reads it, with `writeback` as the cache mode in force.
 pub(crate) fn space(geometry: &Geometry, queues: u16, writeback: bool) -> [u8; CONFIG_SIZE] {
-    let blocks_per_physical = geometry.physical_block / geometry.logical_block;
-    let sectors_per_physical = geometry.physical_block / SECTOR as u32;
+    let blocks = |bytes: u32| bytes / geometry.logical_block;
+    let range = max_range_sectors(geometry).to_le_bytes();
     let mut space = [0; CONFIG_SIZE];
     let mut put = |offset: usize, bytes: &[u8]| space[offset..offset + bytes.len()].copy_from_slice(bytes);
     put(0, &(geometry.size / SECTOR).to_le_bytes()); // capacity
     put(12, &SEG_MAX.to_le_bytes());
     put(20, &geometry.logical_block.to_le_bytes()); // blk_size
-    put(24, &[blocks_per_physical.ilog2() as u8, 0]); // physical_block_exp, alignment_offset
+    put(24, &[blocks(geometry.physical_block).ilog2() as u8]); // physical_block_exp
     put(
-        26,
-        &(blocks_per_physical.min(u32::from(u16::MAX)) as u16).to_le_bytes(),
-    ); // min_io_size
+        25,
+        &[u8::try_from(blocks(geometry.alignment_offset)).unwrap_or(0)],
+    ); // alignment_offset
+    let minimum = u16::try_from(blocks(geometry.minimum_io)).unwrap_or(u16::MAX);
+    put(26, &minimum.to_le_bytes()); // min_io_size
+    put(28, &blocks(geometry.optimal_io).to_le_bytes()); // opt_io_size
     put(WRITEBACK_OFFSET as usize, &[writeback.into()]);
     put(34, &queues.to_le_bytes()); // num_queues
     if !geometry.read_only {
-        put(36, &MAX_RANGE_SECTORS.to_le_bytes()); // max_discard_sectors
+        put(36, &range); // max_discard_sectors
         put(40, &1u32.to_le_bytes()); // max_discard_seg
-        put(44, &sectors_per_physical.to_le_bytes()); // discard_sector_alignment
-        put(48, &MAX_RANGE_SECTORS.to_le_bytes()); // max_write_zeroes_sectors
+        put(44, &(geometry.discard_granularity / SECTOR as u32).to_le_bytes()); // discard_sector_alignment
+        put(48, &range); // max_write_zeroes_sectors
         put(52, &1u32.to_le_bytes()); // max_write_zeroes_seg
         put(56, &[1]); // write_zeroes_may_unmap
     }

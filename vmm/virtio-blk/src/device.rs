@@ -6,50 +6,110 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use husk_devices::virtio::{ActivateError, Activation, ActiveQueue, VirtioDevice, config_space};
 use husk_devices::worker::Worker;
-use husk_disk::{Disk, DiskQueue, Geometry, SECTOR};
+use husk_disk::{Disk, Engine, EngineKind, Geometry, SECTOR};
 use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 
-use crate::config;
+use crate::handle::{BlkHandle, Shared};
+use crate::lane::Lane;
 use crate::request::Rules;
-use crate::worker::{Parked, QueueWorker};
+use crate::worker::{Common, Parked, QueueWorker};
+use crate::{QUEUE_SIZE, config};
 
 /// Bytes of a serial number (section 5.2.6).
 pub(crate) const SERIAL_LEN: usize = 20;
 
+/// Hears, on a worker's thread, of the error for which a disk began to hold requests. They are retried when the device
+/// is quiesced and activated again.
+pub type OnStop = Arc<dyn Fn(io::Error) + Send + Sync>;
+
+/// What a device is made of.
+pub struct Setup {
+    /// The device is called `blk-{id}` in logs and thread names.
+    pub id: String,
+    /// What it shows to the guest.
+    pub disk: Disk,
+    /// Serial number; the guest sees its first 20 bytes.
+    pub serial: String,
+    /// Virtqueues, each with a worker and an engine. At least 1, and 1 where the disk
+    /// [needs one engine](Disk::needs_one_engine).
+    pub queues: u16,
+    /// Who does the I/O.
+    pub engine: EngineKind,
+    /// See [`OnStop`].
+    pub on_stop: OnStop,
+}
+
+impl std::fmt::Debug for Setup {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Setup")
+            .field("id", &self.id)
+            .field("disk", &self.disk)
+            .field("queues", &self.queues)
+            .finish_non_exhaustive()
+    }
+}
+
 /// A virtio block device.
-#[derive(Debug)]
 pub struct Blk {
     name: String,
     serial: [u8; SERIAL_LEN],
-    geometry: Geometry,
-    /// By virtqueue: its queue to the disk while no worker has it.
-    disk: Vec<Option<Box<dyn DiskQueue>>>,
+    shared: Arc<Shared>,
+    /// By virtqueue: its lane while no worker has it.
+    lanes: Vec<Option<Lane>>,
     workers: Vec<Worker<Option<Parked>>>,
     queue_sizes: Vec<u16>,
     writeback: Arc<AtomicBool>,
+    on_stop: OnStop,
+}
+
+impl std::fmt::Debug for Blk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Blk")
+            .field("name", &self.name)
+            .field("lanes", &self.lanes)
+            .field("workers", &self.workers)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Blk {
-    /// A device called `blk-{id}` in logs and thread names, with as many virtqueues as `disk` has queues.
+    /// A device and its handle. Makes every kernel object it will need but its threads, so that it runs before a
+    /// seccomp filter is in place.
     ///
-    /// The guest sees the first 20 bytes of `serial`.
-    #[must_use]
-    pub fn new(id: &str, mut disk: Disk, serial: &str) -> Self {
-        let geometry = disk.geometry();
-        let queues = disk.take_queues();
+    /// # Errors
+    /// The kernel refuses an engine.
+    pub fn new(setup: Setup) -> io::Result<(Self, BlkHandle)> {
+        let Setup { id, disk, serial, .. } = setup;
+        let queues = if disk.needs_one_engine() {
+            1
+        } else {
+            setup.queues.max(1)
+        };
+        let lane = |_| Lane::new(Engine::new(setup.engine, QUEUE_SIZE, 1)?, &disk).map(Some);
+        let lanes = (0..queues).map(lane).collect::<io::Result<Vec<_>>>()?;
         let len = serial.len().min(SERIAL_LEN);
         let mut padded = [0; SERIAL_LEN];
         padded[..len].copy_from_slice(&serial.as_bytes()[..len]);
-        Self {
-            name: format!("blk-{id}"),
+        let writeback = Arc::new(AtomicBool::new(disk.geometry().write_cache));
+        let name = format!("blk-{id}");
+        let shared = Shared::new(id, disk);
+        let handle = BlkHandle(Arc::clone(&shared));
+        let blk = Self {
+            name,
             serial: padded,
-            geometry,
-            queue_sizes: vec![crate::QUEUE_SIZE; queues.len()],
-            disk: queues.into_iter().map(Some).collect(),
+            shared,
+            queue_sizes: vec![QUEUE_SIZE; lanes.len()],
+            lanes,
             workers: Vec::new(),
-            writeback: Arc::new(AtomicBool::new(geometry.write_cache)),
-        }
+            writeback,
+            on_stop: setup.on_stop,
+        };
+        Ok((blk, handle))
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.shared.disk.geometry()
     }
 
     fn queues(&self) -> u16 {
@@ -60,39 +120,36 @@ impl Blk {
     fn rules(&self, features: u64) -> (Rules, Option<Arc<AtomicBool>>) {
         // A driver that cannot flush is owed writes that need none (section 5.2.6.2).
         let flushes = features & (1 << VIRTIO_BLK_F_FLUSH) != 0;
+        let geometry = self.geometry();
         let rules = Rules {
-            capacity: self.geometry.size / SECTOR,
-            read_only: self.geometry.read_only,
-            durable: self.geometry.write_cache && !flushes,
+            capacity: geometry.size / SECTOR,
+            block: u64::from(geometry.logical_block) / SECTOR,
+            max_range: config::max_range_sectors(&geometry),
+            read_only: geometry.read_only,
+            durable: geometry.write_cache && !flushes,
             serial: self.serial,
         };
         (rules, flushes.then(|| Arc::clone(&self.writeback)))
     }
 
-    fn start(&mut self, queue: ActiveQueue, activation: &Common) -> Result<(), ActivateError> {
+    fn start(&mut self, queue: ActiveQueue, common: &Common) -> Result<(), ActivateError> {
         let index = queue.index;
         let slot = self
-            .disk
+            .lanes
             .get_mut(usize::from(index))
             .ok_or(ActivateError::MissingQueue(index))?;
-        let disk = slot.take().ok_or_else(|| io::Error::other("the disk failed"))?;
+        let lane = slot.take().ok_or_else(|| io::Error::other("the disk failed"))?;
         let name = if index == 0 {
             self.name.clone()
         } else {
             format!("{}-{index}", self.name)
         };
-        let Common {
-            mem,
-            interrupt,
-            rules,
-            writeback,
-        } = activation.clone();
         let on_panic = {
-            let interrupt = Arc::clone(&interrupt);
+            let interrupt = Arc::clone(&common.interrupt);
             move |message: &str| interrupt.needs_reset(message)
         };
-        // Through a cell, so that the disk comes back if there is no thread to be had.
-        let cell = QueueWorker::new((queue, disk), mem, interrupt, rules, writeback);
+        // Through a cell, so that the lane comes back if there is no thread to be had.
+        let cell = QueueWorker::new((queue, lane), common.clone());
         let cell = Arc::new(Mutex::new(Some(cell)));
         let take =
             |cell: &Mutex<Option<QueueWorker>>| cell.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -109,13 +166,13 @@ impl Blk {
         Ok(())
     }
 
-    /// Stops the workers, whose requests complete first, and takes back what they have.
+    /// Stops the workers, whose requests complete first unless they are held, and takes back what they have.
     fn stop(&mut self) -> Vec<ActiveQueue> {
         let mut queues = Vec::new();
         for worker in self.workers.drain(..) {
             match worker.stop() {
-                Ok(Some((queue, disk))) => {
-                    self.disk[usize::from(queue.index)] = disk;
+                Ok(Some((queue, lane))) => {
+                    self.lanes[usize::from(queue.index)] = lane;
                     queues.push(queue);
                 }
                 Ok(None) => {}
@@ -124,15 +181,6 @@ impl Blk {
         }
         queues
     }
-}
-
-/// What all workers of an activation get.
-#[derive(Clone)]
-struct Common {
-    mem: husk_devices::GuestMem,
-    interrupt: Arc<dyn husk_devices::virtio::VirtioInterrupt>,
-    rules: Rules,
-    writeback: Option<Arc<AtomicBool>>,
 }
 
 impl VirtioDevice for Blk {
@@ -149,7 +197,7 @@ impl VirtioDevice for Blk {
     }
 
     fn features(&self) -> u64 {
-        config::features(&self.geometry, self.queues())
+        config::features(&self.geometry(), self.queues())
     }
 
     fn queue_max_sizes(&self) -> &[u16] {
@@ -162,7 +210,7 @@ impl VirtioDevice for Blk {
 
     fn read_config(&self, offset: u64, data: &mut [u8]) {
         let space = config::space(
-            &self.geometry,
+            &self.geometry(),
             self.queues(),
             self.writeback.load(Ordering::Relaxed),
         );
@@ -170,7 +218,7 @@ impl VirtioDevice for Blk {
     }
 
     fn write_config(&mut self, offset: u64, data: &[u8]) {
-        if self.geometry.write_cache && offset == config::WRITEBACK_OFFSET && data.len() == 1 {
+        if self.geometry().write_cache && offset == config::WRITEBACK_OFFSET && data.len() == 1 {
             self.writeback.store(data[0] & 1 != 0, Ordering::Relaxed);
         }
     }
@@ -182,10 +230,13 @@ impl VirtioDevice for Blk {
         let (rules, writeback) = self.rules(activation.features);
         let common = Common {
             mem: activation.mem,
-            interrupt: activation.interrupt,
+            interrupt: Arc::clone(&activation.interrupt),
+            disk: self.shared.disk.clone(),
             rules,
             writeback,
+            on_stop: Arc::clone(&self.on_stop),
         };
+        self.shared.set_interrupt(Some(activation.interrupt));
         for queue in activation.queues {
             if let Err(error) = self.start(queue, &common) {
                 self.stop();
@@ -197,7 +248,17 @@ impl VirtioDevice for Blk {
 
     fn reset(&mut self) {
         self.stop();
-        self.writeback.store(self.geometry.write_cache, Ordering::Relaxed);
+        self.shared.set_interrupt(None);
+        for slot in &mut self.lanes {
+            if let Some(lane) = slot
+                && let Err(error) = lane.abandon()
+            {
+                tracing::error!(device = self.name, %error, "a queue of the disk is lost");
+                *slot = None;
+            }
+        }
+        self.writeback
+            .store(self.geometry().write_cache, Ordering::Relaxed);
     }
 
     fn quiesce(&mut self) -> Option<Vec<ActiveQueue>> {
@@ -218,11 +279,15 @@ mod tests {
     fn blk(options: Options) -> Blk {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
-        Blk::new(
-            "x",
-            Disk::open_raw(file.into(), options).unwrap(),
-            "a serial that is too long",
-        )
+        let setup = Setup {
+            id: "x".into(),
+            disk: Disk::open_raw(file.into(), options).unwrap(),
+            serial: "a serial that is too long".into(),
+            queues: 1,
+            engine: EngineKind::Auto,
+            on_stop: Arc::new(|_| {}),
+        };
+        Blk::new(setup).unwrap().0
     }
 
     #[test]

@@ -2,10 +2,14 @@
 
 mod config;
 mod device;
+mod handle;
+mod lane;
 mod request;
 mod worker;
 
-pub use device::Blk;
+pub use device::{Blk, OnStop, Setup};
+pub use handle::BlkHandle;
 
-/// Entries of each queue, and so the requests it can have in flight.
-pub const QUEUE_SIZE: u16 = 128;
+/// Entries of each queue, and so the requests it can have in flight. With a data descriptor for each page, a request
+/// of 1 MiB fits.
+pub const QUEUE_SIZE: u16 = 256;

@@ -15,7 +15,6 @@ use virtio_queue::DescriptorChain;
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend};
 
-use crate::config::MAX_RANGE_SECTORS;
 use crate::device::SERIAL_LEN;
 
 /// Bytes of `struct virtio_blk_req` before the data.
@@ -59,7 +58,12 @@ pub(crate) enum Action<'a> {
 /// The properties of the device that requests are judged by.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
+    /// In sectors.
     pub capacity: u64,
+    /// Sectors of a logical block, of which requests are multiples.
+    pub block: u64,
+    /// Most sectors of a discard or write-zeroes request.
+    pub max_range: u32,
     pub read_only: bool,
     /// Writes are to be stable when they complete.
     pub durable: bool,
@@ -183,7 +187,7 @@ impl Layout {
         let sector = u64::from_le_bytes(std::array::from_fn(|i| bytes[i]));
         let sectors = u32::from_le_bytes(std::array::from_fn(|i| bytes[8 + i]));
         let flags = u32::from_le_bytes(std::array::from_fn(|i| bytes[12 + i]));
-        if self.readable.iter().any(|s| s.len != 0) || sectors > MAX_RANGE_SECTORS {
+        if self.readable.iter().any(|s| s.len != 0) || sectors > rules.max_range {
             return Err(Status::IoError);
         }
         Ok((
@@ -229,7 +233,9 @@ fn transfer(segments: &[Segment], sector: u64, rules: &Rules) -> Result<u64, Sta
 
 fn within(sector: u64, sectors: u64, rules: &Rules) -> Result<u64, Status> {
     match sector.checked_add(sectors) {
-        Some(end) if end <= rules.capacity => Ok(sector * SECTOR),
+        Some(end) if end <= rules.capacity && (sector | sectors).is_multiple_of(rules.block) => {
+            Ok(sector * SECTOR)
+        }
         _ => Err(Status::IoError),
     }
 }

@@ -5,138 +5,119 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use husk_devices::virtio::chain::Segment;
 use husk_devices::virtio::{ActiveQueue, VirtioInterrupt};
 use husk_devices::{GuestMem, GuestMemMmap};
-use husk_disk::{Completion, DiskQueue, Request};
+use husk_disk::{Disk, SECTOR};
 use virtio_queue::{DescriptorChain, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::request::{Action, Layout, Rules, Status, mark_dirty};
-
-/// Segments whose memory a finished request keeps for the next one.
-const KEPT_SEGMENTS: usize = 64;
+use crate::device::OnStop;
+use crate::lane::{Finished, Lane};
+use crate::request::{Action, Layout, Rules, Status};
 
 const STOP: u64 = 0;
 const KICK: u64 = 1;
 const DISK: u64 = 2;
 
-/// What a worker leaves behind. The disk queue is gone if it failed.
-pub(crate) type Parked = (ActiveQueue, Option<Box<dyn DiskQueue>>);
+/// What a worker leaves behind. The lane is gone if it failed.
+pub(crate) type Parked = (ActiveQueue, Option<Lane>);
 
 /// What is wrong when the device cannot go on.
 type Broken = String;
 
+/// What all workers of an activation get.
+#[derive(Clone)]
+pub(crate) struct Common {
+    pub mem: GuestMem,
+    pub interrupt: Arc<dyn VirtioInterrupt>,
+    pub disk: Disk,
+    pub rules: Rules,
+    /// The cache mode, where the driver chooses it.
+    pub writeback: Option<Arc<AtomicBool>>,
+    pub on_stop: OnStop,
+}
+
 /// One virtqueue at work.
 pub(crate) struct QueueWorker {
     queue: ActiveQueue,
-    // Before `pending`, and so dropped before the memory that it reads and writes.
-    disk: Box<dyn DiskQueue>,
-    pending: Vec<Pending>,
-    /// Tags not in flight. The last freed is used first: its memory is warm.
-    free: Vec<u16>,
+    lane: Lane,
     layout: Layout,
-    mem: GuestMem,
-    interrupt: Arc<dyn VirtioInterrupt>,
+    common: Common,
+    /// As of this pass.
     rules: Rules,
-    /// The cache mode, where the driver chooses it.
-    writeback: Option<Arc<AtomicBool>>,
     /// The used ring grew since the driver was last told.
     unsignalled: bool,
     /// A failure of the disk was logged.
     reported: bool,
 }
 
-/// A request the disk has.
-#[derive(Default)]
-struct Pending {
-    /// Keeps the memory mapped until the disk is done with it.
-    mem: Option<Arc<GuestMemMmap>>,
-    head: u16,
-    status: GuestAddress,
-    /// Bytes of the chain's writable data.
-    writable: u32,
-    /// Those of them that the disk fills.
-    filled: Vec<Segment>,
-}
-
 impl QueueWorker {
-    pub fn new(
-        (queue, disk): (ActiveQueue, Box<dyn DiskQueue>),
-        mem: GuestMem,
-        interrupt: Arc<dyn VirtioInterrupt>,
-        rules: Rules,
-        writeback: Option<Arc<AtomicBool>>,
-    ) -> Self {
-        let depth = disk.depth();
+    pub fn new((queue, lane): (ActiveQueue, Lane), common: Common) -> Self {
         Self {
             queue,
-            disk,
-            pending: (0..depth).map(|_| Pending::default()).collect(),
-            free: (0..depth).rev().collect(),
+            lane,
             layout: Layout::default(),
-            mem,
-            interrupt,
-            rules,
-            writeback,
+            rules: common.rules,
+            common,
             unsignalled: false,
             reported: false,
         }
     }
 
-    /// The queue and the disk of a worker that never ran.
-    pub fn into_parts(self) -> (ActiveQueue, Box<dyn DiskQueue>) {
-        (self.queue, self.disk)
+    /// The queue and the lane of a worker that never ran.
+    pub fn into_parts(self) -> (ActiveQueue, Lane) {
+        (self.queue, self.lane)
     }
 
-    /// Serves the queue until `stop`, or until it is broken; then completes what is in flight.
+    /// Serves the queue until `stop`, or until it is broken; then completes what is in flight, but for what the disk
+    /// holds for an I/O error.
     pub fn run(mut self, stop: &EventFd) -> Parked {
         if let Err(reason) = self.serve(stop) {
-            self.interrupt.needs_reset(&reason);
+            self.common.interrupt.needs_reset(&reason);
         }
         let drained = self.drain();
         if let Err(reason) = &drained {
-            self.interrupt.needs_reset(reason);
+            self.common.interrupt.needs_reset(reason);
         }
-        (self.queue, drained.is_ok().then_some(self.disk))
+        (self.queue, drained.is_ok().then_some(self.lane))
     }
 
     fn serve(&mut self, stop: &EventFd) -> Result<(), Broken> {
         let epoll = self.watch(stop).map_err(|e| format!("epoll: {e}"))?;
         let mut events = [EpollEvent::default(); 3];
+        self.lane.retry();
         // Whatever was signalled before we came, look first.
         let mut more = true;
         loop {
             if more {
                 more = self.pass()?;
             }
-            let count = match epoll.wait(if more { 0 } else { -1 }, &mut events) {
-                Ok(count) => count,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => 0,
+            match epoll.wait(if more { 0 } else { -1 }, &mut events) {
+                Ok(count) if events[..count].iter().any(|event| event.data() == STOP) => return Ok(()),
+                Ok(count) => more |= count > 0,
+                // So io_uring ends our wait when it has work to do, such as completing a request.
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => more = true,
                 Err(e) => return Err(format!("epoll: {e}")),
-            };
-            for event in &events[..count] {
-                let source = match event.data() {
-                    STOP => return Ok(()),
-                    KICK => &self.queue.kick,
-                    _ => self.disk.event(),
-                };
-                let _ = source.read();
-                more = true;
             }
         }
     }
 
+    /// None of the events is ever read: a kick is an edge, the engine resets its own, and the stop stays.
     fn watch(&self, stop: &EventFd) -> io::Result<Epoll> {
         let epoll = Epoll::new()?;
-        for (event, data) in [(stop, STOP), (&self.queue.kick, KICK), (self.disk.event(), DISK)] {
-            epoll.ctl(
-                ControlOperation::Add,
-                event.as_raw_fd(),
-                EpollEvent::new(EventSet::IN, data),
-            )?;
+        let engine = self.lane.engine().event().as_raw_fd();
+        for (fd, events, data) in [
+            (stop.as_raw_fd(), EventSet::IN, STOP),
+            (
+                self.queue.kick.as_raw_fd(),
+                EventSet::IN | EventSet::EDGE_TRIGGERED,
+                KICK,
+            ),
+            (engine, EventSet::IN, DISK),
+        ] {
+            epoll.ctl(ControlOperation::Add, fd, EpollEvent::new(events, data))?;
         }
         Ok(epoll)
     }
@@ -145,19 +126,20 @@ impl QueueWorker {
     /// without waiting; it gives up after one queue's worth, so that no guest can keep us from stopping.
     fn pass(&mut self) -> Result<bool, Broken> {
         self.reap()?;
-        let mem = self.mem.memory().into_inner();
+        self.rules = self.common.rules_now();
+        let mem = self.common.mem.memory().into_inner();
         self.queue.queue.disable_notification(&*mem).map_err(broken)?;
         let mut exhausted = false;
         for _ in 0..self.queue.queue.size() {
-            let Some(tag) = self.free.last().copied() else {
+            if !self.lane.has_room() {
                 break;
-            };
+            }
             let chain = self.queue.queue.iter(&*mem).map_err(broken)?.next();
             let Some(chain) = chain else {
                 exhausted = true;
                 break;
             };
-            self.start(tag, chain, &mem)?;
+            self.start(chain, &mem)?;
         }
         self.kick()?;
         self.reap()?;
@@ -166,38 +148,27 @@ impl QueueWorker {
             self.queue.queue.enable_notification(&*mem).map_err(broken)
         } else {
             // Without a free tag, a completion brings us back.
-            Ok(!self.free.is_empty())
+            Ok(self.lane.has_room())
         }
     }
 
     fn start(
         &mut self,
-        tag: u16,
         chain: DescriptorChain<&GuestMemMmap>,
         mem: &Arc<GuestMemMmap>,
     ) -> Result<(), Broken> {
         let head = chain.head_index();
         self.layout.parse(mem, chain).map_err(broken)?;
         let (status, writable) = (self.layout.status(), self.layout.writable_len());
-        let mut rules = self.rules;
-        if let Some(writeback) = &self.writeback {
-            rules.durable |= !writeback.load(Ordering::Relaxed);
-        }
-        match self.layout.action(mem, &rules) {
+        match self.layout.action(mem, &self.rules) {
             Action::Finish(outcome, written) => {
                 self.answer(mem, head, status, outcome, used_len(written, writable))
             }
             Action::Submit(request) => {
-                let fills = matches!(request, Request::Read { .. });
-                // SAFETY: the tag is free. The buffers are slices of `mem`, which the pending request
-                // keeps until its completion; the disk is dropped before the pending requests.
-                unsafe { self.disk.submit(tag, request) };
-                self.free.pop();
-                let pending = &mut self.pending[usize::from(tag)];
-                pending.mem = Some(Arc::clone(mem));
-                (pending.head, pending.status, pending.writable) = (head, status, writable);
-                if fills {
-                    self.layout.swap_writable(&mut pending.filled);
+                // SAFETY: the layout made the buffers from `mem`.
+                let filled = unsafe { self.lane.submit(request, mem, (head, status, writable)) };
+                if let Some(filled) = filled {
+                    self.layout.swap_writable(filled);
                 }
                 Ok(())
             }
@@ -205,36 +176,38 @@ impl QueueWorker {
     }
 
     fn kick(&mut self) -> Result<(), Broken> {
-        self.disk.kick().map_err(|e| format!("disk: {e}"))
+        self.lane.kick().map_err(|e| format!("disk: {e}"))
     }
 
     /// Answers what the disk is done with, also what it was done with at once.
     fn reap(&mut self) -> Result<(), Broken> {
         loop {
             let mut any = false;
-            while let Some(completion) = self.disk.complete() {
+            while let Some(finished) = self.lane.complete() {
                 any = true;
-                self.finish(completion)?;
+                self.finish(finished)?;
             }
             if !any {
-                return Ok(());
+                break;
             }
             self.kick()?;
         }
+        if let Some(error) = self.lane.take_stopped() {
+            tracing::warn!(queue = self.queue.index, %error, "disk request failed and is held");
+            (self.common.on_stop)(error);
+        }
+        Ok(())
     }
 
-    fn finish(&mut self, Completion { tag, result }: Completion) -> Result<(), Broken> {
-        let pending = &mut self.pending[usize::from(tag)];
-        self.free.push(tag);
-        let Some(mem) = pending.mem.take() else {
-            return Ok(());
-        };
-        let (head, status, writable) = (pending.head, pending.status, pending.writable);
-        // After an error too: some of it may have been filled.
-        mark_dirty(&mem, &pending.filled);
-        let filled = !pending.filled.is_empty();
-        pending.filled.clear();
-        pending.filled.shrink_to(KEPT_SEGMENTS);
+    fn finish(&mut self, finished: Finished) -> Result<(), Broken> {
+        let Finished {
+            mem,
+            head,
+            status,
+            writable,
+            filled,
+            result,
+        } = finished;
         let (outcome, written) = match result {
             Ok(()) => (Status::Ok, if filled { writable } else { 0 }),
             Err(error) => {
@@ -266,25 +239,37 @@ impl QueueWorker {
 
     fn signal(&mut self, mem: &GuestMemMmap) {
         if std::mem::take(&mut self.unsignalled) && self.queue.needs_notification(mem) {
-            self.interrupt.signal_queue(self.queue.index);
+            self.common.interrupt.signal_queue(self.queue.index);
         }
     }
 
-    /// Completes what is in flight and takes nothing new.
+    /// Completes what is in flight and takes nothing new. What is held stays so.
     fn drain(&mut self) -> Result<(), Broken> {
         loop {
             // A ring that cannot be written any more loses answers, not our wait for the disk.
             let reaped = self.reap();
             self.kick()?;
-            if self.free.len() == self.pending.len() {
-                let mem = self.mem.memory();
+            if !self.lane.engine().is_busy() {
+                let mem = self.common.mem.memory();
                 self.signal(&mem);
                 return Ok(());
             }
             if reaped.is_ok() {
-                self.disk.wait();
+                self.lane.engine().wait();
             }
         }
+    }
+}
+
+impl Common {
+    /// What requests are judged by at this moment.
+    fn rules_now(&self) -> Rules {
+        let mut rules = self.rules;
+        rules.capacity = self.disk.size() / SECTOR;
+        if let Some(writeback) = &self.writeback {
+            rules.durable |= !writeback.load(Ordering::Relaxed);
+        }
+        rules
     }
 }
 

@@ -7,25 +7,19 @@ use std::time::Duration;
 use guest::*;
 use husk_devices::virtio::VirtioDevice;
 use husk_devices::virtio::testing::{Driver, INDIRECT, NEXT, WRITE, wait_for};
-use husk_disk::{Engine, Options};
+use husk_disk::{EngineKind, Options};
 use proptest::prelude::*;
 
-const ENGINES: [Engine; 2] = [Engine::Uring, Engine::Threads];
+const KINDS: [EngineKind; 2] = [EngineKind::Uring, EngineKind::Threads];
 
-fn guest(engine: Engine) -> Guest {
-    Guest::new(
-        Options {
-            engine,
-            ..Options::default()
-        },
-        true,
-    )
+fn guest(kind: EngineKind) -> Guest {
+    Guest::new(kind, true)
 }
 
 #[test]
 fn a_driver_can_leave_and_another_come() {
-    for engine in ENGINES {
-        let mut guest = guest(engine);
+    for kind in KINDS {
+        let mut guest = guest(kind);
         for round in 0..5u64 {
             // Leave with requests under way.
             for i in 0..20 {
@@ -45,8 +39,8 @@ fn a_driver_can_leave_and_another_come() {
 
 #[test]
 fn a_pause_loses_nothing() {
-    for engine in ENGINES {
-        let mut guest = guest(engine);
+    for kind in KINDS {
+        let mut guest = guest(kind);
         let mut heads = Vec::new();
         for i in 0..40u64 {
             let bytes = pattern(4096, i as u8);
@@ -78,13 +72,7 @@ fn a_pause_loses_nothing() {
 
 #[test]
 fn every_queue_has_its_worker() {
-    let mut guest = Guest::new(
-        Options {
-            queues: 3,
-            ..Options::default()
-        },
-        false,
-    );
+    let mut guest = Guest::with(EngineKind::Auto, 3, Options::default(), false);
     guest.blk.reset();
     let mut drivers =
         [2, 0].map(|index| Driver::new(&guest.mem, index, 16, 0x1000 + 0x1000 * u64::from(index)));
@@ -111,7 +99,7 @@ fn every_queue_has_its_worker() {
 
 /// Does `damage`; the device must ask for a reset, and serve the next driver.
 fn breaks(what: &str, damage: impl Fn(&mut Guest)) {
-    let mut guest = guest(Engine::Auto);
+    let mut guest = guest(EngineKind::Auto);
     assert_eq!(guest.request(IN, 0, &[(DATA, 512, WRITE)]).0, OK);
     damage(&mut guest);
     guest.driver.kick();
@@ -182,7 +170,7 @@ fn a_broken_ring_costs_the_device() {
 
 #[test]
 fn requests_before_the_breach_are_answered() {
-    let mut guest = guest(Engine::Auto);
+    let mut guest = guest(EngineKind::Auto);
     let (head, status) = guest.add(OUT, 0, &[(DATA, 0x10_0000, 0)]);
     guest.driver.offer(QUEUE_SIZE);
     guest.driver.kick();
@@ -197,12 +185,12 @@ proptest! {
     /// Whatever the rings hold, the device ends when told to.
     #[test]
     fn hostile_rings_are_survived(
-        table in prop::collection::vec((0u64..0x50_0000, 0u32..0x2_0000, 0u16..8, 0u16..140), 140),
-        heads in prop::collection::vec(0u16..130, 0..200),
+        table in prop::collection::vec((0u64..0x50_0000, 0u32..0x2_0000, 0u16..8, 0u16..270), 270),
+        heads in prop::collection::vec(0u16..260, 0..300),
         jump: Option<u16>,
         threads: bool,
     ) {
-        let mut guest = guest(if threads { Engine::Threads } else { Engine::Uring });
+        let mut guest = guest(if threads { EngineKind::Threads } else { EngineKind::Uring });
         let table: Vec<_> = table.into_iter().map(|(a, l, f, n)| (a.max(0x8000), l, f, n)).collect();
         for (at, &(address, len, flags, next)) in (0..).zip(&table) {
             let descriptor = (address, len, flags);
@@ -235,7 +223,7 @@ proptest! {
             (any::<bool>(), 0u64..SECTORS - 16, 1usize..16, prop::collection::vec(1usize..3000, 0..6)), 1..20),
         event_idx: bool,
     ) {
-        let mut guest = Guest::new(Options::default(), event_idx);
+        let mut guest = Guest::new(EngineKind::Auto, event_idx);
         let mut disk = pattern((SECTORS * 512) as usize, 0);
         for (seed, (write, sector, sectors, cuts)) in (1u8..).zip(requests) {
             let len = sectors * 512;

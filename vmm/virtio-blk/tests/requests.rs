@@ -2,24 +2,20 @@
 
 mod guest;
 
+use std::sync::Arc;
+
 use guest::*;
 use husk_devices::virtio::VirtioDevice;
 use husk_devices::virtio::testing::WRITE;
-use husk_disk::{Cache, Disk, Engine, Options};
+use husk_disk::{Cache, Disk, EngineKind, Options};
 use husk_virtio_blk::Blk;
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
 
 fn on_both(test: impl Fn(Guest)) {
-    for engine in [Engine::Uring, Engine::Threads] {
+    for kind in [EngineKind::Uring, EngineKind::Threads] {
         for event_idx in [false, true] {
-            test(Guest::new(
-                Options {
-                    engine,
-                    ..Options::default()
-                },
-                event_idx,
-            ));
+            test(Guest::new(kind, event_idx));
         }
     }
 }
@@ -199,13 +195,11 @@ fn what_does_not_fit_the_disk_is_an_error() {
 
 #[test]
 fn a_read_only_disk_does_not_change() {
-    let mut guest = Guest::new(
-        Options {
-            read_only: true,
-            ..Options::default()
-        },
-        true,
-    );
+    let read_only = Options {
+        read_only: true,
+        ..Options::default()
+    };
+    let mut guest = Guest::with(EngineKind::Auto, 1, read_only, true);
     assert_eq!(guest.blk.features() & (1 << 5), 1 << 5, "VIRTIO_BLK_F_RO");
     assert_eq!(guest.blk.features() & (1 << 9 | 1 << 11 | 1 << 13 | 1 << 14), 0);
     assert_eq!(guest.request(OUT, 0, &[(DATA, 512, 0)]).0, IOERR);
@@ -248,25 +242,20 @@ fn what_the_disk_filled_is_dirty() {
 
 #[test]
 fn configuration_space() {
-    let open = |size: u64, options: Options| {
+    let open = |size: u64, queues: u16, options: Options| {
         let file = tempfile::tempfile_in("/var/tmp").unwrap();
         file.set_len(size).unwrap();
-        Blk::new("x", Disk::open_raw(file.into(), options).unwrap(), "")
+        let disk = Disk::open_raw(file.into(), options).unwrap();
+        blk(disk, queues, EngineKind::Auto, &Arc::default()).0
     };
-    let mut blk = open(
-        5 << 30,
-        Options {
-            queues: 2,
-            ..Options::default()
-        },
-    );
+    let mut blk = open(5 << 30, 2, Options::default());
     let read = |blk: &Blk, offset: u64, len: usize| {
         let mut bytes = [0; 8];
         blk.read_config(offset, &mut bytes[..len]);
         u64::from_le_bytes(bytes)
     };
     assert_eq!(read(&blk, 0, 8), 5 << 21, "capacity");
-    assert_eq!(read(&blk, 12, 4), 126, "seg_max");
+    assert_eq!(read(&blk, 12, 4), 254, "seg_max");
     assert_eq!(read(&blk, 20, 4), 512, "blk_size");
     assert_eq!(
         (read(&blk, 24, 1), read(&blk, 25, 1), read(&blk, 26, 2)),
@@ -299,12 +288,13 @@ fn configuration_space() {
     assert_eq!(read(&blk, 32, 1), 1);
     assert_eq!(
         (blk.name(), blk.device_type(), blk.queue_max_sizes()),
-        ("blk-x", 2, &[128, 128][..])
+        ("blk-test", 2, &[256, 256][..])
     );
     assert_ne!(blk.features() & (1 << 12), 0, "VIRTIO_BLK_F_MQ");
     // Without a cache there is no mode to choose.
     let mut through = open(
         4096,
+        1,
         Options {
             cache: Cache::Writethrough,
             ..Options::default()

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use husk_disk::{Disk, Engine, Options};
+use husk_disk::{Disk, Options};
 
 use super::*;
 
@@ -47,7 +47,6 @@ fn image(at: &Path, kernel: &[u8], initrd: &[u8]) {
 fn reader(file: File) -> DiskReader {
     let options = Options {
         read_only: true,
-        engine: Engine::Threads,
         ..Default::default()
     };
     Disk::open_raw(OwnedFd::from(file), options).unwrap().reader()

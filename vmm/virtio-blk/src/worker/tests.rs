@@ -1,13 +1,13 @@
 //! The worker against a disk that completes when it is told to.
 
-use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex};
+use std::sync::Mutex;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use husk_devices::virtio::testing::{Driver, Interrupts, WRITE, memory, wait_for};
 use husk_devices::{GuestMem, GuestMemMmap};
-use husk_disk::Buffer;
+use husk_disk::testing::{Made, Script, What};
+use husk_disk::{ErrorPolicy, Options};
 use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -19,125 +19,71 @@ const HEADERS: u64 = 0x1_0000;
 const STATUSES: u64 = 0x2_0000;
 const SIZE: u16 = 32;
 
-#[derive(Debug, Default)]
-struct Inner {
-    /// Tag, and what was asked.
-    submitted: Vec<(u16, String)>,
-    done: VecDeque<(u16, bool)>,
-    broken: bool,
-    dropped: bool,
-}
-
-#[derive(Debug)]
-struct Held {
-    inner: Arc<(Mutex<Inner>, Condvar)>,
-    event: EventFd,
-    depth: u16,
-}
-
-impl DiskQueue for Held {
-    fn depth(&self) -> u16 {
-        self.depth
-    }
-
-    unsafe fn submit(&mut self, tag: u16, request: Request<'_>) {
-        let total = |buffers: &[Buffer]| buffers.iter().map(Buffer::len).sum::<usize>();
-        let what = match request {
-            Request::Read { offset, buffers } => format!("read {offset}+{}", total(buffers)),
-            Request::Write {
-                offset,
-                buffers,
-                durable,
-            } => {
-                format!(
-                    "write {offset}+{}{}",
-                    total(buffers),
-                    if durable { " durable" } else { "" }
-                )
-            }
-            other => format!("{other:?}"),
-        };
-        self.inner.0.lock().unwrap().submitted.push((tag, what));
-    }
-
-    fn kick(&mut self) -> io::Result<()> {
-        if self.inner.0.lock().unwrap().broken {
-            Err(io::ErrorKind::BrokenPipe.into())
-        } else {
-            Ok(())
-        }
-    }
-
-    fn complete(&mut self) -> Option<Completion> {
-        let (tag, ok) = self.inner.0.lock().unwrap().done.pop_front()?;
-        let result = if ok {
-            Ok(())
-        } else {
-            Err(io::ErrorKind::StorageFull.into())
-        };
-        Some(Completion { tag, result })
-    }
-
-    fn event(&self) -> &EventFd {
-        &self.event
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.inner.0.lock().unwrap().dropped = true;
-    }
-}
-
 struct Bench {
     mem: GuestMem,
     driver: Driver,
     interrupts: Arc<Interrupts>,
-    inner: Arc<(Mutex<Inner>, Condvar)>,
-    event: EventFd,
+    disk: Disk,
+    script: Script,
     stop: EventFd,
+    stops: Arc<Mutex<Vec<io::Error>>>,
     writeback: Arc<AtomicBool>,
     thread: Option<JoinHandle<Parked>>,
     requests: u64,
 }
 
 fn bench(event_idx: bool, depth: u16) -> Bench {
+    bench_with(event_idx, depth, ErrorPolicy::Report)
+}
+
+fn bench_with(event_idx: bool, depth: u16, error_policy: ErrorPolicy) -> Bench {
     let mem = memory(&[(0, 0x40_0000)]);
-    let event = EventFd::new(EFD_NONBLOCK).unwrap();
-    let inner = Arc::<(Mutex<Inner>, Condvar)>::default();
-    let held = Held {
-        inner: Arc::clone(&inner),
-        event: event.try_clone().unwrap(),
-        depth,
+    let file = tempfile::tempfile_in("/var/tmp").unwrap();
+    file.set_len(1 << 29).unwrap();
+    let options = Options {
+        error_policy,
+        ..Options::default()
     };
+    let disk = Disk::open_raw(file.into(), options).unwrap();
+    let (engine, script) = Script::engine(depth);
+    let lane = Lane::new(engine, &disk).unwrap();
     let driver = Driver::new(&mem, 0, SIZE, 0x1000);
     let mut bench = Bench {
         driver,
         mem,
         interrupts: Interrupts::new(),
-        inner,
-        event,
+        disk,
+        script,
         stop: EventFd::new(EFD_NONBLOCK).unwrap(),
+        stops: Arc::default(),
         writeback: Arc::new(AtomicBool::new(true)),
         thread: None,
         requests: 0,
     };
     let queue = bench.driver.queue(event_idx);
-    bench.run((queue, Box::new(held)));
+    bench.run((queue, lane));
     bench
 }
 
 impl Bench {
-    fn run(&mut self, parts: (ActiveQueue, Box<dyn DiskQueue>)) {
-        let rules = Rules {
-            capacity: 1 << 20,
-            read_only: false,
-            durable: false,
-            serial: [0; SERIAL_LEN],
+    fn run(&mut self, parts: (ActiveQueue, Lane)) {
+        let stops = Arc::clone(&self.stops);
+        let common = Common {
+            mem: self.mem.clone(),
+            interrupt: Arc::clone(&self.interrupts) as _,
+            disk: self.disk.clone(),
+            rules: Rules {
+                capacity: 0,
+                block: 1,
+                max_range: 1 << 10,
+                read_only: false,
+                durable: false,
+                serial: [0; SERIAL_LEN],
+            },
+            writeback: Some(Arc::clone(&self.writeback)),
+            on_stop: Arc::new(move |error| stops.lock().unwrap().push(error)),
         };
-        let interrupt = Arc::clone(&self.interrupts) as _;
-        let writeback = Some(Arc::clone(&self.writeback));
-        let worker = QueueWorker::new(parts, self.mem.clone(), interrupt, rules, writeback);
+        let worker = QueueWorker::new(parts, common);
         let stop = self.stop.try_clone().unwrap();
         self.thread = Some(thread::spawn(move || worker.run(&stop)));
     }
@@ -158,16 +104,17 @@ impl Bench {
         (head, status)
     }
 
-    fn submitted(&self, count: usize) -> Vec<(u16, String)> {
+    fn submitted(&self, count: usize) -> Vec<Made> {
         wait_for("requests at the disk", || {
-            let submitted = &self.inner.0.lock().unwrap().submitted;
-            (submitted.len() >= count).then(|| submitted.clone())
+            let made = self.script.made();
+            (made.len() >= count).then_some(made)
         })
     }
 
-    fn done(&self, done: &[(u16, bool)]) {
-        self.inner.0.lock().unwrap().done.extend(done);
-        self.event.write(1).unwrap();
+    fn done(&self, done: &[u16]) {
+        for tag in done {
+            self.script.finish(*tag, Ok(()));
+        }
     }
 
     fn status(&self, at: u64) -> u8 {
@@ -191,12 +138,12 @@ fn a_flush_is_answered_when_the_disk_has_done_it() {
     let (flush, status) = bench.add(4, &[]);
     bench.driver.kick();
     let submitted = bench.submitted(2);
-    assert_eq!(submitted[1].1, "Flush");
-    bench.done(&[(submitted[0].0, true)]);
+    assert_eq!(submitted[1].what, What::Sync);
+    bench.done(&[submitted[0].tag]);
     assert_ne!(bench.driver.wait().0, flush);
     settle();
     assert_eq!((bench.driver.used(), bench.status(status)), (None, 0xff));
-    bench.done(&[(submitted[1].0, true)]);
+    bench.done(&[submitted[1].tag]);
     assert_eq!((bench.driver.wait().0, bench.status(status)), (flush, 0));
     bench.stop.write(1).unwrap();
     bench.stopped();
@@ -216,11 +163,12 @@ fn stopping_waits_for_what_is_in_flight_and_takes_nothing_new() {
     bench.driver.kick();
     settle();
     assert!(!bench.thread.as_ref().unwrap().is_finished());
-    bench.done(&[(submitted[2].0, true), (submitted[0].0, false)]);
+    bench.done(&[submitted[2].tag]);
+    bench.script.finish(submitted[0].tag, Err(libc::ENOSPC));
     settle();
     assert!(!bench.thread.as_ref().unwrap().is_finished());
-    bench.done(&[(submitted[1].0, true)]);
-    let (queue, disk) = bench.stopped();
+    bench.done(&[submitted[1].tag]);
+    let (queue, lane) = bench.stopped();
     assert_eq!(
         (bench.driver.wait(), bench.driver.wait(), bench.driver.wait()),
         ((6, 4097), (0, 0), (3, 4097))
@@ -230,9 +178,9 @@ fn stopping_waits_for_what_is_in_flight_and_takes_nothing_new() {
     assert!(bench.interrupts.queue() > 0);
     // And goes on with the fourth.
     bench.stop.read().unwrap();
-    bench.run((queue, disk.unwrap()));
-    let fourth = bench.submitted(4)[3].0;
-    bench.done(&[(fourth, true)]);
+    bench.run((queue, lane.unwrap()));
+    let fourth = bench.submitted(4)[3].tag;
+    bench.done(&[fourth]);
     assert_eq!(bench.driver.wait().0, 9);
     bench.stop.write(1).unwrap();
     bench.stopped();
@@ -245,7 +193,7 @@ fn completions_together_make_one_interrupt() {
         bench.add(1, &[(DATA, 512, 0)]);
     }
     bench.driver.kick();
-    let tags: Vec<_> = bench.submitted(10).iter().map(|(tag, _)| (*tag, true)).collect();
+    let tags: Vec<_> = bench.submitted(10).iter().map(|made| made.tag).collect();
     // The driver wants to hear of the fifth.
     bench.driver.set_used_event(4);
     bench.done(&tags[..4]);
@@ -278,7 +226,7 @@ fn the_driver_is_asked_to_kick_only_when_we_wait_for_it() {
             // No more than the disk has room for, and no kick wanted for the rest.
             let submitted = bench.submitted((answered + 2).min(8));
             settle();
-            assert_eq!(bench.inner.0.lock().unwrap().submitted.len(), submitted.len());
+            assert_eq!(bench.script.made().len(), submitted.len());
             if answered < 3 {
                 bench.add(1, &[(DATA, 512, 0)]);
                 assert!(
@@ -286,15 +234,15 @@ fn the_driver_is_asked_to_kick_only_when_we_wait_for_it() {
                     "{event_idx} {answered}"
                 );
             }
-            bench.done(&[(submitted[answered].0, true)]);
+            bench.done(&[submitted[answered].tag]);
             bench.driver.wait();
         }
         settle();
         bench.add(1, &[(DATA, 512, 0)]);
         assert!(bench.driver.wants_kick(event_idx, 8));
         bench.driver.kick();
-        let tag = bench.submitted(9)[8].0;
-        bench.done(&[(tag, true)]);
+        let tag = bench.submitted(9)[8].tag;
+        bench.done(&[tag]);
         bench.driver.wait();
         bench.stop.write(1).unwrap();
         bench.stopped();
@@ -308,16 +256,10 @@ fn the_drivers_cache_mode_makes_writes_durable() {
         bench.writeback.store(writeback, Ordering::Relaxed);
         bench.add(1, &[(DATA, 512, 0)]);
         bench.driver.kick();
-        let (tag, what) = bench.submitted(count).pop().unwrap();
-        assert_eq!(
-            what,
-            if writeback {
-                "write 0+512"
-            } else {
-                "write 0+512 durable"
-            }
-        );
-        bench.done(&[(tag, true)]);
+        let Made { tag, what, .. } = bench.submitted(count).pop().unwrap();
+        let (offset, len, durable) = (0, 512, !writeback);
+        assert_eq!(what, What::Write { offset, len, durable });
+        bench.done(&[tag]);
         bench.driver.wait();
     }
     bench.stop.write(1).unwrap();
@@ -330,7 +272,7 @@ fn memory_stays_mapped_while_the_disk_has_it() {
     let old = Arc::downgrade(&bench.mem.memory().into_inner());
     bench.add(0, &[(DATA, 512, WRITE)]);
     bench.driver.kick();
-    let tag = bench.submitted(1)[0].0;
+    let tag = bench.submitted(1)[0].tag;
     // The machine's memory changes: the same regions and one more.
     let more = GuestMemMmap::from_ranges(&[(GuestAddress(0x1000_0000), 0x1000)]).unwrap();
     let regions = old.upgrade().unwrap();
@@ -340,7 +282,7 @@ fn memory_stays_mapped_while_the_disk_has_it() {
     bench.mem.lock().unwrap().replace(grown);
     settle();
     assert!(old.upgrade().is_some());
-    bench.done(&[(tag, true)]);
+    bench.done(&[tag]);
     bench.driver.wait();
     wait_for("the old map's end", || old.upgrade().is_none().then_some(()));
     bench.stop.write(1).unwrap();
@@ -350,11 +292,54 @@ fn memory_stays_mapped_while_the_disk_has_it() {
 #[test]
 fn a_broken_disk_costs_the_device() {
     let mut bench = bench(true, 8);
-    bench.inner.0.lock().unwrap().broken = true;
+    bench.script.break_down();
     bench.add(0, &[(DATA, 512, WRITE)]);
     bench.driver.kick();
-    let (queue, disk) = bench.stopped();
+    let (queue, lane) = bench.stopped();
     assert!(bench.interrupts.reset().unwrap().starts_with("disk: "));
-    assert!(disk.is_none() && bench.inner.0.lock().unwrap().dropped);
+    assert!(lane.is_none() && bench.script.is_dropped());
     assert_eq!(queue.index, 0);
+}
+
+#[test]
+fn a_held_request_outlives_a_pause() {
+    let mut bench = bench_with(true, 8, ErrorPolicy::Stop);
+    let (first, status) = bench.add(0, &[(DATA, 4096, WRITE)]);
+    let (second, _) = bench.add(1, &[(DATA + 4096, 512, 0)]);
+    bench.driver.kick();
+    let tags = bench.submitted(2);
+    bench.script.finish(tags[0].tag, Err(libc::EIO));
+    wait_for("the owner's call", || {
+        (bench.stops.lock().unwrap().len() == 1).then_some(())
+    });
+    // One that works goes on, and a second failure is no news.
+    bench.done(&[tags[1].tag]);
+    assert_eq!(bench.driver.wait().0, second);
+    bench.add(4, &[]);
+    bench.driver.kick();
+    let flush = bench.submitted(3)[2];
+    bench.script.finish(flush.tag, Err(libc::EIO));
+    settle();
+    assert_eq!((bench.driver.used(), bench.status(status)), (None, 0xff));
+    bench.stop.write(1).unwrap();
+    let (queue, lane) = bench.stopped();
+    assert_eq!(bench.script.made().len(), 3);
+    bench.stop.read().unwrap();
+    bench.run((queue, lane.unwrap()));
+    let again = bench.submitted(5);
+    assert_eq!([again[3], again[4]], [tags[0], flush]);
+    // And once more in vain.
+    bench.script.finish(flush.tag, Err(libc::EIO));
+    bench.done(&[tags[0].tag]);
+    assert_eq!((bench.driver.wait(), bench.status(status)), ((first, 4097), 0));
+    wait_for("the owner's second call", || {
+        (bench.stops.lock().unwrap().len() == 2).then_some(())
+    });
+    bench.stop.write(1).unwrap();
+    let (_, lane) = bench.stopped();
+    // A reset forgets what is held.
+    let mut lane = lane.unwrap();
+    lane.abandon().unwrap();
+    assert_eq!(bench.script.made().len(), 5);
+    assert_eq!(bench.driver.used(), None);
 }

@@ -2,14 +2,15 @@
 #![allow(dead_code)]
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use husk_devices::GuestMem;
 use husk_devices::virtio::testing::{Descriptor, Driver, Interrupts, WRITE, memory};
 use husk_devices::virtio::{Activation, ActiveQueue, VirtioDevice};
-use husk_disk::{Disk, Options};
-use husk_virtio_blk::Blk;
+use husk_disk::{Disk, EngineKind, ErrorPolicy, Options};
+use husk_virtio_blk::{Blk, BlkHandle, Setup};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
 pub const IN: u32 = 0;
@@ -26,7 +27,7 @@ pub const UNSUPP: u8 = 2;
 pub const F_FLUSH: u64 = 1 << 9;
 
 pub const SECTORS: u64 = 2048;
-pub const QUEUE_SIZE: u16 = 128;
+pub use husk_virtio_blk::QUEUE_SIZE;
 /// Memory: rings, then headers and statuses, then data, up to a hole; more after it.
 pub const HEADERS: u64 = 0x1_0000;
 pub const STATUSES: u64 = 0x2_0000;
@@ -40,6 +41,9 @@ pub struct Guest {
     pub driver: Driver,
     pub interrupts: Arc<Interrupts>,
     pub blk: Blk,
+    pub handle: BlkHandle,
+    /// What the device told its owner of errors.
+    pub stops: Arc<Mutex<Vec<io::Error>>>,
     pub file: File,
     pub event_idx: bool,
     requests: u64,
@@ -51,23 +55,52 @@ pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
         .collect()
 }
 
+pub fn blk(
+    disk: Disk,
+    queues: u16,
+    engine: EngineKind,
+    stops: &Arc<Mutex<Vec<io::Error>>>,
+) -> (Blk, BlkHandle) {
+    let stops = Arc::clone(stops);
+    let setup = Setup {
+        id: "test".into(),
+        disk,
+        serial: "serial-0123456789abcdef".into(),
+        queues,
+        engine,
+        on_stop: Arc::new(move |error| stops.lock().unwrap().push(error)),
+    };
+    Blk::new(setup).unwrap()
+}
+
 impl Guest {
-    pub fn new(options: Options, event_idx: bool) -> Self {
+    /// A disk that reports errors, unless `options` are other than the default.
+    pub fn new(kind: EngineKind, event_idx: bool) -> Self {
+        let error_policy = ErrorPolicy::Report;
+        let options = Options {
+            error_policy,
+            ..Options::default()
+        };
+        Self::with(kind, 1, options, event_idx)
+    }
+
+    pub fn with(kind: EngineKind, queues: u16, options: Options, event_idx: bool) -> Self {
         let file = tempfile::tempfile_in("/var/tmp").unwrap();
         file.write_all_at(&pattern((SECTORS * 512) as usize, 0), 0)
             .unwrap();
         let disk = Disk::open_raw(file.try_clone().unwrap().into(), options).unwrap();
         let mem = memory(&[(0, END), (BEYOND, END)]);
         let driver = Driver::new(&mem, 0, QUEUE_SIZE, 0x1000);
-        let (interrupts, blk) = (
-            Interrupts::new(),
-            Blk::new("test", disk, "serial-0123456789abcdef"),
-        );
+        let interrupts = Interrupts::new();
+        let stops = Arc::<Mutex<Vec<io::Error>>>::default();
+        let (blk, handle) = blk(disk, queues, kind, &stops);
         let mut guest = Self {
             mem,
             driver,
             interrupts,
             blk,
+            handle,
+            stops,
             file,
             event_idx,
             requests: 0,
@@ -81,7 +114,7 @@ impl Guest {
         self.blk.reset();
         self.mem
             .memory()
-            .write_slice(&[0; 0x3000], GuestAddress(0x1000))
+            .write_slice(&[0; 0x8000], GuestAddress(0x1000))
             .unwrap();
         self.driver = Driver::new(&self.mem, 0, QUEUE_SIZE, 0x1000);
         self.activate(features, vec![self.driver.queue(self.event_idx)]);

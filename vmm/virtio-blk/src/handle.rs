@@ -1,0 +1,70 @@
+//! The host's end of a device.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use husk_devices::virtio::VirtioInterrupt;
+use husk_disk::Disk;
+
+/// What the device and its handles share.
+pub(crate) struct Shared {
+    pub name: String,
+    pub disk: Disk,
+    /// Of the driver, while there is one.
+    interrupt: Mutex<Option<Arc<dyn VirtioInterrupt>>>,
+}
+
+impl Shared {
+    pub fn new(name: String, disk: Disk) -> Arc<Self> {
+        let interrupt = Mutex::default();
+        Arc::new(Self {
+            name,
+            disk,
+            interrupt,
+        })
+    }
+
+    pub fn set_interrupt(&self, interrupt: Option<Arc<dyn VirtioInterrupt>>) {
+        *self.interrupt.lock().unwrap_or_else(PoisonError::into_inner) = interrupt;
+    }
+
+    fn interrupt(&self) -> Option<Arc<dyn VirtioInterrupt>> {
+        self.interrupt
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared")
+            .field("name", &self.name)
+            .field("disk", &self.disk)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The host's end of a [`Blk`](crate::Blk). Usable from any thread, whatever state the device is in.
+#[derive(Clone, Debug)]
+pub struct BlkHandle(pub(crate) Arc<Shared>);
+
+impl BlkHandle {
+    /// As the device was named.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Takes over the size that the image has now and tells the guest, also if it is the same. Returns it, in bytes.
+    ///
+    /// # Errors
+    /// As [`Disk::refresh`]; then nothing changes.
+    pub fn resize(&self) -> io::Result<u64> {
+        let size = self.0.disk.refresh()?.size;
+        if let Some(interrupt) = self.0.interrupt() {
+            interrupt.signal_config();
+        }
+        Ok(size)
+    }
+}

@@ -1,0 +1,160 @@
+//! What serves one virtqueue, whichever worker does it: an engine, and the requests it has.
+//!
+//! It outlives the worker: a request that is held for an I/O error waits here from a pause to the next activation.
+
+use std::io;
+use std::sync::Arc;
+
+use husk_devices::GuestMemMmap;
+use husk_devices::virtio::chain::Segment;
+use husk_disk::{Disk, DiskId, Engine, ErrorPolicy, Request};
+use vm_memory::GuestAddress;
+
+use crate::request::mark_dirty;
+
+/// Segments whose memory a finished request keeps for the next one.
+const KEPT_SEGMENTS: usize = 64;
+
+#[derive(Debug)]
+pub(crate) struct Lane {
+    // Before `pending`, and so dropped before the memory that it reads and writes.
+    engine: Engine,
+    disk: DiskId,
+    /// By tag, as many as were ever used.
+    pending: Vec<Pending>,
+    /// Tags not in flight. The last freed is used first: its memory is warm.
+    free: Vec<u16>,
+}
+
+/// A request the disk has.
+#[derive(Debug, Default)]
+pub(crate) struct Pending {
+    /// Keeps the memory mapped until the disk is done with it.
+    mem: Option<Arc<GuestMemMmap>>,
+    pub head: u16,
+    pub status: GuestAddress,
+    /// Bytes of the chain's writable data.
+    pub writable: u32,
+    /// Those of them that the disk fills.
+    filled: Vec<Segment>,
+}
+
+/// A request the disk is done with.
+pub(crate) struct Finished {
+    pub mem: Arc<GuestMemMmap>,
+    pub head: u16,
+    pub status: GuestAddress,
+    /// Bytes of the chain's writable data.
+    pub writable: u32,
+    /// All of them were filled, if there is no error.
+    pub filled: bool,
+    pub result: io::Result<()>,
+}
+
+impl Lane {
+    /// A lane to `disk` alone.
+    pub fn new(mut engine: Engine, disk: &Disk) -> io::Result<Self> {
+        let disk = engine.attach(disk)?;
+        let free = (0..engine.depth()).rev().collect();
+        Ok(Self {
+            engine,
+            disk,
+            pending: Vec::new(),
+            free,
+        })
+    }
+
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    /// Whether a request can be submitted.
+    pub fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// Submits a request. There is [room](Lane::has_room). `swap_filled` exchanges an old list of segments for the
+    /// segments that a read fills.
+    ///
+    /// # Safety
+    /// The request's buffers are slices of `mem`.
+    pub unsafe fn submit(
+        &mut self,
+        request: Request<'_>,
+        mem: &Arc<GuestMemMmap>,
+        (head, status, writable): (u16, GuestAddress, u32),
+    ) -> Option<&mut Vec<Segment>> {
+        let tag = self.free.pop()?;
+        let fills = matches!(request, Request::Read { .. });
+        // SAFETY: the tag is free. The buffers are slices of `mem`, which the pending request keeps until its
+        // completion; the engine is dropped before the pending requests.
+        unsafe { self.engine.submit(tag, self.disk, request) };
+        let index = usize::from(tag);
+        if self.pending.len() <= index {
+            self.pending.resize_with(index + 1, Pending::default);
+        }
+        let pending = &mut self.pending[index];
+        pending.mem = Some(Arc::clone(mem));
+        (pending.head, pending.status, pending.writable) = (head, status, writable);
+        fills.then_some(&mut pending.filled)
+    }
+
+    pub fn kick(&mut self) -> io::Result<()> {
+        self.engine.kick()
+    }
+
+    /// The next request the disk is done with.
+    pub fn complete(&mut self) -> Option<Finished> {
+        loop {
+            let completion = self.engine.complete()?;
+            let pending = &mut self.pending[usize::from(completion.tag)];
+            self.free.push(completion.tag);
+            let Some(mem) = pending.mem.take() else {
+                continue;
+            };
+            // After an error too: some of it may have been filled.
+            mark_dirty(&mem, &pending.filled);
+            let filled = !pending.filled.is_empty();
+            pending.filled.clear();
+            pending.filled.shrink_to(KEPT_SEGMENTS);
+            return Some(Finished {
+                mem,
+                head: pending.head,
+                status: pending.status,
+                writable: pending.writable,
+                filled,
+                result: completion.result,
+            });
+        }
+    }
+
+    /// The error for which the disk began to hold requests, once.
+    pub fn take_stopped(&mut self) -> Option<io::Error> {
+        self.engine.take_stopped().map(|stopped| stopped.error)
+    }
+
+    /// Has what is held tried again. To be kicked.
+    pub fn retry(&mut self) {
+        self.engine.retry_held(self.disk);
+    }
+
+    /// Forgets every request, waiting for those that have begun.
+    ///
+    /// # Errors
+    /// The engine is broken; the lane is to be dropped.
+    pub fn abandon(&mut self) -> io::Result<()> {
+        let policy = self.engine.disk(self.disk).map(Disk::error_policy);
+        self.engine.set_error_policy(self.disk, ErrorPolicy::Report)?;
+        self.engine.fail_held(self.disk);
+        loop {
+            while self.complete().is_some() {}
+            self.engine.kick()?;
+            if self.engine.in_flight(self.disk) == 0 {
+                break;
+            }
+            self.engine.wait();
+        }
+        self.engine
+            .set_error_policy(self.disk, policy.unwrap_or_default())
+    }
+}
