@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use husk_proto::shim::v1::{Phase, Status, Timeline};
-use husk_proto::vmm::v1::event::Event as Kind;
+use husk_proto::vmm::v1::event::{Event as Kind, IoError};
 use husk_proto::vmm::v1::{Event, State};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
@@ -11,6 +11,9 @@ use tracing::{info, warn};
 
 use super::ending::Ending;
 use crate::volumes::Copying;
+
+/// The status's reason while a VM is paused for that.
+const PAUSED_IO_ERROR: &str = "PausedIOError";
 
 /// The one writer of a VM's status; clones write the same one.
 #[derive(Debug, Clone)]
@@ -74,6 +77,7 @@ impl Board {
                 self.status.send_modify(|status| status.reboots += 1);
             }
             Some(Kind::Warning(warning)) => warn!(message = warning.message, "the VMM warns"),
+            Some(Kind::IoError(error)) => self.io_error(error),
             Some(Kind::Exit(_)) | None => {}
         }
     }
@@ -90,10 +94,23 @@ impl Board {
         });
     }
 
+    /// The VM is paused next, unless it is.
+    fn io_error(&self, error: &IoError) {
+        let IoError { disk, message } = error;
+        warn!(disk, message, "I/O error");
+        self.status.send_modify(|status| {
+            status.reason = PAUSED_IO_ERROR.into();
+            status.message = format!("paused for an I/O error of disk {disk:?}: {message}");
+        });
+    }
+
     fn runs(&self, when: u64, paused: bool) {
         self.status.send_modify(|status| {
             status.phase = Phase::Running.into();
-            status.message.clear();
+            if !paused || status.reason != PAUSED_IO_ERROR {
+                status.reason.clear();
+                status.message.clear();
+            }
             status.paused = paused;
             let timeline = status.timeline.get_or_insert_default();
             if timeline.running == 0 && !paused {
@@ -124,4 +141,37 @@ fn unix_time(monotonic_ns: u64) -> u64 {
 
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_for_an_io_error_says_so_until_the_vm_runs_again() {
+        let board = Board::new();
+        let mut status = board.subscribe();
+        let mut after = |event| {
+            board.tell(&Event {
+                monotonic_ns: 0,
+                event: Some(event),
+            });
+            let status = status.borrow_and_update();
+            (status.paused, status.reason.clone(), status.message.clone())
+        };
+        let state = |state: State| Kind::State(state.into());
+        let error = IoError {
+            disk: "data".into(),
+            message: "no space".into(),
+        };
+        let message = "paused for an I/O error of disk \"data\": no space";
+        let said = (true, PAUSED_IO_ERROR.to_owned(), message.to_owned());
+        let nothing = |paused| (paused, String::new(), String::new());
+        assert_eq!(after(state(State::Running)), nothing(false));
+        assert_eq!(after(state(State::Paused)), nothing(true));
+        assert_eq!(after(state(State::Running)), nothing(false));
+        after(Kind::IoError(error));
+        assert_eq!(after(state(State::Paused)), said);
+        assert_eq!(after(state(State::Running)), nothing(false));
+    }
 }

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use husk_proto::fds::{FdSender, MAX_FDS_PER_MESSAGE, SendError, Token};
 use husk_proto::vmm::v1::boot::Source;
+use husk_proto::vmm::v1::disk::ErrorPolicy;
 use husk_proto::vmm::v1::{Boot, Cpu, Disk, DiskBoot, Fd, KernelBoot, Memory, Smbios, VmConfig};
 use husk_vmi::{BootPlan, VmPlan};
 
@@ -35,6 +36,8 @@ impl Configured {
             read_only: disk.read_only,
             serial: plan.serial.clone().unwrap_or_default(),
             cache: disk.cache.into(),
+            error_policy: ErrorPolicy::Report.into(),
+            queues: 0,
         });
         let disks = disks.collect();
         let source = match &plan.boot {

@@ -294,7 +294,8 @@ impl Actor {
     fn callbacks(&self) -> Callbacks {
         let (events, alarm) = (self.machine_sender.clone(), self.alarm_sender.clone());
         Callbacks {
-            // Bounded in effect: each event but the one-time CrashLoaded keeps its vCPU out of the guest.
+            // Bounded in effect: each event but the one-time CrashLoaded keeps its vCPU out of the guest, or is a disk's
+            // only one until the machine was paused.
             event: Arc::new(move |e| drop(events.send(e))),
             alarm: Arc::new(move |due| {
                 alarm.send_replace(due.map(|d| Instant::now() + d));
@@ -400,7 +401,21 @@ impl Actor {
             Event::Vcpu(index, VcpuEvent::Failed(text)) => {
                 Some(Exit::new(ExitReason::Error, format!("vCPU {index}: {text}")))
             }
+            Event::DiskStopped { disk, error } => self.disk_stopped(disk, error),
         }
+    }
+
+    /// Pauses for a disk that holds requests; resuming tries them again.
+    fn disk_stopped(&mut self, disk: String, message: String) -> Option<Exit> {
+        tracing::warn!(disk, error = message, "I/O error, the VM is paused");
+        self.emit(Kind::IoError(pb::event::IoError { disk, message }));
+        if self.state != State::Running {
+            return None;
+        }
+        let paused = self.pause();
+        paused
+            .err()
+            .map(|status| Exit::new(ExitReason::Error, status.message()))
     }
 
     fn info(&self) -> pb::InfoResponse {

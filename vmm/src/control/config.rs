@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use husk_proto::fds::{FdReceiver, Token};
 use husk_proto::vmm::v1::boot::Source as BootSource;
-use husk_proto::vmm::v1::disk::Cache;
+use husk_proto::vmm::v1::disk::{Cache, ErrorPolicy};
 use husk_proto::vmm::v1::{self as pb, VmConfig};
 use tonic::Status;
 use uuid::Uuid;
@@ -58,6 +58,7 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<Parts, Status> 
     let kvm = claim(fds, "kvm", config.kvm.as_ref()).await?;
     let host = Host::new(kvm).map_err(|e| invalid("kvm", e))?;
 
+    let vcpus = cpu.sockets.saturating_mul(cpu.cores).saturating_mul(cpu.threads);
     let mut disks = Vec::new();
     for (i, disk) in config.disks.iter().enumerate() {
         let file = claim(fds, &format!("disks[{i}].file"), disk.file.as_ref()).await?;
@@ -69,11 +70,18 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<Parts, Status> 
         let options = husk_disk::Options {
             read_only: disk.read_only,
             cache,
-            error_policy: husk_disk::ErrorPolicy::Report,
+            error_policy: match disk.error_policy() {
+                ErrorPolicy::Stop | ErrorPolicy::Unspecified => husk_disk::ErrorPolicy::Stop,
+                ErrorPolicy::Report => husk_disk::ErrorPolicy::Report,
+                ErrorPolicy::Ignore => husk_disk::ErrorPolicy::Ignore,
+                ErrorPolicy::Enospace => husk_disk::ErrorPolicy::NoSpace,
+            },
             ..Default::default()
         };
-        let disk = Disk::open(&disk.id, file, &disk.serial, options)
+        let queues = disk.queues.clamp(1, vcpus.max(1));
+        let mut disk = Disk::open(&disk.id, file, &disk.serial, options)
             .map_err(|e| invalid(&format!("disks[{i}]"), e))?;
+        disk.queues = u16::try_from(queues).unwrap_or(u16::MAX).min(MAX_DISK_QUEUES);
         disks.push(disk);
     }
     let source = boot_source(config.boot, fds, &disks).await?;
@@ -110,6 +118,9 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<Parts, Status> 
         console,
     })
 }
+
+/// Queues of a disk: the most that a virtio function takes.
+const MAX_DISK_QUEUES: u16 = 64;
 
 async fn boot_source(
     boot: Option<pb::Boot>,

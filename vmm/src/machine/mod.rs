@@ -65,9 +65,16 @@ pub enum Event {
     Guest(husk_devices::legacy::MachineEvent),
     /// A vCPU stopped by itself.
     Vcpu(u32, VcpuEvent),
+    /// A disk holds requests that failed, until the machine was paused and runs again.
+    DiskStopped {
+        /// Its id.
+        disk: String,
+        /// The first failure.
+        error: String,
+    },
 }
 
-/// Where a machine reports and asks for timers. All are called on vCPU threads.
+/// Where a machine reports and asks for timers. All are called on vCPU threads or device workers.
 #[derive(Clone)]
 pub struct Callbacks {
     /// An event.
@@ -216,7 +223,7 @@ impl Machine {
         )?;
 
         let reporting = config.backing == Backing::Anonymous;
-        let virtio = virtio::build(config.disks, config.rng, config.balloon, reporting)?;
+        let virtio = virtio::build(config.disks, config.rng, config.balloon, reporting, &event)?;
         let kvm = KvmInterrupts(interrupts.clone());
         let (mut transports, mut slot) = (Vec::new(), 0);
         for device in virtio.devices {
@@ -418,7 +425,7 @@ type EventFn = Arc<dyn Fn(Event) + Send + Sync>;
 fn halting(event: EventFn, halted: Arc<AtomicBool>) -> EventFn {
     use husk_devices::legacy::MachineEvent::CrashLoaded;
     Arc::new(move |e| {
-        if e != Event::Guest(CrashLoaded) {
+        if !matches!(e, Event::Guest(CrashLoaded) | Event::DiskStopped { .. }) {
             halted.store(true, Ordering::Release);
         }
         event(e);

@@ -9,7 +9,7 @@ use husk_devices::virtio::rng::Rng;
 use husk_disk::EngineKind;
 use husk_virtio_blk::{Blk, BlkHandle, Setup};
 
-use super::MachineError;
+use super::{Event, EventFn, MachineError};
 
 /// Distance of one device's BAR from the next.
 pub const BAR_STRIDE: u64 = 1 << 20;
@@ -51,17 +51,24 @@ pub(super) fn build(
     rng: bool,
     balloon: bool,
     reporting: bool,
+    event: &EventFn,
 ) -> Result<Built, MachineError> {
     let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
     let mut handles = Vec::new();
     for disk in disks {
+        let (id, event) = (disk.id.clone(), event.clone());
         let (blk, handle) = Blk::new(Setup {
             id: disk.id,
             disk: disk.image,
             serial: disk.serial,
             queues: disk.queues,
             engine: EngineKind::Auto,
-            on_stop: Arc::new(|_| {}),
+            on_stop: Arc::new(move |error| {
+                event(Event::DiskStopped {
+                    disk: id.clone(),
+                    error: error.to_string(),
+                });
+            }),
         })?;
         devices.push(Box::new(blk));
         handles.push(handle);
