@@ -205,4 +205,8 @@ impl Disk {
             lost: AtomicI32::new(0),
         }))
     }
+
+    pub(crate) fn set_size(&self, size: u64) {
+        self.0.size.store(size, Ordering::Relaxed);
+    }
 }

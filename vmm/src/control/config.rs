@@ -119,7 +119,7 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<Parts, Status> 
     })
 }
 
-/// Queues of a disk: the most that a virtio function takes.
+/// Queues of a disk, each with a ring and a worker thread.
 const MAX_DISK_QUEUES: u16 = 64;
 
 async fn boot_source(

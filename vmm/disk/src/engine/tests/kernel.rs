@@ -1,0 +1,240 @@
+//! A made-up kernel, and an engine in front of it.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::{Arc, Mutex};
+
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use crate::executor::{Call, Executor, Vector};
+use crate::geometry::Align;
+use crate::{Buffer, Completion, Disk, DiskId, Engine, ErrorPolicy, Geometry, Request, SECTOR};
+
+pub const SECTORS: u64 = 4096;
+
+#[derive(Debug)]
+pub struct Kernel {
+    /// By place.
+    pub images: Vec<Vec<u8>>,
+    /// Of every image.
+    pub align: Align,
+    pub random: u64,
+    pub calls: Vec<Call>,
+    pub fallocate: bool,
+    /// Every call fails.
+    pub failure: Option<i32>,
+    /// One in so many calls, syncs excepted, finds no room.
+    pub shortage: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Fake {
+    kernel: Arc<Mutex<Kernel>>,
+    out: Vec<(u16, u32, Call)>,
+    event: Arc<EventFd>,
+}
+
+impl Kernel {
+    /// xorshift64
+    fn random(&mut self, below: u64) -> u64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        self.random % below
+    }
+
+    fn perform(&mut self, place: u32, call: Call) -> i32 {
+        self.calls.push(call);
+        if let Some(errno) = self.failure {
+            return -errno;
+        }
+        if self.random(8) == 0 {
+            return -[libc::EINTR, libc::EAGAIN][self.random(2) as usize];
+        }
+        if let Some(one_in) = self.shortage
+            && !matches!(call, Call::Sync)
+            && self.random(one_in) == 0
+        {
+            return -libc::ENOSPC;
+        }
+        let place = place as usize;
+        match call {
+            Call::Read { offset, vector } => self.transfer(place, offset, vector, false),
+            Call::Write { offset, vector, .. } => self.transfer(place, offset, vector, true),
+            Call::Sync => 0,
+            Call::Allocate { .. } if !self.fallocate => -libc::EOPNOTSUPP,
+            Call::Allocate { mode, offset, len } => {
+                assert_ne!(mode & libc::FALLOC_FL_KEEP_SIZE, 0, "the image must not grow");
+                self.images[place][offset as usize..(offset + len) as usize].fill(0);
+                0
+            }
+        }
+    }
+
+    fn transfer(&mut self, place: usize, offset: u64, vector: Vector, write: bool) -> i32 {
+        assert!((1..=1024).contains(&vector.count));
+        assert_eq!(offset % self.align.offset, 0, "{offset}");
+        // SAFETY: the engine under test vouches for the vector.
+        let buffers = unsafe { std::slice::from_raw_parts(vector.start, vector.count as usize) };
+        for buffer in buffers {
+            assert_eq!(buffer.iov_base as usize % self.align.memory, 0);
+            assert_eq!(buffer.iov_len as u64 % self.align.offset, 0);
+        }
+        let asked: u64 = buffers.iter().map(|b| b.iov_len as u64).sum();
+        // At least one unit.
+        let units = asked / self.align.offset;
+        let moved = if self.random(2) == 0 {
+            units
+        } else {
+            1 + self.random(units)
+        } * self.align.offset;
+        let mut at = offset as usize;
+        let mut rest = moved as usize;
+        for buffer in buffers {
+            let len = rest.min(buffer.iov_len);
+            // SAFETY: the engine under test vouches for the buffers.
+            let memory = unsafe { std::slice::from_raw_parts_mut(buffer.iov_base.cast::<u8>(), len) };
+            if write {
+                self.images[place][at..at + len].copy_from_slice(memory);
+            } else {
+                memory.copy_from_slice(&self.images[place][at..at + len]);
+            }
+            at += len;
+            rest -= len;
+        }
+        moved as i32
+    }
+}
+
+impl Executor for Fake {
+    fn places(&self) -> u32 {
+        2
+    }
+
+    fn attach(&mut self, _: u32, _: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn detach(&mut self, place: u32) -> io::Result<()> {
+        assert!(self.out.iter().all(|(_, p, _)| *p != place));
+        Ok(())
+    }
+
+    unsafe fn push(&mut self, tag: u16, place: u32, call: Call) {
+        assert!(self.out.iter().all(|(t, ..)| *t != tag));
+        self.out.push((tag, place, call));
+    }
+
+    fn submit(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn pop(&mut self) -> Option<(u16, i32)> {
+        let mut kernel = self.kernel.lock().unwrap();
+        if self.out.is_empty() {
+            return None;
+        }
+        let index = kernel.random(self.out.len() as u64) as usize;
+        let (tag, place, call) = self.out.swap_remove(index);
+        Some((tag, kernel.perform(place, call)))
+    }
+
+    fn running(&self) -> usize {
+        self.out.len()
+    }
+
+    fn event(&self) -> BorrowedFd<'_> {
+        // SAFETY: the event is open as long as it is borrowed.
+        unsafe { BorrowedFd::borrow_raw(self.event.as_raw_fd()) }
+    }
+}
+
+pub fn geometry(align: Align) -> Geometry {
+    Geometry {
+        size: SECTORS * SECTOR,
+        logical_block: 512,
+        physical_block: 4096,
+        alignment_offset: 0,
+        minimum_io: 4096,
+        optimal_io: 0,
+        discard_granularity: 4096,
+        max_discard: 1 << 30,
+        read_only: false,
+        write_cache: true,
+        align,
+    }
+}
+
+/// An engine with a disk.
+pub struct Bench {
+    pub engine: Engine,
+    pub disk: DiskId,
+    /// A handle to it.
+    pub image: Disk,
+    pub kernel: Arc<Mutex<Kernel>>,
+}
+
+/// On which errors are reported.
+pub fn bench(align: Align, seed: u64, fallocate: bool) -> Bench {
+    bench_of(geometry(align), ErrorPolicy::Report, seed, fallocate)
+}
+
+pub fn bench_of(geometry: Geometry, policy: ErrorPolicy, seed: u64, fallocate: bool) -> Bench {
+    let content: Vec<u8> = (0..SECTORS * SECTOR).map(|i| (i / SECTOR) as u8 ^ 0x5a).collect();
+    let (calls, failure, shortage) = (Vec::new(), None, None);
+    let kernel = Kernel {
+        images: vec![content; 2],
+        align: geometry.align,
+        random: seed | 1,
+        calls,
+        fallocate,
+        failure,
+        shortage,
+    };
+    let kernel = Arc::new(Mutex::new(kernel));
+    let fake = Fake {
+        kernel: Arc::clone(&kernel),
+        out: Vec::new(),
+        event: Arc::new(EventFd::new(EFD_NONBLOCK).unwrap()),
+    };
+    let mut engine = Engine::with_executor(Box::new(fake), 128);
+    let image = Disk::made_up(geometry, policy);
+    let disk = engine.attach(&image).unwrap();
+    Bench {
+        engine,
+        disk,
+        image,
+        kernel,
+    }
+}
+
+pub fn drain(engine: &mut Engine) -> Vec<Completion> {
+    let mut all = Vec::new();
+    while let Some(completion) = engine.complete() {
+        all.push(completion);
+    }
+    all
+}
+
+/// Cuts `memory` into buffers at multiples of `step`.
+pub fn buffers(memory: &mut [u8], step: usize) -> Vec<Buffer> {
+    memory
+        .chunks_mut(step)
+        .map(|chunk| Buffer::new(chunk.as_mut_ptr(), chunk.len()))
+        .collect()
+}
+
+/// The result of one request.
+pub fn one(bench: &mut Bench, request: Request<'_>) -> io::Result<()> {
+    // SAFETY: the callers' buffers outlive the call, which waits for the completion.
+    unsafe { bench.engine.submit(7, bench.disk, request) };
+    let mut done = drain(&mut bench.engine);
+    assert_eq!((done.len(), done[0].tag), (1, 7));
+    done.remove(0).result
+}
+
+pub const NONE: Align = Align::NONE;
+pub const BLOCKS: Align = Align {
+    memory: 4096,
+    offset: 4096,
+};

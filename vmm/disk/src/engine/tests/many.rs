@@ -1,0 +1,123 @@
+//! Several disks in one engine.
+
+use std::io;
+
+use super::kernel::{BLOCKS, NONE, bench, bench_of, buffers, drain, geometry};
+use crate::{Disk, ErrorPolicy, Geometry, Request};
+
+#[test]
+fn a_place_is_used_again_and_an_old_id_is_not() {
+    let mut bench = bench(NONE, 1, true);
+    let disk = Disk::made_up(geometry(NONE), ErrorPolicy::Report);
+    let second = bench.engine.attach(&disk).unwrap();
+    assert_eq!(
+        bench.engine.attach(&disk).unwrap_err().kind(),
+        io::ErrorKind::QuotaExceeded
+    );
+    bench.engine.detach(bench.disk).unwrap();
+    let third = bench.engine.attach(&disk).unwrap();
+    assert!(third != bench.disk && third != second);
+    assert!(bench.engine.disk(bench.disk).is_none() && bench.engine.disk(third).is_some());
+    assert_eq!(
+        bench.engine.detach(bench.disk).unwrap_err().kind(),
+        io::ErrorKind::NotFound
+    );
+    assert!(
+        bench
+            .engine
+            .set_error_policy(bench.disk, ErrorPolicy::Stop)
+            .is_err()
+    );
+    bench.engine.retry_held(bench.disk);
+    bench.engine.fail_held(bench.disk);
+    // SAFETY: a flush has no buffers.
+    unsafe { bench.engine.submit(0, bench.disk, Request::Flush) };
+    let done = drain(&mut bench.engine);
+    assert_eq!(
+        done[0].result.as_ref().unwrap_err().kind(),
+        io::ErrorKind::NotFound
+    );
+    assert_eq!(
+        [bench.disk, third].map(|disk| bench.engine.in_flight(disk)),
+        [0, 0]
+    );
+}
+
+#[test]
+fn blocks_rewritten_on_one_disk_do_not_hold_up_another() {
+    let mut bench = bench(BLOCKS, 1, true);
+    let other = Disk::made_up(geometry(BLOCKS), ErrorPolicy::Report);
+    let other = bench.engine.attach(&other).unwrap();
+    let mut memory = vec![7; 512];
+    let pieces = buffers(&mut memory, 512);
+    let write = Request::Write {
+        offset: 512,
+        buffers: &pieces,
+        durable: false,
+    };
+    for (tag, disk, waiting) in [
+        (0, bench.disk, 0),
+        (1, other, 0),
+        (2, bench.disk, 1),
+        (3, other, 2),
+    ] {
+        // SAFETY: the memory outlives the engine's use.
+        unsafe { bench.engine.submit(tag, disk, write) };
+        assert_eq!(bench.engine.waiting.len(), waiting);
+    }
+    assert_eq!(drain(&mut bench.engine).len(), 4);
+}
+
+#[test]
+fn a_disk_whose_blocks_are_rewritten_has_one_engine() {
+    let serve = |disk: &Disk| {
+        let (mut engine, _) = crate::testing::Script::engine(4);
+        engine.attach(disk).map(|id| (engine, id))
+    };
+    let disk = Disk::made_up(geometry(BLOCKS), ErrorPolicy::Report);
+    assert!(disk.needs_one_engine());
+    let (mut first, id) = serve(&disk).unwrap();
+    assert_eq!(serve(&disk).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
+    first.detach(id).unwrap();
+    let (second, _) = serve(&disk).unwrap();
+    drop(second);
+    serve(&disk).unwrap();
+    let logical_block = 4096;
+    let whole = Geometry {
+        logical_block,
+        ..geometry(BLOCKS)
+    };
+    let disk = Disk::made_up(whole, ErrorPolicy::Report);
+    let served = [serve(&disk), serve(&disk)];
+    assert!(served.iter().all(Result::is_ok));
+}
+
+#[test]
+fn what_is_not_whole_logical_blocks_is_refused() {
+    let logical_block = 4096;
+    let geometry = Geometry {
+        logical_block,
+        ..geometry(BLOCKS)
+    };
+    let mut bench = bench_of(geometry, ErrorPolicy::Report, 1, true);
+    let mut memory = vec![7; 8192];
+    let pieces = buffers(&mut memory, 4096);
+    let request = |offset, len: usize| Request::Write {
+        offset,
+        buffers: &pieces[..len],
+        durable: false,
+    };
+    let discard = |offset, len| Request::Discard {
+        offset,
+        len,
+        durable: false,
+    };
+    for (request, fits) in [
+        (request(4096, 2), true),
+        (request(512, 1), false),
+        (discard(4096, 4096), true),
+        (discard(4096, 512), false),
+    ] {
+        assert_eq!(super::one(&mut bench, request).is_ok(), fits, "{request:?}");
+    }
+}
