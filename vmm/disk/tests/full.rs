@@ -1,0 +1,77 @@
+//! A real kernel that runs out of room, which is one for the whole process.
+
+mod common;
+
+use common::*;
+use husk_disk::{ErrorPolicy, Options, Request};
+
+/// Bounds what this process can write of any file; writing beyond is EFBIG.
+fn limit(bytes: libc::rlim_t) {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: one rlimit is read or written at a time; the signal is ignored, so that the call fails instead.
+    let failed = unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) < 0 || {
+            limit.rlim_cur = bytes;
+            libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) < 0
+        }
+    };
+    assert!(!failed);
+}
+
+#[test]
+fn a_write_is_held_until_there_is_room() {
+    for kind in KINDS {
+        let file = image(4 * MIB);
+        let disk = disk(&file, 0, Options::default());
+        let mut served = serve(kind, &disk);
+        let expected = pattern(2 * MIB as usize, 9);
+        let mut memory = expected.clone();
+        let buffers = pieces(&mut memory, 1000);
+        let write = Request::Write {
+            offset: MIB,
+            buffers: &buffers,
+            durable: false,
+        };
+        limit(2 * MIB);
+        // SAFETY: the memory outlives the engine's use of it.
+        unsafe { served.engine.submit(5, served.disk, write) };
+        served.engine.kick().unwrap();
+        let mut stopped = None;
+        while stopped.is_none() {
+            assert!(served.engine.complete().is_none());
+            served.engine.kick().unwrap();
+            stopped = served.engine.take_stopped();
+            if stopped.is_none() {
+                served.engine.wait();
+            }
+        }
+        limit(libc::RLIM_INFINITY);
+        let stopped = stopped.unwrap();
+        assert_eq!(stopped.error.raw_os_error(), Some(libc::EFBIG));
+        assert!(!served.engine.is_busy());
+        served.engine.retry_held(stopped.disk);
+        served.engine.kick().unwrap();
+        let done = loop {
+            match served.engine.complete() {
+                Some(done) => break done,
+                None => {
+                    served.engine.kick().unwrap();
+                    served.engine.wait();
+                }
+            }
+        };
+        done.result.unwrap();
+        let mut back = vec![0; 2 * MIB as usize];
+        disk.reader().read_at(MIB, &mut back).unwrap();
+        assert!(back == expected);
+    }
+}
+
+#[test]
+fn the_default_is_to_stop() {
+    assert_eq!(Options::default().error_policy, ErrorPolicy::Stop);
+}
