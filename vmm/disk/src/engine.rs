@@ -33,8 +33,8 @@ pub struct Stopped {
 
 /// Serves requests to disks. Owned by one worker at a time; dropping it waits for what the kernel is doing.
 ///
-/// Tags are shared by all disks. A round of work is: any number of [`Engine::submit`] and [`Engine::complete`], then
-/// one [`Engine::kick`], until neither has more; then wait for [`Engine::event`].
+/// Tags are shared by all disks. A round of work is: any number of [`Engine::submit`], one [`Engine::kick`] for all of
+/// them, and [`Engine::complete`] until there is nothing; then wait for [`Engine::event`].
 #[derive(Debug)]
 pub struct Engine {
     executor: Box<dyn Executor>,
@@ -55,6 +55,8 @@ pub struct Engine {
     /// Requests not completed that rewrite parts of blocks they do not own.
     rewriting: usize,
     next_age: u64,
+    /// Why nothing could be sent.
+    broken: Option<io::Error>,
 }
 
 #[derive(Debug, Default)]
@@ -125,6 +127,7 @@ impl Engine {
             bounces: 0,
             rewriting: 0,
             next_age: 0,
+            broken: None,
         }
     }
 

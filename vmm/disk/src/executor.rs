@@ -55,8 +55,8 @@ pub(crate) trait Executor: Debug + Send {
     /// stay valid.
     unsafe fn push(&mut self, tag: u16, place: u32, call: Call);
 
-    /// Starts the calls taken. Costs nothing if there are none.
-    fn submit(&mut self) -> io::Result<()>;
+    /// Starts the calls taken, and returns whether there were any. Costs nothing if there are none.
+    fn submit(&mut self) -> io::Result<bool>;
 
     /// A call that is done, and what the kernel returned (negative: an error number).
     fn pop(&mut self) -> Option<(u16, i32)>;

@@ -168,7 +168,10 @@ impl Executor for Scripted {
         self.pushed.push(Made { tag, place, what });
     }
 
-    fn submit(&mut self) -> io::Result<()> {
+    fn submit(&mut self) -> io::Result<bool> {
+        if self.pushed.is_empty() {
+            return Ok(false);
+        }
         let mut state = self.script.state();
         if state.broken {
             return Err(io::ErrorKind::BrokenPipe.into());
@@ -176,7 +179,7 @@ impl Executor for Scripted {
         self.running += self.pushed.len();
         state.made.extend(&self.pushed);
         state.out.append(&mut self.pushed);
-        Ok(())
+        Ok(true)
     }
 
     fn pop(&mut self) -> Option<(u16, i32)> {

@@ -108,14 +108,14 @@ impl Executor for Threads {
         self.pushed.push((tag, self.files[place as usize], call));
     }
 
-    fn submit(&mut self) -> io::Result<()> {
+    fn submit(&mut self) -> io::Result<bool> {
         let count = self.pushed.len();
         if count > 0 {
             self.running += count;
             lock(&self.shared.jobs).queue.extend(self.pushed.drain(..));
             (0..count.min(THREADS)).for_each(|_| self.shared.wake.notify_one());
         }
-        Ok(())
+        Ok(count > 0)
     }
 
     fn pop(&mut self) -> Option<(u16, i32)> {

@@ -75,7 +75,8 @@ impl Uring {
 
 fn build(entries: u16) -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
-    builder.dontfork().setup_r_disabled();
+    // As many completions as calls can be out.
+    builder.dontfork().setup_r_disabled().setup_cqsize(entries.into());
     // Not SINGLE_ISSUER, nor DEFER_TASKRUN, which needs it: the ring outlives the worker that uses it, and follows it
     // into the next one. COOP_TASKRUN alone ends the worker's wait when something completes.
     let plain = builder.clone();
@@ -180,15 +181,18 @@ impl Executor for Uring {
         debug_assert!(pushed.is_ok());
     }
 
-    fn submit(&mut self) -> io::Result<()> {
-        let mut tries = 0;
+    fn submit(&mut self) -> io::Result<bool> {
+        let (mut tries, mut any) = (0, false);
         loop {
             let queued = self.ring.submission().len();
             if queued == 0 {
-                return Ok(());
+                return Ok(any);
             }
             match self.ring.submit() {
-                Ok(taken) => self.running += taken,
+                Ok(taken) => {
+                    self.running += taken;
+                    any = true;
+                }
                 Err(e) => match e.raw_os_error() {
                     Some(libc::EINTR) => {}
                     Some(libc::EAGAIN | libc::EBUSY) if tries < RETRIES => {

@@ -181,17 +181,11 @@ impl QueueWorker {
 
     /// Answers what the disk is done with, also what it was done with at once.
     fn reap(&mut self) -> Result<(), Broken> {
-        loop {
-            let mut any = false;
-            while let Some(finished) = self.lane.complete() {
-                any = true;
-                self.finish(finished)?;
-            }
-            if !any {
-                break;
-            }
-            self.kick()?;
+        while let Some(finished) = self.lane.complete() {
+            self.finish(finished)?;
         }
+        // Learns of what could not be sent on the way.
+        self.kick()?;
         if let Some(error) = self.lane.take_stopped() {
             tracing::warn!(queue = self.queue.index, %error, "disk request failed and is held");
             (self.common.on_stop)(error);

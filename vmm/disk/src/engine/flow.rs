@@ -129,19 +129,32 @@ impl Engine {
         }
     }
 
-    /// Sends what was submitted on its way. To be called after a round of [`Engine::submit`] and
-    /// [`Engine::complete`]: a completion can free what another request waits for. Costs nothing if there is nothing.
+    /// Sends what was submitted on its way, all of it at once. Costs nothing if there is nothing.
     ///
     /// # Errors
-    /// The engine is broken: nothing more will complete but what the kernel already has.
+    /// The engine is broken, perhaps since an earlier [`Engine::complete`]: nothing more will complete but what the
+    /// kernel already has.
     pub fn kick(&mut self) -> io::Result<()> {
-        self.executor.submit()
+        if let Some(error) = self.broken.take() {
+            return Err(error);
+        }
+        self.executor.submit().map(|_| ())
     }
 
-    /// The next completed request, if there is one. Never waits, and asks the kernel for nothing.
+    /// The next completed request, if there is one. Never waits. Before it says that there is none it sends what is
+    /// left to send, such as the rest of a request of which the kernel did a part.
     pub fn complete(&mut self) -> Option<Completion> {
         while self.ended.is_empty() {
-            let (tag, result) = self.executor.pop()?;
+            let Some((tag, result)) = self.executor.pop() else {
+                match self.executor.submit() {
+                    Ok(true) => continue,
+                    Ok(false) => return None,
+                    Err(error) => {
+                        self.broken = Some(error);
+                        return None;
+                    }
+                }
+            };
             let slot = &mut self.slots[usize::from(tag)];
             if let Some(attached) = &mut self.disks[slot.place as usize].attached {
                 slot.operation.settle(result, &mut attached.traits);

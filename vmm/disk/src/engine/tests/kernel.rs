@@ -30,6 +30,7 @@ pub struct Kernel {
 #[derive(Clone, Debug)]
 pub struct Fake {
     kernel: Arc<Mutex<Kernel>>,
+    pushed: Vec<(u16, u32, Call)>,
     out: Vec<(u16, u32, Call)>,
     event: Arc<EventFd>,
 }
@@ -121,12 +122,15 @@ impl Executor for Fake {
     }
 
     unsafe fn push(&mut self, tag: u16, place: u32, call: Call) {
-        assert!(self.out.iter().all(|(t, ..)| *t != tag));
-        self.out.push((tag, place, call));
+        assert!(self.out.iter().chain(&self.pushed).all(|(t, ..)| *t != tag));
+        self.pushed.push((tag, place, call));
     }
 
-    fn submit(&mut self) -> io::Result<()> {
-        Ok(())
+    fn submit(&mut self) -> io::Result<bool> {
+        let pushed = std::mem::take(&mut self.pushed);
+        let any = !pushed.is_empty();
+        self.out.extend(pushed);
+        Ok(any)
     }
 
     fn pop(&mut self) -> Option<(u16, i32)> {
@@ -194,6 +198,7 @@ pub fn bench_of(geometry: Geometry, policy: ErrorPolicy, seed: u64, fallocate: b
     let kernel = Arc::new(Mutex::new(kernel));
     let fake = Fake {
         kernel: Arc::clone(&kernel),
+        pushed: Vec::new(),
         out: Vec::new(),
         event: Arc::new(EventFd::new(EFD_NONBLOCK).unwrap()),
     };
