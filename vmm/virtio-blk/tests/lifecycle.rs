@@ -97,6 +97,134 @@ fn every_queue_has_its_worker() {
     assert_eq!(indices, [0, 2]);
 }
 
+#[test]
+fn queues_share_a_disk_under_load() {
+    for kind in KINDS {
+        let mut guest = Guest::with(kind, 4, Options::default(), true);
+        guest.blk.reset();
+        guest.put(0x1000, &[0; 0x4000]);
+        let mut drivers: Vec<_> = (0..4)
+            .map(|index| Driver::new(&guest.mem, index, 32, 0x1000 + 0x1000 * u64::from(index)))
+            .collect();
+        let queues = drivers.iter().map(|driver| driver.queue(true)).collect();
+        guest.activate(F_FLUSH, queues);
+        for round in 0..20u64 {
+            for (index, driver) in (0u64..).zip(&mut drivers) {
+                for slot in 0..8 {
+                    let at = DATA + (index * 8 + slot) * 4096;
+                    let sector = (index * 8 + slot) * 8;
+                    guest.put(at, &pattern(4096, (round ^ sector) as u8));
+                    let (header, status) = guest.frame(OUT, sector);
+                    driver.add(&[header, (at, 4096, 0), status]);
+                }
+                driver.kick();
+            }
+            for driver in &mut drivers {
+                for _ in 0..8 {
+                    assert_eq!(driver.wait().1, 1);
+                }
+            }
+            if round % 7 == 6 {
+                let queues = guest.blk.quiesce().unwrap();
+                guest.activate(F_FLUSH, queues);
+            }
+            for sector in (0..256).step_by(8) {
+                let expected = pattern(4096, (round ^ sector) as u8);
+                assert_eq!(guest.disk(sector * 512, 4096), expected);
+            }
+        }
+    }
+}
+
+/// A disk that stops, whose image lost its end for a while.
+fn short(kind: EngineKind) -> (Guest, u16, u64) {
+    let mut guest = Guest::with(kind, 1, Options::default(), true);
+    guest.file.set_len(4096).unwrap();
+    let (head, status) = guest.add(IN, 8, &[(DATA, 4096, WRITE)]);
+    guest.driver.kick();
+    wait_for("the owner's call", || guest.stops.lock().unwrap().pop());
+    // The others go on.
+    assert_eq!(guest.request(IN, 0, &[(DATA, 4096, WRITE)]).0, OK);
+    assert_eq!(guest.get(status, 1)[0], 0xff);
+    (guest, head, status)
+}
+
+#[test]
+fn a_held_request_goes_on_after_a_pause() {
+    for kind in KINDS {
+        let (mut guest, head, status) = short(kind);
+        for _ in 0..2 {
+            let queues = guest.blk.quiesce().unwrap();
+            guest.activate(F_FLUSH, queues);
+            wait_for("another call", || guest.stops.lock().unwrap().pop());
+        }
+        let queues = guest.blk.quiesce().unwrap();
+        assert_eq!(guest.driver.used(), None);
+        guest.file.set_len(SECTORS * 512).unwrap();
+        guest.activate(F_FLUSH, queues);
+        assert_eq!(guest.driver.wait(), (head, 4097));
+        assert_eq!(
+            (guest.get(status, 1)[0], guest.get(DATA, 4096)),
+            (OK, vec![0; 4096])
+        );
+        assert!(guest.stops.lock().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn a_reset_forgets_a_held_request() {
+    for kind in KINDS {
+        for paused in [false, true] {
+            let (mut guest, ..) = short(kind);
+            if paused {
+                guest.blk.quiesce().unwrap();
+            }
+            guest.connect(F_FLUSH);
+            guest.file.set_len(SECTORS * 512).unwrap();
+            for _ in 0..3 {
+                assert_eq!(guest.request(IN, 8, &[(DATA, 512, WRITE)]), (OK, 513));
+            }
+            assert_eq!(guest.driver.used(), None);
+            // And it stops again.
+            guest.file.set_len(4096).unwrap();
+            guest.add(IN, 8, &[(DATA, 512, WRITE)]);
+            guest.driver.kick();
+            wait_for("the owner's call", || guest.stops.lock().unwrap().pop());
+        }
+    }
+}
+
+#[test]
+fn a_new_size_reaches_driver_and_workers() {
+    for kind in KINDS {
+        let mut guest = guest(kind);
+        let capacity = |guest: &Guest| {
+            let mut bytes = [0; 8];
+            guest.blk.read_config(0, &mut bytes);
+            u64::from_le_bytes(bytes)
+        };
+        assert_eq!(capacity(&guest), SECTORS);
+        guest.file.set_len(2 * SECTORS * 512).unwrap();
+        assert_eq!(guest.request(IN, SECTORS, &[(DATA, 512, WRITE)]).0, IOERR);
+        assert_eq!(guest.handle.resize().unwrap(), 2 * SECTORS * 512);
+        assert_eq!((capacity(&guest), guest.interrupts.config()), (2 * SECTORS, 1));
+        assert_eq!(guest.request(IN, SECTORS, &[(DATA, 512, WRITE)]).0, OK);
+        guest.file.set_len(4096).unwrap();
+        guest.handle.resize().unwrap();
+        assert_eq!((capacity(&guest), guest.interrupts.config()), (8, 2));
+        assert_eq!(guest.request(IN, 8, &[(DATA, 512, WRITE)]).0, IOERR);
+        assert_eq!(guest.request(IN, 7, &[(DATA, 512, WRITE)]).0, OK);
+        guest.file.set_len(0).unwrap();
+        assert!(guest.handle.resize().is_err());
+        assert_eq!((capacity(&guest), guest.interrupts.config()), (8, 2));
+        // Nobody to tell.
+        guest.blk.reset();
+        guest.file.set_len(8192).unwrap();
+        guest.handle.resize().unwrap();
+        assert_eq!((capacity(&guest), guest.interrupts.config()), (16, 2));
+    }
+}
+
 /// Does `damage`; the device must ask for a reset, and serve the next driver.
 fn breaks(what: &str, damage: impl Fn(&mut Guest)) {
     let mut guest = guest(EngineKind::Auto);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use guest::*;
 use husk_devices::virtio::VirtioDevice;
 use husk_devices::virtio::testing::WRITE;
-use husk_disk::{Cache, Disk, EngineKind, Options};
+use husk_disk::{BlockSize, Cache, Disk, EngineKind, Options};
 use husk_virtio_blk::Blk;
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
@@ -238,6 +238,40 @@ fn what_the_disk_filled_is_dirty() {
         }
         assert!(dirty(&guest, BEYOND + 8192) && !dirty(&guest, BEYOND + 4096));
     });
+}
+
+#[test]
+fn logical_blocks_of_4096_bytes() {
+    let block_size = BlockSize::Custom {
+        logical: 4096,
+        physical: 16384,
+    };
+    let options = Options {
+        block_size,
+        ..Options::default()
+    };
+    let mut guest = Guest::with(EngineKind::Auto, 1, options, true);
+    let mut space = [0; 60];
+    guest.blk.read_config(0, &mut space);
+    let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| space[at + i]));
+    assert_eq!(u32_at(0), SECTORS as u32, "capacity is in sectors all the same");
+    assert_eq!(u32_at(20), 4096, "blk_size");
+    assert_eq!((space[24], space[26]), (2, 4), "4 blocks in a physical one");
+    assert_eq!(u32_at(44), 32, "discard_sector_alignment");
+    for (sector, len, status) in [
+        (8, 4096, OK),
+        (16, 8192, OK),
+        (1, 4096, IOERR),
+        (0, 512, IOERR),
+        (8, 4608, IOERR),
+        (SECTORS - 8, 4096, OK),
+    ] {
+        assert_eq!(guest.request(OUT, sector, &[(DATA, len, 0)]).0, status);
+        assert_eq!(guest.request(IN, sector, &[(DATA, len, WRITE)]).0, status);
+    }
+    assert_eq!(guest.range(DISCARD, 8, 8, 0), OK);
+    assert_eq!(guest.range(DISCARD, 8, 1, 0), IOERR);
+    assert_eq!(guest.range(WRITE_ZEROES, 1, 8, 0), IOERR);
 }
 
 #[test]
