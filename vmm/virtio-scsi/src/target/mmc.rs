@@ -1,0 +1,201 @@
+//! What a drive for CDs and DVDs is asked besides reading (MMC-6).
+//!
+//! A disc is one session of one data track.
+
+use super::cdb::{Cdb, answer};
+use super::limits::Limits;
+use super::sense::Sense;
+use super::step::Command;
+use super::task::{Fault, Work};
+use super::unit::LogicalUnit;
+
+/// Profiles (table 91).
+const CD_ROM: u16 = 0x0008;
+const DVD_ROM: u16 = 0x0010;
+
+/// Blocks of an 80-minute CD; discs of more are DVDs.
+const CD_BLOCKS: u64 = 80 * 60 * 75;
+
+/// ADR 1, a data track that was recorded uninterrupted, copying prohibited.
+const DATA_TRACK: u8 = 0x14;
+
+fn profile(limits: &Limits) -> u16 {
+    if limits.blocks > CD_BLOCKS {
+        DVD_ROM
+    } else {
+        CD_ROM
+    }
+}
+
+/// An address in a table of contents: blocks or, after `msf`, minutes, seconds and frames from two seconds before 0.
+fn address(block: u64, msf: bool) -> [u8; 4] {
+    if !msf {
+        return u32::try_from(block).unwrap_or(u32::MAX).to_be_bytes();
+    }
+    let frames = block.saturating_add(150);
+    let minutes = u8::try_from(frames / 75 / 60).unwrap_or(u8::MAX);
+    [0, minutes, (frames / 75 % 60) as u8, (frames % 75) as u8]
+}
+
+/// READ TOC/PMA/ATIP (section 6.25)
+pub(crate) fn toc(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -> Result<Work, Fault> {
+    const LEAD_OUT: u8 = 0xaa;
+    let limits = unit.ready()?;
+    let msf = cdb.bit(1, 1);
+    // Linux asks for sessions in the vendor bits of CONTROL, as SFF-8020i had it.
+    let format = match cdb.u8(2) & 0x0f {
+        0 => cdb.u8(9) >> 6,
+        format => format,
+    };
+    let track = |number: u8, block: u64| {
+        let [a, b, c, d] = address(block, msf);
+        [0, DATA_TRACK, number, 0, a, b, c, d]
+    };
+    let mut body = vec![1, 1]; // first and last track, or session
+    match (format, cdb.u8(6)) {
+        (0, first) => {
+            match first {
+                0 | 1 => body.extend(track(1, 0)),
+                LEAD_OUT => (),
+                _ => return Err(Sense::invalid_cdb(6, None).into()),
+            }
+            body.extend(track(LEAD_OUT, limits.blocks));
+        }
+        (1, _) => body.extend(track(1, 0)),
+        _ => return Err(Sense::invalid_cdb(2, Some(3)).into()),
+    }
+    let mut data = (body.len() as u16).to_be_bytes().to_vec();
+    data.extend(body);
+    answer(data, cdb.u16(7))
+}
+
+/// GET CONFIGURATION (section 6.6)
+pub(crate) fn configuration(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -> Result<Work, Fault> {
+    let (which, start) = (cdb.u8(1) & 3, cdb.u16(2));
+    let current = unit.ready().map_or(0, profile);
+    let loaded = current != 0;
+    let profiles = [(DVD_ROM, current == DVD_ROM), (CD_ROM, current == CD_ROM)];
+    let mut body = vec![0, 0];
+    body.extend(current.to_be_bytes());
+    // Code, version, persistent, current, data (section 5.3).
+    let features: [(u16, u8, bool, bool, Vec<u8>); 6] = [
+        (
+            0x0000, // profile list
+            0,
+            true,
+            true,
+            profiles
+                .iter()
+                .flat_map(|&(code, now)| {
+                    let [high, low] = code.to_be_bytes();
+                    [high, low, now.into(), 0]
+                })
+                .collect(),
+        ),
+        (0x0001, 2, true, true, vec![0, 0, 0, 1, 0x01, 0, 0, 0]), // core: SCSI; DBE
+        (0x0002, 1, true, true, vec![0x02, 0, 0, 0]),             // morphing: OCEvent
+        (0x0003, 2, true, true, vec![0x39, 0, 0, 0]),             // removable medium: tray, load, eject, lock
+        (0x0010, 0, false, loaded, vec![0, 0, 0x08, 0, 0, 1, 0, 0]), // random readable: blocks of 2048 bytes
+        (
+            if current == DVD_ROM { 0x001f } else { 0x001e }, // DVD read, CD read
+            u8::from(current != DVD_ROM) * 2,
+            false,
+            loaded,
+            vec![0; 4],
+        ),
+    ];
+    for (code, version, persistent, now, bytes) in features {
+        let wanted = match which {
+            0 => code >= start,
+            1 => code >= start && now,
+            2 => code == start,
+            _ => return Err(Sense::invalid_cdb(1, Some(1)).into()),
+        };
+        if wanted {
+            body.extend(code.to_be_bytes());
+            body.push(version << 2 | u8::from(persistent) << 1 | u8::from(now));
+            body.push(bytes.len() as u8);
+            body.extend(bytes);
+        }
+    }
+    let mut data = (body.len() as u32).to_be_bytes().to_vec();
+    data.extend(body);
+    answer(data, cdb.u16(7))
+}
+
+/// GET EVENT STATUS NOTIFICATION (section 6.7): of the media class, and polled.
+pub(crate) fn event_status(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -> Result<Work, Fault> {
+    const MEDIA: u8 = 4;
+    const NOTHING: u8 = 0x80;
+    if !cdb.bit(1, 0) {
+        return Err(Sense::invalid_cdb(1, Some(0)).into());
+    }
+    let supported = 1 << MEDIA;
+    let data = if cdb.bit(4, MEDIA) {
+        let open = unit.tray.open;
+        let present = !open && unit.medium.is_some();
+        // An answer too short for the event does not tell it.
+        let event = if cdb.u16(7) > 4 {
+            unit.tray.event.take()
+        } else {
+            None
+        };
+        let event = event.map_or(0, |event| event as u8);
+        vec![
+            0,
+            4,
+            MEDIA,
+            supported,
+            event,
+            u8::from(present) << 1 | u8::from(open),
+            0,
+            0,
+        ]
+    } else {
+        vec![0, 0, NOTHING, supported]
+    };
+    answer(data, cdb.u16(7))
+}
+
+/// READ DISC INFORMATION (section 6.21): standard, of a finished disc.
+pub(crate) fn disc_information(_: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -> Result<Work, Fault> {
+    if cdb.u8(1) & 7 != 0 {
+        return Err(Sense::invalid_cdb(1, Some(2)).into());
+    }
+    let mut data = vec![0; 34];
+    data[1] = 32;
+    data[2] = 0x0e; // last session complete, disc finalized
+    data[3..7].fill(1); // first track; sessions; first and last track of the last session
+    data[7] = 0x20; // unrestricted use
+    data[16..24].fill(0xff); // no lead-in and lead-out to be written
+    answer(data, cdb.u16(7))
+}
+
+/// READ TRACK INFORMATION (section 6.26): of the one track.
+pub(crate) fn track_information(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -> Result<Work, Fault> {
+    let limits = unit.ready()?;
+    let number = cdb.u32(2);
+    match cdb.u8(1) & 3 {
+        0 if u64::from(number) >= limits.blocks => return Err(Sense::OUT_OF_RANGE.into()),
+        1 | 2 if number != 1 => return Err(Sense::invalid_cdb(2, None).into()),
+        3 => return Err(Sense::invalid_cdb(1, Some(1)).into()),
+        _ => (),
+    }
+    let mut data = vec![0; 36];
+    data[1] = 34;
+    data[2] = 1; // track
+    data[3] = 1; // session
+    data[5] = DATA_TRACK & 0x0f;
+    data[6] = 0x01; // mode 1
+    let blocks = u32::try_from(limits.blocks).unwrap_or(u32::MAX);
+    data[24..28].copy_from_slice(&blocks.to_be_bytes());
+    answer(data, cdb.u16(7))
+}
+
+/// MECHANISM STATUS (section 6.9): no changer.
+pub(crate) fn mechanism_status(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -> Result<Work, Fault> {
+    let mut data = vec![0; 8];
+    data[1] = u8::from(unit.tray.open) << 4;
+    data[5] = 1; // slots
+    answer(data, cdb.u16(8))
+}

@@ -1,0 +1,336 @@
+//! A command under way.
+
+use std::fmt::Debug;
+use std::io::{self, ErrorKind};
+use std::ops::Range;
+
+use super::attention::Attention;
+use super::cdb::Cdb;
+use super::opcode::Op;
+use super::sense::Sense;
+use super::step::{Command, Extent, Place, Response, Status, Step};
+use super::unit::LogicalUnit;
+
+/// Most bytes of a task's own buffer.
+pub(crate) const SCRATCH: usize = 256 << 10;
+
+/// Which of the initiator's buffers a command uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    None,
+    In,
+    Out,
+}
+
+/// Why a command is not done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    Sense(Sense),
+    /// RESERVATION CONFLICT
+    Conflict,
+    /// The initiator's buffers are smaller than the CDB says.
+    Overrun,
+}
+
+impl From<Sense> for Fault {
+    fn from(sense: Sense) -> Self {
+        Self::Sense(sense)
+    }
+}
+
+/// What is to be done about a command.
+#[derive(Debug)]
+pub(crate) enum Work {
+    /// Nothing more.
+    Done,
+    /// Nothing but to answer with these bytes, cut to the allocation length.
+    Data(Vec<u8>),
+    /// This one step.
+    Once(Step),
+    /// A sequence of steps.
+    Run(Box<dyn Procedure>),
+}
+
+/// What makes something of a parameter list.
+pub(crate) type ListHandler = fn(&mut LogicalUnit, &Cdb, &[u8]) -> Result<Work, Fault>;
+
+/// A sequence of steps.
+pub(crate) trait Procedure: Debug + Send {
+    /// The next step, all before having succeeded, or the end ([`Work::Done`], [`Work::Data`]). Steps' ranges on the
+    /// medium need not be checked against its size.
+    fn advance(&mut self, unit: &mut LogicalUnit, scratch: &mut Vec<u8>) -> Result<Work, Fault>;
+
+    /// Takes the answer to [`Step::Extent`].
+    fn extent(&mut self, _: Extent) {}
+
+    /// Bytes of the medium that nobody else may write while this runs.
+    fn exclusive(&self) -> Option<Range<u64>> {
+        None
+    }
+}
+
+/// One command of a [`LogicalUnit`], driven by its owner as [`target`](super) describes.
+#[derive(Debug)]
+pub struct Task {
+    direction: Direction,
+    data_out: u64,
+    data_in: u64,
+    work: Result<Work, Fault>,
+    /// What the step under way is.
+    pending: Option<Pending>,
+    scratch: Vec<u8>,
+    /// Bytes that steps moved from or to the initiator.
+    moved: u64,
+    /// [`LogicalUnit::changes`] at the start.
+    changes: u32,
+    reports_luns: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    kind: Kind,
+    /// Bytes it moves from or to the initiator.
+    moves: u64,
+}
+
+/// As much of a step as an error's meaning depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Read,
+    Write,
+    Pull,
+}
+
+impl Task {
+    pub(crate) fn new(
+        unit: &LogicalUnit,
+        op: Option<&'static Op>,
+        work: Result<Work, Fault>,
+        command: &Command<'_>,
+    ) -> Self {
+        Self {
+            direction: op.map_or(Direction::In, |op| op.direction),
+            data_out: command.data_out,
+            data_in: command.data_in,
+            reports_luns: op.is_some_and(Op::reports_luns) && work.is_ok(),
+            work,
+            pending: None,
+            scratch: Vec::new(),
+            moved: 0,
+            changes: unit.changes,
+        }
+    }
+
+    /// What to do now. After a step other than [`Step::Done`], not to be asked again before [`Task::settle`].
+    pub fn next(&mut self, unit: &mut LogicalUnit) -> Step {
+        debug_assert!(self.pending.is_none(), "a step is under way");
+        loop {
+            // What stands here when the end was told already.
+            let over = Err(Sense::TARGET_FAILURE.into());
+            match std::mem::replace(&mut self.work, over) {
+                Ok(Work::Done) => return Step::Done(self.end(unit, Ok(Vec::new()))),
+                Ok(Work::Data(data)) => return Step::Done(self.end(unit, Ok(data))),
+                Err(fault) => return Step::Done(self.end(unit, Err(fault))),
+                Ok(Work::Once(step)) => {
+                    self.work = Ok(Work::Done);
+                    match self.start(unit, step) {
+                        Ok(step) => return step,
+                        Err(fault) => self.work = Err(fault),
+                    }
+                }
+                Ok(Work::Run(mut procedure)) => match procedure.advance(unit, &mut self.scratch) {
+                    Ok(Work::Once(step)) => {
+                        self.work = Ok(Work::Run(procedure));
+                        match self.start(unit, step) {
+                            Ok(step) => return step,
+                            Err(fault) => self.work = Err(fault),
+                        }
+                    }
+                    other => self.work = other,
+                },
+            }
+        }
+    }
+
+    /// Takes the outcome of the step that [`Task::next`] told last: carried out wholly, or the error that it was not.
+    pub fn settle(&mut self, result: io::Result<()>) {
+        let pending = self.pending.take();
+        debug_assert!(pending.is_some(), "no step is under way");
+        let Some(pending) = pending else { return };
+        match result {
+            Ok(()) => self.moved += pending.moves,
+            Err(error) => self.work = Err(meaning(pending.kind, &error).into()),
+        }
+    }
+
+    /// Takes the answer to [`Step::Extent`].
+    pub fn settle_extent(&mut self, result: io::Result<Extent>) {
+        if let (Ok(extent), Ok(Work::Run(procedure))) = (&result, &mut self.work) {
+            procedure.extent(*extent);
+        }
+        self.settle(result.map(drop));
+    }
+
+    /// The buffer that [`Place::Scratch`] speaks of, to write from.
+    #[must_use]
+    pub fn scratch(&self) -> &[u8] {
+        &self.scratch
+    }
+
+    /// The buffer that [`Place::Scratch`] and [`Step::Pull`] speak of, to fill. At most 256 KiB, zeroed when made.
+    #[must_use]
+    pub fn scratch_mut(&mut self) -> &mut [u8] {
+        &mut self.scratch
+    }
+
+    /// Bytes of the medium that no other task of any unit of this medium may write between this task's first step
+    /// and its end, nor another such task read (COMPARE AND WRITE is atomic: SBC-3, section 5.3).
+    #[must_use]
+    pub fn exclusive(&self) -> Option<Range<u64>> {
+        match &self.work {
+            Ok(Work::Run(procedure)) => procedure.exclusive(),
+            _ => None,
+        }
+    }
+
+    /// Whether it tells the target's LUNs, so that its other units need not tell that they changed
+    /// ([`LogicalUnit::luns_reported`]).
+    #[must_use]
+    pub fn reports_luns(&self) -> bool {
+        self.reports_luns
+    }
+
+    /// Lets `step` go, if the medium still is what the task began with.
+    fn start(&mut self, unit: &LogicalUnit, step: Step) -> Result<Step, Fault> {
+        let (kind, range, moves) = match &step {
+            Step::Read { offset, len, into } => (Kind::Read, Some((*offset, *len)), into.moves(*len)),
+            Step::Write {
+                offset, len, from, ..
+            } => (Kind::Write, Some((*offset, *len)), from.moves(*len)),
+            Step::Discard { offset, len, .. } | Step::WriteZeroes { offset, len, .. } => {
+                (Kind::Write, Some((*offset, *len)), 0)
+            }
+            Step::Extent { offset, len } => (Kind::Read, Some((*offset, *len)), 0),
+            Step::Flush => (Kind::Write, None, 0),
+            Step::Pull { into, .. } => (Kind::Pull, None, into.len() as u64),
+            Step::Done(_) => (Kind::Pull, None, 0),
+        };
+        if let Some((offset, len)) = range {
+            let limits = unit.ready()?;
+            if unit.changes != self.changes {
+                return Err(Attention::MediumChanged.sense().into());
+            }
+            let size = limits.blocks * u64::from(limits.block_size);
+            if offset.checked_add(len).is_none_or(|end| end > size) {
+                return Err(Sense::OUT_OF_RANGE.into());
+            }
+        }
+        self.pending = Some(Pending { kind, moves });
+        Ok(step)
+    }
+
+    fn end(&mut self, unit: &LogicalUnit, result: Result<Vec<u8>, Fault>) -> Response {
+        let overrun = result == Err(Fault::Overrun);
+        let (status, sense, mut data) = match result {
+            Ok(data) => (Status::Good, Vec::new(), data),
+            Err(Fault::Conflict) => (Status::ReservationConflict, Vec::new(), Vec::new()),
+            Err(fault) => {
+                let sense = match fault {
+                    Fault::Sense(sense) => sense,
+                    _ => Sense::invalid_cdb(0, None),
+                };
+                let sense = sense.to_bytes(unit.modes.descriptor_sense);
+                (Status::CheckCondition, sense, Vec::new())
+            }
+        };
+        data.truncate(usize::try_from(self.data_in).unwrap_or(usize::MAX));
+        let available = match self.direction {
+            Direction::Out => self.data_out,
+            Direction::None | Direction::In => self.data_in,
+        };
+        Response {
+            status,
+            sense,
+            residual: available.saturating_sub(self.moved + data.len() as u64),
+            data,
+            overrun,
+        }
+    }
+}
+
+impl Place {
+    /// How many of `len` bytes here move from or to the initiator.
+    fn moves(self, len: u64) -> u64 {
+        match self {
+            Self::Initiator(_) => len,
+            Self::Scratch(_) => 0,
+        }
+    }
+}
+
+/// A parameter list to be fetched and then looked at.
+#[derive(Debug)]
+struct List {
+    cdb: Cdb,
+    len: usize,
+    handler: ListHandler,
+}
+
+impl Work {
+    /// A parameter list of `len` bytes, at most 64 KiB, is to be looked at by `handler`.
+    pub fn list(cdb: &Cdb, command: &Command<'_>, len: usize, handler: ListHandler) -> Result<Self, Fault> {
+        debug_assert!(len <= SCRATCH);
+        command.sends(len as u64)?;
+        let cdb = *cdb;
+        Ok(Self::Run(Box::new(List { cdb, len, handler })))
+    }
+}
+
+impl Procedure for List {
+    fn advance(&mut self, unit: &mut LogicalUnit, scratch: &mut Vec<u8>) -> Result<Work, Fault> {
+        if scratch.is_empty() {
+            scratch.resize(self.len, 0);
+            return Ok(Work::Once(Step::Pull {
+                offset: 0,
+                into: 0..self.len,
+            }));
+        }
+        let list = std::mem::take(scratch);
+        (self.handler)(unit, &self.cdb, &list)
+    }
+}
+
+impl Command<'_> {
+    /// Checks that the initiator has `len` bytes for the unit.
+    pub(crate) fn sends(&self, len: u64) -> Result<(), Fault> {
+        if len <= self.data_out {
+            Ok(())
+        } else {
+            Err(Fault::Overrun)
+        }
+    }
+
+    /// Checks that the initiator has room for `len` bytes.
+    pub(crate) fn takes(&self, len: u64) -> Result<(), Fault> {
+        if len <= self.data_in {
+            Ok(())
+        } else {
+            Err(Fault::Overrun)
+        }
+    }
+}
+
+/// What an error of the medium is in terms of sense data.
+fn meaning(kind: Kind, error: &io::Error) -> Sense {
+    tracing::debug!(?kind, %error, "step failed");
+    match (error.kind(), kind) {
+        (_, Kind::Pull) => Sense::DATA_PHASE,
+        (ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge, _) => Sense::NO_SPACE,
+        (ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied, Kind::Write) => Sense::WRITE_PROTECTED,
+        // The medium shrank between the check and the step.
+        (ErrorKind::InvalidInput, _) => Sense::OUT_OF_RANGE,
+        (ErrorKind::OutOfMemory, _) => Sense::TARGET_FAILURE,
+        (_, Kind::Read) => Sense::READ_ERROR,
+        (_, Kind::Write) => Sense::WRITE_ERROR,
+    }
+}

@@ -1,0 +1,246 @@
+//! Comparing with what is on the medium: VERIFY, WRITE AND VERIFY, COMPARE AND WRITE (SBC-3, sections 5.3, 5.41,
+//! 5.45).
+
+use std::ops::Range;
+
+use super::block::{Blocks, unprotected};
+use super::cdb::Cdb;
+use super::limits::Limits;
+use super::sense::Sense;
+use super::step::{Command, Place, Step};
+use super::task::{Fault, Procedure, SCRATCH, Work};
+use super::unit::LogicalUnit;
+
+/// Bytes compared at a time: the scratch buffer holds them twice.
+const CHUNK: u64 = SCRATCH as u64 / 2;
+
+/// Most blocks of COMPARE AND WRITE.
+pub(crate) fn max_compare_blocks(limits: &Limits) -> u8 {
+    u8::try_from(CHUNK / u64::from(limits.block_size)).unwrap_or(u8::MAX)
+}
+
+/// BYTCHK
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Check {
+    /// That the medium can be read.
+    Medium,
+    /// With the data-out buffer.
+    All,
+    /// Every block with the one block there is in the data-out buffer.
+    Same,
+}
+
+impl Check {
+    fn of(cdb: &Cdb) -> Result<Self, Sense> {
+        match cdb.u8(1) >> 1 & 3 {
+            0 => Ok(Self::Medium),
+            1 => Ok(Self::All),
+            3 => Ok(Self::Same),
+            _ => Err(Sense::invalid_cdb(1, Some(2))),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Write,
+    Pull,
+    Read,
+    Compare,
+}
+
+/// Compares piece by piece. The scratch buffer's first half is the initiator's piece, the second the medium's.
+#[derive(Debug)]
+struct Verify {
+    check: Check,
+    block: u64,
+    /// What is left, in bytes of the medium.
+    range: Range<u64>,
+    /// In the data-out buffer.
+    at: u64,
+    stage: Stage,
+}
+
+/// VERIFY
+pub(crate) fn verify(unit: &mut LogicalUnit, cdb: &Cdb, command: &Command<'_>) -> Result<Work, Fault> {
+    start(unit, cdb, command, Stage::Pull)
+}
+
+/// WRITE AND VERIFY
+pub(crate) fn write_and_verify(
+    unit: &mut LogicalUnit,
+    cdb: &Cdb,
+    command: &Command<'_>,
+) -> Result<Work, Fault> {
+    start(unit, cdb, command, Stage::Write)
+}
+
+fn start(unit: &LogicalUnit, cdb: &Cdb, command: &Command<'_>, stage: Stage) -> Result<Work, Fault> {
+    unprotected(cdb)?;
+    let limits = unit.ready()?;
+    let blocks = Blocks::of(cdb);
+    blocks.check_within(limits, limits.max_transfer_blocks())?;
+    let check = Check::of(cdb)?;
+    let block = u64::from(limits.block_size);
+    let (offset, len) = (blocks.offset(limits), blocks.len(limits));
+    let sent = match (stage, check) {
+        // There is no WRITE AND VERIFY of one block with many.
+        (Stage::Write, Check::Same) => return Err(Sense::invalid_cdb(1, Some(2)).into()),
+        (Stage::Write, _) | (_, Check::All) => len,
+        (_, Check::Same) => block.min(len),
+        (_, Check::Medium) => 0,
+    };
+    command.sends(sent)?;
+    if len == 0 {
+        return Ok(Work::Done);
+    }
+    Ok(Work::Run(Box::new(Verify {
+        check,
+        block,
+        range: offset..offset + len,
+        at: 0,
+        stage,
+    })))
+}
+
+impl Verify {
+    fn piece(&self) -> usize {
+        (self.range.end - self.range.start).min(CHUNK) as usize
+    }
+}
+
+impl Procedure for Verify {
+    fn advance(&mut self, _: &mut LogicalUnit, scratch: &mut Vec<u8>) -> Result<Work, Fault> {
+        let offset = self.range.start;
+        if self.stage == Stage::Write {
+            self.stage = Stage::Pull;
+            return Ok(Work::Once(Step::Write {
+                offset,
+                len: self.range.end - offset,
+                from: Place::Initiator(0),
+                // What is verified is what is on the medium.
+                durable: true,
+            }));
+        }
+        if self.stage == Stage::Compare {
+            let piece = self.piece();
+            let (expected, found) = scratch.split_at(piece);
+            if self.check != Check::Medium && expected != &found[..piece] {
+                return Err(Sense::MISCOMPARE.into());
+            }
+            self.range.start += piece as u64;
+            self.at += piece as u64;
+            self.stage = match self.check {
+                Check::Same => Stage::Read,
+                _ => Stage::Pull,
+            };
+        }
+        if self.range.is_empty() {
+            return Ok(Work::Done);
+        }
+        let piece = self.piece();
+        scratch.resize(scratch.len().max(2 * piece), 0);
+        let pulled = match self.check {
+            Check::Medium => 0,
+            Check::All => piece,
+            Check::Same => self.block as usize,
+        };
+        if self.stage == Stage::Pull && pulled > 0 {
+            self.stage = Stage::Read;
+            return Ok(Work::Once(Step::Pull {
+                offset: self.at,
+                into: 0..pulled,
+            }));
+        }
+        if self.check == Check::Same {
+            // The block may have come only now; it stands at the start.
+            let block = self.block as usize;
+            for at in (block..piece).step_by(block) {
+                scratch.copy_within(..block, at);
+            }
+        }
+        self.stage = Stage::Compare;
+        Ok(Work::Once(Step::Read {
+            offset: self.range.start,
+            len: piece as u64,
+            into: Place::Scratch(piece),
+        }))
+    }
+}
+
+/// COMPARE AND WRITE: the data-out buffer is what is expected, then what is to be written instead.
+#[derive(Debug)]
+struct CompareAndWrite {
+    offset: u64,
+    len: usize,
+    durable: bool,
+    stage: Stage,
+}
+
+/// COMPARE AND WRITE
+pub(crate) fn compare_and_write(
+    unit: &mut LogicalUnit,
+    cdb: &Cdb,
+    command: &Command<'_>,
+) -> Result<Work, Fault> {
+    unprotected(cdb)?;
+    let limits = unit.ready()?;
+    let count = cdb.u8(13);
+    let mut blocks = Blocks::of(cdb);
+    blocks.count = count.into();
+    blocks.check(limits)?;
+    if count > max_compare_blocks(limits) {
+        return Err(Sense::invalid_cdb(13, None).into());
+    }
+    let (offset, len) = (blocks.offset(limits), blocks.len(limits));
+    command.sends(2 * len)?;
+    if len == 0 {
+        return Ok(Work::Done);
+    }
+    Ok(Work::Run(Box::new(CompareAndWrite {
+        offset,
+        len: len as usize,
+        durable: unit.durable(cdb.bit(1, 3)),
+        stage: Stage::Pull,
+    })))
+}
+
+impl Procedure for CompareAndWrite {
+    fn advance(&mut self, _: &mut LogicalUnit, scratch: &mut Vec<u8>) -> Result<Work, Fault> {
+        let Self {
+            offset, len, durable, ..
+        } = *self;
+        let (stage, step) = match self.stage {
+            Stage::Pull => {
+                scratch.resize(2 * len, 0);
+                let (offset, into) = (0, 0..len);
+                (Stage::Read, Step::Pull { offset, into })
+            }
+            Stage::Read => {
+                let (len, into) = (len as u64, Place::Scratch(len));
+                (Stage::Compare, Step::Read { offset, len, into })
+            }
+            Stage::Compare => {
+                let (expected, found) = scratch.split_at(len);
+                if let Some(at) = expected.iter().zip(found).position(|(a, b)| a != b) {
+                    return Err(Sense::MISCOMPARE.with_information(at as u64).into());
+                }
+                let (len, from) = (len as u64, Place::Initiator(len as u64));
+                let step = Step::Write {
+                    offset,
+                    len,
+                    from,
+                    durable,
+                };
+                (Stage::Write, step)
+            }
+            Stage::Write => return Ok(Work::Done),
+        };
+        self.stage = stage;
+        Ok(Work::Once(step))
+    }
+
+    fn exclusive(&self) -> Option<Range<u64>> {
+        Some(self.offset..self.offset + self.len as u64)
+    }
+}
