@@ -148,7 +148,7 @@ fn characteristics(limits: &Limits) -> Vec<u8> {
     let mut page = vec![0; 0x3c];
     let rate = if limits.rotational { ROTATION } else { 1 };
     page[..2].copy_from_slice(&rate.to_be_bytes());
-    page[4] = 0x02; // FUAB: flushes are of completed writes
+    page[4] = 0x02; // FUAB: FUA and SYNCHRONIZE CACHE are meant as in SBC-3
     page
 }
 
@@ -161,3 +161,6 @@ fn provisioning(limits: &Limits) -> Vec<u8> {
         vec![0, 0, 0, 0]
     }
 }
+
+#[cfg(test)]
+mod tests;

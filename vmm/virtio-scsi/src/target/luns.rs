@@ -8,8 +8,9 @@ use super::task::{Fault, Work};
 use super::unit::LogicalUnit;
 
 /// REPORT LUNS
-pub(crate) fn report(_: &mut LogicalUnit, cdb: &Cdb, command: &Command<'_>) -> Result<Work, Fault> {
+pub(crate) fn report(unit: &mut LogicalUnit, cdb: &Cdb, command: &Command<'_>) -> Result<Work, Fault> {
     let data = list(cdb.u8(2), cdb.u32(6), command.luns)?;
+    unit.luns_reported();
     answer(data, cdb.u32(6))
 }
 
@@ -65,3 +66,6 @@ pub fn absent(command: Command<'_>) -> Response {
         overrun: false,
     }
 }
+
+#[cfg(test)]
+mod tests;

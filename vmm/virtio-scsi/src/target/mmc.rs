@@ -199,3 +199,6 @@ pub(crate) fn mechanism_status(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_
     data[5] = 1; // slots
     answer(data, cdb.u16(8))
 }
+
+#[cfg(test)]
+mod tests;

@@ -42,6 +42,9 @@ mod tray;
 mod unit;
 mod verify;
 
+#[cfg(test)]
+mod tests;
+
 pub use attention::Attention;
 pub use limits::{BadLimits, Identity, Kind, Limits};
 pub use luns::absent;

@@ -268,3 +268,6 @@ fn check_descriptor(unit: &LogicalUnit, long: bool, given: &[u8], at: usize) -> 
         None => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests;

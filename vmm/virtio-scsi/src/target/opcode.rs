@@ -23,7 +23,7 @@ pub(crate) struct Op {
     pub needs_medium: bool,
     /// Fails on a read-only medium.
     pub writes: bool,
-    /// Is served in spite of, and keeps, a unit attention (SAM-5, section 5.14.4).
+    /// Is served in spite of a unit attention, which stays (SAM-5, section 5.14.4).
     pub despite_attention: bool,
     offered: fn(&LogicalUnit) -> bool,
     pub serve: Serve,

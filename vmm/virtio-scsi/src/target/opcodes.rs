@@ -96,3 +96,6 @@ pub(crate) fn task_management(_: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -
     }
     answer(data, cdb.u32(6))
 }
+
+#[cfg(test)]
+mod tests;

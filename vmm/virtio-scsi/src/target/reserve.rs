@@ -96,3 +96,6 @@ fn kind(cdb: &Cdb) -> Result<Type, Sense> {
     }
     Type::from_code(cdb.u8(2) & 0x0f).ok_or(Sense::invalid_cdb(2, Some(3)))
 }
+
+#[cfg(test)]
+mod tests;

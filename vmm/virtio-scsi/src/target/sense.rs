@@ -66,6 +66,8 @@ impl Sense {
     pub const LIST_LENGTH: Self = Self::new(SenseKey::IllegalRequest, 0x1a, 0x00);
     /// INVALID COMMAND OPERATION CODE
     pub const INVALID_OPCODE: Self = Self::new(SenseKey::IllegalRequest, 0x20, 0x00);
+    /// INVALID FIELD IN COMMAND INFORMATION UNIT
+    pub const BUFFERS: Self = Self::new(SenseKey::IllegalRequest, 0x0e, 0x03);
     /// LOGICAL BLOCK ADDRESS OUT OF RANGE
     pub const OUT_OF_RANGE: Self = Self::new(SenseKey::IllegalRequest, 0x21, 0x00);
     /// LOGICAL UNIT NOT SUPPORTED
@@ -176,3 +178,6 @@ impl Field {
         [0x80 | u8::from(self.in_cdb) << 6 | bit, high, low]
     }
 }
+
+#[cfg(test)]
+mod tests;

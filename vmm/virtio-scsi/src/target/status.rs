@@ -58,3 +58,6 @@ pub(crate) fn send_diagnostic(_: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -
     }
     Ok(Work::Done)
 }
+
+#[cfg(test)]
+mod tests;

@@ -237,7 +237,7 @@ impl Task {
             Err(fault) => {
                 let sense = match fault {
                     Fault::Sense(sense) => sense,
-                    _ => Sense::invalid_cdb(0, None),
+                    _ => Sense::BUFFERS,
                 };
                 let sense = sense.to_bytes(unit.modes.descriptor_sense);
                 (Status::CheckCondition, sense, Vec::new())

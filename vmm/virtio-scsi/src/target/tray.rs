@@ -97,3 +97,6 @@ impl LogicalUnit {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
