@@ -1,4 +1,4 @@
-//! Reading, writing, flushing, and how much there is (SBC-3, sections 5.8 to 5.16, 5.22, 5.34).
+//! Reading, writing, flushing, and how much there is (SBC-3, section 5: commands by name).
 
 use super::cdb::{Cdb, answer};
 use super::limits::Limits;

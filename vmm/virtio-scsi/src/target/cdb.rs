@@ -1,4 +1,4 @@
-//! Command descriptor blocks (SPC-4, section 4.3).
+//! Command descriptor blocks (SPC-4, section 4).
 
 use super::opcode::Op;
 use super::sense::Sense;

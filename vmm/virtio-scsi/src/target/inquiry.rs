@@ -1,4 +1,4 @@
-//! INQUIRY and vital product data (SPC-4, sections 6.6, 7.8; SBC-3, section 6.6).
+//! INQUIRY and vital product data (SPC-4, INQUIRY and "Vital product data parameters"; SBC-3, the same).
 
 use super::cdb::{Cdb, answer};
 use super::limits::{Kind, Limits};

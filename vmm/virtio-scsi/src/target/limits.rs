@@ -60,7 +60,7 @@ impl Identity {
     }
 }
 
-/// `text` as SPC-4, section 4.3.1 wants ASCII data: 20h to 7Eh only.
+/// `text` as SPC-4 wants ASCII data fields: 20h to 7Eh only.
 fn printable(text: &str) -> Vec<u8> {
     text.chars()
         .map(|c| if matches!(c, ' '..='~') { c as u8 } else { b'_' })

@@ -1,4 +1,5 @@
-//! The target's LUNs, and commands to those that do not exist (SPC-4, sections 6.6.1, 6.33, 6.39).
+//! The target's LUNs, and commands to those that do not exist (SPC-4, REPORT LUNS; SAM-5, "Addressing an
+//! incorrect logical unit number").
 
 use super::cdb::{Cdb, answer};
 use super::inquiry;

@@ -1,4 +1,4 @@
-//! What a drive for CDs and DVDs is asked besides reading (MMC-6).
+//! What a drive for CDs and DVDs is asked besides reading (MMC-6, section 6: commands by name; section 5: features).
 //!
 //! A disc is one session of one data track.
 
@@ -9,7 +9,7 @@ use super::step::Command;
 use super::task::{Fault, Work};
 use super::unit::LogicalUnit;
 
-/// Profiles (table 91).
+/// Profiles.
 const CD_ROM: u16 = 0x0008;
 const DVD_ROM: u16 = 0x0010;
 
@@ -37,7 +37,7 @@ fn address(block: u64, msf: bool) -> [u8; 4] {
     [0, minutes, (frames / 75 % 60) as u8, (frames % 75) as u8]
 }
 
-/// READ TOC/PMA/ATIP (section 6.25)
+/// READ TOC/PMA/ATIP
 pub(crate) fn toc(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -> Result<Work, Fault> {
     const LEAD_OUT: u8 = 0xaa;
     let limits = unit.ready()?;
@@ -69,7 +69,7 @@ pub(crate) fn toc(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -> Result<
     answer(data, cdb.u16(7))
 }
 
-/// GET CONFIGURATION (section 6.6)
+/// GET CONFIGURATION
 pub(crate) fn configuration(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -> Result<Work, Fault> {
     let (which, start) = (cdb.u8(1) & 3, cdb.u16(2));
     let current = unit.ready().map_or(0, profile);
@@ -77,7 +77,7 @@ pub(crate) fn configuration(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) 
     let profiles = [(DVD_ROM, current == DVD_ROM), (CD_ROM, current == CD_ROM)];
     let mut body = vec![0, 0];
     body.extend(current.to_be_bytes());
-    // Code, version, persistent, current, data (section 5.3).
+    // Code, version, persistent, current, data.
     let features: [(u16, u8, bool, bool, Vec<u8>); 6] = [
         (
             0x0000, // profile list
@@ -123,7 +123,7 @@ pub(crate) fn configuration(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) 
     answer(data, cdb.u16(7))
 }
 
-/// GET EVENT STATUS NOTIFICATION (section 6.7): of the media class, and polled.
+/// GET EVENT STATUS NOTIFICATION: of the media class, and polled.
 pub(crate) fn event_status(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -> Result<Work, Fault> {
     const MEDIA: u8 = 4;
     const NOTHING: u8 = 0x80;
@@ -157,7 +157,7 @@ pub(crate) fn event_status(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -
     answer(data, cdb.u16(7))
 }
 
-/// READ DISC INFORMATION (section 6.21): standard, of a finished disc.
+/// READ DISC INFORMATION: standard, of a finished disc.
 pub(crate) fn disc_information(_: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -> Result<Work, Fault> {
     if cdb.u8(1) & 7 != 0 {
         return Err(Sense::invalid_cdb(1, Some(2)).into());
@@ -171,7 +171,7 @@ pub(crate) fn disc_information(_: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) 
     answer(data, cdb.u16(7))
 }
 
-/// READ TRACK INFORMATION (section 6.26): of the one track.
+/// READ TRACK INFORMATION: of the one track.
 pub(crate) fn track_information(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -> Result<Work, Fault> {
     let limits = unit.ready()?;
     let number = cdb.u32(2);
@@ -192,7 +192,7 @@ pub(crate) fn track_information(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'
     answer(data, cdb.u16(7))
 }
 
-/// MECHANISM STATUS (section 6.9): no changer.
+/// MECHANISM STATUS: no changer.
 pub(crate) fn mechanism_status(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -> Result<Work, Fault> {
     let mut data = vec![0; 8];
     data[1] = u8::from(unit.tray.open) << 4;

@@ -1,4 +1,4 @@
-//! Mode pages, MODE SENSE and MODE SELECT (SPC-4, sections 6.11, 6.13, 7.5; SBC-3, section 6.5; MMC-6, section 7).
+//! Mode pages, MODE SENSE and MODE SELECT (SPC-4, SBC-3, MMC-6: "Mode parameters").
 
 use super::cdb::{Cdb, answer};
 use super::limits::{Kind, Limits};
@@ -148,7 +148,7 @@ pub(crate) fn sense(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -> Resul
     }
 }
 
-/// Number and length of blocks (SBC-3, section 6.5.2). Drives have none (MMC-6, section 7.2.2).
+/// Number and length of blocks (SBC-3, "Mode parameter block descriptors"). Drives have none.
 fn block_descriptor(unit: &LogicalUnit, long: bool) -> Vec<u8> {
     let (Some(limits), Kind::Disk) = (&unit.medium, unit.kind) else {
         return Vec::new();

@@ -16,14 +16,14 @@ pub(crate) struct Op {
     pub opcode: u8,
     /// SERVICE ACTION, for commands that are told apart by it (byte 1, bits 4 to 0).
     pub action: Option<u8>,
-    /// CDB usage data (SPC-4, section 6.35.3): bits that are looked at. As long as the CDB.
+    /// CDB usage data (SPC-4, REPORT SUPPORTED OPERATION CODES): bits that are looked at. As long as the CDB.
     pub usage: &'static [u8],
     pub direction: Direction,
     /// Fails while there is no medium that is ready.
     pub needs_medium: bool,
     /// Fails on a read-only medium.
     pub writes: bool,
-    /// Is served in spite of a unit attention, which stays (SAM-5, section 5.14.4).
+    /// Is served in spite of a unit attention, which stays (SAM-5, section 5.14).
     pub despite_attention: bool,
     offered: fn(&LogicalUnit) -> bool,
     pub serve: Serve,

@@ -1,4 +1,4 @@
-//! START STOP UNIT, PREVENT ALLOW MEDIUM REMOVAL (SBC-3, sections 5.25, 5.15; MMC-6, section 6.42).
+//! START STOP UNIT, PREVENT ALLOW MEDIUM REMOVAL (SBC-3, MMC-6).
 
 use super::cdb::Cdb;
 use super::limits::Kind;

@@ -1,4 +1,5 @@
-//! Unmapping and zeroing: UNMAP, WRITE SAME, GET LBA STATUS (SBC-3, sections 4.7, 5.5, 5.39, 5.51).
+//! Unmapping and zeroing: UNMAP, WRITE SAME, GET LBA STATUS (SBC-3, section 5, and "Logical block
+//! provisioning" in section 4).
 
 use std::ops::Range;
 use std::vec;

@@ -1,4 +1,4 @@
-//! Persistent reservations of a unit that one I_T nexus can reach (SPC-4, section 5.13).
+//! Persistent reservations of a unit that one I_T nexus can reach (SPC-4, "Reservations").
 //!
 //! Whoever holds the reservation here is the only initiator there is, so no medium access ever conflicts: what is left
 //! are the rules by which keys and reservations change, and RESERVATION CONFLICT for those that do not fit. They do not
@@ -7,7 +7,7 @@
 use super::sense::Sense;
 use super::task::Fault;
 
-/// Reservation types (table 56).
+/// Reservation types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Type {
@@ -69,7 +69,7 @@ impl Reservations {
         self.held = None;
     }
 
-    /// REGISTER, where `key` counts, and REGISTER AND IGNORE EXISTING KEY, where it is None (table 48).
+    /// REGISTER, where `key` counts, and REGISTER AND IGNORE EXISTING KEY, where it is None.
     pub fn register(&mut self, key: Option<u64>, new: u64) -> Result<(), Fault> {
         if key.is_some_and(|key| self.key.unwrap_or(0) != key) {
             return Err(Fault::Conflict);
@@ -83,7 +83,7 @@ impl Reservations {
         Ok(())
     }
 
-    /// RESERVE (section 5.13.9)
+    /// RESERVE
     pub fn reserve(&mut self, key: u64, kind: Type) -> Result<(), Fault> {
         self.registered(key)?;
         match self.held {
@@ -95,7 +95,7 @@ impl Reservations {
         }
     }
 
-    /// RELEASE (section 5.13.11.2)
+    /// RELEASE
     pub fn release(&mut self, key: u64, kind: Type) -> Result<(), Fault> {
         self.registered(key)?;
         if self.held.is_some_and(|held| held != kind) {
@@ -105,7 +105,7 @@ impl Reservations {
         Ok(())
     }
 
-    /// CLEAR (section 5.13.11.6)
+    /// CLEAR
     pub fn clear(&mut self, key: u64) -> Result<(), Fault> {
         self.registered(key)?;
         self.unregister();
@@ -113,7 +113,7 @@ impl Reservations {
         Ok(())
     }
 
-    /// PREEMPT, PREEMPT AND ABORT (section 5.13.11.4). There are no others' tasks to abort.
+    /// PREEMPT, PREEMPT AND ABORT. There are no others' tasks to abort.
     pub fn preempt(&mut self, key: u64, victim: u64, kind: Type) -> Result<(), Fault> {
         self.registered(key)?;
         match self.held {

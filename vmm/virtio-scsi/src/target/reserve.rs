@@ -1,4 +1,4 @@
-//! PERSISTENT RESERVE IN, PERSISTENT RESERVE OUT (SPC-4, sections 6.15, 6.16).
+//! PERSISTENT RESERVE IN, PERSISTENT RESERVE OUT (SPC-4, section 6).
 
 use super::cdb::{Cdb, answer};
 use super::reservation::Type;

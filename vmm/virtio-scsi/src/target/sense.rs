@@ -1,6 +1,6 @@
 //! Sense data (SPC-4, section 4.5).
 
-/// Sense key (table 48).
+/// Sense key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 #[allow(missing_docs)]
@@ -16,7 +16,7 @@ pub enum SenseKey {
     Miscompare = 0xe,
 }
 
-/// The field an ILLEGAL REQUEST is about (section 4.5.2.4.2).
+/// The field an ILLEGAL REQUEST is about, as a field pointer says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
     /// In the CDB, rather than in the data-out buffer.

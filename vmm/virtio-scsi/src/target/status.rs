@@ -1,5 +1,4 @@
-//! How the unit is: TEST UNIT READY, REQUEST SENSE, LOG SENSE, SEND DIAGNOSTIC (SPC-4, sections 6.8, 6.39, 6.42,
-//! 6.47).
+//! How the unit is: TEST UNIT READY, REQUEST SENSE, LOG SENSE, SEND DIAGNOSTIC (SPC-4, section 6).
 
 use super::cdb::{Cdb, answer};
 use super::sense::Sense;

@@ -184,7 +184,7 @@ impl Task {
     }
 
     /// Bytes of the medium that no other task of any unit of this medium may write between this task's first step
-    /// and its end, nor another such task read (COMPARE AND WRITE is atomic: SBC-3, section 5.3).
+    /// and its end, nor another such task read (COMPARE AND WRITE is atomic).
     #[must_use]
     pub fn exclusive(&self) -> Option<Range<u64>> {
         match &self.work {

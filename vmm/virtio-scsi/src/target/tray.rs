@@ -11,7 +11,7 @@ pub(crate) struct Tray {
     pub open: bool,
     /// PREVENT ALLOW MEDIUM REMOVAL forbids to open it.
     pub prevented: bool,
-    /// For GET EVENT STATUS NOTIFICATION (MMC-6, table 313).
+    /// For GET EVENT STATUS NOTIFICATION (MMC-6, media events).
     pub event: Option<Event>,
 }
 
@@ -37,7 +37,8 @@ impl LogicalUnit {
         self.tray.prevented
     }
 
-    /// Puts a medium into a drive in place of any other, and closes the tray.
+    /// Puts a medium into a drive in place of any other, and closes the tray. Who minds whether the initiator prevents
+    /// that ejects first.
     ///
     /// # Errors
     /// The unit is no drive, or the medium is none for it.

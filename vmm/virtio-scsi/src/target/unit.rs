@@ -132,8 +132,8 @@ impl LogicalUnit {
     }
 
     /// A reset of the unit (`attention` tells which: power on, target or unit reset, or loss of the nexus), which
-    /// brings all but reservations and the medium into the state of a unit just powered on. A power on ends
-    /// reservations too. Tasks are the owner's to abort.
+    /// brings all but reservations, tray and medium into the state of a unit just powered on. A power on ends
+    /// reservations and closes the tray too. Tasks are the owner's to abort.
     pub fn reset(&mut self, attention: Attention) {
         self.attentions.establish(attention);
         self.tray.prevented = false;
@@ -142,6 +142,7 @@ impl LogicalUnit {
         }
         if attention == Attention::PowerOn {
             self.reservations = Reservations::default();
+            self.tray = Tray::default();
         }
         self.modes = Modes::new(self.medium.as_ref());
         self.stopped = false;

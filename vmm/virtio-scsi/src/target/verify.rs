@@ -1,5 +1,4 @@
-//! Comparing with what is on the medium: VERIFY, WRITE AND VERIFY, COMPARE AND WRITE (SBC-3, sections 5.3, 5.41,
-//! 5.45).
+//! Comparing with what is on the medium: VERIFY, WRITE AND VERIFY, COMPARE AND WRITE (SBC-3, section 5).
 
 use std::ops::Range;
 

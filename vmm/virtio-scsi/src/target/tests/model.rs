@@ -354,7 +354,7 @@ fn apply(rig: &mut Rig, model: &mut Model, op: Op) -> Result<(), TestCaseError> 
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
     #[test]
     fn the_medium_is_as_written(large: bool, punches: bool, ops in vec(op(), 1..24)) {

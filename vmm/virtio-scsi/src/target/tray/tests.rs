@@ -89,6 +89,17 @@ fn a_prevented_removal() {
 }
 
 #[test]
+fn the_power_closes_the_tray() {
+    let mut rig = Rig::cd(Some(10));
+    rig.good(&EJECT, &[], 0);
+    rig.unit.reset(Attention::UnitReset);
+    assert!(rig.unit.tray_open());
+    rig.unit.reset(Attention::PowerOn);
+    assert_eq!(rig.bad(&READY, &[], 0), (0x06, 0x29, 0x00));
+    rig.good(&READY, &[], 0);
+}
+
+#[test]
 fn a_disk_has_no_tray() {
     let mut rig = Rig::disk(super::super::tests::disk_limits());
     rig.good(&PREVENT, &[], 0);
