@@ -20,6 +20,8 @@ const END_TO_END_LIMIT: Duration = Duration::from_secs(40 * 60);
 const TRIES_IN_THE_LAB: u32 = 5;
 /// The longest one case may take.
 const CASE_LIMIT: Duration = Duration::from_secs(12 * 60);
+/// Statuses of a case that was ended by Ctrl-C or SIGTERM, which `lab::Command` passes on to it.
+const INTERRUPTED: [u8; 2] = [130, 143];
 /// How many labs may be lost. QEMU's emulation of nested guests stands still once in some hundred of them.
 const LABS_LOST: u32 = 4;
 
@@ -157,13 +159,17 @@ fn end_to_end(tally: &mut Tally, args: &Args, progress: &Progress) -> Result<()>
         let mut tried = 0;
         loop {
             let mut counts = Tally::default();
-            if let Err(error) = end_to_end_case(&mut counts, args, progress, &suite, case) {
-                lost += 1;
-                if lost > LABS_LOST || started.elapsed() > END_TO_END_LIMIT {
-                    return Err(error.context(case.to_owned()));
+            match end_to_end_case(&mut counts, args, progress, &suite, case) {
+                Ok(status) if INTERRUPTED.contains(&status) => bail!("interrupted in {case}"),
+                Ok(_) => {}
+                Err(error) => {
+                    lost += 1;
+                    if lost > LABS_LOST || started.elapsed() > END_TO_END_LIMIT {
+                        return Err(error.context(case.to_owned()));
+                    }
+                    println!("the lab was lost in {case} ({error:#}): once more in a new one");
+                    continue;
                 }
-                println!("the lab was lost in {case} ({error:#}): once more in a new one");
-                continue;
             }
             tried += 1;
             if counts.failed == 0 || tried == tries || started.elapsed() > END_TO_END_LIMIT {
@@ -183,14 +189,14 @@ fn end_to_end(tally: &mut Tally, args: &Args, progress: &Progress) -> Result<()>
     Ok(())
 }
 
-/// One case. Its failure is counted; an error is the lab's.
+/// One case and its status. Its failure is counted; an error is the lab's.
 fn end_to_end_case(
     tally: &mut Tally,
     args: &Args,
     progress: &Progress,
     suite: &Path,
     case: &str,
-) -> Result<()> {
+) -> Result<u8> {
     let mut words = vec![
         suite.to_string_lossy().into_owned(),
         "--exact".into(),
@@ -212,5 +218,5 @@ fn end_to_end_case(
     } else if !closed {
         tally.fail(case, &format!("it ended early, with status {status}"));
     }
-    Ok(())
+    Ok(status)
 }
