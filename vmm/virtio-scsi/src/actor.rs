@@ -1,0 +1,112 @@
+//! The thread that owns the controller: waits for what concerns it, and has it do what can be done.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use husk_devices::virtio::ActiveQueue;
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::controller::{Broken, Controller};
+use crate::handle::Message;
+
+/// What an event is of, beside queues by their index.
+const STOP: u64 = 1 << 16;
+const MAIL: u64 = STOP + 1;
+const DISKS: u64 = STOP + 2;
+
+/// Events taken at a time.
+const EVENTS: usize = 16;
+
+/// The controller and its mailbox.
+pub(crate) struct Actor {
+    pub controller: Controller,
+    pub mail: Receiver<Message>,
+    /// Signalled when there is mail.
+    pub bell: EventFd,
+}
+
+impl Actor {
+    /// Serves until `stop`, or until something is broken for good.
+    pub fn run(mut self, stop: &EventFd) {
+        if let Err(reason) = self.serve(stop) {
+            tracing::error!(reason, "the SCSI controller ends");
+            self.controller.port().fail(&reason);
+        }
+    }
+
+    fn serve(&mut self, stop: &EventFd) -> Result<(), Broken> {
+        let mut events = [EpollEvent::default(); EVENTS];
+        let mut epoll = self.watch(stop)?;
+        let mut more = true;
+        loop {
+            let timeout = if more {
+                0
+            } else {
+                self.controller.next_due().map_or(-1, milliseconds)
+            };
+            let count = match epoll.wait(timeout, &mut events) {
+                Ok(count) => count,
+                // So io_uring ends our wait when it has work to do, such as completing a request.
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => 0,
+                Err(e) => return Err(broken(e)),
+            };
+            let mut mail = false;
+            for event in &events[..count] {
+                match event.data() {
+                    STOP => return Ok(()),
+                    MAIL => mail = true,
+                    DISKS => {}
+                    queue => {
+                        if let Some(line) = self.controller.port().line(queue as u16) {
+                            line.ready = true;
+                        }
+                    }
+                }
+            }
+            if mail {
+                // Before the mail: what comes later rings again.
+                let _ = self.bell.read();
+                while let Ok(message) = self.mail.try_recv() {
+                    if self.controller.obey(message)? {
+                        epoll = self.watch(stop)?;
+                    }
+                }
+            }
+            more = self.controller.pass()?;
+        }
+    }
+
+    /// Kicks are never read, they are edges; the engine resets its own, and the stop stays.
+    fn watch(&mut self, stop: &EventFd) -> Result<Epoll, Broken> {
+        let controller = &mut self.controller;
+        let engine = controller.engine().event().as_raw_fd();
+        let edge = EventSet::IN | EventSet::EDGE_TRIGGERED;
+        let always = [
+            (stop.as_raw_fd(), EventSet::IN, STOP),
+            (self.bell.as_raw_fd(), EventSet::IN, MAIL),
+            (engine, EventSet::IN, DISKS),
+        ];
+        let kicks = controller.port().lines.iter().map(|line| {
+            let ActiveQueue { index, kick, .. } = &line.active;
+            (kick.as_raw_fd(), edge, u64::from(*index))
+        });
+        let epoll = Epoll::new().map_err(broken)?;
+        for (fd, events, data) in always.into_iter().chain(kicks) {
+            let event = EpollEvent::new(events, data);
+            epoll.ctl(ControlOperation::Add, fd, event).map_err(broken)?;
+        }
+        Ok(epoll)
+    }
+}
+
+fn broken(error: io::Error) -> Broken {
+    format!("epoll: {error}")
+}
+
+/// For epoll, rounded up.
+fn milliseconds(duration: Duration) -> i32 {
+    i32::try_from(duration.as_millis() + 1).unwrap_or(i32::MAX)
+}

@@ -1,0 +1,294 @@
+//! The controller's state and what happens to it: driven by the [actor](crate::actor), one event after the other.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use husk_devices::GuestMemMmap;
+use husk_devices::virtio::ActiveQueue;
+use husk_devices::virtio::chain::Segment;
+use husk_disk::{Buffer, Disk, DiskId, Engine, ErrorPolicy};
+use virtio_queue::{QueueOwnedT, QueueT};
+use vm_memory::GuestAddress;
+
+use crate::Address;
+use crate::device::OnStop;
+use crate::events::Events;
+use crate::handle::Message;
+use crate::port::{Driver, Port, REQUEST};
+use crate::request::{Chain, Code};
+use crate::slots::Slots;
+use crate::table::Table;
+use crate::target::Attention;
+
+mod control;
+mod event_queue;
+mod hotplug;
+mod media;
+mod tasks;
+
+/// Rounds of completions and what follows from them before other things are looked at.
+const ROUNDS: usize = 32;
+
+/// What is wrong when the actor cannot go on.
+pub(crate) type Broken = String;
+
+/// What does not change.
+#[derive(Clone)]
+pub(crate) struct Rules {
+    pub max_target: u8,
+    /// How long the driver has to let go of a unit.
+    pub grace: Duration,
+    pub on_stop: OnStop,
+}
+
+/// See the module.
+pub(crate) struct Controller {
+    // Before `slots`, and so dropped before the memory that it reads and writes.
+    engine: Engine,
+    slots: Slots,
+    table: Table,
+    port: Port,
+    events: Events,
+    rules: Rules,
+    /// Task management functions that wait for tasks to end.
+    functions: Vec<control::Waiting>,
+    /// Places of units where a task that waits may run now.
+    turns: Vec<u32>,
+    /// Disks that hold requests.
+    held: Vec<DiskId>,
+    /// Places of units that are removed.
+    removing: Vec<u32>,
+    /// Discs that are no longer in their drives.
+    leaving: Vec<media::Leaving>,
+    /// Where the driver may still think a unit is that is gone, and the buffer in which it was told.
+    unreleased: HashMap<Address, Option<GuestAddress>>,
+    // Scratch.
+    parsed: Chain,
+    buffers: Vec<Buffer>,
+    readable: Vec<Segment>,
+    writable: Vec<Segment>,
+}
+
+impl Controller {
+    pub fn new(engine: Engine, rules: Rules) -> Self {
+        Self {
+            slots: Slots::new(engine.depth()),
+            engine,
+            table: Table::default(),
+            port: Port::default(),
+            events: Events::default(),
+            rules,
+            functions: Vec::new(),
+            turns: Vec::new(),
+            held: Vec::new(),
+            removing: Vec::new(),
+            leaving: Vec::new(),
+            unreleased: HashMap::new(),
+            parsed: Chain::default(),
+            buffers: Vec::new(),
+            readable: Vec::new(),
+            writable: Vec::new(),
+        }
+    }
+
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    pub fn port(&mut self) -> &mut Port {
+        &mut self.port
+    }
+
+    /// Does what a message asks. Returns whether there are other queues afterwards.
+    pub fn obey(&mut self, message: Message) -> Result<bool, Broken> {
+        // Whoever asked may have gone; that is all that sending can tell.
+        match message {
+            Message::Activate(driver, ack) => {
+                self.activate(*driver);
+                let _ = ack.send(());
+                return Ok(true);
+            }
+            Message::Quiesce(ack) => {
+                let _ = ack.send(self.quiesce()?);
+                return Ok(true);
+            }
+            Message::Reset(ack) => {
+                self.reset()?;
+                let _ = ack.send(());
+                return Ok(true);
+            }
+            Message::Add(unit, reply) => drop(reply.send(self.add(*unit))),
+            Message::Remove(id, reply) => self.remove(&id, reply),
+            Message::Find(id, reply) => drop(reply.send(self.find(&id))),
+            Message::Resized(id, reply) => drop(reply.send(self.resized(&id))),
+            Message::Insert(id, disc, reply) => drop(reply.send(self.insert(&id, &disc))),
+            Message::Eject(id, force, reply) => self.eject(&id, force, reply),
+            Message::List(reply) => drop(reply.send(Ok(self.list()))),
+        }
+        Ok(false)
+    }
+
+    /// A driver came, or goes on with what it had.
+    fn activate(&mut self, driver: Driver) {
+        self.events.begin(driver.features);
+        self.port = Port::new(driver);
+        for disk in self.held.drain(..) {
+            self.engine.retry_held(disk);
+        }
+    }
+
+    /// Ends what is under way, but for what disks hold for an I/O error, and gives the queues back.
+    fn quiesce(&mut self) -> Result<Vec<ActiveQueue>, Broken> {
+        self.drain()?;
+        self.port.signal();
+        let queues = self.port.take();
+        self.port = Port::default();
+        Ok(queues)
+    }
+
+    fn drain(&mut self) -> Result<(), Broken> {
+        loop {
+            while self.reap()? {}
+            self.kick()?;
+            if !self.engine.is_busy() {
+                return Ok(());
+            }
+            self.engine.wait();
+        }
+    }
+
+    /// Forgets the driver and its requests, waiting for those that have begun. Units are as if just switched on.
+    fn reset(&mut self) -> Result<(), Broken> {
+        self.port = Port::default();
+        self.events.end();
+        self.functions.clear();
+        self.unreleased.clear();
+        self.held.clear();
+        let places: Vec<_> = self.table.iter().map(|(place, _)| place).collect();
+        self.cancel(&places, None, Code::Reset);
+        let disks: Vec<_> = self.table.iter().filter_map(|(_, unit)| unit.disk).collect();
+        let busy = |disk: &DiskId| self.engine.in_flight(*disk) > 0;
+        let busy: Vec<_> = disks.into_iter().filter(busy).collect();
+        for disk in &busy {
+            self.give_up(*disk);
+        }
+        self.drain()?;
+        for (_, unit) in self.table.iter_mut() {
+            unit.logical.reset(Attention::PowerOn);
+            unit.media_events = false;
+            if let Some(disk) = unit.disk.filter(|disk| busy.contains(disk))
+                && unit.removal.is_none()
+            {
+                let policy = self.engine.disk(disk).map(Disk::error_policy);
+                let policy = policy.unwrap_or_default();
+                let restored = self.engine.set_error_policy(disk, policy);
+                restored.map_err(|error| format!("disk {}: {error}", unit.id))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has a disk complete all that it has, one way or the other.
+    fn give_up(&mut self, disk: DiskId) {
+        // Fails only for a disk that is not attached, and has nothing.
+        let _ = self.engine.set_error_policy(disk, ErrorPolicy::Report);
+        self.engine.fail_held(disk);
+    }
+
+    /// Whether there is a driver whose queues we do not have.
+    fn is_paused(&self) -> bool {
+        self.events.driver() && self.port.lines.is_empty()
+    }
+
+    /// Does what can be done now, with one interrupt for each queue. Returns whether there is more to do without waiting:
+    /// it gives up after one queue's worth of each, so that no guest can keep us from stopping.
+    pub fn pass(&mut self) -> Result<bool, Broken> {
+        let mut more = self.reap()?;
+        if let Some(mem) = self.port.memory() {
+            self.serve_control(&mem);
+            self.serve_requests(&mem);
+        }
+        self.kick()?;
+        more |= self.reap()?;
+        self.tend();
+        self.kick()?;
+        self.deliver();
+        self.port.signal();
+        // Without a free tag, a completion brings us back.
+        Ok(more || self.port.is_ready() && self.slots.has_room())
+    }
+
+    fn kick(&mut self) -> Result<(), Broken> {
+        self.engine.kick().map_err(|error| format!("disks: {error}"))
+    }
+
+    /// Goes on with tasks whose steps have ended, also those that ended at once. Returns whether there may be more.
+    fn reap(&mut self) -> Result<bool, Broken> {
+        let mut more = true;
+        for _ in 0..ROUNDS {
+            let mut any = false;
+            while let Some(completion) = self.engine.complete() {
+                any = true;
+                self.completed(completion);
+            }
+            any |= self.take_turns();
+            if !any {
+                more = false;
+                break;
+            }
+            self.kick()?;
+        }
+        while let Some(stopped) = self.engine.take_stopped() {
+            let unit = self
+                .table
+                .iter()
+                .find(|(_, unit)| unit.disk == Some(stopped.disk));
+            let id = unit.map_or("", |(_, unit)| &unit.id);
+            tracing::warn!(disk = id, error = %stopped.error, "disk request failed and is held");
+            self.held.push(stopped.disk);
+            (self.rules.on_stop)(id, stopped.error);
+        }
+        Ok(more)
+    }
+
+    fn serve_requests(&mut self, mem: &Arc<GuestMemMmap>) {
+        for at in 0..self.port.lines.len() {
+            let line = &self.port.lines[at];
+            if line.active.index < REQUEST || !line.ready {
+                continue;
+            }
+            match self.serve(at, mem) {
+                Ok(more) => self.port.lines[at].ready = more,
+                Err(reason) => return self.port.fail(&reason),
+            }
+        }
+    }
+
+    /// Takes requests from one queue. Returns whether there are more.
+    fn serve(&mut self, at: usize, mem: &Arc<GuestMemMmap>) -> Result<bool, Broken> {
+        let active = &mut self.port.lines[at].active;
+        let (index, size) = (active.index, active.queue.size());
+        let broken = |error: &dyn std::fmt::Display| format!("queue {index}: {error}");
+        active
+            .queue
+            .disable_notification(&**mem)
+            .map_err(|e| broken(&e))?;
+        let sizes = self.port.sizes.ok_or("no driver")?;
+        for _ in 0..size {
+            if !self.slots.has_room() {
+                return Ok(true);
+            }
+            let queue = &mut self.port.lines[at].active.queue;
+            let Some(chain) = queue.iter(&**mem).map_err(|e| broken(&e))?.next() else {
+                return queue.enable_notification(&**mem).map_err(|e| broken(&e));
+            };
+            let head = chain.head_index();
+            let parsed = self.parsed.parse(mem, chain, sizes);
+            parsed.map_err(|e| broken(&e))?;
+            let begun = self.command((index, head), mem, sizes);
+            begun.map_err(|e| broken(&e))?;
+        }
+        Ok(true)
+    }
+}

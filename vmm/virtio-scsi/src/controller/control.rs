@@ -1,0 +1,261 @@
+//! The control queue: task management and asynchronous notification (section 5.6.6.2).
+
+use std::sync::Arc;
+
+use husk_devices::GuestMemMmap;
+use husk_devices::virtio::chain::{self, Segment};
+use virtio_bindings::virtio_scsi::{
+    VIRTIO_SCSI_T_AN_QUERY, VIRTIO_SCSI_T_AN_SUBSCRIBE, VIRTIO_SCSI_T_TMF, VIRTIO_SCSI_T_TMF_ABORT_TASK,
+    VIRTIO_SCSI_T_TMF_ABORT_TASK_SET, VIRTIO_SCSI_T_TMF_CLEAR_TASK_SET, VIRTIO_SCSI_T_TMF_I_T_NEXUS_RESET,
+    VIRTIO_SCSI_T_TMF_LOGICAL_UNIT_RESET, VIRTIO_SCSI_T_TMF_QUERY_TASK, VIRTIO_SCSI_T_TMF_QUERY_TASK_SET,
+};
+use virtio_queue::{QueueOwnedT, QueueT};
+
+use super::{Broken, Controller};
+use crate::Address;
+use crate::address::Addressed;
+use crate::events::MEDIA_CHANGE;
+use crate::memory;
+use crate::port::CONTROL;
+use crate::request::Code;
+use crate::target::{Attention, Kind};
+
+/// Bytes of a task management request and of an asynchronous notification request before what the device writes.
+const TMF_LEN: usize = 24;
+const AN_LEN: usize = 16;
+
+/// Bytes the device writes of an asynchronous notification request: the events and the response.
+const AN_ANSWER: usize = 5;
+
+/// A task management function whose tasks the disks still have: until they end, memory of the driver's is in use.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    mem: Arc<GuestMemMmap>,
+    head: u16,
+    response: Vec<Segment>,
+    tags: Vec<u16>,
+}
+
+/// A task management function, as far as it is one.
+#[derive(Clone, Copy, Debug)]
+struct Function {
+    kind: u32,
+    lun: [u8; 8],
+    /// The task's name.
+    id: u64,
+}
+
+impl Controller {
+    pub(super) fn serve_control(&mut self, mem: &Arc<GuestMemMmap>) {
+        if !self.port.line(CONTROL).is_some_and(|line| line.ready) {
+            return;
+        }
+        let served = self.serve_functions(mem);
+        match (served, self.port.line(CONTROL)) {
+            (Ok(more), Some(line)) => line.ready = more,
+            (Err(reason), _) => self.port.fail(&format!("control queue: {reason}")),
+            _ => {}
+        }
+    }
+
+    fn serve_functions(&mut self, mem: &Arc<GuestMemMmap>) -> Result<bool, Broken> {
+        let broken = |error: &dyn std::fmt::Display| error.to_string();
+        let size = self.port.line(CONTROL).map_or(0, |line| line.active.queue.size());
+        for _ in 0..size {
+            let Some(line) = self.port.line(CONTROL) else {
+                break;
+            };
+            let queue = &mut line.active.queue;
+            let Some(chain) = queue.iter(&**mem).map_err(|e| broken(&e))?.next() else {
+                return queue.enable_notification(&**mem).map_err(|e| broken(&e));
+            };
+            let head = chain.head_index();
+            chain::segments(chain, &mut self.readable, &mut self.writable).map_err(|e| broken(&e))?;
+            self.control(head, mem)?;
+        }
+        Ok(true)
+    }
+
+    fn control(&mut self, head: u16, mem: &Arc<GuestMemMmap>) -> Result<(), Broken> {
+        let mut bytes = [0; TMF_LEN];
+        let readable = std::mem::take(&mut self.readable);
+        let len = memory::len(&readable).min(TMF_LEN as u64) as usize;
+        memory::read(mem, &readable, 0, &mut bytes[..len]).map_err(|e| e.to_string())?;
+        self.readable = readable;
+        let kind = u32::from_le_bytes(std::array::from_fn(|i| bytes[i]));
+        match kind {
+            VIRTIO_SCSI_T_TMF if len >= TMF_LEN => {
+                let function = Function {
+                    kind: u32::from_le_bytes(std::array::from_fn(|i| bytes[4 + i])),
+                    lun: std::array::from_fn(|i| bytes[8 + i]),
+                    id: u64::from_le_bytes(std::array::from_fn(|i| bytes[16 + i])),
+                };
+                let (code, tags) = self.manage(function);
+                if tags.is_empty() {
+                    return self.answer_function(mem, head, &[code as u8]);
+                }
+                // It is one that ends tasks, and always succeeds.
+                self.functions.push(Waiting {
+                    mem: Arc::clone(mem),
+                    head,
+                    response: std::mem::take(&mut self.writable),
+                    tags,
+                });
+                Ok(())
+            }
+            VIRTIO_SCSI_T_AN_QUERY | VIRTIO_SCSI_T_AN_SUBSCRIBE if len >= AN_LEN => {
+                let lun = std::array::from_fn(|i| bytes[4 + i]);
+                let wanted = u32::from_le_bytes(std::array::from_fn(|i| bytes[12 + i]));
+                let (actual, code) = self.notify(lun, wanted, kind == VIRTIO_SCSI_T_AN_SUBSCRIBE);
+                let mut answer = [0; AN_ANSWER];
+                answer[..4].copy_from_slice(&actual.to_le_bytes());
+                answer[4] = code as u8;
+                self.answer_function(mem, head, &answer)
+            }
+            VIRTIO_SCSI_T_TMF => self.answer_function(mem, head, &[Code::Failure as u8]),
+            VIRTIO_SCSI_T_AN_QUERY | VIRTIO_SCSI_T_AN_SUBSCRIBE => {
+                self.answer_function(mem, head, &[0, 0, 0, 0, Code::Failure as u8])
+            }
+            // Who knows where its response is.
+            _ => {
+                self.port.used(CONTROL, mem, head, 0);
+                Ok(())
+            }
+        }
+    }
+
+    fn answer_function(&mut self, mem: &GuestMemMmap, head: u16, answer: &[u8]) -> Result<(), Broken> {
+        match memory::write(mem, &self.writable, answer) {
+            Ok(len) if len == answer.len() => {
+                self.port.used(CONTROL, mem, head, len as u32);
+                Ok(())
+            }
+            Ok(_) => Err("a request without room for its response".into()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Carries a task management function out. It has succeeded when the tasks returned have ended.
+    fn manage(&mut self, function: Function) -> (Code, Vec<u16>) {
+        let places = match self.units_of(function) {
+            Ok(places) => places,
+            Err(code) => return (code, Vec::new()),
+        };
+        let tags = match function.kind {
+            VIRTIO_SCSI_T_TMF_QUERY_TASK | VIRTIO_SCSI_T_TMF_QUERY_TASK_SET => {
+                let any = function.kind == VIRTIO_SCSI_T_TMF_QUERY_TASK_SET;
+                let found = self
+                    .slots
+                    .tasks()
+                    .any(|(_, slot)| places.contains(&slot.place) && (any || slot.id == function.id));
+                let code = if found { Code::FunctionSucceeded } else { Code::Ok };
+                return (code, Vec::new());
+            }
+            // One that is held for an I/O error ends when its disk was seen to.
+            VIRTIO_SCSI_T_TMF_ABORT_TASK => self.cancel(&places, Some(function.id), Code::Aborted),
+            // All tasks of a unit are of the one initiator there is.
+            VIRTIO_SCSI_T_TMF_ABORT_TASK_SET | VIRTIO_SCSI_T_TMF_CLEAR_TASK_SET => {
+                self.cancel_all(&places, Code::Aborted)
+            }
+            _ => {
+                let attention = if function.kind == VIRTIO_SCSI_T_TMF_LOGICAL_UNIT_RESET {
+                    Attention::UnitReset
+                } else {
+                    Attention::NexusLoss
+                };
+                let tags = self.cancel_all(&places, Code::Reset);
+                for place in places {
+                    if let Some(unit) = self.table.unit_mut(place) {
+                        unit.logical.reset(attention);
+                    }
+                }
+                tags
+            }
+        };
+        (Code::Ok, tags)
+    }
+
+    fn cancel_all(&mut self, places: &[u32], code: Code) -> Vec<u16> {
+        let tags = self.cancel(places, None, code);
+        for place in places {
+            if let Some(disk) = self.table.unit(*place).and_then(|unit| unit.disk) {
+                self.engine.fail_held(disk);
+            }
+        }
+        tags
+    }
+
+    /// The units that a function is about: those without an address included, as they may have tasks.
+    fn units_of(&self, function: Function) -> Result<Vec<u32>, Code> {
+        let whole = match function.kind {
+            VIRTIO_SCSI_T_TMF_I_T_NEXUS_RESET => true,
+            VIRTIO_SCSI_T_TMF_ABORT_TASK
+            | VIRTIO_SCSI_T_TMF_ABORT_TASK_SET
+            | VIRTIO_SCSI_T_TMF_CLEAR_TASK_SET
+            | VIRTIO_SCSI_T_TMF_LOGICAL_UNIT_RESET
+            | VIRTIO_SCSI_T_TMF_QUERY_TASK
+            | VIRTIO_SCSI_T_TMF_QUERY_TASK_SET => false,
+            // CLEAR ACA: there is no such condition.
+            _ => return Err(Code::FunctionRejected),
+        };
+        let (target, address) = match Addressed::parse(function.lun) {
+            Addressed::Unit(address) => (address.target, Some(address)),
+            Addressed::Target(target) => (target, None),
+            Addressed::Nowhere => return Err(Code::BadTarget),
+        };
+        let wanted = |at: Address| at.target == target && (whole || Some(at) == address);
+        let all = self.table.iter().filter(|(_, unit)| wanted(unit.address));
+        let places: Vec<_> = all.map(|(place, _)| place).collect();
+        match (places.is_empty(), self.table.luns(target)) {
+            (false, _) => Ok(places),
+            (true, Some(_)) => Err(Code::IncorrectLun),
+            (true, None) => Err(Code::BadTarget),
+        }
+    }
+
+    /// A task that was cancelled has been answered: answers the functions that waited for it.
+    pub(super) fn task_ended(&mut self, tag: u16) {
+        let mut at = 0;
+        while let Some(function) = self.functions.get_mut(at) {
+            function.tags.retain(|other| *other != tag);
+            if !function.tags.is_empty() {
+                at += 1;
+                continue;
+            }
+            let function = self.functions.swap_remove(at);
+            self.writable = function.response;
+            if let Err(reason) = self.answer_function(&function.mem, function.head, &[Code::Ok as u8]) {
+                self.port.fail(&format!("control queue: {reason}"));
+            }
+        }
+    }
+
+    /// Which of the events `wanted` of a unit the driver can be told of, and will be if it subscribes to them.
+    fn notify(&mut self, lun: [u8; 8], wanted: u32, subscribe: bool) -> (u32, Code) {
+        let addressed = Addressed::parse(lun);
+        let (target, place) = match addressed {
+            Addressed::Unit(address) => (address.target, self.table.find(address)),
+            Addressed::Target(target) => (target, None),
+            Addressed::Nowhere => return (0, Code::BadTarget),
+        };
+        let Some(unit) = place.and_then(|place| self.table.unit_mut(place)) else {
+            let there = self.table.luns(target).is_some();
+            return (
+                0,
+                if there {
+                    Code::IncorrectLun
+                } else {
+                    Code::BadTarget
+                },
+            );
+        };
+        let can = match unit.logical.kind() {
+            Kind::CdRom => MEDIA_CHANGE,
+            Kind::Disk => 0,
+        };
+        if subscribe {
+            unit.media_events = wanted & can != 0;
+        }
+        (wanted & can, Code::Ok)
+    }
+}

@@ -1,0 +1,241 @@
+//! The device model: features, configuration space, and an actor that is handed the queues.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
+
+use husk_devices::virtio::{
+    ActivateError, Activation, ActiveQueue, VirtioDevice, VirtioInterrupt, config_space,
+};
+use husk_devices::worker::Worker;
+use husk_disk::{Engine, EngineKind};
+use virtio_bindings::virtio_ids::VIRTIO_ID_SCSI;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::actor::Actor;
+use crate::config::{self, Sizes};
+use crate::controller::{Controller, Rules};
+use crate::handle::{Ack, Mailbox, Message};
+use crate::port::{Driver, REQUEST};
+use crate::{Error, MAX_REQUEST_QUEUES, NewUnit, QUEUE_SIZE, ScsiHandle};
+
+/// Hears, on the actor's thread, of a disk (by name) that began to hold requests, and of the error for which it did.
+/// They are retried when the device is quiesced and activated again.
+pub type OnStop = Arc<dyn Fn(&str, io::Error) + Send + Sync>;
+
+/// Requests in flight over all units. More only wait in their queues.
+const DEPTH: u16 = 512;
+
+/// Most disks at once. A place for one takes the host's kernel 16 bytes.
+const MAX_DISKS: u32 = 4096;
+
+/// How long a driver has to let go of a unit that is removed.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// What a controller is made of.
+pub struct Setup {
+    /// Request queues: at least 1 and at most [`MAX_REQUEST_QUEUES`].
+    pub queues: u16,
+    /// The last target. A driver asks each of them whether it is there.
+    pub max_target: u8,
+    /// Units that are there from the beginning.
+    pub units: Vec<NewUnit>,
+    /// Who does the I/O.
+    pub engine: EngineKind,
+    /// See [`OnStop`].
+    pub on_stop: OnStop,
+}
+
+impl std::fmt::Debug for Setup {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Setup")
+            .field("queues", &self.queues)
+            .field("max_target", &self.max_target)
+            .field("units", &self.units)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why there is no controller.
+pub(crate) type NewError = Error;
+
+type SharedInterrupt = Arc<Mutex<Option<Arc<dyn VirtioInterrupt>>>>;
+
+/// A virtio SCSI controller.
+pub struct Scsi {
+    max_target: u8,
+    queue_sizes: Vec<u16>,
+    sizes: Sizes,
+    mailbox: Mailbox,
+    active: bool,
+    /// Of the driver, for a panic.
+    interrupt: SharedInterrupt,
+    /// Dropped, and so ended, with the device.
+    actor: Worker<()>,
+}
+
+impl std::fmt::Debug for Scsi {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Scsi")
+            .field("active", &self.active)
+            .field("actor", &self.actor)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Scsi {
+    /// A controller and its handle. Makes every kernel object it will need but those for disks.
+    ///
+    /// # Errors
+    /// The kernel refuses an engine or a thread, or a unit cannot be had.
+    pub fn new(setup: Setup) -> Result<(Self, ScsiHandle), NewError> {
+        let engine = Engine::new(setup.engine, DEPTH, MAX_DISKS).map_err(of_controller)?;
+        Self::with_engine(setup, engine, GRACE)
+    }
+
+    pub(crate) fn with_engine(
+        setup: Setup,
+        engine: Engine,
+        grace: Duration,
+    ) -> Result<(Self, ScsiHandle), NewError> {
+        let Setup {
+            queues,
+            max_target,
+            units,
+            on_stop,
+            ..
+        } = setup;
+        let rules = Rules {
+            max_target,
+            grace,
+            on_stop,
+        };
+        let mut controller = Controller::new(engine, rules);
+        for unit in units {
+            controller.add(unit)?;
+        }
+        let bell = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(of_controller)?;
+        let (mailbox, mail) = Mailbox::new(bell.try_clone().map_err(of_controller)?);
+        let actor = Actor {
+            controller,
+            mail,
+            bell,
+        };
+        let interrupt = SharedInterrupt::default();
+        let on_panic = {
+            let interrupt = Arc::clone(&interrupt);
+            move |message: &str| {
+                let interrupt = interrupt.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(interrupt) = interrupt.as_ref() {
+                    interrupt.needs_reset(message);
+                }
+            }
+        };
+        let actor = Worker::spawn("scsi", on_panic, move |stop| actor.run(stop)).map_err(of_controller)?;
+        let queues = REQUEST + queues.clamp(1, MAX_REQUEST_QUEUES);
+        let scsi = Self {
+            max_target,
+            queue_sizes: vec![QUEUE_SIZE; queues.into()],
+            sizes: Sizes::DEFAULT,
+            mailbox: mailbox.clone(),
+            active: false,
+            interrupt,
+            actor,
+        };
+        Ok((scsi, ScsiHandle(mailbox)))
+    }
+
+    fn request_queues(&self) -> u16 {
+        self.queue_sizes.len() as u16 - REQUEST
+    }
+
+    /// Asks the actor and waits. None if it has ended.
+    fn ask<T>(&self, message: impl FnOnce(Ack<T>) -> Message) -> Option<T> {
+        let (ack, answer) = mpsc::sync_channel(1);
+        self.mailbox.send(message(ack));
+        answer.recv().ok()
+    }
+
+    fn set_interrupt(&self, interrupt: Option<Arc<dyn VirtioInterrupt>>) {
+        *self.interrupt.lock().unwrap_or_else(PoisonError::into_inner) = interrupt;
+    }
+}
+
+fn of_controller(error: io::Error) -> Error {
+    Error::Io("controller".into(), error)
+}
+
+impl VirtioDevice for Scsi {
+    fn name(&self) -> &str {
+        "scsi"
+    }
+
+    fn device_type(&self) -> u32 {
+        VIRTIO_ID_SCSI
+    }
+
+    fn pci_class(&self) -> [u8; 3] {
+        [0x01, 0x00, 0x00]
+    }
+
+    fn features(&self) -> u64 {
+        config::features()
+    }
+
+    fn queue_max_sizes(&self) -> &[u16] {
+        &self.queue_sizes
+    }
+
+    fn config_size(&self) -> u16 {
+        config::CONFIG_SIZE as u16
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        let space = config::space(self.request_queues(), self.max_target, self.sizes);
+        config_space::read(&space, offset, data);
+    }
+
+    fn write_config(&mut self, offset: u64, data: &[u8]) {
+        self.sizes.write(offset, data);
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        let Activation {
+            mem,
+            features,
+            queues,
+            interrupt,
+        } = activation;
+        if !queues.iter().any(|queue| queue.index >= REQUEST) {
+            return Err(ActivateError::MissingQueue(REQUEST));
+        }
+        self.set_interrupt(Some(Arc::clone(&interrupt)));
+        let driver = Box::new(Driver {
+            mem,
+            interrupt,
+            features,
+            sizes: self.sizes,
+            queues,
+        });
+        let answer = self.ask(|ack| Message::Activate(driver, ack));
+        answer.ok_or_else(|| io::Error::other("the SCSI controller has ended"))?;
+        self.active = true;
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        if self.ask(Message::Reset).is_none() {
+            tracing::error!("the SCSI controller has ended");
+        }
+        self.active = false;
+        self.sizes = Sizes::DEFAULT;
+        self.set_interrupt(None);
+    }
+
+    fn quiesce(&mut self) -> Option<Vec<ActiveQueue>> {
+        if !std::mem::take(&mut self.active) {
+            return None;
+        }
+        self.ask(Message::Quiesce)
+    }
+}

@@ -1,0 +1,213 @@
+//! Data-out and data-in buffers, which are lists of segments of guest memory that nobody has checked.
+
+use husk_devices::GuestMemMmap;
+use husk_devices::virtio::chain::Segment;
+use husk_disk::Buffer;
+use vm_memory::bitmap::Bitmap;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
+
+/// Some of the segments are not in guest memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a buffer outside of memory")]
+pub(crate) struct Outside;
+
+/// Bytes of all `segments`.
+pub(crate) fn len(segments: &[Segment]) -> u64 {
+    segments.iter().map(|segment| u64::from(segment.len)).sum()
+}
+
+/// The segments of at most `len` bytes from `offset` on.
+fn part(segments: &[Segment], offset: u64, len: u64) -> impl Iterator<Item = Segment> + '_ {
+    let (mut skip, mut left) = (offset, len);
+    segments.iter().filter_map(move |segment| {
+        let size = u64::from(segment.len);
+        if skip >= size {
+            skip -= size;
+            return None;
+        }
+        let start = std::mem::take(&mut skip);
+        let taken = (size - start).min(left);
+        left -= taken;
+        // Where this wraps there is no memory.
+        let address = GuestAddress(segment.address.0.wrapping_add(start));
+        (taken > 0).then_some(Segment {
+            address,
+            len: taken as u32,
+        })
+    })
+}
+
+/// Takes the first `len` bytes off `segments` and puts them into `front`. Returns whether there were as many.
+pub(crate) fn split(segments: &mut Vec<Segment>, len: u64, front: &mut Vec<Segment>) -> bool {
+    front.clear();
+    front.extend(part(segments, 0, len));
+    let mut left = len;
+    let mut gone = 0;
+    for segment in segments.iter_mut() {
+        let taken = left.min(segment.len.into());
+        left -= taken;
+        segment.address = GuestAddress(segment.address.0.wrapping_add(taken));
+        segment.len -= taken as u32;
+        if segment.len > 0 {
+            break;
+        }
+        gone += 1;
+    }
+    segments.drain(..gone);
+    left == 0
+}
+
+/// Fills `bytes` with what is in the segments from `offset` on.
+pub(crate) fn read(
+    mem: &GuestMemMmap,
+    segments: &[Segment],
+    offset: u64,
+    bytes: &mut [u8],
+) -> Result<(), Outside> {
+    let mut rest = &mut *bytes;
+    for segment in part(segments, offset, rest.len() as u64) {
+        let (now, later) = rest.split_at_mut(segment.len as usize);
+        mem.read_slice(now, segment.address).map_err(|_| Outside)?;
+        rest = later;
+    }
+    if rest.is_empty() { Ok(()) } else { Err(Outside) }
+}
+
+/// Writes `bytes` to the start of the segments, as far as they fit. Returns how many did.
+pub(crate) fn write(mem: &GuestMemMmap, segments: &[Segment], bytes: &[u8]) -> Result<usize, Outside> {
+    let mut rest = bytes;
+    for segment in part(segments, 0, bytes.len() as u64) {
+        let (now, later) = rest.split_at(segment.len as usize);
+        mem.write_slice(now, segment.address).map_err(|_| Outside)?;
+        rest = later;
+    }
+    Ok(bytes.len() - rest.len())
+}
+
+/// The host's view of `len` bytes of the segments from `offset` on, neighbours joined.
+pub(crate) fn map(
+    mem: &GuestMemMmap,
+    segments: &[Segment],
+    offset: u64,
+    len: u64,
+    buffers: &mut Vec<Buffer>,
+) -> Result<(), Outside> {
+    buffers.clear();
+    let mut mapped = 0;
+    for segment in part(segments, offset, len) {
+        for slice in GuestMemoryBackend::get_slices(mem, segment.address, segment.len as usize) {
+            let slice = slice.map_err(|_| Outside)?;
+            mapped += slice.len() as u64;
+            let start = slice.ptr_guard_mut().as_ptr();
+            match buffers.last_mut() {
+                Some(last) if last.start().wrapping_add(last.len()) == start => {
+                    *last = Buffer::new(last.start(), last.len() + slice.len());
+                }
+                _ => buffers.push(Buffer::new(start, slice.len())),
+            }
+        }
+    }
+    if mapped == len { Ok(()) } else { Err(Outside) }
+}
+
+/// Notes in the dirty bitmap that the segments were filled.
+pub(crate) fn mark_dirty(mem: &GuestMemMmap, segments: &[Segment]) {
+    for segment in segments {
+        let slices = GuestMemoryBackend::get_slices(mem, segment.address, segment.len as usize);
+        for slice in slices.map_while(Result::ok) {
+            slice.bitmap().mark_dirty(0, slice.len());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use vm_memory::GuestAddressSpace;
+
+    use super::*;
+
+    const SIZE: usize = 4096;
+
+    fn guest() -> std::sync::Arc<GuestMemMmap> {
+        let mem = husk_devices::virtio::testing::memory(&[(0, SIZE)])
+            .memory()
+            .into_inner();
+        let content: Vec<_> = (0..SIZE).map(|i| (i % 251) as u8).collect();
+        mem.write_slice(&content, GuestAddress(0)).unwrap();
+        mem
+    }
+
+    fn segments() -> impl Strategy<Value = Vec<Segment>> {
+        let segment = (0..SIZE as u64, 0..200u32).prop_map(|(at, len)| Segment {
+            address: GuestAddress(at.min(SIZE as u64 - u64::from(len))),
+            len,
+        });
+        vec(segment, 0..6)
+    }
+
+    fn content(mem: &GuestMemMmap, segments: &[Segment]) -> Vec<u8> {
+        let mut all = Vec::new();
+        for segment in segments {
+            let mut bytes = vec![0; segment.len as usize];
+            mem.read_slice(&mut bytes, segment.address).unwrap();
+            all.extend(bytes);
+        }
+        all
+    }
+
+    proptest! {
+        #[test]
+        fn parts_are_those_of_the_whole(list in segments(), offset in 0..700u64, len in 0..700u64) {
+            let mem = guest();
+            let whole = content(&mem, &list);
+            let fits = offset + len <= whole.len() as u64;
+            let mut bytes = vec![0; len as usize];
+            let outcome = read(&mem, &list, offset, &mut bytes);
+            prop_assert_eq!(outcome.is_ok(), fits || len == 0);
+            let mut buffers = Vec::new();
+            prop_assert_eq!(map(&mem, &list, offset, len, &mut buffers).is_ok(), fits || len == 0);
+            if fits {
+                let expected = &whole[offset as usize..][..len as usize];
+                prop_assert_eq!(&bytes, expected);
+                // SAFETY: the buffers are slices of `mem`, which nobody writes meanwhile.
+                let seen: Vec<u8> = buffers
+                    .iter()
+                    .flat_map(|b| unsafe { std::slice::from_raw_parts(b.start(), b.len()) }.to_vec())
+                    .collect();
+                prop_assert_eq!(&seen, expected);
+            }
+            let (mut rest, mut front) = (list.clone(), vec![Segment { address: GuestAddress(1), len: 1 }]);
+            let enough = split(&mut rest, len, &mut front);
+            prop_assert_eq!(enough, len <= whole.len() as u64);
+            let cut = (len as usize).min(whole.len());
+            prop_assert_eq!(content(&mem, &front), &whole[..cut]);
+            prop_assert_eq!(content(&mem, &rest), &whole[cut..]);
+        }
+
+        #[test]
+        fn what_is_outside_is_an_error(at in any::<u64>(), len in any::<u32>()) {
+            let mem = guest();
+            let list = [Segment { address: GuestAddress(at), len }];
+            let inside = at.checked_add(len.into()).is_some_and(|end| end <= SIZE as u64);
+            let mut buffers = Vec::new();
+            let mapped = map(&mem, &list, 0, len.into(), &mut buffers);
+            prop_assert_eq!(mapped.is_ok(), inside || len == 0);
+            mark_dirty(&mem, &list);
+        }
+    }
+
+    #[test]
+    fn a_write_fills_what_there_is() {
+        let mem = guest();
+        let list = [(0, 3), (10, 0), (100, 2)].map(|(at, len)| Segment {
+            address: GuestAddress(at),
+            len,
+        });
+        assert_eq!(write(&mem, &list, b"abcdefg"), Ok(5));
+        assert_eq!(content(&mem, &list), b"abcde");
+        assert_eq!(write(&mem, &list, b"xy"), Ok(2));
+        assert_eq!(content(&mem, &list), b"xycde");
+    }
+}

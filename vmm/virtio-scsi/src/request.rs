@@ -1,0 +1,179 @@
+//! Requests as the driver lays them out in memory (section 5.6.6.1).
+//!
+//! Nothing is assumed about descriptor boundaries (section 2.7.4.1): the readable bytes of a chain, end to end, are
+//! header and data-out buffer; the writable ones are response and data-in buffer.
+
+use husk_devices::GuestMemMmap;
+use husk_devices::virtio::chain::{self, Segment};
+use virtio_queue::DescriptorChain;
+
+use crate::config::Sizes;
+use crate::memory::{self, Outside};
+
+/// Bytes of `struct virtio_scsi_req_cmd` before the CDB.
+const HEADER_LEN: usize = 19;
+
+/// Bytes of a response before the sense data.
+const RESPONSE_LEN: usize = 12;
+
+/// Most bytes of a response that are ever written; no sense data is longer.
+const WRITTEN: usize = RESPONSE_LEN + Sizes::DEFAULT.sense as usize;
+
+/// Segments whose memory a chain keeps for the next one.
+const KEPT_SEGMENTS: usize = 64;
+
+/// Why a chain is no request: there is no place to say what is wrong with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Malformed {
+    #[error(transparent)]
+    Chain(#[from] chain::Malformed),
+    #[error("a request without room for its response")]
+    Response,
+    #[error(transparent)]
+    Outside(#[from] Outside),
+}
+
+/// The response field, by its numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Code {
+    Ok = 0,
+    Overrun = 1,
+    Aborted = 2,
+    BadTarget = 3,
+    Reset = 4,
+    Failure = 9,
+    FunctionSucceeded = 10,
+    FunctionRejected = 11,
+    IncorrectLun = 12,
+}
+
+/// Task attributes that make a difference: head of queue, and ordered. All else is simple.
+pub(crate) const ORDERED: u8 = 1;
+pub(crate) const HEAD_OF_QUEUE: u8 = 2;
+
+/// A request before its data.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Header {
+    pub lun: [u8; 8],
+    /// The driver's name for it.
+    pub id: u64,
+    pub attribute: u8,
+    bytes: [u8; HEADER_LEN + Sizes::MAX_CDB],
+    end: usize,
+}
+
+impl Header {
+    pub fn cdb(&self) -> &[u8] {
+        &self.bytes[HEADER_LEN..self.end]
+    }
+}
+
+/// A chain taken apart. Reused for the next, so that its memory is.
+#[derive(Debug, Default)]
+pub(crate) struct Chain {
+    pub data_out: Vec<Segment>,
+    pub data_in: Vec<Segment>,
+    response: Vec<Segment>,
+    /// Scratch: the header's segments.
+    header: Vec<Segment>,
+}
+
+/// A response to be written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reply<'a> {
+    pub code: Code,
+    /// SCSI status.
+    pub status: u8,
+    pub residual: u64,
+    pub sense: &'a [u8],
+}
+
+impl Reply<'_> {
+    /// A response that there is no SCSI status with.
+    pub fn code(code: Code, residual: u64) -> Self {
+        Reply {
+            code,
+            status: 0,
+            residual,
+            sense: &[],
+        }
+    }
+}
+
+impl Chain {
+    /// Takes `chain` apart, but for the header. Afterwards there is room for a response.
+    pub fn parse(
+        &mut self,
+        mem: &GuestMemMmap,
+        chain: DescriptorChain<&GuestMemMmap>,
+        sizes: Sizes,
+    ) -> Result<(), Malformed> {
+        chain::segments(chain, &mut self.data_out, &mut self.data_in)?;
+        let len = (RESPONSE_LEN + usize::from(sizes.sense)) as u64;
+        if !memory::split(&mut self.data_in, len, &mut self.response) {
+            return Err(Malformed::Response);
+        }
+        // All that is ever written there must be, before anything is done.
+        let there = self.response.iter().all(|s| {
+            use vm_memory::GuestMemoryBackend;
+            mem.check_range(s.address, s.len as usize)
+        });
+        if there { Ok(()) } else { Err(Outside.into()) }
+    }
+
+    /// Takes the header off the data-out buffer; none if it is not there wholly.
+    pub fn header(&mut self, mem: &GuestMemMmap, sizes: Sizes) -> Option<Header> {
+        let mut bytes = [0; HEADER_LEN + Sizes::MAX_CDB];
+        let end = HEADER_LEN + usize::from(sizes.cdb);
+        if !memory::split(&mut self.data_out, end as u64, &mut self.header) {
+            return None;
+        }
+        memory::read(mem, &self.header, 0, &mut bytes[..end]).ok()?;
+        Some(Header {
+            lun: std::array::from_fn(|i| bytes[i]),
+            id: u64::from_le_bytes(std::array::from_fn(|i| bytes[8 + i])),
+            attribute: bytes[16],
+            bytes,
+            end,
+        })
+    }
+
+    /// Writes a response and what goes into the data-in buffer, where `filled` bytes are already. Returns how many
+    /// bytes were written from the start of the writable part, without a gap (section 2.7.8.2).
+    pub fn respond(
+        &self,
+        mem: &GuestMemMmap,
+        reply: &Reply<'_>,
+        data: &[u8],
+        filled: u64,
+    ) -> Result<u32, Outside> {
+        let mut bytes = [0; WRITTEN];
+        let sense = &reply.sense[..reply.sense.len().min(WRITTEN - RESPONSE_LEN)];
+        let room = memory::len(&self.response);
+        let told = (sense.len() as u64).min(room - RESPONSE_LEN as u64) as u32;
+        bytes[..4].copy_from_slice(&told.to_le_bytes());
+        let residual = u32::try_from(reply.residual).unwrap_or(u32::MAX);
+        bytes[4..8].copy_from_slice(&residual.to_le_bytes());
+        bytes[10] = reply.status;
+        bytes[11] = reply.code as u8;
+        bytes[RESPONSE_LEN..][..sense.len()].copy_from_slice(sense);
+        let data = memory::write(mem, &self.data_in, data)? as u64;
+        let response = memory::write(mem, &self.response, &bytes)? as u64;
+        let len = if response == room {
+            response + filled.max(data)
+        } else {
+            response
+        };
+        // A chain has less than 4 GiB, else its iterator ends early.
+        Ok(u32::try_from(len).unwrap_or(u32::MAX))
+    }
+
+    /// Forgets the request.
+    pub fn clear(&mut self) {
+        for list in [&mut self.data_out, &mut self.data_in, &mut self.response] {
+            list.clear();
+            list.shrink_to(KEPT_SEGMENTS);
+        }
+    }
+}

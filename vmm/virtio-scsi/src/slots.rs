@@ -1,0 +1,105 @@
+//! The tasks under way, by tag. A tag is a task's from its beginning to its answer, and the engine's for its steps.
+
+use std::sync::Arc;
+
+use husk_devices::GuestMemMmap;
+
+use crate::request::{Chain, Code};
+use crate::target::Task;
+
+/// What a tag stands for.
+#[derive(Debug, Default)]
+pub(crate) struct Slot {
+    pub kind: Kind,
+    /// Keeps the memory mapped until the disk is done with it.
+    pub mem: Option<Arc<GuestMemMmap>>,
+    pub task: Option<Task>,
+    /// Of its unit.
+    pub place: u32,
+    /// Virtqueue, head of the chain, and the driver's name for it.
+    pub queue: u16,
+    pub head: u16,
+    pub id: u64,
+    pub opcode: u8,
+    /// It runs beside no other of its unit.
+    pub alone: bool,
+    /// It has not been let run.
+    pub waiting: bool,
+    /// A step fills the data-in buffer.
+    pub fills: bool,
+    /// It is to be answered so as soon as its step has ended.
+    pub cancelled: Option<Code>,
+    pub chain: Chain,
+}
+
+/// What uses a slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Kind {
+    #[default]
+    Free,
+    /// A driver's request.
+    Task,
+    /// The last flush of a unit that is removed.
+    Flush,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    /// As many as were ever used.
+    slots: Vec<Slot>,
+    /// The last freed is used first: its memory is warm.
+    free: Vec<u16>,
+}
+
+impl Slots {
+    pub fn new(depth: u16) -> Self {
+        Self {
+            slots: Vec::new(),
+            free: (0..depth).rev().collect(),
+        }
+    }
+
+    /// Whether a task can begin.
+    pub fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// Takes a free slot.
+    pub fn take(&mut self, kind: Kind, place: u32) -> Option<(u16, &mut Slot)> {
+        let tag = self.free.pop()?;
+        let index = usize::from(tag);
+        if self.slots.len() <= index {
+            self.slots.resize_with(index + 1, Slot::default);
+        }
+        let slot = &mut self.slots[index];
+        (slot.kind, slot.place) = (kind, place);
+        Some((tag, slot))
+    }
+
+    /// The slot of a tag that was taken once.
+    pub fn get(&mut self, tag: u16) -> &mut Slot {
+        &mut self.slots[usize::from(tag)]
+    }
+
+    /// Whether the task of a tag runs beside no other.
+    pub fn is_alone(&self, tag: u16) -> bool {
+        self.slots[usize::from(tag)].alone
+    }
+
+    /// Gives a slot back.
+    pub fn free(&mut self, tag: u16) {
+        let slot = &mut self.slots[usize::from(tag)];
+        slot.kind = Kind::Free;
+        (slot.mem, slot.task, slot.cancelled) = (None, None, None);
+        (slot.alone, slot.waiting, slot.fills) = (false, false, false);
+        slot.chain.clear();
+        self.free.push(tag);
+    }
+
+    /// The driver's requests.
+    pub fn tasks(&mut self) -> impl Iterator<Item = (u16, &mut Slot)> {
+        let slots = (0..).zip(&mut self.slots);
+        slots.filter(|(_, slot)| slot.kind == Kind::Task)
+    }
+}
