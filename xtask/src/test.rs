@@ -176,8 +176,12 @@ fn end_to_end(tally: &mut Tally, args: &Args, progress: &Progress) -> Result<()>
                 tally.add(counts);
                 break;
             }
-            println!("{case} failed in the lab, at try {tried} of {tries}: once more");
+            println!("{case} failed in the lab, at try {tried} of {tries}: once more in a new one");
             again.push(case);
+            // What broke the guest has often hit the lab's kernel and its page cache as well.
+            if let Err(error) = lab::renew() {
+                println!("the lab stays: {error:#}");
+            }
         }
     }
     if !again.is_empty() {

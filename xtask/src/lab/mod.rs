@@ -61,6 +61,14 @@ enum Action {
     },
 }
 
+/// Shuts the lab down if it runs and no command runs in it; the next command boots a new one.
+///
+/// # Errors
+/// It cannot be ended.
+pub fn renew() -> Result<()> {
+    boot::down(false)
+}
+
 /// Runs `cargo xtask lab`; its exit status is the command's.
 pub fn run(args: Args) -> Result<ExitCode> {
     let progress = Progress::new();
