@@ -13,6 +13,9 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use vmm_sys_util::eventfd::EventFd;
 
+/// How long output gathers before it is carried on. A guest writes byte by byte; carried so, its output would take this
+/// process and the monitor as much processor time as it takes the guest.
+const GATHER: Duration = Duration::from_millis(5);
 /// How long the last output may take to be written when the VM has ended.
 const DRAIN: Duration = Duration::from_secs(1);
 const CHUNK: usize = 16 << 10;
@@ -136,7 +139,7 @@ impl Pump {
                         self.fd = None;
                     }
                 },
-                _ = signalled(&self.output_ready), if self.output.is_empty() => {}
+                _ = signalled(&self.output_ready), if self.output.is_empty() => tokio::time::sleep(GATHER).await,
                 read = read_some(fd), if self.reading && self.input.is_empty() && !ending => match read {
                     Ok(bytes) if !bytes.is_empty() => {
                         self.input = bytes;
