@@ -47,6 +47,8 @@ pub(crate) fn log_to_stderr(cli: &Cli) {
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // They would go to stderr too, and panic.
+        .log_internal_errors(false)
         .try_init();
 }
 

@@ -1,5 +1,21 @@
 //! `husk`: runs KubeVirt VirtualMachineInstance manifests as microVMs.
 
+/// A line on stderr. The standard library's panics when stderr cannot be written, such as when its reader has gone away.
+macro_rules! eprintln {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($words)*);
+    }};
+}
+
+/// The same without a line's end.
+macro_rules! eprint {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = write!(std::io::stderr(), $($words)*);
+    }};
+}
+
 mod cli;
 mod commands;
 mod console;

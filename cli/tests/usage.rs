@@ -43,6 +43,21 @@ fn usage_errors_are_status_2() {
 }
 
 #[test]
+fn a_stderr_that_cannot_be_written_changes_no_status() {
+    let root = tempfile::tempdir().unwrap();
+    for (args, code) in [
+        (&["validate", "/nonexistent.yaml"][..], 2),
+        (&["stop", "nobody"], 1),
+        (&["list"], 0),
+    ] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let status = husk(root.path(), args).stderr(full).status().unwrap();
+        let (told, ..) = told(&output(root.path(), args));
+        assert_eq!((status.code(), told), (Some(code), code), "{args:?}");
+    }
+}
+
+#[test]
 fn a_missing_manifest_is_one_line() {
     let root = tempfile::tempdir().unwrap();
     for command in ["run", "validate"] {
