@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use husk_proto::vmm::v1::disk::Cache;
 use husk_vmi::CacheMode;
@@ -65,6 +66,10 @@ pub(super) fn finish(fd: OwnedFd, path: &Path, access: Access) -> Result<(OwnedF
     Ok((fd, cache))
 }
 
+/// How long an image may stay locked. A VM that has just ended lets go of its images some milliseconds after it is told
+/// to have ended, when the kernel has taken its process apart.
+const LOCKED: Duration = Duration::from_millis(500);
+
 /// A lock on the open file: it travels with the descriptor to the VMM and ends with the last copy of it. QEMU's own
 /// image locks are of this kind too and lie in the same range.
 fn lock(file: &File, path: &Path, access: Access) -> Result<(), Fault> {
@@ -72,7 +77,16 @@ fn lock(file: &File, path: &Path, access: Access) -> Result<(), Fault> {
     // SAFETY: flock is plain integers, for which zeroes are valid: the whole file, pid 0.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK } as libc::c_short;
-    match fcntl(file, FcntlArg::F_OFD_SETLK(&lock)) {
+    let limit = Instant::now() + LOCKED;
+    let locked = loop {
+        match fcntl(file, FcntlArg::F_OFD_SETLK(&lock)) {
+            Err(Errno::EAGAIN | Errno::EACCES) if Instant::now() < limit => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            result => break result,
+        }
+    };
+    match locked {
         Ok(_) => Ok(()),
         Err(Errno::EAGAIN | Errno::EACCES) => Err(Fault::InUse(path.to_owned())),
         Err(error @ (Errno::ENOLCK | Errno::EOPNOTSUPP | Errno::ENOSYS)) => {

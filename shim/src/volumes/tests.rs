@@ -99,6 +99,19 @@ fn sizes_that_are_no_whole_sectors_are_refused() {
 }
 
 #[test]
+fn an_image_whose_last_user_is_about_to_end_is_waited_for() {
+    let home = Home::new();
+    let path = home.image("disk.img", SIZE);
+    let last = home.open(&file(&path)).unwrap();
+    let end = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        drop(last);
+    });
+    home.open(&file(&path)).unwrap();
+    end.join().unwrap();
+}
+
+#[test]
 fn one_image_serves_one_writer_or_many_readers() {
     let home = Home::new();
     let path = home.image("disk.img", SIZE);
