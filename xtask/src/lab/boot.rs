@@ -248,8 +248,8 @@ fn serve(place: &Place, image: &Image, folder: &Path, socket: &Path) -> Result<P
 /// An AMD-V processor whose kernel has no use for 5-level page tables, unlike that of `max`.
 const CPU: &str = "EPYC,svm=on,npt=on";
 
-/// With a second one, interrupts it sends the first can reach that in the middle of a VM exit, and TCG (seen with QEMU
-/// 10.0) then gives the guest the registers of the lab's kernel: one guest in ten ends in a triple fault or stands still.
+/// With two, one of Husk's guests in ten triple-faulted or stood still: traces (QEMU 10.0) show VM exits that give the guest
+/// the registers of the lab's kernel. With one, none did; why TCG does it is not known.
 const PROCESSORS: &str = "1";
 
 fn qemu(place: &Place, image: &Image, sockets: &Path, port: u16) -> Result<Command> {
