@@ -20,8 +20,9 @@ mod validate;
 pub use field::{CauseReason, FieldError, Note};
 pub use load::{LoadError, Loaded, MANIFEST_LIMIT, Vmi, load};
 pub use plan::{
-    BootPlan, CacheMode, DiskPlan, DiskSource, FileRef, KERNEL_VOLUME, KernelFile, KernelOverride, Memory,
-    PodResources, Topology, VmPlan, plan,
+    BlockSize, BootPlan, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, FileRef,
+    FormatRule, KERNEL_VOLUME, KernelFile, KernelOverride, Memory, PodResources, ScsiAddress, ScsiController,
+    SeedData, SeedLayout, Topology, VmPlan, plan,
 };
 pub use quantity::{Quantity, QuantityError};
 pub use validate::{notes, validate};

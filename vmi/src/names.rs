@@ -35,6 +35,25 @@ pub(crate) fn is_serial(text: &str) -> bool {
         .all(|b| b.is_ascii_alphanumeric() || b"_.+-".contains(&b))
 }
 
+/// Whether a text is a PCI function's address, `0000:81:01.0`.
+pub(crate) fn is_pci_address(text: &str) -> bool {
+    let hex = |part: &[u8]| part.iter().all(u8::is_ascii_hexdigit);
+    match text.as_bytes() {
+        [
+            domain @ ..,
+            b':',
+            b1,
+            b2,
+            b':',
+            d1 @ (b'0' | b'1'),
+            d2,
+            b'.',
+            b'0'..=b'7',
+        ] => domain.len() == 4 && hex(domain) && hex(&[*b1, *b2, *d1, *d2]),
+        _ => false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -50,6 +69,21 @@ mod tests {
         assert_eq!(subdomain_fault("a.b-c.d"), None);
         for bad in ["", ".", "..", "a..b", "a/b", "a.", &"a".repeat(254)] {
             assert!(subdomain_fault(bad).is_some(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_pci_address_has_four_parts() {
+        assert!(is_pci_address("0000:81:1f.7"));
+        for bad in [
+            "",
+            "81:01.0",
+            "0000:81:21.0",
+            "0000:81:01.8",
+            "000g:81:01.0",
+            "00000:81:01.0",
+        ] {
+            assert!(!is_pci_address(bad), "{bad:?}");
         }
     }
 }

@@ -161,6 +161,7 @@ manifest! {
         autoattach_mem_balloon: Option<bool>,
         log_serial_console: Option<bool>,
         disable_hotplug: bool,
+        block_multi_queue: bool,
         rng: Option<Empty>,
     }
 
@@ -199,6 +200,7 @@ manifest! {
         bus: Option<String>,
         readonly: Option<bool>,
         pci_address: Option<String>,
+        tray: Option<String>,
     }
 
     /// `spec.domain.devices.disks[].blockSize`
@@ -211,6 +213,7 @@ manifest! {
     CustomBlockSize {
         logical: i64,
         physical: i64,
+        discard_granularity: Option<i64>,
     }
 
     /// `spec.domain.devices.interfaces[]`
@@ -275,13 +278,13 @@ manifest! {
         cloud_init_config_drive: Option<CloudInit>,
         sysprep: Option<Empty>,
         container_disk: Option<ContainerDisk>,
-        ephemeral: Option<Empty>,
+        ephemeral: Option<Ephemeral>,
         empty_disk: Option<EmptyDisk>,
         data_volume: Option<DataVolume>,
         config_map: Option<ConfigMapVolume>,
         secret: Option<SecretVolume>,
         #[serde(rename = "downwardAPI")]
-        downward_api: Option<Empty>,
+        downward_api: Option<DownwardApiVolume>,
         service_account: Option<ServiceAccountVolume>,
         downward_metrics: Option<Empty>,
         memory_dump: Option<Empty>,
@@ -328,14 +331,28 @@ manifest! {
         name: String,
     }
 
+    /// `spec.volumes[].ephemeral`
+    Ephemeral {
+        persistent_volume_claim: Option<Claim>,
+    }
+
     /// `spec.volumes[].configMap`
     ConfigMapVolume {
         name: String,
+        optional: bool,
+        volume_label: Option<String>,
     }
 
     /// `spec.volumes[].secret`
     SecretVolume {
         secret_name: String,
+        optional: bool,
+        volume_label: Option<String>,
+    }
+
+    /// `spec.volumes[].downwardAPI`
+    DownwardApiVolume {
+        volume_label: Option<String>,
     }
 
     /// `spec.volumes[].serviceAccount`
@@ -392,6 +409,17 @@ impl Disk {
             (None, None, Some(cdrom)) => ("cdrom", Some(cdrom)),
             (None, None, None) => ("disk", None),
         }
+    }
+
+    /// The bus it asks for: KubeVirt's default on amd64 if it does not say.
+    pub(crate) fn bus(&self) -> &str {
+        let given = self.target().1.and_then(|target| target.bus.as_deref());
+        given.filter(|bus| !bus.is_empty()).unwrap_or("sata")
+    }
+
+    /// Whether it is a virtio-blk function. Everything else is served by the SCSI controller.
+    pub(crate) fn is_virtio_blk(&self) -> bool {
+        self.target().0 == "disk" && self.bus() == "virtio"
     }
 }
 

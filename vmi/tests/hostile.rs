@@ -3,7 +3,7 @@
 mod common;
 
 use common::base;
-use husk_vmi::{Loaded, PodResources, load, plan, validate};
+use husk_vmi::{Loaded, PodResources, VmPlan, load, plan, validate};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
@@ -27,6 +27,9 @@ const WORDS: &[&str] = &[
     "a\u{0}b",
     "DiskOrCreate",
     "Disk",
+    "stop",
+    "auto",
+    "open",
     "5d307ca9-b3ef-428c-8861-06e72d69f223",
     "YQ==",
     "\n",
@@ -88,6 +91,24 @@ const FIELDS: &[&str] = &[
     "containerDisk",
     "persistentVolumeClaim",
     "blockSize",
+    "matchVolume",
+    "cdrom",
+    "lun",
+    "tray",
+    "readonly",
+    "shareable",
+    "cache",
+    "errorPolicy",
+    "dedicatedIOThread",
+    "ioThreadsPolicy",
+    "blockMultiQueue",
+    "configMap",
+    "volumeLabel",
+    "optional",
+    "ephemeral",
+    "cloudInitConfigDrive",
+    "secretRef",
+    "discardGranularity",
     "custom",
     "logical",
     "physical",
@@ -164,6 +185,10 @@ fn rich() -> Value {
                     {"name": "root", "bootOrder": 1, "serial": "s", "cache": "none", "io": "native", "disk": {"bus": "virtio"},
                      "blockSize": {"custom": {"logical": 512, "physical": 512}}},
                     {"name": "seed", "disk": {}},
+                    {"name": "empty-drive", "cdrom": {"bus": "sata", "tray": "open"}},
+                    {"name": "files", "cdrom": {"bus": "scsi"}},
+                    {"name": "claim", "lun": {"bus": "scsi", "readonly": true}, "errorPolicy": "ignore"},
+                    {"name": "over", "disk": {"bus": "scsi"}, "blockSize": {"matchVolume": {}}, "shareable": true},
                 ],
                 "interfaces": [{"name": "default", "masquerade": {}, "macAddress": "02:00:00:00:00:01", "ports": [{"port": 80}]}],
             },
@@ -174,6 +199,10 @@ fn rich() -> Value {
             {"name": "seed", "cloudInitNoCloud": {"userDataBase64": "YQ==", "networkData": "n"}},
             {"name": "empty", "emptyDisk": {"capacity": "1Gi"}},
             {"name": "host", "hostDisk": {"path": "/h", "type": "DiskOrCreate", "capacity": "1Gi"}},
+            {"name": "files", "configMap": {"name": "c", "volumeLabel": "l"}},
+            {"name": "claim", "persistentVolumeClaim": {"claimName": "c"}},
+            {"name": "over", "ephemeral": {"persistentVolumeClaim": {"claimName": "c"}}},
+            {"name": "drive", "cloudInitConfigDrive": {"secretRef": {"name": "s"}, "networkData": "n"}},
         ],
     });
     manifest
@@ -194,9 +223,13 @@ fn exercise(text: &str) {
             assert!(!errors.is_empty());
             assert!(errors.iter().all(|error| !error.to_string().contains('\n')));
         }
-        let volumes = ["root", "kernel-boot-volume"].map(|name| (name.to_owned(), "/x".into()));
+        let names = ["root", "kernel-boot-volume", "files", "claim", "over", "drive"];
+        let names = names
+            .into_iter()
+            .filter(|name| vmi.spec.volume(name).is_some() || *name == "kernel-boot-volume");
+        let volumes = names.map(|name| (name.to_owned(), "/x".into()));
         let resources = PodResources {
-            volumes: volumes.into(),
+            volumes: volumes.collect(),
             ..PodResources::default()
         };
         match plan(&vmi, &resources) {
@@ -204,7 +237,11 @@ fn exercise(text: &str) {
                 assert!(valid.is_ok());
                 assert!((1..=254).contains(&plan.topology.vcpus()));
                 assert!(plan.memory.guest_bytes >= 16 << 20 && plan.memory.guest_bytes % 4096 == 0);
-                let _ = serde_json::to_string(&plan).unwrap();
+                let targets: std::collections::HashSet<_> =
+                    plan.disks.iter().map(|disk| &disk.target).collect();
+                assert_eq!(targets.len(), plan.disks.len());
+                let text = serde_json::to_string(&plan).unwrap();
+                assert_eq!(serde_json::from_str::<VmPlan>(&text).unwrap(), plan);
             }
             Err(errors) => assert!(!errors.is_empty()),
         }
@@ -261,11 +298,8 @@ fn the_rich_manifest_is_almost_valid() {
         .into_iter()
         .map(|fault| fault.field)
         .collect();
-    assert_eq!(
-        faults,
-        [
-            "spec.domain.cpu.features",
-            "spec.domain.devices.disks[0].blockSize"
-        ]
-    );
+    assert_eq!(faults, ["spec.domain.cpu.features"]);
+    let mut manifest = rich();
+    manifest["spec"]["domain"]["cpu"]["features"] = json!([]);
+    exercise(&manifest.to_string());
 }

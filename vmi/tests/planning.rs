@@ -5,7 +5,7 @@ mod common;
 use std::path::PathBuf;
 
 use common::{vmi, with};
-use husk_vmi::{BootPlan, CacheMode, DiskSource, FieldError, Memory, PodResources, Topology, VmPlan, plan};
+use husk_vmi::{BootPlan, CacheMode, FieldError, Memory, PodResources, Topology, VmPlan, plan};
 use serde_json::{Value, json};
 
 fn given() -> PodResources {
@@ -74,7 +74,6 @@ fn what_is_given_is_planned() {
         ("domain/firmware/serial", json!("SN-1")),
         ("terminationGracePeriodSeconds", json!(0)),
         ("startStrategy", json!("Paused")),
-        ("domain/devices/disks/0/cache", json!("writeback")),
         ("domain/devices/disks/0/io", json!("threads")),
         ("domain/devices/disks/0/errorPolicy", json!("report")),
         ("domain/devices/disks/0/serial", json!("D-1")),
@@ -86,7 +85,6 @@ fn what_is_given_is_planned() {
     assert_eq!(plan.serial.as_deref(), Some("SN-1"));
     assert_eq!(plan.grace_period_seconds, 0);
     let disk = &plan.disks[0];
-    assert_eq!(disk.cache, CacheMode::WriteBack);
     assert!(disk.read_only && disk.shareable);
     assert_eq!(disk.serial.as_deref(), Some("D-1"));
 }
@@ -215,170 +213,10 @@ fn the_clock_follows_the_time_zone_of_the_day() {
 }
 
 #[test]
-fn a_volume_without_a_disk_is_given_one() {
-    let plan = planned(&[(
-        "volumes",
-        json!([{"name": "scratch", "emptyDisk": {"capacity": "10Mi"}}, {"name": "root", "dataVolume": {"name": "root"}}]),
-    )])
-    .unwrap();
-    let names: Vec<_> = plan
-        .disks
-        .iter()
-        .map(|disk| (disk.name.as_str(), disk.target.as_str()))
-        .collect();
-    assert_eq!(names, [("root", "vda"), ("scratch", "vdb")]);
-    assert!(plan.notes.iter().any(|note| note.field == "spec.volumes[0]"));
-}
-
-#[test]
-fn sources_without_data_name_the_way_out() {
-    for (source, kind, what) in [
-        (
-            json!({"persistentVolumeClaim": {"claimName": "c"}}),
-            "persistentVolumeClaim",
-            "a raw image or a block device",
-        ),
-        (
-            json!({"dataVolume": {"name": "c"}}),
-            "dataVolume",
-            "a raw image or a block device",
-        ),
-        (
-            json!({"containerDisk": {"image": "i"}}),
-            "containerDisk",
-            "an image file, or a directory with one in disk/",
-        ),
-    ] {
-        let mut volume = source;
-        volume["name"] = json!("data");
-        let manifest = with(&[("volumes/0", volume), ("domain/devices/disks", json!([]))]);
-        let errors = plan(&vmi(&manifest), &PodResources::default()).unwrap_err();
-        let field = format!("spec.volumes[0].{kind}");
-        let line =
-            format!("{field}: Required value: {field} has no data here; give {what} with --volume data=PATH");
-        assert_eq!(errors[0].to_string(), line);
-    }
-    let mut resources = given();
-    resources.volumes.insert("typo".to_owned(), "/x".into());
-    let errors = plan(&vmi(&with(&[])), &resources).unwrap_err();
-    assert_eq!(
-        errors[0].to_string(),
-        "spec.volumes: Not found: no volume is named 'typo', which --volume gives a path to"
-    );
-}
-
-fn source(volume: Value) -> Result<DiskSource, String> {
-    let mut volume = volume;
-    volume["name"] = json!("data");
-    let manifest = with(&[("volumes/0", volume), ("domain/devices/disks", json!([]))]);
-    match plan(&vmi(&manifest), &PodResources::default()) {
-        Ok(mut plan) => Ok(plan.disks.remove(0).source),
-        Err(errors) => Err(errors[0].to_string()),
-    }
-}
-
-#[test]
-fn made_disks_have_whole_mebibytes() {
-    let empty = |capacity: &str| source(json!({"emptyDisk": {"capacity": capacity}}));
-    assert_eq!(
-        empty("10M"),
-        Ok(DiskSource::EmptyDisk {
-            capacity_bytes: 9 << 20
-        })
-    );
-    assert_eq!(
-        empty("1M").unwrap_err(),
-        "spec.volumes[0].emptyDisk.capacity: Invalid value: the size for volume data is too low, must be at least 1MiB"
-    );
-    assert!(empty("-1Gi").is_err());
-    let host = |path: &str, capacity: Value| {
-        source(json!({"hostDisk": {"path": path, "type": "DiskOrCreate", "capacity": capacity}}))
-    };
-    let made = DiskSource::HostDisk {
-        path: "/d/a.img".into(),
-        create_bytes: Some(1 << 30),
-    };
-    assert_eq!(host("/d/a.img", json!("1Gi")), Ok(made));
-    assert_eq!(
-        host("/d/a.img", Value::Null).unwrap_err(),
-        "spec.volumes[0].hostDisk.capacity: Required value: spec.volumes[0].hostDisk.capacity is required to make the disk"
-    );
-    assert_eq!(
-        host("a.img", json!("1Gi")).unwrap_err(),
-        "spec.volumes[0].hostDisk.path: Invalid value: spec.volumes[0].hostDisk.path 'a.img' must be an absolute path"
-    );
-}
-
-#[test]
-fn a_seed_has_the_instances_id_and_name() {
-    let seed = |changes: &[(&str, Value)]| {
-        let mut all = vec![
-            (
-                "volumes/0",
-                json!({"name": "root", "cloudInitNoCloud": {"userDataBase64": "aGVs\nbG8=", "networkData": "version: 2"}}),
-            ),
-            (
-                "domain/firmware/uuid",
-                json!("5d307ca9-b3ef-428c-8861-06e72d69f223"),
-            ),
-        ];
-        all.extend_from_slice(changes);
-        let plan = plan(&vmi(&with(&all)), &PodResources::default()).unwrap();
-        assert!(plan.disks[0].read_only);
-        plan.disks[0].source.clone()
-    };
-    let DiskSource::CloudInitNoCloud {
-        meta_data,
-        user_data,
-        network_config,
-    } = seed(&[])
-    else {
-        panic!()
-    };
-    let meta_data: Value = serde_json::from_str(&meta_data).unwrap();
-    assert_eq!(
-        meta_data,
-        json!({"instance-id": "5d307ca9-b3ef-428c-8861-06e72d69f223", "local-hostname": "testvmi"})
-    );
-    assert_eq!(user_data, b"hello");
-    assert_eq!(network_config.as_deref(), Some(b"version: 2".as_slice()));
-    let DiskSource::CloudInitNoCloud { meta_data, .. } = seed(&[("hostname", json!("other"))]) else {
-        panic!()
-    };
-    assert!(meta_data.contains("\"local-hostname\":\"other\""));
-}
-
-#[test]
-fn a_plan_with_any_bytes_survives_serialisation() {
-    let seed = json!({"name": "root", "cloudInitNoCloud": {"userDataBase64": "/wD+", "networkData": "v: 2"}});
-    let plan = plan(&vmi(&with(&[("volumes/0", seed)])), &PodResources::default()).unwrap();
-    let text = serde_json::to_string(&plan).unwrap();
-    assert!(
-        text.contains(r#""userData":{"base64":"/wD+"}"#) && text.contains(r#""networkConfig":"v: 2""#),
-        "{text}"
-    );
-    assert_eq!(serde_json::from_str::<VmPlan>(&text).unwrap(), plan);
-}
-
-#[test]
-fn a_container_disk_keeps_its_path_inside_the_image() {
-    let manifest = with(&[(
-        "volumes/0",
-        json!({"name": "root", "containerDisk": {"image": "i", "path": "/disk/a.qcow2"}}),
-    )]);
-    let plan = plan(&vmi(&manifest), &given()).unwrap();
-    let source = DiskSource::ContainerDisk {
-        path: "/r.img".into(),
-        image_path: Some("disk/a.qcow2".into()),
-    };
-    assert_eq!(plan.disks[0].source, source);
-}
-
-#[test]
 fn something_must_boot() {
     refused_without_volumes(
-        "spec.domain.devices.disks: Required value: spec.domain.devices.disks is empty: the VM has nothing to boot; add a \
-         disk, firmware.kernelBoot or --kernel",
+        "spec.domain.devices.disks: Required value: spec.domain.devices.disks has no disk with data: the VM has nothing to \
+         boot; add one, firmware.kernelBoot or --kernel",
     );
     let changes = [
         (

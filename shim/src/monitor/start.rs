@@ -14,7 +14,7 @@ use tonic::{Code, Status, Streaming};
 
 use super::ending::{Ending, chain};
 use super::status::Board;
-use super::vm_config::Configured;
+use super::vm_config::{Configured, Unserved, refuse_unserved};
 use crate::kvm::{self, KvmError};
 use crate::vmm_process::{self, SpawnError, VmmProcess};
 use crate::volumes::{self, Scratch, VolumeError, Volumes};
@@ -29,6 +29,8 @@ const AFTER_ANSWER: Duration = Duration::from_millis(300);
 pub(super) enum StartError {
     #[error(transparent)]
     Volume(#[from] VolumeError),
+    #[error(transparent)]
+    Unserved(#[from] Unserved),
     #[error("opening the volumes was cut short")]
     VolumesAborted,
     #[error(transparent)]
@@ -75,7 +77,9 @@ pub(super) async fn start(
 ) -> Result<Started, StartError> {
     let program = vmm_process::find_program()?;
     let kvm = kvm::open()?;
+    refuse_unserved(&plan, None)?;
     let volumes = open_volumes(plan.clone(), scratch, board).await?;
+    refuse_unserved(&plan, Some(&volumes))?;
     let mut vmm = VmmProcess::spawn(&program)?;
     board.vmm_started();
     let configured = Configured::new(&plan, volumes, kvm, console);

@@ -6,9 +6,46 @@ use husk_proto::fds::{FdSender, MAX_FDS_PER_MESSAGE, SendError, Token};
 use husk_proto::vmm::v1::boot::Source;
 use husk_proto::vmm::v1::disk::ErrorPolicy;
 use husk_proto::vmm::v1::{Boot, Cpu, Disk, DiskBoot, Fd, KernelBoot, Memory, Smbios, VmConfig};
-use husk_vmi::{BootPlan, VmPlan};
+use husk_vmi::{BlockSize, BootPlan, DiskPlan, VmPlan};
 
-use crate::volumes::Volumes;
+use crate::volumes::{ImageFormat, Volumes};
+
+/// A disk that the VMM does not serve yet.
+#[derive(Debug, thiserror::Error)]
+#[error("disk {disk:?}: {what}")]
+pub(super) struct Unserved {
+    disk: String,
+    what: &'static str,
+}
+
+/// Refuses what the VMM does not serve yet: of the plan, and of the images once they are open. As the VMM learns more
+/// this function shrinks; then it goes, with its two calls.
+pub(super) fn refuse_unserved(plan: &VmPlan, volumes: Option<&Volumes>) -> Result<(), Unserved> {
+    let what = |index: usize, disk: &DiskPlan| {
+        let image = volumes.and_then(|volumes| volumes.disks.get(index));
+        if disk.is_scsi() {
+            return Some(
+                "SCSI disks (bus scsi, sata or none; cdrom; lun) are not served yet: use a disk with bus virtio",
+            );
+        }
+        if disk.block_size != BlockSize::Default {
+            return Some("block sizes cannot be chosen yet: leave out blockSize");
+        }
+        image
+            .is_some_and(|image| image.format == ImageFormat::Qcow2)
+            .then_some(
+                "its image is qcow2, which is not served yet: convert it with 'qemu-img convert -O raw'",
+            )
+    };
+    let mut disks = plan.disks.iter().enumerate();
+    disks.try_for_each(|(index, disk)| match what(index, disk) {
+        None => Ok(()),
+        Some(what) => Err(Unserved {
+            disk: disk.name.clone(),
+            what,
+        }),
+    })
+}
 
 /// A configuration and the descriptors it names; they must have been sent before the configuration is.
 #[derive(Debug)]
@@ -32,7 +69,7 @@ impl Configured {
         } = volumes;
         let disks = plan.disks.iter().zip(disks).map(|(plan, disk)| Disk {
             id: plan.name.clone(),
-            file: Some(fd(disk.file)),
+            file: disk.file.map(&mut fd),
             read_only: disk.read_only,
             serial: plan.serial.clone().unwrap_or_default(),
             cache: disk.cache.into(),
@@ -85,5 +122,94 @@ impl Configured {
             fds.send(&part).await?;
         }
         Ok(self.config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use husk_vmi::{
+        CacheMode, Controller, DeviceType, DiskSource, ErrorPolicy, FormatRule, Memory, ScsiAddress, Topology,
+    };
+
+    use super::*;
+
+    fn plan(change: impl FnOnce(&mut DiskPlan)) -> VmPlan {
+        let mut disk = DiskPlan {
+            name: "data".into(),
+            target: "vda".into(),
+            controller: Controller::VirtioBlk,
+            device: DeviceType::Disk,
+            read_only: false,
+            overlay: false,
+            format: FormatRule::Raw,
+            serial: None,
+            cache: CacheMode::Auto,
+            shareable: false,
+            block_size: BlockSize::Default,
+            error_policy: ErrorPolicy::Stop,
+            queues: 1,
+            io_thread: None,
+            boot_order: None,
+            source: DiskSource::EmptyDisk {
+                capacity_bytes: 1 << 20,
+            },
+        };
+        change(&mut disk);
+        VmPlan {
+            name: "vm".into(),
+            namespace: "default".into(),
+            uuid: uuid::Uuid::nil(),
+            serial: None,
+            topology: Topology {
+                sockets: 1,
+                cores: 1,
+                threads: 1,
+            },
+            memory: Memory {
+                guest_bytes: 1 << 27,
+                hugepage_bytes: None,
+            },
+            disks: vec![disk],
+            scsi: None,
+            boot: BootPlan::Disks {
+                order: Vec::new(),
+                append: None,
+            },
+            rng: false,
+            balloon: false,
+            serial_console: false,
+            acpi: true,
+            rtc_offset_seconds: 0,
+            grace_period_seconds: 30,
+            start_paused: false,
+            notes: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn what_the_vmm_cannot_do_is_refused_in_one_line() {
+        refuse_unserved(&plan(|_| {}), None).unwrap();
+        let scsi = plan(|disk| disk.controller = Controller::VirtioScsi(ScsiAddress { target: 0, lun: 0 }));
+        assert_eq!(
+            refuse_unserved(&scsi, None).unwrap_err().to_string(),
+            "disk \"data\": SCSI disks (bus scsi, sata or none; cdrom; lun) are not served yet: use a disk with bus virtio"
+        );
+        let blocks = plan(|disk| disk.block_size = BlockSize::MatchVolume);
+        let error = refuse_unserved(&blocks, None).unwrap_err().to_string();
+        assert!(error.contains("leave out blockSize"), "{error}");
+
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.qcow2");
+        std::fs::write(&path, b"QFI\xfb\0\0\0\x03").unwrap();
+        let qcow2 = plan(|disk| {
+            disk.cache = CacheMode::WriteBack;
+            disk.source = DiskSource::ContainerDisk {
+                path,
+                image_path: None,
+            };
+        });
+        let volumes = crate::volumes::open(&qcow2, &crate::volumes::Scratch::at(dir.path()), |_| {}).unwrap();
+        let error = refuse_unserved(&qcow2, Some(&volumes)).unwrap_err().to_string();
+        assert!(error.contains("qemu-img convert -O raw"), "{error}");
     }
 }

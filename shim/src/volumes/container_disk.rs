@@ -3,56 +3,59 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use husk_proto::vmm::v1::disk::Cache;
 use rustix::fs::{FileType, OFlags};
 
 use super::error::Fault;
+use super::format::{ImageFormat, probe};
 use super::image::{self, Access};
+use super::overlay;
 use super::path::Found;
 use super::scratch::Scratch;
 
-/// Opens the disk for reading, or a private copy of it for writing: what the VM writes dies with it.
+/// Opens the disk for reading, or an overlay of it for writing: what the VM writes dies with it.
 pub(super) fn open(
     path: &Path,
     image_path: Option<&Path>,
     access: Access,
     scratch: &Scratch,
     tell: &dyn Fn(u64, u64),
-) -> Result<(OwnedFd, Cache), Fault> {
-    let found = find(path, image_path)?;
-    let (fd, cache) = image::open(
-        &found,
-        Access {
-            read_only: true,
-            ..access
-        },
-    )?;
-    let mut magic = [0; 4];
-    let file = File::from(found.open(OFlags::RDONLY).map_err(Fault::io(&found.path))?);
-    file.read_exact_at(&mut magic, 0)
-        .map_err(Fault::io(&found.path))?;
-    if &magic == b"QFI\xfb" {
-        return Err(Fault::Qcow2(found.path.clone()));
-    }
-    if access.read_only {
-        return Ok((fd, cache));
-    }
-    if found.kind != FileType::RegularFile {
+) -> Result<(OwnedFd, Cache, ImageFormat), Fault> {
+    let given = Found::on_host(path).map_err(Fault::io(path))?;
+    let found = find(given, path, image_path)?;
+    if !matches!(found.kind, FileType::RegularFile | FileType::BlockDevice) {
         return Err(Fault::Kind {
             path: found.path.clone(),
             kind: found.kind,
             wanted: "an image file",
         });
     }
-    image::finish(scratch.copy(&file, tell)?, scratch.path(), access)
+    let file = File::from(found.open(OFlags::RDONLY).map_err(Fault::io(&found.path))?);
+    let (format, access) = probed(&file, &found.path, access)?;
+    let base = Access {
+        read_only: true,
+        ..access
+    };
+    let (fd, cache) = image::open(&found, base)?;
+    if access.read_only {
+        return Ok((fd, cache, format));
+    }
+    let (fd, cache) = image::finish(overlay::over(&found, scratch, tell)?, scratch.path(), access)?;
+    Ok((fd, cache, format))
+}
+
+fn probed(file: &File, path: &Path, access: Access) -> Result<(ImageFormat, Access), Fault> {
+    Ok(match probe(file, path)? {
+        ImageFormat::Raw => (ImageFormat::Raw, access),
+        // Its size is that of a file, not of a disk.
+        ImageFormat::Qcow2 => (ImageFormat::Qcow2, Access { unit: 1, ..access }),
+    })
 }
 
 /// The image file: `path` itself, or in the container image whose root, or whose folder `disk`, `path` is.
-fn find(path: &Path, image_path: Option<&Path>) -> Result<Found, Fault> {
-    let given = Found::on_host(path).map_err(Fault::io(path))?;
+fn find(given: Found, path: &Path, image_path: Option<&Path>) -> Result<Found, Fault> {
     if !given.is_directory() {
         return Ok(given);
     }

@@ -42,20 +42,41 @@ pub enum Fault {
     /// Somebody else has it open.
     #[error("{} is in use by another VM or program", .0.display())]
     InUse(PathBuf),
-    /// A disk consists of sectors of 512 bytes, one at least.
-    #[error("{} has {bytes} bytes: a raw image is a multiple of 512 bytes and not empty", path.display())]
+    /// A disk consists of whole blocks, one at least.
+    #[error("{} has {bytes} bytes: a raw image is a multiple of {unit} bytes and not empty", path.display())]
     Size {
         /// The file.
         path: PathBuf,
         /// Its size.
         bytes: u64,
+        /// Bytes of a block.
+        unit: u64,
     },
     /// `cache: none` was asked for.
     #[error("Unable to use 'none' cache mode, file system where {} is stored does not support direct I/O", .0.display())]
     NoDirectIo(PathBuf),
     /// A format that is recognised but not served.
-    #[error("{} is a qcow2 image, which is not supported yet: convert it with 'qemu-img convert -O raw'", .0.display())]
-    Qcow2(PathBuf),
+    #[error("{}: unsupported image format: {format}", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// The format.
+        format: &'static str,
+    },
+    /// A `lun` that is no SCSI device.
+    #[error("{} is no SCSI device of the host, which a lun passes on: use disk instead", .0.display())]
+    NotScsi(PathBuf),
+    /// A directory of keys without the one that is needed.
+    #[error("{} has no file {keys}", path.display())]
+    NoKey {
+        /// The directory.
+        path: PathBuf,
+        /// The names it may have.
+        keys: String,
+    },
+    /// A directory of keys that no object can have.
+    #[error("{} holds too much: a volume of files has at most 1024 of them, 4 MiB together, 8 levels deep", .0.display())]
+    TooMuch(PathBuf),
     /// A containerDisk without a disk.
     #[error("no file found in folder {}, no disk present", .0.display())]
     NoDisk(PathBuf),
@@ -79,9 +100,9 @@ pub enum Fault {
     /// KubeVirt's least size of a disk it creates.
     #[error("the size is too low, must be at least 1MiB")]
     TooSmall,
-    /// The NoCloud volume could not be built.
-    #[error("building the cloud-init volume failed: {0}")]
-    CloudInit(String),
+    /// A volume of files could not be built.
+    #[error("building the ISO image failed: {0}")]
+    Iso(String),
 }
 
 impl Fault {

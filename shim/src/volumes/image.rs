@@ -23,6 +23,8 @@ pub(super) struct Access {
     /// Other VMs may write it at the same time.
     pub(super) shareable: bool,
     pub(super) cache: CacheMode,
+    /// Its size is a multiple of this many bytes.
+    pub(super) unit: u64,
 }
 
 /// Opens a regular file or block device as a disk and locks it for as long as any copy of the descriptor is open.
@@ -55,10 +57,11 @@ pub(super) fn finish(fd: OwnedFd, path: &Path, access: Access) -> Result<(OwnedF
     let mut file = File::from(fd);
     lock(&file, path, access)?;
     let bytes = file.seek(SeekFrom::End(0)).map_err(Fault::io(path))?;
-    if bytes == 0 || bytes % 512 != 0 {
+    if bytes == 0 || !bytes.is_multiple_of(access.unit) {
         return Err(Fault::Size {
             path: path.to_owned(),
             bytes,
+            unit: access.unit,
         });
     }
     let fd = OwnedFd::from(file);

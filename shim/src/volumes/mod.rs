@@ -3,23 +3,31 @@
 //! What a path is, is found out before it is opened, and only regular files and block devices are. Below a folder
 //! that came with a container image no symbolic link is followed. A disk is locked while anybody has it open.
 
+mod block;
 mod container_disk;
 mod error;
+mod format;
 mod host_disk;
 mod image;
 mod iso;
+mod key_files;
 mod memory_file;
+mod overlay;
 mod path;
 mod scratch;
+mod seed;
+mod sparse;
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use husk_proto::vmm::v1::disk::Cache;
-use husk_vmi::{BootPlan, DiskPlan, DiskSource, KERNEL_VOLUME, KernelFile, VmPlan};
+use husk_vmi::{BlockSize, BootPlan, DeviceType, DiskPlan, DiskSource, KERNEL_VOLUME, KernelFile, VmPlan};
 use rustix::fs::{FileType, OFlags};
 
+pub use block::BlockSizes;
 pub use error::{Fault, VolumeError};
+pub use format::ImageFormat;
 pub use scratch::Scratch;
 
 use image::Access;
@@ -27,6 +35,8 @@ use path::Found;
 
 /// The least size of a disk that is made, and its granularity.
 const MIB: u64 = 1 << 20;
+/// Bytes of the smallest block a disk is addressed by.
+const SECTOR: u64 = 512;
 
 /// Everything of a VM that lies in files, opened. Dropping it closes them, which drops their locks unless the
 /// descriptors were handed on.
@@ -43,15 +53,19 @@ pub struct Volumes {
 /// One disk's data.
 #[derive(Debug)]
 pub struct OpenDisk {
-    /// A file, block device or sealed memory.
-    pub file: OwnedFd,
+    /// A file, block device or sealed memory; none for a drive without a medium.
+    pub file: Option<OwnedFd>,
     /// The descriptor, and so the disk, cannot be written.
     pub read_only: bool,
     /// The cache mode the descriptor is in.
     pub cache: Cache,
+    /// The format of the data.
+    pub format: ImageFormat,
+    /// The block sizes the guest is told; none if that is the VMM's choice.
+    pub block_sizes: Option<BlockSizes>,
 }
 
-/// How far the copy of a containerDisk is.
+/// How far the copy of an image is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Copying {
     /// The volume's name.
@@ -62,8 +76,8 @@ pub struct Copying {
     pub size: u64,
 }
 
-/// Opens, and where the plan says so makes, all files of a VM. Blocks; a containerDisk may take seconds to copy, which
-/// `tell` is told now and then.
+/// Opens, and where the plan says so makes, all files of a VM. Blocks; an image may take seconds to copy, which `tell`
+/// is told now and then.
 pub fn open(plan: &VmPlan, scratch: &Scratch, tell: impl Fn(Copying)) -> Result<Volumes, VolumeError> {
     let disks = plan.disks.iter().map(|disk| {
         let tell = |done, size| {
@@ -100,14 +114,48 @@ fn open_disk(disk: &DiskPlan, scratch: &Scratch, tell: &dyn Fn(u64, u64)) -> Res
         read_only: disk.read_only,
         shareable: disk.shareable,
         cache: disk.cache,
+        unit: match disk.block_size {
+            BlockSize::Custom { logical, .. } => logical.into(),
+            BlockSize::Default | BlockSize::MatchVolume => SECTOR,
+        },
     };
+    let mut format = ImageFormat::Raw;
     let (file, cache) = match &disk.source {
-        DiskSource::File(path) => image::open(&find_claim(path)?, access)?,
+        DiskSource::Empty => return Ok(read_only(None)),
+        DiskSource::CloudInit {
+            layout,
+            meta_data,
+            user_data,
+            network_data,
+        } => {
+            let image = seed::cloud_init(*layout, meta_data, user_data, network_data.as_ref())?;
+            return sealed(&image);
+        }
+        DiskSource::Files { dir, label } => return sealed(&seed::files(label, dir.as_deref())?),
+        DiskSource::File(path) => {
+            let found = find_claim(path)?;
+            match disk.device {
+                DeviceType::Lun => open_lun(&found, access)?,
+                _ if disk.overlay => {
+                    // Kept open, and so locked, until it has been copied.
+                    let base = Access {
+                        read_only: true,
+                        ..access
+                    };
+                    let _base = image::open(&found, base)?;
+                    image::finish(overlay::over(&found, scratch, tell)?, scratch.path(), access)?
+                }
+                _ => image::open(&found, access)?,
+            }
+        }
         DiskSource::HostDisk { path, create_bytes } => {
             image::open(&host_disk::find(path, *create_bytes)?, access)?
         }
         DiskSource::ContainerDisk { path, image_path } => {
-            container_disk::open(path, image_path.as_deref(), access, scratch, tell)?
+            let (file, cache, probed) =
+                container_disk::open(path, image_path.as_deref(), access, scratch, tell)?;
+            format = probed;
+            (file, cache)
         }
         DiskSource::EmptyDisk { capacity_bytes } => {
             let size = capacity_bytes / MIB * MIB;
@@ -116,34 +164,47 @@ fn open_disk(disk: &DiskPlan, scratch: &Scratch, tell: &dyn Fn(u64, u64)) -> Res
             }
             image::finish(scratch.sparse(size)?, scratch.path(), access)?
         }
-        DiskSource::CloudInitNoCloud {
-            meta_data,
-            user_data,
-            network_config,
-        } => {
-            let mut files = vec![
-                ("meta-data", meta_data.as_bytes()),
-                ("user-data", user_data.as_slice()),
-            ];
-            files.extend(
-                network_config
-                    .as_ref()
-                    .map(|config| ("network-config", config.as_slice())),
-            );
-            let image = iso::image("cidata", &files).map_err(Fault::CloudInit)?;
-            let file = memory_file::sealed("cidata", &image).map_err(Fault::io("cidata"))?;
-            return Ok(OpenDisk {
-                file,
-                read_only: true,
-                cache: Cache::Writeback,
-            });
-        }
     };
+    let block_sizes = block::sizes(disk.block_size, &file, scratch.path())?;
     Ok(OpenDisk {
-        file,
+        file: Some(file),
         read_only: access.read_only,
         cache,
+        format,
+        block_sizes,
     })
+}
+
+/// A drive's medium that nobody can write, or none.
+fn read_only(file: Option<OwnedFd>) -> OpenDisk {
+    OpenDisk {
+        file,
+        read_only: true,
+        cache: Cache::Writeback,
+        format: ImageFormat::Raw,
+        block_sizes: None,
+    }
+}
+
+fn sealed(image: &[u8]) -> Result<OpenDisk, Fault> {
+    let file = memory_file::sealed("husk-iso", image).map_err(Fault::io("husk-iso"))?;
+    Ok(read_only(Some(file)))
+}
+
+/// A SCSI device of the host.
+fn open_lun(found: &Found, access: Access) -> Result<(OwnedFd, Cache), Fault> {
+    if found.kind != FileType::BlockDevice {
+        return Err(Fault::Kind {
+            path: found.path.clone(),
+            kind: found.kind,
+            wanted: "a block device, which a lun needs",
+        });
+    }
+    let (file, cache) = image::open(found, access)?;
+    if !block::is_scsi(&file) {
+        return Err(Fault::NotScsi(found.path.clone()));
+    }
+    Ok((file, cache))
 }
 
 /// The image of a claim: the path itself, or `disk.img` in the folder it is.

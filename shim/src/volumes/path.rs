@@ -40,6 +40,19 @@ impl Found {
         Found::below(&self.fd, &self.path, path)
     }
 
+    /// The same, but for links that stay in the directory: those of a directory the kubelet mounts.
+    pub(super) fn within(&self, path: &Path) -> io::Result<Found> {
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let fd = openat2(
+            &self.fd,
+            path,
+            OFlags::PATH | OFlags::CLOEXEC,
+            Mode::empty(),
+            resolve,
+        )?;
+        Found::new(fd, self.path.join(path))
+    }
+
     fn below(root: &OwnedFd, directory: &Path, path: &Path) -> io::Result<Found> {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let fd = openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)?;

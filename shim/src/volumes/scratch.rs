@@ -4,7 +4,7 @@
 //! directory is usually memory.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
@@ -12,6 +12,7 @@ use rustix::fs::{Mode, OFlags, ioctl_ficlone, open};
 use rustix::io::Errno;
 
 use super::error::Fault;
+use super::sparse::SparseWriter;
 
 /// Bytes copied at a time, between two words on how far the copy is.
 const CHUNK: u64 = 16 << 20;
@@ -41,9 +42,16 @@ impl Scratch {
         &self.directory
     }
 
+    /// An empty file.
+    pub(super) fn file(&self) -> Result<File, Fault> {
+        self.nameless()
+            .map(File::from)
+            .map_err(Fault::io(&self.directory))
+    }
+
     /// A sparse file of that many zero bytes.
     pub(super) fn sparse(&self, bytes: u64) -> Result<OwnedFd, Fault> {
-        let file = File::from(self.nameless().map_err(Fault::io(&self.directory))?);
+        let file = self.file()?;
         file.set_len(bytes).map_err(Fault::io(&self.directory))?;
         Ok(file.into())
     }
@@ -51,7 +59,7 @@ impl Scratch {
     /// A copy of `image`, sharing its blocks where the file system can, else sparse, which takes time: `tell` is told
     /// the bytes done and all there are.
     pub(super) fn copy(&self, image: &File, tell: &dyn Fn(u64, u64)) -> Result<OwnedFd, Fault> {
-        let copy = File::from(self.nameless().map_err(Fault::io(&self.directory))?);
+        let copy = self.file()?;
         if ioctl_ficlone(&copy, image).is_err() {
             copy_sparse(image, &copy, tell).map_err(Fault::io(&self.directory))?;
         }
@@ -77,10 +85,19 @@ impl Scratch {
 }
 
 /// Copies the parts of `from` that hold data.
-fn copy_sparse(mut from: &File, mut to: &File, tell: &dyn Fn(u64, u64)) -> io::Result<()> {
+fn copy_sparse(from: &File, to: &File, tell: &dyn Fn(u64, u64)) -> io::Result<()> {
     use rustix::fs::{SeekFrom, seek};
     let size = seek(from, SeekFrom::End(0))?;
     to.set_len(size)?;
+    match seek(from, SeekFrom::Data(0)) {
+        // Block devices do not tell where they hold data.
+        Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOTTY) => copy_nonzero(from, to, size, tell),
+        _ => copy_extents(from, to, size, tell),
+    }
+}
+
+fn copy_extents(mut from: &File, mut to: &File, size: u64, tell: &dyn Fn(u64, u64)) -> io::Result<()> {
+    use rustix::fs::{SeekFrom, seek};
     let mut offset = 0;
     while offset < size {
         let start = match seek(from, SeekFrom::Data(offset)) {
@@ -92,11 +109,30 @@ fn copy_sparse(mut from: &File, mut to: &File, tell: &dyn Fn(u64, u64)) -> io::R
         offset = seek(from, SeekFrom::Hole(start))?.min(start + CHUNK);
         seek(from, SeekFrom::Start(start))?;
         seek(to, SeekFrom::Start(start))?;
-        if io::copy(&mut from.by_ref().take(offset - start), &mut to)? < offset - start {
+        if io::copy(&mut Read::by_ref(&mut from).take(offset - start), &mut to)? < offset - start {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
     }
     Ok(())
+}
+
+fn copy_nonzero(mut from: &File, to: &File, size: u64, tell: &dyn Fn(u64, u64)) -> io::Result<()> {
+    rustix::fs::seek(from, rustix::fs::SeekFrom::Start(0))?;
+    let mut writer = SparseWriter::new(to, u64::MAX);
+    let mut buffer = vec![0; 1 << 20];
+    let mut done = 0;
+    while done < size {
+        if done % CHUNK == 0 {
+            tell(done, size);
+        }
+        let length = buffer
+            .len()
+            .min(usize::try_from(size - done).unwrap_or(usize::MAX));
+        from.read_exact(&mut buffer[..length])?;
+        writer.write_all(&buffer[..length])?;
+        done += length as u64;
+    }
+    writer.finish().map(drop)
 }
 
 #[cfg(test)]
@@ -126,6 +162,12 @@ mod tests {
         assert_eq!(&bytes, b"middle");
         assert_eq!(copy.metadata().unwrap().len(), 64 << 20);
         assert!(copy.metadata().unwrap().blocks() * 512 < 1 << 20);
+
+        let target = tempfile::tempfile().unwrap();
+        copy_nonzero(&image, &target, 64 << 20, &|_, _| {}).unwrap();
+        target.read_exact_at(&mut bytes, 40 << 20).unwrap();
+        assert_eq!((&bytes, target.metadata().unwrap().len()), (b"middle", 64 << 20));
+        assert!(target.metadata().unwrap().blocks() * 512 < 1 << 20);
 
         let copy = File::from(scratch.copy(&image, &|_, _| {}).unwrap());
         copy.read_exact_at(&mut bytes[..4], 0).unwrap();

@@ -2,7 +2,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::PathBuf;
 
-use husk_vmi::{CacheMode, FileRef};
+use husk_vmi::{CacheMode, Controller, ErrorPolicy, FileRef, FormatRule, SeedData, SeedLayout};
 use rustix::fs::{CWD, Mode, fcntl_getfl, mkfifoat};
 
 use super::*;
@@ -37,14 +37,26 @@ impl Home {
     }
 }
 
+fn fd(opened: &OpenDisk) -> &OwnedFd {
+    opened.file.as_ref().unwrap()
+}
+
 fn disk(source: DiskSource) -> DiskPlan {
     DiskPlan {
         name: "data".into(),
         target: "vda".into(),
+        controller: Controller::VirtioBlk,
+        device: DeviceType::Disk,
         read_only: false,
+        overlay: false,
+        format: FormatRule::Raw,
         serial: None,
         cache: CacheMode::Auto,
         shareable: false,
+        block_size: BlockSize::Default,
+        error_policy: ErrorPolicy::Stop,
+        queues: 1,
+        io_thread: None,
         boot_order: None,
         source,
     }
@@ -136,7 +148,7 @@ fn one_image_serves_one_writer_or_many_readers() {
         );
     }
     // The lock is the open file's: it outlives this process's own copy.
-    let handed_on = writer.file.try_clone().unwrap();
+    let handed_on = fd(&writer).try_clone().unwrap();
     drop(writer);
     home.open(&file(&path)).unwrap_err();
     drop(handed_on);
@@ -163,7 +175,7 @@ fn a_read_only_disk_cannot_be_written_through_its_descriptor() {
         })
         .unwrap();
     assert!(opened.read_only);
-    assert!(File::from(opened.file).write_all_at(b"x", 0).is_err());
+    assert!(File::from(opened.file.unwrap()).write_all_at(b"x", 0).is_err());
 }
 
 #[test]
@@ -182,7 +194,7 @@ fn the_cache_mode_is_the_descriptors() {
             })
             .unwrap();
         assert!(allowed.contains(&opened.cache), "{mode:?} {:?}", opened.cache);
-        let flags = fcntl_getfl(&opened.file).unwrap();
+        let flags = fcntl_getfl(fd(&opened)).unwrap();
         assert_eq!(flags.contains(OFlags::DIRECT), opened.cache == Cache::None);
         assert!(!flags.contains(OFlags::NONBLOCK));
     }
@@ -212,7 +224,7 @@ fn an_empty_disk_is_zero_sparse_and_nameless() {
             capacity_bytes: SIZE + 7,
         }))
         .unwrap();
-    let stat = rustix::fs::fstat(&opened.file).unwrap();
+    let stat = rustix::fs::fstat(fd(&opened)).unwrap();
     assert_eq!((stat.st_size as u64, stat.st_blocks, stat.st_nlink), (SIZE, 0, 0));
     assert_eq!(fs::read_dir(home.dir.path()).unwrap().count(), 0);
     let error = home
@@ -223,22 +235,158 @@ fn an_empty_disk_is_zero_sparse_and_nameless() {
     assert!(error.contains("must be at least 1MiB"), "{error}");
 }
 
-#[test]
-fn a_cloud_init_disk_is_sealed_and_labelled() {
-    let home = Home::new();
-    let seed = DiskSource::CloudInitNoCloud {
+/// The label and the files, with their modes, of a disk made of files.
+fn content(opened: OpenDisk) -> (String, Vec<(String, u32, String)>) {
+    assert!(opened.read_only && opened.format == ImageFormat::Raw);
+    let file = File::from(opened.file.unwrap());
+    assert!(file.write_all_at(b"x", 0).is_err() && file.set_len(0).is_err());
+    let mut image = vec![0; file.metadata().unwrap().len() as usize];
+    file.read_exact_at(&mut image, 0).unwrap();
+    assert_eq!(image.len() % 2048, 0);
+    let (label, files) = iso::tests::read(&image);
+    let text = |(name, (mode, content))| (name, mode & 0o777, String::from_utf8(content).unwrap());
+    (label, files.into_iter().map(text).collect())
+}
+
+fn seed(layout: SeedLayout, user_data: SeedData, network_data: Option<SeedData>) -> DiskPlan {
+    disk(DiskSource::CloudInit {
+        layout,
         meta_data: "{}".into(),
-        user_data: b"#cloud-config\n".to_vec(),
-        network_config: None,
+        user_data,
+        network_data,
+    })
+}
+
+#[test]
+fn a_seed_is_where_cloud_init_looks_for_it() {
+    let home = Home::new();
+    let inline = |text: &str| SeedData::Inline(text.into());
+    let no_cloud = seed(SeedLayout::NoCloud, inline("#cloud-config\n"), None);
+    let files = |list: &[(&str, &str)]| -> Vec<(String, u32, String)> {
+        list.iter()
+            .map(|(name, text)| ((*name).into(), 0o400, (*text).into()))
+            .collect()
     };
-    let opened = home.open(&disk(seed)).unwrap();
-    assert!(opened.read_only);
-    let file = File::from(opened.file);
-    let mut label = [0; 6];
-    file.read_exact_at(&mut label, 16 * 2048 + 40).unwrap();
-    assert_eq!(&label, b"cidata");
-    assert!(file.write_all_at(b"x", 0).is_err());
-    assert_eq!(file.metadata().unwrap().len() % 2048, 0);
+    assert_eq!(
+        content(home.open(&no_cloud).unwrap()),
+        (
+            "cidata".into(),
+            files(&[("meta-data", "{}"), ("user-data", "#cloud-config\n")])
+        )
+    );
+    fs::create_dir(home.path("secret")).unwrap();
+    fs::write(home.path("secret/userData"), "u").unwrap();
+    let secret = || SeedData::Secret(home.path("secret"));
+    let drive = seed(SeedLayout::ConfigDrive, secret(), Some(inline("n")));
+    let at = |name| format!("openstack/latest/{name}");
+    let (meta, network, user) = (at("meta_data.json"), at("network_data.json"), at("user_data"));
+    assert_eq!(
+        content(home.open(&drive).unwrap()),
+        (
+            "config-2".into(),
+            files(&[(&meta, "{}"), (&network, "n"), (&user, "u")])
+        )
+    );
+    let error = home
+        .open(&seed(SeedLayout::NoCloud, inline(""), Some(secret())))
+        .unwrap_err();
+    let wanted = format!(
+        "volume \"data\": {} has no file networkdata or networkData",
+        home.path("secret").display()
+    );
+    assert_eq!(error, wanted);
+}
+
+#[test]
+fn an_objects_files_become_a_disk() {
+    let home = Home::new();
+    fs::create_dir(home.path("map")).unwrap();
+    fs::write(home.path("map/ca.crt"), "c").unwrap();
+    let files = |dir: Option<&str>| {
+        disk(DiskSource::Files {
+            dir: dir.map(|dir| home.path(dir)),
+            label: "OEMDRV".into(),
+        })
+    };
+    assert_eq!(
+        content(home.open(&files(Some("map"))).unwrap()),
+        ("OEMDRV".into(), vec![("ca.crt".into(), 0o444, "c".into())])
+    );
+    assert_eq!(content(home.open(&files(None)).unwrap()).1, []);
+    let error = home.open(&files(Some("missing"))).unwrap_err();
+    assert!(error.contains("missing: No such file"), "{error}");
+    let error = home.open(&files(Some("map/ca.crt"))).unwrap_err();
+    assert!(
+        error.ends_with("is a regular file, not a directory with a file for each key"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_drive_may_be_empty() {
+    let opened = Home::new().open(&disk(DiskSource::Empty)).unwrap();
+    assert!(opened.file.is_none() && opened.read_only);
+}
+
+#[test]
+fn a_lun_is_a_scsi_device() {
+    let home = Home::new();
+    let path = home.image("disk.img", SIZE);
+    let lun = DiskPlan {
+        device: DeviceType::Lun,
+        ..file(&path)
+    };
+    let error = home.open(&lun).unwrap_err();
+    assert!(
+        error.ends_with("disk.img is a regular file, not a block device, which a lun needs"),
+        "{error}"
+    );
+}
+
+#[test]
+fn sizes_follow_the_block_size() {
+    let home = Home::new();
+    let path = home.image("disk.img", 6 << 10);
+    let sized = |block_size| DiskPlan {
+        block_size,
+        ..file(&path)
+    };
+    let custom = |logical| BlockSize::Custom {
+        logical,
+        physical: 4096,
+        discard_granularity: None,
+    };
+    let sizes = home.open(&sized(custom(2048))).unwrap().block_sizes.unwrap();
+    assert_eq!((sizes.logical, sizes.physical), (2048, 4096));
+    let error = home.open(&sized(custom(4096))).unwrap_err();
+    assert!(
+        error.contains("has 6144 bytes: a raw image is a multiple of 4096 bytes"),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_ephemeral_disk_is_an_overlay_of_a_claim_that_stays_as_it_is() {
+    let home = Home::new();
+    home.image("claim/disk.img", SIZE);
+    let ephemeral = DiskPlan {
+        overlay: true,
+        cache: CacheMode::WriteBack,
+        ..file(&home.path("claim"))
+    };
+    let (one, other) = (home.open(&ephemeral).unwrap(), home.open(&ephemeral).unwrap());
+    let (one, other) = (File::from(one.file.unwrap()), File::from(other.file.unwrap()));
+    one.write_all_at(b"one", 0).unwrap();
+    let mut read = [0; 3];
+    other.read_exact_at(&mut read, 0).unwrap();
+    assert_eq!(
+        (read, fs::read(home.path("claim/disk.img")).unwrap()[0]),
+        ([0; 3], 0)
+    );
+    // While somebody writes the claim, nobody may take it for a base.
+    let _writer = home.open(&file(&home.path("claim"))).unwrap();
+    let error = home.open(&ephemeral).unwrap_err();
+    assert!(error.contains("is in use"), "{error}");
 }
 
 #[test]
@@ -253,7 +401,7 @@ fn a_container_disk_is_the_one_file_in_disk_and_is_never_written() {
             ..container(home.path(given), None)
         };
         drop(opened);
-        let copy = File::from(home.open(&copy).unwrap().file);
+        let copy = File::from(home.open(&copy).unwrap().file.unwrap());
         copy.write_all_at(b"bbbb", 0).unwrap();
         assert_eq!(fs::read(&path).unwrap()[..4], *b"aaaa");
         assert_eq!(copy.metadata().unwrap().nlink_of(), 0);
@@ -304,14 +452,23 @@ fn a_container_image_cannot_lead_out_of_itself() {
 }
 
 #[test]
-fn qcow2_is_named_and_the_way_out_too() {
+fn only_a_container_disks_format_is_probed() {
     let home = Home::new();
-    let path = home.image("disk.qcow2", SIZE);
+    let path = home.image("disk.qcow2", SIZE + 1);
     let image = File::options().write(true).open(&path).unwrap();
     image.write_all_at(b"QFI\xfb\0\0\0\x03", 0).unwrap();
+    let buffered = |plan| DiskPlan {
+        cache: CacheMode::WriteBack,
+        ..plan
+    };
+    let opened = home.open(&buffered(container(path.clone(), None))).unwrap();
+    assert_eq!(opened.format, ImageFormat::Qcow2);
+    image.set_len(SIZE).unwrap();
+    assert_eq!(home.open(&file(&path)).unwrap().format, ImageFormat::Raw);
+    image.write_all_at(b"KDMV", 0).unwrap();
     let error = home.open(&container(path, None)).unwrap_err();
     assert!(
-        error.contains("disk.qcow2 is a qcow2 image") && error.contains("qemu-img convert -O raw"),
+        error.ends_with("disk.qcow2: unsupported image format: vmdk"),
         "{error}"
     );
 }

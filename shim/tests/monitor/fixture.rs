@@ -8,7 +8,10 @@ use husk_proto::shim::v1::{InfoRequest, InfoResponse, Phase, Status, WatchStatus
 use husk_shim::client::{PodClient, connect};
 use husk_shim::launch::{LaunchError, MonitorConfig, launch};
 use husk_shim::state::{RuntimeDir, VmDir};
-use husk_vmi::{BootPlan, CacheMode, DiskPlan, DiskSource, Memory, Topology, VmPlan};
+use husk_vmi::{
+    BlockSize, BootPlan, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, FormatRule,
+    Memory, Topology, VmPlan,
+};
 
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -34,6 +37,7 @@ pub fn plan(name: &str) -> VmPlan {
             hugepage_bytes: None,
         },
         disks: Vec::new(),
+        scsi: None,
         boot: BootPlan::Disks {
             order: Vec::new(),
             append: None,
@@ -53,10 +57,18 @@ pub fn disk(name: &str, source: DiskSource) -> DiskPlan {
     DiskPlan {
         name: name.into(),
         target: "vda".into(),
+        controller: Controller::VirtioBlk,
+        device: DeviceType::Disk,
         read_only: false,
+        overlay: false,
+        format: FormatRule::Raw,
         serial: None,
         cache: CacheMode::Auto,
         shareable: false,
+        block_size: BlockSize::Default,
+        error_policy: ErrorPolicy::Stop,
+        queues: 1,
+        io_thread: None,
         boot_order: None,
         source,
     }

@@ -1,7 +1,7 @@
 //! What the plan boots.
 
-use super::disks::{KERNEL_VOLUME, relative};
-use super::{BootPlan, DiskPlan, FileRef, KernelFile, KernelOverride, PodResources};
+use super::source::{KERNEL_VOLUME, relative};
+use super::{BootPlan, DiskPlan, DiskSource, FileRef, KernelFile, KernelOverride, PodResources};
 use crate::field::{FieldError, Note};
 use crate::load::Vmi;
 use crate::types::KernelBoot;
@@ -111,7 +111,7 @@ fn from_manifest(
     }
 }
 
-/// The disks with a boot order, in that order; if none has one, the first disk.
+/// The disks with a boot order, in that order; if none has one, the first disk. A drive without a medium boots nothing.
 fn from_disks(
     vmi: &Vmi,
     disks: &[DiskPlan],
@@ -119,7 +119,8 @@ fn from_disks(
     errors: &mut Vec<FieldError>,
     notes: &mut Vec<Note>,
 ) -> BootPlan {
-    let mut ordered: Vec<&DiskPlan> = disks.iter().filter(|disk| disk.boot_order.is_some()).collect();
+    let loaded = || disks.iter().filter(|disk| disk.source != DiskSource::Empty);
+    let mut ordered: Vec<&DiskPlan> = loaded().filter(|disk| disk.boot_order.is_some()).collect();
     ordered.sort_by_key(|disk| disk.boot_order);
     let interfaces = &vmi.spec.domain.devices.interfaces;
     for (i, _) in interfaces
@@ -141,12 +142,12 @@ fn from_disks(
         }
     }
     if ordered.is_empty() {
-        ordered.extend(disks.first());
+        ordered.extend(loaded().next());
     }
     if ordered.is_empty() && errors.is_empty() {
         let path = vmi.at("domain.devices.disks");
         let text = format!(
-            "{path} is empty: the VM has nothing to boot; add a disk, firmware.kernelBoot or --kernel"
+            "{path} has no disk with data: the VM has nothing to boot; add one, firmware.kernelBoot or --kernel"
         );
         errors.push(FieldError::required(path, text));
     }

@@ -1,19 +1,24 @@
 //! From a VMI to the VM it describes: defaults applied as KubeVirt's webhooks do, sources resolved.
 
 mod boot;
+mod disk;
 mod disks;
+mod io_threads;
 mod machine;
+mod source;
 mod text;
 mod types;
 
 use uuid::Uuid;
 
-pub use disks::KERNEL_VOLUME;
-pub(crate) use disks::{decode, effective};
-pub use types::{
-    BootPlan, CacheMode, DiskPlan, DiskSource, FileRef, KernelFile, KernelOverride, Memory, PodResources,
-    Topology, VmPlan,
+pub use disk::{
+    BlockSize, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, FormatRule, ScsiAddress,
+    ScsiController, SeedData, SeedLayout,
 };
+pub(crate) use disks::effective;
+pub use source::KERNEL_VOLUME;
+pub(crate) use source::decode;
+pub use types::{BootPlan, FileRef, KernelFile, KernelOverride, Memory, PodResources, Topology, VmPlan};
 
 use crate::field::FieldError;
 use crate::load::Vmi;
@@ -42,7 +47,13 @@ pub fn plan(vmi: &Vmi, resources: &PodResources) -> Result<VmPlan, Vec<FieldErro
     let topology = machine::topology(vmi, &mut errors);
     let memory = machine::memory(vmi, &mut errors);
     let rtc_offset_seconds = machine::rtc_offset(vmi, resources.now_unix_seconds, &mut errors);
-    let disks = disks::plan(vmi, uuid, resources, &mut errors);
+    let queues = if devices.block_multi_queue {
+        topology.vcpus()
+    } else {
+        1
+    };
+    let mut disks = disks::plan(vmi, uuid, queues, resources, &mut errors);
+    io_threads::assign(vmi, topology, &mut disks);
     let boot = boot::plan(vmi, &disks, resources, &mut errors, &mut notes);
     if !errors.is_empty() {
         return Err(errors);
@@ -54,6 +65,8 @@ pub fn plan(vmi: &Vmi, resources: &PodResources) -> Result<VmPlan, Vec<FieldErro
         serial: domain.firmware.serial.clone().filter(|serial| !serial.is_empty()),
         topology,
         memory,
+        scsi: (!devices.disable_hotplug || disks.iter().any(DiskPlan::is_scsi))
+            .then_some(ScsiController { queues }),
         disks,
         boot,
         rng: devices.rng.is_some(),

@@ -27,24 +27,3 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
         Form::Encoded { base64 } => STANDARD.decode(base64).map_err(serde::de::Error::custom),
     }
 }
-
-/// The same for bytes that may be absent.
-pub(super) mod option {
-    use super::{Deserializer, Serializer};
-
-    pub(in super::super) fn serialize<S: Serializer>(
-        bytes: &Option<Vec<u8>>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        match bytes {
-            Some(bytes) => super::serialize(bytes, serializer),
-            None => serializer.serialize_none(),
-        }
-    }
-
-    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Option<Vec<u8>>, D::Error> {
-        super::deserialize(deserializer).map(Some)
-    }
-}

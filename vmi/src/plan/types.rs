@@ -6,13 +6,15 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::{DiskPlan, ScsiController};
 use crate::field::Note;
 
 /// What the caller can offer to a VM, beside the manifest.
 #[derive(Clone, Debug, Default)]
 pub struct PodResources {
-    /// Where the data of a volume is, by volume name: an image file, a block device or, for a containerDisk and for
-    /// `kernel-boot-volume`, a directory.
+    /// Where the data of a volume is, by volume name: an image file, a block device or a directory. A containerDisk
+    /// may also be an archive; a configMap, secret, downwardAPI or serviceAccount, cloud-init's Secrets and
+    /// `kernel-boot-volume` are directories.
     pub volumes: BTreeMap<String, PathBuf>,
     /// A kernel from outside the manifest; it takes precedence over `firmware.kernelBoot` and the disks.
     pub kernel: Option<KernelOverride>,
@@ -52,6 +54,9 @@ pub struct VmPlan {
     pub memory: Memory,
     /// Disks in the guest's order.
     pub disks: Vec<DiskPlan>,
+    /// The SCSI controller; there is one unless `disableHotplug` is set and no disk needs it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub scsi: Option<ScsiController>,
     /// What is booted.
     pub boot: BootPlan,
     /// Give the guest a virtio entropy device.
@@ -101,93 +106,6 @@ pub struct Memory {
     /// Back it by huge pages of this size in bytes (2 MiB or 1 GiB), reserved at start.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub hugepage_bytes: Option<u64>,
-}
-
-/// One virtio disk.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct DiskPlan {
-    /// The volume's name.
-    pub name: String,
-    /// The identifier KubeVirt gives it: `vda`, `vdb`, … in order. The guest names its disks itself.
-    pub target: String,
-    /// The guest cannot write it.
-    pub read_only: bool,
-    /// Serial number shown to the guest, at most 256 of `[A-Za-z0-9_.+-]`; virtio-blk carries the first 20 bytes.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub serial: Option<String>,
-    /// How the host caches it.
-    pub cache: CacheMode,
-    /// Another VM may have it open too.
-    pub shareable: bool,
-    /// Boot order, from 1.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub boot_order: Option<u32>,
-    /// Where its data is.
-    pub source: DiskSource,
-}
-
-/// Where a disk's data is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum DiskSource {
-    /// A persistentVolumeClaim or dataVolume: a raw image file, a directory with a raw `disk.img`, or a block device.
-    File(PathBuf),
-    /// A containerDisk: an image file (its format is to be probed), or a directory of the image's root or of its `disk/`.
-    /// The content must never be written: the VM writes to an overlay that dies with it.
-    ContainerDisk {
-        /// What the caller mapped the volume to.
-        path: PathBuf,
-        /// `containerDisk.path`: the image file inside the container image, relative to its root, without `.` or `..`.
-        #[serde(skip_serializing_if = "Option::is_none", default)]
-        image_path: Option<PathBuf>,
-    },
-    /// A scratch disk that lives as long as the VM.
-    #[serde(rename_all = "camelCase")]
-    EmptyDisk {
-        /// Size in bytes, a multiple of 1 MiB and at least that.
-        capacity_bytes: u64,
-    },
-    /// A raw image on the node.
-    #[serde(rename_all = "camelCase")]
-    HostDisk {
-        /// Absolute path as the manifest has it.
-        path: PathBuf,
-        /// Create it, sparse, with this size in bytes if it is not there.
-        #[serde(skip_serializing_if = "Option::is_none", default)]
-        create_bytes: Option<u64>,
-    },
-    /// A read-only NoCloud seed (volume label `cidata`).
-    #[serde(rename_all = "camelCase")]
-    CloudInitNoCloud {
-        /// `meta-data`, JSON.
-        meta_data: String,
-        /// `user-data`; always a file, maybe empty.
-        #[serde(with = "super::text")]
-        user_data: Vec<u8>,
-        /// `network-config`; no file if there is none.
-        #[serde(
-            with = "super::text::option",
-            skip_serializing_if = "Option::is_none",
-            default
-        )]
-        network_config: Option<Vec<u8>>,
-    },
-}
-
-/// `disks[].cache`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum CacheMode {
-    /// Not given: past the host's page cache if the file can do that, else write-through.
-    #[default]
-    Auto,
-    /// Past the host's page cache; an error if the file cannot do that.
-    None,
-    /// Through the host's page cache, each write durable.
-    WriteThrough,
-    /// Through the host's page cache, durable at the guest's flush.
-    WriteBack,
 }
 
 /// What is booted.

@@ -7,7 +7,7 @@ const NO_GRAPHICS: &str = "the VM has no graphics device; its console is the ser
 const NO_PASSTHROUGH: &str = "device passthrough is not supported";
 const OWN_ADDRESS: &str = "the VMM places devices on the PCI bus itself";
 const NO_BINDING: &str = "this interface binding is not supported; bridge and masquerade will be";
-const NO_TAG: &str = "is passed on by a config drive only, which the VM does not have";
+const NO_TAG: &str = "a config drive does not list devices yet";
 
 pub(super) const DEVICES: &[Field] = &[
     noted(
@@ -79,23 +79,25 @@ const DISK: Kind = Object(&[
             no("pciAddress", Str, OWN_ADDRESS),
         ]),
     ),
-    no(
+    yes(
         "lun",
-        Object(&[yes("bus", Str), yes("readonly", Bool), yes("reservation", Bool)]),
-        "SCSI LUN passthrough is not supported yet; disks are virtio (disk: {})",
+        Object(&[
+            yes("bus", Str),
+            yes("readonly", Bool),
+            no("reservation", Bool, "persistent reservations are not supported"),
+        ]),
     ),
-    no(
+    yes(
         "cdrom",
         Object(&[yes("bus", Str), yes("readonly", Bool), yes("tray", Str)]),
-        "CD-ROM drives are not supported yet; a read-only virtio disk is (disk: {readonly: true})",
     ),
     yes("bootOrder", I32),
     yes("serial", Str),
-    noted("dedicatedIOThread", Bool, "every disk has a worker of its own"),
+    yes("dedicatedIOThread", Bool),
     yes("cache", Str),
     yes("io", Str),
     noted("tag", Str, NO_TAG),
-    no(
+    yes(
         "blockSize",
         Object(&[
             yes(
@@ -108,7 +110,6 @@ const DISK: Kind = Object(&[
             ),
             yes("matchVolume", Object(&[yes("enabled", Bool)])),
         ]),
-        "block sizes cannot be chosen yet; logical blocks have 512 bytes",
     ),
     yes("shareable", Bool),
     yes("errorPolicy", Str),

@@ -1,11 +1,11 @@
 //! `spec.volumes[]`.
 
-use super::Kind::{Bool, Object, Open, Quantity, Str};
+use super::Kind::{Bool, List, Object, Open, Quantity, Str};
 use super::{Field, Kind, no, noted, pod, yes};
 
 const KINDS: &str = "this kind of volume is not supported yet; supported are containerDisk, persistentVolumeClaim, \
-                     dataVolume, hostDisk, emptyDisk and cloudInitNoCloud";
-const NO_SECRET: &str = "Secrets cannot be read yet; give the data inline";
+                     dataVolume, ephemeral, hostDisk, emptyDisk, cloudInitNoCloud, cloudInitConfigDrive, configMap, \
+                     secret, downwardAPI and serviceAccount";
 
 pub(super) const VOLUME: Kind = Object(&[
     yes("name", Str).required(),
@@ -24,11 +24,7 @@ pub(super) const VOLUME: Kind = Object(&[
     ),
     yes("persistentVolumeClaim", Object(CLAIM)),
     yes("cloudInitNoCloud", CLOUD_INIT),
-    no(
-        "cloudInitConfigDrive",
-        CLOUD_INIT,
-        "config drives are not supported yet; use cloudInitNoCloud",
-    ),
+    yes("cloudInitConfigDrive", CLOUD_INIT),
     no("sysprep", Open(&[]), KINDS),
     yes(
         "containerDisk",
@@ -39,29 +35,29 @@ pub(super) const VOLUME: Kind = Object(&[
             pod("imagePullPolicy", Str),
         ]),
     ),
-    no(
+    yes(
         "ephemeral",
         Object(&[yes("persistentVolumeClaim", Object(CLAIM))]),
-        KINDS,
     ),
     yes("emptyDisk", Object(&[yes("capacity", Quantity).required()])),
     yes("dataVolume", Object(&[yes("name", Str).required(), HOTPLUGGABLE])),
-    no(
+    yes(
         "configMap",
         Object(&[yes("name", Str), yes("optional", Bool), yes("volumeLabel", Str)]),
-        KINDS,
     ),
-    no(
+    yes(
         "secret",
         Object(&[
             yes("secretName", Str),
             yes("optional", Bool),
             yes("volumeLabel", Str),
         ]),
-        KINDS,
     ),
-    no("downwardAPI", Open(&[]), KINDS),
-    no("serviceAccount", Object(&[yes("serviceAccountName", Str)]), KINDS),
+    yes(
+        "downwardAPI",
+        Object(&[yes("fields", List(&Open(&[]))), yes("volumeLabel", Str)]),
+    ),
+    yes("serviceAccount", Object(&[yes("serviceAccountName", Str)])),
     no("downwardMetrics", Open(&[]), KINDS),
     no("memoryDump", Open(&[]), KINDS),
     no("containerPath", Open(&[]), KINDS),
@@ -75,11 +71,13 @@ const HOTPLUGGABLE: Field = noted(
 
 const CLAIM: &[Field] = &[yes("claimName", Str), yes("readOnly", Bool), HOTPLUGGABLE];
 
+const SECRET_REF: Kind = Object(&[yes("name", Str)]);
+
 const CLOUD_INIT: Kind = Object(&[
-    no("secretRef", Open(&[]), NO_SECRET),
+    yes("secretRef", SECRET_REF),
     yes("userDataBase64", Str),
     yes("userData", Str),
-    no("networkDataSecretRef", Open(&[]), NO_SECRET),
+    yes("networkDataSecretRef", SECRET_REF),
     yes("networkDataBase64", Str),
     yes("networkData", Str),
 ]);

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use super::list_limit;
 use crate::field::FieldError;
 use crate::load::Vmi;
-use crate::names::{is_serial, label_fault};
+use crate::names::{is_pci_address, is_serial, label_fault};
 use crate::types::{BlockSize, Disk};
 
 /// The longest serial number, in characters.
@@ -23,7 +23,8 @@ pub(super) fn check(vmi: &Vmi, errors: &mut Vec<FieldError>) {
             let text = format!("{path} and {list}[{other}] must not have the same Name.");
             errors.push(FieldError::invalid(format!("{path}.name"), text));
         }
-        if vmi.spec.volume(&disk.name).is_none() {
+        // A CD-ROM drive may be empty, as it may in KubeVirt from 1.6 on.
+        if vmi.spec.volume(&disk.name).is_none() && disk.target().0 != "cdrom" {
             let text = format!("{path}.Name '{}' not found.", disk.name);
             errors.push(FieldError::invalid(format!("{path}.name"), text));
         }
@@ -80,7 +81,8 @@ fn target(vmi: &Vmi, disk: &Disk, path: &str, errors: &mut Vec<FieldError>) {
                     "Bus type virtio is invalid for CD-ROM device",
                 ));
             }
-            "sata" if kind == "disk" && target.readonly == Some(true) => {
+            // The default bus, which KubeVirt sets before it applies its rules.
+            "" | "sata" if kind == "disk" && target.readonly == Some(true) => {
                 errors.push(FieldError::invalid(
                     field,
                     "sata hard-disks do not support read-only.",
@@ -94,12 +96,19 @@ fn target(vmi: &Vmi, disk: &Disk, path: &str, errors: &mut Vec<FieldError>) {
                 errors.push(FieldError::invalid(field, text));
             }
         }
-        if bus == "sata" && kind == "disk" && disk.dedicated_io_thread {
-            errors.push(FieldError::unsupported(
-                path,
-                "IOThreads are not supported for disks on a SATA bus",
-            ));
+        if let Some(address) = target
+            .pci_address
+            .as_deref()
+            .filter(|address| !address.is_empty())
+        {
+            pci_address(address, bus, &format!("{path}.{kind}.pciAddress"), errors);
         }
+    }
+    if disk.target().0 == "disk" && disk.bus() == "sata" && disk.dedicated_io_thread {
+        errors.push(FieldError::unsupported(
+            path,
+            "IOThreads are not supported for disks on a SATA bus",
+        ));
     }
     let volume = vmi.spec.volume(&disk.name);
     if disk.lun.is_some()
@@ -107,6 +116,17 @@ fn target(vmi: &Vmi, disk: &Disk, path: &str, errors: &mut Vec<FieldError>) {
     {
         let field = format!("{path}.lun");
         let text = format!("{field} can only be mapped to a DataVolume or PersistentVolumeClaim volume.");
+        errors.push(FieldError::invalid(field, text));
+    }
+}
+
+fn pci_address(address: &str, bus: &str, field: &str, errors: &mut Vec<FieldError>) {
+    if bus != "virtio" {
+        let text = format!("disk {field} - setting a PCI address is only possible with bus type virtio.");
+        errors.push(FieldError::invalid(field, text));
+    }
+    if !is_pci_address(address) {
+        let text = format!("disk {field} has malformed PCI address ({address}).");
         errors.push(FieldError::invalid(field, text));
     }
 }

@@ -1,16 +1,16 @@
 //! What is supported where a field's value decides; where the field alone does, the schema table says so.
 
+mod disks;
+
 use crate::field::{FieldError, Note};
 use crate::load::Vmi;
-use crate::plan::effective;
 use crate::schema::Found;
-use crate::types::Disk;
 
 /// Says which valid values are refused and which are met differently.
 pub(crate) fn support(vmi: &Vmi) -> Found {
     let mut found = Found::default();
     machine(vmi, &mut found);
-    disks(vmi, &mut found);
+    disks::support(vmi, &mut found);
     network(vmi, &mut found);
     found
 }
@@ -99,71 +99,6 @@ fn machine(vmi: &Vmi, found: &mut Found) {
             path,
             "is read by a hook sidecar, which does not run here",
         ));
-    }
-}
-
-fn disks(vmi: &Vmi, found: &mut Found) {
-    let listed = vmi.spec.domain.devices.disks.len();
-    for (i, disk) in effective(vmi).iter().enumerate() {
-        let (kind, target) = disk.target();
-        if kind != "disk" {
-            continue;
-        }
-        let path = vmi.at(&format!("domain.devices.disks[{i}]"));
-        settings(disk, &path, found);
-        let position = vmi.spec.volumes.iter().position(|v| v.name == disk.name);
-        if let Some(position) = position
-            && vmi.spec.volumes[position].container_disk.is_some()
-            && target.is_none_or(|target| target.readonly != Some(true))
-        {
-            let path = vmi.at(&format!("volumes[{position}].containerDisk"));
-            let text = "the VM writes to a copy, which ends with it";
-            found.notes.push(Note::new(path, text));
-        }
-        match target
-            .and_then(|target| target.bus.as_deref())
-            .unwrap_or_default()
-        {
-            "virtio" => {}
-            "" if i >= listed => {
-                let position = position.unwrap_or(0);
-                let text = "no disk uses this volume; it is given a virtio disk";
-                found
-                    .notes
-                    .push(Note::new(vmi.at(&format!("volumes[{position}]")), text));
-            }
-            "" => found
-                .notes
-                .push(Note::new(path, "no bus is given; the disk is virtio, not sata")),
-            "sata" => {
-                let text = "sata is served as virtio: the guest sees vda, vdb … instead of sda, sdb …";
-                found.notes.push(Note::new(format!("{path}.disk.bus"), text));
-            }
-            bus @ ("scsi" | "usb") => {
-                let text = format!("bus {bus} is not supported yet; virtio is");
-                found
-                    .unsupported
-                    .push(FieldError::unsupported(format!("{path}.disk.bus"), text));
-            }
-            // Refused by KubeVirt's own rule.
-            _ => {}
-        }
-    }
-}
-
-/// Settings of a disk that are met only by chance. `report` is what happens to every I/O error.
-fn settings(disk: &Disk, path: &str, found: &mut Found) {
-    if let Some(policy) = disk.error_policy.as_deref()
-        && policy != "report"
-    {
-        let text = format!("'{policy}' is not supported yet; every I/O error is reported to the guest");
-        found.notes.push(Note::new(format!("{path}.errorPolicy"), text));
-    }
-    if let Some(io) = disk.io.as_deref().filter(|io| !io.is_empty()) {
-        let text = format!(
-            "'{io}' is not chosen by the manifest: I/O is io_uring, or threads where that is switched off"
-        );
-        found.notes.push(Note::new(format!("{path}.io"), text));
     }
 }
 

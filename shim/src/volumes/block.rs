@@ -1,0 +1,109 @@
+//! What only the kernel knows of an open image: the block sizes of what it lies on, and whether SCSI commands reach it.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
+
+use husk_vmi::BlockSize;
+use rustix::fs::{FileType, fstat, fstatfs, ioctl_blkpbszget, ioctl_blksszget};
+
+use super::error::Fault;
+
+/// The largest logical block that Linux guests can use, in bytes.
+const LOGICAL: u32 = 4096;
+/// KubeVirt's largest block, in bytes.
+const LARGEST: u32 = 2 << 20;
+
+/// The block sizes a guest is told, in bytes: powers of two, `logical` is not the larger one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockSizes {
+    /// Unit the guest addresses.
+    pub logical: u32,
+    /// Unit that is written without reading first.
+    pub physical: u32,
+    /// Unit of a discard, if the manifest says.
+    pub discard_granularity: Option<u32>,
+}
+
+/// What the plan asks for; none if that is the VMM's choice.
+pub(super) fn sizes(plan: BlockSize, file: impl AsFd, path: &Path) -> Result<Option<BlockSizes>, Fault> {
+    match plan {
+        BlockSize::Default => Ok(None),
+        BlockSize::Custom {
+            logical,
+            physical,
+            discard_granularity,
+        } => Ok(Some(BlockSizes {
+            logical,
+            physical,
+            discard_granularity,
+        })),
+        BlockSize::MatchVolume => match_volume(file, path).map(Some),
+    }
+}
+
+fn match_volume(file: impl AsFd, path: &Path) -> Result<BlockSizes, Fault> {
+    let kind = FileType::from_raw_mode(fstat(&file).map_err(Fault::io(path))?.st_mode);
+    let (logical, physical) = if kind == FileType::BlockDevice {
+        (
+            ioctl_blksszget(&file).map_err(Fault::io(path))?,
+            ioctl_blkpbszget(&file).map_err(Fault::io(path))?,
+        )
+    } else {
+        let block = fstatfs(&file).map_err(Fault::io(path))?.f_bsize;
+        let block = u32::try_from(block).unwrap_or(LARGEST);
+        (block, block)
+    };
+    Ok(sound(logical, physical))
+}
+
+/// Sizes a guest can use, as near to those as it gets: a network file system's block may have a MiB.
+fn sound(logical: u32, physical: u32) -> BlockSizes {
+    let sound = |size: u32, most| match size.is_power_of_two() {
+        true => size.clamp(512, most),
+        false => 512,
+    };
+    let logical = sound(logical, LOGICAL);
+    BlockSizes {
+        logical,
+        physical: sound(physical, LARGEST).max(logical),
+        discard_granularity: None,
+    }
+}
+
+nix::ioctl_read_bad!(sg_version, SG_GET_VERSION_NUM, libc::c_int);
+/// Answered by SCSI devices alone (scsi/sg.h).
+const SG_GET_VERSION_NUM: libc::c_int = 0x2282;
+
+/// Whether an open block device takes SCSI commands.
+pub(super) fn is_scsi(file: impl AsFd) -> bool {
+    let mut version = 0;
+    // SAFETY: the descriptor is borrowed for the call, and the kernel writes one int to the pointer, which is valid.
+    unsafe { sg_version(file.as_fd().as_raw_fd(), &raw mut version) }.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn odd_sizes_are_brought_within_bounds() {
+        for (given, wanted) in [
+            ((512, 4096), (512, 4096)),
+            ((4096, 512), (4096, 4096)),
+            ((1 << 20, 1 << 20), (4096, 1 << 20)),
+            ((131_072, 1 << 30), (4096, LARGEST)),
+            ((0, 3000), (512, 512)),
+        ] {
+            let sizes = sound(given.0, given.1);
+            assert_eq!((sizes.logical, sizes.physical), wanted, "{given:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_no_scsi_device() {
+        let file = tempfile::tempfile().unwrap();
+        assert!(!is_scsi(&file));
+        let sizes = match_volume(&file, Path::new("x")).unwrap();
+        assert!(sizes.logical.is_power_of_two() && (512..=4096).contains(&sizes.logical));
+    }
+}

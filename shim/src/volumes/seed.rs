@@ -1,0 +1,53 @@
+//! Small read-only disks: cloud-init's seeds, and the files of configMaps, secrets and the like.
+
+use husk_vmi::{SeedData, SeedLayout};
+
+use super::error::Fault;
+use super::iso::{self, Readable};
+use super::key_files::{read_all, read_key};
+
+/// The keys that may hold the user data in a Secret, the first that is there counts.
+const USER_DATA: [&str; 2] = ["userdata", "userData"];
+/// The same for the network's configuration.
+const NETWORK_DATA: [&str; 2] = ["networkdata", "networkData"];
+
+/// The ISO cloud-init reads.
+pub(super) fn cloud_init(
+    layout: SeedLayout,
+    meta_data: &str,
+    user_data: &SeedData,
+    network_data: Option<&SeedData>,
+) -> Result<Vec<u8>, Fault> {
+    let (label, names) = match layout {
+        SeedLayout::NoCloud => ("cidata", ["meta-data", "user-data", "network-config"]),
+        SeedLayout::ConfigDrive => (
+            "config-2",
+            [
+                "openstack/latest/meta_data.json",
+                "openstack/latest/user_data",
+                "openstack/latest/network_data.json",
+            ],
+        ),
+    };
+    let mut files = vec![
+        (names[0].to_owned(), meta_data.as_bytes().to_vec()),
+        (names[1].to_owned(), content(user_data, &USER_DATA)?),
+    ];
+    if let Some(data) = network_data {
+        files.push((names[2].to_owned(), content(data, &NETWORK_DATA)?));
+    }
+    iso::image(label, files, Readable::ByRoot).map_err(Fault::Iso)
+}
+
+/// The ISO of a directory's files.
+pub(super) fn files(label: &str, dir: Option<&std::path::Path>) -> Result<Vec<u8>, Fault> {
+    let files = dir.map(read_all).transpose()?.unwrap_or_default();
+    iso::image(label, files, Readable::ByAll).map_err(Fault::Iso)
+}
+
+fn content(data: &SeedData, keys: &[&str]) -> Result<Vec<u8>, Fault> {
+    match data {
+        SeedData::Inline(bytes) => Ok(bytes.clone()),
+        SeedData::Secret(dir) => read_key(dir, keys),
+    }
+}

@@ -1,0 +1,88 @@
+//! Writing files without their zeros.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+
+/// Zeros are left out in runs of this many bytes, at multiples of it.
+const BLOCK: usize = 64 << 10;
+
+/// Writes a file from its start; what was zero there stays a hole.
+#[derive(Debug)]
+pub(super) struct SparseWriter<'a> {
+    file: &'a File,
+    offset: u64,
+    /// Bytes that take room.
+    written: u64,
+    /// The most of them.
+    room: u64,
+}
+
+impl<'a> SparseWriter<'a> {
+    /// Writes to an empty file at most `room` bytes that are not left out.
+    pub(super) fn new(file: &'a File, room: u64) -> SparseWriter<'a> {
+        SparseWriter {
+            file,
+            offset: 0,
+            written: 0,
+            room,
+        }
+    }
+
+    /// Gives the file its length, holes at its end included.
+    pub(super) fn finish(self) -> io::Result<u64> {
+        self.file.set_len(self.offset)?;
+        Ok(self.offset)
+    }
+}
+
+impl Write for SparseWriter<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let left = BLOCK - (self.offset % BLOCK as u64) as usize;
+        let part = &bytes[..bytes.len().min(left)];
+        if part.iter().any(|byte| *byte != 0) {
+            self.written += part.len() as u64;
+            if self.written > self.room {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.file.write_all_at(part, self.offset)?;
+        }
+        self.offset += part.len() as u64;
+        Ok(part.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn zeros_take_no_room_and_the_rest_no_more_than_there_is() {
+        let file = tempfile::tempfile().unwrap();
+        let mut writer = SparseWriter::new(&file, 3 * BLOCK as u64);
+        let zeros = vec![0; 5 * BLOCK + 7];
+        writer.write_all(&zeros).unwrap();
+        writer.write_all(b"data").unwrap();
+        writer.write_all(&zeros).unwrap();
+        let size = writer.finish().unwrap();
+        assert_eq!(size, 2 * zeros.len() as u64 + 4);
+        assert_eq!(file.metadata().unwrap().len(), size);
+        assert!(file.metadata().unwrap().blocks() * 512 <= 2 * BLOCK as u64);
+        let mut read = [0; 6];
+        file.read_exact_at(&mut read, zeros.len() as u64 - 1).unwrap();
+        assert_eq!(&read, b"\0data\0");
+
+        let file = tempfile::tempfile().unwrap();
+        let mut writer = SparseWriter::new(&file, 3);
+        assert_eq!(
+            writer.write_all(b"data").unwrap_err().kind(),
+            io::ErrorKind::StorageFull
+        );
+    }
+}

@@ -1,0 +1,42 @@
+//! Which I/O thread serves which disk: `ioThreadsPolicy` and `dedicatedIOThread`, shared out as KubeVirt does.
+
+use super::disks::effective;
+use super::{DiskPlan, Topology};
+use crate::load::Vmi;
+
+/// KubeVirt's bound of threads under the policy `auto`, for each vCPU.
+const THREADS_PER_VCPU: u32 = 2;
+
+/// Numbers the threads: those that are shared first, from 1, then one for each disk that asks for its own.
+pub(super) fn assign(vmi: &Vmi, topology: Topology, disks: &mut [DiskPlan]) {
+    let policy = vmi.spec.domain.io_threads_policy.as_deref().unwrap_or_default();
+    let own: std::collections::HashSet<String> = effective(vmi)
+        .into_iter()
+        .filter(|disk| disk.dedicated_io_thread)
+        .map(|disk| disk.name)
+        .collect();
+    if policy.is_empty() && own.is_empty() {
+        return;
+    }
+    let dedicated = disks.iter().filter(|disk| own.contains(&disk.name)).count();
+    let others = u32::try_from(disks.len() - dedicated).unwrap_or(u32::MAX);
+    let shared = match policy {
+        "auto" => {
+            let bound = topology.vcpus().saturating_mul(THREADS_PER_VCPU);
+            let left = bound.saturating_sub(u32::try_from(dedicated).unwrap_or(u32::MAX));
+            others.min(left).max(1)
+        }
+        _ => 1,
+    };
+    let (mut next_shared, mut next_own) = (0, shared);
+    for disk in disks {
+        disk.io_thread = Some(if own.contains(&disk.name) {
+            next_own += 1;
+            next_own
+        } else {
+            let thread = next_shared % shared + 1;
+            next_shared += 1;
+            thread
+        });
+    }
+}

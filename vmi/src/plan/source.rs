@@ -1,0 +1,273 @@
+//! Where the data of a volume is.
+
+use std::path::{Path, PathBuf};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::json;
+use uuid::Uuid;
+
+use super::{DiskSource, PodResources, SeedData, SeedLayout};
+use crate::field::FieldError;
+use crate::load::Vmi;
+use crate::quantity::Quantity;
+use crate::types::{CloudInit, HostDisk, Volume};
+
+/// The name by which [`PodResources::volumes`] has the files of `kernelBoot.container`.
+pub const KERNEL_VOLUME: &str = "kernel-boot-volume";
+/// Sizes of disks that are made here are whole multiples of this, in bytes.
+const ALIGNMENT: u64 = 1 << 20;
+/// KubeVirt's limit of a host name, in characters.
+const HOST_NAME: usize = 63;
+/// The label of a disk made of files, where the manifest gives none.
+const LABEL: &str = "cfgdata";
+/// The longest label of an ISO 9660 volume, in bytes.
+const LABEL_LENGTH: usize = 32;
+/// What a caller gives for an image.
+const IMAGE: &str = "a raw image or a block device";
+
+/// A volume and what is around it.
+pub(super) struct Place<'a> {
+    pub(super) vmi: &'a Vmi,
+    pub(super) uuid: Uuid,
+    pub(super) resources: &'a PodResources,
+    /// The volume's own path in the manifest.
+    pub(super) path: String,
+}
+
+impl Place<'_> {
+    /// Where the data is.
+    pub(super) fn source(&self, volume: &Volume) -> Result<DiskSource, FieldError> {
+        if let Some(disk) = &volume.container_disk {
+            let what = "an image file, a directory with one in disk/, an OCI layout or an image archive";
+            let path = self.mapped(volume, "containerDisk", what, "PATH")?;
+            let image_path = disk.path.as_deref().filter(|path| !path.is_empty()).map(relative);
+            return Ok(DiskSource::ContainerDisk { path, image_path });
+        }
+        let claim = [
+            ("persistentVolumeClaim", volume.persistent_volume_claim.is_some()),
+            ("dataVolume", volume.data_volume.is_some()),
+            ("ephemeral", volume.ephemeral.is_some()),
+        ];
+        if let Some((kind, _)) = claim.into_iter().find(|(_, given)| *given) {
+            return self.mapped(volume, kind, IMAGE, "PATH").map(DiskSource::File);
+        }
+        if let Some(disk) = &volume.host_disk {
+            return self.host_disk(disk, self.resources.volumes.get(&volume.name));
+        }
+        if let Some(files) = self.files(volume) {
+            return files;
+        }
+        let seed = [
+            (&volume.cloud_init_no_cloud, SeedLayout::NoCloud),
+            (&volume.cloud_init_config_drive, SeedLayout::ConfigDrive),
+        ];
+        for (data, layout) in seed {
+            if let Some(data) = data {
+                return self.cloud_init(volume, data, layout);
+            }
+        }
+        self.nothing_given(volume)?;
+        if let Some(disk) = &volume.empty_disk {
+            let capacity_bytes = self.size(&volume.name, "emptyDisk.capacity", disk.capacity)?;
+            return Ok(DiskSource::EmptyDisk { capacity_bytes });
+        }
+        Err(FieldError::unsupported(
+            &self.path,
+            "this kind of volume is not supported yet",
+        ))
+    }
+
+    /// What the caller has for a volume that cannot be without.
+    fn mapped(&self, volume: &Volume, kind: &str, what: &str, form: &str) -> Result<PathBuf, FieldError> {
+        self.resources.volumes.get(&volume.name).cloned().ok_or_else(|| {
+            let path = format!("{}.{kind}", self.path);
+            let text = format!(
+                "{path} has no data here; give {what} with --volume {}={form}",
+                volume.name
+            );
+            FieldError::required(path, text)
+        })
+    }
+
+    fn nothing_given(&self, volume: &Volume) -> Result<(), FieldError> {
+        if !self.resources.volumes.contains_key(&volume.name) {
+            return Ok(());
+        }
+        let text = format!(
+            "{} makes its own data; it takes no --volume {}=PATH",
+            self.path, volume.name
+        );
+        Err(FieldError::invalid(&self.path, text))
+    }
+
+    fn host_disk(&self, disk: &HostDisk, given: Option<&PathBuf>) -> Result<DiskSource, FieldError> {
+        let path = given.cloned().unwrap_or_else(|| PathBuf::from(&disk.path));
+        if !path.is_absolute() && given.is_none() {
+            let field = format!("{}.hostDisk.path", self.path);
+            let text = format!("{field} '{}' must be an absolute path", disk.path);
+            return Err(FieldError::invalid(field, text));
+        }
+        let create = disk.disk_type == "DiskOrCreate";
+        let create_bytes = if create {
+            Some(self.size(&disk.path, "hostDisk.capacity", disk.capacity)?)
+        } else {
+            None
+        };
+        Ok(DiskSource::HostDisk { path, create_bytes })
+    }
+
+    /// The size of a disk that is made here, rounded down as KubeVirt does.
+    fn size(&self, name: &str, field: &str, capacity: Option<Quantity>) -> Result<u64, FieldError> {
+        let field = format!("{}.{field}", self.path);
+        let Some(capacity) = capacity else {
+            let text = format!("{field} is required to make the disk");
+            return Err(FieldError::required(field, text));
+        };
+        match capacity.bytes().unwrap_or(0) / ALIGNMENT * ALIGNMENT {
+            0 => {
+                let text = format!("the size for volume {name} is too low, must be at least 1MiB");
+                Err(FieldError::invalid(field, text))
+            }
+            bytes => Ok(bytes),
+        }
+    }
+
+    /// A disk made of the files of an object, if the volume is of such a kind.
+    fn files(&self, volume: &Volume) -> Option<Result<DiskSource, FieldError>> {
+        let (kind, optional, label) = if let Some(map) = &volume.config_map {
+            ("configMap", map.optional, map.volume_label.as_deref())
+        } else if let Some(secret) = &volume.secret {
+            ("secret", secret.optional, secret.volume_label.as_deref())
+        } else if let Some(api) = &volume.downward_api {
+            ("downwardAPI", false, api.volume_label.as_deref())
+        } else if volume.service_account.is_some() {
+            ("serviceAccount", false, None)
+        } else {
+            return None;
+        };
+        Some(self.label(kind, label).and_then(|label| {
+            let what = "a directory with a file for each key";
+            let dir = match self.mapped(volume, kind, what, "DIR") {
+                Ok(dir) => Some(dir),
+                Err(_) if optional => None,
+                Err(missing) => return Err(missing),
+            };
+            Ok(DiskSource::Files { dir, label })
+        }))
+    }
+
+    fn label(&self, kind: &str, given: Option<&str>) -> Result<String, FieldError> {
+        let label = given.filter(|label| !label.is_empty()).unwrap_or(LABEL);
+        if label.len() > LABEL_LENGTH || !label.bytes().all(|b| b == b' ' || b.is_ascii_graphic()) {
+            let field = format!("{}.{kind}.volumeLabel", self.path);
+            let text =
+                format!("{field} must have at most {LABEL_LENGTH} characters, all of them printable ASCII");
+            return Err(FieldError::invalid(field, text));
+        }
+        Ok(label.to_owned())
+    }
+
+    fn cloud_init(
+        &self,
+        volume: &Volume,
+        data: &CloudInit,
+        layout: SeedLayout,
+    ) -> Result<DiskSource, FieldError> {
+        let kind = match layout {
+            SeedLayout::NoCloud => "cloudInitNoCloud",
+            SeedLayout::ConfigDrive => "cloudInitConfigDrive",
+        };
+        if data.secret_ref.is_none() && data.network_data_secret_ref.is_none() {
+            self.nothing_given(volume)?;
+        }
+        let secret = |field: &str| {
+            let what = "a directory with the Secret's files";
+            self.mapped(volume, &format!("{kind}.{field}"), what, "DIR")
+                .map(|dir| Some(SeedData::Secret(dir)))
+        };
+        let inline = |field: &str, plain: &Option<String>, encoded: &Option<String>| {
+            self.inline(kind, field, plain.as_deref(), encoded.as_deref())
+                .map(|bytes| bytes.map(SeedData::Inline))
+        };
+        let user_data = match &data.secret_ref {
+            Some(_) => secret("secretRef")?,
+            None => inline("userDataBase64", &data.user_data, &data.user_data_base64)?,
+        };
+        let network_data = match &data.network_data_secret_ref {
+            Some(_) => secret("networkDataSecretRef")?,
+            None => inline("networkDataBase64", &data.network_data, &data.network_data_base64)?,
+        };
+        Ok(DiskSource::CloudInit {
+            layout,
+            meta_data: self.meta_data(layout),
+            user_data: user_data.unwrap_or(SeedData::Inline(Vec::new())),
+            network_data,
+        })
+    }
+
+    fn meta_data(&self, layout: SeedLayout) -> String {
+        let (vmi, uuid) = (self.vmi, self.uuid.to_string());
+        let data = match layout {
+            SeedLayout::NoCloud => json!({"instance-id": uuid, "local-hostname": host_name(vmi)}),
+            SeedLayout::ConfigDrive => json!({
+                "instance_id": format!("{}.{}", vmi.name, vmi.namespace),
+                "hostname": host_name(vmi),
+                "uuid": uuid,
+            }),
+        };
+        data.to_string()
+    }
+
+    fn inline(
+        &self,
+        kind: &str,
+        field: &str,
+        plain: Option<&str>,
+        encoded: Option<&str>,
+    ) -> Result<Option<Vec<u8>>, FieldError> {
+        match (plain, encoded) {
+            (Some(plain), _) if !plain.is_empty() => Ok(Some(plain.as_bytes().to_vec())),
+            (_, Some(encoded)) if !encoded.is_empty() => decode(encoded).map(Some).ok_or_else(|| {
+                let path = format!("{}.{kind}.{field}", self.path);
+                let text = format!("{path} is not a valid base64 value.");
+                FieldError::invalid(path, text)
+            }),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// Decodes base64, which manifests often break into lines.
+pub(crate) fn decode(encoded: &str) -> Option<Vec<u8>> {
+    let packed: Vec<u8> = encoded.bytes().filter(|b| !matches!(b, b'\r' | b'\n')).collect();
+    STANDARD.decode(packed).ok()
+}
+
+/// The guest's host name: `hostname`, else the VMI's name up to its first dot.
+fn host_name(vmi: &Vmi) -> String {
+    let given = vmi.spec.hostname.as_deref().filter(|name| !name.is_empty());
+    let name = given.unwrap_or_else(|| vmi.name.split('.').next().unwrap_or_default());
+    name.chars().take(HOST_NAME).collect()
+}
+
+/// An absolute path of an image, relative to the image's root.
+pub(super) fn relative(path: &str) -> PathBuf {
+    Path::new(path)
+        .components()
+        .filter(|c| matches!(c, std::path::Component::Normal(_)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_in_an_image_never_leaves_it() {
+        assert_eq!(
+            relative("/disk/../../etc//./passwd"),
+            Path::new("disk/etc/passwd")
+        );
+    }
+}

@@ -1,0 +1,146 @@
+//! Disks and volumes that are refused, or met differently.
+
+use crate::field::{FieldError, Note};
+use crate::load::Vmi;
+use crate::plan::effective;
+use crate::schema::Found;
+use crate::types::{Disk, Feature};
+
+pub(super) fn support(vmi: &Vmi, found: &mut Found) {
+    let listed = vmi.spec.domain.devices.disks.len();
+    for (i, disk) in effective(vmi).iter().enumerate() {
+        let path = vmi.at(&format!("domain.devices.disks[{i}]"));
+        let position = vmi.spec.volumes.iter().position(|v| v.name == disk.name);
+        let volume = position.map(|position| vmi.at(&format!("volumes[{position}]")));
+        if i < listed {
+            bus(disk, &path, found);
+        } else if let Some(volume) = &volume {
+            let text = "no disk uses this volume; it is given one on KubeVirt's default bus, sata, which is served as scsi";
+            found.notes.push(Note::new(volume, text));
+        }
+        settings(disk, &path, found);
+        match disk.target().0 {
+            "cdrom" => cdrom(disk, &path, found),
+            "lun" => lun(disk, &path, found),
+            _ => {}
+        }
+        let written =
+            disk.target().0 == "disk" && disk.target().1.is_none_or(|target| target.readonly != Some(true));
+        if let (Some(position), Some(volume)) = (position, volume)
+            && vmi.spec.volumes[position].container_disk.is_some()
+            && written
+        {
+            let text = "the VM writes to a copy, which ends with it";
+            found
+                .notes
+                .push(Note::new(format!("{volume}.containerDisk"), text));
+        }
+    }
+    for (i, volume) in vmi.spec.volumes.iter().enumerate() {
+        if let Some(ephemeral) = &volume.ephemeral
+            && ephemeral.persistent_volume_claim.is_none()
+        {
+            let path = vmi.at(&format!("volumes[{i}].ephemeral.persistentVolumeClaim"));
+            let text = format!("{path} is required");
+            found.unsupported.push(FieldError::required(path, text));
+        }
+    }
+}
+
+/// Which bus serves another. SCSI stands in for SATA because it keeps what a guest made for that sees: `sda`, `sdb`, …
+/// and `sr0`.
+fn bus(disk: &Disk, path: &str, found: &mut Found) {
+    let (kind, target) = disk.target();
+    let given = target
+        .and_then(|target| target.bus.as_deref())
+        .unwrap_or_default();
+    let field = format!("{path}.{kind}.bus");
+    let names = if kind == "cdrom" {
+        "sr0, sr1 …"
+    } else {
+        "sda, sdb …"
+    };
+    match (given, kind) {
+        ("usb", _) => {
+            let text = "bus usb is not supported; virtio and scsi are";
+            found.unsupported.push(FieldError::unsupported(field, text));
+        }
+        ("", _) => {
+            let text = format!(
+                "no bus is given; KubeVirt's default, sata, is served as scsi: the guest sees {names} as there, by the \
+                 driver virtio_scsi"
+            );
+            found.notes.push(Note::new(path, text));
+        }
+        ("sata", _) => {
+            let text =
+                format!("sata is served as scsi: the guest sees {names} as there, by the driver virtio_scsi");
+            found.notes.push(Note::new(field, text));
+        }
+        ("virtio", "lun") => {
+            let text = "virtio is served as scsi: virtio-blk passes no SCSI commands on";
+            found.notes.push(Note::new(field, text));
+        }
+        // What is left is served as it is, or refused by KubeVirt's own rule.
+        _ => {}
+    }
+}
+
+fn cdrom(disk: &Disk, path: &str, found: &mut Found) {
+    let Some(cdrom) = &disk.cdrom else { return };
+    let tray = cdrom.tray.as_deref().unwrap_or_default();
+    if !matches!(tray, "" | "open" | "closed") {
+        let field = format!("{path}.cdrom.tray");
+        let text = format!("{field} '{tray}' is neither open nor closed");
+        found.unsupported.push(FieldError::invalid(field, text));
+    }
+    if cdrom.readonly == Some(false) {
+        let text = "a CD-ROM is read-only all the same";
+        found
+            .notes
+            .push(Note::new(format!("{path}.cdrom.readonly"), text));
+    }
+    if has_block_size(disk) {
+        let text = "a CD-ROM has blocks of 2048 bytes";
+        found.notes.push(Note::new(format!("{path}.blockSize"), text));
+    }
+}
+
+fn lun(disk: &Disk, path: &str, found: &mut Found) {
+    if has_block_size(disk) {
+        let text = "a LUN has the block sizes of the host's device";
+        found.notes.push(Note::new(format!("{path}.blockSize"), text));
+    }
+    if disk.cache.as_deref().is_some_and(|cache| !cache.is_empty()) {
+        let text = "a LUN's commands go to the host's device, past every cache";
+        found.notes.push(Note::new(format!("{path}.cache"), text));
+    }
+}
+
+fn has_block_size(disk: &Disk) -> bool {
+    disk.block_size
+        .as_ref()
+        .is_some_and(|size| size.custom.is_some() || size.match_volume.as_ref().is_some_and(Feature::is_on))
+}
+
+/// Settings of a disk that are met only by chance. `report` is what happens to every I/O error.
+fn settings(disk: &Disk, path: &str, found: &mut Found) {
+    if let Some(policy) = disk.error_policy.as_deref()
+        && policy != "report"
+    {
+        let text = format!("'{policy}' is not supported yet; every I/O error is reported to the guest");
+        found.notes.push(Note::new(format!("{path}.errorPolicy"), text));
+    }
+    if let Some(io) = disk.io.as_deref().filter(|io| !io.is_empty()) {
+        let text = format!(
+            "'{io}' is not chosen by the manifest: I/O is io_uring, or threads where that is switched off"
+        );
+        found.notes.push(Note::new(format!("{path}.io"), text));
+    }
+    if disk.dedicated_io_thread && !disk.is_virtio_blk() {
+        let text = "the disks of the SCSI controller share its workers";
+        found
+            .notes
+            .push(Note::new(format!("{path}.dedicatedIOThread"), text));
+    }
+}

@@ -1,0 +1,212 @@
+//! Volumes: V, C, H.
+
+use super::common::{faults, refused, with};
+use super::{INVALID, MISSING, REQUIRED, volumes};
+use serde_json::{Value, json};
+
+#[test]
+fn v1_d1_n1_i1_lists_are_bounded() {
+    let many = |make: fn(usize) -> Value| json!((0..257).map(make).collect::<Vec<_>>());
+    refused(
+        &volumes(many(
+            |i| json!({"name": format!("v{i}"), "emptyDisk": {"capacity": "1Gi"}}),
+        )),
+        INVALID,
+        "spec.volumes",
+        "spec.volumes list exceeds the 256 element limit in length",
+    );
+    for (pointer, field) in [
+        ("domain/devices/disks", "spec.domain.devices.disks"),
+        ("networks", "spec.networks"),
+        ("domain/devices/interfaces", "spec.domain.devices.interfaces"),
+    ] {
+        let list = many(|i| json!({"name": format!("v{i}")}));
+        let text = format!("{field} list exceeds the 256 element limit in length");
+        refused(&[(pointer, list)], INVALID, field, &text);
+    }
+}
+
+#[test]
+fn v2_volume_names_are_unique() {
+    let disk = json!({"name": "root", "emptyDisk": {"capacity": "1Gi"}});
+    refused(
+        &volumes(json!([disk, disk])),
+        INVALID,
+        "spec.volumes[1].name",
+        "spec.volumes[1] and spec.volumes[0] must not have the same Name.",
+    );
+}
+
+#[test]
+fn v3_one_source() {
+    let text = "spec.volumes[0] must have exactly one source type set";
+    refused(
+        &volumes(json!([{"name": "root"}])),
+        INVALID,
+        "spec.volumes[0]",
+        text,
+    );
+    let two = json!([{"name": "root", "emptyDisk": {"capacity": "1Gi"}, "dataVolume": {"name": "x"}}]);
+    refused(&volumes(two), INVALID, "spec.volumes[0]", text);
+}
+
+#[test]
+fn v5_v6_names_of_sources() {
+    let list = volumes(json!([{"name": "a", "dataVolume": {"name": ""}}]));
+    refused(
+        &list,
+        REQUIRED,
+        "spec.volumes[0].name",
+        "DataVolume 'name' must be set",
+    );
+    for (source, field) in [
+        (json!({"name": "a", "configMap": {}}), "configMap.name"),
+        (json!({"name": "a", "secret": {}}), "secret.secretName"),
+        (
+            json!({"name": "a", "serviceAccount": {}}),
+            "serviceAccount.serviceAccountName",
+        ),
+    ] {
+        let field = format!("spec.volumes[0].{field}");
+        refused(
+            &volumes(json!([source])),
+            INVALID,
+            &field,
+            &format!("{field} is a required field"),
+        );
+    }
+}
+
+#[test]
+fn every_source_that_is_served_is_valid() {
+    for source in [
+        json!({"configMap": {"name": "a", "optional": true, "volumeLabel": "x"}}),
+        json!({"secret": {"secretName": "a"}}),
+        json!({"downwardAPI": {"fields": [{"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}}]}}),
+        json!({"serviceAccount": {"serviceAccountName": "a"}}),
+        json!({"ephemeral": {"persistentVolumeClaim": {"claimName": "a"}}}),
+    ] {
+        let mut volume = source;
+        volume["name"] = json!("a");
+        assert_eq!(faults(&with(&volumes(json!([volume])))), []);
+    }
+}
+
+#[test]
+fn v7_one_of_a_kind() {
+    for (source, name) in [
+        ("serviceAccount", "serviceAccount"),
+        ("downwardMetrics", "downwardMetric"),
+        ("memoryDump", "memory dump"),
+    ] {
+        let list = json!([{"name": "a", source: {}}, {"name": "b", source: {}}]);
+        let text = format!("spec.volumes must have max one {name} volume set");
+        refused(&volumes(list), INVALID, "spec.volumes", &text);
+    }
+}
+
+#[test]
+fn v8_v9_paths_in_images() {
+    let field = "spec.volumes[0].containerDisk";
+    let list = |path: &str| volumes(json!([{"name": "a", "containerDisk": {"image": "i", "path": path}}]));
+    refused(
+        &list("/"),
+        INVALID,
+        field,
+        &format!("{field} must not point to root"),
+    );
+    for path in ["disk.img", "/a/../b", "/a//b", "/./a", "//", "/a/"] {
+        let text = format!("{field} must be an absolute path to a file without relative components");
+        refused(&list(path), INVALID, field, &text);
+    }
+}
+
+#[test]
+fn c1_to_c5_cloud_init() {
+    for kind in ["cloudInitNoCloud", "cloudInitConfigDrive"] {
+        cloud_init(kind);
+    }
+}
+
+fn cloud_init(kind: &str) {
+    let field = &format!("spec.volumes[0].{kind}");
+    let list = |source: Value| volumes(json!([{"name": "a", kind: source}]));
+    let text = format!("{field} must have only one userdatasource set.");
+    refused(
+        &list(json!({"userData": "a", "userDataBase64": "YQ=="})),
+        INVALID,
+        field,
+        &text,
+    );
+    let both = json!({"userData": "a", "secretRef": {"name": "s"}});
+    refused(&list(both), INVALID, field, &text);
+    let text = format!("{field} must have only one networkdata source set.");
+    let both = json!({"networkData": "a", "networkDataSecretRef": {"name": "s"}});
+    refused(&list(both), INVALID, field, &text);
+    refused(
+        &list(json!({"networkData": "a", "networkDataBase64": "YQ=="})),
+        INVALID,
+        field,
+        &text,
+    );
+    let text =
+        format!("{field} userdata exceeds 2048 byte limit. Should use UserDataSecretRef for larger data.");
+    refused(
+        &list(json!({"userData": "a".repeat(2049)})),
+        INVALID,
+        field,
+        &text,
+    );
+    let text = format!(
+        "{field} networkdata exceeds 2048 byte limit. Should use NetworkDataSecretRef for larger data."
+    );
+    refused(
+        &list(json!({"networkData": "a".repeat(2049)})),
+        INVALID,
+        field,
+        &text,
+    );
+    let text = format!("{field} must have at least one userdatasource or one networkdatasource set.");
+    refused(&list(json!({})), INVALID, field, &text);
+    refused(&list(json!({"userData": ""})), INVALID, field, &text);
+    for name in ["userDataBase64", "networkDataBase64"] {
+        let field = format!("{field}.{name}");
+        let text = format!("{field} is not a valid base64 value.");
+        refused(
+            &list(json!({name: "#######garbage******"})),
+            INVALID,
+            &field,
+            &text,
+        );
+    }
+    for good in [
+        json!({"userData": "a".repeat(2048)}),
+        json!({"secretRef": {"name": "s"}}),
+        json!({"networkDataSecretRef": {"name": "s"}, "userData": "a"}),
+    ] {
+        assert_eq!(faults(&with(&list(good))), []);
+    }
+}
+
+#[test]
+fn h2_h3_h4_host_disks() {
+    let field = "spec.volumes[0].hostDisk";
+    let list = |source: Value| volumes(json!([{"name": "a", "hostDisk": source}]));
+    let text = format!("{field}.path is required for hostDisk volume");
+    refused(
+        &list(json!({"path": "", "type": "Disk"})),
+        MISSING,
+        &format!("{field}.path"),
+        &text,
+    );
+    let text = format!("{field}.type has invalid value 'Block', allowed are 'Disk' or 'DiskOrCreate'");
+    refused(
+        &list(json!({"path": "/a", "type": "Block"})),
+        INVALID,
+        &format!("{field}.type"),
+        &text,
+    );
+    let text = format!("{field}.capacity is allowed to pass only with {field}.type equal to 'DiskOrCreate'");
+    let source = json!({"path": "/a", "type": "Disk", "capacity": "1Gi"});
+    refused(&list(source), INVALID, &format!("{field}.capacity"), &text);
+}

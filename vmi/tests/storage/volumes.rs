@@ -1,0 +1,345 @@
+//! Sources of volumes.
+
+use super::common::{vmi, with};
+use super::{given, planned};
+use husk_vmi::{DiskSource, FormatRule, PodResources, SeedData, SeedLayout, VmPlan, plan};
+use serde_json::{Value, json};
+
+#[test]
+fn a_volume_without_a_disk_is_given_one() {
+    let plan = planned(&[(
+        "volumes",
+        json!([{"name": "scratch", "emptyDisk": {"capacity": "10Mi"}}, {"name": "root", "dataVolume": {"name": "root"}}]),
+    )])
+    .unwrap();
+    let names: Vec<_> = plan
+        .disks
+        .iter()
+        .map(|disk| (disk.name.as_str(), disk.target.as_str()))
+        .collect();
+    assert_eq!(names, [("root", "vda"), ("scratch", "sda")]);
+    assert!(plan.notes.iter().any(|note| note.field == "spec.volumes[0]"));
+}
+
+#[test]
+fn sources_without_data_name_the_way_out() {
+    for (source, kind, what) in [
+        (
+            json!({"persistentVolumeClaim": {"claimName": "c"}}),
+            "persistentVolumeClaim",
+            "a raw image or a block device",
+        ),
+        (
+            json!({"dataVolume": {"name": "c"}}),
+            "dataVolume",
+            "a raw image or a block device",
+        ),
+        (
+            json!({"ephemeral": {"persistentVolumeClaim": {"claimName": "c"}}}),
+            "ephemeral",
+            "a raw image or a block device",
+        ),
+        (
+            json!({"containerDisk": {"image": "i"}}),
+            "containerDisk",
+            "an image file, a directory with one in disk/, an OCI layout or an image archive",
+        ),
+    ] {
+        let mut volume = source;
+        volume["name"] = json!("data");
+        let manifest = with(&[("volumes/0", volume), ("domain/devices/disks", json!([]))]);
+        let errors = plan(&vmi(&manifest), &PodResources::default()).unwrap_err();
+        let field = format!("spec.volumes[0].{kind}");
+        let line =
+            format!("{field}: Required value: {field} has no data here; give {what} with --volume data=PATH");
+        assert_eq!(errors[0].to_string(), line);
+    }
+    let mut resources = given(&[("root", "/r.img")]);
+    resources.volumes.insert("typo".to_owned(), "/x".into());
+    let errors = plan(&vmi(&with(&[])), &resources).unwrap_err();
+    assert_eq!(
+        errors[0].to_string(),
+        "spec.volumes: Not found: no volume is named 'typo', which --volume gives a path to"
+    );
+}
+
+fn source(volume: Value) -> Result<DiskSource, String> {
+    let mut volume = volume;
+    volume["name"] = json!("data");
+    let manifest = with(&[("volumes/0", volume), ("domain/devices/disks", json!([]))]);
+    match plan(&vmi(&manifest), &PodResources::default()) {
+        Ok(mut plan) => Ok(plan.disks.remove(0).source),
+        Err(errors) => Err(errors[0].to_string()),
+    }
+}
+
+#[test]
+fn made_disks_have_whole_mebibytes() {
+    let empty = |capacity: &str| source(json!({"emptyDisk": {"capacity": capacity}}));
+    assert_eq!(
+        empty("10M"),
+        Ok(DiskSource::EmptyDisk {
+            capacity_bytes: 9 << 20
+        })
+    );
+    assert_eq!(
+        empty("1M").unwrap_err(),
+        "spec.volumes[0].emptyDisk.capacity: Invalid value: the size for volume data is too low, must be at least 1MiB"
+    );
+    assert!(empty("-1Gi").is_err());
+    let host = |path: &str, capacity: Value| {
+        source(json!({"hostDisk": {"path": path, "type": "DiskOrCreate", "capacity": capacity}}))
+    };
+    let made = DiskSource::HostDisk {
+        path: "/d/a.img".into(),
+        create_bytes: Some(1 << 30),
+    };
+    assert_eq!(host("/d/a.img", json!("1Gi")), Ok(made));
+    assert_eq!(
+        host("/d/a.img", Value::Null).unwrap_err(),
+        "spec.volumes[0].hostDisk.capacity: Required value: spec.volumes[0].hostDisk.capacity is required to make the disk"
+    );
+    assert_eq!(
+        host("a.img", json!("1Gi")).unwrap_err(),
+        "spec.volumes[0].hostDisk.path: Invalid value: spec.volumes[0].hostDisk.path 'a.img' must be an absolute path"
+    );
+}
+
+/// The seed of a VMI, with what the caller has for its volume.
+fn seed(
+    kind: &str,
+    data: Value,
+    more: &[(&str, Value)],
+    data_dir: Option<&str>,
+) -> Result<DiskSource, String> {
+    let mut all = vec![
+        ("volumes/0", json!({"name": "root", kind: data})),
+        (
+            "domain/firmware/uuid",
+            json!("5d307ca9-b3ef-428c-8861-06e72d69f223"),
+        ),
+    ];
+    all.extend_from_slice(more);
+    let resources = data_dir.map_or_else(PodResources::default, |dir| given(&[("root", dir)]));
+    match plan(&vmi(&with(&all)), &resources) {
+        Ok(mut plan) => {
+            let disk = plan.disks.remove(0);
+            assert!(disk.read_only && !disk.overlay && disk.format == FormatRule::Raw);
+            Ok(disk.source)
+        }
+        Err(errors) => Err(errors[0].to_string()),
+    }
+}
+
+fn inline(text: &str) -> SeedData {
+    SeedData::Inline(text.as_bytes().to_vec())
+}
+
+#[test]
+fn a_seed_has_the_instances_id_and_name() {
+    let data = json!({"userDataBase64": "aGVs\nbG8=", "networkData": "version: 2"});
+    let cases = [
+        (
+            "cloudInitNoCloud",
+            SeedLayout::NoCloud,
+            json!({"instance-id": "5d307ca9-b3ef-428c-8861-06e72d69f223", "local-hostname": "other"}),
+        ),
+        (
+            "cloudInitConfigDrive",
+            SeedLayout::ConfigDrive,
+            json!({"instance_id": "testvmi.default", "hostname": "other", "uuid": "5d307ca9-b3ef-428c-8861-06e72d69f223"}),
+        ),
+    ];
+    for (kind, wanted_layout, wanted) in cases {
+        let other = [("hostname", json!("other"))];
+        let source = seed(kind, data.clone(), &other, None).unwrap();
+        let DiskSource::CloudInit {
+            layout,
+            meta_data,
+            user_data,
+            network_data,
+        } = source
+        else {
+            panic!("{source:?}")
+        };
+        assert_eq!(layout, wanted_layout);
+        assert_eq!(serde_json::from_str::<Value>(&meta_data).unwrap(), wanted);
+        assert_eq!(user_data, inline("hello"));
+        assert_eq!(network_data, Some(inline("version: 2")));
+        let source = seed(kind, json!({"networkData": "v"}), &[], None).unwrap();
+        let DiskSource::CloudInit {
+            meta_data, user_data, ..
+        } = source
+        else {
+            panic!("{source:?}")
+        };
+        assert!(meta_data.contains(r#""testvmi""#), "{meta_data}");
+        assert_eq!(user_data, inline(""));
+    }
+}
+
+#[test]
+fn secrets_of_a_seed_come_from_a_directory() {
+    for kind in ["cloudInitNoCloud", "cloudInitConfigDrive"] {
+        let both = json!({"secretRef": {"name": "s"}, "networkDataSecretRef": {"name": "n"}});
+        let source = seed(kind, both.clone(), &[], Some("/secret")).unwrap();
+        let DiskSource::CloudInit {
+            user_data,
+            network_data,
+            ..
+        } = source
+        else {
+            panic!("{source:?}")
+        };
+        assert_eq!(user_data, SeedData::Secret("/secret".into()));
+        assert_eq!(network_data, Some(SeedData::Secret("/secret".into())));
+        let error = seed(kind, both, &[], None).unwrap_err();
+        let field = format!("spec.volumes[0].{kind}.secretRef");
+        assert_eq!(
+            error,
+            format!(
+                "{field}: Required value: {field} has no data here; give a directory with the Secret's files with \
+                 --volume root=DIR"
+            )
+        );
+        let error = seed(kind, json!({"userData": "a"}), &[], Some("/secret")).unwrap_err();
+        assert!(error.contains("makes its own data"), "{error}");
+    }
+}
+
+#[test]
+fn objects_become_disks_of_their_files() {
+    let files = |volume: Value, dir: Option<&str>| {
+        let kind = volume.as_object().unwrap().keys().next().unwrap().clone();
+        seed(&kind, volume[&kind].clone(), &[], dir)
+    };
+    for (volume, label) in [
+        (json!({"configMap": {"name": "a"}}), "cfgdata"),
+        (
+            json!({"configMap": {"name": "a", "volumeLabel": "OEMDRV"}}),
+            "OEMDRV",
+        ),
+        (
+            json!({"secret": {"secretName": "a", "volumeLabel": "cidata"}}),
+            "cidata",
+        ),
+        (json!({"downwardAPI": {"volumeLabel": "x"}}), "x"),
+        (json!({"serviceAccount": {"serviceAccountName": "a"}}), "cfgdata"),
+    ] {
+        let kind = volume.as_object().unwrap().keys().next().unwrap().clone();
+        let wanted = DiskSource::Files {
+            dir: Some("/d".into()),
+            label: label.into(),
+        };
+        assert_eq!(files(volume.clone(), Some("/d")), Ok(wanted));
+        let field = format!("spec.volumes[0].{kind}");
+        assert_eq!(
+            files(volume, None).unwrap_err(),
+            format!(
+                "{field}: Required value: {field} has no data here; give a directory with a file for each key with \
+                 --volume root=DIR"
+            )
+        );
+    }
+    let optional = json!({"secret": {"secretName": "a", "optional": true}});
+    assert!(matches!(
+        files(optional, None),
+        Ok(DiskSource::Files { dir: None, .. })
+    ));
+    for label in ["x".repeat(33), "a\nb".into(), "é".into()] {
+        let volume = json!({"configMap": {"name": "a", "volumeLabel": label}});
+        let error = files(volume, Some("/d")).unwrap_err();
+        assert!(
+            error.starts_with("spec.volumes[0].configMap.volumeLabel: Invalid value:"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn only_what_keeps_nothing_is_overlaid_and_only_new_images_are_probed() {
+    for (volume, read_only, overlay, format) in [
+        (
+            json!({"containerDisk": {"image": "i"}}),
+            false,
+            true,
+            FormatRule::Probe,
+        ),
+        (
+            json!({"containerDisk": {"image": "i"}}),
+            true,
+            false,
+            FormatRule::Probe,
+        ),
+        (
+            json!({"ephemeral": {"persistentVolumeClaim": {"claimName": "c"}}}),
+            false,
+            true,
+            FormatRule::Raw,
+        ),
+        (
+            json!({"ephemeral": {"persistentVolumeClaim": {"claimName": "c"}}}),
+            true,
+            false,
+            FormatRule::Raw,
+        ),
+        (
+            json!({"persistentVolumeClaim": {"claimName": "c"}}),
+            false,
+            false,
+            FormatRule::Raw,
+        ),
+        (
+            json!({"hostDisk": {"path": "/a", "type": "Disk"}}),
+            false,
+            false,
+            FormatRule::Raw,
+        ),
+    ] {
+        let mut volume = volume;
+        volume["name"] = json!("root");
+        let plan = planned(&[
+            ("volumes/0", volume.clone()),
+            ("domain/devices/disks/0/disk/readonly", json!(read_only)),
+        ])
+        .unwrap();
+        let disk = &plan.disks[0];
+        assert_eq!(
+            (disk.read_only, disk.overlay, disk.format),
+            (read_only, overlay, format),
+            "{volume}"
+        );
+    }
+    let claim = json!({"persistentVolumeClaim": {"claimName": "c", "readOnly": true}, "name": "root"});
+    assert!(planned(&[("volumes/0", claim)]).unwrap().disks[0].read_only);
+    let nameless = json!({"ephemeral": {}, "name": "root"});
+    let errors = planned(&[("volumes/0", nameless)]).unwrap_err();
+    assert_eq!(errors[0].field, "spec.volumes[0].ephemeral.persistentVolumeClaim");
+}
+
+#[test]
+fn a_plan_with_any_bytes_survives_serialisation() {
+    let seed = json!({"name": "root", "cloudInitNoCloud": {"userDataBase64": "/wD+", "networkData": "v: 2"}});
+    let plan = plan(&vmi(&with(&[("volumes/0", seed)])), &PodResources::default()).unwrap();
+    let text = serde_json::to_string(&plan).unwrap();
+    assert!(
+        text.contains(r#""userData":{"inline":{"base64":"/wD+"}}"#)
+            && text.contains(r#""networkData":{"inline":"v: 2"}"#),
+        "{text}"
+    );
+    assert_eq!(serde_json::from_str::<VmPlan>(&text).unwrap(), plan);
+}
+
+#[test]
+fn a_container_disk_keeps_its_path_inside_the_image() {
+    let manifest = with(&[(
+        "volumes/0",
+        json!({"name": "root", "containerDisk": {"image": "i", "path": "/disk/a.qcow2"}}),
+    )]);
+    let plan = plan(&vmi(&manifest), &given(&[("root", "/r.img")])).unwrap();
+    let source = DiskSource::ContainerDisk {
+        path: "/r.img".into(),
+        image_path: Some("disk/a.qcow2".into()),
+    };
+    assert_eq!(plan.disks[0].source, source);
+}
