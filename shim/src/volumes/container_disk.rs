@@ -2,7 +2,7 @@
 //! in it, so nothing in it leads anywhere else.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
 use husk_proto::vmm::v1::disk::Cache;
@@ -11,6 +11,7 @@ use rustix::fs::{FileType, OFlags};
 use super::error::Fault;
 use super::format::{ImageFormat, probe};
 use super::image::{self, Access};
+use super::oci::Image;
 use super::overlay;
 use super::path::Found;
 use super::scratch::Scratch;
@@ -24,6 +25,10 @@ pub(super) fn open(
     tell: &dyn Fn(u64, u64),
 ) -> Result<(OwnedFd, Cache, ImageFormat), Fault> {
     let given = Found::on_host(path).map_err(Fault::io(path))?;
+    if let Some(image) = Image::find(&given)? {
+        let file = image.extract(image_path, scratch, tell)?;
+        return unpacked(file, path, access, scratch);
+    }
     let found = find(given, path, image_path)?;
     if !matches!(found.kind, FileType::RegularFile | FileType::BlockDevice) {
         return Err(Fault::Kind {
@@ -43,6 +48,24 @@ pub(super) fn open(
         return Ok((fd, cache, format));
     }
     let (fd, cache) = image::finish(overlay::over(&found, scratch, tell)?, scratch.path(), access)?;
+    Ok((fd, cache, format))
+}
+
+/// A disk that was unpacked is this VM's own already.
+fn unpacked(
+    file: File,
+    path: &Path,
+    access: Access,
+    scratch: &Scratch,
+) -> Result<(OwnedFd, Cache, ImageFormat), Fault> {
+    let (format, access) = probed(&file, path, access)?;
+    let fd = if access.read_only {
+        let name = format!("/proc/self/fd/{}", file.as_raw_fd());
+        File::open(name).map_err(Fault::io(scratch.path()))?.into()
+    } else {
+        OwnedFd::from(file)
+    };
+    let (fd, cache) = image::finish(fd, path, access)?;
     Ok((fd, cache, format))
 }
 

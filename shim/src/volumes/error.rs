@@ -77,6 +77,14 @@ pub enum Fault {
     /// A directory of keys that no object can have.
     #[error("{} holds too much: a volume of files has at most 1024 of them, 4 MiB together, 8 levels deep", .0.display())]
     TooMuch(PathBuf),
+    /// A container image that cannot be used.
+    #[error("{} is no usable container image: {why}", path.display())]
+    ContainerImage {
+        /// The archive or directory.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
     /// A containerDisk without a disk.
     #[error("no file found in folder {}, no disk present", .0.display())]
     NoDisk(PathBuf),

@@ -12,6 +12,7 @@ mod image;
 mod iso;
 mod key_files;
 mod memory_file;
+mod oci;
 mod overlay;
 mod path;
 mod scratch;

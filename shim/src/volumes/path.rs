@@ -68,6 +68,11 @@ impl Found {
         self.kind == FileType::Directory
     }
 
+    /// The same file once more.
+    pub(super) fn again(&self) -> io::Result<Found> {
+        Found::new(self.fd.try_clone()?, self.path.clone())
+    }
+
     /// Opens just this file, whatever its path leads to by now.
     pub(super) fn open(&self, flags: OFlags) -> io::Result<OwnedFd> {
         let path = format!("/proc/self/fd/{}", self.fd.as_fd().as_raw_fd());

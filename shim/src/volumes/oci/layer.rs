@@ -1,0 +1,218 @@
+//! Looking for the disk in one layer after the other, as if each were laid over those below it.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use rustix::fs::fstatvfs;
+use sha2::digest::DynDigest;
+use tar::EntryType;
+
+use super::super::scratch::Scratch;
+use super::super::sparse::SparseWriter;
+use super::Why;
+use super::manifest::{Layer, LayerDigest, check, hasher};
+use super::store::Store;
+use super::tarball::{Entry, Tarball};
+use super::unpack::{Bounded, unpack};
+
+/// The most files that are kept in case all others are removed by a layer above.
+const MOST_CANDIDATES: usize = 8;
+/// Bytes read between two words on how far it is.
+const STEP: u64 = 16 << 20;
+/// Bytes that are left free in the scratch directory.
+const RESERVE: u64 = 64 << 20;
+/// A file of that prefix removes the one of the rest of its name (OCI image layers, "Whiteouts").
+const WHITEOUT: &[u8] = b".wh.";
+/// This one hides everything that lower layers have in its directory.
+const OPAQUE: &[u8] = b".wh..wh..opq";
+
+/// What layers so far have where the disk is looked for.
+pub(super) struct Search<'a> {
+    pub(super) image_path: Option<&'a Path>,
+    pub(super) scratch: &'a Scratch,
+    pub(super) found: BTreeMap<PathBuf, Candidate>,
+    /// Bytes that may still be unpacked.
+    pub(super) left: u64,
+}
+
+/// Something at a path where the disk could be.
+pub(super) struct Candidate {
+    layer: usize,
+    pub(super) what: What,
+}
+
+pub(super) enum What {
+    /// Its content.
+    File(File),
+    /// Something else, as people call it.
+    Other(&'static str),
+}
+
+impl Search<'_> {
+    /// Lays one more layer over what there is.
+    pub(super) fn layer(
+        &mut self,
+        number: usize,
+        layer: &Layer,
+        store: &Store,
+        tell: &dyn Fn(u64),
+    ) -> Result<(), Why> {
+        let (packed, unpacked) = match &layer.digest {
+            LayerDigest::Packed(digest) => (Some(digest), None),
+            LayerDigest::Unpacked(digest) => (None, Some(digest)),
+        };
+        let text = |error: io::Error| error.to_string();
+        let mut source = Metered::new(store.open(&layer.part)?, packed.map(hasher).transpose()?, tell);
+        {
+            let mut left = self.left;
+            let plain = Metered::new(
+                unpack(&mut source).map_err(text)?,
+                unpacked.map(hasher).transpose()?,
+                &|_| {},
+            );
+            let mut tarball = Tarball::new(Bounded {
+                source: plain,
+                left: &mut left,
+            });
+            while let Some(entry) = tarball.next()? {
+                self.entry(number, entry, &mut tarball)?;
+            }
+            let mut rest = tarball.into_source();
+            if let Some(digest) = unpacked {
+                io::copy(&mut rest, &mut io::sink()).map_err(text)?;
+                rest.source.check(digest)?;
+            }
+            self.left = left;
+        }
+        if let Some(digest) = packed {
+            io::copy(&mut source, &mut io::sink()).map_err(text)?;
+            source.check(digest)?;
+        }
+        Ok(())
+    }
+
+    fn entry(&mut self, layer: usize, entry: Entry, content: &mut impl Read) -> Result<(), Why> {
+        let path = &entry.path;
+        let (Some(name), Some(parent)) = (path.file_name(), path.parent()) else {
+            return Ok(());
+        };
+        let name = name.as_bytes();
+        if name == OPAQUE {
+            self.found
+                .retain(|path, found| found.layer == layer || !path.starts_with(parent));
+            return Ok(());
+        }
+        if let Some(removed) = name.strip_prefix(WHITEOUT) {
+            let removed = parent.join(OsStr::from_bytes(removed));
+            self.found
+                .retain(|path, found| found.layer == layer || !path.starts_with(&removed));
+            return Ok(());
+        }
+        if !entry.kind.is_dir() {
+            // What was a directory below is none any more.
+            self.found
+                .retain(|found, _| found == path || !found.starts_with(path));
+        }
+        if !self.is_wanted(path) {
+            return Ok(());
+        }
+        let what = match entry.kind {
+            _ if entry.sparse => What::Other("stored as a sparse file"),
+            EntryType::Regular | EntryType::Continuous => What::File(self.unpack(&entry, content)?),
+            EntryType::Directory => What::Other("a directory"),
+            EntryType::Symlink => What::Other("a symbolic link"),
+            EntryType::Link => What::Other("a hard link"),
+            EntryType::Fifo => What::Other("a FIFO"),
+            EntryType::Char | EntryType::Block => What::Other("a device"),
+            _ => What::Other("of no known type"),
+        };
+        self.found.insert(entry.path, Candidate { layer, what });
+        if self.found.len() > MOST_CANDIDATES {
+            return Err(format!(
+                "it has more than {MOST_CANDIDATES} files in folder disk, only one disk is allowed"
+            ));
+        }
+        Ok(())
+    }
+
+    fn is_wanted(&self, path: &Path) -> bool {
+        match self.image_path {
+            Some(wanted) => path == wanted,
+            None => {
+                let mut parts = path.components();
+                parts.next() == Some(Component::Normal(OsStr::new("disk")))
+                    && parts.next().is_some()
+                    && parts.next().is_none()
+            }
+        }
+    }
+
+    fn unpack(&self, entry: &Entry, content: &mut impl Read) -> Result<File, Why> {
+        let file = self.scratch.file().map_err(|fault| fault.to_string())?;
+        let space = fstatvfs(&file).map_err(|error| error.to_string())?;
+        let room = space
+            .f_bavail
+            .saturating_mul(space.f_frsize)
+            .saturating_sub(RESERVE);
+        let mut writer = SparseWriter::new(&file, room);
+        let copied =
+            io::copy(&mut content.take(entry.size), &mut writer).map_err(|error| match error.kind() {
+                io::ErrorKind::StorageFull => format!(
+                    "{} does not fit into {}, which has room for {} MiB",
+                    entry.path.display(),
+                    self.scratch.path().display(),
+                    room >> 20
+                ),
+                _ => format!("{}: {error}", entry.path.display()),
+            })?;
+        if copied != entry.size {
+            return Err(format!("it ends within {}", entry.path.display()));
+        }
+        writer.finish().map_err(|error| error.to_string())?;
+        Ok(file)
+    }
+}
+
+/// A stream that is counted and maybe hashed while it is read.
+struct Metered<'a, R> {
+    source: R,
+    hasher: Option<Box<dyn DynDigest>>,
+    read: u64,
+    told: u64,
+    tell: &'a dyn Fn(u64),
+}
+
+impl<'a, R: Read> Metered<'a, R> {
+    fn new(source: R, hasher: Option<Box<dyn DynDigest>>, tell: &'a dyn Fn(u64)) -> Metered<'a, R> {
+        Metered {
+            source,
+            hasher,
+            read: 0,
+            told: 0,
+            tell,
+        }
+    }
+
+    fn check(self, digest: &oci_spec::image::Digest) -> Result<(), Why> {
+        self.hasher.map_or(Ok(()), |hasher| check(digest, hasher))
+    }
+}
+
+impl<R: Read> Read for Metered<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.source.read(buffer)?;
+        if let Some(hasher) = &mut self.hasher {
+            hasher.update(&buffer[..read]);
+        }
+        self.read += read as u64;
+        if self.read - self.told >= STEP {
+            self.told = self.read;
+            (self.tell)(self.read);
+        }
+        Ok(read)
+    }
+}

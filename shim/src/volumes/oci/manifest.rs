@@ -1,0 +1,232 @@
+//! From an index to the layers of the one image it leads to.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use oci_spec::image::{
+    Arch, Descriptor, Digest, DigestAlgorithm, ImageConfiguration, ImageIndex, ImageManifest, MediaType, Os,
+};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use sha2::digest::DynDigest;
+
+use super::Why;
+use super::store::{Section, Store};
+use super::tarball::plain;
+
+/// The most bytes of an index, manifest or configuration.
+const MOST_JSON: u64 = 4 << 20;
+/// The most layers of an image; Docker allows 127.
+const MOST_LAYERS: usize = 512;
+/// The most images an index names.
+const MOST_IMAGES: usize = 1024;
+/// How deep indexes nest.
+const DEPTH: usize = 3;
+/// Docker's names of what OCI calls an index and a manifest.
+const DOCKER_INDEX: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
+const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
+
+/// One layer of an image.
+#[derive(Debug)]
+pub(super) struct Layer {
+    /// Where it is.
+    pub(super) part: PathBuf,
+    /// How it is called in errors.
+    pub(super) name: String,
+    /// Bytes as it is packed.
+    pub(super) size: u64,
+    pub(super) digest: LayerDigest,
+}
+
+/// What a layer's digest is taken of.
+#[derive(Debug)]
+pub(super) enum LayerDigest {
+    Packed(Digest),
+    Unpacked(Digest),
+}
+
+/// The layers of the image, the lowest first.
+pub(super) fn layers(store: &Store) -> Result<Vec<Layer>, Why> {
+    let layers = if store.is_oci() {
+        of_oci(store)?
+    } else {
+        of_docker(store)?
+    };
+    if layers.len() > MOST_LAYERS {
+        return Err(format!("it has {} layers", layers.len()));
+    }
+    Ok(layers)
+}
+
+fn of_oci(store: &Store) -> Result<Vec<Layer>, Why> {
+    let index: ImageIndex = json(store.open(Path::new("index.json"))?, "index.json", None)?;
+    let mut images = BTreeMap::new();
+    collect(store, &index, DEPTH, &mut images)?;
+    let count = images.len();
+    let Some((_, image)) = images.pop_first().filter(|_| count == 1) else {
+        return Err(match count {
+            0 => "it holds no image for linux/amd64".into(),
+            _ => format!("it holds {count} images for linux/amd64: export a single one"),
+        });
+    };
+    let manifest: ImageManifest = blob(store, &image)?;
+    let layers = manifest.layers().iter().map(|layer| {
+        let part = part(layer.digest());
+        let size = store.open(&part)?.left();
+        if size != layer.size() {
+            return Err(format!(
+                "layer {} has {size} bytes instead of {}",
+                layer.digest(),
+                layer.size()
+            ));
+        }
+        Ok(Layer {
+            part,
+            name: layer.digest().to_string(),
+            size,
+            digest: LayerDigest::Packed(layer.digest().clone()),
+        })
+    });
+    layers.collect()
+}
+
+/// The manifests for this kind of machine that are there, by digest: an export names others too.
+fn collect(
+    store: &Store,
+    index: &ImageIndex,
+    depth: usize,
+    into: &mut BTreeMap<String, Descriptor>,
+) -> Result<(), Why> {
+    let Some(depth) = depth.checked_sub(1) else {
+        return Err("its indexes nest too deep".into());
+    };
+    for descriptor in index.manifests() {
+        if !store.has(&part(descriptor.digest())) {
+            continue;
+        }
+        let fits = descriptor
+            .platform()
+            .as_ref()
+            .is_none_or(|platform| *platform.os() == Os::Linux && *platform.architecture() == Arch::Amd64);
+        match descriptor.media_type() {
+            MediaType::ImageIndex => collect(store, &blob(store, descriptor)?, depth, into)?,
+            MediaType::Other(kind) if kind == DOCKER_INDEX => {
+                collect(store, &blob(store, descriptor)?, depth, into)?;
+            }
+            MediaType::ImageManifest if fits => {
+                into.insert(descriptor.digest().to_string(), descriptor.clone());
+            }
+            MediaType::Other(kind) if fits && kind == DOCKER_MANIFEST => {
+                into.insert(descriptor.digest().to_string(), descriptor.clone());
+            }
+            _ => {}
+        }
+        if into.len() > MOST_IMAGES {
+            return Err("it holds too many images".into());
+        }
+    }
+    Ok(())
+}
+
+/// `manifest.json` of `docker save`.
+#[derive(Deserialize)]
+struct Saved {
+    #[serde(rename = "Config")]
+    config: String,
+    #[serde(rename = "Layers")]
+    layers: Vec<String>,
+}
+
+fn of_docker(store: &Store) -> Result<Vec<Layer>, Why> {
+    let manifest = Path::new("manifest.json");
+    if !store.has(manifest) {
+        return Err("neither index.json nor manifest.json is in it".into());
+    }
+    let mut saved: Vec<Saved> = json(store.open(manifest)?, "manifest.json", None)?;
+    let count = saved.len();
+    let Some(saved) = saved.pop().filter(|_| count == 1) else {
+        return Err(format!("it holds {count} images: save a single one"));
+    };
+    let config = plain(saved.config.as_bytes())?;
+    // Its name is its digest, in every version of the format.
+    let stem = config
+        .file_stem()
+        .and_then(|stem| stem.to_str())
+        .unwrap_or_default();
+    let digest = Digest::from_str(&format!("sha256:{stem}")).ok();
+    let config: ImageConfiguration = json(store.open(&config)?, &saved.config, digest.as_ref())?;
+    let diff_ids = config.rootfs().diff_ids();
+    if diff_ids.len() != saved.layers.len() {
+        return Err("its configuration has another number of layers".into());
+    }
+    let layers = saved.layers.into_iter().zip(diff_ids).map(|(name, diff_id)| {
+        let part = plain(name.as_bytes())?;
+        let digest = Digest::from_str(diff_id).map_err(|error| error.to_string())?;
+        Ok(Layer {
+            size: store.open(&part)?.left(),
+            part,
+            name,
+            digest: LayerDigest::Unpacked(digest),
+        })
+    });
+    layers.collect()
+}
+
+/// Where a layout has what a digest names. Neither half holds a slash, and neither is `..`.
+fn part(digest: &Digest) -> PathBuf {
+    ["blobs", digest.algorithm().as_ref(), digest.digest()]
+        .iter()
+        .collect()
+}
+
+fn blob<T: DeserializeOwned>(store: &Store, descriptor: &Descriptor) -> Result<T, Why> {
+    let digest = descriptor.digest();
+    json(store.open(&part(digest))?, digest.as_ref(), Some(digest))
+}
+
+/// Reads a document that must have that digest.
+fn json<T: DeserializeOwned>(section: Section, name: &str, digest: Option<&Digest>) -> Result<T, Why> {
+    if section.left() > MOST_JSON {
+        return Err(format!("{name} has {} bytes", section.left()));
+    }
+    let mut text = Vec::new();
+    section
+        .take(MOST_JSON)
+        .read_to_end(&mut text)
+        .map_err(|error| format!("{name}: {error}"))?;
+    if let Some(digest) = digest {
+        let mut hasher = hasher(digest)?;
+        hasher.update(&text);
+        check(digest, hasher).map_err(|why| format!("{name}: {why}"))?;
+    }
+    serde_json::from_slice(&text).map_err(|error| format!("{name}: {error}"))
+}
+
+/// What computes a digest of that kind.
+pub(super) fn hasher(digest: &Digest) -> Result<Box<dyn DynDigest>, Why> {
+    match digest.algorithm() {
+        DigestAlgorithm::Sha256 => Ok(Box::new(sha2::Sha256::default())),
+        DigestAlgorithm::Sha384 => Ok(Box::new(sha2::Sha384::default())),
+        DigestAlgorithm::Sha512 => Ok(Box::new(sha2::Sha512::default())),
+        other => Err(format!("{other} digests are not supported")),
+    }
+}
+
+/// Compares what was computed.
+pub(super) fn check(digest: &Digest, hasher: Box<dyn DynDigest>) -> Result<(), Why> {
+    let computed: String = hasher
+        .finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    if computed == digest.digest() {
+        Ok(())
+    } else {
+        Err(format!(
+            "its content has another digest: {}:{computed}",
+            digest.algorithm()
+        ))
+    }
+}

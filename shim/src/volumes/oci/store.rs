@@ -1,0 +1,158 @@
+//! Where the parts of an image lie: files below a directory, or members of an archive.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, OFlags};
+
+use super::super::error::Fault;
+use super::super::path::Found;
+use super::tarball::{self, Skip, Tarball};
+use super::{Why, fault};
+
+/// The most members an archive has.
+const MOST_MEMBERS: usize = 65_536;
+/// The file that every OCI layout has.
+const INDEX: &str = "index.json";
+
+/// The parts of an image, by their paths.
+#[derive(Debug)]
+pub(super) enum Store {
+    Layout(Found),
+    Archive {
+        file: File,
+        /// Offset and size of each.
+        members: HashMap<PathBuf, (u64, u64)>,
+    },
+}
+
+impl Store {
+    /// The parts of the image that lies there; none if it does not look like one.
+    pub(super) fn find(given: &Found) -> Result<Option<Store>, Fault> {
+        if given.is_directory() {
+            let index = given.child(Path::new(INDEX)).is_ok();
+            let folder = given
+                .child(Path::new("blobs"))
+                .is_ok_and(|blobs| blobs.is_directory());
+            if index && folder {
+                let layout = given.again().map_err(Fault::io(&given.path))?;
+                return Ok(Some(Store::Layout(layout)));
+            }
+            return Ok(None);
+        }
+        if given.kind != FileType::RegularFile {
+            return Ok(None);
+        }
+        let file = File::from(given.open(OFlags::RDONLY).map_err(Fault::io(&given.path))?);
+        let mut head = [0; tarball::BLOCK];
+        match file.read_exact_at(&mut head, 0) {
+            Ok(()) if tarball::is_header(&head) => {}
+            _ => return Ok(None),
+        }
+        let size = file.metadata().map_err(Fault::io(&given.path))?.len();
+        let copy = file.try_clone().map_err(Fault::io(&given.path))?;
+        let members = members(Section::new(copy, 0, size)).map_err(|why| fault(&given.path, why))?;
+        Ok(Some(Store::Archive { file, members }))
+    }
+
+    /// Opens a part.
+    pub(super) fn open(&self, name: &Path) -> Result<Section, Why> {
+        let missing = |error: io::Error| format!("{}: {error}", name.display());
+        match self {
+            Store::Layout(directory) => {
+                let found = directory.child(name).map_err(missing)?;
+                if found.kind != FileType::RegularFile {
+                    let kind = super::super::path::describe(found.kind);
+                    return Err(format!("{} is {kind}, not a regular file", name.display()));
+                }
+                let file = File::from(found.open(OFlags::RDONLY).map_err(missing)?);
+                let size = file.metadata().map_err(missing)?.len();
+                Ok(Section::new(file, 0, size))
+            }
+            Store::Archive { file, members } => {
+                let (offset, size) = members
+                    .get(name)
+                    .ok_or_else(|| format!("it has no {}", name.display()))?;
+                let file = file.try_clone().map_err(missing)?;
+                Ok(Section::new(file, *offset, offset + size))
+            }
+        }
+    }
+
+    /// Whether it has a part.
+    pub(super) fn has(&self, name: &Path) -> bool {
+        match self {
+            Store::Layout(directory) => directory.child(name).is_ok(),
+            Store::Archive { members, .. } => members.contains_key(name),
+        }
+    }
+
+    /// Whether it is laid out as OCI says.
+    pub(super) fn is_oci(&self) -> bool {
+        self.has(Path::new(INDEX))
+    }
+}
+
+/// Where each regular file of an archive lies.
+fn members(archive: Section) -> Result<HashMap<PathBuf, (u64, u64)>, Why> {
+    let end = archive.end;
+    let mut tarball = Tarball::new(archive);
+    let mut members = HashMap::new();
+    while let Some(entry) = tarball.next()? {
+        if !entry.kind.is_file() {
+            continue;
+        }
+        let offset = tarball.source().offset;
+        if entry.size > end - offset {
+            return Err(format!("the archive ends within {}", entry.path.display()));
+        }
+        if members.len() == MOST_MEMBERS {
+            return Err(format!("the archive has more than {MOST_MEMBERS} members"));
+        }
+        members.insert(entry.path, (offset, entry.size));
+    }
+    Ok(members)
+}
+
+/// A part of a file.
+#[derive(Debug)]
+pub(super) struct Section {
+    file: File,
+    offset: u64,
+    end: u64,
+}
+
+impl Section {
+    fn new(file: File, offset: u64, end: u64) -> Section {
+        Section { file, offset, end }
+    }
+
+    /// Bytes from here on.
+    pub(super) fn left(&self) -> u64 {
+        self.end - self.offset
+    }
+}
+
+impl Read for Section {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = buffer
+            .len()
+            .min(usize::try_from(self.left()).unwrap_or(usize::MAX));
+        let read = self.file.read_at(&mut buffer[..length], self.offset)?;
+        self.offset += read as u64;
+        Ok(read)
+    }
+}
+
+impl Skip for Section {
+    fn skip(&mut self, bytes: u64) -> io::Result<()> {
+        if bytes > self.left() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.offset += bytes;
+        Ok(())
+    }
+}
