@@ -57,8 +57,10 @@ pub(crate) struct Args {
 
     /// Where the data of a volume is: an image, a block device or a directory
     ///
-    /// For containerDisks (copied first), persistentVolumeClaims and dataVolumes, instead of a hostDisk's path, and
-    /// for `kernel-boot-volume`, a directory with the files of firmware.kernelBoot.container.
+    /// For containerDisks and ephemeral volumes (copied or unpacked first), persistentVolumeClaims and dataVolumes,
+    /// instead of a hostDisk's path; a directory with a file for each key for configMaps, secrets, downwardAPI,
+    /// serviceAccounts and cloud-init's secretRefs; and for `kernel-boot-volume`, a directory with the files of
+    /// firmware.kernelBoot.container.
     #[arg(long = "volume", value_name = "NAME=PATH", value_parser = volume)]
     volumes: Vec<(String, PathBuf)>,
 
