@@ -1,7 +1,7 @@
 //! Raw images and block devices.
 
 use std::fs::File;
-use std::io::{self, Seek, SeekFrom};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use husk_proto::vmm::v1::disk::Cache;
 use husk_vmi::CacheMode;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
-use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{FileType, OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, seek};
 use tracing::warn;
 
 use super::error::Fault;
@@ -54,19 +54,26 @@ pub(super) fn open(found: &Found, access: Access) -> Result<(OwnedFd, Cache), Fa
 
 /// Does to an open image what does not depend on how it was opened.
 pub(super) fn finish(fd: OwnedFd, path: &Path, access: Access) -> Result<(OwnedFd, Cache), Fault> {
-    let mut file = File::from(fd);
+    let file = File::from(fd);
     lock(&file, path, access)?;
-    let bytes = file.seek(SeekFrom::End(0)).map_err(Fault::io(path))?;
-    if bytes == 0 || !bytes.is_multiple_of(access.unit) {
+    let fd = OwnedFd::from(file);
+    check_size(&fd, path, access.unit)?;
+    let cache = set_cache(&fd, path, access.cache)?;
+    Ok((fd, cache))
+}
+
+/// Refuses an image that is no whole number of blocks of `unit` bytes, or empty.
+pub(super) fn check_size(fd: &OwnedFd, path: &Path, unit: u64) -> Result<(), Fault> {
+    // The metadata of a block device has no size; the end of it is where a seek to it lands.
+    let bytes = seek(fd, SeekFrom::End(0)).map_err(Fault::io(path))?;
+    if bytes == 0 || !bytes.is_multiple_of(unit) {
         return Err(Fault::Size {
             path: path.to_owned(),
             bytes,
-            unit: access.unit,
+            unit,
         });
     }
-    let fd = OwnedFd::from(file);
-    let cache = set_cache(&fd, path, access.cache)?;
-    Ok((fd, cache))
+    Ok(())
 }
 
 /// How long an image may stay locked: those of a VM were seen to stay so for up to 29 ms after `husk run` told its end.

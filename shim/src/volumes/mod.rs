@@ -23,7 +23,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use husk_proto::vmm::v1::disk::Cache;
-use husk_vmi::{BlockSize, BootPlan, DeviceType, DiskPlan, DiskSource, KERNEL_VOLUME, KernelFile, VmPlan};
+use husk_vmi::{BootPlan, DeviceType, DiskPlan, DiskSource, KERNEL_VOLUME, KernelFile, VmPlan};
 use rustix::fs::{FileType, OFlags};
 
 pub use block::BlockSizes;
@@ -115,10 +115,7 @@ fn open_disk(disk: &DiskPlan, scratch: &Scratch, tell: &dyn Fn(u64, u64)) -> Res
         read_only: disk.read_only,
         shareable: disk.shareable,
         cache: disk.cache,
-        unit: match disk.block_size {
-            BlockSize::Custom { logical, .. } => logical.into(),
-            BlockSize::Default | BlockSize::MatchVolume => SECTOR,
-        },
+        unit: SECTOR,
     };
     let mut format = ImageFormat::Raw;
     let (file, cache) = match &disk.source {
@@ -166,7 +163,18 @@ fn open_disk(disk: &DiskPlan, scratch: &Scratch, tell: &dyn Fn(u64, u64)) -> Res
             image::finish(scratch.sparse(size)?, scratch.path(), access)?
         }
     };
-    let block_sizes = block::sizes(disk.block_size, &file, scratch.path())?;
+    let path = match &disk.source {
+        DiskSource::File(path)
+        | DiskSource::HostDisk { path, .. }
+        | DiskSource::ContainerDisk { path, .. } => path,
+        _ => scratch.path(),
+    };
+    let block_sizes = block::sizes(disk.block_size, &file, path)?;
+    if let Some(sizes) = block_sizes
+        && format == ImageFormat::Raw
+    {
+        image::check_size(&file, path, sizes.logical.into())?;
+    }
     Ok(OpenDisk {
         file: Some(file),
         read_only: access.read_only,

@@ -2,7 +2,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::PathBuf;
 
-use husk_vmi::{CacheMode, Controller, ErrorPolicy, FileRef, FormatRule, SeedData, SeedLayout};
+use husk_vmi::{BlockSize, CacheMode, Controller, ErrorPolicy, FileRef, FormatRule, SeedData, SeedLayout};
 use rustix::fs::{CWD, Mode, fcntl_getfl, mkfifoat};
 
 use super::*;
@@ -362,6 +362,13 @@ fn sizes_follow_the_block_size() {
     assert!(
         error.contains("has 6144 bytes: a raw image is a multiple of 4096 bytes"),
         "{error}"
+    );
+    let sizes = home.open(&sized(BlockSize::MatchVolume));
+    let block = rustix::fs::statfs(home.dir.path()).unwrap().f_bsize as u64;
+    assert_eq!(
+        sizes.is_ok(),
+        (6 << 10) % block.clamp(512, 4096) == 0,
+        "{sizes:?}"
     );
 }
 

@@ -23,7 +23,7 @@ pub(super) fn check(vmi: &Vmi, errors: &mut Vec<FieldError>) {
             let text = format!("{path} and {list}[{other}] must not have the same Name.");
             errors.push(FieldError::invalid(format!("{path}.name"), text));
         }
-        // A CD-ROM drive may be empty, as it may in KubeVirt from 1.6 on.
+        // A CD-ROM drive may be empty, as newer versions of KubeVirt allow.
         if vmi.spec.volume(&disk.name).is_none() && disk.target().0 != "cdrom" {
             let text = format!("{path}.Name '{}' not found.", disk.name);
             errors.push(FieldError::invalid(format!("{path}.name"), text));
