@@ -19,7 +19,7 @@ more, see its --help.
 
 Environment:
   HUSK_RUNTIME_DIR  state of VMs; else /run/husk or XDG_RUNTIME_DIR/husk
-  HUSK_SCRATCH_DIR  emptyDisks, copies of containerDisks; else /var/tmp
+  HUSK_SCRATCH_DIR  emptyDisks, copies of images; else /var/tmp
   HUSK_VMM          the VMM; else husk-vmm beside husk or on PATH
   HUSK_KVM          the KVM device, taken as it is; else /dev/kvm
   RUST_LOG          log filter, such as debug or husk_shim=trace

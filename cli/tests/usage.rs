@@ -177,7 +177,9 @@ fn a_volume_is_given_to_the_vms_that_have_it() {
     let root = tempfile::tempdir().unwrap();
     let with_disk = |name: &str| {
         let volume = format!("  volumes: [{{name: {name}, containerDisk: {{image: x}}}}]\n");
-        format!("{}{volume}", VALID.replace("demo", name))
+        let disk = format!("devices: {{disks: [{{name: {name}, disk: {{bus: virtio}}}}]}}");
+        let vm = VALID.replace("demo", name).replace("devices: {}", &disk);
+        format!("{vm}{volume}")
     };
     let kernel = "    firmware: {kernelBoot: {container: {image: x, kernelPath: /k}}}\n    resources";
     let third = VALID.replace("demo", "c").replace("    resources", kernel);
