@@ -97,6 +97,7 @@ impl View {
     pub(crate) fn state(&self) -> String {
         match (self.stopping, self.paused) {
             (true, _) => format!("{} (stopping)", self.phase),
+            (_, true) if !self.reason.is_empty() => format!("{} ({})", self.phase, self.reason),
             (_, true) => format!("{} (paused)", self.phase),
             _ => self.phase.clone(),
         }

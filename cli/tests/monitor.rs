@@ -44,6 +44,26 @@ fn list_shows_what_runs() {
 }
 
 #[test]
+fn a_vm_that_waits_for_its_disk_says_so() {
+    let root = tempfile::tempdir().unwrap();
+    let stub = StubMonitor::start(root.path(), "default", "demo");
+    stub.change(|status| {
+        status.paused = true;
+        status.reason = "PausedIOError".into();
+        status.message = "paused for an I/O error of disk \"data\": no space".into();
+    });
+    let (_, stdout, _) = told(&output(root.path(), &["list"]));
+    assert!(stdout.contains("Running (PausedIOError)"), "{stdout}");
+    let (_, stdout, _) = told(&output(root.path(), &["inspect", "demo", "-o", "json"]));
+    let json: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(json["reason"], "PausedIOError");
+    assert_eq!(
+        json["message"],
+        "paused for an I/O error of disk \"data\": no space"
+    );
+}
+
+#[test]
 fn monitors_that_hang_hold_nobody_up() {
     let root = tempfile::tempdir().unwrap();
     let _stub = StubMonitor::start(root.path(), "default", "well");

@@ -448,11 +448,6 @@ fn fields_that_are_met_differently_are_noted_by_path() {
             "domain.devices.logSerialConsole",
         ),
         (
-            "domain/devices/blockMultiQueue",
-            json!(true),
-            "domain.devices.blockMultiQueue",
-        ),
-        (
             "domain/devices/networkInterfaceMultiqueue",
             json!(true),
             "domain.devices.networkInterfaceMultiqueue",
@@ -483,9 +478,9 @@ fn fields_that_are_met_differently_are_noted_by_path() {
             "domain.devices.disks[0].tag",
         ),
         (
-            "domain/devices/disks/0/errorPolicy",
-            json!("stop"),
-            "domain.devices.disks[0].errorPolicy",
+            "domain/devices/disks/0/blockSize",
+            json!({"custom": {"logical": 512, "physical": 512, "discardGranularity": 4096}}),
+            "domain.devices.disks[0].blockSize.custom.discardGranularity",
         ),
         (
             "domain/devices/disks/0/io",

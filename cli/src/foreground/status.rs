@@ -35,7 +35,11 @@ pub(super) fn changes(before: &Status, now: &Status) -> Vec<String> {
         lines.push("rebooted".into());
     }
     if now.phase() == Phase::Running && before.phase() == Phase::Running && now.paused != before.paused {
-        lines.push(if now.paused { "paused" } else { "resumed" }.into());
+        lines.push(match (now.paused, now.message.trim()) {
+            (true, "") => "paused".into(),
+            (true, message) => one_line(message),
+            (false, _) => "resumed".into(),
+        });
     }
     if is_final(now) {
         lines.push(end(now));

@@ -3,12 +3,13 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use husk_proto::fds::{FdSender, MAX_FDS_PER_MESSAGE, SendError, Token};
+use husk_proto::vmm::v1::block_size::{Custom, Size};
 use husk_proto::vmm::v1::boot::Source;
-use husk_proto::vmm::v1::disk::ErrorPolicy;
-use husk_proto::vmm::v1::{Boot, Cpu, Disk, DiskBoot, Fd, KernelBoot, Memory, Smbios, VmConfig};
-use husk_vmi::{BlockSize, BootPlan, DiskPlan, VmPlan};
+use husk_proto::vmm::v1::disk::ErrorPolicy as WireErrorPolicy;
+use husk_proto::vmm::v1::{BlockSize, Boot, Cpu, Disk, DiskBoot, Fd, KernelBoot, Memory, Smbios, VmConfig};
+use husk_vmi::{BootPlan, DiskPlan, ErrorPolicy, VmPlan};
 
-use crate::volumes::{ImageFormat, Volumes};
+use crate::volumes::{ImageFormat, OpenDisk, Volumes};
 
 /// A disk that the VMM does not serve yet.
 #[derive(Debug, thiserror::Error)]
@@ -27,9 +28,6 @@ pub(super) fn refuse_unserved(plan: &VmPlan, volumes: Option<&Volumes>) -> Resul
             return Some(
                 "SCSI disks (bus scsi, sata or none; cdrom; lun) are not served yet: use a disk with bus virtio",
             );
-        }
-        if disk.block_size != BlockSize::Default {
-            return Some("block sizes cannot be chosen yet: leave out blockSize");
         }
         image
             .is_some_and(|image| image.format == ImageFormat::Qcow2)
@@ -67,16 +65,8 @@ impl Configured {
             kernel,
             initrd,
         } = volumes;
-        let disks = plan.disks.iter().zip(disks).map(|(plan, disk)| Disk {
-            id: plan.name.clone(),
-            file: disk.file.map(&mut fd),
-            read_only: disk.read_only,
-            serial: plan.serial.clone().unwrap_or_default(),
-            cache: disk.cache.into(),
-            error_policy: ErrorPolicy::Report.into(),
-            queues: 0,
-        });
-        let disks = disks.collect();
+        let disks = plan.disks.iter().zip(disks);
+        let disks = disks.map(|(plan, open)| disk(plan, open, &mut fd)).collect();
         let source = match &plan.boot {
             BootPlan::Kernel { command_line, .. } => Source::Kernel(KernelBoot {
                 kernel: kernel.map(&mut fd),
@@ -125,11 +115,41 @@ impl Configured {
     }
 }
 
+/// One disk; `fd` takes its descriptor and names it.
+fn disk(plan: &DiskPlan, open: OpenDisk, fd: impl FnOnce(OwnedFd) -> Fd) -> Disk {
+    let block_size = open.block_sizes.map(|sizes| BlockSize {
+        size: Some(Size::Custom(Custom {
+            logical: sizes.logical,
+            physical: sizes.physical,
+        })),
+    });
+    Disk {
+        id: plan.name.clone(),
+        file: open.file.map(fd),
+        read_only: open.read_only,
+        serial: plan.serial.clone().unwrap_or_default(),
+        cache: open.cache.into(),
+        error_policy: match plan.error_policy {
+            ErrorPolicy::Stop => WireErrorPolicy::Stop,
+            ErrorPolicy::Report => WireErrorPolicy::Report,
+            ErrorPolicy::Ignore => WireErrorPolicy::Ignore,
+            ErrorPolicy::Enospace => WireErrorPolicy::Enospace,
+        }
+        .into(),
+        queues: plan.queues,
+        block_size,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use husk_proto::vmm::v1::disk::Cache;
     use husk_vmi::{
-        CacheMode, Controller, DeviceType, DiskSource, ErrorPolicy, FormatRule, Memory, ScsiAddress, Topology,
+        BlockSize as PlannedBlockSize, CacheMode, Controller, DeviceType, DiskSource, FormatRule, Memory,
+        ScsiAddress, Topology,
     };
+
+    use crate::volumes::BlockSizes;
 
     use super::*;
 
@@ -145,7 +165,7 @@ mod tests {
             serial: None,
             cache: CacheMode::Auto,
             shareable: false,
-            block_size: BlockSize::Default,
+            block_size: PlannedBlockSize::Default,
             error_policy: ErrorPolicy::Stop,
             queues: 1,
             io_thread: None,
@@ -194,9 +214,6 @@ mod tests {
             refuse_unserved(&scsi, None).unwrap_err().to_string(),
             "disk \"data\": SCSI disks (bus scsi, sata or none; cdrom; lun) are not served yet: use a disk with bus virtio"
         );
-        let blocks = plan(|disk| disk.block_size = BlockSize::MatchVolume);
-        let error = refuse_unserved(&blocks, None).unwrap_err().to_string();
-        assert!(error.contains("leave out blockSize"), "{error}");
 
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk.qcow2");
@@ -211,5 +228,50 @@ mod tests {
         let volumes = crate::volumes::open(&qcow2, &crate::volumes::Scratch::at(dir.path()), |_| {}).unwrap();
         let error = refuse_unserved(&qcow2, Some(&volumes)).unwrap_err().to_string();
         assert!(error.contains("qemu-img convert -O raw"), "{error}");
+    }
+
+    #[test]
+    fn the_vmm_is_told_what_the_plan_says_of_a_disk() {
+        let open = |block_sizes| OpenDisk {
+            file: None,
+            read_only: true,
+            cache: Cache::Writethrough,
+            format: ImageFormat::Raw,
+            block_sizes,
+        };
+        let told = |change: fn(&mut DiskPlan), block_sizes| {
+            disk(&plan(change).disks[0], open(block_sizes), |_| Fd::default())
+        };
+        let plain = told(|_| {}, None);
+        assert_eq!(
+            (plain.error_policy(), plain.queues, plain.block_size),
+            (WireErrorPolicy::Stop, 1, None)
+        );
+        let sizes = BlockSizes {
+            logical: 4096,
+            physical: 8192,
+            discard_granularity: None,
+        };
+        let wanted = Disk {
+            id: "data".into(),
+            file: None,
+            read_only: true,
+            serial: "S".into(),
+            cache: Cache::Writethrough.into(),
+            error_policy: WireErrorPolicy::Enospace.into(),
+            queues: 4,
+            block_size: Some(BlockSize {
+                size: Some(Size::Custom(Custom {
+                    logical: 4096,
+                    physical: 8192,
+                })),
+            }),
+        };
+        let change = |disk: &mut DiskPlan| {
+            disk.serial = Some("S".into());
+            disk.error_policy = ErrorPolicy::Enospace;
+            disk.queues = 4;
+        };
+        assert_eq!(told(change, Some(sizes)), wanted);
     }
 }

@@ -8,13 +8,14 @@ use crate::harness::{Case, PATIENCE, SMALL, images};
 use anyhow::{Context, Result, ensure};
 use nix::mount::{MsFlags, mount, umount};
 use nix::sched::{CloneFlags, unshare};
+use serde_json::json;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
 pub const EMPTY_DISK: Case = Case {
     name: "full-disk-under-emptydisk",
-    about: "a full disk on the host is an I/O error in the guest, which goes on",
+    about: "with errorPolicy report a full disk on the host is an I/O error in the guest, which goes on",
     limit: SMALL,
     run: under_empty_disk,
 };
@@ -52,8 +53,10 @@ fn fill(folder: &Path) -> Result<()> {
 fn under_empty_disk(scene: &Scene) -> Result<()> {
     let scratch = scene.path("scratch");
     small_filesystem(scene, &scratch, "16M")?;
+    // Without this the VM would be paused (`stop`, KubeVirt's default) for somebody to make room.
     let manifest = Manifest::new("full")
         .empty_disk("data", "64Mi")
+        .set("/domain/devices/disks/0/errorPolicy", json!("report"))
         .small(&images::small("6.12")?, "write,shell");
     let vm = Vm::start(scene, &manifest)?;
     vm.expect("husk-write: failed")?;

@@ -40,11 +40,7 @@ pub(super) const DEVICES: &[Field] = &[
     noted("autoattachInputDevice", Bool, NO_GRAPHICS),
     no("autoattachVSOCK", Bool, "vsock is not supported yet"),
     yes("rng", EMPTY),
-    noted(
-        "blockMultiQueue",
-        Bool,
-        "the VMM chooses the number of queues of a disk",
-    ),
+    yes("blockMultiQueue", Bool),
     noted(
         "networkInterfaceMultiqueue",
         Bool,

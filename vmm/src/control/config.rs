@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use husk_proto::fds::{FdReceiver, Token};
+use husk_proto::vmm::v1::block_size::Size;
 use husk_proto::vmm::v1::boot::Source as BootSource;
 use husk_proto::vmm::v1::disk::{Cache, ErrorPolicy};
 use husk_proto::vmm::v1::{self as pb, VmConfig};
@@ -76,7 +77,7 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<Parts, Status> 
                 ErrorPolicy::Ignore => husk_disk::ErrorPolicy::Ignore,
                 ErrorPolicy::Enospace => husk_disk::ErrorPolicy::NoSpace,
             },
-            ..Default::default()
+            block_size: block_size(disk),
         };
         let queues = disk.queues.clamp(1, vcpus.max(1));
         let mut disk = Disk::open(&disk.id, file, &disk.serial, options)
@@ -117,6 +118,17 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<Parts, Status> 
         source,
         console,
     })
+}
+
+fn block_size(disk: &pb::Disk) -> husk_disk::BlockSize {
+    match disk.block_size.as_ref().and_then(|size| size.size.as_ref()) {
+        Some(Size::MatchVolume(true)) => husk_disk::BlockSize::MatchVolume,
+        Some(Size::MatchVolume(false)) | None => husk_disk::BlockSize::Auto,
+        Some(Size::Custom(size)) => husk_disk::BlockSize::Custom {
+            logical: size.logical,
+            physical: size.physical,
+        },
+    }
 }
 
 /// Queues of a disk, each with a ring and a worker thread.

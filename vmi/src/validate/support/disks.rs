@@ -123,13 +123,13 @@ fn has_block_size(disk: &Disk) -> bool {
         .is_some_and(|size| size.custom.is_some() || size.match_volume.as_ref().is_some_and(Feature::is_on))
 }
 
-/// Settings of a disk that are met only by chance. `report` is what happens to every I/O error.
+/// Settings of a disk that are met only by chance.
 fn settings(disk: &Disk, path: &str, found: &mut Found) {
-    if let Some(policy) = disk.error_policy.as_deref()
-        && policy != "report"
-    {
-        let text = format!("'{policy}' is not supported yet; every I/O error is reported to the guest");
-        found.notes.push(Note::new(format!("{path}.errorPolicy"), text));
+    let custom = disk.block_size.as_ref().and_then(|size| size.custom.as_ref());
+    if custom.is_some_and(|custom| custom.discard_granularity.is_some_and(|bytes| bytes != 0)) {
+        let text = "the guest is told in what units the volume can free space";
+        let field = format!("{path}.blockSize.custom.discardGranularity");
+        found.notes.push(Note::new(field, text));
     }
     if let Some(io) = disk.io.as_deref().filter(|io| !io.is_empty()) {
         let text = format!(
