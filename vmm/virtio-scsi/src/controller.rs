@@ -28,7 +28,7 @@ mod media;
 mod tasks;
 
 /// Rounds of completions and what follows from them before other things are looked at.
-const ROUNDS: usize = 32;
+const ROUNDS: usize = 4;
 
 /// What is wrong when the actor cannot go on.
 pub(crate) type Broken = String;
@@ -133,6 +133,7 @@ impl Controller {
     fn activate(&mut self, driver: Driver) {
         self.events.begin(driver.features);
         self.port = Port::new(driver);
+        self.go_on_with_removals();
         for disk in self.held.drain(..) {
             self.engine.retry_held(disk);
         }
@@ -167,13 +168,15 @@ impl Controller {
         self.held.clear();
         let places: Vec<_> = self.table.iter().map(|(place, _)| place).collect();
         self.cancel(&places, None, Code::Reset);
-        let disks: Vec<_> = self.table.iter().filter_map(|(_, unit)| unit.disk).collect();
         let busy = |disk: &DiskId| self.engine.in_flight(*disk) > 0;
-        let busy: Vec<_> = disks.into_iter().filter(busy).collect();
+        let disks = self.table.iter().filter_map(|(_, unit)| unit.disk);
+        let leaving = self.leaving.iter().map(|leaving| leaving.disc);
+        let busy: Vec<_> = disks.chain(leaving).filter(busy).collect();
         for disk in &busy {
             self.give_up(*disk);
         }
         self.drain()?;
+        debug_assert!(self.slots.tasks().next().is_none(), "none outlives its driver");
         for (_, unit) in self.table.iter_mut() {
             unit.logical.reset(Attention::PowerOn);
             unit.media_events = false;
@@ -193,7 +196,14 @@ impl Controller {
     fn give_up(&mut self, disk: DiskId) {
         // Fails only for a disk that is not attached, and has nothing.
         let _ = self.engine.set_error_policy(disk, ErrorPolicy::Report);
+        self.fail_held(disk);
+    }
+
+    /// Has a disk complete what it holds. If it comes to hold something again, that is news.
+    fn fail_held(&mut self, disk: DiskId) {
         self.engine.fail_held(disk);
+        self.engine.retry_held(disk);
+        self.held.retain(|held| *held != disk);
     }
 
     /// Whether there is a driver whose queues we do not have.

@@ -16,7 +16,7 @@ use crate::Address;
 use crate::config::EVENT_SIZE;
 
 /// Logical units about which there is something to tell.
-const MAX_PENDING: usize = 16_384;
+const MAX_PENDING: usize = 4096;
 
 /// Asynchronous event MEDIA CHANGE.
 pub(crate) const MEDIA_CHANGE: u32 = 1 << 4;

@@ -95,7 +95,10 @@ impl Port {
 
     /// Gives a chain back to the driver, if it is still there.
     pub fn used(&mut self, queue: u16, mem: &GuestMemMmap, head: u16, len: u32) {
-        let Some(line) = self.line(queue) else { return };
+        let broken = self.broken;
+        let Some(line) = self.line(queue).filter(|_| !broken) else {
+            return;
+        };
         line.unsignalled = true;
         if let Err(error) = line.active.queue.add_used(mem, head, len) {
             self.fail(&error);

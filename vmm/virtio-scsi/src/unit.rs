@@ -190,6 +190,8 @@ pub(crate) struct Removal {
     pub stage: Stage,
     /// The buffer in which the driver was told.
     pub told: Option<GuestAddress>,
+    /// The driver has given that buffer back.
+    pub released: bool,
     /// Since when there was no other command, once the driver was told.
     pub calm: Instant,
     /// The driver, having been told, flushed the cache, and that is the last it asked for.
@@ -210,6 +212,7 @@ impl Removal {
             deadline: now + grace,
             stage: Stage::Serving,
             told: None,
+            released: false,
             calm: now,
             flushed: false,
         }
@@ -229,12 +232,12 @@ impl Removal {
 
     /// Whether the driver is done with the unit, which it has no commands for. It gives the buffer in which it was told
     /// back when it has done what there is to do, or at once; where there is a cache it flushes that last.
-    pub fn is_done(&self, cache: bool, released: bool, now: Instant) -> bool {
+    pub fn is_done(&self, cache: bool, now: Instant) -> bool {
         let quiet = now >= self.calm + QUIET;
         if cache {
-            self.flushed && (released || quiet)
+            self.flushed && (self.released || quiet)
         } else {
-            released && quiet
+            self.released && quiet
         }
     }
 

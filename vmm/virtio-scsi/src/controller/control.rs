@@ -179,7 +179,7 @@ impl Controller {
         let tags = self.cancel(places, None, code);
         for place in places {
             if let Some(disk) = self.table.unit(*place).and_then(|unit| unit.disk) {
-                self.engine.fail_held(disk);
+                self.fail_held(disk);
             }
         }
         tags

@@ -50,7 +50,9 @@ impl Controller {
             let Some(event) = self.events.next() else { break };
             let written = memory::write(mem, &self.writable, &event.to_bytes()).map_err(|e| broken(&e))?;
             let buffer = self.writable.first().map(|segment| segment.address);
-            self.told(event, buffer.unwrap_or_default());
+            let buffer = buffer.unwrap_or_default();
+            self.given_back(&[buffer]);
+            self.told(event, buffer);
             self.port.used(EVENT, mem, head, written as u32);
         }
         // There is nothing to do about new buffers before there is something to tell.
@@ -88,22 +90,29 @@ impl Controller {
         }
     }
 
-    /// Whether the driver has let go of a unit that was at this address. It gives an event's buffer back when it has done
-    /// what the event asks for.
-    pub(super) fn is_released(&mut self, address: Address) -> bool {
-        let told = match self.unreleased.get(&address) {
-            None => return true,
-            Some(told) => *told,
-        };
-        let released = told.is_some_and(|buffer| self.buffers_available().contains(&buffer));
-        if released {
-            self.unreleased.remove(&address);
+    /// Takes note that the driver has given buffers back, which it does when it has done what the event in it asks for.
+    fn given_back(&mut self, buffers: &[GuestAddress]) {
+        let back = |told: Option<GuestAddress>| told.is_some_and(|told| buffers.contains(&told));
+        self.unreleased.retain(|_, told| !back(*told));
+        for place in &self.removing {
+            if let Some(unit) = self.table.unit_mut(*place)
+                && let Some(removal) = &mut unit.removal
+            {
+                removal.released |= back(removal.told);
+            }
         }
-        released
+    }
+
+    /// Looks for buffers that were given back.
+    pub(super) fn look_for_buffers(&mut self) {
+        if !self.removing.is_empty() || !self.unreleased.is_empty() {
+            let buffers = self.buffers_available();
+            self.given_back(&buffers);
+        }
     }
 
     /// The buffers in the event queue. Takes none out.
-    pub(super) fn buffers_available(&mut self) -> Vec<GuestAddress> {
+    fn buffers_available(&mut self) -> Vec<GuestAddress> {
         let Some(mem) = self.port.memory() else {
             return Vec::new();
         };

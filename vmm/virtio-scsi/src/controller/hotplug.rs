@@ -4,7 +4,6 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use husk_disk::{Disk, Request};
-use vm_memory::GuestAddress;
 
 use super::Controller;
 use crate::events::What;
@@ -32,7 +31,8 @@ impl Controller {
         if let Some(unit) = there {
             return Err(Error::Occupied(address, unit.id.clone()));
         }
-        if !self.is_released(address) {
+        self.look_for_buffers();
+        if self.unreleased.contains_key(&address) {
             return Err(Error::NotReleased(address));
         }
         let mut unit = Unit::new(&new).map_err(|bad| Error::Medium(new.id.clone(), bad))?;
@@ -90,18 +90,18 @@ impl Controller {
             return;
         }
         let now = Instant::now();
-        let buffers = self.buffers_available();
+        self.look_for_buffers();
         for at in (0..self.removing.len()).rev() {
             let place = self.removing[at];
-            if self.is_over(place, &buffers, now) {
-                self.withdraw(place, &buffers);
+            if self.is_over(place, now) {
+                self.withdraw(place);
             }
             self.wind_up(place);
         }
     }
 
     /// Whether a unit that is removed has been there long enough.
-    fn is_over(&self, place: u32, buffers: &[GuestAddress], now: Instant) -> bool {
+    fn is_over(&self, place: u32, now: Instant) -> bool {
         let Some(unit) = self.table.unit(place) else {
             return false;
         };
@@ -109,28 +109,40 @@ impl Controller {
             return false;
         };
         let idle = unit.order.is_idle();
-        if self.is_paused() && !idle {
-            // What disks hold has nowhere to be answered.
-            return false;
+        if self.is_paused() {
+            // A guest that stands still cannot write what it has to, nor be answered what its disk holds.
+            return idle && !unit.is_writable();
         }
         let cache = unit.is_writable() && unit.logical.write_cache();
-        let released = removal.told.is_some_and(|buffer| buffers.contains(&buffer));
-        let done = idle && removal.is_done(cache, released, now);
+        let done = idle && removal.is_done(cache, now);
         done || now >= removal.deadline || !self.events.hotplug()
     }
 
+    /// The driver goes on after a pause, which was no time for it to act in. But the time of a disk that holds requests is
+    /// over when it is over, else a disk that fails for ever could never be removed.
+    pub(super) fn go_on_with_removals(&mut self) {
+        let deadline = Instant::now() + self.rules.grace;
+        for place in &self.removing {
+            if let Some(unit) = self.table.unit_mut(*place)
+                && !unit.disk.is_some_and(|disk| self.held.contains(&disk))
+                && let Some(removal) = &mut unit.removal
+            {
+                removal.deadline = deadline;
+            }
+        }
+    }
+
     /// Takes a unit's address away; what it still has to do comes to an end.
-    fn withdraw(&mut self, place: u32, buffers: &[GuestAddress]) {
+    fn withdraw(&mut self, place: u32) {
         let Some(unit) = self.table.unit_mut(place) else {
             return;
         };
         let (address, disk) = (unit.address, unit.disk);
         let Some(removal) = &mut unit.removal else { return };
         removal.stage = Stage::Draining;
-        let (told, flushed) = (removal.told, removal.flushed);
-        let released = told.is_some_and(|buffer| buffers.contains(&buffer));
+        let (told, over) = (removal.told, removal.released || removal.flushed);
         self.table.withdraw(place);
-        if self.events.hotplug() && !released && !flushed {
+        if self.events.hotplug() && !over {
             self.unreleased.insert(address, told);
         }
         self.luns_changed(address.target);

@@ -11,7 +11,7 @@ use crate::unit::disc_limits;
 /// A disc that is no longer in its drive and whose last reads are under way.
 #[derive(Debug)]
 pub(super) struct Leaving {
-    disc: DiskId,
+    pub disc: DiskId,
     reply: Option<Reply<Result<Option<Disk>, Error>>>,
 }
 
