@@ -170,7 +170,7 @@ impl ScsiHandle {
 
     /// Removes a unit: tells the driver, goes on serving it until the driver has flushed it for the last time or 5 s
     /// have passed, ends what is under way, and makes it stable. A read-only unit, or one that no driver can be told
-    /// of, goes at once. While the machine is paused requests that its policy holds keep it.
+    /// of, goes soon. While the machine is paused nothing goes that can be written.
     pub fn remove(&self, id: &str) -> Answer<Removed> {
         self.ask(|reply| Message::Remove(id.to_owned(), reply))
     }

@@ -19,6 +19,9 @@ mod table;
 pub mod target;
 mod unit;
 
+#[cfg(test)]
+mod tests;
+
 pub use address::Address;
 pub use device::{OnStop, Scsi, Setup};
 pub use handle::{Answer, Error, Info, Removed, ScsiHandle};

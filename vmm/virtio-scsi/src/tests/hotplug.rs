@@ -1,0 +1,318 @@
+//! Units that come and go.
+
+use std::time::Instant;
+
+use super::*;
+
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+fn is_removed(event: [u8; 16], address: Address) -> bool {
+    event[0] == 1 && event[4..12] == address.to_field() && event[12] == 2
+}
+
+#[test]
+fn adding_is_checked_and_idempotent() {
+    let (guest, file) = Guest::new();
+    let disk = open(&file, reporting());
+    let add = |id: &str, address| guest.handle.add(unit(id, address, disk.clone())).wait();
+    add("first", at(0, 0)).unwrap();
+    assert!(matches!(add("first", at(0, 1)), Err(Error::Elsewhere(_, address)) if address == at(0, 0)));
+    assert!(matches!(add("second", at(0, 0)), Err(Error::Occupied(_, id)) if id == "first"));
+    add("second", at(255, 16_383)).unwrap();
+    let large = husk_disk::BlockSize::Custom {
+        logical: 1024,
+        physical: 4096,
+    };
+    let options = Options {
+        block_size: large,
+        ..reporting()
+    };
+    let odd = unit("odd", at(0, 3), open(&file, options));
+    assert!(matches!(guest.handle.add(odd).wait(), Err(Error::Medium(..))));
+    let list = guest.handle.list().wait().unwrap();
+    let seen: Vec<_> = list.iter().map(|info| (&info.id[..], info.address)).collect();
+    assert_eq!(seen, [("first", at(0, 0)), ("second", at(255, 16_383))]);
+    assert_eq!(list[0].bytes, Some(BLOCKS * 512));
+    for error in [
+        guest.handle.remove("none").wait().unwrap_err(),
+        guest.handle.resize("none").unwrap_err(),
+        guest.handle.eject("none", false).wait().unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::NotFound(id) if id == "none"));
+    }
+}
+
+#[test]
+fn targets_beyond_the_last_are_refused() {
+    let setup = Setup {
+        queues: 1,
+        max_target: 3,
+        units: Vec::new(),
+        engine: EngineKind::Auto,
+        on_stop: Arc::new(|_, _| {}),
+    };
+    let (scsi, handle) = Scsi::new(setup).unwrap();
+    let disk = || unit("x", at(4, 0), open(&image(8), reporting()));
+    assert!(matches!(handle.add(disk()).wait(), Err(Error::Target(4, 3))));
+    let mut config = [0; 2];
+    scsi.read_config(30, &mut config);
+    assert_eq!(config, [3, 0]);
+    drop(scsi);
+    assert!(matches!(handle.add(disk()).wait(), Err(Error::Gone)));
+}
+
+#[test]
+fn a_driver_that_flushes_and_gives_the_buffer_back_is_done() {
+    let (mut guest, file) = Guest::new();
+    let start = Instant::now();
+    let mut answer = guest.handle.remove("first");
+    let (event, buffer) = guest.wait_event();
+    assert!(is_removed(event, at(0, 0)));
+    // What is dirty still is written.
+    guest.put(DATA, &pattern(512, 3));
+    assert!(guest.run(at(0, 0), &write10(9, 1), &[(DATA, 512, 0)]).good());
+    assert!(guest.run(at(0, 0), &SYNCHRONIZE_CACHE, &[]).good());
+    assert!(guest.run(at(0, 0), &write10(10, 1), &[(DATA, 512, 0)]).good());
+    // A flush is the last command or it was not the last flush.
+    assert!(guest.run(at(0, 0), &SYNCHRONIZE_CACHE, &[]).good());
+    guest.give(buffer);
+    answer = {
+        let removed = answer.wait().unwrap();
+        assert!(start.elapsed() < GRACE, "{:?}", start.elapsed());
+        removed.flushed.unwrap();
+        assert_eq!(removed.disk.unwrap().size(), BLOCKS * 512);
+        assert_eq!(content(&file, 9 * 512, 512), pattern(512, 3));
+        guest.handle.remove("first")
+    };
+    assert!(matches!(answer.wait(), Err(Error::NotFound(_))));
+    assert_eq!(guest.run(at(0, 0), &[0; 6], &[]).code, 3);
+    // Its address is free.
+    let again = unit("again", at(0, 0), open(&file, reporting()));
+    guest.handle.add(again).wait().unwrap();
+    guest.settle(0, 0);
+}
+
+#[test]
+fn a_flush_and_silence_is_as_good() {
+    let (mut guest, file) = Guest::new();
+    let start = Instant::now();
+    let answer = guest.handle.remove("first");
+    guest.wait_event();
+    assert!(guest.run(at(0, 0), &SYNCHRONIZE_CACHE, &[]).good());
+    answer.wait().unwrap();
+    assert!(start.elapsed() < GRACE);
+    let again = unit("again", at(0, 0), open(&file, reporting()));
+    guest.handle.add(again).wait().unwrap();
+}
+
+#[test]
+fn a_driver_that_does_nothing_has_its_time_and_no_new_disk_there() {
+    let (mut guest, file) = Guest::new();
+    let start = Instant::now();
+    let answer = guest.handle.remove("first");
+    let (_, buffer) = guest.wait_event();
+    assert!(matches!(
+        guest.handle.remove("first").wait(),
+        Err(Error::Removing(_))
+    ));
+    // It is there until then, and a flush that is not the last ends nothing.
+    while start.elapsed() < GRACE * 3 / 4 {
+        assert!(guest.run(at(0, 0), &SYNCHRONIZE_CACHE, &[]).good());
+        assert!(guest.run(at(0, 0), &read10(0, 1), &[(DATA, 512, WRITE)]).good());
+        thread::sleep(Duration::from_millis(5));
+    }
+    answer.wait().unwrap();
+    assert!(start.elapsed() >= GRACE);
+    assert_eq!(guest.run(at(0, 0), &read10(0, 1), &[(DATA, 512, WRITE)]).code, 3);
+    let again = || unit("again", at(0, 0), open(&file, reporting()));
+    let refused = guest.handle.add(again()).wait();
+    assert!(matches!(refused, Err(Error::NotReleased(address)) if address == at(0, 0)));
+    // Elsewhere is fine.
+    let elsewhere = unit("elsewhere", at(0, 1), open(&file, reporting()));
+    guest.handle.add(elsewhere).wait().unwrap();
+    guest.give(buffer);
+    guest.handle.add(again()).wait().unwrap();
+}
+
+#[test]
+fn a_read_only_unit_goes_when_the_driver_has_let_go() {
+    let (mut guest, file) = Guest::new();
+    let options = Options {
+        read_only: true,
+        ..reporting()
+    };
+    let disk = unit("ro", at(0, 1), open(&file, options));
+    guest.handle.add(disk).wait().unwrap();
+    let (_, buffer) = guest.wait_event();
+    guest.give(buffer);
+    let start = Instant::now();
+    let answer = guest.handle.remove("ro");
+    let (event, buffer) = guest.wait_event();
+    assert!(is_removed(event, at(0, 1)));
+    guest.give(buffer);
+    answer.wait().unwrap();
+    assert!(start.elapsed() < GRACE);
+}
+
+#[test]
+fn without_a_driver_that_can_be_told_a_unit_goes_at_once() {
+    let (mut guest, _file) = Guest::new();
+    let disk = || unit("other", at(0, 1), open(&image(8), reporting()));
+    for state in 0..2 {
+        if state == 0 {
+            guest.connect(0);
+        } else {
+            guest.scsi.reset();
+        }
+        guest.handle.add(disk()).wait().unwrap();
+        let start = Instant::now();
+        guest.handle.remove("other").wait().unwrap();
+        assert!(start.elapsed() < GRACE);
+    }
+}
+
+#[test]
+fn removal_waits_for_what_is_under_way_and_flushes_last() {
+    use husk_disk::testing::What;
+    let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Stop);
+    let (head, response) = guest.add(at(0, 0), &write10(0, 1), &[(DATA, 512, 0)]);
+    guest.request[0].kick();
+    let write = Guest::made(&script, 1)[0];
+    let answer = guest.handle.remove("first");
+    thread::sleep(GRACE + Duration::from_millis(50));
+    // Other units are served as ever.
+    guest.add(at(0, 1), &write10(0, 1), &[(DATA, 512, 0)]);
+    guest.request[0].kick();
+    let other = Guest::made(&script, 2)[1];
+    assert_eq!(other.place, 1);
+    script.finish(other.tag, Ok(()));
+    guest.request[0].wait();
+    // An error now is told, not held.
+    script.finish(write.tag, Err(libc::EIO));
+    let (used, len) = guest.request[0].wait();
+    assert_eq!((used, guest.ended(response, len).sense().0), (head, 3));
+    let flush = Guest::made(&script, 3)[2];
+    assert_eq!((flush.what, flush.place), (What::Sync, 0));
+    script.finish(flush.tag, Err(libc::EIO));
+    assert!(answer.wait().unwrap().flushed.is_err());
+    assert_eq!(guest.stops.lock().unwrap().len(), 0);
+}
+
+#[test]
+fn a_task_of_a_unit_that_went_can_still_be_aborted() {
+    let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Report);
+    let lun = field(at(0, 0));
+    guest.add_with(lun, 9, 0, &write10(0, 1), &[(DATA, 512, 0)]);
+    guest.request[0].kick();
+    let write = Guest::made(&script, 1)[0];
+    let answer = guest.handle.remove("first");
+    thread::sleep(GRACE + Duration::from_millis(50));
+    guest.manage(0, lun, 9);
+    linger();
+    assert_eq!(guest.control.used(), None, "its memory is in use");
+    script.finish(write.tag, Ok(()));
+    guest.control.wait();
+    let flush = Guest::made(&script, 2)[1];
+    script.finish(flush.tag, Ok(()));
+    answer.wait().unwrap();
+}
+
+#[test]
+fn units_come_and_go_beside_one_under_load() {
+    let (mut guest, file) = Guest::new();
+    let handle = guest.handle.clone();
+    let hotplug = thread::spawn(move || {
+        for round in 0..200u16 {
+            let id = format!("disk{round}");
+            let options = Options {
+                read_only: true,
+                ..reporting()
+            };
+            let disk = unit(&id, at(1, round), open(&image(8), options));
+            handle.add(disk).wait().unwrap();
+            // With most of them told to the driver, which does nothing, and some not.
+            drop(handle.remove(&id));
+        }
+    });
+    let mut seed = 0u8;
+    while !hotplug.is_finished() {
+        seed = seed.wrapping_add(1);
+        guest.put(DATA, &pattern(4096, seed));
+        for block in 0..8 {
+            let data = [(DATA + 512 * u64::from(block), 512, 0)];
+            guest.add(at(0, 0), &write10(block, 1), &data);
+        }
+        guest.request[0].kick();
+        for _ in 0..8 {
+            guest.request[0].wait();
+        }
+        assert_eq!(content(&file, 0, 4096), pattern(4096, seed));
+    }
+    hotplug.join().unwrap();
+    let ended = guest.run(at(0, 0), &read10(0, 8), &[(DATA, 4096, WRITE)]);
+    assert!(ended.good(), "{ended:?}");
+    wait_for("the last removal", || {
+        (guest.handle.list().wait().unwrap().len() == 1).then_some(())
+    });
+}
+
+#[test]
+fn a_thousand_units_leave_nothing_behind() {
+    fn resident() -> usize {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        4 * statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap()
+    }
+    fn read_events(guest: &mut Guest) {
+        while let Some((_, buffer)) = guest.event() {
+            guest.give(buffer);
+        }
+    }
+    let (mut guest, _file) = Guest::new();
+    let image = image(8);
+    let mut memory = 0;
+    let files = open_files();
+    for round in 0..3 {
+        for number in 1..=1000u16 {
+            let (id, at) = (format!("disk{number}"), at((number % 7) as u8, number));
+            let unit = unit(&id, at, open(&image, reporting()));
+            wait_for("the driver to let go of the address", || {
+                read_events(&mut guest);
+                let added = guest.handle.add(unit.clone()).wait();
+                // It may have been slow to hear that the last round's unit is gone.
+                let waits = matches!(added, Err(Error::NotReleased(_)));
+                (!waits).then(|| added.unwrap())
+            });
+        }
+        let inquiry = [0x12, 0, 0, 0, 36, 0];
+        assert!(
+            guest
+                .run(at(6, 1000 - 1000 % 7 - 1), &inquiry, &[(DATA, 36, WRITE)])
+                .good()
+        );
+        assert_eq!(guest.handle.list().wait().unwrap().len(), 1001);
+        let answers: Vec<_> = (1..=1000)
+            .map(|number| guest.handle.remove(&format!("disk{number}")))
+            .collect();
+        for answer in answers {
+            loop {
+                read_events(&mut guest);
+                if guest.handle.list().wait().unwrap().len() == 1 {
+                    break;
+                }
+                thread::sleep(Duration::from_millis(5));
+            }
+            drop(answer.wait().unwrap());
+        }
+        if round == 0 {
+            memory = resident();
+        }
+    }
+    let grown = resident().saturating_sub(memory);
+    // Other tests run beside this one.
+    assert!(grown < 16 << 10, "{grown} KiB");
+    wait_for("files to be closed", || {
+        (open_files() < files + 500).then_some(())
+    });
+}

@@ -1,0 +1,213 @@
+//! Resets, pauses and what outlives them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::*;
+
+/// Ends a call a little later; tells when it does.
+fn finish_later(script: Script, tag: u16, result: Result<(), i32>) -> Arc<AtomicBool> {
+    let ending = Arc::<AtomicBool>::default();
+    let told = Arc::clone(&ending);
+    thread::spawn(move || {
+        linger();
+        told.store(true, Ordering::SeqCst);
+        script.finish(tag, result);
+    });
+    ending
+}
+
+#[test]
+fn a_reset_forgets_requests_and_keeps_the_table() {
+    let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Stop);
+    guest.add(at(0, 0), &write10(0, 1), &[(DATA, 512, 0)]);
+    guest.add(at(0, 0), &write10(1, 1), &[(DATA, 512, 0)]);
+    guest.add_with(field(at(0, 0)), 3, 1, &write10(2, 1), &[(DATA, 512, 0)]);
+    guest.request[0].kick();
+    let made = Guest::made(&script, 2);
+    script.finish(made[0].tag, Err(libc::EIO));
+    wait_for("the owner's call", || {
+        (guest.stops.lock().unwrap().len() == 1).then_some(())
+    });
+    let ending = {
+        let (script, tag) = (script.clone(), made[1].tag);
+        finish_later(script, tag, Err(libc::EIO))
+    };
+    guest.scsi.reset();
+    assert!(ending.load(Ordering::SeqCst), "it waits for what has begun");
+    assert_eq!(guest.request[0].used(), None);
+    assert_eq!(script.made().len(), 2);
+    guest.connect(HOTPLUG);
+    guest.settle(0, 0);
+    guest.settle(0, 1);
+    // And errors are held as before.
+    guest.add(at(0, 0), &write10(0, 1), &[(DATA, 512, 0)]);
+    guest.request[0].kick();
+    let again = Guest::made(&script, 3)[2];
+    script.finish(again.tag, Err(libc::EIO));
+    wait_for("the owner's second call", || {
+        (guest.stops.lock().unwrap().len() == 2).then_some(())
+    });
+}
+
+#[test]
+fn a_pause_completes_what_is_under_way_and_takes_nothing_new() {
+    let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Report);
+    guest.add(at(0, 0), &read10(0, 8), &[(DATA, 4096, WRITE)]);
+    guest.request[0].kick();
+    let read = Guest::made(&script, 1)[0];
+    let ending = finish_later(script.clone(), read.tag, Ok(()));
+    let queues = guest.scsi.quiesce().unwrap();
+    assert!(ending.load(Ordering::SeqCst));
+    assert!(guest.request[0].used().is_some());
+    assert_eq!(queues.iter().map(|q| q.index).collect::<Vec<_>>(), [0, 1, 2, 3]);
+    let (head, _) = guest.add(at(0, 0), &[0; 6], &[]);
+    guest.request[0].kick();
+    linger();
+    assert_eq!(guest.request[0].used(), None);
+    assert!(guest.scsi.quiesce().is_none());
+    guest.activate(HOTPLUG | CHANGE, queues);
+    assert_eq!(guest.request[0].wait().0, head);
+}
+
+#[test]
+fn held_requests_outlive_a_pause_and_are_tried_again() {
+    let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Stop);
+    let (first, response) = guest.add(at(0, 0), &read10(0, 8), &[(DATA, 4096, WRITE)]);
+    let (second, _) = guest.add(at(0, 1), &write10(0, 1), &[(DATA, 512, 0)]);
+    guest.request[0].kick();
+    let made = Guest::made(&script, 2);
+    script.finish(made[0].tag, Err(libc::EIO));
+    wait_for("the owner's call", || {
+        (*guest.stops.lock().unwrap() == ["first"]).then_some(())
+    });
+    script.finish(made[1].tag, Ok(()));
+    assert_eq!(guest.request[0].wait().0, second);
+    for again in 1..3 {
+        let queues = guest.scsi.quiesce().unwrap();
+        linger();
+        assert_eq!(script.made().len(), 1 + again);
+        guest.activate(HOTPLUG | CHANGE, queues);
+        let call = Guest::made(&script, 2 + again)[1 + again];
+        assert_eq!(call.what, made[0].what);
+        let result = if again == 1 { Err(libc::EIO) } else { Ok(()) };
+        script.finish(call.tag, result);
+        if again == 1 {
+            wait_for("the owner's second call", || {
+                (guest.stops.lock().unwrap().len() == 2).then_some(())
+            });
+        }
+    }
+    let (head, used) = guest.request[0].wait();
+    assert!(head == first && guest.ended(response, used).good());
+}
+
+#[test]
+fn a_unit_can_be_removed_while_paused() {
+    let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Stop);
+    let (_, response) = guest.add(at(0, 0), &write10(0, 1), &[(DATA, 512, 0)]);
+    guest.request[0].kick();
+    let write = Guest::made(&script, 1)[0];
+    script.finish(write.tag, Err(libc::EIO));
+    wait_for("the owner's call", || {
+        (guest.stops.lock().unwrap().len() == 1).then_some(())
+    });
+    let queues = guest.scsi.quiesce().unwrap();
+    let (held, idle) = (guest.handle.remove("first"), guest.handle.remove("second"));
+    thread::sleep(GRACE + Duration::from_millis(50));
+    assert!(
+        guest
+            .handle
+            .list()
+            .wait()
+            .unwrap()
+            .iter()
+            .all(|info| info.removing)
+    );
+    assert_eq!(script.made().len(), 1);
+    guest.activate(HOTPLUG | CHANGE, queues);
+    // It is tried once more, but its time is over, and so is the holding.
+    let again = Guest::made(&script, 2)[1];
+    assert_eq!(again.what, write.what);
+    linger();
+    script.finish(again.tag, Err(libc::EIO));
+    let (_, used) = guest.request[0].wait();
+    assert_eq!(guest.ended(response, used).sense().0, 3);
+    let flush = Guest::made(&script, 3)[2];
+    script.finish(flush.tag, Ok(()));
+    held.wait().unwrap();
+    // The other is still to be let go of.
+    assert!(guest.run(at(0, 1), &[0; 6], &[]).good());
+    let flush = Guest::made(&script, 4)[3];
+    script.finish(flush.tag, Ok(()));
+    idle.wait().unwrap();
+}
+
+#[test]
+fn drivers_come_and_go() {
+    let (mut guest, file) = Guest::new();
+    for round in 0..20u8 {
+        guest.put(DATA, &pattern(512, round));
+        assert!(guest.run(at(0, 0), &write10(0, 1), &[(DATA, 512, 0)]).good());
+        if round % 2 == 0 {
+            guest.connect(HOTPLUG | CHANGE);
+            guest.settle(0, 0);
+        } else {
+            let queues = guest.scsi.quiesce().unwrap();
+            guest.activate(HOTPLUG | CHANGE, queues);
+        }
+        assert_eq!(content(&file, 0, 512), pattern(512, round));
+    }
+}
+
+#[test]
+fn a_broken_engine_costs_the_controller() {
+    let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Report);
+    script.break_down();
+    guest.add(at(0, 0), &write10(0, 1), &[(DATA, 512, 0)]);
+    guest.request[0].kick();
+    wait_for("the end", || guest.interrupts.reset());
+    assert!(matches!(guest.handle.list().wait(), Err(Error::Gone)));
+    assert!(guest.scsi.quiesce().is_none());
+    guest.scsi.reset();
+    assert!(script.is_dropped());
+}
+
+#[test]
+fn a_controller_needs_a_request_queue() {
+    let (mut guest, _file) = Guest::new();
+    guest.scsi.reset();
+    let activation = Activation {
+        mem: guest.mem.clone(),
+        features: 0,
+        queues: vec![guest.control.queue(false)],
+        interrupt: Arc::clone(&guest.interrupts) as _,
+    };
+    assert!(guest.scsi.activate(activation).is_err());
+}
+
+#[test]
+fn memory_stays_mapped_while_the_disk_has_it() {
+    use husk_devices::GuestMemMmap;
+    let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Report);
+    let old = Arc::downgrade(&guest.mem.memory().into_inner());
+    guest.add(at(0, 0), &read10(0, 1), &[(DATA, 512, WRITE)]);
+    guest.request[0].kick();
+    let tag = Guest::made(&script, 1)[0].tag;
+    let more = GuestMemMmap::from_ranges(&[(GuestAddress(0x1000_0000), 0x1000)]).unwrap();
+    let regions = old.upgrade().unwrap();
+    let region = more.remove_region(GuestAddress(0x1000_0000), 0x1000).unwrap().1;
+    let grown = regions.insert_region(region).unwrap();
+    drop(regions);
+    guest.mem.lock().unwrap().replace(grown);
+    linger();
+    assert!(old.upgrade().is_some());
+    script.finish(tag, Ok(()));
+    guest.request[0].wait();
+    wait_for("the old map's end", || old.upgrade().is_none().then_some(()));
+}
+
+#[test]
+fn errors_of_the_engine_have_names() {
+    let error = Error::Io("x".into(), io::ErrorKind::NotFound.into());
+    assert!(error.to_string().starts_with("disk \"x\": "));
+}

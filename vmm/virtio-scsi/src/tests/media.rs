@@ -1,0 +1,95 @@
+//! Discs in drives.
+
+use super::*;
+
+fn disc(blocks: u64, seed: u8) -> Disk {
+    let file = image(blocks);
+    file.write_all_at(&pattern((blocks * 512) as usize, seed), 0)
+        .unwrap();
+    let options = Options {
+        read_only: true,
+        ..reporting()
+    };
+    open(&file, options)
+}
+
+fn drive(guest: &mut Guest, disc: Option<Disk>) {
+    let drive = NewUnit {
+        medium: Medium::CdRom(disc),
+        ..unit("cd", at(0, 5), open(&image(4), reporting()))
+    };
+    guest.handle.add(drive).wait().unwrap();
+    guest.settle(0, 5);
+}
+
+fn read(guest: &mut Guest) -> Ended {
+    guest.run(at(0, 5), &read10(1, 1), &[(DATA, 2048, WRITE)])
+}
+
+#[test]
+fn a_disc_is_read_changed_and_taken_out() {
+    let (mut guest, _file) = Guest::new();
+    // Half a block at the end is not there.
+    drive(&mut guest, Some(disc(10, 1)));
+    assert_eq!(guest.handle.list().wait().unwrap()[1].bytes, Some(2 * 2048));
+    assert!(read(&mut guest).good());
+    assert_eq!(guest.get(DATA, 2048), pattern(5120, 1)[2048..4096]);
+    guest.handle.insert("cd", disc(16, 2)).wait().unwrap();
+    assert_eq!(read(&mut guest).sense(), (6, 0x28, 0));
+    assert!(read(&mut guest).good());
+    assert_eq!(guest.get(DATA, 2048), pattern(8192, 2)[2048..4096]);
+    let taken = guest.handle.eject("cd", false).wait().unwrap().unwrap();
+    assert_eq!(taken.size(), 8192);
+    assert_eq!(read(&mut guest).sense(), (2, 0x3a, 2));
+    assert!(guest.handle.eject("cd", false).wait().unwrap().is_none());
+    guest.handle.insert("cd", disc(16, 3)).wait().unwrap();
+    assert_eq!(read(&mut guest).sense(), (6, 0x28, 0));
+    assert!(read(&mut guest).good());
+    // A reset leaves it where it is.
+    guest.connect(HOTPLUG);
+    guest.settle(0, 5);
+    assert!(read(&mut guest).good());
+    let written = guest.run(at(0, 5), &write10(0, 1), &[(DATA, 2048, 0)]);
+    assert!(!written.good());
+}
+
+#[test]
+fn what_is_no_drive_or_no_disc_is_refused() {
+    let (mut guest, _file) = Guest::new();
+    drive(&mut guest, None);
+    assert_eq!(read(&mut guest).sense(), (2, 0x3a, 1));
+    let insert = |id: &str, disc| guest.handle.insert(id, disc).wait();
+    assert!(matches!(insert("first", disc(16, 0)), Err(Error::NotADrive(_))));
+    assert!(matches!(insert("cd", disc(3, 0)), Err(Error::Medium(..))));
+    assert!(matches!(
+        guest.handle.eject("first", true).wait(),
+        Err(Error::NotADrive(_))
+    ));
+    insert("cd", disc(16, 0)).unwrap();
+    // PREVENT ALLOW MEDIUM REMOVAL
+    assert_eq!(
+        guest.run(at(0, 5), &[0x1e, 0, 0, 0, 1, 0], &[]).sense(),
+        (6, 0x28, 0)
+    );
+    assert!(guest.run(at(0, 5), &[0x1e, 0, 0, 0, 1, 0], &[]).good());
+    let prevented = guest.handle.eject("cd", false).wait();
+    assert!(matches!(prevented, Err(Error::Prevented(_))));
+    assert!(guest.handle.eject("cd", true).wait().unwrap().is_some());
+    guest.handle.remove("cd").wait().unwrap();
+}
+
+#[test]
+fn a_disc_leaves_when_its_last_read_has_ended() {
+    let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Stop);
+    drive(&mut guest, Some(disc(16, 0)));
+    guest.add(at(0, 5), &read10(0, 1), &[(DATA, 2048, WRITE)]);
+    guest.request[0].kick();
+    let tag = Guest::made(&script, 1)[0].tag;
+    let handle = guest.handle.clone();
+    let ejecting = thread::spawn(move || handle.eject("cd", true).wait());
+    linger();
+    assert!(!ejecting.is_finished());
+    script.finish(tag, Ok(()));
+    assert!(ejecting.join().unwrap().unwrap().is_some());
+    guest.request[0].wait();
+}
