@@ -15,7 +15,8 @@ use tonic::Status;
 use super::Handle;
 use super::config::{self, Parts};
 use super::console::Console;
-use super::service::Command;
+use super::disks;
+use super::service::{Command, Reply};
 use crate::boot::{BootError, Loaded, Source};
 use crate::machine::{Callbacks, Event, Machine, Wires, eventfd};
 use crate::vcpu::VcpuEvent;
@@ -247,12 +248,24 @@ impl Actor {
                 let _ = reply.send(Ok(()));
                 return Some(Exit::new(ExitReason::Poweroff, "stopped by its monitor"));
             }
-            Command::Info(reply) => drop(reply.send(Ok(self.info()))),
+            Command::Info(reply) => self.answer_info(reply),
             Command::Subscribe(reply) => {
                 let present = event(Kind::State(self.state.into()));
                 let _ = reply.send(Ok((present, self.events.subscribe())));
             }
             Command::SetBalloon(bytes, reply) => drop(reply.send(self.set_balloon(bytes))),
+            Command::AddDisk(request, reply) => self.add_disk(*request, reply),
+            Command::RemoveDisk(id, reply) => match self.machine() {
+                Ok(machine) => answer(reply, disks::remove(machine.scsi().clone(), id)),
+                Err(status) => drop(reply.send(Err(status))),
+            },
+            Command::ResizeDisk(id, reply) => match self.machine() {
+                Ok(machine) => {
+                    let (blk, scsi) = (machine.disk(&id).cloned(), machine.scsi().clone());
+                    answer(reply, disks::resize(blk, scsi, id));
+                }
+                Err(status) => drop(reply.send(Err(status))),
+            },
         }
         None
     }
@@ -428,15 +441,44 @@ impl Actor {
             booted_from: self.booted_from.clone(),
             boots: self.boots,
             console_dropped_bytes: machine.map_or(0, |m| m.serial().dropped()),
+            disks: machine.map_or_else(Vec::new, |m| m.disks().iter().map(disks::blk_info).collect()),
         }
     }
 
+    fn machine(&self) -> Result<&Machine, Status> {
+        let running = self.running.as_ref().ok_or_else(|| wrong_state(self.state))?;
+        Ok(&running.machine)
+    }
+
+    fn answer_info(&self, reply: Reply<pb::InfoResponse>) {
+        let mut info = self.info();
+        let Ok(machine) = self.machine() else {
+            return drop(reply.send(Ok(info)));
+        };
+        let scsi = machine.scsi().clone();
+        answer(reply, async move {
+            info.disks = disks::list(info.disks, scsi).await;
+            Ok(info)
+        });
+    }
+
+    fn add_disk(&self, request: pb::AddDiskRequest, reply: Reply<()>) {
+        let machine = match self.machine() {
+            Ok(machine) => machine,
+            Err(status) => return drop(reply.send(Err(status))),
+        };
+        let id = request.disk.as_ref().and_then(|scsi| scsi.disk.as_ref());
+        let id = id.map_or("", |disk| &disk.id);
+        if machine.disk(id).is_some() {
+            let taken = Status::already_exists(format!("disk {id:?} is a virtio-blk disk"));
+            return drop(reply.send(Err(taken)));
+        }
+        let (fds, scsi) = (self.fds.clone(), machine.scsi().clone());
+        answer(reply, disks::add(fds, scsi, request.disk));
+    }
+
     fn set_balloon(&self, bytes: u64) -> Result<(), Status> {
-        let machine = self
-            .running
-            .as_ref()
-            .map(|r| &r.machine)
-            .ok_or_else(|| wrong_state(self.state))?;
+        let machine = self.machine()?;
         let balloon = machine
             .balloon()
             .ok_or_else(|| Status::failed_precondition("this VM has no balloon"))?;
@@ -446,6 +488,17 @@ impl Actor {
         balloon.set_target(bytes);
         Ok(())
     }
+}
+
+/// Answers a command beside those that follow it: what takes time must not hold them up.
+fn answer<T: Send + 'static>(
+    reply: Reply<T>,
+    result: impl Future<Output = Result<T, Status>> + Send + 'static,
+) {
+    tokio::spawn(async move {
+        // Nobody waiting any more is fine.
+        let _ = reply.send(result.await);
+    });
 }
 
 /// Turns of the runtime that carry a finished stream's last bytes to the socket.

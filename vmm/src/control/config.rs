@@ -3,14 +3,15 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
-use husk_proto::fds::{FdReceiver, Token};
-use husk_proto::vmm::v1::block_size::Size;
+use husk_disk::DiskReader;
+use husk_proto::fds::FdReceiver;
 use husk_proto::vmm::v1::boot::Source as BootSource;
-use husk_proto::vmm::v1::disk::{Cache, ErrorPolicy};
 use husk_proto::vmm::v1::{self as pb, VmConfig};
+use husk_virtio_scsi::{Medium, NewUnit};
 use tonic::Status;
 use uuid::Uuid;
 
+use super::disks;
 use crate::boot;
 use crate::cpuid::Topology;
 use crate::kvm::Host;
@@ -34,17 +35,15 @@ pub struct Parts {
 }
 
 fn missing(field: &str) -> Status {
-    Status::invalid_argument(format!("config.{field} is missing"))
+    disks::missing(&format!("config.{field}"))
 }
 
 fn invalid(field: &str, reason: impl std::fmt::Display) -> Status {
-    Status::invalid_argument(format!("config.{field}: {reason}"))
+    disks::invalid(&format!("config.{field}"), reason)
 }
 
 async fn claim(fds: &FdReceiver, field: &str, fd: Option<&pb::Fd>) -> Result<OwnedFd, Status> {
-    let fd = fd.ok_or_else(|| missing(field))?;
-    let token = Token::try_from(fd).map_err(|e| invalid(field, e))?;
-    fds.take(token).await.map_err(|e| invalid(field, e))
+    disks::claim(fds, &format!("config.{field}"), fd).await
 }
 
 /// Checks `config` and claims its descriptors from the channel.
@@ -60,32 +59,22 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<Parts, Status> 
     let host = Host::new(kvm).map_err(|e| invalid("kvm", e))?;
 
     let vcpus = cpu.sockets.saturating_mul(cpu.cores).saturating_mul(cpu.threads);
-    let mut disks = Vec::new();
+    let mut blk = Vec::new();
     for (i, disk) in config.disks.iter().enumerate() {
-        let file = claim(fds, &format!("disks[{i}].file"), disk.file.as_ref()).await?;
-        let cache = match disk.cache() {
-            Cache::None => husk_disk::Cache::None,
-            Cache::Writethrough => husk_disk::Cache::Writethrough,
-            Cache::Writeback | Cache::Unspecified => husk_disk::Cache::Writeback,
-        };
-        let options = husk_disk::Options {
-            read_only: disk.read_only,
-            cache,
-            error_policy: match disk.error_policy() {
-                ErrorPolicy::Stop | ErrorPolicy::Unspecified => husk_disk::ErrorPolicy::Stop,
-                ErrorPolicy::Report => husk_disk::ErrorPolicy::Report,
-                ErrorPolicy::Ignore => husk_disk::ErrorPolicy::Ignore,
-                ErrorPolicy::Enospace => husk_disk::ErrorPolicy::NoSpace,
-            },
-            block_size: block_size(disk),
-        };
+        let image = disks::open(fds, &format!("config.disks[{i}]"), disk).await?;
         let queues = disk.queues.clamp(1, vcpus.max(1));
-        let mut disk = Disk::open(&disk.id, file, &disk.serial, options)
-            .map_err(|e| invalid(&format!("disks[{i}]"), e))?;
-        disk.queues = u16::try_from(queues).unwrap_or(u16::MAX).min(MAX_DISK_QUEUES);
-        disks.push(disk);
+        blk.push(Disk {
+            id: disk.id.clone(),
+            image,
+            serial: disk.serial.clone(),
+            queues: u16::try_from(queues).unwrap_or(u16::MAX).min(MAX_DISK_QUEUES),
+        });
     }
-    let source = boot_source(config.boot, fds, &disks).await?;
+    let mut scsi = Vec::new();
+    for (i, disk) in config.scsi_disks.iter().enumerate() {
+        scsi.push(disks::scsi_unit(fds, &format!("config.scsi_disks[{i}]"), disk).await?);
+    }
+    let source = boot_source(config.boot, fds, &readers(&blk, &scsi)).await?;
     let console = match config.console.as_ref() {
         Some(_) => Some(claim(fds, "console", config.console.as_ref()).await?),
         None => None,
@@ -106,7 +95,8 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<Parts, Status> 
             uuid,
             serial: smbios.serial,
         },
-        disks,
+        disks: blk,
+        scsi,
         rng: config.rng,
         balloon: config.balloon,
         rtc_offset: config.rtc_offset_seconds,
@@ -120,24 +110,23 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<Parts, Status> 
     })
 }
 
-fn block_size(disk: &pb::Disk) -> husk_disk::BlockSize {
-    match disk.block_size.as_ref().and_then(|size| size.size.as_ref()) {
-        Some(Size::MatchVolume(true)) => husk_disk::BlockSize::MatchVolume,
-        Some(Size::MatchVolume(false)) | None => husk_disk::BlockSize::Auto,
-        Some(Size::Custom(size)) => husk_disk::BlockSize::Custom {
-            logical: size.logical,
-            physical: size.physical,
-        },
-    }
-}
-
 /// Queues of a disk, each with a ring and a worker thread.
 const MAX_DISK_QUEUES: u16 = 64;
+
+/// Every disk that a kernel can be on, by id.
+fn readers<'a>(blk: &'a [Disk], scsi: &'a [NewUnit]) -> Vec<(&'a str, DiskReader)> {
+    let blk = blk.iter().map(|disk| (&disk.id[..], disk.image.reader()));
+    let scsi = scsi.iter().filter_map(|unit| match &unit.medium {
+        Medium::Disk(disk) | Medium::CdRom(Some(disk)) => Some((&unit.id[..], disk.reader())),
+        Medium::CdRom(None) => None,
+    });
+    blk.chain(scsi).collect()
+}
 
 async fn boot_source(
     boot: Option<pb::Boot>,
     fds: &FdReceiver,
-    disks: &[Disk],
+    disks: &[(&str, DiskReader)],
 ) -> Result<boot::Source, Status> {
     match boot
         .and_then(|b| b.source)
@@ -158,8 +147,8 @@ async fn boot_source(
             })
         }
         BootSource::Disk(boot) => {
-            let find = |id: String| match disks.iter().find(|d| d.id == id) {
-                Some(disk) => Ok((id, disk.image.reader())),
+            let find = |id: String| match disks.iter().find(|(other, _)| *other == id) {
+                Some((_, reader)) => Ok((id, reader.clone())),
                 None => Err(invalid("boot.disk.disks", format!("there is no disk {id:?}"))),
             };
             let disks = boot.disks.into_iter().map(find).collect::<Result<_, _>>()?;

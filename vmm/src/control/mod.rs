@@ -4,6 +4,7 @@ mod actor;
 mod config;
 mod connection;
 mod console;
+mod disks;
 mod service;
 
 pub use actor::{Actor, Exit};

@@ -34,6 +34,12 @@ pub enum Command {
     Subscribe(Reply<(pb::Event, broadcast::Receiver<pb::Event>)>),
     /// Balloon target: guest memory in bytes.
     SetBalloon(u64, Reply<()>),
+    /// Add a SCSI disk.
+    AddDisk(Box<pb::AddDiskRequest>, Reply<()>),
+    /// Remove the SCSI disk of that id.
+    RemoveDisk(String, Reply<pb::RemoveDiskResponse>),
+    /// Have the disk of that id follow its file: its size in bytes.
+    ResizeDisk(String, Reply<u64>),
 }
 
 /// The actor's mailbox.
@@ -118,5 +124,34 @@ impl Vmm for Handle {
         let bytes = request.into_inner().bytes;
         self.ask(|reply| Command::SetBalloon(bytes, reply)).await?;
         Ok(Response::new(pb::SetBalloonResponse {}))
+    }
+
+    async fn add_disk(
+        &self,
+        request: Request<pb::AddDiskRequest>,
+    ) -> Result<Response<pb::AddDiskResponse>, Status> {
+        let request = Box::new(request.into_inner());
+        self.ask(|reply| Command::AddDisk(request, reply)).await?;
+        Ok(Response::new(pb::AddDiskResponse {}))
+    }
+
+    async fn remove_disk(
+        &self,
+        request: Request<pb::RemoveDiskRequest>,
+    ) -> Result<Response<pb::RemoveDiskResponse>, Status> {
+        let id = request.into_inner().id;
+        self.ask(|reply| Command::RemoveDisk(id, reply)).await
+    }
+
+    async fn resize_disk(
+        &self,
+        request: Request<pb::ResizeDiskRequest>,
+    ) -> Result<Response<pb::ResizeDiskResponse>, Status> {
+        let id = request.into_inner().id;
+        let bytes = self
+            .ask(|reply| Command::ResizeDisk(id, reply))
+            .await?
+            .into_inner();
+        Ok(Response::new(pb::ResizeDiskResponse { bytes }))
     }
 }

@@ -13,6 +13,7 @@ use husk_devices::pci::{Root, RootError};
 use husk_devices::virtio::balloon::BalloonHandle;
 use husk_devices::virtio::transport::{NewError, VirtioPci};
 use husk_virtio_blk::BlkHandle;
+use husk_virtio_scsi::{NewUnit, ScsiHandle};
 use kvm_bindings::{
     KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_clock_data, kvm_irqchip,
 };
@@ -50,6 +51,8 @@ pub struct Config {
     pub identity: smbios::Identity,
     /// virtio-blk disks, in slot order.
     pub disks: Vec<Disk>,
+    /// Disks on the SCSI controller, which is there in any case.
+    pub scsi: Vec<NewUnit>,
     /// A virtio-rng device.
     pub rng: bool,
     /// A virtio balloon.
@@ -130,6 +133,9 @@ pub enum MachineError {
         /// What.
         source: NewError,
     },
+    /// The SCSI controller, or a disk on it.
+    #[error(transparent)]
+    Scsi(#[from] husk_virtio_scsi::Error),
     /// More devices than PCI slots.
     #[error("{0} devices do not fit the 31 PCI slots")]
     Slots(usize),
@@ -154,6 +160,7 @@ pub struct Machine {
     transports: Vec<Arc<VirtioPci>>,
     legacy: Legacy,
     disks: Vec<BlkHandle>,
+    scsi: ScsiHandle,
     balloon: Option<BalloonHandle>,
     vcpus: Vec<Vcpu>,
     irqchips: [kvm_irqchip; 3],
@@ -223,7 +230,14 @@ impl Machine {
         )?;
 
         let reporting = config.backing == Backing::Anonymous;
-        let virtio = virtio::build(config.disks, config.rng, config.balloon, reporting, &event)?;
+        let plan = virtio::Plan {
+            disks: config.disks,
+            rng: config.rng,
+            balloon: config.balloon.then_some(reporting),
+            scsi: config.scsi,
+            vcpus,
+        };
+        let virtio = virtio::build(plan, &event)?;
         let kvm = KvmInterrupts(interrupts.clone());
         let (mut transports, mut slot) = (Vec::new(), 0);
         for device in virtio.devices {
@@ -261,6 +275,7 @@ impl Machine {
             transports,
             legacy,
             disks: virtio.disks,
+            scsi: virtio.scsi,
             balloon: virtio.balloon,
             vcpus,
             irqchips,
@@ -394,6 +409,16 @@ impl Machine {
     /// The virtio-blk disk of that id.
     pub fn disk(&self, id: &str) -> Option<&BlkHandle> {
         self.disks.iter().find(|disk| disk.id() == id)
+    }
+
+    /// The virtio-blk disks.
+    pub fn disks(&self) -> &[BlkHandle] {
+        &self.disks
+    }
+
+    /// The SCSI controller.
+    pub fn scsi(&self) -> &ScsiHandle {
+        &self.scsi
     }
 
     /// The balloon, if there is one.

@@ -1,6 +1,6 @@
-//! The virtio devices of a machine, in slot order: disks first, so that names follow the manifest.
+//! The virtio devices of a machine, in slot order: disks first, so that names follow the manifest; the SCSI controller
+//! last.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use husk_devices::virtio::VirtioDevice;
@@ -8,11 +8,16 @@ use husk_devices::virtio::balloon::{Balloon, BalloonHandle};
 use husk_devices::virtio::rng::Rng;
 use husk_disk::EngineKind;
 use husk_virtio_blk::{Blk, BlkHandle, Setup};
+use husk_virtio_scsi::{NewUnit, Scsi, ScsiHandle};
 
 use super::{Event, EventFn, MachineError};
 
 /// Distance of one device's BAR from the next.
 pub const BAR_STRIDE: u64 = 1 << 20;
+
+/// The SCSI controller's last target. A driver that finds nothing on any of them has sent as many requests, and one
+/// more.
+const MAX_TARGET: u8 = 255;
 
 /// A virtio-blk disk, opened.
 #[derive(Debug)]
@@ -27,35 +32,29 @@ pub struct Disk {
     pub queues: u16,
 }
 
-impl Disk {
-    /// Opens an image somebody else opened the file of, for one queue. A name goes with every error.
-    pub fn open(id: &str, file: OwnedFd, serial: &str, options: husk_disk::Options) -> Result<Self, String> {
-        let image = husk_disk::Disk::open_raw(file, options).map_err(|e| format!("disk {id:?}: {e}"))?;
-        Ok(Self {
-            id: id.to_owned(),
-            image,
-            serial: serial.to_owned(),
-            queues: 1,
-        })
-    }
+/// Which devices there are.
+pub(super) struct Plan {
+    /// In slot order.
+    pub disks: Vec<Disk>,
+    pub rng: bool,
+    /// A balloon, and whether it reports free pages.
+    pub balloon: Option<bool>,
+    /// On the SCSI controller, which there always is.
+    pub scsi: Vec<NewUnit>,
+    pub vcpus: u32,
 }
 
 pub(super) struct Built {
     pub devices: Vec<Box<dyn VirtioDevice>>,
     pub disks: Vec<BlkHandle>,
+    pub scsi: ScsiHandle,
     pub balloon: Option<BalloonHandle>,
 }
 
-pub(super) fn build(
-    disks: Vec<Disk>,
-    rng: bool,
-    balloon: bool,
-    reporting: bool,
-    event: &EventFn,
-) -> Result<Built, MachineError> {
+pub(super) fn build(plan: Plan, event: &EventFn) -> Result<Built, MachineError> {
     let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
     let mut handles = Vec::new();
-    for disk in disks {
+    for disk in plan.disks {
         let (id, event) = (disk.id.clone(), event.clone());
         let (blk, handle) = Blk::new(Setup {
             id: disk.id,
@@ -73,20 +72,36 @@ pub(super) fn build(
         devices.push(Box::new(blk));
         handles.push(handle);
     }
-    if rng {
+    if plan.rng {
         devices.push(Box::new(Rng::new()));
     }
-    let balloon = balloon.then(|| {
+    let balloon = plan.balloon.map(|reporting| {
         let (device, handle) = Balloon::new(reporting);
         devices.push(Box::new(device));
         handle
     });
+    // Last, so that the slots of the others do not depend on it.
+    let event = event.clone();
+    let (controller, scsi) = Scsi::new(husk_virtio_scsi::Setup {
+        queues: u16::try_from(plan.vcpus).unwrap_or(u16::MAX),
+        max_target: MAX_TARGET,
+        units: plan.scsi,
+        engine: EngineKind::Auto,
+        on_stop: Arc::new(move |disk, error| {
+            event(Event::DiskStopped {
+                disk: disk.to_owned(),
+                error: error.to_string(),
+            });
+        }),
+    })?;
+    devices.push(Box::new(controller));
     if devices.len() > 31 {
         return Err(MachineError::Slots(devices.len()));
     }
     Ok(Built {
         devices,
         disks: handles,
+        scsi,
         balloon,
     })
 }

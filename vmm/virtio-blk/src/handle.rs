@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use husk_devices::virtio::VirtioInterrupt;
-use husk_disk::Disk;
+use husk_disk::{Disk, Geometry};
 
 /// What the device and its handles share.
 pub(crate) struct Shared {
@@ -54,6 +54,12 @@ impl BlkHandle {
     #[must_use]
     pub fn id(&self) -> &str {
         &self.0.name
+    }
+
+    /// The disk as it is.
+    #[must_use]
+    pub fn geometry(&self) -> Geometry {
+        self.0.disk.geometry()
     }
 
     /// Takes over the size that the image has now and tells the guest, also if it is the same. Returns it, in bytes.

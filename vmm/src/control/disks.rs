@@ -1,0 +1,317 @@
+//! Disks as the wire has them, and what is done to them while the machine runs.
+
+use std::fmt::Display;
+use std::os::fd::OwnedFd;
+
+use husk_disk::{BlockSize, Cache, ErrorPolicy, Options};
+use husk_proto::fds::{FdReceiver, Token};
+use husk_proto::vmm::v1::block_size::Size;
+use husk_proto::vmm::v1::disk as pb_disk;
+use husk_proto::vmm::v1::scsi_disk::Type;
+use husk_proto::vmm::v1::{self as pb};
+use husk_virtio_blk::BlkHandle;
+use husk_virtio_scsi::target::{Kind, Lun};
+use husk_virtio_scsi::{Address, Error, Info, Medium, NewUnit, ScsiHandle};
+use tonic::Status;
+
+pub(super) fn missing(field: &str) -> Status {
+    Status::invalid_argument(format!("{field} is missing"))
+}
+
+pub(super) fn invalid(field: &str, reason: impl Display) -> Status {
+    Status::invalid_argument(format!("{field}: {reason}"))
+}
+
+/// Takes the descriptor of a field off the channel.
+pub(super) async fn claim(fds: &FdReceiver, field: &str, fd: Option<&pb::Fd>) -> Result<OwnedFd, Status> {
+    let fd = fd.ok_or_else(|| missing(field))?;
+    let token = Token::try_from(fd).map_err(|e| invalid(field, e))?;
+    fds.take(token).await.map_err(|e| invalid(field, e))
+}
+
+fn options(disk: &pb::Disk) -> Options {
+    let size = disk.block_size.as_ref().and_then(|size| size.size.as_ref());
+    Options {
+        read_only: disk.read_only,
+        cache: match disk.cache() {
+            pb_disk::Cache::None => Cache::None,
+            pb_disk::Cache::Writethrough => Cache::Writethrough,
+            pb_disk::Cache::Writeback | pb_disk::Cache::Unspecified => Cache::Writeback,
+        },
+        error_policy: match disk.error_policy() {
+            pb_disk::ErrorPolicy::Stop | pb_disk::ErrorPolicy::Unspecified => ErrorPolicy::Stop,
+            pb_disk::ErrorPolicy::Report => ErrorPolicy::Report,
+            pb_disk::ErrorPolicy::Ignore => ErrorPolicy::Ignore,
+            pb_disk::ErrorPolicy::Enospace => ErrorPolicy::NoSpace,
+        },
+        block_size: match size {
+            Some(Size::MatchVolume(true)) => BlockSize::MatchVolume,
+            Some(Size::MatchVolume(false)) | None => BlockSize::Auto,
+            Some(Size::Custom(size)) => BlockSize::Custom {
+                logical: size.logical,
+                physical: size.physical,
+            },
+        },
+    }
+}
+
+/// Opens the image of the disk in `field`.
+pub(super) async fn open(fds: &FdReceiver, field: &str, disk: &pb::Disk) -> Result<husk_disk::Disk, Status> {
+    let file = claim(fds, &format!("{field}.file"), disk.file.as_ref()).await?;
+    let options = options(disk);
+    // Elsewhere: what a file system has to say can take it time.
+    let opened = tokio::task::spawn_blocking(move || husk_disk::Disk::open_raw(file, options)).await;
+    let opened = opened.map_err(|e| Status::internal(e.to_string()))?;
+    opened.map_err(|e| invalid(field, format!("disk {:?}: {e}", disk.id)))
+}
+
+/// The unit of the SCSI disk in `field`, its image opened.
+pub(super) async fn scsi_unit(fds: &FdReceiver, field: &str, scsi: &pb::ScsiDisk) -> Result<NewUnit, Status> {
+    let inner = format!("{field}.disk");
+    let disk = scsi.disk.as_ref().ok_or_else(|| missing(&inner))?;
+    if scsi.controller != 0 {
+        let reason = format!("there is no controller {}", scsi.controller);
+        return Err(invalid(&format!("{field}.controller"), reason));
+    }
+    let out_of_range = |name: &str| invalid(&format!("{field}.{name}"), "out of range");
+    let target = u8::try_from(scsi.target).map_err(|_| out_of_range("target"))?;
+    let lun = u16::try_from(scsi.lun).ok().and_then(Lun::new);
+    let lun = lun.ok_or_else(|| out_of_range("lun"))?;
+    let medium = match scsi.r#type() {
+        Type::Cdrom => {
+            let disc = pb::Disk {
+                read_only: true,
+                ..disk.clone()
+            };
+            Medium::CdRom(match disc.file {
+                Some(_) => Some(open(fds, &inner, &disc).await?),
+                None => None,
+            })
+        }
+        Type::Disk | Type::Unspecified => Medium::Disk(open(fds, &inner, disk).await?),
+    };
+    Ok(NewUnit {
+        id: disk.id.clone(),
+        address: Address { target, lun },
+        serial: disk.serial.clone(),
+        medium,
+        shareable: scsi.shareable,
+    })
+}
+
+fn status(error: &Error) -> Status {
+    let text = error.to_string();
+    match error {
+        Error::Target(..) | Error::Medium(..) | Error::NotADrive(_) => Status::invalid_argument(text),
+        Error::Occupied(..) | Error::Elsewhere(..) => Status::already_exists(text),
+        Error::NotFound(_) => Status::not_found(text),
+        Error::NotReleased(_) | Error::Removing(_) | Error::Prevented(_) => Status::failed_precondition(text),
+        Error::Io(_, error) if error.kind() == std::io::ErrorKind::QuotaExceeded => {
+            Status::resource_exhausted(text)
+        }
+        Error::Io(..) => Status::internal(text),
+        Error::Gone => Status::unavailable(text),
+    }
+}
+
+/// Adds a SCSI disk to a running machine.
+pub(super) async fn add(fds: FdReceiver, scsi: ScsiHandle, disk: Option<pb::ScsiDisk>) -> Result<(), Status> {
+    let disk = disk.ok_or_else(|| missing("disk"))?;
+    let unit = scsi_unit(&fds, "disk", &disk).await?;
+    scsi.add(unit).await.map_err(|e| status(&e))
+}
+
+/// Removes a SCSI disk and closes it.
+pub(super) async fn remove(scsi: ScsiHandle, id: String) -> Result<pb::RemoveDiskResponse, Status> {
+    let removed = scsi.remove(&id).await.map_err(|e| status(&e))?;
+    // Elsewhere: closing is when some file systems write.
+    let closed = tokio::task::spawn_blocking(move || drop(removed.disk)).await;
+    closed.map_err(|e| Status::internal(e.to_string()))?;
+    let flush_error = removed.flushed.err().map_or(String::new(), |e| e.to_string());
+    Ok(pb::RemoveDiskResponse { flush_error })
+}
+
+/// Has a disk of either kind follow its file. Returns its size.
+pub(super) async fn resize(blk: Option<BlkHandle>, scsi: ScsiHandle, id: String) -> Result<u64, Status> {
+    let resized = tokio::task::spawn_blocking(move || match blk {
+        Some(blk) => {
+            let resized = blk.resize();
+            resized.map_err(|e| Status::internal(format!("disk {id:?}: {e}")))
+        }
+        None => scsi.resize(&id).map_err(|e| status(&e)),
+    });
+    resized.await.map_err(|e| Status::internal(e.to_string()))?
+}
+
+/// What Info tells of disks.
+pub(super) async fn list(blk: Vec<pb::DiskInfo>, scsi: ScsiHandle) -> Vec<pb::DiskInfo> {
+    let scsi = scsi.list().await.unwrap_or_default();
+    blk.into_iter().chain(scsi.iter().map(scsi_info)).collect()
+}
+
+fn scsi_info(info: &Info) -> pb::DiskInfo {
+    let kind = match info.kind {
+        Kind::Disk => Type::Disk,
+        Kind::CdRom => Type::Cdrom,
+    };
+    pb::DiskInfo {
+        id: info.id.clone(),
+        scsi: Some(pb::ScsiAddress {
+            controller: 0,
+            target: info.address.target.into(),
+            lun: info.address.lun.number().into(),
+        }),
+        bytes: info.bytes.unwrap_or(0),
+        read_only: info.read_only,
+        r#type: kind.into(),
+        removing: info.removing,
+    }
+}
+
+/// What Info tells of a virtio-blk disk.
+pub(super) fn blk_info(blk: &BlkHandle) -> pb::DiskInfo {
+    let geometry = blk.geometry();
+    pb::DiskInfo {
+        id: blk.id().to_owned(),
+        scsi: None,
+        bytes: geometry.size,
+        read_only: geometry.read_only,
+        r#type: Type::Disk.into(),
+        removing: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+
+    use husk_proto::fds::{self, FdSender};
+
+    use super::*;
+
+    fn image() -> File {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
+        file
+    }
+
+    async fn disk(sender: &FdSender) -> pb::Disk {
+        pb::Disk {
+            id: "data".into(),
+            file: Some(sender.send_one(image().as_fd()).await.unwrap().into()),
+            serial: "S1".into(),
+            ..Default::default()
+        }
+    }
+
+    fn channel() -> (FdSender, FdReceiver) {
+        let (sender, receiver) = fds::socketpair().unwrap();
+        (FdSender::new(sender).unwrap(), FdReceiver::new(receiver).unwrap())
+    }
+
+    #[tokio::test]
+    async fn a_scsi_disk_is_taken_as_it_is_described() {
+        let (sender, fds) = channel();
+        let custom = pb::block_size::Custom {
+            logical: 4096,
+            physical: 4096,
+        };
+        let scsi = pb::ScsiDisk {
+            disk: Some(pb::Disk {
+                block_size: Some(pb::BlockSize {
+                    size: Some(Size::Custom(custom)),
+                }),
+                error_policy: pb_disk::ErrorPolicy::Enospace.into(),
+                ..disk(&sender).await
+            }),
+            target: 255,
+            lun: 16_383,
+            shareable: true,
+            ..Default::default()
+        };
+        let unit = scsi_unit(&fds, "disk", &scsi).await.unwrap();
+        assert_eq!(
+            (&unit.id[..], &unit.serial[..], unit.shareable),
+            ("data", "S1", true)
+        );
+        assert_eq!((unit.address.target, unit.address.lun.number()), (255, 16_383));
+        let Medium::Disk(disk) = unit.medium else { panic!() };
+        assert_eq!(disk.geometry().logical_block, 4096);
+        assert_eq!(disk.error_policy(), ErrorPolicy::NoSpace);
+    }
+
+    #[tokio::test]
+    async fn a_drive_is_read_only_and_may_be_empty() {
+        let (sender, fds) = channel();
+        let mut scsi = pb::ScsiDisk {
+            disk: Some(disk(&sender).await),
+            r#type: Type::Cdrom.into(),
+            ..Default::default()
+        };
+        let unit = scsi_unit(&fds, "disk", &scsi).await.unwrap();
+        let Medium::CdRom(Some(disc)) = unit.medium else {
+            panic!()
+        };
+        assert!(disc.geometry().read_only);
+        scsi.disk.as_mut().unwrap().file = None;
+        let unit = scsi_unit(&fds, "disk", &scsi).await.unwrap();
+        assert!(matches!(unit.medium, Medium::CdRom(None)));
+        scsi.r#type = Type::Disk.into();
+        let error = scsi_unit(&fds, "disk", &scsi).await.unwrap_err();
+        assert_eq!(error.message(), "disk.disk.file is missing");
+    }
+
+    #[tokio::test]
+    async fn what_is_wrong_is_said_by_field() {
+        let (_sender, fds) = channel();
+        let none = pb::ScsiDisk::default();
+        let some = pb::ScsiDisk {
+            disk: Some(pb::Disk::default()),
+            ..Default::default()
+        };
+        let (controller, target, lun) = (1, 256, 16_384);
+        for (scsi, words) in [
+            (none, "config.scsi_disks[3].disk is missing"),
+            (
+                pb::ScsiDisk {
+                    controller,
+                    ..some.clone()
+                },
+                "config.scsi_disks[3].controller: there is no controller 1",
+            ),
+            (
+                pb::ScsiDisk {
+                    target,
+                    ..some.clone()
+                },
+                "config.scsi_disks[3].target: out of range",
+            ),
+            (
+                pb::ScsiDisk { lun, ..some.clone() },
+                "config.scsi_disks[3].lun: out of range",
+            ),
+        ] {
+            let error = scsi_unit(&fds, "config.scsi_disks[3]", &scsi).await.unwrap_err();
+            assert_eq!(error.message(), words);
+        }
+    }
+
+    #[test]
+    fn errors_have_their_codes() {
+        use tonic::Code;
+        let address = Address {
+            target: 0,
+            lun: Lun::new(1).unwrap(),
+        };
+        for (error, code) in [
+            (Error::Target(1, 0), Code::InvalidArgument),
+            (Error::Occupied(address, "x".into()), Code::AlreadyExists),
+            (Error::NotReleased(address), Code::FailedPrecondition),
+            (Error::NotFound("x".into()), Code::NotFound),
+            (Error::Gone, Code::Unavailable),
+        ] {
+            assert_eq!(status(&error).code(), code);
+        }
+    }
+}

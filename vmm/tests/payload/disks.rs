@@ -1,0 +1,150 @@
+//! SCSI disks that are there from the start, come, grow and go.
+
+use std::fs::{self, File};
+
+use husk_proto::vmm::v1::scsi_disk::Type;
+use husk_proto::vmm::v1::{self as pb};
+use tonic::{Code, Status};
+
+use super::guest::{elf, halt, print, reset};
+use super::rig::Rig;
+
+const MIB: u64 = 1 << 20;
+
+fn image(mib: u64) -> File {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(mib * MIB).unwrap();
+    file
+}
+
+impl Rig {
+    async fn scsi_disk(&self, id: &str, lun: u32, image: &File) -> pb::ScsiDisk {
+        pb::ScsiDisk {
+            disk: Some(pb::Disk {
+                id: id.into(),
+                file: Some(self.send(image).await),
+                serial: format!("S-{id}"),
+                ..Default::default()
+            }),
+            lun,
+            ..Default::default()
+        }
+    }
+
+    async fn add(&mut self, id: &str, lun: u32, image: &File) -> Result<(), Status> {
+        let disk = Some(self.scsi_disk(id, lun, image).await);
+        let added = self.client.add_disk(pb::AddDiskRequest { disk }).await;
+        added.map(|_| ())
+    }
+
+    async fn remove(&mut self, id: &str) -> Result<String, Status> {
+        let removed = self.client.remove_disk(pb::RemoveDiskRequest { id: id.into() });
+        removed.await.map(|answer| answer.into_inner().flush_error)
+    }
+
+    async fn resize(&mut self, id: &str) -> Result<u64, Status> {
+        let resized = self.client.resize_disk(pb::ResizeDiskRequest { id: id.into() });
+        resized.await.map(|answer| answer.into_inner().bytes)
+    }
+
+    /// Name, LUN and MiB of each disk.
+    async fn disks(&mut self) -> Vec<(String, Option<u32>, u64)> {
+        let info = self.client.info(pb::InfoRequest {}).await.unwrap().into_inner();
+        let disks = info.disks.into_iter();
+        disks
+            .map(|disk| (disk.id, disk.scsi.map(|scsi| scsi.lun), disk.bytes / MIB))
+            .collect()
+    }
+
+    /// Files without a name that the VMM has open; nothing where this user cannot see them.
+    fn open_images(&self) -> Option<usize> {
+        let fds = fs::read_dir(format!("/proc/{}/fd", self.pid())).ok()?;
+        let targets = fds.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
+        Some(
+            targets
+                .filter(|target| target.to_string_lossy().ends_with("(deleted)"))
+                .count(),
+        )
+    }
+}
+
+fn code<T: std::fmt::Debug>(result: Result<T, Status>) -> Code {
+    result.unwrap_err().code()
+}
+
+fn row(id: &str, lun: impl Into<Option<u32>>, mib: u64) -> (String, Option<u32>, u64) {
+    (id.to_owned(), lun.into(), mib)
+}
+
+#[tokio::test]
+async fn a_disk_is_added_grows_and_goes() {
+    let mut rig = Rig::start().await;
+    rig.run(&elf(&[print("up"), halt()].concat(), false)).await;
+    assert_eq!(rig.read_console(2).await, "up");
+    let before = rig.open_images();
+    let (data, more) = (image(1), image(2));
+    rig.add("data", 3, &data).await.unwrap();
+    rig.add("more", 300, &more).await.unwrap();
+    assert_eq!(rig.disks().await, [row("data", 3, 1), row("more", 300, 2)]);
+
+    // The same again is there already, and its second descriptor is closed.
+    rig.add("data", 3, &data).await.unwrap();
+    assert_eq!(code(rig.add("data", 4, &data).await), Code::AlreadyExists);
+    assert_eq!(code(rig.add("third", 3, &data).await), Code::AlreadyExists);
+    assert_eq!(rig.open_images(), before.map(|count| count + 2));
+
+    data.set_len(5 * MIB).unwrap();
+    assert_eq!(rig.resize("data").await.unwrap(), 5 * MIB);
+    assert_eq!(code(rig.resize("third").await), Code::NotFound);
+    assert_eq!(rig.disks().await, [row("data", 3, 5), row("more", 300, 2)]);
+
+    assert_eq!(rig.remove("data").await.unwrap(), "");
+    assert_eq!(code(rig.remove("data").await), Code::NotFound);
+    assert_eq!(rig.disks().await, [row("more", 300, 2)]);
+    assert_eq!(rig.open_images(), before.map(|count| count + 1));
+    // Refused before its descriptor is looked for, which the channel closes by itself, but later.
+    assert_eq!(code(rig.add("third", 16_384, &data).await), Code::InvalidArgument);
+    rig.client.stop(pb::StopRequest {}).await.unwrap();
+    assert_eq!(rig.wait().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn disks_of_every_kind_are_there_from_the_start_and_after_a_reset() {
+    let mut rig = Rig::start().await;
+    let kernel = elf(&[print("boot "), reset(), halt()].concat(), false);
+    let mut config = rig.config(&kernel).await;
+    let (root, data) = (image(1), image(2));
+    config.disks.push(pb::Disk {
+        id: "root".into(),
+        file: Some(rig.send(&root).await),
+        ..Default::default()
+    });
+    let drive = pb::ScsiDisk {
+        disk: Some(pb::Disk {
+            id: "drive".into(),
+            ..Default::default()
+        }),
+        lun: 1,
+        r#type: Type::Cdrom.into(),
+        ..Default::default()
+    };
+    config.scsi_disks = vec![rig.scsi_disk("data", 0, &data).await, drive];
+    rig.create(config).await.unwrap();
+    rig.boot().await.unwrap();
+    let plugged = image(3);
+    assert_eq!(code(rig.add("root", 2, &plugged).await), Code::AlreadyExists);
+    rig.add("plugged", 2, &plugged).await.unwrap();
+    assert_eq!(rig.read_console(25).await, "boot boot boot boot boot ");
+    let wanted = [
+        row("root", None, 1),
+        row("data", 0, 2),
+        row("drive", 1, 0),
+        row("plugged", 2, 3),
+    ];
+    assert_eq!(rig.disks().await, wanted);
+    root.set_len(4 * MIB).unwrap();
+    assert_eq!(rig.resize("root").await.unwrap(), 4 * MIB);
+    assert_eq!(code(rig.remove("root").await), Code::NotFound);
+    rig.client.stop(pb::StopRequest {}).await.unwrap();
+    assert_eq!(rig.wait().await.code(), Some(0));
+}
