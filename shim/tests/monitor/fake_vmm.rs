@@ -1,5 +1,6 @@
 //! A VMM without a machine. How it behaves is in the VM's name: see [`Manner`].
 
+use std::collections::HashMap;
 use std::io::Write;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -77,6 +78,7 @@ struct Guest {
     console: Option<UnixStream>,
     presses: u32,
     boots: u64,
+    disks: HashMap<String, std::fs::File>,
 }
 
 struct Fake {
@@ -123,17 +125,16 @@ impl Fake {
         });
     }
 
-    async fn size(&self, fd: &pb::Fd) -> Result<u64, Status> {
+    async fn take(&self, fd: &pb::Fd) -> Result<std::fs::File, Status> {
         let token = Token::try_from(fd).map_err(|e| Status::invalid_argument(e.to_string()))?;
-        let fd = self
-            .fds
-            .take(token)
-            .await
-            .map_err(|e| Status::failed_precondition(e.to_string()))?;
-        let file = std::fs::File::from(fd);
+        let fd = self.fds.take(token).await;
+        Ok(fd.map_err(|e| Status::failed_precondition(e.to_string()))?.into())
+    }
+
+    /// Keeps a disk open, as the real one does, and gives its size.
+    fn keep(&self, id: &str, file: std::fs::File) -> Result<u64, Status> {
         let size = file.metadata()?.len();
-        // The real one keeps its disks open.
-        std::mem::forget(file);
+        self.guest.lock().unwrap().disks.insert(id.to_owned(), file);
         Ok(size)
     }
 }
@@ -161,7 +162,7 @@ impl Vmm for Fake {
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
         self.guest.lock().unwrap().name.clone_from(&config.name);
-        self.size(config.kvm.as_ref().unwrap()).await?;
+        self.take(config.kvm.as_ref().unwrap()).await?;
         if let Some(console) = &config.console {
             let fd = self.fds.take(Token::try_from(console).unwrap()).await.unwrap();
             let console = UnixStream::from(fd);
@@ -170,8 +171,10 @@ impl Vmm for Fake {
             std::thread::spawn(move || std::io::copy(&mut console.try_clone().unwrap(), &mut { console }));
         }
         let mut sizes = Vec::new();
-        for disk in &config.disks {
-            sizes.push(self.size(disk.file.as_ref().unwrap()).await?);
+        let scsi = config.scsi_disks.iter().filter_map(|scsi| scsi.disk.as_ref());
+        for disk in config.disks.iter().chain(scsi) {
+            let file = self.take(disk.file.as_ref().unwrap()).await?;
+            sizes.push(self.keep(&disk.id, file)?);
         }
         self.say(&format!(
             "{} disks of {} bytes\n",
@@ -262,5 +265,56 @@ impl Vmm for Fake {
         _: Request<pb::SetBalloonRequest>,
     ) -> Result<Response<pb::SetBalloonResponse>, Status> {
         Err(Status::unimplemented("no balloon"))
+    }
+
+    async fn add_disk(
+        &self,
+        request: Request<pb::AddDiskRequest>,
+    ) -> Result<Response<pb::AddDiskResponse>, Status> {
+        let scsi = request.into_inner().disk.unwrap();
+        let disk = scsi.disk.unwrap();
+        let file = self.take(disk.file.as_ref().unwrap()).await?;
+        if has(&self.name(), "clings") && scsi.lun < 2 {
+            return Err(Status::failed_precondition("the guest has not let go"));
+        }
+        if has(&self.name(), "full") {
+            return Err(Status::resource_exhausted("too many disks"));
+        }
+        let size = self.keep(&disk.id, file)?;
+        self.say(&format!(
+            "added {} {} at {}:{} of {size} bytes\n",
+            disk.id, disk.serial, scsi.target, scsi.lun
+        ));
+        Ok(Response::new(pb::AddDiskResponse {}))
+    }
+
+    async fn remove_disk(
+        &self,
+        request: Request<pb::RemoveDiskRequest>,
+    ) -> Result<Response<pb::RemoveDiskResponse>, Status> {
+        let id = request.into_inner().id;
+        let removed = self.guest.lock().unwrap().disks.remove(&id);
+        let flush_error = if has(&self.name(), "loses") {
+            "it is lost"
+        } else {
+            ""
+        };
+        removed
+            .map(|_| {
+                Response::new(pb::RemoveDiskResponse {
+                    flush_error: flush_error.into(),
+                })
+            })
+            .ok_or_else(|| Status::not_found("there is no such disk"))
+    }
+
+    async fn resize_disk(
+        &self,
+        request: Request<pb::ResizeDiskRequest>,
+    ) -> Result<Response<pb::ResizeDiskResponse>, Status> {
+        let id = request.into_inner().id;
+        let bytes = self.guest.lock().unwrap().disks[&id].metadata()?.len();
+        self.say(&format!("{id} has {bytes} bytes now\n"));
+        Ok(Response::new(pb::ResizeDiskResponse { bytes }))
     }
 }

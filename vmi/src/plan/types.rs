@@ -54,7 +54,7 @@ pub struct VmPlan {
     pub memory: Memory,
     /// Disks in the guest's order.
     pub disks: Vec<DiskPlan>,
-    /// The SCSI controller; there is one unless `disableHotplug` is set and no disk needs it.
+    /// The SCSI controller; none is asked for where `disableHotplug` is set and no disk needs it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub scsi: Option<ScsiController>,
     /// What is booted.

@@ -1,0 +1,186 @@
+use husk_proto::vmm::v1::disk::Cache;
+use husk_vmi::{BlockSize as PlannedBlockSize, CacheMode, DiskSource, FormatRule, Memory, Topology};
+
+use crate::volumes::BlockSizes;
+
+use super::*;
+
+fn plan(change: impl FnOnce(&mut DiskPlan)) -> VmPlan {
+    let mut disk = DiskPlan {
+        name: "data".into(),
+        target: "vda".into(),
+        controller: Controller::VirtioBlk,
+        device: DeviceType::Disk,
+        read_only: false,
+        overlay: false,
+        format: FormatRule::Raw,
+        serial: None,
+        cache: CacheMode::Auto,
+        shareable: false,
+        block_size: PlannedBlockSize::Default,
+        error_policy: ErrorPolicy::Stop,
+        queues: 1,
+        io_thread: None,
+        boot_order: None,
+        source: DiskSource::EmptyDisk {
+            capacity_bytes: 1 << 20,
+        },
+    };
+    change(&mut disk);
+    VmPlan {
+        name: "vm".into(),
+        namespace: "default".into(),
+        uuid: uuid::Uuid::nil(),
+        serial: None,
+        topology: Topology {
+            sockets: 1,
+            cores: 1,
+            threads: 1,
+        },
+        memory: Memory {
+            guest_bytes: 1 << 27,
+            hugepage_bytes: None,
+        },
+        disks: vec![disk],
+        scsi: None,
+        boot: BootPlan::Disks {
+            order: Vec::new(),
+            append: None,
+        },
+        rng: false,
+        balloon: false,
+        serial_console: false,
+        acpi: true,
+        rtc_offset_seconds: 0,
+        grace_period_seconds: 30,
+        start_paused: false,
+        notes: Vec::new(),
+    }
+}
+
+#[test]
+fn what_the_vmm_cannot_do_is_refused_in_one_line() {
+    refuse_unserved(&plan(|_| {}), None).unwrap();
+    let address = ScsiAddress { target: 0, lun: 3 };
+    let on_scsi = |device| {
+        plan(|disk| {
+            disk.controller = Controller::VirtioScsi(address);
+            disk.device = device;
+        })
+    };
+    refuse_unserved(&on_scsi(DeviceType::Disk), None).unwrap();
+    refuse_unserved(&on_scsi(DeviceType::Cdrom { tray_open: false }), None).unwrap();
+    assert_eq!(
+        refuse_unserved(&on_scsi(DeviceType::Lun), None)
+            .unwrap_err()
+            .to_string(),
+        "disk \"data\": a lun's SCSI commands are not passed on yet: use disk instead"
+    );
+
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk.qcow2");
+    std::fs::write(&path, b"QFI\xfb\0\0\0\x03").unwrap();
+    let qcow2 = plan(|disk| {
+        disk.cache = CacheMode::WriteBack;
+        disk.source = DiskSource::ContainerDisk {
+            path,
+            image_path: None,
+        };
+    });
+    let volumes = crate::volumes::open(&qcow2, &crate::volumes::Scratch::at(dir.path()), |_| {}).unwrap();
+    let error = refuse_unserved(&qcow2, Some(&volumes)).unwrap_err().to_string();
+    assert!(error.contains("qemu-img convert -O raw"), "{error}");
+}
+
+#[test]
+fn the_vmm_is_told_what_the_plan_says_of_a_disk() {
+    let open = |block_sizes| OpenDisk {
+        file: None,
+        read_only: true,
+        cache: Cache::Writethrough,
+        format: ImageFormat::Raw,
+        block_sizes,
+    };
+    let told =
+        |change: fn(&mut DiskPlan), block_sizes| disk(&plan(change).disks[0], &open(block_sizes), None);
+    let plain = told(|_| {}, None);
+    assert_eq!(
+        (plain.error_policy(), plain.queues, plain.block_size),
+        (WireErrorPolicy::Stop, 1, None)
+    );
+    let sizes = BlockSizes {
+        logical: 4096,
+        physical: 8192,
+        discard_granularity: None,
+    };
+    let wanted = Disk {
+        id: "data".into(),
+        file: None,
+        read_only: true,
+        serial: "S".into(),
+        cache: Cache::Writethrough.into(),
+        error_policy: WireErrorPolicy::Enospace.into(),
+        queues: 4,
+        block_size: Some(BlockSize {
+            size: Some(Size::Custom(Custom {
+                logical: 4096,
+                physical: 8192,
+            })),
+        }),
+    };
+    let change = |disk: &mut DiskPlan| {
+        disk.serial = Some("S".into());
+        disk.error_policy = ErrorPolicy::Enospace;
+        disk.queues = 4;
+    };
+    assert_eq!(told(change, Some(sizes)), wanted);
+}
+
+#[test]
+fn a_scsi_disk_has_its_address_and_a_drive_may_be_empty() {
+    let mut vm = plan(|disk| disk.controller = Controller::VirtioScsi(ScsiAddress { target: 1, lun: 300 }));
+    vm.disks[0].shareable = true;
+    let mut drive = plan(|disk| {
+        disk.name = "drive".into();
+        disk.controller = Controller::VirtioScsi(ScsiAddress { target: 0, lun: 0 });
+        disk.device = DeviceType::Cdrom { tray_open: false };
+    });
+    vm.disks.append(&mut drive.disks);
+    let open = |file: Option<std::fs::File>| OpenDisk {
+        file: file.map(OwnedFd::from),
+        read_only: true,
+        cache: Cache::Writeback,
+        format: ImageFormat::Raw,
+        block_sizes: None,
+    };
+    let volumes = Volumes {
+        disks: vec![open(Some(tempfile::tempfile().unwrap())), open(None)],
+        kernel: None,
+        initrd: None,
+    };
+    let kvm = tempfile::tempfile().unwrap().into();
+    let configured = Configured::new(&vm, volumes, kvm, None);
+    assert_eq!(configured.descriptors.len(), 2);
+    assert_eq!(configured.config.disks, []);
+    let told: Vec<_> = configured
+        .config
+        .scsi_disks
+        .iter()
+        .map(|scsi| {
+            let disk = scsi.disk.as_ref().unwrap();
+            let place = (scsi.controller, scsi.target, scsi.lun);
+            (
+                &disk.id[..],
+                place,
+                scsi.r#type(),
+                scsi.shareable,
+                disk.file.is_some(),
+            )
+        })
+        .collect();
+    let wanted = [
+        ("data", (0, 1, 300), Type::Disk, true, true),
+        ("drive", (0, 0, 0), Type::Cdrom, false, false),
+    ];
+    assert_eq!(told, wanted);
+}
