@@ -108,6 +108,47 @@ fn pause_and_resume_reach_the_vm() {
 }
 
 #[test]
+fn volumes_are_added_and_removed() {
+    let root = tempfile::tempdir().unwrap();
+    let stub = StubMonitor::start(root.path(), "default", "demo");
+    let run = |words: &str| told(&output(root.path(), &words.split(' ').collect::<Vec<_>>()));
+    assert_eq!(
+        run("addvolume demo --volume-name data --path /a/b.img --serial S --cache writeback --readonly"),
+        (
+            0,
+            "".into(),
+            "demo: added volume data (SCSI target 0, LUN 3)\n".into()
+        )
+    );
+    assert_eq!(stub.status().message, "data /a/b.img S Writeback true");
+    assert_eq!(run("addvolume demo --volume-name data --path b.img").0, 0);
+    let here = std::env::current_dir().unwrap();
+    let message = format!("data {}/b.img  Unspecified false", here.display());
+    assert_eq!(stub.status().message, message);
+    assert_eq!(
+        run("addvolume demo --volume-name taken --path /b"),
+        (
+            1,
+            "".into(),
+            "error: Unable to add volume [taken] because volume with that name already exists\n".into()
+        )
+    );
+    assert_eq!(
+        run("removevolume demo --volume-name data"),
+        (0, "".into(), "demo: removed volume data\n".into())
+    );
+    assert_eq!(
+        run("removevolume demo --volume-name lost"),
+        (
+            1,
+            "".into(),
+            "demo: removed volume lost\nerror: what was written last may be lost: no space; left\n".into()
+        )
+    );
+    assert_eq!(run("addvolume demo --path /b").0, 2);
+}
+
+#[test]
 fn a_refusal_is_one_line_in_the_monitors_words() {
     let root = tempfile::tempdir().unwrap();
     let _stub = StubMonitor::start(root.path(), "default", "demo");

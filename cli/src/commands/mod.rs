@@ -6,6 +6,7 @@ use clap::Subcommand;
 
 use crate::failure::Failure;
 
+mod addvolume;
 mod completions;
 mod console;
 mod doctor;
@@ -14,6 +15,7 @@ mod list;
 mod logs;
 mod monitor;
 mod pause;
+mod removevolume;
 mod reset;
 mod resume;
 mod rm;
@@ -32,6 +34,8 @@ pub(crate) enum Command {
     Pause(pause::Args),
     Resume(resume::Args),
     Reset(reset::Args),
+    Addvolume(addvolume::Args),
+    Removevolume(removevolume::Args),
     Stop(stop::Args),
     Rm(rm::Args),
     Validate(validate::Args),
@@ -53,6 +57,8 @@ impl Command {
             Self::Pause(args) => pause::run(args),
             Self::Resume(args) => resume::run(args),
             Self::Reset(args) => reset::run(args),
+            Self::Addvolume(args) => addvolume::run(args),
+            Self::Removevolume(args) => removevolume::run(args),
             Self::Stop(args) => stop::run(args),
             Self::Rm(args) => rm::run(args),
             Self::Validate(args) => validate::run(args),

@@ -173,6 +173,31 @@ impl Pod for StubMonitor {
         Err(tonic::Status::failed_precondition("the VM is paused"))
     }
 
+    async fn add_volume(&self, request: Request<AddVolumeRequest>) -> Answer<AddVolumeResponse> {
+        let request = request.into_inner();
+        if request.name == "taken" {
+            let text = "Unable to add volume [taken] because volume with that name already exists";
+            return Err(tonic::Status::already_exists(text));
+        }
+        self.change(|status| {
+            status.message = format!(
+                "{} {} {} {:?} {}",
+                request.name,
+                request.path,
+                request.serial,
+                request.cache(),
+                request.read_only
+            );
+        });
+        Ok(Response::new(AddVolumeResponse { target: 0, lun: 3 }))
+    }
+
+    async fn remove_volume(&self, request: Request<RemoveVolumeRequest>) -> Answer<RemoveVolumeResponse> {
+        let lost = request.into_inner().name == "lost";
+        let flush_error = if lost { "no space\nleft" } else { "" }.into();
+        Ok(Response::new(RemoveVolumeResponse { flush_error }))
+    }
+
     async fn shutdown(&self, request: Request<ShutdownRequest>) -> Answer<ShutdownResponse> {
         let grace_seconds = request.into_inner().grace_seconds.unwrap_or(30);
         self.end(

@@ -4,15 +4,19 @@
 //!                    ┌ Service (husk.shim.v1 on pod.sock) ─┐
 //! clients ──────────▶│ pause, resume, reset ───────────────┼──▶ VMM (husk.vmm.v1)
 //!                    │ shutdown, kill ─▶ Vm actor ─────────┘      ▲
-//! signals ───────────┼─────────────────▶   │ owns the process ────┘
-//!                    └ status ◀── Board ◀──┘ events, exit
+//! signals ───────────┼─────────────────▶   │ owns the process ────┤
+//!                    │ status ◀── Board ◀──┘ events, exit         │
+//! files that grow ───┼──────────────▶ Disks actor ────────────────┘
+//!                    └ volumes ──────────┘ owns the table
 //! ```
 //!
 //! When the VM has ended, however it did, its state directory is removed first and the final status told second, so
 //! whoever hears of the end finds nothing left. Where the monitor itself is killed, the VMM ends with its control
 //! socket, scratch disks vanish because they have no name, and the directory is swept by the next command.
 
+mod disks;
 mod ending;
+mod growth;
 mod listener;
 mod power;
 mod service;
@@ -29,6 +33,7 @@ use std::time::Duration;
 
 use husk_proto::shim::v1::Phase;
 use husk_proto::shim::v1::pod_server::PodServer;
+use husk_vmi::VmPlan;
 use tokio::net::UnixStream;
 use tokio::sync::{oneshot, watch};
 use tokio::time::timeout;
@@ -40,6 +45,7 @@ use crate::launch::{MonitorConfig, Report, Starter};
 use crate::state::{ClaimedDir, RuntimeDir, StateError};
 use crate::volumes::Scratch;
 
+use disks::Disks;
 use ending::Ending;
 use service::Service;
 use status::Board;
@@ -123,9 +129,16 @@ async fn run(config: MonitorConfig, starter: Starter) -> ExitCode {
     let plan = Arc::new(plan);
     let board = Board::new();
     let (running, vmm) = watch::channel(None);
-    let (vm, handle) = Vm::new(plan.clone(), Scratch::locate(), board.clone(), running);
-    let service = PodServer::new(Service::new(plan, handle, vmm, console, board.subscribe()))
-        .max_decoding_message_size(MESSAGE_BYTES);
+    let (disks, plugging) = Disks::new(VmPlan::clone(&plan), dir.plan());
+    let (vm, handle) = Vm::new(
+        plan.clone(),
+        Scratch::locate(),
+        board.clone(),
+        running,
+        plugging.clone(),
+    );
+    let service = Service::new(plan, handle, plugging, vmm, console, board.subscribe());
+    let service = PodServer::new(service).max_decoding_message_size(MESSAGE_BYTES);
     let (finish, finished) = oneshot::channel::<()>();
     let server = Server::builder().serve_with_incoming_shutdown(service, incoming, async {
         let _ = finished.await;
@@ -136,6 +149,8 @@ async fn run(config: MonitorConfig, starter: Starter) -> ExitCode {
     let ending = tokio::select! {
         ending = vm.live(guest.map(Into::into), starter) => ending,
         never = stdio::keep_bounded(&log) => match never {},
+        // Nothing is plugged, and no plan kept, once the VM has ended.
+        never = disks.serve() => match never {},
     };
     info!(
         phase = ending.phase.as_str_name(),

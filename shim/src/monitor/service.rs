@@ -3,20 +3,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use husk_proto::shim::v1::add_volume_request::Cache;
 use husk_proto::shim::v1::pod_server::Pod;
 use husk_proto::shim::v1::{
-    ConsoleInput, InfoRequest, InfoResponse, KillRequest, KillResponse, PauseRequest, PauseResponse,
-    ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, ShutdownRequest, ShutdownResponse,
-    Status as VmStatus, WatchStatusRequest,
+    AddVolumeRequest, AddVolumeResponse, ConsoleInput, InfoRequest, InfoResponse, KillRequest, KillResponse,
+    PauseRequest, PauseResponse, RemoveVolumeRequest, RemoveVolumeResponse, ResetRequest, ResetResponse,
+    ResumeRequest, ResumeResponse, ShutdownRequest, ShutdownResponse, Status as VmStatus, WatchStatusRequest,
 };
 use husk_proto::vmm::v1 as vmm;
-use husk_vmi::VmPlan;
+use husk_vmi::{CacheMode, NewVolume, VmPlan};
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tokio_stream::wrappers::WatchStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 
+use super::disks;
 use super::session::SessionStream;
 use super::vm::{Handle, Running};
 use crate::console::Console;
@@ -32,6 +34,7 @@ type StatusStream = dyn Stream<Item = Result<VmStatus, Status>> + Send;
 pub(super) struct Service {
     plan: Arc<VmPlan>,
     vm: Handle,
+    disks: disks::Handle,
     vmm: watch::Receiver<Option<Running>>,
     console: Option<Console>,
     status: watch::Receiver<VmStatus>,
@@ -41,6 +44,7 @@ impl Service {
     pub(super) fn new(
         plan: Arc<VmPlan>,
         vm: Handle,
+        disks: disks::Handle,
         vmm: watch::Receiver<Option<Running>>,
         console: Option<Console>,
         status: watch::Receiver<VmStatus>,
@@ -48,6 +52,7 @@ impl Service {
         Service {
             plan,
             vm,
+            disks,
             vmm,
             console,
             status,
@@ -144,6 +149,39 @@ impl Pod for Service {
     async fn kill(&self, _: Request<KillRequest>) -> Result<Response<KillResponse>, Status> {
         self.vm.kill().await.ok_or_else(ended)?;
         Ok(Response::new(KillResponse {}))
+    }
+
+    async fn add_volume(
+        &self,
+        request: Request<AddVolumeRequest>,
+    ) -> Result<Response<AddVolumeResponse>, Status> {
+        let request = request.into_inner();
+        let cache = match request.cache() {
+            Cache::Unspecified => CacheMode::Auto,
+            Cache::None => CacheMode::None,
+            Cache::Writethrough => CacheMode::WriteThrough,
+            Cache::Writeback => CacheMode::WriteBack,
+        };
+        let volume = NewVolume {
+            name: request.name,
+            path: request.path.into(),
+            serial: request.serial,
+            cache,
+            read_only: request.read_only,
+        };
+        let address = self.disks.add(volume).await?;
+        Ok(Response::new(AddVolumeResponse {
+            target: address.target.into(),
+            lun: address.lun.into(),
+        }))
+    }
+
+    async fn remove_volume(
+        &self,
+        request: Request<RemoveVolumeRequest>,
+    ) -> Result<Response<RemoveVolumeResponse>, Status> {
+        let flush_error = self.disks.remove(request.into_inner().name).await?.flush_error;
+        Ok(Response::new(RemoveVolumeResponse { flush_error }))
     }
 
     async fn console(

@@ -7,12 +7,13 @@ use std::time::Duration;
 use husk_proto::fds::SendError;
 use husk_proto::vmm::v1::event::{Event as Kind, Exit};
 use husk_proto::vmm::v1::{BootRequest, CreateRequest, Event, EventsRequest, ExitReason};
-use husk_vmi::VmPlan;
+use husk_vmi::{DeviceType, DiskSource, VmPlan};
 use tokio::sync::watch;
 use tokio::time::timeout;
 use tonic::{Code, Status, Streaming};
 
 use super::ending::{Ending, chain};
+use super::growth::Probe;
 use super::status::Board;
 use super::vm_config::{Configured, Unserved, refuse_unserved};
 use crate::kvm::{self, KvmError};
@@ -66,6 +67,8 @@ impl From<StartError> for Ending {
 pub(super) struct Started {
     pub(super) vmm: VmmProcess,
     pub(super) events: Streaming<Event>,
+    /// Of the disks that somebody may let grow, by name.
+    pub(super) probes: Vec<(String, Probe)>,
 }
 
 /// Opens the plan's files, starts a VMM, builds the machine and boots it. Dropped halfway, it leaves nothing running.
@@ -80,13 +83,25 @@ pub(super) async fn start(
     refuse_unserved(&plan, None)?;
     let volumes = open_volumes(plan.clone(), scratch, board).await?;
     refuse_unserved(&plan, Some(&volumes))?;
+    let probes = probes(&plan, &volumes);
     let mut vmm = VmmProcess::spawn(&program)?;
     board.vmm_started();
     let configured = Configured::new(&plan, volumes, kvm, console);
     match drive(&vmm, configured, plan.start_paused).await {
-        Ok(events) => Ok(Started { vmm, events }),
+        Ok(events) => Ok(Started { vmm, events, probes }),
         Err(refusal) => Err(refusal.explained(&mut vmm).await),
     }
+}
+
+/// Holds on the files that lie where others can reach them, and are no copies.
+fn probes(plan: &VmPlan, volumes: &Volumes) -> Vec<(String, Probe)> {
+    let disks = plan.disks.iter().zip(&volumes.disks);
+    let grow = disks.filter(|(plan, _)| {
+        let reached = matches!(plan.source, DiskSource::File(_) | DiskSource::HostDisk { .. });
+        reached && !plan.overlay && plan.device == DeviceType::Disk
+    });
+    grow.filter_map(|(plan, open)| Some((plan.name.clone(), Probe::of(open.file.as_ref()?).ok()?)))
+        .collect()
 }
 
 async fn open_volumes(plan: Arc<VmPlan>, scratch: Scratch, board: &Board) -> Result<Volumes, StartError> {

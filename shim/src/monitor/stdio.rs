@@ -61,6 +61,14 @@ pub(super) fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> 
     file.flush()
 }
 
+/// The same in place of a file that may be read meanwhile.
+pub(super) fn replace_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    let mut new = OsString::from(path);
+    new.push(".new");
+    write_json(Path::new(&new), value)?;
+    std::fs::rename(new, path)
+}
+
 fn private(path: &Path, append: bool) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);

@@ -16,6 +16,7 @@ use tonic::Streaming;
 use tonic::transport::Channel;
 use tracing::{info, warn};
 
+use super::disks;
 use super::ending::{Ending, KilledBecause};
 use super::power::{Due, Stopping};
 use super::start::{Started, last_event, start};
@@ -80,6 +81,7 @@ pub(super) struct Vm {
     scratch: Scratch,
     board: Board,
     running: watch::Sender<Option<Running>>,
+    disks: disks::Handle,
     mailbox: mpsc::Receiver<Command>,
     stopping: Option<Stopping>,
     killed: Option<Killed>,
@@ -98,6 +100,7 @@ impl Vm {
         scratch: Scratch,
         board: Board,
         running: watch::Sender<Option<Running>>,
+        disks: disks::Handle,
     ) -> (Vm, Handle) {
         let (sender, mailbox) = mpsc::channel(16);
         (
@@ -106,6 +109,7 @@ impl Vm {
                 scratch,
                 board,
                 running,
+                disks,
                 mailbox,
                 stopping: None,
                 killed: None,
@@ -137,7 +141,16 @@ impl Vm {
     }
 
     async fn supervise(mut self, started: Started, mut signals: Signals, starter: Starter) -> Ending {
-        let Started { mut vmm, events } = started;
+        let Started {
+            mut vmm,
+            events,
+            probes,
+        } = started;
+        let link = disks::Link {
+            client: vmm.client(),
+            fds: vmm.fds().clone(),
+        };
+        self.disks.began(link, probes).await;
         self.running.send_replace(Some(Running {
             client: vmm.client(),
             pid: vmm.pid().unwrap_or(0),

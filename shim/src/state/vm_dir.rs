@@ -9,9 +9,10 @@ use super::{RuntimeDir, StateError, lock};
 
 const PID: &str = "monitor.pid";
 /// Everything a monitor may leave in its directory beside monitor.pid.
-const FILES: [&str; 7] = [
+const FILES: [&str; 8] = [
     "pod.sock",
     "plan.json",
+    "plan.json.new",
     "vmi.json",
     "console.log",
     "console.log.1",
@@ -74,7 +75,7 @@ impl VmDir {
         self.path.join("monitor.log")
     }
 
-    /// The `husk_vmi::VmPlan` the VM was started from, as JSON.
+    /// The `husk_vmi::VmPlan` the VM was started from, with the volumes plugged since, as JSON.
     #[must_use]
     pub fn plan(&self) -> PathBuf {
         self.path.join("plan.json")

@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{self, Stdio};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use command_fds::{CommandFdExt, FdMapping};
@@ -58,7 +58,7 @@ pub enum SpawnError {
 #[derive(Debug)]
 pub struct VmmProcess {
     client: VmmClient<Channel>,
-    fds: FdSender,
+    fds: Arc<FdSender>,
     child: Child,
     log: Option<JoinHandle<Option<String>>>,
     last_words: Option<String>,
@@ -86,7 +86,7 @@ impl VmmProcess {
     pub fn spawn(program: &Path) -> Result<VmmProcess, SpawnError> {
         let (control, control_theirs) = std::os::unix::net::UnixStream::pair()?;
         let (fd_channel, fd_channel_theirs) = fds::socketpair()?;
-        let fds = FdSender::new(fd_channel)?;
+        let fds = Arc::new(FdSender::new(fd_channel)?);
         let mut child = command(program, control_theirs.into(), fd_channel_theirs)
             .spawn()
             .map_err(|source| SpawnError::Exec {
@@ -112,7 +112,7 @@ impl VmmProcess {
 
     /// The way descriptors go to the VMM.
     #[must_use]
-    pub fn fds(&self) -> &FdSender {
+    pub fn fds(&self) -> &Arc<FdSender> {
         &self.fds
     }
 

@@ -110,6 +110,11 @@ pub fn open(plan: &VmPlan, scratch: &Scratch, tell: impl Fn(Copying)) -> Result<
     })
 }
 
+/// Opens the image of a volume that is plugged into a VM that runs: a raw one, never copied. Blocks.
+pub fn open_plugged(disk: &DiskPlan) -> Result<OpenDisk, VolumeError> {
+    open_disk(disk, &Scratch::locate(), &|_, _| {}).map_err(Fault::of(&disk.name))
+}
+
 fn open_disk(disk: &DiskPlan, scratch: &Scratch, tell: &dyn Fn(u64, u64)) -> Result<OpenDisk, Fault> {
     let access = Access {
         read_only: disk.read_only,

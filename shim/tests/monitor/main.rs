@@ -4,6 +4,7 @@ mod fake_vmm;
 mod fixture;
 mod lives;
 mod starts;
+mod volumes;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -73,6 +74,22 @@ const TESTS: &[Test] = &[
     (
         "lives::images_are_free_again_after_the_end",
         lives::images_are_free_again_after_the_end,
+    ),
+    (
+        "volumes::a_volume_comes_and_goes",
+        volumes::a_volume_comes_and_goes,
+    ),
+    (
+        "volumes::what_cannot_be_added_is_told_and_changes_nothing",
+        volumes::what_cannot_be_added_is_told_and_changes_nothing,
+    ),
+    (
+        "volumes::an_address_the_guest_clings_to_is_passed_over",
+        volumes::an_address_the_guest_clings_to_is_passed_over,
+    ),
+    (
+        "volumes::a_disk_follows_its_file_when_that_grows",
+        volumes::a_disk_follows_its_file_when_that_grows,
     ),
 ];
 

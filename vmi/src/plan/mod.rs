@@ -3,6 +3,7 @@
 mod boot;
 mod disk;
 mod disks;
+mod hotplug;
 mod io_threads;
 mod machine;
 mod source;
@@ -16,6 +17,7 @@ pub use disk::{
     ScsiController, SeedData, SeedLayout,
 };
 pub(crate) use disks::effective;
+pub use hotplug::{NewVolume, Plug, PlugError};
 pub use source::KERNEL_VOLUME;
 pub(crate) use source::decode;
 pub use types::{BootPlan, FileRef, KernelFile, KernelOverride, Memory, PodResources, Topology, VmPlan};

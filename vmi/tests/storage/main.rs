@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod disks;
+mod hotplug;
 mod volumes;
 
 use std::path::PathBuf;

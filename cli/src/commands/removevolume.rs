@@ -1,0 +1,38 @@
+//! `husk removevolume`.
+
+use husk_proto::shim::v1::RemoveVolumeRequest;
+
+use crate::failure::{Failure, one_line};
+use crate::pod;
+use crate::vm_ref::VmRef;
+
+/// Take a disk away that `husk addvolume` gave
+///
+/// The guest is told, and has five seconds to write what it still has for the disk: unmount it there first. Done when
+/// the image is closed.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// The VM: NAME or NAMESPACE/NAME
+    vm: VmRef,
+
+    /// What the volume is called
+    #[arg(long, value_name = "NAME")]
+    volume_name: String,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let request = RemoveVolumeRequest {
+        name: args.volume_name.clone(),
+    };
+    pod::block_on(async {
+        let removed = pod::connect(&args.vm).await?.remove_volume(request).await?;
+        eprintln!("{}: removed volume {}", args.vm, args.volume_name);
+        match removed.get_ref().flush_error.as_str() {
+            "" => Ok(()),
+            error => Err(Failure::Runtime(format!(
+                "what was written last may be lost: {}",
+                one_line(error)
+            ))),
+        }
+    })
+}

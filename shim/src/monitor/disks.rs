@@ -1,0 +1,354 @@
+//! The actor that owns the table of a VM's disks while it runs: plugs volumes, unplugs them, and lets disks grow.
+//!
+//! One thing after the other: while a volume is unplugged, for which the guest has seconds, the next request waits.
+
+mod table;
+
+use std::collections::HashMap;
+use std::future::pending;
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use husk_proto::fds::FdSender;
+use husk_proto::vmm::v1::vmm_client::VmmClient;
+use husk_proto::vmm::v1::{AddDiskRequest, RemoveDiskRequest, ResizeDiskRequest};
+use husk_vmi::{DiskPlan, NewVolume, Plug, ScsiAddress, VmPlan};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+use tracing::{info, warn};
+
+use super::ending::chain;
+use super::growth::{EVERY, Probe};
+use super::vm_config;
+use crate::volumes::{self, OpenDisk, VolumeError};
+
+pub(super) use table::Table;
+
+/// How long the VMM may take to add a disk or to resize one.
+const AT_ONCE: Duration = Duration::from_secs(30);
+/// How long it may take to remove one: the guest has 5 s, and what it wrote must become stable.
+const REMOVED_WITHIN: Duration = Duration::from_secs(60);
+/// Addresses to try where the guest has not let go of what was there.
+const TRIES: usize = 8;
+
+/// A handle on the actor.
+#[derive(Debug, Clone)]
+pub(super) struct Handle {
+    mailbox: mpsc::Sender<Command>,
+}
+
+type Reply<T> = oneshot::Sender<Result<T, Status>>;
+
+#[derive(Debug)]
+enum Command {
+    Began(Link, Vec<(String, Probe)>),
+    Add(NewVolume, Reply<ScsiAddress>),
+    Remove(String, Reply<Removed>),
+}
+
+/// The way to the VMM.
+#[derive(Debug, Clone)]
+pub(super) struct Link {
+    pub(super) client: VmmClient<Channel>,
+    pub(super) fds: Arc<FdSender>,
+}
+
+/// A volume that was unplugged.
+#[derive(Debug)]
+pub(super) struct Removed {
+    /// Why what the guest wrote last may not be on stable storage; empty if it is.
+    pub(super) flush_error: String,
+}
+
+impl Handle {
+    /// The VM runs; the sizes of these disks are to be watched.
+    pub(super) async fn began(&self, link: Link, probes: Vec<(String, Probe)>) {
+        // Where the actor has ended, so has the VM.
+        let _ = self.mailbox.send(Command::Began(link, probes)).await;
+    }
+
+    /// Plugs a volume.
+    pub(super) async fn add(&self, volume: NewVolume) -> Result<ScsiAddress, Status> {
+        self.ask(|reply| Command::Add(volume, reply)).await
+    }
+
+    /// Unplugs a volume that was plugged.
+    pub(super) async fn remove(&self, name: String) -> Result<Removed, Status> {
+        self.ask(|reply| Command::Remove(name, reply)).await
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Status> {
+        let ended = || Status::failed_precondition("the VM has ended");
+        let (reply, answer) = oneshot::channel();
+        self.mailbox.send(command(reply)).await.map_err(|_| ended())?;
+        answer.await.map_err(|_| ended())?
+    }
+}
+
+/// The size of a disk's file.
+#[derive(Debug)]
+struct Watched {
+    probe: Arc<Probe>,
+    /// Bytes that the VMM knows of.
+    known: u64,
+    /// Bytes of which the VMM did not want to know.
+    refused: Option<u64>,
+}
+
+impl Watched {
+    fn new(probe: Probe) -> Watched {
+        Watched {
+            known: probe.first,
+            probe: Arc::new(probe),
+            refused: None,
+        }
+    }
+}
+
+type Measured = Vec<(String, io::Result<u64>)>;
+
+#[derive(Debug)]
+pub(super) struct Disks {
+    mailbox: mpsc::Receiver<Command>,
+    table: Table,
+    link: Option<Link>,
+    watched: HashMap<String, Watched>,
+    measuring: Option<JoinHandle<Measured>>,
+}
+
+impl Disks {
+    /// The disks of a plan, which is kept up to date in the file `kept`.
+    pub(super) fn new(plan: VmPlan, kept: PathBuf) -> (Disks, Handle) {
+        let (sender, mailbox) = mpsc::channel(16);
+        let disks = Disks {
+            mailbox,
+            table: Table::new(plan, kept),
+            link: None,
+            watched: HashMap::new(),
+            measuring: None,
+        };
+        (disks, Handle { mailbox: sender })
+    }
+
+    /// Serves for as long as it is polled.
+    pub(super) async fn serve(mut self) -> std::convert::Infallible {
+        let mut ticks = interval(EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                command = self.mailbox.recv() => match command {
+                    Some(command) => self.obey(command).await,
+                    None => pending().await,
+                },
+                _ = ticks.tick(), if self.measuring.is_none() && !self.watched.is_empty() => self.measure(),
+                measured = done(&mut self.measuring) => {
+                    self.measuring = None;
+                    self.compare(measured).await;
+                }
+            }
+        }
+    }
+
+    async fn obey(&mut self, command: Command) {
+        // Whoever asked may have gone; what was asked is done all the same.
+        match command {
+            Command::Began(link, probes) => {
+                self.link = Some(link);
+                let probes = probes.into_iter();
+                self.watched
+                    .extend(probes.map(|(name, probe)| (name, Watched::new(probe))));
+            }
+            Command::Add(volume, reply) => drop(reply.send(self.add(volume).await)),
+            Command::Remove(name, reply) => drop(reply.send(self.remove(&name).await)),
+        }
+    }
+
+    fn link(&self) -> Result<Link, Status> {
+        let link = self.link.clone();
+        link.ok_or_else(|| Status::failed_precondition("the VM is not running"))
+    }
+
+    async fn add(&mut self, volume: NewVolume) -> Result<ScsiAddress, Status> {
+        let mut link = self.link()?;
+        let mut avoid = Vec::new();
+        let mut disk = match self.table.plug(&volume, &avoid)? {
+            Plug::There(disk) => return address(&disk),
+            Plug::New(disk) => disk,
+        };
+        let opened = {
+            let disk = disk.clone();
+            spawn_blocking(move || {
+                let open = volumes::open_plugged(&disk)?;
+                let probe = open.file.as_ref().map(Probe::of).transpose();
+                Ok::<_, VolumeError>((open, probe))
+            })
+        };
+        let opened = opened
+            .await
+            .map_err(|error| Status::internal(error.to_string()))?;
+        let (open, probe) = opened.map_err(|error| Status::failed_precondition(chain(&error)))?;
+        let told = loop {
+            match link.add(&disk, &open).await {
+                // What was there before is still the guest's: elsewhere it is not in the way.
+                Err(status) if status.code() == Code::FailedPrecondition && avoid.len() < TRIES => {
+                    avoid.push(address(&disk)?);
+                    match self.table.plug(&volume, &avoid)? {
+                        Plug::There(there) => return address(&there),
+                        Plug::New(next) => disk = next,
+                    }
+                }
+                told => break told,
+            }
+        };
+        if let Err(status) = told {
+            if status.code() == Code::DeadlineExceeded {
+                // It may yet be added; then it goes again.
+                let name = disk.name.clone();
+                tokio::spawn(async move { timeout(REMOVED_WITHIN, link.remove(&name)).await });
+            }
+            return Err(status);
+        }
+        let address = address(&disk)?;
+        info!(volume = disk.name, target = disk.target, "volume added");
+        match probe {
+            Ok(Some(probe)) => {
+                self.watched.insert(disk.name.clone(), Watched::new(probe));
+            }
+            Ok(None) => {}
+            Err(error) => warn!(volume = disk.name, %error, "it cannot be seen whether the volume grows"),
+        }
+        self.table.add(*disk);
+        Ok(address)
+    }
+
+    async fn remove(&mut self, name: &str) -> Result<Removed, Status> {
+        let mut link = self.link()?;
+        self.table.is_plugged(name)?;
+        let removed = timeout(REMOVED_WITHIN, link.remove(name))
+            .await
+            .unwrap_or_else(|_| {
+                let text = format!(
+                    "volume {name:?} is still in use: the VM is paused, or its storage does not answer"
+                );
+                Err(Status::deadline_exceeded(text))
+            });
+        let flush_error = match removed {
+            Ok(flush_error) => flush_error,
+            // An earlier removal, which took too long, has come to its end.
+            Err(status) if status.code() == Code::NotFound => String::new(),
+            Err(status) => return Err(status),
+        };
+        if !flush_error.is_empty() {
+            warn!(volume = name, flush_error, "what was written last may be lost");
+        }
+        info!(volume = name, "volume removed");
+        self.watched.remove(name);
+        self.table.remove(name);
+        Ok(Removed { flush_error })
+    }
+
+    /// Asks for all sizes, in a thread that may wait for them.
+    fn measure(&mut self) {
+        let probes: Vec<(String, Arc<Probe>)> = self
+            .watched
+            .iter()
+            .map(|(name, watched)| (name.clone(), watched.probe.clone()))
+            .collect();
+        self.measuring = Some(spawn_blocking(move || {
+            let measure = |(name, probe): (String, Arc<Probe>)| (name, probe.bytes());
+            probes.into_iter().map(measure).collect()
+        }));
+    }
+
+    /// Tells the VMM of the disks that have grown. One that shrank is left alone: the guest may still use its end.
+    async fn compare(&mut self, measured: Measured) {
+        let Some(mut link) = self.link.clone() else { return };
+        for (name, bytes) in measured {
+            let (Some(watched), Ok(bytes)) = (self.watched.get_mut(&name), bytes) else {
+                continue;
+            };
+            if bytes <= watched.known {
+                continue;
+            }
+            match link.resize(&name).await {
+                Ok(shown) => {
+                    info!(
+                        disk = name,
+                        before = watched.known,
+                        bytes = shown,
+                        "the disk has grown"
+                    );
+                    (watched.known, watched.refused) = (bytes, None);
+                }
+                Err(status) if watched.refused != Some(bytes) => {
+                    warn!(
+                        disk = name,
+                        bytes,
+                        message = status.message(),
+                        "the disk has grown, but not for the guest"
+                    );
+                    watched.refused = Some(bytes);
+                }
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+/// What was measured; forever waiting if nothing is.
+async fn done(measuring: &mut Option<JoinHandle<Measured>>) -> Measured {
+    match measuring {
+        Some(measuring) => measuring.await.unwrap_or_default(),
+        None => pending().await,
+    }
+}
+
+fn address(disk: &DiskPlan) -> Result<ScsiAddress, Status> {
+    disk.scsi_address()
+        .ok_or_else(|| Status::internal("a volume that was added is no SCSI disk"))
+}
+
+impl Link {
+    async fn add(&mut self, disk: &DiskPlan, open: &OpenDisk) -> Result<(), Status> {
+        let (disk, descriptor) = vm_config::plugged(disk, address(disk)?, open);
+        if let Some((token, fd)) = descriptor {
+            let sent = self.fds.send(&[(token, fd)]).await;
+            sent.map_err(|error| Status::unavailable(error.to_string()))?;
+        }
+        let request = AddDiskRequest { disk: Some(disk) };
+        within(AT_ONCE, self.client.add_disk(request)).await?;
+        Ok(())
+    }
+
+    /// Returns why what was written last may be lost, else nothing.
+    async fn remove(&mut self, name: &str) -> Result<String, Status> {
+        let request = RemoveDiskRequest { id: name.to_owned() };
+        let removed = self.client.remove_disk(request).await;
+        Ok(removed.map_err(plain)?.into_inner().flush_error)
+    }
+
+    async fn resize(&mut self, name: &str) -> Result<u64, Status> {
+        let request = ResizeDiskRequest { id: name.to_owned() };
+        Ok(within(AT_ONCE, self.client.resize_disk(request))
+            .await?
+            .into_inner()
+            .bytes)
+    }
+}
+
+async fn within<T>(limit: Duration, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    let answer = timeout(limit, call).await;
+    answer
+        .unwrap_or_else(|_| Err(Status::deadline_exceeded("the VMM does not answer")))
+        .map_err(plain)
+}
+
+/// The VMM's metadata is not the caller's.
+fn plain(status: Status) -> Status {
+    Status::new(status.code(), status.message())
+}

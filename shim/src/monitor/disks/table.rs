@@ -1,0 +1,75 @@
+//! A VM's disks as they are, in its plan and on disk.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+
+use husk_vmi::{DiskPlan, NewVolume, Plug, PlugError, ScsiAddress, VmPlan};
+use tonic::Status;
+use tracing::warn;
+
+use crate::monitor::stdio;
+
+/// The plan of a VM, as it was changed since its start, and the file it is kept in.
+#[derive(Debug)]
+pub(in crate::monitor) struct Table {
+    plan: VmPlan,
+    plugged: HashSet<String>,
+    kept: PathBuf,
+}
+
+impl Table {
+    pub(super) fn new(plan: VmPlan, kept: PathBuf) -> Table {
+        Table {
+            plan,
+            plugged: HashSet::new(),
+            kept,
+        }
+    }
+
+    /// What adding a volume takes, at no address of `avoid`.
+    pub(super) fn plug(&self, volume: &NewVolume, avoid: &[ScsiAddress]) -> Result<Plug, Status> {
+        self.plan.plug(volume, avoid).map_err(|error| {
+            let code = match &error {
+                PlugError::Name(..) | PlugError::Serial(_) | PlugError::Path(_) => {
+                    tonic::Code::InvalidArgument
+                }
+                PlugError::NameTaken(_) | PlugError::SourceTaken(_) => tonic::Code::AlreadyExists,
+                PlugError::Disabled => tonic::Code::FailedPrecondition,
+                PlugError::Full => tonic::Code::ResourceExhausted,
+            };
+            Status::new(code, error.to_string())
+        })
+    }
+
+    /// Refuses, in KubeVirt's words, to unplug what was not plugged.
+    pub(super) fn is_plugged(&self, name: &str) -> Result<(), Status> {
+        if self.plugged.contains(name) {
+            return Ok(());
+        }
+        if self.plan.disks.iter().any(|disk| disk.name == name) {
+            let text = format!("Unable to remove volume [{name}] because it is not hotpluggable");
+            return Err(Status::failed_precondition(text));
+        }
+        let text = format!("Unable to remove volume [{name}] because it does not exist");
+        Err(Status::not_found(text))
+    }
+
+    pub(super) fn add(&mut self, disk: DiskPlan) {
+        self.plugged.insert(disk.name.clone());
+        self.plan.disks.push(disk);
+        self.keep();
+    }
+
+    pub(super) fn remove(&mut self, name: &str) {
+        self.plugged.remove(name);
+        self.plan.disks.retain(|disk| disk.name != name);
+        self.keep();
+    }
+
+    fn keep(&self) {
+        if let Err(error) = stdio::replace_json(&self.kept, &self.plan) {
+            // What it tells is out of date then; the VM is not.
+            warn!(path = %self.kept.display(), %error, "the plan could not be written");
+        }
+    }
+}
