@@ -105,6 +105,10 @@ fn device_types_have_their_own_rules() {
     let cdrom = one(json!({"cdrom": {"bus": "sata", "tray": "open"}}));
     assert_eq!(cdrom.device, DeviceType::Cdrom { tray_open: true });
     assert!(cdrom.read_only && !cdrom.overlay);
+    let open = json!([{"name": "root", "cdrom": {"tray": "open"}}]);
+    let notes = planned(&[(LIST, open)]).unwrap().notes;
+    let field = "spec.domain.devices.disks[0].cdrom.tray";
+    assert!(notes.iter().any(|note| note.field == field), "{notes:?}");
     let lun = one(json!({"lun": {"bus": "scsi"}, "blockSize": {"matchVolume": {}}}));
     assert_eq!(
         (lun.device, lun.block_size),

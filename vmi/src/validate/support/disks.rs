@@ -94,6 +94,10 @@ fn cdrom(disk: &Disk, path: &str, found: &mut Found) {
         let text = format!("{field} '{tray}' is neither open nor closed");
         found.unsupported.push(FieldError::invalid(field, text));
     }
+    if tray == "open" {
+        let text = "the tray is closed at the start; the guest can open it";
+        found.notes.push(Note::new(format!("{path}.cdrom.tray"), text));
+    }
     if cdrom.readonly == Some(false) {
         let text = "a CD-ROM is read-only all the same";
         found
