@@ -1,5 +1,7 @@
 # Makes a small initramfs and takes the kernel out of a root tree. Run by sh on the building machine, with the
-# tree as $1 and $init, the text of its /init, set in front; leaves boot/initramfs and boot/vmlinuz.
+# tree as $1 and these set in front; leaves boot/initramfs and boot/vmlinuz.
+#   init      the text of its /init
+#   programs  programs of the tree that go into its /bin, with the libraries they need
 set -eu
 root=$1
 kernel=$(basename "$(echo "$root"/lib/modules/*)")
@@ -7,7 +9,8 @@ tree=$root/tmp/initramfs
 mkdir -p "$tree/bin" "$tree/dev" "$tree/lib" "$tree/proc" "$tree/sys"
 cp "$root/bin/busybox" "$tree/bin/busybox"
 # /lib/NAME is the list of files to load for NAME, in order; empty if the kernel has it built in.
-for name in virtio_pci virtio_blk virtio_balloon virtio-rng pvpanic-mmio pvpanic-pci button evdev; do
+for name in virtio_pci virtio_blk virtio_scsi sd_mod sr_mod sg virtio_balloon virtio-rng \
+    pvpanic-mmio pvpanic-pci button evdev; do
     chroot "$root" modprobe --set-version "$kernel" --show-depends "$name" | sed -n 's/^insmod //p' |
         while read -r module; do
             file=$(basename "$module" .xz)
@@ -17,6 +20,16 @@ for name in virtio_pci virtio_blk virtio_balloon virtio-rng pvpanic-mmio pvpanic
             esac
             echo "$file"
         done > "$tree/lib/$name"
+done
+for program in $programs; do
+    cp "$root/usr/bin/$program" "$tree/bin/$program"
+    # The tree's own ldd: this machine's would name this machine's libraries.
+    libraries=$(chroot "$root" ldd "/usr/bin/$program")
+    case $libraries in *"not found"*) echo "$program: $libraries" >&2; exit 1 ;; esac
+    for library in $(echo "$libraries" | sed -n 's|^[^/]*\(/[^ ]*\) (0x.*|\1|p'); do
+        mkdir -p "$tree/${library%/*}"
+        chroot "$root" cp -L "$library" "/tmp/initramfs$library"
+    done
 done
 printf '%s' "$init" > "$tree/init"
 chmod 755 "$tree/init"

@@ -65,8 +65,42 @@ enum Kind {
         /// Regular expression of kernels, where the newest but one is installed and the newest lies beside.
         kernel: &'static str,
     },
-    Initramfs,
+    Initramfs {
+        /// Packages of `programs`.
+        packages: &'static [&'static str],
+        /// What is in `/usr/bin` there and goes into the initramfs, with the libraries it needs.
+        programs: &'static [&'static str],
+    },
 }
+
+/// An initramfs with busybox alone.
+const SMALL: Kind = Kind::Initramfs {
+    packages: &[],
+    programs: &[],
+};
+
+/// An initramfs that looks closely at disks. Debian's fio has sixty libraries: too much for those whose boot is timed.
+const DISKS: Kind = Kind::Initramfs {
+    packages: &["fio", "sg3-utils"],
+    programs: &[
+        "fio",
+        "sg_compare_and_write",
+        "sg_get_lba_status",
+        "sg_inq",
+        "sg_luns",
+        "sg_modes",
+        "sg_opcodes",
+        "sg_persist",
+        "sg_readcap",
+        "sg_rep_zones",
+        "sg_requests",
+        "sg_reset",
+        "sg_turs",
+        "sg_unmap",
+        "sg_vpd",
+        "sg_write_same",
+    ],
+};
 
 /// Every image.
 pub const ALL: &[Recipe] = &[
@@ -74,13 +108,19 @@ pub const ALL: &[Recipe] = &[
         name: "initramfs-6.1",
         about: "cloud kernel 6.1 and a small initramfs",
         suite: "bookworm",
-        kind: Kind::Initramfs,
+        kind: SMALL,
     },
     Recipe {
         name: "initramfs-6.12",
         about: "cloud kernel 6.12 and a small initramfs",
         suite: "trixie",
-        kind: Kind::Initramfs,
+        kind: SMALL,
+    },
+    Recipe {
+        name: "initramfs-6.12-disks",
+        about: "cloud kernel 6.12 and an initramfs with fio and sg3-utils",
+        suite: "trixie",
+        kind: DISKS,
     },
     Recipe {
         name: "debian-12-cloud",
@@ -134,7 +174,7 @@ impl Recipe {
         digest.update(format!("{self:?}"));
         let parts: &[&str] = match self.kind {
             Kind::Disk { .. } => &[CUSTOMIZE, ASSEMBLY],
-            Kind::Initramfs => &[INITRAMFS, INIT],
+            Kind::Initramfs { .. } => &[INITRAMFS, INIT],
         };
         for part in parts {
             digest.update([0]);
@@ -158,16 +198,20 @@ impl Recipe {
                 let disk = folder.join("disk.img");
                 disk::assemble(step, &Tree::new(root.clone()), layout, &ids, DISK_BYTES, &disk)?;
             }
-            Kind::Initramfs => {
-                let packages = [
+            Kind::Initramfs { packages, programs } => {
+                let always: &[&str] = &[
                     "busybox-static",
                     "cpio",
                     "kmod",
                     "linux-image-cloud-amd64",
                     "xz-utils",
                 ];
-                let script = format!("init={}\n{INITRAMFS}", shell::quote(INIT));
-                self.bootstrap(step, &packages, &script, &root)?;
+                let script = format!(
+                    "init={}\nprograms={}\n{INITRAMFS}",
+                    shell::quote(INIT),
+                    shell::quote(&programs.join(" "))
+                );
+                self.bootstrap(step, &[always, packages].concat(), &script, &root)?;
                 for (from, to) in [("boot/vmlinuz", "vmlinuz"), ("boot/initramfs", "initrd")] {
                     std::fs::copy(root.join(from), folder.join(to)).with_context(|| format!("no {from}"))?;
                 }
