@@ -11,12 +11,16 @@ mod crash;
 mod debian;
 mod demo;
 mod disks;
+mod fio;
+mod flushed;
 mod full_disk;
+mod io_error;
 mod killed;
 mod machine;
 mod pause;
 mod poweroff;
 mod reboot;
+mod resize;
 mod stop;
 mod unprivileged;
 mod upgrade;
@@ -37,6 +41,11 @@ pub const ALL: &[Case] = &[
     console::SESSIONS,
     console::STALLED_CLIENT,
     disks::CASE,
+    fio::CASE,
+    flushed::CASE,
+    resize::CASE,
+    io_error::STOP,
+    io_error::REPORT,
     balloon::CASE,
     reboot::CASE,
     pause::CASE,

@@ -28,7 +28,7 @@ pub const RUNTIME_DIR: Case = Case {
 };
 
 /// Mounts a filesystem in memory of that size at `place`, in a mount namespace of this process's own.
-fn small_filesystem(scene: &Scene, place: &Path, size: &str) -> Result<()> {
+pub(super) fn small_filesystem(scene: &Scene, place: &Path, size: &str) -> Result<()> {
     scene.needs_root()?;
     unshare(CloneFlags::CLONE_NEWNS).context("cannot leave the mount namespace")?;
     let none = None::<&str>;
@@ -44,7 +44,7 @@ fn small_filesystem(scene: &Scene, place: &Path, size: &str) -> Result<()> {
 }
 
 /// Fills the filesystem at `folder`, but for what is left of its last page.
-fn fill(folder: &Path) -> Result<()> {
+pub(super) fn fill(folder: &Path) -> Result<()> {
     let mut file = File::create(folder.join("filler"))?;
     while file.write_all(&[1; 4096]).is_ok() {}
     Ok(())

@@ -65,15 +65,18 @@ impl Manifest {
     }
 
     /// A disk on bus virtio with the volume source `source`.
-    pub fn disk(mut self, name: &str, source: Value) -> Self {
+    pub fn disk(self, name: &str, source: Value) -> Self {
+        self.device(name, json!({"disk": {"bus": "virtio"}}), source)
+    }
+
+    /// An entry of `disks`, which is `device` but for its name, with the volume source `source`.
+    pub fn device(mut self, name: &str, device: Value, source: Value) -> Self {
         let spec = &mut self.object["spec"];
-        let mut volume = source;
+        let (mut volume, mut disk) = (source, device);
         volume["name"] = json!(name);
+        disk["name"] = json!(name);
         push(&mut spec["volumes"], volume);
-        push(
-            &mut spec["domain"]["devices"]["disks"],
-            json!({"name": name, "disk": {"bus": "virtio"}}),
-        );
+        push(&mut spec["domain"]["devices"]["disks"], disk);
         self
     }
 

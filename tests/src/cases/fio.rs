@@ -1,0 +1,108 @@
+//! What fio writes in the guest is what it reads.
+
+use crate::harness::guest::Shell;
+use crate::harness::manifest::Manifest;
+use crate::harness::scene::Scene;
+use crate::harness::vm::Vm;
+use crate::harness::{Case, images};
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+pub const CASE: Case = Case {
+    name: "fio-verify",
+    about: "fio's checksums over reads, writes and flushes of many sizes, on a disk of two queues; HUSK_FIO_SEED repeats",
+    limit: Duration::from_secs(480),
+    run,
+};
+
+/// How long one fio may take in a busy lab.
+const FIO: Duration = Duration::from_secs(180);
+
+/// What every fio is told: sums for every block, and a status other than 0 for one that does not fit.
+const VERIFY: &str =
+    "fio --thread --filename=/dev/vda --verify=crc32c --verify_fatal=1 --verify_state_save=0";
+
+fn run(scene: &Scene) -> Result<()> {
+    let seed = seed()?;
+    println!("fio's seed: {seed}");
+    let manifest = Manifest::new("verify")
+        .cpu(1, 2, 1)
+        .memory("512Mi")
+        .set("/domain/devices/blockMultiQueue", json!(true))
+        .empty_disk("data", "64Mi")
+        .small(&images::small("6.12-disks")?, "disks,shell");
+    let vm = Vm::start(scene, &manifest)?;
+    let shell = Shell::small(&vm)?;
+    shell.ok("mkdir -p /tmp && cd /tmp")?;
+    scene.part("control", || control(&shell));
+    for engine in ["libaio", "io_uring"] {
+        scene.part(engine, || {
+            let sizes = "512/10:4k/40:12k/10:64k/30:256k/10";
+            fio(
+                &shell,
+                &format!(
+                    "--name=mixed --ioengine={engine} --direct=1 --iodepth=16 --size=48m --rw=randrw \
+                     --rwmixread=30 --bssplit={sizes} --fsync=64 --randseed={seed}"
+                ),
+            )
+        });
+    }
+    // Through the guest's page cache, and read back from the disk: another pattern of requests.
+    scene.part("cached", || {
+        let job = format!("--name=cached --ioengine=psync --bs=4k --size=16m --randseed={seed}");
+        fio(
+            &shell,
+            &format!("{job} --rw=randwrite --do_verify=0 --end_fsync=1"),
+        )?;
+        shell.ok("echo 3 > /proc/sys/vm/drop_caches")?;
+        fio(&shell, &format!("{job} --rw=read"))
+    });
+    // What is discarded reads as zeroes, and only that.
+    scene.part("discard", || {
+        let job = "--name=kept --ioengine=libaio --direct=1 --bs=64k --size=4m";
+        fio(&shell, &format!("{job} --offset=4m --rw=write --do_verify=0"))?;
+        shell.ok("blkdiscard -o 8388608 -l 8388608 /dev/vda && blkdiscard -o 0 -l 4194304 /dev/vda")?;
+        fio(&shell, &format!("{job} --offset=4m --rw=read"))?;
+        for skip in [0, 2] {
+            let zeroes = format!(
+                "dd if=/dev/vda bs=4M skip={skip} count=1 iflag=direct status=none | tr -d '\\0' | wc -c"
+            );
+            let other = shell.ok(&zeroes)?;
+            ensure!(
+                other == "0",
+                "{other} bytes of what was discarded are not zero: {zeroes}"
+            );
+        }
+        Ok(())
+    });
+    shell.send("poweroff -f")?;
+    vm.powered_off()
+}
+
+/// That fio does find what is wrong.
+fn control(shell: &Shell<'_>) -> Result<()> {
+    let job = "--name=control --ioengine=libaio --direct=1 --bs=4k --size=1m";
+    fio(shell, &format!("{job} --rw=write --do_verify=0"))?;
+    fio(shell, &format!("{job} --rw=read"))?;
+    shell.ok("dd if=/dev/zero of=/dev/vda bs=512 seek=1001 count=1 conv=notrunc,fsync status=none")?;
+    let (status, text) = shell.run(&format!("{VERIFY} {job} --rw=read"), FIO)?;
+    ensure!(status != 0, "fio does not see a block that is wrong:\n{text}");
+    Ok(())
+}
+
+fn fio(shell: &Shell<'_>, job: &str) -> Result<()> {
+    let (status, text) = shell.run(&format!("{VERIFY} {job}"), FIO)?;
+    ensure!(status == 0, "{VERIFY} {job}: status {status}:\n{text}");
+    Ok(())
+}
+
+/// Another one each time, so that the suite does not look at the same order for ever.
+fn seed() -> Result<u64> {
+    match std::env::var("HUSK_FIO_SEED") {
+        Ok(text) => text.parse().context("HUSK_FIO_SEED is not a number"),
+        Err(_) => Ok(u64::from(
+            SystemTime::now().duration_since(UNIX_EPOCH)?.subsec_nanos(),
+        )),
+    }
+}

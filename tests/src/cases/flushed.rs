@@ -1,0 +1,124 @@
+//! What a guest was told is on the disk is there, however its VM ends.
+
+use crate::harness::manifest::Manifest;
+use crate::harness::scene::{Scene, says};
+use crate::harness::vm::Vm;
+use crate::harness::{Case, PATIENCE, SMALL, images};
+use anyhow::{Context, Result, ensure};
+use regex::Regex;
+use serde_json::json;
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+pub const CASE: Case = Case {
+    name: "kill-after-flush",
+    about: "kill -9 of the VMM: every block the guest had flushed is in the image, in each cache mode",
+    limit: SMALL,
+    run,
+};
+
+/// Every disk's cache mode, in the order of the guest's names.
+const DISKS: [(&str, &str); 3] = [("vda", "none"), ("vdb", "writethrough"), ("vdc", "writeback")];
+
+/// Blocks the guest writes to each disk before it is killed.
+const BLOCKS: u32 = 40;
+
+/// As in the small guest's `numbers`.
+const BLOCK: usize = 4096;
+const PLACES: u64 = 1021;
+const STRIDE: u64 = 389;
+
+fn run(scene: &Scene) -> Result<()> {
+    let mut manifest = Manifest::new("flushed");
+    for (index, (disk, cache)) in DISKS.into_iter().enumerate() {
+        let image = scene.path(disk);
+        File::create(&image)?.set_len(8 << 20)?;
+        manifest = manifest
+            .disk(disk, json!({"persistentVolumeClaim": {"claimName": disk}}))
+            .set(&format!("/domain/devices/disks/{index}/cache"), json!(cache))
+            .volume(disk, &image);
+    }
+    let manifest = manifest.small(&images::small("6.12")?, "numbers");
+    let vm = Vm::start(scene, &manifest)?;
+    vm.console()
+        .expect(&format!("husk-flushed: vdc {BLOCKS}\n"), PATIENCE)?;
+    vm.kill("vmmPid")?;
+    let text = vm.end(Duration::from_secs(20))?.fails(1)?;
+    says(&text, &["SIGKILL"])?;
+    let said = vm.console().spoken().all();
+    let flushed = flushed(&said)?;
+    for (disk, _) in DISKS {
+        scene.part(disk, || {
+            let numbers = flushed.get(disk).context("the guest wrote nothing")?;
+            ensure!(
+                numbers.len() > BLOCKS as usize / 2,
+                "only {} blocks",
+                numbers.len()
+            );
+            let image = File::open(scene.path(disk))?;
+            for number in numbers {
+                let mut found = vec![0; BLOCK];
+                image.read_exact_at(&mut found, place(*number))?;
+                ensure!(
+                    found == content(disk, *number),
+                    "block {number} was flushed and is not there: {:?} …",
+                    String::from_utf8_lossy(&found[..32])
+                );
+            }
+            Ok(())
+        });
+    }
+    // Its locks went with it: the same images serve the next VM.
+    let vm = Vm::start(scene, &manifest)?;
+    vm.expect("husk-flushed: vda 0\n")?;
+    vm.discard()
+}
+
+/// The numbers of each disk, in whole lines of the console.
+fn flushed(said: &str) -> Result<HashMap<String, Vec<u64>>> {
+    let line = Regex::new(r"(?m)^husk-flushed: (\w+) (\d+)\n")?;
+    let mut found: HashMap<String, Vec<u64>> = HashMap::new();
+    for line in line.captures_iter(said) {
+        found
+            .entry(line[1].to_owned())
+            .or_default()
+            .push(line[2].parse()?);
+    }
+    Ok(found)
+}
+
+/// Where a block is, in bytes; the numbers of a test do not come to the same place twice.
+fn place(number: u64) -> u64 {
+    number * STRIDE % PLACES * BLOCK as u64
+}
+
+fn content(disk: &str, number: u64) -> Vec<u8> {
+    let line = format!("husk-block {number} of {disk}\n");
+    line.bytes().cycle().take(BLOCK).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_lines_count() {
+        let said =
+            "husk-flushed: vda 0\nnoise husk-flushed: vda 7\nhusk-flushed: vdb 0\nhusk-flushed: vda 12";
+        let found = flushed(said).expect("parsed");
+        assert_eq!(found["vda"], [0]);
+        assert_eq!(found["vdb"], [0]);
+    }
+
+    #[test]
+    fn blocks_have_places_of_their_own() {
+        let mut places: Vec<u64> = (0..PLACES).map(place).collect();
+        places.sort_unstable();
+        places.dedup();
+        assert_eq!(places.len() as u64, PLACES);
+        assert!(places[places.len() - 1] < 8 << 20);
+        assert!(content("vda", 3).starts_with(b"husk-block 3 of vda\nhusk-block 3 of vda\n"));
+    }
+}

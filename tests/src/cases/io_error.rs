@@ -1,0 +1,148 @@
+//! What `errorPolicy` says of a host that runs out of room.
+
+use super::full_disk::{fill, small_filesystem};
+use crate::harness::guest::Shell;
+use crate::harness::manifest::Manifest;
+use crate::harness::scene::{Scene, says};
+use crate::harness::vm::Vm;
+use crate::harness::{Case, PATIENCE, SMALL, images};
+use anyhow::{Context, Result, bail, ensure};
+use nix::mount::umount;
+use serde_json::{Value, json};
+use std::fs::File;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+pub const STOP: Case = Case {
+    name: "io-error-stop",
+    about: "stop, enospace and no errorPolicy: a full disk on the host pauses the VM; with room again it goes on",
+    limit: Duration::from_secs(480),
+    run: |scene| {
+        let scratch = scene.path("scratch");
+        small_filesystem(scene, &scratch, "24M")?;
+        for policy in [None, Some("stop"), Some("enospace")] {
+            scene.part(policy.unwrap_or("default"), || stops(scene, policy));
+        }
+        umount(&scratch)?;
+        Ok(())
+    },
+};
+
+pub const REPORT: Case = Case {
+    name: "io-error-report",
+    about: "report: a full disk on the host is an I/O error in the guest, and room again is room for the guest",
+    limit: SMALL,
+    run: reports,
+};
+
+/// Bytes that the guest writes: more than there is room for while the filler is there.
+const WRITTEN: u64 = 12 << 20;
+/// Room for the guest's disk while the filler is there.
+const ROOM: u64 = 4 << 20;
+
+fn manifest(name: &str, policy: Option<&str>) -> Result<Manifest> {
+    let manifest = Manifest::new(name).empty_disk("data", "64Mi");
+    let manifest = match policy {
+        Some(policy) => manifest.set("/domain/devices/disks/0/errorPolicy", json!(policy)),
+        None => manifest,
+    };
+    Ok(manifest.small(&images::small("6.12")?, "disks,shell"))
+}
+
+/// Makes the filesystem at `folder` full, but for [`ROOM`].
+fn leave_little(folder: &Path) -> Result<()> {
+    let spare = folder.join("spare");
+    let file = File::create(&spare)?;
+    nix::fcntl::fallocate(
+        &file,
+        nix::fcntl::FallocateFlags::empty(),
+        0,
+        i64::try_from(ROOM)?,
+    )
+    .context("cannot set room aside")?;
+    fill(folder)?;
+    std::fs::remove_file(spare)?;
+    Ok(())
+}
+
+fn paused_for_it(vm: &Value) -> bool {
+    vm["paused"] == true && vm["reason"] == "PausedIOError"
+}
+
+fn stops(scene: &Scene, policy: Option<&str>) -> Result<()> {
+    let scratch = scene.path("scratch");
+    let vm = Vm::start(scene, &manifest("stops", policy)?)?;
+    let shell = Shell::small(&vm)?;
+    shell.ok(&format!("head -c {WRITTEN} /dev/urandom > /all"))?;
+    let sum = shell.ok("md5sum < /all")?;
+    leave_little(&scratch)?;
+    shell.send("dd if=/all of=/dev/vda bs=64k conv=fsync status=none; printf 'husk-%s: %d\\n' written $?")?;
+    let seen = vm.until("paused for an I/O error", PATIENCE, paused_for_it)?;
+    says(seen["message"].as_str().context("no message")?, &["\"data\""])?;
+    ensure!(seen["phase"] == "Running", "{seen:#}");
+
+    // Resumed too early, it is paused again.
+    resume(scene, &vm)?;
+    vm.until("paused once more", PATIENCE, paused_for_it)?;
+    let said = vm.console().spoken().rest();
+    ensure!(
+        !said.contains("husk-written:") && !said.contains("I/O error"),
+        "the guest was told something: {said}"
+    );
+
+    std::fs::remove_file(scratch.join("filler"))?;
+    // The VM may have been about to be paused again.
+    let deadline = Instant::now() + PATIENCE;
+    while vm
+        .console()
+        .expect("husk-written: 0\n", Duration::from_secs(4))
+        .is_err()
+    {
+        if Instant::now() >= deadline {
+            bail!("there is room, and the guest does not go on: {:#}", vm.inspect()?);
+        }
+        resume(scene, &vm)?;
+    }
+    let seen = vm.inspect()?;
+    ensure!(
+        seen["paused"] == false && seen["reason"].is_null(),
+        "it runs and says otherwise: {seen:#}"
+    );
+    shell.ok("echo 3 > /proc/sys/vm/drop_caches")?;
+    let now = shell.ok(&format!("head -c {WRITTEN} /dev/vda | md5sum"))?;
+    ensure!(now == sum, "the disk holds something else: {now}, not {sum}");
+    shell.ok("! dmesg | grep 'I/O error'")?;
+    shell.send("poweroff -f")?;
+    vm.powered_off()
+}
+
+fn resume(scene: &Scene, vm: &Vm<'_>) -> Result<()> {
+    scene.run(&["resume", vm.name()])?.ok()?;
+    Ok(())
+}
+
+fn reports(scene: &Scene) -> Result<()> {
+    let scratch = scene.path("scratch");
+    small_filesystem(scene, &scratch, "24M")?;
+    let vm = Vm::start(scene, &manifest("reports", Some("report"))?)?;
+    let shell = Shell::small(&vm)?;
+    leave_little(&scratch)?;
+    let write = format!(
+        "dd if=/dev/urandom of=/dev/vda bs=64k count={} conv=fsync status=none",
+        WRITTEN >> 16
+    );
+    let (status, text) = shell.run(&write, PATIENCE)?;
+    ensure!(status != 0, "the guest's write went well: {text}");
+    shell.ok("dmesg | grep 'I/O error, dev vda'")?;
+    let seen = vm.inspect()?;
+    ensure!(
+        seen["paused"] == false && seen["reason"].is_null(),
+        "not as if nothing had happened: {seen:#}"
+    );
+    std::fs::remove_file(scratch.join("filler"))?;
+    shell.ok(&write)?;
+    shell.send("poweroff -f")?;
+    vm.powered_off()?;
+    umount(&scratch)?;
+    Ok(())
+}
