@@ -1,6 +1,9 @@
 //! Benchmarks beside QEMU.
 
 mod boot;
+mod disk;
+mod group;
+mod host;
 mod record;
 mod stats;
 mod svg;
@@ -20,11 +23,14 @@ pub struct Args {
 enum What {
     /// From a VMM's start to its guest's user space, and what it costs
     Boot(boot::Args),
+    /// Requests of several kinds to one disk
+    Disk(disk::Args),
 }
 
 /// Runs `cargo xtask bench`.
 pub fn run(args: Args) -> Result<()> {
     match args.what {
         What::Boot(args) => boot::run(args),
+        What::Disk(args) => disk::run(args),
     }
 }

@@ -28,6 +28,23 @@ pub fn summary(values: &[f64]) -> Option<Summary> {
     })
 }
 
+/// What the median of that of which `values` are a sample is not less than, with 95 % confidence: one of the values,
+/// by the sign test. Nothing if they are too few to say.
+pub fn lower_bound(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    // With n values the k least all lie below the median with the chance of at most k - 1 heads in n throws.
+    let n = i32::try_from(sorted.len()).ok()?;
+    let mut chance = 0.5_f64.powi(n);
+    let (mut below, mut k) = (chance, 0);
+    while below <= 0.05 && k < n {
+        k += 1;
+        chance *= f64::from(n - k + 1) / f64::from(k);
+        below += chance;
+    }
+    sorted.get(usize::try_from(k).ok()?.checked_sub(1)?).copied()
+}
+
 /// Between neighbours, linear.
 fn quantile(sorted: &[f64], q: f64) -> f64 {
     let place = q * (sorted.len() - 1) as f64;
@@ -46,5 +63,25 @@ mod tests {
         assert_eq!((sum.p10, sum.median, sum.p90, sum.count), (1.0, 5.0, 9.0, 11));
         assert_eq!(summary(&[1.0, 2.0]).expect("values").median, 1.5);
         assert_eq!(summary(&[]), None);
+    }
+
+    #[test]
+    fn a_lower_bound_needs_values() {
+        let bound = |count: u32| lower_bound(&(1..=count).map(f64::from).collect::<Vec<_>>());
+        // The tables of the sign test: 5 values are the first that say anything.
+        assert_eq!(
+            [0, 1, 4, 5, 7, 8, 10, 11, 20].map(bound),
+            [
+                None,
+                None,
+                None,
+                Some(1.0),
+                Some(1.0),
+                Some(2.0),
+                Some(2.0),
+                Some(3.0),
+                Some(6.0)
+            ]
+        );
     }
 }

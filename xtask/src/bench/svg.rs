@@ -15,6 +15,15 @@ pub struct Panel {
     pub limit: Option<f64>,
 }
 
+/// Which values of a drawing are good ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Better {
+    /// Small ones.
+    Less,
+    /// Large ones.
+    More,
+}
+
 const WIDTH: f64 = 760.0;
 /// Where bars begin and the longest ends.
 const LEFT: f64 = 170.0;
@@ -24,7 +33,11 @@ const HEAD: f64 = 34.0;
 const TOP: f64 = 44.0;
 
 /// Draws all `panels`, one below the other, below a line that says of what.
-pub fn draw(heading: &str, panels: &[Panel]) -> String {
+pub fn draw(heading: &str, better: Better, panels: &[Panel]) -> String {
+    let better = match better {
+        Better::Less => "Less",
+        Better::More => "More",
+    };
     let height: f64 = panels
         .iter()
         .map(|panel| HEAD + panel.bars.len() as f64 * BAR + 10.0)
@@ -38,7 +51,7 @@ pub fn draw(heading: &str, panels: &[Panel]) -> String {
     let _ = writeln!(
         svg,
         r##"<text x="16" y="24" font-size="11" fill="#555">{}</text>
-<text x="16" y="40" font-size="11" fill="#555">Medians, whiskers from p10 to p90; dashed: the figure to hold. Less is better.</text>"##,
+<text x="16" y="40" font-size="11" fill="#555">Medians, whiskers from p10 to p90; dashed: the figure to hold. {better} is better.</text>"##,
         escape(heading)
     );
     let mut top = TOP;
@@ -124,7 +137,8 @@ mod tests {
             ],
             limit: Some(80.0),
         };
-        let svg = draw("here & now", &[panel]);
+        let svg = draw("here & now", Better::Less, &[panel]);
+        assert!(svg.contains("Less is better"));
         assert!(svg.contains("a &lt; b") && svg.contains("here &amp; now"));
         // 50 of 100 is half the width.
         assert!(svg.contains(r#"width="235.0""#), "{svg}");

@@ -5,6 +5,7 @@ use super::message::{Message, Profile, tell};
 use super::smaps;
 use super::started::Started;
 use super::trace::{EXECS, EXITS, Trace};
+use crate::bench::host;
 use crate::bench::record::Measurement;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -250,34 +251,16 @@ fn copy_sparse(from: &Path, to: &Path) -> Result<()> {
 
 /// What the figures depend on.
 fn environment(kit: &Kit) -> Result<BTreeMap<String, serde_json::Value>> {
-    let output = |program: &Path, args: &[&str]| -> Result<String> {
-        let output = Command::new(program)
-            .args(args)
-            .output()
-            .with_context(|| format!("cannot start {}", program.display()))?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        Ok(text.lines().next().unwrap_or_default().to_owned())
-    };
-    let cpus = std::fs::read_to_string("/proc/cpuinfo")?;
-    let model = cpus
-        .lines()
-        .find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    let mut facts = host::facts(&kit.husk)?;
     let entries = [
-        ("host_kernel", json!(output(Path::new("uname"), &["-r"])?)),
-        ("host_cpu", json!(model.map(|(_, name)| name))),
-        ("host_cpus", json!(std::thread::available_parallelism()?.get())),
-        ("husk", json!(output(&kit.husk, &["--version"])?)),
-        (
-            "qemu",
-            json!(output(Path::new("qemu-system-x86_64"), &["--version"])?),
-        ),
         ("vcpus", json!(1)),
         ("memory_mib", json!(KERNEL_MIB)),
         ("disk_memory_mib", json!(DISK_MIB)),
         ("command_line", json!(TIMED)),
         ("disk_userspace_is", json!(SYSTEMD)),
     ];
-    Ok(entries.map(|(name, value)| (name.to_owned(), value)).into())
+    facts.extend(entries.map(|(name, value)| (name.to_owned(), value)));
+    Ok(facts)
 }
 
 #[cfg(test)]

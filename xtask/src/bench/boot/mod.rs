@@ -2,7 +2,6 @@
 
 mod case;
 mod exits;
-mod group;
 mod inside;
 mod message;
 mod report;
@@ -11,7 +10,7 @@ mod started;
 mod trace;
 
 use super::record::{self, Record};
-use super::svg;
+use super::{host, svg};
 use crate::native::native_kvm;
 use crate::packages::{self, Tool};
 use crate::progress::Progress;
@@ -112,7 +111,11 @@ pub fn run(args: Args) -> Result<()> {
     let plot = record::file(name, "svg")?;
     std::fs::write(
         &plot,
-        svg::draw(&report::setting(&record), &report::plot(&record)),
+        svg::draw(
+            &report::setting(&record),
+            svg::Better::Less,
+            &report::plot(&record),
+        ),
     )
     .context("cannot write the plot")?;
     println!("\n{}\n{}", record.write(name)?.display(), plot.display());
@@ -131,7 +134,7 @@ fn measure(plan: &Plan, progress: &Progress, record: &mut Record, profiles: &mut
         serde_json::to_string(plan)?,
     ];
     let rounds = plan.runs + plan.observed + plan.disk_runs + 1;
-    record.env.insert("load_before".to_owned(), json!(load()));
+    record.env.insert("load_before".to_owned(), json!(host::load()));
     let step = progress.step("measuring");
     let status = lab::Command::new(words)
         .timeout(ROUND_LIMIT * rounds)
@@ -150,12 +153,6 @@ fn measure(plan: &Plan, progress: &Progress, record: &mut Record, profiles: &mut
         bail!("the benchmark ended early, with status {status}");
     }
     step.done();
-    record.env.insert("load_after".to_owned(), json!(load()));
+    record.env.insert("load_after".to_owned(), json!(host::load()));
     Ok(())
-}
-
-/// The machine's load average over a minute: other work makes the times longer, and the lab's twice.
-fn load() -> Option<f64> {
-    let text = std::fs::read_to_string("/proc/loadavg").ok()?;
-    text.split(' ').next()?.parse().ok()
 }

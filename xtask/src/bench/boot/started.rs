@@ -1,7 +1,7 @@
 //! A VMM that was started, its guest's serial line and what it has cost.
 
 use super::case::{Kit, Source, Vmm};
-use super::group::Group;
+use crate::bench::group::Group;
 use crate::serial::Serial;
 use anyhow::{Context, Result, bail, ensure};
 use std::fs::File;

@@ -1,0 +1,299 @@
+//! What is compared, and how each is started.
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A VMM with its disk in one configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+pub enum Case {
+    /// Husk's virtio-blk.
+    #[value(name = "husk")]
+    Husk,
+    /// Husk's virtio-scsi.
+    #[value(name = "husk-scsi")]
+    HuskScsi,
+    /// Husk's virtio-blk, with an overlay over a qcow2 image.
+    #[value(name = "husk-qcow2")]
+    HuskQcow2,
+    /// QEMU's virtio-blk as one gets it: served by its main loop.
+    #[value(name = "qemu-q35")]
+    Q35,
+    /// The same with a thread of its own and io_uring.
+    #[value(name = "qemu-q35-iothread")]
+    Q35Iothread,
+    /// QEMU's virtio-scsi as one gets it.
+    #[value(name = "qemu-q35-scsi")]
+    Q35Scsi,
+    /// QEMU's virtio-blk, with a qcow2 overlay over a qcow2 image.
+    #[value(name = "qemu-q35-qcow2")]
+    Q35Qcow2,
+}
+
+/// Files that all runs use, in a folder of their own.
+#[derive(Debug)]
+pub struct Kit {
+    /// Where they are, and where more may be made.
+    pub folder: PathBuf,
+    /// `husk`, with `husk-vmm` beside it.
+    pub husk: PathBuf,
+    /// A kernel.
+    pub kernel: PathBuf,
+    /// Its initrd, with what the guest is to do.
+    pub initrd: PathBuf,
+    /// The disk's image, raw.
+    pub raw: PathBuf,
+    /// The same in qcow2, if a case needs it.
+    pub qcow2: Option<PathBuf>,
+    /// Processors of every guest.
+    pub vcpus: u32,
+}
+
+/// Memory of every guest: fio's libraries are in it twice while they are unpacked.
+pub const MEMORY_MIB: u64 = 512;
+
+/// Command line of every guest.
+pub const APPEND: &str = "console=ttyS0 quiet husk.do=script";
+
+/// How the host caches every disk: through its page cache, so that VMMs are compared and not moments of a disk.
+pub const CACHE: &str = "writeback";
+
+/// Name of Husk's VM.
+const NAME: &str = "bench-disk";
+
+const QEMU: &str = "qemu-system-x86_64";
+
+impl Case {
+    /// All of them, Husk's first: they are those that may not be there.
+    pub const ALL: [Self; 7] = [
+        Self::Husk,
+        Self::HuskScsi,
+        Self::HuskQcow2,
+        Self::Q35,
+        Self::Q35Iothread,
+        Self::Q35Scsi,
+        Self::Q35Qcow2,
+    ];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Husk => "husk",
+            Self::HuskScsi => "husk-scsi",
+            Self::HuskQcow2 => "husk-qcow2",
+            Self::Q35 => "qemu-q35",
+            Self::Q35Iothread => "qemu-q35-iothread",
+            Self::Q35Scsi => "qemu-q35-scsi",
+            Self::Q35Qcow2 => "qemu-q35-qcow2",
+        }
+    }
+
+    /// Whether its disk is in qcow2.
+    pub fn is_qcow2(self) -> bool {
+        matches!(self, Self::HuskQcow2 | Self::Q35Qcow2)
+    }
+
+    fn is_husk(self) -> bool {
+        matches!(self, Self::Husk | Self::HuskScsi | Self::HuskQcow2)
+    }
+
+    /// The command that boots a guest with its serial line on standard output.
+    pub fn command(self, kit: &Kit) -> Result<Command> {
+        let mut command = if self.is_husk() {
+            self.husk(kit)?
+        } else {
+            self.qemu(kit)?
+        };
+        command
+            .stdin(Stdio::null())
+            .env_remove("RUST_LOG")
+            .env_remove("RUST_BACKTRACE");
+        Ok(command)
+    }
+
+    /// Ends a guest that would run on, as far as that takes more than killing processes.
+    pub fn end(self, kit: &Kit) {
+        if self.is_husk() {
+            let _ = Command::new(&kit.husk)
+                .args(["stop", "--force", NAME])
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .status();
+        }
+    }
+
+    fn husk(self, kit: &Kit) -> Result<Command> {
+        let path = kit.folder.join("vmi.yaml");
+        std::fs::write(&path, self.manifest(kit))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        let mut command = Command::new(&kit.husk);
+        command.arg("run").arg(path).arg("--console");
+        command.arg("--kernel").arg(&kit.kernel);
+        command.arg("--initrd").arg(&kit.initrd);
+        command.args(["--append", APPEND]);
+        if self.is_qcow2() {
+            let mut volume = std::ffi::OsString::from("data=");
+            volume.push(kit.qcow2()?);
+            command.arg("--volume").arg(volume);
+        }
+        // Its overlay goes where QEMU's goes.
+        command.env("HUSK_SCRATCH_DIR", &kit.folder);
+        Ok(command)
+    }
+
+    fn manifest(self, kit: &Kit) -> String {
+        let bus = if self == Self::HuskScsi { "scsi" } else { "virtio" };
+        let volume = if self.is_qcow2() {
+            "containerDisk: {image: local/data}".to_owned()
+        } else {
+            format!("hostDisk: {{type: Disk, path: {}}}", kit.raw.display())
+        };
+        // As little beside the disk as QEMU is given; QEMU too has a queue for each vCPU.
+        format!(
+            "apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstance
+metadata: {{name: {NAME}}}
+spec:
+  domain:
+    cpu: {{cores: {}}}
+    memory: {{guest: {MEMORY_MIB}Mi}}
+    devices:
+      autoattachMemBalloon: false
+      autoattachPodInterface: false
+      blockMultiQueue: true
+      disks: [{{name: data, disk: {{bus: {bus}}}, cache: {CACHE}}}]
+  volumes: [{{name: data, {volume}}}]
+",
+            kit.vcpus
+        )
+    }
+
+    fn qemu(self, kit: &Kit) -> Result<Command> {
+        let (format, file) = if self.is_qcow2() {
+            ("qcow2", kit.overlay()?)
+        } else {
+            ("raw", kit.raw.clone())
+        };
+        let aio = match self {
+            Self::Q35Iothread => ",aio=io_uring",
+            _ => "",
+        };
+        let drive = format!(
+            "if=none,id=data,format={format},cache={CACHE}{aio},file={}",
+            file.display()
+        );
+        let mut command = Command::new(QEMU);
+        command
+            .args(["-M", "q35,accel=kvm", "-cpu", "host"])
+            .args(["-smp", &kit.vcpus.to_string(), "-m", &format!("{MEMORY_MIB}M")])
+            .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
+            .args(["-serial", "stdio", "-drive", &drive]);
+        let devices: &[&str] = match self {
+            Self::Q35Iothread => &[
+                "-object",
+                "iothread,id=worker",
+                "-device",
+                "virtio-blk-pci,drive=data,iothread=worker",
+            ],
+            Self::Q35Scsi => &[
+                "-device",
+                "virtio-scsi-pci,id=scsi",
+                "-device",
+                "scsi-hd,drive=data,bus=scsi.0",
+            ],
+            _ => &["-device", "virtio-blk-pci,drive=data"],
+        };
+        command.args(devices);
+        command.arg("-kernel").arg(&kit.kernel);
+        command.arg("-initrd").arg(&kit.initrd);
+        // What Husk adds to every command line without one.
+        command.arg("-append").arg(format!("{APPEND} panic=1"));
+        Ok(command)
+    }
+}
+
+impl Kit {
+    fn qcow2(&self) -> Result<&Path> {
+        self.qcow2.as_deref().context("there is no qcow2 image")
+    }
+
+    /// A fresh overlay over the qcow2 image.
+    fn overlay(&self) -> Result<PathBuf> {
+        let overlay = self.folder.join("overlay.qcow2");
+        let mut create = Command::new("qemu-img");
+        create
+            .args(["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b"])
+            .arg(self.qcow2()?)
+            .arg(&overlay);
+        qemu_img(&mut create)?;
+        Ok(overlay)
+    }
+}
+
+/// Runs a `qemu-img`.
+pub fn qemu_img(command: &mut Command) -> Result<()> {
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot start qemu-img")?;
+    anyhow::ensure!(
+        output.status.success(),
+        "{command:?}: {}: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::ValueEnum;
+
+    fn kit() -> Kit {
+        Kit {
+            folder: "/kit".into(),
+            husk: "/kit/husk".into(),
+            kernel: "/kit/vmlinuz".into(),
+            initrd: "/kit/initrd".into(),
+            raw: "/kit/data.img".into(),
+            qcow2: None,
+            vcpus: 3,
+        }
+    }
+
+    fn words(case: Case) -> String {
+        format!("{:?}", case.command(&kit()).expect("a command"))
+    }
+
+    #[test]
+    fn a_case_is_called_the_same_everywhere() {
+        for case in Case::ALL {
+            let value = case.to_possible_value().expect("a value");
+            assert_eq!(value.get_name(), case.name());
+        }
+    }
+
+    #[test]
+    fn qemus_cases_differ_in_what_they_are_named_for() {
+        let (plain, threaded, scsi) = (words(Case::Q35), words(Case::Q35Iothread), words(Case::Q35Scsi));
+        assert!(plain.contains("virtio-blk-pci,drive=data\"") && !plain.contains("aio="));
+        assert!(threaded.contains("iothread=worker") && threaded.contains("aio=io_uring"));
+        assert!(scsi.contains("scsi-hd,drive=data,bus=scsi.0") && !scsi.contains("aio="));
+        for words in [plain, threaded, scsi] {
+            assert!(words.contains("cache=writeback") && words.contains("file=/kit/data.img"));
+            assert!(words.contains("\"-smp\" \"3\""), "{words}");
+        }
+    }
+
+    #[test]
+    fn husks_cases_differ_in_their_manifest() {
+        let manifests = [Case::Husk, Case::HuskScsi, Case::HuskQcow2].map(|case| case.manifest(&kit()));
+        assert!(manifests[0].contains("bus: virtio") && manifests[0].contains("path: /kit/data.img"));
+        assert!(manifests[1].contains("bus: scsi") && manifests[1].contains("path: /kit/data.img"));
+        assert!(manifests[2].contains("containerDisk") && !manifests[2].contains("hostDisk"));
+        assert!(manifests.iter().all(|text| text.contains("cache: writeback")));
+    }
+}

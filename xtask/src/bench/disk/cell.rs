@@ -1,0 +1,142 @@
+//! What is measured of every case: one kind of request at a time.
+
+use std::fmt::Write;
+
+/// Requests of one kind, kept going for a while.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cell {
+    /// Its name in metrics.
+    pub name: &'static str,
+    /// What people call it.
+    pub title: &'static str,
+    /// What fio calls its pattern.
+    pattern: &'static str,
+    /// KiB of a request.
+    kib: u32,
+    /// Requests that each job has under way.
+    depth: u32,
+    /// Jobs at the same time.
+    jobs: u32,
+}
+
+const fn cell(
+    name: &'static str,
+    title: &'static str,
+    pattern: &'static str,
+    (kib, depth, jobs): (u32, u32, u32),
+) -> Cell {
+    Cell {
+        name,
+        title,
+        pattern,
+        kib,
+        depth,
+        jobs,
+    }
+}
+
+/// All of them, in the order they are measured: what reads first, as what writes leaves work behind.
+#[rustfmt::skip]
+pub const CELLS: &[Cell] = &[
+    cell("rand4k_qd1", "random reads of 4 KiB, depth 1", "randread", (4, 1, 1)),
+    cell("rand4k_qd32", "random reads of 4 KiB, depth 32", "randread", (4, 32, 1)),
+    cell("rand4k_qd32_jobs4", "random reads of 4 KiB, 4 jobs of depth 32", "randread", (4, 32, 4)),
+    cell("seq1m", "reads of 1 MiB in order, depth 4", "read", (1024, 4, 1)),
+    cell("randw4k_qd1", "random writes of 4 KiB, depth 1", "randwrite", (4, 1, 1)),
+    cell("randw4k_qd32", "random writes of 4 KiB, depth 32", "randwrite", (4, 32, 1)),
+    cell("randw4k_qd32_jobs4", "random writes of 4 KiB, 4 jobs of depth 32", "randwrite", (4, 32, 4)),
+    cell("seqw1m", "writes of 1 MiB in order, depth 4", "write", (1024, 4, 1)),
+];
+
+impl Cell {
+    /// Whether its requests write.
+    pub fn writes(&self) -> bool {
+        self.pattern.ends_with("write")
+    }
+
+    /// Whether it is told in bytes, not in requests.
+    pub fn streams(&self) -> bool {
+        self.kib >= 1024
+    }
+
+    /// The metric of how much it does in a second.
+    pub fn rate(&self) -> String {
+        let kind = if self.streams() { "mib_s" } else { "iops" };
+        format!("{kind}_{}", self.name)
+    }
+
+    /// The unit of its rate.
+    pub fn unit(&self) -> &'static str {
+        if self.streams() { "MiB/s" } else { "1/s" }
+    }
+}
+
+/// What fio is told: all cells one after the other, for `seconds` each, of which the first `ramp` do not count.
+/// Each says on the console when it begins.
+pub fn jobs(ramp: u32, seconds: u32) -> String {
+    let mut text = format!(
+        "[global]\nfilename=${{DISK}}\nioengine=libaio\ndirect=1\nthread=1\ngroup_reporting=1\ntime_based=1\n\
+         ramp_time={ramp}\nruntime={seconds}\nnorandommap=1\npercentile_list=50:99\n"
+    );
+    for cell in CELLS {
+        let Cell {
+            name,
+            pattern,
+            kib,
+            depth,
+            jobs,
+            ..
+        } = cell;
+        let _ = write!(
+            text,
+            "[{name}]\nstonewall\nrw={pattern}\nbs={kib}k\niodepth={depth}\nnumjobs={jobs}\n\
+             exec_prerun=/bin/sh /mark {name}\n"
+        );
+    }
+    text
+}
+
+/// The script `/mark`, which tells that a cell begins.
+pub const MARK: &str = "echo \"husk-bench: begin $1;\" > /dev/console\n";
+
+/// What it tells for `cell`.
+pub fn begins(cell: &Cell) -> String {
+    format!("husk-bench: begin {};", cell.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cell_has_a_job_and_metrics_of_its_own() {
+        let text = jobs(1, 3);
+        assert_eq!(text.matches("stonewall").count(), CELLS.len());
+        assert!(
+            text.contains("ramp_time=1\nruntime=3\n") && text.contains("filename=${DISK}\n"),
+            "{text}"
+        );
+        let mut rates: Vec<String> = CELLS.iter().map(Cell::rate).collect();
+        assert!(rates.contains(&"iops_randw4k_qd32".to_owned()));
+        assert!(rates.contains(&"mib_s_seq1m".to_owned()));
+        rates.sort_unstable();
+        rates.dedup();
+        assert_eq!(rates.len(), CELLS.len());
+        // The marks tell cells apart whose names begin alike.
+        for cell in CELLS {
+            let others = CELLS.iter().filter(|other| other.name != cell.name);
+            assert!(others.map(begins).all(|mark| !mark.contains(&begins(cell))));
+        }
+    }
+
+    #[test]
+    fn the_guests_script_is_shell() {
+        for script in [MARK, include_str!("guest.sh")] {
+            let status = std::process::Command::new("sh")
+                .args(["-n", "-c", script])
+                .status()
+                .expect("sh");
+            assert!(status.success());
+        }
+    }
+}

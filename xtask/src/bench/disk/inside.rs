@@ -1,0 +1,326 @@
+//! The part that runs where KVM is: starts guests, one at a time, and tells what it measured.
+
+use super::archive;
+use super::case::{APPEND, CACHE, Case, Kit, MEMORY_MIB, qemu_img};
+use super::cell::{self, CELLS, Cell};
+use super::fio;
+use super::message::{Message, tell};
+use super::started::{Absent, Started};
+use crate::bench::host;
+use crate::bench::record::Measurement;
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// What to measure.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Plan {
+    /// Folder of `husk` and `husk-vmm`.
+    pub release: PathBuf,
+    /// The kernel that all boot.
+    pub kernel: PathBuf,
+    /// Its initrd, with fio.
+    pub initrd: PathBuf,
+    /// What to compare.
+    pub cases: Vec<Case>,
+    /// Rounds, each with every case.
+    pub runs: u32,
+    /// Seconds of each kind of request that do not count.
+    pub ramp: u32,
+    /// Seconds that do.
+    pub seconds: u32,
+    /// Whether to run every case once before anything counts.
+    pub thorough: bool,
+}
+
+/// Size of the disk: it fits into any host's page cache, and is left there by what reads it before each start.
+const DISK_MIB: u64 = 256;
+
+/// Until user space, and for fio to find its sixty libraries.
+const PATIENCE: Duration = Duration::from_secs(180);
+/// What a kind of request may take beside its seconds.
+const CELL_PATIENCE: Duration = Duration::from_secs(10);
+/// Left out at both ends of a kind of request when its processor time is taken.
+const MARGIN: Duration = Duration::from_millis(250);
+/// Runs that may fail before the benchmark does: one is bad luck (an emulated processor may hang).
+const SPARE: u32 = 3;
+
+/// Does the `plan`.
+pub fn run(plan: &Plan) -> Result<()> {
+    ensure!(
+        nix::unistd::geteuid().is_root(),
+        "measuring needs root, for control groups"
+    );
+    let folder = tempfile::Builder::new()
+        .prefix("husk-bench.")
+        .tempdir_in("/var/tmp")?;
+    tell(&Message::News("making the disk".to_owned()));
+    let kit = Kit::gather(plan, folder.path())?;
+    let mut env = host::facts(&kit.husk)?;
+    let entries = [
+        ("vcpus", json!(kit.vcpus)),
+        ("memory_mib", json!(MEMORY_MIB)),
+        ("command_line", json!(APPEND)),
+        ("disk_mib", json!(DISK_MIB)),
+        ("cache", json!(CACHE)),
+        ("ramp_s", json!(plan.ramp)),
+        ("seconds", json!(plan.seconds)),
+        ("jobs", json!(cell::jobs(plan.ramp, plan.seconds))),
+    ];
+    env.extend(entries.map(|(name, value)| (name.to_owned(), value)));
+    tell(&Message::Env(env));
+
+    let mut bench = Bench {
+        plan,
+        kit,
+        cases: plan.cases.clone(),
+        spare: SPARE,
+    };
+    if plan.thorough {
+        for case in plan.cases.iter().copied() {
+            bench.attempt(case, "warming up", None)?;
+        }
+    }
+    for run in 1..=plan.runs {
+        let mut cases = bench.cases.clone();
+        if cases.is_empty() {
+            break;
+        }
+        let first = run as usize % cases.len();
+        cases.rotate_left(first);
+        for case in cases {
+            bench.attempt(case, &format!("round {run} of {}", plan.runs), Some(run))?;
+        }
+    }
+    ensure!(!bench.cases.is_empty(), "none of the cases can be measured here");
+    Ok(())
+}
+
+struct Bench<'a> {
+    plan: &'a Plan,
+    kit: Kit,
+    /// Those that can be measured, as far as is known.
+    cases: Vec<Case>,
+    spare: u32,
+}
+
+impl Bench<'_> {
+    /// Measures `case`, again if it fails while there are spare runs. One that cannot be measured is left out from
+    /// then on.
+    fn attempt(&mut self, case: Case, what: &str, run: Option<u32>) -> Result<()> {
+        if !self.cases.contains(&case) {
+            return Ok(());
+        }
+        let name = case.name();
+        tell(&Message::News(format!("{name}: {what}")));
+        loop {
+            let error = match self.measure(case, run) {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            if let Some(Absent(why)) = error.downcast_ref() {
+                self.leave_out(case, why);
+                if case == Case::HuskQcow2 && self.cases.contains(&Case::Q35Qcow2) {
+                    self.leave_out(Case::Q35Qcow2, "there is nothing to compare it with");
+                }
+                return Ok(());
+            }
+            if self.spare == 0 {
+                return Err(error.context(format!("{name}: {what}")));
+            }
+            self.spare -= 1;
+            tell(&Message::Failed(format!("{name}: {what}: {error:#}")));
+        }
+    }
+
+    fn leave_out(&mut self, case: Case, why: &str) {
+        self.cases.retain(|known| *known != case);
+        tell(&Message::Absent(case, why.to_owned()));
+    }
+
+    /// One guest, all kinds of requests. Its values are told at the end, all or none.
+    fn measure(&self, case: Case, run: Option<u32>) -> Result<()> {
+        let plan = self.plan;
+        self.kit.warm(case)?;
+        let seconds = Duration::from_secs((plan.ramp + plan.seconds).into());
+        let cells = u32::try_from(CELLS.len())?;
+        let patience = PATIENCE + (seconds + CELL_PATIENCE) * cells;
+        let mut started = Started::start(case, &self.kit, patience)?;
+        let (_, said) = started.until("husk-bench: disk ")?;
+        let (_, disk) = started.until(";")?;
+        let sectors = disk.split(' ').nth(1).and_then(|word| word.parse().ok());
+        ensure!(
+            sectors == Some(DISK_MIB * 2048),
+            "the guest has another disk: {disk}\n{said}"
+        );
+        let mut costs = Vec::new();
+        for cell in CELLS {
+            let (began, _) = started.until(&cell::begins(cell))?;
+            costs.push(self.cost(&started, began)?);
+        }
+        let (_, said) = started.until("husk-bench: done;")?;
+        started.ended()?;
+        let lines = said
+            .lines()
+            .filter_map(|line| line.strip_prefix("husk-bench: result "));
+        let lines: Vec<&str> = lines.collect();
+        ensure!(
+            lines.len() == CELLS.len(),
+            "{} results of {}:\n{said}",
+            lines.len(),
+            CELLS.len()
+        );
+        let mut values = Vec::new();
+        for ((cell, line), cpu_s) in CELLS.iter().zip(lines).zip(costs) {
+            values.extend(figures(cell, line, cpu_s)?);
+        }
+        for (metric, unit, value) in values.into_iter().filter(|_| run.is_some()) {
+            tell(&Message::Measured(Measurement {
+                bench: "disk".to_owned(),
+                case: case.name().to_owned(),
+                metric,
+                unit: unit.to_owned(),
+                value: (value * 1000.0).round() / 1000.0,
+                run: run.unwrap_or_default(),
+            }));
+        }
+        Ok(())
+    }
+
+    /// Processor time of a second of a kind of request that began at `began`, in seconds.
+    fn cost(&self, started: &Started<'_>, began: Instant) -> Result<f64> {
+        let sleep_until = |when: Instant| std::thread::sleep(when.saturating_duration_since(Instant::now()));
+        sleep_until(began + Duration::from_secs(self.plan.ramp.into()) + MARGIN);
+        let (first, cpu) = (Instant::now(), started.cpu()?);
+        let end = began + Duration::from_secs((self.plan.ramp + self.plan.seconds).into());
+        sleep_until(end - MARGIN);
+        let (cpu, time) = (started.cpu()? - cpu, first.elapsed());
+        Ok(cpu.as_secs_f64() / time.as_secs_f64())
+    }
+}
+
+/// The values of a kind of request from fio's line and its cost: metric, unit, value.
+fn figures(cell: &Cell, line: &str, cpu_s: f64) -> Result<Vec<(String, &'static str, f64)>> {
+    let job = fio::job(line, cell.writes())?;
+    ensure!(job.name == cell.name, "{} instead of {}", job.name, cell.name);
+    let rate = if cell.streams() {
+        job.bytes_s / f64::from(1 << 20)
+    } else {
+        job.iops
+    };
+    Ok(vec![
+        (cell.rate(), cell.unit(), rate),
+        (format!("lat_p50_us_{}", cell.name), "us", job.p50_us),
+        (format!("lat_p99_us_{}", cell.name), "us", job.p99_us),
+        (format!("cpu_us_{}", cell.name), "us", cpu_s * 1e6 / job.iops),
+    ])
+}
+
+impl Kit {
+    /// Copies what all runs read to a plain file system (a shared folder forgets its cache at every open), and makes
+    /// the disk.
+    fn gather(plan: &Plan, folder: &Path) -> Result<Self> {
+        let copy = |from: PathBuf, name: &str| -> Result<PathBuf> {
+            let to = folder.join(name);
+            std::fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+            Ok(to)
+        };
+        copy(plan.release.join("husk-vmm"), "husk-vmm")?;
+        let initrd = folder.join("initrd");
+        let mut archive =
+            std::fs::read(&plan.initrd).with_context(|| format!("cannot read {}", plan.initrd.display()))?;
+        archive::pad(&mut archive);
+        archive.extend(archive::newc(&[
+            ("script", include_str!("guest.sh")),
+            ("jobs", &cell::jobs(plan.ramp, plan.seconds)),
+            ("mark", cell::MARK),
+        ]));
+        std::fs::write(&initrd, archive).with_context(|| format!("cannot write {}", initrd.display()))?;
+        let raw = folder.join("data.img");
+        fill(&raw)?;
+        let qcow2 = if plan.cases.iter().any(|case| case.is_qcow2()) {
+            let qcow2 = folder.join("data.qcow2");
+            let mut convert = Command::new("qemu-img");
+            convert
+                .args(["convert", "-f", "raw", "-O", "qcow2"])
+                .arg(&raw)
+                .arg(&qcow2);
+            qemu_img(&mut convert)?;
+            Some(qcow2)
+        } else {
+            None
+        };
+        // One is left for the VMM; more than four would only wait for each other.
+        let cpus = std::thread::available_parallelism()?.get();
+        Ok(Self {
+            folder: folder.to_owned(),
+            husk: copy(plan.release.join("husk"), "husk")?,
+            kernel: copy(plan.kernel.clone(), "vmlinuz")?,
+            initrd,
+            raw,
+            qcow2,
+            vcpus: u32::try_from((cpus / 2).clamp(1, 4))?,
+        })
+    }
+
+    /// Has what the last case wrote on its way, and the disk of `case` in the page cache.
+    fn warm(&self, case: Case) -> Result<()> {
+        let image = match &self.qcow2 {
+            Some(qcow2) if case.is_qcow2() => qcow2,
+            _ => &self.raw,
+        };
+        let mut file = File::open(image).with_context(|| format!("cannot open {}", image.display()))?;
+        file.sync_all()?;
+        let mut buffer = vec![0; 1 << 20];
+        while file.read(&mut buffer)? > 0 {}
+        Ok(())
+    }
+}
+
+/// Makes the disk's image: no part of it is a hole, none is like another.
+fn fill(path: &Path) -> Result<()> {
+    let mut file = File::create_new(path).with_context(|| format!("cannot make {}", path.display()))?;
+    let mut random = 0x2545_f491_4f6c_dd1d_u64;
+    for _ in 0..DISK_MIB {
+        let mut piece = Vec::with_capacity(1 << 20);
+        while piece.len() < 1 << 20 {
+            // Marsaglia's xorshift.
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            piece.extend(random.to_le_bytes());
+        }
+        file.write_all(&piece)?;
+    }
+    file.sync_all()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &str = "3;fio-3.39;rand4k_qd1;0;0;146072;72999;20000;2001;1;4619;13.6;56.2;0;13458;40.5;191.7;50.000000%=33;99.000000%=164";
+
+    #[test]
+    fn a_cells_figures_have_names_of_their_own() {
+        let line = format!("{LINE}{}", ";0%=0".repeat(80));
+        let values = figures(&CELLS[0], &line, 1.5).expect("figures");
+        let wanted = [
+            ("iops_rand4k_qd1", "1/s", 20_000.0),
+            ("lat_p50_us_rand4k_qd1", "us", 33.0),
+            ("lat_p99_us_rand4k_qd1", "us", 164.0),
+            // A second and a half of processor time a second, for 20,000 requests.
+            ("cpu_us_rand4k_qd1", "us", 75.0),
+        ];
+        let wanted = wanted.map(|(metric, unit, value)| (metric.to_owned(), unit, value));
+        assert_eq!(values, wanted);
+        // Another job's line is not taken for it.
+        assert!(figures(&CELLS[1], &line, 1.5).is_err());
+    }
+}
