@@ -21,6 +21,7 @@ mod pause;
 mod poweroff;
 mod reboot;
 mod resize;
+mod scsi;
 mod stop;
 mod unprivileged;
 mod upgrade;
@@ -46,6 +47,7 @@ pub const ALL: &[Case] = &[
     resize::CASE,
     io_error::STOP,
     io_error::REPORT,
+    scsi::SMALL,
     balloon::CASE,
     reboot::CASE,
     pause::CASE,
@@ -60,6 +62,7 @@ pub const ALL: &[Case] = &[
     full_disk::RUNTIME_DIR,
     unprivileged::CASE,
     demo::CASE,
+    scsi::ON_DEBIAN,
     debian::BLS,
     debian::GENERIC,
     upgrade::CASE,
