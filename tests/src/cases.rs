@@ -14,6 +14,7 @@ mod disks;
 mod fio;
 mod flushed;
 mod full_disk;
+mod hotplug;
 mod io_error;
 mod killed;
 mod machine;
@@ -48,6 +49,8 @@ pub const ALL: &[Case] = &[
     io_error::STOP,
     io_error::REPORT,
     scsi::SMALL,
+    hotplug::ONE,
+    hotplug::MANY,
     balloon::CASE,
     reboot::CASE,
     pause::CASE,

@@ -1,0 +1,232 @@
+//! Volumes that come to a running VM and go again.
+
+use crate::harness::guest::Shell;
+use crate::harness::manifest::Manifest;
+use crate::harness::scene::{Scene, says};
+use crate::harness::vm::Vm;
+use crate::harness::{Case, PATIENCE, images};
+use anyhow::{Context, Result, ensure};
+use regex::Regex;
+use serde_json::json;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+pub const ONE: Case = Case {
+    name: "hotplug",
+    about: "husk addvolume: the disk is there without a rescan, and after a reboot; husk removevolume: it is free again",
+    limit: Duration::from_secs(480),
+    run: one,
+};
+
+pub const MANY: Case = Case {
+    name: "hotplug-many",
+    about: "twenty volumes added one by one and removed one by one in another order, each by its serial number",
+    limit: Duration::from_secs(480),
+    run: many,
+};
+
+/// Functions for the guest's shell: the name of the disk with a serial number, waiting for it, waiting for its end.
+const FUNCTIONS: &str = "\
+disk() { for unit in /sys/class/scsi_device/*/device; do \
+[ \"$(tail -c +5 $unit/vpd_pg80 2>/dev/null | tr -dc ' -~')\" = \"$1\" ] || continue; \
+ls $unit/block 2>/dev/null; done; }; \
+comes() { i=0; until name=$(disk $1) && [ -n \"$name\" ] && [ -b /dev/$name ]; do \
+[ $i -lt 200 ] || return 1; i=$((i + 1)); sleep 0.2; done; echo \"$1 is $name;\"; }; \
+goes() { i=0; while [ -n \"$(disk $1)\" ]; do [ $i -lt 200 ] || return 1; i=$((i + 1)); sleep 0.2; done; }";
+
+/// How long the host's end of a volume may take to be free after its removal.
+const TO_BE_FREE: Duration = Duration::from_secs(20);
+
+fn guest(scene: &Scene) -> Result<Vm<'_>> {
+    let manifest = Manifest::new("hot").small(&images::small("6.12")?, "scsi,shell");
+    let vm = Vm::start(scene, &manifest)?;
+    vm.expect("husk-scsi: end\n")?;
+    Ok(vm)
+}
+
+/// A shell that knows the functions.
+fn shell<'v>(vm: &'v Vm<'v>) -> Result<Shell<'v>> {
+    let shell = Shell::small(vm)?;
+    // The kernel's own lines would stand among the answers.
+    shell.ok("dmesg -n 1")?;
+    shell.ok(FUNCTIONS)?;
+    Ok(shell)
+}
+
+fn image(scene: &Scene, name: &str, mebibytes: u64) -> Result<PathBuf> {
+    let path = scene.path(&format!("{name}.img"));
+    File::create_new(&path)?.set_len(mebibytes << 20)?;
+    Ok(path)
+}
+
+fn add(scene: &Scene, vm: &Vm<'_>, name: &str, path: &Path) -> Result<()> {
+    let mut command = scene.husk(&["addvolume", vm.name(), "--volume-name", name, "--path"]);
+    command.arg(path);
+    scene.finish(command, PATIENCE)?.ok()?;
+    Ok(())
+}
+
+fn remove(scene: &Scene, vm: &Vm<'_>, name: &str) -> Result<()> {
+    let command = scene.husk(&["removevolume", vm.name(), "--volume-name", name]);
+    scene.finish(command, PATIENCE)?.ok()?;
+    Ok(())
+}
+
+/// Waits for the disk whose serial number is `name`; what the guest calls it.
+fn comes(shell: &Shell<'_>, name: &str) -> Result<String> {
+    let (status, text) = shell.run(&format!("comes {name}"), PATIENCE)?;
+    let found = Regex::new(&format!("{name} is (sd[a-z]+);"))?;
+    let found = found.captures(&text).filter(|_| status == 0);
+    let found = found.with_context(|| format!("no disk {name} comes: {text}"))?;
+    Ok(found[1].to_owned())
+}
+
+fn goes(shell: &Shell<'_>, name: &str) -> Result<()> {
+    let (status, text) = shell.run(&format!("goes {name}"), PATIENCE)?;
+    ensure!(status == 0, "the disk {name} does not go: {text}");
+    Ok(())
+}
+
+/// A VM with the image at `path`, which it only gets if nobody else has it.
+fn other(path: &Path) -> Result<Manifest> {
+    Ok(Manifest::new("other")
+        .disk("claim", json!({"persistentVolumeClaim": {"claimName": "data"}}))
+        .volume("claim", path)
+        .small(&images::small("6.12")?, "disks,shell"))
+}
+
+fn one(scene: &Scene) -> Result<()> {
+    let vm = guest(scene)?;
+    let path = image(scene, "first", 16)?;
+    {
+        let shell = shell(&vm)?;
+        add(scene, &vm, "first", &path)?;
+        let disk = comes(&shell, "first")?;
+        shell.ok(&format!("test $(cat /sys/block/{disk}/size) = 32768"))?;
+        shell.ok(&format!(
+            "echo written once > /block && dd if=/block of=/dev/{disk} conv=notrunc,fsync status=none"
+        ))?;
+        scene.part("taken", || {
+            // A name and an image are there once.
+            let again = scene.husk(&[
+                "addvolume",
+                vm.name(),
+                "--volume-name",
+                "first",
+                "--path",
+                "first.img",
+            ]);
+            let answer = scene.finish(again, PATIENCE)?;
+            ensure!(answer.status != 0, "added twice: {}", answer.text);
+            let words = other(&path)?.run_words(scene)?;
+            let text = scene.finish(scene.husk(&words), PATIENCE)?.fails(1)?;
+            says(&text, &["first.img"])
+        });
+        shell.send("reboot -f")?;
+    }
+    vm.expect(r"husk-scsi: 0:0:\d+:\d+ sd\w+ type=0 .* serial=first\n")?;
+    vm.expect("husk-scsi: end\n")?;
+    let shell = shell(&vm)?;
+    let disk = comes(&shell, "first")?;
+    scene.part("after reboot", || {
+        shell.says(&format!("head -c 12 /dev/{disk}"), &["written once"])
+    });
+    // What the guest has flushed is in the image once the volume is gone; the guest may be using it.
+    shell.ok(&format!(
+        "echo written twice > /block && dd if=/block of=/dev/{disk} conv=notrunc,fsync status=none"
+    ))?;
+    remove(scene, &vm, "first")?;
+    goes(&shell, "first")?;
+    let bytes = std::fs::read(&path)?;
+    ensure!(bytes.starts_with(b"written twice"), "what was written is lost");
+    scene.part("free", || {
+        let manifest = other(&path)?;
+        let deadline = Instant::now() + TO_BE_FREE;
+        let other = loop {
+            match Vm::start(scene, &manifest) {
+                Ok(vm) => break vm,
+                Err(error) if Instant::now() >= deadline => return Err(error),
+                Err(_) => std::thread::sleep(Duration::from_millis(500)),
+            }
+        };
+        let shell = Shell::small(&other)?;
+        shell.says("head -c 13 /dev/vda", &["written twice"])?;
+        scene.run(&["stop", "--force", "other"])?.ok()?;
+        other.run().wait(PATIENCE)?;
+        Ok(())
+    });
+    // What is not there cannot be removed, and a file that is not there cannot be added.
+    scene.part("refused", || {
+        let gone = scene.husk(&["removevolume", vm.name(), "--volume-name", "first"]);
+        says(&scene.finish(gone, PATIENCE)?.fails(1)?, &["first"])?;
+        let absent = scene.husk(&["addvolume", vm.name(), "--volume-name", "no", "--path", "no.img"]);
+        says(&scene.finish(absent, PATIENCE)?.fails(1)?, &["no.img"])
+    });
+    shell.ok("echo the guest goes on")?;
+    shell.send("poweroff -f")?;
+    vm.powered_off()
+}
+
+/// How many volumes are added.
+const COUNT: u64 = 20;
+
+fn many(scene: &Scene) -> Result<()> {
+    let vm = guest(scene)?;
+    let shell = shell(&vm)?;
+    let name = |number: u64| format!("volume-{number}");
+    for number in 1..=COUNT {
+        // Each has a size of its own, which tells whose data it is.
+        let path = image(scene, &name(number), number)?;
+        add(scene, &vm, &name(number), &path)?;
+        let disk = comes(&shell, &name(number))?;
+        let sectors = number << 11;
+        shell.ok(&format!(
+            "test $(cat /sys/block/{disk}/size) = {sectors} && echo {} > /block && \
+             dd if=/block of=/dev/{disk} conv=notrunc,fsync status=none",
+            name(number)
+        ))?;
+    }
+    let units = shell.ok("echo $(ls -d /sys/block/sd* | wc -l)")?;
+    ensure!(units == COUNT.to_string(), "{units} disks");
+    // Seven has no factor in common with twenty: every one once, no neighbours.
+    for step in 1..=COUNT {
+        let number = step * 7 % COUNT + 1;
+        remove(scene, &vm, &name(number))?;
+        goes(&shell, &name(number))?;
+        let left = shell.ok("echo $(ls -d /sys/block/sd* 2>/dev/null | wc -l)")?;
+        ensure!(
+            left == (COUNT - step).to_string(),
+            "{left} disks after {step} of {COUNT} went"
+        );
+        let bytes = std::fs::read(scene.path(&format!("{}.img", name(number))))?;
+        ensure!(
+            bytes.starts_with(format!("{}\n", name(number)).as_bytes()),
+            "{} holds something else",
+            name(number)
+        );
+    }
+    shell.send("poweroff -f")?;
+    vm.powered_off()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guests_functions_are_shell() {
+        let status = std::process::Command::new("sh")
+            .args(["-n", "-c", FUNCTIONS])
+            .status()
+            .expect("sh");
+        assert!(status.success());
+    }
+
+    #[test]
+    fn every_volume_is_removed_once() {
+        let mut numbers: Vec<u64> = (1..=COUNT).map(|step| step * 7 % COUNT + 1).collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, (1..=COUNT).collect::<Vec<u64>>());
+    }
+}
