@@ -20,6 +20,16 @@ pub const LEN: u64 = 8;
 /// COM1's interrupt.
 pub const IRQ: u32 = 4;
 
+const IER: u64 = 1;
+const IER_RDA: u8 = 1;
+const IIR: u64 = 2;
+const IIR_NONE: u8 = 1;
+const IIR_RDA: u8 = 4;
+const LSR: u64 = 5;
+const LSR_DATA_READY: u8 = 1;
+const LCR: u64 = 3;
+const LCR_DLAB: u8 = 0x80;
+
 /// How much guest output may wait to be drained, in bytes.
 pub const OUTPUT_LIMIT: usize = 256 << 10;
 
@@ -114,6 +124,15 @@ impl SerialPort {
         }
     }
 
+    /// vm-superio forgets that data has arrived when the IIR or a byte of several is read, while a 16550 goes on to
+    /// say so until its FIFO is empty. Linux reads 256 bytes at most before it looks at the IIR again, and would leave
+    /// the rest to an interrupt that does not come.
+    fn still_receiving(uart: &mut Uart) -> bool {
+        let dlab = uart.read(LCR as u8) & LCR_DLAB != 0;
+        let waiting = uart.read(LSR as u8) & LSR_DATA_READY != 0;
+        waiting && !dlab && uart.read(IER as u8) & IER_RDA != 0
+    }
+
     /// Takes up to `limit` bytes of guest output.
     pub fn take_output(&self, limit: usize) -> Vec<u8> {
         let mut state = self.state();
@@ -171,6 +190,9 @@ impl BusDevice for SerialPort {
         data.fill(0xff);
         let mut state = self.state();
         data[0] = state.uart.read(offset as u8);
+        if offset == IIR && data[0] & IIR_NONE != 0 && Self::still_receiving(&mut state.uart) {
+            data[0] = data[0] & !IIR_NONE | IIR_RDA;
+        }
         self.ask_for_input(&mut state);
     }
 
@@ -236,6 +258,27 @@ mod tests {
         assert_eq!(byte, [b'x']);
         assert_eq!(wanted.read().unwrap(), 1);
         assert_eq!(port.send(&[b'y'; 100]), 1);
+    }
+
+    #[test]
+    fn data_is_announced_until_all_is_read() {
+        let (port, _, _, _) = port();
+        let read = |register| {
+            let mut byte = [0];
+            port.read(register, &mut byte);
+            byte[0]
+        };
+        port.write(IER, &[IER_RDA]);
+        port.send(b"ab");
+        for byte in *b"ab" {
+            assert_eq!(read(IIR) & 0xf, IIR_RDA);
+            assert_eq!(read(0), byte);
+        }
+        assert_eq!(read(IIR) & 0xf, IIR_NONE);
+        port.send(b"c");
+        port.write(IER, &[0]);
+        read(IIR);
+        assert_eq!(read(IIR) & 0xf, IIR_NONE, "the interrupt is off");
     }
 
     #[test]
