@@ -37,6 +37,10 @@ fn sessions(scene: &Scene) -> Result<()> {
     vm.console().send("\x03\x1a\x04\x11")?;
     vm.expect("031a0411")?;
 
+    // More than Linux reads in one go, and than a FIFO holds.
+    let long = "x".repeat(1500);
+    shell.says(&format!("echo {long} | wc -c"), &["1501"])?;
+
     let second = console(scene, "talk")?;
     second.expect("HUSK-USERSPACE", PATIENCE)?;
     let first = vm.console().wait(PATIENCE)?.fails(1)?;
