@@ -19,6 +19,7 @@ mod io_error;
 mod killed;
 mod machine;
 mod pause;
+mod power_cut;
 mod poweroff;
 mod reboot;
 mod resize;
@@ -45,6 +46,7 @@ pub const ALL: &[Case] = &[
     disks::CASE,
     fio::CASE,
     flushed::CASE,
+    power_cut::CASE,
     resize::CASE,
     io_error::STOP,
     io_error::REPORT,

@@ -2,6 +2,7 @@
 
 pub mod guest;
 pub mod images;
+pub mod log_writes;
 pub mod manifest;
 pub mod processes;
 pub mod program;

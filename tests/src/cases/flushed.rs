@@ -25,8 +25,8 @@ const DISKS: [(&str, &str); 3] = [("vda", "none"), ("vdb", "writethrough"), ("vd
 /// Blocks the guest writes to each disk before it is killed.
 const BLOCKS: u32 = 40;
 
-/// As in the small guest's `numbers`.
-const BLOCK: usize = 4096;
+/// Size of a block, as in the small guest's `numbers`.
+pub const BLOCK: usize = 4096;
 const PLACES: u64 = 1021;
 const STRIDE: u64 = 389;
 
@@ -90,11 +90,12 @@ fn flushed(said: &str) -> Result<HashMap<String, Vec<u64>>> {
 }
 
 /// Where a block is, in bytes; the numbers of a test do not come to the same place twice.
-fn place(number: u64) -> u64 {
+pub fn place(number: u64) -> u64 {
     number * STRIDE % PLACES * BLOCK as u64
 }
 
-fn content(disk: &str, number: u64) -> Vec<u8> {
+/// What the guest writes into a block.
+pub fn content(disk: &str, number: u64) -> Vec<u8> {
     let line = format!("husk-block {number} of {disk}\n");
     line.bytes().cycle().take(BLOCK).collect()
 }

@@ -108,17 +108,13 @@ fn one(scene: &Scene) -> Result<()> {
             "echo written once > /block && dd if=/block of=/dev/{disk} conv=notrunc,fsync status=none"
         ))?;
         scene.part("taken", || {
-            // A name and an image are there once.
-            let again = scene.husk(&[
-                "addvolume",
-                vm.name(),
-                "--volume-name",
-                "first",
-                "--path",
-                "first.img",
-            ]);
-            let answer = scene.finish(again, PATIENCE)?;
-            ensure!(answer.status != 0, "added twice: {}", answer.text);
+            // Asked for once more, it is there already; a name means one image, and an image has one VM.
+            add(scene, &vm, "first", &path)?;
+            let another = image(scene, "another", 16)?;
+            let mut again = scene.husk(&["addvolume", vm.name(), "--volume-name", "first", "--path"]);
+            again.arg(&another);
+            says(&scene.finish(again, PATIENCE)?.fails(1)?, &["first"])?;
+            shell.ok("test $(ls -d /sys/block/sd* | wc -l) = 1")?;
             let words = other(&path)?.run_words(scene)?;
             let text = scene.finish(scene.husk(&words), PATIENCE)?.fails(1)?;
             says(&text, &["first.img"])

@@ -146,10 +146,7 @@ fn cdrom(shell: &Shell<'_>) -> Result<()> {
 /// What tells about a unit and changes nothing.
 fn answers(shell: &Shell<'_>, disk: &str) -> Result<()> {
     let commands: &[(&str, &[&str])] = &[
-        (
-            "sg_inq",
-            &["Vendor identification: QEMU", "QEMU HARDDISK"],
-        ),
+        ("sg_inq", &["Vendor identification: QEMU", "QEMU HARDDISK"]),
         ("sg_vpd", &["Unit serial number", "Device identification"]),
         ("sg_vpd --page=sn", &["new-serial"]),
         ("sg_vpd --page=di", &["new-serial"]),
