@@ -26,6 +26,9 @@ pub enum Case {
     /// QEMU's virtio-scsi as one gets it.
     #[value(name = "qemu-q35-scsi")]
     Q35Scsi,
+    /// The same with a thread of its own and io_uring.
+    #[value(name = "qemu-q35-scsi-iothread")]
+    Q35ScsiIothread,
     /// QEMU's virtio-blk, with a qcow2 overlay over a qcow2 image.
     #[value(name = "qemu-q35-qcow2")]
     Q35Qcow2,
@@ -66,13 +69,14 @@ const QEMU: &str = "qemu-system-x86_64";
 
 impl Case {
     /// All of them, Husk's first: they are those that may not be there.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Husk,
         Self::HuskScsi,
         Self::HuskQcow2,
         Self::Q35,
         Self::Q35Iothread,
         Self::Q35Scsi,
+        Self::Q35ScsiIothread,
         Self::Q35Qcow2,
     ];
 
@@ -85,6 +89,7 @@ impl Case {
             Self::Q35 => "qemu-q35",
             Self::Q35Iothread => "qemu-q35-iothread",
             Self::Q35Scsi => "qemu-q35-scsi",
+            Self::Q35ScsiIothread => "qemu-q35-scsi-iothread",
             Self::Q35Qcow2 => "qemu-q35-qcow2",
         }
     }
@@ -177,7 +182,7 @@ spec:
             ("raw", kit.raw.clone())
         };
         let aio = match self {
-            Self::Q35Iothread => ",aio=io_uring",
+            Self::Q35Iothread | Self::Q35ScsiIothread => ",aio=io_uring",
             _ => "",
         };
         let drive = format!(
@@ -200,6 +205,14 @@ spec:
             Self::Q35Scsi => &[
                 "-device",
                 "virtio-scsi-pci,id=scsi",
+                "-device",
+                "scsi-hd,drive=data,bus=scsi.0",
+            ],
+            Self::Q35ScsiIothread => &[
+                "-object",
+                "iothread,id=worker",
+                "-device",
+                "virtio-scsi-pci,id=scsi,iothread=worker",
                 "-device",
                 "scsi-hd,drive=data,bus=scsi.0",
             ],

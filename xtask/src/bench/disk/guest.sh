@@ -15,7 +15,8 @@ echo "husk-bench: disk $DISK $(cat /sys/block/${DISK#/dev/}/size);"
 mkdir -p /tmp
 cd /tmp
 if fio --output=result --output-format=terse --terse-version=3 /jobs > log 2>&1; then
-    sed 's/^/husk-bench: result /' result
+    # Only what jobs have done: fio also tells there of what it runs before them.
+    sed -n 's/^3;/husk-bench: result 3;/p' result
     echo "husk-bench: done;"
 else
     cat log result
