@@ -24,7 +24,9 @@ mod poweroff;
 mod reboot;
 mod resize;
 mod scsi;
+mod soak;
 mod stop;
+mod thousand;
 mod unprivileged;
 mod upgrade;
 
@@ -72,3 +74,6 @@ pub const ALL: &[Case] = &[
     debian::GENERIC,
     upgrade::CASE,
 ];
+
+/// Cases that take from minutes to hours each, and are no part of the tests.
+pub const LONG: &[Case] = &[soak::RAW, soak::BLOCK, thousand::CASE];

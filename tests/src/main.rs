@@ -25,6 +25,10 @@ struct Args {
     #[arg(long)]
     list: bool,
 
+    /// The long ones, which are not run otherwise
+    #[arg(long)]
+    long: bool,
+
     /// Also run tests that compare Husk with its peers
     #[arg(long)]
     peers: bool,
@@ -40,20 +44,22 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    let cases = if args.long { cases::LONG } else { cases::ALL };
     if args.list {
-        for case in cases::ALL {
+        for case in cases {
             println!("{:<32} {}", case.name, case.about);
         }
         return ExitCode::SUCCESS;
     }
     let done = match args.scene.as_slice() {
-        [name, folder] => Scene::at(PathBuf::from(folder)).and_then(|scene| scene.play(cases::ALL, name)),
+        [name, folder] => Scene::at(PathBuf::from(folder)).and_then(|scene| scene.play(cases, name)),
         _ => runner::run(
-            cases::ALL,
+            cases,
             &Selection {
                 filters: args.filters,
                 exact: args.exact,
                 keep: args.keep,
+                long: args.long,
             },
         ),
     };

@@ -64,6 +64,7 @@ fn main() -> Result<()> {
                     filters,
                     exact: false,
                     keep: false,
+                    long: false,
                 },
             )?;
             std::process::exit(i32::from(!passed));

@@ -27,6 +27,8 @@ enum Xtask {
     Lab(lab::Args),
     /// Checks, builds and tests everything
     Test(test::Args),
+    /// Runs tests that take from minutes to hours each: gibibytes of verified I/O, a thousand disks
+    Soak(test::SoakArgs),
     /// Makes guest kernels and disk images
     Images(images::Args),
     /// Measures Husk beside QEMU
@@ -46,6 +48,7 @@ fn run() -> Result<ExitCode> {
     match Xtask::parse() {
         Xtask::Lab(args) => return lab::run(args),
         Xtask::Test(args) => return test::run(&args),
+        Xtask::Soak(args) => return test::soak(&args),
         Xtask::Images(args) => images::run(args)?,
         Xtask::Bench(args) => bench::run(args)?,
         Xtask::Demo(args) => demo::run(args)?,

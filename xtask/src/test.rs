@@ -20,6 +20,8 @@ const END_TO_END_LIMIT: Duration = Duration::from_secs(45 * 60);
 const TRIES_IN_THE_LAB: u32 = 3;
 /// The longest one case may take.
 const CASE_LIMIT: Duration = Duration::from_secs(12 * 60);
+/// The same for one of `cargo xtask soak`.
+const SOAK_LIMIT: Duration = Duration::from_secs(100 * 60);
 /// Statuses of a case that was ended by Ctrl-C or SIGTERM, which `lab::Command` passes on to it.
 const INTERRUPTED: [u8; 2] = [130, 143];
 /// How many labs may be lost.
@@ -50,8 +52,13 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let built = stage(&mut tally, "release build", |_| binaries::build(&progress));
     let made = stage(&mut tally, "guest images", |_| images::ensure_all(&progress));
     if built && made {
+        let suite = Suite {
+            peers: args.peers,
+            long: false,
+            filter: args.filter.as_deref(),
+        };
         stage(&mut tally, "end to end", |tally| {
-            end_to_end(tally, args, &progress)
+            end_to_end(tally, &suite, &progress)
         });
     } else {
         tally.fail("end to end", "not run, for want of the above");
@@ -62,6 +69,63 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+/// Arguments of `cargo xtask soak`.
+#[derive(clap::Args, Debug)]
+pub struct SoakArgs {
+    /// Run only those whose name contains this
+    filter: Option<String>,
+}
+
+/// Runs `cargo xtask soak`: the cases that take too long for the tests.
+pub fn soak(args: &SoakArgs) -> Result<ExitCode> {
+    let progress = Progress::new();
+    let mut tally = Tally::default();
+    binaries::build(&progress)?;
+    images::ensure_all(&progress)?;
+    let suite = Suite {
+        peers: false,
+        long: true,
+        filter: args.filter.as_deref(),
+    };
+    stage(&mut tally, "soak", |tally| end_to_end(tally, &suite, &progress));
+    println!("{}", tally.closing());
+    Ok(if tally.good() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// Which of the cases with real guests are run.
+#[derive(Debug)]
+struct Suite<'a> {
+    peers: bool,
+    long: bool,
+    filter: Option<&'a str>,
+}
+
+impl Suite<'_> {
+    /// Arguments of `husk-e2e` for all of them.
+    fn words(&self) -> Vec<String> {
+        let flags = [("--peers", self.peers), ("--long", self.long)];
+        let wanted = flags.into_iter().filter(|&(_, wanted)| wanted);
+        wanted.map(|(flag, _)| flag.to_owned()).collect()
+    }
+
+    /// The longest a case may take: what hangs longer has not ended by its own limit.
+    fn case_limit(&self) -> Duration {
+        if self.long { SOAK_LIMIT } else { CASE_LIMIT }
+    }
+
+    fn limit(&self) -> Duration {
+        if self.long {
+            Duration::MAX
+        } else {
+            END_TO_END_LIMIT
+        }
+    }
 }
 
 /// Runs the stage `name`, times it, and counts its error; whether it did well.
@@ -125,7 +189,7 @@ fn unit(tally: &mut Tally, args: &Args) -> Result<()> {
 
 /// The suite that boots real guests, in the lab or on this machine: one command for each case, so that a lab
 /// that is lost costs the case it was lost in one more try, in a new lab, and no other.
-fn end_to_end(tally: &mut Tally, args: &Args, progress: &Progress) -> Result<()> {
+fn end_to_end(tally: &mut Tally, which: &Suite<'_>, progress: &Progress) -> Result<()> {
     // Copies, so that a build meanwhile does not change what is tested.
     let frozen = tempfile::Builder::new()
         .prefix("e2e-")
@@ -139,17 +203,18 @@ fn end_to_end(tally: &mut Tally, args: &Args, progress: &Progress) -> Result<()>
     std::fs::set_permissions(frozen.path(), PermissionsExt::from_mode(0o755))?;
     let suite = frozen.path().join("husk-e2e");
     let listed = Command::new(&suite)
+        .args(which.words())
         .arg("--list")
         .output()
         .with_context(|| format!("cannot run {}", suite.display()))?;
     let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
-    let wanted = |case: &&str| args.filter.as_ref().is_none_or(|filter| case.contains(filter));
+    let wanted = |case: &&str| which.filter.is_none_or(|filter| case.contains(filter));
     let cases: Vec<&str> = listed
         .lines()
         .filter_map(|line| line.split_whitespace().next())
         .filter(wanted)
         .collect();
-    if cases.is_empty() && args.filter.is_none() {
+    if cases.is_empty() && (which.long || which.filter.is_none()) {
         bail!("the suite lists no cases");
     }
     let started = Instant::now();
@@ -159,12 +224,12 @@ fn end_to_end(tally: &mut Tally, args: &Args, progress: &Progress) -> Result<()>
         let mut tried = 0;
         loop {
             let mut counts = Tally::default();
-            match end_to_end_case(&mut counts, args, progress, &suite, case) {
+            match end_to_end_case(&mut counts, which, progress, &suite, case) {
                 Ok(status) if INTERRUPTED.contains(&status) => bail!("interrupted in {case}"),
                 Ok(_) => {}
                 Err(error) => {
                     lost += 1;
-                    if lost > LABS_LOST || started.elapsed() > END_TO_END_LIMIT {
+                    if lost > LABS_LOST || started.elapsed() > which.limit() {
                         return Err(error.context(case.to_owned()));
                     }
                     println!("the lab was lost in {case} ({error:#}): once more in a new one");
@@ -172,7 +237,7 @@ fn end_to_end(tally: &mut Tally, args: &Args, progress: &Progress) -> Result<()>
                 }
             }
             tried += 1;
-            if counts.failed == 0 || tried == tries || started.elapsed() > END_TO_END_LIMIT {
+            if counts.failed == 0 || tried == tries || started.elapsed() > which.limit() {
                 tally.add(counts);
                 break;
             }
@@ -196,7 +261,7 @@ fn end_to_end(tally: &mut Tally, args: &Args, progress: &Progress) -> Result<()>
 /// One case and its status. Its failure is counted; an error is the lab's.
 fn end_to_end_case(
     tally: &mut Tally,
-    args: &Args,
+    which: &Suite<'_>,
     progress: &Progress,
     suite: &Path,
     case: &str,
@@ -206,10 +271,10 @@ fn end_to_end_case(
         "--exact".into(),
         case.into(),
     ];
-    words.extend(args.peers.then(|| "--peers".to_owned()));
+    words.extend(which.words());
     let mut closed = false;
     let status = lab::Command::new(words)
-        .timeout(CASE_LIMIT)
+        .timeout(which.case_limit())
         .lines(progress, |line| {
             if tally.end_to_end(line) {
                 closed = true;
@@ -218,7 +283,10 @@ fn end_to_end_case(
             }
         })?;
     if status == lab::TIMED_OUT {
-        tally.fail(case, &format!("not done after {} s", CASE_LIMIT.as_secs()));
+        tally.fail(
+            case,
+            &format!("not done after {} s", which.case_limit().as_secs()),
+        );
     } else if !closed {
         tally.fail(case, &format!("it ended early, with status {status}"));
     }

@@ -98,7 +98,7 @@ fn fio(shell: &Shell<'_>, job: &str) -> Result<()> {
 }
 
 /// Another one each time, so that the suite does not look at the same order for ever.
-fn seed() -> Result<u64> {
+pub fn seed() -> Result<u64> {
     match std::env::var("HUSK_FIO_SEED") {
         Ok(text) => text.parse().context("HUSK_FIO_SEED is not a number"),
         Err(_) => Ok(u64::from(

@@ -54,20 +54,23 @@ fn shell<'v>(vm: &'v Vm<'v>) -> Result<Shell<'v>> {
     Ok(shell)
 }
 
-fn image(scene: &Scene, name: &str, mebibytes: u64) -> Result<PathBuf> {
+/// Makes an empty image.
+pub fn image(scene: &Scene, name: &str, mebibytes: u64) -> Result<PathBuf> {
     let path = scene.path(&format!("{name}.img"));
     File::create_new(&path)?.set_len(mebibytes << 20)?;
     Ok(path)
 }
 
-fn add(scene: &Scene, vm: &Vm<'_>, name: &str, path: &Path) -> Result<()> {
+/// `husk addvolume`.
+pub fn add(scene: &Scene, vm: &Vm<'_>, name: &str, path: &Path) -> Result<()> {
     let mut command = scene.husk(&["addvolume", vm.name(), "--volume-name", name, "--path"]);
     command.arg(path);
     scene.finish(command, PATIENCE)?.ok()?;
     Ok(())
 }
 
-fn remove(scene: &Scene, vm: &Vm<'_>, name: &str) -> Result<()> {
+/// `husk removevolume`.
+pub fn remove(scene: &Scene, vm: &Vm<'_>, name: &str) -> Result<()> {
     let command = scene.husk(&["removevolume", vm.name(), "--volume-name", name]);
     scene.finish(command, PATIENCE)?.ok()?;
     Ok(())

@@ -1,0 +1,113 @@
+//! Twenty gibibytes and a million requests of every kind of disk, each read back and compared. Not part of the tests:
+//! `cargo xtask soak`.
+
+use super::fio::seed;
+use crate::harness::guest::Shell;
+use crate::harness::manifest::Manifest;
+use crate::harness::scene::Scene;
+use crate::harness::vm::Vm;
+use crate::harness::{Case, images};
+use anyhow::{Context, Result, ensure};
+use regex::Regex;
+use serde_json::json;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+pub const RAW: Case = Case {
+    name: "soak-raw",
+    about: "20 GiB and a million verified requests to a file on virtio-blk; HUSK_FIO_SEED repeats",
+    limit: LIMIT,
+    run: raw,
+};
+
+pub const BLOCK: Case = Case {
+    name: "soak-block",
+    about: "the same to a block device on virtio-scsi",
+    limit: LIMIT,
+    run: block,
+};
+
+const LIMIT: Duration = Duration::from_secs(90 * 60);
+
+/// One fio of a round writes and reads as much.
+const SIZE_MIB: u64 = 2048;
+const REQUESTS: u64 = 1_000_000;
+const BYTES: u64 = 20 << 30;
+
+fn raw(scene: &Scene) -> Result<()> {
+    let image = scene.path("raw.img");
+    File::create(&image)?.set_len(SIZE_MIB << 20)?;
+    soak(scene, "virtio", &image)
+}
+
+fn block(scene: &Scene) -> Result<()> {
+    scene.needs_root()?;
+    let image = scene.path("block.img");
+    File::create(&image)?.set_len(SIZE_MIB << 20)?;
+    let mut command = Command::new("losetup");
+    command.args(["--find", "--show", "--direct-io=on"]).arg(&image);
+    let device = scene.finish(command, Duration::from_secs(20))?.ok()?;
+    let device = PathBuf::from(device.trim());
+    let done = soak(scene, "scsi", &device);
+    let mut command = Command::new("losetup");
+    command.arg("--detach").arg(&device);
+    scene.finish(command, Duration::from_secs(20))?.ok()?;
+    done
+}
+
+fn soak(scene: &Scene, bus: &str, image: &Path) -> Result<()> {
+    let manifest = Manifest::new("soak")
+        .memory("512Mi")
+        .device(
+            "data",
+            json!({"disk": {"bus": bus}}),
+            json!({"persistentVolumeClaim": {"claimName": "data"}}),
+        )
+        .volume("data", image);
+    rounds(scene, manifest, bus)
+}
+
+/// Rounds of fio on the only disk of the manifest's guest, until there are enough.
+pub fn rounds(scene: &Scene, manifest: Manifest, bus: &str) -> Result<()> {
+    let first = seed()?;
+    println!("fio's seed: {first}");
+    let manifest = manifest.small(&images::small("6.12-disks")?, "disks,scsi,shell");
+    let vm = Vm::start(scene, &manifest)?;
+    let shell = Shell::small(&vm)?;
+    shell.ok("dmesg -n 1; mkdir -p /tmp && cd /tmp")?;
+    let disk = if bus == "virtio" { "vda" } else { "sda" };
+    let (mut requests, mut bytes, mut round) = (0, 0_u64, 0);
+    while requests < REQUESTS || bytes < BYTES {
+        let seed = first.wrapping_add(round);
+        let command = format!(
+            "fio --thread --name=round --filename=/dev/{disk} --size={SIZE_MIB}m --rw=randrw --rwmixread=20 \
+             --ioengine=libaio --direct=1 --iodepth=32 --fsync=512 --bssplit=4k/50:12k/10:16k/20:64k/15:256k/5 \
+             --verify=crc32c --verify_fatal=1 --verify_state_save=0 --randseed={seed}"
+        );
+        let (status, text) = shell.run(&command, LIMIT)?;
+        ensure!(status == 0, "round {round}: {command}: status {status}:\n{text}");
+        requests += written(&text)?;
+        // fio reads all that it has written once more, and compares.
+        let sectors = shell.ok(&format!("echo $(awk '{{print $7}}' /sys/block/{disk}/stat)"))?;
+        bytes = sectors.parse::<u64>()? * 512;
+        round += 1;
+        println!(
+            "round {round}: {requests} requests, {} MiB written, read and compared",
+            bytes >> 20
+        );
+    }
+    shell.ok("! dmesg | grep -E 'I/O error|scsi.*(abort|timing out|offline)'")?;
+    shell.send("poweroff -f")?;
+    vm.powered_off()
+}
+
+/// How many writes fio says it issued: `issued rwts: total=14512,58222,0,0 short=…`.
+fn written(text: &str) -> Result<u64> {
+    let line = Regex::new(r"issued rwts: total=\d+,(\d+),")?;
+    let found = line
+        .captures(text)
+        .with_context(|| format!("not what fio says: {text}"))?;
+    Ok(found[1].parse()?)
+}

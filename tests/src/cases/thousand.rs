@@ -1,0 +1,150 @@
+//! A thousand volumes plugged and unplugged while the guest works on another. Not part of the tests:
+//! `cargo xtask soak`.
+
+use super::hotplug::{add, image, remove};
+use crate::harness::guest::Shell;
+use crate::harness::manifest::Manifest;
+use crate::harness::scene::Scene;
+use crate::harness::vm::Vm;
+use crate::harness::{Case, images};
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use std::collections::BTreeSet;
+use std::fs;
+use std::time::{Duration, Instant};
+
+pub const CASE: Case = Case {
+    name: "thousand",
+    about: "1,000 LUNs added and removed one by one while fio verifies another: none lost, none left, no memory kept",
+    limit: Duration::from_secs(80 * 60),
+    run,
+};
+
+const COUNT: usize = 1000;
+
+/// How long the guest may take to see the last of them.
+const TO_SETTLE: Duration = Duration::from_secs(600);
+
+/// Kibibytes the VMM may keep after them: what an allocator does not give back.
+const KEPT_KIB: u64 = 1024;
+
+/// For the guest's shell: every disk's serial number; and fio on the first disk until /stop is there.
+const FUNCTIONS: &str = "\
+serials() { for unit in /sys/class/scsi_device/*/device; do \
+[ -d $unit/block ] && tail -c +5 $unit/vpd_pg80 2>/dev/null | tr -dc ' -~' && echo; done; }; \
+work() { until [ -e /stop ]; do fio --thread --name=work --filename=/dev/disk --size=32m --rw=randrw --direct=1 \
+--ioengine=libaio --iodepth=8 --bs=16k --verify=crc32c --verify_fatal=1 --verify_state_save=0 >/fio.log 2>&1 || \
+{ touch /bad; break; }; echo >>/rounds; done; touch /done; }";
+
+fn run(scene: &Scene) -> Result<()> {
+    let manifest = Manifest::new("thousand")
+        .memory("1Gi")
+        .device(
+            "work",
+            json!({"disk": {"bus": "scsi"}, "serial": "work"}),
+            json!({"emptyDisk": {"capacity": "32Mi"}}),
+        )
+        .small(&images::small("6.12-disks")?, "scsi,shell");
+    let vm = Vm::start(scene, &manifest)?;
+    let shell = Shell::small(&vm)?;
+    shell.ok("dmesg -n 1")?;
+    shell.ok(FUNCTIONS)?;
+    let pid = vm.inspect()?["vmmPid"].as_u64().context("no vmmPid")?;
+    // The first one pays for what all need.
+    let first = image(scene, "first", 1)?;
+    add(scene, &vm, "first", &first)?;
+    until(&shell, 2)?;
+    remove(scene, &vm, "first")?;
+    until(&shell, 1)?;
+    let before = Held::by(pid)?;
+
+    shell.ok("ln -s $(ls -d /dev/sd? | head -n 1) /dev/disk; work & true")?;
+    let started = Instant::now();
+    for number in 0..COUNT {
+        let path = image(scene, &name(number), 1)?;
+        add(scene, &vm, &name(number), &path)?;
+        progress("added", number, started);
+    }
+    until(&shell, COUNT + 1)?;
+    println!("all seen after {:.0} s", started.elapsed().as_secs_f64());
+    let serials = shell.run("serials", TO_SETTLE)?.1;
+    let seen: BTreeSet<String> = serials.lines().map(|line| line.trim().to_owned()).collect();
+    for number in 0..COUNT {
+        ensure!(seen.contains(&name(number)), "{} is lost", name(number));
+    }
+    let during = Held::by(pid)?;
+    println!("VMM before {before:?}, with {COUNT} LUNs {during:?}");
+    ensure!(
+        during.fds >= before.fds + COUNT,
+        "the VMM does not hold the images"
+    );
+
+    let started = Instant::now();
+    for number in 0..COUNT {
+        // Every one once, no neighbours.
+        remove(scene, &vm, &name(number * 7 % COUNT))?;
+        progress("removed", number, started);
+    }
+    until(&shell, 1)?;
+    println!("all gone after {:.0} s", started.elapsed().as_secs_f64());
+    shell.run("touch /stop; until [ -e /done ]; do sleep 1; done", TO_SETTLE)?;
+    shell.ok("[ ! -e /bad ] && [ -s /rounds ] || { cat /fio.log; false; }")?;
+    let rounds = shell.ok("echo $(wc -l < /rounds)")?;
+    shell.ok("! dmesg | grep -E 'I/O error, dev sda|scsi.*(abort|timing out)'")?;
+    let after = Held::by(pid)?;
+    println!("VMM after {after:?}; {rounds} rounds of fio meanwhile");
+    ensure!(
+        after.fds <= before.fds,
+        "descriptors are left: {before:?}, {after:?}"
+    );
+    ensure!(
+        after.anonymous_kib <= before.anonymous_kib + KEPT_KIB,
+        "memory is left: {before:?}, {after:?}"
+    );
+    shell.send("poweroff -f")?;
+    vm.powered_off()
+}
+
+fn name(number: usize) -> String {
+    format!("volume-{number:04}")
+}
+
+fn progress(what: &str, number: usize, started: Instant) {
+    let done = number + 1;
+    if done.is_multiple_of(100) {
+        let each = started.elapsed().as_secs_f64() * 1e3 / done as f64;
+        println!("{done} {what}, {each:.0} ms each");
+    }
+}
+
+/// Waits until the guest has `count` disks.
+fn until(shell: &Shell<'_>, count: usize) -> Result<()> {
+    let deadline = Instant::now() + TO_SETTLE;
+    loop {
+        let disks = shell.ok("echo $(ls /sys/block | grep -c '^sd')")?;
+        if disks == count.to_string() {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "{disks} disks instead of {count}");
+        std::thread::sleep(Duration::from_millis(500));
+    }
+}
+
+/// What a process holds.
+#[derive(Debug)]
+struct Held {
+    anonymous_kib: u64,
+    fds: usize,
+}
+
+impl Held {
+    fn by(pid: u64) -> Result<Self> {
+        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        let number = line.and_then(|line| line.split_whitespace().next());
+        Ok(Self {
+            anonymous_kib: number.context("no RssAnon")?.parse()?,
+            fds: fs::read_dir(format!("/proc/{pid}/fd"))?.count(),
+        })
+    }
+}
