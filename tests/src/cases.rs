@@ -55,6 +55,7 @@ pub const ALL: &[Case] = &[
     scsi::SMALL,
     hotplug::ONE,
     hotplug::MANY,
+    hotplug::UNHEARD,
     balloon::CASE,
     reboot::CASE,
     pause::CASE,

@@ -26,6 +26,13 @@ pub const MANY: Case = Case {
     run: many,
 };
 
+pub const UNHEARD: Case = Case {
+    name: "hotplug-unheard",
+    about: "volumes that come and go while the guest stands still, or its driver is unbound: it knows of them afterwards",
+    limit: Duration::from_secs(480),
+    run: unheard,
+};
+
 /// Functions for the guest's shell: the name of the disk with a serial number, waiting for it, waiting for its end.
 const FUNCTIONS: &str = "\
 disk() { for unit in /sys/class/scsi_device/*/device; do \
@@ -205,6 +212,54 @@ fn many(scene: &Scene) -> Result<()> {
             name(number)
         );
     }
+    shell.send("poweroff -f")?;
+    vm.powered_off()
+}
+
+/// More than the eight buffers for events that Linux offers.
+const MISSED: u64 = 20;
+
+fn unheard(scene: &Scene) -> Result<()> {
+    let vm = guest(scene)?;
+    let shell = shell(&vm)?;
+    let disks = |count: u64| {
+        shell.ok(&format!(
+            "i=0; until [ $(ls /sys/block | grep -c ^sd) = {count} ]; do [ $i -lt 300 ] || exit 1; \
+             i=$((i + 1)); sleep 0.2; done"
+        ))
+    };
+    scene.part("paused", || {
+        scene.run(&["pause", vm.name()])?.ok()?;
+        for number in 1..=MISSED {
+            let name = format!("missed-{number}");
+            add(scene, &vm, &name, &image(scene, &name, 1)?)?;
+        }
+        scene.run(&["resume", vm.name()])?.ok()?;
+        for number in 1..=MISSED {
+            comes(&shell, &format!("missed-{number}"))?;
+        }
+        disks(MISSED)?;
+        Ok(())
+    });
+    scene.part("without a driver", || {
+        let kept = comes(&shell, "missed-7")?;
+        shell.ok(&format!(
+            "echo kept > /block && dd if=/block of=/dev/{kept} conv=notrunc,fsync status=none"
+        ))?;
+        let driver = "cd /sys/bus/virtio/drivers/virtio_scsi";
+        shell.ok(&format!(
+            "{driver} && device=$(ls -d virtio*) && echo $device > unbind"
+        ))?;
+        disks(0)?;
+        add(scene, &vm, "late", &image(scene, "late", 1)?)?;
+        remove(scene, &vm, "missed-1")?;
+        shell.ok(&format!("{driver} && echo $device > bind"))?;
+        comes(&shell, "late")?;
+        disks(MISSED)?;
+        goes(&shell, "missed-1")?;
+        let kept = comes(&shell, "missed-7")?;
+        shell.says(&format!("head -c 4 /dev/{kept}"), &["kept"])
+    });
     shell.send("poweroff -f")?;
     vm.powered_off()
 }

@@ -19,7 +19,7 @@ pub const SMALL: Case = Case {
 
 pub const ON_DEBIAN: Case = Case {
     name: "scsi-debian",
-    about: "Debian 13 booted from a sata disk: its names by id and by path, cloud-init's data from a CD-ROM",
+    about: "Debian 13 booted from a sata disk, also by kexec: names by id and by path, cloud-init's data from a CD-ROM",
     limit: DEBIAN,
     run: debian,
 };
@@ -288,6 +288,29 @@ fn debian(scene: &Scene) -> Result<()> {
             "mkfs.ext4 -q {id} && mount -o discard {id} /mnt && cp /bin/bash /mnt && sync && umount /mnt && \
              mount {id} /mnt && cmp /bin/bash /mnt/bash && fstrim /mnt && umount /mnt"
         ))?;
+        Ok(())
+    });
+    // A kernel that takes over what another one has set up.
+    shell.ok(
+        "kexec --load /boot/vmlinuz-$(uname -r) --initrd=/boot/initrd.img-$(uname -r) --reuse-cmdline && sync",
+    )?;
+    shell.send("kexec --exec")?;
+    let shell = Shell::log_in(&vm, "debian", "secret")?;
+    shell.ok("dmesg -n 1")?;
+    scene.part("kexec", || {
+        shell.says(
+            "ls /dev/disk/by-id; ls /dev/disk/by-path",
+            &[
+                "scsi-0QEMU_QEMU_HARDDISK_root-serial-part1",
+                "scsi-0QEMU_QEMU_HARDDISK_data-serial",
+                "-scsi-0:0:0:1",
+            ],
+        )?;
+        let id = "/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_data-serial";
+        shell.ok(&format!(
+            "mount {id} /mnt && cmp /bin/bash /mnt/bash && umount /mnt"
+        ))?;
+        shell.ok("! dmesg | grep -E 'I/O error|scsi.*(abort|timing out|offline)'")?;
         Ok(())
     });
     scene

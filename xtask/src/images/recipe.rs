@@ -42,6 +42,7 @@ const CLOUD: &[&str] = &[
     "cloud-guest-utils",
     "cloud-init",
     "iputils-ping",
+    "kexec-tools",
     "openssh-server",
     "sudo",
 ];
