@@ -15,16 +15,19 @@ pub(crate) struct Manifest {
     pub vmis: Vec<Vmi>,
     /// The other objects in it, for people.
     pub ignored: Vec<String>,
+    /// The file, where what is said about it must name it.
+    file: Option<String>,
 }
 
-/// Reads and validates `source`, a path or `-` for stdin.
-pub(crate) fn read(source: &str) -> Result<Manifest, Failure> {
-    let text = match source {
-        "-" => bounded(io::stdin().lock()),
-        path => File::open(path).and_then(bounded),
+/// Reads and validates `source`, a path or `-` for stdin. What is said about it names it if it is one of several or
+/// has several documents.
+pub(crate) fn read(source: &str, one_of_several: bool) -> Result<Manifest, Failure> {
+    let (name, text) = match source {
+        "-" => ("stdin", bounded(io::stdin().lock())),
+        path => (path, File::open(path).and_then(bounded)),
     };
-    let text = text.map_err(|error| Failure::Usage(format!("{source}: {}", chain(&error))))?;
-    parse(source, &text)
+    let text = text.map_err(|error| Failure::Usage(format!("{name}: {}", chain(&error))))?;
+    parse(name, &text, one_of_several)
 }
 
 fn bounded(reader: impl Read) -> io::Result<String> {
@@ -33,45 +36,80 @@ fn bounded(reader: impl Read) -> io::Result<String> {
     Ok(text)
 }
 
-fn parse(source: &str, text: &str) -> Result<Manifest, Failure> {
-    let loaded = husk_vmi::load(text).map_err(|error| match error {
-        LoadError::Invalid(errors) => wrong(&errors),
-        error => Failure::Usage(format!("{}: {error}", one_line(source))),
-    })?;
+fn parse(source: &str, text: &str, one_of_several: bool) -> Result<Manifest, Failure> {
     let mut manifest = Manifest {
         vmis: Vec::new(),
         ignored: Vec::new(),
+        file: one_of_several.then(|| source.to_owned()),
     };
+    let loaded = match husk_vmi::load(text) {
+        Ok(loaded) => loaded,
+        Err(LoadError::Invalid(documents)) => {
+            if documents.iter().any(|bad| bad.document.is_some()) {
+                manifest.file = Some(source.to_owned());
+            }
+            let lines = documents
+                .iter()
+                .flat_map(|bad| manifest.lines(bad.document.as_deref(), &bad.errors));
+            return Err(Failure::Manifest(lines.collect()));
+        }
+        Err(error) => return Err(Failure::Usage(format!("{source}: {error}"))),
+    };
+    if loaded.len() > 1 {
+        manifest.file = Some(source.to_owned());
+    }
     for document in loaded {
         match document {
             Loaded::Vmi(vmi) => manifest.vmis.push(*vmi),
             Loaded::Other { kind, name, .. } => manifest.ignored.push(one_line(&format!("{kind} {name}"))),
         }
     }
-    let errors: Vec<_> = manifest
-        .vmis
-        .iter()
-        .filter_map(|vmi| husk_vmi::validate(vmi).err())
-        .flatten()
-        .collect();
-    if errors.is_empty() {
+    let mut lines = Vec::new();
+    for vmi in &manifest.vmis {
+        if let Err(errors) = husk_vmi::validate(vmi) {
+            lines.extend(manifest.wrong(vmi, &errors));
+        }
+    }
+    if lines.is_empty() {
         Ok(manifest)
     } else {
-        Err(wrong(&errors))
+        Err(Failure::Manifest(lines))
     }
 }
 
-/// What is said about an object that is no VM.
-pub(crate) fn left_alone(ignored: &str) -> String {
-    format!("{ignored} is left alone: only VirtualMachineInstance and VirtualMachine are run")
-}
-
-/// One line per wrong field.
-pub(crate) fn wrong(errors: &[FieldError]) -> Failure {
-    Failure::Manifest(errors.iter().map(ToString::to_string).collect())
-}
-
 impl Manifest {
+    /// What is said about the objects in it that are no VMs, a line each.
+    pub(crate) fn left_alone(&self) -> impl Iterator<Item = String> {
+        let prefix = self.prefix(None);
+        self.ignored.iter().map(move |ignored| {
+            format!("{prefix}{ignored} is left alone: only VirtualMachineInstance and VirtualMachine are run")
+        })
+    }
+
+    /// What stands before anything said about a VM: the file and the document, as far as there are others.
+    pub(crate) fn prefix_of(&self, vmi: &Vmi) -> String {
+        self.prefix(vmi.document.as_deref())
+    }
+
+    /// One line per wrong field of a VM.
+    pub(crate) fn wrong(&self, vmi: &Vmi, errors: &[FieldError]) -> Vec<String> {
+        self.lines(vmi.document.as_deref(), errors)
+    }
+
+    fn lines(&self, document: Option<&str>, errors: &[FieldError]) -> Vec<String> {
+        let prefix = self.prefix(document);
+        errors.iter().map(|error| format!("{prefix}{error}")).collect()
+    }
+
+    fn prefix(&self, document: Option<&str>) -> String {
+        let parts = [self.file.as_deref(), document];
+        parts
+            .into_iter()
+            .flatten()
+            .map(|part| format!("{part}: "))
+            .collect()
+    }
+
     /// Puts every VM into `namespace`; refused where the manifest names another one, as kubectl does.
     pub(crate) fn place(&mut self, namespace: &str) -> Result<(), Failure> {
         for vmi in &mut self.vmis {
@@ -95,7 +133,8 @@ impl Manifest {
                 name: vmi.name.clone(),
             };
             if names.contains(&name) {
-                return Err(Failure::Usage(format!("the manifest has two VMs named {name}")));
+                let prefix = self.prefix(None);
+                return Err(Failure::Usage(format!("{prefix}two VMs are named {name}")));
             }
             names.push(name);
         }

@@ -142,6 +142,45 @@ fn several_manifests_are_told_apart() {
 }
 
 #[test]
+fn every_line_names_its_document_where_there_are_several() {
+    let root = tempfile::tempdir().unwrap();
+    let runtime = root.path().join("husk");
+    let other = VALID.replace("demo", "other");
+    let two = format!("{VALID}---\n{other}");
+    let note = "spec.networks: the pod network, which is the default, is not attached yet; the VM has none\n";
+    let (code, _, stderr) = on_stdin(&runtime, &["validate", "-"], &two);
+    assert_eq!(
+        (code, stderr),
+        (0, format!("note: stdin: demo: {note}note: stdin: other: {note}"))
+    );
+    for (wrong, fault) in [
+        (
+            other.replace("devices: {}", "devces: {}"),
+            "spec.domain.devces: Invalid value: spec.domain.devces in body is a forbidden property\n",
+        ),
+        (
+            other.replace("128Mi", "64Ki"),
+            "spec.domain.resources.requests.memory: ",
+        ),
+    ] {
+        for command in ["run", "validate"] {
+            let (code, stdout, stderr) = on_stdin(&runtime, &[command, "-"], &format!("{VALID}---\n{wrong}"));
+            assert_eq!((code, stdout.as_str()), (2, ""));
+            assert!(stderr.starts_with(&format!("stdin: other: {fault}")), "{stderr}");
+        }
+    }
+    // What only a run finds is told alike.
+    let (code, _, stderr) = on_stdin(&runtime, &["run", "-"], &two);
+    assert_eq!(code, 2);
+    let lines = stderr.lines().filter_map(|line| line.split_once(": spec."));
+    assert_eq!(
+        lines.map(|(place, _)| place).collect::<Vec<_>>(),
+        ["stdin: demo", "stdin: other"],
+        "{stderr}"
+    );
+}
+
+#[test]
 fn run_refuses_what_makes_no_sense_before_it_starts() {
     let root = tempfile::tempdir().unwrap();
     let runtime = root.path().join("husk");
@@ -154,7 +193,7 @@ fn run_refuses_what_makes_no_sense_before_it_starts() {
             &two[..],
             "--console is for one VM, the manifest has 2",
         ),
-        (&["run", "-"], &twice, "the manifest has two VMs named demo"),
+        (&["run", "-"], &twice, "stdin: two VMs are named demo"),
         (
             &["run", "-", "--namespace", "test"],
             &placed,

@@ -18,7 +18,7 @@ pub mod types;
 mod validate;
 
 pub use field::{CauseReason, FieldError, Note};
-pub use load::{LoadError, Loaded, MANIFEST_LIMIT, Vmi, load};
+pub use load::{BadDocument, LoadError, Loaded, MANIFEST_LIMIT, Vmi, load};
 pub use plan::{
     BlockSize, BootPlan, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, FileRef,
     FormatRule, KERNEL_VOLUME, KernelFile, KernelOverride, Memory, NewVolume, Plug, PlugError, PodResources,

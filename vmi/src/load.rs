@@ -1,6 +1,8 @@
 //! From the text of a manifest to the VMIs in it.
 
+mod document;
 mod object;
+mod yaml;
 
 use std::collections::BTreeMap;
 
@@ -8,14 +10,11 @@ use serde_json::{Map, Value};
 
 use crate::field::{FieldError, Note, OneLine};
 use crate::types::Spec;
+use document::Document;
 use object::{read_vm, read_vmi};
 
 /// The largest manifest that is read, in bytes.
 pub const MANIFEST_LIMIT: usize = 1 << 20;
-/// The most documents in a manifest.
-const DOCUMENTS: usize = 256;
-/// The deepest nesting; Kubernetes' own objects stay below 20.
-const DEPTH: usize = 64;
 
 /// A VirtualMachineInstance, or the one a VirtualMachine would make.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +29,8 @@ pub struct Vmi {
     pub annotations: BTreeMap<String, String>,
     /// What it asks for.
     pub spec: Spec,
+    /// What tells its document apart from the manifest's others, for people; none for the only one.
+    pub document: Option<String>,
     /// Where `spec` stands in the document: `spec` or `spec.template.spec`.
     pub(crate) path: &'static str,
     /// Valid fields that are refused, found while reading.
@@ -78,12 +79,21 @@ pub enum Loaded {
     },
 }
 
+/// A document with wrong fields.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadDocument {
+    /// As [`Vmi::document`].
+    pub document: Option<String>,
+    /// What is wrong, at least one fault.
+    pub errors: Vec<FieldError>,
+}
+
 /// Why a manifest cannot be used. Each prints on one line, but for [`LoadError::Invalid`]: one line per field.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// It is too large to be a manifest.
-    #[error("the manifest has {0} bytes; the limit is {MANIFEST_LIMIT}")]
-    TooLarge(usize),
+    #[error("the manifest is larger than {} MiB, which is the limit: split it into several files", MANIFEST_LIMIT >> 20)]
+    TooLarge,
     /// It is not YAML.
     #[error("line {line}, column {column}: {message}")]
     Syntax {
@@ -99,7 +109,7 @@ pub enum LoadError {
     NoVm(Vec<String>),
     /// Fields are wrong.
     #[error("{}", lines(.0))]
-    Invalid(Vec<FieldError>),
+    Invalid(Vec<BadDocument>),
 }
 
 fn found(kinds: &[String]) -> String {
@@ -110,15 +120,17 @@ fn found(kinds: &[String]) -> String {
     }
 }
 
-fn lines(errors: &[FieldError]) -> String {
-    errors
-        .iter()
-        .map(ToString::to_string)
-        .collect::<Vec<_>>()
-        .join("\n")
+fn lines(documents: &[BadDocument]) -> String {
+    let lines = documents.iter().flat_map(|bad| {
+        let place = bad.document.as_ref().map(|name| format!("{name}: "));
+        let place = place.unwrap_or_default();
+        bad.errors.iter().map(move |error| format!("{place}{error}"))
+    });
+    lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Reads a manifest: YAML or JSON, any number of documents, `List`s taken apart.
+/// Reads a manifest: YAML or JSON, any number of documents, `List`s taken apart. JSON objects need
+/// no `---` between them.
 ///
 /// The fields are checked against KubeVirt's schema, and all faults are reported at once. What a valid field means,
 /// and whether it is supported, is decided by [`validate`](crate::validate).
@@ -127,18 +139,18 @@ fn lines(errors: &[FieldError]) -> String {
 /// See [`LoadError`].
 pub fn load(text: &str) -> Result<Vec<Loaded>, LoadError> {
     if text.len() > MANIFEST_LIMIT {
-        return Err(LoadError::TooLarge(text.len()));
+        return Err(LoadError::TooLarge);
     }
-    let mut documents = Vec::new();
-    for document in parse(text)? {
-        expand(document, &mut documents);
-    }
+    let documents = document::expand(yaml::parse(text)?);
     let mut loaded = Vec::new();
     let mut errors = Vec::new();
-    for document in documents {
-        match read(&document) {
+    for (Document { value, .. }, document) in documents.iter().zip(document::names(&documents)) {
+        match read(value, &document) {
             Ok(document) => loaded.push(document),
-            Err(faults) => errors.extend(faults),
+            Err(faults) => errors.push(BadDocument {
+                document,
+                errors: faults,
+            }),
         }
     }
     if !errors.is_empty() {
@@ -154,56 +166,8 @@ pub fn load(text: &str) -> Result<Vec<Loaded>, LoadError> {
     Ok(loaded)
 }
 
-/// Reads YAML within bounds: neither aliases nor nesting make more of a text than a small multiple of its size.
-fn parse(text: &str) -> Result<Vec<Value>, LoadError> {
-    let options = serde_saphyr::options! {
-        budget: serde_saphyr::budget! {
-            max_documents: DOCUMENTS,
-            max_depth: DEPTH,
-            max_aliases: 1000,
-            max_anchors: 1000,
-            max_recorded_anchor_bytes: MANIFEST_LIMIT,
-            max_total_scalar_bytes: 4 * MANIFEST_LIMIT,
-        },
-        alias_limits: serde_saphyr::alias_limits! {
-            max_total_replayed_events: 20_000,
-            max_replay_stack_depth: 8,
-        },
-        with_snippet: false,
-    };
-    serde_saphyr::from_multiple_with_options::<Value>(text, options).map_err(|error| {
-        let location = error.location();
-        let plain = error.render_with_formatter(&serde_saphyr::UserMessageFormatter);
-        // The place is told apart from the message.
-        let plain = plain
-            .split(" at line ")
-            .next()
-            .unwrap_or_default()
-            .trim_end_matches(" (defined");
-        LoadError::Syntax {
-            line: location.map_or(0, |l| l.line()),
-            column: location.map_or(0, |l| l.column()),
-            message: OneLine(plain.trim()).to_string(),
-        }
-    })
-}
-
-/// Takes a `List` apart.
-fn expand(document: Value, into: &mut Vec<Value>) {
-    match document {
-        Value::Null => {}
-        Value::Object(mut list) if list.get("kind").and_then(Value::as_str) == Some("List") => {
-            match list.remove("items") {
-                Some(Value::Array(items)) => into.extend(items),
-                _ => into.push(Value::Object(list)),
-            }
-        }
-        document => into.push(document),
-    }
-}
-
-fn read(document: &Value) -> Result<Loaded, Vec<FieldError>> {
-    let Value::Object(object) = document else {
+fn read(value: &Value, document: &Option<String>) -> Result<Loaded, Vec<FieldError>> {
+    let Value::Object(object) = value else {
         return Err(vec![FieldError::invalid(
             "kind",
             "the document is not an object with apiVersion, kind and spec",
@@ -245,7 +209,10 @@ fn read(document: &Value) -> Result<Loaded, Vec<FieldError>> {
     } else {
         read_vmi(&object)
     }
-    .map(|vmi| Loaded::Vmi(Box::new(vmi)))
+    .map(|vmi| {
+        let document = document.clone();
+        Loaded::Vmi(Box::new(Vmi { document, ..vmi }))
+    })
 }
 
 /// Drops what is null, which is the same as absent.

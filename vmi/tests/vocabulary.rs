@@ -668,7 +668,19 @@ fn text_that_is_no_manifest_gives_one_line() {
     );
     assert_eq!(
         line(&" ".repeat(2 << 20)),
-        "the manifest has 2097152 bytes; the limit is 1048576"
+        "the manifest is larger than 1 MiB, which is the limit: split it into several files"
+    );
+    assert_eq!(
+        line(&"---\na: 1\n".repeat(300)),
+        "line 513, column 1: more than 256 documents: split the manifest into several files"
+    );
+    assert_eq!(
+        line(&"{\"a\": 1}\n".repeat(300)),
+        "line 257, column 1: more than 256 documents: split the manifest into several files"
+    );
+    assert_eq!(
+        line(&format!("a: &a 1\nb: [{}]", ["*a"; 1500].join(", "))),
+        "line 2, column 4005: more than 1000 aliases (*name): write out what they stand for"
     );
     let bomb = (0..9).fold("a0: &a0 [x, x, x, x, x, x, x, x]\n".to_owned(), |text, n| {
         let aliases = vec![format!("*a{n}"); 9].join(", ");
@@ -687,6 +699,7 @@ fn text_that_is_no_manifest_gives_one_line() {
     ] {
         let line = line(&text);
         assert!(!line.contains('\n') && line.len() < 1000, "{line}");
+        assert!(!line.contains(" { "), "no Rust for people: {line}");
     }
 }
 

@@ -90,7 +90,7 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
-    let mut manifest = manifest::read(&args.file)?;
+    let mut manifest = manifest::read(&args.file, false)?;
     if let Some(namespace) = &args.namespace {
         manifest.place(namespace)?;
     }
@@ -114,13 +114,13 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
         return Err(Failure::Runtime(obstacle));
     }
     let runtime_dir = RuntimeDir::locate()?;
-    for ignored in &manifest.ignored {
-        eprintln!("note: {}", manifest::left_alone(ignored));
+    for left_alone in manifest.left_alone() {
+        eprintln!("note: {left_alone}");
     }
     let mut configs = Vec::new();
     for (vmi, plan) in manifest.vmis.iter().zip(plans) {
         for note in &plan.notes {
-            eprintln!("note: {note}");
+            eprintln!("note: {}{note}", manifest.prefix_of(vmi));
         }
         configs.push(MonitorConfig {
             runtime_dir: runtime_dir.path().into(),
@@ -176,13 +176,13 @@ fn plans(args: &Args, manifest: &Manifest) -> Result<Vec<VmPlan>, Failure> {
         };
         match husk_vmi::plan(vmi, &resources) {
             Ok(plan) => plans.push(plan),
-            Err(wrong) => errors.extend(wrong),
+            Err(wrong) => errors.extend(manifest.wrong(vmi, &wrong)),
         }
     }
     if errors.is_empty() {
         Ok(plans)
     } else {
-        Err(manifest::wrong(&errors))
+        Err(Failure::Manifest(errors))
     }
 }
 

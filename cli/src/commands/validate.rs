@@ -8,7 +8,8 @@ use crate::{manifest, output};
 /// Check manifests without starting anything
 ///
 /// Prints one line per wrong field, `FIELD: REASON` in KubeVirt's words, and one line `note: FIELD: …` for what would
-/// be met differently, on stderr, and a line for each VM that could run on stdout. Nothing is opened but the manifests.
+/// be met differently, on stderr, and a line for each VM that could run on stdout. The file and the document come
+/// first where there are several: `FILE: NAME: FIELD: …`. Nothing is opened but the manifests.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Exit status: 0 if every manifest is valid, 2 if not.
@@ -23,37 +24,36 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let several = args.files.len() > 1;
     let mut wrong = false;
     for file in &args.files {
         let source = file.to_string_lossy();
-        let prefix = if args.files.len() > 1 {
-            format!("{source}: ")
-        } else {
-            String::new()
-        };
-        match manifest::read(&source) {
-            Ok(manifest) => {
-                for ignored in &manifest.ignored {
-                    eprintln!("note: {prefix}{}", manifest::left_alone(ignored));
-                }
-                for note in manifest.vmis.iter().flat_map(husk_vmi::notes) {
-                    eprintln!("note: {prefix}{note}");
-                }
-                for vm in manifest.names()? {
-                    output::print(&format!("{prefix}{vm} is valid\n"))?;
-                }
-            }
-            Err(Failure::Manifest(lines)) => {
-                wrong = true;
-                for line in lines {
-                    eprintln!("{prefix}{line}");
-                }
-            }
-            Err(failure) => {
-                wrong = true;
-                failure.report();
-            }
+        if let Err(failure) = validate(&source, several) {
+            wrong = true;
+            failure.report();
         }
     }
     if wrong { Err(Failure::Ended(USAGE)) } else { Ok(()) }
+}
+
+fn validate(source: &str, several: bool) -> Result<(), Failure> {
+    let manifest = manifest::read(source, several)?;
+    let names = manifest.names()?;
+    for left_alone in manifest.left_alone() {
+        eprintln!("note: {left_alone}");
+    }
+    for vmi in &manifest.vmis {
+        for note in husk_vmi::notes(vmi) {
+            eprintln!("note: {}{note}", manifest.prefix_of(vmi));
+        }
+    }
+    let prefix = if several {
+        format!("{source}: ")
+    } else {
+        String::new()
+    };
+    for vm in names {
+        output::print(&format!("{prefix}{vm} is valid\n"))?;
+    }
+    Ok(())
 }

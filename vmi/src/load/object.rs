@@ -171,6 +171,7 @@ fn build(
         labels: metadata.labels,
         annotations: metadata.annotations,
         spec,
+        document: None,
         path,
         unsupported: found.unsupported,
         notes: found.notes,

@@ -52,7 +52,7 @@ pub fn vmi(manifest: &Value) -> Vmi {
 pub fn faults(manifest: &Value) -> Vec<FieldError> {
     match load(&manifest.to_string()) {
         Ok(_) => validate(&vmi(manifest)).err().unwrap_or_default(),
-        Err(LoadError::Invalid(errors)) => errors,
+        Err(LoadError::Invalid(documents)) => documents.into_iter().flat_map(|bad| bad.errors).collect(),
         Err(other) => panic!("{other}"),
     }
 }

@@ -1,0 +1,144 @@
+//! From text to values, within bounds.
+
+use serde::de::IgnoredAny;
+use serde_json::Value;
+use serde_saphyr::Error;
+use serde_saphyr::budget::BudgetBreach;
+
+use super::{LoadError, MANIFEST_LIMIT};
+use crate::field::OneLine;
+
+/// The most documents in a manifest.
+const DOCUMENTS: usize = 256;
+/// The deepest nesting; Kubernetes' own objects stay below 20.
+const DEPTH: usize = 64;
+/// The most aliases, and the most anchors, in a document.
+const ALIASES: usize = 1000;
+
+/// Reads every document: neither aliases nor nesting make more of a text than a small multiple of its size.
+pub(super) fn parse(text: &str) -> Result<Vec<Value>, LoadError> {
+    let mut documents = Vec::new();
+    let mut before = "";
+    for part in parts(text) {
+        let part_documents = parse_part(part).and_then(|more| match documents.len() + more.len() {
+            ..=DOCUMENTS => Ok(more),
+            _ => Err(LoadError::Syntax {
+                line: 1,
+                column: 1,
+                message: too_many_documents(),
+            }),
+        });
+        documents.extend(part_documents.map_err(|error| moved(error, before))?);
+        before = &text[..before.len() + part.len()];
+    }
+    Ok(documents)
+}
+
+/// Takes JSON objects apart that follow each other without `---`, as tools print them and YAML does not allow.
+fn parts(text: &str) -> Vec<&str> {
+    let mut parts = Vec::new();
+    let mut rest = text;
+    while rest.trim_start().starts_with('{') {
+        let mut objects = serde_json::Deserializer::from_str(rest).into_iter::<IgnoredAny>();
+        let Some(Ok(_)) = objects.next() else { break };
+        let others = rest[objects.byte_offset()..].trim_start();
+        parts.push(&rest[..rest.len() - others.len()]);
+        rest = others;
+    }
+    match rest.chars().next() {
+        None => {}
+        // What is not JSON gets YAML's error, where it stands.
+        Some('{') => parts.push(rest),
+        Some(_) => parts = vec![text],
+    }
+    parts
+}
+
+fn parse_part(text: &str) -> Result<Vec<Value>, LoadError> {
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! {
+            max_documents: DOCUMENTS,
+            max_depth: DEPTH,
+            max_aliases: ALIASES,
+            max_anchors: ALIASES,
+            max_recorded_anchor_bytes: MANIFEST_LIMIT,
+            max_total_scalar_bytes: 4 * MANIFEST_LIMIT,
+        },
+        alias_limits: serde_saphyr::alias_limits! {
+            max_total_replayed_events: 20_000,
+            max_replay_stack_depth: 8,
+        },
+        with_snippet: false,
+    };
+    serde_saphyr::from_multiple_with_options::<Value>(text, options).map_err(|error| {
+        let location = error.location();
+        LoadError::Syntax {
+            line: location.map_or(0, |l| l.line()),
+            column: location.map_or(0, |l| l.column()),
+            message: message(&error),
+        }
+    })
+}
+
+/// What is wrong: a limit with the way out, or the parser's own words.
+fn message(error: &Error) -> String {
+    match error {
+        Error::Budget { breach, .. } => match breach {
+            BudgetBreach::Documents { .. } => too_many_documents(),
+            BudgetBreach::Depth { .. } => too_deep(),
+            BudgetBreach::Aliases { .. } => {
+                format!("more than {ALIASES} aliases (*name): write out what they stand for")
+            }
+            BudgetBreach::Anchors { .. } => {
+                format!("more than {ALIASES} anchors (&name): leave out those that nothing refers to")
+            }
+            BudgetBreach::ScalarBytes { .. } => format!(
+                "more than {} MiB of text once its aliases are followed: use fewer aliases (*name)",
+                (4 * MANIFEST_LIMIT) >> 20
+            ),
+            _ => "too much for one manifest: split it into several files".to_owned(),
+        },
+        Error::AliasReplayLimitExceeded { .. }
+        | Error::AliasExpansionLimitExceeded { .. }
+        | Error::AliasReplayStackDepthExceeded { .. } => {
+            "its aliases (*name) stand for too much: write out what they stand for".to_owned()
+        }
+        error => {
+            let plain = error.render_with_formatter(&serde_saphyr::UserMessageFormatter);
+            if plain.starts_with("recursion limit exceeded") {
+                return too_deep();
+            }
+            // The place is told apart from the message.
+            let plain = plain.split(" at line ").next().unwrap_or_default();
+            OneLine(plain.trim_end_matches(" (defined").trim()).to_string()
+        }
+    }
+}
+
+fn too_many_documents() -> String {
+    format!("more than {DOCUMENTS} documents: split the manifest into several files")
+}
+
+fn too_deep() -> String {
+    format!("nested deeper than {DEPTH} levels, which no Kubernetes object is")
+}
+
+/// The same error for a text that stands after `before`.
+fn moved(error: LoadError, before: &str) -> LoadError {
+    match error {
+        LoadError::Syntax {
+            line: line @ 1..,
+            column,
+            message,
+        } => {
+            let last = before.rsplit('\n').next().unwrap_or_default();
+            let indent = if line == 1 { last.chars().count() } else { 0 };
+            LoadError::Syntax {
+                line: line + before.matches('\n').count() as u64,
+                column: column + indent as u64,
+                message,
+            }
+        }
+        error => error,
+    }
+}
