@@ -143,7 +143,7 @@ fn one(
 }
 
 /// A disk that others write too must not be cached: KubeVirt's rule, which it applies when the VM starts.
-fn cache(disk: &Disk, path: &str) -> Result<CacheMode, FieldError> {
+pub(super) fn cache(disk: &Disk, path: &str) -> Result<CacheMode, FieldError> {
     let given = disk.cache.as_deref().unwrap_or_default();
     match (given, disk.shareable) {
         ("", true) => Ok(CacheMode::None),

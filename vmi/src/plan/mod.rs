@@ -5,6 +5,7 @@ mod disk;
 mod disks;
 mod hotplug;
 mod io_threads;
+mod limits;
 mod machine;
 mod source;
 mod text;
@@ -18,6 +19,7 @@ pub use disk::{
 };
 pub(crate) use disks::effective;
 pub use hotplug::{NewVolume, Plug, PlugError};
+pub(crate) use limits::{limits, sizes};
 pub use source::KERNEL_VOLUME;
 pub(crate) use source::decode;
 pub use types::{BootPlan, FileRef, KernelFile, KernelOverride, Memory, PodResources, Topology, VmPlan};

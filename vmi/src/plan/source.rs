@@ -53,7 +53,7 @@ impl Place<'_> {
             return self.mapped(volume, kind, IMAGE, "PATH").map(DiskSource::File);
         }
         if let Some(disk) = &volume.host_disk {
-            return self.host_disk(disk, self.resources.volumes.get(&volume.name));
+            return self.host_disk(&volume.name, disk);
         }
         if let Some(files) = self.files(volume) {
             return files;
@@ -76,6 +76,20 @@ impl Place<'_> {
             &self.path,
             "this kind of volume is not supported yet",
         ))
+    }
+
+    /// What no caller can mend.
+    pub(super) fn check(&self, volume: &Volume) -> Result<(), FieldError> {
+        if let Some(disk) = &volume.empty_disk {
+            self.size(&volume.name, "emptyDisk.capacity", disk.capacity)?;
+        }
+        if let Some(disk) = &volume.host_disk {
+            self.host_disk(&volume.name, disk)?;
+        }
+        if let Some((kind, _, label)) = file_kind(volume) {
+            self.label(kind, label)?;
+        }
+        Ok(())
     }
 
     /// What the caller has for a volume that cannot be without.
@@ -101,16 +115,17 @@ impl Place<'_> {
         Err(FieldError::invalid(&self.path, text))
     }
 
-    fn host_disk(&self, disk: &HostDisk, given: Option<&PathBuf>) -> Result<DiskSource, FieldError> {
-        let path = given.cloned().unwrap_or_else(|| PathBuf::from(&disk.path));
-        if !path.is_absolute() && given.is_none() {
+    fn host_disk(&self, name: &str, disk: &HostDisk) -> Result<DiskSource, FieldError> {
+        if !Path::new(&disk.path).is_absolute() {
             let field = format!("{}.hostDisk.path", self.path);
             let text = format!("{field} '{}' must be an absolute path", disk.path);
             return Err(FieldError::invalid(field, text));
         }
+        let given = self.resources.volumes.get(name).cloned();
+        let path = given.unwrap_or_else(|| PathBuf::from(&disk.path));
         let create = disk.disk_type == "DiskOrCreate";
         let create_bytes = if create {
-            Some(self.size(&disk.path, "hostDisk.capacity", disk.capacity)?)
+            Some(self.size(name, "hostDisk.capacity", disk.capacity)?)
         } else {
             None
         };
@@ -135,17 +150,7 @@ impl Place<'_> {
 
     /// A disk made of the files of an object, if the volume is of such a kind.
     fn files(&self, volume: &Volume) -> Option<Result<DiskSource, FieldError>> {
-        let (kind, optional, label) = if let Some(map) = &volume.config_map {
-            ("configMap", map.optional, map.volume_label.as_deref())
-        } else if let Some(secret) = &volume.secret {
-            ("secret", secret.optional, secret.volume_label.as_deref())
-        } else if let Some(api) = &volume.downward_api {
-            ("downwardAPI", false, api.volume_label.as_deref())
-        } else if volume.service_account.is_some() {
-            ("serviceAccount", false, None)
-        } else {
-            return None;
-        };
+        let (kind, optional, label) = file_kind(volume)?;
         Some(self.label(kind, label).and_then(|label| {
             let what = "a directory with a file for each key";
             let dir = match self.mapped(volume, kind, what, "DIR") {
@@ -235,6 +240,21 @@ impl Place<'_> {
             }),
             _ => Ok(None),
         }
+    }
+}
+
+/// Of a volume of an object's files: its kind, whether the object may be missing, and the label given.
+fn file_kind(volume: &Volume) -> Option<(&'static str, bool, Option<&str>)> {
+    if let Some(map) = &volume.config_map {
+        Some(("configMap", map.optional, map.volume_label.as_deref()))
+    } else if let Some(secret) = &volume.secret {
+        Some(("secret", secret.optional, secret.volume_label.as_deref()))
+    } else if let Some(api) = &volume.downward_api {
+        Some(("downwardAPI", false, api.volume_label.as_deref()))
+    } else if volume.service_account.is_some() {
+        Some(("serviceAccount", false, None))
+    } else {
+        None
     }
 }
 

@@ -13,25 +13,37 @@ mod volumes;
 
 use crate::field::{FieldError, Note};
 use crate::load::Vmi;
+use crate::plan::{limits, sizes};
 
 use support::support;
 
 /// The most entries of a list of volumes, disks, networks or interfaces.
 const LIST_LIMIT: usize = 256;
 
-/// Checks a VMI against KubeVirt's rules and against what is supported, and reports every fault.
+/// Checks a VMI against KubeVirt's rules and against what is supported and possible, and reports every fault that the
+/// manifest alone tells.
 ///
 /// # Errors
 /// One [`FieldError`] for each fault, never an empty list.
 pub fn validate(vmi: &Vmi) -> Result<(), Vec<FieldError>> {
     let mut errors = Vec::new();
     volumes::check(vmi, &mut errors);
+    let before = errors.len();
     cpu_memory::check(vmi, &mut errors);
+    if errors.len() == before {
+        sizes(vmi, &mut errors);
+    }
     disks::check(vmi, &mut errors);
     network::check(vmi, &mut errors);
     machine::check(vmi, &mut errors);
     errors.extend(vmi.unsupported.iter().cloned());
     errors.extend(support(vmi).unsupported);
+    for limit in limits(vmi) {
+        // KubeVirt's word on a field is enough.
+        if !errors.iter().any(|error| error.field == limit.field) {
+            errors.push(limit);
+        }
+    }
     if errors.is_empty() { Ok(()) } else { Err(errors) }
 }
 

@@ -1,0 +1,56 @@
+//! What no plan can have, whatever the caller has for its volumes.
+
+use uuid::Uuid;
+
+use super::source::Place;
+use super::{PodResources, disks, effective, machine};
+use crate::field::FieldError;
+use crate::load::Vmi;
+
+/// PCI functions beside the host bridge, one to a slot.
+const FUNCTIONS: usize = 31;
+
+/// Checks that a VM can have as many vCPUs and as much memory.
+pub(crate) fn sizes(vmi: &Vmi, errors: &mut Vec<FieldError>) {
+    machine::topology(vmi, errors);
+    machine::memory(vmi, errors);
+}
+
+/// Everything else that would keep any plan of a manifest from being made or started.
+pub(crate) fn limits(vmi: &Vmi) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    machine::rtc_offset(vmi, 0, &mut errors);
+    functions(vmi, &mut errors);
+    for (index, disk) in effective(vmi).iter().enumerate() {
+        let path = vmi.at(&format!("domain.devices.disks[{index}]"));
+        errors.extend(disks::cache(disk, &path).err());
+    }
+    let resources = PodResources::default();
+    for (index, volume) in vmi.spec.volumes.iter().enumerate() {
+        let place = Place {
+            vmi,
+            uuid: Uuid::nil(),
+            resources: &resources,
+            path: vmi.at(&format!("volumes[{index}]")),
+        };
+        errors.extend(place.check(volume).err());
+    }
+    errors
+}
+
+/// Each disk on bus virtio is a PCI function of its own; the SCSI controller, which has one, takes any number.
+fn functions(vmi: &Vmi, errors: &mut Vec<FieldError>) {
+    let devices = &vmi.spec.domain.devices;
+    let balloon = devices.autoattach_mem_balloon.unwrap_or(true);
+    let others = 1 + usize::from(devices.rng.is_some()) + usize::from(balloon);
+    let (disks, most) = (effective(vmi), FUNCTIONS - others);
+    let virtio = disks.iter().filter(|disk| disk.is_virtio_blk()).count();
+    if virtio > most {
+        let path = vmi.at("domain.devices.disks");
+        let text = format!(
+            "{path} has {virtio} disks on bus virtio, of which a VM with these devices has at most {most}; any number may \
+             be on bus scsi"
+        );
+        errors.push(FieldError::invalid(path, text));
+    }
+}

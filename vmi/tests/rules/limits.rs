@@ -1,0 +1,84 @@
+//! What Husk cannot give to any VM is refused by validation, before anybody looks for data or a host.
+
+use super::common::{faults, refused, with};
+use super::{INVALID, REQUEST, volumes};
+use serde_json::{Value, json};
+
+#[test]
+fn sizes_that_no_vm_can_have() {
+    let field = "spec.domain.memory.guest";
+    refused(
+        &[("domain/memory/guest", json!("0"))],
+        INVALID,
+        field,
+        &format!("{field} '0': a guest cannot start with less than 16Mi"),
+    );
+    let field = "spec.domain.cpu";
+    refused(
+        &[("domain/cpu/cores", json!(300))],
+        INVALID,
+        field,
+        &format!("{field} asks for 1 sockets x 300 cores x 1 threads; a VM has at most 254 vCPUs"),
+    );
+}
+
+#[test]
+fn kubevirts_word_on_memory_is_the_only_one() {
+    for memory in ["0", "64Ki", "-1Gi"] {
+        let faults = faults(&with(&[("domain/resources/requests/memory", json!(memory))]));
+        let fields: Vec<_> = faults.iter().map(|fault| fault.field.as_str()).collect();
+        assert_eq!(fields, [if memory == "0" { "" } else { REQUEST }], "{memory}");
+    }
+}
+
+#[test]
+fn disks_that_cannot_be_made_or_found() {
+    let field = "spec.volumes[0].emptyDisk.capacity";
+    refused(
+        &volumes(json!([{"name": "a", "emptyDisk": {"capacity": "0"}}])),
+        INVALID,
+        field,
+        "the size for volume a is too low, must be at least 1MiB",
+    );
+    let field = "spec.volumes[0].hostDisk.path";
+    refused(
+        &volumes(json!([{"name": "a", "hostDisk": {"path": "a.img", "type": "Disk"}}])),
+        INVALID,
+        field,
+        &format!("{field} 'a.img' must be an absolute path"),
+    );
+    let field = "spec.domain.devices.disks[0].cache";
+    refused(
+        &[
+            ("domain/devices/disks/0/shareable", json!(true)),
+            ("domain/devices/disks/0/cache", json!("writeback")),
+        ],
+        INVALID,
+        field,
+        "a sharable disk requires cache = none got: writeback",
+    );
+}
+
+#[test]
+fn disks_on_bus_virtio_need_a_slot_each() {
+    let disks = |count: usize, bus: &str| -> [(&'static str, Value); 2] {
+        let names: Vec<String> = (0..count).map(|n| format!("d{n}")).collect();
+        let disk = |name: &String| json!({"name": name, "disk": {"bus": bus}});
+        let volume = |name: &String| json!({"name": name, "emptyDisk": {"capacity": "1Gi"}});
+        [
+            ("domain/devices/disks", names.iter().map(disk).collect()),
+            ("volumes", names.iter().map(volume).collect()),
+        ]
+    };
+    let field = "spec.domain.devices.disks";
+    let text = format!(
+        "{field} has 40 disks on bus virtio, of which a VM with these devices has at most 29; any number may be on bus \
+         scsi"
+    );
+    refused(&disks(40, "virtio"), INVALID, field, &text);
+    assert_eq!(faults(&with(&disks(29, "virtio"))), []);
+    assert_eq!(faults(&with(&disks(40, "scsi"))), []);
+    let mut random = disks(29, "virtio").to_vec();
+    random.push(("domain/devices/rng", json!({})));
+    assert_eq!(faults(&with(&random)).len(), 1);
+}
