@@ -114,6 +114,7 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
         return Err(Failure::Runtime(obstacle));
     }
     let runtime_dir = RuntimeDir::locate()?;
+    runtime_dir.prepare()?;
     for left_alone in manifest.left_alone() {
         eprintln!("note: {left_alone}");
     }

@@ -48,13 +48,21 @@ fn runtime_directory(located: Result<RuntimeDir, StateError>) -> Check {
             Severity::Required,
             one_line(&runtime.path().to_string_lossy()),
         ),
-        Err(_) => Check::missing(
+        Err(StateError::Nowhere) => Check::missing(
             name,
             title,
             Severity::Required,
             "no place for the state of VMs",
             Some("log in (not by su), or set XDG_RUNTIME_DIR to a directory of your own".into()),
         ),
+        Err(error) => {
+            let detail = match &error {
+                StateError::Unfit { place, why } => one_line(&format!("{place} {why}")),
+                error => chain(error),
+            };
+            let fix = "set HUSK_RUNTIME_DIR to an absolute path of your own, empty or not there yet";
+            Check::missing(name, title, Severity::Required, detail, Some(fix.into()))
+        }
     }
 }
 
@@ -337,6 +345,12 @@ mod tests {
     #[test]
     fn a_user_needs_a_place_for_state() {
         assert!(runtime_directory(Err(StateError::Nowhere)).blocks());
+        let unfit = StateError::Unfit {
+            place: "HUSK_RUNTIME_DIR=run".into(),
+            why: "is a relative path".into(),
+        };
+        let check = runtime_directory(Err(unfit));
+        assert_eq!(check.detail, "HUSK_RUNTIME_DIR=run is a relative path");
         let check = runtime_directory(Ok(RuntimeDir::at("/run/husk")));
         assert_eq!(
             (check.status, check.detail.as_str()),

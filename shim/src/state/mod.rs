@@ -1,26 +1,31 @@
 //! Where the VMs of one user are found: a directory per VM, locked by its monitor for as long as that lives.
 //!
 //! ```text
-//! RUNTIME/.lock                      held while a VM's directory is claimed or removed
+//! RUNTIME/.lock                      held while a VM's directory is claimed or removed; its text says whose RUNTIME is
 //! RUNTIME/NAMESPACE/NAME/monitor.pid write-locked by the live monitor
 //!                        plan.json vmi.json pod.sock console.log monitor.log
 //! ```
 //!
 //! A directory goes all at once: it is moved to RUNTIME/.removing, then deleted.
 //! One whose monitor.pid nobody has locked belonged to a monitor that died; [`RuntimeDir::sweep`] removes
-//! it, file by known file: nothing Husk did not make is ever deleted.
+//! it, file by known file: nothing Husk did not make is ever deleted, and one with anything else in it stays whole.
 
 mod lock;
+mod owner;
 mod vm_dir;
 
 use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use tracing::warn;
 
+use owner::Origin;
 pub use vm_dir::{ClaimedDir, VmDir};
+
+/// The file that is locked while directories come and go.
+const LOCK: &str = ".lock";
 
 /// Why the runtime directory or a VM in it could not be used.
 #[derive(Debug, thiserror::Error)]
@@ -28,9 +33,25 @@ pub enum StateError {
     /// A user without a login session has no runtime directory.
     #[error("no runtime directory: set XDG_RUNTIME_DIR or HUSK_RUNTIME_DIR to a directory of your own")]
     Nowhere,
-    /// Somebody else could plant sockets in it.
-    #[error("{0} belongs to another user: set HUSK_RUNTIME_DIR to a directory of your own")]
-    NotOurs(PathBuf),
+    /// It is not for VMs: somebody else could plant sockets in it, or has it for other things.
+    #[error("{place} {why}: set HUSK_RUNTIME_DIR to an absolute path of your own, empty or not there yet")]
+    Unfit {
+        /// The directory, and what named it.
+        place: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// It cannot be made or read.
+    #[error("{place} cannot be used, set HUSK_RUNTIME_DIR to a directory of your own")]
+    Unusable {
+        /// The directory, and what named it.
+        place: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// A VM's directory holds something else too, and is left as it is.
+    #[error("{} was not made by Husk: move it away", .0.display())]
+    Foreign(PathBuf),
     /// Namespaces and names are single path components.
     #[error("{0:?} is not a name")]
     BadName(String),
@@ -73,31 +94,40 @@ impl StateError {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuntimeDir {
     path: PathBuf,
+    origin: Origin,
 }
 
 impl RuntimeDir {
     /// `HUSK_RUNTIME_DIR`, else `/run/husk` for root, else `$XDG_RUNTIME_DIR/husk`. Nothing is created.
+    ///
+    /// # Errors
+    /// There is none, or it is not for VMs: a relative path, which is another one for the next command; a directory
+    /// that others own or can write; for `HUSK_RUNTIME_DIR`, one with something in it that Husk did not begin.
     pub fn locate() -> Result<RuntimeDir, StateError> {
         let set = |name| {
             std::env::var_os(name)
                 .filter(|value| !value.is_empty())
                 .map(PathBuf::from)
         };
-        let path = if let Some(path) = set("HUSK_RUNTIME_DIR") {
-            path
+        let (path, origin) = if let Some(path) = set("HUSK_RUNTIME_DIR") {
+            (path, Origin::Variable)
         } else if rustix::process::geteuid().is_root() {
-            PathBuf::from("/run/husk")
+            (PathBuf::from("/run/husk"), Origin::Standard)
         } else {
-            set("XDG_RUNTIME_DIR").ok_or(StateError::Nowhere)?.join("husk")
+            let session = set("XDG_RUNTIME_DIR").ok_or(StateError::Nowhere)?;
+            (session.join("husk"), Origin::Session)
         };
-        Ok(RuntimeDir {
-            path: std::path::absolute(&path).map_err(StateError::io(&path))?,
-        })
+        let runtime = RuntimeDir { path, origin };
+        runtime.check()?;
+        Ok(runtime)
     }
 
     /// A given directory.
     pub fn at(path: impl Into<PathBuf>) -> RuntimeDir {
-        RuntimeDir { path: path.into() }
+        RuntimeDir {
+            path: path.into(),
+            origin: Origin::Standard,
+        }
     }
 
     /// Its path.
@@ -127,7 +157,9 @@ impl RuntimeDir {
 
     /// Removes what monitors that died left behind and returns whose it was.
     pub fn sweep(&self) -> Result<Vec<VmDir>, StateError> {
-        if !self.path.exists() {
+        self.check()?;
+        // Where no VM has been, there is nothing to sweep and nothing to make.
+        if !self.path.join(LOCK).exists() {
             return Ok(Vec::new());
         }
         let _lock = self.lock()?;
@@ -147,8 +179,9 @@ impl RuntimeDir {
     /// Makes the directory of a new VM and locks it for this process.
     pub fn claim(&self, namespace: &str, name: &str) -> Result<ClaimedDir, StateError> {
         let dir = self.vm_dir(namespace, name)?;
-        self.create()?;
-        let lock = self.lock()?;
+        self.prepare()?;
+        let mut lock = self.lock()?;
+        self.mark(&mut lock)?;
         if dir.is_live() {
             return Err(StateError::Exists {
                 namespace: namespace.into(),
@@ -164,20 +197,16 @@ impl RuntimeDir {
         Ok(claimed)
     }
 
-    fn create(&self) -> Result<(), StateError> {
-        private_dirs(&self.path)?;
-        let owner = fs::metadata(&self.path)
-            .map_err(StateError::io(&self.path))?
-            .uid();
-        if owner != rustix::process::geteuid().as_raw() {
-            return Err(StateError::NotOurs(self.path.clone()));
-        }
-        Ok(())
+    /// Makes the directory where it is not, and sees that it is for VMs.
+    pub fn prepare(&self) -> Result<(), StateError> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.path);
+        made.map_err(self.unusable())?;
+        self.check()
     }
 
     /// Held while directories come and go; waits for others, which hold it for milliseconds.
     fn lock(&self) -> Result<fs::File, StateError> {
-        let path = self.path.join(".lock");
+        let path = self.path.join(LOCK);
         lock::exclusive(&path).map_err(StateError::io(&path))
     }
 

@@ -1,3 +1,5 @@
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
 use super::*;
 
 fn runtime() -> (tempfile::TempDir, RuntimeDir) {
@@ -58,10 +60,77 @@ fn a_sweep_deletes_nothing_husk_did_not_make() {
     let foreign = runtime.path().join("home/user");
     fs::create_dir_all(&foreign).unwrap();
     fs::write(foreign.join("thesis.tex"), "x").unwrap();
-    let kept = runtime.path().join("default/dead/kept");
-    fs::write(&kept, "x").unwrap();
+    // A pid file beside it makes it no monitor's either.
+    fs::write(foreign.join("monitor.pid"), "1").unwrap();
+    let dead = runtime.path().join("default/dead");
+    fs::write(dead.join("kept"), "x").unwrap();
+    fs::create_dir(runtime.aside()).unwrap();
+    fs::write(runtime.aside().join("kept"), "x").unwrap();
     assert_eq!(runtime.sweep().unwrap(), []);
-    assert!(kept.exists() && foreign.join("thesis.tex").exists());
+    for path in [
+        foreign.join("thesis.tex"),
+        foreign.join("monitor.pid"),
+        dead.join("kept"),
+        dead.join("monitor.pid"),
+        runtime.aside().join("kept"),
+    ] {
+        assert!(path.exists(), "{}", path.display());
+    }
+    let error = runtime.claim("default", "dead").unwrap_err().to_string();
+    assert!(
+        error.ends_with("/kept was not made by Husk: move it away"),
+        "{error}"
+    );
+}
+
+fn named_by_the_user(path: &Path) -> RuntimeDir {
+    RuntimeDir {
+        path: path.into(),
+        origin: Origin::Variable,
+    }
+}
+
+#[test]
+fn a_directory_that_is_not_for_vms_is_refused_and_left_alone() {
+    let home = tempfile::tempdir().unwrap();
+    let used = home.path().join("used");
+    fs::create_dir_all(used.join("a/b")).unwrap();
+    fs::write(used.join("a/b/monitor.pid"), "1\n").unwrap();
+    let open = home.path().join("open");
+    fs::create_dir(&open).unwrap();
+    fs::set_permissions(&open, fs::Permissions::from_mode(0o1777)).unwrap();
+    let file = home.path().join("file");
+    fs::write(&file, "x").unwrap();
+    let way_out = ": set HUSK_RUNTIME_DIR to an absolute path of your own, empty or not there yet";
+    for (path, why) in [
+        (Path::new("run"), "is a relative path"),
+        (&used, "is used for something else, as \"a\" in it shows"),
+        (&open, "can be written by other users"),
+        (&file, "is not a directory"),
+    ] {
+        let runtime = named_by_the_user(path);
+        let wanted = format!("HUSK_RUNTIME_DIR={} {why}{way_out}", path.display());
+        assert_eq!(runtime.sweep().unwrap_err().to_string(), wanted);
+        assert!(runtime.check().is_err() && !path.join(LOCK).exists());
+    }
+    assert!(used.join("a/b/monitor.pid").exists());
+    // An empty lock file, as others have them too, says nothing.
+    fs::write(used.join(LOCK), "").unwrap();
+    assert!(named_by_the_user(&used).check().is_err());
+}
+
+#[test]
+fn a_directory_that_husk_began_may_get_other_files() {
+    let home = tempfile::tempdir().unwrap();
+    let runtime = named_by_the_user(home.path());
+    assert_eq!(runtime.sweep().unwrap(), []);
+    assert!(!home.path().join(LOCK).exists(), "nothing to sweep, nothing made");
+    // A crash before the mark was written blocks nothing.
+    fs::write(home.path().join(LOCK), "Hu").unwrap();
+    drop(runtime.claim("default", "demo").unwrap());
+    fs::write(home.path().join("notes.txt"), "x").unwrap();
+    assert_eq!(runtime.sweep().unwrap().len(), 1);
+    runtime.claim("default", "demo").unwrap().remove().unwrap();
 }
 
 #[test]

@@ -120,6 +120,7 @@ impl VmDir {
     pub(super) fn remove(&self, runtime: &RuntimeDir) -> Result<(), StateError> {
         let aside = runtime.aside();
         clear(&aside)?;
+        refuse_foreign(&self.path)?;
         fs::rename(&self.path, &aside).map_err(StateError::io(&self.path))?;
         if let Err(error) = clear(&aside) {
             // What Husk did not make stays where it was.
@@ -134,8 +135,25 @@ impl VmDir {
     }
 }
 
+/// Refuses a directory with anything in it that no monitor makes.
+fn refuse_foreign(dir: &Path) -> Result<(), StateError> {
+    for entry in fs::read_dir(dir).map_err(StateError::io(dir))?.flatten() {
+        let name = entry.file_name();
+        let known = FILES.into_iter().chain([PID]).any(|known| name == known);
+        if !known || entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            return Err(StateError::Foreign(entry.path()));
+        }
+    }
+    Ok(())
+}
+
 /// Removes a VM's directory, file by known file; does nothing where it is not.
 pub(super) fn clear(dir: &Path) -> Result<(), StateError> {
+    match fs::symlink_metadata(dir) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Ok(meta) if !meta.is_dir() => return Err(StateError::Foreign(dir.to_owned())),
+        _ => refuse_foreign(dir)?,
+    }
     let gone = |path: &Path, removed: io::Result<()>| match removed {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(StateError::io(path)(e)),
         _ => Ok(()),

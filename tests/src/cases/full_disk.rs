@@ -38,7 +38,7 @@ pub(super) fn small_filesystem(scene: &Scene, place: &Path, size: &str) -> Resul
         place,
         Some("tmpfs"),
         MsFlags::empty(),
-        Some(format!("size={size}").as_str()),
+        Some(format!("size={size},mode=755").as_str()),
     )
     .with_context(|| format!("cannot mount a tmpfs at {}", place.display()))
 }
