@@ -253,8 +253,8 @@ fn files_that_are_not_there_are_named_by_what_named_them() {
         (
             "/nonexistent",
             &["--detach", "--kernel", "k"][..],
-            "error: no access to KVM: /nonexistent: No such file or directory: \
-             run `husk doctor` to see what is missing\n",
+            "error: no access to KVM: HUSK_KVM=/nonexistent: No such file or directory: \
+             set it to a KVM device, or leave it out\n",
         ),
         (
             "/dev/null",

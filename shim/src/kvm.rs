@@ -30,7 +30,7 @@ pub fn open() -> Result<OwnedFd, KvmError> {
 
 /// KVM cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("no access to KVM: {}: {cause}: {}", path.display(), self.way_out())]
+#[error("no access to KVM: {}{}: {cause}: {}", self.variable(), path.display(), self.way_out())]
 pub struct KvmError {
     /// The device.
     pub path: PathBuf,
@@ -39,9 +39,14 @@ pub struct KvmError {
 }
 
 impl KvmError {
+    fn variable(&self) -> &'static str {
+        if chosen().is_some() { "HUSK_KVM=" } else { "" }
+    }
+
     fn way_out(&self) -> &'static str {
         match self.cause.kind() {
             io::ErrorKind::PermissionDenied => "add this user to the group that owns it and log in again",
+            _ if chosen().is_some() => "set it to a KVM device, or leave it out",
             _ => "run `husk doctor` to see what is missing",
         }
     }

@@ -17,9 +17,11 @@ use super::growth::Probe;
 use super::status::Board;
 use super::vm_config::{Configured, Unserved, refuse_unserved};
 use crate::kvm::{self, KvmError};
-use crate::vmm_process::{self, SpawnError, VmmProcess};
+use crate::vmm_process::{Program, SpawnError, VmmProcess};
 use crate::volumes::{self, Scratch, VolumeError, Volumes};
 
+/// How long a program that is the VMM takes to answer at the very most.
+const FIRST_ANSWER: Duration = Duration::from_secs(30);
 /// How long a VMM that broke off has to end, and so to say why.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// How long one that said why has to end by itself; a failed boot ends it, other refusals do not.
@@ -78,7 +80,7 @@ pub(super) async fn start(
     console: Option<OwnedFd>,
     board: &Board,
 ) -> Result<Started, StartError> {
-    let program = vmm_process::find_program()?;
+    let program = Program::find()?;
     let kvm = kvm::open()?;
     refuse_unserved(&plan, None)?;
     let volumes = open_volumes(plan.clone(), scratch, board).await?;
@@ -89,7 +91,7 @@ pub(super) async fn start(
     let configured = Configured::new(&plan, volumes, kvm, console);
     match drive(&vmm, configured, plan.start_paused).await {
         Ok(events) => Ok(Started { vmm, events, probes }),
-        Err(refusal) => Err(refusal.explained(&mut vmm).await),
+        Err(refusal) => Err(refusal.explained(&mut vmm, &program).await),
     }
 }
 
@@ -121,6 +123,8 @@ async fn open_volumes(plan: Arc<VmPlan>, scratch: Scratch, board: &Board) -> Res
 
 /// Why a conversation with the VMM ended early.
 enum Refusal {
+    /// It has not answered a single call.
+    Mute,
     Send(SendError),
     /// The call, and what it told.
     Call(&'static str, Status),
@@ -128,10 +132,10 @@ enum Refusal {
 
 async fn drive(vmm: &VmmProcess, configured: Configured, paused: bool) -> Result<Streaming<Event>, Refusal> {
     let mut client = vmm.client();
-    let events = client
-        .events(EventsRequest {})
-        .await
-        .map_err(|e| Refusal::Call("VmmFailed", e))?;
+    let events = match timeout(FIRST_ANSWER, client.events(EventsRequest {})).await {
+        Ok(Ok(events)) => events,
+        _ => return Err(Refusal::Mute),
+    };
     let config = configured.send(vmm.fds()).await.map_err(Refusal::Send)?;
     let create = CreateRequest { config: Some(config) };
     client
@@ -147,8 +151,9 @@ async fn drive(vmm: &VmmProcess, configured: Configured, paused: bool) -> Result
 
 impl Refusal {
     /// A VMM that answered gave its reason; one that died left an exit status.
-    async fn explained(self, vmm: &mut VmmProcess) -> StartError {
+    async fn explained(self, vmm: &mut VmmProcess, program: &Program) -> StartError {
         let (reason, status) = match self {
+            Refusal::Mute => return mute(vmm, program).await,
             Refusal::Send(SendError::Io(error)) => return StartError::Send(SendError::Io(error)),
             Refusal::Send(error) => ("VmmFailed", Status::unavailable(error.to_string())),
             Refusal::Call(reason, status) => (reason, status),
@@ -169,11 +174,38 @@ impl Refusal {
                 let exit = exit.map_or(ExitReason::Unspecified, |exit| exit.reason);
                 StartError::Vmm {
                     reason,
-                    message: status.message().to_owned(),
+                    message: in_the_callers_words(status.message()),
                     exit,
                 }
             }
         }
+    }
+}
+
+/// A program that ended, or was waited for in vain, before it answered: as likely as not it is no husk-vmm.
+async fn mute(vmm: &mut VmmProcess, program: &Program) -> StartError {
+    let exit = timeout(LAST_WORDS, vmm.wait()).await.ok().and_then(Result::ok);
+    let what = match &exit {
+        Some(exit) if exit.detail.is_empty() => "ended before it answered".to_owned(),
+        Some(exit) => format!("ended before it answered ({})", exit.detail),
+        None => "does not answer as husk-vmm does".to_owned(),
+    };
+    let killed = exit.is_some_and(|exit| exit.by_signal);
+    StartError::Vmm {
+        reason: if killed { "VmmDied" } else { "VmmFailed" },
+        message: format!("{program} {what}{}", program.way_out()),
+        exit: ExitReason::Error,
+    }
+}
+
+/// The VMM knows the KVM device by its descriptor; who chose it, by a variable.
+fn in_the_callers_words(message: &str) -> String {
+    match (message.strip_prefix("config.kvm: "), kvm::chosen()) {
+        (Some(fault), Some(path)) => format!(
+            "HUSK_KVM={}: {fault}: set it to a KVM device, or leave it out",
+            path.display()
+        ),
+        _ => message.to_owned(),
     }
 }
 

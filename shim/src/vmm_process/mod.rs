@@ -5,12 +5,12 @@
 
 mod exit;
 mod log;
+mod program;
 
 use std::env;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
 use std::process::{self, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -29,6 +29,7 @@ use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
 
 pub use exit::VmExit;
+pub use program::Program;
 
 const CONTROL_FD: i32 = 3;
 const FD_CHANNEL_FD: i32 = 4;
@@ -42,12 +43,12 @@ pub enum SpawnError {
     #[error("husk-vmm was found neither beside this program nor on PATH: set HUSK_VMM to its path")]
     NotFound,
     /// The kernel refused.
-    #[error("starting {} failed", program.display())]
+    #[error("{program} cannot be started: {cause}{}", program.way_out())]
     Exec {
         /// What was to be executed.
-        program: PathBuf,
-        /// Why it was not.
-        source: io::Error,
+        program: Program,
+        /// Why it was not; in the text already, before the way out.
+        cause: io::Error,
     },
     /// The sockets for it could not be made.
     #[error("sockets for the VMM failed")]
@@ -64,34 +65,18 @@ pub struct VmmProcess {
     last_words: Option<String>,
 }
 
-/// `HUSK_VMM`, else `husk-vmm` beside this executable, else on `PATH`.
-pub fn find_program() -> Result<PathBuf, SpawnError> {
-    if let Some(program) = env::var_os("HUSK_VMM").filter(|value| !value.is_empty()) {
-        return Ok(program.into());
-    }
-    let beside = env::current_exe()
-        .ok()
-        .and_then(|exe| Some(exe.parent()?.to_owned()));
-    let path = env::var_os("PATH").unwrap_or_default();
-    let directories = beside.into_iter().chain(env::split_paths(&path));
-    directories
-        .map(|dir| dir.join("husk-vmm"))
-        .find(|program| program.is_file())
-        .ok_or(SpawnError::NotFound)
-}
-
 impl VmmProcess {
     /// Executes `program`. On a tokio runtime with I/O, on a thread that lives as long as the
     /// VMM shall: the kernel kills the VMM when that thread ends.
-    pub fn spawn(program: &Path) -> Result<VmmProcess, SpawnError> {
+    pub fn spawn(program: &Program) -> Result<VmmProcess, SpawnError> {
         let (control, control_theirs) = std::os::unix::net::UnixStream::pair()?;
         let (fd_channel, fd_channel_theirs) = fds::socketpair()?;
         let fds = Arc::new(FdSender::new(fd_channel)?);
         let mut child = command(program, control_theirs.into(), fd_channel_theirs)
             .spawn()
-            .map_err(|source| SpawnError::Exec {
-                program: program.to_owned(),
-                source,
+            .map_err(|cause| SpawnError::Exec {
+                program: program.clone(),
+                cause,
             })?;
         let log = Some(tokio::spawn(log::relay(child.stderr.take())));
         let client = VmmClient::new(connect(control)?);
@@ -143,8 +128,8 @@ impl VmmProcess {
 }
 
 /// The command line and surroundings of a VMM whose ends of the two socketpairs are given.
-fn command(program: &Path, control: OwnedFd, fd_channel: OwnedFd) -> Command {
-    let mut command = process::Command::new(program);
+fn command(program: &Program, control: OwnedFd, fd_channel: OwnedFd) -> Command {
+    let mut command = process::Command::new(program.path());
     command.args([
         "--control-fd",
         &CONTROL_FD.to_string(),

@@ -1,5 +1,6 @@
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use husk_proto::vmm::v1::ExitReason;
@@ -7,11 +8,11 @@ use rustix::io::FdFlags;
 
 use super::*;
 
-fn script(dir: &Path, text: &str) -> PathBuf {
+fn script(dir: &Path, text: &str) -> Program {
     let path = dir.join("vmm");
     fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    path
+    path.into()
 }
 
 fn on_runtime<T>(test: impl Future<Output = T>) -> T {
@@ -125,6 +126,10 @@ fn dropping_it_kills_it_and_so_does_closing_the_control_socket() {
 
 #[test]
 fn a_missing_program_is_named() {
-    let error = on_runtime(async { VmmProcess::spawn(Path::new("/nonexistent/vmm")).unwrap_err() });
-    assert_eq!(error.to_string(), "starting /nonexistent/vmm failed");
+    let error =
+        on_runtime(async { VmmProcess::spawn(&PathBuf::from("/nonexistent/vmm").into()).unwrap_err() });
+    assert_eq!(
+        error.to_string(),
+        "/nonexistent/vmm cannot be started: No such file or directory (os error 2)"
+    );
 }

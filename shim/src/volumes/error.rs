@@ -29,6 +29,20 @@ pub enum Fault {
         /// Why.
         source: io::Error,
     },
+    /// There is no place for what a VM does not keep.
+    #[error(
+        "{}{}: {cause}: set HUSK_SCRATCH_DIR to a directory with room on a real disk",
+        if *chosen { "HUSK_SCRATCH_DIR=" } else { "" },
+        directory.display()
+    )]
+    Scratch {
+        /// The directory.
+        directory: PathBuf,
+        /// The variable chose it.
+        chosen: bool,
+        /// Why; in the text already, before the way out.
+        cause: io::Error,
+    },
     /// Neither a regular file nor, where one would do, a block device.
     #[error("{} is {}, not {wanted}", path.display(), describe(*kind))]
     Kind {

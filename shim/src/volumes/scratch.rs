@@ -21,6 +21,8 @@ const CHUNK: u64 = 16 << 20;
 #[derive(Debug, Clone)]
 pub struct Scratch {
     directory: PathBuf,
+    /// By `HUSK_SCRATCH_DIR`.
+    chosen: bool,
 }
 
 impl Scratch {
@@ -28,13 +30,17 @@ impl Scratch {
     #[must_use]
     pub fn locate() -> Scratch {
         let set = std::env::var_os("HUSK_SCRATCH_DIR").filter(|value| !value.is_empty());
-        Scratch::at(set.map_or_else(|| "/var/tmp".into(), PathBuf::from))
+        Scratch {
+            chosen: set.is_some(),
+            directory: set.map_or_else(|| "/var/tmp".into(), PathBuf::from),
+        }
     }
 
     /// A given directory.
     pub fn at(directory: impl Into<PathBuf>) -> Scratch {
         Scratch {
             directory: directory.into(),
+            chosen: false,
         }
     }
 
@@ -44,15 +50,13 @@ impl Scratch {
 
     /// An empty file.
     pub(super) fn file(&self) -> Result<File, Fault> {
-        self.nameless()
-            .map(File::from)
-            .map_err(Fault::io(&self.directory))
+        self.nameless().map(File::from).map_err(self.fault())
     }
 
     /// A sparse file of that many zero bytes.
     pub(super) fn sparse(&self, bytes: u64) -> Result<OwnedFd, Fault> {
         let file = self.file()?;
-        file.set_len(bytes).map_err(Fault::io(&self.directory))?;
+        file.set_len(bytes).map_err(self.fault())?;
         Ok(file.into())
     }
 
@@ -61,9 +65,18 @@ impl Scratch {
     pub(super) fn copy(&self, image: &File, tell: &dyn Fn(u64, u64)) -> Result<OwnedFd, Fault> {
         let copy = self.file()?;
         if ioctl_ficlone(&copy, image).is_err() {
-            copy_sparse(image, &copy, tell).map_err(Fault::io(&self.directory))?;
+            copy_sparse(image, &copy, tell).map_err(self.fault())?;
         }
         Ok(copy.into())
+    }
+
+    fn fault(&self) -> impl FnOnce(io::Error) -> Fault {
+        let (directory, chosen) = (self.directory.clone(), self.chosen);
+        move |cause| Fault::Scratch {
+            directory,
+            chosen,
+            cause,
+        }
     }
 
     fn nameless(&self) -> io::Result<OwnedFd> {

@@ -24,6 +24,10 @@ const TESTS: &[Test] = &[
         starts::a_vmm_that_dies_early_is_told,
     ),
     (
+        "starts::a_variable_that_leads_nowhere_is_named",
+        starts::a_variable_that_leads_nowhere_is_named,
+    ),
+    (
         "starts::a_bad_volume_is_told_and_nothing_stays",
         starts::a_bad_volume_is_told_and_nothing_stays,
     ),

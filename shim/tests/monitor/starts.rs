@@ -85,17 +85,56 @@ pub fn a_vmm_that_dies_early_is_told() {
         refusal(&f, plan("dies-early")),
         ("VmmFailed".into(), "out of luck".into())
     );
-    let mut command = f.monitor();
-    command.env("HUSK_VMM", "/bin/false");
-    let error = husk_shim::launch::launch(command, &f.config(plan("demo"))).unwrap_err();
-    assert!(matches!(error, LaunchError::Failed { reason, .. } if reason == "VmmFailed"));
-    let mut command = f.monitor();
-    command.env("HUSK_VMM", "/nonexistent");
-    let error = husk_shim::launch::launch(command, &f.config(plan("demo"))).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "starting /nonexistent failed: No such file or directory (os error 2)"
-    );
+    f.is_clean(&[]);
+}
+
+pub fn a_variable_that_leads_nowhere_is_named() {
+    let f = Fixture::new();
+    let vmm = "set HUSK_VMM to the path of husk-vmm, or leave it out";
+    let missing = "No such file or directory (os error 2)";
+    for (name, value, error) in [
+        (
+            "HUSK_VMM",
+            "/bin/true",
+            format!("HUSK_VMM=/bin/true ended before it answered: {vmm}"),
+        ),
+        (
+            "HUSK_VMM",
+            "/bin/false",
+            format!("HUSK_VMM=/bin/false ended before it answered: {vmm}"),
+        ),
+        (
+            "HUSK_VMM",
+            "no/vmm",
+            format!("HUSK_VMM=no/vmm cannot be started: {missing}: {vmm}"),
+        ),
+        (
+            "HUSK_KVM",
+            "/nonexistent",
+            format!(
+                "no access to KVM: HUSK_KVM=/nonexistent: {missing}: set it to a KVM device, or leave it out"
+            ),
+        ),
+        (
+            "HUSK_SCRATCH_DIR",
+            "/nonexistent",
+            format!(
+                "volume \"data\": HUSK_SCRATCH_DIR=/nonexistent: {missing}: set HUSK_SCRATCH_DIR to a directory with room \
+                 on a real disk"
+            ),
+        ),
+    ] {
+        let mut command = f.monitor();
+        command.env(name, value);
+        let mut plan = plan("demo");
+        let capacity_bytes = 1 << 20;
+        plan.disks
+            .push(disk("data", DiskSource::EmptyDisk { capacity_bytes }));
+        match husk_shim::launch::launch(command, &f.config(plan)) {
+            Err(LaunchError::Failed { message, .. }) => assert_eq!(message, error),
+            other => panic!("{other:?}"),
+        }
+    }
     f.is_clean(&[]);
 }
 
