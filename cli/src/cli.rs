@@ -12,7 +12,6 @@ use crate::commands::Command;
 #[command(
     name = "husk",
     version,
-    disable_help_subcommand = true,
     after_help = "\
 Exit status: 0 done, 1 failed, 2 wrong command line or manifest; `husk run` has
 more, see its --help.

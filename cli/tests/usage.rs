@@ -303,6 +303,20 @@ fn without_vms_nothing_is_listed_and_nothing_found() {
 }
 
 #[test]
+fn rm_tells_of_every_vm_that_is_not_there() {
+    let root = tempfile::tempdir().unwrap();
+    assert_eq!(
+        told(&output(root.path(), &["rm", "a", "b"])),
+        (
+            1,
+            "".into(),
+            "error: no VM a is running\nerror: no VM b is running\n".into()
+        )
+    );
+    assert_eq!(told(&output(root.path(), &["rm", "--force", "a", "b"])).0, 0);
+}
+
+#[test]
 fn the_doctor_speaks_json_and_its_status_agrees() {
     let root = tempfile::tempdir().unwrap();
     let (code, stdout, stderr) = told(&output(root.path(), &["doctor", "--json"]));
@@ -360,6 +374,15 @@ fn help_is_a_manual_and_hides_the_monitor() {
     let (_, stdout, _) = told(&output(root.path(), &["run", "--help"]));
     for status in ["10 ", "11 ", "12 ", "129 ", "130 "] {
         assert!(stdout.contains(&format!("  {status}")), "{stdout}");
+    }
+    for (words, same) in [
+        (&["help"][..], &["--help"][..]),
+        (&["help", "run"], &["run", "--help"]),
+    ] {
+        assert_eq!(
+            told(&output(root.path(), words)),
+            told(&output(root.path(), same))
+        );
     }
     let (_, stdout, _) = told(&output(root.path(), &["--version"]));
     assert_eq!(stdout, concat!("husk ", env!("CARGO_PKG_VERSION"), "\n"));

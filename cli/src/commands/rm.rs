@@ -3,7 +3,7 @@
 use husk_shim::state::RuntimeDir;
 
 use crate::ending::{How, end_all};
-use crate::failure::Failure;
+use crate::failure::{Failure, RUNTIME};
 use crate::pod;
 use crate::vm_ref::VmRef;
 
@@ -14,7 +14,8 @@ use crate::vm_ref::VmRef;
 /// for emptyDisks and the changes to containerDisks, which end with their VM.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Exit status: 0 when nothing of the VMs is left; with --force also if there was nothing.
+Exit status: 0 when nothing of the VMs is left, with --force also if there was nothing; 1 after all the others if one
+was not there or could not be ended.
 
 Examples:
   husk rm demo test/other
@@ -34,7 +35,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let is_live = |vm: &VmRef| runtime.find(&vm.namespace, &vm.name).is_ok();
     let lived: Vec<_> = args.vms.iter().map(is_live).collect();
     let swept: Vec<_> = runtime.sweep()?.iter().map(pod::reference).collect();
-    let mut running = Vec::new();
+    let (mut running, mut done) = (Vec::new(), Ok(()));
     for (vm, lived) in args.vms.iter().zip(lived) {
         if is_live(vm) {
             running.push(vm.clone());
@@ -42,7 +43,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             eprintln!("{vm}: removed what its monitor had left");
         } else if !lived && !args.force {
             // Says what is wrong; one that ended just now has left nothing to remove.
-            pod::find(vm)?;
+            if let Err(failure) = pod::find(vm) {
+                failure.report();
+                done = Err(Failure::Ended(RUNTIME));
+            }
         }
     }
     let how = if args.force {
@@ -50,5 +54,6 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     } else {
         How::Gracefully(None)
     };
-    pod::block_on(end_all(&running, how))
+    pod::block_on(end_all(&running, how))?;
+    done
 }
