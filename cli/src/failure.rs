@@ -27,16 +27,16 @@ impl Failure {
     pub(crate) fn report(self) -> ExitCode {
         match self {
             Self::Runtime(text) => {
-                eprintln!("error: {text}");
+                eprintln!("error: {}", visible(&text));
                 ExitCode::from(RUNTIME)
             }
             Self::Usage(text) => {
-                eprintln!("error: {text}");
+                eprintln!("error: {}", visible(&text));
                 ExitCode::from(USAGE)
             }
             Self::Manifest(lines) => {
                 for line in lines {
-                    eprintln!("{line}");
+                    eprintln!("{}", visible(&line));
                 }
                 ExitCode::from(USAGE)
             }
@@ -81,15 +81,32 @@ fn own_words(error: &(dyn Error + 'static)) -> String {
     }
 }
 
-/// Makes text from elsewhere fit for one line of a terminal: lines joined by `; `, no control characters.
+/// Prints what is worth knowing of a VM that starts all the same.
+pub(crate) fn note(text: &str) {
+    eprintln!("note: {}", visible(text));
+}
+
+/// Text with names from elsewhere in it, such as a file's: nothing in it moves the cursor, colours or reorders.
+pub(crate) fn visible(text: &str) -> String {
+    let mut visible = String::with_capacity(text.len());
+    for c in text.chars() {
+        let reorders =
+            matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if c.is_control() || reorders || matches!(c, '\u{2028}' | '\u{2029}') {
+            visible.extend(c.escape_default());
+        } else {
+            visible.push(c);
+        }
+    }
+    visible
+}
+
+/// Makes text from elsewhere fit for one line of a terminal: lines joined by `; `, control characters visible.
 pub(crate) fn one_line(text: &str) -> String {
     let mut line = String::new();
     for part in text.lines() {
-        let spaced: String = part
-            .chars()
-            .map(|c| if c.is_control() { ' ' } else { c })
-            .collect();
-        let part = spaced.trim();
+        let shown = visible(&part.replace('\t', " "));
+        let part = shown.trim();
         if part.is_empty() {
             continue;
         }
@@ -177,7 +194,8 @@ mod tests {
 
     #[test]
     fn text_from_elsewhere_cannot_forge_lines_or_colours() {
-        assert_eq!(one_line("a\nerror: b\x1b[31m\r\n"), "a; error: b [31m");
+        assert_eq!(one_line("a\nerror: b\x1b[31m\r\n"), "a; error: b\\u{1b}[31m");
+        assert_eq!(visible("a\nb\x1b[31m\u{202e}é"), "a\\nb\\u{1b}[31m\\u{202e}é");
         assert_eq!(one_line(" tried:\n  x,\n\n  y\n"), "tried: x, y");
     }
 }

@@ -317,6 +317,27 @@ fn rm_tells_of_every_vm_that_is_not_there() {
 }
 
 #[test]
+fn names_from_outside_reach_no_terminal_raw() {
+    let root = tempfile::tempdir().unwrap();
+    let manifest = root.path().join("a\x1b[31m\nerror: b.yaml");
+    let shown = manifest
+        .display()
+        .to_string()
+        .replace('\x1b', "\\u{1b}")
+        .replace('\n', "\\n");
+    let path = manifest.to_str().unwrap();
+    let (_, _, stderr) = told(&output(root.path(), &["validate", path]));
+    assert_eq!(stderr, format!("error: {shown}: No such file or directory\n"));
+    std::fs::write(&manifest, VALID).unwrap();
+    let (_, stdout, stderr) = told(&output(root.path(), &["validate", path, path]));
+    assert!(stderr.starts_with(&format!("note: {shown}: spec.")), "{stderr}");
+    assert!(
+        stdout.starts_with(&format!("{shown}: demo is valid\n")),
+        "{stdout}"
+    );
+}
+
+#[test]
 fn the_doctor_speaks_json_and_its_status_agrees() {
     let root = tempfile::tempdir().unwrap();
     let (code, stdout, stderr) = told(&output(root.path(), &["doctor", "--json"]));

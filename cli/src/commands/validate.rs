@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::failure::{Failure, USAGE};
+use crate::failure::{Failure, USAGE, note, visible};
 use crate::{manifest, output};
 
 /// Check manifests without starting anything
@@ -40,11 +40,11 @@ fn validate(source: &str, several: bool) -> Result<(), Failure> {
     let manifest = manifest::read(source, several)?;
     let names = manifest.names()?;
     for left_alone in manifest.left_alone() {
-        eprintln!("note: {left_alone}");
+        note(&left_alone);
     }
     for vmi in &manifest.vmis {
-        for note in husk_vmi::notes(vmi) {
-            eprintln!("note: {}{note}", manifest.prefix_of(vmi));
+        for text in husk_vmi::notes(vmi) {
+            note(&format!("{}{text}", manifest.prefix_of(vmi)));
         }
     }
     let prefix = if several {
@@ -53,7 +53,7 @@ fn validate(source: &str, several: bool) -> Result<(), Failure> {
         String::new()
     };
     for vm in names {
-        output::print(&format!("{prefix}{vm} is valid\n"))?;
+        output::print(&format!("{}{vm} is valid\n", visible(&prefix)))?;
     }
     Ok(())
 }
