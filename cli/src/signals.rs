@@ -16,6 +16,15 @@ pub(crate) enum Asked {
 }
 
 impl Asked {
+    /// The signal's name, as its sender calls it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Interrupt => "SIGINT",
+            Self::Terminate => "SIGTERM",
+            Self::Hangup => "SIGHUP",
+        }
+    }
+
     /// The status of a command that ends because of it, as shells give it.
     pub(crate) fn status(self) -> u8 {
         let signal: u8 = match self {

@@ -393,7 +393,7 @@ fn help_is_a_manual_and_hides_the_monitor() {
         assert!(stdout.contains(variable), "{stdout}");
     }
     let (_, stdout, _) = told(&output(root.path(), &["run", "--help"]));
-    for status in ["10 ", "11 ", "12 ", "129 ", "130 "] {
+    for status in ["10 ", "11 ", "12 ", "129 ", "130 ", "143 "] {
         assert!(stdout.contains(&format!("  {status}")), "{stdout}");
     }
     for (words, same) in [

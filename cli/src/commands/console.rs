@@ -13,7 +13,8 @@ use crate::vm_ref::VmRef;
 /// guest's last word.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Exit status: 0 after ^] or at the VM's end, 1 if the console could not be reached or another session took over.
+Exit status: 0 after ^] or at the VM's end, 1 if the console could not be reached or another session took over,
+128 and its number if a signal ended it: 143 for SIGTERM.
 
 Examples:
   husk console demo
@@ -45,7 +46,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
                 let why = status.map_or_else(|| "it closed the connection".into(), |status| chain(&status));
                 Err(Failure::Runtime(format!("the monitor of {vm}: {why}")))
             }
-            Err(asked) => Err(Failure::Ended(asked.status())),
+            Err(asked) => {
+                eprintln!("\nleft by {}; {vm} keeps running", asked.name());
+                Err(Failure::Ended(asked.status()))
+            }
         }
     })
 }

@@ -12,10 +12,10 @@ use husk_shim::state::RuntimeDir;
 use husk_vmi::{KERNEL_VOLUME, KernelOverride, PodResources, VmPlan, Vmi};
 
 use crate::console::{self, AtInputEnd, End};
-use crate::failure::{Failure, RUNTIME, chain, one_line};
+use crate::failure::{Failure, RUNTIME, chain, note, one_line};
 use crate::foreground::{BOOT_FAILED, Follower, Foreground};
 use crate::manifest::{self, Manifest};
-use crate::signals::Signals;
+use crate::signals::{Asked, Signals};
 use crate::vm_ref::VmRef;
 use crate::{doctor, output, pod, vm_ref};
 
@@ -38,8 +38,9 @@ Exit status, of the first VM in the file that did not power off:
   10   the guest's kernel panicked
   11   the guest's processor shut down (triple fault)
   12   no kernel could be loaded
-  129  the terminal went away; the VMs run on
-  130  killed by a second Ctrl-C
+  129  the terminal went away; VMs that ran run on
+  130  killed by a second Ctrl-C or SIGTERM, or Ctrl-C before the VMs ran
+  143  SIGTERM before the VMs ran; later it does what Ctrl-C does
 
 What boots: --kernel, else the manifest's firmware.kernelBoot, else the kernel
 that the first bootable disk carries.
@@ -116,12 +117,12 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
     let runtime_dir = RuntimeDir::locate()?;
     runtime_dir.prepare()?;
     for left_alone in manifest.left_alone() {
-        eprintln!("note: {left_alone}");
+        note(&left_alone);
     }
     let mut configs = Vec::new();
     for (vmi, plan) in manifest.vmis.iter().zip(plans) {
-        for note in &plan.notes {
-            eprintln!("note: {}{note}", manifest.prefix_of(vmi));
+        for text in &plan.notes {
+            note(&format!("{}{text}", manifest.prefix_of(vmi)));
         }
         configs.push(MonitorConfig {
             runtime_dir: runtime_dir.path().into(),
@@ -227,7 +228,7 @@ async fn start(
                 reached = &mut reaching, if follower.is_none() => follower = Some(reached),
                 () = preparing(&mut follower) => {}
                 // The monitor ends its VM when this process does before hearing from it.
-                asked = signals.next() => break Err(Failure::Ended(asked.status())),
+                asked = signals.next() => break Err(not_awaited(asked)),
             }
         };
         if let Some(follower) = &mut follower {
@@ -284,6 +285,12 @@ fn monitor_command(verbose: u8) -> process::Command {
         command.stderr(process::Stdio::null());
     }
     command
+}
+
+/// A signal that came before the VMs ran.
+fn not_awaited(asked: Asked) -> Failure {
+    eprintln!("ended by {} before every VM ran: none is left", asked.name());
+    Failure::Ended(asked.status())
 }
 
 fn not_started(vm: &VmRef, error: &LaunchError) -> Failure {

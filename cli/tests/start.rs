@@ -1,0 +1,53 @@
+//! Starts that need no VM to go as they go.
+
+mod support;
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
+
+use support::husk;
+
+const VALID: &str = "\
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstance
+metadata: {name: demo}
+spec:
+  domain:
+    resources: {requests: {memory: 128Mi}}
+    devices: {}
+";
+
+#[test]
+fn sigterm_before_the_vm_runs_is_told() {
+    let root = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = root.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let manifest = file("vm.yaml", VALID);
+    let vmm = file("vmm", "#!/bin/sh\nexec sleep 60\n");
+    std::fs::set_permissions(&vmm, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = husk(&root.path().join("run"), &["run", manifest.to_str().unwrap()]);
+    let mut child = command
+        .args(["--kernel", "/proc/version"])
+        .env("HUSK_KVM", "/dev/null")
+        .env("HUSK_VMM", vmm)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    // Signals are caught by then.
+    while !line.contains("demo: starting") {
+        line.clear();
+        assert!(stderr.read_line(&mut line).unwrap() > 0);
+    }
+    let pid = nix::unistd::Pid::from_raw(child.id() as i32);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    let mut rest = String::new();
+    stderr.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "ended by SIGTERM before every VM ran: none is left\n");
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+}
