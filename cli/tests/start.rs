@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
-use support::husk;
+use support::{husk, told};
 
 const VALID: &str = "\
 apiVersion: kubevirt.io/v1
@@ -17,6 +17,38 @@ spec:
     resources: {requests: {memory: 128Mi}}
     devices: {}
 ";
+
+#[test]
+fn a_start_that_may_disappoint_comes_with_a_note() {
+    let root = tempfile::tempdir().unwrap();
+    let image = root.path().join("disk.img");
+    std::fs::write(&image, b"QFI\xfb").unwrap();
+    let text = VALID.replace("128Mi", "60Ti").replace(
+        "devices: {}",
+        "devices: {disks: [{name: root, disk: {bus: virtio}}]}\n  volumes: [{name: root, persistentVolumeClaim: {claimName: c}}]",
+    );
+    let manifest = root.path().join("vm.yaml");
+    std::fs::write(&manifest, text).unwrap();
+    let mut command = husk(
+        &root.path().join("run"),
+        &["run", manifest.to_str().unwrap(), "--volume"],
+    );
+    command
+        .arg(format!("root={}", image.display()))
+        .env("HUSK_KVM", "/dev/null")
+        .env("HUSK_VMM", "/bin/false");
+    let (code, _, stderr) = told(&command.output().unwrap());
+    assert_eq!(code, 1);
+    for note in [
+        "note: spec.domain.resources.requests.memory: 60Ti is more than this machine's memory, ".to_owned(),
+        format!(
+            "note: volume \"root\": {} starts with a qcow2 header and is served raw; ",
+            image.display()
+        ),
+    ] {
+        assert!(stderr.contains(&note), "{stderr}");
+    }
+}
 
 #[test]
 fn sigterm_before_the_vm_runs_is_told() {

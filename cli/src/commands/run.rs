@@ -17,7 +17,7 @@ use crate::foreground::{BOOT_FAILED, Follower, Foreground};
 use crate::manifest::{self, Manifest};
 use crate::signals::{Asked, Signals};
 use crate::vm_ref::VmRef;
-use crate::{doctor, output, pod, vm_ref};
+use crate::{doctor, host_notes, output, pod, vm_ref};
 
 /// A monitor whose VM runs is reached within this time, or has ended.
 const REACH: Duration = Duration::from_secs(5);
@@ -121,8 +121,10 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
     }
     let mut configs = Vec::new();
     for (vmi, plan) in manifest.vmis.iter().zip(plans) {
-        for text in &plan.notes {
-            note(&format!("{}{text}", manifest.prefix_of(vmi)));
+        let prefix = manifest.prefix_of(vmi);
+        let all = plan.notes.iter().map(ToString::to_string);
+        for text in all.chain(host_notes::notes(vmi, &plan)) {
+            note(&format!("{prefix}{text}"));
         }
         configs.push(MonitorConfig {
             runtime_dir: runtime_dir.path().into(),

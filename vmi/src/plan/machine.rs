@@ -49,6 +49,22 @@ pub(super) fn topology(vmi: &Vmi, errors: &mut Vec<FieldError>) -> Topology {
     topology
 }
 
+/// The field that says how much memory the guest has, and what it says.
+pub(super) fn memory_given(vmi: &Vmi) -> (String, Option<Quantity>) {
+    let domain = &vmi.spec.domain;
+    match (domain.memory.guest, domain.resources.request_or_limit("memory")) {
+        (Some(guest), _) => ("domain.memory.guest".to_owned(), Some(guest)),
+        (None, Some((list, quantity))) => (format!("domain.resources.{list}.memory"), Some(quantity)),
+        (None, None) => {
+            let pages = domain.memory.hugepages.as_ref();
+            (
+                "domain.memory.hugepages.pageSize".to_owned(),
+                pages.and_then(|pages| pages.page_size.parse().ok()),
+            )
+        }
+    }
+}
+
 /// Guest memory: `memory.guest`, else the request, else the limit, else one huge page.
 pub(super) fn memory(vmi: &Vmi, errors: &mut Vec<FieldError>) -> Memory {
     let domain = &vmi.spec.domain;
@@ -69,14 +85,7 @@ pub(super) fn memory(vmi: &Vmi, errors: &mut Vec<FieldError>) -> Memory {
         );
         errors.push(FieldError::unsupported(path, text));
     }
-    let (field, quantity) = match (domain.memory.guest, domain.resources.request_or_limit("memory")) {
-        (Some(guest), _) => ("domain.memory.guest".to_owned(), Some(guest)),
-        (None, Some((list, quantity))) => (format!("domain.resources.{list}.memory"), Some(quantity)),
-        (None, None) => (
-            "domain.memory.hugepages.pageSize".to_owned(),
-            page_size.and_then(|s| s.parse().ok()),
-        ),
-    };
+    let (field, quantity) = memory_given(vmi);
     let bytes = quantity.and_then(Quantity::bytes).unwrap_or(0);
     let path = vmi.at(&field);
     let fault = match bytes {

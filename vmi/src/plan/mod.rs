@@ -31,6 +31,14 @@ use crate::validate::{notes, validate};
 /// Seconds between the power button and the kill, where the manifest does not say.
 const GRACE_PERIOD: u64 = 30;
 
+impl Vmi {
+    /// The path of the field that says how much memory the guest has.
+    #[must_use]
+    pub fn memory_field(&self) -> String {
+        self.at(&machine::memory_given(self).0)
+    }
+}
+
 /// Plans the VM of a VMI. A VMI that does not validate has no plan.
 ///
 /// Pure: nothing is opened, so paths in the plan may not exist.

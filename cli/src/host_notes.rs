@@ -1,0 +1,85 @@
+//! What is worth saying about a plan on this machine, though the VM starts all the same.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use husk_vmi::{DiskSource, VmPlan, Vmi};
+
+use crate::output;
+
+/// A line each.
+pub(crate) fn notes(vmi: &Vmi, plan: &VmPlan) -> Vec<String> {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let mut notes = Vec::from_iter(memory(vmi, plan, total(&meminfo)));
+    for disk in &plan.disks {
+        let (DiskSource::File(path) | DiskSource::HostDisk { path, .. }) = &disk.source else {
+            continue;
+        };
+        notes.extend(raw_qcow2(path).map(|text| format!("volume {:?}: {text}", disk.name)));
+    }
+    notes
+}
+
+/// Guest memory is only taken as the guest uses it, so that too much of it is noticed late.
+fn memory(vmi: &Vmi, plan: &VmPlan, total: Option<u64>) -> Option<String> {
+    let (guest, total) = (plan.memory.guest_bytes, total?);
+    (guest > total).then(|| {
+        format!(
+            "{}: {} is more than this machine's memory, {:.1} GiB: the VM may be killed when its guest uses it",
+            vmi.memory_field(),
+            output::bytes(guest),
+            total as f64 / f64::from(1 << 30)
+        )
+    })
+}
+
+/// The machine's memory in bytes.
+fn total(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
+/// What a disk that is served raw looks like by mistake. Nothing is decided by it: a guest may have written that.
+pub(crate) fn raw_qcow2(path: &Path) -> Option<String> {
+    let image = match path.is_dir() {
+        true => path.join("disk.img"),
+        false => PathBuf::from(path),
+    };
+    let mut head = [0; 4];
+    // Opening anything else than a file may wait, or start a device.
+    if !image.is_file() || File::open(&image).ok()?.read_exact(&mut head).is_err() || head != *b"QFI\xfb" {
+        return None;
+    }
+    let image = image.display();
+    Some(format!(
+        "{image} starts with a qcow2 header and is served raw; convert it with `qemu-img convert -O raw`"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_read_in_bytes() {
+        assert_eq!(total("MemTotal:       16384 kB\nMemFree: 1 kB\n"), Some(16 << 20));
+        assert_eq!(total("MemFree: 1 kB"), None);
+        assert_eq!(total("MemTotal: 99999999999999999999 kB"), None);
+    }
+
+    #[test]
+    fn a_header_is_seen_in_a_file_and_in_a_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("disk.img");
+        assert_eq!(raw_qcow2(dir.path()), None);
+        fs::write(&image, b"QFI").unwrap();
+        assert_eq!(raw_qcow2(&image), None);
+        fs::write(&image, b"QFI\xfb\0\0\0\x03").unwrap();
+        let text = raw_qcow2(&image).unwrap();
+        assert!(text.contains("served raw"), "{text}");
+        assert_eq!(raw_qcow2(dir.path()), Some(text));
+        assert_eq!(raw_qcow2(Path::new("/dev/null")), None);
+    }
+}
