@@ -7,6 +7,8 @@ use crate::quantity::Quantity;
 
 /// The most vCPUs: what APIC ids of one byte address, without the broadcast id.
 const MOST_VCPUS: u32 = 254;
+/// The last APIC id of one byte that is no broadcast.
+const MOST_APIC_ID: u32 = 254;
 /// The least memory that any guest is worth starting with, in bytes.
 const LEAST_MEMORY: u64 = 16 << 20;
 /// The most memory of a guest, in bytes: what 46 bits of physical address reach, which every x86-64 server has.
@@ -45,8 +47,25 @@ pub(super) fn topology(vmi: &Vmi, errors: &mut Vec<FieldError>) -> Topology {
             "{path} asks for {sockets} sockets x {cores} cores x {threads} threads; a VM has at most {MOST_VCPUS} vCPUs"
         );
         errors.push(FieldError::invalid(path, text));
+    } else if topology.last_apic_id() > MOST_APIC_ID {
+        let path = vmi.at(&field);
+        let text = format!(
+            "{path} needs APIC ids up to {}, since cores and threads are numbered in whole bits; the last is \
+             {MOST_APIC_ID}: make them powers of two, or fewer",
+            topology.last_apic_id()
+        );
+        errors.push(FieldError::invalid(path, text));
     }
     topology
+}
+
+impl Topology {
+    /// The APIC id of the last vCPU, whose socket, core and thread are bit fields of their own.
+    fn last_apic_id(self) -> u32 {
+        let bits = |count: u32| count.next_power_of_two().trailing_zeros();
+        let (core, socket) = (bits(self.threads), bits(self.threads) + bits(self.cores));
+        (self.sockets - 1) << socket | (self.cores - 1) << core | (self.threads - 1)
+    }
 }
 
 /// The field that says how much memory the guest has, and what it says.

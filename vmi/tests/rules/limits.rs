@@ -1,7 +1,7 @@
 //! What Husk cannot give to any VM is refused by validation, before anybody looks for data or a host.
 
 use super::common::{faults, refused, with};
-use super::{INVALID, REQUEST, volumes};
+use super::{INVALID, REQUEST, UNSUPPORTED, volumes};
 use serde_json::{Value, json};
 
 #[test]
@@ -20,6 +20,15 @@ fn sizes_that_no_vm_can_have() {
         field,
         &format!("{field} asks for 1 sockets x 300 cores x 1 threads; a VM has at most 254 vCPUs"),
     );
+    let text = format!(
+        "{field} needs APIC ids up to 335, since cores and threads are numbered in whole bits; the last is 254: make them \
+         powers of two, or fewer"
+    );
+    let cpus = |sockets, cores| [("domain/cpu", json!({"sockets": sockets, "cores": cores}))];
+    refused(&cpus(3, 80), INVALID, field, &text);
+    for (sockets, cores) in [(1, 254), (254, 1), (3, 64), (1, 200)] {
+        assert_eq!(faults(&with(&cpus(sockets, cores))), []);
+    }
 }
 
 #[test]
@@ -46,6 +55,14 @@ fn disks_that_cannot_be_made_or_found() {
         INVALID,
         field,
         &format!("{field} 'a.img' must be an absolute path"),
+    );
+    let field = "spec.domain.devices.disks[0].blockSize.custom.logical";
+    let sizes = json!({"logical": 8192, "physical": 8192});
+    refused(
+        &[("domain/devices/disks/0/blockSize/custom", sizes)],
+        UNSUPPORTED,
+        field,
+        &format!("{field} '8192' is not supported: guests take logical blocks up to 4096 bytes"),
     );
     let field = "spec.domain.devices.disks[0].cache";
     refused(

@@ -6,6 +6,9 @@ use crate::plan::effective;
 use crate::schema::Found;
 use crate::types::{Disk, Feature};
 
+/// The largest logical block that a guest takes: its page.
+const LOGICAL: i64 = 4096;
+
 pub(super) fn support(vmi: &Vmi, found: &mut Found) {
     let listed = vmi.spec.domain.devices.disks.len();
     for (i, disk) in effective(vmi).iter().enumerate() {
@@ -130,6 +133,14 @@ fn has_block_size(disk: &Disk) -> bool {
 /// Settings of a disk that are met only by chance.
 fn settings(disk: &Disk, path: &str, found: &mut Found) {
     let custom = disk.block_size.as_ref().and_then(|size| size.custom.as_ref());
+    if let Some(logical) = custom.map(|custom| custom.logical).filter(|size| *size > LOGICAL)
+        && disk.target().0 == "disk"
+    {
+        let field = format!("{path}.blockSize.custom.logical");
+        let text =
+            format!("{field} '{logical}' is not supported: guests take logical blocks up to {LOGICAL} bytes");
+        found.unsupported.push(FieldError::unsupported(field, text));
+    }
     if custom.is_some_and(|custom| custom.discard_granularity.is_some_and(|bytes| bytes != 0)) {
         let text = "the guest is told in what units the volume can free space";
         let field = format!("{path}.blockSize.custom.discardGranularity");
