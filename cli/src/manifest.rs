@@ -31,9 +31,13 @@ pub(crate) fn read(source: &str, one_of_several: bool) -> Result<Manifest, Failu
 }
 
 fn bounded(reader: impl Read) -> io::Result<String> {
-    let mut text = String::new();
-    reader.take(MANIFEST_LIMIT as u64 + 1).read_to_string(&mut text)?;
-    Ok(text)
+    let mut bytes = Vec::new();
+    reader.take(MANIFEST_LIMIT as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > MANIFEST_LIMIT {
+        // Cut wherever the limit fell: its length is all that counts.
+        return Ok(String::from_utf8_lossy(&bytes).into_owned());
+    }
+    String::from_utf8(bytes).map_err(|_| io::Error::other("not a text in UTF-8"))
 }
 
 fn parse(source: &str, text: &str, one_of_several: bool) -> Result<Manifest, Failure> {

@@ -73,6 +73,27 @@ fn a_missing_manifest_is_one_line() {
     }
 }
 
+#[test]
+fn what_is_no_manifest_by_its_bytes_is_one_line() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("vm.yaml");
+    let large = "é".repeat(1 << 19) + "é";
+    for (bytes, why) in [
+        (&b"a: \xff"[..], "not a text in UTF-8"),
+        (
+            large.as_bytes(),
+            "the manifest is larger than 1 MiB, which is the limit: split it into several files",
+        ),
+    ] {
+        std::fs::write(&path, bytes).unwrap();
+        let told = told(&output(root.path(), &["validate", path.to_str().unwrap()]));
+        assert_eq!(
+            told,
+            (2, "".into(), format!("error: {}: {why}\n", path.display()))
+        );
+    }
+}
+
 const VALID: &str = "\
 apiVersion: kubevirt.io/v1
 kind: VirtualMachineInstance

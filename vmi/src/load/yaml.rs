@@ -92,21 +92,16 @@ fn message(error: &Error) -> String {
             BudgetBreach::Anchors { .. } => {
                 format!("more than {ALIASES} anchors (&name): leave out those that nothing refers to")
             }
-            BudgetBreach::ScalarBytes { .. } => format!(
-                "more than {} MiB of text once its aliases are followed: use fewer aliases (*name)",
-                (4 * MANIFEST_LIMIT) >> 20
-            ),
             _ => "too much for one manifest: split it into several files".to_owned(),
         },
-        Error::AliasReplayLimitExceeded { .. }
-        | Error::AliasExpansionLimitExceeded { .. }
-        | Error::AliasReplayStackDepthExceeded { .. } => {
-            "its aliases (*name) stand for too much: write out what they stand for".to_owned()
-        }
         error => {
             let plain = error.render_with_formatter(&serde_saphyr::UserMessageFormatter);
             if plain.starts_with("recursion limit exceeded") {
                 return too_deep();
+            }
+            // What an alias leads to is told as text only.
+            if plain.contains("too large or too complex") {
+                return "its aliases (*name) stand for too much: write out what they stand for".to_owned();
             }
             // The place is told apart from the message.
             let plain = plain.split(" at line ").next().unwrap_or_default();
