@@ -1,0 +1,10 @@
+//! SCSI commands for a device of the host: SG_IO on a descriptor, and a channel on which a process without privileges
+//! has another one send the few commands that the kernel would not take from it.
+//!
+//! Which commands a guest may send is decided elsewhere; what is here sends what it is given.
+
+mod channel;
+mod ioctl;
+
+pub use channel::{Channel, MAX_DATA, PRIVILEGED, serve};
+pub use ioctl::{Data, Done, execute, is_scsi, max_sectors};
