@@ -151,7 +151,7 @@ pub(super) async fn list(blk: Vec<pb::DiskInfo>, scsi: ScsiHandle) -> Vec<pb::Di
 
 fn scsi_info(info: &Info) -> pb::DiskInfo {
     let kind = match info.kind {
-        Kind::Disk => Type::Disk,
+        Kind::Disk | Kind::Host => Type::Disk,
         Kind::CdRom => Type::Cdrom,
     };
     pb::DiskInfo {

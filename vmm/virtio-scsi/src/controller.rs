@@ -10,6 +10,7 @@ use husk_devices::virtio::chain::Segment;
 use husk_disk::{Buffer, Disk, DiskId, Engine, ErrorPolicy};
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::GuestAddress;
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::Address;
 use crate::device::OnStop;
@@ -25,6 +26,7 @@ mod control;
 mod event_queue;
 mod hotplug;
 mod media;
+mod passages;
 mod tasks;
 
 /// Rounds of completions and what follows from them before other things are looked at.
@@ -48,6 +50,8 @@ pub(crate) struct Controller {
     engine: Engine,
     slots: Slots,
     table: Table,
+    /// What devices of the host were sent.
+    passages: passages::Passages,
     port: Port,
     events: Events,
     rules: Rules,
@@ -71,11 +75,13 @@ pub(crate) struct Controller {
 }
 
 impl Controller {
-    pub fn new(engine: Engine, rules: Rules) -> Self {
+    /// `bell`: rings when a device of the host has done something.
+    pub fn new(engine: Engine, rules: Rules, bell: EventFd) -> Self {
         Self {
             slots: Slots::new(engine.depth()),
             engine,
             table: Table::default(),
+            passages: passages::Passages::new(bell),
             port: Port::default(),
             events: Events::default(),
             rules,
@@ -152,10 +158,13 @@ impl Controller {
         loop {
             while self.reap()? {}
             self.kick()?;
-            if !self.engine.is_busy() {
+            if self.engine.is_busy() {
+                self.engine.wait();
+            } else if self.passages.under_way > 0 {
+                self.wait_for_passage();
+            } else {
                 return Ok(());
             }
-            self.engine.wait();
         }
     }
 
@@ -242,6 +251,7 @@ impl Controller {
                 any = true;
                 self.completed(completion);
             }
+            any |= self.take_passages();
             any |= self.take_turns();
             if !any {
                 more = false;

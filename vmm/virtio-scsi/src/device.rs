@@ -110,11 +110,11 @@ impl Scsi {
             grace,
             on_stop,
         };
-        let mut controller = Controller::new(engine, rules);
+        let bell = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(of_controller)?;
+        let mut controller = Controller::new(engine, rules, bell.try_clone().map_err(of_controller)?);
         for unit in units {
             controller.add(unit)?;
         }
-        let bell = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(of_controller)?;
         let (mailbox, mail) = Mailbox::new(bell.try_clone().map_err(of_controller)?);
         let actor = Actor {
             controller,

@@ -14,10 +14,12 @@ mod handle;
 mod memory;
 mod port;
 mod request;
+mod sg;
 mod slots;
 mod table;
 pub mod target;
 mod unit;
+mod workers;
 
 #[cfg(test)]
 mod tests;
@@ -25,7 +27,8 @@ mod tests;
 pub use address::Address;
 pub use device::{OnStop, Scsi, Setup};
 pub use handle::{Answer, Error, Info, Removed, ScsiHandle};
-pub use unit::{Medium, NewUnit};
+pub use sg::{LunError, LunOptions, open_lun};
+pub use unit::{HostUnit, Medium, NewUnit};
 
 /// Entries of each queue. With a data descriptor for each page, a request of 1 MiB fits.
 pub const QUEUE_SIZE: u16 = 256;

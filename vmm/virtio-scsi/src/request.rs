@@ -9,6 +9,7 @@ use virtio_queue::DescriptorChain;
 
 use crate::config::Sizes;
 use crate::memory::{self, Outside};
+use crate::target::Failure;
 
 /// Bytes of `struct virtio_scsi_req_cmd` before the CDB.
 const HEADER_LEN: usize = 19;
@@ -42,10 +43,30 @@ pub(crate) enum Code {
     Aborted = 2,
     BadTarget = 3,
     Reset = 4,
+    Busy = 5,
+    TransportFailure = 6,
+    TargetFailure = 7,
+    NexusFailure = 8,
     Failure = 9,
     FunctionSucceeded = 10,
     FunctionRejected = 11,
     IncorrectLun = 12,
+}
+
+impl Code {
+    /// What is told of a device of the host that has no status.
+    pub fn of(failure: Failure) -> Self {
+        match failure {
+            Failure::Gone => Self::BadTarget,
+            Failure::Aborted => Self::Aborted,
+            Failure::Reset => Self::Reset,
+            Failure::Busy => Self::Busy,
+            Failure::Transport => Self::TransportFailure,
+            Failure::Target => Self::TargetFailure,
+            Failure::Nexus => Self::NexusFailure,
+            Failure::Refused | Failure::Other => Self::Failure,
+        }
+    }
 }
 
 /// Task attributes that make a difference: head of queue, and ordered. All else is simple.

@@ -23,6 +23,8 @@ pub(crate) struct Slot {
     pub opcode: u8,
     /// It runs beside no other of its unit.
     pub alone: bool,
+    /// A worker has it.
+    pub passing: bool,
     /// It has not been let run.
     pub waiting: bool,
     /// A step fills the data-in buffer.
@@ -93,6 +95,7 @@ impl Slots {
         slot.kind = Kind::Free;
         (slot.mem, slot.task, slot.cancelled) = (None, None, None);
         (slot.alone, slot.waiting, slot.fills) = (false, false, false);
+        slot.passing = false;
         slot.chain.clear();
         self.free.push(tag);
     }

@@ -20,6 +20,7 @@ use crate::{Address, Error, Medium, NewUnit, QUEUE_SIZE, Scsi, ScsiHandle, Setup
 
 mod events;
 mod functions;
+mod host;
 mod hostile;
 mod hotplug;
 mod lifecycle;

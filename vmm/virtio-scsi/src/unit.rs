@@ -1,6 +1,7 @@
 //! A logical unit with all that belongs to it: its disk, the order of its tasks, and how far its removal is.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use husk_disk::{Disk, DiskId};
@@ -8,7 +9,8 @@ use vm_memory::GuestAddress;
 
 use crate::Address;
 use crate::handle::{Error, Removed, Reply};
-use crate::target::{BadLimits, Identity, Kind, Limits, LogicalUnit};
+use crate::target::{BadLimits, HostDevice, HostLimits, Identity, Kind, Limits, LogicalUnit};
+use crate::workers::Workers;
 
 /// What is in a logical unit.
 #[derive(Clone, Debug)]
@@ -17,6 +19,19 @@ pub enum Medium {
     Disk(Disk),
     /// It is a CD-ROM drive, with this disc or none.
     CdRom(Option<Disk>),
+    /// It is a device of the host.
+    Host(HostUnit),
+}
+
+/// A device of the host, opened.
+#[derive(Clone, Debug)]
+pub struct HostUnit {
+    /// Who is sent the commands. Closed when the unit is removed.
+    pub device: Arc<dyn HostDevice>,
+    /// What it is.
+    pub limits: HostLimits,
+    /// The same device as an image, for a kernel to be read from.
+    pub image: Option<Disk>,
 }
 
 /// A logical unit to be added.
@@ -42,6 +57,8 @@ pub(crate) struct Unit {
     pub logical: LogicalUnit,
     /// None in an empty drive.
     pub disk: Option<DiskId>,
+    /// Of a device of the host.
+    pub workers: Option<Workers>,
     pub order: Order,
     pub removal: Option<Removal>,
     /// The driver asked to be told of other media.
@@ -54,17 +71,20 @@ impl Unit {
         let kind = match &unit.medium {
             Medium::Disk(_) => Kind::Disk,
             Medium::CdRom(_) => Kind::CdRom,
+            Medium::Host(_) => Kind::Host,
         };
         let identity = Identity::new(kind, Some(&unit.serial), &unit.id);
         let logical = match &unit.medium {
             Medium::Disk(disk) => LogicalUnit::disk(identity, disk_limits(disk, unit.shareable))?,
             Medium::CdRom(disc) => LogicalUnit::cdrom(identity, disc.as_ref().map(disc_limits))?,
+            Medium::Host(host) => LogicalUnit::host(identity, host.limits),
         };
         Ok(Self {
             id: unit.id.clone(),
             address: unit.address,
             logical,
             disk: None,
+            workers: None,
             order: Order::default(),
             removal: None,
             media_events: false,
@@ -83,6 +103,7 @@ impl NewUnit {
         match &self.medium {
             Medium::Disk(disk) => Some(disk),
             Medium::CdRom(disc) => disc.as_ref(),
+            Medium::Host(_) => None,
         }
     }
 }

@@ -251,7 +251,7 @@ impl Controller {
         };
         let can = match unit.logical.kind() {
             Kind::CdRom => MEDIA_CHANGE,
-            Kind::Disk => 0,
+            Kind::Disk | Kind::Host => 0,
         };
         if subscribe {
             unit.media_events = wanted & can != 0;

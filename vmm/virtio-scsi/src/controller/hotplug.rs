@@ -10,7 +10,7 @@ use crate::events::What;
 use crate::handle::{Error, Info, Removed, Reply};
 use crate::slots::Kind as Slot;
 use crate::target::{BadLimits, Kind, Limits, LogicalUnit};
-use crate::unit::{NewUnit, Removal, Stage, Unit, blocks};
+use crate::unit::{Medium, NewUnit, Removal, Stage, Unit, blocks};
 
 impl Controller {
     pub fn add(&mut self, new: NewUnit) -> Result<(), Error> {
@@ -39,6 +39,10 @@ impl Controller {
         if let Some(disk) = new.disk() {
             let attached = self.engine.attach(disk);
             unit.disk = Some(attached.map_err(|error| Error::Io(new.id.clone(), error))?);
+        }
+        if let Medium::Host(host) = &new.medium {
+            let workers = self.passages.workers(host.device.clone());
+            unit.workers = Some(workers.map_err(|error| Error::Io(new.id.clone(), error))?);
         }
         self.table.insert(unit);
         self.events.post(address, What::Added);
@@ -191,7 +195,10 @@ impl Controller {
             tracing::warn!(disk = unit.id, %error, "what was written last may be lost");
         }
         tracing::info!(disk = unit.id, address = %unit.address, "removed");
-        let Unit { id, removal, .. } = *unit;
+        let Unit {
+            id, removal, workers, ..
+        } = *unit;
+        drop(workers);
         if let Some(removal) = removal {
             let removed = detached
                 .map(|()| Removed { disk, flushed })
@@ -250,7 +257,7 @@ impl Controller {
             id: unit.id.clone(),
             address: unit.address,
             kind: unit.logical.kind(),
-            bytes: unit.logical.medium().map(bytes),
+            bytes: unit.logical.medium().map(bytes).or(host_bytes(&unit.logical)),
             read_only: is_read_only(&unit.logical),
             removing: unit.removal.is_some(),
         };
@@ -264,6 +271,13 @@ fn bytes(limits: &Limits) -> u64 {
     limits.blocks * u64::from(limits.block_size)
 }
 
+/// As far as the device has told.
+fn host_bytes(unit: &LogicalUnit) -> Option<u64> {
+    let limits = unit.host_limits()?;
+    limits.blocks.checked_mul(limits.block_size.into())
+}
+
 fn is_read_only(unit: &LogicalUnit) -> bool {
-    unit.kind() == Kind::CdRom || unit.medium().is_some_and(|limits| limits.read_only)
+    let host = unit.host_limits().is_some_and(|limits| limits.read_only);
+    unit.kind() == Kind::CdRom || host || unit.medium().is_some_and(|limits| limits.read_only)
 }

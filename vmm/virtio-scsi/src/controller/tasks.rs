@@ -17,7 +17,7 @@ use crate::target::{self, Command, Extent, Place, Response, Status, Step, absent
 const SYNCHRONIZE_CACHE: [u8; 2] = [0x35, 0x91];
 
 /// How a request ends.
-enum Outcome {
+pub(super) enum Outcome {
     /// As its task did.
     Response(Response),
     /// Without its task.
@@ -25,7 +25,7 @@ enum Outcome {
 }
 
 /// What to do with a task's step.
-enum Way {
+pub(super) enum Way {
     /// The disk has it.
     Submitted,
     /// It ended already.
@@ -144,7 +144,7 @@ impl Controller {
     }
 
     /// Takes a task as far as it gets without waiting.
-    fn drive(&mut self, tag: u16) {
+    pub(super) fn drive(&mut self, tag: u16) {
         loop {
             let slot = self.slots.get(tag);
             let Some(unit) = self.table.unit_mut(slot.place) else {
@@ -175,6 +175,9 @@ impl Controller {
         else {
             return Way::Lost;
         };
+        if let Step::Pass(passage) = step {
+            return self.pass_on(tag, *passage);
+        }
         if let Step::Pull { offset, into } = step {
             let Some(scratch) = task.scratch_mut().get_mut(into.clone()) else {
                 return Way::Lost;
@@ -236,7 +239,7 @@ impl Controller {
                 unmap,
                 durable,
             },
-            Step::Pull { .. } | Step::Done(_) => return Way::Lost,
+            Step::Pull { .. } | Step::Pass(_) | Step::Done(_) => return Way::Lost,
         };
         // SAFETY: the tag is this slot's, and no step of its task is under way. The buffers are slices of the memory that
         // the slot keeps, or of its task's scratch buffer, which stays where it is: both until the completion. The
@@ -266,7 +269,7 @@ impl Controller {
     }
 
     /// Answers a request whose task is not under way, and lets others have what it had.
-    fn finish(&mut self, tag: u16, outcome: &Outcome) {
+    pub(super) fn finish(&mut self, tag: u16, outcome: &Outcome) {
         let slot = self.slots.get(tag);
         if let Some(mem) = slot.mem.take()
             && self.port.line(slot.queue).is_some()
@@ -315,6 +318,13 @@ impl Controller {
                 running.push(tag);
             }
         }
+        running.retain(|tag| {
+            let recalled = self.recall(*tag);
+            if recalled {
+                waiting.push(*tag);
+            }
+            !recalled
+        });
         for tag in waiting {
             self.finish(tag, &Outcome::Code(code));
         }
@@ -352,6 +362,10 @@ fn write(mem: &GuestMemMmap, chain: &Chain, outcome: &Outcome, filled: bool) -> 
         Outcome::Response(response) if response.overrun => {
             chain.respond(mem, &Reply::code(Code::Overrun, all), &[], 0)
         }
+        Outcome::Response(Response {
+            failure: Some(failure),
+            ..
+        }) => chain.respond(mem, &Reply::code(Code::of(*failure), all), &[], 0),
         Outcome::Response(response) => {
             let reply = Reply {
                 code: Code::Ok,

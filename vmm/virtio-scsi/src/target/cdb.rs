@@ -9,12 +9,19 @@ pub(crate) const MAX: usize = 16;
 
 /// A CDB that is as long as its command wants it. Fields are named by their first byte; numbers are big-endian.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Cdb([u8; MAX]);
+pub(crate) struct Cdb {
+    bytes: [u8; MAX],
+    len: usize,
+}
 
 impl Cdb {
     /// `bytes` as a CDB of `op`, whose opcode they have.
     pub fn new(bytes: &[u8], op: &Op) -> Result<Self, Sense> {
-        let len = op.usage.len();
+        Self::of_len(bytes, op.usage.len())
+    }
+
+    /// `bytes` as a CDB of `len` bytes, at least 6 and at most [`MAX`].
+    pub fn of_len(bytes: &[u8], len: usize) -> Result<Self, Sense> {
         let Some(bytes) = bytes.get(..len) else {
             return Err(Sense::invalid_cdb(bytes.len() as u16, None));
         };
@@ -24,31 +31,49 @@ impl Cdb {
         if cdb[len - 1] & 0x04 != 0 {
             return Err(Sense::invalid_cdb(len as u16 - 1, Some(2)));
         }
-        Ok(Self(cdb))
+        Ok(Self { bytes: cdb, len })
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// A number of at most 8 bytes.
+    pub fn number(&self, at: usize, len: usize) -> u64 {
+        let bytes = self.bytes[at..][..len].iter();
+        bytes.fold(0, |number, &byte| number << 8 | u64::from(byte))
+    }
+
+    pub fn set_number(&mut self, at: usize, len: usize, number: u64) {
+        self.bytes[at..][..len].copy_from_slice(&number.to_be_bytes()[8 - len..]);
     }
 
     pub fn opcode(&self) -> u8 {
-        self.0[0]
+        self.bytes[0]
     }
 
     pub fn u8(&self, at: usize) -> u8 {
-        self.0[at]
+        self.bytes[at]
     }
 
     pub fn u16(&self, at: usize) -> u16 {
-        u16::from_be_bytes([self.0[at], self.0[at + 1]])
+        u16::from_be_bytes([self.bytes[at], self.bytes[at + 1]])
     }
 
     pub fn u32(&self, at: usize) -> u32 {
-        u32::from_be_bytes(std::array::from_fn(|i| self.0[at + i]))
+        u32::from_be_bytes(std::array::from_fn(|i| self.bytes[at + i]))
     }
 
     pub fn u64(&self, at: usize) -> u64 {
-        u64::from_be_bytes(std::array::from_fn(|i| self.0[at + i]))
+        u64::from_be_bytes(std::array::from_fn(|i| self.bytes[at + i]))
     }
 
     pub fn bit(&self, at: usize, bit: u8) -> bool {
-        self.0[at] >> bit & 1 != 0
+        self.bytes[at] >> bit & 1 != 0
     }
 
     /// Refuses a bit that is set.

@@ -48,7 +48,7 @@ pub(crate) fn absent() -> Vec<u8> {
 
 fn device_type(unit: &LogicalUnit) -> u8 {
     match unit.kind {
-        Kind::Disk => 0x00,
+        Kind::Disk | Kind::Host => 0x00,
         Kind::CdRom => 0x05,
     }
 }
@@ -65,7 +65,7 @@ fn standard(unit: &LogicalUnit) -> Vec<u8> {
     text(&mut data[16..32], &unit.identity.product);
     text(&mut data[32..36], &unit.identity.revision);
     let versions: &[u16] = match unit.kind {
-        Kind::Disk => &DISK_VERSIONS,
+        Kind::Disk | Kind::Host => &DISK_VERSIONS,
         Kind::CdRom => &CD_VERSIONS,
     };
     for (field, version) in data[58..].as_chunks_mut::<2>().0.iter_mut().zip(versions) {

@@ -7,6 +7,8 @@ pub enum Kind {
     Disk,
     /// CD and DVD reader with a tray (MMC-6).
     CdRom,
+    /// A device of the host, which commands are passed on to.
+    Host,
 }
 
 /// Blocks of a CD-ROM are this long, in bytes.
@@ -43,6 +45,7 @@ impl Identity {
             product: match kind {
                 Kind::Disk => "QEMU HARDDISK".into(),
                 Kind::CdRom => "QEMU CD-ROM".into(),
+                Kind::Host => "HOST DEVICE".into(),
             },
             revision: "2.5+".into(),
             serial: serial.filter(|s| !s.is_empty()).map(str::to_owned),
@@ -156,6 +159,7 @@ impl Limits {
         let sizes: &[u32] = match kind {
             Kind::Disk => &[512, 4096],
             Kind::CdRom => &[CD_BLOCK],
+            Kind::Host => &[],
         };
         if !sizes.contains(&self.block_size) {
             return Err(BadLimits::BlockSize(self.block_size));

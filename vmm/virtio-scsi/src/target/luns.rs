@@ -65,6 +65,7 @@ pub fn absent(command: Command<'_>) -> Response {
         residual: data_in.max(command.data_out).saturating_sub(data.len() as u64),
         data,
         overrun: false,
+        failure: None,
     }
 }
 

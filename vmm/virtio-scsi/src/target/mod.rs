@@ -17,12 +17,16 @@
 //! - The owner says what happens to the unit from outside: [`LogicalUnit::reset`], [`LogicalUnit::resize`],
 //!   [`LogicalUnit::luns_changed`], [`LogicalUnit::insert`], [`LogicalUnit::eject`].
 //!
+//! A device of the host ([`LogicalUnit::host`]) has steps of its own, [`Step::Pass`], settled by
+//! [`Task::settle_passage`]: its owner has a [`HostDevice`] carry them out, where waiting for one does no harm.
+//!
 //! A command to a LUN that does not exist is answered by [`absent`].
 #![forbid(unsafe_code)]
 
 mod attention;
 mod block;
 mod cdb;
+mod host;
 mod inquiry;
 mod limits;
 mod luns;
@@ -46,6 +50,7 @@ mod verify;
 mod tests;
 
 pub use attention::Attention;
+pub use host::{Failure, HostData, HostDevice, HostLimits, Outcome, Passage, Passed, Transfer};
 pub use limits::{BadLimits, Identity, Kind, Limits};
 pub use luns::absent;
 pub use sense::{Field, Sense, SenseKey};

@@ -42,6 +42,7 @@ fn pages(kind: Kind) -> &'static [u8] {
     match kind {
         Kind::Disk => &[ERROR_RECOVERY, CACHING, CONTROL, EXCEPTIONS],
         Kind::CdRom => &[ERROR_RECOVERY, CACHING, CONTROL, CAPABILITIES],
+        Kind::Host => &[],
     }
 }
 

@@ -188,6 +188,13 @@ pub(crate) fn offered(unit: &LogicalUnit) -> impl Iterator<Item = &'static Op> {
     OPS.iter().filter(move |op| (op.offered)(unit))
 }
 
+/// A command that units offer whatever they are.
+pub(crate) fn own(opcode: u8, action: u8) -> Result<&'static Op, Sense> {
+    let mut ops = OPS.iter().filter(|op| op.opcode == opcode);
+    ops.find(|op| op.action.is_none_or(|own| own == action))
+        .ok_or(Sense::INVALID_OPCODE)
+}
+
 /// The command that `cdb` is of.
 pub(crate) fn find(unit: &LogicalUnit, cdb: &[u8]) -> Result<&'static Op, Sense> {
     let &opcode = cdb.first().ok_or(Sense::INVALID_OPCODE)?;

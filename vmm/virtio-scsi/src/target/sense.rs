@@ -66,6 +66,8 @@ impl Sense {
     pub const LIST_LENGTH: Self = Self::new(SenseKey::IllegalRequest, 0x1a, 0x00);
     /// INVALID COMMAND OPERATION CODE
     pub const INVALID_OPCODE: Self = Self::new(SenseKey::IllegalRequest, 0x20, 0x00);
+    /// INVALID FIELD IN CDB, without saying which.
+    pub const TOO_LONG: Self = Self::new(SenseKey::IllegalRequest, 0x24, 0x00);
     /// INVALID FIELD IN COMMAND INFORMATION UNIT
     pub const BUFFERS: Self = Self::new(SenseKey::IllegalRequest, 0x0e, 0x03);
     /// LOGICAL BLOCK ADDRESS OUT OF RANGE

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use super::host::{Failure, Passage};
+
 /// A logical unit number below 16,384: one level, in peripheral device (below 256) or flat space addressing (SAM-5,
 /// section 4.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -128,6 +130,8 @@ pub enum Step {
         /// Bytes of the scratch buffer to fill.
         into: Range<usize>,
     },
+    /// Send this to the device of the host; answered by [`Task::settle_passage`](super::Task::settle_passage).
+    Pass(Passage),
     /// The task ended.
     Done(Response),
 }
@@ -149,8 +153,18 @@ pub enum Status {
     Good = 0x00,
     /// Not done, or not without remark: sense data says why.
     CheckCondition = 0x02,
+    /// Of a device of the host: what was asked about is so.
+    ConditionMet = 0x04,
+    /// Of a device of the host: not now.
+    Busy = 0x08,
     /// Against a reservation.
     ReservationConflict = 0x18,
+    /// Of a device of the host: not now, there are too many.
+    TaskSetFull = 0x28,
+    /// Of a device of the host: not before what it waits for.
+    AcaActive = 0x30,
+    /// Of a device of the host: another initiator aborted it.
+    TaskAborted = 0x40,
 }
 
 /// How a command ended.
@@ -158,7 +172,7 @@ pub enum Status {
 pub struct Response {
     /// Status code.
     pub status: Status,
-    /// Sense data, fixed or descriptor format, at most 32 bytes; empty unless the status is CHECK CONDITION.
+    /// Sense data, fixed or descriptor format, at most 252 bytes; empty unless the status is CHECK CONDITION.
     pub sense: Vec<u8>,
     /// Bytes to copy to the start of the initiator's data-in buffer, where they fit. Empty if steps put them there.
     pub data: Vec<u8>,
@@ -168,4 +182,7 @@ pub struct Response {
     /// The CDB names more data than the initiator has buffers for: nothing was done, and the status is CHECK
     /// CONDITION. For transports that have a response of their own for this.
     pub overrun: bool,
+    /// There is no status, because the host could not have its device do it. For transports that have responses of
+    /// their own for this; the status is CHECK CONDITION.
+    pub failure: Option<Failure>,
 }

@@ -6,6 +6,7 @@ use std::ops::Range;
 
 use super::attention::Attention;
 use super::cdb::Cdb;
+use super::host::{Failure, Passed};
 use super::opcode::Op;
 use super::sense::Sense;
 use super::step::{Command, Extent, Place, Response, Status, Step};
@@ -23,13 +24,17 @@ pub(crate) enum Direction {
 }
 
 /// Why a command is not done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     Sense(Sense),
     /// RESERVATION CONFLICT
     Conflict,
     /// The initiator's buffers are smaller than the CDB says.
     Overrun,
+    /// What a device of the host said.
+    Ended(Status, Vec<u8>),
+    /// A device of the host said nothing.
+    Failed(Failure),
 }
 
 impl From<Sense> for Fault {
@@ -62,6 +67,9 @@ pub(crate) trait Procedure: Debug + Send {
 
     /// Takes the answer to [`Step::Extent`].
     fn extent(&mut self, _: Extent) {}
+
+    /// Takes the answer to [`Step::Pass`].
+    fn passed(&mut self, _: Result<Passed, Failure>) {}
 
     /// Bytes of the medium that nobody else may write while this runs.
     fn exclusive(&self) -> Option<Range<u64>> {
@@ -99,20 +107,35 @@ enum Kind {
     Read,
     Write,
     Pull,
+    Pass,
 }
 
 impl Task {
+    pub(crate) fn of(
+        unit: &LogicalUnit,
+        op: Result<&'static Op, Sense>,
+        work: Result<Work, Fault>,
+        command: &Command<'_>,
+    ) -> Self {
+        let direction = op.map_or(Direction::In, |op| op.direction);
+        let reports_luns = op.is_ok_and(Op::reports_luns) && work.is_ok();
+        Self {
+            reports_luns,
+            ..Self::new(unit, direction, work, command)
+        }
+    }
+
     pub(crate) fn new(
         unit: &LogicalUnit,
-        op: Option<&'static Op>,
+        direction: Direction,
         work: Result<Work, Fault>,
         command: &Command<'_>,
     ) -> Self {
         Self {
-            direction: op.map_or(Direction::In, |op| op.direction),
+            direction,
             data_out: command.data_out,
             data_in: command.data_in,
-            reports_luns: op.is_some_and(Op::reports_luns) && work.is_ok(),
+            reports_luns: false,
             work,
             pending: None,
             scratch: Vec::new(),
@@ -171,6 +194,20 @@ impl Task {
         self.settle(result.map(drop));
     }
 
+    /// Takes the answer to [`Step::Pass`], and how much of it is in the initiator's buffers.
+    pub fn settle_passage(&mut self, result: Result<Passed, Failure>) {
+        if let Some(pending) = &mut self.pending {
+            pending.moves = match &result {
+                Ok(passed) => pending.moves.saturating_sub(passed.outcome.residual as u64),
+                Err(_) => 0,
+            };
+        }
+        if let Ok(Work::Run(procedure)) = &mut self.work {
+            procedure.passed(result);
+        }
+        self.settle(Ok(()));
+    }
+
     /// The buffer that [`Place::Scratch`] speaks of, to write from.
     #[must_use]
     pub fn scratch(&self) -> &[u8] {
@@ -213,6 +250,7 @@ impl Task {
             Step::Extent { offset, len } => (Kind::Read, Some((*offset, *len)), 0),
             Step::Flush => (Kind::Write, None, 0),
             Step::Pull { into, .. } => (Kind::Pull, None, into.len() as u64),
+            Step::Pass(passage) => (Kind::Pass, None, passage.transfer.moves()),
             Step::Done(_) => (Kind::Pull, None, 0),
         };
         if let Some((offset, len)) = range {
@@ -231,12 +269,18 @@ impl Task {
 
     fn end(&mut self, unit: &LogicalUnit, result: Result<Vec<u8>, Fault>) -> Response {
         let overrun = result == Err(Fault::Overrun);
+        let failure = match result {
+            Err(Fault::Failed(failure)) => Some(failure),
+            _ => None,
+        };
         let (status, sense, mut data) = match result {
             Ok(data) => (Status::Good, Vec::new(), data),
             Err(Fault::Conflict) => (Status::ReservationConflict, Vec::new(), Vec::new()),
+            Err(Fault::Ended(status, sense)) => (status, sense, Vec::new()),
             Err(fault) => {
                 let sense = match fault {
                     Fault::Sense(sense) => sense,
+                    Fault::Failed(_) => Sense::TARGET_FAILURE,
                     _ => Sense::BUFFERS,
                 };
                 let sense = sense.to_bytes(unit.modes.descriptor_sense);
@@ -254,6 +298,7 @@ impl Task {
             residual: available.saturating_sub(self.moved + data.len() as u64),
             data,
             overrun,
+            failure,
         }
     }
 }
@@ -329,7 +374,7 @@ fn meaning(kind: Kind, error: &io::Error) -> Sense {
         (ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied, Kind::Write) => Sense::WRITE_PROTECTED,
         // The medium shrank between the check and the step.
         (ErrorKind::InvalidInput, _) => Sense::OUT_OF_RANGE,
-        (ErrorKind::OutOfMemory, _) => Sense::TARGET_FAILURE,
+        (ErrorKind::OutOfMemory, _) | (_, Kind::Pass) => Sense::TARGET_FAILURE,
         (_, Kind::Read) => Sense::READ_ERROR,
         (_, Kind::Write) => Sense::WRITE_ERROR,
     }

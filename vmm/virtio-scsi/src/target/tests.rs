@@ -196,7 +196,7 @@ impl Rig {
                 assert!(!into.is_empty());
             }
             Step::Flush => assert!(writable),
-            Step::Done(_) => unreachable!(),
+            Step::Pass(_) | Step::Done(_) => unreachable!(),
         }
     }
 
@@ -241,7 +241,7 @@ impl Rig {
                 task.scratch_mut()[into].copy_from_slice(&out[offset as usize..][..len]);
             }
             Step::Discard { .. } | Step::Flush => (),
-            Step::Done(_) => unreachable!(),
+            Step::Pass(_) | Step::Done(_) => unreachable!(),
         }
         task.settle(Ok(()));
     }

@@ -2,6 +2,7 @@
 
 use super::attention::{Attention, Attentions};
 use super::cdb::Cdb;
+use super::host::{self, HostLimits};
 use super::limits::{BadLimits, Identity, Kind, Limits};
 use super::mode::Modes;
 use super::opcode::{self, Op};
@@ -26,6 +27,8 @@ pub struct LogicalUnit {
     /// The initiator stopped the unit (START STOP UNIT).
     pub(crate) stopped: bool,
     pub(crate) tray: Tray,
+    /// It is a device of the host, and what it is used for.
+    pub(crate) host: Option<HostLimits>,
 }
 
 /// The medium stays where it is: the initiator prevents its removal.
@@ -54,6 +57,15 @@ impl LogicalUnit {
         Ok(Self::new(Kind::CdRom, identity, medium))
     }
 
+    /// A device of the host, to which commands are passed on.
+    #[must_use]
+    pub fn host(identity: Identity, limits: HostLimits) -> Self {
+        Self {
+            host: Some(limits),
+            ..Self::new(Kind::Host, identity, None)
+        }
+    }
+
     fn new(kind: Kind, identity: Identity, medium: Option<Limits>) -> Self {
         let mut unit = Self {
             kind,
@@ -65,6 +77,7 @@ impl LogicalUnit {
             reservations: Reservations::default(),
             stopped: false,
             tray: Tray::default(),
+            host: None,
         };
         unit.attentions.establish(Attention::PowerOn);
         unit
@@ -73,12 +86,19 @@ impl LogicalUnit {
     /// Takes a command on. It may be done already, which [`Task::next`] tells; what it changes in this unit's state
     /// without any I/O is changed here.
     pub fn begin(&mut self, command: Command<'_>) -> Task {
+        if let Some(limits) = self.host {
+            return host::begin(self, limits, command);
+        }
         let op = opcode::find(self, command.cdb);
         let work = self.admit(op, &command);
-        Task::new(self, op.ok(), work, &command)
+        Task::of(self, op, work, &command)
     }
 
-    fn admit(&mut self, op: Result<&'static Op, Sense>, command: &Command<'_>) -> Result<Work, Fault> {
+    pub(crate) fn admit(
+        &mut self,
+        op: Result<&'static Op, Sense>,
+        command: &Command<'_>,
+    ) -> Result<Work, Fault> {
         if !op.is_ok_and(|op| op.despite_attention)
             && let Some(attention) = self.attentions.take()
         {
@@ -123,6 +143,12 @@ impl LogicalUnit {
     #[must_use]
     pub fn medium(&self) -> Option<&Limits> {
         self.medium.as_ref()
+    }
+
+    /// What the device of the host is that it is, if it is one.
+    #[must_use]
+    pub fn host_limits(&self) -> Option<&HostLimits> {
+        self.host.as_ref()
     }
 
     /// Whether completed writes may be in a volatile cache: there is one, and the initiator has not switched it off.

@@ -1,0 +1,277 @@
+//! The threads that wait for a device of the host, and nobody else does.
+//!
+//! There is no taking back what the host's kernel has: a command ends when the device has done it, or when its time
+//! limit had the kernel abort it. What no thread has begun can be recalled.
+
+use std::collections::VecDeque;
+use std::fmt::{self, Debug, Formatter};
+use std::io;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use husk_devices::GuestMemMmap;
+use husk_devices::virtio::chain::Segment;
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::memory;
+use crate::target::{Failure, HostData, HostDevice, Passage, Passed, Transfer};
+
+/// Most threads of a device, and so commands that it has at once.
+const MOST: usize = 16;
+
+/// Where data is aligned to, in bytes, so that the host's kernel need not copy it.
+const ALIGNMENT: usize = 4096;
+
+/// A command for the device.
+pub(crate) struct Job {
+    pub tag: u16,
+    pub passage: Passage,
+    pub mem: Arc<GuestMemMmap>,
+    /// The initiator's buffer that the passage speaks of.
+    pub segments: Vec<Segment>,
+}
+
+/// A job that has ended.
+pub(crate) struct Finished {
+    pub tag: u16,
+    pub end: End,
+}
+
+/// How.
+pub(crate) enum End {
+    /// With the device's answer, or without.
+    Passed(Result<Passed, Failure>),
+    /// The initiator's buffer is not in memory.
+    Lost,
+}
+
+/// Where threads say that they are finished.
+#[derive(Clone)]
+pub(crate) struct Outlet {
+    sender: Sender<Finished>,
+    bell: Arc<EventFd>,
+}
+
+impl Outlet {
+    /// An outlet that rings `bell`, and its other end.
+    pub fn new(bell: EventFd) -> (Self, Receiver<Finished>) {
+        let (sender, receiver) = channel();
+        let bell = Arc::new(bell);
+        (Self { sender, bell }, receiver)
+    }
+
+    fn finish(&self, finished: Finished) {
+        if self.sender.send(finished).is_ok() {
+            // Fails only when the counter is about to overflow: then it is readable anyway.
+            let _ = self.bell.write(1);
+        }
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    idle: usize,
+    /// Threads that are with the device.
+    busy: usize,
+    stop: bool,
+}
+
+struct Shared {
+    device: Arc<dyn HostDevice>,
+    queue: Mutex<Queue>,
+    wake: Condvar,
+    outlet: Outlet,
+}
+
+/// A device's threads, as many as there were ever commands at once.
+pub(crate) struct Workers {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Debug for Workers {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Workers")
+            .field("device", &self.shared.device)
+            .field("threads", &self.threads.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Workers {
+    /// The first thread for `device`.
+    pub fn new(device: Arc<dyn HostDevice>, outlet: Outlet) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            device,
+            queue: Mutex::default(),
+            wake: Condvar::new(),
+            outlet,
+        });
+        let mut workers = Self {
+            shared,
+            threads: Vec::new(),
+        };
+        workers.start()?;
+        Ok(workers)
+    }
+
+    fn start(&mut self) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let thread = thread::Builder::new().name("lun-io".into()).stack_size(256 << 10);
+        self.threads.push(thread.spawn(move || shared.work())?);
+        Ok(())
+    }
+
+    /// Has a job done, at once if a thread is free.
+    pub fn submit(&mut self, job: Job) {
+        let mut queue = self.shared.lock();
+        queue.jobs.push_back(job);
+        let short = queue.jobs.len() > queue.idle;
+        drop(queue);
+        self.shared.wake.notify_one();
+        if short
+            && self.threads.len() < MOST
+            && let Err(error) = self.start()
+        {
+            tracing::debug!(%error, "no further thread for a LUN");
+        }
+    }
+
+    /// Takes a job back that no thread has begun. Returns whether there was one of that tag.
+    pub fn recall(&self, tag: u16) -> bool {
+        let mut queue = self.shared.lock();
+        let at = queue.jobs.iter().position(|job| job.tag == tag);
+        at.and_then(|at| queue.jobs.remove(at)).is_some()
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        let mut queue = self.shared.lock();
+        queue.stop = true;
+        queue.jobs.clear();
+        let idle = queue.busy == 0;
+        drop(queue);
+        self.shared.wake.notify_all();
+        // One that waits for its device may do so for minutes, and has all it needs.
+        for thread in self.threads.drain(..).filter(|_| idle) {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Tells the end of a job, also of one that panics.
+struct Ending<'s> {
+    shared: &'s Shared,
+    tag: u16,
+    end: Option<End>,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        let end = self.end.take().unwrap_or(End::Passed(Err(Failure::Other)));
+        self.shared.lock().busy -= 1;
+        self.shared.outlet.finish(Finished { tag: self.tag, end });
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        let mut bounce = Bounce::default();
+        while let Some(job) = self.next() {
+            let mut ending = Ending {
+                shared: self,
+                tag: job.tag,
+                end: None,
+            };
+            ending.end = Some(carry_out(&*self.device, &job, &mut bounce));
+        }
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut queue = self.lock();
+        loop {
+            if queue.stop {
+                return None;
+            }
+            if let Some(job) = queue.jobs.pop_front() {
+                queue.busy += 1;
+                return Some(job);
+            }
+            queue.idle += 1;
+            queue = self.wake.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            queue.idle -= 1;
+        }
+    }
+}
+
+/// A thread's memory for data: what the guest can change while the device reads it, or the kernel writes where nobody
+/// notes it, is not what a device is given.
+#[derive(Default)]
+struct Bounce(Vec<u8>);
+
+impl Bounce {
+    fn bytes(&mut self, len: usize) -> &mut [u8] {
+        if self.0.len() < len + ALIGNMENT {
+            self.0 = vec![0; len + ALIGNMENT];
+        }
+        // At most the alignment; the fallback is what a pointer without an address would give.
+        let start = self.0.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
+        &mut self.0[start..][..len]
+    }
+}
+
+fn carry_out(device: &dyn HostDevice, job: &Job, bounce: &mut Bounce) -> End {
+    let passage = &job.passage;
+    let (cdb, timeout) = (passage.cdb(), passage.timeout);
+    let plain = |outcome| Passed {
+        outcome,
+        ..Passed::default()
+    };
+    let (Transfer::In(len) | Transfer::Out(len) | Transfer::Kept(len)) = passage.transfer else {
+        return End::Passed(device.execute(cdb, HostData::None, timeout).map(plain));
+    };
+    let bytes = bounce.bytes(len as usize);
+    if matches!(passage.transfer, Transfer::Out(_)) {
+        if memory::read(&job.mem, &job.segments, 0, bytes).is_err() {
+            return End::Lost;
+        }
+        return End::Passed(device.execute(cdb, HostData::Out(bytes), timeout).map(plain));
+    }
+    // What a device says it sent it may not have: then it is nothing.
+    bytes.fill(0);
+    let outcome = match device.execute(cdb, HostData::In(bytes), timeout) {
+        Ok(outcome) => outcome,
+        Err(failure) => return End::Passed(Err(failure)),
+    };
+    let sent = &bytes[..bytes.len().saturating_sub(outcome.residual)];
+    if matches!(passage.transfer, Transfer::Kept(_)) {
+        let data = sent.to_vec();
+        return End::Passed(Ok(Passed { outcome, data }));
+    }
+    match memory::write(&job.mem, &job.segments, sent) {
+        Ok(_) => End::Passed(Ok(plain(outcome))),
+        Err(_) => End::Lost,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_is_aligned_and_memory_is_kept() {
+        let mut bounce = Bounce::default();
+        for len in [1, 512, 4096, 100, 512 << 10, 8192] {
+            let bytes = bounce.bytes(len);
+            assert_eq!((bytes.len(), bytes.as_ptr().addr() % ALIGNMENT), (len, 0));
+        }
+        assert_eq!(bounce.0.len(), (512 << 10) + ALIGNMENT);
+    }
+}
