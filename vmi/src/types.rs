@@ -201,6 +201,7 @@ manifest! {
         readonly: Option<bool>,
         pci_address: Option<String>,
         tray: Option<String>,
+        reservation: bool,
     }
 
     /// `spec.domain.devices.disks[].blockSize`

@@ -326,11 +326,6 @@ fn fields_that_cannot_be_left_out_are_refused_by_path() {
         ),
         (
             "domain/devices/disks/0",
-            json!({"name": "root", "lun": {"bus": "scsi", "reservation": true}}),
-            "domain.devices.disks[0].lun.reservation",
-        ),
-        (
-            "domain/devices/disks/0",
             json!({"name": "root", "cdrom": {"bus": "usb"}}),
             "domain.devices.disks[0].cdrom.bus",
         ),
@@ -471,6 +466,16 @@ fn fields_that_are_met_differently_are_noted_by_path() {
             "domain/devices/disks/0",
             json!({"name": "root", "lun": {"bus": "virtio"}}),
             "domain.devices.disks[0].lun.bus",
+        ),
+        (
+            "domain/devices/disks/0",
+            json!({"name": "root", "lun": {"bus": "scsi"}, "serial": "S1"}),
+            "domain.devices.disks[0].serial",
+        ),
+        (
+            "domain/devices/disks/0",
+            json!({"name": "root", "lun": {"bus": "scsi"}, "errorPolicy": "stop"}),
+            "domain.devices.disks[0].errorPolicy",
         ),
         (
             "domain/devices/disks/0/tag",

@@ -8,7 +8,7 @@ use husk_proto::vmm::v1::boot::Source;
 use husk_proto::vmm::v1::disk::ErrorPolicy as WireErrorPolicy;
 use husk_proto::vmm::v1::scsi_disk::Type;
 use husk_proto::vmm::v1::{
-    BlockSize, Boot, Cpu, Disk, DiskBoot, Fd, KernelBoot, Memory, ScsiDisk, Smbios, VmConfig,
+    BlockSize, Boot, Cpu, Disk, DiskBoot, Fd, KernelBoot, Lun, Memory, ScsiDisk, Smbios, VmConfig,
 };
 use husk_vmi::{BootPlan, Controller, DeviceType, DiskPlan, ErrorPolicy, ScsiAddress, VmPlan};
 
@@ -24,11 +24,8 @@ pub(super) struct Unserved {
 
 /// Refuses what the VMM does not serve yet: of the plan, and of the images once they are open.
 pub(super) fn refuse_unserved(plan: &VmPlan, volumes: Option<&Volumes>) -> Result<(), Unserved> {
-    let what = |index: usize, disk: &DiskPlan| {
+    let what = |index: usize| {
         let image = volumes.and_then(|volumes| volumes.disks.get(index));
-        if disk.device == DeviceType::Lun {
-            return Some("a lun's SCSI commands are not passed on yet: use disk instead");
-        }
         image
             .is_some_and(|image| image.format == ImageFormat::Qcow2)
             .then_some(
@@ -36,7 +33,7 @@ pub(super) fn refuse_unserved(plan: &VmPlan, volumes: Option<&Volumes>) -> Resul
             )
     };
     let mut disks = plan.disks.iter().enumerate();
-    disks.try_for_each(|(index, disk)| match what(index, disk) {
+    disks.try_for_each(|(index, disk)| match what(index) {
         None => Ok(()),
         Some(what) => Err(Unserved {
             disk: disk.name.clone(),
@@ -70,7 +67,14 @@ impl Configured {
             let file = open.file.take().map(&mut fd);
             match plan.controller {
                 Controller::VirtioBlk => blk_disks.push(disk(plan, &open, file)),
-                Controller::VirtioScsi(address) => scsi_disks.push(scsi_disk(plan, address, &open, file)),
+                Controller::VirtioScsi(address) => {
+                    let lun = open.lun.take().map(|lun| Lun {
+                        max_segments: lun.max_segments,
+                        privileged: lun.privileged.map(&mut fd),
+                        reservation: plan.device == DeviceType::Lun { reservation: true },
+                    });
+                    scsi_disks.push(scsi_disk(plan, address, &open, file, lun));
+                }
             }
         }
         let source = match &plan.boot {
@@ -129,21 +133,29 @@ pub(super) type Plugged<'a> = (ScsiDisk, Option<(Token, BorrowedFd<'a>)>);
 pub(super) fn plugged<'a>(plan: &DiskPlan, address: ScsiAddress, open: &'a OpenDisk) -> Plugged<'a> {
     let descriptor = open.file.as_ref().map(|file| (Token::random(), file.as_fd()));
     let file = descriptor.as_ref().map(|(token, _)| (*token).into());
-    (scsi_disk(plan, address, open, file), descriptor)
+    (scsi_disk(plan, address, open, file, None), descriptor)
 }
 
-fn scsi_disk(plan: &DiskPlan, address: ScsiAddress, open: &OpenDisk, file: Option<Fd>) -> ScsiDisk {
+fn scsi_disk(
+    plan: &DiskPlan,
+    address: ScsiAddress,
+    open: &OpenDisk,
+    file: Option<Fd>,
+    passed_on: Option<Lun>,
+) -> ScsiDisk {
     ScsiDisk {
         disk: Some(disk(plan, open, file)),
         controller: 0,
         target: address.target.into(),
         lun: address.lun.into(),
         r#type: match plan.device {
-            DeviceType::Disk | DeviceType::Lun => Type::Disk,
+            DeviceType::Disk => Type::Disk,
+            DeviceType::Lun { .. } => Type::Lun,
             DeviceType::Cdrom { .. } => Type::Cdrom,
         }
         .into(),
         shareable: plan.shareable,
+        passed_on,
     }
 }
 

@@ -1,6 +1,6 @@
-//! What only the kernel knows of an open image: the block sizes of what it lies on, and whether SCSI commands reach it.
+//! What only the kernel knows of an open image: the block sizes of what it lies on.
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::path::Path;
 
 use husk_vmi::BlockSize;
@@ -70,17 +70,6 @@ fn sound(logical: u32, physical: u32) -> BlockSizes {
     }
 }
 
-nix::ioctl_read_bad!(sg_version, SG_GET_VERSION_NUM, libc::c_int);
-/// Answered by SCSI devices alone (scsi/sg.h).
-const SG_GET_VERSION_NUM: libc::c_int = 0x2282;
-
-/// Whether an open block device takes SCSI commands.
-pub(super) fn is_scsi(file: impl AsFd) -> bool {
-    let mut version = 0;
-    // SAFETY: the descriptor is borrowed for the call, and the kernel writes one int to the pointer, which is valid.
-    unsafe { sg_version(file.as_fd().as_raw_fd(), &raw mut version) }.is_ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,9 +89,8 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_no_scsi_device() {
+    fn a_file_has_the_blocks_of_its_file_system() {
         let file = tempfile::tempfile().unwrap();
-        assert!(!is_scsi(&file));
         let sizes = match_volume(&file, Path::new("x")).unwrap();
         assert!(sizes.logical.is_power_of_two() && (512..=4096).contains(&sizes.logical));
     }

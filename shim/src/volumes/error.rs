@@ -78,8 +78,14 @@ pub enum Fault {
         format: &'static str,
     },
     /// A `lun` that is no SCSI device.
-    #[error("{} is no SCSI device of the host, which a lun passes on: use disk instead", .0.display())]
+    #[error("{} is not a SCSI device; use `disk` instead of `lun`", .0.display())]
     NotScsi(PathBuf),
+    /// A `lun` that is a part of a SCSI device: commands would reach the whole of it.
+    #[error("{} is a partition, and a `lun` is a whole SCSI device; use `disk` instead", .0.display())]
+    Partition(PathBuf),
+    /// Persistent reservations without the right to make them.
+    #[error("persistent reservations on {} need CAP_SYS_RAWIO: run as root, or without `lun.reservation`", .0.display())]
+    Unprivileged(PathBuf),
     /// A directory of keys without the one that is needed.
     #[error("{} has no file {keys}", path.display())]
     NoKey {

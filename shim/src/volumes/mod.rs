@@ -11,6 +11,7 @@ mod host_disk;
 mod image;
 mod iso;
 mod key_files;
+mod lun;
 mod memory_file;
 mod oci;
 mod overlay;
@@ -29,6 +30,7 @@ use rustix::fs::{FileType, OFlags};
 pub use block::BlockSizes;
 pub use error::{Fault, VolumeError};
 pub use format::ImageFormat;
+pub use lun::OpenLun;
 pub use scratch::Scratch;
 
 use image::Access;
@@ -64,6 +66,8 @@ pub struct OpenDisk {
     pub format: ImageFormat,
     /// The block sizes the guest is told; none if that is the VMM's choice.
     pub block_sizes: Option<BlockSizes>,
+    /// What belongs to a SCSI device of the host.
+    pub lun: Option<OpenLun>,
 }
 
 /// How far the copy of an image is.
@@ -138,7 +142,7 @@ fn open_disk(disk: &DiskPlan, scratch: &Scratch, tell: &dyn Fn(u64, u64)) -> Res
         DiskSource::File(path) => {
             let found = find_claim(path)?;
             match disk.device {
-                DeviceType::Lun => open_lun(&found, access)?,
+                DeviceType::Lun { reservation } => return lun::open(disk, &found, access, reservation),
                 _ if disk.overlay => {
                     // Kept open, and so locked, until it has been copied.
                     let base = Access {
@@ -186,6 +190,7 @@ fn open_disk(disk: &DiskPlan, scratch: &Scratch, tell: &dyn Fn(u64, u64)) -> Res
         cache,
         format,
         block_sizes,
+        lun: None,
     })
 }
 
@@ -197,28 +202,13 @@ fn read_only(file: Option<OwnedFd>) -> OpenDisk {
         cache: Cache::Writeback,
         format: ImageFormat::Raw,
         block_sizes: None,
+        lun: None,
     }
 }
 
 fn sealed(image: &[u8]) -> Result<OpenDisk, Fault> {
     let file = memory_file::sealed("husk-iso", image).map_err(Fault::io("husk-iso"))?;
     Ok(read_only(Some(file)))
-}
-
-/// A SCSI device of the host.
-fn open_lun(found: &Found, access: Access) -> Result<(OwnedFd, Cache), Fault> {
-    if found.kind != FileType::BlockDevice {
-        return Err(Fault::Kind {
-            path: found.path.clone(),
-            kind: found.kind,
-            wanted: "a block device, which a lun needs",
-        });
-    }
-    let (file, cache) = image::open(found, access)?;
-    if !block::is_scsi(&file) {
-        return Err(Fault::NotScsi(found.path.clone()));
-    }
-    Ok((file, cache))
 }
 
 /// The image of a claim: the path itself, or `disk.img` in the folder it is.

@@ -333,7 +333,7 @@ fn a_lun_is_a_scsi_device() {
     let home = Home::new();
     let path = home.image("disk.img", SIZE);
     let lun = DiskPlan {
-        device: DeviceType::Lun,
+        device: DeviceType::Lun { reservation: true },
         ..file(&path)
     };
     let error = home.open(&lun).unwrap_err();

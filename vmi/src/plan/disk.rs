@@ -132,8 +132,12 @@ pub enum DeviceType {
         /// The tray stands open at the start.
         tray_open: bool,
     },
-    /// A SCSI device of the host, whose commands are passed through; its source is a block device.
-    Lun,
+    /// A SCSI device of the host, which the guest's commands are passed on to; its source is a block device.
+    #[serde(rename_all = "camelCase")]
+    Lun {
+        /// Persistent reservations too.
+        reservation: bool,
+    },
 }
 
 /// Whether a header that a guest may have written is believed.

@@ -102,7 +102,9 @@ fn one(
         "cdrom" => DeviceType::Cdrom {
             tray_open: given.and_then(|cdrom| cdrom.tray.as_deref()) == Some("open"),
         },
-        "lun" => DeviceType::Lun,
+        "lun" => DeviceType::Lun {
+            reservation: given.is_some_and(|lun| lun.reservation),
+        },
         _ => DeviceType::Disk,
     };
     let claim_read_only = volume
@@ -132,7 +134,7 @@ fn one(
         block_size: match device {
             DeviceType::Disk => block_size(disk.block_size.as_ref()),
             // A CD-ROM's blocks have 2048 bytes, a host device has its own.
-            DeviceType::Cdrom { .. } | DeviceType::Lun => BlockSize::Default,
+            DeviceType::Cdrom { .. } | DeviceType::Lun { .. } => BlockSize::Default,
         },
         error_policy: error_policy(disk.error_policy.as_deref()),
         queues,

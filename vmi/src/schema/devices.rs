@@ -77,11 +77,7 @@ const DISK: Kind = Object(&[
     ),
     yes(
         "lun",
-        Object(&[
-            yes("bus", Str),
-            yes("readonly", Bool),
-            no("reservation", Bool, "persistent reservations are not supported"),
-        ]),
+        Object(&[yes("bus", Str), yes("readonly", Bool), yes("reservation", Bool)]),
     ),
     yes(
         "cdrom",

@@ -112,8 +112,10 @@ fn device_types_have_their_own_rules() {
     let lun = one(json!({"lun": {"bus": "scsi"}, "blockSize": {"matchVolume": {}}}));
     assert_eq!(
         (lun.device, lun.block_size),
-        (DeviceType::Lun, BlockSize::Default)
+        (DeviceType::Lun { reservation: false }, BlockSize::Default)
     );
+    let lun = one(json!({"lun": {"reservation": true}}));
+    assert_eq!(lun.device, DeviceType::Lun { reservation: true });
     assert!(!lun.read_only);
     assert!(one(json!({"lun": {"readonly": true}})).read_only);
     assert!(planned(&[(LIST, json!([{"name": "root", "cdrom": {"tray": "ajar"}}]))]).is_err());

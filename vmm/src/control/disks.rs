@@ -14,6 +14,8 @@ use husk_virtio_scsi::target::{Kind, Lun};
 use husk_virtio_scsi::{Address, Error, Info, Medium, NewUnit, ScsiHandle};
 use tonic::Status;
 
+use super::lun;
+
 pub(super) fn missing(field: &str) -> Status {
     Status::invalid_argument(format!("{field} is missing"))
 }
@@ -88,6 +90,7 @@ pub(super) async fn scsi_unit(fds: &FdReceiver, field: &str, scsi: &pb::ScsiDisk
                 None => None,
             })
         }
+        Type::Lun => Medium::Host(lun::open(fds, field, scsi).await?),
         Type::Disk | Type::Unspecified => Medium::Disk(open(fds, &inner, disk).await?),
     };
     Ok(NewUnit {
@@ -151,8 +154,9 @@ pub(super) async fn list(blk: Vec<pb::DiskInfo>, scsi: ScsiHandle) -> Vec<pb::Di
 
 fn scsi_info(info: &Info) -> pb::DiskInfo {
     let kind = match info.kind {
-        Kind::Disk | Kind::Host => Type::Disk,
+        Kind::Disk => Type::Disk,
         Kind::CdRom => Type::Cdrom,
+        Kind::Host => Type::Lun,
     };
     pb::DiskInfo {
         id: info.id.clone(),

@@ -5,6 +5,7 @@ mod config;
 mod connection;
 mod console;
 mod disks;
+mod lun;
 mod service;
 
 pub use actor::{Actor, Exit};

@@ -70,12 +70,7 @@ fn what_the_vmm_cannot_do_is_refused_in_one_line() {
     };
     refuse_unserved(&on_scsi(DeviceType::Disk), None).unwrap();
     refuse_unserved(&on_scsi(DeviceType::Cdrom { tray_open: false }), None).unwrap();
-    assert_eq!(
-        refuse_unserved(&on_scsi(DeviceType::Lun), None)
-            .unwrap_err()
-            .to_string(),
-        "disk \"data\": a lun's SCSI commands are not passed on yet: use disk instead"
-    );
+    refuse_unserved(&on_scsi(DeviceType::Lun { reservation: false }), None).unwrap();
 
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk.qcow2");
@@ -100,6 +95,7 @@ fn the_vmm_is_told_what_the_plan_says_of_a_disk() {
         cache: Cache::Writethrough,
         format: ImageFormat::Raw,
         block_sizes,
+        lun: None,
     };
     let told =
         |change: fn(&mut DiskPlan), block_sizes| disk(&plan(change).disks[0], &open(block_sizes), None);
@@ -152,6 +148,7 @@ fn a_scsi_disk_has_its_address_and_a_drive_may_be_empty() {
         cache: Cache::Writeback,
         format: ImageFormat::Raw,
         block_sizes: None,
+        lun: None,
     };
     let volumes = Volumes {
         disks: vec![open(Some(tempfile::tempfile().unwrap())), open(None)],
@@ -183,4 +180,39 @@ fn a_scsi_disk_has_its_address_and_a_drive_may_be_empty() {
         ("drive", (0, 0, 0), Type::Cdrom, false, false),
     ];
     assert_eq!(told, wanted);
+}
+
+#[test]
+fn a_lun_comes_with_who_is_privileged() {
+    let told = |reservation, privileged: bool| {
+        let vm = plan(|disk| {
+            disk.controller = Controller::VirtioScsi(ScsiAddress { target: 0, lun: 0 });
+            disk.device = DeviceType::Lun { reservation };
+        });
+        let file = || OwnedFd::from(tempfile::tempfile().unwrap());
+        let open = OpenDisk {
+            file: Some(file()),
+            read_only: false,
+            cache: Cache::None,
+            format: ImageFormat::Raw,
+            block_sizes: None,
+            lun: Some(crate::volumes::OpenLun {
+                privileged: privileged.then(file),
+                max_segments: 128,
+            }),
+        };
+        let volumes = Volumes {
+            disks: vec![open],
+            kernel: None,
+            initrd: None,
+        };
+        let configured = Configured::new(&vm, volumes, file(), None);
+        assert_eq!(configured.descriptors.len(), 2 + usize::from(privileged));
+        let scsi = configured.config.scsi_disks.into_iter().next().unwrap();
+        assert_eq!(scsi.r#type(), Type::Lun);
+        let lun = scsi.passed_on.unwrap();
+        (lun.reservation, lun.privileged.is_some(), lun.max_segments)
+    };
+    assert_eq!(told(true, true), (true, true, 128));
+    assert_eq!(told(false, false), (false, false, 128));
 }

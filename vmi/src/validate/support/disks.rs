@@ -122,6 +122,18 @@ fn lun(disk: &Disk, path: &str, found: &mut Found) {
         let text = "a LUN's commands go to the host's device, past every cache";
         found.notes.push(Note::new(format!("{path}.cache"), text));
     }
+    if disk.serial.as_deref().is_some_and(|serial| !serial.is_empty()) {
+        let text = "a LUN shows the serial number of the host's device";
+        found.notes.push(Note::new(format!("{path}.serial"), text));
+    }
+    if disk
+        .error_policy
+        .as_deref()
+        .is_some_and(|policy| policy != "report")
+    {
+        let text = "a LUN's errors are told to the guest, as the host's device tells them";
+        found.notes.push(Note::new(format!("{path}.errorPolicy"), text));
+    }
 }
 
 fn has_block_size(disk: &Disk) -> bool {

@@ -1,0 +1,119 @@
+//! SCSI devices of the host, which a guest's commands are passed on to.
+//!
+//! The VMM has no privileges, and so the kernel keeps some commands from it. Those that a guest may send all the same are
+//! executed here, by a thread for each device, which ends when the VMM closes its end of the channel.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use husk_sg::{Data, PRIVILEGED};
+use husk_vmi::DiskPlan;
+use rustix::fs::{FileType, fstat, major, minor};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use tracing::warn;
+
+use super::error::Fault;
+use super::image::{self, Access};
+use super::path::Found;
+use super::{ImageFormat, OpenDisk};
+
+/// What belongs to a SCSI device of the host.
+#[derive(Debug)]
+pub struct OpenLun {
+    /// Where commands are executed that need CAP_SYS_RAWIO, if this process has it.
+    pub privileged: Option<OwnedFd>,
+    /// Segments of memory that the host has in one transfer; 0 if unknown.
+    pub max_segments: u32,
+}
+
+/// PERSISTENT RESERVE IN and OUT.
+const RESERVATIONS: [u8; 2] = [0x5e, 0x5f];
+
+/// PERSISTENT RESERVE IN, READ KEYS, of 8 bytes: changes nothing, and the kernel sends it for the privileged alone.
+const READ_KEYS: [u8; 10] = [0x5e, 0, 0, 0, 0, 0, 0, 0, 8, 0];
+
+const TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Opens the device that `found` is.
+pub(super) fn open(
+    disk: &DiskPlan,
+    found: &Found,
+    access: Access,
+    reservation: bool,
+) -> Result<OpenDisk, Fault> {
+    if found.kind != FileType::BlockDevice {
+        return Err(Fault::Kind {
+            path: found.path.clone(),
+            kind: found.kind,
+            wanted: "a block device, which a lun needs",
+        });
+    }
+    let (file, cache) = image::open(found, access)?;
+    let sysfs = sysfs(&file).map_err(Fault::io(&found.path))?;
+    if sysfs.join("partition").exists() {
+        return Err(Fault::Partition(found.path.clone()));
+    }
+    if !husk_sg::is_scsi(&file) {
+        return Err(Fault::NotScsi(found.path.clone()));
+    }
+    let privileged = if is_privileged(&file) {
+        let opcodes = PRIVILEGED.into_iter();
+        // The kernel would not look at how the descriptor was opened either.
+        let opcodes = opcodes.filter(|opcode| match RESERVATIONS.contains(opcode) {
+            true => reservation,
+            false => !access.read_only,
+        });
+        Some(serve(&disk.name, &file, opcodes.collect()).map_err(Fault::io(&found.path))?)
+    } else if reservation {
+        return Err(Fault::Unprivileged(found.path.clone()));
+    } else {
+        None
+    };
+    let segments = fs::read_to_string(sysfs.join("queue/max_segments")).unwrap_or_default();
+    Ok(OpenDisk {
+        file: Some(file),
+        read_only: access.read_only,
+        cache,
+        format: ImageFormat::Raw,
+        block_sizes: None,
+        lun: Some(OpenLun {
+            privileged,
+            max_segments: segments.trim().parse().unwrap_or(0),
+        }),
+    })
+}
+
+/// What the kernel tells of a block device.
+fn sysfs(file: &OwnedFd) -> rustix::io::Result<PathBuf> {
+    let device = fstat(file)?.st_rdev;
+    Ok(format!("/sys/dev/block/{}:{}", major(device), minor(device)).into())
+}
+
+/// Whether the kernel takes from this process what it takes only from the privileged. What the device says is its own
+/// affair, and nothing if it is gone.
+fn is_privileged(file: &OwnedFd) -> bool {
+    let asked = husk_sg::execute(file, &READ_KEYS, Data::In(&mut [0; 8]), TIMEOUT);
+    !asked.is_err_and(|error| error.raw_os_error() == Some(libc::EPERM))
+}
+
+/// Starts to execute commands that begin with one of `opcodes`. Returns the end to ask at.
+fn serve(name: &str, file: &OwnedFd, opcodes: Vec<u8>) -> std::io::Result<OwnedFd> {
+    let (here, there) = socketpair(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    let device = file.try_clone()?;
+    let name = name.to_owned();
+    let thread = thread::Builder::new().name("lun".into());
+    thread.spawn(move || {
+        if let Err(error) = husk_sg::serve(here, device, &opcodes) {
+            warn!(disk = name, %error, "persistent reservations end");
+        }
+    })?;
+    Ok(there)
+}

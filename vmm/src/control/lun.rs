@@ -1,0 +1,95 @@
+//! SCSI devices of the host, which commands are passed on to.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use husk_disk::{Cache, Disk, Options};
+use husk_proto::fds::FdReceiver;
+use husk_proto::vmm::v1::{self as pb, disk::Cache as PbCache};
+use husk_virtio_scsi::{HostUnit, LunOptions, open_lun};
+use tonic::Status;
+
+use super::disks::{claim, invalid, missing};
+
+/// Opens the device of the LUN in `field`.
+pub(super) async fn open(fds: &FdReceiver, field: &str, scsi: &pb::ScsiDisk) -> Result<HostUnit, Status> {
+    let disk = scsi
+        .disk
+        .as_ref()
+        .ok_or_else(|| missing(&format!("{field}.disk")))?;
+    let lun = scsi.passed_on.clone().unwrap_or_default();
+    let device = claim(fds, &format!("{field}.disk.file"), disk.file.as_ref()).await?;
+    let privileged = match lun.privileged.as_ref() {
+        Some(_) => Some(
+            claim(
+                fds,
+                &format!("{field}.passed_on.privileged"),
+                lun.privileged.as_ref(),
+            )
+            .await?,
+        ),
+        None => None,
+    };
+    let options = LunOptions {
+        read_only: disk.read_only,
+        reservation: lun.reservation,
+        privileged: privileged.map(husk_sg::Channel::new),
+        max_segments: Some(lun.max_segments).filter(|segments| *segments > 0),
+    };
+    let cache = match disk.cache() {
+        PbCache::None => Cache::None,
+        PbCache::Writethrough => Cache::Writethrough,
+        PbCache::Writeback | PbCache::Unspecified => Cache::Writeback,
+    };
+    // Elsewhere: the device is asked.
+    let opened = tokio::task::spawn_blocking(move || unit(device, options, cache)).await;
+    let opened = opened.map_err(|e| Status::internal(e.to_string()))?;
+    opened.map_err(|e| invalid(field, format!("disk {:?}: {e}", disk.id)))
+}
+
+fn unit(device: OwnedFd, options: LunOptions, cache: Cache) -> Result<HostUnit, String> {
+    let copy = device.try_clone().map_err(|e| e.to_string())?;
+    let (device, limits) = open_lun(device, options).map_err(|e| e.to_string())?;
+    let options = Options {
+        read_only: true,
+        cache,
+        ..Options::default()
+    };
+    // A device without a medium that can be read boots nothing, and is the guest's affair.
+    let image = Disk::open_raw(copy, options).ok();
+    Ok(HostUnit {
+        device: Arc::new(device),
+        limits,
+        image,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use husk_proto::fds::{self, FdSender};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_takes_no_commands_is_refused() {
+        let (sender, receiver) = fds::socketpair().unwrap();
+        let (sender, fds) = (FdSender::new(sender).unwrap(), FdReceiver::new(receiver).unwrap());
+        let file = tempfile::tempfile().unwrap();
+        let scsi = pb::ScsiDisk {
+            disk: Some(pb::Disk {
+                id: "data".into(),
+                file: Some(sender.send_one(file.as_fd()).await.unwrap().into()),
+                ..Default::default()
+            }),
+            r#type: pb::scsi_disk::Type::Lun.into(),
+            ..Default::default()
+        };
+        let error = open(&fds, "disk", &scsi).await.unwrap_err();
+        assert_eq!(
+            error.message(),
+            "disk: disk \"data\": it is not a SCSI device; use `disk` instead of `lun`"
+        );
+    }
+}
