@@ -17,6 +17,7 @@ mod full_disk;
 mod hotplug;
 mod io_error;
 mod killed;
+mod lun;
 mod machine;
 mod pause;
 mod power_cut;
@@ -53,6 +54,8 @@ pub const ALL: &[Case] = &[
     io_error::STOP,
     io_error::REPORT,
     scsi::SMALL,
+    lun::PASSED_ON,
+    lun::RESERVED,
     hotplug::ONE,
     hotplug::MANY,
     hotplug::UNHEARD,

@@ -110,14 +110,14 @@ fn small(scene: &Scene) -> Result<()> {
 }
 
 /// Checks that what the guest said of the unit at `address` is `wanted`, a regular expression.
-fn unit(text: &str, address: &str, wanted: &str) -> Result<()> {
+pub(super) fn unit(text: &str, address: &str, wanted: &str) -> Result<()> {
     let line = line(text, address)?;
     let wanted = Regex::new(&format!("^{wanted}$"))?;
     ensure!(wanted.is_match(line), "{address} is {line:?}, not {wanted}");
     Ok(())
 }
 
-fn name<'t>(text: &'t str, address: &str) -> Result<&'t str> {
+pub(super) fn name<'t>(text: &'t str, address: &str) -> Result<&'t str> {
     let line = line(text, address)?;
     line.split(' ').next().context("no name")
 }
@@ -169,7 +169,7 @@ fn answers(shell: &Shell<'_>, disk: &str) -> Result<()> {
 }
 
 /// What is to change some blocks, and those only.
-fn changes(shell: &Shell<'_>, disk: &str) -> Result<()> {
+pub(super) fn changes(shell: &Shell<'_>, disk: &str) -> Result<()> {
     // Blocks 1000 to 1009 are all ones, 1004 and 1005 of them then unmapped: zeroes.
     shell.ok(
         "head -c 512 /dev/zero | tr '\\0' '\\377' > /ones; head -c 512 /dev/zero | tr '\\0' x > /xes; \
@@ -212,7 +212,7 @@ fn holds(shell: &Shell<'_>, disk: &str, (first, count): (u32, u32), byte: &str) 
     Ok(())
 }
 
-fn reservations(shell: &Shell<'_>, disk: &str) -> Result<()> {
+pub(super) fn reservations(shell: &Shell<'_>, disk: &str) -> Result<()> {
     let out = |what: &str| shell.ok(&format!("sg_persist --out {what} {disk}"));
     let reads = |what: &str, words: &[&str]| shell.says(&format!("sg_persist --in {what} {disk}"), words);
     out("--register --param-sark=abc123")?;

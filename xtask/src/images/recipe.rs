@@ -92,6 +92,7 @@ const DISKS: Kind = Kind::Initramfs {
         "sg_modes",
         "sg_opcodes",
         "sg_persist",
+        "sg_raw",
         "sg_readcap",
         "sg_rep_zones",
         "sg_requests",

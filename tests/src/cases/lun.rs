@@ -1,0 +1,261 @@
+//! SCSI devices of the host that a guest's commands are passed on to.
+
+mod host;
+
+use crate::cases::scsi::{changes, name, reservations, unit};
+use crate::harness::guest::Shell;
+use crate::harness::manifest::Manifest;
+use crate::harness::scene::{Scene, says};
+use crate::harness::vm::Vm;
+use crate::harness::{Case, PATIENCE, images};
+use anyhow::{Result, ensure};
+use host::{Loopback, PRODUCT, ScsiDebug, VENDOR, tell};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::Duration;
+
+pub const PASSED_ON: Case = Case {
+    name: "lun",
+    about: "a lun on scsi_debug: its own answers, fio, errors of the medium, what is forbidden, a device that goes away",
+    limit: Duration::from_secs(600),
+    run: passed_on,
+};
+
+pub const RESERVED: Case = Case {
+    name: "lun-reservation",
+    about: "a lun with reservation: true on the kernel's own target: the guest's reservation is the host's device's",
+    limit: Duration::from_secs(480),
+    run: reserved,
+};
+
+/// Exit statuses of sg3_utils(8).
+const MEDIUM_HARD: i32 = 3;
+const INVALID_OP: i32 = 9;
+const DATA_PROTECT: i32 = 7;
+
+/// `disks[]` and `volumes[]` of a LUN.
+fn lun(manifest: Manifest, name: &str, lun: Value, device: &Path) -> Manifest {
+    let claim = json!({"persistentVolumeClaim": {"claimName": name}});
+    manifest
+        .device(name, json!({"lun": lun}), claim)
+        .volume(name, device)
+}
+
+fn passed_on(scene: &Scene) -> Result<()> {
+    let device = ScsiDebug::new(scene)?;
+    let small = images::small("6.12-disks")?;
+    scene.part("what is no lun", || {
+        let refused = |path: &Path, words: &str| {
+            let manifest =
+                lun(Manifest::new("no"), "data", json!({"bus": "scsi"}), path).small(&small, "poweroff");
+            let said = scene.run(&manifest.run_words(scene)?)?.fails(1)?;
+            says(&said, &[words])
+        };
+        let partition = format!("{}1", device.disks[0].display());
+        refused(
+            Path::new(&partition),
+            "is a partition, and a `lun` is a whole SCSI device",
+        )?;
+        let image = scene.path("image");
+        std::fs::File::create_new(&image)?.set_len(1 << 20)?;
+        let image = image.display().to_string();
+        let looped = tell(scene, &["losetup", "--find", "--show", &image])?;
+        let looped = looped.trim();
+        let told = refused(
+            Path::new(looped),
+            "is not a SCSI device; use `disk` instead of `lun`",
+        );
+        tell(scene, &["losetup", "--detach", looped])?;
+        told
+    });
+    let manifest = Manifest::new("lun").memory("512Mi");
+    let manifest = lun(manifest, "data", json!({"bus": "scsi"}), &device.disks[0]);
+    let read_only = json!({"bus": "scsi", "readonly": true});
+    let manifest = lun(manifest, "fixed", read_only, &device.disks[1]).small(&small, "scsi,shell");
+    let vm = Vm::start(scene, &manifest)?;
+    vm.expect("husk-scsi: end\n")?;
+    let shell = Shell::small(&vm)?;
+    // The kernel's own lines would stand among the answers.
+    shell.ok("dmesg -n 1")?;
+    let text = vm.console().spoken().all();
+    let (disk, fixed) = (name(&text, "0:0:0:0")?, name(&text, "0:0:0:1")?);
+    let (disk, fixed) = (&format!("/dev/{disk}"), &format!("/dev/{fixed}"));
+    scene.part("units", || {
+        let is =
+            |ro| format!(r"sd[ab] type=0 vendor={VENDOR} model={PRODUCT} size=131072 ro={ro} serial=\S+");
+        unit(&text, "0:0:0:0", &is(0))?;
+        unit(&text, "0:0:0:1", &is(1))
+    });
+    scene.part("answers", || answers(scene, &shell, &device.disks[0], disk));
+    scene.part("changes", || changes(&shell, disk));
+    scene.part("fio", || {
+        let fio = format!(
+            "cd / && fio --name=mixed --thread --filename={disk} --size=24m --rw=randrw --direct=1 --ioengine=libaio \
+             --iodepth=16 --bssplit=512/10:4k/50:64k/30:1m/10 --fsync=64 --verify=crc32c --verify_fatal=1 \
+             --verify_state_save=0 --randseed=7"
+        );
+        let (status, said) = shell.run(&fio, Duration::from_secs(180))?;
+        ensure!(status == 0, "{fio}: status {status}:\n{said}");
+        // The host sees what the guest wrote.
+        let sum = |path: &str| format!("dd if={path} bs=1M count=24 iflag=direct status=none | md5sum");
+        let host = tell(scene, &["sh", "-c", &sum(&device.disks[1].display().to_string())])?;
+        shell.says(&sum(disk), &[host.trim()])
+    });
+    scene.part("refusals", || refusals(&shell, disk, fixed));
+    scene.part("medium error", || {
+        // Of the ten blocks from 0x1234 on.
+        device.fail(2)?;
+        let read = |first: &str| {
+            format!("sg_raw --request=4096 --outfile=/read {disk} 28 00 00 00 {first} 00 00 08 00")
+        };
+        let (status, said) = shell.run(&read("12 30"), PATIENCE)?;
+        ensure!(status == MEDIUM_HARD, "status {status}: {said}");
+        says(&said, &["Medium Error", "Unrecovered read error", "0x1234"])?;
+        shell.ok(&read("13 00"))?;
+        let (status, _) = shell.run(
+            &format!("dd if={disk} bs=4096 skip=582 count=1 iflag=direct of=/read"),
+            PATIENCE,
+        )?;
+        ensure!(status != 0, "a bad block was read");
+        device.fail(0)?;
+        shell.ok(&read("12 30"))?;
+        Ok(())
+    });
+    scene.part("reset", || {
+        shell.ok(&format!("sg_reset --device --no-esc {disk}"))?;
+        // The first command after it may be answered with a unit attention.
+        shell.run(&format!("sg_turs {disk}"), PATIENCE)?;
+        shell.ok(&format!("sg_turs --number=10 {disk}"))?;
+        Ok(())
+    });
+    scene.part("gone", || {
+        device.pull(&device.disks[0])?;
+        let command = format!("sg_raw --request=8 {disk} 25 00 00 00 00 00 00 00 00 00");
+        let (status, said) = shell.run(&command, PATIENCE)?;
+        ensure!(status != 0, "a device that is gone answers: {said}");
+        let (status, _) = shell.run(
+            &format!("dd if={disk} bs=4096 count=1 iflag=direct of=/read"),
+            PATIENCE,
+        )?;
+        ensure!(status != 0, "a device that is gone was read");
+        // The other is as it was.
+        shell.ok(&format!("sg_turs {fixed}"))?;
+        ensure!(vm.inspect()?["phase"] == "Running", "the VM does not run");
+        Ok(())
+    });
+    shell.send("poweroff -f")?;
+    vm.powered_off()?;
+    device.unload(scene)
+}
+
+/// What the guest is told of the device is what the host is told of it, but for how much can be transferred at once.
+fn answers(scene: &Scene, shell: &Shell<'_>, there: &Path, here: &str) -> Result<()> {
+    let there = there.display().to_string();
+    let commands = [
+        "sg_inq --hex",
+        "sg_vpd --page=sn --hex",
+        "sg_vpd --page=di --hex",
+        "sg_vpd --page=bdc --hex",
+        "sg_vpd --page=lbpv --hex",
+        "sg_vpd --page=sv --hex",
+        "sg_readcap --long",
+        "sg_modes --all --hex",
+        "sg_get_lba_status --lba=0",
+    ];
+    for command in commands {
+        let mut words: Vec<_> = command.split(' ').collect();
+        words.push(&there);
+        let host = tell(scene, &words)?;
+        let guest = shell.ok(&format!("{command} {here}"))?;
+        let lines = |text: &str| text.trim().replace("\r\n", "\n");
+        ensure!(
+            lines(&guest) == lines(&host),
+            "{command}: the guest is told\n{guest}\nand the host\n{host}"
+        );
+    }
+    // The LUNs are Husk's, whatever the device has.
+    shell.says(&format!("sg_luns {here}"), &["2 lun"])?;
+    // 512 KiB at most are passed on at once.
+    let limit = shell.ok(&format!("sg_vpd --page=bl {here}"))?;
+    let length = limit.lines().find_map(|line| {
+        let number = line.trim().strip_prefix("Maximum transfer length: 0x")?;
+        u64::from_str_radix(number.split(' ').next()?, 16).ok()
+    });
+    ensure!(
+        length.is_some_and(|blocks| (8..=1024).contains(&blocks)),
+        "{limit}"
+    );
+    let opcodes = shell.ok(&format!("sg_opcodes {here}"))?;
+    says(&opcodes, &["Inquiry", "Unmap", "Compare and write"])?;
+    ensure!(
+        !opcodes.contains("Format unit") && !opcodes.contains("Write buffer"),
+        "what is forbidden is offered:\n{opcodes}"
+    );
+    Ok(())
+}
+
+fn refusals(shell: &Shell<'_>, disk: &str, fixed: &str) -> Result<()> {
+    for (command, cdb) in [
+        ("FORMAT UNIT", "04 00 00 00 00 00"),
+        ("SEND DIAGNOSTIC", "1d 04 00 00 00 00"),
+        ("WRITE BUFFER", "3b 05 00 00 00 00 00 00 00 00"),
+        ("LOG SELECT", "4c 00 00 00 00 00 00 00 00 00"),
+        ("EXTENDED COPY", "83 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00"),
+        ("PERSISTENT RESERVE IN", "5e 00 00 00 00 00 00 00 00 00"),
+        ("SET TARGET PORT GROUPS", "a4 0a 00 00 00 00 00 00 00 00 00 00"),
+    ] {
+        let (status, said) = shell.run(&format!("sg_raw {disk} {cdb}"), PATIENCE)?;
+        ensure!(status == INVALID_OP, "{command}: status {status}: {said}");
+        says(&said, &["Illegal Request", "Invalid command operation code"])?;
+    }
+    let write = format!("sg_raw --readonly --send=512 --infile=/ones {fixed} 2a 00 00 00 00 00 00 00 01 00");
+    shell.ok("head -c 512 /dev/zero | tr '\\0' '\\377' > /ones")?;
+    let (status, said) = shell.run(&write, PATIENCE)?;
+    ensure!(status == DATA_PROTECT, "status {status}: {said}");
+    says(&said, &["Data Protect"])
+}
+
+fn reserved(scene: &Scene) -> Result<()> {
+    let device = Loopback::new(scene)?;
+    let reservation = json!({"bus": "scsi", "reservation": true});
+    let manifest = lun(
+        Manifest::new("reserved").memory("512Mi"),
+        "data",
+        reservation,
+        &device.disk,
+    );
+    let manifest = manifest.small(&images::small("6.12-disks")?, "scsi,shell");
+    let vm = Vm::start(scene, &manifest)?;
+    vm.expect("husk-scsi: end\n")?;
+    let shell = Shell::small(&vm)?;
+    shell.ok("dmesg -n 1")?;
+    let text = vm.console().spoken().all();
+    let disk = &format!("/dev/{}", name(&text, "0:0:0:0")?);
+    let there = device.disk.display().to_string();
+    let keys = || tell(scene, &["sg_persist", "--in", "--read-keys", &there]);
+    scene.part("reservations", || reservations(&shell, disk));
+    scene.part("the host's view", || {
+        shell.ok(&format!("sg_persist --out --register --param-sark=5eed {disk}"))?;
+        says(&keys()?, &["0x5eed"])?;
+        shell.ok(&format!(
+            "sg_persist --out --reserve --param-rk=5eed --prout-type=1 {disk}"
+        ))?;
+        let host = tell(scene, &["sg_persist", "--in", "--read-reservation", &there])?;
+        says(&host, &["0x5eed", "Write Exclusive"])?;
+        shell.ok(&format!("sg_persist --out --clear --param-rk=5eed {disk}"))?;
+        ensure!(!keys()?.contains("0x5eed"), "the key is still registered");
+        Ok(())
+    });
+    scene.part("compare and write", || {
+        shell.ok("head -c 512 /dev/zero > /zeroes; head -c 512 /dev/zero | tr '\\0' x > /xes; cat /zeroes /xes > /both")?;
+        shell.ok(&format!("dd if=/zeroes of={disk} bs=512 seek=8 oflag=direct conv=notrunc status=none"))?;
+        let command = format!("sg_compare_and_write --in=/both --lba=8 --num=1 {disk}");
+        shell.ok(&command)?;
+        let (status, said) = shell.run(&command, PATIENCE)?;
+        // sg3_utils(8): 14 is a miscompare.
+        ensure!(status == 14, "compared as equal: status {status}: {said}");
+        Ok(())
+    });
+    shell.send("poweroff -f")?;
+    vm.powered_off()
+}
