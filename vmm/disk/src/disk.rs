@@ -2,12 +2,12 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use crate::geometry::{self, Align};
-use crate::{DiskReader, ErrorPolicy, Geometry, Options};
+use crate::{DiskReader, ErrorPolicy, Format, Geometry, Options, qcow2};
 
 /// An open disk image: a handle, cheap to clone, usable from every thread. The descriptor is closed with the last one
 /// and the last [`Engine`](crate::Engine) it is attached to.
@@ -16,7 +16,7 @@ pub struct Disk(Arc<Image>);
 
 #[derive(Debug)]
 struct Image {
-    file: File,
+    backend: Backend,
     /// All but the size, which is beside it.
     geometry: Geometry,
     size: AtomicU64,
@@ -25,6 +25,14 @@ struct Image {
     engines: AtomicU32,
     /// The error of a flush that may have lost what was written before it, else 0.
     lost: AtomicI32,
+}
+
+/// What holds a disk's content.
+#[derive(Debug)]
+pub(crate) enum Backend {
+    /// A file or block device, byte for byte.
+    File(File),
+    Qcow2(Arc<qcow2::Image>),
 }
 
 /// A range of a disk that is all allocated or all hole.
@@ -48,14 +56,45 @@ impl Disk {
     pub fn open_raw(image: OwnedFd, options: Options) -> io::Result<Self> {
         let file = File::from(image);
         let geometry = Geometry::probe(&file, options)?;
-        Ok(Self(Arc::new(Image {
-            file,
+        Ok(Self::new(Backend::File(file), geometry, options.error_policy))
+    }
+
+    /// Opens a qcow2 image, with threads of its own to serve it. What `base` holds shows where the image holds
+    /// nothing, or zeroes if there is none; `base` is never written to, and its format never guessed.
+    ///
+    /// The image may not name any other file, nor may the base: what there is to a disk comes as descriptors. An
+    /// overlay by [`Disk::create_overlay`] does not.
+    ///
+    /// # Errors
+    /// `InvalidInput`: the descriptors do not fit `options` ([`Cache::None`](crate::Cache::None) never does: the page
+    /// cache serves qcow2) or each other. `InvalidData` says what it is about the image: it names another file, is
+    /// encrypted or marked as corrupt, uses a feature that is unknown, holds snapshots and is to be written to,
+    /// would take too much memory, or is no good. Else the kernel's.
+    pub fn open_qcow2(image: OwnedFd, base: Option<(OwnedFd, Format)>, options: Options) -> io::Result<Self> {
+        let base = base.map(|(fd, format)| (File::from(fd), format));
+        let (image, geometry) = qcow2::Image::open(File::from(image), base, options)?;
+        let backend = Backend::Qcow2(Arc::new(image));
+        Ok(Self::new(backend, geometry, options.error_policy))
+    }
+
+    /// Makes of an empty file a qcow2 overlay that holds nothing yet, for a disk of `size` bytes, a multiple of 512.
+    /// It names no base: that is for [`Disk::open_qcow2`] to be told.
+    ///
+    /// # Errors
+    /// `InvalidInput`: the file is not empty, the size no good. Else the kernel's.
+    pub fn create_overlay(file: OwnedFd, size: u64) -> io::Result<()> {
+        qcow2::create(File::from(file), size, qcow2::CLUSTER)
+    }
+
+    fn new(backend: Backend, geometry: Geometry, policy: ErrorPolicy) -> Self {
+        Self(Arc::new(Image {
+            backend,
             geometry,
             size: AtomicU64::new(geometry.size),
-            policy: options.error_policy,
+            policy,
             engines: AtomicU32::new(0),
             lost: AtomicI32::new(0),
-        })))
+        }))
     }
 
     /// Size, block sizes and what the disk can do.
@@ -83,9 +122,16 @@ impl Disk {
     /// like then. Everybody who serves it judges requests by it from then on; those already begun are not cut off.
     ///
     /// # Errors
-    /// There is nothing left of it (`InvalidInput`), or the kernel's; the size stays what it was.
+    /// There is nothing left of it (`InvalidInput`), it is a qcow2 image (`Unsupported`), or the kernel's; the size
+    /// stays what it was.
     pub fn refresh(&self) -> io::Result<Geometry> {
-        let size = geometry::refreshed_size(&self.0.file, &self.0.geometry)?;
+        let Backend::File(file) = &self.0.backend else {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "a qcow2 image is not resized",
+            ));
+        };
+        let size = geometry::refreshed_size(file, &self.0.geometry)?;
         self.0.size.store(size, Ordering::Relaxed);
         Ok(self.geometry())
     }
@@ -99,7 +145,11 @@ impl Disk {
         if offset >= size {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let data = self.seek(offset, libc::SEEK_DATA)?.unwrap_or(size).min(size);
+        let file = match &self.0.backend {
+            Backend::File(file) => file,
+            Backend::Qcow2(image) => return image.extent(offset),
+        };
+        let data = seek(file, offset, libc::SEEK_DATA)?.unwrap_or(size).min(size);
         if data > offset {
             let (len, allocated) = (data - offset, false);
             return Ok(Extent {
@@ -109,26 +159,12 @@ impl Disk {
             });
         }
         // One that moved before we looked again still has a byte.
-        let hole = self.seek(offset, libc::SEEK_HOLE)?.unwrap_or(size).min(size);
+        let hole = seek(file, offset, libc::SEEK_HOLE)?.unwrap_or(size).min(size);
         Ok(Extent {
             offset,
             len: hole.saturating_sub(offset).max(1),
             allocated: true,
         })
-    }
-
-    /// Where a seek lands; nowhere if there is none of its kind up to the end.
-    fn seek(&self, offset: u64, whence: i32) -> io::Result<Option<u64>> {
-        let offset = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // SAFETY: lseek takes no pointer. Nobody uses the descriptor's position.
-        let at = unsafe { libc::lseek(self.0.file.as_raw_fd(), offset, whence) };
-        match u64::try_from(at) {
-            Ok(at) => Ok(Some(at)),
-            Err(_) => match io::Error::last_os_error() {
-                error if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
-                error => Err(error),
-            },
-        }
     }
 
     /// A handle for synchronous reads, usable while engines serve the disk.
@@ -144,12 +180,8 @@ impl Disk {
         self.0.geometry.align.offset > u64::from(self.0.geometry.logical_block)
     }
 
-    pub(crate) fn file(&self) -> &File {
-        &self.0.file
-    }
-
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.0.file.as_fd()
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.0.backend
     }
 
     pub(crate) fn align(&self) -> Align {
@@ -164,6 +196,20 @@ impl Disk {
     /// See [`Disk::lose`]; 0 if it never came to that.
     pub(crate) fn lost(&self) -> i32 {
         self.0.lost.load(Ordering::Relaxed)
+    }
+}
+
+/// Where a seek lands; nowhere if there is none of its kind up to the end.
+fn seek(file: &File, offset: u64, whence: i32) -> io::Result<Option<u64>> {
+    let offset = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: lseek takes no pointer. Nobody uses the descriptor's position.
+    let at = unsafe { libc::lseek(file.as_raw_fd(), offset, whence) };
+    match u64::try_from(at) {
+        Ok(at) => Ok(Some(at)),
+        Err(_) => match io::Error::last_os_error() {
+            error if error.raw_os_error() == Some(libc::ENXIO) => Ok(None),
+            error => Err(error),
+        },
     }
 }
 
@@ -196,14 +242,7 @@ impl Drop for Attachment {
 impl Disk {
     /// A disk of that geometry on no file of its own.
     pub(crate) fn made_up(geometry: Geometry, policy: ErrorPolicy) -> Self {
-        Self(Arc::new(Image {
-            file: File::open("/dev/null").unwrap(),
-            size: AtomicU64::new(geometry.size),
-            geometry,
-            policy,
-            engines: AtomicU32::new(0),
-            lost: AtomicI32::new(0),
-        }))
+        Self::new(Backend::File(File::open("/dev/null").unwrap()), geometry, policy)
     }
 
     pub(crate) fn set_size(&self, size: u64) {

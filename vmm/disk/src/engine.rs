@@ -5,6 +5,7 @@ use std::io;
 
 use crate::disk::{Attachment, Disk};
 use crate::executor::Executor;
+use crate::executors::Executors;
 use crate::operation::{Operation, Traits};
 use crate::threads::Threads;
 use crate::uring::Uring;
@@ -37,7 +38,7 @@ pub struct Stopped {
 /// them, and [`Engine::complete`] until there is nothing; then wait for [`Engine::event`].
 #[derive(Debug)]
 pub struct Engine {
-    executor: Box<dyn Executor>,
+    executor: Executors,
     depth: u16,
     /// By place.
     disks: Vec<Place>,
@@ -115,7 +116,7 @@ impl Engine {
 
     pub(crate) fn with_executor(executor: Box<dyn Executor>, depth: u16) -> Self {
         Self {
-            executor,
+            executor: Executors::new(executor),
             depth,
             disks: Vec::new(),
             free_places: Vec::new(),
@@ -137,7 +138,8 @@ impl Engine {
         self.depth
     }
 
-    /// Begins to serve a disk, with its own error policy.
+    /// Begins to serve a disk, with its own error policy. With the first one that is not a plain file or block
+    /// device, [`Engine::event`] is another from then on.
     ///
     /// # Errors
     /// `QuotaExceeded`: as many as can be are attached. `ResourceBusy`: another engine serves it, and it
@@ -152,7 +154,7 @@ impl Engine {
         if place >= self.executor.places() {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
-        self.executor.attach(place, disk.fd())?;
+        self.executor.attach(place, disk.backend())?;
         if new {
             self.disks.push(Place::default());
         } else {

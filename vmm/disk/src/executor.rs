@@ -23,6 +23,8 @@ pub(crate) enum Call {
         mode: i32,
         offset: u64,
         len: u64,
+        /// Nobody minds if nothing, or a part of it, is done.
+        hint: bool,
     },
 }
 

@@ -80,7 +80,7 @@ impl Volume {
                 optimal_io: 0,
             })
         } else {
-            Err(invalid("not a regular file or a block device".into()))
+            Err(invalid(NO_VOLUME.into()))
         }
     }
 
@@ -94,6 +94,18 @@ impl Volume {
             minimum_io: hint(libc::BLKIOMIN),
             optimal_io: hint(libc::BLKIOOPT),
         })
+    }
+
+    /// That of an image in files.
+    fn of_image(size: u64) -> Self {
+        Self {
+            size,
+            logical: SECTOR as u32,
+            physical: PAGE,
+            alignment_offset: 0,
+            minimum_io: 0,
+            optimal_io: 0,
+        }
     }
 
     /// Logical and physical block to show.
@@ -117,22 +129,40 @@ impl Geometry {
     pub(crate) fn probe(file: &File, options: Options) -> io::Result<Self> {
         let volume = Volume::probe(file)?;
         let size = volume.size;
-        let (logical_block, physical_block) = volume.blocks(options.block_size)?;
-        if size == 0 || !size.is_multiple_of(logical_block.into()) {
-            return Err(invalid(format!(
-                "size {size} is not a multiple of {logical_block}, or 0"
-            )));
-        }
         let direct = check_access(file, options)?;
         let align = if direct {
             direct_alignment(file, file.metadata()?.file_type().is_block_device())?
         } else {
             Align::NONE
         };
+        let geometry = Self::of(&volume, options, align)?;
         if !size.is_multiple_of(align.offset) {
             return Err(invalid(format!(
                 "size {size} is not a multiple of {}, which O_DIRECT needs on this file: use another cache mode",
                 align.offset
+            )));
+        }
+        Ok(geometry)
+    }
+
+    /// That of `size` bytes in an image that allocates clusters.
+    pub(crate) fn of_image(size: u64, cluster: u64, options: Options) -> io::Result<Self> {
+        let geometry = Self::of(&Volume::of_image(size), options, Align::NONE)?;
+        // So many clusters are looked at, one by one, while nothing else is done.
+        let max_discard = geometry.max_discard.min(cluster * 8192);
+        Ok(Self {
+            discard_granularity: geometry.physical_block.max(cluster as u32),
+            max_discard,
+            ..geometry
+        })
+    }
+
+    fn of(volume: &Volume, options: Options, align: Align) -> io::Result<Self> {
+        let size = volume.size;
+        let (logical_block, physical_block) = volume.blocks(options.block_size)?;
+        if size == 0 || !size.is_multiple_of(logical_block.into()) {
+            return Err(invalid(format!(
+                "size {size} is not a multiple of {logical_block}, or 0"
             )));
         }
         Ok(Self {
@@ -153,12 +183,7 @@ impl Geometry {
 
 /// The size of `file` now, in whole blocks of the disk.
 pub(crate) fn refreshed_size(file: &File, geometry: &Geometry) -> io::Result<u64> {
-    let metadata = file.metadata()?;
-    let size = if metadata.file_type().is_block_device() {
-        device_size(file)?
-    } else {
-        metadata.len()
-    };
+    let size = volume_size(file)?;
     let unit = geometry.align.offset.max(geometry.logical_block.into());
     match size - size % unit {
         0 => Err(invalid(format!(
@@ -168,8 +193,20 @@ pub(crate) fn refreshed_size(file: &File, geometry: &Geometry) -> io::Result<u64
     }
 }
 
+/// Bytes of a file or block device.
+pub(crate) fn volume_size(file: &File) -> io::Result<u64> {
+    let metadata = file.metadata()?;
+    if metadata.file_type().is_block_device() {
+        device_size(file)
+    } else if metadata.file_type().is_file() {
+        Ok(metadata.len())
+    } else {
+        Err(invalid(NO_VOLUME.into()))
+    }
+}
+
 /// Whether the descriptor's mode is what the options need; returns whether it is open for direct I/O.
-fn check_access(file: &File, options: Options) -> io::Result<bool> {
+pub(crate) fn check_access(file: &File, options: Options) -> io::Result<bool> {
     let flags = status_flags(file)?;
     if flags & libc::O_ACCMODE == libc::O_WRONLY {
         return Err(invalid("opened for writing only".into()));
@@ -192,13 +229,15 @@ impl Align {
     pub(crate) const NONE: Self = Self { memory: 1, offset: 1 };
 }
 
+const NO_VOLUME: &str = "not a regular file or a block device";
+
 /// Pages are what file systems write whole, and a safe guess at an unknown alignment.
 const PAGE: u32 = 4096;
 
 /// `_IO(0x12, 122)`
 const BLKALIGNOFF: libc::Ioctl = 0x127a;
 
-fn invalid(what: String) -> io::Error {
+pub(crate) fn invalid(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, what)
 }
 

@@ -9,9 +9,12 @@ mod aligned;
 mod disk;
 mod engine;
 mod executor;
+mod executors;
 mod geometry;
+mod mailbox;
 mod operation;
 mod options;
+mod qcow2;
 mod reader;
 mod request;
 #[cfg(any(test, feature = "testing"))]
@@ -22,7 +25,7 @@ mod uring;
 pub use disk::{Disk, Extent};
 pub use engine::{DiskId, Engine, Stopped};
 pub use geometry::Geometry;
-pub use options::{BlockSize, Cache, EngineKind, ErrorPolicy, Options};
+pub use options::{BlockSize, Cache, EngineKind, ErrorPolicy, Format, Options};
 pub use reader::DiskReader;
 pub use request::{Buffer, Completion, Request};
 

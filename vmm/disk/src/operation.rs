@@ -267,6 +267,7 @@ impl Operation {
             mode: mode | libc::FALLOC_FL_KEEP_SIZE,
             offset,
             len,
+            hint: self.kind == Kind::Discard,
         })
     }
 

@@ -24,6 +24,16 @@ pub enum EngineKind {
     Threads,
 }
 
+/// What a file that holds a disk's content looks like. Said by who opens it, never guessed: a guest can write any
+/// header into a raw disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// The content, byte for byte.
+    Raw,
+    /// qcow2, version 2 or 3.
+    Qcow2,
+}
+
 /// The block sizes a disk shows. Powers of two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BlockSize {

@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 
 use crate::Disk;
 use crate::aligned::AlignedBuf;
+use crate::disk::Backend;
 use crate::geometry::Align;
 
 /// Bytes read at a time where memory must be aligned.
@@ -37,8 +38,12 @@ impl DiskReader {
             return Err(io::ErrorKind::UnexpectedEof.into());
         };
         let align = self.0.align();
+        let file = match self.0.backend() {
+            Backend::File(file) => file,
+            Backend::Qcow2(image) => return image.read(offset, buf),
+        };
         if align == Align::NONE {
-            return self.0.file().read_exact_at(buf, offset);
+            return file.read_exact_at(buf, offset);
         }
         // The file is open for direct I/O: whole blocks, by way of aligned memory.
         let step = PIECE.max(align.offset);
@@ -47,7 +52,7 @@ impl DiskReader {
         while start < end {
             let stop = (start + step).min(end.next_multiple_of(align.offset));
             let memory = &mut piece.as_mut()[..(stop - start) as usize];
-            self.0.file().read_exact_at(memory, start)?;
+            file.read_exact_at(memory, start)?;
             let (from, to) = (start.max(offset), stop.min(end));
             buf[(from - offset) as usize..(to - offset) as usize]
                 .copy_from_slice(&memory[(from - start) as usize..(to - start) as usize]);

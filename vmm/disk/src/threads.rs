@@ -3,12 +3,11 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
-
 use crate::executor::{Call, Executor};
+use crate::mailbox::{Mailbox, lock};
 
 /// Calls that run at once.
 const THREADS: usize = 4;
@@ -37,9 +36,7 @@ pub(crate) struct Threads {
 struct Shared {
     jobs: Mutex<Jobs>,
     wake: Condvar,
-    done: Mutex<VecDeque<(u16, i32)>>,
-    /// Signalled when `done` is not empty any more.
-    event: EventFd,
+    done: Mailbox,
 }
 
 #[derive(Debug, Default)]
@@ -53,8 +50,7 @@ impl Threads {
         let shared = Arc::new(Shared {
             jobs: Mutex::default(),
             wake: Condvar::new(),
-            done: Mutex::default(),
-            event: EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?,
+            done: Mailbox::new()?,
         });
         // Made first, so that a thread that cannot be made ends those that could.
         let mut threads = Self {
@@ -119,17 +115,9 @@ impl Executor for Threads {
     }
 
     fn pop(&mut self) -> Option<(u16, i32)> {
-        if self.done.is_empty() {
-            let mut done = lock(&self.shared.done);
-            if done.is_empty() {
-                return None;
-            }
-            std::mem::swap(&mut *done, &mut self.done);
-            // Under the lock: what is done later signals again.
-            let _ = self.shared.event.read();
-        }
+        let done = self.shared.done.pop(&mut self.done)?;
         self.running -= 1;
-        self.done.pop_front()
+        Some(done)
     }
 
     fn running(&self) -> usize {
@@ -137,8 +125,7 @@ impl Executor for Threads {
     }
 
     fn event(&self) -> BorrowedFd<'_> {
-        // SAFETY: the event is open as long as it is borrowed.
-        unsafe { BorrowedFd::borrow_raw(self.shared.event.as_raw_fd()) }
+        self.shared.done.event()
     }
 }
 
@@ -147,12 +134,7 @@ impl Shared {
         while let Some((tag, fd, call)) = self.next() {
             // SAFETY: whoever pushed the call keeps its file and memory until the result below is popped.
             let result = unsafe { perform(fd, call) };
-            let mut done = lock(&self.done);
-            done.push_back((tag, result));
-            if done.len() == 1 {
-                // Fails only when the counter is about to overflow: then it is readable anyway.
-                let _ = self.event.write(1);
-            }
+            self.done.put(tag, result);
         }
     }
 
@@ -168,10 +150,6 @@ impl Shared {
             jobs = self.wake.wait(jobs).unwrap_or_else(PoisonError::into_inner);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Carries out a call; the result is the kernel's, negative for an error number.
@@ -195,10 +173,12 @@ unsafe fn perform(fd: RawFd, call: Call) -> i32 {
         }
         // SAFETY: takes no pointer.
         Call::Sync => unsafe { libc::fdatasync(fd) as isize },
-        // SAFETY: takes no pointer.
-        Call::Allocate { mode, offset, len } => unsafe {
-            libc::fallocate(fd, mode, offset as i64, len as i64) as isize
-        },
+        Call::Allocate {
+            mode, offset, len, ..
+        } => {
+            // SAFETY: takes no pointer.
+            unsafe { libc::fallocate(fd, mode, offset as i64, len as i64) as isize }
+        }
     };
     if result < 0 {
         -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)

@@ -148,7 +148,9 @@ fn entry(file: Fixed, call: Call) -> squeue::Entry {
             }
         }
         Call::Sync => opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build(),
-        Call::Allocate { mode, offset, len } => opcode::Fallocate::new(file, len)
+        Call::Allocate {
+            mode, offset, len, ..
+        } => opcode::Fallocate::new(file, len)
             .offset(offset)
             .mode(mode)
             .build(),

@@ -64,7 +64,9 @@ impl Kernel {
             Call::Write { offset, vector, .. } => self.transfer(place, offset, vector, true),
             Call::Sync => 0,
             Call::Allocate { .. } if !self.fallocate => -libc::EOPNOTSUPP,
-            Call::Allocate { mode, offset, len } => {
+            Call::Allocate {
+                mode, offset, len, ..
+            } => {
                 assert_ne!(mode & libc::FALLOC_FL_KEEP_SIZE, 0, "the image must not grow");
                 self.images[place][offset as usize..(offset + len) as usize].fill(0);
                 0

@@ -1,0 +1,295 @@
+//! What an image says of itself, judged before anything is allocated or believed.
+//!
+//! Only what its tables and names are is looked at, not what the tables of clusters hold: those lead nowhere but into
+//! the image's own file.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+const MAGIC: u32 = 0x5146_49fb;
+
+/// Bytes of a version 2 header, and the least of a version 3 one.
+const V2: usize = 72;
+const V3: usize = 104;
+
+/// Bytes at the start of the file in which header and extensions must end.
+const HEAD: u64 = 64 << 10;
+
+/// Bytes that an image's tables may take at once. imago has bounds of its own, 32 MiB, for what upper tables grow to.
+const MEMORY: u64 = 64 << 20;
+
+/// Tables of clusters, and blocks of reference counts, that imago keeps in memory.
+const CACHED_TABLES: u64 = 128;
+const CACHED_COUNTS: u64 = 32;
+
+/// Reference counts that an allocation may have to look at: what 4 TiB in clusters of 64 KiB have.
+const COUNTS: u64 = 1 << 26;
+
+const ENCRYPTION: u32 = 0x0537_be77;
+const DATA_FILE: u32 = 0x4441_5441;
+
+/// Bits 9 to 55 of an entry: where in the file what it stands for is.
+const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+
+/// What the rest of the module needs of a header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    /// Bytes of the disk.
+    pub size: u64,
+    /// Bytes of a cluster.
+    pub cluster: u64,
+    tables: Table,
+    counts: Table,
+    /// log2 of a reference count's bits.
+    count_order: u32,
+}
+
+/// A list of 8-byte entries in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Table {
+    offset: u64,
+    entries: u64,
+}
+
+pub(super) fn refused(why: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("qcow2: {}", why.into()))
+}
+
+impl Header {
+    /// Reads and judges the header and the upper tables of an image that is to be written to or not.
+    ///
+    /// # Errors
+    /// `InvalidData` with what is wrong, or the kernel's.
+    pub fn load(file: &File, writable: bool) -> io::Result<Self> {
+        let len = file.metadata()?.len();
+        let mut head = vec![0; len.min(HEAD) as usize];
+        file.read_exact_at(&mut head, 0)?;
+        let header = Self::parse(&head, len, writable)?;
+        header.judge_tables(file, len, writable)?;
+        Ok(header)
+    }
+
+    /// From the first bytes of a file of `len` bytes.
+    fn parse(head: &[u8], len: u64, writable: bool) -> io::Result<Self> {
+        if head.len() < V2 || be32(head, 0) != MAGIC {
+            return Err(refused("not a qcow2 image"));
+        }
+        let version = be32(head, 4);
+        if !matches!(version, 2 | 3) {
+            return Err(refused(format!("version {version} is not known")));
+        }
+        if version == 3 && head.len() < V3 {
+            return Err(refused("the header is cut off"));
+        }
+        let cluster_bits = be32(head, 20);
+        if !(9..=21).contains(&cluster_bits) {
+            return Err(refused(format!("clusters of 2^{cluster_bits} bytes")));
+        }
+        if be64(head, 8) != 0 {
+            return Err(refused("it names a backing file"));
+        }
+        if be32(head, 32) != 0 {
+            return Err(refused("it is encrypted"));
+        }
+        let snapshots = be32(head, 60);
+        if writable && snapshots != 0 {
+            return Err(refused(format!(
+                "it holds {snapshots} internal snapshots, which are not kept"
+            )));
+        }
+        let cluster = 1 << cluster_bits;
+        let count_order = if version == 3 {
+            judge_features(be64(head, 72))?;
+            judge_extensions(head, cluster)?;
+            be32(head, 96)
+        } else {
+            4
+        };
+        if count_order > 6 {
+            return Err(refused(format!("reference counts of 2^{count_order} bits")));
+        }
+        let header = Self {
+            size: be64(head, 24),
+            cluster,
+            tables: Table {
+                offset: be64(head, 40),
+                entries: be32(head, 36).into(),
+            },
+            counts: Table {
+                offset: be64(head, 48),
+                entries: u64::from(be32(head, 56)) * (cluster / 8),
+            },
+            count_order,
+        };
+        header.judge(len)?;
+        Ok(header)
+    }
+
+    /// Tables that fit the disk, the file, and memory.
+    fn judge(&self, len: u64) -> io::Result<()> {
+        if self.size == 0 || !self.size.is_multiple_of(512) || i64::try_from(self.size).is_err() {
+            return Err(refused(format!(
+                "a size of {} bytes, which is 0, no whole sectors, or too large",
+                self.size
+            )));
+        }
+        let needed = self.tables_needed();
+        if self.tables.entries < needed {
+            return Err(refused(format!(
+                "the L1 table has {} entries, and needs {needed}",
+                self.tables.entries
+            )));
+        }
+        for (table, name) in [(self.tables, "the L1 table"), (self.counts, "the refcount table")] {
+            let end = table.offset.checked_add(table.entries * 8);
+            if table.entries == 0 || table.offset < self.cluster || !table.offset.is_multiple_of(self.cluster)
+            {
+                return Err(refused(format!("{name} is not where one can be")));
+            }
+            if end.is_none_or(|end| end > len) {
+                return Err(refused(format!("{name} is not in the file")));
+            }
+        }
+        self.judge_memory(0)
+    }
+
+    /// `counted` are the blocks of reference counts of an image that is written to, else 0.
+    fn judge_memory(&self, counted: u64) -> io::Result<()> {
+        let cached = self.tables_needed().min(CACHED_TABLES) + counted.min(CACHED_COUNTS);
+        // Upper tables are there twice while they are read.
+        let upper = (self.tables.entries + self.counts.entries) * 16;
+        let bytes = cached * self.cluster + upper;
+        if bytes > MEMORY {
+            return Err(refused(format!(
+                "its tables would take {} MiB of memory",
+                bytes >> 20
+            )));
+        }
+        Ok(())
+    }
+
+    /// L2 tables that cover the disk.
+    fn tables_needed(&self) -> u64 {
+        self.size.div_ceil(self.cluster * (self.cluster / 8))
+    }
+
+    /// Tables whose entries lead to places in the file of their own.
+    fn judge_tables(&self, file: &File, len: u64, writable: bool) -> io::Result<()> {
+        let mut places: Vec<u64> = self
+            .clusters_of(self.tables)
+            .chain(self.clusters_of(self.counts))
+            .chain([0])
+            .collect();
+        each_entry(file, self.tables, |entry| match entry & OFFSET {
+            0 => Ok(()),
+            at => self.place(&mut places, at, len, "an L2 table"),
+        })?;
+        if writable {
+            let mut counted = 0;
+            each_entry(file, self.counts, |entry| match entry & !511 {
+                0 => Ok(()),
+                at => {
+                    counted += 1;
+                    self.place(&mut places, at, len, "a refcount block")
+                }
+            })?;
+            let per_block = (self.cluster * 8) >> self.count_order;
+            if counted * per_block > COUNTS {
+                return Err(refused(format!(
+                    "it counts {} clusters, more than {COUNTS}",
+                    counted * per_block
+                )));
+            }
+            let growth = self.size / self.cluster / per_block + 2;
+            self.judge_memory(counted.saturating_add(growth))?;
+        }
+        places.sort_unstable();
+        match places.windows(2).find(|pair| pair[0] == pair[1]) {
+            Some(pair) => Err(refused(format!("two tables in one cluster, at {:#x}", pair[0]))),
+            None => Ok(()),
+        }
+    }
+
+    fn place(&self, places: &mut Vec<u64>, at: u64, len: u64, what: &str) -> io::Result<()> {
+        if !at.is_multiple_of(self.cluster) || at.checked_add(self.cluster).is_none_or(|end| end > len) {
+            return Err(refused(format!("{what} at {at:#x} is not in the file")));
+        }
+        places.push(at);
+        Ok(())
+    }
+
+    fn clusters_of(&self, table: Table) -> impl Iterator<Item = u64> + use<> {
+        let end = table.offset + table.entries * 8;
+        (table.offset..end).step_by(self.cluster as usize)
+    }
+}
+
+/// What cannot be ignored.
+fn judge_features(bits: u64) -> io::Result<()> {
+    let name = match bits.trailing_zeros() {
+        64 => return Ok(()),
+        0 => "it was not closed, or is being written to (dirty)".into(),
+        1 => "it is marked as corrupt".into(),
+        2 => "its data is in another file".into(),
+        3 => "its clusters are not compressed with zlib".into(),
+        4 => "it has extended L2 entries".into(),
+        bit => format!("incompatible feature {bit} is not known"),
+    };
+    Err(refused(name))
+}
+
+fn judge_extensions(head: &[u8], cluster: u64) -> io::Result<()> {
+    let end = head.len().min(cluster as usize);
+    let mut at = be32(head, 100) as usize;
+    if at < V3 || !at.is_multiple_of(8) {
+        return Err(refused(format!("a header of {at} bytes")));
+    }
+    loop {
+        let Some(Range { start, .. }) = fits(at, 8, end) else {
+            return Err(refused("the header's extensions do not end"));
+        };
+        let (kind, len) = (be32(head, start), be32(head, start + 4) as usize);
+        match kind {
+            0 => return Ok(()),
+            DATA_FILE => return Err(refused("it names a data file")),
+            ENCRYPTION => return Err(refused("it is encrypted")),
+            _ => {}
+        }
+        let Some(content) = fits(at + 8, len, end) else {
+            return Err(refused("the header's extensions do not end"));
+        };
+        at = content.end.next_multiple_of(8);
+    }
+}
+
+fn fits(at: usize, len: usize, end: usize) -> Option<Range<usize>> {
+    let stop = at.checked_add(len).filter(|stop| *stop <= end)?;
+    Some(at..stop)
+}
+
+/// Calls `each` for the entries of a table that lies in the file.
+fn each_entry(file: &File, table: Table, mut each: impl FnMut(u64) -> io::Result<()>) -> io::Result<()> {
+    let mut piece = [0; 4096];
+    let (mut at, end) = (table.offset, table.offset + table.entries * 8);
+    while at < end {
+        let piece = &mut piece[..(end - at).min(4096) as usize];
+        file.read_exact_at(piece, at)?;
+        for start in (0..piece.len()).step_by(8) {
+            each(be64(piece, start))?;
+        }
+        at += piece.len() as u64;
+    }
+    Ok(())
+}
+
+fn be32(bytes: &[u8], at: usize) -> u32 {
+    bytes[at..at + 4]
+        .iter()
+        .fold(0, |sum, byte| sum << 8 | u32::from(*byte))
+}
+
+fn be64(bytes: &[u8], at: usize) -> u64 {
+    u64::from(be32(bytes, at)) << 32 | u64::from(be32(bytes, at + 4))
+}

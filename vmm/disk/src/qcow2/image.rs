@@ -1,0 +1,294 @@
+//! An open qcow2 image: what the threads that serve it do with it.
+
+use std::fs::File;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use imago::Mapping;
+use imago::io_buffers::{IoVector, IoVectorMut};
+
+use super::open::{Access, guarded, open_base, open_file, open_image};
+use super::store;
+use crate::executor::{Call, Vector};
+use crate::{Extent, Format, Geometry, Options};
+
+/// Bytes moved in one call, so that none takes long; what is left is another call's.
+const MOST: usize = 16 << 20;
+
+/// The image, its base, and what guards them.
+#[derive(Debug)]
+pub(super) struct Content {
+    /// None only while it is dropped.
+    ///
+    /// Shared by reads, writes and flushes, which imago keeps apart: a write that allocates holds its L2 table's lock
+    /// from looking at the mapping to changing it, with the copy and the data written in between. What zeroes or
+    /// discards has it alone: imago looks whether the rest of a cluster is zero before it makes all of it zero,
+    /// and gives clusters back that somebody may just be reading or writing.
+    access: RwLock<Option<Access>>,
+    /// The file that is written to.
+    file: Arc<File>,
+    geometry: Geometry,
+    cluster: u64,
+    /// imago panicked: what it has in memory may be no good.
+    broken: AtomicBool,
+}
+
+impl Content {
+    pub fn open(file: File, base: Option<(File, Format)>, options: Options) -> io::Result<Self> {
+        let file = open_file(file, options)?;
+        let base = base.map(|(base, format)| {
+            let opened = open_base(&file, base, format, options);
+            opened.map_err(|error| io::Error::new(error.kind(), format!("its base: {error}")))
+        });
+        let (access, header) = open_image(&file, base.transpose()?, !options.read_only)?;
+        Ok(Self {
+            access: RwLock::new(Some(access)),
+            file,
+            geometry: Geometry::of_image(header.size, header.cluster, options)?,
+            cluster: header.cluster,
+            broken: AtomicBool::new(false),
+        })
+    }
+
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    fn run<T>(&self, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        store::forget_errno();
+        if self.broken.load(Ordering::Relaxed) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
+            self.broken.store(true, Ordering::Relaxed);
+            tracing::error!(
+                file = ?self.file,
+                "imago panicked: every request to this image fails from now on"
+            );
+            Err(io::Error::from_raw_os_error(libc::EIO))
+        })
+    }
+
+    /// With others.
+    fn shared<T>(&self, run: impl FnOnce(&Access) -> io::Result<T>) -> io::Result<T> {
+        self.run(|| {
+            let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
+            run(access.as_ref().ok_or(io::ErrorKind::NotFound)?)
+        })
+    }
+
+    /// Alone.
+    fn alone<T>(&self, run: impl FnOnce(&mut Access) -> io::Result<T>) -> io::Result<T> {
+        self.run(|| {
+            let mut access = self.access.write().unwrap_or_else(PoisonError::into_inner);
+            run(access.as_mut().ok_or(io::ErrorKind::NotFound)?)
+        })
+    }
+
+    /// Fills `buf` with what is at `offset`; the range lies on the disk.
+    pub fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.shared(|access| access.read(buf, offset))
+    }
+
+    /// The extent at `offset`, which lies on the disk.
+    pub fn extent(&self, offset: u64) -> io::Result<Extent> {
+        self.shared(|access| {
+            let (mapping, len) = access.get_mapping(offset, access.size() - offset)?;
+            let allocated = !matches!(mapping, Mapping::Zero { .. } | Mapping::Eof { .. });
+            let len = len.max(1);
+            Ok(Extent {
+                offset,
+                len,
+                allocated,
+            })
+        })
+    }
+
+    /// Carries out a call as the kernel would on a plain file: bytes moved, or a negative error number.
+    ///
+    /// # Safety
+    /// The call's iovecs and the memory they name are valid, for writes too if it reads.
+    pub unsafe fn perform(&self, call: Call) -> i32 {
+        let result = match call {
+            // SAFETY: by this function's contract.
+            Call::Read { offset, vector } => unsafe { self.read_vector(offset, vector) },
+            Call::Write {
+                offset,
+                vector,
+                durable,
+            } => {
+                // SAFETY: by this function's contract.
+                let written = unsafe { self.write_vector(offset, vector) };
+                written.and_then(|len| match durable {
+                    true => self.sync().map(|()| len),
+                    false => Ok(len),
+                })
+            }
+            Call::Sync => self.sync().map(|()| 0),
+            Call::Allocate {
+                mode,
+                offset,
+                len,
+                hint,
+            } => {
+                let punch = mode & libc::FALLOC_FL_PUNCH_HOLE != 0;
+                self.alone(|access| match (punch, hint) {
+                    (false, _) => access.write_zeroes(offset, len),
+                    (true, hint) => self.discard(access, offset, len, hint),
+                })
+                .map(|()| 0)
+            }
+        };
+        result.map_or_else(
+            |error| {
+                let errno = store::errno(&error);
+                tracing::debug!(%error, errno, ?call, "qcow2 request failed");
+                -errno
+            },
+            |len| len as i32,
+        )
+    }
+
+    /// # Safety
+    /// The iovecs and the memory they name are valid for writes.
+    unsafe fn read_vector(&self, offset: u64, vector: Vector) -> io::Result<usize> {
+        // SAFETY: by this function's contract.
+        let buffers = unsafe { pieces(vector) };
+        let slice = |(start, len): (*mut u8, usize)| {
+            // SAFETY: the memory is valid for writes as long as the call. The guest may change it meanwhile, and nothing
+            // depends on what it holds: imago hands such slices to the kernel through our storage, fills or copies over
+            // them as a whole, or inflates into them, where what it copies back from them is bounded by their length,
+            // not by their content. No two slices are there at once that share a byte, see below.
+            unsafe { std::slice::from_raw_parts_mut(start, len) }
+        };
+        self.shared(|access| {
+            if overlap(&buffers) {
+                // Some guests read what they do not want into one page over and over.
+                let mut at = offset;
+                for buffer in &buffers {
+                    access.readv(IoVectorMut::new().with_pushed(slice(*buffer)), at)?;
+                    at += buffer.1 as u64;
+                }
+                return Ok(());
+            }
+            let mut into = IoVectorMut::with_capacity(buffers.len());
+            buffers.iter().for_each(|buffer| into.push(slice(*buffer)));
+            access.readv(into, offset)
+        })?;
+        Ok(buffers.iter().map(|(_, len)| len).sum())
+    }
+
+    /// # Safety
+    /// The iovecs and the memory they name are valid for reads.
+    unsafe fn write_vector(&self, offset: u64, vector: Vector) -> io::Result<usize> {
+        // SAFETY: by this function's contract.
+        let buffers = unsafe { pieces(vector) };
+        let mut from = IoVector::with_capacity(buffers.len());
+        for (start, len) in &buffers {
+            // SAFETY: the memory is valid for reads as long as the call. The guest may change it meanwhile, in which
+            // case it does not matter which of the bytes are written: imago does not look at them, it hands the
+            // slices to the kernel through our storage.
+            from.push(unsafe { std::slice::from_raw_parts(*start, *len) });
+        }
+        self.shared(|access| access.writev(from, offset))?;
+        Ok(buffers.iter().map(|(_, len)| len).sum())
+    }
+
+    /// Tables first into the file, then all of it onto stable storage.
+    fn sync(&self) -> io::Result<()> {
+        self.shared(|access| {
+            if self.geometry.read_only {
+                return Ok(());
+            }
+            access.flush()?;
+            access.sync()
+        })
+    }
+
+    /// Gives back what storage there is for a range, which then reads as zeroes. `hint`: but for parts of clusters.
+    fn discard(&self, access: &mut Access, mut offset: u64, len: u64, hint: bool) -> io::Result<()> {
+        let end = offset + len;
+        while offset < end {
+            let (mapping, len) = access.get_mapping(offset, end - offset)?;
+            let host = match mapping {
+                Mapping::Zero { .. } => None,
+                // Its own cluster, which nobody else uses.
+                Mapping::Raw {
+                    offset: host,
+                    writable: true,
+                    ..
+                } => Some(Some(host)),
+                _ => Some(None),
+            };
+            if let Some(host) = host {
+                if hint {
+                    access.discard_to_any(offset, len)?;
+                } else {
+                    access.discard_to_zero(offset, len)?;
+                }
+                if let Some(host) = host {
+                    self.punch(offset, host, len);
+                }
+            }
+            offset += len.max(1);
+        }
+        Ok(())
+    }
+
+    /// Has the file forget the whole clusters of a range of the disk that were at `host` until they were discarded.
+    /// imago only counts them as free.
+    fn punch(&self, offset: u64, host: u64, len: u64) {
+        let start = offset.next_multiple_of(self.cluster);
+        let end = (offset + len) & !(self.cluster - 1);
+        if start < end {
+            // Nothing is wrong but that the room is not given back.
+            let _ = store::punch(&self.file, host + (start - offset), end - start);
+        }
+    }
+}
+
+impl Drop for Content {
+    fn drop(&mut self) {
+        let access = self.access.get_mut().unwrap_or_else(PoisonError::into_inner);
+        // Writes the tables back, which the next who opens it wants.
+        let _ = guarded(|| {
+            drop(access.take());
+            Ok(())
+        });
+    }
+}
+
+/// The memory of the first [`MOST`] bytes.
+///
+/// # Safety
+/// The iovecs are valid.
+unsafe fn pieces(vector: Vector) -> Vec<(*mut u8, usize)> {
+    // SAFETY: by this function's contract.
+    let iovecs = unsafe { std::slice::from_raw_parts(vector.start, vector.count as usize) };
+    let mut room = MOST;
+    let mut pieces = Vec::with_capacity(iovecs.len());
+    for iovec in iovecs {
+        let len = iovec.iov_len.min(room);
+        // A slice of nothing has an address, too.
+        if len > 0 {
+            pieces.push((iovec.iov_base.cast(), len));
+        }
+        room -= len;
+    }
+    pieces
+}
+
+/// Whether two of the buffers share memory.
+fn overlap(buffers: &[(*mut u8, usize)]) -> bool {
+    let end = |(start, len): &(*mut u8, usize)| *start as usize + len;
+    let ascend =
+        |buffers: &[(*mut u8, usize)]| buffers.windows(2).all(|pair| end(&pair[0]) <= pair[1].0 as usize);
+    if ascend(buffers) {
+        return false;
+    }
+    let mut sorted = buffers.to_vec();
+    sorted.sort_unstable();
+    !ascend(&sorted)
+}

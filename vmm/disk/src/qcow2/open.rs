@@ -1,0 +1,102 @@
+//! Opens and makes images, whose authors may mean no good.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use imago::format::PreallocateMode;
+use imago::qcow2::Qcow2;
+use imago::raw::Raw;
+use imago::{DenyImplicitOpenGate, FormatAccess, FormatCreateBuilder, FormatDriverBuilder};
+
+use super::header::{Header, refused};
+use super::store::Store;
+use crate::geometry::{self, invalid};
+use crate::{Cache, Format, Options};
+
+/// Bytes of a cluster of the overlays made here.
+pub(crate) const CLUSTER: usize = 64 << 10;
+
+/// An image as imago gives access to it.
+pub(super) type Access = FormatAccess<Store>;
+
+/// Runs imago, which is not to take anything down with it.
+pub(super) fn guarded<T>(run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(io::Error::other("imago panicked")))
+}
+
+pub(super) fn open_file(file: File, options: Options) -> io::Result<Arc<File>> {
+    if options.cache == Cache::None {
+        return Err(invalid("cache mode none is not for qcow2".into()));
+    }
+    if geometry::check_access(&file, options)? {
+        return Err(invalid("qcow2 or its base opened with O_DIRECT".into()));
+    }
+    Ok(Arc::new(file))
+}
+
+pub(super) fn open_image(
+    file: &Arc<File>,
+    base: Option<Access>,
+    writable: bool,
+) -> io::Result<(Access, Header)> {
+    if !file.metadata()?.file_type().is_file() {
+        return Err(invalid("qcow2 is not in a regular file".into()));
+    }
+    let header = Header::load(file, writable)?;
+    let access = guarded(|| {
+        let image = Qcow2::builder(Store::new(file)?)
+            .write(writable)
+            .backing(base)
+            .data_file(None)
+            .open(DenyImplicitOpenGate::default())?;
+        if image.implicit_backing_file().is_some() || image.requires_external_data_file() {
+            return Err(refused("it names another file"));
+        }
+        Ok(FormatAccess::new(image))
+    })
+    .map_err(|error| match error.kind() {
+        // What imago finds wrong with an image it says in any of these.
+        io::ErrorKind::Other | io::ErrorKind::InvalidInput => refused(error.to_string()),
+        _ => error,
+    })?;
+    if access.size() != header.size {
+        return Err(refused("it changed while it was opened"));
+    }
+    Ok((access, header))
+}
+
+pub(super) fn open_base(image: &File, base: File, format: Format, options: Options) -> io::Result<Access> {
+    let read_only = true;
+    let base = open_file(base, Options { read_only, ..options })?;
+    let (upper, lower) = (image.metadata()?, base.metadata()?);
+    if (upper.dev(), upper.ino()) == (lower.dev(), lower.ino()) {
+        return Err(invalid("it is the image itself".into()));
+    }
+    match format {
+        Format::Raw => guarded(|| Ok(FormatAccess::new(Raw::open_image(Store::new(&base)?, false)?))),
+        Format::Qcow2 => Ok(open_image(&base, None, false)?.0),
+    }
+}
+
+/// Formats an empty file.
+pub(crate) fn create(file: File, size: u64, cluster: usize) -> io::Result<()> {
+    let file = Arc::new(file);
+    if !file.metadata()?.file_type().is_file() || file.metadata()?.len() > 0 {
+        return Err(invalid("an overlay is made of an empty regular file".into()));
+    }
+    if size == 0 || !size.is_multiple_of(512) {
+        return Err(invalid(format!("size {size} is not a multiple of 512, or 0")));
+    }
+    guarded(|| {
+        Qcow2::<Store>::create_builder(Store::new(&file)?)
+            .size(size)
+            .preallocate(PreallocateMode::None)
+            .cluster_size(cluster)
+            .create()
+    })?;
+    // What we would not open again is none: too large for its clusters.
+    Header::load(&file, true).map(|_| ())
+}

@@ -1,0 +1,205 @@
+//! A file as imago wants its storage: whole transfers, zeroes beyond the end, no path ever.
+
+use std::cell::Cell;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use imago::Storage;
+use imago::io_buffers::{IoVector, IoVectorMut};
+use imago::storage::drivers::CommonStorageHelper;
+
+use crate::geometry;
+
+/// iovecs of one call (UIO_MAXIOV).
+const VECTOR: usize = 1024;
+
+thread_local! {
+    /// The first error of the kernel's since [`forget_errno`]. imago does not pass on all of them as such.
+    static ERRNO: Cell<i32> = const { Cell::new(0) };
+}
+
+/// Begins a request on this thread.
+pub(super) fn forget_errno() {
+    ERRNO.set(0);
+}
+
+/// The error number of a failed request, recognisable whatever imago made of it.
+pub(super) fn errno(error: &io::Error) -> i32 {
+    match (error.raw_os_error(), ERRNO.get(), error.kind()) {
+        (Some(errno), ..) => errno,
+        (None, 0, io::ErrorKind::Unsupported) => libc::EOPNOTSUPP,
+        (None, 0, io::ErrorKind::OutOfMemory) => libc::ENOMEM,
+        (None, 0, _) => libc::EIO,
+        (None, errno, _) => errno,
+    }
+}
+
+/// An open file.
+#[derive(Debug)]
+pub(super) struct Store {
+    file: Arc<File>,
+    /// Nothing was ever written from here on.
+    end: AtomicU64,
+    helper: CommonStorageHelper,
+}
+
+impl fmt::Display for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "descriptor {}", self.file.as_raw_fd())
+    }
+}
+
+/// What a system call returned, unless it is to be repeated.
+fn check(result: isize) -> io::Result<Option<usize>> {
+    if let Ok(moved) = usize::try_from(result) {
+        return Ok(Some(moved));
+    }
+    let error = io::Error::last_os_error();
+    if error.kind() == io::ErrorKind::Interrupted {
+        return Ok(None);
+    }
+    if ERRNO.get() == 0 {
+        ERRNO.set(error.raw_os_error().unwrap_or(libc::EIO));
+    }
+    Err(error)
+}
+
+fn signed(offset: u64) -> io::Result<i64> {
+    i64::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))
+}
+
+/// Moves a vector past what was transferred.
+fn advance(vector: &mut [libc::iovec], mut moved: usize) -> &mut [libc::iovec] {
+    let mut done = 0;
+    while done < vector.len() && vector[done].iov_len <= moved {
+        moved -= vector[done].iov_len;
+        done += 1;
+    }
+    let rest = &mut vector[done..];
+    if let [first, ..] = rest {
+        // SAFETY: still within the buffer.
+        first.iov_base = unsafe { first.iov_base.byte_add(moved) };
+        first.iov_len -= moved;
+    }
+    rest
+}
+
+/// Gives the storage of a range of `file` back; it reads as zeroes.
+pub(super) fn punch(file: &File, offset: u64, len: u64) -> io::Result<()> {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let (offset, len) = (signed(offset)?, signed(len)?);
+    loop {
+        // SAFETY: takes no pointer.
+        let result = unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, len) };
+        if check(result as isize)?.is_some() {
+            return Ok(());
+        }
+    }
+}
+
+impl Store {
+    pub fn new(file: &Arc<File>) -> io::Result<Self> {
+        Ok(Self {
+            end: AtomicU64::new(geometry::volume_size(file)?),
+            file: Arc::clone(file),
+            helper: CommonStorageHelper::default(),
+        })
+    }
+}
+
+impl Storage for Store {
+    fn size(&self) -> io::Result<u64> {
+        geometry::volume_size(&self.file)
+    }
+
+    unsafe fn pure_readv(&self, bufv: IoVectorMut<'_>, offset: u64) -> io::Result<()> {
+        // SAFETY: used while `bufv` lives.
+        let mut vector = unsafe { bufv.as_iovec() }.to_vec();
+        let mut at = signed(offset)?;
+        let mut rest = &mut vector[..];
+        while !rest.is_empty() {
+            let count = rest.len().min(VECTOR) as i32;
+            // SAFETY: the iovecs are those of `bufv`, or what is left of them, which is ours to write to.
+            let result = unsafe { libc::preadv(self.file.as_raw_fd(), rest.as_ptr(), count, at) };
+            match check(result)? {
+                Some(0) => break,
+                Some(moved) => {
+                    at += moved as i64;
+                    rest = advance(rest, moved);
+                }
+                None => {}
+            }
+        }
+        let left: u64 = rest.iter().map(|buffer| buffer.iov_len as u64).sum();
+        if left > 0 {
+            // The file ends here.
+            let read = bufv.len() - left;
+            bufv.split_tail_at(read).fill(0);
+        }
+        Ok(())
+    }
+
+    unsafe fn pure_writev(&self, bufv: IoVector<'_>, offset: u64) -> io::Result<()> {
+        let mut at = signed(offset)?;
+        // Before the bytes are there, see `pure_write_zeroes`.
+        self.end
+            .fetch_max(offset.saturating_add(bufv.len()), Ordering::SeqCst);
+        // SAFETY: used while `bufv` lives.
+        let mut vector = unsafe { bufv.as_iovec() }.to_vec();
+        let mut rest = &mut vector[..];
+        while !rest.is_empty() {
+            let count = rest.len().min(VECTOR) as i32;
+            // SAFETY: the iovecs are those of `bufv`, or what is left of them.
+            let result = unsafe { libc::pwritev(self.file.as_raw_fd(), rest.as_ptr(), count, at) };
+            match check(result)? {
+                Some(0) if rest.iter().any(|buffer| buffer.iov_len > 0) => {
+                    return Err(io::ErrorKind::WriteZero.into());
+                }
+                Some(moved) => {
+                    at += moved as i64;
+                    rest = advance(rest, moved);
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    unsafe fn pure_write_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
+        // Where nothing was ever written there is a hole, or nothing yet, whatever is written elsewhere meanwhile.
+        if offset >= self.end.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        punch(&self.file, offset, length).map_err(|error| match error.raw_os_error() {
+            // imago writes zeroes then.
+            Some(libc::EOPNOTSUPP | libc::ENOSYS) => io::ErrorKind::Unsupported.into(),
+            _ => error,
+        })
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        loop {
+            // SAFETY: takes no pointer.
+            let result = unsafe { libc::fdatasync(self.file.as_raw_fd()) };
+            if check(result as isize)?.is_some() {
+                return Ok(());
+            }
+        }
+    }
+
+    unsafe fn invalidate_cache(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn get_storage_helper(&self) -> &CommonStorageHelper {
+        &self.helper
+    }
+}

@@ -1,0 +1,329 @@
+//! Images through an engine, against a model; what is wrong with images, and what they ask of a file.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{Buffer, Cache, Disk, DiskId, Engine, EngineKind, Request, SECTOR};
+
+mod check;
+mod harness;
+mod hostile;
+
+use harness::*;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn an_image_holds_what_was_written(
+        (cluster, size) in prop_oneof![
+            Just((512, (5 << 20) + 512)),
+            Just((4096, (1 << 20) + 512)),
+            Just((CLUSTER, (4 << 20) + 1536)),
+            Just((2 << 20, (8 << 20) + 512)),
+        ],
+        kind in 0..3u8,
+        base_size in prop_oneof![Just(1u64 << 20), Just((2 << 20) + 512), Just(9 << 20)],
+        uring in any::<bool>(),
+        batches in prop::collection::vec(ops(48), 1..5),
+    ) {
+        let file = image(size, cluster);
+        let base = base(kind, base_size);
+        let mut model = vec![0; size as usize];
+        if let Some((_, content)) = &base {
+            let len = content.len().min(model.len());
+            model[..len].copy_from_slice(&content[..len]);
+        }
+        let base_file = base.as_ref().map(|(file, _)| file);
+        let disk = open(&file, base_file);
+        let kind = if uring { EngineKind::Uring } else { EngineKind::Threads };
+        let mut engine = Engine::new(kind, 64, 1).unwrap();
+        let id = engine.attach(&disk).unwrap();
+        prop_assert!(all(&disk) == model);
+        for ops in batches {
+            batch(&mut engine, id, &apart(ops, size), &mut model, cluster);
+            prop_assert!(all(&disk) == model);
+        }
+        engine.detach(id).unwrap();
+        drop(disk);
+        check::check(&file);
+        let disk = open(&file, base_file);
+        prop_assert!(all(&disk) == model, "what is read when it is opened again");
+        if let Some(((file, Format::Raw), content)) = &base {
+            let mut now = vec![0; content.len()];
+            file.read_exact_at(&mut now, 0).unwrap();
+            prop_assert!(&now == content, "the base is not written to");
+        }
+    }
+}
+
+#[test]
+fn writes_into_one_cluster_do_not_undo_each_other() {
+    const ROUNDS: u64 = 40;
+    let size = ROUNDS * CLUSTER as u64;
+    let file = image(size, CLUSTER);
+    let base = base(1, size).unwrap();
+    let mut model = base.1.clone();
+    let disk = open(&file, Some(&base.0));
+    let mut engine = Engine::new(EngineKind::Uring, 128, 1).unwrap();
+    let id = engine.attach(&disk).unwrap();
+    for round in 0..ROUNDS {
+        // Every sector of a cluster at once; the last few by zeroing them.
+        let ops: Vec<_> = (0..128)
+            .map(|i| Op {
+                kind: if i < 120 { 1 } else { 3 },
+                sector: round * 128 + (i * 37) % 128,
+                sectors: 1,
+                step: 512,
+                fill: (i + 1) as u8,
+            })
+            .collect();
+        batch(&mut engine, id, &ops, &mut model, CLUSTER);
+    }
+    assert!(all(&disk) == model);
+}
+
+#[test]
+fn an_engine_serves_files_and_images_at_once() {
+    for kind in [EngineKind::Uring, EngineKind::Threads] {
+        let size = 8 << 20;
+        let raw = tempfile::tempfile_in("/var/tmp").unwrap();
+        raw.set_len(size).unwrap();
+        let raw = Disk::open_raw(raw.into(), options()).unwrap();
+        let images = [image(size, CLUSTER), image(size, 4096)];
+        let [first, second] = images.each_ref().map(|file| open(file, None));
+        let mut engine = Engine::new(kind, 64, 4).unwrap();
+        let disks = [&raw, &first, &second].map(|disk| (engine.attach(disk).unwrap(), disk));
+        let mut memory = [
+            vec![1; size as usize],
+            vec![2; size as usize],
+            vec![3; size as usize],
+        ];
+        let mut write = |engine: &mut Engine, disks: &[(DiskId, &Disk)]| {
+            for (tag, ((id, _), memory)) in disks.iter().zip(&mut memory).enumerate() {
+                let buffers = &buffers(memory, 1 << 20);
+                let (offset, durable) = (0, true);
+                // SAFETY: the memory outlives the completions below, and the engine.
+                unsafe {
+                    engine.submit(
+                        tag as u16,
+                        *id,
+                        Request::Write {
+                            offset,
+                            buffers,
+                            durable,
+                        },
+                    )
+                };
+            }
+        };
+        write(&mut engine, &disks);
+        for _ in disks {
+            complete(&mut engine).result.unwrap();
+        }
+        for (fill, (_, disk)) in (1..).zip(disks) {
+            assert!(all(disk) == vec![fill; size as usize]);
+        }
+        engine.detach(disks[1].0).unwrap();
+        write(&mut engine, &disks[..1]);
+        complete(&mut engine).result.unwrap();
+        // Dropped with all that is left in flight, which the memory has to outlive.
+        engine.detach(disks[0].0).unwrap();
+        write(&mut engine, &disks[2..]);
+        engine.kick().unwrap();
+        drop(engine);
+    }
+}
+
+#[test]
+fn a_flush_makes_the_file_whole() {
+    let size = 16 << 20;
+    let file = image(size, 4096);
+    let disk = open(&file, None);
+    let mut engine = Engine::new(EngineKind::Threads, 8, 1).unwrap();
+    let id = engine.attach(&disk).unwrap();
+    let mut model = vec![0; size as usize];
+    let op = |kind, sector, fill| Op {
+        kind,
+        sector,
+        sectors: 64,
+        step: 4096,
+        fill,
+    };
+    batch(
+        &mut engine,
+        id,
+        &[op(1, 100, 9), op(1, 9000, 7)],
+        &mut model,
+        4096,
+    );
+    batch(&mut engine, id, &[op(4, 0, 1)], &mut model, 4096);
+    // As if the power failed here: what a copy of the file holds.
+    let copy = tempfile::tempfile_in("/var/tmp").unwrap();
+    let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    copy.write_all_at(&bytes, 0).unwrap();
+    check::check(&copy);
+    assert!(all(&open(&copy, None)) == model);
+}
+
+#[test]
+fn discarded_clusters_are_given_back() {
+    use std::os::unix::fs::MetadataExt;
+    let size = 16 << 20;
+    let file = image(size, CLUSTER);
+    let disk = open(&file, None);
+    let mut engine = Engine::new(EngineKind::Threads, 8, 1).unwrap();
+    let id = engine.attach(&disk).unwrap();
+    let mut model = vec![0; size as usize];
+    let op = |kind| Op {
+        kind,
+        sector: 0,
+        sectors: size / SECTOR,
+        step: 1 << 20,
+        fill: 5,
+    };
+    let stored = || file.metadata().unwrap().blocks() * 512;
+    batch(&mut engine, id, &[op(1)], &mut model, CLUSTER);
+    assert!(stored() >= size);
+    batch(&mut engine, id, &[op(2)], &mut model, CLUSTER);
+    assert!(stored() < size / 4, "{}", stored());
+    let extent = disk.extent(0).unwrap();
+    assert_eq!((extent.allocated, extent.len), (false, size));
+    batch(&mut engine, id, &[op(1)], &mut model, CLUSTER);
+    assert!(
+        file.metadata().unwrap().len() < size + (1 << 20),
+        "clusters are used again"
+    );
+    assert!(disk.extent(0).unwrap().allocated);
+    assert!(all(&disk) == model);
+}
+
+#[test]
+fn a_buffer_may_be_named_more_than_once() {
+    let file = image(1 << 20, CLUSTER);
+    let disk = open(&file, None);
+    let mut engine = Engine::new(EngineKind::Threads, 8, 1).unwrap();
+    let id = engine.attach(&disk).unwrap();
+    let mut model = vec![0; 1 << 20];
+    let write = Op {
+        kind: 1,
+        sector: 8,
+        sectors: 8,
+        step: 512,
+        fill: 3,
+    };
+    batch(&mut engine, id, &[write], &mut model, CLUSTER);
+    let mut memory = vec![9; 4096];
+    let start = memory.as_mut_ptr();
+    let same = [Buffer::new(start, 4096), Buffer::new(start, 4096)];
+    let read = Request::Read {
+        offset: 0,
+        buffers: &same,
+    };
+    // SAFETY: the memory outlives the completion.
+    unsafe { engine.submit(0, id, read) };
+    complete(&mut engine).result.unwrap();
+    assert_eq!(memory, [3; 4096], "the later part stays");
+}
+
+#[test]
+fn version_2_has_no_zero_clusters_and_is_served_without() {
+    let file = image(1 << 20, 4096);
+    file.write_all_at(&2u32.to_be_bytes(), 4).unwrap();
+    let disk = open(&file, None);
+    let mut served = Served::new(&disk);
+    let mut model = vec![0; 1 << 20];
+    for offset in [0, 4096, 8192, 65536] {
+        served.write(offset, &mut [3; 4096]).unwrap();
+        model[offset as usize..][..4096].fill(3);
+    }
+    let durable = false;
+    let (offset, len) = (65536, 4096);
+    served.run(Request::Discard { offset, len, durable }).unwrap();
+    for (unmap, offset) in [(false, 512), (true, 5120)] {
+        let len = 4096;
+        served
+            .run(Request::WriteZeroes {
+                offset,
+                len,
+                unmap,
+                durable,
+            })
+            .unwrap();
+        model[offset as usize..][..4096].fill(0);
+    }
+    assert!(all(&disk) == model);
+    drop((served, disk));
+    check::check(&file);
+    assert!(all(&open(&file, None)) == model);
+}
+
+#[test]
+fn a_disk_tells_what_it_is() {
+    let file = image((4 << 20) + 512, CLUSTER);
+    let disk = open(&file, None);
+    let geometry = disk.geometry();
+    assert_eq!((geometry.size, geometry.logical_block), ((4 << 20) + 512, 512));
+    assert_eq!(geometry.discard_granularity, CLUSTER as u32);
+    assert_eq!(disk.refresh().unwrap_err().kind(), io::ErrorKind::Unsupported);
+    assert!(!disk.needs_one_engine());
+    drop(disk);
+    let disk = Disk::open_qcow2(fd(&file), None, reading()).unwrap();
+    assert!(disk.geometry().read_only);
+    let mut engine = Engine::new(EngineKind::Threads, 8, 1).unwrap();
+    let id = engine.attach(&disk).unwrap();
+    for (request, expected) in [
+        (
+            Request::Discard {
+                offset: 0,
+                len: 512,
+                durable: false,
+            },
+            Some(io::ErrorKind::PermissionDenied),
+        ),
+        (Request::Flush, None),
+    ] {
+        // SAFETY: there are no buffers.
+        unsafe { engine.submit(0, id, request) };
+        assert_eq!(complete(&mut engine).result.err().map(|e| e.kind()), expected);
+    }
+}
+
+#[test]
+fn what_a_file_cannot_be_is_refused() {
+    let file = image(1 << 20, CLUSTER);
+    let kind = |result: io::Result<Disk>| result.unwrap_err().kind();
+    let cache = Cache::None;
+    let direct = Options { cache, ..options() };
+    assert_eq!(
+        kind(Disk::open_qcow2(fd(&file), None, direct)),
+        io::ErrorKind::InvalidInput
+    );
+    let itself = Some((fd(&file), Format::Qcow2));
+    assert_eq!(
+        kind(Disk::open_qcow2(fd(&file), itself, options())),
+        io::ErrorKind::InvalidInput
+    );
+    for size in [0, 1000] {
+        let empty = tempfile::tempfile().unwrap();
+        assert_eq!(
+            Disk::create_overlay(empty.into(), size).unwrap_err().kind(),
+            io::ErrorKind::InvalidInput
+        );
+    }
+    assert_eq!(
+        Disk::create_overlay(fd(&file), 512).unwrap_err().kind(),
+        io::ErrorKind::InvalidInput
+    );
+    let empty = tempfile::tempfile().unwrap();
+    assert!(Disk::create_overlay(fd(&empty), 1 << 40).is_ok());
+    assert_eq!(
+        Disk::open_qcow2(empty.into(), None, options()).unwrap().size(),
+        1 << 40
+    );
+}
