@@ -77,13 +77,25 @@ impl Disk {
         Ok(Self::new(backend, geometry, options.error_policy))
     }
 
+    /// Makes of an empty file a qcow2 overlay over `base`, as large as that, and opens it as [`Disk::open_qcow2`] does.
+    /// What a qcow2 base says of itself is read by nobody before.
+    ///
+    /// # Errors
+    /// As those of [`Disk::open_qcow2`]; they are the base's, unless they begin with "its overlay".
+    pub fn new_overlay(image: OwnedFd, base: (OwnedFd, Format), options: Options) -> io::Result<Self> {
+        let (image, geometry) =
+            qcow2::Image::overlay(File::from(image), File::from(base.0), base.1, options)?;
+        let backend = Backend::Qcow2(Arc::new(image));
+        Ok(Self::new(backend, geometry, options.error_policy))
+    }
+
     /// Makes of an empty file a qcow2 overlay that holds nothing yet, for a disk of `size` bytes, a multiple of 512.
     /// It names no base: that is for [`Disk::open_qcow2`] to be told.
     ///
     /// # Errors
     /// `InvalidInput`: the file is not empty, the size no good. Else the kernel's.
     pub fn create_overlay(file: OwnedFd, size: u64) -> io::Result<()> {
-        qcow2::create(File::from(file), size, qcow2::CLUSTER)
+        qcow2::create(&Arc::new(File::from(file)), size, qcow2::CLUSTER)
     }
 
     fn new(backend: Backend, geometry: Geometry, policy: ErrorPolicy) -> Self {

@@ -59,7 +59,15 @@ struct Job {
 impl Image {
     /// See [`Disk::open_qcow2`](crate::Disk::open_qcow2).
     pub fn open(file: File, base: Option<(File, Format)>, options: Options) -> io::Result<(Self, Geometry)> {
-        let content = Content::open(file, base, options)?;
+        Self::serve(Content::open(file, base, options)?)
+    }
+
+    /// See [`Disk::new_overlay`](crate::Disk::new_overlay).
+    pub fn overlay(file: File, base: File, format: Format, options: Options) -> io::Result<(Self, Geometry)> {
+        Self::serve(Content::overlay(file, base, format, options)?)
+    }
+
+    fn serve(content: Content) -> io::Result<(Self, Geometry)> {
         let geometry = content.geometry();
         let shared = Arc::new(Shared {
             content,

@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use imago::Mapping;
 use imago::io_buffers::{IoVector, IoVectorMut};
 
-use super::open::{Access, guarded, open_base, open_file, open_image};
+use super::open::{Access, CLUSTER, create, guarded, open_base, open_file, open_image};
 use super::store;
 use crate::executor::{Call, Vector};
 use crate::{Extent, Format, Geometry, Options};
@@ -40,9 +40,22 @@ impl Content {
         let file = open_file(file, options)?;
         let base = base.map(|(base, format)| {
             let opened = open_base(&file, base, format, options);
-            opened.map_err(|error| io::Error::new(error.kind(), format!("its base: {error}")))
+            opened.map_err(of("its base"))
         });
-        let (access, header) = open_image(&file, base.transpose()?, !options.read_only)?;
+        Self::of_image(file, base.transpose()?, options)
+    }
+
+    /// Formats `file`, which is empty, for what is opened then.
+    pub fn overlay(file: File, base: File, format: Format, options: Options) -> io::Result<Self> {
+        let file = open_file(file, options).map_err(of("its overlay"))?;
+        let base = open_base(&file, base, format, options)?;
+        create(&file, base.size(), CLUSTER)
+            .and_then(|()| Self::of_image(file, Some(base), options))
+            .map_err(of("its overlay"))
+    }
+
+    fn of_image(file: Arc<File>, base: Option<Access>, options: Options) -> io::Result<Self> {
+        let (access, header) = open_image(&file, base, !options.read_only)?;
         Ok(Self {
             access: RwLock::new(Some(access)),
             file,
@@ -258,6 +271,11 @@ impl Drop for Content {
             Ok(())
         });
     }
+}
+
+/// Says whose an error is.
+fn of(whose: &str) -> impl FnOnce(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("{whose}: {error}"))
 }
 
 /// The memory of the first [`MOST`] bytes.

@@ -82,8 +82,7 @@ pub(super) fn open_base(image: &File, base: File, format: Format, options: Optio
 }
 
 /// Formats an empty file.
-pub(crate) fn create(file: File, size: u64, cluster: usize) -> io::Result<()> {
-    let file = Arc::new(file);
+pub(crate) fn create(file: &Arc<File>, size: u64, cluster: usize) -> io::Result<()> {
     if !file.metadata()?.file_type().is_file() || file.metadata()?.len() > 0 {
         return Err(invalid("an overlay is made of an empty regular file".into()));
     }
@@ -91,12 +90,12 @@ pub(crate) fn create(file: File, size: u64, cluster: usize) -> io::Result<()> {
         return Err(invalid(format!("size {size} is not a multiple of 512, or 0")));
     }
     guarded(|| {
-        Qcow2::<Store>::create_builder(Store::new(&file)?)
+        Qcow2::<Store>::create_builder(Store::new(file)?)
             .size(size)
             .preallocate(PreallocateMode::None)
             .cluster_size(cluster)
             .create()
     })?;
     // What we would not open again is none: too large for its clusters.
-    Header::load(&file, true).map(|_| ())
+    Header::load(file, true).map(|_| ())
 }

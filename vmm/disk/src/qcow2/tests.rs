@@ -12,6 +12,7 @@ use crate::{Buffer, Cache, Disk, DiskId, Engine, EngineKind, Request, SECTOR};
 mod check;
 mod harness;
 mod hostile;
+mod overlay;
 
 use harness::*;
 

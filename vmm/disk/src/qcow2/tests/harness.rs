@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use proptest::prelude::*;
 
@@ -33,7 +34,7 @@ pub fn fd(file: &File) -> OwnedFd {
 /// An empty image.
 pub fn image(size: u64, cluster: usize) -> File {
     let file = tempfile::tempfile_in("/var/tmp").unwrap();
-    create(file.try_clone().unwrap(), size, cluster).unwrap();
+    create(&Arc::new(file.try_clone().unwrap()), size, cluster).unwrap();
     file
 }
 

@@ -1,0 +1,67 @@
+//! Overlays that are made when they are opened.
+
+use super::*;
+
+fn whole(file: &File) -> Vec<u8> {
+    let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+fn empty() -> File {
+    tempfile::tempfile_in("/var/tmp").unwrap()
+}
+
+fn over(overlay: &File, base: &File, format: Format) -> io::Result<Disk> {
+    Disk::new_overlay(fd(overlay), (fd(base), format), options())
+}
+
+#[test]
+fn overlays_share_a_base_that_stays_as_it_is() {
+    let size = (3 << 20) + 512;
+    for kind in [1, 2] {
+        let ((base, format), content) = base(kind, size).unwrap();
+        let before = whole(&base);
+        let files = [empty(), empty()];
+        let disks = files.each_ref().map(|file| over(file, &base, format).unwrap());
+        for (fill, disk) in (1..).zip(&disks) {
+            assert_eq!(disk.size(), size);
+            assert!(all(disk) == content);
+            let mut served = Served::new(disk);
+            served.write(700 << 10, &mut [fill; 4096]).unwrap();
+        }
+        for (fill, (disk, file)) in (1..).zip(disks.into_iter().zip(&files)) {
+            let mut model = content.clone();
+            model[700 << 10..][..4096].fill(fill);
+            assert!(all(&disk) == model);
+            // Without a flush: closing it writes what it has.
+            drop(disk);
+            check::check(file);
+            assert!(all(&open(file, Some(&(base.try_clone().unwrap(), format)))) == model);
+        }
+        assert!(whole(&base) == before);
+    }
+}
+
+#[test]
+fn an_error_tells_whether_it_is_the_base_s() {
+    let says = |overlay: &File, base: &File, format| over(overlay, base, format).unwrap_err().to_string();
+    let base = image(1 << 20, CLUSTER);
+    base.write_all_at(&104u64.to_be_bytes(), 8).unwrap();
+    let overlay = empty();
+    assert_eq!(
+        says(&overlay, &base, Format::Qcow2),
+        "qcow2: it names a backing file"
+    );
+    assert_eq!(overlay.metadata().unwrap().len(), 0);
+    // As a raw one it is no worse than others.
+    over(&overlay, &base, Format::Raw).unwrap();
+    let again = says(&overlay, &base, Format::Raw);
+    assert_eq!(again, "its overlay: an overlay is made of an empty regular file");
+    let odd = empty();
+    odd.set_len(1000).unwrap();
+    let error = says(&empty(), &odd, Format::Raw);
+    assert_eq!(error, "its overlay: size 1000 is not a multiple of 512, or 0");
+    let itself = empty();
+    assert_eq!(says(&itself, &itself, Format::Raw), "it is the image itself");
+}
