@@ -1,7 +1,7 @@
 //! The thread that owns the controller: waits for what concerns it, and has it do what can be done.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
@@ -69,20 +69,29 @@ impl Actor {
             if mail {
                 // Before the mail: what comes later rings again.
                 let _ = self.bell.read();
+                let engine = self.engine_event();
                 while let Ok(message) = self.mail.try_recv() {
                     if self.controller.obey(message)? {
                         epoll = self.watch(stop)?;
                     }
+                }
+                // The first disk of another format than raw brings one that tells of all of them.
+                if self.engine_event() != engine {
+                    epoll = self.watch(stop)?;
                 }
             }
             more = self.controller.pass()?;
         }
     }
 
+    fn engine_event(&self) -> RawFd {
+        self.controller.engine().event().as_raw_fd()
+    }
+
     /// Kicks are never read, they are edges; the engine resets its own, and the stop stays.
     fn watch(&mut self, stop: &EventFd) -> Result<Epoll, Broken> {
+        let engine = self.engine_event();
         let controller = &mut self.controller;
-        let engine = controller.engine().event().as_raw_fd();
         let edge = EventSet::IN | EventSet::EDGE_TRIGGERED;
         let always = [
             (stop.as_raw_fd(), EventSet::IN, STOP),

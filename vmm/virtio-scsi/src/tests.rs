@@ -19,6 +19,7 @@ use crate::target::Lun;
 use crate::{Address, Error, Medium, NewUnit, QUEUE_SIZE, Scsi, ScsiHandle, Setup};
 
 mod events;
+mod formats;
 mod functions;
 mod host;
 mod hostile;

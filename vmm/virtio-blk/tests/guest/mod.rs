@@ -89,6 +89,11 @@ impl Guest {
         file.write_all_at(&pattern((SECTORS * 512) as usize, 0), 0)
             .unwrap();
         let disk = Disk::open_raw(file.try_clone().unwrap().into(), options).unwrap();
+        Self::on(disk, file, kind, queues, event_idx)
+    }
+
+    /// On a disk whose content is in `file`, somehow.
+    pub fn on(disk: Disk, file: File, kind: EngineKind, queues: u16, event_idx: bool) -> Self {
         let mem = memory(&[(0, END), (BEYOND, END)]);
         let driver = Driver::new(&mem, 0, QUEUE_SIZE, 0x1000);
         let interrupts = Interrupts::new();
