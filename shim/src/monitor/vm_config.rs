@@ -181,6 +181,7 @@ fn disk(plan: &DiskPlan, open: &OpenDisk, file: Option<Fd>) -> Disk {
         .into(),
         queues: plan.queues,
         block_size,
+        ..Disk::default()
     }
 }
 

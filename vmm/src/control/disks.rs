@@ -1,9 +1,10 @@
 //! Disks as the wire has them, and what is done to them while the machine runs.
 
 use std::fmt::Display;
+use std::io;
 use std::os::fd::OwnedFd;
 
-use husk_disk::{BlockSize, Cache, ErrorPolicy, Options};
+use husk_disk::{BlockSize, Cache, Disk, ErrorPolicy, Format, Options};
 use husk_proto::fds::{FdReceiver, Token};
 use husk_proto::vmm::v1::block_size::Size;
 use husk_proto::vmm::v1::disk as pb_disk;
@@ -57,14 +58,43 @@ fn options(disk: &pb::Disk) -> Options {
     }
 }
 
+fn format(format: pb_disk::Format) -> Format {
+    match format {
+        pb_disk::Format::Raw | pb_disk::Format::Unspecified => Format::Raw,
+        pb_disk::Format::Qcow2 => Format::Qcow2,
+    }
+}
+
 /// Opens the image of the disk in `field`.
-pub(super) async fn open(fds: &FdReceiver, field: &str, disk: &pb::Disk) -> Result<husk_disk::Disk, Status> {
+pub(super) async fn open(fds: &FdReceiver, field: &str, disk: &pb::Disk) -> Result<Disk, Status> {
     let file = claim(fds, &format!("{field}.file"), disk.file.as_ref()).await?;
+    let base = match disk.base.as_ref() {
+        Some(base) => Some(claim(fds, &format!("{field}.base"), Some(base)).await?),
+        None => None,
+    };
+    let base = base.map(|base| (base, format(disk.base_format())));
     let options = options(disk);
+    let open: Box<dyn FnOnce() -> io::Result<Disk> + Send> =
+        match (format(disk.format()), base, disk.new_overlay) {
+            (Format::Raw, None, false) => Box::new(move || Disk::open_raw(file, options)),
+            (Format::Qcow2, base, false) => Box::new(move || Disk::open_qcow2(file, base, options)),
+            (Format::Qcow2, Some(base), true) => Box::new(move || Disk::new_overlay(file, base, options)),
+            (Format::Raw, ..) => return Err(invalid(&format!("{field}.format"), "a raw disk is no overlay")),
+            (Format::Qcow2, None, true) => return Err(missing(&format!("{field}.base"))),
+        };
     // Elsewhere: what a file system has to say can take it time.
-    let opened = tokio::task::spawn_blocking(move || husk_disk::Disk::open_raw(file, options)).await;
+    let opened = tokio::task::spawn_blocking(open).await;
     let opened = opened.map_err(|e| Status::internal(e.to_string()))?;
-    opened.map_err(|e| invalid(field, format!("disk {:?}: {e}", disk.id)))
+    opened.map_err(|e| refused(field, &disk.id, &e))
+}
+
+/// Refuses a disk for what its files are. Whoever knows their names finds the disk's in the details.
+fn refused(field: &str, id: &str, error: &io::Error) -> Status {
+    let fault = pb::DiskFault {
+        disk: id.to_owned(),
+        reason: error.to_string(),
+    };
+    fault.to_status(format!("{field}: disk {id:?}: {error}"))
 }
 
 /// The unit of the SCSI disk in `field`, its image opened.
@@ -109,11 +139,16 @@ fn status(error: &Error) -> Status {
         Error::Occupied(..) | Error::Elsewhere(..) => Status::already_exists(text),
         Error::NotFound(_) => Status::not_found(text),
         Error::NotReleased(_) | Error::Removing(_) | Error::Prevented(_) => Status::failed_precondition(text),
-        Error::Io(_, error) if error.kind() == std::io::ErrorKind::QuotaExceeded => {
-            Status::resource_exhausted(text)
-        }
-        Error::Io(..) => Status::internal(text),
+        Error::Io(_, error) => of_io(error, text),
         Error::Gone => Status::unavailable(text),
+    }
+}
+
+fn of_io(error: &io::Error, text: String) -> Status {
+    match error.kind() {
+        io::ErrorKind::QuotaExceeded => Status::resource_exhausted(text),
+        io::ErrorKind::Unsupported => Status::failed_precondition(text),
+        _ => Status::internal(text),
     }
 }
 
@@ -139,7 +174,7 @@ pub(super) async fn resize(blk: Option<BlkHandle>, scsi: ScsiHandle, id: String)
     let resized = tokio::task::spawn_blocking(move || match blk {
         Some(blk) => {
             let resized = blk.resize();
-            resized.map_err(|e| Status::internal(format!("disk {id:?}: {e}")))
+            resized.map_err(|e| of_io(&e, format!("disk {id:?}: {e}")))
         }
         None => scsi.resize(&id).map_err(|e| status(&e)),
     });
@@ -186,136 +221,4 @@ pub(super) fn blk_info(blk: &BlkHandle) -> pb::DiskInfo {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs::File;
-    use std::os::fd::AsFd;
-
-    use husk_proto::fds::{self, FdSender};
-
-    use super::*;
-
-    fn image() -> File {
-        let file = tempfile::tempfile().unwrap();
-        file.set_len(1 << 20).unwrap();
-        file
-    }
-
-    async fn disk(sender: &FdSender) -> pb::Disk {
-        pb::Disk {
-            id: "data".into(),
-            file: Some(sender.send_one(image().as_fd()).await.unwrap().into()),
-            serial: "S1".into(),
-            ..Default::default()
-        }
-    }
-
-    fn channel() -> (FdSender, FdReceiver) {
-        let (sender, receiver) = fds::socketpair().unwrap();
-        (FdSender::new(sender).unwrap(), FdReceiver::new(receiver).unwrap())
-    }
-
-    #[tokio::test]
-    async fn a_scsi_disk_is_taken_as_it_is_described() {
-        let (sender, fds) = channel();
-        let custom = pb::block_size::Custom {
-            logical: 4096,
-            physical: 4096,
-        };
-        let scsi = pb::ScsiDisk {
-            disk: Some(pb::Disk {
-                block_size: Some(pb::BlockSize {
-                    size: Some(Size::Custom(custom)),
-                }),
-                error_policy: pb_disk::ErrorPolicy::Enospace.into(),
-                ..disk(&sender).await
-            }),
-            target: 255,
-            lun: 16_383,
-            shareable: true,
-            ..Default::default()
-        };
-        let unit = scsi_unit(&fds, "disk", &scsi).await.unwrap();
-        assert_eq!(
-            (&unit.id[..], &unit.serial[..], unit.shareable),
-            ("data", "S1", true)
-        );
-        assert_eq!((unit.address.target, unit.address.lun.number()), (255, 16_383));
-        let Medium::Disk(disk) = unit.medium else { panic!() };
-        assert_eq!(disk.geometry().logical_block, 4096);
-        assert_eq!(disk.error_policy(), ErrorPolicy::NoSpace);
-    }
-
-    #[tokio::test]
-    async fn a_drive_is_read_only_and_may_be_empty() {
-        let (sender, fds) = channel();
-        let mut scsi = pb::ScsiDisk {
-            disk: Some(disk(&sender).await),
-            r#type: Type::Cdrom.into(),
-            ..Default::default()
-        };
-        let unit = scsi_unit(&fds, "disk", &scsi).await.unwrap();
-        let Medium::CdRom(Some(disc)) = unit.medium else {
-            panic!()
-        };
-        assert!(disc.geometry().read_only);
-        scsi.disk.as_mut().unwrap().file = None;
-        let unit = scsi_unit(&fds, "disk", &scsi).await.unwrap();
-        assert!(matches!(unit.medium, Medium::CdRom(None)));
-        scsi.r#type = Type::Disk.into();
-        let error = scsi_unit(&fds, "disk", &scsi).await.unwrap_err();
-        assert_eq!(error.message(), "disk.disk.file is missing");
-    }
-
-    #[tokio::test]
-    async fn what_is_wrong_is_said_by_field() {
-        let (_sender, fds) = channel();
-        let none = pb::ScsiDisk::default();
-        let some = pb::ScsiDisk {
-            disk: Some(pb::Disk::default()),
-            ..Default::default()
-        };
-        let (controller, target, lun) = (1, 256, 16_384);
-        for (scsi, words) in [
-            (none, "config.scsi_disks[3].disk is missing"),
-            (
-                pb::ScsiDisk {
-                    controller,
-                    ..some.clone()
-                },
-                "config.scsi_disks[3].controller: there is no controller 1",
-            ),
-            (
-                pb::ScsiDisk {
-                    target,
-                    ..some.clone()
-                },
-                "config.scsi_disks[3].target: out of range",
-            ),
-            (
-                pb::ScsiDisk { lun, ..some.clone() },
-                "config.scsi_disks[3].lun: out of range",
-            ),
-        ] {
-            let error = scsi_unit(&fds, "config.scsi_disks[3]", &scsi).await.unwrap_err();
-            assert_eq!(error.message(), words);
-        }
-    }
-
-    #[test]
-    fn errors_have_their_codes() {
-        use tonic::Code;
-        let address = Address {
-            target: 0,
-            lun: Lun::new(1).unwrap(),
-        };
-        for (error, code) in [
-            (Error::Target(1, 0), Code::InvalidArgument),
-            (Error::Occupied(address, "x".into()), Code::AlreadyExists),
-            (Error::NotReleased(address), Code::FailedPrecondition),
-            (Error::NotFound("x".into()), Code::NotFound),
-            (Error::Gone, Code::Unavailable),
-        ] {
-            assert_eq!(status(&error).code(), code);
-        }
-    }
-}
+mod tests;

@@ -123,6 +123,7 @@ fn the_vmm_is_told_what_the_plan_says_of_a_disk() {
                 physical: 8192,
             })),
         }),
+        ..Disk::default()
     };
     let change = |disk: &mut DiskPlan| {
         disk.serial = Some("S".into());

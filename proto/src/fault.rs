@@ -1,0 +1,40 @@
+//! Why a disk was refused, as a status carries it.
+
+use prost::Message;
+use tonic::{Code, Status};
+
+use crate::vmm::v1::DiskFault;
+
+impl DiskFault {
+    /// A status of that message with the fault in its details.
+    #[must_use]
+    pub fn to_status(&self, message: impl Into<String>) -> Status {
+        Status::with_details(Code::InvalidArgument, message, self.encode_to_vec().into())
+    }
+
+    /// The fault in a status's details.
+    #[must_use]
+    pub fn of(status: &Status) -> Option<Self> {
+        let fault = Self::decode(status.details()).ok()?;
+        (!fault.disk.is_empty()).then_some(fault)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_travels_with_its_status() {
+        let fault = DiskFault {
+            disk: "root".into(),
+            reason: "no good".into(),
+        };
+        let status = fault.to_status("disk root: no good");
+        assert_eq!(status.message(), "disk root: no good");
+        assert_eq!(DiskFault::of(&status), Some(fault));
+        assert_eq!(DiskFault::of(&Status::internal("x")), None);
+        let other = Status::with_details(Code::Internal, "x", b"\xff\xff"[..].into());
+        assert_eq!(DiskFault::of(&other), None);
+    }
+}
