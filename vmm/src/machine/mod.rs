@@ -9,7 +9,7 @@ use husk_devices::GuestMem;
 use husk_devices::bus::{Bus, BusError};
 use husk_devices::legacy::power::PowerEvent;
 use husk_devices::legacy::serial::SerialPort;
-use husk_devices::pci::{Root, RootError};
+use husk_devices::pci::{Root, RootError, SLOTS};
 use husk_devices::virtio::balloon::BalloonHandle;
 use husk_devices::virtio::transport::{NewError, VirtioPci};
 use husk_virtio_blk::BlkHandle;
@@ -424,6 +424,19 @@ impl Machine {
     /// The balloon, if there is one.
     pub fn balloon(&self) -> Option<&BalloonHandle> {
         self.balloon.as_ref()
+    }
+}
+
+impl Drop for Machine {
+    /// Takes the machine apart, however it ended, so that its disks are closed: an image that keeps tables in memory
+    /// writes them back only then.
+    fn drop(&mut self) {
+        // First those who use the devices.
+        self.vcpus.clear();
+        // The root bus is on the MMIO bus, on which its functions are: neither would ever be dropped.
+        for slot in 1..SLOTS {
+            drop(self.root.remove(slot));
+        }
     }
 }
 

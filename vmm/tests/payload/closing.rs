@@ -1,0 +1,92 @@
+//! What is left of a machine's disks when it is dropped.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use husk_disk::{Disk, Format, Options};
+use husk_virtio_scsi::target::Lun;
+use husk_virtio_scsi::{Address, Medium, NewUnit};
+use husk_vmm::cpuid::Topology;
+use husk_vmm::kvm::Host;
+use husk_vmm::machine::{self, Callbacks, Config, Machine, Wires, eventfd};
+use husk_vmm::memory::Backing;
+use husk_vmm::smbios::Identity;
+
+const MIB: u64 = 1 << 20;
+
+/// A disk, and a file that can be locked when that is closed.
+fn overlay() -> (Disk, File) {
+    let overlay = tempfile::NamedTempFile::new().unwrap();
+    let watch = File::open(overlay.path()).unwrap();
+    overlay.as_file().lock().unwrap();
+    let base = tempfile::tempfile().unwrap();
+    base.set_len(MIB).unwrap();
+    let (overlay, base) = (OwnedFd::from(overlay.into_file()), base.into());
+    let disk = Disk::new_overlay(overlay, (base, Format::Raw), Options::default()).unwrap();
+    assert!(watch.try_lock().is_err());
+    (disk, watch)
+}
+
+fn machine(host: &Host, blk: Disk, scsi: Disk) -> Machine {
+    let config = Config {
+        topology: Topology {
+            sockets: 1,
+            cores: 2,
+            threads: 1,
+        },
+        memory: 32 * MIB,
+        backing: Backing::Anonymous,
+        identity: Identity {
+            uuid: uuid::Uuid::nil(),
+            serial: String::new(),
+        },
+        disks: vec![machine::Disk {
+            id: "blk".into(),
+            image: blk,
+            serial: String::new(),
+            queues: 2,
+        }],
+        scsi: vec![NewUnit {
+            id: "scsi".into(),
+            address: Address {
+                target: 0,
+                lun: Lun::new(0).unwrap(),
+            },
+            serial: String::new(),
+            medium: Medium::Disk(scsi),
+            shareable: false,
+        }],
+        rng: true,
+        balloon: true,
+        rtc_offset: 0,
+    };
+    let callbacks = Callbacks {
+        event: Arc::new(|_| {}),
+        alarm: Arc::new(|_| {}),
+    };
+    let wires = Wires {
+        output_ready: eventfd().unwrap(),
+        input_wanted: eventfd().unwrap(),
+    };
+    Machine::new(host, config, callbacks, wires).unwrap()
+}
+
+#[test]
+fn a_machine_that_goes_closes_its_disks() {
+    let kvm = File::options().read(true).write(true).open("/dev/kvm").unwrap();
+    let host = Host::new(kvm.into()).unwrap();
+    for stopped in [false, true] {
+        let (disks, watches): (Vec<_>, Vec<_>) = [overlay(), overlay()].into_iter().unzip();
+        let [blk, scsi] = disks.try_into().unwrap();
+        let mut machine = machine(&host, blk, scsi);
+        if stopped {
+            machine.stop().unwrap();
+        }
+        assert!(watches.iter().all(|watch| watch.try_lock().is_err()));
+        drop(machine);
+        for watch in &watches {
+            watch.try_lock().unwrap();
+        }
+    }
+}
