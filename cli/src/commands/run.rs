@@ -58,7 +58,7 @@ pub(crate) struct Args {
 
     /// Where the data of a volume is: an image, a block device or a directory
     ///
-    /// For containerDisks and ephemeral volumes (copied or unpacked first), persistentVolumeClaims and dataVolumes,
+    /// For containerDisks and ephemeral volumes (neither is written to), persistentVolumeClaims and dataVolumes,
     /// instead of a hostDisk's path; a directory with a file for each key for configMaps, secrets, downwardAPI,
     /// serviceAccounts and cloud-init's secretRefs; and for `kernel-boot-volume`, a directory with the files of
     /// firmware.kernelBoot.container.

@@ -57,11 +57,11 @@ mod tests {
     #[test]
     fn each_thing_is_told_once() {
         let mut progress = Progress::new();
-        let said = ["", "copying a: 0 %", "copying a: 7 %", "copying b: 0 %", ""];
+        let said = ["", "unpacking a: 0 %", "unpacking a: 7 %", "unpacking b: 0 %", ""];
         assert_eq!(
             said.map(|message| progress.is_new(message)),
             [false, true, false, true, false]
         );
-        assert_eq!(progress.told, "copying b");
+        assert_eq!(progress.told, "unpacking b");
     }
 }

@@ -1,12 +1,14 @@
 //! From a plan to a VM that runs.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use husk_proto::fds::SendError;
 use husk_proto::vmm::v1::event::{Event as Kind, Exit};
-use husk_proto::vmm::v1::{BootRequest, CreateRequest, Event, EventsRequest, ExitReason};
+use husk_proto::vmm::v1::{BootRequest, CreateRequest, DiskFault, Event, EventsRequest, ExitReason};
 use husk_vmi::{DeviceType, DiskSource, VmPlan};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -15,7 +17,7 @@ use tonic::{Code, Status, Streaming};
 use super::ending::{Ending, chain};
 use super::growth::Probe;
 use super::status::Board;
-use super::vm_config::{Configured, Unserved, refuse_unserved};
+use super::vm_config::Configured;
 use crate::kvm::{self, KvmError};
 use crate::vmm_process::{Program, SpawnError, VmmProcess};
 use crate::volumes::{self, Scratch, VolumeError, Volumes};
@@ -32,8 +34,6 @@ const AFTER_ANSWER: Duration = Duration::from_millis(300);
 pub(super) enum StartError {
     #[error(transparent)]
     Volume(#[from] VolumeError),
-    #[error(transparent)]
-    Unserved(#[from] Unserved),
     #[error("opening the volumes was cut short")]
     VolumesAborted,
     #[error(transparent)]
@@ -82,17 +82,27 @@ pub(super) async fn start(
 ) -> Result<Started, StartError> {
     let program = Program::find()?;
     let kvm = kvm::open()?;
-    refuse_unserved(&plan, None)?;
     let volumes = open_volumes(plan.clone(), scratch, board).await?;
-    refuse_unserved(&plan, Some(&volumes))?;
+    let paths = paths(&plan, &volumes);
     let probes = probes(&plan, &volumes);
     let mut vmm = VmmProcess::spawn(&program)?;
     board.vmm_started();
     let configured = Configured::new(&plan, volumes, kvm, console);
     match drive(&vmm, configured, plan.start_paused).await {
         Ok(events) => Ok(Started { vmm, events, probes }),
-        Err(refusal) => Err(refusal.explained(&mut vmm, &program).await),
+        Err(refusal) => match refusal.of_volume(&paths) {
+            Some(error) => Err(error.into()),
+            None => Err(refusal.explained(&mut vmm, &program).await),
+        },
     }
+}
+
+/// What the images of disks are called, which the VMM is not told.
+fn paths(plan: &VmPlan, volumes: &Volumes) -> HashMap<String, PathBuf> {
+    let disks = plan.disks.iter().zip(&volumes.disks);
+    disks
+        .map(|(plan, open)| (plan.name.clone(), open.path.clone()))
+        .collect()
 }
 
 /// Holds on the files that lie where others can reach them, and are no copies.
@@ -109,13 +119,13 @@ fn probes(plan: &VmPlan, volumes: &Volumes) -> Vec<(String, Probe)> {
 async fn open_volumes(plan: Arc<VmPlan>, scratch: Scratch, board: &Board) -> Result<Volumes, StartError> {
     let (teller, mut told) = watch::channel(None);
     let mut opening = tokio::task::spawn_blocking(move || {
-        volumes::open(&plan, &scratch, |copying| drop(teller.send(Some(copying))))
+        volumes::open(&plan, &scratch, |unpacking| drop(teller.send(Some(unpacking))))
     });
     loop {
         tokio::select! {
             opened = &mut opening => return Ok(opened.map_err(|_| StartError::VolumesAborted)??),
-            Ok(()) = told.changed() => if let Some(copying) = &*told.borrow_and_update() {
-                board.copying(copying);
+            Ok(()) = told.changed() => if let Some(unpacking) = &*told.borrow_and_update() {
+                board.unpacking(unpacking);
             }
         }
     }
@@ -150,6 +160,16 @@ async fn drive(vmm: &VmmProcess, configured: Configured, paused: bool) -> Result
 }
 
 impl Refusal {
+    /// That of an image, by its name.
+    fn of_volume(&self, paths: &HashMap<String, PathBuf>) -> Option<VolumeError> {
+        let Refusal::Call(_, status) = self else {
+            return None;
+        };
+        let DiskFault { disk, reason } = DiskFault::of(status)?;
+        let path = paths.get(&disk)?;
+        Some(VolumeError::refused(&disk, path, &reason))
+    }
+
     /// A VMM that answered gave its reason; one that died left an exit status.
     async fn explained(self, vmm: &mut VmmProcess, program: &Program) -> StartError {
         let (reason, status) = match self {

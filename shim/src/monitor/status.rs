@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::ending::Ending;
-use crate::volumes::Copying;
+use crate::volumes::Unpacking;
 
 /// The status's reason while a VM is paused for that.
 const PAUSED_IO_ERROR: &str = "PausedIOError";
@@ -47,10 +47,10 @@ impl Board {
     }
 
     /// Tells how far a disk is; `: N %` at the end is what changes.
-    pub(super) fn copying(&self, copying: &Copying) {
-        let Copying { volume, done, size } = copying;
+    pub(super) fn unpacking(&self, unpacking: &Unpacking) {
+        let Unpacking { volume, done, size } = unpacking;
         let percent = u128::from(*done) * 100 / u128::from(*size).max(1);
-        let message = format!("copying volume {volume:?} ({} MiB): {percent} %", size >> 20);
+        let message = format!("unpacking volume {volume:?} ({} MiB): {percent} %", size >> 20);
         self.status.send_modify(|status| status.message = message);
     }
 

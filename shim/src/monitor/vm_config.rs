@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use husk_proto::fds::{FdSender, MAX_FDS_PER_MESSAGE, SendError, Token};
 use husk_proto::vmm::v1::block_size::{Custom, Size};
 use husk_proto::vmm::v1::boot::Source;
-use husk_proto::vmm::v1::disk::ErrorPolicy as WireErrorPolicy;
+use husk_proto::vmm::v1::disk::{ErrorPolicy as WireErrorPolicy, Format};
 use husk_proto::vmm::v1::scsi_disk::Type;
 use husk_proto::vmm::v1::{
     BlockSize, Boot, Cpu, Disk, DiskBoot, Fd, KernelBoot, Lun, Memory, ScsiDisk, Smbios, VmConfig,
@@ -13,34 +13,6 @@ use husk_proto::vmm::v1::{
 use husk_vmi::{BootPlan, Controller, DeviceType, DiskPlan, ErrorPolicy, ScsiAddress, VmPlan};
 
 use crate::volumes::{ImageFormat, OpenDisk, Volumes};
-
-/// A disk that the VMM does not serve yet.
-#[derive(Debug, thiserror::Error)]
-#[error("disk {disk:?}: {what}")]
-pub(super) struct Unserved {
-    disk: String,
-    what: &'static str,
-}
-
-/// Refuses what the VMM does not serve yet: of the plan, and of the images once they are open.
-pub(super) fn refuse_unserved(plan: &VmPlan, volumes: Option<&Volumes>) -> Result<(), Unserved> {
-    let what = |index: usize| {
-        let image = volumes.and_then(|volumes| volumes.disks.get(index));
-        image
-            .is_some_and(|image| image.format == ImageFormat::Qcow2)
-            .then_some(
-                "its image is qcow2, which is not served yet: convert it with 'qemu-img convert -O raw'",
-            )
-    };
-    let mut disks = plan.disks.iter().enumerate();
-    disks.try_for_each(|(index, disk)| match what(index) {
-        None => Ok(()),
-        Some(what) => Err(Unserved {
-            disk: disk.name.clone(),
-            what,
-        }),
-    })
-}
 
 /// A configuration and the descriptors it names; they must have been sent before the configuration is.
 #[derive(Debug)]
@@ -65,15 +37,16 @@ impl Configured {
         let (mut blk_disks, mut scsi_disks) = (Vec::new(), Vec::new());
         for (plan, mut open) in plan.disks.iter().zip(disks) {
             let file = open.file.take().map(&mut fd);
+            let base = open.base.take().map(|base| (fd(base.file), base.format));
             match plan.controller {
-                Controller::VirtioBlk => blk_disks.push(disk(plan, &open, file)),
+                Controller::VirtioBlk => blk_disks.push(disk(plan, &open, file, base)),
                 Controller::VirtioScsi(address) => {
                     let lun = open.lun.take().map(|lun| Lun {
                         max_segments: lun.max_segments,
                         privileged: lun.privileged.map(&mut fd),
                         reservation: plan.device == DeviceType::Lun { reservation: true },
                     });
-                    scsi_disks.push(scsi_disk(plan, address, &open, file, lun));
+                    scsi_disks.push(scsi_disk(plan, address, &open, file, (base, lun)));
                 }
             }
         }
@@ -126,6 +99,9 @@ impl Configured {
     }
 }
 
+/// The base of an overlay, and its format.
+type SentBase = Option<(Fd, ImageFormat)>;
+
 /// A volume that is plugged, and the descriptor it names.
 pub(super) type Plugged<'a> = (ScsiDisk, Option<(Token, BorrowedFd<'a>)>);
 
@@ -133,7 +109,8 @@ pub(super) type Plugged<'a> = (ScsiDisk, Option<(Token, BorrowedFd<'a>)>);
 pub(super) fn plugged<'a>(plan: &DiskPlan, address: ScsiAddress, open: &'a OpenDisk) -> Plugged<'a> {
     let descriptor = open.file.as_ref().map(|file| (Token::random(), file.as_fd()));
     let file = descriptor.as_ref().map(|(token, _)| (*token).into());
-    (scsi_disk(plan, address, open, file, None), descriptor)
+    // Never an overlay, nor a device of the host.
+    (scsi_disk(plan, address, open, file, (None, None)), descriptor)
 }
 
 fn scsi_disk(
@@ -141,10 +118,10 @@ fn scsi_disk(
     address: ScsiAddress,
     open: &OpenDisk,
     file: Option<Fd>,
-    passed_on: Option<Lun>,
+    (base, passed_on): (SentBase, Option<Lun>),
 ) -> ScsiDisk {
     ScsiDisk {
-        disk: Some(disk(plan, open, file)),
+        disk: Some(disk(plan, open, file, base)),
         controller: 0,
         target: address.target.into(),
         lun: address.lun.into(),
@@ -159,7 +136,16 @@ fn scsi_disk(
     }
 }
 
-fn disk(plan: &DiskPlan, open: &OpenDisk, file: Option<Fd>) -> Disk {
+fn format(format: ImageFormat) -> i32 {
+    match format {
+        ImageFormat::Raw => Format::Raw,
+        ImageFormat::Qcow2 => Format::Qcow2,
+    }
+    .into()
+}
+
+fn disk(plan: &DiskPlan, open: &OpenDisk, file: Option<Fd>, base: SentBase) -> Disk {
+    let (base, base_format) = base.unzip();
     let block_size = open.block_sizes.map(|sizes| BlockSize {
         size: Some(Size::Custom(Custom {
             logical: sizes.logical,
@@ -181,7 +167,10 @@ fn disk(plan: &DiskPlan, open: &OpenDisk, file: Option<Fd>) -> Disk {
         .into(),
         queues: plan.queues,
         block_size,
-        ..Disk::default()
+        format: format(open.format),
+        new_overlay: base.is_some(),
+        base,
+        base_format: base_format.map_or(Format::Unspecified.into(), format),
     }
 }
 

@@ -5,16 +5,14 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
-use husk_proto::vmm::v1::disk::Cache;
 use rustix::fs::{FileType, OFlags};
 
 use super::error::Fault;
 use super::format::{ImageFormat, probe};
 use super::image::{self, Access};
-use super::oci::Image;
-use super::overlay;
 use super::path::Found;
 use super::scratch::Scratch;
+use super::{Image, oci, overlay};
 
 /// Opens the disk for reading, or an overlay of it for writing: what the VM writes dies with it.
 pub(super) fn open(
@@ -23,9 +21,9 @@ pub(super) fn open(
     access: Access,
     scratch: &Scratch,
     tell: &dyn Fn(u64, u64),
-) -> Result<(OwnedFd, Cache, ImageFormat), Fault> {
+) -> Result<Image, Fault> {
     let given = Found::on_host(path).map_err(Fault::io(path))?;
-    if let Some(image) = Image::find(&given)? {
+    if let Some(image) = oci::Image::find(&given)? {
         let file = image.extract(image_path, scratch, tell)?;
         return unpacked(file, path, access, scratch);
     }
@@ -39,41 +37,41 @@ pub(super) fn open(
     }
     let file = File::from(found.open(OFlags::RDONLY).map_err(Fault::io(&found.path))?);
     let (format, access) = probed(&file, &found.path, access)?;
-    let base = Access {
+    if access.read_only {
+        let opened = image::open(&found, access)?;
+        return Ok(Image::of(opened, format, &found.path));
+    }
+    overlay::over(&found, format, access, scratch)
+}
+
+/// A disk that was unpacked is this VM's own already: a raw one is written in place.
+fn unpacked(file: File, path: &Path, access: Access, scratch: &Scratch) -> Result<Image, Fault> {
+    let (format, access) = probed(&file, path, access)?;
+    if format == ImageFormat::Raw && !access.read_only {
+        let opened = image::finish(OwnedFd::from(file), path, access)?;
+        return Ok(Image::of(opened, format, path));
+    }
+    let name = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let reader = File::open(name).map_err(Fault::io(scratch.path()))?;
+    let read_only = Access {
         read_only: true,
         ..access
     };
-    let (fd, cache) = image::open(&found, base)?;
+    let (file, cache) = image::finish(reader.into(), path, read_only)?;
     if access.read_only {
-        return Ok((fd, cache, format));
+        return Ok(Image::of((file, cache), format, path));
     }
-    let (fd, cache) = image::finish(overlay::over(&found, scratch, tell)?, scratch.path(), access)?;
-    Ok((fd, cache, format))
-}
-
-/// A disk that was unpacked is this VM's own already.
-fn unpacked(
-    file: File,
-    path: &Path,
-    access: Access,
-    scratch: &Scratch,
-) -> Result<(OwnedFd, Cache, ImageFormat), Fault> {
-    let (format, access) = probed(&file, path, access)?;
-    let fd = if access.read_only {
-        let name = format!("/proc/self/fd/{}", file.as_raw_fd());
-        File::open(name).map_err(Fault::io(scratch.path()))?.into()
-    } else {
-        OwnedFd::from(file)
-    };
-    let (fd, cache) = image::finish(fd, path, access)?;
-    Ok((fd, cache, format))
+    overlay::on(file, format, cache, path, scratch)
 }
 
 fn probed(file: &File, path: &Path, access: Access) -> Result<(ImageFormat, Access), Fault> {
     Ok(match probe(file, path)? {
         ImageFormat::Raw => (ImageFormat::Raw, access),
         // Its size is that of a file, not of a disk.
-        ImageFormat::Qcow2 => (ImageFormat::Qcow2, Access { unit: 1, ..access }),
+        ImageFormat::Qcow2 => {
+            let access = access.buffered();
+            (ImageFormat::Qcow2, Access { unit: 1, ..access })
+        }
     })
 }
 

@@ -1,7 +1,7 @@
 //! What can be wrong with a volume.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::FileType;
 
@@ -16,6 +16,17 @@ pub struct VolumeError {
     /// What is wrong; its own source is this error's.
     #[source]
     pub fault: Fault,
+}
+
+impl VolumeError {
+    /// The image of a volume, which the VMM refused for a reason that may quote the image.
+    pub(crate) fn refused(volume: &str, path: &Path, reason: &str) -> VolumeError {
+        let printable = |c: char| if c.is_control() { ' ' } else { c };
+        Fault::of(volume)(Fault::Image {
+            path: path.to_owned(),
+            why: reason.chars().map(printable).collect(),
+        })
+    }
 }
 
 /// What is wrong with a file meant for a VM.
@@ -76,6 +87,14 @@ pub enum Fault {
         path: PathBuf,
         /// The format.
         format: &'static str,
+    },
+    /// The VMM, which alone looks into images, refused it.
+    #[error("{}: {why}", path.display())]
+    Image {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
     },
     /// A `lun` that is no SCSI device.
     #[error("{} is not a SCSI device; use `disk` instead of `lun`", .0.display())]

@@ -11,7 +11,7 @@ use super::error::Fault;
 pub enum ImageFormat {
     /// The disk's bytes as they are.
     Raw,
-    /// qcow2; that it is sound and names no other file is for the VMM to find out.
+    /// qcow2; that it is sound and names no other file is for the VMM to find out, which is confined.
     Qcow2,
 }
 

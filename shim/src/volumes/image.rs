@@ -1,4 +1,4 @@
-//! Raw images and block devices.
+//! Images and block devices.
 
 use std::fs::File;
 use std::io;
@@ -25,6 +25,17 @@ pub(super) struct Access {
     pub(super) cache: CacheMode,
     /// Its size is a multiple of this many bytes.
     pub(super) unit: u64,
+}
+
+impl Access {
+    /// What a qcow2 image, or the base of one, needs: the VMM reads and writes it through the page cache.
+    pub(super) fn buffered(self) -> Access {
+        let cache = match self.cache {
+            CacheMode::WriteThrough => CacheMode::WriteThrough,
+            CacheMode::Auto | CacheMode::None | CacheMode::WriteBack => CacheMode::WriteBack,
+        };
+        Access { cache, ..self }
+    }
 }
 
 /// Opens a regular file or block device as a disk and locks it for as long as any copy of the descriptor is open.

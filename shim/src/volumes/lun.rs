@@ -75,6 +75,8 @@ pub(super) fn open(
     let segments = fs::read_to_string(sysfs.join("queue/max_segments")).unwrap_or_default();
     Ok(OpenDisk {
         file: Some(file),
+        base: None,
+        path: found.path.clone(),
         read_only: access.read_only,
         cache,
         format: ImageFormat::Raw,

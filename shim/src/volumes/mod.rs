@@ -21,7 +21,7 @@ mod seed;
 mod sparse;
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use husk_proto::vmm::v1::disk::Cache;
 use husk_vmi::{BootPlan, DeviceType, DiskPlan, DiskSource, KERNEL_VOLUME, KernelFile, VmPlan};
@@ -58,6 +58,10 @@ pub struct Volumes {
 pub struct OpenDisk {
     /// A file, block device or sealed memory; none for a drive without a medium.
     pub file: Option<OwnedFd>,
+    /// What `file`, which is empty, is to become an overlay of.
+    pub base: Option<Base>,
+    /// What the image, that of the base if there is one, is called in errors.
+    pub path: PathBuf,
     /// The descriptor, and so the disk, cannot be written.
     pub read_only: bool,
     /// The cache mode the descriptor is in.
@@ -70,23 +74,32 @@ pub struct OpenDisk {
     pub lun: Option<OpenLun>,
 }
 
-/// How far the copy of an image is.
+/// An image that is only read, and shows where its overlay holds nothing.
+#[derive(Debug)]
+pub struct Base {
+    /// The image, locked against whoever would write it.
+    pub file: OwnedFd,
+    /// Its format.
+    pub format: ImageFormat,
+}
+
+/// How far the unpacking of a container image is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Copying {
+pub struct Unpacking {
     /// The volume's name.
     pub volume: String,
-    /// Bytes of the image that need no more attention.
+    /// Bytes of its layers that were read.
     pub done: u64,
-    /// Bytes of the image.
+    /// Bytes of its layers.
     pub size: u64,
 }
 
-/// Opens, and where the plan says so makes, all files of a VM. Blocks; an image may take seconds to copy, which `tell`
-/// is told now and then.
-pub fn open(plan: &VmPlan, scratch: &Scratch, tell: impl Fn(Copying)) -> Result<Volumes, VolumeError> {
+/// Opens, and where the plan says so makes, all files of a VM. Blocks; a container image may take seconds to unpack,
+/// which `tell` is told now and then.
+pub fn open(plan: &VmPlan, scratch: &Scratch, tell: impl Fn(Unpacking)) -> Result<Volumes, VolumeError> {
     let disks = plan.disks.iter().map(|disk| {
         let tell = |done, size| {
-            tell(Copying {
+            tell(Unpacking {
                 volume: disk.name.clone(),
                 done,
                 size,
@@ -114,7 +127,7 @@ pub fn open(plan: &VmPlan, scratch: &Scratch, tell: impl Fn(Copying)) -> Result<
     })
 }
 
-/// Opens the image of a volume that is plugged into a VM that runs: a raw one, never copied. Blocks.
+/// Opens the image of a volume that is plugged into a VM that runs: a raw one, written in place. Blocks.
 pub fn open_plugged(disk: &DiskPlan) -> Result<OpenDisk, VolumeError> {
     open_disk(disk, &Scratch::locate(), &|_, _| {}).map_err(Fault::of(&disk.name))
 }
@@ -126,8 +139,7 @@ fn open_disk(disk: &DiskPlan, scratch: &Scratch, tell: &dyn Fn(u64, u64)) -> Res
         cache: disk.cache,
         unit: SECTOR,
     };
-    let mut format = ImageFormat::Raw;
-    let (file, cache) = match &disk.source {
+    let image = match &disk.source {
         DiskSource::Empty => return Ok(read_only(None)),
         DiskSource::CloudInit {
             layout,
@@ -143,61 +155,84 @@ fn open_disk(disk: &DiskPlan, scratch: &Scratch, tell: &dyn Fn(u64, u64)) -> Res
             let found = find_claim(path)?;
             match disk.device {
                 DeviceType::Lun { reservation } => return lun::open(disk, &found, access, reservation),
-                _ if disk.overlay => {
-                    // Kept open, and so locked, until it has been copied.
-                    let base = Access {
-                        read_only: true,
-                        ..access
-                    };
-                    let _base = image::open(&found, base)?;
-                    image::finish(overlay::over(&found, scratch, tell)?, scratch.path(), access)?
-                }
-                _ => image::open(&found, access)?,
+                _ if disk.overlay => overlay::over(&found, ImageFormat::Raw, access, scratch)?,
+                _ => Image::raw(image::open(&found, access)?, path),
             }
         }
         DiskSource::HostDisk { path, create_bytes } => {
-            image::open(&host_disk::find(path, *create_bytes)?, access)?
+            Image::raw(image::open(&host_disk::find(path, *create_bytes)?, access)?, path)
         }
         DiskSource::ContainerDisk { path, image_path } => {
-            let (file, cache, probed) =
-                container_disk::open(path, image_path.as_deref(), access, scratch, tell)?;
-            format = probed;
-            (file, cache)
+            container_disk::open(path, image_path.as_deref(), access, scratch, tell)?
         }
         DiskSource::EmptyDisk { capacity_bytes } => {
             let size = capacity_bytes / MIB * MIB;
             if size == 0 {
                 return Err(Fault::TooSmall);
             }
-            image::finish(scratch.sparse(size)?, scratch.path(), access)?
+            let path = scratch.path();
+            Image::raw(image::finish(scratch.sparse(size)?, path, access)?, path)
         }
     };
-    let path = match &disk.source {
-        DiskSource::File(path)
-        | DiskSource::HostDisk { path, .. }
-        | DiskSource::ContainerDisk { path, .. } => path,
-        _ => scratch.path(),
-    };
-    let block_sizes = block::sizes(disk.block_size, &file, path)?;
+    let (file, format) = image.content();
+    let block_sizes = block::sizes(disk.block_size, file, &image.path)?;
     if let Some(sizes) = block_sizes
         && format == ImageFormat::Raw
     {
-        image::check_size(&file, path, sizes.logical.into())?;
+        image::check_size(file, &image.path, sizes.logical.into())?;
     }
     Ok(OpenDisk {
-        file: Some(file),
+        file: Some(image.file),
+        base: image.base,
+        path: image.path,
         read_only: access.read_only,
-        cache,
-        format,
+        cache: image.cache,
+        format: image.format,
         block_sizes,
         lun: None,
     })
+}
+
+/// An open image, and what it lies on.
+#[derive(Debug)]
+struct Image {
+    file: OwnedFd,
+    cache: Cache,
+    format: ImageFormat,
+    base: Option<Base>,
+    path: PathBuf,
+}
+
+impl Image {
+    fn of((file, cache): (OwnedFd, Cache), format: ImageFormat, path: &Path) -> Image {
+        Image {
+            file,
+            cache,
+            format,
+            base: None,
+            path: path.to_owned(),
+        }
+    }
+
+    fn raw(opened: (OwnedFd, Cache), path: &Path) -> Image {
+        Image::of(opened, ImageFormat::Raw, path)
+    }
+
+    /// What holds the disk's content at first.
+    fn content(&self) -> (&OwnedFd, ImageFormat) {
+        match &self.base {
+            Some(base) => (&base.file, base.format),
+            None => (&self.file, self.format),
+        }
+    }
 }
 
 /// A drive's medium that nobody can write, or none.
 fn read_only(file: Option<OwnedFd>) -> OpenDisk {
     OpenDisk {
         file,
+        base: None,
+        path: PathBuf::new(),
         read_only: true,
         cache: Cache::Writeback,
         format: ImageFormat::Raw,

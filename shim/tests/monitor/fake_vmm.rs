@@ -174,6 +174,14 @@ impl Vmm for Fake {
         let scsi = config.scsi_disks.iter().filter_map(|scsi| scsi.disk.as_ref());
         for disk in config.disks.iter().chain(scsi) {
             let file = self.take(disk.file.as_ref().unwrap()).await?;
+            if let Some(base) = &disk.base {
+                let base = self.take(base).await?;
+                if has(&config.name, "picky") {
+                    let reason = format!("qcow2: {} bytes are no image", base.metadata()?.len());
+                    let disk = disk.id.clone();
+                    return Err(pb::DiskFault { disk, reason }.to_status("config.disks[0]: no good"));
+                }
+            }
             sizes.push(self.keep(&disk.id, file)?);
         }
         self.say(&format!(

@@ -32,6 +32,10 @@ const TESTS: &[Test] = &[
         starts::a_bad_volume_is_told_and_nothing_stays,
     ),
     (
+        "starts::an_image_the_vmm_refuses_is_told_by_its_name",
+        starts::an_image_the_vmm_refuses_is_told_by_its_name,
+    ),
+    (
         "starts::every_descriptor_of_many_disks_arrives",
         starts::every_descriptor_of_many_disks_arrives,
     ),

@@ -153,6 +153,23 @@ pub fn a_bad_volume_is_told_and_nothing_stays() {
     f.is_clean(&[]);
 }
 
+pub fn an_image_the_vmm_refuses_is_told_by_its_name() {
+    let f = Fixture::new();
+    let path = f.home().join("disk.qcow2");
+    std::fs::write(&path, b"QFI\xfb").unwrap();
+    let image = DiskSource::ContainerDisk {
+        path: path.clone(),
+        image_path: None,
+    };
+    let mut plan = plan("picky");
+    plan.disks.push(disk("root", image));
+    let (reason, message) = refusal(&f, plan);
+    assert_eq!(reason, "StartFailed");
+    let wanted = format!("volume \"root\": {}: qcow2: 4 bytes are no image", path.display());
+    assert_eq!(message, wanted);
+    f.is_clean(&[]);
+}
+
 pub fn every_descriptor_of_many_disks_arrives() {
     let f = Fixture::new();
     let mut plan = plan("demo");

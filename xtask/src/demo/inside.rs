@@ -50,15 +50,15 @@ pub fn run(plan: &Plan) -> Result<()> {
     let mut guest = Guest::start(&plan.manifest, &plan.disk)?;
     let running = starts(&mut guest)?;
     let vm = Inspected::now()?;
-    let copying = vm.started.duration_since(wall).unwrap_or_default();
-    guest.began += copying;
+    let opening = vm.started.duration_since(wall).unwrap_or_default();
+    guest.began += opening;
     moment(
         0.0,
         "VMM started",
         &format!(
-            "{}; copying the disk took {:.1} s",
+            "{}; manifest and disk took {:.1} s",
             vm.what,
-            copying.as_secs_f64()
+            opening.as_secs_f64()
         ),
     );
     moment((running - guest.began).as_secs_f64(), "guest runs", "");

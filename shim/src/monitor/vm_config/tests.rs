@@ -1,7 +1,9 @@
+use std::path::PathBuf;
+
 use husk_proto::vmm::v1::disk::Cache;
 use husk_vmi::{BlockSize as PlannedBlockSize, CacheMode, DiskSource, FormatRule, Memory, Topology};
 
-use crate::volumes::BlockSizes;
+use crate::volumes::{Base, BlockSizes};
 
 use super::*;
 
@@ -59,38 +61,11 @@ fn plan(change: impl FnOnce(&mut DiskPlan)) -> VmPlan {
 }
 
 #[test]
-fn what_the_vmm_cannot_do_is_refused_in_one_line() {
-    refuse_unserved(&plan(|_| {}), None).unwrap();
-    let address = ScsiAddress { target: 0, lun: 3 };
-    let on_scsi = |device| {
-        plan(|disk| {
-            disk.controller = Controller::VirtioScsi(address);
-            disk.device = device;
-        })
-    };
-    refuse_unserved(&on_scsi(DeviceType::Disk), None).unwrap();
-    refuse_unserved(&on_scsi(DeviceType::Cdrom { tray_open: false }), None).unwrap();
-    refuse_unserved(&on_scsi(DeviceType::Lun { reservation: false }), None).unwrap();
-
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("disk.qcow2");
-    std::fs::write(&path, b"QFI\xfb\0\0\0\x03").unwrap();
-    let qcow2 = plan(|disk| {
-        disk.cache = CacheMode::WriteBack;
-        disk.source = DiskSource::ContainerDisk {
-            path,
-            image_path: None,
-        };
-    });
-    let volumes = crate::volumes::open(&qcow2, &crate::volumes::Scratch::at(dir.path()), |_| {}).unwrap();
-    let error = refuse_unserved(&qcow2, Some(&volumes)).unwrap_err().to_string();
-    assert!(error.contains("qemu-img convert -O raw"), "{error}");
-}
-
-#[test]
 fn the_vmm_is_told_what_the_plan_says_of_a_disk() {
     let open = |block_sizes| OpenDisk {
         file: None,
+        base: None,
+        path: PathBuf::new(),
         read_only: true,
         cache: Cache::Writethrough,
         format: ImageFormat::Raw,
@@ -98,7 +73,7 @@ fn the_vmm_is_told_what_the_plan_says_of_a_disk() {
         lun: None,
     };
     let told =
-        |change: fn(&mut DiskPlan), block_sizes| disk(&plan(change).disks[0], &open(block_sizes), None);
+        |change: fn(&mut DiskPlan), block_sizes| disk(&plan(change).disks[0], &open(block_sizes), None, None);
     let plain = told(|_| {}, None);
     assert_eq!(
         (plain.error_policy(), plain.queues, plain.block_size),
@@ -123,6 +98,7 @@ fn the_vmm_is_told_what_the_plan_says_of_a_disk() {
                 physical: 8192,
             })),
         }),
+        format: Format::Raw.into(),
         ..Disk::default()
     };
     let change = |disk: &mut DiskPlan| {
@@ -145,6 +121,8 @@ fn a_scsi_disk_has_its_address_and_a_drive_may_be_empty() {
     vm.disks.append(&mut drive.disks);
     let open = |file: Option<std::fs::File>| OpenDisk {
         file: file.map(OwnedFd::from),
+        base: None,
+        path: PathBuf::new(),
         read_only: true,
         cache: Cache::Writeback,
         format: ImageFormat::Raw,
@@ -193,6 +171,8 @@ fn a_lun_comes_with_who_is_privileged() {
         let file = || OwnedFd::from(tempfile::tempfile().unwrap());
         let open = OpenDisk {
             file: Some(file()),
+            base: None,
+            path: PathBuf::new(),
             read_only: false,
             cache: Cache::None,
             format: ImageFormat::Raw,
@@ -216,4 +196,36 @@ fn a_lun_comes_with_who_is_privileged() {
     };
     assert_eq!(told(true, true), (true, true, 128));
     assert_eq!(told(false, false), (false, false, 128));
+}
+
+#[test]
+fn an_overlay_goes_with_its_base() {
+    let vm = plan(|_| {});
+    let file = || OwnedFd::from(tempfile::tempfile().unwrap());
+    let open = OpenDisk {
+        file: Some(file()),
+        base: Some(Base {
+            file: file(),
+            format: ImageFormat::Raw,
+        }),
+        path: PathBuf::new(),
+        read_only: false,
+        cache: Cache::Writeback,
+        format: ImageFormat::Qcow2,
+        block_sizes: None,
+        lun: None,
+    };
+    let volumes = Volumes {
+        disks: vec![open],
+        kernel: None,
+        initrd: None,
+    };
+    let configured = Configured::new(&vm, volumes, file(), None);
+    assert_eq!(configured.descriptors.len(), 3);
+    let disk = &configured.config.disks[0];
+    assert_eq!(
+        (disk.format(), disk.base_format(), disk.new_overlay),
+        (Format::Qcow2, Format::Raw, true)
+    );
+    assert!(disk.base.is_some() && disk.base != disk.file);
 }

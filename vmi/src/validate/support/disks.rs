@@ -33,7 +33,7 @@ pub(super) fn support(vmi: &Vmi, found: &mut Found) {
             && vmi.spec.volumes[position].container_disk.is_some()
             && written
         {
-            let text = "the VM writes to a copy, which ends with it";
+            let text = "the VM writes to an overlay, which ends with it";
             found
                 .notes
                 .push(Note::new(format!("{volume}.containerDisk"), text));
