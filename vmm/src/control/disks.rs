@@ -74,6 +74,12 @@ pub(super) async fn open(fds: &FdReceiver, field: &str, disk: &pb::Disk) -> Resu
     };
     let base = base.map(|base| (base, format(disk.base_format())));
     let options = options(disk);
+    if disk.new_overlay && disk.read_only {
+        return Err(invalid(
+            &format!("{field}.new_overlay"),
+            "nothing is written to a disk that is only read",
+        ));
+    }
     let open: Box<dyn FnOnce() -> io::Result<Disk> + Send> =
         match (format(disk.format()), base, disk.new_overlay) {
             (Format::Raw, None, false) => Box::new(move || Disk::open_raw(file, options)),

@@ -1,7 +1,9 @@
 //! SCSI disks that are there from the start, come, grow and go.
 
 use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
 
+use husk_proto::vmm::v1::disk::Format;
 use husk_proto::vmm::v1::scsi_disk::Type;
 use husk_proto::vmm::v1::{self as pb};
 use tonic::{Code, Status};
@@ -32,9 +34,27 @@ impl Rig {
     }
 
     async fn add(&mut self, id: &str, lun: u32, image: &File) -> Result<(), Status> {
-        let disk = Some(self.scsi_disk(id, lun, image).await);
+        let disk = self.scsi_disk(id, lun, image).await;
+        self.add_disk(disk).await
+    }
+
+    async fn add_disk(&mut self, disk: pb::ScsiDisk) -> Result<(), Status> {
+        let disk = Some(disk);
         let added = self.client.add_disk(pb::AddDiskRequest { disk }).await;
         added.map(|_| ())
+    }
+
+    /// An overlay that is still to be made, over a base of that format.
+    async fn overlay(&self, id: &str, lun: u32, files: [&File; 2], format: Format) -> pb::ScsiDisk {
+        let mut scsi = self.scsi_disk(id, lun, files[0]).await;
+        let base = self.send(files[1]).await;
+        if let Some(disk) = &mut scsi.disk {
+            disk.format = Format::Qcow2.into();
+            disk.base = Some(base);
+            disk.base_format = format.into();
+            disk.new_overlay = true;
+        }
+        scsi
     }
 
     async fn remove(&mut self, id: &str) -> Result<String, Status> {
@@ -147,4 +167,50 @@ async fn disks_of_every_kind_are_there_from_the_start_and_after_a_reset() {
     assert_eq!(code(rig.remove("root").await), Code::NotFound);
     rig.client.stop(pb::StopRequest {}).await.unwrap();
     assert_eq!(rig.wait().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn overlays_are_there_from_the_start_and_plugged() {
+    let mut rig = Rig::start().await;
+    let kernel = elf(&[print("up"), halt()].concat(), false);
+    let mut config = rig.config(&kernel).await;
+    let base = image(5);
+    let overlays = [image(0), image(0), image(0)];
+    let root = rig.overlay("root", 0, [&overlays[0], &base], Format::Raw).await;
+    config.disks.extend(root.disk);
+    rig.create(config).await.unwrap();
+    rig.boot().await.unwrap();
+    assert_eq!(rig.read_console(2).await, "up");
+    let before = rig.open_images();
+    let plugged = rig
+        .overlay("plugged", 3, [&overlays[1], &base], Format::Raw)
+        .await;
+    rig.add_disk(plugged).await.unwrap();
+    let mut drive = rig.overlay("drive", 4, [&overlays[2], &base], Format::Raw).await;
+    drive.set_type(Type::Cdrom);
+    assert_eq!(code(rig.add_disk(drive).await), Code::InvalidArgument);
+    assert_eq!(rig.disks().await, [row("root", None, 5), row("plugged", 3, 5)]);
+    for disk in ["root", "plugged"] {
+        let refused = rig.resize(disk).await.unwrap_err();
+        assert_eq!(refused.code(), Code::FailedPrecondition);
+        let wanted = format!("disk {disk:?}: a qcow2 image is not resized");
+        assert_eq!(refused.message(), wanted);
+    }
+
+    let no_image = rig.overlay("bad", 5, [&image(0), &base], Format::Qcow2).await;
+    let refused = rig.add_disk(no_image).await.unwrap_err();
+    let fault = pb::DiskFault::of(&refused).unwrap();
+    assert_eq!(
+        (&fault.disk[..], &fault.reason[..]),
+        ("bad", "qcow2: not a qcow2 image")
+    );
+    assert_eq!(rig.remove("plugged").await.unwrap(), "");
+    assert_eq!(rig.open_images(), before);
+    rig.client.stop(pb::StopRequest {}).await.unwrap();
+    assert_eq!(rig.wait().await.code(), Some(0));
+    for overlay in &overlays[..2] {
+        let mut head = [0; 4];
+        overlay.read_exact_at(&mut head, 0).unwrap();
+        assert_eq!(&head, b"QFI\xfb");
+    }
 }
