@@ -10,7 +10,7 @@ mod tarball;
 mod unpack;
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -132,6 +132,16 @@ fn docker(layers: &[Vec<u8>]) -> Parts {
     parts
 }
 
+/// An archive of an image with these files.
+pub(in super::super) fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {
+    let parts = docker(&[layer(files)]);
+    let parts: Vec<(&str, &[u8])> = parts
+        .iter()
+        .map(|(path, content)| (path.as_str(), content.as_slice()))
+        .collect();
+    layer(&parts)
+}
+
 struct Home(tempfile::TempDir);
 
 impl Home {

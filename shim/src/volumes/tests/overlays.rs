@@ -138,6 +138,37 @@ fn only_a_container_disks_format_is_probed() {
 }
 
 #[test]
+fn what_was_unpacked_is_the_vms_own() {
+    let home = Home::new();
+    let path = home.path("image.tar");
+    let open = |image: &[u8], read_only| {
+        fs::write(&path, oci::tests::archive(&[("disk/image", image)])).unwrap();
+        let plan = DiskPlan {
+            read_only,
+            cache: CacheMode::WriteBack,
+            ..container(path.clone(), None)
+        };
+        home.open(&plan).unwrap()
+    };
+    let writes = |file: &OwnedFd| {
+        File::from(file.try_clone().unwrap())
+            .write_all_at(b"x", 0)
+            .is_ok()
+    };
+    let (raw, qcow2) = ([7; 4096], b"QFI\xfb\0\0\0\x03");
+    let opened = open(&raw, false);
+    assert!(opened.format == ImageFormat::Raw && opened.base.is_none() && writes(fd(&opened)));
+    let opened = open(qcow2, false);
+    is_overlay(&opened, ImageFormat::Qcow2);
+    assert_eq!(opened.path, path);
+    for (image, format) in [(&raw[..], ImageFormat::Raw), (qcow2, ImageFormat::Qcow2)] {
+        let opened = open(image, true);
+        assert!(opened.format == format && opened.base.is_none() && !writes(fd(&opened)));
+    }
+    assert_eq!(fs::read_dir(home.dir.path()).unwrap().count(), 1);
+}
+
+#[test]
 fn what_the_vmm_says_of_an_image_is_one_line_with_its_name() {
     let error = VolumeError::refused("root", Path::new("/a/disk.qcow2"), "qcow2: bad\nname\x1b[2J");
     assert_eq!(
