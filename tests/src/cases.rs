@@ -22,6 +22,8 @@ mod machine;
 mod pause;
 mod power_cut;
 mod poweroff;
+mod qcow2;
+mod qcow2_refused;
 mod reboot;
 mod resize;
 mod scsi;
@@ -48,6 +50,10 @@ pub const ALL: &[Case] = &[
     console::STALLED_CLIENT,
     disks::CASE,
     fio::CASE,
+    qcow2_refused::REFUSED,
+    qcow2_refused::RAW,
+    qcow2::SHARED,
+    qcow2::VERIFY,
     flushed::CASE,
     power_cut::CASE,
     resize::CASE,

@@ -6,6 +6,7 @@ pub mod log_writes;
 pub mod manifest;
 pub mod processes;
 pub mod program;
+pub mod qemu_img;
 pub mod runner;
 pub mod scene;
 pub mod spoken;

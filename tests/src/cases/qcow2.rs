@@ -1,0 +1,250 @@
+//! qcow2 container disks, and overlays over what a VM must not change.
+
+use crate::harness::guest::Shell;
+use crate::harness::manifest::Manifest;
+use crate::harness::qemu_img::{content, is_sound, keep, overlay, qemu_img};
+use crate::harness::scene::{Scene, says};
+use crate::harness::vm::Vm;
+use crate::harness::{Case, PATIENCE, images};
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+pub const SHARED: Case = Case {
+    name: "qcow2-shared",
+    about: "one qcow2 containerDisk for two VMs at once: each has its own overlay, the image stays as it is",
+    limit: Duration::from_secs(480),
+    run: shared,
+};
+
+pub const VERIFY: Case = Case {
+    name: "qcow2-fio",
+    about: "fio's checksums on overlays on both controllers; qemu-img finds overlay and image sound and equal to the guest's view",
+    limit: Duration::from_secs(600),
+    run: verify,
+};
+
+/// How long one fio may take in a busy lab.
+const FIO: Duration = Duration::from_secs(180);
+
+const MIB: u64 = 1 << 20;
+/// Sectors of the images.
+const SECTORS: u64 = 48 * MIB / 512;
+
+/// Makes `disk/disk.qcow2` in the folder `name`, the content of a container image. Every fourth MiB holds text, the
+/// first compressed where `compressed`.
+fn container(scene: &Scene, name: &str, compressed: bool) -> Result<PathBuf> {
+    let raw = scene.path("content.raw");
+    let file = File::create(&raw)?;
+    file.set_len(SECTORS * 512)?;
+    for at in (0..SECTORS * 512).step_by(4 * MIB as usize) {
+        let text = format!("husk-base {name} {at}\n");
+        let text: Vec<u8> = text.bytes().cycle().take(MIB as usize).collect();
+        file.write_all_at(&text, at)?;
+    }
+    let folder = scene.path(name).join("disk");
+    std::fs::create_dir_all(&folder)?;
+    let image = folder.join("disk.qcow2");
+    let mut words = vec!["convert", "-f", "raw", "-O", "qcow2"];
+    if compressed {
+        words.push("-c");
+    }
+    let (raw, to) = (raw.display().to_string(), image.display().to_string());
+    words.extend([&raw[..], &to]);
+    qemu_img(scene, &words)?;
+    Ok(image)
+}
+
+/// An OCI layout with a layer of what is in `folder`.
+fn oci_layout(scene: &Scene, folder: &Path) -> Result<PathBuf> {
+    let layout = scene.path("layout");
+    let blobs = layout.join("blobs/sha256");
+    std::fs::create_dir_all(&blobs)?;
+    let blob = |from: &Path, kind: &str| -> Result<serde_json::Value> {
+        let sum = Command::new("sha256sum").arg(from).output()?.stdout;
+        let digest = String::from_utf8_lossy(&sum)[..64].to_owned();
+        let size = std::fs::metadata(from)?.len();
+        std::fs::rename(from, blobs.join(&digest))?;
+        let media_type = format!("application/vnd.oci.image.{kind}");
+        Ok(json!({"mediaType": media_type, "digest": format!("sha256:{digest}"), "size": size}))
+    };
+    let write = |name: &str, value: &serde_json::Value| -> Result<PathBuf> {
+        let path = layout.join(name);
+        std::fs::write(&path, value.to_string())?;
+        Ok(path)
+    };
+    let archive = layout.join("layer.tar.gz");
+    let mut tar = Command::new("tar");
+    tar.arg("-C").arg(folder).arg("-czf").arg(&archive).arg("disk");
+    ensure!(tar.status()?.success(), "{tar:?}");
+    let layer = blob(&archive, "layer.v1.tar+gzip")?;
+    let config = blob(&write("config", &json!({}))?, "config.v1+json")?;
+    let manifest = json!({"schemaVersion": 2, "config": config, "layers": [layer]});
+    let manifest = blob(&write("manifest", &manifest)?, "manifest.v1+json")?;
+    write(
+        "index.json",
+        &json!({"schemaVersion": 2, "manifests": [manifest]}),
+    )?;
+    write("oci-layout", &json!({"imageLayoutVersion": "1.0.0"}))?;
+    Ok(layout)
+}
+
+/// Both have the same two disks: from a directory, and from an OCI layout.
+fn shared(scene: &Scene) -> Result<()> {
+    let image = container(scene, "image", true)?;
+    let layout = oci_layout(scene, &scene.path("image"))?;
+    let before = std::fs::read(&image)?;
+    let manifest = |name| -> Result<Manifest> {
+        Ok(Manifest::new(name)
+            .container_disk("root", &scene.path("image"))
+            .container_disk("packed", &layout)
+            .small(&images::small("6.12")?, "disks,shell"))
+    };
+    let names = ["one", "two"];
+    let vms = names
+        .iter()
+        .map(|name| Vm::start(scene, &manifest(name)?))
+        .collect::<Result<Vec<_>>>()?;
+    let mut shells = Vec::new();
+    for (vm, name) in vms.iter().zip(names) {
+        vm.expect(&format!(r"husk-disk-vda: size={SECTORS} ro=0"))?;
+        vm.expect(&format!(r"husk-disk-vdb: size={SECTORS} ro=0"))?;
+        let shell = Shell::small(vm)?;
+        for disk in ["vda", "vdb"] {
+            shell.says(&format!("head -c 17 /dev/{disk}"), &["husk-base image 0"])?;
+            // Into what the image holds, and into what it does not.
+            for sector in [1, 20_000] {
+                shell.ok(&format!(
+                    "echo written by {name} | dd of=/dev/{disk} bs=512 seek={sector} conv=sync,fsync status=none"
+                ))?;
+            }
+        }
+        shells.push(shell);
+    }
+    // Whoever would write the image must wait.
+    let writer = Manifest::new("writer")
+        .disk("root", json!({"persistentVolumeClaim": {"claimName": "root"}}))
+        .volume("root", &image)
+        .small(&images::small("6.12")?, "disks");
+    let refused = scene.finish(scene.husk(&writer.run_words(scene)?), PATIENCE)?;
+    says(&refused.fails(1)?, &["volume \"root\":", "is in use"])?;
+    for (shell, name) in shells.iter().zip(names) {
+        shell.ok("echo 3 > /proc/sys/vm/drop_caches")?;
+        for (disk, sector) in [("vda", 1), ("vda", 20_000), ("vdb", 1), ("vdb", 20_000)] {
+            let read = format!("dd if=/dev/{disk} bs=512 skip={sector} count=1 status=none | head -n 1");
+            ensure!(
+                shell.ok(&read)? == format!("written by {name}"),
+                "{name} has not what it wrote to {disk}"
+            );
+        }
+        shell.send("poweroff -f")?;
+    }
+    for vm in &vms {
+        let answer = vm.run().wait(PATIENCE)?;
+        says(&answer.ok()?, &["powered off"])?;
+    }
+    scene.nothing_left(Duration::from_secs(10))?;
+    ensure!(
+        std::fs::read(&image)? == before,
+        "the containerDisk's image was changed"
+    );
+    is_sound(scene, &image)?;
+    ensure!(
+        std::fs::read_dir(scene.path("scratch"))?.next().is_none(),
+        "something is left in the scratch directory"
+    );
+
+    let vm = Vm::start(scene, &manifest("one")?)?;
+    let shell = Shell::small(&vm)?;
+    for disk in ["vda", "vdb"] {
+        let sector = shell.ok(&format!("dd if=/dev/{disk} bs=512 skip=1 count=1 status=none"))?;
+        ensure!(
+            !sector.contains("written by"),
+            "{disk} kept what another VM wrote"
+        );
+        says(&sector, &["husk-base image 0"])?;
+        let zeroes = format!("dd if=/dev/{disk} bs=512 skip=20000 count=1 status=none | tr -d '\\0' | wc -c");
+        ensure!(shell.ok(&zeroes)? == "0", "{disk} kept what another VM wrote");
+    }
+    shell.send("poweroff -f")?;
+    vm.powered_off()
+}
+
+fn verify(scene: &Scene) -> Result<()> {
+    scene.needs_root()?;
+    let seed = super::fio::seed()?;
+    println!("fio's seed: {seed}");
+    for (bus, disk, words) in [
+        ("virtio", "vda", "disks,shell"),
+        ("scsi", "sda", "disks,scsi,shell"),
+    ] {
+        scene.part(bus, || verify_on(scene, bus, disk, words, seed));
+    }
+    Ok(())
+}
+
+fn verify_on(scene: &Scene, bus: &str, disk: &str, words: &str, seed: u64) -> Result<()> {
+    let image = container(scene, bus, bus == "scsi")?;
+    let before = std::fs::read(&image)?;
+    let manifest = Manifest::new(bus)
+        .cpu(1, 2, 1)
+        .memory("512Mi")
+        .set("/domain/devices/blockMultiQueue", json!(true))
+        .device(
+            "root",
+            json!({"disk": {"bus": bus}}),
+            json!({"containerDisk": {"image": "local/root"}}),
+        )
+        .volume("root", &image)
+        .small(&images::small("6.12-disks")?, words);
+    let vm = Vm::start(scene, &manifest)?;
+    let shell = Shell::small(&vm)?;
+    let overlay = overlay(&vm)?;
+    shell.ok("mkdir -p /tmp && cd /tmp")?;
+    let fio = |job: &str| -> Result<()> {
+        let line = format!(
+            "fio --thread --filename=/dev/{disk} --verify=crc32c --verify_fatal=1 --verify_state_save=0 \
+             --randseed={seed} {job}"
+        );
+        let (status, text) = shell.run(&line, FIO)?;
+        ensure!(status == 0, "{line}: status {status}:\n{text}");
+        Ok(())
+    };
+    let sizes = "512/10:4k/40:12k/10:64k/30:256k/10";
+    fio(&format!(
+        "--name=mixed --ioengine=libaio --direct=1 --iodepth=16 --size=32m --rw=randrw --rwmixread=30 \
+         --bssplit={sizes} --fsync=64"
+    ))?;
+    fio("--name=cached --ioengine=psync --bs=4k --offset=34m --size=6m --rw=randwrite --end_fsync=1")?;
+    shell.ok(&format!("blkdiscard -o 8388608 -l 4194304 /dev/{disk}"))?;
+    // Not flushed by anybody: it is in the image because the VM ends in order.
+    shell.ok(&format!(
+        "echo the last | dd of=/dev/{disk} bs=512 seek={} oflag=direct conv=sync status=none",
+        SECTORS - 1
+    ))?;
+    shell.ok("echo 3 > /proc/sys/vm/drop_caches")?;
+    let seen = shell.ok(&format!("sha256sum < /dev/{disk}"))?;
+    shell.send("poweroff -f")?;
+    vm.powered_off()?;
+
+    let overlay = keep(scene, overlay, &format!("{bus}-overlay.qcow2"))?;
+    is_sound(scene, &overlay)?;
+    is_sound(scene, &image)?;
+    ensure!(
+        std::fs::read(&image)? == before,
+        "the containerDisk's image was changed"
+    );
+    let shown = content(scene, &overlay, &image, &format!("{bus}-shown.raw"))?;
+    let sum = Command::new("sha256sum").arg(&shown).output()?.stdout;
+    let sum = String::from_utf8_lossy(&sum);
+    let seen = seen.split_whitespace().next().context("no checksum")?;
+    ensure!(
+        sum.starts_with(seen),
+        "qemu-img sees another content than the guest: {sum}, not {seen}"
+    );
+    Ok(())
+}

@@ -1,0 +1,172 @@
+//! Images that claim to be more than they are, and those that are not asked what they are.
+
+use crate::harness::guest::Shell;
+use crate::harness::manifest::Manifest;
+use crate::harness::qemu_img::qemu_img;
+use crate::harness::scene::{Scene, says};
+use crate::harness::vm::Vm;
+use crate::harness::{Case, SMALL, images};
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub const REFUSED: Case = Case {
+    name: "qcow2-refused",
+    about: "qcow2 images that name other files, or are broken, are refused in one line with volume, file and reason",
+    limit: SMALL,
+    run: refused,
+};
+
+pub const RAW: Case = Case {
+    name: "raw-stays-raw",
+    about: "a qcow2 image on a raw volume, ephemeral or not, is what the guest reads, not what is believed",
+    limit: SMALL,
+    run: raw_stays_raw,
+};
+
+/// A qcow2 image that names the host's password file as its backing file.
+fn thief(scene: &Scene) -> Result<PathBuf> {
+    let path = scene.path("thief.qcow2");
+    let words = [
+        "create",
+        "-q",
+        "-u",
+        "-f",
+        "qcow2",
+        "-F",
+        "raw",
+        "-b",
+        "/etc/passwd",
+        "thief.qcow2",
+        "8M",
+    ];
+    qemu_img(scene, &words)?;
+    Ok(path)
+}
+
+fn create(scene: &Scene, name: &str, options: &[&str]) -> Result<PathBuf> {
+    let words = [&["create", "-q", "-f", "qcow2"], options, &[name, "8M"]].concat();
+    qemu_img(scene, &words)?;
+    Ok(scene.path(name))
+}
+
+fn refused(scene: &Scene) -> Result<()> {
+    let edited = |name: &str, edit: &dyn Fn(&File) -> std::io::Result<()>| -> Result<PathBuf> {
+        let path = create(scene, name, &[])?;
+        edit(&File::options().write(true).open(&path)?)?;
+        Ok(path)
+    };
+    let backing = ["-u", "-F", "qcow2", "-b"];
+    let cases: [(PathBuf, &str); 8] = [
+        (thief(scene)?, "qcow2: it names a backing file"),
+        // A chain that leads to itself.
+        (
+            create(scene, "loop.qcow2", &[&backing[..], &["./loop.qcow2"]].concat())?,
+            "qcow2: it names a backing file",
+        ),
+        (
+            create(
+                scene,
+                "absent.qcow2",
+                &[&backing[..], &["nowhere.qcow2"]].concat(),
+            )?,
+            "qcow2: it names a backing file",
+        ),
+        (
+            create(scene, "split.qcow2", &["-o", "data_file=split.raw"])?,
+            "qcow2: its data is in another file",
+        ),
+        (
+            edited("cut.qcow2", &|file| file.set_len(70_000))?,
+            "qcow2: the L1 table is not in the file",
+        ),
+        (
+            edited("huge.qcow2", &|file| {
+                file.write_all_at(&(1u64 << 62).to_be_bytes(), 24)
+            })?,
+            "qcow2: the L1 table has",
+        ),
+        (
+            edited("corrupt.qcow2", &|file| {
+                file.write_all_at(&2u64.to_be_bytes(), 72)
+            })?,
+            "qcow2: it is marked as corrupt",
+        ),
+        (scene.path("missing.qcow2"), "No such file or directory"),
+    ];
+    for (path, reason) in cases {
+        let name = path
+            .file_stem()
+            .context("no name")?
+            .to_string_lossy()
+            .into_owned();
+        scene.part(&name, || is_refused(scene, &name, &path, reason));
+    }
+    Ok(())
+}
+
+fn is_refused(scene: &Scene, name: &str, path: &Path, reason: &str) -> Result<()> {
+    let manifest = Manifest::new(name)
+        .container_disk("root", path)
+        .small(&images::small("6.12")?, "disks");
+    let answer = scene.finish(scene.husk(&manifest.run_words(scene)?), Duration::from_secs(60))?;
+    let text = answer.fails(1)?;
+    let wanted = format!("error: {name}: volume \"root\": {}: {reason}", path.display());
+    says(&text, &[&wanted])?;
+    let last = text.trim_end().lines().last();
+    ensure!(
+        last.is_some_and(|line| line.starts_with("error: ")),
+        "more than one line:\n{text}"
+    );
+    scene.nothing_left(Duration::from_secs(5))
+}
+
+fn raw_stays_raw(scene: &Scene) -> Result<()> {
+    let image = thief(scene)?;
+    let bytes = std::fs::metadata(&image)?.len().next_multiple_of(4096);
+    let volumes = ["claim", "host", "ephemeral"].map(|name| (name, scene.path(&format!("{name}.img"))));
+    for (_, path) in &volumes {
+        std::fs::copy(&image, path)?;
+        File::options().write(true).open(path)?.set_len(bytes)?;
+    }
+    let claim = json!({"claimName": "data"});
+    let manifest = Manifest::new("raw")
+        .disk("claim", json!({"persistentVolumeClaim": claim}))
+        .volume("claim", &volumes[0].1)
+        .disk(
+            "host",
+            json!({"hostDisk": {"path": volumes[1].1, "type": "Disk"}}),
+        )
+        .disk(
+            "ephemeral",
+            json!({"ephemeral": {"persistentVolumeClaim": claim}}),
+        )
+        .volume("ephemeral", &volumes[2].1)
+        .small(&images::small("6.12")?, "disks,shell");
+    let vm = Vm::start(scene, &manifest)?;
+    let shell = Shell::small(&vm)?;
+    for disk in ["vda", "vdb", "vdc"] {
+        let size = shell.ok(&format!("cat /sys/block/{disk}/size"))?;
+        ensure!(size == (bytes / 512).to_string(), "{disk} has {size} sectors");
+        shell.says(&format!("head -c 3 /dev/{disk}"), &["QFI"])?;
+        let passwords = format!("grep -c root:x /dev/{disk}");
+        ensure!(
+            shell.run(&passwords, Duration::from_secs(60))?.1 == "0",
+            "{disk} shows the file it names"
+        );
+        shell.ok(&format!(
+            "echo changed | dd of=/dev/{disk} bs=512 seek=1 conv=sync,fsync status=none"
+        ))?;
+    }
+    shell.send("poweroff -f")?;
+    vm.powered_off()?;
+    for ((name, path), changed) in volumes.iter().zip([true, true, false]) {
+        let mut sector = [0; 7];
+        File::open(path)?.read_exact_at(&mut sector, 512)?;
+        ensure!((&sector == b"changed") == changed, "{name}: {sector:?}");
+    }
+    Ok(())
+}

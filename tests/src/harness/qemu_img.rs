@@ -1,0 +1,97 @@
+//! Images in qcow2, made and judged by `qemu-img`.
+
+use super::scene::{Scene, Skip};
+use super::vm::Vm;
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Runs `qemu-img` in the scene's folder; its output.
+///
+/// # Errors
+/// It fails; a [`Skip`] where there is none.
+pub fn qemu_img<S: AsRef<OsStr>>(scene: &Scene, arguments: &[S]) -> Result<String> {
+    let mut command = Command::new("qemu-img");
+    command.args(arguments).current_dir(scene.path("."));
+    let output = match command.output() {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return Err(Skip("needs qemu-img".to_owned()).into());
+        }
+        output => output.context("cannot start qemu-img")?,
+    };
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{command:?}: {text}{errors}");
+    Ok(text)
+}
+
+/// Fails unless the qcow2 image at `path` is sound: without errors and without clusters that nobody uses.
+pub fn is_sound(scene: &Scene, path: &Path) -> Result<()> {
+    qemu_img(
+        scene,
+        &[
+            "check".as_ref(),
+            "-f".as_ref(),
+            "qcow2".as_ref(),
+            path.as_os_str(),
+        ],
+    )
+    .map(drop)
+}
+
+/// The one overlay of a VM, which has no name. It is there as long as this is, whatever becomes of the VM.
+pub fn overlay(vm: &Vm<'_>) -> Result<File> {
+    let pid = vm.inspect()?["vmmPid"].as_i64().context("no vmmPid in inspect")?;
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
+        let path = entry?.path();
+        // Descriptors come and go.
+        let Ok(target) = std::fs::read_link(&path) else {
+            continue;
+        };
+        if !target.to_string_lossy().ends_with("(deleted)") {
+            continue;
+        }
+        let mut head = [0; 4];
+        if let Ok(mut file) = File::open(&path)
+            && file.read_exact(&mut head).is_ok()
+            && head == *b"QFI\xfb"
+        {
+            found.push(file);
+        }
+    }
+    ensure!(found.len() == 1, "{} overlays", found.len());
+    found.pop().context("no overlay")
+}
+
+/// Gives an overlay the name `name` in the scene's folder.
+pub fn keep(scene: &Scene, mut overlay: File, name: &str) -> Result<PathBuf> {
+    let path = scene.path(name);
+    overlay.rewind()?;
+    std::io::copy(&mut overlay, &mut File::create(&path)?)?;
+    Ok(path)
+}
+
+/// What the overlay at `path` over the qcow2 image `base` shows, as a file called `name`.
+pub fn content(scene: &Scene, path: &Path, base: &Path, name: &str) -> Result<PathBuf> {
+    let to = scene.path(name);
+    let layer = |path: &Path| json!({"driver": "file", "filename": path});
+    let backing = json!({"driver": "qcow2", "file": layer(base)});
+    let chain = json!({"driver": "qcow2", "file": layer(path), "backing": backing});
+    let from = format!("json:{chain}");
+    qemu_img(
+        scene,
+        &[
+            "convert".as_ref(),
+            "-O".as_ref(),
+            "raw".as_ref(),
+            OsStr::new(&from),
+            to.as_os_str(),
+        ],
+    )?;
+    Ok(to)
+}
