@@ -80,7 +80,7 @@ pub fn serve() -> ExitCode {
         Err(error) => return give_up(starter, "StartFailed", &error),
     };
     let code = runtime.block_on(run(config, starter));
-    // A volume may still be copied for a VM that was ended meanwhile.
+    // A volume may still be unpacked for a VM that was ended meanwhile.
     runtime.shutdown_background();
     code
 }

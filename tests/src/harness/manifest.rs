@@ -80,7 +80,7 @@ impl Manifest {
         self
     }
 
-    /// The image at `path` as a containerDisk: the guest writes into a copy.
+    /// The image at `path` as a containerDisk: the guest writes into an overlay.
     pub fn container_disk(self, name: &str, path: &Path) -> Self {
         self.disk(name, json!({"containerDisk": {"image": format!("local/{name}")}}))
             .volume(name, path)
