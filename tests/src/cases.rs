@@ -86,4 +86,4 @@ pub const ALL: &[Case] = &[
 ];
 
 /// Cases that take from minutes to hours each, and are no part of the tests.
-pub const LONG: &[Case] = &[soak::RAW, soak::BLOCK, thousand::CASE];
+pub const LONG: &[Case] = &[soak::RAW, soak::BLOCK, soak::QCOW2, thousand::CASE];

@@ -3,6 +3,7 @@
 mod tally;
 
 use crate::native::native_kvm;
+use crate::packages::{self, Tool};
 use crate::progress::Progress;
 use crate::{binaries, checkout, images, lab};
 use anyhow::{Context, Result, bail};
@@ -18,6 +19,25 @@ const END_TO_END_LIMIT: Duration = Duration::from_secs(45 * 60);
 /// How often a case that fails in the lab is tried in all: QEMU's emulation of AMD-V is little used, and may have more
 /// faults than the known one. A machine with native KVM gets no second try.
 const TRIES_IN_THE_LAB: u32 = 3;
+/// What cases need beside Husk. The lab has it.
+const TOOLS: [Tool; 4] = [
+    Tool {
+        name: "qemu-img",
+        package: "qemu-utils",
+    },
+    Tool {
+        name: "dmsetup",
+        package: "dmsetup",
+    },
+    Tool {
+        name: "mkfs.ext4",
+        package: "e2fsprogs",
+    },
+    Tool {
+        name: "sg_inq",
+        package: "sg3-utils",
+    },
+];
 /// The longest one case may take.
 const CASE_LIMIT: Duration = Duration::from_secs(12 * 60);
 /// The same for one of `cargo xtask soak`.
@@ -190,6 +210,9 @@ fn unit(tally: &mut Tally, args: &Args) -> Result<()> {
 /// The suite that boots real guests, in the lab or on this machine: one command for each case, so that a lab
 /// that is lost costs the case it was lost in one more try, in a new lab, and no other.
 fn end_to_end(tally: &mut Tally, which: &Suite<'_>, progress: &Progress) -> Result<()> {
+    if native_kvm() {
+        packages::ensure(progress, &TOOLS)?;
+    }
     // Copies, so that a build meanwhile does not change what is tested.
     let frozen = tempfile::Builder::new()
         .prefix("e2e-")

@@ -4,6 +4,7 @@
 use super::fio::seed;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
+use crate::harness::qemu_img::{is_sound, keep, overlay, qemu_img};
 use crate::harness::scene::Scene;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, images};
@@ -27,6 +28,13 @@ pub const BLOCK: Case = Case {
     about: "the same to a block device on virtio-scsi",
     limit: LIMIT,
     run: block,
+};
+
+pub const QCOW2: Case = Case {
+    name: "soak-qcow2",
+    about: "the same to an overlay over a qcow2 image; qemu-img finds both sound",
+    limit: LIMIT,
+    run: qcow2,
 };
 
 const LIMIT: Duration = Duration::from_secs(90 * 60);
@@ -66,11 +74,30 @@ fn soak(scene: &Scene, bus: &str, image: &Path) -> Result<()> {
             json!({"persistentVolumeClaim": {"claimName": "data"}}),
         )
         .volume("data", image);
-    rounds(scene, manifest, bus)
+    rounds(scene, manifest, bus, |_| Ok(()))
 }
 
-/// Rounds of fio on the only disk of the manifest's guest, until there are enough.
-pub fn rounds(scene: &Scene, manifest: Manifest, bus: &str) -> Result<()> {
+fn qcow2(scene: &Scene) -> Result<()> {
+    let folder = scene.path("image").join("disk");
+    std::fs::create_dir_all(&folder)?;
+    let image = folder.join("disk.qcow2");
+    let (path, size) = (image.to_string_lossy(), format!("{SIZE_MIB}M"));
+    qemu_img(scene, &["create", "-q", "-f", "qcow2", &path, &size])?;
+    let manifest = Manifest::new("soak")
+        .memory("512Mi")
+        .container_disk("data", &scene.path("image"));
+    let overlay = rounds(scene, manifest, "virtio", overlay)?;
+    is_sound(scene, &keep(scene, overlay, "overlay.qcow2")?)?;
+    is_sound(scene, &image)
+}
+
+/// Rounds of fio on the only disk of the manifest's guest, until there are enough; and what `held` takes from the VM.
+fn rounds<T>(
+    scene: &Scene,
+    manifest: Manifest,
+    bus: &str,
+    held: impl FnOnce(&Vm<'_>) -> Result<T>,
+) -> Result<T> {
     let first = seed()?;
     println!("fio's seed: {first}");
     let manifest = manifest.small(&images::small("6.12-disks")?, "disks,scsi,shell");
@@ -99,8 +126,10 @@ pub fn rounds(scene: &Scene, manifest: Manifest, bus: &str) -> Result<()> {
         );
     }
     shell.ok("! dmesg | grep -E 'I/O error|scsi.*(abort|timing out|offline)'")?;
+    let held = held(&vm)?;
     shell.send("poweroff -f")?;
-    vm.powered_off()
+    vm.powered_off()?;
+    Ok(held)
 }
 
 /// How many writes fio says it issued: `issued rwts: total=14512,58222,0,0 short=…`.
