@@ -1,5 +1,6 @@
 //! Measurements and their file.
 
+use super::svg::{self, Better, Panel};
 use crate::checkout;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -43,8 +44,39 @@ impl Record {
         of.map(|m| m.value).collect()
     }
 
+    /// What is known of where it was measured, in words.
+    pub fn setting(&self, name: &str) -> String {
+        match self.env.get(name) {
+            Some(Value::String(text)) => text.clone(),
+            Some(value) => value.to_string(),
+            None => "?".to_owned(),
+        }
+    }
+
+    /// The machine it was measured on, in words.
+    pub fn machine(&self) -> String {
+        let of = |name| self.setting(name);
+        format!(
+            "{}, {} × {}, load {} to {}; {}",
+            of("where"),
+            of("host_cpus"),
+            of("host_cpu"),
+            of("load_before"),
+            of("load_after"),
+            of("qemu"),
+        )
+    }
+
+    /// Writes the values and a plot of them to `target/bench/NAME.json` and `.svg`, and prints where they are.
+    pub fn publish(&self, name: &str, heading: &str, better: Better, panels: &[Panel]) -> Result<()> {
+        let plot = file(name, "svg")?;
+        std::fs::write(&plot, svg::draw(heading, better, panels)).context("cannot write the plot")?;
+        println!("\n{}\n{}", self.write(name)?.display(), plot.display());
+        Ok(())
+    }
+
     /// Writes `target/bench/NAME.json` and says where it is.
-    pub fn write(&self, name: &str) -> Result<PathBuf> {
+    fn write(&self, name: &str) -> Result<PathBuf> {
         let bench = self.measurements.first().map_or(name, |first| &first.bench);
         let mut list = vec![json!({ "bench": bench, "env": self.env })];
         for measurement in &self.measurements {
@@ -60,7 +92,7 @@ impl Record {
 }
 
 /// `target/bench/NAME.EXTENSION`.
-pub fn file(name: &str, extension: &str) -> Result<PathBuf> {
+fn file(name: &str, extension: &str) -> Result<PathBuf> {
     let folder = checkout::folder(checkout::target().join("bench"))?;
     Ok(folder.join(format!("{name}.{extension}")))
 }

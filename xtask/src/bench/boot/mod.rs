@@ -9,13 +9,13 @@ mod smaps;
 mod started;
 mod trace;
 
-use super::record::{self, Record};
+use super::record::Record;
 use super::{host, svg};
 use crate::native::native_kvm;
 use crate::packages::{self, Tool};
 use crate::progress::Progress;
 use crate::{binaries, checkout, images, itself, lab};
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use inside::Plan;
 use message::{Message, Profile};
 use serde_json::json;
@@ -108,17 +108,8 @@ pub fn run(args: Args) -> Result<()> {
     println!("{}", report::text(&record, &mut profiles));
     // A look at whether it works does not replace a measurement.
     let name = if args.quick { "boot-quick" } else { "boot" };
-    let plot = record::file(name, "svg")?;
-    std::fs::write(
-        &plot,
-        svg::draw(
-            &report::setting(&record),
-            svg::Better::Less,
-            &report::plot(&record),
-        ),
-    )
-    .context("cannot write the plot")?;
-    println!("\n{}\n{}", record.write(name)?.display(), plot.display());
+    let setting = report::setting(&record);
+    record.publish(name, &setting, svg::Better::Less, &report::plot(&record))?;
     measured
 }
 

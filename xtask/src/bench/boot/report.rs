@@ -133,22 +133,13 @@ pub fn text(record: &Record, profiles: &mut [Profile]) -> String {
 
 /// Where and with what it was measured, in a line.
 pub fn setting(record: &Record) -> String {
-    let env = |name: &str| match record.env.get(name) {
-        Some(serde_json::Value::String(text)) => text.clone(),
-        Some(value) => value.to_string(),
-        None => "?".to_owned(),
-    };
+    let of = |name| record.setting(name);
     format!(
-        "{}, {} vCPU, {} MiB; {}, {} × {}, load {} to {}; {}",
-        env("guest"),
-        env("vcpus"),
-        env("memory_mib"),
-        env("where"),
-        env("host_cpus"),
-        env("host_cpu"),
-        env("load_before"),
-        env("load_after"),
-        env("qemu"),
+        "{}, {} vCPU, {} MiB; {}",
+        of("guest"),
+        of("vcpus"),
+        of("memory_mib"),
+        record.machine(),
     )
 }
 

@@ -9,13 +9,13 @@ mod message;
 mod report;
 mod started;
 
-use super::record::{self, Record};
+use super::record::Record;
 use super::{host, svg};
 use crate::native::native_kvm;
 use crate::packages::{self, Tool};
 use crate::progress::Progress;
 use crate::{binaries, checkout, images, itself, lab};
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use case::Case;
 use inside::Plan;
 use message::Message;
@@ -88,17 +88,8 @@ pub fn run(args: Args) -> Result<()> {
     // A look at whether it works, or at one case, does not replace a measurement.
     let whole = !args.quick && args.only.is_empty();
     let name = if whole { "disk" } else { "disk-quick" };
-    let plot = record::file(name, "svg")?;
-    std::fs::write(
-        &plot,
-        svg::draw(
-            &report::setting(&record),
-            svg::Better::More,
-            &report::plot(&record),
-        ),
-    )
-    .context("cannot write the plot")?;
-    println!("\n{}\n{}", record.write(name)?.display(), plot.display());
+    let setting = report::setting(&record);
+    record.publish(name, &setting, svg::Better::More, &report::plot(&record))?;
     measured
 }
 

@@ -85,24 +85,15 @@ fn measured(record: &Record) -> Vec<Case> {
 
 /// Where and with what it was measured, in a line.
 pub fn setting(record: &Record) -> String {
-    let env = |name: &str| match record.env.get(name) {
-        Some(serde_json::Value::String(text)) => text.clone(),
-        Some(value) => value.to_string(),
-        None => "?".to_owned(),
-    };
+    let of = |name| record.setting(name);
     format!(
-        "{}, {} vCPU, {} MiB; disk of {} MiB in the host's cache ({}); {}, {} × {}, load {} to {}; {}",
-        env("guest"),
-        env("vcpus"),
-        env("memory_mib"),
-        env("disk_mib"),
-        env("cache"),
-        env("where"),
-        env("host_cpus"),
-        env("host_cpu"),
-        env("load_before"),
-        env("load_after"),
-        env("qemu"),
+        "{}, {} vCPU, {} MiB; disk of {} MiB in the host's cache ({}); {}",
+        of("guest"),
+        of("vcpus"),
+        of("memory_mib"),
+        of("disk_mib"),
+        of("cache"),
+        record.machine(),
     )
 }
 
