@@ -130,21 +130,55 @@ fn until(shell: &Shell<'_>, count: usize) -> Result<()> {
     }
 }
 
-/// What a process holds.
+/// What a VMM holds beside its guest's memory.
 #[derive(Debug)]
 struct Held {
     anonymous_kib: u64,
     fds: usize,
 }
 
+/// Mappings from this size on are the guest's memory.
+const GUEST: u64 = 256 << 20;
+
 impl Held {
     fn by(pid: u64) -> Result<Self> {
-        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-        let number = line.and_then(|line| line.split_whitespace().next());
+        let mut own = true;
+        let mut anonymous_kib = 0;
+        for line in fs::read_to_string(format!("/proc/{pid}/smaps"))?.lines() {
+            if let Some(size) = mapping(line) {
+                own = size < GUEST;
+            } else if let Some(value) = line.strip_prefix("Anonymous:")
+                && own
+            {
+                let number = value.split_whitespace().next();
+                anonymous_kib += number.context("an empty field")?.parse::<u64>()?;
+            }
+        }
         Ok(Self {
-            anonymous_kib: number.context("no RssAnon")?.parse()?,
+            anonymous_kib,
             fds: fs::read_dir(format!("/proc/{pid}/fd"))?.count(),
         })
+    }
+}
+
+/// The size of the mapping that `line` of smaps begins: `7f00-7f80 rw-p …`.
+fn mapping(line: &str) -> Option<u64> {
+    let (start, end) = line.split_whitespace().next()?.split_once('-')?;
+    let number = |hex| u64::from_str_radix(hex, 16).ok();
+    number(end)?.checked_sub(number(start)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapping_is_told_from_a_field() {
+        assert_eq!(
+            mapping("7f0000000000-7f0010000000 rw-p 00000000 00:00 0"),
+            Some(1 << 28)
+        );
+        assert_eq!(mapping("Anonymous:         1024 kB"), None);
+        assert_eq!(mapping("VmFlags: rd wr"), None);
     }
 }
