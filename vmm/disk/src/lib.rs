@@ -14,6 +14,7 @@ mod geometry;
 mod mailbox;
 mod operation;
 mod options;
+mod pool;
 mod qcow2;
 mod reader;
 mod request;

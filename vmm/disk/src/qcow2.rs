@@ -3,14 +3,13 @@
 //! imago's calls block, so an image has threads of its own, made when it is opened: whoever confines the process does it
 //! then. They serve every engine the image is attached to, and leave results where that engine looks for them.
 
-use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::Arc;
 
 use crate::executor::Call;
-use crate::mailbox::{Mailbox, lock};
+use crate::mailbox::Mailbox;
+use crate::pool::Pool;
 use crate::{Extent, Format, Geometry, Options};
 
 mod header;
@@ -32,21 +31,9 @@ const STACK: usize = 512 << 10;
 /// An open image and its threads.
 #[derive(Debug)]
 pub(crate) struct Image {
-    shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-#[derive(Debug)]
-struct Shared {
-    content: Content,
-    jobs: Mutex<Jobs>,
-    wake: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Jobs {
-    queue: VecDeque<Job>,
-    stop: bool,
+    // Before the content, which is closed when nobody is at work on it any more.
+    pool: Pool<Job>,
+    content: Arc<Content>,
 }
 
 #[derive(Debug)]
@@ -69,22 +56,15 @@ impl Image {
 
     fn serve(content: Content) -> io::Result<(Self, Geometry)> {
         let geometry = content.geometry();
-        let shared = Arc::new(Shared {
-            content,
-            jobs: Mutex::default(),
-            wake: Condvar::new(),
-        });
-        // Made first, so that a thread that cannot be made ends those that could.
-        let mut image = Self {
-            shared,
-            threads: Vec::new(),
-        };
-        for _ in 0..THREADS {
-            let shared = Arc::clone(&image.shared);
-            let thread = thread::Builder::new().name("qcow2".into()).stack_size(STACK);
-            image.threads.push(thread.spawn(move || shared.work())?);
-        }
-        Ok((image, geometry))
+        let content = Arc::new(content);
+        let image = Arc::clone(&content);
+        let pool = Pool::new("qcow2", (THREADS, STACK), move |job| {
+            let Job { tag, call, answer } = job;
+            // SAFETY: whoever started the call keeps its memory until the result below is there.
+            let result = unsafe { image.perform(call) };
+            answer.put(tag, result);
+        })?;
+        Ok((Self { pool, content }, geometry))
     }
 
     /// Has a call carried out, and its result put into `answer`.
@@ -93,50 +73,16 @@ impl Image {
     /// Until then the call's iovecs and the memory they name stay valid.
     pub unsafe fn start(&self, tag: u16, call: Call, answer: &Arc<Mailbox>) {
         let answer = Arc::clone(answer);
-        lock(&self.shared.jobs).queue.push_back(Job { tag, call, answer });
-        self.shared.wake.notify_one();
+        self.pool.push([Job { tag, call, answer }].into_iter());
     }
 
     /// See [`DiskReader::read_at`](crate::DiskReader::read_at); the range lies on the disk.
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.shared.content.read(offset, buf)
+        self.content.read(offset, buf)
     }
 
     /// See [`Disk::extent`](crate::Disk::extent); `offset` lies on the disk.
     pub fn extent(&self, offset: u64) -> io::Result<Extent> {
-        self.shared.content.extent(offset)
-    }
-}
-
-impl Drop for Image {
-    fn drop(&mut self) {
-        lock(&self.shared.jobs).stop = true;
-        self.shared.wake.notify_all();
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Shared {
-    fn work(&self) {
-        while let Some(Job { tag, call, answer }) = self.next() {
-            // SAFETY: whoever started the call keeps its memory until the result below is there.
-            let result = unsafe { self.content.perform(call) };
-            answer.put(tag, result);
-        }
-    }
-
-    fn next(&self) -> Option<Job> {
-        let mut jobs = lock(&self.jobs);
-        loop {
-            if let Some(job) = jobs.queue.pop_front() {
-                return Some(job);
-            }
-            if jobs.stop {
-                return None;
-            }
-            jobs = self.wake.wait(jobs).unwrap_or_else(PoisonError::into_inner);
-        }
+        self.content.extent(offset)
     }
 }

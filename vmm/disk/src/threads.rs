@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::Arc;
 
 use crate::executor::{Call, Executor};
-use crate::mailbox::{Mailbox, lock};
+use crate::mailbox::Mailbox;
+use crate::pool::Pool;
 
 /// Calls that run at once.
 const THREADS: usize = 4;
@@ -20,8 +20,8 @@ type Job = (u16, RawFd, Call);
 
 #[derive(Debug)]
 pub(crate) struct Threads {
-    shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
+    pool: Pool<Job>,
+    mailbox: Arc<Mailbox>,
     /// By place.
     files: Vec<RawFd>,
     places: u32,
@@ -31,53 +31,24 @@ pub(crate) struct Threads {
     running: usize,
 }
 
-/// Between the owner and its threads, and nobody else.
-#[derive(Debug)]
-struct Shared {
-    jobs: Mutex<Jobs>,
-    wake: Condvar,
-    done: Mailbox,
-}
-
-#[derive(Debug, Default)]
-struct Jobs {
-    queue: VecDeque<Job>,
-    stop: bool,
-}
-
 impl Threads {
     pub fn new(places: u32) -> io::Result<Self> {
-        let shared = Arc::new(Shared {
-            jobs: Mutex::default(),
-            wake: Condvar::new(),
-            done: Mailbox::new()?,
-        });
-        // Made first, so that a thread that cannot be made ends those that could.
-        let mut threads = Self {
-            shared,
-            threads: Vec::new(),
+        let mailbox = Arc::new(Mailbox::new()?);
+        let results = Arc::clone(&mailbox);
+        let pool = Pool::new("disk-io", (THREADS, STACK), move |(tag, fd, call): Job| {
+            // SAFETY: whoever pushed the call keeps its file and memory until the result below is popped.
+            let result = unsafe { perform(fd, call) };
+            results.put(tag, result);
+        })?;
+        Ok(Self {
+            pool,
+            mailbox,
             files: Vec::new(),
             places,
             pushed: Vec::new(),
             done: VecDeque::new(),
             running: 0,
-        };
-        for _ in 0..THREADS {
-            let shared = Arc::clone(&threads.shared);
-            let thread = thread::Builder::new().name("disk-io".into()).stack_size(STACK);
-            threads.threads.push(thread.spawn(move || shared.work())?);
-        }
-        Ok(threads)
-    }
-}
-
-impl Drop for Threads {
-    fn drop(&mut self) {
-        lock(&self.shared.jobs).stop = true;
-        self.shared.wake.notify_all();
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
-        }
+        })
     }
 }
 
@@ -108,14 +79,13 @@ impl Executor for Threads {
         let count = self.pushed.len();
         if count > 0 {
             self.running += count;
-            lock(&self.shared.jobs).queue.extend(self.pushed.drain(..));
-            (0..count.min(THREADS)).for_each(|_| self.shared.wake.notify_one());
+            self.pool.push(self.pushed.drain(..));
         }
         Ok(count > 0)
     }
 
     fn pop(&mut self) -> Option<(u16, i32)> {
-        let done = self.shared.done.pop(&mut self.done)?;
+        let done = self.mailbox.pop(&mut self.done)?;
         self.running -= 1;
         Some(done)
     }
@@ -125,30 +95,7 @@ impl Executor for Threads {
     }
 
     fn event(&self) -> BorrowedFd<'_> {
-        self.shared.done.event()
-    }
-}
-
-impl Shared {
-    fn work(&self) {
-        while let Some((tag, fd, call)) = self.next() {
-            // SAFETY: whoever pushed the call keeps its file and memory until the result below is popped.
-            let result = unsafe { perform(fd, call) };
-            self.done.put(tag, result);
-        }
-    }
-
-    fn next(&self) -> Option<Job> {
-        let mut jobs = lock(&self.jobs);
-        loop {
-            if let Some(job) = jobs.queue.pop_front() {
-                return Some(job);
-            }
-            if jobs.stop {
-                return None;
-            }
-            jobs = self.wake.wait(jobs).unwrap_or_else(PoisonError::into_inner);
-        }
+        self.mailbox.event()
     }
 }
 

@@ -1,0 +1,115 @@
+//! Threads for calls that block.
+
+use std::collections::VecDeque;
+use std::fmt::{self, Debug, Formatter};
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use crate::mailbox::lock;
+
+/// A number of threads that do jobs, oldest first. Dropping it waits until all are done.
+pub(crate) struct Pool<J> {
+    shared: Arc<Shared<J>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared<J> {
+    jobs: Mutex<Jobs<J>>,
+    wake: Condvar,
+}
+
+struct Jobs<J> {
+    queue: VecDeque<J>,
+    stop: bool,
+}
+
+impl<J> Debug for Pool<J> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let threads = self.threads.len();
+        f.debug_struct("Pool")
+            .field("threads", &threads)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<J: Send + 'static> Pool<J> {
+    /// `count` threads called `name`, each with `stack` bytes of stack, that do `work`.
+    pub fn new(
+        name: &str,
+        (count, stack): (usize, usize),
+        work: impl Fn(J) + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        let jobs = Mutex::new(Jobs {
+            queue: VecDeque::new(),
+            stop: false,
+        });
+        let wake = Condvar::new();
+        // Made first, so that a thread that cannot be made ends those that could.
+        let mut pool = Self {
+            shared: Arc::new(Shared { jobs, wake }),
+            threads: Vec::new(),
+        };
+        let work = Arc::new(work);
+        for _ in 0..count {
+            let (shared, work) = (Arc::clone(&pool.shared), Arc::clone(&work));
+            let thread = thread::Builder::new().name(name.into()).stack_size(stack);
+            pool.threads.push(thread.spawn(move || {
+                while let Some(job) = shared.next() {
+                    work(job);
+                }
+            })?);
+        }
+        Ok(pool)
+    }
+
+    /// Has jobs done.
+    pub fn push(&self, jobs: impl ExactSizeIterator<Item = J>) {
+        let count = jobs.len().min(self.threads.len());
+        lock(&self.shared.jobs).queue.extend(jobs);
+        (0..count).for_each(|_| self.shared.wake.notify_one());
+    }
+}
+
+impl<J> Drop for Pool<J> {
+    fn drop(&mut self) {
+        lock(&self.shared.jobs).stop = true;
+        self.shared.wake.notify_all();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl<J> Shared<J> {
+    fn next(&self) -> Option<J> {
+        let mut jobs = lock(&self.jobs);
+        loop {
+            if let Some(job) = jobs.queue.pop_front() {
+                return Some(job);
+            }
+            if jobs.stop {
+                return None;
+            }
+            jobs = self.wake.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn what_was_pushed_is_done_before_the_end() {
+        let (sender, done) = mpsc::channel();
+        let pool = Pool::new("t", (3, 64 << 10), move |job: u32| sender.send(job).unwrap()).unwrap();
+        pool.push(0..100);
+        drop(pool);
+        let mut done: Vec<u32> = done.iter().collect();
+        done.sort_unstable();
+        assert_eq!(done, (0..100).collect::<Vec<u32>>());
+    }
+}
