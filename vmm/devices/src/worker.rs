@@ -134,6 +134,13 @@ mod tests {
     }
 
     #[test]
+    fn a_worker_does_not_preempt_who_wakes_it() {
+        // SAFETY: asks for the calling thread's policy.
+        let policy = Worker::spawn("t", |_| {}, |_| unsafe { libc::sched_getscheduler(0) });
+        assert_eq!(policy.unwrap().stop().unwrap(), libc::SCHED_BATCH);
+    }
+
+    #[test]
     fn a_panic_is_reported_and_does_not_spread() {
         let (tx, rx) = mpsc::channel();
         let worker: Worker<()> =
