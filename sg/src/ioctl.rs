@@ -107,10 +107,9 @@ pub fn execute(device: impl AsFd, cdb: &[u8], data: Data<'_>, timeout: Duration)
         duration: 0,
         info: 0,
     };
-    // SAFETY: the descriptor is borrowed for the call. The header has the layout of the kernel's `struct sg_io_hdr`; its
-    // pointers are to `cdb`, `sense` and the data, with their lengths, which all outlive the call; the kernel is done
-    // with them when it returns. It writes to `sense`, which is ours, and to the data of `Data::In` alone, which is
-    // borrowed exclusively.
+    // SAFETY: the descriptor and the header, laid out as `struct sg_io_hdr`, live through the call, and so do `cdb`, `sense`
+    // and the data, to which it points with their lengths and with which the kernel is done when it returns. The kernel
+    // writes only to `sense`, which is ours, and to the data of `Data::In`, which is borrowed exclusively.
     let status = unsafe { libc::ioctl(device.as_fd().as_raw_fd(), SG_IO, &raw mut header) };
     if status != 0 {
         return Err(io::Error::last_os_error());

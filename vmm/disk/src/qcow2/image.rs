@@ -170,10 +170,11 @@ impl Content {
         // SAFETY: by this function's contract.
         let buffers = unsafe { pieces(vector) };
         let slice = |(start, len): (*mut u8, usize)| {
-            // SAFETY: the memory is valid for writes as long as the call. The guest may change it meanwhile, and nothing
-            // depends on what it holds: imago hands such slices to the kernel through our storage, fills or copies over
-            // them as a whole, or inflates into them, where what it copies back from them is bounded by their length,
-            // not by their content. No two slices are there at once that share a byte, see below.
+            // The guest may change this memory meanwhile, and nothing depends on what it holds: imago hands such slices to
+            // the kernel through our storage, fills or copies over them as a whole, or inflates into them, where what it
+            // copies back from them is bounded by their length, not by their content.
+            // SAFETY: the memory is valid for writes as long as the call, see above for who else writes it. No two
+            // slices are there at once that share a byte, see below.
             unsafe { std::slice::from_raw_parts_mut(start, len) }
         };
         self.shared(|access| {
