@@ -5,7 +5,9 @@ mod common;
 use std::path::PathBuf;
 
 use common::{vmi, with};
-use husk_vmi::{BootPlan, CacheMode, FieldError, Memory, PodResources, Topology, VmPlan, plan};
+use husk_vmi::{
+    BootPlan, CacheMode, FieldError, KernelFile, KernelOverride, Memory, PodResources, Topology, VmPlan, plan,
+};
 use serde_json::{Value, json};
 
 fn given() -> PodResources {
@@ -236,4 +238,49 @@ fn refused_without_volumes(line: &str) {
     let manifest = with(&[("volumes", json!([])), ("domain/devices/disks", json!([]))]);
     let errors = plan(&vmi(&manifest), &PodResources::default()).unwrap_err();
     assert_eq!(errors.iter().map(ToString::to_string).collect::<Vec<_>>(), [line]);
+}
+
+#[test]
+fn a_kernel_boots_from_the_manifest_or_from_the_caller() {
+    let container = json!({"image": "i", "kernelPath": "/boot/vmlinuz", "initrdPath": "/boot/initrd"});
+    let manifest = with(&[(
+        "domain/firmware/kernelBoot",
+        json!({"kernelArgs": "quiet", "container": container}),
+    )]);
+    let vmi = vmi(&manifest);
+    let errors = plan(&vmi, &given()).unwrap_err();
+    assert_eq!(errors[0].field, "spec.domain.firmware.kernelBoot.container");
+
+    let mut given = given();
+    let kernels = ("kernel-boot-volume".to_owned(), PathBuf::from("/kernels"));
+    given.volumes.extend([kernels]);
+    let planned = plan(&vmi, &given).unwrap();
+    let BootPlan::Kernel {
+        kernel: KernelFile::Beneath(kernel),
+        initrd: Some(_),
+        command_line,
+    } = &planned.boot
+    else {
+        panic!("{:?}", planned.boot)
+    };
+    assert_eq!(
+        (kernel.dir.to_str(), kernel.path.to_str()),
+        (Some("/kernels"), Some("boot/vmlinuz"))
+    );
+    assert_eq!(command_line, "quiet");
+
+    given.kernel = Some(KernelOverride {
+        kernel: Some("/my/bzImage".into()),
+        initrd: None,
+        append: Some("console=ttyS0".into()),
+    });
+    let planned = plan(&vmi, &given).unwrap();
+    let boot = BootPlan::Kernel {
+        kernel: KernelFile::Path("/my/bzImage".into()),
+        initrd: None,
+        command_line: "console=ttyS0".into(),
+    };
+    assert_eq!(planned.boot, boot);
+    let notes: Vec<String> = planned.notes.iter().map(ToString::to_string).collect();
+    assert!(notes.contains(&"spec.domain.firmware.kernelBoot: is overridden by --kernel".to_owned()));
 }
