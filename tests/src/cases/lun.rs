@@ -2,7 +2,7 @@
 
 mod host;
 
-use crate::cases::scsi::{changes, name, reservations, unit};
+use crate::cases::scsi::{changes, name, reservations, reset, unit};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::scene::{Scene, says};
@@ -121,13 +121,7 @@ fn passed_on(scene: &Scene) -> Result<()> {
         shell.ok(&read("12 30"))?;
         Ok(())
     });
-    scene.part("reset", || {
-        shell.ok(&format!("sg_reset --device --no-esc {disk}"))?;
-        // The first command after it may be answered with a unit attention.
-        shell.run(&format!("sg_turs {disk}"), PATIENCE)?;
-        shell.ok(&format!("sg_turs --number=10 {disk}"))?;
-        Ok(())
-    });
+    scene.part("reset", || reset(&shell, disk));
     scene.part("gone", || {
         device.pull(&device.disks[0])?;
         let command = format!("sg_raw --request=8 {disk} 25 00 00 00 00 00 00 00 00 00");

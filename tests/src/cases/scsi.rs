@@ -85,13 +85,7 @@ fn small(scene: &Scene) -> Result<()> {
         shell.ok(&format!("sg_turs {disk}"))?;
         Ok(())
     });
-    scene.part("reset", || {
-        shell.ok(&format!("sg_reset --device --no-esc {disk}"))?;
-        // The first command after it may be answered with a unit attention.
-        shell.run(&format!("sg_turs {disk}"), PATIENCE)?;
-        shell.ok(&format!("sg_turs --number=10 {disk}"))?;
-        Ok(())
-    });
+    scene.part("reset", || reset(&shell, &disk));
     scene.part("fio", || {
         for disk in ["sda", "sdb"] {
             let fio = format!(
@@ -209,6 +203,14 @@ fn holds(shell: &Shell<'_>, disk: &str, (first, count): (u32, u32), byte: &str) 
         "dd if={disk} bs=512 skip={first} count={count} iflag=direct of=/read status=none && \
          test $(wc -c < /read) = {bytes} && test $(tr -d '{byte}' < /read | wc -c) = 0"
     ))?;
+    Ok(())
+}
+
+pub(super) fn reset(shell: &Shell<'_>, disk: &str) -> Result<()> {
+    shell.ok(&format!("sg_reset --device --no-esc {disk}"))?;
+    // The first command after it may be answered with a unit attention.
+    shell.run(&format!("sg_turs {disk}"), PATIENCE)?;
+    shell.ok(&format!("sg_turs --number=10 {disk}"))?;
     Ok(())
 }
 
