@@ -345,6 +345,7 @@ impl Actor {
             .map_err(|e| Exit::new(ExitReason::BootFailed, e.to_string()))?;
         let running = self.running.as_mut().ok_or_else(|| error(&"no machine"))?;
         running.machine.arm(entry).map_err(|e| error(&e))?;
+        crate::program::release();
         if !paused {
             running.machine.run().map_err(|e| error(&e))?;
         }

@@ -1,0 +1,82 @@
+//! What the VMM's own program has in memory.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use rustix::mm::{Advice, madvise};
+
+/// Lets go of the pages of the program's text and constants, which are read from its file again where they are needed.
+///
+/// Most of what makes a machine and loads a kernel, a third of the program and more, is not needed again before the
+/// next reboot; a kernel frees its init sections for the same reason.
+pub fn release() {
+    // SAFETY: the callback is only called during this call, with what `dl_iterate_phdr` promises, and uses no data.
+    unsafe { libc::dl_iterate_phdr(Some(release_object), ptr::null_mut()) };
+}
+
+/// # Safety
+///
+/// To be called by `dl_iterate_phdr` only.
+unsafe extern "C" fn release_object(info: *mut libc::dl_phdr_info, _: usize, _: *mut c_void) -> c_int {
+    // SAFETY: the loader describes an object that is loaded, with so many program headers.
+    let (base, headers) = unsafe {
+        let info = &*info;
+        (
+            info.dlpi_addr,
+            std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)),
+        )
+    };
+    let page = rustix::param::page_size() as u64;
+    for header in headers {
+        if header.p_type != libc::PT_LOAD || header.p_flags & libc::PF_W != 0 {
+            continue;
+        }
+        let start = base + header.p_vaddr;
+        let end = (start + header.p_memsz).next_multiple_of(page);
+        let start = start - start % page;
+        // SAFETY: the segment is mapped from its file, privately and never for writing, so that all of its pages are
+        // as in the file, and come back as they were.
+        let released = unsafe {
+            madvise(
+                ptr::with_exposed_provenance_mut(start as usize),
+                (end - start) as usize,
+                Advice::LinuxDontNeed,
+            )
+        };
+        if let Err(error) = released {
+            tracing::debug!(%error, "the program keeps its pages");
+        }
+    }
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Resident KiB of what is mapped from the program's file and may be executed.
+    fn text() -> u64 {
+        let program = std::env::current_exe().unwrap();
+        let program = program.to_str().unwrap();
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = maps.lines();
+        let mut resident = 0;
+        while let Some(line) = lines.next() {
+            if line.ends_with(program) && line.contains(" r-xp ") {
+                let rss = lines.find_map(|line| line.strip_prefix("Rss:")).unwrap();
+                resident += rss.trim().trim_end_matches(" kB").parse::<u64>().unwrap();
+            }
+        }
+        resident
+    }
+
+    #[test]
+    fn the_text_goes_and_comes_back() {
+        let before = text();
+        release();
+        let after = text();
+        assert!(after < before, "{after} KiB of {before}");
+        // What this needs has to come back.
+        assert_eq!(format!("{:?}", Some(1.5)), "Some(1.5)");
+    }
+}
