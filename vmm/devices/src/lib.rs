@@ -7,6 +7,7 @@ pub mod bus;
 pub mod doorbell;
 pub mod legacy;
 pub mod msi;
+pub mod pace;
 pub mod pci;
 pub mod virtio;
 pub mod worker;

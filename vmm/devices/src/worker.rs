@@ -7,6 +7,8 @@ use std::thread::{self, JoinHandle};
 
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+use crate::pace::give_way;
+
 /// The end of a worker that went wrong: it panicked with this message.
 #[derive(Debug, thiserror::Error)]
 #[error("worker {name} panicked: {message}")]
@@ -80,17 +82,6 @@ impl<T: Send + 'static> Worker<T> {
 impl<T: Send + 'static> Drop for Worker<T> {
     fn drop(&mut self) {
         let _ = self.join();
-    }
-}
-
-/// Has a vCPU run on when it wakes this thread on its own processor, so that it hands over all that it has, with one
-/// kick, and is told of all of it with one interrupt. Where another processor is idle, the thread runs there at once.
-fn give_way() {
-    let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: passes one sched_param, of the calling thread.
-    if unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const parameters) } < 0 {
-        let error = io::Error::last_os_error();
-        tracing::debug!(%error, "the worker keeps its scheduling policy");
     }
 }
 

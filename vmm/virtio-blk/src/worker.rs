@@ -5,6 +5,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use husk_devices::pace::Pace;
 use husk_devices::virtio::{ActiveQueue, VirtioInterrupt};
 use husk_devices::{GuestMem, GuestMemMmap};
 use husk_disk::{Disk, SECTOR};
@@ -49,6 +50,7 @@ pub(crate) struct QueueWorker {
     rules: Rules,
     /// The used ring grew since the driver was last told.
     unsignalled: bool,
+    pace: Pace,
     /// A failure of the disk was logged.
     reported: bool,
 }
@@ -62,6 +64,7 @@ impl QueueWorker {
             rules: common.rules,
             common,
             unsignalled: false,
+            pace: Pace::default(),
             reported: false,
         }
     }
@@ -129,7 +132,7 @@ impl QueueWorker {
         self.rules = self.common.rules_now();
         let mem = self.common.mem.memory().into_inner();
         self.queue.queue.disable_notification(&*mem).map_err(broken)?;
-        let mut exhausted = false;
+        let (mut exhausted, mut found) = (false, 0);
         for _ in 0..self.queue.queue.size() {
             if !self.lane.has_room() {
                 break;
@@ -140,7 +143,9 @@ impl QueueWorker {
                 break;
             };
             self.start(chain, &mem)?;
+            found += 1;
         }
+        self.pace.found(found);
         self.kick()?;
         self.reap()?;
         self.signal(&mem);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use husk_devices::GuestMemMmap;
+use husk_devices::pace::Pace;
 use husk_devices::virtio::ActiveQueue;
 use husk_devices::virtio::chain::Segment;
 use husk_disk::{Buffer, Disk, DiskId, Engine, ErrorPolicy};
@@ -67,6 +68,7 @@ pub(crate) struct Controller {
     leaving: Vec<media::Leaving>,
     /// Where the driver may still think a unit is that is gone, and the buffer in which it was told.
     unreleased: HashMap<Address, Option<GuestAddress>>,
+    pace: Pace,
     // Scratch.
     parsed: Chain,
     buffers: Vec<Buffer>,
@@ -91,6 +93,7 @@ impl Controller {
             removing: Vec::new(),
             leaving: Vec::new(),
             unreleased: HashMap::new(),
+            pace: Pace::default(),
             parsed: Chain::default(),
             buffers: Vec::new(),
             readable: Vec::new(),
@@ -226,7 +229,8 @@ impl Controller {
         let mut more = self.reap()?;
         if let Some(mem) = self.port.memory() {
             self.serve_control(&mem);
-            self.serve_requests(&mem);
+            let found = self.serve_requests(&mem);
+            self.pace.found(found);
         }
         self.kick()?;
         more |= self.reap()?;
@@ -272,21 +276,27 @@ impl Controller {
         Ok(more)
     }
 
-    fn serve_requests(&mut self, mem: &Arc<GuestMemMmap>) {
+    /// Takes requests from all queues. Returns how many.
+    fn serve_requests(&mut self, mem: &Arc<GuestMemMmap>) -> usize {
+        let mut found = 0;
         for at in 0..self.port.lines.len() {
             let line = &self.port.lines[at];
             if line.active.index < REQUEST || !line.ready {
                 continue;
             }
-            match self.serve(at, mem) {
+            match self.serve(at, mem, &mut found) {
                 Ok(more) => self.port.lines[at].ready = more,
-                Err(reason) => return self.port.fail(&reason),
+                Err(reason) => {
+                    self.port.fail(&reason);
+                    break;
+                }
             }
         }
+        found
     }
 
-    /// Takes requests from one queue. Returns whether there are more.
-    fn serve(&mut self, at: usize, mem: &Arc<GuestMemMmap>) -> Result<bool, Broken> {
+    /// Takes requests from one queue, and counts them. Returns whether there are more.
+    fn serve(&mut self, at: usize, mem: &Arc<GuestMemMmap>, found: &mut usize) -> Result<bool, Broken> {
         let active = &mut self.port.lines[at].active;
         let (index, size) = (active.index, active.queue.size());
         let broken = |error: &dyn std::fmt::Display| format!("queue {index}: {error}");
@@ -308,6 +318,7 @@ impl Controller {
             parsed.map_err(|e| broken(&e))?;
             let begun = self.command((index, head), mem, sizes);
             begun.map_err(|e| broken(&e))?;
+            *found += 1;
         }
         Ok(true)
     }

@@ -1,0 +1,112 @@
+//! Whether a worker's thread preempts the vCPU that wakes it on its own processor.
+//!
+//! If it does, a driver with many requests hands them over one by one, each with an exit, a switch and an interrupt of
+//! its own. If it does not, a driver with one request at a time has the guest go to sleep first, and be woken again:
+//! idling costs more exits than the request. Where another processor is idle, the thread runs there at once either way.
+
+use std::io;
+
+/// Requests found one by one, each alone, until they are taken for all that the driver has at a time.
+const ALONE: u32 = 32;
+
+/// Requests served at once until the worker looks again whether there would be more if it waited: seen only then.
+const TRIAL: u32 = 1024;
+
+/// How the calling thread is scheduled, by what it finds when it is woken. A [worker](crate::worker::Worker) begins
+/// with giving way.
+#[derive(Debug, Default)]
+pub struct Pace {
+    preempts: bool,
+    /// Passes in a row that found one request, since the last change.
+    alone: u32,
+}
+
+impl Pace {
+    /// Hears of a pass over all queues that found so many requests.
+    pub fn found(&mut self, requests: usize) {
+        if self.changes(requests) {
+            let policy = if self.preempts {
+                libc::SCHED_OTHER
+            } else {
+                libc::SCHED_BATCH
+            };
+            schedule(policy);
+        }
+    }
+
+    fn changes(&mut self, requests: usize) -> bool {
+        match requests {
+            0 => return false,
+            1 => self.alone += 1,
+            _ => self.alone = 0,
+        }
+        let changes = if self.preempts {
+            requests > 1 || self.alone >= TRIAL
+        } else {
+            self.alone >= ALONE
+        };
+        if changes {
+            self.preempts = !self.preempts;
+            self.alone = 0;
+        }
+        changes
+    }
+}
+
+/// Has a vCPU run on when it wakes the calling thread on its own processor, so that it hands over all that it has, with
+/// one kick, and is told of all of it with one interrupt.
+pub(crate) fn give_way() {
+    schedule(libc::SCHED_BATCH);
+}
+
+fn schedule(policy: libc::c_int) {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: passes one sched_param, of the calling thread.
+    if unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) } < 0 {
+        let error = io::Error::last_os_error();
+        tracing::debug!(%error, policy, "the worker keeps its scheduling policy");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn policy() -> libc::c_int {
+        // SAFETY: asks for the calling thread's policy.
+        unsafe { libc::sched_getscheduler(0) }
+    }
+
+    #[test]
+    fn one_request_at_a_time_is_served_at_once() {
+        give_way();
+        let mut pace = Pace::default();
+        for _ in 1..ALONE {
+            pace.found(1);
+            pace.found(0);
+            assert_eq!(policy(), libc::SCHED_BATCH);
+        }
+        pace.found(1);
+        assert_eq!(policy(), libc::SCHED_OTHER);
+    }
+
+    #[test]
+    fn many_are_waited_for() {
+        let mut pace = Pace::default();
+        for requests in [1, 2].repeat(1000) {
+            assert!(!pace.changes(requests));
+        }
+        for _ in 0..ALONE {
+            pace.changes(1);
+        }
+        assert!(pace.preempts);
+        assert!(pace.changes(2) && !pace.preempts, "they came together");
+    }
+
+    #[test]
+    fn it_looks_again_whether_there_are_more() {
+        let mut pace = Pace::default();
+        let changes = (0..10_000).filter(|_| pace.changes(1)).count();
+        assert_eq!(changes, 2 * 10_000 / (ALONE + TRIAL) as usize + 1);
+    }
+}
