@@ -110,7 +110,7 @@ fn rounds<T>(
         let seed = first.wrapping_add(round);
         let command = format!(
             "fio --eta=never --thread --name=round --filename=/dev/{disk} --size={SIZE_MIB}m --rw=randrw --rwmixread=20 \
-             --ioengine=libaio --direct=1 --iodepth=32 --fsync=512 --bssplit=4k/50:12k/10:16k/20:64k/15:256k/5 \
+             --ioengine=libaio --direct=1 --iodepth=32 --fsync=512 --bssplit=4k/40:12k/10:16k/20:64k/20:256k/10 \
              --verify=crc32c --verify_fatal=1 --verify_state_save=0 --randseed={seed}"
         );
         let (status, text) = shell.run(&command, LIMIT)?;

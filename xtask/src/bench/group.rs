@@ -56,6 +56,18 @@ impl Group {
         Ok(Duration::from_micros(micros))
     }
 
+    /// Processor time that the guests of its processes have used, of those that still run.
+    pub fn guest(&self) -> Result<Duration> {
+        let mut ticks = 0;
+        for pid in self.pids()? {
+            // One that has just ended has no guest any more.
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            ticks += guest_ticks(&stat).unwrap_or(0);
+        }
+        let second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.context("no ticks")?;
+        Ok(Duration::from_secs_f64(ticks as f64 / second as f64))
+    }
+
     /// The processes in it.
     pub fn pids(&self) -> Result<Vec<u32>> {
         let procs = std::fs::read_to_string(self.folder.join("cgroup.procs"))?;
@@ -93,9 +105,29 @@ impl Group {
     }
 }
 
+/// `guest_time` of a line of `/proc/PID/stat`, the 43rd field; the second may have anything in its parentheses.
+fn guest_ticks(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_whitespace().nth(40)?.parse().ok()
+}
+
 impl Drop for Group {
     fn drop(&mut self) {
         let _ = self.kill();
         let _ = std::fs::remove_dir(&self.folder);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_guests_time_is_found_behind_any_name() {
+        let fields: Vec<String> = (4..=52).map(|field| field.to_string()).collect();
+        let stat = format!("7 (a) b (c)) S {}\n", fields.join(" "));
+        assert_eq!(guest_ticks(&stat), Some(43));
+        assert_eq!(guest_ticks("7 (a) S 1"), None);
+        assert_eq!(guest_ticks(""), None);
     }
 }

@@ -176,8 +176,8 @@ impl Bench<'_> {
             CELLS.len()
         );
         let mut values = Vec::new();
-        for ((cell, line), cpu_s) in CELLS.iter().zip(lines).zip(costs) {
-            values.extend(figures(cell, line, cpu_s)?);
+        for ((cell, line), cost) in CELLS.iter().zip(lines).zip(costs) {
+            values.extend(figures(cell, line, cost)?);
         }
         for (metric, unit, value) in values.into_iter().filter(|_| run.is_some()) {
             tell(&Message::Measured(Measurement {
@@ -192,20 +192,32 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Processor time of a second of a kind of request that began at `began`, in seconds.
-    fn cost(&self, started: &Started<'_>, began: Instant) -> Result<f64> {
+    /// Processor time of a second of a kind of request that began at `began`.
+    fn cost(&self, started: &Started<'_>, began: Instant) -> Result<Cost> {
         let sleep_until = |when: Instant| std::thread::sleep(when.saturating_duration_since(Instant::now()));
         sleep_until(began + Duration::from_secs(self.plan.ramp.into()) + MARGIN);
-        let (first, cpu) = (Instant::now(), started.cpu()?);
+        let (first, cpu, guest) = (Instant::now(), started.cpu()?, started.guest_cpu()?);
         let end = began + Duration::from_secs((self.plan.ramp + self.plan.seconds).into());
         sleep_until(end - MARGIN);
-        let (cpu, time) = (started.cpu()? - cpu, first.elapsed());
-        Ok(cpu.as_secs_f64() / time.as_secs_f64())
+        let (all, guest) = (started.cpu()? - cpu, started.guest_cpu()? - guest);
+        let time = first.elapsed().as_secs_f64();
+        Ok(Cost {
+            all: all.as_secs_f64() / time,
+            guest: guest.as_secs_f64() / time,
+        })
     }
 }
 
+/// Seconds of processor time for each second.
+#[derive(Debug, Clone, Copy)]
+struct Cost {
+    all: f64,
+    /// What of it the guest ran.
+    guest: f64,
+}
+
 /// The values of a kind of request from fio's line and its cost: metric, unit, value.
-fn figures(cell: &Cell, line: &str, cpu_s: f64) -> Result<Vec<(String, &'static str, f64)>> {
+fn figures(cell: &Cell, line: &str, cost: Cost) -> Result<Vec<(String, &'static str, f64)>> {
     let job = fio::job(line, cell.writes())?;
     ensure!(job.name == cell.name, "{} instead of {}", job.name, cell.name);
     let rate = if cell.streams() {
@@ -217,7 +229,12 @@ fn figures(cell: &Cell, line: &str, cpu_s: f64) -> Result<Vec<(String, &'static 
         (cell.rate(), cell.unit(), rate),
         (format!("lat_p50_us_{}", cell.name), "us", job.p50_us),
         (format!("lat_p99_us_{}", cell.name), "us", job.p99_us),
-        (format!("cpu_us_{}", cell.name), "us", cpu_s * 1e6 / job.iops),
+        (format!("cpu_us_{}", cell.name), "us", cost.all * 1e6 / job.iops),
+        (
+            format!("cpu_guest_us_{}", cell.name),
+            "us",
+            cost.guest * 1e6 / job.iops,
+        ),
     ])
 }
 
@@ -310,17 +327,19 @@ mod tests {
     #[test]
     fn a_cells_figures_have_names_of_their_own() {
         let line = format!("{LINE}{}", ";0%=0".repeat(80));
-        let values = figures(&CELLS[0], &line, 1.5).expect("figures");
+        let cost = Cost { all: 1.5, guest: 1.0 };
+        let values = figures(&CELLS[0], &line, cost).expect("figures");
         let wanted = [
             ("iops_rand4k_qd1", "1/s", 20_000.0),
             ("lat_p50_us_rand4k_qd1", "us", 33.0),
             ("lat_p99_us_rand4k_qd1", "us", 164.0),
             // A second and a half of processor time a second, for 20,000 requests.
             ("cpu_us_rand4k_qd1", "us", 75.0),
+            ("cpu_guest_us_rand4k_qd1", "us", 50.0),
         ];
         let wanted = wanted.map(|(metric, unit, value)| (metric.to_owned(), unit, value));
         assert_eq!(values, wanted);
         // Another job's line is not taken for it.
-        assert!(figures(&CELLS[1], &line, 1.5).is_err());
+        assert!(figures(&CELLS[1], &line, cost).is_err());
     }
 }

@@ -70,6 +70,7 @@ pub fn text(record: &Record, absent: &[(Case, String)]) -> String {
             "processor time for one, guest included",
             &of("µs", "cpu_us"),
         ),
+        figures(record, &cases, "of it the guest's own", &of("µs", "cpu_guest_us")),
         held(record),
         left_out.join("\n"),
     ];

@@ -82,6 +82,11 @@ impl<'a> Started<'a> {
         self.group.cpu()
     }
 
+    /// The guest's part of it.
+    pub fn guest_cpu(&self) -> Result<Duration> {
+        self.group.guest()
+    }
+
     /// Waits for the guest's end.
     ///
     /// # Errors
