@@ -1,0 +1,100 @@
+//! `husk-uevents COUNT`: for the guest of a benchmark. Tells on standard output when a SCSI disk comes, as `+SERIAL;`,
+//! and when it goes, as `-SERIAL;`, until COUNT of them have gone.
+//!
+//! It sleeps in between and says little: a guest that looks around, or a byte on a serial line, would cost more time
+//! than what is measured.
+
+use anyhow::{Context, Result, bail};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket,
+};
+use std::collections::HashMap;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::process::ExitCode;
+
+/// What the kernel itself tells, as opposed to udev.
+const KERNEL: u32 = 1;
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("husk-uevents: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    let Some(count) = std::env::args().nth(1).and_then(|word| word.parse().ok()) else {
+        bail!("no COUNT");
+    };
+    let kernel = socket(
+        AddressFamily::Netlink,
+        SockType::Datagram,
+        SockFlag::SOCK_CLOEXEC,
+        SockProtocol::NetlinkKObjectUEvent,
+    )?;
+    bind(kernel.as_raw_fd(), &NetlinkAddr::new(0, KERNEL))?;
+    tell("ready;\n")?;
+    let (mut message, mut serials, mut gone) = ([0; 8192], HashMap::new(), 0_u32);
+    while gone < count {
+        let size = recv(kernel.as_raw_fd(), &mut message, MsgFlags::empty())?;
+        match change(&message[..size]) {
+            Some(("add", disk)) => {
+                let serial = serial(disk)?;
+                tell(&format!("+{serial};\n"))?;
+                serials.insert(disk.to_owned(), serial);
+            }
+            Some(("remove", disk)) => {
+                let serial = serials.remove(disk).unwrap_or_default();
+                tell(&format!("-{serial};\n"))?;
+                gone += 1;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The action and the disk of a message that is about one: it begins with `ACTION@PATH`.
+fn change(message: &[u8]) -> Option<(&str, &str)> {
+    let head = message.split(|byte| *byte == 0).next()?;
+    let (action, path) = std::str::from_utf8(head).ok()?.split_once('@')?;
+    // A partition is a level deeper.
+    let (folder, disk) = path.rsplit_once('/')?;
+    (folder.ends_with("/block") && disk.starts_with("sd")).then_some((action, disk))
+}
+
+/// The serial number that the kernel has asked the disk for.
+fn serial(disk: &str) -> Result<String> {
+    let page = std::fs::read(format!("/sys/block/{disk}/device/vpd_pg80"))
+        .with_context(|| format!("{disk} has no serial number"))?;
+    let text = page.get(4..).unwrap_or_default();
+    Ok(String::from_utf8_lossy(text).trim().to_owned())
+}
+
+/// In one write: the line is not to be told in parts.
+fn tell(line: &str) -> Result<()> {
+    std::io::stdout().lock().write_all(line.as_bytes())?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_about_disks_are_understood() {
+        let path = "/devices/pci0000:00/0000:00:01.0/virtio0/host0/target0:0:0/0:0:0:1";
+        let message =
+            |action: &str, device: &str| format!("{action}@{path}/{device}\0ACTION={action}\0SEQNUM=7\0");
+        let told = message("add", "block/sda");
+        assert_eq!(change(told.as_bytes()), Some(("add", "sda")));
+        for other in ["block/sda/sda1", "scsi_device/0:0:0:1", "bsg/0:0:0:1"] {
+            assert_eq!(change(message("add", other).as_bytes()), None);
+        }
+        assert_eq!(change(b"libudev\0\xfe\xed"), None);
+    }
+}
