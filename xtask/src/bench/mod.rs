@@ -1,10 +1,17 @@
 //! Benchmarks beside QEMU.
 
+mod archive;
 mod boot;
 mod disk;
 mod group;
+mod guest;
 mod host;
+mod kit;
+mod measure;
+mod message;
 mod record;
+mod rounds;
+mod started;
 mod stats;
 mod svg;
 mod table;

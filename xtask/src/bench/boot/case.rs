@@ -1,10 +1,11 @@
 //! What is compared, and how each is started.
 
+use crate::bench::guest::{self, Guest};
+use crate::bench::kit::Kit;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
 
 /// A VMM in one configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,19 +27,6 @@ pub enum Source<'a> {
     Disk(&'a Path),
 }
 
-/// Files that all runs use, in a folder of their own.
-#[derive(Debug)]
-pub struct Kit {
-    /// Where the manifests go.
-    pub folder: PathBuf,
-    /// `husk`, with `husk-vmm` beside it.
-    pub husk: PathBuf,
-    /// A kernel.
-    pub kernel: PathBuf,
-    /// Its initrd.
-    pub initrd: PathBuf,
-}
-
 /// Memory of a guest that boots a kernel and an initrd.
 pub const KERNEL_MIB: u64 = 256;
 
@@ -47,8 +35,6 @@ pub const DISK_MIB: u64 = 512;
 
 /// Name of Husk's VM.
 const NAME: &str = "bench-boot";
-
-const QEMU: &str = "qemu-system-x86_64";
 
 impl Vmm {
     /// Those that boot a kernel and an initrd.
@@ -71,96 +57,53 @@ impl Vmm {
         format!("{}-disk", self.name())
     }
 
-    /// The command that boots a guest of one vCPU, with its serial line on standard output.
-    pub fn command(self, kit: &Kit, source: Source<'_>) -> Result<Command> {
-        let mut command = match self {
-            Self::Husk => husk(kit, source)?,
-            Self::Microvm => qemu("microvm,accel=kvm,rtc=on", kit, source)?,
-            Self::Q35 => qemu("q35,accel=kvm", kit, source)?,
+    /// The VMM for a guest of one vCPU.
+    pub fn ready(self, kit: &Kit, source: Source<'_>) -> Result<guest::Vmm> {
+        let (mib, append) = match source {
+            Source::Kernel(append) => (KERNEL_MIB, Some(append)),
+            Source::Disk(_) => (DISK_MIB, None),
         };
-        command
-            .stdin(Stdio::null())
-            .env_remove("RUST_LOG")
-            .env_remove("RUST_BACKTRACE");
-        Ok(command)
-    }
-
-    /// Ends a guest that would run on, as far as that takes more than killing processes.
-    pub fn end(self, kit: &Kit) {
-        if self == Self::Husk {
-            let _ = Command::new(&kit.husk)
-                .args(["stop", "--force", NAME])
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .status();
+        let guest = Guest {
+            name: NAME,
+            vcpus: 1,
+            mib,
+            append,
+        };
+        match self {
+            Self::Husk => husk(&guest, kit, source),
+            Self::Microvm => qemu(&guest, "microvm,rtc=on", kit, source),
+            Self::Q35 => qemu(&guest, "q35", kit, source),
         }
     }
 }
 
-fn husk(kit: &Kit, source: Source<'_>) -> Result<Command> {
-    let (mib, disks, volumes) = match source {
-        Source::Kernel(_) => (KERNEL_MIB, String::new(), String::new()),
-        Source::Disk(disk) => (
-            DISK_MIB,
-            "\n      disks: [{name: root, disk: {bus: virtio}}]".to_owned(),
-            format!(
-                "\n  volumes: [{{name: root, hostDisk: {{type: Disk, path: {}}}}}]",
+fn husk(guest: &Guest<'_>, kit: &Kit, source: Source<'_>) -> Result<guest::Vmm> {
+    match source {
+        Source::Kernel(_) => guest.husk(kit, "", ""),
+        Source::Disk(disk) => guest.husk(
+            kit,
+            "disks: [{name: root, disk: {bus: virtio}}]",
+            &format!(
+                "volumes: [{{name: root, hostDisk: {{type: Disk, path: {}}}}}]",
                 disk.display()
             ),
         ),
-    };
-    // As little beside the serial line as QEMU is given.
-    let manifest = format!(
-        "apiVersion: kubevirt.io/v1
-kind: VirtualMachineInstance
-metadata: {{name: {NAME}}}
-spec:
-  domain:
-    cpu: {{cores: 1}}
-    memory: {{guest: {mib}Mi}}
-    devices:
-      autoattachMemBalloon: false
-      autoattachPodInterface: false{disks}{volumes}
-"
-    );
-    let path = kit.folder.join("vmi.yaml");
-    std::fs::write(&path, manifest).with_context(|| format!("cannot write {}", path.display()))?;
-    let mut command = Command::new(&kit.husk);
-    command.arg("run").arg(path).arg("--console");
-    if let Source::Kernel(append) = source {
-        command.arg("--kernel").arg(&kit.kernel);
-        command.arg("--initrd").arg(&kit.initrd);
-        command.args(["--append", append]);
     }
-    Ok(command)
 }
 
-fn qemu(machine: &str, kit: &Kit, source: Source<'_>) -> Result<Command> {
-    let mut command = Command::new(QEMU);
-    command
-        .args(["-M", machine, "-cpu", "host", "-smp", "1"])
-        .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
-        .args(["-serial", "stdio"]);
-    match source {
-        Source::Kernel(append) => {
-            command.args(["-m", &format!("{KERNEL_MIB}M")]);
-            command.arg("-kernel").arg(&kit.kernel);
-            command.arg("-initrd").arg(&kit.initrd);
-            // What Husk adds to every command line without one.
-            command.arg("-append").arg(format!("{append} panic=1"));
-        }
-        Source::Disk(disk) => {
-            let drive = format!(
-                "if=none,id=root,format=raw,aio=io_uring,cache={},file={}",
-                cache(disk)?,
-                disk.display()
-            );
-            command.args(["-m", &format!("{DISK_MIB}M"), "-drive", &drive]);
-            command.args(["-device", "virtio-blk-pci,drive=root,bootindex=0"]);
-        }
+fn qemu(guest: &Guest<'_>, machine: &str, kit: &Kit, source: Source<'_>) -> Result<guest::Vmm> {
+    let mut vmm = guest.qemu(machine, kit);
+    if let Source::Disk(disk) = source {
+        let drive = format!(
+            "if=none,id=root,format=raw,aio=io_uring,cache={},file={}",
+            cache(disk)?,
+            disk.display()
+        );
+        vmm.command
+            .args(["-drive", &drive])
+            .args(["-device", "virtio-blk-pci,drive=root,bootindex=0"]);
     }
-    Ok(command)
+    Ok(vmm)
 }
 
 /// The cache mode that Husk takes for this file when not told one: none where the file system can.

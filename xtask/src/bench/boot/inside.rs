@@ -1,16 +1,17 @@
 //! The part that runs where KVM is: starts guests, one at a time, and tells what it measured.
 
-use super::case::{DISK_MIB, KERNEL_MIB, Kit, Source, Vmm};
-use super::message::{Message, Profile, tell};
+use super::case::{DISK_MIB, KERNEL_MIB, Source, Vmm};
+use super::profile::Profile;
 use super::smaps;
-use super::started::Started;
 use super::trace::{EXECS, EXITS, Trace};
-use crate::bench::host;
+use crate::bench::kit::Kit;
 use crate::bench::record::Measurement;
+use crate::bench::rounds::{Attempts, rotated};
+use crate::bench::started::{Started, milliseconds};
+use crate::bench::{host, message};
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -53,7 +54,7 @@ const KERNEL_PATIENCE: Duration = Duration::from_secs(90);
 const DISK_PATIENCE: Duration = Duration::from_secs(240);
 /// After that long a guest's user space is at rest.
 const REST: Duration = Duration::from_secs(1);
-/// Runs that may fail before the benchmark does: one is bad luck (an emulated processor may hang).
+/// Runs that may fail.
 const SPARE: u32 = 2;
 
 /// Does the `plan`.
@@ -66,74 +67,64 @@ pub fn run(plan: &Plan) -> Result<()> {
         .prefix("husk-bench.")
         .tempdir_in("/var/tmp")?;
     let bench = Bench {
-        kit: Kit::gather(plan, folder.path())?,
+        kit: Kit::gather(&plan.release, &plan.kernel, &plan.initrd, folder.path())?,
         trace: Trace::new()?,
-        spare: SPARE.into(),
     };
-    tell(&Message::Env(environment(&bench.kit)?));
+    let facts = [
+        ("vcpus", json!(1)),
+        ("memory_mib", json!(KERNEL_MIB)),
+        ("disk_memory_mib", json!(DISK_MIB)),
+        ("command_line", json!(TIMED)),
+        ("disk_userspace_is", json!(SYSTEMD)),
+    ];
+    message::env(host::facts(&bench.kit.husk)?, facts);
+    let attempts = Attempts::new(SPARE);
     if plan.thorough {
         for vmm in Vmm::ALL {
-            bench.attempt(vmm.name(), "warming up", || bench.timed(vmm, None))?;
+            attempts.run(vmm.name(), "warming up", || bench.timed(vmm, None))?;
         }
     }
     for run in 1..=plan.runs {
-        for vmm in rotated(Vmm::ALL, run) {
+        for vmm in rotated(&Vmm::ALL, run) {
             let what = format!("round {run} of {}", plan.runs);
-            bench.attempt(vmm.name(), &what, || bench.timed(vmm, Some(run)))?;
-            bench.attempt(vmm.name(), &what, || bench.first_line(vmm, run))?;
+            attempts.run(vmm.name(), &what, || bench.timed(vmm, Some(run)))?;
+            attempts.run(vmm.name(), &what, || bench.first_line(vmm, run))?;
         }
     }
     for run in 1..=plan.observed {
-        for vmm in rotated(Vmm::ALL, run) {
+        for vmm in rotated(&Vmm::ALL, run) {
             let what = format!("a closer look, {run} of {}", plan.observed);
-            bench.attempt(vmm.name(), &what, || bench.observed(vmm, run))?;
+            attempts.run(vmm.name(), &what, || bench.observed(vmm, run))?;
         }
     }
     for run in 1..=plan.disk_runs {
-        for vmm in rotated(Vmm::WITH_DISK, run) {
+        for vmm in rotated(&Vmm::WITH_DISK, run) {
             let what = format!("round {run} of {}", plan.disk_runs);
-            bench.attempt(&vmm.disk_name(), &what, || bench.disk(vmm, run, plan))?;
+            attempts.run(&vmm.disk_name(), &what, || bench.disk(vmm, run, plan))?;
         }
     }
     Ok(())
 }
 
-/// The same cases, another first one each round.
-fn rotated<const N: usize>(mut cases: [Vmm; N], run: u32) -> [Vmm; N] {
-    cases.rotate_left(run as usize % N);
-    cases
-}
-
 struct Bench {
     kit: Kit,
     trace: Trace,
-    spare: std::cell::Cell<u32>,
 }
 
 impl Bench {
-    /// Does `work`, again if it fails while there are spare runs.
-    fn attempt(&self, case: &str, what: &str, work: impl Fn() -> Result<()>) -> Result<()> {
-        tell(&Message::News(format!("{case}: {what}")));
-        loop {
-            match work() {
-                Ok(()) => return Ok(()),
-                Err(error) if self.spare.get() > 0 => {
-                    self.spare.set(self.spare.get() - 1);
-                    tell(&Message::Failed(format!("{case}: {what}: {error:#}")));
-                }
-                Err(error) => return Err(error.context(format!("{case}: {what}"))),
-            }
-        }
+    fn start(&self, vmm: Vmm, source: Source<'_>, patience: Duration) -> Result<Started> {
+        Started::start(vmm.ready(&self.kit, source)?, patience)
     }
 
     /// A boot and a poweroff by the clock.
     fn timed(&self, vmm: Vmm, run: Option<u32>) -> Result<()> {
         self.trace.begin(EXECS)?;
-        let mut started = Started::start(vmm, &self.kit, Source::Kernel(TIMED), KERNEL_PATIENCE)?;
-        let to_userspace = started.until(MARKER)?;
+        let mut started = self.start(vmm, Source::Kernel(TIMED), KERNEL_PATIENCE)?;
+        let to_userspace = since_start(&mut started, MARKER)?;
         started.until("\n")?;
         let uptime: f64 = started.serial.said().trim().parse().context("no uptime")?;
-        let (to_exit, cpu) = started.ended()?;
+        let to_exit = milliseconds(started.ended()?);
+        let cpu = milliseconds(started.group.cpu()?);
         let execs = self.trace.end(None)?;
         let Some(run) = run else {
             return Ok(());
@@ -151,8 +142,8 @@ impl Bench {
 
     /// A boot with the kernel's earliest console, up to its first line.
     fn first_line(&self, vmm: Vmm, run: u32) -> Result<()> {
-        let mut started = Started::start(vmm, &self.kit, Source::Kernel(EARLY), KERNEL_PATIENCE)?;
-        let first_line = started.until(FIRST_LINE)?;
+        let mut started = self.start(vmm, Source::Kernel(EARLY), KERNEL_PATIENCE)?;
+        let first_line = since_start(&mut started, FIRST_LINE)?;
         measured(vmm.name(), "pre_kernel_ms", "ms", first_line, run);
         Ok(())
     }
@@ -160,14 +151,22 @@ impl Bench {
     /// A boot under the eyes of tracepoints, then the guest at rest.
     fn observed(&self, vmm: Vmm, run: u32) -> Result<()> {
         self.trace.begin(EXITS)?;
-        let mut started = Started::start(vmm, &self.kit, Source::Kernel(IDLE), KERNEL_PATIENCE)?;
+        let mut started = self.start(vmm, Source::Kernel(IDLE), KERNEL_PATIENCE)?;
         started.until(MARKER)?;
         let exits = self.trace.end(Some(MARKER))?;
         ensure!(exits.marker.is_some(), "the trace shows no {MARKER}");
         std::thread::sleep(REST);
-        let vmm_memory = smaps::resident(started.vmm_pid()?, KERNEL_MIB)?;
+        // The process that holds the guest's memory.
+        let pid = match vmm {
+            Vmm::Husk => started.group.find("husk-vmm")?,
+            Vmm::Microvm | Vmm::Q35 => started.pid(),
+        };
+        let vmm_memory = smaps::resident(pid, KERNEL_MIB)?;
         let mut pod = vmm_memory.own_kib;
-        for pid in started.companions()? {
+        // Others that live as long as the guest, without the command its user runs.
+        let mut companions = started.group.pids()?;
+        companions.retain(|other| *other != pid && *other != started.pid());
+        for pid in companions {
             pod += smaps::resident(pid, 0)?.own_kib;
         }
         let report = |metric: &str, unit, value: u64| measured(vmm.name(), metric, unit, value as f64, run);
@@ -178,7 +177,7 @@ impl Bench {
         for (reason, count) in &exits.reasons {
             report(&format!("kvm_exits.{reason}"), "count", *count);
         }
-        tell(&Message::Profile(Profile::new(vmm.name(), exits, vmm_memory)));
+        message::more(Profile::new(vmm.name(), exits, vmm_memory));
         Ok(())
     }
 
@@ -190,12 +189,13 @@ impl Bench {
             .suffix(".img")
             .tempfile_in("/dev/shm")?;
         copy_sparse(&plan.disk, copy.path())?;
-        let mut started = Started::start(vmm, &self.kit, Source::Disk(copy.path()), DISK_PATIENCE)?;
+        let mut started = self.start(vmm, Source::Disk(copy.path()), DISK_PATIENCE)?;
         let case = vmm.disk_name();
-        let to_userspace = started.until(SYSTEMD)?;
+        let to_userspace = since_start(&mut started, SYSTEMD)?;
         let uptime = stamp(&started.serial.said()).context("the kernel's log has no times")?;
         if plan.thorough {
-            measured(&case, "to_login_ms", "ms", started.until(LOGIN)?, run);
+            let to_login = since_start(&mut started, LOGIN)?;
+            measured(&case, "to_login_ms", "ms", to_login, run);
         }
         measured(&case, "to_userspace_ms", "ms", to_userspace, run);
         measured(&case, "guest_clock_ms", "ms", uptime * 1e3, run);
@@ -209,33 +209,20 @@ fn stamp(log: &str) -> Option<f64> {
     last.split_once(']')?.0.trim().parse().ok()
 }
 
+/// Milliseconds from the start until the guest says `words`.
+fn since_start(started: &mut Started, words: &str) -> Result<f64> {
+    Ok(milliseconds(started.until(words)? - started.began))
+}
+
 fn measured(case: &str, metric: &str, unit: &str, value: f64, run: u32) {
-    tell(&Message::Measured(Measurement {
+    message::measured(Measurement {
         bench: "boot".to_owned(),
         case: case.to_owned(),
         metric: metric.to_owned(),
         unit: unit.to_owned(),
-        value: (value * 1000.0).round() / 1000.0,
+        value,
         run,
-    }));
-}
-
-impl Kit {
-    /// Copies what all runs read to a plain file system: a shared folder forgets its cache at every open.
-    fn gather(plan: &Plan, folder: &Path) -> Result<Self> {
-        let copy = |from: PathBuf, name: &str| -> Result<PathBuf> {
-            let to = folder.join(name);
-            std::fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
-            Ok(to)
-        };
-        copy(plan.release.join("husk-vmm"), "husk-vmm")?;
-        Ok(Self {
-            folder: folder.to_owned(),
-            husk: copy(plan.release.join("husk"), "husk")?,
-            kernel: copy(plan.kernel.clone(), "vmlinuz")?,
-            initrd: copy(plan.initrd.clone(), "initrd")?,
-        })
-    }
+    });
 }
 
 fn copy_sparse(from: &Path, to: &Path) -> Result<()> {
@@ -249,20 +236,6 @@ fn copy_sparse(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What the figures depend on.
-fn environment(kit: &Kit) -> Result<BTreeMap<String, serde_json::Value>> {
-    let mut facts = host::facts(&kit.husk)?;
-    let entries = [
-        ("vcpus", json!(1)),
-        ("memory_mib", json!(KERNEL_MIB)),
-        ("disk_memory_mib", json!(DISK_MIB)),
-        ("command_line", json!(TIMED)),
-        ("disk_userspace_is", json!(SYSTEMD)),
-    ];
-    facts.extend(entries.map(|(name, value)| (name.to_owned(), value)));
-    Ok(facts)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -271,12 +244,5 @@ mod tests {
     fn the_kernel_tells_the_time() {
         assert_eq!(stamp("[    0.5] a\n[   12.034567] "), Some(12.034_567));
         assert_eq!(stamp("Debian GNU/Linux\n"), None);
-    }
-
-    #[test]
-    fn every_case_is_first_in_some_round() {
-        let mut first: Vec<&str> = (1..=3).map(|run| rotated(Vmm::ALL, run)[0].name()).collect();
-        first.sort_unstable();
-        assert_eq!(first, ["husk", "qemu-microvm", "qemu-q35"]);
     }
 }

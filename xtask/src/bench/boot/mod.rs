@@ -3,23 +3,21 @@
 mod case;
 mod exits;
 mod inside;
-mod message;
+mod profile;
 mod report;
 mod smaps;
-mod started;
 mod trace;
 
+use super::measure::{self, Job};
 use super::record::Record;
-use super::{host, svg};
-use crate::native::native_kvm;
-use crate::packages::{self, Tool};
+use super::svg;
 use crate::progress::Progress;
-use crate::{binaries, checkout, images, itself, lab};
-use anyhow::{Result, bail};
+use crate::{checkout, images};
+use anyhow::Result;
 use inside::Plan;
-use message::{Message, Profile};
+use profile::Profile;
 use serde_json::json;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Arguments of `cargo xtask bench boot`.
 #[derive(clap::Args, Debug)]
@@ -73,18 +71,9 @@ pub fn run(args: Args) -> Result<()> {
     if let Some(plan) = &args.inside {
         return inside::run(&serde_json::from_str(plan)?);
     }
-    let began = Instant::now();
     let progress = Progress::new();
-    binaries::build(&progress)?;
     let [kernel, disk] = args.kernel.images();
-    images::ensure(&progress, &[kernel, disk])?;
-    if native_kvm() {
-        let qemu = Tool {
-            name: "qemu-system-x86_64",
-            package: "qemu-system-x86",
-        };
-        packages::ensure(&progress, &[qemu])?;
-    }
+    measure::prepare(&progress, &[kernel, disk], &[measure::QEMU])?;
     let kernel = images::path(kernel)?;
     let plan = Plan {
         release: checkout::release(),
@@ -96,14 +85,20 @@ pub fn run(args: Args) -> Result<()> {
         disk_runs: if args.quick { 1 } else { args.disk_runs },
         thorough: !args.quick,
     };
-    let (mut record, mut profiles) = (Record::default(), Vec::new());
-    let measured = measure(&plan, &progress, &mut record, &mut profiles);
-    let kernel = plan.kernel.parent().and_then(|folder| folder.file_name());
-    let mut env = |name: &str, value| record.env.insert(name.to_owned(), value);
-    env("where", json!(if native_kvm() { "native" } else { "lab" }));
-    env("guest", json!(kernel.map(|name| name.to_string_lossy())));
-    env("took_s", json!(began.elapsed().as_secs()));
-    env("complete", json!(measured.is_ok()));
+    let mut record = Record::default();
+    let image = plan.kernel.parent().and_then(|folder| folder.file_name());
+    let image = json!(image.map(|name| name.to_string_lossy()));
+    record.env.insert("guest".to_owned(), image);
+    let mut profiles = Vec::new();
+    let job = Job {
+        bench: "boot",
+        limit: ROUND_LIMIT * (plan.runs + plan.observed + plan.disk_runs + 1),
+        plan,
+    };
+    let measured = job.measure(&progress, &mut record, |profile: Profile, _| {
+        profiles.retain(|known: &Profile| known.case != profile.case);
+        profiles.push(profile);
+    });
     // Also of a benchmark that ended early: what was measured is true.
     println!("{}", report::text(&record, &mut profiles));
     // A look at whether it works does not replace a measurement.
@@ -111,39 +106,4 @@ pub fn run(args: Args) -> Result<()> {
     let setting = report::setting(&record);
     record.publish(name, &setting, svg::Better::Less, &report::plot(&record))?;
     measured
-}
-
-/// Has the `plan` done where KVM is.
-fn measure(plan: &Plan, progress: &Progress, record: &mut Record, profiles: &mut Vec<Profile>) -> Result<()> {
-    let copy = itself::copy()?;
-    let this = copy.to_string_lossy().into_owned();
-    let words = [
-        this,
-        "bench".into(),
-        "boot".into(),
-        "--inside".into(),
-        serde_json::to_string(plan)?,
-    ];
-    let rounds = plan.runs + plan.observed + plan.disk_runs + 1;
-    record.env.insert("load_before".to_owned(), json!(host::load()));
-    let step = progress.step("measuring");
-    let status = lab::Command::new(words)
-        .timeout(ROUND_LIMIT * rounds)
-        .lines(progress, |line| match serde_json::from_str(line) {
-            Ok(Message::News(news)) => step.news(&news),
-            Ok(Message::Failed(what)) => step.say(&format!("failed, done again: {what}")),
-            Ok(Message::Measured(measurement)) => record.measurements.push(measurement),
-            Ok(Message::Env(more)) => record.env.extend(more),
-            Ok(Message::Profile(profile)) => {
-                profiles.retain(|known: &Profile| known.case != profile.case);
-                profiles.push(profile);
-            }
-            Err(_) => step.say(line),
-        })?;
-    if status != 0 {
-        bail!("the benchmark ended early, with status {status}");
-    }
-    step.done();
-    record.env.insert("load_after".to_owned(), json!(host::load()));
-    Ok(())
 }

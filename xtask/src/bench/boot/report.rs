@@ -2,7 +2,7 @@
 
 use super::case::Vmm;
 use super::exits::Counts;
-use super::message::Profile;
+use super::profile::Profile;
 use crate::bench::record::Record;
 use crate::bench::stats::{Summary, summary};
 use crate::bench::svg::Panel;

@@ -1,5 +1,7 @@
 //! What is compared, and how each is started.
 
+use crate::bench::guest::{Guest, Vmm};
+use crate::bench::kit;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -34,17 +36,11 @@ pub enum Case {
     Q35Qcow2,
 }
 
-/// Files that all runs use, in a folder of their own.
+/// Files that all runs use.
 #[derive(Debug)]
 pub struct Kit {
-    /// Where they are, and where more may be made.
-    pub folder: PathBuf,
-    /// `husk`, with `husk-vmm` beside it.
-    pub husk: PathBuf,
-    /// A kernel.
-    pub kernel: PathBuf,
-    /// Its initrd, with what the guest is to do.
-    pub initrd: PathBuf,
+    /// Those of every benchmark; the initrd says what the guest is to do.
+    pub common: kit::Kit,
     /// The disk's image, raw.
     pub raw: PathBuf,
     /// The same in qcow2, if a case needs it.
@@ -64,8 +60,6 @@ pub const CACHE: &str = "writeback";
 
 /// Name of Husk's VM.
 const NAME: &str = "bench-disk";
-
-const QEMU: &str = "qemu-system-x86_64";
 
 impl Case {
     /// All of them, Husk's first: they are those that may not be there.
@@ -103,79 +97,49 @@ impl Case {
         matches!(self, Self::Husk | Self::HuskScsi | Self::HuskQcow2)
     }
 
-    /// The command that boots a guest with its serial line on standard output.
-    pub fn command(self, kit: &Kit) -> Result<Command> {
-        let mut command = if self.is_husk() {
-            self.husk(kit)?
-        } else {
-            self.qemu(kit)?
+    /// The VMM for it.
+    pub fn ready(self, kit: &Kit) -> Result<Vmm> {
+        let guest = Guest {
+            name: NAME,
+            vcpus: kit.vcpus,
+            mib: MEMORY_MIB,
+            append: Some(APPEND),
         };
-        command
-            .stdin(Stdio::null())
-            .env_remove("RUST_LOG")
-            .env_remove("RUST_BACKTRACE");
-        Ok(command)
-    }
-
-    /// Ends a guest that would run on, as far as that takes more than killing processes.
-    pub fn end(self, kit: &Kit) {
         if self.is_husk() {
-            let _ = Command::new(&kit.husk)
-                .args(["stop", "--force", NAME])
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .status();
+            self.husk(&guest, kit)
+        } else {
+            self.qemu(&guest, kit)
         }
     }
 
-    fn husk(self, kit: &Kit) -> Result<Command> {
-        let path = kit.folder.join("vmi.yaml");
-        std::fs::write(&path, self.manifest(kit))
-            .with_context(|| format!("cannot write {}", path.display()))?;
-        let mut command = Command::new(&kit.husk);
-        command.arg("run").arg(path).arg("--console");
-        command.arg("--kernel").arg(&kit.kernel);
-        command.arg("--initrd").arg(&kit.initrd);
-        command.args(["--append", APPEND]);
+    fn husk(self, guest: &Guest<'_>, kit: &Kit) -> Result<Vmm> {
+        let (devices, spec) = self.manifest(kit);
+        let mut vmm = guest.husk(&kit.common, &devices, &spec)?;
         if self.is_qcow2() {
             let mut volume = std::ffi::OsString::from("data=");
             volume.push(kit.qcow2()?);
-            command.arg("--volume").arg(volume);
+            vmm.command.arg("--volume").arg(volume);
         }
-        // Its overlay goes where QEMU's goes.
-        command.env("HUSK_SCRATCH_DIR", &kit.folder);
-        Ok(command)
+        Ok(vmm)
     }
 
-    fn manifest(self, kit: &Kit) -> String {
+    /// Lines of its devices and of its spec.
+    fn manifest(self, kit: &Kit) -> (String, String) {
         let bus = if self == Self::HuskScsi { "scsi" } else { "virtio" };
         let volume = if self.is_qcow2() {
             "containerDisk: {image: local/data}".to_owned()
         } else {
             format!("hostDisk: {{type: Disk, path: {}}}", kit.raw.display())
         };
-        // As little beside the disk as QEMU is given; QEMU too has a queue for each vCPU.
-        format!(
-            "apiVersion: kubevirt.io/v1
-kind: VirtualMachineInstance
-metadata: {{name: {NAME}}}
-spec:
-  domain:
-    cpu: {{cores: {}}}
-    memory: {{guest: {MEMORY_MIB}Mi}}
-    devices:
-      autoattachMemBalloon: false
-      autoattachPodInterface: false
-      blockMultiQueue: true
-      disks: [{{name: data, disk: {{bus: {bus}}}, cache: {CACHE}}}]
-  volumes: [{{name: data, {volume}}}]
-",
-            kit.vcpus
+        // QEMU too has a queue for each vCPU.
+        let disks = format!("disks: [{{name: data, disk: {{bus: {bus}}}, cache: {CACHE}}}]");
+        (
+            format!("blockMultiQueue: true\n{disks}"),
+            format!("volumes: [{{name: data, {volume}}}]"),
         )
     }
 
-    fn qemu(self, kit: &Kit) -> Result<Command> {
+    fn qemu(self, guest: &Guest<'_>, kit: &Kit) -> Result<Vmm> {
         let (format, file) = if self.is_qcow2() {
             ("qcow2", kit.overlay()?)
         } else {
@@ -189,12 +153,6 @@ spec:
             "if=none,id=data,format={format},cache={CACHE}{aio},file={}",
             file.display()
         );
-        let mut command = Command::new(QEMU);
-        command
-            .args(["-M", "q35,accel=kvm", "-cpu", "host"])
-            .args(["-smp", &kit.vcpus.to_string(), "-m", &format!("{MEMORY_MIB}M")])
-            .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
-            .args(["-serial", "stdio", "-drive", &drive]);
         let devices: &[&str] = match self {
             Self::Q35Iothread => &[
                 "-object",
@@ -218,12 +176,9 @@ spec:
             ],
             _ => &["-device", "virtio-blk-pci,drive=data"],
         };
-        command.args(devices);
-        command.arg("-kernel").arg(&kit.kernel);
-        command.arg("-initrd").arg(&kit.initrd);
-        // What Husk adds to every command line without one.
-        command.arg("-append").arg(format!("{APPEND} panic=1"));
-        Ok(command)
+        let mut vmm = guest.qemu("q35", &kit.common);
+        vmm.command.args(["-drive", &drive]).args(devices);
+        Ok(vmm)
     }
 }
 
@@ -234,7 +189,7 @@ impl Kit {
 
     /// A fresh overlay over the qcow2 image.
     fn overlay(&self) -> Result<PathBuf> {
-        let overlay = self.folder.join("overlay.qcow2");
+        let overlay = self.common.folder.join("overlay.qcow2");
         let mut create = Command::new("qemu-img");
         create
             .args(["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b"])
@@ -267,10 +222,13 @@ mod tests {
 
     fn kit() -> Kit {
         Kit {
-            folder: "/kit".into(),
-            husk: "/kit/husk".into(),
-            kernel: "/kit/vmlinuz".into(),
-            initrd: "/kit/initrd".into(),
+            common: kit::Kit {
+                folder: "/kit".into(),
+                runtime: tempfile::tempdir().expect("a folder"),
+                husk: "/kit/husk".into(),
+                kernel: "/kit/vmlinuz".into(),
+                initrd: "/kit/initrd".into(),
+            },
             raw: "/kit/data.img".into(),
             qcow2: None,
             vcpus: 3,
@@ -278,7 +236,7 @@ mod tests {
     }
 
     fn words(case: Case) -> String {
-        format!("{:?}", case.command(&kit()).expect("a command"))
+        format!("{:?}", case.ready(&kit()).expect("a command").command)
     }
 
     #[test]
@@ -303,7 +261,11 @@ mod tests {
 
     #[test]
     fn husks_cases_differ_in_their_manifest() {
-        let manifests = [Case::Husk, Case::HuskScsi, Case::HuskQcow2].map(|case| case.manifest(&kit()));
+        let manifest = |case: Case| {
+            let (devices, spec) = case.manifest(&kit());
+            devices + &spec
+        };
+        let manifests = [Case::Husk, Case::HuskScsi, Case::HuskQcow2].map(manifest);
         assert!(manifests[0].contains("bus: virtio") && manifests[0].contains("path: /kit/data.img"));
         assert!(manifests[1].contains("bus: scsi") && manifests[1].contains("path: /kit/data.img"));
         assert!(manifests[2].contains("containerDisk") && !manifests[2].contains("hostDisk"));

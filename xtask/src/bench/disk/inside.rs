@@ -1,13 +1,13 @@
 //! The part that runs where KVM is: starts guests, one at a time, and tells what it measured.
 
-use super::archive;
+use super::absent::{Absent, until};
 use super::case::{APPEND, CACHE, Case, Kit, MEMORY_MIB, qemu_img};
 use super::cell::{self, CELLS, Cell};
 use super::fio;
-use super::message::{Message, tell};
-use super::started::{Absent, Started};
-use crate::bench::host;
 use crate::bench::record::Measurement;
+use crate::bench::rounds::{Attempts, rotated};
+use crate::bench::started::Started;
+use crate::bench::{host, kit, message};
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -38,6 +38,10 @@ pub struct Plan {
     pub thorough: bool,
 }
 
+/// A case that cannot be measured here, and why.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct LeftOut(pub Case, pub String);
+
 /// Size of the disk: it fits into any host's page cache, and is left there by what reads it before each start.
 const DISK_MIB: u64 = 256;
 
@@ -47,7 +51,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 const CELL_PATIENCE: Duration = Duration::from_secs(10);
 /// Left out at both ends of a kind of request when its processor time is taken.
 const MARGIN: Duration = Duration::from_millis(250);
-/// Runs that may fail before the benchmark does: one is bad luck (an emulated processor may hang).
+/// Runs that may fail.
 const SPARE: u32 = 3;
 
 /// Does the `plan`.
@@ -59,10 +63,9 @@ pub fn run(plan: &Plan) -> Result<()> {
     let folder = tempfile::Builder::new()
         .prefix("husk-bench.")
         .tempdir_in("/var/tmp")?;
-    tell(&Message::News("making the disk".to_owned()));
+    message::news("making the disk".to_owned());
     let kit = Kit::gather(plan, folder.path())?;
-    let mut env = host::facts(&kit.husk)?;
-    let entries = [
+    let facts = [
         ("vcpus", json!(kit.vcpus)),
         ("memory_mib", json!(MEMORY_MIB)),
         ("command_line", json!(APPEND)),
@@ -72,14 +75,13 @@ pub fn run(plan: &Plan) -> Result<()> {
         ("seconds", json!(plan.seconds)),
         ("jobs", json!(cell::jobs(plan.ramp, plan.seconds))),
     ];
-    env.extend(entries.map(|(name, value)| (name.to_owned(), value)));
-    tell(&Message::Env(env));
+    message::env(host::facts(&kit.common.husk)?, facts);
 
     let mut bench = Bench {
         plan,
         kit,
         cases: plan.cases.clone(),
-        spare: SPARE,
+        attempts: Attempts::new(SPARE),
     };
     if plan.thorough {
         for case in plan.cases.iter().copied() {
@@ -87,13 +89,7 @@ pub fn run(plan: &Plan) -> Result<()> {
         }
     }
     for run in 1..=plan.runs {
-        let mut cases = bench.cases.clone();
-        if cases.is_empty() {
-            break;
-        }
-        let first = run as usize % cases.len();
-        cases.rotate_left(first);
-        for case in cases {
+        for case in rotated(&bench.cases, run) {
             bench.attempt(case, &format!("round {run} of {}", plan.runs), Some(run))?;
         }
     }
@@ -106,7 +102,7 @@ struct Bench<'a> {
     kit: Kit,
     /// Those that can be measured, as far as is known.
     cases: Vec<Case>,
-    spare: u32,
+    attempts: Attempts,
 }
 
 impl Bench<'_> {
@@ -116,31 +112,27 @@ impl Bench<'_> {
         if !self.cases.contains(&case) {
             return Ok(());
         }
-        let name = case.name();
-        tell(&Message::News(format!("{name}: {what}")));
-        loop {
-            let error = match self.measure(case, run) {
-                Ok(()) => return Ok(()),
-                Err(error) => error,
-            };
-            if let Some(Absent(why)) = error.downcast_ref() {
-                self.leave_out(case, why);
-                if case == Case::HuskQcow2 && self.cases.contains(&Case::Q35Qcow2) {
-                    self.leave_out(Case::Q35Qcow2, "there is nothing to compare it with");
+        let mut absent = None;
+        self.attempts
+            .run(case.name(), what, || match self.measure(case, run) {
+                Ok(()) => Ok(()),
+                Err(error) => {
+                    absent = Some(error.downcast::<Absent>()?);
+                    Ok(())
                 }
-                return Ok(());
+            })?;
+        if let Some(Absent(why)) = absent {
+            self.leave_out(case, &why);
+            if case == Case::HuskQcow2 && self.cases.contains(&Case::Q35Qcow2) {
+                self.leave_out(Case::Q35Qcow2, "there is nothing to compare it with");
             }
-            if self.spare == 0 {
-                return Err(error.context(format!("{name}: {what}")));
-            }
-            self.spare -= 1;
-            tell(&Message::Failed(format!("{name}: {what}: {error:#}")));
         }
+        Ok(())
     }
 
     fn leave_out(&mut self, case: Case, why: &str) {
         self.cases.retain(|known| *known != case);
-        tell(&Message::Absent(case, why.to_owned()));
+        message::more(LeftOut(case, why.to_owned()));
     }
 
     /// One guest, all kinds of requests. Its values are told at the end, all or none.
@@ -150,9 +142,9 @@ impl Bench<'_> {
         let seconds = Duration::from_secs((plan.ramp + plan.seconds).into());
         let cells = u32::try_from(CELLS.len())?;
         let patience = PATIENCE + (seconds + CELL_PATIENCE) * cells;
-        let mut started = Started::start(case, &self.kit, patience)?;
-        let (_, said) = started.until("husk-bench: disk ")?;
-        let (_, disk) = started.until(";")?;
+        let mut started = Started::start(case.ready(&self.kit)?, patience)?;
+        let (_, said) = until(&mut started, "husk-bench: disk ")?;
+        let (_, disk) = until(&mut started, ";")?;
         let sectors = disk.split(' ').nth(1).and_then(|word| word.parse().ok());
         ensure!(
             sectors == Some(DISK_MIB * 2048),
@@ -160,10 +152,10 @@ impl Bench<'_> {
         );
         let mut costs = Vec::new();
         for cell in CELLS {
-            let (began, _) = started.until(&cell::begins(cell))?;
+            let (began, _) = until(&mut started, &cell::begins(cell))?;
             costs.push(self.cost(&started, began)?);
         }
-        let (_, said) = started.until("husk-bench: done;")?;
+        let (_, said) = until(&mut started, "husk-bench: done;")?;
         started.ended()?;
         let lines = said
             .lines()
@@ -180,26 +172,26 @@ impl Bench<'_> {
             values.extend(figures(cell, line, cost)?);
         }
         for (metric, unit, value) in values.into_iter().filter(|_| run.is_some()) {
-            tell(&Message::Measured(Measurement {
+            message::measured(Measurement {
                 bench: "disk".to_owned(),
                 case: case.name().to_owned(),
                 metric,
                 unit: unit.to_owned(),
-                value: (value * 1000.0).round() / 1000.0,
+                value,
                 run: run.unwrap_or_default(),
-            }));
+            });
         }
         Ok(())
     }
 
     /// Processor time of a second of a kind of request that began at `began`.
-    fn cost(&self, started: &Started<'_>, began: Instant) -> Result<Cost> {
+    fn cost(&self, started: &Started, began: Instant) -> Result<Cost> {
         let sleep_until = |when: Instant| std::thread::sleep(when.saturating_duration_since(Instant::now()));
         sleep_until(began + Duration::from_secs(self.plan.ramp.into()) + MARGIN);
-        let (first, cpu, guest) = (Instant::now(), started.cpu()?, started.guest_cpu()?);
+        let (first, cpu, guest) = (Instant::now(), started.group.cpu()?, started.group.guest()?);
         let end = began + Duration::from_secs((self.plan.ramp + self.plan.seconds).into());
         sleep_until(end - MARGIN);
-        let (all, guest) = (started.cpu()? - cpu, started.guest_cpu()? - guest);
+        let (all, guest) = (started.group.cpu()? - cpu, started.group.guest()? - guest);
         let time = first.elapsed().as_secs_f64();
         Ok(Cost {
             all: all.as_secs_f64() / time,
@@ -239,25 +231,15 @@ fn figures(cell: &Cell, line: &str, cost: Cost) -> Result<Vec<(String, &'static 
 }
 
 impl Kit {
-    /// Copies what all runs read to a plain file system (a shared folder forgets its cache at every open), and makes
-    /// the disk.
+    /// Has the guest measure, and makes the disk.
     fn gather(plan: &Plan, folder: &Path) -> Result<Self> {
-        let copy = |from: PathBuf, name: &str| -> Result<PathBuf> {
-            let to = folder.join(name);
-            std::fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
-            Ok(to)
-        };
-        copy(plan.release.join("husk-vmm"), "husk-vmm")?;
-        let initrd = folder.join("initrd");
-        let mut archive =
-            std::fs::read(&plan.initrd).with_context(|| format!("cannot read {}", plan.initrd.display()))?;
-        archive::pad(&mut archive);
-        archive.extend(archive::newc(&[
-            ("script", include_str!("guest.sh")),
-            ("jobs", &cell::jobs(plan.ramp, plan.seconds)),
-            ("mark", cell::MARK),
-        ]));
-        std::fs::write(&initrd, archive).with_context(|| format!("cannot write {}", initrd.display()))?;
+        let common = kit::Kit::gather(&plan.release, &plan.kernel, &plan.initrd, folder)?;
+        let jobs = cell::jobs(plan.ramp, plan.seconds);
+        common.pack(&[
+            ("script", include_bytes!("guest.sh")),
+            ("jobs", jobs.as_bytes()),
+            ("mark", cell::MARK.as_bytes()),
+        ])?;
         let raw = folder.join("data.img");
         fill(&raw)?;
         let qcow2 = if plan.cases.iter().any(|case| case.is_qcow2()) {
@@ -275,10 +257,7 @@ impl Kit {
         // One is left for the VMM; more than four would only wait for each other.
         let cpus = std::thread::available_parallelism()?.get();
         Ok(Self {
-            folder: folder.to_owned(),
-            husk: copy(plan.release.join("husk"), "husk")?,
-            kernel: copy(plan.kernel.clone(), "vmlinuz")?,
-            initrd,
+            common,
             raw,
             qcow2,
             vcpus: u32::try_from((cpus / 2).clamp(1, 4))?,

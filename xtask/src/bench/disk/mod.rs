@@ -1,26 +1,24 @@
 //! `cargo xtask bench disk`: requests of several kinds to one disk, beside QEMU.
 
-mod archive;
+mod absent;
 mod case;
 mod cell;
 mod fio;
 mod inside;
-mod message;
 mod report;
-mod started;
 
+use super::measure::{self, Job};
 use super::record::Record;
-use super::{host, svg};
-use crate::native::native_kvm;
-use crate::packages::{self, Tool};
+use super::svg;
+use crate::packages::Tool;
 use crate::progress::Progress;
-use crate::{binaries, checkout, images, itself, lab};
-use anyhow::{Result, bail};
+use crate::{checkout, images};
+use anyhow::Result;
 use case::Case;
-use inside::Plan;
-use message::Message;
+use inside::{LeftOut, Plan};
 use serde_json::json;
-use std::time::{Duration, Instant};
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Arguments of `cargo xtask bench disk`.
 #[derive(clap::Args, Debug)]
@@ -50,17 +48,12 @@ pub fn run(args: Args) -> Result<()> {
     if let Some(plan) = &args.inside {
         return inside::run(&serde_json::from_str(plan)?);
     }
-    let began = Instant::now();
     let progress = Progress::new();
-    binaries::build(&progress)?;
-    images::ensure(&progress, &[IMAGE])?;
-    if native_kvm() {
-        let tools = [
-            ("qemu-system-x86_64", "qemu-system-x86"),
-            ("qemu-img", "qemu-utils"),
-        ];
-        packages::ensure(&progress, &tools.map(|(name, package)| Tool { name, package }))?;
-    }
+    let qemu_img = Tool {
+        name: "qemu-img",
+        package: "qemu-utils",
+    };
+    measure::prepare(&progress, &[IMAGE], &[measure::QEMU, qemu_img])?;
     let image = images::path(IMAGE)?;
     let (ramp, seconds) = if args.quick { (0, 1) } else { (1, 3) };
     let plan = Plan {
@@ -73,16 +66,22 @@ pub fn run(args: Args) -> Result<()> {
         seconds,
         thorough: !args.quick,
     };
-    let (mut record, mut absent) = (Record::default(), Vec::new());
-    let measured = measure(&plan, &progress, &mut record, &mut absent);
+    let mut record = Record::default();
+    record.env.insert("guest".to_owned(), json!(IMAGE));
+    let mut absent = Vec::new();
+    let rounds = (plan.runs + 1) * u32::try_from(plan.cases.len())?;
+    let job = Job {
+        bench: "disk",
+        limit: CASE_LIMIT * rounds,
+        plan,
+    };
+    let measured = job.measure(&progress, &mut record, |LeftOut(case, why), step| {
+        step.say(&format!("left out: {}: {why}", case.name()));
+        absent.push((case, why));
+    });
     let left_out = absent.iter().map(|(case, why)| (case.name(), why.as_str()));
-    let left_out: std::collections::BTreeMap<_, _> = left_out.collect();
-    let mut env = |name: &str, value| record.env.insert(name.to_owned(), value);
-    env("where", json!(if native_kvm() { "native" } else { "lab" }));
-    env("guest", json!(IMAGE));
-    env("left_out", json!(left_out));
-    env("took_s", json!(began.elapsed().as_secs()));
-    env("complete", json!(measured.is_ok()));
+    let left_out: BTreeMap<_, _> = left_out.collect();
+    record.env.insert("left_out".to_owned(), json!(left_out));
     // Also of a benchmark that ended early: what was measured is true.
     println!("{}", report::text(&record, &absent));
     // A look at whether it works, or at one case, does not replace a measurement.
@@ -97,46 +96,6 @@ pub fn run(args: Args) -> Result<()> {
 fn chosen(only: &[Case]) -> Vec<Case> {
     let wanted = |case: &Case| only.is_empty() || only.contains(case);
     Case::ALL.into_iter().filter(wanted).collect()
-}
-
-/// Has the `plan` done where KVM is.
-fn measure(
-    plan: &Plan,
-    progress: &Progress,
-    record: &mut Record,
-    absent: &mut Vec<(Case, String)>,
-) -> Result<()> {
-    let copy = itself::copy()?;
-    let this = copy.to_string_lossy().into_owned();
-    let words = [
-        this,
-        "bench".into(),
-        "disk".into(),
-        "--inside".into(),
-        serde_json::to_string(plan)?,
-    ];
-    let rounds = (plan.runs + 1) * u32::try_from(plan.cases.len())?;
-    record.env.insert("load_before".to_owned(), json!(host::load()));
-    let step = progress.step("measuring");
-    let status = lab::Command::new(words)
-        .timeout(CASE_LIMIT * rounds)
-        .lines(progress, |line| match serde_json::from_str(line) {
-            Ok(Message::News(news)) => step.news(&news),
-            Ok(Message::Failed(what)) => step.say(&format!("failed, done again: {what}")),
-            Ok(Message::Absent(case, why)) => {
-                step.say(&format!("left out: {}: {why}", case.name()));
-                absent.push((case, why));
-            }
-            Ok(Message::Measured(measurement)) => record.measurements.push(measurement),
-            Ok(Message::Env(more)) => record.env.extend(more),
-            Err(_) => step.say(line),
-        })?;
-    if status != 0 {
-        bail!("the benchmark ended early, with status {status}");
-    }
-    step.done();
-    record.env.insert("load_after".to_owned(), json!(host::load()));
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,25 +1,9 @@
-//! What the part that runs where KVM is tells the part that does not: one JSON value a line.
+//! A boot looked at closely.
 
 use super::exits::{Counts, Exits};
 use super::smaps::Resident;
-use crate::bench::record::Measurement;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-
-/// One thing told.
-#[derive(Debug, Serialize, Deserialize)]
-pub enum Message {
-    /// What is being done.
-    News(String),
-    /// A run that failed and is done again.
-    Failed(String),
-    /// A value.
-    Measured(Measurement),
-    /// What all values depend on.
-    Env(BTreeMap<String, serde_json::Value>),
-    /// Where a boot's exits, memory and time go.
-    Profile(Profile),
-}
 
 /// One boot from nearby.
 #[derive(Debug, Serialize, Deserialize)]
@@ -72,13 +56,5 @@ impl Profile {
                 .map(|(name, time)| (name, (time - began) * 1e3))
                 .collect(),
         }
-    }
-}
-
-/// Tells `message`.
-pub fn tell(message: &Message) {
-    // A map with string keys and plain values always serialises.
-    if let Ok(line) = serde_json::to_string(message) {
-        println!("{line}");
     }
 }

@@ -1,11 +1,11 @@
 //! Files for an initramfs, in the "newc" form of cpio, which the kernel also takes behind another archive.
 
-/// An archive of `files`, by name and content, with the mode of plain files.
-pub fn newc(files: &[(&str, &str)]) -> Vec<u8> {
-    const FILE: u32 = 0o100_644;
+/// An archive of `files`, by name and content, which may all be run.
+pub fn newc(files: &[(&str, &[u8])]) -> Vec<u8> {
+    const FILE: u32 = 0o100_755;
     let mut archive = Vec::new();
     for (inode, (name, content)) in (1..).zip(files) {
-        entry(&mut archive, inode, FILE, name, content.as_bytes());
+        entry(&mut archive, inode, FILE, name, content);
     }
     entry(&mut archive, 0, 0, "TRAILER!!!", &[]);
     archive
@@ -58,11 +58,11 @@ mod tests {
 
     #[test]
     fn what_is_packed_is_found() {
-        let archive = newc(&[("script", "echo a\n"), ("b", ""), ("jobs", "12345678")]);
+        let archive = newc(&[("script", b"echo a\n"), ("b", b""), ("jobs", b"12345678")]);
         let found = read(&archive);
         let names: Vec<&str> = found.iter().map(|(name, ..)| name.as_str()).collect();
         assert_eq!(names, ["script", "b", "jobs"]);
-        assert_eq!(found[0].1, 0o100_644);
+        assert_eq!(found[0].1, 0o100_755);
         assert_eq!(found[0].2, b"echo a\n");
         assert_eq!(found[2].2, b"12345678");
     }

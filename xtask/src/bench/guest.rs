@@ -1,0 +1,146 @@
+//! A guest, as Husk and QEMU are told of it: with the same machine, and as little beside it as the other has.
+
+use super::kit::Kit;
+use anyhow::{Context, Result};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What all cases of a benchmark boot.
+#[derive(Debug, Clone, Copy)]
+pub struct Guest<'a> {
+    /// Name of Husk's VM.
+    pub name: &'a str,
+    /// Its processors.
+    pub vcpus: u32,
+    /// Its memory.
+    pub mib: u64,
+    /// Command line of the kit's kernel, with its initrd; else it boots what is on its disk.
+    pub append: Option<&'a str>,
+}
+
+/// A VMM that is ready to be started: its guest's serial line is its standard output.
+#[derive(Debug)]
+pub struct Vmm {
+    /// What starts it.
+    pub command: Command,
+    /// What ends its guest, if that takes more than killing processes.
+    pub stop: Option<Command>,
+    /// Where its errors go.
+    pub errors: PathBuf,
+}
+
+const QEMU: &str = "qemu-system-x86_64";
+
+impl Guest<'_> {
+    /// Husk's command, with more lines of the manifest below `devices` and below `spec`.
+    pub fn husk(&self, kit: &Kit, devices: &str, spec: &str) -> Result<Vmm> {
+        let path = kit.folder.join("vmi.yaml");
+        std::fs::write(&path, self.manifest(devices, spec))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        let mut command = program(&kit.husk);
+        command.arg("run").arg(path).arg("--console");
+        if let Some(append) = self.append {
+            command.arg("--kernel").arg(&kit.kernel);
+            command.arg("--initrd").arg(&kit.initrd);
+            command.args(["--append", append]);
+        }
+        let mut stop = program(&kit.husk);
+        stop.args(["stop", "--force", self.name])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        // State and overlays of these VMs alone.
+        for command in [&mut command, &mut stop] {
+            command.env("HUSK_RUNTIME_DIR", kit.runtime.path());
+            command.env("HUSK_SCRATCH_DIR", &kit.folder);
+        }
+        Ok(Vmm {
+            command,
+            stop: Some(stop),
+            errors: kit.folder.join("errors"),
+        })
+    }
+
+    fn manifest(&self, devices: &str, spec: &str) -> String {
+        let lines = |indent: &str, text: &str| -> String {
+            text.lines().map(|line| format!("{indent}{line}\n")).collect()
+        };
+        format!(
+            "apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstance
+metadata: {{name: {}}}
+spec:
+  domain:
+    cpu: {{cores: {}}}
+    memory: {{guest: {}Mi}}
+    devices:
+      autoattachMemBalloon: false
+      autoattachPodInterface: false
+{}{}",
+            self.name,
+            self.vcpus,
+            self.mib,
+            lines("      ", devices),
+            lines("  ", spec),
+        )
+    }
+
+    /// QEMU's command, without a disk.
+    pub fn qemu(&self, machine: &str, kit: &Kit) -> Vmm {
+        let mut command = program(Path::new(QEMU));
+        command
+            .args(["-M", &format!("{machine},accel=kvm"), "-cpu", "host"])
+            .args(["-smp", &self.vcpus.to_string(), "-m", &format!("{}M", self.mib)])
+            .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
+            .args(["-serial", "stdio"]);
+        if let Some(append) = self.append {
+            command.arg("-kernel").arg(&kit.kernel);
+            command.arg("-initrd").arg(&kit.initrd);
+            // What Husk adds to every command line without one.
+            command.arg("-append").arg(format!("{append} panic=1"));
+        }
+        Vmm {
+            command,
+            stop: None,
+            errors: kit.folder.join("errors"),
+        }
+    }
+}
+
+/// A command without input and without what makes either VMM say more.
+fn program(path: &Path) -> Command {
+    let mut command = Command::new(path);
+    command
+        .stdin(Stdio::null())
+        .env_remove("RUST_LOG")
+        .env_remove("RUST_BACKTRACE");
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manifest_has_what_a_case_adds() {
+        let guest = Guest {
+            name: "bench",
+            vcpus: 2,
+            mib: 256,
+            append: None,
+        };
+        let text = guest.manifest("blockMultiQueue: true\ndisks: [a]", "volumes: [b]");
+        assert!(
+            text.contains("    cpu: {cores: 2}\n    memory: {guest: 256Mi}\n"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("\n      blockMultiQueue: true\n      disks: [a]\n  volumes: [b]\n"),
+            "{text}"
+        );
+        assert!(
+            guest
+                .manifest("", "")
+                .ends_with("autoattachPodInterface: false\n")
+        );
+    }
+}

@@ -1,0 +1,51 @@
+//! Files that all runs of a benchmark use, in a folder of their own.
+
+use super::archive;
+use anyhow::{Context, Result};
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+/// What every guest is started with.
+#[derive(Debug)]
+pub struct Kit {
+    /// Where all of it is, and where more may be made.
+    pub folder: PathBuf,
+    /// Husk's state, where it lies by default: in memory.
+    pub runtime: TempDir,
+    /// `husk`, with `husk-vmm` beside it.
+    pub husk: PathBuf,
+    /// A kernel.
+    pub kernel: PathBuf,
+    /// Its initrd.
+    pub initrd: PathBuf,
+}
+
+impl Kit {
+    /// Copies what all runs read to a plain file system: a shared folder forgets its cache at every open.
+    pub fn gather(release: &Path, kernel: &Path, initrd: &Path, folder: &Path) -> Result<Self> {
+        let copy = |from: &Path, name: &str| -> Result<PathBuf> {
+            let to = folder.join(name);
+            std::fs::copy(from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+            Ok(to)
+        };
+        copy(&release.join("husk-vmm"), "husk-vmm")?;
+        Ok(Self {
+            folder: folder.to_owned(),
+            runtime: tempfile::Builder::new()
+                .prefix("husk-bench.")
+                .tempdir_in("/run")?,
+            husk: copy(&release.join("husk"), "husk")?,
+            kernel: copy(kernel, "vmlinuz")?,
+            initrd: copy(initrd, "initrd")?,
+        })
+    }
+
+    /// Adds files to the initrd, by name and content.
+    pub fn pack(&self, files: &[(&str, &[u8])]) -> Result<()> {
+        let path = &self.initrd;
+        let mut archive = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        archive::pad(&mut archive);
+        archive.extend(archive::newc(files));
+        std::fs::write(path, archive).with_context(|| format!("cannot write {}", path.display()))
+    }
+}

@@ -1,0 +1,96 @@
+//! The part that does not run where KVM is: prepares a benchmark, has it done and listens.
+
+use super::host;
+use super::message::Message;
+use super::record::Record;
+use crate::native::native_kvm;
+use crate::packages::{self, Tool};
+use crate::progress::{Progress, Step};
+use crate::{binaries, images, itself, lab};
+use anyhow::{Result, bail};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+/// What the peers are, as Debian packs them.
+pub const QEMU: Tool = Tool {
+    name: "qemu-system-x86_64",
+    package: "qemu-system-x86",
+};
+
+/// Builds the binaries and finds or makes the `images`, and `tools` where there is no lab that has them.
+pub fn prepare(progress: &Progress, images: &[&str], tools: &[Tool]) -> Result<()> {
+    binaries::build(progress)?;
+    images::ensure(progress, images)?;
+    if native_kvm() {
+        packages::ensure(progress, tools)?;
+    }
+    Ok(())
+}
+
+/// A benchmark that is to be done, in a `limit` of time.
+#[derive(Debug)]
+pub struct Job<P> {
+    /// Its name.
+    pub bench: &'static str,
+    /// What the command runs itself with.
+    pub plan: P,
+    /// The longest it may take.
+    pub limit: Duration,
+}
+
+impl<P: Serialize> Job<P> {
+    /// Has it done where KVM is. What is measured goes to `record`, also if the benchmark ends early; `more` gets what
+    /// only this benchmark tells.
+    pub fn measure<T: DeserializeOwned>(
+        &self,
+        progress: &Progress,
+        record: &mut Record,
+        more: impl FnMut(T, &Step) + Send,
+    ) -> Result<()> {
+        let began = Instant::now();
+        let place = if native_kvm() { "native" } else { "lab" };
+        record.env.insert("where".to_owned(), json!(place));
+        record.env.insert("load_before".to_owned(), json!(host::load()));
+        let measured = self.listen(progress, record, more);
+        record.env.insert("load_after".to_owned(), json!(host::load()));
+        let took = json!(began.elapsed().as_secs());
+        record.env.insert("took_s".to_owned(), took);
+        record.env.insert("complete".to_owned(), json!(measured.is_ok()));
+        measured
+    }
+
+    fn listen<T: DeserializeOwned>(
+        &self,
+        progress: &Progress,
+        record: &mut Record,
+        mut more: impl FnMut(T, &Step) + Send,
+    ) -> Result<()> {
+        let copy = itself::copy()?;
+        let this = copy.to_string_lossy().into_owned();
+        let words = [
+            this,
+            "bench".into(),
+            self.bench.into(),
+            "--inside".into(),
+            serde_json::to_string(&self.plan)?,
+        ];
+        let step = progress.step("measuring");
+        let status = lab::Command::new(words)
+            .timeout(self.limit)
+            .lines(progress, |line| match serde_json::from_str(line) {
+                Ok(Message::News(news)) => step.news(&news),
+                Ok(Message::Failed(what)) => step.say(&format!("failed, done again: {what}")),
+                Ok(Message::Measured(measurement)) => record.measurements.push(measurement),
+                Ok(Message::Env(facts)) => record.env.extend(facts),
+                Ok(Message::More(thing)) => more(thing, &step),
+                Err(_) => step.say(line),
+            })?;
+        if status != 0 {
+            bail!("the benchmark ended early, with status {status}");
+        }
+        step.done();
+        Ok(())
+    }
+}

@@ -1,0 +1,126 @@
+//! A VMM that was started, its guest's serial line and what it has cost.
+
+use super::group::Group;
+use super::guest::Vmm;
+use crate::serial::Serial;
+use anyhow::{Context, Result, bail, ensure};
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A VMM, its guest and the time; dropped, all of it is ended.
+#[derive(Debug)]
+pub struct Started {
+    child: Child,
+    stop: Option<Command>,
+    errors: PathBuf,
+    /// All its processes.
+    pub group: Group,
+    /// What the guest says.
+    pub serial: Serial,
+    /// Just before the VMM's program was started.
+    pub began: Instant,
+    /// When patience ends.
+    deadline: Instant,
+}
+
+impl Started {
+    /// Starts a guest, which has until `patience` for all that is waited for.
+    pub fn start(vmm: Vmm, patience: Duration) -> Result<Self> {
+        let Vmm {
+            mut command,
+            stop,
+            errors,
+        } = vmm;
+        let group = Group::new()?;
+        group.hold(&mut command)?;
+        let log = File::create(&errors)?;
+        command.stdout(Stdio::piped()).stderr(log);
+        let began = Instant::now();
+        let mut child = command
+            .spawn()
+            .with_context(|| format!("cannot start {}", command.get_program().display()))?;
+        let stdout = child.stdout.take().context("no pipe")?;
+        Ok(Self {
+            child,
+            stop,
+            errors,
+            group,
+            serial: Serial::watch(stdout),
+            began,
+            deadline: began + patience,
+        })
+    }
+
+    /// Waits until the guest says `words`.
+    pub fn until(&mut self, words: &str) -> Result<Instant> {
+        self.first_of(&[words]).map(|(_, when)| when)
+    }
+
+    /// Waits until the guest says the first of several: which it was, and when.
+    ///
+    /// # Errors
+    /// If it does not in time, or ends; with what the VMM says of that.
+    pub fn first_of(&mut self, words: &[&str]) -> Result<(usize, Instant)> {
+        match self.serial.poll(words, self.deadline) {
+            Ok(Some(found)) => Ok(found),
+            Ok(None) => bail!(
+                "the guest did not say {words:?} in time; its last line: {}",
+                self.serial.last_line()
+            ),
+            Err(error) => {
+                let errors = std::fs::read_to_string(&self.errors).unwrap_or_default();
+                Err(match errors.trim() {
+                    "" => error,
+                    errors => error.context(errors.to_owned()),
+                })
+            }
+        }
+    }
+
+    /// Waits for the guest's end: how long it took from the start.
+    ///
+    /// # Errors
+    /// If the VMM does not end by itself, with status 0 and all it started.
+    pub fn ended(&mut self) -> Result<Duration> {
+        self.serial.wait_for_end(self.deadline)?;
+        // The end of its output is the end of it, but for moments.
+        let status = loop {
+            if let Some(status) = self.child.try_wait()? {
+                break status;
+            }
+            ensure!(
+                Instant::now() < self.deadline,
+                "it closed its output but does not end"
+            );
+            std::thread::sleep(Duration::from_micros(200));
+        };
+        let took = self.began.elapsed();
+        ensure!(status.success(), "it ended with {status}");
+        self.group.wait_until_empty(self.deadline)?;
+        Ok(took)
+    }
+
+    /// The process that was started.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None)) {
+            if let Some(stop) = &mut self.stop {
+                let _ = stop.status();
+            }
+            let _ = self.group.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// A time in milliseconds.
+pub fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
