@@ -84,6 +84,15 @@ spec:
         )
     }
 
+    /// The socket of Husk's monitor.
+    pub fn socket(&self, kit: &Kit) -> PathBuf {
+        kit.runtime
+            .path()
+            .join("default")
+            .join(self.name)
+            .join("pod.sock")
+    }
+
     /// QEMU's command, without a disk.
     pub fn qemu(&self, machine: &str, kit: &Kit) -> Vmm {
         let mut command = program(Path::new(QEMU));

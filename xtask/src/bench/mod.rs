@@ -6,6 +6,7 @@ mod disk;
 mod group;
 mod guest;
 mod host;
+mod hotplug;
 mod kit;
 mod measure;
 mod message;
@@ -15,6 +16,7 @@ mod started;
 mod stats;
 mod svg;
 mod table;
+mod trace;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -32,6 +34,8 @@ enum What {
     Boot(boot::Args),
     /// Requests of several kinds to one disk
     Disk(disk::Args),
+    /// From the request for one more disk to the guest's event
+    Hotplug(hotplug::Args),
 }
 
 /// Runs `cargo xtask bench`.
@@ -39,5 +43,6 @@ pub fn run(args: Args) -> Result<()> {
     match args.what {
         What::Boot(args) => boot::run(args),
         What::Disk(args) => disk::run(args),
+        What::Hotplug(args) => hotplug::run(args),
     }
 }

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 /// One value, as measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
-    /// The benchmark: `boot`, `disk`.
+    /// The benchmark: `boot`, `disk`, `hotplug`.
     pub bench: String,
     /// What was measured: `husk`, `qemu-q35`, …
     pub case: String,
@@ -21,7 +21,7 @@ pub struct Measurement {
     pub unit: String,
     /// The value.
     pub value: f64,
-    /// The round, from 1.
+    /// The round, from 1; it may have several values of one thing.
     pub run: u32,
 }
 

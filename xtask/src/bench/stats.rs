@@ -45,6 +45,12 @@ pub fn lower_bound(values: &[f64]) -> Option<f64> {
     sorted.get(usize::try_from(k).ok()?.checked_sub(1)?).copied()
 }
 
+/// The same for what it is not more than.
+pub fn upper_bound(values: &[f64]) -> Option<f64> {
+    let mirrored: Vec<f64> = values.iter().map(|value| -value).collect();
+    lower_bound(&mirrored).map(|bound| -bound)
+}
+
 /// Between neighbours, linear.
 fn quantile(sorted: &[f64], q: f64) -> f64 {
     let place = q * (sorted.len() - 1) as f64;
@@ -83,5 +89,15 @@ mod tests {
                 Some(6.0)
             ]
         );
+    }
+
+    #[test]
+    fn an_upper_bound_is_as_far_from_its_side() {
+        let values: Vec<f64> = (1..=8).map(f64::from).collect();
+        assert_eq!(
+            (lower_bound(&values), upper_bound(&values)),
+            (Some(2.0), Some(7.0))
+        );
+        assert_eq!(upper_bound(&values[..4]), None);
     }
 }

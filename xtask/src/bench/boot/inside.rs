@@ -1,13 +1,14 @@
 //! The part that runs where KVM is: starts guests, one at a time, and tells what it measured.
 
 use super::case::{DISK_MIB, KERNEL_MIB, Source, Vmm};
+use super::exits::Exits;
 use super::profile::Profile;
 use super::smaps;
-use super::trace::{EXECS, EXITS, Trace};
 use crate::bench::kit::Kit;
 use crate::bench::record::Measurement;
 use crate::bench::rounds::{Attempts, rotated};
 use crate::bench::started::{Started, milliseconds};
+use crate::bench::trace::{EXECS, EXITS, Trace};
 use crate::bench::{host, message};
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -125,7 +126,7 @@ impl Bench {
         let uptime: f64 = started.serial.said().trim().parse().context("no uptime")?;
         let to_exit = milliseconds(started.ended()?);
         let cpu = milliseconds(started.group.cpu()?);
-        let execs = self.trace.end(None)?;
+        let execs = Exits::read(&self.trace.end()?, None);
         let Some(run) = run else {
             return Ok(());
         };
@@ -153,7 +154,7 @@ impl Bench {
         self.trace.begin(EXITS)?;
         let mut started = self.start(vmm, Source::Kernel(IDLE), KERNEL_PATIENCE)?;
         started.until(MARKER)?;
-        let exits = self.trace.end(Some(MARKER))?;
+        let exits = Exits::read(&self.trace.end()?, Some(MARKER));
         ensure!(exits.marker.is_some(), "the trace shows no {MARKER}");
         std::thread::sleep(REST);
         // The process that holds the guest's memory.

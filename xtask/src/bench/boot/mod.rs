@@ -6,7 +6,6 @@ mod inside;
 mod profile;
 mod report;
 mod smaps;
-mod trace;
 
 use super::measure::{self, Job};
 use super::record::Record;

@@ -1,0 +1,142 @@
+//! What is compared: how each VMM is started, and how it is told to add a disk.
+
+use super::pod::Pod;
+use super::qmp::Qmp;
+use crate::bench::guest::{Guest, Vmm};
+use crate::bench::kit::Kit;
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// A VMM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Case {
+    /// `AddVolume` to the monitor of a VM.
+    Husk,
+    /// `device_add` to QEMU's PC.
+    Q35,
+}
+
+/// Memory of every guest.
+pub const MEMORY_MIB: u64 = 256;
+
+/// Command line of every guest.
+pub const APPEND: &str = "console=ttyS0 quiet husk.do=script";
+
+/// How the host caches every disk: through its page cache, so that no disk of the host is waited for.
+pub const CACHE: &str = "writeback";
+
+const GUEST: Guest<'_> = Guest {
+    name: "bench-hotplug",
+    vcpus: 1,
+    mib: MEMORY_MIB,
+    append: Some(APPEND),
+};
+
+impl Case {
+    /// Husk first.
+    pub const ALL: [Self; 2] = [Self::Husk, Self::Q35];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Husk => "husk",
+            Self::Q35 => "qemu-q35",
+        }
+    }
+
+    /// The VMM for a guest with a SCSI controller that has no disk yet.
+    pub fn ready(self, kit: &Kit) -> Result<Vmm> {
+        match self {
+            Self::Husk => GUEST.husk(kit, "", ""),
+            Self::Q35 => {
+                let mut vmm = GUEST.qemu("q35", kit);
+                let monitor = format!("unix:{},server=on,wait=off", qmp(kit).display());
+                vmm.command
+                    .args(["-device", "virtio-scsi-pci,id=scsi", "-qmp", &monitor]);
+                Ok(vmm)
+            }
+        }
+    }
+
+    /// The way to the VMM of a guest that runs.
+    pub fn connect(self, kit: &Kit) -> Result<Plug> {
+        Ok(match self {
+            Self::Husk => Plug::Husk(Pod::connect(&GUEST.socket(kit))?),
+            Self::Q35 => Plug::Qemu(Qmp::connect(&qmp(kit))?),
+        })
+    }
+}
+
+fn qmp(kit: &Kit) -> PathBuf {
+    kit.folder.join("qmp")
+}
+
+/// A connection by which disks are added and removed.
+#[derive(Debug)]
+pub enum Plug {
+    /// To Husk's monitor.
+    Husk(Pod),
+    /// To QEMU.
+    Qemu(Qmp),
+}
+
+/// The moments of an addition.
+#[derive(Debug)]
+pub struct Asked {
+    /// The VMM is asked to have the image. Husk has it with the disk.
+    pub image: Instant,
+    /// And to add the disk.
+    pub disk: Instant,
+    /// It says that it has.
+    pub answered: Instant,
+}
+
+impl Plug {
+    /// Adds a disk with this serial number.
+    pub fn add(&mut self, serial: &str, image: &Path) -> Result<Asked> {
+        match self {
+            Self::Husk(pod) => {
+                let disk = Instant::now();
+                pod.add(serial, image)?;
+                Ok(Asked {
+                    image: disk,
+                    disk,
+                    answered: Instant::now(),
+                })
+            }
+            Self::Qemu(qmp) => {
+                let file = json!({"driver": "file", "filename": image});
+                let node = json!({"driver": "raw", "node-name": serial, "file": file});
+                // Where Husk puts it too, as long as there is no other.
+                let device = json!({
+                    "driver": "scsi-hd", "id": serial, "serial": serial, "drive": serial,
+                    "bus": "scsi.0", "scsi-id": 0, "lun": 0,
+                });
+                let asked = Instant::now();
+                qmp.execute("blockdev-add", node)?;
+                let disk = Instant::now();
+                qmp.execute("device_add", device)?;
+                Ok(Asked {
+                    image: asked,
+                    disk,
+                    answered: Instant::now(),
+                })
+            }
+        }
+    }
+
+    /// Removes it, and returns when nobody has the image.
+    pub fn remove(&mut self, serial: &str) -> Result<()> {
+        match self {
+            Self::Husk(pod) => pod.remove(serial),
+            Self::Qemu(qmp) => {
+                qmp.execute("device_del", json!({"id": serial}))?;
+                qmp.deleted(serial)?;
+                qmp.execute("blockdev-del", json!({"node-name": serial}))
+            }
+        }
+    }
+}

@@ -1,0 +1,8 @@
+# Run by the small guest's /init: tells when SCSI disks come and go, then ends.
+load sd_mod
+echo sync > /sys/module/scsi_mod/parameters/scan
+load virtio_scsi
+# The kernel's own lines would come before.
+dmesg -n 1
+/husk-uevents $(cat /count)
+poweroff -f

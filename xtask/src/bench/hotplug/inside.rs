@@ -1,0 +1,187 @@
+//! The part that runs where KVM is: starts guests, one at a time, adds and removes a disk, and tells what it measured.
+
+use super::case::{APPEND, Asked, CACHE, Case, MEMORY_MIB, Plug};
+use super::told::{FILTER, Told};
+use crate::bench::kit::Kit;
+use crate::bench::record::Measurement;
+use crate::bench::rounds::{Attempts, rotated};
+use crate::bench::started::{Started, milliseconds};
+use crate::bench::trace::{PORTS, Trace};
+use crate::bench::{host, message};
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// What to measure.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Plan {
+    /// Folder of `husk`, `husk-vmm` and `husk-uevents`.
+    pub release: PathBuf,
+    /// The kernel that all boot.
+    pub kernel: PathBuf,
+    /// Its initrd.
+    pub initrd: PathBuf,
+    /// Rounds, each with a new guest of every case.
+    pub runs: u32,
+    /// Additions to a guest that do not count.
+    pub warmups: u32,
+    /// Additions that do.
+    pub additions: u32,
+}
+
+/// Size of the disk, which nobody writes.
+const DISK_MIB: u64 = 64;
+/// Until user space.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// What an addition and its removal may take.
+const PLUG_PATIENCE: Duration = Duration::from_secs(5);
+/// After that long all have done what they do after the event, and sleep.
+const REST: Duration = Duration::from_millis(100);
+/// Runs that may fail.
+const SPARE: u32 = 2;
+
+/// Does the `plan`.
+pub fn run(plan: &Plan) -> Result<()> {
+    ensure!(
+        nix::unistd::geteuid().is_root(),
+        "measuring needs root, for tracepoints and control groups"
+    );
+    let folder = tempfile::Builder::new()
+        .prefix("husk-bench.")
+        .tempdir_in("/var/tmp")?;
+    let bench = Bench::new(plan, folder.path())?;
+    let facts = [
+        ("vcpus", json!(1)),
+        ("memory_mib", json!(MEMORY_MIB)),
+        ("command_line", json!(APPEND)),
+        ("disk_mib", json!(DISK_MIB)),
+        ("cache", json!(CACHE)),
+        ("additions", json!(plan.additions)),
+        ("warmups", json!(plan.warmups)),
+    ];
+    message::env(host::facts(&bench.kit.husk)?, facts);
+    let attempts = Attempts::new(SPARE);
+    for run in 1..=plan.runs {
+        for case in rotated(&Case::ALL, run) {
+            let what = format!("round {run} of {}", plan.runs);
+            attempts.run(case.name(), &what, || bench.measure(case, run))?;
+        }
+    }
+    Ok(())
+}
+
+struct Bench<'a> {
+    plan: &'a Plan,
+    kit: Kit,
+    image: PathBuf,
+    trace: Trace,
+}
+
+/// A disk that came and went.
+struct Plugged {
+    serial: String,
+    asked: Asked,
+    /// It is to be removed.
+    removal: Instant,
+    /// Nobody has its image.
+    free: Instant,
+}
+
+impl<'a> Bench<'a> {
+    fn new(plan: &'a Plan, folder: &Path) -> Result<Self> {
+        let kit = Kit::gather(&plan.release, &plan.kernel, &plan.initrd, folder)?;
+        let program = plan.release.join("husk-uevents");
+        let program =
+            std::fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
+        let count = format!("{}\n", plan.warmups + plan.additions);
+        kit.pack(&[
+            ("script", include_bytes!("guest.sh")),
+            ("husk-uevents", &program),
+            ("count", count.as_bytes()),
+        ])?;
+        let image = folder.join("data.img");
+        File::create_new(&image)?.set_len(DISK_MIB << 20)?;
+        let trace = Trace::new()?;
+        trace.narrow(PORTS, FILTER)?;
+        Ok(Self {
+            plan,
+            kit,
+            image,
+            trace,
+        })
+    }
+
+    /// One guest, all additions. Its values are told at the end, all or none.
+    fn measure(&self, case: Case, run: u32) -> Result<()> {
+        let all = self.plan.warmups + self.plan.additions;
+        self.trace.begin(&[PORTS])?;
+        let mut started = Started::start(case.ready(&self.kit)?, PATIENCE + PLUG_PATIENCE * all)?;
+        started.until("ready;")?;
+        let mut plug = case.connect(&self.kit)?;
+        let mut plugged = Vec::new();
+        for number in 0..all {
+            // Short: each byte of it that the guest says is an exit.
+            let disk = self.plug(&mut started, &mut plug, format!("d{number}"));
+            plugged.push(disk.with_context(|| format!("addition {number}"))?);
+        }
+        started.ended()?;
+        let told = Told::read(&self.trace.end()?)?;
+        let counted = plugged.iter().skip(self.plan.warmups as usize);
+        let values = counted
+            .map(|disk| disk.figures(&told))
+            .collect::<Result<Vec<_>>>()?;
+        for (metric, time) in values.into_iter().flatten() {
+            message::measured(Measurement {
+                bench: "hotplug".to_owned(),
+                case: case.name().to_owned(),
+                metric: metric.to_owned(),
+                unit: "ms".to_owned(),
+                value: milliseconds(time),
+                run,
+            });
+        }
+        Ok(())
+    }
+
+    /// A disk comes and goes.
+    fn plug(&self, started: &mut Started, plug: &mut Plug, serial: String) -> Result<Plugged> {
+        std::thread::sleep(REST);
+        let asked = plug.add(&serial, &self.image)?;
+        started.until(&format!("+{serial};"))?;
+        std::thread::sleep(REST);
+        let removal = Instant::now();
+        plug.remove(&serial)?;
+        let free = Instant::now();
+        started.until(&format!("-{serial};"))?;
+        Ok(Plugged {
+            serial,
+            asked,
+            removal,
+            free,
+        })
+    }
+}
+
+impl Plugged {
+    /// How long each step took. The guest's moments are not when its words arrive: Husk's console comes by way of two
+    /// more processes.
+    fn figures(&self, told: &Told) -> Result<[(&'static str, Duration); 5]> {
+        let Asked {
+            image,
+            disk,
+            answered,
+        } = self.asked;
+        let there = format!("+{};", self.serial);
+        let gone = format!("-{};", self.serial);
+        Ok([
+            ("hotplug_ms", told.since(disk, &there)?),
+            ("hotplug_with_image_ms", told.since(image, &there)?),
+            ("hotplug_answer_ms", answered - disk),
+            ("unplug_ms", told.since(self.removal, &gone)?),
+            ("unplug_free_ms", self.free - self.removal),
+        ])
+    }
+}

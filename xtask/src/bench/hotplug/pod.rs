@@ -1,0 +1,63 @@
+//! Husk's monitor, by gRPC, on one connection as QEMU's.
+
+use anyhow::{Context, Result, ensure};
+use husk_proto::shim::v1::add_volume_request::Cache;
+use husk_proto::shim::v1::pod_client::PodClient;
+use husk_proto::shim::v1::{AddVolumeRequest, RemoveVolumeRequest};
+use hyper_util::rt::TokioIo;
+use std::path::Path;
+use tokio::net::UnixStream;
+use tokio::runtime::{Builder, Runtime};
+use tonic::transport::{Channel, Endpoint};
+
+/// A connection.
+#[derive(Debug)]
+pub struct Pod {
+    runtime: Runtime,
+    client: PodClient<Channel>,
+}
+
+impl Pod {
+    /// Connects.
+    pub fn connect(socket: &Path) -> Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let path = socket.to_owned();
+        let connector = tower::service_fn(move |_| {
+            let path = path.clone();
+            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        });
+        let endpoint = Endpoint::from_static("http://pod");
+        let channel = runtime
+            .block_on(endpoint.connect_with_connector(connector))
+            .with_context(|| format!("cannot reach {}", socket.display()))?;
+        Ok(Self {
+            runtime,
+            client: PodClient::new(channel),
+        })
+    }
+
+    /// Adds the image as a volume.
+    pub fn add(&mut self, name: &str, image: &Path) -> Result<()> {
+        let request = AddVolumeRequest {
+            name: name.to_owned(),
+            path: image.to_string_lossy().into_owned(),
+            serial: name.to_owned(),
+            cache: Cache::Writeback.into(),
+            read_only: false,
+        };
+        let added = self.runtime.block_on(self.client.add_volume(request));
+        added.context("AddVolume")?;
+        Ok(())
+    }
+
+    /// Removes a volume.
+    pub fn remove(&mut self, name: &str) -> Result<()> {
+        let request = RemoveVolumeRequest {
+            name: name.to_owned(),
+        };
+        let removed = self.runtime.block_on(self.client.remove_volume(request));
+        let error = removed.context("RemoveVolume")?.into_inner().flush_error;
+        ensure!(error.is_empty(), "RemoveVolume: {error}");
+        Ok(())
+    }
+}

@@ -1,0 +1,76 @@
+//! What a guest wrote to its serial line, and when: as the host's kernel saw it, before either VMM did.
+
+use anyhow::{Context, Result};
+use nix::time::{ClockId, clock_gettime};
+use std::time::{Duration, Instant};
+
+/// Of kvm_pio events, those in which a byte is written to COM1.
+pub const FILTER: &str = "port == 0x3f8 && rw == 1";
+
+/// The bytes, each with its moment.
+#[derive(Debug)]
+pub struct Told {
+    text: Vec<u8>,
+    /// Seconds of the monotonic clock.
+    moments: Vec<f64>,
+    /// A moment by both clocks.
+    now: (Instant, f64),
+}
+
+impl Told {
+    /// Reads the text form of a trace.
+    pub fn read(trace: &str) -> Result<Self> {
+        let clock = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
+        let now = (Instant::now(), clock.as_secs_f64());
+        let (text, moments) = trace.lines().filter_map(byte).unzip();
+        Ok(Self { text, moments, now })
+    }
+
+    /// How long after `start` the guest had told `words`, which it tells once.
+    pub fn since(&self, start: Instant, words: &str) -> Result<Duration> {
+        let mut places = self.text.windows(words.len());
+        let place = places.position(|window| window == words.as_bytes());
+        let last = place.with_context(|| format!("the trace shows no {words:?}"))? + words.len() - 1;
+        let (now, clock) = self.now;
+        let start = clock - (now - start).as_secs_f64();
+        Ok(Duration::try_from_secs_f64(self.moments[last] - start)?)
+    }
+}
+
+/// `vcpu0-97 [000] ..... 11.300001: kvm_pio: pio_write at 0x3f8 size 1 count 1 val 0x4b`
+fn byte(line: &str) -> Option<(u8, f64)> {
+    let (head, event) = line.split_once(": kvm_pio: pio_write at 0x3f8 ")?;
+    let (_, value) = event.split_once("val 0x")?;
+    let value = u8::from_str_radix(value.split(' ').next()?, 16).ok()?;
+    Some((value, head.rsplit(' ').next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_have_the_moment_of_their_last_byte() {
+        let clock = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC).expect("a clock"));
+        let start = Instant::now();
+        let line = |byte: char, after: f64| {
+            let time = clock.as_secs_f64() + after;
+            format!(
+                "     vcpu0-97  [000] ..... {time:.6}: kvm_pio: pio_write at 0x3f8 size 1 count 1 val {:#x} \n",
+                u32::from(byte)
+            )
+        };
+        let trace = [
+            line('+', 0.1),
+            line('d', 0.2),
+            line('1', 0.3),
+            line(';', 0.4),
+            line('\r', 0.5),
+        ]
+        .concat();
+        let told = Told::read(&format!("# tracer: nop\n{trace}")).expect("a trace");
+        let took = told.since(start, "+d1;").expect("told").as_secs_f64();
+        assert!((took - 0.4).abs() < 0.05, "{took}");
+        assert!(told.since(start, "-d1;").is_err());
+    }
+}
