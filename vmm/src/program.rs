@@ -14,6 +14,12 @@ pub fn release() {
     unsafe { libc::dl_iterate_phdr(Some(release_object), ptr::null_mut()) };
 }
 
+/// Gives back memory that the allocator keeps and nobody uses: a thousand disks leave a mebibyte of it.
+pub fn trim() {
+    // SAFETY: may be called at any time, from any thread.
+    unsafe { libc::malloc_trim(0) };
+}
+
 /// # Safety
 ///
 /// To be called by `dl_iterate_phdr` only.

@@ -169,7 +169,11 @@ pub(super) async fn add(fds: FdReceiver, scsi: ScsiHandle, disk: Option<pb::Scsi
 pub(super) async fn remove(scsi: ScsiHandle, id: String) -> Result<pb::RemoveDiskResponse, Status> {
     let removed = scsi.remove(&id).await.map_err(|e| status(&e))?;
     // Elsewhere: closing is when some file systems write.
-    let closed = tokio::task::spawn_blocking(move || drop(removed.disk)).await;
+    let closed = tokio::task::spawn_blocking(move || {
+        drop(removed.disk);
+        crate::program::trim();
+    })
+    .await;
     closed.map_err(|e| Status::internal(e.to_string()))?;
     let flush_error = removed.flushed.err().map_or(String::new(), |e| e.to_string());
     Ok(pb::RemoveDiskResponse { flush_error })
