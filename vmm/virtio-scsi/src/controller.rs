@@ -22,6 +22,7 @@ use crate::request::{Chain, Code};
 use crate::slots::Slots;
 use crate::table::Table;
 use crate::target::Attention;
+use crate::unit::Unit;
 
 mod control;
 mod event_queue;
@@ -143,7 +144,12 @@ impl Controller {
         self.events.begin(driver.features);
         self.port = Port::new(driver);
         self.go_on_with_removals();
-        for disk in self.held.drain(..) {
+        for disk in std::mem::take(&mut self.held) {
+            let leaves = |(_, unit): (u32, &Unit)| unit.disk == Some(disk) && unit.removal.is_some();
+            if self.table.iter().any(leaves) {
+                // Whoever takes a disk away does not want to hear of its errors again.
+                let _ = self.engine.set_error_policy(disk, ErrorPolicy::Report);
+            }
             self.engine.retry_held(disk);
         }
     }

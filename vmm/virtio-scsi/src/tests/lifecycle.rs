@@ -143,6 +143,30 @@ fn a_unit_can_be_removed_while_paused() {
 }
 
 #[test]
+fn errors_of_a_unit_that_goes_pause_nothing_more() {
+    let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Stop);
+    let (_, response) = guest.add(at(0, 0), &write10(0, 1), &[(DATA, 512, 0)]);
+    guest.request[0].kick();
+    let write = Guest::made(&script, 1)[0];
+    script.finish(write.tag, Err(libc::EIO));
+    let stops = Arc::clone(&guest.stops);
+    wait_for("the owner's call", || {
+        (stops.lock().unwrap().len() == 1).then_some(())
+    });
+    let queues = guest.scsi.quiesce().unwrap();
+    let removal = guest.handle.remove("first");
+    guest.activate(HOTPLUG | CHANGE, queues);
+    let again = Guest::made(&script, 2)[1];
+    script.finish(again.tag, Err(libc::EIO));
+    let (_, used) = guest.request[0].wait();
+    assert_eq!(guest.ended(response, used).sense().0, 3);
+    let flush = Guest::made(&script, 3)[2];
+    script.finish(flush.tag, Ok(()));
+    removal.wait().unwrap();
+    assert_eq!(stops.lock().unwrap().len(), 1);
+}
+
+#[test]
 fn drivers_come_and_go() {
     let (mut guest, file) = Guest::new();
     for round in 0..20u8 {
