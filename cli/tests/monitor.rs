@@ -142,7 +142,7 @@ fn volumes_are_added_and_removed() {
         (
             1,
             "".into(),
-            "demo: removed volume lost\nerror: what was written last may be lost: no space; left\n".into()
+            "demo: removed volume lost\nerror: volume lost: what was written last may be lost: no space; left\n".into()
         )
     );
     assert_eq!(run("addvolume demo --path /b").0, 2);

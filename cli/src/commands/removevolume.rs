@@ -9,7 +9,7 @@ use crate::vm_ref::VmRef;
 /// Take a disk away that `husk addvolume` gave
 ///
 /// The guest is told, and has five seconds to write what it still has for the disk: unmount it there first. Done when
-/// the image is closed.
+/// the image is closed. A VM that is paused has them when it is resumed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The VM: NAME or NAMESPACE/NAME
@@ -30,7 +30,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         match removed.get_ref().flush_error.as_str() {
             "" => Ok(()),
             error => Err(Failure::Runtime(format!(
-                "what was written last may be lost: {}",
+                "volume {}: what was written last may be lost: {}",
+                args.volume_name,
                 one_line(error)
             ))),
         }

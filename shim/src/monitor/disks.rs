@@ -1,6 +1,6 @@
 //! The actor that owns the table of a VM's disks while it runs: plugs volumes, unplugs them, and lets disks grow.
 //!
-//! One thing after the other: while a volume is unplugged, for which the guest has seconds, the next request waits.
+//! One thing after the other, but for unplugging: the guest has seconds for it, and one that is paused takes longer.
 
 mod table;
 
@@ -16,7 +16,7 @@ use husk_proto::vmm::v1::vmm_client::VmmClient;
 use husk_proto::vmm::v1::{AddDiskRequest, RemoveDiskRequest, ResizeDiskRequest};
 use husk_vmi::{DiskPlan, NewVolume, Plug, ScsiAddress, VmPlan};
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
@@ -31,8 +31,10 @@ pub(super) use table::Table;
 
 /// How long the VMM may take to add a disk or to resize one.
 const AT_ONCE: Duration = Duration::from_secs(30);
-/// How long it may take to remove one: the guest has 5 s, and what it wrote must become stable.
+/// How long is waited for the removal of one: the guest has 5 s, and what it wrote must become stable.
 const REMOVED_WITHIN: Duration = Duration::from_secs(60);
+/// The same if the VM is paused: enough for what a guest that stands still need not let go of.
+const REMOVED_PAUSED_WITHIN: Duration = Duration::from_secs(3);
 /// Addresses to try where the guest has not let go of what was there.
 const TRIES: usize = 8;
 
@@ -59,7 +61,7 @@ pub(super) struct Link {
 }
 
 /// A volume that was unplugged.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Removed {
     /// Why what the guest wrote last may not be on stable storage; empty if it is.
     pub(super) flush_error: String,
@@ -77,9 +79,22 @@ impl Handle {
         self.ask(|reply| Command::Add(volume, reply)).await
     }
 
-    /// Unplugs a volume that was plugged.
-    pub(super) async fn remove(&self, name: String) -> Result<Removed, Status> {
-        self.ask(|reply| Command::Remove(name, reply)).await
+    /// Unplugs a volume that was plugged. If that takes too long it goes on, and ends when it can.
+    pub(super) async fn remove(&self, name: String, paused: bool) -> Result<Removed, Status> {
+        let (limit, why) = if paused {
+            (
+                REMOVED_PAUSED_WITHIN,
+                "the VM is paused, and it goes when that is resumed",
+            )
+        } else {
+            (
+                REMOVED_WITHIN,
+                "its storage does not answer, or the VM was paused; it goes when it can",
+            )
+        };
+        let text = format!("volume {name:?} is still in use: {why}");
+        let removed = timeout(limit, self.ask(|reply| Command::Remove(name, reply))).await;
+        removed.unwrap_or_else(|_| Err(Status::deadline_exceeded(text)))
     }
 
     async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Status> {
@@ -119,7 +134,13 @@ pub(super) struct Disks {
     link: Option<Link>,
     watched: HashMap<String, Watched>,
     measuring: Option<JoinHandle<Measured>>,
+    /// Who waits for what is being unplugged.
+    waiting: HashMap<String, Vec<Reply<Removed>>>,
+    unplugging: JoinSet<Unplugged>,
 }
+
+/// What the VMM says of a removal.
+type Unplugged = (String, Result<String, Status>);
 
 impl Disks {
     /// The disks of a plan, which is kept up to date in the file `kept`.
@@ -131,6 +152,8 @@ impl Disks {
             link: None,
             watched: HashMap::new(),
             measuring: None,
+            waiting: HashMap::new(),
+            unplugging: JoinSet::new(),
         };
         (disks, Handle { mailbox: sender })
     }
@@ -146,6 +169,10 @@ impl Disks {
                     None => pending().await,
                 },
                 _ = ticks.tick(), if self.measuring.is_none() && !self.watched.is_empty() => self.measure(),
+                Some(unplugged) = self.unplugging.join_next() => match unplugged {
+                    Ok((name, removed)) => self.unplugged(&name, removed),
+                    Err(error) => warn!(%error, "unplugging a volume"),
+                },
                 measured = done(&mut self.measuring) => {
                     self.measuring = None;
                     self.compare(measured).await;
@@ -164,7 +191,7 @@ impl Disks {
                     .extend(probes.map(|(name, probe)| (name, Watched::new(probe))));
             }
             Command::Add(volume, reply) => drop(reply.send(self.add(volume).await)),
-            Command::Remove(name, reply) => drop(reply.send(self.remove(&name).await)),
+            Command::Remove(name, reply) => self.remove(name, reply),
         }
     }
 
@@ -175,6 +202,10 @@ impl Disks {
 
     async fn add(&mut self, volume: NewVolume) -> Result<ScsiAddress, Status> {
         let mut link = self.link()?;
+        if self.waiting.contains_key(&volume.name) {
+            let text = format!("volume {:?} is being removed", volume.name);
+            return Err(Status::failed_precondition(text));
+        }
         let mut avoid = Vec::new();
         let mut disk = match self.table.plug(&volume, &avoid)? {
             Plug::There(disk) => return address(&disk),
@@ -226,30 +257,37 @@ impl Disks {
         Ok(address)
     }
 
-    async fn remove(&mut self, name: &str) -> Result<Removed, Status> {
-        let mut link = self.link()?;
-        self.table.is_plugged(name)?;
-        let removed = timeout(REMOVED_WITHIN, link.remove(name))
-            .await
-            .unwrap_or_else(|_| {
-                let text = format!(
-                    "volume {name:?} is still in use: the VM is paused, or its storage does not answer"
-                );
-                Err(Status::deadline_exceeded(text))
-            });
-        let flush_error = match removed {
-            Ok(flush_error) => flush_error,
-            // An earlier removal, which took too long, has come to its end.
-            Err(status) if status.code() == Code::NotFound => String::new(),
-            Err(status) => return Err(status),
+    /// Begins to unplug a volume, or waits with those for whom it is.
+    fn remove(&mut self, name: String, reply: Reply<Removed>) {
+        let link = match self
+            .link()
+            .and_then(|link| self.table.is_plugged(&name).map(|()| link))
+        {
+            Ok(link) => link,
+            Err(status) => return drop(reply.send(Err(status))),
         };
-        if !flush_error.is_empty() {
-            warn!(volume = name, flush_error, "what was written last may be lost");
+        let waiting = self.waiting.entry(name.clone()).or_default();
+        waiting.push(reply);
+        if waiting.len() == 1 {
+            self.unplugging.spawn(unplug(link, name));
         }
-        info!(volume = name, "volume removed");
-        self.watched.remove(name);
-        self.table.remove(name);
-        Ok(Removed { flush_error })
+    }
+
+    /// A removal has ended, one way or the other.
+    fn unplugged(&mut self, name: &str, removed: Result<String, Status>) {
+        let removed = removed.map(|flush_error| {
+            if !flush_error.is_empty() {
+                warn!(volume = name, flush_error, "what was written last may be lost");
+            }
+            info!(volume = name, "volume removed");
+            self.watched.remove(name);
+            self.table.remove(name);
+            Removed { flush_error }
+        });
+        // Those who no longer wait have been told that it goes on.
+        for reply in self.waiting.remove(name).unwrap_or_default() {
+            let _ = reply.send(removed.clone());
+        }
     }
 
     /// Asks for all sizes, in a thread that may wait for them.
@@ -298,6 +336,11 @@ impl Disks {
             }
         }
     }
+}
+
+async fn unplug(mut link: Link, name: String) -> Unplugged {
+    let removed = link.remove(&name).await;
+    (name, removed)
 }
 
 /// What was measured; forever waiting if nothing is.

@@ -180,7 +180,9 @@ impl Pod for Service {
         &self,
         request: Request<RemoveVolumeRequest>,
     ) -> Result<Response<RemoveVolumeResponse>, Status> {
-        let flush_error = self.disks.remove(request.into_inner().name).await?.flush_error;
+        let paused = self.status.borrow().paused;
+        let removed = self.disks.remove(request.into_inner().name, paused).await?;
+        let flush_error = removed.flush_error;
         Ok(Response::new(RemoveVolumeResponse { flush_error }))
     }
 

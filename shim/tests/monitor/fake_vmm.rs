@@ -301,6 +301,10 @@ impl Vmm for Fake {
         request: Request<pb::RemoveDiskRequest>,
     ) -> Result<Response<pb::RemoveDiskResponse>, Status> {
         let id = request.into_inner().id;
+        // A guest that stands still lets go of nothing.
+        while self.guest.lock().unwrap().state == State::Paused {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         let removed = self.guest.lock().unwrap().disks.remove(&id);
         let flush_error = if has(&self.name(), "loses") {
             "it is lost"

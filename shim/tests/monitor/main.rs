@@ -88,6 +88,10 @@ const TESTS: &[Test] = &[
         volumes::a_volume_comes_and_goes,
     ),
     (
+        "volumes::what_is_removed_while_paused_goes_later",
+        volumes::what_is_removed_while_paused_goes_later,
+    ),
+    (
         "volumes::what_cannot_be_added_is_told_and_changes_nothing",
         volumes::what_cannot_be_added_is_told_and_changes_nothing,
     ),

@@ -3,7 +3,9 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use husk_proto::shim::v1::{AddVolumeRequest, AddVolumeResponse, KillRequest, RemoveVolumeRequest};
+use husk_proto::shim::v1::{
+    AddVolumeRequest, AddVolumeResponse, KillRequest, PauseRequest, RemoveVolumeRequest, ResumeRequest,
+};
 use husk_vmi::{DiskSource, ScsiController, VmPlan};
 use tonic::{Code, Status};
 
@@ -85,6 +87,31 @@ pub fn a_volume_comes_and_goes() {
     assert_eq!(gone, (Code::NotFound, text.into()));
     // Its image is free, and its LUN the lowest.
     assert_eq!(add(&f, &mut vm, request("again", &one)).unwrap().lun, 0);
+    kill(&mut vm);
+    f.is_clean(&vm.pids());
+}
+
+pub fn what_is_removed_while_paused_goes_later() {
+    let f = Fixture::new();
+    let (one, two) = (image(&f, "one.img"), image(&f, "two.img"));
+    let mut vm = f.start(vm("demo")).unwrap();
+    add(&f, &mut vm, request("one", &one)).unwrap();
+    f.wait(vm.client.pause(PauseRequest {})).unwrap();
+    let (code, text) = refusal(remove(&f, &mut vm, "one"));
+    assert_eq!(code, Code::DeadlineExceeded);
+    assert!(text.contains("it goes when that is resumed"), "{text}");
+    // Others are served meanwhile, and what goes is not taken for what is there.
+    let (code, text) = refusal(add(&f, &mut vm, request("one", &one)));
+    assert_eq!(
+        (code, text.as_str()),
+        (Code::FailedPrecondition, "volume \"one\" is being removed")
+    );
+    add(&f, &mut vm, request("two", &two)).unwrap();
+    assert_eq!(kept(&vm), ["one sda", "two sdb"]);
+    f.wait(vm.client.resume(ResumeRequest {})).unwrap();
+    eventually("it has gone", || kept(&vm) == ["two sdb"]);
+    add(&f, &mut vm, request("one", &one)).unwrap();
+    assert_eq!(kept(&vm), ["two sdb", "one sda"]);
     kill(&mut vm);
     f.is_clean(&vm.pids());
 }
