@@ -241,6 +241,21 @@ fn unheard(scene: &Scene) -> Result<()> {
         disks(MISSED)?;
         Ok(())
     });
+    scene.part("removed while paused", || {
+        scene.run(&["pause", vm.name()])?.ok()?;
+        let told = scene.run(&["removevolume", vm.name(), "--volume-name", "missed-2"])?;
+        let told = told.fails(1)?;
+        ensure!(told.contains("it goes when that is resumed"), "{told}");
+        scene.run(&["resume", vm.name()])?.ok()?;
+        goes(&shell, "missed-2")?;
+        vm.until("a disk less", PATIENCE, |vm| {
+            !vm["plan"]["disks"].to_string().contains("missed-2")
+        })?;
+        add(scene, &vm, "missed-2", &scene.path("missed-2.img"))?;
+        comes(&shell, "missed-2")?;
+        disks(MISSED)?;
+        Ok(())
+    });
     scene.part("without a driver", || {
         let kept = comes(&shell, "missed-7")?;
         shell.ok(&format!(
