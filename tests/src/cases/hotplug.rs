@@ -243,16 +243,16 @@ fn unheard(scene: &Scene) -> Result<()> {
     });
     scene.part("removed while paused", || {
         scene.run(&["pause", vm.name()])?.ok()?;
-        let told = scene.run(&["removevolume", vm.name(), "--volume-name", "missed-2"])?;
+        let told = scene.run(&["removevolume", vm.name(), "--volume-name", "missed-3"])?;
         let told = told.fails(1)?;
         ensure!(told.contains("it goes when that is resumed"), "{told}");
         scene.run(&["resume", vm.name()])?.ok()?;
-        goes(&shell, "missed-2")?;
+        goes(&shell, "missed-3")?;
         vm.until("a disk less", PATIENCE, |vm| {
-            !vm["plan"]["disks"].to_string().contains("missed-2")
+            !vm["plan"]["disks"].to_string().contains("missed-3")
         })?;
-        add(scene, &vm, "missed-2", &scene.path("missed-2.img"))?;
-        comes(&shell, "missed-2")?;
+        add(scene, &vm, "missed-3", &scene.path("missed-3.img"))?;
+        comes(&shell, "missed-3")?;
         disks(MISSED)?;
         Ok(())
     });
