@@ -5,6 +5,7 @@
 mod table;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::future::pending;
 use std::io;
 use std::path::PathBuf;
@@ -266,10 +267,16 @@ impl Disks {
             Ok(link) => link,
             Err(status) => return drop(reply.send(Err(status))),
         };
-        let waiting = self.waiting.entry(name.clone()).or_default();
-        waiting.push(reply);
-        if waiting.len() == 1 {
-            self.unplugging.spawn(unplug(link, name));
+        match self.waiting.entry(name) {
+            Entry::Occupied(mut others) => {
+                // Who asks again and again has given up as often.
+                others.get_mut().retain(|reply| !reply.is_closed());
+                others.get_mut().push(reply);
+            }
+            Entry::Vacant(first) => {
+                self.unplugging.spawn(unplug(link, first.key().clone()));
+                first.insert(vec![reply]);
+            }
         }
     }
 
@@ -339,7 +346,11 @@ impl Disks {
 }
 
 async fn unplug(mut link: Link, name: String) -> Unplugged {
-    let removed = link.remove(&name).await;
+    let removed = match link.remove(&name).await {
+        // What the VMM does not have is gone.
+        Err(status) if status.code() == Code::NotFound => Ok(String::new()),
+        removed => removed,
+    };
     (name, removed)
 }
 
