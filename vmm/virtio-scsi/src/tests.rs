@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -55,6 +56,8 @@ struct Guest {
     scsi: ManuallyDrop<Scsi>,
     handle: ScsiHandle,
     stops: Arc<Mutex<Vec<String>>>,
+    /// How the actor was scheduled at the last of them.
+    policy: Arc<AtomicI32>,
     event_idx: bool,
     requests: u64,
     /// Buffers for events in use by the driver.
@@ -152,14 +155,19 @@ impl Guest {
 
     fn with(engine: Engine, units: Vec<NewUnit>, event_idx: bool) -> Self {
         let stops = Arc::<Mutex<Vec<String>>>::default();
+        let policy = Arc::new(AtomicI32::new(-1));
         let setup = Setup {
             queues: 2,
             max_target: 255,
             units,
             engine: EngineKind::Auto,
             on_stop: {
-                let stops = Arc::clone(&stops);
-                Arc::new(move |id, _| stops.lock().unwrap().push(id.to_owned()))
+                let (stops, policy) = (Arc::clone(&stops), Arc::clone(&policy));
+                Arc::new(move |id, _| {
+                    // SAFETY: asks for the calling thread's policy.
+                    policy.store(unsafe { libc::sched_getscheduler(0) }, Ordering::SeqCst);
+                    stops.lock().unwrap().push(id.to_owned());
+                })
             },
         };
         let (scsi, handle) = Scsi::with_engine(setup, engine, GRACE).unwrap();
@@ -174,6 +182,7 @@ impl Guest {
             scsi: ManuallyDrop::new(scsi),
             handle,
             stops,
+            policy,
             event_idx,
             requests: 0,
             buffers: Vec::new(),

@@ -1,6 +1,7 @@
 //! The worker against a disk that completes when it is told to.
 
 use std::sync::Mutex;
+use std::sync::atomic::AtomicI32;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -27,6 +28,8 @@ struct Bench {
     script: Script,
     stop: EventFd,
     stops: Arc<Mutex<Vec<io::Error>>>,
+    /// How the worker was scheduled at the last of them.
+    policy: Arc<AtomicI32>,
     writeback: Arc<AtomicBool>,
     thread: Option<JoinHandle<Parked>>,
     requests: u64,
@@ -56,6 +59,7 @@ fn bench_with(event_idx: bool, depth: u16, error_policy: ErrorPolicy) -> Bench {
         script,
         stop: EventFd::new(EFD_NONBLOCK).unwrap(),
         stops: Arc::default(),
+        policy: Arc::new(AtomicI32::new(-1)),
         writeback: Arc::new(AtomicBool::new(true)),
         thread: None,
         requests: 0,
@@ -67,7 +71,7 @@ fn bench_with(event_idx: bool, depth: u16, error_policy: ErrorPolicy) -> Bench {
 
 impl Bench {
     fn run(&mut self, parts: (ActiveQueue, Lane)) {
-        let stops = Arc::clone(&self.stops);
+        let (stops, policy) = (Arc::clone(&self.stops), Arc::clone(&self.policy));
         let common = Common {
             mem: self.mem.clone(),
             interrupt: Arc::clone(&self.interrupts) as _,
@@ -81,7 +85,11 @@ impl Bench {
                 serial: [0; SERIAL_LEN],
             },
             writeback: Some(Arc::clone(&self.writeback)),
-            on_stop: Arc::new(move |error| stops.lock().unwrap().push(error)),
+            on_stop: Arc::new(move |error| {
+                // SAFETY: asks for the calling thread's policy.
+                policy.store(unsafe { libc::sched_getscheduler(0) }, Ordering::SeqCst);
+                stops.lock().unwrap().push(error);
+            }),
         };
         let worker = QueueWorker::new(parts, common);
         let stop = self.stop.try_clone().unwrap();
@@ -342,4 +350,29 @@ fn a_held_request_outlives_a_pause() {
     lane.abandon().unwrap();
     assert_eq!(bench.script.made().len(), 5);
     assert_eq!(bench.driver.used(), None);
+}
+
+#[test]
+fn the_worker_keeps_pace() {
+    let mut bench = bench_with(true, 8, ErrorPolicy::Stop);
+    let mut made = 0;
+    for _ in 0..40 {
+        bench.add(0, &[(DATA, 512, WRITE)]);
+        bench.driver.kick();
+        made += 1;
+        let tag = bench.submitted(made)[made - 1].tag;
+        bench.done(&[tag]);
+        bench.driver.wait();
+    }
+    // They preempt whoever wakes them; what comes together is waited for.
+    for _ in 0..2 {
+        bench.add(0, &[(DATA, 512, WRITE)]);
+    }
+    bench.driver.kick();
+    let submitted = bench.submitted(made + 2);
+    bench.script.finish(submitted[made].tag, Err(libc::EIO));
+    wait_for("the owner's call", || {
+        (bench.stops.lock().unwrap().len() == 1).then_some(())
+    });
+    assert_eq!(bench.policy.load(Ordering::SeqCst), libc::SCHED_BATCH);
 }

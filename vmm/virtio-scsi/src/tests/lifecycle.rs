@@ -167,6 +167,22 @@ fn errors_of_a_unit_that_goes_pause_nothing_more() {
 }
 
 #[test]
+fn the_actor_keeps_pace() {
+    let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Stop);
+    for _ in 0..40 {
+        assert!(guest.run(at(0, 1), &[0; 6], &[]).good());
+    }
+    guest.add(at(0, 0), &write10(0, 1), &[(DATA, 512, 0)]);
+    guest.request[0].kick();
+    script.finish(Guest::made(&script, 1)[0].tag, Err(libc::EIO));
+    let stops = Arc::clone(&guest.stops);
+    wait_for("the owner's call", || {
+        (stops.lock().unwrap().len() == 1).then_some(())
+    });
+    assert_eq!(guest.policy.load(Ordering::SeqCst), libc::SCHED_OTHER);
+}
+
+#[test]
 fn drivers_come_and_go() {
     let (mut guest, file) = Guest::new();
     for round in 0..20u8 {
