@@ -1,7 +1,7 @@
 //! Files that all runs of a benchmark use, in a folder of their own.
 
 use super::archive;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -18,6 +18,18 @@ pub struct Kit {
     pub kernel: PathBuf,
     /// Its initrd.
     pub initrd: PathBuf,
+}
+
+/// A new folder for a benchmark, which needs the rights to measure.
+pub fn folder() -> Result<TempDir> {
+    ensure!(
+        nix::unistd::geteuid().is_root(),
+        "measuring needs root, for tracepoints and control groups"
+    );
+    let folder = tempfile::Builder::new()
+        .prefix("husk-bench.")
+        .tempdir_in("/var/tmp")?;
+    Ok(folder)
 }
 
 impl Kit {

@@ -4,7 +4,7 @@ use super::case::{DISK_MIB, KERNEL_MIB, Source, Vmm};
 use super::exits::Exits;
 use super::profile::Profile;
 use super::smaps;
-use crate::bench::kit::Kit;
+use crate::bench::kit::{self, Kit};
 use crate::bench::record::Measurement;
 use crate::bench::rounds::{Attempts, rotated};
 use crate::bench::started::{Started, milliseconds};
@@ -60,13 +60,7 @@ const SPARE: u32 = 2;
 
 /// Does the `plan`.
 pub fn run(plan: &Plan) -> Result<()> {
-    ensure!(
-        nix::unistd::geteuid().is_root(),
-        "measuring needs root, for tracepoints and control groups"
-    );
-    let folder = tempfile::Builder::new()
-        .prefix("husk-bench.")
-        .tempdir_in("/var/tmp")?;
+    let folder = kit::folder()?;
     let bench = Bench {
         kit: Kit::gather(&plan.release, &plan.kernel, &plan.initrd, folder.path())?,
         trace: Trace::new()?,

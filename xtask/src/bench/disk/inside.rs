@@ -56,13 +56,7 @@ const SPARE: u32 = 3;
 
 /// Does the `plan`.
 pub fn run(plan: &Plan) -> Result<()> {
-    ensure!(
-        nix::unistd::geteuid().is_root(),
-        "measuring needs root, for control groups"
-    );
-    let folder = tempfile::Builder::new()
-        .prefix("husk-bench.")
-        .tempdir_in("/var/tmp")?;
+    let folder = kit::folder()?;
     message::news("making the disk".to_owned());
     let kit = Kit::gather(plan, folder.path())?;
     let facts = [

@@ -2,13 +2,13 @@
 
 use super::case::{APPEND, Asked, CACHE, Case, MEMORY_MIB, Plug};
 use super::told::{FILTER, Told};
-use crate::bench::kit::Kit;
+use crate::bench::kit::{self, Kit};
 use crate::bench::record::Measurement;
 use crate::bench::rounds::{Attempts, rotated};
 use crate::bench::started::{Started, milliseconds};
 use crate::bench::trace::{PORTS, Trace};
 use crate::bench::{host, message};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use std::fs::File;
@@ -45,13 +45,7 @@ const SPARE: u32 = 2;
 
 /// Does the `plan`.
 pub fn run(plan: &Plan) -> Result<()> {
-    ensure!(
-        nix::unistd::geteuid().is_root(),
-        "measuring needs root, for tracepoints and control groups"
-    );
-    let folder = tempfile::Builder::new()
-        .prefix("husk-bench.")
-        .tempdir_in("/var/tmp")?;
+    let folder = kit::folder()?;
     let bench = Bench::new(plan, folder.path())?;
     let facts = [
         ("vcpus", json!(1)),
