@@ -6,6 +6,7 @@
 use std::sync::{Mutex, MutexGuard};
 
 use serde::{Deserialize, Serialize};
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::msi::{MsiAllocator, MsiMessage, MsiVector};
 
@@ -176,6 +177,17 @@ impl Msix {
             entry.state.pending = entry.enabled;
         }
         entry.enabled
+    }
+
+    /// The eventfd of a vector, for somebody who signals it without us. The controller listens to it while the vector
+    /// is routed, and finds then what was signalled before.
+    pub fn trigger(&self, vector: u16) -> Option<EventFd> {
+        self.vectors
+            .get(usize::from(vector))?
+            .line
+            .trigger()
+            .try_clone()
+            .ok()
     }
 
     /// A guest read of the table. Only aligned dwords and qwords are defined (section 6.8.2).

@@ -100,6 +100,12 @@ impl ActiveQueue {
 pub trait VirtioInterrupt: Send + Sync {
     /// Used-buffer notification of one queue.
     fn signal_queue(&self, queue: u16);
+    /// An eventfd that raises what [`VirtioInterrupt::signal_queue`] raises without this process, for a datapath in
+    /// the kernel. None if the driver has the queue at no vector. It is not told if the driver changes the vector later;
+    /// what is signalled while the vector is masked is delivered when it no longer is.
+    fn queue_event(&self, _queue: u16) -> Option<EventFd> {
+        None
+    }
     /// Configuration-change notification; also bumps the configuration generation.
     fn signal_config(&self);
     /// The device cannot go on: sets DEVICE_NEEDS_RESET and notifies (virtio 1.2, section 2.1.2).

@@ -5,6 +5,8 @@
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering};
 
+use vmm_sys_util::eventfd::EventFd;
+
 use crate::pci::Msix;
 use crate::virtio::VirtioInterrupt;
 
@@ -153,6 +155,10 @@ impl Interrupt {
 impl VirtioInterrupt for Interrupt {
     fn signal_queue(&self, queue: u16) {
         self.raise(self.queue_vector(usize::from(queue)), ISR_QUEUE);
+    }
+
+    fn queue_event(&self, queue: u16) -> Option<EventFd> {
+        self.msix.trigger(self.queue_vector(usize::from(queue)))
     }
 
     fn signal_config(&self) {

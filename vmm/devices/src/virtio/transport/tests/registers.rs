@@ -261,6 +261,9 @@ fn interrupts_go_to_the_mapped_vectors() {
     interrupt.signal_queue(1);
     interrupt.signal_queue(77);
     assert_eq!([0, 1, 2, 3].map(|v| m.msi.line(v).fired()), [0, 0, 2, 0]);
+    interrupt.queue_event(2).unwrap().write(1).unwrap();
+    assert_eq!([0, 1, 2, 3].map(|v| m.msi.line(v).fired()), [0, 0, 1, 0]);
+    assert!(interrupt.queue_event(1).is_none() && interrupt.queue_event(77).is_none());
     let generation = m.read::<1>(0x15)[0];
     interrupt.signal_config();
     assert_eq!(m.msi.line(3).fired(), 1);
