@@ -130,6 +130,12 @@ impl Driver {
         self.write(next, at + 14);
     }
 
+    /// The head of the chain that is added next.
+    #[must_use]
+    pub fn next_head(&self) -> u16 {
+        self.next_descriptor
+    }
+
     /// Makes a chain of `descriptors` available, and returns its head.
     pub fn add(&mut self, descriptors: &[Descriptor]) -> u16 {
         let head = self.next_descriptor;

@@ -1,0 +1,223 @@
+//! The receive buffers a driver made available and that no frame fills yet.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use husk_devices::GuestMemMmap;
+use husk_devices::virtio::chain::{self, Segment};
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{Address, Bytes, GuestAddress};
+
+use crate::header::HEADER_LEN;
+use crate::slices::{MAX_SLICES, mark_dirty, pieces};
+
+/// What is wrong when the device cannot go on.
+pub(crate) type Broken = String;
+
+pub(crate) fn broken(error: impl std::fmt::Display) -> Broken {
+    error.to_string()
+}
+
+/// One chain.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Buffer {
+    pub head: u16,
+    /// Bytes, at least a header's.
+    pub len: usize,
+    slices: usize,
+}
+
+/// Buffers in the order the driver gave them, taken apart. They lie end to end: offsets are from the first byte of the
+/// first.
+#[derive(Debug, Default)]
+pub(crate) struct Buffers {
+    /// What `slices` point into.
+    mem: Option<Arc<GuestMemMmap>>,
+    chains: VecDeque<Buffer>,
+    /// From `start` on, those of all chains.
+    slices: Vec<libc::iovec>,
+    addresses: Vec<GuestAddress>,
+    start: usize,
+    room: usize,
+    readable: Vec<Segment>,
+    writable: Vec<Segment>,
+}
+
+impl Buffers {
+    /// Bytes of all buffers.
+    pub fn room(&self) -> usize {
+        self.room
+    }
+
+    /// The buffers, the first first.
+    pub fn iter(&self) -> impl Iterator<Item = &Buffer> {
+        self.chains.iter()
+    }
+
+    /// Takes buffers from the queue until there is room for `want` bytes. False if the driver has to add some first,
+    /// true also if no more fit.
+    ///
+    /// # Errors
+    /// A buffer is malformed.
+    pub fn fill(&mut self, mem: &Arc<GuestMemMmap>, queue: &mut Queue, want: usize) -> Result<bool, Broken> {
+        if self.mem.as_ref().is_none_or(|held| !Arc::ptr_eq(held, mem)) {
+            self.give_back(queue);
+            self.mem = Some(Arc::clone(mem));
+        }
+        // A driver that makes buffers available again before they are used cannot have us keep more than a queue's.
+        while self.room < want && self.chains.len() < usize::from(queue.size()) {
+            let Some(chain) = queue.iter(&**mem).map_err(broken)?.next() else {
+                return Ok(false);
+            };
+            let head = chain.head_index();
+            chain::segments(chain, &mut self.readable, &mut self.writable).map_err(broken)?;
+            if !self.push(mem, head)? {
+                queue.go_to_previous_position();
+                break;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes in the chain that was taken apart, unless the slices are too many to be read into at once.
+    fn push(&mut self, mem: &GuestMemMmap, head: u16) -> Result<bool, Broken> {
+        if !self.readable.is_empty() {
+            return Err("a receive buffer for the device to read".into());
+        }
+        let (before, mut len) = (self.slices.len(), 0);
+        for segment in self.writable.drain(..) {
+            let mapped = pieces(mem, segment, |address, slice| {
+                if slice.iov_len != 0 {
+                    len += slice.iov_len;
+                    self.slices.push(slice);
+                    self.addresses.push(address);
+                }
+            });
+            mapped.ok_or("a receive buffer outside of memory")?;
+        }
+        let slices = self.slices.len() - before;
+        if len < HEADER_LEN || slices > MAX_SLICES {
+            return Err("a receive buffer without room for a header, or in too many pieces".into());
+        }
+        if self.slices.len() - self.start > MAX_SLICES {
+            self.slices.truncate(before);
+            self.addresses.truncate(before);
+            return Ok(false);
+        }
+        self.room += len;
+        self.chains.push_back(Buffer { head, len, slices });
+        Ok(true)
+    }
+
+    /// Calls `read` with the slices of the first buffers, as many as it takes for `want`
+    /// bytes, and `spill` behind. Returns what it returned, and the bytes of those buffers.
+    pub fn with_slices<R>(
+        &mut self,
+        want: usize,
+        spill: libc::iovec,
+        read: impl FnOnce(&[libc::iovec]) -> R,
+    ) -> (R, usize) {
+        let (mut end, mut len) = (self.start, 0);
+        for chain in &self.chains {
+            if len >= want {
+                break;
+            }
+            len += chain.len;
+            end += chain.slices;
+        }
+        let next = self.slices.get_mut(end);
+        let covered = next.map(|slice| std::mem::replace(slice, spill));
+        if covered.is_none() {
+            self.slices.push(spill);
+        }
+        let result = read(&self.slices[self.start..=end]);
+        match covered {
+            Some(slice) => self.slices[end] = slice,
+            None => {
+                self.slices.pop();
+            }
+        }
+        (result, len)
+    }
+
+    /// The slice that has the byte at `offset`, and where it is in there.
+    fn locate(&self, mut offset: usize) -> Option<(usize, usize)> {
+        for (index, slice) in self.slices.iter().enumerate().skip(self.start) {
+            if offset < slice.iov_len {
+                return Some((index, offset));
+            }
+            offset -= slice.iov_len;
+        }
+        None
+    }
+
+    /// Calls `each` with the addresses and lengths of the pieces of `len` bytes at `offset`, which are there.
+    fn walk(&self, offset: usize, len: usize, mut each: impl FnMut(GuestAddress, std::ops::Range<usize>)) {
+        let Some((mut index, mut skip)) = self.locate(offset) else {
+            return;
+        };
+        let mut done = 0;
+        while done < len {
+            let Some(slice) = self.slices.get(index) else {
+                return;
+            };
+            let here = (slice.iov_len - skip).min(len - done);
+            each(
+                self.addresses[index].unchecked_add(skip as u64),
+                done..done + here,
+            );
+            done += here;
+            (index, skip) = (index + 1, 0);
+        }
+    }
+
+    /// Reads what is at `offset`, in so far as it is in buffers.
+    pub fn peek(&self, offset: usize, bytes: &mut [u8]) {
+        if let Some(mem) = &self.mem {
+            self.walk(offset, bytes.len(), |address, part| {
+                // Every slice was found in this memory.
+                let _ = mem.read_slice(&mut bytes[part], address);
+            });
+        }
+    }
+
+    /// Writes at `offset`, in so far as there are buffers.
+    pub fn put(&mut self, offset: usize, bytes: &[u8]) {
+        if let Some(mem) = &self.mem {
+            self.walk(offset, bytes.len(), |address, part| {
+                // Every slice was found in this memory.
+                let _ = mem.write_slice(&bytes[part], address);
+            });
+        }
+    }
+
+    /// Notes that the kernel wrote the first `len` bytes.
+    pub fn mark_dirty(&self, len: usize) {
+        if let Some(mem) = &self.mem {
+            self.walk(0, len, |address, part| mark_dirty(mem, address, part.len()));
+        }
+    }
+
+    /// Takes the first buffer out.
+    pub fn pop(&mut self) -> Option<Buffer> {
+        let chain = self.chains.pop_front()?;
+        self.room -= chain.len;
+        self.start += chain.slices;
+        if self.start > MAX_SLICES || self.chains.is_empty() {
+            self.slices.drain(..self.start);
+            self.addresses.drain(..self.start);
+            self.start = 0;
+        }
+        Some(chain)
+    }
+
+    /// Leaves the buffers to whoever takes them from the queue next.
+    pub fn give_back(&mut self, queue: &mut Queue) {
+        let count = self.chains.len() as u16;
+        queue.set_next_avail(queue.next_avail().wrapping_sub(count));
+        self.chains.clear();
+        self.slices.clear();
+        self.addresses.clear();
+        (self.start, self.room, self.mem) = (0, 0, None);
+    }
+}

@@ -1,0 +1,257 @@
+//! The worker of the control queue, which also sees to the link, and to what vhost cannot tell the driver itself.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use husk_devices::virtio::chain::{self, Segment};
+use husk_devices::virtio::{ActiveQueue, VirtioInterrupt};
+use husk_devices::{GuestMem, GuestMemMmap};
+use virtio_bindings::virtio_net::{VIRTIO_NET_ERR, VIRTIO_NET_OK};
+use virtio_queue::{QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddressSpace};
+use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::buffers::{Broken, broken};
+use crate::command::{Payload, parse};
+use crate::control::{State, Wiring, execute};
+use crate::handle::Shared;
+
+const STOP: u64 = 0;
+const KICK: u64 = 1;
+const BELL: u64 = 2;
+const ERROR: u64 = 3;
+/// And after it, one for each of the calls.
+const CALL: u64 = 4;
+
+/// Commands for which the kernel takes locks of the whole host: so many at once, and then one in this time.
+const BURST: u32 = 128;
+const INTERVAL: Duration = Duration::from_millis(5);
+
+/// What a worker leaves behind.
+pub(crate) type Parked = (Option<ActiveQueue>, State);
+
+/// A queue of vhost whose interrupts the driver has at no vector, and what vhost rings for it.
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub queue: u16,
+    pub event: EventFd,
+}
+
+/// The control queue, if the driver has one, and what is to be watched.
+pub(crate) struct ControlWorker {
+    pub queue: Option<ActiveQueue>,
+    pub state: State,
+    pub wiring: Wiring,
+    pub mem: GuestMem,
+    pub interrupt: Arc<dyn VirtioInterrupt>,
+    pub shared: Arc<Shared>,
+    pub calls: Vec<Call>,
+    /// Rung by vhost when a ring is broken.
+    pub error: Option<EventFd>,
+}
+
+/// Bounds what a driver can have the kernel do.
+#[derive(Debug)]
+struct Throttle {
+    tokens: u32,
+    since: Instant,
+}
+
+impl Throttle {
+    fn new(now: Instant) -> Self {
+        Self {
+            tokens: BURST,
+            since: now,
+        }
+    }
+
+    /// How long to wait before the next command, if at all.
+    fn wait(&mut self, now: Instant) -> Option<Duration> {
+        let elapsed = now.saturating_duration_since(self.since);
+        let earned = elapsed.as_millis() / INTERVAL.as_millis();
+        if earned >= BURST.into() {
+            *self = Self::new(now);
+        } else {
+            self.tokens = BURST.min(self.tokens + earned as u32);
+            self.since += INTERVAL * earned as u32;
+        }
+        (self.tokens == 0).then_some(INTERVAL)
+    }
+
+    fn charge(&mut self) {
+        self.tokens = self.tokens.saturating_sub(1);
+    }
+}
+
+impl ControlWorker {
+    /// Serves until `stop`, or until the control queue is broken.
+    pub fn run(mut self, stop: &EventFd) -> Parked {
+        if let Err(reason) = self.serve(stop) {
+            self.interrupt.needs_reset(&reason);
+        }
+        (self.queue, self.state)
+    }
+
+    fn serve(&mut self, stop: &EventFd) -> Result<(), Broken> {
+        let epoll = self.watch(stop).map_err(|e| format!("epoll: {e}"))?;
+        let mut events = [EpollEvent::default(); 8];
+        let mut throttle = Throttle::new(Instant::now());
+        // It may have changed since we were told.
+        self.follow_link()?;
+        let mut more = true;
+        loop {
+            let mut timeout = -1;
+            if more {
+                let pause = throttle.wait(Instant::now());
+                timeout = pause.map_or(0, |pause| pause.as_millis() as i32);
+                if pause.is_none() {
+                    more = self.pass(&mut throttle)?;
+                    timeout = if more { 0 } else { -1 };
+                }
+            }
+            let count = match epoll.wait(timeout, &mut events) {
+                Ok(count) => count,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => 0,
+                Err(e) => return Err(format!("epoll: {e}")),
+            };
+            for event in &events[..count] {
+                match event.data() {
+                    STOP => return Ok(()),
+                    KICK => more = true,
+                    BELL => {
+                        let _ = self.shared.bell.read();
+                        self.follow_link()?;
+                    }
+                    ERROR => return Err("vhost: a ring is broken".into()),
+                    call => self.pass_on((call - CALL) as usize),
+                }
+            }
+        }
+    }
+
+    fn watch(&self, stop: &EventFd) -> io::Result<Epoll> {
+        let epoll = Epoll::new()?;
+        let add = |event: &EventFd, events, data| {
+            epoll.ctl(
+                ControlOperation::Add,
+                event.as_raw_fd(),
+                EpollEvent::new(events, data),
+            )
+        };
+        add(stop, EventSet::IN, STOP)?;
+        add(&self.shared.bell, EventSet::IN, BELL)?;
+        if let Some(queue) = &self.queue {
+            add(&queue.kick, EventSet::IN | EventSet::EDGE_TRIGGERED, KICK)?;
+        }
+        if let Some(error) = &self.error {
+            add(error, EventSet::IN, ERROR)?;
+        }
+        for (data, call) in (CALL..).zip(&self.calls) {
+            add(&call.event, EventSet::IN, data)?;
+        }
+        Ok(epoll)
+    }
+
+    fn follow_link(&mut self) -> Result<(), Broken> {
+        self.wiring
+            .apply_link(&self.state, self.shared.link())
+            .map_err(|e| format!("link: {e}"))
+    }
+
+    /// Tells the driver what vhost cannot.
+    fn pass_on(&self, call: usize) {
+        if let Some(Call { queue, event }) = self.calls.get(call) {
+            let _ = event.read();
+            self.interrupt.signal_queue(*queue);
+        }
+    }
+
+    /// Carries out at most one queue's worth of commands, so that no guest can keep us from stopping. Returns whether
+    /// there are more.
+    fn pass(&mut self, throttle: &mut Throttle) -> Result<bool, Broken> {
+        let Some(mut active) = self.queue.take() else {
+            return Ok(false);
+        };
+        let outcome = self.serve_queue(&mut active, throttle);
+        self.queue = Some(active);
+        outcome.map_err(|reason| format!("control queue: {reason}"))
+    }
+
+    fn serve_queue(&mut self, active: &mut ActiveQueue, throttle: &mut Throttle) -> Result<bool, Broken> {
+        let mem = self.mem.memory();
+        active.queue.disable_notification(&*mem).map_err(broken)?;
+        let (mut used, mut exhausted) = (false, false);
+        let (mut readable, mut writable) = (Vec::new(), Vec::new());
+        for _ in 0..active.queue.size() {
+            if throttle.tokens == 0 {
+                break;
+            }
+            let Some(chain) = active.queue.iter(&*mem).map_err(broken)?.next() else {
+                exhausted = true;
+                break;
+            };
+            let head = chain.head_index();
+            chain::segments(chain, &mut readable, &mut writable).map_err(broken)?;
+            self.answer(&mem, &readable, &writable, throttle)?;
+            active.queue.add_used(&*mem, head, 1).map_err(broken)?;
+            used = true;
+        }
+        if used && active.needs_notification(&mem) {
+            self.interrupt.signal_queue(active.index);
+        }
+        if exhausted {
+            active.queue.enable_notification(&*mem).map_err(broken)
+        } else {
+            Ok(true)
+        }
+    }
+
+    fn answer(
+        &mut self,
+        mem: &GuestMemMmap,
+        readable: &[Segment],
+        writable: &[Segment],
+        throttle: &mut Throttle,
+    ) -> Result<(), Broken> {
+        let ack = writable
+            .iter()
+            .find(|segment| segment.len != 0)
+            .ok_or("a command without a place for its answer")?;
+        let command = parse(Payload::new(mem, readable), self.state.features);
+        let ok = command.is_some_and(|command| {
+            let outcome = execute(command, &mut self.state, &mut self.wiring, &self.shared);
+            if outcome.costly {
+                throttle.charge();
+            }
+            outcome.ok
+        });
+        let answer = if ok { VIRTIO_NET_OK } else { VIRTIO_NET_ERR };
+        mem.write_obj(answer as u8, ack.address).map_err(broken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_passes_and_then_a_trickle() {
+        let start = Instant::now();
+        let mut throttle = Throttle::new(start);
+        for _ in 0..BURST {
+            assert_eq!(throttle.wait(start), None);
+            throttle.charge();
+        }
+        assert_eq!(throttle.wait(start), Some(INTERVAL));
+        for round in 1..5 {
+            assert_eq!(throttle.wait(start + INTERVAL * round), None);
+            throttle.charge();
+            assert_eq!(throttle.wait(start + INTERVAL * round), Some(INTERVAL));
+        }
+        assert_eq!(throttle.wait(start + Duration::from_secs(3600)), None);
+        assert_eq!(throttle.tokens, BURST);
+    }
+}

@@ -1,0 +1,192 @@
+//! The device model: features, configuration space, and workers or vhost that come and go with the driver.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use husk_devices::virtio::{ActivateError, Activation, ActiveQueue, VirtioDevice, config_space};
+use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::config::CONFIG_SIZE;
+use crate::control::State;
+use crate::filter::Mac;
+use crate::handle::{NetHandle, Shared};
+use crate::running::{Parts, Running};
+use crate::tap::{Tap, TapFilter};
+use crate::vhost::VhostPair;
+use crate::{CONTROL_QUEUE_SIZE, MAX_PAIRS, QUEUE_SIZE, config};
+
+/// What carries the frames of one queue pair.
+#[derive(Debug)]
+pub struct QueuePair {
+    /// A queue of the tap, attached, opened with `IFF_TAP` and `IFF_VNET_HDR`, and `IFF_MULTI_QUEUE` if there are
+    /// several.
+    pub tap: OwnedFd,
+    /// An open `/dev/vhost-net` without an owner, which then carries the frames; for all pairs or for none.
+    pub vhost: Option<OwnedFd>,
+}
+
+/// What a device is made of.
+#[derive(Debug)]
+pub struct Setup {
+    /// The device is called `net-{id}` in logs and thread names.
+    pub id: String,
+    /// Its address, until the driver sets another.
+    pub mac: Mac,
+    /// What the driver is told to keep to.
+    pub mtu: Option<u16>,
+    /// Whether the link is up.
+    pub link: bool,
+    /// At least one.
+    pub pairs: Vec<QueuePair>,
+}
+
+/// A virtio network device.
+#[derive(Debug)]
+pub struct Net {
+    mac: Mac,
+    offered: u64,
+    queue_sizes: Vec<u16>,
+    parts: Parts,
+    /// What the driver set, while no worker has it.
+    state: Option<State>,
+    running: Option<Running>,
+}
+
+impl Net {
+    /// A device and its handle. Makes every kernel object it will need but eventfds and its threads, so that it runs
+    /// before a seccomp filter is in place.
+    ///
+    /// # Errors
+    /// A file is not what it should be, or the kernel refuses it.
+    pub fn new(setup: Setup) -> io::Result<(Self, NetHandle)> {
+        let invalid = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, what.to_owned()));
+        let count = setup.pairs.len();
+        if count == 0 || count > MAX_PAIRS {
+            return invalid("a network device has 1 to 256 queue pairs");
+        }
+        let with_vhost = setup.pairs.iter().filter(|pair| pair.vhost.is_some()).count();
+        if with_vhost != 0 && with_vhost != count {
+            return invalid("vhost is for all queue pairs or for none");
+        }
+        let (mut taps, mut vhost) = (Vec::new(), Vec::new());
+        for pair in setup.pairs {
+            taps.push(Tap::new(pair.tap, count > 1)?);
+            if let Some(fd) = pair.vhost {
+                vhost.push(VhostPair::new(fd)?);
+            }
+        }
+        Self::over(setup.id, setup.mac, setup.mtu, setup.link, taps, vhost)
+    }
+
+    /// A device over these taps and vhosts.
+    pub(crate) fn over(
+        id: String,
+        mac: Mac,
+        mtu: Option<u16>,
+        link: bool,
+        taps: Vec<Tap>,
+        vhost: Vec<VhostPair>,
+    ) -> io::Result<(Self, NetHandle)> {
+        let pairs = taps.len() as u16;
+        let features = config::features(taps[0].has_uso(), mtu, pairs);
+        let mut queue_sizes = vec![QUEUE_SIZE; 2 * taps.len()];
+        queue_sizes.push(CONTROL_QUEUE_SIZE);
+        let bell = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+        let name = format!("net-{id}");
+        let shared = Shared::new(id, mac, link, bell);
+        let net = Self {
+            mac,
+            offered: vhost.iter().fold(features, |all, pair| pair.limit(all)),
+            queue_sizes,
+            parts: Parts {
+                name,
+                mtu,
+                shared: Arc::clone(&shared),
+                taps: taps.into_iter().map(Arc::new).collect(),
+                vhost: vhost.into_iter().map(Arc::new).collect(),
+            },
+            state: None,
+            running: None,
+        };
+        net.settle_taps()?;
+        Ok((net, NetHandle(shared)))
+    }
+
+    /// Sets the taps to what a new driver expects: no offloads, no filter, one queue.
+    fn settle_taps(&self) -> io::Result<()> {
+        self.parts.taps[1..]
+            .iter()
+            .try_for_each(|tap| tap.attach(false))?;
+        self.parts.taps[0].set_filter(&TapFilter::default())?;
+        self.parts.taps[0].set_offloads(0)
+    }
+
+    fn pairs(&self) -> u16 {
+        self.parts.taps.len() as u16
+    }
+}
+
+impl VirtioDevice for Net {
+    fn name(&self) -> &str {
+        &self.parts.name
+    }
+
+    fn device_type(&self) -> u32 {
+        VIRTIO_ID_NET
+    }
+
+    fn pci_class(&self) -> [u8; 3] {
+        [0x02, 0x00, 0x00]
+    }
+
+    fn features(&self) -> u64 {
+        self.offered
+    }
+
+    fn queue_max_sizes(&self) -> &[u16] {
+        &self.queue_sizes
+    }
+
+    fn config_size(&self) -> u16 {
+        CONFIG_SIZE as u16
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        let space = config::space(
+            self.parts.shared.mac(),
+            self.parts.shared.status(),
+            self.pairs(),
+            self.parts.mtu,
+        );
+        config_space::read(&space, offset, data);
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        let features = activation.features;
+        let interrupt = Arc::clone(&activation.interrupt);
+        let mac = self.mac;
+        let state = self.state.take().unwrap_or_else(|| State::new(features, mac));
+        self.running = Some(Running::start(&self.parts, activation, state)?);
+        self.parts.shared.set_driver(Some((interrupt, features)));
+        Ok(())
+    }
+
+    fn reset(&mut self) {
+        self.parts.shared.set_driver(None);
+        self.quiesce();
+        self.state = None;
+        self.parts.shared.set_mac(self.mac);
+        self.parts.shared.announced();
+        if let Err(error) = self.settle_taps() {
+            tracing::warn!(device = self.parts.name, %error, "tap not reset");
+        }
+    }
+
+    fn quiesce(&mut self) -> Option<Vec<ActiveQueue>> {
+        let (queues, state) = self.running.take()?.stop(&self.parts);
+        self.state = state;
+        Some(queues)
+    }
+}

@@ -1,0 +1,153 @@
+//! The host's end of a device.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use husk_devices::virtio::VirtioInterrupt;
+use virtio_bindings::virtio_net::{
+    VIRTIO_NET_F_GUEST_ANNOUNCE, VIRTIO_NET_F_STATUS, VIRTIO_NET_S_ANNOUNCE, VIRTIO_NET_S_LINK_UP,
+};
+use vmm_sys_util::eventfd::EventFd;
+
+use crate::counters::{Counters, Totals};
+use crate::filter::Mac;
+
+/// What the device, its workers and its handles share. Nobody waits for anybody here.
+pub(crate) struct Shared {
+    pub id: String,
+    /// As the driver set it last, in the low 48 bits.
+    mac: AtomicU64,
+    link: AtomicBool,
+    announce: AtomicBool,
+    pub received: Totals,
+    pub sent: Totals,
+    /// Rung when the link changes.
+    pub bell: EventFd,
+    /// Of the driver, while there is one, with the features it negotiated.
+    driver: Mutex<Option<(Arc<dyn VirtioInterrupt>, u64)>>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared")
+            .field("id", &self.id)
+            .field("link", &self.link)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub fn new(id: String, mac: Mac, link: bool, bell: EventFd) -> Arc<Self> {
+        let shared = Self {
+            id,
+            mac: AtomicU64::default(),
+            link: AtomicBool::new(link),
+            announce: AtomicBool::new(false),
+            received: Totals::default(),
+            sent: Totals::default(),
+            bell,
+            driver: Mutex::default(),
+        };
+        shared.set_mac(mac);
+        Arc::new(shared)
+    }
+
+    pub fn mac(&self) -> Mac {
+        let [mac @ .., _, _] = self.mac.load(Ordering::Relaxed).to_le_bytes();
+        mac
+    }
+
+    pub fn set_mac(&self, [a, b, c, d, e, f]: Mac) {
+        self.mac
+            .store(u64::from_le_bytes([a, b, c, d, e, f, 0, 0]), Ordering::Relaxed);
+    }
+
+    pub fn link(&self) -> bool {
+        self.link.load(Ordering::Acquire)
+    }
+
+    /// The driver announced itself, or is gone.
+    pub fn announced(&self) {
+        self.announce.store(false, Ordering::Relaxed);
+    }
+
+    /// The status field of the configuration space (section 5.1.4).
+    pub fn status(&self) -> u16 {
+        let bit = |set, bit: u32| if set { bit as u16 } else { 0 };
+        bit(self.link(), VIRTIO_NET_S_LINK_UP)
+            | bit(self.announce.load(Ordering::Relaxed), VIRTIO_NET_S_ANNOUNCE)
+    }
+
+    pub fn set_driver(&self, driver: Option<(Arc<dyn VirtioInterrupt>, u64)>) {
+        *self.driver.lock().unwrap_or_else(PoisonError::into_inner) = driver;
+    }
+
+    /// The driver's interrupts, if there is one that negotiated these features.
+    fn driver_with(&self, features: u64) -> Option<Arc<dyn VirtioInterrupt>> {
+        let driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
+        let (interrupt, negotiated) = driver.as_ref()?;
+        (negotiated & features == features).then(|| Arc::clone(interrupt))
+    }
+}
+
+/// The host's end of a [`Net`](crate::Net). Usable from any thread, whatever state the device is in.
+#[derive(Clone, Debug)]
+pub struct NetHandle(pub(crate) Arc<Shared>);
+
+impl NetHandle {
+    /// As the device was named.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.0.id
+    }
+
+    /// The address of the device: the one it was made with until the driver sets another.
+    #[must_use]
+    pub fn mac(&self) -> Mac {
+        self.0.mac()
+    }
+
+    /// Whether the link is up.
+    #[must_use]
+    pub fn link(&self) -> bool {
+        self.0.link()
+    }
+
+    /// Pulls the cable or plugs it in, and tells the driver if it can be told (virtio 1.2, section 5.1.4). While the
+    /// link is down no frame passes, whether the driver knows or not. In force shortly after this returns.
+    pub fn set_link(&self, up: bool) {
+        if self.0.link.swap(up, Ordering::AcqRel) == up {
+            return;
+        }
+        // A full counter is a bell that rings already.
+        let _ = self.0.bell.write(1);
+        if let Some(interrupt) = self.0.driver_with(1 << VIRTIO_NET_F_STATUS) {
+            interrupt.signal_config();
+        }
+    }
+
+    /// Asks the guest to announce its addresses on the network (virtio 1.2, section 5.1.6.5.4), as after a migration.
+    /// False if there is no driver that could.
+    #[must_use]
+    pub fn announce(&self) -> bool {
+        let needed = 1 << VIRTIO_NET_F_STATUS | 1 << VIRTIO_NET_F_GUEST_ANNOUNCE;
+        let Some(interrupt) = self.0.driver_with(needed) else {
+            return false;
+        };
+        self.0.announce.store(true, Ordering::Relaxed);
+        interrupt.signal_config();
+        true
+    }
+
+    /// Frames for the guest. Those that vhost carries are not counted here: the tap counts them.
+    #[must_use]
+    pub fn received(&self) -> Counters {
+        self.0.received.read()
+    }
+
+    /// Frames of the guest, in the same way.
+    #[must_use]
+    pub fn sent(&self) -> Counters {
+        self.0.sent.read()
+    }
+}

@@ -1,0 +1,41 @@
+//! virtio-net (virtio 1.2, section 5.1) over the queues of a tap, with frames moved by vhost-net or by workers of this
+//! process.
+//!
+//! Nothing here opens anything: taps and vhost come as open files, and no capability is needed for what is done to
+//! them. The control queue is always served here.
+
+mod buffers;
+mod command;
+mod config;
+mod control;
+mod control_worker;
+mod counters;
+mod device;
+mod filter;
+mod handle;
+mod header;
+mod pair;
+mod running;
+mod rx;
+mod slices;
+mod tap;
+mod tx;
+mod used;
+mod vhost;
+
+#[cfg(test)]
+mod tests;
+
+pub use counters::Counters;
+pub use device::{Net, QueuePair, Setup};
+pub use filter::Mac;
+pub use handle::NetHandle;
+
+/// Entries of each receive and transmit queue.
+pub const QUEUE_SIZE: u16 = 256;
+
+/// Entries of the control queue.
+pub const CONTROL_QUEUE_SIZE: u16 = 64;
+
+/// The most queue pairs of a device: what a tap can have.
+pub const MAX_PAIRS: usize = 256;

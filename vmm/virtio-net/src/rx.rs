@@ -1,0 +1,242 @@
+//! Frames from the tap to the driver (virtio 1.2, sections 5.1.6.3 and 5.1.6.4).
+//!
+//! A frame is read straight into the driver's buffers: as many as frames have needed lately, and a buffer of our own
+//! behind them for the rest of a longer one. What landed there is copied on.
+
+use std::io;
+use std::sync::Arc;
+
+use husk_devices::GuestMemMmap;
+use husk_devices::virtio::ActiveQueue;
+use virtio_queue::{Queue, QueueT};
+
+use crate::buffers::{Broken, Buffers, broken};
+use crate::counters::Counters;
+use crate::filter::Filter;
+use crate::header::{ETHERNET_LEN, HEADER_LEN, MAX_FRAME, NUM_BUFFERS_OFFSET, VLAN_LEN};
+use crate::tap::Tap;
+use crate::used::UsedBatch;
+
+/// Frames after which the driver is told and other work is looked at.
+pub(crate) const BATCH: usize = 64;
+
+/// Room for a header and a frame, and a byte more that only a frame too long would fill.
+const SPILL: usize = HEADER_LEN + MAX_FRAME + 1;
+
+/// The least room that is asked of the driver's buffers, if there are so many: a frame of the usual MTU.
+const LEAST: usize = 2048;
+
+/// The first bytes of what is read: all that the filter looks at.
+const PEEK: usize = HEADER_LEN + ETHERNET_LEN + VLAN_LEN;
+
+/// What one attempt came to.
+enum Step {
+    /// A frame is dealt with.
+    Frame,
+    /// The tap has none.
+    Empty,
+    /// The driver has to add buffers.
+    Starved,
+}
+
+/// The receiving half of a pair.
+pub(crate) struct Receiver {
+    buffers: Buffers,
+    spill: Box<[u8]>,
+    /// Length of a frame that waits for buffers, and how much of it is in those there are.
+    held: Option<(usize, usize)>,
+    /// Bytes to have room for.
+    expect: usize,
+    used: UsedBatch,
+    mergeable: bool,
+    mtu: Option<u16>,
+    pub counters: Counters,
+}
+
+/// What came of a pass.
+pub(crate) struct Outcome {
+    /// There is more to do without waiting.
+    pub again: bool,
+    /// The driver wants to be interrupted.
+    pub interrupt: bool,
+}
+
+impl Receiver {
+    /// Frames are put into several buffers if `mergeable`. Longer ones than the negotiated `mtu` are dropped.
+    pub fn new(mergeable: bool, mtu: Option<u16>) -> Self {
+        Self {
+            buffers: Buffers::default(),
+            spill: vec![0; SPILL].into(),
+            held: None,
+            expect: LEAST,
+            used: UsedBatch::default(),
+            mergeable,
+            mtu,
+            counters: Counters::default(),
+        }
+    }
+
+    /// Receives a batch of frames at most.
+    pub fn pass(
+        &mut self,
+        tap: &Tap,
+        active: &mut ActiveQueue,
+        mem: &Arc<GuestMemMmap>,
+        filter: &Filter,
+    ) -> Result<Outcome, Broken> {
+        let queue = &mut active.queue;
+        queue.disable_notification(&**mem).map_err(broken)?;
+        let (mut interrupt, mut last) = (false, Step::Frame);
+        for _ in 0..BATCH {
+            last = self.step(tap, queue, mem, filter, &mut interrupt)?;
+            if !matches!(last, Step::Frame) {
+                break;
+            }
+        }
+        interrupt |= self.used.publish(mem, queue).map_err(broken)?;
+        let again = match last {
+            Step::Frame => true,
+            Step::Empty => false,
+            Step::Starved => queue.enable_notification(&**mem).map_err(broken)?,
+        };
+        Ok(Outcome { again, interrupt })
+    }
+
+    /// Forgets the frame that waits for buffers, and leaves all buffers in the queue.
+    pub fn release(&mut self, queue: &mut Queue) {
+        self.counters.dropped += u64::from(self.held.take().is_some());
+        self.buffers.give_back(queue);
+    }
+
+    fn step(
+        &mut self,
+        tap: &Tap,
+        queue: &mut Queue,
+        mem: &Arc<GuestMemMmap>,
+        filter: &Filter,
+        interrupt: &mut bool,
+    ) -> Result<Step, Broken> {
+        if self.held.is_none() {
+            match self.read(tap, queue, mem, filter)? {
+                (Step::Frame, Some(held)) => self.held = Some(held),
+                (step, _) => return Ok(step),
+            }
+        }
+        let Some((len, direct)) = self.held else {
+            return Ok(Step::Frame);
+        };
+        if len > direct {
+            let tried = self.buffers.fill(mem, queue, len)?;
+            if self.buffers.room() < len {
+                if !tried {
+                    return Ok(Step::Starved);
+                }
+                // Not even all that the queue can hold would do.
+                self.held = None;
+                self.counters.dropped += 1;
+                return Ok(Step::Frame);
+            }
+            self.buffers.put(direct, &self.spill[..len - direct]);
+        }
+        self.held = None;
+        self.buffers.mark_dirty(len.min(direct));
+        self.deliver(mem, queue, len, interrupt)?;
+        Ok(Step::Frame)
+    }
+
+    /// Reads one frame. Returns its length and how much of it is in buffers, if the driver is to have it.
+    fn read(
+        &mut self,
+        tap: &Tap,
+        queue: &mut Queue,
+        mem: &Arc<GuestMemMmap>,
+        filter: &Filter,
+    ) -> Result<(Step, Option<(usize, usize)>), Broken> {
+        let want = if self.mergeable { self.expect } else { 1 };
+        self.buffers.fill(mem, queue, want)?;
+        if self.buffers.room() == 0 {
+            return Ok((Step::Starved, None));
+        }
+        let spill = libc::iovec {
+            iov_base: self.spill.as_mut_ptr().cast(),
+            iov_len: self.spill.len(),
+        };
+        let (read, direct) = self.buffers.with_slices(want, spill, |slices| {
+            // SAFETY: the slices are of `mem`, which `mem` keeps mapped and the guest writes at any time too, but for
+            // the last, which is `self.spill`.
+            unsafe { tap.read(slices) }
+        });
+        let len = match read {
+            Ok(len) => len,
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock => return Ok((Step::Empty, None)),
+                io::ErrorKind::Interrupted => return Ok((Step::Frame, None)),
+                _ => {
+                    // A queue that is detached, or a tap that is gone: there may be frames again one day.
+                    tracing::debug!(%error, "tap not read");
+                    self.counters.errors += 1;
+                    return Ok((Step::Empty, None));
+                }
+            },
+        };
+        let frame = len.saturating_sub(HEADER_LEN);
+        if frame < ETHERNET_LEN || len == direct + SPILL || frame > MAX_FRAME {
+            self.counters.errors += 1;
+            return Ok((Step::Frame, None));
+        }
+        let mut first = [0; PEEK];
+        let seen = direct.min(PEEK);
+        self.buffers.peek(0, &mut first[..seen]);
+        first[seen..].copy_from_slice(&self.spill[..PEEK - seen]);
+        let whole = first[1] == 0;
+        if !filter.passes(&first[HEADER_LEN..len.min(PEEK)]) {
+            return Ok((Step::Frame, None));
+        }
+        // Section 5.1.4.1: with the tag that the MTU does not count.
+        let too_long = whole
+            && self
+                .mtu
+                .is_some_and(|mtu| frame > usize::from(mtu) + ETHERNET_LEN + VLAN_LEN);
+        if too_long || !self.mergeable && len > direct {
+            self.counters.dropped += 1;
+            return Ok((Step::Frame, None));
+        }
+        self.expect = len.max(self.expect - self.expect / 8).max(LEAST);
+        Ok((Step::Frame, Some((len, direct))))
+    }
+
+    /// Hands over the buffers that the frame of `len` bytes is in.
+    fn deliver(
+        &mut self,
+        mem: &GuestMemMmap,
+        queue: &mut Queue,
+        len: usize,
+        interrupt: &mut bool,
+    ) -> Result<(), Broken> {
+        let mut count = 0_u16;
+        let mut room = 0;
+        for buffer in self.buffers.iter() {
+            if room >= len {
+                break;
+            }
+            room += buffer.len;
+            count += 1;
+        }
+        self.buffers.put(NUM_BUFFERS_OFFSET, &count.to_le_bytes());
+        if self.used.len() + count > queue.size() {
+            *interrupt |= self.used.publish(mem, queue).map_err(broken)?;
+        }
+        let mut rest = len;
+        for _ in 0..count {
+            let Some(buffer) = self.buffers.pop() else { break };
+            let here = rest.min(buffer.len);
+            self.used
+                .stage(mem, queue, buffer.head, here as u32)
+                .map_err(broken)?;
+            rest -= here;
+        }
+        self.counters.packets += 1;
+        self.counters.bytes += (len - HEADER_LEN) as u64;
+        Ok(())
+    }
+}

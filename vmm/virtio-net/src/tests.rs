@@ -1,0 +1,242 @@
+//! The device with sockets for taps, and a driver for it.
+
+mod control;
+mod hostile;
+mod lifecycle;
+mod receive;
+mod transmit;
+
+use std::os::unix::net::UnixDatagram;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use husk_devices::GuestMem;
+use husk_devices::virtio::testing::{Descriptor, Driver, Interrupts, WRITE, memory, wait_for};
+use husk_devices::virtio::{Activation, ActiveQueue, VirtioDevice};
+use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
+
+use crate::header::HEADER_LEN;
+use crate::tap::Tap;
+use crate::{Mac, Net, NetHandle};
+
+const MAC: Mac = [2, 0, 0, 0, 0, 1];
+const PEER: Mac = [2, 0, 0, 0, 0, 2];
+
+/// Where queue `index` is.
+fn ring(index: u16) -> u64 {
+    0x1_0000 + 0x3000 * u64::from(index)
+}
+const COMMANDS: u64 = 0x8_0000;
+const TABLES: u64 = 0x9_0000;
+const SENT: u64 = 0x10_0000;
+const RECEIVED: u64 = 0x40_0000;
+const END: usize = 0x100_0000;
+
+/// All that is offered but UDP segmentation.
+const ALL: u64 = crate::config::GUEST_OFFLOADS & !(3 << 54) | 0x00ff_b829 | 1 << 2 | 3 << 28;
+const MERGEABLE: u64 = 1 << 15;
+
+struct Guest {
+    mem: GuestMem,
+    interrupts: Arc<Interrupts>,
+    net: Net,
+    handle: NetHandle,
+    /// The other ends of the taps.
+    peers: Vec<UnixDatagram>,
+    receive: Vec<Driver>,
+    transmit: Vec<Driver>,
+    control: Driver,
+    features: u64,
+    size: u16,
+    sent: u64,
+    commands: u64,
+    /// Where each receive buffer is, by queue and head.
+    buffers: Vec<Vec<(u64, u32)>>,
+}
+
+/// A frame to `to` with something in it.
+fn frame(to: Mac, len: usize, seed: u8) -> Vec<u8> {
+    let mut frame = [&to[..], &PEER, &[0x88, 0xb5]].concat();
+    frame.extend((frame.len()..len).map(|at| (at as u8).wrapping_mul(31) ^ (at >> 8) as u8 ^ seed));
+    frame
+}
+
+fn with_header(frame: &[u8]) -> Vec<u8> {
+    [&[0; HEADER_LEN][..], frame].concat()
+}
+
+/// Long enough for a worker to do what it should not.
+fn settle() {
+    thread::sleep(Duration::from_millis(30));
+}
+
+impl Guest {
+    /// One pair with all features.
+    fn new() -> Self {
+        Self::with(1, ALL, 256)
+    }
+
+    fn with(pairs: u16, features: u64, size: u16) -> Self {
+        let (mut taps, mut peers) = (Vec::new(), Vec::new());
+        for _ in 0..pairs {
+            let (tap, peer) = UnixDatagram::pair().unwrap();
+            peer.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            taps.push(Tap::fake(tap.into()));
+            peers.push(peer);
+        }
+        let (net, handle) = Net::over("test".into(), MAC, Some(9000), true, taps, Vec::new()).unwrap();
+        let mem = memory(&[(0, END)]);
+        let control = Driver::new(&mem, 2 * pairs, 64, ring(2 * pairs));
+        let mut guest = Self {
+            mem,
+            interrupts: Interrupts::new(),
+            net,
+            handle,
+            peers,
+            receive: Vec::new(),
+            transmit: Vec::new(),
+            control,
+            features,
+            size,
+            sent: 0,
+            commands: 0,
+            buffers: Vec::new(),
+        };
+        guest.connect();
+        guest
+    }
+
+    fn pairs(&self) -> u16 {
+        self.peers.len() as u16
+    }
+
+    fn event_idx(&self) -> bool {
+        self.features & 1 << 29 != 0
+    }
+
+    /// A new driver takes over, after a reset.
+    fn connect(&mut self) {
+        self.net.reset();
+        self.put(ring(0), &vec![0; (COMMANDS - ring(0)) as usize]);
+        let queue = |index| Driver::new(&self.mem, index, self.size, ring(index));
+        self.receive = (0..self.pairs()).map(|pair| queue(2 * pair)).collect();
+        self.transmit = (0..self.pairs()).map(|pair| queue(2 * pair + 1)).collect();
+        let index = crate::config::control_index(self.features, self.pairs());
+        self.control = Driver::new(&self.mem, index, 64, ring(index));
+        self.buffers = vec![vec![(0, 0); usize::from(self.size)]; self.receive.len()];
+        let event_idx = self.event_idx();
+        let mut queues = Vec::new();
+        for driver in self.receive.iter().chain(&self.transmit) {
+            queues.push(driver.queue(event_idx));
+        }
+        queues.retain(|queue| queue.index != index);
+        queues.push(self.control.queue(event_idx));
+        self.activate(queues);
+    }
+
+    fn activate(&mut self, queues: Vec<ActiveQueue>) {
+        let activation = Activation {
+            mem: self.mem.clone(),
+            features: self.features,
+            queues,
+            interrupt: Arc::clone(&self.interrupts) as _,
+        };
+        self.net.activate(activation).unwrap();
+    }
+
+    /// Has the device stopped and started again.
+    fn pause(&mut self) {
+        let queues = self.net.quiesce().unwrap();
+        self.activate(queues);
+    }
+
+    fn put(&self, at: u64, bytes: &[u8]) {
+        self.mem.memory().write_slice(bytes, GuestAddress(at)).unwrap();
+    }
+
+    fn get(&self, at: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.mem
+            .memory()
+            .read_slice(&mut bytes, GuestAddress(at))
+            .unwrap();
+        bytes
+    }
+
+    /// Gives the device `count` receive buffers of `len` bytes, and tells it.
+    fn offer(&mut self, pair: usize, count: usize, len: u32) {
+        for _ in 0..count {
+            let slot = u64::from(self.receive[pair].next_head());
+            let at = RECEIVED + ((pair as u64) << 22) + slot * 0x4000;
+            let head = self.receive[pair].add(&[(at, len, WRITE)]);
+            self.buffers[pair][usize::from(head)] = (at, len);
+        }
+        self.receive[pair].kick();
+    }
+
+    /// The next frame the device put into buffers, with its header.
+    fn received(&mut self, pair: usize) -> Vec<u8> {
+        let (head, len) = self.receive[pair].wait();
+        let (at, _) = self.buffers[pair][usize::from(head)];
+        let mut bytes = self.get(at, len as usize);
+        let buffers = u16::from_le_bytes([bytes[10], bytes[11]]);
+        for place in 1..buffers {
+            // All of a frame is there at once.
+            let (head, len) = self.receive[pair]
+                .used()
+                .unwrap_or_else(|| panic!("buffer {place} of {buffers}"));
+            let (at, _) = self.buffers[pair][usize::from(head)];
+            bytes.extend(self.get(at, len as usize));
+        }
+        bytes
+    }
+
+    /// Puts `bytes` into memory and a chain of pieces of `size` into the transmit queue.
+    fn transmit(&mut self, pair: usize, bytes: &[u8], size: usize) -> u16 {
+        let at = SENT + self.sent % 32 * 0x1_8000;
+        self.sent += 1;
+        self.put(at, bytes);
+        let pieces: Vec<Descriptor> = bytes
+            .chunks(size)
+            .scan(at, |at, piece| {
+                let start = *at;
+                *at += piece.len() as u64;
+                Some((start, piece.len() as u32, 0))
+            })
+            .collect();
+        self.transmit[pair].add(&pieces)
+    }
+
+    /// What came out of the tap.
+    fn out(&self, pair: usize) -> Vec<u8> {
+        let mut bytes = vec![0; 0x2_0000];
+        let len = self.peers[pair].recv(&mut bytes).unwrap();
+        bytes.truncate(len);
+        bytes
+    }
+
+    /// Carries out a command, and returns the device's answer.
+    fn command(&mut self, bytes: &[u8]) -> u8 {
+        let at = COMMANDS + self.commands % 16 * 0x1000;
+        self.commands += 1;
+        self.put(at, bytes);
+        let answer = at + 0xf00;
+        self.put(answer, &[0xff]);
+        self.control
+            .add(&[(at, bytes.len() as u32, 0), (answer, 1, WRITE)]);
+        self.control.kick();
+        assert_eq!(self.control.wait().1, 1);
+        self.get(answer, 1)[0]
+    }
+
+    fn config(&self) -> [u8; 12] {
+        let mut config = [0; 12];
+        self.net.read_config(0, &mut config);
+        config
+    }
+
+    fn broken(&self) -> String {
+        wait_for("a reset", || self.interrupts.reset())
+    }
+}

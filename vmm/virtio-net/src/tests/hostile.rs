@@ -1,0 +1,154 @@
+//! Drivers that break the rules: they harm their own device, and nothing else.
+
+use husk_devices::virtio::testing::{INDIRECT, NEXT};
+use proptest::prelude::*;
+
+use super::*;
+
+#[test]
+fn a_broken_ring_costs_the_device() {
+    type Act = fn(&mut Guest);
+    let acts: [(&str, Act); 9] = [
+        ("does not end", |guest| {
+            guest.transmit[0].put(0, (SENT, 100, NEXT), 0);
+            guest.transmit[0].offer(0);
+            guest.transmit[0].kick();
+        }),
+        ("does not end", |guest| {
+            guest.transmit[0].offer(5000);
+            guest.transmit[0].kick();
+        }),
+        ("readable descriptor after", |guest| {
+            guest.transmit[0].add(&[(SENT, 100, WRITE), (SENT, 100, 0)]);
+            guest.transmit[0].kick();
+        }),
+        ("", |guest| {
+            guest.transmit[0].set_available(1000);
+            guest.transmit[0].kick();
+        }),
+        ("does not end", |guest| {
+            guest.receive[0].add(&[(TABLES, 5, INDIRECT)]);
+            guest.receive[0].kick();
+        }),
+        ("device to read", |guest| {
+            guest.receive[0].add(&[(RECEIVED, 5, 0), (RECEIVED, 2048, WRITE)]);
+            guest.receive[0].kick();
+        }),
+        ("room for a header", |guest| guest.offer(0, 1, 11)),
+        ("outside of memory", |guest| {
+            guest.receive[0].add(&[(END as u64 - 10, 2048, WRITE)]);
+            guest.receive[0].kick();
+        }),
+        ("control queue", |guest| {
+            guest.control.add(&[(COMMANDS, 10, 0)]);
+            guest.control.kick();
+        }),
+    ];
+    let mut guest = Guest::with(2, ALL, 64);
+    for (reason, act) in acts {
+        guest.interrupts = Interrupts::new();
+        guest.connect();
+        act(&mut guest);
+        let said = guest.broken();
+        assert!(said.contains(reason), "{said}");
+        // What else there is goes on, and a new driver finds all of it.
+        guest.handle.set_link(false);
+        guest.handle.set_link(true);
+        guest.connect();
+        guest.offer(0, 1, 2048);
+        guest.peers[0].send(&with_header(&frame(MAC, 60, 1))).unwrap();
+        guest.received(0);
+        assert_eq!(guest.command(&[4, 0, 2, 0]), 0);
+    }
+}
+
+#[test]
+fn a_broken_pair_does_not_keep_commands_waiting() {
+    let mut guest = Guest::with(2, ALL, 64);
+    guest.transmit[1].offer(5000);
+    guest.transmit[1].kick();
+    guest.broken();
+    assert_eq!(guest.command(&[4, 0, 2, 0]), 0);
+    assert_eq!(guest.command(&[0, 0, 0]), 0);
+    assert_eq!(guest.net.quiesce().unwrap().len(), 5);
+}
+
+#[test]
+fn a_flood_of_commands_is_slowed_down_and_can_be_stopped() {
+    let mut guest = Guest::with(2, ALL, 64);
+    let start = std::time::Instant::now();
+    for round in 0..160_u8 {
+        assert_eq!(guest.command(&[4, 0, 1 + (round + 1) % 2, 0]), 0);
+    }
+    assert!(
+        start.elapsed() > Duration::from_millis(100),
+        "{:?}",
+        start.elapsed()
+    );
+    // A ring that never ends: each look finds as many commands again.
+    guest.put(COMMANDS, &[4, 0, 2, 0]);
+    guest
+        .control
+        .add(&[(COMMANDS, 4, 0), (COMMANDS + 0x100, 1, WRITE)]);
+    let head = 0;
+    let flooding = std::time::Instant::now();
+    while flooding.elapsed() < Duration::from_millis(50) {
+        guest.control.offer(head);
+        guest.control.kick();
+        while guest.control.used().is_none() {}
+    }
+    guest.net.reset();
+}
+
+#[test]
+fn buffers_offered_again_and_again_are_not_kept() {
+    let mut guest = Guest::with(1, ALL, 64);
+    guest.offer(0, 1, 64);
+    for _ in 0..50 {
+        for _ in 0..40 {
+            guest.receive[0].offer(0);
+        }
+        guest.receive[0].kick();
+        guest.peers[0].send(&with_header(&frame(MAC, 1500, 1))).unwrap();
+        thread::sleep(Duration::from_millis(1));
+    }
+    guest.net.reset();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever is in the rings, the device stops when it is told to, and a new driver can have it.
+    #[test]
+    fn nothing_in_the_rings_is_trusted(
+        descriptors in prop::collection::vec(
+            (0..24_u64, 0..0x3000_u32, any::<u8>(), 0..20_u16), 1..40),
+        heads in prop::collection::vec((0..3_usize, 0..18_u16), 1..60),
+        garbage in prop::collection::vec(any::<u8>(), 0..600),
+    ) {
+        let mut guest = Guest::with(1, ALL, 16);
+        guest.put(SENT, &garbage);
+        guest.put(COMMANDS, &garbage);
+        let places = [SENT, RECEIVED, COMMANDS, ring(0), TABLES, END as u64 - 100];
+        for (at, (place, len, flags, next)) in descriptors.into_iter().enumerate() {
+            let address = places[place as usize % 6] + place;
+            let descriptor = (address, len, u16::from(flags & 7));
+            let queues = [&guest.receive[0], &guest.transmit[0], &guest.control];
+            queues[at % 3].put(at as u16 / 3, descriptor, next);
+        }
+        for (queue, head) in heads {
+            let driver = [&mut guest.receive[0], &mut guest.transmit[0], &mut guest.control];
+            let [receive, transmit, control] = driver;
+            let driver = match queue { 0 => receive, 1 => transmit, _ => control };
+            driver.offer(head);
+            driver.kick();
+            let _ = guest.peers[0].send(&with_header(&frame(MAC, 100, 0)));
+        }
+        guest.peers[0].set_nonblocking(true).unwrap();
+        while guest.peers[0].recv(&mut [0; 100]).is_ok() {}
+        guest.connect();
+        guest.offer(0, 4, 2048);
+        guest.peers[0].send(&with_header(&frame(MAC, 60, 1))).unwrap();
+        guest.received(0);
+    }
+}

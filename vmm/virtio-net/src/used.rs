@@ -1,0 +1,129 @@
+//! Used buffers, many at a time: the driver sees those of one frame at once, as it must (virtio 1.2, section
+//! 5.1.6.4), and the index of the ring is written once for a batch.
+
+use std::sync::atomic::{Ordering, fence};
+
+use husk_devices::GuestMemMmap;
+use virtio_queue::{Error, Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress};
+
+/// Offset of the entries of a ring, after its flags and its index.
+const ENTRIES: u64 = 4;
+/// Bytes of an entry of the used ring.
+const USED_ENTRY: u64 = 8;
+/// `VIRTQ_AVAIL_F_NO_INTERRUPT`
+const NO_INTERRUPT: u16 = 1;
+
+/// Entries of one used ring that are written and not yet shown.
+#[derive(Debug, Default)]
+pub(crate) struct UsedBatch {
+    staged: u16,
+}
+
+impl UsedBatch {
+    /// Entries not yet shown.
+    pub fn len(&self) -> u16 {
+        self.staged
+    }
+
+    /// Writes an entry after those that are staged, of which there are less than the queue has entries.
+    pub fn stage(&mut self, mem: &GuestMemMmap, queue: &Queue, head: u16, len: u32) -> Result<(), Error> {
+        let place = queue.next_used().wrapping_add(self.staged) % queue.size();
+        let entry = u64::from(len) << 32 | u64::from(head);
+        let at = address(queue.used_ring(), ENTRIES + USED_ENTRY * u64::from(place))?;
+        mem.write_obj(entry.to_le(), at).map_err(memory)?;
+        self.staged += 1;
+        Ok(())
+    }
+
+    /// Shows the driver what is staged. Returns whether it wants to be interrupted (section 2.7.7.2).
+    pub fn publish(&mut self, mem: &GuestMemMmap, queue: &mut Queue) -> Result<bool, Error> {
+        let added = std::mem::take(&mut self.staged);
+        if added == 0 {
+            return Ok(false);
+        }
+        let next = queue.next_used().wrapping_add(added);
+        queue.set_next_used(next);
+        mem.store(next.to_le(), address(queue.used_ring(), 2)?, Ordering::Release)
+            .map_err(memory)?;
+        // The index is visible before we look whether to tell of it.
+        fence(Ordering::SeqCst);
+        let load = |offset: u64| {
+            let at = address(queue.avail_ring(), offset)?;
+            mem.load(at, Ordering::Relaxed).map(u16::from_le).map_err(memory)
+        };
+        if queue.event_idx_enabled() {
+            let event = load(ENTRIES + 2 * u64::from(queue.size()))?;
+            Ok(next.wrapping_sub(event).wrapping_sub(1) < added)
+        } else {
+            Ok(load(0)? & NO_INTERRUPT == 0)
+        }
+    }
+}
+
+fn address(ring: u64, offset: u64) -> Result<GuestAddress, Error> {
+    ring.checked_add(offset)
+        .map(GuestAddress)
+        .ok_or(Error::AddressOverflow)
+}
+
+fn memory(error: vm_memory::GuestMemoryError) -> Error {
+    Error::GuestMemory(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use husk_devices::virtio::testing::{Driver, memory};
+    use vm_memory::GuestAddressSpace;
+
+    use super::*;
+
+    #[test]
+    fn a_batch_is_seen_at_once() {
+        let mem = memory(&[(0, 0x10000)]);
+        let mut driver = Driver::new(&mem, 0, 4, 0x1000);
+        let mut queue = driver.queue(false).queue;
+        let mut used = UsedBatch::default();
+        for round in 0..5_u16 {
+            for head in 0..3 {
+                used.stage(&mem.memory(), &queue, head, u32::from(round * 10 + head))
+                    .unwrap();
+            }
+            assert_eq!((used.len(), driver.used()), (3, None));
+            assert!(used.publish(&mem.memory(), &mut queue).unwrap());
+            for head in 0..3 {
+                assert_eq!(driver.used(), Some((head, u32::from(round * 10 + head))));
+            }
+        }
+        assert!(
+            !used.publish(&mem.memory(), &mut queue).unwrap(),
+            "nothing to tell"
+        );
+        // VIRTQ_AVAIL_F_NO_INTERRUPT, in a ring after four descriptors.
+        mem.memory().write_obj(1_u16, GuestAddress(0x1040)).unwrap();
+        used.stage(&mem.memory(), &queue, 0, 0).unwrap();
+        assert!(!used.publish(&mem.memory(), &mut queue).unwrap());
+    }
+
+    #[test]
+    fn an_event_anywhere_in_the_batch_counts() {
+        let mem = memory(&[(0, 0x10000)]);
+        let driver = Driver::new(&mem, 0, 8, 0x1000);
+        let mut queue = driver.queue(true).queue;
+        queue.set_next_used(0xfffe);
+        let mut used = UsedBatch::default();
+        // The batch fills 0xfffe to 1.
+        for (event, expected) in [(0xfffd, false), (0xfffe, true), (1, true), (2, false)] {
+            driver.set_used_event(event);
+            queue.set_next_used(0xfffe);
+            for head in 0..4 {
+                used.stage(&mem.memory(), &queue, head, 0).unwrap();
+            }
+            assert_eq!(
+                used.publish(&mem.memory(), &mut queue).unwrap(),
+                expected,
+                "{event}"
+            );
+        }
+    }
+}
