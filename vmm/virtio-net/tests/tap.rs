@@ -1,0 +1,373 @@
+//! The device on a real tap.
+
+mod guest;
+mod wire;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use guest::{Guest, MAC, PEER, frame};
+use husk_devices::virtio::VirtioDevice;
+use wire::{Wire, filtered, isolated};
+
+/// Makes of each function a test of the workers and one of vhost.
+macro_rules! with_both_datapaths {
+    ($($body:ident)*) => {
+        mod workers {
+            $(#[test]
+            fn $body() {
+                super::isolated(concat!("workers::", stringify!($body)), || super::$body(false));
+            })*
+        }
+        mod vhost {
+            $(#[test]
+            #[ignore = "needs /dev/vhost-net"]
+            fn $body() {
+                super::isolated(concat!("vhost::", stringify!($body)), || super::$body(true));
+            })*
+        }
+    };
+}
+
+with_both_datapaths! {
+    frames_pass_both_ways
+    checksums_are_left_to_whoever_can
+    segments_are_made_by_whoever_must
+    the_kernel_filters_for_the_guest
+    flows_spread_over_the_pairs_in_use
+    pairs_change_under_load
+    the_link_goes_down_and_up
+    drivers_pause_and_leave_under_load
+    a_load_arrives_whole
+}
+
+/// VIRTIO_NET_HDR_F_NEEDS_CSUM
+const NEEDS_CSUM: u8 = 1;
+/// Where transport headers begin without IP options.
+const TRANSPORT: usize = 34;
+/// Guest offloads.
+const CSUM: u64 = 1 << 1;
+const TSO4: u64 = 1 << 7;
+
+/// An Ethernet frame with IPv4 and `header`, a transport header, before `len` bytes of data. Its checksum, at `offset` in
+/// the header, covers only the pseudo header, as it does before hardware is asked to complete it.
+fn ipv4(to: [u8; 6], protocol: u8, header: &[u8], offset: usize, len: usize) -> Vec<u8> {
+    let (source, target) = ([10, 0, 0, 1], [10, 0, 0, 2]);
+    let transport = header.len() + len;
+    let mut ip = [
+        &[0x45, 0][..],
+        &((20 + transport) as u16).to_be_bytes(),
+        &[0, 1, 0x40, 0, 64, protocol, 0, 0],
+        &source,
+        &target,
+    ]
+    .concat();
+    let header_sum = !fold(sum(&ip));
+    ip[10..12].copy_from_slice(&header_sum.to_be_bytes());
+    let pseudo = [
+        &source[..],
+        &target,
+        &[0, protocol],
+        &(transport as u16).to_be_bytes(),
+    ]
+    .concat();
+    let mut frame = [&to[..], &PEER, &[8, 0], &ip, header].concat();
+    frame[TRANSPORT + offset..][..2].copy_from_slice(&fold(sum(&pseudo)).to_be_bytes());
+    frame.extend((0..len).map(|at| (at >> 7) as u8 ^ at as u8));
+    frame
+}
+
+fn sum(bytes: &[u8]) -> u32 {
+    bytes
+        .chunks(2)
+        .map(|word| u32::from(word[0]) << 8 | u32::from(*word.get(1).unwrap_or(&0)))
+        .sum()
+}
+
+fn fold(mut sum: u32) -> u16 {
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    sum as u16
+}
+
+fn udp(to: [u8; 6], port: u16, len: usize) -> Vec<u8> {
+    let length = (8 + len) as u16;
+    let header = [
+        port.to_be_bytes(),
+        5000_u16.to_be_bytes(),
+        length.to_be_bytes(),
+        [0; 2],
+    ]
+    .concat();
+    ipv4(to, 17, &header, 6, len)
+}
+
+fn tcp(len: usize) -> Vec<u8> {
+    let header = [
+        0x13, 0x88, 0x13, 0x89, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x10, 0xff, 0xff, 0, 0, 0, 0,
+    ];
+    ipv4(MAC, 6, &header, 16, len)
+}
+
+/// Whether the checksum of the transport header is complete.
+fn checksum_is_right(frame: &[u8]) -> bool {
+    let transport = &frame[TRANSPORT..];
+    let pseudo = [
+        &frame[26..34],
+        &[0, frame[23]],
+        &(transport.len() as u16).to_be_bytes(),
+    ]
+    .concat();
+    fold(sum(&pseudo) + sum(transport)) == 0xffff
+}
+
+fn frames_pass_both_ways(vhost: bool) {
+    let mut guest = Guest::new(1, 0, vhost);
+    let wire = Wire::new();
+    for (seed, len) in [60, 61, 600, 1514].into_iter().enumerate() {
+        let out = frame(PEER, len, seed as u8);
+        guest.send(0, [0; 12], &out);
+        assert_eq!(wire.receive(), ([0; 10], out));
+        let into = frame(MAC, len, !seed as u8);
+        wire.send([0; 10], &into);
+        let (header, received) = guest.receive(0);
+        assert_eq!(header, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0]);
+        assert_eq!(received, into);
+    }
+    if vhost {
+        return;
+    }
+    let (received, sent) = (guest.handle.received(), guest.handle.sent());
+    assert_eq!((received.packets, received.bytes), (4, 60 + 61 + 600 + 1514));
+    assert_eq!((sent.packets, sent.errors), (4, 0));
+}
+
+fn checksums_are_left_to_whoever_can(vhost: bool) {
+    let mut guest = Guest::new(1, 0, vhost);
+    let wire = Wire::new();
+    let partial = udp(PEER, 7, 100);
+    assert!(!checksum_is_right(&partial));
+    guest.send(0, [NEEDS_CSUM, 0, 0, 0, 0, 0, 34, 0, 6, 0, 0, 0], &partial);
+    let (header, received) = wire.receive();
+    assert_eq!(
+        (header[0] & NEEDS_CSUM, header[6..].to_vec()),
+        (1, vec![34, 0, 6, 0])
+    );
+    assert_eq!(received, partial);
+
+    let partial = udp(MAC, 7, 100);
+    wire.send([NEEDS_CSUM, 0, 0, 0, 0, 0, 34, 0, 6, 0], &partial);
+    let (header, received) = guest.receive(0);
+    assert_eq!((header[0], &header[6..10]), (NEEDS_CSUM, &[34, 0, 6, 0][..]));
+    assert_eq!(received, partial);
+    guest.set_offloads(0);
+    wire.send([NEEDS_CSUM, 0, 0, 0, 0, 0, 34, 0, 6, 0], &partial);
+    let (header, received) = guest.receive(0);
+    assert_eq!(header[0] & NEEDS_CSUM, 0);
+    assert!(checksum_is_right(&received));
+    // A driver that never asked for it.
+    guest.connect(CSUM | TSO4);
+    wire.send([NEEDS_CSUM, 0, 0, 0, 0, 0, 34, 0, 6, 0], &partial);
+    assert!(checksum_is_right(&guest.receive(0).1));
+}
+
+fn segments_are_made_by_whoever_must(vhost: bool) {
+    let mut guest = Guest::new(1, 0, vhost);
+    let wire = Wire::new();
+    let large = tcp(60_000);
+    // NEEDS_CSUM, TCPv4, headers of 54 bytes, segments of 1448, checksum at 34 + 16.
+    let header = [NEEDS_CSUM, 1, 54, 0, 0xa8, 5, 34, 0, 16, 0];
+    let with_buffers = [&header[..], &[0, 0]].concat();
+    guest.send(0, with_buffers.try_into().unwrap(), &large);
+    let (seen, received) = wire.receive();
+    assert_eq!((seen[1], &seen[4..6]), (1, &header[4..6]));
+    assert!(received == large);
+
+    for offloads in [CSUM | TSO4, CSUM, CSUM | TSO4, 0] {
+        guest.set_offloads(offloads);
+        wire.send(header, &large);
+        if offloads & TSO4 != 0 {
+            let (seen, received) = guest.receive(0);
+            assert_eq!((seen[1], &seen[4..6]), (1, &header[4..6]));
+            assert_eq!(
+                usize::from(u16::from_le_bytes([seen[10], seen[11]])),
+                (large.len() + 12).div_ceil(guest::BUFFER as usize)
+            );
+            assert!(received == large);
+            continue;
+        }
+        let mut data = Vec::new();
+        while data.len() < 60_000 {
+            let (seen, received) = guest.receive(0);
+            assert_eq!((seen[1], seen[10..].to_vec()), (0, vec![1, 0]));
+            assert!(offloads != 0 || checksum_is_right(&received));
+            data.extend_from_slice(&received[54..]);
+        }
+        assert!(data == large[54..]);
+    }
+    assert_eq!(guest.handle.received().dropped, 0);
+}
+
+fn the_kernel_filters_for_the_guest(vhost: bool) {
+    let mut guest = Guest::new(1, 0, vhost);
+    let wire = Wire::new();
+    let group = [1, 0, 0x5e, 0, 0, 9];
+    let frames = [
+        frame(PEER, 60, 1),
+        frame(group, 60, 2),
+        frame([0xff; 6], 60, 3),
+        frame(MAC, 60, 4),
+    ];
+    let expect = |guest: &mut Guest, expected: &[usize]| {
+        let before = filtered();
+        frames.iter().for_each(|frame| wire.send([0; 10], frame));
+        for &at in expected {
+            assert_eq!(guest.receive(0).1, frames[at]);
+        }
+        assert_eq!(
+            filtered() - before,
+            4 - expected.len() as u64,
+            "the others were never read"
+        );
+    };
+    expect(&mut guest, &[0, 1, 2, 3]);
+    guest.command(&[0, 0, 0]);
+    expect(&mut guest, &[2, 3]);
+    guest.command(&[0, 1, 1]);
+    expect(&mut guest, &[1, 2, 3]);
+    guest.command(&[&[1, 0, 1, 0, 0, 0][..], &PEER, &[1, 0, 0, 0], &group].concat());
+    guest.command(&[0, 1, 0]);
+    expect(&mut guest, &[0, 1, 2, 3]);
+    guest.command(&[1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    expect(&mut guest, &[2, 3]);
+    guest.net.reset();
+    guest.connect(0);
+    expect(&mut guest, &[0, 1, 2, 3]);
+}
+
+/// Sends so many flows to the guest, and returns how many arrive in each pair.
+fn flows(guest: &mut Guest, wire: &Wire, pairs: usize, count: u16) -> Vec<usize> {
+    let mut arrived = vec![0; pairs];
+    for port in 0..count {
+        wire.send([0; 10], &udp(MAC, 1000 + port, 60));
+    }
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while arrived.iter().sum::<usize>() < count.into() {
+        assert!(Instant::now() < deadline, "{arrived:?} of {count}");
+        for (pair, arrived) in arrived.iter_mut().enumerate() {
+            while guest.try_receive(pair).is_some() {
+                *arrived += 1;
+            }
+        }
+    }
+    arrived
+}
+
+fn flows_spread_over_the_pairs_in_use(vhost: bool) {
+    let mut guest = Guest::new(3, 0, vhost);
+    let wire = Wire::new();
+    assert_eq!(flows(&mut guest, &wire, 3, 64), [64, 0, 0]);
+    for count in [3, 1, 2, 3, 2, 1, 3] {
+        guest.use_pairs(count.into());
+        let arrived = flows(&mut guest, &wire, 3, 64);
+        let used = arrived.iter().filter(|arrived| **arrived != 0).count();
+        assert_eq!(used, usize::from(count), "{arrived:?}");
+        assert!(arrived[..count.into()].iter().all(|arrived| *arrived != 0));
+        for pair in 0..count.into() {
+            guest.send(pair, [0; 12], &frame(PEER, 60, count));
+            assert_eq!(wire.receive().1, frame(PEER, 60, count));
+        }
+        guest.pause();
+        assert_eq!(flows(&mut guest, &wire, 3, 64), arrived, "over a pause too");
+    }
+    guest.connect(0);
+    assert_eq!(
+        flows(&mut guest, &wire, 3, 64),
+        [64, 0, 0],
+        "a new driver has one"
+    );
+}
+
+fn the_link_goes_down_and_up(vhost: bool) {
+    let mut guest = Guest::new(1, 0, vhost);
+    let wire = Wire::new();
+    guest.handle.set_link(false);
+    thread::sleep(Duration::from_millis(50));
+    wire.send([0; 10], &frame(MAC, 60, 1));
+    if !vhost {
+        guest.send(0, [0; 12], &frame(PEER, 60, 1));
+    }
+    thread::sleep(Duration::from_millis(50));
+    assert!(guest.try_receive(0).is_none());
+    guest.handle.set_link(true);
+    thread::sleep(Duration::from_millis(50));
+    wire.send([0; 10], &frame(MAC, 60, 2));
+    guest.send(0, [0; 12], &frame(PEER, 60, 2));
+    assert_eq!(guest.receive(0).1, frame(MAC, 60, 2));
+    assert_eq!(wire.receive().1, frame(PEER, 60, 2));
+    assert_eq!(guest.handle.sent().dropped, u64::from(!vhost));
+}
+
+/// Has the host send flows all the while that `act` is called, some times.
+fn under_load(guest: &mut Guest, mut act: impl FnMut(&mut Guest, u16)) {
+    let wire = Wire::new();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                (0..32).for_each(|port| wire.send([0; 10], &udp(MAC, 1000 + port, 500)));
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        for round in 0..30 {
+            act(guest, round);
+            let pair = usize::from(round) % guest.pairs_in_use;
+            assert_eq!(guest.receive(pair).1[..12], udp(MAC, 0, 0)[..12]);
+            guest.send(pair, [0; 12], &frame(PEER, 60, 1));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(guest.interrupts.reset(), None);
+}
+
+fn pairs_change_under_load(vhost: bool) {
+    let mut guest = Guest::new(4, 0, vhost);
+    under_load(&mut guest, |guest, round| guest.use_pairs(1 + round * 7 % 4));
+}
+
+fn drivers_pause_and_leave_under_load(vhost: bool) {
+    let mut guest = Guest::new(2, 0, vhost);
+    under_load(&mut guest, |guest, round| match round % 5 {
+        0 => guest.connect(0),
+        1 => guest.use_pairs(2),
+        2 => {
+            guest.handle.set_link(false);
+            guest.handle.set_link(true);
+        }
+        _ => guest.pause(),
+    });
+}
+
+fn a_load_arrives_whole(vhost: bool) {
+    for without in [0, 1 << 15] {
+        let mut guest = Guest::new(1, without, vhost);
+        let wire = Wire::new();
+        for round in 0..400_usize {
+            let len = |at: usize| 60 + (round * 37 + at * 131) % 1450;
+            let seed = |at: usize| (round ^ at) as u8;
+            let out: Vec<_> = (0..32).map(|at| frame(PEER, len(at), seed(at))).collect();
+            for at in 0..32 {
+                wire.send([0; 10], &frame(MAC, len(at), seed(at)));
+            }
+            guest.send_all(0, &out);
+            for (at, expected) in out.iter().enumerate() {
+                assert!(guest.receive(0).1 == frame(MAC, len(at), seed(at)));
+                assert!(wire.receive().1 == *expected);
+            }
+        }
+        assert_eq!(guest.interrupts.reset(), None);
+        drop(guest);
+    }
+}

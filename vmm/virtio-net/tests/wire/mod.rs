@@ -1,0 +1,159 @@
+//! A tap in a network namespace of its own, and the host's end of it.
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::process::Command;
+
+use libc::c_int;
+
+/// Local experimental Ethertype 1 (IEEE 802): nothing in the kernel sends it.
+pub const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
+
+const INSIDE: &str = "HUSK_TEST_NETNS";
+const TAP: &str = "tap0";
+
+/// Runs the test `name`, whose body is `body`, once more in a namespace of its own, as its root. An ordinary user needs
+/// user namespaces for that.
+pub fn isolated(name: &str, body: impl FnOnce()) {
+    if std::env::var_os(INSIDE).is_some() {
+        return body();
+    }
+    // SAFETY: asks for a number.
+    let root = unsafe { libc::geteuid() } == 0;
+    let output = Command::new("unshare")
+        .args(if root {
+            &["--net"][..]
+        } else {
+            &["--net", "--map-root-user"]
+        })
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture", "--include-ignored"])
+        .env(INSIDE, "1")
+        .output()
+        .expect("unshare");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success() && out.contains("1 passed"), "{out}{err}");
+}
+
+fn check(result: c_int) -> c_int {
+    assert!(result >= 0, "{}", io::Error::last_os_error());
+    result
+}
+
+fn request(flags: c_int) -> libc::ifreq {
+    let mut request = libc::ifreq {
+        ifr_name: [0; libc::IFNAMSIZ],
+        ifr_ifru: libc::__c_anonymous_ifr_ifru {
+            ifru_flags: flags as i16,
+        },
+    };
+    for (place, byte) in request.ifr_name.iter_mut().zip(TAP.bytes()) {
+        *place = byte as _;
+    }
+    request
+}
+
+/// A tap with as many queues, up.
+pub fn tap(queues: usize) -> Vec<OwnedFd> {
+    let multi = if queues > 1 { libc::IFF_MULTI_QUEUE } else { 0 };
+    let queue = |_| {
+        let tun = File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/net/tun")
+            .expect("/dev/net/tun");
+        let request = request(libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | multi);
+        // SAFETY: the kernel reads one ifreq.
+        check(unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF as _, &raw const request) });
+        tun.into()
+    };
+    let queues = (0..queues).map(queue).collect();
+    // The kernel shall be quiet, and checks nothing that only passes.
+    let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{TAP}/disable_ipv6"), "1");
+    let socket = socket(libc::AF_INET, libc::SOCK_DGRAM, 0);
+    let request = request(libc::IFF_UP);
+    // SAFETY: the kernel reads one ifreq.
+    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &raw const request) });
+    queues
+}
+
+fn socket(domain: c_int, kind: c_int, protocol: c_int) -> OwnedFd {
+    // SAFETY: the descriptor is new, and ours.
+    unsafe { OwnedFd::from_raw_fd(check(libc::socket(domain, kind, protocol))) }
+}
+
+/// Frames the kernel kept from the guest, as the tap counts them.
+pub fn filtered() -> u64 {
+    let table = fs::read_to_string("/proc/self/net/dev").unwrap();
+    let line = table
+        .lines()
+        .find(|line| line.trim_start().starts_with(TAP))
+        .unwrap();
+    line.split_whitespace().nth(12).unwrap().parse().unwrap()
+}
+
+/// What the host sends to the tap and hears from it, with the kernel's header of ten bytes.
+pub struct Wire(OwnedFd);
+
+impl Wire {
+    pub fn new() -> Self {
+        let all = (libc::ETH_P_ALL as u16).to_be();
+        let fd = socket(libc::AF_PACKET, libc::SOCK_RAW, all.into());
+        let name = CString::new(TAP).unwrap();
+        let set = |level, option, value: &[u8]| {
+            // SAFETY: as many bytes as said.
+            check(unsafe {
+                libc::setsockopt(
+                    fd.as_raw_fd(),
+                    level,
+                    option,
+                    value.as_ptr().cast(),
+                    value.len() as _,
+                )
+            });
+        };
+        const PACKET_VNET_HDR: c_int = 15;
+        const PACKET_IGNORE_OUTGOING: c_int = 23;
+        set(libc::SOL_PACKET, PACKET_VNET_HDR, &1_i32.to_ne_bytes());
+        set(libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &1_i32.to_ne_bytes());
+        let patience = [20_i64.to_ne_bytes(), 0_i64.to_ne_bytes()].concat();
+        set(libc::SOL_SOCKET, libc::SO_RCVTIMEO, &patience);
+        set(
+            libc::SOL_SOCKET,
+            libc::SO_RCVBUFFORCE,
+            &(16_i32 << 20).to_ne_bytes(),
+        );
+        // SAFETY: all zeroes is an address.
+        let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
+        address.sll_family = libc::AF_PACKET as _;
+        address.sll_protocol = all;
+        // SAFETY: a string with its end.
+        address.sll_ifindex = unsafe { libc::if_nametoindex(name.as_ptr()) } as _;
+        let len = size_of::<libc::sockaddr_ll>() as _;
+        // SAFETY: one address of that length.
+        check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) });
+        Self(fd)
+    }
+
+    /// Sends `frame` to the guest.
+    pub fn send(&self, header: [u8; 10], frame: &[u8]) {
+        let bytes = [&header[..], frame].concat();
+        // SAFETY: as many bytes as said.
+        let sent = unsafe { libc::send(self.0.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) };
+        assert_eq!(sent, bytes.len() as isize, "{}", io::Error::last_os_error());
+    }
+
+    /// The next frame of the guest, with its header.
+    pub fn receive(&self) -> ([u8; 10], Vec<u8>) {
+        let mut bytes = vec![0; 0x2_0000];
+        // SAFETY: as many bytes as said.
+        let len = unsafe { libc::recv(self.0.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+        assert!(len >= 10, "{}", io::Error::last_os_error());
+        let header = *bytes.first_chunk().unwrap();
+        (header, bytes[10..len as usize].to_vec())
+    }
+}
