@@ -13,6 +13,7 @@ use husk_devices::virtio::ActiveQueue;
 use vhost::vhost_kern::VhostKernBackend;
 use vhost::vhost_kern::vhost_binding::{VHOST_NET_SET_BACKEND, vhost_vring_file};
 use vhost::{Error, VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
@@ -20,6 +21,9 @@ use vmm_sys_util::ioctl::ioctl_with_ref;
 
 use crate::config::DATAPATH;
 use crate::tap::Tap;
+
+/// What every driver has, and what makes headers 12 bytes long with vhost too.
+const MODERN: u64 = 1 << VIRTIO_F_VERSION_1;
 
 /// An open `/dev/vhost-net`, owned by this process.
 #[derive(Debug)]
@@ -60,7 +64,7 @@ impl VhostPair {
     /// Takes over an open `/dev/vhost-net`. The kernel's worker of the pair is made here.
     ///
     /// # Errors
-    /// It is something else, or has an owner.
+    /// It is something else, has an owner, or knows no virtio 1.0.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
         let mut pair = Self {
             fd,
@@ -70,6 +74,9 @@ impl VhostPair {
         let backend = pair.backend(&Arc::new(GuestMemMmap::new()));
         backend.set_owner().map_err(os)?;
         pair.features = backend.get_features().map_err(os)?;
+        if pair.features & MODERN == 0 {
+            return Err(io::Error::other("vhost without virtio 1.0"));
+        }
         Ok(pair)
     }
 
@@ -94,7 +101,7 @@ impl VhostPair {
     ) -> io::Result<()> {
         let backend = self.backend(mem);
         backend
-            .set_features(features & DATAPATH & self.features)
+            .set_features((features | MODERN) & DATAPATH & self.features)
             .map_err(os)?;
         let regions: Vec<_> = mem
             .iter()

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use guest::{Guest, MAC, PEER, frame};
 use husk_devices::virtio::VirtioDevice;
+use husk_devices::virtio::testing::wait_for;
 use wire::{Wire, filtered, isolated};
 
 /// Makes of each function a test of the workers and one of vhost.
@@ -38,6 +39,7 @@ with_both_datapaths! {
     flows_spread_over_the_pairs_in_use
     pairs_change_under_load
     the_link_goes_down_and_up
+    a_broken_ring_costs_the_device
     drivers_pause_and_leave_under_load
     a_load_arrives_whole
 }
@@ -310,11 +312,35 @@ fn the_link_goes_down_and_up(vhost: bool) {
     assert_eq!(guest.handle.sent().dropped, u64::from(!vhost));
 }
 
+fn a_broken_ring_costs_the_device(vhost: bool) {
+    let mut guest = Guest::new(2, 0, vhost);
+    let wire = Wire::new();
+    guest.break_ring(0);
+    wait_for("a reset", || guest.interrupts.reset());
+    guest.connect(0);
+    guest.use_pairs(2);
+    for pair in 0..2 {
+        guest.send(pair, [0; 12], &frame(PEER, 60, 1));
+        assert_eq!(wire.receive().1, frame(PEER, 60, 1));
+    }
+    assert_eq!(flows(&mut guest, &wire, 2, 64).iter().sum::<usize>(), 64);
+}
+
+/// Ends the load, also if the test fails.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Has the host send flows all the while that `act` is called, some times.
 fn under_load(guest: &mut Guest, mut act: impl FnMut(&mut Guest, u16)) {
     let wire = Wire::new();
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _stop = Stop(&stop);
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 (0..32).for_each(|port| wire.send([0; 10], &udp(MAC, 1000 + port, 500)));
@@ -327,7 +353,6 @@ fn under_load(guest: &mut Guest, mut act: impl FnMut(&mut Guest, u16)) {
             assert_eq!(guest.receive(pair).1[..12], udp(MAC, 0, 0)[..12]);
             guest.send(pair, [0; 12], &frame(PEER, 60, 1));
         }
-        stop.store(true, Ordering::Relaxed);
     });
     assert_eq!(guest.interrupts.reset(), None);
 }

@@ -189,6 +189,12 @@ impl Guest {
         self.transmit[pair].wait();
     }
 
+    /// Offers a frame that is no descriptor.
+    pub fn break_ring(&mut self, pair: usize) {
+        self.transmit[pair].offer(SIZE + 1);
+        self.transmit[pair].kick();
+    }
+
     /// Sends frames in one go.
     pub fn send_all(&mut self, pair: usize, frames: &[Vec<u8>]) {
         frames.iter().for_each(|frame| self.queue(pair, [0; 12], frame));

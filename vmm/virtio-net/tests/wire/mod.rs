@@ -122,11 +122,6 @@ impl Wire {
         set(libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &1_i32.to_ne_bytes());
         let patience = [20_i64.to_ne_bytes(), 0_i64.to_ne_bytes()].concat();
         set(libc::SOL_SOCKET, libc::SO_RCVTIMEO, &patience);
-        set(
-            libc::SOL_SOCKET,
-            libc::SO_RCVBUFFORCE,
-            &(16_i32 << 20).to_ne_bytes(),
-        );
         // SAFETY: all zeroes is an address.
         let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
         address.sll_family = libc::AF_PACKET as _;
