@@ -17,11 +17,14 @@ use crate::tap::{Tap, TapFilter};
 use crate::vhost::VhostPair;
 use crate::{CONTROL_QUEUE_SIZE, MAX_PAIRS, QUEUE_SIZE, config};
 
+/// The least MTU a device may tell (section 5.1.4.1).
+const MIN_MTU: u16 = 68;
+
 /// What carries the frames of one queue pair.
 #[derive(Debug)]
 pub struct QueuePair {
-    /// A queue of the tap, attached, opened with `IFF_TAP` and `IFF_VNET_HDR`, and `IFF_MULTI_QUEUE` if there are
-    /// several.
+    /// A queue of the tap, attached, opened with `IFF_TAP`, `IFF_NO_PI` and `IFF_VNET_HDR`, and with
+    /// `IFF_MULTI_QUEUE` if there are several.
     pub tap: OwnedFd,
     /// An open `/dev/vhost-net` without an owner, which then carries the frames; for all pairs or for none.
     pub vhost: Option<OwnedFd>,
@@ -34,7 +37,7 @@ pub struct Setup {
     pub id: String,
     /// Its address, until the driver sets another.
     pub mac: Mac,
-    /// What the driver is told to keep to.
+    /// What the driver is told to keep to, at least 68.
     pub mtu: Option<u16>,
     /// Whether the link is up.
     pub link: bool,
@@ -65,6 +68,9 @@ impl Net {
         let count = setup.pairs.len();
         if count == 0 || count > MAX_PAIRS {
             return invalid("a network device has 1 to 256 queue pairs");
+        }
+        if setup.mtu.is_some_and(|mtu| mtu < MIN_MTU) {
+            return invalid("a network device has an MTU of 68 at least");
         }
         let with_vhost = setup.pairs.iter().filter(|pair| pair.vhost.is_some()).count();
         if with_vhost != 0 && with_vhost != count {

@@ -112,6 +112,7 @@ impl Tap {
         for (flag, name) in [
             (libc::IFF_TAP, "IFF_TAP"),
             (libc::IFF_VNET_HDR, "IFF_VNET_HDR"),
+            (libc::IFF_NO_PI, "IFF_NO_PI"),
             (
                 if multi_queue { libc::IFF_MULTI_QUEUE } else { 0 },
                 "IFF_MULTI_QUEUE",

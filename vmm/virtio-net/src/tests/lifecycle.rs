@@ -1,8 +1,11 @@
 //! Drivers that come, go and pause.
 
+use std::fs::File;
+
 use husk_devices::virtio::ActivateError;
 
 use super::*;
+use crate::{QueuePair, Setup};
 
 #[test]
 fn a_driver_can_leave_and_another_come() {
@@ -75,6 +78,35 @@ fn queues_come_back_as_they_were() {
     places.sort_unstable();
     let expected: Vec<_> = (0..5).map(|index| (index, 0, 0)).collect();
     assert_eq!(places, expected, "buffers that no frame fills are not taken");
+}
+
+#[test]
+fn what_cannot_be_a_device_is_refused() {
+    let null = || File::open("/dev/null").unwrap().into();
+    let pair = |vhost: bool| QueuePair {
+        tap: null(),
+        vhost: vhost.then(null),
+    };
+    for (mtu, pairs, reason) in [
+        (None, vec![], "1 to 256 queue pairs"),
+        (Some(67), vec![pair(false)], "MTU"),
+        (
+            None,
+            vec![pair(true), pair(false)],
+            "for all queue pairs or for none",
+        ),
+        (None, vec![pair(false)], "not a queue of a tap"),
+    ] {
+        let setup = Setup {
+            id: "x".into(),
+            mac: MAC,
+            mtu,
+            link: true,
+            pairs,
+        };
+        let error = Net::new(setup).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+    }
 }
 
 #[test]

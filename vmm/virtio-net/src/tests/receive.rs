@@ -1,5 +1,8 @@
 //! Frames for the driver.
 
+use vm_memory::bitmap::Bitmap;
+use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
+
 use super::*;
 
 #[test]
@@ -23,6 +26,23 @@ fn a_frame_takes_as_many_buffers_as_it_needs() {
     }
     let received = guest.handle.received();
     assert_eq!((received.packets, received.dropped, received.errors), (11, 0, 0));
+}
+
+#[test]
+fn what_was_written_is_in_the_dirty_bitmap() {
+    let mut guest = Guest::new();
+    guest.offer(0, 20, 2048);
+    // The second frame does not fit into the buffers it is read into.
+    for (len, dirty) in [(100, 1), (8000, 5)] {
+        guest.peers[0].send(&with_header(&frame(MAC, len, 1))).unwrap();
+        guest.received(0);
+        let mem = guest.mem.memory();
+        let region = mem.iter().next().unwrap();
+        for (slot, (at, _)) in guest.buffers[0][..20].iter().enumerate() {
+            let expected = slot < dirty;
+            assert_eq!(region.bitmap().dirty_at(*at as usize), expected, "buffer {slot}");
+        }
+    }
 }
 
 #[test]
