@@ -172,10 +172,12 @@ impl Receiver {
                 io::ErrorKind::WouldBlock => return Ok((Step::Empty, None)),
                 io::ErrorKind::Interrupted => return Ok((Step::Frame, None)),
                 _ => {
-                    // A queue that is detached, or a tap that is gone: there may be frames again one day.
                     tracing::debug!(%error, "tap not read");
                     self.counters.errors += 1;
-                    return Ok((Step::Empty, None));
+                    // A frame that could not be put into memory is lost, and another may follow. A tap that is gone
+                    // has none.
+                    let lost = matches!(error.raw_os_error(), Some(libc::EFAULT | libc::ENOMEM));
+                    return Ok((if lost { Step::Frame } else { Step::Empty }, None));
                 }
             },
         };

@@ -1,7 +1,7 @@
 //! One queue of a tap device, opened and attached by somebody else.
 //!
-//! No ioctl here needs a capability on a queue that is attached. Most of them concern the whole device; queue 0, which
-//! is never detached, does those.
+//! No ioctl here needs a capability: only who attaches a queue for the first time needs one. Most of them concern the
+//! whole device; queue 0, which is never detached, does those.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
