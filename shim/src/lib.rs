@@ -11,6 +11,7 @@ pub mod console;
 pub mod kvm;
 pub mod launch;
 pub mod monitor;
+pub mod network;
 pub mod state;
 pub mod vmm_process;
 pub mod volumes;

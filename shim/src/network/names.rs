@@ -1,0 +1,96 @@
+//! What the devices of a pod are called, as in KubeVirt.
+
+use sha2::{Digest, Sha256};
+
+use super::error::Fault;
+
+/// The pod's first device.
+pub const PRIMARY_NIC: &str = "eth0";
+
+/// Bytes of a device's name, at most.
+const NAME_MAX: usize = 15;
+
+/// The device of a secondary network: `pod` and the first digits of the hash of the network's name in the manifest.
+pub fn secondary_nic(network: &str) -> String {
+    let digest = Sha256::digest(network.as_bytes());
+    let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("pod{}", &hex[..11])
+}
+
+/// The devices of one interface.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Devices {
+    /// What the container network plugin made, and later what stands in for it.
+    pub nic: String,
+    /// What the plugin made, renamed.
+    pub moved: String,
+    /// The bridge.
+    pub bridge: String,
+    /// The guest's end.
+    pub tap: String,
+}
+
+impl Devices {
+    /// `eth0`: `eth0-nic`, `k6t-eth0`, `tap0`; `pod123`: `123-nic`, `k6t-123`, `tap123`.
+    pub fn of(nic: &str) -> Result<Devices, Fault> {
+        let short = match nic.strip_prefix("pod") {
+            Some(rest) if !rest.is_empty() => rest,
+            _ => nic,
+        };
+        let number = short
+            .strip_prefix("eth")
+            .or_else(|| short.strip_prefix("net"))
+            .filter(|rest| !rest.is_empty())
+            .unwrap_or(short);
+        let devices = Devices {
+            nic: nic.to_owned(),
+            moved: format!("{short}-nic"),
+            bridge: format!("k6t-{short}"),
+            tap: format!("tap{number}"),
+        };
+        let fits = |name: &&String| name.len() <= NAME_MAX && is_name(name);
+        match devices.all().iter().all(fits) && devices.tap != nic {
+            true => Ok(devices),
+            false => Err(Fault::Field {
+                field: "nic",
+                why: format!("{nic:?} is no name of a pod's device, or too long for one"),
+            }),
+        }
+    }
+
+    fn all(&self) -> [&String; 4] {
+        [&self.nic, &self.moved, &self.bridge, &self.tap]
+    }
+}
+
+/// The name becomes part of paths under /proc/sys, and `%d` in a tap's name a number.
+fn is_name(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    !name.is_empty() && name != "." && name != ".." && name.bytes().all(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_in_kubevirt() {
+        let devices = Devices::of("eth0").unwrap();
+        let names = devices.all().map(String::as_str);
+        assert_eq!(names, ["eth0", "eth0-nic", "k6t-eth0", "tap0"]);
+        let nic = secondary_nic("red");
+        assert_eq!(nic, "podb1f51a511f1");
+        let devices = Devices::of(&nic).unwrap();
+        assert_eq!(devices.bridge, "k6t-b1f51a511f1");
+        assert_eq!(devices.tap, "tapb1f51a511f1");
+        assert_eq!(devices.moved, "b1f51a511f1-nic");
+        assert_eq!(Devices::of("net1").unwrap().tap, "tap1");
+    }
+
+    #[test]
+    fn names_that_cannot_be_are_refused() {
+        for bad in ["", "a-name-far-too-long", "../etc", "eth%d", "a b"] {
+            assert!(Devices::of(bad).is_err(), "{bad}");
+        }
+    }
+}

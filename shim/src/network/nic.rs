@@ -1,0 +1,117 @@
+//! What the container network plugin gave the pod.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+
+use ipnet::{IpNet, Ipv4Net};
+use serde::{Deserialize, Serialize};
+
+use super::error::Fault;
+use super::mac::MacAddr;
+use super::netlink::Netlink;
+
+/// A pod's device, as the plugin left it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodNic {
+    /// Its name.
+    pub name: String,
+    /// Its number, which it keeps under every name.
+    pub index: u32,
+    /// Its Ethernet address.
+    pub mac: MacAddr,
+    /// Bytes of the largest packet.
+    pub mtu: u32,
+    /// Its addresses, but IPv6's link-local ones.
+    pub addresses: Vec<IpNet>,
+    /// The routes through it.
+    pub routes: Vec<Route>,
+    /// Neighbours that do not answer for themselves, or need not.
+    pub neighbours: Vec<Neighbour>,
+}
+
+/// A route through the device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Route {
+    /// Where to.
+    pub destination: IpNet,
+    /// By whom; none if the destination is on the link.
+    pub gateway: Option<IpAddr>,
+    /// From which address.
+    pub source: Option<IpAddr>,
+    /// Its metric.
+    pub metric: Option<u32>,
+    /// The gateway is on the link whatever the other routes say.
+    pub onlink: bool,
+    /// Who made it: a number of the kernel's list.
+    pub protocol: u8,
+}
+
+/// A static entry of the neighbour table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Neighbour {
+    /// Who.
+    pub address: IpAddr,
+    /// Where.
+    pub mac: MacAddr,
+}
+
+impl PodNic {
+    /// Looks at the device of this name.
+    pub(super) fn discover(netlink: &Netlink, name: &str) -> Result<PodNic, Fault> {
+        let missing = || Fault::NoNic(name.to_owned());
+        let link = netlink.find(name)?.ok_or_else(missing)?;
+        Ok(PodNic {
+            name: name.to_owned(),
+            index: link.index,
+            // A link without an Ethernet address is no link a guest could take over.
+            mac: link.mac.ok_or_else(missing)?,
+            mtu: link.mtu,
+            addresses: netlink.addresses(link.index)?,
+            routes: netlink.routes(link.index)?,
+            neighbours: netlink.static_neighbours(link.index)?,
+        })
+    }
+
+    /// The pod's IPv4 address.
+    pub fn ipv4(&self) -> Option<Ipv4Net> {
+        self.addresses.iter().find_map(|address| match address {
+            IpNet::V4(net) => Some(*net),
+            IpNet::V6(_) => None,
+        })
+    }
+
+    /// Whether the pod speaks IPv6.
+    pub fn has_ipv6(&self) -> bool {
+        self.addresses
+            .iter()
+            .any(|address| matches!(address, IpNet::V6(_)))
+    }
+
+    /// The static neighbours that a guest asks for by ARP.
+    pub(super) fn arp_neighbours(&self) -> impl Iterator<Item = (Ipv4Addr, &Neighbour)> {
+        self.neighbours
+            .iter()
+            .filter_map(|neighbour| match neighbour.address {
+                // The kernel has such entries for what it never asks.
+                IpAddr::V4(ip) if !ip.is_multicast() && neighbour.mac.is_station() => Some((ip, neighbour)),
+                _ => None,
+            })
+    }
+}
+
+impl Route {
+    /// Whether the kernel made it for an address, and will again.
+    pub(super) fn is_kernels(&self) -> bool {
+        self.protocol == libc::RTPROT_KERNEL
+    }
+}
+
+impl fmt::Display for Route {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.destination)?;
+        match self.gateway {
+            Some(gateway) => write!(f, " via {gateway}"),
+            None => Ok(()),
+        }
+    }
+}

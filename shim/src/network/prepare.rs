@@ -1,0 +1,215 @@
+//! The state machine of a preparation: no record, *started*, *finished*.
+
+use std::path::Path;
+
+use super::error::{Fault, NetworkError};
+use super::interface::{Binding, Interface};
+use super::lease::{Lease, Lease6};
+use super::names::Devices;
+use super::netlink::Netlink;
+use super::netns::Netns;
+use super::nic::PodNic;
+use super::record::{Phase, Record};
+use super::{Prepared, bridge, masquerade, nft, sysctl, tap};
+
+/// Prepares the interfaces of a VM inside its pod's namespace, and opens their taps. What is known of it is kept in
+/// `dir`, one file for each interface. Blocks.
+pub fn prepare(netns: &Netns, dir: &Path, interfaces: &[Interface]) -> Result<Vec<Prepared>, NetworkError> {
+    let Some(first) = interfaces.first() else {
+        return Ok(Vec::new());
+    };
+    let work = || -> Result<_, NetworkError> {
+        let netlink = Netlink::open().map_err(Fault::of(&first.name))?;
+        let inode = netns
+            .inode()
+            .map_err(Fault::Namespace)
+            .map_err(Fault::of(&first.name))?;
+        let one = |interface: &Interface| {
+            prepare_one(&netlink, inode, dir, interface).map_err(Fault::of(&interface.name))
+        };
+        interfaces.iter().map(one).collect()
+    };
+    netns
+        .run(work)
+        .map_err(Fault::Namespace)
+        .map_err(Fault::of(&first.name))?
+}
+
+fn prepare_one(netlink: &Netlink, inode: u64, dir: &Path, interface: &Interface) -> Result<Prepared, Fault> {
+    interface.check()?;
+    let devices = Devices::of(&interface.nic)?;
+    let path = Record::path(dir, &interface.nic);
+    // A record of another namespace is that of a pod that is no more.
+    let record = match Record::load(&path)?.filter(|record| record.netns == inode) {
+        None => build(netlink, inode, &path, interface, &devices)?,
+        Some(record) if record.phase == Phase::Finished => {
+            check_finished(netlink, &record, interface, &devices)?;
+            record
+        }
+        Some(_) => {
+            return Err(Fault::Interrupted {
+                nic: interface.nic.clone(),
+            });
+        }
+    };
+    open(record, interface, devices)
+}
+
+fn build(
+    netlink: &Netlink,
+    inode: u64,
+    path: &Path,
+    interface: &Interface,
+    devices: &Devices,
+) -> Result<Record, Fault> {
+    for device in [&devices.bridge, &devices.moved, &devices.tap] {
+        if netlink.find(device)?.is_some() {
+            return Err(Fault::Foreign {
+                device: device.clone(),
+            });
+        }
+    }
+    let nic = PodNic::discover(netlink, &interface.nic)?;
+    let mut record = Record {
+        phase: Phase::Started,
+        netns: inode,
+        interface: interface.name.clone(),
+        binding: interface.binding.clone(),
+        mac: guest_mac(interface, &nic),
+        queues: interface.queues,
+        switches: Vec::new(),
+        foreign_tables: Vec::new(),
+        nic,
+    };
+    match &interface.binding {
+        Binding::Bridge => record.switches = bridge::switches(devices)?,
+        Binding::Masquerade(network) => {
+            record.switches = masquerade::switches(&record.nic)?;
+            for translation in masquerade::translations(&record.nic, network, devices) {
+                if nft::is_there(&translation)? {
+                    record.foreign_tables.push(translation.family().to_owned());
+                }
+            }
+        }
+    }
+    record.save(path)?;
+    match &interface.binding {
+        Binding::Bridge => bridge::build(netlink, interface, devices, &record.nic)?,
+        Binding::Masquerade(network) => masquerade::build(netlink, interface, devices, &record.nic, network)?,
+    }
+    record.phase = Phase::Finished;
+    record.save(path)?;
+    Ok(record)
+}
+
+/// With a bridge the guest takes over the pod's Ethernet address; behind the pod it has one of its own.
+fn guest_mac(interface: &Interface, nic: &PodNic) -> super::MacAddr {
+    let own = match interface.binding {
+        Binding::Bridge => nic.mac,
+        Binding::Masquerade(_) => super::MacAddr::random(),
+    };
+    interface.mac.unwrap_or(own)
+}
+
+fn check_finished(
+    netlink: &Netlink,
+    record: &Record,
+    interface: &Interface,
+    devices: &Devices,
+) -> Result<(), Fault> {
+    let changed = |was: String, wanted: String| Fault::Changed {
+        nic: interface.nic.clone(),
+        was,
+        wanted,
+    };
+    if record.binding != interface.binding {
+        let (was, wanted) = (record.binding.name(), interface.binding.name());
+        let what = |name: &str| format!("binding {name}");
+        return Err(match was == wanted {
+            true => changed(what(was), format!("{wanted} with other ports or networks")),
+            false => changed(what(was), what(wanted)),
+        });
+    }
+    if record.queues != interface.queues {
+        let queues = |count| format!("{count} queues");
+        return Err(changed(queues(record.queues), queues(interface.queues)));
+    }
+    if let Some(mac) = interface.mac.filter(|mac| *mac != record.mac) {
+        return Err(changed(format!("address {}", record.mac), mac.to_string()));
+    }
+    let moved = match record.binding {
+        Binding::Bridge => &devices.moved,
+        Binding::Masquerade(_) => &devices.nic,
+    };
+    for device in [moved, &devices.bridge, &devices.tap] {
+        netlink.get(device)?;
+    }
+    Ok(())
+}
+
+fn open(record: Record, interface: &Interface, devices: Devices) -> Result<Prepared, Fault> {
+    let (lease, lease6) = match &record.binding {
+        Binding::Bridge => (
+            Lease::of_pod(&record.nic, record.mac, interface.fake_address()),
+            None,
+        ),
+        Binding::Masquerade(network) => (
+            Some(Lease::behind_pod(network, record.mac, record.nic.mtu)),
+            Lease6::behind_pod(network, &record.nic),
+        ),
+    };
+    Ok(Prepared {
+        name: interface.name.clone(),
+        mac: record.mac,
+        mtu: record.nic.mtu,
+        taps: tap::open(&devices.tap, record.queues)?,
+        vhost: tap::vhost(record.queues)?,
+        devices,
+        nic: record.nic,
+        lease,
+        lease6,
+    })
+}
+
+/// Takes back what preparations recorded in `dir` did to this namespace, finished or not. What has gone meanwhile is
+/// no fault. Taps that are open stop working. Blocks.
+pub fn tear_down(netns: &Netns, dir: &Path) -> Result<(), NetworkError> {
+    let unnamed = |fault| Fault::of("*")(fault);
+    let inode = netns.inode().map_err(Fault::Namespace).map_err(unnamed)?;
+    for path in Record::all(dir).map_err(unnamed)? {
+        let Some(record) = Record::load(&path).map_err(unnamed)? else {
+            continue;
+        };
+        let work = || {
+            if record.netns == inode {
+                tear_down_one(&record)?;
+            }
+            Record::remove(&path)
+        };
+        netns
+            .run(work)
+            .map_err(Fault::Namespace)
+            .flatten()
+            .map_err(Fault::of(&record.interface))?;
+    }
+    Ok(())
+}
+
+fn tear_down_one(record: &Record) -> Result<(), Fault> {
+    let netlink = Netlink::open()?;
+    let devices = Devices::of(&record.nic.name)?;
+    let restore = |(name, value): &(String, String)| sysctl::set(name, value);
+    let mut switches = record.switches.iter();
+    match &record.binding {
+        Binding::Bridge => {
+            bridge::dismantle(&netlink, &devices, &record.nic)?;
+            // Before addresses of IPv6 return.
+            switches.try_for_each(restore)?;
+            bridge::give_back(&netlink, &devices, &record.nic)
+        }
+        Binding::Masquerade(network) => {
+            masquerade::tear_down(&netlink, &devices, &record.nic, network, &record.foreign_tables)?;
+            switches.try_for_each(restore)
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! What is known of a preparation, in a file: enough to go on with it, and to take back what it did.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::error::Fault;
+use super::interface::Binding;
+use super::mac::MacAddr;
+use super::nic::PodNic;
+
+/// How far a preparation is. Before it there is no record: KubeVirt's *Pending*.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Phase {
+    /// Something may have been changed.
+    Started,
+    /// All was.
+    Finished,
+}
+
+/// The record of one interface.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Record {
+    /// How far it is.
+    pub(super) phase: Phase,
+    /// The inode of the namespace it is of.
+    pub(super) netns: u64,
+    /// The name of the interface.
+    pub(super) interface: String,
+    /// How it is bound.
+    pub(super) binding: Binding,
+    /// What the guest's address is.
+    pub(super) mac: MacAddr,
+    /// Pairs of queues that its tap is made for.
+    pub(super) queues: u16,
+    /// The pod's device as it was.
+    pub(super) nic: PodNic,
+    /// Switches of the namespace as they were.
+    pub(super) switches: Vec<(String, String)>,
+    /// Tables of nftables that were there already, by family.
+    pub(super) foreign_tables: Vec<String>,
+}
+
+const PREFIX: &str = "network-";
+
+impl Record {
+    /// Where the record of a device is.
+    pub(super) fn path(dir: &Path, nic: &str) -> PathBuf {
+        dir.join(format!("{PREFIX}{nic}.json"))
+    }
+
+    /// Reads it, if there is one.
+    pub(super) fn load(path: &Path) -> Result<Option<Record>, Fault> {
+        let text = match std::fs::read(path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(Fault::io(path)(e)),
+        };
+        serde_json::from_slice(&text).map(Some).map_err(Fault::io(path))
+    }
+
+    /// Replaces it as a whole: whoever reads it finds the old one or the new one.
+    pub(super) fn save(&self, path: &Path) -> Result<(), Fault> {
+        let part = path.with_extension("json.part");
+        let write = || {
+            let mut file = File::create(&part)?;
+            file.write_all(&serde_json::to_vec(self)?)?;
+            file.sync_data()?;
+            std::fs::rename(&part, path)
+        };
+        write().map_err(Fault::io(path))
+    }
+
+    /// Forgets it; one that is gone is no fault.
+    pub(super) fn remove(path: &Path) -> Result<(), Fault> {
+        match std::fs::remove_file(path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Fault::io(path)(e)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The records of a directory.
+    pub(super) fn all(dir: &Path) -> Result<Vec<PathBuf>, Fault> {
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(dir).map_err(Fault::io(dir))? {
+            let entry = entry.map_err(Fault::io(dir))?;
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if name.starts_with(PREFIX) && name.ends_with(".json") {
+                found.push(entry.path());
+            }
+        }
+        found.sort();
+        Ok(found)
+    }
+}

@@ -1,0 +1,39 @@
+//! Switches of the calling thread's network namespace.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::error::Fault;
+
+fn path(name: &str) -> PathBuf {
+    Path::new("/proc/sys/net").join(name)
+}
+
+/// What `net/NAME` is; none where the kernel lacks it, such as one of IPv6.
+fn get(name: &str) -> Result<Option<String>, Fault> {
+    match std::fs::read_to_string(path(name)) {
+        Ok(text) => Ok(Some(text.trim().to_owned())),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(Fault::io(path(name))(e)),
+    }
+}
+
+/// Sets it, where the kernel has it.
+pub(super) fn set(name: &str, value: &str) -> Result<(), Fault> {
+    match get(name)? {
+        Some(was) if was != value => std::fs::write(path(name), value).map_err(Fault::io(path(name))),
+        _ => Ok(()),
+    }
+}
+
+/// Those of `names` that are not on, as they are: what is to be restored after they were switched on. One that is on
+/// already was switched on by another, perhaps for another interface, and is not ours to restore.
+pub(super) fn not_on(names: &[&str]) -> Result<Vec<(String, String)>, Fault> {
+    let mut found = Vec::new();
+    for name in names {
+        if let Some(value) = get(name)?.filter(|value| value != "1") {
+            found.push(((*name).to_owned(), value));
+        }
+    }
+    Ok(found)
+}
