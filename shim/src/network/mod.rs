@@ -2,9 +2,10 @@
 //!
 //! [`prepare`] builds what the bindings ask for inside the pod's network namespace, once: a second call finds it done
 //! and only opens the taps, and one that follows an interrupted preparation fails for good, as in KubeVirt.
-//! [`tear_down`] gives the pod its network back.
+//! [`tear_down`] gives the pod its network back. Then [`dhcp::DhcpServer`] tells the guest what it may.
 
 mod bridge;
+pub mod dhcp;
 mod error;
 mod interface;
 mod lease;

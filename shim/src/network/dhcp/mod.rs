@@ -1,0 +1,226 @@
+//! Telling a guest its network: DHCPv4, and for the IPv6 of a masqueraded guest DHCPv6 and router advertisements.
+//!
+//! One server has one guest and one lease. What it says is worked out without I/O (`v4`, `v6`, `advert`); the actor here
+//! has the sockets, opened in the pod's namespace, and is a task of the caller's runtime.
+
+mod advert;
+mod frame;
+mod options;
+mod router;
+mod sift;
+mod socket;
+mod v4;
+mod v6;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use rustix::net::{RecvFlags, recv};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+pub use options::{DhcpOptions, LONG_LEASE, Resolver};
+
+use super::error::{Fault, NetworkError};
+use super::mac::MacAddr;
+use super::netlink::Netlink;
+use super::netns::Netns;
+use super::{Binding, Interface, Prepared};
+use router::Router;
+
+/// A lease that is renewed within a VM's life. A renewal goes to the server's address by way of the guest's gateway,
+/// so that on a pod's bridge it is seen at the tap only, where looking costs the guest's other frames a little.
+const RENEWED: Duration = Duration::from_secs(30 * 86_400);
+
+/// Pause after a socket's error, so that one which stays does not take a processor.
+const AFTER_ERROR: Duration = Duration::from_millis(100);
+
+/// A running server. It ends when this is dropped.
+#[derive(Debug)]
+pub struct DhcpServer {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+impl DhcpServer {
+    /// Starts the server of a prepared interface, as a task of the current runtime. None if there is no lease to give.
+    /// Waits for a thread that opens the sockets.
+    pub fn start(
+        netns: &Netns,
+        interface: &Interface,
+        prepared: &Prepared,
+        options: DhcpOptions,
+    ) -> Result<Option<DhcpServer>, NetworkError> {
+        let fault = Fault::of(&prepared.name);
+        let server = || {
+            options.check()?;
+            let Some(lease) = prepared.lease.clone() else {
+                return Ok(None);
+            };
+            let work = || Sockets::open(interface, prepared, options.lease_time);
+            let sockets = netns.run(work).map_err(Fault::Namespace).flatten()?;
+            let v6 = prepared
+                .lease6
+                .map(|lease| v6::Server::new(lease, options.resolver.clone()));
+            let v4 = v4::Server::new(lease, options);
+            Server::new(sockets, v4, v6).map(Some)
+        };
+        let Some(server) = server().map_err(fault)? else {
+            return Ok(None);
+        };
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(async move {
+            tokio::select! {
+                // An error means that the handle was dropped.
+                _ = stopped => {}
+                () = server.serve() => {}
+            }
+        });
+        Ok(Some(DhcpServer { stop, task }))
+    }
+
+    /// Waits until it ends by itself, which nothing but a panic makes it.
+    pub async fn failed(&mut self) {
+        let _ = (&mut self.task).await;
+    }
+
+    /// Ends it, and waits until its sockets are closed.
+    pub async fn stop(self) {
+        let _ = self.stop.send(());
+        let _ = self.task.await;
+    }
+}
+
+/// What is opened inside the namespace.
+#[derive(Debug)]
+struct Sockets {
+    bridge: u32,
+    bridge_mac: MacAddr,
+    tap: u32,
+    received: OwnedFd,
+    sender: OwnedFd,
+    open_port: Option<OwnedFd>,
+    v6: Option<(OwnedFd, OwnedFd)>,
+}
+
+impl Sockets {
+    fn open(interface: &Interface, prepared: &Prepared, lease_time: Duration) -> Result<Sockets, Fault> {
+        let netlink = Netlink::open()?;
+        let devices = &prepared.devices;
+        let bridge = netlink.get(&devices.bridge)?;
+        let tap = netlink.get(&devices.tap)?.index;
+        let bridged = interface.binding == Binding::Bridge;
+        let at_tap = bridged && lease_time < RENEWED;
+        let open = || -> io::Result<Sockets> {
+            let index = bridge.index;
+            Ok(Sockets {
+                bridge: index,
+                bridge_mac: bridge.mac.unwrap_or(MacAddr::GATEWAY),
+                tap,
+                received: socket::receiver(if at_tap { tap } else { index }, at_tap)?,
+                sender: socket::sender()?,
+                open_port: (!bridged)
+                    .then(|| socket::open_port(&devices.bridge))
+                    .transpose()?,
+                v6: match prepared.lease6 {
+                    Some(_) => Some((
+                        socket::dhcpv6(&devices.bridge, index)?,
+                        socket::icmpv6(&devices.bridge, index)?,
+                    )),
+                    None => None,
+                },
+            })
+        };
+        open().map_err(Fault::kernel(format!(
+            "opening the DHCP server's sockets on {}",
+            devices.bridge
+        )))
+    }
+}
+
+/// The actor.
+struct Server {
+    bridge_mac: MacAddr,
+    tap: u32,
+    received: AsyncFd<OwnedFd>,
+    sender: OwnedFd,
+    _open_port: Option<OwnedFd>,
+    v4: v4::Server,
+    v6: Option<Router>,
+}
+
+impl Server {
+    fn new(sockets: Sockets, v4: v4::Server, v6: Option<v6::Server>) -> Result<Server, Fault> {
+        let poll = |fd| readable(fd).map_err(Fault::kernel("waiting for the DHCP server's sockets"));
+        let v6 = match (sockets.v6, v6) {
+            (Some((dhcp, icmp)), Some(server)) => {
+                Some(Router::new(poll(dhcp)?, poll(icmp)?, server, sockets.bridge))
+            }
+            _ => None,
+        };
+        Ok(Server {
+            bridge_mac: sockets.bridge_mac,
+            tap: sockets.tap,
+            received: poll(sockets.received)?,
+            sender: sockets.sender,
+            _open_port: sockets.open_port,
+            v4,
+            v6,
+        })
+    }
+
+    async fn serve(mut self) {
+        loop {
+            tokio::select! {
+                ready = self.received.readable() => {
+                    let failed = match ready {
+                        Ok(mut ready) => {
+                            let read = ready.try_io(|socket| self.answer(socket.get_ref()));
+                            matches!(read, Ok(Err(_)))
+                        }
+                        Err(_) => true,
+                    };
+                    if failed {
+                        tokio::time::sleep(AFTER_ERROR).await;
+                    }
+                }
+                done = router::serve_once(&mut self.v6) => {
+                    if done.is_err() {
+                        tokio::time::sleep(AFTER_ERROR).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes one frame, and answers it if it is its guest's.
+    fn answer(&self, socket: &OwnedFd) -> io::Result<()> {
+        let mut buffer = [0; 2048];
+        let (_, length) = recv(socket, &mut buffer[..], RecvFlags::TRUNC)?;
+        let lease = self.v4.lease();
+        let asked = buffer.get(..length).and_then(frame::to_server);
+        let Some(answer) = asked
+            .filter(|(source, _)| *source == lease.mac)
+            .and_then(|(_, packet)| self.v4.answer(packet))
+        else {
+            return Ok(());
+        };
+        let from = (self.bridge_mac, lease.server);
+        if let Some(frame) = frame::to_client(from, (lease.mac, answer.to), &answer.packet) {
+            // By the tap itself, so that no other port of the bridge sees it. What is lost the guest asks for again.
+            if let Err(e) = socket::send(&self.sender, self.tap, &frame) {
+                tracing::debug!("a DHCP answer was not sent: {e}");
+            }
+        }
+        Ok(())
+    }
+}
+
+fn readable(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an OwnedFd is open, and the same file, for as long as the AsyncFd that owns it here.
+    let polled = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) };
+    polled.map_err(|refused| refused.into_parts().1)
+}

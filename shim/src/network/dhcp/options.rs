@@ -1,0 +1,229 @@
+//! What a guest is told beside its address.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use super::super::error::Fault;
+
+/// KubeVirt's lease of 999 days, which nobody renews.
+pub const LONG_LEASE: Duration = Duration::from_secs(86_313_600);
+/// The name server of a pod that names none.
+const DEFAULT_DNS: Ipv4Addr = Ipv4Addr::new(8, 8, 8, 8);
+/// The domain of a pod that names none.
+const DEFAULT_DOMAIN: &str = "cluster.local";
+/// Bytes of the encoded search list, at most: one option's.
+const SEARCH_MAX: usize = 255;
+
+/// What a guest is told beside its address.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DhcpOptions {
+    /// Its host name.
+    pub hostname: Option<String>,
+    /// Its name servers.
+    pub resolver: Resolver,
+    /// `dhcpOptions.ntpServers`.
+    pub ntp_servers: Vec<Ipv4Addr>,
+    /// `dhcpOptions.tftpServerName`.
+    pub tftp_server: Option<String>,
+    /// `dhcpOptions.bootFileName`.
+    pub boot_file: Option<String>,
+    /// `dhcpOptions.privateOptions`: 224 to 254.
+    pub private: Vec<(u8, String)>,
+    /// How long it may keep the address.
+    pub lease_time: Duration,
+}
+
+impl Default for DhcpOptions {
+    fn default() -> DhcpOptions {
+        DhcpOptions {
+            hostname: None,
+            resolver: Resolver::parse(""),
+            ntp_servers: Vec::new(),
+            tftp_server: None,
+            boot_file: None,
+            private: Vec::new(),
+            lease_time: LONG_LEASE,
+        }
+    }
+}
+
+impl DhcpOptions {
+    /// Finds what no packet could carry.
+    pub(super) fn check(&self) -> Result<(), Fault> {
+        let refused = |field, why: &str| {
+            Err(Fault::Field {
+                field,
+                why: why.to_owned(),
+            })
+        };
+        if self.private.iter().any(|(code, _)| !(224..=254).contains(code)) {
+            let why = "provided DHCPPrivateOptions are out of range, must be in range 224 to 254";
+            return refused("dhcpOptions.privateOptions", why);
+        }
+        let texts = [
+            ("hostname", self.hostname.as_deref()),
+            ("dhcpOptions.tftpServerName", self.tftp_server.as_deref()),
+            ("dhcpOptions.bootFileName", self.boot_file.as_deref()),
+        ];
+        let private = self
+            .private
+            .iter()
+            .map(|(_, value)| ("dhcpOptions.privateOptions", Some(value.as_str())));
+        for (field, text) in texts.into_iter().chain(private) {
+            if text.is_some_and(|text| text.len() > 255) {
+                return refused(field, "a DHCP option has at most 255 bytes");
+            }
+        }
+        if self.ntp_servers.len() > 63 || self.resolver.ipv4.len() > 63 {
+            return refused("dhcpOptions", "a DHCP option has at most 63 addresses");
+        }
+        if self.lease_time < Duration::from_secs(2) {
+            return refused("leaseTime", "a lease of less than 2 s cannot be renewed");
+        }
+        Ok(())
+    }
+}
+
+/// Where names are looked up, from a pod's `resolv.conf`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resolver {
+    /// Name servers.
+    pub ipv4: Vec<Ipv4Addr>,
+    /// Those that have an IPv6 address.
+    pub ipv6: Vec<Ipv6Addr>,
+    /// Domains that names are looked for in.
+    pub search: Vec<String>,
+}
+
+impl Resolver {
+    /// Reads a `resolv.conf`, and puts KubeVirt's defaults where it is silent.
+    pub fn parse(text: &str) -> Resolver {
+        let mut found = Resolver {
+            ipv4: Vec::new(),
+            ipv6: Vec::new(),
+            search: Vec::new(),
+        };
+        for line in text.lines() {
+            let mut words = line.split_ascii_whitespace();
+            match words.next() {
+                Some("nameserver") => match words.next().and_then(|word| word.parse().ok()) {
+                    Some(IpAddr::V4(address)) => found.ipv4.push(address),
+                    Some(IpAddr::V6(address)) => found.ipv6.push(address),
+                    None => {}
+                },
+                // The last line of them counts.
+                Some("search" | "domain") => {
+                    found.search = words
+                        .map(|word| word.trim_end_matches('.').to_ascii_lowercase())
+                        .collect();
+                }
+                _ => {}
+            }
+        }
+        found.search.retain(|domain| is_domain(domain));
+        if found.ipv4.is_empty() && found.ipv6.is_empty() {
+            found.ipv4.push(DEFAULT_DNS);
+        }
+        if found.search.is_empty() {
+            found.search.push(DEFAULT_DOMAIN.to_owned());
+        }
+        found
+    }
+
+    /// Puts the domain of a VM with a `subdomain` first: below the longest that is the cluster's for services.
+    pub fn with_subdomain(mut self, subdomain: &str) -> Result<Resolver, Fault> {
+        let services = |domain: &&String| domain.contains(".svc.");
+        if let Some(domain) = longest(self.search.iter().filter(services)) {
+            let first = format!("{subdomain}.{domain}");
+            if !is_domain(&first) {
+                return Err(Fault::Field {
+                    field: "spec.subdomain",
+                    why: format!("{first:?} is no domain"),
+                });
+            }
+            if !self.search.contains(&first) {
+                self.search.insert(0, first);
+            }
+        }
+        let bytes: usize = self.search.iter().map(|domain| domain.len() + 2).sum();
+        match bytes > SEARCH_MAX {
+            true => Err(Fault::Field {
+                field: "spec.subdomain",
+                why: format!(
+                    "the search domains take {bytes} bytes, more than the {SEARCH_MAX} of a DHCP option"
+                ),
+            }),
+            false => Ok(self),
+        }
+    }
+
+    /// The domain the guest is in: the longest of those it looks in.
+    pub(super) fn domain(&self) -> Option<&str> {
+        longest(self.search.iter()).map(String::as_str)
+    }
+}
+
+/// The first of the longest.
+fn longest<'a>(domains: impl Iterator<Item = &'a String>) -> Option<&'a String> {
+    domains.fold(None, |best: Option<&String>, domain| match best {
+        Some(best) if best.len() >= domain.len() => Some(best),
+        _ => Some(domain),
+    })
+}
+
+/// Whether DNS can encode it.
+fn is_domain(domain: &str) -> bool {
+    let label = |label: &str| {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+        (1..=63).contains(&label.len()) && label.bytes().all(plain)
+    };
+    domain.len() <= 253 && domain.split('.').all(label)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pods_resolver() {
+        let text = "# made by the kubelet\nsearch default.svc.cluster.local svc.cluster.local cluster.local\n\
+                    nameserver 10.96.0.10\nnameserver fd00::10\nnameserver\noptions ndots:5\nsearch2 x\n";
+        let resolver = Resolver::parse(text);
+        assert_eq!(resolver.ipv4, [Ipv4Addr::new(10, 96, 0, 10)]);
+        assert_eq!(resolver.ipv6, ["fd00::10".parse::<Ipv6Addr>().unwrap()]);
+        assert_eq!(resolver.domain(), Some("default.svc.cluster.local"));
+        let resolver = resolver.with_subdomain("db").unwrap();
+        assert_eq!(resolver.search[0], "db.default.svc.cluster.local");
+        assert_eq!(resolver.search.len(), 4);
+    }
+
+    #[test]
+    fn an_empty_one_has_kubevirts_defaults() {
+        let resolver = Resolver::parse("search bad..domain\n");
+        assert_eq!(resolver.ipv4, [DEFAULT_DNS]);
+        assert_eq!(resolver.search, [DEFAULT_DOMAIN]);
+    }
+
+    #[test]
+    fn too_many_domains_are_refused() {
+        let domains: Vec<String> = (0..10)
+            .map(|i| format!("a-rather-long-namespace-{i}.svc.cluster.local"))
+            .collect();
+        let resolver = Resolver::parse(&format!("search {}", domains.join(" ")));
+        let error = resolver.with_subdomain("db").unwrap_err();
+        assert!(error.to_string().starts_with("spec.subdomain: "), "{error}");
+    }
+
+    #[test]
+    fn options_that_fit_nowhere_are_refused() {
+        let private = |code, value: &str| DhcpOptions {
+            private: vec![(code, value.to_owned())],
+            ..DhcpOptions::default()
+        };
+        DhcpOptions::default().check().unwrap();
+        private(240, "x").check().unwrap();
+        private(223, "x").check().unwrap_err();
+        private(255, "x").check().unwrap_err();
+        private(240, &"x".repeat(256)).check().unwrap_err();
+    }
+}

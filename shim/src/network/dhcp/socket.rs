@@ -1,0 +1,171 @@
+//! The server's sockets. They belong to the namespace of the thread that opens them.
+
+use std::io;
+use std::mem::size_of;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use nix::sys::socket::{setsockopt, sockopt::BindToDevice};
+use rustix::net::sockopt;
+use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, bind, ipproto, socket_with};
+
+/// linux/filter.h: where ancillary data begin, and among them whether a frame has a VLAN tag.
+const SKF_AD_VLAN_TAG_PRESENT: u32 = (-0x1000i32 + 48) as u32;
+
+/// From the frames of a device, those to UDP's port 67 without a VLAN tag. Without it every frame of a
+/// busy guest would be copied and wake the server.
+const TO_DHCP_SERVER: [libc::sock_filter; 11] = [
+    load(libc::BPF_B | libc::BPF_ABS, SKF_AD_VLAN_TAG_PRESENT),
+    unless(0, 8),
+    load(libc::BPF_H | libc::BPF_ABS, 12),
+    unless(0x0800, 6),
+    load(libc::BPF_B | libc::BPF_ABS, 23),
+    unless(17, 4),
+    load(libc::BPF_B | libc::BPF_MSH, 14),
+    load(libc::BPF_H | libc::BPF_IND, 16),
+    unless(67, 1),
+    accept(u32::MAX),
+    accept(0),
+];
+
+const fn load(what: u32, at: u32) -> libc::sock_filter {
+    let class = if what & 0xe0 == libc::BPF_MSH {
+        libc::BPF_LDX
+    } else {
+        libc::BPF_LD
+    };
+    libc::sock_filter {
+        code: (class | what) as u16,
+        jt: 0,
+        jf: 0,
+        k: at,
+    }
+}
+
+/// Skips so many instructions if what was loaded is another value.
+const fn unless(value: u32, skip: u8) -> libc::sock_filter {
+    libc::sock_filter {
+        code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+        jt: 0,
+        jf: skip,
+        k: value,
+    }
+}
+
+const fn accept(bytes: u32) -> libc::sock_filter {
+    libc::sock_filter {
+        code: (libc::BPF_RET | libc::BPF_K) as u16,
+        jt: 0,
+        jf: 0,
+        k: bytes,
+    }
+}
+
+/// A socket that frames are sent by, to whatever device, and that receives none.
+pub(super) fn sender() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?)
+}
+
+/// A socket that receives what is for a DHCP server among the frames of a device: those the device's own namespace
+/// gets to see or, with `all`, also those that a bridge takes from the device.
+pub(super) fn receiver(device: u32, all: bool) -> io::Result<OwnedFd> {
+    let socket = sender()?;
+    // Before it is bound, for then it receives.
+    let filter = libc::sock_fprog {
+        len: TO_DHCP_SERVER.len() as u16,
+        filter: TO_DHCP_SERVER.as_ptr().cast_mut(),
+    };
+    set_option(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)?;
+    set_option(&socket, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &1i32)?;
+    let protocol = if all { libc::ETH_P_ALL } else { libc::ETH_P_IP };
+    let address = link_address(device, protocol as u16);
+    // SAFETY: the address is a sockaddr_ll of that length, and is only read.
+    let done = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), LINK_ADDRESS_SIZE) };
+    nix::errno::Errno::result(done)?;
+    Ok(socket)
+}
+
+/// Sends a frame by a device.
+pub(super) fn send(socket: impl AsFd, device: u32, frame: &[u8]) -> io::Result<()> {
+    let address = link_address(device, 0);
+    let (data, length) = (frame.as_ptr().cast(), frame.len());
+    let socket = socket.as_fd().as_raw_fd();
+    // SAFETY: data and address are read within their lengths, which are theirs.
+    let sent = unsafe {
+        libc::sendto(
+            socket,
+            data,
+            length,
+            0,
+            (&raw const address).cast(),
+            LINK_ADDRESS_SIZE,
+        )
+    };
+    nix::errno::Errno::result(sent)?;
+    Ok(())
+}
+
+/// A socket that nobody reads, so that the kernel does not refuse, as a closed port, what another one receives.
+pub(super) fn open_port(device: &str) -> io::Result<OwnedFd> {
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    sockopt::set_socket_recv_buffer_size(&socket, 0)?;
+    setsockopt(&socket, BindToDevice, &device.into())?;
+    bind(&socket, &SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 67))?;
+    Ok(socket)
+}
+
+/// The port of a DHCPv6 server.
+pub(super) fn dhcpv6(device: &str, index: u32) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::INET6, SocketType::DGRAM, flags, None)?;
+    sockopt::set_ipv6_v6only(&socket, true)?;
+    setsockopt(&socket, BindToDevice, &device.into())?;
+    bind(&socket, &SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, 547, 0, 0))?;
+    // All DHCP relay agents and servers.
+    sockopt::set_ipv6_add_membership(&socket, &Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2), index)?;
+    Ok(socket)
+}
+
+/// What a router speaks by.
+pub(super) fn icmpv6(device: &str, index: u32) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let protocol: Option<Protocol> = Some(ipproto::ICMPV6);
+    let socket = socket_with(AddressFamily::INET6, SocketType::RAW, flags, protocol)?;
+    setsockopt(&socket, BindToDevice, &device.into())?;
+    sockopt::set_ipv6_multicast_if(&socket, index)?;
+    // Receivers take what came by way of a router for forged.
+    sockopt::set_ipv6_multicast_hops(&socket, 255)?;
+    sockopt::set_ipv6_unicast_hops(&socket, Some(255))?;
+    // All routers.
+    sockopt::set_ipv6_add_membership(&socket, &Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 2), index)?;
+    Ok(socket)
+}
+
+const LINK_ADDRESS_SIZE: libc::socklen_t = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+
+fn link_address(device: u32, protocol: u16) -> libc::sockaddr_ll {
+    // SAFETY: sockaddr_ll is plain integers, for which zeroes are valid.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = protocol.to_be();
+    address.sll_ifindex = device as i32;
+    address
+}
+
+fn set_option<T>(socket: &OwnedFd, level: i32, name: i32, value: &T) -> io::Result<()> {
+    let length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the value is read within its size. A filter's program, to which it points, is a constant.
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            name,
+            (&raw const *value).cast(),
+            length,
+        )
+    };
+    nix::errno::Errno::result(done)?;
+    Ok(())
+}

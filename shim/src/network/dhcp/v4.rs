@@ -1,0 +1,196 @@
+//! DHCPv4 for one guest: from a packet to the answer, without any I/O.
+
+use std::net::Ipv4Addr;
+
+use dhcproto::v4::{DhcpOption, Flags, HType, Message, MessageType, Opcode, OptionCode, UnknownOption};
+use dhcproto::{Decodable, Decoder, Encodable, Name};
+
+use super::super::lease::Lease;
+use super::options::DhcpOptions;
+use super::sift;
+
+/// The largest list of routes that one option holds.
+const OPTION_MAX: usize = 255;
+
+/// The server's side of one guest's lease.
+#[derive(Debug, Clone)]
+pub(super) struct Server {
+    lease: Lease,
+    options: DhcpOptions,
+}
+
+/// An answer.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Answer {
+    /// The address it goes to; the guest's Ethernet address takes it there in any case.
+    pub(super) to: Ipv4Addr,
+    /// The packet.
+    pub(super) packet: Vec<u8>,
+}
+
+impl Server {
+    pub(super) fn new(lease: Lease, options: DhcpOptions) -> Server {
+        Server { lease, options }
+    }
+
+    pub(super) fn lease(&self) -> &Lease {
+        &self.lease
+    }
+
+    /// What is to be said to this packet, if anything is. DISCOVER is answered by OFFER, REQUEST by ACK, or by NAK if
+    /// the guest believes in another address; the rest, and other stations, by nothing.
+    pub(super) fn answer(&self, packet: &[u8]) -> Option<Answer> {
+        let asked = Message::decode(&mut Decoder::new(&sift::v4(packet)?)).ok()?;
+        // The length comes first: the codec takes it for the address's, whatever it is.
+        let ours = asked.hlen() == 6
+            && asked.opcode() == Opcode::BootRequest
+            && asked.htype() == HType::Eth
+            && asked.chaddr() == self.lease.mac.0
+            && asked.giaddr().is_unspecified();
+        if !ours {
+            return None;
+        }
+        let kind = match asked.opts().msg_type()? {
+            MessageType::Discover => MessageType::Offer,
+            MessageType::Request => self.judge(&asked)?,
+            _ => return None,
+        };
+        let mut answer = self.reply(&asked, kind);
+        let to = match kind {
+            MessageType::Nak => Ipv4Addr::BROADCAST,
+            _ => self.fill(&mut answer, &asked),
+        };
+        let mut packet = Vec::new();
+        answer.encode(&mut dhcproto::Encoder::new(&mut packet)).ok()?;
+        Some(Answer { to, packet })
+    }
+
+    /// What a REQUEST gets; none if it is for another server.
+    fn judge(&self, asked: &Message) -> Option<MessageType> {
+        let address = self.lease.address.addr();
+        if let Some(DhcpOption::ServerIdentifier(server)) = asked.opts().get(OptionCode::ServerIdentifier)
+            && *server != self.lease.server
+        {
+            return None;
+        }
+        let wanted = match asked.opts().get(OptionCode::RequestedIpAddress) {
+            Some(DhcpOption::RequestedIpAddress(wanted)) => *wanted,
+            _ => asked.ciaddr(),
+        };
+        match wanted == address {
+            true => Some(MessageType::Ack),
+            false => Some(MessageType::Nak),
+        }
+    }
+
+    fn reply(&self, asked: &Message, kind: MessageType) -> Message {
+        let none = Ipv4Addr::UNSPECIFIED;
+        let mut answer = Message::new_with_id(asked.xid(), none, none, none, none, &self.lease.mac.0);
+        answer.set_opcode(Opcode::BootReply);
+        answer.set_flags(match kind {
+            MessageType::Nak => Flags::default().set_broadcast(),
+            _ => asked.flags(),
+        });
+        let options = answer.opts_mut();
+        options.insert(DhcpOption::MessageType(kind));
+        options.insert(DhcpOption::ServerIdentifier(self.lease.server));
+        if let Some(id) = asked.opts().get(OptionCode::ClientIdentifier) {
+            options.insert(id.clone());
+        }
+        answer
+    }
+
+    /// Puts in all that the guest gets, whether it asked for it or not, and tells where the answer goes.
+    fn fill(&self, answer: &mut Message, asked: &Message) -> Ipv4Addr {
+        let address = self.lease.address;
+        answer.set_yiaddr(address.addr());
+        let renewing = !asked.ciaddr().is_unspecified();
+        if renewing {
+            answer.set_ciaddr(asked.ciaddr());
+        }
+        for option in self.all() {
+            answer.opts_mut().insert(option);
+        }
+        match (renewing, asked.flags().broadcast()) {
+            (true, _) => asked.ciaddr(),
+            (false, true) => Ipv4Addr::BROADCAST,
+            (false, false) => address.addr(),
+        }
+    }
+
+    fn all(&self) -> Vec<DhcpOption> {
+        let (lease, given) = (&self.lease, &self.options);
+        let seconds = u32::try_from(given.lease_time.as_secs()).unwrap_or(u32::MAX);
+        let mut options = vec![
+            DhcpOption::SubnetMask(lease.address.netmask()),
+            DhcpOption::AddressLeaseTime(seconds),
+            DhcpOption::Renewal(seconds / 2),
+            DhcpOption::Rebinding((u64::from(seconds) * 7 / 8) as u32),
+        ];
+        options.extend(lease.router.map(|router| DhcpOption::Router(vec![router])));
+        options.extend(u16::try_from(lease.mtu).ok().map(DhcpOption::InterfaceMtu));
+        options.extend(self.routes());
+        let some = |addresses: &[Ipv4Addr]| (!addresses.is_empty()).then(|| addresses.to_vec());
+        options.extend(some(&given.resolver.ipv4).map(DhcpOption::DomainNameServer));
+        options.extend(some(&given.ntp_servers).map(DhcpOption::NtpServers));
+        options.extend(given.hostname.clone().map(DhcpOption::Hostname));
+        options.extend(
+            given
+                .resolver
+                .domain()
+                .map(|domain| DhcpOption::DomainName(domain.to_owned())),
+        );
+        let names: Vec<Name> = given
+            .resolver
+            .search
+            .iter()
+            .filter_map(|domain| domain.parse().ok())
+            .collect();
+        options.extend((!names.is_empty()).then_some(DhcpOption::DomainSearch(names)));
+        let bytes = |text: &String| text.as_bytes().to_vec();
+        options.extend(
+            given
+                .tftp_server
+                .as_ref()
+                .map(bytes)
+                .map(DhcpOption::TFTPServerName),
+        );
+        options.extend(given.boot_file.as_ref().map(bytes).map(DhcpOption::BootfileName));
+        for (code, value) in &given.private {
+            options.push(DhcpOption::Unknown(UnknownOption::new(
+                (*code).into(),
+                bytes(value),
+            )));
+        }
+        options
+    }
+
+    /// As many as fit one option, from the end: the default route and what leads to its gateway matter most, and
+    /// clients differ in how they take an option that is split.
+    fn routes(&self) -> Option<DhcpOption> {
+        let mut room = OPTION_MAX;
+        let fits = |(net, _): &&(ipnet::Ipv4Net, Ipv4Addr)| {
+            let size = 5 + usize::from(net.prefix_len().div_ceil(8));
+            room = room.saturating_sub(size);
+            room > 0
+        };
+        let on_link = |(_, gateway): &&(ipnet::Ipv4Net, Ipv4Addr)| gateway.is_unspecified();
+        let routes = &self.lease.routes;
+        let by_importance = routes.iter().rev().filter(|route| !on_link(route));
+        let kept: Vec<_> = routes
+            .iter()
+            .filter(on_link)
+            .chain(by_importance)
+            .take_while(fits)
+            .collect();
+        let routes: Vec<_> = routes
+            .iter()
+            .filter(|route| kept.contains(route))
+            .copied()
+            .collect();
+        (!routes.is_empty()).then_some(DhcpOption::ClasslessStaticRoute(routes))
+    }
+}
+
+#[cfg(test)]
+mod tests;
