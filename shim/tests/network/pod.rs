@@ -1,0 +1,146 @@
+//! A pod as a plugin leaves it, and the node it is on.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
+use std::process::Command;
+
+use husk_shim::network::{Binding, Interface, MacAddr, Netns, NetworkError, Owner, Prepared, prepare};
+use tempfile::TempDir;
+
+/// The Ethernet address the plugin gave the pod.
+pub const POD_MAC: MacAddr = MacAddr([0x0a, 0x58, 10, 244, 1, 5]);
+/// The node's end of the veth.
+pub const NODE_MAC: MacAddr = MacAddr([0xee, 0xee, 0xee, 0xee, 0xee, 0xee]);
+
+/// Two namespaces joined by a veth: `eth0` in the pod, `veth0` on the node.
+pub struct Pod {
+    pub netns: Netns,
+    pub node: Netns,
+    pub dir: TempDir,
+}
+
+/// What the tests need; tells why if it is not there.
+pub fn can_run() -> bool {
+    let missing = if !rustix::process::geteuid().is_root() {
+        "root"
+    } else if !Path::new("/dev/net/tun").exists() {
+        "/dev/net/tun"
+    } else if Command::new("ip").arg("-V").output().is_err() {
+        "the command ip"
+    } else {
+        return true;
+    };
+    eprintln!("skipped: needs {missing}");
+    false
+}
+
+impl Pod {
+    /// A pod without addresses.
+    pub fn bare() -> Pod {
+        let pod = Pod {
+            netns: Netns::create().unwrap(),
+            node: Netns::create().unwrap(),
+            dir: tempfile::tempdir().unwrap(),
+        };
+        pod.add_veth("veth0", NODE_MAC, "eth0", POD_MAC);
+        ip(&pod.netns, "link set lo up");
+        pod
+    }
+
+    /// One with an address and a default route in a network that the node is in, as the plugin `bridge` makes it.
+    pub fn with_address() -> Pod {
+        let pod = Pod::bare();
+        ip(&pod.node, "addr add 10.244.1.1/24 brd + dev veth0");
+        ip(&pod.netns, "addr add 10.244.1.5/24 brd + dev eth0");
+        ip(&pod.netns, "route add default via 10.244.1.1");
+        pod
+    }
+
+    /// The same with IPv6 beside.
+    pub fn with_both_families() -> Pod {
+        let pod = Pod::with_address();
+        ip(&pod.node, "addr add fd00:1::1/64 dev veth0 nodad");
+        ip(&pod.netns, "addr add fd00:1::5/64 dev eth0 nodad");
+        ip(&pod.netns, "-6 route add default via fd00:1::1");
+        pod
+    }
+
+    /// One whose gateway is known by a static neighbour alone, and does not answer ARP.
+    pub fn with_link_local_gateway() -> Pod {
+        let pod = Pod::bare();
+        ip(&pod.node, "link add node0 type bridge");
+        ip(&pod.node, "addr add 10.0.0.1/24 dev node0");
+        ip(&pod.node, "link set node0 up");
+        ip(&pod.node, "route add 10.244.1.5 dev veth0 src 10.0.0.1");
+        ip(&pod.netns, "addr add 10.244.1.5/32 dev eth0");
+        ip(&pod.netns, "route add 169.254.1.1 dev eth0 scope link");
+        ip(&pod.netns, "route add default via 169.254.1.1 dev eth0");
+        ip(
+            &pod.netns,
+            &format!("neigh add 169.254.1.1 lladdr {NODE_MAC} dev eth0 nud permanent"),
+        );
+        pod
+    }
+
+    pub fn add_veth(&self, outer: &str, outer_mac: MacAddr, inner: &str, inner_mac: MacAddr) {
+        let fd = self.netns.as_fd().as_raw_fd();
+        let netns = format!("/proc/{}/fd/{fd}", std::process::id());
+        ip(
+            &self.node,
+            &format!("link add {outer} mtu 1450 type veth peer name {inner} mtu 1450"),
+        );
+        ip(&self.node, &format!("link set {outer} address {outer_mac} up"));
+        ip(&self.node, &format!("link set {inner} netns {netns}"));
+        ip(&self.netns, &format!("link set {inner} address {inner_mac} up"));
+    }
+
+    pub fn prepare(&self, interfaces: &[Interface]) -> Result<Vec<Prepared>, NetworkError> {
+        prepare(&self.netns, self.dir.path(), interfaces)
+    }
+
+    /// Prepares the one interface.
+    pub fn ready(&self, interface: &Interface) -> Prepared {
+        let mut prepared = self.prepare(std::slice::from_ref(interface)).unwrap();
+        prepared.pop().unwrap()
+    }
+
+    /// What `ip` says in the pod.
+    pub fn shows(&self, words: &str) -> String {
+        ip(&self.netns, words)
+    }
+}
+
+/// The manifest's first interface.
+pub fn interface(binding: Binding) -> Interface {
+    Interface {
+        name: "default".to_owned(),
+        nic: "eth0".to_owned(),
+        index: 0,
+        binding,
+        mac: None,
+        queues: 1,
+        owner: Owner { uid: 107, gid: 107 },
+    }
+}
+
+/// Runs `ip` in a namespace.
+pub fn ip(netns: &Netns, words: &str) -> String {
+    let run = || {
+        Command::new("ip")
+            .args(words.split_whitespace())
+            .output()
+            .unwrap()
+    };
+    let output = netns.run(run).unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "ip {words}: {error}");
+    text
+}
+
+/// A switch of a namespace.
+pub fn switch(netns: &Netns, name: &str) -> String {
+    let path = format!("/proc/sys/net/{name}");
+    let text = netns.run(|| std::fs::read_to_string(path)).unwrap().unwrap();
+    text.trim().to_owned()
+}

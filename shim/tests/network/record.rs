@@ -1,0 +1,178 @@
+//! The state machine of a preparation, and taking it back.
+
+use husk_shim::network::{Binding, Interface, Masquerade, tear_down};
+
+use crate::guest::Guest;
+use crate::pod::{NODE_MAC, POD_MAC, Pod, can_run, interface, ip, switch};
+
+fn bindings() -> [Binding; 2] {
+    [Binding::Bridge, Binding::Masquerade(Masquerade::default())]
+}
+
+/// Links, addresses, routes, neighbours and tables of the pod, without what changes by itself.
+fn state(pod: &Pod) -> String {
+    let mut text = String::new();
+    for words in [
+        "-o link show",
+        "-o -4 addr show",
+        "route show",
+        "-6 route show",
+        "-o -6 addr show scope global",
+        "neigh show nud permanent",
+    ] {
+        let shown = pod.shows(words);
+        // The carrier comes and goes by itself: a tap that nobody has open has none.
+        let lasting = shown
+            .split_whitespace()
+            .filter(|word| !matches!(*word, "UP" | "DOWN" | "LOWERLAYERDOWN"));
+        text += &lasting
+            .collect::<Vec<_>>()
+            .join(" ")
+            .replace("NO-CARRIER,", "")
+            .replace(",LOWER_UP", "");
+        text.push('\n');
+    }
+    text + &switch(&pod.netns, "ipv4/conf/all/arp_ignore") + &switch(&pod.netns, "ipv4/ip_forward")
+}
+
+#[test]
+fn a_finished_preparation_is_left_as_it_is() {
+    if !can_run() {
+        return;
+    }
+    for binding in bindings() {
+        let pod = Pod::with_address();
+        let first = pod.ready(&interface(binding.clone()));
+        let before = state(&pod);
+        let (mac, lease) = (first.mac, first.lease.clone());
+        // Its only queue has one user at a time.
+        let busy = pod.prepare(&[interface(binding.clone())]).unwrap_err();
+        assert!(busy.to_string().contains("opening tap0"), "{busy}");
+        drop(first);
+        let again = pod.ready(&interface(binding.clone()));
+        assert_eq!((again.mac, again.lease), (mac, lease), "{binding:?}");
+        assert_eq!(state(&pod), before);
+    }
+}
+
+#[test]
+fn an_interrupted_one_is_critical_and_can_be_taken_back() {
+    if !can_run() {
+        return;
+    }
+    for binding in bindings() {
+        let pod = Pod::with_address();
+        let before = state(&pod);
+        drop(pod.ready(&interface(binding.clone())));
+        let path = pod.dir.path().join("network-eth0.json");
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, text.replace("Finished", "Started")).unwrap();
+        // As far as it may have come.
+        ip(&pod.netns, "link del tap0");
+
+        let error = pod.prepare(&[interface(binding.clone())]).unwrap_err();
+        assert!(error.is_critical(), "{error}");
+        assert_eq!(
+            error.to_string(),
+            "interface \"default\": the network preparation of eth0 was interrupted and cannot be restarted"
+        );
+        tear_down(&pod.netns, pod.dir.path()).unwrap();
+        assert_eq!(state(&pod), before, "{binding:?}");
+    }
+}
+
+#[test]
+fn the_pod_gets_its_network_back() {
+    if !can_run() {
+        return;
+    }
+    for make in [
+        Pod::with_address as fn() -> Pod,
+        Pod::with_link_local_gateway,
+        Pod::with_both_families,
+        Pod::bare,
+    ] {
+        let pod = make();
+        let before = state(&pod);
+        drop(pod.ready(&interface(Binding::Bridge)));
+        assert_ne!(state(&pod), before);
+        tear_down(&pod.netns, pod.dir.path()).unwrap();
+        assert_eq!(state(&pod), before);
+        assert!(pod.shows("link show eth0").contains(&POD_MAC.to_string()));
+        assert_eq!(std::fs::read_dir(pod.dir.path()).unwrap().count(), 0);
+        // Nothing to take back is no fault, and it can begin anew.
+        tear_down(&pod.netns, pod.dir.path()).unwrap();
+        drop(pod.ready(&interface(Binding::Bridge)));
+    }
+}
+
+#[test]
+fn what_is_not_as_recorded_is_told() {
+    if !can_run() {
+        return;
+    }
+    let pod = Pod::with_address();
+    drop(pod.ready(&interface(Binding::Bridge)));
+    let [_, masquerade] = bindings();
+    let error = pod.prepare(&[interface(masquerade)]).unwrap_err().to_string();
+    assert!(
+        error.contains("binding bridge, which cannot become binding masquerade"),
+        "{error}"
+    );
+    let two = Interface {
+        queues: 2,
+        ..interface(Binding::Bridge)
+    };
+    let error = pod.prepare(&[two]).unwrap_err().to_string();
+    assert!(
+        error.contains("1 queues, which cannot become 2 queues"),
+        "{error}"
+    );
+
+    ip(&pod.netns, "link del k6t-eth0");
+    let error = pod.prepare(&[interface(Binding::Bridge)]).unwrap_err();
+    assert!(
+        error.is_critical() && error.to_string().contains("k6t-eth0 has gone"),
+        "{error}"
+    );
+
+    std::fs::remove_file(pod.dir.path().join("network-eth0.json")).unwrap();
+    let error = pod.prepare(&[interface(Binding::Bridge)]).unwrap_err();
+    assert!(
+        error.is_critical() && error.to_string().contains("eth0-nic exists"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_record_of_another_namespace_counts_for_nothing() {
+    if !can_run() {
+        return;
+    }
+    let gone = Pod::with_address();
+    drop(gone.ready(&interface(Binding::Bridge)));
+    let pod = Pod::with_address();
+    let record = "network-eth0.json";
+    std::fs::copy(gone.dir.path().join(record), pod.dir.path().join(record)).unwrap();
+    let mut guest = Guest::of(&pod.ready(&interface(Binding::Bridge)));
+    guest.ip = Some([10, 244, 1, 5].into());
+    assert!(guest.pings([10, 244, 1, 1].into(), NODE_MAC));
+}
+
+#[test]
+fn a_missing_link_is_named() {
+    if !can_run() {
+        return;
+    }
+    let pod = Pod::bare();
+    let absent = Interface {
+        nic: "net1".to_owned(),
+        ..interface(Binding::Bridge)
+    };
+    let error = pod.prepare(&[absent]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "interface \"default\": pod link (net1) is missing"
+    );
+    assert!(!error.is_critical());
+}
