@@ -50,12 +50,25 @@ fn lease_time(message: &Message) -> u32 {
 async fn acquire(guest: &mut Guest) -> (Ipv4Addr, Message) {
     let none = Ipv4Addr::UNSPECIFIED;
     let discover = message(guest, MessageType::Discover, none, None);
-    guest.send_udp(BROADCAST, 68, &discover);
-    let (_, offer) = answer(guest, PATIENCE).await.expect("no offer");
+    let mut offer = None;
+    for _ in 0..PATIENCE.as_millis() / QUIET.as_millis() {
+        guest.send_udp(BROADCAST, 68, &discover);
+        offer = answer(guest, QUIET).await;
+        if offer.is_some() {
+            break;
+        }
+    }
+    let (_, offer) = offer.expect("no offer");
     assert_eq!(offer.opts().msg_type(), Some(MessageType::Offer));
     let request = message(guest, MessageType::Request, none, Some(offer.yiaddr()));
     guest.send_udp(BROADCAST, 68, &request);
-    let (server, ack) = answer(guest, PATIENCE).await.expect("no acknowledgement");
+    let (server, ack) = loop {
+        let (server, ack) = answer(guest, PATIENCE).await.expect("no acknowledgement");
+        // Another offer, if it was slow.
+        if ack.opts().msg_type() != Some(MessageType::Offer) {
+            break (server, ack);
+        }
+    };
     assert_eq!(ack.opts().msg_type(), Some(MessageType::Ack));
     guest.ip = Some(ack.yiaddr());
     (server, ack)

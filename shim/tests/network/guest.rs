@@ -70,12 +70,25 @@ impl Guest {
         }
     }
 
+    /// The same after sending a frame, again and again: a bridge drops what comes before it has noticed that a port is up.
+    fn ask<T>(&mut self, frame: &[u8], limit: Duration, wanted: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
+        let end = Instant::now() + limit;
+        while Instant::now() < end {
+            self.send(frame);
+            let found = self.expect(QUIET.min(limit), &wanted);
+            if found.is_some() {
+                return found;
+            }
+        }
+        None
+    }
+
     /// Who answers ARP for this address, if anybody does.
     pub fn resolve(&mut self, target: Ipv4Addr, limit: Duration) -> Option<MacAddr> {
         let own = self.ip.unwrap_or(Ipv4Addr::UNSPECIFIED);
         let request = arp(1, (self.mac, own), (MacAddr([0; 6]), target));
-        self.send(&ethernet(BROADCAST, self.mac, 0x0806, &request));
-        self.expect(limit, |frame| {
+        let request = ethernet(BROADCAST, self.mac, 0x0806, &request);
+        self.ask(&request, limit, |frame| {
             let reply = frame.get(12..14)? == [8, 6]
                 && frame.get(20..22)? == [0, 2]
                 && frame.get(28..32)? == target.octets();
@@ -90,9 +103,9 @@ impl Guest {
         let sum = checksum(&echo);
         echo[2..4].copy_from_slice(&sum.to_be_bytes());
         let packet = ipv4(1, self.ip.unwrap(), to, &echo);
-        self.send(&ethernet(by, self.mac, 0x0800, &packet));
+        let packet = ethernet(by, self.mac, 0x0800, &packet);
         let own = self.ip.unwrap();
-        let answered = self.expect(PATIENCE, |frame| {
+        let answered = self.ask(&packet, PATIENCE, |frame| {
             let echo = frame.get(23)? == &1 && frame.get(34)? == &0 && frame.get(38..40)? == [0x12, 0x34];
             (echo && frame.get(26..30)? == to.octets() && frame.get(30..34)? == own.octets()).then_some(())
         });

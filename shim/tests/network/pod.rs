@@ -82,6 +82,29 @@ impl Pod {
         pod
     }
 
+    /// Two without addresses, joined by a bridge of their node; their Ethernet addresses end with 1 and 2.
+    pub fn neighbours() -> [Pod; 2] {
+        let node = Netns::create().unwrap();
+        ip(&node, "link add cni0 type bridge");
+        ip(&node, "link set cni0 up");
+        [1, 2].map(|i| {
+            let pod = Pod {
+                netns: Netns::create().unwrap(),
+                node: node.clone(),
+                dir: tempfile::tempdir().unwrap(),
+            };
+            let outer = format!("veth{i}");
+            pod.add_veth(
+                &outer,
+                MacAddr([2, 0, 0, 0, 9, i]),
+                "eth0",
+                MacAddr([2, 0, 0, 0, 0, i]),
+            );
+            ip(&node, &format!("link set {outer} master cni0"));
+            pod
+        })
+    }
+
     pub fn add_veth(&self, outer: &str, outer_mac: MacAddr, inner: &str, inner_mac: MacAddr) {
         let fd = self.netns.as_fd().as_raw_fd();
         let netns = format!("/proc/{}/fd/{fd}", std::process::id());

@@ -21,10 +21,11 @@ fn state(pod: &Pod) -> String {
         "neigh show nud permanent",
     ] {
         let shown = pod.shows(words);
-        // The carrier comes and goes by itself: a tap that nobody has open has none.
-        let lasting = shown
-            .split_whitespace()
-            .filter(|word| !matches!(*word, "UP" | "DOWN" | "LOWERLAYERDOWN"));
+        // The carrier comes and goes by itself, for a tap that nobody has open has none; and with it what is link-local.
+        let lines = shown.lines().filter(|line| !line.starts_with("fe80:"));
+        let lasting = lines
+            .flat_map(str::split_whitespace)
+            .filter(|word| !matches!(*word, "UP" | "DOWN" | "UNKNOWN" | "LOWERLAYERDOWN" | "linkdown"));
         text += &lasting
             .collect::<Vec<_>>()
             .join(" ")
