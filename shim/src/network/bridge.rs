@@ -59,14 +59,7 @@ pub(super) fn build(
         let address = Ipv4Net::new_assert(interface.fake_address(), 32);
         netlink.add_address(bridge, &devices.bridge, address.into())?;
     }
-    netlink.change(
-        bridge,
-        &devices.bridge,
-        Change {
-            up: Some(true),
-            ..Change::default()
-        },
-    )?;
+    netlink.set_up(bridge, &devices.bridge, true)?;
     offload::no_tx_checksum(&devices.bridge)?;
     answer_for_neighbours(netlink, bridge, moved, devices, nic)
 }
@@ -74,14 +67,7 @@ pub(super) fn build(
 /// Empties the pod's device, renames it and gives it another Ethernet address, for its own is the guest's now.
 fn take_over(netlink: &Netlink, devices: &Devices, nic: &PodNic) -> Result<u32, Fault> {
     let index = netlink.get(&devices.nic)?.index;
-    netlink.change(
-        index,
-        &devices.nic,
-        Change {
-            up: Some(false),
-            ..Change::default()
-        },
-    )?;
+    netlink.set_up(index, &devices.nic, false)?;
     for address in &nic.addresses {
         netlink.remove_address(index, &devices.nic, *address)?;
     }
@@ -171,11 +157,7 @@ pub(super) fn dismantle(netlink: &Netlink, devices: &Devices, nic: &PodNic) -> R
     let Some(moved) = netlink.find(&devices.moved)? else {
         return Ok(());
     };
-    let down = Change {
-        up: Some(false),
-        ..Change::default()
-    };
-    netlink.change(moved.index, &devices.moved, down)?;
+    netlink.set_up(moved.index, &devices.moved, false)?;
     let name = Change {
         name: Some(&devices.nic),
         ..Change::default()

@@ -10,7 +10,7 @@ use super::error::Fault;
 use super::interface::{Interface, Masquerade};
 use super::mac::MacAddr;
 use super::names::Devices;
-use super::netlink::{Change, Netlink};
+use super::netlink::Netlink;
 use super::nft::{self, Translation};
 use super::nic::PodNic;
 use super::{bridge, offload, sysctl, tap};
@@ -51,14 +51,7 @@ pub(super) fn build(
     let guest = netlink.get(&devices.tap)?.index;
     bridge::enslave(netlink, index, guest, &devices.tap, nic.mtu)?;
     netlink.add_address(index, &devices.bridge, IpNet::V4(network.gateway()))?;
-    netlink.change(
-        index,
-        &devices.bridge,
-        Change {
-            up: Some(true),
-            ..Change::default()
-        },
-    )?;
+    netlink.set_up(index, &devices.bridge, true)?;
     if nic.has_ipv6() {
         netlink.add_address(index, &devices.bridge, IpNet::V6(network.gateway6()))?;
     }

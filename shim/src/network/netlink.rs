@@ -127,6 +127,15 @@ impl Netlink {
         self.wait(format!("changing {name}"), request.execute())
     }
 
+    /// Brings a link up, or down.
+    pub(super) fn set_up(&self, index: u32, name: &str, up: bool) -> Result<(), Fault> {
+        let change = Change {
+            up: Some(up),
+            ..Change::default()
+        };
+        self.change(index, name, change)
+    }
+
     /// Whether the bridge learns who is behind this port.
     pub(super) fn set_learning(&self, port: u32, name: &str, learning: bool) -> Result<(), Fault> {
         let message = LinkBridgePort::new(port).learning(learning).build();
