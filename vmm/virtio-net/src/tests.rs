@@ -9,10 +9,10 @@ mod transmit;
 use std::os::unix::net::UnixDatagram;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use husk_devices::GuestMem;
-use husk_devices::virtio::testing::{Descriptor, Driver, Interrupts, WRITE, memory, wait_for};
+use husk_devices::virtio::testing::{Descriptor, Driver, Interrupts, WRITE, becomes, memory, wait_for};
 use husk_devices::virtio::{Activation, ActiveQueue, VirtioDevice};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
@@ -32,6 +32,9 @@ const TABLES: u64 = 0x9_0000;
 const SENT: u64 = 0x10_0000;
 const RECEIVED: u64 = 0x40_0000;
 const END: usize = 0x100_0000;
+
+/// How long the device may take for a frame, on a machine that is busy with other things.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// All that is offered but UDP segmentation.
 const ALL: u64 = crate::config::GUEST_OFFLOADS & !(3 << 54) | 0x00ff_b829 | 1 << 2 | 3 << 28;
@@ -81,7 +84,8 @@ impl Guest {
         let (mut taps, mut peers) = (Vec::new(), Vec::new());
         for _ in 0..pairs {
             let (tap, peer) = UnixDatagram::pair().unwrap();
-            peer.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            peer.set_read_timeout(Some(PATIENCE)).unwrap();
+            peer.set_write_timeout(Some(PATIENCE)).unwrap();
             taps.push(Tap::fake(tap.into()));
             peers.push(peer);
         }
@@ -228,6 +232,32 @@ impl Guest {
         self.control.kick();
         assert_eq!(self.control.wait().1, 1);
         self.get(answer, 1)[0]
+    }
+
+    /// Waits until the link is down for the workers too: then they drop what the driver sends.
+    fn link_goes_down(&mut self) {
+        let before = self.handle.sent().dropped;
+        self.handle.set_link(false);
+        wait_for("a link that is down", || {
+            self.transmit(0, &with_header(&frame(PEER, 60, 0)), 100);
+            self.transmit[0].kick();
+            self.transmit[0].wait();
+            (self.handle.sent().dropped > before).then_some(())
+        });
+    }
+
+    /// Sends the guest a frame again and again until it has it: while the link is not yet up, it is lost.
+    fn receives_in_time(&mut self, bytes: &[u8]) -> Vec<u8> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            self.peers[0].send(bytes).unwrap();
+            settle();
+            if let Some((head, len)) = self.receive[0].used() {
+                let (at, _) = self.buffers[0][usize::from(head)];
+                return self.get(at, len as usize);
+            }
+            assert!(Instant::now() < deadline, "no frame arrives");
+        }
     }
 
     fn config(&self) -> [u8; 12] {

@@ -18,8 +18,8 @@ pub const WRITE: u16 = 2;
 /// Descriptor flag: a table of descriptors.
 pub const INDIRECT: u16 = 4;
 
-/// How long a device may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a device may take, on a machine that is busy with other things.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Guest memory of the given ranges (start, length).
 ///
@@ -236,6 +236,25 @@ pub fn wait_for<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
             return result;
         }
         assert!(Instant::now() < deadline, "timed out waiting for {what}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Calls `value` until it gives `expected`, as what a device counts is a little later than what it does.
+///
+/// # Panics
+/// If it takes too long.
+pub fn becomes<T: PartialEq + std::fmt::Debug>(expected: &T, mut value: impl FnMut() -> T) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let seen = value();
+        if seen == *expected {
+            return;
+        }
+        assert!(
+            Instant::now() < deadline,
+            "still {seen:?}, instead of {expected:?}"
+        );
         std::thread::sleep(Duration::from_micros(200));
     }
 }
