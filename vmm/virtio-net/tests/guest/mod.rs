@@ -16,6 +16,9 @@ use crate::wire::{ETHERTYPE, tap};
 pub const MAC: Mac = [2, 0, 0, 0, 0, 1];
 pub const PEER: Mac = [2, 0, 0, 0, 0, 2];
 
+/// How long a frame may take, on a machine that is busy with other things.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
 const SIZE: u16 = 256;
 /// Bytes of a receive buffer.
 pub const BUFFER: u64 = 2048;
@@ -40,11 +43,9 @@ pub struct Guest {
 }
 
 fn open_vhost() -> OwnedFd {
-    File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/vhost-net")
-        .expect("/dev/vhost-net")
+    let opened = File::options().read(true).write(true).open("/dev/vhost-net");
+    opened
+        .expect("this test needs /dev/vhost-net (modprobe vhost_net)")
         .into()
 }
 
@@ -172,7 +173,7 @@ impl Guest {
 
     /// The next frame in `pair`.
     pub fn receive(&mut self, pair: usize) -> ([u8; 12], Vec<u8>) {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(frame) = self.try_receive(pair) {
                 return frame;

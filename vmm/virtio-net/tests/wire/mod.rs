@@ -5,14 +5,18 @@ use std::fs::{self, File};
 use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
 use std::process::Command;
 
 use libc::c_int;
+
+use crate::guest::PATIENCE;
 
 /// Local experimental Ethertype 1 (IEEE 802): nothing in the kernel sends it.
 pub const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
 
 const INSIDE: &str = "HUSK_TEST_NETNS";
+const TUN: &str = "/dev/net/tun";
 const TAP: &str = "tap0";
 
 /// Runs the test `name`, whose body is `body`, once more in a namespace of its own, as its root. An ordinary user needs
@@ -21,21 +25,31 @@ pub fn isolated(name: &str, body: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
         return body();
     }
-    // SAFETY: asks for a number.
+    assert!(
+        Path::new(TUN).exists(),
+        "the tests of virtio-net on a tap need {TUN} (modprobe tun)"
+    );
+    // SAFETY: geteuid has no preconditions, and cannot fail.
     let root = unsafe { libc::geteuid() } == 0;
+    let namespaces = if root {
+        &["--net"][..]
+    } else {
+        &["--net", "--map-root-user"]
+    };
     let output = Command::new("unshare")
-        .args(if root {
-            &["--net"][..]
-        } else {
-            &["--net", "--map-root-user"]
-        })
+        .args(namespaces)
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture", "--include-ignored"])
         .env(INSIDE, "1")
         .output()
-        .expect("unshare");
+        .expect("these tests need the command unshare, of util-linux");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(
+        out.contains("running 1 test"),
+        "the tests of virtio-net on a tap need root or user namespaces: {}",
+        err.trim()
+    );
     assert!(output.status.success() && out.contains("1 passed"), "{out}{err}");
 }
 
@@ -61,13 +75,9 @@ fn request(flags: c_int) -> libc::ifreq {
 pub fn tap(queues: usize) -> Vec<OwnedFd> {
     let multi = if queues > 1 { libc::IFF_MULTI_QUEUE } else { 0 };
     let queue = |_| {
-        let tun = File::options()
-            .read(true)
-            .write(true)
-            .open("/dev/net/tun")
-            .expect("/dev/net/tun");
+        let tun = File::options().read(true).write(true).open(TUN).expect(TUN);
         let request = request(libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | multi);
-        // SAFETY: the kernel reads one ifreq.
+        // SAFETY: the kernel reads one ifreq, and `request` is one that lives through the call.
         check(unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF as _, &raw const request) });
         tun.into()
     };
@@ -76,13 +86,13 @@ pub fn tap(queues: usize) -> Vec<OwnedFd> {
     let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{TAP}/disable_ipv6"), "1");
     let socket = socket(libc::AF_INET, libc::SOCK_DGRAM, 0);
     let request = request(libc::IFF_UP);
-    // SAFETY: the kernel reads one ifreq.
+    // SAFETY: the kernel reads one ifreq, and `request` is one that lives through the call.
     check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &raw const request) });
     queues
 }
 
 fn socket(domain: c_int, kind: c_int, protocol: c_int) -> OwnedFd {
-    // SAFETY: the descriptor is new, and ours.
+    // SAFETY: socket takes integers; what it returns, once checked, is open and nobody else's.
     unsafe { OwnedFd::from_raw_fd(check(libc::socket(domain, kind, protocol))) }
 }
 
@@ -105,7 +115,7 @@ impl Wire {
         let fd = socket(libc::AF_PACKET, libc::SOCK_RAW, all.into());
         let name = CString::new(TAP).unwrap();
         let set = |level, option, value: &[u8]| {
-            // SAFETY: as many bytes as said.
+            // SAFETY: the kernel reads `value` within its length.
             check(unsafe {
                 libc::setsockopt(
                     fd.as_raw_fd(),
@@ -120,16 +130,16 @@ impl Wire {
         const PACKET_IGNORE_OUTGOING: c_int = 23;
         set(libc::SOL_PACKET, PACKET_VNET_HDR, &1_i32.to_ne_bytes());
         set(libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, &1_i32.to_ne_bytes());
-        let patience = [20_i64.to_ne_bytes(), 0_i64.to_ne_bytes()].concat();
+        let patience = [PATIENCE.as_secs().to_ne_bytes(), [0; 8]].concat();
         set(libc::SOL_SOCKET, libc::SO_RCVTIMEO, &patience);
-        // SAFETY: all zeroes is an address.
+        // SAFETY: sockaddr_ll is plain integers, for which zeroes are valid.
         let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
         address.sll_family = libc::AF_PACKET as _;
         address.sll_protocol = all;
-        // SAFETY: a string with its end.
+        // SAFETY: `name` ends with a NUL, as CString has it.
         address.sll_ifindex = unsafe { libc::if_nametoindex(name.as_ptr()) } as _;
         let len = size_of::<libc::sockaddr_ll>() as _;
-        // SAFETY: one address of that length.
+        // SAFETY: `address` is a sockaddr_ll of that length, and only read.
         check(unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), len) });
         Self(fd)
     }
@@ -137,7 +147,7 @@ impl Wire {
     /// Sends `frame` to the guest.
     pub fn send(&self, header: [u8; 10], frame: &[u8]) {
         let bytes = [&header[..], frame].concat();
-        // SAFETY: as many bytes as said.
+        // SAFETY: the kernel reads `bytes` within their length.
         let sent = unsafe { libc::send(self.0.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), 0) };
         assert_eq!(sent, bytes.len() as isize, "{}", io::Error::last_os_error());
     }
@@ -145,7 +155,7 @@ impl Wire {
     /// The next frame of the guest, with its header.
     pub fn receive(&self) -> ([u8; 10], Vec<u8>) {
         let mut bytes = vec![0; 0x2_0000];
-        // SAFETY: as many bytes as said.
+        // SAFETY: the kernel writes into `bytes`, no more than their length.
         let len = unsafe { libc::recv(self.0.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), 0) };
         assert!(len >= 10, "{}", io::Error::last_os_error());
         let header = *bytes.first_chunk().unwrap();
