@@ -5,7 +5,7 @@ use std::net::{Ipv6Addr, SocketAddrV6};
 use std::os::fd::OwnedFd;
 
 use rustix::net::{RecvFlags, SendFlags, recv, recvfrom, sendto};
-use tokio::io::unix::AsyncFd;
+use tokio::io::unix::{AsyncFd, TryIoError};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::{advert, v6};
@@ -19,20 +19,13 @@ pub(super) struct Router {
     bridge: u32,
 }
 
-/// What there is to do.
-enum Event {
-    Asked,
-    Solicited,
-    Due,
-}
+/// Packets that are read at once: no guest can keep the runtime from its other tasks.
+const BATCH: usize = 64;
 
 /// Waits for something to do, and does it. Never ends without a router.
 pub(super) async fn serve_once(router: &mut Option<Router>) -> io::Result<()> {
     match router {
-        Some(router) => {
-            let event = router.event().await?;
-            router.handle(&event)
-        }
+        Some(router) => router.serve().await,
         None => std::future::pending().await,
     }
 }
@@ -55,50 +48,49 @@ impl Router {
         }
     }
 
-    /// Readiness is cleared: whoever handles the event reads the socket until it is empty.
-    async fn event(&mut self) -> io::Result<Event> {
+    async fn serve(&mut self) -> io::Result<()> {
         tokio::select! {
             ready = self.dhcp.readable() => {
-                ready?.clear_ready();
-                Ok(Event::Asked)
+                unless_empty(ready?.try_io(|socket| self.answer(socket.get_ref())))
             }
             ready = self.icmp.readable() => {
-                ready?.clear_ready();
-                Ok(Event::Solicited)
+                unless_empty(ready?.try_io(|socket| self.hear(socket.get_ref())))
             }
-            _ = self.advertise.tick() => Ok(Event::Due),
+            _ = self.advertise.tick() => {
+                self.advertise();
+                Ok(())
+            }
         }
     }
 
-    fn handle(&self, event: &Event) -> io::Result<()> {
+    /// Takes one packet of DHCPv6, and answers it if it is for this server.
+    fn answer(&self, socket: &OwnedFd) -> io::Result<()> {
         let mut buffer = [0; v6::LARGEST + 1];
-        match event {
-            Event::Asked => loop {
-                let (_, length, from) = match recvfrom(&self.dhcp, &mut buffer[..], RecvFlags::empty()) {
-                    Ok(received) => received,
-                    Err(e) => return until_empty(e),
-                };
-                if let (Some(answer), Some(from)) = (self.server.answer(&buffer[..length]), from) {
-                    lost(sendto(&self.dhcp, &answer, SendFlags::empty(), &from));
-                }
-            },
-            Event::Solicited => {
-                let mut asked = false;
-                loop {
-                    match recv(&self.icmp, &mut buffer[..], RecvFlags::empty()) {
-                        Ok((_, length)) => asked |= advert::is_solicitation(&buffer[..length]),
-                        Err(e) => {
-                            if asked {
-                                self.advertise();
-                            }
-                            return until_empty(e);
-                        }
-                    }
-                }
-            }
-            Event::Due => self.advertise(),
+        let (_, length, from) = recvfrom(socket, &mut buffer[..], RecvFlags::empty())?;
+        let packet = buffer.get(..length).unwrap_or_default();
+        if let (Some(answer), Some(from)) = (self.server.answer(packet), from) {
+            lost(sendto(socket, &answer, SendFlags::empty(), &from));
         }
         Ok(())
+    }
+
+    /// Takes what waits of ICMPv6, and advertises if a router is asked for.
+    fn hear(&self, socket: &OwnedFd) -> io::Result<()> {
+        let mut buffer = [0; v6::LARGEST + 1];
+        let (mut asked, mut taken) = (false, Ok(()));
+        for _ in 0..BATCH {
+            match recv(socket, &mut buffer[..], RecvFlags::empty()) {
+                Ok((_, length)) => asked |= buffer.get(..length).is_some_and(advert::is_solicitation),
+                Err(e) => {
+                    taken = Err(e.into());
+                    break;
+                }
+            }
+        }
+        if asked {
+            self.advertise();
+        }
+        taken
     }
 
     /// To all nodes: however many ask, one advertisement is for all of them.
@@ -109,11 +101,9 @@ impl Router {
     }
 }
 
-fn until_empty(e: rustix::io::Errno) -> io::Result<()> {
-    match e {
-        rustix::io::Errno::AGAIN | rustix::io::Errno::INTR => Ok(()),
-        e => Err(e.into()),
-    }
+/// A socket that was not ready after all is no fault.
+fn unless_empty(done: Result<io::Result<()>, TryIoError>) -> io::Result<()> {
+    done.unwrap_or(Ok(()))
 }
 
 /// What is lost the guest asks for again.
