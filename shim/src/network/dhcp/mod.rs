@@ -90,7 +90,10 @@ impl DhcpServer {
     /// Ends it, and waits until its sockets are closed.
     pub async fn stop(self) {
         let _ = self.stop.send(());
-        let _ = self.task.await;
+        // One that ended by itself may have been waited for already, which a task allows once.
+        if !self.task.is_finished() {
+            let _ = self.task.await;
+        }
     }
 }
 
