@@ -44,7 +44,7 @@ pub struct Prepared {
     pub mtu: u32,
     /// The tap, once for each pair of queues; frames have virtio 1's header of 12 bytes.
     pub taps: Vec<OwnedFd>,
-    /// vhost-net, as often; none where the kernel lacks it.
+    /// vhost-net, as often; none where it is not to be had.
     pub vhost: Vec<OwnedFd>,
     /// What its devices are called.
     pub devices: Devices,

@@ -50,7 +50,8 @@ pub(super) fn open(name: &str, queues: u16) -> Result<Vec<OwnedFd>, Fault> {
         .map_err(Fault::kernel(format!("opening {name}")))
 }
 
-/// Opens vhost-net once for each queue; none where the kernel lacks it.
+/// Opens vhost-net once for each queue; none where the kernel lacks it, or this process may not have it: frames pass
+/// without it too.
 pub(super) fn vhost(queues: u16) -> Result<Vec<OwnedFd>, Fault> {
     let mut files = Vec::new();
     for _ in 0..queues {
@@ -58,6 +59,10 @@ pub(super) fn vhost(queues: u16) -> Result<Vec<OwnedFd>, Fault> {
             Ok(file) => files.push(file.into()),
             // A device node without a driver counts as none.
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::ENXIO)) => {
+                return Ok(Vec::new());
+            }
+            Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
+                tracing::warn!("{VHOST_NET}: {e}: the guest's frames pass by the VMM, which is slower");
                 return Ok(Vec::new());
             }
             Err(e) => return Err(Fault::io(VHOST_NET)(e)),
