@@ -19,6 +19,9 @@ mod nic;
 mod offload;
 mod prepare;
 mod record;
+#[cfg(test)]
+#[path = "../../tests/network/root.rs"]
+mod root;
 mod sysctl;
 mod tap;
 

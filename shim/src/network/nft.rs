@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_table_that_was_there_stays() {
-        if !rustix::process::geteuid().is_root() {
+        if !crate::network::root::is_root() {
             return;
         }
         let netns = crate::network::Netns::create().unwrap();

@@ -7,6 +7,8 @@ use std::process::Command;
 use husk_shim::network::{Binding, Interface, MacAddr, Netns, NetworkError, Owner, Prepared, prepare};
 use tempfile::TempDir;
 
+use crate::root::{INSIDE, is_root};
+
 /// The Ethernet address the plugin gave the pod.
 pub const POD_MAC: MacAddr = MacAddr([0x0a, 0x58, 10, 244, 1, 5]);
 /// The node's end of the veth.
@@ -19,19 +21,27 @@ pub struct Pod {
     pub dir: TempDir,
 }
 
-/// What the tests need; tells why if it is not there.
+/// Whether the calling test can go on; see [`is_root`].
+///
+/// # Panics
+/// If something is missing that it needs.
 pub fn can_run() -> bool {
-    let missing = if !rustix::process::geteuid().is_root() {
-        "root"
-    } else if !Path::new("/dev/net/tun").exists() {
-        "/dev/net/tun"
-    } else if Command::new("ip").arg("-V").output().is_err() {
-        "the command ip"
-    } else {
-        return true;
-    };
-    eprintln!("skipped: needs {missing}");
-    false
+    assert!(
+        Path::new("/dev/net/tun").exists(),
+        "the tests of a pod's network need /dev/net/tun (modprobe tun)"
+    );
+    assert!(
+        Command::new("ip").arg("-V").output().is_ok(),
+        "the tests of a pod's network need the command ip (apt-get install iproute2)"
+    );
+    is_root()
+}
+
+/// Whose the tap is: not root's where there are others, which there are not in the namespace of an ordinary user.
+pub fn owner() -> Owner {
+    let inside = std::env::var_os(INSIDE).is_some();
+    let id = if inside { 0 } else { 107 };
+    Owner { uid: id, gid: id }
 }
 
 impl Pod {
@@ -142,7 +152,7 @@ pub fn interface(binding: Binding) -> Interface {
         binding,
         mac: None,
         queues: 1,
-        owner: Owner { uid: 107, gid: 107 },
+        owner: owner(),
     }
 }
 
