@@ -19,7 +19,7 @@ const END_TO_END_LIMIT: Duration = Duration::from_secs(45 * 60);
 /// How often a case that fails in the lab is tried in all: QEMU's emulation of AMD-V is little used, and may have more
 /// faults than the known one. A machine with native KVM gets no second try.
 const TRIES_IN_THE_LAB: u32 = 3;
-/// What cases need beside Husk. The lab has it.
+/// What cases with real guests need beside Husk. The lab has it.
 const TOOLS: [Tool; 4] = [
     Tool {
         name: "qemu-img",
@@ -36,6 +36,17 @@ const TOOLS: [Tool; 4] = [
     Tool {
         name: "sg_inq",
         package: "sg3-utils",
+    },
+];
+/// What the tests of crates need: a pod's network is made as a plugin would, and a guest asks for its lease.
+const TOOLS_OF_CRATES: [Tool; 2] = [
+    Tool {
+        name: "ip",
+        package: "iproute2",
+    },
+    Tool {
+        name: "busybox",
+        package: "busybox",
     },
 ];
 /// The longest one case may take.
@@ -67,7 +78,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let mut clippy = cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]);
         stage(&mut tally, "clippy", |_| succeed(&mut clippy));
     }
-    stage(&mut tally, "unit tests", |tally| unit(tally, args));
+    stage(&mut tally, "unit tests", |tally| unit(tally, args, &progress));
     // Both are needed by what follows; each says what it lacks.
     let built = stage(&mut tally, "release build", |_| binaries::build(&progress));
     let made = stage(&mut tally, "guest images", |_| images::ensure_all(&progress));
@@ -183,7 +194,8 @@ fn succeed(command: &mut Command) -> Result<()> {
 }
 
 /// All tests of all crates, by cargo.
-fn unit(tally: &mut Tally, args: &Args) -> Result<()> {
+fn unit(tally: &mut Tally, args: &Args, progress: &Progress) -> Result<()> {
+    packages::ensure(progress, &TOOLS_OF_CRATES)?;
     let mut test = cargo(&["test", "--workspace", "--no-fail-fast"]);
     if let Some(filter) = &args.filter {
         test.args(["--", filter]);
