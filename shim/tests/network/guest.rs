@@ -10,7 +10,7 @@ use husk_shim::network::{MacAddr, Prepared};
 /// virtio's header before each frame.
 const HEADER: usize = 12;
 /// How long an answer may take; other work may share the machine.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 /// How long something that must not come is waited for.
 pub const QUIET: Duration = Duration::from_millis(700);
 

@@ -27,6 +27,8 @@ fn masquerade(ports: &[(Protocol, u16)]) -> Binding {
 fn guest_of(pod: &Pod, ports: &[(Protocol, u16)]) -> Guest {
     let mut guest = Guest::of(&pod.ready(&interface(masquerade(ports))));
     guest.ip = Some(GUEST);
+    // Frames for it are lost until the bridge has noticed that its port is up.
+    assert_eq!(guest.resolve(GATEWAY, PATIENCE), Some(MacAddr::GATEWAY));
     guest
 }
 
@@ -43,7 +45,6 @@ fn the_guest_is_behind_the_pods_address() {
     }
     let pod = Pod::with_address();
     let mut guest = guest_of(&pod, &[]);
-    assert_eq!(guest.resolve(GATEWAY, PATIENCE), Some(MacAddr::GATEWAY));
     assert!(guest.pings(NODE, MacAddr::GATEWAY));
     assert!(pod.shows("addr show eth0").contains("inet 10.244.1.5/24"));
     assert_eq!(switch(&pod.netns, "ipv4/ip_forward"), "1");
@@ -111,7 +112,7 @@ async fn ipv6_is_advertised_and_translated() {
     let own: Ipv6Addr = "fe80::2".parse().unwrap();
     let solicit = icmpv6(own, "ff02::2".parse().unwrap(), &[133, 0, 0, 0, 0, 0, 0, 0]);
     let mut advertised = None;
-    for _ in 0..20 {
+    for _ in 0..40 {
         guest.send(&ethernet(
             MacAddr([0x33, 0x33, 0, 0, 0, 2]),
             guest.mac,
