@@ -51,23 +51,15 @@ impl Machine {
     }
 
     /// Runs udhcpc until it has a lease.
-    pub fn run_udhcpc(&self, dir: &std::path::Path) {
-        let script = dir.join("udhcpc.sh");
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o755)
-            .open(&script)
-            .unwrap();
-        file.write_all(include_bytes!("udhcpc.sh")).unwrap();
-        drop(file);
+    pub fn run_udhcpc(&self) {
+        // Not written here: what another test starts meanwhile would have it open for a moment, and it is no program then.
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/network/udhcpc.sh");
         let mut command = Command::new("busybox");
         command
             .args("udhcpc -i eth0 -n -q -f -t 60 -T 1 -O staticroutes -O mtu -s".split(' '))
             .arg(script);
         let output = self.netns.run(|| command.output()).unwrap();
-        let output = output.expect("this test needs the command busybox (apt-get install busybox)");
+        let output = output.unwrap_or_else(|e| panic!("this test needs the command busybox: {e}"));
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "busybox udhcpc: {said}");
     }

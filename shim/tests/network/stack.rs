@@ -16,13 +16,16 @@ async fn leased(pod: &Pod, interface: &Interface, prepared: &Prepared) -> (Machi
     let server = DhcpServer::start(&pod.netns, interface, prepared, DhcpOptions::default());
     let server = server.unwrap().unwrap();
     let machine = Machine::on(prepared);
-    let dir = pod.dir.path().to_owned();
     // The server needs this thread meanwhile.
     let ready = tokio::task::spawn_blocking(move || {
-        machine.run_udhcpc(&dir);
+        machine.run_udhcpc();
         machine
     });
-    (ready.await.unwrap(), server)
+    match ready.await {
+        Ok(machine) => (machine, server),
+        // It has said what is wrong.
+        Err(e) => std::panic::resume_unwind(e.into_panic()),
+    }
 }
 
 /// Whether bytes sent by TCP from one namespace to an address served in another arrive, and come back.
