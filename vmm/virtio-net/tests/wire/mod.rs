@@ -5,7 +5,6 @@ use std::fs::{self, File};
 use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::path::Path;
 use std::process::Command;
 
 use libc::c_int;
@@ -25,10 +24,9 @@ pub fn isolated(name: &str, body: impl FnOnce()) {
     if std::env::var_os(INSIDE).is_some() {
         return body();
     }
-    assert!(
-        Path::new(TUN).exists(),
-        "the tests of virtio-net on a tap need {TUN} (modprobe tun)"
-    );
+    if let Err(e) = open_tun() {
+        panic!("the tests of virtio-net on a tap need {TUN}: {e}");
+    }
     // SAFETY: geteuid has no preconditions, and cannot fail.
     let root = unsafe { libc::geteuid() } == 0;
     let namespaces = if root {
@@ -53,6 +51,10 @@ pub fn isolated(name: &str, body: impl FnOnce()) {
     assert!(output.status.success() && out.contains("1 passed"), "{out}{err}");
 }
 
+fn open_tun() -> io::Result<File> {
+    File::options().read(true).write(true).open(TUN)
+}
+
 fn check(result: c_int) -> c_int {
     assert!(result >= 0, "{}", io::Error::last_os_error());
     result
@@ -75,7 +77,7 @@ fn request(flags: c_int) -> libc::ifreq {
 pub fn tap(queues: usize) -> Vec<OwnedFd> {
     let multi = if queues > 1 { libc::IFF_MULTI_QUEUE } else { 0 };
     let queue = |_| {
-        let tun = File::options().read(true).write(true).open(TUN).expect(TUN);
+        let tun = open_tun().expect(TUN);
         let request = request(libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | multi);
         // SAFETY: the kernel reads one ifreq, and `request` is one that lives through the call.
         check(unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF as _, &raw const request) });
