@@ -156,6 +156,7 @@ impl Pod for StubMonitor {
             vcpus: 2,
             guest_memory_bytes: 512 << 20,
             booted_from: "kernel".into(),
+            interfaces: Vec::new(),
         }))
     }
 
@@ -241,5 +242,17 @@ impl Pod for StubMonitor {
     async fn watch_status(&self, _: Request<WatchStatusRequest>) -> Answer<Self::WatchStatusStream> {
         let statuses = WatchStream::new(self.status.subscribe());
         Ok(Response::new(Box::pin(statuses.map(Ok))))
+    }
+
+    async fn add_interface(&self, _: Request<AddInterfaceRequest>) -> Answer<AddInterfaceResponse> {
+        Err(tonic::Status::unimplemented("interfaces"))
+    }
+
+    async fn remove_interface(&self, _: Request<RemoveInterfaceRequest>) -> Answer<RemoveInterfaceResponse> {
+        Err(tonic::Status::unimplemented("interfaces"))
+    }
+
+    async fn set_link(&self, _: Request<SetLinkRequest>) -> Answer<SetLinkResponse> {
+        Err(tonic::Status::unimplemented("interfaces"))
     }
 }

@@ -107,6 +107,7 @@ impl Pod for Service {
             vcpus: self.plan.topology.vcpus(),
             guest_memory_bytes: self.plan.memory.guest_bytes,
             booted_from: String::new(),
+            interfaces: Vec::new(),
         };
         if let Some(mut running) = running {
             let details = within(DETAILS_WITHIN, running.client.info(vmm::InfoRequest {})).await;
@@ -206,5 +207,26 @@ impl Pod for Service {
         Ok(Response::new(Box::pin(
             WatchStream::new(self.status.clone()).map(Ok),
         )))
+    }
+
+    async fn add_interface(
+        &self,
+        _: Request<husk_proto::shim::v1::AddInterfaceRequest>,
+    ) -> Result<Response<husk_proto::shim::v1::AddInterfaceResponse>, Status> {
+        Err(Status::unimplemented("interfaces"))
+    }
+
+    async fn remove_interface(
+        &self,
+        _: Request<husk_proto::shim::v1::RemoveInterfaceRequest>,
+    ) -> Result<Response<husk_proto::shim::v1::RemoveInterfaceResponse>, Status> {
+        Err(Status::unimplemented("interfaces"))
+    }
+
+    async fn set_link(
+        &self,
+        _: Request<husk_proto::shim::v1::SetLinkRequest>,
+    ) -> Result<Response<husk_proto::shim::v1::SetLinkResponse>, Status> {
+        Err(Status::unimplemented("interfaces"))
     }
 }

@@ -79,6 +79,7 @@ impl Configured {
             boot: Some(Boot { source: Some(source) }),
             disks: blk_disks,
             scsi_disks,
+            nics: Vec::new(),
             rng: plan.rng,
             balloon: plan.balloon,
             console: console.map(&mut fd),

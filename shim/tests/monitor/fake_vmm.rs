@@ -329,4 +329,25 @@ impl Vmm for Fake {
         self.say(&format!("{id} has {bytes} bytes now\n"));
         Ok(Response::new(pb::ResizeDiskResponse { bytes }))
     }
+
+    async fn add_nic(
+        &self,
+        _: Request<husk_proto::vmm::v1::AddNicRequest>,
+    ) -> Result<Response<husk_proto::vmm::v1::AddNicResponse>, Status> {
+        Err(Status::unimplemented("NICs"))
+    }
+
+    async fn remove_nic(
+        &self,
+        _: Request<husk_proto::vmm::v1::RemoveNicRequest>,
+    ) -> Result<Response<husk_proto::vmm::v1::RemoveNicResponse>, Status> {
+        Err(Status::unimplemented("NICs"))
+    }
+
+    async fn set_link(
+        &self,
+        _: Request<husk_proto::vmm::v1::SetLinkRequest>,
+    ) -> Result<Response<husk_proto::vmm::v1::SetLinkResponse>, Status> {
+        Err(Status::unimplemented("NICs"))
+    }
 }

@@ -443,6 +443,7 @@ impl Actor {
             boots: self.boots,
             console_dropped_bytes: machine.map_or(0, |m| m.serial().dropped()),
             disks: machine.map_or_else(Vec::new, |m| m.disks().iter().map(disks::blk_info).collect()),
+            nics: Vec::new(),
         }
     }
 

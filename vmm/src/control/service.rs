@@ -154,4 +154,22 @@ impl Vmm for Handle {
             .into_inner();
         Ok(Response::new(pb::ResizeDiskResponse { bytes }))
     }
+
+    async fn add_nic(&self, _: Request<pb::AddNicRequest>) -> Result<Response<pb::AddNicResponse>, Status> {
+        Err(Status::unimplemented("NICs"))
+    }
+
+    async fn remove_nic(
+        &self,
+        _: Request<pb::RemoveNicRequest>,
+    ) -> Result<Response<pb::RemoveNicResponse>, Status> {
+        Err(Status::unimplemented("NICs"))
+    }
+
+    async fn set_link(
+        &self,
+        _: Request<pb::SetLinkRequest>,
+    ) -> Result<Response<pb::SetLinkResponse>, Status> {
+        Err(Status::unimplemented("NICs"))
+    }
 }
