@@ -15,8 +15,8 @@ use tonic::Status;
 use super::Handle;
 use super::config::{self, Parts};
 use super::console::Console;
-use super::disks;
 use super::service::{Command, Reply};
+use super::{disks, nics};
 use crate::boot::{BootError, Loaded, Source};
 use crate::machine::{Callbacks, Event, Machine, Wires, eventfd};
 use crate::vcpu::VcpuEvent;
@@ -116,7 +116,7 @@ impl Actor {
         let (alarm_sender, alarm) = watch::channel(None);
         let actor = Self {
             mailbox,
-            fds,
+            fds: fds.clone(),
             events: broadcast::Sender::new(EVENTS),
             machine_events,
             machine_sender,
@@ -127,7 +127,7 @@ impl Actor {
             booted_from: String::new(),
             boots: 0,
         };
-        (actor, Handle(commands))
+        (actor, Handle { commands, fds })
     }
 
     /// Serves until the VM has ended; its last event has then been sent.
@@ -259,6 +259,26 @@ impl Actor {
                 Ok(machine) => answer(reply, disks::remove(machine.scsi().clone(), id)),
                 Err(status) => drop(reply.send(Err(status))),
             },
+            Command::AddNic(setup, reply) => {
+                let slot = self
+                    .machine_mut()
+                    .and_then(|m| m.add_nic(*setup).map_err(|e| nics::status(&e)));
+                let _ = reply.send(slot.map(u32::from));
+            }
+            Command::RemoveNic(id, reply) => {
+                let gone = self
+                    .machine_mut()
+                    .and_then(|m| m.remove_nic(&id).map_err(|e| nics::status(&e)));
+                match gone {
+                    Ok(gone) => answer(reply, nics::removed(id, gone)),
+                    Err(status) => drop(reply.send(Err(status))),
+                }
+            }
+            Command::SetLink { id, up, reply } => {
+                let machine = self.machine_mut();
+                let set = machine.and_then(|m| m.set_link(&id, up).map_err(|e| nics::status(&e)));
+                let _ = reply.send(set);
+            }
             Command::ResizeDisk(id, reply) => match self.machine() {
                 Ok(machine) => {
                     let (blk, scsi) = (machine.disk(&id).cloned(), machine.scsi().clone());
@@ -416,6 +436,12 @@ impl Actor {
                 Some(Exit::new(ExitReason::Error, format!("vCPU {index}: {text}")))
             }
             Event::DiskStopped { disk, error } => self.disk_stopped(disk, error),
+            Event::Ejected => {
+                if let Some(running) = &mut self.running {
+                    running.machine.sweep();
+                }
+                None
+            }
         }
     }
 
@@ -443,13 +469,19 @@ impl Actor {
             boots: self.boots,
             console_dropped_bytes: machine.map_or(0, |m| m.serial().dropped()),
             disks: machine.map_or_else(Vec::new, |m| m.disks().iter().map(disks::blk_info).collect()),
-            nics: Vec::new(),
+            nics: machine.map_or_else(Vec::new, |m| m.nics().iter().map(nics::info).collect()),
         }
     }
 
     fn machine(&self) -> Result<&Machine, Status> {
         let running = self.running.as_ref().ok_or_else(|| wrong_state(self.state))?;
         Ok(&running.machine)
+    }
+
+    fn machine_mut(&mut self) -> Result<&mut Machine, Status> {
+        let state = self.state;
+        let running = self.running.as_mut().ok_or_else(|| wrong_state(state))?;
+        Ok(&mut running.machine)
     }
 
     fn answer_info(&self, reply: Reply<pb::InfoResponse>) {

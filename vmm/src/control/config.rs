@@ -7,11 +7,12 @@ use husk_disk::DiskReader;
 use husk_proto::fds::FdReceiver;
 use husk_proto::vmm::v1::boot::Source as BootSource;
 use husk_proto::vmm::v1::{self as pb, VmConfig};
+use husk_virtio_net::Setup as NetSetup;
 use husk_virtio_scsi::{Medium, NewUnit};
 use tonic::Status;
 use uuid::Uuid;
 
-use super::disks;
+use super::{disks, nics};
 use crate::boot;
 use crate::cpuid::Topology;
 use crate::kvm::Host;
@@ -74,6 +75,17 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<Parts, Status> 
     for (i, disk) in config.scsi_disks.iter().enumerate() {
         scsi.push(disks::scsi_unit(fds, &format!("config.scsi_disks[{i}]"), disk).await?);
     }
+    let mut setups = Vec::new();
+    for (i, nic) in config.nics.iter().enumerate() {
+        let setup = nics::setup(fds, &format!("config.nics[{i}]"), nic).await?;
+        if setups.iter().any(|other: &NetSetup| other.id == setup.id) {
+            return Err(invalid(
+                &format!("nics[{i}].id"),
+                format!("{:?} is taken", setup.id),
+            ));
+        }
+        setups.push(setup);
+    }
     let source = boot_source(config.boot, fds, &readers(&blk, &scsi)).await?;
     let console = match config.console.as_ref() {
         Some(_) => Some(claim(fds, "console", config.console.as_ref()).await?),
@@ -95,6 +107,7 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<Parts, Status> 
             uuid,
             serial: smbios.serial,
         },
+        nics: setups,
         disks: blk,
         scsi,
         rng: config.rng,

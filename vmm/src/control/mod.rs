@@ -6,6 +6,7 @@ mod connection;
 mod console;
 mod disks;
 mod lun;
+mod nics;
 mod service;
 
 pub use actor::{Actor, Exit};

@@ -2,11 +2,16 @@
 
 use std::pin::Pin;
 
+use husk_proto::fds::FdReceiver;
 use husk_proto::vmm::v1::vmm_server::Vmm;
 use husk_proto::vmm::v1::{self as pb};
+use husk_virtio_net::Setup;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio_stream::{Stream, StreamExt, wrappers::BroadcastStream};
 use tonic::{Request, Response, Status};
+
+use super::disks::missing;
+use super::nics;
 
 /// The answer to one command.
 pub type Reply<T> = oneshot::Sender<Result<T, Status>>;
@@ -38,19 +43,29 @@ pub enum Command {
     AddDisk(Box<pb::AddDiskRequest>, Reply<()>),
     /// Remove the SCSI disk of that id.
     RemoveDisk(String, Reply<pb::RemoveDiskResponse>),
+    /// Plug a NIC in: its PCI slot.
+    AddNic(Box<Setup>, Reply<u32>),
+    /// Have the guest give the NIC of that id up.
+    RemoveNic(String, Reply<()>),
+    /// Pull the cable of the NIC of that id, or plug it in.
+    SetLink { id: String, up: bool, reply: Reply<()> },
     /// Have the disk of that id follow its file: its size in bytes.
     ResizeDisk(String, Reply<u64>),
 }
 
 /// The actor's mailbox.
 #[derive(Clone, Debug)]
-pub struct Handle(pub(super) mpsc::Sender<Command>);
+pub struct Handle {
+    pub(super) commands: mpsc::Sender<Command>,
+    /// Where descriptors are claimed from that are waited for beside the actor.
+    pub(super) fds: FdReceiver,
+}
 
 impl Handle {
     async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<Response<T>, Status> {
         let gone = || Status::unavailable("the VM has ended");
         let (reply, answer) = oneshot::channel();
-        self.0.send(command(reply)).await.map_err(|_| gone())?;
+        self.commands.send(command(reply)).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?.map(Response::new)
     }
 }
@@ -155,21 +170,32 @@ impl Vmm for Handle {
         Ok(Response::new(pb::ResizeDiskResponse { bytes }))
     }
 
-    async fn add_nic(&self, _: Request<pb::AddNicRequest>) -> Result<Response<pb::AddNicResponse>, Status> {
-        Err(Status::unimplemented("NICs"))
+    async fn add_nic(
+        &self,
+        request: Request<pb::AddNicRequest>,
+    ) -> Result<Response<pb::AddNicResponse>, Status> {
+        let nic = request.into_inner().nic.ok_or_else(|| missing("nic"))?;
+        let setup = Box::new(nics::setup(&self.fds, "nic", &nic).await?);
+        let slot = self.ask(|reply| Command::AddNic(setup, reply)).await?;
+        let pci_slot = slot.into_inner();
+        Ok(Response::new(pb::AddNicResponse { pci_slot }))
     }
 
     async fn remove_nic(
         &self,
-        _: Request<pb::RemoveNicRequest>,
+        request: Request<pb::RemoveNicRequest>,
     ) -> Result<Response<pb::RemoveNicResponse>, Status> {
-        Err(Status::unimplemented("NICs"))
+        let id = request.into_inner().id;
+        self.ask(|reply| Command::RemoveNic(id, reply)).await?;
+        Ok(Response::new(pb::RemoveNicResponse {}))
     }
 
     async fn set_link(
         &self,
-        _: Request<pb::SetLinkRequest>,
+        request: Request<pb::SetLinkRequest>,
     ) -> Result<Response<pb::SetLinkResponse>, Status> {
-        Err(Status::unimplemented("NICs"))
+        let pb::SetLinkRequest { id, up } = request.into_inner();
+        self.ask(|reply| Command::SetLink { id, up, reply }).await?;
+        Ok(Response::new(pb::SetLinkResponse {}))
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use husk_devices::bus::Bus;
@@ -13,6 +14,7 @@ use husk_devices::legacy::serial::{self, SerialPort};
 use husk_devices::pci::{Hotplug, Root, hotplug};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::nics::Ejected;
 use super::{Event, EventFn, MachineError};
 use crate::acpi::{GED_PIN, PCI_HOTPLUG_PORT};
 use crate::interrupts::Interrupts;
@@ -43,20 +45,22 @@ pub struct Legacy {
     /// ACPI power registers.
     pub power: Arc<PowerRegisters>,
     pvpanic: Arc<Pvpanic>,
-    hotplug: Arc<Hotplug>,
+    /// ACPI PCI hotplug.
+    pub hotplug: Arc<Hotplug>,
 }
 
 impl Legacy {
     pub(super) fn new(
         ports: &Bus,
         interrupts: &Interrupts,
-        root: &Arc<Root>,
+        (root, ejected): (&Arc<Root>, Ejected),
         wires: Wires,
         rtc_offset: i64,
         event: EventFn,
         alarm: Arc<dyn Fn(Option<Duration>) + Send + Sync>,
     ) -> Result<Self, MachineError> {
-        let sink: husk_devices::legacy::EventSink = Arc::new(move |e| event(Event::Guest(e)));
+        let guest = event.clone();
+        let sink: husk_devices::legacy::EventSink = Arc::new(move |e| guest(Event::Guest(e)));
         let serial = Arc::new(SerialPort::new(
             interrupts.pin(serial::IRQ)?,
             wires.output_ready,
@@ -77,9 +81,14 @@ impl Legacy {
                 tracing::warn!(%error, "PCI hotplug interrupt");
             }
         };
-        let hotplug = Arc::new(Hotplug::new(root.clone(), notify, |slot, _| {
-            tracing::info!(slot, "PCI function ejected")
-        }));
+        // On a vCPU thread: whoever owns the machine takes the function apart, and is the last to have it.
+        let let_go = move |slot: u8, function| {
+            drop(function);
+            tracing::info!(slot, "PCI function ejected");
+            ejected.fetch_or(1_u32 << slot, Ordering::AcqRel);
+            event(Event::Ejected);
+        };
+        let hotplug = Arc::new(Hotplug::new(root.clone(), notify, let_go));
         ports.insert(serial::PORT, serial::LEN, serial.clone())?;
         ports.insert(rtc::PORT, rtc::LEN, rtc.clone())?;
         ports.insert(power::PORT, power::LEN, power.clone())?;

@@ -13,11 +13,13 @@ use husk_devices::pci::{Root, RootError, SLOTS};
 use husk_devices::virtio::balloon::BalloonHandle;
 use husk_devices::virtio::transport::{NewError, VirtioPci};
 use husk_virtio_blk::BlkHandle;
+use husk_virtio_net::Setup as NetSetup;
 use husk_virtio_scsi::{NewUnit, ScsiHandle};
 use kvm_bindings::{
     KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_clock_data, kvm_irqchip,
 };
 use kvm_ioctls::VmFd;
+use tokio::sync::oneshot;
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -31,11 +33,14 @@ use crate::memory::{self, Backing, MemoryError};
 use crate::smbios;
 use crate::vcpu::entry::Entry;
 use crate::vcpu::{Surroundings, Vcpu, VcpuError, VcpuEvent, VcpuSink, signal};
+use nics::{Nics, Sockets};
 
 mod legacy;
+mod nics;
 mod virtio;
 
 pub use legacy::{Legacy, Wires};
+pub use nics::{Nic, NicError};
 pub use virtio::Disk;
 
 /// What a machine is made of.
@@ -49,6 +54,8 @@ pub struct Config {
     pub backing: Backing,
     /// SMBIOS identity.
     pub identity: smbios::Identity,
+    /// NICs, in slot order.
+    pub nics: Vec<NetSetup>,
     /// virtio-blk disks, in slot order.
     pub disks: Vec<Disk>,
     /// Disks on the SCSI controller, which is there in any case.
@@ -75,6 +82,8 @@ pub enum Event {
         /// The first failure.
         error: String,
     },
+    /// The guest let go of PCI functions: see [`Machine::sweep`].
+    Ejected,
 }
 
 /// Where a machine reports and asks for timers. All are called on vCPU threads or device workers.
@@ -133,6 +142,9 @@ pub enum MachineError {
         /// What.
         source: NewError,
     },
+    /// A NIC.
+    #[error(transparent)]
+    Nic(#[from] NicError),
     /// The SCSI controller, or a disk on it.
     #[error(transparent)]
     Scsi(#[from] husk_virtio_scsi::Error),
@@ -156,7 +168,8 @@ pub struct Machine {
     topology: Topology,
     identity: smbios::Identity,
     root: Arc<Root>,
-    hotplug_slots: Vec<u8>,
+    interrupts: KvmInterrupts,
+    nics: Nics,
     transports: Vec<Arc<VirtioPci>>,
     legacy: Legacy,
     disks: Vec<BlkHandle>,
@@ -219,10 +232,11 @@ impl Machine {
             root.ecam(),
         )?;
         ports.insert(0xcf8, 8, root.ports())?;
+        let ejected = nics::Ejected::default();
         let legacy = Legacy::new(
             &ports,
             &interrupts,
-            &root,
+            (&root, ejected.clone()),
             wires,
             config.rtc_offset,
             event.clone(),
@@ -231,6 +245,7 @@ impl Machine {
 
         let reporting = config.backing == Backing::Anonymous;
         let plan = virtio::Plan {
+            nics: config.nics,
             disks: config.disks,
             rng: config.rng,
             balloon: config.balloon.then_some(reporting),
@@ -238,7 +253,7 @@ impl Machine {
             vcpus,
         };
         let virtio = virtio::build(plan, &event)?;
-        let kvm = KvmInterrupts(interrupts.clone());
+        let kvm = KvmInterrupts(interrupts);
         let (mut transports, mut slot) = (Vec::new(), 0);
         for device in virtio.devices {
             slot += 1;
@@ -271,7 +286,8 @@ impl Machine {
             topology,
             identity: config.identity,
             root,
-            hotplug_slots,
+            interrupts: kvm,
+            nics: Nics::new(virtio.nics, hotplug_slots, ejected),
             transports,
             legacy,
             disks: virtio.disks,
@@ -287,7 +303,7 @@ impl Machine {
     /// What the loader needs, usable on another thread: the tables are written, the payload is not yet.
     pub fn loader(&self) -> Result<Loader, MachineError> {
         let memory = self.memory.memory();
-        let tables = acpi::tables(&self.layout, self.topology, &self.hotplug_slots)?;
+        let tables = acpi::tables(&self.layout, self.topology, self.nics.slots())?;
         memory.write_slice(&tables, GuestAddress(layout::ACPI.start))?;
         let tables = smbios::tables(&self.identity, self.topology, &self.layout)?;
         memory.write_slice(&tables, GuestAddress(layout::SMBIOS.start))?;
@@ -369,6 +385,7 @@ impl Machine {
         for chip in &self.irqchips {
             self.vm.set_irqchip(chip).map_err(failed("reset irqchip"))?;
         }
+        self.sweep();
         memory::clear(&self.memory.memory(), self.backing)?;
         Ok(())
     }
@@ -421,6 +438,46 @@ impl Machine {
         &self.scsi
     }
 
+    /// The NICs.
+    pub fn nics(&self) -> &[Nic] {
+        self.nics.table()
+    }
+
+    /// Plugs one more NIC in, and tells the guest. Returns its PCI slot.
+    pub fn add_nic(&mut self, setup: NetSetup) -> Result<u8, NicError> {
+        self.sweep();
+        let to = Sockets {
+            root: &self.root,
+            hotplug: &self.legacy.hotplug,
+            memory: &self.memory,
+            interrupts: &self.interrupts,
+            window: self.layout.pci_mmio64.start,
+        };
+        let transport = self.nics.add(setup, &to)?;
+        if self.stopped_clock.is_some() {
+            transport.pause();
+        }
+        self.transports.push(transport);
+        Ok(self.nics.table().last().map_or(0, |nic| nic.slot))
+    }
+
+    /// Asks the guest to give a NIC up that was plugged in. The answer comes, if ever, when nothing of it is left.
+    pub fn remove_nic(&mut self, id: &str) -> Result<oneshot::Receiver<()>, NicError> {
+        self.nics.remove(id, &self.legacy.hotplug)
+    }
+
+    /// Pulls a NIC's cable or plugs it in.
+    pub fn set_link(&mut self, id: &str, up: bool) -> Result<(), NicError> {
+        self.nics.set_link(id, up)
+    }
+
+    /// Frees what the guest let go of.
+    pub fn sweep(&mut self) {
+        let transports = &mut self.transports;
+        self.nics
+            .sweep(|names| transports.retain(|transport| !names.iter().any(|name| name == transport.name())));
+    }
+
     /// The balloon, if there is one.
     pub fn balloon(&self) -> Option<&BalloonHandle> {
         self.balloon.as_ref()
@@ -463,7 +520,11 @@ type EventFn = Arc<dyn Fn(Event) + Send + Sync>;
 fn halting(event: EventFn, halted: Arc<AtomicBool>) -> EventFn {
     use husk_devices::legacy::MachineEvent::CrashLoaded;
     Arc::new(move |e| {
-        if !matches!(e, Event::Guest(CrashLoaded) | Event::DiskStopped { .. }) {
+        let goes_on = matches!(
+            e,
+            Event::Guest(CrashLoaded) | Event::DiskStopped { .. } | Event::Ejected
+        );
+        if !goes_on {
             halted.store(true, Ordering::Release);
         }
         event(e);

@@ -1,5 +1,5 @@
-//! The virtio devices of a machine, in slot order: disks first, so that names follow the manifest; the SCSI controller
-//! last.
+//! The virtio devices of a machine, in slot order: NICs first, because guests name them by their slots, so that one more
+//! disk renames none; then disks in the manifest's order; the SCSI controller last.
 
 use std::sync::Arc;
 
@@ -8,8 +8,10 @@ use husk_devices::virtio::balloon::{Balloon, BalloonHandle};
 use husk_devices::virtio::rng::Rng;
 use husk_disk::EngineKind;
 use husk_virtio_blk::{Blk, BlkHandle, Setup};
+use husk_virtio_net::Setup as NetSetup;
 use husk_virtio_scsi::{NewUnit, Scsi, ScsiHandle};
 
+use super::nics::Nic;
 use super::{Event, EventFn, MachineError};
 
 /// Distance of one device's BAR from the next.
@@ -34,7 +36,8 @@ pub struct Disk {
 
 /// Which devices there are.
 pub(super) struct Plan {
-    /// In slot order.
+    /// In slot order, as are disks.
+    pub nics: Vec<NetSetup>,
     pub disks: Vec<Disk>,
     pub rng: bool,
     /// A balloon, and whether it reports free pages.
@@ -45,7 +48,9 @@ pub(super) struct Plan {
 }
 
 pub(super) struct Built {
+    /// The first ones are those of `nics`.
     pub devices: Vec<Box<dyn VirtioDevice>>,
+    pub nics: Vec<Nic>,
     pub disks: Vec<BlkHandle>,
     pub scsi: ScsiHandle,
     pub balloon: Option<BalloonHandle>,
@@ -53,7 +58,13 @@ pub(super) struct Built {
 
 pub(super) fn build(plan: Plan, event: &EventFn) -> Result<Built, MachineError> {
     let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
-    let mut handles = Vec::new();
+    let (mut nics, mut handles) = (Vec::new(), Vec::new());
+    for setup in plan.nics {
+        let (net, mut nic) = Nic::make(setup)?;
+        devices.push(net);
+        nic.slot = u8::try_from(devices.len()).unwrap_or(u8::MAX);
+        nics.push(nic);
+    }
     for disk in plan.disks {
         let (id, event) = (disk.id.clone(), event.clone());
         let (blk, handle) = Blk::new(Setup {
@@ -100,6 +111,7 @@ pub(super) fn build(plan: Plan, event: &EventFn) -> Result<Built, MachineError> 
     }
     Ok(Built {
         devices,
+        nics,
         disks: handles,
         scsi,
         balloon,

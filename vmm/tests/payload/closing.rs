@@ -41,6 +41,7 @@ fn machine(host: &Host, blk: Disk, scsi: Disk) -> Machine {
             uuid: uuid::Uuid::nil(),
             serial: String::new(),
         },
+        nics: Vec::new(),
         disks: vec![machine::Disk {
             id: "blk".into(),
             image: blk,

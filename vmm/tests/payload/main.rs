@@ -11,7 +11,11 @@ use tokio_stream::StreamExt;
 mod closing;
 mod disks;
 mod guest;
+mod nics;
 mod rig;
+#[allow(dead_code, reason = "frames are the tests' of virtio-net")]
+#[path = "../../virtio-net/tests/wire/mod.rs"]
+mod wire;
 
 use guest::{elf, halt, out, power_off, print, print_for_ever, print_string, reset, triple_fault};
 

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use guest::{Guest, MAC, PATIENCE, PEER, frame};
+use guest::{Guest, MAC, PEER, frame};
 use husk_devices::virtio::VirtioDevice;
 use husk_devices::virtio::testing::{becomes, wait_for};
 use packets::{checksum_is_right, tcp, udp};
-use wire::{Wire, filtered, isolated};
+use wire::{PATIENCE, Wire, filtered, isolated};
 
 /// Makes of each function a test of the workers and one of vhost.
 macro_rules! with_both_datapaths {

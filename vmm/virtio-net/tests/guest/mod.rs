@@ -11,13 +11,10 @@ use husk_devices::virtio::{Activation, ActiveQueue, VirtioDevice};
 use husk_virtio_net::{Mac, Net, NetHandle, QueuePair, Setup};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
-use crate::wire::{ETHERTYPE, tap};
+use crate::wire::{ETHERTYPE, PATIENCE, tap};
 
 pub const MAC: Mac = [2, 0, 0, 0, 0, 1];
 pub const PEER: Mac = [2, 0, 0, 0, 0, 2];
-
-/// How long a frame may take, on a machine that is busy with other things.
-pub const PATIENCE: Duration = Duration::from_secs(60);
 
 const SIZE: u16 = 256;
 /// Bytes of a receive buffer.

@@ -6,10 +6,12 @@ use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
+use std::time::Duration;
 
 use libc::c_int;
 
-use crate::guest::PATIENCE;
+/// How long a frame may take, on a machine that is busy with other things.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Local experimental Ethertype 1 (IEEE 802): nothing in the kernel sends it.
 pub const ETHERTYPE: [u8; 2] = [0x88, 0xb5];
@@ -60,14 +62,14 @@ fn check(result: c_int) -> c_int {
     result
 }
 
-fn request(flags: c_int) -> libc::ifreq {
+fn request(name: &str, flags: c_int) -> libc::ifreq {
     let mut request = libc::ifreq {
         ifr_name: [0; libc::IFNAMSIZ],
         ifr_ifru: libc::__c_anonymous_ifr_ifru {
             ifru_flags: flags as i16,
         },
     };
-    for (place, byte) in request.ifr_name.iter_mut().zip(TAP.bytes()) {
+    for (place, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *place = byte as _;
     }
     request
@@ -75,19 +77,24 @@ fn request(flags: c_int) -> libc::ifreq {
 
 /// A tap with as many queues, up.
 pub fn tap(queues: usize) -> Vec<OwnedFd> {
+    tap_named(TAP, queues)
+}
+
+/// The same, of that name.
+pub fn tap_named(name: &str, queues: usize) -> Vec<OwnedFd> {
     let multi = if queues > 1 { libc::IFF_MULTI_QUEUE } else { 0 };
     let queue = |_| {
         let tun = open_tun().expect(TUN);
-        let request = request(libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | multi);
+        let request = request(name, libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | multi);
         // SAFETY: the kernel reads one ifreq, and `request` is one that lives through the call.
         check(unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETIFF as _, &raw const request) });
         tun.into()
     };
     let queues = (0..queues).map(queue).collect();
     // The kernel shall be quiet, and checks nothing that only passes.
-    let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{TAP}/disable_ipv6"), "1");
+    let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
     let socket = socket(libc::AF_INET, libc::SOCK_DGRAM, 0);
-    let request = request(libc::IFF_UP);
+    let request = request(name, libc::IFF_UP);
     // SAFETY: the kernel reads one ifreq, and `request` is one that lives through the call.
     check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &raw const request) });
     queues

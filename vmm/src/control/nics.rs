@@ -1,0 +1,104 @@
+//! NICs as the wire has them, and what is done to them while the machine runs.
+
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use husk_proto::fds::FdReceiver;
+use husk_proto::vmm::v1::{self as pb};
+use husk_virtio_net::{Counters, MAX_PAIRS, QueuePair, Setup};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+use tonic::Status;
+
+use super::disks::{claim, invalid, missing};
+use crate::machine::{Nic, NicError};
+
+/// How long a guest may take to let go of a NIC before whoever asked is told.
+const LET_GO: Duration = Duration::from_secs(30);
+
+async fn claim_all(fds: &FdReceiver, field: &str, list: &[pb::Fd]) -> Result<Vec<OwnedFd>, Status> {
+    let mut claimed = Vec::new();
+    for (i, fd) in list.iter().enumerate() {
+        claimed.push(claim(fds, &format!("{field}[{i}]"), Some(fd)).await?);
+    }
+    Ok(claimed)
+}
+
+/// What the device of the NIC in `field` is made of, its descriptors claimed.
+pub(super) async fn setup(fds: &FdReceiver, field: &str, nic: &pb::Nic) -> Result<Setup, Status> {
+    let at = |name: &str| format!("{field}.{name}");
+    if nic.id.is_empty() {
+        return Err(missing(&at("id")));
+    }
+    let mac = <[u8; 6]>::try_from(&nic.mac[..]).map_err(|_| invalid(&at("mac"), "is not 6 bytes"))?;
+    let mtu = u16::try_from(nic.mtu).map_err(|_| invalid(&at("mtu"), "is at most 65535"))?;
+    if nic.taps.is_empty() || nic.taps.len() > MAX_PAIRS {
+        let reason = format!("are 1 to {MAX_PAIRS}, not {}", nic.taps.len());
+        return Err(invalid(&at("taps"), reason));
+    }
+    if !nic.vhost.is_empty() && nic.vhost.len() != nic.taps.len() {
+        return Err(invalid(&at("vhost"), "is for every tap or for none"));
+    }
+    let taps = claim_all(fds, &at("taps"), &nic.taps).await?;
+    let vhost = claim_all(fds, &at("vhost"), &nic.vhost).await?;
+    let vhost = vhost.into_iter().map(Some).chain(std::iter::repeat_with(|| None));
+    let pairs = taps.into_iter().zip(vhost);
+    Ok(Setup {
+        id: nic.id.clone(),
+        mac,
+        mtu: (mtu != 0).then_some(mtu),
+        link: !nic.link_down,
+        pairs: pairs.map(|(tap, vhost)| QueuePair { tap, vhost }).collect(),
+    })
+}
+
+/// What a failure is to whoever asked.
+pub(super) fn status(error: &NicError) -> Status {
+    let text = error.to_string();
+    match error {
+        NicError::Exists(_) => Status::already_exists(text),
+        NicError::NotFound(_) => Status::not_found(text),
+        NicError::Fixed(_) => Status::failed_precondition(text),
+        NicError::Slots(_) => Status::resource_exhausted(text),
+        NicError::Io(_, e) if e.kind() == std::io::ErrorKind::InvalidInput => Status::invalid_argument(text),
+        NicError::Io(..) | NicError::Virtio(..) | NicError::Pci(_) => Status::internal(text),
+    }
+}
+
+/// Waits until the guest has let go of a NIC.
+pub(super) async fn removed(id: String, gone: oneshot::Receiver<()>) -> Result<(), Status> {
+    match timeout(LET_GO, gone).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(_)) => Err(Status::unavailable("the VM has ended")),
+        Err(_) => Err(Status::deadline_exceeded(format!(
+            "the guest has not let go of interface {id:?} within {LET_GO:?}; it goes when it does, or at the next reset"
+        ))),
+    }
+}
+
+fn counters(counters: Counters) -> Option<pb::NicCounters> {
+    Some(pb::NicCounters {
+        frames: counters.packets,
+        bytes: counters.bytes,
+        dropped: counters.dropped,
+        errors: counters.errors,
+    })
+}
+
+/// What Info tells of a NIC.
+pub(super) fn info(nic: &Nic) -> pb::NicInfo {
+    pb::NicInfo {
+        id: nic.handle.id().to_owned(),
+        mac: nic.mac.to_vec(),
+        pci_slot: nic.slot.into(),
+        queue_pairs: nic.pairs as u32,
+        vhost: nic.vhost,
+        link_up: nic.handle.link(),
+        removing: nic.removing,
+        received: counters(nic.handle.received()),
+        sent: counters(nic.handle.sent()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,164 @@
+//! NICs that are there from the start, come and go.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use husk_proto::vmm::v1::{self as pb};
+use tonic::{Code, Status};
+
+use super::guest::{elf, halt, print, reset};
+use super::rig::Rig;
+use super::wire::{isolated, tap_named};
+
+const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+/// The lowest slot that can be hot-plugged.
+const SLOT: u32 = 24;
+
+/// Gives up whatever it is asked for: `mov dx, PCID; in eax, dx; mov dx, B0EJ; out dx, eax; jmp`.
+fn lets_go() -> Vec<u8> {
+    vec![
+        0x66, 0xba, 0x24, 0x06, 0xed, 0x66, 0xba, 0x28, 0x06, 0xef, 0xeb, 0xf4,
+    ]
+}
+
+impl Rig {
+    /// On a tap of that name, which goes with its last descriptor.
+    async fn nic(&self, id: &str, tap: &str) -> pb::Nic {
+        let [tap] = <[_; 1]>::try_from(tap_named(tap, 1)).unwrap();
+        pb::Nic {
+            id: id.into(),
+            mac: MAC.into(),
+            mtu: 1450,
+            taps: vec![self.send(tap).await],
+            ..Default::default()
+        }
+    }
+
+    async fn add_nic(&mut self, nic: pb::Nic) -> Result<u32, Status> {
+        let added = self.client.add_nic(pb::AddNicRequest { nic: Some(nic) }).await;
+        added.map(|answer| answer.into_inner().pci_slot)
+    }
+
+    async fn remove_nic(&mut self, id: &str) -> Result<(), Status> {
+        let removed = self.client.remove_nic(pb::RemoveNicRequest { id: id.into() });
+        removed.await.map(drop)
+    }
+
+    async fn set_link(&mut self, id: &str, up: bool) -> Result<(), Status> {
+        let set = self.client.set_link(pb::SetLinkRequest { id: id.into(), up });
+        set.await.map(drop)
+    }
+
+    /// Name, slot, link, and whether it is being removed.
+    async fn nics(&mut self) -> Vec<(String, u32, bool, bool)> {
+        let info = self.client.info(pb::InfoRequest {}).await.unwrap().into_inner();
+        let nics = info.nics.into_iter();
+        nics.map(|nic| (nic.id, nic.pci_slot, nic.link_up, nic.removing))
+            .collect()
+    }
+}
+
+/// Runs an asynchronous test in a network namespace of its own.
+fn alone(name: &str, body: impl Future<Output = ()>) {
+    isolated(&format!("nics::{name}"), || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.unwrap().block_on(body);
+    });
+}
+
+/// Taps of this namespace.
+fn taps() -> Vec<String> {
+    let table = fs::read_to_string("/proc/self/net/dev").unwrap();
+    let names = table.lines().filter_map(|line| line.trim().split_once(':'));
+    let taps = names.map(|(name, _)| name.to_owned()).filter(|name| name != "lo");
+    taps.collect()
+}
+
+fn code<T: std::fmt::Debug>(result: Result<T, Status>) -> Code {
+    result.unwrap_err().code()
+}
+
+fn row(id: &str, slot: u32) -> (String, u32, bool, bool) {
+    (id.to_owned(), slot, true, false)
+}
+
+#[test]
+fn a_nic_is_plugged_in_and_given_up() {
+    alone("a_nic_is_plugged_in_and_given_up", async {
+        let mut rig = Rig::start().await;
+        let kernel = elf(&[print("up"), lets_go()].concat(), false);
+        let mut config = rig.config(&kernel).await;
+        config.nics.push(rig.nic("default", "tap0").await);
+        rig.create(config).await.unwrap();
+        rig.boot().await.unwrap();
+        assert_eq!(rig.read_console(2).await, "up");
+        assert_eq!(rig.nics().await, [row("default", 1)]);
+
+        for _ in 0..3 {
+            let nic = rig.nic("more", "tap1").await;
+            assert_eq!(rig.add_nic(nic).await.unwrap(), SLOT);
+            assert_eq!(rig.nics().await, [row("default", 1), row("more", SLOT)]);
+            let same = rig.nic("more", "tap2").await;
+            assert_eq!(code(rig.add_nic(same).await), Code::AlreadyExists);
+            rig.remove_nic("more").await.unwrap();
+            assert_eq!(rig.nics().await, [row("default", 1)]);
+            assert_eq!(taps(), ["tap0"], "the VMM has closed the others");
+        }
+        assert_eq!(code(rig.remove_nic("more").await), Code::NotFound);
+        assert_eq!(code(rig.remove_nic("default").await), Code::FailedPrecondition);
+
+        rig.set_link("default", false).await.unwrap();
+        assert!(!rig.nics().await[0].2);
+        assert_eq!(code(rig.set_link("more", true).await), Code::NotFound);
+        rig.client.stop(pb::StopRequest {}).await.unwrap();
+        assert_eq!(rig.wait().await.code(), Some(0));
+        assert_eq!(taps(), [""; 0]);
+    });
+}
+
+#[test]
+fn a_nic_that_the_guest_keeps_goes_at_the_next_reset() {
+    alone("a_nic_that_the_guest_keeps_goes_at_the_next_reset", async {
+        let mut rig = Rig::start().await;
+        rig.run(&elf(&[print("up"), halt()].concat(), false)).await;
+        assert_eq!(rig.read_console(2).await, "up");
+        let nic = rig.nic("more", "tap1").await;
+        rig.add_nic(nic).await.unwrap();
+        let mut client = rig.client.clone();
+        let removal = tokio::spawn(async move {
+            client
+                .remove_nic(pb::RemoveNicRequest { id: "more".into() })
+                .await
+        });
+        let start = Instant::now();
+        while !rig.nics().await[0].3 {
+            assert!(start.elapsed() < Duration::from_secs(10));
+        }
+        assert!(!removal.is_finished());
+        rig.client.reset(pb::ResetRequest {}).await.unwrap();
+        removal.await.unwrap().unwrap();
+        assert_eq!((rig.nics().await.len(), taps().len()), (0, 0));
+        let nic = rig.nic("more", "tap1").await;
+        rig.add_nic(nic).await.unwrap();
+        rig.client.stop(pb::StopRequest {}).await.unwrap();
+        assert_eq!(rig.wait().await.code(), Some(0));
+    });
+}
+
+#[test]
+fn slots_are_eight_and_a_guest_that_reboots_keeps_its_nics() {
+    alone("slots_are_eight_and_a_guest_that_reboots_keeps_its_nics", async {
+        let mut rig = Rig::start().await;
+        rig.run(&elf(&[print("up"), reset()].concat(), false)).await;
+        for i in 0..8 {
+            let nic = rig.nic(&format!("nic{i}"), &format!("tap{i}")).await;
+            assert_eq!(rig.add_nic(nic).await.unwrap(), SLOT + i);
+        }
+        let nic = rig.nic("nic8", "tap8").await;
+        assert_eq!(code(rig.add_nic(nic).await), Code::ResourceExhausted);
+        assert_eq!(rig.read_console(20).await, "up".repeat(10));
+        assert_eq!(rig.nics().await.len(), 8);
+        rig.client.stop(pb::StopRequest {}).await.unwrap();
+        assert_eq!(rig.wait().await.code(), Some(0));
+    });
+}
