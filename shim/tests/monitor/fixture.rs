@@ -49,6 +49,9 @@ pub fn plan(name: &str) -> VmPlan {
         rtc_offset_seconds: 0,
         grace_period_seconds: 30,
         start_paused: false,
+        nics: Vec::new(),
+        hostname: "vm".into(),
+        subdomain: None,
         notes: Vec::new(),
     }
 }

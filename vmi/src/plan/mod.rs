@@ -7,6 +7,7 @@ mod hotplug;
 mod io_threads;
 mod limits;
 mod machine;
+mod nic;
 mod source;
 mod text;
 mod types;
@@ -20,6 +21,7 @@ pub use disk::{
 pub(crate) use disks::effective;
 pub use hotplug::{NewVolume, Plug, PlugError};
 pub(crate) use limits::{limits, sizes};
+pub use nic::{NicBinding, NicDhcp, NicNetwork, NicPlan, NicPort, NicProtocol};
 pub use source::KERNEL_VOLUME;
 pub(crate) use source::decode;
 pub use types::{BootPlan, FileRef, KernelFile, KernelOverride, Memory, PodResources, Topology, VmPlan};
@@ -92,6 +94,9 @@ pub fn plan(vmi: &Vmi, resources: &PodResources) -> Result<VmPlan, Vec<FieldErro
         rtc_offset_seconds,
         grace_period_seconds: vmi.spec.termination_grace_period_seconds.unwrap_or(GRACE_PERIOD),
         start_paused: vmi.spec.start_strategy.as_deref() == Some("Paused"),
+        nics: Vec::new(),
+        hostname: source::host_name(vmi),
+        subdomain: vmi.spec.subdomain.clone().filter(|name| !name.is_empty()),
         notes,
     })
 }

@@ -265,7 +265,7 @@ pub(crate) fn decode(encoded: &str) -> Option<Vec<u8>> {
 }
 
 /// The guest's host name: `hostname`, else the VMI's name up to its first dot.
-fn host_name(vmi: &Vmi) -> String {
+pub(super) fn host_name(vmi: &Vmi) -> String {
     let given = vmi.spec.hostname.as_deref().filter(|name| !name.is_empty());
     let name = given.unwrap_or_else(|| vmi.name.split('.').next().unwrap_or_default());
     name.chars().take(HOST_NAME).collect()

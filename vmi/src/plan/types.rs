@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{DiskPlan, ScsiController};
+use super::{DiskPlan, NicPlan, ScsiController};
 use crate::field::Note;
 
 /// What the caller can offer to a VM, beside the manifest.
@@ -73,6 +73,13 @@ pub struct VmPlan {
     pub grace_period_seconds: u64,
     /// Leave the vCPUs stopped until the VM is resumed.
     pub start_paused: bool,
+    /// Network interfaces, in the order of the manifest.
+    pub nics: Vec<NicPlan>,
+    /// The guest's host name, a DNS-1123 label.
+    pub hostname: String,
+    /// The domain it is in, below the cluster's for services.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub subdomain: Option<String>,
     /// What the manifest asks for that is met differently; one warning each.
     pub notes: Vec<Note>,
 }

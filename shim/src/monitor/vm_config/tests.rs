@@ -56,6 +56,9 @@ fn plan(change: impl FnOnce(&mut DiskPlan)) -> VmPlan {
         rtc_offset_seconds: 0,
         grace_period_seconds: 30,
         start_paused: false,
+        nics: Vec::new(),
+        hostname: "vm".into(),
+        subdomain: None,
         notes: Vec::new(),
     }
 }
