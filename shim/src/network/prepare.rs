@@ -18,14 +18,14 @@ pub fn prepare(netns: &Netns, dir: &Path, interfaces: &[Interface]) -> Result<Ve
     let Some(first) = interfaces.first() else {
         return Ok(Vec::new());
     };
+    let id = netns
+        .id()
+        .map_err(Fault::Namespace)
+        .map_err(Fault::of(&first.name))?;
     let work = || -> Result<_, NetworkError> {
         let netlink = Netlink::open().map_err(Fault::of(&first.name))?;
-        let inode = netns
-            .inode()
-            .map_err(Fault::Namespace)
-            .map_err(Fault::of(&first.name))?;
         let one = |interface: &Interface| {
-            prepare_one(&netlink, inode, dir, interface).map_err(Fault::of(&interface.name))
+            prepare_one(&netlink, id, dir, interface).map_err(Fault::of(&interface.name))
         };
         interfaces.iter().map(one).collect()
     };
@@ -35,13 +35,13 @@ pub fn prepare(netns: &Netns, dir: &Path, interfaces: &[Interface]) -> Result<Ve
         .map_err(Fault::of(&first.name))?
 }
 
-fn prepare_one(netlink: &Netlink, inode: u64, dir: &Path, interface: &Interface) -> Result<Prepared, Fault> {
+fn prepare_one(netlink: &Netlink, id: u64, dir: &Path, interface: &Interface) -> Result<Prepared, Fault> {
     interface.check()?;
     let devices = Devices::of(&interface.nic)?;
     let path = Record::path(dir, &interface.nic);
     // A record of another namespace is that of a pod that is no more.
-    let record = match Record::load(&path)?.filter(|record| record.netns == inode) {
-        None => build(netlink, inode, &path, interface, &devices)?,
+    let record = match Record::load(&path)?.filter(|record| record.netns == id) {
+        None => build(netlink, id, &path, interface, &devices)?,
         Some(record) if record.phase == Phase::Finished => {
             check_finished(netlink, &record, interface, &devices)?;
             record
@@ -57,7 +57,7 @@ fn prepare_one(netlink: &Netlink, inode: u64, dir: &Path, interface: &Interface)
 
 fn build(
     netlink: &Netlink,
-    inode: u64,
+    id: u64,
     path: &Path,
     interface: &Interface,
     devices: &Devices,
@@ -72,7 +72,7 @@ fn build(
     let nic = PodNic::discover(netlink, &interface.nic)?;
     let mut record = Record {
         phase: Phase::Started,
-        netns: inode,
+        netns: id,
         interface: interface.name.clone(),
         binding: interface.binding.clone(),
         mac: guest_mac(interface, &nic),
@@ -175,13 +175,13 @@ fn open(record: Record, interface: &Interface, devices: Devices) -> Result<Prepa
 /// no fault. Taps that are open stop working. Blocks.
 pub fn tear_down(netns: &Netns, dir: &Path) -> Result<(), NetworkError> {
     let unnamed = |fault| Fault::of("*")(fault);
-    let inode = netns.inode().map_err(Fault::Namespace).map_err(unnamed)?;
+    let id = netns.id().map_err(Fault::Namespace).map_err(unnamed)?;
     for path in Record::all(dir).map_err(unnamed)? {
         let Some(record) = Record::load(&path).map_err(unnamed)? else {
             continue;
         };
         let work = || {
-            if record.netns == inode {
+            if record.netns == id {
                 tear_down_one(&record)?;
             }
             Record::remove(&path)

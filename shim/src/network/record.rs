@@ -25,7 +25,7 @@ pub(super) enum Phase {
 pub(super) struct Record {
     /// How far it is.
     pub(super) phase: Phase,
-    /// The inode of the namespace it is of.
+    /// The namespace it is of ([`super::Netns::id`]).
     pub(super) netns: u64,
     /// The name of the interface.
     pub(super) interface: String,
