@@ -18,6 +18,7 @@ mod nft;
 mod nic;
 mod offload;
 mod prepare;
+mod privilege;
 mod record;
 #[cfg(test)]
 #[path = "../../tests/network/root.rs"]
@@ -35,6 +36,7 @@ pub use names::{Devices, PRIMARY_NIC, secondary_nic};
 pub use netns::Netns;
 pub use nic::{Neighbour, PodNic, Route};
 pub use prepare::{prepare, tear_down};
+pub use privilege::{Unprivileged, may_prepare};
 
 /// An interface that is ready for its guest. Dropping it closes the descriptors; the devices stay.
 #[derive(Debug)]

@@ -8,7 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use super::error::Fault;
 use super::interface::Owner;
 
-const TUN: &str = "/dev/net/tun";
+pub(super) const TUN: &str = "/dev/net/tun";
 const VHOST_NET: &str = "/dev/vhost-net";
 
 /// Bytes of virtio 1's header before each frame, which a tap otherwise takes for two shorter.

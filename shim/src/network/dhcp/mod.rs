@@ -5,6 +5,7 @@
 
 mod advert;
 mod frame;
+mod host;
 mod options;
 mod router;
 mod sift;

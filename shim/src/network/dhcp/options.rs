@@ -96,8 +96,25 @@ pub struct Resolver {
 }
 
 impl Resolver {
-    /// Reads a `resolv.conf`, and puts KubeVirt's defaults where it is silent.
+    /// Reads a pod's `resolv.conf`, and puts KubeVirt's defaults where it is silent.
     pub fn parse(text: &str) -> Resolver {
+        let mut found = Resolver::read(text);
+        if !found.has_servers() {
+            found.ipv4.push(DEFAULT_DNS);
+        }
+        if found.search.is_empty() {
+            found.search.push(DEFAULT_DOMAIN.to_owned());
+        }
+        found
+    }
+
+    /// Whether it names a server at all.
+    pub fn has_servers(&self) -> bool {
+        !self.ipv4.is_empty() || !self.ipv6.is_empty()
+    }
+
+    /// Reads a `resolv.conf`.
+    pub(super) fn read(text: &str) -> Resolver {
         let mut found = Resolver {
             ipv4: Vec::new(),
             ipv6: Vec::new(),
@@ -121,12 +138,6 @@ impl Resolver {
             }
         }
         found.search.retain(|domain| is_domain(domain));
-        if found.ipv4.is_empty() && found.ipv6.is_empty() {
-            found.ipv4.push(DEFAULT_DNS);
-        }
-        if found.search.is_empty() {
-            found.search.push(DEFAULT_DOMAIN.to_owned());
-        }
         found
     }
 

@@ -1,0 +1,92 @@
+//! The name servers of this machine, as far as a guest can reach them.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use super::options::Resolver;
+
+/// A `resolv.conf` larger than this is not one.
+const LARGEST: u64 = 64 << 10;
+/// Where `ip netns` keeps names of namespaces.
+const NAMED: [&str; 2] = ["/run/netns", "/var/run/netns"];
+
+impl Resolver {
+    /// What the guests of a network namespace are told: by `/etc/netns/NAME/resolv.conf`, if that is what the namespace
+    /// is called by `ip netns`, else by this machine's. Servers on loopback are this machine's alone; where they are
+    /// systemd-resolved's, those that it asks take their place.
+    pub fn of_host(netns: Option<&Path>) -> Resolver {
+        let own = netns.and_then(of_named).filter(|path| path.exists());
+        let first = own.unwrap_or_else(|| "/etc/resolv.conf".into());
+        let found = without_loopback(Resolver::read(&text(&first)));
+        if found.has_servers() {
+            return found;
+        }
+        let behind = without_loopback(Resolver::read(&text(Path::new(
+            "/run/systemd/resolve/resolv.conf",
+        ))));
+        Resolver {
+            search: found.search,
+            ..behind
+        }
+    }
+}
+
+fn without_loopback(mut resolver: Resolver) -> Resolver {
+    resolver
+        .ipv4
+        .retain(|server| !server.is_loopback() && !server.is_unspecified());
+    resolver
+        .ipv6
+        .retain(|server| !server.is_loopback() && !server.is_unspecified());
+    resolver
+}
+
+/// What `ip netns exec` shows as `/etc/resolv.conf` in this namespace.
+fn of_named(netns: &Path) -> Option<PathBuf> {
+    let name: OsString = netns.file_name()?.to_owned();
+    let named = NAMED.iter().any(|dir| netns.parent() == Some(Path::new(dir)));
+    named.then(|| Path::new("/etc/netns").join(name).join("resolv.conf"))
+}
+
+/// What the file says; nothing where there is none.
+fn text(path: &Path) -> String {
+    let mut text = Vec::new();
+    let read = File::options()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)
+        .and_then(|file| file.take(LARGEST).read_to_end(&mut text));
+    match read {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            tracing::warn!("{}: {e}", path.display());
+        }
+        _ => {}
+    }
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_on_loopback_are_not_a_guests() {
+        let text = "nameserver 127.0.0.53\nnameserver ::1\nnameserver 192.0.2.53\nsearch example.org\n";
+        let resolver = without_loopback(Resolver::read(text));
+        assert_eq!(resolver.ipv4, [std::net::Ipv4Addr::new(192, 0, 2, 53)]);
+        assert!(resolver.ipv6.is_empty());
+        assert_eq!(resolver.search, ["example.org"]);
+        assert!(!without_loopback(Resolver::read("nameserver 127.0.0.1\n")).has_servers());
+    }
+
+    #[test]
+    fn a_named_namespace_may_have_its_own() {
+        let of = |path: &str| of_named(Path::new(path));
+        assert_eq!(of("/run/netns/red"), Some("/etc/netns/red/resolv.conf".into()));
+        assert_eq!(of("/proc/1/ns/net"), None);
+        assert_eq!(of("/run/netns/.."), None);
+    }
+}
