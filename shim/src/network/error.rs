@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 /// Why an interface could not be prepared, served or taken apart.
 #[derive(Debug, thiserror::Error)]
-#[error("interface {interface:?}: {fault}")]
+#[error("{}{fault}", self.place())]
 pub struct NetworkError {
-    /// Its name in the manifest.
+    /// Its name in the manifest; empty where it is about none in particular.
     pub interface: String,
     /// What is wrong; its own source is this error's.
     #[source]
@@ -15,6 +15,13 @@ pub struct NetworkError {
 }
 
 impl NetworkError {
+    fn place(&self) -> String {
+        match self.interface.as_str() {
+            "" => String::new(),
+            name => format!("interface {name:?}: "),
+        }
+    }
+
     /// Whether trying again cannot help: the VM has failed.
     pub fn is_critical(&self) -> bool {
         matches!(

@@ -17,6 +17,7 @@ mod netns;
 mod nft;
 mod nic;
 mod offload;
+mod place;
 mod prepare;
 mod privilege;
 mod record;
@@ -35,6 +36,7 @@ pub use mac::{MacAddr, NoMacAddr};
 pub use names::{Devices, PRIMARY_NIC, secondary_nic};
 pub use netns::Netns;
 pub use nic::{Neighbour, PodNic, Route};
+pub use place::{Place, is_kept, take_back};
 pub use prepare::{prepare, tear_down};
 pub use privilege::{Unprivileged, may_prepare};
 

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::error::Fault;
@@ -53,24 +54,12 @@ impl Record {
 
     /// Reads it, if there is one.
     pub(super) fn load(path: &Path) -> Result<Option<Record>, Fault> {
-        let text = match std::fs::read(path) {
-            Ok(text) => text,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(Fault::io(path)(e)),
-        };
-        serde_json::from_slice(&text).map(Some).map_err(Fault::io(path))
+        load(path)
     }
 
     /// Replaces it as a whole: whoever reads it finds the old one or the new one.
     pub(super) fn save(&self, path: &Path) -> Result<(), Fault> {
-        let part = path.with_extension("json.part");
-        let write = || {
-            let mut file = File::create(&part)?;
-            file.write_all(&serde_json::to_vec(self)?)?;
-            file.sync_data()?;
-            std::fs::rename(&part, path)
-        };
-        write().map_err(Fault::io(path))
+        save(path, self)
     }
 
     /// Forgets it; one that is gone is no fault.
@@ -88,11 +77,38 @@ impl Record {
             let entry = entry.map_err(Fault::io(dir))?;
             let name = entry.file_name();
             let name = name.to_string_lossy();
-            if name.starts_with(PREFIX) && name.ends_with(".json") {
+            if is_record(&name) {
                 found.push(entry.path());
             }
         }
         found.sort();
         Ok(found)
     }
+}
+
+/// Whether a file of this name is a record.
+pub(super) fn is_record(name: &str) -> bool {
+    name.starts_with(PREFIX) && name.ends_with(".json")
+}
+
+/// Reads a file, if it is there.
+pub(super) fn load<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Fault> {
+    let text = match std::fs::read(path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(Fault::io(path)(e)),
+    };
+    serde_json::from_slice(&text).map(Some).map_err(Fault::io(path))
+}
+
+/// Writes a file, in place of one that is there, as a whole.
+pub(super) fn save(path: &Path, value: &impl Serialize) -> Result<(), Fault> {
+    let part = path.with_extension("json.part");
+    let write = || {
+        let mut file = File::create(&part)?;
+        file.write_all(&serde_json::to_vec(value)?)?;
+        file.sync_data()?;
+        std::fs::rename(&part, path)
+    };
+    write().map_err(Fault::io(path))
 }

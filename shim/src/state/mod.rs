@@ -3,7 +3,7 @@
 //! ```text
 //! RUNTIME/.lock                      held while a VM's directory is claimed or removed; its text says whose RUNTIME is
 //! RUNTIME/NAMESPACE/NAME/monitor.pid write-locked by the live monitor
-//!                        plan.json vmi.json pod.sock console.log monitor.log
+//!                        plan.json vmi.json pod.sock console.log monitor.log, netns.json and network-DEVICE.json
 //! ```
 //!
 //! A directory goes all at once: it is moved to RUNTIME/.removing, then deleted.
@@ -20,6 +20,8 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use tracing::warn;
+
+use crate::network::NetworkError;
 
 use owner::Origin;
 pub use vm_dir::{ClaimedDir, VmDir};
@@ -70,6 +72,14 @@ pub enum StateError {
         namespace: String,
         /// Name asked for.
         name: String,
+    },
+    /// What a monitor did to its VM's network could not be taken back.
+    #[error("{} stays, for what was done to the VM's network cannot be taken back: {source}", dir.display())]
+    Network {
+        /// The VM's directory.
+        dir: PathBuf,
+        /// Why.
+        source: NetworkError,
     },
     /// The file system refused.
     #[error("{}", path.display())]

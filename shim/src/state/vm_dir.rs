@@ -1,14 +1,16 @@
 //! One VM's directory.
 
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use super::{RuntimeDir, StateError, lock};
+use crate::network;
 
 const PID: &str = "monitor.pid";
-/// Everything a monitor may leave in its directory beside monitor.pid.
+/// Everything a monitor may leave in its directory beside monitor.pid and what is kept of the VM's network.
 const FILES: [&str; 8] = [
     "pod.sock",
     "plan.json",
@@ -116,11 +118,16 @@ impl VmDir {
 
     /// Removes the directory, and its namespace's if that was the last. Under the runtime directory's lock.
     ///
-    /// It is moved aside first, so that nobody ever sees a part of it.
+    /// It is moved aside first, so that nobody ever sees a part of it. Before that, what a monitor did to a network and
+    /// did not take back is taken back: nobody would know of it later.
     pub(super) fn remove(&self, runtime: &RuntimeDir) -> Result<(), StateError> {
         let aside = runtime.aside();
         clear(&aside)?;
         refuse_foreign(&self.path)?;
+        network::take_back(&self.path, None).map_err(|source| StateError::Network {
+            dir: self.path.clone(),
+            source,
+        })?;
         fs::rename(&self.path, &aside).map_err(StateError::io(&self.path))?;
         if let Err(error) = clear(&aside) {
             // What Husk did not make stays where it was.
@@ -139,8 +146,7 @@ impl VmDir {
 fn refuse_foreign(dir: &Path) -> Result<(), StateError> {
     for entry in fs::read_dir(dir).map_err(StateError::io(dir))?.flatten() {
         let name = entry.file_name();
-        let known = FILES.into_iter().chain([PID]).any(|known| name == known);
-        if !known || entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+        if !is_known(&name) || entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             return Err(StateError::Foreign(entry.path()));
         }
     }
@@ -158,11 +164,18 @@ pub(super) fn clear(dir: &Path) -> Result<(), StateError> {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(StateError::io(path)(e)),
         _ => Ok(()),
     };
-    for name in FILES.into_iter().chain([PID]) {
-        let path = dir.join(name);
-        gone(&path, fs::remove_file(&path))?;
+    for entry in fs::read_dir(dir).map_err(StateError::io(dir))?.flatten() {
+        if is_known(&entry.file_name()) {
+            gone(&entry.path(), fs::remove_file(entry.path()))?;
+        }
     }
     gone(dir, fs::remove_dir(dir))
+}
+
+/// Whether a monitor makes files of this name.
+fn is_known(name: &OsStr) -> bool {
+    let name = name.to_string_lossy();
+    FILES.into_iter().chain([PID]).any(|known| name == known) || network::is_kept(&name)
 }
 
 /// A VM's directory that this process owns; dropping it without [`ClaimedDir::remove`] leaves it for a sweep.

@@ -1,0 +1,58 @@
+//! Where a VM's network is, kept in the VM's state directory beside the records of its interfaces, so that another
+//! process can take back what a monitor did that was killed.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::error::{Fault, NetworkError};
+use super::netns::Netns;
+use super::prepare::tear_down;
+use super::record::{self, Record};
+
+/// Where a VM's network is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Place {
+    /// In a namespace that was there before, and stays.
+    Netns {
+        /// What it is called.
+        path: PathBuf,
+        /// What it is ([`Netns::id`]).
+        id: u64,
+    },
+}
+
+const FILE: &str = "netns.json";
+
+impl Place {
+    /// Keeps it in `dir`; before anything is prepared there.
+    pub fn keep(&self, dir: &Path) -> Result<(), NetworkError> {
+        record::save(&dir.join(FILE), self).map_err(Fault::of(""))
+    }
+}
+
+/// Whether a file of this name is kept for a network.
+pub fn is_kept(name: &str) -> bool {
+    let name = name.strip_suffix(".part").unwrap_or(name);
+    name == FILE || record::is_record(name)
+}
+
+/// Takes back what was done to the network of the VM whose state directory this is, if anything is kept of it there.
+/// `netns` is its namespace, if it is open; else it is looked for, and one that has gone needs nothing. Blocks.
+pub fn take_back(dir: &Path, netns: Option<&Netns>) -> Result<(), NetworkError> {
+    let path = dir.join(FILE);
+    let Some(place) = record::load(&path).map_err(Fault::of(""))? else {
+        return Ok(());
+    };
+    match place {
+        Place::Netns { path, id } => {
+            let found = netns.cloned().or_else(|| Netns::open(&path).ok());
+            let same = found.filter(|netns| netns.id().is_ok_and(|found| found == id));
+            if let Some(netns) = same {
+                tear_down(&netns, dir)?;
+            }
+        }
+    }
+    Record::remove(&path).map_err(Fault::of(""))
+}
