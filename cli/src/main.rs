@@ -26,6 +26,7 @@ mod foreground;
 mod host_notes;
 mod log_file;
 mod manifest;
+mod network;
 mod output;
 mod pod;
 mod signals;

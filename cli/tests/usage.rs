@@ -214,6 +214,11 @@ fn run_refuses_what_makes_no_sense_before_it_starts() {
             &two[..],
             "--console is for one VM, the manifest has 2",
         ),
+        (
+            &["run", "-", "--netns", "/run/netns/x"],
+            &two,
+            "--netns is for one VM, the manifest has 2",
+        ),
         (&["run", "-"], &twice, "stdin: two VMs are named demo"),
         (
             &["run", "-", "--namespace", "test"],

@@ -18,6 +18,9 @@ pub struct MonitorConfig {
     pub runtime_dir: PathBuf,
     /// The VM.
     pub plan: VmPlan,
+    /// The network namespace that is its pod's.
+    #[serde(default)]
+    pub netns: Option<PathBuf>,
     /// The manifest's metadata, kept for `husk inspect`.
     pub vmi: serde_json::Value,
 }

@@ -17,7 +17,7 @@ use crate::foreground::{BOOT_FAILED, Follower, Foreground};
 use crate::manifest::{self, Manifest};
 use crate::signals::{Asked, Signals};
 use crate::vm_ref::VmRef;
-use crate::{doctor, host_notes, output, pod, vm_ref};
+use crate::{doctor, host_notes, network, output, pod, vm_ref};
 
 /// A monitor whose VM runs is reached within this time, or has ended.
 const REACH: Duration = Duration::from_secs(5);
@@ -85,6 +85,14 @@ pub(crate) struct Args {
     #[arg(short, long)]
     console: bool,
 
+    /// Attach the VM to the networks of this namespace, such as /run/netns/NAME or /proc/PID/ns/net; as root
+    ///
+    /// What a network plugin put there is the VM's: `eth0` the pod network's device, `podHASH` that of another network,
+    /// HASH being the first 11 digits of the SHA-256 of its name in the manifest. The VM's end gives them back. Name
+    /// servers are those of /etc/netns/NAME/resolv.conf, else this machine's.
+    #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::FilePath)]
+    netns: Option<PathBuf>,
+
     /// The namespace of VMs whose manifest does not name one
     #[arg(short, long, value_name = "NAMESPACE", value_parser = vm_ref::namespace)]
     namespace: Option<String>,
@@ -102,6 +110,13 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
             names.len()
         )));
     }
+    if args.netns.is_some() && names.len() > 1 {
+        return Err(Failure::Usage(format!(
+            "--netns is for one VM, the manifest has {}",
+            names.len()
+        )));
+    }
+    let netns = args.netns.as_deref().map(absolute).transpose()?;
     let plans = plans(args, &manifest)?;
     if let [plan] = plans.as_slice()
         && args.console
@@ -120,15 +135,17 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
         note(&left_alone);
     }
     let mut configs = Vec::new();
-    for (vmi, plan) in manifest.vmis.iter().zip(plans) {
+    for (vmi, mut plan) in manifest.vmis.iter().zip(plans) {
         let prefix = manifest.prefix_of(vmi);
+        let unmet = network::settle(vmi, &mut plan, netns.as_deref())?;
         let all = plan.notes.iter().map(ToString::to_string);
-        for text in all.chain(host_notes::notes(vmi, &plan)) {
+        for text in all.chain(host_notes::notes(vmi, &plan)).chain(unmet) {
             note(&format!("{prefix}{text}"));
         }
         configs.push(MonitorConfig {
             runtime_dir: runtime_dir.path().into(),
             plan,
+            netns: netns.clone(),
             vmi: metadata(vmi),
         });
     }
@@ -148,8 +165,11 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
     })
 }
 
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path).map_err(Failure::at(path.display().to_string()))
+}
+
 fn plans(args: &Args, manifest: &Manifest) -> Result<Vec<VmPlan>, Failure> {
-    let absolute = |path: &Path| std::path::absolute(path).map_err(Failure::at(path.display().to_string()));
     let optional = |path: &Option<PathBuf>| path.as_deref().map(absolute).transpose();
     let overridden = args.kernel.is_some() || args.append.is_some();
     let kernel = KernelOverride {
@@ -179,7 +199,12 @@ fn plans(args: &Args, manifest: &Manifest) -> Result<Vec<VmPlan>, Failure> {
             now_unix_seconds,
         };
         match husk_vmi::plan(vmi, &resources) {
-            Ok(plan) => plans.push(plan),
+            Ok(plan) => {
+                if args.netns.is_none() {
+                    errors.extend(manifest.wrong(vmi, &network::unattached(vmi, &plan)));
+                }
+                plans.push(plan);
+            }
             Err(wrong) => errors.extend(manifest.wrong(vmi, &wrong)),
         }
     }

@@ -7,16 +7,19 @@
 //! signals ───────────┼─────────────────▶   │ owns the process ────┤
 //!                    │ status ◀── Board ◀──┘ events, exit         │
 //! files that grow ───┼──────────────▶ Disks actor ────────────────┘
-//!                    └ volumes ──────────┘ owns the table
+//!                    │ volumes ──────────┘ owns the table
+//!                    └ interfaces ──▶ Interfaces actor: owns theirs, and the pod's namespace
 //! ```
 //!
-//! When the VM has ended, however it did, its state directory is removed first and the final status told second, so
-//! whoever hears of the end finds nothing left. Where the monitor itself is killed, the VMM ends with its control
-//! socket, scratch disks vanish because they have no name, and the directory is swept by the next command.
+//! When the VM has ended, however it did, its network is given back and its state directory removed first, and the final
+//! status told last, so whoever hears of the end finds nothing left. Where the monitor itself is killed, the VMM ends
+//! with its control socket, scratch disks vanish because they have no name, and the next command gives back the network
+//! and sweeps the directory.
 
 mod disks;
 mod ending;
 mod growth;
+mod interfaces;
 mod listener;
 mod power;
 mod service;
@@ -47,6 +50,7 @@ use crate::volumes::Scratch;
 
 use disks::Disks;
 use ending::Ending;
+use interfaces::Interfaces;
 use service::Service;
 use status::Board;
 use vm::Vm;
@@ -99,6 +103,7 @@ async fn run(config: MonitorConfig, starter: Starter) -> ExitCode {
     let MonitorConfig {
         runtime_dir,
         plan,
+        netns,
         vmi,
     } = config;
     let claimed = match RuntimeDir::at(runtime_dir).claim(&plan.namespace, &plan.name) {
@@ -130,14 +135,25 @@ async fn run(config: MonitorConfig, starter: Starter) -> ExitCode {
     let board = Board::new();
     let (running, vmm) = watch::channel(None);
     let (disks, plugging) = Disks::new(VmPlan::clone(&plan), dir.plan());
+    let (network, interfaces) = Interfaces::new(plan.clone(), netns, dir.path().to_owned());
+    tokio::spawn(network.serve());
     let (vm, handle) = Vm::new(
         plan.clone(),
         Scratch::locate(),
         board.clone(),
         running,
         plugging.clone(),
+        interfaces.clone(),
     );
-    let service = Service::new(plan, handle, plugging, vmm, console, board.subscribe());
+    let service = Service::new(
+        plan,
+        handle,
+        plugging,
+        interfaces.clone(),
+        vmm,
+        console,
+        board.subscribe(),
+    );
     let service = PodServer::new(service).max_decoding_message_size(MESSAGE_BYTES);
     let (finish, finished) = oneshot::channel::<()>();
     let server = Server::builder().serve_with_incoming_shutdown(service, incoming, async {
@@ -158,6 +174,7 @@ async fn run(config: MonitorConfig, starter: Starter) -> ExitCode {
         message = ending.message,
         "the VM ended"
     );
+    interfaces.close().await;
     remove(claimed);
     let code = if ending.phase == Phase::Succeeded {
         ExitCode::SUCCESS

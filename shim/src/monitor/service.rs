@@ -19,6 +19,7 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::disks;
+use super::interfaces;
 use super::session::SessionStream;
 use super::vm::{Handle, Running};
 use crate::console::Console;
@@ -35,6 +36,7 @@ pub(super) struct Service {
     plan: Arc<VmPlan>,
     vm: Handle,
     disks: disks::Handle,
+    interfaces: interfaces::Handle,
     vmm: watch::Receiver<Option<Running>>,
     console: Option<Console>,
     status: watch::Receiver<VmStatus>,
@@ -45,6 +47,7 @@ impl Service {
         plan: Arc<VmPlan>,
         vm: Handle,
         disks: disks::Handle,
+        interfaces: interfaces::Handle,
         vmm: watch::Receiver<Option<Running>>,
         console: Option<Console>,
         status: watch::Receiver<VmStatus>,
@@ -53,6 +56,7 @@ impl Service {
             plan,
             vm,
             disks,
+            interfaces,
             vmm,
             console,
             status,
@@ -107,7 +111,7 @@ impl Pod for Service {
             vcpus: self.plan.topology.vcpus(),
             guest_memory_bytes: self.plan.memory.guest_bytes,
             booted_from: String::new(),
-            interfaces: Vec::new(),
+            interfaces: self.interfaces.list(),
         };
         if let Some(mut running) = running {
             let details = within(DETAILS_WITHIN, running.client.info(vmm::InfoRequest {})).await;

@@ -16,6 +16,7 @@ use tonic::{Code, Status, Streaming};
 
 use super::ending::{Ending, chain};
 use super::growth::Probe;
+use super::interfaces::{self, PodError};
 use super::status::Board;
 use super::vm_config::Configured;
 use crate::kvm::{self, KvmError};
@@ -36,6 +37,8 @@ pub(super) enum StartError {
     Volume(#[from] VolumeError),
     #[error("opening the volumes was cut short")]
     VolumesAborted,
+    #[error(transparent)]
+    Pod(#[from] PodError),
     #[error(transparent)]
     Kvm(#[from] KvmError),
     #[error(transparent)]
@@ -73,21 +76,24 @@ pub(super) struct Started {
     pub(super) probes: Vec<(String, Probe)>,
 }
 
-/// Opens the plan's files, starts a VMM, builds the machine and boots it. Dropped halfway, it leaves nothing running.
+/// Opens the plan's files, has its network prepared, starts a VMM, builds the machine and boots it. Dropped halfway, it leaves nothing running.
 pub(super) async fn start(
     plan: Arc<VmPlan>,
     scratch: Scratch,
+    interfaces: &interfaces::Handle,
     console: Option<OwnedFd>,
     board: &Board,
 ) -> Result<Started, StartError> {
     let program = Program::find()?;
     let kvm = kvm::open()?;
-    let volumes = open_volumes(plan.clone(), scratch, board).await?;
+    let (volumes, nics) = tokio::try_join!(open_volumes(plan.clone(), scratch, board), async {
+        Ok(interfaces.prepare().await?)
+    })?;
     let paths = paths(&plan, &volumes);
     let probes = probes(&plan, &volumes);
     let mut vmm = VmmProcess::spawn(&program)?;
     board.vmm_started();
-    let configured = Configured::new(&plan, volumes, kvm, console);
+    let configured = Configured::new(&plan, volumes, nics, kvm, console);
     match drive(&vmm, configured, plan.start_paused).await {
         Ok(events) => Ok(Started { vmm, events, probes }),
         Err(refusal) => match refusal.of_volume(&paths) {

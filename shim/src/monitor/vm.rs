@@ -18,6 +18,7 @@ use tracing::{info, warn};
 
 use super::disks;
 use super::ending::{Ending, KilledBecause};
+use super::interfaces;
 use super::power::{Due, Stopping};
 use super::start::{Started, last_event, start};
 use super::status::Board;
@@ -82,6 +83,7 @@ pub(super) struct Vm {
     board: Board,
     running: watch::Sender<Option<Running>>,
     disks: disks::Handle,
+    interfaces: interfaces::Handle,
     mailbox: mpsc::Receiver<Command>,
     stopping: Option<Stopping>,
     killed: Option<Killed>,
@@ -101,6 +103,7 @@ impl Vm {
         board: Board,
         running: watch::Sender<Option<Running>>,
         disks: disks::Handle,
+        interfaces: interfaces::Handle,
     ) -> (Vm, Handle) {
         let (sender, mailbox) = mpsc::channel(16);
         (
@@ -110,6 +113,7 @@ impl Vm {
                 board,
                 running,
                 disks,
+                interfaces,
                 mailbox,
                 stopping: None,
                 killed: None,
@@ -128,7 +132,8 @@ impl Vm {
             }
         };
         let begun = {
-            let begin = start(self.plan.clone(), self.scratch.clone(), console, &self.board);
+            let (plan, scratch) = (self.plan.clone(), self.scratch.clone());
+            let begin = start(plan, scratch, &self.interfaces, console, &self.board);
             tokio::select! {
                 started = begin => started.map_err(Ending::from),
                 () = told_to_end(&mut self.mailbox, &mut signals) => Err(self.ending_of_kill(KilledBecause::Asked)),

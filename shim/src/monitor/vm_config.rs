@@ -8,10 +8,11 @@ use husk_proto::vmm::v1::boot::Source;
 use husk_proto::vmm::v1::disk::{ErrorPolicy as WireErrorPolicy, Format};
 use husk_proto::vmm::v1::scsi_disk::Type;
 use husk_proto::vmm::v1::{
-    BlockSize, Boot, Cpu, Disk, DiskBoot, Fd, KernelBoot, Lun, Memory, ScsiDisk, Smbios, VmConfig,
+    BlockSize, Boot, Cpu, Disk, DiskBoot, Fd, KernelBoot, Lun, Memory, Nic, ScsiDisk, Smbios, VmConfig,
 };
 use husk_vmi::{BootPlan, Controller, DeviceType, DiskPlan, ErrorPolicy, ScsiAddress, VmPlan};
 
+use super::interfaces::OpenNic;
 use crate::volumes::{ImageFormat, OpenDisk, Volumes};
 
 /// A configuration and the descriptors it names; they must have been sent before the configuration is.
@@ -22,7 +23,13 @@ pub(super) struct Configured {
 }
 
 impl Configured {
-    pub(super) fn new(plan: &VmPlan, volumes: Volumes, kvm: OwnedFd, console: Option<OwnedFd>) -> Configured {
+    pub(super) fn new(
+        plan: &VmPlan,
+        volumes: Volumes,
+        nics: Vec<OpenNic>,
+        kvm: OwnedFd,
+        console: Option<OwnedFd>,
+    ) -> Configured {
         let mut descriptors = Vec::new();
         let mut fd = |fd: OwnedFd| -> Fd {
             let token = Token::random();
@@ -79,7 +86,7 @@ impl Configured {
             boot: Some(Boot { source: Some(source) }),
             disks: blk_disks,
             scsi_disks,
-            nics: Vec::new(),
+            nics: nics.into_iter().map(|open| nic(open, &mut fd)).collect(),
             rng: plan.rng,
             balloon: plan.balloon,
             console: console.map(&mut fd),
@@ -112,6 +119,17 @@ pub(super) fn plugged<'a>(plan: &DiskPlan, address: ScsiAddress, open: &'a OpenD
     let file = descriptor.as_ref().map(|(token, _)| (*token).into());
     // Never an overlay, nor a device of the host.
     (scsi_disk(plan, address, open, file, (None, None)), descriptor)
+}
+
+fn nic(open: OpenNic, fd: &mut impl FnMut(OwnedFd) -> Fd) -> Nic {
+    Nic {
+        id: open.name,
+        mac: open.mac.to_vec(),
+        mtu: open.mtu,
+        taps: open.taps.into_iter().map(&mut *fd).collect(),
+        vhost: open.vhost.into_iter().map(fd).collect(),
+        link_down: !open.link_up,
+    }
 }
 
 fn scsi_disk(

@@ -96,6 +96,13 @@ pub enum Fault {
     },
 }
 
+/// One that is about no interface in particular.
+impl From<Fault> for NetworkError {
+    fn from(fault: Fault) -> NetworkError {
+        Fault::of("")(fault)
+    }
+}
+
 impl Fault {
     /// Names the file a system call failed on.
     pub(super) fn io<E: Into<io::Error>>(path: impl Into<PathBuf>) -> impl FnOnce(E) -> Fault {

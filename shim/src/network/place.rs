@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{Fault, NetworkError};
+use super::error::NetworkError;
 use super::netns::Netns;
 use super::prepare::tear_down;
 use super::record::{self, Record};
@@ -28,7 +28,7 @@ const FILE: &str = "netns.json";
 impl Place {
     /// Keeps it in `dir`; before anything is prepared there.
     pub fn keep(&self, dir: &Path) -> Result<(), NetworkError> {
-        record::save(&dir.join(FILE), self).map_err(Fault::of(""))
+        record::save(&dir.join(FILE), self).map_err(NetworkError::from)
     }
 }
 
@@ -42,7 +42,7 @@ pub fn is_kept(name: &str) -> bool {
 /// `netns` is its namespace, if it is open; else it is looked for, and one that has gone needs nothing. Blocks.
 pub fn take_back(dir: &Path, netns: Option<&Netns>) -> Result<(), NetworkError> {
     let path = dir.join(FILE);
-    let Some(place) = record::load(&path).map_err(Fault::of(""))? else {
+    let Some(place) = record::load(&path)? else {
         return Ok(());
     };
     match place {
@@ -54,5 +54,5 @@ pub fn take_back(dir: &Path, netns: Option<&Netns>) -> Result<(), NetworkError> 
             }
         }
     }
-    Record::remove(&path).map_err(Fault::of(""))
+    Record::remove(&path).map_err(NetworkError::from)
 }

@@ -174,10 +174,9 @@ fn open(record: Record, interface: &Interface, devices: Devices) -> Result<Prepa
 /// Takes back what preparations recorded in `dir` did to this namespace, finished or not. What has gone meanwhile is
 /// no fault. Taps that are open stop working. Blocks.
 pub fn tear_down(netns: &Netns, dir: &Path) -> Result<(), NetworkError> {
-    let unnamed = |fault| Fault::of("")(fault);
-    let id = netns.id().map_err(Fault::Namespace).map_err(unnamed)?;
-    for path in Record::all(dir).map_err(unnamed)? {
-        let Some(record) = Record::load(&path).map_err(unnamed)? else {
+    let id = netns.id().map_err(Fault::Namespace)?;
+    for path in Record::all(dir)? {
+        let Some(record) = Record::load(&path)? else {
             continue;
         };
         let work = || {

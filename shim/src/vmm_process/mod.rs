@@ -28,6 +28,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
 
+use crate::network::Owner;
 pub use exit::VmExit;
 pub use program::Program;
 
@@ -127,6 +128,21 @@ impl VmmProcess {
     }
 }
 
+/// Whose process a VMM is, and so its taps.
+#[must_use]
+pub fn owner() -> Owner {
+    match rustix::process::geteuid() {
+        root if root.is_root() => Owner {
+            uid: UNPRIVILEGED,
+            gid: UNPRIVILEGED,
+        },
+        user => Owner {
+            uid: user.as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+        },
+    }
+}
+
 /// The command line and surroundings of a VMM whose ends of the two socketpairs are given.
 fn command(program: &Program, control: OwnedFd, fd_channel: OwnedFd) -> Command {
     let mut command = process::Command::new(program.path());
@@ -137,8 +153,8 @@ fn command(program: &Program, control: OwnedFd, fd_channel: OwnedFd) -> Command 
         &FD_CHANNEL_FD.to_string(),
     ]);
     if rustix::process::geteuid().is_root() {
-        let id = UNPRIVILEGED.to_string();
-        command.args(["--uid", &id, "--gid", &id]);
+        let Owner { uid, gid } = owner();
+        command.args(["--uid", &uid.to_string(), "--gid", &gid.to_string()]);
     }
     command
         .env_clear()

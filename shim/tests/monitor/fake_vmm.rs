@@ -17,6 +17,8 @@ use tokio_stream::wrappers::BroadcastStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status};
 
+use super::fake_nic::FakeNic;
+
 /// What is peculiar about it: the VM's name contains the word.
 fn has(name: &str, manner: &str) -> bool {
     name.contains(manner)
@@ -79,6 +81,7 @@ struct Guest {
     presses: u32,
     boots: u64,
     disks: HashMap<String, std::fs::File>,
+    nics: HashMap<String, FakeNic>,
 }
 
 struct Fake {
@@ -129,6 +132,35 @@ impl Fake {
         let token = Token::try_from(fd).map_err(|e| Status::invalid_argument(e.to_string()))?;
         let fd = self.fds.take(token).await;
         Ok(fd.map_err(|e| Status::failed_precondition(e.to_string()))?.into())
+    }
+
+    /// Takes a NIC's descriptors, and has the guest ask for an address by it, unless its cable is pulled.
+    async fn plug(&self, nic: &pb::Nic) -> Result<(), Status> {
+        let mut taps = Vec::new();
+        for tap in &nic.taps {
+            taps.push(self.take(tap).await?);
+        }
+        for vhost in &nic.vhost {
+            self.take(vhost).await?;
+        }
+        self.say(&format!(
+            "nic {} {:02x?} mtu {} queues {}{}\n",
+            nic.id,
+            nic.mac,
+            nic.mtu,
+            taps.len(),
+            if nic.link_down { " down" } else { "" }
+        ));
+        let console = self
+            .guest
+            .lock()
+            .unwrap()
+            .console
+            .as_ref()
+            .map(|c| c.try_clone().unwrap());
+        let fake = FakeNic::plug(nic, taps, console);
+        self.guest.lock().unwrap().nics.insert(nic.id.clone(), fake);
+        Ok(())
     }
 
     /// Keeps a disk open, as the real one does, and gives its size.
@@ -189,6 +221,9 @@ impl Vmm for Fake {
             sizes.len(),
             sizes.iter().sum::<u64>()
         ));
+        for nic in &config.nics {
+            self.plug(nic).await?;
+        }
         self.enter(State::Created);
         Ok(Response::new(pb::CreateResponse {}))
     }

@@ -102,6 +102,7 @@ impl Fixture {
         MonitorConfig {
             runtime_dir: self.home.path().join("run"),
             plan,
+            netns: None,
             vmi,
         }
     }
@@ -118,8 +119,12 @@ impl Fixture {
     }
 
     pub fn start(&self, plan: VmPlan) -> Result<Vm<'_>, LaunchError> {
-        let (namespace, name) = (plan.namespace.clone(), plan.name.clone());
-        let monitor = launch(self.monitor(), &self.config(plan))?;
+        self.start_config(&self.config(plan))
+    }
+
+    pub fn start_config(&self, config: &MonitorConfig) -> Result<Vm<'_>, LaunchError> {
+        let (namespace, name) = (config.plan.namespace.clone(), config.plan.name.clone());
+        let monitor = launch(self.monitor(), config)?;
         let dir = self.state().find(&namespace, &name).unwrap();
         let client = self.wait(connect(&dir)).unwrap();
         let mut vm = Vm {

@@ -1,8 +1,15 @@
 //! The monitor against a VMM that only plays one, as real processes: both are this program under other arguments.
 
+mod fake_nic;
 mod fake_vmm;
 mod fixture;
 mod lives;
+mod networks;
+#[allow(dead_code)]
+#[path = "../network/pod.rs"]
+mod pod;
+#[path = "../network/root.rs"]
+mod root;
 mod starts;
 mod volumes;
 
@@ -102,6 +109,22 @@ const TESTS: &[Test] = &[
     (
         "volumes::a_disk_follows_its_file_when_that_grows",
         volumes::a_disk_follows_its_file_when_that_grows,
+    ),
+    (
+        "networks::a_pods_network_is_the_vms_until_its_end",
+        networks::a_pods_network_is_the_vms_until_its_end,
+    ),
+    (
+        "networks::a_start_that_fails_gives_the_network_back",
+        networks::a_start_that_fails_gives_the_network_back,
+    ),
+    (
+        "networks::a_network_that_cannot_be_is_told",
+        networks::a_network_that_cannot_be_is_told,
+    ),
+    (
+        "networks::what_a_killed_monitor_did_is_taken_back",
+        networks::what_a_killed_monitor_did_is_taken_back,
     ),
 ];
 

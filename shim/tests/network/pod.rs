@@ -114,8 +114,7 @@ impl Pod {
     }
 
     pub fn add_veth(&self, outer: &str, outer_mac: MacAddr, inner: &str, inner_mac: MacAddr) {
-        let fd = self.netns.as_fd().as_raw_fd();
-        let netns = format!("/proc/{}/fd/{fd}", std::process::id());
+        let netns = self.path();
         ip(
             &self.node,
             &format!("link add {outer} mtu 1450 type veth peer name {inner} mtu 1450"),
@@ -135,6 +134,38 @@ impl Pod {
         prepared.pop().unwrap()
     }
 
+    /// Links, addresses, routes, neighbours and switches of the pod, without what changes by itself.
+    pub fn state(&self) -> String {
+        let mut text = String::new();
+        for words in [
+            "-o link show",
+            "-o -4 addr show",
+            "route show",
+            "-6 route show",
+            "-o -6 addr show scope global",
+            "neigh show nud permanent",
+        ] {
+            let shown = self.shows(words);
+            // The carrier comes and goes by itself, for a tap that nobody has open has none; and with it what is link-local.
+            let lines = shown.lines().filter(|line| !line.starts_with("fe80:"));
+            let lasting = lines
+                .flat_map(str::split_whitespace)
+                .filter(|word| !matches!(*word, "UP" | "DOWN" | "UNKNOWN" | "LOWERLAYERDOWN" | "linkdown"));
+            text += &lasting
+                .collect::<Vec<_>>()
+                .join(" ")
+                .replace("NO-CARRIER,", "")
+                .replace(",LOWER_UP", "");
+            text.push('\n');
+        }
+        text + &switch(&self.netns, "ipv4/conf/all/arp_ignore") + &switch(&self.netns, "ipv4/ip_forward")
+    }
+
+    /// A path that leads other processes to the pod's namespace.
+    pub fn path(&self) -> String {
+        path(&self.netns)
+    }
+
     /// What `ip` says in the pod.
     pub fn shows(&self, words: &str) -> String {
         ip(&self.netns, words)
@@ -152,6 +183,11 @@ pub fn interface(binding: Binding) -> Interface {
         queues: 1,
         owner: owner(),
     }
+}
+
+/// A path that leads other processes to a namespace that this one has open.
+pub fn path(netns: &Netns) -> String {
+    format!("/proc/{}/fd/{}", std::process::id(), netns.as_fd().as_raw_fd())
 }
 
 /// Runs `ip` in a namespace.

@@ -5,37 +5,10 @@ use std::time::{Duration, Instant};
 use husk_shim::network::{Binding, Interface, Masquerade, tear_down};
 
 use crate::guest::{Guest, PATIENCE};
-use crate::pod::{NODE_MAC, POD_MAC, Pod, can_run, interface, ip, switch};
+use crate::pod::{NODE_MAC, POD_MAC, Pod, can_run, interface, ip};
 
 fn bindings() -> [Binding; 2] {
     [Binding::Bridge, Binding::Masquerade(Masquerade::default())]
-}
-
-/// Links, addresses, routes, neighbours and tables of the pod, without what changes by itself.
-fn state(pod: &Pod) -> String {
-    let mut text = String::new();
-    for words in [
-        "-o link show",
-        "-o -4 addr show",
-        "route show",
-        "-6 route show",
-        "-o -6 addr show scope global",
-        "neigh show nud permanent",
-    ] {
-        let shown = pod.shows(words);
-        // The carrier comes and goes by itself, for a tap that nobody has open has none; and with it what is link-local.
-        let lines = shown.lines().filter(|line| !line.starts_with("fe80:"));
-        let lasting = lines
-            .flat_map(str::split_whitespace)
-            .filter(|word| !matches!(*word, "UP" | "DOWN" | "UNKNOWN" | "LOWERLAYERDOWN" | "linkdown"));
-        text += &lasting
-            .collect::<Vec<_>>()
-            .join(" ")
-            .replace("NO-CARRIER,", "")
-            .replace(",LOWER_UP", "");
-        text.push('\n');
-    }
-    text + &switch(&pod.netns, "ipv4/conf/all/arp_ignore") + &switch(&pod.netns, "ipv4/ip_forward")
 }
 
 #[test]
@@ -46,7 +19,7 @@ fn a_finished_preparation_is_left_as_it_is() {
     for binding in bindings() {
         let pod = Pod::with_address();
         let first = pod.ready(&interface(binding.clone()));
-        let before = state(&pod);
+        let before = pod.state();
         let (mac, lease) = (first.mac, first.lease.clone());
         // Its only queue has one user at a time.
         let busy = pod.prepare(&[interface(binding.clone())]).unwrap_err();
@@ -62,7 +35,7 @@ fn a_finished_preparation_is_left_as_it_is() {
             std::thread::sleep(Duration::from_millis(10));
         };
         assert_eq!((again.mac, again.lease), (mac, lease), "{binding:?}");
-        assert_eq!(state(&pod), before);
+        assert_eq!(pod.state(), before);
     }
 }
 
@@ -73,7 +46,7 @@ fn an_interrupted_one_is_critical_and_can_be_taken_back() {
     }
     for binding in bindings() {
         let pod = Pod::with_address();
-        let before = state(&pod);
+        let before = pod.state();
         drop(pod.ready(&interface(binding.clone())));
         let path = pod.dir.path().join("network-eth0.json");
         let text = std::fs::read_to_string(&path).unwrap();
@@ -88,7 +61,7 @@ fn an_interrupted_one_is_critical_and_can_be_taken_back() {
             "interface \"default\": the network preparation of eth0 was interrupted and cannot be restarted"
         );
         tear_down(&pod.netns, pod.dir.path()).unwrap();
-        assert_eq!(state(&pod), before, "{binding:?}");
+        assert_eq!(pod.state(), before, "{binding:?}");
     }
 }
 
@@ -104,11 +77,11 @@ fn the_pod_gets_its_network_back() {
         Pod::bare,
     ] {
         let pod = make();
-        let before = state(&pod);
+        let before = pod.state();
         drop(pod.ready(&interface(Binding::Bridge)));
-        assert_ne!(state(&pod), before);
+        assert_ne!(pod.state(), before);
         tear_down(&pod.netns, pod.dir.path()).unwrap();
-        assert_eq!(state(&pod), before);
+        assert_eq!(pod.state(), before);
         assert!(pod.shows("link show eth0").contains(&POD_MAC.to_string()));
         assert_eq!(std::fs::read_dir(pod.dir.path()).unwrap().count(), 0);
         // Nothing to take back is no fault, and it can begin anew.

@@ -39,6 +39,15 @@ impl Vmi {
     pub fn memory_field(&self) -> String {
         self.at(&machine::memory_given(self).0)
     }
+
+    /// The path of the entry of this name in `networks`; of the list, if there is none.
+    #[must_use]
+    pub fn network_field(&self, name: &str) -> String {
+        match self.spec.networks.iter().position(|network| network.name == name) {
+            Some(i) => self.at(&format!("networks[{i}]")),
+            None => self.at("networks"),
+        }
+    }
 }
 
 /// Plans the VM of a VMI. A VMI that does not validate has no plan.

@@ -138,7 +138,7 @@ fn a_scsi_disk_has_its_address_and_a_drive_may_be_empty() {
         initrd: None,
     };
     let kvm = tempfile::tempfile().unwrap().into();
-    let configured = Configured::new(&vm, volumes, kvm, None);
+    let configured = Configured::new(&vm, volumes, Vec::new(), kvm, None);
     assert_eq!(configured.descriptors.len(), 2);
     assert_eq!(configured.config.disks, []);
     let told: Vec<_> = configured
@@ -190,7 +190,7 @@ fn a_lun_comes_with_who_is_privileged() {
             kernel: None,
             initrd: None,
         };
-        let configured = Configured::new(&vm, volumes, file(), None);
+        let configured = Configured::new(&vm, volumes, Vec::new(), file(), None);
         assert_eq!(configured.descriptors.len(), 2 + usize::from(privileged));
         let scsi = configured.config.scsi_disks.into_iter().next().unwrap();
         assert_eq!(scsi.r#type(), Type::Lun);
@@ -223,7 +223,7 @@ fn an_overlay_goes_with_its_base() {
         kernel: None,
         initrd: None,
     };
-    let configured = Configured::new(&vm, volumes, file(), None);
+    let configured = Configured::new(&vm, volumes, Vec::new(), file(), None);
     assert_eq!(configured.descriptors.len(), 3);
     let disk = &configured.config.disks[0];
     assert_eq!(

@@ -1,0 +1,145 @@
+//! What of a VM's networks can be had on this machine, by this user.
+
+use std::path::Path;
+
+use husk_shim::network::dhcp::Resolver;
+use husk_shim::network::{Unprivileged, may_prepare};
+use husk_vmi::{CauseReason, FieldError, NicNetwork, VmPlan, Vmi};
+
+use crate::failure::{Failure, chain};
+
+/// Refuses the networks of a plan that cannot be attached to a VM without a namespace of its own making.
+pub(crate) fn unattached(vmi: &Vmi, plan: &VmPlan) -> Vec<FieldError> {
+    let multus = |network: &NicNetwork| matches!(network, NicNetwork::Multus { .. });
+    let nics = plan.nics.iter().filter(|nic| multus(&nic.network));
+    nics.map(|nic| FieldError {
+        reason: CauseReason::FieldValueNotSupported,
+        field: format!("{}.multus", vmi.network_field(&nic.name)),
+        message: "no plugin attaches networks here: have it attach them to a network namespace, and name that by --netns"
+            .into(),
+    })
+    .collect()
+}
+
+/// Takes from the plan what this process may not attach, and tells what is missing for it.
+pub(crate) fn settle(vmi: &Vmi, plan: &mut VmPlan, netns: Option<&Path>) -> Result<Option<String>, Failure> {
+    match (netns, may_prepare(netns.is_none())) {
+        (Some(path), Err(why)) => Err(Failure::Runtime(format!(
+            "--netns {}: {}; {}",
+            path.display(),
+            chain(&why),
+            way_out(&why)
+        ))),
+        (None, Err(why)) if !plan.nics.is_empty() => {
+            plan.nics.clear();
+            Ok(Some(format!(
+                "{}: the VM has no network device: {}; {}",
+                vmi.network_field(""),
+                chain(&why),
+                way_out(&why)
+            )))
+        }
+        (netns, Ok(())) if !plan.nics.is_empty() && Resolver::of_host(netns).ipv4.is_empty() => {
+            Ok(Some(format!(
+                "{}: the guest is told of no name server, for /etc/resolv.conf names none that it can reach",
+                vmi.network_field("")
+            )))
+        }
+        _ => Ok(None),
+    }
+}
+
+fn way_out(why: &Unprivileged) -> &'static str {
+    match why {
+        Unprivileged::Capability(_) | Unprivileged::Foreign => "run `husk run` as root",
+        Unprivileged::Tun(_) => "`husk doctor` tells how to get it",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use husk_vmi::{KernelOverride, Loaded, NicBinding, NicDhcp, NicPlan, PodResources};
+
+    use super::*;
+
+    fn planned() -> (Box<Vmi>, VmPlan) {
+        let text = "\
+apiVersion: kubevirt.io/v1
+kind: VirtualMachineInstance
+metadata: {name: demo}
+spec:
+  domain:
+    resources: {requests: {memory: 128Mi}}
+    devices: {interfaces: [{name: default, masquerade: {}}, {name: red, bridge: {}}]}
+  networks: [{name: default, pod: {}}, {name: red, multus: {networkName: red-net}}]
+";
+        let Some(Loaded::Vmi(vmi)) = husk_vmi::load(text).unwrap().pop() else {
+            panic!("no VMI");
+        };
+        let kernel = KernelOverride {
+            kernel: Some("/vmlinuz".into()),
+            ..KernelOverride::default()
+        };
+        let resources = PodResources {
+            kernel: Some(kernel),
+            ..PodResources::default()
+        };
+        let mut plan = husk_vmi::plan(&vmi, &resources).unwrap();
+        let nic = |name: &str, network| NicPlan {
+            name: name.into(),
+            network,
+            binding: NicBinding::Bridge,
+            mac: None,
+            queues: 1,
+            link_up: true,
+            dhcp: NicDhcp::default(),
+        };
+        let multus = NicNetwork::Multus {
+            network_name: "red-net".into(),
+            default: false,
+        };
+        plan.nics = vec![nic("default", NicNetwork::Pod), nic("red", multus)];
+        (vmi, plan)
+    }
+
+    #[test]
+    fn a_network_that_nobody_attaches_is_named() {
+        let (vmi, mut plan) = planned();
+        let errors = unattached(&vmi, &plan);
+        let told: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            told,
+            [
+                "spec.networks[1].multus: Unsupported value: no plugin attaches networks here: have it attach them to a \
+                 network namespace, and name that by --netns"
+            ]
+        );
+        plan.nics.pop();
+        assert!(unattached(&vmi, &plan).is_empty());
+    }
+
+    #[test]
+    fn who_may_not_prepare_networks_has_a_vm_without() {
+        let (vmi, mut plan) = planned();
+        let before = plan.nics.clone();
+        match may_prepare(true) {
+            Ok(()) => {
+                settle(&vmi, &mut plan, None).unwrap();
+                assert_eq!(plan.nics, before);
+            }
+            Err(_) => {
+                let note = settle(&vmi, &mut plan, None).unwrap().unwrap();
+                assert!(
+                    note.starts_with("spec.networks: the VM has no network device: "),
+                    "{note}"
+                );
+                assert_eq!(plan.nics, []);
+                assert_eq!(settle(&vmi, &mut plan, None).unwrap(), None);
+                let error = settle(&vmi, &mut plan, Some(Path::new("/run/netns/x"))).unwrap_err();
+                assert!(
+                    matches!(error, Failure::Runtime(text) if text.starts_with("--netns /run/netns/x: "))
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! The namespace that a VM's interfaces are in: entered, prepared, given back. Everything here blocks.
+
+use std::path::{Path, PathBuf};
+
+use husk_vmi::{NicNetwork, VmPlan};
+
+use super::wanted::{Common, Wanted};
+use crate::network::dhcp::{DhcpServer, Resolver};
+use crate::network::{self, Fault, Interface, Netns, NetworkError, Place, Prepared};
+use crate::vmm_process;
+
+/// Why a VM has no network.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::monitor) enum PodError {
+    /// What is named as its namespace is none.
+    #[error("--netns {}: {cause}: name a network namespace, such as /run/netns/NAME or /proc/PID/ns/net", path.display())]
+    Netns { path: PathBuf, cause: std::io::Error },
+    /// A guest in it would take the machine's own address.
+    #[error(
+        "--netns {}: this is the machine's own network, whose address the guest would take over: name another namespace",
+        path.display()
+    )]
+    Own { path: PathBuf },
+    /// Nobody attaches networks but those who make namespaces.
+    #[error(
+        "interface {0:?}: a Multus network takes a namespace that it is attached to: name that by --netns"
+    )]
+    Multus(String),
+    #[error("{place}{error}{}", way_out(error))]
+    Network { place: String, error: NetworkError },
+    #[error("preparing the network was cut short")]
+    Aborted,
+}
+
+/// What to do about it.
+fn way_out(error: &NetworkError) -> &'static str {
+    match &error.fault {
+        Fault::NoNic(_) => ": let a network plugin add it first",
+        Fault::Foreign { .. } => ": a namespace is one VM's at a time; if no VM has this one, make a new one",
+        _ => "",
+    }
+}
+
+/// An interface that is ready for its guest.
+#[derive(Debug)]
+pub(super) struct Ready {
+    pub(super) prepared: Prepared,
+    pub(super) server: Option<DhcpServer>,
+}
+
+/// A namespace that is this VM's while it runs.
+#[derive(Debug, Clone)]
+pub(super) struct Pod {
+    netns: Netns,
+    /// How errors begin.
+    place: String,
+    /// Where records are kept.
+    dir: PathBuf,
+    pub(super) common: Common,
+}
+
+impl Pod {
+    /// Enters the namespace for this VM. What is done in it is recorded in `dir`.
+    pub(super) fn enter(plan: &VmPlan, path: &Path, dir: &Path) -> Result<Pod, PodError> {
+        let unusable = |cause| PodError::Netns {
+            path: path.to_owned(),
+            cause,
+        };
+        let netns = Netns::open(path).map_err(unusable)?;
+        let id = netns.id().map_err(unusable)?;
+        if Netns::own().and_then(|own| own.id()).map_err(unusable)? == id {
+            return Err(PodError::Own {
+                path: path.to_owned(),
+            });
+        }
+        let place = format!("--netns {}: ", path.display());
+        let in_place = |error| PodError::Network {
+            place: place.clone(),
+            error,
+        };
+        let resolver = Resolver::of_host(Some(path));
+        let common = Common::new(plan, vmm_process::owner(), resolver);
+        let common = common.map_err(|fault| in_place(fault.into()))?;
+        let path = path.to_owned();
+        Place::Netns { path, id }.keep(dir).map_err(in_place)?;
+        Ok(Pod {
+            netns,
+            place,
+            dir: dir.to_owned(),
+            common,
+        })
+    }
+
+    /// Refuses interfaces that only others could give a device to.
+    pub(super) fn none_for(plan: &VmPlan) -> Result<(), PodError> {
+        let multus = |network: &NicNetwork| matches!(network, NicNetwork::Multus { .. });
+        match plan.nics.iter().find(|nic| multus(&nic.network)) {
+            Some(nic) => Err(PodError::Multus(nic.name.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Prepares interfaces, and starts what tells their guest its addresses. Within a runtime.
+    pub(super) fn prepare(&self, wanted: &[Wanted]) -> Result<Vec<Ready>, PodError> {
+        let in_place = |error| PodError::Network {
+            place: self.place.clone(),
+            error,
+        };
+        let interfaces: Vec<Interface> = wanted.iter().map(|wanted| wanted.interface.clone()).collect();
+        let prepared = network::prepare(&self.netns, &self.dir, &interfaces).map_err(in_place)?;
+        let serve = |(prepared, wanted): (Prepared, &Wanted)| {
+            let options = wanted.options.clone();
+            let server = DhcpServer::start(&self.netns, &wanted.interface, &prepared, options)?;
+            Ok(Ready { prepared, server })
+        };
+        let ready = prepared.into_iter().zip(wanted).map(serve);
+        ready.collect::<Result<_, _>>().map_err(in_place)
+    }
+
+    /// Gives the namespace its network back.
+    pub(super) fn give_back(self) -> Result<(), NetworkError> {
+        network::take_back(&self.dir, Some(&self.netns))
+    }
+}
