@@ -24,6 +24,10 @@ macro_rules! manifest {
     )*};
 }
 
+mod network;
+
+pub use network::{DhcpOptions, DhcpPrivateOption, Interface, Multus, Network, Port};
+
 manifest! {
     /// `spec`
     Spec {
@@ -215,51 +219,6 @@ manifest! {
         logical: i64,
         physical: i64,
         discard_granularity: Option<i64>,
-    }
-
-    /// `spec.domain.devices.interfaces[]`
-    Interface {
-        name: String,
-        model: Option<String>,
-        bridge: Option<Empty>,
-        masquerade: Option<Empty>,
-        ports: Vec<Port>,
-        mac_address: Option<String>,
-        boot_order: Option<i64>,
-        state: Option<String>,
-        dhcp_options: Option<DhcpOptions>,
-    }
-
-    /// `spec.domain.devices.interfaces[].dhcpOptions`
-    DhcpOptions {
-        ntp_servers: Vec<String>,
-        private_options: Vec<DhcpPrivateOption>,
-    }
-
-    /// `spec.domain.devices.interfaces[].dhcpOptions.privateOptions[]`
-    DhcpPrivateOption {
-        option: i64,
-        value: String,
-    }
-
-    /// `spec.domain.devices.interfaces[].ports[]`
-    Port {
-        name: Option<String>,
-        protocol: Option<String>,
-        port: i64,
-    }
-
-    /// `spec.networks[]`
-    Network {
-        name: String,
-        pod: Option<Empty>,
-        multus: Option<Multus>,
-    }
-
-    /// `spec.networks[].multus`
-    Multus {
-        network_name: String,
-        default: bool,
     }
 
     /// `spec.livenessProbe` and `spec.readinessProbe`

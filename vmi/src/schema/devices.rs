@@ -1,13 +1,13 @@
 //! `spec.domain.devices`.
 
-use super::Kind::{Any, Bool, List, Object, Open, Str};
-use super::{EMPTY, Field, I32, Kind, STRS, U32, no, noted, yes};
+use super::Kind::{Bool, List, Object, Open, Str};
+use super::network::INTERFACE;
+use super::{EMPTY, Field, I32, Kind, no, noted, yes};
 
 const NO_GRAPHICS: &str = "the VM has no graphics device; its console is the serial port";
-const NO_PASSTHROUGH: &str = "device passthrough is not supported";
-const OWN_ADDRESS: &str = "the VMM places devices on the PCI bus itself";
-const NO_BINDING: &str = "this interface binding is not supported; bridge and masquerade will be";
-const NO_TAG: &str = "a config drive does not list devices yet";
+pub(super) const NO_PASSTHROUGH: &str = "device passthrough is not supported";
+pub(super) const OWN_ADDRESS: &str = "the VMM places devices on the PCI bus itself";
+pub(super) const NO_TAG: &str = "a config drive does not list devices yet";
 
 pub(super) const DEVICES: &[Field] = &[
     noted(
@@ -106,59 +106,4 @@ const DISK: Kind = Object(&[
     yes("shareable", Bool),
     yes("errorPolicy", Str),
     noted("changedBlockTracking", Bool, "changed blocks are not tracked"),
-]);
-
-const INTERFACE: Kind = Object(&[
-    yes("name", Str).required(),
-    yes("model", Str),
-    yes("bridge", EMPTY),
-    yes("masquerade", EMPTY),
-    no("slirp", EMPTY, NO_BINDING),
-    no("sriov", EMPTY, NO_PASSTHROUGH),
-    no("macvtap", EMPTY, NO_BINDING),
-    no("passt", EMPTY, NO_BINDING),
-    no("passtBinding", EMPTY, NO_BINDING),
-    no("binding", Object(&[yes("name", Str).required()]), NO_BINDING),
-    yes(
-        "ports",
-        List(&Object(&[
-            yes("name", Str),
-            yes("protocol", Str),
-            yes("port", I32).required(),
-        ])),
-    ),
-    yes(
-        "portRanges",
-        List(&Object(&[
-            yes("protocol", Str).required(),
-            yes("start", I32).required(),
-            yes("end", I32).required(),
-        ])),
-    ),
-    yes("macAddress", Str),
-    yes("bootOrder", I32),
-    no("pciAddress", Str, OWN_ADDRESS),
-    yes(
-        "dhcpOptions",
-        Object(&[
-            yes("bootFileName", Str),
-            yes("tftpServerName", Str),
-            yes("ntpServers", STRS),
-            yes(
-                "privateOptions",
-                List(&Object(&[
-                    yes("option", I32).required(),
-                    yes("value", Str).required(),
-                ])),
-            ),
-        ]),
-    ),
-    noted("tag", Str, NO_TAG),
-    yes("acpiIndex", U32),
-    yes("state", Str),
-    no(
-        "resourceClaim",
-        Any,
-        "dynamically allocated devices are not supported",
-    ),
 ]);

@@ -6,6 +6,7 @@
 
 mod check;
 mod devices;
+mod network;
 mod spec;
 mod volumes;
 

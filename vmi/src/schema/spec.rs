@@ -2,7 +2,7 @@
 
 use super::Kind::{Any, Bool, List, Object, Open, Quantities, Quantity, Str, Strings};
 use super::{COUNT, EMPTY, Field, I32, I64, Kind, STRS, U32, no, noted, pod, yes};
-use super::{devices::DEVICES, volumes::VOLUME};
+use super::{devices::DEVICES, network::NETWORK, volumes::VOLUME};
 
 const CLUSTER: &str = "is the cluster's concern; it changes nothing in the VM";
 const PROBE_NOTE: &str = "probes are run by a cluster's node agent; nothing probes a VM outside one";
@@ -326,21 +326,4 @@ const PROBE: Kind = Object(&[
     yes("periodSeconds", I32),
     yes("successThreshold", I32),
     yes("failureThreshold", I32),
-]);
-
-const NETWORK: Kind = Object(&[
-    yes("name", Str).required(),
-    yes(
-        "pod",
-        Object(&[yes("vmNetworkCIDR", Str), yes("vmIPv6NetworkCIDR", Str)]),
-    ),
-    yes(
-        "multus",
-        Object(&[yes("networkName", Str).required(), yes("default", Bool)]),
-    ),
-    no(
-        "resourceClaim",
-        Open(&[]),
-        "dynamically allocated devices are not supported",
-    ),
 ]);

@@ -6,6 +6,7 @@
 
 mod cpu_memory;
 mod disks;
+mod interfaces;
 mod machine;
 mod network;
 mod support;
@@ -35,6 +36,7 @@ pub fn validate(vmi: &Vmi) -> Result<(), Vec<FieldError>> {
     }
     disks::check(vmi, &mut errors);
     network::check(vmi, &mut errors);
+    interfaces::check(vmi, &mut errors);
     machine::check(vmi, &mut errors);
     errors.extend(vmi.unsupported.iter().cloned());
     errors.extend(support(vmi).unsupported);

@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod disks;
+mod interfaces;
 mod limits;
 mod machine;
 mod memory_cpu;

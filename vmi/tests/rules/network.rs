@@ -1,19 +1,11 @@
-//! Networks, interfaces, ports: N, I, R.
+//! Networks: N.
 
-use super::common::{faults, refused, with};
-use super::{DUPLICATE, INVALID, NIC, REQUIRED, UNSUPPORTED};
+use super::common::refused;
+use super::{DUPLICATE, INVALID, REQUIRED};
 use serde_json::{Value, json};
 
-fn network(interfaces: Value, networks: Value) -> [(&'static str, Value); 2] {
+pub(super) fn network(interfaces: Value, networks: Value) -> [(&'static str, Value); 2] {
     [("domain/devices/interfaces", interfaces), ("networks", networks)]
-}
-
-fn nic(more: Value) -> [(&'static str, Value); 2] {
-    let mut nic = json!({"name": "default"});
-    for (name, value) in more.as_object().unwrap() {
-        nic[name] = value.clone();
-    }
-    network(json!([nic]), json!([{"name": "default", "pod": {}}]))
 }
 
 #[test]
@@ -66,147 +58,6 @@ fn n2_to_n6_networks() {
         &network(two, json!([multus("a"), multus("b")])),
         INVALID,
         "spec.networks",
-        text,
-    );
-}
-
-#[test]
-fn i2_to_i6_interfaces() {
-    let field = format!("{NIC}.name");
-    let networks = json!([{"name": "default", "pod": {}}]);
-    let changes = network(json!([{"name": "x", "bridge": {}}]), networks.clone());
-    refused(&changes, INVALID, &field, &format!("{field} 'x' not found."));
-    let text = "Only one interface can be connected to one specific network";
-    let twice = json!([{"name": "default", "bridge": {}}, {"name": "default", "bridge": {}}]);
-    refused(
-        &network(twice, networks),
-        DUPLICATE,
-        "spec.domain.devices.interfaces[1].name",
-        text,
-    );
-    let text = "Network interface name can only contain alphabetical characters, numbers, dashes (-) or underscores (_)";
-    refused(
-        &network(
-            json!([{"name": "d.efault"}]),
-            json!([{"name": "d.efault", "pod": {}}]),
-        ),
-        INVALID,
-        &field,
-        text,
-    );
-    let text = "more than one interface is connected to a pod network in spec.interfaces";
-    let two = json!([{"name": "a", "bridge": {}}, {"name": "b", "bridge": {}}]);
-    let pods = json!([{"name": "a", "pod": {}}, {"name": "b", "pod": {}}]);
-    refused(&network(two, pods), DUPLICATE, "spec.interfaces", text);
-    let multus = json!([{"name": "a", "multus": {"networkName": "x"}}]);
-    let text = "Masquerade interface only implemented with pod network";
-    refused(
-        &network(json!([{"name": "a", "masquerade": {}}]), multus),
-        INVALID,
-        &field,
-        text,
-    );
-}
-
-#[test]
-fn i7_i8_i12_i13_i14_interface_settings() {
-    let field = format!("{NIC}.macAddress");
-    let text = "The requested MAC address is reserved for the in-pod bridge. Please choose another one.";
-    refused(
-        &nic(json!({"masquerade": {}, "macAddress": "02:00:00:00:00:00"})),
-        INVALID,
-        &field,
-        text,
-    );
-    let text = format!("interface {NIC}.name has malformed MAC address (de:ad:be:af).");
-    refused(&nic(json!({"macAddress": "de:ad:be:af"})), INVALID, &field, &text);
-    let text = format!("interface {NIC}.name has MAC address (de-ad-00-00-be-af-be-af) that is too long.");
-    refused(
-        &nic(json!({"macAddress": "de-ad-00-00-be-af-be-af"})),
-        INVALID,
-        &field,
-        &text,
-    );
-    let text = format!("interface {NIC}.name uses model vmxnet3 that is not supported.");
-    refused(
-        &nic(json!({"model": "vmxnet3"})),
-        UNSUPPORTED,
-        &format!("{NIC}.model"),
-        &text,
-    );
-    let field = format!("{NIC}.state");
-    let text = "logical default interface state value is unsupported: gone";
-    refused(&nic(json!({"state": "gone"})), INVALID, &field, text);
-    let text = "\"default\" interface's state \"absent\" is supported only for bridge binding";
-    refused(
-        &nic(json!({"masquerade": {}, "state": "absent"})),
-        INVALID,
-        &field,
-        text,
-    );
-    let options = |options: Value| nic(json!({"dhcpOptions": options}));
-    refused(
-        &options(json!({"ntpServers": ["127.0.0.1", "::1"]})),
-        INVALID,
-        &format!("{NIC}.dhcpOptions.ntpServers[1]"),
-        "NTP servers must be a list of valid IPv4 addresses.",
-    );
-    let field = format!("{NIC}.dhcpOptions.privateOptions");
-    let text = "provided DHCPPrivateOptions are out of range, must be in range 224 to 254";
-    refused(
-        &options(json!({"privateOptions": [{"option": 223, "value": "x"}]})),
-        INVALID,
-        &field,
-        text,
-    );
-    let twice = json!([{"option": 240, "value": "x"}, {"option": 240, "value": "y"}]);
-    let text = "Found Duplicates: you have provided duplicate DHCPPrivateOptions";
-    refused(&options(json!({"privateOptions": twice})), INVALID, &field, text);
-    assert_eq!(
-        faults(&with(&nic(
-            json!({"bridge": {}, "macAddress": "de-ad-00-00-be-af"})
-        ))),
-        []
-    );
-    assert_eq!(
-        faults(&with(&nic(json!({"bridge": {}, "macAddress": "dead.0000.beaf"})))),
-        []
-    );
-}
-
-#[test]
-fn r1_to_r4_ports() {
-    let ports = |ports: Value| nic(json!({"masquerade": {}, "ports": ports}));
-    let field = format!("{NIC}.ports[0]");
-    refused(
-        &ports(json!([{"port": 0}])),
-        REQUIRED,
-        &field,
-        "Port field is mandatory.",
-    );
-    let text = "Port field must be in range 0 < x < 65536.";
-    refused(&ports(json!([{"port": 65537}])), INVALID, &field, text);
-    refused(&ports(json!([{"port": -1}])), INVALID, &field, text);
-    let text = "Unknown protocol, only TCP or UDP allowed";
-    refused(
-        &ports(json!([{"port": 1, "protocol": "SCTP"}])),
-        INVALID,
-        &format!("{field}.protocol"),
-        text,
-    );
-    let twice = json!([{"port": 1, "name": "http"}, {"port": 2, "name": "http"}]);
-    let second = format!("{NIC}.ports[1].name");
-    refused(
-        &ports(twice),
-        DUPLICATE,
-        &second,
-        "Duplicate name of the port: http",
-    );
-    let text = "Invalid name of the port: Http";
-    refused(
-        &ports(json!([{"port": 1, "name": "Http"}])),
-        INVALID,
-        &format!("{field}.name"),
         text,
     );
 }
