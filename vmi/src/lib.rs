@@ -10,6 +10,7 @@
 
 mod field;
 mod load;
+mod mac;
 mod names;
 mod plan;
 mod quantity;

@@ -26,7 +26,7 @@ macro_rules! manifest {
 
 mod network;
 
-pub use network::{DhcpOptions, DhcpPrivateOption, Interface, Multus, Network, Port};
+pub use network::{DhcpOptions, DhcpPrivateOption, Interface, Multus, Network, PodNetwork, Port};
 
 manifest! {
     /// `spec`
@@ -166,6 +166,7 @@ manifest! {
         log_serial_console: Option<bool>,
         disable_hotplug: bool,
         block_multi_queue: bool,
+        network_interface_multiqueue: bool,
         rng: Option<Empty>,
     }
 

@@ -37,6 +37,10 @@ fn refused(changes: &[(&str, Value)], line: &str) {
 fn defaults_are_those_of_kubevirt() {
     let plan = planned(&[]).unwrap();
     assert_eq!(plan.namespace, "default");
+    assert_eq!(
+        (plan.hostname.as_str(), plan.subdomain.as_deref()),
+        ("testvmi", None)
+    );
     assert_eq!(plan.uuid, given().uuid);
     assert_eq!(
         plan.topology,
@@ -75,6 +79,8 @@ fn what_is_given_is_planned() {
         ("domain/features/acpi", json!({"enabled": false})),
         ("domain/firmware/serial", json!("SN-1")),
         ("terminationGracePeriodSeconds", json!(0)),
+        ("hostname", json!("guest")),
+        ("subdomain", json!("group")),
         ("startStrategy", json!("Paused")),
         ("domain/devices/disks/0/io", json!("threads")),
         ("domain/devices/disks/0/errorPolicy", json!("report")),
@@ -86,6 +92,10 @@ fn what_is_given_is_planned() {
     assert!(plan.rng && !plan.balloon && !plan.serial_console && !plan.acpi && plan.start_paused);
     assert_eq!(plan.serial.as_deref(), Some("SN-1"));
     assert_eq!(plan.grace_period_seconds, 0);
+    assert_eq!(
+        (plan.hostname.as_str(), plan.subdomain.as_deref()),
+        ("guest", Some("group"))
+    );
     let disk = &plan.disks[0];
     assert!(disk.read_only && disk.shareable);
     assert_eq!(disk.serial.as_deref(), Some("D-1"));

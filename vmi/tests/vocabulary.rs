@@ -191,8 +191,8 @@ fn a_machine_is_planned_and_other_documents_are_told_apart() {
             "spec.running: a cluster would start it again when it has ended; it is not started again here",
             "spec.template.spec.domain.devices.disks[1]: no bus is given; KubeVirt's default, sata, is served as scsi: \
              the guest sees sda, sdb … as there, by the driver virtio_scsi",
-            "spec.template.spec.domain.devices.interfaces[0].model: e1000 is served as virtio",
-            "spec.template.spec.networks: networks are not attached yet (default); the VM has none",
+            "spec.template.spec.domain.devices.interfaces[0].model: e1000 is served as virtio: the guest needs the \
+             driver virtio_net",
         ]
     );
 }
@@ -369,7 +369,6 @@ fn fields_that_are_met_differently_are_noted_by_path() {
             json!({"exec": {"command": ["true"]}, "periodSeconds": 3}),
             "readinessProbe",
         ),
-        ("subdomain", json!("a"), "subdomain"),
         ("dnsPolicy", json!("None"), "dnsPolicy"),
         ("dnsConfig", json!({"nameservers": ["::1"]}), "dnsConfig"),
         (
@@ -440,11 +439,6 @@ fn fields_that_are_met_differently_are_noted_by_path() {
             "domain.devices.logSerialConsole",
         ),
         (
-            "domain/devices/networkInterfaceMultiqueue",
-            json!(true),
-            "domain.devices.networkInterfaceMultiqueue",
-        ),
-        (
             "domain/devices/video",
             json!({"type": "vga"}),
             "domain.devices.video",
@@ -513,12 +507,49 @@ fn fields_that_are_met_differently_are_noted_by_path() {
         let manifest = with(&[(pointer, value)]);
         let plan = plan(&vmi(&manifest), &resources(&[("root", "/r")])).unwrap();
         let fields: Vec<&str> = plan.notes.iter().map(|note| note.field.as_str()).collect();
+        assert_eq!(fields, [format!("spec.{field}").as_str()], "{:?}", plan.notes);
+    }
+}
+
+#[test]
+fn interfaces_that_are_met_differently_are_noted_by_path() {
+    let noted = |interface: Value, pod: Value| {
+        let mut nic = json!({"name": "a"});
+        nic.as_object_mut()
+            .unwrap()
+            .extend(interface.as_object().unwrap().clone());
+        let manifest = with(&[
+            ("domain/devices/interfaces", json!([nic])),
+            ("networks", json!([{"name": "a", "pod": pod}])),
+        ]);
+        let plan = plan(&vmi(&manifest), &resources(&[("root", "/r")])).unwrap();
+        Vec::from_iter(plan.notes.into_iter().map(|note| note.field))
+    };
+    let path = "spec.domain.devices.interfaces[0]";
+    for model in ["e1000", "e1000e", "igb", "ne2k_pci", "pcnet", "rtl8139"] {
         assert_eq!(
-            fields,
-            [format!("spec.{field}").as_str(), "spec.networks"],
-            "{:?}",
-            plan.notes
+            noted(json!({"model": model}), json!({})),
+            [format!("{path}.model")]
         );
+    }
+    for (name, value) in [
+        ("tag", json!("t")),
+        ("acpiIndex", json!(3)),
+        ("ports", json!([{"port": 80}])),
+    ] {
+        assert_eq!(noted(json!({name: value}), json!({})), [format!("{path}.{name}")]);
+    }
+    for (name, cidr) in [
+        ("vmNetworkCIDR", "10.1.0.0/24"),
+        ("vmIPv6NetworkCIDR", "fd01::/120"),
+    ] {
+        let pod = json!({name: cidr});
+        assert_eq!(
+            noted(json!({"bridge": {}}), pod.clone()),
+            [format!("spec.networks[0].pod.{name}")]
+        );
+        let served = json!({"masquerade": {}, "ports": [{"port": 80}], "model": "virtio"});
+        assert_eq!(noted(served, pod), [""; 0]);
     }
 }
 
@@ -576,7 +607,10 @@ fn fields_that_ask_for_nothing_are_silent() {
         ("domain/devices/gpus", json!([])),
         ("domain/devices/autoattachVSOCK", json!(false)),
         ("domain/devices/blockMultiQueue", json!(false)),
-        ("domain/devices/autoattachPodInterface", json!(false)),
+        ("domain/devices/autoattachPodInterface", json!(true)),
+        ("domain/devices/networkInterfaceMultiqueue", json!(true)),
+        ("hostname", json!("a")),
+        ("subdomain", json!("b")),
         ("domain/devices/tpm", Value::Null),
         ("domain/cpu/dedicatedCpuPlacement", json!(false)),
         ("domain/cpu/model", json!("host-model")),

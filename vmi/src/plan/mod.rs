@@ -8,6 +8,7 @@ mod io_threads;
 mod limits;
 mod machine;
 mod nic;
+mod nics;
 mod source;
 mod text;
 mod types;
@@ -84,6 +85,8 @@ pub fn plan(vmi: &Vmi, resources: &PodResources) -> Result<VmPlan, Vec<FieldErro
     Ok(VmPlan {
         name: vmi.name.clone(),
         namespace: vmi.namespace.clone(),
+        hostname: source::host_name(vmi),
+        subdomain: vmi.spec.subdomain.clone().filter(|name| !name.is_empty()),
         uuid,
         serial: domain.firmware.serial.clone().filter(|serial| !serial.is_empty()),
         topology,
@@ -91,6 +94,7 @@ pub fn plan(vmi: &Vmi, resources: &PodResources) -> Result<VmPlan, Vec<FieldErro
         scsi: (!devices.disable_hotplug || disks.iter().any(DiskPlan::is_scsi))
             .then_some(ScsiController { queues }),
         disks,
+        nics: nics::plan(vmi, topology),
         boot,
         rng: devices.rng.is_some(),
         balloon: devices.autoattach_mem_balloon.unwrap_or(true),
@@ -103,9 +107,6 @@ pub fn plan(vmi: &Vmi, resources: &PodResources) -> Result<VmPlan, Vec<FieldErro
         rtc_offset_seconds,
         grace_period_seconds: vmi.spec.termination_grace_period_seconds.unwrap_or(GRACE_PERIOD),
         start_paused: vmi.spec.start_strategy.as_deref() == Some("Paused"),
-        nics: Vec::new(),
-        hostname: source::host_name(vmi),
-        subdomain: vmi.spec.subdomain.clone().filter(|name| !name.is_empty()),
         notes,
     })
 }

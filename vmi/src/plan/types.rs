@@ -43,6 +43,11 @@ pub struct VmPlan {
     pub name: String,
     /// The VMI's namespace, a DNS-1123 label; `default` if the manifest has none.
     pub namespace: String,
+    /// The guest's host name, at most 63 characters.
+    pub hostname: String,
+    /// The domain that the guest is in, below the namespace's.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub subdomain: Option<String>,
     /// SMBIOS system UUID.
     pub uuid: Uuid,
     /// SMBIOS system serial number.
@@ -57,6 +62,8 @@ pub struct VmPlan {
     /// The SCSI controller; none is asked for where `disableHotplug` is set and no disk needs it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub scsi: Option<ScsiController>,
+    /// Network interfaces in the manifest's order.
+    pub nics: Vec<NicPlan>,
     /// What is booted.
     pub boot: BootPlan,
     /// Give the guest a virtio entropy device.
@@ -73,13 +80,6 @@ pub struct VmPlan {
     pub grace_period_seconds: u64,
     /// Leave the vCPUs stopped until the VM is resumed.
     pub start_paused: bool,
-    /// Network interfaces, in the order of the manifest.
-    pub nics: Vec<NicPlan>,
-    /// The guest's host name, a DNS-1123 label.
-    pub hostname: String,
-    /// The domain it is in, below the cluster's for services.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub subdomain: Option<String>,
     /// What the manifest asks for that is met differently; one warning each.
     pub notes: Vec<Note>,
 }

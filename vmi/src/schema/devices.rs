@@ -5,7 +5,7 @@ use super::network::INTERFACE;
 use super::{EMPTY, Field, I32, Kind, no, noted, yes};
 
 const NO_GRAPHICS: &str = "the VM has no graphics device; its console is the serial port";
-pub(super) const NO_PASSTHROUGH: &str = "device passthrough is not supported";
+const NO_PASSTHROUGH: &str = "device passthrough is not supported";
 pub(super) const OWN_ADDRESS: &str = "the VMM places devices on the PCI bus itself";
 pub(super) const NO_TAG: &str = "a config drive does not list devices yet";
 
@@ -41,11 +41,7 @@ pub(super) const DEVICES: &[Field] = &[
     no("autoattachVSOCK", Bool, "vsock is not supported yet"),
     yes("rng", EMPTY),
     yes("blockMultiQueue", Bool),
-    noted(
-        "networkInterfaceMultiqueue",
-        Bool,
-        "takes effect with the pod network, which is not attached yet",
-    ),
+    yes("networkInterfaceMultiqueue", Bool),
     no("gpus", List(&Open(&[])), NO_PASSTHROUGH),
     no("downwardMetrics", Open(&[]), "downward metrics are not supported"),
     yes("panicDevices", List(&Object(&[yes("model", Str)]))),

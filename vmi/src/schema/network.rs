@@ -1,22 +1,39 @@
 //! `spec.networks` and `spec.domain.devices.interfaces`.
 
 use super::Kind::{Any, Bool, List, Object, Open, Str};
-use super::devices::{NO_PASSTHROUGH, NO_TAG, OWN_ADDRESS};
+use super::devices::{NO_TAG, OWN_ADDRESS};
 use super::{EMPTY, I32, Kind, STRS, U32, no, noted, yes};
 
-const NO_BINDING: &str = "this interface binding is not supported; bridge and masquerade will be";
+const NO_PASST: &str =
+    "passt is not supported; bridge gives the guest the pod's address as well, masquerade one behind it";
 
 pub(super) const INTERFACE: Kind = Object(&[
     yes("name", Str).required(),
     yes("model", Str),
     yes("bridge", EMPTY),
     yes("masquerade", EMPTY),
-    no("slirp", EMPTY, NO_BINDING),
-    no("sriov", EMPTY, NO_PASSTHROUGH),
-    no("macvtap", EMPTY, NO_BINDING),
-    no("passt", EMPTY, NO_BINDING),
-    no("passtBinding", EMPTY, NO_BINDING),
-    no("binding", Object(&[yes("name", Str).required()]), NO_BINDING),
+    no(
+        "slirp",
+        EMPTY,
+        "slirp is not supported; masquerade gives the guest an address of its own behind the pod's as well",
+    ),
+    no(
+        "sriov",
+        EMPTY,
+        "SR-IOV devices are not passed through; use bridge, on a network that gives the pod an ordinary device",
+    ),
+    no(
+        "macvtap",
+        EMPTY,
+        "macvtap is not supported; use bridge, which puts the guest on the same network",
+    ),
+    no("passt", EMPTY, NO_PASST),
+    no("passtBinding", EMPTY, NO_PASST),
+    no(
+        "binding",
+        Object(&[yes("name", Str).required()]),
+        "binding plugins are not supported, they are a cluster's; use bridge or masquerade",
+    ),
     yes(
         "ports",
         List(&Object(&[
@@ -25,13 +42,14 @@ pub(super) const INTERFACE: Kind = Object(&[
             yes("port", I32).required(),
         ])),
     ),
-    yes(
+    no(
         "portRanges",
         List(&Object(&[
             yes("protocol", Str).required(),
             yes("start", I32).required(),
             yes("end", I32).required(),
         ])),
+        "ranges of ports are not supported; list them in ports, or none to let all in",
     ),
     yes("macAddress", Str),
     yes("bootOrder", I32),
@@ -52,7 +70,11 @@ pub(super) const INTERFACE: Kind = Object(&[
         ]),
     ),
     noted("tag", Str, NO_TAG),
-    yes("acpiIndex", U32),
+    noted(
+        "acpiIndex",
+        U32,
+        "ACPI does not number the guest's interfaces; it names them by their PCI slots",
+    ),
     yes("state", Str),
     no(
         "resourceClaim",

@@ -24,11 +24,7 @@ pub(crate) static VMI_SPEC: Kind = Object(&[
     noted("livenessProbe", PROBE, PROBE_NOTE),
     noted("readinessProbe", PROBE, PROBE_NOTE),
     yes("hostname", Str),
-    noted(
-        "subdomain",
-        Str,
-        "takes effect with the pod network, which is not attached yet",
-    ),
+    yes("subdomain", Str),
     yes("networks", List(&NETWORK)),
     pod("dnsPolicy", Str),
     pod("dnsConfig", Open(&[])),

@@ -20,6 +20,8 @@ manifest! {
 
     /// `spec.domain.devices.interfaces[].dhcpOptions`
     DhcpOptions {
+        boot_file_name: Option<String>,
+        tftp_server_name: Option<String>,
         ntp_servers: Vec<String>,
         private_options: Vec<DhcpPrivateOption>,
     }
@@ -40,13 +42,56 @@ manifest! {
     /// `spec.networks[]`
     Network {
         name: String,
-        pod: Option<Empty>,
+        pod: Option<PodNetwork>,
         multus: Option<Multus>,
+    }
+
+    /// `spec.networks[].pod`
+    PodNetwork {
+        #[serde(rename = "vmNetworkCIDR")]
+        vm_network_cidr: Option<String>,
+        #[serde(rename = "vmIPv6NetworkCIDR")]
+        vm_ipv6_network_cidr: Option<String>,
     }
 
     /// `spec.networks[].multus`
     Multus {
         network_name: String,
         default: bool,
+    }
+}
+
+impl Interface {
+    /// Whether the guest is to have no device for it.
+    pub(crate) fn is_absent(&self) -> bool {
+        self.state.as_deref() == Some("absent")
+    }
+
+    /// Whether another device than virtio's is asked for.
+    pub(crate) fn emulated_model(&self) -> Option<&str> {
+        self.model
+            .as_deref()
+            .filter(|model| !matches!(*model, "" | "virtio"))
+    }
+}
+
+impl Network {
+    /// Whether it is the one that the pod has whatever else it has.
+    pub(crate) fn is_default(&self) -> bool {
+        self.pod.is_some() || self.multus.as_ref().is_some_and(|multus| multus.default)
+    }
+}
+
+impl PodNetwork {
+    /// The network behind the pod, as text.
+    pub(crate) fn cidr(&self) -> Option<&str> {
+        self.vm_network_cidr.as_deref().filter(|cidr| !cidr.is_empty())
+    }
+
+    /// The same for IPv6.
+    pub(crate) fn cidr6(&self) -> Option<&str> {
+        self.vm_ipv6_network_cidr
+            .as_deref()
+            .filter(|cidr| !cidr.is_empty())
     }
 }

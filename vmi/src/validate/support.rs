@@ -1,6 +1,7 @@
 //! What is supported where a field's value decides; where the field alone does, the schema table says so.
 
 mod disks;
+mod network;
 
 use crate::field::{FieldError, Note};
 use crate::load::Vmi;
@@ -11,7 +12,7 @@ pub(crate) fn support(vmi: &Vmi) -> Found {
     let mut found = Found::default();
     machine(vmi, &mut found);
     disks::support(vmi, &mut found);
-    network(vmi, &mut found);
+    network::support(vmi, &mut found);
     found
 }
 
@@ -99,34 +100,5 @@ fn machine(vmi: &Vmi, found: &mut Found) {
             path,
             "is read by a hook sidecar, which does not run here",
         ));
-    }
-}
-
-fn network(vmi: &Vmi, found: &mut Found) {
-    let devices = &vmi.spec.domain.devices;
-    for (i, interface) in devices.interfaces.iter().enumerate() {
-        let model = interface.model.as_deref().unwrap_or_default();
-        if !matches!(model, "" | "virtio") {
-            let path = vmi.at(&format!("domain.devices.interfaces[{i}].model"));
-            found
-                .notes
-                .push(Note::new(path, format!("{model} is served as virtio")));
-        }
-    }
-    let names: Vec<&str> = vmi
-        .spec
-        .networks
-        .iter()
-        .map(|network| network.name.as_str())
-        .collect();
-    if !names.is_empty() {
-        let text = format!(
-            "networks are not attached yet ({}); the VM has none",
-            names.join(", ")
-        );
-        found.notes.push(Note::new(vmi.at("networks"), text));
-    } else if vmi.has_pod_network() {
-        let text = "the pod network, which is the default, is not attached yet; the VM has none";
-        found.notes.push(Note::new(vmi.at("networks"), text));
     }
 }
