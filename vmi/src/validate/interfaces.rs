@@ -6,10 +6,13 @@ use std::net::Ipv4Addr;
 use super::list_limit;
 use crate::field::FieldError;
 use crate::load::Vmi;
+use crate::mac;
 use crate::types::{Interface, Network};
 
 /// The address of the bridge in a pod, which a guest must not take.
 const BRIDGE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0];
+/// The longest content of a DHCP option, in bytes.
+const DHCP_OPTION: usize = 255;
 
 pub(super) fn check(vmi: &Vmi, errors: &mut Vec<FieldError>) {
     let list = vmi.at("domain.devices.interfaces");
@@ -48,6 +51,11 @@ pub(super) fn check(vmi: &Vmi, errors: &mut Vec<FieldError>) {
                 "Masquerade interface only implemented with pod network",
             ));
         }
+        if interface.is_absent() && network.is_some_and(|network| network.is_default()) {
+            let text =
+                format!("\"{name}\" interface's state \"absent\" is not supported on default networks");
+            errors.push(FieldError::invalid(format!("{path}.state"), text));
+        }
         one(interface, &path, errors);
     }
     if on_pod > 1 {
@@ -66,6 +74,12 @@ fn one(interface: &Interface, path: &str, errors: &mut Vec<FieldError>) {
     ) {
         let text = format!("interface {path}.name uses model {model} that is not supported.");
         errors.push(FieldError::unsupported(format!("{path}.model"), text));
+    }
+    if interface.bridge.is_some() && interface.masquerade.is_some() {
+        errors.push(FieldError::invalid(
+            path,
+            format!("{path} can only have a single binding defined"),
+        ));
     }
     mac_address(interface, path, errors);
     let state = interface.state.as_deref().unwrap_or_default();
@@ -86,10 +100,13 @@ fn mac_address(interface: &Interface, path: &str, errors: &mut Vec<FieldError>) 
         return;
     };
     let field = format!("{path}.macAddress");
-    let fault = match read_mac(text) {
+    let fault = match mac::read(text) {
         None => format!("interface {path}.name has malformed MAC address ({text})."),
         Some(mac) if mac.len() > 6 => {
             format!("interface {path}.name has MAC address ({text}) that is too long.")
+        }
+        Some(mac) if mac[0] & 1 == 1 || mac == [0; 6] => {
+            format!("interface {path}.name has MAC address ({text}) that is not one station's.")
         }
         Some(mac) if interface.masquerade.is_some() && mac == BRIDGE_MAC => {
             "The requested MAC address is reserved for the in-pod bridge. Please choose another one."
@@ -98,24 +115,6 @@ fn mac_address(interface: &Interface, path: &str, errors: &mut Vec<FieldError>) 
         Some(_) => return,
     };
     errors.push(FieldError::invalid(field, fault));
-}
-
-/// Reads a hardware address of 6, 8 or 20 bytes: `aa:bb:…`, `aa-bb-…` or `aabb.ccdd.…`.
-fn read_mac(text: &str) -> Option<Vec<u8>> {
-    let (separator, digits) = match text.as_bytes().get(2) {
-        Some(b':') => (':', 2),
-        Some(b'-') => ('-', 2),
-        _ => ('.', 4),
-    };
-    let mut bytes = Vec::new();
-    for group in text.split(separator) {
-        if group.len() != digits || !group.bytes().all(|b| b.is_ascii_hexdigit()) {
-            return None;
-        }
-        let value = u16::from_str_radix(group, 16).ok()?.to_be_bytes();
-        bytes.extend_from_slice(&value[2 - digits / 2..]);
-    }
-    matches!(bytes.len(), 6 | 8 | 20).then_some(bytes)
 }
 
 fn dhcp(interface: &Interface, path: &str, errors: &mut Vec<FieldError>) {
@@ -130,6 +129,23 @@ fn dhcp(interface: &Interface, path: &str, errors: &mut Vec<FieldError>) {
                 "NTP servers must be a list of valid IPv4 addresses.",
             ));
         }
+    }
+    let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+    let lengths = [
+        ("bootFileName".to_owned(), text(&options.boot_file_name)),
+        ("tftpServerName".to_owned(), text(&options.tftp_server_name)),
+        ("ntpServers".to_owned(), options.ntp_servers.len() * 4),
+    ];
+    let private = options.private_options.iter().enumerate();
+    let private = private.map(|(k, option)| (format!("privateOptions[{k}].value"), option.value.len()));
+    for (name, _) in lengths
+        .into_iter()
+        .chain(private)
+        .filter(|(_, bytes)| *bytes > DHCP_OPTION)
+    {
+        let field = format!("{path}.dhcpOptions.{name}");
+        let text = format!("{field} does not fit a DHCP option, which has at most {DHCP_OPTION} bytes");
+        errors.push(FieldError::invalid(field, text));
     }
     let field = format!("{path}.dhcpOptions.privateOptions");
     let private = &options.private_options;
@@ -150,7 +166,7 @@ fn ports(interface: &Interface, path: &str, errors: &mut Vec<FieldError>) {
         let path = format!("{path}.ports[{k}]");
         if port.port == 0 {
             errors.push(FieldError::required(&path, "Port field is mandatory."));
-        } else if !(1..=65536).contains(&port.port) {
+        } else if !(1..=65535).contains(&port.port) {
             errors.push(FieldError::invalid(
                 &path,
                 "Port field must be in range 0 < x < 65536.",

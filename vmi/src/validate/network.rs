@@ -2,9 +2,12 @@
 
 use std::collections::HashSet;
 
+use ipnet::{Ipv4Net, Ipv6Net};
+
 use super::list_limit;
 use crate::field::FieldError;
 use crate::load::Vmi;
+use crate::types::PodNetwork;
 
 pub(super) fn check(vmi: &Vmi, errors: &mut Vec<FieldError>) {
     let list = vmi.at("networks");
@@ -51,6 +54,9 @@ pub(super) fn check(vmi: &Vmi, errors: &mut Vec<FieldError>) {
                 "CNI delegating plugin must have a networkName",
             ));
         }
+        if let Some(pod) = &network.pod {
+            cidrs(pod, &format!("{path}.pod"), errors);
+        }
     }
     let defaults = networks
         .iter()
@@ -66,4 +72,40 @@ pub(super) fn check(vmi: &Vmi, errors: &mut Vec<FieldError>) {
             "Multus CNI should only have one default network",
         ));
     }
+}
+
+/// What masquerade could not give the guest an address of.
+fn cidrs(pod: &PodNetwork, path: &str, errors: &mut Vec<FieldError>) {
+    if let Some(text) = pod.cidr() {
+        let fault = match text.parse::<Ipv4Net>() {
+            Err(_) => Some("is not an IPv4 network, for example 10.0.2.0/24"),
+            Ok(net) if net.prefix_len() > 30 => Some("has fewer than 4 addresses; a /30 has 4"),
+            Ok(net) => (!has_hosts(net)).then_some("is a range without hosts"),
+        };
+        refuse(fault, text, format!("{path}.vmNetworkCIDR"), errors);
+    }
+    if let Some(text) = pod.cidr6() {
+        let fault = match text.parse::<Ipv6Net>() {
+            Err(_) => Some("is not an IPv6 network, for example fd10:0:2::/120"),
+            Ok(net) if net.prefix_len() > 126 => Some("has fewer than 4 addresses; a /126 has 4"),
+            Ok(net) => (!has_hosts6(net)).then_some("is a range without hosts"),
+        };
+        refuse(fault, text, format!("{path}.vmIPv6NetworkCIDR"), errors);
+    }
+}
+
+fn refuse(fault: Option<&str>, text: &str, field: String, errors: &mut Vec<FieldError>) {
+    if let Some(fault) = fault {
+        let text = format!("{field} '{text}' {fault}");
+        errors.push(FieldError::invalid(field, text));
+    }
+}
+
+fn has_hosts(net: Ipv4Net) -> bool {
+    !matches!(net.network().octets()[0], 0 | 127 | 224..)
+}
+
+fn has_hosts6(net: Ipv6Net) -> bool {
+    let first = net.network();
+    !first.is_unspecified() && !first.is_multicast()
 }

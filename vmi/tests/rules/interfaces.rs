@@ -1,4 +1,4 @@
-//! Interfaces and ports: I, R.
+//! Interfaces and ports: I, R, and what is not served.
 
 use super::common::{faults, refused, with};
 use super::network::network;
@@ -87,6 +87,17 @@ fn i7_i8_i12_i13_i14_interface_settings() {
         &field,
         text,
     );
+    let text = "\"default\" interface's state \"absent\" is not supported on default networks";
+    refused(
+        &nic(json!({"bridge": {}, "state": "absent"})),
+        INVALID,
+        &field,
+        text,
+    );
+    let default = json!([{"name": "a", "multus": {"networkName": "x", "default": true}}]);
+    let absent = json!([{"name": "a", "bridge": {}, "state": "absent"}]);
+    let text = "\"a\" interface's state \"absent\" is not supported on default networks";
+    refused(&network(absent, default), INVALID, &field, text);
     let options = |options: Value| nic(json!({"dhcpOptions": options}));
     refused(
         &options(json!({"ntpServers": ["127.0.0.1", "::1"]})),
@@ -128,7 +139,7 @@ fn r1_to_r4_ports() {
         "Port field is mandatory.",
     );
     let text = "Port field must be in range 0 < x < 65536.";
-    refused(&ports(json!([{"port": 65537}])), INVALID, &field, text);
+    refused(&ports(json!([{"port": 65536}])), INVALID, &field, text);
     refused(&ports(json!([{"port": -1}])), INVALID, &field, text);
     let text = "Unknown protocol, only TCP or UDP allowed";
     refused(
@@ -152,4 +163,77 @@ fn r1_to_r4_ports() {
         &format!("{field}.name"),
         text,
     );
+}
+
+#[test]
+fn what_no_interface_can_have() {
+    let text = format!("{NIC} can only have a single binding defined");
+    refused(&nic(json!({"bridge": {}, "masquerade": {}})), INVALID, NIC, &text);
+    for mac in ["01:00:5e:00:00:01", "00:00:00:00:00:00"] {
+        let text = format!("interface {NIC}.name has MAC address ({mac}) that is not one station's.");
+        refused(
+            &nic(json!({"macAddress": mac})),
+            INVALID,
+            &format!("{NIC}.macAddress"),
+            &text,
+        );
+    }
+    let long = "a".repeat(256);
+    for (name, options) in [
+        ("bootFileName", json!({"bootFileName": long})),
+        ("tftpServerName", json!({"tftpServerName": long})),
+        ("ntpServers", json!({"ntpServers": vec!["10.0.0.1"; 64]})),
+        (
+            "privateOptions[0].value",
+            json!({"privateOptions": [{"option": 224, "value": long}]}),
+        ),
+    ] {
+        let field = format!("{NIC}.dhcpOptions.{name}");
+        let text = format!("{field} does not fit a DHCP option, which has at most 255 bytes");
+        refused(&nic(json!({"dhcpOptions": options})), INVALID, &field, &text);
+    }
+}
+
+#[test]
+fn what_is_refused_says_what_to_do_instead() {
+    let passt =
+        "passt is not supported; bridge gives the guest the pod's address as well, masquerade one behind it";
+    for (name, value, text) in [
+        (
+            "sriov",
+            json!({}),
+            "SR-IOV devices are not passed through; use bridge, on a network that gives the pod an ordinary device",
+        ),
+        (
+            "slirp",
+            json!({}),
+            "slirp is not supported; masquerade gives the guest an address of its own behind the pod's as well",
+        ),
+        (
+            "macvtap",
+            json!({}),
+            "macvtap is not supported; use bridge, which puts the guest on the same network",
+        ),
+        ("passt", json!({}), passt),
+        ("passtBinding", json!({}), passt),
+        (
+            "binding",
+            json!({"name": "plugin"}),
+            "binding plugins are not supported, they are a cluster's; use bridge or masquerade",
+        ),
+        (
+            "portRanges",
+            json!([{"protocol": "TCP", "start": 1, "end": 2}]),
+            "ranges of ports are not supported; list them in ports, or none to let all in",
+        ),
+        (
+            "pciAddress",
+            json!("0000:81:01.0"),
+            "the VMM places devices on the PCI bus itself",
+        ),
+    ] {
+        let changes = nic(json!({name: value}));
+        refused(&changes, UNSUPPORTED, &format!("{NIC}.{name}"), text);
+        assert_eq!(faults(&with(&changes)).len(), 1, "{name}");
+    }
 }

@@ -1,6 +1,6 @@
 //! Networks: N.
 
-use super::common::refused;
+use super::common::{faults, refused, with};
 use super::{DUPLICATE, INVALID, REQUIRED};
 use serde_json::{Value, json};
 
@@ -60,4 +60,60 @@ fn n2_to_n6_networks() {
         "spec.networks",
         text,
     );
+}
+
+#[test]
+fn the_network_behind_the_pod_has_room() {
+    let pod = |name: &str, cidr: &str| {
+        network(
+            json!([{"name": "a", "masquerade": {}}]),
+            json!([{"name": "a", "pod": {name: cidr}}]),
+        )
+    };
+    for (name, cidr, fault) in [
+        (
+            "vmNetworkCIDR",
+            "10.0.2.0",
+            "is not an IPv4 network, for example 10.0.2.0/24",
+        ),
+        (
+            "vmNetworkCIDR",
+            "fd00::/64",
+            "is not an IPv4 network, for example 10.0.2.0/24",
+        ),
+        (
+            "vmNetworkCIDR",
+            "10.0.2.0/31",
+            "has fewer than 4 addresses; a /30 has 4",
+        ),
+        ("vmNetworkCIDR", "0.0.0.0/0", "is a range without hosts"),
+        ("vmNetworkCIDR", "239.1.0.0/16", "is a range without hosts"),
+        (
+            "vmIPv6NetworkCIDR",
+            "10.0.2.0/24",
+            "is not an IPv6 network, for example fd10:0:2::/120",
+        ),
+        (
+            "vmIPv6NetworkCIDR",
+            "fd00::/127",
+            "has fewer than 4 addresses; a /126 has 4",
+        ),
+        ("vmIPv6NetworkCIDR", "ff02::/64", "is a range without hosts"),
+    ] {
+        let field = format!("spec.networks[0].pod.{name}");
+        refused(
+            &pod(name, cidr),
+            INVALID,
+            &field,
+            &format!("{field} '{cidr}' {fault}"),
+        );
+    }
+    for (name, cidr) in [
+        ("vmNetworkCIDR", ""),
+        ("vmNetworkCIDR", "192.168.7.4/30"),
+        ("vmNetworkCIDR", "10.0.2.9/24"),
+        ("vmIPv6NetworkCIDR", "fd00::/126"),
+    ] {
+        assert_eq!(faults(&with(&pod(name, cidr))), [], "{cidr}");
+    }
 }
