@@ -26,7 +26,7 @@ macro_rules! manifest {
 
 mod network;
 
-pub use network::{DhcpOptions, DhcpPrivateOption, Interface, Multus, Network, PodNetwork, Port};
+pub use network::{DhcpOptions, DhcpPrivateOption, DnsConfig, Interface, Multus, Network, PodNetwork, Port};
 
 manifest! {
     /// `spec`
@@ -38,6 +38,8 @@ manifest! {
         volumes: Vec<Volume>,
         hostname: Option<String>,
         subdomain: Option<String>,
+        dns_policy: Option<String>,
+        dns_config: Option<DnsConfig>,
         networks: Vec<Network>,
         architecture: Option<String>,
         liveness_probe: Option<Probe>,
@@ -170,7 +172,7 @@ manifest! {
         rng: Option<Empty>,
     }
 
-    /// `spec.domain.devices.filesystems[]`
+    /// `spec.domain.devices.filesystems[]` and `spec.dnsConfig.options[]`
     Named {
         name: String,
     }

@@ -369,7 +369,7 @@ fn fields_that_are_met_differently_are_noted_by_path() {
             json!({"exec": {"command": ["true"]}, "periodSeconds": 3}),
             "readinessProbe",
         ),
-        ("dnsPolicy", json!("None"), "dnsPolicy"),
+        ("dnsPolicy", json!("Default"), "dnsPolicy"),
         ("dnsConfig", json!({"nameservers": ["::1"]}), "dnsConfig"),
         (
             "domain/resources/overcommitGuestOverhead",

@@ -1,8 +1,8 @@
-//! `spec.networks` and `spec.domain.devices.interfaces`.
+//! `spec.networks`, `spec.domain.devices.interfaces` and `spec.dnsConfig`.
 
 use super::Kind::{Any, Bool, List, Object, Open, Str};
 use super::devices::{NO_TAG, OWN_ADDRESS};
-use super::{EMPTY, I32, Kind, STRS, U32, no, noted, yes};
+use super::{EMPTY, Field, I32, Kind, STRS, U32, no, noted, yes};
 
 const NO_PASST: &str =
     "passt is not supported; bridge gives the guest the pod's address as well, masquerade one behind it";
@@ -99,3 +99,9 @@ pub(super) const NETWORK: Kind = Object(&[
         "dynamically allocated devices are not supported",
     ),
 ]);
+
+pub(super) const DNS: &[Field] = &[
+    yes("nameservers", STRS),
+    yes("searches", STRS),
+    yes("options", List(&Object(&[yes("name", Str), yes("value", Str)]))),
+];

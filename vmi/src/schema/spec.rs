@@ -2,10 +2,12 @@
 
 use super::Kind::{Any, Bool, List, Object, Open, Quantities, Quantity, Str, Strings};
 use super::{COUNT, EMPTY, Field, I32, I64, Kind, STRS, U32, no, noted, pod, yes};
-use super::{devices::DEVICES, network::NETWORK, volumes::VOLUME};
+use super::{devices::DEVICES, network::DNS, network::NETWORK, volumes::VOLUME};
 
 const CLUSTER: &str = "is the cluster's concern; it changes nothing in the VM";
 const PROBE_NOTE: &str = "probes are run by a cluster's node agent; nothing probes a VM outside one";
+const POD_DNS: &str =
+    "is for the pod that a cluster runs the VM in; the guest is told of the name servers that its pod has";
 const NO_PINNING: &str = "vCPUs cannot be pinned to dedicated CPUs yet; the host's scheduler places them";
 
 /// `spec` of a VirtualMachineInstance.
@@ -26,8 +28,8 @@ pub(crate) static VMI_SPEC: Kind = Object(&[
     yes("hostname", Str),
     yes("subdomain", Str),
     yes("networks", List(&NETWORK)),
-    pod("dnsPolicy", Str),
-    pod("dnsConfig", Open(&[])),
+    noted("dnsPolicy", Str, POD_DNS),
+    noted("dnsConfig", Object(DNS), POD_DNS),
     no(
         "accessCredentials",
         List(&Open(&[])),

@@ -1,8 +1,8 @@
-//! Interfaces and networks.
+//! Interfaces, networks and name servers.
 
 use serde::Deserialize;
 
-use super::Empty;
+use super::{Empty, Named};
 
 manifest! {
     /// `spec.domain.devices.interfaces[]`
@@ -58,6 +58,13 @@ manifest! {
     Multus {
         network_name: String,
         default: bool,
+    }
+
+    /// `spec.dnsConfig`
+    DnsConfig {
+        nameservers: Vec<String>,
+        searches: Vec<String>,
+        options: Vec<Named>,
     }
 }
 

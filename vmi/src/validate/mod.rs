@@ -6,6 +6,7 @@
 
 mod cpu_memory;
 mod disks;
+mod dns;
 mod interfaces;
 mod machine;
 mod network;
@@ -38,6 +39,7 @@ pub fn validate(vmi: &Vmi) -> Result<(), Vec<FieldError>> {
     network::check(vmi, &mut errors);
     interfaces::check(vmi, &mut errors);
     machine::check(vmi, &mut errors);
+    dns::check(vmi, &mut errors);
     errors.extend(vmi.unsupported.iter().cloned());
     errors.extend(support(vmi).unsupported);
     for limit in limits(vmi) {

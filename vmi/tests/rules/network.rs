@@ -1,7 +1,7 @@
-//! Networks: N.
+//! Networks and name servers: N, A4.
 
 use super::common::{faults, refused, with};
-use super::{DUPLICATE, INVALID, REQUIRED};
+use super::{DUPLICATE, INVALID, REQUIRED, UNSUPPORTED};
 use serde_json::{Value, json};
 
 pub(super) fn network(interfaces: Value, networks: Value) -> [(&'static str, Value); 2] {
@@ -116,4 +116,62 @@ fn the_network_behind_the_pod_has_room() {
     ] {
         assert_eq!(faults(&with(&pod(name, cidr))), [], "{cidr}");
     }
+}
+
+#[test]
+fn a4_name_servers() {
+    let text = "DNSPolicy: FirstCome is not supported, valid values: [ClusterFirstWithHostNet ClusterFirst Default None ]";
+    refused(
+        &[("dnsPolicy", json!("FirstCome"))],
+        UNSUPPORTED,
+        "spec.dnsPolicy",
+        text,
+    );
+    let text = "must provide `dnsConfig` when `dnsPolicy` is None";
+    let none = ("dnsPolicy", json!("None"));
+    refused(std::slice::from_ref(&none), REQUIRED, "spec.dnsConfig", text);
+    let text = "must provide at least one DNS nameserver when `dnsPolicy` is None";
+    refused(
+        &[none.clone(), ("dnsConfig", json!({}))],
+        REQUIRED,
+        "nameservers",
+        text,
+    );
+    let config = |config: Value| [("dnsConfig", config)];
+    let servers = |list: Value| config(json!({"nameservers": list}));
+    let text = "must not have more than 3 nameservers: [1.1.1.1 1.1.1.2 1.1.1.3 ::1]";
+    refused(
+        &servers(json!(["1.1.1.1", "1.1.1.2", "1.1.1.3", "::1"])),
+        INVALID,
+        "nameservers",
+        text,
+    );
+    refused(
+        &servers(json!(["dns"])),
+        INVALID,
+        "nameservers",
+        "must be valid IP address: dns",
+    );
+    let searches = |list: Value| config(json!({"searches": list}));
+    let text = "must not have more than 6 search paths";
+    refused(
+        &searches(json!(["a", "b", "c", "d", "e", "f", "g"])),
+        INVALID,
+        "searchDomains",
+        text,
+    );
+    let text = "must not have more than 256 characters (including spaces) in the search list";
+    let long = vec!["a"; 64].join(".");
+    refused(
+        &searches(json!([long, long, long])),
+        INVALID,
+        "searchDomains",
+        text,
+    );
+    let found = faults(&with(&searches(json!(["a_b"]))));
+    assert_eq!((found.len(), found[0].field.as_str()), (1, "searchDomains"));
+    let options = config(json!({"options": [{"value": "1"}]}));
+    refused(&options, INVALID, "options", "Option.Name must not be empty");
+    let all = json!({"nameservers": ["1.1.1.1"], "searches": ["a.b"], "options": [{"name": "ndots", "value": "1"}]});
+    assert_eq!(faults(&with(&[none, ("dnsConfig", all)])), []);
 }
