@@ -3,7 +3,7 @@
 use uuid::Uuid;
 
 use super::source::Place;
-use super::{PodResources, disks, effective, machine};
+use super::{PodResources, disks, effective, machine, nics};
 use crate::field::FieldError;
 use crate::load::Vmi;
 
@@ -38,12 +38,19 @@ pub(crate) fn limits(vmi: &Vmi) -> Vec<FieldError> {
     errors
 }
 
-/// Each disk on bus virtio is a PCI function of its own; the SCSI controller, which has one, takes any number.
+/// Each interface and each disk on bus virtio is a PCI function of its own; the SCSI controller, which has one, takes any
+/// number of disks.
 fn functions(vmi: &Vmi, errors: &mut Vec<FieldError>) {
     let devices = &vmi.spec.domain.devices;
     let balloon = devices.autoattach_mem_balloon.unwrap_or(true);
     let others = 1 + usize::from(devices.rng.is_some()) + usize::from(balloon);
-    let (disks, most) = (effective(vmi), FUNCTIONS - others);
+    let (interfaces, most) = (nics::effective(vmi).len(), FUNCTIONS - others);
+    if interfaces > most {
+        let path = vmi.at("domain.devices.interfaces");
+        let text = format!("{path} has {interfaces} interfaces; a VM with these devices has at most {most}");
+        errors.push(FieldError::invalid(path, text));
+    }
+    let (disks, most) = (effective(vmi), most.saturating_sub(interfaces));
     let virtio = disks.iter().filter(|disk| disk.is_virtio_blk()).count();
     if virtio > most {
         let path = vmi.at("domain.devices.disks");

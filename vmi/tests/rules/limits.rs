@@ -89,13 +89,42 @@ fn disks_on_bus_virtio_need_a_slot_each() {
     };
     let field = "spec.domain.devices.disks";
     let text = format!(
-        "{field} has 40 disks on bus virtio, of which a VM with these devices has at most 29; any number may be on bus \
+        "{field} has 40 disks on bus virtio, of which a VM with these devices has at most 28; any number may be on bus \
          scsi"
     );
     refused(&disks(40, "virtio"), INVALID, field, &text);
-    assert_eq!(faults(&with(&disks(29, "virtio"))), []);
+    assert_eq!(faults(&with(&disks(28, "virtio"))), []);
     assert_eq!(faults(&with(&disks(40, "scsi"))), []);
-    let mut random = disks(29, "virtio").to_vec();
-    random.push(("domain/devices/rng", json!({})));
-    assert_eq!(faults(&with(&random)).len(), 1);
+    let but = |count, field, value| {
+        let mut changes = disks(count, "virtio").to_vec();
+        changes.push((field, value));
+        faults(&with(&changes)).len()
+    };
+    assert_eq!(but(28, "domain/devices/rng", json!({})), 1);
+    assert_eq!(but(29, "domain/devices/autoattachPodInterface", json!(false)), 0);
+}
+
+#[test]
+fn interfaces_need_a_slot_each() {
+    let nics = |count: usize| {
+        let names: Vec<String> = (0..count).map(|n| format!("n{n}")).collect();
+        let interface = |name: &String| json!({"name": name, "bridge": {}});
+        let network = |name: &String| json!({"name": name, "multus": {"networkName": name}});
+        [
+            (
+                "domain/devices/interfaces",
+                names.iter().map(interface).collect::<Value>(),
+            ),
+            ("networks", names.iter().map(network).collect()),
+        ]
+    };
+    let field = "spec.domain.devices.interfaces";
+    let text = format!("{field} has 30 interfaces; a VM with these devices has at most 29");
+    refused(&nics(30), INVALID, field, &text);
+    assert_eq!(faults(&with(&nics(28))), [], "and a disk");
+    let disks = "spec.domain.devices.disks";
+    let text = format!(
+        "{disks} has 1 disks on bus virtio, of which a VM with these devices has at most 0; any number may be on bus scsi"
+    );
+    refused(&nics(29), INVALID, disks, &text);
 }
