@@ -37,6 +37,15 @@ const WORDS: &[&str] = &[
     "Europe/Berlin",
     "default",
     "02:00:00:00:00:00",
+    "0a:58:0a:f4:01:05",
+    "10.0.2.0/24",
+    "0.0.0.0/0",
+    "fd10:0:2::/120",
+    "absent",
+    "down",
+    "e1000",
+    "UDP",
+    "10.0.0.1",
 ];
 
 /// Names of fields that exist.
@@ -113,6 +122,25 @@ const FIELDS: &[&str] = &[
     "logical",
     "physical",
     "macAddress",
+    "masquerade",
+    "multus",
+    "networkName",
+    "vmNetworkCIDR",
+    "vmIPv6NetworkCIDR",
+    "protocol",
+    "state",
+    "dhcpOptions",
+    "ntpServers",
+    "privateOptions",
+    "option",
+    "value",
+    "networkInterfaceMultiqueue",
+    "autoattachPodInterface",
+    "subdomain",
+    "dnsPolicy",
+    "dnsConfig",
+    "nameservers",
+    "searches",
     "model",
     "hostname",
     "startStrategy",
@@ -190,10 +218,23 @@ fn rich() -> Value {
                     {"name": "claim", "lun": {"bus": "scsi", "readonly": true}, "errorPolicy": "ignore"},
                     {"name": "over", "disk": {"bus": "scsi"}, "blockSize": {"matchVolume": {}}, "shareable": true},
                 ],
-                "interfaces": [{"name": "default", "masquerade": {}, "macAddress": "02:00:00:00:00:01", "ports": [{"port": 80}]}],
+                "networkInterfaceMultiqueue": true,
+                "interfaces": [
+                    {"name": "default", "masquerade": {}, "macAddress": "02:00:00:00:00:01", "ports": [{"port": 80, "protocol": "UDP"}],
+                     "dhcpOptions": {"bootFileName": "b", "tftpServerName": "t", "ntpServers": ["10.0.0.1"],
+                         "privateOptions": [{"option": 224, "value": "v"}]}},
+                    {"name": "more", "bridge": {}, "model": "e1000", "state": "down"},
+                    {"name": "none", "bridge": {}, "state": "absent"},
+                ],
             },
         },
-        "networks": [{"name": "default", "pod": {}}],
+        "dnsPolicy": "None",
+        "dnsConfig": {"nameservers": ["::1"], "searches": ["a.b"], "options": [{"name": "n", "value": "v"}]},
+        "networks": [
+            {"name": "default", "pod": {"vmNetworkCIDR": "10.0.2.0/24", "vmIPv6NetworkCIDR": "fd10:0:2::/120"}},
+            {"name": "more", "multus": {"networkName": "ns/net"}},
+            {"name": "none", "multus": {"networkName": "net"}},
+        ],
         "volumes": [
             {"name": "root", "containerDisk": {"image": "i", "path": "/disk/a"}},
             {"name": "seed", "cloudInitNoCloud": {"userDataBase64": "YQ==", "networkData": "n"}},
@@ -240,6 +281,11 @@ fn exercise(text: &str) {
                 let targets: std::collections::HashSet<_> =
                     plan.disks.iter().map(|disk| &disk.target).collect();
                 assert_eq!(targets.len(), plan.disks.len());
+                let nics: std::collections::HashSet<_> = plan.nics.iter().map(|nic| &nic.name).collect();
+                assert_eq!(nics.len(), plan.nics.len());
+                assert!(plan.nics.iter().all(|nic| (1..=256).contains(&nic.queues)));
+                assert!(plan.nics.len() + plan.disks.iter().filter(|disk| !disk.is_scsi()).count() < 31);
+                assert!(!plan.hostname.is_empty() && plan.hostname.len() <= 63);
                 let text = serde_json::to_string(&plan).unwrap();
                 assert_eq!(serde_json::from_str::<VmPlan>(&text).unwrap(), plan);
             }
