@@ -121,7 +121,7 @@ impl Interface {
     pub(super) fn check(&self) -> Result<(), Fault> {
         let field = |field, why: String| Err(Fault::Field { field, why });
         if let Some(mac) = self.mac {
-            if mac == MacAddr::GATEWAY {
+            if mac == MacAddr::GATEWAY && matches!(self.binding, Binding::Masquerade(_)) {
                 let text =
                     "The requested MAC address is reserved for the in-pod bridge. Please choose another one.";
                 return field("macAddress", text.to_owned());
@@ -216,6 +216,7 @@ mod tests {
             (
                 Interface {
                     mac: mac("02:00:00:00:00:00"),
+                    binding: Binding::Masquerade(Masquerade::default()),
                     ..interface()
                 },
                 "macAddress",
@@ -263,6 +264,12 @@ mod tests {
                 "{fault}"
             );
         }
+        let bridged = Interface {
+            mac: mac("02:00:00:00:00:00"),
+            binding: Binding::Bridge,
+            ..interface()
+        };
+        bridged.check().unwrap();
         interface().check().unwrap();
     }
 }
