@@ -10,6 +10,7 @@ pub mod client;
 pub mod console;
 pub mod kvm;
 pub mod launch;
+mod lock;
 pub mod monitor;
 pub mod network;
 pub mod state;

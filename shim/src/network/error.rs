@@ -76,6 +76,9 @@ pub enum Fault {
         /// What is wrong with it.
         why: String,
     },
+    /// This machine's own network is in the way.
+    #[error("{0}")]
+    Host(String),
     /// The kernel refused something.
     #[error("{what}: {source}")]
     Kernel {

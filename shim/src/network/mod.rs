@@ -24,6 +24,7 @@ mod record;
 #[cfg(test)]
 #[path = "../../tests/network/root.rs"]
 mod root;
+mod standalone;
 mod sysctl;
 mod tap;
 
@@ -39,6 +40,12 @@ pub use nic::{Neighbour, PodNic, Route};
 pub use place::{Place, is_kept, take_back};
 pub use prepare::{prepare, tear_down};
 pub use privilege::{Unprivileged, may_prepare};
+pub use standalone::{Host, Joined};
+
+/// Removes what killed monitors left of this machine's network. Blocks.
+pub fn tidy() -> Result<(), NetworkError> {
+    Host::default().tidy()
+}
 
 /// An interface that is ready for its guest. Dropping it closes the descriptors; the devices stay.
 #[derive(Debug)]

@@ -18,6 +18,9 @@ use super::mac::MacAddr;
 
 mod neighbours;
 mod routes;
+mod veth;
+
+pub(super) use veth::Veth;
 
 /// A connection to the kernel.
 #[derive(Debug)]
@@ -32,6 +35,9 @@ pub(super) struct Link {
     pub(super) index: u32,
     pub(super) mac: Option<MacAddr>,
     pub(super) mtu: u32,
+    pub(super) alias: Option<String>,
+    /// Of which bridge it is a port.
+    pub(super) bridge: Option<u32>,
 }
 
 /// A change to one link; what is `None` stays.
@@ -41,6 +47,7 @@ pub(super) struct Change<'a> {
     pub(super) mac: Option<MacAddr>,
     pub(super) mtu: Option<u32>,
     pub(super) bridge: Option<u32>,
+    pub(super) alias: Option<&'a str>,
     pub(super) up: Option<bool>,
 }
 
@@ -117,6 +124,9 @@ impl Netlink {
         }
         if let Some(bridge) = change.bridge {
             message = message.controller(bridge);
+        }
+        if let Some(alias) = change.alias {
+            message = message.alias(alias);
         }
         message = match change.up {
             Some(true) => message.up(),
@@ -245,11 +255,15 @@ impl Link {
             index: message.header.index,
             mac: None,
             mtu: 0,
+            alias: None,
+            bridge: None,
         };
         for attribute in &message.attributes {
             match attribute {
                 LinkAttribute::Address(bytes) => link.mac = MacAddr::from_slice(bytes),
                 LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
+                LinkAttribute::IfAlias(alias) => link.alias = Some(alias.clone()),
+                LinkAttribute::Controller(bridge) => link.bridge = Some(*bridge),
                 _ => {}
             }
         }

@@ -7,6 +7,7 @@ use super::interface::{Port, Protocol};
 
 mod batch;
 mod expression;
+pub(super) mod outward;
 
 use batch::{Batch, Chain};
 use expression::{Rule, rule};

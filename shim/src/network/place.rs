@@ -9,6 +9,7 @@ use super::error::NetworkError;
 use super::netns::Netns;
 use super::prepare::tear_down;
 use super::record::{self, Record};
+use super::standalone::Host;
 
 /// Where a VM's network is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +21,14 @@ pub enum Place {
         path: PathBuf,
         /// What it is ([`Netns::id`]).
         id: u64,
+    },
+    /// In one of its own, on this machine's bridge.
+    #[serde(rename_all = "camelCase")]
+    Standalone {
+        /// The bridge's port.
+        port: String,
+        /// Its number, which no other port has again.
+        index: u32,
     },
 }
 
@@ -45,14 +54,16 @@ pub fn take_back(dir: &Path, netns: Option<&Netns>) -> Result<(), NetworkError> 
     let Some(place) = record::load(&path)? else {
         return Ok(());
     };
-    match place {
+    match &place {
         Place::Netns { path, id } => {
-            let found = netns.cloned().or_else(|| Netns::open(&path).ok());
-            let same = found.filter(|netns| netns.id().is_ok_and(|found| found == id));
+            let found = netns.cloned().or_else(|| Netns::open(path).ok());
+            let same = found.filter(|netns| netns.id().is_ok_and(|found| found == *id));
             if let Some(netns) = same {
                 tear_down(&netns, dir)?;
             }
         }
+        // What was done inside goes with the namespace.
+        Place::Standalone { .. } => Host::default().leave(&place)?,
     }
     Record::remove(&path).map_err(NetworkError::from)
 }

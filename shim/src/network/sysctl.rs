@@ -18,6 +18,11 @@ fn get(name: &str) -> Result<Option<String>, Fault> {
     }
 }
 
+/// Whether it has this value.
+pub(super) fn is(name: &str, value: &str) -> Result<bool, Fault> {
+    Ok(get(name)?.as_deref() == Some(value))
+}
+
 /// Sets it, where the kernel has it.
 pub(super) fn set(name: &str, value: &str) -> Result<(), Fault> {
     match get(name)? {

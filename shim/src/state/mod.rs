@@ -10,7 +10,6 @@
 //! One whose monitor.pid nobody has locked belonged to a monitor that died; [`RuntimeDir::sweep`] removes
 //! it, file by known file: nothing Husk did not make is ever deleted, and one with anything else in it stays whole.
 
-mod lock;
 mod owner;
 mod vm_dir;
 
@@ -21,7 +20,8 @@ use std::path::{Path, PathBuf};
 
 use tracing::warn;
 
-use crate::network::NetworkError;
+use crate::lock;
+use crate::network::{self, NetworkError};
 
 use owner::Origin;
 pub use vm_dir::{ClaimedDir, VmDir};
@@ -182,6 +182,9 @@ impl RuntimeDir {
                 Ok(()) => swept.push(dir),
                 Err(error) => warn!(dir = %dir.path().display(), %error, "what a dead monitor left stays"),
             }
+        }
+        if let Err(error) = network::tidy() {
+            warn!(%error, "what dead monitors left of this machine's network stays");
         }
         Ok(swept)
     }

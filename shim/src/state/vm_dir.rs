@@ -6,8 +6,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use super::{RuntimeDir, StateError, lock};
-use crate::network;
+use super::{RuntimeDir, StateError};
+use crate::{lock, network};
 
 const PID: &str = "monitor.pid";
 /// Everything a monitor may leave in its directory beside monitor.pid and what is kept of the VM's network.

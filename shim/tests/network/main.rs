@@ -12,3 +12,4 @@ mod pod;
 mod record;
 mod root;
 mod stack;
+mod standalone;

@@ -27,6 +27,48 @@ impl Netlink {
         Ok(found)
     }
 
+    /// Where IPv4 routes of this namespace lead, in whichever table, but for the default ones.
+    pub(in crate::network) fn routed(&self) -> Result<Vec<Ipv4Net>, Fault> {
+        let messages = self.all("reading routes", self.handle.route().get(all_ipv4()).execute())?;
+        let destination = |message: &RouteMessage| {
+            let address = message.attributes.iter().find_map(|attribute| match attribute {
+                RouteAttribute::Destination(RouteAddress::Inet(address)) => Some(*address),
+                _ => None,
+            });
+            Ipv4Net::new(address?, message.header.destination_prefix_length).ok()
+        };
+        Ok(messages
+            .iter()
+            .filter_map(destination)
+            .filter(|net| net.prefix_len() > 0)
+            .collect())
+    }
+
+    /// The link that the preferred default route leads through.
+    pub(in crate::network) fn uplink(&self) -> Result<Option<u32>, Fault> {
+        let messages = self.all("reading routes", self.handle.route().get(all_ipv4()).execute())?;
+        let default = |message: &&RouteMessage| {
+            let header = &message.header;
+            header.destination_prefix_length == 0
+                && header.table == RouteHeader::RT_TABLE_MAIN
+                && header.kind == RouteType::Unicast
+        };
+        let link = |message: &RouteMessage| {
+            let (mut metric, mut link) = (0, None);
+            for attribute in &message.attributes {
+                match attribute {
+                    RouteAttribute::Priority(priority) => metric = *priority,
+                    RouteAttribute::Oif(oif) => link = Some(*oif),
+                    RouteAttribute::MultiPath(hops) => link = hops.first().map(|hop| hop.interface_index),
+                    _ => {}
+                }
+            }
+            link.map(|link| (metric, link))
+        };
+        let best = messages.iter().filter(default).filter_map(link).min();
+        Ok(best.map(|(_, link)| link))
+    }
+
     /// Adds a route through this link; one that is there already is no fault.
     pub(in crate::network) fn add_route(&self, index: u32, name: &str, route: &Route) -> Result<(), Fault> {
         let request = self.handle.route().add(message_of(index, route));
@@ -35,6 +77,12 @@ impl Netlink {
             done => done,
         }
     }
+}
+
+fn all_ipv4() -> RouteMessage {
+    let mut ask = RouteMessage::default();
+    ask.header.address_family = AddressFamily::Inet;
+    ask
 }
 
 fn route_of(message: &RouteMessage, index: u32) -> Option<Route> {

@@ -1,10 +1,11 @@
 //! Rules, put together from what a packet must be and what becomes of it.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
+use ipnet::Ipv4Net;
 use netlink_packet_core::DefaultNla;
 use netlink_packet_netfilter::nftables::{
-    Cmp, DataAttribute, Expressions, Immediate, Meta, MetaKey, Operator, Payload, Register, Verdict,
+    Bitwise, Cmp, DataAttribute, Expressions, Immediate, Meta, MetaKey, Operator, Payload, Register, Verdict,
     VerdictAttribute,
 };
 
@@ -39,6 +40,25 @@ impl Rule {
         self.header(NETWORK_HEADER, offset, octets(address))
     }
 
+    /// From an address of this network.
+    pub(super) fn within(self, net: Ipv4Net) -> Rule {
+        let value = |address: Ipv4Addr| DataAttribute::Value(address.octets().to_vec());
+        self.and(Expressions::Payload(vec![
+            Payload::DestinationRegister(Register::Reg1),
+            Payload::Base(NETWORK_HEADER),
+            Payload::Offset(12),
+            Payload::Len(4),
+        ]))
+        .and(Expressions::Bitwise(vec![
+            Bitwise::SourceRegister(Register::Reg1),
+            Bitwise::DestinationRegister(Register::Reg1),
+            Bitwise::Length(4),
+            Bitwise::Mask(value(net.netmask())),
+            Bitwise::Xor(value(Ipv4Addr::UNSPECIFIED)),
+        ]))
+        .compare(Operator::Equal, net.network().octets().to_vec())
+    }
+
     /// To this address.
     pub(super) fn to(self, address: IpAddr) -> Rule {
         let offset = if address.is_ipv4() { 16 } else { 24 };
@@ -62,6 +82,12 @@ impl Rule {
     /// Goes out by this device.
     pub(super) fn sent_by(self, device: &str) -> Rule {
         self.meta(MetaKey::Oifname, name(device))
+    }
+
+    /// Goes out by another device.
+    pub(super) fn not_sent_by(self, device: &str) -> Rule {
+        self.load(MetaKey::Oifname)
+            .compare(Operator::NotEqual, name(device))
     }
 
     /// Goes on in this chain.
@@ -121,21 +147,24 @@ impl Rule {
             Payload::Offset(offset),
             Payload::Len(value.len() as u32),
         ]))
-        .equals(value)
+        .compare(Operator::Equal, value)
     }
 
     fn meta(self, key: MetaKey, value: Vec<u8>) -> Rule {
+        self.load(key).compare(Operator::Equal, value)
+    }
+
+    fn load(self, key: MetaKey) -> Rule {
         self.and(Expressions::Meta(vec![
             Meta::DestinationRegister(Register::Reg1),
             Meta::Key(key),
         ]))
-        .equals(value)
     }
 
-    fn equals(self, value: Vec<u8>) -> Rule {
+    fn compare(self, how: Operator, value: Vec<u8>) -> Rule {
         self.and(Expressions::Cmp(vec![
             Cmp::SourceRegister(Register::Reg1),
-            Cmp::Op(Operator::Equal),
+            Cmp::Op(how),
             Cmp::Data(DataAttribute::Value(value)),
         ]))
     }

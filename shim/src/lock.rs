@@ -18,7 +18,7 @@ fn whole_file(kind: libc::c_int) -> libc::flock {
 }
 
 /// Creates `path` where it is not and waits for the exclusive lock on it.
-pub(super) fn exclusive(path: &Path) -> io::Result<File> {
+pub(crate) fn exclusive(path: &Path) -> io::Result<File> {
     let file = open(path)?;
     loop {
         match fcntl(&file, FcntlArg::F_OFD_SETLKW(&whole_file(libc::F_WRLCK))) {
@@ -30,7 +30,7 @@ pub(super) fn exclusive(path: &Path) -> io::Result<File> {
 }
 
 /// Whether some process holds the lock on `file`, this one included if through another open file.
-pub(super) fn is_held(file: &File) -> io::Result<bool> {
+pub(crate) fn is_held(file: &File) -> io::Result<bool> {
     let mut lock = whole_file(libc::F_WRLCK);
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;
     Ok(i32::from(lock.l_type) != libc::F_UNLCK)

@@ -1,0 +1,173 @@
+//! The network of VMs on a machine where nobody else makes one.
+//!
+//! ```text
+//! other machines ── NAT ── husk0 (gateway) ─┬─ huskXXXXXXXX ══ eth0 in a namespace of a VM's own ── as any pod's
+//!                                           └─ huskYYYYYYYY ══ eth0 in another one's
+//! ```
+//!
+//! A VM's address is that of the port it is named by, XXXXXXXX in hexadecimal: the kernel gives a name once. The
+//! namespace has none, so it goes with the processes that hold it, however they end, and takes the port along. The bridge,
+//! with what belongs to it, goes with its last port, or is removed by the next Husk that finds it without.
+
+mod bridge;
+mod subnet;
+
+use std::fs::File;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+
+use ipnet::{IpNet, Ipv4Net};
+
+use super::error::{Fault, NetworkError};
+use super::names::PRIMARY_NIC;
+use super::netlink::{Netlink, Veth};
+use super::netns::Netns;
+use super::nic::Route;
+use super::place::Place;
+use super::privilege::may_prepare;
+use crate::lock;
+
+/// Held while the bridge and its ports come and go.
+const LOCK: &str = "/run/husk-network.lock";
+
+/// This machine's network, or that of the namespace which the calling thread is in.
+#[derive(Debug, Clone)]
+pub struct Host {
+    lock: PathBuf,
+}
+
+/// A namespace of its own, as a network plugin leaves a pod's.
+#[derive(Debug)]
+pub struct Joined {
+    /// It goes with its last holder.
+    pub netns: Netns,
+    /// What is to be kept of it, and left by [`super::take_back`].
+    pub place: Place,
+    /// The network of all guests.
+    pub net: Ipv4Net,
+}
+
+impl Default for Host {
+    fn default() -> Host {
+        Host { lock: LOCK.into() }
+    }
+}
+
+impl Host {
+    /// With a lock of its own.
+    pub fn with_lock(path: &Path) -> Host {
+        Host { lock: path.into() }
+    }
+
+    /// Makes a namespace for this VM. Blocks.
+    pub fn join(&self, vm: &str) -> Result<Joined, NetworkError> {
+        let netns = Netns::create().map_err(Fault::kernel("making a network namespace"))?;
+        let (port, address, gateway) = self.change(|netlink| {
+            let plugged = plug(netlink, &netns, vm);
+            if plugged.is_err() {
+                // The first error tells more; what stays is tried again by the next one.
+                let _ = bridge::tidy(netlink);
+            }
+            plugged
+        })?;
+        let place = Place::Standalone {
+            index: port.1,
+            port: port.0,
+        };
+        let configured = netns
+            .run(|| configure(address, gateway))
+            .map_err(Fault::Namespace)
+            .flatten();
+        if let Err(fault) = configured {
+            self.leave(&place)?;
+            return Err(fault.into());
+        }
+        Ok(Joined {
+            netns,
+            place,
+            net: gateway,
+        })
+    }
+
+    /// Removes the port of a VM that has ended, and what no other VM needs. Blocks.
+    pub fn leave(&self, place: &Place) -> Result<(), NetworkError> {
+        let Place::Standalone { port, index } = place else {
+            return Ok(());
+        };
+        let left = self.change(|netlink| {
+            // Another VM may have got the address, and a port of that name.
+            if netlink.find(port)?.is_some_and(|link| link.index == *index) {
+                netlink.delete(port)?;
+            }
+            bridge::tidy(netlink)
+        });
+        Ok(left?)
+    }
+
+    /// Removes what monitors that were killed left.
+    pub fn tidy(&self) -> Result<(), NetworkError> {
+        // Most of the time there is nothing, or nothing that this user could change.
+        let is_there = |name| nix::net::if_::if_nametoindex(name).is_ok();
+        if ![bridge::BRIDGE, bridge::UNFINISHED].into_iter().any(is_there) || may_prepare(true).is_err() {
+            return Ok(());
+        }
+        Ok(self.change(bridge::tidy)?)
+    }
+
+    /// Does something under the lock, on a thread of its own.
+    fn change<T: Send>(&self, work: impl FnOnce(&Netlink) -> Result<T, Fault> + Send) -> Result<T, Fault> {
+        let locked = || {
+            let _lock: File = lock::exclusive(&self.lock).map_err(Fault::io(&self.lock))?;
+            work(&Netlink::open()?)
+        };
+        let own = Netns::own().map_err(Fault::Namespace)?;
+        own.run(locked).map_err(Fault::Namespace).flatten()
+    }
+}
+
+/// The port's name and number, the guest's address, and its gateway's with the network's length.
+type Plugged = ((String, u32), Ipv4Addr, Ipv4Net);
+
+fn plug(netlink: &Netlink, netns: &Netns, vm: &str) -> Result<Plugged, Fault> {
+    let bridge = bridge::ensure(netlink)?;
+    for address in subnet::guests(bridge.gateway, vm) {
+        let name = format!("husk{:08x}", u32::from(address));
+        let veth = Veth {
+            name: &name,
+            bridge: bridge.index,
+            mtu: bridge.mtu,
+            netns,
+            peer: PRIMARY_NIC,
+            peer_mac: subnet::mac(address),
+        };
+        if netlink.add_veth(&veth)? {
+            let index = netlink.get(&name)?.index;
+            return Ok(((name, index), address, bridge.gateway));
+        }
+    }
+    Err(Fault::Host(format!(
+        "every address of {} is taken: end a VM, or give {} a larger network while none runs",
+        bridge.gateway.trunc(),
+        bridge::BRIDGE
+    )))
+}
+
+/// Does inside the namespace what a network plugin does in a pod.
+fn configure(address: Ipv4Addr, gateway: Ipv4Net) -> Result<(), Fault> {
+    let netlink = Netlink::open()?;
+    let loopback = netlink.get("lo")?.index;
+    netlink.set_up(loopback, "lo", true)?;
+    let index = netlink.get(PRIMARY_NIC)?.index;
+    let net = Ipv4Net::new_assert(address, gateway.prefix_len());
+    netlink.add_address(index, PRIMARY_NIC, IpNet::V4(net))?;
+    netlink.set_up(index, PRIMARY_NIC, true)?;
+    let default = Route {
+        destination: IpNet::V4(Ipv4Net::default()),
+        gateway: Some(gateway.addr().into()),
+        source: None,
+        metric: None,
+        onlink: false,
+        protocol: libc::RTPROT_BOOT,
+    };
+    netlink.add_route(index, PRIMARY_NIC, &default)
+}
