@@ -18,7 +18,7 @@ pub struct MonitorConfig {
     pub runtime_dir: PathBuf,
     /// The VM.
     pub plan: VmPlan,
-    /// The network namespace that is its pod's.
+    /// The network namespace that is its pod's; none if it gets one of its own, as far as its plan has interfaces.
     #[serde(default)]
     pub netns: Option<PathBuf>,
     /// The manifest's metadata, kept for `husk inspect`.

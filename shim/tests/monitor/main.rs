@@ -10,6 +10,7 @@ mod networks;
 mod pod;
 #[path = "../network/root.rs"]
 mod root;
+mod standalone;
 mod starts;
 mod volumes;
 
@@ -125,6 +126,18 @@ const TESTS: &[Test] = &[
     (
         "networks::what_a_killed_monitor_did_is_taken_back",
         networks::what_a_killed_monitor_did_is_taken_back,
+    ),
+    (
+        "standalone::vms_without_a_pod_have_a_network_of_their_own",
+        standalone::vms_without_a_pod_have_a_network_of_their_own,
+    ),
+    (
+        "standalone::starts_that_fail_leave_nothing",
+        standalone::starts_that_fail_leave_nothing,
+    ),
+    (
+        "standalone::killed_processes_leave_nothing",
+        standalone::killed_processes_leave_nothing,
     ),
 ];
 

@@ -37,7 +37,7 @@ pub fn masquerade() -> NicBinding {
     }
 }
 
-fn with_nic(name: &str, binding: NicBinding) -> VmPlan {
+pub fn with_nic(name: &str, binding: NicBinding) -> VmPlan {
     let mut plan = plan(name);
     plan.nics.push(nic(binding));
     plan.hostname = "demo-host".into();
@@ -51,7 +51,7 @@ fn on(f: &Fixture, pod: &Pod, plan: VmPlan) -> MonitorConfig {
     }
 }
 
-fn refusal(f: &Fixture, config: &MonitorConfig) -> String {
+pub fn refusal(f: &Fixture, config: &MonitorConfig) -> String {
     match f.start_config(config).map(|vm| vm.monitor) {
         Err(LaunchError::Failed { message, .. }) => message,
         other => panic!("{other:?}"),

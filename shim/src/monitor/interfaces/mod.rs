@@ -92,7 +92,7 @@ pub(super) struct Interfaces {
 }
 
 impl Interfaces {
-    /// Those of a plan, in this namespace; what is done there is recorded in `dir`.
+    /// Those of a plan, in this namespace or in one of their own; what is done there is recorded in `dir`.
     pub(super) fn new(plan: Arc<VmPlan>, netns: Option<PathBuf>, dir: PathBuf) -> (Interfaces, Handle) {
         let (sender, mailbox) = mpsc::channel(16);
         let shown = watch::Sender::new(Vec::new());
@@ -138,13 +138,15 @@ impl Interfaces {
     }
 
     async fn prepare(&mut self) -> Result<Vec<OpenNic>, PodError> {
-        let Some(netns) = self.netns.clone() else {
-            Pod::none_for(&self.plan)?;
+        if self.netns.is_none() && self.plan.nics.is_empty() {
             return Ok(Vec::new());
-        };
-        let (plan, dir) = (self.plan.clone(), self.dir.clone());
-        let pod = spawn_blocking(move || Pod::enter(&plan, &netns, &dir)).await;
-        let pod = pod.map_err(|_| PodError::Aborted)??;
+        }
+        let (plan, netns, dir) = (self.plan.clone(), self.netns.clone(), self.dir.clone());
+        let pod = spawn_blocking(move || match netns {
+            Some(netns) => Pod::enter(&plan, &netns, &dir),
+            None => Pod::make(&plan, &dir),
+        });
+        let pod = pod.await.map_err(|_| PodError::Aborted)??;
         self.pod = Some(pod.clone());
         let planned = (0u8..).zip(&self.plan.nics);
         let wanted: Vec<Wanted> = planned

@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use husk_vmi::{NicNetwork, VmPlan};
+use husk_vmi::{NicBinding, NicNetwork, VmPlan};
+use ipnet::Ipv4Net;
 
 use super::wanted::{Common, Wanted};
 use crate::network::dhcp::{DhcpServer, Resolver};
-use crate::network::{self, Fault, Interface, Netns, NetworkError, Place, Prepared};
+use crate::network::{self, Fault, Host, Interface, Netns, NetworkError, Place, Prepared};
 use crate::vmm_process;
 
 /// Why a VM has no network.
@@ -30,6 +31,36 @@ pub(in crate::monitor) enum PodError {
     Network { place: String, error: NetworkError },
     #[error("preparing the network was cut short")]
     Aborted,
+}
+
+/// An error that the machine's own network makes.
+fn machines(error: NetworkError) -> PodError {
+    PodError::Network {
+        place: String::new(),
+        error,
+    }
+}
+
+/// Refuses networks behind a pod's address that the pod itself is in.
+fn apart(plan: &VmPlan, net: Ipv4Net) -> Result<(), NetworkError> {
+    for nic in &plan.nics {
+        let NicBinding::Masquerade { cidr: Some(cidr), .. } = &nic.binding else {
+            continue;
+        };
+        if cidr.contains(&net) || net.contains(cidr) {
+            return Err(NetworkError {
+                interface: nic.name.clone(),
+                fault: Fault::Field {
+                    field: "vmNetworkCIDR",
+                    why: format!(
+                        "{cidr} overlaps {}, the network of husk0: choose another one",
+                        net.trunc()
+                    ),
+                },
+            });
+        }
+    }
+    Ok(())
 }
 
 /// What to do about it.
@@ -91,13 +122,30 @@ impl Pod {
         })
     }
 
-    /// Refuses interfaces that only others could give a device to.
-    pub(super) fn none_for(plan: &VmPlan) -> Result<(), PodError> {
+    /// Makes one for this VM on the machine's own network.
+    pub(super) fn make(plan: &VmPlan, dir: &Path) -> Result<Pod, PodError> {
         let multus = |network: &NicNetwork| matches!(network, NicNetwork::Multus { .. });
-        match plan.nics.iter().find(|nic| multus(&nic.network)) {
-            Some(nic) => Err(PodError::Multus(nic.name.clone())),
-            None => Ok(()),
+        if let Some(nic) = plan.nics.iter().find(|nic| multus(&nic.network)) {
+            return Err(PodError::Multus(nic.name.clone()));
         }
+        let common = Common::new(plan, vmm_process::owner(), Resolver::of_host(None));
+        let common = common.map_err(|fault| machines(fault.into()))?;
+        let host = Host::default();
+        let joined = host
+            .join(&format!("{}/{}", plan.namespace, plan.name))
+            .map_err(machines)?;
+        let kept = apart(plan, joined.net).and_then(|()| joined.place.keep(dir));
+        if let Err(error) = kept {
+            // What stays is found by the next command.
+            let _ = host.leave(&joined.place);
+            return Err(machines(error));
+        }
+        Ok(Pod {
+            netns: joined.netns,
+            place: String::new(),
+            dir: dir.to_owned(),
+            common,
+        })
     }
 
     /// Prepares interfaces, and starts what tells their guest its addresses. Within a runtime.
