@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use husk_proto::shim::v1::{InfoResponse, Status, Timeline};
+use husk_proto::shim::v1::{self as shim, InfoResponse, Status, Timeline};
 use husk_shim::state::VmDir;
 use jiff::Timestamp;
 use serde::Serialize;
@@ -27,6 +27,7 @@ pub(crate) struct View {
     pub memory_bytes: u64,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub booted_from: String,
+    pub interfaces: Vec<Interface>,
     pub reboots: u64,
     pub times: Times,
     pub monitor_pid: u32,
@@ -34,6 +35,22 @@ pub(crate) struct View {
     #[serde(skip_serializing_if = "String::is_empty")]
     pub version: String,
     pub files: Files,
+}
+
+/// A network interface.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Interface {
+    pub name: String,
+    pub mac: String,
+    pub device: String,
+    pub binding: String,
+    /// At which the VM is reached.
+    pub addresses: Vec<String>,
+    pub mtu: u32,
+    pub queues: u32,
+    pub link_up: bool,
+    pub vhost: bool,
 }
 
 /// When a VM came to each step of its life.
@@ -78,6 +95,7 @@ impl View {
             cpus: info.vcpus,
             memory_bytes: info.guest_memory_bytes,
             booted_from: info.booted_from,
+            interfaces: info.interfaces.into_iter().map(Interface::from).collect(),
             monitor_pid: if answered {
                 info.monitor_pid
             } else {
@@ -103,10 +121,43 @@ impl View {
         }
     }
 
+    /// The first address at which it is reached.
+    pub(crate) fn address(&self) -> Option<&str> {
+        let addresses = self.interfaces.iter().flat_map(|interface| &interface.addresses);
+        addresses.map(String::as_str).next()
+    }
+
     /// Seconds since the VM was started.
     pub(crate) fn age(&self, now: Timestamp) -> Option<u64> {
         let started = self.times.monitor_started?;
         u64::try_from(now.as_second() - started.as_second()).ok()
+    }
+}
+
+impl From<shim::Interface> for Interface {
+    fn from(told: shim::Interface) -> Self {
+        let shim::Interface {
+            name,
+            mac,
+            device,
+            binding,
+            addresses,
+            mtu,
+            queues,
+            link_up,
+            vhost,
+        } = told;
+        Self {
+            name,
+            mac,
+            device,
+            binding,
+            addresses,
+            mtu,
+            queues,
+            link_up,
+            vhost,
+        }
     }
 }
 

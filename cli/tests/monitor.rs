@@ -27,10 +27,13 @@ fn list_shows_what_runs() {
         .lines()
         .map(|line| line.split_whitespace().collect())
         .collect();
-    assert_eq!(lines[0], ["NAMESPACE", "NAME", "STATE", "AGE", "CPUS", "MEMORY"]);
+    assert_eq!(
+        lines[0],
+        ["NAMESPACE", "NAME", "STATE", "AGE", "CPUS", "MEMORY", "ADDRESS"]
+    );
     assert_eq!(lines[1][..4], ["default", "demo", "Running", "(paused)"]);
     assert_eq!(lines[2][..3], ["test", "other", "Running"]);
-    assert_eq!(lines[2][4..], ["2", "512Mi"]);
+    assert_eq!(lines[2][4..], ["2", "512Mi", "127.0.0.1"]);
 
     let (_, stdout, _) = told(&output(root.path(), &["ls", "-o", "name"]));
     assert_eq!(stdout, "demo\ntest/other\n");
@@ -40,6 +43,8 @@ fn list_shows_what_runs() {
     assert_eq!(json[0]["phase"], "Running");
     assert_eq!(json[0]["paused"], true);
     assert_eq!(json[0]["memoryBytes"], 512 << 20);
+    assert_eq!(json[0]["interfaces"][0]["device"], "eth0");
+    assert_eq!(json[0]["interfaces"][0]["linkUp"], true);
     assert_eq!(json[1]["namespace"], "test");
 }
 

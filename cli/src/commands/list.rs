@@ -80,7 +80,7 @@ async fn views(dirs: Vec<VmDir>) -> Result<Vec<View>, Failure> {
 }
 
 fn table(views: &[View], now: Timestamp) -> String {
-    let mut rows = vec![["NAMESPACE", "NAME", "STATE", "AGE", "CPUS", "MEMORY"].map(String::from)];
+    let mut rows = vec![["NAMESPACE", "NAME", "STATE", "AGE", "CPUS", "MEMORY", "ADDRESS"].map(String::from)];
     rows.extend(views.iter().map(|view| {
         let known = |text: String| if view.phase == "Unknown" { "-".into() } else { text };
         [
@@ -90,6 +90,7 @@ fn table(views: &[View], now: Timestamp) -> String {
             view.age(now).map_or_else(|| "-".into(), age),
             known(view.cpus.to_string()),
             known(output::bytes(view.memory_bytes)),
+            view.address().unwrap_or("-").into(),
         ]
     }));
     output::table(&rows)
@@ -111,6 +112,7 @@ fn age(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::view::Interface;
 
     #[test]
     fn ages_look_like_kubectls() {
@@ -136,6 +138,10 @@ mod tests {
             paused: true,
             cpus: 2,
             memory_bytes: 512 << 20,
+            interfaces: vec![Interface {
+                addresses: vec!["10.77.0.2".into(), "fd00::2".into()],
+                ..Interface::default()
+            }],
             ..View::default()
         };
         let lost = View {
@@ -146,9 +152,9 @@ mod tests {
         };
         assert_eq!(
             table(&[demo, lost], Timestamp::UNIX_EPOCH),
-            "NAMESPACE  NAME  STATE             AGE  CPUS  MEMORY\n\
-             default    demo  Running (paused)  -    2     512Mi\n\
-             test       lost  Unknown           -    -     -\n"
+            "NAMESPACE  NAME  STATE             AGE  CPUS  MEMORY  ADDRESS\n\
+             default    demo  Running (paused)  -    2     512Mi   10.77.0.2\n\
+             test       lost  Unknown           -    -     -       -\n"
         );
     }
 }

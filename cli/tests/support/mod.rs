@@ -156,7 +156,17 @@ impl Pod for StubMonitor {
             vcpus: 2,
             guest_memory_bytes: 512 << 20,
             booted_from: "kernel".into(),
-            interfaces: Vec::new(),
+            interfaces: vec![Interface {
+                name: "default".into(),
+                mac: "02:00:00:00:00:01".into(),
+                device: "eth0".into(),
+                binding: "masquerade".into(),
+                addresses: vec!["127.0.0.1".into()],
+                mtu: 1500,
+                queues: 1,
+                link_up: true,
+                vhost: false,
+            }],
         }))
     }
 
