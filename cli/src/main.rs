@@ -23,6 +23,7 @@ mod doctor;
 mod ending;
 mod failure;
 mod foreground;
+mod forward;
 mod host_notes;
 mod log_file;
 mod manifest;

@@ -1,12 +1,14 @@
 //! Reaching the monitors of live VMs.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
-use husk_proto::shim::v1::{InfoRequest, InfoResponse, Phase, Status};
+use husk_proto::shim::v1::{InfoRequest, InfoResponse, Phase, Status, WatchStatusRequest};
 use husk_shim::client::{self, PodClient};
 use husk_shim::state::{RuntimeDir, StateError, VmDir};
 
 use crate::failure::Failure;
+use crate::foreground::is_final;
 use crate::vm_ref::VmRef;
 
 /// A monitor that takes longer than this to answer hangs.
@@ -47,6 +49,30 @@ pub(crate) async fn info(client: &mut PodClient) -> Result<InfoResponse, Failure
     Ok(client.info(InfoRequest {}).await?.into_inner())
 }
 
+/// Where a VM is reached.
+pub(crate) fn address(vm: &VmRef, info: &InfoResponse) -> Result<IpAddr, Failure> {
+    let addresses = info.interfaces.iter().flat_map(|interface| &interface.addresses);
+    let found = addresses.filter_map(|address| address.parse().ok()).next();
+    found.ok_or_else(|| {
+        Failure::Runtime(match info.interfaces.as_slice() {
+            [] => format!("{vm} has no network: its manifest asks for none, or it was not started by root"),
+            _ => format!("{vm} has no address: none of its networks gives it one"),
+        })
+    })
+}
+
+/// Waits for a VM's end.
+pub(crate) async fn ended(client: &mut PodClient) -> Result<(), Failure> {
+    let mut statuses = client.watch_status(WatchStatusRequest {}).await?.into_inner();
+    // A monitor that dies ends its VM.
+    while let Ok(Some(status)) = statuses.message().await {
+        if is_final(&status) {
+            break;
+        }
+    }
+    Ok(())
+}
+
 /// The name of a VM found in the runtime directory.
 pub(crate) fn reference(dir: &VmDir) -> VmRef {
     VmRef {
@@ -81,7 +107,30 @@ fn not_found(vm: &VmRef, live: impl Iterator<Item = VmRef>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use husk_proto::shim::v1::Interface;
+
     use super::*;
+
+    #[test]
+    fn the_first_address_is_the_one() {
+        let vm: VmRef = "demo".parse().unwrap();
+        let info = |addresses: &[&[&str]]| InfoResponse {
+            interfaces: addresses
+                .iter()
+                .map(|addresses| Interface {
+                    addresses: addresses.iter().map(ToString::to_string).collect(),
+                    ..Interface::default()
+                })
+                .collect(),
+            ..InfoResponse::default()
+        };
+        let found = address(&vm, &info(&[&[], &["10.77.0.2", "fd00::2"]])).unwrap();
+        assert_eq!(found.to_string(), "10.77.0.2");
+        for (info, why) in [(info(&[]), "has no network"), (info(&[&[]]), "has no address")] {
+            let failure = address(&vm, &info).unwrap_err();
+            assert!(matches!(failure, Failure::Runtime(text) if text.starts_with(&format!("demo {why}: "))));
+        }
+    }
 
     #[test]
     fn a_namesake_elsewhere_is_pointed_out() {

@@ -35,6 +35,13 @@ fn usage_errors_are_status_2() {
         &["stop", "demo", "--force", "--grace-period", "1"],
         &["stop", "demo", "--grace-period", "-1"],
         &["console"],
+        &["ssh"],
+        &["ssh", "demo", "uname"],
+        &["port-forward", "demo"],
+        &["port-forward", "demo", "http"],
+        &["port-forward", "demo", "udp/53:53"],
+        &["addinterface", "demo"],
+        &["link", "demo", "default", "sideways"],
     ] {
         let (code, stdout, stderr) = told(&output(root.path(), args));
         assert_eq!((code, stdout.as_str()), (2, ""), "{args:?}");
@@ -323,13 +330,26 @@ fn without_vms_nothing_is_listed_and_nothing_found() {
         (0, "[]\n".into(), "".into())
     );
     for command in [
-        "console", "pause", "resume", "reset", "stop", "rm", "logs", "inspect",
+        &["console"][..],
+        &["pause"],
+        &["resume"],
+        &["reset"],
+        &["stop"],
+        &["rm"],
+        &["logs"],
+        &["inspect"],
+        &["ssh"],
+        &["port-forward", "8080:80"],
+        &["addinterface", "blue"],
+        &["removeinterface", "blue"],
+        &["link", "blue", "up"],
     ] {
-        let told = told(&output(root.path(), &[command, "test/demo"]));
+        let words = [&command[..1], &["test/demo"], &command[1..]].concat();
+        let told = told(&output(root.path(), &words));
         assert_eq!(
             told,
             (1, "".into(), "error: no VM test/demo is running\n".into()),
-            "{command}"
+            "{command:?}"
         );
     }
 }

@@ -6,20 +6,25 @@ use clap::Subcommand;
 
 use crate::failure::Failure;
 
+mod addinterface;
 mod addvolume;
 mod completions;
 mod console;
 mod doctor;
 mod inspect;
+mod link;
 mod list;
 mod logs;
 mod monitor;
 mod pause;
+mod port_forward;
+mod removeinterface;
 mod removevolume;
 mod reset;
 mod resume;
 mod rm;
 mod run;
+mod ssh;
 mod stop;
 mod validate;
 
@@ -30,12 +35,17 @@ pub(crate) enum Command {
     List(list::Args),
     Console(console::Args),
     Logs(logs::Args),
+    Ssh(ssh::Args),
+    PortForward(port_forward::Args),
     Inspect(inspect::Args),
     Pause(pause::Args),
     Resume(resume::Args),
     Reset(reset::Args),
     Addvolume(addvolume::Args),
     Removevolume(removevolume::Args),
+    Addinterface(addinterface::Args),
+    Removeinterface(removeinterface::Args),
+    Link(link::Args),
     Stop(stop::Args),
     Rm(rm::Args),
     Validate(validate::Args),
@@ -53,12 +63,17 @@ impl Command {
             Self::List(args) => list::run(args),
             Self::Console(args) => console::run(args),
             Self::Logs(args) => logs::run(args),
+            Self::Ssh(args) => ssh::run(args),
+            Self::PortForward(args) => port_forward::run(args),
             Self::Inspect(args) => inspect::run(args),
             Self::Pause(args) => pause::run(args),
             Self::Resume(args) => resume::run(args),
             Self::Reset(args) => reset::run(args),
             Self::Addvolume(args) => addvolume::run(args),
             Self::Removevolume(args) => removevolume::run(args),
+            Self::Addinterface(args) => addinterface::run(args),
+            Self::Removeinterface(args) => removeinterface::run(args),
+            Self::Link(args) => link::run(args),
             Self::Stop(args) => stop::run(args),
             Self::Rm(args) => rm::run(args),
             Self::Validate(args) => validate::run(args),

@@ -254,15 +254,25 @@ impl Pod for StubMonitor {
         Ok(Response::new(Box::pin(statuses.map(Ok))))
     }
 
-    async fn add_interface(&self, _: Request<AddInterfaceRequest>) -> Answer<AddInterfaceResponse> {
-        Err(tonic::Status::unimplemented("interfaces"))
+    async fn add_interface(&self, request: Request<AddInterfaceRequest>) -> Answer<AddInterfaceResponse> {
+        let AddInterfaceRequest { name, device, mac } = request.into_inner();
+        self.change(|status| status.message = format!("{name} {device:?} {mac:?}"));
+        Ok(Response::new(AddInterfaceResponse {}))
     }
 
-    async fn remove_interface(&self, _: Request<RemoveInterfaceRequest>) -> Answer<RemoveInterfaceResponse> {
-        Err(tonic::Status::unimplemented("interfaces"))
+    async fn remove_interface(
+        &self,
+        request: Request<RemoveInterfaceRequest>,
+    ) -> Answer<RemoveInterfaceResponse> {
+        match request.into_inner().name.as_str() {
+            "blue" => Ok(Response::new(RemoveInterfaceResponse {})),
+            _ => Err(tonic::Status::not_found("there is none")),
+        }
     }
 
-    async fn set_link(&self, _: Request<SetLinkRequest>) -> Answer<SetLinkResponse> {
-        Err(tonic::Status::unimplemented("interfaces"))
+    async fn set_link(&self, request: Request<SetLinkRequest>) -> Answer<SetLinkResponse> {
+        let SetLinkRequest { name, up } = request.into_inner();
+        self.change(|status| status.message = format!("{name} {up}"));
+        Ok(Response::new(SetLinkResponse {}))
     }
 }

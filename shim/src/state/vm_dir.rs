@@ -11,7 +11,7 @@ use crate::{lock, network};
 
 const PID: &str = "monitor.pid";
 /// Everything a monitor may leave in its directory beside monitor.pid and what is kept of the VM's network.
-const FILES: [&str; 8] = [
+const FILES: [&str; 9] = [
     "pod.sock",
     "plan.json",
     "plan.json.new",
@@ -20,6 +20,7 @@ const FILES: [&str; 8] = [
     "console.log.1",
     "monitor.log",
     "monitor.log.1",
+    "known_hosts",
 ];
 
 /// The state directory of one VM.
@@ -87,6 +88,12 @@ impl VmDir {
     #[must_use]
     pub fn vmi(&self) -> PathBuf {
         self.path.join("vmi.json")
+    }
+
+    /// The host keys its guest showed to `husk ssh`.
+    #[must_use]
+    pub fn known_hosts(&self) -> PathBuf {
+        self.path.join("known_hosts")
     }
 
     /// The process id of its monitor.

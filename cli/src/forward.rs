@@ -1,0 +1,164 @@
+//! Ports of this machine that lead to a VM.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::str::FromStr;
+use std::time::Duration;
+
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{sleep, timeout};
+
+use crate::failure::{Failure, chain};
+use crate::output;
+use crate::vm_ref::VmRef;
+
+/// How long a guest may take to answer.
+const DIALLED_WITHIN: Duration = Duration::from_secs(10);
+/// Pause after a connection that could not be taken, as there are too many.
+const AFTER_ERROR: Duration = Duration::from_millis(100);
+
+/// `[tcp/][ADDRESS:]LOCAL[:REMOTE]`, as kubectl and virtctl have it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Forward {
+    local: SocketAddr,
+    remote: u16,
+}
+
+impl FromStr for Forward {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.starts_with("udp/") {
+            return Err("only TCP is forwarded".into());
+        }
+        let rest = text.strip_prefix("tcp/").unwrap_or(text);
+        let (before, last) = rest.rsplit_once(':').unwrap_or(("", rest));
+        let remote = port(last)?;
+        let (address, local) = match before.rsplit_once(':') {
+            Some((address, local)) => (address, local),
+            None => ("", before),
+        };
+        let local = match local {
+            // `:80` leaves the choice open, `80` does not.
+            "" if rest.contains(':') => 0,
+            "" => remote,
+            local => port(local)?,
+        };
+        if remote == 0 {
+            return Err("the VM's port is 1 to 65535".into());
+        }
+        Ok(Self {
+            local: SocketAddr::new(ip(address)?, local),
+            remote,
+        })
+    }
+}
+
+fn port(text: &str) -> Result<u16, String> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = text.parse().ok().filter(|_| digits);
+    number.ok_or_else(|| format!("{text:?} is no port: expected [ADDRESS:]LOCAL:REMOTE"))
+}
+
+fn ip(text: &str) -> Result<IpAddr, String> {
+    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+    match bare.unwrap_or(text) {
+        "" | "localhost" => Ok(Ipv4Addr::LOCALHOST.into()),
+        text => text.parse().map_err(|_| format!("{text:?} is no IP address")),
+    }
+}
+
+/// A port that is listened on.
+#[derive(Debug)]
+pub(crate) struct Listening {
+    listener: TcpListener,
+    remote: u16,
+}
+
+impl Listening {
+    /// Takes the local port.
+    pub(crate) async fn on(forward: &Forward) -> Result<Self, Failure> {
+        let listener = TcpListener::bind(forward.local).await;
+        Ok(Self {
+            listener: listener.map_err(Failure::at(forward.local))?,
+            remote: forward.remote,
+        })
+    }
+
+    /// Says which port it is, and forwards what connects to it from now on.
+    pub(crate) fn serve(self, vm: VmRef, address: IpAddr) -> Result<(), Failure> {
+        let local = self.listener.local_addr()?;
+        output::print(&format!("Forwarding from {local} -> {}\n", self.remote))?;
+        let target = SocketAddr::new(address, self.remote);
+        tokio::spawn(async move {
+            loop {
+                match self.listener.accept().await {
+                    Ok((client, _)) => drop(tokio::spawn(carry(vm.clone(), client, target))),
+                    Err(error) => {
+                        eprintln!("{vm}: {local}: {}", chain(&error));
+                        sleep(AFTER_ERROR).await;
+                    }
+                }
+            }
+        });
+        Ok(())
+    }
+}
+
+/// Carries bytes both ways until both sides have said all.
+async fn carry(vm: VmRef, mut client: TcpStream, target: SocketAddr) {
+    let why = match timeout(DIALLED_WITHIN, TcpStream::connect(target)).await {
+        Ok(Ok(mut guest)) => {
+            let _ = (client.set_nodelay(true), guest.set_nodelay(true));
+            // Who breaks a connection off knows it.
+            let _ = copy_bidirectional(&mut client, &mut guest).await;
+            return;
+        }
+        Ok(Err(error)) => chain(&error),
+        Err(_) => "no answer".into(),
+    };
+    eprintln!("{vm}: {target}: {why}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_written_as_for_kubectl() {
+        let of = |text: &str| {
+            let forward = text.parse::<Forward>().unwrap();
+            format!("{} {}", forward.local, forward.remote)
+        };
+        for (text, shown) in [
+            ("8080:80", "127.0.0.1:8080 80"),
+            ("8080", "127.0.0.1:8080 8080"),
+            (":80", "127.0.0.1:0 80"),
+            ("0:80", "127.0.0.1:0 80"),
+            ("tcp/8080:80", "127.0.0.1:8080 80"),
+            ("0.0.0.0:8080:80", "0.0.0.0:8080 80"),
+            ("localhost:8080:80", "127.0.0.1:8080 80"),
+            ("[::1]:8080:80", "[::1]:8080 80"),
+            ("::1:8080:80", "[::1]:8080 80"),
+        ] {
+            assert_eq!(of(text), shown, "{text}");
+        }
+        for bad in [
+            "",
+            "x",
+            "0",
+            "8080:0",
+            "65536",
+            "80:",
+            "-1:80",
+            "+1:80",
+            "udp/53:53",
+            "host:1:2",
+            "1:2:3:4",
+            "tcp/",
+            "::",
+        ] {
+            assert!(bad.parse::<Forward>().is_err(), "{bad}");
+        }
+    }
+}
