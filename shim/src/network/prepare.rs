@@ -176,22 +176,57 @@ fn open(record: Record, interface: &Interface, devices: Devices) -> Result<Prepa
 pub fn tear_down(netns: &Netns, dir: &Path) -> Result<(), NetworkError> {
     let id = netns.id().map_err(Fault::Namespace)?;
     for path in Record::all(dir)? {
-        let Some(record) = Record::load(&path)? else {
-            continue;
-        };
-        let work = || {
-            if record.netns == id {
-                tear_down_one(&record)?;
-            }
-            Record::remove(&path)
-        };
-        netns
-            .run(work)
-            .map_err(Fault::Namespace)
-            .flatten()
-            .map_err(Fault::of(&record.interface))?;
+        if let Some(record) = Record::load(&path)? {
+            undo(netns, id, &path, &record)?;
+        }
     }
     Ok(())
+}
+
+/// The same for the one that was prepared on this device. Switches that others need too stay, for the last of them to
+/// be restored.
+pub fn tear_down_interface(netns: &Netns, dir: &Path, nic: &str) -> Result<(), NetworkError> {
+    let id = netns.id().map_err(Fault::Namespace)?;
+    let path = Record::path(dir, nic);
+    let Some(mut record) = Record::load(&path)? else {
+        return Ok(());
+    };
+    hand_on(&mut record, dir).map_err(Fault::of(&record.interface))?;
+    undo(netns, id, &path, &record)
+}
+
+/// Gives the record of another interface with the same binding what is to be restored after both.
+fn hand_on(record: &mut Record, dir: &Path) -> Result<(), Fault> {
+    for path in Record::all(dir)? {
+        let Some(mut other) = Record::load(&path)? else {
+            continue;
+        };
+        let same_kind = other.binding.name() == record.binding.name() && other.netns == record.netns;
+        if other.nic.name == record.nic.name || !same_kind {
+            continue;
+        }
+        let own = format!("/conf/{}/", record.nic.name);
+        let is_own = |(name, _): &(String, String)| name.contains(&own);
+        let (kept, common) = record.switches.drain(..).partition(is_own);
+        record.switches = kept;
+        other.switches.extend::<Vec<_>>(common);
+        return other.save(&path);
+    }
+    Ok(())
+}
+
+fn undo(netns: &Netns, id: u64, path: &Path, record: &Record) -> Result<(), NetworkError> {
+    let work = || {
+        if record.netns == id {
+            tear_down_one(record)?;
+        }
+        Record::remove(path)
+    };
+    netns
+        .run(work)
+        .map_err(Fault::Namespace)
+        .flatten()
+        .map_err(Fault::of(&record.interface))
 }
 
 fn tear_down_one(record: &Record) -> Result<(), Fault> {

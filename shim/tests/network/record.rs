@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use husk_shim::network::{Binding, Interface, Masquerade, tear_down};
+use husk_shim::network::{Binding, Interface, MacAddr, Masquerade, tear_down, tear_down_interface};
 
 use crate::guest::{Guest, PATIENCE};
-use crate::pod::{NODE_MAC, POD_MAC, Pod, can_run, interface, ip};
+use crate::pod::{NODE_MAC, POD_MAC, Pod, can_run, interface, ip, switch};
 
 fn bindings() -> [Binding; 2] {
     [Binding::Bridge, Binding::Masquerade(Masquerade::default())]
@@ -159,4 +159,42 @@ fn a_missing_link_is_named() {
         "interface \"default\": pod link (net1) is missing"
     );
     assert!(!error.is_critical());
+}
+
+#[test]
+fn one_of_several_is_taken_back_alone() {
+    if !can_run() {
+        return;
+    }
+    let pod = Pod::with_address();
+    let second = |index| Interface {
+        name: format!("second{index}"),
+        nic: format!("net{index}"),
+        index,
+        ..interface(Binding::Bridge)
+    };
+    for index in [1, 2] {
+        let (outer, inner) = (format!("veth{index}"), format!("net{index}"));
+        pod.add_veth(
+            &outer,
+            MacAddr([2, 0, 0, 0, 9, index]),
+            &inner,
+            MacAddr([2, 0, 0, 0, 0, index]),
+        );
+        ip(&pod.netns, &format!("addr add 10.9.{index}.5/24 brd + dev {inner}"));
+    }
+    let before = pod.state();
+    let [first, other] = [1, 2].map(|index| pod.ready(&second(index)));
+    tear_down_interface(&pod.netns, pod.dir.path(), "net1").unwrap();
+    drop(first);
+    // It answers for nobody's address while the other one is there.
+    assert_eq!(switch(&pod.netns, "ipv4/conf/all/arp_ignore"), "1");
+    assert!(pod.shows("link show net1").contains("02:00:00:00:00:01"));
+    assert!(pod.shows("link show").contains("k6t-net2") && !pod.shows("link show").contains("k6t-net1"));
+    tear_down_interface(&pod.netns, pod.dir.path(), "net1").unwrap();
+    drop(pod.ready(&second(1)));
+    drop(other);
+    tear_down_interface(&pod.netns, pod.dir.path(), "net2").unwrap();
+    tear_down_interface(&pod.netns, pod.dir.path(), "net1").unwrap();
+    assert_eq!(pod.state(), before);
 }
