@@ -12,20 +12,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use husk_proto::fds::FdSender;
-use husk_proto::vmm::v1::vmm_client::VmmClient;
 use husk_proto::vmm::v1::{AddDiskRequest, RemoveDiskRequest, ResizeDiskRequest};
 use husk_vmi::{DiskPlan, NewVolume, Plug, ScsiAddress, VmPlan};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval, timeout};
-use tonic::transport::Channel;
 use tonic::{Code, Status};
 use tracing::{info, warn};
 
 use super::ending::chain;
 use super::growth::{EVERY, Probe};
 use super::vm_config;
+use super::vmm_link::{Link, plain, within};
 use crate::volumes::{self, OpenDisk, VolumeError};
 
 pub(super) use table::Table;
@@ -52,13 +50,6 @@ enum Command {
     Began(Link, Vec<(String, Probe)>),
     Add(NewVolume, Reply<ScsiAddress>),
     Remove(String, Reply<Removed>),
-}
-
-/// The way to the VMM.
-#[derive(Debug, Clone)]
-pub(super) struct Link {
-    pub(super) client: VmmClient<Channel>,
-    pub(super) fds: Arc<FdSender>,
 }
 
 /// A volume that was unplugged.
@@ -393,16 +384,4 @@ impl Link {
             .into_inner()
             .bytes)
     }
-}
-
-async fn within<T>(limit: Duration, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
-    let answer = timeout(limit, call).await;
-    answer
-        .unwrap_or_else(|_| Err(Status::deadline_exceeded("the VMM does not answer")))
-        .map_err(plain)
-}
-
-/// The VMM's metadata is not the caller's.
-fn plain(status: Status) -> Status {
-    Status::new(status.code(), status.message())
 }

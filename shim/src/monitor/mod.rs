@@ -29,6 +29,7 @@ mod status;
 mod stdio;
 mod vm;
 mod vm_config;
+mod vmm_link;
 
 use std::process::ExitCode;
 use std::sync::Arc;

@@ -6,14 +6,15 @@ use std::time::Duration;
 use husk_proto::shim::v1::add_volume_request::Cache;
 use husk_proto::shim::v1::pod_server::Pod;
 use husk_proto::shim::v1::{
-    AddVolumeRequest, AddVolumeResponse, ConsoleInput, InfoRequest, InfoResponse, KillRequest, KillResponse,
-    PauseRequest, PauseResponse, RemoveVolumeRequest, RemoveVolumeResponse, ResetRequest, ResetResponse,
-    ResumeRequest, ResumeResponse, ShutdownRequest, ShutdownResponse, Status as VmStatus, WatchStatusRequest,
+    AddInterfaceRequest, AddInterfaceResponse, AddVolumeRequest, AddVolumeResponse, ConsoleInput,
+    InfoRequest, InfoResponse, KillRequest, KillResponse, PauseRequest, PauseResponse,
+    RemoveInterfaceRequest, RemoveInterfaceResponse, RemoveVolumeRequest, RemoveVolumeResponse, ResetRequest,
+    ResetResponse, ResumeRequest, ResumeResponse, SetLinkRequest, SetLinkResponse, ShutdownRequest,
+    ShutdownResponse, Status as VmStatus, WatchStatusRequest,
 };
 use husk_proto::vmm::v1 as vmm;
 use husk_vmi::{CacheMode, NewVolume, VmPlan};
 use tokio::sync::watch;
-use tokio::time::timeout;
 use tokio_stream::wrappers::WatchStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
@@ -22,6 +23,7 @@ use super::disks;
 use super::interfaces;
 use super::session::SessionStream;
 use super::vm::{Handle, Running};
+use super::vmm_link::within;
 use crate::console::Console;
 
 /// How long the VMM may take for what it does at once.
@@ -80,14 +82,6 @@ impl Service {
         .await?;
         Ok(())
     }
-}
-
-async fn within<T>(limit: Duration, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
-    let answer = timeout(limit, call)
-        .await
-        .map_err(|_| Status::deadline_exceeded("the VMM does not answer"))?;
-    // The VMM's metadata is not the caller's.
-    answer.map_err(|status| Status::new(status.code(), status.message()))
 }
 
 fn ended() -> Status {
@@ -215,22 +209,24 @@ impl Pod for Service {
 
     async fn add_interface(
         &self,
-        _: Request<husk_proto::shim::v1::AddInterfaceRequest>,
-    ) -> Result<Response<husk_proto::shim::v1::AddInterfaceResponse>, Status> {
-        Err(Status::unimplemented("interfaces"))
+        request: Request<AddInterfaceRequest>,
+    ) -> Result<Response<AddInterfaceResponse>, Status> {
+        self.interfaces.add(request.into_inner()).await?;
+        Ok(Response::new(AddInterfaceResponse {}))
     }
 
     async fn remove_interface(
         &self,
-        _: Request<husk_proto::shim::v1::RemoveInterfaceRequest>,
-    ) -> Result<Response<husk_proto::shim::v1::RemoveInterfaceResponse>, Status> {
-        Err(Status::unimplemented("interfaces"))
+        request: Request<RemoveInterfaceRequest>,
+    ) -> Result<Response<RemoveInterfaceResponse>, Status> {
+        let paused = self.status.borrow().paused;
+        self.interfaces.remove(request.into_inner().name, paused).await?;
+        Ok(Response::new(RemoveInterfaceResponse {}))
     }
 
-    async fn set_link(
-        &self,
-        _: Request<husk_proto::shim::v1::SetLinkRequest>,
-    ) -> Result<Response<husk_proto::shim::v1::SetLinkResponse>, Status> {
-        Err(Status::unimplemented("interfaces"))
+    async fn set_link(&self, request: Request<SetLinkRequest>) -> Result<Response<SetLinkResponse>, Status> {
+        let SetLinkRequest { name, up } = request.into_inner();
+        self.interfaces.set_link(name, up).await?;
+        Ok(Response::new(SetLinkResponse {}))
     }
 }

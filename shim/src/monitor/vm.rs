@@ -22,6 +22,7 @@ use super::interfaces;
 use super::power::{Due, Stopping};
 use super::start::{Started, last_event, start};
 use super::status::Board;
+use super::vmm_link::Link;
 use crate::launch::{Report, Starter};
 use crate::vmm_process::VmmProcess;
 use crate::volumes::Scratch;
@@ -151,10 +152,11 @@ impl Vm {
             events,
             probes,
         } = started;
-        let link = disks::Link {
+        let link = Link {
             client: vmm.client(),
             fds: vmm.fds().clone(),
         };
+        self.interfaces.began(link.clone()).await;
         self.disks.began(link, probes).await;
         self.running.send_replace(Some(Running {
             client: vmm.client(),

@@ -107,6 +107,17 @@ impl Configured {
     }
 }
 
+/// A NIC that is plugged, and the descriptors it names.
+pub(super) fn plugged_nic(open: OpenNic) -> (Nic, Vec<(Token, OwnedFd)>) {
+    let mut descriptors = Vec::new();
+    let nic = nic(open, &mut |fd| {
+        let token = Token::random();
+        descriptors.push((token, fd));
+        token.into()
+    });
+    (nic, descriptors)
+}
+
 /// The base of an overlay, and its format.
 type SentBase = Option<(Fd, ImageFormat)>;
 

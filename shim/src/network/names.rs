@@ -58,6 +58,11 @@ impl Devices {
         }
     }
 
+    /// Whether a device of this name is among them.
+    pub fn has(&self, name: &str) -> bool {
+        self.all().into_iter().any(|own| own == name)
+    }
+
     fn all(&self) -> [&String; 4] {
         [&self.nic, &self.moved, &self.bridge, &self.tap]
     }

@@ -187,7 +187,8 @@ pub fn tear_down(netns: &Netns, dir: &Path) -> Result<(), NetworkError> {
 /// be restored.
 pub fn tear_down_interface(netns: &Netns, dir: &Path, nic: &str) -> Result<(), NetworkError> {
     let id = netns.id().map_err(Fault::Namespace)?;
-    let path = Record::path(dir, nic);
+    // The name becomes part of a path.
+    let path = Record::path(dir, &Devices::of(nic)?.nic);
     let Some(mut record) = Record::load(&path)? else {
         return Ok(());
     };

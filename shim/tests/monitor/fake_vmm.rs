@@ -367,22 +367,38 @@ impl Vmm for Fake {
 
     async fn add_nic(
         &self,
-        _: Request<husk_proto::vmm::v1::AddNicRequest>,
-    ) -> Result<Response<husk_proto::vmm::v1::AddNicResponse>, Status> {
-        Err(Status::unimplemented("NICs"))
+        request: Request<pb::AddNicRequest>,
+    ) -> Result<Response<pb::AddNicResponse>, Status> {
+        let nic = request.into_inner().nic.unwrap();
+        if has(&self.name(), "full") {
+            return Err(Status::resource_exhausted("no slot is free"));
+        }
+        self.plug(&nic).await?;
+        Ok(Response::new(pb::AddNicResponse { pci_slot: 24 }))
     }
 
     async fn remove_nic(
         &self,
-        _: Request<husk_proto::vmm::v1::RemoveNicRequest>,
-    ) -> Result<Response<husk_proto::vmm::v1::RemoveNicResponse>, Status> {
-        Err(Status::unimplemented("NICs"))
+        request: Request<pb::RemoveNicRequest>,
+    ) -> Result<Response<pb::RemoveNicResponse>, Status> {
+        let id = request.into_inner().id;
+        self.say(&format!("asked for {id}\n"));
+        // A guest that stands still lets go of nothing.
+        if self.guest.lock().unwrap().state == State::Paused {
+            return Err(Status::deadline_exceeded("the guest has not let go"));
+        }
+        let removed = self.guest.lock().unwrap().nics.remove(&id);
+        removed
+            .map(|_| Response::new(pb::RemoveNicResponse {}))
+            .ok_or_else(|| Status::not_found("there is no such NIC"))
     }
 
     async fn set_link(
         &self,
-        _: Request<husk_proto::vmm::v1::SetLinkRequest>,
-    ) -> Result<Response<husk_proto::vmm::v1::SetLinkResponse>, Status> {
-        Err(Status::unimplemented("NICs"))
+        request: Request<pb::SetLinkRequest>,
+    ) -> Result<Response<pb::SetLinkResponse>, Status> {
+        let pb::SetLinkRequest { id, up } = request.into_inner();
+        self.say(&format!("link of {id} {up}\n"));
+        Ok(Response::new(pb::SetLinkResponse {}))
     }
 }

@@ -3,6 +3,7 @@
 mod fake_nic;
 mod fake_vmm;
 mod fixture;
+mod interfaces;
 mod lives;
 mod networks;
 #[allow(dead_code)]
@@ -126,6 +127,22 @@ const TESTS: &[Test] = &[
     (
         "networks::what_a_killed_monitor_did_is_taken_back",
         networks::what_a_killed_monitor_did_is_taken_back,
+    ),
+    (
+        "interfaces::an_interface_comes_and_goes",
+        interfaces::an_interface_comes_and_goes,
+    ),
+    (
+        "interfaces::what_is_removed_while_paused_goes_later",
+        interfaces::what_is_removed_while_paused_goes_later,
+    ),
+    (
+        "interfaces::what_cannot_be_added_is_told_and_changes_nothing",
+        interfaces::what_cannot_be_added_is_told_and_changes_nothing,
+    ),
+    (
+        "interfaces::what_was_added_is_given_back_at_the_end",
+        interfaces::what_was_added_is_given_back_at_the_end,
     ),
     (
         "standalone::vms_without_a_pod_have_a_network_of_their_own",

@@ -44,7 +44,7 @@ pub fn with_nic(name: &str, binding: NicBinding) -> VmPlan {
     plan
 }
 
-fn on(f: &Fixture, pod: &Pod, plan: VmPlan) -> MonitorConfig {
+pub fn on(f: &Fixture, pod: &Pod, plan: VmPlan) -> MonitorConfig {
     MonitorConfig {
         netns: Some(pod.path().into()),
         ..f.config(plan)

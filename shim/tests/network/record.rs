@@ -181,7 +181,10 @@ fn one_of_several_is_taken_back_alone() {
             &inner,
             MacAddr([2, 0, 0, 0, 0, index]),
         );
-        ip(&pod.netns, &format!("addr add 10.9.{index}.5/24 brd + dev {inner}"));
+        ip(
+            &pod.netns,
+            &format!("addr add 10.9.{index}.5/24 brd + dev {inner}"),
+        );
     }
     let before = pod.state();
     let [first, other] = [1, 2].map(|index| pod.ready(&second(index)));

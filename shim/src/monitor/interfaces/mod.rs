@@ -1,30 +1,38 @@
 //! The actor that owns the table of a VM's network interfaces, and the namespace they are in.
 //!
-//! It is a task of its own, which outlives the VM: what was begun is first done, then taken back.
+//! It is a task of its own, which outlives the VM: what was begun is first done, then taken back. One thing comes after
+//! the other, but for unplugging: the guest has seconds for it, and one that is paused takes longer.
 
+mod plugging;
 mod pod;
+mod table;
 mod wanted;
 
-use std::future::poll_fn;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::time::Duration;
 
-use husk_proto::shim::v1::Interface;
+use husk_proto::shim::v1::{AddInterfaceRequest, Interface};
 use husk_vmi::VmPlan;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+use tonic::Status;
 use tracing::{error, info, warn};
 
 use super::ending::chain;
-use crate::network::Prepared;
-use crate::network::dhcp::DhcpServer;
-use pod::{Pod, Ready};
-use wanted::Wanted;
+use super::vmm_link::Link;
+use plugging::Unplugging;
+use pod::Pod;
+use table::Table;
 
 pub(super) use pod::PodError;
+
+/// How long is waited for the removal of one: a guest that answers has some seconds.
+const REMOVED_WITHIN: Duration = Duration::from_secs(35);
+/// The same if the VM is paused: enough for what a guest that stands still need not let go of.
+const REMOVED_PAUSED_WITHIN: Duration = Duration::from_secs(3);
 
 /// An interface whose descriptors are to go to the VMM.
 #[derive(Debug)]
@@ -44,9 +52,15 @@ pub(super) struct Handle {
     shown: watch::Receiver<Vec<Interface>>,
 }
 
+type Reply<T> = oneshot::Sender<Result<T, Status>>;
+
 #[derive(Debug)]
 enum Command {
     Prepare(oneshot::Sender<Result<Vec<OpenNic>, PodError>>),
+    Began(Link),
+    Add(AddInterfaceRequest, Reply<()>),
+    Remove(String, Reply<()>),
+    SetLink(String, bool, Reply<()>),
     Close(oneshot::Sender<()>),
 }
 
@@ -59,9 +73,41 @@ impl Handle {
         answer.await.map_err(|_| PodError::Aborted)?
     }
 
+    /// The VM runs.
+    pub(super) async fn began(&self, link: Link) {
+        let _ = self.mailbox.send(Command::Began(link)).await;
+    }
+
     /// What is told of the interfaces that there are.
     pub(super) fn list(&self) -> Vec<Interface> {
         self.shown.borrow().clone()
+    }
+
+    /// Plugs an interface.
+    pub(super) async fn add(&self, request: AddInterfaceRequest) -> Result<(), Status> {
+        self.ask(|reply| Command::Add(request, reply)).await
+    }
+
+    /// Unplugs an interface that was plugged. If that takes too long it goes on, and ends when it can.
+    pub(super) async fn remove(&self, name: String, paused: bool) -> Result<(), Status> {
+        let (limit, why) = match paused {
+            true => (
+                REMOVED_PAUSED_WITHIN,
+                "the VM is paused, and it goes when that is resumed",
+            ),
+            false => (
+                REMOVED_WITHIN,
+                "the guest has not let go of it; it goes when it does, or at the next reset",
+            ),
+        };
+        let text = format!("interface {name:?} is still in use: {why}");
+        let removed = timeout(limit, self.ask(|reply| Command::Remove(name, reply))).await;
+        removed.unwrap_or_else(|_| Err(Status::deadline_exceeded(text)))
+    }
+
+    /// Pulls an interface's cable, or plugs it in.
+    pub(super) async fn set_link(&self, name: String, up: bool) -> Result<(), Status> {
+        self.ask(|reply| Command::SetLink(name, up, reply)).await
     }
 
     /// Takes back all that was prepared, and ends the actor; once the VMM has ended.
@@ -71,13 +117,13 @@ impl Handle {
             let _ = done.await;
         }
     }
-}
 
-/// An interface that there is.
-#[derive(Debug)]
-struct Entry {
-    shown: Interface,
-    server: Option<DhcpServer>,
+    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Status> {
+        let ended = || Status::failed_precondition("the VM has ended");
+        let (reply, answer) = oneshot::channel();
+        self.mailbox.send(command(reply)).await.map_err(|_| ended())?;
+        answer.await.map_err(|_| ended())?
+    }
 }
 
 #[derive(Debug)]
@@ -86,28 +132,30 @@ pub(super) struct Interfaces {
     netns: Option<PathBuf>,
     dir: PathBuf,
     mailbox: mpsc::Receiver<Command>,
-    shown: watch::Sender<Vec<Interface>>,
     pod: Option<Pod>,
-    table: Vec<Entry>,
+    table: Table,
+    link: Option<Link>,
+    unplugging: Unplugging,
 }
 
 impl Interfaces {
     /// Those of a plan, in this namespace or in one of their own; what is done there is recorded in `dir`.
     pub(super) fn new(plan: Arc<VmPlan>, netns: Option<PathBuf>, dir: PathBuf) -> (Interfaces, Handle) {
         let (sender, mailbox) = mpsc::channel(16);
-        let shown = watch::Sender::new(Vec::new());
+        let table = Table::new();
         let handle = Handle {
             mailbox: sender,
-            shown: shown.subscribe(),
+            shown: table.subscribe(),
         };
         let interfaces = Interfaces {
             plan,
             netns,
             dir,
             mailbox,
-            shown,
             pod: None,
-            table: Vec::new(),
+            table,
+            link: None,
+            unplugging: Unplugging::default(),
         };
         (interfaces, handle)
     }
@@ -117,23 +165,31 @@ impl Interfaces {
         loop {
             tokio::select! {
                 command = self.mailbox.recv() => match command {
-                    Some(Command::Prepare(reply)) => {
-                        // Who asked may have gone, and the VM with them; then it is closed next.
-                        let _ = reply.send(self.prepare().await);
-                    }
                     Some(Command::Close(reply)) => {
                         self.close().await;
                         let _ = reply.send(());
                         return;
                     }
+                    Some(command) => self.obey(command).await,
                     None => return,
                 },
-                index = failed(&mut self.table) => {
-                    let entry = &mut self.table[index];
-                    entry.server = None;
-                    warn!(interface = entry.shown.name, "the DHCP server failed: the guest's lease is not renewed");
+                Some((name, removed)) = self.unplugging.next() => self.unplugged(&name, removed).await,
+                interface = self.table.failed() => {
+                    warn!(interface, "the DHCP server failed: the guest's lease is not renewed");
                 }
             }
+        }
+    }
+
+    async fn obey(&mut self, command: Command) {
+        // Whoever asked may have gone; what was asked is done all the same.
+        match command {
+            Command::Prepare(reply) => drop(reply.send(self.prepare().await)),
+            Command::Began(link) => self.link = Some(link),
+            Command::Add(request, reply) => drop(reply.send(self.add(request).await)),
+            Command::Remove(name, reply) => self.remove(name, reply),
+            Command::SetLink(name, up, reply) => drop(reply.send(self.set_link(&name, up).await)),
+            Command::Close(_) => {}
         }
     }
 
@@ -149,47 +205,31 @@ impl Interfaces {
         let pod = pod.await.map_err(|_| PodError::Aborted)??;
         self.pod = Some(pod.clone());
         let planned = (0u8..).zip(&self.plan.nics);
-        let wanted: Vec<Wanted> = planned
+        let wanted = planned
             .map(|(index, nic)| pod.common.planned(index, nic))
             .collect();
-        let begun = wanted.clone();
-        let ready = spawn_blocking(move || pod.prepare(&begun)).await;
-        let ready = ready.map_err(|_| PodError::Aborted)??;
-        let open = |(ready, wanted)| self.take(ready, wanted);
-        let opened = ready.into_iter().zip(&wanted).map(open).collect();
-        self.show();
+        let ready = spawn_blocking(move || pod.prepare(wanted)).await;
+        let mut opened = Vec::new();
+        for (mut ready, wanted) in ready.map_err(|_| PodError::Aborted)?? {
+            opened.push(ready.open(&wanted));
+            self.table.add(&mut ready, &wanted, false);
+        }
+        for interface in self.table.subscribe().borrow().iter() {
+            let Interface {
+                name,
+                device,
+                binding,
+                mac,
+                vhost,
+                ..
+            } = interface;
+            info!(name, device, binding, mac, vhost, "interface prepared");
+        }
         Ok(opened)
     }
 
-    /// Takes an interface into the table; its descriptors go on.
-    fn take(&mut self, Ready { prepared, server }: Ready, wanted: &Wanted) -> OpenNic {
-        let shown = shown(&prepared, wanted);
-        info!(
-            interface = shown.name,
-            device = shown.device,
-            binding = shown.binding,
-            mac = shown.mac,
-            vhost = shown.vhost,
-            "interface prepared"
-        );
-        self.table.push(Entry { shown, server });
-        OpenNic {
-            name: prepared.name,
-            mac: prepared.mac.0,
-            mtu: prepared.mtu,
-            taps: prepared.taps,
-            vhost: prepared.vhost,
-            link_up: wanted.link_up,
-        }
-    }
-
-    fn show(&self) {
-        let all = self.table.iter().map(|entry| entry.shown.clone());
-        self.shown.send_replace(all.collect());
-    }
-
     async fn close(&mut self) {
-        for server in self.table.drain(..).filter_map(|entry| entry.server) {
+        for server in self.table.clear().into_iter().filter_map(|entry| entry.server) {
             server.stop().await;
         }
         let Some(pod) = self.pod.take() else { return };
@@ -200,35 +240,4 @@ impl Interfaces {
             Err(error) => error!(%error, "giving the network back was cut short"),
         }
     }
-}
-
-fn shown(prepared: &Prepared, wanted: &Wanted) -> Interface {
-    let mut addresses: Vec<_> = prepared.nic.addresses.iter().map(|net| net.addr()).collect();
-    addresses.sort_by_key(|address| address.is_ipv6());
-    Interface {
-        name: prepared.name.clone(),
-        mac: prepared.mac.to_string(),
-        device: prepared.devices.nic.clone(),
-        binding: wanted.interface.binding.name().to_owned(),
-        addresses: addresses.iter().map(ToString::to_string).collect(),
-        mtu: prepared.mtu,
-        queues: wanted.interface.queues.into(),
-        link_up: wanted.link_up,
-        vhost: !prepared.vhost.is_empty(),
-    }
-}
-
-/// Waits for a DHCP server to end by itself; where it is in the table.
-async fn failed(table: &mut [Entry]) -> usize {
-    poll_fn(|context| {
-        for (index, entry) in table.iter_mut().enumerate() {
-            if let Some(server) = &mut entry.server
-                && pin!(server.failed()).poll(context).is_ready()
-            {
-                return Poll::Ready(index);
-            }
-        }
-        Poll::Pending
-    })
-    .await
 }

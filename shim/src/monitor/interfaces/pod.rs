@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use husk_vmi::{NicBinding, NicNetwork, VmPlan};
 use ipnet::Ipv4Net;
 
+use super::OpenNic;
 use super::wanted::{Common, Wanted};
 use crate::network::dhcp::{DhcpServer, Resolver};
 use crate::network::{self, Fault, Host, Interface, Netns, NetworkError, Place, Prepared};
@@ -27,7 +28,7 @@ pub(in crate::monitor) enum PodError {
         "interface {0:?}: a Multus network takes a namespace that it is attached to: name that by --netns"
     )]
     Multus(String),
-    #[error("{place}{error}{}", way_out(error))]
+    #[error("{place}{error}{}", way_out(place, error))]
     Network { place: String, error: NetworkError },
     #[error("preparing the network was cut short")]
     Aborted,
@@ -64,8 +65,11 @@ fn apart(plan: &VmPlan, net: Ipv4Net) -> Result<(), NetworkError> {
 }
 
 /// What to do about it.
-fn way_out(error: &NetworkError) -> &'static str {
+fn way_out(place: &str, error: &NetworkError) -> &'static str {
     match &error.fault {
+        Fault::NoNic(_) if place.is_empty() => {
+            ": no plugin adds devices to a namespace that Husk made; run the VM with --netns"
+        }
         Fault::NoNic(_) => ": let a network plugin add it first",
         Fault::Foreign { .. } => ": a namespace is one VM's at a time; if no VM has this one, make a new one",
         _ => "",
@@ -77,6 +81,21 @@ fn way_out(error: &NetworkError) -> &'static str {
 pub(super) struct Ready {
     pub(super) prepared: Prepared,
     pub(super) server: Option<DhcpServer>,
+}
+
+impl Ready {
+    /// What goes to the VMM, which gets the descriptors.
+    pub(super) fn open(&mut self, wanted: &Wanted) -> OpenNic {
+        let prepared = &mut self.prepared;
+        OpenNic {
+            name: prepared.name.clone(),
+            mac: prepared.mac.0,
+            mtu: prepared.mtu,
+            taps: std::mem::take(&mut prepared.taps),
+            vhost: std::mem::take(&mut prepared.vhost),
+            link_up: wanted.link_up,
+        }
+    }
 }
 
 /// A namespace that is this VM's while it runs.
@@ -149,20 +168,30 @@ impl Pod {
     }
 
     /// Prepares interfaces, and starts what tells their guest its addresses. Within a runtime.
-    pub(super) fn prepare(&self, wanted: &[Wanted]) -> Result<Vec<Ready>, PodError> {
+    pub(super) fn prepare(&self, wanted: Vec<Wanted>) -> Result<Vec<(Ready, Wanted)>, PodError> {
         let in_place = |error| PodError::Network {
             place: self.place.clone(),
             error,
         };
         let interfaces: Vec<Interface> = wanted.iter().map(|wanted| wanted.interface.clone()).collect();
         let prepared = network::prepare(&self.netns, &self.dir, &interfaces).map_err(in_place)?;
-        let serve = |(prepared, wanted): (Prepared, &Wanted)| {
+        let serve = |(prepared, wanted): (Prepared, Wanted)| {
             let options = wanted.options.clone();
             let server = DhcpServer::start(&self.netns, &wanted.interface, &prepared, options)?;
-            Ok(Ready { prepared, server })
+            Ok((Ready { prepared, server }, wanted))
         };
         let ready = prepared.into_iter().zip(wanted).map(serve);
         ready.collect::<Result<_, _>>().map_err(in_place)
+    }
+
+    /// The same for one.
+    pub(super) fn prepare_one(&self, wanted: Wanted) -> Result<(Ready, Wanted), PodError> {
+        self.prepare(vec![wanted])?.pop().ok_or(PodError::Aborted)
+    }
+
+    /// Gives a device back that one interface was bound to.
+    pub(super) fn give_one_back(&self, device: &str) -> Result<(), NetworkError> {
+        network::tear_down_interface(&self.netns, &self.dir, device)
     }
 
     /// Gives the namespace its network back.

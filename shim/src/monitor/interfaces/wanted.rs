@@ -58,7 +58,7 @@ impl Common {
         }
     }
 
-    fn options(&self, given: &NicDhcp) -> DhcpOptions {
+    pub(super) fn options(&self, given: &NicDhcp) -> DhcpOptions {
         DhcpOptions {
             hostname: Some(self.hostname.clone()).filter(|name| !name.is_empty()),
             resolver: self.resolver.clone(),
