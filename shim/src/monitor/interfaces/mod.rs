@@ -26,6 +26,7 @@ use super::vmm_link::Link;
 use plugging::Unplugging;
 use pod::Pod;
 use table::Table;
+use wanted::Wanted;
 
 pub(super) use pod::PodError;
 
@@ -205,27 +206,20 @@ impl Interfaces {
         let pod = pod.await.map_err(|_| PodError::Aborted)??;
         self.pod = Some(pod.clone());
         let planned = (0u8..).zip(&self.plan.nics);
-        let wanted = planned
+        let wanted: Vec<Wanted> = planned
             .map(|(index, nic)| pod.common.planned(index, nic))
             .collect();
-        let ready = spawn_blocking(move || pod.prepare(wanted)).await;
-        let mut opened = Vec::new();
-        for (mut ready, wanted) in ready.map_err(|_| PodError::Aborted)?? {
-            opened.push(ready.open(&wanted));
-            self.table.add(&mut ready, &wanted, false);
-        }
-        for interface in self.table.subscribe().borrow().iter() {
+        let ready = spawn_blocking(move || pod.prepare(&wanted)).await;
+        let mut nics = Vec::new();
+        for ready in ready.map_err(|_| PodError::Aborted)?? {
             let Interface {
-                name,
-                device,
-                binding,
-                mac,
-                vhost,
-                ..
-            } = interface;
-            info!(name, device, binding, mac, vhost, "interface prepared");
+                name, device, vhost, ..
+            } = &ready.shown;
+            info!(interface = name, device, vhost, "interface prepared");
+            self.table.add(ready.shown, ready.server, ready.index, false);
+            nics.push(ready.nic);
         }
-        Ok(opened)
+        Ok(nics)
     }
 
     async fn close(&mut self) {

@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use tonic::{Code, Status};
 use tracing::{info, warn};
 
-use super::pod::Pod;
+use super::pod::{Pod, Ready};
 use super::wanted::Wanted;
 use super::{Interfaces, OpenNic, Reply};
 use crate::monitor::ending::chain;
@@ -103,21 +103,26 @@ impl Interfaces {
             options: pod.common.options(&NicDhcp::default()),
             link_up: true,
         };
-        let mut ready = match in_pod(&pod, move |pod| pod.prepare_one(wanted)).await? {
+        let Ready {
+            nic,
+            server,
+            shown,
+            index,
+        } = match in_pod(&pod, move |pod| pod.prepare_one(&wanted)).await? {
             Ok(ready) => ready,
             Err(error) => {
                 give_back(&pod, device).await;
                 return Err(Status::failed_precondition(chain(&error)));
             }
         };
-        let told = link.add_nic(ready.0.open(&ready.1)).await;
+        let told = link.add_nic(nic).await;
         match &told {
             // It may yet be added; then it goes again.
             Err(status) if status.code() == Code::DeadlineExceeded => {
                 self.unplugging.begin(link, name.clone(), None);
             }
             Err(_) => {
-                if let Some(server) = ready.0.server.take() {
+                if let Some(server) = server {
                     server.stop().await;
                 }
                 give_back(&pod, device).await;
@@ -125,7 +130,7 @@ impl Interfaces {
             }
             Ok(()) => info!(interface = name, device, "interface added"),
         }
-        self.table.add(&mut ready.0, &ready.1, true);
+        self.table.add(shown, server, index, true);
         told
     }
 

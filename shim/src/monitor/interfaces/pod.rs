@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use husk_proto::shim::v1 as shim;
 use husk_vmi::{NicBinding, NicNetwork, VmPlan};
 use ipnet::Ipv4Net;
 
@@ -79,21 +80,41 @@ fn way_out(place: &str, error: &NetworkError) -> &'static str {
 /// An interface that is ready for its guest.
 #[derive(Debug)]
 pub(super) struct Ready {
-    pub(super) prepared: Prepared,
+    pub(super) nic: OpenNic,
     pub(super) server: Option<DhcpServer>,
+    pub(super) shown: shim::Interface,
+    /// Its place among the VM's.
+    pub(super) index: u8,
 }
 
 impl Ready {
-    /// What goes to the VMM, which gets the descriptors.
-    pub(super) fn open(&mut self, wanted: &Wanted) -> OpenNic {
-        let prepared = &mut self.prepared;
-        OpenNic {
+    fn new(prepared: Prepared, server: Option<DhcpServer>, wanted: &Wanted) -> Ready {
+        let mut addresses: Vec<_> = prepared.nic.addresses.iter().map(|net| net.addr()).collect();
+        addresses.sort_by_key(|address| address.is_ipv6());
+        let shown = shim::Interface {
             name: prepared.name.clone(),
+            mac: prepared.mac.to_string(),
+            device: prepared.devices.nic,
+            binding: wanted.interface.binding.name().to_owned(),
+            addresses: addresses.iter().map(ToString::to_string).collect(),
+            mtu: prepared.mtu,
+            queues: wanted.interface.queues.into(),
+            link_up: wanted.link_up,
+            vhost: !prepared.vhost.is_empty(),
+        };
+        let nic = OpenNic {
+            name: prepared.name,
             mac: prepared.mac.0,
             mtu: prepared.mtu,
-            taps: std::mem::take(&mut prepared.taps),
-            vhost: std::mem::take(&mut prepared.vhost),
+            taps: prepared.taps,
+            vhost: prepared.vhost,
             link_up: wanted.link_up,
+        };
+        Ready {
+            nic,
+            server,
+            shown,
+            index: wanted.interface.index,
         }
     }
 }
@@ -168,25 +189,27 @@ impl Pod {
     }
 
     /// Prepares interfaces, and starts what tells their guest its addresses. Within a runtime.
-    pub(super) fn prepare(&self, wanted: Vec<Wanted>) -> Result<Vec<(Ready, Wanted)>, PodError> {
+    pub(super) fn prepare(&self, wanted: &[Wanted]) -> Result<Vec<Ready>, PodError> {
         let in_place = |error| PodError::Network {
             place: self.place.clone(),
             error,
         };
         let interfaces: Vec<Interface> = wanted.iter().map(|wanted| wanted.interface.clone()).collect();
         let prepared = network::prepare(&self.netns, &self.dir, &interfaces).map_err(in_place)?;
-        let serve = |(prepared, wanted): (Prepared, Wanted)| {
+        let serve = |(prepared, wanted): (Prepared, &Wanted)| {
             let options = wanted.options.clone();
             let server = DhcpServer::start(&self.netns, &wanted.interface, &prepared, options)?;
-            Ok((Ready { prepared, server }, wanted))
+            Ok(Ready::new(prepared, server, wanted))
         };
         let ready = prepared.into_iter().zip(wanted).map(serve);
         ready.collect::<Result<_, _>>().map_err(in_place)
     }
 
     /// The same for one.
-    pub(super) fn prepare_one(&self, wanted: Wanted) -> Result<(Ready, Wanted), PodError> {
-        self.prepare(vec![wanted])?.pop().ok_or(PodError::Aborted)
+    pub(super) fn prepare_one(&self, wanted: &Wanted) -> Result<Ready, PodError> {
+        self.prepare(std::slice::from_ref(wanted))?
+            .pop()
+            .ok_or(PodError::Aborted)
     }
 
     /// Gives a device back that one interface was bound to.

@@ -9,8 +9,6 @@ use husk_proto::shim::v1::Interface;
 use tokio::sync::watch;
 use tonic::Status;
 
-use super::pod::Ready;
-use super::wanted::Wanted;
 use crate::network::dhcp::DhcpServer;
 use crate::network::{Devices, MacAddr};
 
@@ -44,11 +42,11 @@ impl Table {
     }
 
     /// Takes an interface in.
-    pub(super) fn add(&mut self, ready: &mut Ready, wanted: &Wanted, added: bool) {
+    pub(super) fn add(&mut self, shown: Interface, server: Option<DhcpServer>, index: u8, added: bool) {
         self.entries.push(Entry {
-            shown: shown(ready, wanted),
-            server: ready.server.take(),
-            index: wanted.interface.index,
+            shown,
+            server,
+            index,
             added,
         });
         self.show();
@@ -151,21 +149,5 @@ impl Table {
     fn show(&self) {
         let all = self.entries.iter().map(|entry| entry.shown.clone());
         self.shown.send_replace(all.collect());
-    }
-}
-
-fn shown(Ready { prepared, .. }: &Ready, wanted: &Wanted) -> Interface {
-    let mut addresses: Vec<_> = prepared.nic.addresses.iter().map(|net| net.addr()).collect();
-    addresses.sort_by_key(|address| address.is_ipv6());
-    Interface {
-        name: prepared.name.clone(),
-        mac: prepared.mac.to_string(),
-        device: prepared.devices.nic.clone(),
-        binding: wanted.interface.binding.name().to_owned(),
-        addresses: addresses.iter().map(ToString::to_string).collect(),
-        mtu: prepared.mtu,
-        queues: wanted.interface.queues.into(),
-        link_up: wanted.link_up,
-        vhost: !prepared.vhost.is_empty(),
     }
 }
