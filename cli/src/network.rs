@@ -1,10 +1,11 @@
 //! What of a VM's networks can be had on this machine, by this user.
 
+use std::net::Ipv4Addr;
 use std::path::Path;
 
 use husk_shim::network::dhcp::Resolver;
-use husk_shim::network::{Unprivileged, may_prepare};
-use husk_vmi::{CauseReason, FieldError, NicNetwork, VmPlan, Vmi};
+use husk_shim::network::{Masquerade, Unprivileged, may_prepare};
+use husk_vmi::{CauseReason, FieldError, NicBinding, NicNetwork, VmPlan, Vmi};
 
 use crate::failure::{Failure, chain};
 
@@ -39,14 +40,31 @@ pub(crate) fn settle(vmi: &Vmi, plan: &mut VmPlan, netns: Option<&Path>) -> Resu
                 way_out(&why)
             )))
         }
-        (netns, Ok(())) if !plan.nics.is_empty() && Resolver::of_host(netns).ipv4.is_empty() => {
-            Ok(Some(format!(
-                "{}: the guest is told of no name server, for /etc/resolv.conf names none that it can reach",
-                vmi.network_field("")
-            )))
-        }
-        _ => Ok(None),
+        (_, Err(_)) => Ok(None),
+        (netns, Ok(())) => Ok(unresolved(vmi, plan, &Resolver::of_host(netns).ipv4)),
     }
+}
+
+/// What keeps a guest from its name servers.
+fn unresolved(vmi: &Vmi, plan: &VmPlan, servers: &[Ipv4Addr]) -> Option<String> {
+    let first = plan.nics.first()?;
+    if servers.is_empty() {
+        let field = vmi.network_field(&first.name);
+        let text = "the guest is told of no name server, for /etc/resolv.conf names none that it could reach";
+        return Some(format!("{field}: {text}"));
+    }
+    plan.nics.iter().find_map(|nic| {
+        let NicBinding::Masquerade { cidr, .. } = &nic.binding else {
+            return None;
+        };
+        let cidr = cidr.unwrap_or(Masquerade::default().cidr);
+        let server = servers.iter().find(|server| cidr.contains(*server))?;
+        Some(format!(
+            "{}.pod.vmNetworkCIDR: the guest does not reach the name server {server}, for its own network is {cidr}; \
+             choose another one",
+            vmi.network_field(&nic.name)
+        ))
+    })
 }
 
 fn way_out(why: &Unprivileged) -> &'static str {
@@ -58,7 +76,7 @@ fn way_out(why: &Unprivileged) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use husk_vmi::{KernelOverride, Loaded, NicBinding, NicDhcp, NicPlan, PodResources};
+    use husk_vmi::{KernelOverride, Loaded, NicDhcp, NicPlan, PodResources};
 
     use super::*;
 
@@ -116,6 +134,32 @@ spec:
         );
         plan.nics.pop();
         assert!(unattached(&vmi, &plan).is_empty());
+    }
+
+    #[test]
+    fn what_keeps_a_guest_from_its_name_servers_is_told() {
+        let (vmi, mut plan) = planned();
+        let server = |last| Ipv4Addr::new(10, 0, 2, last);
+        let told = |plan: &VmPlan, servers: &[Ipv4Addr]| unresolved(&vmi, plan, servers);
+        plan.nics[0].binding = NicBinding::Bridge;
+        assert_eq!(told(&plan, &[server(3)]), None);
+        let none = told(&plan, &[]).unwrap();
+        assert!(
+            none.starts_with("spec.networks[0]: the guest is told of no name server"),
+            "{none}"
+        );
+        plan.nics[0].binding = NicBinding::Masquerade {
+            cidr: None,
+            cidr6: None,
+            ports: Vec::new(),
+        };
+        assert_eq!(
+            told(&plan, &[Ipv4Addr::new(192, 0, 2, 1), server(3)]).unwrap(),
+            "spec.networks[0].pod.vmNetworkCIDR: the guest does not reach the name server 10.0.2.3, for its own network is \
+             10.0.2.0/24; choose another one"
+        );
+        plan.nics.clear();
+        assert_eq!(told(&plan, &[]), None);
     }
 
     #[test]
