@@ -121,6 +121,10 @@ const TESTS: &[Test] = &[
         networks::a_start_that_fails_gives_the_network_back,
     ),
     (
+        "networks::a_start_that_is_cut_short_gives_the_network_back",
+        networks::a_start_that_is_cut_short_gives_the_network_back,
+    ),
+    (
         "networks::a_network_that_cannot_be_is_told",
         networks::a_network_that_cannot_be_is_told,
     ),

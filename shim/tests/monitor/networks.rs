@@ -1,5 +1,9 @@
 //! A VM's network in namespaces that are there before it.
 
+use std::io::Write;
+use std::process::Stdio;
+use std::time::Duration;
+
 use husk_proto::shim::v1::{KillRequest, Phase};
 use husk_shim::launch::{LaunchError, MonitorConfig};
 use husk_vmi::{NicBinding, NicDhcp, NicNetwork, NicPlan, VmPlan};
@@ -143,6 +147,41 @@ pub fn a_start_that_fails_gives_the_network_back() {
     );
     assert_eq!(pod.state(), before);
     f.is_clean(&[]);
+}
+
+pub fn a_start_that_is_cut_short_gives_the_network_back() {
+    if !can_run() {
+        return;
+    }
+    let f = Fixture::new();
+    let pod = Pod::with_address();
+    let before = pod.state();
+    // At different times: while the network is prepared, and while the VMM makes the machine.
+    for delay in [0, 5, 20, 60, 300] {
+        let config = on(&f, &pod, with_nic("hangs", NicBinding::Bridge));
+        let mut monitor = f
+            .monitor()
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let json = serde_json::to_vec(&config).unwrap();
+        monitor.stdin.take().unwrap().write_all(&json).unwrap();
+        eventually("it has claimed its name", || {
+            f.state().find("default", "hangs").is_ok()
+        });
+        // Before it catches signals one kills it, as in another test.
+        eventually("it prepares the network", || {
+            f.state().path().join("default/hangs/netns.json").exists()
+        });
+        std::thread::sleep(Duration::from_millis(delay));
+        signal(monitor.id(), Signal::TERM);
+        let output = monitor.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(said.contains(r#"{"failed":{"reason":"Killed""#), "{said}");
+        assert_eq!(pod.state(), before, "after {delay} ms");
+        f.is_clean(&[]);
+    }
 }
 
 pub fn a_network_that_cannot_be_is_told() {
