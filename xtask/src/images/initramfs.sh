@@ -2,6 +2,7 @@
 # tree as $1 and these set in front; leaves boot/initramfs and boot/vmlinuz.
 #   init      the text of its /init
 #   programs  programs of the tree that go into its /bin, with the libraries they need
+#   modules   kernel modules that go into its /lib beside those of every image
 set -eu
 root=$1
 kernel=$(basename "$(echo "$root"/lib/modules/*)")
@@ -10,7 +11,7 @@ mkdir -p "$tree/bin" "$tree/dev" "$tree/lib" "$tree/proc" "$tree/sys"
 cp "$root/bin/busybox" "$tree/bin/busybox"
 # /lib/NAME is the list of files to load for NAME, in order; empty if the kernel has it built in.
 for name in virtio_pci virtio_blk virtio_scsi sd_mod sr_mod sg virtio_balloon virtio-rng \
-    pvpanic-mmio pvpanic-pci button evdev; do
+    pvpanic-mmio pvpanic-pci button evdev $modules; do
     chroot "$root" modprobe --set-version "$kernel" --show-depends "$name" | sed -n 's/^insmod //p' |
         while read -r module; do
             file=$(basename "$module" .xz)
@@ -22,9 +23,11 @@ for name in virtio_pci virtio_blk virtio_scsi sd_mod sr_mod sg virtio_balloon vi
         done > "$tree/lib/$name"
 done
 for program in $programs; do
-    cp "$root/usr/bin/$program" "$tree/bin/$program"
+    file=/usr/bin/$program
+    [ -e "$root$file" ] || file=/usr/sbin/$program
+    cp "$root$file" "$tree/bin/$program"
     # The tree's own ldd: this machine's would name this machine's libraries.
-    libraries=$(chroot "$root" ldd "/usr/bin/$program")
+    libraries=$(chroot "$root" ldd "$file")
     case $libraries in *"not found"*) echo "$program: $libraries" >&2; exit 1 ;; esac
     for library in $(echo "$libraries" | sed -n 's|^[^/]*\(/[^ ]*\) (0x.*|\1|p'); do
         mkdir -p "$tree/${library%/*}"

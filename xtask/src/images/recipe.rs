@@ -69,8 +69,10 @@ enum Kind {
     Initramfs {
         /// Packages of `programs`.
         packages: &'static [&'static str],
-        /// What is in `/usr/bin` there and goes into the initramfs, with the libraries it needs.
+        /// What is in `/usr/bin` or `/usr/sbin` there and goes into the initramfs, with the libraries it needs.
         programs: &'static [&'static str],
+        /// Kernel modules beside those of every initramfs.
+        modules: &'static [&'static str],
     },
 }
 
@@ -78,6 +80,7 @@ enum Kind {
 const SMALL: Kind = Kind::Initramfs {
     packages: &[],
     programs: &[],
+    modules: &[],
 };
 
 /// An initramfs that looks closely at disks. Debian's fio has sixty libraries: too much for those whose boot is timed.
@@ -102,6 +105,14 @@ const DISKS: Kind = Kind::Initramfs {
         "sg_vpd",
         "sg_write_same",
     ],
+    modules: &[],
+};
+
+/// An initramfs with a network: busybox has a DHCP client, but knows little of links and nothing of offloads.
+const NETWORK: Kind = Kind::Initramfs {
+    packages: &["ethtool", "iproute2", "iputils-ping"],
+    programs: &["ethtool", "ip", "ping"],
+    modules: &["virtio_net", "8021q"],
 };
 
 /// Every image.
@@ -123,6 +134,12 @@ pub const ALL: &[Recipe] = &[
         about: "cloud kernel 6.12 and an initramfs with fio and sg3-utils",
         suite: "trixie",
         kind: DISKS,
+    },
+    Recipe {
+        name: "initramfs-6.12-network",
+        about: "cloud kernel 6.12 and an initramfs with a network, ip and ethtool",
+        suite: "trixie",
+        kind: NETWORK,
     },
     Recipe {
         name: "debian-12-cloud",
@@ -200,7 +217,11 @@ impl Recipe {
                 let disk = folder.join("disk.img");
                 disk::assemble(step, &Tree::new(root.clone()), layout, &ids, DISK_BYTES, &disk)?;
             }
-            Kind::Initramfs { packages, programs } => {
+            Kind::Initramfs {
+                packages,
+                programs,
+                modules,
+            } => {
                 let always: &[&str] = &[
                     "busybox-static",
                     "cpio",
@@ -209,9 +230,10 @@ impl Recipe {
                     "xz-utils",
                 ];
                 let script = format!(
-                    "init={}\nprograms={}\n{INITRAMFS}",
+                    "init={}\nprograms={}\nmodules={}\n{INITRAMFS}",
                     shell::quote(INIT),
-                    shell::quote(&programs.join(" "))
+                    shell::quote(&programs.join(" ")),
+                    shell::quote(&modules.join(" "))
                 );
                 self.bootstrap(step, &[always, packages].concat(), &script, &root)?;
                 for (from, to) in [("boot/vmlinuz", "vmlinuz"), ("boot/initramfs", "initrd")] {
