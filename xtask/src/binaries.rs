@@ -18,7 +18,10 @@ const STATIC: &str = "target.x86_64-unknown-linux-gnu.rustflags=[\"-Ctarget-feat
 /// What is built together, and the binaries that come of it.
 const BUILDS: [(&[&str], &[&str]); 2] = [
     (&["husk-vmm"], &["husk-vmm"]),
-    (&["husk-cli", "husk-tests"], &["husk", "husk-e2e", "husk-uevents"]),
+    (
+        &["husk-cli", "husk-tests"],
+        &["husk", "husk-e2e", "husk-flow", "husk-uevents"],
+    ),
 ];
 
 /// Builds the release binaries, or finds them up to date; they are in [`checkout::release`] then.

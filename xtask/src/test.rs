@@ -229,7 +229,7 @@ fn end_to_end(tally: &mut Tally, which: &Suite<'_>, progress: &Progress) -> Resu
     let frozen = tempfile::Builder::new()
         .prefix("e2e-")
         .tempdir_in(lab::share()?)?;
-    for binary in ["husk", "husk-vmm", "husk-e2e"] {
+    for binary in ["husk", "husk-vmm", "husk-e2e", "husk-flow"] {
         let built = checkout::release().join(binary);
         std::fs::copy(&built, frozen.path().join(binary))
             .with_context(|| format!("the release build made no {}", built.display()))?;

@@ -1,0 +1,107 @@
+//! `husk-flow`: bytes by TCP, each of them checked, in guests and in what they talk to.
+//!
+//! `husk-flow serve ADDRESS` answers everybody until it is killed. `husk-flow MOVE ADDRESS BYTES [STREAMS [PATIENCE]]`
+//! moves BYTES by each of its streams, of which `both` has as many in either direction, and tells how it went. A
+//! stream that stands still for PATIENCE seconds has failed.
+
+mod content;
+mod stream;
+
+use anyhow::{Context, Result, bail, ensure};
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use stream::{Direction, Moved};
+
+/// What a stream may stand still where nobody says otherwise.
+const PATIENCE: u64 = 10;
+
+/// Whom a server waits for no longer: it does not end by itself.
+const SERVERS_PATIENCE: Duration = Duration::from_secs(600);
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let done = match words.as_slice() {
+        ["serve", address] => serve(address),
+        [kind, address, numbers @ ..] => move_all(kind, address, numbers),
+        _ => Err(anyhow::anyhow!(
+            "serve ADDRESS, or send, receive or both ADDRESS BYTES [STREAMS [PATIENCE]]"
+        )),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            println!("flow: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(address: &str) -> Result<()> {
+    let listener = TcpListener::bind(address).with_context(|| format!("cannot listen at {address}"))?;
+    println!("flow: listening at {}", listener.local_addr()?);
+    std::io::stdout().flush()?;
+    loop {
+        let (peer, from) = listener.accept()?;
+        std::thread::spawn(move || {
+            if let Err(error) = stream::answer(peer, SERVERS_PATIENCE) {
+                println!("flow: {from}: {error:#}");
+            }
+        });
+    }
+}
+
+fn move_all(kind: &str, address: &str, numbers: &[&str]) -> Result<()> {
+    let directions: &[Direction] = match kind {
+        "send" => &[Direction::Out],
+        "receive" => &[Direction::In],
+        "both" => &[Direction::Out, Direction::In],
+        _ => bail!("{kind}: send, receive or both"),
+    };
+    let address: SocketAddr = address
+        .parse()
+        .with_context(|| format!("no address: {address}"))?;
+    let numbers: Vec<u64> = numbers
+        .iter()
+        .map(|word| word.parse().with_context(|| format!("no number: {word}")))
+        .collect::<Result<_>>()?;
+    let number = |at: usize, otherwise| numbers.get(at).copied().unwrap_or(otherwise);
+    let bytes = *numbers.first().context("no BYTES")?;
+    let patience = Duration::from_secs(number(2, PATIENCE));
+    let started = Instant::now();
+    let mut threads = Vec::new();
+    for number in 0..number(1, 1) {
+        for &direction in directions {
+            // Streams must not be taken for one another.
+            let way = u64::from(direction == Direction::In);
+            let seed = (u64::from(std::process::id()) << 32) | (number << 1) | way;
+            threads.push(std::thread::spawn(move || {
+                stream::request(address, direction, bytes, seed, patience)
+            }));
+        }
+    }
+    let mut pause = Duration::ZERO;
+    let mut failed = Vec::new();
+    let streams = threads.len();
+    for thread in threads {
+        match thread.join() {
+            Ok(Ok(Moved { longest_pause })) => pause = pause.max(longest_pause),
+            Ok(Err(error)) => failed.push(format!("{error:#}")),
+            Err(_) => failed.push("a panic".to_owned()),
+        }
+    }
+    ensure!(
+        failed.is_empty(),
+        "{} of {streams} streams: {}",
+        failed.len(),
+        failed.join("; ")
+    );
+    println!(
+        "flow: {streams} x {bytes} bytes as sent in {:.1} s, longest pause {} ms",
+        started.elapsed().as_secs_f64(),
+        pause.as_millis()
+    );
+    Ok(())
+}

@@ -1,0 +1,203 @@
+//! One connection, which carries one stream one way and then the receiver's verdict the other.
+
+use crate::content::Content;
+use anyhow::{Context, Result, bail, ensure};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+/// Bytes per call; a multiple of eight.
+const PIECE: usize = 256 << 10;
+
+/// Where a stream goes, as who asks for it sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    Out,
+    In,
+}
+
+/// How a stream went that has arrived.
+#[derive(Debug)]
+pub struct Moved {
+    /// The longest time in which not a byte was moved.
+    pub longest_pause: Duration,
+}
+
+/// Asks the server at `address` for a stream.
+pub fn request(
+    address: SocketAddr,
+    direction: Direction,
+    bytes: u64,
+    seed: u64,
+    patience: Duration,
+) -> Result<Moved> {
+    let peer = TcpStream::connect_timeout(&address, patience).context("cannot connect")?;
+    let mut peer = limited(peer, patience)?;
+    let mut order = [0; 17];
+    order[0] = u8::from(direction == Direction::In);
+    order[1..9].copy_from_slice(&bytes.to_le_bytes());
+    order[9..].copy_from_slice(&seed.to_le_bytes());
+    peer.write_all(&order).context("asking")?;
+    match direction {
+        Direction::Out => send(&mut peer, bytes, Content::new(seed)),
+        Direction::In => receive(&mut peer, bytes, Content::new(seed)),
+    }
+}
+
+/// Does what the client `peer` asks for.
+pub fn answer(peer: TcpStream, patience: Duration) -> Result<Moved> {
+    let mut peer = limited(peer, patience)?;
+    let mut order = [0; 17];
+    peer.read_exact(&mut order).context("no order")?;
+    let number = |at: usize| {
+        order[at..at + 8]
+            .iter()
+            .rev()
+            .fold(0, |n, &byte| (n << 8) | u64::from(byte))
+    };
+    let (bytes, content) = (number(1), Content::new(number(9)));
+    match order[0] {
+        0 => receive(&mut peer, bytes, content),
+        _ => send(&mut peer, bytes, content),
+    }
+}
+
+fn limited(peer: TcpStream, patience: Duration) -> Result<TcpStream> {
+    peer.set_read_timeout(Some(patience))?;
+    peer.set_write_timeout(Some(patience))?;
+    Ok(peer)
+}
+
+fn send(peer: &mut TcpStream, bytes: u64, content: Content) -> Result<Moved> {
+    let mut piece = vec![0; PIECE];
+    let mut clock = Clock::start();
+    let mut done = 0;
+    while done < bytes {
+        let size = PIECE.min(usize::try_from(bytes - done).unwrap_or(PIECE));
+        content.fill(done, &mut piece[..size]);
+        let mut rest = &piece[..size];
+        while !rest.is_empty() {
+            let written = peer.write(rest).map_err(|error| stopped(error, "sent", done))?;
+            ensure!(written > 0, "closed after {done} bytes");
+            rest = &rest[written..];
+            clock.tick();
+        }
+        done += size as u64;
+    }
+    let mut verdict = String::new();
+    peer.read_to_string(&mut verdict)
+        .map_err(|error| stopped(error, "sent", done))?;
+    clock.tick();
+    ensure!(verdict == "good", "the receiver says: {verdict:?}");
+    Ok(clock.moved())
+}
+
+fn receive(peer: &mut TcpStream, bytes: u64, content: Content) -> Result<Moved> {
+    let (mut piece, mut scratch) = (vec![0; PIECE], vec![0; PIECE]);
+    let mut clock = Clock::start();
+    let mut done = 0;
+    while done < bytes {
+        let size = PIECE.min(usize::try_from(bytes - done).unwrap_or(PIECE));
+        let mut full = 0;
+        while full < size {
+            let read = peer
+                .read(&mut piece[full..size])
+                .map_err(|error| stopped(error, "received", done + full as u64))?;
+            ensure!(read > 0, "closed after {} bytes", done + full as u64);
+            full += read;
+            clock.tick();
+        }
+        if let Some(place) = content.difference(done, &piece[..size], &mut scratch) {
+            // Nobody may read it any more.
+            let _ = write!(peer, "byte {place} differs");
+            bail!("byte {place} differs");
+        }
+        done += size as u64;
+    }
+    peer.write_all(b"good").context("the verdict")?;
+    Ok(clock.moved())
+}
+
+/// What `error` means after `done` bytes.
+fn stopped(error: std::io::Error, what: &str, done: u64) -> anyhow::Error {
+    match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => anyhow::anyhow!("stands still, {done} bytes {what}"),
+        _ => anyhow::Error::new(error).context(format!("{done} bytes {what}")),
+    }
+}
+
+struct Clock {
+    last: Instant,
+    longest: Duration,
+}
+
+impl Clock {
+    fn start() -> Self {
+        Self {
+            last: Instant::now(),
+            longest: Duration::ZERO,
+        }
+    }
+
+    /// Something was moved.
+    fn tick(&mut self) {
+        let now = Instant::now();
+        self.longest = self.longest.max(now - self.last);
+        self.last = now;
+    }
+
+    fn moved(&self) -> Moved {
+        Moved {
+            longest_pause: self.longest,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    /// An address where `serve` has one client.
+    fn server(serve: impl FnOnce(TcpStream) + Send + 'static) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        std::thread::spawn(move || serve(listener.accept().expect("a client").0));
+        address
+    }
+
+    #[test]
+    fn streams_arrive_either_way() {
+        for direction in [Direction::Out, Direction::In] {
+            let address = server(|peer| {
+                answer(peer, PATIENCE).expect("arrives");
+            });
+            request(address, direction, 3 * PIECE as u64 + 5, 9, PATIENCE).expect("arrives");
+        }
+    }
+
+    #[test]
+    fn a_changed_byte_is_told_to_who_sent_it() {
+        let address = server(|mut peer| {
+            let mut order = [0; 17];
+            peer.read_exact(&mut order).expect("an order");
+            // The content of another stream.
+            let _ = receive(&mut peer, 1000, Content::new(1));
+        });
+        let error = request(address, Direction::Out, 1000, 2, PATIENCE).expect_err("differs");
+        assert!(error.to_string().contains("byte 0 differs"), "{error}");
+    }
+
+    #[test]
+    fn a_stream_that_stands_still_has_failed() {
+        let address = server(|peer| {
+            std::thread::sleep(Duration::from_secs(5));
+            drop(peer);
+        });
+        let patience = Duration::from_millis(100);
+        let error = request(address, Direction::In, 1000, 2, patience).expect_err("stalls");
+        assert!(error.to_string().contains("stands still"), "{error}");
+    }
+}
