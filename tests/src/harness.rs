@@ -1,9 +1,16 @@
 //! What the cases have in common.
 
+pub mod capture;
+pub mod datapath;
+pub mod flow;
 pub mod guest;
 pub mod images;
+pub mod initrd;
 pub mod log_writes;
 pub mod manifest;
+pub mod netns;
+pub mod pod;
+pub mod privileges;
 pub mod processes;
 pub mod program;
 pub mod qemu_img;

@@ -96,6 +96,34 @@ impl Manifest {
         self.disk("cloudinit", json!({"cloudInitNoCloud": {"userData": user_data}}))
     }
 
+    /// An interface of that binding on the network `source`, both as in a manifest.
+    pub fn interface(mut self, name: &str, binding: Value, source: Value) -> Self {
+        let spec = &mut self.object["spec"];
+        let (mut interface, mut network) = (binding, source);
+        interface["name"] = json!(name);
+        network["name"] = json!(name);
+        for (place, entry) in [("/domain/devices/interfaces", interface), ("/networks", network)] {
+            let (parent, field) = place.rsplit_once('/').unwrap_or_default();
+            if let Some(parent) = spec.pointer_mut(parent) {
+                if parent[field].is_null() {
+                    parent[field] = json!([]);
+                }
+                push(&mut parent[field], entry);
+            }
+        }
+        self
+    }
+
+    /// An interface of that binding on the pod's own network.
+    pub fn pod_interface(self, binding: Value) -> Self {
+        self.interface("default", binding, json!({"pod": {}}))
+    }
+
+    /// The VM of a pod whose network namespace is at `path`.
+    pub fn netns(self, path: &Path) -> Self {
+        self.argument("--netns").argument(path)
+    }
+
     /// Gives the volume `name` the file `path`.
     pub fn volume(self, name: &str, path: &Path) -> Self {
         let mut word = OsString::from(format!("{name}="));
@@ -157,5 +185,19 @@ mod tests {
         assert_eq!(spec["domain"]["devices"]["disks"][0]["name"], "root");
         assert_eq!(spec["volumes"][0]["containerDisk"]["image"], "local/root");
         assert_eq!(manifest.arguments, ["--volume", "root=/r"]);
+    }
+
+    #[test]
+    fn an_interface_has_a_network() {
+        let manifest = Manifest::new("a").pod_interface(json!({"bridge": {}})).interface(
+            "red",
+            json!({"bridge": {}}),
+            json!({"multus": {"networkName": "red"}}),
+        );
+        let spec = &manifest.object["spec"];
+        assert_eq!(spec["networks"][0], json!({"name": "default", "pod": {}}));
+        assert_eq!(spec["networks"][1]["multus"]["networkName"], "red");
+        let interfaces = &spec["domain"]["devices"]["interfaces"];
+        assert_eq!(interfaces[1], json!({"name": "red", "bridge": {}}));
     }
 }

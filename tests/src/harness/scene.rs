@@ -208,13 +208,14 @@ pub fn files_in(runtime_dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The program `name` beside this one, else from PATH.
+/// The program `name` beside this one, or where cargo puts it beside a test; else from PATH.
 pub fn program(name: &str) -> PathBuf {
-    let beside = std::env::current_exe()
-        .ok()
-        .and_then(|exe| Some(exe.parent()?.join(name)))
-        .filter(|path| path.is_file());
-    beside.unwrap_or_else(|| name.into())
+    let exe = std::env::current_exe().unwrap_or_default();
+    let beside = exe.ancestors().skip(1).take(2).map(|folder| folder.join(name));
+    beside
+        .into_iter()
+        .find(|path| path.is_file())
+        .unwrap_or_else(|| name.into())
 }
 
 /// The exit status of a process as a shell tells it.

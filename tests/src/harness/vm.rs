@@ -1,6 +1,7 @@
 //! A VM started by `husk run` in the foreground, with a session on its console and its monitor's log kept.
 
 use super::PATIENCE;
+use super::datapath::Datapath;
 use super::manifest::Manifest;
 use super::program::Session;
 use super::scene::{Answer, Scene};
@@ -8,6 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// A running VM. Dropped, its `husk run` is killed, which leaves the VM running.
@@ -28,8 +30,21 @@ impl<'s> Vm<'s> {
     /// With what `husk run` said, if it does not.
     pub fn start(scene: &'s Scene, manifest: &Manifest) -> Result<Self> {
         let words = manifest.run_words(scene)?;
+        Self::start_by(scene, manifest, scene.husk(&words))
+    }
+
+    /// The same where its frames go by `datapath`.
+    pub fn start_with(scene: &'s Scene, manifest: &Manifest, datapath: Datapath) -> Result<Self> {
+        let words = manifest.run_words(scene)?;
+        let command = datapath.husk(scene, &words)?;
+        let vm = Self::start_by(scene, manifest, command)?;
+        datapath.check(&vm)?;
+        Ok(vm)
+    }
+
+    fn start_by(scene: &'s Scene, manifest: &Manifest, command: Command) -> Result<Self> {
         let name = manifest.name().to_owned();
-        let run = Session::piped(scene.husk(&words), &scene.log(&format!("{name}.run.log")))?;
+        let run = Session::piped(command, &scene.log(&format!("{name}.run.log")))?;
         run.expect(&format!(r"(?m)^{name}: running"), PATIENCE)
             .with_context(|| format!("{name} does not run"))?;
         Self::attach(scene, name, run)
@@ -79,11 +94,17 @@ impl<'s> Vm<'s> {
         self.scene.json(&["inspect", &self.name, "-o", "json"])
     }
 
+    /// The id of its process called `field` in `husk inspect`.
+    pub fn pid(&self, field: &str) -> Result<i32> {
+        let pid = self.inspect()?[field].as_i64().filter(|&pid| pid > 1);
+        Ok(i32::try_from(
+            pid.with_context(|| format!("no {field} in inspect"))?,
+        )?)
+    }
+
     /// Kills its process called `field` in `husk inspect` without a word.
     pub fn kill(&self, field: &str) -> Result<()> {
-        let pid = self.inspect()?[field].as_i64().filter(|&pid| pid > 1);
-        let pid = i32::try_from(pid.with_context(|| format!("no {field} in inspect"))?)?;
-        Ok(kill(Pid::from_raw(pid), Signal::SIGKILL)?)
+        Ok(kill(Pid::from_raw(self.pid(field)?), Signal::SIGKILL)?)
     }
 
     /// Waits for its end, and that nothing of it is left then; what `husk run` said.

@@ -1,0 +1,54 @@
+//! What passes a device, by tcpdump.
+
+use super::PATIENCE;
+use super::netns::Netns;
+use super::program::Session;
+use super::scene::Scene;
+use anyhow::{Context, Result};
+use std::time::{Duration, Instant};
+
+/// A capture that runs until it is dropped.
+#[derive(Debug)]
+pub struct Capture {
+    device: String,
+    session: Session,
+}
+
+impl Capture {
+    /// Captures what `filter` lets through, in tcpdump's language.
+    pub fn start(scene: &Scene, netns: &Netns, device: &str, filter: &str) -> Result<Self> {
+        let mut command = netns.command("tcpdump");
+        command.args(["-e", "-n", "-t", "-l", "--immediate-mode", "-i", device, filter]);
+        let session = Session::piped(command, &scene.log(&format!("tcpdump.{device}.log")))?;
+        session
+            .expect(r"listening on [^\n]*\n", PATIENCE)
+            .with_context(|| format!("no capture on {device}"))?;
+        Ok(Self {
+            device: device.to_owned(),
+            session,
+        })
+    }
+
+    /// What has passed so far, a line for each frame: addresses of Ethernet first.
+    pub fn lines(&self) -> Vec<String> {
+        self.session.spoken().all().lines().map(str::to_owned).collect()
+    }
+
+    /// Waits for a frame whose line has all of `words`.
+    pub fn sees(&self, words: &[&str]) -> Result<String> {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        loop {
+            let lines = self.lines();
+            let found = lines
+                .iter()
+                .find(|line| words.iter().all(|word| line.contains(word)));
+            if let Some(line) = found {
+                return Ok(line.clone());
+            }
+            if Instant::now() > deadline {
+                anyhow::bail!("nothing with {words:?} on {}:\n{}", self.device, lines.join("\n"));
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}

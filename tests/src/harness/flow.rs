@@ -1,0 +1,43 @@
+//! `husk-flow` in a namespace: the peer of a guest that checks every byte.
+
+use super::PATIENCE;
+use super::netns::Netns;
+use super::program::Session;
+use super::scene::{Scene, program};
+use anyhow::{Context, Result};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Where its servers listen, if nothing is said of it.
+pub const PORT: u16 = 7000;
+
+/// The program, for guests too.
+pub fn binary() -> PathBuf {
+    program("husk-flow")
+}
+
+/// A server in `netns`, for both families, until it is dropped.
+pub fn serve(scene: &Scene, netns: &Netns, port: u16) -> Result<Session> {
+    let mut command = netns.command(binary());
+    command.args(["serve", &format!("[::]:{port}")]);
+    let session = Session::piped(command, &scene.log(&format!("flow.{port}.log")))?;
+    session.expect("flow: listening", PATIENCE)?;
+    Ok(session)
+}
+
+/// Moves bytes between `netns` and a server: `words` are `both 10.0.0.1:7000 1000` and the like.
+pub fn request(scene: &Scene, netns: &Netns, words: &str, limit: Duration) -> Result<String> {
+    let mut command = netns.command(binary());
+    command.args(words.split_whitespace());
+    scene
+        .finish(command, limit)?
+        .ok()
+        .with_context(|| format!("husk-flow {words}"))
+}
+
+/// Begins to do so.
+pub fn begin(scene: &Scene, netns: &Netns, words: &str) -> Result<Session> {
+    let mut command = netns.command(binary());
+    command.args(words.split_whitespace());
+    Session::piped(command, &scene.log("flow.log"))
+}

@@ -1,0 +1,217 @@
+//! Network namespaces of a case's own, and what is in one.
+
+use super::scene::Scene;
+use anyhow::{Context, Result, bail, ensure};
+use nix::sched::{CloneFlags, unshare};
+use serde_json::Value;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// The longest `ip` and the like may take.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A namespace without a name: it goes with the case, however that ends, and with whoever else is in it.
+#[derive(Debug)]
+pub struct Netns {
+    file: File,
+}
+
+impl Netns {
+    /// A new one, which has a loopback device.
+    pub fn create() -> Result<Self> {
+        let enter = || -> Result<File> {
+            unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace")?;
+            Ok(File::open("/proc/thread-self/ns/net")?)
+        };
+        let file = std::thread::spawn(enter)
+            .join()
+            .map_err(|_| anyhow::anyhow!("a panic"))??;
+        let netns = Self { file };
+        let up = netns
+            .command("ip")
+            .args(["link", "set", "dev", "lo", "up"])
+            .status()?;
+        ensure!(up.success(), "no loopback device: {up}");
+        Ok(netns)
+    }
+
+    /// The one this process is in.
+    pub fn host() -> Result<Self> {
+        let file = File::open("/proc/self/ns/net")?;
+        Ok(Self { file })
+    }
+
+    /// Where other processes find it, as long as this one runs.
+    pub fn path(&self) -> PathBuf {
+        format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()).into()
+    }
+
+    /// A program in it.
+    pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new("nsenter");
+        command
+            .arg(format!("--net={}", self.path().display()))
+            .arg("--")
+            .arg(program);
+        command
+    }
+
+    /// What a command says in it that must succeed: words without spaces.
+    pub fn run(&self, scene: &Scene, words: &str) -> Result<String> {
+        let mut parts = words.split_whitespace();
+        let mut command = self.command(parts.next().context("no program")?);
+        command.args(parts);
+        scene
+            .finish(command, LIMIT)?
+            .ok()
+            .with_context(|| words.to_owned())
+    }
+
+    /// What there is and outlasts packets: devices, addresses, routes, rules, entries of neighbours, filters, switches.
+    pub fn state(&self) -> Result<State> {
+        let mut lines = Vec::new();
+        for link in self.json(&["-d", "link", "show"])? {
+            lines.push(format!("link {}", describe_link(&link)));
+        }
+        for link in self.json(&["address", "show"])? {
+            for address in link["addr_info"].as_array().into_iter().flatten() {
+                let (name, local, length) = (&link["ifname"], &address["local"], &address["prefixlen"]);
+                lines.push(format!("address {name} {local}/{length} {}", address["scope"]));
+            }
+        }
+        for family in ["-4", "-6"] {
+            for mut route in self.json(&[family, "route", "show", "table", "all"])? {
+                if let Some(fields) = route.as_object_mut() {
+                    fields.retain(|name, _| !matches!(name.as_str(), "flags" | "expires" | "users" | "age"));
+                }
+                lines.push(format!("route {family} {route}"));
+            }
+            for rule in self.json(&[family, "rule", "show"])? {
+                lines.push(format!("rule {family} {rule}"));
+            }
+        }
+        for entry in self.json(&["neigh", "show", "nud", "permanent"])? {
+            lines.push(format!(
+                "neighbour {} {} {}",
+                entry["dst"], entry["lladdr"], entry["dev"]
+            ));
+        }
+        let tables = self.output("nft", &["list", "tables"])?;
+        lines.extend(tables.lines().map(|table| format!("nft {table}")));
+        lines.extend(self.output("sh", &["-c", SWITCHES])?.lines().map(str::to_owned));
+        lines.sort();
+        Ok(State { lines })
+    }
+
+    /// Waits until all is as it was.
+    ///
+    /// # Errors
+    /// With the lines that differ, if it is not after `limit`.
+    pub fn returns_to(&self, before: &State, limit: Duration) -> Result<()> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let changes = before.changes(&self.state()?);
+            if changes.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() >= deadline {
+                bail!("not as before:\n{}", changes.join("\n"));
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    fn json(&self, words: &[&str]) -> Result<Vec<Value>> {
+        let text = self.output("ip", &[&["-j"], words].concat())?;
+        if text.trim().is_empty() {
+            return Ok(Vec::new());
+        }
+        let entries: Vec<Value> =
+            serde_json::from_str(&text).with_context(|| format!("ip -j {words:?}: {text}"))?;
+        // Old versions leave an empty object for what they do not show.
+        Ok(entries
+            .into_iter()
+            .filter(|entry| entry.as_object().is_some_and(|fields| !fields.is_empty()))
+            .collect())
+    }
+
+    fn output(&self, program: &str, words: &[&str]) -> Result<String> {
+        let output = self
+            .command(program)
+            .args(words)
+            .output()
+            .with_context(|| format!("cannot start {program}"))?;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{program} {words:?}: {errors}");
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+/// Prints the switches that preparations of pods touch.
+const SWITCHES: &str = "cd /proc/sys/net && for switch in ipv4/ip_forward ipv4/conf/*/arp_ignore ipv4/conf/*/proxy_arp \
+    ipv4/conf/*/route_localnet ipv6/conf/*/forwarding ipv6/conf/*/disable_ipv6; do \
+    [ ! -e $switch ] || echo \"$switch $(cat $switch)\"; done";
+
+/// What a device is, without what traffic and peers change.
+fn describe_link(link: &Value) -> String {
+    let mut flags: Vec<&str> = link["flags"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .filter(|flag| !matches!(*flag, "LOWER_UP" | "NO-CARRIER"))
+        .collect();
+    flags.sort_unstable();
+    let kind = link["linkinfo"]["info_kind"].as_str().unwrap_or("none");
+    format!(
+        "{} {kind} {} mtu {} master {} {flags:?}",
+        link["ifname"], link["address"], link["mtu"], link["master"]
+    )
+}
+
+/// What there was in a namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct State {
+    lines: Vec<String>,
+}
+
+impl State {
+    /// What is no more, after `-`, and what is new, after `+`.
+    pub fn changes(&self, later: &Self) -> Vec<String> {
+        let missing = |from: &[String], lines: &[String], sign| -> Vec<String> {
+            let new = lines.iter().filter(|line| !from.contains(line));
+            new.map(|line| format!("{sign} {line}")).collect()
+        };
+        let mut changes = missing(&later.lines, &self.lines, '-');
+        changes.extend(missing(&self.lines, &later.lines, '+'));
+        changes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_told() {
+        let state = |lines: &[&str]| State {
+            lines: lines.iter().map(|&line| line.to_owned()).collect(),
+        };
+        let changes = state(&["link a", "link b"]).changes(&state(&["link b", "route c"]));
+        assert_eq!(changes, ["- link a", "+ route c"]);
+    }
+
+    #[test]
+    fn a_link_is_described_without_its_carrier() {
+        let link = serde_json::json!({
+            "ifname": "eth0", "address": "02:00:00:00:00:01", "mtu": 1450, "operstate": "UP",
+            "flags": ["UP", "BROADCAST", "LOWER_UP"], "linkinfo": {"info_kind": "veth"},
+        });
+        let wanted = r#""eth0" veth "02:00:00:00:00:01" mtu 1450 master null ["BROADCAST", "UP"]"#;
+        assert_eq!(describe_link(&link), wanted);
+    }
+}

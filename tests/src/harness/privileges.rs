@@ -1,0 +1,78 @@
+//! What a process may do to networks, as `/proc` tells.
+
+use super::netns::Netns;
+use anyhow::{Context, Result, ensure};
+use std::collections::HashSet;
+use std::fs;
+
+/// Its bit in a set of capabilities.
+const CAP_NET_ADMIN: u32 = 12;
+
+/// Fails if the process `pid` could change a network: its threads have the capability for it, or it has a socket to
+/// the kernel's side of one of `namespaces` or of its own.
+pub fn cannot_change_networks(pid: i32, namespaces: &[&Netns]) -> Result<()> {
+    for task in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
+        let status = fs::read_to_string(task.path().join("status"))?;
+        for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+            ensure!(
+                !has(&status, set, CAP_NET_ADMIN)?,
+                "CAP_NET_ADMIN is in {set} of {}",
+                task.path().display()
+            );
+        }
+    }
+    let mut sockets = netlink_sockets(&fs::read_to_string(format!("/proc/{pid}/net/netlink"))?);
+    for netns in namespaces {
+        let table = netns.command("cat").arg("/proc/self/net/netlink").output()?;
+        sockets.extend(netlink_sockets(&String::from_utf8_lossy(&table.stdout)));
+    }
+    for file in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
+        let Ok(target) = fs::read_link(file.path()) else {
+            continue;
+        };
+        let target = target.to_string_lossy().into_owned();
+        ensure!(
+            !sockets.contains(&target),
+            "{} is a netlink socket",
+            file.path().display()
+        );
+    }
+    Ok(())
+}
+
+fn has(status: &str, set: &str, bit: u32) -> Result<bool> {
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix(set)?.strip_prefix(':'));
+    let bits = u64::from_str_radix(line.with_context(|| format!("no {set}"))?.trim(), 16)?;
+    Ok(bits >> bit & 1 == 1)
+}
+
+/// The sockets in a namespace's table, as links of descriptors name them. Their inodes are the last column.
+fn netlink_sockets(table: &str) -> HashSet<String> {
+    let inodes = table
+        .lines()
+        .skip(1)
+        .filter_map(|line| line.split_whitespace().last());
+    inodes.map(|inode| format!("socket:[{inode}]")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_capability_is_found_in_its_set() {
+        let status = "Name:\tx\nCapInh:\t0000000000000000\nCapEff:\t0000000000001000\n";
+        assert!(has(status, "CapEff", CAP_NET_ADMIN).expect("a set"));
+        assert!(!has(status, "CapInh", CAP_NET_ADMIN).expect("a set"));
+        assert!(has(status, "CapBnd", CAP_NET_ADMIN).is_err());
+    }
+
+    #[test]
+    fn sockets_are_named_by_inode() {
+        let table = "sk Eth Pid Groups Rmem Wmem Dump Locks Drops Inode\n000 0 1 0 0 0 0 2 0 4711\n";
+        assert!(netlink_sockets(table).contains("socket:[4711]"));
+        assert_eq!(netlink_sockets(table).len(), 1);
+    }
+}
