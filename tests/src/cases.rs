@@ -19,6 +19,7 @@ mod io_error;
 mod killed;
 mod lun;
 mod machine;
+mod network;
 mod pause;
 mod power_cut;
 mod poweroff;
@@ -75,6 +76,11 @@ pub const ALL: &[Case] = &[
     killed::VMM,
     killed::MONITOR,
     killed::COMMAND,
+    network::bridge::CASE,
+    network::masquerade::CASE,
+    network::link_local::CASE,
+    network::wire::KERNEL,
+    network::wire::PROCESS,
     full_disk::EMPTY_DISK,
     full_disk::RUNTIME_DIR,
     unprivileged::CASE,

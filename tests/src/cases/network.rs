@@ -1,0 +1,7 @@
+//! Guests on networks: in namespaces with veth pairs, which stand for pods that a container network plugin made.
+
+pub mod bridge;
+pub mod guest;
+pub mod link_local;
+pub mod masquerade;
+pub mod wire;

@@ -1,0 +1,249 @@
+//! The bridge binding: the guest takes over the pod's address, and nobody on the way changes a frame.
+
+use super::guest::{self, STREAM, lease, leased, pings, ready, request};
+use crate::harness::capture::Capture;
+use crate::harness::datapath::Datapath;
+use crate::harness::guest::Shell;
+use crate::harness::manifest::Manifest;
+use crate::harness::netns::{Netns, State};
+use crate::harness::pod::{Node, Pod};
+use crate::harness::scene::{Scene, says};
+use crate::harness::vm::Vm;
+use crate::harness::{Case, PATIENCE, flow, privileges};
+use anyhow::{Result, ensure};
+use regex::Regex;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+pub const CASE: Case = Case {
+    name: "net-bridge",
+    about: "two guests and a process in pods on one bridge: leases, devices as in KubeVirt, unchanged frames, one MAC; nothing is left after poweroff and kill -9",
+    limit: Duration::from_secs(480),
+    run,
+};
+
+const MTU: u32 = 1450;
+
+/// The Ethernet address that the second guest's manifest asks for.
+const CHOSEN: &str = "02:00:00:aa:bb:cc";
+
+/// How long a pod may take to look as before.
+pub const TO_RETURN: Duration = Duration::from_secs(15);
+
+fn run(scene: &Scene) -> Result<()> {
+    let node = Node::new(scene, MTU)?;
+    let (one, two, process) = (node.pod(5)?, node.pod(6)?, node.pod(7)?);
+    let before = [one.netns.state()?, two.netns.state()?];
+    let manifest = |name, pod: &Pod<'_>, interface| -> Result<Manifest> {
+        Ok(Manifest::new(name)
+            .pod_interface(interface)
+            .netns(&pod.netns.path())
+            .small(&guest::image(scene)?, "net,shell"))
+    };
+    let first = Vm::start(scene, &manifest("one", &one, json!({"bridge": {}}))?)?;
+    let chosen = json!({"bridge": {}, "macAddress": CHOSEN});
+    let second = Vm::start_with(scene, &manifest("two", &two, chosen)?, Datapath::Process)?;
+    let (shell, got) = ready(&first)?;
+    let (other, others) = ready(&second)?;
+
+    scene.part("lease", || {
+        for (name, value) in [
+            ("ip", one.address().as_str()),
+            ("mask", "24"),
+            ("router", Node::ADDRESS),
+            ("staticroutes", &format!("0.0.0.0/0 {}", Node::ADDRESS)),
+            ("mtu", "1450"),
+            ("lease", "86313600"),
+            ("serverid", "169.254.75.10"),
+            ("hostname", "one"),
+        ] {
+            got.is(name, value)?;
+        }
+        shell.says("cat /sys/class/net/eth0/address", &[&one.mac()])?;
+        shell.says("cat /sys/class/net/eth0/mtu", &["1450"])?;
+        shell.says("ip route", &[&format!("default via {} dev eth0", Node::ADDRESS)])
+    });
+    scene.part("address of the manifest", || {
+        other.says("cat /sys/class/net/eth0/address", &[CHOSEN])?;
+        others.is("ip", &two.address())
+    });
+    scene.part("devices of the pod", || devices(&one));
+    scene.part("inspect", || inspect(&first, &one));
+    scene.part("everybody reaches everybody", || {
+        let _listeners = [
+            flow::serve(scene, &process.netns, flow::PORT)?,
+            flow::serve(scene, &node.netns, flow::PORT)?,
+        ];
+        for target in [process.address(), two.address(), Node::ADDRESS.to_owned()] {
+            pings(&shell, &target)?;
+            request(&shell, &format!("both {target}:{} 2000000", flow::PORT))?;
+        }
+        request(&other, &format!("both {}:{} 2000000", one.address(), flow::PORT))?;
+        for (from, target) in [
+            (&process.netns, &one),
+            (&process.netns, &two),
+            (&node.netns, &one),
+        ] {
+            let words = format!("both {}:{} 2000000", target.address(), flow::PORT);
+            flow::request(scene, from, &words, STREAM)?;
+        }
+        Ok(())
+    });
+    scene.part("captures", || captures(scene, &shell, &one, &process));
+    scene.part("one Ethernet address", || {
+        one_answers(scene, &process, &one.address(), &one.mac())?;
+        one_answers(scene, &process, &two.address(), CHOSEN)
+    });
+    scene.part("renewal", || renewal(&shell, &one));
+    scene.part("privileges", || {
+        let namespaces: [&Netns; 2] = [&one.netns, &node.netns];
+        privileges::cannot_change_networks(first.pid("vmmPid")?, &namespaces)?;
+        privileges::cannot_change_networks(second.pid("vmmPid")?, &namespaces)
+    });
+    scene.part("reboot", || {
+        shell.send("reboot -f")?;
+        let (shell, got) = ready(&first)?;
+        got.is("ip", &one.address())?;
+        pings(&shell, &process.address())
+    });
+    first.console().send("poweroff -f\n")?;
+    says(&first.run().wait(PATIENCE)?.ok()?, &["powered off"])?;
+    let [one_before, two_before] = &before;
+    returns(scene, "pod after poweroff", &one.netns, one_before);
+    second.kill("vmmPid")?;
+    second.end(Duration::from_secs(20))?.fails(1)?;
+    returns(scene, "pod after kill -9 of the VMM", &two.netns, two_before);
+    again(scene, &one, one_before)
+}
+
+/// The part that checks a namespace for what is left.
+pub fn returns(scene: &Scene, name: &str, netns: &Netns, before: &State) {
+    scene.part(name, || netns.returns_to(before, TO_RETURN));
+}
+
+/// A pod can have another VM after its first, which is then lost with its monitor.
+fn again(scene: &Scene, pod: &Pod<'_>, before: &State) -> Result<()> {
+    let manifest = Manifest::new("again")
+        .pod_interface(json!({"bridge": {}}))
+        .netns(&pod.netns.path())
+        .small(&guest::image(scene)?, "net,shell");
+    let vm = Vm::start(scene, &manifest)?;
+    let shell = guest::shell(&vm)?;
+    lease(&shell, "eth0")?.is("ip", &pod.address())?;
+    vm.kill("monitorPid")?;
+    vm.end(Duration::from_secs(20))?.fails(1)?;
+    returns(scene, "pod after kill -9 of the monitor", &pod.netns, before);
+    Ok(())
+}
+
+/// The pod has what KubeVirt leaves in one.
+fn devices(pod: &Pod<'_>) -> Result<()> {
+    let names = pod.run("ip -o link show")?;
+    let mut names: Vec<&str> = names
+        .lines()
+        .filter_map(|line| line.split(": ").nth(1)?.split('@').next())
+        .collect();
+    names.sort_unstable();
+    ensure!(
+        names == ["eth0", "eth0-nic", "k6t-eth0", "lo", "tap0"],
+        "{names:?}"
+    );
+    let placeholder = pod.run("ip -d address show dev eth0")?;
+    says(
+        &placeholder,
+        &["dummy", &format!("inet {}/24", pod.address()), "state DOWN"],
+    )?;
+    says(
+        &pod.run("ip -d address show dev k6t-eth0")?,
+        &["bridge", "inet 169.254.75.10/32", "mtu 1450"],
+    )?;
+    says(
+        &pod.run("ip -d link show dev tap0")?,
+        &["master k6t-eth0", "mtu 1450", "tun type tap"],
+    )?;
+    let moved = pod.run("ip -d link show dev eth0-nic")?;
+    says(&moved, &["veth", "master k6t-eth0", "learning off", "mtu 1450"])?;
+    ensure!(
+        !moved.contains(&pod.mac()),
+        "the pod's device kept its address: {moved}"
+    );
+    says(&pod.run("sysctl net.ipv4.conf.all.arp_ignore")?, &["= 1"])?;
+    let routes = pod.run("ip route show")?;
+    ensure!(routes.is_empty(), "the pod has routes: {routes}");
+    Ok(())
+}
+
+fn inspect(vm: &Vm<'_>, pod: &Pod<'_>) -> Result<()> {
+    let seen = vm.inspect()?;
+    let interface = &seen["interfaces"][0];
+    for (field, value) in [
+        ("name", json!("default")),
+        ("mac", json!(pod.mac())),
+        ("binding", json!("bridge")),
+        ("device", json!("eth0")),
+        ("mtu", json!(MTU)),
+        ("linkUp", json!(true)),
+    ] {
+        ensure!(interface[field] == value, "{field} is not {value}: {interface:#}");
+    }
+    let addresses = interface["addresses"].as_array().map_or(&[][..], Vec::as_slice);
+    ensure!(
+        addresses.first() == Some(&Value::from(pod.address())),
+        "no {}: {interface:#}",
+        pod.address()
+    );
+    Ok(())
+}
+
+/// A ping has the same addresses on every device of its way.
+fn captures(scene: &Scene, shell: &Shell<'_>, pod: &Pod<'_>, peer: &Pod<'_>) -> Result<()> {
+    let mut captures = Vec::new();
+    for device in ["tap0", "k6t-eth0", "eth0-nic"] {
+        captures.push(Capture::start(scene, &pod.netns, device, "icmp")?);
+    }
+    pings(shell, &peer.address())?;
+    let (ours, theirs) = (pod.address(), peer.address());
+    for capture in &captures {
+        let there = [
+            format!("{} > {}, ", pod.mac(), peer.mac()),
+            format!("{ours} > {theirs}: ICMP echo request"),
+        ];
+        let back = [
+            format!("{} > {}, ", peer.mac(), pod.mac()),
+            format!("{theirs} > {ours}: ICMP echo reply"),
+        ];
+        capture.sees(&there.each_ref().map(String::as_str))?;
+        capture.sees(&back.each_ref().map(String::as_str))?;
+    }
+    Ok(())
+}
+
+/// Whoever asks for `address` is answered once, by `mac`.
+fn one_answers(scene: &Scene, from: &Pod<'_>, address: &str, mac: &str) -> Result<()> {
+    let asked = 3;
+    let text = from.netns.run(
+        scene,
+        &format!("busybox arping -c {asked} -w 10 -I eth0 {address}"),
+    )?;
+    let answers: Vec<String> = Regex::new(r"\[([0-9A-Fa-f:]{17})\]")?
+        .captures_iter(&text)
+        .map(|found| found[1].to_lowercase())
+        .collect();
+    ensure!(
+        answers.len() == asked && answers.iter().all(|answer| answer == mac),
+        "not {mac} once for each question: {text}"
+    );
+    Ok(())
+}
+
+/// The client asks the server itself for what it has, and keeps it.
+fn renewal(shell: &Shell<'_>, pod: &Pod<'_>) -> Result<()> {
+    for _ in 0..2 {
+        shell.ok("rm /lease.eth0; kill -USR1 $(cat /udhcpc.eth0) && comes '[ -s /lease.eth0 ]'")?;
+        let renewed = leased(shell, "eth0")?;
+        renewed.is("event", "renew")?;
+        renewed.is("ip", &pod.address())?;
+        renewed.is("lease", "86313600")?;
+    }
+    Ok(())
+}

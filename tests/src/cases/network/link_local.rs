@@ -1,0 +1,88 @@
+//! A plugin whose pods have a gateway that answers no ARP: 169.254.1.1, known to the pod by a static neighbour.
+
+use super::bridge::returns;
+use super::guest::{self, STREAM, pings, ready, request};
+use crate::harness::manifest::Manifest;
+use crate::harness::pod::{Node, Pod};
+use crate::harness::scene::{Scene, says};
+use crate::harness::vm::Vm;
+use crate::harness::{Case, SMALL, flow};
+use anyhow::{Result, ensure};
+use serde_json::json;
+
+pub const CASE: Case = Case {
+    name: "net-link-local",
+    about: "a pod with a /32 address and the gateway 169.254.1.1: the guest needs to know nothing of it, and is lost without the static neighbour",
+    limit: SMALL,
+    run,
+};
+
+/// The node's own address, in no network of the pod's.
+const NODE: &str = "10.0.0.1";
+
+/// The node's end of the pod's veth, where frames for the gateway go.
+const GATEWAY_MAC: &str = "ee:ee:ee:ee:ee:ee";
+
+fn run(scene: &Scene) -> Result<()> {
+    let node = Node::new(scene, 1500)?;
+    let pod = routed_pod(&node)?;
+    let before = pod.netns.state()?;
+    let manifest = Manifest::new("calico")
+        .pod_interface(json!({"bridge": {}}))
+        .netns(&pod.netns.path())
+        .small(&guest::image(scene)?, "net,shell");
+    let vm = Vm::start(scene, &manifest)?;
+    let (shell, got) = ready(&vm)?;
+    scene.part("lease", || {
+        got.is("ip", &pod.address())?;
+        got.is("mask", "32")?;
+        got.is("router", "169.254.1.1")?;
+        got.is("staticroutes", "169.254.1.1/32 0.0.0.0 0.0.0.0/0 169.254.1.1")
+    });
+    scene.part("reached and reaches", || {
+        pings(&shell, NODE)?;
+        let _server = flow::serve(scene, &node.netns, flow::PORT)?;
+        request(&shell, &format!("both {NODE}:{} 2000000", flow::PORT))?;
+        let words = format!("both {}:{} 2000000", pod.address(), flow::PORT);
+        flow::request(scene, &node.netns, &words, STREAM)?;
+        says(&shell.ok("ip neigh show 169.254.1.1")?, &[GATEWAY_MAC])
+    });
+    scene.part("not without the neighbour", || {
+        pod.run("ip link set dev eth0-nic type bridge_slave proxy_arp_wifi off")?;
+        shell.ok("ip neigh flush all")?;
+        let (status, text) = shell.run(&format!("ping -n -c 2 -W 2 {NODE}"), STREAM)?;
+        ensure!(status != 0, "somebody else answers: {text}");
+        pod.run("ip link set dev eth0-nic type bridge_slave proxy_arp_wifi on")?;
+        pings(&shell, NODE)
+    });
+    shell.send("poweroff -f")?;
+    vm.powered_off()?;
+    returns(scene, "pod after poweroff", &pod.netns, &before);
+    Ok(())
+}
+
+/// A pod that the node routes to, as Calico makes it; but for the node's side, where Calico has proxy ARP as well: what
+/// is shown is that the guest does not need it.
+fn routed_pod<'s>(node: &Node<'s>) -> Result<Pod<'s>> {
+    let pod = node.bare_pod(5)?;
+    let outer = node.outer(&pod, "eth0");
+    let address = pod.address();
+    for words in [
+        "ip address flush dev cni0".to_owned(),
+        format!("ip address add {NODE}/24 dev cni0"),
+        format!("ip link set dev {outer} nomaster"),
+        format!("ip link set dev {outer} address {GATEWAY_MAC}"),
+        format!("ip route add {address} dev {outer} src {NODE}"),
+    ] {
+        node.run(&words)?;
+    }
+    for words in [
+        format!("ip address add {address}/32 dev eth0"),
+        "ip route add 169.254.1.1 dev eth0 scope link".to_owned(),
+        "ip route add default via 169.254.1.1 dev eth0".to_owned(),
+        format!("ip neigh add 169.254.1.1 lladdr {GATEWAY_MAC} dev eth0 nud permanent"),
+    ] {
+        pod.run(&words)?;
+    }
+    Ok(pod)
+}

@@ -1,0 +1,165 @@
+//! The masquerade binding: the guest has an address of its own behind the pod's.
+
+use super::bridge::returns;
+use super::guest::{self, STREAM, pings, ready, request, serve};
+use crate::harness::capture::Capture;
+use crate::harness::guest::Shell;
+use crate::harness::manifest::Manifest;
+use crate::harness::pod::{Node, Pod};
+use crate::harness::program::Session;
+use crate::harness::scene::{Scene, says};
+use crate::harness::vm::Vm;
+use crate::harness::{Case, PATIENCE, flow};
+use anyhow::{Result, ensure};
+use serde_json::json;
+use std::time::Duration;
+
+pub const CASE: Case = Case {
+    name: "net-masquerade",
+    about: "guests behind their pods' addresses, one with listed ports and model e1000: out, in, IPv6; nothing is left after kill -9 and poweroff",
+    limit: Duration::from_secs(480),
+    run,
+};
+
+/// A port that the first guest's manifest does not list.
+const CLOSED: u16 = 7001;
+
+fn run(scene: &Scene) -> Result<()> {
+    let node = Node::new(scene, 1450)?;
+    let (listed, open, process) = (node.pod(8)?, node.pod(9)?, node.pod(10)?);
+    let outside = node.outside()?;
+    let before = [listed.netns.state()?, open.netns.state()?];
+    let manifest = |name, pod: &Pod<'_>, interface| -> Result<Manifest> {
+        Ok(Manifest::new(name)
+            .pod_interface(interface)
+            .netns(&pod.netns.path())
+            .small(&guest::image(scene)?, "net,shell"))
+    };
+    let interface = json!({
+        "masquerade": {}, "model": "e1000",
+        "ports": [{"name": "flow", "protocol": "TCP", "port": flow::PORT}],
+    });
+    let first = Vm::start(scene, &manifest("listed", &listed, interface)?)?;
+    let second = Vm::start(scene, &manifest("open", &open, json!({"masquerade": {}}))?)?;
+    let (shell, got) = ready(&first)?;
+    serve(&shell, CLOSED)?;
+    let (other, _) = ready(&second)?;
+    serve(&other, CLOSED)?;
+
+    scene.part("lease", || {
+        for (name, value) in [
+            ("ip", "10.0.2.2"),
+            ("mask", "24"),
+            ("router", "10.0.2.1"),
+            ("serverid", "10.0.2.1"),
+            ("mtu", "1450"),
+            ("lease", "86313600"),
+        ] {
+            got.is(name, value)?;
+        }
+        shell.says(
+            "ip route",
+            &["default via 10.0.2.1 dev eth0", "10.0.2.0/24 dev eth0"],
+        )
+    });
+    scene.part("e1000 is virtio", || {
+        shell.says("readlink /sys/class/net/eth0/device/driver", &["virtio_net"])
+    });
+    scene.part("pod", || {
+        let pod = listed.run("ip address show")?;
+        says(
+            &pod,
+            &[
+                &format!("inet {}/24", listed.address()),
+                "inet 10.0.2.1/24",
+                "02:00:00:00:00:00",
+            ],
+        )?;
+        says(
+            &listed.run("nft list tables")?,
+            &["table ip nat", "table ip6 nat"],
+        )
+    });
+    scene.part("out", || {
+        let server = flow::serve(scene, &outside, flow::PORT)?;
+        pings(&shell, Node::ADDRESS)?;
+        request(&shell, &format!("both {}:{} 2000000", Node::OUTSIDE, flow::PORT))?;
+        drop(server);
+        sees_pod(scene, &node, &shell, &listed)
+    });
+    scene.part("in", || {
+        for pod in [&listed, &open] {
+            let words = format!("both {}:{} 2000000", pod.address(), flow::PORT);
+            flow::request(scene, &process.netns, &words, STREAM)?;
+            flow::request(scene, &node.netns, &words, STREAM)?;
+        }
+        let words = format!("both {}:{} 2000000", open.address(), flow::PORT);
+        request(&shell, &words)?;
+        Ok(())
+    });
+    scene.part("ports", || {
+        // Where no port is listed, all are the guest's.
+        let words = format!("both {}:{CLOSED} 1000 1 5", open.address());
+        flow::request(scene, &process.netns, &words, STREAM)?;
+        let words = format!("both {}:{CLOSED} 1000 1 5", listed.address());
+        let answer = flow::begin(scene, &process.netns, &words)?.wait(PATIENCE)?;
+        ensure!(
+            answer.status == 1 && answer.text.contains("cannot connect"),
+            "a port that is not listed answers: {}",
+            answer.text
+        );
+        Ok(())
+    });
+    scene.part("IPv6", || ipv6(scene, &shell, &listed, &process, &node));
+    first.kill("monitorPid")?;
+    first.run().wait(Duration::from_secs(20))?.fails(1)?;
+    // What a killed monitor left, the next command takes away.
+    scene.list()?;
+    let [listed_before, open_before] = &before;
+    returns(
+        scene,
+        "pod after kill -9 of the monitor",
+        &listed.netns,
+        listed_before,
+    );
+    other.send("poweroff -f")?;
+    second.powered_off()?;
+    returns(scene, "pod after poweroff", &open.netns, open_before);
+    Ok(())
+}
+
+/// From outside the guest has its pod's address.
+fn sees_pod(scene: &Scene, node: &Node<'_>, shell: &Shell<'_>, pod: &Pod<'_>) -> Result<()> {
+    let capture = Capture::start(scene, &node.netns, "out0", "icmp")?;
+    pings(shell, Node::OUTSIDE)?;
+    let line = format!("{} > {}: ICMP echo request", pod.address(), Node::OUTSIDE);
+    capture.sees(&[&line])?;
+    Ok(())
+}
+
+/// A router's advertisement, an address by DHCPv6, and streams both ways.
+fn ipv6(scene: &Scene, shell: &Shell<'_>, pod: &Pod<'_>, peer: &Pod<'_>, node: &Node<'_>) -> Result<()> {
+    shell.ok("comes 'ip -6 route show default | grep -q \"via fe80\"'")?;
+    let address = solicit(shell)?;
+    ensure!(address == "fd10:0:2::2", "{address}");
+    shell.ok("ip -6 address add fd10:0:2::2/128 dev eth0 nodad")?;
+    pings(shell, Node::ADDRESS6)?;
+    let _server: Session = flow::serve(scene, &node.netns, flow::PORT)?;
+    request(
+        shell,
+        &format!("both [{}]:{} 2000000", Node::ADDRESS6, flow::PORT),
+    )?;
+    let words = format!("both [{}]:{} 2000000", pod.address6(), flow::PORT);
+    flow::request(scene, &peer.netns, &words, STREAM)?;
+    Ok(())
+}
+
+/// The address that DHCPv6 gives.
+fn solicit(shell: &Shell<'_>) -> Result<String> {
+    // Its script is told by variables too.
+    shell.ok(
+        "printf '#!/bin/sh\\n[ -z \"$ipv6\" ] || echo \"$ipv6\" > /lease6\\n' > /bin/lease6; chmod 755 /bin/lease6; \
+         udhcpc6 -i eth0 -n -q -t 30 -T 1 -s /bin/lease6",
+    )?;
+    shell.ok("cat /lease6")
+}

@@ -1,0 +1,229 @@
+//! All that a wire carries, by either datapath, and what must not break it.
+
+use super::bridge::returns;
+use super::guest::{self, STREAM, lease, pings, ready, request, serve};
+use crate::harness::capture::Capture;
+use crate::harness::datapath::Datapath;
+use crate::harness::guest::Shell;
+use crate::harness::manifest::Manifest;
+use crate::harness::pod::{Node, Pod};
+use crate::harness::program::Session;
+use crate::harness::scene::{Scene, says};
+use crate::harness::vm::Vm;
+use crate::harness::{Case, flow};
+use anyhow::{Result, ensure};
+use serde_json::json;
+use std::time::Duration;
+
+pub const KERNEL: Case = Case {
+    name: "net-wire-vhost",
+    about: "vhost-net: jumbo frames, IPv6, VLANs, checked streams with TSO on two queues; they outlive rebinding, links and queues that change, and a reboot",
+    limit: Duration::from_secs(600),
+    run: |scene| run(scene, Datapath::Kernel),
+};
+
+pub const PROCESS: Case = Case {
+    name: "net-wire-vmm",
+    about: "the same by the VMM's own workers",
+    limit: Duration::from_secs(600),
+    run: |scene| run(scene, Datapath::Process),
+};
+
+/// Bytes of each stream that only has to arrive.
+const BYTES: u64 = 128 << 20;
+
+fn run(scene: &Scene, datapath: Datapath) -> Result<()> {
+    let node = Node::new(scene, 9000)?;
+    let (pod, peer) = (node.pod(5)?, node.pod(6)?);
+    let before = pod.netns.state()?;
+    let manifest = manifest(scene, &pod)?;
+    let vm = Vm::start_with(scene, &manifest, datapath)?;
+    let (shell, _) = ready(&vm)?;
+    let _server = flow::serve(scene, &peer.netns, flow::PORT)?;
+    let there = format!("{}:{}", peer.address(), flow::PORT);
+
+    scene.part("two queues", || {
+        shell.says("ls /sys/class/net/eth0/queues", &["rx-0", "rx-1", "tx-0", "tx-1"])?;
+        queues(&shell, 2)
+    });
+    scene.part("jumbo frames", || {
+        shell.says("cat /sys/class/net/eth0/mtu", &["9000"])?;
+        shell.ok(&format!("ping -n -c 2 -W 5 -M do -s 8972 {}", peer.address()))?;
+        Ok(())
+    });
+    scene.part("IPv6", || {
+        shell.ok(&format!("ip address add {}/64 dev eth0 nodad", pod.address6()))?;
+        shell.ok(&format!("ping -n -c 2 -W 5 -M do -s 8952 {}", peer.address6()))?;
+        request(
+            &shell,
+            &format!("both [{}]:{} 20000000", peer.address6(), flow::PORT),
+        )?;
+        let words = format!("both [{}]:{} 20000000", pod.address6(), flow::PORT);
+        flow::request(scene, &peer.netns, &words, STREAM)?;
+        Ok(())
+    });
+    scene.part("VLANs", || vlans(scene, &shell, &pod, &peer));
+    scene.part("segmentation offload", || {
+        shell.says("ethtool -k eth0", &["tcp-segmentation-offload: on"])?;
+        let capture = Capture::start(scene, &pod.netns, "tap0", "tcp and greater 20000")?;
+        request(&shell, &format!("both {there} 20000000"))?;
+        capture.sees(&[
+            &format!("{}.", pod.address()),
+            &format!(" > {}.{}: ", peer.address(), flow::PORT),
+        ])?;
+        capture.sees(&[&format!("{}.{} > ", peer.address(), flow::PORT)])?;
+        Ok(())
+    });
+    scene.part("streams", || {
+        let said = request(&shell, &format!("both {there} {BYTES} 2"))?;
+        println!("the guest's: {said}");
+        let words = format!("both {}:{} {BYTES} 2", pod.address(), flow::PORT);
+        let said = flow::request(scene, &peer.netns, &words, STREAM)?;
+        println!("the peer's: {}", said.trim());
+        Ok(())
+    });
+    let load = Load {
+        scene,
+        vm: &vm,
+        shell: &shell,
+        pod: &pod,
+        peer: &peer,
+    };
+    scene.part("queues change under load", || {
+        load.outlives(|| {
+            for count in [1, 2, 1, 2] {
+                shell.ok(&format!("ethtool -L eth0 combined {count}"))?;
+                queues(&shell, count)?;
+            }
+            Ok(())
+        })
+    });
+    scene.part("link down and up under load", || load.outlives(|| load.cable()));
+    scene.part("driver unbound and bound under load", || {
+        load.outlives(|| load.rebind())
+    });
+    scene.part("reboot under load", || load.reboot());
+    vm.console().send("poweroff -f\n")?;
+    vm.powered_off()?;
+    returns(scene, "pod after poweroff", &pod.netns, &before);
+    Ok(())
+}
+
+/// A guest with two processors and a pair of queues for each.
+pub fn manifest(scene: &Scene, pod: &Pod<'_>) -> Result<Manifest> {
+    Ok(Manifest::new("wire")
+        .cpu(1, 2, 1)
+        .set("/domain/devices/networkInterfaceMultiqueue", json!(true))
+        .pod_interface(json!({"bridge": {}}))
+        .netns(&pod.netns.path())
+        .small(&guest::image(scene)?, "net,shell"))
+}
+
+/// Checks how many pairs of queues the driver uses.
+fn queues(shell: &Shell<'_>, count: u32) -> Result<()> {
+    let shown = shell.ok("ethtool -l eth0")?;
+    let current = shown
+        .split("Current hardware settings")
+        .nth(1)
+        .unwrap_or_default();
+    let mut words = current.split_whitespace().skip_while(|word| *word != "Combined:");
+    ensure!(
+        words.nth(1) == Some(&count.to_string()),
+        "not {count} queues: {shown}"
+    );
+    Ok(())
+}
+
+/// Tagged frames pass as they are: the other end takes the tag off.
+fn vlans(scene: &Scene, shell: &Shell<'_>, pod: &Pod<'_>, peer: &Pod<'_>) -> Result<()> {
+    for words in [
+        "ip link add link eth0 name eth0.5 type vlan id 5",
+        "ip address add 192.168.5.2/24 dev eth0.5",
+        "ip link set dev eth0.5 up",
+    ] {
+        peer.run(words)?;
+        shell.ok(&words.replace("192.168.5.2", "192.168.5.1"))?;
+    }
+    let capture = Capture::start(scene, &pod.netns, "tap0", "vlan 5")?;
+    pings(shell, "192.168.5.2")?;
+    capture.sees(&["vlan 5", "192.168.5.1 > 192.168.5.2: ICMP echo request"])?;
+    request(shell, &format!("both 192.168.5.2:{} 20000000", flow::PORT))?;
+    shell.ok("ip link delete eth0.5")?;
+    peer.run("ip link delete eth0.5")?;
+    Ok(())
+}
+
+/// Streams both ways that go on while something is done to the guest.
+struct Load<'a> {
+    scene: &'a Scene,
+    vm: &'a Vm<'a>,
+    shell: &'a Shell<'a>,
+    pod: &'a Pod<'a>,
+    peer: &'a Pod<'a>,
+}
+
+/// Bytes of each of the streams, which take longer than what is done meanwhile.
+const LOAD: u64 = 96 << 20;
+
+/// How long TCP may take to try again after a pause, in seconds.
+const PATIENCE: u32 = 60;
+
+impl Load<'_> {
+    fn begin(&self) -> Result<Session> {
+        let words = format!("both {}:{} {LOAD} 2 {PATIENCE}", self.pod.address(), flow::PORT);
+        let session = flow::begin(self.scene, &self.peer.netns, &words)?;
+        std::thread::sleep(Duration::from_millis(500));
+        Ok(session)
+    }
+
+    /// That the streams arrive though `what` is done.
+    fn outlives(&self, what: impl FnOnce() -> Result<()>) -> Result<()> {
+        let streams = self.begin()?;
+        what()?;
+        ensure!(
+            streams.ended()?.is_none(),
+            "the streams ended too early to be disturbed"
+        );
+        println!("{}", streams.wait(STREAM)?.ok()?.trim());
+        Ok(())
+    }
+
+    fn cable(&self) -> Result<()> {
+        for (word, carrier) in [("down", "0"), ("up", "1"), ("down", "0"), ("up", "1")] {
+            self.scene.run(&["link", self.vm.name(), "default", word])?.ok()?;
+            self.shell.ok(&format!(
+                "comes '[ $(cat /sys/class/net/eth0/carrier) = {carrier} ]'"
+            ))?;
+        }
+        Ok(())
+    }
+
+    /// The driver leaves the device and takes it again; the new `eth0` gets the old one's addresses.
+    fn rebind(&self) -> Result<()> {
+        for _ in 0..2 {
+            self.shell.ok(
+                "device=$(basename $(readlink /sys/class/net/eth0/device)) && kill $(cat /udhcpc.eth0) && \
+                 cd /sys/bus/virtio/drivers/virtio_net && echo $device > unbind && [ ! -e /sys/class/net/eth0 ] && \
+                 echo $device > bind && cd / && comes '[ -e /sys/class/net/eth0 ]'",
+            )?;
+            lease(self.shell, "eth0")?.is("ip", &self.pod.address())?;
+        }
+        Ok(())
+    }
+
+    /// A reboot ends the streams; the next ones arrive.
+    fn reboot(&self) -> Result<()> {
+        let streams = self.begin()?;
+        self.shell.send("reboot -f")?;
+        let shell = guest::shell(self.vm)?;
+        lease(&shell, "eth0")?.is("ip", &self.pod.address())?;
+        serve(&shell, flow::PORT)?;
+        queues(&shell, 2)?;
+        drop(streams);
+        let words = format!("both {}:{} 20000000 2", self.pod.address(), flow::PORT);
+        says(
+            &flow::request(self.scene, &self.peer.netns, &words, STREAM)?,
+            &["as sent"],
+        )
+    }
+}
