@@ -81,15 +81,25 @@ pub const ALL: &[Case] = &[
     network::link_local::CASE,
     network::wire::KERNEL,
     network::wire::PROCESS,
+    network::hotplug::CASE,
+    network::standalone::CASE,
     full_disk::EMPTY_DISK,
     full_disk::RUNTIME_DIR,
     unprivileged::CASE,
     demo::CASE,
     scsi::ON_DEBIAN,
+    network::debian::CASE,
     debian::BLS,
     debian::GENERIC,
     upgrade::CASE,
 ];
 
 /// Cases that take from minutes to hours each, and are no part of the tests.
-pub const LONG: &[Case] = &[soak::RAW, soak::BLOCK, soak::QCOW2, thousand::CASE];
+pub const LONG: &[Case] = &[
+    soak::RAW,
+    soak::BLOCK,
+    soak::QCOW2,
+    thousand::CASE,
+    network::soak::KERNEL,
+    network::soak::PROCESS,
+];

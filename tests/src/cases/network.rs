@@ -1,7 +1,11 @@
 //! Guests on networks: in namespaces with veth pairs, which stand for pods that a container network plugin made.
 
 pub mod bridge;
+pub mod debian;
 pub mod guest;
+pub mod hotplug;
 pub mod link_local;
 pub mod masquerade;
+pub mod soak;
+pub mod standalone;
 pub mod wire;

@@ -90,25 +90,35 @@ impl<'s> Node<'s> {
         format!("v{}-{device}", pod.number)
     }
 
-    /// A namespace in another network, which the node routes to: who is there sees by which address a pod comes.
+    /// See [`outside`].
     pub fn outside(&self) -> Result<Netns> {
-        let outside = Netns::create()?;
-        let path = outside.path();
-        self.run(&format!(
+        outside(self.scene, &self.netns)
+    }
+}
+
+/// A namespace in another network, at [`Node::OUTSIDE`], to which `node` routes by its device `out0`: who is there sees by
+/// which address packets come. The device goes with it.
+pub fn outside(scene: &Scene, node: &Netns) -> Result<Netns> {
+    let outside = Netns::create()?;
+    let path = outside.path();
+    for words in [
+        &format!(
             "ip link add out0 type veth peer name eth0 netns {}",
             path.display()
-        ))?;
-        self.run("ip link set dev out0 up")?;
-        self.run("ip address add 192.0.2.1/24 dev out0")?;
-        for words in [
-            "ip link set dev eth0 up",
-            &format!("ip address add {}/24 dev eth0", Self::OUTSIDE),
-            "ip route add default via 192.0.2.1",
-        ] {
-            outside.run(self.scene, words)?;
-        }
-        Ok(outside)
+        ),
+        "ip link set dev out0 up",
+        "ip address add 192.0.2.1/24 dev out0",
+    ] {
+        node.run(scene, words)?;
     }
+    for words in [
+        "ip link set dev eth0 up",
+        &format!("ip address add {}/24 dev eth0", Node::OUTSIDE),
+        "ip route add default via 192.0.2.1",
+    ] {
+        outside.run(scene, words)?;
+    }
+    Ok(outside)
 }
 
 impl Pod<'_> {

@@ -1,0 +1,76 @@
+//! A stock Debian in a pod, with its own DHCP client: nothing in its image or manifest is about the network.
+
+use super::bridge::TO_RETURN;
+use crate::harness::guest::{Shell, TO_LOGIN};
+use crate::harness::manifest::Manifest;
+use crate::harness::pod::Node;
+use crate::harness::scene::{Scene, says};
+use crate::harness::vm::Vm;
+use crate::harness::{Case, DEBIAN, images};
+use anyhow::{Result, ensure};
+use serde_json::json;
+
+pub const CASE: Case = Case {
+    name: "net-debian",
+    about: "stock Debian 13 in a pod: cloud-init and systemd-networkd take the pod's address, routes and MTU, renew the lease and keep it over a reboot",
+    limit: DEBIAN,
+    run,
+};
+
+const USER_DATA: &str = "#cloud-config\npassword: husk\nchpasswd: {expire: false}\n";
+
+fn run(scene: &Scene) -> Result<()> {
+    let node = Node::new(scene, 1450)?;
+    let (pod, process) = (node.pod(5)?, node.pod(6)?);
+    pod.run(&format!("ip route add 10.96.0.0/12 via {}", process.address()))?;
+    let before = pod.netns.state()?;
+    let manifest = Manifest::new("stock")
+        .memory("768Mi")
+        .container_disk("rootdisk", &images::disk("debian-13-cloud")?)
+        .cloud_init(USER_DATA)
+        .pod_interface(json!({"bridge": {}}))
+        .netns(&pod.netns.path());
+    let vm = Vm::start(scene, &manifest)?;
+    vm.console().expect(r"Linux version 6\.12\.", TO_LOGIN)?;
+    let shell = Shell::log_in(&vm, "debian", "husk")?;
+    let device = shell.ok("basename $(ls -d /sys/class/net/e*)")?;
+    let check = |shell: &Shell<'_>| -> Result<()> {
+        let shown = shell.ok(&format!("ip address show dev {device}"))?;
+        says(
+            &shown,
+            &[&format!("inet {}/24", pod.address()), &pod.mac(), "mtu 1450"],
+        )?;
+        let routes = shell.ok("ip route show")?;
+        let to_service = format!("10.96.0.0/12 via {}", process.address());
+        says(&routes, &[&format!("default via {}", Node::ADDRESS), &to_service])?;
+        let lease = shell.ok("cat /run/systemd/netif/leases/*")?;
+        says(
+            &lease,
+            &["LIFETIME=86313600", "SERVER_ADDRESS=169.254.75.10", "MTU=1450"],
+        )?;
+        shell.ok(&format!("ping -n -c 2 -W 5 {}", process.address()))?;
+        process.run(&format!("ping -n -c 2 -W 5 {}", pod.address()))?;
+        Ok(())
+    };
+    scene.part("lease", || check(&shell));
+    scene.part("renewal", || {
+        let times = || {
+            shell.ok(&format!(
+                "networkctl status {device} | grep -c 'DHCPv4 address' || true"
+            ))
+        };
+        let seen = times()?;
+        shell.ok(&format!("networkctl renew {device}"))?;
+        shell.ok("sleep 2")?;
+        ensure!(times()? >= seen, "the lease is lost");
+        check(&shell)
+    });
+    shell.send("reboot")?;
+    vm.console().expect(r"Linux version 6\.12\.", TO_LOGIN)?;
+    let shell = Shell::log_in(&vm, "debian", "husk")?;
+    scene.part("after a reboot", || check(&shell));
+    shell.send("systemctl poweroff")?;
+    vm.powered_off()?;
+    scene.part("pod after poweroff", || pod.netns.returns_to(&before, TO_RETURN));
+    Ok(())
+}

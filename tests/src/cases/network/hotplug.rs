@@ -1,0 +1,149 @@
+//! Interfaces that come to a running VM and go again.
+
+use super::bridge::returns;
+use super::guest::{self, STREAM, lease, pings, ready};
+use crate::harness::guest::Shell;
+use crate::harness::manifest::Manifest;
+use crate::harness::pod::{Node, Pod};
+use crate::harness::scene::{Scene, says};
+use crate::harness::vm::Vm;
+use crate::harness::{Case, PATIENCE, flow};
+use anyhow::{Result, ensure};
+use serde_json::json;
+use std::time::Duration;
+
+pub const CASE: Case = Case {
+    name: "net-hotplug",
+    about: "husk addinterface and removeinterface: a stock kernel finds the NIC and lets go of it, beside streams on another, and after a reboot",
+    limit: Duration::from_secs(480),
+    run,
+};
+
+/// What KubeVirt calls the pod's device for a network of the name `red`: by its hash.
+const RED: &str = "podb1f51a511f1";
+const RED_MAC: &str = "02:00:00:00:07:02";
+
+/// The Ethernet address that the other interface is to have.
+const CHOSEN: &str = "02:00:00:bb:bb:bb";
+
+fn run(scene: &Scene) -> Result<()> {
+    let node = Node::new(scene, 1500)?;
+    let (pod, peer) = (node.pod(5)?, node.pod(6)?);
+    node.plug(&pod, RED, RED_MAC)?;
+    pod.run(&format!("ip address add 192.168.7.2/24 dev {RED}"))?;
+    node.plug(&pod, "net1", "02:00:00:00:08:02")?;
+    node.run("ip address add 192.168.7.1/24 dev cni0")?;
+    let before = pod.netns.state()?;
+    let manifest = Manifest::new("plug")
+        .pod_interface(json!({"bridge": {}}))
+        .netns(&pod.netns.path())
+        .small(&guest::image(scene)?, "net,shell");
+    let vm = Vm::start(scene, &manifest)?;
+    {
+        let (shell, _) = ready(&vm)?;
+        scene.part("added and removed beside streams", || {
+            let words = format!("both {}:{} 60000000 2 30", pod.address(), flow::PORT);
+            let streams = flow::begin(scene, &peer.netns, &words)?;
+            for _ in 0..3 {
+                husk(&vm, &["addinterface", "plug", "red"])?;
+                comes(&shell, "eth1", RED_MAC)?;
+                husk(&vm, &["removeinterface", "plug", "red"])?;
+                goes(&shell, "eth1")?;
+            }
+            streams.wait(STREAM)?.ok()?;
+            given_back(&pod)
+        });
+        scene.part("lease of the pod's device", || {
+            husk(&vm, &["addinterface", "plug", "red"])?;
+            comes(&shell, "eth1", RED_MAC)?;
+            let got = lease(&shell, "eth1")?;
+            got.is("ip", "192.168.7.2")?;
+            got.is("router", "")?;
+            pings(&shell, "192.168.7.1")
+        });
+        scene.part("another device and address", || {
+            husk(
+                &vm,
+                &[
+                    "addinterface",
+                    "plug",
+                    "blue",
+                    "--device",
+                    "net1",
+                    "--mac",
+                    CHOSEN,
+                ],
+            )?;
+            comes(&shell, "eth2", CHOSEN)?;
+            shell.ok("ip address add 192.168.7.3/24 dev eth2 && ip link set dev eth2 up")?;
+            shell.ok("ping -n -c 2 -W 5 -I eth2 192.168.7.1")?;
+            let interfaces = vm.inspect()?["interfaces"].clone();
+            let names: Vec<&str> = interfaces
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(|interface| interface["name"].as_str())
+                .collect();
+            ensure!(names == ["default", "red", "blue"], "{interfaces:#}");
+            Ok(())
+        });
+        scene.part("refused", || refused(scene));
+        shell.send("reboot -f")?;
+    }
+    let (shell, _) = ready(&vm)?;
+    scene.part("after a reboot", || {
+        comes(&shell, "eth1", RED_MAC)?;
+        comes(&shell, "eth2", CHOSEN)?;
+        lease(&shell, "eth1")?.is("ip", "192.168.7.2")?;
+        pings(&shell, "192.168.7.1")?;
+        husk(&vm, &["removeinterface", "plug", "blue"])?;
+        goes(&shell, "eth2")
+    });
+    shell.send("poweroff -f")?;
+    vm.powered_off()?;
+    // One was taken away before, the other was still there.
+    returns(scene, "pod after poweroff", &pod.netns, &before);
+    Ok(())
+}
+
+/// A `husk` command that must succeed.
+fn husk(vm: &Vm<'_>, words: &[&str]) -> Result<()> {
+    let scene = vm.scene();
+    scene.finish(scene.husk(words), PATIENCE)?.ok()?;
+    Ok(())
+}
+
+/// Waits for the device and its driver.
+fn comes(shell: &Shell<'_>, device: &str, mac: &str) -> Result<()> {
+    shell.ok(&format!("comes '[ -e /sys/class/net/{device}/address ]'"))?;
+    shell.says(&format!("cat /sys/class/net/{device}/address"), &[mac])
+}
+
+fn goes(shell: &Shell<'_>, device: &str) -> Result<()> {
+    shell.ok(&format!("comes '[ ! -e /sys/class/net/{device} ]'"))?;
+    Ok(())
+}
+
+/// The device is as it was before it was added.
+fn given_back(pod: &Pod<'_>) -> Result<()> {
+    let shown = pod.run(&format!("ip address show dev {RED}"))?;
+    says(&shown, &["UP", RED_MAC, "inet 192.168.7.2/24"])?;
+    let names = pod.run("ip -o link show")?;
+    // Bridge and tap have the same digits.
+    ensure!(names.matches(&RED["pod".len()..]).count() == 1, "{names}");
+    Ok(())
+}
+
+/// What cannot be done is told, and changes nothing.
+fn refused(scene: &Scene) -> Result<()> {
+    for (words, told) in [
+        (&["addinterface", "plug", "green", "--device", "net7"][..], "net7"),
+        (&["addinterface", "plug", "green", "--device", "net1"], "net1"),
+        (&["removeinterface", "plug", "default"], "default"),
+        (&["removeinterface", "plug", "green"], "green"),
+    ] {
+        let text = scene.run(words)?.fails(1)?;
+        says(&text, &[told])?;
+    }
+    Ok(())
+}

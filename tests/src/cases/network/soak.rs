@@ -1,0 +1,53 @@
+//! Streams for long: no part of the tests, `cargo xtask soak`.
+
+use super::guest::ready;
+use super::wire::manifest;
+use crate::harness::datapath::Datapath;
+use crate::harness::pod::Node;
+use crate::harness::scene::Scene;
+use crate::harness::vm::Vm;
+use crate::harness::{Case, flow};
+use anyhow::{Result, ensure};
+use std::time::{Duration, Instant};
+
+pub const KERNEL: Case = Case {
+    name: "net-soak-vhost",
+    about: "vhost-net: 20 GiB each way with TSO on, every byte checked, no stream ever still for 10 s",
+    limit: LIMIT,
+    run: |scene| run(scene, Datapath::Kernel),
+};
+
+pub const PROCESS: Case = Case {
+    name: "net-soak-vmm",
+    about: "the same by the VMM's own workers",
+    limit: LIMIT,
+    run: |scene| run(scene, Datapath::Process),
+};
+
+const LIMIT: Duration = Duration::from_secs(90 * 60);
+
+const ROUNDS: u32 = 20;
+
+/// Bytes of each of a round's two streams in either direction: together a gibibyte each way.
+const BYTES: u64 = 512 << 20;
+
+fn run(scene: &Scene, datapath: Datapath) -> Result<()> {
+    let node = Node::new(scene, 1500)?;
+    let (pod, peer) = (node.pod(5)?, node.pod(6)?);
+    let vm = Vm::start_with(scene, &manifest(scene, &pod)?, datapath)?;
+    let (shell, _) = ready(&vm)?;
+    shell.says("ethtool -k eth0", &["tcp-segmentation-offload: on"])?;
+    let _server = flow::serve(scene, &peer.netns, flow::PORT)?;
+    for round in 1..=ROUNDS {
+        let started = Instant::now();
+        let words = format!("husk-flow both {}:{} {BYTES} 2", peer.address(), flow::PORT);
+        let (status, text) = shell.run(&words, LIMIT)?;
+        ensure!(status == 0, "round {round}: {text}");
+        println!(
+            "{round} GiB each way, the last in {:.0} s: {text}",
+            started.elapsed().as_secs_f64()
+        );
+    }
+    shell.send("poweroff -f")?;
+    vm.powered_off()
+}

@@ -1,0 +1,152 @@
+//! `husk run` without a pod, as root: each VM has a namespace of its own behind a bridge of this machine's.
+
+use super::bridge::TO_RETURN;
+use super::guest::{self, STREAM, pings, ready, request};
+use crate::harness::capture::Capture;
+use crate::harness::manifest::Manifest;
+use crate::harness::netns::Netns;
+use crate::harness::pod::{self, Node};
+use crate::harness::program::Session;
+use crate::harness::scene::{Scene, says};
+use crate::harness::vm::Vm;
+use crate::harness::{Case, PATIENCE, SMALL, flow};
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+pub const CASE: Case = Case {
+    name: "net-standalone",
+    about: "two VMs without pods: they reach this machine, each other and by its address what is outside, are reached by husk port-forward, and leave nothing",
+    limit: SMALL,
+    run,
+};
+
+/// Where this machine listens for a guest's port.
+const FORWARDED: u16 = 7080;
+
+fn run(scene: &Scene) -> Result<()> {
+    scene.needs_root()?;
+    let host = Netns::host()?;
+    let outside = pod::outside(scene, &host)?;
+    let (before, namespaces) = (host.state()?, namespaces()?);
+    let manifest = |name, binding| -> Result<Manifest> {
+        Ok(Manifest::new(name)
+            .pod_interface(binding)
+            .small(&guest::image(scene)?, "net,shell"))
+    };
+    let first = Vm::start(scene, &manifest("first", json!({"masquerade": {}}))?)?;
+    let second = Vm::start(scene, &manifest("second", json!({"bridge": {}}))?)?;
+    let (shell, _) = ready(&first)?;
+    let (other, got) = ready(&second)?;
+    let addresses = [address(&first)?, address(&second)?];
+    scene.part("leases", || {
+        ensure!(addresses[0] != addresses[1], "the same: {addresses:?}");
+        got.is("ip", &addresses[1])?;
+        shell.says("ip -4 address show dev eth0", &["10.0.2.2/24"])
+    });
+    scene.part("this machine", || {
+        let shown = host.run(scene, "ip -4 -o address show dev husk0")?;
+        let own = shown
+            .split_whitespace()
+            .find_map(|word| Some(word.split_once('/')?.0))
+            .context("husk0 has no address")?;
+        let _server = flow::serve(scene, &host, flow::PORT)?;
+        for shell in [&shell, &other] {
+            pings(shell, own)?;
+            request(shell, &format!("both {own}:{} 2000000", flow::PORT))?;
+        }
+        for address in &addresses {
+            flow::request(
+                scene,
+                &host,
+                &format!("both {address}:{} 2000000", flow::PORT),
+                STREAM,
+            )?;
+        }
+        Ok(())
+    });
+    scene.part("outside", || {
+        let capture = Capture::start(scene, &host, "out0", "tcp")?;
+        let _server = flow::serve(scene, &outside, flow::PORT)?;
+        for shell in [&shell, &other] {
+            request(shell, &format!("both {}:{} 2000000", Node::OUTSIDE, flow::PORT))?;
+        }
+        capture.sees(&["192.0.2.1.", &format!(" > {}.{}: ", Node::OUTSIDE, flow::PORT)])?;
+        for address in &addresses {
+            let seen = capture.lines();
+            ensure!(
+                !seen.iter().any(|line| line.contains(address.as_str())),
+                "{address} is seen outside"
+            );
+        }
+        Ok(())
+    });
+    scene.part("each other", || {
+        request(&shell, &format!("both {}:{} 2000000", addresses[1], flow::PORT))?;
+        request(&other, &format!("both {}:{} 2000000", addresses[0], flow::PORT))?;
+        Ok(())
+    });
+    scene.part("port-forward", || {
+        for name in ["first", "second"] {
+            let ports = format!("{FORWARDED}:{}", flow::PORT);
+            let forward = Session::piped(
+                scene.husk(&["port-forward", name, &ports]),
+                &scene.log(&format!("{name}.forward.log")),
+            )?;
+            forward.expect(&FORWARDED.to_string(), PATIENCE)?;
+            let words = format!("both 127.0.0.1:{FORWARDED} 2000000 3");
+            flow::request(scene, &host, &words, STREAM)?;
+        }
+        Ok(())
+    });
+    first.kill("monitorPid")?;
+    says(
+        &first.run().wait(Duration::from_secs(20))?.fails(1)?,
+        &["monitor died"],
+    )?;
+    // What a killed monitor left, the next command takes away.
+    scene.list()?;
+    scene.part("the other goes on", || pings(&other, Node::OUTSIDE));
+    other.send("poweroff -f")?;
+    second.powered_off()?;
+    scene.part("nothing is left", || {
+        host.returns_to(&before, TO_RETURN)?;
+        let deadline = Instant::now() + TO_RETURN;
+        loop {
+            let left = self::namespaces()?;
+            if left == namespaces {
+                return Ok(());
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "namespaces: {namespaces:?} before, {left:?} now"
+            );
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    });
+    Ok(())
+}
+
+/// Where this machine reaches the VM.
+fn address(vm: &Vm<'_>) -> Result<String> {
+    let seen = vm.inspect()?;
+    let address = seen["interfaces"][0]["addresses"][0].as_str();
+    Ok(address
+        .with_context(|| format!("no address: {seen:#}"))?
+        .to_owned())
+}
+
+/// The network namespaces in which processes are, or that have names.
+fn namespaces() -> Result<BTreeSet<String>> {
+    let mut found = BTreeSet::new();
+    for entry in std::fs::read_dir("/proc")?.flatten() {
+        if let Ok(link) = std::fs::read_link(entry.path().join("ns/net")) {
+            found.insert(link.display().to_string());
+        }
+    }
+    for entry in std::fs::read_dir("/run/netns").into_iter().flatten().flatten() {
+        found.insert(entry.path().display().to_string());
+    }
+    Ok(found)
+}
