@@ -1,6 +1,7 @@
-//! Pods without VMs: what the cases of networks stand on. They need root, and `ip`.
+//! Pods without VMs: what the cases of networks stand on. They need root, and `ip`, `busybox`, `nft` and `tcpdump`.
 
 use anyhow::Result;
+use husk_tests::harness::capture::Capture;
 use husk_tests::harness::flow;
 use husk_tests::harness::pod::Node;
 use husk_tests::harness::scene::{Scene, says};
@@ -8,14 +9,22 @@ use std::time::Duration;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-#[test]
-fn pods_reach_each_other_their_node_and_what_is_outside() -> Result<()> {
+/// A scene, if this is root; what is in its folder goes with the other.
+fn scene() -> Result<Option<(Scene, tempfile::TempDir)>> {
     let folder = tempfile::tempdir()?;
     let scene = Scene::at(folder.path().to_owned())?;
     if scene.needs_root().is_err() {
         eprintln!("not run: needs root");
-        return Ok(());
+        return Ok(None);
     }
+    Ok(Some((scene, folder)))
+}
+
+#[test]
+fn pods_reach_each_other_their_node_and_what_is_outside() -> Result<()> {
+    let Some((scene, _folder)) = scene()? else {
+        return Ok(());
+    };
     let node = Node::new(&scene, 1450)?;
     let (one, two) = (node.pod(5)?, node.pod(6)?);
     let outside = node.outside()?;
@@ -34,4 +43,33 @@ fn pods_reach_each_other_their_node_and_what_is_outside() -> Result<()> {
     says(&shown, &["mtu 1450", &one.mac()])?;
     let shown = node.run(&format!("ip neigh show {address}"))?;
     says(&shown, &[&two.mac()])
+}
+
+#[test]
+fn what_is_in_a_pod_and_passes_it_is_seen() -> Result<()> {
+    let Some((scene, _folder)) = scene()? else {
+        return Ok(());
+    };
+    let node = Node::new(&scene, 1500)?;
+    let pod = node.pod(5)?;
+    let before = pod.netns.state()?;
+    pod.netns.returns_to(&before, LIMIT)?;
+    for words in [
+        "nft add table ip nat",
+        "ip link add k6t type bridge",
+        "ip link set dev eth0 mtu 1400",
+    ] {
+        pod.run(words)?;
+    }
+    let changes = before.changes(&pod.netns.state()?).join("\n");
+    for line in ["+ nft table ip nat", "+ link \"k6t\" bridge", "mtu 1400"] {
+        assert!(changes.contains(line), "{line}: {changes}");
+    }
+    let capture = Capture::start(&scene, &node.netns, "cni0", "icmp")?;
+    pod.run(&format!("busybox ping -c 1 {}", Node::ADDRESS))?;
+    capture.sees(&[
+        &pod.mac(),
+        &format!("{} > {}: ICMP echo request", pod.address(), Node::ADDRESS),
+    ])?;
+    Ok(())
 }

@@ -20,7 +20,7 @@ const END_TO_END_LIMIT: Duration = Duration::from_secs(45 * 60);
 /// faults than the known one. A machine with native KVM gets no second try.
 const TRIES_IN_THE_LAB: u32 = 3;
 /// What cases with real guests need beside Husk. The lab has it.
-const TOOLS: [Tool; 7] = [
+const TOOLS: [Tool; 4] = [
     Tool {
         name: "qemu-img",
         package: "qemu-utils",
@@ -37,6 +37,13 @@ const TOOLS: [Tool; 7] = [
         name: "sg_inq",
         package: "sg3-utils",
     },
+];
+/// What the tests of crates need: a pod's network is made as a plugin would and looked at, and a guest asks for its lease.
+const TOOLS_OF_CRATES: [Tool; 4] = [
+    Tool {
+        name: "ip",
+        package: "iproute2",
+    },
     Tool {
         name: "busybox",
         package: "busybox",
@@ -48,17 +55,6 @@ const TOOLS: [Tool; 7] = [
     Tool {
         name: "tcpdump",
         package: "tcpdump",
-    },
-];
-/// What the tests of crates need: a pod's network is made as a plugin would, and a guest asks for its lease.
-const TOOLS_OF_CRATES: [Tool; 2] = [
-    Tool {
-        name: "ip",
-        package: "iproute2",
-    },
-    Tool {
-        name: "busybox",
-        package: "busybox",
     },
 ];
 /// The longest one case may take.
