@@ -12,8 +12,9 @@ use std::time::Duration;
 /// What udhcpc calls: keeps what it is told, and does it.
 const LEASE: &str = include_str!("lease.sh");
 
-/// For the guest's shell: waits until a command succeeds.
+/// For the guest's shell: programs in the place of its own commands of those names, and waiting for a command to succeed.
 const FUNCTIONS: &str = "\
+ip() { /bin/ip \"$@\"; }; ping() { /bin/ping \"$@\"; }; \
 comes() { tries=0; until eval \"$1\"; do [ $tries -lt 200 ] || return 1; tries=$((tries + 1)); sleep 0.1; done; }";
 
 /// How long a stream may take that is to arrive.

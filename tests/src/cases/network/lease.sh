@@ -1,5 +1,7 @@
 #!/bin/sh
 # What udhcpc calls when something happens to its lease: leaves what it was told in /lease.DEVICE, and does it.
+# The shell has a command of this name itself.
+ip() { /bin/ip "$@"; }
 case $1 in
 bound) ;;
 renew)
