@@ -11,7 +11,8 @@ use crate::harness::program::Session;
 use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, flow};
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use regex::Regex;
 use serde_json::json;
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ pub const PROCESS: Case = Case {
 };
 
 /// Bytes of each stream that only has to arrive.
-const BYTES: u64 = 128 << 20;
+const BYTES: u64 = 64 << 20;
 
 fn run(scene: &Scene, datapath: Datapath) -> Result<()> {
     let node = Node::new(scene, 9000)?;
@@ -74,9 +75,11 @@ fn run(scene: &Scene, datapath: Datapath) -> Result<()> {
         capture.sees(&[&format!("{}.{} > ", peer.address(), flow::PORT)])?;
         Ok(())
     });
+    let mut rate = 0;
     scene.part("streams", || {
         let said = request(&shell, &format!("both {there} {BYTES} 2"))?;
         println!("the guest's: {said}");
+        rate = BYTES * 10 / tenths(&said)?;
         let words = format!("both {}:{} {BYTES} 2", pod.address(), flow::PORT);
         let said = flow::request(scene, &peer.netns, &words, STREAM)?;
         println!("the peer's: {}", said.trim());
@@ -88,6 +91,7 @@ fn run(scene: &Scene, datapath: Datapath) -> Result<()> {
         shell: &shell,
         pod: &pod,
         peer: &peer,
+        bytes: rate * SECONDS,
     };
     scene.part("queues change under load", || {
         load.outlives(|| {
@@ -134,6 +138,13 @@ fn queues(shell: &Shell<'_>, count: u32) -> Result<()> {
     Ok(())
 }
 
+/// How long it took, from what `husk-flow` says, in tenths of a second.
+fn tenths(said: &str) -> Result<u64> {
+    let found = Regex::new(r"in (\d+)\.(\d) s")?;
+    let found = found.captures(said).with_context(|| format!("no time: {said}"))?;
+    Ok(format!("{}{}", &found[1], &found[2]).parse::<u64>()?.max(1))
+}
+
 /// Tagged frames pass as they are: the other end takes the tag off.
 fn vlans(scene: &Scene, shell: &Shell<'_>, pod: &Pod<'_>, peer: &Pod<'_>) -> Result<()> {
     for words in [
@@ -160,17 +171,24 @@ struct Load<'a> {
     shell: &'a Shell<'a>,
     pod: &'a Pod<'a>,
     peer: &'a Pod<'a>,
+    /// Of each of its four streams.
+    bytes: u64,
 }
 
-/// Bytes of each of the streams, which take longer than what is done meanwhile.
-const LOAD: u64 = 96 << 20;
+/// How long they would take undisturbed: longer than what is done meanwhile.
+const SECONDS: u64 = 8;
 
 /// How long TCP may take to try again after a pause, in seconds.
 const PATIENCE: u32 = 60;
 
 impl Load<'_> {
     fn begin(&self) -> Result<Session> {
-        let words = format!("both {}:{} {LOAD} 2 {PATIENCE}", self.pod.address(), flow::PORT);
+        let words = format!(
+            "both {}:{} {} 2 {PATIENCE}",
+            self.pod.address(),
+            flow::PORT,
+            self.bytes
+        );
         let session = flow::begin(self.scene, &self.peer.netns, &words)?;
         std::thread::sleep(Duration::from_millis(500));
         Ok(session)
