@@ -12,6 +12,7 @@ use crate::harness::vm::Vm;
 use crate::harness::{Case, PATIENCE, flow};
 use anyhow::{Result, ensure};
 use serde_json::json;
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
 pub const CASE: Case = Case {
@@ -23,6 +24,9 @@ pub const CASE: Case = Case {
 
 /// A port that the first guest's manifest does not list.
 const CLOSED: u16 = 7001;
+
+/// What a guest has of IPv6.
+const GUEST6: Ipv6Addr = Ipv6Addr::new(0xfd10, 0, 2, 0, 0, 0, 0, 2);
 
 fn run(scene: &Scene) -> Result<()> {
     let node = Node::new(scene, 1450)?;
@@ -141,8 +145,8 @@ fn sees_pod(scene: &Scene, node: &Node<'_>, shell: &Shell<'_>, pod: &Pod<'_>) ->
 fn ipv6(scene: &Scene, shell: &Shell<'_>, pod: &Pod<'_>, peer: &Pod<'_>, node: &Node<'_>) -> Result<()> {
     shell.ok("comes 'ip -6 route show default | grep -q \"via fe80\"'")?;
     let address = solicit(shell)?;
-    ensure!(address == "fd10:0:2::2", "{address}");
-    shell.ok("ip -6 address add fd10:0:2::2/128 dev eth0 nodad")?;
+    ensure!(address.parse() == Ok(GUEST6), "{address}");
+    shell.ok(&format!("ip -6 address add {GUEST6}/128 dev eth0 nodad"))?;
     pings(shell, Node::ADDRESS6)?;
     let _server: Session = flow::serve(scene, &node.netns, flow::PORT)?;
     request(
