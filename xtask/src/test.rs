@@ -20,7 +20,7 @@ const END_TO_END_LIMIT: Duration = Duration::from_secs(45 * 60);
 /// faults than the known one. A machine with native KVM gets no second try.
 const TRIES_IN_THE_LAB: u32 = 3;
 /// What cases with real guests need beside Husk. The lab has it.
-const TOOLS: [Tool; 4] = [
+const TOOLS: [Tool; 5] = [
     Tool {
         name: "qemu-img",
         package: "qemu-utils",
@@ -36,6 +36,10 @@ const TOOLS: [Tool; 4] = [
     Tool {
         name: "sg_inq",
         package: "sg3-utils",
+    },
+    Tool {
+        name: "ssh",
+        package: "openssh-client",
     },
 ];
 /// What the tests of crates need: a pod's network is made as a plugin would and looked at, and a guest asks for its lease.

@@ -1,5 +1,6 @@
 //! The demonstration's manifest, KubeVirt's own vocabulary, on stock Debian 13: everything a user sees first.
 
+use super::network::{self, ssh};
 use crate::harness::guest::{Shell, TO_LOGIN};
 use crate::harness::program::Session;
 use crate::harness::scene::{Scene, says};
@@ -9,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 
 pub const CASE: Case = Case {
     name: "demo",
-    about: "demo-vm.yaml on Debian 13: cloud-init's password and first-boot command, devices, reboot, poweroff",
+    about: "demo-vm.yaml on Debian 13: cloud-init's password, key and first-boot command, devices, ssh over the network, reboot, poweroff",
     limit: DEBIAN,
     run,
 };
@@ -17,7 +18,14 @@ pub const CASE: Case = Case {
 const MANIFEST: &str = include_str!("../../manifests/demo-vm.yaml");
 
 fn run(scene: &Scene) -> Result<()> {
-    std::fs::write(scene.path("demo-vm.yaml"), MANIFEST)?;
+    let manifest = MANIFEST.replace(
+        "password: husk",
+        &format!(
+            "password: husk\n          ssh_authorized_keys: [{}]",
+            ssh::key(scene)?
+        ),
+    );
+    std::fs::write(scene.path("demo-vm.yaml"), manifest)?;
     let mut volume = std::ffi::OsString::from("rootdisk=");
     volume.push(images::disk("debian-13-cloud")?);
     let words = ["run".into(), "demo-vm.yaml".into(), "--volume".into(), volume];
@@ -49,6 +57,11 @@ fn run(scene: &Scene) -> Result<()> {
         shell.says("dmidecode -s system-serial-number", &["husk-demo"])
     });
     scene.part("devices", || devices(&shell));
+    if nix::unistd::geteuid().is_root() {
+        scene.part("network", || network(scene, &shell));
+        scene.part("ssh", || ssh::logs_in(&vm));
+        scene.part("port-forward", || ssh::greets(&vm));
+    }
     scene.part("power", || {
         shell.ok("mkdir /mnt/data && mkfs.ext4 -q /dev/vdb && mount /dev/vdb /mnt/data && echo kept > /mnt/data/file && umount /mnt/data")?;
         Ok(())
@@ -75,6 +88,15 @@ fn first_boot(vm: &Vm<'_>, shell: &Shell<'_>) -> Result<()> {
     shell.says("hostname", &["demo"])?;
     let failed = shell.ok("systemctl --failed --no-legend --plain --no-pager | cut -d' ' -f1")?;
     ensure!(failed.is_empty(), "failed units: {failed}");
+    Ok(())
+}
+
+/// The guest is behind its pod's address, and reaches this machine.
+fn network(scene: &Scene, shell: &Shell<'_>) -> Result<()> {
+    shell.says("ip -4 -o address show scope global", &["inet 10.0.2.2/24"])?;
+    shell.says("ip route show", &["default via 10.0.2.1"])?;
+    let address = network::standalone::own_address(scene)?;
+    shell.ok(&format!("ping -n -c 2 -W 5 {address}"))?;
     Ok(())
 }
 

@@ -7,5 +7,6 @@ pub mod hotplug;
 pub mod link_local;
 pub mod masquerade;
 pub mod soak;
+pub mod ssh;
 pub mod standalone;
 pub mod wire;

@@ -46,14 +46,10 @@ fn run(scene: &Scene) -> Result<()> {
         shell.says("ip -4 address show dev eth0", &["10.0.2.2/24"])
     });
     scene.part("this machine", || {
-        let shown = host.run(scene, "ip -4 -o address show dev husk0")?;
-        let own = shown
-            .split_whitespace()
-            .find_map(|word| Some(word.split_once('/')?.0))
-            .context("husk0 has no address")?;
+        let own = own_address(scene)?;
         let _server = flow::serve(scene, &host, flow::PORT)?;
         for shell in [&shell, &other] {
-            pings(shell, own)?;
+            pings(shell, &own)?;
             request(shell, &format!("both {own}:{} 2000000", flow::PORT))?;
         }
         for address in &addresses {
@@ -126,6 +122,15 @@ fn run(scene: &Scene) -> Result<()> {
         }
     });
     Ok(())
+}
+
+/// What this machine is called on the bridge of its VMs.
+pub fn own_address(scene: &Scene) -> Result<String> {
+    let shown = Netns::host()?.run(scene, "ip -4 -o address show dev husk0")?;
+    let own = shown
+        .split_whitespace()
+        .find_map(|word| Some(word.split_once('/')?.0));
+    Ok(own.context("husk0 has no address")?.to_owned())
 }
 
 /// Where this machine reaches the VM.
