@@ -73,6 +73,7 @@ impl Netns {
 
     /// What there is and outlasts packets: devices, addresses, routes, rules, entries of neighbours, filters, switches.
     pub fn state(&self) -> Result<State> {
+        self.wait_for_addresses()?;
         let mut lines = Vec::new();
         for link in self.json(&["-d", "link", "show"])? {
             lines.push(format!("link {}", describe_link(&link)));
@@ -105,6 +106,21 @@ impl Netns {
         lines.extend(self.output("sh", &["-c", SWITCHES])?.lines().map(str::to_owned));
         lines.sort();
         Ok(State { lines })
+    }
+
+    /// New addresses of IPv6 are nobody's for a second or two, and have no routes.
+    fn wait_for_addresses(&self) -> Result<()> {
+        // Those of a device without a carrier stay so.
+        for _ in 0..30 {
+            if self
+                .output("ip", &["-6", "-o", "address", "show", "tentative"])?
+                .is_empty()
+            {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
     }
 
     /// Waits until all is as it was.

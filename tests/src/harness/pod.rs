@@ -85,9 +85,9 @@ impl<'s> Node<'s> {
         Ok(())
     }
 
-    /// The node's end of a pod's device.
+    /// The node's end of a pod's device, whose name may leave no room for more.
     pub fn outer(&self, pod: &Pod<'_>, device: &str) -> String {
-        format!("v{}-{device}", pod.number)
+        format!("v{}-{device:.8}", pod.number)
     }
 
     /// See [`outside`].
