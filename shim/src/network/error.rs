@@ -40,6 +40,15 @@ pub enum Fault {
     /// The pod has no such device.
     #[error("pod link ({0}) is missing")]
     NoNic(String),
+    /// What was prepared could not be taken back.
+    #[error("{fault}: {nic} is not what it was before; if its namespace is not needed any more, delete that")]
+    Left {
+        /// The pod's device.
+        nic: String,
+        /// Why; its own source is this one's.
+        #[source]
+        fault: Box<Fault>,
+    },
     /// A preparation began and did not end.
     #[error("the network preparation of {nic} was interrupted and cannot be restarted")]
     Interrupted {

@@ -175,12 +175,17 @@ fn open(record: Record, interface: &Interface, devices: Devices) -> Result<Prepa
 /// no fault. Taps that are open stop working. Blocks.
 pub fn tear_down(netns: &Netns, dir: &Path) -> Result<(), NetworkError> {
     let id = netns.id().map_err(Fault::Namespace)?;
+    let mut done = Ok(());
     for path in Record::all(dir)? {
-        if let Some(record) = Record::load(&path)? {
-            undo(netns, id, &path, &record)?;
-        }
+        let undone = match Record::load(&path) {
+            Ok(Some(record)) => undo(netns, id, &path, &record),
+            Ok(None) => Ok(()),
+            Err(fault) => Err(fault.into()),
+        };
+        // The others get theirs back all the same, and only the record of one that did not stays.
+        done = done.and(undone);
     }
-    Ok(())
+    done
 }
 
 /// The same for the one that was prepared on this device. Switches that others need too stay, for the last of them to
@@ -219,7 +224,11 @@ fn hand_on(record: &mut Record, dir: &Path) -> Result<(), Fault> {
 fn undo(netns: &Netns, id: u64, path: &Path, record: &Record) -> Result<(), NetworkError> {
     let work = || {
         if record.netns == id {
-            tear_down_one(record)?;
+            let left = |fault| Fault::Left {
+                nic: record.nic.name.clone(),
+                fault: Box::new(fault),
+            };
+            tear_down_one(record).map_err(left)?;
         }
         Record::remove(path)
     };

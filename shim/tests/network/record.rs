@@ -201,3 +201,41 @@ fn one_of_several_is_taken_back_alone() {
     tear_down_interface(&pod.netns, pod.dir.path(), "net1").unwrap();
     assert_eq!(pod.state(), before);
 }
+
+#[test]
+fn one_that_cannot_be_taken_back_keeps_no_other_from_it() {
+    if !can_run() {
+        return;
+    }
+    let pod = Pod::with_address();
+    pod.add_veth(
+        "veth1",
+        MacAddr([2, 0, 0, 0, 9, 1]),
+        "aaa1",
+        MacAddr([2, 0, 0, 0, 0, 1]),
+    );
+    let before = pod.state();
+    let second = Interface {
+        name: "second".to_owned(),
+        index: 1,
+        nic: "aaa1".to_owned(),
+        ..interface(Binding::Bridge)
+    };
+    drop(pod.prepare(&[interface(Binding::Bridge), second]).unwrap());
+    // Its name is another's, which comes first.
+    ip(&pod.netns, "link property add dev lo altname aaa1");
+    let error = tear_down(&pod.netns, pod.dir.path()).unwrap_err().to_string();
+    assert!(
+        error.starts_with("interface \"second\": removing aaa1:"),
+        "{error}"
+    );
+    let way_out = "aaa1 is not what it was before; if its namespace is not needed any more, delete that";
+    assert!(error.ends_with(way_out), "{error}");
+    assert!(pod.shows("addr show eth0").contains("inet 10.244.1.5/24"));
+    let left: Vec<_> = std::fs::read_dir(pod.dir.path()).unwrap().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+
+    ip(&pod.netns, "link property del dev lo altname aaa1");
+    tear_down(&pod.netns, pod.dir.path()).unwrap();
+    assert_eq!(pod.state(), before);
+}
