@@ -40,6 +40,14 @@ pub enum Fault {
     /// The pod has no such device.
     #[error("pod link ({0}) is missing")]
     NoNic(String),
+    /// The pod's device is none that a guest could have.
+    #[error("{nic} {why}")]
+    Unfit {
+        /// The device.
+        nic: String,
+        /// What is wrong with it, and the way out.
+        why: String,
+    },
     /// What was prepared could not be taken back.
     #[error("{fault}: {nic} is not what it was before; if its namespace is not needed any more, delete that")]
     Left {

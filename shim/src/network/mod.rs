@@ -7,6 +7,7 @@
 mod bridge;
 pub mod dhcp;
 mod error;
+mod fit;
 mod interface;
 mod lease;
 mod mac;

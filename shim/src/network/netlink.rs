@@ -9,17 +9,18 @@ use futures_util::{Stream, TryStreamExt};
 use ipnet::IpNet;
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::AddressAttribute;
-use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 use rtnetlink::{Handle, LinkBridge, LinkBridgePort, LinkDummy, LinkUnspec};
 use tokio::runtime::{Builder, Runtime};
 
 use super::error::Fault;
 use super::mac::MacAddr;
 
+mod link;
 mod neighbours;
 mod routes;
 mod veth;
 
+pub(super) use link::Link;
 pub(super) use veth::Veth;
 
 /// A connection to the kernel.
@@ -27,17 +28,6 @@ pub(super) use veth::Veth;
 pub(super) struct Netlink {
     runtime: Runtime,
     handle: Handle,
-}
-
-/// A link as it is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Link {
-    pub(super) index: u32,
-    pub(super) mac: Option<MacAddr>,
-    pub(super) mtu: u32,
-    pub(super) alias: Option<String>,
-    /// Of which bridge it is a port.
-    pub(super) bridge: Option<u32>,
 }
 
 /// A change to one link; what is `None` stays.
@@ -246,28 +236,6 @@ impl Netlink {
             .block_on(work)
             .map_err(refused)
             .map_err(Fault::kernel(what))
-    }
-}
-
-impl Link {
-    fn of(message: &LinkMessage) -> Link {
-        let mut link = Link {
-            index: message.header.index,
-            mac: None,
-            mtu: 0,
-            alias: None,
-            bridge: None,
-        };
-        for attribute in &message.attributes {
-            match attribute {
-                LinkAttribute::Address(bytes) => link.mac = MacAddr::from_slice(bytes),
-                LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
-                LinkAttribute::IfAlias(alias) => link.alias = Some(alias.clone()),
-                LinkAttribute::Controller(bridge) => link.bridge = Some(*bridge),
-                _ => {}
-            }
-        }
-        link
     }
 }
 

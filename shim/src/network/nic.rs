@@ -7,6 +7,7 @@ use ipnet::{IpNet, Ipv4Net};
 use serde::{Deserialize, Serialize};
 
 use super::error::Fault;
+use super::fit;
 use super::mac::MacAddr;
 use super::netlink::Netlink;
 
@@ -58,13 +59,11 @@ pub struct Neighbour {
 impl PodNic {
     /// Looks at the device of this name.
     pub(super) fn discover(netlink: &Netlink, name: &str) -> Result<PodNic, Fault> {
-        let missing = || Fault::NoNic(name.to_owned());
-        let link = netlink.find(name)?.ok_or_else(missing)?;
+        let link = netlink.find(name)?.ok_or_else(|| Fault::NoNic(name.to_owned()))?;
         Ok(PodNic {
             name: name.to_owned(),
             index: link.index,
-            // A link without an Ethernet address is no link a guest could take over.
-            mac: link.mac.ok_or_else(missing)?,
+            mac: fit::ethernet(&link)?,
             mtu: link.mtu,
             addresses: netlink.addresses(link.index)?,
             routes: netlink.routes(link.index)?,

@@ -10,7 +10,7 @@ use super::netlink::Netlink;
 use super::netns::Netns;
 use super::nic::PodNic;
 use super::record::{Phase, Record};
-use super::{Prepared, bridge, masquerade, nft, sysctl, tap};
+use super::{Prepared, bridge, fit, masquerade, nft, sysctl, tap};
 
 /// Prepares the interfaces of a VM inside its pod's namespace, and opens their taps. What is known of it is kept in
 /// `dir`, one file for each interface. Blocks.
@@ -70,6 +70,7 @@ fn build(
         }
     }
     let nic = PodNic::discover(netlink, &interface.nic)?;
+    fit::check(netlink, &nic, &interface.binding)?;
     let mut record = Record {
         phase: Phase::Started,
         netns: id,

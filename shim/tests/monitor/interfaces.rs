@@ -174,6 +174,11 @@ pub fn what_cannot_be_added_is_told_and_changes_nothing() {
             format!("{place}interface \"blue\": pod link (pod16477688c0e) {missing}"),
         ),
         (
+            ("blue", "lo", ""),
+            Code::FailedPrecondition,
+            format!("{place}interface \"blue\": lo is the loopback device: name another one"),
+        ),
+        (
             ("blue", "../x", ""),
             Code::FailedPrecondition,
             format!(

@@ -5,6 +5,7 @@
 
 mod bridge;
 mod dhcp;
+mod fit;
 mod guest;
 mod machine;
 mod masquerade;

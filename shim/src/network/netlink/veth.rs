@@ -45,9 +45,7 @@ impl Netlink {
 
     /// Bytes of the largest packet of a link.
     pub(in crate::network) fn mtu(&self, index: u32) -> Result<u32, Fault> {
-        let links = self.handle.link().get().match_index(index).execute();
-        let links = self.all("reading links", links.map_ok(|message| Link::of(&message)))?;
-        Ok(links.first().map_or(0, |link| link.mtu))
+        Ok(self.at(index)?.map_or(0, |link| link.mtu))
     }
 
     /// How many ports a bridge has.
