@@ -15,8 +15,8 @@ use super::error::Fault;
 use super::interface::Interface;
 use super::mac::MacAddr;
 use super::names::Devices;
-use super::netlink::{Change, Netlink};
-use super::nic::PodNic;
+use super::netlink::{Change, Netlink, kept};
+use super::nic::{Kept, PodNic};
 use super::{offload, sysctl, tap};
 
 const ARP_IGNORE: &str = "ipv4/conf/all/arp_ignore";
@@ -36,8 +36,9 @@ pub(super) fn build(
     interface: &Interface,
     devices: &Devices,
     nic: &PodNic,
+    kept: &Kept,
 ) -> Result<(), Fault> {
-    let moved = take_over(netlink, devices, nic)?;
+    let moved = take_over(netlink, devices, kept)?;
     netlink.add_bridge(&devices.bridge, MacAddr::random())?;
     no_ipv6(&devices.bridge)?;
     let bridge = netlink.get(&devices.bridge)?.index;
@@ -65,12 +66,10 @@ pub(super) fn build(
 }
 
 /// Empties the pod's device, renames it and gives it another Ethernet address, for its own is the guest's now.
-fn take_over(netlink: &Netlink, devices: &Devices, nic: &PodNic) -> Result<u32, Fault> {
+fn take_over(netlink: &Netlink, devices: &Devices, kept: &Kept) -> Result<u32, Fault> {
     let index = netlink.get(&devices.nic)?.index;
     netlink.set_up(index, &devices.nic, false)?;
-    for address in &nic.addresses {
-        netlink.remove_address(index, &devices.nic, *address)?;
-    }
+    kept::remove_addresses(&devices.nic, &kept.addresses)?;
     let change = Change {
         name: Some(&devices.moved),
         mac: Some(MacAddr::random()),
@@ -165,37 +164,31 @@ pub(super) fn dismantle(netlink: &Netlink, devices: &Devices, nic: &PodNic) -> R
     netlink.change(moved.index, &devices.moved, name)
 }
 
-/// Makes the pod's device what it was, once it has its name and the namespace its switches.
-pub(super) fn give_back(netlink: &Netlink, devices: &Devices, nic: &PodNic) -> Result<(), Fault> {
+/// Makes the pod's device what it was, once it has its name and the namespace its switches. What fails is told after
+/// everything else is done.
+pub(super) fn give_back(
+    netlink: &Netlink,
+    devices: &Devices,
+    nic: &PodNic,
+    kept: &Kept,
+) -> Result<(), Fault> {
     let Some(link) = netlink.find(&devices.nic)? else {
         // It goes with the pod, which may be going.
         return Ok(());
     };
-    let there = netlink.addresses(link.index)?;
-    for address in nic.addresses.iter().filter(|address| !there.contains(address)) {
-        netlink.add_address(link.index, &devices.nic, *address)?;
-    }
     let change = Change {
         mac: Some(nic.mac),
-        up: Some(true),
+        up: (!kept.down).then_some(true),
         ..Change::default()
     };
-    netlink.change(link.index, &devices.nic, change)?;
-    restore_routes(netlink, link.index, nic)
-}
-
-/// Routes to what is on the link come first, for gateways must be reachable when a route by them is added.
-fn restore_routes(netlink: &Netlink, index: u32, nic: &PodNic) -> Result<(), Fault> {
-    let (by_gateway, on_link): (Vec<_>, Vec<_>) = nic
-        .routes
+    netlink.change(link.index, &nic.name, change)?;
+    // To one that is up, or IPv6 makes no route for an address that is there for a time.
+    let added = kept::add_addresses(&nic.name, &kept.addresses);
+    let routed = kept::restore_routes(link.index, &nic.name, &kept.routes, &kept.addresses);
+    let settled = kept::settle(&nic.name, &kept.addresses);
+    let known = nic
+        .neighbours
         .iter()
-        .filter(|route| !route.is_kernels())
-        .partition(|route| route.gateway.is_some());
-    for route in on_link.into_iter().chain(by_gateway) {
-        netlink.add_route(index, &nic.name, route)?;
-    }
-    for neighbour in &nic.neighbours {
-        netlink.add_neighbour(index, &nic.name, neighbour)?;
-    }
-    Ok(())
+        .try_for_each(|neighbour| netlink.add_neighbour(link.index, &nic.name, neighbour));
+    added.and(routed).and(settled).and(known)
 }

@@ -15,8 +15,10 @@ use tokio::runtime::{Builder, Runtime};
 use super::error::Fault;
 use super::mac::MacAddr;
 
+pub(super) mod kept;
 mod link;
 mod neighbours;
+mod raw;
 mod routes;
 mod veth;
 
@@ -200,19 +202,6 @@ impl Netlink {
                 .push(AddressAttribute::Flags(flags));
         }
         self.wait(format!("adding {address} to {name}"), request.execute())
-    }
-
-    /// Removes an address; one that is gone is no fault.
-    pub(super) fn remove_address(&self, index: u32, name: &str, address: IpNet) -> Result<(), Fault> {
-        let mut message = self
-            .handle
-            .address()
-            .add(index, address.addr(), address.prefix_len());
-        let request = self.handle.address().del(message.message_mut().clone());
-        match self.wait(format!("removing {address} from {name}"), request.execute()) {
-            Err(fault) if fault.errno() == Some(libc::EADDRNOTAVAIL) => Ok(()),
-            done => done,
-        }
     }
 
     fn all<T>(

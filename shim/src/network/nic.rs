@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::error::Fault;
 use super::fit;
 use super::mac::MacAddr;
-use super::netlink::Netlink;
+use super::netlink::{Netlink, kept};
 
 /// A pod's device, as the plugin left it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +28,17 @@ pub struct PodNic {
     pub routes: Vec<Route>,
     /// Neighbours that do not answer for themselves, or need not.
     pub neighbours: Vec<Neighbour>,
+}
+
+/// What is lost of a device while a guest has it, as the kernel tells it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Kept {
+    /// Whether it was down.
+    pub(super) down: bool,
+    /// Its addresses, each a message of rtnetlink.
+    pub(super) addresses: Vec<Vec<u8>>,
+    /// Its routes, in whichever table.
+    pub(super) routes: Vec<Vec<u8>>,
 }
 
 /// A route through the device.
@@ -98,10 +109,15 @@ impl PodNic {
     }
 }
 
-impl Route {
-    /// Whether the kernel made it for an address, and will again.
-    pub(super) fn is_kernels(&self) -> bool {
-        self.protocol == libc::RTPROT_KERNEL
+impl Kept {
+    /// Looks at the device of this number.
+    pub(super) fn of(netlink: &Netlink, index: u32) -> Result<Kept, Fault> {
+        let addresses = kept::addresses(index)?;
+        Ok(Kept {
+            down: netlink.at(index)?.is_some_and(|link| !link.up),
+            routes: kept::routes(index, &addresses)?,
+            addresses,
+        })
     }
 }
 

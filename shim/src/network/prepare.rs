@@ -8,7 +8,7 @@ use super::lease::{Lease, Lease6};
 use super::names::Devices;
 use super::netlink::Netlink;
 use super::netns::Netns;
-use super::nic::PodNic;
+use super::nic::{Kept, PodNic};
 use super::record::{Phase, Record};
 use super::{Prepared, bridge, fit, masquerade, nft, sysctl, tap};
 
@@ -78,6 +78,7 @@ fn build(
         binding: interface.binding.clone(),
         mac: guest_mac(interface, &nic),
         queues: interface.queues,
+        kept: Kept::of(netlink, nic.index)?,
         switches: Vec::new(),
         foreign_tables: Vec::new(),
         nic,
@@ -95,7 +96,7 @@ fn build(
     }
     record.save(path)?;
     match &interface.binding {
-        Binding::Bridge => bridge::build(netlink, interface, devices, &record.nic)?,
+        Binding::Bridge => bridge::build(netlink, interface, devices, &record.nic, &record.kept)?,
         Binding::Masquerade(network) => masquerade::build(netlink, interface, devices, &record.nic, network)?,
     }
     record.phase = Phase::Finished;
@@ -250,7 +251,7 @@ fn tear_down_one(record: &Record) -> Result<(), Fault> {
             bridge::dismantle(&netlink, &devices, &record.nic)?;
             // Before addresses of IPv6 return.
             switches.try_for_each(restore)?;
-            bridge::give_back(&netlink, &devices, &record.nic)
+            bridge::give_back(&netlink, &devices, &record.nic, &record.kept)
         }
         Binding::Masquerade(network) => {
             masquerade::tear_down(&netlink, &devices, &record.nic, network, &record.foreign_tables)?;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::error::Fault;
 use super::interface::Binding;
 use super::mac::MacAddr;
-use super::nic::PodNic;
+use super::nic::{Kept, PodNic};
 
 /// How far a preparation is. Before it there is no record: KubeVirt's *Pending*.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +38,9 @@ pub(super) struct Record {
     pub(super) queues: u16,
     /// The pod's device as it was.
     pub(super) nic: PodNic,
+    /// What comes back to it, where the guest takes it over.
+    #[serde(default)]
+    pub(super) kept: Kept,
     /// Switches of the namespace as they were.
     pub(super) switches: Vec<(String, String)>,
     /// Tables of nftables that were there already, by family.
