@@ -41,6 +41,7 @@ pub(super) fn build(
     devices: &Devices,
     nic: &PodNic,
     network: &Masquerade,
+    foreign_tables: &[String],
 ) -> Result<(), Fault> {
     netlink.add_bridge(&devices.bridge, MacAddr::GATEWAY)?;
     // Nobody else is there to have the bridge's addresses, and the guest may ask for them at once.
@@ -57,7 +58,7 @@ pub(super) fn build(
     }
     offload::no_tx_checksum(&devices.bridge)?;
     for translation in translations(nic, network, devices) {
-        nft::add(&translation)?;
+        nft::add(&translation, is_foreign(&translation, foreign_tables))?;
     }
     needed(nic).iter().try_for_each(|name| sysctl::set(name, "1"))
 }
@@ -90,11 +91,13 @@ pub(super) fn tear_down(
     foreign_tables: &[String],
 ) -> Result<(), Fault> {
     for translation in translations(nic, network, devices) {
-        nft::remove(
-            &translation,
-            foreign_tables.iter().any(|family| family == translation.family()),
-        )?;
+        nft::remove(&translation, is_foreign(&translation, foreign_tables))?;
     }
     netlink.delete(&devices.tap)?;
     netlink.delete(&devices.bridge)
+}
+
+/// Whether its table was there before.
+fn is_foreign(translation: &Translation, foreign_tables: &[String]) -> bool {
+    foreign_tables.iter().any(|family| family == translation.family())
 }

@@ -97,7 +97,14 @@ fn build(
     record.save(path)?;
     match &interface.binding {
         Binding::Bridge => bridge::build(netlink, interface, devices, &record.nic, &record.kept)?,
-        Binding::Masquerade(network) => masquerade::build(netlink, interface, devices, &record.nic, network)?,
+        Binding::Masquerade(network) => masquerade::build(
+            netlink,
+            interface,
+            devices,
+            &record.nic,
+            network,
+            &record.foreign_tables,
+        )?,
     }
     record.phase = Phase::Finished;
     record.save(path)?;

@@ -1,9 +1,10 @@
 //! The masquerade binding.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::process::Command;
 
 use husk_shim::network::dhcp::{DhcpOptions, DhcpServer};
-use husk_shim::network::{Binding, MacAddr, Masquerade, Port, Protocol};
+use husk_shim::network::{Binding, MacAddr, Masquerade, Port, Protocol, tear_down};
 
 use crate::guest::{Guest, PATIENCE, QUIET, checksum, ethernet};
 use crate::pod::{Pod, can_run, interface, switch};
@@ -93,6 +94,50 @@ fn only_listed_ports_do() {
         socket.send_to(b"in", (POD, port)).unwrap();
         assert_eq!(guest.receive_udp(port, QUIET), None, "{port}");
     }
+}
+
+#[test]
+fn a_table_with_chains_of_those_names_is_no_hindrance() {
+    if !can_run() {
+        return;
+    }
+    let pod = Pod::with_address();
+    let nft = |words: &str| {
+        let output = pod.netns.run(|| Command::new("nft").arg(words).output());
+        let output = output
+            .unwrap()
+            .expect("this test needs the command nft, of nftables");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    for words in [
+        "add table ip nat",
+        "add chain ip nat prerouting { type nat hook prerouting priority -100; }",
+        "add chain ip nat postrouting { type nat hook postrouting priority 100; }",
+        "add rule ip nat prerouting udp dport 99 redirect to 22",
+    ] {
+        nft(words);
+    }
+    let before = nft("list ruleset");
+    let mut guest = guest_of(&pod, &[]);
+    assert!(guest.pings(NODE, MacAddr::GATEWAY));
+    let socket = node_socket(&pod);
+    socket.send_to(b"in", (POD, 8080)).unwrap();
+    assert_eq!(guest.receive_udp(8080, PATIENCE), Some((NODE, b"in".to_vec())));
+    let own = pod.netns.run(|| UdpSocket::bind("127.0.0.1:0")).unwrap().unwrap();
+    own.send_to(b"own", "127.0.0.1:8080").unwrap();
+    assert_eq!(
+        guest.receive_udp(8080, PATIENCE),
+        Some((GATEWAY, b"own".to_vec()))
+    );
+    // Theirs sees it first.
+    let local = pod.netns.run(|| UdpSocket::bind((POD, 22))).unwrap().unwrap();
+    local.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.send_to(b"them", (POD, 99)).unwrap();
+    assert_eq!(local.recv(&mut [0; 9]).unwrap(), 4);
+    drop(guest);
+    tear_down(&pod.netns, pod.dir.path()).unwrap();
+    assert_eq!(nft("list ruleset"), before);
 }
 
 #[tokio::test]

@@ -16,6 +16,7 @@ use netlink_packet_netfilter::{NetfilterHeader, NetfilterMessage, NetfilterProto
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
 
 use super::expression::Rule;
+use crate::network::error::Fault;
 
 /// A chain, and where it hangs if it sees packets by itself.
 #[derive(Debug, Clone, Copy)]
@@ -23,6 +24,9 @@ pub(super) struct Chain {
     pub(super) name: &'static str,
     hook: Option<(u32, i32)>,
 }
+
+/// `NLM_F_NONREC`: a table goes only if nothing is in it.
+const IF_EMPTY: u16 = 0x100;
 
 impl Chain {
     /// One that packets go through at a hook of the kernel's.
@@ -80,6 +84,11 @@ impl Batch {
         self.push(0, NfTablesMessage::DeleteTable(table_message(table)));
     }
 
+    /// The table, if it is empty by then: else the kernel says `EBUSY`.
+    pub(super) fn delete_empty_table(&mut self, table: &str) {
+        self.push(IF_EMPTY, NfTablesMessage::DeleteTable(table_message(table)));
+    }
+
     /// A chain that must not be there yet: what would be in it is another's.
     pub(super) fn new_chain(&mut self, table: &str, chain: &Chain) {
         let mut message = chain_message(table, chain.name);
@@ -110,6 +119,12 @@ impl Batch {
         self.push(0, NfTablesMessage::DeleteRule(rule_message(table, chain)));
     }
 
+    /// Carries it out, and says what the kernel lacks if it knows nothing of it.
+    pub(super) fn carry_out(self, what: impl Into<String>) -> Result<(), Fault> {
+        let what = what.into();
+        self.send().map_err(|error| refused(what, error))
+    }
+
     /// Carries it out. Blocks until the kernel has answered.
     pub(super) fn send(self) -> io::Result<()> {
         let mut socket = Socket::new(NETLINK_NETFILTER)?;
@@ -130,6 +145,17 @@ impl Batch {
         emit(&mut bytes, 0, all + 1, control(ControlMessage::BatchEnd));
         socket.send_to(&bytes, &SocketAddr::new(0, 0), 0)?;
         await_answers(&socket, all)
+    }
+}
+
+/// Why a batch was refused.
+pub(super) fn refused(what: String, error: io::Error) -> Fault {
+    let lacking = "the kernel lacks nf_tables: load it (modprobe nf_tables nft_chain_nat nft_masq), or use one with CONFIG_NF_TABLES";
+    match error.raw_os_error() {
+        Some(libc::EPROTONOSUPPORT | libc::EOPNOTSUPP | libc::EAFNOSUPPORT) => {
+            Fault::Host(format!("{what}: {lacking}"))
+        }
+        _ => Fault::kernel(what)(error),
     }
 }
 

@@ -25,9 +25,7 @@ pub(in crate::network) fn masquerade(net: Ipv4Net, bridge: &str) -> Result<(), F
     batch.new_chain(TABLE, &LEAVING);
     let rule = rule().within(net).not_sent_by(bridge).masquerade();
     batch.new_rule(TABLE, LEAVING.name, rule);
-    batch
-        .send()
-        .map_err(Fault::kernel(format!("adding nftables' table ip {TABLE}")))
+    batch.carry_out(format!("adding nftables' table ip {TABLE}"))
 }
 
 /// Undoes it, if it was done.
@@ -35,9 +33,7 @@ pub(in crate::network) fn stay() -> Result<(), Fault> {
     let mut batch = Batch::new(IpAddr::from([0; 4]));
     batch.new_table(TABLE);
     batch.delete_table(TABLE);
-    batch
-        .send()
-        .map_err(Fault::kernel(format!("removing nftables' table ip {TABLE}")))
+    batch.carry_out(format!("removing nftables' table ip {TABLE}"))
 }
 
 #[cfg(test)]
