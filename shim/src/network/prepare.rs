@@ -70,7 +70,7 @@ fn build(
         }
     }
     let nic = PodNic::discover(netlink, &interface.nic)?;
-    fit::check(netlink, &nic, &interface.binding)?;
+    fit::check(netlink, &nic, interface)?;
     let mut record = Record {
         phase: Phase::Started,
         netns: id,

@@ -1,6 +1,6 @@
 //! Devices that no guest can have: they are named before anything is changed.
 
-use husk_shim::network::{Binding, Interface, Masquerade};
+use husk_shim::network::{Binding, Interface, Masquerade, tear_down};
 
 use crate::pod::{Pod, can_run, interface, ip};
 
@@ -80,4 +80,52 @@ fn an_mtu_that_no_tap_has_is_named() {
     }
     ip(&pod.netns, "link set eth0 mtu 65521");
     assert_eq!(pod.ready(&interface(Binding::Bridge)).mtu, 65521);
+}
+
+#[test]
+fn a_network_behind_the_pod_is_not_the_pods() {
+    if !can_run() {
+        return;
+    }
+    let pod = Pod::with_both_families();
+    ip(&pod.netns, "route add 192.168.7.1 dev eth0");
+    ip(&pod.netns, "route add 192.168.0.0/16 via 192.168.7.1");
+    let near = "where eth0 is or leads: choose another one";
+    for (cidr, other) in [
+        ("10.244.1.0/24", "10.244.1.0/24"),
+        ("10.244.0.0/16", "10.244.1.0/24"),
+        ("10.244.1.64/26", "10.244.1.0/24"),
+        ("192.168.7.0/24", "192.168.7.1/32"),
+    ] {
+        let network = Masquerade {
+            cidr: cidr.parse().unwrap(),
+            ..Masquerade::default()
+        };
+        let before = pod.state();
+        let error = pod
+            .prepare(&[interface(Binding::Masquerade(network))])
+            .unwrap_err();
+        let expected = format!("interface \"default\": vmNetworkCIDR: {cidr} overlaps {other}, {near}");
+        assert_eq!(error.to_string(), expected);
+        assert_eq!(pod.state(), before);
+    }
+    let network = Masquerade {
+        cidr6: "fd00:1::/120".parse().unwrap(),
+        ..Masquerade::default()
+    };
+    let error = pod
+        .prepare(&[interface(Binding::Masquerade(network))])
+        .unwrap_err();
+    let expected = format!("vmIPv6NetworkCIDR: fd00:1::/120 overlaps fd00:1::/64, {near}");
+    assert!(error.to_string().ends_with(&expected), "{error}");
+
+    // A network that is merely routed is not near, and the default one may be part of the pod's.
+    ip(&pod.netns, "addr add 10.0.7.5/16 dev eth0");
+    let network = Masquerade {
+        cidr: "192.168.8.0/24".parse().unwrap(),
+        ..Masquerade::default()
+    };
+    drop(pod.ready(&interface(Binding::Masquerade(network))));
+    tear_down(&pod.netns, pod.dir.path()).unwrap();
+    drop(pod.ready(&interface(masquerade())));
 }
