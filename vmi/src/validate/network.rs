@@ -1,6 +1,7 @@
 //! Rules on networks.
 
 use std::collections::HashSet;
+use std::net::Ipv6Addr;
 
 use ipnet::{Ipv4Net, Ipv6Net};
 
@@ -88,6 +89,9 @@ fn cidrs(pod: &PodNetwork, path: &str, errors: &mut Vec<FieldError>) {
         let fault = match text.parse::<Ipv6Net>() {
             Err(_) => Some("is not an IPv6 network, for example fd10:0:2::/120"),
             Ok(net) if net.prefix_len() > 126 => Some("has fewer than 4 addresses; a /126 has 4"),
+            Ok(net) if is_link_local(net) => {
+                Some("is link-local, which every link has already; choose one of fd00::/8")
+            }
             Ok(net) => (!has_hosts6(net)).then_some("is a range without hosts"),
         };
         refuse(fault, text, format!("{path}.vmIPv6NetworkCIDR"), errors);
@@ -103,6 +107,11 @@ fn refuse(fault: Option<&str>, text: &str, field: String, errors: &mut Vec<Field
 
 fn has_hosts(net: Ipv4Net) -> bool {
     !matches!(net.network().octets()[0], 0 | 127 | 224..)
+}
+
+fn is_link_local(net: Ipv6Net) -> bool {
+    let all = Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
+    all.contains(&net) || net.contains(&all)
 }
 
 fn has_hosts6(net: Ipv6Net) -> bool {

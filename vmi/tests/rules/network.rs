@@ -99,6 +99,11 @@ fn the_network_behind_the_pod_has_room() {
             "has fewer than 4 addresses; a /126 has 4",
         ),
         ("vmIPv6NetworkCIDR", "ff02::/64", "is a range without hosts"),
+        (
+            "vmIPv6NetworkCIDR",
+            "fe80::/64",
+            "is link-local, which every link has already; choose one of fd00::/8",
+        ),
     ] {
         let field = format!("spec.networks[0].pod.{name}");
         refused(
