@@ -1,4 +1,4 @@
-//! Switching a device's transmit checksum offload off, which netlink cannot.
+//! What is asked of a device by ethtool: switching its transmit checksum offload off, which netlink cannot, and its kind.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -17,6 +17,17 @@ struct Value {
 /// ETHTOOL_STXCSUM of linux/ethtool.h.
 const SET_TX_CHECKSUM: u32 = 0x17;
 
+/// The beginning of `struct ethtool_drvinfo`.
+#[repr(C)]
+struct Driver {
+    command: u32,
+    name: [u8; 32],
+    rest: [u8; 160],
+}
+
+/// ETHTOOL_GDRVINFO.
+const GET_DRIVER: u32 = 0x3;
+
 nix::ioctl_write_ptr_bad!(ethtool, libc::SIOCETHTOOL as libc::c_ulong, libc::ifreq);
 
 /// What the pod itself sends by the device is given its checksums: a guest may not look at the note that they are missing.
@@ -27,6 +38,30 @@ pub(super) fn no_tx_checksum(device: &str) -> Result<(), Fault> {
 }
 
 fn set(device: &str) -> io::Result<()> {
+    let mut value = Value {
+        command: SET_TX_CHECKSUM,
+        data: 0,
+    };
+    // SAFETY: the command asks for a `Value`.
+    unsafe { ask(device, (&raw mut value).cast()) }
+}
+
+/// The driver of a device, such as `bridge` or `veth`.
+pub(super) fn driver(device: &str) -> io::Result<String> {
+    let mut driver = Driver {
+        command: GET_DRIVER,
+        name: [0; 32],
+        rest: [0; 160],
+    };
+    // SAFETY: the command asks for a `Driver`.
+    unsafe { ask(device, (&raw mut driver).cast()) }?;
+    let name = driver.name.split(|byte| *byte == 0).next().unwrap_or_default();
+    Ok(String::from_utf8_lossy(name).into_owned())
+}
+
+/// # Safety
+/// `command` points to what ethtool asks for with the command that is in it.
+unsafe fn ask(device: &str, command: *mut libc::c_char) -> io::Result<()> {
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     // SAFETY: ifreq is integers and a union of such, for which zeroes are valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -36,12 +71,8 @@ fn set(device: &str) -> io::Result<()> {
     for (to, from) in request.ifr_name.iter_mut().zip(device.bytes()) {
         *to = from as libc::c_char;
     }
-    let mut value = Value {
-        command: SET_TX_CHECKSUM,
-        data: 0,
-    };
-    request.ifr_ifru.ifru_data = (&raw mut value).cast();
-    // SAFETY: the request points to `value`, as large as its command asks for; both live through the call.
+    request.ifr_ifru.ifru_data = command;
+    // SAFETY: the request points to what its command asks for; both live through the call.
     unsafe { ethtool(socket.as_raw_fd(), &request) }?;
     Ok(())
 }

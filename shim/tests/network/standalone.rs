@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use husk_shim::network::{Binding, Host, Joined, Masquerade, Netns, Place, Prepared, prepare};
@@ -87,8 +88,37 @@ impl Node {
         names.filter(own).map(str::to_owned).collect()
     }
 
-    fn forwards(&self) -> String {
-        switch(&self.netns, "ipv4/ip_forward")
+    /// Whether packets that came in by this device are passed on; `all` is the machine's switch.
+    fn forwards(&self, device: &str) -> bool {
+        switch(&self.netns, &format!("ipv4/conf/{device}/forwarding")) == "1"
+    }
+
+    /// What is kept of what was done.
+    fn kept(&self) -> String {
+        std::fs::read_to_string(self.home.path().join("lock")).unwrap()
+    }
+
+    fn has_table(&self) -> bool {
+        let nft = || Command::new("nft").args(["list", "tables", "ip"]).output();
+        let listed = self.netns.run(nft).unwrap();
+        let listed = listed.unwrap_or_else(|e| panic!("this test needs the command nft: {e}"));
+        String::from_utf8_lossy(&listed.stdout).contains("table ip husk\n")
+    }
+
+    fn nft(&self, command: &str) {
+        let nft = || Command::new("nft").arg(command).status();
+        assert!(self.netns.run(nft).unwrap().unwrap().success(), "{command}");
+    }
+
+    fn set(&self, switch: &str, value: &str) {
+        let path = format!("/proc/sys/net/ipv4/conf/{switch}");
+        self.netns.run(|| std::fs::write(path, value)).unwrap().unwrap();
+    }
+
+    fn refusal(&self, vm: &str) -> String {
+        let host = self.host();
+        let joined = self.netns.run(|| host.join(vm)).unwrap();
+        joined.unwrap_err().to_string()
     }
 }
 
@@ -136,11 +166,12 @@ fn guests_reach_each_other_the_machine_and_the_world() {
         return;
     }
     let node = Node::new();
-    assert_eq!((node.links().len(), node.forwards().as_str()), (0, "0"));
+    assert_eq!((node.links().len(), node.forwards("up0")), (0, false));
     let one = node.start("default/one", Binding::Bridge);
     let two = node.start("default/two", Binding::Masquerade(Masquerade::default()));
     assert_eq!((one.prepared.mtu, two.prepared.mtu), (1400, 1400));
-    assert_eq!((node.links().len(), node.forwards().as_str()), (3, "1"));
+    assert_eq!((node.links().len(), node.forwards("up0")), (3, true));
+    assert!(!node.forwards("all"), "the machine's switch is left alone");
     let (first, second) = (one.guest(), two.guest());
     let gateway = one.joined.net.addr();
     assert_eq!(gateway, Ipv4Addr::new(10, 77, 0, 1));
@@ -160,12 +191,13 @@ fn guests_reach_each_other_the_machine_and_the_world() {
     );
 
     node.leave(&one.joined.place);
-    assert_eq!((node.links().len(), node.forwards().as_str()), (2, "1"));
+    assert_eq!((node.links().len(), node.forwards("up0")), (2, true));
     node.leave(&two.joined.place);
     assert_eq!(
-        (node.links(), node.forwards().as_str()),
-        (Vec::<String>::new(), "0")
+        (node.links(), node.forwards("up0")),
+        (Vec::<String>::new(), false)
     );
+    assert_eq!((node.kept().as_str(), node.has_table()), ("", false));
     assert_eq!(seen(&node.netns, &node.world, WORLD), "192.0.2.2");
 }
 
@@ -220,7 +252,7 @@ fn what_killed_monitors_leave_goes() {
         std::thread::sleep(Duration::from_millis(20));
         tidy();
     }
-    assert_eq!(node.forwards(), "0");
+    assert!(!node.forwards("up0"));
     // Killed before it was complete.
     ip(&node.netns, "link add husk0-new type bridge");
     tidy();
@@ -250,21 +282,137 @@ fn a_bridge_of_the_users_keeps_its_network_and_stays() {
     }
     let node = Node::new();
     ip(&node.netns, "link add husk0 type bridge");
-    let host = node.host();
-    let error = node.netns.run(|| host.join("default/demo")).unwrap().unwrap_err();
     assert_eq!(
-        error.to_string(),
+        node.refusal("default/demo"),
         "husk0 has no IPv4 address: give it one, or remove it by `ip link del husk0`"
     );
     ip(&node.netns, "addr add 192.168.9.1/29 dev husk0");
     let joined: Vec<Joined> = (0..5).map(|n| node.join(&format!("default/{n}"))).collect();
-    let error = node.netns.run(|| host.join("default/demo")).unwrap().unwrap_err();
     assert_eq!(
-        error.to_string(),
+        node.refusal("default/demo"),
         "every address of 192.168.9.0/29 is taken: end a VM, or give husk0 a larger network while none runs"
     );
+    assert!(node.forwards("husk0") && node.forwards("up0"));
+    // A port of the user's is no guest's.
+    ip(&node.netns, "link add own0 type veth peer name own1");
+    ip(&node.netns, "link set own0 master husk0");
     joined.iter().for_each(|joined| node.leave(&joined.place));
-    assert_eq!(node.links(), ["husk0:"]);
+    assert_eq!(node.links(), ["husk0:", "own1@own0:", "own0@own1:"]);
+    assert!(!node.forwards("husk0") && !node.forwards("up0") && !node.has_table());
+}
+
+#[test]
+fn what_others_decided_about_forwarding_stays() {
+    if !can_run() {
+        return;
+    }
+    let node = Node::new();
+    ip(&node.netns, "link add up1 type veth peer name far1");
+    ip(&node.netns, "link set up1 up");
+    ip(&node.netns, "route add default dev up1 metric 7 table 7");
+    node.set("up1/forwarding", "1");
+    node.set("up0/accept_redirects", "0");
+    let joined = node.join("default/one");
+    assert!(node.forwards("up0") && node.forwards("up1") && !node.forwards("lo"));
+    assert_eq!(switch(&node.netns, "ipv4/conf/up0/accept_redirects"), "0");
+    node.leave(&joined.place);
+    // It was on before, so it is not Husk's to switch off.
+    assert!(!node.forwards("up0") && node.forwards("up1"));
+
+    // As Docker does when it starts meanwhile.
+    let joined = node.join("default/one");
+    node.set("all/forwarding", "1");
+    node.leave(&joined.place);
+    assert!(node.forwards("all") && node.forwards("up0"));
+    // A device that is kept from it where others forward is left alone.
+    node.set("up0/forwarding", "0");
+    let joined = node.join("default/one");
+    assert!(!node.forwards("up0"));
+    node.leave(&joined.place);
+    assert_eq!(node.kept(), "");
+}
+
+#[test]
+fn a_bridge_that_goes_meanwhile_leaves_nothing_switched_on() {
+    if !can_run() {
+        return;
+    }
+    let node = Node::new();
+    let joined = node.join("default/one");
+    assert!(node.forwards("up0") && node.has_table());
+    ip(&node.netns, "link del husk0");
+    node.leave(&joined.place);
+    assert!(!node.forwards("up0") && !node.has_table());
+
+    // The same if nobody was there to leave.
+    let joined = node.join("default/one");
+    ip(&node.netns, "link del husk0");
+    drop(joined);
+    let end = Instant::now() + PATIENCE;
+    while node.forwards("up0") || node.has_table() {
+        assert!(Instant::now() < end, "{:?}", node.links());
+        std::thread::sleep(Duration::from_millis(20));
+        let host = node.host();
+        node.netns.run(|| host.tidy()).unwrap().unwrap();
+    }
+    assert!(node.links().is_empty());
+}
+
+#[test]
+fn a_start_that_fails_changes_nothing() {
+    if !can_run() {
+        return;
+    }
+    let node = Node::new();
+    ip(&node.netns, "link add husk0 type veth peer name other0");
+    ip(&node.netns, "addr add 192.168.9.1/24 dev husk0");
+    assert_eq!(
+        node.refusal("default/demo"),
+        "husk0 is no bridge: remove it by `ip link del husk0`, or give it another name"
+    );
+    ip(&node.netns, "link del husk0");
+    ip(&node.netns, "link add husk0 type bridge");
+    ip(&node.netns, "addr add 192.168.9.1/32 dev husk0");
+    assert_eq!(
+        node.refusal("default/demo"),
+        "192.168.9.1/32, the network of husk0, has no room for a guest: give it a larger one"
+    );
+    assert!(!node.forwards("husk0") && !node.forwards("up0") && !node.has_table());
+    assert_eq!(node.kept(), "");
+    let host = Host::with_lock(std::path::Path::new("/proc/sys/husk-network.lock"));
+    let error = node.netns.run(|| host.join("default/demo")).unwrap().unwrap_err();
+    let error = error.to_string();
+    assert!(
+        error.starts_with(
+            "/proc/sys/husk-network.lock, which says what Husk did to this machine's network, cannot be"
+        ) && error.ends_with(": make its directory writable, or run the VM with --netns"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_table_that_husk_did_not_make_is_not_touched() {
+    if !can_run() {
+        return;
+    }
+    let node = Node::new();
+    node.nft("table ip husk { chain mine { counter accept; }; }");
+    assert_eq!(
+        node.refusal("default/demo"),
+        "nftables has a table ip husk that Husk did not make: give it another name, or remove it by `nft delete table ip \
+         husk`"
+    );
+    assert!(node.has_table() && node.links().is_empty());
+    assert!(!node.forwards("up0"));
+    node.nft("delete table ip husk");
+    let joined = node.join("default/demo");
+    // As when a firewall is loaded anew.
+    node.nft("flush ruleset");
+    let other = node.join("default/other");
+    assert!(node.has_table());
+    node.leave(&joined.place);
+    node.leave(&other.place);
+    assert!(!node.has_table());
 }
 
 #[test]
@@ -287,5 +435,5 @@ fn many_come_and_go_at_once() {
         }
     });
     assert!(node.links().is_empty());
-    assert_eq!(node.forwards(), "0");
+    assert_eq!((node.forwards("up0"), node.kept().as_str()), (false, ""));
 }

@@ -1,25 +1,27 @@
 //! `husk0`, the bridge that this machine's guests are on.
 
+use std::ffi::CStr;
+use std::net::Ipv4Addr;
+
 use ipnet::{IpNet, Ipv4Net};
 
-use super::subnet;
+use super::state::State;
+use super::{forwarding, kept, subnet};
 use crate::network::dhcp::Resolver;
 use crate::network::error::Fault;
 use crate::network::netlink::{Change, Netlink};
-use crate::network::nft::outward;
-use crate::network::sysctl;
+use crate::network::nft::outward::{self, Table};
+use crate::network::offload;
 
 /// Its name.
 pub(super) const BRIDGE: &str = "husk0";
 /// Its name until it is as it should be.
 pub(super) const UNFINISHED: &str = "husk0-new";
 
+/// How its ports' names begin.
+const PORT: &str = "husk";
 /// The alias of a bridge that Husk made, and so removes; another one stays.
 const MADE: &str = "made by husk";
-/// The same if IP forwarding was off before.
-const MADE_AND_FORWARDS: &str = "made by husk, which switched ip_forward on";
-
-const FORWARDING: &str = "ipv4/ip_forward";
 
 /// Bytes of the largest packet, unless fewer leave the machine.
 const MTU: u32 = 1500;
@@ -37,9 +39,13 @@ pub(super) struct Bridge {
 
 /// Has a bridge with an address, from which packets leave this machine. One that is there keeps its network. Under the
 /// lock.
-pub(super) fn ensure(netlink: &Netlink) -> Result<Bridge, Fault> {
+pub(super) fn ensure(netlink: &Netlink, state: &mut State<'_>) -> Result<Bridge, Fault> {
     if netlink.find(BRIDGE)?.is_none() {
         make(netlink)?;
+    } else if offload::driver(BRIDGE).is_ok_and(|driver| driver != "bridge") {
+        return Err(Fault::Host(format!(
+            "{BRIDGE} is no bridge: remove it by `ip link del {BRIDGE}`, or give it another name"
+        )));
     }
     let link = netlink.get(BRIDGE)?;
     let gateway = netlink
@@ -55,19 +61,30 @@ pub(super) fn ensure(netlink: &Netlink) -> Result<Bridge, Fault> {
         ))
     })?;
     netlink.set_up(link.index, BRIDGE, true)?;
-    outward::masquerade(gateway, BRIDGE)?;
-    if sysctl::is(FORWARDING, "0")? {
-        if link.alias.as_deref() == Some(MADE) {
-            // First, so that it is known whatever happens next.
-            mark(netlink, link.index, MADE_AND_FORWARDS)?;
-        }
-        sysctl::set(FORWARDING, "1")?;
-    }
+    masquerade(gateway, state)?;
+    forwarding::switch_on(state, link.index)?;
     Ok(Bridge {
         index: link.index,
         mtu: link.mtu,
         gateway,
     })
+}
+
+/// Translates what leaves `net`, by a table that is Husk's.
+fn masquerade(net: Ipv4Net, state: &mut State<'_>) -> Result<(), Fault> {
+    if state.done().table {
+        return outward::masquerade(net, BRIDGE, Table::Own);
+    }
+    if outward::is_there()? {
+        return Err(outward::foreign());
+    }
+    state.change(|done| done.table = true).map_err(kept())?;
+    let added = outward::masquerade(net, BRIDGE, Table::New);
+    if added.is_err() {
+        // It was not added as a whole, so what is there is another's.
+        state.change(|done| done.table = false).map_err(kept())?;
+    }
+    added
 }
 
 /// It has its name only when it is complete.
@@ -107,23 +124,37 @@ fn mark(netlink: &Netlink, index: u32, alias: &str) -> Result<(), Fault> {
     netlink.change(index, BRIDGE, change)
 }
 
-/// Removes what [`ensure`] made if no guest is left. Under the lock.
-pub(super) fn tidy(netlink: &Netlink) -> Result<(), Fault> {
+/// Puts back what [`ensure`] did if no guest is left, whatever has become of the bridge. Under the lock.
+pub(super) fn tidy(netlink: &Netlink, state: &mut State<'_>) -> Result<(), Fault> {
     netlink.delete(UNFINISHED)?;
+    if guests_are_left()? {
+        return Ok(());
+    }
+    if state.done().table {
+        outward::stay()?;
+        state.change(|done| done.table = false).map_err(kept())?;
+    }
+    forwarding::switch_back(state)?;
     let Some(link) = netlink.find(BRIDGE)? else {
         return Ok(());
     };
-    if netlink.ports(link.index)? > 0 {
-        return Ok(());
+    // Somebody else may have taken it into use.
+    if link.alias.as_deref() == Some(MADE) && netlink.ports(link.index)? == 0 {
+        netlink.delete(BRIDGE)?;
     }
-    outward::stay()?;
-    let alias = link.alias.as_deref();
-    if alias == Some(MADE_AND_FORWARDS) {
-        sysctl::set(FORWARDING, "0")?;
-    }
-    // Last, for it tells that the rest is to be done.
-    match alias {
-        Some(MADE | MADE_AND_FORWARDS) => netlink.delete(BRIDGE),
-        _ => Ok(()),
-    }
+    Ok(())
+}
+
+/// What a guest's port is called.
+pub(super) fn port(address: Ipv4Addr) -> String {
+    format!("{PORT}{:08x}", u32::from(address))
+}
+
+fn guests_are_left() -> Result<bool, Fault> {
+    let links = nix::net::if_::if_nameindex().map_err(Fault::kernel("reading links"))?;
+    let is_port = |name: &CStr| {
+        let digits = name.to_bytes().strip_prefix(PORT.as_bytes());
+        digits.is_some_and(|digits| digits.len() == 8 && digits.iter().all(u8::is_ascii_hexdigit))
+    };
+    Ok(links.iter().any(|link| is_port(link.name())))
 }

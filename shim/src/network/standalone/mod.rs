@@ -7,12 +7,15 @@
 //!
 //! A VM's address is that of the port it is named by, XXXXXXXX in hexadecimal: the kernel gives a name once. The
 //! namespace has none, so it goes with the processes that hold it, however they end, and takes the port along. The bridge,
-//! with what belongs to it, goes with its last port, or is removed by the next Husk that finds it without.
+//! the translation and the forwarding of devices go with the last port, or are put back by the next Husk that finds none.
 
 mod bridge;
+mod forwarding;
+mod state;
 mod subnet;
+mod uplinks;
 
-use std::fs::File;
+use std::io;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
@@ -26,8 +29,9 @@ use super::nic::Route;
 use super::place::Place;
 use super::privilege::may_prepare;
 use crate::lock;
+use state::{Done, State};
 
-/// Held while the bridge and its ports come and go.
+/// Held while the bridge and its ports come and go; its text says what was done.
 const LOCK: &str = "/run/husk-network.lock";
 
 /// This machine's network, or that of the namespace which the calling thread is in.
@@ -62,11 +66,11 @@ impl Host {
     /// Makes a namespace for this VM. Blocks.
     pub fn join(&self, vm: &str) -> Result<Joined, NetworkError> {
         let netns = Netns::create().map_err(Fault::kernel("making a network namespace"))?;
-        let (port, address, gateway) = self.change(|netlink| {
-            let plugged = plug(netlink, &netns, vm);
+        let (port, address, gateway) = self.change(|netlink, state| {
+            let plugged = plug(netlink, state, &netns, vm);
             if plugged.is_err() {
                 // The first error tells more; what stays is tried again by the next one.
-                let _ = bridge::tidy(netlink);
+                let _ = bridge::tidy(netlink, state);
             }
             plugged
         })?;
@@ -94,12 +98,12 @@ impl Host {
         let Place::Standalone { port, index } = place else {
             return Ok(());
         };
-        let left = self.change(|netlink| {
+        let left = self.change(|netlink, state| {
             // Another VM may have got the address, and a port of that name.
             if netlink.find(port)?.is_some_and(|link| link.index == *index) {
                 netlink.delete(port)?;
             }
-            bridge::tidy(netlink)
+            bridge::tidy(netlink, state)
         });
         Ok(left?)
     }
@@ -108,30 +112,66 @@ impl Host {
     pub fn tidy(&self) -> Result<(), NetworkError> {
         // Most of the time there is nothing, or nothing that this user could change.
         let is_there = |name| nix::net::if_::if_nametoindex(name).is_ok();
-        if ![bridge::BRIDGE, bridge::UNFINISHED].into_iter().any(is_there) || may_prepare(true).is_err() {
+        let is_made = [bridge::BRIDGE, bridge::UNFINISHED].into_iter().any(is_there);
+        if !(is_made || self.is_kept()) || may_prepare(true).is_err() {
             return Ok(());
         }
         Ok(self.change(bridge::tidy)?)
     }
 
-    /// Does something under the lock, on a thread of its own.
-    fn change<T: Send>(&self, work: impl FnOnce(&Netlink) -> Result<T, Fault> + Send) -> Result<T, Fault> {
-        let locked = || {
-            let _lock: File = lock::exclusive(&self.lock).map_err(Fault::io(&self.lock))?;
-            work(&Netlink::open()?)
+    /// Whether something is kept of this namespace, or soon will be, or was until now.
+    fn is_kept(&self) -> bool {
+        let kept = || {
+            let file = std::fs::File::open(&self.lock)?;
+            let state = State::load(&file, Netns::own()?.id()?)?;
+            Ok::<_, io::Error>(*state.done() != Done::default())
         };
+        kept().unwrap_or(false)
+    }
+
+    /// Does something under the lock, on a thread of its own.
+    fn change<T: Send>(
+        &self,
+        work: impl FnOnce(&Netlink, &mut State<'_>) -> Result<T, Fault> + Send,
+    ) -> Result<T, Fault> {
         let own = Netns::own().map_err(Fault::Namespace)?;
+        let id = own.id().map_err(Fault::Namespace)?;
+        let locked = || {
+            let lock = lock::exclusive(&self.lock).map_err(|error| unusable(&self.lock, &error))?;
+            let mut state = State::load(&lock, id).map_err(|error| unusable(&self.lock, &error))?;
+            work(&Netlink::open()?, &mut state)
+        };
         own.run(locked).map_err(Fault::Namespace).flatten()
     }
+}
+
+fn unusable(lock: &Path, error: &io::Error) -> Fault {
+    Fault::Host(format!(
+        "{}, which says what Husk did to this machine's network, cannot be used: {error}: make its directory writable, or \
+         run the VM with --netns",
+        lock.display()
+    ))
+}
+
+/// Names what could not be kept in the lock file.
+fn kept() -> impl FnOnce(io::Error) -> Fault {
+    Fault::kernel("keeping what is done to this machine's network")
 }
 
 /// The port's name and number, the guest's address, and its gateway's with the network's length.
 type Plugged = ((String, u32), Ipv4Addr, Ipv4Net);
 
-fn plug(netlink: &Netlink, netns: &Netns, vm: &str) -> Result<Plugged, Fault> {
-    let bridge = bridge::ensure(netlink)?;
+fn plug(netlink: &Netlink, state: &mut State<'_>, netns: &Netns, vm: &str) -> Result<Plugged, Fault> {
+    let bridge = bridge::ensure(netlink, state)?;
+    if subnet::guests(bridge.gateway, vm).next().is_none() {
+        return Err(Fault::Host(format!(
+            "{}, the network of {}, has no room for a guest: give it a larger one",
+            bridge.gateway.trunc(),
+            bridge::BRIDGE
+        )));
+    }
     for address in subnet::guests(bridge.gateway, vm) {
-        let name = format!("husk{:08x}", u32::from(address));
+        let name = bridge::port(address);
         let veth = Veth {
             name: &name,
             bridge: bridge.index,
