@@ -220,7 +220,11 @@ pub fn what_cannot_be_added_is_told_and_changes_nothing() {
     let mut vm = f.start(super::fixture::plan("demo")).unwrap();
     let (code, text) = add(&f, &mut vm, "blue", "net1", "").unwrap_err();
     assert_eq!(code, Code::FailedPrecondition);
-    assert!(text.starts_with("the VM has no network namespace: "), "{text}");
+    let why = "the VM has no network: its manifest asks for none, or it was not started by root";
+    assert_eq!(text, why);
+    let name = "default".to_owned();
+    let refused = told(f.wait(vm.client.set_link(SetLinkRequest { name, up: true })));
+    assert_eq!(refused.unwrap_err(), (Code::FailedPrecondition, why.to_owned()));
     kill(&mut vm);
     f.is_clean(&vm.pids());
 }

@@ -177,6 +177,7 @@ impl Interfaces {
 
     pub(super) async fn set_link(&mut self, name: &str, up: bool) -> Result<(), Status> {
         let mut link = self.link()?;
+        self.pod()?;
         self.table.has(name)?;
         let id = name.to_owned();
         within(AT_ONCE, link.client.set_link(SetLinkRequest { id, up })).await?;
@@ -193,7 +194,7 @@ impl Interfaces {
     fn pod(&self) -> Result<Pod, Status> {
         self.pod.clone().ok_or_else(|| {
             Status::failed_precondition(
-                "the VM has no network namespace: its manifest asks for no network, or it was not started by root",
+                "the VM has no network: its manifest asks for none, or it was not started by root",
             )
         })
     }
