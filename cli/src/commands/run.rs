@@ -132,7 +132,10 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
     let runtime_dir = RuntimeDir::locate()?;
     runtime_dir.prepare()?;
     // What dead monitors left of networks is in the way of the next VM.
-    runtime_dir.sweep()?;
+    match &netns {
+        Some(netns) => runtime_dir.sweep_for(netns)?,
+        None => runtime_dir.sweep()?,
+    };
     for left_alone in manifest.left_alone() {
         note(&left_alone);
     }

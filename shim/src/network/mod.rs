@@ -38,7 +38,7 @@ pub use mac::{MacAddr, NoMacAddr};
 pub use names::{Devices, PRIMARY_NIC, secondary_nic};
 pub use netns::Netns;
 pub use nic::{Neighbour, PodNic, Route};
-pub use place::{Place, is_kept, take_back};
+pub use place::{Place, is_in, is_kept, take_back};
 pub use prepare::{prepare, tear_down, tear_down_interface};
 pub use privilege::{Unprivileged, may_prepare};
 pub use standalone::{Host, Joined};

@@ -47,6 +47,16 @@ pub fn is_kept(name: &str) -> bool {
     name == FILE || record::is_record(name)
 }
 
+/// Whether the VM whose state directory this is has the namespace at `netns`. Blocks.
+pub fn is_in(dir: &Path, netns: &Path) -> bool {
+    let Ok(Some(Place::Netns { id, .. })) = record::load(&dir.join(FILE)) else {
+        return false;
+    };
+    Netns::open(netns)
+        .and_then(|netns| netns.id())
+        .is_ok_and(|found| found == id)
+}
+
 /// Takes back what was done to the network of the VM whose state directory this is, if anything is kept of it there.
 /// `netns` is its namespace, if it is open; else it is looked for, and one that has gone needs nothing. Blocks.
 pub fn take_back(dir: &Path, netns: Option<&Netns>) -> Result<(), NetworkError> {

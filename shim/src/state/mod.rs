@@ -17,6 +17,7 @@ use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use tracing::warn;
 
@@ -28,6 +29,11 @@ pub use vm_dir::{ClaimedDir, VmDir};
 
 /// The file that is locked while directories come and go.
 const LOCK: &str = ".lock";
+
+/// How long a VM that ends, or a VMM whose monitor was killed, may keep its network namespace from the next one.
+const NETNS_FREE_WITHIN: Duration = Duration::from_secs(2);
+/// How often is looked whether it has let go of it.
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// Why the runtime directory or a VM in it could not be used.
 #[derive(Debug, thiserror::Error)]
@@ -187,6 +193,33 @@ impl RuntimeDir {
             warn!(%error, "what dead monitors left of this machine's network stays");
         }
         Ok(swept)
+    }
+
+    /// As [`RuntimeDir::sweep`], for a VM that is to have the network namespace at `netns`: who had it and is ending
+    /// has a moment for that, and so has the VMM of a monitor that was killed, which keeps the network from being given
+    /// back. Blocks.
+    pub fn sweep_for(&self, netns: &Path) -> Result<Vec<VmDir>, StateError> {
+        let deadline = Instant::now() + NETNS_FREE_WITHIN;
+        let mut swept = self.sweep()?;
+        let is_had = |dir: &VmDir| network::is_in(dir.path(), netns);
+        while self.directories()?.iter().any(is_had) && Instant::now() < deadline {
+            std::thread::sleep(AGAIN);
+            swept.extend(self.sweep()?);
+        }
+        Ok(swept)
+    }
+
+    /// Removes what a dead monitor left of one VM, if it did.
+    pub fn clear(&self, namespace: &str, name: &str) -> Result<(), StateError> {
+        let dir = self.vm_dir(namespace, name)?;
+        if !dir.is_abandoned() {
+            return Ok(());
+        }
+        let _lock = self.lock()?;
+        match dir.is_abandoned() {
+            true => dir.remove(self),
+            false => Ok(()),
+        }
     }
 
     /// Makes the directory of a new VM and locks it for this process.

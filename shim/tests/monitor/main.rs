@@ -133,6 +133,10 @@ const TESTS: &[Test] = &[
         networks::what_a_killed_monitor_did_is_taken_back,
     ),
     (
+        "networks::a_namespace_of_one_that_dies_is_the_next_ones",
+        networks::a_namespace_of_one_that_dies_is_the_next_ones,
+    ),
+    (
         "interfaces::an_interface_comes_and_goes",
         interfaces::an_interface_comes_and_goes,
     ),

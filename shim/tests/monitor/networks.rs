@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use husk_proto::shim::v1::{KillRequest, Phase};
 use husk_shim::launch::{LaunchError, MonitorConfig};
+use husk_shim::network::{Netns, Place};
 use husk_vmi::{NicBinding, NicDhcp, NicNetwork, NicPlan, VmPlan};
 use rustix::process::Signal;
 
@@ -257,4 +258,41 @@ fn descriptor(pod: &Pod) -> std::mem::ManuallyDrop<std::os::fd::OwnedFd> {
     use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
     // SAFETY: the pod owns the descriptor and outlives this; it is not closed here.
     std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(pod.netns.as_fd().as_raw_fd()) })
+}
+
+pub fn a_namespace_of_one_that_dies_is_the_next_ones() {
+    if !can_run() {
+        return;
+    }
+    let f = Fixture::new();
+    let pod = Pod::with_address();
+    let before = pod.state();
+    // Killed at once before the other starts, as its processes are still dying.
+    let vm = f
+        .start_config(&on(&f, &pod, with_nic("one", NicBinding::Bridge)))
+        .unwrap();
+    signal(vm.monitor, Signal::KILL);
+    f.state().sweep_for(std::path::Path::new(&pod.path())).unwrap();
+    let mut next = f
+        .start_config(&on(&f, &pod, with_nic("two", NicBinding::Bridge)))
+        .unwrap();
+    next.ends(async |mut client| drop(client.kill(KillRequest {}).await.unwrap()));
+    assert_eq!(pod.state(), before);
+
+    // One that takes its time.
+    let claimed = f.state().claim("default", "slow").unwrap();
+    let netns = Netns::open(std::path::Path::new(&pod.path())).unwrap();
+    let place = Place::Netns {
+        path: pod.path().into(),
+        id: netns.id().unwrap(),
+    };
+    place.keep(claimed.dir().path()).unwrap();
+    let dies = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(300));
+        drop(claimed);
+    });
+    let swept = f.state().sweep_for(std::path::Path::new(&pod.path())).unwrap();
+    assert_eq!(swept.len(), 1);
+    dies.join().unwrap();
+    f.is_clean(&[vm.pids(), next.pids()].concat());
 }
