@@ -27,11 +27,12 @@ pub(crate) enum How {
 }
 
 /// Ends all of `vms` at the same time and waits for each; fails if one could not be ended, after the others.
-pub(crate) async fn end_all(vms: &[VmRef], how: How) -> Result<(), Failure> {
-    let asked: Vec<_> = vms
-        .iter()
-        .map(|vm| tokio::spawn(Ended::ask(vm.clone(), how)))
-        .collect();
+pub(crate) async fn end_all(
+    vms: impl IntoIterator<Item = Result<VmDir, Failure>>,
+    how: How,
+) -> Result<(), Failure> {
+    let ask = |found: Result<VmDir, Failure>| tokio::spawn(async move { Ended::ask(found?, how).await });
+    let asked: Vec<_> = vms.into_iter().map(ask).collect();
     let mut failed = None;
     for ended in asked {
         let done = match ended.await? {
@@ -51,23 +52,35 @@ pub(crate) async fn end_all(vms: &[VmRef], how: How) -> Result<(), Failure> {
 struct Ended {
     vm: VmRef,
     dir: VmDir,
-    statuses: Streaming<Status>,
+    /// None if it was about to end and serves nobody any more.
+    statuses: Option<Streaming<Status>>,
     /// When it is killed, if it was asked politely.
     deadline: Option<Instant>,
 }
 
 impl Ended {
     /// Asks the monitor, which answers at once unless it hangs.
-    async fn ask(vm: VmRef, how: How) -> Result<Self, Failure> {
-        let dir = pod::find(&vm)?;
+    async fn ask(dir: VmDir, how: How) -> Result<Self, Failure> {
+        let vm = pod::reference(&dir);
         let pid = dir.monitor_pid().unwrap_or_default();
         let hangs = format!("the monitor of {vm} does not answer: `kill -9 {pid}` ends it and the VM");
-        let asked = tokio::time::timeout(pod::PATIENCE, Self::ask_patiently(vm, dir, how)).await;
-        asked.unwrap_or(Err(Failure::Runtime(hangs)))
+        let asked = tokio::time::timeout(pod::PATIENCE, Self::ask_patiently(&vm, &dir, how)).await;
+        match asked {
+            Ok(Ok(asked)) => Ok(asked),
+            // One that ends by itself is what was to be reached.
+            Ok(Err(_)) if gone(&dir).await => Ok(Self {
+                vm,
+                dir,
+                statuses: None,
+                deadline: None,
+            }),
+            Ok(Err(failure)) => Err(failure),
+            Err(_) => Err(Failure::Runtime(hangs)),
+        }
     }
 
-    async fn ask_patiently(vm: VmRef, dir: VmDir, how: How) -> Result<Self, Failure> {
-        let mut client = client::connect(&dir).await?;
+    async fn ask_patiently(vm: &VmRef, dir: &VmDir, how: How) -> Result<Self, Failure> {
+        let mut client = client::connect(dir).await?;
         let statuses = client.watch_status(WatchStatusRequest {}).await?.into_inner();
         let deadline = match how {
             How::ByForce | How::Gracefully(Some(0)) => {
@@ -83,15 +96,19 @@ impl Ended {
             }
         };
         Ok(Self {
-            vm,
-            dir,
-            statuses,
+            vm: vm.clone(),
+            dir: dir.clone(),
+            statuses: Some(statuses),
             deadline,
         })
     }
 
     /// Waits for the VM's end, telling how long it may take, and for its state to be gone.
     async fn wait(mut self) -> Result<(), Failure> {
+        let Some(statuses) = &mut self.statuses else {
+            eprintln!("{}: has ended", self.vm);
+            return Ok(());
+        };
         let live = std::io::stderr().is_terminal();
         if let Some(deadline) = self.deadline.filter(|_| !live) {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -104,7 +121,7 @@ impl Ended {
         let mut tick = tokio::time::interval(Duration::from_secs(1));
         let last = loop {
             tokio::select! {
-                status = self.statuses.message() => match status {
+                status = statuses.message() => match status {
                     Ok(Some(status)) if is_final(&status) => break Some(status),
                     Ok(Some(_)) => {}
                     Ok(None) | Err(_) => break None,
@@ -125,16 +142,24 @@ impl Ended {
             Some(status) => eprintln!("{erase}{}: {}", self.vm, end(&status)),
             None => eprintln!("{erase}{}: its monitor died, and the VM with it", self.vm),
         }
-        let waited = Instant::now();
-        while self.dir.is_live() {
-            if waited.elapsed() > CLEANUP {
-                return Err(Failure::Runtime(format!(
-                    "the monitor of {} does not go away",
-                    self.vm
-                )));
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
+        if gone(&self.dir).await {
+            return Ok(());
         }
-        Ok(())
+        Err(Failure::Runtime(format!(
+            "the monitor of {} does not go away",
+            self.vm
+        )))
     }
+}
+
+/// Whether nothing is left of a VM, now or soon.
+async fn gone(dir: &VmDir) -> bool {
+    let waited = Instant::now();
+    while dir.is_live() {
+        if waited.elapsed() > CLEANUP {
+            return false;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    true
 }

@@ -59,7 +59,7 @@ impl<E: Error + 'static> From<E> for Failure {
 /// An error and its causes in one line, joined by `: `.
 pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = own_words(error);
-    let mut cause = error.source();
+    let mut cause = causes(error);
     while let Some(error) = cause {
         let next = own_words(error);
         // Some libraries repeat their cause in their own text.
@@ -67,14 +67,24 @@ pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
             text.push_str(": ");
             text.push_str(&next);
         }
-        cause = error.source();
+        cause = causes(error);
     }
     text
+}
+
+/// What is worth telling of why. How a connection to a monitor broke off says nothing to who asked for it.
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
+    let cause = error.source()?;
+    (!error.is::<tonic::Status>() && !cause.is::<tonic::transport::Error>()).then_some(cause)
 }
 
 /// An error's text without its causes. A monitor's refusal is its message, without gRPC's codes and metadata.
 fn own_words(error: &(dyn Error + 'static)) -> String {
     match error.downcast_ref::<tonic::Status>() {
+        // It is this side's, and not the monitor's word.
+        Some(status) if status.source().is_some() => {
+            "the VM has ended, or its monitor died: `husk list` tells".to_owned()
+        }
         Some(status) if !status.message().is_empty() => one_line(status.message()),
         Some(status) => one_line(status.code().description()),
         None => one_line(&error.to_string()),
@@ -178,6 +188,16 @@ mod tests {
         assert_eq!(
             chain(&tonic::Status::unavailable("")),
             "The service is currently unavailable"
+        );
+    }
+
+    #[test]
+    fn a_connection_that_broke_off_is_told_in_words() {
+        let broken = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
+        let status = tonic::Status::from_error(Box::new(broken));
+        assert_eq!(
+            chain(&status),
+            "the VM has ended, or its monitor died: `husk list` tells"
         );
     }
 

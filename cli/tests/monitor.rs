@@ -229,6 +229,41 @@ fn rm_ends_and_clears_away() {
 }
 
 #[test]
+fn rm_waits_for_a_vm_that_is_just_ending() {
+    let root = tempfile::tempdir().unwrap();
+    for force in [&["rm", "demo"][..], &["rm", "--force", "demo"]] {
+        let claimed = RuntimeDir::at(root.path()).claim("default", "demo").unwrap();
+        let ends = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(700));
+            claimed.remove().unwrap();
+        });
+        // Nobody serves its socket any more.
+        let (code, _, stderr) = told(&output(root.path(), force));
+        assert_eq!((code, stderr.as_str()), (0, "demo: has ended\n"), "{force:?}");
+        assert!(!root.path().join("default").exists());
+        ends.join().unwrap();
+    }
+}
+
+#[test]
+fn rm_says_what_it_could_not_clear_away() {
+    let root = tempfile::tempdir().unwrap();
+    // So that it is a runtime directory.
+    drop(StubMonitor::start(root.path(), "default", "other"));
+    let dead = root.path().join("default/dead");
+    std::fs::create_dir_all(&dead).unwrap();
+    std::fs::write(dead.join("monitor.pid"), "1\n").unwrap();
+    std::fs::write(dead.join("own"), "").unwrap();
+    let (code, _, stderr) = told(&output(root.path(), &["rm", "--force", "dead"]));
+    assert_eq!(code, 1, "{stderr}");
+    let error = format!(
+        "error: {} was not made by Husk: move it away\n",
+        dead.join("own").display()
+    );
+    assert!(stderr.ends_with(&error), "{stderr}");
+}
+
+#[test]
 fn logs_follow_to_the_end() {
     let root = tempfile::tempdir().unwrap();
     let stub = StubMonitor::start(root.path(), "default", "demo");

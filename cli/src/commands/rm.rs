@@ -37,8 +37,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let swept: Vec<_> = runtime.sweep()?.iter().map(pod::reference).collect();
     let (mut running, mut done) = (Vec::new(), Ok(()));
     for (vm, lived) in args.vms.iter().zip(lived) {
-        if is_live(vm) {
-            running.push(vm.clone());
+        if let Ok(dir) = runtime.find(&vm.namespace, &vm.name) {
+            running.push(Ok(dir));
+        } else if let Err(error) = runtime.clear(&vm.namespace, &vm.name) {
+            Failure::from(error).report();
+            done = Err(Failure::Ended(RUNTIME));
         } else if swept.contains(vm) {
             eprintln!("{vm}: removed what its monitor had left");
         } else if !lived && !args.force {
@@ -54,6 +57,6 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     } else {
         How::Gracefully(None)
     };
-    pod::block_on(end_all(&running, how))?;
+    pod::block_on(end_all(running, how))?;
     done
 }

@@ -37,5 +37,5 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     } else {
         How::Gracefully(args.grace_period)
     };
-    pod::block_on(end_all(&args.vms, how))
+    pod::block_on(end_all(args.vms.iter().map(pod::find), how))
 }
