@@ -16,6 +16,7 @@ macro_rules! eprint {
     }};
 }
 
+mod abandoned;
 mod cli;
 mod commands;
 mod console;

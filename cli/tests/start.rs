@@ -51,6 +51,43 @@ fn a_start_that_may_disappoint_comes_with_a_note() {
 }
 
 #[test]
+fn what_was_begun_has_gone_when_a_signal_ends_it() {
+    let root = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = root.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    let manifest = file("vm.yaml", VALID);
+    let vmm = file("vmm", "#!/bin/sh\nexec sleep 60\n");
+    std::fs::set_permissions(&vmm, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let runtime = root.path().join("run");
+    let mut command = husk(&runtime, &["run", manifest.to_str().unwrap()]);
+    let child = command
+        .args(["--kernel", "/proc/version"])
+        .env("HUSK_KVM", "/dev/null")
+        .env("HUSK_VMM", vmm)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let state = husk_shim::state::RuntimeDir::at(&runtime);
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    while state.list().unwrap().is_empty() {
+        assert!(std::time::Instant::now() < end);
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    let pid = nix::unistd::Pid::from_raw(child.id() as i32);
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
+    let (code, _, stderr) = told(&child.wait_with_output().unwrap());
+    assert_eq!(state.list().unwrap(), []);
+    assert!(
+        stderr.ends_with("ended by SIGINT before every VM ran: none is left\n"),
+        "{stderr}"
+    );
+    assert_eq!(code, 130);
+}
+
+#[test]
 fn sigterm_before_the_vm_runs_is_told() {
     let root = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {

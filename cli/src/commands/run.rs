@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::time::Duration;
 
-use husk_proto::shim::v1::KillRequest;
 use husk_shim::launch::{LaunchError, MonitorConfig, launch};
 use husk_shim::state::RuntimeDir;
 use husk_vmi::{KERNEL_VOLUME, KernelOverride, PodResources, VmPlan, Vmi};
@@ -17,7 +16,7 @@ use crate::foreground::{BOOT_FAILED, Follower, Foreground};
 use crate::manifest::{self, Manifest};
 use crate::signals::{Asked, Signals};
 use crate::vm_ref::VmRef;
-use crate::{doctor, host_notes, network, output, pod, vm_ref};
+use crate::{abandoned, doctor, host_notes, network, output, pod, vm_ref};
 
 /// A monitor whose VM runs is reached within this time, or has ended.
 const REACH: Duration = Duration::from_secs(5);
@@ -259,24 +258,21 @@ async fn start(
                 launched = &mut launching => break Ok(launched),
                 reached = &mut reaching, if follower.is_none() => follower = Some(reached),
                 () = preparing(&mut follower) => {}
-                // The monitor ends its VM when this process does before hearing from it.
-                asked = signals.next() => break Err(not_awaited(asked)),
+                asked = signals.next() => break Err(NotStarted::Asked(asked)),
             }
         };
         if let Some(follower) = &mut follower {
             follower.prepared();
         }
         let launched = launched.and_then(|launched| match launched {
-            Ok(launched) => launched.map_err(|error| not_started(vm, &error)),
-            Err(panic) => Err(Failure::at(vm)(panic)),
+            Ok(launched) => launched.map_err(|error| NotStarted::Failed(not_started(vm, &error))),
+            Err(panic) => Err(NotStarted::Failed(Failure::at(vm)(panic))),
         });
         if let Err(failure) = launched {
-            for started in &names[..index] {
-                if let Ok(mut client) = pod::connect(started).await {
-                    let _ = client.kill(KillRequest {}).await;
-                }
-            }
-            return Err(failure);
+            // Monitors wait a moment for those who listen and do not hear them.
+            drop((follower, foreground));
+            let left = abandoned::end(&names[..=index]).await;
+            return Err(failure.told(&left));
         }
         if detach {
             continue;
@@ -319,10 +315,38 @@ fn monitor_command(verbose: u8) -> process::Command {
     command
 }
 
-/// A signal that came before the VMs ran.
-fn not_awaited(asked: Asked) -> Failure {
-    eprintln!("ended by {} before every VM ran: none is left", asked.name());
-    Failure::Ended(asked.status())
+/// Why not every VM runs.
+enum NotStarted {
+    /// A signal came before.
+    Asked(Asked),
+    /// One could not be started, which has been told.
+    Failed(Failure),
+}
+
+impl NotStarted {
+    /// Tells what is left of those that were begun.
+    fn told(self, left: &[VmRef]) -> Failure {
+        let names: Vec<_> = left.iter().map(ToString::to_string).collect();
+        let rest = match names.as_slice() {
+            [] => "none is left".to_owned(),
+            names => {
+                let names = names.join(" ");
+                format!("{names} did not end yet: `husk rm --force {names}` waits for it")
+            }
+        };
+        match self {
+            Self::Asked(asked) => {
+                eprintln!("ended by {} before every VM ran: {rest}", asked.name());
+                Failure::Ended(asked.status())
+            }
+            Self::Failed(failure) => {
+                if !left.is_empty() {
+                    eprintln!("{rest}");
+                }
+                failure
+            }
+        }
+    }
 }
 
 fn not_started(vm: &VmRef, error: &LaunchError) -> Failure {
