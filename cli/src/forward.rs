@@ -1,9 +1,13 @@
 //! Ports of this machine that lead to a VM.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::str::FromStr;
+use std::sync::Once;
 use std::time::Duration;
 
+use nix::errno::Errno;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
@@ -95,7 +99,7 @@ impl Listening {
                 match self.listener.accept().await {
                     Ok((client, _)) => drop(tokio::spawn(carry(vm.clone(), client, target))),
                     Err(error) => {
-                        eprintln!("{vm}: {local}: {}", chain(&error));
+                        tell(&vm, &local, &error);
                         sleep(AFTER_ERROR).await;
                     }
                 }
@@ -114,10 +118,32 @@ async fn carry(vm: VmRef, mut client: TcpStream, target: SocketAddr) {
             let _ = copy_bidirectional(&mut client, &mut guest).await;
             return;
         }
-        Ok(Err(error)) => chain(&error),
-        Err(_) => "no answer".into(),
+        Ok(Err(error)) => return tell(&vm, &target, &error),
+        Err(_) => "no answer",
     };
     eprintln!("{vm}: {target}: {why}");
+}
+
+/// Tells what became of a connection; that there are too many is told once.
+fn tell(vm: &VmRef, place: &SocketAddr, error: &io::Error) {
+    static TOO_MANY: Once = Once::new();
+    match error.raw_os_error().map(Errno::from_raw) {
+        Some(Errno::EMFILE | Errno::ENFILE) => TOO_MANY.call_once(|| {
+            eprintln!(
+                "{vm}: {place}: {}: more connections wait for others to end; `ulimit -n` sets how many there can be",
+                chain(error)
+            );
+        }),
+        _ => eprintln!("{vm}: {place}: {}", chain(error)),
+    }
+}
+
+/// Has this process open as many files as it may: a connection is two.
+pub(crate) fn raise_file_limit() {
+    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        // Fewer are told of when they run out.
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
+    }
 }
 
 #[cfg(test)]

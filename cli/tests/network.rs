@@ -5,12 +5,14 @@ mod support;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use husk_proto::shim::v1::Phase;
 use husk_proto::vmm::v1::ExitReason;
+use nix::sys::resource::{Resource, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use support::{StubMonitor, husk, output, told};
@@ -82,6 +84,39 @@ fn a_port_leads_to_the_vm_until_its_end() {
     stub.end(Phase::Succeeded, ExitReason::Poweroff, "the guest powered off");
     let said = format!("demo: 127.0.0.1:{closed}: Connection refused\ndemo has ended\n");
     assert_eq!(end(child), (0, said));
+}
+
+#[test]
+fn the_limit_of_files_is_raised_and_told_once() {
+    let root = tempfile::tempdir().unwrap();
+    let _stub = StubMonitor::start(root.path(), "default", "demo");
+    let guest = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = format!("0:{}", guest.local_addr().unwrap().port());
+    for (hard, told) in [(4096, 0), (24, 1)] {
+        let mut command = husk(root.path(), &["port-forward", "demo", &port]);
+        let limit = move || Ok(setrlimit(Resource::RLIMIT_NOFILE, 24, hard)?);
+        // SAFETY: setrlimit may be called between fork and exec.
+        unsafe { command.pre_exec(limit) };
+        let mut child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        let mut stdout = BufReader::new(child.stdout.as_mut().unwrap());
+        stdout.read_line(&mut line).unwrap();
+        let local = line.split_whitespace().nth(2).unwrap();
+        let clients: Vec<_> = (0..40).map(|_| TcpStream::connect(local).unwrap()).collect();
+        std::thread::sleep(Duration::from_millis(500));
+        kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+        let (code, stderr) = end(child);
+        assert_eq!(
+            (code, stderr.matches("Too many open files").count()),
+            (130, told),
+            "{stderr}"
+        );
+        drop(clients);
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `husk port-forward`.
 
 use crate::failure::Failure;
-use crate::forward::{Forward, Listening};
+use crate::forward::{Forward, Listening, raise_file_limit};
 use crate::pod;
 use crate::signals::Signals;
 use crate::vm_ref::VmRef;
@@ -29,6 +29,7 @@ pub(crate) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let vm = &args.vm;
+    raise_file_limit();
     pod::block_on(async {
         let mut signals = Signals::catch().map_err(Failure::at("catch signals"))?;
         let mut client = pod::connect(vm).await?;
