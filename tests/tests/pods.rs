@@ -34,7 +34,7 @@ fn pods_reach_each_other_their_node_and_what_is_outside() -> Result<()> {
         let words = format!("both {address}:{} 100000 2", flow::PORT);
         says(
             &flow::request(&scene, netns, &words, LIMIT)?,
-            &["4 x 100000 bytes as sent"],
+            &["4 streams of 100000 to 100000 bytes as sent"],
         )?;
     }
     let words = format!("both [{address6}]:{} 100000", flow::PORT);

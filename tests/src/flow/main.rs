@@ -1,8 +1,8 @@
 //! `husk-flow`: bytes by TCP, each of them checked, in guests and in what they talk to.
 //!
-//! `husk-flow serve ADDRESS` answers everybody until it is killed. `husk-flow MOVE ADDRESS BYTES [STREAMS [PATIENCE]]`
-//! moves BYTES by each of its streams, of which `both` has as many in either direction, and tells how it went. A
-//! stream that stands still for PATIENCE seconds has failed.
+//! `husk-flow serve ADDRESS` answers everybody until it is killed. `husk-flow MOVE ADDRESS AMOUNT [STREAMS [PATIENCE]]`
+//! moves AMOUNT bytes by each of its streams, of which `both` has as many in either direction, or goes on until there is
+//! a file of that name; and tells how it went. A stream that stands still for PATIENCE seconds has failed.
 
 mod content;
 mod stream;
@@ -10,9 +10,11 @@ mod stream;
 use anyhow::{Context, Result, bail, ensure};
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use stream::{Direction, Moved};
+use stream::{Amount, Direction};
 
 /// What a stream may stand still where nobody says otherwise.
 const PATIENCE: u64 = 10;
@@ -25,9 +27,9 @@ fn main() -> ExitCode {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let done = match words.as_slice() {
         ["serve", address] => serve(address),
-        [kind, address, numbers @ ..] => move_all(kind, address, numbers),
+        [kind, address, amount, numbers @ ..] => move_all(kind, address, amount, numbers),
         _ => Err(anyhow::anyhow!(
-            "serve ADDRESS, or send, receive or both ADDRESS BYTES [STREAMS [PATIENCE]]"
+            "serve ADDRESS, or send, receive or both ADDRESS AMOUNT [STREAMS [PATIENCE]]"
         )),
     };
     match done {
@@ -53,7 +55,25 @@ fn serve(address: &str) -> Result<()> {
     }
 }
 
-fn move_all(kind: &str, address: &str, numbers: &[&str]) -> Result<()> {
+/// Set when streams are to end.
+static STOP: AtomicBool = AtomicBool::new(false);
+
+fn amount(word: &str) -> Result<Amount> {
+    if !word.starts_with('/') {
+        let bytes = word.parse().with_context(|| format!("no number: {word}"))?;
+        return Ok(Amount::Bytes(bytes));
+    }
+    let path = Path::new(word).to_owned();
+    std::thread::spawn(move || {
+        while !path.exists() {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        STOP.store(true, Ordering::Relaxed);
+    });
+    Ok(Amount::Until(&STOP))
+}
+
+fn move_all(kind: &str, address: &str, how_much: &str, numbers: &[&str]) -> Result<()> {
     let directions: &[Direction] = match kind {
         "send" => &[Direction::Out],
         "receive" => &[Direction::In],
@@ -63,31 +83,34 @@ fn move_all(kind: &str, address: &str, numbers: &[&str]) -> Result<()> {
     let address: SocketAddr = address
         .parse()
         .with_context(|| format!("no address: {address}"))?;
+    let amount = amount(how_much)?;
     let numbers: Vec<u64> = numbers
         .iter()
         .map(|word| word.parse().with_context(|| format!("no number: {word}")))
         .collect::<Result<_>>()?;
     let number = |at: usize, otherwise| numbers.get(at).copied().unwrap_or(otherwise);
-    let bytes = *numbers.first().context("no BYTES")?;
-    let patience = Duration::from_secs(number(2, PATIENCE));
+    let patience = Duration::from_secs(number(1, PATIENCE));
     let started = Instant::now();
     let mut threads = Vec::new();
-    for number in 0..number(1, 1) {
+    for number in 0..number(0, 1) {
         for &direction in directions {
             // Streams must not be taken for one another.
             let way = u64::from(direction == Direction::In);
             let seed = (u64::from(std::process::id()) << 32) | (number << 1) | way;
             threads.push(std::thread::spawn(move || {
-                stream::request(address, direction, bytes, seed, patience)
+                stream::request(address, direction, amount, seed, patience)
             }));
         }
     }
-    let mut pause = Duration::ZERO;
+    let (mut pause, mut least, mut most) = (Duration::ZERO, u64::MAX, 0);
     let mut failed = Vec::new();
     let streams = threads.len();
     for thread in threads {
         match thread.join() {
-            Ok(Ok(Moved { longest_pause })) => pause = pause.max(longest_pause),
+            Ok(Ok(moved)) => {
+                pause = pause.max(moved.longest_pause);
+                (least, most) = (least.min(moved.bytes), most.max(moved.bytes));
+            }
             Ok(Err(error)) => failed.push(format!("{error:#}")),
             Err(_) => failed.push("a panic".to_owned()),
         }
@@ -99,7 +122,7 @@ fn move_all(kind: &str, address: &str, numbers: &[&str]) -> Result<()> {
         failed.join("; ")
     );
     println!(
-        "flow: {streams} x {bytes} bytes as sent in {:.1} s, longest pause {} ms",
+        "flow: {streams} streams of {least} to {most} bytes as sent in {:.1} s, longest pause {} ms",
         started.elapsed().as_secs_f64(),
         pause.as_millis()
     );

@@ -3,7 +3,9 @@
 use crate::content::Content;
 use anyhow::{Context, Result, bail, ensure};
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Bytes per call; a multiple of eight.
@@ -16,9 +18,22 @@ pub enum Direction {
     In,
 }
 
+/// How much a stream carries.
+#[derive(Debug, Clone, Copy)]
+pub enum Amount {
+    Bytes(u64),
+    /// Until this is set.
+    Until(&'static AtomicBool),
+}
+
+/// What stands for "until I close" in an order.
+const ENDLESS: u64 = u64::MAX;
+
 /// How a stream went that has arrived.
 #[derive(Debug)]
 pub struct Moved {
+    /// How long it was.
+    pub bytes: u64,
     /// The longest time in which not a byte was moved.
     pub longest_pause: Duration,
 }
@@ -27,20 +42,37 @@ pub struct Moved {
 pub fn request(
     address: SocketAddr,
     direction: Direction,
-    bytes: u64,
+    amount: Amount,
     seed: u64,
     patience: Duration,
 ) -> Result<Moved> {
     let peer = TcpStream::connect_timeout(&address, patience).context("cannot connect")?;
     let mut peer = limited(peer, patience)?;
+    let (bytes, stop) = match amount {
+        Amount::Bytes(bytes) => (bytes, None),
+        Amount::Until(stop) => (ENDLESS, Some(stop)),
+    };
     let mut order = [0; 17];
     order[0] = u8::from(direction == Direction::In);
     order[1..9].copy_from_slice(&bytes.to_le_bytes());
     order[9..].copy_from_slice(&seed.to_le_bytes());
     peer.write_all(&order).context("asking")?;
+    let content = Content::new(seed);
     match direction {
-        Direction::Out => send(&mut peer, bytes, Content::new(seed)),
-        Direction::In => receive(&mut peer, bytes, Content::new(seed)),
+        Direction::Out => send(&mut peer, bytes, content, || stop.is_some_and(is_set)),
+        Direction::In => {
+            if let Some(stop) = stop {
+                let other = peer.try_clone()?;
+                std::thread::spawn(move || {
+                    while !is_set(stop) {
+                        std::thread::sleep(POLL);
+                    }
+                    // It fails only where the stream has failed.
+                    let _ = other.shutdown(Shutdown::Write);
+                });
+            }
+            receive(&mut peer, bytes, content)
+        }
     }
 }
 
@@ -56,10 +88,26 @@ pub fn answer(peer: TcpStream, patience: Duration) -> Result<Moved> {
             .fold(0, |n, &byte| (n << 8) | u64::from(byte))
     };
     let (bytes, content) = (number(1), Content::new(number(9)));
-    match order[0] {
-        0 => receive(&mut peer, bytes, content),
-        _ => send(&mut peer, bytes, content),
+    if order[0] == 0 {
+        return receive(&mut peer, bytes, content);
     }
+    let closed = Arc::new(AtomicBool::new(false));
+    if bytes == ENDLESS {
+        let (mut other, closed) = (peer.try_clone()?, closed.clone());
+        std::thread::spawn(move || {
+            // Nothing comes but the end, or an error.
+            let _ = other.read(&mut [0]);
+            closed.store(true, Ordering::Relaxed);
+        });
+    }
+    send(&mut peer, bytes, content, || is_set(&closed))
+}
+
+/// How often is looked whether a stream is to end.
+const POLL: Duration = Duration::from_millis(50);
+
+fn is_set(flag: &AtomicBool) -> bool {
+    flag.load(Ordering::Relaxed)
 }
 
 fn limited(peer: TcpStream, patience: Duration) -> Result<TcpStream> {
@@ -68,11 +116,12 @@ fn limited(peer: TcpStream, patience: Duration) -> Result<TcpStream> {
     Ok(peer)
 }
 
-fn send(peer: &mut TcpStream, bytes: u64, content: Content) -> Result<Moved> {
+/// Sends so many bytes, or until `stop`.
+fn send(peer: &mut TcpStream, bytes: u64, content: Content, stop: impl Fn() -> bool) -> Result<Moved> {
     let mut piece = vec![0; PIECE];
     let mut clock = Clock::start();
     let mut done = 0;
-    while done < bytes {
+    while done < bytes && !stop() {
         let size = PIECE.min(usize::try_from(bytes - done).unwrap_or(PIECE));
         content.fill(done, &mut piece[..size]);
         let mut rest = &piece[..size];
@@ -84,12 +133,18 @@ fn send(peer: &mut TcpStream, bytes: u64, content: Content) -> Result<Moved> {
         }
         done += size as u64;
     }
+    if bytes == ENDLESS {
+        peer.shutdown(Shutdown::Write)?;
+    }
     let mut verdict = String::new();
     peer.read_to_string(&mut verdict)
         .map_err(|error| stopped(error, "sent", done))?;
     clock.tick();
-    ensure!(verdict == "good", "the receiver says: {verdict:?}");
-    Ok(clock.moved())
+    ensure!(
+        verdict == "good" || verdict.is_empty() && stop(),
+        "the receiver says: {verdict:?}"
+    );
+    Ok(clock.moved(done))
 }
 
 fn receive(peer: &mut TcpStream, bytes: u64, content: Content) -> Result<Moved> {
@@ -103,19 +158,28 @@ fn receive(peer: &mut TcpStream, bytes: u64, content: Content) -> Result<Moved> 
             let read = peer
                 .read(&mut piece[full..size])
                 .map_err(|error| stopped(error, "received", done + full as u64))?;
-            ensure!(read > 0, "closed after {} bytes", done + full as u64);
+            if read == 0 {
+                break;
+            }
             full += read;
             clock.tick();
         }
-        if let Some(place) = content.difference(done, &piece[..size], &mut scratch) {
+        if let Some(place) = content.difference(done, &piece[..full], &mut scratch) {
             // Nobody may read it any more.
             let _ = write!(peer, "byte {place} differs");
             bail!("byte {place} differs");
         }
-        done += size as u64;
+        done += full as u64;
+        if full < size {
+            ensure!(bytes == ENDLESS, "closed after {done} bytes");
+            break;
+        }
     }
-    peer.write_all(b"good").context("the verdict")?;
-    Ok(clock.moved())
+    // Who asked for an endless stream has closed this way already.
+    match peer.write_all(b"good") {
+        Err(error) if bytes != ENDLESS => Err(error).context("the verdict"),
+        _ => Ok(clock.moved(done)),
+    }
 }
 
 /// What `error` means after `done` bytes.
@@ -146,8 +210,9 @@ impl Clock {
         self.last = now;
     }
 
-    fn moved(&self) -> Moved {
+    fn moved(&self, bytes: u64) -> Moved {
         Moved {
+            bytes,
             longest_pause: self.longest,
         }
     }
@@ -174,7 +239,31 @@ mod tests {
             let address = server(|peer| {
                 answer(peer, PATIENCE).expect("arrives");
             });
-            request(address, direction, 3 * PIECE as u64 + 5, 9, PATIENCE).expect("arrives");
+            request(
+                address,
+                direction,
+                Amount::Bytes(3 * PIECE as u64 + 5),
+                9,
+                PATIENCE,
+            )
+            .expect("arrives");
+        }
+    }
+
+    #[test]
+    fn a_stream_goes_on_until_it_is_stopped() {
+        static STOP: AtomicBool = AtomicBool::new(false);
+        let threads = [Direction::Out, Direction::In].map(|direction| {
+            let address = server(|peer| {
+                answer(peer, PATIENCE).expect("arrives");
+            });
+            std::thread::spawn(move || request(address, direction, Amount::Until(&STOP), 9, PATIENCE))
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        STOP.store(true, Ordering::Relaxed);
+        for thread in threads {
+            let moved = thread.join().expect("no panic").expect("arrives");
+            assert!(moved.bytes > 0);
         }
     }
 
@@ -186,7 +275,7 @@ mod tests {
             // The content of another stream.
             let _ = receive(&mut peer, 1000, Content::new(1));
         });
-        let error = request(address, Direction::Out, 1000, 2, PATIENCE).expect_err("differs");
+        let error = request(address, Direction::Out, Amount::Bytes(1000), 2, PATIENCE).expect_err("differs");
         assert!(error.to_string().contains("byte 0 differs"), "{error}");
     }
 
@@ -197,7 +286,7 @@ mod tests {
             drop(peer);
         });
         let patience = Duration::from_millis(100);
-        let error = request(address, Direction::In, 1000, 2, patience).expect_err("stalls");
+        let error = request(address, Direction::In, Amount::Bytes(1000), 2, patience).expect_err("stalls");
         assert!(error.to_string().contains("stands still"), "{error}");
     }
 }

@@ -4,7 +4,7 @@ use super::PATIENCE;
 use super::netns::Netns;
 use super::program::Session;
 use super::scene::Scene;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use std::time::{Duration, Instant};
 
 /// A capture that runs until it is dropped.
@@ -46,7 +46,8 @@ impl Capture {
                 return Ok(line.clone());
             }
             if Instant::now() > deadline {
-                anyhow::bail!("nothing with {words:?} on {}:\n{}", self.device, lines.join("\n"));
+                let last = lines[lines.len().saturating_sub(5)..].join("\n");
+                bail!("nothing with {words:?} on {}; the last:\n{last}", self.device);
             }
             std::thread::sleep(Duration::from_millis(50));
         }
