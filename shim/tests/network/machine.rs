@@ -50,14 +50,21 @@ impl Machine {
         }
     }
 
-    /// Runs udhcpc until it has a lease.
-    pub fn run_udhcpc(&self) {
+    /// Its DHCP client.
+    pub fn udhcpc(&self) -> Command {
         // Not written here: what another test starts meanwhile would have it open for a moment, and it is no program then.
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/network/udhcpc.sh");
         let mut command = Command::new("busybox");
         command
-            .args("udhcpc -i eth0 -n -q -f -t 60 -T 1 -O staticroutes -O mtu -s".split(' '))
+            .args("udhcpc -i eth0 -n -t 60 -T 1 -O staticroutes -O mtu -s".split(' '))
             .arg(script);
+        command
+    }
+
+    /// Runs it until it has a lease.
+    pub fn run_udhcpc(&self) {
+        let mut command = self.udhcpc();
+        command.args(["-q", "-f"]);
         let output = self.netns.run(|| command.output()).unwrap();
         let output = output.unwrap_or_else(|e| panic!("this test needs the command busybox: {e}"));
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -11,6 +11,7 @@ mod machine;
 mod masquerade;
 mod pod;
 mod record;
+mod renewal;
 mod restore;
 mod root;
 mod stack;
