@@ -20,7 +20,7 @@ const BUILDS: [(&[&str], &[&str]); 2] = [
     (&["husk-vmm"], &["husk-vmm"]),
     (
         &["husk-cli", "husk-tests"],
-        &["husk", "husk-e2e", "husk-flow", "husk-uevents"],
+        &["husk", "husk-e2e", "husk-flow", "husk-netload", "husk-uevents"],
     ),
 ];
 

@@ -1,0 +1,136 @@
+//! `husk-netload`: both ends of a network benchmark. The peer runs `serve`; the guest runs one load after the other,
+//! each of which tells a rate on standard output.
+//!
+//! What arrives counts, by the clock of the end where it arrives.
+
+mod datagrams;
+mod meter;
+mod serve;
+mod streams;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use meter::Times;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+
+/// Both ends of a network benchmark
+#[derive(Debug, Parser)]
+#[command(name = "husk-netload")]
+struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Answers the loads below, for ever
+    Serve {
+        /// Where
+        address: SocketAddr,
+    },
+    /// Bytes a second that TCP carries to the peer
+    TcpOut(Load),
+    /// Bytes a second that TCP carries from the peer
+    TcpIn(Load),
+    /// One byte there and back, one at a time, a second
+    TcpTurns(Load),
+    /// Datagrams a second to the peer
+    UdpOut(Load),
+    /// Datagrams a second from the peer
+    UdpIn(Load),
+    /// One datagram there and back, one at a time, a second
+    UdpTurns(Load),
+}
+
+#[derive(Debug, clap::Args)]
+struct Load {
+    /// The peer
+    peer: SocketAddr,
+    /// Connections at the same time
+    #[arg(long, default_value_t = 1)]
+    streams: usize,
+    /// Milliseconds that do not count
+    #[arg(long, default_value_t = 1000)]
+    ramp: u64,
+    /// Milliseconds that do
+    #[arg(long, default_value_t = 3000)]
+    time: u64,
+}
+
+fn main() -> ExitCode {
+    match run(Args::parse().what) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("husk-netload: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(what: What) -> Result<()> {
+    let (load, each): (Load, fn(SocketAddr, Times) -> Result<f64>) = match what {
+        What::Serve { address } => return serve::serve(address),
+        What::TcpOut(load) => (load, streams::send),
+        What::TcpIn(load) => (load, streams::receive),
+        What::TcpTurns(load) => (load, streams::turns),
+        What::UdpOut(load) => (load, datagrams::send),
+        What::UdpIn(load) => (load, datagrams::receive),
+        What::UdpTurns(load) => (load, datagrams::turns),
+    };
+    let rate = load.run(each)?;
+    writeln!(std::io::stdout(), "{rate:.3}")?;
+    Ok(())
+}
+
+impl Load {
+    /// The sum of all streams.
+    fn run(&self, each: fn(SocketAddr, Times) -> Result<f64>) -> Result<f64> {
+        let times = Times::milliseconds(self.ramp, self.time);
+        std::thread::scope(|scope| {
+            let started: Vec<_> = (0..self.streams)
+                .map(|_| scope.spawn(|| each(self.peer, times)))
+                .collect();
+            let rates = started.into_iter().map(|stream| match stream.join() {
+                Ok(rate) => rate,
+                Err(panic) => std::panic::resume_unwind(panic),
+            });
+            rates.sum()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, TcpListener};
+
+    #[test]
+    fn every_load_has_its_answer() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let peer = listener.local_addr().expect("an address");
+        std::thread::spawn(move || serve::answer(&listener));
+        let loads: [fn(SocketAddr, Times) -> Result<f64>; 6] = [
+            streams::send,
+            streams::receive,
+            streams::turns,
+            datagrams::send,
+            datagrams::receive,
+            datagrams::turns,
+        ];
+        for (index, load) in loads.into_iter().enumerate() {
+            let run = |streams| {
+                let of = Load {
+                    peer,
+                    streams,
+                    ramp: 10,
+                    time: 50,
+                };
+                of.run(load).unwrap_or_else(|error| panic!("{index}: {error:#}"))
+            };
+            assert!(run(1) > 100.0);
+            assert!(run(3) > 100.0);
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! How much comes in a second.
+
+use anyhow::{Context, Result};
+use std::time::{Duration, Instant};
+
+/// How long a load goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Times {
+    /// What does not count.
+    ramp: Duration,
+    /// What does.
+    time: Duration,
+}
+
+impl Times {
+    /// So many milliseconds each.
+    pub fn milliseconds(ramp: u64, time: u64) -> Self {
+        Self {
+            ramp: Duration::from_millis(ramp),
+            time: Duration::from_millis(time),
+        }
+    }
+
+    /// As words, for the peer.
+    pub fn words(&self) -> String {
+        format!("{} {}", self.ramp.as_millis(), self.time.as_millis())
+    }
+
+    /// Of such words.
+    pub fn parse<'a>(mut words: impl Iterator<Item = &'a str>) -> Result<Self> {
+        let mut next = || words.next()?.parse().ok();
+        let ramp = next().context("no ramp")?;
+        Ok(Self::milliseconds(ramp, next().context("no time")?))
+    }
+
+    /// When whoever sends may stop: the other end has had its time, though it began later.
+    pub fn over(&self) -> Instant {
+        Instant::now() + self.ramp + self.time + Duration::from_millis(300)
+    }
+}
+
+/// Counts what comes.
+#[derive(Debug)]
+pub struct Meter {
+    ramp: Instant,
+    time: Duration,
+    /// The first thing that came after the ramp: it is where counting starts, and is not counted.
+    began: Option<Instant>,
+    count: u64,
+}
+
+impl Meter {
+    /// From now on.
+    pub fn new(times: Times) -> Self {
+        Self {
+            ramp: Instant::now() + times.ramp,
+            time: times.time,
+            began: None,
+            count: 0,
+        }
+    }
+
+    /// So much has come. Tells how much came in a second, once it has had its time.
+    pub fn heard(&mut self, amount: usize) -> Option<f64> {
+        self.at(Instant::now(), amount)
+    }
+
+    fn at(&mut self, now: Instant, amount: usize) -> Option<f64> {
+        match self.began {
+            None if now >= self.ramp => self.began = Some(now),
+            None => {}
+            Some(began) => {
+                self.count += amount as u64;
+                let took = now - began;
+                if took >= self.time {
+                    return Some(self.count as f64 / took.as_secs_f64());
+                }
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_that_of_its_own_time() {
+        let mut meter = Meter::new(Times::milliseconds(100, 1000));
+        let begin = meter.ramp;
+        let second = |seconds: u64| begin + Duration::from_secs(seconds);
+        assert_eq!(meter.at(begin - Duration::from_millis(1), 1000), None);
+        assert_eq!(meter.at(second(1), 500), None);
+        assert_eq!(meter.at(second(1), 30), None);
+        assert_eq!(meter.at(second(3), 70), Some(50.0));
+    }
+
+    #[test]
+    fn times_travel_as_words() {
+        let times = Times::milliseconds(10, 200);
+        assert_eq!(Times::parse(times.words().split(' ')).expect("times"), times);
+        assert!(Times::parse("10".split(' ')).is_err());
+    }
+}
