@@ -1,8 +1,11 @@
 //! Benchmarks beside QEMU.
 
 mod archive;
+mod bars;
 mod boot;
+mod cost;
 mod disk;
+mod figures;
 mod group;
 mod guest;
 mod host;

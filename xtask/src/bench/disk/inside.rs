@@ -4,6 +4,7 @@ use super::absent::{Absent, until};
 use super::case::{APPEND, CACHE, Case, Kit, MEMORY_MIB, qemu_img};
 use super::cell::{self, CELLS, Cell};
 use super::fio;
+use crate::bench::cost::Cost;
 use crate::bench::record::Measurement;
 use crate::bench::rounds::{Attempts, rotated};
 use crate::bench::started::Started;
@@ -15,7 +16,7 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What to measure.
 #[derive(Debug, Serialize, Deserialize)]
@@ -49,8 +50,6 @@ const DISK_MIB: u64 = 256;
 const PATIENCE: Duration = Duration::from_secs(180);
 /// What a kind of request may take beside its seconds.
 const CELL_PATIENCE: Duration = Duration::from_secs(10);
-/// Left out at both ends of a kind of request when its processor time is taken.
-const MARGIN: Duration = Duration::from_millis(250);
 /// Runs that may fail.
 const SPARE: u32 = 3;
 
@@ -147,7 +146,9 @@ impl Bench<'_> {
         let mut costs = Vec::new();
         for cell in CELLS {
             let (began, _) = until(&mut started, &cell::begins(cell))?;
-            costs.push(self.cost(&started, began)?);
+            let counts = began + Duration::from_secs(plan.ramp.into());
+            let end = counts + Duration::from_secs(plan.seconds.into());
+            costs.push(Cost::between(&started, counts, end)?);
         }
         let (_, said) = until(&mut started, "husk-bench: done;")?;
         started.ended()?;
@@ -177,29 +178,6 @@ impl Bench<'_> {
         }
         Ok(())
     }
-
-    /// Processor time of a second of a kind of request that began at `began`.
-    fn cost(&self, started: &Started, began: Instant) -> Result<Cost> {
-        let sleep_until = |when: Instant| std::thread::sleep(when.saturating_duration_since(Instant::now()));
-        sleep_until(began + Duration::from_secs(self.plan.ramp.into()) + MARGIN);
-        let (first, cpu, guest) = (Instant::now(), started.group.cpu()?, started.group.guest()?);
-        let end = began + Duration::from_secs((self.plan.ramp + self.plan.seconds).into());
-        sleep_until(end - MARGIN);
-        let (all, guest) = (started.group.cpu()? - cpu, started.group.guest()? - guest);
-        let time = first.elapsed().as_secs_f64();
-        Ok(Cost {
-            all: all.as_secs_f64() / time,
-            guest: guest.as_secs_f64() / time,
-        })
-    }
-}
-
-/// Seconds of processor time for each second.
-#[derive(Debug, Clone, Copy)]
-struct Cost {
-    all: f64,
-    /// What of it the guest ran.
-    guest: f64,
 }
 
 /// The values of a kind of request from fio's line and its cost: metric, unit, value.

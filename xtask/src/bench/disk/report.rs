@@ -2,36 +2,28 @@
 
 use super::case::Case;
 use super::cell::{CELLS, Cell};
+use crate::bench::bars::{Bar, held, limit};
+use crate::bench::figures::medians;
 use crate::bench::record::Record;
-use crate::bench::stats::{lower_bound, summary};
+use crate::bench::stats::summary;
 use crate::bench::svg::Panel;
-use crate::bench::table::{align, number};
 
 /// What every other case is compared with.
 const BASE: Case = Case::Q35;
-
-/// A figure to hold: a rate of one case, at least so many times another's.
-#[derive(Debug)]
-struct Bar {
-    case: Case,
-    cell: &'static str,
-    least: f64,
-    of: Case,
-    /// The lower bound of the median of pairs is to be at least that.
-    bound: Option<f64>,
-}
 
 /// Kinds of requests that have figures to hold.
 const HELD: [&str; 3] = ["rand4k_qd1", "rand4k_qd32", "seq1m"];
 
 /// All of them: beside QEMU as one gets it, each kind has its own.
 fn bars() -> Vec<Bar> {
-    let of = |case, of, least: [f64; 3], bound| {
-        HELD.iter().zip(least).map(move |(cell, least)| Bar {
-            case,
-            cell,
+    let of = |case: Case, of: Case, least: [f64; 3], bound| {
+        let cells = CELLS.iter().filter(|cell| HELD.contains(&cell.name));
+        cells.zip(least).map(move |(cell, least)| Bar {
+            case: case.name(),
+            metric: cell.rate(),
+            title: cell.title,
             least,
-            of,
+            of: of.name(),
             bound,
         })
     };
@@ -71,7 +63,7 @@ pub fn text(record: &Record, absent: &[(Case, String)]) -> String {
             &of("µs", "cpu_us"),
         ),
         figures(record, &cases, "of it the guest's own", &of("µs", "cpu_guest_us")),
-        held(record),
+        held(record, &bars()),
         left_out.join("\n"),
     ];
     parts.retain(|part| !part.is_empty());
@@ -105,79 +97,10 @@ fn figures(
     what: &str,
     metric: &dyn Fn(&Cell) -> (String, String),
 ) -> String {
-    let mut head = vec![format!("{what}: median (÷ {})", BASE.name())];
-    head.extend(cases.iter().map(|case| case.name().to_owned()));
-    let mut rows = vec![head];
-    for cell in CELLS {
-        let (label, metric) = metric(cell);
-        let median = |case: Case| Some(summary(&record.values(case.name(), &metric))?.median);
-        if cases.iter().all(|case| median(*case).is_none()) {
-            continue;
-        }
-        let mut row = vec![label];
-        row.extend(cases.iter().map(|case| match (median(*case), median(BASE)) {
-            (None, _) => "–".to_owned(),
-            (Some(value), Some(base)) if *case != BASE => {
-                format!("{} ({:.2})", number(value), value / base)
-            }
-            (Some(value), _) => number(value),
-        }));
-        rows.push(row);
-    }
-    if rows.len() == 1 {
-        String::new()
-    } else {
-        align(&rows, 1)
-    }
-}
-
-/// Each figure to hold, and whether it is held.
-fn held(record: &Record) -> String {
-    let mut rows = Vec::new();
-    for bar in bars() {
-        let Some(cell) = CELLS.iter().find(|cell| cell.name == bar.cell) else {
-            continue;
-        };
-        let pairs = pairs(record, &bar, cell);
-        let Some(ratio) = summary(&pairs) else {
-            continue;
-        };
-        let low = lower_bound(&pairs);
-        let (wanted, bounded) = match (bar.bound, low) {
-            (None, _) => (String::new(), true),
-            (Some(bound), None) => (format!(", with 95 % ≥ {bound}: too few rounds to say"), true),
-            (Some(bound), Some(low)) => (format!(", with 95 % ≥ {bound}: {low:.2}"), low >= bound),
-        };
-        let good = ratio.median >= bar.least && bounded;
-        rows.push(vec![
-            if good { "ok" } else { "MISSED" }.to_owned(),
-            bar.case.name().to_owned(),
-            cell.title.to_owned(),
-            format!("{:.2}", ratio.median),
-            format!("≥ {} × {}{wanted}", bar.least, bar.of.name()),
-        ]);
-    }
-    align(&rows, 3)
-}
-
-/// How many times the other case's rate this one's was, in each round that has both.
-fn pairs(record: &Record, bar: &Bar, cell: &Cell) -> Vec<f64> {
-    let metric = cell.rate();
-    let of = |case: Case| {
-        let values = record.measurements.iter();
-        values.filter(move |m| m.case == case.name())
-    };
-    let mut pairs = Vec::new();
-    for own in of(bar.case).filter(|own| own.metric == metric) {
-        let same = |other: &&_| {
-            let other: &crate::bench::record::Measurement = other;
-            other.metric == metric && other.run == own.run
-        };
-        if let Some(other) = of(bar.of).find(same) {
-            pairs.push(own.value / other.value);
-        }
-    }
-    pairs
+    let head = format!("{what}: median (÷ {})", BASE.name());
+    let names: Vec<&'static str> = cases.iter().map(|case| case.name()).collect();
+    let base = |case: &str| (case != BASE.name()).then_some(BASE.name());
+    medians(record, &head, &names, base, CELLS.iter().map(metric))
 }
 
 /// The plot's parts: a rate each.
@@ -191,14 +114,10 @@ pub fn plot(record: &Record) -> Vec<Panel> {
             .filter_map(|case| Some((case.name().to_owned(), sum(*case)?)));
         let drawn: Vec<_> = bars_of.collect();
         // The line is drawn in the first row.
-        let first = drawn.first()?.0.clone();
-        let limits = bars()
-            .into_iter()
-            .filter(|bar| bar.cell == cell.name && bar.case.name() == first)
-            .filter_map(|bar| Some(bar.least * sum(bar.of)?.median));
+        let first = &drawn.first()?.0;
         Some(Panel {
             title: format!("{}, {}", cell.title, cell.unit()),
-            limit: limits.reduce(f64::max),
+            limit: limit(record, &bars(), first, &metric),
             bars: drawn,
         })
     };
@@ -248,39 +167,8 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_held_by_pairs_of_the_same_round() {
-        let record = record(&[
-            // The machine was twice as fast in the second round; each pair is as good as the other.
-            (Case::Husk, "iops_rand4k_qd1", &[130.0, 260.0, 132.0]),
-            (Case::Q35, "iops_rand4k_qd1", &[100.0, 200.0, 100.0]),
-            (Case::Q35Iothread, "iops_rand4k_qd1", &[150.0, 300.0, 150.0]),
-        ]);
-        let text = held(&record);
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 2, "{text}");
-        assert!(
-            lines[0].starts_with("MISSED") && lines[0].contains("0.87"),
-            "{text}"
-        );
-        assert!(lines[1].starts_with("ok ") && lines[1].contains("1.30"), "{text}");
-    }
-
-    #[test]
-    fn a_good_median_is_not_enough_where_a_bound_is_asked_for() {
-        let mut own = [100.0; 10];
-        let base = [100.0; 10];
-        let verdict = |own: &[f64]| {
-            let record = record(&[
-                (Case::Husk, "mib_s_seq1m", own),
-                (Case::Q35Iothread, "mib_s_seq1m", &base),
-            ]);
-            held(&record).split_whitespace().next().map(str::to_owned)
-        };
-        assert_eq!(verdict(&own).as_deref(), Some("ok"));
-        own[3] = 50.0;
-        assert_eq!(verdict(&own).as_deref(), Some("ok"));
-        own[7] = 60.0;
-        assert_eq!(verdict(&own).as_deref(), Some("MISSED"));
+    fn every_kind_that_is_held_exists() {
+        assert_eq!(bars().len(), 4 * HELD.len());
     }
 
     #[test]

@@ -1,0 +1,140 @@
+//! Figures to hold: a rate of one case, at least so many times another's, and whether it is.
+
+use super::record::{Measurement, Record};
+use super::stats::{lower_bound, summary};
+use super::table::align;
+
+/// A figure to hold.
+#[derive(Debug)]
+pub struct Bar {
+    /// Whose it is.
+    pub case: &'static str,
+    /// The rate.
+    pub metric: String,
+    /// What people call it.
+    pub title: &'static str,
+    /// The median of pairs is to be at least that.
+    pub least: f64,
+    /// Whom it is compared with.
+    pub of: &'static str,
+    /// The lower bound of the median of pairs is to be at least that.
+    pub bound: Option<f64>,
+}
+
+/// Each figure that was measured, and whether it is held.
+pub fn held(record: &Record, bars: &[Bar]) -> String {
+    let mut rows = Vec::new();
+    for bar in bars {
+        let pairs = bar.pairs(record);
+        let Some(ratio) = summary(&pairs) else {
+            continue;
+        };
+        let low = lower_bound(&pairs);
+        let (wanted, bounded) = match (bar.bound, low) {
+            (None, _) => (String::new(), true),
+            (Some(bound), None) => (format!(", with 95 % ≥ {bound}: too few rounds to say"), true),
+            (Some(bound), Some(low)) => (format!(", with 95 % ≥ {bound}: {low:.2}"), low >= bound),
+        };
+        let good = ratio.median >= bar.least && bounded;
+        rows.push(vec![
+            if good { "ok" } else { "MISSED" }.to_owned(),
+            bar.case.to_owned(),
+            bar.title.to_owned(),
+            format!("{:.2}", ratio.median),
+            format!("≥ {} × {}{wanted}", bar.least, bar.of),
+        ]);
+    }
+    align(&rows, 3)
+}
+
+/// The highest value that `bars` ask of `case`.
+pub fn limit(record: &Record, bars: &[Bar], case: &str, metric: &str) -> Option<f64> {
+    let of = bars.iter().filter(|bar| bar.case == case && bar.metric == metric);
+    let least = |bar: &Bar| Some(bar.least * summary(&record.values(bar.of, metric))?.median);
+    of.filter_map(least).reduce(f64::max)
+}
+
+impl Bar {
+    /// How many times the other case's rate this one's was, in each round that has both.
+    fn pairs(&self, record: &Record) -> Vec<f64> {
+        let of = |case: &'static str| {
+            let values = record.measurements.iter();
+            values.filter(move |m| m.case == case && m.metric == self.metric)
+        };
+        let pair = |own: &Measurement| {
+            let other = of(self.of).find(|other| other.run == own.run)?;
+            Some(own.value / other.value)
+        };
+        of(self.case).filter_map(pair).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(own: &[f64], other: &[f64]) -> Record {
+        let mut record = Record::default();
+        for (case, values) in [("own", own), ("other", other)] {
+            for (run, value) in (1..).zip(values) {
+                record.measurements.push(Measurement {
+                    bench: "any".into(),
+                    case: case.into(),
+                    metric: "rate".into(),
+                    unit: "1/s".into(),
+                    value: *value,
+                    run,
+                });
+            }
+        }
+        record
+    }
+
+    fn bar(least: f64, bound: Option<f64>) -> Bar {
+        Bar {
+            case: "own",
+            metric: "rate".into(),
+            title: "a rate",
+            least,
+            of: "other",
+            bound,
+        }
+    }
+
+    #[test]
+    fn figures_are_held_by_pairs_of_the_same_round() {
+        // The machine was twice as fast in the second round; each pair is as good as the other.
+        let record = record(&[130.0, 260.0, 132.0], &[100.0, 200.0, 100.0]);
+        let text = held(&record, &[bar(1.4, None), bar(1.2, None)]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(
+            lines[0].starts_with("MISSED") && lines[0].contains("1.30"),
+            "{text}"
+        );
+        assert!(lines[1].starts_with("ok "), "{text}");
+        assert_eq!(
+            limit(&record, &[bar(1.4, None), bar(1.2, None)], "own", "rate"),
+            Some(140.0)
+        );
+        assert_eq!(limit(&record, &[bar(1.4, None)], "other", "rate"), None);
+    }
+
+    #[test]
+    fn what_was_not_measured_is_not_judged() {
+        assert_eq!(held(&record(&[1.0], &[]), &[bar(1.0, None)]), "");
+    }
+
+    #[test]
+    fn a_good_median_is_not_enough_where_a_bound_is_asked_for() {
+        let mut own = [100.0; 10];
+        let verdict = |own: &[f64]| {
+            let text = held(&record(own, &[100.0; 10]), &[bar(0.97, Some(0.93))]);
+            text.split_whitespace().next().map(str::to_owned)
+        };
+        assert_eq!(verdict(&own).as_deref(), Some("ok"));
+        own[3] = 50.0;
+        assert_eq!(verdict(&own).as_deref(), Some("ok"));
+        own[7] = 60.0;
+        assert_eq!(verdict(&own).as_deref(), Some("MISSED"));
+    }
+}

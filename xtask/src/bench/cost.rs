@@ -1,0 +1,53 @@
+//! What a second of a guest's work takes of the host.
+
+use super::started::Started;
+use anyhow::Result;
+use std::time::{Duration, Instant};
+
+/// Left out at both ends of what is measured.
+const MARGIN: Duration = Duration::from_millis(250);
+
+/// What each second takes.
+#[derive(Debug, Clone, Copy)]
+pub struct Cost {
+    /// Seconds of processor time of the VMM and all it starts.
+    pub all: f64,
+    /// What of it the guest ran.
+    pub guest: f64,
+}
+
+impl Cost {
+    /// Of the time between the two moments, but for what is close to them. Returns before the second.
+    pub fn between(started: &Started, begin: Instant, end: Instant) -> Result<Self> {
+        sleep_until(begin + MARGIN);
+        let before = Sample::take(started)?;
+        sleep_until(end - MARGIN);
+        let after = Sample::take(started)?;
+        let time = (after.when - before.when).as_secs_f64();
+        Ok(Self {
+            all: (after.cpu - before.cpu).as_secs_f64() / time,
+            guest: (after.guest - before.guest).as_secs_f64() / time,
+        })
+    }
+}
+
+/// What was taken so far.
+struct Sample {
+    when: Instant,
+    cpu: Duration,
+    guest: Duration,
+}
+
+impl Sample {
+    fn take(started: &Started) -> Result<Self> {
+        Ok(Self {
+            when: Instant::now(),
+            cpu: started.group.cpu()?,
+            guest: started.group.guest()?,
+        })
+    }
+}
+
+fn sleep_until(when: Instant) {
+    std::thread::sleep(when.saturating_duration_since(Instant::now()));
+}
