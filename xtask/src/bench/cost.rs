@@ -1,5 +1,6 @@
 //! What a second of a guest's work takes of the host.
 
+use super::kvm;
 use super::started::Started;
 use anyhow::Result;
 use std::time::{Duration, Instant};
@@ -14,6 +15,8 @@ pub struct Cost {
     pub all: f64,
     /// What of it the guest ran.
     pub guest: f64,
+    /// How often the guest was left, if KVM tells.
+    pub exits: Option<f64>,
 }
 
 impl Cost {
@@ -24,9 +27,11 @@ impl Cost {
         sleep_until(end - MARGIN);
         let after = Sample::take(started)?;
         let time = (after.when - before.when).as_secs_f64();
+        let exits = after.exits.zip(before.exits);
         Ok(Self {
             all: (after.cpu - before.cpu).as_secs_f64() / time,
             guest: (after.guest - before.guest).as_secs_f64() / time,
+            exits: exits.map(|(after, before)| (after - before) as f64 / time),
         })
     }
 }
@@ -36,6 +41,7 @@ struct Sample {
     when: Instant,
     cpu: Duration,
     guest: Duration,
+    exits: Option<u64>,
 }
 
 impl Sample {
@@ -44,6 +50,7 @@ impl Sample {
             when: Instant::now(),
             cpu: started.group.cpu()?,
             guest: started.group.guest()?,
+            exits: kvm::exits(&started.group)?,
         })
     }
 }

@@ -70,8 +70,26 @@ impl Group {
 
     /// The processes in it.
     pub fn pids(&self) -> Result<Vec<u32>> {
-        let procs = std::fs::read_to_string(self.folder.join("cgroup.procs"))?;
-        Ok(procs.lines().filter_map(|line| line.parse().ok()).collect())
+        self.ids("cgroup.procs")
+    }
+
+    /// Their threads.
+    pub fn threads(&self) -> Result<Vec<u32>> {
+        self.ids("cgroup.threads")
+    }
+
+    fn ids(&self, file: &str) -> Result<Vec<u32>> {
+        let text = std::fs::read_to_string(self.folder.join(file))?;
+        Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
+    }
+
+    /// Whether one of its threads has a name that begins like that.
+    pub fn has_thread(&self, beginning: &str) -> Result<bool> {
+        let named = |thread: &u32| {
+            std::fs::read_to_string(format!("/proc/{thread}/comm"))
+                .is_ok_and(|comm| comm.starts_with(beginning))
+        };
+        Ok(self.threads()?.iter().any(named))
     }
 
     /// The process in it whose program is called `program`.

@@ -52,6 +52,13 @@ impl Kit {
         })
     }
 
+    /// Copies one more file, and tells where it is.
+    pub fn add(&self, file: &Path) -> Result<PathBuf> {
+        let to = self.folder.join(file.file_name().context("no file")?);
+        std::fs::copy(file, &to).with_context(|| format!("cannot copy {}", file.display()))?;
+        Ok(to)
+    }
+
     /// Adds files to the initrd, by name and content.
     pub fn pack(&self, files: &[(&str, &[u8])]) -> Result<()> {
         let path = &self.initrd;

@@ -11,8 +11,10 @@ mod guest;
 mod host;
 mod hotplug;
 mod kit;
+mod kvm;
 mod measure;
 mod message;
+mod net;
 mod record;
 mod rounds;
 mod started;
@@ -39,6 +41,8 @@ enum What {
     Disk(disk::Args),
     /// From the request for one more disk to the guest's event
     Hotplug(hotplug::Args),
+    /// Streams, packets and round trips between a guest and a peer
+    Net(net::Args),
 }
 
 /// Runs `cargo xtask bench`.
@@ -47,5 +51,6 @@ pub fn run(args: Args) -> Result<()> {
         What::Boot(args) => boot::run(args),
         What::Disk(args) => disk::run(args),
         What::Hotplug(args) => hotplug::run(args),
+        What::Net(args) => net::run(args),
     }
 }

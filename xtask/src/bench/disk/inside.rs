@@ -278,7 +278,11 @@ mod tests {
     #[test]
     fn a_cells_figures_have_names_of_their_own() {
         let line = format!("{LINE}{}", ";0%=0".repeat(80));
-        let cost = Cost { all: 1.5, guest: 1.0 };
+        let cost = Cost {
+            all: 1.5,
+            guest: 1.0,
+            exits: None,
+        };
         let values = figures(&CELLS[0], &line, cost).expect("figures");
         let wanted = [
             ("iops_rand4k_qd1", "1/s", 20_000.0),

@@ -1,0 +1,176 @@
+//! What is compared, and how each is started.
+
+use super::wire;
+use crate::bench::guest::{Guest, Vmm};
+use crate::bench::kit::Kit;
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// A VMM with its NIC in one configuration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+pub enum Case {
+    /// Husk without vhost: frames pass through the VMM.
+    #[value(name = "husk")]
+    Husk,
+    /// Husk with vhost: the kernel passes frames on.
+    #[value(name = "husk-vhost")]
+    HuskVhost,
+    /// QEMU's virtio-net, served by its main loop.
+    #[value(name = "qemu-q35")]
+    Q35,
+    /// The same with vhost.
+    #[value(name = "qemu-q35-vhost")]
+    Q35Vhost,
+}
+
+/// Processors of every guest.
+pub const VCPUS: u32 = 1;
+
+/// Memory of every guest.
+pub const MEMORY_MIB: u64 = 256;
+
+/// Command line of every guest.
+pub const APPEND: &str = "console=ttyS0 quiet husk.do=script";
+
+/// What makes frames pass in the kernel.
+const VHOST: &str = "/dev/vhost-net";
+
+/// Runs its arguments where vhost's device may not be opened.
+const WITHOUT_VHOST: &str = "\
+if [ -e /dev/vhost-net ]; then
+    mount --bind /dev/vhost-net /dev/vhost-net
+    mount -o remount,bind,nodev /dev/vhost-net
+fi
+exec \"$@\"";
+
+const GUEST: Guest<'_> = Guest {
+    name: "bench-net",
+    vcpus: VCPUS,
+    mib: MEMORY_MIB,
+    append: Some(APPEND),
+};
+
+impl Case {
+    /// All of them, Husk's first.
+    pub const ALL: [Self; 4] = [Self::Husk, Self::HuskVhost, Self::Q35, Self::Q35Vhost];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Husk => "husk",
+            Self::HuskVhost => "husk-vhost",
+            Self::Q35 => "qemu-q35",
+            Self::Q35Vhost => "qemu-q35-vhost",
+        }
+    }
+
+    /// Whether the kernel passes its frames on.
+    pub fn vhost(self) -> bool {
+        matches!(self, Self::HuskVhost | Self::Q35Vhost)
+    }
+
+    /// Whether it makes bridge and tap by itself.
+    pub fn makes_bridge(self) -> bool {
+        matches!(self, Self::Husk | Self::HuskVhost)
+    }
+
+    /// Why it cannot be measured here.
+    pub fn absent(self) -> Option<String> {
+        (self.vhost() && !Path::new(VHOST).exists()).then(|| format!("there is no {VHOST}"))
+    }
+
+    /// The VMM for it.
+    pub fn ready(self, kit: &Kit) -> Result<Vmm> {
+        match self {
+            Self::Husk | Self::HuskVhost => self.husk(kit),
+            Self::Q35 | Self::Q35Vhost => Ok(self.qemu(kit)),
+        }
+    }
+
+    fn husk(self, kit: &Kit) -> Result<Vmm> {
+        let mut vmm = GUEST.husk(
+            kit,
+            "interfaces: [{name: default, bridge: {}}]",
+            "networks: [{name: default, pod: {}}]",
+        )?;
+        vmm.command.args(["--netns", &wire::pod()]);
+        if self == Self::Husk {
+            let mut without = Command::new("unshare");
+            without.args(["--mount", "sh", "-ec", WITHOUT_VHOST, "sh"]);
+            vmm.command = under(without, &vmm.command);
+        }
+        Ok(vmm)
+    }
+
+    fn qemu(self, kit: &Kit) -> Vmm {
+        let mut vmm = GUEST.qemu("q35", kit);
+        let vhost = if self.vhost() { "on" } else { "off" };
+        let tap = format!(
+            "tap,id=net,ifname={},script=no,downscript=no,vhost={vhost}",
+            wire::TAP
+        );
+        vmm.command
+            .args(["-netdev", &tap])
+            .args(["-device", "virtio-net-pci,netdev=net,romfile="]);
+        vmm.command = under(wire::within(&wire::pod()), &vmm.command);
+        vmm
+    }
+}
+
+/// `command`, run by `other`, whose arguments end with the words of a command.
+fn under(mut other: Command, command: &Command) -> Command {
+    other.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => other.env(name, value),
+            None => other.env_remove(name),
+        };
+    }
+    other.stdin(Stdio::null());
+    other
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::ValueEnum;
+
+    fn words(case: Case) -> String {
+        let folder = tempfile::tempdir().expect("a folder");
+        let kit = Kit {
+            folder: folder.path().to_owned(),
+            runtime: tempfile::tempdir().expect("a folder"),
+            husk: "/kit/husk".into(),
+            kernel: "/kit/vmlinuz".into(),
+            initrd: "/kit/initrd".into(),
+        };
+        format!("{:?}", case.ready(&kit).expect("a command").command)
+    }
+
+    #[test]
+    fn a_case_is_called_the_same_everywhere() {
+        for case in Case::ALL {
+            let value = case.to_possible_value().expect("a value");
+            assert_eq!(value.get_name(), case.name());
+        }
+    }
+
+    #[test]
+    fn cases_differ_in_what_they_are_named_for() {
+        let [husk, husk_vhost, q35, q35_vhost] = Case::ALL.map(words);
+        assert!(husk.contains("nodev") && !husk_vhost.contains("nodev"));
+        for words in [husk, husk_vhost] {
+            assert!(
+                words.contains("\"--netns\" \"/run/netns/husk-bench-pod\""),
+                "{words}"
+            );
+            assert!(words.contains("HUSK_RUNTIME_DIR"), "{words}");
+        }
+        assert!(q35.contains("vhost=off") && q35_vhost.contains("vhost=on"));
+        for words in [q35, q35_vhost] {
+            assert!(words.contains("\"--net=/run/netns/husk-bench-pod\" \"--\" \"qemu-system-x86_64\""));
+        }
+    }
+}

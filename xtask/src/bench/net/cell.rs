@@ -1,0 +1,138 @@
+//! What is measured of every case: one load at a time.
+
+use super::wire;
+use std::fmt::Write;
+
+/// A load, kept going for a while.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cell {
+    /// Its name in metrics.
+    pub name: &'static str,
+    /// What people call it.
+    pub title: &'static str,
+    /// Its rate's own metric.
+    pub metric: &'static str,
+    /// What `husk-netload` calls it.
+    load: &'static str,
+    /// Connections at the same time.
+    streams: u32,
+}
+
+const fn cell(
+    name: &'static str,
+    title: &'static str,
+    metric: &'static str,
+    load: &'static str,
+    streams: u32,
+) -> Cell {
+    Cell {
+        name,
+        title,
+        metric,
+        load,
+        streams,
+    }
+}
+
+/// All of them, in the order they are measured.
+#[rustfmt::skip]
+pub const CELLS: &[Cell] = &[
+    cell("tcp_out", "TCP to the peer", "mbit_s_tcp_out", "tcp-out", 1),
+    cell("tcp_in", "TCP from the peer", "mbit_s_tcp_in", "tcp-in", 1),
+    cell("tcp_out_4", "TCP to the peer, 4 streams", "mbit_s_tcp_out_4", "tcp-out", 4),
+    cell("tcp_in_4", "TCP from the peer, 4 streams", "mbit_s_tcp_in_4", "tcp-in", 4),
+    cell("udp_out", "frames of 64 bytes to the peer", "packets_s_udp_out", "udp-out", 1),
+    cell("udp_in", "frames of 64 bytes from the peer", "packets_s_udp_in", "udp-in", 1),
+    cell("tcp_rr", "round trips by TCP", "round_trips_s", "tcp-turns", 1),
+    cell("udp_rr", "round trips by UDP", "round_trips_s_udp", "udp-turns", 1),
+];
+
+impl Cell {
+    /// Whether it is told in bits, not in packets or turns.
+    fn streams(&self) -> bool {
+        self.metric.starts_with("mbit")
+    }
+
+    /// The unit of its rate.
+    pub fn unit(&self) -> &'static str {
+        if self.streams() { "Mbit/s" } else { "1/s" }
+    }
+
+    /// Its rate, of what `husk-netload` tells.
+    pub fn rate(&self, told: f64) -> f64 {
+        if self.streams() { told * 8.0 / 1e6 } else { told }
+    }
+
+    /// What costs are told of, of what `husk-netload` tells: MiB a second, or the rate.
+    pub fn pieces(&self, told: f64) -> f64 {
+        if self.streams() {
+            told / f64::from(1 << 20)
+        } else {
+            told
+        }
+    }
+
+    /// What it is that costs are told of.
+    pub fn piece(&self) -> &'static str {
+        match self.load {
+            "tcp-out" | "tcp-in" => "a MiB",
+            "udp-out" | "udp-in" => "a frame",
+            _ => "a round trip",
+        }
+    }
+
+    /// What the guest says when it begins.
+    pub fn begins(&self) -> String {
+        format!("husk-bench: begin {};", self.name)
+    }
+
+    /// And before its result.
+    pub fn ends(&self) -> String {
+        format!("husk-bench: result {} ", self.name)
+    }
+}
+
+/// What the guest is to do: a line for each cell.
+pub fn loads(ramp_ms: u32, time_ms: u32) -> String {
+    let (mut text, peer) = (String::new(), wire::peer());
+    for Cell {
+        name, load, streams, ..
+    } in CELLS
+    {
+        let _ = writeln!(
+            text,
+            "{name} {load} {peer} --streams {streams} --ramp {ramp_ms} --time {time_ms}"
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cell_has_a_line_and_a_metric_of_its_own() {
+        let text = loads(10, 20);
+        assert_eq!(text.lines().count(), CELLS.len());
+        assert!(text.starts_with("tcp_out tcp-out 198.51.100.1:7000 --streams 1 --ramp 10 --time 20\n"));
+        let mut metrics: Vec<&str> = CELLS.iter().map(|cell| cell.metric).collect();
+        metrics.sort_unstable();
+        metrics.dedup();
+        assert_eq!(metrics.len(), CELLS.len());
+        // The marks tell cells apart whose names begin alike.
+        for cell in CELLS {
+            let others = CELLS.iter().filter(|other| other.name != cell.name);
+            for other in others {
+                assert!(!cell.begins().contains(&other.begins()) && !cell.ends().contains(&other.ends()));
+            }
+        }
+    }
+
+    #[test]
+    fn a_stream_is_told_in_bits_and_paid_in_mebibytes() {
+        let told = f64::from(10 << 20);
+        assert_eq!((CELLS[0].rate(told), CELLS[0].pieces(told)), (83.886_08, 10.0));
+        assert_eq!((CELLS[6].rate(70.0), CELLS[6].pieces(70.0)), (70.0, 70.0));
+    }
+}
