@@ -59,6 +59,9 @@ struct Load {
     time: u64,
 }
 
+/// What one stream or client of a load counts a second.
+type Rate = fn(SocketAddr, Times) -> Result<f64>;
+
 fn main() -> ExitCode {
     match run(Args::parse().what) {
         Ok(()) => ExitCode::SUCCESS,
@@ -70,7 +73,7 @@ fn main() -> ExitCode {
 }
 
 fn run(what: What) -> Result<()> {
-    let (load, each): (Load, fn(SocketAddr, Times) -> Result<f64>) = match what {
+    let (load, each): (Load, Rate) = match what {
         What::Serve { address } => return serve::serve(address),
         What::TcpOut(load) => (load, streams::send),
         What::TcpIn(load) => (load, streams::receive),
