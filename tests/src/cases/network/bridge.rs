@@ -13,6 +13,7 @@ use crate::harness::{Case, PATIENCE, flow, privileges};
 use anyhow::{Result, ensure};
 use regex::Regex;
 use serde_json::{Value, json};
+use std::path::Path;
 use std::time::Duration;
 
 pub const CASE: Case = Case {
@@ -94,7 +95,7 @@ fn run(scene: &Scene) -> Result<()> {
         one_answers(scene, &process, &one.address(), &one.mac())?;
         one_answers(scene, &process, &two.address(), CHOSEN)
     });
-    scene.part("renewal", || renewal(&shell, &one));
+    scene.part("renewal", || renewal(scene, &shell, &one));
     scene.part("privileges", || {
         let namespaces: [&Netns; 2] = [&one.netns, &node.netns];
         privileges::cannot_change_networks(first.pid("vmmPid")?, &namespaces)?;
@@ -162,6 +163,7 @@ fn inspect(vm: &Vm<'_>, pod: &Pod<'_>) -> Result<()> {
         ("device", json!("eth0")),
         ("mtu", json!(MTU)),
         ("linkUp", json!(true)),
+        ("vhost", json!(Path::new("/dev/vhost-net").exists())),
     ] {
         ensure!(interface[field] == value, "{field} is not {value}: {interface:#}");
     }
@@ -215,14 +217,22 @@ fn one_answers(scene: &Scene, from: &Pod<'_>, address: &str, mac: &str) -> Resul
     Ok(())
 }
 
-/// The client asks the server itself for what it has, and keeps it.
-fn renewal(shell: &Shell<'_>, pod: &Pod<'_>) -> Result<()> {
-    for _ in 0..2 {
-        shell.ok("rm /lease.eth0; kill -USR1 $(cat /udhcpc.eth0) && comes '[ -s /lease.eth0 ]'")?;
+/// The client asks for what it has, first the server itself, and then everybody, as it cannot reach the server.
+fn renewal(scene: &Scene, shell: &Shell<'_>, pod: &Pod<'_>) -> Result<()> {
+    let capture = Capture::start(scene, &pod.netns, "tap0", "udp port 67")?;
+    for (prepare, to) in [
+        ("true", "169.254.75.10"),
+        ("ip route add blackhole 169.254.75.10", "255.255.255.255"),
+    ] {
+        shell.ok(&format!(
+            "rm /lease.eth0; {prepare} && kill -USR1 $(cat /udhcpc.eth0) && comes '[ -s /lease.eth0 ]'"
+        ))?;
+        capture.sees(&[&format!("{}.68 > {to}.67: ", pod.address())])?;
         let renewed = leased(shell, "eth0")?;
         renewed.is("event", "renew")?;
         renewed.is("ip", &pod.address())?;
         renewed.is("lease", "86313600")?;
     }
+    shell.ok("ip route del blackhole 169.254.75.10")?;
     Ok(())
 }
