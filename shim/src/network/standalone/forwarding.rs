@@ -32,7 +32,7 @@ fn of(device: &str) -> String {
     format!("ipv4/conf/{device}/forwarding")
 }
 
-/// Has `bridge` and the devices with a default route pass packets on, unless this machine's do so anyway: the kernel
+/// Has `bridge` and the devices that routes lead through pass packets on, unless this machine's do so anyway: the kernel
 /// asks the device that a packet came in by, on its way there and back.
 pub(super) fn switch_on(state: &mut State<'_>, bridge: u32) -> Result<(), Fault> {
     if sysctl::is(ALL, "1")? {

@@ -10,7 +10,8 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 use crate::network::error::Fault;
 
-/// The numbers of all devices that a default route of IPv4 leads through, in whichever table: a VPN's has its own.
+/// The numbers of all devices that a route of IPv4 leads through, in whichever table: what comes back from a second network
+/// of the machine, or by a VPN, is forwarded too.
 pub(super) fn of_machine() -> Result<BTreeSet<u32>, Fault> {
     let mut devices = BTreeSet::new();
     dump(|route| devices.extend(devices_of(route))).map_err(Fault::kernel("reading routes"))?;
@@ -18,7 +19,7 @@ pub(super) fn of_machine() -> Result<BTreeSet<u32>, Fault> {
 }
 
 fn devices_of(route: &RouteMessage) -> Vec<u32> {
-    if route.header.destination_prefix_length > 0 || route.header.kind != RouteType::Unicast {
+    if route.header.kind != RouteType::Unicast {
         return Vec::new();
     }
     let devices = route.attributes.iter().flat_map(|attribute| match attribute {

@@ -47,7 +47,11 @@ fn run(scene: &Scene) -> Result<()> {
         let lease = shell.ok("cat /run/systemd/netif/leases/*")?;
         says(
             &lease,
-            &["LIFETIME=86313600", "SERVER_ADDRESS=169.254.75.10", "MTU=1450"],
+            &[
+                "LIFETIME=2y 8month 3w 4d",
+                "SERVER_ADDRESS=169.254.75.10",
+                "MTU=1450",
+            ],
         )?;
         shell.ok(&format!("ping -n -c 2 -W 5 {}", process.address()))?;
         process.run(&format!("ping -n -c 2 -W 5 {}", pod.address()))?;
