@@ -1,8 +1,9 @@
 //! The guest's serial console: always drained, so that the guest never waits for whoever looks on.
 //!
 //! One actor owns the socket that ttyS0 is connected to. What the guest says goes to a log of bounded size, to a
-//! scrollback for the next session and to the one session there may be. A session that does not keep up misses
-//! output and is told how much; a guest that does not read stops its session's input, nothing else.
+//! scrollback for the next session, to the one session there may be, and to the one mirror: the standard streams of a
+//! container. A session or mirror that does not keep up misses output and is told how much; a guest that does not read
+//! stops their input, nothing else.
 
 mod log;
 mod scrollback;
@@ -24,6 +25,8 @@ use scrollback::Scrollback;
 const CHUNK: usize = 4096;
 /// Chunks a session may lag behind; beyond it output is skipped.
 const SESSION_CHUNKS: usize = 64;
+/// The same for a mirror, which is someone's log.
+const MIRROR_CHUNKS: usize = 512;
 /// Bytes waiting for the guest to read them; beyond it the session's input waits.
 const INPUT_BYTES: usize = 64 << 10;
 
@@ -36,6 +39,7 @@ pub struct Console {
 
 #[derive(Debug)]
 struct Attach {
+    as_mirror: bool,
     output: mpsc::Sender<ConsoleOutput>,
     /// Told to the session, which stamps its input with it.
     id: tokio::sync::oneshot::Sender<u64>,
@@ -95,6 +99,7 @@ impl Console {
             inputs,
             pending: Vec::new(),
             session: None,
+            mirror: None,
             sessions: 0,
             scrollback: Scrollback::default(),
             log: Log::new(log),
@@ -105,11 +110,24 @@ impl Console {
 
     /// Opens a session; one that is open already ends.
     pub async fn attach(&self) -> Result<Session, VmEnded> {
+        self.listen(SESSION_CHUNKS, false).await
+    }
+
+    /// Opens the mirror, which stays while sessions come and go; one that is open already ends.
+    pub async fn mirror(&self) -> Result<Session, VmEnded> {
+        self.listen(MIRROR_CHUNKS, true).await
+    }
+
+    async fn listen(&self, chunks: usize, as_mirror: bool) -> Result<Session, VmEnded> {
         // One slot is kept for the last message, one for the scrollback, one for a note on what was skipped.
-        let (output, receiver) = mpsc::channel(SESSION_CHUNKS + 3);
+        let (output, receiver) = mpsc::channel(chunks + 3);
         let (id, answer) = tokio::sync::oneshot::channel();
         self.attach
-            .send(Attach { output, id })
+            .send(Attach {
+                as_mirror,
+                output,
+                id,
+            })
             .await
             .map_err(|_| VmEnded)?;
         let id = answer.await.map_err(|_| VmEnded)?;
@@ -132,6 +150,7 @@ struct Actor {
     /// Typed, not yet read by the guest.
     pending: Vec<u8>,
     session: Option<Listener>,
+    mirror: Option<Listener>,
     sessions: u64,
     scrollback: Scrollback,
     log: Log,
@@ -162,18 +181,18 @@ impl Actor {
     fn said(&mut self, data: &[u8]) {
         self.log.append(data);
         self.scrollback.append(data);
-        if let Some(session) = &mut self.session
-            && !session.send(data)
-        {
-            self.session = None;
+        for listener in [&mut self.session, &mut self.mirror] {
+            if listener.as_mut().is_some_and(|listener| !listener.send(data)) {
+                *listener = None;
+            }
         }
     }
 
     fn hung_up(&mut self) {
         debug!("the guest's console closed");
         self.guest = None;
-        if let Some(session) = self.session.take() {
-            session.end(Ended::VmEnded);
+        for listener in [self.session.take(), self.mirror.take()].into_iter().flatten() {
+            listener.end(Ended::VmEnded);
         }
     }
 
@@ -187,7 +206,11 @@ impl Actor {
         if attach.id.send(self.sessions).is_err() {
             return;
         }
-        if let Some(older) = self.session.take() {
+        let place = match attach.as_mirror {
+            true => &mut self.mirror,
+            false => &mut self.session,
+        };
+        if let Some(older) = place.take() {
             older.end(Ended::TakenOver);
         }
         let said = self.scrollback.content();
@@ -195,19 +218,15 @@ impl Actor {
             listener.send(&said);
         }
         if self.guest.is_some() {
-            self.session = Some(listener);
+            *place = Some(listener);
         } else {
             listener.end(Ended::VmEnded);
         }
     }
 
     fn typed(&mut self, input: Input) {
-        if self.guest.is_some()
-            && self
-                .session
-                .as_ref()
-                .is_some_and(|session| session.id == input.session)
-        {
+        let mut listeners = [&self.session, &self.mirror].into_iter().flatten();
+        if self.guest.is_some() && listeners.any(|listener| listener.id == input.session) {
             self.pending.extend(input.data);
         }
     }

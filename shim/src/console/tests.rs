@@ -149,3 +149,26 @@ fn the_end_is_told_even_to_a_full_session_and_to_late_comers() {
         assert_eq!(next(&mut late).await, Output::Ended(Ended::VmEnded.into()));
     });
 }
+
+#[test]
+fn a_mirror_stays_while_sessions_come_and_go_and_both_type() {
+    on_runtime(async {
+        let mut f = fixture();
+        let mut mirror = f.console.mirror().await.unwrap();
+        let _stalled = f.console.attach().await.unwrap();
+        let mut session = f.console.attach().await.unwrap();
+        f.guest.write_all(b"login: ").await.unwrap();
+        assert_eq!(collect(&mut mirror, 7).await, (b"login: ".to_vec(), 0));
+        assert_eq!(collect(&mut session, 7).await, (b"login: ".to_vec(), 0));
+        mirror.input.send(b"ro".to_vec()).await.unwrap();
+        let mut read = [0; 2];
+        f.guest.read_exact(&mut read).await.unwrap();
+        session.input.send(b"ot".to_vec()).await.unwrap();
+        let mut rest = [0; 2];
+        f.guest.read_exact(&mut rest).await.unwrap();
+        assert_eq!([read, rest].concat(), b"root");
+        drop(f.guest);
+        assert_eq!(next(&mut mirror).await, Output::Ended(Ended::VmEnded.into()));
+        assert_eq!(next(&mut session).await, Output::Ended(Ended::VmEnded.into()));
+    });
+}
