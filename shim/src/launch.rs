@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 
 use husk_vmi::VmPlan;
 use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
 
 /// All a monitor needs to know.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -98,24 +99,58 @@ pub fn launch(mut command: Command, config: &MonitorConfig) -> Result<u32, Launc
     }
 }
 
-/// The monitor's way to say once how the start went.
+/// The monitor's way to say how the start goes.
 #[derive(Debug)]
-pub(crate) struct Starter {}
+pub(crate) enum Starter {
+    /// Another process, which listens at the end of standard output.
+    Process,
+    /// This process, which says when to boot.
+    Host(Host),
+}
+
+/// Where a host hears of its VM.
+#[derive(Debug)]
+pub(crate) struct Host {
+    /// The VMM's process id, once the machine is built.
+    pub(crate) built: Option<oneshot::Sender<u32>>,
+    /// Then it may boot.
+    pub(crate) boot: oneshot::Receiver<()>,
+    pub(crate) report: oneshot::Sender<Report>,
+}
 
 impl Starter {
-    /// Standard output is where [`launch`] listens.
-    pub(crate) fn new() -> Starter {
-        Starter {}
+    /// The machine is built. Returns when it shall boot.
+    pub(crate) async fn built(&mut self, pid: u32) {
+        let Starter::Host(host) = self else { return };
+        if let Some(built) = host.built.take() {
+            let _ = built.send(pid);
+        }
+        if (&mut host.boot).await.is_err() {
+            // It never shall: the VM is about to be killed.
+            std::future::pending().await
+        }
     }
 
-    /// Says it and lets go of standard output. False where nobody listens any more.
+    /// Says once whether the VM runs. False where nobody listens any more.
     pub(crate) fn report(self, report: &Report) -> bool {
-        let mut stdout = io::stdout().lock();
-        let said = serde_json::to_writer(&mut stdout, report).map_err(io::Error::from);
-        let said = said
-            .and_then(|()| stdout.write_all(b"\n"))
-            .and_then(|()| stdout.flush());
-        let closed = File::open("/dev/null").map(|null| rustix::stdio::dup2_stdout(null).is_ok());
-        said.is_ok() && closed.unwrap_or(false)
+        match self {
+            Starter::Process => print(report),
+            Starter::Host(host) => {
+                // A host is there for as long as the VM; it may only have stopped waiting.
+                let _ = host.report.send(report.clone());
+                true
+            }
+        }
     }
+}
+
+/// Says it and lets go of standard output.
+fn print(report: &Report) -> bool {
+    let mut stdout = io::stdout().lock();
+    let said = serde_json::to_writer(&mut stdout, report).map_err(io::Error::from);
+    let said = said
+        .and_then(|()| stdout.write_all(b"\n"))
+        .and_then(|()| stdout.flush());
+    let closed = File::open("/dev/null").map(|null| rustix::stdio::dup2_stdout(null).is_ok());
+    said.is_ok() && closed.unwrap_or(false)
 }

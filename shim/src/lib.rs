@@ -14,5 +14,6 @@ mod lock;
 pub mod monitor;
 pub mod network;
 pub mod state;
+pub mod surroundings;
 pub mod vmm_process;
 pub mod volumes;

@@ -24,6 +24,7 @@ use super::ending::chain;
 use super::growth::{EVERY, Probe};
 use super::vm_config;
 use super::vmm_link::{Link, plain, within};
+use crate::surroundings::Surroundings;
 use crate::volumes::{self, OpenDisk, VolumeError};
 
 pub(super) use table::Table;
@@ -121,6 +122,7 @@ type Measured = Vec<(String, io::Result<u64>)>;
 
 #[derive(Debug)]
 pub(super) struct Disks {
+    surroundings: Arc<Surroundings>,
     mailbox: mpsc::Receiver<Command>,
     table: Table,
     link: Option<Link>,
@@ -136,9 +138,10 @@ type Unplugged = (String, Result<String, Status>);
 
 impl Disks {
     /// The disks of a plan, which is kept up to date in the file `kept`.
-    pub(super) fn new(plan: VmPlan, kept: PathBuf) -> (Disks, Handle) {
+    pub(super) fn new(plan: VmPlan, kept: PathBuf, surroundings: Arc<Surroundings>) -> (Disks, Handle) {
         let (sender, mailbox) = mpsc::channel(16);
         let disks = Disks {
+            surroundings,
             mailbox,
             table: Table::new(plan, kept),
             link: None,
@@ -204,9 +207,9 @@ impl Disks {
             Plug::New(disk) => disk,
         };
         let opened = {
-            let disk = disk.clone();
+            let (disk, surroundings) = (disk.clone(), self.surroundings.clone());
             spawn_blocking(move || {
-                let open = volumes::open_plugged(&disk)?;
+                let open = volumes::open_plugged(&disk, &surroundings.paths)?;
                 let probe = open.file.as_ref().map(Probe::of).transpose();
                 Ok::<_, VolumeError>((open, probe))
             })

@@ -16,9 +16,12 @@
 //! with its control socket, scratch disks vanish because they have no name, and the next command gives back the network
 //! and sweeps the directory.
 
+mod attended;
 mod disks;
 mod ending;
 mod growth;
+mod handle;
+mod host;
 mod interfaces;
 mod listener;
 mod power;
@@ -32,34 +35,18 @@ mod vm_config;
 mod vmm_link;
 
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 
 use husk_proto::shim::v1::Phase;
-use husk_proto::shim::v1::pod_server::PodServer;
-use husk_vmi::VmPlan;
-use tokio::net::UnixStream;
-use tokio::sync::{oneshot, watch};
-use tokio::time::timeout;
-use tonic::transport::Server;
-use tracing::{error, info, warn};
+use tracing::error;
 
-use crate::console::Console;
 use crate::launch::{MonitorConfig, Report, Starter};
 use crate::state::{ClaimedDir, RuntimeDir, StateError};
-use crate::volumes::Scratch;
+use crate::surroundings::Surroundings;
 
-use disks::Disks;
-use ending::Ending;
-use interfaces::Interfaces;
-use service::Service;
-use status::Board;
-use vm::Vm;
-
-/// How long clients have to take the final status.
-const FAREWELL: Duration = Duration::from_secs(2);
-/// A message to the monitor is a line of typing at most.
-const MESSAGE_BYTES: usize = 128 << 10;
+use attended::Attended;
+pub use handle::VmHandle;
+pub use host::{HostError, Hosted, final_status};
 
 /// The monitor's `main`, for a program started by [`crate::launch::launch`]: reads its configuration from standard
 /// input, leaves the caller's session, reports on standard output and returns when the VM has ended; successfully if
@@ -70,7 +57,7 @@ const MESSAGE_BYTES: usize = 128 << 10;
 pub fn serve() -> ExitCode {
     // It fails only for a process group's leader, which a spawned process is not.
     let _ = rustix::process::setsid();
-    let starter = Starter::new();
+    let starter = Starter::Process;
     let config = match stdio::read_config() {
         Ok(config) => config,
         Err(error) => return give_up(starter, "StartFailed", &error),
@@ -113,91 +100,28 @@ async fn run(config: MonitorConfig, starter: Starter) -> ExitCode {
         Err(error) => return give_up(starter, "StartFailed", &error),
     };
     let dir = claimed.dir().clone();
-    let prepared = async {
-        stdio::log_to(&dir.monitor_log())?;
-        stdio::write_json(&dir.plan(), &plan)?;
-        stdio::write_json(&dir.vmi(), &vmi)?;
-        let (guest, console) = UnixStream::pair()?;
-        let console = plan
-            .serial_console
-            .then(|| Console::start(console, dir.console_log()));
-        let guest = plan.serial_console.then(|| guest.into_std()).transpose()?;
-        Ok::<_, std::io::Error>((listener::bind(dir.path())?, console, guest))
-    };
-    let (incoming, console, guest) = match prepared.await {
-        Ok(prepared) => prepared,
+    let prepared = stdio::log_to(&dir.monitor_log())
+        .and_then(|()| Attended::new(plan, &vmi, &dir, Surroundings::of_the_caller(netns)));
+    let attended = match prepared {
+        Ok(attended) => attended,
         Err(error) => {
             remove(claimed);
             return give_up(starter, "StartFailed", &error);
         }
     };
-
-    let plan = Arc::new(plan);
-    let board = Board::new();
-    let (running, vmm) = watch::channel(None);
-    let (disks, plugging) = Disks::new(VmPlan::clone(&plan), dir.plan());
-    let (network, interfaces) = Interfaces::new(plan.clone(), netns, dir.path().to_owned());
-    tokio::spawn(network.serve());
-    let (vm, handle) = Vm::new(
-        plan.clone(),
-        Scratch::locate(),
-        board.clone(),
-        running,
-        plugging.clone(),
-        interfaces.clone(),
-    );
-    let service = Service::new(
-        plan,
-        handle,
-        plugging,
-        interfaces.clone(),
-        vmm,
-        console,
-        board.subscribe(),
-    );
-    let service = PodServer::new(service).max_decoding_message_size(MESSAGE_BYTES);
-    let (finish, finished) = oneshot::channel::<()>();
-    let server = Server::builder().serve_with_incoming_shutdown(service, incoming, async {
-        let _ = finished.await;
-    });
-    let server = tokio::spawn(server);
-
     let log = dir.monitor_log();
-    let ending = tokio::select! {
-        ending = vm.live(guest.map(Into::into), starter) => ending,
+    let (ending, audience) = tokio::select! {
+        ended = attended.live(starter) => ended,
         never = stdio::keep_bounded(&log) => match never {},
-        // Nothing is plugged, and no plan kept, once the VM has ended.
-        never = disks.serve() => match never {},
     };
-    info!(
-        phase = ending.phase.as_str_name(),
-        reason = ending.reason,
-        message = ending.message,
-        "the VM ended"
-    );
-    interfaces.close().await;
     remove(claimed);
     let code = if ending.phase == Phase::Succeeded {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     };
-    farewell(board, ending, finish, server).await;
+    audience.farewell(ending).await;
     code
-}
-
-/// Tells the end to everybody who listens and gives them a moment to hear it.
-async fn farewell<T>(
-    board: Board,
-    ending: Ending,
-    finish: oneshot::Sender<()>,
-    server: tokio::task::JoinHandle<T>,
-) {
-    board.end(ending);
-    drop((board, finish));
-    if timeout(FAREWELL, server).await.is_err() {
-        warn!("a client did not take the final status");
-    }
 }
 
 fn remove(claimed: ClaimedDir) {

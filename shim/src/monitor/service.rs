@@ -14,20 +14,17 @@ use husk_proto::shim::v1::{
 };
 use husk_proto::vmm::v1 as vmm;
 use husk_vmi::{CacheMode, NewVolume, VmPlan};
-use tokio::sync::watch;
 use tokio_stream::wrappers::WatchStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::disks;
+use super::handle::{VmHandle, ended};
 use super::interfaces;
 use super::session::SessionStream;
-use super::vm::{Handle, Running};
 use super::vmm_link::within;
 use crate::console::Console;
 
-/// How long the VMM may take for what it does at once.
-const VMM_WITHIN: Duration = Duration::from_secs(30);
 /// How long `Info` waits for what only the VMM knows.
 const DETAILS_WITHIN: Duration = Duration::from_secs(2);
 
@@ -36,56 +33,28 @@ type StatusStream = dyn Stream<Item = Result<VmStatus, Status>> + Send;
 #[derive(Debug)]
 pub(super) struct Service {
     plan: Arc<VmPlan>,
-    vm: Handle,
+    vm: VmHandle,
     disks: disks::Handle,
     interfaces: interfaces::Handle,
-    vmm: watch::Receiver<Option<Running>>,
     console: Option<Console>,
-    status: watch::Receiver<VmStatus>,
 }
 
 impl Service {
     pub(super) fn new(
         plan: Arc<VmPlan>,
-        vm: Handle,
+        vm: VmHandle,
         disks: disks::Handle,
         interfaces: interfaces::Handle,
-        vmm: watch::Receiver<Option<Running>>,
         console: Option<Console>,
-        status: watch::Receiver<VmStatus>,
     ) -> Service {
         Service {
             plan,
             vm,
             disks,
             interfaces,
-            vmm,
             console,
-            status,
         }
     }
-
-    fn vmm(&self) -> Result<Running, Status> {
-        self.vmm
-            .borrow()
-            .clone()
-            .ok_or_else(|| Status::failed_precondition("the VM is not running"))
-    }
-
-    /// Waits until a change the VMM has confirmed shows in the status too.
-    async fn settled(&self, paused: bool) -> Result<(), Status> {
-        let mut status = self.status.clone();
-        // Where the VM ends meanwhile there is nothing to wait for.
-        let _ = within(VMM_WITHIN, async {
-            Ok(status.wait_for(|status| status.paused == paused).await.is_ok())
-        })
-        .await?;
-        Ok(())
-    }
-}
-
-fn ended() -> Status {
-    Status::failed_precondition("the VM has ended")
 }
 
 #[tonic::async_trait]
@@ -94,14 +63,14 @@ impl Pod for Service {
     type WatchStatusStream = std::pin::Pin<Box<StatusStream>>;
 
     async fn info(&self, _: Request<InfoRequest>) -> Result<Response<InfoResponse>, Status> {
-        let running = self.vmm.borrow().clone();
+        let running = self.vm.running();
         let mut info = InfoResponse {
             namespace: self.plan.namespace.clone(),
             name: self.plan.name.clone(),
             version: env!("CARGO_PKG_VERSION").into(),
             monitor_pid: std::process::id(),
             vmm_pid: running.as_ref().map_or(0, |running| running.pid),
-            status: Some(self.status.borrow().clone()),
+            status: Some(self.vm.status().borrow().clone()),
             vcpus: self.plan.topology.vcpus(),
             guest_memory_bytes: self.plan.memory.guest_bytes,
             booted_from: String::new(),
@@ -117,19 +86,17 @@ impl Pod for Service {
     }
 
     async fn pause(&self, _: Request<PauseRequest>) -> Result<Response<PauseResponse>, Status> {
-        within(VMM_WITHIN, self.vmm()?.client.pause(vmm::PauseRequest {})).await?;
-        self.settled(true).await?;
+        self.vm.pause().await?;
         Ok(Response::new(PauseResponse {}))
     }
 
     async fn resume(&self, _: Request<ResumeRequest>) -> Result<Response<ResumeResponse>, Status> {
-        within(VMM_WITHIN, self.vmm()?.client.resume(vmm::ResumeRequest {})).await?;
-        self.settled(false).await?;
+        self.vm.resume().await?;
         Ok(Response::new(ResumeResponse {}))
     }
 
     async fn reset(&self, _: Request<ResetRequest>) -> Result<Response<ResetResponse>, Status> {
-        within(VMM_WITHIN, self.vmm()?.client.reset(vmm::ResetRequest {})).await?;
+        self.vm.reset().await?;
         Ok(Response::new(ResetResponse {}))
     }
 
@@ -137,16 +104,12 @@ impl Pod for Service {
         &self,
         request: Request<ShutdownRequest>,
     ) -> Result<Response<ShutdownResponse>, Status> {
-        let grace_seconds = self
-            .vm
-            .shutdown(request.into_inner().grace_seconds)
-            .await
-            .ok_or_else(ended)?;
+        let grace_seconds = self.vm.shutdown(request.into_inner().grace_seconds).await?;
         Ok(Response::new(ShutdownResponse { grace_seconds }))
     }
 
     async fn kill(&self, _: Request<KillRequest>) -> Result<Response<KillResponse>, Status> {
-        self.vm.kill().await.ok_or_else(ended)?;
+        self.vm.kill().await?;
         Ok(Response::new(KillResponse {}))
     }
 
@@ -179,7 +142,7 @@ impl Pod for Service {
         &self,
         request: Request<RemoveVolumeRequest>,
     ) -> Result<Response<RemoveVolumeResponse>, Status> {
-        let paused = self.status.borrow().paused;
+        let paused = self.vm.status().borrow().paused;
         let removed = self.disks.remove(request.into_inner().name, paused).await?;
         let flush_error = removed.flush_error;
         Ok(Response::new(RemoveVolumeResponse { flush_error }))
@@ -203,7 +166,7 @@ impl Pod for Service {
         _: Request<WatchStatusRequest>,
     ) -> Result<Response<Self::WatchStatusStream>, Status> {
         Ok(Response::new(Box::pin(
-            WatchStream::new(self.status.clone()).map(Ok),
+            WatchStream::new(self.vm.status()).map(Ok),
         )))
     }
 
@@ -219,7 +182,7 @@ impl Pod for Service {
         &self,
         request: Request<RemoveInterfaceRequest>,
     ) -> Result<Response<RemoveInterfaceResponse>, Status> {
-        let paused = self.status.borrow().paused;
+        let paused = self.vm.status().borrow().paused;
         self.interfaces.remove(request.into_inner().name, paused).await?;
         Ok(Response::new(RemoveInterfaceResponse {}))
     }

@@ -20,8 +20,10 @@ use super::interfaces::{self, PodError};
 use super::status::Board;
 use super::vm_config::Configured;
 use crate::kvm::{self, KvmError};
+use crate::launch::Starter;
+use crate::surroundings::Surroundings;
 use crate::vmm_process::{Program, SpawnError, VmmProcess};
-use crate::volumes::{self, Scratch, VolumeError, Volumes};
+use crate::volumes::{self, VolumeError, Volumes};
 
 /// How long a program that is the VMM takes to answer at the very most.
 const FIRST_ANSWER: Duration = Duration::from_secs(30);
@@ -79,22 +81,23 @@ pub(super) struct Started {
 /// Opens the plan's files, has its network prepared, starts a VMM, builds the machine and boots it. Dropped halfway, it leaves nothing running.
 pub(super) async fn start(
     plan: Arc<VmPlan>,
-    scratch: Scratch,
+    surroundings: Arc<Surroundings>,
     interfaces: &interfaces::Handle,
     console: Option<OwnedFd>,
     board: &Board,
+    starter: &mut Starter,
 ) -> Result<Started, StartError> {
     let program = Program::find()?;
     let kvm = kvm::open()?;
-    let (volumes, nics) = tokio::try_join!(open_volumes(plan.clone(), scratch, board), async {
+    let (volumes, nics) = tokio::try_join!(open_volumes(plan.clone(), surroundings.clone(), board), async {
         Ok(interfaces.prepare().await?)
     })?;
     let paths = paths(&plan, &volumes);
     let probes = probes(&plan, &volumes);
-    let mut vmm = VmmProcess::spawn(&program)?;
+    let mut vmm = VmmProcess::spawn(&program, &surroundings.place)?;
     board.vmm_started();
     let configured = Configured::new(&plan, volumes, nics, kvm, console);
-    match drive(&vmm, configured, plan.start_paused).await {
+    match drive(&mut vmm, configured, plan.start_paused, starter).await {
         Ok(events) => Ok(Started { vmm, events, probes }),
         Err(refusal) => match refusal.of_volume(&paths) {
             Some(error) => Err(error.into()),
@@ -122,10 +125,17 @@ fn probes(plan: &VmPlan, volumes: &Volumes) -> Vec<(String, Probe)> {
         .collect()
 }
 
-async fn open_volumes(plan: Arc<VmPlan>, scratch: Scratch, board: &Board) -> Result<Volumes, StartError> {
+async fn open_volumes(
+    plan: Arc<VmPlan>,
+    surroundings: Arc<Surroundings>,
+    board: &Board,
+) -> Result<Volumes, StartError> {
     let (teller, mut told) = watch::channel(None);
     let mut opening = tokio::task::spawn_blocking(move || {
-        volumes::open(&plan, &scratch, |unpacking| drop(teller.send(Some(unpacking))))
+        let Surroundings { scratch, paths, .. } = &*surroundings;
+        volumes::open(&plan, scratch, paths, |unpacking| {
+            drop(teller.send(Some(unpacking)))
+        })
     });
     loop {
         tokio::select! {
@@ -146,7 +156,12 @@ enum Refusal {
     Call(&'static str, Status),
 }
 
-async fn drive(vmm: &VmmProcess, configured: Configured, paused: bool) -> Result<Streaming<Event>, Refusal> {
+async fn drive(
+    vmm: &mut VmmProcess,
+    configured: Configured,
+    paused: bool,
+    starter: &mut Starter,
+) -> Result<Streaming<Event>, Refusal> {
     let mut client = vmm.client();
     let events = match timeout(FIRST_ANSWER, client.events(EventsRequest {})).await {
         Ok(Ok(events)) => events,
@@ -158,6 +173,14 @@ async fn drive(vmm: &VmmProcess, configured: Configured, paused: bool) -> Result
         .create(create)
         .await
         .map_err(|e| Refusal::Call("StartFailed", e))?;
+    let pid = vmm.pid().unwrap_or(0);
+    tokio::select! {
+        () = starter.built(pid) => {}
+        _ = vmm.wait() => {
+            let gone = Status::unavailable("the VMM ended before the VM was started");
+            return Err(Refusal::Call("VmmDied", gone));
+        }
+    }
     client
         .boot(BootRequest { paused })
         .await

@@ -24,8 +24,8 @@ use super::start::{Started, last_event, start};
 use super::status::Board;
 use super::vmm_link::Link;
 use crate::launch::{Report, Starter};
+use crate::surroundings::Surroundings;
 use crate::vmm_process::VmmProcess;
-use crate::volumes::Scratch;
 
 /// How long a VMM has to end once told to; then it is killed.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
@@ -80,7 +80,7 @@ impl Handle {
 #[derive(Debug)]
 pub(super) struct Vm {
     plan: Arc<VmPlan>,
-    scratch: Scratch,
+    surroundings: Arc<Surroundings>,
     board: Board,
     running: watch::Sender<Option<Running>>,
     disks: disks::Handle,
@@ -100,7 +100,7 @@ struct Killed {
 impl Vm {
     pub(super) fn new(
         plan: Arc<VmPlan>,
-        scratch: Scratch,
+        surroundings: Arc<Surroundings>,
         board: Board,
         running: watch::Sender<Option<Running>>,
         disks: disks::Handle,
@@ -110,7 +110,7 @@ impl Vm {
         (
             Vm {
                 plan,
-                scratch,
+                surroundings,
                 board,
                 running,
                 disks,
@@ -124,7 +124,7 @@ impl Vm {
     }
 
     /// The whole life of the VM.
-    pub(super) async fn live(mut self, console: Option<OwnedFd>, starter: Starter) -> Ending {
+    pub(super) async fn live(mut self, console: Option<OwnedFd>, mut starter: Starter) -> Ending {
         let mut signals = match Signals::new() {
             Ok(signals) => signals,
             Err(error) => {
@@ -133,8 +133,14 @@ impl Vm {
             }
         };
         let begun = {
-            let (plan, scratch) = (self.plan.clone(), self.scratch.clone());
-            let begin = start(plan, scratch, &self.interfaces, console, &self.board);
+            let begin = start(
+                self.plan.clone(),
+                self.surroundings.clone(),
+                &self.interfaces,
+                console,
+                &self.board,
+                &mut starter,
+            );
             tokio::select! {
                 started = begin => started.map_err(Ending::from),
                 () = told_to_end(&mut self.mailbox, &mut signals) => Err(self.ending_of_kill(KilledBecause::Asked)),

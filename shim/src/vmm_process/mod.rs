@@ -5,6 +5,7 @@
 
 mod exit;
 mod log;
+mod place;
 mod program;
 
 use std::env;
@@ -30,7 +31,10 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::network::Owner;
 pub use exit::VmExit;
+pub use place::Place;
 pub use program::Program;
+
+use place::Entrance;
 
 const CONTROL_FD: i32 = 3;
 const FD_CHANNEL_FD: i32 = 4;
@@ -51,6 +55,9 @@ pub enum SpawnError {
         /// Why it was not; in the text already, before the way out.
         cause: io::Error,
     },
+    /// Its cgroup cannot be entered.
+    #[error("the VMM's cgroup cannot be entered")]
+    Cgroup(#[source] io::Error),
     /// The sockets for it could not be made.
     #[error("sockets for the VMM failed")]
     Sockets(#[from] io::Error),
@@ -69,16 +76,16 @@ pub struct VmmProcess {
 impl VmmProcess {
     /// Executes `program`. On a tokio runtime with I/O, on a thread that lives as long as the
     /// VMM shall: the kernel kills the VMM when that thread ends.
-    pub fn spawn(program: &Program) -> Result<VmmProcess, SpawnError> {
+    pub fn spawn(program: &Program, place: &Place) -> Result<VmmProcess, SpawnError> {
         let (control, control_theirs) = std::os::unix::net::UnixStream::pair()?;
         let (fd_channel, fd_channel_theirs) = fds::socketpair()?;
         let fds = Arc::new(FdSender::new(fd_channel)?);
-        let mut child = command(program, control_theirs.into(), fd_channel_theirs)
-            .spawn()
-            .map_err(|cause| SpawnError::Exec {
-                program: program.clone(),
-                cause,
-            })?;
+        let entrance = place.entrance().map_err(SpawnError::Cgroup)?;
+        let mut command = command(program, control_theirs.into(), fd_channel_theirs, entrance);
+        let mut child = place::alone(|| command.spawn()).map_err(|cause| SpawnError::Exec {
+            program: program.clone(),
+            cause,
+        })?;
         let log = Some(tokio::spawn(log::relay(child.stderr.take())));
         let client = VmmClient::new(connect(control)?);
         Ok(VmmProcess {
@@ -144,7 +151,7 @@ pub fn owner() -> Owner {
 }
 
 /// The command line and surroundings of a VMM whose ends of the two socketpairs are given.
-fn command(program: &Program, control: OwnedFd, fd_channel: OwnedFd) -> Command {
+fn command(program: &Program, control: OwnedFd, fd_channel: OwnedFd, entrance: Entrance) -> Command {
     let mut command = process::Command::new(program.path());
     command.args([
         "--control-fd",
@@ -194,9 +201,11 @@ fn command(program: &Program, control: OwnedFd, fd_channel: OwnedFd) -> Command 
             let mut files = getrlimit(Resource::Nofile);
             files.current = files.maximum;
             setrlimit(Resource::Nofile, files)?;
+            entrance.enter()?;
             set_parent_process_death_signal(Some(Signal::KILL))?;
-            // The parent may have died before the line above.
-            if getppid() != Some(parent) {
+            // The parent may have died before the line above. In a PID namespace of its own this process has none; there
+            // the control socket, which closes with the parent, ends it.
+            if getppid().is_some_and(|now| now != parent) {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }
             Ok(())

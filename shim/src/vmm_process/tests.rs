@@ -28,7 +28,13 @@ fn run(text: &str) -> (String, VmExit) {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
     let program = script(dir.path(), &format!("out={}\n{text}", out.display()));
-    let exit = on_runtime(async { VmmProcess::spawn(&program).unwrap().wait().await.unwrap() });
+    let exit = on_runtime(async {
+        VmmProcess::spawn(&program, &Place::default())
+            .unwrap()
+            .wait()
+            .await
+            .unwrap()
+    });
     (fs::read_to_string(out).unwrap_or_default(), exit)
 }
 
@@ -37,7 +43,7 @@ fn the_vmm_finds_its_sockets_at_3_and_4_and_nothing_else_open() {
     // Whatever the caller left inheritable must not reach the VMM.
     let stray = File::open("/etc/hostname").unwrap();
     rustix::io::fcntl_setfd(&stray, FdFlags::empty()).unwrap();
-    let (out, exit) = run("ls -l /proc/$$/fd >$out");
+    let (out, exit) = run("ls -l /proc/self/fd >$out");
     let links = out.lines().filter_map(|line| line.split_once(" -> "));
     let open = links.map(|(left, to)| (left.rsplit(' ').next().unwrap(), to.split(':').next().unwrap()));
     let kinds: Vec<(&str, &str)> = open.collect();
@@ -55,12 +61,12 @@ fn the_vmm_finds_its_sockets_at_3_and_4_and_nothing_else_open() {
             .all(|one| kinds.contains(one)),
         "{out}"
     );
-    // The shell keeps its script and its own standard output open beside them.
+    // The shell keeps its script and its own standard output open beside them, and ls what it lists.
     let others: Vec<_> = kinds.iter().filter(|one| !wanted.contains(one)).collect();
     assert!(
         others
             .iter()
-            .all(|(_, to)| to.starts_with("/tmp/") || *to == "/dev/null"),
+            .all(|(_, to)| to.starts_with("/tmp/") || to.starts_with("/proc/") || *to == "/dev/null"),
         "{out}"
     );
     assert_eq!(exit.reason, ExitReason::Poweroff);
@@ -86,8 +92,14 @@ fn the_last_error_explains_the_status() {
             by_signal: false
         }
     );
-    let (_, exit) = run("kill -SEGV $$");
-    assert_eq!(exit.detail, "the VMM was killed by SIGSEGV");
+    let dir = tempfile::tempdir().unwrap();
+    let program = script(dir.path(), "sleep 60");
+    let exit = on_runtime(async {
+        let mut vmm = VmmProcess::spawn(&program, &Place::default()).unwrap();
+        vmm.kill();
+        vmm.wait().await.unwrap()
+    });
+    assert_eq!(exit.detail, "the VMM was killed by SIGKILL");
 }
 
 #[test]
@@ -100,7 +112,7 @@ fn dropping_it_kills_it_and_so_does_closing_the_control_socket() {
             fds,
             mut child,
             ..
-        } = VmmProcess::spawn(&program).unwrap();
+        } = VmmProcess::spawn(&program, &Place::default()).unwrap();
         drop(client);
         let status = timeout(Duration::from_secs(5), child.wait())
             .await
@@ -110,7 +122,7 @@ fn dropping_it_kills_it_and_so_does_closing_the_control_socket() {
         drop(fds);
 
         let program = script(dir.path(), "sleep 60");
-        let vmm = VmmProcess::spawn(&program).unwrap();
+        let vmm = VmmProcess::spawn(&program, &Place::default()).unwrap();
         let pid = vmm.pid().unwrap();
         drop(vmm);
         for _ in 0..100 {
@@ -126,10 +138,28 @@ fn dropping_it_kills_it_and_so_does_closing_the_control_socket() {
 
 #[test]
 fn a_missing_program_is_named() {
-    let error =
-        on_runtime(async { VmmProcess::spawn(&PathBuf::from("/nonexistent/vmm").into()).unwrap_err() });
+    let error = on_runtime(async {
+        VmmProcess::spawn(&PathBuf::from("/nonexistent/vmm").into(), &Place::default()).unwrap_err()
+    });
     assert_eq!(
         error.to_string(),
         "/nonexistent/vmm cannot be started: No such file or directory (os error 2)"
     );
+}
+
+#[test]
+fn it_enters_its_cgroup_and_where_there_is_none_it_does_not_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let program = script(dir.path(), "exit 0");
+    let place = Place {
+        cgroup: Some(dir.path().to_owned()),
+    };
+    on_runtime(async {
+        let error = VmmProcess::spawn(&program, &place).unwrap_err();
+        assert_eq!(error.to_string(), "the VMM's cgroup cannot be entered");
+        let procs = dir.path().join("cgroup.procs");
+        fs::write(&procs, "").unwrap();
+        VmmProcess::spawn(&program, &place).unwrap().wait().await.unwrap();
+        assert_eq!(fs::read_to_string(procs).unwrap(), "0");
+    });
 }

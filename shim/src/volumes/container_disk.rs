@@ -11,23 +11,40 @@ use super::error::Fault;
 use super::format::{ImageFormat, probe};
 use super::image::{self, Access};
 use super::path::Found;
+use super::paths::Paths;
 use super::scratch::Scratch;
 use super::{Image, oci, overlay};
 
+/// Where a disk is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Within<'a> {
+    /// An image file, an archive, or the root directory of a container image.
+    pub(super) path: &'a Path,
+    /// The file in there, if the manifest names it.
+    pub(super) image_path: Option<&'a Path>,
+    pub(super) paths: &'a Paths,
+}
+
 /// Opens the disk for reading, or an overlay of it for writing: what the VM writes dies with it.
 pub(super) fn open(
-    path: &Path,
-    image_path: Option<&Path>,
+    within: Within<'_>,
     access: Access,
     scratch: &Scratch,
     tell: &dyn Fn(u64, u64),
 ) -> Result<Image, Fault> {
+    let Within {
+        path,
+        image_path,
+        paths,
+    } = within;
     let given = Found::on_host(path).map_err(Fault::io(path))?;
-    if let Some(image) = oci::Image::find(&given)? {
+    if paths.are_callers()
+        && let Some(image) = oci::Image::find(&given)?
+    {
         let file = image.extract(image_path, scratch, tell)?;
         return unpacked(file, path, access, scratch);
     }
-    let found = find(given, path, image_path)?;
+    let found = paths.image(find(given, within)?)?;
     if !matches!(found.kind, FileType::RegularFile | FileType::BlockDevice) {
         return Err(Fault::Kind {
             path: found.path.clone(),
@@ -76,7 +93,12 @@ fn probed(file: &File, path: &Path, access: Access) -> Result<(ImageFormat, Acce
 }
 
 /// The image file: `path` itself, or in the container image whose root, or whose folder `disk`, `path` is.
-fn find(given: Found, path: &Path, image_path: Option<&Path>) -> Result<Found, Fault> {
+fn find(given: Found, within: Within<'_>) -> Result<Found, Fault> {
+    let Within {
+        path,
+        image_path,
+        paths,
+    } = within;
     if !given.is_directory() {
         return Ok(given);
     }
@@ -85,7 +107,9 @@ fn find(given: Found, path: &Path, image_path: Option<&Path>) -> Result<Found, F
     }
     let folder = match given.child(Path::new("disk")) {
         Ok(folder) if folder.is_directory() => folder,
-        _ => given,
+        // A caller may name the folder itself.
+        _ if paths.are_callers() => given,
+        _ => return Err(Fault::NoDisk(path.join("disk"))),
     };
     let mut names = folder.names().map_err(Fault::io(&folder.path))?;
     match (names.pop(), names.is_empty()) {

@@ -64,6 +64,9 @@ pub enum Fault {
         /// What it should be.
         wanted: &'static str,
     },
+    /// A pod may use only what it was given.
+    #[error("{} is nothing that this pod was given: neither a device, nor in a mount, nor in its hotplug directory", .0.display())]
+    NotGiven(PathBuf),
     /// Somebody else has it open.
     #[error("{} is in use by another VM or program", .0.display())]
     InUse(PathBuf),

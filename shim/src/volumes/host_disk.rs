@@ -15,13 +15,17 @@ const MIB: u64 = 1 << 20;
 /// KubeVirt leaves this much free on the file system of an image it makes.
 const RESERVE: u64 = 131_072;
 
-/// The file, made with `create_bytes` if it is not there; an existing one is used as it is.
-pub(super) fn find(path: &Path, create_bytes: Option<u64>) -> Result<Found, Fault> {
-    match (Found::on_host(path), create_bytes) {
+/// The file as `at` finds it, made with `create_bytes` if it is not there; an existing one is used as it is.
+pub(super) fn find(
+    path: &Path,
+    create_bytes: Option<u64>,
+    at: impl Fn(&Path) -> io::Result<Found>,
+) -> Result<Found, Fault> {
+    match (at(path), create_bytes) {
         (Err(e), Some(bytes)) if e.kind() == io::ErrorKind::NotFound => create(path, bytes)?,
         (found, _) => return found.map_err(Fault::io(path)),
     }
-    Found::on_host(path).map_err(Fault::io(path))
+    at(path).map_err(Fault::io(path))
 }
 
 fn create(path: &Path, bytes: u64) -> Result<(), Fault> {
@@ -74,6 +78,10 @@ fn size_to_create(demanded: u64, available: u64) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn find(path: &Path, create_bytes: Option<u64>) -> Result<Found, Fault> {
+        super::find(path, create_bytes, Found::on_host)
+    }
 
     #[test]
     fn sizes_are_whole_mebibytes_and_ten_percent_are_tolerated() {

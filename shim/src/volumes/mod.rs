@@ -16,6 +16,7 @@ mod memory_file;
 mod oci;
 mod overlay;
 mod path;
+mod paths;
 mod scratch;
 mod seed;
 mod sparse;
@@ -31,6 +32,7 @@ pub use block::BlockSizes;
 pub use error::{Fault, VolumeError};
 pub use format::ImageFormat;
 pub use lun::OpenLun;
+pub use paths::{Given, Paths};
 pub use scratch::Scratch;
 
 use image::Access;
@@ -96,7 +98,12 @@ pub struct Unpacking {
 
 /// Opens, and where the plan says so makes, all files of a VM. Blocks; a container image may take seconds to unpack,
 /// which `tell` is told now and then.
-pub fn open(plan: &VmPlan, scratch: &Scratch, tell: impl Fn(Unpacking)) -> Result<Volumes, VolumeError> {
+pub fn open(
+    plan: &VmPlan,
+    scratch: &Scratch,
+    paths: &Paths,
+    tell: impl Fn(Unpacking),
+) -> Result<Volumes, VolumeError> {
     let disks = plan.disks.iter().map(|disk| {
         let tell = |done, size| {
             tell(Unpacking {
@@ -105,7 +112,7 @@ pub fn open(plan: &VmPlan, scratch: &Scratch, tell: impl Fn(Unpacking)) -> Resul
                 size,
             });
         };
-        open_disk(disk, scratch, &tell).map_err(Fault::of(&disk.name))
+        open_disk(disk, scratch, paths, &tell).map_err(Fault::of(&disk.name))
     });
     let disks = disks.collect::<Result<Vec<_>, _>>()?;
     let (kernel, initrd) = match &plan.boot {
@@ -128,17 +135,32 @@ pub fn open(plan: &VmPlan, scratch: &Scratch, tell: impl Fn(Unpacking)) -> Resul
 }
 
 /// Opens the image of a volume that is plugged into a VM that runs: a raw one, written in place. Blocks.
-pub fn open_plugged(disk: &DiskPlan) -> Result<OpenDisk, VolumeError> {
-    open_disk(disk, &Scratch::locate(), &|_, _| {}).map_err(Fault::of(&disk.name))
+pub fn open_plugged(disk: &DiskPlan, paths: &Paths) -> Result<OpenDisk, VolumeError> {
+    let opened = match &disk.source {
+        DiskSource::File(path) => paths
+            .plugged(path)
+            .and_then(|found| opened(disk, Image::raw(image::open(&found, access(disk))?, path))),
+        _ => Err(Fault::NotGiven(PathBuf::from(&disk.name))),
+    };
+    opened.map_err(Fault::of(&disk.name))
 }
 
-fn open_disk(disk: &DiskPlan, scratch: &Scratch, tell: &dyn Fn(u64, u64)) -> Result<OpenDisk, Fault> {
-    let access = Access {
+fn access(disk: &DiskPlan) -> Access {
+    Access {
         read_only: disk.read_only,
         shareable: disk.shareable,
         cache: disk.cache,
         unit: SECTOR,
-    };
+    }
+}
+
+fn open_disk(
+    disk: &DiskPlan,
+    scratch: &Scratch,
+    paths: &Paths,
+    tell: &dyn Fn(u64, u64),
+) -> Result<OpenDisk, Fault> {
+    let access = access(disk);
     let image = match &disk.source {
         DiskSource::Empty => return Ok(read_only(None)),
         DiskSource::CloudInit {
@@ -152,7 +174,7 @@ fn open_disk(disk: &DiskPlan, scratch: &Scratch, tell: &dyn Fn(u64, u64)) -> Res
         }
         DiskSource::Files { dir, label } => return sealed(&seed::files(label, dir.as_deref())?),
         DiskSource::File(path) => {
-            let found = find_claim(path)?;
+            let found = paths.claim(path)?;
             match disk.device {
                 DeviceType::Lun { reservation } => return lun::open(disk, &found, access, reservation),
                 _ if disk.overlay => overlay::over(&found, ImageFormat::Raw, access, scratch)?,
@@ -160,10 +182,15 @@ fn open_disk(disk: &DiskPlan, scratch: &Scratch, tell: &dyn Fn(u64, u64)) -> Res
             }
         }
         DiskSource::HostDisk { path, create_bytes } => {
-            Image::raw(image::open(&host_disk::find(path, *create_bytes)?, access)?, path)
+            Image::raw(image::open(&paths.host_disk(path, *create_bytes)?, access)?, path)
         }
         DiskSource::ContainerDisk { path, image_path } => {
-            container_disk::open(path, image_path.as_deref(), access, scratch, tell)?
+            let within = container_disk::Within {
+                path,
+                image_path: image_path.as_deref(),
+                paths,
+            };
+            container_disk::open(within, access, scratch, tell)?
         }
         DiskSource::EmptyDisk { capacity_bytes } => {
             let size = capacity_bytes / MIB * MIB;
@@ -174,6 +201,11 @@ fn open_disk(disk: &DiskPlan, scratch: &Scratch, tell: &dyn Fn(u64, u64)) -> Res
             Image::raw(image::finish(scratch.sparse(size)?, path, access)?, path)
         }
     };
+    opened(disk, image)
+}
+
+/// A disk of an image, whose size is right for it.
+fn opened(disk: &DiskPlan, image: Image) -> Result<OpenDisk, Fault> {
     let (file, format) = image.content();
     let block_sizes = block::sizes(disk.block_size, file, &image.path)?;
     if let Some(sizes) = block_sizes
@@ -185,7 +217,7 @@ fn open_disk(disk: &DiskPlan, scratch: &Scratch, tell: &dyn Fn(u64, u64)) -> Res
         file: Some(image.file),
         base: image.base,
         path: image.path,
-        read_only: access.read_only,
+        read_only: disk.read_only,
         cache: image.cache,
         format: image.format,
         block_sizes,
@@ -244,17 +276,6 @@ fn read_only(file: Option<OwnedFd>) -> OpenDisk {
 fn sealed(image: &[u8]) -> Result<OpenDisk, Fault> {
     let file = memory_file::sealed("husk-iso", image).map_err(Fault::io("husk-iso"))?;
     Ok(read_only(Some(file)))
-}
-
-/// The image of a claim: the path itself, or `disk.img` in the folder it is.
-fn find_claim(path: &Path) -> Result<Found, Fault> {
-    let found = Found::on_host(path).map_err(Fault::io(path))?;
-    if !found.is_directory() {
-        return Ok(found);
-    }
-    found
-        .child(Path::new("disk.img"))
-        .map_err(Fault::io(path.join("disk.img")))
 }
 
 fn open_boot_file(file: &KernelFile) -> Result<OwnedFd, Fault> {

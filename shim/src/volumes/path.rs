@@ -64,6 +64,11 @@ impl Found {
         Ok(Found { fd, path, kind })
     }
 
+    /// The file itself, which tells about it and cannot be read.
+    pub(super) fn handle(&self) -> &OwnedFd {
+        &self.fd
+    }
+
     pub(super) fn is_directory(&self) -> bool {
         self.kind == FileType::Directory
     }

@@ -34,7 +34,7 @@ impl Home {
     }
 
     fn open(&self, disk: &DiskPlan) -> Result<OpenDisk, String> {
-        open_disk(disk, &Scratch::at(self.dir.path()), &|_, _| {})
+        open_disk(disk, &Scratch::at(self.dir.path()), &Paths::Callers, &|_, _| {})
             .map_err(|fault| Fault::of("data")(fault).to_string())
     }
 }

@@ -23,6 +23,7 @@ use tracing::{error, info, warn};
 
 use super::ending::chain;
 use super::vmm_link::Link;
+use crate::surroundings::PodNetwork;
 use plugging::Unplugging;
 use pod::Pod;
 use table::Table;
@@ -130,7 +131,7 @@ impl Handle {
 #[derive(Debug)]
 pub(super) struct Interfaces {
     plan: Arc<VmPlan>,
-    netns: Option<PathBuf>,
+    network: Option<PodNetwork>,
     dir: PathBuf,
     mailbox: mpsc::Receiver<Command>,
     pod: Option<Pod>,
@@ -140,8 +141,8 @@ pub(super) struct Interfaces {
 }
 
 impl Interfaces {
-    /// Those of a plan, in this namespace or in one of their own; what is done there is recorded in `dir`.
-    pub(super) fn new(plan: Arc<VmPlan>, netns: Option<PathBuf>, dir: PathBuf) -> (Interfaces, Handle) {
+    /// Those of a plan, in this pod's network or in one of their own; what is done there is recorded in `dir`.
+    pub(super) fn new(plan: Arc<VmPlan>, network: Option<PodNetwork>, dir: PathBuf) -> (Interfaces, Handle) {
         let (sender, mailbox) = mpsc::channel(16);
         let table = Table::new();
         let handle = Handle {
@@ -150,7 +151,7 @@ impl Interfaces {
         };
         let interfaces = Interfaces {
             plan,
-            netns,
+            network,
             dir,
             mailbox,
             pod: None,
@@ -195,12 +196,12 @@ impl Interfaces {
     }
 
     async fn prepare(&mut self) -> Result<Vec<OpenNic>, PodError> {
-        if self.netns.is_none() && self.plan.nics.is_empty() {
+        if self.network.is_none() && self.plan.nics.is_empty() {
             return Ok(Vec::new());
         }
-        let (plan, netns, dir) = (self.plan.clone(), self.netns.clone(), self.dir.clone());
-        let pod = spawn_blocking(move || match netns {
-            Some(netns) => Pod::enter(&plan, &netns, &dir),
+        let (plan, network, dir) = (self.plan.clone(), self.network.clone(), self.dir.clone());
+        let pod = spawn_blocking(move || match network {
+            Some(network) => Pod::enter(&plan, &network, &dir),
             None => Pod::make(&plan, &dir),
         });
         let pod = pod.await.map_err(|_| PodError::Aborted)??;

@@ -10,20 +10,23 @@ use super::OpenNic;
 use super::wanted::{Common, Wanted};
 use crate::network::dhcp::{DhcpServer, Resolver};
 use crate::network::{self, Fault, Host, Interface, Netns, NetworkError, Place, Prepared};
+use crate::surroundings::PodNetwork;
 use crate::vmm_process;
 
 /// Why a VM has no network.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::monitor) enum PodError {
     /// What is named as its namespace is none.
-    #[error("--netns {}: {cause}: name a network namespace, such as /run/netns/NAME or /proc/PID/ns/net", path.display())]
-    Netns { path: PathBuf, cause: std::io::Error },
+    #[error("{network}: {cause}{}", network.way_out())]
+    Netns {
+        network: PodNetwork,
+        cause: std::io::Error,
+    },
     /// A guest in it would take the machine's own address.
     #[error(
-        "--netns {}: this is the machine's own network, whose address the guest would take over: name another namespace",
-        path.display()
+        "{network}: this is the machine's own network, whose address the guest would take over: name another namespace"
     )]
-    Own { path: PathBuf },
+    Own { network: PodNetwork },
     /// Nobody attaches networks but those who make namespaces.
     #[error(
         "interface {0:?}: a Multus network takes a namespace that it is attached to: name that by --netns"
@@ -132,24 +135,28 @@ pub(super) struct Pod {
 
 impl Pod {
     /// Enters the namespace for this VM. What is done in it is recorded in `dir`.
-    pub(super) fn enter(plan: &VmPlan, path: &Path, dir: &Path) -> Result<Pod, PodError> {
+    pub(super) fn enter(plan: &VmPlan, network: &PodNetwork, dir: &Path) -> Result<Pod, PodError> {
         let unusable = |cause| PodError::Netns {
-            path: path.to_owned(),
+            network: network.clone(),
             cause,
         };
+        let path = &network.netns;
         let netns = Netns::open(path).map_err(unusable)?;
         let id = netns.id().map_err(unusable)?;
         if Netns::own().and_then(|own| own.id()).map_err(unusable)? == id {
             return Err(PodError::Own {
-                path: path.to_owned(),
+                network: network.clone(),
             });
         }
-        let place = format!("--netns {}: ", path.display());
+        let place = format!("{network}: ");
         let in_place = |error| PodError::Network {
             place: place.clone(),
             error,
         };
-        let resolver = Resolver::of_host(Some(path));
+        let resolver = match &network.resolv_conf {
+            Some(file) => Resolver::of_pod(file),
+            None => Resolver::of_host(Some(path)),
+        };
         let common = Common::new(plan, vmm_process::owner(), resolver);
         let common = common.map_err(|fault| in_place(fault.into()))?;
         let path = path.to_owned();

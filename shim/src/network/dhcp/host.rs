@@ -14,6 +14,12 @@ const LARGEST: u64 = 64 << 10;
 const NAMED: [&str; 2] = ["/run/netns", "/var/run/netns"];
 
 impl Resolver {
+    /// That of a pod, whose resolv.conf this is.
+    #[must_use]
+    pub fn of_pod(resolv_conf: &Path) -> Resolver {
+        without_loopback(Resolver::read(&text(resolv_conf)))
+    }
+
     /// What the guests of a network namespace are told: by `/etc/netns/NAME/resolv.conf`, if that is what the namespace
     /// is called by `ip netns`, else by this machine's. Servers on loopback are this machine's alone; where they are
     /// systemd-resolved's, those that it asks take their place.

@@ -127,7 +127,10 @@ fn only_a_container_disks_format_is_probed() {
         create_bytes: None,
     };
     assert_eq!(home.open(&disk(host)).unwrap().format, ImageFormat::Raw);
-    assert_eq!(open_plugged(&file(&path)).unwrap().format, ImageFormat::Raw);
+    assert_eq!(
+        open_plugged(&file(&path), &Paths::Callers).unwrap().format,
+        ImageFormat::Raw
+    );
 
     image.write_all_at(b"KDMV", 0).unwrap();
     let error = home.open(&container(path, None)).unwrap_err();

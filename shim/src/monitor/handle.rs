@@ -1,0 +1,106 @@
+//! What can be asked of a VM, by whoever hosts it and over gRPC.
+
+use std::time::Duration;
+
+use husk_proto::shim::v1::Status as VmStatus;
+use husk_proto::vmm::v1 as vmm;
+use tokio::sync::watch;
+use tonic::Status;
+
+use super::vm::{Handle, Running};
+use super::vmm_link::within;
+
+/// How long the VMM may take for what it does at once.
+const WITHIN: Duration = Duration::from_secs(30);
+
+/// A handle on a VM.
+#[derive(Debug, Clone)]
+pub struct VmHandle {
+    vm: Handle,
+    vmm: watch::Receiver<Option<Running>>,
+    status: watch::Receiver<VmStatus>,
+}
+
+impl VmHandle {
+    pub(super) fn new(
+        vm: Handle,
+        vmm: watch::Receiver<Option<Running>>,
+        status: watch::Receiver<VmStatus>,
+    ) -> VmHandle {
+        VmHandle { vm, vmm, status }
+    }
+
+    /// Its status, now and as it changes; the watch ends after a final one.
+    #[must_use]
+    pub fn status(&self) -> watch::Receiver<VmStatus> {
+        self.status.clone()
+    }
+
+    /// Begins a graceful end and tells the grace period in effect, in seconds.
+    ///
+    /// # Errors
+    /// The VM has ended.
+    pub async fn shutdown(&self, grace_seconds: Option<u64>) -> Result<u64, Status> {
+        self.vm.shutdown(grace_seconds).await.ok_or_else(ended)
+    }
+
+    /// Ends the VM at once.
+    ///
+    /// # Errors
+    /// The VM has ended.
+    pub async fn kill(&self) -> Result<(), Status> {
+        self.vm.kill().await.ok_or_else(ended)
+    }
+
+    /// Stops the vCPUs; returns when the status says so.
+    ///
+    /// # Errors
+    /// The VM does not run, or its VMM does not answer.
+    pub async fn pause(&self) -> Result<(), Status> {
+        within(WITHIN, self.vmm()?.client.pause(vmm::PauseRequest {})).await?;
+        self.settled(true).await
+    }
+
+    /// Undoes [`VmHandle::pause`].
+    ///
+    /// # Errors
+    /// As for that.
+    pub async fn resume(&self) -> Result<(), Status> {
+        within(WITHIN, self.vmm()?.client.resume(vmm::ResumeRequest {})).await?;
+        self.settled(false).await
+    }
+
+    /// Resets the machine in place.
+    ///
+    /// # Errors
+    /// As for [`VmHandle::pause`].
+    pub async fn reset(&self) -> Result<(), Status> {
+        within(WITHIN, self.vmm()?.client.reset(vmm::ResetRequest {})).await?;
+        Ok(())
+    }
+
+    /// The VMM, while the VM runs.
+    pub(super) fn running(&self) -> Option<Running> {
+        self.vmm.borrow().clone()
+    }
+
+    fn vmm(&self) -> Result<Running, Status> {
+        self.running()
+            .ok_or_else(|| Status::failed_precondition("the VM is not running"))
+    }
+
+    /// Waits until a change the VMM has confirmed shows in the status too.
+    async fn settled(&self, paused: bool) -> Result<(), Status> {
+        let mut status = self.status.clone();
+        // Where the VM ends meanwhile there is nothing to wait for.
+        let _ = within(WITHIN, async {
+            Ok(status.wait_for(|status| status.paused == paused).await.is_ok())
+        })
+        .await?;
+        Ok(())
+    }
+}
+
+pub(super) fn ended() -> Status {
+    Status::failed_precondition("the VM has ended")
+}
