@@ -6,6 +6,7 @@
 //! husk run              └── state::VmDir ◀── state::RuntimeDir::{list, find, sweep} ── client::connect
 //! ```
 
+pub mod cgroup;
 pub mod client;
 pub mod console;
 pub mod kvm;

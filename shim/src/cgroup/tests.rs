@@ -1,0 +1,103 @@
+use oci_spec::runtime::LinuxResources;
+
+use super::*;
+
+/// A directory that looks like a cgroup with all controllers.
+fn fake() -> (tempfile::TempDir, Cgroup) {
+    let dir = tempfile::tempdir().unwrap();
+    let cgroup = Cgroup::at(dir.path(), Path::new("kubepods/pod1/c"));
+    cgroup.create().unwrap();
+    for name in [
+        "memory.max",
+        "memory.swap.max",
+        "memory.low",
+        "cpu.weight",
+        "cpu.max",
+        "cpuset.cpus",
+        "pids.max",
+        "hugetlb.2MB.max",
+        "memory.high",
+    ] {
+        fs::write(cgroup.path().join(name), "").unwrap();
+    }
+    (dir, cgroup)
+}
+
+fn resources(json: &str) -> LinuxResources {
+    serde_json::from_str(json).unwrap()
+}
+
+#[test]
+fn limits_become_files() {
+    let (_dir, cgroup) = fake();
+    let all = r#"{"memory": {"limit": 1000, "swap": 1500, "reservation": 10},
+        "cpu": {"shares": 1024, "quota": 50000, "period": 100000, "cpus": "0-1"}, "pids": {"limit": 100},
+        "hugepageLimits": [{"pageSize": "2MB", "limit": 4194304}, {"pageSize": "1GB", "limit": 0}],
+        "unified": {"memory.high": "900"}}"#;
+    cgroup.limit(&resources(all)).unwrap();
+    let read = |name: &str| fs::read_to_string(cgroup.path().join(name)).unwrap();
+    assert_eq!(
+        ["memory.max", "memory.swap.max", "memory.low", "memory.high"].map(read),
+        ["1000", "500", "10", "900"]
+    );
+    assert_eq!(
+        ["cpu.weight", "cpu.max", "cpuset.cpus"].map(read),
+        ["39", "50000 100000", "0-1"]
+    );
+    assert_eq!(["pids.max", "hugetlb.2MB.max"].map(read), ["100", "4194304"]);
+    let bad = cgroup.limit(&resources(r#"{"unified": {"cgroup.procs": "1"}}"#));
+    assert!(bad.unwrap_err().to_string().contains("is no file of a cgroup"));
+}
+
+#[test]
+fn a_limit_that_cannot_be_kept_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let cgroup = Cgroup::at(dir.path(), Path::new("c"));
+    cgroup.create().unwrap();
+    let error = cgroup
+        .limit(&resources(r#"{"memory": {"limit": 1000}}"#))
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "{}/memory.max is not there, so memory cannot be limited: the memory controller of cgroup version 2 is not \
+             available",
+            cgroup.path().display()
+        )
+    );
+    // Nothing is asked for.
+    let nothing = r#"{"memory": {"limit": 0}, "cpu": {"shares": 2, "quota": 0}, "pids": {"limit": 0}}"#;
+    cgroup.limit(&resources(nothing)).unwrap();
+}
+
+#[test]
+fn what_was_used_is_read() {
+    let (_dir, cgroup) = fake();
+    for (name, text) in [
+        ("memory.current", "4096\n"),
+        ("memory.max", "max\n"),
+        ("memory.stat", "anon 10\nfile 20\ninactive_file 5\n"),
+        ("memory.events", "low 0\noom 2\noom_kill 1\n"),
+        ("cpu.stat", "usage_usec 7\nuser_usec 4\n"),
+        ("pids.current", "3\n"),
+    ] {
+        fs::write(cgroup.path().join(name), text).unwrap();
+    }
+    let stats = cgroup.stats();
+    assert_eq!((stats.memory.usage, stats.memory.limit), (4096, None));
+    assert_eq!((stats.memory.file, stats.memory.inactive_file), (20, 5));
+    assert_eq!((stats.cpu.usage_usec, stats.cpu.user_usec, stats.pids), (7, 4, 3));
+    assert_eq!((cgroup.oom_kills(), stats.memory.oom), (1, 2));
+}
+
+#[test]
+fn one_that_is_not_there_is_removed_and_never_the_hierarchy() {
+    let dir = tempfile::tempdir().unwrap();
+    Cgroup::at(dir.path(), Path::new("gone")).remove().unwrap();
+    Cgroup::at(dir.path(), Path::new("")).remove().unwrap();
+    let cgroup = Cgroup::at(dir.path(), Path::new("a/b"));
+    cgroup.create().unwrap();
+    fs::create_dir(cgroup.path().join("below")).unwrap();
+    cgroup.remove().unwrap();
+    assert!(!cgroup.path().exists() && dir.path().join("a").exists());
+}
