@@ -14,6 +14,7 @@ pub mod launch;
 mod lock;
 pub mod monitor;
 pub mod network;
+pub mod pod;
 pub mod state;
 pub mod surroundings;
 pub mod vmm_process;

@@ -1,0 +1,100 @@
+//! What a VM's container must be allowed, beside the guest's memory.
+
+use husk_vmi::{Topology, VmPlan};
+use oci_spec::runtime::{LinuxResources, Spec};
+
+use super::PodError;
+
+const MIB: u64 = 1 << 20;
+/// The VMM itself, its threads' stacks, its rings and what the kernel keeps for it.
+const FIXED: u64 = 16 * MIB;
+/// Page tables of guest and host, each an entry of 8 bytes for 4 KiB.
+const GUEST_PER_BYTE: u64 = 512;
+/// A vCPU's state in kernel and VMM.
+const PER_VCPU: u64 = 8 * MIB;
+
+/// Bytes that a VM's container needs beside the guest's memory.
+#[must_use]
+pub fn overhead_bytes(guest_bytes: u64, topology: Topology) -> u64 {
+    FIXED + guest_bytes / GUEST_PER_BYTE + PER_VCPU * u64::from(topology.vcpus())
+}
+
+/// The limits of a container that a VM can run into.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MemoryLimit {
+    /// Bytes of memory.
+    pub memory: Option<u64>,
+    /// Bytes of huge pages, by the bytes of one.
+    pub hugepages: Vec<(u64, u64)>,
+}
+
+impl MemoryLimit {
+    /// Those of a container.
+    #[must_use]
+    pub fn of(spec: &Spec) -> MemoryLimit {
+        let linux = spec.linux().as_ref();
+        MemoryLimit::of_resources(linux.and_then(|linux| linux.resources().as_ref()))
+    }
+
+    /// Those that are to be.
+    #[must_use]
+    pub fn of_resources(resources: Option<&LinuxResources>) -> MemoryLimit {
+        let memory = resources.and_then(|resources| resources.memory().as_ref()?.limit());
+        let hugepages = resources.and_then(|resources| resources.hugepage_limits().as_ref());
+        MemoryLimit {
+            // Zero and less mean none.
+            memory: memory
+                .and_then(|bytes| u64::try_from(bytes).ok())
+                .filter(|bytes| *bytes > 0),
+            hugepages: hugepages
+                .into_iter()
+                .flatten()
+                .filter_map(|limit| Some((page_size(limit.page_size())?, u64::try_from(limit.limit()).ok()?)))
+                .collect(),
+        }
+    }
+
+    /// Refuses a VM that does not fit.
+    ///
+    /// # Errors
+    /// With the numbers.
+    pub fn check(&self, plan: &VmPlan, container: &str, field: &str) -> Result<(), PodError> {
+        let guest = plan.memory.guest_bytes;
+        let overhead = overhead_bytes(guest, plan.topology);
+        let counted = match plan.memory.hugepage_bytes {
+            Some(page) => {
+                let limit = self.hugepages.iter().find(|(size, _)| *size == page);
+                if let Some((_, limit)) = limit.filter(|(_, limit)| *limit < guest) {
+                    return Err(PodError::HugepageLimit {
+                        container: container.to_owned(),
+                        page,
+                        limit: *limit,
+                        guest,
+                        field: field.to_owned(),
+                    });
+                }
+                0
+            }
+            None => guest,
+        };
+        match self.memory {
+            Some(limit) if limit < counted.saturating_add(overhead) => Err(PodError::MemoryLimit {
+                container: container.to_owned(),
+                limit,
+                guest: counted,
+                overhead,
+                field: field.to_owned(),
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// `2MB` and `1GB`, in which the units are powers of 1024.
+fn page_size(text: &str) -> Option<u64> {
+    let units = [("KB", 10), ("MB", 20), ("GB", 30)];
+    let (number, shift) = units
+        .iter()
+        .find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift)))?;
+    number.parse::<u64>().ok()?.checked_mul(1 << shift)
+}

@@ -1,0 +1,71 @@
+//! What a container is.
+//!
+//! The kubelet passes annotations of the pod, not of its containers, so each container of a pod sees `husk.io/vmi`.
+//! There, names tell them apart; other callers can give each container its own.
+
+use oci_spec::runtime::Spec;
+
+use super::{
+    COMPUTE, PodError, VM_CONTAINER, VMI, VOLUME, VOLUME_PREFIX, annotation, called, cri, load_vmi,
+    volumes_of,
+};
+
+/// What a container is to its pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Role {
+    /// The pod's network namespace and cgroup; runs nothing.
+    Sandbox,
+    /// The VM.
+    Vm,
+    /// The volume of this name.
+    Volume(String),
+}
+
+/// What a container is, by its spec and that of its pod's sandbox.
+///
+/// # Errors
+/// It is none of those.
+pub fn role(spec: &Spec, sandbox: Option<&Spec>) -> Result<Role, PodError> {
+    if annotation(spec, cri::CONTAINER_TYPE) == Some("sandbox") {
+        return Ok(Role::Sandbox);
+    }
+    let vmi = annotation(spec, VMI);
+    let volume = annotation(spec, VOLUME);
+    let Some(sandbox) = sandbox else {
+        return match (vmi, volume) {
+            (Some(_), _) => Ok(Role::Vm),
+            (None, Some(volume)) => Err(PodError::VolumeAlone {
+                container: called(spec),
+                volume: volume.to_owned(),
+            }),
+            (None, None) => Err(PodError::NoVmi {
+                container: called(spec),
+            }),
+        };
+    };
+    let pods = annotation(sandbox, VMI);
+    let vm = annotation(sandbox, VM_CONTAINER).unwrap_or(COMPUTE);
+    let name = annotation(spec, cri::CONTAINER_NAME).unwrap_or_default();
+    // What the pod says is not the container's own word.
+    let own = |key: &str, value: Option<&'_ str>| value.is_some() && annotation(sandbox, key) != value;
+    if name == vm || own(VMI, vmi) {
+        return match vmi {
+            Some(_) => Ok(Role::Vm),
+            None => Err(PodError::NoVmi {
+                container: called(spec),
+            }),
+        };
+    }
+    if let Some(volume) = volume.filter(|_| own(VOLUME, volume)) {
+        return Ok(Role::Volume(volume.to_owned()));
+    }
+    if let (Some(volume), Some(vmi)) = (name.strip_prefix(VOLUME_PREFIX), pods)
+        && volumes_of(&load_vmi(vmi, spec)?).any(|known| known == volume)
+    {
+        return Ok(Role::Volume(volume.to_owned()));
+    }
+    Err(PodError::Neither {
+        container: called(spec),
+        vm: vm.to_owned(),
+    })
+}

@@ -1,0 +1,312 @@
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use husk_vmi::DiskSource;
+use serde_json::{Value, json};
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+fn spec(value: Value) -> Spec {
+    let mut spec = json!({"ociVersion": "1.1.0", "linux": {}});
+    let object = spec.as_object_mut().unwrap();
+    object.extend(value.as_object().unwrap().clone());
+    serde_json::from_value(spec).unwrap()
+}
+
+fn vmi(volumes: Value, disks: Value) -> String {
+    json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstance",
+        "metadata": {"name": "demo"},
+        "spec": {
+            "domain": {"memory": {"guest": "64Mi"}, "devices": {"disks": disks}},
+            "volumes": volumes,
+        },
+    })
+    .to_string()
+}
+
+fn disk(name: &str) -> Value {
+    json!({"name": name, "disk": {"bus": "virtio"}})
+}
+
+fn container_disk() -> String {
+    let volumes = json!([{"name": "root", "containerDisk": {"image": "debian"}}]);
+    vmi(volumes, json!([disk("root")]))
+}
+
+fn in_pod(name: &str, own: Value) -> Spec {
+    let mut annotations = json!({
+        "io.kubernetes.cri.container-type": "container",
+        "io.kubernetes.cri.container-name": name,
+        "io.kubernetes.cri.sandbox-name": "demo-pod",
+        "io.kubernetes.cri.sandbox-namespace": "team",
+        "husk.io/vmi": container_disk(),
+    });
+    let object = annotations.as_object_mut().unwrap();
+    object.extend(own.as_object().unwrap().clone());
+    spec(json!({"annotations": annotations}))
+}
+
+fn sandbox(own: Value) -> Spec {
+    let mut annotations = json!({
+        "io.kubernetes.cri.container-type": "sandbox",
+        "husk.io/vmi": container_disk(),
+    });
+    let object = annotations.as_object_mut().unwrap();
+    object.extend(own.as_object().unwrap().clone());
+    spec(json!({"annotations": annotations}))
+}
+
+fn make(spec: &Spec) -> Result<VmContainer, PodError> {
+    VmContainer::new(spec, "/rootfs".into(), &BTreeMap::new())
+}
+
+#[test]
+fn names_tell_a_pods_containers_apart() {
+    let pod = sandbox(json!({}));
+    let role = |container: &Spec| role(container, Some(&pod));
+    assert_eq!(role(&pod).unwrap(), Role::Sandbox);
+    assert_eq!(role(&in_pod("compute", json!({}))).unwrap(), Role::Vm);
+    let root = Role::Volume("root".into());
+    assert_eq!(role(&in_pod("volumeroot", json!({}))).unwrap(), root);
+    let own = json!({"husk.io/volume": "root"});
+    assert_eq!(role(&in_pod("disk", own)).unwrap(), root);
+    for (other, why) in [
+        ("sidecar", "sidecar"),
+        ("volumedata", "a volume the VM does not have"),
+    ] {
+        let error = role(&in_pod(other, json!({}))).unwrap_err().to_string();
+        let begins =
+            format!("container {other:?} of pod team/demo-pod cannot run: a pod of the runtime class husk");
+        assert!(error.starts_with(&begins), "{why}: {error}");
+    }
+}
+
+#[test]
+fn a_pod_may_call_its_vm_otherwise() {
+    let pod = sandbox(json!({"husk.io/vm-container": "vm"}));
+    assert_eq!(role(&in_pod("vm", json!({})), Some(&pod)).unwrap(), Role::Vm);
+    role(&in_pod("compute", json!({})), Some(&pod)).unwrap_err();
+}
+
+#[test]
+fn a_container_of_its_own_is_the_vm_or_nothing() {
+    let alone = |annotations| role(&spec(json!({"annotations": annotations})), None);
+    assert_eq!(alone(json!({"husk.io/vmi": "{}"})).unwrap(), Role::Vm);
+    let both = json!({"husk.io/vmi": "{}", "husk.io/volume": "root"});
+    assert_eq!(alone(both).unwrap(), Role::Vm);
+    let error = alone(json!({})).unwrap_err().to_string();
+    assert!(
+        error.starts_with("this container has no annotation husk.io/vmi"),
+        "{error}"
+    );
+    let error = alone(json!({"husk.io/volume": "root"})).unwrap_err().to_string();
+    assert!(error.contains("belongs to no pod"), "{error}");
+}
+
+#[test]
+fn the_only_container_disk_of_a_lone_container_is_its_own_root() {
+    let alone = spec(json!({"annotations": {"husk.io/vmi": container_disk()}}));
+    let vm = make(&alone).unwrap();
+    let wanted = DiskSource::ContainerDisk {
+        path: "/rootfs".into(),
+        image_path: None,
+    };
+    assert_eq!(vm.plan.disks[0].source, wanted);
+    // In a pod it has a container of its own.
+    let error = make(&in_pod("compute", json!({}))).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "annotation husk.io/vmi: spec.volumes[0].containerDisk: Required value: no container of this pod is the volume \
+         \"root\" so far: have one called volumeroot, before the VM's own in the list"
+    );
+    let volumes = BTreeMap::from([("root".to_owned(), PathBuf::from("/other/rootfs"))]);
+    let vm = VmContainer::new(&in_pod("compute", json!({})), "/rootfs".into(), &volumes).unwrap();
+    assert_eq!(vm.plan.namespace, "team");
+    assert!(
+        matches!(&vm.plan.disks[0].source, DiskSource::ContainerDisk { path, .. } if path == Path::new("/other/rootfs"))
+    );
+}
+
+#[test]
+fn mounts_are_volumes_where_kubevirt_has_them() {
+    let volumes = json!([
+        {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
+        {"name": "host", "hostDisk": {"path": "/srv/vms/host.img", "type": "Disk"}},
+        {"name": "keys", "secret": {"secretName": "keys"}},
+        {"name": "sa", "serviceAccount": {"serviceAccountName": "default"}},
+    ]);
+    let disks = json!([disk("data"), disk("host"), disk("keys"), disk("sa")]);
+    let mounts = json!([
+        {"destination": "/var/run/kubevirt-private/vmi-disks/data", "source": "/pods/1/data", "options": ["rbind", "rw"]},
+        {"destination": "/var/run/kubevirt-private/vmi-disks/host", "source": "/srv/vms", "options": ["rbind"]},
+        {"destination": "/run/kubevirt-private/secret/keys", "source": "/pods/1/keys", "options": ["rbind", "ro"]},
+        {"destination": "/var/run/secrets/kubernetes.io/serviceaccount", "source": "/pods/1/sa", "options": ["ro"]},
+        {"destination": "/var/run/kubevirt-ephemeral-disks", "source": "/pods/1/scratch"},
+        {"destination": "/var/run/kubevirt/hotplug-disks", "source": "/pods/1/hotplug"},
+        {"destination": "/proc", "source": "proc", "type": "proc"},
+        {"destination": "/etc/hosts", "source": "/pods/1/hosts"},
+    ]);
+    let annotations = json!({"husk.io/vmi": vmi(volumes, disks)});
+    let vm = make(&spec(json!({"annotations": annotations, "mounts": mounts}))).unwrap();
+    let sources: Vec<&DiskSource> = vm.plan.disks.iter().map(|disk| &disk.source).collect();
+    let files = |dir: &str| DiskSource::Files {
+        dir: Some(dir.into()),
+        label: "cfgdata".into(),
+    };
+    assert_eq!(*sources[0], DiskSource::File("/pods/1/data".into()));
+    let host = DiskSource::HostDisk {
+        path: "/srv/vms/host.img".into(),
+        create_bytes: None,
+    };
+    assert_eq!(*sources[1], host);
+    assert_eq!(
+        [sources[2], sources[3]],
+        [&files("/pods/1/keys"), &files("/pods/1/sa")]
+    );
+    assert_eq!(vm.ephemeral.as_deref(), Some(Path::new("/pods/1/scratch")));
+    assert_eq!(vm.given.hotplug.as_deref(), Some(Path::new("/pods/1/hotplug")));
+}
+
+#[test]
+fn a_manifest_opens_no_path_of_the_node() {
+    let volumes = json!([
+        {"name": "host", "hostDisk": {"path": "/etc/shadow", "type": "Disk"}},
+        {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
+    ]);
+    let annotations = json!({"husk.io/vmi": vmi(volumes, json!([disk("host"), disk("data")]))});
+    let error = make(&spec(json!({"annotations": annotations})))
+        .unwrap_err()
+        .to_string();
+    assert_eq!(
+        error,
+        "annotation husk.io/vmi: spec.volumes[0].hostDisk.path: Required value: a pod opens no path of the node: mount the \
+         directory of \"/etc/shadow\" at /var/run/kubevirt-private/vmi-disks/host; spec.volumes[1]: Required value: nothing \
+         of the VM's container is the volume \"data\": mount its claim at /var/run/kubevirt-private/vmi-disks/data, or give \
+         it as the device /dev/data"
+    );
+    // A file called .. has no name.
+    let volumes = json!([{"name": "host", "hostDisk": {"path": "/srv/..", "type": "Disk"}}]);
+    let mounts = json!([{"destination": "/var/run/kubevirt-private/vmi-disks/host", "source": "/srv"}]);
+    let annotations = json!({"husk.io/vmi": vmi(volumes, json!([disk("host")]))});
+    make(&spec(json!({"annotations": annotations, "mounts": mounts}))).unwrap_err();
+}
+
+#[test]
+fn what_is_mounted_read_only_is_not_written() {
+    let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
+    let mounts = json!([
+        {"destination": "/var/run/kubevirt-private/vmi-disks/data", "source": "/pods/1/data", "options": ["rbind", "ro"]}
+    ]);
+    let with = |disk: Value| {
+        let annotations = json!({"husk.io/vmi": vmi(volumes.clone(), json!([disk]))});
+        make(&spec(json!({"annotations": annotations, "mounts": mounts})))
+    };
+    let error = with(disk("data")).unwrap_err().to_string();
+    assert!(
+        error.contains("spec.domain.devices.disks[0]: Invalid value: volume \"data\" is mounted read-only"),
+        "{error}"
+    );
+    with(json!({"name": "data", "disk": {"bus": "virtio", "readonly": true}})).unwrap();
+}
+
+#[test]
+fn devices_are_found_by_their_numbers() {
+    let device = |major: i64| {
+        let devices = json!([
+            {"path": "/dev/data", "type": "b", "major": major, "minor": 0},
+            {"path": "/dev/null", "type": "c", "major": 1, "minor": 3},
+        ]);
+        let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
+        let annotations = json!({"husk.io/vmi": vmi(volumes, json!([disk("data")]))});
+        make(&spec(
+            json!({"annotations": annotations, "linux": {"devices": devices}}),
+        ))
+    };
+    let error = device(4095).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "device /dev/data (4095:0) of the container is no block device of this host"
+    );
+    // Whichever block device there is.
+    let Some(number) = std::fs::read_dir("/sys/dev/block")
+        .ok()
+        .and_then(|mut all| all.next())
+    else {
+        return;
+    };
+    let number = number.unwrap().file_name().into_string().unwrap();
+    let (major, minor) = number.split_once(':').unwrap();
+    if minor == "0" {
+        let vm = device(major.parse().unwrap()).unwrap();
+        let DiskSource::File(path) = &vm.plan.disks[0].source else {
+            panic!("{:?}", vm.plan.disks[0].source);
+        };
+        assert_eq!(
+            vm.given.devices[path],
+            rustix::fs::makedev(major.parse().unwrap(), 0)
+        );
+    }
+}
+
+#[test]
+fn a_limit_below_what_the_vm_needs_is_refused_with_the_numbers() {
+    let with = |limit: u64| {
+        let annotations = json!({"husk.io/vmi": container_disk()});
+        let linux = json!({"resources": {"memory": {"limit": limit}}});
+        make(&spec(json!({"annotations": annotations, "linux": linux})))
+    };
+    let error = with(80 * MIB).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "the memory limit of this container is 80 MiB, and the VM needs 88.1 MiB: 64 MiB for the guest and 24.1 MiB around \
+         it; raise resources.limits.memory, or lower spec.domain.memory.guest"
+    );
+    with(90 * MIB).unwrap();
+    with(0).unwrap();
+}
+
+#[test]
+fn an_annotation_is_one_vmi_that_validates() {
+    let with = |text: &str| {
+        let annotations = json!({"husk.io/vmi": text});
+        make(&spec(json!({"annotations": annotations})))
+            .unwrap_err()
+            .to_string()
+    };
+    for (text, wanted) in [
+        ("{", "annotation husk.io/vmi: "),
+        ("{}", "annotation husk.io/vmi: "),
+        ("[", "annotation husk.io/vmi: "),
+    ] {
+        let error = with(text);
+        assert!(error.starts_with(wanted) && !error.contains('\n'), "{error}");
+    }
+    let two = format!("{}{}", container_disk(), container_disk());
+    assert!(with(&two).contains("there are 2 objects"), "{}", with(&two));
+    let wrong = container_disk().replace("\"root\",\"disk\"", "\"other\",\"disk\"");
+    let wrong = wrong.replacen("\"name\":\"root\"", "\"name\":\"Root_\"", 1);
+    assert!(with(&wrong).contains("spec."), "{}", with(&wrong));
+}
+
+#[test]
+fn the_network_is_the_sandboxs_and_never_the_nodes() {
+    let with = |namespaces: Value| spec(json!({"linux": {"namespaces": namespaces}}));
+    let given = with(json!([{"type": "network", "path": "/run/netns/pod"}, {"type": "ipc"}]));
+    let (own, nodes) = (with(json!([{"type": "network"}])), with(json!([])));
+    let found = network(&nodes, Some(&given)).unwrap().unwrap();
+    assert_eq!(found.netns, Path::new("/run/netns/pod"));
+    assert_eq!(
+        network(&given, None).unwrap().unwrap().netns,
+        Path::new("/run/netns/pod")
+    );
+    assert_eq!(network(&own, None).unwrap(), None);
+    let error = network(&nodes, Some(&nodes)).unwrap_err().to_string();
+    assert!(
+        error.starts_with("this container is on the node's own network"),
+        "{error}"
+    );
+}
