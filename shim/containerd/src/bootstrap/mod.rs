@@ -1,0 +1,52 @@
+//! How containerd starts a shim: `start` leaves a process behind that serves on a socket, and says where that is.
+
+mod flags;
+mod launch;
+mod params;
+mod socket;
+
+use containerd_shim_protos::protobuf::Message;
+use containerd_shim_protos::types::introspection::{RuntimeInfo, RuntimeVersion};
+
+use crate::bundle;
+
+pub(crate) use flags::{Action, Flags};
+pub(crate) use launch::{LISTENER_FD, TTRPC_ADDRESS};
+pub(crate) use params::Params;
+pub(crate) use socket::Address;
+
+/// `start`: the reply. A pod's containers share the process of the first.
+pub(crate) fn start(flags: &Flags) -> Result<Vec<u8>, String> {
+    let params = Params::read(flags)?;
+    let bundle = bundle::directory(flags)?;
+    let group = bundle::group(&bundle).map_err(|error| error.to_string())?;
+    let group = group.unwrap_or_else(|| flags.id.clone());
+    let address = Address::of(
+        params.socket_dir.as_deref(),
+        &flags.address,
+        &flags.namespace,
+        &group,
+    );
+    if let Some(listener) = address.listen()? {
+        let launched = launch::launch(flags, &params, &bundle, &listener);
+        if let Err(error) = launched {
+            address.remove();
+            return Err(error);
+        }
+    }
+    params.reply(&address.to_string())
+}
+
+/// `-info`: what this runtime is.
+pub(crate) fn info() -> Result<Vec<u8>, String> {
+    let info = RuntimeInfo {
+        name: "io.containerd.husk.v2".into(),
+        version: Some(RuntimeVersion {
+            version: env!("CARGO_PKG_VERSION").into(),
+            ..RuntimeVersion::default()
+        })
+        .into(),
+        ..RuntimeInfo::default()
+    };
+    info.write_to_bytes().map_err(|error| error.to_string())
+}

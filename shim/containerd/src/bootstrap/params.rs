@@ -1,0 +1,128 @@
+//! What containerd tells `start`, and in which form it wants to be answered.
+//!
+//! Since 2.3 there is a message on standard input and one for an answer. Before, there are flags and the environment, and
+//! JSON for an answer. 1.7 refuses an API newer than 2, and 2.0 to 2.2, which are told from it by nothing, take that too:
+//! the services of 2 and 3 differ in their names alone.
+
+use std::env;
+use std::io::{self, IsTerminal, Read};
+
+use containerd_shim_protos::bootstrap_api::{BootstrapParams, BootstrapResult};
+use containerd_shim_protos::protobuf::Message;
+use serde_json::json;
+
+use super::Flags;
+use super::launch::TTRPC_ADDRESS;
+
+/// The most that is read, as by containerd's own shim.
+const MOST: u64 = 10 << 20;
+
+/// What `start` is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Params {
+    /// Where events go.
+    pub(crate) ttrpc_address: String,
+    /// Where the shim's socket shall be.
+    pub(crate) socket_dir: Option<String>,
+    pub(crate) debug: bool,
+    /// There is a message for an answer.
+    messages: bool,
+}
+
+impl Params {
+    pub(crate) fn read(flags: &Flags) -> Result<Params, String> {
+        let mut input = Vec::new();
+        if !io::stdin().is_terminal() {
+            let read = io::stdin().lock().take(MOST).read_to_end(&mut input);
+            read.map_err(|error| format!("standard input: {error}"))?;
+        }
+        Params::parse(&input, flags, env::var(TTRPC_ADDRESS).ok())
+    }
+
+    fn parse(input: &[u8], flags: &Flags, ttrpc_address: Option<String>) -> Result<Params, String> {
+        let message = BootstrapParams::parse_from_bytes(input).ok();
+        // A runtime's options, which older containerds send, are read as such a message too, of other names.
+        let message =
+            message.filter(|message| message.instance_id == flags.id && message.namespace == flags.namespace);
+        let params = match message {
+            Some(message) => Params {
+                debug: flags.debug || message.log_level.value() < 0,
+                ttrpc_address: message.containerd_ttrpc_address,
+                socket_dir: message.socket_dir.filter(|directory| !directory.is_empty()),
+                messages: true,
+            },
+            None => Params {
+                debug: flags.debug,
+                ttrpc_address: ttrpc_address.unwrap_or_default(),
+                socket_dir: None,
+                messages: false,
+            },
+        };
+        if params.ttrpc_address.is_empty() {
+            return Err(format!("{TTRPC_ADDRESS} is not set: events have nowhere to go"));
+        }
+        Ok(params)
+    }
+
+    pub(crate) fn reply(&self, address: &str) -> Result<Vec<u8>, String> {
+        if !self.messages {
+            let reply = json!({"version": 2, "address": address, "protocol": "ttrpc"});
+            return Ok(reply.to_string().into_bytes());
+        }
+        let reply = BootstrapResult {
+            version: 3,
+            address: address.to_owned(),
+            protocol: "ttrpc".to_owned(),
+            ..BootstrapResult::default()
+        };
+        reply.write_to_bytes().map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flags() -> Flags {
+        let line = "-namespace k8s.io -address /run/c.sock -id abc start";
+        Flags::parse(line.split(' ').map(str::to_owned)).unwrap()
+    }
+
+    #[test]
+    fn both_forms_are_read_and_answered_in_kind() {
+        let message = BootstrapParams {
+            instance_id: "abc".into(),
+            namespace: "k8s.io".into(),
+            containerd_ttrpc_address: "/run/new.ttrpc".into(),
+            socket_dir: Some("/run/x".into()),
+            ..BootstrapParams::default()
+        };
+        let new = Params::parse(&message.write_to_bytes().unwrap(), &flags(), Some("/old".into())).unwrap();
+        assert_eq!(
+            (new.ttrpc_address.as_str(), new.socket_dir.as_deref()),
+            ("/run/new.ttrpc", Some("/run/x"))
+        );
+        let reply = BootstrapResult::parse_from_bytes(&new.reply("unix:///s").unwrap()).unwrap();
+        assert_eq!((reply.version, reply.address.as_str()), (3, "unix:///s"));
+
+        let old = Params::parse(&[], &flags(), Some("/old".into())).unwrap();
+        assert_eq!(
+            (old.ttrpc_address.as_str(), old.socket_dir.as_deref()),
+            ("/old", None)
+        );
+        let reply: serde_json::Value = serde_json::from_slice(&old.reply("unix:///s").unwrap()).unwrap();
+        assert_eq!(
+            reply,
+            json!({"version": 2, "address": "unix:///s", "protocol": "ttrpc"})
+        );
+    }
+
+    #[test]
+    fn what_is_no_message_for_this_shim_is_the_older_form() {
+        for input in [&b"\xff\xfe\x01"[..], b"\x0a\x1acontainerd.runc.v1.Options"] {
+            let params = Params::parse(input, &flags(), Some("/old".into())).unwrap();
+            assert!(!params.messages && params.ttrpc_address == "/old");
+        }
+        Params::parse(&[], &flags(), None).unwrap_err();
+    }
+}

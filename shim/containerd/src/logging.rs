@@ -1,0 +1,61 @@
+//! The shim's log: lines for containerd, which has its own.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+
+/// Begins to log into the FIFO `log` of the bundle, or to nowhere.
+pub(crate) fn begin(bundle: &Path, debug: bool) {
+    let level = if debug { "debug" } else { "info" };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
+    let log = open(&bundle.join("log")).or_else(|_| File::options().write(true).open("/dev/null"));
+    let Ok(log) = log else { return };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(false)
+        .with_writer(Log(Arc::new(log)))
+        .init();
+}
+
+/// For reading too: a FIFO without a reader would end whoever writes, and containerd may be restarted.
+fn open(path: &Path) -> io::Result<File> {
+    let log = File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)?;
+    match log.metadata()?.file_type().is_fifo() {
+        true => Ok(log),
+        false => Err(io::ErrorKind::InvalidInput.into()),
+    }
+}
+
+#[derive(Debug, Clone)]
+struct Log(Arc<File>);
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match (&*self.0).write(bytes) {
+            // While nobody reads, lines are lost.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(bytes.len()),
+            other => other,
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Log {
+    type Writer = Log;
+
+    fn make_writer(&'a self) -> Log {
+        self.clone()
+    }
+}

@@ -1,0 +1,110 @@
+use std::time::Instant;
+
+use rustix::fs::{CWD, Mode, mkfifoat};
+use tokio::net::UnixStream;
+
+use super::*;
+
+fn on_runtime(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async { timeout(Duration::from_secs(30), test).await.expect("stalled") });
+}
+
+fn fifo(dir: &Path, name: &str) -> String {
+    let path = dir.join(name);
+    mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR).unwrap();
+    path.display().to_string()
+}
+
+async fn read(from: &mut (impl AsyncReadExt + Unpin), length: usize) -> String {
+    let mut bytes = vec![0; length];
+    from.read_exact(&mut bytes).await.unwrap();
+    String::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn a_console_goes_through_fifos_both_ways_and_the_reason_of_a_failure_follows() {
+    on_runtime(async {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut guest, ours) = UnixStream::pair().unwrap();
+        let console = Console::start(ours, dir.path().join("console.log"));
+        let stdio = Stdio {
+            stdin: fifo(dir.path(), "in"),
+            stdout: fifo(dir.path(), "out"),
+            stderr: fifo(dir.path(), "err"),
+            terminal: false,
+        };
+        // What was said before is not lost.
+        guest.write_all(b"power-on ").await.unwrap();
+        let streams = stdio.connect(Some(&console)).await.unwrap();
+        let mut out = pipe::OpenOptions::new().open_receiver(&stdio.stdout).unwrap();
+        let mut err = pipe::OpenOptions::new().open_receiver(&stdio.stderr).unwrap();
+        guest.write_all(b"login: ").await.unwrap();
+        assert_eq!(read(&mut out, 16).await, "power-on login: ");
+        let mut typed = pipe::OpenOptions::new().open_sender(&stdio.stdin).unwrap();
+        typed.write_all(b"root\n").await.unwrap();
+        assert_eq!(read(&mut guest, 5).await, "root\n");
+        // A client that goes away and comes back.
+        drop(typed);
+        let mut typed = pipe::OpenOptions::new().open_sender(&stdio.stdin).unwrap();
+        typed.write_all(b"x").await.unwrap();
+        assert_eq!(read(&mut guest, 1).await, "x");
+        drop(guest);
+        streams.end(Some("the guest kernel panicked".into())).await;
+        assert_eq!(read(&mut err, 33).await, "husk: the guest kernel panicked\r\n");
+        let mut rest = Vec::new();
+        out.read_to_end(&mut rest).await.unwrap();
+        assert!(rest.is_empty());
+    });
+}
+
+#[test]
+fn a_reader_that_sleeps_stalls_neither_the_guest_nor_the_end() {
+    on_runtime(async {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut guest, ours) = UnixStream::pair().unwrap();
+        let console = Console::start(ours, dir.path().join("console.log"));
+        let stdio = Stdio {
+            stdout: fifo(dir.path(), "out"),
+            ..Stdio::default()
+        };
+        let streams = stdio.connect(Some(&console)).await.unwrap();
+        let begun = Instant::now();
+        for _ in 0..2048 {
+            guest.write_all(&[b'x'; 4096]).await.unwrap();
+        }
+        assert!(begun.elapsed() < DRAIN);
+        drop(guest);
+        streams.end(None).await;
+    });
+}
+
+#[test]
+fn files_are_appended_to_and_other_places_are_refused() {
+    on_runtime(async {
+        let dir = tempfile::tempdir().unwrap();
+        let (guest, ours) = UnixStream::pair().unwrap();
+        let console = Console::start(ours, dir.path().join("console.log"));
+        let log = dir.path().join("log");
+        let stdio = Stdio {
+            stdout: format!("file://{}", log.display()),
+            ..Stdio::default()
+        };
+        let streams = stdio.connect(Some(&console)).await.unwrap();
+        drop(guest);
+        streams.end(Some("why".into())).await;
+        assert_eq!(std::fs::read_to_string(log).unwrap(), "husk: why\r\n");
+        let stdio = Stdio {
+            stdout: "binary:///bin/logger".into(),
+            ..Stdio::default()
+        };
+        let error = stdio.connect(Some(&console)).await.unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "output to binary:// is not supported: give a FIFO or file://"
+        );
+    });
+}

@@ -1,0 +1,212 @@
+//! containerd's Task service: each call becomes a question to the pod.
+
+mod metrics;
+
+use containerd_shim_protos::api::{
+    CheckpointTaskRequest, CloseIORequest, ConnectRequest, ConnectResponse, CreateTaskRequest,
+    CreateTaskResponse, DeleteRequest, DeleteResponse, Empty, ExecProcessRequest, KillRequest, PauseRequest,
+    PidsRequest, PidsResponse, ProcessInfo, ResizePtyRequest, ResumeRequest, ShutdownRequest, StartRequest,
+    StartResponse, StateRequest, StateResponse, StatsRequest, StatsResponse, Status, UpdateTaskRequest,
+    WaitRequest, WaitResponse,
+};
+use containerd_shim_protos::protobuf::{EnumOrUnknown, MessageField};
+use containerd_shim_protos::shim_async::Task;
+use containerd_shim_protos::ttrpc;
+use containerd_shim_protos::ttrpc::r#async::TtrpcContext;
+
+use crate::pod::{Command, Phase, PodHandle, Refusal};
+use crate::publisher::timestamp;
+
+/// The service, which has no state of its own.
+#[derive(Debug)]
+pub(crate) struct Service {
+    pod: PodHandle,
+}
+
+impl Service {
+    pub(crate) fn new(pod: PodHandle) -> Service {
+        Service { pod }
+    }
+}
+
+type Answer<T> = ttrpc::Result<T>;
+
+/// What there is for processes beside the first one.
+fn no_exec(exec_id: &str) -> Result<(), Refusal> {
+    if exec_id.is_empty() {
+        return Ok(());
+    }
+    Err(Refusal::not_found(format!(
+        "there is no process {exec_id:?}: a VM has none"
+    )))
+}
+
+#[async_trait::async_trait]
+impl Task for Service {
+    async fn create(&self, _: &TtrpcContext, request: CreateTaskRequest) -> Answer<CreateTaskResponse> {
+        if !request.checkpoint.is_empty() {
+            return Err(Refusal::unimplemented("a VM is not restored from a checkpoint").into());
+        }
+        let pid = self
+            .pod
+            .ask(|reply| Command::Create(Box::new(request), reply))
+            .await?;
+        Ok(CreateTaskResponse {
+            pid,
+            ..Default::default()
+        })
+    }
+
+    async fn start(&self, _: &TtrpcContext, request: StartRequest) -> Answer<StartResponse> {
+        no_exec(&request.exec_id)?;
+        let pid = self.pod.ask(|reply| Command::Start(request.id, reply)).await?;
+        Ok(StartResponse {
+            pid,
+            ..Default::default()
+        })
+    }
+
+    async fn delete(&self, _: &TtrpcContext, request: DeleteRequest) -> Answer<DeleteResponse> {
+        no_exec(&request.exec_id)?;
+        let exit = self.pod.ask(|reply| Command::Delete(request.id, reply)).await?;
+        Ok(DeleteResponse {
+            pid: exit.pid,
+            exit_status: exit.status,
+            exited_at: MessageField::some(timestamp(exit.at)),
+            ..Default::default()
+        })
+    }
+
+    async fn kill(&self, _: &TtrpcContext, request: KillRequest) -> Answer<Empty> {
+        no_exec(&request.exec_id)?;
+        self.pod
+            .ask(|reply| Command::Kill(request.id, request.signal, reply))
+            .await?;
+        Ok(Empty::default())
+    }
+
+    async fn state(&self, _: &TtrpcContext, request: StateRequest) -> Answer<StateResponse> {
+        no_exec(&request.exec_id)?;
+        let seen = self.pod.ask(|reply| Command::Look(request.id, reply)).await?;
+        let status = match &seen.phase {
+            Phase::Creating | Phase::Created => Status::CREATED,
+            Phase::Running { paused: false } => Status::RUNNING,
+            Phase::Running { paused: true } => Status::PAUSED,
+            Phase::Stopped(_) => Status::STOPPED,
+        };
+        let mut response = StateResponse {
+            id: seen.id,
+            bundle: seen.bundle.display().to_string(),
+            pid: seen.pid,
+            status: EnumOrUnknown::new(status),
+            stdin: seen.stdio.stdin,
+            stdout: seen.stdio.stdout,
+            stderr: seen.stdio.stderr,
+            terminal: seen.stdio.terminal,
+            ..Default::default()
+        };
+        if let Phase::Stopped(exit) = &seen.phase {
+            response.exit_status = exit.status;
+            response.exited_at = MessageField::some(timestamp(exit.at));
+        }
+        Ok(response)
+    }
+
+    async fn wait(&self, _: &TtrpcContext, request: WaitRequest) -> Answer<WaitResponse> {
+        no_exec(&request.exec_id)?;
+        let exit = self.pod.exit(request.id).await?;
+        Ok(WaitResponse {
+            exit_status: exit.status,
+            exited_at: MessageField::some(timestamp(exit.at)),
+            ..Default::default()
+        })
+    }
+
+    async fn pids(&self, _: &TtrpcContext, request: PidsRequest) -> Answer<PidsResponse> {
+        let seen = self.pod.ask(|reply| Command::Look(request.id, reply)).await?;
+        let processes = seen.processes.into_iter().map(|pid| ProcessInfo {
+            pid,
+            ..Default::default()
+        });
+        Ok(PidsResponse {
+            processes: processes.collect(),
+            ..Default::default()
+        })
+    }
+
+    async fn pause(&self, _: &TtrpcContext, request: PauseRequest) -> Answer<Empty> {
+        self.pod.pause(request.id, true).await?;
+        Ok(Empty::default())
+    }
+
+    async fn resume(&self, _: &TtrpcContext, request: ResumeRequest) -> Answer<Empty> {
+        self.pod.pause(request.id, false).await?;
+        Ok(Empty::default())
+    }
+
+    async fn stats(&self, _: &TtrpcContext, request: StatsRequest) -> Answer<StatsResponse> {
+        let stats = self.pod.ask(|reply| Command::Stats(request.id, reply)).await?;
+        Ok(StatsResponse {
+            stats: MessageField::some(metrics::metrics(&stats)?),
+            ..Default::default()
+        })
+    }
+
+    async fn update(&self, _: &TtrpcContext, request: UpdateTaskRequest) -> Answer<Empty> {
+        let json = request.resources.into_option().unwrap_or_default().value;
+        let resources = serde_json::from_slice(&json)
+            .map_err(|error| Refusal::invalid(format!("resources are no LinuxResources: {error}")))?;
+        self.pod
+            .ask(|reply| Command::Update(request.id, Box::new(resources), reply))
+            .await?;
+        Ok(Empty::default())
+    }
+
+    async fn connect(&self, _: &TtrpcContext, request: ConnectRequest) -> Answer<ConnectResponse> {
+        let seen = self.pod.ask(|reply| Command::Look(request.id, reply)).await?;
+        Ok(ConnectResponse {
+            shim_pid: std::process::id(),
+            task_pid: seen.pid,
+            version: env!("CARGO_PKG_VERSION").into(),
+            ..Default::default()
+        })
+    }
+
+    async fn shutdown(&self, _: &TtrpcContext, request: ShutdownRequest) -> Answer<Empty> {
+        self.pod
+            .ask(|reply| Command::Shutdown {
+                now: request.now,
+                reply,
+            })
+            .await?;
+        Ok(Empty::default())
+    }
+
+    async fn close_io(&self, _: &TtrpcContext, request: CloseIORequest) -> Answer<Empty> {
+        no_exec(&request.exec_id)?;
+        if request.stdin {
+            self.pod
+                .ask(|reply| Command::CloseStdin(request.id, reply))
+                .await?;
+        }
+        Ok(Empty::default())
+    }
+
+    async fn resize_pty(&self, _: &TtrpcContext, request: ResizePtyRequest) -> Answer<Empty> {
+        no_exec(&request.exec_id)?;
+        // A serial line has no size.
+        self.pod.ask(|reply| Command::Look(request.id, reply)).await?;
+        Ok(Empty::default())
+    }
+
+    async fn exec(&self, _: &TtrpcContext, request: ExecProcessRequest) -> Answer<Empty> {
+        self.pod.ask(|reply| Command::Look(request.id, reply)).await?;
+        let text = "a VM has no processes of the container to execute beside: attach to its console, or use its network";
+        Err(Refusal::unimplemented(text).into())
+    }
+
+    async fn checkpoint(&self, _: &TtrpcContext, request: CheckpointTaskRequest) -> Answer<Empty> {
+        self.pod.ask(|reply| Command::Look(request.id, reply)).await?;
+        Err(Refusal::unimplemented("a VM has no checkpoints").into())
+    }
+}
