@@ -12,7 +12,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use oci_spec::runtime::LinuxResources;
 
-pub use path::{CgroupPath, hierarchy};
+pub use path::{hierarchy, relative};
 pub use stats::{CpuStats, MemoryStats, Stats};
 
 /// How often, and how often again, an emptied cgroup is tried to be removed: its last process may still be exiting.
@@ -28,6 +28,12 @@ pub enum CgroupError {
     /// A path that leads elsewhere.
     #[error("linux.cgroupsPath {0:?} is no path below the cgroup hierarchy")]
     BadPath(String),
+    /// The systemd driver.
+    #[error(
+        "linux.cgroupsPath {0:?} is for systemd to make, which is not supported: set cgroupDriver: cgroupfs in the \
+         kubelet's configuration"
+    )]
+    Systemd(String),
     /// A limit that cannot be kept.
     #[error(
         "{} is not there, so {what} cannot be limited: the {} controller of cgroup version 2 is not available",

@@ -5,71 +5,26 @@ use std::path::{Component, Path, PathBuf};
 
 use super::CgroupError;
 
-/// `linux.cgroupsPath` of a container.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CgroupPath {
-    /// Of the cgroupfs driver: a path below the hierarchy's root.
-    Plain(PathBuf),
-    /// Of the systemd driver: a scope in a slice.
-    Scope {
-        /// `kubepods-besteffort-pod1.slice`
-        slice: String,
-        /// `cri-containerd-0123.scope`
-        scope: String,
-    },
-}
-
-impl CgroupPath {
-    /// Reads it: `/kubepods/pod1/0123`, or `SLICE:PREFIX:NAME`.
-    ///
-    /// # Errors
-    /// It leads out of the hierarchy, or to its root.
-    pub fn parse(text: &str) -> Result<CgroupPath, CgroupError> {
-        let bad = || CgroupError::BadPath(text.to_owned());
-        let parts: Vec<&str> = text.split(':').collect();
-        if let [slice, prefix, name] = parts.as_slice() {
-            let is_part = |part: &str| !part.is_empty() && !part.contains('/');
-            if !slice.ends_with(".slice") || ![*slice, *prefix, *name].into_iter().all(is_part) {
-                return Err(bad());
-            }
-            return Ok(CgroupPath::Scope {
-                slice: (*slice).to_owned(),
-                scope: format!("{prefix}-{name}.scope"),
-            });
-        }
-        let mut path = PathBuf::new();
-        for component in Path::new(text).components() {
-            match component {
-                Component::Normal(part) => path.push(part),
-                Component::RootDir | Component::CurDir => {}
-                Component::ParentDir | Component::Prefix(_) => return Err(bad()),
-            }
-        }
-        match path.as_os_str().is_empty() {
-            true => Err(bad()),
-            false => Ok(CgroupPath::Plain(path)),
+/// The path below the hierarchy's root that `linux.cgroupsPath` names: `/kubepods/pod1/0123`.
+///
+/// # Errors
+/// It leads out of the hierarchy, or to its root; or it is a scope of systemd's, which alone may make those.
+pub fn relative(text: &str) -> Result<PathBuf, CgroupError> {
+    if text.contains(".slice:") {
+        return Err(CgroupError::Systemd(text.to_owned()));
+    }
+    let mut path = PathBuf::new();
+    for component in Path::new(text).components() {
+        match component {
+            Component::Normal(part) => path.push(part),
+            Component::RootDir | Component::CurDir => {}
+            Component::ParentDir | Component::Prefix(_) => return Err(CgroupError::BadPath(text.to_owned())),
         }
     }
-
-    /// The path below the hierarchy's root.
-    #[must_use]
-    pub fn relative(&self) -> PathBuf {
-        match self {
-            CgroupPath::Plain(path) => path.clone(),
-            CgroupPath::Scope { slice, scope } => slices(slice).join(scope),
-        }
+    match path.as_os_str().is_empty() {
+        true => Err(CgroupError::BadPath(text.to_owned())),
+        false => Ok(path),
     }
-}
-
-/// `a-b.slice` lies in `a.slice`.
-fn slices(slice: &str) -> PathBuf {
-    let name = slice.strip_suffix(".slice").unwrap_or(slice);
-    if name == "-" {
-        return PathBuf::new();
-    }
-    let ends = name.match_indices('-').map(|(at, _)| at);
-    let ends = ends.chain([name.len()]);
-    ends.map(|end| format!("{}.slice", &name[..end])).collect()
 }
 
 /// Where the cgroup2 file system is mounted.
@@ -94,30 +49,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_drivers_paths_are_found() {
-        let relative = |text| CgroupPath::parse(text).unwrap().relative();
-        assert_eq!(
-            relative("/kubepods/burstable/podx/0123"),
-            Path::new("kubepods/burstable/podx/0123")
-        );
-        assert_eq!(
-            relative("kubepods-burstable-pod1_2.slice:cri-containerd:0123"),
-            Path::new(
-                "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.slice/cri-containerd-0123.scope"
-            )
-        );
-        assert_eq!(relative("-.slice:a:b"), Path::new("a-b.scope"));
-        for bad in [
-            "",
-            "/",
-            "../x",
-            "/a/../../x",
-            "a.slice::x",
-            "x:y:z",
-            "a.slice:b/..:c",
-        ] {
-            CgroupPath::parse(bad).unwrap_err();
+    fn a_path_stays_in_the_hierarchy_and_out_of_systemds_scopes() {
+        let path = relative("/kubepods/burstable/podx/0123").unwrap();
+        assert_eq!(path, Path::new("kubepods/burstable/podx/0123"));
+        for bad in ["", "/", "../x", "/a/../../x"] {
+            assert!(matches!(relative(bad), Err(CgroupError::BadPath(_))), "{bad}");
         }
+        let error = relative("kubepods-pod1.slice:cri-containerd:0123")
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("set cgroupDriver: cgroupfs"), "{error}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use containerd_shim_protos::types::mount::Mount;
-use husk_shim::cgroup::{Cgroup, CgroupPath, hierarchy};
+use husk_shim::cgroup::{self, Cgroup, hierarchy};
 use husk_shim::monitor::Hosted;
 use husk_shim::pod::VmContainer;
 use husk_shim::state::RuntimeDir;
@@ -146,8 +146,8 @@ pub(crate) fn cgroup_of(spec: &Spec) -> Result<Option<Cgroup>, Refusal> {
     let Some(path) = linux.and_then(|linux| linux.cgroups_path().as_ref()) else {
         return Ok(None);
     };
-    let path = CgroupPath::parse(&path.to_string_lossy())?;
-    Ok(Some(Cgroup::at(&hierarchy()?, &path.relative())))
+    let path = cgroup::relative(&path.to_string_lossy())?;
+    Ok(Some(Cgroup::at(&hierarchy()?, &path)))
 }
 
 /// Makes it, with its limits.
