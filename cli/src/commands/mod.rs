@@ -16,6 +16,7 @@ mod link;
 mod list;
 mod logs;
 mod monitor;
+mod node;
 mod pause;
 mod port_forward;
 mod removeinterface;
@@ -50,6 +51,7 @@ pub(crate) enum Command {
     Rm(rm::Args),
     Validate(validate::Args),
     Doctor(doctor::Args),
+    Node(node::Args),
     Completions(completions::Args),
     #[command(hide = true)]
     Monitor(monitor::Args),
@@ -78,6 +80,7 @@ impl Command {
             Self::Rm(args) => rm::run(args),
             Self::Validate(args) => validate::run(args),
             Self::Doctor(args) => doctor::run(args),
+            Self::Node(args) => node::run(args),
             Self::Completions(args) => completions::run(args),
             Self::Monitor(_) => return husk_shim::monitor::serve(),
         };
