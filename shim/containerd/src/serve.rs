@@ -1,8 +1,7 @@
 //! The process of a pod: serves until containerd says that nothing of the pod is left.
 
-use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
-use std::os::unix::net::UnixListener;
+use std::fs::File;
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +12,7 @@ use containerd_shim_protos::ttrpc::asynchronous::transport::Listener;
 use husk_shim::cgroup;
 use tracing::{error, info};
 
-use crate::bootstrap::{Flags, LISTENER_FD, TTRPC_ADDRESS};
+use crate::bootstrap::{Address, Flags, LISTENS, TTRPC_ADDRESS};
 use crate::logging;
 use crate::pod::{Pod, PodHandle};
 use crate::publisher::Publisher;
@@ -50,8 +49,20 @@ pub(crate) fn serve(flags: Flags) -> ExitCode {
 }
 
 async fn run(flags: Flags) -> io::Result<()> {
-    let listener = listener()?;
-    let socket = listener.local_addr()?.as_pathname().map(ToOwned::to_owned);
+    let socket = Address::at(&flags.socket);
+    let listener = match socket.listen() {
+        Ok(listener) => listener,
+        Err(why) => {
+            say(&why);
+            return Err(io::Error::other(why));
+        }
+    };
+    say(LISTENS);
+    // Two containers of a pod may come at once.
+    let Some(listener) = listener else {
+        return Ok(());
+    };
+    listener.set_nonblocking(true)?;
     // The bundle goes before this process does.
     std::env::set_current_dir("/")?;
     let address = std::env::var(TTRPC_ADDRESS).map_err(io::Error::other)?;
@@ -70,9 +81,7 @@ async fn run(flags: Flags) -> io::Result<()> {
     info!(id = flags.id, namespace = flags.namespace, "the shim serves");
     let publisher = pod.live().await;
     // Nobody finds it any more.
-    if let Some(socket) = socket {
-        let _ = std::fs::remove_file(socket);
-    }
+    socket.remove();
     server.stop_listen().await;
     publisher.flush().await;
     tokio::time::sleep(FAREWELL).await;
@@ -80,21 +89,11 @@ async fn run(flags: Flags) -> io::Result<()> {
     Ok(())
 }
 
-/// The socket that `start` left.
-fn listener() -> io::Result<UnixListener> {
-    // What is at that number if nobody left a socket there is not this process's to close.
-    if !std::fs::read_link(format!("/proc/self/fd/{LISTENER_FD}"))
-        .is_ok_and(|what| what.to_string_lossy().starts_with("socket:"))
-    {
-        return Err(io::Error::other(
-            "no socket was inherited: this program is started by containerd",
-        ));
+/// Tells `start`, which waits for the end of standard output.
+fn say(what: &str) {
+    let mut stdout = io::stdout().lock();
+    let _ = stdout.write_all(what.as_bytes()).and_then(|()| stdout.flush());
+    if let Ok(null) = File::open("/dev/null") {
+        let _ = rustix::stdio::dup2_stdout(null);
     }
-    // SAFETY: descriptor 3 is a socket that was inherited, and nothing in this process owns it yet: no file was opened
-    // before that could have its number, because it was in use at exec.
-    let fd = unsafe { OwnedFd::from_raw_fd(LISTENER_FD) };
-    rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC)?;
-    let listener = UnixListener::from(fd);
-    listener.set_nonblocking(true)?;
-    Ok(listener)
 }

@@ -23,6 +23,8 @@ pub(crate) struct Flags {
     pub(crate) address: String,
     /// Where the container's configuration is; else the working directory.
     pub(crate) bundle: String,
+    /// Where to listen, by a process that serves.
+    pub(crate) socket: String,
     pub(crate) debug: bool,
 }
 
@@ -37,6 +39,7 @@ impl Flags {
             id: String::new(),
             address: String::new(),
             bundle: String::new(),
+            socket: String::new(),
             debug: false,
         };
         let mut arguments = arguments;
@@ -63,8 +66,9 @@ impl Flags {
                 "id" => flags.id = text()?,
                 "address" => flags.address = text()?,
                 "bundle" => flags.bundle = text()?,
+                "socket" => flags.socket = text()?,
                 // Events go by ttrpc.
-                "publish-binary" | "socket" => drop(text()?),
+                "publish-binary" => drop(text()?),
                 "debug" => flags.debug = value.is_none_or(|value| value != "false"),
                 "v" | "version" => info = Some(Action::Version),
                 "info" => info = Some(Action::Info),
@@ -104,6 +108,7 @@ mod tests {
             id: "abc".into(),
             address: "/run/c.sock".into(),
             bundle: String::new(),
+            socket: String::new(),
             debug: true,
         };
         assert_eq!(parse(start).unwrap(), wanted);

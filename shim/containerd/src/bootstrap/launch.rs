@@ -1,53 +1,36 @@
 //! Starting the process that serves.
+//!
+//! It makes its socket itself, and says on standard output that it has: where containerd kills `start` meanwhile, it finds
+//! that nobody wants it, and takes the socket away again.
 
 use std::fs;
-use std::io;
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixListener;
+use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use command_fds::{CommandFdExt, FdMapping};
+use super::{Address, Flags, Params};
 
-use super::{Flags, Params};
-
-/// Where the process finds its listening socket.
-pub(crate) const LISTENER_FD: i32 = 3;
+/// What the process says once it listens, or another one does.
+pub(crate) const LISTENS: &str = "listens\n";
 /// The variable that says where events go.
 pub(crate) const TTRPC_ADDRESS: &str = "TTRPC_ADDRESS";
+/// The most it says instead.
+const MOST: u64 = 4096;
 
-pub(super) fn launch(
-    flags: &Flags,
-    params: &Params,
-    bundle: &Path,
-    listener: &UnixListener,
-) -> Result<(), String> {
+pub(super) fn launch(flags: &Flags, params: &Params, bundle: &Path, address: &Address) -> Result<(), String> {
     let program = std::env::current_exe().map_err(|error| format!("this program is not found: {error}"))?;
     let mut command = Command::new(program);
     command
-        .args([
-            "-namespace",
-            &flags.namespace,
-            "-id",
-            &flags.id,
-            "-address",
-            &flags.address,
-        ])
+        .args(["-namespace", &flags.namespace, "-id", &flags.id])
+        .args(["-address", &flags.address, "-socket"])
+        .arg(address.path())
         .args(params.debug.then_some("-debug"))
         .env(TTRPC_ADDRESS, &params.ttrpc_address)
         .current_dir(bundle)
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(Stdio::null());
-    let copy = listener.as_fd().try_clone_to_owned();
-    let copy = copy.map_err(|error| format!("the shim's socket: {error}"))?;
-    let mapping = FdMapping {
-        parent_fd: copy,
-        child_fd: LISTENER_FD,
-    };
-    // One descriptor collides with none.
-    let _ = command.fd_mappings(vec![mapping]);
     // SAFETY: the closure runs in the forked child before exec and makes one system call.
     unsafe {
         command.pre_exec(|| {
@@ -56,10 +39,20 @@ pub(super) fn launch(
             Ok(())
         });
     }
-    let child = command
+    let mut child = command
         .spawn()
         .map_err(|error| format!("the shim's process: {error}"))?;
-    prefer_over(child.id()).map_err(|error| format!("oom_score_adj of the shim: {error}"))
+    prefer_over(child.id()).map_err(|error| format!("oom_score_adj of the shim: {error}"))?;
+    let mut said = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        let read = stdout.take(MOST).read_to_string(&mut said);
+        read.map_err(|error| format!("the shim's process: {error}"))?;
+    }
+    match said.as_str() {
+        LISTENS => Ok(()),
+        "" => Err("the shim ended before it listened".into()),
+        why => Err(why.trim_end().to_owned()),
+    }
 }
 
 /// Where memory is short, the shim goes before containerd does. It is lighter than any VM, and takes its VM along.

@@ -11,7 +11,7 @@ use containerd_shim_protos::types::introspection::{RuntimeInfo, RuntimeVersion};
 use crate::bundle;
 
 pub(crate) use flags::{Action, Flags};
-pub(crate) use launch::{LISTENER_FD, TTRPC_ADDRESS};
+pub(crate) use launch::{LISTENS, TTRPC_ADDRESS};
 pub(crate) use params::Params;
 pub(crate) use socket::Address;
 
@@ -27,12 +27,8 @@ pub(crate) fn start(flags: &Flags) -> Result<Vec<u8>, String> {
         &flags.namespace,
         &group,
     );
-    if let Some(listener) = address.listen()? {
-        let launched = launch::launch(flags, &params, &bundle, &listener);
-        if let Err(error) = launched {
-            address.remove();
-            return Err(error);
-        }
+    if !address.is_served() {
+        launch::launch(flags, &params, &bundle, &address)?;
     }
     params.reply(&address.to_string())
 }

@@ -25,6 +25,15 @@ impl Address {
         Address(Path::new(directory.unwrap_or(DIRECTORY)).join(name))
     }
 
+    /// That of a path.
+    pub(crate) fn at(path: &str) -> Address {
+        Address(path.into())
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
     /// A new socket, or none where a shim listens already.
     pub(crate) fn listen(&self) -> Result<Option<UnixListener>, String> {
         let failed = |error: io::Error| format!("{}: {error}", self.0.display());
