@@ -5,6 +5,8 @@ mod launch;
 mod params;
 mod socket;
 
+use std::fs;
+
 use containerd_shim_protos::protobuf::Message;
 use containerd_shim_protos::types::introspection::{RuntimeInfo, RuntimeVersion};
 
@@ -30,6 +32,9 @@ pub(crate) fn start(flags: &Flags) -> Result<Vec<u8>, String> {
     if !address.is_served() {
         launch::launch(flags, &params, &bundle, &address)?;
     }
+    // Where containerd 1.7 looks for it when it is restarted; later ones keep the reply.
+    let kept = bundle.join("address");
+    fs::write(&kept, address.to_string()).map_err(|error| format!("{}: {error}", kept.display()))?;
     params.reply(&address.to_string())
 }
 
