@@ -15,6 +15,7 @@ mod filter;
 mod handle;
 mod header;
 mod pair;
+mod quiet;
 mod running;
 mod rx;
 mod slices;

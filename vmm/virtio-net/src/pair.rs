@@ -9,7 +9,9 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, mpsc};
 
 use husk_devices::GuestMem;
+use husk_devices::pace::Pace;
 use husk_devices::virtio::{ActiveQueue, VirtioInterrupt};
+use virtio_queue::QueueT;
 use vm_memory::GuestAddressSpace;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -17,6 +19,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use crate::buffers::Broken;
 use crate::filter::Filter;
 use crate::handle::Shared;
+use crate::quiet::{self, Quiet};
 use crate::rx::Receiver;
 use crate::tap::Tap;
 use crate::tx::Transmitter;
@@ -112,6 +115,8 @@ struct Serving {
     receiver: Receiver,
     transmitter: Transmitter,
     epoll: Epoll,
+    pace: Pace,
+    quiet: Quiet,
     /// Whether there may be frames to receive or to send.
     receive: bool,
     transmit: bool,
@@ -135,10 +140,12 @@ impl Pair {
             receiver,
             transmitter,
             epoll,
+            pace: Pace::default(),
+            quiet: Quiet::default(),
             receive: true,
             transmit: true,
         };
-        if let Err(reason) = serving.serve() {
+        if let Err(reason) = serving.serve().and_then(|()| serving.settle()) {
             serving.pair.interrupt.needs_reset(&reason);
         }
         let mut pair = serving.pair;
@@ -169,12 +176,19 @@ impl Serving {
         let mut events = [EpollEvent::default(); 5];
         loop {
             self.pass()?;
-            let timeout = if self.receive || self.transmit { 0 } else { -1 };
+            let timeout = match (self.receive || self.transmit, self.quiet.owes()) {
+                (true, _) => 0,
+                (false, true) => quiet::PATIENCE.as_millis() as i32,
+                (false, false) => -1,
+            };
             let count = match self.epoll.wait(timeout, &mut events) {
                 Ok(count) => count,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => 0,
                 Err(e) => return Err(format!("epoll: {e}")),
             };
+            if count == 0 && timeout > 0 {
+                self.settle()?;
+            }
             for event in &events[..count] {
                 match event.data() {
                     STOP => return Ok(()),
@@ -190,6 +204,7 @@ impl Serving {
     /// A batch each way. It gives up after that, so that no guest and no peer can keep us from stopping.
     fn pass(&mut self) -> Result<(), Broken> {
         let pair = &mut self.pair;
+        let (mut received, mut sent) = (None, None);
         if self.receive && pair.rules.open() {
             let mem = pair.mem.memory().into_inner();
             let outcome = self
@@ -199,23 +214,42 @@ impl Serving {
                 pair.interrupt.signal_queue(pair.receive.index);
             }
             self.receive = outcome.again;
+            received = Some(outcome.requests());
             pair.shared.received.take(&mut self.receiver.counters);
         } else {
             self.receive = false;
         }
         if self.transmit {
             let mem = pair.mem.memory();
+            let before = pair.transmit.queue.next_used();
             let tap = pair.rules.open().then_some(&*pair.tap);
             let mut full = false;
             let outcome = self.transmitter.pass(tap, &mut pair.transmit, &mem, &mut full)?;
-            if outcome.interrupt {
+            let queue = &pair.transmit.queue;
+            if self.quiet.sent(&mem, queue, before, &outcome)? {
                 pair.interrupt.signal_queue(pair.transmit.index);
             }
             self.transmit = outcome.again;
+            sent = Some(outcome.requests());
             pair.shared.sent.take(&mut self.transmitter.counters);
             if full {
                 self.wait_for_tap()?;
             }
+        }
+        // A frame and the answer to it are one each.
+        self.pace.found(received.max(sent).unwrap_or_default());
+        if self.quiet.passed() {
+            self.settle()
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Tells the driver what it is owed.
+    fn settle(&mut self) -> Result<(), Broken> {
+        let pair = &self.pair;
+        if self.quiet.settle(&pair.mem.memory(), &pair.transmit.queue)? {
+            pair.interrupt.signal_queue(pair.transmit.index);
         }
         Ok(())
     }

@@ -14,6 +14,7 @@ use crate::buffers::{Broken, Buffers, broken};
 use crate::counters::Counters;
 use crate::filter::Filter;
 use crate::header::{ETHERNET_LEN, HEADER_LEN, MAX_FRAME, NUM_BUFFERS_OFFSET, VLAN_LEN};
+use crate::quiet::SHORT;
 use crate::tap::Tap;
 use crate::used::UsedBatch;
 
@@ -55,10 +56,24 @@ pub(crate) struct Receiver {
 
 /// What came of a pass.
 pub(crate) struct Outcome {
+    /// Frames there were.
+    pub frames: usize,
+    /// Their lengths' sum.
+    pub bytes: usize,
     /// There is more to do without waiting.
     pub again: bool,
     /// The driver wants to be interrupted.
     pub interrupt: bool,
+}
+
+impl Outcome {
+    /// How many frames there would have been without segmentation offload, for all that matters: 0, 1 or more.
+    pub fn requests(&self) -> usize {
+        match self.bytes {
+            SHORT.. => self.frames.max(2),
+            _ => self.frames,
+        }
+    }
 }
 
 impl Receiver {
@@ -86,12 +101,14 @@ impl Receiver {
     ) -> Result<Outcome, Broken> {
         let queue = &mut active.queue;
         queue.disable_notification(&**mem).map_err(broken)?;
-        let (mut interrupt, mut last) = (false, Step::Frame);
+        let (mut interrupt, mut last, mut frames) = (false, Step::Frame, 0);
+        let before = self.counters.bytes;
         for _ in 0..BATCH {
             last = self.step(tap, queue, mem, filter, &mut interrupt)?;
             if !matches!(last, Step::Frame) {
                 break;
             }
+            frames += 1;
         }
         interrupt |= self.used.publish(mem, queue).map_err(broken)?;
         let again = match last {
@@ -99,7 +116,12 @@ impl Receiver {
             Step::Empty => false,
             Step::Starved => queue.enable_notification(&**mem).map_err(broken)?,
         };
-        Ok(Outcome { again, interrupt })
+        Ok(Outcome {
+            frames,
+            bytes: (self.counters.bytes - before) as usize,
+            again,
+            interrupt,
+        })
     }
 
     /// Forgets the frame that waits for buffers, and leaves all buffers in the queue.

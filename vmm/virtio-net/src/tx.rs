@@ -57,7 +57,8 @@ impl Transmitter {
     ) -> Result<Outcome, Broken> {
         let queue = &mut active.queue;
         queue.disable_notification(mem).map_err(broken)?;
-        let (mut exhausted, mut interrupt) = (false, false);
+        let (mut exhausted, mut interrupt, mut frames) = (false, false, 0);
+        let before = self.counters.bytes;
         for _ in 0..BATCH {
             let Some(chain) = queue.iter(mem).map_err(broken)?.next() else {
                 exhausted = true;
@@ -81,6 +82,7 @@ impl Transmitter {
                 interrupt |= self.used.publish(mem, queue).map_err(broken)?;
             }
             self.used.stage(mem, queue, head, 0).map_err(broken)?;
+            frames += 1;
         }
         interrupt |= self.used.publish(mem, queue).map_err(broken)?;
         let again = if exhausted {
@@ -88,7 +90,12 @@ impl Transmitter {
         } else {
             !*full
         };
-        Ok(Outcome { again, interrupt })
+        Ok(Outcome {
+            frames,
+            bytes: (self.counters.bytes - before) as usize,
+            again,
+            interrupt,
+        })
     }
 
     /// Sends the frame in the chain that was taken apart.

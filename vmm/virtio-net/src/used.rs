@@ -48,17 +48,24 @@ impl UsedBatch {
             .map_err(memory)?;
         // The index is visible before we look whether to tell of it.
         fence(Ordering::SeqCst);
-        let load = |offset: u64| {
-            let at = address(queue.avail_ring(), offset)?;
-            mem.load(at, Ordering::Relaxed).map(u16::from_le).map_err(memory)
-        };
         if queue.event_idx_enabled() {
-            let event = load(ENTRIES + 2 * u64::from(queue.size()))?;
-            Ok(next.wrapping_sub(event).wrapping_sub(1) < added)
+            wanted(mem, queue, next.wrapping_sub(added), next)
         } else {
-            Ok(load(0)? & NO_INTERRUPT == 0)
+            Ok(available(mem, queue, 0)? & NO_INTERRUPT == 0)
         }
     }
+}
+
+/// Whether the driver wants to be told of the used entries from `since` to `until`, where it says so by index.
+pub(crate) fn wanted(mem: &GuestMemMmap, queue: &Queue, since: u16, until: u16) -> Result<bool, Error> {
+    let event = available(mem, queue, ENTRIES + 2 * u64::from(queue.size()))?;
+    Ok(until.wrapping_sub(event).wrapping_sub(1) < until.wrapping_sub(since))
+}
+
+/// A field of the ring that the driver writes.
+fn available(mem: &GuestMemMmap, queue: &Queue, offset: u64) -> Result<u16, Error> {
+    let at = address(queue.avail_ring(), offset)?;
+    mem.load(at, Ordering::Relaxed).map(u16::from_le).map_err(memory)
 }
 
 fn address(ring: u64, offset: u64) -> Result<GuestAddress, Error> {

@@ -1,0 +1,199 @@
+//! Interrupts for frames that were sent, which may wait a little.
+//!
+//! A driver that sends a short frame and waits for the answer asks to be told that the frame was sent, but cleans up
+//! after it as well when the answer comes. An interrupt in between would only wake an idle guest one more time. So it
+//! is owed for a while; only a driver that does not look by itself is told then.
+//!
+//! Longer frames are those of streams, whose sender waits for room that sent frames take: it is told at once.
+
+use std::time::Duration;
+
+use husk_devices::GuestMemMmap;
+use virtio_queue::{Queue, QueueT};
+
+use crate::buffers::{Broken, broken};
+use crate::rx::Outcome;
+use crate::used::wanted;
+
+/// How long an interrupt is owed where nothing else happens.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(5);
+
+/// Passes over the queues after which it is owed no longer though something else happens.
+const PASSES: u32 = 8;
+
+/// The longest frame that is alone for want of anything else to send: one of the usual MTU.
+pub(crate) const SHORT: usize = 1600;
+
+/// Frames of a driver that did not look by itself for which it is told at once.
+const TOLD: usize = 1024;
+
+/// What a transmit queue's driver is owed.
+#[derive(Debug, Default)]
+pub(crate) struct Quiet {
+    /// Where the used ring's index stood when the driver was told last, if it is to be told of more.
+    owed: Option<u16>,
+    /// Passes since then.
+    passes: u32,
+    /// Frames that are still told of at once.
+    told: usize,
+}
+
+impl Quiet {
+    /// Whether an interrupt waits.
+    pub fn owes(&self) -> bool {
+        self.owed.is_some()
+    }
+
+    /// Hears of a pass over the queue, whose used ring's index was `before`. Returns whether to interrupt now.
+    ///
+    /// # Errors
+    /// The queue is not in memory.
+    pub fn sent(
+        &mut self,
+        mem: &GuestMemMmap,
+        queue: &Queue,
+        before: u16,
+        outcome: &Outcome,
+    ) -> Result<bool, Broken> {
+        if outcome.frames == 0 {
+            return Ok(false);
+        }
+        if let Some(since) = self.owed.take()
+            && wanted(mem, queue, since, before).map_err(broken)?
+        {
+            // It sends more, and has not looked.
+            self.told = TOLD;
+            return Ok(true);
+        }
+        self.told = self.told.saturating_sub(outcome.frames);
+        // Only with the index of an event can be seen whether it has looked.
+        let waits = self.told == 0
+            && outcome.frames == 1
+            && outcome.bytes <= SHORT
+            && outcome.interrupt
+            && queue.event_idx_enabled();
+        if waits {
+            (self.owed, self.passes) = (Some(before), 0);
+        }
+        Ok(outcome.interrupt && !waits)
+    }
+
+    /// Hears that a pass over both queues has ended. Returns whether what is owed has waited long enough.
+    pub fn passed(&mut self) -> bool {
+        self.passes = self.passes.saturating_add(1);
+        self.owes() && self.passes > PASSES
+    }
+
+    /// Owes nothing any more. Returns whether to interrupt for that.
+    pub fn settle(&mut self, mem: &GuestMemMmap, queue: &Queue) -> Result<bool, Broken> {
+        let Some(since) = self.owed.take() else {
+            return Ok(false);
+        };
+        let wanted = wanted(mem, queue, since, queue.next_used()).map_err(broken)?;
+        if wanted {
+            self.told = TOLD;
+        }
+        Ok(wanted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use husk_devices::virtio::testing::{Driver, memory};
+    use vm_memory::GuestAddressSpace;
+
+    use super::*;
+
+    struct Sender {
+        quiet: Quiet,
+        driver: Driver,
+        queue: Queue,
+        mem: husk_devices::GuestMem,
+    }
+
+    impl Sender {
+        fn new() -> Self {
+            let mem = memory(&[(0, 0x10000)]);
+            let driver = Driver::new(&mem, 0, 16, 0x1000);
+            let queue = driver.queue(true).queue;
+            Self {
+                quiet: Quiet::default(),
+                driver,
+                queue,
+                mem,
+            }
+        }
+
+        /// Frames are sent, and the driver asked to be told of the first. Whether it is told.
+        fn send(&mut self, frames: u16, bytes: usize) -> bool {
+            let before = self.queue.next_used();
+            self.queue.set_next_used(before.wrapping_add(frames));
+            let outcome = Outcome {
+                frames: frames.into(),
+                bytes,
+                again: false,
+                interrupt: true,
+            };
+            self.quiet
+                .sent(&self.mem.memory(), &self.queue, before, &outcome)
+                .unwrap()
+        }
+
+        fn looks(&self) {
+            self.driver.set_used_event(self.queue.next_used());
+        }
+
+        fn settle(&mut self) -> bool {
+            self.quiet.settle(&self.mem.memory(), &self.queue).unwrap()
+        }
+    }
+
+    #[test]
+    fn a_driver_that_looks_by_itself_is_not_told() {
+        let mut sender = Sender::new();
+        for _ in 0..100_000 {
+            sender.looks();
+            assert!(!sender.send(1, 60) && sender.quiet.owes());
+        }
+        sender.looks();
+        assert!(!sender.settle() && !sender.quiet.owes());
+    }
+
+    #[test]
+    fn a_driver_that_does_not_look_is_told_and_at_once_from_then_on() {
+        let mut sender = Sender::new();
+        assert!(!sender.send(1, 60));
+        assert!(sender.settle());
+        for _ in 1..TOLD {
+            sender.looks();
+            assert!(sender.send(1, 60));
+        }
+        sender.looks();
+        assert!(!sender.send(1, 60), "perhaps it looks now");
+    }
+
+    #[test]
+    fn it_is_told_when_it_sends_more_and_has_not_looked() {
+        let mut sender = Sender::new();
+        assert!(!sender.send(1, 60));
+        assert!(sender.send(1, 60) && !sender.quiet.owes());
+    }
+
+    #[test]
+    fn long_frames_and_several_do_not_wait() {
+        let mut sender = Sender::new();
+        for (frames, bytes) in [(1, 65_000), (2, 120)] {
+            sender.looks();
+            assert!(sender.send(frames, bytes) && !sender.quiet.owes());
+        }
+    }
+
+    #[test]
+    fn nothing_waits_for_ever_though_others_frames_come() {
+        let mut sender = Sender::new();
+        assert!(!sender.send(1, 60));
+        let waited = (0..=PASSES).filter(|_| sender.quiet.passed()).count();
+        assert_eq!(waited, 1);
+        assert!(sender.settle() && !sender.quiet.passed());
+    }
+}
