@@ -11,13 +11,13 @@ use std::path::PathBuf;
 /// One value, as measured.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
-    /// The benchmark: `boot`, `disk`, `hotplug`.
+    /// The benchmark: `boot`, `disk`, `hotplug`, `net`.
     pub bench: String,
     /// What was measured: `husk`, `qemu-q35`, …
     pub case: String,
     /// Of it: `to_userspace_ms`, …
     pub metric: String,
-    /// `ms`, `KiB`, `count`, `1/s`, `MiB/s`, `us`.
+    /// `ms`, `KiB`, `count`, `1/s`, `MiB/s`, `Mbit/s`, `us`.
     pub unit: String,
     /// The value.
     pub value: f64,

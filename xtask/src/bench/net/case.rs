@@ -170,7 +170,9 @@ mod tests {
         }
         assert!(q35.contains("vhost=off") && q35_vhost.contains("vhost=on"));
         for words in [q35, q35_vhost] {
-            assert!(words.contains("\"--net=/run/netns/husk-bench-pod\" \"--\" \"qemu-system-x86_64\""));
+            assert!(words.contains(
+                "\"--net=/run/netns/husk-bench-pod\" \"--\" \"setsid\" \"--\" \"qemu-system-x86_64\""
+            ));
         }
     }
 }

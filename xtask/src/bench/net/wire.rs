@@ -113,10 +113,11 @@ impl Drop for Peer {
     }
 }
 
-/// A command within the network namespace at `path`, whose words are to follow.
+/// A command within the network namespace at `path`, whose words are to follow. It has a session of its own, as Husk's
+/// monitor has: the kernel's scheduler divides a processor between sessions first (autogroups).
 pub fn within(path: &str) -> Command {
     let mut command = Command::new("nsenter");
-    command.arg(format!("--net={path}")).arg("--");
+    command.arg(format!("--net={path}")).args(["--", "setsid", "--"]);
     command
 }
 
