@@ -25,14 +25,22 @@ pub(super) fn with_husk(text: Option<&str>, shim: &Path) -> Result<String, Strin
             );
         }
     };
-    if before.lines().any(|line| is_handler(line.trim())) {
+    if before.lines().any(|line| is_handler(line.trim(), "husk")) {
         return Err("it has a runtime called husk already: remove that first".into());
     }
     let shim = shim.to_str().filter(|path| !path.contains(['"', '\\', '\n']));
     let shim = shim.ok_or("the shim's path cannot be written there: choose another --bin")?;
     let gap = if before.ends_with('\n') { "" } else { "\n" };
+    // With a runtime in its configuration containerd no longer has the one that it has by default, which others need.
+    let runc = if before.lines().any(|line| is_handler(line.trim(), "runc")) {
+        String::new()
+    } else {
+        format!(
+            "[plugins.\"{plugin}\".containerd.runtimes.runc]\n  runtime_type = \"io.containerd.runc.v2\"\n"
+        )
+    };
     Ok(format!(
-        "{before}{gap}{BEGIN}[plugins.\"{plugin}\".containerd.runtimes.husk]\n  \
+        "{before}{gap}{BEGIN}{runc}[plugins.\"{plugin}\".containerd.runtimes.husk]\n  \
          runtime_type = \"io.containerd.husk.v2\"\n  runtime_path = \"{shim}\"\n  \
          pod_annotations = [\"husk.io/*\"]\n  container_annotations = [\"husk.io/*\"]\n{END}"
     ))
@@ -55,9 +63,15 @@ fn version(text: &str) -> Option<u32> {
     value.trim().parse().ok()
 }
 
-fn is_handler(line: &str) -> bool {
-    line.starts_with("[plugins.")
-        && (line.ends_with(".runtimes.husk]") || line.ends_with(".runtimes.\"husk\"]"))
+fn is_handler(line: &str, name: &str) -> bool {
+    let table = line
+        .strip_prefix("[plugins.")
+        .and_then(|rest| rest.strip_suffix(']'));
+    table.is_some_and(|table| {
+        [format!(".runtimes.{name}"), format!(".runtimes.\"{name}\"")]
+            .iter()
+            .any(|end| table.ends_with(end))
+    })
 }
 
 #[cfg(test)]
@@ -92,6 +106,14 @@ mod tests {
         assert!(made.contains("  pod_annotations = [\"husk.io/*\"]\n"));
         assert_eq!(without_husk(&made), None);
         assert_eq!(add(Some(&made)).unwrap(), made);
+    }
+
+    #[test]
+    fn runc_stays_the_default() {
+        let runc = "[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n";
+        assert!(add(Some("version = 2\n")).unwrap().contains(runc));
+        let own = format!("version = 2\n{runc}  runtime_type = \"x\"\n");
+        assert_eq!(add(Some(&own)).unwrap().matches(runc).count(), 1);
     }
 
     #[test]
