@@ -76,10 +76,20 @@ impl Mirror {
         })
     }
 
+    /// The sources.list line for `suite` (a codename) alone.
+    fn source(&self, suite: &str) -> String {
+        format!("deb [signed-by={KEYRING}] {} {suite} main", self.main)
+    }
+
+    /// The same for a suite in the making, whose index is valid for a week: mirrors lag behind.
+    fn lagging(&self, suite: &str) -> String {
+        self.source(suite).replacen('[', "[check-valid-until=no ", 1)
+    }
+
     /// sources.list lines for `suite` (a codename) with its updates.
     pub fn sources(&self, suite: &str) -> Vec<String> {
         let mut lines = vec![
-            format!("deb [signed-by={KEYRING}] {} {suite} main", self.main),
+            self.source(suite),
             format!("deb [signed-by={KEYRING}] {} {suite}-updates main", self.main),
         ];
         if let Some(security) = &self.security {
@@ -98,8 +108,37 @@ pub struct Recipe<'a> {
     pub suite: &'a str,
     /// Packages beside minbase.
     pub packages: &'a [&'a str],
+    /// What is unpacked in a folder of its own beside them, not installed.
+    pub aside: &'a [Aside],
     /// A shell script run on this machine at the end, with the root tree as `$1`.
     pub customize: &'a str,
+}
+
+/// A package's files in a folder of their own, so that several versions of it can be there, and none is in use.
+#[derive(Debug, Clone, Copy)]
+pub struct Aside {
+    /// Codename of the suite it is taken from.
+    pub suite: &'static str,
+    /// Its name.
+    pub package: &'static str,
+    /// Where its files go, as a path within the root tree.
+    pub folder: &'static str,
+}
+
+impl Aside {
+    /// A hook of mmdebstrap that unpacks it.
+    fn hook(&self) -> String {
+        let Self {
+            suite,
+            package,
+            folder,
+        } = self;
+        format!(
+            "--customize-hook=cd \"$(mktemp -d)\" && chmod 755 . \
+            && APT_CONFIG=\"$MMDEBSTRAP_APT_CONFIG\" apt-get -q -o APT::Sandbox::User=root download {package}/{suite} \
+            && mkdir -p \"$1{folder}\" && dpkg -x ./*.deb \"$1{folder}\" && rm ./*.deb && rmdir \"$PWD\""
+        )
+    }
 }
 
 impl Recipe<'_> {
@@ -130,11 +169,19 @@ impl Recipe<'_> {
                 "--customize-hook=sync-out /var/cache/apt/archives {quoted}"
             ))
             .arg("--customize-hook=rm -f \"$1\"/var/cache/apt/archives/*.deb")
+            .args(self.aside.iter().map(Aside::hook))
             .arg(format!("--customize-hook=sh {script} \"$1\""))
             .arg(format!("--include={}", self.packages.join(",")))
+            // Packages aside come from other suites, nothing else does.
+            .arg(format!("--aptopt=APT::Default-Release \"/^{}/\"", self.suite))
             .arg(self.suite)
             .arg(root)
             .args(mirror.sources(self.suite));
+        let mut others: Vec<&str> = self.aside.iter().map(|aside| aside.suite).collect();
+        others.retain(|suite| *suite != self.suite);
+        others.sort_unstable();
+        others.dedup();
+        command.args(others.into_iter().map(|suite| mirror.lagging(suite)));
         step.command(&mut command)
     }
 }

@@ -248,6 +248,7 @@ impl Recipe {
         let recipe = debian::Recipe {
             suite: self.suite,
             packages,
+            aside: &[],
             customize,
         };
         recipe.bootstrap(step, root)

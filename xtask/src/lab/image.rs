@@ -1,7 +1,7 @@
 //! The lab's system: Debian 13 with stock kernel, made once and cached by its recipe.
 
 use crate::checkout;
-use crate::debian::{self, Recipe};
+use crate::debian::{self, Aside, Recipe};
 use crate::packages::{self, Tool};
 use crate::progress::Progress;
 use anyhow::{Context, Result, bail};
@@ -49,6 +49,10 @@ const PACKAGES: &[&str] = &[
     "netcat-openbsd",
     "nftables",
     "tcpdump",
+    // pods
+    "containernetworking-plugins",
+    "iptables",
+    "runc",
     // looking closely
     "gdb",
     "linux-perf",
@@ -58,6 +62,20 @@ const PACKAGES: &[&str] = &[
     "socat",
     "strace",
     "trace-cmd",
+];
+
+/// What the pods' tests run under, one at a time.
+const ASIDE: &[Aside] = &[
+    Aside {
+        suite: "trixie",
+        package: "containerd",
+        folder: "/opt/containerd-1.7",
+    },
+    Aside {
+        suite: "forky",
+        package: "containerd",
+        folder: "/opt/containerd-2.1",
+    },
 ];
 
 const CUSTOMIZE: &str = include_str!("guest/customize.sh");
@@ -130,6 +148,11 @@ pub fn hash() -> String {
     for part in [SUITE, DISK_SIZE, CUSTOMIZE]
         .into_iter()
         .chain(PACKAGES.iter().copied())
+        .chain(
+            ASIDE
+                .iter()
+                .flat_map(|aside| [aside.suite, aside.package, aside.folder]),
+        )
     {
         digest.update(part.as_bytes());
         digest.update([0]);
@@ -182,6 +205,7 @@ fn build(progress: &Progress, aside: &Path) -> Result<()> {
     let recipe = Recipe {
         suite: SUITE,
         packages: PACKAGES,
+        aside: ASIDE,
         customize: CUSTOMIZE,
     };
     recipe.bootstrap(&step, &root)?;
