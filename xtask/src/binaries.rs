@@ -19,8 +19,15 @@ const STATIC: &str = "target.x86_64-unknown-linux-gnu.rustflags=[\"-Ctarget-feat
 const BUILDS: [(&[&str], &[&str]); 2] = [
     (&["husk-vmm"], &["husk-vmm"]),
     (
-        &["husk-cli", "husk-tests"],
-        &["husk", "husk-e2e", "husk-flow", "husk-netload", "husk-uevents"],
+        &["husk-cli", "husk-containerd-shim", "husk-tests"],
+        &[
+            "husk",
+            "containerd-shim-husk-v2",
+            "husk-e2e",
+            "husk-flow",
+            "husk-netload",
+            "husk-uevents",
+        ],
     ),
 ];
 
