@@ -28,6 +28,7 @@ mod qcow2_refused;
 mod reboot;
 mod resize;
 mod scsi;
+mod shim;
 mod soak;
 mod stop;
 mod thousand;
@@ -83,10 +84,19 @@ pub const ALL: &[Case] = &[
     network::wire::PROCESS,
     network::hotplug::CASE,
     network::standalone::CASE,
+    shim::ctr::ON_1_7,
+    shim::ctr::ON_2_1,
+    shim::pod::ON_1_7,
+    shim::pod::ON_2_1,
+    shim::pod::TWENTY,
+    shim::refused::CASE,
+    shim::killed::ONE,
+    shim::killed::FEW,
     full_disk::EMPTY_DISK,
     full_disk::RUNTIME_DIR,
     unprivileged::CASE,
     demo::CASE,
+    shim::debian::CASE,
     scsi::ON_DEBIAN,
     network::debian::CASE,
     debian::BLS,
@@ -102,4 +112,8 @@ pub const LONG: &[Case] = &[
     thousand::CASE,
     network::soak::KERNEL,
     network::soak::PROCESS,
+    shim::killed::HUNDRED,
 ];
+
+/// Cases with peers that are built from Go modules.
+pub const PEERS: &[Case] = &[shim::ctr::ON_NEWEST, shim::pod::ON_NEWEST];

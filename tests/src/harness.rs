@@ -1,6 +1,9 @@
 //! What the cases have in common.
 
+pub mod attach;
 pub mod capture;
+pub mod containerd;
+pub mod cri;
 pub mod datapath;
 pub mod flow;
 pub mod guest;

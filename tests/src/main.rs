@@ -29,7 +29,7 @@ struct Args {
     #[arg(long)]
     long: bool,
 
-    /// Also run tests that compare Husk with its peers
+    /// The ones with peers built from Go modules (in HUSK_PEERS), which are not run otherwise
     #[arg(long)]
     peers: bool,
 
@@ -44,7 +44,11 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let cases = if args.long { cases::LONG } else { cases::ALL };
+    let cases = match (args.long, args.peers) {
+        (true, _) => cases::LONG,
+        (false, true) => cases::PEERS,
+        (false, false) => cases::ALL,
+    };
     if args.list {
         for case in cases {
             println!("{:<32} {}", case.name, case.about);
@@ -59,7 +63,9 @@ fn main() -> ExitCode {
                 filters: args.filters,
                 exact: args.exact,
                 keep: args.keep,
-                long: args.long,
+                which: [(args.long, "--long"), (args.peers, "--peers")]
+                    .iter()
+                    .find_map(|&(chosen, flag)| chosen.then_some(flag)),
             },
         ),
     };

@@ -64,7 +64,7 @@ fn main() -> Result<()> {
                     filters,
                     exact: false,
                     keep: false,
-                    long: false,
+                    which: None,
                 },
             )?;
             std::process::exit(i32::from(!passed));

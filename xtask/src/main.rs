@@ -10,6 +10,7 @@ mod itself;
 mod lab;
 mod native;
 mod packages;
+mod peers;
 mod progress;
 mod serial;
 mod shell;

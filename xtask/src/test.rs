@@ -5,11 +5,11 @@ mod tally;
 use crate::native::native_kvm;
 use crate::packages::{self, Tool};
 use crate::progress::Progress;
-use crate::{binaries, checkout, images, lab};
+use crate::{binaries, checkout, images, lab, peers};
 use anyhow::{Context, Result, bail};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use tally::Tally;
@@ -61,6 +61,8 @@ const TOOLS_OF_CRATES: [Tool; 4] = [
         package: "tcpdump",
     },
 ];
+/// How the names of cases begin that need the lab's versions of containerd.
+const NEED_THE_LAB: &str = "shim-";
 /// The longest one case may take.
 const CASE_LIMIT: Duration = Duration::from_secs(12 * 60);
 /// The same for one of `cargo xtask soak`.
@@ -73,7 +75,7 @@ const LABS_LOST: u32 = 5;
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Also run what compares Husk with its peers
+    /// Also run Husk under peers built from Go modules: the newest containerd
     #[arg(long)]
     peers: bool,
     /// Run only the tests whose name contains this, and no lints
@@ -95,14 +97,20 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let built = stage(&mut tally, "release build", |_| binaries::build(&progress));
     let made = stage(&mut tally, "guest images", |_| images::ensure_all(&progress));
     if built && made {
-        let suite = Suite {
-            peers: args.peers,
+        let suite = |peers| Suite {
+            peers,
             long: false,
             filter: args.filter.as_deref(),
         };
         stage(&mut tally, "end to end", |tally| {
-            end_to_end(tally, &suite, &progress)
+            end_to_end(tally, &suite(None), &progress)
         });
+        if args.peers {
+            stage(&mut tally, "peers", |tally| {
+                let peers = peers::ensure(&progress)?;
+                end_to_end(tally, &suite(Some(peers)), &progress)
+            });
+        }
     } else {
         tally.fail("end to end", "not run, for want of the above");
     }
@@ -128,7 +136,7 @@ pub fn soak(args: &SoakArgs) -> Result<ExitCode> {
     binaries::build(&progress)?;
     images::ensure_all(&progress)?;
     let suite = Suite {
-        peers: false,
+        peers: None,
         long: true,
         filter: args.filter.as_deref(),
     };
@@ -144,7 +152,8 @@ pub fn soak(args: &SoakArgs) -> Result<ExitCode> {
 /// Which of the cases with real guests are run.
 #[derive(Debug)]
 struct Suite<'a> {
-    peers: bool,
+    /// Where the peers are, if the cases are those with peers.
+    peers: Option<PathBuf>,
     long: bool,
     filter: Option<&'a str>,
 }
@@ -152,7 +161,7 @@ struct Suite<'a> {
 impl Suite<'_> {
     /// Arguments of `husk-e2e` for all of them.
     fn words(&self) -> Vec<String> {
-        let flags = [("--peers", self.peers), ("--long", self.long)];
+        let flags = [("--peers", self.peers.is_some()), ("--long", self.long)];
         let wanted = flags.into_iter().filter(|&(_, wanted)| wanted);
         wanted.map(|(flag, _)| flag.to_owned()).collect()
     }
@@ -241,7 +250,13 @@ fn end_to_end(tally: &mut Tally, which: &Suite<'_>, progress: &Progress) -> Resu
     let frozen = tempfile::Builder::new()
         .prefix("e2e-")
         .tempdir_in(lab::share()?)?;
-    for binary in ["husk", "husk-vmm", "husk-e2e", "husk-flow"] {
+    for binary in [
+        "husk",
+        "husk-vmm",
+        "containerd-shim-husk-v2",
+        "husk-e2e",
+        "husk-flow",
+    ] {
         let built = checkout::release().join(binary);
         std::fs::copy(&built, frozen.path().join(binary))
             .with_context(|| format!("the release build made no {}", built.display()))?;
@@ -265,13 +280,14 @@ fn end_to_end(tally: &mut Tally, which: &Suite<'_>, progress: &Progress) -> Resu
         bail!("the suite lists no cases");
     }
     let started = Instant::now();
-    let tries = if native_kvm() { 1 } else { TRIES_IN_THE_LAB };
     let (mut lost, mut again) = (0, Vec::new());
     for case in cases {
+        let in_lab = case.starts_with(NEED_THE_LAB) || !native_kvm();
+        let tries = if in_lab { TRIES_IN_THE_LAB } else { 1 };
         let mut tried = 0;
         loop {
             let mut counts = Tally::default();
-            match end_to_end_case(&mut counts, which, progress, &suite, case) {
+            match end_to_end_case(&mut counts, which, progress, &suite, case, in_lab) {
                 Ok(status) if INTERRUPTED.contains(&status) => bail!("interrupted in {case}"),
                 Ok(_) => {}
                 Err(error) => {
@@ -312,6 +328,7 @@ fn end_to_end_case(
     progress: &Progress,
     suite: &Path,
     case: &str,
+    in_lab: bool,
 ) -> Result<u8> {
     let mut words = vec![
         suite.to_string_lossy().into_owned(),
@@ -320,8 +337,14 @@ fn end_to_end_case(
     ];
     words.extend(which.words());
     let mut closed = false;
-    let status = lab::Command::new(words)
+    let mut command = lab::Command::new(words);
+    if let Some(peers) = &which.peers {
+        let peers = peers.to_string_lossy().into_owned();
+        command.env.push(("HUSK_PEERS".to_owned(), peers));
+    }
+    let status = command
         .timeout(which.case_limit())
+        .in_lab(in_lab)
         .lines(progress, |line| {
             if tally.end_to_end(line) {
                 closed = true;

@@ -1,6 +1,7 @@
 //! A shell in a guest, over its serial console.
 
 use super::PATIENCE;
+use super::program::Session;
 use super::scene::says;
 use super::vm::Vm;
 use anyhow::{Context, Result, bail, ensure};
@@ -13,20 +14,29 @@ pub const TO_LOGIN: Duration = Duration::from_secs(400);
 /// A shell that neither echoes nor prompts.
 #[derive(Debug)]
 pub struct Shell<'v> {
-    vm: &'v Vm<'v>,
+    console: &'v Session,
     commands: Cell<u32>,
 }
 
 impl<'v> Shell<'v> {
     /// The shell of the small image, which was told to do `shell`.
     pub fn small(vm: &'v Vm<'v>) -> Result<Self> {
-        vm.expect(r"(?m)^[^\n]*# $")?;
-        Self::settle(vm)
+        Self::small_on(vm.console())
+    }
+
+    /// The same on a console that is another program's.
+    pub fn small_on(console: &'v Session) -> Result<Self> {
+        console.expect(r"(?m)^[^\n]*# $", PATIENCE)?;
+        Self::settle(console)
     }
 
     /// Logs in to Debian, and becomes root. The prompt may come before cloud-init has set the password.
     pub fn log_in(vm: &'v Vm<'v>, user: &str, password: &str) -> Result<Self> {
-        let console = vm.console();
+        Self::log_in_on(vm.console(), user, password)
+    }
+
+    /// The same on a console that is another program's.
+    pub fn log_in_on(console: &'v Session, user: &str, password: &str) -> Result<Self> {
         console.expect("login: ", TO_LOGIN)?;
         let deadline = Instant::now() + TO_LOGIN;
         loop {
@@ -43,16 +53,15 @@ impl<'v> Shell<'v> {
             console.expect("login: ", PATIENCE)?;
         }
         console.send("exec sudo -n env PS1= PS2= sh\n")?;
-        Self::settle(vm)
+        Self::settle(console)
     }
 
-    fn settle(vm: &'v Vm<'v>) -> Result<Self> {
+    fn settle(console: &'v Session) -> Result<Self> {
         // The word is put together by the guest: the echo of this line must not be taken for it.
-        vm.console()
-            .send("PS1= PS2=; stty -echo; printf 'husk-%s\\n' ready\n")?;
-        vm.expect("husk-ready\n")?;
+        console.send("PS1= PS2=; stty -echo; printf 'husk-%s\\n' ready\n")?;
+        console.expect("husk-ready\n", PATIENCE)?;
         Ok(Self {
-            vm,
+            console,
             commands: Cell::new(0),
         })
     }
@@ -61,7 +70,7 @@ impl<'v> Shell<'v> {
     pub fn run(&self, command: &str, limit: Duration) -> Result<(i32, String)> {
         let number = self.commands.get() + 1;
         self.commands.set(number);
-        let console = self.vm.console();
+        let console = self.console;
         console.send(&format!(
             "{{ {command}\n}} 2>&1; printf '\\nhusk-%s-{number}=%d\\n' end $?\n"
         ))?;
@@ -85,6 +94,6 @@ impl<'v> Shell<'v> {
 
     /// Sends `command` and does not wait for its end.
     pub fn send(&self, command: &str) -> Result<()> {
-        self.vm.console().send(&format!("{command}\n"))
+        self.console.send(&format!("{command}\n"))
     }
 }

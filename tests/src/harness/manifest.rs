@@ -1,5 +1,6 @@
 //! Manifests, and what `husk run` is told with them.
 
+use super::containerd::image::{INITRD, KERNEL};
 use super::images::Small;
 use super::scene::Scene;
 use anyhow::{Context, Result};
@@ -150,6 +151,22 @@ impl Manifest {
     pub fn argument(mut self, word: impl Into<OsString>) -> Self {
         self.arguments.push(word.into());
         self
+    }
+
+    /// Boots the kernel that is in the image of a VM's container: see `Image::kernel`.
+    pub fn kernel_boot(self, words: &str) -> Self {
+        self.set(
+            "/domain/firmware",
+            json!({"kernelBoot": {
+                "kernelArgs": format!("console=ttyS0 husk.do={words}"),
+                "container": {"image": "local/kernel", "kernelPath": KERNEL, "initrdPath": INITRD},
+            }}),
+        )
+    }
+
+    /// The object, as JSON.
+    pub fn json(&self) -> String {
+        self.object.to_string()
     }
 
     /// Writes the manifest and gives the words after `husk`, `run` and the file among them.

@@ -8,6 +8,67 @@ use std::fs;
 /// Its bit in a set of capabilities.
 const CAP_NET_ADMIN: u32 = 12;
 
+/// Fails unless the process `pid` is confined as a VMM has to be: another user than root, no capabilities and no way to
+/// any, an empty root, and nothing open but what it was handed and what has no name.
+pub fn none(pid: i32) -> Result<()> {
+    for task in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
+        let status = fs::read_to_string(task.path().join("status"))?;
+        let about = || format!("{}:\n{status}", task.path().display());
+        for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+            ensure!(
+                line(&status, set) == Some("0000000000000000"),
+                "{set} in {}",
+                about()
+            );
+        }
+        for field in ["Uid", "Gid"] {
+            let ids = line(&status, field).unwrap_or("0");
+            ensure!(
+                !ids.split_whitespace().any(|id| id == "0"),
+                "{field} in {}",
+                about()
+            );
+        }
+        ensure!(
+            line(&status, "NoNewPrivs") == Some("1"),
+            "NoNewPrivs in {}",
+            about()
+        );
+    }
+    let root = fs::read_dir(format!("/proc/{pid}/root"))?.flatten().count();
+    ensure!(root == 0, "its root has {root} entries");
+    for file in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
+        let Ok(target) = fs::read_link(file.path()) else {
+            continue;
+        };
+        let target = target.to_string_lossy().into_owned();
+        let nameless = ["socket:", "pipe:", "anon_inode:", "/memfd:"];
+        let handed = ["/dev/kvm", "/dev/net/tun", "/dev/vhost-net", "/dev/null"];
+        ensure!(
+            nameless.iter().any(|kind| target.starts_with(kind))
+                || handed.contains(&target.as_str())
+                || target.ends_with(" (deleted)")
+                || target.contains("/rootfs/boot/"),
+            "{} is {target}",
+            file.path().display()
+        );
+    }
+    for namespace in ["mnt", "pid", "ipc", "net", "uts"] {
+        let of = |who: &str| fs::read_link(format!("/proc/{who}/ns/{namespace}"));
+        ensure!(
+            of(&pid.to_string())? != of("self")?,
+            "it is in this {namespace} namespace"
+        );
+    }
+    Ok(())
+}
+
+/// The value of a field of a `status` file.
+fn line<'s>(status: &'s str, field: &str) -> Option<&'s str> {
+    let mut lines = status.lines();
+    lines.find_map(|line| Some(line.strip_prefix(field)?.strip_prefix(':')?.trim()))
+}
+
 /// Fails if the process `pid` could change a network: its threads have the capability for it, or it has a socket to
 /// the kernel's side of one of `namespaces` or of its own.
 pub fn cannot_change_networks(pid: i32, namespaces: &[&Netns]) -> Result<()> {
@@ -41,10 +102,8 @@ pub fn cannot_change_networks(pid: i32, namespaces: &[&Netns]) -> Result<()> {
 }
 
 fn has(status: &str, set: &str, bit: u32) -> Result<bool> {
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix(set)?.strip_prefix(':'));
-    let bits = u64::from_str_radix(line.with_context(|| format!("no {set}"))?.trim(), 16)?;
+    let bits = line(status, set).with_context(|| format!("no {set}"))?;
+    let bits = u64::from_str_radix(bits, 16)?;
     Ok(bits >> bit & 1 == 1)
 }
 

@@ -29,8 +29,8 @@ pub struct Selection {
     pub exact: bool,
     /// Keep the folders of cases that fail.
     pub keep: bool,
-    /// The cases are the long ones.
-    pub long: bool,
+    /// The flag that chose the cases, if they are not the usual ones.
+    pub which: Option<&'static str>,
 }
 
 #[derive(Debug, Default)]
@@ -71,7 +71,7 @@ pub fn run(cases: &[Case], selection: &Selection) -> Result<bool> {
     for case in cases.iter().filter(wanted) {
         let folder = base.path().join(case.name);
         let started = Instant::now();
-        let outcome = play(case, &folder, selection.long, &mut tally);
+        let outcome = play(case, &folder, selection.which, &mut tally);
         let seconds = started.elapsed().as_secs_f64();
         match outcome {
             Outcome::Passed => {
@@ -111,9 +111,9 @@ pub fn run(cases: &[Case], selection: &Selection) -> Result<bool> {
 }
 
 /// Runs one case to its end or limit.
-fn play(case: &Case, folder: &Path, long: bool, tally: &mut Tally) -> Outcome {
+fn play(case: &Case, folder: &Path, which: Option<&str>, tally: &mut Tally) -> Outcome {
     let mounts = mounts();
-    let result = perform(case, folder, long, tally);
+    let result = perform(case, folder, which, tally);
     let left = match &result {
         Ok(Outcome::Passed) => leftovers(folder, &mounts),
         _ => Vec::new(),
@@ -129,10 +129,10 @@ fn play(case: &Case, folder: &Path, long: bool, tally: &mut Tally) -> Outcome {
     }
 }
 
-fn perform(case: &Case, folder: &Path, long: bool, tally: &mut Tally) -> Result<Outcome> {
+fn perform(case: &Case, folder: &Path, which: Option<&str>, tally: &mut Tally) -> Result<Outcome> {
     fs::create_dir_all(folder)?;
     let mut child = Command::new(std::env::current_exe()?)
-        .args(long.then_some("--long"))
+        .args(which)
         .args(["--scene", case.name])
         .arg(folder)
         .stdin(Stdio::null())

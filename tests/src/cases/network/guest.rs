@@ -34,10 +34,21 @@ pub fn image(scene: &Scene) -> Result<Small> {
 /// The shell of a guest that was told to do `net,shell`.
 pub fn shell<'v>(vm: &'v Vm<'v>) -> Result<Shell<'v>> {
     let shell = Shell::small(vm)?;
+    settle(&shell)?;
+    Ok(shell)
+}
+
+fn settle(shell: &Shell<'_>) -> Result<()> {
     // The kernel's own lines would stand among the answers.
     shell.ok("dmesg -n 1")?;
     shell.ok(FUNCTIONS)?;
-    Ok(shell)
+    Ok(())
+}
+
+/// A lease for `eth0` of a guest with this shell.
+pub fn configured(shell: &Shell<'_>) -> Result<Lease> {
+    settle(shell)?;
+    lease(shell, "eth0")
 }
 
 /// The same with a lease for `eth0`, and a server of `husk-flow`.

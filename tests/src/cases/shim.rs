@@ -1,0 +1,7 @@
+//! Pods as VMs, under real containerds.
+
+pub mod ctr;
+pub mod debian;
+pub mod killed;
+pub mod pod;
+pub mod refused;

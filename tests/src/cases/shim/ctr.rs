@@ -1,0 +1,234 @@
+//! VMs by `ctr`, from their first word to their last.
+
+use crate::harness::containerd::image::Image;
+use crate::harness::containerd::{Containerd, Version};
+use crate::harness::manifest::Manifest;
+use crate::harness::program::Session;
+use crate::harness::scene::{Scene, says};
+use crate::harness::{Case, PATIENCE, images, privileges};
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+pub const ON_1_7: Case = Case {
+    name: "shim-ctr-1.7",
+    about: "ctr of containerd 1.7: VMs from an image, with devices and mounts; console, states, signals, exit statuses",
+    limit: LIMIT,
+    run: |scene| run(scene, Version::V1_7),
+};
+
+pub const ON_2_1: Case = Case {
+    name: "shim-ctr-2.1",
+    about: "the same with containerd 2.1",
+    limit: LIMIT,
+    run: |scene| run(scene, Version::V2_1),
+};
+
+pub const ON_NEWEST: Case = Case {
+    name: "shim-ctr-newest",
+    about: "the same with the newest containerd",
+    limit: LIMIT,
+    run: |scene| run(scene, Version::Newest),
+};
+
+/// The limit of a case with a containerd.
+pub const LIMIT: Duration = Duration::from_secs(600);
+
+/// Where the pod has what the VMI calls `data`.
+const DATA: &str = "/var/run/kubevirt-private/vmi-disks/data";
+
+/// A small VM from the image `small`, that does `words`.
+pub fn vm(words: &str) -> Manifest {
+    Manifest::new("vm").memory("128Mi").kernel_boot(words)
+}
+
+/// A containerd that has the image `small`.
+pub fn with_small(scene: &Scene, version: Version) -> Result<Containerd<'_>> {
+    let containerd = Containerd::start(scene, version)?;
+    let small = images::small("6.12")?;
+    Image::new(scene, "small")?
+        .kernel(&small)?
+        .import(&containerd, OWN)?;
+    Ok(containerd)
+}
+
+/// The namespace of `ctr`.
+pub const OWN: &str = crate::harness::containerd::NAMESPACE;
+
+fn run(scene: &Scene, version: Version) -> Result<()> {
+    let containerd = with_small(scene, version)?;
+    let c = &containerd;
+    scene.part("poweroff", || {
+        let said = c.run(&vm("poweroff"), &[], "small", "off")?.ok()?;
+        // From power-on: what the kernel says first.
+        says(&said, &["Linux version 6.12", "HUSK-USERSPACE"])?;
+        c.nothing_left()
+    });
+    scene.part("panic", || {
+        let said = c.run(&vm("panic"), &[], "small", "panic")?.fails(10)?;
+        says(&said, &["husk-panic: now", "panic"])?;
+        c.nothing_left()
+    });
+    scene.part("console", || console(c));
+    scene.part("states", || states(c));
+    scene.part("button", || {
+        c.detached(&vm("button"), &[], "small", "button")?;
+        let attached = attach(c, "button")?;
+        attached.expect("husk-button: ready", PATIENCE)?;
+        c.ctr(&["tasks", "kill", "--signal", "SIGTERM", "button"])?.ok()?;
+        // It takes the task away, once that has ended.
+        let answer = attached.wait(PATIENCE)?;
+        says(&answer.text, &["husk-button: pressed"])?;
+        ensure!(answer.status == 0, "not a poweroff: {}", answer.status);
+        c.ctr(&["containers", "rm", "button"])?.ok()?;
+        c.nothing_left()
+    });
+    scene.part("grace period", || {
+        let deaf = vm("sleep").set("/terminationGracePeriodSeconds", json!(3));
+        c.detached(&deaf, &[], "small", "deaf")?;
+        c.ctr(&["tasks", "kill", "deaf"])?.ok()?;
+        c.until("deaf", "STOPPED", PATIENCE)?;
+        ends_with(c, "deaf", 137)?;
+        c.nothing_left()
+    });
+    scene.part("privileges", || confined(c));
+    scene.part("devices", || devices(c));
+    scene.part("mounts", || mounts(c));
+    Ok(())
+}
+
+/// Takes a task that has ended away, whose exit status is that.
+fn ends_with(c: &Containerd<'_>, name: &str, status: i32) -> Result<()> {
+    let seen = c.remove(name)?;
+    ensure!(seen == status, "{name} ended with {seen} instead of {status}");
+    Ok(())
+}
+
+fn attach(c: &Containerd<'_>, name: &str) -> Result<Session> {
+    let log = c.scene().log(&format!("{name}.attach.log"));
+    Session::piped(c.ctr_command(&["tasks", "attach", name]), &log)
+}
+
+/// A shell in the guest, on a terminal of `ctr run`.
+fn console(c: &Containerd<'_>) -> Result<()> {
+    let session = c.on_terminal(&vm("shell"), &[], "small", "shell")?;
+    session.expect(r"(?m)^[^\n]*# $", PATIENCE)?;
+    session.send("echo said-$((40 + 2))\n")?;
+    session.expect("said-42\n", PATIENCE)?;
+    // What `husk console` has is the same console.
+    let state = c.scene().runtime_dir().join("pods/shell");
+    let socket = state.join("pod.sock");
+    let kind = socket
+        .metadata()
+        .with_context(|| format!("{}", socket.display()))?
+        .file_type();
+    ensure!(kind.is_socket(), "{} is no socket", socket.display());
+    session.send("poweroff -f\n")?;
+    ensure!(session.wait(PATIENCE)?.status == 0, "not a poweroff");
+    c.nothing_left()
+}
+
+/// What containerd asks of a task that runs.
+fn states(c: &Containerd<'_>) -> Result<()> {
+    c.detached(&vm("sleep"), &[], "small", "states")?;
+    let (pid, state) = c.task("states")?.context("no task")?;
+    ensure!(state == "RUNNING" && pid > 1, "pid {pid}, {state}");
+    let command = std::fs::read_to_string(format!("/proc/{pid}/comm"))?;
+    ensure!(command.trim() == "husk-vmm", "the task's process is {command}");
+    for (asked, state) in [("pause", "PAUSED"), ("resume", "RUNNING")] {
+        c.ctr(&["tasks", asked, "states"])?.ok()?;
+        c.until("states", state, Duration::from_secs(10))?;
+    }
+    says(&c.ctr(&["tasks", "ps", "states"])?.ok()?, &[&pid.to_string()])?;
+    let numbers = c.ctr(&["tasks", "metrics", "states"])?.ok()?;
+    says(&numbers, &["memory.usage", "cpu.usage"])?;
+    let exec = c.ctr(&["tasks", "exec", "--exec-id", "x", "states", "ls"])?;
+    ensure!(exec.status != 0, "exec did something: {}", exec.text);
+    says(&exec.text, &["no processes", "attach to its console"])?;
+    c.ctr(&["tasks", "kill", "--signal", "SIGKILL", "states"])?.ok()?;
+    c.until("states", "STOPPED", PATIENCE)?;
+    ends_with(c, "states", 137)?;
+    c.nothing_left()
+}
+
+/// What `/proc` says of the VMM.
+fn confined(c: &Containerd<'_>) -> Result<()> {
+    c.detached(&vm("sleep"), &[], "small", "confined")?;
+    let (pid, _) = c.task("confined")?.context("no task")?;
+    privileges::none(pid)?;
+    let cgroup = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    says(&cgroup, &[&format!("/{OWN}/confined")])?;
+    c.ctr(&["tasks", "kill", "--signal", "SIGKILL", "confined"])?
+        .ok()?;
+    c.until("confined", "STOPPED", PATIENCE)?;
+    c.remove("confined")?;
+    c.nothing_left()
+}
+
+/// A block device of the container is a disk.
+fn devices(c: &Containerd<'_>) -> Result<()> {
+    let disk = LoopDevice::new(c.scene(), "device.img", 8)?;
+    let name = disk
+        .0
+        .file_name()
+        .and_then(|name| name.to_str())
+        .context("no name")?
+        .to_owned();
+    let manifest =
+        vm("disks,write,poweroff").disk(&name, json!({"persistentVolumeClaim": {"claimName": "any"}}));
+    let path = disk.0.display().to_string();
+    std::fs::write(&disk.0, vec![0xa5; 4096])?;
+    let said = c.run(&manifest, &["--device", &path], "small", "device")?.ok()?;
+    says(&said, &["husk-disk-vda: size=16384 ro=0", "husk-write:"])?;
+    let mut first = [0xff; 4096];
+    std::io::Read::read_exact(&mut std::fs::File::open(&disk.0)?, &mut first)?;
+    ensure!(first == [0; 4096], "nothing was written to the device");
+    c.nothing_left()
+}
+
+/// A volume that is mounted, with `disk.img`; and what must not be taken for one.
+fn mounts(c: &Containerd<'_>) -> Result<()> {
+    let folder = c.scene().path("data");
+    std::fs::create_dir_all(&folder)?;
+    let image = folder.join("disk.img");
+    let manifest = vm("disks,poweroff").disk("data", json!({"persistentVolumeClaim": {"claimName": "any"}}));
+    let mount = format!("type=bind,src={},dst={DATA},options=rbind:rw", folder.display());
+    let attempt = |name: &str| c.run(&manifest, &["--mount", &mount], "small", name);
+    std::fs::File::create(&image)?.set_len(4 << 20)?;
+    says(&attempt("mount")?.ok()?, &["husk-disk-vda: size=8192 ro=0"])?;
+    std::fs::remove_file(&image)?;
+    std::os::unix::fs::symlink("/etc/shadow", &image)?;
+    refused(&attempt("symlink")?.text, "symbolic link")?;
+    std::fs::remove_file(&image)?;
+    nix::unistd::mkfifo(&image, nix::sys::stat::Mode::S_IRWXU)?;
+    refused(&attempt("fifo")?.text, "disk.img")?;
+    c.nothing_left()
+}
+
+fn refused(text: &str, why: &str) -> Result<()> {
+    ensure!(!text.contains("HUSK-USERSPACE"), "it ran:\n{text}");
+    says(text, &["data", why])
+}
+
+/// A file as a block device.
+struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    fn new(scene: &Scene, file: &str, mib: u64) -> Result<Self> {
+        let path = scene.path(file);
+        std::fs::File::create(&path)?.set_len(mib << 20)?;
+        let mut losetup = Command::new("losetup");
+        losetup.args(["--find", "--show"]).arg(&path);
+        let said = scene.finish(losetup, PATIENCE)?.ok()?;
+        Ok(Self(Path::new(said.trim()).to_path_buf()))
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
+}

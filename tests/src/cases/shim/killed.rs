@@ -1,0 +1,166 @@
+//! The processes of a pod, and containerd, killed one at a time; and containers made and killed at random.
+
+use super::ctr::{LIMIT, vm, with_small};
+use crate::harness::containerd::{Containerd, Version};
+use crate::harness::processes::Process;
+use crate::harness::scene::Scene;
+use crate::harness::{Case, PATIENCE};
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+pub const ONE: Case = Case {
+    name: "shim-killed",
+    about: "kill -9 of the shim, the VMM and containerd: what goes, what goes on, and that nothing is left",
+    limit: LIMIT,
+    run: killed,
+};
+
+pub const FEW: Case = Case {
+    name: "shim-cycles",
+    about: "12 VMs made and killed in random states: nothing is left",
+    limit: LIMIT,
+    run: |scene| cycles(scene, 12),
+};
+
+pub const HUNDRED: Case = Case {
+    name: "shim-cycles-100",
+    about: "100 VMs made and killed in random states: nothing is left",
+    limit: Duration::from_secs(3600),
+    run: |scene| cycles(scene, 100),
+};
+
+fn killed(scene: &Scene) -> Result<()> {
+    let containerd = with_small(scene, Version::V2_1)?;
+    let c = &containerd;
+    scene.part("shim", || {
+        let vmm = start(c, "one")?;
+        kill(Pid::from_raw(c.shim("one")?), Signal::SIGKILL)?;
+        gone(vmm, Duration::from_secs(5))?;
+        c.until("one", "STOPPED", PATIENCE)
+            .or_else(|error| match c.task("one")? {
+                None => Ok(()),
+                Some(_) => Err(error),
+            })?;
+        c.remove("one")?;
+        c.nothing_left()
+    });
+    scene.part("vmm", || {
+        kill(Pid::from_raw(start(c, "two")?), Signal::SIGKILL)?;
+        c.until("two", "STOPPED", PATIENCE)?;
+        ensure!(c.remove("two")? == 137, "not the status of a killed process");
+        c.nothing_left()
+    });
+    scene.part("containerd", || {
+        let vmm = start(c, "three")?;
+        c.kill()?;
+        sleep(Duration::from_secs(1));
+        ensure!(runs(vmm), "the VM went with containerd");
+        c.restart()?;
+        ensure!(
+            c.task("three")? == Some((vmm, "RUNNING".to_owned())),
+            "containerd does not know the VM any more"
+        );
+        c.ctr(&["tasks", "kill", "--signal", "SIGKILL", "three"])?.ok()?;
+        c.until("three", "STOPPED", PATIENCE)?;
+        ensure!(c.remove("three")? == 137, "not killed");
+        c.nothing_left()
+    });
+    scene.part("both", || {
+        let vmm = start(c, "four")?;
+        c.kill()?;
+        kill(Pid::from_raw(c.shim("four")?), Signal::SIGKILL)?;
+        gone(vmm, Duration::from_secs(5))?;
+        c.restart()?;
+        c.remove("four")?;
+        c.nothing_left()
+    });
+    Ok(())
+}
+
+/// Starts a VM; its VMM.
+fn start(c: &Containerd<'_>, name: &str) -> Result<i32> {
+    c.detached(&vm("sleep"), &[], "small", name)?;
+    Ok(c.task(name)?.context("no task")?.0)
+}
+
+fn runs(pid: i32) -> bool {
+    Process::read(pid).is_some_and(|process| process.runs())
+}
+
+fn gone(pid: i32, limit: Duration) -> Result<()> {
+    let deadline = Instant::now() + limit;
+    while runs(pid) {
+        if Instant::now() > deadline {
+            bail!("{pid} still runs after {} s", limit.as_secs());
+        }
+        sleep(Duration::from_millis(50));
+    }
+    Ok(())
+}
+
+/// A generator of numbers that anybody can repeat.
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+fn cycles(scene: &Scene, count: u32) -> Result<()> {
+    let containerd = with_small(scene, Version::V2_1)?;
+    let c = &containerd;
+    let mut chance = Chance(u64::from(std::process::id()) << 20 | 1);
+    println!("the seed is {}", chance.0);
+    for number in 1..=count {
+        let name = format!("cycle{number}");
+        let words = ["sleep", "panic", "button", "poweroff"][chance.below(4) as usize];
+        let way = chance.below(5);
+        let (wait, about) = (chance.below(2500), format!("{name}: {words}, way {way}"));
+        cycle(c, &name, words, way, Duration::from_millis(wait)).context(about)?;
+    }
+    c.nothing_left()
+}
+
+/// A VM that is ended one `way` or the other, after a while.
+fn cycle(c: &Containerd<'_>, name: &str, words: &str, way: u64, wait: Duration) -> Result<()> {
+    let mut options = c.run_words(&vm(words), &[], "small", name);
+    options.insert(1, "--detach".to_owned());
+    let log = c.scene().log("cycles.log");
+    let client = crate::harness::program::Session::piped(c.ctr_command(&options), &log)?;
+    sleep(wait);
+    match way {
+        // Whatever has been started by now: there may be none of it yet, or no more.
+        0 => drop(
+            c.shim(name)
+                .map(|shim| kill(Pid::from_raw(shim), Signal::SIGKILL)),
+        ),
+        1 => {
+            client.wait(PATIENCE)?;
+            if let Some((vmm, _)) = c.task(name)?.filter(|(pid, _)| *pid > 1) {
+                let _ = kill(Pid::from_raw(vmm), Signal::SIGKILL);
+            }
+        }
+        2 => client.kill()?,
+        _ => {
+            client.wait(PATIENCE)?;
+            let signal = if way == 3 { "SIGTERM" } else { "SIGKILL" };
+            c.ctr(&["tasks", "kill", "--signal", signal, name])?;
+        }
+    }
+    drop(client);
+    let deadline = Instant::now() + PATIENCE;
+    while c.ctr(&["containers", "info", name])?.status == 0 {
+        ensure!(Instant::now() < deadline, "it cannot be removed");
+        c.ctr(&["tasks", "kill", "--signal", "SIGKILL", name])?;
+        c.ctr(&["tasks", "rm", name])?;
+        c.ctr(&["containers", "rm", name])?;
+    }
+    Ok(())
+}

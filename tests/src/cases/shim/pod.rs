@@ -1,0 +1,217 @@
+//! Pods as a kubelet makes them, by CRI, on a bridge that a CNI plugin makes.
+
+use super::ctr::LIMIT;
+use crate::cases::network::guest as network;
+use crate::harness::attach::Attached;
+use crate::harness::containerd::image::Image;
+use crate::harness::containerd::{BRIDGE, Containerd, Version};
+use crate::harness::cri::{self, Container, Cri, NAMESPACE, Pod};
+use crate::harness::guest::Shell;
+use crate::harness::manifest::Manifest;
+use crate::harness::program::Session;
+use crate::harness::scene::{Scene, says};
+use crate::harness::{Case, PATIENCE};
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+pub const ON_1_7: Case = Case {
+    name: "shim-pod-1.7",
+    about: "CRI of containerd 1.7: a pod that is a VM, at its own address, and one that is not; logs, attach, stats, stop",
+    limit: LIMIT,
+    run: |scene| run(scene, Version::V1_7),
+};
+
+pub const ON_2_1: Case = Case {
+    name: "shim-pod-2.1",
+    about: "the same with containerd 2.1",
+    limit: LIMIT,
+    run: |scene| run(scene, Version::V2_1),
+};
+
+pub const ON_NEWEST: Case = Case {
+    name: "shim-pod-newest",
+    about: "the same with the newest containerd",
+    limit: LIMIT,
+    run: |scene| run(scene, Version::Newest),
+};
+
+pub const TWENTY: Case = Case {
+    name: "shim-pod-20",
+    about: "20 pods with VMs, made at once and stopped at once",
+    limit: Duration::from_secs(900),
+    run: twenty,
+};
+
+/// Guest memory and what `create` asks for beside it, and to spare.
+const MEMORY: i64 = (128 + 48) << 20;
+
+/// A containerd with all the images, and a client.
+fn node(scene: &Scene, version: Version) -> Result<(Containerd<'_>, Cri)> {
+    let containerd = Containerd::start(scene, version)?;
+    let kernel = network::image(scene)?;
+    Image::new(scene, "kernel")?
+        .kernel(&kernel)?
+        .import(&containerd, NAMESPACE)?;
+    Image::new(scene, "vm")?
+        .bytes("/empty", b"")?
+        .import(&containerd, NAMESPACE)?;
+    let busybox = Path::new("/bin/busybox");
+    for (name, words) in [
+        ("pause", &["/bin/busybox", "sleep", "100000"][..]),
+        ("busybox", &[]),
+    ] {
+        let image = Image::new(scene, name)?
+            .file("/bin/busybox", busybox)?
+            .command(words);
+        image.import(&containerd, NAMESPACE)?;
+    }
+    let cri = containerd.cri()?;
+    Ok((containerd, cri))
+}
+
+/// A pod with a VM that does `words`, and the VM's container.
+fn vm(cri: &Cri, name: &str, words: &str) -> Result<(Pod, String)> {
+    let manifest = Manifest::new(name)
+        .memory("128Mi")
+        .kernel_boot(words)
+        .pod_interface(json!({"bridge": {}}));
+    let pod = cri.pod(name, "husk", &[("husk.io/vmi", &manifest.json())])?;
+    let kernel = Container {
+        name: "volumekernel-boot-volume",
+        image: "kernel",
+        ..Container::default()
+    };
+    cri.start(&pod, &kernel)?;
+    let compute = Container {
+        name: "compute",
+        image: "vm",
+        memory: MEMORY,
+        tty: true,
+        ..Container::default()
+    };
+    let id = cri.start(&pod, &compute)?;
+    Ok((pod, id))
+}
+
+fn run(scene: &Scene, version: Version) -> Result<()> {
+    let (containerd, cri) = node(scene, version)?;
+    let (pod, id) = vm(&cri, "guest", "net,button,shell")?;
+    let address = cri.address(&pod)?;
+    let words = ["console", &format!("pods/{}", pod.uid)];
+    let console = Session::on_terminal(scene.husk(&words), &scene.log("guest.console.log"))?;
+    let shell = Shell::small_on(&console)?;
+    scene.part("address", || {
+        let lease = network::configured(&shell)?;
+        lease.is("ip", &address)
+    });
+    scene.part("neighbours", || neighbours(&cri, &shell, &address));
+    scene.part("attach", || {
+        let attached = Attached::new(&cri.attach(&id)?)?;
+        attached.send("echo attached-$((40 + 2))\n")?;
+        attached.spoken().expect("attached-42", PATIENCE)?;
+        Ok(())
+    });
+    scene.part("stats", || stats(&cri, &pod, &id));
+    scene.part("logs", || {
+        let log = std::fs::read_to_string(cri.logs("guest").join("compute.log"))?;
+        says(&log, &["Linux version 6.12", "HUSK-USERSPACE", "attached-42"])
+    });
+    drop(console);
+    scene.part("stop", || {
+        cri.stop(&id, Duration::from_secs(60))?;
+        let status = cri.status(&id)?;
+        ensure!(status.exit_code == 0, "the guest did not power off: {status:?}");
+        cri.remove(&id)
+    });
+    cri.remove_pod(&pod)?;
+    containerd.nothing_left()?;
+    Command::new("ip").args(["link", "delete", BRIDGE]).status()?;
+    Ok(())
+}
+
+/// A pod that is a process reaches the VM at the pod's address, and the VM it.
+fn neighbours(cri: &Cri, shell: &Shell<'_>, address: &str) -> Result<()> {
+    let pod = cri.pod("process", "runc", &[])?;
+    let own = cri.address(&pod)?;
+    network::pings(shell, &own)?;
+    let ping = Container {
+        name: "ping",
+        image: "busybox",
+        command: &["/bin/busybox", "ping", "-c", "3", "-W", "5", address],
+        ..Container::default()
+    };
+    let id = cri.start(&pod, &ping)?;
+    let status = cri.wait(&id, PATIENCE)?;
+    let said = std::fs::read_to_string(cri.logs("process").join("ping.log"))?;
+    ensure!(status == 0, "the guest at {address} does not answer: {said}");
+    cri.remove_pod(&pod)
+}
+
+/// What CRI says that the VM uses is what its cgroup says.
+fn stats(cri: &Cri, pod: &Pod, id: &str) -> Result<()> {
+    let cgroup = cri::cgroup(&pod.uid).join(id);
+    let read = |name: &str| -> Result<String> {
+        std::fs::read_to_string(cgroup.join(name))
+            .with_context(|| format!("{} of {}", name, cgroup.display()))
+    };
+    let field = |text: &str, name: &str| -> Result<u64> {
+        let mut lines = text.lines();
+        let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        Ok(value.with_context(|| format!("no {name}"))?.trim().parse()?)
+    };
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let (time, memory) = cri.usage(id)?;
+        let own_time = field(&read("cpu.stat")?, "usage_usec")? * 1000;
+        let own_memory =
+            read("memory.current")?.trim().parse::<u64>()? - field(&read("memory.stat")?, "inactive_file")?;
+        let close = |a: u64, b: u64| a.abs_diff(b) * 20 <= a.max(b);
+        // Containerd reads only now and then.
+        if close(time, own_time) && close(memory, own_memory) {
+            println!("stats: {time} ns of {own_time} ns, {memory} bytes of {own_memory} bytes");
+            // A guest that has booted has touched more than that.
+            ensure!(time > 100_000_000 && memory > 32 << 20, "far too little");
+            return Ok(());
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "{time} ns of {own_time} ns, {memory} bytes of {own_memory} bytes"
+        );
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+fn twenty(scene: &Scene) -> Result<()> {
+    let (containerd, _) = node(scene, Version::V2_1)?;
+    let started = Instant::now();
+    let (socket, logs) = (containerd.socket(), scene.path("pods"));
+    // Each has a connection of its own, as they are all made at once.
+    let all = |number: u32| -> Result<()> {
+        let cri = Cri::connect(socket.clone(), logs.clone())?;
+        let name = format!("many{number}");
+        let (pod, id) = vm(&cri, &name, "button")?;
+        let log = cri.logs(&name).join("compute.log");
+        let deadline = Instant::now() + Duration::from_secs(500);
+        while !std::fs::read_to_string(&log).is_ok_and(|text| text.contains("husk-button: ready")) {
+            ensure!(Instant::now() < deadline, "{name} is not up");
+            std::thread::sleep(Duration::from_millis(500));
+        }
+        println!("{name} is up after {:.1} s", started.elapsed().as_secs_f64());
+        cri.stop(&id, Duration::from_secs(120))?;
+        let status = cri.status(&id)?;
+        ensure!(status.exit_code == 0, "{name} did not power off: {status:?}");
+        cri.remove_pod(&pod)
+    };
+    let all = &all;
+    let failed = std::thread::scope(|scope| {
+        let threads: Vec<_> = (1..=20).map(|number| scope.spawn(move || all(number))).collect();
+        let ended = threads.into_iter().filter_map(|thread| thread.join().ok()?.err());
+        ended.map(|error| format!("{error:#}")).collect::<Vec<_>>()
+    });
+    ensure!(failed.is_empty(), "{} of 20: {}", failed.len(), failed.join("; "));
+    Command::new("ip").args(["link", "delete", BRIDGE]).status()?;
+    containerd.nothing_left()
+}

@@ -1,0 +1,114 @@
+//! Pods that cannot be VMs: `create` says why, and leaves nothing.
+
+use super::ctr::{LIMIT, OWN, vm};
+use crate::harness::Case;
+use crate::harness::containerd::image::{Image, name};
+use crate::harness::containerd::{Containerd, RUNTIME, Version};
+use crate::harness::manifest::Manifest;
+use crate::harness::scene::{Scene, says};
+use anyhow::{Result, ensure};
+use serde_json::json;
+
+pub const CASE: Case = Case {
+    name: "shim-refused",
+    about: "annotations, VMIs, images, limits and networks that cannot be a VM: the reason, and nothing left",
+    limit: LIMIT,
+    run,
+};
+
+fn run(scene: &Scene) -> Result<()> {
+    let containerd = super::ctr::with_small(scene, Version::V2_1)?;
+    let c = &containerd;
+    let disk = || Manifest::new("vm").disk("root", json!({"containerDisk": {"image": "any"}}));
+    let image = |name| Image::new(scene, name);
+    image("empty")?.bytes("/etc/hello", b"x")?.import(c, OWN)?;
+    image("two")?
+        .bytes("/disk/a", &[0; 512])?
+        .bytes("/disk/b", &[0; 512])?
+        .import(c, OWN)?;
+    image("shadow")?
+        .link("/disk/disk.img", "/etc/shadow")?
+        .import(c, OWN)?;
+    image("above")?
+        .link("/disk/disk.img", "../../../../../../../../etc/shadow")?
+        .import(c, OWN)?;
+    image("pipe")?.fifo("/disk/disk.img")?.import(c, OWN)?;
+
+    let refused = |name: &str, manifest: &Manifest, options: &[&str], image: &str, words: &[&str]| {
+        scene.part(name, || {
+            let answer = c.run(manifest, options, image, name)?;
+            ensure!(answer.status != 0, "it was not refused:\n{}", answer.text);
+            ensure!(!answer.text.contains("panicked at"), "a panic:\n{}", answer.text);
+            says(&answer.text, words)?;
+            c.nothing_left()
+        });
+    };
+    refused("no-disk", &disk(), &[], "empty", &["/disk", "root"]);
+    refused("two-files", &disk(), &[], "two", &["/disk", "2"]);
+    refused("symlink", &disk(), &[], "shadow", &["disk.img"]);
+    refused("dots", &disk(), &[], "above", &["disk.img"]);
+    refused("fifo", &disk(), &[], "pipe", &["disk.img"]);
+    refused(
+        "memory",
+        &vm("poweroff").memory("1Ki"),
+        &[],
+        "small",
+        &["spec.domain.resources.requests.memory"],
+    );
+    refused(
+        "field",
+        &vm("poweroff").set("/domain/memroy", json!("1Gi")),
+        &[],
+        "small",
+        &["spec.domain.memroy"],
+    );
+    let host_disk = json!({"hostDisk": {"path": "/etc/shadow", "type": "Disk"}});
+    refused(
+        "host-disk",
+        &vm("poweroff").disk("data", host_disk),
+        &[],
+        "small",
+        &["data", "vmi-disks"],
+    );
+    refused(
+        "limit",
+        &vm("poweroff"),
+        &["--memory-limit", "67108864"],
+        "small",
+        &["128", "64"],
+    );
+    refused(
+        "network",
+        &vm("poweroff").pod_interface(json!({"bridge": {}})),
+        &["--with-ns", "network:/proc/self/nothing"],
+        "small",
+        &["/proc/self/nothing"],
+    );
+    annotations(c);
+    Ok(())
+}
+
+/// What is not a manifest at all.
+fn annotations(c: &Containerd<'_>) {
+    for (part, annotation, words) in [
+        ("no-annotation", None, "husk.io/vmi"),
+        ("no-json", Some("husk.io/vmi={\"kind\": "), "husk.io/vmi"),
+        (
+            "other-kind",
+            Some("husk.io/vmi={\"apiVersion\": \"v1\", \"kind\": \"Pod\"}"),
+            "kind",
+        ),
+    ] {
+        c.scene().part(part, || {
+            let image = name("small");
+            let mut run = vec!["run", "--runtime", RUNTIME];
+            run.extend(annotation.iter().flat_map(|text| ["--annotation", text]));
+            run.extend([image.as_str(), part]);
+            let answer = c.ctr(&run)?;
+            c.ctr(&["containers", "rm", part])?;
+            ensure!(answer.status != 0, "it was not refused:\n{}", answer.text);
+            says(&answer.text, &[words])?;
+            c.nothing_left()
+        });
+    }
+}

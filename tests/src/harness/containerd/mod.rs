@@ -1,0 +1,316 @@
+//! A containerd of a case's own, with the runtime `husk` as `husk node install` adds it, and its client `ctr`.
+
+pub mod image;
+pub mod leftovers;
+
+use super::PATIENCE;
+use super::cri::Cri;
+use super::manifest::Manifest;
+use super::program::Session;
+use super::scene::{Answer, Scene};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+use std::cell::RefCell;
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Which containerd.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    /// Debian 13's.
+    V1_7,
+    /// Debian 14's.
+    V2_1,
+    /// The newest there is as a Go module: `cargo xtask test --peers` builds it.
+    Newest,
+}
+
+/// The name of the runtime, as `ctr` wants it.
+pub const RUNTIME: &str = "io.containerd.husk.v2";
+/// The namespace of `ctr` that cases use, which is a cgroup as well.
+pub const NAMESPACE: &str = "husk-e2e";
+/// The bridge of CRI's pods.
+pub const BRIDGE: &str = "husk-e2e0";
+/// The longest a call that waits for no guest may take.
+const CALL: Duration = Duration::from_secs(90);
+
+impl Version {
+    /// Where its programs are.
+    fn folder(self) -> Result<PathBuf> {
+        let folder = match self {
+            Self::V1_7 => PathBuf::from("/opt/containerd-1.7/usr/bin"),
+            Self::V2_1 => PathBuf::from("/opt/containerd-2.1/usr/bin"),
+            Self::Newest => {
+                let peers = std::env::var_os("HUSK_PEERS").context("HUSK_PEERS is not set")?;
+                PathBuf::from(peers).join("containerd")
+            }
+        };
+        ensure!(
+            folder.join("containerd").is_file(),
+            "no containerd in {}: these cases run in the lab",
+            folder.display()
+        );
+        Ok(folder)
+    }
+}
+
+/// It runs until this is dropped, its containers longer.
+#[derive(Debug)]
+pub struct Containerd<'s> {
+    scene: &'s Scene,
+    programs: PathBuf,
+    daemon: RefCell<Option<Session>>,
+    /// What an earlier case left, which failed.
+    before: Vec<String>,
+}
+
+impl<'s> Containerd<'s> {
+    /// Starts it and waits until it answers.
+    pub fn start(scene: &'s Scene, version: Version) -> Result<Self> {
+        scene.needs_root()?;
+        let mut containerd = Self {
+            scene,
+            programs: version.folder()?,
+            daemon: RefCell::new(None),
+            before: Vec::new(),
+        };
+        containerd.before = containerd.leftovers()?;
+        containerd.configure()?;
+        containerd.launch()?;
+        Ok(containerd)
+    }
+
+    /// The scene it is in.
+    pub fn scene(&self) -> &'s Scene {
+        self.scene
+    }
+
+    /// Where it listens.
+    pub fn socket(&self) -> PathBuf {
+        self.scene.path("ctd/sock")
+    }
+
+    /// Where it keeps what runs.
+    pub fn state(&self) -> PathBuf {
+        self.scene.path("ctd/state")
+    }
+
+    fn config(&self) -> PathBuf {
+        self.scene.path("config.toml")
+    }
+
+    fn bin(&self) -> PathBuf {
+        self.scene.path("bin")
+    }
+
+    fn configure(&self) -> Result<()> {
+        let at = |name: &str| self.scene.path(name).display().to_string();
+        let (root, state, socket) = (at("ctd/root"), at("ctd/state"), at("ctd/sock"));
+        let (networks, pause) = (at("cni"), image::PAUSE);
+        std::fs::create_dir_all(&networks)?;
+        std::fs::write(
+            self.scene.path("cni/10-husk.conflist"),
+            network(&at("addresses")).to_string(),
+        )?;
+        let text = format!(
+            "version = 2\nroot = \"{root}\"\nstate = \"{state}\"\n\
+             disabled_plugins = [\"io.containerd.internal.v1.opt\", \"io.containerd.nri.v1.nri\"]\n\
+             [grpc]\n  address = \"{socket}\"\n[debug]\n  level = \"warn\"\n\
+             [plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"{pause}\"\n  \
+             stream_server_address = \"127.0.0.1\"\n\
+             [plugins.\"io.containerd.grpc.v1.cri\".cni]\n  bin_dir = \"/usr/lib/cni\"\n  conf_dir = \"{networks}\"\n"
+        );
+        std::fs::write(self.config(), text)?;
+        let install = self.scene.run(&[
+            OsStr::new("node"),
+            OsStr::new("install"),
+            OsStr::new("--bin"),
+            self.bin().as_os_str(),
+            OsStr::new("--config"),
+            self.config().as_os_str(),
+        ])?;
+        install.ok()?;
+        Ok(())
+    }
+
+    fn launch(&self) -> Result<()> {
+        let mut command = Command::new(self.programs.join("containerd"));
+        let path = std::env::var("PATH").unwrap_or_default();
+        let (bin, own) = (self.bin(), self.programs.clone());
+        command
+            .args([OsStr::new("--config"), self.config().as_os_str()])
+            .env(
+                "PATH",
+                format!("{}:{}:{path}:/usr/sbin", bin.display(), own.display()),
+            )
+            .env("HUSK_RUNTIME_DIR", self.scene.runtime_dir())
+            .env_remove("NOTIFY_SOCKET")
+            .current_dir("/");
+        let daemon = Session::piped(command, &self.scene.log("containerd.log"))?;
+        *self.daemon.borrow_mut() = Some(daemon);
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let answer = self.ctr(&["version"])?;
+            if answer.status == 0 {
+                return Ok(());
+            }
+            let ended = match &*self.daemon.borrow() {
+                Some(daemon) => daemon.ended()?,
+                None => None,
+            };
+            if let Some(ended) = ended {
+                bail!("containerd ended with {}:\n{}", ended.status, ended.text);
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "containerd does not answer: {}",
+                answer.text
+            );
+        }
+    }
+
+    /// Kills it without a word; what it runs goes on.
+    pub fn kill(&self) -> Result<()> {
+        match self.daemon.borrow_mut().take() {
+            Some(daemon) => daemon.kill(),
+            None => Ok(()),
+        }
+    }
+
+    /// Starts it again after [`Containerd::kill`].
+    pub fn restart(&self) -> Result<()> {
+        self.launch()
+    }
+
+    /// A client of its Container Runtime Interface.
+    pub fn cri(&self) -> Result<Cri> {
+        Cri::connect(self.socket(), self.scene.path("pods"))
+    }
+
+    /// A command of `ctr`.
+    pub fn ctr_command<S: AsRef<OsStr>>(&self, words: &[S]) -> Command {
+        let mut command = Command::new(self.programs.join("ctr"));
+        command
+            .arg("--address")
+            .arg(self.socket())
+            .args(["--namespace", NAMESPACE])
+            .args(words)
+            .env("CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS", "1");
+        command
+    }
+
+    /// Runs a command of `ctr` to its end.
+    pub fn ctr<S: AsRef<OsStr>>(&self, words: &[S]) -> Result<Answer> {
+        self.scene.finish(self.ctr_command(words), CALL)
+    }
+
+    /// The words of `ctr run` for a VM: `options`, then the image and the container's name.
+    pub fn run_words(&self, manifest: &Manifest, options: &[&str], image: &str, name: &str) -> Vec<String> {
+        let mut words = vec!["run".to_owned(), "--runtime".to_owned(), RUNTIME.to_owned()];
+        words.push("--annotation".to_owned());
+        words.push(format!("husk.io/vmi={}", manifest.json()));
+        words.extend(options.iter().map(|&word| word.to_owned()));
+        words.extend([image::name(image), name.to_owned()]);
+        words
+    }
+
+    /// Runs a VM to its end, and takes its container away.
+    pub fn run(&self, manifest: &Manifest, options: &[&str], image: &str, name: &str) -> Result<Answer> {
+        let words = self.run_words(manifest, options, image, name);
+        let answer = self.scene.finish(self.ctr_command(&words), PATIENCE);
+        self.ctr(&["containers", "rm", name])?;
+        answer
+    }
+
+    /// Starts a VM that nobody attends to.
+    pub fn detached(&self, manifest: &Manifest, options: &[&str], image: &str, name: &str) -> Result<()> {
+        let mut words = self.run_words(manifest, options, image, name);
+        words.insert(1, "--detach".to_owned());
+        self.ctr(&words)?.ok()?;
+        Ok(())
+    }
+
+    /// A VM with a session on its console, which is a terminal.
+    pub fn on_terminal(
+        &self,
+        manifest: &Manifest,
+        options: &[&str],
+        image: &str,
+        name: &str,
+    ) -> Result<Session> {
+        let mut words = self.run_words(manifest, options, image, name);
+        words.splice(1..1, ["--rm".to_owned(), "--tty".to_owned()]);
+        Session::on_terminal(self.ctr_command(&words), &self.scene.log(&format!("{name}.log")))
+    }
+
+    /// The process and the state of a task, as `ctr tasks ls` has them; nothing if there is no such task.
+    pub fn task(&self, name: &str) -> Result<Option<(i32, String)>> {
+        let listed = self.ctr(&["tasks", "ls"])?.ok()?;
+        let mut lines = listed
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>());
+        Ok(lines
+            .find(|words| words.first() == Some(&name))
+            .and_then(|words| Some((words.get(1)?.parse().ok()?, (*words.get(2)?).to_owned()))))
+    }
+
+    /// Waits until a task is in `state`.
+    pub fn until(&self, name: &str, state: &str, limit: Duration) -> Result<()> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let seen = self.task(name)?;
+            if seen.as_ref().is_some_and(|(_, seen)| seen == state) {
+                return Ok(());
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "{name} is not {state} after {} s: {seen:?}",
+                limit.as_secs()
+            );
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// Takes a task that has ended and its container away; the task's exit status.
+    pub fn remove(&self, name: &str) -> Result<i32> {
+        let said = self.ctr(&["tasks", "rm", name])?.text;
+        self.ctr(&["containers", "rm", name])?.ok()?;
+        // It only warns of another than 0.
+        let status = said.split("non-zero exit code ").nth(1);
+        let status = status.map(|rest| rest.chars().take_while(char::is_ascii_digit).collect::<String>());
+        Ok(status.map_or(Ok(0), |status| status.parse())?)
+    }
+
+    /// The shim that serves the container or pod `id`.
+    pub fn shim(&self, id: &str) -> Result<i32> {
+        let wanted = format!(" -id {id} ");
+        let shims = leftovers::called("containerd-shim-husk-v2")?;
+        let found = shims
+            .iter()
+            .find(|shim| format!("{} ", shim.command).contains(&wanted));
+        Ok(found
+            .with_context(|| format!("no shim of {id} in {shims:?}"))?
+            .pid)
+    }
+}
+
+/// What puts CRI's pods on a bridge, for CNI plugins, which keep their addresses at `state`.
+fn network(state: &str) -> Value {
+    json!({
+        "cniVersion": "0.4.0",
+        "name": "husk-e2e",
+        "plugins": [{
+            "type": "bridge",
+            "bridge": BRIDGE,
+            "isGateway": true,
+            "ipam": {
+                "type": "host-local",
+                "dataDir": state,
+                "ranges": [[{"subnet": "10.88.0.0/24"}]],
+                "routes": [{"dst": "0.0.0.0/0"}],
+            },
+        }],
+    })
+}

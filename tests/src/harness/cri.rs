@@ -1,0 +1,281 @@
+//! A small client of the Container Runtime Interface: what the kubelet would ask containerd, and no more.
+
+use anyhow::{Context, Result, bail};
+use hyper_util::rt::TokioIo;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use tokio::net::UnixStream;
+use tokio::runtime::Runtime;
+use tonic::transport::{Channel, Endpoint};
+
+/// Its messages.
+#[allow(missing_docs, unused_qualifications, clippy::all, clippy::pedantic)]
+pub mod api {
+    tonic::include_proto!("runtime.v1");
+}
+
+use api::runtime_service_client::RuntimeServiceClient;
+
+/// The longest a call may take.
+const CALL: Duration = Duration::from_secs(180);
+/// Where images are for CRI.
+pub const NAMESPACE: &str = "k8s.io";
+
+/// A connection.
+#[derive(Debug)]
+pub struct Cri {
+    logs: PathBuf,
+    runtime: Runtime,
+    client: RuntimeServiceClient<Channel>,
+}
+
+/// A pod that is to be taken away again.
+#[derive(Debug, Clone)]
+pub struct Pod {
+    /// CRI's name of its sandbox.
+    pub id: String,
+    /// As Kubernetes would have it.
+    pub uid: String,
+    config: api::PodSandboxConfig,
+}
+
+/// A container to make.
+#[derive(Debug, Clone, Default)]
+pub struct Container<'a> {
+    /// Its name in the pod.
+    pub name: &'a str,
+    /// Its image.
+    pub image: &'a str,
+    /// What it runs, if not what its image says.
+    pub command: &'a [&'a str],
+    /// Bytes of its memory limit; none if 0.
+    pub memory: i64,
+    /// Whether it has a terminal.
+    pub tty: bool,
+}
+
+impl Cri {
+    /// Connects to the containerd at `socket`; pods' logs go below `logs`.
+    pub fn connect(socket: PathBuf, logs: PathBuf) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let endpoint = Endpoint::from_static("http://localhost").timeout(CALL);
+        let connector = tower::service_fn(move |_| {
+            let path = socket.clone();
+            async move { UnixStream::connect(path).await.map(TokioIo::new) }
+        });
+        let channel = runtime.block_on(endpoint.connect_with_connector(connector))?;
+        Ok(Self {
+            logs,
+            runtime,
+            client: RuntimeServiceClient::new(channel),
+        })
+    }
+
+    /// Makes the sandbox of a pod, by the runtime handler `handler`.
+    pub fn pod(&self, name: &str, handler: &str, annotations: &[(&str, &str)]) -> Result<Pod> {
+        let uid = uuid::Uuid::new_v4().to_string();
+        let logs = self.logs(name);
+        std::fs::create_dir_all(&logs)?;
+        let config = api::PodSandboxConfig {
+            metadata: Some(api::PodSandboxMetadata {
+                name: name.to_owned(),
+                uid: uid.clone(),
+                namespace: "default".to_owned(),
+                attempt: 0,
+            }),
+            hostname: name.to_owned(),
+            log_directory: logs.display().to_string(),
+            annotations: annotations
+                .iter()
+                .map(|&(key, value)| (key.to_owned(), value.to_owned()))
+                .collect(),
+            linux: Some(api::LinuxPodSandboxConfig {
+                cgroup_parent: format!("/{}/pod{uid}", super::containerd::NAMESPACE),
+            }),
+            ..api::PodSandboxConfig::default()
+        };
+        // The kubelet makes it before.
+        std::fs::create_dir_all(cgroup(&uid))?;
+        let request = api::RunPodSandboxRequest {
+            config: Some(config.clone()),
+            runtime_handler: handler.to_owned(),
+        };
+        let answer = self.call(|mut client| async move { client.run_pod_sandbox(request).await });
+        let id = answer
+            .with_context(|| format!("the sandbox of {name}"))?
+            .pod_sandbox_id;
+        Ok(Pod { id, uid, config })
+    }
+
+    /// Where the kubelet would look for the logs of the pod `name`.
+    pub fn logs(&self, name: &str) -> PathBuf {
+        self.logs.join(name)
+    }
+
+    /// The address the pod's network gave it.
+    pub fn address(&self, pod: &Pod) -> Result<String> {
+        let request = api::PodSandboxStatusRequest {
+            pod_sandbox_id: pod.id.clone(),
+            verbose: false,
+        };
+        let answer = self.call(|mut client| async move { client.pod_sandbox_status(request).await })?;
+        let network = answer
+            .status
+            .context("no status")?
+            .network
+            .context("no network")?;
+        Ok(network.ip)
+    }
+
+    /// Makes a container.
+    pub fn create(&self, pod: &Pod, container: &Container<'_>) -> Result<String> {
+        let request = api::CreateContainerRequest {
+            pod_sandbox_id: pod.id.clone(),
+            config: Some(api::ContainerConfig {
+                metadata: Some(api::ContainerMetadata {
+                    name: container.name.to_owned(),
+                    attempt: 0,
+                }),
+                image: Some(api::ImageSpec {
+                    image: super::containerd::image::name(container.image),
+                }),
+                command: container.command.iter().map(|&word| word.to_owned()).collect(),
+                log_path: format!("{}.log", container.name),
+                stdin: container.tty,
+                tty: container.tty,
+                linux: Some(api::LinuxContainerConfig {
+                    resources: Some(api::LinuxContainerResources {
+                        cpu_shares: 0,
+                        memory_limit_in_bytes: container.memory,
+                    }),
+                }),
+                ..api::ContainerConfig::default()
+            }),
+            sandbox_config: Some(pod.config.clone()),
+        };
+        let answer = self.call(|mut client| async move { client.create_container(request).await });
+        Ok(answer
+            .with_context(|| format!("making {}", container.name))?
+            .container_id)
+    }
+
+    /// Makes a container and starts it.
+    pub fn start(&self, pod: &Pod, container: &Container<'_>) -> Result<String> {
+        let id = self.create(pod, container)?;
+        let request = api::StartContainerRequest {
+            container_id: id.clone(),
+        };
+        self.call(|mut client| async move { client.start_container(request).await })
+            .with_context(|| format!("starting {}", container.name))?;
+        Ok(id)
+    }
+
+    /// How a container is.
+    pub fn status(&self, id: &str) -> Result<api::ContainerStatus> {
+        let request = api::ContainerStatusRequest {
+            container_id: id.to_owned(),
+            verbose: false,
+        };
+        let answer = self.call(|mut client| async move { client.container_status(request).await })?;
+        answer.status.context("no status")
+    }
+
+    /// Waits for a container to end; its exit status.
+    pub fn wait(&self, id: &str, limit: Duration) -> Result<i32> {
+        let deadline = Instant::now() + limit;
+        loop {
+            let status = self.status(id)?;
+            if status.state() == api::ContainerState::ContainerExited {
+                return Ok(status.exit_code);
+            }
+            if Instant::now() > deadline {
+                bail!("it has not ended after {} s: {status:?}", limit.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    /// What a container uses, as `kubectl top` has it: processor time in nanoseconds, bytes of memory.
+    pub fn usage(&self, id: &str) -> Result<(u64, u64)> {
+        let request = api::ContainerStatsRequest {
+            container_id: id.to_owned(),
+        };
+        let answer = self.call(|mut client| async move { client.container_stats(request).await })?;
+        let stats = answer.stats.context("no stats")?;
+        let time = stats
+            .cpu
+            .and_then(|cpu| cpu.usage_core_nano_seconds)
+            .context("no processor time")?;
+        let memory = stats
+            .memory
+            .and_then(|memory| memory.working_set_bytes)
+            .context("no memory")?;
+        Ok((time.value, memory.value))
+    }
+
+    /// Stops a container as the kubelet does: a signal, and after `grace` another.
+    pub fn stop(&self, id: &str, grace: Duration) -> Result<()> {
+        let request = api::StopContainerRequest {
+            container_id: id.to_owned(),
+            timeout: i64::try_from(grace.as_secs())?,
+        };
+        self.call(|mut client| async move { client.stop_container(request).await })?;
+        Ok(())
+    }
+
+    /// Takes a container away.
+    pub fn remove(&self, id: &str) -> Result<()> {
+        let request = api::RemoveContainerRequest {
+            container_id: id.to_owned(),
+        };
+        self.call(|mut client| async move { client.remove_container(request).await })?;
+        Ok(())
+    }
+
+    /// Where a container's streams can be attached to.
+    pub fn attach(&self, id: &str) -> Result<String> {
+        let request = api::AttachRequest {
+            container_id: id.to_owned(),
+            stdin: true,
+            tty: true,
+            stdout: true,
+            stderr: false,
+        };
+        let answer = self.call(|mut client| async move { client.attach(request).await })?;
+        Ok(answer.url)
+    }
+
+    /// Stops a pod and takes it away with all its containers.
+    pub fn remove_pod(&self, pod: &Pod) -> Result<()> {
+        let stop = api::StopPodSandboxRequest {
+            pod_sandbox_id: pod.id.clone(),
+        };
+        self.call(|mut client| async move { client.stop_pod_sandbox(stop).await })?;
+        let remove = api::RemovePodSandboxRequest {
+            pod_sandbox_id: pod.id.clone(),
+        };
+        self.call(|mut client| async move { client.remove_pod_sandbox(remove).await })?;
+        let own = cgroup(&pod.uid);
+        std::fs::remove_dir(&own).with_context(|| format!("{} is not empty", own.display()))
+    }
+
+    fn call<T, F>(&self, call: impl FnOnce(RuntimeServiceClient<Channel>) -> F) -> Result<T>
+    where
+        F: Future<Output = Result<tonic::Response<T>, tonic::Status>>,
+    {
+        let answer = self.runtime.block_on(call(self.client.clone()));
+        match answer {
+            Ok(answer) => Ok(answer.into_inner()),
+            Err(status) => bail!("{:?}: {}", status.code(), status.message()),
+        }
+    }
+}
+
+/// The cgroup of the pod with that UID.
+pub fn cgroup(uid: &str) -> PathBuf {
+    PathBuf::from("/sys/fs/cgroup")
+        .join(super::containerd::NAMESPACE)
+        .join(format!("pod{uid}"))
+}
