@@ -1,27 +1,59 @@
 //! What a stream carries: numbers that tell where they belong.
 
-/// The bytes of a stream, of which any piece can be made on its own.
-#[derive(Debug, Clone, Copy)]
+/// Bytes after which what a stream repeats begins again.
+const PERIOD: usize = 4096;
+
+/// Bytes of which the first eight tell where they are.
+const LINE: u64 = 64;
+
+/// The bytes of a stream, of which any piece can be made on its own: noise of its own again and again, and in each line a
+/// number for the place. Making all of it of numbers would take a guest longer than sending it.
+#[derive(Debug, Clone)]
 pub struct Content {
     seed: u64,
+    noise: Vec<u8>,
 }
 
 impl Content {
     /// Another seed, other bytes.
     pub fn new(seed: u64) -> Self {
-        Self { seed }
+        let words = (0..PERIOD as u64 / 8).map(|number| mixed(!seed, number));
+        Self {
+            seed,
+            noise: words.flat_map(u64::to_le_bytes).collect(),
+        }
     }
 
-    /// The bytes from `offset`, a multiple of eight, on.
-    pub fn fill(self, offset: u64, bytes: &mut [u8]) {
-        for (number, place) in (offset / 8..).zip(bytes.chunks_mut(8)) {
-            let word = self.word(number).to_le_bytes();
-            place.copy_from_slice(&word[..place.len()]);
+    /// The bytes from `offset` on.
+    pub fn fill(&self, offset: u64, bytes: &mut [u8]) {
+        let (mut at, mut rest) = (offset, bytes);
+        while !rest.is_empty() {
+            let from = (at % PERIOD as u64) as usize;
+            let (piece, more) = rest.split_at_mut(rest.len().min(PERIOD - from));
+            piece.copy_from_slice(&self.noise[from..from + piece.len()]);
+            self.stamp(at, piece);
+            at += piece.len() as u64;
+            rest = more;
+        }
+    }
+
+    /// Puts the numbers into a piece of at most a period.
+    fn stamp(&self, at: u64, piece: &mut [u8]) {
+        for line in at / LINE..(at + piece.len() as u64).div_ceil(LINE) {
+            let word = mixed(self.seed, line).to_le_bytes();
+            let begin = line * LINE;
+            // The first line may have begun before the piece, the last may go on after it.
+            let cut = at.saturating_sub(begin) as usize;
+            let to = begin.saturating_sub(at) as usize;
+            let word = word.get(cut..).unwrap_or_default();
+            let place = &mut piece[to..];
+            let len = word.len().min(place.len());
+            place[..len].copy_from_slice(&word[..len]);
         }
     }
 
     /// The place of the first byte that is not as it should be, of those from `offset` on.
-    pub fn difference(self, offset: u64, bytes: &[u8], scratch: &mut [u8]) -> Option<u64> {
+    pub fn difference(&self, offset: u64, bytes: &[u8], scratch: &mut [u8]) -> Option<u64> {
         let wanted = &mut scratch[..bytes.len()];
         self.fill(offset, wanted);
         if bytes == wanted {
@@ -33,14 +65,14 @@ impl Content {
             .position(|(seen, wanted)| seen != wanted)?;
         Some(offset + place as u64)
     }
+}
 
-    /// Sebastiano Vigna's splitmix64, which needs nothing of the numbers before.
-    fn word(self, number: u64) -> u64 {
-        let mut word = self.seed.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
-    }
+/// Sebastiano Vigna's splitmix64, which needs nothing of the numbers before.
+fn mixed(seed: u64, number: u64) -> u64 {
+    let mut word = seed.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
 }
 
 #[cfg(test)]
@@ -50,15 +82,43 @@ mod tests {
     #[test]
     fn a_piece_is_as_in_the_whole() {
         let content = Content::new(7);
-        let (mut whole, mut piece, mut scratch) = ([0; 64], [0; 21], [0; 64]);
+        let (mut whole, mut scratch) = (vec![0; 3 * PERIOD], vec![0; PERIOD]);
         content.fill(0, &mut whole);
-        content.fill(16, &mut piece);
-        assert_eq!(piece, whole[16..37]);
-        assert_eq!(content.difference(16, &piece, &mut scratch), None);
-        piece[20] ^= 1;
-        assert_eq!(content.difference(16, &piece, &mut scratch), Some(36));
-        // Neither what belongs elsewhere nor another stream's is taken for it.
-        assert!(content.difference(8, &whole[..8], &mut scratch).is_some());
-        assert!(Content::new(8).difference(0, &whole, &mut scratch).is_some());
+        for (from, len) in [
+            (0, 8),
+            (16, 21),
+            (60, 9),
+            (67, 3),
+            (4090, 100),
+            (4096, 4096),
+            (5000, 4000),
+        ] {
+            let mut piece = vec![0; len];
+            content.fill(from as u64, &mut piece);
+            assert_eq!(piece, whole[from..from + len], "{len} from {from} on");
+            assert_eq!(content.difference(from as u64, &piece, &mut scratch), None);
+            piece[len - 1] ^= 1;
+            let place = (from + len - 1) as u64;
+            assert_eq!(content.difference(from as u64, &piece, &mut scratch), Some(place));
+        }
+    }
+
+    #[test]
+    fn what_belongs_elsewhere_is_not_taken_for_it() {
+        let content = Content::new(7);
+        let (mut whole, mut scratch) = (vec![0; 2 * PERIOD], vec![0; PERIOD]);
+        content.fill(0, &mut whole);
+        for (piece, to) in [
+            (&whole[..64], 64),
+            (&whole[..PERIOD], PERIOD as u64),
+            (&whole[PERIOD..], 0),
+        ] {
+            assert!(content.difference(to, piece, &mut scratch).is_some());
+        }
+        assert!(
+            Content::new(8)
+                .difference(8, &whole[8..64], &mut scratch)
+                .is_some()
+        );
     }
 }
