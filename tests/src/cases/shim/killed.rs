@@ -1,13 +1,15 @@
 //! The processes of a pod, and containerd, killed one at a time; and containers made and killed at random.
 
 use super::ctr::{LIMIT, vm, with_small};
-use crate::harness::containerd::{Containerd, Version};
+use crate::harness::containerd::{Containerd, NAMESPACE, Version};
 use crate::harness::processes::Process;
+use crate::harness::program::Session;
 use crate::harness::scene::Scene;
 use crate::harness::{Case, PATIENCE};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -51,6 +53,19 @@ fn killed(scene: &Scene) -> Result<()> {
         kill(Pid::from_raw(start(c, "two")?), Signal::SIGKILL)?;
         c.until("two", "STOPPED", PATIENCE)?;
         ensure!(c.remove("two")? == 137, "not the status of a killed process");
+        c.nothing_left()
+    });
+    scene.part("memory", || {
+        let log = scene.log("events.log");
+        let events = Session::piped(c.ctr_command(&["events"]), &log)?;
+        start(c, "greedy")?;
+        // As if the VMM needed more than it says.
+        let cgroup = Path::new("/sys/fs/cgroup").join(NAMESPACE).join("greedy");
+        std::fs::write(cgroup.join("memory.swap.max"), "0")?;
+        std::fs::write(cgroup.join("memory.max"), "16M")?;
+        c.until("greedy", "STOPPED", PATIENCE)?;
+        events.expect("/tasks/oom", PATIENCE)?;
+        ensure!(c.remove("greedy")? == 137, "not the status of a killed process");
         c.nothing_left()
     });
     scene.part("containerd", || {
@@ -133,7 +148,7 @@ fn cycle(c: &Containerd<'_>, name: &str, words: &str, way: u64, wait: Duration) 
     let mut options = c.run_words(&vm(words), &[], "small", name);
     options.insert(1, "--detach".to_owned());
     let log = c.scene().log("cycles.log");
-    let client = crate::harness::program::Session::piped(c.ctr_command(&options), &log)?;
+    let client = Session::piped(c.ctr_command(&options), &log)?;
     sleep(wait);
     match way {
         // Whatever has been started by now: there may be none of it yet, or no more.

@@ -5,9 +5,11 @@ use crate::harness::Case;
 use crate::harness::containerd::image::{Image, name};
 use crate::harness::containerd::{Containerd, RUNTIME, Version};
 use crate::harness::manifest::Manifest;
+use crate::harness::pod::Node;
 use crate::harness::scene::{Scene, says};
 use anyhow::{Result, ensure};
 use serde_json::json;
+use std::time::Duration;
 
 pub const CASE: Case = Case {
     name: "shim-refused",
@@ -84,6 +86,21 @@ fn run(scene: &Scene) -> Result<()> {
         "small",
         &["/proc/self/nothing"],
     );
+    let node = Node::new(scene, 1500)?;
+    let pod = node.pod(7)?;
+    pod.run("ip link add tap0 type dummy")?;
+    let before = pod.netns.state()?;
+    let namespace = format!("network:{}", pod.netns.path().display());
+    refused(
+        "tap",
+        &vm("poweroff").pod_interface(json!({"bridge": {}})),
+        &["--with-ns", &namespace],
+        "small",
+        &["tap0"],
+    );
+    scene.part("tap-as-it-was", || {
+        pod.netns.returns_to(&before, Duration::from_secs(10))
+    });
     annotations(c);
     Ok(())
 }
