@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long what a case has started may take to end after it.
@@ -96,7 +96,7 @@ pub fn run(cases: &[Case], selection: &Selection) -> Result<bool> {
             }
         }
         let _ = fs::remove_dir_all(&folder);
-        if INTERRUPTED.load(Ordering::Relaxed) {
+        if interrupted().is_some() {
             break;
         }
     }
@@ -148,7 +148,7 @@ fn perform(case: &Case, folder: &Path, which: Option<&str>, tally: &mut Tally) -
             break Ok(status);
         }
         let hung = Instant::now() >= deadline;
-        if hung || INTERRUPTED.load(Ordering::Relaxed) {
+        if hung || interrupted().is_some() {
             let _ = child.kill();
             child.wait()?;
             break Err(hung);
@@ -251,11 +251,16 @@ fn show(title: &str, text: &str) {
     }
 }
 
-/// Somebody wants the suite to end.
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+/// The signal by which somebody wants the suite to end, or 0.
+static INTERRUPTED: AtomicI32 = AtomicI32::new(0);
 
-extern "C" fn interrupt(_signal: i32) {
-    INTERRUPTED.store(true, Ordering::Relaxed);
+/// The signal that has ended the suite early.
+pub fn interrupted() -> Option<i32> {
+    Some(INTERRUPTED.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
+}
+
+extern "C" fn interrupt(signal: i32) {
+    INTERRUPTED.store(signal, Ordering::Relaxed);
 }
 
 fn catch_signals() -> Result<()> {
