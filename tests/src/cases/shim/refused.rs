@@ -113,7 +113,7 @@ fn annotations(c: &Containerd<'_>) {
         (
             "other-kind",
             Some("husk.io/vmi={\"apiVersion\": \"v1\", \"kind\": \"Pod\"}"),
-            "kind",
+            "found Pod",
         ),
     ] {
         c.scene().part(part, || {
