@@ -41,11 +41,14 @@ fn killed(scene: &Scene) -> Result<()> {
         let vmm = start(c, "one")?;
         kill(Pid::from_raw(c.shim("one")?), Signal::SIGKILL)?;
         gone(vmm, Duration::from_secs(5))?;
-        c.until("one", "STOPPED", PATIENCE)
-            .or_else(|error| match c.task("one")? {
-                None => Ok(()),
-                Some(_) => Err(error),
-            })?;
+        let deadline = Instant::now() + PATIENCE;
+        while c.task("one")?.is_some_and(|(_, state)| state != "STOPPED") {
+            ensure!(
+                Instant::now() < deadline,
+                "containerd does not know that it ended"
+            );
+            sleep(Duration::from_millis(200));
+        }
         c.remove("one")?;
         c.nothing_left()
     });
