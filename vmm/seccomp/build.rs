@@ -1,0 +1,99 @@
+//! Compiles the tables, so that a thread only hands its program to the kernel.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt::Write;
+use std::path::Path;
+use std::{env, fs};
+
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+    TargetArch,
+};
+
+#[path = "src/role.rs"]
+mod role;
+#[path = "src/tables.rs"]
+mod tables;
+
+use role::Role;
+use tables::{Call, Condition, REFUSED, allowed};
+
+type Rules = BTreeMap<i64, Vec<SeccompRule>>;
+
+fn condition(condition: Condition) -> Result<SeccompCondition, Box<dyn Error>> {
+    let operator = match condition.mask {
+        u32::MAX => SeccompCmpOp::Eq,
+        mask => SeccompCmpOp::MaskedEq(mask.into()),
+    };
+    let length = SeccompCmpArgLen::Dword;
+    Ok(SeccompCondition::new(
+        condition.argument,
+        length,
+        operator,
+        condition.value.into(),
+    )?)
+}
+
+/// An empty list of rules stands for any arguments.
+fn rules(calls: &[Call]) -> Result<Rules, Box<dyn Error>> {
+    let mut alternatives: BTreeMap<i64, Vec<Call>> = BTreeMap::new();
+    for call in calls {
+        let list = alternatives.entry(call.number).or_default();
+        if !list.contains(call) {
+            list.push(*call);
+        }
+    }
+    let mut rules = Rules::new();
+    for (number, list) in alternatives {
+        let mut chain = Vec::new();
+        if list.iter().all(|call| call.conditions[0].is_some()) {
+            for call in list {
+                let conditions = call.conditions.into_iter().flatten().map(condition);
+                chain.push(SeccompRule::new(conditions.collect::<Result<_, _>>()?)?);
+            }
+        }
+        rules.insert(number, chain);
+    }
+    Ok(rules)
+}
+
+fn compile(rules: Rules, action: SeccompAction) -> Result<BpfProgram, Box<dyn Error>> {
+    let filter = SeccompFilter::new(rules, SeccompAction::KillProcess, action, TargetArch::x86_64)?;
+    Ok(filter.try_into()?)
+}
+
+fn program(role: Role) -> Result<BpfProgram, Box<dyn Error>> {
+    let mut program = compile(rules(&allowed(role))?, SeccompAction::Allow)?;
+    for (errno, numbers) in REFUSED {
+        let rules = numbers.iter().map(|number| (*number, Vec::new())).collect();
+        // Its last instruction is for calls that no filter knows so far: the next filter is in its place.
+        program.pop();
+        program.extend(compile(rules, SeccompAction::Errno(errno))?);
+    }
+    Ok(program)
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    if env::var("CARGO_CFG_TARGET_ARCH")? != "x86_64" {
+        return Err("the tables are those of x86-64".into());
+    }
+    let mut text = String::from("fn program(role: Role) -> &'static [sock_filter] {\n    match role {\n");
+    for role in Role::ALL {
+        writeln!(text, "        Role::{role:?} => &[")?;
+        for one in program(role)? {
+            let (code, jt, jf, k) = (one.code, one.jt, one.jf, one.k);
+            writeln!(
+                text,
+                "            sock_filter {{ code: {code}, jt: {jt}, jf: {jf}, k: {k} }},"
+            )?;
+        }
+        writeln!(text, "        ],")?;
+    }
+    text.push_str("    }\n}\n");
+    fs::write(Path::new(&env::var("OUT_DIR")?).join("programs.rs"), text)?;
+    for file in ["build.rs", "src/role.rs", "src/tables.rs"] {
+        println!("cargo::rerun-if-changed={file}");
+    }
+    Ok(())
+}

@@ -1,0 +1,131 @@
+//! What each thread of the VMM may ask of the kernel: a seccomp filter for every [`Role`].
+//!
+//! The lists are in `tables.rs`; the build compiles them with seccompiler, so that a thread has nothing to do for its
+//! filter but to hand it to the kernel, and the programs are constants, which cost no memory that is not the program's
+//! file. A call that is not listed kills the process (SIGSYS); a few that programs can do without are refused with an
+//! error number.
+//!
+//! # Who has which
+//!
+//! Filters stack: a thread inherits its maker's and adds its own, and each call has to pass all of them. So the first
+//! thread, from which all others descend, has none until the machine is made, which is when rings are set up and
+//! descriptors of KVM's are opened: till then it has heard of nobody but its monitor. The threads that it starts
+//! meanwhile, vCPUs among them, take theirs before anything else. What a thread with a filter starts later can do no
+//! more than it can itself: [`Role::starts`] says who that is, and a role's list includes theirs. That makes the lists
+//! of the first thread and of vCPUs long, since both start device workers; the workers' own are short.
+//!
+//! # What is missing from a list
+//!
+//! The kernel says which call killed a process, and on which thread, in its log or the audit daemon's:
+//! `audit: type=1326 … comm="blk-root" exe=… sig=31 … syscall=74`. `ausyscall 74` or `strace` names it. To see what
+//! threads do before they are killed, or to find out what a new device needs:
+//!
+//! ```text
+//! strace -f -e trace=all -o /tmp/calls -p PID    # each line begins with its thread; /proc/PID/task/TID/comm names it
+//! strace -f -c -S name -p PID                    # how often which call, over all threads
+//! ```
+//!
+//! Attached to a VMM that runs, it shows just what happens under the filters. A new entry goes into the smallest group
+//! of `tables.rs` that needs it, with its arguments restricted where they make a difference (`ioctl` by request), and
+//! with a reason if it surprises. The crates' own tests and the payloads in `vmm/tests` run under these filters.
+
+mod role;
+#[cfg(test)]
+mod tables;
+
+pub use role::Role;
+use seccompiler::{apply_filter, sock_filter};
+
+include!(concat!(env!("OUT_DIR"), "/programs.rs"));
+
+/// Confines the calling thread, and what it will start, to what its role needs. There is no way back.
+///
+/// Ends the process if the kernel refuses: a thread that cannot be confined must not go on.
+pub fn install(role: Role) {
+    if let Err(error) = apply_filter(program(role)) {
+        tracing::error!(%error, ?role, "no seccomp filter");
+        std::process::abort();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tables::{Call, KICK, REFUSED, allowed};
+
+    fn covers(list: &[Call], call: &Call) -> bool {
+        let as_general = |other: &&Call| other.conditions == [None; 2] || other.conditions == call.conditions;
+        list.iter()
+            .filter(|other| other.number == call.number)
+            .any(|other| as_general(&other))
+    }
+
+    #[test]
+    fn who_starts_a_thread_may_do_what_it_does() {
+        for role in Role::ALL {
+            for other in role.starts() {
+                let list = allowed(role);
+                for call in allowed(*other) {
+                    assert!(covers(&list, &call), "{role:?} {other:?} {call:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_opens_executes_or_connects() {
+        let never = [
+            libc::SYS_execve,
+            libc::SYS_execveat,
+            libc::SYS_fork,
+            libc::SYS_vfork,
+            libc::SYS_clone3,
+            libc::SYS_ptrace,
+            libc::SYS_process_vm_writev,
+            libc::SYS_open,
+            libc::SYS_openat,
+            libc::SYS_openat2,
+            libc::SYS_socket,
+            libc::SYS_connect,
+            libc::SYS_bind,
+            libc::SYS_accept4,
+            libc::SYS_io_uring_setup,
+            libc::SYS_bpf,
+            libc::SYS_memfd_create,
+            libc::SYS_unshare,
+            libc::SYS_setns,
+            libc::SYS_kill,
+            libc::SYS_pkey_mprotect,
+            libc::SYS_userfaultfd,
+        ];
+        for role in Role::ALL {
+            for call in allowed(role) {
+                assert!(!never.contains(&call.number), "{role:?} {call:?}");
+                if call.number == libc::SYS_ioctl {
+                    assert!(call.conditions[0].is_some_and(|c| c.argument == 1 && c.mask == u32::MAX));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_refused_is_not_allowed() {
+        for role in Role::ALL {
+            for number in REFUSED.iter().flat_map(|(_, numbers)| numbers.iter()) {
+                assert!(
+                    allowed(role).iter().all(|call| call.number != *number),
+                    "{role:?} {number}"
+                );
+            }
+        }
+        assert_eq!(libc::SIGRTMIN(), KICK);
+    }
+
+    #[test]
+    fn programs_are_short() {
+        for role in Role::ALL {
+            let len = program(role).len();
+            assert!((50..1000).contains(&len), "{role:?} has {len} instructions");
+        }
+    }
+}

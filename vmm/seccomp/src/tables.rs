@@ -1,0 +1,381 @@
+//! What threads may ask of the kernel, by role. See the crate's documentation for how to find out what is missing.
+
+use libc::{
+    SYS_brk, SYS_clock_gettime, SYS_clock_nanosleep, SYS_clone, SYS_clone3, SYS_close, SYS_dup,
+    SYS_epoll_create1, SYS_epoll_ctl, SYS_epoll_pwait, SYS_epoll_wait, SYS_eventfd2, SYS_exit,
+    SYS_exit_group, SYS_fallocate, SYS_fcntl, SYS_fdatasync, SYS_fstat, SYS_fstatfs, SYS_fsync,
+    SYS_ftruncate, SYS_futex, SYS_getcwd, SYS_getpid, SYS_getrandom, SYS_getsockopt, SYS_gettid,
+    SYS_io_uring_enter, SYS_io_uring_register, SYS_io_uring_setup, SYS_ioctl, SYS_lseek, SYS_madvise,
+    SYS_mmap, SYS_mprotect, SYS_mremap, SYS_munmap, SYS_nanosleep, SYS_newfstatat, SYS_open, SYS_openat,
+    SYS_poll, SYS_ppoll, SYS_prctl, SYS_pread64, SYS_preadv, SYS_preadv2, SYS_pwrite64, SYS_pwritev,
+    SYS_pwritev2, SYS_read, SYS_readlink, SYS_readlinkat, SYS_readv, SYS_recvfrom, SYS_recvmsg,
+    SYS_restart_syscall, SYS_rseq, SYS_rt_sigaction, SYS_rt_sigprocmask, SYS_rt_sigreturn,
+    SYS_sched_getaffinity, SYS_sched_setscheduler, SYS_sched_yield, SYS_seccomp, SYS_sendmsg, SYS_sendto,
+    SYS_set_robust_list, SYS_shutdown, SYS_sigaltstack, SYS_statx, SYS_tgkill, SYS_write, SYS_writev, c_int,
+    c_long,
+};
+
+use crate::role::Role;
+
+/// A system call, if its arguments are as they have to be. Several entries of the same call are alternatives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    pub number: c_long,
+    /// All of them have to hold.
+    pub conditions: [Option<Condition>; 2],
+}
+
+/// What the low half of an argument has to be: of no argument that is looked at does the kernel see more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Condition {
+    pub argument: u8,
+    /// The bits that count.
+    pub mask: u32,
+    pub value: u32,
+}
+
+const fn any(number: c_long) -> Call {
+    let conditions = [None; 2];
+    Call { number, conditions }
+}
+
+const fn when(number: c_long, condition: Condition) -> Call {
+    let conditions = [Some(condition), None];
+    Call { number, conditions }
+}
+
+const fn both(number: c_long, first: Condition, second: Condition) -> Call {
+    let conditions = [Some(first), Some(second)];
+    Call { number, conditions }
+}
+
+const fn is(argument: u8, value: c_int) -> Condition {
+    Condition {
+        argument,
+        mask: u32::MAX,
+        value: value as u32,
+    }
+}
+
+const fn has(argument: u8, bits: c_int) -> Condition {
+    Condition {
+        argument,
+        mask: bits as u32,
+        value: bits as u32,
+    }
+}
+
+const fn has_not(argument: u8, bits: c_int) -> Condition {
+    Condition {
+        argument,
+        mask: bits as u32,
+        value: 0,
+    }
+}
+
+const fn ioctl(request: u32) -> Call {
+    when(SYS_ioctl, is(1, request as c_int))
+}
+
+const fn fcntl(command: c_int) -> Call {
+    when(SYS_fcntl, is(1, command))
+}
+
+/// Threads of a process and nothing else, as glibc makes them; musl adds CLONE_DETACHED, which means nothing.
+const THREAD: c_int = libc::CLONE_VM
+    | libc::CLONE_FS
+    | libc::CLONE_FILES
+    | libc::CLONE_SIGHAND
+    | libc::CLONE_THREAD
+    | libc::CLONE_SYSVSEM
+    | libc::CLONE_SETTLS
+    | libc::CLONE_PARENT_SETTID
+    | libc::CLONE_CHILD_CLEARTID;
+
+/// What gets vCPUs out of the guest: the first real-time signal that glibc leaves.
+pub const KICK: c_int = 34;
+
+/// What is refused with an error number, for programs that can do without it; everything else kills the process.
+pub const REFUSED: [(u32, &[c_long]); 2] = [
+    // Its flags are in memory, where no filter sees them. glibc and musl make do with clone.
+    (libc::ENOSYS as u32, &[SYS_clone3]),
+    (
+        libc::EPERM as u32,
+        &[
+            // An engine made after the start is served by threads.
+            SYS_io_uring_setup,
+            // The allocator asks how memory is overcommitted, and std how many processors the cgroup has; a panic's
+            // backtrace looks for the program's file and where it is. None of them would be found in the empty root.
+            SYS_open,
+            SYS_openat,
+            SYS_readlink,
+            SYS_readlinkat,
+            SYS_getcwd,
+        ],
+    ),
+];
+
+/// What the language's runtime, the C library and the allocator need on any thread, while it runs and to end.
+const RUNTIME: &[Call] = &[
+    any(SYS_read),
+    any(SYS_write),
+    any(SYS_close),
+    any(SYS_futex),
+    when(SYS_mmap, has_not(2, libc::PROT_EXEC)),
+    when(SYS_mprotect, has_not(2, libc::PROT_EXEC)),
+    any(SYS_munmap),
+    any(SYS_mremap),
+    any(SYS_madvise),
+    any(SYS_brk),
+    any(SYS_getrandom),
+    any(SYS_sched_yield),
+    // How many arenas the allocator may have; how many processors there are.
+    any(SYS_sched_getaffinity),
+    // Where the clock cannot be read without the kernel.
+    any(SYS_clock_gettime),
+    any(SYS_clock_nanosleep),
+    any(SYS_nanosleep),
+    // Goes on with a sleep when the process was stopped and continued.
+    any(SYS_restart_syscall),
+    any(SYS_rt_sigprocmask),
+    any(SYS_rt_sigreturn),
+    // The stack overflow handler: taken down with its thread, and on a fault that is not its own.
+    any(SYS_sigaltstack),
+    when(SYS_rt_sigaction, is(0, libc::SIGSEGV)),
+    when(SYS_rt_sigaction, is(0, libc::SIGBUS)),
+    // abort(3)
+    when(SYS_rt_sigaction, is(0, libc::SIGABRT)),
+    when(SYS_tgkill, is(2, libc::SIGABRT)),
+    any(SYS_getpid),
+    any(SYS_gettid),
+    // Builds with debug assertions look whether a descriptor is open before they close it.
+    fcntl(libc::F_GETFD),
+    any(SYS_exit),
+    any(SYS_exit_group),
+];
+
+/// Threads, and what they do before they have a filter of their own.
+const STARTING: &[Call] = &[
+    when(
+        SYS_clone,
+        Condition {
+            argument: 0,
+            mask: !(libc::CLONE_DETACHED as u32),
+            value: THREAD as u32,
+        },
+    ),
+    any(SYS_set_robust_list),
+    any(SYS_rseq),
+    when(SYS_prctl, is(0, libc::PR_SET_NAME)),
+    when(SYS_prctl, is(0, libc::PR_SET_NO_NEW_PRIVS)),
+    // Without flags: with them one could get a descriptor that answers for others.
+    both(
+        SYS_seccomp,
+        is(0, libc::SECCOMP_SET_MODE_FILTER as c_int),
+        is(1, 0),
+    ),
+];
+
+/// Loops that wait for eventfds.
+const EVENTS: &[Call] = &[
+    any(SYS_epoll_create1),
+    any(SYS_epoll_ctl),
+    any(SYS_epoll_wait),
+    any(SYS_epoll_pwait),
+    any(SYS_poll),
+    any(SYS_ppoll),
+    any(SYS_eventfd2),
+    any(SYS_dup),
+    fcntl(libc::F_DUPFD_CLOEXEC),
+];
+
+/// A worker decides whether it preempts the vCPU that wakes it.
+const PACE: &[Call] = &[when(SYS_sched_setscheduler, is(0, 0))];
+
+/// Rings that there are. What they can do was restricted when they were made.
+const RING: &[Call] = &[any(SYS_io_uring_enter)];
+
+/// IORING_REGISTER_FILES_UPDATE, all that a ring still takes: disks come and go.
+const RING_FILES: &[Call] = &[when(SYS_io_uring_register, is(1, 6))];
+
+/// Open files: what they are, and what is in them.
+const READ_FILES: &[Call] = &[
+    any(SYS_fstat),
+    // By descriptor; a name would be looked up in the empty root.
+    when(SYS_newfstatat, has(3, libc::AT_EMPTY_PATH)),
+    when(SYS_statx, has(2, libc::AT_EMPTY_PATH)),
+    // When one fails, std asks with no path and no descriptor whether the kernel has it.
+    both(SYS_statx, is(0, 0), is(1, 0)),
+    fcntl(libc::F_GETFL),
+    any(SYS_lseek),
+    any(SYS_pread64),
+    any(SYS_preadv),
+];
+
+/// A qcow2 image, whose file grows and is made of pieces.
+const WRITE_FILES: &[Call] = &[
+    any(SYS_pwrite64),
+    any(SYS_pwritev),
+    any(SYS_fdatasync),
+    any(SYS_fsync),
+    any(SYS_fallocate),
+    any(SYS_ftruncate),
+    // imago, on what its file lies.
+    any(SYS_fstatfs),
+];
+
+/// The calls of a raw image.
+const DISK_CALLS: &[Call] = &[
+    any(SYS_preadv2),
+    any(SYS_pwritev2),
+    // In place of those, where the kernel has none of them.
+    any(SYS_preadv),
+    any(SYS_pwritev),
+    any(SYS_fdatasync),
+    any(SYS_fallocate),
+];
+
+/// What a block device is.
+const BLOCK_DEVICES: &[Call] = &[
+    ioctl(0x1268),      // BLKSSZGET
+    ioctl(0x127b),      // BLKPBSZGET
+    ioctl(0x127a),      // BLKALIGNOFF
+    ioctl(0x1278),      // BLKIOMIN
+    ioctl(0x1279),      // BLKIOOPT
+    ioctl(0x1267),      // BLKSECTGET
+    ioctl(0x8008_1272), // BLKGETSIZE64
+];
+
+/// A SCSI device of the host, and the channel to the monitor, which executes what takes a privilege.
+const SCSI_GENERIC: &[Call] = &[
+    ioctl(0x2285), // SG_IO
+    any(SYS_sendto),
+    any(SYS_recvfrom),
+];
+
+/// SG_GET_VERSION_NUM: whether it is one.
+const SCSI_PROBE: &[Call] = &[ioctl(0x2282)];
+
+const KVM_RUN: &[Call] = &[ioctl(0xae80)];
+
+/// A vCPU of its own: paused, reset, and why it failed.
+const KVM_VCPU: &[Call] = &[
+    ioctl(0xaead),      // KVM_KVMCLOCK_CTRL
+    ioctl(0xc008_ae88), // KVM_GET_MSRS
+    ioctl(0x4008_ae89), // KVM_SET_MSRS
+    ioctl(0x8090_ae81), // KVM_GET_REGS
+    ioctl(0x4090_ae82), // KVM_SET_REGS
+    ioctl(0x8138_ae83), // KVM_GET_SREGS
+    ioctl(0x4138_ae84), // KVM_SET_SREGS
+    ioctl(0x4400_ae8f), // KVM_SET_LAPIC
+    ioctl(0x4004_ae99), // KVM_SET_MP_STATE
+    ioctl(0x4040_aea0), // KVM_SET_VCPU_EVENTS
+    ioctl(0x4080_aea2), // KVM_SET_DEBUGREGS
+    ioctl(0x5000_aea5), // KVM_SET_XSAVE
+    ioctl(0x4188_aea7), // KVM_SET_XCRS
+];
+
+/// Interrupts and doorbells, which drivers and whoever resets their devices connect.
+const KVM_WIRING: &[Call] = &[
+    ioctl(0x4020_ae76), // KVM_IRQFD
+    ioctl(0x4040_ae79), // KVM_IOEVENTFD
+    ioctl(0x4008_ae6a), // KVM_SET_GSI_ROUTING
+];
+
+/// The machine: pause, resume, reset. It is made before there is a filter.
+const KVM_MACHINE: &[Call] = &[
+    ioctl(0x8030_ae7c), // KVM_GET_CLOCK
+    ioctl(0x4030_ae7b), // KVM_SET_CLOCK
+    ioctl(0x8208_ae63), // KVM_SET_IRQCHIP
+    when(SYS_tgkill, is(2, KICK)),
+];
+
+/// What a driver sets of its tap, and whether a vhost has it.
+const TAP: &[Call] = &[
+    ioctl(0x4004_54d0), // TUNSETOFFLOAD
+    ioctl(0x4004_54d1), // TUNSETTXFILTER
+    ioctl(0x4004_54d9), // TUNSETQUEUE
+    ioctl(0x4008_af30), // VHOST_NET_SET_BACKEND
+];
+
+/// Frames from and to a tap.
+const FRAMES: &[Call] = &[any(SYS_readv), any(SYS_writev)];
+
+/// Queues are given to a vhost, and taken back.
+const VHOST: &[Call] = &[
+    ioctl(0x4008_af00), // VHOST_SET_FEATURES
+    ioctl(0x4008_af03), // VHOST_SET_MEM_TABLE
+    ioctl(0x4008_af10), // VHOST_SET_VRING_NUM
+    ioctl(0x4028_af11), // VHOST_SET_VRING_ADDR
+    ioctl(0x4008_af12), // VHOST_SET_VRING_BASE
+    ioctl(0xc008_af12), // VHOST_GET_VRING_BASE
+    ioctl(0x4008_af20), // VHOST_SET_VRING_KICK
+    ioctl(0x4008_af21), // VHOST_SET_VRING_CALL
+    ioctl(0x4008_af22), // VHOST_SET_VRING_ERR
+];
+
+/// A NIC that is plugged in.
+const NEW_NIC: &[Call] = &[
+    ioctl(0x8004_54d2), // TUNGETIFF
+    ioctl(0x4004_54d8), // TUNSETVNETHDRSZ
+    fcntl(libc::F_GETFL),
+    fcntl(libc::F_SETFL),
+    ioctl(0xaf01),      // VHOST_SET_OWNER
+    ioctl(0x8008_af00), // VHOST_GET_FEATURES
+];
+
+/// The control socket, descriptors that arrive, and the console.
+const SOCKETS: &[Call] = &[
+    any(SYS_recvfrom),
+    any(SYS_recvmsg),
+    any(SYS_sendto),
+    any(SYS_sendmsg),
+    any(SYS_readv),
+    any(SYS_writev),
+    any(SYS_shutdown),
+    any(SYS_getsockopt),
+];
+
+/// What a role needs for itself, most frequent ioctls first: they are compared one by one.
+fn own(role: Role) -> &'static [&'static [Call]] {
+    match role {
+        Role::Control => &[
+            RUNTIME,
+            STARTING,
+            EVENTS,
+            SOCKETS,
+            KVM_WIRING,
+            KVM_MACHINE,
+            VHOST,
+            NEW_NIC,
+        ],
+        Role::Vcpu => &[KVM_RUN, RUNTIME, STARTING, EVENTS, KVM_VCPU, KVM_WIRING, VHOST],
+        Role::Blk => &[RUNTIME, EVENTS, PACE, RING],
+        // It drops the last handles of its disks, which closes images.
+        Role::Scsi => &[
+            RUNTIME,
+            STARTING,
+            EVENTS,
+            PACE,
+            RING,
+            RING_FILES,
+            READ_FILES,
+            WRITE_FILES,
+        ],
+        Role::Net => &[RUNTIME, EVENTS, PACE, FRAMES],
+        Role::NetControl => &[RUNTIME, EVENTS, PACE, FRAMES, TAP],
+        Role::Rng | Role::Balloon => &[RUNTIME, EVENTS, PACE],
+        Role::Lun => &[RUNTIME, SCSI_GENERIC],
+        Role::DiskIo => &[RUNTIME, DISK_CALLS],
+        Role::Qcow2 => &[RUNTIME, READ_FILES, WRITE_FILES],
+        Role::Blocking => &[RUNTIME, STARTING, EVENTS, BLOCK_DEVICES, SCSI_GENERIC, SCSI_PROBE],
+        Role::Boot => &[RUNTIME, STARTING, READ_FILES],
+    }
+}
+
+/// All that a role may do.
+pub fn allowed(role: Role) -> Vec<Call> {
+    let own = own(role).iter().flat_map(|group| group.iter().copied());
+    let theirs = role.starts().iter().flat_map(|other| allowed(*other));
+    own.chain(theirs).collect()
+}
