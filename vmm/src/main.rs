@@ -96,6 +96,7 @@ fn run(arguments: Arguments) -> Result<Exit, String> {
     confine(arguments.identity).map_err(|e| e.to_string())?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        .on_thread_start(|| husk_seccomp::install(husk_seccomp::Role::Blocking))
         .build()
         .map_err(|e| e.to_string())?;
     let exit = runtime.block_on(async {

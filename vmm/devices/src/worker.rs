@@ -1,10 +1,11 @@
-//! The thread of a device actor: named, stoppable, joined on drop, its panic caught and reported.
+//! The thread of a device actor: named, confined, stoppable, joined on drop, its panic caught and reported.
 
 use std::any::Any;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::{self, JoinHandle};
 
+use husk_seccomp::{Role, install};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::pace::give_way;
@@ -28,9 +29,10 @@ pub struct Worker<T: Send + 'static> {
 }
 
 impl<T: Send + 'static> Worker<T> {
-    /// Starts `body` on a thread called `name` (at most 15 bytes are visible). `body` gets an eventfd
-    /// that becomes readable when it should finish; `on_panic` is called on that thread if it panics.
-    pub fn spawn<F, P>(name: &str, on_panic: P, body: F) -> io::Result<Self>
+    /// Starts `body` on a thread called `name` (at most 15 bytes are visible) that can do no more than its role needs.
+    /// `body` gets an eventfd that becomes readable when it should finish; `on_panic` is called on that thread if it
+    /// panics.
+    pub fn spawn<F, P>(role: Role, name: &str, on_panic: P, body: F) -> io::Result<Self>
     where
         F: FnOnce(&EventFd) -> T + Send + 'static,
         P: FnOnce(&str) + Send + 'static,
@@ -42,6 +44,7 @@ impl<T: Send + 'static> Worker<T> {
             .name(name.to_owned())
             .stack_size(256 << 10)
             .spawn(move || {
+                install(role);
                 give_way();
                 catch_unwind(AssertUnwindSafe(|| body(&seen))).map_err(|payload| {
                     let message = panic_text(payload.as_ref());
@@ -110,9 +113,22 @@ mod tests {
         assert_eq!(unsafe { libc::poll(&raw mut fd, 1, -1) }, 1);
     }
 
+    /// A worker that does nothing, and its thread's number.
+    fn idle() -> (Worker<()>, libc::pid_t) {
+        let (tx, rx) = mpsc::channel();
+        let body = move |stop: &EventFd| {
+            // SAFETY: asks for the calling thread's number.
+            tx.send(unsafe { libc::gettid() }).unwrap();
+            wait(stop);
+        };
+        let worker = Worker::spawn(Role::Rng, "t", |_| {}, body).unwrap();
+        (worker, rx.recv().unwrap())
+    }
+
     #[test]
     fn stop_returns_what_the_loop_returned() {
         let worker = Worker::spawn(
+            Role::Rng,
             "t",
             |_| {},
             |stop| {
@@ -126,16 +142,31 @@ mod tests {
 
     #[test]
     fn a_worker_does_not_preempt_who_wakes_it() {
-        // SAFETY: asks for the calling thread's policy.
-        let policy = Worker::spawn("t", |_| {}, |_| unsafe { libc::sched_getscheduler(0) });
-        assert_eq!(policy.unwrap().stop().unwrap(), libc::SCHED_BATCH);
+        let (worker, thread) = idle();
+        // SAFETY: asks for the policy of a thread, which runs. It may not ask itself.
+        let policy = unsafe { libc::sched_getscheduler(thread) };
+        assert_eq!(policy, libc::SCHED_BATCH);
+        worker.stop().unwrap();
+    }
+
+    #[test]
+    fn a_worker_has_a_filter() {
+        let (worker, thread) = idle();
+        let status = std::fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();
+        assert!(status.contains("\nSeccomp:\t2\n"), "{status}");
+        worker.stop().unwrap();
     }
 
     #[test]
     fn a_panic_is_reported_and_does_not_spread() {
         let (tx, rx) = mpsc::channel();
-        let worker: Worker<()> =
-            Worker::spawn("t", move |m| tx.send(m.to_owned()).unwrap(), |_| panic!("boom")).unwrap();
+        let worker: Worker<()> = Worker::spawn(
+            Role::Rng,
+            "t",
+            move |m| tx.send(m.to_owned()).unwrap(),
+            |_| panic!("boom"),
+        )
+        .unwrap();
         assert_eq!(rx.recv().unwrap(), "boom");
         assert_eq!(worker.stop().unwrap_err().to_string(), "worker t panicked: boom");
     }

@@ -6,6 +6,8 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
+use husk_seccomp::{Role, install};
+
 use crate::mailbox::lock;
 
 /// A number of threads that do jobs, oldest first. Dropping it waits until all are done.
@@ -34,8 +36,9 @@ impl<J> Debug for Pool<J> {
 }
 
 impl<J: Send + 'static> Pool<J> {
-    /// `count` threads called `name`, each with `stack` bytes of stack, that do `work`.
+    /// `count` threads called `name`, each with `stack` bytes of stack and confined to `role`, that do `work`.
     pub fn new(
+        role: Role,
         name: &str,
         (count, stack): (usize, usize),
         work: impl Fn(J) + Send + Sync + 'static,
@@ -55,6 +58,7 @@ impl<J: Send + 'static> Pool<J> {
             let (shared, work) = (Arc::clone(&pool.shared), Arc::clone(&work));
             let thread = thread::Builder::new().name(name.into()).stack_size(stack);
             pool.threads.push(thread.spawn(move || {
+                install(role);
                 while let Some(job) = shared.next() {
                     work(job);
                 }
@@ -105,7 +109,10 @@ mod tests {
     #[test]
     fn what_was_pushed_is_done_before_the_end() {
         let (sender, done) = mpsc::channel();
-        let pool = Pool::new("t", (3, 64 << 10), move |job: u32| sender.send(job).unwrap()).unwrap();
+        let pool = Pool::new(Role::DiskIo, "t", (3, 64 << 10), move |job: u32| {
+            sender.send(job).unwrap()
+        })
+        .unwrap();
         pool.push(0..100);
         drop(pool);
         let mut done: Vec<u32> = done.iter().collect();

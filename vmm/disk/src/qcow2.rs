@@ -7,6 +7,8 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
+use husk_seccomp::Role;
+
 use crate::executor::Call;
 use crate::mailbox::Mailbox;
 use crate::pool::Pool;
@@ -58,7 +60,7 @@ impl Image {
         let geometry = content.geometry();
         let content = Arc::new(content);
         let image = Arc::clone(&content);
-        let pool = Pool::new("qcow2", (THREADS, STACK), move |job| {
+        let pool = Pool::new(Role::Qcow2, "qcow2", (THREADS, STACK), move |job| {
             let Job { tag, call, answer } = job;
             // SAFETY: whoever started the call keeps its memory until the result below is there.
             let result = unsafe { image.perform(call) };

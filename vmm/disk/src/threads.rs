@@ -5,6 +5,8 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
+use husk_seccomp::Role;
+
 use crate::executor::{Call, Executor};
 use crate::mailbox::Mailbox;
 use crate::pool::Pool;
@@ -35,11 +37,16 @@ impl Threads {
     pub fn new(places: u32) -> io::Result<Self> {
         let mailbox = Arc::new(Mailbox::new()?);
         let results = Arc::clone(&mailbox);
-        let pool = Pool::new("disk-io", (THREADS, STACK), move |(tag, fd, call): Job| {
-            // SAFETY: whoever pushed the call keeps its file and memory until the result below is popped.
-            let result = unsafe { perform(fd, call) };
-            results.put(tag, result);
-        })?;
+        let pool = Pool::new(
+            Role::DiskIo,
+            "disk-io",
+            (THREADS, STACK),
+            move |(tag, fd, call): Job| {
+                // SAFETY: whoever pushed the call keeps its file and memory until the result below is popped.
+                let result = unsafe { perform(fd, call) };
+                results.put(tag, result);
+            },
+        )?;
         Ok(Self {
             pool,
             mailbox,

@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use husk_devices::bus::Bus;
+use husk_seccomp::{Role, install};
 use kvm_bindings::kvm_run;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
@@ -115,6 +116,7 @@ impl Vcpu {
             .name(format!("vcpu{index}"))
             .stack_size(STACK)
             .spawn(move || {
+                install(Role::Vcpu);
                 let actor = Actor {
                     index,
                     initial,

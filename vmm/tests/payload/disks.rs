@@ -186,6 +186,13 @@ async fn overlays_are_there_from_the_start_and_plugged() {
         .overlay("plugged", 3, [&overlays[1], &base], Format::Raw)
         .await;
     rig.add_disk(plugged).await.unwrap();
+    let threads = rig.filtered_threads().await;
+    for name in ["husk-vmm", "vcpu0", "scsi", "qcow2", "tokio-rt-worker"] {
+        assert!(
+            threads.iter().any(|thread| thread.starts_with(name)),
+            "{name}: {threads:?}"
+        );
+    }
     let mut drive = rig.overlay("drive", 4, [&overlays[2], &base], Format::Raw).await;
     drive.set_type(Type::Cdrom);
     assert_eq!(code(rig.add_disk(drive).await), Code::InvalidArgument);

@@ -141,6 +141,36 @@ impl Rig {
         self.child.id()
     }
 
+    /// The names of all threads, once each has a seccomp filter and cannot gain privileges: one that was just made
+    /// takes its own first of all.
+    pub async fn filtered_threads(&self) -> Vec<String> {
+        let start = Instant::now();
+        loop {
+            let (filtered, bare): (Vec<_>, Vec<_>) = self.threads().into_iter().partition(|(_, status)| {
+                ["NoNewPrivs:\t1\n", "Seccomp:\t2\n"]
+                    .iter()
+                    .all(|line| status.contains(line))
+            });
+            if bare.is_empty() {
+                return filtered.into_iter().map(|(name, _)| name).collect();
+            }
+            assert!(start.elapsed() < PATIENCE, "{bare:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Name and status of each thread there is.
+    fn threads(&self) -> Vec<(String, String)> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
+        let read = |task: std::fs::DirEntry| {
+            let name = std::fs::read_to_string(task.path().join("comm")).ok()?;
+            let status = std::fs::read_to_string(task.path().join("status")).ok()?;
+            Some((name.trim().to_owned(), status))
+        };
+        // One that ends meanwhile is none.
+        tasks.filter_map(|task| read(task.ok()?)).collect()
+    }
+
     /// Closes the control socket.
     pub async fn hang_up(self) -> Child {
         self.child

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use husk_devices::virtio::{ActivateError, Activation, ActiveQueue, VirtioInterrupt};
 use husk_devices::worker::Worker;
 use husk_devices::{GuestMem, GuestMemMmap};
+use husk_seccomp::Role;
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU};
 use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -83,11 +84,12 @@ struct Common {
 impl Common {
     fn spawn<T: Send + 'static>(
         &self,
+        role: Role,
         name: &str,
         body: impl FnOnce(&EventFd) -> T + Send + 'static,
     ) -> io::Result<Worker<T>> {
         let interrupt = Arc::clone(&self.interrupt);
-        Worker::spawn(name, move |message| interrupt.needs_reset(message), body)
+        Worker::spawn(role, name, move |message| interrupt.needs_reset(message), body)
     }
 }
 
@@ -152,7 +154,7 @@ impl Running {
             calls,
             error,
         };
-        self.control = Some(common.spawn(&parts.name, |stop| worker.run(stop))?);
+        self.control = Some(common.spawn(Role::NetControl, &parts.name, |stop| worker.run(stop))?);
         Ok(())
     }
 
@@ -181,7 +183,8 @@ impl Running {
                 mailbox,
             };
             let name = format!("{}-{index}", parts.name);
-            self.pairs.push(common.spawn(&name, |stop| pair.run(stop))?);
+            self.pairs
+                .push(common.spawn(Role::Net, &name, |stop| pair.run(stop))?);
             lines.push(line);
         }
         Ok(Datapath::Workers(lines))

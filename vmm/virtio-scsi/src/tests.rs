@@ -56,8 +56,8 @@ struct Guest {
     scsi: ManuallyDrop<Scsi>,
     handle: ScsiHandle,
     stops: Arc<Mutex<Vec<String>>>,
-    /// How the actor was scheduled at the last of them.
-    policy: Arc<AtomicI32>,
+    /// The actor's thread, from the last of them.
+    thread: Arc<AtomicI32>,
     event_idx: bool,
     requests: u64,
     /// Buffers for events in use by the driver.
@@ -155,17 +155,17 @@ impl Guest {
 
     fn with(engine: Engine, units: Vec<NewUnit>, event_idx: bool) -> Self {
         let stops = Arc::<Mutex<Vec<String>>>::default();
-        let policy = Arc::new(AtomicI32::new(-1));
+        let thread = Arc::new(AtomicI32::new(-1));
         let setup = Setup {
             queues: 2,
             max_target: 255,
             units,
             engine: EngineKind::Auto,
             on_stop: {
-                let (stops, policy) = (Arc::clone(&stops), Arc::clone(&policy));
+                let (stops, thread) = (Arc::clone(&stops), Arc::clone(&thread));
                 Arc::new(move |id, _| {
-                    // SAFETY: asks for the calling thread's policy.
-                    policy.store(unsafe { libc::sched_getscheduler(0) }, Ordering::SeqCst);
+                    // SAFETY: asks for the calling thread's number.
+                    thread.store(unsafe { libc::gettid() }, Ordering::SeqCst);
                     stops.lock().unwrap().push(id.to_owned());
                 })
             },
@@ -182,7 +182,7 @@ impl Guest {
             scsi: ManuallyDrop::new(scsi),
             handle,
             stops,
-            policy,
+            thread,
             event_idx,
             requests: 0,
             buffers: Vec::new(),

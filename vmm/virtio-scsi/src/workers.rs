@@ -12,6 +12,7 @@ use std::thread::{self, JoinHandle};
 
 use husk_devices::GuestMemMmap;
 use husk_devices::virtio::chain::Segment;
+use husk_seccomp::{Role, install};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::memory;
@@ -120,7 +121,10 @@ impl Workers {
     fn start(&mut self) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
         let thread = thread::Builder::new().name("lun-io".into()).stack_size(256 << 10);
-        self.threads.push(thread.spawn(move || shared.work())?);
+        self.threads.push(thread.spawn(move || {
+            install(Role::Lun);
+            shared.work();
+        })?);
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use husk_seccomp::Role;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
@@ -164,7 +165,12 @@ impl VirtioDevice for Balloon {
             }
         }
         self.set_interrupt(Some(Arc::clone(&activation.interrupt)));
-        self.worker = Some(QueueWorker::start(self.name(), Reclaim, activation)?);
+        self.worker = Some(QueueWorker::start(
+            Role::Balloon,
+            self.name(),
+            Reclaim,
+            activation,
+        )?);
         Ok(())
     }
 

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
+use husk_seccomp::Role;
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::GuestAddressSpace;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
@@ -34,8 +35,8 @@ pub(crate) trait Handler: Send + 'static {
 pub(crate) struct QueueWorker(Worker<Vec<ActiveQueue>>);
 
 impl QueueWorker {
-    /// Starts a thread called `name` that serves every queue of `activation` through `handler`.
-    pub fn start(name: &str, handler: impl Handler, activation: Activation) -> io::Result<Self> {
+    /// Starts a thread called `name`, confined to its role, that serves every queue of `activation` through `handler`.
+    pub fn start(role: Role, name: &str, handler: impl Handler, activation: Activation) -> io::Result<Self> {
         let Activation {
             mem,
             queues,
@@ -61,7 +62,7 @@ impl QueueWorker {
             }
             server.queues
         };
-        Worker::spawn(name, on_panic, body).map(Self)
+        Worker::spawn(role, name, on_panic, body).map(Self)
     }
 
     /// Ends the worker after the request at hand and takes back the queues, unless it panicked.

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use husk_seccomp::Role;
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -63,7 +64,7 @@ impl VirtioDevice for Rng {
         if activation.queues.is_empty() {
             return Err(ActivateError::MissingQueue(0));
         }
-        self.worker = Some(QueueWorker::start(self.name(), Source, activation)?);
+        self.worker = Some(QueueWorker::start(Role::Rng, self.name(), Source, activation)?);
         Ok(())
     }
 

@@ -8,6 +8,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
+use husk_seccomp::Role;
 use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::mock::{AvailRing, DescriptorTable, UsedRing};
@@ -71,6 +72,7 @@ impl VirtioDevice for Echo {
             active
         };
         self.0 = Some(Worker::spawn(
+            Role::Rng,
             "echo",
             move |reason| failed.needs_reset(reason),
             body,
@@ -287,7 +289,7 @@ impl VirtioDevice for Noise {
             }
             active
         };
-        self.0 = Some(Worker::spawn("noise", |_| {}, body)?);
+        self.0 = Some(Worker::spawn(Role::Rng, "noise", |_| {}, body)?);
         Ok(())
     }
     fn reset(&mut self) {
