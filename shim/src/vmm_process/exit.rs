@@ -29,7 +29,10 @@ impl VmExit {
             },
             (None, signal) => (
                 ExitReason::Error,
-                Some(format!("the VMM was killed by {}", signal_name(signal))),
+                Some(match signal {
+                    Some(libc::SIGSYS) => FILTERED.to_owned(),
+                    other => format!("the VMM was killed by {}", signal_name(other)),
+                }),
             ),
         };
         let detail = match (how, last_words) {
@@ -43,6 +46,11 @@ impl VmExit {
         }
     }
 }
+
+/// SIGSYS. The kernel logs seccomp's kills with the thread's name and the call's number, to the audit daemon if there is
+/// one.
+const FILTERED: &str = "the VMM was killed for a system call that its seccomp filter refuses: a bug of Husk's, or a guest \
+                        that broke out; `dmesg` or `ausearch -m SECCOMP` has a line with type=1326 that names thread and call";
 
 /// The meaning husk-vmm gives its exit statuses; they stand beside `ExitReason` in vmm.proto.
 fn reason_of(code: i32) -> Option<ExitReason> {
@@ -94,5 +102,15 @@ mod tests {
         assert_eq!(exit(9, None).detail, "the VMM was killed by SIGKILL");
         assert_eq!(exit(9, None).reason, ExitReason::Error);
         assert!(exit(9, None).by_signal);
+    }
+
+    #[test]
+    fn a_filters_kill_is_told_from_others() {
+        let killed = exit(libc::SIGSYS, Some("worker panicked"));
+        assert_eq!(killed.reason, ExitReason::Error);
+        assert!(killed.by_signal);
+        for words in ["seccomp filter", "type=1326", ": worker panicked"] {
+            assert!(killed.detail.contains(words), "{}", killed.detail);
+        }
     }
 }
