@@ -2,6 +2,7 @@
 
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
+use crate::harness::privileges;
 use crate::harness::scene::Scene;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, SMALL, images};
@@ -52,6 +53,12 @@ fn run(scene: &Scene) -> Result<()> {
         shell.ok(&format!("echo changed by the guest > /dev/{disk}"))?;
     }
     shell.ok("sync")?;
+    scene.part("confinement", || {
+        // The control thread, the vCPU, the SCSI controller and four disks.
+        let threads = privileges::confined(vm.pid("vmmPid")?)?;
+        ensure!(threads >= 7, "only {threads} threads");
+        Ok(())
+    });
     shell.send("poweroff -f")?;
     vm.powered_off()?;
 

@@ -1,4 +1,4 @@
-//! What a process may do to networks, as `/proc` tells.
+//! What a process may do, as `/proc` tells.
 
 use super::netns::Netns;
 use anyhow::{Context, Result, ensure};
@@ -7,34 +7,13 @@ use std::fs;
 
 /// Its bit in a set of capabilities.
 const CAP_NET_ADMIN: u32 = 12;
+/// An empty set of capabilities.
+const NO_CAPABILITY: &str = "0000000000000000";
 
-/// Fails unless the process `pid` is confined as a VMM has to be: another user than root, no capabilities and no way to
-/// any, an empty root, and nothing open but what it was handed and what has no name.
+/// Fails unless the process `pid` is confined as a VMM in a pod has to be: as [`confined`] says, with an empty root, and
+/// nothing open but what it was handed and what has no name.
 pub fn none(pid: i32) -> Result<()> {
-    for task in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
-        let status = fs::read_to_string(task.path().join("status"))?;
-        let about = || format!("{}:\n{status}", task.path().display());
-        for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
-            ensure!(
-                line(&status, set) == Some("0000000000000000"),
-                "{set} in {}",
-                about()
-            );
-        }
-        for field in ["Uid", "Gid"] {
-            let ids = line(&status, field).unwrap_or("0");
-            ensure!(
-                !ids.split_whitespace().any(|id| id == "0"),
-                "{field} in {}",
-                about()
-            );
-        }
-        ensure!(
-            line(&status, "NoNewPrivs") == Some("1"),
-            "NoNewPrivs in {}",
-            about()
-        );
-    }
+    confined(pid)?;
     let root = fs::read_dir(format!("/proc/{pid}/root"))?.flatten().count();
     ensure!(root == 0, "its root has {root} entries");
     for file in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
@@ -63,10 +42,38 @@ pub fn none(pid: i32) -> Result<()> {
     Ok(())
 }
 
-/// The value of a field of a `status` file.
-fn line<'s>(status: &'s str, field: &str) -> Option<&'s str> {
-    let mut lines = status.lines();
-    lines.find_map(|line| Some(line.strip_prefix(field)?.strip_prefix(':')?.trim()))
+/// Fails if a thread of the process `pid` is root's, has a capability or could get one, or no seccomp filter. Returns how
+/// many threads there are.
+pub fn confined(pid: i32) -> Result<usize> {
+    let mut threads = 0;
+    for task in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
+        // One that has ended since.
+        let Ok(status) = fs::read_to_string(task.path().join("status")) else {
+            continue;
+        };
+        let thread = field(&status, "Name")?;
+        for (name, wanted) in [
+            ("CapInh", NO_CAPABILITY),
+            ("CapPrm", NO_CAPABILITY),
+            ("CapEff", NO_CAPABILITY),
+            ("CapAmb", NO_CAPABILITY),
+            ("NoNewPrivs", "1"),
+            // A filter.
+            ("Seccomp", "2"),
+        ] {
+            let found = field(&status, name)?;
+            ensure!(found == wanted, "{name} of thread {thread} is {found}");
+        }
+        for name in ["Uid", "Gid"] {
+            let ids = field(&status, name)?;
+            ensure!(
+                ids.split_whitespace().all(|id| id != "0"),
+                "{name} of thread {thread} is {ids}"
+            );
+        }
+        threads += 1;
+    }
+    Ok(threads)
 }
 
 /// Fails if the process `pid` could change a network: its threads have the capability for it, or it has a socket to
@@ -102,9 +109,15 @@ pub fn cannot_change_networks(pid: i32, namespaces: &[&Netns]) -> Result<()> {
 }
 
 fn has(status: &str, set: &str, bit: u32) -> Result<bool> {
-    let bits = line(status, set).with_context(|| format!("no {set}"))?;
-    let bits = u64::from_str_radix(bits, 16)?;
+    let bits = u64::from_str_radix(field(status, set)?, 16)?;
     Ok(bits >> bit & 1 == 1)
+}
+
+fn field<'s>(status: &'s str, name: &str) -> Result<&'s str> {
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    Ok(line.with_context(|| format!("no {name}"))?.trim())
 }
 
 /// The sockets in a namespace's table, as links of descriptors name them. Their inodes are the last column.

@@ -98,6 +98,9 @@ fn run(scene: &Scene) -> Result<()> {
     scene.part("renewal", || renewal(scene, &shell, &one));
     scene.part("privileges", || {
         let namespaces: [&Netns; 2] = [&one.netns, &node.netns];
+        for vm in [&first, &second] {
+            privileges::confined(vm.pid("vmmPid")?)?;
+        }
         privileges::cannot_change_networks(first.pid("vmmPid")?, &namespaces)?;
         privileges::cannot_change_networks(second.pid("vmmPid")?, &namespaces)
     });
