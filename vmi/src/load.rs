@@ -23,6 +23,8 @@ pub struct Vmi {
     pub name: String,
     /// Its namespace, a DNS-1123 label.
     pub namespace: String,
+    /// Its UID, if a cluster gave it one.
+    pub uid: Option<String>,
     /// Its labels.
     pub labels: BTreeMap<String, String>,
     /// Its annotations.

@@ -266,6 +266,7 @@ manifest! {
     Claim {
         claim_name: String,
         read_only: bool,
+        hotpluggable: bool,
     }
 
     /// `spec.volumes[].cloudInitNoCloud` and `.cloudInitConfigDrive`
@@ -292,6 +293,7 @@ manifest! {
     /// `spec.volumes[].dataVolume`
     DataVolume {
         name: String,
+        hotpluggable: bool,
     }
 
     /// `spec.volumes[].ephemeral`
@@ -387,6 +389,36 @@ impl Disk {
 }
 
 impl Volume {
+    /// Whether it may come to a running VM, and go again.
+    pub fn is_hotpluggable(&self) -> bool {
+        let claim = self.persistent_volume_claim.as_ref();
+        claim.is_some_and(|claim| claim.hotpluggable)
+            || self.data_volume.as_ref().is_some_and(|data| data.hotpluggable)
+    }
+
+    /// What the manifest calls the object or image behind it, where it names one.
+    pub(crate) fn origin(&self) -> Option<String> {
+        let claim = self.persistent_volume_claim.as_ref();
+        let ephemeral = self
+            .ephemeral
+            .as_ref()
+            .and_then(|volume| volume.persistent_volume_claim.as_ref());
+        let names = [
+            ("persistentVolumeClaim", claim.map(|claim| &claim.claim_name)),
+            ("ephemeral", ephemeral.map(|claim| &claim.claim_name)),
+            ("dataVolume", self.data_volume.as_ref().map(|data| &data.name)),
+            (
+                "containerDisk",
+                self.container_disk.as_ref().map(|disk| &disk.image),
+            ),
+            ("hostDisk", self.host_disk.as_ref().map(|disk| &disk.path)),
+            ("configMap", self.config_map.as_ref().map(|map| &map.name)),
+            ("secret", self.secret.as_ref().map(|secret| &secret.secret_name)),
+        ];
+        let (kind, name) = names.into_iter().find_map(|(kind, name)| Some((kind, name?)))?;
+        Some(format!("{kind}/{name}"))
+    }
+
     /// The number of sources it names; one is right.
     pub(crate) fn sources(&self) -> usize {
         [

@@ -13,7 +13,7 @@ use husk_proto::shim::v1::{
     ShutdownResponse, Status as VmStatus, WatchStatusRequest,
 };
 use husk_proto::vmm::v1 as vmm;
-use husk_vmi::{CacheMode, NewVolume, VmPlan};
+use husk_vmi::{CacheMode, DiskSource, NewVolume, VmPlan};
 use tokio_stream::wrappers::WatchStream;
 use tokio_stream::{Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
@@ -126,10 +126,11 @@ impl Pod for Service {
         };
         let volume = NewVolume {
             name: request.name,
-            path: request.path.into(),
+            source: DiskSource::File(request.path.into()),
             serial: request.serial,
             cache,
             read_only: request.read_only,
+            ..NewVolume::default()
         };
         let address = self.disks.add(volume).await?;
         Ok(Response::new(AddVolumeResponse {

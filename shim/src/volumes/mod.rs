@@ -163,6 +163,8 @@ fn open_disk(
     let access = access(disk);
     let image = match &disk.source {
         DiskSource::Empty => return Ok(read_only(None)),
+        // Only what is plugged is handed over.
+        DiskSource::Descriptor(_) => return Err(Fault::NotGiven(PathBuf::from(&disk.name))),
         DiskSource::CloudInit {
             layout,
             meta_data,

@@ -60,6 +60,7 @@ fn disk(source: DiskSource) -> DiskPlan {
         queues: 1,
         io_thread: None,
         boot_order: None,
+        origin: None,
         source,
     }
 }

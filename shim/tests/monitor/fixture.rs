@@ -25,6 +25,7 @@ pub fn plan(name: &str) -> VmPlan {
     VmPlan {
         name: name.into(),
         namespace: "default".into(),
+        uid: None,
         uuid: Default::default(),
         serial: None,
         topology: Topology {
@@ -73,6 +74,7 @@ pub fn disk(name: &str, source: DiskSource) -> DiskPlan {
         queues: 1,
         io_thread: None,
         boot_order: None,
+        origin: None,
         source,
     }
 }

@@ -105,6 +105,7 @@ fn spec(value: Option<&Value>, path: &str, found: &mut Found) -> Spec {
 struct Metadata {
     name: String,
     namespace: Option<String>,
+    uid: Option<String>,
     labels: BTreeMap<String, String>,
     annotations: BTreeMap<String, String>,
 }
@@ -127,6 +128,7 @@ impl Metadata {
         Self {
             name: text("name").unwrap_or_default(),
             namespace: text("namespace"),
+            uid: text("uid").filter(|uid| !uid.is_empty()),
             labels: map("labels"),
             annotations: map("annotations"),
         }
@@ -168,6 +170,7 @@ fn build(
     Ok(Vmi {
         name,
         namespace,
+        uid: metadata.uid,
         labels: metadata.labels,
         annotations: metadata.annotations,
         spec,

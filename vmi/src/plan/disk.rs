@@ -45,6 +45,9 @@ pub struct DiskPlan {
     /// Boot order, from 1.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub boot_order: Option<u32>,
+    /// What the manifest calls the object or image behind it: `persistentVolumeClaim/data`. None where it has no name.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub origin: Option<String>,
     /// Where its data is.
     pub source: DiskSource,
 }
@@ -210,6 +213,15 @@ pub struct ScsiController {
     pub queues: u32,
 }
 
+/// What tells an open file from all others while it is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileId {
+    /// The file system's number, or that of the block device the file is.
+    pub device: u64,
+    /// Its number there; 0 for a block device.
+    pub inode: u64,
+}
+
 /// Where a disk's data is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -219,6 +231,8 @@ pub enum DiskSource {
     /// A persistentVolumeClaim, also that of an ephemeral volume, or a dataVolume: a raw image file, a directory with
     /// a raw `disk.img`, or a block device.
     File(PathBuf),
+    /// An open file that somebody handed over; nobody knows it by a name.
+    Descriptor(FileId),
     /// A containerDisk: an image file, a directory of the container image's root or of its `disk/`, an OCI layout, or
     /// an archive of the image.
     ContainerDisk {

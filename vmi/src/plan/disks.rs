@@ -140,6 +140,7 @@ fn one(
         queues,
         io_thread: None,
         boot_order: disk.boot_order.and_then(|order| u32::try_from(order).ok()),
+        origin: volume.and_then(Volume::origin),
         source,
     }
 }
@@ -160,7 +161,7 @@ pub(super) fn cache(disk: &Disk, path: &str) -> Result<CacheMode, FieldError> {
     }
 }
 
-fn block_size(given: Option<&types::BlockSize>) -> BlockSize {
+pub(super) fn block_size(given: Option<&types::BlockSize>) -> BlockSize {
     let Some(given) = given else {
         return BlockSize::Default;
     };
@@ -176,7 +177,7 @@ fn block_size(given: Option<&types::BlockSize>) -> BlockSize {
     }
 }
 
-fn error_policy(given: Option<&str>) -> ErrorPolicy {
+pub(super) fn error_policy(given: Option<&str>) -> ErrorPolicy {
     match given {
         Some("report") => ErrorPolicy::Report,
         Some("ignore") => ErrorPolicy::Ignore,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::disk::ScsiAddress;
+use super::disk::{FileId, ScsiAddress};
 use super::{
     BlockSize, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, FormatRule, VmPlan,
 };
@@ -16,14 +16,40 @@ const SERIAL: usize = 256;
 pub struct NewVolume {
     /// The volume's name and the disk's.
     pub name: String,
-    /// An image, a block device, or a directory with `disk.img`. Absolute.
-    pub path: PathBuf,
+    /// [`DiskSource::File`], an image, a block device, or a directory with `disk.img`, by an absolute path; or
+    /// [`DiskSource::Descriptor`].
+    pub source: DiskSource,
     /// Serial number shown to the guest; the name if it is empty.
     pub serial: String,
     /// How the host caches it.
     pub cache: CacheMode,
     /// The guest cannot write it.
     pub read_only: bool,
+    /// Another VM may have it open too.
+    pub shareable: bool,
+    /// The block sizes the guest is told.
+    pub block_size: BlockSize,
+    /// What happens on an I/O error of the host.
+    pub error_policy: ErrorPolicy,
+    /// What the manifest calls the object behind it, if one does.
+    pub origin: Option<String>,
+}
+
+impl Default for NewVolume {
+    /// One without a name or a source, and all else as a manifest that does not say.
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            source: DiskSource::Empty,
+            serial: String::new(),
+            cache: CacheMode::Auto,
+            read_only: false,
+            shareable: false,
+            block_size: BlockSize::Default,
+            error_policy: ErrorPolicy::Stop,
+            origin: None,
+        }
+    }
 }
 
 /// What plugging a volume takes.
@@ -51,8 +77,11 @@ pub enum PlugError {
     #[error("Unable to add volume [{0}] because volume with that name already exists")]
     NameTaken(String),
     /// A disk of that image.
-    #[error("Unable to add volume source [{}] because it already exists", .0.display())]
-    SourceTaken(PathBuf),
+    #[error("Unable to add volume source [{0}] because it already exists")]
+    SourceTaken(String),
+    /// Neither a file's path nor a descriptor.
+    #[error("the volume '{0}' is neither a file nor a block device")]
+    Source(String),
     /// No controller to plug it into.
     #[error("the manifest switches hotplug off (disableHotplug)")]
     Disabled,
@@ -69,7 +98,7 @@ impl VmPlan {
     /// without a controller, or with a full one.
     pub fn plug(&self, volume: &NewVolume, avoid: &[ScsiAddress]) -> Result<Plug, PlugError> {
         let NewVolume {
-            name, path, serial, ..
+            name, source, serial, ..
         } = volume;
         if let Some(fault) = label_fault(name) {
             return Err(PlugError::Name(name.clone(), fault));
@@ -77,9 +106,12 @@ impl VmPlan {
         if !is_serial(serial) || serial.len() > SERIAL {
             return Err(PlugError::Serial(serial.clone()));
         }
-        if !path.is_absolute() {
-            return Err(PlugError::Path(path.clone()));
-        }
+        let called = match source {
+            DiskSource::File(path) if !path.is_absolute() => return Err(PlugError::Path(path.clone())),
+            DiskSource::File(path) => path.display().to_string(),
+            DiskSource::Descriptor(FileId { device, inode }) => format!("file {inode} of device {device:#x}"),
+            _ => return Err(PlugError::Source(name.clone())),
+        };
         let queues = self.scsi.ok_or(PlugError::Disabled)?.queues;
         if let Some(there) = self.disks.iter().find(|disk| disk.name == *name) {
             let same = there
@@ -90,9 +122,8 @@ impl VmPlan {
                 false => Err(PlugError::NameTaken(name.clone())),
             };
         }
-        let source = DiskSource::File(path.clone());
-        if self.disks.iter().any(|disk| disk.source == source) {
-            return Err(PlugError::SourceTaken(path.clone()));
+        if self.disks.iter().any(|disk| disk.source == *source) {
+            return Err(PlugError::SourceTaken(called));
         }
         let used = self.disks.iter().filter_map(DiskPlan::scsi_address);
         let address = ScsiAddress::free(used.chain(avoid.iter().copied())).ok_or(PlugError::Full)?;
@@ -117,13 +148,14 @@ impl NewVolume {
             format: FormatRule::Raw,
             serial: Some(serial.clone()),
             cache: self.cache,
-            shareable: false,
-            block_size: BlockSize::Default,
-            error_policy: ErrorPolicy::Stop,
+            shareable: self.shareable,
+            block_size: self.block_size,
+            error_policy: self.error_policy,
             queues,
             io_thread: None,
             boot_order: None,
-            source: DiskSource::File(self.path.clone()),
+            origin: self.origin.clone(),
+            source: self.source.clone(),
         }
     }
 }

@@ -6,6 +6,7 @@ mod disks;
 mod hotplug;
 mod io_threads;
 mod limits;
+mod live;
 mod machine;
 mod nic;
 mod nics;
@@ -16,12 +17,13 @@ mod types;
 use uuid::Uuid;
 
 pub use disk::{
-    BlockSize, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, FormatRule, ScsiAddress,
-    ScsiController, SeedData, SeedLayout,
+    BlockSize, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, FileId, FormatRule,
+    ScsiAddress, ScsiController, SeedData, SeedLayout,
 };
 pub(crate) use disks::effective;
 pub use hotplug::{NewVolume, Plug, PlugError};
 pub(crate) use limits::{limits, sizes};
+pub use live::{Live, LiveInterface};
 pub use nic::{NicBinding, NicDhcp, NicNetwork, NicPlan, NicPort, NicProtocol};
 pub use source::KERNEL_VOLUME;
 pub(crate) use source::decode;
@@ -87,6 +89,7 @@ pub fn plan(vmi: &Vmi, resources: &PodResources) -> Result<VmPlan, Vec<FieldErro
         namespace: vmi.namespace.clone(),
         hostname: source::host_name(vmi),
         subdomain: vmi.spec.subdomain.clone().filter(|name| !name.is_empty()),
+        uid: vmi.uid.clone(),
         uuid,
         serial: domain.firmware.serial.clone().filter(|serial| !serial.is_empty()),
         topology,

@@ -48,6 +48,9 @@ pub struct VmPlan {
     /// The domain that the guest is in, below the namespace's.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub subdomain: Option<String>,
+    /// The VMI's own UID, which a cluster gives it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub uid: Option<String>,
     /// SMBIOS system UUID.
     pub uuid: Uuid,
     /// SMBIOS system serial number.

@@ -66,7 +66,7 @@ pub(super) const VOLUME: Kind = Object(&[
 const HOTPLUGGABLE: Field = noted(
     "hotpluggable",
     Bool,
-    "disks cannot be removed from a running VM yet",
+    "one that is there when the VM starts is a part of it, and stays until it ends",
 );
 
 const CLAIM: &[Field] = &[yes("claimName", Str), yes("readOnly", Bool), HOTPLUGGABLE];

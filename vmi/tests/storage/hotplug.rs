@@ -1,18 +1,14 @@
 //! Volumes that are plugged into a VM that runs.
 
-use std::path::PathBuf;
-
 use super::planned;
-use husk_vmi::{CacheMode, Controller, NewVolume, Plug, PlugError, ScsiAddress, VmPlan};
+use husk_vmi::{CacheMode, Controller, DiskSource, NewVolume, Plug, PlugError, ScsiAddress, VmPlan};
 use serde_json::json;
 
 fn volume(name: &str, path: &str) -> NewVolume {
     NewVolume {
         name: name.into(),
-        path: PathBuf::from(path),
-        serial: String::new(),
-        cache: CacheMode::Auto,
-        read_only: false,
+        source: DiskSource::File(path.into()),
+        ..NewVolume::default()
     }
 }
 
@@ -62,7 +58,7 @@ fn the_same_volume_again_is_there_and_another_is_refused() {
     assert_eq!(vm.plug(&asked, &[]), Ok(Plug::There(disk)));
     let taken = Err(PlugError::NameTaken("data".into()));
     for change in [
-        |volume: &mut NewVolume| volume.path = "/other".into(),
+        |volume: &mut NewVolume| volume.source = DiskSource::File("/other".into()),
         |volume: &mut NewVolume| volume.serial = "S".into(),
         |volume: &mut NewVolume| volume.read_only = true,
         |volume: &mut NewVolume| volume.cache = CacheMode::None,

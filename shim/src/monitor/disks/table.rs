@@ -30,7 +30,7 @@ impl Table {
     pub(super) fn plug(&self, volume: &NewVolume, avoid: &[ScsiAddress]) -> Result<Plug, Status> {
         self.plan.plug(volume, avoid).map_err(|error| {
             let code = match &error {
-                PlugError::Name(..) | PlugError::Serial(_) | PlugError::Path(_) => {
+                PlugError::Name(..) | PlugError::Serial(_) | PlugError::Path(_) | PlugError::Source(_) => {
                     tonic::Code::InvalidArgument
                 }
                 PlugError::NameTaken(_) | PlugError::SourceTaken(_) => tonic::Code::AlreadyExists,

@@ -24,6 +24,7 @@ fn plan(change: impl FnOnce(&mut DiskPlan)) -> VmPlan {
         queues: 1,
         io_thread: None,
         boot_order: None,
+        origin: None,
         source: DiskSource::EmptyDisk {
             capacity_bytes: 1 << 20,
         },
@@ -32,6 +33,7 @@ fn plan(change: impl FnOnce(&mut DiskPlan)) -> VmPlan {
     VmPlan {
         name: "vm".into(),
         namespace: "default".into(),
+        uid: None,
         uuid: uuid::Uuid::nil(),
         serial: None,
         topology: Topology {

@@ -1,0 +1,266 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{CacheMode, Loaded, load};
+
+/// A VMI with a disk on a claim, one that is hotpluggable, and two interfaces; `change` is a merge patch.
+fn vmi(change: Value) -> Vmi {
+    let mut manifest = json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": "demo", "uid": "u-1"},
+        "spec": {
+            "domain": {
+                "cpu": {"cores": 2},
+                "memory": {"guest": "128Mi"},
+                "devices": {
+                    "disks": [{"name": "root", "disk": {"bus": "virtio"}}],
+                    "interfaces": [{"name": "default", "masquerade": {}}],
+                },
+            },
+            "networks": [{"name": "default", "pod": {}}],
+            "volumes": [
+                {"name": "root", "persistentVolumeClaim": {"claimName": "root"}},
+                {"name": "seed", "cloudInitNoCloud": {"userData": "#cloud-config"}},
+            ],
+        },
+    });
+    merge(&mut manifest, change);
+    match load(&manifest.to_string()).unwrap().remove(0) {
+        Loaded::Vmi(vmi) => *vmi,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn merge(into: &mut Value, change: Value) {
+    match (into, change) {
+        (Value::Object(into), Value::Object(change)) => {
+            for (name, value) in change {
+                merge(into.entry(name).or_insert(Value::Null), value);
+            }
+        }
+        (into, change) => *into = change,
+    }
+}
+
+fn running() -> VmPlan {
+    let mut resources = PodResources::default();
+    resources.volumes.insert("root".into(), "/root.img".into());
+    plan(&vmi(json!({})), &resources).unwrap()
+}
+
+fn live(change: Value) -> Result<Live, String> {
+    running()
+        .live(&vmi(change))
+        .map_err(|errors| errors.iter().map(|error| format!("{error}\n")).collect())
+}
+
+fn volumes(more: Value) -> Value {
+    let spec = vmi(json!({})).spec;
+    assert_eq!(spec.volumes.len(), 2);
+    json!({"spec": {"volumes": [
+        {"name": "root", "persistentVolumeClaim": {"claimName": "root"}},
+        {"name": "seed", "cloudInitNoCloud": {"userData": "#cloud-config"}},
+        more,
+    ]}})
+}
+
+#[test]
+fn the_vmi_it_was_started_from_wants_nothing() {
+    let planned = LiveInterface::Planned {
+        name: "default".into(),
+        link_up: true,
+    };
+    let wanted = Live {
+        volumes: Vec::new(),
+        interfaces: vec![planned],
+    };
+    assert_eq!(live(json!({})).unwrap(), wanted);
+    // Labels are nobody's business here, nor is a UID that one side does not know.
+    let change = json!({"metadata": {"labels": {"a": "b"}, "uid": null}});
+    assert_eq!(live(change).unwrap(), wanted);
+}
+
+#[test]
+fn what_takes_a_restart_is_refused_by_its_field() {
+    for (change, field) in [
+        (json!({"metadata": {"name": "other"}}), "metadata.name"),
+        (json!({"metadata": {"namespace": "other"}}), "metadata.namespace"),
+        (json!({"metadata": {"uid": "u-2"}}), "metadata.uid"),
+        (
+            json!({"spec": {"domain": {"cpu": {"cores": 4}}}}),
+            "spec.domain.cpu",
+        ),
+        (
+            json!({"spec": {"domain": {"memory": {"guest": "256Mi"}}}}),
+            "spec.domain.memory.guest",
+        ),
+        (json!({"spec": {"subdomain": "x"}}), "spec.subdomain"),
+        (
+            json!({"spec": {"domain": {"firmware": {"serial": "x"}}}}),
+            "spec.domain.firmware.serial",
+        ),
+        (
+            json!({"spec": {"domain": {"devices": {"rng": {}}}}}),
+            "spec.domain.devices.rng",
+        ),
+        (
+            json!({"spec": {"terminationGracePeriodSeconds": 7}}),
+            "spec.terminationGracePeriodSeconds",
+        ),
+        (
+            json!({"spec": {"domain": {"devices": {"disks": [
+                {"name": "root", "disk": {"bus": "virtio"}, "serial": "x"}]}}}}),
+            "spec.domain.devices.disks[0]",
+        ),
+        (
+            json!({"spec": {"volumes": [
+                {"name": "root", "persistentVolumeClaim": {"claimName": "other"}},
+                {"name": "seed", "cloudInitNoCloud": {"userData": "#cloud-config"}}]}}),
+            "spec.domain.devices.disks[0]",
+        ),
+        (
+            json!({"spec": {"volumes": [{"name": "root", "persistentVolumeClaim": {"claimName": "root"}}]}}),
+            "spec.domain.devices.disks",
+        ),
+        (
+            volumes(json!({"name": "more", "emptyDisk": {"capacity": "1Gi"}})),
+            "spec.volumes[2]",
+        ),
+        (
+            json!({"spec": {"domain": {"devices": {"interfaces": [{"name": "default", "bridge": {}}]}}}}),
+            "spec.domain.devices.interfaces[0]",
+        ),
+        (
+            json!({"spec": {"domain": {"devices": {"interfaces": [
+                {"name": "default", "masquerade": {}, "macAddress": "02:00:00:00:00:07"}]}}}}),
+            "spec.domain.devices.interfaces[0]",
+        ),
+        (
+            json!({"spec": {"networks": [{"name": "red", "multus": {"networkName": "red"}}],
+                "domain": {"devices": {"interfaces": [{"name": "red", "bridge": {}}]}}}}),
+            "spec.domain.devices.interfaces",
+        ),
+    ] {
+        let said = live(change.clone()).unwrap_err();
+        assert!(
+            said.starts_with(&format!("{field}: ")) && said.lines().count() == 1,
+            "{change}: {said}"
+        );
+    }
+    // What no VMI may be is said in KubeVirt's words.
+    let said = live(json!({"spec": {"domain": {"devices": {"disks": [{"name": "no"}]}}}})).unwrap_err();
+    assert!(
+        said.contains("spec.domain.devices.disks[0].Name 'no' not found."),
+        "{said}"
+    );
+}
+
+#[test]
+fn hotpluggable_volumes_are_told_with_all_that_their_disks_say() {
+    let more = json!({"name": "data", "dataVolume": {"name": "dv", "hotpluggable": true}});
+    let wanted = NewVolume {
+        name: "data".into(),
+        origin: Some("dataVolume/dv".into()),
+        ..NewVolume::default()
+    };
+    assert_eq!(live(volumes(more)).unwrap().volumes, [wanted]);
+
+    let more = json!({"name": "data",
+        "persistentVolumeClaim": {"claimName": "c", "hotpluggable": true, "readOnly": true}});
+    let mut change = volumes(more);
+    let disks = json!([
+        {"name": "data", "disk": {"bus": "scsi"}, "serial": "S", "shareable": true, "errorPolicy": "report"},
+        {"name": "root", "disk": {"bus": "virtio"}},
+    ]);
+    change["spec"]["domain"] = json!({"devices": {"disks": disks}});
+    let found = live(change.clone()).unwrap().volumes.remove(0);
+    assert_eq!(
+        (found.serial.as_str(), found.read_only, found.shareable),
+        ("S", true, true)
+    );
+    assert_eq!(
+        (found.cache, found.error_policy),
+        (CacheMode::None, crate::ErrorPolicy::Report)
+    );
+
+    for (disk, field) in [
+        (json!({"bus": "virtio"}), "disk.bus"),
+        (json!({"bus": "scsi"}), "lun"),
+        (json!({"bus": "scsi"}), "cdrom"),
+    ] {
+        let kind = field.split('.').next().unwrap();
+        let mut change = change.clone();
+        change["spec"]["domain"]["devices"]["disks"][0] = json!({"name": "data", kind: disk});
+        let said = live(change).unwrap_err();
+        assert!(
+            said.starts_with(&format!("spec.domain.devices.disks[0].{field}: ")),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn a_hotpluggable_volume_that_was_there_at_the_start_is_a_part_of_the_vm() {
+    let first = vmi(volumes(
+        json!({"name": "data", "dataVolume": {"name": "dv", "hotpluggable": true}}),
+    ));
+    let mut resources = PodResources::default();
+    for name in ["root", "data"] {
+        resources.volumes.insert(name.into(), format!("/{name}").into());
+    }
+    let running = plan(&first, &resources).unwrap();
+    assert_eq!(running.live(&first).unwrap().volumes, []);
+    let errors = running.live(&vmi(json!({}))).unwrap_err();
+    assert_eq!(errors[0].field, "spec.domain.devices.disks");
+}
+
+#[test]
+fn interfaces_come_go_and_have_their_cables_pulled() {
+    let change = |default: Value, red: Value| {
+        json!({"spec": {
+            "networks": [{"name": "default", "pod": {}}, {"name": "red", "multus": {"networkName": "red"}}],
+            "domain": {"devices": {"interfaces": [default, red]}},
+        }})
+    };
+    let default = json!({"name": "default", "masquerade": {}, "state": "down"});
+    let red = json!({"name": "red", "bridge": {}, "macAddress": "02:00:00:00:00:07"});
+    let found = live(change(default.clone(), red)).unwrap().interfaces;
+    let down = LiveInterface::Planned {
+        name: "default".into(),
+        link_up: false,
+    };
+    assert_eq!(found[0], down);
+    let LiveInterface::Added(red) = &found[1] else {
+        panic!("{found:?}")
+    };
+    assert_eq!((red.name.as_str(), red.mac), ("red", Some([2, 0, 0, 0, 0, 7])));
+    let red = json!({"name": "red", "bridge": {}, "state": "absent"});
+    let absent = LiveInterface::Absent {
+        name: "red".into(),
+        planned: false,
+    };
+    assert_eq!(live(change(default, red)).unwrap().interfaces[1], absent);
+}
+
+#[test]
+fn a_vm_without_a_network_is_no_other_for_it() {
+    let mut running = running();
+    running.nics.clear();
+    let found = running.live(&vmi(json!({}))).unwrap().interfaces;
+    assert!(matches!(&found[..], [LiveInterface::Added(_)]), "{found:?}");
+}
+
+#[test]
+fn a_kernel_that_the_caller_gave_is_not_the_manifests() {
+    let mut resources = PodResources {
+        kernel: Some(KernelOverride {
+            kernel: Some("/vmlinuz".into()),
+            initrd: Some("/initrd".into()),
+            append: Some("quiet".into()),
+        }),
+        ..PodResources::default()
+    };
+    resources.volumes.insert("root".into(), "/root.img".into());
+    let running = plan(&vmi(json!({})), &resources).unwrap();
+    running.live(&vmi(json!({}))).unwrap();
+}
