@@ -11,7 +11,8 @@
 //! - one `SCM_RIGHTS` control message with exactly `n` descriptors, in the order of the tokens.
 //!
 //! There is no answer: the request that quotes a token fails where its descriptor did not arrive. An empty
-//! message means the same as the end of the channel.
+//! message means the same as the end of the channel. A listening socket takes the same messages from whoever connects
+//! and is let in ([`FdReceiver::listen`]).
 //!
 //! # What the receiver holds against its peer
 //!
@@ -19,6 +20,7 @@
 //! closed at once; none of that message is taken. At most [`MAX_OUTSTANDING`] descriptors wait to be taken, each
 //! for at most [`UNCLAIMED_FOR`]; a request waits at most [`TAKE_WITHIN`]. Every descriptor arrives close-on-exec.
 
+mod listener;
 mod receiver;
 mod sender;
 

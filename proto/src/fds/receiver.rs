@@ -59,16 +59,21 @@ impl FdReceiver {
             ));
         }
         let socket = register(socket, Interest::READABLE)?;
+        Ok(FdReceiver::of(Source::Channel(socket), MAX_OUTSTANDING))
+    }
+
+    /// What comes from `source`; `limit` descriptors may wait to be taken.
+    pub(super) fn of(source: Source, limit: usize) -> FdReceiver {
         let (mailbox, requests) = mpsc::channel(64);
         tokio::spawn(
             Actor {
-                socket,
+                source,
                 requests,
-                table: Table::new(MAX_OUTSTANDING),
+                table: Table::new(limit),
             }
             .run(),
         );
-        Ok(FdReceiver { mailbox })
+        FdReceiver { mailbox }
     }
 
     /// The descriptor sent under `token`, waiting up to [`TAKE_WITHIN`] for it. A descriptor is taken once.
@@ -82,8 +87,26 @@ impl FdReceiver {
     }
 }
 
+/// Where messages come from.
+pub(super) enum Source {
+    /// The one sender there is.
+    Channel(AsyncFd<OwnedFd>),
+    /// Whoever connects.
+    Many(mpsc::Receiver<Message>),
+}
+
+impl Source {
+    /// The next message, or nothing at the end.
+    async fn next(&mut self) -> io::Result<Option<Message>> {
+        match self {
+            Source::Channel(socket) => socket.async_io(Interest::READABLE, receive).await,
+            Source::Many(messages) => Ok(messages.recv().await),
+        }
+    }
+}
+
 struct Actor {
-    socket: AsyncFd<OwnedFd>,
+    source: Source,
     requests: mpsc::Receiver<Take>,
     table: Table,
 }
@@ -93,7 +116,7 @@ impl Actor {
         loop {
             let deadline = self.table.next_deadline();
             tokio::select! {
-                message = self.socket.async_io(Interest::READABLE, receive), if !self.table.closed => self.received(message),
+                message = self.source.next(), if !self.table.closed => self.received(message),
                 request = self.requests.recv() => match request {
                     Some(request) => self.table.take(request, Instant::now()),
                     None => return,
@@ -121,14 +144,14 @@ impl Actor {
 
 /// One message as the kernel delivered it. Dropping it closes what it carries.
 #[derive(Debug)]
-struct Message {
+pub(super) struct Message {
     tokens: Vec<u8>,
     fds: Vec<OwnedFd>,
     truncated: bool,
 }
 
 /// The next message, or nothing at the end of the channel. Never waits.
-fn receive(socket: &OwnedFd) -> io::Result<Option<Message>> {
+pub(super) fn receive(socket: &OwnedFd) -> io::Result<Option<Message>> {
     let mut payload = vec![0; MAX_FDS_PER_MESSAGE * Token::LEN];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS_PER_MESSAGE))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
