@@ -81,7 +81,10 @@ impl Ended {
 
     async fn ask_patiently(vm: &VmRef, dir: &VmDir, how: How) -> Result<Self, Failure> {
         let mut client = client::connect(dir).await?;
-        let statuses = client.watch_status(WatchStatusRequest {}).await?.into_inner();
+        let statuses = client
+            .watch_status(WatchStatusRequest::default())
+            .await?
+            .into_inner();
         let deadline = match how {
             How::ByForce | How::Gracefully(Some(0)) => {
                 client.kill(KillRequest {}).await?;

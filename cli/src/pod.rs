@@ -63,7 +63,10 @@ pub(crate) fn address(vm: &VmRef, info: &InfoResponse) -> Result<IpAddr, Failure
 
 /// Waits for a VM's end.
 pub(crate) async fn ended(client: &mut PodClient) -> Result<(), Failure> {
-    let mut statuses = client.watch_status(WatchStatusRequest {}).await?.into_inner();
+    let mut statuses = client
+        .watch_status(WatchStatusRequest::default())
+        .await?
+        .into_inner();
     // A monitor that dies ends its VM.
     while let Ok(Some(status)) = statuses.message().await {
         if is_final(&status) {

@@ -51,6 +51,10 @@ pub(crate) struct Interface {
     pub queues: u32,
     pub link_up: bool,
     pub vhost: bool,
+    /// While the VM ran; it can be removed.
+    pub plugged: bool,
+    /// What the guest was last leased.
+    pub leased: Vec<String>,
 }
 
 /// When a VM came to each step of its life.
@@ -146,6 +150,8 @@ impl From<shim::Interface> for Interface {
             queues,
             link_up,
             vhost,
+            plugged,
+            leased,
         } = told;
         Self {
             name,
@@ -157,6 +163,8 @@ impl From<shim::Interface> for Interface {
             queues,
             link_up,
             vhost,
+            plugged,
+            leased,
         }
     }
 }

@@ -75,6 +75,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         serial: args.serial.clone(),
         cache: cache.into(),
         read_only: args.readonly,
+        fd: None,
     };
     pod::block_on(async {
         let added = pod::connect(&args.vm).await?.add_volume(request).await?;

@@ -231,6 +231,7 @@ fn metadata(vmi: &Vmi) -> serde_json::Value {
     serde_json::json!({
         "name": vmi.name,
         "namespace": vmi.namespace,
+        "uid": vmi.uid,
         "labels": vmi.labels,
         "annotations": vmi.annotations,
     })
@@ -386,7 +387,7 @@ async fn with_console(vm: &VmRef, mut foreground: Foreground, signals: &mut Sign
     foreground.follow(signals).await
 }
 
-fn volume(text: &str) -> Result<(String, PathBuf), String> {
+pub(super) fn volume(text: &str) -> Result<(String, PathBuf), String> {
     match text.split_once('=') {
         Some((name, path)) if !name.is_empty() && !path.is_empty() => Ok((name.into(), path.into())),
         _ => Err("expected NAME=PATH, NAME being a volume of the manifest".into()),

@@ -31,7 +31,10 @@ impl Follower {
         mut client: PodClient,
         ending: &watch::Receiver<Ending>,
     ) -> Result<Self, Failure> {
-        let statuses = client.watch_status(WatchStatusRequest {}).await?.into_inner();
+        let statuses = client
+            .watch_status(WatchStatusRequest::default())
+            .await?
+            .into_inner();
         Ok(Self {
             vm: vm.clone(),
             client,

@@ -166,7 +166,11 @@ impl Pod for StubMonitor {
                 queues: 1,
                 link_up: true,
                 vhost: false,
+                plugged: false,
+                leased: Vec::new(),
             }],
+            disks: Vec::new(),
+            metrics: None,
         }))
     }
 
@@ -268,6 +272,45 @@ impl Pod for StubMonitor {
             "blue" => Ok(Response::new(RemoveInterfaceResponse {})),
             _ => Err(tonic::Status::not_found("there is none")),
         }
+    }
+
+    async fn sync_vmi(&self, request: Request<SyncVmiRequest>) -> Answer<SyncVmiResponse> {
+        use sync_vmi_request::RunState;
+        let request = request.into_inner();
+        if request.vmi.contains("256Mi") {
+            let text =
+                "spec.domain.memory.guest: Invalid value: too late\nspec.domain.cpu: Invalid value: too late";
+            return Err(tonic::Status::failed_precondition(text));
+        }
+        let paused = request.run_state() == RunState::Paused;
+        self.change(|status| {
+            status.message = format!("{:?}", request.paths);
+            status.paused = paused;
+        });
+        let change = |kind: change::Kind, name: &str| Change {
+            kind: kind.into(),
+            name: name.into(),
+        };
+        let waiting = VolumeStatus {
+            name: "late".into(),
+            phase: "Pending".into(),
+            message: "it is\nnot there".into(),
+            ..VolumeStatus::default()
+        };
+        let complete = !request.vmi.contains("late");
+        Ok(Response::new(SyncVmiResponse {
+            changes: match paused {
+                true => vec![
+                    change(change::Kind::VolumeAdded, "data"),
+                    change(change::Kind::Paused, ""),
+                ],
+                false => Vec::new(),
+            },
+            volumes: if complete { Vec::new() } else { vec![waiting] },
+            interfaces: Vec::new(),
+            paused,
+            complete,
+        }))
     }
 
     async fn set_link(&self, request: Request<SetLinkRequest>) -> Answer<SetLinkResponse> {

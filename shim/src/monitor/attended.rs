@@ -18,7 +18,7 @@ use super::disks::Disks;
 use super::ending::Ending;
 use super::handle::VmHandle;
 use super::interfaces::{self, Interfaces};
-use super::service::Service;
+use super::service::{Parts, Service};
 use super::status::Board;
 use super::vm::Vm;
 use super::{listener, stdio};
@@ -29,8 +29,8 @@ use crate::surroundings::Surroundings;
 
 /// How long clients have to take the final status.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// A message to the monitor is a line of typing at most.
-const MESSAGE_BYTES: usize = 128 << 10;
+/// A message to the monitor is a manifest at most, and what stands around it.
+const MESSAGE_BYTES: usize = husk_vmi::MANIFEST_LIMIT + (128 << 10);
 
 /// A VM that has not started, served on pod.sock already.
 pub(super) struct Attended {
@@ -66,7 +66,8 @@ impl Attended {
             .serial_console
             .then(|| Console::start(console, dir.console_log()));
         let guest = plan.serial_console.then(|| guest.into_std()).transpose()?;
-        let incoming = listener::bind(dir.path())?;
+        let incoming = listener::serve_calls(dir.path())?;
+        let descriptors = listener::serve_descriptors(dir.path())?;
 
         let plan = Arc::new(plan);
         let board = Board::new();
@@ -78,20 +79,22 @@ impl Attended {
         tokio::spawn(network.serve());
         let (vm, handle) = Vm::new(
             plan.clone(),
-            surroundings,
+            surroundings.clone(),
             board.clone(),
             running,
             plugging.clone(),
             interfaces.clone(),
         );
         let handle = VmHandle::new(handle, vmm, board.subscribe());
-        let service = Service::new(
+        let service = Service::new(Parts {
             plan,
-            handle.clone(),
-            plugging,
-            interfaces.clone(),
-            console.clone(),
-        );
+            surroundings,
+            vm: handle.clone(),
+            disks: plugging,
+            interfaces: interfaces.clone(),
+            descriptors,
+            console: console.clone(),
+        });
         let service = PodServer::new(service).max_decoding_message_size(MESSAGE_BYTES);
         let (finish, finished) = oneshot::channel::<()>();
         let server = Server::builder().serve_with_incoming_shutdown(service, incoming, async {

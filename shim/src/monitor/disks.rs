@@ -8,13 +8,15 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::future::pending;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use husk_proto::shim::v1 as shim;
 use husk_proto::vmm::v1::{AddDiskRequest, RemoveDiskRequest, ResizeDiskRequest};
-use husk_vmi::{DiskPlan, NewVolume, Plug, ScsiAddress, VmPlan};
-use tokio::sync::{mpsc, oneshot};
+use husk_vmi::{DiskPlan, DiskSource, NewVolume, Plug, ScsiAddress, VmPlan};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tonic::{Code, Status};
@@ -22,10 +24,11 @@ use tracing::{info, warn};
 
 use super::ending::chain;
 use super::growth::{EVERY, Probe};
+use super::handle::ended;
 use super::vm_config;
 use super::vmm_link::{Link, plain, within};
 use crate::surroundings::Surroundings;
-use crate::volumes::{self, OpenDisk, VolumeError};
+use crate::volumes::{self, Fault, OpenDisk, VolumeError};
 
 pub(super) use table::Table;
 
@@ -42,6 +45,7 @@ const TRIES: usize = 8;
 #[derive(Debug, Clone)]
 pub(super) struct Handle {
     mailbox: mpsc::Sender<Command>,
+    shown: watch::Receiver<Vec<shim::Disk>>,
 }
 
 type Reply<T> = oneshot::Sender<Result<T, Status>>;
@@ -49,8 +53,9 @@ type Reply<T> = oneshot::Sender<Result<T, Status>>;
 #[derive(Debug)]
 enum Command {
     Began(Link, Vec<(String, Probe)>),
-    Add(NewVolume, Reply<ScsiAddress>),
+    Add(NewVolume, Option<OwnedFd>, Reply<ScsiAddress>),
     Remove(String, Reply<Removed>),
+    Measure(oneshot::Sender<Vec<String>>),
 }
 
 /// A volume that was unplugged.
@@ -67,9 +72,28 @@ impl Handle {
         let _ = self.mailbox.send(Command::Began(link, probes)).await;
     }
 
-    /// Plugs a volume.
-    pub(super) async fn add(&self, volume: NewVolume) -> Result<ScsiAddress, Status> {
-        self.ask(|reply| Command::Add(volume, reply)).await
+    /// What is told of the disks that there are.
+    pub(super) fn watch(&self) -> watch::Receiver<Vec<shim::Disk>> {
+        self.shown.clone()
+    }
+
+    /// Plugs a volume, by the path it has or by what was handed over for it.
+    pub(super) async fn add(
+        &self,
+        volume: NewVolume,
+        handed: Option<OwnedFd>,
+    ) -> Result<ScsiAddress, Status> {
+        self.ask(|reply| Command::Add(volume, handed, reply)).await
+    }
+
+    /// Looks at once which files have grown; the names of the disks that have now.
+    pub(super) async fn measure(&self) -> Result<Vec<String>, Status> {
+        let (reply, answer) = oneshot::channel();
+        self.mailbox
+            .send(Command::Measure(reply))
+            .await
+            .map_err(|_| ended())?;
+        answer.await.map_err(|_| ended())
     }
 
     /// Unplugs a volume that was plugged. If that takes too long it goes on, and ends when it can.
@@ -86,12 +110,22 @@ impl Handle {
             )
         };
         let text = format!("volume {name:?} is still in use: {why}");
-        let removed = timeout(limit, self.ask(|reply| Command::Remove(name, reply))).await;
-        removed.unwrap_or_else(|_| Err(Status::deadline_exceeded(text)))
+        let removed = self.remove_within(limit, name).await;
+        removed.unwrap_or_else(|| Err(Status::deadline_exceeded(text)))
+    }
+
+    /// The same; none if it goes on.
+    pub(super) async fn remove_within(
+        &self,
+        limit: Duration,
+        name: String,
+    ) -> Option<Result<Removed, Status>> {
+        timeout(limit, self.ask(|reply| Command::Remove(name, reply)))
+            .await
+            .ok()
     }
 
     async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Status> {
-        let ended = || Status::failed_precondition("the VM has ended");
         let (reply, answer) = oneshot::channel();
         self.mailbox.send(command(reply)).await.map_err(|_| ended())?;
         answer.await.map_err(|_| ended())?
@@ -128,6 +162,9 @@ pub(super) struct Disks {
     link: Option<Link>,
     watched: HashMap<String, Watched>,
     measuring: Option<JoinHandle<Measured>>,
+    /// Who waits for what is being measured, and for what is measured after that.
+    asked: Vec<oneshot::Sender<Vec<String>>>,
+    asked_since: Vec<oneshot::Sender<Vec<String>>>,
     /// Who waits for what is being unplugged.
     waiting: HashMap<String, Vec<Reply<Removed>>>,
     unplugging: JoinSet<Unplugged>,
@@ -140,17 +177,24 @@ impl Disks {
     /// The disks of a plan, which is kept up to date in the file `kept`.
     pub(super) fn new(plan: VmPlan, kept: PathBuf, surroundings: Arc<Surroundings>) -> (Disks, Handle) {
         let (sender, mailbox) = mpsc::channel(16);
+        let table = Table::new(plan, kept);
+        let handle = Handle {
+            mailbox: sender,
+            shown: table.subscribe(),
+        };
         let disks = Disks {
             surroundings,
             mailbox,
-            table: Table::new(plan, kept),
+            table,
+            asked: Vec::new(),
+            asked_since: Vec::new(),
             link: None,
             watched: HashMap::new(),
             measuring: None,
             waiting: HashMap::new(),
             unplugging: JoinSet::new(),
         };
-        (disks, Handle { mailbox: sender })
+        (disks, handle)
     }
 
     /// Serves for as long as it is polled.
@@ -170,7 +214,13 @@ impl Disks {
                 },
                 measured = done(&mut self.measuring) => {
                     self.measuring = None;
-                    self.compare(measured).await;
+                    let grown = self.compare(measured).await;
+                    for reply in self.asked.drain(..) {
+                        let _ = reply.send(grown.clone());
+                    }
+                    if !self.asked_since.is_empty() {
+                        self.measure();
+                    }
                 }
             }
         }
@@ -181,12 +231,21 @@ impl Disks {
         match command {
             Command::Began(link, probes) => {
                 self.link = Some(link);
-                let probes = probes.into_iter();
-                self.watched
-                    .extend(probes.map(|(name, probe)| (name, Watched::new(probe))));
+                for (name, probe) in probes {
+                    self.table.has_bytes(&name, probe.first);
+                    self.watched.insert(name, Watched::new(probe));
+                }
             }
-            Command::Add(volume, reply) => drop(reply.send(self.add(volume).await)),
+            Command::Add(volume, handed, reply) => drop(reply.send(self.add(volume, handed).await)),
             Command::Remove(name, reply) => self.remove(name, reply),
+            Command::Measure(reply) => {
+                // Who asks again and again has given up as often.
+                self.asked_since.retain(|reply| !reply.is_closed());
+                self.asked_since.push(reply);
+                if self.measuring.is_none() {
+                    self.measure();
+                }
+            }
         }
     }
 
@@ -195,8 +254,11 @@ impl Disks {
         link.ok_or_else(|| Status::failed_precondition("the VM is not running"))
     }
 
-    async fn add(&mut self, volume: NewVolume) -> Result<ScsiAddress, Status> {
+    async fn add(&mut self, mut volume: NewVolume, handed: Option<OwnedFd>) -> Result<ScsiAddress, Status> {
         let mut link = self.link()?;
+        if let DiskSource::File(path) = &mut volume.source {
+            *path = self.surroundings.paths.on_host(path);
+        }
         if self.waiting.contains_key(&volume.name) {
             let text = format!("volume {:?} is being removed", volume.name);
             return Err(Status::failed_precondition(text));
@@ -209,7 +271,7 @@ impl Disks {
         let opened = {
             let (disk, surroundings) = (disk.clone(), self.surroundings.clone());
             spawn_blocking(move || {
-                let open = volumes::open_plugged(&disk, &surroundings.paths)?;
+                let open = volumes::open_plugged(&disk, &surroundings.paths, handed.as_ref())?;
                 let probe = open.file.as_ref().map(Probe::of).transpose();
                 Ok::<_, VolumeError>((open, probe))
             })
@@ -217,7 +279,7 @@ impl Disks {
         let opened = opened
             .await
             .map_err(|error| Status::internal(error.to_string()))?;
-        let (open, probe) = opened.map_err(|error| Status::failed_precondition(chain(&error)))?;
+        let (open, probe) = opened.map_err(|error| refusal(&error))?;
         let told = loop {
             match link.add(&disk, &open).await {
                 // What was there before is still the guest's: elsewhere it is not in the way.
@@ -241,14 +303,16 @@ impl Disks {
         }
         let address = address(&disk)?;
         info!(volume = disk.name, target = disk.target, "volume added");
+        let name = disk.name.clone();
+        self.table.add(*disk);
         match probe {
             Ok(Some(probe)) => {
-                self.watched.insert(disk.name.clone(), Watched::new(probe));
+                self.table.has_bytes(&name, probe.first);
+                self.watched.insert(name, Watched::new(probe));
             }
             Ok(None) => {}
-            Err(error) => warn!(volume = disk.name, %error, "it cannot be seen whether the volume grows"),
+            Err(error) => warn!(volume = name, %error, "it cannot be seen whether the volume grows"),
         }
-        self.table.add(*disk);
         Ok(address)
     }
 
@@ -268,6 +332,7 @@ impl Disks {
                 others.get_mut().push(reply);
             }
             Entry::Vacant(first) => {
+                self.table.is_removed(first.key(), true);
                 self.unplugging.spawn(unplug(link, first.key().clone()));
                 first.insert(vec![reply]);
             }
@@ -285,6 +350,9 @@ impl Disks {
             self.table.remove(name);
             Removed { flush_error }
         });
+        if removed.is_err() {
+            self.table.is_removed(name, false);
+        }
         // Those who no longer wait have been told that it goes on.
         for reply in self.waiting.remove(name).unwrap_or_default() {
             let _ = reply.send(removed.clone());
@@ -293,6 +361,7 @@ impl Disks {
 
     /// Asks for all sizes, in a thread that may wait for them.
     fn measure(&mut self) {
+        self.asked = std::mem::take(&mut self.asked_since);
         let probes: Vec<(String, Arc<Probe>)> = self
             .watched
             .iter()
@@ -304,9 +373,13 @@ impl Disks {
         }));
     }
 
-    /// Tells the VMM of the disks that have grown. One that shrank is left alone: the guest may still use its end.
-    async fn compare(&mut self, measured: Measured) {
-        let Some(mut link) = self.link.clone() else { return };
+    /// Tells the VMM of the disks that have grown, and gives their names. One that shrank is left alone: the guest may
+    /// still use its end.
+    async fn compare(&mut self, measured: Measured) -> Vec<String> {
+        let mut grown = Vec::new();
+        let Some(mut link) = self.link.clone() else {
+            return grown;
+        };
         for (name, bytes) in measured {
             let (Some(watched), Ok(bytes)) = (self.watched.get_mut(&name), bytes) else {
                 continue;
@@ -323,6 +396,8 @@ impl Disks {
                         "the disk has grown"
                     );
                     (watched.known, watched.refused) = (bytes, None);
+                    self.table.has_bytes(&name, shown);
+                    grown.push(name);
                 }
                 Err(status) if watched.refused != Some(bytes) => {
                     warn!(
@@ -336,7 +411,17 @@ impl Disks {
                 Err(_) => {}
             }
         }
+        grown
     }
+}
+
+/// A path that the pod was not given is somebody's mistake, or worse; anything else may be well later.
+fn refusal(error: &VolumeError) -> Status {
+    let code = match error.fault {
+        Fault::NotGiven(_) => Code::PermissionDenied,
+        _ => Code::FailedPrecondition,
+    };
+    Status::new(code, chain(error))
 }
 
 async fn unplug(mut link: Link, name: String) -> Unplugged {

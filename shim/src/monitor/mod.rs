@@ -3,6 +3,8 @@
 //! ```text
 //!                    ┌ Service (husk.shim.v1 on pod.sock) ─┐
 //! clients ──────────▶│ pause, resume, reset ───────────────┼──▶ VMM (husk.vmm.v1)
+//!  descriptors on    │ sync ─▶ all of what follows         │      ▲
+//!  fds.sock ────────▶│                                     │      │
 //!                    │ shutdown, kill ─▶ Vm actor ─────────┘      ▲
 //! signals ───────────┼─────────────────▶   │ owns the process ────┤
 //!                    │ status ◀── Board ◀──┘ events, exit         │
@@ -24,15 +26,18 @@ mod handle;
 mod host;
 mod interfaces;
 mod listener;
+mod metrics;
 mod power;
 mod service;
 mod session;
 mod start;
 mod status;
 mod stdio;
+mod sync;
 mod vm;
 mod vm_config;
 mod vmm_link;
+mod watching;
 
 use std::process::ExitCode;
 use std::time::Duration;

@@ -172,6 +172,31 @@ fn mounts_are_volumes_where_kubevirt_has_them() {
 }
 
 #[test]
+fn what_is_hotpluggable_and_not_given_comes_later() {
+    let hot = |name: &str| json!({"name": name, "dataVolume": {"name": name, "hotpluggable": true}});
+    let root = json!({"name": "root", "persistentVolumeClaim": {"claimName": "root"}});
+    let volumes = json!([hot("late"), root, hot("given")]);
+    let late = json!({"name": "late", "disk": {"bus": "scsi"}});
+    let text = vmi(volumes, json!([late, disk("root")]));
+    let mounts = json!([
+        {"destination": "/var/run/kubevirt-private/vmi-disks/root", "source": "/pods/1/root"},
+        {"destination": "/var/run/kubevirt-private/vmi-disks/given", "source": "/pods/1/given"},
+    ]);
+    let annotations = json!({"husk.io/vmi": text});
+    let vm = make(&spec(json!({"annotations": annotations, "mounts": mounts}))).unwrap();
+    let names: Vec<&str> = vm.plan.disks.iter().map(|disk| disk.name.as_str()).collect();
+    assert_eq!(names, ["root", "given"]);
+    // What is wanted of the VM that it becomes is that one volume.
+    let loaded = husk_vmi::load(&text).unwrap().remove(0);
+    let husk_vmi::Loaded::Vmi(loaded) = loaded else {
+        panic!("{loaded:?}")
+    };
+    let live = vm.plan.live(&loaded).unwrap();
+    let names: Vec<&str> = live.volumes.iter().map(|volume| volume.name.as_str()).collect();
+    assert_eq!(names, ["late"]);
+}
+
+#[test]
 fn a_manifest_opens_no_path_of_the_node() {
     let volumes = json!([
         {"name": "host", "hostDisk": {"path": "/etc/shadow", "type": "Disk"}},

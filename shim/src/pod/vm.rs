@@ -48,13 +48,14 @@ impl VmContainer {
         let mut offer = Offer::new(spec)?;
         offer.containers(&vmi, spec, rootfs, volumes);
         let resources = offer.resources(&vmi, spec)?;
-        let plan = plan(&vmi, &resources).map_err(PodError::Fields)?;
+        let plan = plan(&offer.at_start(&vmi), &resources).map_err(PodError::Fields)?;
         offer.check_writable(&vmi, &plan)?;
         MemoryLimit::of(spec).check(&plan, &called(spec), &vmi.memory_field())?;
         Ok(VmContainer {
             vmi: serde_json::json!({
                 "name": vmi.name,
                 "namespace": vmi.namespace,
+                "uid": vmi.uid,
                 "labels": vmi.labels,
                 "annotations": vmi.annotations,
             }),
@@ -187,6 +188,19 @@ impl Offer {
         })
     }
 
+    /// The VMI without the volumes that come when the VM runs: those that may, and that the pod was not given.
+    fn at_start(&self, vmi: &Vmi) -> Vmi {
+        let comes = |volume: &Volume| {
+            let name = volume.name.as_str();
+            volume.is_hotpluggable() && !self.devices.contains_key(name) && !self.mounts.contains_key(name)
+        };
+        let mut start = vmi.clone();
+        start.spec.volumes.retain(|volume| !comes(volume));
+        let disks = &mut start.spec.domain.devices.disks;
+        disks.retain(|disk| !vmi.spec.volume(&disk.name).is_some_and(comes));
+        start
+    }
+
     /// What there is for a volume; nothing for one that needs nothing.
     fn data(&self, volume: &Volume, field: &str) -> Result<Option<PathBuf>, FieldError> {
         let name = volume.name.as_str();
@@ -201,6 +215,9 @@ impl Offer {
             || volume.ephemeral.is_some();
         if claim {
             let found = self.devices.get(name).or_else(|| self.mounts.get(name));
+            if found.is_none() && volume.is_hotpluggable() {
+                return Ok(None);
+            }
             return found.cloned().map(Some).ok_or_else(|| {
                 let text = format!(
                     "nothing of the VM's container is the volume {name:?}: mount its claim at {CLAIMS}/{name}, or give it \

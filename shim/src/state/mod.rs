@@ -3,7 +3,7 @@
 //! ```text
 //! RUNTIME/.lock                      held while a VM's directory is claimed or removed; its text says whose RUNTIME is
 //! RUNTIME/NAMESPACE/NAME/monitor.pid write-locked by the live monitor
-//!                        plan.json vmi.json pod.sock console.log monitor.log, netns.json and network-DEVICE.json
+//!                        plan.json vmi.json pod.sock fds.sock console.log monitor.log, netns.json and network-DEVICE.json
 //! ```
 //!
 //! A directory goes all at once: it is moved to RUNTIME/.removing, then deleted.

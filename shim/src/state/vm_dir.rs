@@ -11,8 +11,9 @@ use crate::{lock, network};
 
 const PID: &str = "monitor.pid";
 /// Everything a monitor may leave in its directory beside monitor.pid and what is kept of the VM's network.
-const FILES: [&str; 9] = [
+const FILES: [&str; 10] = [
     "pod.sock",
+    "fds.sock",
     "plan.json",
     "plan.json.new",
     "vmi.json",
@@ -63,6 +64,12 @@ impl VmDir {
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.path.join("pod.sock")
+    }
+
+    /// The socket to which descriptors are sent that calls of `husk.shim.v1` name: see [`husk_proto::fds`].
+    #[must_use]
+    pub fn descriptors(&self) -> PathBuf {
+        self.path.join("fds.sock")
     }
 
     /// What the guest wrote to its serial console, raw bytes. When it grows large it becomes `console.log.1` and starts

@@ -67,6 +67,9 @@ pub enum Fault {
     /// A pod may use only what it was given.
     #[error("{} is nothing that this pod was given: neither a device, nor in a mount, nor in its hotplug directory", .0.display())]
     NotGiven(PathBuf),
+    /// What was handed over is not open in the way that is needed.
+    #[error("the descriptor {0}")]
+    Descriptor(&'static str),
     /// Somebody else has it open.
     #[error("{} is in use by another VM or program", .0.display())]
     InUse(PathBuf),

@@ -5,6 +5,7 @@
 
 mod block;
 mod container_disk;
+mod descriptor;
 mod error;
 mod format;
 mod host_disk;
@@ -29,6 +30,7 @@ use husk_vmi::{BootPlan, DeviceType, DiskPlan, DiskSource, KERNEL_VOLUME, Kernel
 use rustix::fs::{FileType, OFlags};
 
 pub use block::BlockSizes;
+pub use descriptor::identify;
 pub use error::{Fault, VolumeError};
 pub use format::ImageFormat;
 pub use lun::OpenLun;
@@ -134,12 +136,20 @@ pub fn open(
     })
 }
 
-/// Opens the image of a volume that is plugged into a VM that runs: a raw one, written in place. Blocks.
-pub fn open_plugged(disk: &DiskPlan, paths: &Paths) -> Result<OpenDisk, VolumeError> {
-    let opened = match &disk.source {
-        DiskSource::File(path) => paths
-            .plugged(path)
-            .and_then(|found| opened(disk, Image::raw(image::open(&found, access(disk))?, path))),
+/// Opens the image of a volume that is plugged into a VM that runs: a raw one, written in place; or opens anew what was
+/// handed over. Blocks.
+pub fn open_plugged(
+    disk: &DiskPlan,
+    paths: &Paths,
+    handed: Option<&OwnedFd>,
+) -> Result<OpenDisk, VolumeError> {
+    let open = |found: Found| {
+        let path = found.path.clone();
+        opened(disk, Image::raw(image::open(&found, access(disk))?, &path))
+    };
+    let opened = match (&disk.source, handed) {
+        (DiskSource::File(path), _) => paths.plugged(path).and_then(open),
+        (DiskSource::Descriptor(_), Some(fd)) => descriptor::found(fd).and_then(open),
         _ => Err(Fault::NotGiven(PathBuf::from(&disk.name))),
     };
     opened.map_err(Fault::of(&disk.name))

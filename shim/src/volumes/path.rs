@@ -73,6 +73,14 @@ impl Found {
         self.kind == FileType::Directory
     }
 
+    /// The same file under another name, for errors.
+    pub(super) fn called(self, name: impl Into<PathBuf>) -> Found {
+        Found {
+            path: name.into(),
+            ..self
+        }
+    }
+
     /// The same file once more.
     pub(super) fn again(&self) -> io::Result<Found> {
         Found::new(self.fd.try_clone()?, self.path.clone())

@@ -6,13 +6,17 @@
 //! is not a device that the pod was given.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{FileType, fstat};
 
 use super::error::Fault;
 use super::host_disk;
 use super::path::Found;
+
+/// Where a pod sees its hotplug directory.
+const HOTPLUG: [&str; 2] = ["/var/run/kubevirt/hotplug-disks", "/run/kubevirt/hotplug-disks"];
 
 /// Whose paths a plan has.
 #[derive(Debug, Clone)]
@@ -50,7 +54,8 @@ impl Paths {
         self.image(found)
     }
 
-    /// A volume that is plugged: `path` itself, or `disk.img` in the folder it is.
+    /// A volume that is plugged: `path` itself, or `disk.img` in the folder it is. Looked for anew each time: what is
+    /// mounted in a pod's hotplug directory meanwhile is there.
     pub(super) fn plugged(&self, path: &Path) -> Result<Found, Fault> {
         let Paths::Given(given) = self else {
             return self.claim(path);
@@ -58,15 +63,61 @@ impl Paths {
         let not_given = || Fault::NotGiven(path.to_owned());
         let hotplug = given.hotplug.as_deref().ok_or_else(not_given)?;
         let name = path.strip_prefix(hotplug).map_err(|_| not_given())?;
+        let mut parts = name.components();
+        let node = match (parts.next(), parts.next()) {
+            (Some(Component::Normal(node)), None) => Path::new(node).extension().is_none_or(|e| e != "img"),
+            (Some(Component::Normal(_)), Some(Component::Normal(_))) if parts.next().is_none() => false,
+            _ => return Err(not_given()),
+        };
         let found = Found::beneath(hotplug, name).map_err(Fault::io(path))?;
+        // A device is made right in the directory by whoever manages it. What is elsewhere, and so what is called an
+        // image, comes from a claim, in which anybody may have made a node.
         match found.is_directory() {
-            // Written by whoever has the claim, unlike the nodes beside it.
             true => found
                 .child(Path::new("disk.img"))
                 .map_err(Fault::io(path.join("disk.img")))
                 .and_then(|found| self.image(found)),
-            false => Ok(found),
+            false if node => Ok(found),
+            false => self.image(found),
         }
+    }
+
+    /// Where on this host a volume is that is plugged by `path`: a pod's own view of its hotplug directory leads there
+    /// too.
+    pub(crate) fn on_host(&self, path: &Path) -> PathBuf {
+        let Paths::Given(Given {
+            hotplug: Some(hotplug),
+            ..
+        }) = self
+        else {
+            return path.to_owned();
+        };
+        let name = HOTPLUG
+            .iter()
+            .find_map(|directory| path.strip_prefix(directory).ok());
+        name.map_or_else(|| path.to_owned(), |name| hotplug.join(name))
+    }
+
+    /// Where the volume of this name is, in a pod's hotplug directory: KubeVirt's names of an image and of a block
+    /// device there. None if it is not there, or not yet.
+    pub(crate) fn hotplugged(&self, name: &str) -> Option<PathBuf> {
+        let Paths::Given(Given {
+            hotplug: Some(hotplug),
+            ..
+        }) = self
+        else {
+            return None;
+        };
+        let is_there = |path: &Path| match Found::beneath(hotplug, path) {
+            // A folder in which nothing is mounted so far.
+            Ok(found) if found.is_directory() => found.child(Path::new("disk.img")).is_ok(),
+            // What is wrong with it is told by whoever opens it.
+            Ok(_) => true,
+            Err(error) => error.kind() != io::ErrorKind::NotFound,
+        };
+        let names = [format!("{name}.img"), name.to_owned()];
+        let found = names.iter().find(|name| is_there(Path::new(name)))?;
+        Some(hotplug.join(found))
     }
 
     /// The image of a hostDisk, made with `create_bytes` if it is not there.
@@ -75,7 +126,7 @@ impl Paths {
             Paths::Callers => host_disk::find(path, create_bytes, Found::on_host)?,
             Paths::Given(_) => host_disk::find(path, create_bytes, |path| {
                 let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
-                    return Err(std::io::ErrorKind::InvalidInput.into());
+                    return Err(io::ErrorKind::InvalidInput.into());
                 };
                 Found::beneath(parent, Path::new(name))
             })?,
@@ -188,16 +239,52 @@ mod tests {
             hotplug: Some(hotplug.clone()),
         });
         paths.plugged(&hotplug.join("data.img")).unwrap();
+        for view in HOTPLUG {
+            let path = paths.on_host(&Path::new(view).join("data.img"));
+            assert_eq!(path, hotplug.join("data.img"));
+        }
+        for other in ["/var/run/kubevirt/hotplug-disks-2/data.img", "/etc/shadow"] {
+            assert_eq!(paths.on_host(Path::new(other)), Path::new(other));
+        }
+        // Nothing that is called an image, or lies in a folder, is a device.
+        for fifo in ["fifo.img", "claim/fifo"] {
+            mkfifoat(CWD, hotplug.join(fifo), Mode::RUSR).unwrap();
+            let error = paths.plugged(&hotplug.join(fifo)).unwrap_err().to_string();
+            assert!(error.ends_with("is a FIFO, not an image file"), "{error}");
+        }
         let other = dir.path().join("other.img");
         for bad in [
             hotplug.join("../other.img"),
             hotplug.join("link.img"),
             hotplug.join("claim"),
+            hotplug.clone(),
+            hotplug.join("a/b/c"),
             other.clone(),
         ] {
             paths.plugged(&bad).unwrap_err();
         }
         let error = given().plugged(&other).unwrap_err().to_string();
         assert!(error.contains("is nothing that this pod was given"), "{error}");
+    }
+
+    #[test]
+    fn volumes_appear_under_kubevirts_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let hotplug = dir.path().to_owned();
+        let paths = Paths::Given(Given {
+            devices: BTreeMap::new(),
+            hotplug: Some(hotplug.clone()),
+        });
+        assert_eq!(paths.hotplugged("data"), None);
+        fs::create_dir(hotplug.join("data")).unwrap();
+        assert_eq!(paths.hotplugged("data"), None, "nothing is mounted there");
+        fs::write(hotplug.join("data/disk.img"), [0; 512]).unwrap();
+        assert_eq!(paths.hotplugged("data"), Some(hotplug.join("data")));
+        // A link is there, and is refused by whoever opens it.
+        symlink("/etc/shadow", hotplug.join("data.img")).unwrap();
+        assert_eq!(paths.hotplugged("data"), Some(hotplug.join("data.img")));
+        paths.plugged(&hotplug.join("data.img")).unwrap_err();
+        assert_eq!(given().hotplugged("data"), None);
+        assert_eq!(Paths::Callers.hotplugged("data"), None);
     }
 }

@@ -127,7 +127,12 @@ impl Fixture {
     pub fn start_config(&self, config: &MonitorConfig) -> Result<Vm<'_>, LaunchError> {
         let (namespace, name) = (config.plan.namespace.clone(), config.plan.name.clone());
         let monitor = launch(self.monitor(), config)?;
-        let dir = self.state().find(&namespace, &name).unwrap();
+        Ok(self.found(&namespace, &name, monitor))
+    }
+
+    /// A VM that runs, by the process that has it.
+    pub fn found(&self, namespace: &str, name: &str, monitor: u32) -> Vm<'_> {
+        let dir = self.state().find(namespace, name).unwrap();
         let client = self.wait(connect(&dir)).unwrap();
         let mut vm = Vm {
             fixture: self,
@@ -137,7 +142,7 @@ impl Fixture {
             vmm: 0,
         };
         vm.vmm = vm.info().vmm_pid;
-        Ok(vm)
+        vm
     }
 
     pub fn wait<T>(&self, future: impl Future<Output = T>) -> T {
@@ -214,7 +219,7 @@ impl Vm<'_> {
         self.fixture.wait(async {
             let mut statuses = self
                 .client
-                .watch_status(WatchStatusRequest {})
+                .watch_status(WatchStatusRequest::default())
                 .await
                 .unwrap()
                 .into_inner();

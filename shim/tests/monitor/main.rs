@@ -3,6 +3,7 @@
 mod fake_nic;
 mod fake_vmm;
 mod fixture;
+mod host;
 mod interfaces;
 mod lives;
 mod networks;
@@ -13,6 +14,7 @@ mod pod;
 mod root;
 mod standalone;
 mod starts;
+mod sync;
 mod volumes;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -112,6 +114,32 @@ const TESTS: &[Test] = &[
         "volumes::a_disk_follows_its_file_when_that_grows",
         volumes::a_disk_follows_its_file_when_that_grows,
     ),
+    ("sync::a_vm_follows_its_vmi", sync::a_vm_follows_its_vmi),
+    (
+        "sync::what_takes_a_restart_is_refused_and_nothing_is_done",
+        sync::what_takes_a_restart_is_refused_and_nothing_is_done,
+    ),
+    (
+        "sync::what_a_guest_clings_to_goes_later",
+        sync::what_a_guest_clings_to_goes_later,
+    ),
+    (
+        "sync::calls_are_served_one_after_the_other",
+        sync::calls_are_served_one_after_the_other,
+    ),
+    (
+        "sync::a_pods_volumes_come_from_its_hotplug_directory",
+        sync::a_pods_volumes_come_from_its_hotplug_directory,
+    ),
+    (
+        "sync::a_volume_is_handed_over_by_its_descriptor",
+        sync::a_volume_is_handed_over_by_its_descriptor,
+    ),
+    (
+        "sync::who_watches_sees_disks_and_metrics",
+        sync::who_watches_sees_disks_and_metrics,
+    ),
+    ("sync::interfaces_follow_the_vmi", sync::interfaces_follow_the_vmi),
     (
         "networks::a_pods_network_is_the_vms_until_its_end",
         networks::a_pods_network_is_the_vms_until_its_end,
@@ -171,6 +199,7 @@ fn main() -> ExitCode {
     match arguments.first().map(String::as_str) {
         Some("--control-fd") => fake_vmm::main(),
         Some("monitor") => husk_shim::monitor::serve(),
+        Some("host") => host::main(&arguments),
         _ => run(&arguments),
     }
 }

@@ -86,7 +86,10 @@ async fn a_bridged_guest_gets_the_pods_address() {
         .unwrap()
         .unwrap();
     let mut guest = Guest::of(&prepared);
+    let leased = server.leased();
+    assert_eq!(*leased.borrow(), None);
     let (from, ack) = acquire(&mut guest).await;
+    assert_eq!(*leased.borrow(), Some(ack.yiaddr()));
     assert_eq!(from, Ipv4Addr::new(169, 254, 75, 10));
     assert_eq!(ack.yiaddr(), Ipv4Addr::new(10, 244, 1, 5));
     assert_eq!(u64::from(lease_time(&ack)), LONG_LEASE.as_secs());

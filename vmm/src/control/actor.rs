@@ -474,6 +474,8 @@ impl Actor {
             console_dropped_bytes: machine.map_or(0, |m| m.serial().dropped()),
             disks: machine.map_or_else(Vec::new, |m| m.disks().iter().map(disks::blk_info).collect()),
             nics: machine.map_or_else(Vec::new, |m| m.nics().iter().map(nics::info).collect()),
+            // The guest writes what it likes there; more than it has it cannot have given.
+            balloon_bytes: machine.and_then(|m| Some(m.balloon()?.actual().min(m.memory_bytes()))),
         }
     }
 

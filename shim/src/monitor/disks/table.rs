@@ -3,7 +3,10 @@
 use std::collections::HashSet;
 use std::path::PathBuf;
 
+use husk_proto::shim::v1::Disk;
+use husk_proto::vmm::v1 as vmm;
 use husk_vmi::{DiskPlan, NewVolume, Plug, PlugError, ScsiAddress, VmPlan};
+use tokio::sync::watch;
 use tonic::Status;
 use tracing::warn;
 
@@ -15,15 +18,40 @@ pub(in crate::monitor) struct Table {
     plan: VmPlan,
     plugged: HashSet<String>,
     kept: PathBuf,
+    shown: watch::Sender<Vec<Disk>>,
 }
 
 impl Table {
     pub(super) fn new(plan: VmPlan, kept: PathBuf) -> Table {
+        let shown = plan.disks.iter().map(|disk| show(disk, false)).collect();
         Table {
             plan,
             plugged: HashSet::new(),
             kept,
+            shown: watch::Sender::new(shown),
         }
+    }
+
+    /// What is told of the disks, which follows each change.
+    pub(super) fn subscribe(&self) -> watch::Receiver<Vec<Disk>> {
+        self.shown.subscribe()
+    }
+
+    /// A disk's size, as the guest sees it.
+    pub(super) fn has_bytes(&self, name: &str, bytes: u64) {
+        self.change(name, |disk| disk.bytes = Some(bytes));
+    }
+
+    /// The guest has been asked to let go of a disk, or will not.
+    pub(super) fn is_removed(&self, name: &str, removing: bool) {
+        self.change(name, |disk| disk.removing = removing);
+    }
+
+    fn change(&self, name: &str, change: impl FnOnce(&mut Disk)) {
+        self.shown.send_if_modified(|disks| {
+            let disk = disks.iter_mut().find(|disk| disk.name == name);
+            disk.map(change).is_some()
+        });
     }
 
     /// What adding a volume takes, at no address of `avoid`.
@@ -56,12 +84,15 @@ impl Table {
 
     pub(super) fn add(&mut self, disk: DiskPlan) {
         self.plugged.insert(disk.name.clone());
+        self.shown.send_modify(|disks| disks.push(show(&disk, true)));
         self.plan.disks.push(disk);
         self.keep();
     }
 
     pub(super) fn remove(&mut self, name: &str) {
         self.plugged.remove(name);
+        self.shown
+            .send_modify(|disks| disks.retain(|disk| disk.name != name));
         self.plan.disks.retain(|disk| disk.name != name);
         self.keep();
     }
@@ -71,5 +102,22 @@ impl Table {
             // What it tells is out of date then; the VM is not.
             warn!(path = %self.kept.display(), %error, "the plan could not be written");
         }
+    }
+}
+
+fn show(disk: &DiskPlan, plugged: bool) -> Disk {
+    let scsi = disk.scsi_address().map(|address| vmm::ScsiAddress {
+        controller: 0,
+        target: address.target.into(),
+        lun: address.lun.into(),
+    });
+    Disk {
+        name: disk.name.clone(),
+        target: disk.target.clone(),
+        scsi,
+        plugged,
+        read_only: disk.read_only,
+        bytes: None,
+        removing: false,
     }
 }

@@ -85,6 +85,11 @@ impl Handle {
         self.shown.borrow().clone()
     }
 
+    /// The same, as it changes.
+    pub(super) fn watch(&self) -> watch::Receiver<Vec<Interface>> {
+        self.shown.clone()
+    }
+
     /// Plugs an interface.
     pub(super) async fn add(&self, request: AddInterfaceRequest) -> Result<(), Status> {
         self.ask(|reply| Command::Add(request, reply)).await
@@ -103,8 +108,15 @@ impl Handle {
             ),
         };
         let text = format!("interface {name:?} is still in use: {why}");
-        let removed = timeout(limit, self.ask(|reply| Command::Remove(name, reply))).await;
-        removed.unwrap_or_else(|_| Err(Status::deadline_exceeded(text)))
+        let removed = self.remove_within(limit, name).await;
+        removed.unwrap_or_else(|| Err(Status::deadline_exceeded(text)))
+    }
+
+    /// The same; none if it goes on.
+    pub(super) async fn remove_within(&self, limit: Duration, name: String) -> Option<Result<(), Status>> {
+        timeout(limit, self.ask(|reply| Command::Remove(name, reply)))
+            .await
+            .ok()
     }
 
     /// Pulls an interface's cable, or plugs it in.

@@ -104,6 +104,8 @@ impl Ready {
             queues: wanted.interface.queues.into(),
             link_up: wanted.link_up,
             vhost: !prepared.vhost.is_empty(),
+            plugged: false,
+            leased: Vec::new(),
         };
         let nic = OpenNic {
             name: prepared.name,

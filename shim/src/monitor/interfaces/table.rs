@@ -2,11 +2,14 @@
 
 use std::collections::HashSet;
 use std::future::poll_fn;
+use std::net::Ipv4Addr;
 use std::pin::pin;
 use std::task::Poll;
 
 use husk_proto::shim::v1::Interface;
 use tokio::sync::watch;
+use tokio_stream::wrappers::WatchStream;
+use tokio_stream::{StreamExt, StreamMap};
 use tonic::Status;
 
 use crate::network::dhcp::DhcpServer;
@@ -27,6 +30,7 @@ pub(super) struct Entry {
 pub(super) struct Table {
     entries: Vec<Entry>,
     shown: watch::Sender<Vec<Interface>>,
+    leases: StreamMap<String, WatchStream<Option<Ipv4Addr>>>,
 }
 
 impl Table {
@@ -34,6 +38,7 @@ impl Table {
         Table {
             entries: Vec::new(),
             shown: watch::Sender::new(Vec::new()),
+            leases: StreamMap::new(),
         }
     }
 
@@ -43,6 +48,14 @@ impl Table {
 
     /// Takes an interface in.
     pub(super) fn add(&mut self, shown: Interface, server: Option<DhcpServer>, index: u8, added: bool) {
+        let shown = Interface {
+            plugged: added,
+            ..shown
+        };
+        if let Some(server) = &server {
+            self.leases
+                .insert(shown.name.clone(), WatchStream::new(server.leased()));
+        }
         self.entries.push(Entry {
             shown,
             server,
@@ -56,6 +69,7 @@ impl Table {
     pub(super) fn remove(&mut self, name: &str) -> Option<Entry> {
         let place = self.entries.iter().position(|entry| entry.shown.name == name)?;
         let entry = self.entries.remove(place);
+        self.leases.remove(name);
         self.show();
         Some(entry)
     }
@@ -63,6 +77,7 @@ impl Table {
     /// Takes all out.
     pub(super) fn clear(&mut self) -> Vec<Entry> {
         let entries = std::mem::take(&mut self.entries);
+        self.leases.clear();
         self.show();
         entries
     }
@@ -130,20 +145,37 @@ impl Table {
         most.and_then(|most| u16::try_from(most).ok()).unwrap_or(1)
     }
 
-    /// Waits for a DHCP server to end by itself; whose it was.
+    /// Takes in which addresses guests take, until a DHCP server ends by itself; whose it was.
     pub(super) async fn failed(&mut self) -> String {
-        poll_fn(|context| {
-            for entry in &mut self.entries {
-                if let Some(server) = &mut entry.server
-                    && pin!(server.failed()).poll(context).is_ready()
-                {
-                    entry.server = None;
-                    return Poll::Ready(entry.shown.name.clone());
+        loop {
+            let entries = &mut self.entries;
+            let failed = poll_fn(|context| {
+                for entry in &mut *entries {
+                    if let Some(server) = &mut entry.server
+                        && pin!(server.failed()).poll(context).is_ready()
+                    {
+                        entry.server = None;
+                        return Poll::Ready(entry.shown.name.clone());
+                    }
                 }
+                Poll::Pending
+            });
+            tokio::select! {
+                name = failed => return name,
+                Some((name, leased)) = self.leases.next() => self.leased(&name, leased),
             }
-            Poll::Pending
-        })
-        .await
+        }
+    }
+
+    fn leased(&mut self, name: &str, leased: Option<Ipv4Addr>) {
+        let Some(entry) = self.entries.iter_mut().find(|entry| entry.shown.name == name) else {
+            return;
+        };
+        let leased: Vec<String> = leased.iter().map(ToString::to_string).collect();
+        if entry.shown.leased != leased {
+            entry.shown.leased = leased;
+            self.show();
+        }
     }
 
     fn show(&self) {

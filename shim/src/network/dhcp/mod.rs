@@ -14,13 +14,14 @@ mod v4;
 mod v6;
 
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use rustix::net::{RecvFlags, recv};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 pub use options::{DhcpOptions, LONG_LEASE, Resolver};
@@ -44,6 +45,7 @@ const AFTER_ERROR: Duration = Duration::from_millis(100);
 pub struct DhcpServer {
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
+    leased: watch::Receiver<Option<Ipv4Addr>>,
 }
 
 impl DhcpServer {
@@ -72,6 +74,7 @@ impl DhcpServer {
         let Some(server) = server().map_err(fault)? else {
             return Ok(None);
         };
+        let leased = server.leased.subscribe();
         let (stop, stopped) = oneshot::channel();
         let task = tokio::spawn(async move {
             tokio::select! {
@@ -80,7 +83,13 @@ impl DhcpServer {
                 () = server.serve() => {}
             }
         });
-        Ok(Some(DhcpServer { stop, task }))
+        Ok(Some(DhcpServer { stop, task, leased }))
+    }
+
+    /// The address of IPv4 that the guest has taken; the watch ends with the server.
+    #[must_use]
+    pub fn leased(&self) -> watch::Receiver<Option<Ipv4Addr>> {
+        self.leased.clone()
     }
 
     /// Waits until it ends by itself, which nothing but a panic makes it.
@@ -154,6 +163,7 @@ struct Server {
     _open_port: Option<OwnedFd>,
     v4: v4::Server,
     v6: Option<Router>,
+    leased: watch::Sender<Option<Ipv4Addr>>,
 }
 
 impl Server {
@@ -173,6 +183,7 @@ impl Server {
             _open_port: sockets.open_port,
             v4,
             v6,
+            leased: watch::Sender::new(None),
         })
     }
 
@@ -217,6 +228,10 @@ impl Server {
             // By the tap itself, so that no other port of the bridge sees it. What is lost the guest asks for again.
             if let Err(e) = socket::send(&self.sender, self.tap, &frame) {
                 tracing::debug!("a DHCP answer was not sent: {e}");
+            } else if answer.leases {
+                let address = Some(lease.address.addr());
+                self.leased
+                    .send_if_modified(|leased| std::mem::replace(leased, address) != address);
             }
         }
         Ok(())

@@ -26,6 +26,8 @@ pub(super) struct Answer {
     pub(super) to: Ipv4Addr,
     /// The packet.
     pub(super) packet: Vec<u8>,
+    /// It gives the guest its lease.
+    pub(super) leases: bool,
 }
 
 impl Server {
@@ -62,7 +64,8 @@ impl Server {
         };
         let mut packet = Vec::new();
         answer.encode(&mut dhcproto::Encoder::new(&mut packet)).ok()?;
-        Some(Answer { to, packet })
+        let leases = kind == MessageType::Ack;
+        Some(Answer { to, packet, leases })
     }
 
     /// What a REQUEST gets; none if it is for another server.

@@ -128,7 +128,7 @@ fn only_a_container_disks_format_is_probed() {
     };
     assert_eq!(home.open(&disk(host)).unwrap().format, ImageFormat::Raw);
     assert_eq!(
-        open_plugged(&file(&path), &Paths::Callers).unwrap().format,
+        open_plugged(&file(&path), &Paths::Callers, None).unwrap().format,
         ImageFormat::Raw
     );
 

@@ -44,6 +44,7 @@ impl Pod {
             serial: name.to_owned(),
             cache: Cache::Writeback.into(),
             read_only: false,
+            fd: None,
         };
         let added = self.runtime.block_on(self.client.add_volume(request));
         added.context("AddVolume")?;

@@ -1,0 +1,64 @@
+//! The stream of a VM's status, with its disks and interfaces.
+
+use std::time::Duration;
+
+use husk_proto::shim::v1::{Phase, Status as VmStatus};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{MissedTickBehavior, interval};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
+
+use super::service::Seen;
+
+/// Follows a VM until its end. The stream's reader may be slow: it misses what was so in between.
+pub(super) fn watch_status(mut seen: Seen, metrics_seconds: u32) -> ReceiverStream<Result<VmStatus, Status>> {
+    let (sender, stream) = mpsc::channel(1);
+    tokio::spawn(async move {
+        let mut ticks = (metrics_seconds > 0).then(|| {
+            let mut ticks = interval(Duration::from_secs(metrics_seconds.into()));
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            ticks
+        });
+        let mut metrics = None;
+        loop {
+            let mut status = seen.status.borrow_and_update().clone();
+            if !is_final(&status) {
+                status.disks = seen.disks.borrow_and_update().clone();
+                status.interfaces = seen.interfaces.borrow_and_update().clone();
+                status.metrics = metrics.take();
+            }
+            if sender.send(Ok(status)).await.is_err() {
+                return;
+            }
+            tokio::select! {
+                changed = seen.status.changed() => if changed.is_err() {
+                    return;
+                },
+                true = changed(&mut seen.disks) => {}
+                true = changed(&mut seen.interfaces) => {}
+                () = tick(&mut ticks) => metrics = seen.metrics().await,
+                () = sender.closed() => return,
+            }
+        }
+    });
+    ReceiverStream::new(stream)
+}
+
+/// Whether there is something new; waits for ever where there never will be.
+async fn changed<T>(watch: &mut watch::Receiver<T>) -> bool {
+    match watch.changed().await {
+        Ok(()) => true,
+        Err(_) => std::future::pending().await,
+    }
+}
+
+async fn tick(ticks: &mut Option<tokio::time::Interval>) {
+    match ticks {
+        Some(ticks) => drop(ticks.tick().await),
+        None => std::future::pending().await,
+    }
+}
+
+fn is_final(status: &VmStatus) -> bool {
+    matches!(status.phase(), Phase::Succeeded | Phase::Failed)
+}

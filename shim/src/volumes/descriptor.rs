@@ -1,0 +1,90 @@
+//! Images that somebody hands over open.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+
+use husk_vmi::FileId;
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
+
+use super::error::Fault;
+use super::path::Found;
+
+/// What an open image is called in errors.
+const NAME: &str = "the descriptor";
+
+/// Which file it is, if it is an image or a block device that may be used so.
+///
+/// # Errors
+/// Anything else; one that cannot be written, where it shall be.
+pub fn identify(fd: &OwnedFd, read_only: bool) -> Result<FileId, Fault> {
+    let stat = fstat(fd).map_err(Fault::io(NAME))?;
+    let flags = fcntl_getfl(fd).map_err(Fault::io(NAME))?;
+    // It is opened anew, which must give nobody more than they had.
+    if flags.contains(OFlags::PATH) {
+        return Err(Fault::Descriptor("is only a path (O_PATH): open the file"));
+    }
+    match (flags & OFlags::RWMODE, read_only) {
+        (OFlags::WRONLY, _) => return Err(Fault::Descriptor("cannot be read: open it for reading")),
+        (mode, false) if mode != OFlags::RDWR => {
+            let why = "cannot be written: open it for reading and writing, or add the volume read-only";
+            return Err(Fault::Descriptor(why));
+        }
+        _ => {}
+    }
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(FileId {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+        }),
+        FileType::BlockDevice => Ok(FileId {
+            device: stat.st_rdev,
+            inode: 0,
+        }),
+        kind => Err(Fault::Kind {
+            path: NAME.into(),
+            kind,
+            wanted: "an image file or a block device",
+        }),
+    }
+}
+
+/// The file behind it, to be opened anew: flags and position of what was handed over are shared with whoever did.
+pub(super) fn found(fd: &OwnedFd) -> Result<Found, Fault> {
+    let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
+    let found = Found::on_host(Path::new(&path)).map_err(Fault::io(NAME))?;
+    Ok(found.called(NAME))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn what_is_handed_over_is_an_image_that_may_be_used_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk.img");
+        let refused = |fd: OwnedFd, read_only| identify(&fd, read_only).unwrap_err().to_string();
+        let only_written = File::options().write(true).create_new(true).open(&path);
+        let only_written = OwnedFd::from(only_written.unwrap());
+        assert!(refused(only_written, false).contains("cannot be read"));
+        let only_read = || OwnedFd::from(File::open(&path).unwrap());
+        assert!(refused(only_read(), false).contains("cannot be written"));
+        let both = OwnedFd::from(File::options().read(true).write(true).open(&path).unwrap());
+        // The same file, whoever opened it.
+        assert_eq!(
+            identify(&both, false).unwrap(),
+            identify(&only_read(), true).unwrap()
+        );
+        let opath = rustix::fs::open(&path, OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
+        assert!(refused(opath, true).contains("O_PATH"));
+        let null = OwnedFd::from(File::open("/dev/null").unwrap());
+        assert_eq!(
+            refused(null, true),
+            "the descriptor is a character device, not an image file or a block device"
+        );
+        let directory = OwnedFd::from(File::open(dir.path()).unwrap());
+        assert!(refused(directory, true).contains("is a directory"));
+    }
+}
