@@ -22,12 +22,25 @@ pub(crate) struct Manifest {
 /// Reads and validates `source`, a path or `-` for stdin. What is said about it names it if it is one of several or
 /// has several documents.
 pub(crate) fn read(source: &str, one_of_several: bool) -> Result<Manifest, Failure> {
+    let (name, text) = text(source)?;
+    parse(name, &text, one_of_several)
+}
+
+/// The same of one manifest, and its text.
+pub(crate) fn read_text(source: &str) -> Result<(String, Manifest), Failure> {
+    let (name, text) = text(source)?;
+    let manifest = parse(name, &text, false)?;
+    Ok((text, manifest))
+}
+
+/// What to call a source, and what it holds.
+fn text(source: &str) -> Result<(&str, String), Failure> {
     let (name, text) = match source {
         "-" => ("stdin", bounded(io::stdin().lock())),
         path => (path, File::open(path).and_then(bounded)),
     };
     let text = text.map_err(|error| Failure::Usage(format!("{name}: {}", chain(&error))))?;
-    parse(name, &text, one_of_several)
+    Ok((name, text))
 }
 
 fn bounded(reader: impl Read) -> io::Result<String> {

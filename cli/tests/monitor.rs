@@ -154,6 +154,46 @@ fn volumes_are_added_and_removed() {
 }
 
 #[test]
+fn a_vm_is_made_what_its_manifest_says() {
+    let root = tempfile::tempdir().unwrap();
+    let stub = StubMonitor::start(root.path(), "default", "demo");
+    let file = root.path().join("vmi.yaml");
+    let manifest = |memory: &str, volume: &str| {
+        let text = format!(
+            "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nmetadata: {{name: demo}}\n\
+             spec:\n  domain: {{memory: {{guest: {memory}}}, devices: {{}}}}\n  volumes:\n\
+             \x20 - {{name: {volume}, dataVolume: {{name: data, hotpluggable: true}}}}\n"
+        );
+        std::fs::write(&file, text).unwrap();
+    };
+    let path = file.to_str().unwrap();
+    let run = |more: &[&str]| {
+        let words = [&["sync", "demo", "-f", path][..], more].concat();
+        told(&output(root.path(), &words))
+    };
+    manifest("128Mi", "data");
+    let said = "demo: added volume data\ndemo: paused\n";
+    let more = ["--volume", "data=/a/b.img", "--state", "paused"];
+    assert_eq!(run(&more), (0, "".into(), said.into()));
+    assert_eq!(stub.status().message, "{\"data\": \"/a/b.img\"}");
+    assert!(stub.status().paused);
+    assert_eq!(run(&[]), (0, "".into(), "demo: nothing to do\n".into()));
+    manifest("128Mi", "late");
+    let said = "demo: volume late: it is; not there\n\
+                error: demo is not yet what its manifest says: 1 entry waits\n";
+    assert_eq!(run(&[]), (1, "".into(), said.into()));
+    manifest("256Mi", "data");
+    let said =
+        "spec.domain.memory.guest: Invalid value: too late\nspec.domain.cpu: Invalid value: too late\n";
+    assert_eq!(run(&[]), (2, "".into(), said.into()));
+    manifest("no", "data");
+    assert_eq!(run(&[]).0, 2);
+    assert_eq!(run(&["--state", "stopped"]).0, 2);
+    std::fs::write(&file, "{").unwrap();
+    assert_eq!(run(&[]).0, 2);
+}
+
+#[test]
 fn a_refusal_is_one_line_in_the_monitors_words() {
     let root = tempfile::tempdir().unwrap();
     let _stub = StubMonitor::start(root.path(), "default", "demo");

@@ -27,6 +27,7 @@ mod rm;
 mod run;
 mod ssh;
 mod stop;
+mod sync;
 mod validate;
 
 /// What to do.
@@ -47,6 +48,7 @@ pub(crate) enum Command {
     Addinterface(addinterface::Args),
     Removeinterface(removeinterface::Args),
     Link(link::Args),
+    Sync(sync::Args),
     Stop(stop::Args),
     Rm(rm::Args),
     Validate(validate::Args),
@@ -76,6 +78,7 @@ impl Command {
             Self::Addinterface(args) => addinterface::run(args),
             Self::Removeinterface(args) => removeinterface::run(args),
             Self::Link(args) => link::run(args),
+            Self::Sync(args) => sync::run(args),
             Self::Stop(args) => stop::run(args),
             Self::Rm(args) => rm::run(args),
             Self::Validate(args) => validate::run(args),
