@@ -31,6 +31,7 @@ mod scsi;
 mod shim;
 mod soak;
 mod stop;
+mod sync;
 mod thousand;
 mod unprivileged;
 mod upgrade;
@@ -67,6 +68,7 @@ pub const ALL: &[Case] = &[
     hotplug::ONE,
     hotplug::MANY,
     hotplug::UNHEARD,
+    sync::CASE,
     balloon::CASE,
     reboot::CASE,
     pause::CASE,

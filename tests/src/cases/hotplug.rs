@@ -53,7 +53,7 @@ fn guest(scene: &Scene) -> Result<Vm<'_>> {
 }
 
 /// A shell that knows the functions.
-fn shell<'v>(vm: &'v Vm<'v>) -> Result<Shell<'v>> {
+pub fn shell<'v>(vm: &'v Vm<'v>) -> Result<Shell<'v>> {
     let shell = Shell::small(vm)?;
     // The kernel's own lines would stand among the answers.
     shell.ok("dmesg -n 1")?;
@@ -84,7 +84,7 @@ pub fn remove(scene: &Scene, vm: &Vm<'_>, name: &str) -> Result<()> {
 }
 
 /// Waits for the disk whose serial number is `name`; what the guest calls it.
-fn comes(shell: &Shell<'_>, name: &str) -> Result<String> {
+pub fn comes(shell: &Shell<'_>, name: &str) -> Result<String> {
     let (status, text) = shell.run(&format!("comes {name}"), PATIENCE)?;
     let found = Regex::new(&format!("{name} is (sd[a-z]+);"))?;
     let found = found.captures(&text).filter(|_| status == 0);
@@ -92,7 +92,8 @@ fn comes(shell: &Shell<'_>, name: &str) -> Result<String> {
     Ok(found[1].to_owned())
 }
 
-fn goes(shell: &Shell<'_>, name: &str) -> Result<()> {
+/// Waits until no disk has the serial number `name`.
+pub fn goes(shell: &Shell<'_>, name: &str) -> Result<()> {
     let (status, text) = shell.run(&format!("goes {name}"), PATIENCE)?;
     ensure!(status == 0, "the disk {name} does not go: {text}");
     Ok(())

@@ -1,0 +1,107 @@
+//! A VM that follows its manifest while it runs.
+
+use crate::cases::hotplug::{comes, goes, image, shell};
+use crate::harness::guest::Shell;
+use crate::harness::manifest::Manifest;
+use crate::harness::scene::{Answer, Scene, says};
+use crate::harness::vm::Vm;
+use crate::harness::{Case, PATIENCE, images};
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use std::ffi::OsString;
+use std::fs::File;
+use std::path::Path;
+use std::time::Duration;
+
+pub const CASE: Case = Case {
+    name: "sync",
+    about: "husk sync: a hotpluggable volume comes, grows and goes with its entry in the manifest, the VM is paused and resumed",
+    limit: Duration::from_secs(480),
+    run,
+};
+
+const MIB: u64 = 1 << 20;
+
+/// `husk sync` by this manifest.
+fn sync(scene: &Scene, manifest: &Manifest, more: &[OsString]) -> Result<Answer> {
+    let words = manifest.run_words(scene)?;
+    let file = words.get(1).context("the manifest has a file")?;
+    let mut command = scene.husk(&["sync", manifest.name(), "-f"]);
+    command.arg(file).args(more);
+    scene.finish(command, PATIENCE)
+}
+
+fn at(name: &str, path: &Path) -> [OsString; 2] {
+    let mut word = OsString::from(format!("{name}="));
+    word.push(path);
+    ["--volume".into(), word]
+}
+
+fn run(scene: &Scene) -> Result<()> {
+    let plain = Manifest::new("synced").small(&images::small("6.12")?, "scsi,shell");
+    let source = json!({"dataVolume": {"name": "data", "hotpluggable": true}});
+    let wanted = plain
+        .clone()
+        .device("data", json!({"disk": {"bus": "scsi"}}), source);
+    let vm = Vm::start(scene, &plain)?;
+    vm.expect("husk-scsi: end\n")?;
+    let shell = shell(&vm)?;
+    let path = image(scene, "data", 16)?;
+
+    says(&sync(scene, &plain, &[])?.ok()?, &["nothing to do"])?;
+    // Nobody has said where it is.
+    says(&sync(scene, &wanted, &[])?.fails(1)?, &["volume data", "waits"])?;
+    says(
+        &sync(scene, &wanted, &at("data", &path))?.ok()?,
+        &["added volume data"],
+    )?;
+    let disk = comes(&shell, "data")?;
+    has(&shell, &disk, 16)?;
+    says(&sync(scene, &wanted, &[])?.ok()?, &["nothing to do"])?;
+
+    File::options().write(true).open(&path)?.set_len(40 * MIB)?;
+    // The monitor may have seen it already; the guest knows in any case.
+    sync(scene, &wanted, &[])?.ok()?;
+    has(&shell, &disk, 40)?;
+    let last = 40 * MIB / 512 - 1;
+    shell.ok(&format!(
+        "printf 'the end' | dd of=/dev/{disk} bs=512 seek={last} conv=notrunc,fsync status=none"
+    ))?;
+
+    scene.part("refused", || {
+        let other = wanted.clone().memory("512Mi").cpu(1, 2, 1);
+        let text = sync(scene, &other, &[])?.fails(2)?;
+        says(
+            &text,
+            &["spec.domain.resources.requests.memory", "spec.domain.cpu"],
+        )?;
+        has(&shell, &disk, 40)
+    });
+    scene.part("paused", || {
+        let state = |state: &str| ["--state", state].map(OsString::from);
+        says(&sync(scene, &wanted, &state("paused"))?.ok()?, &["paused"])?;
+        vm.until("it stands still", PATIENCE, |vm| vm["paused"] == true)?;
+        says(&sync(scene, &wanted, &state("running"))?.ok()?, &["resumed"])?;
+        shell.ok("echo the guest goes on").map(drop)
+    });
+
+    says(&sync(scene, &plain, &[])?.ok()?, &["removed volume data"])?;
+    goes(&shell, "data")?;
+    let bytes = std::fs::read(&path)?;
+    ensure!(
+        bytes.len() as u64 == 40 * MIB && bytes[bytes.len() - 512..].starts_with(b"the end"),
+        "what was written is lost"
+    );
+    shell.send("poweroff -f")?;
+    vm.powered_off()
+}
+
+/// Waits until the guest's disk has that size.
+fn has(shell: &Shell<'_>, disk: &str, mebibytes: u64) -> Result<()> {
+    let sectors = mebibytes * MIB / 512;
+    shell.ok(&format!(
+        "i=0; until [ $(cat /sys/block/{disk}/size) = {sectors} ]; do [ $i -lt 300 ] || exit 1; \
+         i=$((i + 1)); sleep 0.2; done"
+    ))?;
+    Ok(())
+}
