@@ -12,6 +12,7 @@ mod host;
 mod hotplug;
 mod kit;
 mod kvm;
+mod limits;
 mod measure;
 mod message;
 mod net;

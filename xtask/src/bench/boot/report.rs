@@ -3,6 +3,7 @@
 use super::case::Vmm;
 use super::exits::Counts;
 use super::profile::Profile;
+use crate::bench::limits::{Limit, held, panel};
 use crate::bench::record::Record;
 use crate::bench::stats::{Summary, summary};
 use crate::bench::svg::Panel;
@@ -59,51 +60,41 @@ const DISK: &[Line] = &[
     ),
 ];
 
-/// A figure to hold: a metric of Husk, at most so much, or at most so many times another case's.
-#[derive(Debug)]
-struct Bar {
-    case: &'static str,
-    metric: &'static str,
-    what: &'static str,
-    limit: f64,
-    of: Option<&'static str>,
-}
-
-const BARS: &[Bar] = &[
-    Bar {
+const LIMITS: &[Limit] = &[
+    Limit {
         case: "husk",
         metric: "to_userspace_ms",
         what: "start → user space",
-        limit: 0.84,
-        of: Some("qemu-q35"),
+        most: 0.84,
+        of: Some(("qemu-q35", "to_userspace_ms")),
     },
-    Bar {
+    Limit {
         case: "husk",
         metric: "to_userspace_ms",
         what: "start → user space",
-        limit: 0.95,
-        of: Some("qemu-microvm"),
+        most: 0.95,
+        of: Some(("qemu-microvm", "to_userspace_ms")),
     },
-    Bar {
+    Limit {
         case: "husk",
         metric: "kvm_exits",
         what: "KVM exits before user space",
-        limit: 3000.0,
+        most: 3000.0,
         of: None,
     },
-    Bar {
+    Limit {
         case: "husk",
         metric: "vmm_rss_kib",
         what: "VMM beside guest memory, KiB",
-        limit: 4096.0,
+        most: 4096.0,
         of: None,
     },
-    Bar {
+    Limit {
         case: "husk-disk",
         metric: "to_userspace_ms",
         what: "disk: start → systemd",
-        limit: 0.6,
-        of: Some("qemu-q35-disk"),
+        most: 0.6,
+        of: Some(("qemu-q35-disk", "to_userspace_ms")),
     },
 ];
 
@@ -116,7 +107,7 @@ pub fn text(record: &Record, profiles: &mut [Profile]) -> String {
         setting(record),
         figures(record, &kernel_cases, KERNEL),
         figures(record, &disk_cases, DISK),
-        bars(record),
+        held(record, LIMITS),
     ];
     parts.extend(matrix(profiles, "exits, by reason", |profile| &profile.reasons));
     parts.extend(matrix(profiles, "exits to the VMM, by reason", |profile| {
@@ -184,35 +175,6 @@ fn cell(sum: Summary) -> String {
     )
 }
 
-/// Each figure to hold, and whether it is held.
-fn bars(record: &Record) -> String {
-    let mut rows = Vec::new();
-    for bar in BARS {
-        let Some(value) = bar.value(record) else {
-            continue;
-        };
-        let verdict = if value <= bar.limit { "ok" } else { "MISSED" };
-        let of = bar.of.map_or(String::new(), |case| format!(" × {case}"));
-        rows.push(vec![
-            verdict.to_owned(),
-            bar.what.to_owned(),
-            number(value),
-            format!("≤ {}{of}", number(bar.limit)),
-        ]);
-    }
-    align(&rows, 2)
-}
-
-impl Bar {
-    fn value(&self, record: &Record) -> Option<f64> {
-        let own = summary(&record.values(self.case, self.metric))?.median;
-        match self.of {
-            None => Some(own),
-            Some(other) => Some(own / summary(&record.values(other, self.metric))?.median),
-        }
-    }
-}
-
 /// The plot's parts.
 pub fn plot(record: &Record) -> Vec<Panel> {
     let kernel = Vmm::ALL.map(|vmm| vmm.name().to_owned());
@@ -220,30 +182,12 @@ pub fn plot(record: &Record) -> Vec<Panel> {
     let of = |cases: &[String], lines: &'static [Line]| -> Vec<Panel> {
         let drawn = lines.iter().filter(|(_, _, title)| !title.is_empty());
         drawn
-            .filter_map(|(metric, _, title)| panel(record, cases, metric, title))
+            .filter_map(|(metric, _, title)| panel(record, LIMITS, cases, metric, title))
             .collect()
     };
     let mut panels = of(&kernel, KERNEL);
     panels.extend(of(&disk, DISK));
     panels
-}
-
-fn panel(record: &Record, cases: &[String], metric: &str, title: &str) -> Option<Panel> {
-    let sum = |case: &String| Some((case.clone(), summary(&record.values(case, metric))?));
-    let bars: Vec<_> = cases.iter().filter_map(sum).collect();
-    let limit = |bar: &Bar| match bar.of {
-        None => Some(bar.limit),
-        Some(other) => Some(bar.limit * summary(&record.values(other, metric))?.median),
-    };
-    let limits = BARS
-        .iter()
-        .filter(|bar| bar.metric == metric && bars.first().is_some_and(|(case, _)| case == bar.case));
-    let limit = limits.filter_map(limit).reduce(f64::min);
-    (bars.len() > 1).then(|| Panel {
-        title: title.to_owned(),
-        bars,
-        limit,
-    })
 }
 
 /// Rows of a matrix beside those that are added up as the rest.
@@ -345,26 +289,6 @@ mod tests {
             measurements,
             ..Record::default()
         }
-    }
-
-    #[test]
-    fn bars_are_held_or_missed() {
-        let record = record(&[
-            ("husk", "to_userspace_ms", 84.0),
-            ("qemu-q35", "to_userspace_ms", 100.0),
-            ("qemu-microvm", "to_userspace_ms", 88.0),
-            ("husk", "kvm_exits", 3001.0),
-        ]);
-        let text = bars(&record);
-        let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 3, "{text}");
-        assert!(
-            lines[0].starts_with("ok ") && lines[0].ends_with("≤ 0.84 × qemu-q35"),
-            "{text}"
-        );
-        // 84 / 88 is more than 0.95, by little.
-        assert!(lines[1].starts_with("MISSED"), "{text}");
-        assert!(lines[2].starts_with("MISSED"), "{text}");
     }
 
     #[test]
