@@ -38,6 +38,8 @@ pub struct Job<P> {
     pub plan: P,
     /// The longest it may take.
     pub limit: Duration,
+    /// Whether it needs what only the lab has for sure.
+    pub in_lab: bool,
 }
 
 impl<P: Serialize> Job<P> {
@@ -50,7 +52,11 @@ impl<P: Serialize> Job<P> {
         more: impl FnMut(T, &Step) + Send,
     ) -> Result<()> {
         let began = Instant::now();
-        let place = if native_kvm() { "native" } else { "lab" };
+        let place = if native_kvm() && !self.in_lab {
+            "native"
+        } else {
+            "lab"
+        };
         record.env.insert("where".to_owned(), json!(place));
         record.env.insert("load_before".to_owned(), json!(host::load()));
         let measured = self.listen(progress, record, more);
@@ -79,6 +85,7 @@ impl<P: Serialize> Job<P> {
         let step = progress.step("measuring");
         let status = lab::Command::new(words)
             .timeout(self.limit)
+            .in_lab(self.in_lab)
             .lines(progress, |line| match serde_json::from_str(line) {
                 Ok(Message::News(news)) => step.news(&news),
                 Ok(Message::Failed(what)) => step.say(&format!("failed, done again: {what}")),

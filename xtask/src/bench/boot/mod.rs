@@ -93,6 +93,7 @@ pub fn run(args: Args) -> Result<()> {
         bench: "boot",
         limit: ROUND_LIMIT * (plan.runs + plan.observed + plan.disk_runs + 1),
         plan,
+        in_lab: false,
     };
     let measured = job.measure(&progress, &mut record, |profile: Profile, _| {
         profiles.retain(|known: &Profile| known.case != profile.case);

@@ -74,6 +74,7 @@ pub fn run(args: Args) -> Result<()> {
         bench: "disk",
         limit: CASE_LIMIT * rounds,
         plan,
+        in_lab: false,
     };
     let measured = job.measure(&progress, &mut record, |LeftOut(case, why), step| {
         step.say(&format!("left out: {}: {why}", case.name()));

@@ -61,6 +61,7 @@ pub fn run(args: Args) -> Result<()> {
         bench: "hotplug",
         limit: CASE_LIMIT * cases * (plan.runs + 1),
         plan,
+        in_lab: false,
     };
     let measured = job.measure(&progress, &mut record, |(), _| {});
     // Also of a benchmark that ended early: what was measured is true.

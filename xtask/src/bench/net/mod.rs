@@ -80,6 +80,7 @@ pub fn run(args: Args) -> Result<()> {
         bench: "net",
         limit: CASE_LIMIT * starts,
         plan,
+        in_lab: false,
     };
     let measured = job.measure(&progress, &mut record, |(), _| {});
     // Also of a benchmark that ended early: what was measured is true.
