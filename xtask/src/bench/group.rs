@@ -4,9 +4,20 @@ use anyhow::{Context, Result, bail};
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
+
+const HIERARCHY: &str = "/sys/fs/cgroup";
+
+/// What the memory controller has charged a group for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Charged {
+    /// The most there ever was, KiB.
+    pub peak_kib: u64,
+    /// What is page cache now, KiB.
+    pub cache_kib: u64,
+}
 
 /// A control group; dropped, all in it is killed.
 #[derive(Debug)]
@@ -26,9 +37,45 @@ impl Group {
             .find_map(|line| line.strip_prefix("0::/"))
             .context("this system has no cgroup v2")?;
         let name = format!("bench-{}", std::process::id());
-        let folder = PathBuf::from("/sys/fs/cgroup").join(path).join(name);
+        let folder = Path::new(HIERARCHY).join(path).join(name);
         std::fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         Ok(Self { folder })
+    }
+
+    /// An empty one at `path` below the hierarchy's root, whose memory is counted.
+    ///
+    /// # Errors
+    /// If this is not root, or the system counts no memory.
+    pub fn counted(path: &str) -> Result<Self> {
+        let group = Self::at(path);
+        let parents = group.folder.ancestors().skip(1);
+        let parents: Vec<&Path> = parents.take_while(|above| above.starts_with(HIERARCHY)).collect();
+        for parent in parents.into_iter().rev() {
+            std::fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+            let passed_on = parent.join("cgroup.subtree_control");
+            std::fs::write(&passed_on, "+memory")
+                .with_context(|| format!("cannot write {}", passed_on.display()))?;
+        }
+        let folder = &group.folder;
+        std::fs::create_dir(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        Ok(group)
+    }
+
+    /// The one at `path` below the hierarchy's root, which somebody else makes and takes away.
+    pub fn at(path: &str) -> Self {
+        Self {
+            folder: Path::new(HIERARCHY).join(path),
+        }
+    }
+
+    /// Whether it is there.
+    pub fn exists(&self) -> bool {
+        self.folder.is_dir()
+    }
+
+    /// Where it is.
+    pub fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// Starts `command` in it.
@@ -54,6 +101,20 @@ impl Group {
             .find_map(|line| line.strip_prefix("usage_usec ")?.parse().ok())
             .context("cpu.stat has no usage_usec")?;
         Ok(Duration::from_micros(micros))
+    }
+
+    /// Memory it has been charged for.
+    pub fn memory(&self) -> Result<Charged> {
+        let read = |file: &str| {
+            let path = self.folder.join(file);
+            std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+        };
+        let peak: u64 = read("memory.peak")?.trim().parse()?;
+        let cache = page_cache(&read("memory.stat")?).context("memory.stat has no file")?;
+        Ok(Charged {
+            peak_kib: peak / 1024,
+            cache_kib: cache / 1024,
+        })
     }
 
     /// Processor time that the guests of its processes have used, of those that still run.
@@ -123,6 +184,15 @@ impl Group {
     }
 }
 
+/// Bytes of `memory.stat` that can be read again from a file; those of tmpfs and memfd cannot.
+fn page_cache(stat: &str) -> Option<u64> {
+    let field = |name: &str| -> Option<u64> {
+        stat.lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
+    };
+    field("file")?.checked_sub(field("shmem")?)
+}
+
 /// `guest_time` of a line of `/proc/PID/stat`, the 43rd field; the second may have anything in its parentheses.
 fn guest_ticks(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(')')?;
@@ -147,5 +217,12 @@ mod tests {
         assert_eq!(guest_ticks(&stat), Some(43));
         assert_eq!(guest_ticks("7 (a) S 1"), None);
         assert_eq!(guest_ticks(""), None);
+    }
+
+    #[test]
+    fn memory_of_tmpfs_is_no_page_cache() {
+        let stat = "anon 7\nfile 300\nkernel 5\nshmem 100\nfile_mapped 9\n";
+        assert_eq!(page_cache(stat), Some(200));
+        assert_eq!(page_cache("anon 7\n"), None);
     }
 }

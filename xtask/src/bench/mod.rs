@@ -16,8 +16,10 @@ mod limits;
 mod measure;
 mod message;
 mod net;
+mod pod;
 mod record;
 mod rounds;
+mod smaps;
 mod started;
 mod stats;
 mod svg;
@@ -44,6 +46,8 @@ enum What {
     Hotplug(hotplug::Args),
     /// Streams, packets and round trips between a guest and a peer
     Net(net::Args),
+    /// From `ctr run` to a guest's user space, and what the whole pod costs
+    Pod(pod::Args),
 }
 
 /// Runs `cargo xtask bench`.
@@ -53,5 +57,6 @@ pub fn run(args: Args) -> Result<()> {
         What::Disk(args) => disk::run(args),
         What::Hotplug(args) => hotplug::run(args),
         What::Net(args) => net::run(args),
+        What::Pod(args) => pod::run(args),
     }
 }

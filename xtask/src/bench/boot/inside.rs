@@ -3,13 +3,12 @@
 use super::case::{DISK_MIB, KERNEL_MIB, Source, Vmm};
 use super::exits::Exits;
 use super::profile::Profile;
-use super::smaps;
 use crate::bench::kit::{self, Kit};
 use crate::bench::record::Measurement;
 use crate::bench::rounds::{Attempts, rotated};
 use crate::bench::started::{Started, milliseconds};
 use crate::bench::trace::{EXECS, EXITS, Trace};
-use crate::bench::{host, message};
+use crate::bench::{host, message, smaps};
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::json;

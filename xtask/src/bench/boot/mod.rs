@@ -5,7 +5,6 @@ mod exits;
 mod inside;
 mod profile;
 mod report;
-mod smaps;
 
 use super::measure::{self, Job};
 use super::record::Record;

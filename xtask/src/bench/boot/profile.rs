@@ -1,7 +1,7 @@
 //! A boot looked at closely.
 
 use super::exits::{Counts, Exits};
-use super::smaps::Resident;
+use crate::bench::smaps::Resident;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

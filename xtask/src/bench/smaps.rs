@@ -8,6 +8,10 @@ use std::collections::BTreeMap;
 pub struct Resident {
     /// All of it, KiB.
     pub own_kib: u64,
+    /// The same, with what several processes share divided by them, KiB.
+    pub own_pss_kib: u64,
+    /// What the guest has beside it, KiB.
+    pub guest_kib: u64,
     /// By what is mapped, KiB: a file's name, `[heap]`, `[stack]` or `anonymous`.
     pub parts: BTreeMap<String, u64>,
 }
@@ -22,16 +26,22 @@ pub fn resident(pid: u32, guest_mib: u64) -> Result<Resident> {
 /// Guest memory is what is mapped in pieces of at least a quarter of it, and was written to.
 fn parse(smaps: &str, guest_kib: u64) -> Result<Resident> {
     let mut parts = BTreeMap::new();
-    let mut guest = 0;
-    let (mut name, mut size) = (String::new(), 0);
+    let (mut guest, mut guest_rss, mut own_pss) = (0, 0, 0);
+    let (mut name, mut size, mut guests) = (String::new(), 0, false);
     for line in smaps.lines() {
         if let Some(value) = field(line, "Size:") {
             size = value;
         } else if let Some(rss) = field(line, "Rss:") {
-            if guest_kib > 0 && size >= guest_kib / 4 && rss > 1024 {
+            guests = guest_kib > 0 && size >= guest_kib / 4 && rss > 1024;
+            if guests {
                 guest += size;
+                guest_rss += rss;
             } else {
                 *parts.entry(name.clone()).or_insert(0) += rss;
+            }
+        } else if let Some(pss) = field(line, "Pss:") {
+            if !guests {
+                own_pss += pss;
             }
         } else if line
             .split_whitespace()
@@ -49,6 +59,8 @@ fn parse(smaps: &str, guest_kib: u64) -> Result<Resident> {
     parts.retain(|_, kib| *kib > 0);
     Ok(Resident {
         own_kib: parts.values().sum(),
+        own_pss_kib: own_pss,
+        guest_kib: guest_rss,
         parts,
     })
 }
@@ -85,21 +97,25 @@ mod tests {
 Size:               2048 kB
 KernelPageSize:        4 kB
 Rss:                1500 kB
+Pss:                 500 kB
 7f0000000000-7f0010000000 rw-p 00000000 00:00 0 
 Size:             262144 kB
 Rss:               40000 kB
+Pss:               40000 kB
 7f0020000000-7f0024000000 ---p 00000000 00:00 0 
 Size:              65536 kB
 Rss:                   0 kB
 7f0030000000-7f0030100000 rw-p 00000000 00:00 0                          [heap]
 Size:               1024 kB
 Rss:                 300 kB
+Pss:                 300 kB
 ";
 
     #[test]
     fn guest_memory_is_left_out() {
         let resident = parse(SMAPS, 262_144).expect("parsed");
         assert_eq!(resident.own_kib, 1800);
+        assert_eq!((resident.own_pss_kib, resident.guest_kib), (800, 40_000));
         assert_eq!(resident.parts["a vmm"], 1500);
         assert_eq!(resident.parts["[heap]"], 300);
         assert_eq!(resident.parts.len(), 2);

@@ -1,0 +1,239 @@
+//! A guest that was started, with all that lives for it.
+
+use super::case::{Case, MEMORY_MIB};
+use super::containerd::Containerd;
+use super::overhead::Overhead;
+use crate::bench::group::Group;
+use crate::bench::guest::Vmm;
+use crate::bench::kit::Kit;
+use crate::bench::started::milliseconds;
+use crate::serial::Serial;
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::stat::Mode;
+use nix::time::{ClockId, clock_gettime};
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How often a child is looked after while its guest boots.
+const LOOK: Duration = Duration::from_millis(500);
+/// What a guest has to power off, and what is left of it to go.
+const GOING: Duration = Duration::from_secs(120);
+
+/// What all guests of a benchmark are started with.
+#[derive(Debug)]
+pub struct Scene {
+    /// Programs and files.
+    pub kit: Kit,
+    /// What makes pods.
+    pub containerd: Containerd,
+}
+
+/// A guest; dropped, all of it is ended.
+#[derive(Debug)]
+pub struct Running<'a> {
+    scene: &'a Scene,
+    case: Case,
+    name: String,
+    /// Just before it was started.
+    pub began: Instant,
+    /// The same by the clock of process times.
+    clock: Duration,
+    child: Child,
+    errors: PathBuf,
+    stop: Option<Command>,
+    serial: Serial,
+    /// Keeps the FIFO from its end until the shim has it.
+    line: Option<File>,
+    /// Of the VMM, where there is a shim; else of all.
+    vmm: Group,
+    shim: Option<Group>,
+}
+
+impl<'a> Running<'a> {
+    /// Starts it.
+    pub fn start(scene: &'a Scene, case: Case, name: String) -> Result<Self> {
+        let fifo = scene.kit.folder.join(format!("{name}.line"));
+        let Vmm {
+            mut command,
+            stop,
+            errors,
+        } = case.ready(&scene.kit, &scene.containerd, &name, &fifo)?;
+        let path = Case::group(&name);
+        let (vmm, shim, lines) = if case == Case::Husk {
+            scene.containerd.count(&mut command)?;
+            let shim = Group::counted(&Case::shim_group(&name))?;
+            nix::unistd::mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR)?;
+            // Opened for both, it waits for nobody.
+            let both = File::options().read(true).write(true).open(&fifo)?;
+            (Group::at(&path), Some(shim), Some((both, File::open(&fifo)?)))
+        } else {
+            let group = Group::counted(&path)?;
+            group.hold(&mut command)?;
+            (group, None, None)
+        };
+        let log = File::create(&errors)?;
+        command.stderr(log.try_clone()?);
+        match lines {
+            Some(_) => command.stdout(log),
+            None => command.stdout(Stdio::piped()),
+        };
+        let (began, clock) = (Instant::now(), clock_gettime(ClockId::CLOCK_BOOTTIME)?);
+        let mut child = command
+            .spawn()
+            .with_context(|| format!("cannot start {}", command.get_program().display()))?;
+        let (serial, line) = match lines {
+            Some((both, line)) => (Serial::watch(line), Some(both)),
+            None => (Serial::watch(child.stdout.take().context("no pipe")?), None),
+        };
+        Ok(Self {
+            scene,
+            case,
+            name,
+            began,
+            clock: clock.into(),
+            child,
+            errors,
+            stop,
+            serial,
+            line,
+            vmm,
+            shim,
+        })
+    }
+
+    /// Waits until the guest says `words`.
+    pub fn until(&mut self, words: &str, deadline: Instant) -> Result<Instant> {
+        loop {
+            let pause = deadline.min(Instant::now() + LOOK);
+            let said = self.serial.poll(&[words], pause);
+            if let Some((_, when)) = said.with_context(|| self.complaints())? {
+                return Ok(when);
+            }
+            // Whoever starts a pod has nothing more to do once it runs.
+            if let Some(status) = self.child.try_wait()?
+                && !status.success()
+            {
+                bail!("{}: {status}: {}", self.name, self.complaints());
+            }
+            ensure!(
+                Instant::now() < deadline,
+                "{}: the guest did not say {words:?} in time; its last line: {}; {}",
+                self.name,
+                self.serial.last_line(),
+                self.complaints()
+            );
+        }
+    }
+
+    fn complaints(&self) -> String {
+        std::fs::read_to_string(&self.errors).unwrap_or_default()
+    }
+
+    fn groups(&self) -> impl Iterator<Item = &Group> {
+        [Some(&self.vmm), self.shim.as_ref()].into_iter().flatten()
+    }
+
+    /// Processor time that all of it has used, containerd and its clients excluded.
+    pub fn cpu(&self) -> Result<Duration> {
+        self.groups().map(Group::cpu).sum()
+    }
+
+    /// Milliseconds until Husk's VMM was started.
+    pub fn to_vmm(&self) -> Result<f64> {
+        self.since_start(self.vmm.find("husk-vmm")?)
+    }
+
+    /// Milliseconds until its shim was, if it has one.
+    pub fn to_shim(&self) -> Result<Option<f64>> {
+        // As far as the kernel keeps its name.
+        let pid = self.shim.as_ref().map(|shim| shim.find("containerd-shim"));
+        pid.map(|pid| self.since_start(pid?)).transpose()
+    }
+
+    fn since_start(&self, pid: u32) -> Result<f64> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        let ticks = start_ticks(&stat).context("no start time")?;
+        let second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.context("no ticks")?;
+        let started = Duration::from_secs_f64(ticks as f64 / second as f64);
+        Ok(milliseconds(started.saturating_sub(self.clock)))
+    }
+
+    /// What it has in memory beside the guest's: its VMM (all, where there is no shim), and its shim.
+    pub fn overhead(&self) -> Result<(Overhead, Option<Overhead>)> {
+        let shim = self.shim.as_ref().map(|shim| Overhead::of(shim, 0));
+        Ok((Overhead::of(&self.vmm, MEMORY_MIB)?, shim.transpose()?))
+    }
+
+    /// Presses a pod's power button; others are ended by [`Running::gone`].
+    pub fn stop(&self) -> Result<()> {
+        if self.case == Case::Husk {
+            let containerd = &self.scene.containerd;
+            containerd.ctr(&["tasks", "kill", "--signal", "SIGTERM", &self.name])?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the end of what was stopped, and takes it away.
+    ///
+    /// # Errors
+    /// If a guest does not power off, or something of its pod stays.
+    pub fn gone(mut self) -> Result<()> {
+        let Some(shim) = &self.shim else {
+            return Ok(());
+        };
+        let (containerd, deadline) = (&self.scene.containerd, Instant::now() + GOING);
+        self.vmm.wait_until_empty(deadline)?;
+        self.line = None;
+        // Its status is the guest's.
+        while let Err(error) = containerd.ctr(&["tasks", "rm", &self.name]) {
+            let early = error.to_string().contains("must be stopped");
+            ensure!(early && Instant::now() < deadline, error);
+        }
+        containerd.ctr(&["containers", "rm", &self.name])?;
+        shim.wait_until_empty(deadline)?;
+        ensure!(!self.vmm.exists(), "{} stays", self.vmm.folder().display());
+        let state = self.scene.kit.runtime.path().join("pods").join(&self.name);
+        ensure!(!state.exists(), "{} stays", state.display());
+        Ok(())
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if let Some(stop) = &mut self.stop {
+            let _ = stop.status();
+        }
+        for group in self.groups() {
+            let _ = group.kill();
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if self.case == Case::Husk && self.vmm.exists() {
+            let containerd = &self.scene.containerd;
+            let _ = containerd.ctr(&["tasks", "rm", "--force", &self.name]);
+            let _ = containerd.ctr(&["containers", "rm", &self.name]);
+        }
+        let _ = std::fs::remove_file(self.scene.kit.folder.join(format!("{}.line", self.name)));
+    }
+}
+
+/// `starttime` of a line of `/proc/PID/stat`, the 22nd field; the second may have anything in its parentheses.
+fn start_ticks(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.split_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_start_is_found_behind_any_name() {
+        let fields: Vec<String> = (4..=52).map(|field| field.to_string()).collect();
+        let stat = format!("7 (a) b (c)) S {}\n", fields.join(" "));
+        assert_eq!(start_ticks(&stat), Some(22));
+        assert_eq!(start_ticks("7 (a) S 1"), None);
+    }
+}
