@@ -284,13 +284,13 @@ fn a_limit_below_what_the_vm_needs_is_refused_with_the_numbers() {
         let linux = json!({"resources": {"memory": {"limit": limit}}});
         make(&spec(json!({"annotations": annotations, "linux": linux})))
     };
-    let error = with(80 * MIB).unwrap_err().to_string();
+    let error = with(72 * MIB).unwrap_err().to_string();
     assert_eq!(
         error,
-        "the memory limit of this container is 80 MiB, and the VM needs 88.1 MiB: 64 MiB for the guest and 24.1 MiB around \
+        "the memory limit of this container is 72 MiB, and the VM needs 80.1 MiB: 64 MiB for the guest and 16.1 MiB around \
          it; raise resources.limits.memory, or lower spec.domain.memory.guest"
     );
-    with(90 * MIB).unwrap();
+    with(82 * MIB).unwrap();
     with(0).unwrap();
 }
 
