@@ -4,9 +4,12 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use oci_spec::runtime::LinuxResources;
+use oci_spec::runtime::{LinuxMemory, LinuxPids, LinuxResources};
 
 use super::CgroupError;
+
+/// Microseconds in which a quota of processors' time may be used, if nothing else is said.
+pub(super) const PERIOD: u64 = 100_000;
 
 /// What a container's cgroup may need of its parents.
 const CONTROLLERS: [&str; 6] = ["cpu", "cpuset", "io", "memory", "pids", "hugetlb"];
@@ -33,15 +36,7 @@ pub(super) fn apply(cgroup: &Path, resources: &LinuxResources) -> Result<(), Cgr
         if let Some(limit) = memory.limit().filter(|limit| *limit != 0) {
             set("memory.max", max(limit), "memory", "memory")?;
         }
-        if let (Some(both), Some(limit)) = (memory.swap(), memory.limit())
-            && both != 0
-            && limit > 0
-        {
-            let swap = if both < 0 {
-                both
-            } else {
-                both.saturating_sub(limit).max(0)
-            };
+        if let Some(swap) = swap(memory) {
             // A kernel without swap accounting has no such file, and no swap to limit.
             let file = cgroup.join("memory.swap.max");
             if file.exists() {
@@ -58,7 +53,7 @@ pub(super) fn apply(cgroup: &Path, resources: &LinuxResources) -> Result<(), Cgr
         {
             set("cpu.weight", weight(shares).to_string(), "CPU time", "cpu")?;
         }
-        let period = cpu.period().filter(|period| *period != 0).unwrap_or(100_000);
+        let period = cpu.period().filter(|period| *period != 0).unwrap_or(PERIOD);
         if let Some(quota) = cpu.quota().filter(|quota| *quota != 0) {
             set("cpu.max", format!("{} {period}", max(quota)), "CPU time", "cpu")?;
         }
@@ -91,8 +86,18 @@ pub(super) fn apply(cgroup: &Path, resources: &LinuxResources) -> Result<(), Cgr
     Ok(())
 }
 
-fn pids(pids: &oci_spec::runtime::LinuxPids) -> Option<i64> {
+pub(super) fn pids(pids: &LinuxPids) -> Option<i64> {
     Some(pids.limit()).filter(|limit| *limit != 0)
+}
+
+/// The limit of swap alone, where one of memory and swap together is given. Below zero: none.
+pub(super) fn swap(memory: &LinuxMemory) -> Option<i64> {
+    let both = memory.swap().filter(|both| *both != 0)?;
+    let limit = memory.limit().filter(|limit| *limit > 0)?;
+    Some(match both {
+        ..0 => both,
+        _ => both.saturating_sub(limit).max(0),
+    })
 }
 
 fn set(
@@ -134,7 +139,7 @@ fn max(limit: i64) -> String {
 }
 
 /// Shares of version 1, 2 to 262144, as a weight of version 2, 1 to 10000.
-fn weight(shares: u64) -> u64 {
+pub(super) fn weight(shares: u64) -> u64 {
     1 + (shares.clamp(2, 262_144) - 2) * 9999 / 262_142
 }
 

@@ -4,14 +4,21 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use super::CgroupError;
+use super::scope::Scope;
 
-/// The path below the hierarchy's root that `linux.cgroupsPath` names: `/kubepods/pod1/0123`.
-///
-/// # Errors
-/// It leads out of the hierarchy, or to its root; or it is a scope of systemd's, which alone may make those.
-pub fn relative(text: &str) -> Result<PathBuf, CgroupError> {
-    if text.contains(".slice:") {
-        return Err(CgroupError::Systemd(text.to_owned()));
+/// What `linux.cgroupsPath` names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Named {
+    /// A path below the hierarchy's root: `/kubepods/pod1/0123`.
+    Path(PathBuf),
+    /// A scope, which is systemd's to make: `kubepods-pod1.slice:cri-containerd:0123`.
+    Scope(Scope),
+}
+
+/// The two forms do not overlap: no path of a container runtime's has a colon.
+pub(super) fn parse(text: &str) -> Result<Named, CgroupError> {
+    if text.contains(".slice:") || (text.contains(':') && !text.starts_with('/')) {
+        return Scope::parse(text).map(Named::Scope);
     }
     let mut path = PathBuf::new();
     for component in Path::new(text).components() {
@@ -23,7 +30,7 @@ pub fn relative(text: &str) -> Result<PathBuf, CgroupError> {
     }
     match path.as_os_str().is_empty() {
         true => Err(CgroupError::BadPath(text.to_owned())),
-        false => Ok(path),
+        false => Ok(Named::Path(path)),
     }
 }
 
@@ -49,16 +56,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_stays_in_the_hierarchy_and_out_of_systemds_scopes() {
-        let path = relative("/kubepods/burstable/podx/0123").unwrap();
-        assert_eq!(path, Path::new("kubepods/burstable/podx/0123"));
+    fn a_path_stays_in_the_hierarchy() {
+        let path = PathBuf::from("kubepods/burstable/podx/0123");
+        assert_eq!(parse("/kubepods/burstable/podx/0123").unwrap(), Named::Path(path));
         for bad in ["", "/", "../x", "/a/../../x"] {
-            assert!(matches!(relative(bad), Err(CgroupError::BadPath(_))), "{bad}");
+            assert!(matches!(parse(bad), Err(CgroupError::BadPath(_))), "{bad}");
         }
-        let error = relative("kubepods-pod1.slice:cri-containerd:0123")
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains("set cgroupDriver: cgroupfs"), "{error}");
+    }
+
+    #[test]
+    fn what_has_colons_is_systemds() {
+        assert!(matches!(
+            parse("kubepods-pod1.slice:cri-containerd:0123").unwrap(),
+            Named::Scope(_)
+        ));
+        for bad in [":a:b", "kubepods:a:b", "/kubepods.slice:a:b", "kubepods.slice:a"] {
+            assert!(matches!(parse(bad), Err(CgroupError::BadScope { .. })), "{bad}");
+        }
+        assert!(matches!(parse("/kubepods/a:b").unwrap(), Named::Path(_)));
     }
 
     #[test]

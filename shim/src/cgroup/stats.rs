@@ -113,9 +113,12 @@ fn number(cgroup: &Path, name: &str) -> Option<u64> {
     fs::read_to_string(cgroup.join(name)).ok()?.trim().parse().ok()
 }
 
-/// One number of a file of names and numbers.
-pub(super) fn keyed(cgroup: &Path, name: &str, key: &str) -> Option<u64> {
-    value(&fs::read_to_string(cgroup.join(name)).ok()?, key)
+/// How many processes in it the kernel killed for want of memory; nothing if it is not there.
+pub(super) fn oom_kills(cgroup: &Path) -> Option<u64> {
+    value(
+        &fs::read_to_string(cgroup.join("memory.events")).ok()?,
+        "oom_kill",
+    )
 }
 
 fn value(text: &str, key: &str) -> Option<u64> {

@@ -5,8 +5,8 @@ use super::*;
 /// A directory that looks like a cgroup with all controllers.
 fn fake() -> (tempfile::TempDir, Cgroup) {
     let dir = tempfile::tempdir().unwrap();
-    let cgroup = Cgroup::at(dir.path(), Path::new("kubepods/pod1/c"));
-    cgroup.create().unwrap();
+    let mut cgroup = Cgroup::at(dir.path(), Path::new("kubepods/pod1/c"));
+    cgroup.create(None).unwrap();
     for name in [
         "memory.max",
         "memory.swap.max",
@@ -52,8 +52,8 @@ fn limits_become_files() {
 #[test]
 fn a_limit_that_cannot_be_kept_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
-    let cgroup = Cgroup::at(dir.path(), Path::new("c"));
-    cgroup.create().unwrap();
+    let mut cgroup = Cgroup::at(dir.path(), Path::new("c"));
+    cgroup.create(None).unwrap();
     let error = cgroup
         .limit(&resources(r#"{"memory": {"limit": 1000}}"#))
         .unwrap_err();
@@ -95,9 +95,33 @@ fn one_that_is_not_there_is_removed_and_never_the_hierarchy() {
     let dir = tempfile::tempdir().unwrap();
     Cgroup::at(dir.path(), Path::new("gone")).remove().unwrap();
     Cgroup::at(dir.path(), Path::new("")).remove().unwrap();
-    let cgroup = Cgroup::at(dir.path(), Path::new("a/b"));
-    cgroup.create().unwrap();
+    let mut cgroup = Cgroup::at(dir.path(), Path::new("a/b"));
+    cgroup.create(None).unwrap();
     fs::create_dir(cgroup.path().join("below")).unwrap();
     cgroup.remove().unwrap();
     assert!(!cgroup.path().exists() && dir.path().join("a").exists());
+}
+
+#[test]
+fn a_limit_that_cannot_be_kept_leaves_no_cgroup() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cgroup = Cgroup::at(dir.path(), Path::new("c"));
+    let resources = resources(r#"{"memory": {"limit": 1000}}"#);
+    cgroup.create(Some(&resources)).unwrap_err();
+    assert!(!cgroup.path().exists());
+}
+
+#[test]
+fn a_scope_that_is_gone_was_killed_as_its_slice_tells() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut cgroup = Cgroup::named(dir.path(), "a-b.slice:c:d").unwrap();
+    assert_eq!(cgroup.path(), dir.path().join("a.slice/a-b.slice/c-d.scope"));
+    let slice = cgroup.path().parent().unwrap().to_owned();
+    fs::create_dir_all(&slice).unwrap();
+    assert_eq!(cgroup.oom_kills(), 0);
+    fs::write(slice.join("memory.events"), "oom_kill 3\n").unwrap();
+    cgroup.killed_before = 3;
+    assert_eq!(cgroup.oom_kills(), 0);
+    fs::write(slice.join("memory.events"), "oom_kill 4\n").unwrap();
+    assert_eq!(cgroup.oom_kills(), 1);
 }

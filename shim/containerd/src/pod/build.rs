@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use containerd_shim_protos::types::mount::Mount;
-use husk_shim::cgroup::{self, Cgroup, hierarchy};
+use husk_shim::cgroup::{Cgroup, Kept, hierarchy};
 use husk_shim::monitor::Hosted;
 use husk_shim::pod::VmContainer;
 use husk_shim::state::RuntimeDir;
@@ -78,7 +78,9 @@ impl Building {
             true => None,
             false => husk_shim::pod::network(&self.spec, self.sandbox.as_deref())?,
         };
-        let cgroup = make_cgroup(&self.spec)?;
+        let made = make_cgroup(self.spec.clone()).await?;
+        // Until the VMM is in it.
+        let (cgroup, kept) = made.unzip();
         holdings.cgroup = cgroup.clone();
         let chosen = std::env::var_os("HUSK_SCRATCH_DIR").is_some_and(|directory| !directory.is_empty());
         let scratch = match ephemeral {
@@ -105,6 +107,7 @@ impl Building {
             surroundings,
         );
         let hosted = hosted.await.map_err(|error| Refusal::failed(error.to_string()))?;
+        drop(kept);
         let streams = self.stdio.connect(hosted.console.as_ref()).await;
         let streams = match streams {
             Ok(streams) => streams,
@@ -146,22 +149,33 @@ pub(crate) fn cgroup_of(spec: &Spec) -> Result<Option<Cgroup>, Refusal> {
     let Some(path) = linux.and_then(|linux| linux.cgroups_path().as_ref()) else {
         return Ok(None);
     };
-    let path = cgroup::relative(&path.to_string_lossy())?;
-    Ok(Some(Cgroup::at(&hierarchy()?, &path)))
+    Ok(Some(Cgroup::named(&hierarchy()?, &path.to_string_lossy())?))
 }
 
-/// Makes it, with its limits.
-pub(super) fn make_cgroup(spec: &Spec) -> Result<Option<Cgroup>, Refusal> {
-    let Some(cgroup) = cgroup_of(spec)? else {
-        return Ok(None);
+/// Makes it, with its limits, for processes that are yet to come.
+async fn make_cgroup(spec: Arc<Spec>) -> Result<Option<(Cgroup, Kept)>, Refusal> {
+    let make = move || -> Result<_, Refusal> {
+        let Some(mut cgroup) = cgroup_of(&spec)? else {
+            return Ok(None);
+        };
+        let linux = spec.linux().as_ref();
+        let kept = cgroup.create(linux.and_then(|linux| linux.resources().as_ref()))?;
+        Ok(Some((cgroup, kept)))
     };
-    cgroup.create()?;
-    let linux = spec.linux().as_ref();
-    if let Some(resources) = linux.and_then(|linux| linux.resources().as_ref())
-        && let Err(error) = cgroup.limit(resources)
-    {
-        let _ = cgroup.remove();
+    let made = spawn_blocking(make).await;
+    made.unwrap_or_else(|error| Err(Refusal::failed(error.to_string())))
+}
+
+/// Makes that of a sandbox and moves this process there, or leaves nothing.
+pub(super) async fn enter_cgroup(spec: Arc<Spec>, holdings: &mut Holdings) -> Result<(), Refusal> {
+    let Some((cgroup, kept)) = make_cgroup(spec).await? else {
+        return Ok(());
+    };
+    if let Err(error) = cgroup.enter(std::process::id()) {
+        let _ = spawn_blocking(move || cgroup.remove()).await;
         return Err(error.into());
     }
-    Ok(Some(cgroup))
+    drop(kept);
+    holdings.cgroup = Some(cgroup);
+    Ok(())
 }

@@ -12,7 +12,7 @@ use husk_shim::pod::{self, Role};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::build::{Building, Built, make_cgroup, mount, rootfs_of};
+use super::build::{Building, Built, enter_cgroup, mount, rootfs_of};
 use super::container::{Container, Holdings, Phase};
 use super::{Pod, Refusal, Reply, Told};
 use crate::bundle;
@@ -40,32 +40,19 @@ impl Pod {
         let spec = container.spec.clone();
         match &container.role {
             Role::Sandbox => {
-                let entered = make_cgroup(&spec).and_then(|cgroup| {
-                    if let Some(cgroup) = &cgroup {
-                        cgroup.enter(std::process::id())?;
-                    }
-                    Ok(cgroup)
+                self.containers.insert(id.clone(), container);
+                self.beside(async move {
+                    let mut holdings = Holdings::default();
+                    let entered = enter_cgroup(spec, &mut holdings).await;
+                    Told::Prepared(id, holdings, entered, reply)
                 });
-                let cgroup = match entered {
-                    Ok(cgroup) => cgroup,
-                    Err(refusal) => return Err(Box::new((refusal, reply))),
-                };
-                let holdings = Holdings { rootfs: None, cgroup };
-                self.containers.insert(
-                    id.clone(),
-                    Container {
-                        holdings,
-                        ..container
-                    },
-                );
-                self.created(&id, reply);
             }
             Role::Volume(_) => {
                 self.containers.insert(id.clone(), container);
                 self.beside(async move {
                     let mut holdings = Holdings::default();
                     let mounted = mount(request.rootfs, rootfs, &mut holdings).await;
-                    Told::Mounted(id, holdings, mounted, reply)
+                    Told::Prepared(id, holdings, mounted, reply)
                 });
             }
             Role::Vm => {

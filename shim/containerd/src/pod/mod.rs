@@ -22,6 +22,7 @@ use husk_shim::monitor::{HostError, Hosted};
 use husk_shim::pod::{self, MemoryLimit, Role};
 use oci_spec::runtime::LinuxResources;
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tracing::warn;
 
@@ -64,7 +65,8 @@ pub(crate) enum Command {
 #[derive(Debug)]
 pub(crate) enum Told {
     Built(String, Result<Box<Built>, Refusal>, Reply<u32>),
-    Mounted(String, Holdings, Result<(), Refusal>, Reply<u32>),
+    /// That is, a sandbox or a volume.
+    Prepared(String, Holdings, Result<(), Refusal>, Reply<u32>),
     Booted(String, Box<Hosted>, Result<(), HostError>, Reply<u32>),
     /// A VM has ended, and nothing of it is left but what it said.
     Ended(String, Box<VmStatus>),
@@ -126,7 +128,7 @@ impl Pod {
             Command::Kill(id, signal, reply) => drop(reply.send(self.kill(&id, signal).await)),
             Command::Look(id, reply) => drop(reply.send(self.find(&id).map(|container| container.seen()))),
             Command::Stats(id, reply) => drop(reply.send(self.stats(&id))),
-            Command::Update(id, resources, reply) => drop(reply.send(self.update(&id, &resources))),
+            Command::Update(id, resources, reply) => self.update(&id, *resources, reply),
             Command::CloseStdin(id, reply) => {
                 let closed = self.find(&id).map(|container| {
                     if let Some(streams) = container.vm.as_mut().and_then(|vm| vm.streams.as_mut()) {
@@ -147,7 +149,7 @@ impl Pod {
     fn hear(&mut self, told: Told) {
         match told {
             Told::Built(id, built, reply) => self.built(&id, built, reply),
-            Told::Mounted(id, holdings, mounted, reply) => match mounted {
+            Told::Prepared(id, holdings, prepared, reply) => match prepared {
                 Ok(()) => {
                     if let Some(container) = self.containers.get_mut(&id) {
                         container.holdings = holdings;
@@ -193,7 +195,20 @@ impl Pod {
         Ok(stats.unwrap_or_default())
     }
 
-    fn update(&mut self, id: &str, resources: &LinuxResources) -> Result<(), Refusal> {
+    fn update(&mut self, id: &str, resources: LinuxResources, reply: Reply<()>) {
+        let cgroup = match self.updatable(id, &resources) {
+            Ok(Some(cgroup)) => cgroup,
+            done => return drop(reply.send(done.map(drop))),
+        };
+        tokio::spawn(async move {
+            let limited = spawn_blocking(move || cgroup.limit(&resources)).await;
+            let limited = limited.map_err(|error| Refusal::failed(error.to_string()));
+            let _ = reply.send(limited.and_then(|limited| Ok(limited?)));
+        });
+    }
+
+    /// The cgroup to set limits of, if there is one and the limits are none that the VM would break.
+    fn updatable(&mut self, id: &str, resources: &LinuxResources) -> Result<Option<Cgroup>, Refusal> {
         let container = self.find(id)?;
         if let Some(vm) = &container.vm {
             MemoryLimit::of_resources(Some(resources)).check(
@@ -202,10 +217,7 @@ impl Pod {
                 "the guest's memory",
             )?;
         }
-        match &container.holdings.cgroup {
-            Some(cgroup) => Ok(cgroup.limit(resources)?),
-            None => Ok(()),
-        }
+        Ok(container.holdings.cgroup.clone())
     }
 
     fn publish_pause(&self, container_id: String, paused: bool) {

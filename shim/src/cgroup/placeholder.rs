@@ -1,0 +1,86 @@
+//! A process that keeps a place: a scope of systemd's begins with one, and goes when it has none.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
+use nix::unistd::{ForkResult, Pid, fork, pipe2};
+
+/// A process that does nothing until this is dropped, and ends with its parent.
+#[derive(Debug)]
+pub(super) struct Placeholder {
+    pid: Pid,
+    /// Nobody writes to it; it closes with this process.
+    _held: OwnedFd,
+}
+
+impl Placeholder {
+    pub(super) fn start() -> io::Result<Placeholder> {
+        let (end, held) = pipe2(OFlag::O_CLOEXEC)?;
+        // SAFETY: the child of this process, which may have other threads, makes only system calls.
+        match unsafe { fork() }? {
+            ForkResult::Parent { child } => Ok(Placeholder {
+                pid: child,
+                _held: held,
+            }),
+            ForkResult::Child => wait_for(end.as_raw_fd()),
+        }
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.pid.as_raw().unsigned_abs()
+    }
+}
+
+impl Drop for Placeholder {
+    fn drop(&mut self) {
+        // It fails only where the process has ended, and that has to be waited for as well.
+        let _ = kill(self.pid, Signal::SIGKILL);
+        while waitpid(self.pid, None) == Err(Errno::EINTR) {}
+    }
+}
+
+/// What the child does: holds nothing but the pipe's end, and waits for the other to close.
+fn wait_for(end: libc::c_int) -> ! {
+    let mut byte = 0u8;
+    // SAFETY: plain system calls on the child's own descriptors and one byte of its stack. Nothing that they close is
+    // used afterwards: _exit runs no destructors.
+    unsafe {
+        if end > 0 {
+            libc::close_range(0, end.unsigned_abs() - 1, 0);
+        }
+        libc::close_range(end.unsigned_abs() + 1, libc::c_uint::MAX, 0);
+        loop {
+            let read = libc::read(end, (&raw mut byte).cast(), 1);
+            if read >= 0 || Errno::last_raw() != libc::EINTR {
+                libc::_exit(0);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn it_is_there_until_it_is_dropped_and_has_nothing_open() {
+        let placeholder = Placeholder::start().unwrap();
+        let proc = format!("/proc/{}", placeholder.pid());
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while fs::read_dir(format!("{proc}/fd")).unwrap().count() != 1 {
+            assert!(
+                std::time::Instant::now() < deadline,
+                "it has more open than its pipe"
+            );
+            std::thread::yield_now();
+        }
+        drop(placeholder);
+        assert!(!fs::exists(proc).unwrap());
+    }
+}

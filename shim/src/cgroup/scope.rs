@@ -1,0 +1,135 @@
+//! The names of systemd's scopes: `SLICE:PREFIX:NAME` is the unit `PREFIX-NAME.scope` in that slice.
+
+use std::path::PathBuf;
+
+use super::CgroupError;
+
+const SLICE: &str = ".slice";
+/// The longest name of a unit.
+const LONGEST: usize = 255;
+
+/// A scope, by its names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Scope {
+    pub(super) slice: String,
+    pub(super) unit: String,
+    /// Its cgroup, relative to the hierarchy's root.
+    pub(super) path: PathBuf,
+}
+
+impl Scope {
+    pub(super) fn parse(text: &str) -> Result<Scope, CgroupError> {
+        let bad = |why| CgroupError::BadScope {
+            text: text.to_owned(),
+            why,
+        };
+        let parts: Vec<&str> = text.split(':').collect();
+        let [slice, prefix, name] = parts[..] else {
+            return Err(bad("one of systemd's is SLICE:PREFIX:NAME"));
+        };
+        let mut path = expand(slice).ok_or_else(|| bad("it begins with the name of no slice"))?;
+        let unit = format!("{prefix}-{name}.scope");
+        if prefix.is_empty() || name.is_empty() || !is_name(&unit) {
+            return Err(bad("PREFIX-NAME.scope is the name of no scope"));
+        }
+        path.push(&unit);
+        Ok(Scope {
+            slice: slice.to_owned(),
+            unit,
+            path,
+        })
+    }
+}
+
+/// The cgroup of a slice: each dash of its name is a step down. A dash that is none is written `\x2d`.
+fn expand(slice: &str) -> Option<PathBuf> {
+    let name = slice.strip_suffix(SLICE).filter(|_| is_name(slice))?;
+    let mut path = PathBuf::new();
+    if name == "-" {
+        return Some(path);
+    }
+    let mut so_far = String::new();
+    for step in name.split('-') {
+        if step.is_empty() {
+            return None;
+        }
+        if !so_far.is_empty() {
+            so_far.push('-');
+        }
+        so_far.push_str(step);
+        path.push(format!("{so_far}{SLICE}"));
+    }
+    Some(path)
+}
+
+/// Whether a unit may be called that.
+fn is_name(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'\\');
+    name.len() <= LONGEST && name.bytes().all(plain)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn a_scope_is_below_its_slices() {
+        let scope = Scope::parse("kubepods-burstable-pod1_2.slice:cri-containerd:0123").unwrap();
+        assert_eq!(
+            (scope.slice.as_str(), scope.unit.as_str()),
+            ("kubepods-burstable-pod1_2.slice", "cri-containerd-0123.scope")
+        );
+        assert_eq!(
+            scope.path,
+            Path::new(
+                "kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1_2.slice/cri-containerd-0123.scope"
+            )
+        );
+    }
+
+    #[test]
+    fn slices_are_expanded_as_systemd_does() {
+        for (slice, path) in [
+            ("-.slice", ""),
+            ("system.slice", "system.slice"),
+            ("a-b.slice", "a.slice/a-b.slice"),
+            (r"a\x2db-c.slice", r"a\x2db.slice/a\x2db-c.slice"),
+        ] {
+            assert_eq!(expand(slice).as_deref(), Some(Path::new(path)), "{slice}");
+        }
+        for bad in [
+            "",
+            ".slice",
+            "a",
+            "a.scope",
+            "-a.slice",
+            "a-.slice",
+            "a--b.slice",
+            "a/b.slice",
+            "a b.slice",
+        ] {
+            assert_eq!(expand(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_is_malformed_is_refused_by_the_fields_name() {
+        let long = format!("a.slice:b:{}", "c".repeat(LONGEST));
+        for bad in [
+            "a.slice:b",
+            "a.slice:b:c:d",
+            "a.slice::c",
+            "a.slice:b:",
+            "a.slice:b:c/d",
+            "a.slice:b:../c",
+            "a--b.slice:c:d",
+            "..:c:d",
+            &long,
+        ] {
+            let error = Scope::parse(bad).unwrap_err().to_string();
+            assert!(error.starts_with("linux.cgroupsPath \""), "{error}");
+        }
+    }
+}
