@@ -91,6 +91,7 @@ pub const ALL: &[Case] = &[
     shim::pod::ON_1_7,
     shim::pod::ON_2_1,
     shim::pod::TWENTY,
+    shim::systemd::CASE,
     shim::refused::CASE,
     shim::killed::ONE,
     shim::killed::FEW,

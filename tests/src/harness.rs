@@ -9,6 +9,7 @@ pub mod flow;
 pub mod guest;
 pub mod images;
 pub mod initrd;
+pub mod kubelet;
 pub mod log_writes;
 pub mod manifest;
 pub mod netns;

@@ -5,3 +5,4 @@ pub mod debian;
 pub mod killed;
 pub mod pod;
 pub mod refused;
+pub mod systemd;

@@ -1,5 +1,6 @@
 //! A small client of the Container Runtime Interface: what the kubelet would ask containerd, and no more.
 
+use super::kubelet::{Cgroups, PodCgroup};
 use anyhow::{Context, Result, bail};
 use hyper_util::rt::TokioIo;
 use std::path::PathBuf;
@@ -25,6 +26,7 @@ pub const NAMESPACE: &str = "k8s.io";
 #[derive(Debug)]
 pub struct Cri {
     logs: PathBuf,
+    cgroups: Cgroups,
     runtime: Runtime,
     client: RuntimeServiceClient<Channel>,
 }
@@ -36,6 +38,8 @@ pub struct Pod {
     pub id: String,
     /// As Kubernetes would have it.
     pub uid: String,
+    /// What all its cgroups are in.
+    pub cgroup: PodCgroup,
     config: api::PodSandboxConfig,
 }
 
@@ -68,9 +72,19 @@ impl Cri {
         let channel = runtime.block_on(endpoint.connect_with_connector(connector))?;
         Ok(Self {
             logs,
+            cgroups: Cgroups::Files,
             runtime,
             client: RuntimeServiceClient::new(channel),
         })
+    }
+
+    /// From now on pods have slices of systemd's, as with the kubelet's `cgroupDriver: systemd`.
+    #[must_use]
+    pub fn with_systemd(self) -> Self {
+        Self {
+            cgroups: Cgroups::Systemd,
+            ..self
+        }
     }
 
     /// Makes the sandbox of a pod, by the runtime handler `handler`.
@@ -78,6 +92,7 @@ impl Cri {
         let uid = uuid::Uuid::new_v4().to_string();
         let logs = self.logs(name);
         std::fs::create_dir_all(&logs)?;
+        let cgroup = self.cgroups.make(&uid)?;
         let config = api::PodSandboxConfig {
             metadata: Some(api::PodSandboxMetadata {
                 name: name.to_owned(),
@@ -92,12 +107,10 @@ impl Cri {
                 .map(|&(key, value)| (key.to_owned(), value.to_owned()))
                 .collect(),
             linux: Some(api::LinuxPodSandboxConfig {
-                cgroup_parent: format!("/{}/pod{uid}", super::containerd::NAMESPACE),
+                cgroup_parent: cgroup.parent().display().to_string(),
             }),
             ..api::PodSandboxConfig::default()
         };
-        // The kubelet makes it before.
-        std::fs::create_dir_all(cgroup(&uid))?;
         let request = api::RunPodSandboxRequest {
             config: Some(config.clone()),
             runtime_handler: handler.to_owned(),
@@ -106,7 +119,12 @@ impl Cri {
         let id = answer
             .with_context(|| format!("the sandbox of {name}"))?
             .pod_sandbox_id;
-        Ok(Pod { id, uid, config })
+        Ok(Pod {
+            id,
+            uid,
+            cgroup,
+            config,
+        })
     }
 
     /// Where the kubelet would look for the logs of the pod `name`.
@@ -197,6 +215,19 @@ impl Cri {
         }
     }
 
+    /// Sets a container's limit of memory, as the kubelet does when a pod is resized.
+    pub fn limit_memory(&self, id: &str, bytes: i64) -> Result<()> {
+        let request = api::UpdateContainerResourcesRequest {
+            container_id: id.to_owned(),
+            linux: Some(api::LinuxContainerResources {
+                cpu_shares: 0,
+                memory_limit_in_bytes: bytes,
+            }),
+        };
+        self.call(|mut client| async move { client.update_container_resources(request).await })?;
+        Ok(())
+    }
+
     /// What a container uses, as `kubectl top` has it: processor time in nanoseconds, bytes of memory.
     pub fn usage(&self, id: &str) -> Result<(u64, u64)> {
         let request = api::ContainerStatsRequest {
@@ -257,8 +288,7 @@ impl Cri {
             pod_sandbox_id: pod.id.clone(),
         };
         self.call(|mut client| async move { client.remove_pod_sandbox(remove).await })?;
-        let own = cgroup(&pod.uid);
-        std::fs::remove_dir(&own).with_context(|| format!("{} is not empty", own.display()))
+        pod.cgroup.remove()
     }
 
     fn call<T, F>(&self, call: impl FnOnce(RuntimeServiceClient<Channel>) -> F) -> Result<T>
@@ -271,11 +301,4 @@ impl Cri {
             Err(status) => bail!("{:?}: {}", status.code(), status.message()),
         }
     }
-}
-
-/// The cgroup of the pod with that UID.
-pub fn cgroup(uid: &str) -> PathBuf {
-    PathBuf::from("/sys/fs/cgroup")
-        .join(super::containerd::NAMESPACE)
-        .join(format!("pod{uid}"))
 }

@@ -108,7 +108,7 @@ fn runs(pid: i32) -> bool {
     Process::read(pid).is_some_and(|process| process.runs())
 }
 
-fn gone(pid: i32, limit: Duration) -> Result<()> {
+pub(super) fn gone(pid: i32, limit: Duration) -> Result<()> {
     let deadline = Instant::now() + limit;
     while runs(pid) {
         if Instant::now() > deadline {

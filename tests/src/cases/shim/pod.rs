@@ -5,7 +5,7 @@ use crate::cases::network::guest as network;
 use crate::harness::attach::Attached;
 use crate::harness::containerd::image::Image;
 use crate::harness::containerd::{BRIDGE, Containerd, Version};
-use crate::harness::cri::{self, Container, Cri, NAMESPACE, Pod};
+use crate::harness::cri::{Container, Cri, NAMESPACE, Pod};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::program::Session;
@@ -46,10 +46,10 @@ pub const TWENTY: Case = Case {
 };
 
 /// Guest memory and what `create` asks for beside it, and to spare.
-const MEMORY: i64 = (128 + 48) << 20;
+pub(super) const MEMORY: i64 = (128 + 48) << 20;
 
 /// A containerd with all the images, and a client.
-fn node(scene: &Scene, version: Version) -> Result<(Containerd<'_>, Cri)> {
+pub(super) fn node(scene: &Scene, version: Version) -> Result<(Containerd<'_>, Cri)> {
     let containerd = Containerd::start(scene, version)?;
     let kernel = network::image(scene)?;
     Image::new(scene, "kernel")?
@@ -73,7 +73,7 @@ fn node(scene: &Scene, version: Version) -> Result<(Containerd<'_>, Cri)> {
 }
 
 /// A pod with a VM that does `words`, and the VM's container.
-fn vm(cri: &Cri, name: &str, words: &str) -> Result<(Pod, String)> {
+pub(super) fn vm(cri: &Cri, name: &str, words: &str) -> Result<(Pod, String)> {
     let manifest = Manifest::new(name)
         .memory("128Mi")
         .kernel_boot(words)
@@ -151,8 +151,8 @@ fn neighbours(cri: &Cri, shell: &Shell<'_>, address: &str) -> Result<()> {
 }
 
 /// What CRI says that the VM uses is what its cgroup says.
-fn stats(cri: &Cri, pod: &Pod, id: &str) -> Result<()> {
-    let cgroup = cri::cgroup(&pod.uid).join(id);
+pub(super) fn stats(cri: &Cri, pod: &Pod, id: &str) -> Result<()> {
+    let cgroup = pod.cgroup.of(id);
     let read = |name: &str| -> Result<String> {
         std::fs::read_to_string(cgroup.join(name))
             .with_context(|| format!("{} of {}", name, cgroup.display()))

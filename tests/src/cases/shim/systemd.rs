@@ -1,0 +1,134 @@
+//! Pods whose cgroups are systemd's to make.
+
+use super::ctr::LIMIT;
+use super::killed::gone;
+use super::pod::{MEMORY, node, stats, vm};
+use crate::harness::containerd::leftovers::called;
+use crate::harness::containerd::{BRIDGE, Containerd, Version};
+use crate::harness::cri::{Container, Cri, Pod};
+use crate::harness::kubelet::{self, scopes, systemctl};
+use crate::harness::manifest::Manifest;
+use crate::harness::scene::{Scene, says};
+use crate::harness::{Case, PATIENCE};
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+pub const CASE: Case = Case {
+    name: "shim-systemd",
+    about: "cgroupDriver: systemd: shim and VMM are in scopes, whose limits a daemon-reload keeps, and no scope stays",
+    limit: LIMIT,
+    run,
+};
+
+fn run(scene: &Scene) -> Result<()> {
+    let (containerd, cri) = node(scene, Version::V2_1)?;
+    let cri = cri.with_systemd();
+    let (c, cri) = (&containerd, &cri);
+    scene.part("scopes", || {
+        let (pod, id) = vm(cri, "guest", "button")?;
+        let shim = c.shim(&pod.id)?;
+        is_in(shim, &pod, &pod.id)?;
+        is_in(vmm()?, &pod, &id)?;
+        println!("the shim has {}", resident(shim)?);
+        limited(&pod, &id, MEMORY)?;
+        stats(cri, &pod, &id)?;
+        let more = MEMORY + (64 << 20);
+        cri.limit_memory(&id, more)?;
+        limited(&pod, &id, more)?;
+        println!("the shim has {} after an update", resident(shim)?);
+        let log = cri.logs("guest").join("compute.log");
+        until(|| Ok(std::fs::read_to_string(&log)?.contains("husk-button: ready")))?;
+        cri.stop(&id, Duration::from_secs(60))?;
+        let status = cri.status(&id)?;
+        ensure!(status.exit_code == 0, "the guest did not power off: {status:?}");
+        cri.remove(&id)?;
+        nothing_left(c, cri, &pod)
+    });
+    scene.part("refused", || {
+        let pod = cri.pod("none", "husk", &[("husk.io/vmi", &manifest())])?;
+        let container = |name, image| Container {
+            name,
+            image,
+            memory: MEMORY,
+            ..Container::default()
+        };
+        // An image without a kernel, which is seen when the VM's cgroup is there already.
+        cri.start(&pod, &container("volumekernel-boot-volume", "vm"))?;
+        let started = cri.start(&pod, &container("compute", "vm"));
+        let error = started.err().context("there is a VM without a kernel")?;
+        println!("{error:#}");
+        let own = format!("cri-containerd-{}.scope", pod.id);
+        until(|| Ok(scopes()? == [own.clone()])).context("a scope of the VM's stays")?;
+        nothing_left(c, cri, &pod)
+    });
+    scene.part("killed", || {
+        let (pod, id) = vm(cri, "killed", "button")?;
+        let vmm = vmm()?;
+        is_in(vmm, &pod, &id)?;
+        kill(Pid::from_raw(c.shim(&pod.id)?), Signal::SIGKILL)?;
+        gone(vmm, Duration::from_secs(5))?;
+        nothing_left(c, cri, &pod)
+    });
+    Command::new("ip").args(["link", "delete", BRIDGE]).status()?;
+    systemctl(&["stop", kubelet::ALL_SLICES]).map(drop)
+}
+
+fn manifest() -> String {
+    let manifest = Manifest::new("none");
+    manifest.memory("128Mi").kernel_boot("button").json()
+}
+
+/// The VMM of the only VM.
+fn vmm() -> Result<i32> {
+    let vmms = called("husk-vmm")?;
+    ensure!(vmms.len() == 1, "not one VM: {vmms:?}");
+    Ok(vmms[0].pid)
+}
+
+/// Whether a process is in the scope of a pod's container.
+fn is_in(pid: i32, pod: &Pod, container: &str) -> Result<()> {
+    let cgroup = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    let wanted = pod.cgroup.of(container);
+    let wanted = wanted.strip_prefix("/sys/fs/cgroup")?;
+    says(&cgroup, &[&format!("0::/{}\n", wanted.display())])
+}
+
+/// Whether that is a container's limit, and stays so.
+fn limited(pod: &Pod, container: &str, wanted: i64) -> Result<()> {
+    let file = pod.cgroup.of(container).join("memory.max");
+    for when in ["at first", "after a daemon-reload"] {
+        let limit = std::fs::read_to_string(&file)?;
+        ensure!(
+            limit.trim() == wanted.to_string(),
+            "{when} {} is {limit}",
+            file.display()
+        );
+        systemctl(&["daemon-reload"])?;
+    }
+    Ok(())
+}
+
+/// Takes a pod away; then systemd knows no scope of it either.
+fn nothing_left(c: &Containerd<'_>, cri: &Cri, pod: &Pod) -> Result<()> {
+    cri.remove_pod(pod)?;
+    until(|| Ok(scopes()?.is_empty())).with_context(|| format!("{:?}", scopes()))?;
+    c.nothing_left()
+}
+
+fn until(is: impl Fn() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !is()? {
+        ensure!(Instant::now() < deadline, "it stays so");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+fn resident(pid: i32) -> Result<String> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find(|line| line.starts_with("VmRSS"));
+    Ok(line.context("no VmRSS")?.to_owned())
+}

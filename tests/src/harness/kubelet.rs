@@ -1,0 +1,121 @@
+//! The cgroups of pods, which the kubelet makes by one of its two drivers before the runtime makes those of containers.
+
+use anyhow::{Context, Result, ensure};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Below which all pods are.
+const ALL: &str = "husk-e2e";
+/// The same as a slice, in whose name a dash would be a step down.
+pub const ALL_SLICES: &str = "husk_e2e.slice";
+/// How long systemd may take to see that a scope is empty.
+const GOING: Duration = Duration::from_secs(15);
+
+/// The kubelet's `cgroupDriver`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cgroups {
+    /// `cgroupfs`.
+    Files,
+    /// `systemd`.
+    Systemd,
+}
+
+/// The cgroup of one pod.
+#[derive(Debug, Clone)]
+pub struct PodCgroup {
+    parent: PathBuf,
+    /// Its unit.
+    slice: Option<String>,
+}
+
+impl Cgroups {
+    /// Makes that of the pod with this UID.
+    pub fn make(self, uid: &str) -> Result<PodCgroup> {
+        match self {
+            Self::Files => {
+                let cgroup = PodCgroup {
+                    parent: PathBuf::from(format!("/{ALL}/pod{uid}")),
+                    slice: None,
+                };
+                std::fs::create_dir_all(cgroup.path())?;
+                Ok(cgroup)
+            }
+            Self::Systemd => {
+                let slice = format!("husk_e2e-pod{}.slice", uid.replace('-', "_"));
+                systemctl(&["start", &slice])?;
+                Ok(PodCgroup {
+                    parent: Path::new("/").join(ALL_SLICES).join(&slice),
+                    slice: Some(slice),
+                })
+            }
+        }
+    }
+}
+
+impl PodCgroup {
+    /// Its path as CRI is told.
+    pub fn parent(&self) -> &Path {
+        &self.parent
+    }
+
+    /// Its directory.
+    pub fn path(&self) -> PathBuf {
+        let relative = self.parent.strip_prefix("/").unwrap_or(&self.parent);
+        Path::new("/sys/fs/cgroup").join(relative)
+    }
+
+    /// The directory of a container's.
+    pub fn of(&self, container: &str) -> PathBuf {
+        self.path().join(match self.slice {
+            Some(_) => format!("cri-containerd-{container}.scope"),
+            None => container.to_owned(),
+        })
+    }
+
+    /// Takes it away, once nothing is in it.
+    pub fn remove(&self) -> Result<()> {
+        let path = self.path();
+        let not_empty = || format!("{} is not empty", path.display());
+        let Some(slice) = &self.slice else {
+            return std::fs::remove_dir(&path).with_context(not_empty);
+        };
+        let deadline = Instant::now() + GOING;
+        while !below(&path)?.is_empty() {
+            ensure!(Instant::now() < deadline, "{}: {:?}", not_empty(), below(&path)?);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        systemctl(&["stop", slice])?;
+        ensure!(!path.exists(), "{} is still there", path.display());
+        Ok(())
+    }
+}
+
+/// The scopes of containers that systemd knows.
+pub fn scopes() -> Result<Vec<String>> {
+    let units = systemctl(&[
+        "list-units",
+        "--all",
+        "--plain",
+        "--no-legend",
+        "cri-containerd-*",
+    ])?;
+    let names = units.lines().filter_map(|line| line.split_whitespace().next());
+    Ok(names.map(str::to_owned).collect())
+}
+
+/// Runs a command of `systemctl`; what it says.
+pub fn systemctl(words: &[&str]) -> Result<String> {
+    let done = Command::new("systemctl").args(words).output()?;
+    let said = String::from_utf8_lossy(&done.stderr);
+    ensure!(done.status.success(), "systemctl {}: {said}", words.join(" "));
+    Ok(String::from_utf8(done.stdout)?)
+}
+
+fn below(cgroup: &Path) -> Result<Vec<PathBuf>> {
+    if !cgroup.exists() {
+        return Ok(Vec::new());
+    }
+    let entries = std::fs::read_dir(cgroup)?.flatten().map(|entry| entry.path());
+    Ok(entries.filter(|path| path.is_dir()).collect())
+}
