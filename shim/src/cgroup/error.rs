@@ -20,20 +20,18 @@ pub enum CgroupError {
         /// What is wrong with it.
         why: &'static str,
     },
-    /// There is no systemd to make a scope.
+    /// There is no bus on which systemd could be asked for a scope.
     #[error(
-        "linux.cgroupsPath asks for {unit} of systemd's, which listens neither at {} nor at {} ({why}): set \
+        "linux.cgroupsPath asks for {unit} of systemd's, but {} is no bus ({why}): install dbus, or set \
          cgroupDriver: cgroupfs in the kubelet's configuration",
-        bus.display(), private.display()
+        bus.display()
     )]
     NoSystemd {
         /// The unit to make.
         unit: String,
         /// The socket of the system's bus.
         bus: PathBuf,
-        /// The socket of systemd's own.
-        private: PathBuf,
-        /// How the latter failed.
+        /// How it failed.
         why: String,
     },
     /// systemd refused.

@@ -51,6 +51,7 @@ const PACKAGES: &[&str] = &[
     "tcpdump",
     // pods
     "containernetworking-plugins",
+    "dbus",
     "iptables",
     "runc",
     // looking closely

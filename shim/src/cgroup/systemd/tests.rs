@@ -85,15 +85,28 @@ impl Manager {
     ) -> zbus::Result<()>;
 }
 
-/// A systemd with a socket of its own and no bus, all of whose jobs end so; without an end if that is empty.
+/// As much of a bus as a client asks for.
+struct Bus;
+
+#[zbus::interface(name = "org.freedesktop.DBus")]
+impl Bus {
+    fn hello(&self) -> String {
+        ":1.1".into()
+    }
+
+    fn add_match(&self, _rule: &str) {}
+
+    fn remove_match(&self, _rule: &str) {}
+}
+
+/// A bus on which nobody but a systemd is, all of whose jobs end so; without an end if that is empty.
 fn fake(result: &'static str) -> (tempfile::TempDir, Systemd, Log) {
     let dir = tempfile::tempdir().unwrap();
     let systemd = Systemd {
         bus: dir.path().join("bus"),
-        private: dir.path().join("private"),
         within: Duration::from_secs(20),
     };
-    let listener = UnixListener::bind(&systemd.private).unwrap();
+    let listener = UnixListener::bind(&systemd.bus).unwrap();
     listener.set_nonblocking(true).unwrap();
     let log = Log::default();
     let seen = log.clone();
@@ -110,6 +123,8 @@ fn fake(result: &'static str) -> (tempfile::TempDir, Systemd, Log) {
                     .unwrap()
                     .p2p()
                     .serve_at(PATH, manager)
+                    .unwrap()
+                    .serve_at("/org/freedesktop/DBus", Bus)
                     .unwrap();
                 connections.push(connection.build().await);
             }
@@ -188,7 +203,6 @@ fn without_systemd_the_way_out_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let systemd = Systemd {
         bus: dir.path().join("bus"),
-        private: dir.path().join("private"),
         ..Systemd::default()
     };
     let error = systemd.start(&scope(), 42, Vec::new()).unwrap_err().to_string();
