@@ -52,6 +52,10 @@ pub fn confined(pid: i32) -> Result<usize> {
             continue;
         };
         let thread = field(&status, "Name")?;
+        // The kernel's own, which runs nothing of the process's.
+        if thread.starts_with("vhost-") {
+            continue;
+        }
         for (name, wanted) in [
             ("CapInh", NO_CAPABILITY),
             ("CapPrm", NO_CAPABILITY),
