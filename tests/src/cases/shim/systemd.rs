@@ -14,6 +14,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::process::Command;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 pub const CASE: Case = Case {
@@ -70,7 +71,13 @@ fn run(scene: &Scene) -> Result<()> {
         is_in(vmm, &pod, &id)?;
         kill(Pid::from_raw(c.shim(&pod.id)?), Signal::SIGKILL)?;
         gone(vmm, Duration::from_secs(5))?;
-        nothing_left(c, cri, &pod)
+        // The kubelet asks again, too, until containerd has heard that they ended.
+        let deadline = Instant::now() + PATIENCE;
+        while let Err(error) = nothing_left(c, cri, &pod) {
+            ensure!(Instant::now() < deadline, "{error:#}");
+            sleep(Duration::from_secs(1));
+        }
+        Ok(())
     });
     Command::new("ip").args(["link", "delete", BRIDGE]).status()?;
     systemctl(&["stop", kubelet::ALL_SLICES]).map(drop)
@@ -122,7 +129,7 @@ fn until(is: impl Fn() -> Result<bool>) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     while !is()? {
         ensure!(Instant::now() < deadline, "it stays so");
-        std::thread::sleep(Duration::from_millis(100));
+        sleep(Duration::from_millis(100));
     }
     Ok(())
 }
