@@ -15,8 +15,10 @@ const GO: Tool = Tool {
 };
 
 /// What is built of `tests/peers/containerd`, and goes into a folder of that name.
-const CONTAINERD: [&str; 2] = [
+const CONTAINERD: [&str; 3] = [
     "github.com/containerd/containerd/v2/cmd/containerd",
+    // For pods that are no VMs.
+    "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
     "github.com/containerd/containerd/v2/cmd/ctr",
 ];
 
@@ -47,6 +49,9 @@ pub fn ensure(progress: &Progress) -> Result<PathBuf> {
 /// Of all that says what is built.
 fn hash(module: &Path) -> Result<String> {
     let mut digest = Sha256::new();
+    for program in CONTAINERD {
+        digest.update(program);
+    }
     for file in ["go.mod", "go.sum"] {
         let path = module.join(file);
         digest.update(std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?);
