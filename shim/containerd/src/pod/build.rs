@@ -122,7 +122,6 @@ impl Building {
             plan,
             hosted: Some(hosted),
             streams: Some(streams),
-            killed: false,
         };
         Ok((vm, pid))
     }

@@ -65,8 +65,6 @@ pub(crate) struct Vm {
     /// Until it is booted.
     pub(super) hosted: Option<Hosted>,
     pub(super) streams: Option<Streams>,
-    /// Killed by a signal of containerd's, not by the guest.
-    pub(super) killed: bool,
 }
 
 /// A container.

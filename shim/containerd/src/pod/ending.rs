@@ -52,14 +52,11 @@ pub(super) fn ends_nothing(signal: u32) -> Result<Option<u32>, Refusal> {
 
 impl Vm {
     /// Does what a signal means; one that does not run yet has no power button.
-    pub(super) async fn act(&mut self, signal: u32, boots: bool) -> Result<(), Refusal> {
+    pub(super) async fn act(&self, signal: u32, boots: bool) -> Result<(), Refusal> {
         let done = match meaning(signal)? {
             Meaning::Nothing => Ok(()),
             Meaning::PowerButton if !boots => self.handle.shutdown(None).await.map(drop),
-            Meaning::PowerButton | Meaning::Kill => {
-                self.killed = true;
-                self.handle.kill().await
-            }
+            Meaning::PowerButton | Meaning::Kill => self.handle.kill().await,
         };
         done.map_err(|status| Refusal::not_found(status.message()))
     }

@@ -22,7 +22,7 @@ impl Pod {
         if container.is_stopped() {
             return Err(Refusal::not_found(format!("container {id} has ended already")));
         }
-        let Some(vm) = &mut container.vm else {
+        let Some(vm) = &container.vm else {
             if *container.phase.borrow() == Phase::Creating {
                 return Err(Refusal::precondition(format!("container {id} is being created")));
             }
@@ -40,14 +40,10 @@ impl Pod {
     }
 
     /// A VM does not outlive its sandbox.
-    pub(super) async fn kill_vm(&mut self) {
-        for container in self
-            .containers
-            .values_mut()
-            .filter(|container| !container.is_stopped())
-        {
-            if let Some(vm) = &mut container.vm {
-                vm.killed = true;
+    pub(super) async fn kill_vm(&self) {
+        let containers = self.containers.values();
+        for container in containers.filter(|container| !container.is_stopped()) {
+            if let Some(vm) = &container.vm {
                 let _ = vm.handle.kill().await;
             }
         }
