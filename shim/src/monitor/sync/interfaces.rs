@@ -1,7 +1,6 @@
 //! The interfaces of a VMI.
 
 use std::collections::{BTreeMap, HashSet};
-use std::time::Duration;
 
 use futures_util::future::join_all;
 use husk_proto::shim::v1::change::Kind;
@@ -11,11 +10,6 @@ use tonic::{Code, Status};
 
 use super::{Done, Sync};
 use crate::network::MacAddr;
-
-/// How long a guest is waited for that shall let go of interfaces.
-const LET_GO: Duration = Duration::from_secs(10);
-/// The same if the VM is paused.
-const LET_GO_PAUSED: Duration = Duration::from_secs(1);
 
 impl Sync {
     /// Unplugs and plugs interfaces, and sees to their cables; how those are.
@@ -63,7 +57,7 @@ impl Sync {
 
     /// Unplugs what was plugged and is not to stay, all at once; those that the guest has not let go of.
     async fn unplug_interfaces(&self, stay: &HashSet<&str>, done: &mut Done) -> Vec<InterfaceStatus> {
-        let limit = if self.is_paused() { LET_GO_PAUSED } else { LET_GO };
+        let limit = self.let_go();
         let superfluous = self.interfaces.list().into_iter();
         let superfluous = superfluous.filter(|shown| shown.plugged && !stay.contains(shown.name.as_str()));
         let removals = superfluous.map(async |shown| {

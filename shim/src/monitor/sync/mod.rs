@@ -7,6 +7,7 @@ mod interfaces;
 mod volumes;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use husk_proto::shim::v1::change::Kind;
 use husk_proto::shim::v1::sync_vmi_request::RunState;
@@ -22,6 +23,11 @@ use crate::surroundings::Surroundings;
 
 /// Calls that may wait for those before them, each with a manifest.
 const CALLS: usize = 8;
+/// How long a guest is waited for that shall let go of something: of a disk it has 5 s, and what it wrote must become
+/// stable.
+const LET_GO: Duration = Duration::from_secs(10);
+/// The same if the VM is paused.
+const LET_GO_PAUSED: Duration = Duration::from_secs(1);
 /// The most lines of a refusal, and of a line's bytes: a status travels in a header.
 const LINES: usize = 16;
 const LINE_BYTES: usize = 300;
@@ -132,6 +138,10 @@ impl Sync {
 
     fn is_paused(&self) -> bool {
         self.vm.status().borrow().paused
+    }
+
+    fn let_go(&self) -> Duration {
+        if self.is_paused() { LET_GO_PAUSED } else { LET_GO }
     }
 }
 

@@ -18,10 +18,6 @@ use crate::volumes::Paths;
 /// Where the data of volumes is, by their names.
 pub(super) type Given = HashMap<String, String>;
 
-/// How long a guest is waited for that shall let go of disks: it has 5 s, and what it wrote must become stable.
-const LET_GO: Duration = Duration::from_secs(10);
-/// The same if the VM is paused.
-const LET_GO_PAUSED: Duration = Duration::from_secs(1);
 /// How long storage is waited for that shall tell its size.
 const MEASURED: Duration = Duration::from_secs(5);
 
@@ -69,7 +65,7 @@ impl Sync {
 
     /// Unplugs what was plugged and is not in the VMI, all at once; those that the guest has not let go of.
     async fn unplug(&self, wanted: &HashSet<&str>, done: &mut Done) -> Result<Vec<VolumeStatus>, Status> {
-        let limit = if self.is_paused() { LET_GO_PAUSED } else { LET_GO };
+        let limit = self.let_go();
         let superfluous = self.shown().into_iter();
         let superfluous = superfluous.filter(|disk| disk.plugged && !wanted.contains(disk.name.as_str()));
         let removals = superfluous.map(async |disk| {
