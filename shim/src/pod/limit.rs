@@ -14,7 +14,8 @@ const MIB: u64 = 1 << 20;
 const FIXED: u64 = 8 * MIB;
 /// Page tables of guest and host, each an entry of 8 bytes for 4 KiB.
 const GUEST_PER_BYTE: u64 = 512;
-/// A vCPU's state in kernel and VMM.
+/// A vCPU's state in kernel and VMM, which is far less. What is left of the first one's is room for the buffers of a lun:
+/// 16 of 512 KiB at most.
 const PER_VCPU: u64 = 8 * MIB;
 
 /// Bytes that a VM's container needs beside the guest's memory.
