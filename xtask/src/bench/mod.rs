@@ -3,6 +3,7 @@
 mod archive;
 mod bars;
 mod boot;
+mod container_image;
 mod cost;
 mod disk;
 mod figures;

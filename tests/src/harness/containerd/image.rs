@@ -3,11 +3,14 @@
 use super::Containerd;
 use crate::harness::images::Small;
 use crate::harness::scene::Scene;
-use anyhow::{Context, Result};
-use serde_json::json;
+use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
+
+/// As a benchmark packs its own: the tests are a crate apart from it.
+#[path = "../../../../xtask/src/bench/container_image.rs"]
+mod container_image;
 
 /// What CRI makes sandboxes of.
 pub const PAUSE: &str = "localhost/husk/pause:1";
@@ -15,7 +18,7 @@ pub const PAUSE: &str = "localhost/husk/pause:1";
 pub const KERNEL: &str = "/boot/vmlinuz";
 /// The initramfs beside it.
 pub const INITRD: &str = "/boot/initrd";
-/// How long an image may take to be packed, or imported.
+/// How long an image may take to be copied, or imported.
 const PACKING: Duration = Duration::from_secs(300);
 
 /// What containerd calls the image `image`.
@@ -94,45 +97,9 @@ impl<'s> Image<'s> {
 
     /// Packs it and has containerd import it, in the namespace of `ctr` or that of CRI.
     pub fn import(self, containerd: &Containerd<'_>, namespace: &str) -> Result<()> {
-        let layer = self.folder.join("layer.tar");
-        let mut pack = Command::new("tar");
-        pack.args([
-            "--format=posix",
-            "--sparse",
-            "--numeric-owner",
-            "--owner=0",
-            "--group=0",
-            "-C",
-        ])
-        .arg(self.folder.join("tree"))
-        .arg("-cf")
-        .arg(&layer)
-        .arg(".");
-        self.scene.finish(pack, PACKING)?.ok()?;
-        std::fs::remove_dir_all(self.folder.join("tree"))?;
-        let mut sum = Command::new("sha256sum");
-        sum.arg(&layer);
-        let said = self.scene.finish(sum, PACKING)?.ok()?;
-        let digest = said.split_whitespace().next().context("no digest")?;
-        let config = json!({
-            "architecture": "amd64",
-            "os": "linux",
-            "config": {"Cmd": self.command},
-            "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{digest}")]},
-        });
-        let manifest =
-            json!([{"Config": "config.json", "RepoTags": [name(&self.name)], "Layers": ["layer.tar"]}]);
-        std::fs::write(self.folder.join("config.json"), config.to_string())?;
-        std::fs::write(self.folder.join("manifest.json"), manifest.to_string())?;
-        let archive = self.folder.join("image.tar");
-        let mut pack = Command::new("tar");
-        pack.arg("-C").arg(&self.folder).arg("-cf").arg(&archive).args([
-            "manifest.json",
-            "config.json",
-            "layer.tar",
-        ]);
-        self.scene.finish(pack, PACKING)?.ok()?;
-        std::fs::remove_file(&layer)?;
+        let (tree, archive) = (self.folder.join("tree"), self.folder.join("image.tar"));
+        let command: Vec<&str> = self.command.iter().map(String::as_str).collect();
+        container_image::pack(&tree, &name(&self.name), &command, &archive)?;
         let words = ["--namespace", namespace, "images", "import"];
         let mut import = containerd.ctr_command(&words);
         import.arg(&archive);
