@@ -55,10 +55,16 @@ fn guest(scene: &Scene) -> Result<Vm<'_>> {
 /// A shell that knows the functions.
 pub fn shell<'v>(vm: &'v Vm<'v>) -> Result<Shell<'v>> {
     let shell = Shell::small(vm)?;
+    settle(&shell)?;
+    Ok(shell)
+}
+
+/// Teaches a shell to wait for disks.
+pub fn settle(shell: &Shell<'_>) -> Result<()> {
     // The kernel's own lines would stand among the answers.
     shell.ok("dmesg -n 1")?;
     shell.ok(FUNCTIONS)?;
-    Ok(shell)
+    Ok(())
 }
 
 /// Makes an empty image.

@@ -2,6 +2,7 @@
 
 pub mod ctr;
 pub mod debian;
+pub mod hotplug;
 pub mod killed;
 pub mod pod;
 pub mod refused;

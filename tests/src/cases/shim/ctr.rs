@@ -97,6 +97,8 @@ fn run(scene: &Scene, version: Version) -> Result<()> {
     scene.part("privileges", || confined(c));
     scene.part("devices", || devices(c));
     scene.part("mounts", || mounts(c));
+    scene.part("hotplug", || super::hotplug::plugged(c));
+    scene.part("uninstall", || c.uninstall());
     Ok(())
 }
 

@@ -34,13 +34,16 @@ pub const HUNDRED: Case = Case {
     run: |scene| cycles(scene, 100),
 };
 
+/// Within which a VMM goes after its shim.
+pub const WITH_SHIM: Duration = Duration::from_secs(1);
+
 fn killed(scene: &Scene) -> Result<()> {
     let containerd = with_small(scene, Version::V2_1)?;
     let c = &containerd;
     scene.part("shim", || {
         let vmm = start(c, "one")?;
         kill(Pid::from_raw(c.shim("one")?), Signal::SIGKILL)?;
-        gone(vmm, Duration::from_secs(5))?;
+        gone(vmm, WITH_SHIM)?;
         let deadline = Instant::now() + PATIENCE;
         while c.task("one")?.is_some_and(|(_, state)| state != "STOPPED") {
             ensure!(
@@ -90,7 +93,7 @@ fn killed(scene: &Scene) -> Result<()> {
         let vmm = start(c, "four")?;
         c.kill()?;
         kill(Pid::from_raw(c.shim("four")?), Signal::SIGKILL)?;
-        gone(vmm, Duration::from_secs(5))?;
+        gone(vmm, WITH_SHIM)?;
         c.restart()?;
         c.remove("four")?;
         c.nothing_left()

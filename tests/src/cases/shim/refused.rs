@@ -45,11 +45,30 @@ fn run(scene: &Scene) -> Result<()> {
             c.nothing_left()
         });
     };
-    refused("no-disk", &disk(), &[], "empty", &["/disk", "root"]);
-    refused("two-files", &disk(), &[], "two", &["/disk", "2"]);
+    refused(
+        "no-disk",
+        &disk(),
+        &[],
+        "empty",
+        &[
+            "volume \"root\"",
+            "no file found in folder",
+            "/disk, no disk present",
+        ],
+    );
+    refused(
+        "two-files",
+        &disk(),
+        &[],
+        "two",
+        &[
+            "more than one file found in folder",
+            "/disk, only one disk is allowed",
+        ],
+    );
     refused("symlink", &disk(), &[], "shadow", &["disk.img"]);
     refused("dots", &disk(), &[], "above", &["disk.img"]);
-    refused("fifo", &disk(), &[], "pipe", &["disk.img"]);
+    refused("fifo", &disk(), &[], "pipe", &["disk.img is a FIFO"]);
     refused(
         "memory",
         &vm("poweroff").memory("1Ki"),
@@ -70,14 +89,17 @@ fn run(scene: &Scene) -> Result<()> {
         &vm("poweroff").disk("data", host_disk),
         &[],
         "small",
-        &["data", "vmi-disks"],
+        &[
+            "spec.volumes[0].hostDisk.path",
+            "/var/run/kubevirt-private/vmi-disks/data",
+        ],
     );
     refused(
         "limit",
         &vm("poweroff"),
         &["--memory-limit", "67108864"],
         "small",
-        &["128", "64"],
+        &["the memory limit of", " is 64 MiB", "128 MiB for the guest"],
     );
     refused(
         "network",

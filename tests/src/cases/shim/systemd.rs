@@ -1,7 +1,7 @@
 //! Pods whose cgroups are systemd's to make.
 
 use super::ctr::LIMIT;
-use super::killed::gone;
+use super::killed::{WITH_SHIM, gone};
 use super::pod::{MEMORY, node, stats, vm};
 use crate::harness::containerd::leftovers::called;
 use crate::harness::containerd::{BRIDGE, Containerd, Version};
@@ -70,7 +70,7 @@ fn run(scene: &Scene) -> Result<()> {
         let vmm = vmm()?;
         is_in(vmm, &pod, &id)?;
         kill(Pid::from_raw(c.shim(&pod.id)?), Signal::SIGKILL)?;
-        gone(vmm, Duration::from_secs(5))?;
+        gone(vmm, WITH_SHIM)?;
         // The kubelet asks again, too, until containerd has heard that they ended.
         let deadline = Instant::now() + PATIENCE;
         while let Err(error) = nothing_left(c, cri, &pod) {

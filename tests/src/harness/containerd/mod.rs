@@ -101,6 +101,11 @@ impl<'s> Containerd<'s> {
         self.scene.path("config.toml")
     }
 
+    /// A copy of it, as it was without Husk.
+    fn config_before(&self) -> PathBuf {
+        self.scene.path("config.before.toml")
+    }
+
     fn bin(&self) -> PathBuf {
         self.scene.path("bin")
     }
@@ -122,16 +127,26 @@ impl<'s> Containerd<'s> {
              stream_server_address = \"127.0.0.1\"\n\
              [plugins.\"io.containerd.grpc.v1.cri\".cni]\n  bin_dir = \"/usr/lib/cni\"\n  conf_dir = \"{networks}\"\n"
         );
-        std::fs::write(self.config(), text)?;
-        let install = self.scene.run(&[
-            OsStr::new("node"),
-            OsStr::new("install"),
-            OsStr::new("--bin"),
-            self.bin().as_os_str(),
-            OsStr::new("--config"),
-            self.config().as_os_str(),
-        ])?;
-        install.ok()?;
+        std::fs::write(self.config(), &text)?;
+        std::fs::write(self.config_before(), text)?;
+        self.node("install")
+    }
+
+    /// `husk node install` or `uninstall`, for this containerd.
+    fn node(&self, what: &str) -> Result<()> {
+        let mut command = self.scene.husk(&["node", what, "--bin"]);
+        command.arg(self.bin()).arg("--config").arg(self.config());
+        self.scene.finish(command, CALL)?.ok()?;
+        Ok(())
+    }
+
+    /// Takes the runtime away again, and checks that all is as before.
+    pub fn uninstall(&self) -> Result<()> {
+        self.node("uninstall")?;
+        let [before, after] = [self.config_before(), self.config()].map(std::fs::read_to_string);
+        ensure!(before? == after?, "containerd's configuration is not as it was");
+        let left = std::fs::read_dir(self.bin())?.count();
+        ensure!(left == 0, "{left} files are left in {}", self.bin().display());
         Ok(())
     }
 

@@ -1,0 +1,77 @@
+//! Volumes that come while a pod's VM runs.
+
+use super::ctr::vm;
+use crate::cases::hotplug::{comes, goes, settle};
+use crate::harness::PATIENCE;
+use crate::harness::containerd::Containerd;
+use crate::harness::guest::Shell;
+use crate::harness::scene::{Answer, says};
+use anyhow::Result;
+use serde_json::json;
+use std::fs::File;
+
+/// Where a pod has what is plugged.
+const HOTPLUG: &str = "/var/run/kubevirt/hotplug-disks";
+
+/// By the pod's hotplug directory a volume comes and goes, as it is told or as the VMI has it; by other paths none does.
+pub fn plugged(c: &Containerd<'_>) -> Result<()> {
+    let scene = c.scene();
+    let folder = scene.path("hotplug");
+    std::fs::create_dir_all(&folder)?;
+    let mount = format!(
+        "type=bind,src={},dst={HOTPLUG},options=rbind:rslave:rw",
+        folder.display()
+    );
+    let plain = vm("scsi,shell");
+    let session = c.on_terminal(&plain, &["--mount", &mount], "small", "plugged")?;
+    session.expect("husk-scsi: end\n", PATIENCE)?;
+    let shell = Shell::small_on(&session)?;
+    settle(&shell)?;
+    let add = |path: &str| -> Result<Answer> {
+        scene.run(&[
+            "addvolume",
+            "pods/plugged",
+            "--volume-name",
+            "data",
+            "--path",
+            path,
+        ])
+    };
+
+    let elsewhere = scene.path("elsewhere.img");
+    File::create(&elsewhere)?.set_len(16 << 20)?;
+    std::os::unix::fs::symlink(&elsewhere, folder.join("link.img"))?;
+    says(
+        &add(&elsewhere.display().to_string())?.fails(1)?,
+        &["nothing that this pod was given"],
+    )?;
+    add(&format!("{HOTPLUG}/link.img"))?.fails(1)?;
+
+    File::create(folder.join("data.img"))?.set_len(16 << 20)?;
+    add(&format!("{HOTPLUG}/data.img"))?.ok()?;
+    let disk = comes(&shell, "data")?;
+    shell.ok(&format!("test $(cat /sys/block/{disk}/size) = 32768"))?;
+    scene
+        .run(&["removevolume", "pods/plugged", "--volume-name", "data"])?
+        .ok()?;
+    goes(&shell, "data")?;
+
+    let source = json!({"dataVolume": {"name": "any", "hotpluggable": true}});
+    let wanted = plain
+        .clone()
+        .device("data", json!({"disk": {"bus": "scsi"}}), source);
+    for (manifest, does) in [(&wanted, "added volume data"), (&plain, "removed volume data")] {
+        let file = scene.path("synced.json");
+        std::fs::write(&file, manifest.json())?;
+        let mut sync = scene.husk(&["sync", "pods/plugged", "-f"]);
+        sync.arg(&file);
+        says(&scene.finish(sync, PATIENCE)?.ok()?, &[does])?;
+        match does.starts_with("added") {
+            true => drop(comes(&shell, "data")?),
+            false => goes(&shell, "data")?,
+        }
+    }
+    session.send("poweroff -f\n")?;
+    session.wait(PATIENCE)?.ok()?;
+    c.nothing_left()
+}
