@@ -2,7 +2,7 @@
 
 use super::image::{self, Image};
 use super::state::{Lab, Place, Process};
-use super::{autopsy, ssh};
+use super::{autopsy, room, ssh};
 use crate::checkout;
 use crate::progress::{Progress, Step};
 use crate::shell;
@@ -52,6 +52,9 @@ pub fn up(progress: &Progress) -> Result<Lab> {
         } else if mute != Some(old.qemu) && old.alive() && ssh::greets(old.port, HUNG) {
             wait_until_unused(&place)?;
             shut_down(&place, &old);
+        } else if let Err(full) = room::not_full(place.folder()) {
+            clear(&place, &old);
+            return Err(full.context("the lab was stopped"));
         } else {
             match autopsy::perform(&place, &old) {
                 Ok(report) => eprintln!(
@@ -64,6 +67,7 @@ pub fn up(progress: &Progress) -> Result<Lab> {
         clear(&place, &old);
     }
     kill_stray(&place);
+    room::ensure(place.folder())?;
     let step = progress.step("booting the lab");
     let lab = boot(&place, &image, &step)?;
     step.done();
@@ -287,7 +291,12 @@ fn qemu(place: &Place, image: &Image, sockets: &Path, port: u16) -> Result<Comma
         .arg(format!(
             "root=/dev/vda rw console=ttyS0 net.ifnames=0 panic=1 unknown_nmi_panic panic_print=0x41 mitigations=off systemd.show_status=0 husk.lab={config}"
         ))
-        .args(["-drive", &format!("if=none,id=disk,format=raw,snapshot=on,cache=unsafe,discard=unmap,file={}", comma(&image.disk()))])
+        // Disks of guests in the lab are unpacked with their holes filled: zeros cost nothing here.
+        .arg("-drive")
+        .arg(format!(
+            "if=none,id=disk,format=raw,snapshot=on,cache=unsafe,discard=unmap,detect-zeroes=unmap,file={}",
+            comma(&image.disk())
+        ))
         .args(["-device", "virtio-blk-pci,drive=disk"])
         .args(["-netdev", &format!("user,id=net,hostfwd=tcp:127.0.0.1:{port}-:22")])
         .args(["-device", "virtio-net-pci,netdev=net,romfile="])

@@ -7,6 +7,7 @@ mod boot;
 mod here;
 mod image;
 mod remote;
+mod room;
 mod run;
 mod signals;
 mod ssh;

@@ -1,0 +1,64 @@
+//! Whether the machine's disk has room for what the lab writes to its own.
+//!
+//! QEMU stops a guest whose disk cannot grow, and waits; from outside the lab then looks hung, for no reason.
+
+use anyhow::{Context, Result, bail};
+use nix::sys::statvfs::statvfs;
+use std::path::Path;
+
+const MIB: u64 = 1024 * 1024;
+/// What the disk of a lab grows by while all tests run, measured, and half as much again.
+const GROWTH: u64 = 6 * 1024 * MIB;
+/// Below this a lab that stands still has been stopped by QEMU.
+const FULL: u64 = 64 * MIB;
+
+/// Fails if the disk of `folder`, where the lab's grows, has no room for that.
+pub fn ensure(folder: &Path) -> Result<()> {
+    judge(folder, free(folder)?, GROWTH)
+}
+
+/// Fails if the disk of `folder` is full.
+pub fn not_full(folder: &Path) -> Result<()> {
+    judge(folder, free(folder)?, FULL)
+}
+
+fn judge(folder: &Path, free: u64, need: u64) -> Result<()> {
+    if free < need {
+        bail!(
+            "{} has {} MiB free, and the lab's disk needs {}: make room there, or set XDG_CACHE_HOME to another disk",
+            folder.display(),
+            free / MIB,
+            need / MIB
+        );
+    }
+    Ok(())
+}
+
+/// Bytes that may still be written there.
+fn free(folder: &Path) -> Result<u64> {
+    let disk = statvfs(folder).with_context(|| format!("cannot see how full {} is", folder.display()))?;
+    Ok(disk.blocks_available() * disk.fragment_size())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_told_of_with_its_numbers() {
+        let folder = Path::new("/cache");
+        judge(folder, GROWTH, GROWTH).expect("enough");
+        let error = judge(folder, GROWTH - 1, GROWTH).expect_err("too little");
+        assert!(
+            error.to_string().starts_with("/cache has 6143 MiB free, and the lab's disk needs 6144:"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn the_room_is_what_the_filesystem_says() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert!(free(folder.path()).expect("known") > 0);
+        free(&folder.path().join("none")).expect_err("not there");
+    }
+}
