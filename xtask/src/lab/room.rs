@@ -50,7 +50,9 @@ mod tests {
         judge(folder, GROWTH, GROWTH).expect("enough");
         let error = judge(folder, GROWTH - 1, GROWTH).expect_err("too little");
         assert!(
-            error.to_string().starts_with("/cache has 6143 MiB free, and the lab's disk needs 6144:"),
+            error
+                .to_string()
+                .starts_with("/cache has 6143 MiB free, and the lab's disk needs 6144:"),
             "{error}"
         );
     }

@@ -13,13 +13,14 @@ use crate::harness::{Case, PATIENCE};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use std::ffi::OsStr;
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 pub const CASE: Case = Case {
     name: "shim-systemd",
-    about: "cgroupDriver: systemd: shim and VMM are in scopes, whose limits a daemon-reload keeps, and no scope stays",
+    about: "cgroupDriver: systemd: shim and VMM are in scopes, whose limits systemd knows, and no scope stays",
     limit: LIMIT,
     run,
 };
@@ -103,19 +104,23 @@ fn is_in(pid: i32, pod: &Pod, container: &str) -> Result<()> {
     says(&cgroup, &[&format!("0::/{}\n", wanted.display())])
 }
 
-/// Whether that is a container's limit, and stays so.
+/// Whether that is a container's limit, and stays so where systemd writes the files of its scope anew.
 fn limited(pod: &Pod, container: &str, wanted: i64) -> Result<()> {
-    let file = pod.cgroup.of(container).join("memory.max");
-    for when in ["at first", "after a daemon-reload"] {
+    let folder = pod.cgroup.of(container);
+    let scope = folder.file_name().and_then(OsStr::to_str).context("no scope")?;
+    let file = folder.join("memory.max");
+    let is = |when: &str| {
         let limit = std::fs::read_to_string(&file)?;
-        ensure!(
-            limit.trim() == wanted.to_string(),
-            "{when} {} is {limit}",
-            file.display()
-        );
-        systemctl(&["daemon-reload"])?;
-    }
-    Ok(())
+        let wanted = wanted.to_string();
+        ensure!(limit.trim() == wanted, "{when} {} is {limit}", file.display());
+        Ok(())
+    };
+    is("at first")?;
+    systemctl(&["daemon-reload"])?;
+    is("after a daemon-reload")?;
+    // One property of a controller has systemd write them all.
+    systemctl(&["set-property", "--runtime", scope, "MemoryHigh=infinity"])?;
+    is("once systemd has written it anew")
 }
 
 /// Takes a pod away; then systemd knows no scope of it either.
