@@ -1,12 +1,12 @@
 //! Files of a node, replaced whole: whoever reads one sees the old or the new.
 
 use std::ffi::OsString;
-use std::fs;
-use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{self as unix, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 
 /// What became of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,6 +15,20 @@ pub(super) enum Done {
     Changed,
     Removed,
     Unchanged,
+}
+
+/// The file itself, where the path is a link to one.
+pub(super) fn followed(path: &Path) -> Result<PathBuf, Failure> {
+    match fs::read_link(path) {
+        Err(_) => Ok(path.to_owned()),
+        Ok(to) => fs::canonicalize(path).map_err(|_| {
+            Failure::Runtime(format!(
+                "{}: it is a link to {}, which is not there: make that, or remove the link",
+                path.display(),
+                to.display()
+            ))
+        }),
+    }
 }
 
 /// A file's text; nothing where there is none.
@@ -36,18 +50,31 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<Done, Failure> {
     if old.as_ref() == Some(&new) {
         return Ok(Done::Unchanged);
     }
-    put(to, &new, 0o755)?;
+    put(to, &new, 0o755, None)?;
     Ok(if old.is_some() { Done::Changed } else { Done::Made })
 }
 
-/// Replaces a text file, or removes it.
+/// Sees that [`replace`] can, before anything else is changed.
+pub(super) fn replaceable(path: &Path) -> Result<(), Failure> {
+    // An immutable file cannot be opened so.
+    match OpenOptions::new().write(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        opened => drop(opened.map_err(at(path))?),
+    }
+    let new = begin(path)?;
+    fs::remove_file(&new.0).map_err(at(&new.0))
+}
+
+/// Replaces a text file, which keeps its owner and mode, or removes it.
 pub(super) fn replace(path: &Path, old: Option<&str>, new: Option<&str>) -> Result<Done, Failure> {
     if old == new {
         return Ok(Done::Unchanged);
     }
     let Some(new) = new else { return remove(path) };
-    let mode = fs::metadata(path).map_or(0o644, |meta| meta.permissions().mode() & 0o777);
-    put(path, new.as_bytes(), mode)?;
+    let meta = fs::metadata(path).ok();
+    let mode = meta.as_ref().map_or(0o644, |meta| meta.mode() & 0o7777);
+    let owner = meta.map(|meta| (meta.uid(), meta.gid()));
+    put(path, new.as_bytes(), mode, owner)?;
     Ok(if old.is_some() { Done::Changed } else { Done::Made })
 }
 
@@ -58,15 +85,19 @@ pub(super) fn remove(path: &Path) -> Result<Done, Failure> {
     }
 }
 
-fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
-    if let Some(directory) = path.parent() {
-        fs::create_dir_all(directory).map_err(at(directory))?;
-    }
-    let mut new = OsString::from(path);
-    new.push(".husk-new");
-    let new = PathBuf::from(new);
-    let written = fs::write(&new, bytes)
-        .and_then(|()| fs::set_permissions(&new, fs::Permissions::from_mode(mode)))
+fn put(path: &Path, bytes: &[u8], mode: u32, owner: Option<(u32, u32)>) -> Result<(), Failure> {
+    let (new, mut file) = begin(path)?;
+    let written = file
+        .write_all(bytes)
+        .and_then(|()| match file.metadata()? {
+            meta if owner.is_some_and(|owner| owner != (meta.uid(), meta.gid())) => {
+                let (uid, gid) = owner.unzip();
+                unix::fchown(&file, uid, gid)
+            }
+            _ => Ok(()),
+        })
+        // After the owner, for whom it may become another.
+        .and_then(|()| file.set_permissions(fs::Permissions::from_mode(mode)))
         .and_then(|()| fs::rename(&new, path));
     written.map_err(|error| {
         let _ = fs::remove_file(&new);
@@ -74,8 +105,37 @@ fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     })
 }
 
+/// The file that becomes the one at `path`, to be read by nobody else until then.
+fn begin(path: &Path) -> Result<(PathBuf, fs::File), Failure> {
+    if let Some(directory) = path.parent() {
+        fs::create_dir_all(directory).map_err(at(directory))?;
+    }
+    let mut new = OsString::from(path);
+    new.push(".husk-new");
+    let new = PathBuf::from(new);
+    let _ = fs::remove_file(&new);
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&new)
+        .map_err(at(path))?;
+    Ok((new, file))
+}
+
 fn at(path: &Path) -> impl FnOnce(io::Error) -> Failure {
-    Failure::at(path.display().to_string())
+    move |error| {
+        let way_out = way_out(&error, rustix::process::geteuid().is_root());
+        Failure::Runtime(format!("{}: {}{way_out}", path.display(), failure::chain(&error)))
+    }
+}
+
+fn way_out(error: &io::Error, is_root: bool) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied if !is_root => ": run as root",
+        io::ErrorKind::PermissionDenied => ": see whether it, or its directory, is immutable (`lsattr -d`)",
+        _ => "",
+    }
 }
 
 #[cfg(test)]
@@ -109,5 +169,61 @@ mod tests {
             [Done::Unchanged, Done::Removed]
         );
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_link_is_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let followed = |name: &str| match followed(&at(name)) {
+            Ok(path) => path,
+            Err(Failure::Runtime(text)) => PathBuf::from(text),
+            Err(_) => PathBuf::new(),
+        };
+        for (to, link) in [("real", "link"), ("nowhere", "lost")] {
+            std::os::unix::fs::symlink(to, at(link)).unwrap();
+        }
+        fs::write(at("real"), "").unwrap();
+        let real = fs::canonicalize(at("real")).unwrap();
+        assert_eq!([followed("link"), followed("absent")], [real, at("absent")]);
+        let lost = followed("lost").display().to_string();
+        assert!(
+            lost.contains("lost: it is a link to nowhere, which is not there: "),
+            "{lost}"
+        );
+    }
+
+    #[test]
+    fn a_text_keeps_its_owner() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.toml");
+        fs::write(&path, "a").unwrap();
+        unix::chown(&path, Some(7), Some(8)).unwrap();
+        assert!(replace(&path, Some("a"), Some("b")).is_ok());
+        let meta = fs::metadata(&path).unwrap();
+        assert_eq!((meta.uid(), meta.gid()), (7, 8));
+    }
+
+    #[test]
+    fn what_can_be_replaced_is_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("etc/config.toml");
+        assert!(replaceable(&path).is_ok());
+        fs::write(&path, "a").unwrap();
+        assert!(replaceable(&path).is_ok());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "a");
+        assert_eq!(fs::read_dir(dir.path().join("etc")).unwrap().count(), 1);
+        assert!(replaceable(&path.join("below")).is_err());
+    }
+
+    #[test]
+    fn who_may_not_is_told_who_may() {
+        let denied = io::Error::from_raw_os_error(libc::EACCES);
+        assert_eq!(way_out(&denied, false), ": run as root");
+        assert!(way_out(&io::Error::from_raw_os_error(libc::EPERM), true).contains("lsattr"));
+        assert_eq!(way_out(&io::Error::from_raw_os_error(libc::ENOSPC), false), "");
     }
 }

@@ -1,20 +1,29 @@
 //! `husk node`: making a machine a node whose containerd runs pods as VMs.
 
+mod block;
 mod config;
 mod files;
+mod imports;
+mod settings;
 
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
+use husk_shim::state::{RuntimeDir, StateError};
 
-use crate::doctor;
-use crate::failure::Failure;
-use crate::output;
+use crate::failure::{Failure, note};
+use crate::{doctor, output, pod};
 
 use files::Done;
+use settings::Settings;
 
 /// What a node needs in its path: the shim that containerd starts, the VMM that this starts, and this program.
 const PROGRAMS: [&str; 3] = ["containerd-shim-husk-v2", "husk-vmm", "husk"];
+
+/// The namespace in the runtime directory of the VMs that containerd runs.
+const PODS: &str = "pods";
+/// How many of them are named.
+const NAMED: usize = 3;
 
 /// Have this machine's containerd run pods as VMs
 #[derive(Debug, clap::Args)]
@@ -35,7 +44,16 @@ Afterwards:
   kubectl apply -f deploy/runtimeclass.yaml")]
     Install(Places),
     /// Take both away again
-    Uninstall(Places),
+    ///
+    /// Leaves containerd's configuration as it was. Refuses while VMs of pods run, whose ends would need the shim.
+    Uninstall {
+        #[command(flatten)]
+        places: Places,
+
+        /// Though VMs of pods run
+        #[arg(long)]
+        force: bool,
+    },
 }
 
 #[derive(Debug, clap::Args)]
@@ -52,13 +70,29 @@ struct Places {
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     match &args.what {
         What::Install(places) => install(places),
-        What::Uninstall(places) => uninstall(places),
+        What::Uninstall { places, force } => {
+            if !force {
+                none_runs(RuntimeDir::locate())?;
+            }
+            uninstall(places)
+        }
     }
 }
 
 fn install(places: &Places) -> Result<(), Failure> {
     let own = std::env::current_exe().map_err(Failure::at("find this program"))?;
-    let beside = own.parent().unwrap_or(Path::new("/"));
+    let configured = place(own.parent().unwrap_or(Path::new("/")), places)?;
+    if configured != Done::Unchanged {
+        output::print("restart containerd for it: systemctl restart containerd\n")?;
+    }
+    if let Some(obstacle) = doctor::obstacle() {
+        output::print(&format!("no VM will run here yet: {obstacle}\n"))?;
+    }
+    Ok(())
+}
+
+/// Places the programs that are in the directory `beside`, and says what became of the configuration.
+fn place(beside: &Path, places: &Places) -> Result<Done, Failure> {
     // Before anything is changed.
     for program in PROGRAMS {
         let path = beside.join(program);
@@ -70,30 +104,36 @@ fn install(places: &Places) -> Result<(), Failure> {
         }
     }
     let bin = std::path::absolute(&places.bin).map_err(Failure::at(places.bin.display().to_string()))?;
-    let before = files::text(&places.config)?;
-    let after = config::with_husk(before.as_deref(), &bin.join(PROGRAMS[0]))
-        .map_err(|why| Failure::Runtime(format!("{}: {why}", places.config.display())))?;
+    let config = files::followed(&places.config)?;
+    let before = files::text(&config)?;
+    let after = config::with_husk(before.as_deref(), &bin.join(PROGRAMS[0])).map_err(of(&config))?;
+    if before.as_ref() != Some(&after) {
+        files::replaceable(&config)?;
+    }
     for program in PROGRAMS {
         let to = bin.join(program);
         say(files::copy(&beside.join(program), &to)?, &to)?;
     }
-    let configured = files::replace(&places.config, before.as_deref(), Some(&after))?;
-    say(configured, &places.config)?;
-    if configured != Done::Unchanged {
-        output::print("restart containerd for it: systemctl restart containerd\n")?;
+    let configured = files::replace(&config, before.as_deref(), Some(&after))?;
+    say(configured, &config)?;
+    if let Some(text) = imports::overriding(&places.config, &after).map_err(of(&config))? {
+        note(&text);
     }
-    if let Some(obstacle) = doctor::obstacle() {
-        output::print(&format!("no VM will run here yet: {obstacle}\n"))?;
-    }
-    Ok(())
+    Ok(configured)
 }
 
 fn uninstall(places: &Places) -> Result<(), Failure> {
-    let before = files::text(&places.config)?;
-    let after = before.as_deref().map(config::without_husk);
-    let after = after.as_ref().and_then(|after| after.as_deref());
-    let configured = files::replace(&places.config, before.as_deref(), after)?;
-    say(configured, &places.config)?;
+    let config = files::followed(&places.config)?;
+    let before = files::text(&config)?;
+    let after = match &before {
+        Some(text) => config::without_husk(text).map_err(of(&config))?,
+        None => None,
+    };
+    if let Some(text) = &after {
+        none_left(&places.config, text).map_err(of(&config))?;
+    }
+    let configured = files::replace(&config, before.as_deref(), after.as_deref())?;
+    say(configured, &config)?;
     for program in PROGRAMS {
         let path = places.bin.join(program);
         say(files::remove(&path)?, &path)?;
@@ -104,6 +144,53 @@ fn uninstall(places: &Places) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Sees that no handler would be left without its shim.
+fn none_left(config: &Path, text: &str) -> Result<(), String> {
+    let settings = Settings::parse(text)?;
+    let by_hand = "which install did not make or whose marks are gone: remove that table by hand first";
+    if let Some(table) = settings.husks().first() {
+        return Err(format!("it has {table}, {by_hand}"));
+    }
+    for (path, imported) in imports::of(config, &settings) {
+        if let Some(table) = imported.husks().first() {
+            return Err(format!(
+                "it imports {}, which has {table}, {by_hand}",
+                path.display()
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Sees that containerd runs no VM, whose end it could not clean up after.
+fn none_runs(runtime: Result<RuntimeDir, StateError>) -> Result<(), Failure> {
+    let mut live = match runtime {
+        Ok(runtime) => runtime.list()?,
+        // Who has no place for VMs has none.
+        Err(StateError::Nowhere) => return Ok(()),
+        Err(error) => return Err(Failure::at("see whether VMs of pods run")(error)),
+    };
+    live.retain(|dir| dir.namespace() == PODS);
+    if live.is_empty() {
+        return Ok(());
+    }
+    let named = live.iter().take(NAMED).map(|dir| pod::reference(dir).to_string());
+    let named = named.collect::<Vec<_>>().join(", ");
+    let more = match live.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    Err(Failure::Runtime(format!(
+        "VMs of pods run, which need the shim to end: {named}{more}: delete their pods first, or use --force"
+    )))
+}
+
+/// A refusal that names the file.
+fn of(path: &Path) -> impl FnOnce(String) -> Failure {
+    let path = path.display().to_string();
+    move |why| Failure::Runtime(format!("{path}: {why}"))
+}
+
 fn say(done: Done, path: &Path) -> Result<(), Failure> {
     let what = match done {
         Done::Made => "made",
@@ -112,4 +199,98 @@ fn say(done: Done, path: &Path) -> Result<(), Failure> {
         Done::Unchanged => "unchanged",
     };
     output::print(&format!("{what} {}\n", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// A directory with the programs in `built`, and places below it.
+    fn node(config: &str) -> (tempfile::TempDir, Places) {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir(at("built")).unwrap();
+        for program in PROGRAMS {
+            fs::write(at("built").join(program), program).unwrap();
+        }
+        let places = Places {
+            bin: at("bin"),
+            config: at(config),
+        };
+        (dir, places)
+    }
+
+    fn refusal<T>(done: Result<T, Failure>) -> String {
+        match done {
+            Err(Failure::Runtime(text)) => text,
+            Err(_) => "another failure".to_owned(),
+            Ok(_) => "no failure".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_node_is_as_it_was_afterwards() {
+        let (dir, places) = node("config.toml");
+        fs::write(dir.path().join("real.toml"), "version = 2").unwrap();
+        std::os::unix::fs::symlink("real.toml", &places.config).unwrap();
+        let installed = || place(&dir.path().join("built"), &places).ok();
+        assert_eq!(installed(), Some(Done::Changed));
+        assert_eq!(installed(), Some(Done::Unchanged));
+        assert_eq!(fs::read_dir(&places.bin).unwrap().count(), PROGRAMS.len());
+        assert!(uninstall(&places).is_ok());
+        assert!(places.config.is_symlink());
+        assert_eq!(fs::read_to_string(&places.config).unwrap(), "version = 2");
+        assert_eq!(fs::read_dir(&places.bin).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn nothing_is_placed_where_the_configuration_cannot_be_replaced() {
+        // With the name that the new one has beside it this is too long.
+        let (dir, places) = node(&"c".repeat(250));
+        let refused = refusal(place(&dir.path().join("built"), &places));
+        assert!(refused.contains("too long"), "{refused}");
+        fs::write(dir.path().join("config.toml"), "plugins = 5\n").unwrap();
+        let config = dir.path().join("config.toml");
+        let places = Places { config, ..places };
+        let refused = refusal(place(&dir.path().join("built"), &places));
+        assert!(
+            refused.contains("config.toml: it does not say `version"),
+            "{refused}"
+        );
+        assert!(!places.bin.exists());
+    }
+
+    #[test]
+    fn a_handler_that_would_be_left_keeps_the_programs() {
+        let (dir, places) = node("config.toml");
+        assert!(place(&dir.path().join("built"), &places).is_ok());
+        let made = fs::read_to_string(&places.config).unwrap();
+        let bare: Vec<_> = made.lines().filter(|line| !line.starts_with('#')).collect();
+        for (config, file) in [("config.toml", "drop.toml"), ("drop.toml", "config.toml")] {
+            fs::write(dir.path().join(config), bare.join("\n")).unwrap();
+            fs::write(dir.path().join(file), "imports = ['drop.toml']\n").unwrap();
+            let refused = refusal(uninstall(&places));
+            assert!(
+                refused.contains(config) && refused.contains("runtimes.husk]"),
+                "{refused}"
+            );
+            assert!(refused.ends_with("remove that table by hand first"), "{refused}");
+        }
+        assert_eq!(fs::read_dir(&places.bin).unwrap().count(), PROGRAMS.len());
+    }
+
+    #[test]
+    fn vms_of_pods_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let runtime = RuntimeDir::at(dir.path());
+        let none_runs = || refusal(none_runs(Ok(runtime.clone())));
+        let _own = runtime.claim("default", "own").unwrap();
+        assert_eq!(none_runs(), "no failure");
+        let _first = runtime.claim(PODS, "a").unwrap();
+        assert!(none_runs().contains(": pods/a: delete"), "{}", none_runs());
+        let _more = ["b", "c", "d", "e"].map(|name| runtime.claim(PODS, name).unwrap());
+        assert!(none_runs().contains(": pods/a, pods/b, pods/c and 2 more: delete"));
+    }
 }

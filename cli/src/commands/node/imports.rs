@@ -1,0 +1,147 @@
+//! The other files that containerd's configuration has it read.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::settings::{CRI, Settings};
+
+/// The files that a configuration at `path` imports and that those do, with what they say. What cannot be read or is
+/// not TOML is left out: containerd tells of it.
+pub(super) fn of(path: &Path, settings: &Settings) -> Vec<(PathBuf, Settings)> {
+    let mut found: Vec<(PathBuf, Settings)> = Vec::new();
+    let mut next = named(path, settings);
+    while let Some(path) = next.pop() {
+        if found.iter().any(|(known, _)| *known == path) {
+            continue;
+        }
+        let text = fs::read_to_string(&path).ok();
+        if let Some(settings) = text.and_then(|text| Settings::parse(&text).ok()) {
+            next.extend(named(&path, &settings));
+            found.push((path, settings));
+        }
+    }
+    found.sort_by(|(a, _), (b, _)| a.cmp(b));
+    found
+}
+
+/// Which imported files may take the handler away again, if any.
+pub(super) fn overriding(config: &Path, text: &str) -> Result<Option<String>, String> {
+    let imported = of(config, &Settings::parse(text)?);
+    let with_handlers = imported.iter().filter(|(_, said)| has_handlers(said));
+    let paths: Vec<_> = with_handlers
+        .map(|(path, _)| path.display().to_string())
+        .collect();
+    Ok((!paths.is_empty()).then(|| {
+        format!(
+            "{} imports {}: with containerd 1.7 the CRI plugin's section there replaces the one with the handler; \
+             see whether `containerd config dump` has runtimes.husk",
+            config.display(),
+            paths.join(", ")
+        )
+    }))
+}
+
+/// Whether it has a section for the Container Runtime Interface's handlers.
+fn has_handlers(settings: &Settings) -> bool {
+    let plugin = match settings.version() {
+        Some(3 | 4) => CRI[1],
+        _ => CRI[0],
+    };
+    settings.plugin(plugin).is_some()
+}
+
+fn named(path: &Path, settings: &Settings) -> Vec<PathBuf> {
+    let directory = path.parent().unwrap_or(Path::new(""));
+    let patterns = settings.imports().into_iter().map(|name| directory.join(name));
+    patterns.flat_map(|pattern| expanded(&pattern)).collect()
+}
+
+/// The files of a pattern, of whose signs `*` is known, which is what is used.
+fn expanded(pattern: &Path) -> Vec<PathBuf> {
+    let mut found = vec![PathBuf::new()];
+    for part in pattern {
+        found = match part.to_str().filter(|part| part.contains('*')) {
+            None => found.iter().map(|path| path.join(part)).collect(),
+            Some(part) => found.iter().flat_map(|path| fitting(path, part)).collect(),
+        };
+    }
+    found
+}
+
+fn fitting(directory: &Path, pattern: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries
+        .filter(|entry| entry.file_name().to_str().is_some_and(|name| fits(name, pattern)))
+        .map(|entry| entry.path())
+        .collect()
+}
+
+fn fits(name: &str, pattern: &str) -> bool {
+    let Some((begin, rest)) = pattern.split_once('*') else {
+        return name == pattern;
+    };
+    name.strip_prefix(begin).is_some_and(|name| {
+        let mut ends = name.char_indices().map(|(at, _)| at).chain([name.len()]);
+        ends.any(|at| fits(&name[at..], rest))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn imported_files_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir(at("conf.d")).unwrap();
+        let cri = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".registry]\n";
+        fs::write(at("conf.d/cri.toml"), cri).unwrap();
+        fs::write(at("conf.d/cri.toml.old"), cri).unwrap();
+        fs::write(at("conf.d/broken.toml"), "[").unwrap();
+        // It imports itself too.
+        fs::write(at("conf.d/more.toml"), "imports = ['*.toml', '../far.toml']\n").unwrap();
+        fs::write(at("far.toml"), cri.replace("= 2", "= 3")).unwrap();
+        let text = "imports = ['conf.d/*.toml', '/nowhere/x.toml', '/nowhere/*']\n";
+        let config = at("config.toml");
+        let found = of(&config, &Settings::parse(text).unwrap());
+        let told = found
+            .iter()
+            .map(|(path, said)| (path.strip_prefix(dir.path()).unwrap(), has_handlers(said)));
+        let wanted = [
+            ("conf.d/../far.toml", false),
+            ("conf.d/cri.toml", true),
+            ("conf.d/more.toml", false),
+        ];
+        assert_eq!(
+            told.collect::<Vec<_>>(),
+            wanted.map(|(path, has)| (Path::new(path), has))
+        );
+    }
+
+    #[test]
+    fn an_import_that_may_take_the_handler_away_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = dir.path().join("config.toml");
+        let text = "version = 2\nimports = ['conf.d/*.toml']\n";
+        assert_eq!(overriding(&config, text), Ok(None));
+        fs::create_dir(dir.path().join("conf.d")).unwrap();
+        let registry = "version = 2\n[plugins.'io.containerd.grpc.v1.cri'.registry]\n";
+        fs::write(dir.path().join("conf.d/registry.toml"), registry).unwrap();
+        let told = overriding(&config, text).unwrap().unwrap();
+        assert!(
+            told.contains("/conf.d/registry.toml: with containerd 1.7"),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn a_star_stands_for_anything() {
+        for (pattern, name) in [("*.toml", "a.toml"), ("a*b*c", "aé-b-bc"), ("*", ""), ("a", "a")] {
+            assert!(fits(name, pattern), "{pattern}");
+        }
+        for (pattern, name) in [("*.toml", "a.tom"), ("a*b", "ab-"), ("a", "ab")] {
+            assert!(!fits(name, pattern), "{pattern}");
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! What containerd's configuration says, whichever way its TOML is written.
+
+use toml_edit::{Document, Item, TableLike};
+
+use crate::failure;
+
+/// The type of a runtime whose shim is Husk's.
+pub(super) const HUSK: &str = "io.containerd.husk.v2";
+/// The plugins that have the Container Runtime Interface's handlers: up to version 2 of the configuration, and since.
+pub(super) const CRI: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"];
+
+/// A file's settings.
+#[derive(Debug)]
+pub(super) struct Settings(Document<String>);
+
+impl Settings {
+    /// # Errors
+    /// The line that is not TOML, and why.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        if text.starts_with('\u{feff}') {
+            return Err(
+                "it begins with a byte order mark, which not every containerd reads: remove that \
+                 (`sed -i '1s/^\\xef\\xbb\\xbf//' FILE`)"
+                    .into(),
+            );
+        }
+        let parsed = Document::parse(text.to_owned()).map_err(|error| {
+            let before = text.bytes().take(error.span().map_or(0, |span| span.start));
+            let line = before.filter(|byte| *byte == b'\n').count() + 1;
+            format!("line {line} is not TOML: {}", failure::one_line(error.message()))
+        })?;
+        Ok(Self(parsed))
+    }
+
+    /// Whether there is nothing but comments.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.as_table().is_empty()
+    }
+
+    /// The version of what it says, if it tells.
+    pub(super) fn version(&self) -> Option<i64> {
+        self.0.as_table().get("version")?.as_integer()
+    }
+
+    /// The other files that it has containerd read.
+    pub(super) fn imports(&self) -> Vec<&str> {
+        self.0.as_table().get("imports").map_or_else(Vec::new, words)
+    }
+
+    /// The settings of a plugin.
+    pub(super) fn plugin(&self, plugin: &str) -> Option<&dyn TableLike> {
+        self.0
+            .as_table()
+            .get("plugins")?
+            .as_table_like()?
+            .get(plugin)?
+            .as_table_like()
+    }
+
+    /// A runtime handler of a plugin.
+    pub(super) fn handler(&self, plugin: &str, name: &str) -> Option<&dyn TableLike> {
+        handlers(self.plugin(plugin)?)?.get(name)?.as_table_like()
+    }
+
+    /// The first of the tables around a plugin's handlers that no header can add to, as it is written another way.
+    pub(super) fn closed(&self, plugin: &str) -> Option<String> {
+        let mut item = self.0.as_item();
+        let mut name = String::new();
+        for key in ["plugins", plugin, "containerd", "runtimes"] {
+            item = item.get(key)?;
+            name = match key {
+                "plugins" => key.to_owned(),
+                _ if key == plugin => format!("{name}.\"{key}\""),
+                _ => format!("{name}.{key}"),
+            };
+            if !item.is_table() {
+                return Some(name);
+            }
+        }
+        None
+    }
+
+    /// The tables of all handlers whose shim is Husk's, in any plugin.
+    pub(super) fn husks(&self) -> Vec<String> {
+        let plugins = self.0.as_table().get("plugins").and_then(Item::as_table_like);
+        let mut found = Vec::new();
+        for (plugin, settings) in plugins.into_iter().flat_map(TableLike::iter) {
+            let handlers = settings.as_table_like().and_then(handlers);
+            for (name, handler) in handlers.into_iter().flat_map(TableLike::iter) {
+                if handler.as_table_like().is_some_and(is_husks) {
+                    found.push(table(plugin, name));
+                }
+            }
+        }
+        found
+    }
+}
+
+/// Whether a handler's shim is Husk's.
+pub(super) fn is_husks(handler: &dyn TableLike) -> bool {
+    handler.get("runtime_type").and_then(Item::as_str) == Some(HUSK)
+}
+
+/// The header of a handler's table.
+pub(super) fn table(plugin: &str, name: &str) -> String {
+    format!("[plugins.\"{plugin}\".containerd.runtimes.{name}]")
+}
+
+/// A setting that is a string or a list of them.
+pub(super) fn words(item: &Item) -> Vec<&str> {
+    let list = item.as_array().into_iter().flatten();
+    item.as_str()
+        .into_iter()
+        .chain(list.filter_map(|word| word.as_str()))
+        .collect()
+}
+
+fn handlers(plugin: &dyn TableLike) -> Option<&dyn TableLike> {
+    plugin
+        .get("containerd")?
+        .as_table_like()?
+        .get("runtimes")?
+        .as_table_like()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(text: &str) -> Settings {
+        Settings::parse(text).unwrap()
+    }
+
+    #[test]
+    fn a_handler_is_found_however_it_is_written() {
+        let cri = "plugins.\"io.containerd.grpc.v1.cri\"";
+        for text in [
+            format!("[{cri}.containerd.runtimes.runc]  # the default\n"),
+            format!("[ {cri} . containerd.runtimes.'runc' ]\n"),
+            format!("[{cri}.containerd]\nruntimes.runc.runtime_type = \"x\"\n"),
+            format!("[{cri}.containerd.runtimes]\nrunc = {{ runtime_type = \"x\" }}\n"),
+        ] {
+            let settings = settings(&text);
+            assert!(settings.handler(CRI[0], "runc").is_some(), "{text}");
+            assert!(settings.handler(CRI[0], "husk").is_none(), "{text}");
+            assert!(settings.handler(CRI[1], "runc").is_none(), "{text}");
+        }
+        // Not a handler, though the line looks like one's.
+        let text = format!("x = '''\n[{cri}.containerd.runtimes.runc]\n'''\n");
+        assert!(settings(&text).handler(CRI[0], "runc").is_none());
+    }
+
+    #[test]
+    fn what_is_no_toml_is_told_by_its_line() {
+        let broken = |text| Settings::parse(text).unwrap_err();
+        assert!(broken("version = 2\n\n[plugins\n").starts_with("line 3 is not TOML: "));
+        assert!(broken("a = 1\na = 2\n").starts_with("line 2 is not TOML: "));
+        assert!(broken("\u{feff}version = 2\n").contains("byte order mark"));
+        for text in ["[plugins\n", "a = [\n", "a = 1 2\n", "é = 1\n"] {
+            assert_eq!(broken(text).lines().count(), 1, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_it_says() {
+        let said = settings("version = 3\nimports = ['a', \"b\"]\n");
+        assert_eq!((said.version(), said.imports()), (Some(3), vec!["a", "b"]));
+        assert!(!said.is_empty() && settings("# nothing\n").is_empty());
+        assert_eq!(settings("version = '2'\n").version(), None);
+    }
+
+    #[test]
+    fn husks_handlers_are_found_by_their_type() {
+        let text = "[plugins.a.containerd.runtimes]\nx.runtime_type = 'io.containerd.husk.v2'\n\
+                    y = { runtime_type = \"io.containerd.runc.v2\" }\n[plugins.b]\ncontainerd = 1\n";
+        assert_eq!(settings(text).husks(), [table("a", "x")]);
+        assert_eq!(settings("plugins = 5\n").husks(), [""; 0]);
+    }
+
+    #[test]
+    fn a_table_that_a_header_cannot_add_to_is_named() {
+        let closed = |text| settings(text).closed(CRI[0]);
+        assert_eq!(closed("plugins = 5\n").as_deref(), Some("plugins"));
+        assert_eq!(closed("[[plugins]]\n").as_deref(), Some("plugins"));
+        assert_eq!(
+            closed("[plugins.'io.containerd.grpc.v1.cri']\ncontainerd = {}\n").as_deref(),
+            Some("plugins.\"io.containerd.grpc.v1.cri\".containerd")
+        );
+        assert_eq!(closed("[plugins]\n"), None);
+    }
+}
