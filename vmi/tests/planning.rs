@@ -269,6 +269,7 @@ fn a_kernel_boots_from_the_manifest_or_from_the_caller() {
         kernel: KernelFile::Beneath(kernel),
         initrd: Some(_),
         command_line,
+        append: None,
     } = &planned.boot
     else {
         panic!("{:?}", planned.boot)
@@ -289,6 +290,7 @@ fn a_kernel_boots_from_the_manifest_or_from_the_caller() {
         kernel: KernelFile::Path("/my/bzImage".into()),
         initrd: None,
         command_line: "console=ttyS0".into(),
+        append: None,
     };
     assert_eq!(planned.boot, boot);
     let notes: Vec<String> = planned.notes.iter().map(ToString::to_string).collect();

@@ -37,6 +37,7 @@ pub(super) fn plan(
                 kernel: KernelFile::Path(kernel),
                 initrd: given.initrd.map(KernelFile::Path),
                 command_line: given.append.unwrap_or_default(),
+                append: None,
             }
         }
         (None, Some(manifest)) => from_manifest(vmi, manifest, given, resources, errors),
@@ -98,7 +99,7 @@ fn from_manifest(
         KernelFile::Path(dir.clone())
     });
     let initrd = given.initrd.map(KernelFile::Path);
-    let arguments = [boot.kernel_args.clone(), given.append];
+    let arguments = [boot.kernel_args.clone(), given.append.clone()];
     let arguments: Vec<String> = arguments
         .into_iter()
         .flatten()
@@ -108,6 +109,7 @@ fn from_manifest(
         kernel,
         initrd: initrd.or_else(|| file(container.and_then(|c| c.initrd_path.as_deref()))),
         command_line: arguments.join(" "),
+        append: given.append,
     }
 }
 

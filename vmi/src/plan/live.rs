@@ -135,29 +135,40 @@ impl VmPlan {
                 resources.volumes.insert(disk.name.clone(), path);
             }
         }
-        match &self.boot {
+        let given = match &self.boot {
             BootPlan::Kernel {
-                kernel: KernelFile::Beneath(FileRef { dir, .. }),
-                ..
-            } => drop(resources.volumes.insert(KERNEL_VOLUME.to_owned(), dir.clone())),
-            BootPlan::Kernel {
-                kernel: KernelFile::Path(kernel),
+                kernel,
+                initrd,
                 command_line,
-                ..
+                append,
             } => {
-                resources.kernel = Some(KernelOverride {
-                    kernel: Some(kernel.clone()),
-                    initrd: None,
-                    append: Some(command_line.clone()),
-                });
+                let kernel = match kernel {
+                    KernelFile::Path(kernel) => Some(kernel.clone()),
+                    KernelFile::Beneath(FileRef { dir, .. }) => {
+                        resources.volumes.insert(KERNEL_VOLUME.to_owned(), dir.clone());
+                        None
+                    }
+                };
+                let initrd = match initrd {
+                    Some(KernelFile::Path(initrd)) => Some(initrd.clone()),
+                    Some(KernelFile::Beneath(_)) | None => None,
+                };
+                let append = match &kernel {
+                    Some(_) => Some(command_line.clone()),
+                    None => append.clone(),
+                };
+                KernelOverride {
+                    kernel,
+                    initrd,
+                    append,
+                }
             }
-            BootPlan::Disks { append, .. } => {
-                resources.kernel = append.clone().map(|append| KernelOverride {
-                    append: Some(append),
-                    ..KernelOverride::default()
-                });
-            }
-        }
+            BootPlan::Disks { append, .. } => KernelOverride {
+                append: append.clone(),
+                ..KernelOverride::default()
+            },
+        };
+        resources.kernel = Some(given);
         resources
     }
 
@@ -236,10 +247,13 @@ impl VmPlan {
             self.grace_period_seconds,
             wanted.grace_period_seconds,
         );
-        if boot_files(&self.boot) != boot_files(&wanted.boot) {
+        let disks = [&self.boot, &wanted.boot].map(|boot| matches!(boot, BootPlan::Disks { .. }));
+        // Which disks are tried is theirs to tell.
+        if disks != [true, true] && self.boot != wanted.boot {
             changes.add(
                 kernel,
-                "the kernel cannot be changed while the VM runs: restart it".to_owned(),
+                "the kernel, its initrd and its command line cannot be changed while the VM runs: restart it"
+                    .to_owned(),
             );
         }
         self.compare_disks(wanted, changes);
@@ -336,17 +350,6 @@ impl VmPlan {
             }
         }
         found
-    }
-}
-
-/// What is booted, but for words that a caller added.
-fn boot_files(boot: &BootPlan) -> Option<&KernelFile> {
-    match boot {
-        BootPlan::Kernel {
-            kernel: kernel @ KernelFile::Beneath(_),
-            ..
-        } => Some(kernel),
-        BootPlan::Kernel { .. } | BootPlan::Disks { .. } => None,
     }
 }
 

@@ -132,6 +132,9 @@ pub enum BootPlan {
         initrd: Option<KernelFile>,
         /// The command line as given; may be empty.
         command_line: String,
+        /// What ends it, where the caller added that to the manifest's.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        append: Option<String>,
     },
     /// The kernel that the first bootable disk carries.
     #[serde(rename_all = "camelCase")]

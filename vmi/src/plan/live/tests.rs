@@ -264,3 +264,34 @@ fn a_kernel_that_the_caller_gave_is_not_the_manifests() {
     let running = plan(&vmi(json!({})), &resources).unwrap();
     running.live(&vmi(json!({}))).unwrap();
 }
+
+#[test]
+fn what_a_kernel_is_given_is_a_part_of_the_vm() {
+    let boot = |initrd: &str, arguments: &str| {
+        let files = json!({"image": "any", "kernelPath": "/vmlinuz", "initrdPath": initrd});
+        let boot = json!({"kernelArgs": arguments, "container": files});
+        vmi(json!({"spec": {"domain": {"firmware": {"kernelBoot": boot}}}}))
+    };
+    let mut resources = PodResources {
+        // As `husk run --append` adds to it.
+        kernel: Some(KernelOverride {
+            append: Some("quiet".into()),
+            ..KernelOverride::default()
+        }),
+        ..PodResources::default()
+    };
+    for (volume, path) in [("root", "/root.img"), (KERNEL_VOLUME, "/kernel")] {
+        resources.volumes.insert(volume.into(), path.into());
+    }
+    let running = plan(&boot("/initrd", "console=ttyS0 ro"), &resources).unwrap();
+    running.live(&boot("/initrd", "console=ttyS0 ro")).unwrap();
+    for other in [
+        boot("/initrd", "console=ttyS0"),
+        boot("/other", "console=ttyS0 ro"),
+    ] {
+        let errors = running.live(&other).unwrap_err();
+        assert_eq!(errors.len(), 1, "{errors:?}");
+        let error = errors[0].to_string();
+        assert!(error.starts_with("spec.domain.firmware.kernelBoot:"), "{error}");
+    }
+}
