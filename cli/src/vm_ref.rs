@@ -1,12 +1,13 @@
 //! How a VM is named on the command line: `NAME` or `NAMESPACE/NAME`.
 
+use husk_shim::pod::PODS;
 use std::fmt;
 use std::str::FromStr;
 
 /// The namespace of a manifest or name that does not say one.
 pub(crate) const DEFAULT_NAMESPACE: &str = "default";
 
-/// A VM's namespace and name, both valid Kubernetes names.
+/// A VM's namespace and name, both valid Kubernetes names; but a pod's VM may be called as containerd calls a container.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct VmRef {
     pub namespace: String,
@@ -28,7 +29,7 @@ impl FromStr for VmRef {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (space, name) = text.split_once('/').unwrap_or((DEFAULT_NAMESPACE, text));
-        if !is_subdomain(name) {
+        if !(is_subdomain(name) || space == PODS && is_identifier(name)) {
             return Err(
                 "a VM is named NAME or NAMESPACE/NAME, in lower-case letters, digits, '-' and '.'".into(),
             );
@@ -53,6 +54,12 @@ fn is_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
 }
 
+/// As containerd wants them: words of letters and digits with `-`, `_` or `.` between.
+fn is_identifier(text: &str) -> bool {
+    let is_word = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    text.len() <= 76 && text.split(['-', '_', '.']).all(is_word)
+}
+
 fn is_label(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     !text.is_empty() && text.bytes().all(inner) && !text.starts_with('-') && !text.ends_with('-')
@@ -74,6 +81,22 @@ mod tests {
         let vm: VmRef = "test/demo.v2".parse().unwrap();
         assert_eq!((vm.namespace.as_str(), vm.name.as_str()), ("test", "demo.v2"));
         assert_eq!(vm.to_string(), "test/demo.v2");
+    }
+
+    #[test]
+    fn a_pods_vm_is_called_as_its_container() {
+        let vm: VmRef = "pods/A.b_c-9".parse().unwrap();
+        assert_eq!(vm.to_string(), "pods/A.b_c-9");
+        for text in [
+            "A.b_c-9",
+            "pods/..",
+            "pods/A/b",
+            "pods/A..b",
+            "pods/_",
+            "pods/a b",
+        ] {
+            assert!(text.parse::<VmRef>().is_err(), "{text:?}");
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use containerd_shim_protos::shim_async::create_task;
 use containerd_shim_protos::ttrpc::r#async::Server;
 use containerd_shim_protos::ttrpc::asynchronous::transport::Listener;
 use husk_shim::cgroup;
+use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info};
 
 use crate::bootstrap::{Address, Flags, LISTENS, TTRPC_ADDRESS};
@@ -49,6 +50,8 @@ pub(crate) fn serve(flags: Flags) -> ExitCode {
 }
 
 async fn run(flags: Flags) -> io::Result<()> {
+    // A terminal that goes away is no reason to end a VM.
+    let _ignored = signal(SignalKind::hangup())?;
     let socket = Address::at(&flags.socket);
     let listener = match socket.listen() {
         Ok(listener) => listener,

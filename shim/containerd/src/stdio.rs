@@ -58,7 +58,12 @@ impl Stdio {
         let (stdout, stderr) = (Sink::open(&self.stdout)?, Sink::open(&self.stderr)?);
         let stdin = match self.stdin.as_str() {
             "" => None,
-            path => Some(pipe::OpenOptions::new().read_write(true).open_receiver(path)?),
+            path => Some(
+                pipe::OpenOptions::new()
+                    .read_write(true)
+                    .open_receiver(path)
+                    .map_err(naming(path))?,
+            ),
         };
         let session = match console {
             Some(console) => console.mirror().await.ok(),
@@ -80,6 +85,11 @@ impl Stdio {
             end: Some(end),
         })
     }
+}
+
+/// An error with the stream it is of.
+fn naming(stream: &str) -> impl Fn(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("{stream}: {error}"))
 }
 
 impl Streams {
@@ -126,9 +136,18 @@ impl Sink {
         }
         match is_fifo(&path) {
             true => Ok(Sink::Pipe(
-                pipe::OpenOptions::new().read_write(true).open_sender(&path)?,
+                pipe::OpenOptions::new()
+                    .read_write(true)
+                    .open_sender(&path)
+                    .map_err(naming(name))?,
             )),
-            false => Ok(Sink::File(File::options().create(true).append(true).open(&path)?)),
+            false => Ok(Sink::File(
+                File::options()
+                    .create(true)
+                    .append(true)
+                    .open(&path)
+                    .map_err(naming(name))?,
+            )),
         }
     }
 

@@ -30,6 +30,8 @@ pub const VMI: &str = "husk.io/vmi";
 pub const VOLUME: &str = "husk.io/volume";
 /// Which container of a pod is the VM, where it is not called [`COMPUTE`].
 pub const VM_CONTAINER: &str = "husk.io/vm-container";
+/// The namespace under which the state of pods is kept, by their UIDs; outside of pods by the container's id.
+pub const PODS: &str = "pods";
 /// KubeVirt's name for the container that is the VM.
 pub const COMPUTE: &str = "compute";
 /// KubeVirt's beginning of the name of a volume's container.

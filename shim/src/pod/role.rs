@@ -3,6 +3,8 @@
 //! The kubelet passes annotations of the pod, not of its containers, so each container of a pod sees `husk.io/vmi`.
 //! There, names tell them apart; other callers can give each container its own.
 
+use std::fmt::{self, Display, Formatter};
+
 use oci_spec::runtime::Spec;
 
 use super::{
@@ -19,6 +21,16 @@ pub enum Role {
     Vm,
     /// The volume of this name.
     Volume(String),
+}
+
+impl Display for Role {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            Role::Sandbox => f.write_str("the sandbox"),
+            Role::Vm => f.write_str("the VM"),
+            Role::Volume(name) => write!(f, "the volume {name:?}"),
+        }
+    }
 }
 
 /// What a container is, by its spec and that of its pod's sandbox.

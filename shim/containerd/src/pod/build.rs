@@ -7,7 +7,7 @@ use std::sync::Arc;
 use containerd_shim_protos::types::mount::Mount;
 use husk_shim::cgroup::{Cgroup, Kept, hierarchy};
 use husk_shim::monitor::Hosted;
-use husk_shim::pod::VmContainer;
+use husk_shim::pod::{PODS, VmContainer};
 use husk_shim::state::RuntimeDir;
 use husk_shim::surroundings::Surroundings;
 use husk_shim::vmm_process::Place;
@@ -20,9 +20,6 @@ use super::Refusal;
 use super::container::{Holdings, Vm};
 use crate::mount::mount_rootfs;
 use crate::stdio::Stdio;
-
-/// The namespace under which the state of pods is kept, by their UIDs.
-const PODS: &str = "pods";
 
 /// A VM to build.
 #[derive(Debug)]

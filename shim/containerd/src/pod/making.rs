@@ -85,7 +85,10 @@ impl Pod {
         let role = pod::role(&spec, sandbox.as_deref())?;
         let taken = |other: &Container| other.role == role && !other.is_stopped();
         if let Some(other) = self.containers.values().find(|other| taken(other)) {
-            let text = format!("{} is that of this pod already: it has one", other.id);
+            let text = format!(
+                "the container {} is {} already, and there is one for a pod",
+                other.id, other.role
+            );
             return Err(Refusal::exists(text));
         }
         Ok(Container {
