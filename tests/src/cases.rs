@@ -119,4 +119,4 @@ pub const LONG: &[Case] = &[
 ];
 
 /// Cases with peers that are built from Go modules.
-pub const PEERS: &[Case] = &[shim::ctr::ON_NEWEST, shim::pod::ON_NEWEST];
+pub const PEERS: &[Case] = &[shim::ctr::ON_NEWEST, shim::pod::ON_NEWEST, shim::kubelet::CASE];

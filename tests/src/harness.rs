@@ -10,6 +10,7 @@ pub mod guest;
 pub mod images;
 pub mod initrd;
 pub mod kubelet;
+pub mod kubernetes;
 pub mod log_writes;
 pub mod manifest;
 pub mod netns;

@@ -14,47 +14,88 @@ const GO: Tool = Tool {
     package: "golang-go",
 };
 
-/// What is built of `tests/peers/containerd`, and goes into a folder of that name.
-const CONTAINERD: [&str; 3] = [
-    "github.com/containerd/containerd/v2/cmd/containerd",
-    // For pods that are no VMs.
-    "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
-    "github.com/containerd/containerd/v2/cmd/ctr",
+/// What is built of the module `tests/peers/NAME`, and goes into a folder of that name.
+struct Peer {
+    name: &'static str,
+    programs: &'static [&'static str],
+    linker: &'static str,
+}
+
+const PEERS: [Peer; 2] = [
+    Peer {
+        name: "containerd",
+        programs: &[
+            "github.com/containerd/containerd/v2/cmd/containerd",
+            // For pods that are no VMs.
+            "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
+            "github.com/containerd/containerd/v2/cmd/ctr",
+        ],
+        linker: "-s -w",
+    },
+    Peer {
+        name: "kubernetes",
+        programs: &[
+            // etcd, whose program is called `server`.
+            "go.etcd.io/etcd/server/v3",
+            "k8s.io/kubernetes/cmd/kube-apiserver",
+            "k8s.io/kubernetes/cmd/kubectl",
+            "k8s.io/kubernetes/cmd/kubelet",
+        ],
+        // Without a version a kubelet is none that the API server lets in.
+        linker: "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3",
+    },
 ];
 
 /// Builds the peers, or finds them in the cache; the folder with a folder of programs for each.
 pub fn ensure(progress: &Progress) -> Result<PathBuf> {
-    let module = checkout::root().join("tests/peers/containerd");
-    let folder = checkout::cache()?.join("peers").join(hash(&module)?);
-    let programs = folder.join("containerd");
-    if programs.exists() {
-        return Ok(folder);
+    let modules = checkout::root().join("tests/peers");
+    let folder = checkout::cache()?.join("peers").join(hash(&modules)?);
+    for peer in &PEERS {
+        peer.ensure(progress, &modules, &folder)?;
     }
-    packages::ensure(progress, &[GO])?;
-    let aside = checkout::folder(folder.join(format!("unfinished-{}", std::process::id())))?;
-    let mut go = Command::new("go");
-    go.args(["build", "-mod=readonly", "-trimpath", "-ldflags=-s -w", "-o"])
-        .arg(&aside)
-        .args(CONTAINERD)
-        .env("CGO_ENABLED", "0")
-        .env("GOFLAGS", "")
-        .current_dir(&module);
-    progress
-        .run("building containerd from its Go module", &mut go)
-        .context("Go 1.21 or newer is needed, and the Go module proxy")?;
-    std::fs::rename(&aside, &programs).with_context(|| format!("cannot place {}", programs.display()))?;
     Ok(folder)
 }
 
-/// Of all that says what is built.
-fn hash(module: &Path) -> Result<String> {
-    let mut digest = Sha256::new();
-    for program in CONTAINERD {
-        digest.update(program);
+impl Peer {
+    fn ensure(&self, progress: &Progress, modules: &Path, folder: &Path) -> Result<()> {
+        let programs = folder.join(self.name);
+        if programs.exists() {
+            return Ok(());
+        }
+        packages::ensure(progress, &[GO])?;
+        let aside = checkout::folder(folder.join(format!("unfinished-{}", std::process::id())))?;
+        let mut go = Command::new("go");
+        go.args([
+            "build",
+            "-mod=readonly",
+            "-trimpath",
+            "-ldflags",
+            self.linker,
+            "-o",
+        ])
+        .arg(&aside)
+        .args(self.programs)
+        .env("CGO_ENABLED", "0")
+        .env("GOFLAGS", "")
+        .current_dir(modules.join(self.name));
+        progress
+            .run(format!("building {} from its Go module", self.name), &mut go)
+            .context("Go 1.21 or newer is needed, and the Go module proxy")?;
+        std::fs::rename(&aside, &programs).with_context(|| format!("cannot place {}", programs.display()))
     }
-    for file in ["go.mod", "go.sum"] {
-        let path = module.join(file);
-        digest.update(std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?);
+}
+
+/// Of all that says what is built.
+fn hash(modules: &Path) -> Result<String> {
+    let mut digest = Sha256::new();
+    for peer in &PEERS {
+        for word in peer.programs.iter().chain([&peer.linker]) {
+            digest.update(word);
+        }
+        for file in ["go.mod", "go.sum"] {
+            let path = modules.join(peer.name).join(file);
+            digest.update(std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?);
+        }
     }
     let mut text = String::new();
     for byte in &digest.finalize()[..8] {

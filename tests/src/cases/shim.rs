@@ -4,6 +4,7 @@ pub mod ctr;
 pub mod debian;
 pub mod hotplug;
 pub mod killed;
+pub mod kubelet;
 pub mod pod;
 pub mod refused;
 pub mod systemd;

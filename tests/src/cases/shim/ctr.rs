@@ -216,10 +216,10 @@ fn refused(text: &str, why: &str) -> Result<()> {
 }
 
 /// A file as a block device.
-struct LoopDevice(PathBuf);
+pub(super) struct LoopDevice(pub(super) PathBuf);
 
 impl LoopDevice {
-    fn new(scene: &Scene, file: &str, mib: u64) -> Result<Self> {
+    pub(super) fn new(scene: &Scene, file: &str, mib: u64) -> Result<Self> {
         let path = scene.path(file);
         std::fs::File::create(&path)?.set_len(mib << 20)?;
         let mut losetup = Command::new("losetup");

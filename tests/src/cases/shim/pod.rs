@@ -152,7 +152,11 @@ fn neighbours(cri: &Cri, shell: &Shell<'_>, address: &str) -> Result<()> {
 
 /// What CRI says that the VM uses is what its cgroup says.
 pub(super) fn stats(cri: &Cri, pod: &Pod, id: &str) -> Result<()> {
-    let cgroup = pod.cgroup.of(id);
+    stats_are_those_of(&pod.cgroup.of(id), || cri.usage(id))
+}
+
+/// Whether `usage`, nanoseconds and bytes, is what a cgroup says within 5 %.
+pub(super) fn stats_are_those_of(cgroup: &Path, usage: impl Fn() -> Result<(u64, u64)>) -> Result<()> {
     let read = |name: &str| -> Result<String> {
         std::fs::read_to_string(cgroup.join(name))
             .with_context(|| format!("{} of {}", name, cgroup.display()))
@@ -164,12 +168,12 @@ pub(super) fn stats(cri: &Cri, pod: &Pod, id: &str) -> Result<()> {
     };
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let (time, memory) = cri.usage(id)?;
+        let (time, memory) = usage()?;
         let own_time = field(&read("cpu.stat")?, "usage_usec")? * 1000;
         let own_memory =
             read("memory.current")?.trim().parse::<u64>()? - field(&read("memory.stat")?, "inactive_file")?;
         let close = |a: u64, b: u64| a.abs_diff(b) * 20 <= a.max(b);
-        // Containerd reads only now and then.
+        // Containerd and the kubelet read only now and then.
         if close(time, own_time) && close(memory, own_memory) {
             println!("stats: {time} ns of {own_time} ns, {memory} bytes of {own_memory} bytes");
             // A guest that has booted has touched more than that.

@@ -42,10 +42,7 @@ impl Version {
         let folder = match self {
             Self::V1_7 => PathBuf::from("/opt/containerd-1.7/usr/bin"),
             Self::V2_1 => PathBuf::from("/opt/containerd-2.1/usr/bin"),
-            Self::Newest => {
-                let peers = std::env::var_os("HUSK_PEERS").context("HUSK_PEERS is not set")?;
-                PathBuf::from(peers).join("containerd")
-            }
+            Self::Newest => peers()?.join("containerd"),
         };
         ensure!(
             folder.join("containerd").is_file(),
@@ -54,6 +51,12 @@ impl Version {
         );
         Ok(folder)
     }
+}
+
+/// Where the peers are that are built from Go modules.
+pub fn peers() -> Result<PathBuf> {
+    let peers = std::env::var_os("HUSK_PEERS").context("HUSK_PEERS is not set")?;
+    Ok(peers.into())
 }
 
 /// It runs until this is dropped, its containers longer.

@@ -1,0 +1,228 @@
+//! A cluster of one node: etcd, an API server and a kubelet, as they are released, over a case's own containerd.
+
+use super::containerd::{self, Containerd};
+use super::program::Session;
+use super::scene::{Answer, Scene};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// The node's name.
+pub const NODE: &str = "node";
+/// What is a limit of nothing: the node of a test may be as full as it likes.
+const NEVER: &str = "0%";
+const ETCD: &str = "http://127.0.0.1:12379";
+const API_PORT: u16 = 16443;
+/// Who may do all.
+const TOKEN: &str = "husk-e2e";
+/// How long the API server, then the node, may take to be ready.
+const READY: Duration = Duration::from_secs(180);
+/// The longest a command of `kubectl` may take that waits for no guest.
+const CALL: Duration = Duration::from_secs(120);
+
+/// It runs until this is dropped.
+#[derive(Debug)]
+pub struct Cluster<'s> {
+    scene: &'s Scene,
+    programs: PathBuf,
+    kubelet: Option<Session>,
+    _api: Session,
+    _etcd: Session,
+}
+
+impl<'s> Cluster<'s> {
+    /// Starts it, with `containerd` as the node's, and waits until the node is ready. Its labels are `labels`.
+    pub fn start(containerd: &Containerd<'s>, labels: &str) -> Result<Self> {
+        let scene = containerd.scene();
+        let programs = containerd::peers()?.join("kubernetes");
+        let program = |name: &str| Command::new(programs.join(name));
+        let folder = scene.path("kubernetes");
+        std::fs::create_dir_all(&folder)?;
+        let mut cluster = Self {
+            scene,
+            kubelet: None,
+            _etcd: Session::piped(etcd(program("server"), &folder), &scene.log("etcd.log"))?,
+            _api: Session::piped(api(program("kube-apiserver"), &folder)?, &scene.log("api.log"))?,
+            programs: programs.clone(),
+        };
+        std::fs::write(cluster.kubeconfig(), kubeconfig().to_string())?;
+        let ready = ["get", "--raw", "/readyz"];
+        cluster.until("the API server", || Ok(cluster.kubectl(&ready)?.status == 0))?;
+        let config = folder.join("kubelet.json");
+        std::fs::write(&config, kubelet(&containerd.socket()).to_string())?;
+        let mut command = program("kubelet");
+        command
+            .arg("--config")
+            .arg(config)
+            .arg("--kubeconfig")
+            .arg(cluster.kubeconfig())
+            .arg("--root-dir")
+            .arg(folder.join("kubelet"))
+            .arg("--cert-dir")
+            .arg(folder.join("certificates"))
+            .args(["--hostname-override", NODE, "--node-labels", labels]);
+        cluster.kubelet = Some(Session::piped(command, &scene.log("kubelet.log"))?);
+        let condition = r#"{.status.conditions[?(@.type=="Ready")].status}"#;
+        cluster.until("the node", || {
+            Ok(cluster
+                .field("node", NODE, condition)
+                .is_ok_and(|is| is == "True"))
+        })?;
+        Ok(cluster)
+    }
+
+    fn kubeconfig(&self) -> PathBuf {
+        self.scene.path("kubernetes/kubeconfig")
+    }
+
+    /// A command of `kubectl`.
+    pub fn kubectl_command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(self.programs.join("kubectl"));
+        command
+            .args(words)
+            .env("KUBECONFIG", self.kubeconfig())
+            .env("HOME", self.scene.path("kubernetes"));
+        command
+    }
+
+    /// Runs a command of `kubectl` to its end.
+    pub fn kubectl(&self, words: &[&str]) -> Result<Answer> {
+        self.scene.finish(self.kubectl_command(words), CALL)
+    }
+
+    /// `kubectl apply` of one object, or of a file of them as it is.
+    pub fn apply(&self, name: &str, object: impl ToString) -> Result<()> {
+        let file = self.scene.path(&format!("kubernetes/{name}.yaml"));
+        std::fs::write(&file, object.to_string())?;
+        let words = ["apply", "-f", &file.display().to_string()];
+        self.kubectl(&words)?.ok().map(drop)
+    }
+
+    /// What `kubectl get` has at the JSONPath `path` of an object.
+    pub fn field(&self, kind: &str, name: &str, path: &str) -> Result<String> {
+        let answer = self.kubectl(&["get", kind, name, "-o", &format!("jsonpath={path}")])?;
+        answer.ok()
+    }
+
+    /// Says of a volume and its claim what the controllers of a larger cluster would.
+    pub fn bind(&self, claim: &str, volume: &str) -> Result<()> {
+        let uid = self.field("pvc", claim, "{.metadata.uid}")?;
+        let size = self.field("pvc", claim, "{.spec.resources.requests.storage}")?;
+        let bound = json!({"phase": "Bound", "capacity": {"storage": size}});
+        let patches = [
+            ("pv", volume, "", json!({"spec": {"claimRef": {"uid": uid}}})),
+            ("pv", volume, "status", json!({"status": {"phase": "Bound"}})),
+            ("pvc", claim, "status", json!({"status": bound})),
+        ];
+        for (kind, name, part, patch) in patches {
+            let part = format!("--subresource={part}");
+            self.kubectl(&[
+                "patch",
+                kind,
+                name,
+                &part,
+                "--type=merge",
+                "-p",
+                &patch.to_string(),
+            ])?
+            .ok()?;
+        }
+        Ok(())
+    }
+
+    /// Waits until `is`.
+    pub fn until(&self, what: &str, is: impl Fn() -> Result<bool>) -> Result<()> {
+        let deadline = Instant::now() + READY;
+        while !is()? {
+            if Instant::now() > deadline {
+                bail!("{what} is not ready after {} s", READY.as_secs());
+            }
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        Ok(())
+    }
+
+    /// Ends it, once no pod is left, and takes away what a kubelet leaves on its node.
+    pub fn end(mut self) -> Result<()> {
+        self.kubelet.take();
+        for group in ["besteffort", "burstable", ""] {
+            let cgroup = Path::new("/sys/fs/cgroup/kubepods").join(group);
+            std::fs::remove_dir(&cgroup).with_context(|| format!("{} stays", cgroup.display()))?;
+        }
+        let table = std::fs::read_to_string("/proc/self/mountinfo")?;
+        let own = self.scene.path("kubernetes").display().to_string();
+        let left: Vec<&str> = table.lines().filter(|line| line.contains(&own)).collect();
+        ensure!(left.is_empty(), "still mounted: {left:?}");
+        Ok(())
+    }
+}
+
+fn etcd(mut command: Command, folder: &Path) -> Command {
+    command
+        .arg("--data-dir")
+        .arg(folder.join("etcd"))
+        .args(["--unsafe-no-fsync", "--log-level", "warn"])
+        .args(["--listen-client-urls", ETCD, "--advertise-client-urls", ETCD])
+        .args(["--listen-peer-urls", "http://127.0.0.1:12380"]);
+    command
+}
+
+fn api(mut command: Command, folder: &Path) -> Result<Command> {
+    let tokens = folder.join("tokens");
+    std::fs::write(&tokens, format!("{TOKEN},admin,1,system:masters\n"))?;
+    let key = folder.join("accounts");
+    let mut keygen = Command::new("ssh-keygen");
+    keygen.args(["-q", "-t", "rsa", "-b", "2048", "-m", "PEM", "-N", "", "-f"]);
+    let made = keygen.arg(&key).status().context("ssh-keygen")?;
+    ensure!(made.success(), "ssh-keygen: {made}");
+    command
+        .args(["--etcd-servers", ETCD, "--bind-address", "127.0.0.1"])
+        .arg(format!("--secure-port={API_PORT}"))
+        .arg("--cert-dir")
+        .arg(folder.join("api"))
+        .arg("--token-auth-file")
+        .arg(tokens)
+        .arg("--service-account-key-file")
+        .arg(&key)
+        .arg("--service-account-signing-key-file")
+        .arg(&key)
+        .args(["--service-account-issuer", "https://husk-e2e"])
+        .args(["--service-cluster-ip-range", "10.96.0.0/24"])
+        // There is no controller to make accounts.
+        .args(["--disable-admission-plugins", "ServiceAccount"])
+        .args(["--authorization-mode", "AlwaysAllow"])
+        // Nobody resolves the node's name.
+        .args(["--kubelet-preferred-address-types", "InternalIP"]);
+    Ok(command)
+}
+
+/// For `kubectl`, and the kubelet.
+fn kubeconfig() -> Value {
+    let server = format!("https://127.0.0.1:{API_PORT}");
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": NODE, "cluster": {"server": server, "insecure-skip-tls-verify": true}}],
+        "users": [{"name": NODE, "user": {"token": TOKEN}}],
+        "contexts": [{"name": NODE, "context": {"cluster": NODE, "user": NODE}}],
+        "current-context": NODE,
+    })
+}
+
+/// What the kubelet is told.
+fn kubelet(containerd: &Path) -> Value {
+    json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {"anonymous": {"enabled": true}, "webhook": {"enabled": false}},
+        "authorization": {"mode": "AlwaysAllow"},
+        "cgroupDriver": "cgroupfs",
+        "containerRuntimeEndpoint": format!("unix://{}", containerd.display()),
+        "evictionHard": {"memory.available": "1Mi", "nodefs.available": NEVER, "imagefs.available": NEVER},
+        "failSwapOn": false,
+        "imageGCHighThresholdPercent": 100,
+        "localStorageCapacityIsolation": false,
+    })
+}
