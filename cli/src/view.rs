@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use husk_proto::shim::v1::{self as shim, InfoResponse, Status, Timeline};
+use husk_shim::pod::PODS;
 use husk_shim::state::VmDir;
 use jiff::Timestamp;
 use serde::Serialize;
@@ -76,7 +77,9 @@ pub(crate) struct Times {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Files {
     pub console_log: PathBuf,
-    pub monitor_log: PathBuf,
+    /// None where the log is containerd's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub monitor_log: Option<PathBuf>,
     pub socket: PathBuf,
 }
 
@@ -109,7 +112,7 @@ impl View {
             version: info.version,
             files: Files {
                 console_log: dir.console_log(),
-                monitor_log: dir.monitor_log(),
+                monitor_log: (dir.namespace() != PODS).then(|| dir.monitor_log()),
                 socket: dir.socket(),
             },
         }

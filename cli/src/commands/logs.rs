@@ -1,5 +1,6 @@
 //! `husk logs`.
 
+use husk_shim::pod::PODS;
 use std::time::Duration;
 
 use crate::failure::Failure;
@@ -39,6 +40,12 @@ pub(crate) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let dir = pod::find(&args.vm)?;
+    if args.monitor && args.vm.namespace == PODS {
+        return Err(Failure::Runtime(format!(
+            "{}: what the shim of a pod says is in containerd's log: try journalctl -u containerd",
+            args.vm
+        )));
+    }
     let path = if args.monitor {
         dir.monitor_log()
     } else {
