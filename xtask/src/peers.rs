@@ -41,7 +41,7 @@ const PEERS: [Peer; 2] = [
             "k8s.io/kubernetes/cmd/kubectl",
             "k8s.io/kubernetes/cmd/kubelet",
         ],
-        // Without a version a kubelet is none that the API server lets in.
+        // What `kubectl get nodes` shows; unset, it is no version.
         linker: "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3",
     },
 ];
