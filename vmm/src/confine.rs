@@ -13,7 +13,7 @@ use nix::unistd::{Gid, Uid, chdir, chroot, getgid, getuid, pivot_root, setgroups
 
 /// Who the VMM shall be when it was started as root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct Credentials {
     /// User id, not 0.
     pub uid: u32,
     /// Group id, not 0.
@@ -38,12 +38,12 @@ fn step<E: Into<io::Error>>(step: &'static str) -> impl FnOnce(E) -> ConfineErro
 /// Directories of which one surely exists, to mount the empty root on.
 const STAGES: [&str; 4] = ["/tmp", "/run", "/proc", "/dev"];
 
-/// Confines the calling process, which must have one thread. As root it becomes `identity`.
+/// Confines the calling process, which must have one thread. As root it becomes `credentials`.
 ///
 /// # Errors
 /// As root every step must succeed. An ordinary user's host may forbid user namespaces: then what
 /// remains is that user without the ability to gain privileges, and a warning is logged.
-pub fn confine(identity: Identity) -> Result<(), ConfineError> {
+pub fn confine(credentials: Credentials) -> Result<(), ConfineError> {
     let namespaces = CloneFlags::CLONE_NEWNS
         | CloneFlags::CLONE_NEWNET
         | CloneFlags::CLONE_NEWIPC
@@ -52,7 +52,7 @@ pub fn confine(identity: Identity) -> Result<(), ConfineError> {
         unshare(namespaces).map_err(step("namespaces"))?;
         empty_root()?;
         drop_bounding_set()?;
-        let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
+        let (uid, gid) = (Uid::from_raw(credentials.uid), Gid::from_raw(credentials.gid));
         setgroups(&[]).map_err(step("groups"))?;
         setresgid(gid, gid, gid).map_err(step("gid"))?;
         setresuid(uid, uid, uid).map_err(step("uid"))?;

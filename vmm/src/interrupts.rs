@@ -20,14 +20,14 @@ const FIRST_MSI_GSI: u32 = IOAPIC_PINS;
 const MAX_GSI: u32 = 4096;
 
 /// The GSI routing table of one VM, mirrored because KVM only takes it whole.
-struct Table {
+struct RoutingTable {
     messages: BTreeMap<u32, Option<MsiMessage>>,
 }
 
 /// Interrupt and doorbell wiring of one VM.
 pub struct Interrupts {
     vm: Arc<VmFd>,
-    table: Mutex<Table>,
+    table: Mutex<RoutingTable>,
 }
 
 impl std::fmt::Debug for Interrupts {
@@ -45,7 +45,7 @@ impl Interrupts {
     pub fn new(vm: Arc<VmFd>) -> io::Result<Arc<Self>> {
         let interrupts = Self {
             vm,
-            table: Mutex::new(Table {
+            table: Mutex::new(RoutingTable {
                 messages: BTreeMap::new(),
             }),
         };
@@ -89,7 +89,7 @@ impl Interrupts {
         self.vm.set_gsi_routing(&routing).map_err(os)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Table> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, RoutingTable> {
         self.table.lock().unwrap_or_else(|e| e.into_inner())
     }
 
@@ -119,7 +119,7 @@ impl MsiAllocator for KvmInterrupts {
             .find(|gsi| !table.messages.contains_key(gsi))
             .ok_or_else(|| io::Error::other("no interrupt route left"))?;
         table.messages.insert(gsi, None);
-        Ok(Box::new(Vector {
+        Ok(Box::new(MsiRoute {
             interrupts: self.0.clone(),
             gsi,
             trigger,
@@ -128,14 +128,14 @@ impl MsiAllocator for KvmInterrupts {
     }
 }
 
-struct Vector {
+struct MsiRoute {
     interrupts: Arc<Interrupts>,
     gsi: u32,
     trigger: EventFd,
     connected: Mutex<bool>,
 }
 
-impl MsiVector for Vector {
+impl MsiVector for MsiRoute {
     fn trigger(&self) -> &EventFd {
         &self.trigger
     }
@@ -163,7 +163,7 @@ impl MsiVector for Vector {
     }
 }
 
-impl Drop for Vector {
+impl Drop for MsiRoute {
     fn drop(&mut self) {
         if let Err(error) = self.route(None) {
             tracing::warn!(gsi = self.gsi, %error, "release interrupt");

@@ -34,7 +34,7 @@ pub fn failed(operation: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> KvmE
 
 /// The host's KVM and what it offers every VM.
 #[derive(Debug)]
-pub struct Host {
+pub struct KvmHost {
     kvm: Kvm,
     /// CPUID as KVM can provide it.
     pub cpuid: CpuId,
@@ -42,7 +42,7 @@ pub struct Host {
     pub msrs: MsrList,
 }
 
-impl Host {
+impl KvmHost {
     /// Checks that `fd`, an open /dev/kvm, has all that is needed.
     pub fn new(fd: OwnedFd) -> Result<Self, KvmError> {
         // SAFETY: the descriptor is ours, and everything done with it goes through KVM ioctls, which a file

@@ -13,6 +13,6 @@ pub mod kvm;
 pub mod layout;
 pub mod machine;
 pub mod memory;
-pub mod program;
+pub mod memory_trim;
 pub mod smbios;
 pub mod vcpu;

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use husk_proto::fds::FdReceiver;
 use husk_proto::vmm::v1::ExitReason;
-use husk_vmm::confine::{Identity, confine};
-use husk_vmm::control::{Actor, Exit, serve};
+use husk_vmm::confine::{Credentials, confine};
+use husk_vmm::control::{VmExit, VmmActor, serve};
 
 const USAGE: &str = "\
 husk-vmm is the virtual machine monitor of Husk. It is not started by hand: `husk run`, or the containerd
@@ -22,24 +22,24 @@ usage: husk-vmm --control-fd N --fd-channel-fd N [--uid N --gid N]
 
 To run a VM: husk run FILE";
 
-const UNPRIVILEGED: u32 = 107;
+const DEFAULT_ID: u32 = 107;
 
 struct Arguments {
     control: RawFd,
     fd_channel: RawFd,
-    identity: Identity,
+    credentials: Credentials,
 }
 
-enum Request {
+enum Invocation {
     Run(Arguments),
     Print(String),
 }
 
-fn parse(arguments: impl Iterator<Item = String>) -> Result<Request, String> {
+fn parse(arguments: impl Iterator<Item = String>) -> Result<Invocation, String> {
     let (mut control, mut fd_channel) = (None, None);
-    let mut identity = Identity {
-        uid: UNPRIVILEGED,
-        gid: UNPRIVILEGED,
+    let mut credentials = Credentials {
+        uid: DEFAULT_ID,
+        gid: DEFAULT_ID,
     };
     let mut arguments = arguments;
     while let Some(argument) = arguments.next() {
@@ -55,24 +55,27 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Request, String> {
         match argument.as_str() {
             "--control-fd" => control = Some(fd(number()?)?),
             "--fd-channel-fd" => fd_channel = Some(fd(number()?)?),
-            "--uid" => identity.uid = number()?,
-            "--gid" => identity.gid = number()?,
+            "--uid" => credentials.uid = number()?,
+            "--gid" => credentials.gid = number()?,
             "--version" | "-V" => {
-                return Ok(Request::Print(format!("husk-vmm {}", env!("CARGO_PKG_VERSION"))));
+                return Ok(Invocation::Print(format!(
+                    "husk-vmm {}",
+                    env!("CARGO_PKG_VERSION")
+                )));
             }
-            "--help" | "-h" => return Ok(Request::Print(USAGE.into())),
+            "--help" | "-h" => return Ok(Invocation::Print(USAGE.into())),
             other => return Err(format!("unknown argument {other:?}")),
         }
     }
     match (control, fd_channel) {
         (Some(control), Some(fd_channel)) if control > 2 && fd_channel > 2 && control != fd_channel => {
-            if identity.uid == 0 || identity.gid == 0 {
+            if credentials.uid == 0 || credentials.gid == 0 {
                 return Err("--uid and --gid must not be 0".into());
             }
-            Ok(Request::Run(Arguments {
+            Ok(Invocation::Run(Arguments {
                 control,
                 fd_channel,
-                identity,
+                credentials,
             }))
         }
         _ => Err("needs two inherited sockets".into()),
@@ -90,10 +93,10 @@ fn inherited(fd: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-fn run(arguments: Arguments) -> Result<Exit, String> {
+fn run(arguments: Arguments) -> Result<VmExit, String> {
     let open = |fd| inherited(fd).map_err(|e| format!("descriptor {fd}: {e}"));
     let (control, fd_channel) = (open(arguments.control)?, open(arguments.fd_channel)?);
-    confine(arguments.identity).map_err(|e| e.to_string())?;
+    confine(arguments.credentials).map_err(|e| e.to_string())?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .on_thread_start(|| husk_seccomp::install(husk_seccomp::Role::Blocking))
@@ -101,11 +104,11 @@ fn run(arguments: Arguments) -> Result<Exit, String> {
         .map_err(|e| e.to_string())?;
     let exit = runtime.block_on(async {
         let fds = FdReceiver::new(fd_channel).map_err(|e| format!("descriptor channel: {e}"))?;
-        let (actor, handle) = Actor::new(fds);
+        let (actor, handle) = VmmActor::new(fds);
         tokio::select! {
             exit = actor.run() => Ok(exit),
             served = serve(control, handle) => match served {
-                Ok(()) => Ok(Exit { reason: ExitReason::ControlClosed, detail: "the monitor is gone".into() }),
+                Ok(()) => Ok(VmExit { reason: ExitReason::ControlClosed, detail: "the monitor is gone".into() }),
                 Err(e) => Err(format!("control socket: {e}")),
             },
         }
@@ -117,8 +120,8 @@ fn run(arguments: Arguments) -> Result<Exit, String> {
 fn main() -> ExitCode {
     tracing_subscriber::fmt().json().with_writer(io::stderr).init();
     let arguments = match parse(std::env::args().skip(1)) {
-        Ok(Request::Run(arguments)) => arguments,
-        Ok(Request::Print(text)) => {
+        Ok(Invocation::Run(arguments)) => arguments,
+        Ok(Invocation::Print(text)) => {
             println!("{text}");
             return ExitCode::SUCCESS;
         }
@@ -140,7 +143,7 @@ fn main() -> ExitCode {
 mod tests {
     use super::*;
 
-    fn parsed(arguments: &[&str]) -> Result<Request, String> {
+    fn parsed(arguments: &[&str]) -> Result<Invocation, String> {
         parse(arguments.iter().map(|a| (*a).to_owned()))
     }
 
@@ -148,7 +151,7 @@ mod tests {
     fn the_sockets_are_required_and_root_is_refused() {
         assert!(matches!(
             parsed(&["--control-fd", "3", "--fd-channel-fd", "4"]),
-            Ok(Request::Run(_))
+            Ok(Invocation::Run(_))
         ));
         for bad in [
             &["--control-fd", "3"][..],
@@ -161,6 +164,6 @@ mod tests {
         ] {
             assert!(parsed(bad).is_err(), "{bad:?}");
         }
-        assert!(matches!(parsed(&["--help"]), Ok(Request::Print(_))));
+        assert!(matches!(parsed(&["--help"]), Ok(Invocation::Print(_))));
     }
 }

@@ -18,7 +18,7 @@ use crate::layout::Layout;
 
 /// What stands behind guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backing {
+pub enum MemoryBacking {
     /// Private anonymous memory with transparent huge pages.
     Anonymous,
     /// Pages of this many bytes from the host's hugetlb pool, taken at start.
@@ -57,13 +57,15 @@ pub enum MemoryError {
 const THP: usize = 2 << 20;
 
 /// Maps the layout's RAM.
-pub fn allocate(layout: &Layout, backing: Backing) -> Result<GuestMem, MemoryError> {
+pub fn allocate(layout: &Layout, backing: MemoryBacking) -> Result<GuestMem, MemoryError> {
     let mut regions = Vec::with_capacity(layout.ram.len());
     for range in &layout.ram {
         let size = range.end - range.start;
         let region = match backing {
-            Backing::Anonymous => anonymous(size).map_err(|source| MemoryError::Map { size, source })?,
-            Backing::Hugetlb(page) => {
+            MemoryBacking::Anonymous => {
+                anonymous(size).map_err(|source| MemoryError::Map { size, source })?
+            }
+            MemoryBacking::Hugetlb(page) => {
                 hugetlb(size, page).map_err(|source| MemoryError::Hugetlb { size, page, source })?
             }
         };
@@ -190,11 +192,11 @@ pub unsafe fn exclusive(memory: &GuestMemMmap) -> Option<&mut [u8]> {
 }
 
 /// Empties all guest memory and gives its pages back to the host (hugetlb pages stay reserved).
-pub fn clear(memory: &GuestMemMmap, backing: Backing) -> io::Result<()> {
+pub fn clear(memory: &GuestMemMmap, backing: MemoryBacking) -> io::Result<()> {
     for region in memory.iter() {
         let (base, len) = (region.as_ptr(), region.len() as usize);
         match backing {
-            Backing::Anonymous => {
+            MemoryBacking::Anonymous => {
                 // SAFETY: the range is our own private anonymous mapping; dropping its pages makes it read
                 // as zero, which is what is meant. No vCPU or device runs, as the caller guarantees.
                 if unsafe { libc::madvise(base.cast(), len, libc::MADV_DONTNEED) } != 0 {
@@ -202,7 +204,7 @@ pub fn clear(memory: &GuestMemMmap, backing: Backing) -> io::Result<()> {
                 }
             }
             // SAFETY: the range is a live, writable mapping of len bytes, and nothing runs that reads it.
-            Backing::Hugetlb(_) => unsafe { ptr::write_bytes(base, 0, len) },
+            MemoryBacking::Hugetlb(_) => unsafe { ptr::write_bytes(base, 0, len) },
         }
     }
     Ok(())
@@ -217,19 +219,19 @@ mod tests {
     #[test]
     fn memory_is_aligned_for_huge_pages_and_emptied_by_clear() {
         let layout = Layout::new(64 << 20, 40).unwrap();
-        let memory = allocate(&layout, Backing::Anonymous).unwrap();
+        let memory = allocate(&layout, MemoryBacking::Anonymous).unwrap();
         let memory = memory.memory();
         let region = memory.iter().next().unwrap();
         assert_eq!(region.as_ptr() as usize % THP, 0);
         memory.write_obj(0xdead_beef_u32, GuestAddress(0x1000)).unwrap();
-        clear(&memory, Backing::Anonymous).unwrap();
+        clear(&memory, MemoryBacking::Anonymous).unwrap();
         assert_eq!(memory.read_obj::<u32>(GuestAddress(0x1000)).unwrap(), 0);
     }
 
     #[test]
     fn huge_pages_that_are_not_there_are_an_error_at_start() {
         let layout = Layout::new(1 << 40, 46).unwrap();
-        let error = allocate(&layout, Backing::Hugetlb(2 << 20))
+        let error = allocate(&layout, MemoryBacking::Hugetlb(2 << 20))
             .unwrap_err()
             .to_string();
         assert!(error.contains("2097152-byte huge pages"), "{error}");

@@ -7,7 +7,7 @@ use crate::layout::{self, Layout};
 
 /// What the manifest says about the machine's identity.
 #[derive(Clone, Debug, Default)]
-pub struct Identity {
+pub struct SystemIdentity {
     /// System UUID.
     pub uuid: Uuid,
     /// System serial number, may be empty.
@@ -153,7 +153,7 @@ fn memory(layout: &Layout, out: &mut Vec<u8>) {
     }
 }
 
-fn structures(identity: &Identity, topology: Topology, layout: &Layout) -> Vec<u8> {
+fn structures(identity: &SystemIdentity, topology: Topology, layout: &Layout) -> Vec<u8> {
     let mut out = Vec::new();
     let version = env!("CARGO_PKG_VERSION");
     Structure::new(0, BIOS)
@@ -196,10 +196,14 @@ fn structures(identity: &Identity, topology: Topology, layout: &Layout) -> Vec<u
 /// The tables do not fit their area.
 #[derive(Debug, thiserror::Error)]
 #[error("SMBIOS tables need {0} bytes, {limit} are there", limit = layout::SMBIOS.end - layout::SMBIOS.start)]
-pub struct TooLarge(usize);
+pub struct SmbiosTooLarge(usize);
 
-/// Entry point and structures as they go to [`layout::SMBIOS`].
-pub fn tables(identity: &Identity, topology: Topology, layout: &Layout) -> Result<Vec<u8>, TooLarge> {
+/// BootEntry point and structures as they go to [`layout::SMBIOS`].
+pub fn tables(
+    identity: &SystemIdentity,
+    topology: Topology,
+    layout: &Layout,
+) -> Result<Vec<u8>, SmbiosTooLarge> {
     let body = structures(identity, topology, layout);
     let at = layout::SMBIOS.start + ENTRY_POINT_LEN.next_multiple_of(16) as u64;
     let mut image = b"_SM3_".to_vec();
@@ -212,7 +216,7 @@ pub fn tables(identity: &Identity, topology: Topology, layout: &Layout) -> Resul
     image.extend(body);
     let limit = (layout::SMBIOS.end - layout::SMBIOS.start) as usize;
     if image.len() > limit {
-        Err(TooLarge(image.len()))
+        Err(SmbiosTooLarge(image.len()))
     } else {
         Ok(image)
     }
@@ -246,7 +250,7 @@ mod tests {
     }
 
     fn image(memory: u64, topology: Topology) -> Vec<u8> {
-        let identity = Identity {
+        let identity = SystemIdentity {
             uuid: UUID,
             serial: "S-1".into(),
         };

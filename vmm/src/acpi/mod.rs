@@ -31,7 +31,7 @@ const NO_PCIE_ASPM: u16 = 1 << 4;
 /// The tables outgrew the room between the RSDP and the SMBIOS area.
 #[derive(Debug, thiserror::Error)]
 #[error("ACPI tables need {0} bytes, {limit} are there", limit = layout::ACPI.end - layout::ACPI.start)]
-pub struct TooLarge(usize);
+pub struct AcpiTooLarge(usize);
 
 fn port(address: u64) -> GAS {
     GAS::new(AddressSpace::SystemIo, 8, 0, AccessSize::ByteAccess, address)
@@ -85,7 +85,7 @@ fn mcfg() -> Vec<u8> {
 
 /// All tables as they go to [`layout::ACPI`], the RSDP first. `hotplug_slots` are the PCI slots the guest
 /// can add functions in and eject them from.
-pub fn tables(layout: &Layout, topology: Topology, hotplug_slots: &[u8]) -> Result<Vec<u8>, TooLarge> {
+pub fn tables(layout: &Layout, topology: Topology, hotplug_slots: &[u8]) -> Result<Vec<u8>, AcpiTooLarge> {
     let mut image = vec![0; Rsdp::len()];
     let mut place = |table: &[u8]| {
         image.resize(image.len().next_multiple_of(16), 0);
@@ -104,7 +104,7 @@ pub fn tables(layout: &Layout, topology: Topology, hotplug_slots: &[u8]) -> Resu
     image[..Rsdp::len()].copy_from_slice(&bytes(&Rsdp::new(OEM, xsdt)));
     let limit = (layout::ACPI.end - layout::ACPI.start) as usize;
     if image.len() > limit {
-        Err(TooLarge(image.len()))
+        Err(AcpiTooLarge(image.len()))
     } else {
         Ok(image)
     }

@@ -1,6 +1,6 @@
 //! The words of a kernel command line, as the kernel takes them apart (lib/cmdline.c, kernel/params.c).
 
-use super::vmlinux::Randomise;
+use super::vmlinux::KaslrMode;
 
 /// The kernel's own parameters: quotes hold blanks together, and "--" ends them.
 fn parameters(command_line: &str) -> impl Iterator<Item = &str> {
@@ -26,20 +26,20 @@ pub(super) fn with_panic_timeout(command_line: &str) -> String {
     }
 }
 
-/// What of the kernel's addresses may be drawn by lot. Words about physical memory keep it where it was
+/// What of the kernel's addresses may be drawn by seed. Words about physical memory keep it where it was
 /// linked to be, since only the kernel's own decompressor reads them.
-pub(super) fn randomise(command_line: &str) -> Randomise {
+pub(super) fn kaslr(command_line: &str) -> KaslrMode {
     let about_memory = |word: &str| {
         ["mem=", "memmap=", "hugepages=", "efi_fake_mem="]
             .iter()
             .any(|p| word.starts_with(p))
     };
     if parameters(command_line).any(|word| word == "nokaslr") {
-        Randomise::Nothing
+        KaslrMode::Off
     } else if parameters(command_line).any(about_memory) {
-        Randomise::Virtual
+        KaslrMode::VirtualOnly
     } else {
-        Randomise::Both
+        KaslrMode::Full
     }
 }
 
@@ -49,10 +49,10 @@ mod tests {
 
     #[test]
     fn the_command_line_says_what_is_randomised() {
-        assert_eq!(randomise("console=ttyS0 quiet"), Randomise::Both);
-        assert_eq!(randomise("quiet nokaslr"), Randomise::Nothing);
-        assert_eq!(randomise("quiet -- nokaslr"), Randomise::Both);
-        assert_eq!(randomise("mem=512M nokaslrx"), Randomise::Virtual);
+        assert_eq!(kaslr("console=ttyS0 quiet"), KaslrMode::Full);
+        assert_eq!(kaslr("quiet nokaslr"), KaslrMode::Off);
+        assert_eq!(kaslr("quiet -- nokaslr"), KaslrMode::Full);
+        assert_eq!(kaslr("mem=512M nokaslrx"), KaslrMode::VirtualOnly);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use husk_disk::DiskReader;
 use husk_image::{Files, ReadAt};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{BootError, Initrd, KERNEL_MAX, Kernel, Payload};
+use super::{BootError, BootPayload, Initrd, KERNEL_MAX, Kernel};
 
 struct Image(DiskReader);
 
@@ -23,7 +23,7 @@ impl ReadAt for Image {
 }
 
 /// The first of `disks` that can be booted.
-pub(super) fn find(disks: &[(String, DiskReader)], append: &str) -> Result<Payload<'static>, BootError> {
+pub(super) fn find(disks: &[(String, DiskReader)], append: &str) -> Result<BootPayload<'static>, BootError> {
     let mut reasons = Vec::new();
     for (id, reader) in disks {
         match husk_image::find(Arc::new(Image(reader.clone()))) {
@@ -35,7 +35,7 @@ pub(super) fn find(disks: &[(String, DiskReader)], append: &str) -> Result<Paylo
                 let kernel = read_kernel(entry.kernel(), &description)?;
                 let initrd = entry.initrd().cloned().map(initrd);
                 let command_line = format!("{} {append}", entry.command_line).trim().to_owned();
-                return Ok(Payload {
+                return Ok(BootPayload {
                     kernel,
                     initrd,
                     command_line,

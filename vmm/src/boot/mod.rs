@@ -12,7 +12,7 @@ use vm_memory::{Bytes, GuestAddress, ReadVolatile};
 
 use crate::layout::{self, Layout};
 use crate::memory;
-use crate::vcpu::entry::Entry;
+use crate::vcpu::entry::BootEntry;
 
 mod command_line;
 mod elf;
@@ -24,7 +24,7 @@ mod zero_page;
 
 /// Where a guest's kernel comes from. Read again at every boot.
 #[derive(Debug)]
-pub enum Source {
+pub enum KernelSource {
     /// Files the monitor gave.
     Kernel {
         /// bzImage or ELF.
@@ -45,9 +45,9 @@ pub enum Source {
 
 /// A guest ready to start.
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct LoadedKernel {
     /// The boot processor's start.
-    pub entry: Entry,
+    pub entry: BootEntry,
     /// What was loaded and from where, for people.
     pub description: String,
 }
@@ -114,7 +114,7 @@ struct Initrd<'a> {
 type ReadInitrd<'a> = Box<dyn FnOnce(&GuestMemMmap, GuestAddress) -> io::Result<()> + 'a>;
 
 /// Everything to boot, opened.
-struct Payload<'a> {
+struct BootPayload<'a> {
     kernel: Kernel<'a>,
     initrd: Option<Initrd<'a>>,
     command_line: String,
@@ -130,14 +130,14 @@ enum Kernel<'a> {
 const KERNEL_MAX: u64 = 256 << 20;
 
 /// Loads what `source` offers. `rsdp` is where the ACPI tables start.
-pub fn load(source: &Source, mem: &GuestMemMmap, layout: &Layout) -> Result<Loaded, BootError> {
+pub fn load(source: &KernelSource, mem: &GuestMemMmap, layout: &Layout) -> Result<LoadedKernel, BootError> {
     let payload = match source {
-        Source::Kernel {
+        KernelSource::Kernel {
             kernel,
             initrd,
             command_line,
         } => direct(kernel, initrd.as_ref(), command_line)?,
-        Source::Disks { disks, append } => image::find(disks, append)?,
+        KernelSource::Disks { disks, append } => image::find(disks, append)?,
     };
     place(payload, mem, layout)
 }
@@ -156,7 +156,7 @@ fn direct<'a>(
     kernel: &'a File,
     initrd: Option<&'a File>,
     command_line: &str,
-) -> Result<Payload<'a>, BootError> {
+) -> Result<BootPayload<'a>, BootError> {
     let size = file_size(kernel, "kernel")?;
     if size > KERNEL_MAX {
         return Err(BootError::NotAKernel(format!("the given file of {size} bytes")));
@@ -171,7 +171,7 @@ fn direct<'a>(
             })
         })
         .transpose()?;
-    Ok(Payload {
+    Ok(BootPayload {
         kernel: Kernel::File(kernel),
         initrd,
         command_line: command_line::with_panic_timeout(command_line),
@@ -197,8 +197,8 @@ fn read_into(mut file: &File, mem: &GuestMemMmap, at: GuestAddress, size: u64) -
     Ok(())
 }
 
-fn place(payload: Payload<'_>, mem: &GuestMemMmap, layout: &Layout) -> Result<Loaded, BootError> {
-    let Payload {
+fn place(payload: BootPayload<'_>, mem: &GuestMemMmap, layout: &Layout) -> Result<LoadedKernel, BootError> {
+    let BootPayload {
         kernel,
         initrd,
         command_line,
@@ -237,30 +237,30 @@ fn place(payload: Payload<'_>, mem: &GuestMemMmap, layout: &Layout) -> Result<Lo
         .transpose()?;
     let entry = if let Some(mut header) = loaded.setup_header {
         let limit = initrd.map_or(layout.low_ram_end(), |(at, _)| at);
-        let randomise = command_line::randomise(&command_line);
-        let (load, lots) = (loaded.kernel_load.0, draw_lots()?);
+        let kaslr = command_line::kaslr(&command_line);
+        let (load, seed) = (loaded.kernel_load.0, kaslr_seed()?);
         // SAFETY: the machine is loading: no vCPU runs, every device is reset, and this thread is the only one
         // that was given the memory.
         let unpacked = unsafe { memory::exclusive(mem) }
-            .and_then(|low| vmlinux::unpack(low, load, limit, randomise, lots, &mut header));
+            .and_then(|low| vmlinux::unpack(low, load, limit, kaslr, seed, &mut header));
         zero_page::write(mem, layout, header, initrd)?;
         if let Some(rip) = unpacked {
-            return Ok(Loaded {
-                entry: Entry::Linux64 { rip },
+            return Ok(LoadedKernel {
+                entry: BootEntry::Linux64 { rip },
                 description,
             });
         }
-        Entry::Linux64 { rip: load + 0x200 }
+        BootEntry::Linux64 { rip: load + 0x200 }
     } else if let PvhBootCapability::PvhEntryPresent(rip) = loaded.pvh_boot_cap {
         pvh::write(mem, layout, initrd)?;
-        Entry::Pvh { rip: rip.0 }
+        BootEntry::Pvh { rip: rip.0 }
     } else {
         zero_page::write(mem, layout, zero_page::header_for_elf(), initrd)?;
-        Entry::Linux64 {
+        BootEntry::Linux64 {
             rip: loaded.kernel_load.0,
         }
     };
-    let (Entry::Linux64 { rip } | Entry::Pvh { rip }) = entry;
+    let (BootEntry::Linux64 { rip } | BootEntry::Pvh { rip }) = entry;
     if !(layout::HIMEM..loaded.kernel_end).contains(&rip) {
         let reason = format!("its entry point {rip:#x} is not in what was loaded");
         return Err(BootError::BadKernel {
@@ -268,18 +268,18 @@ fn place(payload: Payload<'_>, mem: &GuestMemMmap, layout: &Layout) -> Result<Lo
             reason,
         });
     }
-    Ok(Loaded { entry, description })
+    Ok(LoadedKernel { entry, description })
 }
 
 /// From the system call, since there is no /dev to read it from.
-fn draw_lots() -> Result<vmlinux::Lots, BootError> {
+fn kaslr_seed() -> Result<vmlinux::KaslrSeed, BootError> {
     let draw = || {
         let mut bytes = [0; 8];
         rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
         Ok::<_, io::Error>(u64::from_le_bytes(bytes))
     };
-    let lots = draw().and_then(|physical| Ok([physical, draw()?]));
-    lots.map_err(|source| BootError::Read {
+    let seed = draw().and_then(|physical| Ok([physical, draw()?]));
+    seed.map_err(|source| BootError::Read {
         what: "random numbers".into(),
         source,
     })

@@ -13,25 +13,25 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 use tonic::Status;
 
-use super::Handle;
-use super::config::{self, Parts};
+use super::VmmHandle;
+use super::config::{self, VmParts};
 use super::console::Console;
-use super::service::{Command, Reply};
+use super::service::{Reply, VmmCommand};
 use super::{disks, nics};
-use crate::boot::{BootError, Loaded, Source};
-use crate::machine::{Callbacks, Event, Machine, Wires, eventfd};
+use crate::boot::{BootError, KernelSource, LoadedKernel};
+use crate::machine::{Callbacks, Machine, SerialEvents, VmEvent, eventfd};
 use crate::vcpu::VcpuEvent;
 
 /// How the VM ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Exit {
+pub struct VmExit {
     /// Why.
     pub reason: ExitReason,
     /// For people.
     pub detail: String,
 }
 
-impl Exit {
+impl VmExit {
     fn new(reason: ExitReason, detail: impl Into<String>) -> Self {
         Self {
             reason,
@@ -53,37 +53,37 @@ impl Exit {
 }
 
 /// How many commands may wait.
-const MAILBOX: usize = 16;
+const MAILBOX_CAPACITY: usize = 16;
 /// How far an event subscriber may fall behind.
-const EVENTS: usize = 64;
+const EVENT_CAPACITY: usize = 64;
 /// How long finding and reading a kernel may take, on storage however slow.
-const LOADING: Duration = Duration::from_secs(120);
+const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long the last events may take to reach their subscribers.
-const FAREWELL: Duration = Duration::from_millis(200);
+const LAST_EVENT_TIMEOUT: Duration = Duration::from_millis(200);
 
-struct Running {
+struct RunningVm {
     machine: Machine,
-    source: Arc<Source>,
+    source: Arc<KernelSource>,
     console: Console,
 }
 
 /// The control actor.
 #[derive(Debug)]
-pub struct Actor {
-    mailbox: mpsc::Receiver<Command>,
+pub struct VmmActor {
+    mailbox: mpsc::Receiver<VmmCommand>,
     fds: FdReceiver,
     events: broadcast::Sender<pb::Event>,
-    machine_events: mpsc::UnboundedReceiver<Event>,
-    machine_sender: mpsc::UnboundedSender<Event>,
+    machine_events: mpsc::UnboundedReceiver<VmEvent>,
+    machine_sender: mpsc::UnboundedSender<VmEvent>,
     alarm: watch::Receiver<Option<Instant>>,
     alarm_sender: watch::Sender<Option<Instant>>,
-    running: Option<Running>,
+    running: Option<RunningVm>,
     state: State,
     booted_from: String,
     boots: u64,
 }
 
-impl std::fmt::Debug for Running {
+impl std::fmt::Debug for RunningVm {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.machine.fmt(f)
     }
@@ -109,16 +109,16 @@ fn event(kind: Kind) -> pb::Event {
     }
 }
 
-impl Actor {
+impl VmmActor {
     /// An actor without a machine, which claims descriptors from `fds`.
-    pub fn new(fds: FdReceiver) -> (Self, Handle) {
-        let (commands, mailbox) = mpsc::channel(MAILBOX);
+    pub fn new(fds: FdReceiver) -> (Self, VmmHandle) {
+        let (commands, mailbox) = mpsc::channel(MAILBOX_CAPACITY);
         let (machine_sender, machine_events) = mpsc::unbounded_channel();
         let (alarm_sender, alarm) = watch::channel(None);
         let actor = Self {
             mailbox,
             fds: fds.clone(),
-            events: broadcast::Sender::new(EVENTS),
+            events: broadcast::Sender::new(EVENT_CAPACITY),
             machine_events,
             machine_sender,
             alarm,
@@ -128,19 +128,19 @@ impl Actor {
             booted_from: String::new(),
             boots: 0,
         };
-        (actor, Handle { commands, fds })
+        (actor, VmmHandle { commands, fds })
     }
 
     /// Serves until the VM has ended; its last event has then been sent.
-    pub async fn run(mut self) -> Exit {
+    pub async fn run(mut self) -> VmExit {
         let exit = loop {
             let due = *self.alarm.borrow_and_update();
             let step = tokio::select! {
                 command = self.mailbox.recv() => match command {
-                    Some(command) => self.obey(command).await,
-                    None => Some(Exit::new(ExitReason::ControlClosed, "nobody is left to control the VM")),
+                    Some(command) => self.handle_command(command).await,
+                    None => Some(VmExit::new(ExitReason::ControlClosed, "nobody is left to control the VM")),
                 },
-                Some(event) = self.machine_events.recv() => self.react(event).await,
+                Some(event) = self.machine_events.recv() => self.handle_event(event).await,
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                     self.alarm_due();
                     None
@@ -154,12 +154,12 @@ impl Actor {
         self.end(exit).await
     }
 
-    async fn end(mut self, mut exit: Exit) -> Exit {
+    async fn end(mut self, mut exit: VmExit) -> VmExit {
         if let Some(mut running) = self.running.take() {
             if let Err(error) = running.machine.stop()
                 && exit.reason == ExitReason::Poweroff
             {
-                exit = Exit::new(ExitReason::Error, error.to_string());
+                exit = VmExit::new(ExitReason::Error, error.to_string());
             }
             running.console.finish().await;
         }
@@ -177,7 +177,7 @@ impl Actor {
         // The streams end when the sender does; their last message must still get through the connection.
         let events = self.events.downgrade();
         drop(self);
-        let deadline = Instant::now() + FAREWELL;
+        let deadline = Instant::now() + LAST_EVENT_TIMEOUT;
         while events.upgrade().is_some_and(|e| e.receiver_count() > 0) && Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -207,12 +207,12 @@ impl Actor {
     }
 
     /// Takes one command; some are the end of the VM.
-    async fn obey(&mut self, command: Command) -> Option<Exit> {
+    async fn handle_command(&mut self, command: VmmCommand) -> Option<VmExit> {
         match command {
-            Command::Create(config, reply) => {
+            VmmCommand::Create(config, reply) => {
                 let _ = reply.send(self.create(*config).await);
             }
-            Command::Boot { paused, reply } => {
+            VmmCommand::Boot { paused, reply } => {
                 if self.state != State::Created {
                     let _ = reply.send(Err(wrong_state(self.state)));
                     return None;
@@ -225,9 +225,9 @@ impl Actor {
                     }
                 }
             }
-            Command::Pause(reply) => drop(reply.send(self.pause())),
-            Command::Resume(reply) => drop(reply.send(self.resume())),
-            Command::Shutdown(reply) => {
+            VmmCommand::Pause(reply) => drop(reply.send(self.pause())),
+            VmmCommand::Resume(reply) => drop(reply.send(self.resume())),
+            VmmCommand::Shutdown(reply) => {
                 let pressed = match (&self.running, self.state) {
                     (Some(r), State::Running | State::Paused) => {
                         r.machine.press_power_button().map_err(failed)
@@ -236,7 +236,7 @@ impl Actor {
                 };
                 let _ = reply.send(pressed);
             }
-            Command::Reset(reply) => {
+            VmmCommand::Reset(reply) => {
                 if !matches!(self.state, State::Running | State::Paused) {
                     let _ = reply.send(Err(wrong_state(self.state)));
                     return None;
@@ -245,28 +245,28 @@ impl Actor {
                 let _ = reply.send(exit.as_ref().map_or(Ok(()), |e| Err(failed(&e.detail))));
                 return exit;
             }
-            Command::Stop(reply) => {
+            VmmCommand::Stop(reply) => {
                 let _ = reply.send(Ok(()));
-                return Some(Exit::new(ExitReason::Poweroff, "stopped by its monitor"));
+                return Some(VmExit::new(ExitReason::Poweroff, "stopped by its monitor"));
             }
-            Command::Info(reply) => self.answer_info(reply),
-            Command::Subscribe(reply) => {
+            VmmCommand::Info(reply) => self.answer_info(reply),
+            VmmCommand::Subscribe(reply) => {
                 let present = event(Kind::State(self.state.into()));
                 let _ = reply.send(Ok((present, self.events.subscribe())));
             }
-            Command::SetBalloon(bytes, reply) => drop(reply.send(self.set_balloon(bytes))),
-            Command::AddDisk(request, reply) => self.add_disk(*request, reply),
-            Command::RemoveDisk(id, reply) => match self.machine() {
+            VmmCommand::SetBalloon(bytes, reply) => drop(reply.send(self.set_balloon(bytes))),
+            VmmCommand::AddDisk(request, reply) => self.add_disk(*request, reply),
+            VmmCommand::RemoveDisk(id, reply) => match self.machine() {
                 Ok(machine) => answer(reply, disks::remove(machine.scsi().clone(), id)),
                 Err(status) => drop(reply.send(Err(status))),
             },
-            Command::AddNic(setup, reply) => {
+            VmmCommand::AddNic(setup, reply) => {
                 let slot = self
                     .machine_mut()
                     .and_then(|m| m.add_nic(*setup).map_err(|e| nics::status(&e)));
                 let _ = reply.send(slot.map(u32::from));
             }
-            Command::RemoveNic(id, reply) => {
+            VmmCommand::RemoveNic(id, reply) => {
                 let gone = self
                     .machine_mut()
                     .and_then(|m| m.remove_nic(&id).map_err(|e| nics::status(&e)));
@@ -275,12 +275,12 @@ impl Actor {
                     Err(status) => drop(reply.send(Err(status))),
                 }
             }
-            Command::SetLink { id, up, reply } => {
+            VmmCommand::SetLink { id, up, reply } => {
                 let machine = self.machine_mut();
                 let set = machine.and_then(|m| m.set_link(&id, up).map_err(|e| nics::status(&e)));
                 let _ = reply.send(set);
             }
-            Command::ResizeDisk(id, reply) => match self.machine() {
+            VmmCommand::ResizeDisk(id, reply) => match self.machine() {
                 Ok(machine) => {
                     let (blk, scsi) = (machine.disk(&id).cloned(), machine.scsi().clone());
                     answer(reply, disks::resize(blk, scsi, id));
@@ -295,7 +295,7 @@ impl Actor {
         if self.state != State::Empty {
             return Err(wrong_state(self.state));
         }
-        let Parts {
+        let VmParts {
             name,
             host,
             config,
@@ -303,11 +303,11 @@ impl Actor {
             console,
         } = config::parts(config, &self.fds).await?;
         let (output_ready, input_wanted) = (eventfd()?, eventfd()?);
-        let wires = Wires {
+        let serial_events = SerialEvents {
             output_ready: output_ready.try_clone()?,
             input_wanted: input_wanted.try_clone()?,
         };
-        let machine = Machine::new(&host, config, self.callbacks(), wires).map_err(failed)?;
+        let machine = Machine::new(&host, config, self.callbacks(), serial_events).map_err(failed)?;
         let console = Console::spawn(machine.serial().clone(), console, output_ready, input_wanted)
             .map_err(|e| Status::invalid_argument(format!("config.console: {e}")))?;
         // Rings are made, and what of KVM's is opened is open: whoever hears from a guest has its filter now.
@@ -318,7 +318,7 @@ impl Actor {
             memory = machine.memory_bytes(),
             "machine created"
         );
-        self.running = Some(Running {
+        self.running = Some(RunningVm {
             machine,
             source: Arc::new(source),
             console,
@@ -339,8 +339,8 @@ impl Actor {
         }
     }
 
-    async fn boot(&mut self, paused: bool) -> Result<(), Exit> {
-        let error = |e: &dyn std::fmt::Display| Exit::new(ExitReason::Error, e.to_string());
+    async fn boot(&mut self, paused: bool) -> Result<(), VmExit> {
+        let error = |e: &dyn std::fmt::Display| VmExit::new(ExitReason::Error, e.to_string());
         let running = self.running.as_mut().ok_or_else(|| error(&"no machine"))?;
         let loader = running.machine.loader().map_err(|e| error(&e))?;
         let source = running.source.clone();
@@ -357,19 +357,19 @@ impl Actor {
             })
             .map_err(|e| error(&e))?;
         // A hostile filesystem may keep its reader busy for ever; ending the process ends that too.
-        let Loaded { entry, description } = timeout(LOADING, loaded)
+        let LoadedKernel { entry, description } = timeout(LOAD_TIMEOUT, loaded)
             .await
             .map_err(|_| {
-                Exit::new(
+                VmExit::new(
                     ExitReason::BootFailed,
-                    format!("no kernel was loaded within {LOADING:?}"),
+                    format!("no kernel was loaded within {LOAD_TIMEOUT:?}"),
                 )
             })?
             .map_err(|_| error(&"boot thread ended"))?
-            .map_err(|e| Exit::new(ExitReason::BootFailed, e.to_string()))?;
+            .map_err(|e| VmExit::new(ExitReason::BootFailed, e.to_string()))?;
         let running = self.running.as_mut().ok_or_else(|| error(&"no machine"))?;
         running.machine.arm(entry).map_err(|e| error(&e))?;
-        crate::program::release();
+        crate::memory_trim::drop_text_pages();
         if !paused {
             running.machine.run().map_err(|e| error(&e))?;
         }
@@ -404,10 +404,10 @@ impl Actor {
         }
     }
 
-    async fn reset(&mut self, cause: &str) -> Option<Exit> {
+    async fn reset(&mut self, cause: &str) -> Option<VmExit> {
         let running = self.running.as_mut()?;
         if let Err(error) = running.machine.reset() {
-            return Some(Exit::new(ExitReason::Error, error.to_string()));
+            return Some(VmExit::new(ExitReason::Error, error.to_string()));
         }
         // No vCPU has run since, so what is still queued belongs to the life that just ended.
         while self.machine_events.try_recv().is_ok() {}
@@ -418,31 +418,31 @@ impl Actor {
         self.boot(self.state == State::Paused).await.err()
     }
 
-    async fn react(&mut self, event: Event) -> Option<Exit> {
+    async fn handle_event(&mut self, event: VmEvent) -> Option<VmExit> {
         match event {
-            Event::Guest(MachineEvent::Poweroff) => {
-                Some(Exit::new(ExitReason::Poweroff, "guest powered off"))
+            VmEvent::Guest(MachineEvent::Poweroff) => {
+                Some(VmExit::new(ExitReason::Poweroff, "guest powered off"))
             }
-            Event::Guest(MachineEvent::Reset(cause)) => self.reset(cause).await,
-            Event::Guest(MachineEvent::Panicked) => {
-                Some(Exit::new(ExitReason::GuestPanic, "guest kernel panicked"))
+            VmEvent::Guest(MachineEvent::Reset(cause)) => self.reset(cause).await,
+            VmEvent::Guest(MachineEvent::Panicked) => {
+                Some(VmExit::new(ExitReason::GuestPanic, "guest kernel panicked"))
             }
-            Event::Guest(MachineEvent::CrashLoaded) => {
+            VmEvent::Guest(MachineEvent::CrashLoaded) => {
                 let message = "guest kernel panicked and runs its crash kernel".to_owned();
                 self.emit(Kind::Warning(pb::event::Warning { message }));
                 None
             }
-            Event::Vcpu(index, VcpuEvent::TripleFault) => Some(Exit::new(
+            VmEvent::Vcpu(index, VcpuEvent::TripleFault) => Some(VmExit::new(
                 ExitReason::TripleFault,
                 format!("triple fault on vCPU {index}"),
             )),
-            Event::Vcpu(index, VcpuEvent::Failed(text)) => {
-                Some(Exit::new(ExitReason::Error, format!("vCPU {index}: {text}")))
+            VmEvent::Vcpu(index, VcpuEvent::Failed(text)) => {
+                Some(VmExit::new(ExitReason::Error, format!("vCPU {index}: {text}")))
             }
-            Event::DiskStopped { disk, error } => self.disk_stopped(disk, error),
-            Event::Ejected => {
+            VmEvent::DiskStopped { disk, error } => self.disk_stopped(disk, error),
+            VmEvent::Ejected => {
                 if let Some(running) = &mut self.running {
-                    running.machine.sweep();
+                    running.machine.reap_ejected();
                 }
                 None
             }
@@ -450,7 +450,7 @@ impl Actor {
     }
 
     /// Pauses for a disk that holds requests; resuming tries them again.
-    fn disk_stopped(&mut self, disk: String, message: String) -> Option<Exit> {
+    fn disk_stopped(&mut self, disk: String, message: String) -> Option<VmExit> {
         tracing::warn!(disk, error = message, "I/O error, the VM is paused");
         self.emit(Kind::IoError(pb::event::IoError { disk, message }));
         if self.state != State::Running {
@@ -459,7 +459,7 @@ impl Actor {
         let paused = self.pause();
         paused
             .err()
-            .map(|status| Exit::new(ExitReason::Error, status.message()))
+            .map(|status| VmExit::new(ExitReason::Error, status.message()))
     }
 
     fn info(&self) -> pb::InfoResponse {

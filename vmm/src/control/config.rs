@@ -15,22 +15,22 @@ use uuid::Uuid;
 use super::{disks, nics};
 use crate::boot;
 use crate::cpuid::Topology;
-use crate::kvm::Host;
-use crate::machine::{Config, Disk};
-use crate::memory::Backing;
+use crate::kvm::KvmHost;
+use crate::machine::{BlkDisk, MachineConfig};
+use crate::memory::MemoryBacking;
 use crate::smbios;
 
 /// Everything Create was given.
 #[derive(Debug)]
-pub struct Parts {
+pub struct VmParts {
     /// namespace/name.
     pub name: String,
     /// KVM.
-    pub host: Host,
+    pub host: KvmHost,
     /// The machine.
-    pub config: Config,
+    pub config: MachineConfig,
     /// What it boots.
-    pub source: boot::Source,
+    pub source: boot::KernelSource,
     /// Where ttyS0 goes.
     pub console: Option<OwnedFd>,
 }
@@ -48,7 +48,7 @@ async fn claim(fds: &FdReceiver, field: &str, fd: Option<&pb::Fd>) -> Result<Own
 }
 
 /// Checks `config` and claims its descriptors from the channel.
-pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<Parts, Status> {
+pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<VmParts, Status> {
     let cpu = config.cpu.ok_or_else(|| missing("cpu"))?;
     let memory = config.memory.ok_or_else(|| missing("memory"))?;
     let smbios = config.smbios.unwrap_or_default();
@@ -57,14 +57,14 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<Parts, Status> 
         text => text.parse().map_err(|e| invalid("smbios.uuid", e))?,
     };
     let kvm = claim(fds, "kvm", config.kvm.as_ref()).await?;
-    let host = Host::new(kvm).map_err(|e| invalid("kvm", e))?;
+    let host = KvmHost::new(kvm).map_err(|e| invalid("kvm", e))?;
 
     let vcpus = cpu.sockets.saturating_mul(cpu.cores).saturating_mul(cpu.threads);
     let mut blk = Vec::new();
     for (i, disk) in config.disks.iter().enumerate() {
         let image = disks::open(fds, &format!("config.disks[{i}]"), disk).await?;
         let queues = disk.queues.clamp(1, vcpus.max(1));
-        blk.push(Disk {
+        blk.push(BlkDisk {
             id: disk.id.clone(),
             image,
             serial: disk.serial.clone(),
@@ -91,7 +91,7 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<Parts, Status> 
         Some(_) => Some(claim(fds, "console", config.console.as_ref()).await?),
         None => None,
     };
-    let config_out = Config {
+    let config_out = MachineConfig {
         topology: Topology {
             sockets: cpu.sockets,
             cores: cpu.cores,
@@ -99,11 +99,11 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<Parts, Status> 
         },
         memory: memory.bytes,
         backing: if memory.hugepage_bytes == 0 {
-            Backing::Anonymous
+            MemoryBacking::Anonymous
         } else {
-            Backing::Hugetlb(memory.hugepage_bytes)
+            MemoryBacking::Hugetlb(memory.hugepage_bytes)
         },
-        identity: smbios::Identity {
+        identity: smbios::SystemIdentity {
             uuid,
             serial: smbios.serial,
         },
@@ -114,7 +114,7 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<Parts, Status> 
         balloon: config.balloon,
         rtc_offset: config.rtc_offset_seconds,
     };
-    Ok(Parts {
+    Ok(VmParts {
         name: config.name,
         host,
         config: config_out,
@@ -127,7 +127,7 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<Parts, Status> 
 const MAX_DISK_QUEUES: u16 = 64;
 
 /// Every disk that a kernel can be on, by id.
-fn readers<'a>(blk: &'a [Disk], scsi: &'a [NewUnit]) -> Vec<(&'a str, DiskReader)> {
+fn readers<'a>(blk: &'a [BlkDisk], scsi: &'a [NewUnit]) -> Vec<(&'a str, DiskReader)> {
     let blk = blk.iter().map(|disk| (&disk.id[..], disk.image.reader()));
     let scsi = scsi.iter().filter_map(|unit| match &unit.medium {
         Medium::Disk(disk) | Medium::CdRom(Some(disk)) => Some((&unit.id[..], disk.reader())),
@@ -141,7 +141,7 @@ async fn boot_source(
     boot: Option<pb::Boot>,
     fds: &FdReceiver,
     disks: &[(&str, DiskReader)],
-) -> Result<boot::Source, Status> {
+) -> Result<boot::KernelSource, Status> {
     match boot
         .and_then(|b| b.source)
         .ok_or_else(|| missing("boot.source"))?
@@ -154,7 +154,7 @@ async fn boot_source(
                 None => None,
             };
             let file = claim(fds, "boot.kernel.kernel", kernel.kernel.as_ref()).await?;
-            Ok(boot::Source::Kernel {
+            Ok(boot::KernelSource::Kernel {
                 kernel: File::from(file),
                 initrd,
                 command_line: kernel.command_line,
@@ -166,7 +166,7 @@ async fn boot_source(
                 None => Err(invalid("boot.disk.disks", format!("there is no disk {id:?}"))),
             };
             let disks = boot.disks.into_iter().map(find).collect::<Result<_, _>>()?;
-            Ok(boot::Source::Disks {
+            Ok(boot::KernelSource::Disks {
                 disks,
                 append: boot.append,
             })

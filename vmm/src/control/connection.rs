@@ -13,7 +13,7 @@ use tokio_stream::StreamExt;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
 
-use super::Handle;
+use super::VmmHandle;
 
 /// The stream, with a sender whose drop tells that gRPC let go of it.
 struct Connection {
@@ -52,7 +52,7 @@ impl AsyncWrite for Connection {
 }
 
 /// Serves `handle` on the control socket; returns when the monitor is gone.
-pub async fn serve(socket: OwnedFd, handle: Handle) -> io::Result<()> {
+pub async fn serve(socket: OwnedFd, handle: VmmHandle) -> io::Result<()> {
     let stream = std::os::unix::net::UnixStream::from(socket);
     stream.set_nonblocking(true)?;
     let stream = UnixStream::from_std(stream)?;

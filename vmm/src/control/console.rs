@@ -15,9 +15,9 @@ use vmm_sys_util::eventfd::EventFd;
 
 /// How long output gathers before it is carried on. A guest writes byte by byte; carried so, its output would take this
 /// process and the monitor as much processor time as it takes the guest.
-const GATHER: Duration = Duration::from_millis(5);
+const COALESCE_TIME: Duration = Duration::from_millis(5);
 /// How long the last output may take to be written when the VM has ended.
-const DRAIN: Duration = Duration::from_secs(1);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 const CHUNK: usize = 16 << 10;
 const INPUT_CHUNK: usize = 256;
 
@@ -62,7 +62,7 @@ impl Console {
     /// Writes what is left, within a second, and ends.
     pub async fn finish(self) {
         drop(self.stop);
-        let _ = tokio::time::timeout(DRAIN, self.task).await;
+        let _ = tokio::time::timeout(DRAIN_TIMEOUT, self.task).await;
     }
 }
 
@@ -139,7 +139,7 @@ impl Pump {
                         self.fd = None;
                     }
                 },
-                _ = signalled(&self.output_ready), if self.output.is_empty() => tokio::time::sleep(GATHER).await,
+                _ = signalled(&self.output_ready), if self.output.is_empty() => tokio::time::sleep(COALESCE_TIME).await,
                 read = read_some(fd), if self.reading && self.input.is_empty() && !ending => match read {
                     Ok(bytes) if !bytes.is_empty() => {
                         self.input = bytes;
@@ -222,13 +222,13 @@ mod tests {
         for _ in 0..1 << 20 {
             stalled.serial.write(0, b"x");
         }
-        tokio::time::timeout(DRAIN * 3, stalled.console.finish())
+        tokio::time::timeout(DRAIN_TIMEOUT * 3, stalled.console.finish())
             .await
             .unwrap();
         let gone = rig();
         drop(gone.outside);
         gone.serial.write(0, b"x");
-        tokio::time::timeout(DRAIN / 2, gone.console.finish())
+        tokio::time::timeout(DRAIN_TIMEOUT / 2, gone.console.finish())
             .await
             .unwrap();
     }

@@ -5,10 +5,10 @@ mod config;
 mod connection;
 mod console;
 mod disks;
-mod lun;
 mod nics;
+mod passthrough;
 mod service;
 
-pub use actor::{Actor, Exit};
+pub use actor::{VmExit, VmmActor};
 pub use connection::serve;
-pub use service::Handle;
+pub use service::VmmHandle;

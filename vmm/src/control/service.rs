@@ -18,7 +18,7 @@ pub type Reply<T> = oneshot::Sender<Result<T, Status>>;
 
 /// What the actor can be asked.
 #[derive(Debug)]
-pub enum Command {
+pub enum VmmCommand {
     /// Build the machine.
     Create(Box<pb::VmConfig>, Reply<()>),
     /// Load and start, or stay paused.
@@ -55,14 +55,14 @@ pub enum Command {
 
 /// The actor's mailbox.
 #[derive(Clone, Debug)]
-pub struct Handle {
-    pub(super) commands: mpsc::Sender<Command>,
+pub struct VmmHandle {
+    pub(super) commands: mpsc::Sender<VmmCommand>,
     /// Where descriptors are claimed from that are waited for beside the actor.
     pub(super) fds: FdReceiver,
 }
 
-impl Handle {
-    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<Response<T>, Status> {
+impl VmmHandle {
+    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> VmmCommand) -> Result<Response<T>, Status> {
         let gone = || Status::unavailable("the VM has ended");
         let (reply, answer) = oneshot::channel();
         self.commands.send(command(reply)).await.map_err(|_| gone())?;
@@ -71,7 +71,7 @@ impl Handle {
 }
 
 #[tonic::async_trait]
-impl Vmm for Handle {
+impl Vmm for VmmHandle {
     type EventsStream = Pin<Box<dyn Stream<Item = Result<pb::Event, Status>> + Send>>;
 
     async fn create(
@@ -82,23 +82,24 @@ impl Vmm for Handle {
             .into_inner()
             .config
             .ok_or_else(|| Status::invalid_argument("config is missing"))?;
-        self.ask(|reply| Command::Create(Box::new(config), reply)).await?;
+        self.ask(|reply| VmmCommand::Create(Box::new(config), reply))
+            .await?;
         Ok(Response::new(pb::CreateResponse {}))
     }
 
     async fn boot(&self, request: Request<pb::BootRequest>) -> Result<Response<pb::BootResponse>, Status> {
         let paused = request.into_inner().paused;
-        self.ask(|reply| Command::Boot { paused, reply }).await?;
+        self.ask(|reply| VmmCommand::Boot { paused, reply }).await?;
         Ok(Response::new(pb::BootResponse {}))
     }
 
     async fn pause(&self, _: Request<pb::PauseRequest>) -> Result<Response<pb::PauseResponse>, Status> {
-        self.ask(Command::Pause).await?;
+        self.ask(VmmCommand::Pause).await?;
         Ok(Response::new(pb::PauseResponse {}))
     }
 
     async fn resume(&self, _: Request<pb::ResumeRequest>) -> Result<Response<pb::ResumeResponse>, Status> {
-        self.ask(Command::Resume).await?;
+        self.ask(VmmCommand::Resume).await?;
         Ok(Response::new(pb::ResumeResponse {}))
     }
 
@@ -106,26 +107,26 @@ impl Vmm for Handle {
         &self,
         _: Request<pb::ShutdownRequest>,
     ) -> Result<Response<pb::ShutdownResponse>, Status> {
-        self.ask(Command::Shutdown).await?;
+        self.ask(VmmCommand::Shutdown).await?;
         Ok(Response::new(pb::ShutdownResponse {}))
     }
 
     async fn reset(&self, _: Request<pb::ResetRequest>) -> Result<Response<pb::ResetResponse>, Status> {
-        self.ask(Command::Reset).await?;
+        self.ask(VmmCommand::Reset).await?;
         Ok(Response::new(pb::ResetResponse {}))
     }
 
     async fn stop(&self, _: Request<pb::StopRequest>) -> Result<Response<pb::StopResponse>, Status> {
-        self.ask(Command::Stop).await?;
+        self.ask(VmmCommand::Stop).await?;
         Ok(Response::new(pb::StopResponse {}))
     }
 
     async fn info(&self, _: Request<pb::InfoRequest>) -> Result<Response<pb::InfoResponse>, Status> {
-        self.ask(Command::Info).await
+        self.ask(VmmCommand::Info).await
     }
 
     async fn events(&self, _: Request<pb::EventsRequest>) -> Result<Response<Self::EventsStream>, Status> {
-        let (present, rest) = self.ask(Command::Subscribe).await?.into_inner();
+        let (present, rest) = self.ask(VmmCommand::Subscribe).await?.into_inner();
         // A monitor that falls behind loses the stream, not events in its middle.
         let rest = BroadcastStream::new(rest).map(|e| e.map_err(|e| Status::data_loss(e.to_string())));
         let stream = tokio_stream::once(Ok(present)).chain(rest);
@@ -137,7 +138,7 @@ impl Vmm for Handle {
         request: Request<pb::SetBalloonRequest>,
     ) -> Result<Response<pb::SetBalloonResponse>, Status> {
         let bytes = request.into_inner().bytes;
-        self.ask(|reply| Command::SetBalloon(bytes, reply)).await?;
+        self.ask(|reply| VmmCommand::SetBalloon(bytes, reply)).await?;
         Ok(Response::new(pb::SetBalloonResponse {}))
     }
 
@@ -146,7 +147,7 @@ impl Vmm for Handle {
         request: Request<pb::AddDiskRequest>,
     ) -> Result<Response<pb::AddDiskResponse>, Status> {
         let request = Box::new(request.into_inner());
-        self.ask(|reply| Command::AddDisk(request, reply)).await?;
+        self.ask(|reply| VmmCommand::AddDisk(request, reply)).await?;
         Ok(Response::new(pb::AddDiskResponse {}))
     }
 
@@ -155,7 +156,7 @@ impl Vmm for Handle {
         request: Request<pb::RemoveDiskRequest>,
     ) -> Result<Response<pb::RemoveDiskResponse>, Status> {
         let id = request.into_inner().id;
-        self.ask(|reply| Command::RemoveDisk(id, reply)).await
+        self.ask(|reply| VmmCommand::RemoveDisk(id, reply)).await
     }
 
     async fn resize_disk(
@@ -164,7 +165,7 @@ impl Vmm for Handle {
     ) -> Result<Response<pb::ResizeDiskResponse>, Status> {
         let id = request.into_inner().id;
         let bytes = self
-            .ask(|reply| Command::ResizeDisk(id, reply))
+            .ask(|reply| VmmCommand::ResizeDisk(id, reply))
             .await?
             .into_inner();
         Ok(Response::new(pb::ResizeDiskResponse { bytes }))
@@ -176,7 +177,7 @@ impl Vmm for Handle {
     ) -> Result<Response<pb::AddNicResponse>, Status> {
         let nic = request.into_inner().nic.ok_or_else(|| missing("nic"))?;
         let setup = Box::new(nics::setup(&self.fds, "nic", &nic).await?);
-        let slot = self.ask(|reply| Command::AddNic(setup, reply)).await?;
+        let slot = self.ask(|reply| VmmCommand::AddNic(setup, reply)).await?;
         let pci_slot = slot.into_inner();
         Ok(Response::new(pb::AddNicResponse { pci_slot }))
     }
@@ -186,7 +187,7 @@ impl Vmm for Handle {
         request: Request<pb::RemoveNicRequest>,
     ) -> Result<Response<pb::RemoveNicResponse>, Status> {
         let id = request.into_inner().id;
-        self.ask(|reply| Command::RemoveNic(id, reply)).await?;
+        self.ask(|reply| VmmCommand::RemoveNic(id, reply)).await?;
         Ok(Response::new(pb::RemoveNicResponse {}))
     }
 
@@ -195,7 +196,7 @@ impl Vmm for Handle {
         request: Request<pb::SetLinkRequest>,
     ) -> Result<Response<pb::SetLinkResponse>, Status> {
         let pb::SetLinkRequest { id, up } = request.into_inner();
-        self.ask(|reply| Command::SetLink { id, up, reply }).await?;
+        self.ask(|reply| VmmCommand::SetLink { id, up, reply }).await?;
         Ok(Response::new(pb::SetLinkResponse {}))
     }
 }

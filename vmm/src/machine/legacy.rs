@@ -14,8 +14,8 @@ use husk_devices::legacy::serial::{self, SerialPort};
 use husk_devices::pci::{Hotplug, Root, hotplug};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::nics::Ejected;
-use super::{Event, EventFn, MachineError};
+use super::nics::EjectedSlots;
+use super::{EventFn, MachineError, VmEvent};
 use crate::acpi::{GED_PIN, PCI_HOTPLUG_PORT};
 use crate::interrupts::Interrupts;
 
@@ -28,7 +28,7 @@ pub const RESET_STUB: [u8; 9] = {
 
 /// The serial port's events towards whoever connects it to the outside.
 #[derive(Debug)]
-pub struct Wires {
+pub struct SerialEvents {
     /// Guest output is waiting.
     pub output_ready: EventFd,
     /// The guest takes input again.
@@ -37,7 +37,7 @@ pub struct Wires {
 
 /// Handles on the devices that the machine talks to or resets.
 #[derive(Debug)]
-pub struct Legacy {
+pub struct LegacyDevices {
     /// ttyS0.
     pub serial: Arc<SerialPort>,
     /// The CMOS clock.
@@ -49,22 +49,22 @@ pub struct Legacy {
     pub hotplug: Arc<Hotplug>,
 }
 
-impl Legacy {
+impl LegacyDevices {
     pub(super) fn new(
         ports: &Bus,
         interrupts: &Interrupts,
-        (root, ejected): (&Arc<Root>, Ejected),
-        wires: Wires,
+        (root, ejected): (&Arc<Root>, EjectedSlots),
+        serial_events: SerialEvents,
         rtc_offset: i64,
         event: EventFn,
         alarm: Arc<dyn Fn(Option<Duration>) + Send + Sync>,
     ) -> Result<Self, MachineError> {
         let guest = event.clone();
-        let sink: husk_devices::legacy::EventSink = Arc::new(move |e| guest(Event::Guest(e)));
+        let sink: husk_devices::legacy::EventSink = Arc::new(move |e| guest(VmEvent::Guest(e)));
         let serial = Arc::new(SerialPort::new(
             interrupts.pin(serial::IRQ)?,
-            wires.output_ready,
-            wires.input_wanted,
+            serial_events.output_ready,
+            serial_events.input_wanted,
         ));
         let timer = Box::new(move |due| alarm(due));
         let rtc = Arc::new(Rtc::new(
@@ -86,7 +86,7 @@ impl Legacy {
             drop(function);
             tracing::info!(slot, "PCI function ejected");
             ejected.fetch_or(1_u32 << slot, Ordering::AcqRel);
-            event(Event::Ejected);
+            event(VmEvent::Ejected);
         };
         let hotplug = Arc::new(Hotplug::new(root.clone(), notify, let_go));
         ports.insert(serial::PORT, serial::LEN, serial.clone())?;

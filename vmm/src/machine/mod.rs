@@ -24,40 +24,40 @@ use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::acpi;
-use crate::boot::{self, BootError, Loaded};
+use crate::boot::{self, BootError, LoadedKernel};
 use crate::cpuid::{self, HostTiming, Topology, TopologyError};
 use crate::interrupts::{Interrupts, KvmInterrupts};
-use crate::kvm::{Host, KvmError, failed};
+use crate::kvm::{KvmError, KvmHost, failed};
 use crate::layout::{self, Layout, LayoutError};
-use crate::memory::{self, Backing, MemoryError};
+use crate::memory::{self, MemoryBacking, MemoryError};
 use crate::smbios;
-use crate::vcpu::entry::Entry;
-use crate::vcpu::{Surroundings, Vcpu, VcpuError, VcpuEvent, VcpuSink, signal};
-use nics::{Nics, Sockets};
+use crate::vcpu::entry::BootEntry;
+use crate::vcpu::{Vcpu, VcpuContext, VcpuError, VcpuEvent, VcpuSink, signal};
+use nics::{HotplugContext, NicTable};
 
 mod legacy;
 mod nics;
 mod virtio;
 
-pub use legacy::{Legacy, Wires};
+pub use legacy::{LegacyDevices, SerialEvents};
 pub use nics::{Nic, NicError};
-pub use virtio::Disk;
+pub use virtio::BlkDisk;
 
 /// What a machine is made of.
 #[derive(Debug)]
-pub struct Config {
+pub struct MachineConfig {
     /// vCPUs.
     pub topology: Topology,
     /// Guest memory in bytes.
     pub memory: u64,
     /// What stands behind it.
-    pub backing: Backing,
+    pub backing: MemoryBacking,
     /// SMBIOS identity.
-    pub identity: smbios::Identity,
+    pub identity: smbios::SystemIdentity,
     /// NICs, in slot order.
     pub nics: Vec<NetSetup>,
     /// virtio-blk disks, in slot order.
-    pub disks: Vec<Disk>,
+    pub disks: Vec<BlkDisk>,
     /// Disks on the SCSI controller, which is there in any case.
     pub scsi: Vec<NewUnit>,
     /// A virtio-rng device.
@@ -70,7 +70,7 @@ pub struct Config {
 
 /// What ends, resets or otherwise concerns a machine, from whichever thread saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum VmEvent {
     /// The guest asked.
     Guest(husk_devices::legacy::MachineEvent),
     /// A vCPU stopped by itself.
@@ -82,7 +82,7 @@ pub enum Event {
         /// The first failure.
         error: String,
     },
-    /// The guest let go of PCI functions: see [`Machine::sweep`].
+    /// The guest let go of PCI functions: see [`Machine::reap_ejected`].
     Ejected,
 }
 
@@ -90,7 +90,7 @@ pub enum Event {
 #[derive(Clone)]
 pub struct Callbacks {
     /// An event.
-    pub event: Arc<dyn Fn(Event) + Send + Sync>,
+    pub event: Arc<dyn Fn(VmEvent) + Send + Sync>,
     /// When to call [`husk_devices::legacy::rtc::Rtc::alarm`] next.
     pub alarm: Arc<dyn Fn(Option<Duration>) + Send + Sync>,
 }
@@ -124,10 +124,10 @@ pub enum MachineError {
     Vcpu(#[from] VcpuError),
     /// ACPI tables.
     #[error(transparent)]
-    Acpi(#[from] acpi::TooLarge),
+    Acpi(#[from] acpi::AcpiTooLarge),
     /// SMBIOS tables.
     #[error(transparent)]
-    Smbios(#[from] smbios::TooLarge),
+    Smbios(#[from] smbios::SmbiosTooLarge),
     /// Two devices want one address.
     #[error(transparent)]
     Bus(#[from] BusError),
@@ -163,15 +163,15 @@ pub enum MachineError {
 pub struct Machine {
     vm: Arc<VmFd>,
     memory: GuestMem,
-    backing: Backing,
+    backing: MemoryBacking,
     layout: Layout,
     topology: Topology,
-    identity: smbios::Identity,
+    identity: smbios::SystemIdentity,
     root: Arc<Root>,
     interrupts: KvmInterrupts,
-    nics: Nics,
+    nics: NicTable,
     transports: Vec<Arc<VirtioPci>>,
-    legacy: Legacy,
+    legacy: LegacyDevices,
     disks: Vec<BlkHandle>,
     scsi: ScsiHandle,
     balloon: Option<BalloonHandle>,
@@ -204,12 +204,12 @@ fn read_irqchips(vm: &VmFd) -> Result<[kvm_irqchip; 3], KvmError> {
 }
 
 impl Machine {
-    /// Builds a machine; nothing runs yet. `wires` are the serial port's events.
+    /// Builds a machine; nothing runs yet. `serial_events` are the serial port's events.
     pub fn new(
-        host: &Host,
-        config: Config,
+        host: &KvmHost,
+        config: MachineConfig,
         callbacks: Callbacks,
-        wires: Wires,
+        serial_events: SerialEvents,
     ) -> Result<Self, MachineError> {
         let topology = config.topology.check()?;
         let (vcpus, limit) = (topology.vcpus(), host.max_vcpus());
@@ -224,7 +224,7 @@ impl Machine {
 
         let (ports, mmio) = (Arc::new(Bus::new()), Arc::new(Bus::new()));
         let halted = Arc::new(AtomicBool::new(false));
-        let event = halting(callbacks.event, halted.clone());
+        let event = halt_on_final_event(callbacks.event, halted.clone());
         let root = Root::new(mmio.clone(), vec![layout::PCI_MMIO32, layout.pci_mmio64.clone()]);
         mmio.insert(
             layout::ECAM.start,
@@ -232,19 +232,19 @@ impl Machine {
             root.ecam(),
         )?;
         ports.insert(0xcf8, 8, root.ports())?;
-        let ejected = nics::Ejected::default();
-        let legacy = Legacy::new(
+        let ejected = nics::EjectedSlots::default();
+        let legacy = LegacyDevices::new(
             &ports,
             &interrupts,
             (&root, ejected.clone()),
-            wires,
+            serial_events,
             config.rtc_offset,
             event.clone(),
             callbacks.alarm,
         )?;
 
-        let reporting = config.backing == Backing::Anonymous;
-        let plan = virtio::Plan {
+        let reporting = config.backing == MemoryBacking::Anonymous;
+        let plan = virtio::DevicePlan {
             nics: config.nics,
             disks: config.disks,
             rng: config.rng,
@@ -270,7 +270,7 @@ impl Machine {
             host,
             &vm,
             topology,
-            Surroundings {
+            VcpuContext {
                 ports,
                 mmio,
                 halted: halted.clone(),
@@ -287,7 +287,7 @@ impl Machine {
             identity: config.identity,
             root,
             interrupts: kvm,
-            nics: Nics::new(virtio.nics, hotplug_slots, ejected),
+            nics: NicTable::new(virtio.nics, hotplug_slots, ejected),
             transports,
             legacy,
             disks: virtio.disks,
@@ -315,7 +315,7 @@ impl Machine {
     }
 
     /// Prepares the vCPUs to start at `entry`. The machine is new or was just [`Machine::reset`].
-    pub fn arm(&mut self, entry: Entry) -> Result<(), MachineError> {
+    pub fn arm(&mut self, entry: BootEntry) -> Result<(), MachineError> {
         entry.prepare_memory(&self.memory.memory())?;
         for (index, vcpu) in self.vcpus.iter().enumerate() {
             vcpu.reset((index == 0).then_some(entry))?;
@@ -385,7 +385,7 @@ impl Machine {
         for chip in &self.irqchips {
             self.vm.set_irqchip(chip).map_err(failed("reset irqchip"))?;
         }
-        self.sweep();
+        self.reap_ejected();
         memory::clear(&self.memory.memory(), self.backing)?;
         Ok(())
     }
@@ -445,8 +445,8 @@ impl Machine {
 
     /// Plugs one more NIC in, and tells the guest. Returns its PCI slot.
     pub fn add_nic(&mut self, setup: NetSetup) -> Result<u8, NicError> {
-        self.sweep();
-        let to = Sockets {
+        self.reap_ejected();
+        let to = HotplugContext {
             root: &self.root,
             hotplug: &self.legacy.hotplug,
             memory: &self.memory,
@@ -472,10 +472,11 @@ impl Machine {
     }
 
     /// Frees what the guest let go of.
-    pub fn sweep(&mut self) {
+    pub fn reap_ejected(&mut self) {
         let transports = &mut self.transports;
-        self.nics
-            .sweep(|names| transports.retain(|transport| !names.iter().any(|name| name == transport.name())));
+        self.nics.reap_ejected(|names| {
+            transports.retain(|transport| !names.iter().any(|name| name == transport.name()))
+        });
     }
 
     /// The balloon, if there is one.
@@ -509,20 +510,20 @@ pub struct Loader {
 
 impl Loader {
     /// Reads a kernel into guest memory.
-    pub fn load(&self, source: &boot::Source) -> Result<Loaded, BootError> {
+    pub fn load(&self, source: &boot::KernelSource) -> Result<LoadedKernel, BootError> {
         boot::load(source, &self.memory.memory(), &self.layout)
     }
 }
 
-type EventFn = Arc<dyn Fn(Event) + Send + Sync>;
+type EventFn = Arc<dyn Fn(VmEvent) + Send + Sync>;
 
 /// Stops vCPUs from entering the guest again before anybody hears of an event that ends or resets it.
-fn halting(event: EventFn, halted: Arc<AtomicBool>) -> EventFn {
+fn halt_on_final_event(event: EventFn, halted: Arc<AtomicBool>) -> EventFn {
     use husk_devices::legacy::MachineEvent::CrashLoaded;
     Arc::new(move |e| {
         let goes_on = matches!(
             e,
-            Event::Guest(CrashLoaded) | Event::DiskStopped { .. } | Event::Ejected
+            VmEvent::Guest(CrashLoaded) | VmEvent::DiskStopped { .. } | VmEvent::Ejected
         );
         if !goes_on {
             halted.store(true, Ordering::Release);
@@ -532,14 +533,14 @@ fn halting(event: EventFn, halted: Arc<AtomicBool>) -> EventFn {
 }
 
 fn vcpu_sink(event: EventFn) -> VcpuSink {
-    Arc::new(move |index, e| event(Event::Vcpu(index, e)))
+    Arc::new(move |index, e| event(VmEvent::Vcpu(index, e)))
 }
 
 fn spawn_vcpus(
-    host: &Host,
+    host: &KvmHost,
     vm: &VmFd,
     topology: Topology,
-    surroundings: Surroundings,
+    context: VcpuContext,
 ) -> Result<Vec<Vcpu>, MachineError> {
     signal::install()?;
     let mut vcpus = Vec::new();
@@ -556,12 +557,7 @@ fn spawn_vcpus(
         let cpuid =
             kvm_bindings::CpuId::from_entries(&entries).map_err(|_| KvmError::Missing("room for CPUID"))?;
         fd.set_cpuid2(&cpuid).map_err(failed("set CPUID"))?;
-        vcpus.push(Vcpu::spawn(
-            index,
-            fd,
-            host.msrs.as_slice(),
-            surroundings.clone(),
-        )?);
+        vcpus.push(Vcpu::spawn(index, fd, host.msrs.as_slice(), context.clone())?);
     }
     Ok(vcpus)
 }

@@ -81,19 +81,19 @@ impl Nic {
 }
 
 /// Slots that guests have let go of, on their way from a vCPU to the machine's owner.
-pub(super) type Ejected = Arc<AtomicU32>;
+pub(super) type EjectedSlots = Arc<AtomicU32>;
 
 /// The table of NICs.
 #[derive(Debug)]
-pub(super) struct Nics {
+pub(super) struct NicTable {
     table: Vec<Nic>,
     /// Those that the ACPI tables describe, highest first.
     slots: Vec<u8>,
-    ejected: Ejected,
+    ejected: EjectedSlots,
 }
 
 /// Where a NIC is plugged in.
-pub(super) struct Sockets<'m> {
+pub(super) struct HotplugContext<'m> {
     pub root: &'m Root,
     pub hotplug: &'m Hotplug,
     pub memory: &'m GuestMem,
@@ -102,8 +102,8 @@ pub(super) struct Sockets<'m> {
     pub window: u64,
 }
 
-impl Nics {
-    pub(super) fn new(table: Vec<Nic>, slots: Vec<u8>, ejected: Ejected) -> Self {
+impl NicTable {
+    pub(super) fn new(table: Vec<Nic>, slots: Vec<u8>, ejected: EjectedSlots) -> Self {
         Self {
             table,
             slots,
@@ -125,7 +125,7 @@ impl Nics {
     }
 
     /// Plugs a NIC in and tells the guest.
-    pub(super) fn add(&mut self, setup: Setup, to: &Sockets<'_>) -> Result<Arc<VirtioPci>, NicError> {
+    pub(super) fn add(&mut self, setup: Setup, to: &HotplugContext<'_>) -> Result<Arc<VirtioPci>, NicError> {
         if self.table.iter().any(|nic| nic.handle.id() == setup.id) {
             return Err(NicError::Exists(setup.id));
         }
@@ -166,7 +166,7 @@ impl Nics {
 
     /// Forgets the NICs that guests let go of since the last time. `left` is called with all of their names before
     /// those who wait are told.
-    pub(super) fn sweep(&mut self, left: impl FnOnce(&[String])) {
+    pub(super) fn reap_ejected(&mut self, left: impl FnOnce(&[String])) {
         let slots = self.ejected.swap(0, Ordering::AcqRel);
         let gone = |nic: &mut Nic| nic.pluggable && slots & 1 << nic.slot != 0;
         let gone: Vec<Nic> = self.table.extract_if(.., gone).collect();

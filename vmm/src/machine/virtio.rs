@@ -12,7 +12,7 @@ use husk_virtio_net::Setup as NetSetup;
 use husk_virtio_scsi::{NewUnit, Scsi, ScsiHandle};
 
 use super::nics::Nic;
-use super::{Event, EventFn, MachineError};
+use super::{EventFn, MachineError, VmEvent};
 
 /// Distance of one device's BAR from the next.
 pub const BAR_STRIDE: u64 = 1 << 20;
@@ -23,7 +23,7 @@ const MAX_TARGET: u8 = 255;
 
 /// A virtio-blk disk, opened.
 #[derive(Debug)]
-pub struct Disk {
+pub struct BlkDisk {
     /// The volume's name.
     pub id: String,
     /// Its image.
@@ -35,10 +35,10 @@ pub struct Disk {
 }
 
 /// Which devices there are.
-pub(super) struct Plan {
+pub(super) struct DevicePlan {
     /// In slot order, as are disks.
     pub nics: Vec<NetSetup>,
-    pub disks: Vec<Disk>,
+    pub disks: Vec<BlkDisk>,
     pub rng: bool,
     /// A balloon, and whether it reports free pages.
     pub balloon: Option<bool>,
@@ -47,7 +47,7 @@ pub(super) struct Plan {
     pub vcpus: u32,
 }
 
-pub(super) struct Built {
+pub(super) struct VirtioDevices {
     /// The first ones are those of `nics`.
     pub devices: Vec<Box<dyn VirtioDevice>>,
     pub nics: Vec<Nic>,
@@ -56,7 +56,7 @@ pub(super) struct Built {
     pub balloon: Option<BalloonHandle>,
 }
 
-pub(super) fn build(plan: Plan, event: &EventFn) -> Result<Built, MachineError> {
+pub(super) fn build(plan: DevicePlan, event: &EventFn) -> Result<VirtioDevices, MachineError> {
     let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
     let (mut nics, mut handles) = (Vec::new(), Vec::new());
     for setup in plan.nics {
@@ -74,7 +74,7 @@ pub(super) fn build(plan: Plan, event: &EventFn) -> Result<Built, MachineError> 
             queues: disk.queues,
             engine: EngineKind::Auto,
             on_stop: Arc::new(move |error| {
-                event(Event::DiskStopped {
+                event(VmEvent::DiskStopped {
                     disk: id.clone(),
                     error: error.to_string(),
                 });
@@ -99,7 +99,7 @@ pub(super) fn build(plan: Plan, event: &EventFn) -> Result<Built, MachineError> 
         units: plan.scsi,
         engine: EngineKind::Auto,
         on_stop: Arc::new(move |disk, error| {
-            event(Event::DiskStopped {
+            event(VmEvent::DiskStopped {
                 disk: disk.to_owned(),
                 error: error.to_string(),
             });
@@ -109,7 +109,7 @@ pub(super) fn build(plan: Plan, event: &EventFn) -> Result<Built, MachineError> 
     if devices.len() > 31 {
         return Err(MachineError::Slots(devices.len()));
     }
-    Ok(Built {
+    Ok(VirtioDevices {
         devices,
         nics,
         disks: handles,

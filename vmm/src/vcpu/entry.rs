@@ -11,7 +11,7 @@ use crate::layout;
 
 /// How the boot processor starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Entry {
+pub enum BootEntry {
     /// Linux 64-bit boot protocol (Documentation/arch/x86/boot.rst): long mode, zero page in RSI.
     Linux64 {
         /// Address of `startup_64`.
@@ -74,7 +74,7 @@ fn memory(error: vm_memory::GuestMemoryError) -> KvmError {
     KvmError::Missing("room for boot structures in guest memory")
 }
 
-impl Entry {
+impl BootEntry {
     fn long(self) -> bool {
         matches!(self, Self::Linux64 { .. })
     }
@@ -154,22 +154,22 @@ mod tests {
 
     use super::*;
     use crate::layout::Layout;
-    use crate::memory::{Backing, allocate};
+    use crate::memory::{MemoryBacking, allocate};
 
     #[test]
     fn descriptors_are_flat_and_as_the_protocol_says() {
-        let [code, data, _] = Entry::Linux64 { rip: 0 }.segments();
+        let [code, data, _] = BootEntry::Linux64 { rip: 0 }.segments();
         assert_eq!(descriptor(&code), 0x00af_9b00_0000_ffff);
         assert_eq!(descriptor(&data), 0x00cf_9300_0000_ffff);
-        let [code, ..] = Entry::Pvh { rip: 0 }.segments();
+        let [code, ..] = BootEntry::Pvh { rip: 0 }.segments();
         assert_eq!(descriptor(&code), 0x00cf_9b00_0000_ffff);
     }
 
     #[test]
     fn page_tables_map_four_gibibytes_one_to_one() {
-        let mem = allocate(&Layout::new(32 << 20, 40).unwrap(), Backing::Anonymous).unwrap();
+        let mem = allocate(&Layout::new(32 << 20, 40).unwrap(), MemoryBacking::Anonymous).unwrap();
         let mem = mem.memory();
-        Entry::Linux64 { rip: 0 }.prepare_memory(&mem).unwrap();
+        BootEntry::Linux64 { rip: 0 }.prepare_memory(&mem).unwrap();
         let entry = |at: u64| mem.read_obj::<u64>(GuestAddress(at)).unwrap();
         for address in [0u64, 0x1234_5678, 0xfff0_0000] {
             let pdpt = entry(layout::PAGE_TABLES) & !0xfff;

@@ -19,15 +19,15 @@ pub mod entry;
 pub mod signal;
 pub mod state;
 
-use entry::Entry;
+use entry::BootEntry;
 use signal::Kicker;
-use state::State;
+use state::VcpuState;
 
-/// How long a vCPU may take to obey. Only a device model stuck in a vCPU exit takes longer.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a vCPU may take to handle_command. Only a device model stuck in a vCPU exit takes longer.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Address space of a vCPU thread's stack; device models run on it. Only what is touched is resident.
-const STACK: usize = 1 << 20;
+const STACK_SIZE: usize = 1 << 20;
 
 /// A vCPU that ended the machine, from its own thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ pub type VcpuSink = Arc<dyn Fn(u32, VcpuEvent) + Send + Sync>;
 
 /// What a vCPU needs of its machine.
 #[derive(Clone)]
-pub struct Surroundings {
+pub struct VcpuContext {
     /// Port I/O.
     pub ports: Arc<Bus>,
     /// Memory-mapped I/O.
@@ -54,9 +54,9 @@ pub struct Surroundings {
     pub sink: VcpuSink,
 }
 
-impl std::fmt::Debug for Surroundings {
+impl std::fmt::Debug for VcpuContext {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Surroundings")
+        f.debug_struct("VcpuContext")
             .field("halted", &self.halted)
             .finish_non_exhaustive()
     }
@@ -81,47 +81,42 @@ pub enum VcpuError {
     },
 }
 
-enum Command {
+enum VcpuCommand {
     Run,
     /// Answers with the guest's TSC.
     Pause(Sender<Option<u64>>),
     SetTsc(u64),
     /// Back to power-on state, then, on the boot processor, to the entry point.
-    Reset(Option<Entry>, Sender<Result<(), KvmError>>),
+    Reset(Option<BootEntry>, Sender<Result<(), KvmError>>),
 }
 
 /// The sending end of a vCPU actor. Dropping it ends and joins the thread.
 #[derive(Debug)]
 pub struct Vcpu {
     index: u32,
-    commands: Option<Sender<Command>>,
+    commands: Option<Sender<VcpuCommand>>,
     kicker: Kicker,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Vcpu {
     /// Starts the actor, paused. `msrs` are the indices KVM keeps.
-    pub fn spawn(
-        index: u32,
-        fd: VcpuFd,
-        msrs: &[u32],
-        surroundings: Surroundings,
-    ) -> Result<Self, VcpuError> {
-        let initial = State::capture(&fd, msrs).map_err(|source| VcpuError::Kvm { index, source })?;
+    pub fn spawn(index: u32, fd: VcpuFd, msrs: &[u32], context: VcpuContext) -> Result<Self, VcpuError> {
+        let initial = VcpuState::capture(&fd, msrs).map_err(|source| VcpuError::Kvm { index, source })?;
         let (commands, mailbox) = mpsc::channel();
         let kicker = Kicker::default();
         let theirs = kicker.clone();
-        let sink = surroundings.sink.clone();
+        let sink = context.sink.clone();
         let thread = thread::Builder::new()
             .name(format!("vcpu{index}"))
-            .stack_size(STACK)
+            .stack_size(STACK_SIZE)
             .spawn(move || {
                 install(Role::Vcpu);
-                let actor = Actor {
+                let actor = VcpuActor {
                     index,
                     initial,
                     mailbox,
-                    surroundings,
+                    context,
                 };
                 let end = catch_unwind(AssertUnwindSafe(|| actor.run(fd, &theirs)));
                 if end.is_err() {
@@ -136,7 +131,7 @@ impl Vcpu {
         })
     }
 
-    fn send(&self, command: Command) -> Result<(), VcpuError> {
+    fn send(&self, command: VcpuCommand) -> Result<(), VcpuError> {
         let commands = self
             .commands
             .as_ref()
@@ -150,14 +145,14 @@ impl Vcpu {
 
     /// Enters the guest.
     pub fn run(&self) -> Result<(), VcpuError> {
-        self.send(Command::Run)
+        self.send(VcpuCommand::Run)
     }
 
     /// Asks the vCPU to leave the guest; the answer says when it has, with its TSC.
-    pub fn pause(&self) -> Result<Pausing, VcpuError> {
+    pub fn pause(&self) -> Result<PendingPause, VcpuError> {
         let (reply, answer) = mpsc::channel();
-        self.send(Command::Pause(reply))?;
-        Ok(Pausing {
+        self.send(VcpuCommand::Pause(reply))?;
+        Ok(PendingPause {
             index: self.index,
             answer,
         })
@@ -165,15 +160,15 @@ impl Vcpu {
 
     /// Sets the guest's TSC; the vCPU is paused.
     pub fn set_tsc(&self, tsc: u64) -> Result<(), VcpuError> {
-        self.send(Command::SetTsc(tsc))
+        self.send(VcpuCommand::SetTsc(tsc))
     }
 
     /// Power-on state, and on the boot processor the registers of `entry`; the vCPU is paused.
-    pub fn reset(&self, entry: Option<Entry>) -> Result<(), VcpuError> {
+    pub fn reset(&self, entry: Option<BootEntry>) -> Result<(), VcpuError> {
         let (reply, answer) = mpsc::channel();
-        self.send(Command::Reset(entry, reply))?;
+        self.send(VcpuCommand::Reset(entry, reply))?;
         let done = answer
-            .recv_timeout(PATIENCE)
+            .recv_timeout(RESPONSE_TIMEOUT)
             .map_err(|_| VcpuError::Unresponsive(self.index))?;
         done.map_err(|source| VcpuError::Kvm {
             index: self.index,
@@ -184,16 +179,16 @@ impl Vcpu {
 
 /// A pause under way.
 #[derive(Debug)]
-pub struct Pausing {
+pub struct PendingPause {
     index: u32,
     answer: Receiver<Option<u64>>,
 }
 
-impl Pausing {
+impl PendingPause {
     /// Waits until the vCPU is out of the guest; returns its TSC.
     pub fn wait(self) -> Result<Option<u64>, VcpuError> {
         self.answer
-            .recv_timeout(PATIENCE)
+            .recv_timeout(RESPONSE_TIMEOUT)
             .map_err(|_| VcpuError::Unresponsive(self.index))
     }
 }
@@ -208,11 +203,11 @@ impl Drop for Vcpu {
     }
 }
 
-struct Actor {
+struct VcpuActor {
     index: u32,
-    initial: State,
-    mailbox: Receiver<Command>,
-    surroundings: Surroundings,
+    initial: VcpuState,
+    mailbox: Receiver<VcpuCommand>,
+    context: VcpuContext,
 }
 
 /// Bytes of each access of a port I/O exit: string instructions give several accesses in one exit.
@@ -231,7 +226,7 @@ enum Next {
     Park,
 }
 
-impl Actor {
+impl VcpuActor {
     fn run(self, mut fd: VcpuFd, kicker: &Kicker) {
         // SAFETY: `registration` is dropped explicitly below, before `fd`; on a panic, locals drop in reverse
         // order of declaration, which is the same.
@@ -251,10 +246,10 @@ impl Actor {
                 }
             };
             if let Some(command) = command {
-                running = self.obey(&fd, command, running);
+                running = self.handle_command(&fd, command, running);
                 continue;
             }
-            if self.surroundings.halted.load(Ordering::Acquire) {
+            if self.context.halted.load(Ordering::Acquire) {
                 running = false;
                 continue;
             }
@@ -263,21 +258,21 @@ impl Actor {
         drop(registration);
     }
 
-    fn obey(&self, fd: &VcpuFd, command: Command, running: bool) -> bool {
+    fn handle_command(&self, fd: &VcpuFd, command: VcpuCommand, running: bool) -> bool {
         match command {
-            Command::Run => true,
-            Command::Pause(reply) => {
+            VcpuCommand::Run => true,
+            VcpuCommand::Pause(reply) => {
                 // Tells the guest's watchdogs that the gap to come is not their guest's fault; guests
                 // without kvmclock answer EINVAL.
                 let _ = fd.kvmclock_ctrl();
                 let _ = reply.send(state::read_tsc(fd));
                 false
             }
-            Command::SetTsc(tsc) => {
+            VcpuCommand::SetTsc(tsc) => {
                 state::write_tsc(fd, tsc);
                 running
             }
-            Command::Reset(entry, reply) => {
+            VcpuCommand::Reset(entry, reply) => {
                 let done = self
                     .initial
                     .restore(fd)
@@ -289,12 +284,12 @@ impl Actor {
     }
 
     fn fail(&self, event: VcpuEvent) -> Next {
-        (self.surroundings.sink)(self.index, event);
+        (self.context.sink)(self.index, event);
         Next::Park
     }
 
     fn enter(&self, fd: &mut VcpuFd) -> Next {
-        let Surroundings { ports, mmio, .. } = &self.surroundings;
+        let VcpuContext { ports, mmio, .. } = &self.context;
         let run: *const kvm_run = fd.get_kvm_run();
         match fd.run() {
             Ok(VcpuExit::IoIn(port, data)) => {

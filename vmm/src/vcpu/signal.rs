@@ -26,18 +26,18 @@ pub fn install() -> io::Result<()> {
 }
 
 #[derive(Debug)]
-struct Target {
+struct KickTarget {
     thread: libc::pthread_t,
     immediate_exit: *const AtomicU8,
 }
 
 // SAFETY: the pointer is only dereferenced under the slot's lock while the target is registered, and only
 // as an atomic; a pthread_t is a plain number.
-unsafe impl Send for Target {}
+unsafe impl Send for KickTarget {}
 
 /// Kicks a vCPU thread out of KVM_RUN; does nothing once that thread has ended.
 #[derive(Clone, Debug, Default)]
-pub struct Kicker(Arc<Mutex<Option<Target>>>);
+pub struct Kicker(Arc<Mutex<Option<KickTarget>>>);
 
 impl Kicker {
     /// Makes a present or the next KVM_RUN of the registered thread return.
@@ -60,7 +60,7 @@ impl Kicker {
         let immediate_exit = std::ptr::from_mut(&mut vcpu.get_kvm_run().immediate_exit).cast::<AtomicU8>();
         // SAFETY: pthread_self has no preconditions.
         let thread = unsafe { libc::pthread_self() };
-        *self.0.lock().unwrap_or_else(|e| e.into_inner()) = Some(Target {
+        *self.0.lock().unwrap_or_else(|e| e.into_inner()) = Some(KickTarget {
             thread,
             immediate_exit,
         });

@@ -19,7 +19,7 @@ const MTRR_ENABLE_WRITE_BACK: u64 = 1 << 11 | 6;
 const MSR_BATCH: usize = 256;
 
 /// All state of a vCPU that a reset restores.
-pub struct State {
+pub struct VcpuState {
     regs: kvm_regs,
     sregs: kvm_sregs,
     lapic: kvm_lapic_state,
@@ -31,9 +31,9 @@ pub struct State {
     msrs: Vec<kvm_msr_entry>,
 }
 
-impl std::fmt::Debug for State {
+impl std::fmt::Debug for VcpuState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("State")
+        f.debug_struct("VcpuState")
             .field("msrs", &self.msrs.len())
             .finish_non_exhaustive()
     }
@@ -80,7 +80,7 @@ fn write_msrs(vcpu: &VcpuFd, entries: &[kvm_msr_entry]) {
     }
 }
 
-impl State {
+impl VcpuState {
     /// The state of a new vCPU whose CPUID is set. `msrs` are the indices KVM keeps.
     pub fn capture(vcpu: &VcpuFd, msrs: &[u32]) -> Result<Self, KvmError> {
         // The TSC goes on counting through a reset, as it does on a warm-reset PC.

@@ -8,7 +8,7 @@ use husk_proto::vmm::v1::{self as pb, ExitReason, State};
 use rig::{Rig, wait};
 use tokio_stream::StreamExt;
 
-mod closing;
+mod disk_close;
 mod disks;
 mod guest;
 mod nics;

@@ -4,7 +4,7 @@ use linux_loader::loader::bootparam::boot_params;
 
 use super::*;
 
-fn reason(result: Result<Loaded, BootError>) -> String {
+fn reason(result: Result<LoadedKernel, BootError>) -> String {
     result.unwrap_err().to_string()
 }
 
@@ -15,7 +15,7 @@ fn the_kernel_lies_where_it_asks_to_and_starts_at_its_64_bit_entry() {
         let loaded = machine
             .load(&bzimage(|h| h.setup_sects = sectors), None, "quiet")
             .unwrap();
-        assert_eq!(loaded.entry, Entry::Linux64 { rip: 0x10_0200 });
+        assert_eq!(loaded.entry, BootEntry::Linux64 { rip: 0x10_0200 });
         assert_eq!(machine.bytes(0x10_0000, 64 << 10), pattern(7, 64 << 10));
         assert_eq!(machine.bytes(0x11_0000, 4096), vec![0; 4096]);
     }
@@ -23,7 +23,7 @@ fn the_kernel_lies_where_it_asks_to_and_starts_at_its_64_bit_entry() {
     let loaded = machine
         .load(&bzimage(|h| h.code32_start = 0x20_0000), None, "")
         .unwrap();
-    assert_eq!(loaded.entry, Entry::Linux64 { rip: 0x20_0200 });
+    assert_eq!(loaded.entry, BootEntry::Linux64 { rip: 0x20_0200 });
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn what_is_no_kernel_is_said_to_be_none() {
     }
     let kernel = file(b"");
     kernel.set_len(KERNEL_MAX + 1).unwrap();
-    let source = Source::Kernel {
+    let source = KernelSource::Kernel {
         kernel,
         initrd: None,
         command_line: String::new(),

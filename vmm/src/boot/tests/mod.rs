@@ -43,7 +43,7 @@ impl Machine {
         machine
     }
 
-    fn load_source(&self, source: &Source) -> Result<Loaded, BootError> {
+    fn load_source(&self, source: &KernelSource) -> Result<LoadedKernel, BootError> {
         let result = load(source, &self.memory.memory(), &self.layout);
         assert!(
             self.bytes(layout::ACPI.start, TABLES).iter().all(|b| *b == 0xa5),
@@ -52,8 +52,13 @@ impl Machine {
         result
     }
 
-    fn load(&self, kernel: &[u8], initrd: Option<&[u8]>, command_line: &str) -> Result<Loaded, BootError> {
-        self.load_source(&Source::Kernel {
+    fn load(
+        &self,
+        kernel: &[u8],
+        initrd: Option<&[u8]>,
+        command_line: &str,
+    ) -> Result<LoadedKernel, BootError> {
+        self.load_source(&KernelSource::Kernel {
             kernel: file(kernel),
             initrd: initrd.map(file),
             command_line: command_line.into(),

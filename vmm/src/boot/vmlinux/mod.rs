@@ -1,5 +1,5 @@
 //! Unpacking and placing a kernel as its own decompressor would (arch/x86/boot/compressed/{misc,kaslr}.c):
-//! segments at a physical and a virtual base drawn by lot, relocations applied, the first instruction in the
+//! segments at a physical and a virtual base drawn by seed, relocations applied, the first instruction in the
 //! kernel proper.
 
 use std::ops::Range;
@@ -13,21 +13,21 @@ use super::unpack;
 const START_KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
 /// How much of it a kernel with address-space randomisation may use.
 const KERNEL_IMAGE_SIZE: u64 = 1 << 30;
-/// Boot protocol: tells the kernel that its addresses were drawn by lot.
+/// Boot protocol: tells the kernel that its addresses were drawn by seed.
 const KASLR_FLAG: u8 = 1 << 1;
 /// Where Linux's build puts the first segment in its file: unpacked this far below its base, it need not move.
 const FIRST_SEGMENT: u64 = 2 << 20;
 
 /// Random numbers for the physical and the virtual base.
-pub(super) type Lots = [u64; 2];
+pub(super) type KaslrSeed = [u64; 2];
 
 /// What may be randomised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Randomise {
-    Nothing,
+pub(super) enum KaslrMode {
+    Off,
     /// The virtual base only: the command line speaks of physical memory.
-    Virtual,
-    Both,
+    VirtualOnly,
+    Full,
 }
 
 /// Unpacks the bzImage that was loaded at `load`, to memory above itself and below `limit`. `low` is guest
@@ -37,12 +37,12 @@ pub(super) fn unpack(
     low: &mut [u8],
     load: u64,
     limit: u64,
-    randomise: Randomise,
-    lots: Lots,
+    kaslr: KaslrMode,
+    seed: KaslrSeed,
     header: &mut setup_header,
 ) -> Option<u64> {
     let payload = unpack::payload(low, load, header)?;
-    let place = Place::choose(header, limit, randomise, lots)?;
+    let place = KernelPlacement::choose(header, limit, kaslr, seed)?;
     let (packed, free) = low.split_at_mut_checked(payload.end)?;
     let free_from = packed.len() as u64;
     let packed = &packed[payload];
@@ -70,7 +70,7 @@ pub(super) fn unpack(
     let kernel = free.get_mut(gap..)?;
     if let Some(relocations) = &vmlinux.relocations {
         relocations.apply(kernel, place.virtual_offset);
-        if randomise != Randomise::Nothing {
+        if kaslr != KaslrMode::Off {
             header.loadflags |= KASLR_FLAG;
         }
     }
@@ -79,7 +79,7 @@ pub(super) fn unpack(
 
 /// Where a kernel goes.
 #[derive(Debug, PartialEq, Eq)]
-struct Place {
+struct KernelPlacement {
     /// Physical addresses it was linked for, to the end of all it needs before it knows its memory.
     linked: Range<u64>,
     /// Physical address of its start.
@@ -88,8 +88,8 @@ struct Place {
     virtual_offset: u64,
 }
 
-impl Place {
-    fn choose(header: &setup_header, limit: u64, randomise: Randomise, lots: Lots) -> Option<Self> {
+impl KernelPlacement {
+    fn choose(header: &setup_header, limit: u64, kaslr: KaslrMode, seed: KaslrSeed) -> Option<Self> {
         let start = header.pref_address;
         let linked = start..start.checked_add(u64::from(header.init_size))?;
         let alignment = u64::from(header.kernel_alignment);
@@ -103,15 +103,15 @@ impl Place {
             return None;
         }
         let room = limit.checked_sub(linked.end)?;
-        let steps = |lot: u64, room: u64| lot % (room / alignment + 1) * alignment;
-        let physical = if randomise == Randomise::Both {
-            steps(lots[0], room)
+        let steps = |seed: u64, room: u64| seed % (room / alignment + 1) * alignment;
+        let physical = if kaslr == KaslrMode::Full {
+            steps(seed[0], room)
         } else {
             0
         };
-        let virtual_offset = match randomise {
-            Randomise::Nothing => 0,
-            _ => steps(lots[1], KERNEL_IMAGE_SIZE - linked.end),
+        let virtual_offset = match kaslr {
+            KaslrMode::Off => 0,
+            _ => steps(seed[1], KERNEL_IMAGE_SIZE - linked.end),
         };
         Some(Self {
             base: start + physical,

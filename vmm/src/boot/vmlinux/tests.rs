@@ -96,7 +96,7 @@ fn relocations_follow_the_virtual_base_and_segments_the_physical_one() {
         &mut low,
         LOAD,
         MEMORY as u64,
-        Randomise::Both,
+        KaslrMode::Full,
         [3, 5],
         &mut header,
     )
@@ -117,12 +117,12 @@ fn relocations_follow_the_virtual_base_and_segments_the_physical_one() {
 
 #[test]
 fn without_randomisation_or_relocations_it_keeps_its_virtual_addresses() {
-    for (image, randomise) in [
-        (relocatable(), Randomise::Nothing),
-        (elf(&[0x90; 64], &[]), Randomise::Virtual),
+    for (image, kaslr) in [
+        (relocatable(), KaslrMode::Off),
+        (elf(&[0x90; 64], &[]), KaslrMode::VirtualOnly),
     ] {
         let (mut low, mut header) = memory(&image);
-        let entry = unpack(&mut low, LOAD, MEMORY as u64, randomise, [7, 7], &mut header).unwrap();
+        let entry = unpack(&mut low, LOAD, MEMORY as u64, kaslr, [7, 7], &mut header).unwrap();
         assert_eq!((entry, header.loadflags & KASLR_FLAG), (BASE + 4, 0));
         assert_eq!(
             low[BASE as usize..BASE as usize + 64],
@@ -138,7 +138,7 @@ fn the_bases_stay_where_there_is_room() {
         for number in [0, 1, 17, u64::MAX] {
             let (mut low, mut header) = memory(&image);
             let before = low.clone();
-            let entry = unpack(&mut low, LOAD, limit, Randomise::Both, [number; 2], &mut header).unwrap();
+            let entry = unpack(&mut low, LOAD, limit, KaslrMode::Full, [number; 2], &mut header).unwrap();
             let base = entry - 4;
             assert!(
                 base >= BASE && base + INIT <= limit && base.is_multiple_of(ALIGN),
@@ -174,15 +174,7 @@ fn a_packed_kernel_just_below_the_base_is_not_overwritten() {
         "{end:#x}"
     );
     let before = low[..end].to_vec();
-    unpack(
-        &mut low,
-        LOAD,
-        MEMORY as u64,
-        Randomise::Nothing,
-        [0; 2],
-        &mut header,
-    )
-    .unwrap();
+    unpack(&mut low, LOAD, MEMORY as u64, KaslrMode::Off, [0; 2], &mut header).unwrap();
     assert!(low[..end] == before && low[BASE as usize..][..noise.len()] == noise);
 }
 
@@ -225,7 +217,7 @@ fn what_linux_does_not_make_is_left_to_the_decompressor() {
                 &mut low,
                 LOAD,
                 MEMORY as u64,
-                Randomise::Both,
+                KaslrMode::Full,
                 [1; 2],
                 &mut header
             )
@@ -247,7 +239,7 @@ fn what_linux_does_not_make_is_left_to_the_decompressor() {
                 &mut low,
                 LOAD,
                 MEMORY as u64,
-                Randomise::Both,
+                KaslrMode::Full,
                 [1; 2],
                 &mut header
             )
@@ -260,7 +252,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn damaged_kernels_stay_in_bounds(flips in prop::collection::vec((0usize..260, any::<u8>()), 1..6), lots: [u64; 2]) {
+    fn damaged_kernels_stay_in_bounds(flips in prop::collection::vec((0usize..260, any::<u8>()), 1..6), seed: [u64; 2]) {
         let mut image = relocatable();
         for (at, value) in flips {
             let at = if at < 120 { at } else { FIRST_SEGMENT as usize + at - 120 };
@@ -268,7 +260,7 @@ proptest! {
             image[at] = value;
         }
         let (mut low, mut header) = memory(&image);
-        if let Some(entry) = unpack(&mut low, LOAD, MEMORY as u64, Randomise::Both, lots, &mut header) {
+        if let Some(entry) = unpack(&mut low, LOAD, MEMORY as u64, KaslrMode::Full, seed, &mut header) {
             prop_assert!((BASE..MEMORY as u64).contains(&entry));
         }
     }

@@ -15,7 +15,7 @@ use husk_virtio_scsi::target::{Kind, Lun};
 use husk_virtio_scsi::{Address, Error, Info, Medium, NewUnit, ScsiHandle};
 use tonic::Status;
 
-use super::lun;
+use super::passthrough;
 
 pub(super) fn missing(field: &str) -> Status {
     Status::invalid_argument(format!("{field} is missing"))
@@ -126,7 +126,7 @@ pub(super) async fn scsi_unit(fds: &FdReceiver, field: &str, scsi: &pb::ScsiDisk
                 None => None,
             })
         }
-        Type::Lun => Medium::Host(lun::open(fds, field, scsi).await?),
+        Type::Lun => Medium::Host(passthrough::open(fds, field, scsi).await?),
         Type::Disk | Type::Unspecified => Medium::Disk(open(fds, &inner, disk).await?),
     };
     Ok(NewUnit {
@@ -171,7 +171,7 @@ pub(super) async fn remove(scsi: ScsiHandle, id: String) -> Result<pb::RemoveDis
     // Elsewhere: closing is when some file systems write.
     let closed = tokio::task::spawn_blocking(move || {
         drop(removed.disk);
-        crate::program::trim();
+        crate::memory_trim::trim_heap();
     })
     .await;
     closed.map_err(|e| Status::internal(e.to_string()))?;

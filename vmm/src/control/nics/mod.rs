@@ -14,7 +14,7 @@ use super::disks::{claim, invalid, missing};
 use crate::machine::{Nic, NicError};
 
 /// How long a guest may take to let go of a NIC before whoever asked is told.
-const LET_GO: Duration = Duration::from_secs(30);
+const UNPLUG_TIMEOUT: Duration = Duration::from_secs(30);
 
 async fn claim_all(fds: &FdReceiver, field: &str, list: &[pb::Fd]) -> Result<Vec<OwnedFd>, Status> {
     let mut claimed = Vec::new();
@@ -67,11 +67,11 @@ pub(super) fn status(error: &NicError) -> Status {
 
 /// Waits until the guest has let go of a NIC.
 pub(super) async fn removed(id: String, gone: oneshot::Receiver<()>) -> Result<(), Status> {
-    match timeout(LET_GO, gone).await {
+    match timeout(UNPLUG_TIMEOUT, gone).await {
         Ok(Ok(())) => Ok(()),
         Ok(Err(_)) => Err(Status::unavailable("the VM has ended")),
         Err(_) => Err(Status::deadline_exceeded(format!(
-            "the guest has not let go of interface {id:?} within {LET_GO:?}; it goes when it does, or at the next reset"
+            "the guest has not let go of interface {id:?} within {UNPLUG_TIMEOUT:?}; it goes when it does, or at the next reset"
         ))),
     }
 }

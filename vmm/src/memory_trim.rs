@@ -9,13 +9,13 @@ use rustix::mm::{Advice, madvise};
 ///
 /// Most of what makes a machine and loads a kernel, a third of the program and more, is not needed again before the
 /// next reboot; a kernel frees its init sections for the same reason.
-pub fn release() {
+pub fn drop_text_pages() {
     // SAFETY: the callback is only called during this call, with what `dl_iterate_phdr` promises, and uses no data.
-    unsafe { libc::dl_iterate_phdr(Some(release_object), ptr::null_mut()) };
+    unsafe { libc::dl_iterate_phdr(Some(drop_object_text), ptr::null_mut()) };
 }
 
 /// Gives back memory that the allocator keeps and nobody uses: a thousand disks leave a mebibyte of it.
-pub fn trim() {
+pub fn trim_heap() {
     // SAFETY: may be called at any time, from any thread.
     unsafe { libc::malloc_trim(0) };
 }
@@ -23,7 +23,7 @@ pub fn trim() {
 /// # Safety
 ///
 /// To be called by `dl_iterate_phdr` only.
-unsafe extern "C" fn release_object(info: *mut libc::dl_phdr_info, _: usize, _: *mut c_void) -> c_int {
+unsafe extern "C" fn drop_object_text(info: *mut libc::dl_phdr_info, _: usize, _: *mut c_void) -> c_int {
     // SAFETY: the loader describes an object that is loaded, with so many program headers.
     let (base, headers) = unsafe {
         let info = &*info;

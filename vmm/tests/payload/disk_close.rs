@@ -8,10 +8,10 @@ use husk_disk::{Disk, Format, Options};
 use husk_virtio_scsi::target::Lun;
 use husk_virtio_scsi::{Address, Medium, NewUnit};
 use husk_vmm::cpuid::Topology;
-use husk_vmm::kvm::Host;
-use husk_vmm::machine::{self, Callbacks, Config, Machine, Wires, eventfd};
-use husk_vmm::memory::Backing;
-use husk_vmm::smbios::Identity;
+use husk_vmm::kvm::KvmHost;
+use husk_vmm::machine::{self, Callbacks, Machine, MachineConfig, SerialEvents, eventfd};
+use husk_vmm::memory::MemoryBacking;
+use husk_vmm::smbios::SystemIdentity;
 
 const MIB: u64 = 1 << 20;
 
@@ -28,21 +28,21 @@ fn overlay() -> (Disk, File) {
     (disk, watch)
 }
 
-fn machine(host: &Host, blk: Disk, scsi: Disk) -> Machine {
-    let config = Config {
+fn machine(host: &KvmHost, blk: Disk, scsi: Disk) -> Machine {
+    let config = MachineConfig {
         topology: Topology {
             sockets: 1,
             cores: 2,
             threads: 1,
         },
         memory: 32 * MIB,
-        backing: Backing::Anonymous,
-        identity: Identity {
+        backing: MemoryBacking::Anonymous,
+        identity: SystemIdentity {
             uuid: uuid::Uuid::nil(),
             serial: String::new(),
         },
         nics: Vec::new(),
-        disks: vec![machine::Disk {
+        disks: vec![machine::BlkDisk {
             id: "blk".into(),
             image: blk,
             serial: String::new(),
@@ -66,17 +66,17 @@ fn machine(host: &Host, blk: Disk, scsi: Disk) -> Machine {
         event: Arc::new(|_| {}),
         alarm: Arc::new(|_| {}),
     };
-    let wires = Wires {
+    let serial_events = SerialEvents {
         output_ready: eventfd().unwrap(),
         input_wanted: eventfd().unwrap(),
     };
-    Machine::new(host, config, callbacks, wires).unwrap()
+    Machine::new(host, config, callbacks, serial_events).unwrap()
 }
 
 #[test]
 fn a_machine_that_goes_closes_its_disks() {
     let kvm = File::options().read(true).write(true).open("/dev/kvm").unwrap();
-    let host = Host::new(kvm.into()).unwrap();
+    let host = KvmHost::new(kvm.into()).unwrap();
     for stopped in [false, true] {
         let (disks, watches): (Vec<_>, Vec<_>) = [overlay(), overlay()].into_iter().unzip();
         let [blk, scsi] = disks.try_into().unwrap();

@@ -19,7 +19,7 @@ fn text() -> u64 {
 #[test]
 fn the_text_goes_and_comes_back() {
     let before = text();
-    husk_vmm::program::release();
+    husk_vmm::memory_trim::drop_text_pages();
     let after = text();
     assert!(after < before, "{after} KiB of {before}");
     // What this needs has to come back.
