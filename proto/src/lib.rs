@@ -1,6 +1,6 @@
 //! Husk's gRPC contracts and the descriptor channel beside them.
 
-mod fault;
+mod disk_fault;
 pub mod fds;
 
 /// The service of one VM's monitor.

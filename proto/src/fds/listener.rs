@@ -12,15 +12,15 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use super::receiver::{Message, Source, receive};
-use super::{FdReceiver, UNCLAIMED_FOR, register};
+use super::receiver::{FdMessage, MessageSource, receive};
+use super::{FdReceiver, UNCLAIMED_TIMEOUT, register};
 
 /// Connections that are served at once; others wait in the kernel.
-const CONNECTIONS: usize = 8;
+const MAX_CONNECTIONS: usize = 8;
 /// How long a connection may say nothing before it is closed, which makes room for another.
-const SILENCE: Duration = UNCLAIMED_FOR;
+const IDLE_TIMEOUT: Duration = UNCLAIMED_TIMEOUT;
 /// Pause after an error, so that one which stays does not take a processor.
-const AFTER_ERROR: Duration = Duration::from_millis(100);
+const ACCEPT_ERROR_DELAY: Duration = Duration::from_millis(100);
 
 impl FdReceiver {
     /// Takes over a listening `SOCK_SEQPACKET` socket and serves it on the current tokio runtime: what is sent by the
@@ -33,7 +33,7 @@ impl FdReceiver {
     ) -> io::Result<FdReceiver> {
         let listener = register(listener, Interest::READABLE)?;
         let (sender, messages) = mpsc::channel(1);
-        let receiver = FdReceiver::of(Source::Many(messages), limit);
+        let receiver = FdReceiver::from_source(MessageSource::Many(messages), limit);
         tokio::spawn(async move {
             let gone = sender.clone();
             tokio::select! {
@@ -48,9 +48,9 @@ impl FdReceiver {
 async fn serve(
     listener: AsyncFd<OwnedFd>,
     admits: impl Fn(BorrowedFd<'_>) -> bool,
-    messages: mpsc::Sender<Message>,
+    messages: mpsc::Sender<FdMessage>,
 ) -> std::convert::Infallible {
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         // It is never closed.
         let Ok(permit) = room.clone().acquire_owned().await else {
@@ -69,19 +69,20 @@ async fn serve(
             Ok(_) => {}
             Err(error) => {
                 warn!(%error, "a connection that would send descriptors was not accepted");
-                sleep(AFTER_ERROR).await;
+                sleep(ACCEPT_ERROR_DELAY).await;
             }
         }
     }
 }
 
 /// Hands on what one connection sends, until either side has gone.
-async fn pump(socket: OwnedFd, messages: mpsc::Sender<Message>, _room: OwnedSemaphorePermit) {
+async fn pump(socket: OwnedFd, messages: mpsc::Sender<FdMessage>, _room: OwnedSemaphorePermit) {
     let Ok(socket) = register(socket, Interest::READABLE) else {
         return;
     };
     let hand_on = async {
-        while let Ok(Ok(Some(message))) = timeout(SILENCE, socket.async_io(Interest::READABLE, receive)).await
+        while let Ok(Ok(Some(message))) =
+            timeout(IDLE_TIMEOUT, socket.async_io(Interest::READABLE, receive)).await
         {
             if messages.send(message).await.is_err() {
                 return;
@@ -168,9 +169,9 @@ mod tests {
         receiver.take(many[0].0).await.unwrap();
         receiver.take(many[1].0).await.unwrap();
         // As many as are silent keep another waiting, but not for ever.
-        let silent: Vec<FdSender> = (0..CONNECTIONS).map(|_| sender(&path)).collect();
+        let silent: Vec<FdSender> = (0..MAX_CONNECTIONS).map(|_| sender(&path)).collect();
         let late = sender(&path).send_one(file.as_fd()).await.unwrap();
-        sleep(SILENCE).await;
+        sleep(IDLE_TIMEOUT).await;
         receiver.take(late).await.unwrap();
         drop(silent);
         std::fs::remove_file(path).unwrap();

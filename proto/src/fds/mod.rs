@@ -18,7 +18,7 @@
 //!
 //! Descriptors of a message that is truncated, counts differently in its two halves or repeats a token are
 //! closed at once; none of that message is taken. At most [`MAX_OUTSTANDING`] descriptors wait to be taken, each
-//! for at most [`UNCLAIMED_FOR`]; a request waits at most [`TAKE_WITHIN`]. Every descriptor arrives close-on-exec.
+//! for at most [`UNCLAIMED_TIMEOUT`]; a request waits at most [`TAKE_TIMEOUT`]. Every descriptor arrives close-on-exec.
 
 mod listener;
 mod receiver;
@@ -42,9 +42,9 @@ pub const MAX_FDS_PER_MESSAGE: usize = 253;
 /// The most descriptors that may wait to be taken; a message that would pass it is refused whole.
 pub const MAX_OUTSTANDING: usize = 4096;
 /// How long [`FdReceiver::take`] waits for a descriptor that has not arrived yet.
-pub const TAKE_WITHIN: Duration = Duration::from_secs(5);
+pub const TAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a descriptor nobody takes is kept open.
-pub const UNCLAIMED_FOR: Duration = Duration::from_secs(30);
+pub const UNCLAIMED_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The name of one descriptor on the channel: 128 random bits, used once.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

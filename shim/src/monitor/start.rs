@@ -194,7 +194,7 @@ impl Refusal {
         let Refusal::Call(_, status) = self else {
             return None;
         };
-        let DiskFault { disk, reason } = DiskFault::of(status)?;
+        let DiskFault { disk, reason } = DiskFault::from_status(status)?;
         let path = paths.get(&disk)?;
         Some(VolumeError::refused(&disk, path, &reason))
     }

@@ -17,13 +17,13 @@ pub(super) async fn open(fds: &FdReceiver, field: &str, scsi: &pb::ScsiDisk) -> 
         .disk
         .as_ref()
         .ok_or_else(|| missing(&format!("{field}.disk")))?;
-    let lun = scsi.passed_on.clone().unwrap_or_default();
+    let lun = scsi.passthrough.clone().unwrap_or_default();
     let device = claim(fds, &format!("{field}.disk.file"), disk.file.as_ref()).await?;
     let privileged = match lun.privileged.as_ref() {
         Some(_) => Some(
             claim(
                 fds,
-                &format!("{field}.passed_on.privileged"),
+                &format!("{field}.passthrough.privileged"),
                 lun.privileged.as_ref(),
             )
             .await?,

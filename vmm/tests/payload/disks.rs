@@ -206,7 +206,7 @@ async fn overlays_are_there_from_the_start_and_plugged() {
 
     let no_image = rig.overlay("bad", 5, [&image(0), &base], Format::Qcow2).await;
     let refused = rig.add_disk(no_image).await.unwrap_err();
-    let fault = pb::DiskFault::of(&refused).unwrap();
+    let fault = pb::DiskFault::from_status(&refused).unwrap();
     assert_eq!(
         (&fault.disk[..], &fault.reason[..]),
         ("bad", "qcow2: not a qcow2 image")

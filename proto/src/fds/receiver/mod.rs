@@ -15,12 +15,12 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
-use super::{MAX_FDS_PER_MESSAGE, MAX_OUTSTANDING, TAKE_WITHIN, Token, UNCLAIMED_FOR, register};
+use super::{MAX_FDS_PER_MESSAGE, MAX_OUTSTANDING, TAKE_TIMEOUT, Token, UNCLAIMED_TIMEOUT, register};
 
 /// Why a token could not be turned into its descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TakeError {
-    /// Nothing arrived under the token within [`TAKE_WITHIN`], or it was taken before.
+    /// Nothing arrived under the token within [`TAKE_TIMEOUT`], or it was taken before.
     #[error("no descriptor arrived under token {0}")]
     Missing(Token),
     /// The sender has gone; what did not arrive by now never will.
@@ -38,11 +38,11 @@ pub enum TakeError {
 /// still holds, ends with the last handle.
 #[derive(Debug, Clone)]
 pub struct FdReceiver {
-    mailbox: mpsc::Sender<Take>,
+    mailbox: mpsc::Sender<TakeRequest>,
 }
 
 #[derive(Debug)]
-struct Take {
+struct TakeRequest {
     token: Token,
     reply: oneshot::Sender<Result<OwnedFd, TakeError>>,
 }
@@ -59,28 +59,31 @@ impl FdReceiver {
             ));
         }
         let socket = register(socket, Interest::READABLE)?;
-        Ok(FdReceiver::of(Source::Channel(socket), MAX_OUTSTANDING))
+        Ok(FdReceiver::from_source(
+            MessageSource::Channel(socket),
+            MAX_OUTSTANDING,
+        ))
     }
 
     /// What comes from `source`; `limit` descriptors may wait to be taken.
-    pub(super) fn of(source: Source, limit: usize) -> FdReceiver {
+    pub(super) fn from_source(source: MessageSource, limit: usize) -> FdReceiver {
         let (mailbox, requests) = mpsc::channel(64);
         tokio::spawn(
-            Actor {
+            FdReceiverActor {
                 source,
                 requests,
-                table: Table::new(limit),
+                table: FdTable::new(limit),
             }
             .run(),
         );
         FdReceiver { mailbox }
     }
 
-    /// The descriptor sent under `token`, waiting up to [`TAKE_WITHIN`] for it. A descriptor is taken once.
+    /// The descriptor sent under `token`, waiting up to [`TAKE_TIMEOUT`] for it. A descriptor is taken once.
     pub async fn take(&self, token: Token) -> Result<OwnedFd, TakeError> {
         let (reply, answer) = oneshot::channel();
         self.mailbox
-            .send(Take { token, reply })
+            .send(TakeRequest { token, reply })
             .await
             .map_err(|_| TakeError::Closed(token))?;
         answer.await.map_err(|_| TakeError::Closed(token))?
@@ -88,30 +91,30 @@ impl FdReceiver {
 }
 
 /// Where messages come from.
-pub(super) enum Source {
+pub(super) enum MessageSource {
     /// The one sender there is.
     Channel(AsyncFd<OwnedFd>),
     /// Whoever connects.
-    Many(mpsc::Receiver<Message>),
+    Many(mpsc::Receiver<FdMessage>),
 }
 
-impl Source {
+impl MessageSource {
     /// The next message, or nothing at the end.
-    async fn next(&mut self) -> io::Result<Option<Message>> {
+    async fn next(&mut self) -> io::Result<Option<FdMessage>> {
         match self {
-            Source::Channel(socket) => socket.async_io(Interest::READABLE, receive).await,
-            Source::Many(messages) => Ok(messages.recv().await),
+            MessageSource::Channel(socket) => socket.async_io(Interest::READABLE, receive).await,
+            MessageSource::Many(messages) => Ok(messages.recv().await),
         }
     }
 }
 
-struct Actor {
-    source: Source,
-    requests: mpsc::Receiver<Take>,
-    table: Table,
+struct FdReceiverActor {
+    source: MessageSource,
+    requests: mpsc::Receiver<TakeRequest>,
+    table: FdTable,
 }
 
-impl Actor {
+impl FdReceiverActor {
     async fn run(mut self) {
         loop {
             let deadline = self.table.next_deadline();
@@ -126,7 +129,7 @@ impl Actor {
         }
     }
 
-    fn received(&mut self, message: io::Result<Option<Message>>) {
+    fn received(&mut self, message: io::Result<Option<FdMessage>>) {
         match message {
             Ok(Some(message)) => {
                 if let Err(reason) = self.table.arrived(message, Instant::now()) {
@@ -144,14 +147,14 @@ impl Actor {
 
 /// One message as the kernel delivered it. Dropping it closes what it carries.
 #[derive(Debug)]
-pub(super) struct Message {
+pub(super) struct FdMessage {
     tokens: Vec<u8>,
     fds: Vec<OwnedFd>,
     truncated: bool,
 }
 
 /// The next message, or nothing at the end of the channel. Never waits.
-pub(super) fn receive(socket: &OwnedFd) -> io::Result<Option<Message>> {
+pub(super) fn receive(socket: &OwnedFd) -> io::Result<Option<FdMessage>> {
     let mut payload = vec![0; MAX_FDS_PER_MESSAGE * Token::LEN];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS_PER_MESSAGE))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -168,7 +171,7 @@ pub(super) fn receive(socket: &OwnedFd) -> io::Result<Option<Message>> {
     }
     payload.truncate(got.bytes);
     let truncated = got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
-    Ok(Some(Message {
+    Ok(Some(FdMessage {
         tokens: payload,
         fds,
         truncated,
@@ -177,17 +180,17 @@ pub(super) fn receive(socket: &OwnedFd) -> io::Result<Option<Message>> {
 
 /// What has arrived and what is waited for. A token is in at most one of the two.
 #[derive(Debug)]
-struct Table {
+struct FdTable {
     /// Most entries of either kind.
     limit: usize,
     held: HashMap<Token, (OwnedFd, Instant)>,
-    awaited: HashMap<Token, (Take, Instant)>,
+    awaited: HashMap<Token, (TakeRequest, Instant)>,
     closed: bool,
 }
 
-impl Table {
-    fn new(limit: usize) -> Table {
-        Table {
+impl FdTable {
+    fn new(limit: usize) -> FdTable {
+        FdTable {
             limit,
             held: HashMap::new(),
             awaited: HashMap::new(),
@@ -196,7 +199,7 @@ impl Table {
     }
 
     /// Takes in a whole message or none of it.
-    fn arrived(&mut self, message: Message, now: Instant) -> Result<(), &'static str> {
+    fn arrived(&mut self, message: FdMessage, now: Instant) -> Result<(), &'static str> {
         if message.truncated {
             return Err("message truncated, or this process is out of descriptors");
         }
@@ -227,11 +230,11 @@ impl Table {
             None => Some(fd),
         };
         if let Some(fd) = unclaimed {
-            self.held.insert(token, (fd, now + UNCLAIMED_FOR));
+            self.held.insert(token, (fd, now + UNCLAIMED_TIMEOUT));
         }
     }
 
-    fn take(&mut self, take: Take, now: Instant) {
+    fn take(&mut self, take: TakeRequest, now: Instant) {
         let token = take.token;
         let refusal = if let Some((fd, deadline)) = self.held.remove(&token) {
             if let Err(Ok(fd)) = take.reply.send(Ok(fd)) {
@@ -249,7 +252,7 @@ impl Table {
         } else if self.awaited.len() >= self.limit {
             TakeError::Busy
         } else {
-            self.awaited.insert(token, (take, now + TAKE_WITHIN));
+            self.awaited.insert(token, (take, now + TAKE_TIMEOUT));
             return;
         };
         let _ = take.reply.send(Err(refusal));

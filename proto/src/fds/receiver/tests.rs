@@ -122,7 +122,7 @@ fn a_request_may_come_before_its_descriptor_but_not_five_seconds() {
             receiver.take(token(2)).await.unwrap_err(),
             TakeError::Missing(token(2))
         );
-        assert!(start.elapsed() >= TAKE_WITHIN && start.elapsed() < TAKE_WITHIN + Duration::from_secs(1));
+        assert!(start.elapsed() >= TAKE_TIMEOUT && start.elapsed() < TAKE_TIMEOUT + Duration::from_secs(1));
     });
 }
 
@@ -146,7 +146,7 @@ fn unclaimed_descriptors_are_closed_in_time() {
         let (sender, receiver) = (FdSender::new(tx).unwrap(), FdReceiver::new(rx).unwrap());
         let mut probe = Probe::new();
         let sent = sender.send_one(probe.writer()).await.unwrap();
-        tokio::time::sleep(UNCLAIMED_FOR - Duration::from_secs(1)).await;
+        tokio::time::sleep(UNCLAIMED_TIMEOUT - Duration::from_secs(1)).await;
         assert!(!probe.closed_everywhere());
         tokio::time::sleep(Duration::from_secs(2)).await;
         assert!(probe.closed_everywhere());
@@ -198,24 +198,24 @@ fn dropping_the_receiver_closes_everything_and_the_sender_learns() {
 #[test]
 fn no_more_than_the_bound_is_held() {
     let null = || OwnedFd::from(File::open("/dev/null").unwrap());
-    let message = |names: &[u8]| Message {
+    let message = |names: &[u8]| FdMessage {
         tokens: names.iter().flat_map(|n| [*n; Token::LEN]).collect(),
         fds: names.iter().map(|_| null()).collect(),
         truncated: false,
     };
     let now = Instant::now();
-    let mut table = Table::new(4);
+    let mut table = FdTable::new(4);
     table.arrived(message(&[1, 2, 3]), now).unwrap();
     table.arrived(message(&[4, 5]), now).unwrap_err();
     table.arrived(message(&[4]), now).unwrap();
     table.arrived(message(&[5]), now).unwrap_err();
-    table.expire(now + UNCLAIMED_FOR);
+    table.expire(now + UNCLAIMED_TIMEOUT);
     table.arrived(message(&[5]), now).unwrap();
 
     let ask = |n| {
         let (reply, answer) = oneshot::channel();
         (
-            Take {
+            TakeRequest {
                 token: token(n),
                 reply,
             },

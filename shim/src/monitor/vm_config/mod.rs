@@ -8,7 +8,8 @@ use husk_proto::vmm::v1::boot::Source;
 use husk_proto::vmm::v1::disk::{ErrorPolicy as WireErrorPolicy, Format};
 use husk_proto::vmm::v1::scsi_disk::Type;
 use husk_proto::vmm::v1::{
-    BlockSize, Boot, Cpu, Disk, DiskBoot, Fd, KernelBoot, Lun, Memory, Nic, ScsiDisk, Smbios, VmConfig,
+    BlockSize, Boot, Cpu, Disk, DiskBoot, Fd, KernelBoot, Memory, Nic, ScsiDisk, ScsiPassthrough, Smbios,
+    VmConfig,
 };
 use husk_vmi::{BootPlan, Controller, DeviceType, DiskPlan, ErrorPolicy, ScsiAddress, VmPlan};
 
@@ -48,7 +49,7 @@ impl Configured {
             match plan.controller {
                 Controller::VirtioBlk => blk_disks.push(disk(plan, &open, file, base)),
                 Controller::VirtioScsi(address) => {
-                    let lun = open.lun.take().map(|lun| Lun {
+                    let lun = open.lun.take().map(|lun| ScsiPassthrough {
                         max_segments: lun.max_segments,
                         privileged: lun.privileged.map(&mut fd),
                         reservation: plan.device == DeviceType::Lun { reservation: true },
@@ -148,7 +149,7 @@ fn scsi_disk(
     address: ScsiAddress,
     open: &OpenDisk,
     file: Option<Fd>,
-    (base, passed_on): (SentBase, Option<Lun>),
+    (base, passthrough): (SentBase, Option<ScsiPassthrough>),
 ) -> ScsiDisk {
     ScsiDisk {
         disk: Some(disk(plan, open, file, base)),
@@ -162,7 +163,7 @@ fn scsi_disk(
         }
         .into(),
         shareable: plan.shareable,
-        passed_on,
+        passthrough,
     }
 }
 

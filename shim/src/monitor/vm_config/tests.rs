@@ -196,7 +196,7 @@ fn a_lun_comes_with_who_is_privileged() {
         assert_eq!(configured.descriptors.len(), 2 + usize::from(privileged));
         let scsi = configured.config.scsi_disks.into_iter().next().unwrap();
         assert_eq!(scsi.r#type(), Type::Lun);
-        let lun = scsi.passed_on.unwrap();
+        let lun = scsi.passthrough.unwrap();
         (lun.reservation, lun.privileged.is_some(), lun.max_segments)
     };
     assert_eq!(told(true, true), (true, true, 128));

@@ -154,7 +154,7 @@ async fn an_overlay_has_a_base() {
         ..new.clone()
     };
     let refused = open(&fds, "disk", &chain).await.unwrap_err();
-    let fault = pb::DiskFault::of(&refused).unwrap();
+    let fault = pb::DiskFault::from_status(&refused).unwrap();
     assert_eq!(
         (&fault.disk[..], &fault.reason[..]),
         ("data", "qcow2: it names a backing file")

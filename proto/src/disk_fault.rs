@@ -14,7 +14,7 @@ impl DiskFault {
 
     /// The fault in a status's details.
     #[must_use]
-    pub fn of(status: &Status) -> Option<Self> {
+    pub fn from_status(status: &Status) -> Option<Self> {
         let fault = Self::decode(status.details()).ok()?;
         (!fault.disk.is_empty()).then_some(fault)
     }
@@ -32,9 +32,9 @@ mod tests {
         };
         let status = fault.to_status("disk root: no good");
         assert_eq!(status.message(), "disk root: no good");
-        assert_eq!(DiskFault::of(&status), Some(fault));
-        assert_eq!(DiskFault::of(&Status::internal("x")), None);
+        assert_eq!(DiskFault::from_status(&status), Some(fault));
+        assert_eq!(DiskFault::from_status(&Status::internal("x")), None);
         let other = Status::with_details(Code::Internal, "x", b"\xff\xff"[..].into());
-        assert_eq!(DiskFault::of(&other), None);
+        assert_eq!(DiskFault::from_status(&other), None);
     }
 }
