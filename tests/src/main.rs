@@ -2,8 +2,8 @@
 
 use clap::Parser;
 use husk_tests::cases;
+use husk_tests::harness::context::TestContext;
 use husk_tests::harness::runner::{self, Selection};
-use husk_tests::harness::scene::Scene;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -39,7 +39,7 @@ struct Args {
 
     /// Run this one test in this process, in this folder (how the program runs each test)
     #[arg(long, hide = true, num_args = 2, value_names = ["NAME", "FOLDER"])]
-    scene: Vec<String>,
+    run_case: Vec<String>,
 }
 
 fn main() -> ExitCode {
@@ -55,8 +55,8 @@ fn main() -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
-    let done = match args.scene.as_slice() {
-        [name, folder] => Scene::at(PathBuf::from(folder)).and_then(|scene| scene.play(cases, name)),
+    let done = match args.run_case.as_slice() {
+        [name, folder] => TestContext::at(PathBuf::from(folder)).and_then(|ctx| ctx.run_case(cases, name)),
         _ => runner::run(
             cases,
             &Selection {

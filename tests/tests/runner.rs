@@ -2,23 +2,23 @@
 
 use anyhow::{Result, bail, ensure};
 use husk_tests::harness::Case;
+use husk_tests::harness::context::{Skip, TestContext, expect_contains};
 use husk_tests::harness::runner::{self, Selection};
-use husk_tests::harness::scene::{Scene, Skip, says};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 const CASES: &[Case] = &[
-    case("passes", |scene| {
-        scene.part("good", || Ok(()));
+    case("passes", |ctx| {
+        ctx.part("good", || Ok(()));
         Ok(())
     }),
-    case("fails", |scene| {
-        std::fs::write(scene.log("words.log"), "last words\n")?;
+    case("fails", |ctx| {
+        std::fs::write(ctx.log("words.log"), "last words\n")?;
         bail!("the reason\nand its detail")
     }),
-    case("part", |scene| {
-        scene.part("bad", || bail!("of no use"));
+    case("part", |ctx| {
+        ctx.part("bad", || bail!("of no use"));
         Ok(())
     }),
     case("skips", |_| Err(Skip("not here".to_owned()).into())),
@@ -34,13 +34,13 @@ const CASES: &[Case] = &[
         Command::new("sh").args(["-c", script]).status()?;
         Ok(())
     }),
-    case("leaves-a-file", |scene| {
-        std::fs::create_dir_all(scene.runtime_dir().join("default/vm"))?;
+    case("leaves-a-file", |ctx| {
+        std::fs::create_dir_all(ctx.runtime_dir().join("default/vm"))?;
         Ok(())
     }),
 ];
 
-const fn case(name: &'static str, run: fn(&Scene) -> Result<()>) -> Case {
+const fn case(name: &'static str, run: fn(&TestContext) -> Result<()>) -> Case {
     Case {
         name,
         about: "",
@@ -52,8 +52,8 @@ const fn case(name: &'static str, run: fn(&Scene) -> Result<()>) -> Case {
 fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     match words.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
-        ["--scene", name, folder] => {
-            let passed = Scene::at(PathBuf::from(folder))?.play(CASES, name)?;
+        ["--run-case", name, folder] => {
+            let passed = TestContext::at(PathBuf::from(folder))?.run_case(CASES, name)?;
             std::process::exit(i32::from(!passed));
         }
         ["suite", filters @ ..] => {
@@ -86,7 +86,7 @@ fn suite(filters: &[&str]) -> Result<(bool, String)> {
 fn check() -> Result<()> {
     let (passed, text) = suite(&["passes", "skips"])?;
     ensure!(passed, "{text}");
-    says(
+    expect_contains(
         &text,
         &["ok passes/good ", "ok passes ", "skipped skips: not here\n"],
     )?;
@@ -94,7 +94,7 @@ fn check() -> Result<()> {
 
     let (passed, text) = suite(&[])?;
     ensure!(!passed, "{text}");
-    says(
+    expect_contains(
         &text,
         &[
             "FAILED fails: the reason (",

@@ -6,15 +6,15 @@ mod checkout;
 mod debian;
 mod demo;
 mod images;
-mod itself;
 mod lab;
 mod native;
 mod packages;
-mod peers;
 mod progress;
+mod self_copy;
 mod serial;
 mod shell;
 mod test;
+mod upstream;
 
 use anyhow::Result;
 use clap::Parser;

@@ -1,7 +1,7 @@
 //! Kernels and disk images that cannot be booted, made so by accident or on purpose.
 
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;
-use crate::harness::scene::{Scene, says};
 use crate::harness::{Case, SMALL, images};
 use anyhow::{Context, Result, ensure};
 use std::fs::File;
@@ -35,21 +35,21 @@ const BOOT_FAILED: i32 = 12;
 /// An image is read within this time, or given up.
 const READING: Duration = Duration::from_secs(30);
 
-/// Runs what `manifest` says, which cannot boot; what is said about it.
-fn refused(scene: &Scene, manifest: &Manifest) -> Result<String> {
+/// Runs what `manifest` expect_contains, which cannot boot; what is said about it.
+fn refused(ctx: &TestContext, manifest: &Manifest) -> Result<String> {
     let started = Instant::now();
-    let answer = scene.finish(scene.husk(&manifest.run_words(scene)?), READING * 2)?;
+    let answer = ctx.finish(ctx.husk(&manifest.run_words(ctx)?), READING * 2)?;
     let text = answer
         .fails(BOOT_FAILED)
         .with_context(|| manifest.name().to_owned())?;
     let took = started.elapsed();
     ensure!(took < READING, "{}: it took {took:?}", manifest.name());
     ensure!(!text.contains("SIG"), "{}: {text}", manifest.name());
-    scene.nothing_left(Duration::from_secs(5))?;
+    ctx.nothing_left(Duration::from_secs(5))?;
     Ok(text)
 }
 
-fn garbage_kernel(scene: &Scene) -> Result<()> {
+fn garbage_kernel(ctx: &TestContext) -> Result<()> {
     let good = std::fs::read(images::small("6.12")?.kernel)?;
     let mut liar = good[..4096].to_vec();
     // As many setup sectors, and as much of everything, as the header can say.
@@ -70,11 +70,11 @@ fn garbage_kernel(scene: &Scene) -> Result<()> {
         ("elf", &elf),
     ];
     for (name, bytes) in kernels {
-        let path = scene.path(&format!("kernel-{name}"));
+        let path = ctx.path(&format!("kernel-{name}"));
         std::fs::write(&path, bytes)?;
         let manifest = Manifest::new(name).argument("--kernel").argument(&path);
-        let text = refused(scene, &manifest)?;
-        says(&text, &["error"])?;
+        let text = refused(ctx, &manifest)?;
+        expect_contains(&text, &["error"])?;
     }
     Ok(())
 }
@@ -83,16 +83,16 @@ fn disk(name: &str, path: &Path) -> Manifest {
     Manifest::new(name).container_disk("root", path)
 }
 
-fn truncated_image(scene: &Scene) -> Result<()> {
+fn truncated_image(ctx: &TestContext) -> Result<()> {
     for (image, mebibytes) in [
         ("debian-12-cloud", 1),
         ("debian-13-cloud", 64),
         ("debian-13-bls", 20),
     ] {
-        let path = scene.path("truncated.img");
+        let path = ctx.path("truncated.img");
         copy_start(&images::disk(image)?, &path, mebibytes << 20)?;
-        let text = refused(scene, &disk(&format!("cut-{image}"), &path))?;
-        says(&text, &["no kernel"])?;
+        let text = refused(ctx, &disk(&format!("cut-{image}"), &path))?;
+        expect_contains(&text, &["no kernel"])?;
     }
     Ok(())
 }
@@ -111,8 +111,8 @@ fn copy_start(from: &Path, to: &Path, bytes: u64) -> Result<()> {
 /// Bytes and where they go.
 type Pieces = Vec<(u64, Vec<u8>)>;
 
-fn hostile_images(scene: &Scene) -> Result<()> {
-    let path = scene.path("hostile.img");
+fn hostile_images(ctx: &TestContext) -> Result<()> {
+    let path = ctx.path("hostile.img");
     let size: u64 = 64 << 20;
     // What each image is, and the bytes at which it differs from zeros.
     let whole = vec![0xff; 4 << 20];
@@ -140,8 +140,8 @@ fn hostile_images(scene: &Scene) -> Result<()> {
         for (at, bytes) in pieces {
             file.write_all_at(&bytes, at)?;
         }
-        let text = refused(scene, &disk(name, &path))?;
-        says(&text, &["no kernel"]).with_context(|| name.to_owned())?;
+        let text = refused(ctx, &disk(name, &path))?;
+        expect_contains(&text, &["no kernel"]).with_context(|| name.to_owned())?;
     }
     // The same in the middle of a real image: every block of its partition's first part is noise.
     copy_start(&images::disk("debian-13-cloud")?, &path, size)?;
@@ -155,7 +155,7 @@ fn hostile_images(scene: &Scene) -> Result<()> {
             file.write_all_at(&noise, (4 << 20) + block * 4096)?;
         }
     }
-    says(&refused(scene, &disk("noise-in-ext4", &path))?, &["no kernel"])
+    expect_contains(&refused(ctx, &disk("noise-in-ext4", &path))?, &["no kernel"])
 }
 
 /// One entry of an MBR, then the boot signature where it belongs after `bytes` before it.

@@ -1,7 +1,7 @@
 //! Manifests that are wrong.
 
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;
-use crate::harness::scene::{Scene, says};
 use crate::harness::{Case, SMALL, images};
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -13,15 +13,15 @@ pub const CASE: Case = Case {
     run,
 };
 
-fn run(scene: &Scene) -> Result<()> {
+fn run(ctx: &TestContext) -> Result<()> {
     let image = images::small("6.12")?;
     let good = Manifest::new("good").small(&image, "poweroff");
-    let words = good.run_words(scene)?;
-    says(&scene.run(&["validate", "good.yaml"])?.ok()?, &["good is valid"])?;
+    let words = good.run_words(ctx)?;
+    expect_contains(&ctx.run(&["validate", "good.yaml"])?.ok()?, &["good is valid"])?;
 
     // As with KubeVirt, what has a wrong type is told first, what has a wrong value only without such.
     let mistyped = Manifest::new("bad").set("/domain/cpu", json!({"cores": "two"}));
-    lines(scene, &mistyped, &["spec.domain.cpu.cores"])?;
+    lines(ctx, &mistyped, &["spec.domain.cpu.cores"])?;
     let bad = Manifest::new("bad")
         .memory("-1Gi")
         .set(
@@ -30,24 +30,24 @@ fn run(scene: &Scene) -> Result<()> {
         )
         .small(&image, "poweroff");
     lines(
-        scene,
+        ctx,
         &bad,
         &[
             "spec.domain.resources.requests.memory",
             "spec.domain.devices.disks[0].name",
         ],
     )?;
-    let mut bad_words = bad.run_words(scene)?;
+    let mut bad_words = bad.run_words(ctx)?;
 
     // One wrong document of a file keeps the others from starting.
     let both = format!(
         "{}\n---\n{}\n",
-        std::fs::read_to_string(scene.path("good.yaml"))?,
-        std::fs::read_to_string(scene.path("bad.yaml"))?
+        std::fs::read_to_string(ctx.path("good.yaml"))?,
+        std::fs::read_to_string(ctx.path("bad.yaml"))?
     );
-    std::fs::write(scene.path("bad.yaml"), both)?;
+    std::fs::write(ctx.path("bad.yaml"), both)?;
     bad_words.push("--detach".into());
-    scene.run(&bad_words)?.fails(2)?;
+    ctx.run(&bad_words)?.fails(2)?;
 
     for (name, text) in [
         ("empty.yaml", ""),
@@ -58,25 +58,25 @@ fn run(scene: &Scene) -> Result<()> {
         ("other.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\n"),
         ("bytes.yaml", "\u{0}\u{1}\u{2}"),
     ] {
-        std::fs::write(scene.path(name), text)?;
-        let answer = scene.run(&["run", name])?.fails(2)?;
+        std::fs::write(ctx.path(name), text)?;
+        let answer = ctx.run(&["run", name])?.fails(2)?;
         ensure!(answer.lines().count() <= 3, "{name}: {answer}");
     }
-    scene.run(&["run", "absent.yaml"])?;
+    ctx.run(&["run", "absent.yaml"])?;
     let mut unknown = words;
     unknown.extend(["--volume".into(), "nosuch=/dev/null".into()]);
-    says(&scene.run(&unknown)?.fails(2)?, &["nosuch"])?;
-    ensure!(scene.list()?.is_empty(), "something was started");
+    expect_contains(&ctx.run(&unknown)?.fails(2)?, &["nosuch"])?;
+    ensure!(ctx.list()?.is_empty(), "something was started");
     Ok(())
 }
 
 /// Checks that `husk run` and `husk validate` refuse `manifest` by one line for each of `fields`.
-fn lines(scene: &Scene, manifest: &Manifest, fields: &[&str]) -> Result<()> {
+fn lines(ctx: &TestContext, manifest: &Manifest, fields: &[&str]) -> Result<()> {
     for words in [
-        manifest.run_words(scene)?,
+        manifest.run_words(ctx)?,
         vec!["validate".into(), "bad.yaml".into()],
     ] {
-        let text = scene.run(&words)?.fails(2)?;
+        let text = ctx.run(&words)?.fails(2)?;
         for line in text.lines() {
             let field = line.split_once(": ").map(|(field, _)| field);
             ensure!(
@@ -85,7 +85,7 @@ fn lines(scene: &Scene, manifest: &Manifest, fields: &[&str]) -> Result<()> {
             );
         }
         for field in fields {
-            says(&text, &[&format!("{field}: ")])?;
+            expect_contains(&text, &[&format!("{field}: ")])?;
         }
     }
     Ok(())

@@ -1,8 +1,8 @@
 //! Memory that the guest frees goes back to the host, and what it keeps stays as it was.
 
+use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
-use crate::harness::scene::Scene;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, PATIENCE, SMALL, images};
 use anyhow::{Context, Result, bail, ensure};
@@ -18,12 +18,12 @@ pub const CASE: Case = Case {
 
 const MIB: u64 = 1 << 20;
 
-fn run(scene: &Scene) -> Result<()> {
+fn run(ctx: &TestContext) -> Result<()> {
     let manifest = Manifest::new("frees")
         .cpu(1, 2, 1)
         .memory("512Mi")
         .small(&images::small("6.12")?, "balloon,shell");
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     let shell = Shell::small(&vm)?;
     shell.ok("mkdir /t && mount -t tmpfs -o size=400m t /t && head -c 8388608 /dev/urandom > /t/kept")?;
     let sum = shell.ok("md5sum < /t/kept")?;

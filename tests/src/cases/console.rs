@@ -1,9 +1,9 @@
 //! The serial console.
 
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::program::Session;
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::{Vm, console};
 use crate::harness::{Case, PATIENCE, SMALL, images};
 use anyhow::{Result, ensure};
@@ -22,13 +22,13 @@ pub const STALLED_CLIENT: Case = Case {
     run: stalled,
 };
 
-fn sessions(scene: &Scene) -> Result<()> {
+fn sessions(ctx: &TestContext) -> Result<()> {
     let vm = Vm::start(
-        scene,
+        ctx,
         &Manifest::new("talk").small(&images::small("6.12")?, "shell"),
     )?;
     let shell = Shell::small(&vm)?;
-    shell.says("echo $((6 * 7))", &["42"])?;
+    shell.expect_contains("echo $((6 * 7))", &["42"])?;
     // Keys that terminals are wont to keep for themselves reach the guest.
     shell.send(
         "stty raw; printf 'husk-%s\\n' keys; dd bs=1 count=4 2>/dev/null | hexdump -v -e '/1 \"%02x\"'; stty -raw",
@@ -39,43 +39,40 @@ fn sessions(scene: &Scene) -> Result<()> {
 
     // More than Linux reads in one go, and than a FIFO holds.
     let long = "x".repeat(1500);
-    shell.says(&format!("echo {long} | wc -c"), &["1501"])?;
+    shell.expect_contains(&format!("echo {long} | wc -c"), &["1501"])?;
 
-    let second = console(scene, "talk")?;
+    let second = console(ctx, "talk")?;
     second.expect("HUSK-USERSPACE", PATIENCE)?;
     let first = vm.console().wait(PATIENCE)?.fails(1)?;
-    says(&first, &["another session took over"])?;
+    expect_contains(&first, &["another session took over"])?;
     second.send("echo from the $((1 + 1))nd\n")?;
     second.expect("from the 2nd", PATIENCE)?;
     second.send("\x1d")?;
     ensure!(second.wait(PATIENCE)?.status == 0, "^] is no clean end");
 
-    let third = console(scene, "talk")?;
+    let third = console(ctx, "talk")?;
     third.expect("from the 2nd", PATIENCE)?;
     third.send("poweroff -f\n")?;
     vm.powered_off()?;
-    says(&third.wait(PATIENCE)?.ok()?, &["talk has ended"])
+    expect_contains(&third.wait(PATIENCE)?.ok()?, &["talk has ended"])
 }
 
-fn stalled(scene: &Scene) -> Result<()> {
+fn stalled(ctx: &TestContext) -> Result<()> {
     let image = images::small("6.12")?;
     let manifest = Manifest::new("flood").small(&image, "shell");
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     let shell = Shell::small(&vm)?;
     let line = "0123456789".repeat(7);
     shell.send(&format!(
         "sleep 5; for i in $(seq 1 2000); do echo \"flood $i {line}\"; done; echo husk-$((40 + 2)); poweroff -f"
     ))?;
-    let log = Session::piped(
-        scene.husk(&["logs", "flood", "--follow"]),
-        &scene.log("flood.log"),
-    )?;
+    let log = Session::piped(ctx.husk(&["logs", "flood", "--follow"]), &ctx.log("flood.log"))?;
     // It takes the console over, and then only its first few kilobytes.
-    let _stalled = Session::unheard(scene.husk(&["console", "flood"]))?;
+    let _stalled = Session::unheard(ctx.husk(&["console", "flood"]))?;
     vm.console().wait(PATIENCE)?;
     vm.powered_off()?;
     let text = log.wait(PATIENCE)?.ok()?;
-    says(
+    expect_contains(
         &text,
         &["flood 1 0123", "flood 1000 0123", "flood 2000 0123", "husk-42"],
     )

@@ -1,7 +1,7 @@
 //! A guest that crashes ends its VM, which tells how it crashed.
 
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, PATIENCE, SMALL, images};
 use anyhow::Result;
@@ -10,9 +10,9 @@ pub const PANIC: Case = Case {
     name: "guest-panic",
     about: "a guest kernel's panic ends the VM with status 10",
     limit: SMALL,
-    run: |scene| {
+    run: |ctx| {
         for version in ["6.1", "6.12"] {
-            crash(scene, version, "panic", "", r"husk-panic: now", 10, "panic")?;
+            crash(ctx, version, "panic", "", r"husk-panic: now", 10, "panic")?;
         }
         Ok(())
     },
@@ -22,9 +22,9 @@ pub const TRIPLE_FAULT: Case = Case {
     name: "triple-fault",
     about: "a processor that shuts down ends the VM with status 11",
     limit: SMALL,
-    run: |scene| {
+    run: |ctx| {
         crash(
-            scene,
+            ctx,
             "6.12",
             "reboot",
             "reboot=triple",
@@ -36,7 +36,7 @@ pub const TRIPLE_FAULT: Case = Case {
 };
 
 fn crash(
-    scene: &Scene,
+    ctx: &TestContext,
     version: &str,
     word: &str,
     append: &str,
@@ -45,8 +45,8 @@ fn crash(
     reason: &str,
 ) -> Result<()> {
     let image = images::small(version)?;
-    let vm = Vm::start(scene, &Manifest::new("crash").small_with(&image, word, append))?;
+    let vm = Vm::start(ctx, &Manifest::new("crash").small_with(&image, word, append))?;
     vm.expect(sign)?;
     let text = vm.end(PATIENCE)?.fails(status)?;
-    says(&text, &[reason])
+    expect_contains(&text, &[reason])
 }

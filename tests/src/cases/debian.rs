@@ -1,8 +1,8 @@
 //! Stock Debian, booted from the kernel its own disk carries, to its login prompt and off again.
 
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::TO_LOGIN;
 use crate::harness::manifest::Manifest;
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, DEBIAN, images};
 use anyhow::{Context, Result};
@@ -13,32 +13,31 @@ pub const BLS: Case = Case {
     name: "debian-13-bls",
     about: "Debian 13 whose kernel is a Boot Loader Specification entry on an EFI system partition",
     limit: DEBIAN,
-    run: |scene| boots(scene, "debian-13-bls", &["/loader/entries/", ".conf"]),
+    run: |ctx| boots(ctx, "debian-13-bls", &["/loader/entries/", ".conf"]),
 };
 
 pub const GENERIC: Case = Case {
     name: "debian-13-generic",
     about: "Debian 13 with the kernel for any machine, by its grub.cfg",
     limit: DEBIAN,
-    run: |scene| boots(scene, "debian-13-generic", &["/boot/grub/grub.cfg"]),
+    run: |ctx| boots(ctx, "debian-13-generic", &["/boot/grub/grub.cfg"]),
 };
 
-fn boots(scene: &Scene, image: &str, from: &[&str]) -> Result<()> {
+fn boots(ctx: &TestContext, image: &str, from: &[&str]) -> Result<()> {
     let manifest = Manifest::new(image)
         .cpu(1, 2, 1)
         .memory("512Mi")
         .set("/terminationGracePeriodSeconds", json!(120))
         .container_disk("root", &images::disk(image)?);
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     vm.console().expect(r"Linux version 6\.12\.", TO_LOGIN)?;
     vm.console().expect(r"localhost login: ", TO_LOGIN)?;
-    scene.part("booted from", || {
+    ctx.part("booted from", || {
         let seen = vm.inspect()?;
-        says(seen["bootedFrom"].as_str().context("nothing")?, from)
+        expect_contains(seen["bootedFrom"].as_str().context("nothing")?, from)
     });
     // systemd-logind answers the power button.
-    scene
-        .finish(scene.husk(&["stop", image]), Duration::from_secs(150))?
+    ctx.finish(ctx.husk(&["stop", image]), Duration::from_secs(150))?
         .ok()?;
     vm.powered_off()
 }

@@ -1,9 +1,9 @@
 //! The demonstration's manifest, KubeVirt's own vocabulary, on stock Debian 13: everything a user sees first.
 
 use super::network::{self, ssh};
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::{Shell, TO_LOGIN};
 use crate::harness::program::Session;
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, DEBIAN, PATIENCE, images};
 use anyhow::{Context, Result, ensure};
@@ -17,60 +17,60 @@ pub const CASE: Case = Case {
 
 const MANIFEST: &str = include_str!("../../manifests/demo-vm.yaml");
 
-fn run(scene: &Scene) -> Result<()> {
+fn run(ctx: &TestContext) -> Result<()> {
     let manifest = MANIFEST.replace(
         "password: husk",
         &format!(
             "password: husk\n          ssh_authorized_keys: [{}]",
-            ssh::key(scene)?
+            ssh::key(ctx)?
         ),
     );
-    std::fs::write(scene.path("demo-vm.yaml"), manifest)?;
+    std::fs::write(ctx.path("demo-vm.yaml"), manifest)?;
     let mut volume = std::ffi::OsString::from("rootdisk=");
     volume.push(images::disk("debian-13-cloud")?);
     let words = ["run".into(), "demo-vm.yaml".into(), "--volume".into(), volume];
-    let run = Session::piped(scene.husk(&words), &scene.log("demo.run.log"))?;
+    let run = Session::piped(ctx.husk(&words), &ctx.log("demo.run.log"))?;
     run.expect(r"(?m)^demo: running", PATIENCE)?;
-    let vm = Vm::attach(scene, "demo".to_owned(), run)?;
+    let vm = Vm::attach(ctx, "demo".to_owned(), run)?;
     vm.console().expect(r"Linux version 6\.12\.", TO_LOGIN)?;
     let shell = Shell::log_in(&vm, "debian", "husk")?;
-    scene.part("first boot", || first_boot(&vm, &shell));
-    scene.part("processors", || {
-        shell.says("lscpu", &["CPU(s):  "])?;
+    ctx.part("first boot", || first_boot(&vm, &shell));
+    ctx.part("processors", || {
+        shell.expect_contains("lscpu", &["CPU(s):  "])?;
         let topology = shell.ok("lscpu -p=SOCKET,CORE,CPU | grep -v '^#'")?;
         ensure!(topology == "0,0,0\n0,1,1", "{topology}");
         Ok(())
     });
-    scene.part("memory", || {
-        shell.says("dmidecode -t memory", &["Maximum Capacity: 1 GB", "Size: 1 GB"])?;
+    ctx.part("memory", || {
+        shell.expect_contains("dmidecode -t memory", &["Maximum Capacity: 1 GB", "Size: 1 GB"])?;
         let kilobytes: u64 = shell
             .ok("sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo")?
             .parse()?;
         ensure!((900 << 10..1 << 20).contains(&kilobytes), "{kilobytes} kB");
         Ok(())
     });
-    scene.part("identity", || {
-        shell.says(
+    ctx.part("identity", || {
+        shell.expect_contains(
             "dmidecode -s system-uuid",
             &["6f2a6c3e-98d1-4c0e-9c53-31f0a2b1c7d4"],
         )?;
-        shell.says("dmidecode -s system-serial-number", &["husk-demo"])
+        shell.expect_contains("dmidecode -s system-serial-number", &["husk-demo"])
     });
-    scene.part("devices", || devices(&shell));
+    ctx.part("devices", || devices(&shell));
     if nix::unistd::geteuid().is_root() {
-        scene.part("network", || network(scene, &shell));
-        scene.part("ssh", || ssh::logs_in(&vm));
-        scene.part("port-forward", || ssh::greets(&vm));
+        ctx.part("network", || network(ctx, &shell));
+        ctx.part("ssh", || ssh::logs_in(&vm));
+        ctx.part("port-forward", || ssh::greets(&vm));
     }
-    scene.part("power", || {
+    ctx.part("power", || {
         shell.ok("mkdir /mnt/data && mkfs.ext4 -q /dev/vdb && mount /dev/vdb /mnt/data && echo kept > /mnt/data/file && umount /mnt/data")?;
         Ok(())
     });
     shell.send("reboot")?;
     vm.console().expect(r"Linux version 6\.12\.", TO_LOGIN)?;
     let shell = Shell::log_in(&vm, "debian", "husk")?;
-    scene.part("after reboot", || {
-        shell.says("mount /dev/vdb /mnt/data && cat /mnt/data/file", &["kept"])?;
+    ctx.part("after reboot", || {
+        shell.expect_contains("mount /dev/vdb /mnt/data && cat /mnt/data/file", &["kept"])?;
         let times = shell.ok("grep -c 'first boot' /var/log/first-boot")?;
         ensure!(times == "1", "the first-boot command ran {times} times");
         ensure!(vm.inspect()?["reboots"] == 1, "inspect does not say so");
@@ -83,19 +83,19 @@ fn run(scene: &Scene) -> Result<()> {
 fn first_boot(vm: &Vm<'_>, shell: &Shell<'_>) -> Result<()> {
     let (status, text) = shell.run("cloud-init status --wait --long", TO_LOGIN)?;
     ensure!(status == 0 || status == 2, "cloud-init: {text}");
-    says(&text, &["status: done", "DataSourceNoCloud"])?;
-    says(&vm.console().spoken().all(), &["husk-demo: first boot done"])?;
-    shell.says("hostname", &["demo"])?;
+    expect_contains(&text, &["status: done", "DataSourceNoCloud"])?;
+    expect_contains(&vm.console().output().all(), &["husk-demo: first boot done"])?;
+    shell.expect_contains("hostname", &["demo"])?;
     let failed = shell.ok("systemctl --failed --no-legend --plain --no-pager | cut -d' ' -f1")?;
     ensure!(failed.is_empty(), "failed units: {failed}");
     Ok(())
 }
 
 /// The guest is behind its pod's address, and reaches this machine.
-fn network(scene: &Scene, shell: &Shell<'_>) -> Result<()> {
-    shell.says("ip -4 -o address show scope global", &["inet 10.0.2.2/24"])?;
-    shell.says("ip route show", &["default via 10.0.2.1"])?;
-    let address = network::standalone::own_address(scene)?;
+fn network(ctx: &TestContext, shell: &Shell<'_>) -> Result<()> {
+    shell.expect_contains("ip -4 -o address show scope global", &["inet 10.0.2.2/24"])?;
+    shell.expect_contains("ip route show", &["default via 10.0.2.1"])?;
+    let address = network::standalone::own_address(ctx)?;
     shell.ok(&format!("ping -n -c 2 -W 5 {address}"))?;
     Ok(())
 }
@@ -107,16 +107,16 @@ fn devices(shell: &Shell<'_>) -> Result<()> {
     ensure!(lines.next() == Some("vdb 1073741824 0"), "{disks}");
     let seed = lines.next().context("no third disk")?;
     ensure!(seed.ends_with(" 1"), "the NoCloud disk can be written: {disks}");
-    shell.says("cat /sys/class/misc/hw_random/rng_available", &["virtio_rng"])?;
-    shell.says("lsmod", &["virtio_balloon"])?;
+    shell.expect_contains("cat /sys/class/misc/hw_random/rng_available", &["virtio_rng"])?;
+    shell.expect_contains("lsmod", &["virtio_balloon"])?;
     // The clock comes from the host.
     shell
-        .says(
+        .expect_contains(
             "cat /sys/devices/system/clocksource/clocksource0/current_clocksource",
             &["kvm-clock"],
         )
         .or_else(|_| {
-            shell.says(
+            shell.expect_contains(
                 "cat /sys/devices/system/clocksource/clocksource0/current_clocksource",
                 &["tsc"],
             )

@@ -1,9 +1,9 @@
 //! Disks other than the one that is booted.
 
+use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::privileges;
-use crate::harness::scene::Scene;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, SMALL, images};
 use anyhow::{Result, ensure};
@@ -17,10 +17,10 @@ pub const CASE: Case = Case {
     run,
 };
 
-fn run(scene: &Scene) -> Result<()> {
-    let host = scene.path("host.img");
-    let claim = scene.path("claim.img");
-    let image = scene.path("image.img");
+fn run(ctx: &TestContext) -> Result<()> {
+    let host = ctx.path("host.img");
+    let claim = ctx.path("claim.img");
+    let image = ctx.path("image.img");
     for (path, text) in [(&claim, "from the claim"), (&image, "from the image")] {
         let file = std::fs::File::create(path)?;
         file.set_len(8 << 20)?;
@@ -37,15 +37,15 @@ fn run(scene: &Scene) -> Result<()> {
         .container_disk("image", &image)
         .set("/domain/devices/disks/2/serial", json!("claim-serial"))
         .small(&images::small("6.12")?, "disks,shell");
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     // In sectors of 512 bytes.
     vm.expect(r"husk-disk-vda: size=131072 ro=0")?;
     vm.expect(r"husk-disk-vdb: size=65536 ro=0")?;
     vm.expect(r"husk-disk-vdc: size=16384 ro=0 serial=claim-serial\n")?;
     vm.expect(r"husk-disk-vdd: size=16384 ro=0")?;
     let shell = Shell::small(&vm)?;
-    shell.says("head -c 14 /dev/vdc", &["from the claim"])?;
-    shell.says("head -c 14 /dev/vdd", &["from the image"])?;
+    shell.expect_contains("head -c 14 /dev/vdc", &["from the claim"])?;
+    shell.expect_contains("head -c 14 /dev/vdd", &["from the image"])?;
     shell.ok("test $(head -c 4096 /dev/vda | tr -d '\\0' | wc -c) = 0")?;
     // The last sector is there, and nothing after it.
     shell.ok("dd if=/dev/vdb of=/dev/null bs=512 skip=65535 2>/dev/null")?;
@@ -53,7 +53,7 @@ fn run(scene: &Scene) -> Result<()> {
         shell.ok(&format!("echo changed by the guest > /dev/{disk}"))?;
     }
     shell.ok("sync")?;
-    scene.part("confinement", || {
+    ctx.part("confinement", || {
         // The control thread, the vCPU, the SCSI controller and four disks.
         let threads = privileges::confined(vm.pid("vmmPid")?)?;
         ensure!(threads >= 7, "only {threads} threads");

@@ -1,8 +1,8 @@
 //! What fio writes in the guest is what it reads.
 
+use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
-use crate::harness::scene::Scene;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, images};
 use anyhow::{Context, Result, ensure};
@@ -23,7 +23,7 @@ const FIO: Duration = Duration::from_secs(180);
 const VERIFY: &str =
     "fio --thread --filename=/dev/vda --verify=crc32c --verify_fatal=1 --verify_state_save=0";
 
-fn run(scene: &Scene) -> Result<()> {
+fn run(ctx: &TestContext) -> Result<()> {
     let seed = seed()?;
     println!("fio's seed: {seed}");
     let manifest = Manifest::new("verify")
@@ -32,12 +32,12 @@ fn run(scene: &Scene) -> Result<()> {
         .set("/domain/devices/blockMultiQueue", json!(true))
         .empty_disk("data", "64Mi")
         .small(&images::small("6.12-disks")?, "disks,shell");
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     let shell = Shell::small(&vm)?;
     shell.ok("mkdir -p /tmp && cd /tmp")?;
-    scene.part("control", || control(&shell));
+    ctx.part("control", || control(&shell));
     for engine in ["libaio", "io_uring"] {
-        scene.part(engine, || {
+        ctx.part(engine, || {
             let sizes = "512/10:4k/40:12k/10:64k/30:256k/10";
             fio(
                 &shell,
@@ -49,7 +49,7 @@ fn run(scene: &Scene) -> Result<()> {
         });
     }
     // Through the guest's page cache, and read back from the disk: another pattern of requests.
-    scene.part("cached", || {
+    ctx.part("cached", || {
         let job = format!("--name=cached --ioengine=psync --bs=4k --size=16m --randseed={seed}");
         fio(
             &shell,
@@ -59,7 +59,7 @@ fn run(scene: &Scene) -> Result<()> {
         fio(&shell, &format!("{job} --rw=read"))
     });
     // What is discarded reads as zeroes, and only that.
-    scene.part("discard", || {
+    ctx.part("discard", || {
         let job = "--name=kept --ioengine=libaio --direct=1 --bs=64k --size=4m";
         fio(&shell, &format!("{job} --offset=4m --rw=write --do_verify=0"))?;
         shell.ok("blkdiscard -o 8388608 -l 8388608 /dev/vda && blkdiscard -o 0 -l 4194304 /dev/vda")?;

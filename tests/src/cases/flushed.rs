@@ -1,7 +1,7 @@
 //! What a guest was told is on the disk is there, however its VM ends.
 
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, PATIENCE, SMALL, images};
 use anyhow::{Context, Result, ensure};
@@ -30,10 +30,10 @@ pub const BLOCK: usize = 4096;
 const PLACES: u64 = 1021;
 const STRIDE: u64 = 389;
 
-fn run(scene: &Scene) -> Result<()> {
+fn run(ctx: &TestContext) -> Result<()> {
     let mut manifest = Manifest::new("flushed");
     for (index, (disk, cache)) in DISKS.into_iter().enumerate() {
-        let image = scene.path(disk);
+        let image = ctx.path(disk);
         File::create(&image)?.set_len(8 << 20)?;
         manifest = manifest
             .disk(disk, json!({"persistentVolumeClaim": {"claimName": disk}}))
@@ -41,23 +41,23 @@ fn run(scene: &Scene) -> Result<()> {
             .volume(disk, &image);
     }
     let manifest = manifest.small(&images::small("6.12")?, "numbers");
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     vm.console()
         .expect(&format!("husk-flushed: vdc {BLOCKS}\n"), PATIENCE)?;
     vm.kill("vmmPid")?;
     let text = vm.end(Duration::from_secs(20))?.fails(1)?;
-    says(&text, &["SIGKILL"])?;
-    let said = vm.console().spoken().all();
+    expect_contains(&text, &["SIGKILL"])?;
+    let said = vm.console().output().all();
     let flushed = flushed(&said)?;
     for (disk, _) in DISKS {
-        scene.part(disk, || {
+        ctx.part(disk, || {
             let numbers = flushed.get(disk).context("the guest wrote nothing")?;
             ensure!(
                 numbers.len() > BLOCKS as usize / 2,
                 "only {} blocks",
                 numbers.len()
             );
-            let image = File::open(scene.path(disk))?;
+            let image = File::open(ctx.path(disk))?;
             for number in numbers {
                 let mut found = vec![0; BLOCK];
                 image.read_exact_at(&mut found, place(*number))?;
@@ -71,7 +71,7 @@ fn run(scene: &Scene) -> Result<()> {
         });
     }
     // Its locks went with it: the same images serve the next VM.
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     vm.expect("husk-flushed: vda 0\n")?;
     vm.discard()
 }

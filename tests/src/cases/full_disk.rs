@@ -1,8 +1,8 @@
 //! Full disks on the host.
 
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, PATIENCE, SMALL, images};
 use anyhow::{Context, Result, ensure};
@@ -28,8 +28,8 @@ pub const RUNTIME_DIR: Case = Case {
 };
 
 /// Mounts a filesystem in memory of that size at `place`, in a mount namespace of this process's own.
-pub(super) fn small_filesystem(scene: &Scene, place: &Path, size: &str) -> Result<()> {
-    scene.needs_root()?;
+pub(super) fn small_filesystem(ctx: &TestContext, place: &Path, size: &str) -> Result<()> {
+    ctx.needs_root()?;
     unshare(CloneFlags::CLONE_NEWNS).context("cannot leave the mount namespace")?;
     let none = None::<&str>;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
@@ -50,15 +50,15 @@ pub(super) fn fill(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-fn under_empty_disk(scene: &Scene) -> Result<()> {
-    let scratch = scene.path("scratch");
-    small_filesystem(scene, &scratch, "16M")?;
+fn under_empty_disk(ctx: &TestContext) -> Result<()> {
+    let scratch = ctx.path("scratch");
+    small_filesystem(ctx, &scratch, "16M")?;
     // Without this the VM would be paused (`stop`, KubeVirt's default) for somebody to make room.
     let manifest = Manifest::new("full")
         .empty_disk("data", "64Mi")
         .set("/domain/devices/disks/0/errorPolicy", json!("report"))
         .small(&images::small("6.12")?, "write,shell");
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     vm.expect("husk-write: failed")?;
     let shell = Shell::small(&vm)?;
     // What fitted is there, and the disk still answers.
@@ -69,23 +69,21 @@ fn under_empty_disk(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-fn under_runtime_dir(scene: &Scene) -> Result<()> {
-    let runtime = scene.runtime_dir();
-    small_filesystem(scene, &runtime, "256K")?;
+fn under_runtime_dir(ctx: &TestContext) -> Result<()> {
+    let runtime = ctx.runtime_dir();
+    small_filesystem(ctx, &runtime, "256K")?;
     let image = images::small("6.12")?;
-    let running = Vm::start(scene, &Manifest::new("early").small(&image, "shell"))?;
+    let running = Vm::start(ctx, &Manifest::new("early").small(&image, "shell"))?;
     let shell = Shell::small(&running)?;
     fill(&runtime)?;
 
     let late = Manifest::new("late").small(&image, "poweroff");
-    let text = scene
-        .finish(scene.husk(&late.run_words(scene)?), PATIENCE)?
-        .fails(1)?;
-    says(&text, &["No space left on device"])?;
+    let text = ctx.finish(ctx.husk(&late.run_words(ctx)?), PATIENCE)?.fails(1)?;
+    expect_contains(&text, &["No space left on device"])?;
 
     // Neither its console nor its end needs room.
     shell.ok("dmesg")?;
-    shell.says("echo still $((40 + 2))", &["still 42"])?;
+    shell.expect_contains("echo still $((40 + 2))", &["still 42"])?;
     ensure!(running.inspect()?["phase"] == "Running", "the VM does not run");
     std::fs::remove_file(runtime.join("filler"))?;
     shell.send("poweroff -f")?;

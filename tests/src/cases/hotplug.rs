@@ -1,8 +1,8 @@
 //! Volumes that come to a running VM and go again.
 
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, PATIENCE, images};
 use anyhow::{Context, Result, ensure};
@@ -45,9 +45,9 @@ goes() { i=0; while [ -n \"$(disk $1)\" ]; do [ $i -lt 200 ] || return 1; i=$((i
 /// How long the host's end of a volume may take to be free after its removal.
 const TO_BE_FREE: Duration = Duration::from_secs(20);
 
-fn guest(scene: &Scene) -> Result<Vm<'_>> {
+fn guest(ctx: &TestContext) -> Result<Vm<'_>> {
     let manifest = Manifest::new("hot").small(&images::small("6.12")?, "scsi,shell");
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     vm.expect("husk-scsi: end\n")?;
     Ok(vm)
 }
@@ -68,24 +68,24 @@ pub fn settle(shell: &Shell<'_>) -> Result<()> {
 }
 
 /// Makes an empty image.
-pub fn image(scene: &Scene, name: &str, mebibytes: u64) -> Result<PathBuf> {
-    let path = scene.path(&format!("{name}.img"));
+pub fn image(ctx: &TestContext, name: &str, mebibytes: u64) -> Result<PathBuf> {
+    let path = ctx.path(&format!("{name}.img"));
     File::create_new(&path)?.set_len(mebibytes << 20)?;
     Ok(path)
 }
 
 /// `husk addvolume`.
-pub fn add(scene: &Scene, vm: &Vm<'_>, name: &str, path: &Path) -> Result<()> {
-    let mut command = scene.husk(&["addvolume", vm.name(), "--volume-name", name, "--path"]);
+pub fn add(ctx: &TestContext, vm: &Vm<'_>, name: &str, path: &Path) -> Result<()> {
+    let mut command = ctx.husk(&["addvolume", vm.name(), "--volume-name", name, "--path"]);
     command.arg(path);
-    scene.finish(command, PATIENCE)?.ok()?;
+    ctx.finish(command, PATIENCE)?.ok()?;
     Ok(())
 }
 
 /// `husk removevolume`.
-pub fn remove(scene: &Scene, vm: &Vm<'_>, name: &str) -> Result<()> {
-    let command = scene.husk(&["removevolume", vm.name(), "--volume-name", name]);
-    scene.finish(command, PATIENCE)?.ok()?;
+pub fn remove(ctx: &TestContext, vm: &Vm<'_>, name: &str) -> Result<()> {
+    let command = ctx.husk(&["removevolume", vm.name(), "--volume-name", name]);
+    ctx.finish(command, PATIENCE)?.ok()?;
     Ok(())
 }
 
@@ -113,28 +113,28 @@ fn other(path: &Path) -> Result<Manifest> {
         .small(&images::small("6.12")?, "disks,shell"))
 }
 
-fn one(scene: &Scene) -> Result<()> {
-    let vm = guest(scene)?;
-    let path = image(scene, "first", 16)?;
+fn one(ctx: &TestContext) -> Result<()> {
+    let vm = guest(ctx)?;
+    let path = image(ctx, "first", 16)?;
     {
         let shell = shell(&vm)?;
-        add(scene, &vm, "first", &path)?;
+        add(ctx, &vm, "first", &path)?;
         let disk = comes(&shell, "first")?;
         shell.ok(&format!("test $(cat /sys/block/{disk}/size) = 32768"))?;
         shell.ok(&format!(
             "echo written once > /block && dd if=/block of=/dev/{disk} conv=notrunc,fsync status=none"
         ))?;
-        scene.part("taken", || {
+        ctx.part("taken", || {
             // Asked for once more, it is there already; a name means one image, and an image has one VM.
-            add(scene, &vm, "first", &path)?;
-            let another = image(scene, "another", 16)?;
-            let mut again = scene.husk(&["addvolume", vm.name(), "--volume-name", "first", "--path"]);
+            add(ctx, &vm, "first", &path)?;
+            let another = image(ctx, "another", 16)?;
+            let mut again = ctx.husk(&["addvolume", vm.name(), "--volume-name", "first", "--path"]);
             again.arg(&another);
-            says(&scene.finish(again, PATIENCE)?.fails(1)?, &["first"])?;
+            expect_contains(&ctx.finish(again, PATIENCE)?.fails(1)?, &["first"])?;
             shell.ok("test $(ls -d /sys/block/sd* | wc -l) = 1")?;
-            let words = other(&path)?.run_words(scene)?;
-            let text = scene.finish(scene.husk(&words), PATIENCE)?.fails(1)?;
-            says(&text, &["first.img"])
+            let words = other(&path)?.run_words(ctx)?;
+            let text = ctx.finish(ctx.husk(&words), PATIENCE)?.fails(1)?;
+            expect_contains(&text, &["first.img"])
         });
         shell.send("reboot -f")?;
     }
@@ -142,39 +142,39 @@ fn one(scene: &Scene) -> Result<()> {
     vm.expect("husk-scsi: end\n")?;
     let shell = shell(&vm)?;
     let disk = comes(&shell, "first")?;
-    scene.part("after reboot", || {
-        shell.says(&format!("head -c 12 /dev/{disk}"), &["written once"])
+    ctx.part("after reboot", || {
+        shell.expect_contains(&format!("head -c 12 /dev/{disk}"), &["written once"])
     });
     // What the guest has flushed is in the image once the volume is gone; the guest may be using it.
     shell.ok(&format!(
         "echo written twice > /block && dd if=/block of=/dev/{disk} conv=notrunc,fsync status=none"
     ))?;
-    remove(scene, &vm, "first")?;
+    remove(ctx, &vm, "first")?;
     goes(&shell, "first")?;
     let bytes = std::fs::read(&path)?;
     ensure!(bytes.starts_with(b"written twice"), "what was written is lost");
-    scene.part("free", || {
+    ctx.part("free", || {
         let manifest = other(&path)?;
         let deadline = Instant::now() + TO_BE_FREE;
         let other = loop {
-            match Vm::start(scene, &manifest) {
+            match Vm::start(ctx, &manifest) {
                 Ok(vm) => break vm,
                 Err(error) if Instant::now() >= deadline => return Err(error),
                 Err(_) => std::thread::sleep(Duration::from_millis(500)),
             }
         };
         let shell = Shell::small(&other)?;
-        shell.says("head -c 13 /dev/vda", &["written twice"])?;
-        scene.run(&["stop", "--force", "other"])?.ok()?;
+        shell.expect_contains("head -c 13 /dev/vda", &["written twice"])?;
+        ctx.run(&["stop", "--force", "other"])?.ok()?;
         other.run().wait(PATIENCE)?;
         Ok(())
     });
     // What is not there cannot be removed, and a file that is not there cannot be added.
-    scene.part("refused", || {
-        let gone = scene.husk(&["removevolume", vm.name(), "--volume-name", "first"]);
-        says(&scene.finish(gone, PATIENCE)?.fails(1)?, &["first"])?;
-        let absent = scene.husk(&["addvolume", vm.name(), "--volume-name", "no", "--path", "no.img"]);
-        says(&scene.finish(absent, PATIENCE)?.fails(1)?, &["no.img"])
+    ctx.part("refused", || {
+        let gone = ctx.husk(&["removevolume", vm.name(), "--volume-name", "first"]);
+        expect_contains(&ctx.finish(gone, PATIENCE)?.fails(1)?, &["first"])?;
+        let absent = ctx.husk(&["addvolume", vm.name(), "--volume-name", "no", "--path", "no.img"]);
+        expect_contains(&ctx.finish(absent, PATIENCE)?.fails(1)?, &["no.img"])
     });
     shell.ok("echo the guest goes on")?;
     shell.send("poweroff -f")?;
@@ -184,14 +184,14 @@ fn one(scene: &Scene) -> Result<()> {
 /// How many volumes are added.
 const COUNT: u64 = 20;
 
-fn many(scene: &Scene) -> Result<()> {
-    let vm = guest(scene)?;
+fn many(ctx: &TestContext) -> Result<()> {
+    let vm = guest(ctx)?;
     let shell = shell(&vm)?;
     let name = |number: u64| format!("volume-{number}");
     for number in 1..=COUNT {
         // Each has a size of its own, which tells whose data it is.
-        let path = image(scene, &name(number), number)?;
-        add(scene, &vm, &name(number), &path)?;
+        let path = image(ctx, &name(number), number)?;
+        add(ctx, &vm, &name(number), &path)?;
         let disk = comes(&shell, &name(number))?;
         let sectors = number << 11;
         shell.ok(&format!(
@@ -205,14 +205,14 @@ fn many(scene: &Scene) -> Result<()> {
     // Seven has no factor in common with twenty: every one once, no neighbours.
     for step in 1..=COUNT {
         let number = step * 7 % COUNT + 1;
-        remove(scene, &vm, &name(number))?;
+        remove(ctx, &vm, &name(number))?;
         goes(&shell, &name(number))?;
         let left = shell.ok("echo $(ls -d /sys/block/sd* 2>/dev/null | wc -l)")?;
         ensure!(
             left == (COUNT - step).to_string(),
             "{left} disks after {step} of {COUNT} went"
         );
-        let bytes = std::fs::read(scene.path(&format!("{}.img", name(number))))?;
+        let bytes = std::fs::read(ctx.path(&format!("{}.img", name(number))))?;
         ensure!(
             bytes.starts_with(format!("{}\n", name(number)).as_bytes()),
             "{} holds something else",
@@ -226,8 +226,8 @@ fn many(scene: &Scene) -> Result<()> {
 /// More than the eight buffers for events that Linux offers.
 const MISSED: u64 = 20;
 
-fn unheard(scene: &Scene) -> Result<()> {
-    let vm = guest(scene)?;
+fn unheard(ctx: &TestContext) -> Result<()> {
+    let vm = guest(ctx)?;
     let shell = shell(&vm)?;
     let disks = |count: u64| {
         shell.ok(&format!(
@@ -235,35 +235,35 @@ fn unheard(scene: &Scene) -> Result<()> {
              i=$((i + 1)); sleep 0.2; done"
         ))
     };
-    scene.part("paused", || {
-        scene.run(&["pause", vm.name()])?.ok()?;
+    ctx.part("paused", || {
+        ctx.run(&["pause", vm.name()])?.ok()?;
         for number in 1..=MISSED {
             let name = format!("missed-{number}");
-            add(scene, &vm, &name, &image(scene, &name, 1)?)?;
+            add(ctx, &vm, &name, &image(ctx, &name, 1)?)?;
         }
-        scene.run(&["resume", vm.name()])?.ok()?;
+        ctx.run(&["resume", vm.name()])?.ok()?;
         for number in 1..=MISSED {
             comes(&shell, &format!("missed-{number}"))?;
         }
         disks(MISSED)?;
         Ok(())
     });
-    scene.part("removed while paused", || {
-        scene.run(&["pause", vm.name()])?.ok()?;
-        let told = scene.run(&["removevolume", vm.name(), "--volume-name", "missed-3"])?;
+    ctx.part("removed while paused", || {
+        ctx.run(&["pause", vm.name()])?.ok()?;
+        let told = ctx.run(&["removevolume", vm.name(), "--volume-name", "missed-3"])?;
         let told = told.fails(1)?;
         ensure!(told.contains("it goes when that is resumed"), "{told}");
-        scene.run(&["resume", vm.name()])?.ok()?;
+        ctx.run(&["resume", vm.name()])?.ok()?;
         goes(&shell, "missed-3")?;
         vm.until("a disk less", PATIENCE, |vm| {
             !vm["plan"]["disks"].to_string().contains("missed-3")
         })?;
-        add(scene, &vm, "missed-3", &scene.path("missed-3.img"))?;
+        add(ctx, &vm, "missed-3", &ctx.path("missed-3.img"))?;
         comes(&shell, "missed-3")?;
         disks(MISSED)?;
         Ok(())
     });
-    scene.part("without a driver", || {
+    ctx.part("without a driver", || {
         let kept = comes(&shell, "missed-7")?;
         shell.ok(&format!(
             "echo kept > /block && dd if=/block of=/dev/{kept} conv=notrunc,fsync status=none"
@@ -273,14 +273,14 @@ fn unheard(scene: &Scene) -> Result<()> {
             "{driver} && device=$(ls -d virtio*) && echo $device > unbind"
         ))?;
         disks(0)?;
-        add(scene, &vm, "late", &image(scene, "late", 1)?)?;
-        remove(scene, &vm, "missed-1")?;
+        add(ctx, &vm, "late", &image(ctx, "late", 1)?)?;
+        remove(ctx, &vm, "missed-1")?;
         shell.ok(&format!("{driver} && echo $device > bind"))?;
         comes(&shell, "late")?;
         disks(MISSED)?;
         goes(&shell, "missed-1")?;
         let kept = comes(&shell, "missed-7")?;
-        shell.says(&format!("head -c 4 /dev/{kept}"), &["kept"])
+        shell.expect_contains(&format!("head -c 4 /dev/{kept}"), &["kept"])
     });
     shell.send("poweroff -f")?;
     vm.powered_off()

@@ -1,9 +1,9 @@
 //! What `errorPolicy` says of a host that runs out of room.
 
 use super::full_disk::{fill, small_filesystem};
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, PATIENCE, SMALL, images};
 use anyhow::{Context, Result, bail, ensure};
@@ -17,11 +17,11 @@ pub const STOP: Case = Case {
     name: "io-error-stop",
     about: "stop, enospace and no errorPolicy: a full disk on the host pauses the VM; with room again it goes on",
     limit: Duration::from_secs(480),
-    run: |scene| {
-        let scratch = scene.path("scratch");
-        small_filesystem(scene, &scratch, "24M")?;
+    run: |ctx| {
+        let scratch = ctx.path("scratch");
+        small_filesystem(ctx, &scratch, "24M")?;
         for policy in [None, Some("stop"), Some("enospace")] {
-            scene.part(policy.unwrap_or("default"), || stops(scene, policy));
+            ctx.part(policy.unwrap_or("default"), || stops(ctx, policy));
         }
         umount(&scratch)?;
         Ok(())
@@ -69,22 +69,22 @@ fn paused_for_it(vm: &Value) -> bool {
     vm["paused"] == true && vm["reason"] == "PausedIOError"
 }
 
-fn stops(scene: &Scene, policy: Option<&str>) -> Result<()> {
-    let scratch = scene.path("scratch");
-    let vm = Vm::start(scene, &manifest("stops", policy)?)?;
+fn stops(ctx: &TestContext, policy: Option<&str>) -> Result<()> {
+    let scratch = ctx.path("scratch");
+    let vm = Vm::start(ctx, &manifest("stops", policy)?)?;
     let shell = Shell::small(&vm)?;
     shell.ok(&format!("head -c {WRITTEN} /dev/urandom > /all"))?;
     let sum = shell.ok("md5sum < /all")?;
     leave_little(&scratch)?;
     shell.send("dd if=/all of=/dev/vda bs=64k conv=fsync status=none; printf 'husk-%s: %d\\n' written $?")?;
     let seen = vm.until("paused for an I/O error", PATIENCE, paused_for_it)?;
-    says(seen["message"].as_str().context("no message")?, &["\"data\""])?;
+    expect_contains(seen["message"].as_str().context("no message")?, &["\"data\""])?;
     ensure!(seen["phase"] == "Running", "{seen:#}");
 
     // Resumed too early, it is paused again.
-    resume(scene, &vm)?;
+    resume(ctx, &vm)?;
     vm.until("paused once more", PATIENCE, paused_for_it)?;
-    let said = vm.console().spoken().rest();
+    let said = vm.console().output().rest();
     ensure!(
         !said.contains("husk-written:") && !said.contains("I/O error"),
         "the guest was told something: {said}"
@@ -101,7 +101,7 @@ fn stops(scene: &Scene, policy: Option<&str>) -> Result<()> {
         if Instant::now() >= deadline {
             bail!("there is room, and the guest does not go on: {:#}", vm.inspect()?);
         }
-        resume(scene, &vm)?;
+        resume(ctx, &vm)?;
     }
     let seen = vm.inspect()?;
     ensure!(
@@ -116,15 +116,15 @@ fn stops(scene: &Scene, policy: Option<&str>) -> Result<()> {
     vm.powered_off()
 }
 
-fn resume(scene: &Scene, vm: &Vm<'_>) -> Result<()> {
-    scene.run(&["resume", vm.name()])?.ok()?;
+fn resume(ctx: &TestContext, vm: &Vm<'_>) -> Result<()> {
+    ctx.run(&["resume", vm.name()])?.ok()?;
     Ok(())
 }
 
-fn reports(scene: &Scene) -> Result<()> {
-    let scratch = scene.path("scratch");
-    small_filesystem(scene, &scratch, "24M")?;
-    let vm = Vm::start(scene, &manifest("reports", Some("report"))?)?;
+fn reports(ctx: &TestContext) -> Result<()> {
+    let scratch = ctx.path("scratch");
+    small_filesystem(ctx, &scratch, "24M")?;
+    let vm = Vm::start(ctx, &manifest("reports", Some("report"))?)?;
     let shell = Shell::small(&vm)?;
     leave_little(&scratch)?;
     let write = format!(

@@ -1,8 +1,8 @@
 //! The processes of a VM, killed one at a time.
 
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;
 use crate::harness::processes::Process;
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::{Vm, console};
 use crate::harness::{Case, PATIENCE, SMALL, images};
 use anyhow::{Context, Result, bail, ensure};
@@ -13,11 +13,11 @@ pub const VMM: Case = Case {
     name: "killed-vmm",
     about: "kill -9 of the VMM: husk run tells, and nothing is left",
     limit: SMALL,
-    run: |scene| {
-        let vm = start(scene)?;
+    run: |ctx| {
+        let vm = start(ctx)?;
         vm.kill("vmmPid")?;
         let text = vm.end(Duration::from_secs(20))?.fails(1)?;
-        says(&text, &["SIGKILL"])
+        expect_contains(&text, &["SIGKILL"])
     },
 };
 
@@ -25,15 +25,15 @@ pub const MONITOR: Case = Case {
     name: "killed-monitor",
     about: "kill -9 of the monitor: the VMM ends with it, husk run tells, and nothing is left",
     limit: SMALL,
-    run: |scene| {
-        let vm = start(scene)?;
+    run: |ctx| {
+        let vm = start(ctx)?;
         let vmm = vm.inspect()?["vmmPid"].as_i64().context("no vmmPid")?;
         vm.kill("monitorPid")?;
         ends(i32::try_from(vmm)?, Duration::from_secs(10))?;
         let text = vm.end(Duration::from_secs(20))?.fails(1)?;
-        says(&text, &["monitor died"])?;
+        expect_contains(&text, &["monitor died"])?;
         // The name is free again.
-        let vm = start(scene)?;
+        let vm = start(ctx)?;
         vm.discard()
     },
 };
@@ -42,25 +42,25 @@ pub const COMMAND: Case = Case {
     name: "killed-command",
     about: "kill -9 of husk run: the VM goes on and answers every other command",
     limit: SMALL,
-    run: |scene| {
-        let vm = start(scene)?;
+    run: |ctx| {
+        let vm = start(ctx)?;
         vm.run().kill()?;
         sleep(Duration::from_secs(2));
-        ensure!(scene.list()? == ["victim"], "the VM is not listed");
+        ensure!(ctx.list()? == ["victim"], "the VM is not listed");
         ensure!(vm.inspect()?["phase"] == "Running", "the VM does not run");
-        let session = console(scene, "victim")?;
+        let session = console(ctx, "victim")?;
         session.expect("HUSK-USERSPACE", PATIENCE)?;
         vm.expect("husk-button: ready")?;
-        scene.finish(scene.husk(&["stop", "victim"]), PATIENCE)?.ok()?;
-        scene.nothing_left(Duration::from_secs(10))
+        ctx.finish(ctx.husk(&["stop", "victim"]), PATIENCE)?.ok()?;
+        ctx.nothing_left(Duration::from_secs(10))
     },
 };
 
-fn start(scene: &Scene) -> Result<Vm<'_>> {
+fn start(ctx: &TestContext) -> Result<Vm<'_>> {
     let manifest = Manifest::new("victim")
         .empty_disk("data", "64Mi")
         .small(&images::small("6.12")?, "button");
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     vm.expect("HUSK-USERSPACE")?;
     Ok(vm)
 }

@@ -1,7 +1,7 @@
 //! The guest sees the processors, memory and identity that its manifest asks for.
 
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, SMALL as SMALL_LIMIT, images};
 use anyhow::{Context, Result, ensure};
@@ -14,9 +14,9 @@ pub const SMALL: Case = Case {
     name: "machine-1cpu-128Mi",
     about: "1 vCPU and 128 MiB, UUID and serial number, random numbers from the host",
     limit: SMALL_LIMIT,
-    run: |scene| {
+    run: |ctx| {
         see(
-            scene,
+            ctx,
             &Machine {
                 kernel: "6.1",
                 topology: (1, 1, 1),
@@ -31,9 +31,9 @@ pub const MEDIUM: Case = Case {
     name: "machine-2cpu-512Mi",
     about: "2 vCPUs as 2 sockets, and 512 MiB",
     limit: SMALL_LIMIT,
-    run: |scene| {
+    run: |ctx| {
         see(
-            scene,
+            ctx,
             &Machine {
                 kernel: "6.12",
                 topology: (2, 1, 1),
@@ -51,9 +51,9 @@ pub const LARGE: Case = Case {
     name: "machine-4cpu-5Gi",
     about: "4 vCPUs as 1 socket of 2 cores of 2 threads, and 5 GiB on both sides of the hole under 4 GiB",
     limit: SMALL_LIMIT,
-    run: |scene| {
+    run: |ctx| {
         see(
-            scene,
+            ctx,
             &Machine {
                 kernel: "6.12",
                 topology: (1, 2, 2),
@@ -78,7 +78,7 @@ struct Machine {
     cpus: &'static [&'static str],
 }
 
-fn see(scene: &Scene, machine: &Machine) -> Result<()> {
+fn see(ctx: &TestContext, machine: &Machine) -> Result<()> {
     let (sockets, cores, threads) = machine.topology;
     let manifest = Manifest::new("machine")
         .cpu(sockets, cores, threads)
@@ -89,14 +89,14 @@ fn see(scene: &Scene, machine: &Machine) -> Result<()> {
         )
         .set("/domain/devices/rng", json!({}))
         .small(&images::small(machine.kernel)?, "cpus,mem,dmi,rng,poweroff");
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     vm.expect("husk-random: .*\n")?;
     vm.powered_off()?;
-    let text = vm.console().spoken().all();
+    let text = vm.console().output().all();
 
-    scene.part("processors", || {
+    ctx.part("processors", || {
         for cpu in machine.cpus {
-            says(&text, &[&format!("husk-{cpu}\n")])?;
+            expect_contains(&text, &[&format!("husk-{cpu}\n")])?;
         }
         let last = machine.cpus.len() - 1;
         let range = if last == 0 {
@@ -104,19 +104,19 @@ fn see(scene: &Scene, machine: &Machine) -> Result<()> {
         } else {
             format!("0-{last}")
         };
-        says(&text, &[&format!("husk-cpus: online={range} possible={range}\n")])
+        expect_contains(&text, &[&format!("husk-cpus: online={range} possible={range}\n")])
     });
-    scene.part("memory", || memory(&text, machine.memory.1));
-    scene.part("identity", || {
-        says(
+    ctx.part("memory", || memory(&text, machine.memory.1));
+    ctx.part("identity", || {
+        expect_contains(
             &text,
             &[&format!(
                 "husk-dmi: product_uuid={UUID} product_serial=husk-serial-7"
             )],
         )
     });
-    scene.part("random", || {
-        says(&text, &["husk-rng: rng_current=virtio_rng"])?;
+    ctx.part("random", || {
+        expect_contains(&text, &["husk-rng: rng_current=virtio_rng"])?;
         let bytes = Regex::new(r"husk-random: ([0-9a-f]{32})\n")?.captures(&text);
         let bytes = bytes.context("no random bytes")?;
         ensure!(bytes[1] != "0".repeat(32), "random bytes are zeros");

@@ -1,7 +1,7 @@
 //! Pause and resume.
 
+use crate::harness::context::TestContext;
 use crate::harness::manifest::Manifest;
-use crate::harness::scene::Scene;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, PATIENCE, SMALL, images};
 use anyhow::{Context, Result, ensure};
@@ -18,28 +18,28 @@ pub const CASE: Case = Case {
 /// How long the guest is paused: so long that no delay is taken for it.
 const PAUSED: Duration = Duration::from_secs(20);
 
-fn run(scene: &Scene) -> Result<()> {
+fn run(ctx: &TestContext) -> Result<()> {
     let manifest = Manifest::new("still")
         .cpu(1, 2, 1)
         .small(&images::small("6.12")?, "clock");
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     vm.expect("husk-clock")?;
-    scene.run(&["pause", "still"])?.ok()?;
-    scene.run(&["pause", "still"])?.ok()?;
+    ctx.run(&["pause", "still"])?.ok()?;
+    ctx.run(&["pause", "still"])?.ok()?;
     ensure!(vm.inspect()?["paused"] == true, "inspect does not say paused");
     // What was said before the pause may still be on its way.
     sleep(Duration::from_secs(1));
-    let before = clocks(&vm.console().spoken().all()).context("no clock before the pause")?;
+    let before = clocks(&vm.console().output().all()).context("no clock before the pause")?;
     sleep(PAUSED);
-    let during = clocks(&vm.console().spoken().all()).context("no clock")?;
+    let during = clocks(&vm.console().output().all()).context("no clock")?;
     ensure!(
         before == during,
         "the paused guest went on: {before:?} {during:?}"
     );
-    vm.console().spoken().expect("(?s).*", PATIENCE)?;
+    vm.console().output().expect("(?s).*", PATIENCE)?;
 
-    scene.run(&["resume", "still"])?.ok()?;
-    scene.run(&["resume", "still"])?.ok()?;
+    ctx.run(&["resume", "still"])?.ok()?;
+    ctx.run(&["resume", "still"])?.ok()?;
     let said = vm.expect(r"husk-clock: [^\n]*\n")?;
     let after = clocks(&said[0]).context("no clock after the pause")?;
     ensure!(vm.inspect()?["paused"] == false, "inspect still says paused");

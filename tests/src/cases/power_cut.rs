@@ -1,9 +1,9 @@
 //! What a guest was told is on the disk has reached it for good: the power may go at any moment.
 
 use super::flushed::{BLOCK, content, place};
+use crate::harness::context::TestContext;
 use crate::harness::log_writes::LoggedDisk;
 use crate::harness::manifest::Manifest;
-use crate::harness::scene::Scene;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, PATIENCE, SMALL, images};
 use anyhow::{Result, ensure};
@@ -34,15 +34,15 @@ const IMAGE_MIB: u64 = 8;
 const DISK_MIB: u64 = 24;
 const LOG_MIB: u64 = 256;
 
-fn run(scene: &Scene) -> Result<()> {
-    scene.needs_root()?;
+fn run(ctx: &TestContext) -> Result<()> {
+    ctx.needs_root()?;
     let mut disks = Vec::new();
     let mut manifest = Manifest::new("cut");
     for (index, (name, cache, file)) in DISKS.into_iter().enumerate() {
-        let mut disk = LoggedDisk::make(scene, name, DISK_MIB, LOG_MIB)?;
+        let mut disk = LoggedDisk::make(ctx, name, DISK_MIB, LOG_MIB)?;
         let mut image = disk.path();
         if file {
-            let folder = scene.path(name);
+            let folder = ctx.path(name);
             disk.mount(&folder)?;
             image = folder.join("disk.img");
             File::create(&image)?.set_len(IMAGE_MIB << 20)?;
@@ -53,7 +53,7 @@ fn run(scene: &Scene) -> Result<()> {
             .volume(name, &image);
         disks.push(disk);
     }
-    let vm = Vm::start(scene, &manifest.small(&images::small("6.12")?, "numbers"))?;
+    let vm = Vm::start(ctx, &manifest.small(&images::small("6.12")?, "numbers"))?;
     for round in 0..ROUNDS {
         vm.console()
             .expect(&format!("husk-flushed: vdc {round}\n"), PATIENCE)?;
@@ -64,7 +64,7 @@ fn run(scene: &Scene) -> Result<()> {
     vm.discard()?;
     for ((name, _, file), disk) in DISKS.into_iter().zip(disks) {
         let log = disk.into_log()?;
-        scene.part(name, || {
+        ctx.part(name, || {
             for round in 0..ROUNDS {
                 let mut cut = log.disk_at(&round.to_string())?;
                 if file {
@@ -72,7 +72,7 @@ fn run(scene: &Scene) -> Result<()> {
                     if round % 10 != 9 {
                         continue;
                     }
-                    cut = image_in(scene, &cut)?;
+                    cut = image_in(ctx, &cut)?;
                 }
                 all_there(name, round, &cut)?;
             }
@@ -95,12 +95,12 @@ fn all_there(disk: &str, round: u64, image: &[u8]) -> Result<()> {
 }
 
 /// The image within the filesystem on `disk`, as it is after a power cut.
-fn image_in(scene: &Scene, disk: &[u8]) -> Result<Vec<u8>> {
-    let (file, folder) = (scene.path("cut.ext4"), scene.path("cut"));
+fn image_in(ctx: &TestContext, disk: &[u8]) -> Result<Vec<u8>> {
+    let (file, folder) = (ctx.path("cut.ext4"), ctx.path("cut"));
     std::fs::write(&file, disk)?;
     std::fs::create_dir_all(&folder)?;
     host(
-        scene,
+        ctx,
         &[
             "mount",
             "-o",
@@ -110,7 +110,7 @@ fn image_in(scene: &Scene, disk: &[u8]) -> Result<Vec<u8>> {
         ],
     )?;
     let read = read(&folder.join("disk.img"));
-    host(scene, &["umount", &folder.to_string_lossy()])?;
+    host(ctx, &["umount", &folder.to_string_lossy()])?;
     read
 }
 
@@ -120,9 +120,9 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(image)
 }
 
-fn host(scene: &Scene, words: &[&str]) -> Result<()> {
+fn host(ctx: &TestContext, words: &[&str]) -> Result<()> {
     let mut command = Command::new(words[0]);
     command.args(&words[1..]);
-    scene.finish(command, PATIENCE)?.ok()?;
+    ctx.finish(command, PATIENCE)?.ok()?;
     Ok(())
 }

@@ -1,9 +1,9 @@
 //! qcow2 container disks, and overlays over what a VM must not change.
 
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::qemu_img::{content, is_sound, keep, overlay, qemu_img};
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, PATIENCE, images};
 use anyhow::{Context, Result, ensure};
@@ -37,8 +37,8 @@ const SECTORS: u64 = 48 * MIB / 512;
 
 /// Makes `disk/disk.qcow2` in the folder `name`, the content of a container image. Every fourth MiB holds text, the
 /// first compressed where `compressed`.
-fn container(scene: &Scene, name: &str, compressed: bool) -> Result<PathBuf> {
-    let raw = scene.path("content.raw");
+fn container(ctx: &TestContext, name: &str, compressed: bool) -> Result<PathBuf> {
+    let raw = ctx.path("content.raw");
     let file = File::create(&raw)?;
     file.set_len(SECTORS * 512)?;
     for at in (0..SECTORS * 512).step_by(4 * MIB as usize) {
@@ -46,7 +46,7 @@ fn container(scene: &Scene, name: &str, compressed: bool) -> Result<PathBuf> {
         let text: Vec<u8> = text.bytes().cycle().take(MIB as usize).collect();
         file.write_all_at(&text, at)?;
     }
-    let folder = scene.path(name).join("disk");
+    let folder = ctx.path(name).join("disk");
     std::fs::create_dir_all(&folder)?;
     let image = folder.join("disk.qcow2");
     let mut words = vec!["convert", "-f", "raw", "-O", "qcow2"];
@@ -55,13 +55,13 @@ fn container(scene: &Scene, name: &str, compressed: bool) -> Result<PathBuf> {
     }
     let (raw, to) = (raw.display().to_string(), image.display().to_string());
     words.extend([&raw[..], &to]);
-    qemu_img(scene, &words)?;
+    qemu_img(ctx, &words)?;
     Ok(image)
 }
 
 /// An OCI layout with a layer of what is in `folder`.
-fn oci_layout(scene: &Scene, folder: &Path) -> Result<PathBuf> {
-    let layout = scene.path("layout");
+fn oci_layout(ctx: &TestContext, folder: &Path) -> Result<PathBuf> {
+    let layout = ctx.path("layout");
     let blobs = layout.join("blobs/sha256");
     std::fs::create_dir_all(&blobs)?;
     let blob = |from: &Path, kind: &str| -> Result<serde_json::Value> {
@@ -94,20 +94,20 @@ fn oci_layout(scene: &Scene, folder: &Path) -> Result<PathBuf> {
 }
 
 /// Both have the same two disks: from a directory, and from an OCI layout.
-fn shared(scene: &Scene) -> Result<()> {
-    let image = container(scene, "image", true)?;
-    let layout = oci_layout(scene, &scene.path("image"))?;
+fn shared(ctx: &TestContext) -> Result<()> {
+    let image = container(ctx, "image", true)?;
+    let layout = oci_layout(ctx, &ctx.path("image"))?;
     let before = std::fs::read(&image)?;
     let manifest = |name| -> Result<Manifest> {
         Ok(Manifest::new(name)
-            .container_disk("root", &scene.path("image"))
+            .container_disk("root", &ctx.path("image"))
             .container_disk("packed", &layout)
             .small(&images::small("6.12")?, "disks,shell"))
     };
     let names = ["one", "two"];
     let vms = names
         .iter()
-        .map(|name| Vm::start(scene, &manifest(name)?))
+        .map(|name| Vm::start(ctx, &manifest(name)?))
         .collect::<Result<Vec<_>>>()?;
     let mut shells = Vec::new();
     for (vm, name) in vms.iter().zip(names) {
@@ -115,7 +115,7 @@ fn shared(scene: &Scene) -> Result<()> {
         vm.expect(&format!(r"husk-disk-vdb: size={SECTORS} ro=0"))?;
         let shell = Shell::small(vm)?;
         for disk in ["vda", "vdb"] {
-            shell.says(&format!("head -c 17 /dev/{disk}"), &["husk-base image 0"])?;
+            shell.expect_contains(&format!("head -c 17 /dev/{disk}"), &["husk-base image 0"])?;
             // Into what the image holds, and into what it does not.
             for sector in [1, 20_000] {
                 shell.ok(&format!(
@@ -130,8 +130,8 @@ fn shared(scene: &Scene) -> Result<()> {
         .disk("root", json!({"persistentVolumeClaim": {"claimName": "root"}}))
         .volume("root", &image)
         .small(&images::small("6.12")?, "disks");
-    let refused = scene.finish(scene.husk(&writer.run_words(scene)?), PATIENCE)?;
-    says(&refused.fails(1)?, &["volume \"root\":", "is in use"])?;
+    let refused = ctx.finish(ctx.husk(&writer.run_words(ctx)?), PATIENCE)?;
+    expect_contains(&refused.fails(1)?, &["volume \"root\":", "is in use"])?;
     for (shell, name) in shells.iter().zip(names) {
         shell.ok("echo 3 > /proc/sys/vm/drop_caches")?;
         for (disk, sector) in [("vda", 1), ("vda", 20_000), ("vdb", 1), ("vdb", 20_000)] {
@@ -145,20 +145,20 @@ fn shared(scene: &Scene) -> Result<()> {
     }
     for vm in &vms {
         let answer = vm.run().wait(PATIENCE)?;
-        says(&answer.ok()?, &["powered off"])?;
+        expect_contains(&answer.ok()?, &["powered off"])?;
     }
-    scene.nothing_left(Duration::from_secs(10))?;
+    ctx.nothing_left(Duration::from_secs(10))?;
     ensure!(
         std::fs::read(&image)? == before,
         "the containerDisk's image was changed"
     );
-    is_sound(scene, &image)?;
+    is_sound(ctx, &image)?;
     ensure!(
-        std::fs::read_dir(scene.path("scratch"))?.next().is_none(),
+        std::fs::read_dir(ctx.path("scratch"))?.next().is_none(),
         "something is left in the scratch directory"
     );
 
-    let vm = Vm::start(scene, &manifest("one")?)?;
+    let vm = Vm::start(ctx, &manifest("one")?)?;
     let shell = Shell::small(&vm)?;
     for disk in ["vda", "vdb"] {
         let sector = shell.ok(&format!("dd if=/dev/{disk} bs=512 skip=1 count=1 status=none"))?;
@@ -166,7 +166,7 @@ fn shared(scene: &Scene) -> Result<()> {
             !sector.contains("written by"),
             "{disk} kept what another VM wrote"
         );
-        says(&sector, &["husk-base image 0"])?;
+        expect_contains(&sector, &["husk-base image 0"])?;
         let zeroes = format!("dd if=/dev/{disk} bs=512 skip=20000 count=1 status=none | tr -d '\\0' | wc -c");
         ensure!(shell.ok(&zeroes)? == "0", "{disk} kept what another VM wrote");
     }
@@ -174,21 +174,21 @@ fn shared(scene: &Scene) -> Result<()> {
     vm.powered_off()
 }
 
-fn verify(scene: &Scene) -> Result<()> {
-    scene.needs_root()?;
+fn verify(ctx: &TestContext) -> Result<()> {
+    ctx.needs_root()?;
     let seed = super::fio::seed()?;
     println!("fio's seed: {seed}");
     for (bus, disk, words) in [
         ("virtio", "vda", "disks,shell"),
         ("scsi", "sda", "disks,scsi,shell"),
     ] {
-        scene.part(bus, || verify_on(scene, bus, disk, words, seed));
+        ctx.part(bus, || verify_on(ctx, bus, disk, words, seed));
     }
     Ok(())
 }
 
-fn verify_on(scene: &Scene, bus: &str, disk: &str, words: &str, seed: u64) -> Result<()> {
-    let image = container(scene, bus, bus == "scsi")?;
+fn verify_on(ctx: &TestContext, bus: &str, disk: &str, words: &str, seed: u64) -> Result<()> {
+    let image = container(ctx, bus, bus == "scsi")?;
     let before = std::fs::read(&image)?;
     let manifest = Manifest::new(bus)
         .cpu(1, 2, 1)
@@ -201,7 +201,7 @@ fn verify_on(scene: &Scene, bus: &str, disk: &str, words: &str, seed: u64) -> Re
         )
         .volume("root", &image)
         .small(&images::small("6.12-disks")?, words);
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     let shell = Shell::small(&vm)?;
     let overlay = overlay(&vm)?;
     shell.ok("mkdir -p /tmp && cd /tmp")?;
@@ -231,14 +231,14 @@ fn verify_on(scene: &Scene, bus: &str, disk: &str, words: &str, seed: u64) -> Re
     shell.send("poweroff -f")?;
     vm.powered_off()?;
 
-    let overlay = keep(scene, overlay, &format!("{bus}-overlay.qcow2"))?;
-    is_sound(scene, &overlay)?;
-    is_sound(scene, &image)?;
+    let overlay = keep(ctx, overlay, &format!("{bus}-overlay.qcow2"))?;
+    is_sound(ctx, &overlay)?;
+    is_sound(ctx, &image)?;
     ensure!(
         std::fs::read(&image)? == before,
         "the containerDisk's image was changed"
     );
-    let shown = content(scene, &overlay, &image, &format!("{bus}-shown.raw"))?;
+    let shown = content(ctx, &overlay, &image, &format!("{bus}-shown.raw"))?;
     let sum = Command::new("sha256sum").arg(&shown).output()?.stdout;
     let sum = String::from_utf8_lossy(&sum);
     let seen = seen.split_whitespace().next().context("no checksum")?;

@@ -1,9 +1,9 @@
 //! Images that claim to be more than they are, and those that are not asked what they are.
 
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::qemu_img::qemu_img;
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, SMALL, images};
 use anyhow::{Context, Result, ensure};
@@ -28,8 +28,8 @@ pub const RAW: Case = Case {
 };
 
 /// A qcow2 image that names the host's password file as its backing file.
-fn thief(scene: &Scene) -> Result<PathBuf> {
-    let path = scene.path("thief.qcow2");
+fn thief(ctx: &TestContext) -> Result<PathBuf> {
+    let path = ctx.path("thief.qcow2");
     let words = [
         "create",
         "-q",
@@ -43,40 +43,36 @@ fn thief(scene: &Scene) -> Result<PathBuf> {
         "thief.qcow2",
         "8M",
     ];
-    qemu_img(scene, &words)?;
+    qemu_img(ctx, &words)?;
     Ok(path)
 }
 
-fn create(scene: &Scene, name: &str, options: &[&str]) -> Result<PathBuf> {
+fn create(ctx: &TestContext, name: &str, options: &[&str]) -> Result<PathBuf> {
     let words = [&["create", "-q", "-f", "qcow2"], options, &[name, "8M"]].concat();
-    qemu_img(scene, &words)?;
-    Ok(scene.path(name))
+    qemu_img(ctx, &words)?;
+    Ok(ctx.path(name))
 }
 
-fn refused(scene: &Scene) -> Result<()> {
+fn refused(ctx: &TestContext) -> Result<()> {
     let edited = |name: &str, edit: &dyn Fn(&File) -> std::io::Result<()>| -> Result<PathBuf> {
-        let path = create(scene, name, &[])?;
+        let path = create(ctx, name, &[])?;
         edit(&File::options().write(true).open(&path)?)?;
         Ok(path)
     };
     let backing = ["-u", "-F", "qcow2", "-b"];
     let cases: [(PathBuf, &str); 8] = [
-        (thief(scene)?, "qcow2: it names a backing file"),
+        (thief(ctx)?, "qcow2: it names a backing file"),
         // A chain that leads to itself.
         (
-            create(scene, "loop.qcow2", &[&backing[..], &["./loop.qcow2"]].concat())?,
+            create(ctx, "loop.qcow2", &[&backing[..], &["./loop.qcow2"]].concat())?,
             "qcow2: it names a backing file",
         ),
         (
-            create(
-                scene,
-                "absent.qcow2",
-                &[&backing[..], &["nowhere.qcow2"]].concat(),
-            )?,
+            create(ctx, "absent.qcow2", &[&backing[..], &["nowhere.qcow2"]].concat())?,
             "qcow2: it names a backing file",
         ),
         (
-            create(scene, "split.qcow2", &["-o", "data_file=split.raw"])?,
+            create(ctx, "split.qcow2", &["-o", "data_file=split.raw"])?,
             "qcow2: its data is in another file",
         ),
         (
@@ -95,7 +91,7 @@ fn refused(scene: &Scene) -> Result<()> {
             })?,
             "qcow2: it is marked as corrupt",
         ),
-        (scene.path("missing.qcow2"), "No such file or directory"),
+        (ctx.path("missing.qcow2"), "No such file or directory"),
     ];
     for (path, reason) in cases {
         let name = path
@@ -103,31 +99,31 @@ fn refused(scene: &Scene) -> Result<()> {
             .context("no name")?
             .to_string_lossy()
             .into_owned();
-        scene.part(&name, || is_refused(scene, &name, &path, reason));
+        ctx.part(&name, || is_refused(ctx, &name, &path, reason));
     }
     Ok(())
 }
 
-fn is_refused(scene: &Scene, name: &str, path: &Path, reason: &str) -> Result<()> {
+fn is_refused(ctx: &TestContext, name: &str, path: &Path, reason: &str) -> Result<()> {
     let manifest = Manifest::new(name)
         .container_disk("root", path)
         .small(&images::small("6.12")?, "disks");
-    let answer = scene.finish(scene.husk(&manifest.run_words(scene)?), Duration::from_secs(60))?;
+    let answer = ctx.finish(ctx.husk(&manifest.run_words(ctx)?), Duration::from_secs(60))?;
     let text = answer.fails(1)?;
     let wanted = format!("error: {name}: volume \"root\": {}: {reason}", path.display());
-    says(&text, &[&wanted])?;
+    expect_contains(&text, &[&wanted])?;
     let last = text.trim_end().lines().last();
     ensure!(
         last.is_some_and(|line| line.starts_with("error: ")),
         "more than one line:\n{text}"
     );
-    scene.nothing_left(Duration::from_secs(5))
+    ctx.nothing_left(Duration::from_secs(5))
 }
 
-fn raw_stays_raw(scene: &Scene) -> Result<()> {
-    let image = thief(scene)?;
+fn raw_stays_raw(ctx: &TestContext) -> Result<()> {
+    let image = thief(ctx)?;
     let bytes = std::fs::metadata(&image)?.len().next_multiple_of(4096);
-    let volumes = ["claim", "host", "ephemeral"].map(|name| (name, scene.path(&format!("{name}.img"))));
+    let volumes = ["claim", "host", "ephemeral"].map(|name| (name, ctx.path(&format!("{name}.img"))));
     for (_, path) in &volumes {
         std::fs::copy(&image, path)?;
         File::options().write(true).open(path)?.set_len(bytes)?;
@@ -146,12 +142,12 @@ fn raw_stays_raw(scene: &Scene) -> Result<()> {
         )
         .volume("ephemeral", &volumes[2].1)
         .small(&images::small("6.12")?, "disks,shell");
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     let shell = Shell::small(&vm)?;
     for disk in ["vda", "vdb", "vdc"] {
         let size = shell.ok(&format!("cat /sys/block/{disk}/size"))?;
         ensure!(size == (bytes / 512).to_string(), "{disk} has {size} sectors");
-        shell.says(&format!("head -c 3 /dev/{disk}"), &["QFI"])?;
+        shell.expect_contains(&format!("head -c 3 /dev/{disk}"), &["QFI"])?;
         let passwords = format!("grep -c root:x /dev/{disk}");
         ensure!(
             shell.run(&passwords, Duration::from_secs(60))?.1 == "0",

@@ -1,8 +1,8 @@
 //! A guest's reboot starts the machine again in the same VM.
 
+use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
-use crate::harness::scene::Scene;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, PATIENCE, SMALL, images};
 use anyhow::{Result, ensure};
@@ -14,33 +14,33 @@ pub const CASE: Case = Case {
     run,
 };
 
-fn run(scene: &Scene) -> Result<()> {
+fn run(ctx: &TestContext) -> Result<()> {
     let manifest = Manifest::new("again")
         .cpu(1, 2, 1)
         .empty_disk("data", "64Mi")
         .small(&images::small("6.12")?, "disks,shell");
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     let shell = Shell::small(&vm)?;
     shell.ok("echo written before > /dev/vda && sync")?;
     let before = vm.inspect()?;
     shell.send("reboot -f")?;
 
     let shell = Shell::small(&vm)?;
-    shell.says("head -c 14 /dev/vda", &["written before"])?;
-    shell.says("grep -c ^processor /proc/cpuinfo", &["2"])?;
+    shell.expect_contains("head -c 14 /dev/vda", &["written before"])?;
+    shell.expect_contains("grep -c ^processor /proc/cpuinfo", &["2"])?;
     let after = vm.until("rebooted once", PATIENCE, |vm| vm["reboots"] == 1)?;
     ensure!(
         before["vmmPid"] == after["vmmPid"] && before["monitorPid"] == after["monitorPid"],
         "other processes: {before:#} {after:#}"
     );
     ensure!(
-        vm.run().spoken().all().contains("again: rebooted"),
+        vm.run().output().all().contains("again: rebooted"),
         "husk run did not tell"
     );
 
-    scene.run(&["reset", vm.name()])?.ok()?;
+    ctx.run(&["reset", vm.name()])?.ok()?;
     let shell = Shell::small(&vm)?;
-    shell.says("head -c 14 /dev/vda", &["written before"])?;
+    shell.expect_contains("head -c 14 /dev/vda", &["written before"])?;
     shell.send("poweroff -f")?;
     vm.powered_off()
 }

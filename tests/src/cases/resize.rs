@@ -1,8 +1,8 @@
 //! An image that grows on the host.
 
+use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
-use crate::harness::scene::Scene;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, PATIENCE, SMALL, images};
 use anyhow::{Result, ensure};
@@ -19,8 +19,8 @@ pub const CASE: Case = Case {
 
 const MIB: u64 = 1 << 20;
 
-fn run(scene: &Scene) -> Result<()> {
-    let path = scene.path("claim.img");
+fn run(ctx: &TestContext) -> Result<()> {
+    let path = ctx.path("claim.img");
     let image = File::options()
         .create_new(true)
         .read(true)
@@ -31,7 +31,7 @@ fn run(scene: &Scene) -> Result<()> {
         .disk("claim", json!({"persistentVolumeClaim": {"claimName": "data"}}))
         .volume("claim", &path)
         .small(&images::small("6.12")?, "disks,shell");
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     vm.expect(r"husk-disk-vda: size=32768 ro=0")?;
     let shell = Shell::small(&vm)?;
     shell.ok("echo before > /dev/vda && sync")?;
@@ -49,7 +49,7 @@ fn run(scene: &Scene) -> Result<()> {
         let wanted = format!("the end of {mebibytes}");
         ensure!(end.starts_with(wanted.as_bytes()), "not in the image: {wanted}");
     }
-    shell.says("head -c 6 /dev/vda", &["before"])?;
+    shell.expect_contains("head -c 6 /dev/vda", &["before"])?;
 
     // Also after a reboot.
     shell.send("reboot -f")?;

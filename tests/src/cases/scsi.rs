@@ -1,8 +1,8 @@
 //! Disks and CD-ROMs on the virtio-scsi controller.
 
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::{Shell, TO_LOGIN};
 use crate::harness::manifest::Manifest;
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, DEBIAN, PATIENCE, images};
 use anyhow::{Context, Result, ensure};
@@ -28,7 +28,7 @@ fn bus(kind: &str, bus: &str, serial: &str) -> Value {
     json!({kind: {"bus": bus}, "serial": serial})
 }
 
-fn small(scene: &Scene) -> Result<()> {
+fn small(ctx: &TestContext) -> Result<()> {
     let manifest = Manifest::new("scsi")
         .memory("512Mi")
         .device(
@@ -47,13 +47,13 @@ fn small(scene: &Scene) -> Result<()> {
             json!({"cloudInitNoCloud": {"userData": "#cloud-config\n"}}),
         )
         .small(&images::small("6.12-disks")?, "scsi,shell");
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     vm.expect("husk-scsi: end\n")?;
     let shell = Shell::small(&vm)?;
     // The kernel's own lines would stand among the answers.
     shell.ok("dmesg -n 1")?;
-    let text = vm.console().spoken().all();
-    scene.part("units", || {
+    let text = vm.console().output().all();
+    ctx.part("units", || {
         unit(
             &text,
             "0:0:0:0",
@@ -71,22 +71,22 @@ fn small(scene: &Scene) -> Result<()> {
         )?;
         let units = text.matches("husk-scsi: 0:").count();
         ensure!(units == 3, "{units} units");
-        shell.says("ls /dev", &["sda", "sdb", "sr0"])
+        shell.expect_contains("ls /dev", &["sda", "sdb", "sr0"])
     });
     // Which of both the kernel calls sda is its own affair.
     let disk = format!("/dev/{}", name(&text, "0:0:0:0")?);
-    scene.part("cd-rom", || cdrom(&shell));
-    scene.part("answers", || answers(&shell, &disk));
-    scene.part("changes", || changes(&shell, &disk));
-    scene.part("reservations", || reservations(&shell, &disk));
-    scene.part("refusals", || {
+    ctx.part("cd-rom", || cdrom(&shell));
+    ctx.part("answers", || answers(&shell, &disk));
+    ctx.part("changes", || changes(&shell, &disk));
+    ctx.part("reservations", || reservations(&shell, &disk));
+    ctx.part("refusals", || {
         let (status, said) = shell.run(&format!("sg_rep_zones {disk}"), PATIENCE)?;
         ensure!(status != 0, "a disk without zones reports some:\n{said}");
         shell.ok(&format!("sg_turs {disk}"))?;
         Ok(())
     });
-    scene.part("reset", || reset(&shell, &disk));
-    scene.part("fio", || {
+    ctx.part("reset", || reset(&shell, &disk));
+    ctx.part("fio", || {
         for disk in ["sda", "sdb"] {
             let fio = format!(
                 "cd / && fio --name=mixed --thread --filename=/dev/{disk} --size=24m --rw=randrw --direct=1 \
@@ -125,16 +125,16 @@ fn line<'t>(text: &'t str, address: &str) -> Result<&'t str> {
 
 fn cdrom(shell: &Shell<'_>) -> Result<()> {
     // The primary volume descriptor of ISO 9660, with the label that cloud-init looks for.
-    shell.says(
+    shell.expect_contains(
         "dd if=/dev/sr0 bs=2048 skip=16 count=1 status=none | head -c 72 | tr -d '\\0'",
         &["CD001", "cidata"],
     )?;
     let write = "dd if=/dev/zero of=/dev/sr0 bs=2048 count=1 conv=notrunc,fsync status=none";
     let (status, _) = shell.run(write, PATIENCE)?;
     ensure!(status != 0, "a CD-ROM was written");
-    shell.says("sg_inq /dev/sr0", &["QEMU", "CD-ROM"])?;
+    shell.expect_contains("sg_inq /dev/sr0", &["QEMU", "CD-ROM"])?;
     // The kernel keeps the page for disks only.
-    shell.says("sg_vpd --page=sn /dev/sr0", &["cd-serial"])
+    shell.expect_contains("sg_vpd --page=sn /dev/sr0", &["cd-serial"])
 }
 
 /// What tells about a unit and changes nothing.
@@ -157,7 +157,7 @@ fn answers(shell: &Shell<'_>, disk: &str) -> Result<()> {
         ("sg_get_lba_status --lba=0", &[]),
     ];
     for (command, words) in commands {
-        shell.says(&format!("{command} {disk}"), words)?;
+        shell.expect_contains(&format!("{command} {disk}"), words)?;
     }
     Ok(())
 }
@@ -216,7 +216,8 @@ pub(super) fn reset(shell: &Shell<'_>, disk: &str) -> Result<()> {
 
 pub(super) fn reservations(shell: &Shell<'_>, disk: &str) -> Result<()> {
     let out = |what: &str| shell.ok(&format!("sg_persist --out {what} {disk}"));
-    let reads = |what: &str, words: &[&str]| shell.says(&format!("sg_persist --in {what} {disk}"), words);
+    let reads =
+        |what: &str, words: &[&str]| shell.expect_contains(&format!("sg_persist --in {what} {disk}"), words);
     out("--register --param-sark=abc123")?;
     reads("--read-keys", &["0xabc123"])?;
     out("--reserve --param-rk=abc123 --prout-type=3")?;
@@ -232,7 +233,7 @@ pub(super) fn reservations(shell: &Shell<'_>, disk: &str) -> Result<()> {
     Ok(())
 }
 
-fn debian(scene: &Scene) -> Result<()> {
+fn debian(ctx: &TestContext) -> Result<()> {
     let manifest = Manifest::new("onscsi")
         .cpu(1, 2, 1)
         .memory("1Gi")
@@ -255,12 +256,12 @@ fn debian(scene: &Scene) -> Result<()> {
                 "userData": "#cloud-config\npassword: secret\nchpasswd: {expire: false}\n",
             }}),
         );
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     vm.console().expect(r"Linux version 6\.12\.", TO_LOGIN)?;
     let shell = Shell::log_in(&vm, "debian", "secret")?;
     shell.ok("dmesg -n 1")?;
-    scene.part("names", || {
-        shell.says(
+    ctx.part("names", || {
+        shell.expect_contains(
             "ls /dev/disk/by-id",
             &[
                 "scsi-0QEMU_QEMU_HARDDISK_root-serial",
@@ -268,23 +269,23 @@ fn debian(scene: &Scene) -> Result<()> {
                 "scsi-0QEMU_QEMU_HARDDISK_data-serial",
             ],
         )?;
-        shell.says(
+        shell.expect_contains(
             "ls /dev/disk/by-path",
             &["-scsi-0:0:0:0", "-scsi-0:0:0:1", "-scsi-0:0:0:2"],
         )?;
-        shell.says("ls /dev/disk/by-label", &["cidata"])?;
+        shell.expect_contains("ls /dev/disk/by-label", &["cidata"])?;
         let list = shell.ok("lsblk -dnro HCTL,TYPE,VENDOR,MODEL,SERIAL,SIZE | sort")?;
-        says(
+        expect_contains(
             &list,
             &["0:0:0:0 disk", "0:0:0:1 disk", "0:0:0:2 rom", "data-serial"],
         )
     });
-    scene.part("root", || {
+    ctx.part("root", || {
         let root = shell.ok("findmnt -no SOURCE /")?;
         ensure!(root.starts_with("/dev/sd"), "the root is {root}");
         Ok(())
     });
-    scene.part("data", || {
+    ctx.part("data", || {
         let id = "/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_data-serial";
         shell.ok(&format!(
             "mkfs.ext4 -q {id} && mount -o discard {id} /mnt && cp /bin/bash /mnt && sync && umount /mnt && \
@@ -299,8 +300,8 @@ fn debian(scene: &Scene) -> Result<()> {
     shell.send("kexec --exec")?;
     let shell = Shell::log_in(&vm, "debian", "secret")?;
     shell.ok("dmesg -n 1")?;
-    scene.part("kexec", || {
-        shell.says(
+    ctx.part("kexec", || {
+        shell.expect_contains(
             "ls /dev/disk/by-id; ls /dev/disk/by-path",
             &[
                 "scsi-0QEMU_QEMU_HARDDISK_root-serial-part1",
@@ -315,8 +316,7 @@ fn debian(scene: &Scene) -> Result<()> {
         shell.ok("! dmesg | grep -E 'I/O error|scsi.*(abort|timing out|offline)'")?;
         Ok(())
     });
-    scene
-        .finish(scene.husk(&["stop", "onscsi"]), Duration::from_secs(150))?
+    ctx.finish(ctx.husk(&["stop", "onscsi"]), Duration::from_secs(150))?
         .ok()?;
     vm.powered_off()
 }

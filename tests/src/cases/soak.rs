@@ -2,10 +2,10 @@
 //! `cargo xtask soak`.
 
 use super::fio::seed;
+use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::qemu_img::{is_sound, keep, overlay, qemu_img};
-use crate::harness::scene::Scene;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, images};
 use anyhow::{Context, Result, ensure};
@@ -44,28 +44,28 @@ const SIZE_MIB: u64 = 2048;
 const REQUESTS: u64 = 1_000_000;
 const BYTES: u64 = 20 << 30;
 
-fn raw(scene: &Scene) -> Result<()> {
-    let image = scene.path("raw.img");
+fn raw(ctx: &TestContext) -> Result<()> {
+    let image = ctx.path("raw.img");
     File::create(&image)?.set_len(SIZE_MIB << 20)?;
-    soak(scene, "virtio", &image)
+    soak(ctx, "virtio", &image)
 }
 
-fn block(scene: &Scene) -> Result<()> {
-    scene.needs_root()?;
-    let image = scene.path("block.img");
+fn block(ctx: &TestContext) -> Result<()> {
+    ctx.needs_root()?;
+    let image = ctx.path("block.img");
     File::create(&image)?.set_len(SIZE_MIB << 20)?;
     let mut command = Command::new("losetup");
     command.args(["--find", "--show", "--direct-io=on"]).arg(&image);
-    let device = scene.finish(command, Duration::from_secs(20))?.ok()?;
+    let device = ctx.finish(command, Duration::from_secs(20))?.ok()?;
     let device = PathBuf::from(device.trim());
-    let done = soak(scene, "scsi", &device);
+    let done = soak(ctx, "scsi", &device);
     let mut command = Command::new("losetup");
     command.arg("--detach").arg(&device);
-    scene.finish(command, Duration::from_secs(20))?.ok()?;
+    ctx.finish(command, Duration::from_secs(20))?.ok()?;
     done
 }
 
-fn soak(scene: &Scene, bus: &str, image: &Path) -> Result<()> {
+fn soak(ctx: &TestContext, bus: &str, image: &Path) -> Result<()> {
     let manifest = Manifest::new("soak")
         .memory("512Mi")
         .device(
@@ -74,26 +74,26 @@ fn soak(scene: &Scene, bus: &str, image: &Path) -> Result<()> {
             json!({"persistentVolumeClaim": {"claimName": "data"}}),
         )
         .volume("data", image);
-    rounds(scene, manifest, bus, |_| Ok(()))
+    rounds(ctx, manifest, bus, |_| Ok(()))
 }
 
-fn qcow2(scene: &Scene) -> Result<()> {
-    let folder = scene.path("image").join("disk");
+fn qcow2(ctx: &TestContext) -> Result<()> {
+    let folder = ctx.path("image").join("disk");
     std::fs::create_dir_all(&folder)?;
     let image = folder.join("disk.qcow2");
     let (path, size) = (image.to_string_lossy(), format!("{SIZE_MIB}M"));
-    qemu_img(scene, &["create", "-q", "-f", "qcow2", &path, &size])?;
+    qemu_img(ctx, &["create", "-q", "-f", "qcow2", &path, &size])?;
     let manifest = Manifest::new("soak")
         .memory("512Mi")
-        .container_disk("data", &scene.path("image"));
-    let overlay = rounds(scene, manifest, "virtio", overlay)?;
-    is_sound(scene, &keep(scene, overlay, "overlay.qcow2")?)?;
-    is_sound(scene, &image)
+        .container_disk("data", &ctx.path("image"));
+    let overlay = rounds(ctx, manifest, "virtio", overlay)?;
+    is_sound(ctx, &keep(ctx, overlay, "overlay.qcow2")?)?;
+    is_sound(ctx, &image)
 }
 
 /// Rounds of fio on the only disk of the manifest's guest, until there are enough; and what `held` takes from the VM.
 fn rounds<T>(
-    scene: &Scene,
+    ctx: &TestContext,
     manifest: Manifest,
     bus: &str,
     held: impl FnOnce(&Vm<'_>) -> Result<T>,
@@ -101,7 +101,7 @@ fn rounds<T>(
     let first = seed()?;
     println!("fio's seed: {first}");
     let manifest = manifest.small(&images::small("6.12-disks")?, "disks,scsi,shell");
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     let shell = Shell::small(&vm)?;
     shell.ok("dmesg -n 1; mkdir -p /tmp && cd /tmp")?;
     let disk = if bus == "virtio" { "vda" } else { "sda" };

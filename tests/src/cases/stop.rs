@@ -1,7 +1,7 @@
 //! `husk stop`.
 
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, PATIENCE, SMALL, images};
 use anyhow::{Result, ensure};
@@ -11,15 +11,15 @@ pub const BUTTON: Case = Case {
     name: "stop",
     about: "husk stop presses the power button; the guest powers off and the VM ends with status 0",
     limit: SMALL,
-    run: |scene| {
+    run: |ctx| {
         for version in ["6.1", "6.12"] {
             let vm = Vm::start(
-                scene,
+                ctx,
                 &Manifest::new("stop").small(&images::small(version)?, "button"),
             )?;
             vm.expect("husk-button: ready")?;
-            let stop = scene.finish(scene.husk(&["stop", "stop"]), PATIENCE)?.ok()?;
-            says(&stop, &["powered off"])?;
+            let stop = ctx.finish(ctx.husk(&["stop", "stop"]), PATIENCE)?.ok()?;
+            expect_contains(&stop, &["powered off"])?;
             vm.expect("husk-button: pressed")?;
             vm.powered_off()?;
         }
@@ -34,19 +34,19 @@ pub const GRACE: Case = Case {
     run: grace,
 };
 
-fn grace(scene: &Scene) -> Result<()> {
+fn grace(ctx: &TestContext) -> Result<()> {
     let manifest = Manifest::new("deaf").small(&images::small("6.12")?, "spin");
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     vm.expect("HUSK-USERSPACE")?;
     let asked = Instant::now();
     let words = ["stop", "deaf", "--grace-period", "3"];
-    scene.finish(scene.husk(&words), PATIENCE)?.ok()?;
+    ctx.finish(ctx.husk(&words), PATIENCE)?.ok()?;
     let took = asked.elapsed();
     ensure!(took >= Duration::from_secs(3), "killed after {took:?}");
     let text = vm.end(PATIENCE)?.fails(1)?;
-    says(&text, &["did not power off within 3 s"])?;
+    expect_contains(&text, &["did not power off within 3 s"])?;
 
-    let vm = Vm::start(scene, &manifest)?;
-    scene.run(&["rm", "--force", "deaf"])?.ok()?;
-    says(&vm.end(PATIENCE)?.fails(1)?, &["killed on request"])
+    let vm = Vm::start(ctx, &manifest)?;
+    ctx.run(&["rm", "--force", "deaf"])?.ok()?;
+    expect_contains(&vm.end(PATIENCE)?.fails(1)?, &["killed on request"])
 }

@@ -1,9 +1,9 @@
 //! A VM that follows its manifest while it runs.
 
 use crate::cases::hotplug::{comes, goes, image, shell};
+use crate::harness::context::{CommandResult, TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
-use crate::harness::scene::{Answer, Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, PATIENCE, images};
 use anyhow::{Context, Result, ensure};
@@ -23,12 +23,12 @@ pub const CASE: Case = Case {
 const MIB: u64 = 1 << 20;
 
 /// `husk sync` by this manifest.
-fn sync(scene: &Scene, manifest: &Manifest, more: &[OsString]) -> Result<Answer> {
-    let words = manifest.run_words(scene)?;
+fn sync(ctx: &TestContext, manifest: &Manifest, more: &[OsString]) -> Result<CommandResult> {
+    let words = manifest.run_words(ctx)?;
     let file = words.get(1).context("the manifest has a file")?;
-    let mut command = scene.husk(&["sync", manifest.name(), "-f"]);
+    let mut command = ctx.husk(&["sync", manifest.name(), "-f"]);
     command.arg(file).args(more);
-    scene.finish(command, PATIENCE)
+    ctx.finish(command, PATIENCE)
 }
 
 fn at(name: &str, path: &Path) -> [OsString; 2] {
@@ -37,55 +37,55 @@ fn at(name: &str, path: &Path) -> [OsString; 2] {
     ["--volume".into(), word]
 }
 
-fn run(scene: &Scene) -> Result<()> {
+fn run(ctx: &TestContext) -> Result<()> {
     let plain = Manifest::new("synced").small(&images::small("6.12")?, "scsi,shell");
     let source = json!({"dataVolume": {"name": "data", "hotpluggable": true}});
     let wanted = plain
         .clone()
         .device("data", json!({"disk": {"bus": "scsi"}}), source);
-    let vm = Vm::start(scene, &plain)?;
+    let vm = Vm::start(ctx, &plain)?;
     vm.expect("husk-scsi: end\n")?;
     let shell = shell(&vm)?;
-    let path = image(scene, "data", 16)?;
+    let path = image(ctx, "data", 16)?;
 
-    says(&sync(scene, &plain, &[])?.ok()?, &["nothing to do"])?;
+    expect_contains(&sync(ctx, &plain, &[])?.ok()?, &["nothing to do"])?;
     // Nobody has said where it is.
-    says(&sync(scene, &wanted, &[])?.fails(1)?, &["volume data", "waits"])?;
-    says(
-        &sync(scene, &wanted, &at("data", &path))?.ok()?,
+    expect_contains(&sync(ctx, &wanted, &[])?.fails(1)?, &["volume data", "waits"])?;
+    expect_contains(
+        &sync(ctx, &wanted, &at("data", &path))?.ok()?,
         &["added volume data"],
     )?;
     let disk = comes(&shell, "data")?;
     has(&shell, &disk, 16)?;
-    says(&sync(scene, &wanted, &[])?.ok()?, &["nothing to do"])?;
+    expect_contains(&sync(ctx, &wanted, &[])?.ok()?, &["nothing to do"])?;
 
     File::options().write(true).open(&path)?.set_len(40 * MIB)?;
     // The monitor may have seen it already; the guest knows in any case.
-    sync(scene, &wanted, &[])?.ok()?;
+    sync(ctx, &wanted, &[])?.ok()?;
     has(&shell, &disk, 40)?;
     let last = 40 * MIB / 512 - 1;
     shell.ok(&format!(
         "printf 'the end' | dd of=/dev/{disk} bs=512 seek={last} conv=notrunc,fsync status=none"
     ))?;
 
-    scene.part("refused", || {
+    ctx.part("refused", || {
         let other = wanted.clone().memory("512Mi").cpu(1, 2, 1);
-        let text = sync(scene, &other, &[])?.fails(2)?;
-        says(
+        let text = sync(ctx, &other, &[])?.fails(2)?;
+        expect_contains(
             &text,
             &["spec.domain.resources.requests.memory", "spec.domain.cpu"],
         )?;
         has(&shell, &disk, 40)
     });
-    scene.part("paused", || {
+    ctx.part("paused", || {
         let state = |state: &str| ["--state", state].map(OsString::from);
-        says(&sync(scene, &wanted, &state("paused"))?.ok()?, &["paused"])?;
+        expect_contains(&sync(ctx, &wanted, &state("paused"))?.ok()?, &["paused"])?;
         vm.until("it stands still", PATIENCE, |vm| vm["paused"] == true)?;
-        says(&sync(scene, &wanted, &state("running"))?.ok()?, &["resumed"])?;
+        expect_contains(&sync(ctx, &wanted, &state("running"))?.ok()?, &["resumed"])?;
         shell.ok("echo the guest goes on").map(drop)
     });
 
-    says(&sync(scene, &plain, &[])?.ok()?, &["removed volume data"])?;
+    expect_contains(&sync(ctx, &plain, &[])?.ok()?, &["removed volume data"])?;
     goes(&shell, "data")?;
     let bytes = std::fs::read(&path)?;
     ensure!(

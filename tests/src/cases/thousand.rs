@@ -2,9 +2,9 @@
 //! `cargo xtask soak`.
 
 use super::hotplug::{add, image, remove};
+use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
-use crate::harness::scene::Scene;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, images};
 use anyhow::{Context, Result, ensure};
@@ -36,7 +36,7 @@ work() { until [ -e /stop ]; do fio --thread --name=work --filename=/dev/disk --
 --ioengine=libaio --iodepth=8 --bs=16k --verify=crc32c --verify_fatal=1 --verify_state_save=0 >/fio.log 2>&1 || \
 { touch /bad; break; }; echo >>/rounds; done; touch /done; }";
 
-fn run(scene: &Scene) -> Result<()> {
+fn run(ctx: &TestContext) -> Result<()> {
     let manifest = Manifest::new("thousand")
         .memory("1Gi")
         .device(
@@ -45,7 +45,7 @@ fn run(scene: &Scene) -> Result<()> {
             json!({"emptyDisk": {"capacity": "32Mi"}}),
         )
         .small(&images::small("6.12-disks")?, "scsi,shell");
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     let shell = Shell::small(&vm)?;
     shell.ok("dmesg -n 1")?;
     shell.ok(FUNCTIONS)?;
@@ -53,17 +53,17 @@ fn run(scene: &Scene) -> Result<()> {
     // The first one, and the work, pay for what all need.
     shell.ok("ln -s $(ls -d /dev/sd? | head -n 1) /dev/disk; work & true")?;
     shell.ok("until [ -s /rounds ]; do sleep 1; done")?;
-    let first = image(scene, "first", 1)?;
-    add(scene, &vm, "first", &first)?;
+    let first = image(ctx, "first", 1)?;
+    add(ctx, &vm, "first", &first)?;
     until(&shell, 2)?;
-    remove(scene, &vm, "first")?;
+    remove(ctx, &vm, "first")?;
     until(&shell, 1)?;
     let before = Held::by(pid)?;
 
     let started = Instant::now();
     for number in 0..COUNT {
-        let path = image(scene, &name(number), 1)?;
-        add(scene, &vm, &name(number), &path)?;
+        let path = image(ctx, &name(number), 1)?;
+        add(ctx, &vm, &name(number), &path)?;
         progress("added", number, started);
     }
     until(&shell, COUNT + 1)?;
@@ -83,7 +83,7 @@ fn run(scene: &Scene) -> Result<()> {
     let started = Instant::now();
     for number in 0..COUNT {
         // Every one once, no neighbours.
-        remove(scene, &vm, &name(number * 7 % COUNT))?;
+        remove(ctx, &vm, &name(number * 7 % COUNT))?;
         progress("removed", number, started);
     }
     until(&shell, 1)?;

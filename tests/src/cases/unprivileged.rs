@@ -1,8 +1,8 @@
 //! Users other than root.
 
+use crate::harness::context::{TestContext, expect_contains, files_in, program};
 use crate::harness::manifest::Manifest;
 use crate::harness::program::Session;
-use crate::harness::scene::{Scene, files_in, program, says};
 use crate::harness::{Case, PATIENCE, SMALL, images};
 use anyhow::{Context, Result, ensure};
 use std::ffi::OsString;
@@ -20,9 +20,9 @@ pub const CASE: Case = Case {
 /// A user nobody else is.
 const UID: u32 = 61_234;
 
-fn run(scene: &Scene) -> Result<()> {
-    scene.needs_root()?;
-    let home = scene.path("home");
+fn run(ctx: &TestContext) -> Result<()> {
+    ctx.needs_root()?;
+    let home = ctx.path("home");
     std::fs::create_dir_all(home.join("run"))?;
     for path in [home.clone(), home.join("run")] {
         chown(&path, Some(UID), Some(UID))?;
@@ -39,22 +39,22 @@ fn run(scene: &Scene) -> Result<()> {
     let manifest = Manifest::new("mine")
         .empty_disk("data", "16Mi")
         .small(&own, "disks,poweroff");
-    let words = manifest.run_words(scene)?;
+    let words = manifest.run_words(ctx)?;
     let kvm = std::fs::metadata("/dev/kvm")?.gid();
 
-    scene.part("in group kvm", || {
+    ctx.part("in group kvm", || {
         let command = as_user(&home, Some(kvm), &words)?;
-        let run = Session::piped(command, &scene.log("mine.run.log"))?;
+        let run = Session::piped(command, &ctx.log("mine.run.log"))?;
         let answer = run.wait(PATIENCE)?.ok()?;
-        says(&answer, &["mine: running", "powered off"])?;
+        expect_contains(&answer, &["mine: running", "powered off"])?;
         let left = files_in(&home.join("run/husk"));
         ensure!(left.is_empty(), "left behind: {left:?}");
         Ok(())
     });
-    scene.part("not in group kvm", || {
-        let run = Session::piped(as_user(&home, None, &words)?, &scene.log("mine.refused.log"))?;
+    ctx.part("not in group kvm", || {
+        let run = Session::piped(as_user(&home, None, &words)?, &ctx.log("mine.refused.log"))?;
         let text = run.wait(PATIENCE)?.fails(1)?;
-        says(&text, &["/dev/kvm", "permission denied", "usermod -aG kvm"])
+        expect_contains(&text, &["/dev/kvm", "permission denied", "usermod -aG kvm"])
     });
     Ok(())
 }

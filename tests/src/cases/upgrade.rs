@@ -1,8 +1,8 @@
 //! A kernel upgrade inside the guest: the next reboot boots the new kernel.
 
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::{Shell, TO_LOGIN};
 use crate::harness::manifest::Manifest;
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, DEBIAN, images};
 use anyhow::{Context, Result, ensure};
@@ -19,14 +19,14 @@ pub const CASE: Case = Case {
 /// How long dpkg may take, which makes an initrd.
 const UPGRADE: Duration = Duration::from_secs(400);
 
-fn run(scene: &Scene) -> Result<()> {
+fn run(ctx: &TestContext) -> Result<()> {
     let manifest = Manifest::new("upgrade")
         .cpu(1, 2, 1)
         .memory("1Gi")
         .set("/terminationGracePeriodSeconds", json!(120))
         .container_disk("root", &images::disk("debian-12-cloud")?)
         .cloud_init("#cloud-config\npassword: secret\nchpasswd: {expire: false}\n");
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     vm.console().expect(r"Linux version 6\.1\.", TO_LOGIN)?;
     let shell = Shell::log_in(&vm, "debian", "secret")?;
     let old = shell.ok("uname -r")?;
@@ -35,9 +35,9 @@ fn run(scene: &Scene) -> Result<()> {
         .strip_prefix("linux-image-")
         .context("no kernel package in /root")?;
     ensure!(new != old, "the kernel in /root is the one that runs: {old}");
-    scene.part("booted from", || {
+    ctx.part("booted from", || {
         let seen = vm.inspect()?;
-        says(
+        expect_contains(
             seen["bootedFrom"].as_str().context("nothing")?,
             &["/boot/grub/grub.cfg"],
         )
@@ -53,8 +53,7 @@ fn run(scene: &Scene) -> Result<()> {
         .expect(&format!("Linux version {} ", regex::escape(new)), TO_LOGIN)?;
     let shell = Shell::log_in(&vm, "debian", "secret")?;
     ensure!(shell.ok("uname -r")? == new, "another kernel runs");
-    scene
-        .finish(scene.husk(&["stop", "upgrade"]), Duration::from_secs(150))?
+    ctx.finish(ctx.husk(&["stop", "upgrade"]), Duration::from_secs(150))?
         .ok()?;
     vm.powered_off()
 }

@@ -1,6 +1,6 @@
 //! A container's streams over a web socket, as `kubectl attach` has them.
 
-use super::spoken::Spoken;
+use super::output_buffer::OutputBuffer;
 use anyhow::{Context, Result};
 use std::net::TcpStream;
 use std::sync::mpsc;
@@ -20,7 +20,7 @@ const TURN: Duration = Duration::from_millis(50);
 /// Streams that are attached to, until this is dropped.
 #[derive(Debug)]
 pub struct Attached {
-    spoken: Spoken,
+    output: OutputBuffer,
     typed: mpsc::Sender<String>,
 }
 
@@ -34,20 +34,20 @@ impl Attached {
         if let MaybeTlsStream::Plain(stream) = socket.get_mut() {
             stream.set_read_timeout(Some(TURN))?;
         }
-        let (spoken, (typed, to_send)) = (Spoken::default(), mpsc::channel());
-        let heard = spoken.clone();
+        let (output, (typed, to_send)) = (OutputBuffer::default(), mpsc::channel());
+        let heard = output.clone();
         std::thread::Builder::new()
             .name("attach".to_owned())
             .spawn(move || {
                 converse(&mut socket, &heard, &to_send);
                 heard.end();
             })?;
-        Ok(Self { spoken, typed })
+        Ok(Self { output, typed })
     }
 
     /// What is said.
-    pub fn spoken(&self) -> &Spoken {
-        &self.spoken
+    pub fn output(&self) -> &OutputBuffer {
+        &self.output
     }
 
     /// Types `text`.
@@ -58,7 +58,7 @@ impl Attached {
 
 fn converse(
     socket: &mut WebSocket<MaybeTlsStream<TcpStream>>,
-    heard: &Spoken,
+    heard: &OutputBuffer,
     to_send: &mpsc::Receiver<String>,
 ) {
     loop {
@@ -74,7 +74,7 @@ fn converse(
             Err(mpsc::TryRecvError::Disconnected) => return,
         }
         match socket.read() {
-            Ok(Message::Binary(bytes)) if bytes.first() == Some(&STDOUT) => heard.hear(&bytes[1..]),
+            Ok(Message::Binary(bytes)) if bytes.first() == Some(&STDOUT) => heard.push(&bytes[1..]),
             Ok(_) => {}
             Err(Error::Io(error))
                 if matches!(

@@ -1,9 +1,9 @@
 //! What passes a device, by tcpdump.
 
 use super::PATIENCE;
+use super::context::TestContext;
 use super::netns::Netns;
 use super::program::Session;
-use super::scene::Scene;
 use anyhow::{Context, Result, bail};
 use std::time::{Duration, Instant};
 
@@ -16,10 +16,10 @@ pub struct Capture {
 
 impl Capture {
     /// Captures what `filter` lets through, in tcpdump's language.
-    pub fn start(scene: &Scene, netns: &Netns, device: &str, filter: &str) -> Result<Self> {
+    pub fn start(ctx: &TestContext, netns: &Netns, device: &str, filter: &str) -> Result<Self> {
         let mut command = netns.command("tcpdump");
         command.args(["-e", "-n", "-t", "-l", "--immediate-mode", "-i", device, filter]);
-        let session = Session::piped(command, &scene.log(&format!("tcpdump.{device}.log")))?;
+        let session = Session::piped(command, &ctx.log(&format!("tcpdump.{device}.log")))?;
         session
             .expect(r"listening on [^\n]*\n", PATIENCE)
             .with_context(|| format!("no capture on {device}"))?;
@@ -31,7 +31,7 @@ impl Capture {
 
     /// What has passed so far, a line for each frame: addresses of Ethernet first.
     pub fn lines(&self) -> Vec<String> {
-        self.session.spoken().all().lines().map(str::to_owned).collect()
+        self.session.output().all().lines().map(str::to_owned).collect()
     }
 
     /// Waits for a frame whose line has all of `words`.

@@ -1,6 +1,6 @@
 //! Who moves a guest's frames: the kernel by vhost-net, or the VMM itself.
 
-use super::scene::{Scene, Skip};
+use super::context::{Skip, TestContext};
 use super::vm::Vm;
 use anyhow::{Result, ensure};
 use std::ffi::OsStr;
@@ -25,16 +25,16 @@ const HIDE: &str =
 
 impl Datapath {
     /// `husk`, which uses vhost-net where it can be opened: for the other datapath it cannot.
-    pub fn husk<S: AsRef<OsStr>>(self, scene: &Scene, words: &[S]) -> Result<Command> {
-        let husk = scene.husk(words);
+    pub fn husk<S: AsRef<OsStr>>(self, ctx: &TestContext, words: &[S]) -> Result<Command> {
+        let husk = ctx.husk(words);
         let there = Path::new(VHOST_NET).exists();
         match self {
             Self::Kernel if !there => Err(Skip(format!("no {VHOST_NET}")).into()),
             Self::Process if there => {
-                scene.needs_root()?;
+                ctx.needs_root()?;
                 let mut command = Command::new("unshare");
                 command.args(["--mount", "sh", "-c", HIDE, "sh"]);
-                command.arg(scene.path("no-vhost-net"));
+                command.arg(ctx.path("no-vhost-net"));
                 command
                     .arg(VHOST_NET)
                     .arg(husk.get_program())

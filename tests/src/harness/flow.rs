@@ -1,9 +1,9 @@
 //! `husk-flow` in a namespace: the peer of a guest that checks every byte.
 
 use super::PATIENCE;
+use super::context::{TestContext, program};
 use super::netns::Netns;
 use super::program::Session;
-use super::scene::{Scene, program};
 use anyhow::{Context, Result};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,27 +17,26 @@ pub fn binary() -> PathBuf {
 }
 
 /// A server in `netns`, for both families, until it is dropped.
-pub fn serve(scene: &Scene, netns: &Netns, port: u16) -> Result<Session> {
+pub fn serve(ctx: &TestContext, netns: &Netns, port: u16) -> Result<Session> {
     let mut command = netns.command(binary());
     command.args(["serve", &format!("[::]:{port}")]);
-    let session = Session::piped(command, &scene.log(&format!("flow.{port}.log")))?;
+    let session = Session::piped(command, &ctx.log(&format!("flow.{port}.log")))?;
     session.expect("flow: listening", PATIENCE)?;
     Ok(session)
 }
 
 /// Moves bytes between `netns` and a server: `words` are `both 10.0.0.1:7000 1000` and the like.
-pub fn request(scene: &Scene, netns: &Netns, words: &str, limit: Duration) -> Result<String> {
+pub fn request(ctx: &TestContext, netns: &Netns, words: &str, limit: Duration) -> Result<String> {
     let mut command = netns.command(binary());
     command.args(words.split_whitespace());
-    scene
-        .finish(command, limit)?
+    ctx.finish(command, limit)?
         .ok()
         .with_context(|| format!("husk-flow {words}"))
 }
 
 /// Begins to do so.
-pub fn begin(scene: &Scene, netns: &Netns, words: &str) -> Result<Session> {
+pub fn begin(ctx: &TestContext, netns: &Netns, words: &str) -> Result<Session> {
     let mut command = netns.command(binary());
     command.args(words.split_whitespace());
-    Session::piped(command, &scene.log("flow.log"))
+    Session::piped(command, &ctx.log("flow.log"))
 }

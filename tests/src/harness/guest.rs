@@ -1,8 +1,8 @@
 //! A shell in a guest, over its serial console.
 
 use super::PATIENCE;
+use super::context::expect_contains;
 use super::program::Session;
-use super::scene::says;
 use super::vm::Vm;
 use anyhow::{Context, Result, bail, ensure};
 use std::cell::Cell;
@@ -88,8 +88,8 @@ impl<'v> Shell<'v> {
     }
 
     /// Checks that the output of `command` contains each of `words`.
-    pub fn says(&self, command: &str, words: &[&str]) -> Result<()> {
-        says(&self.ok(command)?, words).with_context(|| format!("in the guest: {command}"))
+    pub fn expect_contains(&self, command: &str, words: &[&str]) -> Result<()> {
+        expect_contains(&self.ok(command)?, words).with_context(|| format!("in the guest: {command}"))
     }
 
     /// Sends `command` and does not wait for its end.

@@ -1,7 +1,7 @@
 //! An image's initramfs with files added.
 
+use super::context::TestContext;
 use super::images::Small;
-use super::scene::Scene;
 use anyhow::{Context, Result};
 
 /// As a benchmark adds its own: the tests are a crate apart from it.
@@ -9,12 +9,12 @@ use anyhow::{Context, Result};
 mod archive;
 
 /// `image` with `files`, by name and content, which may all be run; their folders must be there.
-pub fn with_files(scene: &Scene, image: &Small, files: &[(&str, &[u8])]) -> Result<Small> {
+pub fn with_files(ctx: &TestContext, image: &Small, files: &[(&str, &[u8])]) -> Result<Small> {
     let mut initrd =
         std::fs::read(&image.initrd).with_context(|| format!("cannot read {}", image.initrd.display()))?;
     archive::pad(&mut initrd);
     initrd.extend(archive::newc(files));
-    let path = scene.path("initrd");
+    let path = ctx.path("initrd");
     std::fs::write(&path, initrd)?;
     Ok(Small {
         kernel: image.kernel.clone(),

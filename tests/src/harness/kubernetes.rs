@@ -1,8 +1,8 @@
 //! A cluster of one node: etcd, an API server and a kubelet, as they are released, over a case's own containerd.
 
 use super::containerd::{self, Containerd};
+use super::context::{CommandResult, TestContext};
 use super::program::Session;
-use super::scene::{Answer, Scene};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ const CALL: Duration = Duration::from_secs(120);
 /// It runs until this is dropped.
 #[derive(Debug)]
 pub struct Cluster<'s> {
-    scene: &'s Scene,
+    ctx: &'s TestContext,
     programs: PathBuf,
     kubelet: Option<Session>,
     _api: Session,
@@ -35,16 +35,16 @@ pub struct Cluster<'s> {
 impl<'s> Cluster<'s> {
     /// Starts it, with `containerd` as the node's, and waits until the node is ready. Its labels are `labels`.
     pub fn start(containerd: &Containerd<'s>, labels: &str) -> Result<Self> {
-        let scene = containerd.scene();
+        let ctx = containerd.ctx();
         let programs = containerd::peers()?.join("kubernetes");
         let program = |name: &str| Command::new(programs.join(name));
-        let folder = scene.path("kubernetes");
+        let folder = ctx.path("kubernetes");
         std::fs::create_dir_all(&folder)?;
         let mut cluster = Self {
-            scene,
+            ctx,
             kubelet: None,
-            _etcd: Session::piped(etcd(program("server"), &folder), &scene.log("etcd.log"))?,
-            _api: Session::piped(api(program("kube-apiserver"), &folder)?, &scene.log("api.log"))?,
+            _etcd: Session::piped(etcd(program("server"), &folder), &ctx.log("etcd.log"))?,
+            _api: Session::piped(api(program("kube-apiserver"), &folder)?, &ctx.log("api.log"))?,
             programs: programs.clone(),
         };
         std::fs::write(cluster.kubeconfig(), kubeconfig().to_string())?;
@@ -63,7 +63,7 @@ impl<'s> Cluster<'s> {
             .arg("--cert-dir")
             .arg(folder.join("certificates"))
             .args(["--hostname-override", NODE, "--node-labels", labels]);
-        cluster.kubelet = Some(Session::piped(command, &scene.log("kubelet.log"))?);
+        cluster.kubelet = Some(Session::piped(command, &ctx.log("kubelet.log"))?);
         let condition = r#"{.status.conditions[?(@.type=="Ready")].status}"#;
         cluster.until("the node", || {
             Ok(cluster
@@ -74,7 +74,7 @@ impl<'s> Cluster<'s> {
     }
 
     fn kubeconfig(&self) -> PathBuf {
-        self.scene.path("kubernetes/kubeconfig")
+        self.ctx.path("kubernetes/kubeconfig")
     }
 
     /// A command of `kubectl`.
@@ -83,18 +83,18 @@ impl<'s> Cluster<'s> {
         command
             .args(words)
             .env("KUBECONFIG", self.kubeconfig())
-            .env("HOME", self.scene.path("kubernetes"));
+            .env("HOME", self.ctx.path("kubernetes"));
         command
     }
 
     /// Runs a command of `kubectl` to its end.
-    pub fn kubectl(&self, words: &[&str]) -> Result<Answer> {
-        self.scene.finish(self.kubectl_command(words), CALL)
+    pub fn kubectl(&self, words: &[&str]) -> Result<CommandResult> {
+        self.ctx.finish(self.kubectl_command(words), CALL)
     }
 
     /// `kubectl apply` of one object, or of a file of them as it is.
     pub fn apply(&self, name: &str, object: impl ToString) -> Result<()> {
-        let file = self.scene.path(&format!("kubernetes/{name}.yaml"));
+        let file = self.ctx.path(&format!("kubernetes/{name}.yaml"));
         std::fs::write(&file, object.to_string())?;
         let words = ["apply", "-f", &file.display().to_string()];
         self.kubectl(&words)?.ok().map(drop)
@@ -152,7 +152,7 @@ impl<'s> Cluster<'s> {
             std::fs::remove_dir(&cgroup).with_context(|| format!("{} stays", cgroup.display()))?;
         }
         let table = std::fs::read_to_string("/proc/self/mountinfo")?;
-        let own = self.scene.path("kubernetes").display().to_string();
+        let own = self.ctx.path("kubernetes").display().to_string();
         let left: Vec<&str> = table.lines().filter(|line| line.contains(&own)).collect();
         ensure!(left.is_empty(), "still mounted: {left:?}");
         Ok(())

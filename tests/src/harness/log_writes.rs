@@ -4,7 +4,7 @@
 //! before a mark had reached the disk for good when the mark was set.
 //! (Documentation/admin-guide/device-mapper/log-writes.rst)
 
-use super::scene::Scene;
+use super::context::TestContext;
 use anyhow::{Context, Result, ensure};
 use std::ffi::OsStr;
 use std::fs::File;
@@ -24,7 +24,7 @@ const HOST: Duration = Duration::from_secs(60);
 /// A block device that keeps a log of its writes.
 #[derive(Debug)]
 pub struct LoggedDisk<'s> {
-    scene: &'s Scene,
+    ctx: &'s TestContext,
     name: String,
     bytes: u64,
     /// What ends it, first things last.
@@ -33,10 +33,10 @@ pub struct LoggedDisk<'s> {
 
 impl<'s> LoggedDisk<'s> {
     /// A device of `mebibytes` called `name`, whose log has room for `log_mebibytes`.
-    pub fn make(scene: &'s Scene, name: &str, mebibytes: u64, log_mebibytes: u64) -> Result<Self> {
+    pub fn make(ctx: &'s TestContext, name: &str, mebibytes: u64, log_mebibytes: u64) -> Result<Self> {
         let bytes = mebibytes << 20;
         let mut disk = Self {
-            scene,
+            ctx,
             name: format!("husk-{name}-{}", std::process::id()),
             bytes,
             undo: Vec::new(),
@@ -96,13 +96,13 @@ impl<'s> LoggedDisk<'s> {
     }
 
     fn file(&self, end: &str) -> PathBuf {
-        self.scene.path(&format!("{}.{end}", self.name))
+        self.ctx.path(&format!("{}.{end}", self.name))
     }
 
     fn host<S: AsRef<OsStr>>(&self, words: &[S]) -> Result<String> {
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]);
-        self.scene.finish(command, HOST)?.ok()
+        self.ctx.finish(command, HOST)?.ok()
     }
 }
 

@@ -1,8 +1,8 @@
 //! Manifests, and what `husk run` is told with them.
 
 use super::containerd::image::{INITRD, KERNEL};
+use super::context::TestContext;
 use super::images::Small;
-use super::scene::Scene;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::ffi::OsString;
@@ -170,8 +170,8 @@ impl Manifest {
     }
 
     /// Writes the manifest and gives the words after `husk`, `run` and the file among them.
-    pub fn run_words(&self, scene: &Scene) -> Result<Vec<OsString>> {
-        let path = scene.path(&format!("{}.yaml", self.name));
+    pub fn run_words(&self, ctx: &TestContext) -> Result<Vec<OsString>> {
+        let path = ctx.path(&format!("{}.yaml", self.name));
         let text = serde_json::to_string_pretty(&self.object)?;
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
         let mut words = vec!["run".into(), path.into()];

@@ -3,6 +3,7 @@
 pub mod attach;
 pub mod capture;
 pub mod containerd;
+pub mod context;
 pub mod cri;
 pub mod datapath;
 pub mod flow;
@@ -14,17 +15,16 @@ pub mod kubernetes;
 pub mod log_writes;
 pub mod manifest;
 pub mod netns;
+pub mod output_buffer;
 pub mod pod;
 pub mod privileges;
 pub mod processes;
 pub mod program;
 pub mod qemu_img;
 pub mod runner;
-pub mod scene;
-pub mod spoken;
 pub mod vm;
 
-use scene::Scene;
+use context::TestContext;
 use std::time::Duration;
 
 /// One end-to-end test.
@@ -36,8 +36,8 @@ pub struct Case {
     pub about: &'static str,
     /// When it counts as hung. Generous: other work may share the machine.
     pub limit: Duration,
-    /// Does it. May report parts of it by [`Scene::part`].
-    pub run: fn(&Scene) -> anyhow::Result<()>,
+    /// Does it. May report parts of it by [`TestContext::part`].
+    pub run: fn(&TestContext) -> anyhow::Result<()>,
 }
 
 /// The limit of a case whose guests are small initramfs systems.

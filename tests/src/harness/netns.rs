@@ -1,6 +1,6 @@
 //! Network namespaces of a case's own, and what is in one.
 
-use super::scene::Scene;
+use super::context::TestContext;
 use anyhow::{Context, Result, bail, ensure};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::Value;
@@ -61,14 +61,11 @@ impl Netns {
     }
 
     /// What a command says in it that must succeed: words without spaces.
-    pub fn run(&self, scene: &Scene, words: &str) -> Result<String> {
+    pub fn run(&self, ctx: &TestContext, words: &str) -> Result<String> {
         let mut parts = words.split_whitespace();
         let mut command = self.command(parts.next().context("no program")?);
         command.args(parts);
-        scene
-            .finish(command, LIMIT)?
-            .ok()
-            .with_context(|| words.to_owned())
+        ctx.finish(command, LIMIT)?.ok().with_context(|| words.to_owned())
     }
 
     /// What there is and outlasts packets: devices, addresses, routes, rules, entries of neighbours, filters, switches.

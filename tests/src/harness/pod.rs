@@ -1,13 +1,13 @@
 //! A node's network and the pods on it, as a container network plugin with a bridge leaves them.
 
+use super::context::TestContext;
 use super::netns::Netns;
-use super::scene::Scene;
 use anyhow::Result;
 
 /// A node: a namespace with the bridge `cni0`, on which its pods are.
 #[derive(Debug)]
 pub struct Node<'s> {
-    scene: &'s Scene,
+    ctx: &'s TestContext,
     /// Where it is.
     pub netns: Netns,
     mtu: u32,
@@ -16,7 +16,7 @@ pub struct Node<'s> {
 /// A pod's namespace. Its device is `eth0`.
 #[derive(Debug)]
 pub struct Pod<'s> {
-    scene: &'s Scene,
+    ctx: &'s TestContext,
     /// Where it is.
     pub netns: Netns,
     number: u8,
@@ -31,10 +31,10 @@ impl<'s> Node<'s> {
     pub const OUTSIDE: &'static str = "192.0.2.9";
 
     /// A node whose pods have devices of that MTU.
-    pub fn new(scene: &'s Scene, mtu: u32) -> Result<Self> {
-        scene.needs_root()?;
+    pub fn new(ctx: &'s TestContext, mtu: u32) -> Result<Self> {
+        ctx.needs_root()?;
         let node = Self {
-            scene,
+            ctx,
             netns: Netns::create()?,
             mtu,
         };
@@ -48,7 +48,7 @@ impl<'s> Node<'s> {
 
     /// Runs a command on the node.
     pub fn run(&self, words: &str) -> Result<String> {
-        self.netns.run(self.scene, words)
+        self.netns.run(self.ctx, words)
     }
 
     /// A pod with addresses and default routes; `number` is the last of its addresses.
@@ -64,7 +64,7 @@ impl<'s> Node<'s> {
     /// A pod whose device has no address.
     pub fn bare_pod(&self, number: u8) -> Result<Pod<'s>> {
         let pod = Pod {
-            scene: self.scene,
+            ctx: self.ctx,
             netns: Netns::create()?,
             number,
         };
@@ -92,13 +92,13 @@ impl<'s> Node<'s> {
 
     /// See [`outside`].
     pub fn outside(&self) -> Result<Netns> {
-        outside(self.scene, &self.netns)
+        outside(self.ctx, &self.netns)
     }
 }
 
 /// A namespace in another network, at [`Node::OUTSIDE`], to which `node` routes by its device `out0`: who is there sees by
 /// which address packets come. The device goes with it.
-pub fn outside(scene: &Scene, node: &Netns) -> Result<Netns> {
+pub fn outside(ctx: &TestContext, node: &Netns) -> Result<Netns> {
     let outside = Netns::create()?;
     let path = outside.path();
     for words in [
@@ -109,14 +109,14 @@ pub fn outside(scene: &Scene, node: &Netns) -> Result<Netns> {
         "ip link set dev out0 up",
         "ip address add 192.0.2.1/24 dev out0",
     ] {
-        node.run(scene, words)?;
+        node.run(ctx, words)?;
     }
     for words in [
         "ip link set dev eth0 up",
         &format!("ip address add {}/24 dev eth0", Node::OUTSIDE),
         "ip route add default via 192.0.2.1",
     ] {
-        outside.run(scene, words)?;
+        outside.run(ctx, words)?;
     }
     Ok(outside)
 }
@@ -124,7 +124,7 @@ pub fn outside(scene: &Scene, node: &Netns) -> Result<Netns> {
 impl Pod<'_> {
     /// Runs a command in the pod.
     pub fn run(&self, words: &str) -> Result<String> {
-        self.netns.run(self.scene, words)
+        self.netns.run(self.ctx, words)
     }
 
     /// Its address.

@@ -10,7 +10,7 @@ const CAP_NET_ADMIN: u32 = 12;
 /// An empty set of capabilities.
 const NO_CAPABILITY: &str = "0000000000000000";
 
-/// Fails unless the process `pid` is confined as a VMM in a pod has to be: as [`confined`] says, with an empty root, and
+/// Fails unless the process `pid` is confined as a VMM in a pod has to be: as [`confined`] expect_contains, with an empty root, and
 /// nothing open but what it was handed and what has no name.
 pub fn none(pid: i32) -> Result<()> {
     confined(pid)?;

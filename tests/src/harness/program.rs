@@ -1,7 +1,7 @@
 //! A program with its end of a conversation: on pipes, or on a terminal.
 
-use super::scene::{self, Answer};
-use super::spoken::Spoken;
+use super::context::{self, CommandResult};
+use super::output_buffer::OutputBuffer;
 use anyhow::{Context, Result, bail};
 use std::cell::RefCell;
 use std::fs::File;
@@ -12,11 +12,11 @@ use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A running program, what it says, and a way to talk to it. It is killed when this is dropped.
+/// A running program, what it expect_contains, and a way to talk to it. It is killed when this is dropped.
 #[derive(Debug)]
 pub struct Session {
     child: RefCell<Child>,
-    spoken: Spoken,
+    output: OutputBuffer,
     /// The near end of its terminal.
     terminal: Option<File>,
     reader: RefCell<Option<JoinHandle<()>>>,
@@ -30,11 +30,11 @@ impl Session {
         command.stdin(Stdio::null()).stdout(far.try_clone()?).stderr(far);
         let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
         drop(command);
-        let spoken = Spoken::default();
-        let reader = listen(File::from(OwnedFd::from(near)), spoken.clone(), log)?;
+        let output = OutputBuffer::default();
+        let reader = listen(File::from(OwnedFd::from(near)), output.clone(), log)?;
         Ok(Self {
             child: RefCell::new(child),
-            spoken,
+            output,
             terminal: None,
             reader: RefCell::new(Some(reader)),
         })
@@ -44,7 +44,7 @@ impl Session {
     pub fn on_terminal(command: Command, log: &Path) -> Result<Self> {
         let mut session = Self::unheard(command)?;
         let terminal = session.terminal.as_ref().context("no terminal")?.try_clone()?;
-        session.reader = RefCell::new(Some(listen(terminal, session.spoken.clone(), log)?));
+        session.reader = RefCell::new(Some(listen(terminal, session.output.clone(), log)?));
         Ok(session)
     }
 
@@ -60,20 +60,20 @@ impl Session {
             .with_context(|| format!("cannot start {command:?}"))?;
         Ok(Self {
             child: RefCell::new(child),
-            spoken: Spoken::default(),
+            output: OutputBuffer::default(),
             terminal: Some(File::from(pair.master)),
             reader: RefCell::new(None),
         })
     }
 
     /// What it says.
-    pub fn spoken(&self) -> &Spoken {
-        &self.spoken
+    pub fn output(&self) -> &OutputBuffer {
+        &self.output
     }
 
-    /// Waits for it to say `pattern`: see [`Spoken::expect`].
+    /// Waits for it to say `pattern`: see [`OutputBuffer::expect`].
     pub fn expect(&self, pattern: &str, limit: Duration) -> Result<Vec<String>> {
-        self.spoken.expect(pattern, limit)
+        self.output.expect(pattern, limit)
     }
 
     /// Types `text` on its terminal.
@@ -90,18 +90,18 @@ impl Session {
     }
 
     /// Its status and all it said, if it has ended.
-    pub fn ended(&self) -> Result<Option<Answer>> {
+    pub fn ended(&self) -> Result<Option<CommandResult>> {
         let Some(status) = self.child.borrow_mut().try_wait()? else {
             return Ok(None);
         };
         // Its terminal or pipes close with it, unless it left children that hold them.
         let deadline = Instant::now() + Duration::from_secs(2);
-        while self.reader.borrow().is_some() && !self.spoken.ended() && Instant::now() < deadline {
+        while self.reader.borrow().is_some() && !self.output.ended() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
         }
-        Ok(Some(Answer {
-            status: scene::status(status),
-            text: self.spoken.all(),
+        Ok(Some(CommandResult {
+            status: context::status(status),
+            text: self.output.all(),
         }))
     }
 
@@ -109,7 +109,7 @@ impl Session {
     ///
     /// # Errors
     /// If it still runs after `limit`.
-    pub fn wait(&self, limit: Duration) -> Result<Answer> {
+    pub fn wait(&self, limit: Duration) -> Result<CommandResult> {
         let deadline = Instant::now() + limit;
         loop {
             if let Some(answer) = self.ended()? {
@@ -140,7 +140,7 @@ impl Drop for Session {
 }
 
 /// Hears `from` in a thread of its own, until its end.
-fn listen(mut from: File, spoken: Spoken, log: &Path) -> Result<JoinHandle<()>> {
+fn listen(mut from: File, output: OutputBuffer, log: &Path) -> Result<JoinHandle<()>> {
     let mut log = File::options()
         .create(true)
         .append(true)
@@ -151,9 +151,9 @@ fn listen(mut from: File, spoken: Spoken, log: &Path) -> Result<JoinHandle<()>> 
         // A terminal whose far end has closed gives an error.
         while let Ok(n @ 1..) = from.read(&mut bytes) {
             let _ = log.write_all(&bytes[..n]);
-            spoken.hear(&bytes[..n]);
+            output.push(&bytes[..n]);
         }
-        spoken.end();
+        output.end();
     };
     Ok(std::thread::Builder::new()
         .name("listener".to_owned())

@@ -1,6 +1,6 @@
 //! Images in qcow2, made and judged by `qemu-img`.
 
-use super::scene::{Scene, Skip};
+use super::context::{Skip, TestContext};
 use super::vm::Vm;
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
@@ -10,13 +10,13 @@ use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Runs `qemu-img` in the scene's folder; its output.
+/// Runs `qemu-img` in the ctx's folder; its output.
 ///
 /// # Errors
 /// It fails; a [`Skip`] where there is none.
-pub fn qemu_img<S: AsRef<OsStr>>(scene: &Scene, arguments: &[S]) -> Result<String> {
+pub fn qemu_img<S: AsRef<OsStr>>(ctx: &TestContext, arguments: &[S]) -> Result<String> {
     let mut command = Command::new("qemu-img");
-    command.args(arguments).current_dir(scene.path("."));
+    command.args(arguments).current_dir(ctx.path("."));
     let output = match command.output() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             return Err(Skip("needs qemu-img".to_owned()).into());
@@ -30,9 +30,9 @@ pub fn qemu_img<S: AsRef<OsStr>>(scene: &Scene, arguments: &[S]) -> Result<Strin
 }
 
 /// Fails unless the qcow2 image at `path` is sound: without errors and without clusters that nobody uses.
-pub fn is_sound(scene: &Scene, path: &Path) -> Result<()> {
+pub fn is_sound(ctx: &TestContext, path: &Path) -> Result<()> {
     qemu_img(
-        scene,
+        ctx,
         &[
             "check".as_ref(),
             "-f".as_ref(),
@@ -68,23 +68,23 @@ pub fn overlay(vm: &Vm<'_>) -> Result<File> {
     found.pop().context("no overlay")
 }
 
-/// Gives an overlay the name `name` in the scene's folder.
-pub fn keep(scene: &Scene, mut overlay: File, name: &str) -> Result<PathBuf> {
-    let path = scene.path(name);
+/// Gives an overlay the name `name` in the ctx's folder.
+pub fn keep(ctx: &TestContext, mut overlay: File, name: &str) -> Result<PathBuf> {
+    let path = ctx.path(name);
     overlay.rewind()?;
     std::io::copy(&mut overlay, &mut File::create(&path)?)?;
     Ok(path)
 }
 
 /// What the overlay at `path` over the qcow2 image `base` shows, as a file called `name`.
-pub fn content(scene: &Scene, path: &Path, base: &Path, name: &str) -> Result<PathBuf> {
-    let to = scene.path(name);
+pub fn content(ctx: &TestContext, path: &Path, base: &Path, name: &str) -> Result<PathBuf> {
+    let to = ctx.path(name);
     let layer = |path: &Path| json!({"driver": "file", "filename": path});
     let backing = json!({"driver": "qcow2", "file": layer(base)});
     let chain = json!({"driver": "qcow2", "file": layer(path), "backing": backing});
     let from = format!("json:{chain}");
     qemu_img(
-        scene,
+        ctx,
         &[
             "convert".as_ref(),
             "-O".as_ref(),

@@ -1,9 +1,9 @@
 //! Runs cases one after the other, each in a process of its own, and sees to it that nothing is left of them.
 
 use super::Case;
+use super::context::files_in;
+use super::output_buffer::tail;
 use super::processes::{self, Process};
-use super::scene::files_in;
-use super::spoken::tail;
 use anyhow::{Context, Result};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use std::fs;
@@ -133,7 +133,7 @@ fn perform(case: &Case, folder: &Path, which: Option<&str>, tally: &mut Tally) -
     fs::create_dir_all(folder)?;
     let mut child = Command::new(std::env::current_exe()?)
         .args(which)
-        .args(["--scene", case.name])
+        .args(["--run-case", case.name])
         .arg(folder)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -1,10 +1,10 @@
 //! A VM started by `husk run` in the foreground, with a session on its console and its monitor's log kept.
 
 use super::PATIENCE;
+use super::context::{CommandResult, TestContext};
 use super::datapath::Datapath;
 use super::manifest::Manifest;
 use super::program::Session;
-use super::scene::{Answer, Scene};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// A running VM. Dropped, its `husk run` is killed, which leaves the VM running.
 #[derive(Debug)]
 pub struct Vm<'s> {
-    scene: &'s Scene,
+    ctx: &'s TestContext,
     name: String,
     run: Session,
     console: Session,
@@ -28,35 +28,35 @@ impl<'s> Vm<'s> {
     ///
     /// # Errors
     /// With what `husk run` said, if it does not.
-    pub fn start(scene: &'s Scene, manifest: &Manifest) -> Result<Self> {
-        let words = manifest.run_words(scene)?;
-        Self::start_by(scene, manifest, scene.husk(&words))
+    pub fn start(ctx: &'s TestContext, manifest: &Manifest) -> Result<Self> {
+        let words = manifest.run_words(ctx)?;
+        Self::start_by(ctx, manifest, ctx.husk(&words))
     }
 
     /// The same where its frames go by `datapath`.
-    pub fn start_with(scene: &'s Scene, manifest: &Manifest, datapath: Datapath) -> Result<Self> {
-        let words = manifest.run_words(scene)?;
-        let command = datapath.husk(scene, &words)?;
-        let vm = Self::start_by(scene, manifest, command)?;
+    pub fn start_with(ctx: &'s TestContext, manifest: &Manifest, datapath: Datapath) -> Result<Self> {
+        let words = manifest.run_words(ctx)?;
+        let command = datapath.husk(ctx, &words)?;
+        let vm = Self::start_by(ctx, manifest, command)?;
         datapath.check(&vm)?;
         Ok(vm)
     }
 
-    fn start_by(scene: &'s Scene, manifest: &Manifest, command: Command) -> Result<Self> {
+    fn start_by(ctx: &'s TestContext, manifest: &Manifest, command: Command) -> Result<Self> {
         let name = manifest.name().to_owned();
-        let run = Session::piped(command, &scene.log(&format!("{name}.run.log")))?;
+        let run = Session::piped(command, &ctx.log(&format!("{name}.run.log")))?;
         run.expect(&format!(r"(?m)^{name}: running"), PATIENCE)
             .with_context(|| format!("{name} does not run"))?;
-        Self::attach(scene, name, run)
+        Self::attach(ctx, name, run)
     }
 
     /// Attaches to the VM called `name`, which `run` has started.
-    pub fn attach(scene: &'s Scene, name: String, run: Session) -> Result<Self> {
-        let console = console(scene, &name)?;
+    pub fn attach(ctx: &'s TestContext, name: String, run: Session) -> Result<Self> {
+        let console = console(ctx, &name)?;
         let words = ["logs", &name, "--monitor", "--follow"];
-        let monitor = Session::piped(scene.husk(&words), &scene.log(&format!("{name}.monitor.log")))?;
+        let monitor = Session::piped(ctx.husk(&words), &ctx.log(&format!("{name}.monitor.log")))?;
         Ok(Self {
-            scene,
+            ctx,
             name,
             run,
             console,
@@ -69,9 +69,9 @@ impl<'s> Vm<'s> {
         &self.name
     }
 
-    /// The scene it is in.
-    pub fn scene(&self) -> &'s Scene {
-        self.scene
+    /// The ctx it is in.
+    pub fn ctx(&self) -> &'s TestContext {
+        self.ctx
     }
 
     /// The session on its console.
@@ -91,7 +91,7 @@ impl<'s> Vm<'s> {
 
     /// `husk inspect`.
     pub fn inspect(&self) -> Result<Value> {
-        self.scene.json(&["inspect", &self.name, "-o", "json"])
+        self.ctx.json(&["inspect", &self.name, "-o", "json"])
     }
 
     /// The id of its process called `field` in `husk inspect`.
@@ -108,12 +108,12 @@ impl<'s> Vm<'s> {
     }
 
     /// Waits for its end, and that nothing of it is left then; what `husk run` said.
-    pub fn end(&self, limit: Duration) -> Result<Answer> {
+    pub fn end(&self, limit: Duration) -> Result<CommandResult> {
         let answer = self
             .run
             .wait(limit)
             .with_context(|| format!("{} does not end", self.name))?;
-        self.scene.nothing_left(Duration::from_secs(10))?;
+        self.ctx.nothing_left(Duration::from_secs(10))?;
         Ok(answer)
     }
 
@@ -131,7 +131,7 @@ impl<'s> Vm<'s> {
 
     /// Kills the VM by `husk stop --force` and waits for its end.
     pub fn discard(&self) -> Result<()> {
-        self.scene.run(&["stop", "--force", &self.name])?.ok()?;
+        self.ctx.run(&["stop", "--force", &self.name])?.ok()?;
         self.end(PATIENCE)?;
         Ok(())
     }
@@ -153,9 +153,9 @@ impl<'s> Vm<'s> {
 }
 
 /// A session on the console of the VM called `name`.
-pub fn console(scene: &Scene, name: &str) -> Result<Session> {
+pub fn console(ctx: &TestContext, name: &str) -> Result<Session> {
     Session::on_terminal(
-        scene.husk(&["console", name]),
-        &scene.log(&format!("{name}.console.log")),
+        ctx.husk(&["console", name]),
+        &ctx.log(&format!("{name}.console.log")),
     )
 }

@@ -68,7 +68,7 @@ pub fn turns(peer: SocketAddr, times: Times) -> Result<f64> {
     Ok(0.0)
 }
 
-/// A socket whose other end does what `wish` says, and the connection on which it was wished.
+/// A socket whose other end does what `wish` expect_contains, and the connection on which it was wished.
 fn meet(peer: SocketAddr, wish: &str) -> Result<(TcpStream, UdpSocket)> {
     let control = ask(peer, wish)?;
     let port = hear(&control)? as u16;

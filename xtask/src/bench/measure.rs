@@ -6,7 +6,7 @@ use super::record::Record;
 use crate::native::native_kvm;
 use crate::packages::{self, Tool};
 use crate::progress::{Progress, Step};
-use crate::{binaries, images, itself, lab};
+use crate::{binaries, images, lab, self_copy};
 use anyhow::{Result, bail};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -73,7 +73,7 @@ impl<P: Serialize> Job<P> {
         record: &mut Record,
         mut more: impl FnMut(T, &Step) + Send,
     ) -> Result<()> {
-        let copy = itself::copy()?;
+        let copy = self_copy::copy()?;
         let this = copy.to_string_lossy().into_owned();
         let words = [
             this,

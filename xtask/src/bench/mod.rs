@@ -1,7 +1,6 @@
 //! Benchmarks beside QEMU.
 
 mod archive;
-mod bars;
 mod boot;
 mod container_image;
 mod cost;
@@ -25,6 +24,7 @@ mod started;
 mod stats;
 mod svg;
 mod table;
+mod targets;
 mod trace;
 
 use anyhow::Result;

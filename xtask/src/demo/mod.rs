@@ -6,7 +6,7 @@ mod show;
 
 use crate::native::native_kvm;
 use crate::progress::Progress;
-use crate::{binaries, checkout, images, itself, lab};
+use crate::{binaries, checkout, images, lab, self_copy};
 use anyhow::{Context, Result, bail};
 use inside::Plan;
 use show::{Message, Show};
@@ -53,7 +53,7 @@ pub fn run(args: Args) -> Result<()> {
         disk: disk.clone(),
     };
     let before = modified(&disk)?;
-    let copy = itself::copy()?;
+    let copy = self_copy::copy()?;
     let words = [
         copy.to_string_lossy().into_owned(),
         "demo".to_owned(),

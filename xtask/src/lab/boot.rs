@@ -1,8 +1,8 @@
 //! Booting the lab and shutting it down.
 
 use super::image::{self, Image};
-use super::state::{Lab, Place, Process};
-use super::{autopsy, room, ssh};
+use super::state::{Lab, LabFolder, Process};
+use super::{disk_space, hang_report, ssh};
 use crate::checkout;
 use crate::progress::{Progress, Step};
 use crate::shell;
@@ -27,36 +27,36 @@ const BUSY_LIMIT: Duration = Duration::from_secs(900);
 
 /// The booted lab of today's image: the running one if it answers, else a new one.
 pub fn up(progress: &Progress) -> Result<Lab> {
-    let place = Place::find()?;
+    let dir = LabFolder::find()?;
     let mut mute = None;
-    if let Some(lab) = running(&place) {
+    if let Some(lab) = running(&dir) {
         if ssh::greets(lab.port, HUNG) {
             return Ok(lab);
         }
         mute = Some(lab.qemu);
     }
-    let _lock = place.lock()?;
+    let _lock = dir.lock()?;
     // Another command may have booted it meanwhile.
-    if let Some(lab) = running(&place)
+    if let Some(lab) = running(&dir)
         && mute != Some(lab.qemu)
         && ssh::greets(lab.port, HUNG)
     {
         return Ok(lab);
     }
     let image = image::ensure(progress)?;
-    if let Some(old) = place.read() {
+    if let Some(old) = dir.read() {
         if !old.qemu.alive() {
             eprintln!("the lab has ended by itself: booting it again");
         } else if !old.booted {
             eprintln!("the lab was left half booted: booting it again");
         } else if mute != Some(old.qemu) && old.alive() && ssh::greets(old.port, HUNG) {
-            wait_until_unused(&place)?;
-            shut_down(&place, &old);
-        } else if let Err(full) = room::not_full(place.folder()) {
-            clear(&place, &old);
+            wait_until_unused(&dir)?;
+            shut_down(&dir, &old);
+        } else if let Err(full) = disk_space::not_full(dir.folder()) {
+            clear(&dir, &old);
             return Err(full.context("the lab was stopped"));
         } else {
-            match autopsy::perform(&place, &old) {
+            match hang_report::write(&dir, &old) {
                 Ok(report) => eprintln!(
                     "the lab does not answer, see {}: booting it again",
                     report.display()
@@ -64,30 +64,30 @@ pub fn up(progress: &Progress) -> Result<Lab> {
                 Err(error) => eprintln!("the lab does not answer ({error:#}): booting it again"),
             }
         }
-        clear(&place, &old);
+        clear(&dir, &old);
     }
-    kill_stray(&place);
-    room::ensure(place.folder())?;
+    kill_stray(&dir);
+    disk_space::ensure(dir.folder())?;
     let step = progress.step("booting the lab");
-    let lab = boot(&place, &image, &step)?;
+    let lab = boot(&dir, &image, &step)?;
     step.done();
     Ok(lab)
 }
 
 /// The lab, if its processes run and its image is today's; it may hang.
-pub fn running(place: &Place) -> Option<Lab> {
-    let lab = place.read()?;
+pub fn running(dir: &LabFolder) -> Option<Lab> {
+    let lab = dir.read()?;
     (lab.booted && lab.alive() && lab.image == image::hash()).then_some(lab)
 }
 
-fn wait_until_unused(place: &Place) -> Result<()> {
+fn wait_until_unused(dir: &LabFolder) -> Result<()> {
     let deadline = Instant::now() + BUSY_LIMIT;
     let mut said = false;
-    while place.users() > 0 {
+    while dir.users() > 0 {
         if !said {
             eprintln!(
                 "the lab's recipe has changed: waiting for {} commands in the old lab",
-                place.users()
+                dir.users()
             );
             said = true;
         }
@@ -103,30 +103,30 @@ fn wait_until_unused(place: &Place) -> Result<()> {
 
 /// Shuts the lab down, cleanly if it lets itself.
 pub fn down(force: bool) -> Result<()> {
-    let place = Place::find()?;
-    let _lock = place.lock()?;
-    let Some(lab) = place.read() else {
+    let dir = LabFolder::find()?;
+    let _lock = dir.lock()?;
+    let Some(lab) = dir.read() else {
         return Ok(());
     };
-    if !force && lab.alive() && place.users() > 0 {
-        bail!("{} commands run in the lab: --force ends them", place.users());
+    if !force && lab.alive() && dir.users() > 0 {
+        bail!("{} commands run in the lab: --force ends them", dir.users());
     }
-    shut_down(&place, &lab);
-    clear(&place, &lab);
+    shut_down(&dir, &lab);
+    clear(&dir, &lab);
     Ok(())
 }
 
 /// Asks `lab` to end cleanly, and waits for it.
-fn shut_down(place: &Place, lab: &Lab) {
+fn shut_down(dir: &LabFolder, lab: &Lab) {
     if lab.qemu.alive()
-        && ssh::quietly(place, lab.port, "systemctl poweroff", Duration::from_secs(10)).is_some()
+        && ssh::quietly(dir, lab.port, "systemctl poweroff", Duration::from_secs(10)).is_some()
     {
         lab.qemu.ended_within(Duration::from_secs(20));
     }
 }
 
 /// Removes what is left of `lab`, running or not, and forgets it.
-fn clear(place: &Place, lab: &Lab) {
+fn clear(dir: &LabFolder, lab: &Lab) {
     lab.qemu.signal(Signal::SIGKILL);
     lab.qemu.ended_within(Duration::from_secs(10));
     for server in &lab.servers {
@@ -136,17 +136,17 @@ fn clear(place: &Place, lab: &Lab) {
         }
     }
     let _ = std::fs::remove_dir_all(&lab.sockets);
-    place.forget();
+    dir.forget();
 }
 
-/// Kills a QEMU of this place that its record does not know, such as after the record was deleted.
-fn kill_stray(place: &Place) {
-    let pid = std::fs::read_to_string(place.file("qemu.pid")).unwrap_or_default();
+/// Kills a QEMU of this lab folder that its record does not know, such as after the record was deleted.
+fn kill_stray(dir: &LabFolder) {
+    let pid = std::fs::read_to_string(dir.file("qemu.pid")).unwrap_or_default();
     let Some(stray) = pid.trim().parse().ok().and_then(Process::running) else {
         return;
     };
     let words = std::fs::read(format!("/proc/{}/cmdline", stray.pid)).unwrap_or_default();
-    let folder = place.folder().to_string_lossy();
+    let folder = dir.folder().to_string_lossy();
     if String::from_utf8_lossy(&words).contains(&format!("{folder}/qemu.pid")) {
         eprintln!("ending a lab nobody knows of");
         stray.signal(Signal::SIGKILL);
@@ -154,22 +154,22 @@ fn kill_stray(place: &Place) {
     }
 }
 
-fn boot(place: &Place, image: &Image, step: &Step) -> Result<Lab> {
+fn boot(dir: &LabFolder, image: &Image, step: &Step) -> Result<Lab> {
     let sockets = tempfile::Builder::new().prefix("husk-lab.").tempdir()?;
     let cache = checkout::cache()?;
     let mut servers = Vec::new();
     for (tag, folder) in [("checkout", checkout::root()), ("cache", cache.as_path())] {
-        servers.push(serve(place, image, folder, &sockets.path().join(tag))?);
+        servers.push(serve(dir, image, folder, &sockets.path().join(tag))?);
     }
     // The port is free now; if somebody else takes it before QEMU does, QEMU ends and says so.
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
-    let mut qemu = qemu(place, image, sockets.path(), port)?;
-    let log = File::create(place.file("qemu.log"))?;
+    let mut qemu = qemu(dir, image, sockets.path(), port)?;
+    let log = File::create(dir.file("qemu.log"))?;
     let started = Instant::now();
     let mut child = detach(&mut qemu, &log).spawn().context("cannot start QEMU")?;
     let pid = i32::try_from(child.id())?;
     let Some(process) = Process::running(pid) else {
-        bail!("QEMU ended at once:\n{}", tail(&place.file("qemu.log")));
+        bail!("QEMU ended at once:\n{}", tail(&dir.file("qemu.log")));
     };
     let mut lab = Lab {
         qemu: process,
@@ -183,10 +183,10 @@ fn boot(place: &Place, image: &Image, step: &Step) -> Result<Lab> {
         booted: false,
     };
     // Known from here on, so that the next command ends it if this one is ended.
-    place.write(&lab)?;
+    dir.write(&lab)?;
     let fail = |why: String| {
-        clear(place, &lab);
-        let logs = [place.file("qemu.log"), place.file("serial.log")]
+        clear(dir, &lab);
+        let logs = [dir.file("qemu.log"), dir.file("serial.log")]
             .map(|log| tail(&log))
             .join("\n");
         anyhow::anyhow!("{why}\n{logs}")
@@ -201,23 +201,23 @@ fn boot(place: &Place, image: &Image, step: &Step) -> Result<Lab> {
                 BOOT_LIMIT.as_secs()
             )));
         }
-        step.news(tail(&place.file("serial.log")).lines().last().unwrap_or_default());
-        if ssh::greets(port, Duration::from_secs(5)) && ssh::answers(place, &lab, Duration::from_secs(60)) {
+        step.news(tail(&dir.file("serial.log")).lines().last().unwrap_or_default());
+        if ssh::greets(port, Duration::from_secs(5)) && ssh::answers(dir, &lab, Duration::from_secs(60)) {
             break;
         }
         std::thread::sleep(Duration::from_millis(200));
     }
     lab.booted = true;
-    place.write(&lab)?;
+    dir.write(&lab)?;
     Ok(lab)
 }
 
 /// Starts a file server for `folder` on `socket`.
-fn serve(place: &Place, image: &Image, folder: &Path, socket: &Path) -> Result<Process> {
+fn serve(dir: &LabFolder, image: &Image, folder: &Path, socket: &Path) -> Result<Process> {
     let log = File::options()
         .create(true)
         .append(true)
-        .open(place.file("virtiofsd.log"))?;
+        .open(dir.file("virtiofsd.log"))?;
     let mut command = image.command("usr/libexec/virtiofsd");
     command
         .arg("--socket-path")
@@ -241,7 +241,7 @@ fn serve(place: &Place, image: &Image, folder: &Path, socket: &Path) -> Result<P
             bail!(
                 "virtiofsd does not serve {}:\n{}",
                 folder.display(),
-                tail(&place.file("virtiofsd.log"))
+                tail(&dir.file("virtiofsd.log"))
             );
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -256,20 +256,20 @@ const CPU: &str = "EPYC,svm=on,npt=on";
 /// the registers of the lab's kernel. With one, none did; why TCG does it is not known.
 const PROCESSORS: &str = "1";
 
-fn qemu(place: &Place, image: &Image, sockets: &Path, port: u16) -> Result<Command> {
+fn qemu(dir: &LabFolder, image: &Image, sockets: &Path, port: u16) -> Result<Command> {
     let config = format!(
         "KEY={}\nCHECKOUT={}\nCACHE={}\n",
-        shell::quote(&ssh::key(place)?),
+        shell::quote(&ssh::key(dir)?),
         shell::quote(&checkout::root().to_string_lossy()),
         shell::quote(&checkout::cache()?.to_string_lossy()),
     );
     let config = base64::engine::general_purpose::STANDARD.encode(config);
     let memory = memory_mib()?;
     let root = image.root();
-    let _ = std::fs::rename(place.file("serial.log"), place.file("serial.log.old"));
+    let _ = std::fs::rename(dir.file("serial.log"), dir.file("serial.log.old"));
     let mut qemu = image.command("usr/bin/qemu-system-x86_64");
     // The disk's changes go to a file there that has no name.
-    qemu.env("TMPDIR", place.folder())
+    qemu.env("TMPDIR", dir.folder())
         .env("QEMU_MODULE_DIR", root.join("usr/lib/x86_64-linux-gnu/qemu"))
         .arg("-L")
         .arg(root.join("usr/share/qemu"))
@@ -278,7 +278,7 @@ fn qemu(place: &Place, image: &Image, sockets: &Path, port: u16) -> Result<Comma
         // What guests in the lab leave behind is memory of this machine again.
         .args(["-device", "virtio-balloon-pci,free-page-reporting=on"])
         .arg("-pidfile")
-        .arg(place.file("qemu.pid"))
+        .arg(dir.file("qemu.pid"))
         .args(["-name", "husk-lab", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
         .args(["-M", "q35,accel=tcg,memory-backend=ram,vmport=off", "-cpu", CPU])
         .args(["-smp", PROCESSORS, "-m", &format!("{memory}M")])
@@ -301,7 +301,7 @@ fn qemu(place: &Place, image: &Image, sockets: &Path, port: u16) -> Result<Comma
         .args(["-netdev", &format!("user,id=net,hostfwd=tcp:127.0.0.1:{port}-:22")])
         .args(["-device", "virtio-net-pci,netdev=net,romfile="])
         .args(["-object", "rng-random,id=rng,filename=/dev/urandom", "-device", "virtio-rng-pci,rng=rng"])
-        .args(["-serial", &format!("file:{}", comma(&place.file("serial.log")))])
+        .args(["-serial", &format!("file:{}", comma(&dir.file("serial.log")))])
         .args(["-qmp", &format!("unix:{},server=on,wait=off", comma(&sockets.join("qmp")))]);
     for tag in ["checkout", "cache"] {
         qemu.args([

@@ -2,12 +2,12 @@
 //!
 //! Where the machine runs guests natively there is no lab: the same commands run on the machine itself.
 
-mod autopsy;
 mod boot;
-mod here;
+mod disk_space;
+mod hang_report;
 mod image;
+mod local;
 mod remote;
-mod room;
 mod run;
 mod signals;
 mod ssh;
@@ -118,8 +118,8 @@ fn status() -> Result<ExitCode> {
         println!("native: guests run on this machine itself");
         return Ok(ExitCode::SUCCESS);
     }
-    let place = state::Place::find()?;
-    let Some(lab) = place.read() else {
+    let dir = state::LabFolder::find()?;
+    let Some(lab) = dir.read() else {
         println!("down");
         return Ok(ExitCode::FAILURE);
     };
@@ -131,19 +131,19 @@ fn status() -> Result<ExitCode> {
         println!(
             "booting: pid {}, logs in {}",
             lab.qemu.pid,
-            place.folder().display()
+            dir.folder().display()
         );
         return Ok(ExitCode::FAILURE);
     }
-    let answers = ssh::answers(&place, &lab, Duration::from_secs(30));
+    let answers = ssh::answers(&dir, &lab, Duration::from_secs(30));
     println!(
         "{}: pid {}, ssh port {}, up {} s, {} commands in it, logs in {}",
         if answers { "up" } else { "hung" },
         lab.qemu.pid,
         lab.port,
         lab.uptime().as_secs(),
-        place.users(),
-        place.folder().display()
+        dir.users(),
+        dir.folder().display()
     );
     Ok(if answers {
         ExitCode::SUCCESS

@@ -2,7 +2,7 @@
 
 use super::run::{Command, GRACE, share};
 use super::ssh;
-use super::state::{Lab, Place};
+use super::state::{Lab, LabFolder};
 use crate::{checkout, shell};
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::Signal;
@@ -13,7 +13,7 @@ use tempfile::NamedTempFile;
 /// A command in the lab.
 #[derive(Debug)]
 pub struct Remote<'a> {
-    place: &'a Place,
+    dir: &'a LabFolder,
     lab: &'a Lab,
     id: String,
     /// Has bytes once the lab has let us in.
@@ -22,13 +22,13 @@ pub struct Remote<'a> {
 
 impl<'a> Remote<'a> {
     /// A command to be.
-    pub fn new(place: &'a Place, lab: &'a Lab) -> Result<Self> {
+    pub fn new(dir: &'a LabFolder, lab: &'a Lab) -> Result<Self> {
         let now = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
             .unwrap_or_default();
         let id = format!("{}-{}", std::process::id(), now.as_nanos());
         Ok(Self {
-            place,
+            dir,
             lab,
             id,
             connected: NamedTempFile::new()?,
@@ -37,7 +37,7 @@ impl<'a> Remote<'a> {
 
     /// The ssh that runs `command` under this id.
     pub fn ssh(&self, command: &Command) -> Result<std::process::Command> {
-        let mut ssh = ssh::command(self.place, self.lab.port);
+        let mut ssh = ssh::command(self.dir, self.lab.port);
         if command.tty {
             ssh.arg("-tt");
         }
@@ -92,7 +92,7 @@ impl<'a> Remote<'a> {
         let name = signal.as_str().trim_start_matches("SIG");
         let words = shell::join(["sh", &script("signal.sh"), &self.id, name]);
         // A lab that does not answer cannot be helped from here: the next command finds it hung.
-        ssh::quietly(self.place, self.lab.port, &words, GRACE);
+        ssh::quietly(self.dir, self.lab.port, &words, GRACE);
     }
 
     /// Its exit status as recorded in the lab; nothing if it never started.
@@ -103,7 +103,7 @@ impl<'a> Remote<'a> {
         let state = format!("/run/husk-lab/runs/{}", self.id);
         let ask = format!("[ -e {state} ] || exit 1; cat {state}/status || exit 2");
         let answer = match self.lab.alive() {
-            true => ssh::quietly(self.place, self.lab.port, &ask, GRACE),
+            true => ssh::quietly(self.dir, self.lab.port, &ask, GRACE),
             false => None,
         };
         match answer {

@@ -2,8 +2,8 @@
 
 use super::remote::Remote;
 use super::signals::Signals;
-use super::state::{Lab, Place};
-use super::{boot, here};
+use super::state::{Lab, LabFolder};
+use super::{boot, local};
 use crate::checkout;
 use crate::native::native_kvm;
 use crate::progress::Progress;
@@ -93,25 +93,25 @@ impl Command {
             bail!("no command");
         }
         if native_kvm() && !self.in_lab {
-            return here::run(self, output);
+            return local::run(self, output);
         }
-        let place = Place::find()?;
-        let _user = place.enter()?;
+        let dir = LabFolder::find()?;
+        let _user = dir.enter()?;
         // The usual case costs one connection: only if it fails is the lab looked at more closely.
-        if let Some(lab) = boot::running(&place)
-            && let Some(status) = self.run_in(&place, &lab, output)?
+        if let Some(lab) = boot::running(&dir)
+            && let Some(status) = self.run_in(&dir, &lab, output)?
         {
             return Ok(status);
         }
         let lab = boot::up(progress)?;
-        self.run_in(&place, &lab, output)?
+        self.run_in(&dir, &lab, output)?
             .context("the lab answers, but does not start commands")
     }
 
     /// Runs it in `lab`; nothing if it did not start.
-    fn run_in(&self, place: &Place, lab: &Lab, output: &mut Output<'_>) -> Result<Option<u8>> {
+    fn run_in(&self, dir: &LabFolder, lab: &Lab, output: &mut Output<'_>) -> Result<Option<u8>> {
         let signals = Signals::take()?;
-        let remote = Remote::new(place, lab)?;
+        let remote = Remote::new(dir, lab)?;
         let mut ssh = remote.ssh(self)?;
         signals.deafen(&mut ssh);
         let status = match attend(&mut ssh, self.timeout, &signals, output, &|_, signal| {

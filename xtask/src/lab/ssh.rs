@@ -1,6 +1,6 @@
 //! The way into the lab.
 
-use super::state::{Lab, Place};
+use super::state::{Lab, LabFolder};
 use anyhow::{Context, Result, bail};
 use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
@@ -9,9 +9,9 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Makes the lab's key pair if there is none; the public half.
-pub fn key(place: &Place) -> Result<String> {
-    let key = place.file("key");
-    let public: PathBuf = place.file("key.pub");
+pub fn key(dir: &LabFolder) -> Result<String> {
+    let key = dir.file("key");
+    let public: PathBuf = dir.file("key.pub");
     if !key.exists() || !public.exists() {
         let _ = std::fs::remove_file(&key);
         let status = Command::new("ssh-keygen")
@@ -27,11 +27,11 @@ pub fn key(place: &Place) -> Result<String> {
 }
 
 /// An `ssh` to the lab, as root, to which the remote command is added.
-pub fn command(place: &Place, port: u16) -> Command {
+pub fn command(dir: &LabFolder, port: u16) -> Command {
     let mut command = Command::new("ssh");
     command
         .args(["-F", "/dev/null", "-i"])
-        .arg(place.file("key"))
+        .arg(dir.file("key"))
         .args(["-p", &port.to_string(), "-l", "root"]);
     for option in [
         "BatchMode=yes",
@@ -73,14 +73,14 @@ pub fn greets(port: u16, limit: Duration) -> bool {
 }
 
 /// Whether the lab runs a command within `limit`.
-pub fn answers(place: &Place, lab: &Lab, limit: Duration) -> bool {
-    quietly(place, lab.port, "true", limit).is_some_and(|(status, _)| status == Some(0))
+pub fn answers(dir: &LabFolder, lab: &Lab, limit: Duration) -> bool {
+    quietly(dir, lab.port, "true", limit).is_some_and(|(status, _)| status == Some(0))
 }
 
 /// Runs the shell command `remote`, with no input and errors hidden: its exit status (none if killed by a signal) and
 /// output (at most 64 KiB), or nothing if it took longer than `limit`.
-pub fn quietly(place: &Place, port: u16, remote: &str, limit: Duration) -> Option<(Option<i32>, String)> {
-    let mut child = command(place, port)
+pub fn quietly(dir: &LabFolder, port: u16, remote: &str, limit: Duration) -> Option<(Option<i32>, String)> {
+    let mut child = command(dir, port)
         .arg(remote)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

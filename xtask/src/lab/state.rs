@@ -92,11 +92,11 @@ impl Lab {
 
 /// The folder that holds this checkout's lab. It outlives `cargo clean`.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct LabFolder {
     folder: PathBuf,
 }
 
-impl Place {
+impl LabFolder {
     /// Finds or makes it.
     pub fn find() -> Result<Self> {
         let digest = Sha256::digest(checkout::root().as_os_str().as_bytes());

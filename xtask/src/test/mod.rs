@@ -5,7 +5,7 @@ mod tally;
 use crate::native::native_kvm;
 use crate::packages::{self, Tool};
 use crate::progress::Progress;
-use crate::{binaries, checkout, images, lab, peers};
+use crate::{binaries, checkout, images, lab, upstream};
 use anyhow::{Context, Result, bail};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -107,7 +107,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         });
         if args.peers {
             stage(&mut tally, "peers", |tally| {
-                let peers = peers::ensure(&progress)?;
+                let peers = upstream::ensure(&progress)?;
                 end_to_end(tally, &suite(Some(peers)), &progress)
             });
         }

@@ -1,6 +1,6 @@
 //! SCSI devices of the host that a kernel's module makes.
 
-use crate::harness::scene::Scene;
+use crate::harness::context::TestContext;
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 const SOON: Duration = Duration::from_secs(30);
 
 /// Runs a command of the host's, which must succeed.
-pub fn tell(scene: &Scene, words: &[&str]) -> Result<String> {
+pub fn tell(ctx: &TestContext, words: &[&str]) -> Result<String> {
     let (program, arguments) = words.split_first().context("no command")?;
     let mut command = Command::new(program);
     command.args(arguments);
-    scene.finish(command, SOON)?.ok()
+    ctx.finish(command, SOON)?.ok()
 }
 
 fn wait<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> Result<T> {
@@ -60,8 +60,8 @@ pub const VENDOR: &str = "HUSKTEST";
 pub const PRODUCT: &str = "PASSED-ON";
 
 impl ScsiDebug {
-    pub fn new(scene: &Scene) -> Result<Self> {
-        scene.needs_root()?;
+    pub fn new(ctx: &TestContext) -> Result<Self> {
+        ctx.needs_root()?;
         let (vendor, product) = (format!("inq_vendor={VENDOR}"), format!("inq_product={PRODUCT}"));
         let words = [
             "modprobe",
@@ -76,7 +76,7 @@ impl ScsiDebug {
             &product,
             "inq_rev=0042",
         ];
-        tell(scene, &words)?;
+        tell(ctx, &words)?;
         let mut made = Self { disks: Vec::new() };
         made.disks = wait("scsi_debug", || {
             let disks = disks(VENDOR);
@@ -99,8 +99,8 @@ impl ScsiDebug {
     }
 
     /// Unloads the module, which fails while anybody uses it.
-    pub fn unload(&self, scene: &Scene) -> Result<()> {
-        tell(scene, &["rmmod", "scsi_debug"])?;
+    pub fn unload(&self, ctx: &TestContext) -> Result<()> {
+        tell(ctx, &["rmmod", "scsi_debug"])?;
         wait("its end", || disks(VENDOR).is_empty().then_some(()))
     }
 }
@@ -138,16 +138,16 @@ fn write(path: &str, text: &str) -> Result<()> {
 }
 
 impl Loopback {
-    pub fn new(scene: &Scene) -> Result<Self> {
-        scene.needs_root()?;
+    pub fn new(ctx: &TestContext) -> Result<Self> {
+        ctx.needs_root()?;
         for module in ["target_core_mod", "target_core_file", "tcm_loop"] {
-            tell(scene, &["modprobe", module])?;
+            tell(ctx, &["modprobe", module])?;
         }
         // From here on, so that a failure leaves nothing.
         let mut made = Self { disk: PathBuf::new() };
         // Where it keeps registrations that are to outlive a loss of power.
         fs::create_dir_all("/var/target/pr")?;
-        let image = scene.path("loopback.img");
+        let image = ctx.path("loopback.img");
         fs::create_dir_all(config(STORE))?;
         let size = 32 << 20;
         write(

@@ -3,9 +3,9 @@
 mod host;
 
 use crate::cases::scsi::{changes, name, reservations, reset, unit};
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, PATIENCE, images};
 use anyhow::{Result, ensure};
@@ -41,54 +41,54 @@ fn lun(manifest: Manifest, name: &str, lun: Value, device: &Path) -> Manifest {
         .volume(name, device)
 }
 
-fn passed_on(scene: &Scene) -> Result<()> {
-    let device = ScsiDebug::new(scene)?;
+fn passed_on(ctx: &TestContext) -> Result<()> {
+    let device = ScsiDebug::new(ctx)?;
     let small = images::small("6.12-disks")?;
-    scene.part("what is no lun", || {
+    ctx.part("what is no lun", || {
         let refused = |path: &Path, words: &str| {
             let manifest =
                 lun(Manifest::new("no"), "data", json!({"bus": "scsi"}), path).small(&small, "poweroff");
-            let said = scene.run(&manifest.run_words(scene)?)?.fails(1)?;
-            says(&said, &[words])
+            let said = ctx.run(&manifest.run_words(ctx)?)?.fails(1)?;
+            expect_contains(&said, &[words])
         };
         let partition = format!("{}1", device.disks[0].display());
         refused(
             Path::new(&partition),
             "is a partition, and a `lun` is a whole SCSI device",
         )?;
-        let image = scene.path("image");
+        let image = ctx.path("image");
         std::fs::File::create_new(&image)?.set_len(1 << 20)?;
         let image = image.display().to_string();
-        let looped = tell(scene, &["losetup", "--find", "--show", &image])?;
+        let looped = tell(ctx, &["losetup", "--find", "--show", &image])?;
         let looped = looped.trim();
         let told = refused(
             Path::new(looped),
             "is not a SCSI device; use `disk` instead of `lun`",
         );
-        tell(scene, &["losetup", "--detach", looped])?;
+        tell(ctx, &["losetup", "--detach", looped])?;
         told
     });
     let manifest = Manifest::new("lun").memory("512Mi");
     let manifest = lun(manifest, "data", json!({"bus": "scsi"}), &device.disks[0]);
     let read_only = json!({"bus": "scsi", "readonly": true});
     let manifest = lun(manifest, "fixed", read_only, &device.disks[1]).small(&small, "scsi,shell");
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     vm.expect("husk-scsi: end\n")?;
     let shell = Shell::small(&vm)?;
     // The kernel's own lines would stand among the answers.
     shell.ok("dmesg -n 1")?;
-    let text = vm.console().spoken().all();
+    let text = vm.console().output().all();
     let (disk, fixed) = (name(&text, "0:0:0:0")?, name(&text, "0:0:0:1")?);
     let (disk, fixed) = (&format!("/dev/{disk}"), &format!("/dev/{fixed}"));
-    scene.part("units", || {
+    ctx.part("units", || {
         let is =
             |ro| format!(r"sd[ab] type=0 vendor={VENDOR} model={PRODUCT} size=131072 ro={ro} serial=\S+");
         unit(&text, "0:0:0:0", &is(0))?;
         unit(&text, "0:0:0:1", &is(1))
     });
-    scene.part("answers", || answers(scene, &shell, &device.disks[0], disk));
-    scene.part("changes", || changes(&shell, disk));
-    scene.part("fio", || {
+    ctx.part("answers", || answers(ctx, &shell, &device.disks[0], disk));
+    ctx.part("changes", || changes(&shell, disk));
+    ctx.part("fio", || {
         let fio = format!(
             "cd / && fio --name=mixed --thread --filename={disk} --size=24m --rw=randrw --direct=1 --ioengine=libaio \
              --iodepth=16 --bssplit=512/10:4k/50:64k/30:1m/10 --fsync=64 --verify=crc32c --verify_fatal=1 \
@@ -98,11 +98,11 @@ fn passed_on(scene: &Scene) -> Result<()> {
         ensure!(status == 0, "{fio}: status {status}:\n{said}");
         // The host sees what the guest wrote.
         let sum = |path: &str| format!("dd if={path} bs=1M count=24 iflag=direct status=none | md5sum");
-        let host = tell(scene, &["sh", "-c", &sum(&device.disks[1].display().to_string())])?;
-        shell.says(&sum(disk), &[host.trim()])
+        let host = tell(ctx, &["sh", "-c", &sum(&device.disks[1].display().to_string())])?;
+        shell.expect_contains(&sum(disk), &[host.trim()])
     });
-    scene.part("refusals", || refusals(&shell, disk, fixed));
-    scene.part("medium error", || {
+    ctx.part("refusals", || refusals(&shell, disk, fixed));
+    ctx.part("medium error", || {
         // Of the ten blocks from 0x1234 on.
         device.fail(2)?;
         let read = |first: &str| {
@@ -110,7 +110,7 @@ fn passed_on(scene: &Scene) -> Result<()> {
         };
         let (status, said) = shell.run(&read("12 30"), PATIENCE)?;
         ensure!(status == MEDIUM_HARD, "status {status}: {said}");
-        says(&said, &["Medium Error", "Unrecovered read error", "0x1234"])?;
+        expect_contains(&said, &["Medium Error", "Unrecovered read error", "0x1234"])?;
         shell.ok(&read("13 00"))?;
         let (status, _) = shell.run(
             &format!("dd if={disk} bs=4096 skip=582 count=1 iflag=direct of=/read"),
@@ -121,8 +121,8 @@ fn passed_on(scene: &Scene) -> Result<()> {
         shell.ok(&read("12 30"))?;
         Ok(())
     });
-    scene.part("reset", || reset(&shell, disk));
-    scene.part("gone", || {
+    ctx.part("reset", || reset(&shell, disk));
+    ctx.part("gone", || {
         device.pull(&device.disks[0])?;
         let command = format!("sg_raw --request=8 {disk} 25 00 00 00 00 00 00 00 00 00");
         let (status, said) = shell.run(&command, PATIENCE)?;
@@ -139,11 +139,11 @@ fn passed_on(scene: &Scene) -> Result<()> {
     });
     shell.send("poweroff -f")?;
     vm.powered_off()?;
-    device.unload(scene)
+    device.unload(ctx)
 }
 
 /// What the guest is told of the device is what the host is told of it, but for how much can be transferred at once.
-fn answers(scene: &Scene, shell: &Shell<'_>, there: &Path, here: &str) -> Result<()> {
+fn answers(ctx: &TestContext, shell: &Shell<'_>, there: &Path, here: &str) -> Result<()> {
     let there = there.display().to_string();
     let commands = [
         "sg_inq --hex",
@@ -159,7 +159,7 @@ fn answers(scene: &Scene, shell: &Shell<'_>, there: &Path, here: &str) -> Result
     for command in commands {
         let mut words: Vec<_> = command.split(' ').collect();
         words.push(&there);
-        let host = tell(scene, &words)?;
+        let host = tell(ctx, &words)?;
         let guest = shell.ok(&format!("{command} {here}"))?;
         let lines = |text: &str| text.trim().replace("\r\n", "\n");
         ensure!(
@@ -168,7 +168,7 @@ fn answers(scene: &Scene, shell: &Shell<'_>, there: &Path, here: &str) -> Result
         );
     }
     // The LUNs are Husk's, whatever the device has.
-    shell.says(&format!("sg_luns {here}"), &["2 lun"])?;
+    shell.expect_contains(&format!("sg_luns {here}"), &["2 lun"])?;
     // 512 KiB at most are passed on at once.
     let limit = shell.ok(&format!("sg_vpd --page=bl {here}"))?;
     let length = limit.lines().find_map(|line| {
@@ -180,7 +180,7 @@ fn answers(scene: &Scene, shell: &Shell<'_>, there: &Path, here: &str) -> Result
         "{limit}"
     );
     let opcodes = shell.ok(&format!("sg_opcodes {here}"))?;
-    says(&opcodes, &["Inquiry", "Unmap", "Compare and write"])?;
+    expect_contains(&opcodes, &["Inquiry", "Unmap", "Compare and write"])?;
     ensure!(
         !opcodes.contains("Format unit") && !opcodes.contains("Write buffer"),
         "what is forbidden is offered:\n{opcodes}"
@@ -200,17 +200,17 @@ fn refusals(shell: &Shell<'_>, disk: &str, fixed: &str) -> Result<()> {
     ] {
         let (status, said) = shell.run(&format!("sg_raw {disk} {cdb}"), PATIENCE)?;
         ensure!(status == INVALID_OP, "{command}: status {status}: {said}");
-        says(&said, &["Illegal Request", "Invalid command operation code"])?;
+        expect_contains(&said, &["Illegal Request", "Invalid command operation code"])?;
     }
     let write = format!("sg_raw --readonly --send=512 --infile=/ones {fixed} 2a 00 00 00 00 00 00 00 01 00");
     shell.ok("head -c 512 /dev/zero | tr '\\0' '\\377' > /ones")?;
     let (status, said) = shell.run(&write, PATIENCE)?;
     ensure!(status == DATA_PROTECT, "status {status}: {said}");
-    says(&said, &["Data Protect"])
+    expect_contains(&said, &["Data Protect"])
 }
 
-fn reserved(scene: &Scene) -> Result<()> {
-    let device = Loopback::new(scene)?;
+fn reserved(ctx: &TestContext) -> Result<()> {
+    let device = Loopback::new(ctx)?;
     let reservation = json!({"bus": "scsi", "reservation": true});
     let manifest = lun(
         Manifest::new("reserved").memory("512Mi"),
@@ -219,28 +219,28 @@ fn reserved(scene: &Scene) -> Result<()> {
         &device.disk,
     );
     let manifest = manifest.small(&images::small("6.12-disks")?, "scsi,shell");
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     vm.expect("husk-scsi: end\n")?;
     let shell = Shell::small(&vm)?;
     shell.ok("dmesg -n 1")?;
-    let text = vm.console().spoken().all();
+    let text = vm.console().output().all();
     let disk = &format!("/dev/{}", name(&text, "0:0:0:0")?);
     let there = device.disk.display().to_string();
-    let keys = || tell(scene, &["sg_persist", "--in", "--read-keys", &there]);
-    scene.part("reservations", || reservations(&shell, disk));
-    scene.part("the host's view", || {
+    let keys = || tell(ctx, &["sg_persist", "--in", "--read-keys", &there]);
+    ctx.part("reservations", || reservations(&shell, disk));
+    ctx.part("the host's view", || {
         shell.ok(&format!("sg_persist --out --register --param-sark=5eed {disk}"))?;
-        says(&keys()?, &["0x5eed"])?;
+        expect_contains(&keys()?, &["0x5eed"])?;
         shell.ok(&format!(
             "sg_persist --out --reserve --param-rk=5eed --prout-type=1 {disk}"
         ))?;
-        let host = tell(scene, &["sg_persist", "--in", "--read-reservation", &there])?;
-        says(&host, &["0x5eed", "Write Exclusive"])?;
+        let host = tell(ctx, &["sg_persist", "--in", "--read-reservation", &there])?;
+        expect_contains(&host, &["0x5eed", "Write Exclusive"])?;
         shell.ok(&format!("sg_persist --out --clear --param-rk=5eed {disk}"))?;
         ensure!(!keys()?.contains("0x5eed"), "the key is still registered");
         Ok(())
     });
-    scene.part("compare and write", || {
+    ctx.part("compare and write", || {
         shell.ok("head -c 512 /dev/zero > /zeroes; head -c 512 /dev/zero | tr '\\0' x > /xes; cat /zeroes /xes > /both")?;
         shell.ok(&format!("dd if=/zeroes of={disk} bs=512 seek=8 oflag=direct conv=notrunc status=none"))?;
         let command = format!("sg_compare_and_write --in=/both --lba=8 --num=1 {disk}");

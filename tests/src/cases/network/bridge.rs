@@ -2,12 +2,12 @@
 
 use super::guest::{self, STREAM, leased, pings, ready, request};
 use crate::harness::capture::Capture;
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::datapath::Datapath;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::netns::{Netns, State};
 use crate::harness::pod::{Node, Pod};
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, PATIENCE, flow, privileges};
 use anyhow::{Result, ensure};
@@ -31,23 +31,23 @@ const CHOSEN: &str = "02:00:00:aa:bb:cc";
 /// How long a pod may take to look as before.
 pub const TO_RETURN: Duration = Duration::from_secs(15);
 
-fn run(scene: &Scene) -> Result<()> {
-    let node = Node::new(scene, MTU)?;
+fn run(ctx: &TestContext) -> Result<()> {
+    let node = Node::new(ctx, MTU)?;
     let (one, two, process) = (node.pod(5)?, node.pod(6)?, node.pod(7)?);
     let before = [one.netns.state()?, two.netns.state()?];
     let manifest = |name, pod: &Pod<'_>, interface| -> Result<Manifest> {
         Ok(Manifest::new(name)
             .pod_interface(interface)
             .netns(&pod.netns.path())
-            .small(&guest::image(scene)?, "net,shell"))
+            .small(&guest::image(ctx)?, "net,shell"))
     };
-    let first = Vm::start(scene, &manifest("one", &one, json!({"bridge": {}}))?)?;
+    let first = Vm::start(ctx, &manifest("one", &one, json!({"bridge": {}}))?)?;
     let chosen = json!({"bridge": {}, "macAddress": CHOSEN});
-    let second = Vm::start_with(scene, &manifest("two", &two, chosen)?, Datapath::Process)?;
+    let second = Vm::start_with(ctx, &manifest("two", &two, chosen)?, Datapath::Process)?;
     let (shell, got) = ready(&first)?;
     let (other, others) = ready(&second)?;
 
-    scene.part("lease", || {
+    ctx.part("lease", || {
         for (name, value) in [
             ("ip", one.address().as_str()),
             ("mask", "24"),
@@ -60,20 +60,20 @@ fn run(scene: &Scene) -> Result<()> {
         ] {
             got.is(name, value)?;
         }
-        shell.says("cat /sys/class/net/eth0/address", &[&one.mac()])?;
-        shell.says("cat /sys/class/net/eth0/mtu", &["1450"])?;
-        shell.says("ip route", &[&format!("default via {} dev eth0", Node::ADDRESS)])
+        shell.expect_contains("cat /sys/class/net/eth0/address", &[&one.mac()])?;
+        shell.expect_contains("cat /sys/class/net/eth0/mtu", &["1450"])?;
+        shell.expect_contains("ip route", &[&format!("default via {} dev eth0", Node::ADDRESS)])
     });
-    scene.part("address of the manifest", || {
-        other.says("cat /sys/class/net/eth0/address", &[CHOSEN])?;
+    ctx.part("address of the manifest", || {
+        other.expect_contains("cat /sys/class/net/eth0/address", &[CHOSEN])?;
         others.is("ip", &two.address())
     });
-    scene.part("devices of the pod", || devices(&one));
-    scene.part("inspect", || inspect(&first, &one));
-    scene.part("everybody reaches everybody", || {
+    ctx.part("devices of the pod", || devices(&one));
+    ctx.part("inspect", || inspect(&first, &one));
+    ctx.part("everybody reaches everybody", || {
         let _listeners = [
-            flow::serve(scene, &process.netns, flow::PORT)?,
-            flow::serve(scene, &node.netns, flow::PORT)?,
+            flow::serve(ctx, &process.netns, flow::PORT)?,
+            flow::serve(ctx, &node.netns, flow::PORT)?,
         ];
         for target in [process.address(), two.address(), Node::ADDRESS.to_owned()] {
             pings(&shell, &target)?;
@@ -86,17 +86,17 @@ fn run(scene: &Scene) -> Result<()> {
             (&node.netns, &one),
         ] {
             let words = format!("both {}:{} 2000000", target.address(), flow::PORT);
-            flow::request(scene, from, &words, STREAM)?;
+            flow::request(ctx, from, &words, STREAM)?;
         }
         Ok(())
     });
-    scene.part("captures", || captures(scene, &shell, &one, &process));
-    scene.part("one Ethernet address", || {
-        one_answers(scene, &process, &one.address(), &one.mac())?;
-        one_answers(scene, &process, &two.address(), CHOSEN)
+    ctx.part("captures", || captures(ctx, &shell, &one, &process));
+    ctx.part("one Ethernet address", || {
+        one_answers(ctx, &process, &one.address(), &one.mac())?;
+        one_answers(ctx, &process, &two.address(), CHOSEN)
     });
-    scene.part("renewal", || renewal(scene, &shell, &one));
-    scene.part("privileges", || {
+    ctx.part("renewal", || renewal(ctx, &shell, &one));
+    ctx.part("privileges", || {
         let namespaces: [&Netns; 2] = [&one.netns, &node.netns];
         for vm in [&first, &second] {
             privileges::confined(vm.pid("vmmPid")?)?;
@@ -105,18 +105,18 @@ fn run(scene: &Scene) -> Result<()> {
         privileges::cannot_change_networks(second.pid("vmmPid")?, &namespaces)
     });
     shell.send("poweroff -f")?;
-    says(&first.run().wait(PATIENCE)?.ok()?, &["powered off"])?;
+    expect_contains(&first.run().wait(PATIENCE)?.ok()?, &["powered off"])?;
     let [one_before, two_before] = &before;
-    returns(scene, "pod after poweroff", &one.netns, one_before);
+    returns(ctx, "pod after poweroff", &one.netns, one_before);
     second.kill("vmmPid")?;
     second.end(Duration::from_secs(20))?.fails(1)?;
-    returns(scene, "pod after kill -9 of the VMM", &two.netns, two_before);
+    returns(ctx, "pod after kill -9 of the VMM", &two.netns, two_before);
     Ok(())
 }
 
 /// The part that checks a namespace for what is left.
-pub fn returns(scene: &Scene, name: &str, netns: &Netns, before: &State) {
-    scene.part(name, || netns.returns_to(before, TO_RETURN));
+pub fn returns(ctx: &TestContext, name: &str, netns: &Netns, before: &State) {
+    ctx.part(name, || netns.returns_to(before, TO_RETURN));
 }
 
 /// The pod has what KubeVirt leaves in one.
@@ -132,25 +132,25 @@ fn devices(pod: &Pod<'_>) -> Result<()> {
         "{names:?}"
     );
     let placeholder = pod.run("ip -d address show dev eth0")?;
-    says(
+    expect_contains(
         &placeholder,
         &["dummy", &format!("inet {}/24", pod.address()), "state DOWN"],
     )?;
-    says(
+    expect_contains(
         &pod.run("ip -d address show dev k6t-eth0")?,
         &["bridge", "inet 169.254.75.10/32", "mtu 1450"],
     )?;
-    says(
+    expect_contains(
         &pod.run("ip -d link show dev tap0")?,
         &["master k6t-eth0", "mtu 1450", "tun type tap"],
     )?;
     let moved = pod.run("ip -d link show dev eth0-nic")?;
-    says(&moved, &["veth", "master k6t-eth0", "learning off", "mtu 1450"])?;
+    expect_contains(&moved, &["veth", "master k6t-eth0", "learning off", "mtu 1450"])?;
     ensure!(
         !moved.contains(&pod.mac()),
         "the pod's device kept its address: {moved}"
     );
-    says(&pod.run("sysctl net.ipv4.conf.all.arp_ignore")?, &["= 1"])?;
+    expect_contains(&pod.run("sysctl net.ipv4.conf.all.arp_ignore")?, &["= 1"])?;
     let routes = pod.run("ip route show")?;
     ensure!(routes.is_empty(), "the pod has routes: {routes}");
     Ok(())
@@ -180,10 +180,10 @@ fn inspect(vm: &Vm<'_>, pod: &Pod<'_>) -> Result<()> {
 }
 
 /// A ping has the same addresses on every device of its way.
-fn captures(scene: &Scene, shell: &Shell<'_>, pod: &Pod<'_>, peer: &Pod<'_>) -> Result<()> {
+fn captures(ctx: &TestContext, shell: &Shell<'_>, pod: &Pod<'_>, peer: &Pod<'_>) -> Result<()> {
     let mut captures = Vec::new();
     for device in ["tap0", "k6t-eth0", "eth0-nic"] {
-        captures.push(Capture::start(scene, &pod.netns, device, "icmp")?);
+        captures.push(Capture::start(ctx, &pod.netns, device, "icmp")?);
     }
     pings(shell, &peer.address())?;
     let (ours, theirs) = (pod.address(), peer.address());
@@ -203,12 +203,11 @@ fn captures(scene: &Scene, shell: &Shell<'_>, pod: &Pod<'_>, peer: &Pod<'_>) -> 
 }
 
 /// Whoever asks for `address` is answered once, by `mac`.
-fn one_answers(scene: &Scene, from: &Pod<'_>, address: &str, mac: &str) -> Result<()> {
+fn one_answers(ctx: &TestContext, from: &Pod<'_>, address: &str, mac: &str) -> Result<()> {
     let asked = 2;
-    let text = from.netns.run(
-        scene,
-        &format!("busybox arping -c {asked} -w 10 -I eth0 {address}"),
-    )?;
+    let text = from
+        .netns
+        .run(ctx, &format!("busybox arping -c {asked} -w 10 -I eth0 {address}"))?;
     let answers: Vec<String> = Regex::new(r"\[([0-9A-Fa-f:]{17})\]")?
         .captures_iter(&text)
         .map(|found| found[1].to_lowercase())
@@ -221,8 +220,8 @@ fn one_answers(scene: &Scene, from: &Pod<'_>, address: &str, mac: &str) -> Resul
 }
 
 /// The client asks for what it has, first the server itself, and then everybody, as it cannot reach the server.
-fn renewal(scene: &Scene, shell: &Shell<'_>, pod: &Pod<'_>) -> Result<()> {
-    let capture = Capture::start(scene, &pod.netns, "tap0", "udp port 67")?;
+fn renewal(ctx: &TestContext, shell: &Shell<'_>, pod: &Pod<'_>) -> Result<()> {
+    let capture = Capture::start(ctx, &pod.netns, "tap0", "udp port 67")?;
     for (prepare, to) in [
         ("true", "169.254.75.10"),
         ("ip route add blackhole 169.254.75.10", "255.255.255.255"),

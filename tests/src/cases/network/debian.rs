@@ -2,10 +2,10 @@
 
 use super::bridge::TO_RETURN;
 use crate::harness::capture::Capture;
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::{Shell, TO_LOGIN};
 use crate::harness::manifest::Manifest;
 use crate::harness::pod::Node;
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, DEBIAN, images};
 use anyhow::Result;
@@ -20,8 +20,8 @@ pub const CASE: Case = Case {
 
 const USER_DATA: &str = "#cloud-config\npassword: husk\nchpasswd: {expire: false}\n";
 
-fn run(scene: &Scene) -> Result<()> {
-    let node = Node::new(scene, 1450)?;
+fn run(ctx: &TestContext) -> Result<()> {
+    let node = Node::new(ctx, 1450)?;
     let (pod, process) = (node.pod(5)?, node.pod(6)?);
     pod.run(&format!("ip route add 10.96.0.0/12 via {}", process.address()))?;
     let before = pod.netns.state()?;
@@ -31,21 +31,21 @@ fn run(scene: &Scene) -> Result<()> {
         .cloud_init(USER_DATA)
         .pod_interface(json!({"bridge": {}}))
         .netns(&pod.netns.path());
-    let vm = Vm::start(scene, &manifest)?;
+    let vm = Vm::start(ctx, &manifest)?;
     vm.console().expect(r"Linux version 6\.12\.", TO_LOGIN)?;
     let shell = Shell::log_in(&vm, "debian", "husk")?;
     let device = shell.ok("basename $(ls -d /sys/class/net/e*)")?;
     let check = || -> Result<()> {
         let shown = shell.ok(&format!("ip address show dev {device}"))?;
-        says(
+        expect_contains(
             &shown,
             &[&format!("inet {}/24", pod.address()), &pod.mac(), "mtu 1450"],
         )?;
         let routes = shell.ok("ip route show")?;
         let to_service = format!("10.96.0.0/12 via {}", process.address());
-        says(&routes, &[&format!("default via {}", Node::ADDRESS), &to_service])?;
+        expect_contains(&routes, &[&format!("default via {}", Node::ADDRESS), &to_service])?;
         let lease = shell.ok("cat /run/systemd/netif/leases/*")?;
-        says(
+        expect_contains(
             &lease,
             &[
                 "LIFETIME=2y 8month 3w 4d",
@@ -57,9 +57,9 @@ fn run(scene: &Scene) -> Result<()> {
         process.run(&format!("ping -n -c 2 -W 5 {}", pod.address()))?;
         Ok(())
     };
-    scene.part("lease", check);
-    scene.part("renewal", || {
-        let capture = Capture::start(scene, &pod.netns, "tap0", "udp port 67")?;
+    ctx.part("lease", check);
+    ctx.part("renewal", || {
+        let capture = Capture::start(ctx, &pod.netns, "tap0", "udp port 67")?;
         shell.ok(&format!("networkctl renew {device}"))?;
         capture.sees(&[&format!("{}.68 > 169.254.75.10.67: ", pod.address())])?;
         // By way of its gateway, where nobody looks for it while the lease is one of years: the lease stays.
@@ -67,6 +67,6 @@ fn run(scene: &Scene) -> Result<()> {
     });
     shell.send("systemctl poweroff")?;
     vm.powered_off()?;
-    scene.part("pod after poweroff", || pod.netns.returns_to(&before, TO_RETURN));
+    ctx.part("pod after poweroff", || pod.netns.returns_to(&before, TO_RETURN));
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! The small guest with a network, and what it is asked.
 
+use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::images::{self, Small};
-use crate::harness::scene::Scene;
 use crate::harness::vm::Vm;
 use crate::harness::{flow, initrd};
 use anyhow::{Context, Result, ensure};
@@ -21,14 +21,14 @@ comes() { tries=0; until eval \"$1\"; do [ $tries -lt 200 ] || return 1; tries=$
 pub const STREAM: Duration = Duration::from_secs(300);
 
 /// The image, with `husk-flow` and the script of its DHCP client.
-pub fn image(scene: &Scene) -> Result<Small> {
+pub fn image(ctx: &TestContext) -> Result<Small> {
     let binary = flow::binary();
     let binary = std::fs::read(&binary).with_context(|| format!("no {}", binary.display()))?;
     let files = [
         ("bin/husk-flow", binary.as_slice()),
         ("bin/lease", LEASE.as_bytes()),
     ];
-    initrd::with_files(scene, &images::small("6.12-network")?, &files)
+    initrd::with_files(ctx, &images::small("6.12-network")?, &files)
 }
 
 /// The shell of a guest that was told to do `net,shell`.

@@ -2,10 +2,10 @@
 
 use super::bridge::returns;
 use super::guest::{self, STREAM, lease, pings, ready};
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::pod::{Node, Pod};
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, PATIENCE, flow};
 use anyhow::{Result, ensure};
@@ -26,8 +26,8 @@ const RED_MAC: &str = "02:00:00:00:07:02";
 /// The Ethernet address that the other interface is to have.
 const CHOSEN: &str = "02:00:00:bb:bb:bb";
 
-fn run(scene: &Scene) -> Result<()> {
-    let node = Node::new(scene, 1500)?;
+fn run(ctx: &TestContext) -> Result<()> {
+    let node = Node::new(ctx, 1500)?;
     let (pod, peer) = (node.pod(5)?, node.pod(6)?);
     node.plug(&pod, RED, RED_MAC)?;
     pod.run(&format!("ip address add 192.168.7.2/24 dev {RED}"))?;
@@ -37,13 +37,13 @@ fn run(scene: &Scene) -> Result<()> {
     let manifest = Manifest::new("plug")
         .pod_interface(json!({"bridge": {}}))
         .netns(&pod.netns.path())
-        .small(&guest::image(scene)?, "net,shell");
-    let vm = Vm::start(scene, &manifest)?;
+        .small(&guest::image(ctx)?, "net,shell");
+    let vm = Vm::start(ctx, &manifest)?;
     {
         let (shell, _) = ready(&vm)?;
-        scene.part("added and removed beside streams", || {
+        ctx.part("added and removed beside streams", || {
             let words = format!("both {}:{} 60000000 2 30", pod.address(), flow::PORT);
-            let streams = flow::begin(scene, &peer.netns, &words)?;
+            let streams = flow::begin(ctx, &peer.netns, &words)?;
             for _ in 0..3 {
                 husk(&vm, &["addinterface", "plug", "red"])?;
                 comes(&shell, "eth1", RED_MAC)?;
@@ -53,7 +53,7 @@ fn run(scene: &Scene) -> Result<()> {
             streams.wait(STREAM)?.ok()?;
             given_back(&pod)
         });
-        scene.part("lease of the pod's device", || {
+        ctx.part("lease of the pod's device", || {
             husk(&vm, &["addinterface", "plug", "red"])?;
             comes(&shell, "eth1", RED_MAC)?;
             let got = lease(&shell, "eth1")?;
@@ -61,7 +61,7 @@ fn run(scene: &Scene) -> Result<()> {
             got.is("router", "")?;
             pings(&shell, "192.168.7.1")
         });
-        scene.part("another device and address", || {
+        ctx.part("another device and address", || {
             husk(
                 &vm,
                 &[
@@ -87,11 +87,11 @@ fn run(scene: &Scene) -> Result<()> {
             ensure!(names == ["default", "red", "blue"], "{interfaces:#}");
             Ok(())
         });
-        scene.part("refused", || refused(scene));
+        ctx.part("refused", || refused(ctx));
         shell.send("reboot -f")?;
     }
     let (shell, _) = ready(&vm)?;
-    scene.part("after a reboot", || {
+    ctx.part("after a reboot", || {
         comes(&shell, "eth1", RED_MAC)?;
         comes(&shell, "eth2", CHOSEN)?;
         lease(&shell, "eth1")?.is("ip", "192.168.7.2")?;
@@ -102,21 +102,21 @@ fn run(scene: &Scene) -> Result<()> {
     vm.kill("monitorPid")?;
     vm.end(Duration::from_secs(20))?.fails(1)?;
     // One was taken away before, the other was still there.
-    returns(scene, "pod after kill -9 of the monitor", &pod.netns, &before);
+    returns(ctx, "pod after kill -9 of the monitor", &pod.netns, &before);
     Ok(())
 }
 
 /// A `husk` command that must succeed.
 fn husk(vm: &Vm<'_>, words: &[&str]) -> Result<()> {
-    let scene = vm.scene();
-    scene.finish(scene.husk(words), PATIENCE)?.ok()?;
+    let ctx = vm.ctx();
+    ctx.finish(ctx.husk(words), PATIENCE)?.ok()?;
     Ok(())
 }
 
 /// Waits for the device and its driver.
 fn comes(shell: &Shell<'_>, device: &str, mac: &str) -> Result<()> {
     shell.ok(&format!("comes '[ -e /sys/class/net/{device}/address ]'"))?;
-    shell.says(&format!("cat /sys/class/net/{device}/address"), &[mac])
+    shell.expect_contains(&format!("cat /sys/class/net/{device}/address"), &[mac])
 }
 
 fn goes(shell: &Shell<'_>, device: &str) -> Result<()> {
@@ -127,7 +127,7 @@ fn goes(shell: &Shell<'_>, device: &str) -> Result<()> {
 /// The device is as it was before it was added.
 fn given_back(pod: &Pod<'_>) -> Result<()> {
     let shown = pod.run(&format!("ip address show dev {RED}"))?;
-    says(&shown, &["UP", RED_MAC, "inet 192.168.7.2/24"])?;
+    expect_contains(&shown, &["UP", RED_MAC, "inet 192.168.7.2/24"])?;
     let names = pod.run("ip -o link show")?;
     // Bridge and tap have the same digits.
     ensure!(names.matches(&RED["pod".len()..]).count() == 1, "{names}");
@@ -135,15 +135,15 @@ fn given_back(pod: &Pod<'_>) -> Result<()> {
 }
 
 /// What cannot be done is told, and changes nothing.
-fn refused(scene: &Scene) -> Result<()> {
+fn refused(ctx: &TestContext) -> Result<()> {
     for (words, told) in [
         (&["addinterface", "plug", "green", "--device", "net7"][..], "net7"),
         (&["addinterface", "plug", "green", "--device", "net1"], "net1"),
         (&["removeinterface", "plug", "default"], "default"),
         (&["removeinterface", "plug", "green"], "green"),
     ] {
-        let text = scene.run(words)?.fails(1)?;
-        says(&text, &[told])?;
+        let text = ctx.run(words)?.fails(1)?;
+        expect_contains(&text, &[told])?;
     }
     Ok(())
 }

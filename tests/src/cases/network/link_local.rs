@@ -2,9 +2,9 @@
 
 use super::bridge::returns;
 use super::guest::{self, STREAM, pings, ready, request};
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;
 use crate::harness::pod::{Node, Pod};
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, SMALL, flow};
 use anyhow::{Result, ensure};
@@ -23,31 +23,31 @@ const NODE: &str = "10.0.0.1";
 /// The node's end of the pod's veth, where frames for the gateway go.
 const GATEWAY_MAC: &str = "ee:ee:ee:ee:ee:ee";
 
-fn run(scene: &Scene) -> Result<()> {
-    let node = Node::new(scene, 1500)?;
+fn run(ctx: &TestContext) -> Result<()> {
+    let node = Node::new(ctx, 1500)?;
     let pod = routed_pod(&node)?;
     let before = pod.netns.state()?;
     let manifest = Manifest::new("calico")
         .pod_interface(json!({"bridge": {}}))
         .netns(&pod.netns.path())
-        .small(&guest::image(scene)?, "net,shell");
-    let vm = Vm::start(scene, &manifest)?;
+        .small(&guest::image(ctx)?, "net,shell");
+    let vm = Vm::start(ctx, &manifest)?;
     let (shell, got) = ready(&vm)?;
-    scene.part("lease", || {
+    ctx.part("lease", || {
         got.is("ip", &pod.address())?;
         got.is("mask", "32")?;
         got.is("router", "169.254.1.1")?;
         got.is("staticroutes", "169.254.1.1/32 0.0.0.0 0.0.0.0/0 169.254.1.1")
     });
-    scene.part("reached and reaches", || {
+    ctx.part("reached and reaches", || {
         pings(&shell, NODE)?;
-        let _server = flow::serve(scene, &node.netns, flow::PORT)?;
+        let _server = flow::serve(ctx, &node.netns, flow::PORT)?;
         request(&shell, &format!("both {NODE}:{} 2000000", flow::PORT))?;
         let words = format!("both {}:{} 2000000", pod.address(), flow::PORT);
-        flow::request(scene, &node.netns, &words, STREAM)?;
-        says(&shell.ok("ip neigh show 169.254.1.1")?, &[GATEWAY_MAC])
+        flow::request(ctx, &node.netns, &words, STREAM)?;
+        expect_contains(&shell.ok("ip neigh show 169.254.1.1")?, &[GATEWAY_MAC])
     });
-    scene.part("not without the neighbour", || {
+    ctx.part("not without the neighbour", || {
         pod.run("ip link set dev eth0-nic type bridge_slave proxy_arp_wifi off")?;
         shell.ok("ip neigh flush all")?;
         let (status, text) = shell.run(&format!("ping -n -c 2 -W 2 {NODE}"), STREAM)?;
@@ -57,7 +57,7 @@ fn run(scene: &Scene) -> Result<()> {
     });
     shell.send("poweroff -f")?;
     vm.powered_off()?;
-    returns(scene, "pod after poweroff", &pod.netns, &before);
+    returns(ctx, "pod after poweroff", &pod.netns, &before);
     Ok(())
 }
 

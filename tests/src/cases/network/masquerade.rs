@@ -3,11 +3,11 @@
 use super::bridge::returns;
 use super::guest::{self, STREAM, pings, ready, request, serve};
 use crate::harness::capture::Capture;
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::pod::{Node, Pod};
 use crate::harness::program::Session;
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, PATIENCE, flow};
 use anyhow::{Result, ensure};
@@ -28,8 +28,8 @@ const CLOSED: u16 = 7001;
 /// What a guest has of IPv6.
 const GUEST6: Ipv6Addr = Ipv6Addr::new(0xfd10, 0, 2, 0, 0, 0, 0, 2);
 
-fn run(scene: &Scene) -> Result<()> {
-    let node = Node::new(scene, 1450)?;
+fn run(ctx: &TestContext) -> Result<()> {
+    let node = Node::new(ctx, 1450)?;
     let (listed, open, process) = (node.pod(8)?, node.pod(9)?, node.pod(10)?);
     let outside = node.outside()?;
     let before = [listed.netns.state()?, open.netns.state()?];
@@ -37,20 +37,20 @@ fn run(scene: &Scene) -> Result<()> {
         Ok(Manifest::new(name)
             .pod_interface(interface)
             .netns(&pod.netns.path())
-            .small(&guest::image(scene)?, "net,shell"))
+            .small(&guest::image(ctx)?, "net,shell"))
     };
     let interface = json!({
         "masquerade": {}, "model": "e1000",
         "ports": [{"name": "flow", "protocol": "TCP", "port": flow::PORT}],
     });
-    let first = Vm::start(scene, &manifest("listed", &listed, interface)?)?;
-    let second = Vm::start(scene, &manifest("open", &open, json!({"masquerade": {}}))?)?;
+    let first = Vm::start(ctx, &manifest("listed", &listed, interface)?)?;
+    let second = Vm::start(ctx, &manifest("open", &open, json!({"masquerade": {}}))?)?;
     let (shell, got) = ready(&first)?;
     serve(&shell, CLOSED)?;
     let (other, _) = ready(&second)?;
     serve(&other, CLOSED)?;
 
-    scene.part("lease", || {
+    ctx.part("lease", || {
         for (name, value) in [
             ("ip", "10.0.2.2"),
             ("mask", "24"),
@@ -61,17 +61,17 @@ fn run(scene: &Scene) -> Result<()> {
         ] {
             got.is(name, value)?;
         }
-        shell.says(
+        shell.expect_contains(
             "ip route",
             &["default via 10.0.2.1 dev eth0", "10.0.2.0/24 dev eth0"],
         )
     });
-    scene.part("e1000 is virtio", || {
-        shell.says("readlink /sys/class/net/eth0/device/driver", &["virtio_net"])
+    ctx.part("e1000 is virtio", || {
+        shell.expect_contains("readlink /sys/class/net/eth0/device/driver", &["virtio_net"])
     });
-    scene.part("pod", || {
+    ctx.part("pod", || {
         let pod = listed.run("ip address show")?;
-        says(
+        expect_contains(
             &pod,
             &[
                 &format!("inet {}/24", listed.address()),
@@ -79,34 +79,34 @@ fn run(scene: &Scene) -> Result<()> {
                 "02:00:00:00:00:00",
             ],
         )?;
-        says(
+        expect_contains(
             &listed.run("nft list tables")?,
             &["table ip nat", "table ip6 nat"],
         )
     });
-    scene.part("out", || {
-        let server = flow::serve(scene, &outside, flow::PORT)?;
+    ctx.part("out", || {
+        let server = flow::serve(ctx, &outside, flow::PORT)?;
         pings(&shell, Node::ADDRESS)?;
         request(&shell, &format!("both {}:{} 2000000", Node::OUTSIDE, flow::PORT))?;
         drop(server);
-        sees_pod(scene, &node, &shell, &listed)
+        sees_pod(ctx, &node, &shell, &listed)
     });
-    scene.part("in", || {
+    ctx.part("in", || {
         for pod in [&listed, &open] {
             let words = format!("both {}:{} 2000000", pod.address(), flow::PORT);
-            flow::request(scene, &process.netns, &words, STREAM)?;
-            flow::request(scene, &node.netns, &words, STREAM)?;
+            flow::request(ctx, &process.netns, &words, STREAM)?;
+            flow::request(ctx, &node.netns, &words, STREAM)?;
         }
         let words = format!("both {}:{} 2000000", open.address(), flow::PORT);
         request(&shell, &words)?;
         Ok(())
     });
-    scene.part("ports", || {
+    ctx.part("ports", || {
         // Where no port is listed, all are the guest's.
         let words = format!("both {}:{CLOSED} 1000 1 5", open.address());
-        flow::request(scene, &process.netns, &words, STREAM)?;
+        flow::request(ctx, &process.netns, &words, STREAM)?;
         let words = format!("both {}:{CLOSED} 1000 1 5", listed.address());
-        let answer = flow::begin(scene, &process.netns, &words)?.wait(PATIENCE)?;
+        let answer = flow::begin(ctx, &process.netns, &words)?.wait(PATIENCE)?;
         ensure!(
             answer.status == 1 && answer.text.contains("cannot connect"),
             "a port that is not listed answers: {}",
@@ -114,27 +114,27 @@ fn run(scene: &Scene) -> Result<()> {
         );
         Ok(())
     });
-    scene.part("IPv6", || ipv6(scene, &shell, &listed, &process, &node));
+    ctx.part("IPv6", || ipv6(ctx, &shell, &listed, &process, &node));
     first.kill("monitorPid")?;
     first.run().wait(Duration::from_secs(20))?.fails(1)?;
     // What a killed monitor left, the next command takes away.
-    scene.list()?;
+    ctx.list()?;
     let [listed_before, open_before] = &before;
     returns(
-        scene,
+        ctx,
         "pod after kill -9 of the monitor",
         &listed.netns,
         listed_before,
     );
     other.send("poweroff -f")?;
     second.powered_off()?;
-    returns(scene, "pod after poweroff", &open.netns, open_before);
+    returns(ctx, "pod after poweroff", &open.netns, open_before);
     Ok(())
 }
 
 /// From outside the guest has its pod's address.
-fn sees_pod(scene: &Scene, node: &Node<'_>, shell: &Shell<'_>, pod: &Pod<'_>) -> Result<()> {
-    let capture = Capture::start(scene, &node.netns, "out0", "icmp")?;
+fn sees_pod(ctx: &TestContext, node: &Node<'_>, shell: &Shell<'_>, pod: &Pod<'_>) -> Result<()> {
+    let capture = Capture::start(ctx, &node.netns, "out0", "icmp")?;
     pings(shell, Node::OUTSIDE)?;
     let line = format!("{} > {}: ICMP echo request", pod.address(), Node::OUTSIDE);
     capture.sees(&[&line])?;
@@ -142,19 +142,19 @@ fn sees_pod(scene: &Scene, node: &Node<'_>, shell: &Shell<'_>, pod: &Pod<'_>) ->
 }
 
 /// A router's advertisement, an address by DHCPv6, and streams both ways.
-fn ipv6(scene: &Scene, shell: &Shell<'_>, pod: &Pod<'_>, peer: &Pod<'_>, node: &Node<'_>) -> Result<()> {
+fn ipv6(ctx: &TestContext, shell: &Shell<'_>, pod: &Pod<'_>, peer: &Pod<'_>, node: &Node<'_>) -> Result<()> {
     shell.ok("comes 'ip -6 route show default | grep -q \"via fe80\"'")?;
     let address = solicit(shell)?;
     ensure!(address.parse() == Ok(GUEST6), "{address}");
     shell.ok(&format!("ip -6 address add {GUEST6}/128 dev eth0 nodad"))?;
     pings(shell, Node::ADDRESS6)?;
-    let _server: Session = flow::serve(scene, &node.netns, flow::PORT)?;
+    let _server: Session = flow::serve(ctx, &node.netns, flow::PORT)?;
     request(
         shell,
         &format!("both [{}]:{} 2000000", Node::ADDRESS6, flow::PORT),
     )?;
     let words = format!("both [{}]:{} 2000000", pod.address6(), flow::PORT);
-    flow::request(scene, &peer.netns, &words, STREAM)?;
+    flow::request(ctx, &peer.netns, &words, STREAM)?;
     Ok(())
 }
 

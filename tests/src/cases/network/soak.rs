@@ -2,9 +2,9 @@
 
 use super::guest::ready;
 use super::wire::manifest;
+use crate::harness::context::TestContext;
 use crate::harness::datapath::Datapath;
 use crate::harness::pod::Node;
-use crate::harness::scene::Scene;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, flow};
 use anyhow::{Result, ensure};
@@ -14,14 +14,14 @@ pub const KERNEL: Case = Case {
     name: "net-soak-vhost",
     about: "vhost-net: 20 GiB each way with TSO on, every byte checked, no stream ever still for 10 s",
     limit: LIMIT,
-    run: |scene| run(scene, Datapath::Kernel),
+    run: |ctx| run(ctx, Datapath::Kernel),
 };
 
 pub const PROCESS: Case = Case {
     name: "net-soak-vmm",
     about: "the same by the VMM's own workers",
     limit: LIMIT,
-    run: |scene| run(scene, Datapath::Process),
+    run: |ctx| run(ctx, Datapath::Process),
 };
 
 const LIMIT: Duration = Duration::from_secs(90 * 60);
@@ -31,13 +31,13 @@ const ROUNDS: u32 = 20;
 /// Bytes of each of a round's two streams in either direction: together a gibibyte each way.
 const BYTES: u64 = 512 << 20;
 
-fn run(scene: &Scene, datapath: Datapath) -> Result<()> {
-    let node = Node::new(scene, 1500)?;
+fn run(ctx: &TestContext, datapath: Datapath) -> Result<()> {
+    let node = Node::new(ctx, 1500)?;
     let (pod, peer) = (node.pod(5)?, node.pod(6)?);
-    let vm = Vm::start_with(scene, &manifest(scene, &pod)?, datapath)?;
+    let vm = Vm::start_with(ctx, &manifest(ctx, &pod)?, datapath)?;
     let (shell, _) = ready(&vm)?;
-    shell.says("ethtool -k eth0", &["tcp-segmentation-offload: on"])?;
-    let _server = flow::serve(scene, &peer.netns, flow::PORT)?;
+    shell.expect_contains("ethtool -k eth0", &["tcp-segmentation-offload: on"])?;
+    let _server = flow::serve(ctx, &peer.netns, flow::PORT)?;
     for round in 1..=ROUNDS {
         let started = Instant::now();
         let words = format!("husk-flow both {}:{} {BYTES} 2", peer.address(), flow::PORT);

@@ -1,8 +1,8 @@
 //! Logging in to a guest with a server, by a key that its manifest names.
 
 use crate::harness::PATIENCE;
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::program::Session;
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use anyhow::{Result, ensure};
 use std::io::Read;
@@ -11,24 +11,24 @@ use std::process::Command;
 use std::time::Duration;
 
 /// Makes a key of the case's own; its public half.
-pub fn key(scene: &Scene) -> Result<String> {
+pub fn key(ctx: &TestContext) -> Result<String> {
     let mut command = Command::new("ssh-keygen");
     command.args(["-q", "-t", "ed25519", "-N", "", "-C", "e2e", "-f"]);
-    command.arg(scene.path("key"));
-    scene.finish(command, PATIENCE)?.ok()?;
-    Ok(std::fs::read_to_string(scene.path("key.pub"))?.trim().to_owned())
+    command.arg(ctx.path("key"));
+    ctx.finish(command, PATIENCE)?.ok()?;
+    Ok(std::fs::read_to_string(ctx.path("key.pub"))?.trim().to_owned())
 }
 
 /// `husk ssh` runs a command as the guest's user, and passes its status on.
 pub fn logs_in(vm: &Vm<'_>) -> Result<()> {
-    let scene = vm.scene();
-    let key = scene.path("key");
+    let ctx = vm.ctx();
+    let key = ctx.path("key");
     let ssh = |remote: &str| {
-        let mut command = scene.husk(&["ssh", vm.name(), "-l", "debian", "--", "-i"]);
+        let mut command = ctx.husk(&["ssh", vm.name(), "-l", "debian", "--", "-i"]);
         command.arg(&key).args(["-o", "BatchMode=yes", remote]);
-        scene.finish(command, PATIENCE)
+        ctx.finish(command, PATIENCE)
     };
-    says(&ssh("echo $(id -un) at $(hostname)")?.ok()?, &["debian at demo"])?;
+    expect_contains(&ssh("echo $(id -un) at $(hostname)")?.ok()?, &["debian at demo"])?;
     let answer = ssh("exit 7")?;
     ensure!(answer.status == 7, "status {}: {}", answer.status, answer.text);
     Ok(())
@@ -36,10 +36,10 @@ pub fn logs_in(vm: &Vm<'_>) -> Result<()> {
 
 /// `husk port-forward` brings to the guest's server what connects to this machine.
 pub fn greets(vm: &Vm<'_>) -> Result<()> {
-    let scene = vm.scene();
+    let ctx = vm.ctx();
     let forward = Session::piped(
-        scene.husk(&["port-forward", vm.name(), "0:22"]),
-        &scene.log("forward.log"),
+        ctx.husk(&["port-forward", vm.name(), "0:22"]),
+        &ctx.log("forward.log"),
     )?;
     let said = forward.expect(r"127\.0\.0\.1:(\d+)", PATIENCE)?;
     let near = SocketAddr::from(([127, 0, 0, 1], said[1].parse()?));

@@ -3,11 +3,11 @@
 use super::bridge::TO_RETURN;
 use super::guest::{self, STREAM, pings, ready, request};
 use crate::harness::capture::Capture;
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;
 use crate::harness::netns::Netns;
 use crate::harness::pod::{self, Node};
 use crate::harness::program::Session;
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, PATIENCE, SMALL, flow};
 use anyhow::{Context, Result, ensure};
@@ -25,36 +25,36 @@ pub const CASE: Case = Case {
 /// Where this machine listens for a guest's port.
 const FORWARDED: u16 = 7080;
 
-fn run(scene: &Scene) -> Result<()> {
-    scene.needs_root()?;
+fn run(ctx: &TestContext) -> Result<()> {
+    ctx.needs_root()?;
     let host = Netns::host()?;
-    let outside = pod::outside(scene, &host)?;
+    let outside = pod::outside(ctx, &host)?;
     let (before, namespaces) = (host.state()?, namespaces()?);
     let manifest = |name, binding| -> Result<Manifest> {
         Ok(Manifest::new(name)
             .pod_interface(binding)
-            .small(&guest::image(scene)?, "net,shell"))
+            .small(&guest::image(ctx)?, "net,shell"))
     };
-    let first = Vm::start(scene, &manifest("first", json!({"masquerade": {}}))?)?;
-    let second = Vm::start(scene, &manifest("second", json!({"bridge": {}}))?)?;
+    let first = Vm::start(ctx, &manifest("first", json!({"masquerade": {}}))?)?;
+    let second = Vm::start(ctx, &manifest("second", json!({"bridge": {}}))?)?;
     let (shell, _) = ready(&first)?;
     let (other, got) = ready(&second)?;
     let addresses = [address(&first)?, address(&second)?];
-    scene.part("leases", || {
+    ctx.part("leases", || {
         ensure!(addresses[0] != addresses[1], "the same: {addresses:?}");
         got.is("ip", &addresses[1])?;
-        shell.says("ip -4 address show dev eth0", &["10.0.2.2/24"])
+        shell.expect_contains("ip -4 address show dev eth0", &["10.0.2.2/24"])
     });
-    scene.part("this machine", || {
-        let own = own_address(scene)?;
-        let _server = flow::serve(scene, &host, flow::PORT)?;
+    ctx.part("this machine", || {
+        let own = own_address(ctx)?;
+        let _server = flow::serve(ctx, &host, flow::PORT)?;
         for shell in [&shell, &other] {
             pings(shell, &own)?;
             request(shell, &format!("both {own}:{} 2000000", flow::PORT))?;
         }
         for address in &addresses {
             flow::request(
-                scene,
+                ctx,
                 &host,
                 &format!("both {address}:{} 2000000", flow::PORT),
                 STREAM,
@@ -62,9 +62,9 @@ fn run(scene: &Scene) -> Result<()> {
         }
         Ok(())
     });
-    scene.part("outside", || {
-        let capture = Capture::start(scene, &host, "out0", "tcp")?;
-        let _server = flow::serve(scene, &outside, flow::PORT)?;
+    ctx.part("outside", || {
+        let capture = Capture::start(ctx, &host, "out0", "tcp")?;
+        let _server = flow::serve(ctx, &outside, flow::PORT)?;
         for shell in [&shell, &other] {
             request(shell, &format!("both {}:{} 2000000", Node::OUTSIDE, flow::PORT))?;
         }
@@ -78,35 +78,35 @@ fn run(scene: &Scene) -> Result<()> {
         }
         Ok(())
     });
-    scene.part("each other", || {
+    ctx.part("each other", || {
         request(&shell, &format!("both {}:{} 2000000", addresses[1], flow::PORT))?;
         request(&other, &format!("both {}:{} 2000000", addresses[0], flow::PORT))?;
         Ok(())
     });
-    scene.part("port-forward", || {
+    ctx.part("port-forward", || {
         for name in ["first", "second"] {
             let ports = format!("{FORWARDED}:{}", flow::PORT);
             let forward = Session::piped(
-                scene.husk(&["port-forward", name, &ports]),
-                &scene.log(&format!("{name}.forward.log")),
+                ctx.husk(&["port-forward", name, &ports]),
+                &ctx.log(&format!("{name}.forward.log")),
             )?;
             forward.expect(&FORWARDED.to_string(), PATIENCE)?;
             let words = format!("both 127.0.0.1:{FORWARDED} 2000000 3");
-            flow::request(scene, &host, &words, STREAM)?;
+            flow::request(ctx, &host, &words, STREAM)?;
         }
         Ok(())
     });
     first.kill("monitorPid")?;
-    says(
+    expect_contains(
         &first.run().wait(Duration::from_secs(20))?.fails(1)?,
         &["monitor died"],
     )?;
     // What a killed monitor left, the next command takes away.
-    scene.list()?;
-    scene.part("the other goes on", || pings(&other, Node::OUTSIDE));
+    ctx.list()?;
+    ctx.part("the other goes on", || pings(&other, Node::OUTSIDE));
     other.send("poweroff -f")?;
     second.powered_off()?;
-    scene.part("nothing is left", || {
+    ctx.part("nothing is left", || {
         host.returns_to(&before, TO_RETURN)?;
         let deadline = Instant::now() + TO_RETURN;
         loop {
@@ -125,8 +125,8 @@ fn run(scene: &Scene) -> Result<()> {
 }
 
 /// What this machine is called on the bridge of its VMs.
-pub fn own_address(scene: &Scene) -> Result<String> {
-    let shown = Netns::host()?.run(scene, "ip -4 -o address show dev husk0")?;
+pub fn own_address(ctx: &TestContext) -> Result<String> {
+    let shown = Netns::host()?.run(ctx, "ip -4 -o address show dev husk0")?;
     let own = shown
         .split_whitespace()
         .find_map(|word| Some(word.split_once('/')?.0));

@@ -3,12 +3,12 @@
 use super::bridge::returns;
 use super::guest::{self, STREAM, lease, pings, ready, request, serve};
 use crate::harness::capture::Capture;
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::datapath::Datapath;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::pod::{Node, Pod};
 use crate::harness::program::Session;
-use crate::harness::scene::{Scene, says};
 use crate::harness::vm::Vm;
 use crate::harness::{Case, flow};
 use anyhow::{Result, ensure};
@@ -20,39 +20,39 @@ pub const KERNEL: Case = Case {
     name: "net-wire-vhost",
     about: "vhost-net: jumbo frames, IPv6, VLANs, checked streams with TSO on two queues; they outlive rebinding, links and queues that change, and a reboot",
     limit: Duration::from_secs(600),
-    run: |scene| run(scene, Datapath::Kernel),
+    run: |ctx| run(ctx, Datapath::Kernel),
 };
 
 pub const PROCESS: Case = Case {
     name: "net-wire-vmm",
     about: "the same by the VMM's own workers",
     limit: Duration::from_secs(600),
-    run: |scene| run(scene, Datapath::Process),
+    run: |ctx| run(ctx, Datapath::Process),
 };
 
 /// Bytes of each of four streams that only have to arrive.
 const BYTES: u64 = 64 << 20;
 
-fn run(scene: &Scene, datapath: Datapath) -> Result<()> {
-    let node = Node::new(scene, 9000)?;
+fn run(ctx: &TestContext, datapath: Datapath) -> Result<()> {
+    let node = Node::new(ctx, 9000)?;
     let (pod, peer) = (node.pod(5)?, node.pod(6)?);
     let before = pod.netns.state()?;
-    let manifest = manifest(scene, &pod)?;
-    let vm = Vm::start_with(scene, &manifest, datapath)?;
+    let manifest = manifest(ctx, &pod)?;
+    let vm = Vm::start_with(ctx, &manifest, datapath)?;
     let (shell, _) = ready(&vm)?;
-    let _server = flow::serve(scene, &peer.netns, flow::PORT)?;
+    let _server = flow::serve(ctx, &peer.netns, flow::PORT)?;
     let there = format!("{}:{}", peer.address(), flow::PORT);
 
-    scene.part("two queues", || {
-        shell.says("ls /sys/class/net/eth0/queues", &["rx-0", "rx-1", "tx-0", "tx-1"])?;
+    ctx.part("two queues", || {
+        shell.expect_contains("ls /sys/class/net/eth0/queues", &["rx-0", "rx-1", "tx-0", "tx-1"])?;
         queues(&shell, 2)
     });
-    scene.part("jumbo frames", || {
-        shell.says("cat /sys/class/net/eth0/mtu", &["9000"])?;
+    ctx.part("jumbo frames", || {
+        shell.expect_contains("cat /sys/class/net/eth0/mtu", &["9000"])?;
         shell.ok(&format!("ping -n -c 2 -W 5 -M do -s 8972 {}", peer.address()))?;
         Ok(())
     });
-    scene.part("IPv6", || {
+    ctx.part("IPv6", || {
         shell.ok(&format!("ip address add {}/64 dev eth0 nodad", pod.address6()))?;
         shell.ok(&format!("ping -n -c 2 -W 5 -M do -s 8952 {}", peer.address6()))?;
         request(
@@ -60,14 +60,14 @@ fn run(scene: &Scene, datapath: Datapath) -> Result<()> {
             &format!("both [{}]:{} 5000000", peer.address6(), flow::PORT),
         )?;
         let words = format!("both [{}]:{} 5000000", pod.address6(), flow::PORT);
-        flow::request(scene, &peer.netns, &words, STREAM)?;
+        flow::request(ctx, &peer.netns, &words, STREAM)?;
         Ok(())
     });
-    scene.part("VLANs", || vlans(scene, &shell, &pod, &peer));
-    scene.part("segmentation offload", || {
-        shell.says("ethtool -k eth0", &["tcp-segmentation-offload: on"])?;
+    ctx.part("VLANs", || vlans(ctx, &shell, &pod, &peer));
+    ctx.part("segmentation offload", || {
+        shell.expect_contains("ethtool -k eth0", &["tcp-segmentation-offload: on"])?;
         // No frame of one segment is as long. How many segments a sender puts into one depends on how fast it is.
-        let capture = Capture::start(scene, &pod.netns, "tap0", "tcp and greater 2500")?;
+        let capture = Capture::start(ctx, &pod.netns, "tap0", "tcp and greater 2500")?;
         request(&shell, &format!("both {there} 5000000"))?;
         capture.sees(&[
             &format!("{}.", pod.address()),
@@ -76,13 +76,13 @@ fn run(scene: &Scene, datapath: Datapath) -> Result<()> {
         capture.sees(&[&format!("{}.{} > ", peer.address(), flow::PORT)])?;
         Ok(())
     });
-    scene.part("streams", || {
+    ctx.part("streams", || {
         let said = request(&shell, &format!("both {there} {BYTES} 2"))?;
         println!("{said}");
         Ok(())
     });
     let load = Load {
-        scene,
+        ctx,
         vm: &vm,
         shell: &shell,
         pod: &pod,
@@ -97,21 +97,21 @@ fn run(scene: &Scene, datapath: Datapath) -> Result<()> {
     });
     load.outlives("link down and up under load", || load.cable());
     load.outlives("driver unbound and bound under load", || load.rebind());
-    scene.part("reboot under load", || load.reboot());
+    ctx.part("reboot under load", || load.reboot());
     vm.console().send("poweroff -f\n")?;
     vm.powered_off()?;
-    returns(scene, "pod after poweroff", &pod.netns, &before);
+    returns(ctx, "pod after poweroff", &pod.netns, &before);
     Ok(())
 }
 
 /// A guest with two processors and a pair of queues for each.
-pub fn manifest(scene: &Scene, pod: &Pod<'_>) -> Result<Manifest> {
+pub fn manifest(ctx: &TestContext, pod: &Pod<'_>) -> Result<Manifest> {
     Ok(Manifest::new("wire")
         .cpu(1, 2, 1)
         .set("/domain/devices/networkInterfaceMultiqueue", json!(true))
         .pod_interface(json!({"bridge": {}}))
         .netns(&pod.netns.path())
-        .small(&guest::image(scene)?, "net,shell"))
+        .small(&guest::image(ctx)?, "net,shell"))
 }
 
 /// Checks how many pairs of queues the driver uses.
@@ -130,7 +130,7 @@ fn queues(shell: &Shell<'_>, count: u32) -> Result<()> {
 }
 
 /// Tagged frames pass as they are: the other end takes the tag off.
-fn vlans(scene: &Scene, shell: &Shell<'_>, pod: &Pod<'_>, peer: &Pod<'_>) -> Result<()> {
+fn vlans(ctx: &TestContext, shell: &Shell<'_>, pod: &Pod<'_>, peer: &Pod<'_>) -> Result<()> {
     for words in [
         "ip link add link eth0 name eth0.5 type vlan id 5",
         "ip address add 192.168.5.2/24 dev eth0.5",
@@ -139,7 +139,7 @@ fn vlans(scene: &Scene, shell: &Shell<'_>, pod: &Pod<'_>, peer: &Pod<'_>) -> Res
         peer.run(words)?;
         shell.ok(&words.replace("192.168.5.2", "192.168.5.1"))?;
     }
-    let capture = Capture::start(scene, &pod.netns, "tap0", "vlan 5")?;
+    let capture = Capture::start(ctx, &pod.netns, "tap0", "vlan 5")?;
     pings(shell, "192.168.5.2")?;
     capture.sees(&["vlan 5", "192.168.5.1 > 192.168.5.2: ICMP echo request"])?;
     request(shell, &format!("both 192.168.5.2:{} 5000000", flow::PORT))?;
@@ -150,7 +150,7 @@ fn vlans(scene: &Scene, shell: &Shell<'_>, pod: &Pod<'_>, peer: &Pod<'_>) -> Res
 
 /// Streams both ways that go on while something is done to the guest.
 struct Load<'a> {
-    scene: &'a Scene,
+    ctx: &'a TestContext,
     vm: &'a Vm<'a>,
     shell: &'a Shell<'a>,
     pod: &'a Pod<'a>,
@@ -165,15 +165,15 @@ impl Load<'_> {
     fn begin(&self, until: &Path) -> Result<Session> {
         let (address, until) = (self.pod.address(), until.display());
         let words = format!("both {address}:{} {until} 2 {PATIENCE}", flow::PORT);
-        let session = flow::begin(self.scene, &self.peer.netns, &words)?;
+        let session = flow::begin(self.ctx, &self.peer.netns, &words)?;
         std::thread::sleep(Duration::from_secs(1));
         Ok(session)
     }
 
     /// That streams arrive which began before `what` is done and end after it.
     fn outlives(&self, name: &str, what: impl FnOnce() -> Result<()>) {
-        self.scene.part(name, || {
-            let until = self.scene.path("until");
+        self.ctx.part(name, || {
+            let until = self.ctx.path("until");
             let streams = self.begin(&until)?;
             what()?;
             std::thread::sleep(Duration::from_secs(1));
@@ -182,12 +182,12 @@ impl Load<'_> {
             Ok(())
         });
         // There is none if the streams failed.
-        let _ = std::fs::remove_file(self.scene.path("until"));
+        let _ = std::fs::remove_file(self.ctx.path("until"));
     }
 
     fn cable(&self) -> Result<()> {
         for (word, carrier) in [("down", "0"), ("up", "1"), ("down", "0"), ("up", "1")] {
-            self.scene.run(&["link", self.vm.name(), "default", word])?.ok()?;
+            self.ctx.run(&["link", self.vm.name(), "default", word])?.ok()?;
             self.shell.ok(&format!(
                 "comes '[ $(cat /sys/class/net/eth0/carrier) = {carrier} ]'"
             ))?;
@@ -210,7 +210,7 @@ impl Load<'_> {
 
     /// A reboot ends the streams; the next ones arrive.
     fn reboot(&self) -> Result<()> {
-        let streams = self.begin(&self.scene.path("never"))?;
+        let streams = self.begin(&self.ctx.path("never"))?;
         self.shell.send("reboot -f")?;
         let shell = guest::shell(self.vm)?;
         lease(&shell, "eth0")?.is("ip", &self.pod.address())?;
@@ -218,8 +218,8 @@ impl Load<'_> {
         queues(&shell, 2)?;
         drop(streams);
         let words = format!("both {}:{} 5000000 2", self.pod.address(), flow::PORT);
-        says(
-            &flow::request(self.scene, &self.peer.netns, &words, STREAM)?,
+        expect_contains(
+            &flow::request(self.ctx, &self.peer.netns, &words, STREAM)?,
             &["as sent"],
         )
     }

@@ -2,9 +2,9 @@
 
 use crate::harness::containerd::image::Image;
 use crate::harness::containerd::{Containerd, Version};
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;
 use crate::harness::program::Session;
-use crate::harness::scene::{Scene, says};
 use crate::harness::{Case, PATIENCE, images, privileges};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
@@ -17,21 +17,21 @@ pub const ON_1_7: Case = Case {
     name: "shim-ctr-1.7",
     about: "ctr of containerd 1.7: VMs from an image, with devices and mounts; console, states, signals, exit statuses",
     limit: LIMIT,
-    run: |scene| run(scene, Version::V1_7),
+    run: |ctx| run(ctx, Version::V1_7),
 };
 
 pub const ON_2_1: Case = Case {
     name: "shim-ctr-2.1",
     about: "the same with containerd 2.1",
     limit: LIMIT,
-    run: |scene| run(scene, Version::V2_1),
+    run: |ctx| run(ctx, Version::V2_1),
 };
 
 pub const ON_NEWEST: Case = Case {
     name: "shim-ctr-newest",
     about: "the same with the newest containerd",
     limit: LIMIT,
-    run: |scene| run(scene, Version::Newest),
+    run: |ctx| run(ctx, Version::Newest),
 };
 
 /// The limit of a case with a containerd.
@@ -46,10 +46,10 @@ pub fn vm(words: &str) -> Manifest {
 }
 
 /// A containerd that has the image `small`.
-pub fn with_small(scene: &Scene, version: Version) -> Result<Containerd<'_>> {
-    let containerd = Containerd::start(scene, version)?;
+pub fn with_small(ctx: &TestContext, version: Version) -> Result<Containerd<'_>> {
+    let containerd = Containerd::start(ctx, version)?;
     let small = images::small("6.12")?;
-    Image::new(scene, "small")?
+    Image::new(ctx, "small")?
         .kernel(&small)?
         .import(&containerd, OWN)?;
     Ok(containerd)
@@ -58,35 +58,35 @@ pub fn with_small(scene: &Scene, version: Version) -> Result<Containerd<'_>> {
 /// The namespace of `ctr`.
 pub const OWN: &str = crate::harness::containerd::NAMESPACE;
 
-fn run(scene: &Scene, version: Version) -> Result<()> {
-    let containerd = with_small(scene, version)?;
+fn run(ctx: &TestContext, version: Version) -> Result<()> {
+    let containerd = with_small(ctx, version)?;
     let c = &containerd;
-    scene.part("poweroff", || {
+    ctx.part("poweroff", || {
         let said = c.run(&vm("poweroff"), &[], "small", "off")?.ok()?;
         // From power-on: what the kernel says first.
-        says(&said, &["Linux version 6.12", "HUSK-USERSPACE"])?;
+        expect_contains(&said, &["Linux version 6.12", "HUSK-USERSPACE"])?;
         c.nothing_left()
     });
-    scene.part("panic", || {
+    ctx.part("panic", || {
         let said = c.run(&vm("panic"), &[], "small", "panic")?.fails(10)?;
-        says(&said, &["husk-panic: now", "panic"])?;
+        expect_contains(&said, &["husk-panic: now", "panic"])?;
         c.nothing_left()
     });
-    scene.part("console", || console(c));
-    scene.part("states", || states(c));
-    scene.part("button", || {
+    ctx.part("console", || console(c));
+    ctx.part("states", || states(c));
+    ctx.part("button", || {
         c.detached(&vm("button"), &[], "small", "button")?;
         let attached = attach(c, "button")?;
         attached.expect("husk-button: ready", PATIENCE)?;
         c.ctr(&["tasks", "kill", "--signal", "SIGTERM", "button"])?.ok()?;
         // It takes the task away, once that has ended.
         let answer = attached.wait(PATIENCE)?;
-        says(&answer.text, &["husk-button: pressed"])?;
+        expect_contains(&answer.text, &["husk-button: pressed"])?;
         ensure!(answer.status == 0, "not a poweroff: {}", answer.status);
         c.ctr(&["containers", "rm", "button"])?.ok()?;
         c.nothing_left()
     });
-    scene.part("grace period", || {
+    ctx.part("grace period", || {
         let deaf = vm("sleep").set("/terminationGracePeriodSeconds", json!(3));
         c.detached(&deaf, &[], "small", "deaf")?;
         c.ctr(&["tasks", "kill", "deaf"])?.ok()?;
@@ -94,11 +94,11 @@ fn run(scene: &Scene, version: Version) -> Result<()> {
         ends_with(c, "deaf", 137)?;
         c.nothing_left()
     });
-    scene.part("privileges", || confined(c));
-    scene.part("devices", || devices(c));
-    scene.part("mounts", || mounts(c));
-    scene.part("hotplug", || super::hotplug::plugged(c));
-    scene.part("uninstall", || c.uninstall());
+    ctx.part("privileges", || confined(c));
+    ctx.part("devices", || devices(c));
+    ctx.part("mounts", || mounts(c));
+    ctx.part("hotplug", || super::hotplug::plugged(c));
+    ctx.part("uninstall", || c.uninstall());
     Ok(())
 }
 
@@ -110,7 +110,7 @@ fn ends_with(c: &Containerd<'_>, name: &str, status: i32) -> Result<()> {
 }
 
 fn attach(c: &Containerd<'_>, name: &str) -> Result<Session> {
-    let log = c.scene().log(&format!("{name}.attach.log"));
+    let log = c.ctx().log(&format!("{name}.attach.log"));
     Session::piped(c.ctr_command(&["tasks", "attach", name]), &log)
 }
 
@@ -121,7 +121,7 @@ fn console(c: &Containerd<'_>) -> Result<()> {
     session.send("echo said-$((40 + 2))\n")?;
     session.expect("said-42\n", PATIENCE)?;
     // What `husk console` has is the same console.
-    let state = c.scene().runtime_dir().join("pods/shell");
+    let state = c.ctx().runtime_dir().join("pods/shell");
     let socket = state.join("pod.sock");
     let kind = socket
         .metadata()
@@ -144,12 +144,12 @@ fn states(c: &Containerd<'_>) -> Result<()> {
         c.ctr(&["tasks", asked, "states"])?.ok()?;
         c.until("states", state, Duration::from_secs(10))?;
     }
-    says(&c.ctr(&["tasks", "ps", "states"])?.ok()?, &[&pid.to_string()])?;
+    expect_contains(&c.ctr(&["tasks", "ps", "states"])?.ok()?, &[&pid.to_string()])?;
     let numbers = c.ctr(&["tasks", "metrics", "states"])?.ok()?;
-    says(&numbers, &["memory.usage", "cpu.usage"])?;
+    expect_contains(&numbers, &["memory.usage", "cpu.usage"])?;
     let exec = c.ctr(&["tasks", "exec", "--exec-id", "x", "states", "ls"])?;
     ensure!(exec.status != 0, "exec did something: {}", exec.text);
-    says(&exec.text, &["no processes", "attach to its console"])?;
+    expect_contains(&exec.text, &["no processes", "attach to its console"])?;
     c.ctr(&["tasks", "kill", "--signal", "SIGKILL", "states"])?.ok()?;
     c.until("states", "STOPPED", PATIENCE)?;
     ends_with(c, "states", 137)?;
@@ -162,7 +162,7 @@ fn confined(c: &Containerd<'_>) -> Result<()> {
     let (pid, _) = c.task("confined")?.context("no task")?;
     privileges::none(pid)?;
     let cgroup = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
-    says(&cgroup, &[&format!("/{OWN}/confined")])?;
+    expect_contains(&cgroup, &[&format!("/{OWN}/confined")])?;
     c.ctr(&["tasks", "kill", "--signal", "SIGKILL", "confined"])?
         .ok()?;
     c.until("confined", "STOPPED", PATIENCE)?;
@@ -172,7 +172,7 @@ fn confined(c: &Containerd<'_>) -> Result<()> {
 
 /// A block device of the container is a disk.
 fn devices(c: &Containerd<'_>) -> Result<()> {
-    let disk = LoopDevice::new(c.scene(), "device.img", 8)?;
+    let disk = LoopDevice::new(c.ctx(), "device.img", 8)?;
     let name = disk
         .0
         .file_name()
@@ -184,7 +184,7 @@ fn devices(c: &Containerd<'_>) -> Result<()> {
     let path = disk.0.display().to_string();
     std::fs::write(&disk.0, vec![0xa5; 4096])?;
     let said = c.run(&manifest, &["--device", &path], "small", "device")?.ok()?;
-    says(&said, &["husk-disk-vda: size=16384 ro=0", "husk-write:"])?;
+    expect_contains(&said, &["husk-disk-vda: size=16384 ro=0", "husk-write:"])?;
     let mut first = [0xff; 4096];
     std::io::Read::read_exact(&mut std::fs::File::open(&disk.0)?, &mut first)?;
     ensure!(first == [0; 4096], "nothing was written to the device");
@@ -193,14 +193,14 @@ fn devices(c: &Containerd<'_>) -> Result<()> {
 
 /// A volume that is mounted, with `disk.img`; and what must not be taken for one.
 fn mounts(c: &Containerd<'_>) -> Result<()> {
-    let folder = c.scene().path("data");
+    let folder = c.ctx().path("data");
     std::fs::create_dir_all(&folder)?;
     let image = folder.join("disk.img");
     let manifest = vm("disks,poweroff").disk("data", json!({"persistentVolumeClaim": {"claimName": "any"}}));
     let mount = format!("type=bind,src={},dst={DATA},options=rbind:rw", folder.display());
     let attempt = |name: &str| c.run(&manifest, &["--mount", &mount], "small", name);
     std::fs::File::create(&image)?.set_len(4 << 20)?;
-    says(&attempt("mount")?.ok()?, &["husk-disk-vda: size=8192 ro=0"])?;
+    expect_contains(&attempt("mount")?.ok()?, &["husk-disk-vda: size=8192 ro=0"])?;
     std::fs::remove_file(&image)?;
     std::os::unix::fs::symlink("/etc/shadow", &image)?;
     refused(&attempt("symlink")?.text, "symbolic link")?;
@@ -212,19 +212,19 @@ fn mounts(c: &Containerd<'_>) -> Result<()> {
 
 fn refused(text: &str, why: &str) -> Result<()> {
     ensure!(!text.contains("HUSK-USERSPACE"), "it ran:\n{text}");
-    says(text, &["data", why])
+    expect_contains(text, &["data", why])
 }
 
 /// A file as a block device.
 pub(super) struct LoopDevice(pub(super) PathBuf);
 
 impl LoopDevice {
-    pub(super) fn new(scene: &Scene, file: &str, mib: u64) -> Result<Self> {
-        let path = scene.path(file);
+    pub(super) fn new(ctx: &TestContext, file: &str, mib: u64) -> Result<Self> {
+        let path = ctx.path(file);
         std::fs::File::create(&path)?.set_len(mib << 20)?;
         let mut losetup = Command::new("losetup");
         losetup.args(["--find", "--show"]).arg(&path);
-        let said = scene.finish(losetup, PATIENCE)?.ok()?;
+        let said = ctx.finish(losetup, PATIENCE)?.ok()?;
         Ok(Self(Path::new(said.trim()).to_path_buf()))
     }
 }

@@ -3,10 +3,10 @@
 use super::ctr::OWN;
 use crate::harness::containerd::image::Image;
 use crate::harness::containerd::{Containerd, Version};
+use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::qemu_img::qemu_img;
-use crate::harness::scene::Scene;
 use crate::harness::{Case, DEBIAN, images};
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -19,23 +19,23 @@ pub const CASE: Case = Case {
     run,
 };
 
-fn run(scene: &Scene) -> Result<()> {
-    let containerd = Containerd::start(scene, Version::V1_7)?;
+fn run(ctx: &TestContext) -> Result<()> {
+    let containerd = Containerd::start(ctx, Version::V1_7)?;
     let disk = images::disk("debian-13-cloud")?;
-    scene.part("qcow2", || {
-        let qcow2 = scene.path("disk.qcow2");
+    ctx.part("qcow2", || {
+        let qcow2 = ctx.path("disk.qcow2");
         let words = ["convert", "-O", "qcow2"].map(OsStr::new);
         qemu_img(
-            scene,
+            ctx,
             &[&words[..], &[disk.as_os_str(), qcow2.as_os_str()]].concat(),
         )?;
-        let image = Image::new(scene, "qcow2")?.file("/disk/debian.qcow2", &qcow2)?;
+        let image = Image::new(ctx, "qcow2")?.file("/disk/debian.qcow2", &qcow2)?;
         std::fs::remove_file(&qcow2)?;
         image.import(&containerd, OWN)?;
         boots(&containerd, "qcow2")
     });
-    scene.part("raw", || {
-        Image::new(scene, "raw")?
+    ctx.part("raw", || {
+        Image::new(ctx, "raw")?
             .file("/disk/debian.img", &disk)?
             .import(&containerd, OWN)?;
         boots(&containerd, "raw")

@@ -4,8 +4,8 @@ use super::ctr::vm;
 use crate::cases::hotplug::{comes, goes, settle};
 use crate::harness::PATIENCE;
 use crate::harness::containerd::Containerd;
+use crate::harness::context::{CommandResult, expect_contains};
 use crate::harness::guest::Shell;
-use crate::harness::scene::{Answer, says};
 use anyhow::Result;
 use serde_json::json;
 use std::fs::File;
@@ -15,8 +15,8 @@ const HOTPLUG: &str = "/var/run/kubevirt/hotplug-disks";
 
 /// By the pod's hotplug directory a volume comes and goes, as it is told or as the VMI has it; by other paths none does.
 pub fn plugged(c: &Containerd<'_>) -> Result<()> {
-    let scene = c.scene();
-    let folder = scene.path("hotplug");
+    let ctx = c.ctx();
+    let folder = ctx.path("hotplug");
     std::fs::create_dir_all(&folder)?;
     let mount = format!(
         "type=bind,src={},dst={HOTPLUG},options=rbind:rslave:rw",
@@ -27,8 +27,8 @@ pub fn plugged(c: &Containerd<'_>) -> Result<()> {
     session.expect("husk-scsi: end\n", PATIENCE)?;
     let shell = Shell::small_on(&session)?;
     settle(&shell)?;
-    let add = |path: &str| -> Result<Answer> {
-        scene.run(&[
+    let add = |path: &str| -> Result<CommandResult> {
+        ctx.run(&[
             "addvolume",
             "pods/plugged",
             "--volume-name",
@@ -38,10 +38,10 @@ pub fn plugged(c: &Containerd<'_>) -> Result<()> {
         ])
     };
 
-    let elsewhere = scene.path("elsewhere.img");
+    let elsewhere = ctx.path("elsewhere.img");
     File::create(&elsewhere)?.set_len(16 << 20)?;
     std::os::unix::fs::symlink(&elsewhere, folder.join("link.img"))?;
-    says(
+    expect_contains(
         &add(&elsewhere.display().to_string())?.fails(1)?,
         &["nothing that this pod was given"],
     )?;
@@ -51,8 +51,7 @@ pub fn plugged(c: &Containerd<'_>) -> Result<()> {
     add(&format!("{HOTPLUG}/data.img"))?.ok()?;
     let disk = comes(&shell, "data")?;
     shell.ok(&format!("test $(cat /sys/block/{disk}/size) = 32768"))?;
-    scene
-        .run(&["removevolume", "pods/plugged", "--volume-name", "data"])?
+    ctx.run(&["removevolume", "pods/plugged", "--volume-name", "data"])?
         .ok()?;
     goes(&shell, "data")?;
 
@@ -61,11 +60,11 @@ pub fn plugged(c: &Containerd<'_>) -> Result<()> {
         .clone()
         .device("data", json!({"disk": {"bus": "scsi"}}), source);
     for (manifest, does) in [(&wanted, "added volume data"), (&plain, "removed volume data")] {
-        let file = scene.path("synced.json");
+        let file = ctx.path("synced.json");
         std::fs::write(&file, manifest.json())?;
-        let mut sync = scene.husk(&["sync", "pods/plugged", "-f"]);
+        let mut sync = ctx.husk(&["sync", "pods/plugged", "-f"]);
         sync.arg(&file);
-        says(&scene.finish(sync, PATIENCE)?.ok()?, &[does])?;
+        expect_contains(&ctx.finish(sync, PATIENCE)?.ok()?, &[does])?;
         match does.starts_with("added") {
             true => drop(comes(&shell, "data")?),
             false => goes(&shell, "data")?,

@@ -2,9 +2,9 @@
 
 use super::ctr::{LIMIT, vm, with_small};
 use crate::harness::containerd::{Containerd, NAMESPACE, Version};
+use crate::harness::context::TestContext;
 use crate::harness::processes::Process;
 use crate::harness::program::Session;
-use crate::harness::scene::Scene;
 use crate::harness::{Case, PATIENCE};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -24,23 +24,23 @@ pub const FEW: Case = Case {
     name: "shim-cycles",
     about: "12 VMs made and killed in random states: nothing is left",
     limit: LIMIT,
-    run: |scene| cycles(scene, 12),
+    run: |ctx| cycles(ctx, 12),
 };
 
 pub const HUNDRED: Case = Case {
     name: "shim-cycles-100",
     about: "100 VMs made and killed in random states: nothing is left",
     limit: Duration::from_secs(3600),
-    run: |scene| cycles(scene, 100),
+    run: |ctx| cycles(ctx, 100),
 };
 
 /// Within which a VMM goes after its shim.
 pub const WITH_SHIM: Duration = Duration::from_secs(1);
 
-fn killed(scene: &Scene) -> Result<()> {
-    let containerd = with_small(scene, Version::V2_1)?;
+fn killed(ctx: &TestContext) -> Result<()> {
+    let containerd = with_small(ctx, Version::V2_1)?;
     let c = &containerd;
-    scene.part("shim", || {
+    ctx.part("shim", || {
         let vmm = start(c, "one")?;
         kill(Pid::from_raw(c.shim("one")?), Signal::SIGKILL)?;
         gone(vmm, WITH_SHIM)?;
@@ -55,14 +55,14 @@ fn killed(scene: &Scene) -> Result<()> {
         c.remove("one")?;
         c.nothing_left()
     });
-    scene.part("vmm", || {
+    ctx.part("vmm", || {
         kill(Pid::from_raw(start(c, "two")?), Signal::SIGKILL)?;
         c.until("two", "STOPPED", PATIENCE)?;
         ensure!(c.remove("two")? == 137, "not the status of a killed process");
         c.nothing_left()
     });
-    scene.part("memory", || {
-        let log = scene.log("events.log");
+    ctx.part("memory", || {
+        let log = ctx.log("events.log");
         let events = Session::piped(c.ctr_command(&["events"]), &log)?;
         start(c, "greedy")?;
         // As if the VMM needed more than it says.
@@ -74,7 +74,7 @@ fn killed(scene: &Scene) -> Result<()> {
         ensure!(c.remove("greedy")? == 137, "not the status of a killed process");
         c.nothing_left()
     });
-    scene.part("containerd", || {
+    ctx.part("containerd", || {
         let vmm = start(c, "three")?;
         c.kill()?;
         sleep(Duration::from_secs(1));
@@ -89,7 +89,7 @@ fn killed(scene: &Scene) -> Result<()> {
         ensure!(c.remove("three")? == 137, "not killed");
         c.nothing_left()
     });
-    scene.part("both", || {
+    ctx.part("both", || {
         let vmm = start(c, "four")?;
         c.kill()?;
         kill(Pid::from_raw(c.shim("four")?), Signal::SIGKILL)?;
@@ -134,8 +134,8 @@ impl Chance {
     }
 }
 
-fn cycles(scene: &Scene, count: u32) -> Result<()> {
-    let containerd = with_small(scene, Version::V2_1)?;
+fn cycles(ctx: &TestContext, count: u32) -> Result<()> {
+    let containerd = with_small(ctx, Version::V2_1)?;
     let c = &containerd;
     let mut chance = Chance(u64::from(std::process::id()) << 20 | 1);
     println!("the seed is {}", chance.0);
@@ -153,7 +153,7 @@ fn cycles(scene: &Scene, count: u32) -> Result<()> {
 fn cycle(c: &Containerd<'_>, name: &str, words: &str, way: u64, wait: Duration) -> Result<()> {
     let mut options = c.run_words(&vm(words), &[], "small", name);
     options.insert(1, "--detach".to_owned());
-    let log = c.scene().log("cycles.log");
+    let log = c.ctx().log("cycles.log");
     let client = Session::piped(c.ctr_command(&options), &log)?;
     sleep(wait);
     match way {

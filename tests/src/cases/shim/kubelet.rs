@@ -6,11 +6,11 @@ use crate::cases::network::guest as network;
 use crate::harness::Case;
 use crate::harness::containerd::leftovers::called;
 use crate::harness::containerd::{BRIDGE, Version};
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::kubernetes::{Cluster, NODE};
 use crate::harness::manifest::Manifest;
 use crate::harness::program::Session;
-use crate::harness::scene::{Scene, says};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -34,9 +34,9 @@ const COMPUTE: &str = "{.status.containerStatuses[?(@.name==\"compute\")]";
 const FINALIZER: &str = "husk.io/e2e";
 const CONTENT: &str = "of-the-config-map";
 
-fn run(scene: &Scene) -> Result<()> {
-    let (containerd, _) = node(scene, Version::Newest)?;
-    let claim = LoopDevice::new(scene, "claim.img", 64)?;
+fn run(ctx: &TestContext) -> Result<()> {
+    let (containerd, _) = node(ctx, Version::Newest)?;
+    let claim = LoopDevice::new(ctx, "claim.img", 64)?;
     let cluster = Cluster::start(&containerd, LABEL)?;
     let c = &cluster;
     cluster.apply("class", RUNTIME_CLASS)?;
@@ -45,33 +45,33 @@ fn run(scene: &Scene) -> Result<()> {
     cluster.apply("guest", pod("guest", "disks,net,button,shell"))?;
     running(c, "guest")?;
     let attach = ["attach", "-it", "guest", "-c", "compute"];
-    let attached = Session::on_terminal(c.kubectl_command(&attach), &scene.log("attach.log"))?;
+    let attached = Session::on_terminal(c.kubectl_command(&attach), &ctx.log("attach.log"))?;
     attached.send("\n")?;
     let shell = Shell::small_on(&attached)?;
-    scene.part("class", || {
+    ctx.part("class", || {
         let overhead = c.field("pod", "guest", "{.spec.overhead.memory}")?;
         ensure!(overhead == "12Mi", "the overhead is {overhead}");
         Ok(())
     });
-    scene.part("address", || {
+    ctx.part("address", || {
         let address = c.field("pod", "guest", "{.status.podIP}")?;
         network::configured(&shell)?.is("ip", &address)
     });
-    scene.part("claim", || {
+    ctx.part("claim", || {
         shell.ok("echo written-by-the-guest | dd of=/dev/vda conv=fsync")?;
         let found = std::fs::read(&claim.0)?;
-        says(&String::from_utf8_lossy(&found[..64]), &["written-by-the-guest"])
+        expect_contains(&String::from_utf8_lossy(&found[..64]), &["written-by-the-guest"])
     });
-    scene.part("config-map", || {
-        shell.says(&format!("grep -a -o {CONTENT} /dev/vdb | head -1"), &[CONTENT])
+    ctx.part("config-map", || {
+        shell.expect_contains(&format!("grep -a -o {CONTENT} /dev/vdb | head -1"), &[CONTENT])
     });
-    scene.part("logs", || {
+    ctx.part("logs", || {
         let logs = c.kubectl(&["logs", "guest", "-c", "compute"])?.ok()?;
-        says(&logs, &["Linux version 6.12", "HUSK-USERSPACE"])
+        expect_contains(&logs, &["Linux version 6.12", "HUSK-USERSPACE"])
     });
-    scene.part("stats", || stats(c));
+    ctx.part("stats", || stats(c));
     drop(attached);
-    scene.part("restart", || {
+    ctx.part("restart", || {
         let vmms = called("husk-vmm")?;
         ensure!(vmms.len() == 1, "not one VM: {vmms:?}");
         kill(Pid::from_raw(vmms[0].pid), Signal::SIGKILL)?;
@@ -85,7 +85,7 @@ fn run(scene: &Scene) -> Result<()> {
         ensure!(ended == "137", "a killed VMM is exit status {ended}");
         ready_for_the_button(c, "guest")
     });
-    scene.part("delete", || {
+    ctx.part("delete", || {
         c.kubectl(&["delete", "pod", "guest", "--wait=false"])?.ok()?;
         let path = format!("{COMPUTE}.state.terminated.exitCode}}");
         c.until("the end", || Ok(!c.field("pod", "guest", &path)?.is_empty()))?;
@@ -98,14 +98,14 @@ fn run(scene: &Scene) -> Result<()> {
             Ok(c.kubectl(&["get", "pod", "guest"])?.status != 0)
         })
     });
-    scene.part("refused", || {
+    ctx.part("refused", || {
         let mut pod = pod("sidecar", "button");
         let helper = json!({"name": "helper", "image": "localhost/husk/busybox:1", "imagePullPolicy": "Never", "command": ["/none"]});
         pod["spec"]["containers"] = json!([helper]);
         c.apply("sidecar", pod)?;
         let path = "{.status.containerStatuses[0].state.waiting.message}{.status.containerStatuses[0].state.terminated.message}";
         c.until("the reason", || Ok(!c.field("pod", "sidecar", path)?.is_empty()))?;
-        says(&c.field("pod", "sidecar", path)?, &["helper"])?;
+        expect_contains(&c.field("pod", "sidecar", path)?, &["helper"])?;
         let patch = json!({"metadata": {"finalizers": null}}).to_string();
         c.kubectl(&["patch", "pod", "sidecar", "--type=merge", "-p", &patch])?.ok()?;
         c.kubectl(&["delete", "pod", "sidecar"])?.ok()?;
@@ -200,7 +200,7 @@ fn stats(c: &Cluster<'_>) -> Result<()> {
     let vmms = called("husk-vmm")?;
     let vmm = vmms.first().context("no VMM")?.pid;
     let own = std::fs::read_to_string(format!("/proc/{vmm}/cgroup"))?;
-    says(&own, &["/kubepods/", &id])?;
+    expect_contains(&own, &["/kubepods/", &id])?;
     let cgroup = Path::new("/sys/fs/cgroup").join(own.trim().trim_start_matches("0::/"));
     // What the metrics server reads for `kubectl top`.
     let path = format!("/api/v1/nodes/{NODE}/proxy/metrics/resource");

@@ -5,11 +5,11 @@ use crate::cases::network::guest as network;
 use crate::harness::attach::Attached;
 use crate::harness::containerd::image::Image;
 use crate::harness::containerd::{BRIDGE, Containerd, Version};
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::cri::{Container, Cri, NAMESPACE, Pod};
 use crate::harness::guest::Shell;
 use crate::harness::manifest::Manifest;
 use crate::harness::program::Session;
-use crate::harness::scene::{Scene, says};
 use crate::harness::{Case, PATIENCE};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
@@ -21,21 +21,21 @@ pub const ON_1_7: Case = Case {
     name: "shim-pod-1.7",
     about: "CRI of containerd 1.7: a pod that is a VM, at its own address, and one that is not; logs, attach, stats, stop",
     limit: LIMIT,
-    run: |scene| run(scene, Version::V1_7),
+    run: |ctx| run(ctx, Version::V1_7),
 };
 
 pub const ON_2_1: Case = Case {
     name: "shim-pod-2.1",
     about: "the same with containerd 2.1",
     limit: LIMIT,
-    run: |scene| run(scene, Version::V2_1),
+    run: |ctx| run(ctx, Version::V2_1),
 };
 
 pub const ON_NEWEST: Case = Case {
     name: "shim-pod-newest",
     about: "the same with the newest containerd",
     limit: LIMIT,
-    run: |scene| run(scene, Version::Newest),
+    run: |ctx| run(ctx, Version::Newest),
 };
 
 pub const TWENTY: Case = Case {
@@ -49,13 +49,13 @@ pub const TWENTY: Case = Case {
 pub(super) const MEMORY: i64 = (128 + 48) << 20;
 
 /// A containerd with all the images, and a client.
-pub(super) fn node(scene: &Scene, version: Version) -> Result<(Containerd<'_>, Cri)> {
-    let containerd = Containerd::start(scene, version)?;
-    let kernel = network::image(scene)?;
-    Image::new(scene, "kernel")?
+pub(super) fn node(ctx: &TestContext, version: Version) -> Result<(Containerd<'_>, Cri)> {
+    let containerd = Containerd::start(ctx, version)?;
+    let kernel = network::image(ctx)?;
+    Image::new(ctx, "kernel")?
         .kernel(&kernel)?
         .import(&containerd, NAMESPACE)?;
-    Image::new(scene, "vm")?
+    Image::new(ctx, "vm")?
         .bytes("/empty", b"")?
         .import(&containerd, NAMESPACE)?;
     let busybox = Path::new("/bin/busybox");
@@ -63,7 +63,7 @@ pub(super) fn node(scene: &Scene, version: Version) -> Result<(Containerd<'_>, C
         ("pause", &["/bin/busybox", "sleep", "100000"][..]),
         ("busybox", &[]),
     ] {
-        let image = Image::new(scene, name)?
+        let image = Image::new(ctx, name)?
             .file("/bin/busybox", busybox)?
             .command(words);
         image.import(&containerd, NAMESPACE)?;
@@ -96,31 +96,31 @@ pub(super) fn vm(cri: &Cri, name: &str, words: &str) -> Result<(Pod, String)> {
     Ok((pod, id))
 }
 
-fn run(scene: &Scene, version: Version) -> Result<()> {
-    let (containerd, cri) = node(scene, version)?;
+fn run(ctx: &TestContext, version: Version) -> Result<()> {
+    let (containerd, cri) = node(ctx, version)?;
     let (pod, id) = vm(&cri, "guest", "net,button,shell")?;
     let address = cri.address(&pod)?;
     let words = ["console", &format!("pods/{}", pod.uid)];
-    let console = Session::on_terminal(scene.husk(&words), &scene.log("guest.console.log"))?;
+    let console = Session::on_terminal(ctx.husk(&words), &ctx.log("guest.console.log"))?;
     let shell = Shell::small_on(&console)?;
-    scene.part("address", || {
+    ctx.part("address", || {
         let lease = network::configured(&shell)?;
         lease.is("ip", &address)
     });
-    scene.part("neighbours", || neighbours(&cri, &shell, &address));
-    scene.part("attach", || {
+    ctx.part("neighbours", || neighbours(&cri, &shell, &address));
+    ctx.part("attach", || {
         let attached = Attached::new(&cri.attach(&id)?)?;
         attached.send("echo attached-$((40 + 2))\n")?;
-        attached.spoken().expect("attached-42", PATIENCE)?;
+        attached.output().expect("attached-42", PATIENCE)?;
         Ok(())
     });
-    scene.part("stats", || stats(&cri, &pod, &id));
-    scene.part("logs", || {
+    ctx.part("stats", || stats(&cri, &pod, &id));
+    ctx.part("logs", || {
         let log = std::fs::read_to_string(cri.logs("guest").join("compute.log"))?;
-        says(&log, &["Linux version 6.12", "HUSK-USERSPACE", "attached-42"])
+        expect_contains(&log, &["Linux version 6.12", "HUSK-USERSPACE", "attached-42"])
     });
     drop(console);
-    scene.part("stop", || {
+    ctx.part("stop", || {
         cri.stop(&id, Duration::from_secs(60))?;
         let status = cri.status(&id)?;
         ensure!(status.exit_code == 0, "the guest did not power off: {status:?}");
@@ -188,10 +188,10 @@ pub(super) fn stats_are_those_of(cgroup: &Path, usage: impl Fn() -> Result<(u64,
     }
 }
 
-fn twenty(scene: &Scene) -> Result<()> {
-    let (containerd, _) = node(scene, Version::V2_1)?;
+fn twenty(ctx: &TestContext) -> Result<()> {
+    let (containerd, _) = node(ctx, Version::V2_1)?;
     let started = Instant::now();
-    let (socket, logs) = (containerd.socket(), scene.path("pods"));
+    let (socket, logs) = (containerd.socket(), ctx.path("pods"));
     // Each has a connection of its own, as they are all made at once.
     let all = |number: u32| -> Result<()> {
         let cri = Cri::connect(socket.clone(), logs.clone())?;

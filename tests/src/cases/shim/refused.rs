@@ -4,9 +4,9 @@ use super::ctr::{LIMIT, OWN, vm};
 use crate::harness::Case;
 use crate::harness::containerd::image::{Image, name};
 use crate::harness::containerd::{Containerd, RUNTIME, Version};
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;
 use crate::harness::pod::Node;
-use crate::harness::scene::{Scene, says};
 use anyhow::{Result, ensure};
 use serde_json::json;
 use std::time::Duration;
@@ -18,11 +18,11 @@ pub const CASE: Case = Case {
     run,
 };
 
-fn run(scene: &Scene) -> Result<()> {
-    let containerd = super::ctr::with_small(scene, Version::V2_1)?;
+fn run(ctx: &TestContext) -> Result<()> {
+    let containerd = super::ctr::with_small(ctx, Version::V2_1)?;
     let c = &containerd;
     let disk = || Manifest::new("vm").disk("root", json!({"containerDisk": {"image": "any"}}));
-    let image = |name| Image::new(scene, name);
+    let image = |name| Image::new(ctx, name);
     image("empty")?.bytes("/etc/hello", b"x")?.import(c, OWN)?;
     image("two")?
         .bytes("/disk/a", &[0; 512])?
@@ -37,11 +37,11 @@ fn run(scene: &Scene) -> Result<()> {
     image("pipe")?.fifo("/disk/disk.img")?.import(c, OWN)?;
 
     let refused = |name: &str, manifest: &Manifest, options: &[&str], image: &str, words: &[&str]| {
-        scene.part(name, || {
+        ctx.part(name, || {
             let answer = c.run(manifest, options, image, name)?;
             ensure!(answer.status != 0, "it was not refused:\n{}", answer.text);
             ensure!(!answer.text.contains("panicked at"), "a panic:\n{}", answer.text);
-            says(&answer.text, words)?;
+            expect_contains(&answer.text, words)?;
             c.nothing_left()
         });
     };
@@ -108,7 +108,7 @@ fn run(scene: &Scene) -> Result<()> {
         "small",
         &["/proc/self/nothing"],
     );
-    let node = Node::new(scene, 1500)?;
+    let node = Node::new(ctx, 1500)?;
     let pod = node.pod(7)?;
     pod.run("ip link add tap0 type dummy")?;
     let before = pod.netns.state()?;
@@ -120,7 +120,7 @@ fn run(scene: &Scene) -> Result<()> {
         "small",
         &["tap0"],
     );
-    scene.part("tap-as-it-was", || {
+    ctx.part("tap-as-it-was", || {
         pod.netns.returns_to(&before, Duration::from_secs(10))
     });
     annotations(c);
@@ -138,7 +138,7 @@ fn annotations(c: &Containerd<'_>) {
             "found Pod",
         ),
     ] {
-        c.scene().part(part, || {
+        c.ctx().part(part, || {
             let image = name("small");
             let mut run = vec!["run", "--runtime", RUNTIME];
             run.extend(annotation.iter().flat_map(|text| ["--annotation", text]));
@@ -146,7 +146,7 @@ fn annotations(c: &Containerd<'_>) {
             let answer = c.ctr(&run)?;
             c.ctr(&["containers", "rm", part])?;
             ensure!(answer.status != 0, "it was not refused:\n{}", answer.text);
-            says(&answer.text, &[words])?;
+            expect_contains(&answer.text, &[words])?;
             c.nothing_left()
         });
     }

@@ -5,10 +5,10 @@ use super::killed::{WITH_SHIM, gone};
 use super::pod::{MEMORY, node, stats, vm};
 use crate::harness::containerd::leftovers::called;
 use crate::harness::containerd::{BRIDGE, Containerd, Version};
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::cri::{Container, Cri, Pod};
 use crate::harness::kubelet::{self, scopes, systemctl};
 use crate::harness::manifest::Manifest;
-use crate::harness::scene::{Scene, says};
 use crate::harness::{Case, PATIENCE};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -25,11 +25,11 @@ pub const CASE: Case = Case {
     run,
 };
 
-fn run(scene: &Scene) -> Result<()> {
-    let (containerd, cri) = node(scene, Version::V2_1)?;
+fn run(ctx: &TestContext) -> Result<()> {
+    let (containerd, cri) = node(ctx, Version::V2_1)?;
     let cri = cri.with_systemd();
     let (c, cri) = (&containerd, &cri);
-    scene.part("scopes", || {
+    ctx.part("scopes", || {
         let (pod, id) = vm(cri, "guest", "button")?;
         let shim = c.shim(&pod.id)?;
         is_in(shim, &pod, &pod.id)?;
@@ -49,7 +49,7 @@ fn run(scene: &Scene) -> Result<()> {
         cri.remove(&id)?;
         nothing_left(c, cri, &pod)
     });
-    scene.part("refused", || {
+    ctx.part("refused", || {
         let pod = cri.pod("none", "husk", &[("husk.io/vmi", &manifest())])?;
         let container = |name, image| Container {
             name,
@@ -66,7 +66,7 @@ fn run(scene: &Scene) -> Result<()> {
         until(|| Ok(scopes()? == [own.clone()])).context("a scope of the VM's stays")?;
         nothing_left(c, cri, &pod)
     });
-    scene.part("killed", || {
+    ctx.part("killed", || {
         let (pod, id) = vm(cri, "killed", "button")?;
         let vmm = vmm()?;
         is_in(vmm, &pod, &id)?;
@@ -101,7 +101,7 @@ fn is_in(pid: i32, pod: &Pod, container: &str) -> Result<()> {
     let cgroup = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
     let wanted = pod.cgroup.of(container);
     let wanted = wanted.strip_prefix("/sys/fs/cgroup")?;
-    says(&cgroup, &[&format!("0::/{}\n", wanted.display())])
+    expect_contains(&cgroup, &[&format!("0::/{}\n", wanted.display())])
 }
 
 /// Whether that is a container's limit, and stays so where systemd writes the files of its scope anew.

@@ -1,8 +1,8 @@
 //! Container images from scratch, which hold nothing but what cases put in.
 
 use super::Containerd;
+use crate::harness::context::TestContext;
 use crate::harness::images::Small;
-use crate::harness::scene::Scene;
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,7 +29,7 @@ pub fn name(image: &str) -> String {
 /// An image's files.
 #[derive(Debug)]
 pub struct Image<'s> {
-    scene: &'s Scene,
+    ctx: &'s TestContext,
     name: String,
     folder: PathBuf,
     command: Vec<String>,
@@ -37,11 +37,11 @@ pub struct Image<'s> {
 
 impl<'s> Image<'s> {
     /// One without any.
-    pub fn new(scene: &'s Scene, name: &str) -> Result<Self> {
-        let folder = scene.path(&format!("images/{name}"));
+    pub fn new(ctx: &'s TestContext, name: &str) -> Result<Self> {
+        let folder = ctx.path(&format!("images/{name}"));
         std::fs::create_dir_all(folder.join("tree"))?;
         Ok(Self {
-            scene,
+            ctx,
             name: name.to_owned(),
             folder,
             command: vec!["/none".to_owned()],
@@ -58,7 +58,7 @@ impl<'s> Image<'s> {
         let to = self.place(path)?;
         let mut copy = Command::new("cp");
         copy.arg("--sparse=always").arg(from).arg(&to);
-        self.scene.finish(copy, PACKING)?.ok()?;
+        self.ctx.finish(copy, PACKING)?.ok()?;
         Ok(self)
     }
 
@@ -103,7 +103,7 @@ impl<'s> Image<'s> {
         let words = ["--namespace", namespace, "images", "import"];
         let mut import = containerd.ctr_command(&words);
         import.arg(&archive);
-        self.scene.finish(import, PACKING)?.ok()?;
+        self.ctx.finish(import, PACKING)?.ok()?;
         Ok(std::fs::remove_dir_all(&self.folder)?)
     }
 }

@@ -1,8 +1,8 @@
 //! What may not outlive a pod: processes, sockets, mounts, cgroups, state.
 
 use super::{Containerd, NAMESPACE};
+use crate::harness::context::files_in;
 use crate::harness::processes::Process;
-use crate::harness::scene::files_in;
 use anyhow::{Result, bail};
 use std::fs;
 use std::path::Path;
@@ -58,7 +58,7 @@ impl Containerd<'_> {
             );
         }
         let tasks = self.state().join("io.containerd.runtime.v2.task").join(NAMESPACE);
-        let pods = self.scene().runtime_dir().join("pods");
+        let pods = self.ctx().runtime_dir().join("pods");
         let cgroups = Path::new("/sys/fs/cgroup").join(NAMESPACE);
         for folder in [Path::new(SOCKETS), &tasks, &pods] {
             left.extend(files_in(folder).iter().map(|path| path.display().to_string()));

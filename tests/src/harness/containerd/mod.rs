@@ -4,10 +4,10 @@ pub mod image;
 pub mod leftovers;
 
 use super::PATIENCE;
+use super::context::{CommandResult, TestContext};
 use super::cri::Cri;
 use super::manifest::Manifest;
 use super::program::Session;
-use super::scene::{Answer, Scene};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 use std::cell::RefCell;
@@ -62,7 +62,7 @@ pub fn peers() -> Result<PathBuf> {
 /// It runs until this is dropped, its containers longer.
 #[derive(Debug)]
 pub struct Containerd<'s> {
-    scene: &'s Scene,
+    ctx: &'s TestContext,
     programs: PathBuf,
     daemon: RefCell<Option<Session>>,
     /// What an earlier case left, which failed.
@@ -71,10 +71,10 @@ pub struct Containerd<'s> {
 
 impl<'s> Containerd<'s> {
     /// Starts it and waits until it answers.
-    pub fn start(scene: &'s Scene, version: Version) -> Result<Self> {
-        scene.needs_root()?;
+    pub fn start(ctx: &'s TestContext, version: Version) -> Result<Self> {
+        ctx.needs_root()?;
         let mut containerd = Self {
-            scene,
+            ctx,
             programs: version.folder()?,
             daemon: RefCell::new(None),
             before: Vec::new(),
@@ -85,41 +85,41 @@ impl<'s> Containerd<'s> {
         Ok(containerd)
     }
 
-    /// The scene it is in.
-    pub fn scene(&self) -> &'s Scene {
-        self.scene
+    /// The ctx it is in.
+    pub fn ctx(&self) -> &'s TestContext {
+        self.ctx
     }
 
     /// Where it listens.
     pub fn socket(&self) -> PathBuf {
-        self.scene.path("ctd/sock")
+        self.ctx.path("ctd/sock")
     }
 
     /// Where it keeps what runs.
     pub fn state(&self) -> PathBuf {
-        self.scene.path("ctd/state")
+        self.ctx.path("ctd/state")
     }
 
     fn config(&self) -> PathBuf {
-        self.scene.path("config.toml")
+        self.ctx.path("config.toml")
     }
 
     /// A copy of it, as it was without Husk.
     fn config_before(&self) -> PathBuf {
-        self.scene.path("config.before.toml")
+        self.ctx.path("config.before.toml")
     }
 
     fn bin(&self) -> PathBuf {
-        self.scene.path("bin")
+        self.ctx.path("bin")
     }
 
     fn configure(&self) -> Result<()> {
-        let at = |name: &str| self.scene.path(name).display().to_string();
+        let at = |name: &str| self.ctx.path(name).display().to_string();
         let (root, state, socket) = (at("ctd/root"), at("ctd/state"), at("ctd/sock"));
         let (networks, pause) = (at("cni"), image::PAUSE);
         std::fs::create_dir_all(&networks)?;
         std::fs::write(
-            self.scene.path("cni/10-husk.conflist"),
+            self.ctx.path("cni/10-husk.conflist"),
             network(&at("addresses")).to_string(),
         )?;
         let text = format!(
@@ -137,9 +137,9 @@ impl<'s> Containerd<'s> {
 
     /// `husk node install` or `uninstall`, for this containerd.
     fn node(&self, what: &str) -> Result<()> {
-        let mut command = self.scene.husk(&["node", what, "--bin"]);
+        let mut command = self.ctx.husk(&["node", what, "--bin"]);
         command.arg(self.bin()).arg("--config").arg(self.config());
-        self.scene.finish(command, CALL)?.ok()?;
+        self.ctx.finish(command, CALL)?.ok()?;
         Ok(())
     }
 
@@ -163,10 +163,10 @@ impl<'s> Containerd<'s> {
                 "PATH",
                 format!("{}:{}:{path}:/usr/sbin", bin.display(), own.display()),
             )
-            .env("HUSK_RUNTIME_DIR", self.scene.runtime_dir())
+            .env("HUSK_RUNTIME_DIR", self.ctx.runtime_dir())
             .env_remove("NOTIFY_SOCKET")
             .current_dir("/");
-        let daemon = Session::piped(command, &self.scene.log("containerd.log"))?;
+        let daemon = Session::piped(command, &self.ctx.log("containerd.log"))?;
         *self.daemon.borrow_mut() = Some(daemon);
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -204,7 +204,7 @@ impl<'s> Containerd<'s> {
 
     /// A client of its Container Runtime Interface.
     pub fn cri(&self) -> Result<Cri> {
-        Cri::connect(self.socket(), self.scene.path("pods"))
+        Cri::connect(self.socket(), self.ctx.path("pods"))
     }
 
     /// A command of `ctr`.
@@ -220,8 +220,8 @@ impl<'s> Containerd<'s> {
     }
 
     /// Runs a command of `ctr` to its end.
-    pub fn ctr<S: AsRef<OsStr>>(&self, words: &[S]) -> Result<Answer> {
-        self.scene.finish(self.ctr_command(words), CALL)
+    pub fn ctr<S: AsRef<OsStr>>(&self, words: &[S]) -> Result<CommandResult> {
+        self.ctx.finish(self.ctr_command(words), CALL)
     }
 
     /// The words of `ctr run` for a VM: `options`, then the image and the container's name.
@@ -235,9 +235,15 @@ impl<'s> Containerd<'s> {
     }
 
     /// Runs a VM to its end, and takes its container away.
-    pub fn run(&self, manifest: &Manifest, options: &[&str], image: &str, name: &str) -> Result<Answer> {
+    pub fn run(
+        &self,
+        manifest: &Manifest,
+        options: &[&str],
+        image: &str,
+        name: &str,
+    ) -> Result<CommandResult> {
         let words = self.run_words(manifest, options, image, name);
-        let answer = self.scene.finish(self.ctr_command(&words), PATIENCE);
+        let answer = self.ctx.finish(self.ctr_command(&words), PATIENCE);
         self.ctr(&["containers", "rm", name])?;
         answer
     }
@@ -260,7 +266,7 @@ impl<'s> Containerd<'s> {
     ) -> Result<Session> {
         let mut words = self.run_words(manifest, options, image, name);
         words.splice(1..1, ["--rm".to_owned(), "--tty".to_owned()]);
-        Session::on_terminal(self.ctr_command(&words), &self.scene.log(&format!("{name}.log")))
+        Session::on_terminal(self.ctr_command(&words), &self.ctx.log(&format!("{name}.log")))
     }
 
     /// The process and the state of a task, as `ctr tasks ls` has them; nothing if there is no such task.

@@ -2,11 +2,11 @@
 
 use super::case::Case;
 use super::cell::{CELLS, Cell};
-use crate::bench::bars::{Bar, held, limit};
 use crate::bench::figures::medians;
 use crate::bench::record::Record;
 use crate::bench::stats::summary;
 use crate::bench::svg::Panel;
+use crate::bench::targets::{Target, check, limit};
 
 /// What every other case is compared with.
 const BASE: Case = Case::Q35;
@@ -15,10 +15,10 @@ const BASE: Case = Case::Q35;
 const HELD: [&str; 3] = ["rand4k_qd1", "rand4k_qd32", "seq1m"];
 
 /// All of them: beside QEMU as one gets it, each kind has its own.
-fn bars() -> Vec<Bar> {
+fn targets() -> Vec<Target> {
     let of = |case: Case, of: Case, least: [f64; 3], bound| {
         let cells = CELLS.iter().filter(|cell| HELD.contains(&cell.name));
-        cells.zip(least).map(move |(cell, least)| Bar {
+        cells.zip(least).map(move |(cell, least)| Target {
             case: case.name(),
             metric: cell.rate(),
             title: cell.title,
@@ -27,12 +27,12 @@ fn bars() -> Vec<Bar> {
             bound,
         })
     };
-    let mut bars = Vec::new();
-    bars.extend(of(Case::Husk, Case::Q35Iothread, [0.97; 3], Some(0.93)));
-    bars.extend(of(Case::Husk, Case::Q35, [1.25, 1.8, 1.1], None));
-    bars.extend(of(Case::HuskScsi, Case::Husk, [0.9; 3], None));
-    bars.extend(of(Case::HuskQcow2, Case::Q35Qcow2, [0.8; 3], None));
-    bars
+    let mut targets = Vec::new();
+    targets.extend(of(Case::Husk, Case::Q35Iothread, [0.97; 3], Some(0.93)));
+    targets.extend(of(Case::Husk, Case::Q35, [1.25, 1.8, 1.1], None));
+    targets.extend(of(Case::HuskScsi, Case::Husk, [0.9; 3], None));
+    targets.extend(of(Case::HuskQcow2, Case::Q35Qcow2, [0.8; 3], None));
+    targets
 }
 
 /// The tables, and what is not in them.
@@ -63,7 +63,7 @@ pub fn text(record: &Record, absent: &[(Case, String)]) -> String {
             &of("µs", "cpu_us"),
         ),
         figures(record, &cases, "of it the guest's own", &of("µs", "cpu_guest_us")),
-        held(record, &bars()),
+        check(record, &targets()),
         left_out.join("\n"),
     ];
     parts.retain(|part| !part.is_empty());
@@ -117,7 +117,7 @@ pub fn plot(record: &Record) -> Vec<Panel> {
         let first = &drawn.first()?.0;
         Some(Panel {
             title: format!("{}, {}", cell.title, cell.unit()),
-            limit: limit(record, &bars(), first, &metric),
+            limit: limit(record, &targets(), first, &metric),
             bars: drawn,
         })
     };
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn every_kind_that_is_held_exists() {
-        assert_eq!(bars().len(), 4 * HELD.len());
+        assert_eq!(targets().len(), 4 * HELD.len());
     }
 
     #[test]

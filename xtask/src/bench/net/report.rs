@@ -2,18 +2,18 @@
 
 use super::case::Case;
 use super::cell::{CELLS, Cell};
-use crate::bench::bars::{Bar, held, limit};
 use crate::bench::figures::medians;
 use crate::bench::record::Record;
 use crate::bench::stats::summary;
 use crate::bench::svg::Panel;
+use crate::bench::targets::{Target, check, limit};
 
 /// Beside QEMU without vhost: the least that frames passing through Husk's VMM are to be.
 const WITHOUT_VHOST: [(&str, f64); 3] = [("tcp_out", 1.9), ("tcp_in", 2.4), ("tcp_rr", 2.8)];
 
 /// All figures to hold.
-fn bars() -> Vec<Bar> {
-    let bar = |case: Case, cell: &Cell, least, of: Case, bound| Bar {
+fn targets() -> Vec<Target> {
+    let target = |case: Case, cell: &Cell, least, of: Case, bound| Target {
         case: case.name(),
         metric: cell.metric.to_owned(),
         title: cell.title,
@@ -23,10 +23,10 @@ fn bars() -> Vec<Bar> {
     };
     let with = CELLS
         .iter()
-        .map(|cell| bar(Case::HuskVhost, cell, 0.97, Case::Q35Vhost, Some(0.93)));
+        .map(|cell| target(Case::HuskVhost, cell, 0.97, Case::Q35Vhost, Some(0.93)));
     let without = CELLS.iter().filter_map(|cell| {
         let (_, least) = WITHOUT_VHOST.iter().find(|(name, _)| *name == cell.name)?;
-        Some(bar(Case::Husk, cell, *least, Case::Q35, None))
+        Some(target(Case::Husk, cell, *least, Case::Q35, None))
     });
     without.chain(with).collect()
 }
@@ -69,7 +69,7 @@ pub fn text(record: &Record) -> String {
         table("processor time, guest included, µs", named("cpu_us").collect()),
         table("of it the guest's own, µs", named("cpu_guest_us").collect()),
         table("KVM exits", named("kvm_exits").collect()),
-        held(record, &bars()),
+        check(record, &targets()),
     ];
     parts.retain(|part| !part.is_empty());
     parts.join("\n\n")
@@ -107,7 +107,7 @@ pub fn plot(record: &Record) -> Vec<Panel> {
         let first = &drawn.first()?.0;
         Some(Panel {
             title: format!("{}, {}", cell.title, cell.unit()),
-            limit: limit(record, &bars(), first, cell.metric),
+            limit: limit(record, &targets(), first, cell.metric),
             bars: drawn,
         })
     };
@@ -160,6 +160,6 @@ mod tests {
 
     #[test]
     fn every_load_has_a_bar_with_vhost_and_some_without() {
-        assert_eq!(bars().len(), CELLS.len() + WITHOUT_VHOST.len());
+        assert_eq!(targets().len(), CELLS.len() + WITHOUT_VHOST.len());
     }
 }

@@ -1,6 +1,6 @@
 //! What can be learnt from a lab that hangs, before it is ended.
 
-use super::state::{Lab, Place};
+use super::state::{Lab, LabFolder};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -13,7 +13,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Records the processors' registers and, through an NMI, the kernel's stacks in `hung.log`; its path.
-pub fn perform(place: &Place, lab: &Lab) -> Result<PathBuf> {
+pub fn write(dir: &LabFolder, lab: &Lab) -> Result<PathBuf> {
     let mut report = String::new();
     match ask(lab) {
         Ok(registers) => report.push_str(&registers),
@@ -21,9 +21,9 @@ pub fn perform(place: &Place, lab: &Lab) -> Result<PathBuf> {
     }
     // The kernel panics on the NMI with the stacks of all processors, and ends.
     lab.qemu.ended_within(PATIENCE);
-    let serial = std::fs::read(place.file("serial.log")).unwrap_or_default();
+    let serial = std::fs::read(dir.file("serial.log")).unwrap_or_default();
     report.push_str(&String::from_utf8_lossy(&serial));
-    let path = place.file("hung.log");
+    let path = dir.file("hung.log");
     std::fs::write(&path, report)?;
     Ok(path)
 }

@@ -6,7 +6,7 @@ use super::table::align;
 
 /// A figure to hold.
 #[derive(Debug)]
-pub struct Bar {
+pub struct Target {
     /// Whose it is.
     pub case: &'static str,
     /// The rate.
@@ -22,39 +22,41 @@ pub struct Bar {
 }
 
 /// Each figure that was measured, and whether it is held.
-pub fn held(record: &Record, bars: &[Bar]) -> String {
+pub fn check(record: &Record, targets: &[Target]) -> String {
     let mut rows = Vec::new();
-    for bar in bars {
-        let pairs = bar.pairs(record);
+    for target in targets {
+        let pairs = target.pairs(record);
         let Some(ratio) = summary(&pairs) else {
             continue;
         };
         let low = lower_bound(&pairs);
-        let (wanted, bounded) = match (bar.bound, low) {
+        let (wanted, bounded) = match (target.bound, low) {
             (None, _) => (String::new(), true),
             (Some(bound), None) => (format!(", with 95 % ≥ {bound}: too few rounds to say"), true),
             (Some(bound), Some(low)) => (format!(", with 95 % ≥ {bound}: {low:.2}"), low >= bound),
         };
-        let good = ratio.median >= bar.least && bounded;
+        let good = ratio.median >= target.least && bounded;
         rows.push(vec![
             if good { "ok" } else { "MISSED" }.to_owned(),
-            bar.case.to_owned(),
-            bar.title.to_owned(),
+            target.case.to_owned(),
+            target.title.to_owned(),
             format!("{:.2}", ratio.median),
-            format!("≥ {} × {}{wanted}", bar.least, bar.of),
+            format!("≥ {} × {}{wanted}", target.least, target.of),
         ]);
     }
     align(&rows, 3)
 }
 
-/// The highest value that `bars` ask of `case`.
-pub fn limit(record: &Record, bars: &[Bar], case: &str, metric: &str) -> Option<f64> {
-    let of = bars.iter().filter(|bar| bar.case == case && bar.metric == metric);
-    let least = |bar: &Bar| Some(bar.least * summary(&record.values(bar.of, metric))?.median);
+/// The highest value that `targets` ask of `case`.
+pub fn limit(record: &Record, targets: &[Target], case: &str, metric: &str) -> Option<f64> {
+    let of = targets
+        .iter()
+        .filter(|target| target.case == case && target.metric == metric);
+    let least = |target: &Target| Some(target.least * summary(&record.values(target.of, metric))?.median);
     of.filter_map(least).reduce(f64::max)
 }
 
-impl Bar {
+impl Target {
     /// How many times the other case's rate this one's was, in each round that has both.
     fn pairs(&self, record: &Record) -> Vec<f64> {
         let of = |case: &'static str| {
@@ -90,8 +92,8 @@ mod tests {
         record
     }
 
-    fn bar(least: f64, bound: Option<f64>) -> Bar {
-        Bar {
+    fn target(least: f64, bound: Option<f64>) -> Target {
+        Target {
             case: "own",
             metric: "rate".into(),
             title: "a rate",
@@ -105,7 +107,7 @@ mod tests {
     fn figures_are_held_by_pairs_of_the_same_round() {
         // The machine was twice as fast in the second round; each pair is as good as the other.
         let record = record(&[130.0, 260.0, 132.0], &[100.0, 200.0, 100.0]);
-        let text = held(&record, &[bar(1.4, None), bar(1.2, None)]);
+        let text = check(&record, &[target(1.4, None), target(1.2, None)]);
         let lines: Vec<&str> = text.lines().collect();
         assert!(
             lines[0].starts_with("MISSED") && lines[0].contains("1.30"),
@@ -113,22 +115,22 @@ mod tests {
         );
         assert!(lines[1].starts_with("ok "), "{text}");
         assert_eq!(
-            limit(&record, &[bar(1.4, None), bar(1.2, None)], "own", "rate"),
+            limit(&record, &[target(1.4, None), target(1.2, None)], "own", "rate"),
             Some(140.0)
         );
-        assert_eq!(limit(&record, &[bar(1.4, None)], "other", "rate"), None);
+        assert_eq!(limit(&record, &[target(1.4, None)], "other", "rate"), None);
     }
 
     #[test]
     fn what_was_not_measured_is_not_judged() {
-        assert_eq!(held(&record(&[1.0], &[]), &[bar(1.0, None)]), "");
+        assert_eq!(check(&record(&[1.0], &[]), &[target(1.0, None)]), "");
     }
 
     #[test]
     fn a_good_median_is_not_enough_where_a_bound_is_asked_for() {
         let mut own = [100.0; 10];
         let verdict = |own: &[f64]| {
-            let text = held(&record(own, &[100.0; 10]), &[bar(0.97, Some(0.93))]);
+            let text = check(&record(own, &[100.0; 10]), &[target(0.97, Some(0.93))]);
             text.split_whitespace().next().map(str::to_owned)
         };
         assert_eq!(verdict(&own).as_deref(), Some("ok"));

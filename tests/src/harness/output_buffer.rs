@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 /// Text that grows, with a place up to which it has been looked at.
 #[derive(Debug, Clone, Default)]
-pub struct Spoken {
+pub struct OutputBuffer {
     shared: Arc<(Mutex<State>, Condvar)>,
 }
 
@@ -19,9 +19,9 @@ struct State {
     cleaner: Cleaner,
 }
 
-impl Spoken {
+impl OutputBuffer {
     /// Takes in more, without terminal controls.
-    pub fn hear(&self, bytes: &[u8]) {
+    pub fn push(&self, bytes: &[u8]) {
         let mut state = self.lock();
         let State { text, cleaner, .. } = &mut *state;
         cleaner.clean(&String::from_utf8_lossy(bytes), text);
@@ -44,7 +44,7 @@ impl Spoken {
         self.lock().text.clone()
     }
 
-    /// What was said since the last [`Spoken::expect`].
+    /// What was said since the last [`OutputBuffer::expect`].
     pub fn rest(&self) -> String {
         let state = self.lock();
         state.text[state.seen..].to_owned()
@@ -144,29 +144,29 @@ mod tests {
 
     #[test]
     fn what_was_expected_is_passed_over() {
-        let spoken = Spoken::default();
-        spoken.hear(b"one two");
+        let output = OutputBuffer::default();
+        output.push(b"one two");
         let soon = Duration::from_millis(20);
-        assert_eq!(spoken.expect(r"(o)ne", soon).expect("one"), ["one", "o"]);
-        assert!(spoken.expect("one", soon).is_err());
-        assert_eq!(spoken.rest(), " two");
-        let other = spoken.clone();
+        assert_eq!(output.expect(r"(o)ne", soon).expect("one"), ["one", "o"]);
+        assert!(output.expect("one", soon).is_err());
+        assert_eq!(output.rest(), " two");
+        let other = output.clone();
         let thread = std::thread::spawn(move || other.expect("three", Duration::from_secs(20)));
-        spoken.hear(b" thr");
-        spoken.hear(b"ee");
+        output.push(b" thr");
+        output.push(b"ee");
         thread.join().expect("no panic").expect("three");
-        spoken.end();
-        let error = spoken.expect("four", Duration::from_secs(60)).expect_err("ended");
+        output.end();
+        let error = output.expect("four", Duration::from_secs(60)).expect_err("ended");
         assert!(error.to_string().starts_with("ended before"), "{error}");
     }
 
     #[test]
     fn terminal_controls_are_left_out() {
-        let spoken = Spoken::default();
+        let output = OutputBuffer::default();
         for piece in ["a\x1b[0;1", ";39mb\r\n\x1b]0;title\x07c\x1b[?2004", "hd\x1bMe"] {
-            spoken.hear(piece.as_bytes());
+            output.push(piece.as_bytes());
         }
-        assert_eq!(spoken.all(), "ab\ncde");
+        assert_eq!(output.all(), "ab\ncde");
     }
 
     #[test]

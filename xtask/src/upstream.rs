@@ -15,14 +15,14 @@ const GO: Tool = Tool {
 };
 
 /// What is built of the module `tests/peers/NAME`, and goes into a folder of that name.
-struct Peer {
+struct Project {
     name: &'static str,
     programs: &'static [&'static str],
     linker: &'static str,
 }
 
-const PEERS: [Peer; 2] = [
-    Peer {
+const PROJECTS: [Project; 2] = [
+    Project {
         name: "containerd",
         programs: &[
             "github.com/containerd/containerd/v2/cmd/containerd",
@@ -32,7 +32,7 @@ const PEERS: [Peer; 2] = [
         ],
         linker: "-s -w",
     },
-    Peer {
+    Project {
         name: "kubernetes",
         programs: &[
             // etcd, whose program is called `server`.
@@ -50,13 +50,13 @@ const PEERS: [Peer; 2] = [
 pub fn ensure(progress: &Progress) -> Result<PathBuf> {
     let modules = checkout::root().join("tests/peers");
     let folder = checkout::cache()?.join("peers").join(hash(&modules)?);
-    for peer in &PEERS {
-        peer.ensure(progress, &modules, &folder)?;
+    for project in &PROJECTS {
+        project.ensure(progress, &modules, &folder)?;
     }
     Ok(folder)
 }
 
-impl Peer {
+impl Project {
     fn ensure(&self, progress: &Progress, modules: &Path, folder: &Path) -> Result<()> {
         let programs = folder.join(self.name);
         if programs.exists() {
@@ -88,12 +88,12 @@ impl Peer {
 /// Of all that says what is built.
 fn hash(modules: &Path) -> Result<String> {
     let mut digest = Sha256::new();
-    for peer in &PEERS {
-        for word in peer.programs.iter().chain([&peer.linker]) {
+    for project in &PROJECTS {
+        for word in project.programs.iter().chain([&project.linker]) {
             digest.update(word);
         }
         for file in ["go.mod", "go.sum"] {
-            let path = modules.join(peer.name).join(file);
+            let path = modules.join(project.name).join(file);
             digest.update(std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?);
         }
     }

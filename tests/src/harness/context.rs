@@ -1,8 +1,8 @@
 //! One case while it runs: its own process, its own folder, its own runtime and scratch directories of Husk's.
 
 use super::Case;
+use super::output_buffer::tail;
 use super::program::Session;
-use super::spoken::tail;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use std::cell::Cell;
@@ -29,21 +29,21 @@ impl std::error::Error for Skip {}
 
 /// Where a case happens.
 #[derive(Debug)]
-pub struct Scene {
+pub struct TestContext {
     folder: PathBuf,
     failed_parts: Cell<u32>,
 }
 
 /// What a finished command said.
 #[derive(Debug)]
-pub struct Answer {
+pub struct CommandResult {
     /// Its exit status; 128 + N if signal N ended it.
     pub status: i32,
     /// Its output and errors as they came.
     pub text: String,
 }
 
-impl Answer {
+impl CommandResult {
     /// The text, if the status is 0.
     pub fn ok(self) -> Result<String> {
         ensure!(self.status == 0, "exit status {}:\n{}", self.status, self.text);
@@ -63,8 +63,8 @@ impl Answer {
     }
 }
 
-impl Scene {
-    /// The scene in `folder`.
+impl TestContext {
+    /// The ctx in `folder`.
     pub fn at(folder: PathBuf) -> Result<Self> {
         for part in ["run", "scratch", "logs"] {
             let path = folder.join(part);
@@ -77,7 +77,7 @@ impl Scene {
     }
 
     /// Runs the case called `name` here and leaves its reason, if it fails or is skipped, in files of these names.
-    pub fn play(&self, cases: &[Case], name: &str) -> Result<bool> {
+    pub fn run_case(&self, cases: &[Case], name: &str) -> Result<bool> {
         let case = cases
             .iter()
             .find(|case| case.name == name)
@@ -124,7 +124,7 @@ impl Scene {
         self.folder.join("logs").join(name)
     }
 
-    /// A `husk` command, with this scene's directories.
+    /// A `husk` command, with this ctx's directories.
     pub fn husk<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Command {
         let mut command = Command::new(program("husk"));
         command
@@ -138,17 +138,17 @@ impl Scene {
     }
 
     /// Runs a `husk` command to its end.
-    pub fn run<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Result<Answer> {
+    pub fn run<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Result<CommandResult> {
         self.finish(self.husk(arguments), COMMAND)
     }
 
     /// Runs any command to its end.
-    pub fn finish(&self, command: Command, limit: Duration) -> Result<Answer> {
+    pub fn finish(&self, command: Command, limit: Duration) -> Result<CommandResult> {
         let words = format!("{command:?}");
         let session = Session::piped(command, &self.log("commands.log"))?;
         session
             .wait(limit)
-            .with_context(|| format!("{words} after:\n{}", session.spoken().all()))
+            .with_context(|| format!("{words} after:\n{}", session.output().all()))
     }
 
     /// What a `husk` command prints as JSON.
@@ -227,7 +227,7 @@ pub fn status(status: std::process::ExitStatus) -> i32 {
 }
 
 /// Fails unless `text` contains each of `words`.
-pub fn says(text: &str, words: &[&str]) -> Result<()> {
+pub fn expect_contains(text: &str, words: &[&str]) -> Result<()> {
     for word in words {
         ensure!(
             text.contains(word),
