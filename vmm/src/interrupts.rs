@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use husk_devices::doorbell::Doorbells;
+use husk_devices::ioeventfd::IoEventFds;
 use husk_devices::msi::{MsiAllocator, MsiMessage, MsiVector};
 use kvm_bindings::{
     KVM_IRQ_ROUTING_IRQCHIP, KVM_IRQ_ROUTING_MSI, KVM_IRQCHIP_IOAPIC, KvmIrqRouting, kvm_irq_routing_entry,
@@ -172,7 +172,7 @@ impl Drop for MsiRoute {
     }
 }
 
-impl Doorbells for KvmInterrupts {
+impl IoEventFds for KvmInterrupts {
     fn register(&self, address: u64, event: &EventFd) -> io::Result<()> {
         self.0
             .vm

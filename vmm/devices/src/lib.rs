@@ -1,14 +1,14 @@
 //! Everything between a vCPU exit and a device model: buses, PCI, interrupts, the virtio contract
 //! and its PCI transport, the legacy devices, and the virtio devices too small for a crate of their own.
 //!
-//! Nothing here opens a file or knows KVM: interrupts and doorbells are traits the machine implements.
+//! Nothing here opens a file or knows KVM: interrupts and ioeventfds are traits the machine implements.
 
 pub mod bus;
-pub mod doorbell;
+pub mod ioeventfd;
 pub mod legacy;
 pub mod msi;
-pub mod pace;
 pub mod pci;
+pub mod sched_policy;
 pub mod virtio;
 pub mod worker;
 

@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 use husk_seccomp::{Role, install};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::pace::give_way;
+use crate::sched_policy::use_batch_policy;
 
 /// The end of a worker that went wrong: it panicked with this message.
 #[derive(Debug, thiserror::Error)]
@@ -45,7 +45,7 @@ impl<T: Send + 'static> Worker<T> {
             .stack_size(256 << 10)
             .spawn(move || {
                 install(role);
-                give_way();
+                use_batch_policy();
                 catch_unwind(AssertUnwindSafe(|| body(&seen))).map_err(|payload| {
                     let message = panic_text(payload.as_ref());
                     tracing::error!(worker = thread_name, message, "worker panicked");

@@ -11,7 +11,7 @@ use husk_devices::legacy::power::{self, PowerEvent, PowerRegisters};
 use husk_devices::legacy::pvpanic::{self, Pvpanic};
 use husk_devices::legacy::rtc::{self, Rtc};
 use husk_devices::legacy::serial::{self, SerialPort};
-use husk_devices::pci::{Hotplug, Root, hotplug};
+use husk_devices::pci::{PciHotplug, PciRoot, hotplug};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::nics::EjectedSlots;
@@ -46,14 +46,14 @@ pub struct LegacyDevices {
     pub power: Arc<PowerRegisters>,
     pvpanic: Arc<Pvpanic>,
     /// ACPI PCI hotplug.
-    pub hotplug: Arc<Hotplug>,
+    pub hotplug: Arc<PciHotplug>,
 }
 
 impl LegacyDevices {
     pub(super) fn new(
         ports: &Bus,
         interrupts: &Interrupts,
-        (root, ejected): (&Arc<Root>, EjectedSlots),
+        (root, ejected): (&Arc<PciRoot>, EjectedSlots),
         serial_events: SerialEvents,
         rtc_offset: i64,
         event: EventFn,
@@ -88,7 +88,7 @@ impl LegacyDevices {
             ejected.fetch_or(1_u32 << slot, Ordering::AcqRel);
             event(VmEvent::Ejected);
         };
-        let hotplug = Arc::new(Hotplug::new(root.clone(), notify, let_go));
+        let hotplug = Arc::new(PciHotplug::new(root.clone(), notify, let_go));
         ports.insert(serial::PORT, serial::LEN, serial.clone())?;
         ports.insert(rtc::PORT, rtc::LEN, rtc.clone())?;
         ports.insert(power::PORT, power::LEN, power.clone())?;

@@ -9,9 +9,9 @@ use husk_devices::GuestMem;
 use husk_devices::bus::{Bus, BusError};
 use husk_devices::legacy::power::PowerEvent;
 use husk_devices::legacy::serial::SerialPort;
-use husk_devices::pci::{Root, RootError, SLOTS};
+use husk_devices::pci::{PciRoot, PciRootError, SLOTS};
 use husk_devices::virtio::balloon::BalloonHandle;
-use husk_devices::virtio::transport::{NewError, VirtioPci};
+use husk_devices::virtio::transport::{VirtioPciError, VirtioPci};
 use husk_virtio_blk::BlkHandle;
 use husk_virtio_net::Setup as NetSetup;
 use husk_virtio_scsi::{NewUnit, ScsiHandle};
@@ -133,14 +133,14 @@ pub enum MachineError {
     Bus(#[from] BusError),
     /// PCI.
     #[error(transparent)]
-    Pci(#[from] RootError),
+    Pci(#[from] PciRootError),
     /// A virtio device.
     #[error("{device}: {source}")]
     Virtio {
         /// Which.
         device: String,
         /// What.
-        source: NewError,
+        source: VirtioPciError,
     },
     /// A NIC.
     #[error(transparent)]
@@ -167,7 +167,7 @@ pub struct Machine {
     layout: Layout,
     topology: Topology,
     identity: smbios::SystemIdentity,
-    root: Arc<Root>,
+    root: Arc<PciRoot>,
     interrupts: KvmInterrupts,
     nics: NicTable,
     transports: Vec<Arc<VirtioPci>>,
@@ -225,7 +225,7 @@ impl Machine {
         let (ports, mmio) = (Arc::new(Bus::new()), Arc::new(Bus::new()));
         let halted = Arc::new(AtomicBool::new(false));
         let event = halt_on_final_event(callbacks.event, halted.clone());
-        let root = Root::new(mmio.clone(), vec![layout::PCI_MMIO32, layout.pci_mmio64.clone()]);
+        let root = PciRoot::new(mmio.clone(), vec![layout::PCI_MMIO32, layout.pci_mmio64.clone()]);
         mmio.insert(
             layout::ECAM.start,
             layout::ECAM.end - layout::ECAM.start,

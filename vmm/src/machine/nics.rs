@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use husk_devices::GuestMem;
-use husk_devices::pci::{Hotplug, Root, RootError};
-use husk_devices::virtio::transport::{NewError, VirtioPci};
+use husk_devices::pci::{PciHotplug, PciRoot, PciRootError};
+use husk_devices::virtio::transport::{VirtioPciError, VirtioPci};
 use husk_virtio_net::{Mac, Net, NetHandle, Setup};
 use tokio::sync::oneshot;
 
@@ -33,10 +33,10 @@ pub enum NicError {
     Slots(usize),
     /// The function.
     #[error("interface {0:?}: {1}")]
-    Virtio(String, NewError),
+    Virtio(String, VirtioPciError),
     /// The bus.
     #[error(transparent)]
-    Pci(#[from] RootError),
+    Pci(#[from] PciRootError),
 }
 
 /// A NIC in its slot.
@@ -94,8 +94,8 @@ pub(super) struct NicTable {
 
 /// Where a NIC is plugged in.
 pub(super) struct HotplugContext<'m> {
-    pub root: &'m Root,
-    pub hotplug: &'m Hotplug,
+    pub root: &'m PciRoot,
+    pub hotplug: &'m PciHotplug,
     pub memory: &'m GuestMem,
     pub interrupts: &'m KvmInterrupts,
     /// Where BARs are.
@@ -130,7 +130,7 @@ impl NicTable {
             return Err(NicError::Exists(setup.id));
         }
         // What a guest let go of has left the bus, and may still be in the table.
-        let taken = |slot: u8| to.root.has(slot) || self.table.iter().any(|nic| nic.slot == slot);
+        let taken = |slot: u8| to.root.is_occupied(slot) || self.table.iter().any(|nic| nic.slot == slot);
         let free = self.slots.iter().rev().copied().find(|slot| !taken(*slot));
         let slot = free.ok_or(NicError::Slots(self.table.len()))?;
         let (net, mut nic) = Nic::make(setup)?;
@@ -145,7 +145,7 @@ impl NicTable {
     }
 
     /// Asks the guest to give a NIC up. The answer comes, if ever, when it has, and nothing of the NIC is left.
-    pub(super) fn remove(&mut self, id: &str, hotplug: &Hotplug) -> Result<oneshot::Receiver<()>, NicError> {
+    pub(super) fn remove(&mut self, id: &str, hotplug: &PciHotplug) -> Result<oneshot::Receiver<()>, NicError> {
         let nic = self.find(id)?;
         if !nic.pluggable {
             return Err(NicError::Fixed(id.to_owned()));

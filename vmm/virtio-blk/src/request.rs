@@ -32,7 +32,7 @@ pub(crate) enum Status {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Malformed {
     #[error(transparent)]
-    Chain(#[from] chain::Malformed),
+    Chain(#[from] chain::ChainError),
     #[error("a request without a status byte in memory")]
     Status,
 }

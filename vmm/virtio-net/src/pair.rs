@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, mpsc};
 
 use husk_devices::GuestMem;
-use husk_devices::pace::Pace;
+use husk_devices::sched_policy::SchedPolicy;
 use husk_devices::virtio::{ActiveQueue, VirtioInterrupt};
 use virtio_queue::QueueT;
 use vm_memory::GuestAddressSpace;
@@ -115,7 +115,7 @@ struct Serving {
     receiver: Receiver,
     transmitter: Transmitter,
     epoll: Epoll,
-    pace: Pace,
+    sched_policy: SchedPolicy,
     quiet: Quiet,
     /// Whether there may be frames to receive or to send.
     receive: bool,
@@ -140,7 +140,7 @@ impl Pair {
             receiver,
             transmitter,
             epoll,
-            pace: Pace::default(),
+            sched_policy: SchedPolicy::default(),
             quiet: Quiet::default(),
             receive: true,
             transmit: true,
@@ -237,7 +237,8 @@ impl Serving {
             }
         }
         // A frame and the answer to it are one each.
-        self.pace.found(received.max(sent).unwrap_or_default());
+        self.sched_policy
+            .record_pass(received.max(sent).unwrap_or_default());
         if self.quiet.passed() {
             self.settle()
         } else {

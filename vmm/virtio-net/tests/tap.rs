@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use guest::{Guest, MAC, PEER, frame};
 use husk_devices::virtio::VirtioDevice;
-use husk_devices::virtio::testing::{becomes, wait_for};
+use husk_devices::virtio::testing::{wait_for, wait_until_equal};
 use packets::{checksum_is_right, tcp, udp};
 use wire::{PATIENCE, Wire, filtered, isolated};
 
@@ -70,11 +70,11 @@ fn frames_pass_both_ways(vhost: bool) {
     if vhost {
         return;
     }
-    becomes(&(4, 60 + 61 + 600 + 1514), || {
+    wait_until_equal(&(4, 60 + 61 + 600 + 1514), || {
         let received = guest.handle.received();
         (received.packets, received.bytes)
     });
-    becomes(&(4, 0), || {
+    wait_until_equal(&(4, 0), || {
         let sent = guest.handle.sent();
         (sent.packets, sent.errors)
     });
@@ -163,7 +163,7 @@ fn the_kernel_filters_for_the_guest(vhost: bool) {
             assert_eq!(guest.receive(0).1, frames[at]);
         }
         // The others were never read.
-        becomes(&(4 - expected.len() as u64), || filtered() - before);
+        wait_until_equal(&(4 - expected.len() as u64), || filtered() - before);
     };
     expect(&mut guest, &[0, 1, 2, 3]);
     guest.command(&[0, 0, 0]);

@@ -27,7 +27,7 @@ const KEPT_SEGMENTS: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Malformed {
     #[error(transparent)]
-    Chain(#[from] chain::Malformed),
+    Chain(#[from] chain::ChainError),
     #[error("a request without room for its response")]
     Response,
     #[error(transparent)]

@@ -34,9 +34,9 @@ const LCR_DLAB: u8 = 0x80;
 pub const OUTPUT_LIMIT: usize = 256 << 10;
 
 #[derive(Debug)]
-struct Line(Arc<EventFd>);
+struct IrqTrigger(Arc<EventFd>);
 
-impl Trigger for Line {
+impl Trigger for IrqTrigger {
     type E = io::Error;
 
     fn trigger(&self) -> io::Result<()> {
@@ -72,7 +72,7 @@ impl Write for Output {
     }
 }
 
-type Uart = Serial<Line, NoEvents, Output>;
+type Uart = Serial<IrqTrigger, NoEvents, Output>;
 
 struct State {
     uart: Uart,
@@ -82,7 +82,7 @@ struct State {
 /// The serial port. Cloning shares it.
 pub struct SerialPort {
     interrupt: Arc<EventFd>,
-    drained: EventFd,
+    input_ready: EventFd,
     state: Mutex<State>,
 }
 
@@ -102,10 +102,10 @@ impl SerialPort {
             dropped: 0,
             ready: output_ready,
         };
-        let uart = Serial::new(Line(interrupt.clone()), output);
+        let uart = Serial::new(IrqTrigger(interrupt.clone()), output);
         Self {
             interrupt,
-            drained: input_wanted,
+            input_ready: input_wanted,
             state: Mutex::new(State {
                 uart,
                 input_wanted: false,
@@ -117,10 +117,10 @@ impl SerialPort {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    fn ask_for_input(&self, state: &mut State) {
+    fn request_input(&self, state: &mut State) {
         if state.input_wanted && state.uart.fifo_capacity() > 0 {
             state.input_wanted = false;
-            let _ = self.drained.write(1);
+            let _ = self.input_ready.write(1);
         }
     }
 
@@ -172,14 +172,14 @@ impl SerialPort {
         };
         state.uart = Serial::from_state(
             &SerialState::default(),
-            Line(self.interrupt.clone()),
+            IrqTrigger(self.interrupt.clone()),
             NoEvents,
             kept,
         )
         .map_err(|e| io::Error::other(format!("16550 reset: {e}")))?;
         if state.input_wanted {
             state.input_wanted = false;
-            self.drained.write(1)?;
+            self.input_ready.write(1)?;
         }
         Ok(())
     }
@@ -193,7 +193,7 @@ impl BusDevice for SerialPort {
         if offset == IIR && data[0] & IIR_NONE != 0 && Self::still_receiving(&mut state.uart) {
             data[0] = data[0] & !IIR_NONE | IIR_RDA;
         }
-        self.ask_for_input(&mut state);
+        self.request_input(&mut state);
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
@@ -202,7 +202,7 @@ impl BusDevice for SerialPort {
             tracing::debug!(%error, "serial port write");
         }
         // A write may end loopback, in which no input is taken and none is read.
-        self.ask_for_input(&mut state);
+        self.request_input(&mut state);
     }
 }
 

@@ -13,12 +13,12 @@ use crate::msi::{MsiAllocator, MsiMessage, MsiVector};
 pub const UNROUTABLE: u64 = 0xbad0_0000;
 
 /// What happened to one vector.
-pub struct Line {
+pub struct VectorLog {
     pub trigger: EventFd,
     pub routes: Mutex<Vec<Option<MsiMessage>>>,
 }
 
-impl Line {
+impl VectorLog {
     /// Interrupts since the last call.
     pub fn fired(&self) -> u64 {
         self.trigger.read().unwrap_or(0)
@@ -31,10 +31,10 @@ impl Line {
 
 /// Allocates such vectors, as many as asked for.
 #[derive(Default)]
-pub struct FakeMsi(pub Mutex<Vec<Arc<Line>>>);
+pub struct FakeMsi(pub Mutex<Vec<Arc<VectorLog>>>);
 
 impl FakeMsi {
-    pub fn line(&self, vector: usize) -> Arc<Line> {
+    pub fn line(&self, vector: usize) -> Arc<VectorLog> {
         self.0.lock().unwrap()[vector].clone()
     }
 }
@@ -42,7 +42,7 @@ impl FakeMsi {
 impl MsiAllocator for FakeMsi {
     fn allocate(&self) -> io::Result<Box<dyn MsiVector>> {
         let trigger = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
-        let line = Arc::new(Line {
+        let line = Arc::new(VectorLog {
             trigger,
             routes: Mutex::default(),
         });
@@ -51,7 +51,7 @@ impl MsiAllocator for FakeMsi {
     }
 }
 
-struct FakeVector(Arc<Line>);
+struct FakeVector(Arc<VectorLog>);
 
 impl MsiVector for FakeVector {
     fn trigger(&self) -> &EventFd {

@@ -11,48 +11,48 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::root::{Root, RootError};
+use super::root::{PciRoot, PciRootError};
 use super::{PciDevice, SLOTS};
 use crate::bus::BusDevice;
 
 /// Length of the register block in bytes.
 pub const REGISTERS: u64 = 12;
 
-const UP: u64 = 0;
-const DOWN: u64 = 4;
-const EJECT: u64 = 8;
+const PCIU: u64 = 0;
+const PCID: u64 = 4;
+const B0EJ: u64 = 8;
 
 #[derive(Debug, Default)]
-struct Slots {
+struct SlotBits {
     up: u32,
     down: u32,
     /// Asked for and not ejected yet: only these may the guest eject.
-    leaving: u32,
+    removal_requested: u32,
 }
 
-type Ejected = dyn Fn(u8, Arc<dyn PciDevice>) + Send + Sync;
+type EjectedFn = dyn Fn(u8, Arc<dyn PciDevice>) + Send + Sync;
 
 /// Hotplug of functions on the root bus.
-pub struct Hotplug {
-    root: Arc<Root>,
-    slots: Mutex<Slots>,
+pub struct PciHotplug {
+    root: Arc<PciRoot>,
+    slots: Mutex<SlotBits>,
     notify: Box<dyn Fn() + Send + Sync>,
-    ejected: Box<Ejected>,
+    ejected: Box<EjectedFn>,
 }
 
-impl std::fmt::Debug for Hotplug {
+impl std::fmt::Debug for PciHotplug {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Hotplug")
+        f.debug_struct("PciHotplug")
             .field("slots", &*self.slots())
             .finish_non_exhaustive()
     }
 }
 
-impl Hotplug {
+impl PciHotplug {
     /// `notify` raises the guest's interrupt. `ejected` is called, mostly on a vCPU thread, with a function
     /// that the guest let go of: it was reset and answers nowhere; whoever owns its resources frees them elsewhere.
     pub fn new(
-        root: Arc<Root>,
+        root: Arc<PciRoot>,
         notify: impl Fn() + Send + Sync + 'static,
         ejected: impl Fn(u8, Arc<dyn PciDevice>) + Send + Sync + 'static,
     ) -> Self {
@@ -65,25 +65,25 @@ impl Hotplug {
     }
 
     /// Puts a function in an empty slot and tells the guest.
-    pub fn add(&self, slot: u8, device: Arc<dyn PciDevice>) -> Result<(), RootError> {
+    pub fn add(&self, slot: u8, device: Arc<dyn PciDevice>) -> Result<(), PciRootError> {
         self.root.add(slot, device)?;
         let mut slots = self.slots();
         slots.up |= 1 << slot;
         slots.down &= !(1 << slot);
-        slots.leaving &= !(1 << slot);
+        slots.removal_requested &= !(1 << slot);
         drop(slots);
         (self.notify)();
         Ok(())
     }
 
     /// Asks the guest to give the slot's function up. It may take its time, or never do so.
-    pub fn request_removal(&self, slot: u8) -> Result<(), RootError> {
+    pub fn request_removal(&self, slot: u8) -> Result<(), PciRootError> {
         if slot == 0 || self.root.function(slot).is_none() {
-            return Err(RootError::BadSlot(slot));
+            return Err(PciRootError::BadSlot(slot));
         }
         let mut slots = self.slots();
         slots.down |= 1 << slot;
-        slots.leaving |= 1 << slot;
+        slots.removal_requested |= 1 << slot;
         drop(slots);
         (self.notify)();
         Ok(())
@@ -92,19 +92,19 @@ impl Hotplug {
     /// A VM reboot. The next boot looks at every slot anyway, so nothing is left to be told, and nobody is
     /// left to hold on to functions that were asked for: they go now.
     pub fn reset(&self) {
-        let leaving = {
+        let removal_requested = {
             let mut slots = self.slots();
             (slots.up, slots.down) = (0, 0);
-            slots.leaving
+            slots.removal_requested
         };
-        self.eject(leaving);
+        self.eject(removal_requested);
     }
 
     fn eject(&self, requested: u32) {
         let granted = {
             let mut slots = self.slots();
-            let granted = requested & slots.leaving;
-            slots.leaving &= !granted;
+            let granted = requested & slots.removal_requested;
+            slots.removal_requested &= !granted;
             slots.down &= !granted;
             slots.up &= !granted;
             granted
@@ -117,12 +117,12 @@ impl Hotplug {
         }
     }
 
-    fn slots(&self) -> MutexGuard<'_, Slots> {
+    fn slots(&self) -> MutexGuard<'_, SlotBits> {
         self.slots.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
 
-impl BusDevice for Hotplug {
+impl BusDevice for PciHotplug {
     fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         let Ok(dword) = <&mut [u8; 4]>::try_from(data) else {
@@ -130,15 +130,15 @@ impl BusDevice for Hotplug {
         };
         let mut slots = self.slots();
         let value = match offset {
-            UP => std::mem::take(&mut slots.up),
-            DOWN => std::mem::take(&mut slots.down),
+            PCIU => std::mem::take(&mut slots.up),
+            PCID => std::mem::take(&mut slots.down),
             _ => 0,
         };
         *dword = value.to_le_bytes();
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
-        if let (EJECT, Ok(dword)) = (offset, <[u8; 4]>::try_from(data)) {
+        if let (B0EJ, Ok(dword)) = (offset, <[u8; 4]>::try_from(data)) {
             self.eject(u32::from_le_bytes(dword));
         }
     }
@@ -153,17 +153,17 @@ mod tests {
     use crate::bus::Bus;
 
     struct Machine {
-        root: Arc<Root>,
-        hotplug: Hotplug,
+        root: Arc<PciRoot>,
+        hotplug: PciHotplug,
         notified: Arc<AtomicU32>,
         ejected: Arc<Mutex<Vec<u8>>>,
     }
 
     fn machine() -> Machine {
-        let root = Root::new(Arc::new(Bus::new()), vec![]);
+        let root = PciRoot::new(Arc::new(Bus::new()), vec![]);
         let (notified, ejected) = (Arc::new(AtomicU32::new(0)), Arc::new(Mutex::new(Vec::new())));
         let (notify, eject) = (notified.clone(), ejected.clone());
-        let hotplug = Hotplug::new(
+        let hotplug = PciHotplug::new(
             root.clone(),
             move || _ = notify.fetch_add(1, Ordering::Relaxed),
             move |slot, _| eject.lock().unwrap().push(slot),
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(m.notified.load(Ordering::Relaxed), 2);
         assert_eq!(
             m.hotplug.add(5, FakeFunction::new(5, 0)),
-            Err(RootError::Occupied(5))
+            Err(PciRootError::Occupied(5))
         );
         assert_eq!(
             (m.read(4), m.read(0), m.read(0), m.read(8)),
@@ -219,9 +219,9 @@ mod tests {
         assert_eq!((m.ejected(), function.log()), (vec![5], vec![Event::Reset]));
         m.hotplug.write(8, &u32::MAX.to_le_bytes());
         assert!(m.ejected().is_empty() && m.root.function(0).is_some());
-        assert_eq!(m.hotplug.request_removal(5), Err(RootError::BadSlot(5)));
-        assert_eq!(m.hotplug.request_removal(0), Err(RootError::BadSlot(0)));
-        assert_eq!(m.hotplug.request_removal(200), Err(RootError::BadSlot(200)));
+        assert_eq!(m.hotplug.request_removal(5), Err(PciRootError::BadSlot(5)));
+        assert_eq!(m.hotplug.request_removal(0), Err(PciRootError::BadSlot(0)));
+        assert_eq!(m.hotplug.request_removal(200), Err(PciRootError::BadSlot(200)));
     }
 
     #[test]
@@ -247,7 +247,7 @@ mod tests {
                     m.hotplug.read(offset, &mut data[..len]);
                     assert_eq!(data[..len], [0; 4][..len]);
                 }
-                if (offset, len) != (EJECT, 4) {
+                if (offset, len) != (B0EJ, 4) {
                     m.hotplug.write(offset, &[0xff; 4][..len]);
                 }
             }

@@ -4,17 +4,17 @@
 
 pub mod bridge;
 pub mod config;
+mod config_ports;
 #[cfg(test)]
 pub(crate) mod fake;
 pub mod hotplug;
 pub mod msix;
-mod ports;
 pub mod root;
 
 pub use config::{BarKind, ConfigSpace};
-pub use hotplug::Hotplug;
+pub use hotplug::PciHotplug;
 pub use msix::Msix;
-pub use root::{Root, RootError, SLOTS};
+pub use root::{PciRoot, PciRootError, SLOTS};
 
 /// A memory BAR that the function decodes at this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub struct Bar {
 /// One PCI function (always function 0 of its slot).
 ///
 /// Called from any vCPU thread and from the control thread; a function guards its own state, and never
-/// calls back into the [`Root`].
+/// calls back into the [`PciRoot`].
 pub trait PciDevice: Send + Sync {
     /// Fills `data` (1 to 8 bytes, any alignment, inside the 4 KiB of configuration space).
     fn config_read(&self, offset: u16, data: &mut [u8]);
@@ -43,7 +43,7 @@ pub trait PciDevice: Send + Sync {
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]);
     /// A write inside a BAR, of the same shape.
     fn bar_write(&self, bar: u8, offset: u64, data: &[u8]);
-    /// The guest now reaches `bar` at this address, or nowhere. Doorbells and mappings follow it.
+    /// The guest now reaches `bar` at this address, or nowhere. IoEventFds and mappings follow it.
     fn bar_placed(&self, bar: u8, address: Option<u64>);
     /// Back to the state at power-on, BARs at their first addresses: a VM reboot, or the end of the function.
     fn reset(&self);

@@ -36,13 +36,13 @@ impl std::fmt::Debug for Msix {
 }
 
 struct Vector {
-    line: Box<dyn MsiVector>,
+    interrupt: Box<dyn MsiVector>,
     entry: Mutex<Entry>,
 }
 
 /// A table entry as a snapshot keeps it.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
-pub struct EntryState {
+pub struct MsixEntryState {
     /// Message address.
     pub address: u64,
     /// Message data.
@@ -53,7 +53,7 @@ pub struct EntryState {
     pub pending: bool,
 }
 
-const AT_RESET: EntryState = EntryState {
+const AT_RESET: MsixEntryState = MsixEntryState {
     address: 0,
     data: 0,
     masked: true,
@@ -62,7 +62,7 @@ const AT_RESET: EntryState = EntryState {
 
 #[derive(Debug)]
 struct Entry {
-    state: EntryState,
+    state: MsixEntryState,
     /// The function's enable and mask bits, kept here so that one lock decides whether to fire.
     enabled: bool,
     function_masked: bool,
@@ -75,7 +75,7 @@ impl Vector {
     }
 
     /// Makes the route agree with the entry and delivers what was held back.
-    fn settle(&self, entry: &mut Entry) {
+    fn update_route(&self, entry: &mut Entry) {
         let open = entry.enabled && !entry.function_masked && !entry.state.masked;
         let message = MsiMessage {
             address: entry.state.address,
@@ -83,12 +83,12 @@ impl Vector {
         };
         let wanted = open.then_some(message);
         if wanted != entry.routed {
-            match self.line.route(wanted) {
+            match self.interrupt.route(wanted) {
                 Ok(()) => entry.routed = wanted,
                 // The guest chooses the message, and may choose one that cannot be routed.
                 Err(error) => {
                     tracing::debug!(%error, ?wanted, "MSI-X message refused");
-                    let unrouted = self.line.route(None).is_ok();
+                    let unrouted = self.interrupt.route(None).is_ok();
                     entry.routed = entry.routed.filter(|_| !unrouted);
                 }
             }
@@ -100,7 +100,7 @@ impl Vector {
 
     fn fire(&self, entry: &mut Entry) {
         // A full counter means that an interrupt is on its way already.
-        let _ = self.line.trigger().write(1);
+        let _ = self.interrupt.trigger().write(1);
         entry.state.pending = false;
     }
 }
@@ -116,7 +116,7 @@ impl Msix {
                 routed: None,
             };
             Ok(Vector {
-                line: allocator.allocate()?,
+                interrupt: allocator.allocate()?,
                 entry: Mutex::new(entry),
             })
         };
@@ -159,7 +159,7 @@ impl Msix {
             if (entry.enabled, entry.function_masked) != (enabled, masked) {
                 (entry.enabled, entry.function_masked) = (enabled, masked);
                 entry.state.pending &= enabled;
-                vector.settle(&mut entry);
+                vector.update_route(&mut entry);
             }
         }
     }
@@ -184,7 +184,7 @@ impl Msix {
     pub fn trigger(&self, vector: u16) -> Option<EventFd> {
         self.vectors
             .get(usize::from(vector))?
-            .line
+            .interrupt
             .trigger()
             .try_clone()
             .ok()
@@ -195,7 +195,7 @@ impl Msix {
         let Some((vector, first)) = self.locate(offset, data.len()) else {
             return data.fill(0xff);
         };
-        let EntryState {
+        let MsixEntryState {
             address,
             data: message,
             masked,
@@ -224,7 +224,7 @@ impl Msix {
                 _ => state.masked = value & ENTRY_MASKED != 0,
             }
         }
-        vector.settle(&mut entry);
+        vector.update_route(&mut entry);
     }
 
     /// A guest read of the pending bits: one per vector, in qwords. Writes have no effect.
@@ -244,28 +244,28 @@ impl Msix {
             let mut entry = vector.entry();
             entry.state = AT_RESET;
             (entry.enabled, entry.function_masked) = (false, false);
-            vector.settle(&mut entry);
+            vector.update_route(&mut entry);
         }
     }
 
     /// The table, for a snapshot.
-    pub fn save(&self) -> Vec<EntryState> {
+    pub fn save(&self) -> Vec<MsixEntryState> {
         self.vectors.iter().map(|v| v.entry().state).collect()
     }
 
     /// Takes a saved table and message control. What became pending since stays pending. False, and
     /// nothing changed, if the table is of another size.
-    pub fn load(&self, control: u16, entries: &[EntryState]) -> bool {
+    pub fn load(&self, control: u16, entries: &[MsixEntryState]) -> bool {
         if entries.len() != self.vectors.len() {
             return false;
         }
         for (vector, state) in self.vectors.iter().zip(entries) {
             let mut entry = vector.entry();
             let pending = entry.state.pending | state.pending;
-            entry.state = EntryState { pending, ..*state };
+            entry.state = MsixEntryState { pending, ..*state };
             entry.enabled = control & CONTROL_ENABLE != 0;
             entry.function_masked = control & CONTROL_FUNCTION_MASK != 0;
-            vector.settle(&mut entry);
+            vector.update_route(&mut entry);
         }
         true
     }

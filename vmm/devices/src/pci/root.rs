@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use super::bridge::HostBridge;
-use super::ports::ConfigPorts;
+use super::config_ports::ConfigPorts;
 use super::{Bar, PciDevice};
 use crate::bus::{Bus, BusDevice};
 
@@ -13,7 +13,7 @@ pub const SLOTS: u8 = 32;
 
 /// Why a function cannot be added or removed.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum RootError {
+pub enum PciRootError {
     /// Slot 0 is the host bridge's; slots end at 31.
     #[error("PCI slot {0} does not exist or is the host bridge's")]
     BadSlot(u8),
@@ -24,33 +24,33 @@ pub enum RootError {
 
 /// What one slot decodes.
 #[derive(Default)]
-struct Decode {
+struct SlotDecode {
     wanted: Vec<Bar>,
     placed: Vec<Bar>,
 }
 
 /// The root bus. Functions come and go at any time.
-pub struct Root {
+pub struct PciRoot {
     mmio: Arc<Bus>,
     windows: Vec<Range<u64>>,
     slots: RwLock<[Option<Arc<dyn PciDevice>>; SLOTS as usize]>,
     /// Also the lock under which `slots` and the MMIO bus change, so that they agree. Taken before a
     /// function's own lock, never the other way round.
-    decode: Mutex<[Decode; SLOTS as usize]>,
+    decode: Mutex<[SlotDecode; SLOTS as usize]>,
     ports: Arc<ConfigPorts>,
 }
 
-impl std::fmt::Debug for Root {
+impl std::fmt::Debug for PciRoot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let used: Vec<u8> = (0..SLOTS).filter(|slot| self.function(*slot).is_some()).collect();
-        f.debug_struct("Root")
+        f.debug_struct("PciRoot")
             .field("windows", &self.windows)
             .field("slots", &used)
             .finish()
     }
 }
 
-impl Root {
+impl PciRoot {
     /// A bus with its host bridge in slot 0. BARs are decoded only wholly inside one of `windows`, the
     /// host bridge's `_CRS`, and only where nothing else answers on `mmio`.
     pub fn new(mmio: Arc<Bus>, windows: Vec<Range<u64>>) -> Arc<Self> {
@@ -79,20 +79,20 @@ impl Root {
         self.ports.clone()
     }
 
-    /// Puts a function in a slot, 1 to 31. Telling the guest is [`super::Hotplug`]'s part.
-    pub fn add(&self, slot: u8, device: Arc<dyn PciDevice>) -> Result<(), RootError> {
+    /// Puts a function in a slot, 1 to 31. Telling the guest is [`super::PciHotplug`]'s part.
+    pub fn add(&self, slot: u8, device: Arc<dyn PciDevice>) -> Result<(), PciRootError> {
         let mut decode = self.decode();
         let mut slots = self.slots.write().unwrap_or_else(|e| e.into_inner());
         let place = match slots.get_mut(usize::from(slot)) {
             Some(place) if slot != 0 => place,
-            _ => return Err(RootError::BadSlot(slot)),
+            _ => return Err(PciRootError::BadSlot(slot)),
         };
         if place.is_some() {
-            return Err(RootError::Occupied(slot));
+            return Err(PciRootError::Occupied(slot));
         }
         *place = Some(device);
         drop(slots);
-        self.follow(&mut decode, slot);
+        self.update_bars(&mut decode, slot);
         Ok(())
     }
 
@@ -100,15 +100,15 @@ impl Root {
     pub fn remove(&self, slot: u8) -> Option<Arc<dyn PciDevice>> {
         let mut decode = self.decode();
         let device = self.function(slot).filter(|_| slot != 0)?;
-        self.unplace(&mut decode, slot, &device, |_| true);
+        self.unmap_bars(&mut decode, slot, &device, |_| true);
         decode[usize::from(slot)].wanted.clear();
         self.slots.write().unwrap_or_else(|e| e.into_inner())[usize::from(slot)] = None;
-        self.place(&mut decode);
+        self.map_bars(&mut decode);
         Some(device)
     }
 
     /// Whether the slot has a function.
-    pub fn has(&self, slot: u8) -> bool {
+    pub fn is_occupied(&self, slot: u8) -> bool {
         self.function(slot).is_some()
     }
 
@@ -128,7 +128,7 @@ impl Root {
     pub fn refresh(&self) {
         let mut decode = self.decode();
         for slot in 0..SLOTS {
-            self.follow(&mut decode, slot);
+            self.update_bars(&mut decode, slot);
         }
     }
 
@@ -142,7 +142,7 @@ impl Root {
     pub(super) fn config_write(&self, slot: u8, offset: u16, data: &[u8]) {
         if let Some(device) = self.function(slot) {
             device.config_write(offset, data);
-            self.follow(&mut self.decode(), slot);
+            self.update_bars(&mut self.decode(), slot);
         }
     }
 
@@ -154,25 +154,25 @@ impl Root {
             .clone()
     }
 
-    fn decode(&self) -> MutexGuard<'_, [Decode; SLOTS as usize]> {
+    fn decode(&self) -> MutexGuard<'_, [SlotDecode; SLOTS as usize]> {
         self.decode.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Makes the MMIO bus agree with what the slot's function decodes now.
-    fn follow(&self, decode: &mut [Decode; SLOTS as usize], slot: u8) {
+    fn update_bars(&self, decode: &mut [SlotDecode; SLOTS as usize], slot: u8) {
         let Some(device) = self.function(slot) else { return };
         let wanted = device.bars();
         if wanted == decode[usize::from(slot)].wanted {
             return;
         }
-        self.unplace(decode, slot, &device, |bar| !wanted.contains(bar));
+        self.unmap_bars(decode, slot, &device, |bar| !wanted.contains(bar));
         decode[usize::from(slot)].wanted = wanted;
-        self.place(decode);
+        self.map_bars(decode);
     }
 
-    fn unplace(
+    fn unmap_bars(
         &self,
-        decode: &mut [Decode; SLOTS as usize],
+        decode: &mut [SlotDecode; SLOTS as usize],
         slot: u8,
         device: &Arc<dyn PciDevice>,
         stale: impl Fn(&Bar) -> bool,
@@ -185,8 +185,8 @@ impl Root {
     }
 
     /// Puts every BAR on the bus that wants to be there and can: also those that another one kept off.
-    fn place(&self, decode: &mut [Decode; SLOTS as usize]) {
-        for (slot, Decode { wanted, placed }) in (0..SLOTS).zip(decode) {
+    fn map_bars(&self, decode: &mut [SlotDecode; SLOTS as usize]) {
+        for (slot, SlotDecode { wanted, placed }) in (0..SLOTS).zip(decode) {
             for bar in wanted.iter() {
                 if placed.contains(bar) || !self.inside_window(bar) {
                     continue;
@@ -194,7 +194,7 @@ impl Root {
                 let Some(device) = self.function(slot) else {
                     continue;
                 };
-                let access = Arc::new(BarAccess {
+                let access = Arc::new(BarWindow {
                     device: device.clone(),
                     index: bar.index,
                 });
@@ -216,12 +216,12 @@ impl Root {
     }
 }
 
-struct BarAccess {
+struct BarWindow {
     device: Arc<dyn PciDevice>,
     index: u8,
 }
 
-impl BusDevice for BarAccess {
+impl BusDevice for BarWindow {
     fn read(&self, offset: u64, data: &mut [u8]) {
         self.device.bar_read(self.index, offset, data);
     }
@@ -230,7 +230,7 @@ impl BusDevice for BarAccess {
     }
 }
 
-struct Ecam(Arc<Root>);
+struct Ecam(Arc<PciRoot>);
 
 impl Ecam {
     /// Slot and register of an access inside function 0 of a slot of bus 0.
@@ -272,13 +272,13 @@ mod tests {
 
     struct Machine {
         mmio: Arc<Bus>,
-        root: Arc<Root>,
+        root: Arc<PciRoot>,
         ecam: Arc<dyn BusDevice>,
     }
 
     fn machine() -> Machine {
         let mmio = Arc::new(Bus::new());
-        let root = Root::new(mmio.clone(), vec![0xc000_0000..0xc010_0000, WINDOW]);
+        let root = PciRoot::new(mmio.clone(), vec![0xc000_0000..0xc010_0000, WINDOW]);
         Machine {
             ecam: root.ecam(),
             mmio,
@@ -350,10 +350,10 @@ mod tests {
         let function = m.add(3, A);
         m.decode(3, true);
         let other = || FakeFunction::new(9, B);
-        assert_eq!(m.root.add(3, other()), Err(RootError::Occupied(3)));
-        assert_eq!(m.root.add(0, other()), Err(RootError::BadSlot(0)));
-        assert_eq!(m.root.add(32, other()), Err(RootError::BadSlot(32)));
-        assert!(m.root.has(0) && !m.root.has(1) && !m.root.has(SLOTS));
+        assert_eq!(m.root.add(3, other()), Err(PciRootError::Occupied(3)));
+        assert_eq!(m.root.add(0, other()), Err(PciRootError::BadSlot(0)));
+        assert_eq!(m.root.add(32, other()), Err(PciRootError::BadSlot(32)));
+        assert!(m.root.is_occupied(0) && !m.root.is_occupied(1) && !m.root.is_occupied(SLOTS));
         assert!(m.root.remove(0).is_none() && m.root.remove(4).is_none() && m.root.remove(77).is_none());
         assert!(m.root.remove(3).is_some());
         assert_eq!(m.at(A), None);

@@ -19,10 +19,10 @@ pub struct Segment {
 
 /// Why a chain cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Malformed {
+pub enum ChainError {
     /// It loops, is longer than any driver may make it, or leaves its descriptor table.
     #[error("a descriptor chain that does not end")]
-    Endless,
+    Unterminated,
     /// A device-readable descriptor follows a device-writable one (section 2.7.4.2).
     #[error("a readable descriptor after a writable one")]
     Order,
@@ -36,13 +36,13 @@ pub fn segments(
     chain: DescriptorChain<&GuestMemMmap>,
     readable: &mut Vec<Segment>,
     writable: &mut Vec<Segment>,
-) -> Result<(), Malformed> {
+) -> Result<(), ChainError> {
     readable.clear();
     writable.clear();
     let mut more = true;
     for (count, descriptor) in chain.enumerate() {
         if count == MAX_DESCRIPTORS {
-            return Err(Malformed::Endless);
+            return Err(ChainError::Unterminated);
         }
         more = descriptor.has_next();
         let segment = Segment {
@@ -54,10 +54,14 @@ pub fn segments(
         } else if writable.is_empty() {
             readable.push(segment);
         } else {
-            return Err(Malformed::Order);
+            return Err(ChainError::Order);
         }
     }
     // The iterator stops without a word at a loop, at a descriptor outside its table and at a bad
     // indirect table: then the last one it gave promised another, or there was none.
-    if more { Err(Malformed::Endless) } else { Ok(()) }
+    if more {
+        Err(ChainError::Unterminated)
+    } else {
+        Ok(())
+    }
 }

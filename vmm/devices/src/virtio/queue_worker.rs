@@ -16,7 +16,7 @@ use crate::worker::Worker;
 use crate::{GuestMem, GuestMemMmap};
 
 /// What a device does with its requests.
-pub(crate) trait Handler: Send + 'static {
+pub(crate) trait RequestHandler: Send + 'static {
     /// Serves one request of queue `index`. Returns the bytes written from the start of `writable`.
     ///
     /// # Errors
@@ -36,7 +36,12 @@ pub(crate) struct QueueWorker(Worker<Vec<ActiveQueue>>);
 
 impl QueueWorker {
     /// Starts a thread called `name`, confined to its role, that serves every queue of `activation` through `handler`.
-    pub fn start(role: Role, name: &str, handler: impl Handler, activation: Activation) -> io::Result<Self> {
+    pub fn start(
+        role: Role,
+        name: &str,
+        handler: impl RequestHandler,
+        activation: Activation,
+    ) -> io::Result<Self> {
         let Activation {
             mem,
             queues,
@@ -48,7 +53,7 @@ impl QueueWorker {
             move |message: &str| interrupt.needs_reset(message)
         };
         let (readable, writable) = (Vec::new(), Vec::new());
-        let mut server = Server {
+        let mut server = QueueServer {
             handler,
             mem,
             queues,
@@ -71,7 +76,7 @@ impl QueueWorker {
     }
 }
 
-struct Server<H> {
+struct QueueServer<H> {
     handler: H,
     mem: GuestMem,
     queues: Vec<ActiveQueue>,
@@ -80,7 +85,7 @@ struct Server<H> {
     writable: Vec<Segment>,
 }
 
-impl<H: Handler> Server<H> {
+impl<H: RequestHandler> QueueServer<H> {
     fn serve(&mut self, stop: &EventFd) -> Result<(), String> {
         let epoll = self.watch(stop).map_err(|e| format!("epoll: {e}"))?;
         let mut events = [EpollEvent::default(); 8];

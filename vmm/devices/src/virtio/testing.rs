@@ -19,7 +19,7 @@ pub const WRITE: u16 = 2;
 pub const INDIRECT: u16 = 4;
 
 /// How long a device may take, on a machine that is busy with other things.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Guest memory of the given ranges (start, length).
 ///
@@ -230,7 +230,7 @@ impl Driver {
 /// # Panics
 /// If it takes too long.
 pub fn wait_for<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         if let Some(result) = done() {
             return result;
@@ -244,8 +244,8 @@ pub fn wait_for<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
 ///
 /// # Panics
 /// If it takes too long.
-pub fn becomes<T: PartialEq + std::fmt::Debug>(expected: &T, mut value: impl FnMut() -> T) {
-    let deadline = Instant::now() + PATIENCE;
+pub fn wait_until_equal<T: PartialEq + std::fmt::Debug>(expected: &T, mut value: impl FnMut() -> T) {
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let seen = value();
         if seen == *expected {

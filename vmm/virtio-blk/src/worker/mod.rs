@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use husk_devices::pace::Pace;
+use husk_devices::sched_policy::SchedPolicy;
 use husk_devices::virtio::{ActiveQueue, VirtioInterrupt};
 use husk_devices::{GuestMem, GuestMemMmap};
 use husk_disk::{Disk, SECTOR};
@@ -50,7 +50,7 @@ pub(crate) struct QueueWorker {
     rules: Rules,
     /// The used ring grew since the driver was last told.
     unsignalled: bool,
-    pace: Pace,
+    sched_policy: SchedPolicy,
     /// A failure of the disk was logged.
     reported: bool,
 }
@@ -64,7 +64,7 @@ impl QueueWorker {
             rules: common.rules,
             common,
             unsignalled: false,
-            pace: Pace::default(),
+            sched_policy: SchedPolicy::default(),
             reported: false,
         }
     }
@@ -145,7 +145,7 @@ impl QueueWorker {
             self.start(chain, &mem)?;
             found += 1;
         }
-        self.pace.found(found);
+        self.sched_policy.record_pass(found);
         self.kick()?;
         self.reap()?;
         self.signal(&mem);

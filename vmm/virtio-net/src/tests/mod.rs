@@ -12,7 +12,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use husk_devices::GuestMem;
-use husk_devices::virtio::testing::{Descriptor, Driver, Interrupts, WRITE, becomes, memory, wait_for};
+use husk_devices::virtio::testing::{
+    Descriptor, Driver, Interrupts, WRITE, memory, wait_for, wait_until_equal,
+};
 use husk_devices::virtio::{Activation, ActiveQueue, VirtioDevice};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 

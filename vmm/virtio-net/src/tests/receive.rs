@@ -24,7 +24,7 @@ fn a_frame_takes_as_many_buffers_as_it_needs() {
         assert!(received[12..] == bytes[12..], "a frame of {len} bytes");
         guest.offer(0, (len + 12).div_ceil(1024), 1024);
     }
-    becomes(&(11, 0, 0), || {
+    wait_until_equal(&(11, 0, 0), || {
         let received = guest.handle.received();
         (received.packets, received.dropped, received.errors)
     });
@@ -95,7 +95,7 @@ fn a_frame_that_no_ring_could_hold_is_dropped() {
     let bytes = with_header(&frame(MAC, 4000, 2));
     guest.peers[0].send(&bytes).unwrap();
     assert!(guest.received(0)[12..] == bytes[12..]);
-    becomes(&1, || guest.handle.received().dropped);
+    wait_until_equal(&1, || guest.handle.received().dropped);
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn without_mergeable_buffers_a_frame_fits_or_is_dropped() {
     let received = guest.received(0);
     assert_eq!(received[10..12], [1, 0], "section 5.1.6.4");
     assert!(received[12..] == bytes[12..]);
-    becomes(&(1, 1), || {
+    wait_until_equal(&(1, 1), || {
         let received = guest.handle.received();
         (received.packets, received.dropped)
     });
@@ -127,7 +127,7 @@ fn what_is_no_frame_is_not_received() {
     guest.peers[0].send(&longest).unwrap();
     assert!(guest.received(0)[12..] == longest[12..]);
     // The MTU is 9000.
-    becomes(&(2, 1), || {
+    wait_until_equal(&(2, 1), || {
         let received = guest.handle.received();
         (received.errors, received.dropped)
     });
@@ -153,6 +153,6 @@ fn a_load_arrives_in_order_with_few_interrupts() {
                 guest.pause();
             }
         }
-        becomes(&800, || guest.handle.received().packets);
+        wait_until_equal(&800, || guest.handle.received().packets);
     }
 }

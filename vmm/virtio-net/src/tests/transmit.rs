@@ -23,7 +23,7 @@ fn frames_go_out_whatever_their_descriptors() {
     guest.transmit[0].kick();
     assert_eq!(guest.out(0), bytes);
     guest.transmit[0].wait();
-    becomes(&(7, 61_200, 0, 0), || {
+    wait_until_equal(&(7, 61_200, 0, 0), || {
         let sent = guest.handle.sent();
         (sent.packets, sent.bytes, sent.dropped, sent.errors)
     });
@@ -60,7 +60,7 @@ fn what_is_no_frame_is_dropped_and_counted() {
         assert_eq!(guest.transmit[0].wait().1, 0);
     }
     assert_eq!(guest.out(0), good, "only that");
-    becomes(&(1, 8), || {
+    wait_until_equal(&(1, 8), || {
         let sent = guest.handle.sent();
         (sent.packets, sent.errors)
     });

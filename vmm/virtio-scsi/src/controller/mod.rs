@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use husk_devices::GuestMemMmap;
-use husk_devices::pace::Pace;
+use husk_devices::sched_policy::SchedPolicy;
 use husk_devices::virtio::ActiveQueue;
 use husk_devices::virtio::chain::Segment;
 use husk_disk::{Buffer, Disk, DiskId, Engine, ErrorPolicy};
@@ -69,7 +69,7 @@ pub(crate) struct Controller {
     leaving: Vec<media::Leaving>,
     /// Where the driver may still think a unit is that is gone, and the buffer in which it was told.
     unreleased: HashMap<Address, Option<GuestAddress>>,
-    pace: Pace,
+    sched_policy: SchedPolicy,
     // Scratch.
     parsed: Chain,
     buffers: Vec<Buffer>,
@@ -94,7 +94,7 @@ impl Controller {
             removing: Vec::new(),
             leaving: Vec::new(),
             unreleased: HashMap::new(),
-            pace: Pace::default(),
+            sched_policy: SchedPolicy::default(),
             parsed: Chain::default(),
             buffers: Vec::new(),
             readable: Vec::new(),
@@ -236,7 +236,7 @@ impl Controller {
         if let Some(mem) = self.port.memory() {
             self.serve_control(&mem);
             let found = self.serve_requests(&mem);
-            self.pace.found(found);
+            self.sched_policy.record_pass(found);
         }
         self.kick()?;
         more |= self.reap()?;

@@ -8,7 +8,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
 use super::chain::Segment;
-use super::queue_worker::{Handler, QueueWorker};
+use super::queue_worker::{QueueWorker, RequestHandler};
 use super::{ActivateError, Activation, ActiveQueue, VirtioDevice, VirtioInterrupt, config_space};
 use crate::GuestMemMmap;
 
@@ -168,7 +168,7 @@ impl VirtioDevice for Balloon {
         self.worker = Some(QueueWorker::start(
             Role::Balloon,
             self.name(),
-            Reclaim,
+            BalloonHandler,
             activation,
         )?);
         Ok(())
@@ -187,9 +187,9 @@ impl VirtioDevice for Balloon {
 }
 
 /// Takes memory back from the guest.
-struct Reclaim;
+struct BalloonHandler;
 
-impl Handler for Reclaim {
+impl RequestHandler for BalloonHandler {
     fn handle(
         &mut self,
         index: u16,

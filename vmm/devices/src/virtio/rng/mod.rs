@@ -7,7 +7,7 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::chain::Segment;
-use super::queue_worker::{Handler, QueueWorker};
+use super::queue_worker::{QueueWorker, RequestHandler};
 use super::{ActivateError, Activation, ActiveQueue, VirtioDevice};
 use crate::GuestMemMmap;
 
@@ -64,7 +64,12 @@ impl VirtioDevice for Rng {
         if activation.queues.is_empty() {
             return Err(ActivateError::MissingQueue(0));
         }
-        self.worker = Some(QueueWorker::start(Role::Rng, self.name(), Source, activation)?);
+        self.worker = Some(QueueWorker::start(
+            Role::Rng,
+            self.name(),
+            EntropyHandler,
+            activation,
+        )?);
         Ok(())
     }
 
@@ -77,9 +82,9 @@ impl VirtioDevice for Rng {
     }
 }
 
-struct Source;
+struct EntropyHandler;
 
-impl Handler for Source {
+impl RequestHandler for EntropyHandler {
     fn handle(
         &mut self,
         _index: u16,

@@ -2,7 +2,7 @@
 
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 
-use super::interrupt::{Interrupt, status};
+use super::interrupt::{TransportInterrupt, status};
 use super::state::{CommonState, QueueRegisters, RingState};
 
 /// Bytes of the structure: up to and including `queue_reset`.
@@ -24,22 +24,22 @@ const DRIVER_STATUS: u8 =
 
 /// What a register write asks of the transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Request {
+pub(super) enum StatusChange {
     /// The driver wrote 0 to device status.
     Reset,
     /// The driver set DRIVER_OK.
     Start,
 }
 
-/// The structure's registers, except for what [`Interrupt`] holds: status, generation and vectors.
+/// The structure's registers, except for what [`TransportInterrupt`] holds: status, generation and vectors.
 #[derive(Debug)]
-pub(super) struct Common {
+pub(super) struct CommonConfig {
     offered: u64,
     max_sizes: Box<[u16]>,
     state: CommonState,
 }
 
-impl Common {
+impl CommonConfig {
     pub fn new(features: u64, max_sizes: &[u16]) -> Self {
         let offered = features | 1 << VIRTIO_F_VERSION_1;
         let mut common = Self {
@@ -81,7 +81,7 @@ impl Common {
         Ok(())
     }
 
-    /// Takes a state that passed [`Common::check`].
+    /// Takes a state that passed [`CommonConfig::check`].
     pub fn load(&mut self, state: &CommonState) {
         self.state = state.clone();
     }
@@ -105,7 +105,7 @@ impl Common {
     }
 
     /// A read of any width at any offset; what is not implemented reads as zero. Reading has no effects.
-    pub fn read(&self, offset: u64, data: &mut [u8], interrupt: &Interrupt) {
+    pub fn read(&self, offset: u64, data: &mut [u8], interrupt: &TransportInterrupt) {
         let image = self.image(interrupt);
         data.fill(0);
         let from = usize::try_from(offset).unwrap_or(usize::MAX).min(image.len());
@@ -114,7 +114,7 @@ impl Common {
         data[..len].copy_from_slice(&bytes[..len]);
     }
 
-    fn image(&self, interrupt: &Interrupt) -> [u8; SIZE as usize] {
+    fn image(&self, interrupt: &TransportInterrupt) -> [u8; SIZE as usize] {
         let state = &self.state;
         let selected = usize::from(state.queue_select);
         // A queue that does not exist shows size 0 (section 4.1.4.3.1).
@@ -164,7 +164,12 @@ impl Common {
 
     /// A write. Each register takes its own width only, the 64-bit addresses also their halves (section
     /// 4.1.3.1); everything else is ignored.
-    pub fn write(&mut self, offset: u64, data: &[u8], interrupt: &Interrupt) -> Option<Request> {
+    pub fn write(
+        &mut self,
+        offset: u64,
+        data: &[u8],
+        interrupt: &TransportInterrupt,
+    ) -> Option<StatusChange> {
         match *data {
             [value] if offset == DEVICE_STATUS => return self.write_status(value, interrupt),
             [a, b] => self.write_word(offset, u16::from_le_bytes([a, b]), interrupt),
@@ -190,7 +195,7 @@ impl Common {
         None
     }
 
-    fn write_word(&mut self, offset: u64, value: u16, interrupt: &Interrupt) {
+    fn write_word(&mut self, offset: u64, value: u16, interrupt: &TransportInterrupt) {
         let selected = usize::from(self.state.queue_select);
         match offset {
             CONFIG_VECTOR => interrupt.map_config(value),
@@ -216,7 +221,7 @@ impl Common {
     }
 
     /// One half of one of the three ring addresses of the selected queue.
-    fn write_address(&mut self, offset: u64, value: u32, interrupt: &Interrupt) {
+    fn write_address(&mut self, offset: u64, value: u32, interrupt: &TransportInterrupt) {
         if !QUEUE_ADDRESSES.contains(&offset) || !offset.is_multiple_of(4) {
             return;
         }
@@ -236,12 +241,12 @@ impl Common {
     }
 
     /// The selected queue, if its configuration may change: not once it is enabled or the driver is ready.
-    fn configurable_queue(&mut self, interrupt: &Interrupt) -> Option<&mut QueueRegisters> {
+    fn configurable_queue(&mut self, interrupt: &TransportInterrupt) -> Option<&mut QueueRegisters> {
         let queue = self.state.queues.get_mut(usize::from(self.state.queue_select))?;
         (!queue.enabled && !interrupt.has(status::DRIVER_OK)).then_some(queue)
     }
 
-    fn accept(&mut self, value: u32, interrupt: &Interrupt) {
+    fn accept(&mut self, value: u32, interrupt: &TransportInterrupt) {
         let select = self.state.driver_feature_select as usize;
         // Section 2.2: no more changes once FEATURES_OK is set.
         if !interrupt.has(status::FEATURES_OK)
@@ -258,9 +263,9 @@ impl Common {
 
     /// Section 3.1.1. Bits are only ever added, except by a reset; FEATURES_OK sticks only if the features
     /// are ones we can work with, DRIVER_OK only after it.
-    fn write_status(&mut self, value: u8, interrupt: &Interrupt) -> Option<Request> {
+    fn write_status(&mut self, value: u8, interrupt: &TransportInterrupt) -> Option<StatusChange> {
         if value == 0 {
-            return Some(Request::Reset);
+            return Some(StatusChange::Reset);
         }
         let old = interrupt.status();
         let mut new = value & DRIVER_STATUS & !old;
@@ -271,6 +276,6 @@ impl Common {
             new &= !status::DRIVER_OK;
         }
         interrupt.set_status(new);
-        (new & status::DRIVER_OK != 0).then_some(Request::Start)
+        (new & status::DRIVER_OK != 0).then_some(StatusChange::Start)
     }
 }

@@ -7,44 +7,44 @@ use virtio_bindings::virtio_ring::VIRTIO_RING_F_EVENT_IDX;
 use virtio_queue::QueueT;
 use vm_memory::GuestAddressSpace;
 
-use super::common::{Common, Request};
-use super::interrupt::{Interrupt, status};
+use super::common::{CommonConfig, StatusChange};
+use super::interrupt::{TransportInterrupt, status};
 use super::layout::Capabilities;
-use super::rings::Rings;
-use super::state::{RestoreError, RingState, State, VERSION};
+use super::rings::QueueRings;
+use super::state::{RestoreError, RingState, TransportState, VERSION};
 use crate::GuestMem;
-use crate::doorbell::Doorbells;
+use crate::ioeventfd::IoEventFds;
 use crate::pci::ConfigSpace;
 use crate::virtio::{Activation, ActiveQueue, VirtioDevice, VirtioInterrupt};
 
 /// The registers and the device behind them.
-pub(super) struct Function {
-    interrupt: Arc<Interrupt>,
+pub(super) struct VirtioFunction {
+    interrupt: Arc<TransportInterrupt>,
     capabilities: Capabilities,
     pub space: ConfigSpace,
-    pub common: Common,
+    pub common: CommonConfig,
     device: Box<dyn VirtioDevice>,
     /// From the moment the driver is ready until a reset or a failure.
-    pub rings: Option<Rings>,
+    pub rings: Option<QueueRings>,
     mem: GuestMem,
-    doorbells: Arc<dyn Doorbells>,
+    ioeventfds: Arc<dyn IoEventFds>,
     /// Where the BAR answers.
     pub placed: Option<u64>,
     pub quiesced: bool,
-    pub paused: Option<State>,
+    pub paused: Option<TransportState>,
     /// The device panicked in its reset: it is not to be used until a reset succeeds.
     broken: bool,
 }
 
-impl Function {
+impl VirtioFunction {
     pub fn new(
-        interrupt: Arc<Interrupt>,
+        interrupt: Arc<TransportInterrupt>,
         capabilities: Capabilities,
         space: ConfigSpace,
-        common: Common,
+        common: CommonConfig,
         device: Box<dyn VirtioDevice>,
         mem: GuestMem,
-        doorbells: Arc<dyn Doorbells>,
+        ioeventfds: Arc<dyn IoEventFds>,
     ) -> Self {
         Self {
             interrupt,
@@ -54,7 +54,7 @@ impl Function {
             device,
             rings: None,
             mem,
-            doorbells,
+            ioeventfds,
             placed: None,
             quiesced: false,
             paused: None,
@@ -81,8 +81,8 @@ impl Function {
 
     pub fn write_common(&mut self, offset: u64, data: &[u8]) {
         match self.common.write(offset, data, &self.interrupt) {
-            Some(Request::Reset) => self.reset_device(),
-            Some(Request::Start) => self.start(),
+            Some(StatusChange::Reset) => self.reset_device(),
+            Some(StatusChange::Start) => self.start(),
             None => {}
         }
     }
@@ -92,28 +92,28 @@ impl Function {
         if self.interrupt.has(status::NEEDS_RESET) {
             return self.interrupt.signal_config();
         }
-        match Rings::new(self.common.rings()) {
+        match QueueRings::new(self.common.rings()) {
             Ok(rings) => {
                 self.rings = Some(rings);
-                self.settle();
+                self.reconcile();
             }
             Err(error) => self.interrupt.needs_reset(&format!("kick events: {error}")),
         }
     }
 
-    pub fn run(&mut self) {
+    pub fn unquiesce(&mut self) {
         self.quiesced = false;
-        self.settle();
+        self.reconcile();
     }
 
     /// Gives the queues to the device or takes them from it, as everything together wants it.
-    pub fn settle(&mut self) {
-        let active = self.rings.as_ref().map(|rings| !rings.is_held());
+    pub fn reconcile(&mut self) {
+        let active = self.rings.as_ref().map(|rings| !rings.is_parked());
         let wanted = self.space.is_master() && !self.quiesced;
         let works = !self.interrupt.has(status::NEEDS_RESET);
         let outcome = match active {
             Some(false) if wanted && works => self.activate(),
-            Some(true) if !wanted => self.hold(),
+            Some(true) if !wanted => self.park(),
             _ => Ok(()),
         };
         if let Err(reason) = outcome {
@@ -129,7 +129,7 @@ impl Function {
         if self.broken {
             return Err("it panicked when it was reset".into());
         }
-        let taken = rings.take().map_err(|e| format!("kick events: {e}"))?;
+        let taken = rings.unpark().map_err(|e| format!("kick events: {e}"))?;
         let features = self.common.features();
         let event_idx = features & 1 << VIRTIO_RING_F_EVENT_IDX != 0;
         let memory = self.mem.memory();
@@ -157,34 +157,34 @@ impl Function {
         };
         self.call("activation", |device| device.activate(activation))?
             .map_err(|e| format!("activation: {e}"))?;
-        self.follow_bar();
+        self.update_ioeventfds();
         if let Some(rings) = &self.rings {
             rings.kick_all();
         }
         Ok(())
     }
 
-    fn hold(&mut self) -> Result<(), String> {
+    fn park(&mut self) -> Result<(), String> {
         let queues = self.call("quiescing", |device| device.quiesce())?;
         let queues = queues.ok_or("it did not return its queues")?;
         let mut states: Vec<_> = queues.iter().map(|q| RingState::of(q.index, &q.queue)).collect();
         states.sort_by_key(|ring| ring.index);
         match &mut self.rings {
-            Some(rings) if rings.fit(&states) => rings.hold(states),
+            Some(rings) if rings.matches(&states) => rings.park(states),
             _ => return Err("it returned other queues".into()),
         }
         Ok(())
     }
 
-    pub fn follow_bar(&mut self) {
+    pub fn update_ioeventfds(&mut self) {
         if let Some(rings) = &mut self.rings {
-            rings.follow(self.placed, &*self.doorbells);
+            rings.update_ioeventfds(self.placed, &*self.ioeventfds);
         }
     }
 
     fn drop_rings(&mut self) {
         if let Some(mut rings) = self.rings.take() {
-            rings.follow(None, &*self.doorbells);
+            rings.update_ioeventfds(None, &*self.ioeventfds);
         }
     }
 
@@ -196,9 +196,9 @@ impl Function {
         self.interrupt.reset();
     }
 
-    pub fn save(&self) -> State {
+    pub fn save(&self) -> TransportState {
         let vectors = 0..self.common.state().queues.len();
-        State {
+        TransportState {
             version: VERSION,
             device_type: self.device.device_type(),
             config_space: self.space.save(),
@@ -212,11 +212,11 @@ impl Function {
             rings: self
                 .rings
                 .as_ref()
-                .and_then(|rings| rings.held().map(<[RingState]>::to_vec)),
+                .and_then(|rings| rings.parked().map(<[RingState]>::to_vec)),
         }
     }
 
-    pub fn restore(&mut self, state: &State) -> Result<(), RestoreError> {
+    pub fn restore(&mut self, state: &TransportState) -> Result<(), RestoreError> {
         if state.version != VERSION {
             return Err(RestoreError::Version(state.version));
         }
@@ -229,7 +229,7 @@ impl Function {
         if state.msix.len() != usize::from(self.interrupt.msix().len()) {
             return Err(RestoreError::Mismatch("vectors"));
         }
-        if self.rings.as_ref().is_some_and(|rings| !rings.is_held()) {
+        if self.rings.as_ref().is_some_and(|rings| !rings.is_parked()) {
             return Err(RestoreError::Running);
         }
         let states = state.rings.as_deref();
@@ -238,11 +238,13 @@ impl Function {
         if !ascending || states.is_some() && state.status & ready != ready {
             return Err(RestoreError::Mismatch("rings"));
         }
-        // Kick events and doorbells stay if the queues do, so that no notification is lost on the way.
+        // Kick events and ioeventfds stay if the queues do, so that no notification is lost on the way.
         match (&mut self.rings, states) {
-            (Some(rings), Some(states)) if rings.fit(states) => rings.hold(states.to_vec()),
+            (Some(rings), Some(states)) if rings.matches(states) => rings.park(states.to_vec()),
             (_, states) => {
-                let rings = states.map(|states| Rings::new(states.to_vec())).transpose()?;
+                let rings = states
+                    .map(|states| QueueRings::new(states.to_vec()))
+                    .transpose()?;
                 self.drop_rings();
                 self.rings = rings;
             }
@@ -257,7 +259,7 @@ impl Function {
             self.interrupt.map_queue(queue, *vector);
         }
         self.interrupt.load(state.status, state.isr, state.generation);
-        self.run();
+        self.unquiesce();
         Ok(())
     }
 }

@@ -36,7 +36,7 @@ const ISR_CONFIG: u8 = 2;
 
 /// The interrupt side of one virtio function.
 #[derive(Debug)]
-pub(super) struct Interrupt {
+pub(super) struct TransportInterrupt {
     name: String,
     msix: Msix,
     failures: AtomicU32,
@@ -47,7 +47,7 @@ pub(super) struct Interrupt {
     queue_vectors: Box<[AtomicU16]>,
 }
 
-impl Interrupt {
+impl TransportInterrupt {
     pub fn new(name: &str, msix: Msix, queues: usize) -> Self {
         Self {
             name: name.to_owned(),
@@ -152,7 +152,7 @@ impl Interrupt {
     }
 }
 
-impl VirtioInterrupt for Interrupt {
+impl VirtioInterrupt for TransportInterrupt {
     fn signal_queue(&self, queue: u16) {
         self.raise(self.queue_vector(usize::from(queue)), ISR_QUEUE);
     }

@@ -39,7 +39,7 @@ const VENDOR_CAPABILITY: u8 = 0x09;
 
 /// `cfg_type` of a virtio capability (section 4.1.4).
 #[derive(Clone, Copy)]
-enum Kind {
+enum CfgType {
     Common = 1,
     Notify = 2,
     Isr = 3,
@@ -73,12 +73,12 @@ pub(super) fn region(offset: u64) -> Option<(Region, u64)> {
 }
 
 /// Offset in the BAR of a queue's doorbell.
-pub(super) fn doorbell(queue: u16) -> u64 {
+pub(super) fn notify_address(queue: u16) -> u64 {
     NOTIFY + u64::from(queue) * u64::from(NOTIFY_MULTIPLIER)
 }
 
 /// The queue that a write at `offset` into the notification structure means.
-pub(super) fn notified(offset: u64) -> Option<u16> {
+pub(super) fn notified_queue(offset: u64) -> Option<u16> {
     let multiplier = u64::from(NOTIFY_MULTIPLIER);
     offset
         .is_multiple_of(multiplier)
@@ -122,22 +122,22 @@ pub(super) fn config_space(
         space.add_capability(VENDOR_CAPABILITY, &body, writable)
     };
     let multiplier = NOTIFY_MULTIPLIER.to_le_bytes();
-    add(Kind::Common, 0, common::SIZE, &[], &[])?;
-    add(Kind::Isr, ISR, 1, &[], &[])?;
+    add(CfgType::Common, 0, common::SIZE, &[], &[])?;
+    add(CfgType::Isr, ISR, 1, &[], &[])?;
     add(
-        Kind::Notify,
+        CfgType::Notify,
         NOTIFY,
         queues as u32 * NOTIFY_MULTIPLIER,
         &multiplier,
         &[],
     )?;
     if config_size != 0 {
-        add(Kind::Device, DEVICE, u32::from(config_size), &[], &[])?;
+        add(CfgType::Device, DEVICE, u32::from(config_size), &[], &[])?;
     }
     // Of the access capability (section 4.1.4.9), BAR, offset, length and data are the driver's.
     let mut writable = [0xff; 18];
     writable[..6].copy_from_slice(&[0, 0, 0xff, 0, 0, 0]);
-    let access = add(Kind::Access, 0, 0, &[0; 4], &writable)?;
+    let access = add(CfgType::Access, 0, 0, &[0; 4], &writable)?;
     Ok((space, Capabilities { msix, access }))
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::{VirtioDevice, VirtioInterrupt};
 use crate::GuestMem;
-use crate::doorbell::Doorbells;
+use crate::ioeventfd::IoEventFds;
 use crate::msi::MsiAllocator;
 use crate::pci::config::ConfigError;
 use crate::pci::{Bar, Msix, PciDevice};
@@ -23,17 +23,17 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-use common::Common;
-use function::Function;
-use interrupt::Interrupt;
+use common::CommonConfig;
+use function::VirtioFunction;
+use interrupt::TransportInterrupt;
 pub use interrupt::{NO_VECTOR, status};
 pub use layout::{BAR_SIZE, MAX_QUEUES};
 use layout::{Capabilities, Region};
-pub use state::{CommonState, QueueRegisters, RestoreError, RingState, State, VERSION};
+pub use state::{CommonState, QueueRegisters, RestoreError, RingState, TransportState, VERSION};
 
 /// Why a device cannot become a PCI function.
 #[derive(Debug, thiserror::Error)]
-pub enum NewError {
+pub enum VirtioPciError {
     /// It has too many queues, or one whose size is no power of two from 1 to 32768.
     #[error("virtio device cannot have these queues")]
     Queues,
@@ -50,10 +50,10 @@ pub enum NewError {
 
 /// A virtio device as a PCI function.
 pub struct VirtioPci {
-    interrupt: Arc<Interrupt>,
+    interrupt: Arc<TransportInterrupt>,
     capabilities: Capabilities,
     config_size: u16,
-    function: Mutex<Function>,
+    function: Mutex<VirtioFunction>,
 }
 
 impl std::fmt::Debug for VirtioPci {
@@ -71,36 +71,36 @@ impl VirtioPci {
         device: Box<dyn VirtioDevice>,
         mem: GuestMem,
         msi: &dyn MsiAllocator,
-        doorbells: Arc<dyn Doorbells>,
+        ioeventfds: Arc<dyn IoEventFds>,
         bar_address: u64,
-    ) -> Result<Arc<Self>, NewError> {
+    ) -> Result<Arc<Self>, VirtioPciError> {
         let sizes = device.queue_max_sizes();
         let valid = |size: &u16| size.is_power_of_two();
         if sizes.len() > MAX_QUEUES || !sizes.iter().all(valid) {
-            return Err(NewError::Queues);
+            return Err(VirtioPciError::Queues);
         }
         let (device_type, config_size) = (device.device_type(), device.config_size());
         let device_type = u16::try_from(device_type)
             .ok()
             .filter(|id| *id < 64)
-            .ok_or(NewError::Shape)?;
+            .ok_or(VirtioPciError::Shape)?;
         if u64::from(config_size) > layout::DEVICE_MAX {
-            return Err(NewError::Shape);
+            return Err(VirtioPciError::Shape);
         }
         let msix = Msix::new(sizes.len() as u16 + 1, msi)?;
         let class = device.pci_class();
         let (space, capabilities) =
             layout::config_space(device_type, class, config_size, sizes.len(), &msix, bar_address)?;
-        let common = Common::new(device.features(), sizes);
-        let interrupt = Arc::new(Interrupt::new(device.name(), msix, sizes.len()));
-        let function = Function::new(
+        let common = CommonConfig::new(device.features(), sizes);
+        let interrupt = Arc::new(TransportInterrupt::new(device.name(), msix, sizes.len()));
+        let function = VirtioFunction::new(
             interrupt.clone(),
             capabilities,
             space,
             common,
             device,
             mem,
-            doorbells,
+            ioeventfds,
         );
         Ok(Arc::new(Self {
             interrupt,
@@ -130,22 +130,22 @@ impl VirtioPci {
                     self.interrupt.needs_reset(&error.to_string());
                 }
             }
-            None => self.function().run(),
+            None => self.function().unquiesce(),
         }
     }
 
     /// Stops the device without losing a request and returns all there is to know about the function.
     /// It stays stopped until [`VirtioPci::restore`], [`VirtioPci::resume`] or a reset.
-    pub fn quiesce(&self) -> State {
+    pub fn quiesce(&self) -> TransportState {
         let mut function = self.function();
         function.quiesced = true;
-        function.settle();
+        function.reconcile();
         function.save()
     }
 
     /// Takes a state of [`VirtioPci::quiesce`], of this function or of one made alike, and goes on from
-    /// there. Nothing changes on an error. BARs may have moved: [`crate::pci::Root::refresh`] follows.
-    pub fn restore(&self, state: &State) -> Result<(), RestoreError> {
+    /// there. Nothing changes on an error. BARs may have moved: [`crate::pci::PciRoot::refresh`] follows.
+    pub fn restore(&self, state: &TransportState) -> Result<(), RestoreError> {
         self.function().restore(state)
     }
 
@@ -157,7 +157,7 @@ impl VirtioPci {
         Some(len.min(usize::try_from(rest).unwrap_or(len)))
     }
 
-    fn function(&self) -> MutexGuard<'_, Function> {
+    fn function(&self) -> MutexGuard<'_, VirtioFunction> {
         self.function.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
@@ -190,7 +190,7 @@ impl PciDevice for VirtioPci {
             function.space.write(offset, data);
             let control = self.capabilities.msix_control(&function.space);
             self.interrupt.msix().set_control(control);
-            function.settle();
+            function.reconcile();
             self.capabilities
                 .access(&function.space, offset, data.len())
                 .map(|(target, width)| {
@@ -243,7 +243,7 @@ impl PciDevice for VirtioPci {
                 }
             }
             Region::Notify => {
-                if let (Some(queue), Some(rings)) = (layout::notified(offset), &self.function().rings) {
+                if let (Some(queue), Some(rings)) = (layout::notified_queue(offset), &self.function().rings) {
                     rings.kick(queue);
                 }
             }
@@ -255,7 +255,7 @@ impl PciDevice for VirtioPci {
     fn bar_placed(&self, _: u8, address: Option<u64>) {
         let mut function = self.function();
         function.placed = address;
-        function.follow_bar();
+        function.update_ioeventfds();
     }
 
     fn reset(&self) {

@@ -3,14 +3,14 @@
 use serde::{Deserialize, Serialize};
 use virtio_queue::{Error, Queue, QueueState};
 
-use crate::pci::msix::EntryState;
+use crate::pci::msix::MsixEntryState;
 
-/// The version of [`State`] written here.
+/// The version of [`TransportState`] written here.
 pub const VERSION: u16 = 1;
 
 /// Everything the driver configured, and its queues as the device left them.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
-pub struct State {
+pub struct TransportState {
     /// [`VERSION`].
     pub version: u16,
     /// Virtio device ID.
@@ -30,7 +30,7 @@ pub struct State {
     /// Vector of each queue.
     pub queue_vectors: Vec<u16>,
     /// MSI-X table.
-    pub msix: Vec<EntryState>,
+    pub msix: Vec<MsixEntryState>,
     /// The rings in use; none unless the driver is ready and the device works.
     pub rings: Option<Vec<RingState>>,
 }

@@ -172,7 +172,7 @@ impl<'a> Driver<'a> {
     }
 
     fn notify(&self, bar: u64) {
-        assert!(self.m.doorbells.ring(bar + 0x1000), "no exit");
+        assert!(self.m.ioeventfds.ring(bar + 0x1000), "no exit");
     }
 
     /// Waits for the interrupt of the last request and checks what came back.
@@ -231,7 +231,7 @@ fn requests_go_round_across_pauses_and_moves() {
     driver.send();
     driver.notify(bar);
     driver.receive();
-    assert!(!m.doorbells.violated.load(Ordering::Relaxed));
+    assert!(!m.ioeventfds.violated.load(Ordering::Relaxed));
 }
 
 #[test]

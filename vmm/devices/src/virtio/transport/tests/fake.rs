@@ -1,4 +1,4 @@
-//! A device that remembers, doorbells that check, and a driver, for the transport's tests.
+//! A device that remembers, ioeventfds that check, and a driver, for the transport's tests.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -11,8 +11,8 @@ use vm_memory::{GuestAddress, GuestAddressSpace};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::bus::{Bus, BusDevice};
-use crate::doorbell::Doorbells;
-use crate::pci::Root;
+use crate::ioeventfd::IoEventFds;
+use crate::pci::PciRoot;
 use crate::pci::fake::FakeMsi;
 use crate::virtio::transport::{VirtioPci, status};
 use crate::virtio::{ActivateError, Activation, ActiveQueue, VirtioDevice, VirtioInterrupt};
@@ -152,15 +152,15 @@ pub fn machine() -> (Machine, FakeDevice) {
     (Machine::new(device.clone()), device)
 }
 
-/// Doorbells as the kernel keeps them, which refuses what does not fit.
+//// ioeventfds as the kernel keeps them, which refuses what does not fit.
 #[derive(Default)]
-pub struct FakeDoorbells {
+pub struct FakeIoEventFds {
     registered: Mutex<BTreeMap<u64, RawFd>>,
     pub violated: AtomicBool,
     pub refuse: AtomicBool,
 }
 
-impl FakeDoorbells {
+impl FakeIoEventFds {
     pub fn addresses(&self) -> Vec<u64> {
         self.registered.lock().unwrap().keys().copied().collect()
     }
@@ -177,7 +177,7 @@ impl FakeDoorbells {
     }
 }
 
-impl Doorbells for FakeDoorbells {
+impl IoEventFds for FakeIoEventFds {
     fn register(&self, address: u64, event: &EventFd) -> io::Result<()> {
         if self.refuse.load(Ordering::Relaxed) {
             return Err(io::ErrorKind::StorageFull.into());
@@ -204,10 +204,10 @@ impl Doorbells for FakeDoorbells {
 /// A machine with one virtio function, and its driver.
 pub struct Machine {
     pub mmio: Arc<Bus>,
-    pub root: Arc<Root>,
+    pub root: Arc<PciRoot>,
     pub ecam: Arc<dyn BusDevice>,
     pub msi: FakeMsi,
-    pub doorbells: Arc<FakeDoorbells>,
+    pub ioeventfds: Arc<FakeIoEventFds>,
     pub mem: GuestMem,
     pub pci: Arc<VirtioPci>,
     pub bar: u64,
@@ -219,20 +219,20 @@ impl Machine {
     }
 
     pub fn with_memory(device: impl VirtioDevice + 'static, mem: GuestMem) -> Self {
-        let (msi, doorbells) = (FakeMsi::default(), Arc::new(FakeDoorbells::default()));
+        let (msi, ioeventfds) = (FakeMsi::default(), Arc::new(FakeIoEventFds::default()));
         let mmio = Arc::new(Bus::new());
-        let root = Root::new(
+        let root = PciRoot::new(
             mmio.clone(),
             std::iter::once(WINDOW..WINDOW + 0x10_0000).collect(),
         );
-        let pci = VirtioPci::new(Box::new(device), mem.clone(), &msi, doorbells.clone(), WINDOW).unwrap();
+        let pci = VirtioPci::new(Box::new(device), mem.clone(), &msi, ioeventfds.clone(), WINDOW).unwrap();
         root.add(SLOT, pci.clone()).unwrap();
         Self {
             ecam: root.ecam(),
             mmio,
             root,
             msi,
-            doorbells,
+            ioeventfds,
             mem,
             pci,
             bar: WINDOW,

@@ -65,7 +65,7 @@ fn rings_outside_memory_are_never_given_to_the_device() {
             "section 2.1.2: a configuration change tells of it"
         );
         assert_eq!(
-            (device.journal().activations, m.doorbells.addresses()),
+            (device.journal().activations, m.ioeventfds.addresses()),
             (0, vec![])
         );
     }
@@ -88,7 +88,7 @@ fn a_device_that_fails_needs_a_reset_and_works_after_it() {
         device.journal().fail = Some(fail);
         m.start();
         assert_eq!(m.status(), 0x4f, "{fail:?}");
-        assert_eq!((m.msi.line(3).fired(), m.doorbells.addresses()), (1, vec![]));
+        assert_eq!((m.msi.line(3).fired(), m.ioeventfds.addresses()), (1, vec![]));
         m.write(0x14, &[0]);
         assert_eq!(m.status(), 0);
         device.journal().fail = None;
@@ -126,7 +126,7 @@ fn a_driver_can_come_and_go() {
         // Section 2.4 and 4.1.4.3.1: all registers as new.
         assert_eq!((m.word(0x18), m.word(0x1a), m.word(0x1c)), (16, NO_VECTOR, 0));
         assert_eq!((m.word(0x10), m.status(), m.dword(0x20)), (NO_VECTOR, 0, 0));
-        assert!(device.journal().queues.is_none() && m.doorbells.addresses().is_empty());
+        assert!(device.journal().queues.is_none() && m.ioeventfds.addresses().is_empty());
     }
 }
 
@@ -162,7 +162,7 @@ fn pause_takes_the_queues_and_resume_gives_them_back() {
     m.pci.pause();
     assert!(device.journal().queues.is_none());
     assert!(
-        m.doorbells.ring(WINDOW + 0x1000),
+        m.ioeventfds.ring(WINDOW + 0x1000),
         "a notification on the way is kept"
     );
     let generation = m.read::<1>(0x15);
@@ -216,7 +216,7 @@ fn a_saved_state_goes_on_elsewhere() {
         .queue
         .set_next_avail(9);
     let saved = serde_json::to_string(&m.pci.quiesce()).unwrap();
-    let state: State = serde_json::from_str(&saved).unwrap();
+    let state: TransportState = serde_json::from_str(&saved).unwrap();
 
     let (other, twin) = machine();
     other.pci.restore(&state).unwrap();
@@ -229,7 +229,7 @@ fn a_saved_state_goes_on_elsewhere() {
         ),
         (0xf, 3, 2)
     );
-    assert_eq!(other.doorbells.addresses(), [WINDOW + 0x1000, WINDOW + 0x1008]);
+    assert_eq!(other.ioeventfds.addresses(), [WINDOW + 0x1000, WINDOW + 0x1008]);
     assert_eq!(twin.journal().queues.as_ref().unwrap()[1].queue.next_avail(), 9);
     assert!(matches!(other.pci.restore(&state), Err(RestoreError::Running)));
     let mut again = other.pci.quiesce();
@@ -244,7 +244,7 @@ fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
     let state = m.pci.quiesce();
     let (other, twin) = machine();
     let fresh = other.pci.quiesce();
-    let refuse = |spoil: &dyn Fn(&mut State)| {
+    let refuse = |spoil: &dyn Fn(&mut TransportState)| {
         let mut bad = state.clone();
         spoil(&mut bad);
         assert!(other.pci.restore(&bad).is_err());
@@ -275,7 +275,7 @@ fn a_device_that_loses_its_queues_needs_a_reset() {
     device.journal().fail = Some(Fail::LoseQueues);
     m.pci.pause();
     m.pci.resume();
-    assert_eq!((m.status(), m.doorbells.addresses()), (0x4f, vec![]));
+    assert_eq!((m.status(), m.ioeventfds.addresses()), (0x4f, vec![]));
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn a_reboot_leaves_nothing_behind() {
     m.start();
     m.move_bar(WINDOW + BAR_SIZE);
     m.root.reset();
-    assert!(device.journal().queues.is_none() && m.doorbells.addresses().is_empty());
+    assert!(device.journal().queues.is_none() && m.ioeventfds.addresses().is_empty());
     assert!(!m.mmio.read(WINDOW + BAR_SIZE, &mut [0]));
     let mut state = m.pci.quiesce();
     state.generation = new.0.generation;
@@ -317,10 +317,13 @@ fn dropping_a_function_stops_its_device() {
     m.start();
     assert!(m.root.remove(fake::SLOT).is_some());
     let Machine {
-        pci, doorbells, root, ..
+        pci,
+        ioeventfds,
+        root,
+        ..
     } = m;
     drop((pci, root));
-    assert!(device.journal().queues.is_none() && doorbells.addresses().is_empty());
+    assert!(device.journal().queues.is_none() && ioeventfds.addresses().is_empty());
 }
 
 #[test]

@@ -159,14 +159,14 @@ proptest! {
             PciDevice::bar_read(&*m.pci, 0, 0x14, &mut bits);
             let journal = device.journal();
             prop_assert!(journal.violations.is_empty(), "{:?}", journal.violations);
-            prop_assert!(!m.doorbells.violated.load(Ordering::Relaxed));
+            prop_assert!(!m.ioeventfds.violated.load(Ordering::Relaxed));
             if let Some(queues) = &journal.queues {
                 prop_assert!(bits[0] & status::DRIVER_OK != 0 && bits[0] & status::FEATURES_OK != 0);
                 let expected = queues.iter().filter_map(|q| Some(bar? + 0x1000 + 4 * u64::from(q.index)));
-                prop_assert_eq!(m.doorbells.addresses(), expected.collect::<Vec<_>>());
+                prop_assert_eq!(m.ioeventfds.addresses(), expected.collect::<Vec<_>>());
             }
             if bits[0] & status::DRIVER_OK == 0 || bar.is_none() {
-                prop_assert!(m.doorbells.addresses().is_empty());
+                prop_assert!(m.ioeventfds.addresses().is_empty());
             }
         }
         device.journal().fail = None;

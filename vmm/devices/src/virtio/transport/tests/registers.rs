@@ -200,9 +200,9 @@ fn doorbells_follow_the_bar_and_leave_with_the_driver() {
     let (mut m, device) = machine();
     m.start();
     let at = |bar: u64| [bar + 0x1000, bar + 0x1008];
-    assert_eq!(m.doorbells.addresses(), at(WINDOW));
+    assert_eq!(m.ioeventfds.addresses(), at(WINDOW));
     m.move_bar(WINDOW + BAR_SIZE);
-    assert_eq!(m.doorbells.addresses(), at(WINDOW + BAR_SIZE));
+    assert_eq!(m.ioeventfds.addresses(), at(WINDOW + BAR_SIZE));
     let kicks = || {
         let journal = device.journal();
         journal
@@ -214,22 +214,22 @@ fn doorbells_follow_the_bar_and_leave_with_the_driver() {
             .collect::<Vec<_>>()
     };
     kicks();
-    assert!(m.doorbells.ring(WINDOW + BAR_SIZE + 0x1008));
+    assert!(m.ioeventfds.ring(WINDOW + BAR_SIZE + 0x1008));
     assert_eq!(kicks(), [0, 1]);
     m.set_config(4, &[4]);
-    assert!(m.doorbells.addresses().is_empty(), "the BAR is not decoded");
+    assert!(m.ioeventfds.addresses().is_empty(), "the BAR is not decoded");
     m.set_config(4, &[6]);
-    assert_eq!(m.doorbells.addresses(), at(WINDOW + BAR_SIZE));
+    assert_eq!(m.ioeventfds.addresses(), at(WINDOW + BAR_SIZE));
     m.write(0x14, &[0]);
-    assert!(m.doorbells.addresses().is_empty());
-    assert!(!m.doorbells.violated.load(Ordering::Relaxed));
+    assert!(m.ioeventfds.addresses().is_empty());
+    assert!(!m.ioeventfds.violated.load(Ordering::Relaxed));
 }
 
 #[test]
 fn notifications_that_exit_arrive_all_the_same() {
     // Section 4.1.4.4: the offset tells the queue; without a doorbell the write comes to us.
     let (m, device) = machine();
-    m.doorbells.refuse.store(true, Ordering::Relaxed);
+    m.ioeventfds.refuse.store(true, Ordering::Relaxed);
     m.start();
     let kicks = || {
         let journal = device.journal();
@@ -345,20 +345,20 @@ fn shapes_that_do_not_fit_are_refused() {
             ..FakeDevice::default()
         };
         let msi = crate::pci::fake::FakeMsi::default();
-        let doorbells = Arc::new(fake::FakeDoorbells::default());
-        VirtioPci::new(Box::new(device), fake::memory(), &msi, doorbells, bar).map(drop)
+        let ioeventfds = Arc::new(fake::FakeIoEventFds::default());
+        VirtioPci::new(Box::new(device), fake::memory(), &msi, ioeventfds, bar).map(drop)
     };
     assert!(new(63, vec![0x8000; MAX_QUEUES], 2048, WINDOW).is_ok());
-    assert!(matches!(new(64, vec![], 0, WINDOW), Err(NewError::Shape)));
-    assert!(matches!(new(2, vec![], 2049, WINDOW), Err(NewError::Shape)));
-    assert!(matches!(new(2, vec![3], 0, WINDOW), Err(NewError::Queues)));
-    assert!(matches!(new(2, vec![0], 0, WINDOW), Err(NewError::Queues)));
+    assert!(matches!(new(64, vec![], 0, WINDOW), Err(VirtioPciError::Shape)));
+    assert!(matches!(new(2, vec![], 2049, WINDOW), Err(VirtioPciError::Shape)));
+    assert!(matches!(new(2, vec![3], 0, WINDOW), Err(VirtioPciError::Queues)));
+    assert!(matches!(new(2, vec![0], 0, WINDOW), Err(VirtioPciError::Queues)));
     assert!(matches!(
         new(2, vec![1; MAX_QUEUES + 1], 0, WINDOW),
-        Err(NewError::Queues)
+        Err(VirtioPciError::Queues)
     ));
     assert!(matches!(
         new(2, vec![1], 0, WINDOW + 0x1000),
-        Err(NewError::Config(_))
+        Err(VirtioPciError::Config(_))
     ));
 }

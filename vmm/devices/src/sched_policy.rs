@@ -7,24 +7,24 @@
 use std::io;
 
 /// Requests found one by one, each alone, until they are taken for all that the driver has at a time.
-const ALONE: u32 = 32;
+const SINGLE_REQUEST_PASSES: u32 = 32;
 
 /// Requests served at once until the worker looks again whether there would be more if it waited: seen only then.
-const TRIAL: u32 = 1024;
+const REEVALUATE_AFTER: u32 = 1024;
 
 /// How the calling thread is scheduled, by what it finds when it is woken. A [worker](crate::worker::Worker) begins
 /// with giving way.
 #[derive(Debug, Default)]
-pub struct Pace {
+pub struct SchedPolicy {
     preempts: bool,
     /// Passes in a row that found one request, since the last change.
-    alone: u32,
+    single_request_passes: u32,
 }
 
-impl Pace {
+impl SchedPolicy {
     /// Hears of a pass over all queues that found so many requests.
-    pub fn found(&mut self, requests: usize) {
-        if self.changes(requests) {
+    pub fn record_pass(&mut self, requests: usize) {
+        if self.should_switch(requests) {
             let policy = if self.preempts {
                 libc::SCHED_OTHER
             } else {
@@ -34,20 +34,20 @@ impl Pace {
         }
     }
 
-    fn changes(&mut self, requests: usize) -> bool {
+    fn should_switch(&mut self, requests: usize) -> bool {
         match requests {
             0 => return false,
-            1 => self.alone += 1,
-            _ => self.alone = 0,
+            1 => self.single_request_passes += 1,
+            _ => self.single_request_passes = 0,
         }
         let changes = if self.preempts {
-            requests > 1 || self.alone >= TRIAL
+            requests > 1 || self.single_request_passes >= REEVALUATE_AFTER
         } else {
-            self.alone >= ALONE
+            self.single_request_passes >= SINGLE_REQUEST_PASSES
         };
         if changes {
             self.preempts = !self.preempts;
-            self.alone = 0;
+            self.single_request_passes = 0;
         }
         changes
     }
@@ -55,7 +55,7 @@ impl Pace {
 
 /// Has a vCPU run on when it wakes the calling thread on its own processor, so that it hands over all that it has, with
 /// one kick, and is told of all of it with one interrupt.
-pub(crate) fn give_way() {
+pub(crate) fn use_batch_policy() {
     schedule(libc::SCHED_BATCH);
 }
 
@@ -72,41 +72,44 @@ fn schedule(policy: libc::c_int) {
 mod tests {
     use super::*;
 
-    fn policy() -> libc::c_int {
+    fn current_policy() -> libc::c_int {
         // SAFETY: asks for the calling thread's policy.
         unsafe { libc::sched_getscheduler(0) }
     }
 
     #[test]
     fn one_request_at_a_time_is_served_at_once() {
-        give_way();
-        let mut pace = Pace::default();
-        for _ in 1..ALONE {
-            pace.found(1);
-            pace.found(0);
-            assert_eq!(policy(), libc::SCHED_BATCH);
+        use_batch_policy();
+        let mut policy = SchedPolicy::default();
+        for _ in 1..SINGLE_REQUEST_PASSES {
+            policy.record_pass(1);
+            policy.record_pass(0);
+            assert_eq!(current_policy(), libc::SCHED_BATCH);
         }
-        pace.found(1);
-        assert_eq!(policy(), libc::SCHED_OTHER);
+        policy.record_pass(1);
+        assert_eq!(current_policy(), libc::SCHED_OTHER);
     }
 
     #[test]
     fn many_are_waited_for() {
-        let mut pace = Pace::default();
+        let mut policy = SchedPolicy::default();
         for requests in [1, 2].repeat(1000) {
-            assert!(!pace.changes(requests));
+            assert!(!policy.should_switch(requests));
         }
-        for _ in 0..ALONE {
-            pace.changes(1);
+        for _ in 0..SINGLE_REQUEST_PASSES {
+            policy.should_switch(1);
         }
-        assert!(pace.preempts);
-        assert!(pace.changes(2) && !pace.preempts, "they came together");
+        assert!(policy.preempts);
+        assert!(policy.should_switch(2) && !policy.preempts, "they came together");
     }
 
     #[test]
     fn it_looks_again_whether_there_are_more() {
-        let mut pace = Pace::default();
-        let changes = (0..10_000).filter(|_| pace.changes(1)).count();
-        assert_eq!(changes, 2 * 10_000 / (ALONE + TRIAL) as usize + 1);
+        let mut policy = SchedPolicy::default();
+        let changes = (0..10_000).filter(|_| policy.should_switch(1)).count();
+        assert_eq!(
+            changes,
+            2 * 10_000 / (SINGLE_REQUEST_PASSES + REEVALUATE_AFTER) as usize + 1
+        );
     }
 }

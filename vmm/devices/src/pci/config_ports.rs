@@ -4,7 +4,7 @@
 use std::sync::Weak;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::root::Root;
+use super::root::PciRoot;
 use super::root::SLOTS;
 use crate::bus::BusDevice;
 
@@ -16,12 +16,12 @@ const DATA: u64 = 4;
 /// The two ports. Only a dword at 0xCF8 reaches the address register: other widths are ordinary I/O.
 #[derive(Debug)]
 pub(super) struct ConfigPorts {
-    root: Weak<Root>,
+    root: Weak<PciRoot>,
     address: AtomicU32,
 }
 
 impl ConfigPorts {
-    pub(super) fn new(root: Weak<Root>) -> Self {
+    pub(super) fn new(root: Weak<PciRoot>) -> Self {
         Self {
             root,
             address: AtomicU32::new(0),
@@ -78,8 +78,8 @@ mod tests {
     use super::*;
     use crate::bus::Bus;
 
-    fn machine() -> (Arc<Root>, Bus) {
-        let root = Root::new(Arc::new(Bus::new()), vec![]);
+    fn machine() -> (Arc<PciRoot>, Bus) {
+        let root = PciRoot::new(Arc::new(Bus::new()), vec![]);
         let pio = Bus::new();
         pio.insert(0xcf8, 8, root.ports()).unwrap();
         (root, pio)
