@@ -7,7 +7,7 @@ use husk_devices::virtio::VirtioDevice;
 use husk_devices::virtio::balloon::{Balloon, BalloonHandle};
 use husk_devices::virtio::rng::Rng;
 use husk_disk::EngineKind;
-use husk_virtio_blk::{Blk, BlkHandle, Setup};
+use husk_virtio_blk::{Blk, BlkHandle, BlkSetup};
 use husk_virtio_net::Setup as NetSetup;
 use husk_virtio_scsi::{NewUnit, Scsi, ScsiHandle};
 
@@ -67,13 +67,13 @@ pub(super) fn build(plan: DevicePlan, event: &EventFn) -> Result<VirtioDevices, 
     }
     for disk in plan.disks {
         let (id, event) = (disk.id.clone(), event.clone());
-        let (blk, handle) = Blk::new(Setup {
+        let (blk, handle) = Blk::new(BlkSetup {
             id: disk.id,
             disk: disk.image,
             serial: disk.serial,
             queues: disk.queues,
             engine: EngineKind::Auto,
-            on_stop: Arc::new(move |error| {
+            on_io_stop: Arc::new(move |error| {
                 event(VmEvent::DiskStopped {
                     disk: id.clone(),
                     error: error.to_string(),

@@ -12,9 +12,9 @@ use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 
 use crate::handle::{BlkHandle, Shared};
-use crate::lane::Lane;
-use crate::request::Rules;
-use crate::worker::{Common, Parked, QueueWorker};
+use crate::queue_io::QueueIo;
+use crate::request::RequestLimits;
+use crate::worker::{QueueWorker, StoppedQueue, WorkerContext};
 use crate::{QUEUE_SIZE, config};
 
 /// Bytes of a serial number (section 5.2.6).
@@ -22,10 +22,10 @@ pub(crate) const SERIAL_LEN: usize = 20;
 
 /// Hears, on a worker's thread, of the error for which a disk began to hold requests. They are retried when the device
 /// is quiesced and activated again.
-pub type OnStop = Arc<dyn Fn(io::Error) + Send + Sync>;
+pub type OnIoStop = Arc<dyn Fn(io::Error) + Send + Sync>;
 
 /// What a device is made of.
-pub struct Setup {
+pub struct BlkSetup {
     /// The device is called `blk-{id}` in logs and thread names.
     pub id: String,
     /// What it shows to the guest.
@@ -37,13 +37,13 @@ pub struct Setup {
     pub queues: u16,
     /// Who does the I/O.
     pub engine: EngineKind,
-    /// See [`OnStop`].
-    pub on_stop: OnStop,
+    /// See [`OnIoStop`].
+    pub on_io_stop: OnIoStop,
 }
 
-impl std::fmt::Debug for Setup {
+impl std::fmt::Debug for BlkSetup {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Setup")
+        f.debug_struct("BlkSetup")
             .field("id", &self.id)
             .field("disk", &self.disk)
             .field("queues", &self.queues)
@@ -56,19 +56,19 @@ pub struct Blk {
     name: String,
     serial: [u8; SERIAL_LEN],
     shared: Arc<Shared>,
-    /// By virtqueue: its lane while no worker has it.
-    lanes: Vec<Option<Lane>>,
-    workers: Vec<Worker<Option<Parked>>>,
+    /// By virtqueue: its queue_io while no worker has it.
+    queue_ios: Vec<Option<QueueIo>>,
+    workers: Vec<Worker<Option<StoppedQueue>>>,
     queue_sizes: Vec<u16>,
     writeback: Arc<AtomicBool>,
-    on_stop: OnStop,
+    on_io_stop: OnIoStop,
 }
 
 impl std::fmt::Debug for Blk {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Blk")
             .field("name", &self.name)
-            .field("lanes", &self.lanes)
+            .field("queue_ios", &self.queue_ios)
             .field("workers", &self.workers)
             .finish_non_exhaustive()
     }
@@ -80,15 +80,15 @@ impl Blk {
     ///
     /// # Errors
     /// The kernel refuses an engine.
-    pub fn new(setup: Setup) -> io::Result<(Self, BlkHandle)> {
-        let Setup { id, disk, serial, .. } = setup;
+    pub fn new(setup: BlkSetup) -> io::Result<(Self, BlkHandle)> {
+        let BlkSetup { id, disk, serial, .. } = setup;
         let queues = if disk.needs_one_engine() {
             1
         } else {
             setup.queues.max(1)
         };
-        let lane = |_| Lane::new(Engine::new(setup.engine, QUEUE_SIZE, 1)?, &disk).map(Some);
-        let lanes = (0..queues).map(lane).collect::<io::Result<Vec<_>>>()?;
+        let queue_io = |_| QueueIo::new(Engine::new(setup.engine, QUEUE_SIZE, 1)?, &disk).map(Some);
+        let queue_ios = (0..queues).map(queue_io).collect::<io::Result<Vec<_>>>()?;
         let len = serial.len().min(SERIAL_LEN);
         let mut padded = [0; SERIAL_LEN];
         padded[..len].copy_from_slice(&serial.as_bytes()[..len]);
@@ -100,11 +100,11 @@ impl Blk {
             name,
             serial: padded,
             shared,
-            queue_sizes: vec![QUEUE_SIZE; lanes.len()],
-            lanes,
+            queue_sizes: vec![QUEUE_SIZE; queue_ios.len()],
+            queue_ios,
             workers: Vec::new(),
             writeback,
-            on_stop: setup.on_stop,
+            on_io_stop: setup.on_io_stop,
         };
         Ok((blk, handle))
     }
@@ -118,11 +118,11 @@ impl Blk {
     }
 
     /// What requests are judged by, and the cache mode if this driver can choose it.
-    fn rules(&self, features: u64) -> (Rules, Option<Arc<AtomicBool>>) {
+    fn limits(&self, features: u64) -> (RequestLimits, Option<Arc<AtomicBool>>) {
         // A driver that cannot flush is owed writes that need none (section 5.2.6.2).
         let flushes = features & (1 << VIRTIO_BLK_F_FLUSH) != 0;
         let geometry = self.geometry();
-        let rules = Rules {
+        let limits = RequestLimits {
             capacity: geometry.size / SECTOR,
             block: u64::from(geometry.logical_block) / SECTOR,
             max_range: config::max_range_sectors(&geometry),
@@ -130,27 +130,27 @@ impl Blk {
             durable: geometry.write_cache && !flushes,
             serial: self.serial,
         };
-        (rules, flushes.then(|| Arc::clone(&self.writeback)))
+        (limits, flushes.then(|| Arc::clone(&self.writeback)))
     }
 
-    fn start(&mut self, queue: ActiveQueue, common: &Common) -> Result<(), ActivateError> {
+    fn start(&mut self, queue: ActiveQueue, context: &WorkerContext) -> Result<(), ActivateError> {
         let index = queue.index;
         let slot = self
-            .lanes
+            .queue_ios
             .get_mut(usize::from(index))
             .ok_or(ActivateError::MissingQueue(index))?;
-        let lane = slot.take().ok_or_else(|| io::Error::other("the disk failed"))?;
+        let queue_io = slot.take().ok_or_else(|| io::Error::other("the disk failed"))?;
         let name = if index == 0 {
             self.name.clone()
         } else {
             format!("{}-{index}", self.name)
         };
         let on_panic = {
-            let interrupt = Arc::clone(&common.interrupt);
+            let interrupt = Arc::clone(&context.interrupt);
             move |message: &str| interrupt.needs_reset(message)
         };
-        // Through a cell, so that the lane comes back if there is no thread to be had.
-        let cell = QueueWorker::new((queue, lane), common.clone());
+        // Through a cell, so that the queue_io comes back if there is no thread to be had.
+        let cell = QueueWorker::new((queue, queue_io), context.clone());
         let cell = Arc::new(Mutex::new(Some(cell)));
         let take =
             |cell: &Mutex<Option<QueueWorker>>| cell.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -172,8 +172,8 @@ impl Blk {
         let mut queues = Vec::new();
         for worker in self.workers.drain(..) {
             match worker.stop() {
-                Ok(Some((queue, lane))) => {
-                    self.lanes[usize::from(queue.index)] = lane;
+                Ok(Some((queue, queue_io))) => {
+                    self.queue_ios[usize::from(queue.index)] = queue_io;
                     queues.push(queue);
                 }
                 Ok(None) => {}
@@ -228,18 +228,18 @@ impl VirtioDevice for Blk {
         if activation.queues.is_empty() {
             return Err(ActivateError::MissingQueue(0));
         }
-        let (rules, writeback) = self.rules(activation.features);
-        let common = Common {
+        let (limits, writeback) = self.limits(activation.features);
+        let context = WorkerContext {
             mem: activation.mem,
             interrupt: Arc::clone(&activation.interrupt),
             disk: self.shared.disk.clone(),
-            rules,
+            limits,
             writeback,
-            on_stop: Arc::clone(&self.on_stop),
+            on_io_stop: Arc::clone(&self.on_io_stop),
         };
         self.shared.set_interrupt(Some(activation.interrupt));
         for queue in activation.queues {
-            if let Err(error) = self.start(queue, &common) {
+            if let Err(error) = self.start(queue, &context) {
                 self.stop();
                 return Err(error);
             }
@@ -250,9 +250,9 @@ impl VirtioDevice for Blk {
     fn reset(&mut self) {
         self.stop();
         self.shared.set_interrupt(None);
-        for slot in &mut self.lanes {
-            if let Some(lane) = slot
-                && let Err(error) = lane.abandon()
+        for slot in &mut self.queue_ios {
+            if let Some(queue_io) = slot
+                && let Err(error) = queue_io.abandon()
             {
                 tracing::error!(device = self.name, %error, "a queue of the disk is lost");
                 *slot = None;
@@ -280,13 +280,13 @@ mod tests {
     fn blk(options: Options) -> Blk {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
-        let setup = Setup {
+        let setup = BlkSetup {
             id: "x".into(),
             disk: Disk::open_raw(file.into(), options).unwrap(),
             serial: "a serial that is too long".into(),
             queues: 1,
             engine: EngineKind::Auto,
-            on_stop: Arc::new(|_| {}),
+            on_io_stop: Arc::new(|_| {}),
         };
         Blk::new(setup).unwrap().0
     }
@@ -294,11 +294,11 @@ mod tests {
     #[test]
     fn a_driver_that_cannot_flush_gets_durable_writes() {
         let blk = blk(Options::default());
-        let (rules, writeback) = blk.rules(0);
-        assert!(rules.durable && writeback.is_none());
-        let (rules, writeback) = blk.rules(1 << VIRTIO_BLK_F_FLUSH);
-        assert!(!rules.durable && writeback.is_some());
-        assert_eq!((rules.capacity, rules.serial), (8, *b"a serial that is too"));
+        let (limits, writeback) = blk.limits(0);
+        assert!(limits.durable && writeback.is_none());
+        let (limits, writeback) = blk.limits(1 << VIRTIO_BLK_F_FLUSH);
+        assert!(!limits.durable && writeback.is_some());
+        assert_eq!((limits.capacity, limits.serial), (8, *b"a serial that is too"));
     }
 
     #[test]
@@ -314,7 +314,7 @@ mod tests {
             },
         ] {
             let blk = blk(options);
-            assert!(!blk.rules(0).0.durable);
+            assert!(!blk.limits(0).0.durable);
             assert_eq!(blk.features() & (1 << VIRTIO_BLK_F_FLUSH), 0);
         }
     }

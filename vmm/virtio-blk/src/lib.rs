@@ -3,11 +3,11 @@
 mod config;
 mod device;
 mod handle;
-mod lane;
+mod queue_io;
 mod request;
 mod worker;
 
-pub use device::{Blk, OnStop, Setup};
+pub use device::{Blk, BlkSetup, OnIoStop};
 pub use handle::BlkHandle;
 
 /// Entries of each queue, and so the requests it can have in flight. With a data descriptor for each page, a request

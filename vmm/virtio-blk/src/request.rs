@@ -22,7 +22,7 @@ const HEADER_LEN: usize = 16;
 
 /// Outcome of a request, as the driver reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Status {
+pub(crate) enum BlkStatus {
     Ok = VIRTIO_BLK_S_OK as isize,
     IoError = VIRTIO_BLK_S_IOERR as isize,
     Unsupported = VIRTIO_BLK_S_UNSUPP as isize,
@@ -30,7 +30,7 @@ pub(crate) enum Status {
 
 /// Why a chain is no request: there is no place to say what is wrong with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Malformed {
+pub(crate) enum RequestError {
     #[error(transparent)]
     Chain(#[from] chain::ChainError),
     #[error("a request without a status byte in memory")]
@@ -39,7 +39,7 @@ pub(crate) enum Malformed {
 
 /// A chain taken apart. Reused for the next, so that its memory is.
 #[derive(Debug, Default)]
-pub(crate) struct Layout {
+pub(crate) struct RequestLayout {
     readable: Vec<Segment>,
     writable: Vec<Segment>,
     buffers: Vec<Buffer>,
@@ -52,12 +52,12 @@ pub(crate) enum Action<'a> {
     /// Ask the disk.
     Submit(Request<'a>),
     /// Answer at once; so many bytes of data were written before the status.
-    Finish(Status, u32),
+    Finish(BlkStatus, u32),
 }
 
 /// The properties of the device that requests are judged by.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rules {
+pub(crate) struct RequestLimits {
     /// In sectors.
     pub capacity: u64,
     /// Sectors of a logical block, of which requests are multiples.
@@ -70,27 +70,27 @@ pub(crate) struct Rules {
     pub serial: [u8; SERIAL_LEN],
 }
 
-impl Layout {
+impl RequestLayout {
     /// Takes `chain` apart. Afterwards there is a status byte to write.
     pub fn parse(
         &mut self,
         mem: &GuestMemMmap,
         chain: DescriptorChain<&GuestMemMmap>,
-    ) -> Result<(), Malformed> {
+    ) -> Result<(), RequestError> {
         chain::segments(chain, &mut self.readable, &mut self.writable)?;
         while self.writable.last().is_some_and(|s| s.len == 0) {
             self.writable.pop();
         }
-        let last = self.writable.last_mut().ok_or(Malformed::Status)?;
+        let last = self.writable.last_mut().ok_or(RequestError::Status)?;
         last.len -= 1;
         self.status = last
             .address
             .checked_add(last.len.into())
-            .ok_or(Malformed::Status)?;
+            .ok_or(RequestError::Status)?;
         if mem.address_in_range(self.status) {
             Ok(())
         } else {
-            Err(Malformed::Status)
+            Err(RequestError::Status)
         }
     }
 
@@ -111,30 +111,30 @@ impl Layout {
     }
 
     /// What to do about the chain parsed last.
-    pub fn action<'a>(&'a mut self, mem: &GuestMemMmap, rules: &Rules) -> Action<'a> {
-        match self.judge(mem, rules) {
+    pub fn action<'a>(&'a mut self, mem: &GuestMemMmap, limits: &RequestLimits) -> Action<'a> {
+        match self.decode(mem, limits) {
             Ok(action) => action,
             Err(status) => Action::Finish(status, 0),
         }
     }
 
-    fn judge<'a>(&'a mut self, mem: &GuestMemMmap, rules: &Rules) -> Result<Action<'a>, Status> {
+    fn decode<'a>(&'a mut self, mem: &GuestMemMmap, limits: &RequestLimits) -> Result<Action<'a>, BlkStatus> {
         let mut header = [0; HEADER_LEN];
         self.take(mem, &mut header)?;
         let kind = u32::from_le_bytes([header[0], header[1], header[2], header[3]]);
         let sector = u64::from_le_bytes(std::array::from_fn(|i| header[8 + i]));
-        let durable = rules.durable;
+        let durable = limits.durable;
         match kind {
             VIRTIO_BLK_T_IN => {
-                let offset = transfer(&self.writable, sector, rules)?;
+                let offset = transfer_offset(&self.writable, sector, limits)?;
                 map(mem, &self.writable, &mut self.buffers)?;
                 Ok(Action::Submit(Request::Read {
                     offset,
                     buffers: &self.buffers,
                 }))
             }
-            VIRTIO_BLK_T_OUT if !rules.read_only => {
-                let offset = transfer(&self.readable, sector, rules)?;
+            VIRTIO_BLK_T_OUT if !limits.read_only => {
+                let offset = transfer_offset(&self.readable, sector, limits)?;
                 map(mem, &self.readable, &mut self.buffers)?;
                 Ok(Action::Submit(Request::Write {
                     offset,
@@ -143,19 +143,19 @@ impl Layout {
                 }))
             }
             VIRTIO_BLK_T_FLUSH => Ok(Action::Submit(Request::Flush)),
-            VIRTIO_BLK_T_GET_ID => self.identify(mem, rules),
-            VIRTIO_BLK_T_DISCARD if !rules.read_only => {
-                let (offset, len, flags) = self.range(mem, rules)?;
+            VIRTIO_BLK_T_GET_ID => self.get_id(mem, limits),
+            VIRTIO_BLK_T_DISCARD if !limits.read_only => {
+                let (offset, len, flags) = self.range(mem, limits)?;
                 // A device that discards must refuse the flag (section 5.2.6.2), like any it does not know.
                 if flags != 0 {
-                    return Err(Status::Unsupported);
+                    return Err(BlkStatus::Unsupported);
                 }
                 Ok(Action::Submit(Request::Discard { offset, len, durable }))
             }
-            VIRTIO_BLK_T_WRITE_ZEROES if !rules.read_only => {
-                let (offset, len, flags) = self.range(mem, rules)?;
+            VIRTIO_BLK_T_WRITE_ZEROES if !limits.read_only => {
+                let (offset, len, flags) = self.range(mem, limits)?;
                 if flags & !VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0 {
-                    return Err(Status::Unsupported);
+                    return Err(BlkStatus::Unsupported);
                 }
                 Ok(Action::Submit(Request::WriteZeroes {
                     offset,
@@ -164,47 +164,47 @@ impl Layout {
                     durable,
                 }))
             }
-            VIRTIO_BLK_T_OUT | VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => Err(Status::IoError),
-            _ => Err(Status::Unsupported),
+            VIRTIO_BLK_T_OUT | VIRTIO_BLK_T_DISCARD | VIRTIO_BLK_T_WRITE_ZEROES => Err(BlkStatus::IoError),
+            _ => Err(BlkStatus::Unsupported),
         }
     }
 
-    fn identify<'a>(&self, mem: &GuestMemMmap, rules: &Rules) -> Result<Action<'a>, Status> {
-        let mut rest = &rules.serial[..];
+    fn get_id<'a>(&self, mem: &GuestMemMmap, limits: &RequestLimits) -> Result<Action<'a>, BlkStatus> {
+        let mut rest = &limits.serial[..];
         for segment in &self.writable {
             let (now, later) = rest.split_at(rest.len().min(segment.len as usize));
             mem.write_slice(now, segment.address)
-                .map_err(|_| Status::IoError)?;
+                .map_err(|_| BlkStatus::IoError)?;
             rest = later;
         }
-        Ok(Action::Finish(Status::Ok, (SERIAL_LEN - rest.len()) as u32))
+        Ok(Action::Finish(BlkStatus::Ok, (SERIAL_LEN - rest.len()) as u32))
     }
 
     /// Offset, length and flags of a discard or write-zeroes request of one segment, all we offered.
-    fn range(&mut self, mem: &GuestMemMmap, rules: &Rules) -> Result<(u64, u64, u32), Status> {
+    fn range(&mut self, mem: &GuestMemMmap, limits: &RequestLimits) -> Result<(u64, u64, u32), BlkStatus> {
         let mut bytes = [0; 16];
         self.take(mem, &mut bytes)?;
         let sector = u64::from_le_bytes(std::array::from_fn(|i| bytes[i]));
         let sectors = u32::from_le_bytes(std::array::from_fn(|i| bytes[8 + i]));
         let flags = u32::from_le_bytes(std::array::from_fn(|i| bytes[12 + i]));
-        if self.readable.iter().any(|s| s.len != 0) || sectors > rules.max_range {
-            return Err(Status::IoError);
+        if self.readable.iter().any(|s| s.len != 0) || sectors > limits.max_range {
+            return Err(BlkStatus::IoError);
         }
         Ok((
-            within(sector, sectors.into(), rules)?,
+            disk_offset(sector, sectors.into(), limits)?,
             u64::from(sectors) * SECTOR,
             flags,
         ))
     }
 
     /// Reads the next readable bytes and takes them off.
-    fn take(&mut self, mem: &GuestMemMmap, bytes: &mut [u8]) -> Result<(), Status> {
+    fn take(&mut self, mem: &GuestMemMmap, bytes: &mut [u8]) -> Result<(), BlkStatus> {
         let mut rest = bytes;
         let mut used_up = 0;
         for segment in &mut self.readable {
             let (now, later) = rest.split_at_mut(rest.len().min(segment.len as usize));
             mem.read_slice(now, segment.address)
-                .map_err(|_| Status::IoError)?;
+                .map_err(|_| BlkStatus::IoError)?;
             segment.len -= now.len() as u32;
             segment.address = GuestAddress(segment.address.0.wrapping_add(now.len() as u64));
             used_up += usize::from(segment.len == 0);
@@ -217,35 +217,35 @@ impl Layout {
         if rest.is_empty() {
             Ok(())
         } else {
-            Err(Status::IoError)
+            Err(BlkStatus::IoError)
         }
     }
 }
 
 /// Where a transfer of the bytes of `segments` starts on the disk.
-fn transfer(segments: &[Segment], sector: u64, rules: &Rules) -> Result<u64, Status> {
+fn transfer_offset(segments: &[Segment], sector: u64, limits: &RequestLimits) -> Result<u64, BlkStatus> {
     let len: u64 = segments.iter().map(|s| u64::from(s.len)).sum();
     if len == 0 || !len.is_multiple_of(SECTOR) {
-        return Err(Status::IoError);
+        return Err(BlkStatus::IoError);
     }
-    within(sector, len / SECTOR, rules)
+    disk_offset(sector, len / SECTOR, limits)
 }
 
-fn within(sector: u64, sectors: u64, rules: &Rules) -> Result<u64, Status> {
+fn disk_offset(sector: u64, sectors: u64, limits: &RequestLimits) -> Result<u64, BlkStatus> {
     match sector.checked_add(sectors) {
-        Some(end) if end <= rules.capacity && (sector | sectors).is_multiple_of(rules.block) => {
+        Some(end) if end <= limits.capacity && (sector | sectors).is_multiple_of(limits.block) => {
             Ok(sector * SECTOR)
         }
-        _ => Err(Status::IoError),
+        _ => Err(BlkStatus::IoError),
     }
 }
 
 /// The host's view of guest ranges, neighbours joined.
-fn map(mem: &GuestMemMmap, segments: &[Segment], buffers: &mut Vec<Buffer>) -> Result<(), Status> {
+fn map(mem: &GuestMemMmap, segments: &[Segment], buffers: &mut Vec<Buffer>) -> Result<(), BlkStatus> {
     buffers.clear();
     for segment in segments {
         for slice in GuestMemoryBackend::get_slices(mem, segment.address, segment.len as usize) {
-            let slice = slice.map_err(|_| Status::IoError)?;
+            let slice = slice.map_err(|_| BlkStatus::IoError)?;
             let start = slice.ptr_guard_mut().as_ptr();
             match buffers.last_mut() {
                 Some(last) if last.start().wrapping_add(last.len()) == start => {

@@ -1,4 +1,4 @@
-//! Drivers that come, go, pause, and break the rules.
+//! Drivers that come, go, pause, and break the limits.
 
 mod guest;
 

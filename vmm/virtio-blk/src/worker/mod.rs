@@ -14,40 +14,40 @@ use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::device::OnStop;
-use crate::lane::{Finished, Lane};
-use crate::request::{Action, Layout, Rules, Status};
+use crate::device::OnIoStop;
+use crate::queue_io::{FinishedRequest, QueueIo};
+use crate::request::{Action, BlkStatus, RequestLayout, RequestLimits};
 
 const STOP: u64 = 0;
 const KICK: u64 = 1;
 const DISK: u64 = 2;
 
-/// What a worker leaves behind. The lane is gone if it failed.
-pub(crate) type Parked = (ActiveQueue, Option<Lane>);
+/// What a worker leaves behind. The queue_io is gone if it failed.
+pub(crate) type StoppedQueue = (ActiveQueue, Option<QueueIo>);
 
 /// What is wrong when the device cannot go on.
-type Broken = String;
+type DeviceError = String;
 
 /// What all workers of an activation get.
 #[derive(Clone)]
-pub(crate) struct Common {
+pub(crate) struct WorkerContext {
     pub mem: GuestMem,
     pub interrupt: Arc<dyn VirtioInterrupt>,
     pub disk: Disk,
-    pub rules: Rules,
+    pub limits: RequestLimits,
     /// The cache mode, where the driver chooses it.
     pub writeback: Option<Arc<AtomicBool>>,
-    pub on_stop: OnStop,
+    pub on_io_stop: OnIoStop,
 }
 
 /// One virtqueue at work.
 pub(crate) struct QueueWorker {
     queue: ActiveQueue,
-    lane: Lane,
-    layout: Layout,
-    common: Common,
+    queue_io: QueueIo,
+    layout: RequestLayout,
+    context: WorkerContext,
     /// As of this pass.
-    rules: Rules,
+    limits: RequestLimits,
     /// The used ring grew since the driver was last told.
     unsignalled: bool,
     sched_policy: SchedPolicy,
@@ -56,41 +56,41 @@ pub(crate) struct QueueWorker {
 }
 
 impl QueueWorker {
-    pub fn new((queue, lane): (ActiveQueue, Lane), common: Common) -> Self {
+    pub fn new((queue, queue_io): (ActiveQueue, QueueIo), context: WorkerContext) -> Self {
         Self {
             queue,
-            lane,
-            layout: Layout::default(),
-            rules: common.rules,
-            common,
+            queue_io,
+            layout: RequestLayout::default(),
+            limits: context.limits,
+            context,
             unsignalled: false,
             sched_policy: SchedPolicy::default(),
             reported: false,
         }
     }
 
-    /// The queue and the lane of a worker that never ran.
-    pub fn into_parts(self) -> (ActiveQueue, Lane) {
-        (self.queue, self.lane)
+    /// The queue and the queue_io of a worker that never ran.
+    pub fn into_parts(self) -> (ActiveQueue, QueueIo) {
+        (self.queue, self.queue_io)
     }
 
     /// Serves the queue until `stop`, or until it is broken; then completes what is in flight, but for what the disk
     /// holds for an I/O error.
-    pub fn run(mut self, stop: &EventFd) -> Parked {
+    pub fn run(mut self, stop: &EventFd) -> StoppedQueue {
         if let Err(reason) = self.serve(stop) {
-            self.common.interrupt.needs_reset(&reason);
+            self.context.interrupt.needs_reset(&reason);
         }
         let drained = self.drain();
         if let Err(reason) = &drained {
-            self.common.interrupt.needs_reset(reason);
+            self.context.interrupt.needs_reset(reason);
         }
-        (self.queue, drained.is_ok().then_some(self.lane))
+        (self.queue, drained.is_ok().then_some(self.queue_io))
     }
 
-    fn serve(&mut self, stop: &EventFd) -> Result<(), Broken> {
+    fn serve(&mut self, stop: &EventFd) -> Result<(), DeviceError> {
         let epoll = self.watch(stop).map_err(|e| format!("epoll: {e}"))?;
         let mut events = [EpollEvent::default(); 3];
-        self.lane.retry();
+        self.queue_io.retry();
         // Whatever was signalled before we came, look first.
         let mut more = true;
         loop {
@@ -110,7 +110,7 @@ impl QueueWorker {
     /// None of the events is ever read: a kick is an edge, the engine resets its own, and the stop stays.
     fn watch(&self, stop: &EventFd) -> io::Result<Epoll> {
         let epoll = Epoll::new()?;
-        let engine = self.lane.engine().event().as_raw_fd();
+        let engine = self.queue_io.engine().event().as_raw_fd();
         for (fd, events, data) in [
             (stop.as_raw_fd(), EventSet::IN, STOP),
             (
@@ -127,14 +127,14 @@ impl QueueWorker {
 
     /// Does what can be done now, with one interrupt for all of it. Returns whether there is more to do
     /// without waiting; it gives up after one queue's worth, so that no guest can keep us from stopping.
-    fn pass(&mut self) -> Result<bool, Broken> {
+    fn pass(&mut self) -> Result<bool, DeviceError> {
         self.reap()?;
-        self.rules = self.common.rules_now();
-        let mem = self.common.mem.memory().into_inner();
+        self.limits = self.context.current_limits();
+        let mem = self.context.mem.memory().into_inner();
         self.queue.queue.disable_notification(&*mem).map_err(broken)?;
         let (mut exhausted, mut found) = (false, 0);
         for _ in 0..self.queue.queue.size() {
-            if !self.lane.has_room() {
+            if !self.queue_io.has_room() {
                 break;
             }
             let chain = self.queue.queue.iter(&*mem).map_err(broken)?.next();
@@ -153,7 +153,7 @@ impl QueueWorker {
             self.queue.queue.enable_notification(&*mem).map_err(broken)
         } else {
             // Without a free tag, a completion brings us back.
-            Ok(self.lane.has_room())
+            Ok(self.queue_io.has_room())
         }
     }
 
@@ -161,17 +161,17 @@ impl QueueWorker {
         &mut self,
         chain: DescriptorChain<&GuestMemMmap>,
         mem: &Arc<GuestMemMmap>,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), DeviceError> {
         let head = chain.head_index();
         self.layout.parse(mem, chain).map_err(broken)?;
         let (status, writable) = (self.layout.status(), self.layout.writable_len());
-        match self.layout.action(mem, &self.rules) {
+        match self.layout.action(mem, &self.limits) {
             Action::Finish(outcome, written) => {
                 self.answer(mem, head, status, outcome, used_len(written, writable))
             }
             Action::Submit(request) => {
                 // SAFETY: the layout made the buffers from `mem`.
-                let filled = unsafe { self.lane.submit(request, mem, (head, status, writable)) };
+                let filled = unsafe { self.queue_io.submit(request, mem, (head, status, writable)) };
                 if let Some(filled) = filled {
                     self.layout.swap_writable(filled);
                 }
@@ -180,26 +180,26 @@ impl QueueWorker {
         }
     }
 
-    fn kick(&mut self) -> Result<(), Broken> {
-        self.lane.kick().map_err(|e| format!("disk: {e}"))
+    fn kick(&mut self) -> Result<(), DeviceError> {
+        self.queue_io.kick().map_err(|e| format!("disk: {e}"))
     }
 
     /// Answers what the disk is done with, also what it was done with at once.
-    fn reap(&mut self) -> Result<(), Broken> {
-        while let Some(finished) = self.lane.complete() {
+    fn reap(&mut self) -> Result<(), DeviceError> {
+        while let Some(finished) = self.queue_io.complete() {
             self.finish(finished)?;
         }
         // Learns of what could not be sent on the way.
         self.kick()?;
-        if let Some(error) = self.lane.take_stopped() {
+        if let Some(error) = self.queue_io.take_io_stop() {
             tracing::warn!(queue = self.queue.index, %error, "disk request failed and is held");
-            (self.common.on_stop)(error);
+            (self.context.on_io_stop)(error);
         }
         Ok(())
     }
 
-    fn finish(&mut self, finished: Finished) -> Result<(), Broken> {
-        let Finished {
+    fn finish(&mut self, finished: FinishedRequest) -> Result<(), DeviceError> {
+        let FinishedRequest {
             mem,
             head,
             status,
@@ -208,7 +208,7 @@ impl QueueWorker {
             result,
         } = finished;
         let (outcome, written) = match result {
-            Ok(()) => (Status::Ok, if filled { writable } else { 0 }),
+            Ok(()) => (BlkStatus::Ok, if filled { writable } else { 0 }),
             Err(error) => {
                 // Once is news; a guest that tries again and again shall not fill the log.
                 if std::mem::replace(&mut self.reported, true) {
@@ -216,7 +216,7 @@ impl QueueWorker {
                 } else {
                     tracing::warn!(queue = self.queue.index, %error, "disk request failed");
                 }
-                (Status::IoError, 0)
+                (BlkStatus::IoError, 0)
             }
         };
         self.answer(&mem, head, status, outcome, used_len(written, writable))
@@ -227,9 +227,9 @@ impl QueueWorker {
         mem: &GuestMemMmap,
         head: u16,
         at: GuestAddress,
-        status: Status,
+        status: BlkStatus,
         len: u32,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), DeviceError> {
         mem.write_obj(status as u8, at).map_err(broken)?;
         self.queue.queue.add_used(mem, head, len).map_err(broken)?;
         self.unsignalled = true;
@@ -238,37 +238,37 @@ impl QueueWorker {
 
     fn signal(&mut self, mem: &GuestMemMmap) {
         if std::mem::take(&mut self.unsignalled) && self.queue.needs_notification(mem) {
-            self.common.interrupt.signal_queue(self.queue.index);
+            self.context.interrupt.signal_queue(self.queue.index);
         }
     }
 
     /// Completes what is in flight and takes nothing new. What is held stays so.
-    fn drain(&mut self) -> Result<(), Broken> {
+    fn drain(&mut self) -> Result<(), DeviceError> {
         loop {
             // A ring that cannot be written any more loses answers, not our wait for the disk.
             let reaped = self.reap();
             self.kick()?;
-            if !self.lane.engine().is_busy() {
-                let mem = self.common.mem.memory();
+            if !self.queue_io.engine().is_busy() {
+                let mem = self.context.mem.memory();
                 self.signal(&mem);
                 return Ok(());
             }
             if reaped.is_ok() {
-                self.lane.engine().wait();
+                self.queue_io.engine().wait();
             }
         }
     }
 }
 
-impl Common {
+impl WorkerContext {
     /// What requests are judged by at this moment.
-    fn rules_now(&self) -> Rules {
-        let mut rules = self.rules;
-        rules.capacity = self.disk.size() / SECTOR;
+    fn current_limits(&self) -> RequestLimits {
+        let mut limits = self.limits;
+        limits.capacity = self.disk.size() / SECTOR;
         if let Some(writeback) = &self.writeback {
-            rules.durable |= !writeback.load(Ordering::Relaxed);
+            limits.durable |= !writeback.load(Ordering::Relaxed);
         }
-        rules
+        limits
     }
 }
 
@@ -282,7 +282,7 @@ fn used_len(written: u32, writable: u32) -> u32 {
     }
 }
 
-fn broken(error: impl std::fmt::Display) -> Broken {
+fn broken(error: impl std::fmt::Display) -> DeviceError {
     error.to_string()
 }
 

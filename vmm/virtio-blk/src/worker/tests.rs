@@ -31,7 +31,7 @@ struct Bench {
     /// How the worker was scheduled at the last of them.
     policy: Arc<AtomicI32>,
     writeback: Arc<AtomicBool>,
-    thread: Option<JoinHandle<Parked>>,
+    thread: Option<JoinHandle<StoppedQueue>>,
     requests: u64,
 }
 
@@ -49,7 +49,7 @@ fn bench_with(event_idx: bool, depth: u16, error_policy: ErrorPolicy) -> Bench {
     };
     let disk = Disk::open_raw(file.into(), options).unwrap();
     let (engine, script) = Script::engine(depth);
-    let lane = Lane::new(engine, &disk).unwrap();
+    let queue_io = QueueIo::new(engine, &disk).unwrap();
     let driver = Driver::new(&mem, 0, SIZE, 0x1000);
     let mut bench = Bench {
         driver,
@@ -65,18 +65,18 @@ fn bench_with(event_idx: bool, depth: u16, error_policy: ErrorPolicy) -> Bench {
         requests: 0,
     };
     let queue = bench.driver.queue(event_idx);
-    bench.run((queue, lane));
+    bench.run((queue, queue_io));
     bench
 }
 
 impl Bench {
-    fn run(&mut self, parts: (ActiveQueue, Lane)) {
+    fn run(&mut self, parts: (ActiveQueue, QueueIo)) {
         let (stops, policy) = (Arc::clone(&self.stops), Arc::clone(&self.policy));
-        let common = Common {
+        let context = WorkerContext {
             mem: self.mem.clone(),
             interrupt: Arc::clone(&self.interrupts) as _,
             disk: self.disk.clone(),
-            rules: Rules {
+            limits: RequestLimits {
                 capacity: 0,
                 block: 1,
                 max_range: 1 << 10,
@@ -85,13 +85,13 @@ impl Bench {
                 serial: [0; SERIAL_LEN],
             },
             writeback: Some(Arc::clone(&self.writeback)),
-            on_stop: Arc::new(move |error| {
+            on_io_stop: Arc::new(move |error| {
                 // SAFETY: asks for the calling thread's policy.
                 policy.store(unsafe { libc::sched_getscheduler(0) }, Ordering::SeqCst);
                 stops.lock().unwrap().push(error);
             }),
         };
-        let worker = QueueWorker::new(parts, common);
+        let worker = QueueWorker::new(parts, context);
         let stop = self.stop.try_clone().unwrap();
         self.thread = Some(thread::spawn(move || worker.run(&stop)));
     }
@@ -129,7 +129,7 @@ impl Bench {
         self.mem.memory().read_obj(GuestAddress(at)).unwrap()
     }
 
-    fn stopped(&mut self) -> Parked {
+    fn stopped(&mut self) -> StoppedQueue {
         self.thread.take().unwrap().join().unwrap()
     }
 }
@@ -176,7 +176,7 @@ fn stopping_waits_for_what_is_in_flight_and_takes_nothing_new() {
     settle();
     assert!(!bench.thread.as_ref().unwrap().is_finished());
     bench.done(&[submitted[1].tag]);
-    let (queue, lane) = bench.stopped();
+    let (queue, queue_io) = bench.stopped();
     assert_eq!(
         (bench.driver.wait(), bench.driver.wait(), bench.driver.wait()),
         ((6, 4097), (0, 0), (3, 4097))
@@ -186,7 +186,7 @@ fn stopping_waits_for_what_is_in_flight_and_takes_nothing_new() {
     assert!(bench.interrupts.queue() > 0);
     // And goes on with the fourth.
     bench.stop.read().unwrap();
-    bench.run((queue, lane.unwrap()));
+    bench.run((queue, queue_io.unwrap()));
     let fourth = bench.submitted(4)[3].tag;
     bench.done(&[fourth]);
     assert_eq!(bench.driver.wait().0, 9);
@@ -303,9 +303,9 @@ fn a_broken_disk_costs_the_device() {
     bench.script.break_down();
     bench.add(0, &[(DATA, 512, WRITE)]);
     bench.driver.kick();
-    let (queue, lane) = bench.stopped();
+    let (queue, queue_io) = bench.stopped();
     assert!(bench.interrupts.reset().unwrap().starts_with("disk: "));
-    assert!(lane.is_none() && bench.script.is_dropped());
+    assert!(queue_io.is_none() && bench.script.is_dropped());
     assert_eq!(queue.index, 0);
 }
 
@@ -330,10 +330,10 @@ fn a_held_request_outlives_a_pause() {
     settle();
     assert_eq!((bench.driver.used(), bench.status(status)), (None, 0xff));
     bench.stop.write(1).unwrap();
-    let (queue, lane) = bench.stopped();
+    let (queue, queue_io) = bench.stopped();
     assert_eq!(bench.script.made().len(), 3);
     bench.stop.read().unwrap();
-    bench.run((queue, lane.unwrap()));
+    bench.run((queue, queue_io.unwrap()));
     let again = bench.submitted(5);
     assert_eq!([again[3], again[4]], [tags[0], flush]);
     // And once more in vain.
@@ -344,10 +344,10 @@ fn a_held_request_outlives_a_pause() {
         (bench.stops.lock().unwrap().len() == 2).then_some(())
     });
     bench.stop.write(1).unwrap();
-    let (_, lane) = bench.stopped();
+    let (_, queue_io) = bench.stopped();
     // A reset forgets what is held.
-    let mut lane = lane.unwrap();
-    lane.abandon().unwrap();
+    let mut queue_io = queue_io.unwrap();
+    queue_io.abandon().unwrap();
     assert_eq!(bench.script.made().len(), 5);
     assert_eq!(bench.driver.used(), None);
 }

@@ -10,7 +10,7 @@ use husk_devices::GuestMem;
 use husk_devices::virtio::testing::{Descriptor, Driver, Interrupts, WRITE, memory};
 use husk_devices::virtio::{Activation, ActiveQueue, VirtioDevice};
 use husk_disk::{Disk, EngineKind, ErrorPolicy, Options};
-use husk_virtio_blk::{Blk, BlkHandle, Setup};
+use husk_virtio_blk::{Blk, BlkHandle, BlkSetup};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
 pub const IN: u32 = 0;
@@ -62,13 +62,13 @@ pub fn blk(
     stops: &Arc<Mutex<Vec<io::Error>>>,
 ) -> (Blk, BlkHandle) {
     let stops = Arc::clone(stops);
-    let setup = Setup {
+    let setup = BlkSetup {
         id: "test".into(),
         disk,
         serial: "serial-0123456789abcdef".into(),
         queues,
         engine,
-        on_stop: Arc::new(move |error| stops.lock().unwrap().push(error)),
+        on_io_stop: Arc::new(move |error| stops.lock().unwrap().push(error)),
     };
     Blk::new(setup).unwrap()
 }

@@ -13,22 +13,22 @@ use vm_memory::GuestAddress;
 use crate::request::mark_dirty;
 
 /// Segments whose memory a finished request keeps for the next one.
-const KEPT_SEGMENTS: usize = 64;
+const SPARE_SEGMENTS: usize = 64;
 
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct QueueIo {
     // Before `pending`, and so dropped before the memory that it reads and writes.
     engine: Engine,
     disk: DiskId,
     /// By tag, as many as were ever used.
-    pending: Vec<Pending>,
+    pending: Vec<PendingRequest>,
     /// Tags not in flight. The last freed is used first: its memory is warm.
     free: Vec<u16>,
 }
 
 /// A request the disk has.
 #[derive(Debug, Default)]
-pub(crate) struct Pending {
+pub(crate) struct PendingRequest {
     /// Keeps the memory mapped until the disk is done with it.
     mem: Option<Arc<GuestMemMmap>>,
     pub head: u16,
@@ -40,7 +40,7 @@ pub(crate) struct Pending {
 }
 
 /// A request the disk is done with.
-pub(crate) struct Finished {
+pub(crate) struct FinishedRequest {
     pub mem: Arc<GuestMemMmap>,
     pub head: u16,
     pub status: GuestAddress,
@@ -51,8 +51,8 @@ pub(crate) struct Finished {
     pub result: io::Result<()>,
 }
 
-impl Lane {
-    /// A lane to `disk` alone.
+impl QueueIo {
+    /// A queue_io to `disk` alone.
     pub fn new(mut engine: Engine, disk: &Disk) -> io::Result<Self> {
         let disk = engine.attach(disk)?;
         let free = (0..engine.depth()).rev().collect();
@@ -73,7 +73,7 @@ impl Lane {
         !self.free.is_empty()
     }
 
-    /// Submits a request. There is [room](Lane::has_room). `swap_filled` exchanges an old list of segments for the
+    /// Submits a request. There is [room](QueueIo::has_room). `swap_filled` exchanges an old list of segments for the
     /// segments that a read fills.
     ///
     /// # Safety
@@ -91,7 +91,7 @@ impl Lane {
         unsafe { self.engine.submit(tag, self.disk, request) };
         let index = usize::from(tag);
         if self.pending.len() <= index {
-            self.pending.resize_with(index + 1, Pending::default);
+            self.pending.resize_with(index + 1, PendingRequest::default);
         }
         let pending = &mut self.pending[index];
         pending.mem = Some(Arc::clone(mem));
@@ -104,7 +104,7 @@ impl Lane {
     }
 
     /// The next request the disk is done with.
-    pub fn complete(&mut self) -> Option<Finished> {
+    pub fn complete(&mut self) -> Option<FinishedRequest> {
         loop {
             let completion = self.engine.complete()?;
             let pending = &mut self.pending[usize::from(completion.tag)];
@@ -116,8 +116,8 @@ impl Lane {
             mark_dirty(&mem, &pending.filled);
             let filled = !pending.filled.is_empty();
             pending.filled.clear();
-            pending.filled.shrink_to(KEPT_SEGMENTS);
-            return Some(Finished {
+            pending.filled.shrink_to(SPARE_SEGMENTS);
+            return Some(FinishedRequest {
                 mem,
                 head: pending.head,
                 status: pending.status,
@@ -129,7 +129,7 @@ impl Lane {
     }
 
     /// The error for which the disk began to hold requests, once.
-    pub fn take_stopped(&mut self) -> Option<io::Error> {
+    pub fn take_io_stop(&mut self) -> Option<io::Error> {
         self.engine.take_stopped().map(|stopped| stopped.error)
     }
 
@@ -141,7 +141,7 @@ impl Lane {
     /// Forgets every request, waiting for those that have begun.
     ///
     /// # Errors
-    /// The engine is broken; the lane is to be dropped.
+    /// The engine is broken; the queue_io is to be dropped.
     pub fn abandon(&mut self) -> io::Result<()> {
         let policy = self.engine.disk(self.disk).map(Disk::error_policy);
         self.engine.set_error_policy(self.disk, ErrorPolicy::Report)?;
