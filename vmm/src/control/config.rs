@@ -7,7 +7,7 @@ use husk_disk::DiskReader;
 use husk_proto::fds::FdReceiver;
 use husk_proto::vmm::v1::boot::Source as BootSource;
 use husk_proto::vmm::v1::{self as pb, VmConfig};
-use husk_virtio_net::Setup as NetSetup;
+use husk_virtio_net::NetSetup;
 use husk_virtio_scsi::{Medium, NewUnit};
 use tonic::Status;
 use uuid::Uuid;

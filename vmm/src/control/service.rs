@@ -5,7 +5,7 @@ use std::pin::Pin;
 use husk_proto::fds::FdReceiver;
 use husk_proto::vmm::v1::vmm_server::Vmm;
 use husk_proto::vmm::v1::{self as pb};
-use husk_virtio_net::Setup;
+use husk_virtio_net::NetSetup;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio_stream::{Stream, StreamExt, wrappers::BroadcastStream};
 use tonic::{Request, Response, Status};
@@ -44,7 +44,7 @@ pub enum VmmCommand {
     /// Remove the SCSI disk of that id.
     RemoveDisk(String, Reply<pb::RemoveDiskResponse>),
     /// Plug a NIC in: its PCI slot.
-    AddNic(Box<Setup>, Reply<u32>),
+    AddNic(Box<NetSetup>, Reply<u32>),
     /// Have the guest give the NIC of that id up.
     RemoveNic(String, Reply<()>),
     /// Pull the cable of the NIC of that id, or plug it in.

@@ -11,9 +11,9 @@ use husk_devices::legacy::power::PowerEvent;
 use husk_devices::legacy::serial::SerialPort;
 use husk_devices::pci::{PciRoot, PciRootError, SLOTS};
 use husk_devices::virtio::balloon::BalloonHandle;
-use husk_devices::virtio::transport::{VirtioPciError, VirtioPci};
+use husk_devices::virtio::transport::{VirtioPci, VirtioPciError};
 use husk_virtio_blk::BlkHandle;
-use husk_virtio_net::Setup as NetSetup;
+use husk_virtio_net::NetSetup;
 use husk_virtio_scsi::{NewUnit, ScsiHandle};
 use kvm_bindings::{
     KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_clock_data, kvm_irqchip,

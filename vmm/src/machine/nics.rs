@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use husk_devices::GuestMem;
 use husk_devices::pci::{PciHotplug, PciRoot, PciRootError};
-use husk_devices::virtio::transport::{VirtioPciError, VirtioPci};
-use husk_virtio_net::{Mac, Net, NetHandle, Setup};
+use husk_devices::virtio::transport::{VirtioPci, VirtioPciError};
+use husk_virtio_net::{Mac, Net, NetHandle, NetSetup};
 use tokio::sync::oneshot;
 
 use super::virtio;
@@ -61,7 +61,7 @@ pub struct Nic {
 
 impl Nic {
     /// Makes the device, and the entry for it in a slot still to be chosen.
-    pub(super) fn make(setup: Setup) -> Result<(Box<Net>, Nic), NicError> {
+    pub(super) fn make(setup: NetSetup) -> Result<(Box<Net>, Nic), NicError> {
         let (id, mac) = (setup.id.clone(), setup.mac);
         let pairs = setup.pairs.len();
         let vhost = setup.pairs.iter().any(|pair| pair.vhost.is_some());
@@ -125,7 +125,11 @@ impl NicTable {
     }
 
     /// Plugs a NIC in and tells the guest.
-    pub(super) fn add(&mut self, setup: Setup, to: &HotplugContext<'_>) -> Result<Arc<VirtioPci>, NicError> {
+    pub(super) fn add(
+        &mut self,
+        setup: NetSetup,
+        to: &HotplugContext<'_>,
+    ) -> Result<Arc<VirtioPci>, NicError> {
         if self.table.iter().any(|nic| nic.handle.id() == setup.id) {
             return Err(NicError::Exists(setup.id));
         }
@@ -145,7 +149,11 @@ impl NicTable {
     }
 
     /// Asks the guest to give a NIC up. The answer comes, if ever, when it has, and nothing of the NIC is left.
-    pub(super) fn remove(&mut self, id: &str, hotplug: &PciHotplug) -> Result<oneshot::Receiver<()>, NicError> {
+    pub(super) fn remove(
+        &mut self,
+        id: &str,
+        hotplug: &PciHotplug,
+    ) -> Result<oneshot::Receiver<()>, NicError> {
         let nic = self.find(id)?;
         if !nic.pluggable {
             return Err(NicError::Fixed(id.to_owned()));

@@ -8,7 +8,7 @@ use husk_devices::virtio::balloon::{Balloon, BalloonHandle};
 use husk_devices::virtio::rng::Rng;
 use husk_disk::EngineKind;
 use husk_virtio_blk::{Blk, BlkHandle, BlkSetup};
-use husk_virtio_net::Setup as NetSetup;
+use husk_virtio_net::NetSetup;
 use husk_virtio_scsi::{NewUnit, Scsi, ScsiHandle};
 
 use super::nics::Nic;

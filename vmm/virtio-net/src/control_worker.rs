@@ -14,14 +14,14 @@ use vm_memory::{Bytes, GuestAddressSpace};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::buffers::{Broken, broken};
-use crate::command::{Payload, parse};
-use crate::control::{State, Wiring, execute};
+use crate::control_command::{Payload, parse};
+use crate::control_state::{ControlState, Datapath, execute};
 use crate::handle::Shared;
+use crate::rx_buffers::{DeviceError, broken};
 
 const STOP: u64 = 0;
 const KICK: u64 = 1;
-const BELL: u64 = 2;
+const WAKEUP: u64 = 2;
 const ERROR: u64 = 3;
 /// And after it, one for each of the calls.
 const CALL: u64 = 4;
@@ -31,11 +31,11 @@ const BURST: u32 = 128;
 const INTERVAL: Duration = Duration::from_millis(5);
 
 /// What a worker leaves behind.
-pub(crate) type Parked = (Option<ActiveQueue>, State);
+pub(crate) type StoppedControl = (Option<ActiveQueue>, ControlState);
 
 /// A queue of vhost whose interrupts the driver has at no vector, and what vhost rings for it.
 #[derive(Debug)]
-pub(crate) struct Call {
+pub(crate) struct VhostCall {
     pub queue: u16,
     pub event: EventFd,
 }
@@ -43,12 +43,12 @@ pub(crate) struct Call {
 /// The control queue, if the driver has one, and what is to be watched.
 pub(crate) struct ControlWorker {
     pub queue: Option<ActiveQueue>,
-    pub state: State,
-    pub wiring: Wiring,
+    pub state: ControlState,
+    pub datapath: Datapath,
     pub mem: GuestMem,
     pub interrupt: Arc<dyn VirtioInterrupt>,
     pub shared: Arc<Shared>,
-    pub calls: Vec<Call>,
+    pub calls: Vec<VhostCall>,
     /// Rung by vhost when a ring is broken.
     pub error: Option<EventFd>,
 }
@@ -88,14 +88,14 @@ impl Throttle {
 
 impl ControlWorker {
     /// Serves until `stop`, or until the control queue is broken.
-    pub fn run(mut self, stop: &EventFd) -> Parked {
+    pub fn run(mut self, stop: &EventFd) -> StoppedControl {
         if let Err(reason) = self.serve(stop) {
             self.interrupt.needs_reset(&reason);
         }
         (self.queue, self.state)
     }
 
-    fn serve(&mut self, stop: &EventFd) -> Result<(), Broken> {
+    fn serve(&mut self, stop: &EventFd) -> Result<(), DeviceError> {
         let epoll = self.watch(stop).map_err(|e| format!("epoll: {e}"))?;
         let mut events = [EpollEvent::default(); 8];
         let mut throttle = Throttle::new(Instant::now());
@@ -121,12 +121,12 @@ impl ControlWorker {
                 match event.data() {
                     STOP => return Ok(()),
                     KICK => more = true,
-                    BELL => {
-                        let _ = self.shared.bell.read();
+                    WAKEUP => {
+                        let _ = self.shared.wakeup.read();
                         self.follow_link()?;
                     }
                     ERROR => return Err("vhost: a ring is broken".into()),
-                    call => self.pass_on((call - CALL) as usize),
+                    call => self.forward_interrupt((call - CALL) as usize),
                 }
             }
         }
@@ -142,7 +142,7 @@ impl ControlWorker {
             )
         };
         add(stop, EventSet::IN, STOP)?;
-        add(&self.shared.bell, EventSet::IN, BELL)?;
+        add(&self.shared.wakeup, EventSet::IN, WAKEUP)?;
         if let Some(queue) = &self.queue {
             add(&queue.kick, EventSet::IN | EventSet::EDGE_TRIGGERED, KICK)?;
         }
@@ -155,15 +155,15 @@ impl ControlWorker {
         Ok(epoll)
     }
 
-    fn follow_link(&mut self) -> Result<(), Broken> {
-        self.wiring
+    fn follow_link(&mut self) -> Result<(), DeviceError> {
+        self.datapath
             .apply_link(&self.state, self.shared.link())
             .map_err(|e| format!("link: {e}"))
     }
 
     /// Tells the driver what vhost cannot.
-    fn pass_on(&self, call: usize) {
-        if let Some(Call { queue, event }) = self.calls.get(call) {
+    fn forward_interrupt(&self, call: usize) {
+        if let Some(VhostCall { queue, event }) = self.calls.get(call) {
             let _ = event.read();
             self.interrupt.signal_queue(*queue);
         }
@@ -171,7 +171,7 @@ impl ControlWorker {
 
     /// Carries out at most one queue's worth of commands, so that no guest can keep us from stopping. Returns whether
     /// there are more.
-    fn pass(&mut self, throttle: &mut Throttle) -> Result<bool, Broken> {
+    fn pass(&mut self, throttle: &mut Throttle) -> Result<bool, DeviceError> {
         let Some(mut active) = self.queue.take() else {
             return Ok(false);
         };
@@ -180,7 +180,11 @@ impl ControlWorker {
         outcome.map_err(|reason| format!("control queue: {reason}"))
     }
 
-    fn serve_queue(&mut self, active: &mut ActiveQueue, throttle: &mut Throttle) -> Result<bool, Broken> {
+    fn serve_queue(
+        &mut self,
+        active: &mut ActiveQueue,
+        throttle: &mut Throttle,
+    ) -> Result<bool, DeviceError> {
         let mem = self.mem.memory();
         active.queue.disable_notification(&*mem).map_err(broken)?;
         let (mut used, mut exhausted) = (false, false);
@@ -215,14 +219,14 @@ impl ControlWorker {
         readable: &[Segment],
         writable: &[Segment],
         throttle: &mut Throttle,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), DeviceError> {
         let ack = writable
             .iter()
             .find(|segment| segment.len != 0)
             .ok_or("a command without a place for its answer")?;
         let command = parse(Payload::new(mem, readable), self.state.features);
         let ok = command.is_some_and(|command| {
-            let outcome = execute(command, &mut self.state, &mut self.wiring, &self.shared);
+            let outcome = execute(command, &mut self.state, &mut self.datapath, &self.shared);
             if outcome.costly {
                 throttle.charge();
             }

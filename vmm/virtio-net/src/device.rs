@@ -8,11 +8,11 @@ use husk_devices::virtio::{ActivateError, Activation, ActiveQueue, VirtioDevice,
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
+use crate::active::{ActiveDevice, NetResources};
 use crate::config::CONFIG_SIZE;
-use crate::control::State;
+use crate::control_state::ControlState;
 use crate::filter::Mac;
 use crate::handle::{NetHandle, Shared};
-use crate::running::{Parts, Running};
 use crate::tap::{Tap, TapFilter};
 use crate::vhost::VhostPair;
 use crate::{CONTROL_QUEUE_SIZE, MAX_PAIRS, QUEUE_SIZE, config};
@@ -32,7 +32,7 @@ pub struct QueuePair {
 
 /// What a device is made of.
 #[derive(Debug)]
-pub struct Setup {
+pub struct NetSetup {
     /// The device is called `net-{id}` in logs and thread names.
     pub id: String,
     /// Its address, until the driver sets another.
@@ -51,10 +51,10 @@ pub struct Net {
     mac: Mac,
     offered: u64,
     queue_sizes: Vec<u16>,
-    parts: Parts,
+    resources: NetResources,
     /// What the driver set, while no worker has it.
-    state: Option<State>,
-    running: Option<Running>,
+    state: Option<ControlState>,
+    active: Option<ActiveDevice>,
 }
 
 impl Net {
@@ -63,7 +63,7 @@ impl Net {
     ///
     /// # Errors
     /// A file is not what it should be, or the kernel refuses it.
-    pub fn new(setup: Setup) -> io::Result<(Self, NetHandle)> {
+    pub fn new(setup: NetSetup) -> io::Result<(Self, NetHandle)> {
         let invalid = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, what.to_owned()));
         let count = setup.pairs.len();
         if count == 0 || count > MAX_PAIRS {
@@ -99,14 +99,14 @@ impl Net {
         let features = config::features(taps[0].has_uso(), mtu, pairs);
         let mut queue_sizes = vec![QUEUE_SIZE; 2 * taps.len()];
         queue_sizes.push(CONTROL_QUEUE_SIZE);
-        let bell = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+        let wakeup = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
         let name = format!("net-{id}");
-        let shared = Shared::new(id, mac, link, bell);
+        let shared = Shared::new(id, mac, link, wakeup);
         let net = Self {
             mac,
             offered: vhost.iter().fold(features, |all, pair| pair.limit(all)),
             queue_sizes,
-            parts: Parts {
+            resources: NetResources {
                 name,
                 mtu,
                 shared: Arc::clone(&shared),
@@ -114,29 +114,29 @@ impl Net {
                 vhost: vhost.into_iter().map(Arc::new).collect(),
             },
             state: None,
-            running: None,
+            active: None,
         };
-        net.settle_taps()?;
+        net.reset_taps()?;
         Ok((net, NetHandle(shared)))
     }
 
     /// Sets the taps to what a new driver expects: no offloads, no filter, one queue.
-    fn settle_taps(&self) -> io::Result<()> {
-        self.parts.taps[1..]
+    fn reset_taps(&self) -> io::Result<()> {
+        self.resources.taps[1..]
             .iter()
             .try_for_each(|tap| tap.attach(false))?;
-        self.parts.taps[0].set_filter(&TapFilter::default())?;
-        self.parts.taps[0].set_offloads(0)
+        self.resources.taps[0].set_filter(&TapFilter::default())?;
+        self.resources.taps[0].set_offloads(0)
     }
 
     fn pairs(&self) -> u16 {
-        self.parts.taps.len() as u16
+        self.resources.taps.len() as u16
     }
 }
 
 impl VirtioDevice for Net {
     fn name(&self) -> &str {
-        &self.parts.name
+        &self.resources.name
     }
 
     fn device_type(&self) -> u32 {
@@ -161,10 +161,10 @@ impl VirtioDevice for Net {
 
     fn read_config(&self, offset: u64, data: &mut [u8]) {
         let space = config::space(
-            self.parts.shared.mac(),
-            self.parts.shared.status(),
+            self.resources.shared.mac(),
+            self.resources.shared.status(),
             self.pairs(),
-            self.parts.mtu,
+            self.resources.mtu,
         );
         config_space::read(&space, offset, data);
     }
@@ -173,25 +173,28 @@ impl VirtioDevice for Net {
         let features = activation.features;
         let interrupt = Arc::clone(&activation.interrupt);
         let mac = self.mac;
-        let state = self.state.take().unwrap_or_else(|| State::new(features, mac));
-        self.running = Some(Running::start(&self.parts, activation, state)?);
-        self.parts.shared.set_driver(Some((interrupt, features)));
+        let state = self
+            .state
+            .take()
+            .unwrap_or_else(|| ControlState::new(features, mac));
+        self.active = Some(ActiveDevice::start(&self.resources, activation, state)?);
+        self.resources.shared.set_driver(Some((interrupt, features)));
         Ok(())
     }
 
     fn reset(&mut self) {
-        self.parts.shared.set_driver(None);
+        self.resources.shared.set_driver(None);
         self.quiesce();
         self.state = None;
-        self.parts.shared.set_mac(self.mac);
-        self.parts.shared.announced();
-        if let Err(error) = self.settle_taps() {
-            tracing::warn!(device = self.parts.name, %error, "tap not reset");
+        self.resources.shared.set_mac(self.mac);
+        self.resources.shared.announced();
+        if let Err(error) = self.reset_taps() {
+            tracing::warn!(device = self.resources.name, %error, "tap not reset");
         }
     }
 
     fn quiesce(&mut self) -> Option<Vec<ActiveQueue>> {
-        let (queues, state) = self.running.take()?.stop(&self.parts);
+        let (queues, state) = self.active.take()?.stop(&self.resources);
         self.state = state;
         Some(queues)
     }

@@ -22,7 +22,7 @@ pub(crate) struct Shared {
     pub received: Totals,
     pub sent: Totals,
     /// Rung when the link changes.
-    pub bell: EventFd,
+    pub wakeup: EventFd,
     /// Of the driver, while there is one, with the features it negotiated.
     driver: Mutex<Option<(Arc<dyn VirtioInterrupt>, u64)>>,
 }
@@ -37,7 +37,7 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
-    pub fn new(id: String, mac: Mac, link: bool, bell: EventFd) -> Arc<Self> {
+    pub fn new(id: String, mac: Mac, link: bool, wakeup: EventFd) -> Arc<Self> {
         let shared = Self {
             id,
             mac: AtomicU64::default(),
@@ -45,7 +45,7 @@ impl Shared {
             announce: AtomicBool::new(false),
             received: Totals::default(),
             sent: Totals::default(),
-            bell,
+            wakeup,
             driver: Mutex::default(),
         };
         shared.set_mac(mac);
@@ -119,8 +119,8 @@ impl NetHandle {
         if self.0.link.swap(up, Ordering::AcqRel) == up {
             return;
         }
-        // A full counter is a bell that rings already.
-        let _ = self.0.bell.write(1);
+        // A full counter is a wakeup that rings already.
+        let _ = self.0.wakeup.write(1);
         if let Some(interrupt) = self.0.driver_with(1 << VIRTIO_NET_F_STATUS) {
             interrupt.signal_config();
         }

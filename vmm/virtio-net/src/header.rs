@@ -23,7 +23,7 @@ pub(crate) const MAX_FRAME: usize = ETHERNET_LEN + 2 * VLAN_LEN + 40 + 65_535;
 
 /// Why a frame of the driver is not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Refused {
+pub(crate) enum FrameError {
     #[error("no room for a frame's header")]
     Short,
     #[error("a frame longer than any")]
@@ -76,12 +76,12 @@ impl Header {
 
     /// What of the header goes to the tap with a frame of `len` bytes, if the driver may ask for it (section
     /// 5.1.6.2): `features` are the negotiated ones. Everything it has no say in is left out.
-    pub fn admit(self, features: u64, len: usize) -> Result<Self, Refused> {
+    pub fn admit(self, features: u64, len: usize) -> Result<Self, FrameError> {
         if len < ETHERNET_LEN {
-            return Err(Refused::Short);
+            return Err(FrameError::Short);
         }
         if len > MAX_FRAME {
-            return Err(Refused::Long);
+            return Err(FrameError::Long);
         }
         let has = |bit: u32| features & 1 << bit != 0;
         let checksum = u32::from(self.flags) & VIRTIO_NET_HDR_F_NEEDS_CSUM != 0;
@@ -96,15 +96,15 @@ impl Header {
             _ => false,
         };
         if !negotiated || checksum && !has(VIRTIO_NET_F_CSUM) || ecn && !(tcp && has(VIRTIO_NET_F_HOST_ECN)) {
-            return Err(Refused::Offload);
+            return Err(FrameError::Offload);
         }
         // The checksum is two bytes in the frame.
         if checksum && usize::from(self.csum_start) + usize::from(self.csum_offset) + 2 > len {
-            return Err(Refused::Checksum);
+            return Err(FrameError::Checksum);
         }
         let segmented = kind != VIRTIO_NET_HDR_GSO_NONE;
         if segmented && (self.gso_size == 0 || !checksum) {
-            return Err(Refused::Segments);
+            return Err(FrameError::Segments);
         }
         Ok(Self {
             flags: if checksum {
@@ -160,23 +160,26 @@ mod tests {
             assert_eq!(header(1, kind, 1448).admit(ALL, 9000), Ok(header(1, kind, 1448)));
             assert_eq!(
                 header(1, kind, 1448).admit(ALL & !(1 << bit), 9000),
-                Err(Refused::Offload)
+                Err(FrameError::Offload)
             );
         }
-        assert_eq!(header(1, 0, 0).admit(ALL & !1, 9000), Err(Refused::Offload));
+        assert_eq!(header(1, 0, 0).admit(ALL & !1, 9000), Err(FrameError::Offload));
         for unknown in [2, 3, 6, 0x7f, 0x80, 0x85] {
-            assert_eq!(header(1, unknown, 1448).admit(ALL, 9000), Err(Refused::Offload));
+            assert_eq!(
+                header(1, unknown, 1448).admit(ALL, 9000),
+                Err(FrameError::Offload)
+            );
         }
     }
 
     #[test]
     fn what_makes_no_sense_is_refused() {
-        assert_eq!(header(0, 1, 1448).admit(ALL, 9000), Err(Refused::Segments));
-        assert_eq!(header(1, 1, 0).admit(ALL, 9000), Err(Refused::Segments));
-        assert_eq!(header(1, 0, 0).admit(ALL, 51), Err(Refused::Checksum));
+        assert_eq!(header(0, 1, 1448).admit(ALL, 9000), Err(FrameError::Segments));
+        assert_eq!(header(1, 1, 0).admit(ALL, 9000), Err(FrameError::Segments));
+        assert_eq!(header(1, 0, 0).admit(ALL, 51), Err(FrameError::Checksum));
         assert!(header(1, 0, 0).admit(ALL, 52).is_ok());
-        assert_eq!(header(0, 0, 0).admit(ALL, 13), Err(Refused::Short));
-        assert_eq!(header(0, 0, 0).admit(ALL, MAX_FRAME + 1), Err(Refused::Long));
+        assert_eq!(header(0, 0, 0).admit(ALL, 13), Err(FrameError::Short));
+        assert_eq!(header(0, 0, 0).admit(ALL, MAX_FRAME + 1), Err(FrameError::Long));
     }
 
     #[test]

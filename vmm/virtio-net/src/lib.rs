@@ -4,31 +4,31 @@
 //! Nothing here opens anything: taps and vhost come as open files, and no capability is needed for what is done to
 //! them. The control queue is always served here.
 
-mod buffers;
-mod command;
+mod active;
 mod config;
-mod control;
+mod control_command;
+mod control_state;
 mod control_worker;
 mod counters;
 mod device;
 mod filter;
 mod handle;
 mod header;
-mod pair;
-mod quiet;
-mod running;
+mod pair_worker;
 mod rx;
+mod rx_buffers;
 mod slices;
 mod tap;
 mod tx;
-mod used;
+mod tx_coalescing;
+mod used_batch;
 mod vhost;
 
 #[cfg(test)]
 mod tests;
 
 pub use counters::Counters;
-pub use device::{Net, QueuePair, Setup};
+pub use device::{Net, NetSetup, QueuePair};
 pub use filter::Mac;
 pub use handle::NetHandle;
 

@@ -10,13 +10,13 @@ use husk_devices::GuestMemMmap;
 use husk_devices::virtio::ActiveQueue;
 use virtio_queue::{Queue, QueueT};
 
-use crate::buffers::{Broken, Buffers, broken};
 use crate::counters::Counters;
 use crate::filter::Filter;
 use crate::header::{ETHERNET_LEN, HEADER_LEN, MAX_FRAME, NUM_BUFFERS_OFFSET, VLAN_LEN};
-use crate::quiet::SHORT;
+use crate::rx_buffers::{DeviceError, RxBuffers, broken};
 use crate::tap::Tap;
-use crate::used::UsedBatch;
+use crate::tx_coalescing::SHORT_FRAME_BYTES;
+use crate::used_batch::UsedBatch;
 
 /// Frames after which the driver is told and other work is looked at.
 pub(crate) const BATCH: usize = 64;
@@ -42,7 +42,7 @@ enum Step {
 
 /// The receiving half of a pair.
 pub(crate) struct Receiver {
-    buffers: Buffers,
+    buffers: RxBuffers,
     spill: Box<[u8]>,
     /// Length of a frame that waits for buffers, and how much of it is in those there are.
     held: Option<(usize, usize)>,
@@ -55,7 +55,7 @@ pub(crate) struct Receiver {
 }
 
 /// What came of a pass.
-pub(crate) struct Outcome {
+pub(crate) struct PassOutcome {
     /// Frames there were.
     pub frames: usize,
     /// Their lengths' sum.
@@ -66,11 +66,11 @@ pub(crate) struct Outcome {
     pub interrupt: bool,
 }
 
-impl Outcome {
+impl PassOutcome {
     /// How many frames there would have been without segmentation offload, for all that matters: 0, 1 or more.
     pub fn requests(&self) -> usize {
         match self.bytes {
-            SHORT.. => self.frames.max(2),
+            SHORT_FRAME_BYTES.. => self.frames.max(2),
             _ => self.frames,
         }
     }
@@ -80,7 +80,7 @@ impl Receiver {
     /// Frames are put into several buffers if `mergeable`. Longer ones than the negotiated `mtu` are dropped.
     pub fn new(mergeable: bool, mtu: Option<u16>) -> Self {
         Self {
-            buffers: Buffers::default(),
+            buffers: RxBuffers::default(),
             spill: vec![0; SPILL].into(),
             held: None,
             expect: LEAST,
@@ -98,7 +98,7 @@ impl Receiver {
         active: &mut ActiveQueue,
         mem: &Arc<GuestMemMmap>,
         filter: &Filter,
-    ) -> Result<Outcome, Broken> {
+    ) -> Result<PassOutcome, DeviceError> {
         let queue = &mut active.queue;
         queue.disable_notification(&**mem).map_err(broken)?;
         let (mut interrupt, mut last, mut frames) = (false, Step::Frame, 0);
@@ -116,7 +116,7 @@ impl Receiver {
             Step::Empty => false,
             Step::Starved => queue.enable_notification(&**mem).map_err(broken)?,
         };
-        Ok(Outcome {
+        Ok(PassOutcome {
             frames,
             bytes: (self.counters.bytes - before) as usize,
             again,
@@ -137,7 +137,7 @@ impl Receiver {
         mem: &Arc<GuestMemMmap>,
         filter: &Filter,
         interrupt: &mut bool,
-    ) -> Result<Step, Broken> {
+    ) -> Result<Step, DeviceError> {
         if self.held.is_none() {
             match self.read(tap, queue, mem, filter)? {
                 (Step::Frame, Some(held)) => self.held = Some(held),
@@ -173,7 +173,7 @@ impl Receiver {
         queue: &mut Queue,
         mem: &Arc<GuestMemMmap>,
         filter: &Filter,
-    ) -> Result<(Step, Option<(usize, usize)>), Broken> {
+    ) -> Result<(Step, Option<(usize, usize)>), DeviceError> {
         let want = if self.mergeable { self.expect } else { 1 };
         self.buffers.fill(mem, queue, want)?;
         if self.buffers.room() == 0 {
@@ -236,7 +236,7 @@ impl Receiver {
         queue: &mut Queue,
         len: usize,
         interrupt: &mut bool,
-    ) -> Result<(), Broken> {
+    ) -> Result<(), DeviceError> {
         let mut count = 0_u16;
         let mut room = 0;
         for buffer in self.buffers.iter() {

@@ -8,13 +8,13 @@ use husk_devices::virtio::chain::{self, Segment};
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{Address, Bytes};
 
-use crate::buffers::{Broken, broken};
 use crate::counters::Counters;
-use crate::header::{HEADER_LEN, Header, Refused};
-use crate::rx::{BATCH, Outcome};
+use crate::header::{FrameError, HEADER_LEN, Header};
+use crate::rx::{BATCH, PassOutcome};
+use crate::rx_buffers::{DeviceError, broken};
 use crate::slices::{MAX_SLICES, pieces};
 use crate::tap::Tap;
-use crate::used::UsedBatch;
+use crate::used_batch::UsedBatch;
 
 /// The sending half of a pair.
 pub(crate) struct Transmitter {
@@ -54,7 +54,7 @@ impl Transmitter {
         active: &mut ActiveQueue,
         mem: &GuestMemMmap,
         full: &mut bool,
-    ) -> Result<Outcome, Broken> {
+    ) -> Result<PassOutcome, DeviceError> {
         let queue = &mut active.queue;
         queue.disable_notification(mem).map_err(broken)?;
         let (mut exhausted, mut interrupt, mut frames) = (false, false, 0);
@@ -90,7 +90,7 @@ impl Transmitter {
         } else {
             !*full
         };
-        Ok(Outcome {
+        Ok(PassOutcome {
             frames,
             bytes: (self.counters.bytes - before) as usize,
             again,
@@ -99,9 +99,9 @@ impl Transmitter {
     }
 
     /// Sends the frame in the chain that was taken apart.
-    fn send(&mut self, tap: Option<&Tap>, mem: &GuestMemMmap) -> Result<Sent, Refused> {
+    fn send(&mut self, tap: Option<&Tap>, mem: &GuestMemMmap) -> Result<Sent, FrameError> {
         if !self.writable.is_empty() {
-            return Err(Refused::Writable);
+            return Err(FrameError::Writable);
         }
         let mut header = [0; HEADER_LEN];
         self.take_header(mem, &mut header)?;
@@ -118,10 +118,10 @@ impl Transmitter {
             iov_len: HEADER_LEN,
         });
         for segment in self.readable.iter().filter(|segment| segment.len != 0) {
-            pieces(mem, *segment, |_, slice| self.slices.push(slice)).ok_or(Refused::Buffers)?;
+            pieces(mem, *segment, |_, slice| self.slices.push(slice)).ok_or(FrameError::Buffers)?;
         }
         if self.slices.len() > MAX_SLICES {
-            return Err(Refused::Buffers);
+            return Err(FrameError::Buffers);
         }
         loop {
             // SAFETY: the first slice is `header`, the others are of `mem`, which stays mapped.
@@ -145,19 +145,22 @@ impl Transmitter {
     }
 
     /// Reads the header and takes it off the readable segments.
-    fn take_header(&mut self, mem: &GuestMemMmap, header: &mut [u8; HEADER_LEN]) -> Result<(), Refused> {
+    fn take_header(&mut self, mem: &GuestMemMmap, header: &mut [u8; HEADER_LEN]) -> Result<(), FrameError> {
         let mut done = 0;
         for segment in &mut self.readable {
             let here = (HEADER_LEN - done).min(segment.len as usize);
             mem.read_slice(&mut header[done..done + here], segment.address)
-                .map_err(|_| Refused::Buffers)?;
+                .map_err(|_| FrameError::Buffers)?;
             done += here;
             segment.len -= here as u32;
-            segment.address = segment.address.checked_add(here as u64).ok_or(Refused::Buffers)?;
+            segment.address = segment
+                .address
+                .checked_add(here as u64)
+                .ok_or(FrameError::Buffers)?;
             if done == HEADER_LEN {
                 return Ok(());
             }
         }
-        Err(Refused::Short)
+        Err(FrameError::Short)
     }
 }

@@ -55,7 +55,7 @@ impl VhostKernBackend for Backend<'_> {
 
 /// What a queue of a pair rings: the driver, and us when its ring is broken.
 #[derive(Debug)]
-pub(crate) struct Bells<'a> {
+pub(crate) struct VringNotifiers<'a> {
     pub call: &'a EventFd,
     pub error: &'a EventFd,
 }
@@ -97,7 +97,7 @@ impl VhostPair {
         &self,
         mem: &Arc<GuestMemMmap>,
         features: u64,
-        queues: [(&ActiveQueue, Bells<'_>); 2],
+        queues: [(&ActiveQueue, VringNotifiers<'_>); 2],
     ) -> io::Result<()> {
         let backend = self.backend(mem);
         backend
@@ -113,15 +113,15 @@ impl VhostPair {
             })
             .collect();
         backend.set_mem_table(&regions).map_err(os)?;
-        for (index, (active, bells)) in queues.into_iter().enumerate() {
+        for (index, (active, notifiers)) in queues.into_iter().enumerate() {
             let queue = &active.queue;
             let rings = rings(mem, queue)
                 .ok_or_else(|| io::Error::other(format!("queue {} is not in one piece", active.index)))?;
             backend.set_vring_num(index, queue.size()).map_err(os)?;
             backend.set_vring_base(index, queue.next_avail()).map_err(os)?;
             backend.set_vring_addr(index, &rings).map_err(os)?;
-            backend.set_vring_call(index, bells.call).map_err(os)?;
-            backend.set_vring_err(index, bells.error).map_err(os)?;
+            backend.set_vring_call(index, notifiers.call).map_err(os)?;
+            backend.set_vring_err(index, notifiers.error).map_err(os)?;
             backend.set_vring_kick(index, &active.kick).map_err(os)?;
         }
         Ok(())

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use husk_proto::fds::FdReceiver;
 use husk_proto::vmm::v1::{self as pb};
-use husk_virtio_net::{Counters, MAX_PAIRS, QueuePair, Setup};
+use husk_virtio_net::{Counters, MAX_PAIRS, NetSetup, QueuePair};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tonic::Status;
@@ -25,7 +25,7 @@ async fn claim_all(fds: &FdReceiver, field: &str, list: &[pb::Fd]) -> Result<Vec
 }
 
 /// What the device of the NIC in `field` is made of, its descriptors claimed.
-pub(super) async fn setup(fds: &FdReceiver, field: &str, nic: &pb::Nic) -> Result<Setup, Status> {
+pub(super) async fn setup(fds: &FdReceiver, field: &str, nic: &pb::Nic) -> Result<NetSetup, Status> {
     let at = |name: &str| format!("{field}.{name}");
     if nic.id.is_empty() {
         return Err(missing(&at("id")));
@@ -43,7 +43,7 @@ pub(super) async fn setup(fds: &FdReceiver, field: &str, nic: &pb::Nic) -> Resul
     let vhost = claim_all(fds, &at("vhost"), &nic.vhost).await?;
     let vhost = vhost.into_iter().map(Some).chain(std::iter::repeat_with(|| None));
     let pairs = taps.into_iter().zip(vhost);
-    Ok(Setup {
+    Ok(NetSetup {
         id: nic.id.clone(),
         mac,
         mtu: (mtu != 0).then_some(mtu),

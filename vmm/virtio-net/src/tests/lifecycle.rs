@@ -5,7 +5,7 @@ use std::fs::File;
 use husk_devices::virtio::ActivateError;
 
 use super::*;
-use crate::{QueuePair, Setup};
+use crate::{NetSetup, QueuePair};
 
 #[test]
 fn a_driver_can_leave_and_another_come() {
@@ -97,7 +97,7 @@ fn what_cannot_be_a_device_is_refused() {
         ),
         (None, vec![pair(false)], "not a queue of a tap"),
     ] {
-        let setup = Setup {
+        let setup = NetSetup {
             id: "x".into(),
             mac: MAC,
             mtu,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use husk_devices::GuestMem;
 use husk_devices::virtio::testing::{Driver, Interrupts, WRITE, memory};
 use husk_devices::virtio::{Activation, ActiveQueue, VirtioDevice};
-use husk_virtio_net::{Mac, Net, NetHandle, QueuePair, Setup};
+use husk_virtio_net::{Mac, Net, NetHandle, NetSetup, QueuePair};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
 use crate::wire::{ETHERTYPE, PATIENCE, tap};
@@ -57,7 +57,7 @@ impl Guest {
     /// A new tap, and a driver that accepts everything but `without`.
     pub fn new(pairs: u16, without: u64, vhost: bool) -> Self {
         let queues = tap(pairs.into());
-        let setup = Setup {
+        let setup = NetSetup {
             id: "test".into(),
             mac: MAC,
             mtu: None,

@@ -49,7 +49,7 @@ impl UsedBatch {
         // The index is visible before we look whether to tell of it.
         fence(Ordering::SeqCst);
         if queue.event_idx_enabled() {
-            wanted(mem, queue, next.wrapping_sub(added), next)
+            needs_notification(mem, queue, next.wrapping_sub(added), next)
         } else {
             Ok(available(mem, queue, 0)? & NO_INTERRUPT == 0)
         }
@@ -57,7 +57,12 @@ impl UsedBatch {
 }
 
 /// Whether the driver wants to be told of the used entries from `since` to `until`, where it says so by index.
-pub(crate) fn wanted(mem: &GuestMemMmap, queue: &Queue, since: u16, until: u16) -> Result<bool, Error> {
+pub(crate) fn needs_notification(
+    mem: &GuestMemMmap,
+    queue: &Queue,
+    since: u16,
+    until: u16,
+) -> Result<bool, Error> {
     let event = available(mem, queue, ENTRIES + 2 * u64::from(queue.size()))?;
     Ok(until.wrapping_sub(event).wrapping_sub(1) < until.wrapping_sub(since))
 }

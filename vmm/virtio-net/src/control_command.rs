@@ -9,7 +9,7 @@ use crate::filter::{Mac, Mode, TABLE_SIZE, Table};
 
 /// What a driver asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Command {
+pub(crate) enum ControlCommand {
     /// Section 5.1.6.5.1.
     Mode(Mode, bool),
     /// Section 5.1.6.5.2: the addresses to receive beside the device's own, not multicast and multicast.
@@ -86,7 +86,7 @@ impl<'a> Payload<'a> {
 }
 
 /// What the driver asks for, if its `features` allow it and all of it is there. More than that is ignored.
-pub(crate) fn parse(mut payload: Payload<'_>, features: u64) -> Option<Command> {
+pub(crate) fn parse(mut payload: Payload<'_>, features: u64) -> Option<ControlCommand> {
     let [class, command] = payload.take()?.map(u32::from);
     let has = |bit: u32| features & 1 << bit != 0;
     match (class, command) {
@@ -101,15 +101,15 @@ pub(crate) fn parse(mut payload: Payload<'_>, features: u64) -> Option<Command> 
                 _ => return None,
             };
             let [on] = payload.take()?;
-            has(feature).then_some(Command::Mode(mode, on != 0))
+            has(feature).then_some(ControlCommand::Mode(mode, on != 0))
         }
         (net::VIRTIO_NET_CTRL_MAC, net::VIRTIO_NET_CTRL_MAC_TABLE_SET) => {
             let tables = (payload.table()?, payload.table()?);
-            has(net::VIRTIO_NET_F_CTRL_RX).then_some(Command::Tables(tables.0, tables.1))
+            has(net::VIRTIO_NET_F_CTRL_RX).then_some(ControlCommand::Tables(tables.0, tables.1))
         }
         (net::VIRTIO_NET_CTRL_MAC, net::VIRTIO_NET_CTRL_MAC_ADDR_SET) => {
             let address = payload.take()?;
-            has(net::VIRTIO_NET_F_CTRL_MAC_ADDR).then_some(Command::Address(address))
+            has(net::VIRTIO_NET_F_CTRL_MAC_ADDR).then_some(ControlCommand::Address(address))
         }
         (
             net::VIRTIO_NET_CTRL_VLAN,
@@ -117,18 +117,18 @@ pub(crate) fn parse(mut payload: Payload<'_>, features: u64) -> Option<Command> 
         ) => {
             let id = payload.word().filter(|id| *id < 4096)?;
             let add = command == net::VIRTIO_NET_CTRL_VLAN_ADD;
-            has(net::VIRTIO_NET_F_CTRL_VLAN).then_some(Command::Vlan(id, add))
+            has(net::VIRTIO_NET_F_CTRL_VLAN).then_some(ControlCommand::Vlan(id, add))
         }
         (net::VIRTIO_NET_CTRL_ANNOUNCE, net::VIRTIO_NET_CTRL_ANNOUNCE_ACK) => {
-            has(net::VIRTIO_NET_F_GUEST_ANNOUNCE).then_some(Command::Announced)
+            has(net::VIRTIO_NET_F_GUEST_ANNOUNCE).then_some(ControlCommand::Announced)
         }
         (net::VIRTIO_NET_CTRL_MQ, net::VIRTIO_NET_CTRL_MQ_VQ_PAIRS_SET) => {
             let pairs = payload.word()?;
-            has(net::VIRTIO_NET_F_MQ).then_some(Command::Pairs(pairs))
+            has(net::VIRTIO_NET_F_MQ).then_some(ControlCommand::Pairs(pairs))
         }
         (net::VIRTIO_NET_CTRL_GUEST_OFFLOADS, net::VIRTIO_NET_CTRL_GUEST_OFFLOADS_SET) => {
             let offloads = u64::from_le_bytes(payload.take()?);
-            has(net::VIRTIO_NET_F_CTRL_GUEST_OFFLOADS).then_some(Command::Offloads(offloads))
+            has(net::VIRTIO_NET_F_CTRL_GUEST_OFFLOADS).then_some(ControlCommand::Offloads(offloads))
         }
         _ => None,
     }
@@ -145,7 +145,7 @@ mod tests {
     const END: u64 = 0x10_0000;
 
     /// Parses `bytes` in pieces of `size`.
-    fn parse_in(bytes: &[u8], size: usize, features: u64) -> Option<Command> {
+    fn parse_in(bytes: &[u8], size: usize, features: u64) -> Option<ControlCommand> {
         let mem = memory(&[(0, END as usize)]);
         let mut segments = Vec::new();
         for (at, piece) in (1..).zip(bytes.chunks(size)) {
@@ -164,17 +164,20 @@ mod tests {
     fn commands_are_read_whatever_their_pieces() {
         let mac = [2, 0, 0, 0, 0, 9];
         let table = [&[1, 0, 1, 0, 0, 0][..], &mac, &[0; 4]].concat();
-        let tables = Command::Tables(Table::new(vec![mac], false), Table::default());
+        let tables = ControlCommand::Tables(Table::new(vec![mac], false), Table::default());
         for (bytes, expected) in [
-            (&[0, 0, 1][..], Command::Mode(Mode::Promiscuous, true)),
-            (&[0, 5, 0], Command::Mode(Mode::NoBroadcast, false)),
+            (&[0, 0, 1][..], ControlCommand::Mode(Mode::Promiscuous, true)),
+            (&[0, 5, 0], ControlCommand::Mode(Mode::NoBroadcast, false)),
             (&table, tables),
-            (&[1, 1, 2, 0, 0, 0, 0, 9], Command::Address(mac)),
-            (&[2, 0, 0xff, 0x0f], Command::Vlan(4095, true)),
-            (&[2, 1, 7, 0], Command::Vlan(7, false)),
-            (&[3, 0], Command::Announced),
-            (&[4, 0, 2, 1], Command::Pairs(258)),
-            (&[5, 0, 2, 0, 0, 0, 0, 0, 0, 1], Command::Offloads(1 << 56 | 2)),
+            (&[1, 1, 2, 0, 0, 0, 0, 9], ControlCommand::Address(mac)),
+            (&[2, 0, 0xff, 0x0f], ControlCommand::Vlan(4095, true)),
+            (&[2, 1, 7, 0], ControlCommand::Vlan(7, false)),
+            (&[3, 0], ControlCommand::Announced),
+            (&[4, 0, 2, 1], ControlCommand::Pairs(258)),
+            (
+                &[5, 0, 2, 0, 0, 0, 0, 0, 0, 1],
+                ControlCommand::Offloads(1 << 56 | 2),
+            ),
         ] {
             for size in [1, 2, 3, 100] {
                 assert_eq!(parse_in(bytes, size, u64::MAX), Some(expected.clone()));
@@ -193,7 +196,7 @@ mod tests {
         let table = [&entries.to_le_bytes()[..], &vec![2; entries as usize * 6]].concat();
         let bytes = [&[1, 0][..], &table, &[0; 4]].concat();
         let overflown = Table::new(vec![[2; 6]; TABLE_SIZE], true);
-        let expected = Some(Command::Tables(overflown, Table::default()));
+        let expected = Some(ControlCommand::Tables(overflown, Table::default()));
         assert_eq!(parse_in(&bytes, 100, u64::MAX), expected);
         assert_eq!(
             parse_in(&[1, 0, 0xff, 0xff, 0xff, 0xff, 0, 0], 100, u64::MAX),
@@ -211,7 +214,7 @@ mod tests {
             features: u64,
         ) {
             let bytes = [&[class, command][..], &bytes].concat();
-            if let Some(Command::Vlan(id, _)) = parse_in(&bytes, size, features) {
+            if let Some(ControlCommand::Vlan(id, _)) = parse_in(&bytes, size, features) {
                 prop_assert!(id < 4096);
             }
         }

@@ -12,16 +12,16 @@ use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::config::control_index;
-use crate::control::{Datapath, State, Wiring};
-use crate::control_worker::{Call, ControlWorker, Parked};
+use crate::control_state::{ControlState, Datapath, FrameCarrier};
+use crate::control_worker::{ControlWorker, StoppedControl, VhostCall};
 use crate::handle::Shared;
-use crate::pair::{Pair, Rules, mailbox};
+use crate::pair_worker::{PairRules, PairWorker, pair_mailbox};
 use crate::tap::Tap;
-use crate::vhost::{Bells, VhostPair};
+use crate::vhost::{VhostPair, VringNotifiers};
 
 /// What a device is made of, whatever its driver.
 #[derive(Debug)]
-pub(crate) struct Parts {
+pub(crate) struct NetResources {
     pub name: String,
     pub mtu: Option<u16>,
     pub shared: Arc<Shared>,
@@ -63,9 +63,9 @@ impl Queues {
 
 /// A driver being served.
 #[derive(Debug)]
-pub(crate) struct Running {
+pub(crate) struct ActiveDevice {
     // Before the others, which it waits for.
-    control: Option<Worker<Parked>>,
+    control: Option<Worker<StoppedControl>>,
     pairs: Vec<Worker<[ActiveQueue; 2]>>,
     /// Those that vhost has, pair by pair.
     in_vhost: Vec<ActiveQueue>,
@@ -74,14 +74,14 @@ pub(crate) struct Running {
 }
 
 /// What all workers get.
-struct Common {
+struct WorkerContext {
     mem: GuestMem,
     interrupt: Arc<dyn VirtioInterrupt>,
-    state: State,
+    state: ControlState,
     link: bool,
 }
 
-impl Common {
+impl WorkerContext {
     fn spawn<T: Send + 'static>(
         &self,
         role: Role,
@@ -93,32 +93,36 @@ impl Common {
     }
 }
 
-impl Running {
+impl ActiveDevice {
     /// Starts to serve a driver that left the device in `state`.
-    pub fn start(parts: &Parts, activation: Activation, state: State) -> Result<Self, ActivateError> {
-        let control = control_index(state.features, parts.taps.len() as u16);
+    pub fn start(
+        resources: &NetResources,
+        activation: Activation,
+        state: ControlState,
+    ) -> Result<Self, ActivateError> {
+        let control = control_index(state.features, resources.taps.len() as u16);
         let queues = Queues::sort(activation.queues, control);
         if queues.pairs.is_empty() {
             let receive = queues.idle.iter().any(|queue| queue.index == 0);
             return Err(ActivateError::MissingQueue(receive.into()));
         }
-        let mut running = Self {
+        let mut active = Self {
             control: None,
             pairs: Vec::new(),
             in_vhost: Vec::new(),
             idle: queues.idle,
             mem: activation.mem.memory().into_inner(),
         };
-        let common = Common {
+        let context = WorkerContext {
             mem: activation.mem,
             interrupt: activation.interrupt,
-            link: parts.shared.link(),
+            link: resources.shared.link(),
             state,
         };
-        match running.serve(parts, common, queues.pairs, queues.control) {
-            Ok(()) => Ok(running),
+        match active.serve(resources, context, queues.pairs, queues.control) {
+            Ok(()) => Ok(active),
             Err(error) => {
-                running.stop(parts);
+                active.stop(resources);
                 Err(error.into())
             }
         }
@@ -126,128 +130,128 @@ impl Running {
 
     fn serve(
         &mut self,
-        parts: &Parts,
-        common: Common,
+        resources: &NetResources,
+        context: WorkerContext,
         pairs: Vec<[ActiveQueue; 2]>,
         control: Option<ActiveQueue>,
     ) -> io::Result<()> {
-        parts.taps[0].set_offloads(common.state.offloads)?;
+        resources.taps[0].set_offloads(context.state.offloads)?;
         let (mut calls, mut error) = (Vec::new(), None);
-        let datapath = if parts.vhost.is_empty() {
-            self.start_workers(parts, &common, pairs)?
+        let carrier = if resources.vhost.is_empty() {
+            self.start_workers(resources, &context, pairs)?
         } else {
-            let bell = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
-            calls = self.start_vhost(parts, &common, pairs, &bell)?;
-            error = Some(bell);
-            Datapath::Vhost(parts.vhost[..self.in_vhost.len() / 2].to_vec())
+            let error_event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+            calls = self.start_vhost(resources, &context, pairs, &error_event)?;
+            error = Some(error_event);
+            FrameCarrier::Vhost(resources.vhost[..self.in_vhost.len() / 2].to_vec())
         };
-        let mut wiring = Wiring::new(parts.taps.clone(), datapath, common.link);
-        wiring.apply_pairs(&common.state)?;
-        wiring.apply_filter(&common.state);
+        let mut datapath = Datapath::new(resources.taps.clone(), carrier, context.link);
+        datapath.apply_pairs(&context.state)?;
+        datapath.apply_filter(&context.state);
         let worker = ControlWorker {
             queue: control,
-            state: common.state.clone(),
-            wiring,
-            mem: common.mem.clone(),
-            interrupt: Arc::clone(&common.interrupt),
-            shared: Arc::clone(&parts.shared),
+            state: context.state.clone(),
+            datapath,
+            mem: context.mem.clone(),
+            interrupt: Arc::clone(&context.interrupt),
+            shared: Arc::clone(&resources.shared),
             calls,
             error,
         };
-        self.control = Some(common.spawn(Role::NetControl, &parts.name, |stop| worker.run(stop))?);
+        self.control = Some(context.spawn(Role::NetControl, &resources.name, |stop| worker.run(stop))?);
         Ok(())
     }
 
     /// Starts a worker for each pair.
     fn start_workers(
         &mut self,
-        parts: &Parts,
-        common: &Common,
+        resources: &NetResources,
+        context: &WorkerContext,
         pairs: Vec<[ActiveQueue; 2]>,
-    ) -> io::Result<Datapath> {
-        let has = |bit: u32| common.state.features & 1 << bit != 0;
-        let mut lines = Vec::new();
+    ) -> io::Result<FrameCarrier> {
+        let has = |bit: u32| context.state.features & 1 << bit != 0;
+        let mut mailboxes = Vec::new();
         for (index, [receive, transmit]) in pairs.into_iter().enumerate() {
-            let (line, mailbox) = mailbox()?;
-            let pair = Pair {
-                tap: Arc::clone(&parts.taps[index]),
+            let (mailbox, inbox) = pair_mailbox()?;
+            let pair = PairWorker {
+                tap: Arc::clone(&resources.taps[index]),
                 receive,
                 transmit,
-                mem: common.mem.clone(),
-                interrupt: Arc::clone(&common.interrupt),
-                shared: Arc::clone(&parts.shared),
-                features: common.state.features,
+                mem: context.mem.clone(),
+                interrupt: Arc::clone(&context.interrupt),
+                shared: Arc::clone(&resources.shared),
+                features: context.state.features,
                 mergeable: has(VIRTIO_NET_F_MRG_RXBUF),
-                mtu: parts.mtu.filter(|_| has(VIRTIO_NET_F_MTU)),
-                rules: Rules::new(&common.state, index, common.link),
-                mailbox,
+                mtu: resources.mtu.filter(|_| has(VIRTIO_NET_F_MTU)),
+                rules: PairRules::new(&context.state, index, context.link),
+                inbox,
             };
-            let name = format!("{}-{index}", parts.name);
+            let name = format!("{}-{index}", resources.name);
             self.pairs
-                .push(common.spawn(Role::Net, &name, |stop| pair.run(stop))?);
-            lines.push(line);
+                .push(context.spawn(Role::Net, &name, |stop| pair.run(stop))?);
+            mailboxes.push(mailbox);
         }
-        Ok(Datapath::Workers(lines))
+        Ok(FrameCarrier::Workers(mailboxes))
     }
 
     /// Gives each pair to its vhost, which rings `error` when a ring is broken. Returns what is to be passed on.
     fn start_vhost(
         &mut self,
-        parts: &Parts,
-        common: &Common,
+        resources: &NetResources,
+        context: &WorkerContext,
         pairs: Vec<[ActiveQueue; 2]>,
         error: &EventFd,
-    ) -> io::Result<Vec<Call>> {
+    ) -> io::Result<Vec<VhostCall>> {
         let mut calls = Vec::new();
-        for (vhost, queues) in parts.vhost.iter().zip(&pairs) {
+        for (vhost, queues) in resources.vhost.iter().zip(&pairs) {
             let mut call = |active: &ActiveQueue| {
                 let queue = active.index;
-                if let Some(direct) = common.interrupt.queue_event(queue) {
+                if let Some(direct) = context.interrupt.queue_event(queue) {
                     return Ok(direct);
                 }
                 let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
                 let ours = event.try_clone()?;
-                calls.push(Call { queue, event: ours });
+                calls.push(VhostCall { queue, event: ours });
                 Ok::<_, io::Error>(event)
             };
-            let bells = [call(&queues[0])?, call(&queues[1])?];
-            let with_bells = |at: usize| {
+            let notifiers = [call(&queues[0])?, call(&queues[1])?];
+            let with_notifiers = |at: usize| {
                 (
                     &queues[at],
-                    Bells {
-                        call: &bells[at],
+                    VringNotifiers {
+                        call: &notifiers[at],
                         error,
                     },
                 )
             };
-            vhost.start(&self.mem, common.state.features, [0, 1].map(with_bells))?;
+            vhost.start(&self.mem, context.state.features, [0, 1].map(with_notifiers))?;
         }
         self.in_vhost = pairs.into_iter().flatten().collect();
         Ok(calls)
     }
 
     /// Stops whoever serves. Returns the queues and what the driver set; what a worker had that panicked is lost.
-    pub fn stop(self, parts: &Parts) -> (Vec<ActiveQueue>, Option<State>) {
+    pub fn stop(self, resources: &NetResources) -> (Vec<ActiveQueue>, Option<ControlState>) {
         let (mut queues, mut state) = (self.idle, None);
         match self.control.map(Worker::stop) {
             Some(Ok((queue, left))) => {
                 queues.extend(queue);
                 state = Some(left);
             }
-            Some(Err(error)) => tracing::error!(device = parts.name, %error, "the control queue is lost"),
+            Some(Err(error)) => tracing::error!(device = resources.name, %error, "the control queue is lost"),
             None => {}
         }
         for worker in self.pairs {
             match worker.stop() {
                 Ok(pair) => queues.extend(pair),
-                Err(error) => tracing::error!(device = parts.name, %error, "a queue pair is lost"),
+                Err(error) => tracing::error!(device = resources.name, %error, "a queue pair is lost"),
             }
         }
         let mut in_vhost = self.in_vhost;
-        for (vhost, pair) in parts.vhost.iter().zip(in_vhost.chunks_exact_mut(2)) {
+        for (vhost, pair) in resources.vhost.iter().zip(in_vhost.chunks_exact_mut(2)) {
             let [receive, transmit] = pair else { break };
             if let Err(error) = vhost.stop(&self.mem, [receive, transmit]) {
-                tracing::error!(device = parts.name, %error, "vhost does not let go of a queue pair");
+                tracing::error!(device = resources.name, %error, "vhost does not let go of a queue pair");
             }
         }
         queues.append(&mut in_vhost);

@@ -12,28 +12,28 @@ use crate::header::HEADER_LEN;
 use crate::slices::{MAX_SLICES, mark_dirty, pieces};
 
 /// What is wrong when the device cannot go on.
-pub(crate) type Broken = String;
+pub(crate) type DeviceError = String;
 
-pub(crate) fn broken(error: impl std::fmt::Display) -> Broken {
+pub(crate) fn broken(error: impl std::fmt::Display) -> DeviceError {
     error.to_string()
 }
 
 /// One chain.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Buffer {
+pub(crate) struct RxBuffer {
     pub head: u16,
     /// Bytes, at least a header's.
     pub len: usize,
     slices: usize,
 }
 
-/// Buffers in the order the driver gave them, taken apart. They lie end to end: offsets are from the first byte of the
+/// RxBuffers in the order the driver gave them, taken apart. They lie end to end: offsets are from the first byte of the
 /// first.
 #[derive(Debug, Default)]
-pub(crate) struct Buffers {
+pub(crate) struct RxBuffers {
     /// What `slices` point into.
     mem: Option<Arc<GuestMemMmap>>,
-    chains: VecDeque<Buffer>,
+    chains: VecDeque<RxBuffer>,
     /// From `start` on, those of all chains.
     slices: Vec<libc::iovec>,
     addresses: Vec<GuestAddress>,
@@ -43,14 +43,14 @@ pub(crate) struct Buffers {
     writable: Vec<Segment>,
 }
 
-impl Buffers {
+impl RxBuffers {
     /// Bytes of all buffers.
     pub fn room(&self) -> usize {
         self.room
     }
 
     /// The buffers, the first first.
-    pub fn iter(&self) -> impl Iterator<Item = &Buffer> {
+    pub fn iter(&self) -> impl Iterator<Item = &RxBuffer> {
         self.chains.iter()
     }
 
@@ -59,7 +59,12 @@ impl Buffers {
     ///
     /// # Errors
     /// A buffer is malformed.
-    pub fn fill(&mut self, mem: &Arc<GuestMemMmap>, queue: &mut Queue, want: usize) -> Result<bool, Broken> {
+    pub fn fill(
+        &mut self,
+        mem: &Arc<GuestMemMmap>,
+        queue: &mut Queue,
+        want: usize,
+    ) -> Result<bool, DeviceError> {
         if self.mem.as_ref().is_none_or(|held| !Arc::ptr_eq(held, mem)) {
             self.give_back(queue);
             self.mem = Some(Arc::clone(mem));
@@ -80,7 +85,7 @@ impl Buffers {
     }
 
     /// Takes in the chain that was taken apart, unless the slices are too many to be read into at once.
-    fn push(&mut self, mem: &GuestMemMmap, head: u16) -> Result<bool, Broken> {
+    fn push(&mut self, mem: &GuestMemMmap, head: u16) -> Result<bool, DeviceError> {
         if !self.readable.is_empty() {
             return Err("a receive buffer for the device to read".into());
         }
@@ -105,7 +110,7 @@ impl Buffers {
             return Ok(false);
         }
         self.room += len;
-        self.chains.push_back(Buffer { head, len, slices });
+        self.chains.push_back(RxBuffer { head, len, slices });
         Ok(true)
     }
 
@@ -199,7 +204,7 @@ impl Buffers {
     }
 
     /// Takes the first buffer out.
-    pub fn pop(&mut self) -> Option<Buffer> {
+    pub fn pop(&mut self) -> Option<RxBuffer> {
         let chain = self.chains.pop_front()?;
         self.room -= chain.len;
         self.start += chain.slices;

@@ -6,17 +6,17 @@ use std::sync::Arc;
 
 use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_VLAN;
 
-use crate::command::Command;
 use crate::config::GUEST_OFFLOADS;
+use crate::control_command::ControlCommand;
 use crate::filter::{Filter, Mac};
 use crate::handle::Shared;
-use crate::pair::{Line, Rules};
+use crate::pair_worker::{PairMailbox, PairRules};
 use crate::tap::{Tap, TapFilter};
 use crate::vhost::VhostPair;
 
 /// What a driver set, from its start to its reset.
 #[derive(Clone, Debug)]
-pub(crate) struct State {
+pub(crate) struct ControlState {
     pub features: u64,
     pub filter: Arc<Filter>,
     /// Pairs in use.
@@ -25,7 +25,7 @@ pub(crate) struct State {
     pub offloads: u64,
 }
 
-impl State {
+impl ControlState {
     /// What a driver with these features finds.
     pub fn new(features: u64, mac: Mac) -> Self {
         let filters_vlans = features & 1 << VIRTIO_NET_F_CTRL_VLAN != 0;
@@ -40,28 +40,28 @@ impl State {
 
 /// Who moves the frames.
 #[derive(Debug)]
-pub(crate) enum Datapath {
+pub(crate) enum FrameCarrier {
     /// Workers of this process, one for each pair.
-    Workers(Vec<Line>),
+    Workers(Vec<PairMailbox>),
     /// vhost, one for each pair.
     Vhost(Vec<Arc<VhostPair>>),
 }
 
 /// Taps and datapath of a driver, with what is in force on them.
 #[derive(Debug)]
-pub(crate) struct Wiring {
+pub(crate) struct Datapath {
     /// One for each pair the driver set up, at least.
     pub taps: Vec<Arc<Tap>>,
-    pub datapath: Datapath,
+    pub carrier: FrameCarrier,
     pub link: bool,
     tap_filter: Option<TapFilter>,
 }
 
-impl Wiring {
-    pub fn new(taps: Vec<Arc<Tap>>, datapath: Datapath, link: bool) -> Self {
+impl Datapath {
+    pub fn new(taps: Vec<Arc<Tap>>, carrier: FrameCarrier, link: bool) -> Self {
         Self {
             taps,
-            datapath,
+            carrier,
             link,
             tap_filter: None,
         }
@@ -69,14 +69,14 @@ impl Wiring {
 
     /// Pairs the driver set up.
     fn usable(&self) -> usize {
-        match &self.datapath {
-            Datapath::Workers(lines) => lines.len(),
-            Datapath::Vhost(pairs) => pairs.len(),
+        match &self.carrier {
+            FrameCarrier::Workers(mailboxes) => mailboxes.len(),
+            FrameCarrier::Vhost(pairs) => pairs.len(),
         }
     }
 
     /// Puts the filter into force. Returns whether the kernel had to do something.
-    pub fn apply_filter(&mut self, state: &State) -> bool {
+    pub fn apply_filter(&mut self, state: &ControlState) -> bool {
         let wanted = state.filter.for_tap();
         let changed = self.tap_filter.as_ref() != Some(&wanted);
         if changed {
@@ -86,39 +86,39 @@ impl Wiring {
             }
             self.tap_filter = Some(wanted);
         }
-        if let Datapath::Workers(_) = self.datapath {
-            self.order(state);
+        if let FrameCarrier::Workers(_) = self.carrier {
+            self.update_workers(state);
         }
         changed
     }
 
     /// Puts number of pairs and state of the link into force: afterwards no frame arrives in a pair out of use.
-    pub fn apply_pairs(&mut self, state: &State) -> io::Result<()> {
+    pub fn apply_pairs(&mut self, state: &ControlState) -> io::Result<()> {
         let (used, unused) = self.taps.split_at(usize::from(state.pairs));
-        if let Datapath::Vhost(pairs) = &self.datapath {
+        if let FrameCarrier::Vhost(pairs) = &self.carrier {
             let open = if self.link { used.len() } else { 0 };
             pairs.iter().skip(open).try_for_each(|pair| pair.connect(None))?;
         }
         used.iter().try_for_each(|tap| tap.attach(true))?;
-        match &self.datapath {
-            Datapath::Workers(_) => self.order(state),
-            Datapath::Vhost(pairs) if self.link => {
+        match &self.carrier {
+            FrameCarrier::Workers(_) => self.update_workers(state),
+            FrameCarrier::Vhost(pairs) if self.link => {
                 let pairs = pairs.iter().zip(used);
                 pairs
                     .into_iter()
                     .try_for_each(|(pair, tap)| pair.connect(Some(tap)))?;
             }
-            Datapath::Vhost(_) => {}
+            FrameCarrier::Vhost(_) => {}
         }
         unused.iter().try_for_each(|tap| tap.attach(false))
     }
 
     /// Pulls the cable or plugs it in.
-    pub fn apply_link(&mut self, state: &State, link: bool) -> io::Result<()> {
+    pub fn apply_link(&mut self, state: &ControlState, link: bool) -> io::Result<()> {
         if std::mem::replace(&mut self.link, link) == link {
             return Ok(());
         }
-        if let (true, Datapath::Vhost(_)) = (link, &self.datapath) {
+        if let (true, FrameCarrier::Vhost(_)) = (link, &self.carrier) {
             // What came in the meantime is lost. Workers see to that themselves.
             self.taps[..usize::from(state.pairs)]
                 .iter()
@@ -128,30 +128,30 @@ impl Wiring {
     }
 
     /// Tells the workers, and waits until all of them go by it.
-    fn order(&self, state: &State) {
-        let Datapath::Workers(lines) = &self.datapath else {
+    fn update_workers(&self, state: &ControlState) {
+        let FrameCarrier::Workers(mailboxes) = &self.carrier else {
             return;
         };
-        let orders: Vec<_> = lines
+        let updates: Vec<_> = mailboxes
             .iter()
             .enumerate()
-            .map(|(index, line)| line.order(self.rules(state, index)))
+            .map(|(index, mailbox)| mailbox.set_rules(self.rules(state, index)))
             .collect();
-        for order in orders {
+        for update in updates {
             // A worker whose queue is broken is gone, and the driver knows.
-            let _ = order.recv();
+            let _ = update.recv();
         }
     }
 
     /// What the worker of pair `index` has to go by.
-    fn rules(&self, state: &State, index: usize) -> Rules {
-        Rules::new(state, index, self.link)
+    fn rules(&self, state: &ControlState, index: usize) -> PairRules {
+        PairRules::new(state, index, self.link)
     }
 }
 
-impl Rules {
+impl PairRules {
     /// Those of pair `index`.
-    pub fn new(state: &State, index: usize, link: bool) -> Self {
+    pub fn new(state: &ControlState, index: usize, link: bool) -> Self {
         Self {
             enabled: index < usize::from(state.pairs),
             link,
@@ -162,46 +162,53 @@ impl Rules {
 
 /// What carrying out a command came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Outcome {
+pub(crate) struct CommandOutcome {
     pub ok: bool,
     /// The kernel had to take locks that others need too.
     pub costly: bool,
 }
 
 /// Carries out one command.
-pub(crate) fn execute(command: Command, state: &mut State, wiring: &mut Wiring, shared: &Shared) -> Outcome {
+pub(crate) fn execute(
+    command: ControlCommand,
+    state: &mut ControlState,
+    datapath: &mut Datapath,
+    shared: &Shared,
+) -> CommandOutcome {
     let before = Arc::clone(&state.filter);
     let (mut ok, mut costly) = (true, false);
     match command {
-        Command::Mode(mode, on) => Arc::make_mut(&mut state.filter).set_mode(mode, on),
-        Command::Tables(unicast, multicast) => {
+        ControlCommand::Mode(mode, on) => Arc::make_mut(&mut state.filter).set_mode(mode, on),
+        ControlCommand::Tables(unicast, multicast) => {
             Arc::make_mut(&mut state.filter).set_tables(unicast, multicast);
         }
         // No station has a group's address.
-        Command::Address(mac) if mac[0] & 1 != 0 || mac == [0; 6] => ok = false,
-        Command::Address(mac) => {
+        ControlCommand::Address(mac) if mac[0] & 1 != 0 || mac == [0; 6] => ok = false,
+        ControlCommand::Address(mac) => {
             shared.set_mac(mac);
             Arc::make_mut(&mut state.filter).set_mac(mac);
         }
-        Command::Vlan(id, on) => Arc::make_mut(&mut state.filter).set_vlan(id, on),
-        Command::Announced => shared.announced(),
-        Command::Pairs(pairs) if pairs == state.pairs => {}
-        Command::Pairs(pairs) if pairs == 0 || usize::from(pairs) > wiring.usable() => ok = false,
-        Command::Pairs(pairs) => {
+        ControlCommand::Vlan(id, on) => Arc::make_mut(&mut state.filter).set_vlan(id, on),
+        ControlCommand::Announced => shared.announced(),
+        ControlCommand::Pairs(pairs) if pairs == state.pairs => {}
+        ControlCommand::Pairs(pairs) if pairs == 0 || usize::from(pairs) > datapath.usable() => ok = false,
+        ControlCommand::Pairs(pairs) => {
             costly = true;
             let before = std::mem::replace(&mut state.pairs, pairs);
-            if let Err(error) = wiring.apply_pairs(state) {
+            if let Err(error) = datapath.apply_pairs(state) {
                 tracing::warn!(%error, pairs, "number of queue pairs not set");
                 state.pairs = before;
                 ok = false;
-                let _ = wiring.apply_pairs(state);
+                let _ = datapath.apply_pairs(state);
             }
         }
-        Command::Offloads(offloads) if offloads & !(state.features & GUEST_OFFLOADS) != 0 => ok = false,
-        Command::Offloads(offloads) if offloads == state.offloads => {}
-        Command::Offloads(offloads) => {
+        ControlCommand::Offloads(offloads) if offloads & !(state.features & GUEST_OFFLOADS) != 0 => {
+            ok = false
+        }
+        ControlCommand::Offloads(offloads) if offloads == state.offloads => {}
+        ControlCommand::Offloads(offloads) => {
             costly = true;
-            match wiring.taps[0].set_offloads(offloads) {
+            match datapath.taps[0].set_offloads(offloads) {
                 Ok(()) => state.offloads = offloads,
                 Err(error) => {
                     tracing::warn!(%error, offloads, "offloads not set");
@@ -211,7 +218,7 @@ pub(crate) fn execute(command: Command, state: &mut State, wiring: &mut Wiring, 
         }
     }
     if state.filter != before {
-        costly |= wiring.apply_filter(state);
+        costly |= datapath.apply_filter(state);
     }
-    Outcome { ok, costly }
+    CommandOutcome { ok, costly }
 }

@@ -16,23 +16,23 @@ use vm_memory::GuestAddressSpace;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::buffers::Broken;
 use crate::filter::Filter;
 use crate::handle::Shared;
-use crate::quiet::{self, Quiet};
 use crate::rx::Receiver;
+use crate::rx_buffers::DeviceError;
 use crate::tap::Tap;
 use crate::tx::Transmitter;
+use crate::tx_coalescing::{self, TxCoalescing};
 
 const STOP: u64 = 0;
-const BELL: u64 = 1;
+const WAKEUP: u64 = 1;
 const RECEIVE: u64 = 2;
 const TRANSMIT: u64 = 3;
 const TAP: u64 = 4;
 
 /// What the control queue and the host want of a pair.
 #[derive(Clone, Debug)]
-pub(crate) struct Rules {
+pub(crate) struct PairRules {
     /// The driver uses the pair.
     pub enabled: bool,
     /// The link is up.
@@ -40,61 +40,61 @@ pub(crate) struct Rules {
     pub filter: Arc<Filter>,
 }
 
-impl Rules {
+impl PairRules {
     fn open(&self) -> bool {
         self.enabled && self.link
     }
 }
 
 /// New rules, and where to say that they are in force.
-struct Order {
-    rules: Rules,
+struct RulesUpdate {
+    rules: PairRules,
     done: mpsc::SyncSender<()>,
 }
 
-/// The sending end of a worker's mailbox.
+/// The sending end of a worker's inbox.
 #[derive(Debug)]
-pub(crate) struct Line {
-    orders: mpsc::Sender<Order>,
-    bell: EventFd,
+pub(crate) struct PairMailbox {
+    updates: mpsc::Sender<RulesUpdate>,
+    wakeup: EventFd,
 }
 
 /// The other end.
 #[derive(Debug)]
-pub(crate) struct Mailbox {
-    orders: mpsc::Receiver<Order>,
-    bell: EventFd,
+pub(crate) struct PairInbox {
+    updates: mpsc::Receiver<RulesUpdate>,
+    wakeup: EventFd,
 }
 
-/// A mailbox.
-pub(crate) fn mailbox() -> io::Result<(Line, Mailbox)> {
+/// A inbox.
+pub(crate) fn pair_mailbox() -> io::Result<(PairMailbox, PairInbox)> {
     let (sender, receiver) = mpsc::channel();
-    let bell = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
-    let line = Line {
-        orders: sender,
-        bell: bell.try_clone()?,
+    let wakeup = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
+    let mailbox = PairMailbox {
+        updates: sender,
+        wakeup: wakeup.try_clone()?,
     };
-    let mailbox = Mailbox {
-        orders: receiver,
-        bell,
+    let inbox = PairInbox {
+        updates: receiver,
+        wakeup,
     };
-    Ok((line, mailbox))
+    Ok((mailbox, inbox))
 }
 
-impl Line {
+impl PairMailbox {
     /// Has the worker take on `rules`; the receiver hears when they are in force, or that the worker is gone.
-    pub fn order(&self, rules: Rules) -> mpsc::Receiver<()> {
-        let (done, heard) = mpsc::sync_channel(1);
-        if self.orders.send(Order { rules, done }).is_ok() {
-            // A full counter is a bell that rings already.
-            let _ = self.bell.write(1);
+    pub fn set_rules(&self, rules: PairRules) -> mpsc::Receiver<()> {
+        let (done, applied) = mpsc::sync_channel(1);
+        if self.updates.send(RulesUpdate { rules, done }).is_ok() {
+            // A full counter is a wakeup that rings already.
+            let _ = self.wakeup.write(1);
         }
-        heard
+        applied
     }
 }
 
 /// All that a pair has to do with.
-pub(crate) struct Pair {
+pub(crate) struct PairWorker {
     pub tap: Arc<Tap>,
     pub receive: ActiveQueue,
     pub transmit: ActiveQueue,
@@ -105,24 +105,24 @@ pub(crate) struct Pair {
     pub mergeable: bool,
     /// If negotiated.
     pub mtu: Option<u16>,
-    pub rules: Rules,
-    pub mailbox: Mailbox,
+    pub rules: PairRules,
+    pub inbox: PairInbox,
 }
 
 /// A pair at work.
-struct Serving {
-    pair: Pair,
+struct PairState {
+    pair: PairWorker,
     receiver: Receiver,
     transmitter: Transmitter,
     epoll: Epoll,
     sched_policy: SchedPolicy,
-    quiet: Quiet,
+    coalescing: TxCoalescing,
     /// Whether there may be frames to receive or to send.
     receive: bool,
     transmit: bool,
 }
 
-impl Pair {
+impl PairWorker {
     /// Serves the queues until `stop`, or until one is broken.
     pub fn run(self, stop: &EventFd) -> [ActiveQueue; 2] {
         let receiver = Receiver::new(self.mergeable, self.mtu);
@@ -135,32 +135,32 @@ impl Pair {
             }
         };
         // Whatever was signalled before we came, look first.
-        let mut serving = Serving {
+        let mut state = PairState {
             pair: self,
             receiver,
             transmitter,
             epoll,
             sched_policy: SchedPolicy::default(),
-            quiet: Quiet::default(),
+            coalescing: TxCoalescing::default(),
             receive: true,
             transmit: true,
         };
-        if let Err(reason) = serving.serve().and_then(|()| serving.settle()) {
-            serving.pair.interrupt.needs_reset(&reason);
+        if let Err(reason) = state.serve().and_then(|()| state.flush_interrupt()) {
+            state.pair.interrupt.needs_reset(&reason);
         }
-        let mut pair = serving.pair;
-        serving.receiver.release(&mut pair.receive.queue);
-        pair.shared.received.take(&mut serving.receiver.counters);
+        let mut pair = state.pair;
+        state.receiver.release(&mut pair.receive.queue);
+        pair.shared.received.take(&mut state.receiver.counters);
         [pair.receive, pair.transmit]
     }
 
-    /// Edges, but for the stop, which stays, and the bell, which is read.
+    /// Edges, but for the stop, which stays, and the wakeup, which is read.
     fn watch(&self, stop: &EventFd) -> io::Result<Epoll> {
         let epoll = Epoll::new()?;
         let edge = EventSet::IN | EventSet::EDGE_TRIGGERED;
         for (fd, events, data) in [
             (stop.as_raw_fd(), EventSet::IN, STOP),
-            (self.mailbox.bell.as_raw_fd(), EventSet::IN, BELL),
+            (self.inbox.wakeup.as_raw_fd(), EventSet::IN, WAKEUP),
             (self.receive.kick.as_raw_fd(), edge, RECEIVE),
             (self.transmit.kick.as_raw_fd(), edge, TRANSMIT),
             (self.tap.as_raw_fd(), edge | EventSet::OUT, TAP),
@@ -171,14 +171,14 @@ impl Pair {
     }
 }
 
-impl Serving {
-    fn serve(&mut self) -> Result<(), Broken> {
+impl PairState {
+    fn serve(&mut self) -> Result<(), DeviceError> {
         let mut events = [EpollEvent::default(); 5];
         loop {
             self.pass()?;
-            let timeout = match (self.receive || self.transmit, self.quiet.owes()) {
+            let timeout = match (self.receive || self.transmit, self.coalescing.is_pending()) {
                 (true, _) => 0,
-                (false, true) => quiet::PATIENCE.as_millis() as i32,
+                (false, true) => tx_coalescing::MAX_DELAY.as_millis() as i32,
                 (false, false) => -1,
             };
             let count = match self.epoll.wait(timeout, &mut events) {
@@ -187,12 +187,12 @@ impl Serving {
                 Err(e) => return Err(format!("epoll: {e}")),
             };
             if count == 0 && timeout > 0 {
-                self.settle()?;
+                self.flush_interrupt()?;
             }
             for event in &events[..count] {
                 match event.data() {
                     STOP => return Ok(()),
-                    BELL => self.take_orders(),
+                    WAKEUP => self.apply_updates(),
                     RECEIVE => self.receive = true,
                     TRANSMIT => self.transmit = true,
                     _ => (self.receive, self.transmit) = (true, true),
@@ -202,7 +202,7 @@ impl Serving {
     }
 
     /// A batch each way. It gives up after that, so that no guest and no peer can keep us from stopping.
-    fn pass(&mut self) -> Result<(), Broken> {
+    fn pass(&mut self) -> Result<(), DeviceError> {
         let pair = &mut self.pair;
         let (mut received, mut sent) = (None, None);
         if self.receive && pair.rules.open() {
@@ -226,7 +226,7 @@ impl Serving {
             let mut full = false;
             let outcome = self.transmitter.pass(tap, &mut pair.transmit, &mem, &mut full)?;
             let queue = &pair.transmit.queue;
-            if self.quiet.sent(&mem, queue, before, &outcome)? {
+            if self.coalescing.frames_sent(&mem, queue, before, &outcome)? {
                 pair.interrupt.signal_queue(pair.transmit.index);
             }
             self.transmit = outcome.again;
@@ -239,33 +239,33 @@ impl Serving {
         // A frame and the answer to it are one each.
         self.sched_policy
             .record_pass(received.max(sent).unwrap_or_default());
-        if self.quiet.passed() {
-            self.settle()
+        if self.coalescing.is_overdue() {
+            self.flush_interrupt()
         } else {
             Ok(())
         }
     }
 
     /// Tells the driver what it is owed.
-    fn settle(&mut self) -> Result<(), Broken> {
+    fn flush_interrupt(&mut self) -> Result<(), DeviceError> {
         let pair = &self.pair;
-        if self.quiet.settle(&pair.mem.memory(), &pair.transmit.queue)? {
+        if self.coalescing.flush(&pair.mem.memory(), &pair.transmit.queue)? {
             pair.interrupt.signal_queue(pair.transmit.index);
         }
         Ok(())
     }
 
     /// Has the tap tell when it takes frames again: it does so only for those who saw that it does not.
-    fn wait_for_tap(&self) -> Result<(), Broken> {
+    fn wait_for_tap(&self) -> Result<(), DeviceError> {
         let interest = EpollEvent::new(EventSet::IN | EventSet::OUT | EventSet::EDGE_TRIGGERED, TAP);
         self.epoll
             .ctl(ControlOperation::Modify, self.pair.tap.as_raw_fd(), interest)
             .map_err(|e| format!("epoll: {e}"))
     }
 
-    fn take_orders(&mut self) {
-        let _ = self.pair.mailbox.bell.read();
-        while let Ok(Order { rules, done }) = self.pair.mailbox.orders.try_recv() {
+    fn apply_updates(&mut self) {
+        let _ = self.pair.inbox.wakeup.read();
+        while let Ok(RulesUpdate { rules, done }) = self.pair.inbox.updates.try_recv() {
             let before = std::mem::replace(&mut self.pair.rules, rules);
             let rules = &self.pair.rules;
             if !rules.open() {

@@ -11,87 +11,87 @@ use std::time::Duration;
 use husk_devices::GuestMemMmap;
 use virtio_queue::{Queue, QueueT};
 
-use crate::buffers::{Broken, broken};
-use crate::rx::Outcome;
-use crate::used::wanted;
+use crate::rx::PassOutcome;
+use crate::rx_buffers::{DeviceError, broken};
+use crate::used_batch::needs_notification;
 
 /// How long an interrupt is owed where nothing else happens.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(5);
+pub(crate) const MAX_DELAY: Duration = Duration::from_millis(5);
 
 /// Passes over the queues after which it is owed no longer though something else happens.
-const PASSES: u32 = 8;
+const MAX_PASSES: u32 = 8;
 
 /// The longest frame that is alone for want of anything else to send: one of the usual MTU.
-pub(crate) const SHORT: usize = 1600;
+pub(crate) const SHORT_FRAME_BYTES: usize = 1600;
 
 /// Frames of a driver that did not look by itself for which it is told at once.
-const TOLD: usize = 1024;
+const UNDELAYED_FRAMES: usize = 1024;
 
 /// What a transmit queue's driver is owed.
 #[derive(Debug, Default)]
-pub(crate) struct Quiet {
+pub(crate) struct TxCoalescing {
     /// Where the used ring's index stood when the driver was told last, if it is to be told of more.
-    owed: Option<u16>,
+    pending_since: Option<u16>,
     /// Passes since then.
     passes: u32,
     /// Frames that are still told of at once.
-    told: usize,
+    undelayed: usize,
 }
 
-impl Quiet {
+impl TxCoalescing {
     /// Whether an interrupt waits.
-    pub fn owes(&self) -> bool {
-        self.owed.is_some()
+    pub fn is_pending(&self) -> bool {
+        self.pending_since.is_some()
     }
 
     /// Hears of a pass over the queue, whose used ring's index was `before`. Returns whether to interrupt now.
     ///
     /// # Errors
     /// The queue is not in memory.
-    pub fn sent(
+    pub fn frames_sent(
         &mut self,
         mem: &GuestMemMmap,
         queue: &Queue,
         before: u16,
-        outcome: &Outcome,
-    ) -> Result<bool, Broken> {
+        outcome: &PassOutcome,
+    ) -> Result<bool, DeviceError> {
         if outcome.frames == 0 {
             return Ok(false);
         }
-        if let Some(since) = self.owed.take()
-            && wanted(mem, queue, since, before).map_err(broken)?
+        if let Some(since) = self.pending_since.take()
+            && needs_notification(mem, queue, since, before).map_err(broken)?
         {
             // It sends more, and has not looked.
-            self.told = TOLD;
+            self.undelayed = UNDELAYED_FRAMES;
             return Ok(true);
         }
-        self.told = self.told.saturating_sub(outcome.frames);
+        self.undelayed = self.undelayed.saturating_sub(outcome.frames);
         // Only with the index of an event can be seen whether it has looked.
-        let waits = self.told == 0
+        let waits = self.undelayed == 0
             && outcome.frames == 1
-            && outcome.bytes <= SHORT
+            && outcome.bytes <= SHORT_FRAME_BYTES
             && outcome.interrupt
             && queue.event_idx_enabled();
         if waits {
-            (self.owed, self.passes) = (Some(before), 0);
+            (self.pending_since, self.passes) = (Some(before), 0);
         }
         Ok(outcome.interrupt && !waits)
     }
 
     /// Hears that a pass over both queues has ended. Returns whether what is owed has waited long enough.
-    pub fn passed(&mut self) -> bool {
+    pub fn is_overdue(&mut self) -> bool {
         self.passes = self.passes.saturating_add(1);
-        self.owes() && self.passes > PASSES
+        self.is_pending() && self.passes > MAX_PASSES
     }
 
     /// Owes nothing any more. Returns whether to interrupt for that.
-    pub fn settle(&mut self, mem: &GuestMemMmap, queue: &Queue) -> Result<bool, Broken> {
-        let Some(since) = self.owed.take() else {
+    pub fn flush(&mut self, mem: &GuestMemMmap, queue: &Queue) -> Result<bool, DeviceError> {
+        let Some(since) = self.pending_since.take() else {
             return Ok(false);
         };
-        let wanted = wanted(mem, queue, since, queue.next_used()).map_err(broken)?;
+        let wanted = needs_notification(mem, queue, since, queue.next_used()).map_err(broken)?;
         if wanted {
-            self.told = TOLD;
+            self.undelayed = UNDELAYED_FRAMES;
         }
         Ok(wanted)
     }
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     struct Sender {
-        quiet: Quiet,
+        coalescing: TxCoalescing,
         driver: Driver,
         queue: Queue,
         mem: husk_devices::GuestMem,
@@ -117,7 +117,7 @@ mod tests {
             let driver = Driver::new(&mem, 0, 16, 0x1000);
             let queue = driver.queue(true).queue;
             Self {
-                quiet: Quiet::default(),
+                coalescing: TxCoalescing::default(),
                 driver,
                 queue,
                 mem,
@@ -128,14 +128,14 @@ mod tests {
         fn send(&mut self, frames: u16, bytes: usize) -> bool {
             let before = self.queue.next_used();
             self.queue.set_next_used(before.wrapping_add(frames));
-            let outcome = Outcome {
+            let outcome = PassOutcome {
                 frames: frames.into(),
                 bytes,
                 again: false,
                 interrupt: true,
             };
-            self.quiet
-                .sent(&self.mem.memory(), &self.queue, before, &outcome)
+            self.coalescing
+                .frames_sent(&self.mem.memory(), &self.queue, before, &outcome)
                 .unwrap()
         }
 
@@ -143,8 +143,8 @@ mod tests {
             self.driver.set_used_event(self.queue.next_used());
         }
 
-        fn settle(&mut self) -> bool {
-            self.quiet.settle(&self.mem.memory(), &self.queue).unwrap()
+        fn flush(&mut self) -> bool {
+            self.coalescing.flush(&self.mem.memory(), &self.queue).unwrap()
         }
     }
 
@@ -153,18 +153,18 @@ mod tests {
         let mut sender = Sender::new();
         for _ in 0..100_000 {
             sender.looks();
-            assert!(!sender.send(1, 60) && sender.quiet.owes());
+            assert!(!sender.send(1, 60) && sender.coalescing.is_pending());
         }
         sender.looks();
-        assert!(!sender.settle() && !sender.quiet.owes());
+        assert!(!sender.flush() && !sender.coalescing.is_pending());
     }
 
     #[test]
     fn a_driver_that_does_not_look_is_told_and_at_once_from_then_on() {
         let mut sender = Sender::new();
         assert!(!sender.send(1, 60));
-        assert!(sender.settle());
-        for _ in 1..TOLD {
+        assert!(sender.flush());
+        for _ in 1..UNDELAYED_FRAMES {
             sender.looks();
             assert!(sender.send(1, 60));
         }
@@ -176,7 +176,7 @@ mod tests {
     fn it_is_told_when_it_sends_more_and_has_not_looked() {
         let mut sender = Sender::new();
         assert!(!sender.send(1, 60));
-        assert!(sender.send(1, 60) && !sender.quiet.owes());
+        assert!(sender.send(1, 60) && !sender.coalescing.is_pending());
     }
 
     #[test]
@@ -184,7 +184,7 @@ mod tests {
         let mut sender = Sender::new();
         for (frames, bytes) in [(1, 65_000), (2, 120)] {
             sender.looks();
-            assert!(sender.send(frames, bytes) && !sender.quiet.owes());
+            assert!(sender.send(frames, bytes) && !sender.coalescing.is_pending());
         }
     }
 
@@ -192,8 +192,10 @@ mod tests {
     fn nothing_waits_for_ever_though_others_frames_come() {
         let mut sender = Sender::new();
         assert!(!sender.send(1, 60));
-        let waited = (0..=PASSES).filter(|_| sender.quiet.passed()).count();
+        let waited = (0..=MAX_PASSES)
+            .filter(|_| sender.coalescing.is_overdue())
+            .count();
         assert_eq!(waited, 1);
-        assert!(sender.settle() && !sender.quiet.passed());
+        assert!(sender.flush() && !sender.coalescing.is_overdue());
     }
 }
