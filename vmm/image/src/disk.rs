@@ -2,22 +2,23 @@
 
 use std::cell::RefCell;
 
+use crate::filesystem;
 use crate::partition::{Layout, Partition, Table, layout};
-use crate::probe::{Content, is_fat, probe};
+use crate::probe::{FsKind, is_fat, probe};
 use crate::source::Extent;
 use crate::volume::{self, Volume, VolumeError, normalise};
 
 /// A partition and, where it could be opened, its filesystem.
-pub(crate) struct Mounted {
+pub(crate) struct OpenedPartition {
     pub partition: Partition,
-    pub content: Content,
+    pub content: FsKind,
     /// The filesystem, or why there is none.
     pub volume: Result<Box<dyn Volume>, String>,
     /// The first failure of the filesystem itself, as against files that are not there.
-    pub trouble: RefCell<Option<String>>,
+    pub first_damage: RefCell<Option<String>>,
 }
 
-/// A file by volume (index into [`Disk::mounted`]) and normalised path.
+/// A file by volume (index into [`Disk::partitions`]) and normalised path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FileRef {
     pub volume: usize,
@@ -27,7 +28,7 @@ pub(crate) struct FileRef {
 /// A partitioned disk with its filesystems opened.
 pub(crate) struct Disk {
     pub table: Table,
-    pub mounted: Vec<Mounted>,
+    pub partitions: Vec<OpenedPartition>,
     pub notes: Vec<String>,
 }
 
@@ -52,31 +53,31 @@ impl Disk {
             },
             false => layout(disk),
         };
-        let mounted = partitions.into_iter().map(mount).collect();
+        let partitions = partitions.into_iter().map(mount).collect();
         Self {
             table,
-            mounted,
+            partitions,
             notes,
         }
     }
 
     /// Indices of the volumes that could be opened, FAT ones first: firmware starts there.
     pub(crate) fn readable(&self) -> Vec<usize> {
-        let mut indices: Vec<usize> = (0..self.mounted.len())
-            .filter(|&i| self.mounted[i].volume.is_ok())
+        let mut indices: Vec<usize> = (0..self.partitions.len())
+            .filter(|&i| self.partitions[i].volume.is_ok())
             .collect();
-        indices.sort_by_key(|&i| self.mounted[i].content != Content::Fat);
+        indices.sort_by_key(|&i| self.partitions[i].content != FsKind::Fat);
         indices
     }
 
     /// The volume at `index`, if it could be opened.
     pub(crate) fn volume(&self, index: usize) -> Option<&dyn Volume> {
-        self.mounted.get(index)?.volume.as_deref().ok()
+        self.partitions.get(index)?.volume.as_deref().ok()
     }
 
     /// GRUB's name for a volume.
     pub(crate) fn device(&self, index: usize) -> String {
-        let number = self.mounted.get(index).map_or(0, |m| m.partition.number);
+        let number = self.partitions.get(index).map_or(0, |m| m.partition.number);
         match self.table {
             Table::Gpt => format!("hd0,gpt{number}"),
             Table::Mbr => format!("hd0,msdos{number}"),
@@ -96,7 +97,7 @@ impl Disk {
                 .parse()
                 .ok()?,
         };
-        self.mounted.iter().position(|m| m.partition.number == number)
+        self.partitions.iter().position(|m| m.partition.number == number)
     }
 
     /// The volume whose UUID is `uuid`, ignoring case.
@@ -116,22 +117,22 @@ impl Disk {
     }
 
     fn position(&self, test: impl Fn(&dyn Volume) -> bool) -> Option<usize> {
-        (0..self.mounted.len()).find(|&i| self.volume(i).is_some_and(&test))
+        (0..self.partitions.len()).find(|&i| self.volume(i).is_some_and(&test))
     }
 
     /// Size of a file in bytes.
     pub(crate) fn size(&self, file: &FileRef) -> Result<u64, VolumeError> {
-        self.ask(file, |volume| volume.size(&file.path))
+        self.query(file, |volume| volume.size(&file.path))
     }
 
     /// Asks the volume a file lies on, and remembers if it was the filesystem that failed.
-    fn ask<T>(
+    fn query<T>(
         &self,
         file: &FileRef,
         question: impl FnOnce(&dyn Volume) -> Result<T, VolumeError>,
     ) -> Result<T, VolumeError> {
-        let mounted = self.mounted.get(file.volume).ok_or(VolumeError::NotFound)?;
-        let volume = mounted
+        let partition = self.partitions.get(file.volume).ok_or(VolumeError::NotFound)?;
+        let volume = partition
             .volume
             .as_deref()
             .map_err(|why| VolumeError::Filesystem(why.clone()))?;
@@ -139,8 +140,8 @@ impl Disk {
         if let Err(e) = &answer
             && e.is_damage()
         {
-            mounted
-                .trouble
+            partition
+                .first_damage
                 .borrow_mut()
                 .get_or_insert_with(|| format!("{}: {e}", file.path));
         }
@@ -159,20 +160,22 @@ impl Disk {
 
     /// The text of a file of at most `limit` bytes.
     pub(crate) fn text_within(&self, file: &FileRef, limit: u64) -> Result<String, VolumeError> {
-        let bytes = self.ask(file, |volume| volume::read(volume, &file.path, limit))?;
+        let bytes = self.query(file, |volume| volume::read(volume, &file.path, limit))?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
     /// Names in a directory, sorted; none if it is not there.
     pub(crate) fn list(&self, dir: &FileRef) -> Vec<String> {
-        let mut names = self.ask(dir, |volume| volume.list(&dir.path)).unwrap_or_default();
+        let mut names = self
+            .query(dir, |volume| volume.list(&dir.path))
+            .unwrap_or_default();
         names.sort();
         names
     }
 
     /// How a volume is called in messages.
     pub(crate) fn describe(&self, index: usize) -> String {
-        match self.mounted.get(index) {
+        match self.partitions.get(index) {
             Some(m) if self.table != Table::None => {
                 format!("partition {} ({})", m.partition.number, m.content.name())
             }
@@ -182,30 +185,30 @@ impl Disk {
     }
 }
 
-fn mount(partition: Partition) -> Mounted {
+fn mount(partition: Partition) -> OpenedPartition {
     let Some(extent) = partition.extent.clone() else {
         let why =
             "it reaches past the end of the disk: the image is truncated or its partition table damaged";
-        return Mounted {
+        return OpenedPartition {
             partition,
-            content: Content::Unknown,
+            content: FsKind::Unknown,
             volume: Err(why.to_owned()),
-            trouble: None.into(),
+            first_damage: None.into(),
         };
     };
     let content = if partition.kind == "extended" {
-        Content::Other("holds logical partitions")
+        FsKind::Other("holds logical partitions")
     } else {
         probe(&extent)
     };
     let volume = match content {
-        Content::Ext(_) | Content::Fat => volume::open(extent, content).map_err(|e| e.to_string()),
-        Content::Unknown | Content::Other(_) => Err("not ext2, ext3, ext4 or FAT".to_owned()),
+        FsKind::Ext(_) | FsKind::Fat => filesystem::open(extent, content).map_err(|e| e.to_string()),
+        FsKind::Unknown | FsKind::Other(_) => Err("not ext2, ext3, ext4 or FAT".to_owned()),
     };
-    Mounted {
+    OpenedPartition {
         partition,
         content,
         volume,
-        trouble: None.into(),
+        first_damage: None.into(),
     }
 }

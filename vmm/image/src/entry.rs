@@ -6,10 +6,11 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::disk::{Disk, FileRef};
-use crate::plan::Plan;
-use crate::probe::Content;
+use crate::filesystem;
+use crate::probe::FsKind;
+use crate::selected_entry::SelectedEntry;
 use crate::source::{Budget, Extent, ReadAt};
-use crate::volume::{self, VolumeError};
+use crate::volume::VolumeError;
 
 /// A kernel, its initrds and its command line, found on a disk.
 #[derive(Clone, Debug)]
@@ -22,21 +23,21 @@ pub struct BootEntry {
     pub command_line: String,
     /// What a user should know, such as a damaged primary GPT.
     pub notes: Vec<String>,
-    kernel: Files,
-    initrd: Option<Files>,
+    kernel: BootFiles,
+    initrd: Option<BootFiles>,
 }
 
 impl BootEntry {
-    pub(crate) fn new(disk: &Disk, source: &Arc<dyn ReadAt>, plan: Plan) -> Option<Self> {
+    pub(crate) fn new(disk: &Disk, source: &Arc<dyn ReadAt>, plan: SelectedEntry) -> Option<Self> {
         let files = |refs: &[FileRef]| {
             let files: Option<Vec<File>> = refs.iter().map(|r| File::new(disk, r)).collect();
-            files.map(|files| Files {
+            files.map(|files| BootFiles {
                 disk: Arc::clone(source),
                 files,
             })
         };
         let mut notes = disk.notes.clone();
-        notes.extend(disk.mounted.iter().enumerate().filter_map(|(index, m)| {
+        notes.extend(disk.partitions.iter().enumerate().filter_map(|(index, m)| {
             let note = m.volume.as_ref().ok()?.note()?;
             Some(format!("{}: {note}", disk.describe(index)))
         }));
@@ -55,19 +56,19 @@ impl BootEntry {
     }
 
     /// The kernel file, as it lies on the disk.
-    pub fn kernel(&self) -> &Files {
+    pub fn kernel(&self) -> &BootFiles {
         &self.kernel
     }
 
     /// The initrds one after the other, each padded with zeros to 4 bytes; none if the entry has none.
-    pub fn initrd(&self) -> Option<&Files> {
+    pub fn initrd(&self) -> Option<&BootFiles> {
         self.initrd.as_ref()
     }
 }
 
 /// One or more files of a disk, read in one go.
 #[derive(Clone)]
-pub struct Files {
+pub struct BootFiles {
     disk: Arc<dyn ReadAt>,
     files: Vec<File>,
 }
@@ -76,7 +77,7 @@ pub struct Files {
 struct File {
     /// Where its filesystem lies: first byte and bytes.
     place: (u64, u64),
-    content: Content,
+    content: FsKind,
     path: String,
     size: u64,
 }
@@ -102,7 +103,7 @@ const ALIGNMENT: u64 = 4;
 /// What reading a file may cost beside four times its size.
 const BUDGET: u64 = 1 << 30;
 
-impl Files {
+impl BootFiles {
     /// Bytes that [`read_into`](Self::read_into) gives.
     pub fn size(&self) -> u64 {
         self.files.iter().map(|f| self.padded(f.size)).sum()
@@ -146,9 +147,9 @@ impl Files {
     }
 }
 
-impl fmt::Debug for Files {
+impl fmt::Debug for BootFiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Files")
+        f.debug_struct("BootFiles")
             .field("files", &self.files)
             .finish_non_exhaustive()
     }
@@ -156,11 +157,11 @@ impl fmt::Debug for Files {
 
 impl File {
     fn new(disk: &Disk, file: &FileRef) -> Option<Self> {
-        let mounted = disk.mounted.get(file.volume)?;
-        let extent = mounted.partition.extent.as_ref()?;
+        let opened = disk.partitions.get(file.volume)?;
+        let extent = opened.partition.extent.as_ref()?;
         Some(Self {
             place: (extent.start(), extent.len()),
-            content: mounted.content,
+            content: opened.content,
             path: file.path.clone(),
             size: disk.size(file).ok()?,
         })
@@ -176,6 +177,6 @@ impl File {
         let extent = Extent::whole(Arc::clone(disk), budget)
             .slice(start, len)
             .ok_or(VolumeError::NotFound)?;
-        volume::open(extent, self.content)?.stream(&self.path, self.size, sink)
+        filesystem::open(extent, self.content)?.stream(&self.path, self.size, sink)
     }
 }

@@ -38,11 +38,11 @@ pub struct PartitionReport {
 impl FindError {
     /// A report on `disk`, where `attempts` lists by volume the boot configurations that did not do.
     pub(crate) fn new(disk: &Disk, size: u64, attempts: &[(usize, String)]) -> Self {
-        let partitions = disk.mounted.iter().enumerate().map(|(index, m)| {
+        let partitions = disk.partitions.iter().enumerate().map(|(index, m)| {
             let tried = attempts.iter().filter(|(at, _)| *at == index).map(|(_, why)| why.clone());
             let mut reasons: Vec<String> = tried.collect();
-            let trouble = m.trouble.borrow().clone();
-            reasons.extend(trouble.filter(|why| !reasons.iter().any(|r| r.contains(why.as_str()))));
+            let first_damage = m.first_damage.borrow().clone();
+            reasons.extend(first_damage.filter(|why| !reasons.iter().any(|r| r.contains(why.as_str()))));
             match &m.volume {
                 Err(why) => reasons.push(why.clone()),
                 Ok(_) if reasons.is_empty() => reasons.push(

@@ -8,7 +8,7 @@ use std::io::{ErrorKind, Read};
 use fatfs::{Dir, FileSystem, FsOptions};
 
 use crate::source::{Cursor, Extent};
-use crate::volume::{MAX_NAMES, Sink, Volume, VolumeError, normalise, pump};
+use crate::volume::{MAX_NAMES, Sink, Volume, VolumeError, normalise, stream_chunks};
 
 /// A FAT filesystem, read only.
 pub(crate) struct FatVolume {
@@ -81,7 +81,7 @@ impl Volume for FatVolume {
             .root_dir()
             .open_file(path.trim_start_matches('/'))
             .map_err(failed)?;
-        pump(size, sink, |buf| file.read(buf).map_err(failed))
+        stream_chunks(size, sink, |buf| file.read(buf).map_err(failed))
     }
 }
 

@@ -7,7 +7,7 @@ use crate::disk::{Disk, FileRef};
 use crate::entry::BootEntry;
 use crate::error::FindError;
 use crate::grub;
-use crate::plan::{MAX_COMMAND_LINE, MAX_INITRDS, Plan};
+use crate::selected_entry::{MAX_COMMAND_LINE, MAX_INITRDS, SelectedEntry};
 use crate::source::{Budget, Extent, ReadAt};
 
 /// What looking may cost: with 512 bytes a request, some two million of them.
@@ -39,7 +39,7 @@ pub fn find(disk: Arc<dyn ReadAt>) -> Result<BootEntry, FindError> {
         .into_iter()
         .take(MAX_CONFIGS)
         .find_map(|candidate| {
-            let plan = candidate.plan(&opened).and_then(check);
+            let plan = candidate.select(&opened).and_then(check);
             let entry = plan.and_then(|plan| {
                 BootEntry::new(&opened, &disk, plan).ok_or_else(|| "its files cannot be read".to_owned())
             });
@@ -79,10 +79,10 @@ impl Candidate {
         }
     }
 
-    fn plan(&self, disk: &Disk) -> Result<Plan, String> {
+    fn select(&self, disk: &Disk) -> Result<SelectedEntry, String> {
         match self {
-            Self::Grub(file) => grub::plan(disk, file),
-            Self::Bls(dirs) => bls_plan(disk, dirs),
+            Self::Grub(file) => grub::select_entry(disk, file),
+            Self::Bls(dirs) => select_bls_entry(disk, dirs),
             Self::UnifiedImage(_) => Err("unified kernel images are not supported".to_owned()),
         }
     }
@@ -156,14 +156,14 @@ fn candidates(disk: &Disk) -> Vec<Candidate> {
     all
 }
 
-fn bls_plan(disk: &Disk, dirs: &[FileRef]) -> Result<Plan, String> {
+fn select_bls_entry(disk: &Disk, dirs: &[FileRef]) -> Result<SelectedEntry, String> {
     let mut entries = Vec::new();
     for dir in dirs {
         entries.extend(bls::entries(disk, dir).into_iter().map(|e| (e, dir.clone())));
     }
     // Stable, and each directory's are sorted already.
     entries.sort_by(|(a, _), (b, _)| bls::order(a, b));
-    let loader = (0..disk.mounted.len()).find_map(|volume| {
+    let loader = (0..disk.partitions.len()).find_map(|volume| {
         disk.text(&FileRef {
             volume,
             path: "/loader/loader.conf".to_owned(),
@@ -176,7 +176,7 @@ fn bls_plan(disk: &Disk, dirs: &[FileRef]) -> Result<Plan, String> {
     let what = format!("entry '{}'", entry.name());
     let file =
         |path: &str, kind| grub::bls_file(disk, dir.volume, path, kind).map_err(|e| format!("{what}: {e}"));
-    Ok(Plan {
+    Ok(SelectedEntry {
         title: entry.name().to_owned(),
         source: format!(
             "{}, {}/{}.conf, {what}",
@@ -195,7 +195,7 @@ fn bls_plan(disk: &Disk, dirs: &[FileRef]) -> Result<Plan, String> {
 }
 
 /// Refuses what no kernel takes.
-fn check(mut plan: Plan) -> Result<Plan, String> {
+fn check(mut plan: SelectedEntry) -> Result<SelectedEntry, String> {
     if plan.initrds.len() > MAX_INITRDS {
         return Err(format!("it has more than {MAX_INITRDS} initrds"));
     }

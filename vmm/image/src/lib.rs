@@ -1,6 +1,6 @@
 //! Finds the kernel, initrds and command line that a disk image boots by default.
 //!
-//! The disk is read through [`ReadAt`], never mounted or changed: partition table (GPT, MBR or none), the
+//! The disk is read through [`ReadAt`], never partitions or changed: partition table (GPT, MBR or none), the
 //! filesystems on it (ext2, ext3, ext4, FAT), and the boot loader's configuration: GRUB's `grub.cfg` with its
 //! environment, or Boot Loader Specification entries. Everything on a disk may be hostile: sizes, nesting, loops
 //! and reads are bounded, and what does not fit costs a [`FindError`] that tells partition by partition why.
@@ -22,16 +22,17 @@ mod entry;
 mod error;
 mod ext4;
 mod fat;
+mod filesystem;
 mod find;
 mod grub;
 mod partition;
 mod pattern;
-mod plan;
 mod probe;
+mod selected_entry;
 mod source;
 mod volume;
 
-pub use entry::{BootEntry, Files, ReadError};
+pub use entry::{BootEntry, BootFiles, ReadError};
 pub use error::{FindError, PartitionReport};
 pub use find::find;
 pub use partition::Table;

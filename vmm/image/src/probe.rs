@@ -4,7 +4,7 @@ use crate::source::Extent;
 
 /// What a partition holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Content {
+pub(crate) enum FsKind {
     /// ext2, ext3 or ext4.
     Ext(&'static str),
     /// FAT12, FAT16 or FAT32.
@@ -15,7 +15,7 @@ pub(crate) enum Content {
     Unknown,
 }
 
-impl Content {
+impl FsKind {
     /// Name for people, as blkid has it where it has one.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -55,21 +55,21 @@ const MAGICS: [(u64, &[u8], &str); 24] = [
 ];
 
 /// Looks at the magic numbers of `extent`.
-pub(crate) fn probe(extent: &Extent) -> Content {
+pub(crate) fn probe(extent: &Extent) -> FsKind {
     if let Some(name) = ext(extent) {
-        return Content::Ext(name);
+        return FsKind::Ext(name);
     }
     for (offset, magic, name) in MAGICS {
         let mut bytes = [0; 10];
         let bytes = &mut bytes[..magic.len()];
         if extent.read_at(offset, bytes).is_ok() && bytes == magic {
-            return Content::Other(name);
+            return FsKind::Other(name);
         }
     }
     if is_fat(extent) {
-        Content::Fat
+        FsKind::Fat
     } else {
-        Content::Unknown
+        FsKind::Unknown
     }
 }
 
@@ -110,9 +110,9 @@ mod tests {
             let mut disk = vec![0; 0x1_1000];
             disk[offset as usize..][..magic.len()].copy_from_slice(magic);
             let extent = Extent::whole(Arc::new(disk), Budget::new(1 << 20));
-            assert_eq!(probe(&extent), Content::Other(name));
+            assert_eq!(probe(&extent), FsKind::Other(name));
         }
         let empty = Extent::whole(Arc::new(vec![0; 100]), Budget::new(1 << 20));
-        assert_eq!(probe(&empty), Content::Unknown);
+        assert_eq!(probe(&empty), FsKind::Unknown);
     }
 }

@@ -1,13 +1,6 @@
 //! One interface to the filesystems a boot loader's files lie on.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use thiserror::Error;
-
-use crate::ext4::Ext4Volume;
-use crate::fat::FatVolume;
-use crate::probe::Content;
-use crate::source::Extent;
 
 /// Largest configuration file read.
 pub(crate) const MAX_CONFIG: u64 = 1 << 20;
@@ -65,20 +58,6 @@ pub(crate) trait Volume {
     fn stream(&self, path: &str, size: u64, sink: &mut Sink<'_>) -> Result<(), VolumeError>;
 }
 
-/// Opens the filesystem on `extent`, which [`probe`](crate::probe::probe) found to be `content`.
-pub(crate) fn open(extent: Extent, content: Content) -> Result<Box<dyn Volume>, VolumeError> {
-    match content {
-        Content::Ext(_) => {
-            guard(|| Ext4Volume::open(extent)).map(|v| Box::new(Guarded(v)) as Box<dyn Volume>)
-        }
-        Content::Fat => guard(|| FatVolume::open(extent)).map(|v| Box::new(Guarded(v)) as Box<dyn Volume>),
-        other => Err(VolumeError::Filesystem(format!(
-            "{}: Husk reads ext2, ext3, ext4 and FAT",
-            other.name()
-        ))),
-    }
-}
-
 /// The whole of a small file.
 pub(crate) fn read(volume: &dyn Volume, path: &str, limit: u64) -> Result<Vec<u8>, VolumeError> {
     let size = volume.size(path)?;
@@ -109,42 +88,8 @@ pub(crate) fn normalise(path: &str) -> Option<String> {
     (clean.len() <= MAX_PATH && !clean.contains('\0')).then_some(clean)
 }
 
-/// Runs `f`; a panic of a filesystem crate on a damaged image is that filesystem's error.
-fn guard<T>(f: impl FnOnce() -> Result<T, VolumeError>) -> Result<T, VolumeError> {
-    catch_unwind(AssertUnwindSafe(f)).unwrap_or(Err(VolumeError::Panicked))
-}
-
-/// A volume whose reader's panics are errors.
-struct Guarded<V>(V);
-
-impl<V: Volume> Volume for Guarded<V> {
-    fn uuid(&self) -> &str {
-        self.0.uuid()
-    }
-
-    fn label(&self) -> &str {
-        self.0.label()
-    }
-
-    fn note(&self) -> Option<&str> {
-        self.0.note()
-    }
-
-    fn list(&self, path: &str) -> Result<Vec<String>, VolumeError> {
-        guard(|| self.0.list(path))
-    }
-
-    fn size(&self, path: &str) -> Result<u64, VolumeError> {
-        guard(|| self.0.size(path))
-    }
-
-    fn stream(&self, path: &str, size: u64, sink: &mut Sink<'_>) -> Result<(), VolumeError> {
-        guard(|| self.0.stream(path, size, sink))
-    }
-}
-
 /// Fills `CHUNK`-sized pieces from `read`, which returns 0 at the end, until `size` bytes went to `sink`.
-pub(crate) fn pump(
+pub(crate) fn stream_chunks(
     size: u64,
     sink: &mut Sink<'_>,
     mut read: impl FnMut(&mut [u8]) -> Result<usize, VolumeError>,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use husk_devices::GuestMemMmap;
 use husk_disk::DiskReader;
-use husk_image::{Files, ReadAt};
+use husk_image::{BootFiles, ReadAt};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::{BootError, BootPayload, Initrd, KERNEL_MAX, Kernel};
@@ -58,7 +58,7 @@ fn read_error(what: &str, error: &husk_image::ReadError) -> BootError {
     }
 }
 
-fn read_kernel(files: &Files, what: &str) -> Result<Kernel<'static>, BootError> {
+fn read_kernel(files: &BootFiles, what: &str) -> Result<Kernel<'static>, BootError> {
     let size = files.size();
     if size > KERNEL_MAX {
         return Err(BootError::NotAKernel(format!(
@@ -79,7 +79,7 @@ fn read_kernel(files: &Files, what: &str) -> Result<Kernel<'static>, BootError> 
 }
 
 /// Streams from the image to guest memory, never whole in ours.
-fn initrd(files: Files) -> Initrd<'static> {
+fn initrd(files: BootFiles) -> Initrd<'static> {
     let size = files.size();
     let read = move |mem: &GuestMemMmap, start: GuestAddress| {
         let mut at = start.0;

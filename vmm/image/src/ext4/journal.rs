@@ -29,11 +29,11 @@ const TAG_LAST: u32 = 8;
 /// Blocks a journal may have: 4 GiB at 4 KiB each, four times what mke2fs makes at most.
 const MAX_BLOCKS: u32 = 1 << 20;
 /// Pieces a journal file may be in.
-const MAX_PIECES: usize = 4096;
+const MAX_EXTENTS: usize = 4096;
 
 /// Where the newest copy of a block lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Copy {
+struct JournalCopy {
     block: u64,
     /// The copy's first four bytes were the journal's magic number and are stored as zeros.
     escaped: bool,
@@ -41,15 +41,15 @@ struct Copy {
 
 /// The blocks for which the journal holds a newer copy.
 #[derive(Debug, Default)]
-pub(crate) struct Replayed {
+pub(crate) struct JournalOverlay {
     block_size: u64,
-    copies: BTreeMap<u64, Copy>,
+    copies: BTreeMap<u64, JournalCopy>,
 }
 
-impl Replayed {
+impl JournalOverlay {
     /// Reads the journal of the filesystem on `extent`; the error says why it cannot be replayed.
     pub(crate) fn load(extent: &Extent, fs: &Superblock) -> Result<Self, &'static str> {
-        let mut log = Log::open(extent, fs)?;
+        let mut log = Journal::open(extent, fs)?;
         log.scan()?;
         Ok(Self {
             block_size: fs.block_size,
@@ -86,28 +86,28 @@ impl Replayed {
 }
 
 /// The journal as a ring of blocks, and what was found in it.
-struct Log<'a> {
+struct Journal<'a> {
     extent: &'a Extent,
     block_size: u64,
     fs_blocks: u64,
     /// Runs of the journal file: first block in the file, first block on the filesystem, blocks.
-    pieces: Vec<(u32, u64, u32)>,
+    extents: Vec<(u32, u64, u32)>,
     incompat: u32,
     checksum_seed: [u8; 16],
     first: u32,
     last: u32,
     start: u32,
     sequence: u32,
-    copies: BTreeMap<u64, Copy>,
+    copies: BTreeMap<u64, JournalCopy>,
 }
 
-impl<'a> Log<'a> {
+impl<'a> Journal<'a> {
     fn open(extent: &'a Extent, fs: &Superblock) -> Result<Self, &'static str> {
         let mut log = Self {
             extent,
             block_size: fs.block_size,
             fs_blocks: fs.blocks,
-            pieces: Vec::new(),
+            extents: Vec::new(),
             incompat: 0,
             checksum_seed: [0; 16],
             first: 0,
@@ -158,8 +158,8 @@ impl<'a> Log<'a> {
             return Err(DAMAGED);
         }
         for entry in node[12..].chunks_exact(12).take(entries) {
-            if self.pieces.len() >= MAX_PIECES {
-                return Err("it is in too many pieces");
+            if self.extents.len() >= MAX_EXTENTS {
+                return Err("it is in too many extents");
             }
             let (file_block, len) = (le32(entry, 0), le16(entry, 4));
             if level == 0 {
@@ -168,13 +168,13 @@ impl<'a> Log<'a> {
                 if len == 0 || len > 0x8000 || block + u64::from(len) > self.fs_blocks {
                     return Err(DAMAGED);
                 }
-                self.pieces.push((file_block, block, u32::from(len)));
+                self.extents.push((file_block, block, u32::from(len)));
             } else {
                 let block = u64::from(le32(entry, 4)) | u64::from(le16(entry, 8)) << 32;
                 let child = self.fs_block(block).ok_or(DAMAGED)?;
-                let before = self.pieces.len();
+                let before = self.extents.len();
                 self.walk_extents(&child, Some(level - 1))?;
-                if self.pieces.len() == before {
+                if self.extents.len() == before {
                     return Err(DAMAGED);
                 }
             }
@@ -188,9 +188,9 @@ impl<'a> Log<'a> {
             return Ok(());
         }
         let (mut at, mut sequence) = (self.start, self.sequence);
-        let mut open: Vec<(u64, Copy)> = Vec::new();
+        let mut open: Vec<(u64, JournalCopy)> = Vec::new();
         let mut open_revokes: Vec<u64> = Vec::new();
-        let mut committed: Vec<(u32, Vec<(u64, Copy)>)> = Vec::new();
+        let mut committed: Vec<(u32, Vec<(u64, JournalCopy)>)> = Vec::new();
         let mut revoked: HashMap<u64, u32> = HashMap::new();
         let mut left = self.last - self.first;
         while left > 0 {
@@ -200,21 +200,21 @@ impl<'a> Log<'a> {
             }
             let mut used = 1;
             match be32(&block, 4) {
-                DESCRIPTOR if self.tail_sound(&block) => {
+                DESCRIPTOR if self.block_checksum_ok(&block) => {
                     let Some(tags) = self.tags(&block) else { break };
                     for (target, escaped) in tags {
                         let data = self.file_block(self.next(at, used)).ok_or("it is truncated")?;
-                        open.push((target, Copy { block: data, escaped }));
+                        open.push((target, JournalCopy { block: data, escaped }));
                         used += 1;
                     }
                 }
-                REVOKE if self.tail_sound(&block) => {
+                REVOKE if self.block_checksum_ok(&block) => {
                     open_revokes.extend(self.revokes(&block));
                     if open_revokes.len() + revoked.len() > MAX_BLOCKS as usize {
                         return Err("it revokes too many blocks");
                     }
                 }
-                COMMIT if self.commit_sound(&block) => {
+                COMMIT if self.commit_checksum_ok(&block) => {
                     committed.push((sequence, std::mem::take(&mut open)));
                     revoked.extend(open_revokes.drain(..).map(|block| (block, sequence)));
                     sequence = sequence.wrapping_add(1);
@@ -282,12 +282,12 @@ impl<'a> Log<'a> {
         self.incompat & (INCOMPAT_CSUM_V2 | INCOMPAT_CSUM_V3) != 0
     }
 
-    fn tail_sound(&self, block: &[u8]) -> bool {
+    fn block_checksum_ok(&self, block: &[u8]) -> bool {
         let body = block.len() - 4;
         !self.has_checksums() || crc32c(&[&self.checksum_seed, &block[..body], &[0; 4]]) == be32(block, body)
     }
 
-    fn commit_sound(&self, block: &[u8]) -> bool {
+    fn commit_checksum_ok(&self, block: &[u8]) -> bool {
         !self.has_checksums()
             || crc32c(&[&self.checksum_seed, &block[..16], &[0; 4], &block[20..]]) == be32(block, 16)
     }
@@ -302,7 +302,7 @@ impl<'a> Log<'a> {
     /// Where block `n` of the journal file lies on the filesystem.
     fn file_block(&self, n: u32) -> Option<u64> {
         let run = self
-            .pieces
+            .extents
             .iter()
             .find(|(first, _, len)| n >= *first && n - first < *len)?;
         run.1.checked_add(u64::from(n - run.0))

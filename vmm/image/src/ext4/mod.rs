@@ -9,8 +9,8 @@ mod superblock;
 use ext4_view::{Ext4, Ext4Error, Ext4Read, Metadata};
 
 use crate::source::{Cached, Extent};
-use crate::volume::{MAX_NAMES, MAX_PATH, Sink, Volume, VolumeError, normalise, pump};
-use journal::Replayed;
+use crate::volume::{MAX_NAMES, MAX_PATH, Sink, Volume, VolumeError, normalise, stream_chunks};
+use journal::JournalOverlay;
 use superblock::{SUPERBLOCK_SIZE, SUPERBLOCK_START, Superblock};
 
 /// Largest directory looked into, in bytes: some 100,000 names.
@@ -31,17 +31,17 @@ impl Ext4Volume {
     pub(crate) fn open(extent: Extent) -> Result<Self, VolumeError> {
         let superblock = Superblock::read(&extent)?;
         let mut note = None;
-        let replayed = if superblock.needs_recovery() {
-            Replayed::load(&extent, &superblock).unwrap_or_else(|why| {
+        let journal = if superblock.needs_recovery() {
+            JournalOverlay::load(&extent, &superblock).unwrap_or_else(|why| {
                 note = Some(format!(
                     "its journal was not replayed ({why}), so its last changes may be missing"
                 ));
-                Replayed::default()
+                JournalOverlay::default()
             })
         } else {
-            Replayed::default()
+            JournalOverlay::default()
         };
-        let reader = Reader::new(extent, replayed)?;
+        let reader = Reader::new(extent, journal)?;
         let fs = Ext4::load(Box::new(reader)).map_err(failed)?;
         let uuid = fs.uuid().to_string();
         let label = fs.label().to_str().unwrap_or_default().to_owned();
@@ -135,7 +135,7 @@ impl Volume for Ext4Volume {
     fn stream(&self, path: &str, size: u64, sink: &mut Sink<'_>) -> Result<(), VolumeError> {
         let (path, _) = self.resolve(path)?;
         let mut file = self.fs.open(path.as_str()).map_err(failed)?;
-        pump(size, sink, |buf| file.read_bytes(buf).map_err(failed))
+        stream_chunks(size, sink, |buf| file.read_bytes(buf).map_err(failed))
     }
 }
 
@@ -152,17 +152,17 @@ fn failed(error: Ext4Error) -> VolumeError {
 struct Reader {
     source: Cached,
     superblock: [u8; SUPERBLOCK_SIZE],
-    replayed: Replayed,
+    journal: JournalOverlay,
 }
 
 impl Reader {
-    fn new(extent: Extent, replayed: Replayed) -> Result<Self, VolumeError> {
+    fn new(extent: Extent, journal: JournalOverlay) -> Result<Self, VolumeError> {
         let len = extent.len();
         let source = Cached::new(extent);
         let mut reader = Self {
             source,
             superblock: [0; SUPERBLOCK_SIZE],
-            replayed,
+            journal,
         };
         // The journal may hold a newer superblock too.
         let mut newest = [0; SUPERBLOCK_SIZE];
@@ -176,7 +176,7 @@ impl Reader {
     /// Reads with the journal's copies in place of the blocks they replace.
     fn blocks(&self, start: u64, dst: &mut [u8]) -> std::io::Result<()> {
         self.source.read_at(start, dst)?;
-        self.replayed
+        self.journal
             .patch(start, dst, |offset, dst| self.source.read_at(offset, dst))
     }
 }

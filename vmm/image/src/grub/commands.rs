@@ -1,6 +1,6 @@
 //! GRUB's commands, as far as they decide what boots.
 
-use super::eval::{Body, Interpreter, Loaded, MAX_ENTRIES, MenuEntry, ScriptError};
+use super::eval::{EntryAction, Interpreter, LoadedKernel, MAX_ENTRIES, MenuEntry, ScriptError};
 use super::script::Block;
 use super::{environment, test};
 use crate::bls;
@@ -39,7 +39,7 @@ impl Interpreter<'_> {
             "search" | "search.fs_uuid" | "search.fs_label" | "search.file" => self.search(name, args),
             "probe" => self.probe(args),
             "linux" | "linux16" | "linuxefi" | "kernel" => {
-                self.loaded = Loaded {
+                self.loaded = LoadedKernel {
                     kernel: args.first().and_then(|path| self.file_ref(path)),
                     linux: args.to_vec(),
                     initrds: Vec::new(),
@@ -63,8 +63,11 @@ impl Interpreter<'_> {
                         self.configure(&file).map(|()| true)
                     }
                     Some(file) => {
-                        self.missed
-                            .push(format!("{} on {}", file.path, self.disk.describe(file.volume)));
+                        self.failed_searches.push(format!(
+                            "{} on {}",
+                            file.path,
+                            self.disk.describe(file.volume)
+                        ));
                         Ok(false)
                     }
                     None => Ok(false),
@@ -114,15 +117,15 @@ impl Interpreter<'_> {
             }
         }
         let title = title.unwrap_or_default();
-        let body = if submenu {
-            Body::Submenu(block)
+        let action = if submenu {
+            EntryAction::Submenu(block)
         } else {
-            Body::Script(block)
+            EntryAction::Script(block)
         };
         self.add(MenuEntry {
             id: id.unwrap_or_else(|| title.clone()),
             title,
-            body,
+            action,
         })
     }
 
@@ -194,7 +197,7 @@ impl Interpreter<'_> {
                 Ok(true)
             }
             None => {
-                self.missed.push(format!(
+                self.failed_searches.push(format!(
                     "a filesystem with {} {wanted}",
                     by.trim_start_matches("fs_")
                 ));
@@ -240,7 +243,7 @@ impl Interpreter<'_> {
             .chain(usual)
             .map(|dir| (bls::entries(self.disk, &dir), dir.volume));
         let Some((mut entries, volume)) = found.into_iter().find(|(entries, _)| !entries.is_empty()) else {
-            self.missed.push(format!(
+            self.failed_searches.push(format!(
                 "entries in /loader/entries on {}",
                 self.disk.describe(volume)
             ));
@@ -252,7 +255,7 @@ impl Interpreter<'_> {
             self.add(MenuEntry {
                 title,
                 id,
-                body: Body::Bls(Box::new(entry), volume),
+                action: EntryAction::Bls(Box::new(entry), volume),
             })?;
         }
         Ok(true)

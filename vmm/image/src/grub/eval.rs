@@ -50,12 +50,12 @@ pub(crate) struct MenuEntry {
     pub title: String,
     pub id: String,
     /// What it runs; a submenu's block adds entries.
-    pub body: Body,
+    pub action: EntryAction,
 }
 
 /// What choosing an entry does.
 #[derive(Clone, Debug)]
-pub(crate) enum Body {
+pub(crate) enum EntryAction {
     Script(Block),
     Submenu(Block),
     /// From a BLS file, on the volume it names.
@@ -64,7 +64,7 @@ pub(crate) enum Body {
 
 /// A kernel and initrds as the script names them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Loaded {
+pub(crate) struct LoadedKernel {
     /// Arguments of `linux`: path, then command line.
     pub linux: Vec<String>,
     /// The volume that was root when `linux` ran.
@@ -84,15 +84,15 @@ pub(crate) struct Interpreter<'a> {
     depth: usize,
     files: usize,
     /// Root of the volume the first script lies on, where `$root` names none.
-    home: usize,
+    initial_volume: usize,
     /// Entries of the menu being built.
     pub menu: Vec<MenuEntry>,
     /// What `linux` and `initrd` loaded last.
-    pub loaded: Loaded,
+    pub loaded: LoadedKernel,
     /// The configuration file read last by `configfile`, or the first one.
     pub file: FileRef,
     /// Searches that found nothing, for the error text.
-    pub missed: Vec<String>,
+    pub failed_searches: Vec<String>,
 }
 
 impl<'a> Interpreter<'a> {
@@ -106,13 +106,13 @@ impl<'a> Interpreter<'a> {
             work: 0,
             depth: 0,
             files: 0,
-            home: file.volume,
+            initial_volume: file.volume,
             menu: Vec::new(),
-            loaded: Loaded::default(),
+            loaded: LoadedKernel::default(),
             file,
-            missed: Vec::new(),
+            failed_searches: Vec::new(),
         };
-        let device = disk.device(interpreter.home);
+        let device = disk.device(interpreter.initial_volume);
         let directory = parent(&interpreter.file.path).to_owned();
         for (name, value) in [
             ("root", device.clone()),
@@ -168,7 +168,9 @@ impl<'a> Interpreter<'a> {
 
     /// The volume `$root` names.
     pub(crate) fn root(&self) -> usize {
-        self.disk.by_device(self.get("root")).unwrap_or(self.home)
+        self.disk
+            .by_device(self.get("root"))
+            .unwrap_or(self.initial_volume)
     }
 
     /// Runs commands; the value is that of the last one.
@@ -328,7 +330,7 @@ impl<'a> Interpreter<'a> {
     }
 }
 
-impl test::Files for Interpreter<'_> {
+impl test::FileTests for Interpreter<'_> {
     fn size(&self, path: &str) -> Option<u64> {
         self.disk.size(&self.file_ref(path)?).ok()
     }

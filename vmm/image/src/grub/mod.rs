@@ -8,14 +8,14 @@ mod test;
 
 use crate::bls;
 use crate::disk::{Disk, FileRef};
-use crate::plan::{Plan, find_file};
-use eval::{Body, Interpreter, MenuEntry};
+use crate::selected_entry::{SelectedEntry, find_file};
+use eval::{EntryAction, Interpreter, MenuEntry};
 
 /// Submenus within submenus.
 const MAX_SUBMENUS: usize = 8;
 
 /// Runs the configuration at `file` and tells what its default entry boots; the error is for people.
-pub(crate) fn plan(disk: &Disk, file: &FileRef) -> Result<Plan, String> {
+pub(crate) fn select_entry(disk: &Disk, file: &FileRef) -> Result<SelectedEntry, String> {
     let mut grub = Interpreter::new(disk, file.clone());
     grub.run_file().map_err(|e| e.to_string())?;
     let (title, bls) = choose(&mut grub)?;
@@ -27,8 +27,8 @@ pub(crate) fn plan(disk: &Disk, file: &FileRef) -> Result<Plan, String> {
     let source = format!("{}, {}, {what}", disk.describe(config.volume), config.path);
     let named = |why: String| format!("{what}: {why}");
     let mut plan = match bls {
-        Some((entry, volume)) => bls_plan(disk, &mut grub, &entry, volume).map_err(named)?,
-        None => loaded_plan(disk, &grub).map_err(named)?,
+        Some((entry, volume)) => select_bls_entry(disk, &mut grub, &entry, volume).map_err(named)?,
+        None => select_loaded(disk, &grub).map_err(named)?,
     };
     plan.title = title.unwrap_or_default();
     plan.source = source;
@@ -48,9 +48,12 @@ fn choose(grub: &mut Interpreter<'_>) -> Result<(Option<String>, Option<BlsChoic
             if titles.is_empty() && grub.loaded.kernel.is_some() {
                 return Ok((None, None));
             }
-            return Err(match grub.missed.is_empty() {
+            return Err(match grub.failed_searches.is_empty() {
                 true => "it has no menu entries".to_owned(),
-                false => format!("it has no menu entries; it looked for {}", grub.missed.join(", ")),
+                false => format!(
+                    "it has no menu entries; it looked for {}",
+                    grub.failed_searches.join(", ")
+                ),
             });
         }
         let (first, rest) = split(&default);
@@ -59,13 +62,13 @@ fn choose(grub: &mut Interpreter<'_>) -> Result<(Option<String>, Option<BlsChoic
             break;
         };
         titles.push(entry.title.clone());
-        match &entry.body {
-            Body::Script(block) => {
+        match &entry.action {
+            EntryAction::Script(block) => {
                 grub.run(block).map_err(|e| e.to_string())?;
                 return Ok((titles.pop(), None));
             }
-            Body::Bls(entry, volume) => return Ok((titles.pop(), Some(((**entry).clone(), *volume)))),
-            Body::Submenu(block) => {
+            EntryAction::Bls(entry, volume) => return Ok((titles.pop(), Some(((**entry).clone(), *volume)))),
+            EntryAction::Submenu(block) => {
                 grub.run(block).map_err(|e| e.to_string())?;
                 default = rest;
             }
@@ -95,38 +98,38 @@ fn find<'a>(menu: &'a [MenuEntry], wanted: &str) -> Option<&'a MenuEntry> {
     }
 }
 
-fn loaded_plan(disk: &Disk, grub: &Interpreter<'_>) -> Result<Plan, String> {
+fn select_loaded(disk: &Disk, grub: &Interpreter<'_>) -> Result<SelectedEntry, String> {
     let Some((path, args)) = grub.loaded.linux.split_first() else {
         return Err("it loads no Linux kernel".to_owned());
     };
-    let missed = || match grub.missed.last() {
-        Some(missed) => format!("; the configuration also looked for {missed}, which is not there"),
+    let hint = || match grub.failed_searches.last() {
+        Some(search) => format!("; the configuration also looked for {search}, which is not there"),
         None => String::new(),
     };
     let kernel = grub
         .loaded
         .kernel
         .clone()
-        .ok_or_else(|| format!("kernel {path}: no such path{}", missed()))?;
-    let kernel = find_file(disk, &kernel, "kernel").map_err(|e| e + &missed())?;
+        .ok_or_else(|| format!("kernel {path}: no such path{}", hint()))?;
+    let kernel = find_file(disk, &kernel, "kernel").map_err(|e| e + &hint())?;
     let initrds = grub.loaded.initrds.iter().map(|(path, file)| match file {
         Some(file) => find_file(disk, file, "initrd"),
         None => Err(format!("initrd {path}: no such path")),
     });
-    Ok(Plan {
+    Ok(SelectedEntry {
         command_line: command_line(path, args),
         kernel,
         initrds: initrds.collect::<Result<_, _>>()?,
-        ..Plan::default()
+        ..SelectedEntry::default()
     })
 }
 
-fn bls_plan(
+fn select_bls_entry(
     disk: &Disk,
     grub: &mut Interpreter<'_>,
     entry: &bls::Entry,
     volume: usize,
-) -> Result<Plan, String> {
+) -> Result<SelectedEntry, String> {
     let options = grub.substitute(&entry.options).map_err(|e| e.to_string())?;
     let mut files = Vec::new();
     for initrd in &entry.initrds {
@@ -134,7 +137,7 @@ fn bls_plan(
             files.push(bls_file(disk, volume, &path, "initrd")?);
         }
     }
-    Ok(Plan {
+    Ok(SelectedEntry {
         command_line: format!(
             "BOOT_IMAGE=({}){} {}",
             disk.device(volume),
@@ -145,7 +148,7 @@ fn bls_plan(
         .to_owned(),
         kernel: bls_file(disk, volume, &entry.linux, "kernel")?,
         initrds: files,
-        ..Plan::default()
+        ..SelectedEntry::default()
     })
 }
 

@@ -39,7 +39,7 @@ pub(crate) type Block = Rc<[Command]>;
 pub(crate) enum Command {
     /// A name with arguments, and the braces that menuentry and submenu have.
     Simple { words: Vec<Word>, block: Option<Block> },
-    /// if, elif …, else: conditions with what they guard.
+    /// if, elif …, else: conditions with what they catch_panics.
     If {
         branches: Vec<(Block, Block)>,
         otherwise: Block,
@@ -73,8 +73,8 @@ pub(crate) fn parse(text: &str) -> Result<Block, SyntaxError> {
     };
     let (block, end) = parser.block(&[])?;
     match end {
-        End::Of => Ok(block),
-        End::Brace | End::Keyword(_) => Err(parser.unexpected("}")),
+        BlockEnd::EndOfFile => Ok(block),
+        BlockEnd::Brace | BlockEnd::Keyword(_) => Err(parser.unexpected("}")),
     }
 }
 
@@ -215,8 +215,8 @@ fn bare(word: &Word) -> Option<&str> {
 }
 
 /// What ended a block.
-enum End {
-    Of,
+enum BlockEnd {
+    EndOfFile,
     Brace,
     Keyword(String),
 }
@@ -256,7 +256,7 @@ impl Parser {
     }
 
     /// Commands up to a closing brace, one of the words in `until`, or the end of the script.
-    fn block(&mut self, until: &[&str]) -> Result<(Block, End), SyntaxError> {
+    fn block(&mut self, until: &[&str]) -> Result<(Block, BlockEnd), SyntaxError> {
         self.depth += 1;
         if self.depth > MAX_NESTING {
             return Err(SyntaxError::Nesting(self.line()));
@@ -265,16 +265,16 @@ impl Parser {
         let end = loop {
             self.skip_separators();
             match self.peek() {
-                None => break End::Of,
+                None => break BlockEnd::EndOfFile,
                 Some(Token::Close) => {
                     self.at += 1;
-                    break End::Brace;
+                    break BlockEnd::Brace;
                 }
                 Some(Token::Word(word)) => {
                     if let Some(keyword) = bare(word).filter(|w| until.contains(w)) {
                         let keyword = keyword.to_owned();
                         self.at += 1;
-                        break End::Keyword(keyword);
+                        break BlockEnd::Keyword(keyword);
                     }
                     commands.push(self.command()?);
                 }
@@ -290,15 +290,15 @@ impl Parser {
     /// Commands up to one of the words in `until`, which must come.
     fn until(&mut self, until: &[&str]) -> Result<(Block, String), SyntaxError> {
         match self.block(until)? {
-            (block, End::Keyword(word)) => Ok((block, word)),
-            (_, End::Brace) => Err(self.unexpected("}")),
-            (_, End::Of) => Err(SyntaxError::End(self.line())),
+            (block, BlockEnd::Keyword(word)) => Ok((block, word)),
+            (_, BlockEnd::Brace) => Err(self.unexpected("}")),
+            (_, BlockEnd::EndOfFile) => Err(SyntaxError::End(self.line())),
         }
     }
 
     fn braces(&mut self) -> Result<Block, SyntaxError> {
         match self.block(&[])? {
-            (block, End::Brace) => Ok(block),
+            (block, BlockEnd::Brace) => Ok(block),
             _ => Err(SyntaxError::End(self.line())),
         }
     }

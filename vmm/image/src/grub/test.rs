@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 /// What `test` asks of the disk.
-pub(crate) trait Files {
+pub(crate) trait FileTests {
     /// Size of a regular file in bytes, if there is one.
     fn size(&self, path: &str) -> Option<u64>;
     /// Whether there is a directory.
@@ -11,7 +11,7 @@ pub(crate) trait Files {
 }
 
 /// Evaluates the arguments of `test` (without a closing bracket). What cannot be understood is false.
-pub(crate) fn test(args: &[String], files: &dyn Files) -> bool {
+pub(crate) fn test(args: &[String], files: &dyn FileTests) -> bool {
     let mut at = 0;
     disjunction(args, &mut at, files, 0)
 }
@@ -19,7 +19,7 @@ pub(crate) fn test(args: &[String], files: &dyn Files) -> bool {
 /// Parentheses within parentheses.
 const MAX_NESTING: usize = 16;
 
-fn disjunction(args: &[String], at: &mut usize, files: &dyn Files, depth: usize) -> bool {
+fn disjunction(args: &[String], at: &mut usize, files: &dyn FileTests, depth: usize) -> bool {
     let (mut any, mut all) = (false, primary(args, at, files, depth));
     while let Some(word) = args.get(*at).map(String::as_str) {
         match word {
@@ -40,7 +40,7 @@ fn disjunction(args: &[String], at: &mut usize, files: &dyn Files, depth: usize)
     any || all
 }
 
-fn primary(args: &[String], at: &mut usize, files: &dyn Files, depth: usize) -> bool {
+fn primary(args: &[String], at: &mut usize, files: &dyn FileTests, depth: usize) -> bool {
     let mut negated = false;
     while args.get(*at).is_some_and(|w| w == "!") {
         negated = !negated;
@@ -96,7 +96,7 @@ mod tests {
 
     struct OneFile;
 
-    impl Files for OneFile {
+    impl FileTests for OneFile {
         fn size(&self, path: &str) -> Option<u64> {
             (path == "/f").then_some(3)
         }

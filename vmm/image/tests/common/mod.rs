@@ -7,7 +7,7 @@ use std::io::{Cursor, Seek, SeekFrom, Write};
 use std::process::Command;
 use std::sync::Arc;
 
-use husk_image::{BootEntry, Files, FindError};
+use husk_image::{BootEntry, BootFiles, FindError};
 
 pub const ESP: [u8; 16] = [
     0x28, 0x73, 0x2a, 0xc1, 0x1f, 0xf8, 0xd2, 0x11, 0xba, 0x4b, 0x00, 0xa0, 0xc9, 0x3e, 0xc9, 0x3b,
@@ -140,7 +140,7 @@ pub fn find(disk: Vec<u8>) -> Result<BootEntry, FindError> {
     husk_image::find(Arc::new(disk))
 }
 
-pub fn read(files: &Files) -> Vec<u8> {
+pub fn read(files: &BootFiles) -> Vec<u8> {
     let mut bytes = Vec::new();
     files
         .read_into(&mut |piece| {

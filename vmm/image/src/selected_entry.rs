@@ -13,7 +13,7 @@ pub(crate) const MAX_COMMAND_LINE: usize = 64 << 10;
 
 /// What an entry boots.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Plan {
+pub(crate) struct SelectedEntry {
     pub title: String,
     /// Where it was found: partition, file, entry.
     pub source: String,
