@@ -16,12 +16,12 @@ mod role;
 #[path = "src/tables.rs"]
 mod tables;
 
-use role::Role;
-use tables::{Call, Condition, REFUSED, allowed};
+use role::ThreadRole;
+use tables::{AllowedSyscall, ArgCondition, REFUSED, allowed_syscalls};
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-fn condition(condition: Condition) -> Result<SeccompCondition, Box<dyn Error>> {
+fn condition(condition: ArgCondition) -> Result<SeccompCondition, Box<dyn Error>> {
     let operator = match condition.mask {
         u32::MAX => SeccompCmpOp::Eq,
         mask => SeccompCmpOp::MaskedEq(mask.into()),
@@ -36,8 +36,8 @@ fn condition(condition: Condition) -> Result<SeccompCondition, Box<dyn Error>> {
 }
 
 /// An empty list of rules stands for any arguments.
-fn rules(calls: &[Call]) -> Result<Rules, Box<dyn Error>> {
-    let mut alternatives: BTreeMap<i64, Vec<Call>> = BTreeMap::new();
+fn rules(calls: &[AllowedSyscall]) -> Result<Rules, Box<dyn Error>> {
+    let mut alternatives: BTreeMap<i64, Vec<AllowedSyscall>> = BTreeMap::new();
     for call in calls {
         let list = alternatives.entry(call.number).or_default();
         if !list.contains(call) {
@@ -63,8 +63,8 @@ fn compile(rules: Rules, action: SeccompAction) -> Result<BpfProgram, Box<dyn Er
     Ok(filter.try_into()?)
 }
 
-fn program(role: Role) -> Result<BpfProgram, Box<dyn Error>> {
-    let mut program = compile(rules(&allowed(role))?, SeccompAction::Allow)?;
+fn program(role: ThreadRole) -> Result<BpfProgram, Box<dyn Error>> {
+    let mut program = compile(rules(&allowed_syscalls(role))?, SeccompAction::Allow)?;
     for (errno, numbers) in REFUSED {
         let rules = numbers.iter().map(|number| (*number, Vec::new())).collect();
         // Its last instruction is for calls that no filter knows so far: the next filter is in its place.
@@ -78,9 +78,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     if env::var("CARGO_CFG_TARGET_ARCH")? != "x86_64" {
         return Err("the tables are those of x86-64".into());
     }
-    let mut text = String::from("fn program(role: Role) -> &'static [sock_filter] {\n    match role {\n");
-    for role in Role::ALL {
-        writeln!(text, "        Role::{role:?} => &[")?;
+    let mut text =
+        String::from("fn program(role: ThreadRole) -> &'static [sock_filter] {\n    match role {\n");
+    for role in ThreadRole::ALL {
+        writeln!(text, "        ThreadRole::{role:?} => &[")?;
         for one in program(role)? {
             let (code, jt, jf, k) = (one.code, one.jt, one.jf, one.k);
             writeln!(

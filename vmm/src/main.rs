@@ -99,7 +99,7 @@ fn run(arguments: Arguments) -> Result<VmExit, String> {
     confine(arguments.credentials).map_err(|e| e.to_string())?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        .on_thread_start(|| husk_seccomp::install(husk_seccomp::Role::Blocking))
+        .on_thread_start(|| husk_seccomp::install(husk_seccomp::ThreadRole::Blocking))
         .build()
         .map_err(|e| e.to_string())?;
     let exit = runtime.block_on(async {

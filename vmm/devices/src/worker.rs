@@ -5,7 +5,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::{self, JoinHandle};
 
-use husk_seccomp::{Role, install};
+use husk_seccomp::{ThreadRole, install};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::sched_policy::use_batch_policy;
@@ -32,7 +32,7 @@ impl<T: Send + 'static> Worker<T> {
     /// Starts `body` on a thread called `name` (at most 15 bytes are visible) that can do no more than its role needs.
     /// `body` gets an eventfd that becomes readable when it should finish; `on_panic` is called on that thread if it
     /// panics.
-    pub fn spawn<F, P>(role: Role, name: &str, on_panic: P, body: F) -> io::Result<Self>
+    pub fn spawn<F, P>(role: ThreadRole, name: &str, on_panic: P, body: F) -> io::Result<Self>
     where
         F: FnOnce(&EventFd) -> T + Send + 'static,
         P: FnOnce(&str) + Send + 'static,
@@ -121,14 +121,14 @@ mod tests {
             tx.send(unsafe { libc::gettid() }).unwrap();
             wait(stop);
         };
-        let worker = Worker::spawn(Role::Rng, "t", |_| {}, body).unwrap();
+        let worker = Worker::spawn(ThreadRole::Rng, "t", |_| {}, body).unwrap();
         (worker, rx.recv().unwrap())
     }
 
     #[test]
     fn stop_returns_what_the_loop_returned() {
         let worker = Worker::spawn(
-            Role::Rng,
+            ThreadRole::Rng,
             "t",
             |_| {},
             |stop| {
@@ -161,7 +161,7 @@ mod tests {
     fn a_panic_is_reported_and_does_not_spread() {
         let (tx, rx) = mpsc::channel();
         let worker: Worker<()> = Worker::spawn(
-            Role::Rng,
+            ThreadRole::Rng,
             "t",
             move |m| tx.send(m.to_owned()).unwrap(),
             |_| panic!("boom"),

@@ -6,7 +6,7 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use husk_seccomp::{Role, install};
+use husk_seccomp::{ThreadRole, install};
 
 use crate::mailbox::lock;
 
@@ -38,7 +38,7 @@ impl<J> Debug for Pool<J> {
 impl<J: Send + 'static> Pool<J> {
     /// `count` threads called `name`, each with `stack` bytes of stack and confined to `role`, that do `work`.
     pub fn new(
-        role: Role,
+        role: ThreadRole,
         name: &str,
         (count, stack): (usize, usize),
         work: impl Fn(J) + Send + Sync + 'static,
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn what_was_pushed_is_done_before_the_end() {
         let (sender, done) = mpsc::channel();
-        let pool = Pool::new(Role::DiskIo, "t", (3, 64 << 10), move |job: u32| {
+        let pool = Pool::new(ThreadRole::DiskIo, "t", (3, 64 << 10), move |job: u32| {
             sender.send(job).unwrap()
         })
         .unwrap();

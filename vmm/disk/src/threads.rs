@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
-use husk_seccomp::Role;
+use husk_seccomp::ThreadRole;
 
 use crate::executor::{Call, Executor};
 use crate::mailbox::Mailbox;
@@ -38,7 +38,7 @@ impl Threads {
         let mailbox = Arc::new(Mailbox::new()?);
         let results = Arc::clone(&mailbox);
         let pool = Pool::new(
-            Role::DiskIo,
+            ThreadRole::DiskIo,
             "disk-io",
             (THREADS, STACK),
             move |(tag, fd, call): Job| {

@@ -1,4 +1,4 @@
-//! What each thread of the VMM may ask of the kernel: a seccomp filter for every [`Role`].
+//! What each thread of the VMM may ask of the kernel: a seccomp filter for every [`ThreadRole`].
 //!
 //! The lists are in `tables.rs`; the build compiles them with seccompiler, so that a thread has nothing to do for its
 //! filter but to hand it to the kernel, and the programs are constants, which cost no memory that is not the program's
@@ -11,7 +11,7 @@
 //! thread, from which all others descend, has none until the machine is made, which is when rings are set up and
 //! descriptors of KVM's are opened: till then it has heard of nobody but its monitor. The threads that it starts
 //! meanwhile, vCPUs among them, take theirs before anything else. What a thread with a filter starts later can do no
-//! more than it can itself: [`Role::starts`] says who that is, and a role's list includes theirs. That makes the lists
+//! more than it can itself: [`ThreadRole::starts`] says who that is, and a role's list includes theirs. That makes the lists
 //! of the first thread and of vCPUs long, since both start device workers; the workers' own are short.
 //!
 //! # What is missing from a list
@@ -33,7 +33,7 @@ mod role;
 #[cfg(test)]
 mod tables;
 
-pub use role::Role;
+pub use role::ThreadRole;
 use seccompiler::{apply_filter, sock_filter};
 
 include!(concat!(env!("OUT_DIR"), "/programs.rs"));
@@ -41,7 +41,7 @@ include!(concat!(env!("OUT_DIR"), "/programs.rs"));
 /// Confines the calling thread, and what it will start, to what its role needs. There is no way back.
 ///
 /// Ends the process if the kernel refuses: a thread that cannot be confined must not go on.
-pub fn install(role: Role) {
+pub fn install(role: ThreadRole) {
     if let Err(error) = apply_filter(program(role)) {
         tracing::error!(%error, ?role, "no seccomp filter");
         std::process::abort();
@@ -51,10 +51,11 @@ pub fn install(role: Role) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tables::{Call, KICK, REFUSED, allowed};
+    use crate::tables::{AllowedSyscall, KICK_SIGNAL, REFUSED, allowed_syscalls};
 
-    fn covers(list: &[Call], call: &Call) -> bool {
-        let as_general = |other: &&Call| other.conditions == [None; 2] || other.conditions == call.conditions;
+    fn covers(list: &[AllowedSyscall], call: &AllowedSyscall) -> bool {
+        let as_general =
+            |other: &&AllowedSyscall| other.conditions == [None; 2] || other.conditions == call.conditions;
         list.iter()
             .filter(|other| other.number == call.number)
             .any(|other| as_general(&other))
@@ -62,10 +63,10 @@ mod tests {
 
     #[test]
     fn who_starts_a_thread_may_do_what_it_does() {
-        for role in Role::ALL {
+        for role in ThreadRole::ALL {
             for other in role.starts() {
-                let list = allowed(role);
-                for call in allowed(*other) {
+                let list = allowed_syscalls(role);
+                for call in allowed_syscalls(*other) {
                     assert!(covers(&list, &call), "{role:?} {other:?} {call:?}");
                 }
             }
@@ -98,8 +99,8 @@ mod tests {
             libc::SYS_pkey_mprotect,
             libc::SYS_userfaultfd,
         ];
-        for role in Role::ALL {
-            for call in allowed(role) {
+        for role in ThreadRole::ALL {
+            for call in allowed_syscalls(role) {
                 assert!(!never.contains(&call.number), "{role:?} {call:?}");
                 if call.number == libc::SYS_ioctl {
                     assert!(call.conditions[0].is_some_and(|c| c.argument == 1 && c.mask == u32::MAX));
@@ -110,20 +111,20 @@ mod tests {
 
     #[test]
     fn what_is_refused_is_not_allowed() {
-        for role in Role::ALL {
+        for role in ThreadRole::ALL {
             for number in REFUSED.iter().flat_map(|(_, numbers)| numbers.iter()) {
                 assert!(
-                    allowed(role).iter().all(|call| call.number != *number),
+                    allowed_syscalls(role).iter().all(|call| call.number != *number),
                     "{role:?} {number}"
                 );
             }
         }
-        assert_eq!(libc::SIGRTMIN(), KICK);
+        assert_eq!(libc::SIGRTMIN(), KICK_SIGNAL);
     }
 
     #[test]
     fn programs_are_short() {
-        for role in Role::ALL {
+        for role in ThreadRole::ALL {
             let len = program(role).len();
             assert!((50..1000).contains(&len), "{role:?} has {len} instructions");
         }

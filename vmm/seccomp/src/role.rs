@@ -2,7 +2,7 @@
 
 /// What a thread is for, and so what it may ask of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum ThreadRole {
     /// The first thread: the runtime, the service and the actor that owns the machine, once the machine is made.
     Control,
     /// Runs the guest, and device models when it leaves the guest.
@@ -31,7 +31,7 @@ pub enum Role {
     Boot,
 }
 
-impl Role {
+impl ThreadRole {
     /// All of them.
     pub const ALL: [Self; 13] = [
         Self::Control,

@@ -15,69 +15,69 @@ use libc::{
     c_long,
 };
 
-use crate::role::Role;
+use crate::role::ThreadRole;
 
 /// A system call, if its arguments are as they have to be. Several entries of the same call are alternatives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Call {
+pub struct AllowedSyscall {
     pub number: c_long,
     /// All of them have to hold.
-    pub conditions: [Option<Condition>; 2],
+    pub conditions: [Option<ArgCondition>; 2],
 }
 
 /// What the low half of an argument has to be: of no argument that is looked at does the kernel see more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Condition {
+pub struct ArgCondition {
     pub argument: u8,
     /// The bits that count.
     pub mask: u32,
     pub value: u32,
 }
 
-const fn any(number: c_long) -> Call {
+const fn any(number: c_long) -> AllowedSyscall {
     let conditions = [None; 2];
-    Call { number, conditions }
+    AllowedSyscall { number, conditions }
 }
 
-const fn when(number: c_long, condition: Condition) -> Call {
+const fn when(number: c_long, condition: ArgCondition) -> AllowedSyscall {
     let conditions = [Some(condition), None];
-    Call { number, conditions }
+    AllowedSyscall { number, conditions }
 }
 
-const fn both(number: c_long, first: Condition, second: Condition) -> Call {
+const fn both(number: c_long, first: ArgCondition, second: ArgCondition) -> AllowedSyscall {
     let conditions = [Some(first), Some(second)];
-    Call { number, conditions }
+    AllowedSyscall { number, conditions }
 }
 
-const fn is(argument: u8, value: c_int) -> Condition {
-    Condition {
+const fn is(argument: u8, value: c_int) -> ArgCondition {
+    ArgCondition {
         argument,
         mask: u32::MAX,
         value: value as u32,
     }
 }
 
-const fn has(argument: u8, bits: c_int) -> Condition {
-    Condition {
+const fn has(argument: u8, bits: c_int) -> ArgCondition {
+    ArgCondition {
         argument,
         mask: bits as u32,
         value: bits as u32,
     }
 }
 
-const fn has_not(argument: u8, bits: c_int) -> Condition {
-    Condition {
+const fn has_not(argument: u8, bits: c_int) -> ArgCondition {
+    ArgCondition {
         argument,
         mask: bits as u32,
         value: 0,
     }
 }
 
-const fn ioctl(request: u32) -> Call {
+const fn ioctl(request: u32) -> AllowedSyscall {
     when(SYS_ioctl, is(1, request as c_int))
 }
 
-const fn fcntl(command: c_int) -> Call {
+const fn fcntl(command: c_int) -> AllowedSyscall {
     when(SYS_fcntl, is(1, command))
 }
 
@@ -93,7 +93,7 @@ const THREAD: c_int = libc::CLONE_VM
     | libc::CLONE_CHILD_CLEARTID;
 
 /// What gets vCPUs out of the guest: the first real-time signal that glibc leaves.
-pub const KICK: c_int = 34;
+pub const KICK_SIGNAL: c_int = 34;
 
 /// What is refused with an error number, for programs that can do without it; everything else kills the process.
 pub const REFUSED: [(u32, &[c_long]); 2] = [
@@ -116,7 +116,7 @@ pub const REFUSED: [(u32, &[c_long]); 2] = [
 ];
 
 /// What the language's runtime, the C library and the allocator need on any thread, while it runs and to end.
-const RUNTIME: &[Call] = &[
+const RUNTIME: &[AllowedSyscall] = &[
     any(SYS_read),
     any(SYS_write),
     any(SYS_close),
@@ -155,10 +155,10 @@ const RUNTIME: &[Call] = &[
 ];
 
 /// Threads, and what they do before they have a filter of their own.
-const STARTING: &[Call] = &[
+const STARTING: &[AllowedSyscall] = &[
     when(
         SYS_clone,
-        Condition {
+        ArgCondition {
             argument: 0,
             mask: !(libc::CLONE_DETACHED as u32),
             value: THREAD as u32,
@@ -177,7 +177,7 @@ const STARTING: &[Call] = &[
 ];
 
 /// Loops that wait for eventfds.
-const EVENTS: &[Call] = &[
+const EVENTS: &[AllowedSyscall] = &[
     any(SYS_epoll_create1),
     any(SYS_epoll_ctl),
     any(SYS_epoll_wait),
@@ -190,16 +190,16 @@ const EVENTS: &[Call] = &[
 ];
 
 /// A worker decides whether it preempts the vCPU that wakes it.
-const PACE: &[Call] = &[when(SYS_sched_setscheduler, is(0, 0))];
+const SCHED_POLICY: &[AllowedSyscall] = &[when(SYS_sched_setscheduler, is(0, 0))];
 
 /// Rings that there are. What they can do was restricted when they were made.
-const RING: &[Call] = &[any(SYS_io_uring_enter)];
+const RING: &[AllowedSyscall] = &[any(SYS_io_uring_enter)];
 
 /// IORING_REGISTER_FILES_UPDATE, all that a ring still takes: disks come and go.
-const RING_FILES: &[Call] = &[when(SYS_io_uring_register, is(1, 6))];
+const RING_FILES: &[AllowedSyscall] = &[when(SYS_io_uring_register, is(1, 6))];
 
 /// Open files: what they are, and what is in them.
-const READ_FILES: &[Call] = &[
+const READ_FILES: &[AllowedSyscall] = &[
     any(SYS_fstat),
     // By descriptor; a name would be looked up in the empty root.
     when(SYS_newfstatat, has(3, libc::AT_EMPTY_PATH)),
@@ -213,7 +213,7 @@ const READ_FILES: &[Call] = &[
 ];
 
 /// A qcow2 image, whose file grows and is made of pieces.
-const WRITE_FILES: &[Call] = &[
+const WRITE_FILES: &[AllowedSyscall] = &[
     any(SYS_pwrite64),
     any(SYS_pwritev),
     any(SYS_fdatasync),
@@ -225,7 +225,7 @@ const WRITE_FILES: &[Call] = &[
 ];
 
 /// The calls of a raw image.
-const DISK_CALLS: &[Call] = &[
+const DISK_CALLS: &[AllowedSyscall] = &[
     any(SYS_preadv2),
     any(SYS_pwritev2),
     // In place of those, where the kernel has none of them.
@@ -236,7 +236,7 @@ const DISK_CALLS: &[Call] = &[
 ];
 
 /// What a block device is.
-const BLOCK_DEVICES: &[Call] = &[
+const BLOCK_DEVICES: &[AllowedSyscall] = &[
     ioctl(0x1268),      // BLKSSZGET
     ioctl(0x127b),      // BLKPBSZGET
     ioctl(0x127a),      // BLKALIGNOFF
@@ -247,19 +247,19 @@ const BLOCK_DEVICES: &[Call] = &[
 ];
 
 /// A SCSI device of the host, and the channel to the monitor, which executes what takes a privilege.
-const SCSI_GENERIC: &[Call] = &[
+const SCSI_GENERIC: &[AllowedSyscall] = &[
     ioctl(0x2285), // SG_IO
     any(SYS_sendto),
     any(SYS_recvfrom),
 ];
 
 /// SG_GET_VERSION_NUM: whether it is one.
-const SCSI_PROBE: &[Call] = &[ioctl(0x2282)];
+const SCSI_PROBE: &[AllowedSyscall] = &[ioctl(0x2282)];
 
-const KVM_RUN: &[Call] = &[ioctl(0xae80)];
+const KVM_RUN: &[AllowedSyscall] = &[ioctl(0xae80)];
 
 /// A vCPU of its own: paused, reset, and why it failed.
-const KVM_VCPU: &[Call] = &[
+const KVM_VCPU: &[AllowedSyscall] = &[
     ioctl(0xaead),      // KVM_KVMCLOCK_CTRL
     ioctl(0xc008_ae88), // KVM_GET_MSRS
     ioctl(0x4008_ae89), // KVM_SET_MSRS
@@ -276,22 +276,22 @@ const KVM_VCPU: &[Call] = &[
 ];
 
 /// Interrupts and doorbells, which drivers and whoever resets their devices connect.
-const KVM_WIRING: &[Call] = &[
+const KVM_WIRING: &[AllowedSyscall] = &[
     ioctl(0x4020_ae76), // KVM_IRQFD
     ioctl(0x4040_ae79), // KVM_IOEVENTFD
     ioctl(0x4008_ae6a), // KVM_SET_GSI_ROUTING
 ];
 
 /// The machine: pause, resume, reset. It is made before there is a filter.
-const KVM_MACHINE: &[Call] = &[
+const KVM_MACHINE: &[AllowedSyscall] = &[
     ioctl(0x8030_ae7c), // KVM_GET_CLOCK
     ioctl(0x4030_ae7b), // KVM_SET_CLOCK
     ioctl(0x8208_ae63), // KVM_SET_IRQCHIP
-    when(SYS_tgkill, is(2, KICK)),
+    when(SYS_tgkill, is(2, KICK_SIGNAL)),
 ];
 
 /// What a driver sets of its tap, and whether a vhost has it.
-const TAP: &[Call] = &[
+const TAP: &[AllowedSyscall] = &[
     ioctl(0x4004_54d0), // TUNSETOFFLOAD
     ioctl(0x4004_54d1), // TUNSETTXFILTER
     ioctl(0x4004_54d9), // TUNSETQUEUE
@@ -299,10 +299,10 @@ const TAP: &[Call] = &[
 ];
 
 /// Frames from and to a tap.
-const FRAMES: &[Call] = &[any(SYS_readv), any(SYS_writev)];
+const TAP_FRAMES: &[AllowedSyscall] = &[any(SYS_readv), any(SYS_writev)];
 
 /// Queues are given to a vhost, and taken back.
-const VHOST: &[Call] = &[
+const VHOST: &[AllowedSyscall] = &[
     ioctl(0x4008_af00), // VHOST_SET_FEATURES
     ioctl(0x4008_af03), // VHOST_SET_MEM_TABLE
     ioctl(0x4008_af10), // VHOST_SET_VRING_NUM
@@ -315,7 +315,7 @@ const VHOST: &[Call] = &[
 ];
 
 /// A NIC that is plugged in.
-const NEW_NIC: &[Call] = &[
+const NIC_HOTPLUG: &[AllowedSyscall] = &[
     ioctl(0x8004_54d2), // TUNGETIFF
     ioctl(0x4004_54d8), // TUNSETVNETHDRSZ
     fcntl(libc::F_GETFL),
@@ -325,7 +325,7 @@ const NEW_NIC: &[Call] = &[
 ];
 
 /// The control socket, descriptors that arrive, and the console.
-const SOCKETS: &[Call] = &[
+const SOCKETS: &[AllowedSyscall] = &[
     any(SYS_recvfrom),
     any(SYS_recvmsg),
     any(SYS_sendto),
@@ -337,9 +337,9 @@ const SOCKETS: &[Call] = &[
 ];
 
 /// What a role needs for itself, most frequent ioctls first: they are compared one by one.
-fn own(role: Role) -> &'static [&'static [Call]] {
+fn own_groups(role: ThreadRole) -> &'static [&'static [AllowedSyscall]] {
     match role {
-        Role::Control => &[
+        ThreadRole::Control => &[
             RUNTIME,
             STARTING,
             EVENTS,
@@ -347,35 +347,35 @@ fn own(role: Role) -> &'static [&'static [Call]] {
             KVM_WIRING,
             KVM_MACHINE,
             VHOST,
-            NEW_NIC,
+            NIC_HOTPLUG,
         ],
-        Role::Vcpu => &[KVM_RUN, RUNTIME, STARTING, EVENTS, KVM_VCPU, KVM_WIRING, VHOST],
-        Role::Blk => &[RUNTIME, EVENTS, PACE, RING],
+        ThreadRole::Vcpu => &[KVM_RUN, RUNTIME, STARTING, EVENTS, KVM_VCPU, KVM_WIRING, VHOST],
+        ThreadRole::Blk => &[RUNTIME, EVENTS, SCHED_POLICY, RING],
         // It drops the last handles of its disks, which closes images.
-        Role::Scsi => &[
+        ThreadRole::Scsi => &[
             RUNTIME,
             STARTING,
             EVENTS,
-            PACE,
+            SCHED_POLICY,
             RING,
             RING_FILES,
             READ_FILES,
             WRITE_FILES,
         ],
-        Role::Net => &[RUNTIME, EVENTS, PACE, FRAMES],
-        Role::NetControl => &[RUNTIME, EVENTS, PACE, FRAMES, TAP],
-        Role::Rng | Role::Balloon => &[RUNTIME, EVENTS, PACE],
-        Role::Lun => &[RUNTIME, SCSI_GENERIC],
-        Role::DiskIo => &[RUNTIME, DISK_CALLS],
-        Role::Qcow2 => &[RUNTIME, READ_FILES, WRITE_FILES],
-        Role::Blocking => &[RUNTIME, STARTING, EVENTS, BLOCK_DEVICES, SCSI_GENERIC, SCSI_PROBE],
-        Role::Boot => &[RUNTIME, STARTING, READ_FILES],
+        ThreadRole::Net => &[RUNTIME, EVENTS, SCHED_POLICY, TAP_FRAMES],
+        ThreadRole::NetControl => &[RUNTIME, EVENTS, SCHED_POLICY, TAP_FRAMES, TAP],
+        ThreadRole::Rng | ThreadRole::Balloon => &[RUNTIME, EVENTS, SCHED_POLICY],
+        ThreadRole::Lun => &[RUNTIME, SCSI_GENERIC],
+        ThreadRole::DiskIo => &[RUNTIME, DISK_CALLS],
+        ThreadRole::Qcow2 => &[RUNTIME, READ_FILES, WRITE_FILES],
+        ThreadRole::Blocking => &[RUNTIME, STARTING, EVENTS, BLOCK_DEVICES, SCSI_GENERIC, SCSI_PROBE],
+        ThreadRole::Boot => &[RUNTIME, STARTING, READ_FILES],
     }
 }
 
 /// All that a role may do.
-pub fn allowed(role: Role) -> Vec<Call> {
-    let own = own(role).iter().flat_map(|group| group.iter().copied());
-    let theirs = role.starts().iter().flat_map(|other| allowed(*other));
+pub fn allowed_syscalls(role: ThreadRole) -> Vec<AllowedSyscall> {
+    let own = own_groups(role).iter().flat_map(|group| group.iter().copied());
+    let theirs = role.starts().iter().flat_map(|other| allowed_syscalls(*other));
     own.chain(theirs).collect()
 }

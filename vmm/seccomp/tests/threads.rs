@@ -2,7 +2,7 @@
 
 use std::io;
 
-use husk_seccomp::{Role, install};
+use husk_seccomp::{ThreadRole, install};
 use libc::{c_int, c_long};
 
 /// How a child ended.
@@ -13,7 +13,7 @@ enum End {
 }
 
 /// Has a child take a role and do something, which says how it exits.
-fn child(role: Role, body: impl FnOnce() -> c_int) -> End {
+fn child(role: ThreadRole, body: impl FnOnce() -> c_int) -> End {
     // SAFETY: of what other threads may hold at this moment the child needs the allocator alone, which the C library
     // makes usable in it.
     match unsafe { libc::fork() } {
@@ -49,7 +49,7 @@ fn errno(number: c_long, arguments: [usize; 4]) -> c_int {
     }
 }
 
-fn asks(role: Role, number: c_long, arguments: [usize; 4]) -> End {
+fn asks(role: ThreadRole, number: c_long, arguments: [usize; 4]) -> End {
     child(role, || errno(number, arguments))
 }
 
@@ -57,7 +57,7 @@ const KILLED: End = End::Signal(libc::SIGSYS);
 
 #[test]
 fn what_no_thread_may_kills_the_process() {
-    for role in Role::ALL {
+    for role in ThreadRole::ALL {
         for number in [
             libc::SYS_execve,
             libc::SYS_socket,
@@ -79,7 +79,7 @@ fn what_no_thread_may_kills_the_process() {
 
 #[test]
 fn what_one_can_do_without_is_refused() {
-    for role in Role::ALL {
+    for role in ThreadRole::ALL {
         for (number, expected) in [
             (libc::SYS_clone3, libc::ENOSYS),
             (libc::SYS_io_uring_setup, libc::EPERM),
@@ -96,7 +96,7 @@ fn what_one_can_do_without_is_refused() {
 
 #[test]
 fn no_memory_becomes_executable() {
-    for role in Role::ALL {
+    for role in ThreadRole::ALL {
         let (read, execute) = (libc::PROT_READ as usize, libc::PROT_EXEC as usize);
         for number in [libc::SYS_mmap, libc::SYS_mprotect] {
             assert_eq!(
@@ -116,7 +116,7 @@ fn a_clone_is_a_thread_or_the_end() {
     let fork = [libc::SIGCHLD as usize, 0, 0, 0];
     let another_namespace =
         (libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND | libc::CLONE_NEWUSER) as usize;
-    for role in Role::ALL {
+    for role in ThreadRole::ALL {
         assert_eq!(asks(role, libc::SYS_clone, fork), KILLED, "{role:?}");
         assert_eq!(
             asks(role, libc::SYS_clone, [another_namespace, 0, 0, 0]),
@@ -135,13 +135,24 @@ fn an_ioctl_is_for_those_who_need_it() {
     const TIOCSTI: usize = 0x5412;
     let no_file = usize::MAX;
     for (request, roles) in [
-        (KVM_RUN, &[Role::Vcpu][..]),
+        (KVM_RUN, &[ThreadRole::Vcpu][..]),
         (KVM_CREATE_VM, &[]),
-        (SG_IO, &[Role::Control, Role::Scsi, Role::Lun, Role::Blocking]),
-        (TUNSETOFFLOAD, &[Role::Control, Role::Vcpu, Role::NetControl]),
+        (
+            SG_IO,
+            &[
+                ThreadRole::Control,
+                ThreadRole::Scsi,
+                ThreadRole::Lun,
+                ThreadRole::Blocking,
+            ],
+        ),
+        (
+            TUNSETOFFLOAD,
+            &[ThreadRole::Control, ThreadRole::Vcpu, ThreadRole::NetControl],
+        ),
         (TIOCSTI, &[]),
     ] {
-        for role in Role::ALL {
+        for role in ThreadRole::ALL {
             let expected = if roles.contains(&role) {
                 End::Status(libc::EBADF)
             } else {
@@ -162,17 +173,20 @@ fn a_ring_takes_files_and_nothing_else() {
     const UNREGISTER_FILES: usize = 3;
     let register = libc::SYS_io_uring_register;
     let no_file = c_int::MAX as usize;
-    let asked = |operation| asks(Role::Scsi, register, [no_file, operation, 0, 0]);
+    let asked = |operation| asks(ThreadRole::Scsi, register, [no_file, operation, 0, 0]);
     assert_eq!(asked(FILES_UPDATE), End::Status(libc::EBADF));
     assert_eq!(asked(UNREGISTER_FILES), KILLED);
-    assert_eq!(asks(Role::Blk, register, [no_file, FILES_UPDATE, 0, 0]), KILLED);
+    assert_eq!(
+        asks(ThreadRole::Blk, register, [no_file, FILES_UPDATE, 0, 0]),
+        KILLED
+    );
 }
 
 #[test]
 fn only_the_control_thread_kicks() {
-    for role in Role::ALL {
+    for role in ThreadRole::ALL {
         let kick = [usize::MAX, usize::MAX, libc::SIGRTMIN() as usize, 0];
-        let expected = if role == Role::Control {
+        let expected = if role == ThreadRole::Control {
             End::Status(libc::EINVAL)
         } else {
             KILLED
@@ -184,7 +198,7 @@ fn only_the_control_thread_kicks() {
 
 #[test]
 fn whoever_starts_threads_can_and_they_take_their_roles() {
-    for role in Role::ALL {
+    for role in ThreadRole::ALL {
         let ended = child(role, || {
             for other in role.starts() {
                 let thread = std::thread::Builder::new().name("t".into()).spawn(|| {

@@ -8,7 +8,7 @@ use husk_devices::legacy::MachineEvent;
 use husk_proto::fds::FdReceiver;
 use husk_proto::vmm::v1::event::Event as Kind;
 use husk_proto::vmm::v1::{self as pb, ExitReason, State};
-use husk_seccomp::{Role, install};
+use husk_seccomp::{ThreadRole, install};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 use tonic::Status;
@@ -311,7 +311,7 @@ impl VmmActor {
         let console = Console::spawn(machine.serial().clone(), console, output_ready, input_wanted)
             .map_err(|e| Status::invalid_argument(format!("config.console: {e}")))?;
         // Rings are made, and what of KVM's is opened is open: whoever hears from a guest has its filter now.
-        install(Role::Control);
+        install(ThreadRole::Control);
         tracing::info!(
             vm = name,
             vcpus = machine.vcpu_count(),
@@ -349,7 +349,7 @@ impl VmmActor {
         std::thread::Builder::new()
             .name("boot".into())
             .spawn(move || {
-                install(Role::Boot);
+                install(ThreadRole::Boot);
                 let result = catch_unwind(AssertUnwindSafe(|| loader.load(&source)));
                 let _ = done.send(
                     result.unwrap_or_else(|_| Err(BootError::NoBootableDisk("the reader panicked".into()))),

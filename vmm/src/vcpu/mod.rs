@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use husk_devices::bus::Bus;
-use husk_seccomp::{Role, install};
+use husk_seccomp::{ThreadRole, install};
 use kvm_bindings::kvm_run;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
@@ -111,7 +111,7 @@ impl Vcpu {
             .name(format!("vcpu{index}"))
             .stack_size(STACK_SIZE)
             .spawn(move || {
-                install(Role::Vcpu);
+                install(ThreadRole::Vcpu);
                 let actor = VcpuActor {
                     index,
                     initial,

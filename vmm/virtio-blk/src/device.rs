@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use husk_devices::virtio::{ActivateError, Activation, ActiveQueue, VirtioDevice, config_space};
 use husk_devices::worker::Worker;
 use husk_disk::{Disk, Engine, EngineKind, Geometry, SECTOR};
-use husk_seccomp::Role;
+use husk_seccomp::ThreadRole;
 use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 
@@ -155,7 +155,7 @@ impl Blk {
         let take =
             |cell: &Mutex<Option<QueueWorker>>| cell.lock().unwrap_or_else(PoisonError::into_inner).take();
         let theirs = Arc::clone(&cell);
-        match Worker::spawn(Role::Blk, &name, on_panic, move |stop| {
+        match Worker::spawn(ThreadRole::Blk, &name, on_panic, move |stop| {
             take(&theirs).map(|worker| worker.run(stop))
         }) {
             Ok(worker) => self.workers.push(worker),

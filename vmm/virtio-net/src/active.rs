@@ -6,7 +6,7 @@ use std::sync::Arc;
 use husk_devices::virtio::{ActivateError, Activation, ActiveQueue, VirtioInterrupt};
 use husk_devices::worker::Worker;
 use husk_devices::{GuestMem, GuestMemMmap};
-use husk_seccomp::Role;
+use husk_seccomp::ThreadRole;
 use virtio_bindings::virtio_net::{VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU};
 use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
@@ -84,7 +84,7 @@ struct WorkerContext {
 impl WorkerContext {
     fn spawn<T: Send + 'static>(
         &self,
-        role: Role,
+        role: ThreadRole,
         name: &str,
         body: impl FnOnce(&EventFd) -> T + Send + 'static,
     ) -> io::Result<Worker<T>> {
@@ -158,7 +158,7 @@ impl ActiveDevice {
             calls,
             error,
         };
-        self.control = Some(context.spawn(Role::NetControl, &resources.name, |stop| worker.run(stop))?);
+        self.control = Some(context.spawn(ThreadRole::NetControl, &resources.name, |stop| worker.run(stop))?);
         Ok(())
     }
 
@@ -188,7 +188,7 @@ impl ActiveDevice {
             };
             let name = format!("{}-{index}", resources.name);
             self.pairs
-                .push(context.spawn(Role::Net, &name, |stop| pair.run(stop))?);
+                .push(context.spawn(ThreadRole::Net, &name, |stop| pair.run(stop))?);
             mailboxes.push(mailbox);
         }
         Ok(FrameCarrier::Workers(mailboxes))

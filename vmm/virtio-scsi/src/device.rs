@@ -9,7 +9,7 @@ use husk_devices::virtio::{
 };
 use husk_devices::worker::Worker;
 use husk_disk::{Engine, EngineKind};
-use husk_seccomp::Role;
+use husk_seccomp::ThreadRole;
 use virtio_bindings::virtio_ids::VIRTIO_ID_SCSI;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
@@ -132,7 +132,7 @@ impl Scsi {
                 }
             }
         };
-        let actor = Worker::spawn(Role::Scsi, "scsi", on_panic, move |stop| actor.run(stop))
+        let actor = Worker::spawn(ThreadRole::Scsi, "scsi", on_panic, move |stop| actor.run(stop))
             .map_err(of_controller)?;
         let queues = REQUEST + queues.clamp(1, MAX_REQUEST_QUEUES);
         let scsi = Self {

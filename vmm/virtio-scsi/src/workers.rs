@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 
 use husk_devices::GuestMemMmap;
 use husk_devices::virtio::chain::Segment;
-use husk_seccomp::{Role, install};
+use husk_seccomp::{ThreadRole, install};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::memory;
@@ -122,7 +122,7 @@ impl Workers {
         let shared = Arc::clone(&self.shared);
         let thread = thread::Builder::new().name("lun-io".into()).stack_size(256 << 10);
         self.threads.push(thread.spawn(move || {
-            install(Role::Lun);
+            install(ThreadRole::Lun);
             shared.work();
         })?);
         Ok(())

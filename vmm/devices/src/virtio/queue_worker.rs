@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use husk_seccomp::Role;
+use husk_seccomp::ThreadRole;
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::GuestAddressSpace;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
@@ -37,7 +37,7 @@ pub(crate) struct QueueWorker(Worker<Vec<ActiveQueue>>);
 impl QueueWorker {
     /// Starts a thread called `name`, confined to its role, that serves every queue of `activation` through `handler`.
     pub fn start(
-        role: Role,
+        role: ThreadRole,
         name: &str,
         handler: impl RequestHandler,
         activation: Activation,

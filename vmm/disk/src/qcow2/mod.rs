@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use husk_seccomp::Role;
+use husk_seccomp::ThreadRole;
 
 use crate::executor::Call;
 use crate::mailbox::Mailbox;
@@ -60,7 +60,7 @@ impl Image {
         let geometry = content.geometry();
         let content = Arc::new(content);
         let image = Arc::clone(&content);
-        let pool = Pool::new(Role::Qcow2, "qcow2", (THREADS, STACK), move |job| {
+        let pool = Pool::new(ThreadRole::Qcow2, "qcow2", (THREADS, STACK), move |job| {
             let Job { tag, call, answer } = job;
             // SAFETY: whoever started the call keeps its memory until the result below is there.
             let result = unsafe { image.perform(call) };

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use husk_seccomp::Role;
+use husk_seccomp::ThreadRole;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
@@ -166,7 +166,7 @@ impl VirtioDevice for Balloon {
         }
         self.set_interrupt(Some(Arc::clone(&activation.interrupt)));
         self.worker = Some(QueueWorker::start(
-            Role::Balloon,
+            ThreadRole::Balloon,
             self.name(),
             BalloonHandler,
             activation,

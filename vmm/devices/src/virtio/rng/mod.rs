@@ -2,7 +2,7 @@
 
 use std::io;
 
-use husk_seccomp::Role;
+use husk_seccomp::ThreadRole;
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -65,7 +65,7 @@ impl VirtioDevice for Rng {
             return Err(ActivateError::MissingQueue(0));
         }
         self.worker = Some(QueueWorker::start(
-            Role::Rng,
+            ThreadRole::Rng,
             self.name(),
             EntropyHandler,
             activation,

@@ -8,7 +8,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use husk_seccomp::Role;
+use husk_seccomp::ThreadRole;
 use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::mock::{AvailRing, DescriptorTable, UsedRing};
@@ -72,7 +72,7 @@ impl VirtioDevice for Echo {
             active
         };
         self.0 = Some(Worker::spawn(
-            Role::Rng,
+            ThreadRole::Rng,
             "echo",
             move |reason| failed.needs_reset(reason),
             body,
@@ -289,7 +289,7 @@ impl VirtioDevice for Noise {
             }
             active
         };
-        self.0 = Some(Worker::spawn(Role::Rng, "noise", |_| {}, body)?);
+        self.0 = Some(Worker::spawn(ThreadRole::Rng, "noise", |_| {}, body)?);
         Ok(())
     }
     fn reset(&mut self) {
