@@ -19,12 +19,12 @@ pub mod types;
 mod validate;
 
 pub use field::{CauseReason, FieldError, Note};
-pub use load::{BadDocument, LoadError, Loaded, MANIFEST_LIMIT, Vmi, load};
+pub use load::{InvalidDocument, LoadError, Loaded, MANIFEST_LIMIT, Vmi, load};
 pub use plan::{
     BlockSize, BootPlan, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, FileId,
-    FileRef, FormatRule, KERNEL_VOLUME, KernelFile, KernelOverride, Live, LiveInterface, Memory, NewVolume,
-    NicBinding, NicDhcp, NicNetwork, NicPlan, NicPort, NicProtocol, Plug, PlugError, PodResources,
-    ScsiAddress, ScsiController, SeedData, SeedLayout, Topology, VmPlan, plan,
+    FileRef, FormatPolicy, InterfaceUpdate, KERNEL_VOLUME, KernelFile, KernelOverride, LiveUpdate, Memory,
+    NewVolume, NicBinding, NicDhcp, NicNetwork, NicPlan, NicPort, NicProtocol, PlugError, PlugPlan,
+    PodResources, ScsiAddress, ScsiController, SeedData, SeedLayout, Topology, VmPlan, plan,
 };
 pub use quantity::{Quantity, QuantityError};
 pub use validate::{notes, validate};

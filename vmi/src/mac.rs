@@ -4,7 +4,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serializer};
 
 /// Reads a hardware address of 6, 8 or 20 bytes: `aa:bb:…`, `aa-bb-…` or `aabb.ccdd.…`.
-pub(crate) fn read(text: &str) -> Option<Vec<u8>> {
+pub(crate) fn parse_hardware_address(text: &str) -> Option<Vec<u8>> {
     let (separator, digits) = match text.as_bytes().get(2) {
         Some(b':') => (':', 2),
         Some(b'-') => ('-', 2),
@@ -22,8 +22,8 @@ pub(crate) fn read(text: &str) -> Option<Vec<u8>> {
 }
 
 /// The Ethernet address of a text, if it is one of 6 bytes.
-pub(crate) fn ethernet(text: &str) -> Option<[u8; 6]> {
-    read(text)?.try_into().ok()
+pub(crate) fn parse_ethernet(text: &str) -> Option<[u8; 6]> {
+    parse_hardware_address(text)?.try_into().ok()
 }
 
 pub(crate) fn serialize<S: Serializer>(mac: &Option<[u8; 6]>, serializer: S) -> Result<S::Ok, S::Error> {
@@ -40,7 +40,7 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
         return Ok(None);
     };
     let none = || D::Error::custom(format!("{text:?} is no Ethernet address"));
-    ethernet(&text).map(Some).ok_or_else(none)
+    parse_ethernet(&text).map(Some).ok_or_else(none)
 }
 
 #[cfg(test)]
@@ -51,9 +51,12 @@ mod tests {
     fn three_spellings_are_read() {
         let mac = Some([0x0a, 0x58, 0x0a, 0xf4, 0x01, 0x05]);
         for text in ["0A:58:0a:f4:01:05", "0a-58-0a-f4-01-05", "0a58.0af4.0105"] {
-            assert_eq!(ethernet(text), mac, "{text}");
+            assert_eq!(parse_ethernet(text), mac, "{text}");
         }
-        assert_eq!(read("0a:58:0a:f4:01:05:06:07").map(|bytes| bytes.len()), Some(8));
+        assert_eq!(
+            parse_hardware_address("0a:58:0a:f4:01:05:06:07").map(|bytes| bytes.len()),
+            Some(8)
+        );
         for bad in [
             "",
             "0a:58",
@@ -62,7 +65,7 @@ mod tests {
             "é0:58:0a:f4:01:05",
             "0a:58:0a:f4:01:05:06",
         ] {
-            assert_eq!(ethernet(bad), None, "{bad}");
+            assert_eq!(parse_ethernet(bad), None, "{bad}");
         }
     }
 }

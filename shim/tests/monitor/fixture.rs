@@ -9,7 +9,7 @@ use husk_shim::client::{PodClient, connect};
 use husk_shim::launch::{LaunchError, MonitorConfig, launch};
 use husk_shim::state::{RuntimeDir, VmDir};
 use husk_vmi::{
-    BlockSize, BootPlan, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, FormatRule,
+    BlockSize, BootPlan, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, FormatPolicy,
     Memory, Topology, VmPlan,
 };
 
@@ -65,7 +65,7 @@ pub fn disk(name: &str, source: DiskSource) -> DiskPlan {
         device: DeviceType::Disk,
         read_only: false,
         overlay: false,
-        format: FormatRule::Raw,
+        format: FormatPolicy::Raw,
         serial: None,
         cache: CacheMode::Auto,
         shareable: false,

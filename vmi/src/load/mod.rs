@@ -1,69 +1,19 @@
 //! From the text of a manifest to the VMIs in it.
 
 mod document;
+mod error;
 mod object;
+mod vmi;
 mod yaml;
-
-use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use crate::field::{FieldError, Note, OneLine};
-use crate::types::Spec;
+use crate::field::FieldError;
 use document::Document;
 use object::{read_vm, read_vmi};
 
-/// The largest manifest that is read, in bytes.
-pub const MANIFEST_LIMIT: usize = 1 << 20;
-
-/// A VirtualMachineInstance, or the one a VirtualMachine would make.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Vmi {
-    /// Its name, a DNS-1123 subdomain.
-    pub name: String,
-    /// Its namespace, a DNS-1123 label.
-    pub namespace: String,
-    /// Its UID, if a cluster gave it one.
-    pub uid: Option<String>,
-    /// Its labels.
-    pub labels: BTreeMap<String, String>,
-    /// Its annotations.
-    pub annotations: BTreeMap<String, String>,
-    /// What it asks for.
-    pub spec: Spec,
-    /// What tells its document apart from the manifest's others, for people; none for the only one.
-    pub document: Option<String>,
-    /// Where `spec` stands in the document: `spec` or `spec.template.spec`.
-    pub(crate) path: &'static str,
-    /// Valid fields that are refused, found while reading.
-    pub(crate) unsupported: Vec<FieldError>,
-    /// Valid fields that are left out, found while reading.
-    pub(crate) notes: Vec<Note>,
-}
-
-impl Vmi {
-    /// The path of a field below `spec`, as the document has it.
-    pub(crate) fn at(&self, field: &str) -> String {
-        format!("{}.{field}", self.path)
-    }
-
-    /// The path of a field of its metadata, as the document has it.
-    pub(crate) fn metadata_at(&self, field: &str) -> String {
-        format!(
-            "{}metadata.{field}",
-            self.path.strip_suffix("spec").unwrap_or_default()
-        )
-    }
-
-    /// Whether it is on the pod network: by name, or because it names no network at all.
-    pub(crate) fn has_pod_network(&self) -> bool {
-        let devices = &self.spec.domain.devices;
-        if self.spec.networks.is_empty() {
-            return devices.interfaces.is_empty() && devices.autoattach_pod_interface.unwrap_or(true);
-        }
-        self.spec.networks.iter().any(|network| network.pod.is_some())
-    }
-}
+pub use error::{InvalidDocument, LoadError, MANIFEST_LIMIT};
+pub use vmi::Vmi;
 
 /// A document of a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,56 +29,6 @@ pub enum Loaded {
         /// `metadata.name`, or nothing.
         name: String,
     },
-}
-
-/// A document with wrong fields.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BadDocument {
-    /// As [`Vmi::document`].
-    pub document: Option<String>,
-    /// What is wrong, at least one fault.
-    pub errors: Vec<FieldError>,
-}
-
-/// Why a manifest cannot be used. Each prints on one line, but for [`LoadError::Invalid`]: one line per field.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    /// It is too large to be a manifest.
-    #[error("the manifest is larger than {} MiB, which is the limit: split it into several files", MANIFEST_LIMIT >> 20)]
-    TooLarge,
-    /// It is not YAML.
-    #[error("line {line}, column {column}: {message}")]
-    Syntax {
-        /// Line, from 1; 0 if unknown.
-        line: u64,
-        /// Column, from 1; 0 if unknown.
-        column: u64,
-        /// What is wrong there.
-        message: String,
-    },
-    /// It has no VM in it.
-    #[error("no VirtualMachineInstance or VirtualMachine in the manifest{}", found(.0))]
-    NoVm(Vec<String>),
-    /// Fields are wrong.
-    #[error("{}", lines(.0))]
-    Invalid(Vec<BadDocument>),
-}
-
-fn found(kinds: &[String]) -> String {
-    if kinds.is_empty() {
-        String::new()
-    } else {
-        format!(" (found {})", OneLine(&kinds.join(", ")))
-    }
-}
-
-fn lines(documents: &[BadDocument]) -> String {
-    let lines = documents.iter().flat_map(|bad| {
-        let place = bad.document.as_ref().map(|name| format!("{name}: "));
-        let place = place.unwrap_or_default();
-        bad.errors.iter().map(move |error| format!("{place}{error}"))
-    });
-    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// Reads a manifest: YAML or JSON, any number of documents, `List`s taken apart. JSON objects need
@@ -149,7 +49,7 @@ pub fn load(text: &str) -> Result<Vec<Loaded>, LoadError> {
     for (Document { value, .. }, document) in documents.iter().zip(document::names(&documents)) {
         match read(value, &document) {
             Ok(document) => loaded.push(document),
-            Err(faults) => errors.push(BadDocument {
+            Err(faults) => errors.push(InvalidDocument {
                 document,
                 errors: faults,
             }),

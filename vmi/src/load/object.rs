@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
 
-use super::Vmi;
+use super::vmi::Vmi;
 use crate::field::{FieldError, Note};
-use crate::schema::{Found, VM_SPEC, VMI_SPEC, check};
+use crate::schema::{Findings, VM_SPEC, VMI_SPEC, check};
 use crate::types::Spec;
 
 pub(super) fn read_vmi(object: &Map<String, Value>) -> Result<Vmi, Vec<FieldError>> {
@@ -51,7 +51,7 @@ pub(super) fn read_vm(object: &Map<String, Value>) -> Result<Vmi, Vec<FieldError
 /// The namespace of the UUIDs that KubeVirt derives from the names of VirtualMachines.
 const VM_UUIDS: uuid::Uuid = uuid::uuid!("6a1a24a1-4061-4607-8bf4-a3963d0c5895");
 
-fn run_strategy(vm: &Value, found: &mut Found) {
+fn run_strategy(vm: &Value, found: &mut Findings) {
     let running = vm.get("running").and_then(Value::as_bool);
     let strategy = vm.get("runStrategy").and_then(Value::as_str);
     const STARTED: &str = "a cluster would leave it stopped; it is started because it is run here";
@@ -78,7 +78,7 @@ fn run_strategy(vm: &Value, found: &mut Found) {
 }
 
 /// Checks everything around the spec of a VMI, which for a VirtualMachine lies deeper.
-fn envelope(object: &Map<String, Value>, path: &str, spec: &crate::schema::Kind) -> Found {
+fn envelope(object: &Map<String, Value>, path: &str, spec: &crate::schema::FieldType) -> Findings {
     let mut found = check(&Value::Object(object.clone()), &crate::schema::OBJECT, path);
     match object.get("spec") {
         Some(value) => found.merge(check(value, spec, "spec")),
@@ -90,7 +90,7 @@ fn envelope(object: &Map<String, Value>, path: &str, spec: &crate::schema::Kind)
 }
 
 /// Reads a spec that follows the schema; one that does not gives no types and has its faults in `found`.
-fn spec(value: Option<&Value>, path: &str, found: &mut Found) -> Spec {
+fn spec(value: Option<&Value>, path: &str, found: &mut Findings) -> Spec {
     let Some(value) = value.filter(|_| found.schema.is_empty()) else {
         return Spec::default();
     };
@@ -135,7 +135,7 @@ impl Metadata {
     }
 }
 
-fn identity(metadata: &Metadata, found: &mut Found) -> (String, String) {
+fn identity(metadata: &Metadata, found: &mut Findings) -> (String, String) {
     let name = metadata.name.clone();
     let namespace = metadata.namespace.clone().unwrap_or_else(|| "default".to_owned());
     if name.is_empty() {
@@ -157,7 +157,7 @@ fn identity(metadata: &Metadata, found: &mut Found) -> (String, String) {
 }
 
 fn build(
-    found: Found,
+    found: Findings,
     name: String,
     namespace: String,
     metadata: Metadata,

@@ -5,7 +5,7 @@ use serde_json::Value;
 use serde_saphyr::Error;
 use serde_saphyr::budget::BudgetBreach;
 
-use super::{LoadError, MANIFEST_LIMIT};
+use super::error::{LoadError, MANIFEST_LIMIT};
 use crate::field::OneLine;
 
 /// The most documents in a manifest.

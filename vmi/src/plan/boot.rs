@@ -1,7 +1,8 @@
 //! What the plan boots.
 
-use super::source::{KERNEL_VOLUME, relative};
-use super::{BootPlan, DiskPlan, DiskSource, FileRef, KernelFile, KernelOverride, PodResources};
+use super::disk::{DiskPlan, DiskSource};
+use super::types::{BootPlan, FileRef, KernelFile, KernelOverride, PodResources};
+use super::volume_source::{KERNEL_VOLUME, relative};
 use crate::field::{FieldError, Note};
 use crate::load::Vmi;
 use crate::types::KernelBoot;

@@ -22,7 +22,7 @@ pub struct DiskPlan {
     /// What the guest writes goes to an overlay that ends with the VM; the source is only read.
     pub overlay: bool,
     /// Whether the image's own header may say what format it has.
-    pub format: FormatRule,
+    pub format: FormatPolicy,
     /// Serial number shown to the guest, at most 256 of `[A-Za-z0-9_.+-]`; virtio-blk carries the first 20 bytes.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub serial: Option<String>,
@@ -146,7 +146,7 @@ pub enum DeviceType {
 /// Whether a header that a guest may have written is believed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum FormatRule {
+pub enum FormatPolicy {
     /// Raw, whatever it looks like.
     #[default]
     Raw,
@@ -295,7 +295,7 @@ pub enum SeedLayout {
 #[serde(rename_all = "camelCase")]
 pub enum SeedData {
     /// What the manifest holds.
-    Inline(#[serde(with = "super::text")] Vec<u8>),
+    Inline(#[serde(with = "super::bytes_as_text")] Vec<u8>),
     /// A Secret's files: the data is in the key `userdata` or `userData`, or `networkdata` or `networkData`.
     Secret(PathBuf),
 }

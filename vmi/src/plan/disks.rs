@@ -4,18 +4,18 @@ use std::collections::HashSet;
 
 use uuid::Uuid;
 
-use super::disk::target_name;
-use super::source::{KERNEL_VOLUME, Place};
-use super::{
-    BlockSize, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, FormatRule,
-    PodResources, ScsiAddress,
+use super::disk::{
+    BlockSize, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, FormatPolicy,
+    ScsiAddress, target_name,
 };
+use super::types::PodResources;
+use super::volume_source::{KERNEL_VOLUME, VolumeContext};
 use crate::field::FieldError;
 use crate::load::Vmi;
 use crate::types::{self, Disk, Feature, Volume};
 
 /// The disks a VMI has: those it lists, then one for each volume that nothing uses.
-pub(crate) fn effective(vmi: &Vmi) -> Vec<Disk> {
+pub(crate) fn effective_disks(vmi: &Vmi) -> Vec<Disk> {
     let devices = &vmi.spec.domain.devices;
     let mut disks = devices.disks.clone();
     let mut used: HashSet<&str> = devices
@@ -50,7 +50,7 @@ pub(super) fn plan(
         }
     }
     let mut disks: Vec<DiskPlan> = Vec::new();
-    for (index, disk) in effective(vmi).iter().enumerate() {
+    for (index, disk) in effective_disks(vmi).iter().enumerate() {
         let position = vmi
             .spec
             .volumes
@@ -59,13 +59,13 @@ pub(super) fn plan(
         let volume = position.map(|position| &vmi.spec.volumes[position]);
         let source = match (position, volume) {
             (Some(position), Some(volume)) => {
-                let place = Place {
+                let context = VolumeContext {
                     vmi,
                     uuid,
                     resources,
                     path: vmi.at(&format!("volumes[{position}]")),
                 };
-                place.source(volume)
+                context.source(volume)
             }
             _ => Ok(DiskSource::Empty),
         };
@@ -124,9 +124,9 @@ fn one(
         read_only,
         overlay: !read_only && (container_disk || ephemeral),
         format: if container_disk {
-            FormatRule::Probe
+            FormatPolicy::Probe
         } else {
-            FormatRule::Raw
+            FormatPolicy::Raw
         },
         serial: disk.serial.clone().filter(|serial| !serial.is_empty()),
         cache,

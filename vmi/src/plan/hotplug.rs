@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
-use super::disk::{FileId, ScsiAddress};
-use super::{
-    BlockSize, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, FormatRule, VmPlan,
+use super::disk::{
+    BlockSize, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, FileId, FormatPolicy,
+    ScsiAddress,
 };
+use super::types::VmPlan;
 use crate::names::{is_serial, label_fault};
 
 /// The longest serial number, in characters.
@@ -54,11 +55,11 @@ impl Default for NewVolume {
 
 /// What plugging a volume takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Plug {
+pub enum PlugPlan {
     /// This disk is to be added.
     New(Box<DiskPlan>),
     /// The VM has this very disk.
-    There(Box<DiskPlan>),
+    Present(Box<DiskPlan>),
 }
 
 /// Why a volume cannot be plugged.
@@ -96,7 +97,7 @@ impl VmPlan {
     /// # Errors
     /// A name, serial number or path that is none; a name or image that the VM has already, in KubeVirt's words; a VM
     /// without a controller, or with a full one.
-    pub fn plug(&self, volume: &NewVolume, avoid: &[ScsiAddress]) -> Result<Plug, PlugError> {
+    pub fn plug(&self, volume: &NewVolume, avoid: &[ScsiAddress]) -> Result<PlugPlan, PlugError> {
         let NewVolume {
             name, source, serial, ..
         } = volume;
@@ -118,7 +119,7 @@ impl VmPlan {
                 .scsi_address()
                 .is_some_and(|address| *there == volume.at(address, queues));
             return match same {
-                true => Ok(Plug::There(Box::new(there.clone()))),
+                true => Ok(PlugPlan::Present(Box::new(there.clone()))),
                 false => Err(PlugError::NameTaken(name.clone())),
             };
         }
@@ -127,7 +128,7 @@ impl VmPlan {
         }
         let used = self.disks.iter().filter_map(DiskPlan::scsi_address);
         let address = ScsiAddress::free(used.chain(avoid.iter().copied())).ok_or(PlugError::Full)?;
-        Ok(Plug::New(Box::new(volume.at(address, queues))))
+        Ok(PlugPlan::New(Box::new(volume.at(address, queues))))
     }
 }
 
@@ -145,7 +146,7 @@ impl NewVolume {
             device: DeviceType::Disk,
             read_only: self.read_only,
             overlay: false,
-            format: FormatRule::Raw,
+            format: FormatPolicy::Raw,
             serial: Some(serial.clone()),
             cache: self.cache,
             shareable: self.shareable,

@@ -1,7 +1,8 @@
 //! Which I/O thread serves which disk: `ioThreadsPolicy` and `dedicatedIOThread`, shared out as KubeVirt does.
 
-use super::disks::effective;
-use super::{DiskPlan, Topology};
+use super::disk::DiskPlan;
+use super::disks::effective_disks;
+use super::types::Topology;
 use crate::load::Vmi;
 
 /// KubeVirt's bound of threads under the policy `auto`, for each vCPU.
@@ -10,7 +11,7 @@ const THREADS_PER_VCPU: u32 = 2;
 /// Numbers the threads: those that are shared first, from 1, then one for each disk that asks for its own.
 pub(super) fn assign(vmi: &Vmi, topology: Topology, disks: &mut [DiskPlan]) {
     let policy = vmi.spec.domain.io_threads_policy.as_deref().unwrap_or_default();
-    let own: std::collections::HashSet<String> = effective(vmi)
+    let own: std::collections::HashSet<String> = effective_disks(vmi)
         .into_iter()
         .filter(|disk| disk.dedicated_io_thread)
         .map(|disk| disk.name)

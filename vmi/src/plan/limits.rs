@@ -2,8 +2,10 @@
 
 use uuid::Uuid;
 
-use super::source::Place;
-use super::{PodResources, disks, effective, machine, nics};
+use super::disks::{self, effective_disks};
+use super::types::PodResources;
+use super::volume_source::VolumeContext;
+use super::{machine, nics};
 use crate::field::FieldError;
 use crate::load::Vmi;
 
@@ -11,29 +13,29 @@ use crate::load::Vmi;
 const FUNCTIONS: usize = 31;
 
 /// Checks that a VM can have as many vCPUs and as much memory.
-pub(crate) fn sizes(vmi: &Vmi, errors: &mut Vec<FieldError>) {
+pub(crate) fn check_sizes(vmi: &Vmi, errors: &mut Vec<FieldError>) {
     machine::topology(vmi, errors);
     machine::memory(vmi, errors);
 }
 
 /// Everything else that would keep any plan of a manifest from being made or started.
-pub(crate) fn limits(vmi: &Vmi) -> Vec<FieldError> {
+pub(crate) fn check_limits(vmi: &Vmi) -> Vec<FieldError> {
     let mut errors = Vec::new();
     machine::rtc_offset(vmi, 0, &mut errors);
     functions(vmi, &mut errors);
-    for (index, disk) in effective(vmi).iter().enumerate() {
+    for (index, disk) in effective_disks(vmi).iter().enumerate() {
         let path = vmi.at(&format!("domain.devices.disks[{index}]"));
         errors.extend(disks::cache(disk, &path).err());
     }
     let resources = PodResources::default();
     for (index, volume) in vmi.spec.volumes.iter().enumerate() {
-        let place = Place {
+        let context = VolumeContext {
             vmi,
             uuid: Uuid::nil(),
             resources: &resources,
             path: vmi.at(&format!("volumes[{index}]")),
         };
-        errors.extend(place.check(volume).err());
+        errors.extend(context.check(volume).err());
     }
     errors
 }
@@ -44,13 +46,13 @@ fn functions(vmi: &Vmi, errors: &mut Vec<FieldError>) {
     let devices = &vmi.spec.domain.devices;
     let balloon = devices.autoattach_mem_balloon.unwrap_or(true);
     let others = 1 + usize::from(devices.rng.is_some()) + usize::from(balloon);
-    let (interfaces, most) = (nics::effective(vmi).len(), FUNCTIONS - others);
+    let (interfaces, most) = (nics::effective_interfaces(vmi).len(), FUNCTIONS - others);
     if interfaces > most {
         let path = vmi.at("domain.devices.interfaces");
         let text = format!("{path} has {interfaces} interfaces; a VM with these devices has at most {most}");
         errors.push(FieldError::invalid(path, text));
     }
-    let (disks, most) = (effective(vmi), most.saturating_sub(interfaces));
+    let (disks, most) = (effective_disks(vmi), most.saturating_sub(interfaces));
     let virtio = disks.iter().filter(|disk| disk.is_virtio_blk()).count();
     if virtio > most {
         let path = vmi.at("domain.devices.disks");

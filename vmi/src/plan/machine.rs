@@ -1,6 +1,6 @@
 //! vCPUs, memory and the clock of the plan.
 
-use super::{Memory, Topology};
+use super::types::{Memory, Topology};
 use crate::field::FieldError;
 use crate::load::Vmi;
 use crate::quantity::Quantity;
@@ -17,6 +17,14 @@ const MOST_MEMORY: u64 = 64 << 40;
 const PAGE: u64 = 4096;
 /// How far the guest's clock may stand from UTC, in seconds: a hundred years.
 const FARTHEST: i64 = 100 * 366 * 86_400;
+
+impl Vmi {
+    /// The path of the field that says how much memory the guest has.
+    #[must_use]
+    pub fn memory_field(&self) -> String {
+        self.at(&memory_given(self).0)
+    }
+}
 
 /// The topology: what `cpu` says; if it says nothing, a socket for each CPU of the limit or the request.
 pub(super) fn topology(vmi: &Vmi, errors: &mut Vec<FieldError>) -> Topology {

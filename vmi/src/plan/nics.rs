@@ -2,7 +2,8 @@
 
 use std::collections::HashSet;
 
-use super::{NicBinding, NicDhcp, NicNetwork, NicPlan, NicPort, NicProtocol, Topology};
+use super::nic::{NicBinding, NicDhcp, NicNetwork, NicPlan, NicPort, NicProtocol};
+use super::types::Topology;
 use crate::load::Vmi;
 use crate::mac;
 use crate::types::{DhcpOptions, Empty, Interface, Network, PodNetwork, Port};
@@ -12,9 +13,20 @@ const MOST_PAIRS: u32 = 256;
 /// What KubeVirt calls the interface and the network that it adds.
 const DEFAULT: &str = "default";
 
+impl Vmi {
+    /// The path of the entry of this name in `networks`; of the list, if there is none.
+    #[must_use]
+    pub fn network_field(&self, name: &str) -> String {
+        match self.spec.networks.iter().position(|network| network.name == name) {
+            Some(i) => self.at(&format!("networks[{i}]")),
+            None => self.at("networks"),
+        }
+    }
+}
+
 /// The interfaces a guest has, each with its network: those that the VMI lists and that are not absent. A VMI without
 /// networks and interfaces is on the pod's network, unless it does not want to be.
-pub(crate) fn effective(vmi: &Vmi) -> Vec<(Interface, Network)> {
+pub(crate) fn effective_interfaces(vmi: &Vmi) -> Vec<(Interface, Network)> {
     let networks = &vmi.spec.networks;
     if networks.is_empty() && vmi.has_pod_network() {
         let interface = Interface {
@@ -50,7 +62,7 @@ pub(super) fn plan(vmi: &Vmi, topology: Topology) -> Vec<NicPlan> {
         true => topology.vcpus().clamp(1, MOST_PAIRS),
         false => 1,
     };
-    let all = effective(vmi);
+    let all = effective_interfaces(vmi);
     all.into_iter()
         .map(|(interface, network)| one(interface, network, pairs))
         .collect()
@@ -71,7 +83,7 @@ fn one(interface: Interface, network: Network, pairs: u32) -> NicPlan {
             },
             None => NicNetwork::Pod,
         },
-        mac: interface.mac_address.as_deref().and_then(mac::ethernet),
+        mac: interface.mac_address.as_deref().and_then(mac::parse_ethernet),
         queues,
         link_up: interface.state.as_deref() != Some("down"),
         dhcp: interface.dhcp_options.map(dhcp).unwrap_or_default(),

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use super::{DiskPlan, NicPlan, ScsiController};
+use super::disk::{DiskPlan, ScsiController};
+use super::nic::NicPlan;
 use crate::field::Note;
 
 /// What the caller can offer to a VM, beside the manifest.

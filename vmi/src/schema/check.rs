@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Field, Kind, Support};
+use super::field_type::{Field, FieldType, Support};
 use crate::field::{FieldError, Note};
 use crate::quantity::Quantity;
 
@@ -11,7 +11,7 @@ const MOST: usize = 100;
 
 /// What a walk found.
 #[derive(Debug, Default)]
-pub(crate) struct Found {
+pub(crate) struct Findings {
     /// Faults against KubeVirt's schema.
     pub(crate) schema: Vec<FieldError>,
     /// Valid fields that are refused.
@@ -23,8 +23,8 @@ pub(crate) struct Found {
 }
 
 /// Checks `value`, which stands at `path`. Absent and null are the same, as they are for KubeVirt.
-pub(crate) fn check(value: &Value, kind: &Kind, path: &str) -> Found {
-    let mut found = Found::default();
+pub(crate) fn check(value: &Value, kind: &FieldType, path: &str) -> Findings {
+    let mut found = Findings::default();
     found.walk(value, kind, path, true);
     if found.unlisted > 0 {
         let text = format!("and {} more validation errors", found.unlisted);
@@ -33,7 +33,7 @@ pub(crate) fn check(value: &Value, kind: &Kind, path: &str) -> Found {
     found
 }
 
-impl Found {
+impl Findings {
     /// Takes in what another walk found.
     pub(crate) fn merge(&mut self, other: Self) {
         self.schema.extend(other.schema);
@@ -41,18 +41,18 @@ impl Found {
         self.notes.extend(other.notes);
     }
 
-    /// `judge`: say what is supported. Below a field that was noted or refused, only the schema matters.
-    fn walk(&mut self, value: &Value, kind: &Kind, path: &str, judge: bool) {
+    /// `check_support`: say what is supported. Below a field that was noted or refused, only the schema matters.
+    fn walk(&mut self, value: &Value, kind: &FieldType, path: &str, check_support: bool) {
         match (kind, value) {
-            (Kind::Any, _) | (Kind::Str, Value::String(_)) | (Kind::Bool, Value::Bool(_)) => {}
-            (Kind::Int(least, most), Value::Number(number)) if number.is_i64() || number.is_u64() => {
+            (FieldType::Any, _) | (FieldType::Str, Value::String(_)) | (FieldType::Bool, Value::Bool(_)) => {}
+            (FieldType::Int(least, most), Value::Number(number)) if number.is_i64() || number.is_u64() => {
                 match number.as_i64() {
                     Some(n) if n < *least => self.bound(path, "greater", *least),
                     Some(n) if n <= *most => {}
                     _ => self.bound(path, "less", *most),
                 }
             }
-            (Kind::Quantity, Value::String(_) | Value::Number(_)) => {
+            (FieldType::Quantity, Value::String(_) | Value::Number(_)) => {
                 if let Err(error) = serde_json::from_value::<Quantity>(value.clone()) {
                     self.fault(FieldError::invalid(
                         path,
@@ -60,7 +60,7 @@ impl Found {
                     ));
                 }
             }
-            (Kind::Object(fields), Value::Object(map)) => {
+            (FieldType::Object(fields), Value::Object(map)) => {
                 for name in map
                     .keys()
                     .filter(|name| !fields.iter().any(|f| f.name == name.as_str()))
@@ -71,22 +71,22 @@ impl Found {
                         format!("{path} in body is a forbidden property"),
                     ));
                 }
-                self.fields(map, fields, path, judge);
+                self.fields(map, fields, path, check_support);
             }
-            (Kind::Open(fields), Value::Object(map)) => self.fields(map, fields, path, judge),
-            (Kind::List(kind), Value::Array(items)) => {
+            (FieldType::Open(fields), Value::Object(map)) => self.fields(map, fields, path, check_support),
+            (FieldType::List(kind), Value::Array(items)) => {
                 for (i, item) in items.iter().enumerate() {
-                    self.walk(item, kind, &format!("{path}[{i}]"), judge);
+                    self.walk(item, kind, &format!("{path}[{i}]"), check_support);
                 }
             }
-            (Kind::Strings, Value::Object(map)) => {
+            (FieldType::Strings, Value::Object(map)) => {
                 for (name, value) in map {
-                    self.walk(value, &Kind::Str, &join(path, name), judge);
+                    self.walk(value, &FieldType::Str, &join(path, name), check_support);
                 }
             }
-            (Kind::Quantities, Value::Object(map)) => {
+            (FieldType::Quantities, Value::Object(map)) => {
                 for (name, value) in map {
-                    self.walk(value, &Kind::Quantity, &join(path, name), judge);
+                    self.walk(value, &FieldType::Quantity, &join(path, name), check_support);
                 }
             }
             _ => {
@@ -100,7 +100,13 @@ impl Found {
         }
     }
 
-    fn fields(&mut self, map: &serde_json::Map<String, Value>, fields: &[Field], path: &str, judge: bool) {
+    fn fields(
+        &mut self,
+        map: &serde_json::Map<String, Value>,
+        fields: &[Field],
+        path: &str,
+        check_support: bool,
+    ) {
         for field in fields {
             let path = join(path, field.name);
             let Some(value) = map.get(field.name).filter(|value| !value.is_null()) else {
@@ -110,17 +116,19 @@ impl Found {
                 }
                 continue;
             };
-            let judged = judge && !is_off(value);
+            let check_this = check_support && !is_off(value);
             match field.support {
-                Support::Noted(why) if judged => self.notes.push(Note::new(&path, why)),
-                Support::No(why) if judged => self.unsupported.push(FieldError::unsupported(&path, why)),
+                Support::Noted(why) if check_this => self.notes.push(Note::new(&path, why)),
+                Support::Refused(why) if check_this => {
+                    self.unsupported.push(FieldError::unsupported(&path, why))
+                }
                 _ => {}
             }
             self.walk(
                 value,
                 &field.kind,
                 &path,
-                judge && matches!(field.support, Support::Yes),
+                check_support && matches!(field.support, Support::Honoured),
             );
         }
     }
@@ -161,13 +169,17 @@ fn text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-fn wanted(kind: &Kind) -> &'static str {
+fn wanted(kind: &FieldType) -> &'static str {
     match kind {
-        Kind::Str | Kind::Quantity => "string",
-        Kind::Bool => "boolean",
-        Kind::Int(..) => "integer",
-        Kind::List(_) => "array",
-        Kind::Object(_) | Kind::Open(_) | Kind::Strings | Kind::Quantities | Kind::Any => "object",
+        FieldType::Str | FieldType::Quantity => "string",
+        FieldType::Bool => "boolean",
+        FieldType::Int(..) => "integer",
+        FieldType::List(_) => "array",
+        FieldType::Object(_)
+        | FieldType::Open(_)
+        | FieldType::Strings
+        | FieldType::Quantities
+        | FieldType::Any => "object",
     }
 }
 

@@ -1,13 +1,12 @@
 //! `spec.domain.devices`.
 
-use super::Kind::{Bool, List, Object, Open, Str};
+use super::field_type::FieldType::{Bool, List, Object, Open, Str};
+use super::field_type::{EMPTY, Field, FieldType, I32, honoured, noted, refused};
+use super::field_type::{NO_TAG, OWN_ADDRESS};
 use super::network::INTERFACE;
-use super::{EMPTY, Field, I32, Kind, no, noted, yes};
 
 const NO_GRAPHICS: &str = "the VM has no graphics device; its console is the serial port";
 const NO_PASSTHROUGH: &str = "device passthrough is not supported";
-pub(super) const OWN_ADDRESS: &str = "the VMM places devices on the PCI bus itself";
-pub(super) const NO_TAG: &str = "a config drive does not list devices yet";
 
 pub(super) const DEVICES: &[Field] = &[
     noted(
@@ -15,91 +14,99 @@ pub(super) const DEVICES: &[Field] = &[
         Bool,
         "devices are virtio 1; guests older than Linux 4 may not know them",
     ),
-    yes("disableHotplug", Bool),
-    yes("disks", List(&DISK)),
-    no(
+    honoured("disableHotplug", Bool),
+    honoured("disks", List(&DISK)),
+    refused(
         "watchdog",
-        Open(&[yes("name", Str).required()]),
+        Open(&[honoured("name", Str).required()]),
         "a watchdog device is not supported yet",
     ),
-    yes("interfaces", List(&INTERFACE)),
+    honoured("interfaces", List(&INTERFACE)),
     noted(
         "inputs",
         List(&Object(&[
-            yes("bus", Str),
-            yes("type", Str).required(),
-            yes("name", Str).required(),
+            honoured("bus", Str),
+            honoured("type", Str).required(),
+            honoured("name", Str).required(),
         ])),
         NO_GRAPHICS,
     ),
-    yes("autoattachPodInterface", Bool),
+    honoured("autoattachPodInterface", Bool),
     noted("autoattachGraphicsDevice", Bool, NO_GRAPHICS),
-    yes("autoattachSerialConsole", Bool),
-    yes("logSerialConsole", Bool),
-    yes("autoattachMemBalloon", Bool),
+    honoured("autoattachSerialConsole", Bool),
+    honoured("logSerialConsole", Bool),
+    honoured("autoattachMemBalloon", Bool),
     noted("autoattachInputDevice", Bool, NO_GRAPHICS),
-    no("autoattachVSOCK", Bool, "vsock is not supported yet"),
-    yes("rng", EMPTY),
-    yes("blockMultiQueue", Bool),
-    yes("networkInterfaceMultiqueue", Bool),
-    no("gpus", List(&Open(&[])), NO_PASSTHROUGH),
-    no("downwardMetrics", Open(&[]), "downward metrics are not supported"),
-    yes("panicDevices", List(&Object(&[yes("model", Str)]))),
-    no(
+    refused("autoattachVSOCK", Bool, "vsock is not supported yet"),
+    honoured("rng", EMPTY),
+    honoured("blockMultiQueue", Bool),
+    honoured("networkInterfaceMultiqueue", Bool),
+    refused("gpus", List(&Open(&[])), NO_PASSTHROUGH),
+    refused("downwardMetrics", Open(&[]), "downward metrics are not supported"),
+    honoured("panicDevices", List(&Object(&[honoured("model", Str)]))),
+    refused(
         "filesystems",
-        List(&Open(&[yes("name", Str).required()])),
+        List(&Open(&[honoured("name", Str).required()])),
         "shared directories (virtiofs) are not supported yet; use a disk",
     ),
-    no("hostDevices", List(&Open(&[])), NO_PASSTHROUGH),
-    no("clientPassthrough", Open(&[]), "USB redirection is not supported"),
-    no(
+    refused("hostDevices", List(&Open(&[])), NO_PASSTHROUGH),
+    refused("clientPassthrough", Open(&[]), "USB redirection is not supported"),
+    refused(
         "sound",
-        Open(&[yes("name", Str).required()]),
+        Open(&[honoured("name", Str).required()]),
         "a sound device is not supported",
     ),
-    no("tpm", Open(&[]), "a TPM is not supported"),
-    noted("video", Object(&[yes("type", Str)]), NO_GRAPHICS),
+    refused("tpm", Open(&[]), "a TPM is not supported"),
+    noted("video", Object(&[honoured("type", Str)]), NO_GRAPHICS),
 ];
 
-const DISK: Kind = Object(&[
-    yes("name", Str).required(),
-    yes(
+const DISK: FieldType = Object(&[
+    honoured("name", Str).required(),
+    honoured(
         "disk",
         Object(&[
-            yes("bus", Str),
-            yes("readonly", Bool),
-            no("pciAddress", Str, OWN_ADDRESS),
+            honoured("bus", Str),
+            honoured("readonly", Bool),
+            refused("pciAddress", Str, OWN_ADDRESS),
         ]),
     ),
-    yes(
+    honoured(
         "lun",
-        Object(&[yes("bus", Str), yes("readonly", Bool), yes("reservation", Bool)]),
+        Object(&[
+            honoured("bus", Str),
+            honoured("readonly", Bool),
+            honoured("reservation", Bool),
+        ]),
     ),
-    yes(
+    honoured(
         "cdrom",
-        Object(&[yes("bus", Str), yes("readonly", Bool), yes("tray", Str)]),
+        Object(&[
+            honoured("bus", Str),
+            honoured("readonly", Bool),
+            honoured("tray", Str),
+        ]),
     ),
-    yes("bootOrder", I32),
-    yes("serial", Str),
-    yes("dedicatedIOThread", Bool),
-    yes("cache", Str),
-    yes("io", Str),
+    honoured("bootOrder", I32),
+    honoured("serial", Str),
+    honoured("dedicatedIOThread", Bool),
+    honoured("cache", Str),
+    honoured("io", Str),
     noted("tag", Str, NO_TAG),
-    yes(
+    honoured(
         "blockSize",
         Object(&[
-            yes(
+            honoured(
                 "custom",
                 Object(&[
-                    yes("logical", I32).required(),
-                    yes("physical", I32).required(),
-                    yes("discardGranularity", I32),
+                    honoured("logical", I32).required(),
+                    honoured("physical", I32).required(),
+                    honoured("discardGranularity", I32),
                 ]),
             ),
-            yes("matchVolume", Object(&[yes("enabled", Bool)])),
+            honoured("matchVolume", Object(&[honoured("enabled", Bool)])),
         ]),
     ),
-    yes("shareable", Bool),
-    yes("errorPolicy", Str),
+    honoured("shareable", Bool),
+    honoured("errorPolicy", Str),
     noted("changedBlockTracking", Bool, "changed blocks are not tracked"),
 ]);

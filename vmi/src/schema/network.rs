@@ -1,70 +1,70 @@
 //! `spec.networks`, `spec.domain.devices.interfaces` and `spec.dnsConfig`.
 
-use super::Kind::{Any, Bool, List, Object, Open, Str};
-use super::devices::{NO_TAG, OWN_ADDRESS};
-use super::{EMPTY, Field, I32, Kind, STRS, U32, no, noted, yes};
+use super::field_type::FieldType::{Any, Bool, List, Object, Open, Str};
+use super::field_type::{EMPTY, Field, FieldType, I32, STRS, U32, honoured, noted, refused};
+use super::field_type::{NO_TAG, OWN_ADDRESS};
 
 const NO_PASST: &str =
     "passt is not supported; bridge gives the guest the pod's address as well, masquerade one behind it";
 
-pub(super) const INTERFACE: Kind = Object(&[
-    yes("name", Str).required(),
-    yes("model", Str),
-    yes("bridge", EMPTY),
-    yes("masquerade", EMPTY),
-    no(
+pub(super) const INTERFACE: FieldType = Object(&[
+    honoured("name", Str).required(),
+    honoured("model", Str),
+    honoured("bridge", EMPTY),
+    honoured("masquerade", EMPTY),
+    refused(
         "slirp",
         EMPTY,
         "slirp is not supported; masquerade gives the guest an address of its own behind the pod's as well",
     ),
-    no(
+    refused(
         "sriov",
         EMPTY,
         "SR-IOV devices are not passed through; use bridge, on a network that gives the pod an ordinary device",
     ),
-    no(
+    refused(
         "macvtap",
         EMPTY,
         "macvtap is not supported; use bridge, which puts the guest on the same network",
     ),
-    no("passt", EMPTY, NO_PASST),
-    no("passtBinding", EMPTY, NO_PASST),
-    no(
+    refused("passt", EMPTY, NO_PASST),
+    refused("passtBinding", EMPTY, NO_PASST),
+    refused(
         "binding",
-        Object(&[yes("name", Str).required()]),
+        Object(&[honoured("name", Str).required()]),
         "binding plugins are not supported, they are a cluster's; use bridge or masquerade",
     ),
-    yes(
+    honoured(
         "ports",
         List(&Object(&[
-            yes("name", Str),
-            yes("protocol", Str),
-            yes("port", I32).required(),
+            honoured("name", Str),
+            honoured("protocol", Str),
+            honoured("port", I32).required(),
         ])),
     ),
-    no(
+    refused(
         "portRanges",
         List(&Object(&[
-            yes("protocol", Str).required(),
-            yes("start", I32).required(),
-            yes("end", I32).required(),
+            honoured("protocol", Str).required(),
+            honoured("start", I32).required(),
+            honoured("end", I32).required(),
         ])),
         "ranges of ports are not supported; list them in ports, or none to let all in",
     ),
-    yes("macAddress", Str),
-    yes("bootOrder", I32),
-    no("pciAddress", Str, OWN_ADDRESS),
-    yes(
+    honoured("macAddress", Str),
+    honoured("bootOrder", I32),
+    refused("pciAddress", Str, OWN_ADDRESS),
+    honoured(
         "dhcpOptions",
         Object(&[
-            yes("bootFileName", Str),
-            yes("tftpServerName", Str),
-            yes("ntpServers", STRS),
-            yes(
+            honoured("bootFileName", Str),
+            honoured("tftpServerName", Str),
+            honoured("ntpServers", STRS),
+            honoured(
                 "privateOptions",
                 List(&Object(&[
-                    yes("option", I32).required(),
-                    yes("value", Str).required(),
+                    honoured("option", I32).required(),
+                    honoured("value", Str).required(),
                 ])),
             ),
         ]),
@@ -75,25 +75,25 @@ pub(super) const INTERFACE: Kind = Object(&[
         U32,
         "ACPI does not number the guest's interfaces; it names them by their PCI slots",
     ),
-    yes("state", Str),
-    no(
+    honoured("state", Str),
+    refused(
         "resourceClaim",
         Any,
         "dynamically allocated devices are not supported",
     ),
 ]);
 
-pub(super) const NETWORK: Kind = Object(&[
-    yes("name", Str).required(),
-    yes(
+pub(super) const NETWORK: FieldType = Object(&[
+    honoured("name", Str).required(),
+    honoured(
         "pod",
-        Object(&[yes("vmNetworkCIDR", Str), yes("vmIPv6NetworkCIDR", Str)]),
+        Object(&[honoured("vmNetworkCIDR", Str), honoured("vmIPv6NetworkCIDR", Str)]),
     ),
-    yes(
+    honoured(
         "multus",
-        Object(&[yes("networkName", Str).required(), yes("default", Bool)]),
+        Object(&[honoured("networkName", Str).required(), honoured("default", Bool)]),
     ),
-    no(
+    refused(
         "resourceClaim",
         Open(&[]),
         "dynamically allocated devices are not supported",
@@ -101,7 +101,10 @@ pub(super) const NETWORK: Kind = Object(&[
 ]);
 
 pub(super) const DNS: &[Field] = &[
-    yes("nameservers", STRS),
-    yes("searches", STRS),
-    yes("options", List(&Object(&[yes("name", Str), yes("value", Str)]))),
+    honoured("nameservers", STRS),
+    honoured("searches", STRS),
+    honoured(
+        "options",
+        List(&Object(&[honoured("name", Str), honoured("value", Str)])),
+    ),
 ];

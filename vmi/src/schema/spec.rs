@@ -1,7 +1,7 @@
 //! `spec` of a VirtualMachineInstance and of a VirtualMachine, without devices and volumes.
 
-use super::Kind::{Any, Bool, List, Object, Open, Quantities, Quantity, Str, Strings};
-use super::{COUNT, EMPTY, Field, I32, I64, Kind, STRS, U32, no, noted, pod, yes};
+use super::field_type::FieldType::{Any, Bool, List, Object, Open, Quantities, Quantity, Str, Strings};
+use super::field_type::{COUNT, EMPTY, Field, FieldType, I32, I64, STRS, U32, honoured, noted, pod, refused};
 use super::{devices::DEVICES, network::DNS, network::NETWORK, volumes::VOLUME};
 
 const CLUSTER: &str = "is the cluster's concern; it changes nothing in the VM";
@@ -11,37 +11,37 @@ const POD_DNS: &str =
 const NO_PINNING: &str = "vCPUs cannot be pinned to dedicated CPUs yet; the host's scheduler places them";
 
 /// `spec` of a VirtualMachineInstance.
-pub(crate) static VMI_SPEC: Kind = Object(&[
+pub(crate) static VMI_SPEC: FieldType = Object(&[
     pod("priorityClassName", Str),
-    yes("domain", Object(DOMAIN)).required(),
+    honoured("domain", Object(DOMAIN)).required(),
     pod("nodeSelector", Strings),
     pod("affinity", Open(&[])),
     pod("schedulerName", Str),
     pod("tolerations", List(&Open(&[]))),
     pod("topologySpreadConstraints", List(&Open(&[]))),
     noted("evictionStrategy", Str, CLUSTER),
-    yes("startStrategy", Str),
-    yes("terminationGracePeriodSeconds", COUNT),
-    yes("volumes", List(&VOLUME)),
+    honoured("startStrategy", Str),
+    honoured("terminationGracePeriodSeconds", COUNT),
+    honoured("volumes", List(&VOLUME)),
     noted("livenessProbe", PROBE, PROBE_NOTE),
     noted("readinessProbe", PROBE, PROBE_NOTE),
-    yes("hostname", Str),
-    yes("subdomain", Str),
-    yes("networks", List(&NETWORK)),
+    honoured("hostname", Str),
+    honoured("subdomain", Str),
+    honoured("networks", List(&NETWORK)),
     noted("dnsPolicy", Str, POD_DNS),
     noted("dnsConfig", Object(DNS), POD_DNS),
-    no(
+    refused(
         "accessCredentials",
         List(&Open(&[])),
         "Secrets cannot be read yet; give keys and passwords in cloudInitNoCloud.userData",
     ),
-    yes("architecture", Str),
-    no(
+    honoured("architecture", Str),
+    refused(
         "resourceClaims",
         List(&Open(&[])),
         "dynamically allocated devices are not supported",
     ),
-    no(
+    refused(
         "utilityVolumes",
         List(&Open(&[])),
         "utility volumes are not supported; supported volumes go to volumes",
@@ -49,16 +49,20 @@ pub(crate) static VMI_SPEC: Kind = Object(&[
 ]);
 
 /// `spec` of a VirtualMachine, whose `template.spec` is checked apart.
-pub(crate) static VM_SPEC: Kind = Object(&[
-    yes("running", Bool),
-    yes("runStrategy", Str),
-    yes("template", Object(&[yes("metadata", METADATA), yes("spec", Any)])).required(),
-    no(
+pub(crate) static VM_SPEC: FieldType = Object(&[
+    honoured("running", Bool),
+    honoured("runStrategy", Str),
+    honoured(
+        "template",
+        Object(&[honoured("metadata", METADATA), honoured("spec", Any)]),
+    )
+    .required(),
+    refused(
         "instancetype",
         Open(&[]),
         "instance types live in a cluster; expand the VM there first (virtctl expand)",
     ),
-    no(
+    refused(
         "preference",
         Open(&[]),
         "preferences live in a cluster; expand the VM there first (virtctl expand)",
@@ -73,32 +77,32 @@ pub(crate) static VM_SPEC: Kind = Object(&[
 ]);
 
 /// What stands around a spec. What a cluster wrote into `status` means nothing here.
-pub(crate) static OBJECT: Kind = Object(&[
-    yes("apiVersion", Str),
-    yes("kind", Str),
-    yes("metadata", METADATA),
-    yes("spec", Any),
-    yes("status", Any),
+pub(crate) static OBJECT: FieldType = Object(&[
+    honoured("apiVersion", Str),
+    honoured("kind", Str),
+    honoured("metadata", METADATA),
+    honoured("spec", Any),
+    honoured("status", Any),
 ]);
 
 /// `metadata` of an object: the API server's business, but for what is used here.
-const METADATA: Kind = Open(&[
-    yes("name", Str),
-    yes("generateName", Str),
-    yes("namespace", Str),
-    yes("labels", Strings),
-    yes("annotations", Strings),
+const METADATA: FieldType = Open(&[
+    honoured("name", Str),
+    honoured("generateName", Str),
+    honoured("namespace", Str),
+    honoured("labels", Strings),
+    honoured("annotations", Strings),
 ]);
 
 const DOMAIN: &[Field] = &[
-    yes("resources", Object(RESOURCES)),
-    yes("cpu", Object(CPU)),
-    yes("memory", Object(MEMORY)),
-    yes("machine", Object(&[yes("type", Str)])),
-    yes("firmware", Object(FIRMWARE)),
-    yes("clock", Object(CLOCK)),
-    yes("features", Object(FEATURES)),
-    yes("devices", Object(DEVICES)).required(),
+    honoured("resources", Object(RESOURCES)),
+    honoured("cpu", Object(CPU)),
+    honoured("memory", Object(MEMORY)),
+    honoured("machine", Object(&[honoured("type", Str)])),
+    honoured("firmware", Object(FIRMWARE)),
+    honoured("clock", Object(CLOCK)),
+    honoured("features", Object(FEATURES)),
+    honoured("devices", Object(DEVICES)).required(),
     noted(
         "ioThreadsPolicy",
         Str,
@@ -114,19 +118,19 @@ const DOMAIN: &[Field] = &[
         Object(CHASSIS),
         "the guest is shown a chassis without names",
     ),
-    no(
+    refused(
         "launchSecurity",
         Open(&[]),
         "encrypted guest memory (SEV, SNP, TDX) is not supported",
     ),
-    yes("rebootPolicy", Str),
+    honoured("rebootPolicy", Str),
 ];
 
 const RESOURCES: &[Field] = &[
-    yes("requests", Quantities),
-    yes("limits", Quantities),
+    honoured("requests", Quantities),
+    honoured("limits", Quantities),
     pod("overcommitGuestOverhead", Bool),
-    no(
+    refused(
         "claims",
         List(&Open(&[])),
         "dynamically allocated devices are not supported",
@@ -134,48 +138,51 @@ const RESOURCES: &[Field] = &[
 ];
 
 const CPU: &[Field] = &[
-    yes("cores", U32),
-    yes("sockets", U32),
+    honoured("cores", U32),
+    honoured("sockets", U32),
     noted("maxSockets", U32, "vCPUs cannot be added to a running VM yet"),
-    yes("threads", U32),
-    yes("model", Str),
-    no(
+    honoured("threads", U32),
+    honoured("model", Str),
+    refused(
         "features",
-        List(&Object(&[yes("name", Str).required(), yes("policy", Str)])),
+        List(&Object(&[
+            honoured("name", Str).required(),
+            honoured("policy", Str),
+        ])),
         "the guest sees the host's CPU; single features cannot be chosen yet",
     ),
-    no("dedicatedCpuPlacement", Bool, NO_PINNING),
-    no(
+    refused("dedicatedCpuPlacement", Bool, NO_PINNING),
+    refused(
         "numa",
         Open(&[]),
         "the guest's memory is one node; a NUMA mapping is not supported yet",
     ),
-    no("isolateEmulatorThread", Bool, NO_PINNING),
-    no("realtime", Open(&[]), "realtime vCPUs are not supported yet"),
+    refused("isolateEmulatorThread", Bool, NO_PINNING),
+    refused("realtime", Open(&[]), "realtime vCPUs are not supported yet"),
 ];
 
 const MEMORY: &[Field] = &[
-    yes("hugepages", Object(&[yes("pageSize", Str)])),
-    yes("guest", Quantity),
+    honoured("hugepages", Object(&[honoured("pageSize", Str)])),
+    honoured("guest", Quantity),
     noted("maxGuest", Quantity, "memory cannot be added to a running VM yet"),
     pod("reservedOverhead", Open(&[])),
 ];
 
 const FIRMWARE: &[Field] = &[
-    yes("uuid", Str),
-    yes(
+    honoured("uuid", Str),
+    honoured(
         "bootloader",
         Object(&[
             noted(
                 "bios",
-                Object(&[yes("useSerial", Bool)]),
+                Object(&[honoured("useSerial", Bool)]),
                 "no BIOS runs: the kernel in the disk image is started directly",
             ),
-            yes(
+            honoured(
                 "efi",
                 Object(&[
-                    yes("secureBoot", Bool),
-                    no(
+                    honoured("secureBoot", Bool),
+                    refused(
                         "persistent",
                         Bool,
                         "no UEFI firmware runs, so it has no variables to keep",
@@ -184,24 +191,24 @@ const FIRMWARE: &[Field] = &[
             ),
         ]),
     ),
-    yes("serial", Str),
-    yes(
+    honoured("serial", Str),
+    honoured(
         "kernelBoot",
         Object(&[
-            yes("kernelArgs", Str),
-            yes(
+            honoured("kernelArgs", Str),
+            honoured(
                 "container",
                 Object(&[
-                    yes("image", Str),
+                    honoured("image", Str),
                     pod("imagePullSecret", Str),
                     pod("imagePullPolicy", Str),
-                    yes("kernelPath", Str),
-                    yes("initrdPath", Str),
+                    honoured("kernelPath", Str),
+                    honoured("initrdPath", Str),
                 ]),
             ),
         ]),
     ),
-    no(
+    refused(
         "acpi",
         Open(&[]),
         "ACPI tables of one's own (SLIC, MSDM) are not supported",
@@ -211,9 +218,9 @@ const FIRMWARE: &[Field] = &[
 const TIMER_NOTE: &str = "the guest has kvmclock, the TSC and an RTC without periodic interrupts; other timers and tick policies do not exist";
 
 const CLOCK: &[Field] = &[
-    yes("utc", Object(&[yes("offsetSeconds", I64)])),
-    yes("timezone", Str),
-    yes(
+    honoured("utc", Object(&[honoured("offsetSeconds", I64)])),
+    honoured("timezone", Str),
+    honoured(
         "timer",
         Object(&[
             noted("hpet", TIMER, TIMER_NOTE),
@@ -225,17 +232,21 @@ const CLOCK: &[Field] = &[
     ),
 ];
 
-const TIMER: Kind = Object(&[yes("present", Bool), yes("tickPolicy", Str), yes("track", Str)]);
+const TIMER: FieldType = Object(&[
+    honoured("present", Bool),
+    honoured("tickPolicy", Str),
+    honoured("track", Str),
+]);
 
-const FEATURE: Kind = Object(&[yes("enabled", Bool)]);
+const FEATURE: FieldType = Object(&[honoured("enabled", Bool)]);
 const HYPERV_NOTE: &str = "Hyper-V enlightenments are not offered to the guest; Linux does not use them";
 
 const FEATURES: &[Field] = &[
-    yes("acpi", FEATURE),
-    yes(
+    honoured("acpi", FEATURE),
+    honoured(
         "apic",
         Object(&[
-            yes("enabled", Bool),
+            honoured("enabled", Bool),
             noted(
                 "endOfInterrupt",
                 Bool,
@@ -245,10 +256,10 @@ const FEATURES: &[Field] = &[
     ),
     noted("hyperv", Object(HYPERV), HYPERV_NOTE),
     noted("hypervPassthrough", FEATURE, HYPERV_NOTE),
-    yes("smm", FEATURE),
-    no(
+    honoured("smm", FEATURE),
+    refused(
         "kvm",
-        Object(&[yes("hidden", Bool)]),
+        Object(&[honoured("hidden", Bool)]),
         "KVM cannot be hidden from the guest",
     ),
     noted(
@@ -259,69 +270,72 @@ const FEATURES: &[Field] = &[
 ];
 
 const HYPERV: &[Field] = &[
-    yes("relaxed", FEATURE),
-    yes("vapic", FEATURE),
-    yes(
+    honoured("relaxed", FEATURE),
+    honoured("vapic", FEATURE),
+    honoured(
         "spinlocks",
-        Object(&[yes("enabled", Bool), yes("spinlocks", U32)]),
+        Object(&[honoured("enabled", Bool), honoured("spinlocks", U32)]),
     ),
-    yes("vpindex", FEATURE),
-    yes("runtime", FEATURE),
-    yes("synic", FEATURE),
-    yes(
+    honoured("vpindex", FEATURE),
+    honoured("runtime", FEATURE),
+    honoured("synic", FEATURE),
+    honoured(
         "synictimer",
-        Object(&[yes("enabled", Bool), yes("direct", FEATURE)]),
+        Object(&[honoured("enabled", Bool), honoured("direct", FEATURE)]),
     ),
-    yes("reset", FEATURE),
-    yes("vendorid", Object(&[yes("enabled", Bool), yes("vendorid", Str)])),
-    yes("frequencies", FEATURE),
-    yes("reenlightenment", FEATURE),
-    yes(
+    honoured("reset", FEATURE),
+    honoured(
+        "vendorid",
+        Object(&[honoured("enabled", Bool), honoured("vendorid", Str)]),
+    ),
+    honoured("frequencies", FEATURE),
+    honoured("reenlightenment", FEATURE),
+    honoured(
         "tlbflush",
         Object(&[
-            yes("enabled", Bool),
-            yes("direct", FEATURE),
-            yes("extended", FEATURE),
+            honoured("enabled", Bool),
+            honoured("direct", FEATURE),
+            honoured("extended", FEATURE),
         ]),
     ),
-    yes("ipi", FEATURE),
-    yes("evmcs", FEATURE),
+    honoured("ipi", FEATURE),
+    honoured("evmcs", FEATURE),
 ];
 
 const CHASSIS: &[Field] = &[
-    yes("manufacturer", Str),
-    yes("version", Str),
-    yes("serial", Str),
-    yes("asset", Str),
-    yes("sku", Str),
+    honoured("manufacturer", Str),
+    honoured("version", Str),
+    honoured("serial", Str),
+    honoured("asset", Str),
+    honoured("sku", Str),
 ];
 
-const PROBE: Kind = Object(&[
-    yes("guestAgentPing", EMPTY),
-    yes("exec", Object(&[yes("command", STRS)])),
-    yes(
+const PROBE: FieldType = Object(&[
+    honoured("guestAgentPing", EMPTY),
+    honoured("exec", Object(&[honoured("command", STRS)])),
+    honoured(
         "httpGet",
         Object(&[
-            yes("path", Str),
-            yes("port", Any).required(),
-            yes("host", Str),
-            yes("scheme", Str),
-            yes(
+            honoured("path", Str),
+            honoured("port", Any).required(),
+            honoured("host", Str),
+            honoured("scheme", Str),
+            honoured(
                 "httpHeaders",
                 List(&Object(&[
-                    yes("name", Str).required(),
-                    yes("value", Str).required(),
+                    honoured("name", Str).required(),
+                    honoured("value", Str).required(),
                 ])),
             ),
         ]),
     ),
-    yes(
+    honoured(
         "tcpSocket",
-        Object(&[yes("port", Any).required(), yes("host", Str)]),
+        Object(&[honoured("port", Any).required(), honoured("host", Str)]),
     ),
-    yes("initialDelaySeconds", I32),
-    yes("timeoutSeconds", I32),
-    yes("periodSeconds", I32),
-    yes("successThreshold", I32),
-    yes("failureThreshold", I32),
+    honoured("initialDelaySeconds", I32),
+    honoured("timeoutSeconds", I32),
+    honoured("periodSeconds", I32),
+    honoured("successThreshold", I32),
+    honoured("failureThreshold", I32),
 ]);

@@ -1,20 +1,20 @@
 //! `spec.volumes[]`.
 
-use super::Kind::{Bool, List, Object, Open, Quantity, Str};
-use super::{Field, Kind, no, noted, pod, yes};
+use super::field_type::FieldType::{Bool, List, Object, Open, Quantity, Str};
+use super::field_type::{Field, FieldType, honoured, noted, pod, refused};
 
 const KINDS: &str = "this kind of volume is not supported yet; supported are containerDisk, persistentVolumeClaim, \
                      dataVolume, ephemeral, hostDisk, emptyDisk, cloudInitNoCloud, cloudInitConfigDrive, configMap, \
                      secret, downwardAPI and serviceAccount";
 
-pub(super) const VOLUME: Kind = Object(&[
-    yes("name", Str).required(),
-    yes(
+pub(super) const VOLUME: FieldType = Object(&[
+    honoured("name", Str).required(),
+    honoured(
         "hostDisk",
         Object(&[
-            yes("path", Str).required(),
-            yes("type", Str).required(),
-            yes("capacity", Quantity),
+            honoured("path", Str).required(),
+            honoured("type", Str).required(),
+            honoured("capacity", Quantity),
             noted(
                 "shared",
                 Bool,
@@ -22,45 +22,52 @@ pub(super) const VOLUME: Kind = Object(&[
             ),
         ]),
     ),
-    yes("persistentVolumeClaim", Object(CLAIM)),
-    yes("cloudInitNoCloud", CLOUD_INIT),
-    yes("cloudInitConfigDrive", CLOUD_INIT),
-    no("sysprep", Open(&[]), KINDS),
-    yes(
+    honoured("persistentVolumeClaim", Object(CLAIM)),
+    honoured("cloudInitNoCloud", CLOUD_INIT),
+    honoured("cloudInitConfigDrive", CLOUD_INIT),
+    refused("sysprep", Open(&[]), KINDS),
+    honoured(
         "containerDisk",
         Object(&[
-            yes("image", Str).required(),
+            honoured("image", Str).required(),
             pod("imagePullSecret", Str),
-            yes("path", Str),
+            honoured("path", Str),
             pod("imagePullPolicy", Str),
         ]),
     ),
-    yes(
+    honoured(
         "ephemeral",
-        Object(&[yes("persistentVolumeClaim", Object(CLAIM))]),
+        Object(&[honoured("persistentVolumeClaim", Object(CLAIM))]),
     ),
-    yes("emptyDisk", Object(&[yes("capacity", Quantity).required()])),
-    yes("dataVolume", Object(&[yes("name", Str).required(), HOTPLUGGABLE])),
-    yes(
+    honoured("emptyDisk", Object(&[honoured("capacity", Quantity).required()])),
+    honoured(
+        "dataVolume",
+        Object(&[honoured("name", Str).required(), HOTPLUGGABLE]),
+    ),
+    honoured(
         "configMap",
-        Object(&[yes("name", Str), yes("optional", Bool), yes("volumeLabel", Str)]),
-    ),
-    yes(
-        "secret",
         Object(&[
-            yes("secretName", Str),
-            yes("optional", Bool),
-            yes("volumeLabel", Str),
+            honoured("name", Str),
+            honoured("optional", Bool),
+            honoured("volumeLabel", Str),
         ]),
     ),
-    yes(
-        "downwardAPI",
-        Object(&[yes("fields", List(&Open(&[]))), yes("volumeLabel", Str)]),
+    honoured(
+        "secret",
+        Object(&[
+            honoured("secretName", Str),
+            honoured("optional", Bool),
+            honoured("volumeLabel", Str),
+        ]),
     ),
-    yes("serviceAccount", Object(&[yes("serviceAccountName", Str)])),
-    no("downwardMetrics", Open(&[]), KINDS),
-    no("memoryDump", Open(&[]), KINDS),
-    no("containerPath", Open(&[]), KINDS),
+    honoured(
+        "downwardAPI",
+        Object(&[honoured("fields", List(&Open(&[]))), honoured("volumeLabel", Str)]),
+    ),
+    honoured("serviceAccount", Object(&[honoured("serviceAccountName", Str)])),
+    refused("downwardMetrics", Open(&[]), KINDS),
+    refused("memoryDump", Open(&[]), KINDS),
+    refused("containerPath", Open(&[]), KINDS),
 ]);
 
 const HOTPLUGGABLE: Field = noted(
@@ -69,15 +76,19 @@ const HOTPLUGGABLE: Field = noted(
     "one that is there when the VM starts is a part of it, and stays until it ends",
 );
 
-const CLAIM: &[Field] = &[yes("claimName", Str), yes("readOnly", Bool), HOTPLUGGABLE];
+const CLAIM: &[Field] = &[
+    honoured("claimName", Str),
+    honoured("readOnly", Bool),
+    HOTPLUGGABLE,
+];
 
-const SECRET_REF: Kind = Object(&[yes("name", Str)]);
+const SECRET_REF: FieldType = Object(&[honoured("name", Str)]);
 
-const CLOUD_INIT: Kind = Object(&[
-    yes("secretRef", SECRET_REF),
-    yes("userDataBase64", Str),
-    yes("userData", Str),
-    yes("networkDataSecretRef", SECRET_REF),
-    yes("networkDataBase64", Str),
-    yes("networkData", Str),
+const CLOUD_INIT: FieldType = Object(&[
+    honoured("secretRef", SECRET_REF),
+    honoured("userDataBase64", Str),
+    honoured("userData", Str),
+    honoured("networkDataSecretRef", SECRET_REF),
+    honoured("networkDataBase64", Str),
+    honoured("networkData", Str),
 ]);

@@ -24,8 +24,10 @@ macro_rules! manifest {
     )*};
 }
 
+mod common;
 mod network;
 
+pub use common::{Empty, Named};
 pub use network::{DhcpOptions, DhcpPrivateOption, DnsConfig, Interface, Multus, Network, PodNetwork, Port};
 
 manifest! {
@@ -170,11 +172,6 @@ manifest! {
         block_multi_queue: bool,
         network_interface_multiqueue: bool,
         rng: Option<Empty>,
-    }
-
-    /// `spec.domain.devices.filesystems[]` and `spec.dnsConfig.options[]`
-    Named {
-        name: String,
     }
 
     /// `spec.domain.devices.inputs[]`
@@ -324,9 +321,6 @@ manifest! {
     ServiceAccountVolume {
         service_account_name: String,
     }
-
-    /// An object that only needs to be there
-    Empty {}
 }
 
 impl Spec {

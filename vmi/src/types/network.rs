@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::{Empty, Named};
+use super::common::{Empty, Named};
 
 manifest! {
     /// `spec.domain.devices.interfaces[]`

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::list_limit;
+use super::limits::list_limit;
 use crate::field::FieldError;
 use crate::load::Vmi;
 use crate::names::{is_pci_address, is_serial, label_fault};

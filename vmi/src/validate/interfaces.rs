@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::net::Ipv4Addr;
 
-use super::list_limit;
+use super::limits::list_limit;
 use crate::field::FieldError;
 use crate::load::Vmi;
 use crate::mac;
@@ -100,7 +100,7 @@ fn mac_address(interface: &Interface, path: &str, errors: &mut Vec<FieldError>) 
         return;
     };
     let field = format!("{path}.macAddress");
-    let fault = match mac::read(text) {
+    let fault = match mac::parse_hardware_address(text) {
         None => format!("interface {path}.name has malformed MAC address ({text})."),
         Some(mac) if mac.len() > 6 => {
             format!("interface {path}.name has MAC address ({text}) that is too long.")
@@ -155,7 +155,7 @@ fn dhcp(interface: &Interface, path: &str, errors: &mut Vec<FieldError>) {
     }
     let mut seen = HashSet::new();
     if !private.iter().all(|option| seen.insert(option.option)) {
-        let text = "Found Duplicates: you have provided duplicate DHCPPrivateOptions";
+        let text = "Findings Duplicates: you have provided duplicate DHCPPrivateOptions";
         errors.push(FieldError::invalid(&field, text));
     }
 }

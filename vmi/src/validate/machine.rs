@@ -2,7 +2,7 @@
 
 use uuid::Uuid;
 
-use super::image_path_fault;
+use super::limits::image_path_fault;
 use crate::field::FieldError;
 use crate::load::Vmi;
 use crate::names::{is_serial, label_fault, subdomain_fault};

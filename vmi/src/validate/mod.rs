@@ -8,6 +8,7 @@ mod cpu_memory;
 mod disks;
 mod dns;
 mod interfaces;
+mod limits;
 mod machine;
 mod network;
 mod support;
@@ -15,12 +16,9 @@ mod volumes;
 
 use crate::field::{FieldError, Note};
 use crate::load::Vmi;
-use crate::plan::{limits, sizes};
+use crate::plan::limits::{check_limits, check_sizes};
 
 use support::support;
-
-/// The most entries of a list of volumes, disks, networks or interfaces.
-const LIST_LIMIT: usize = 256;
 
 /// Checks a VMI against KubeVirt's rules and against what is supported and possible, and reports every fault that the
 /// manifest alone tells.
@@ -33,7 +31,7 @@ pub fn validate(vmi: &Vmi) -> Result<(), Vec<FieldError>> {
     let before = errors.len();
     cpu_memory::check(vmi, &mut errors);
     if errors.len() == before {
-        sizes(vmi, &mut errors);
+        check_sizes(vmi, &mut errors);
     }
     disks::check(vmi, &mut errors);
     network::check(vmi, &mut errors);
@@ -42,7 +40,7 @@ pub fn validate(vmi: &Vmi) -> Result<(), Vec<FieldError>> {
     dns::check(vmi, &mut errors);
     errors.extend(vmi.unsupported.iter().cloned());
     errors.extend(support(vmi).unsupported);
-    for limit in limits(vmi) {
+    for limit in check_limits(vmi) {
         // KubeVirt's word on a field is enough.
         if !errors.iter().any(|error| error.field == limit.field) {
             errors.push(limit);
@@ -57,21 +55,4 @@ pub fn notes(vmi: &Vmi) -> Vec<Note> {
     let mut notes = vmi.notes.clone();
     notes.extend(support(vmi).notes);
     notes
-}
-
-fn list_limit(path: &str, length: usize, errors: &mut Vec<FieldError>) {
-    if length > LIST_LIMIT {
-        let text = format!("{path} list exceeds the {LIST_LIMIT} element limit in length");
-        errors.push(FieldError::invalid(path, text));
-    }
-}
-
-/// What is wrong with the path of a file in a container image, if anything.
-fn image_path_fault(path: &str) -> Option<&'static str> {
-    if path == "/" {
-        return Some("must not point to root");
-    }
-    let rest = path.strip_prefix('/').unwrap_or_default();
-    let clean = !rest.is_empty() && rest.split('/').all(|part| !matches!(part, "" | "." | ".."));
-    (!clean).then_some("must be an absolute path to a file without relative components")
 }

@@ -5,7 +5,7 @@ use std::net::Ipv6Addr;
 
 use ipnet::{Ipv4Net, Ipv6Net};
 
-use super::list_limit;
+use super::limits::list_limit;
 use crate::field::FieldError;
 use crate::load::Vmi;
 use crate::types::PodNetwork;

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::{image_path_fault, list_limit};
+use super::limits::{image_path_fault, list_limit};
 use crate::field::FieldError;
 use crate::load::Vmi;
-use crate::plan::decode;
+use crate::plan::volume_source::decode;
 use crate::types::{CloudInit, HostDisk, Volume};
 
 /// The most bytes of inline cloud-init data.

@@ -2,7 +2,7 @@
 
 use super::planned;
 use husk_vmi::{
-    BlockSize, BootPlan, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, FormatRule,
+    BlockSize, BootPlan, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, FormatPolicy,
     ScsiAddress, ScsiController,
 };
 use serde_json::{Value, json};
@@ -170,7 +170,7 @@ fn settings_are_carried_over() {
     );
     assert_eq!(
         (plan.format, plan.queues, plan.io_thread),
-        (FormatRule::Raw, 1, None)
+        (FormatPolicy::Raw, 1, None)
     );
 }
 

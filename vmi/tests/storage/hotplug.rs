@@ -1,7 +1,7 @@
 //! Volumes that are plugged into a VM that runs.
 
 use super::planned;
-use husk_vmi::{CacheMode, Controller, DiskSource, NewVolume, Plug, PlugError, ScsiAddress, VmPlan};
+use husk_vmi::{CacheMode, Controller, DiskSource, NewVolume, PlugError, PlugPlan, ScsiAddress, VmPlan};
 use serde_json::json;
 
 fn volume(name: &str, path: &str) -> NewVolume {
@@ -22,7 +22,7 @@ fn a_volume_takes_the_lowest_free_lun_and_its_name_as_serial() {
     let mut names = Vec::new();
     for name in ["one", "two"] {
         match vm.plug(&volume(name, &format!("/{name}")), &[]).unwrap() {
-            Plug::New(disk) => {
+            PlugPlan::New(disk) => {
                 names.push((disk.target.clone(), disk.serial.clone().unwrap()));
                 vm.disks.push(*disk);
             }
@@ -36,7 +36,7 @@ fn a_volume_takes_the_lowest_free_lun_and_its_name_as_serial() {
     let free = ScsiAddress { target: 0, lun: 0 };
     for (avoid, lun) in [(&[][..], 0), (&[free][..], 2)] {
         match vm.plug(&volume("three", "/three"), avoid).unwrap() {
-            Plug::New(disk) => {
+            PlugPlan::New(disk) => {
                 assert_eq!(
                     disk.controller,
                     Controller::VirtioScsi(ScsiAddress { target: 0, lun })
@@ -51,11 +51,11 @@ fn a_volume_takes_the_lowest_free_lun_and_its_name_as_serial() {
 fn the_same_volume_again_is_there_and_another_is_refused() {
     let mut vm = vm();
     let asked = volume("data", "/data");
-    let Plug::New(disk) = vm.plug(&asked, &[]).unwrap() else {
+    let PlugPlan::New(disk) = vm.plug(&asked, &[]).unwrap() else {
         panic!("it is new")
     };
     vm.disks.push(*disk.clone());
-    assert_eq!(vm.plug(&asked, &[]), Ok(Plug::There(disk)));
+    assert_eq!(vm.plug(&asked, &[]), Ok(PlugPlan::Present(disk)));
     let taken = Err(PlugError::NameTaken("data".into()));
     for change in [
         |volume: &mut NewVolume| volume.source = DiskSource::File("/other".into()),

@@ -2,7 +2,7 @@
 
 use super::common::{vmi, with};
 use super::{given, planned};
-use husk_vmi::{DiskSource, FormatRule, PodResources, SeedData, SeedLayout, VmPlan, plan};
+use husk_vmi::{DiskSource, FormatPolicy, PodResources, SeedData, SeedLayout, VmPlan, plan};
 use serde_json::{Value, json};
 
 #[test]
@@ -124,7 +124,7 @@ fn seed(
     match plan(&vmi(&with(&all)), &resources) {
         Ok(mut plan) => {
             let disk = plan.disks.remove(0);
-            assert!(disk.read_only && !disk.overlay && disk.format == FormatRule::Raw);
+            assert!(disk.read_only && !disk.overlay && disk.format == FormatPolicy::Raw);
             Ok(disk.source)
         }
         Err(errors) => Err(errors[0].to_string()),
@@ -263,37 +263,37 @@ fn only_what_keeps_nothing_is_overlaid_and_only_new_images_are_probed() {
             json!({"containerDisk": {"image": "i"}}),
             false,
             true,
-            FormatRule::Probe,
+            FormatPolicy::Probe,
         ),
         (
             json!({"containerDisk": {"image": "i"}}),
             true,
             false,
-            FormatRule::Probe,
+            FormatPolicy::Probe,
         ),
         (
             json!({"ephemeral": {"persistentVolumeClaim": {"claimName": "c"}}}),
             false,
             true,
-            FormatRule::Raw,
+            FormatPolicy::Raw,
         ),
         (
             json!({"ephemeral": {"persistentVolumeClaim": {"claimName": "c"}}}),
             true,
             false,
-            FormatRule::Raw,
+            FormatPolicy::Raw,
         ),
         (
             json!({"persistentVolumeClaim": {"claimName": "c"}}),
             false,
             false,
-            FormatRule::Raw,
+            FormatPolicy::Raw,
         ),
         (
             json!({"hostDisk": {"path": "/a", "type": "Disk"}}),
             false,
             false,
-            FormatRule::Raw,
+            FormatPolicy::Raw,
         ),
     ] {
         let mut volume = volume;

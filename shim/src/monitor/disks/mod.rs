@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use husk_proto::shim::v1 as shim;
 use husk_proto::vmm::v1::{AddDiskRequest, RemoveDiskRequest, ResizeDiskRequest};
-use husk_vmi::{DiskPlan, DiskSource, NewVolume, Plug, ScsiAddress, VmPlan};
+use husk_vmi::{DiskPlan, DiskSource, NewVolume, PlugPlan, ScsiAddress, VmPlan};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -265,8 +265,8 @@ impl Disks {
         }
         let mut avoid = Vec::new();
         let mut disk = match self.table.plug(&volume, &avoid)? {
-            Plug::There(disk) => return address(&disk),
-            Plug::New(disk) => disk,
+            PlugPlan::Present(disk) => return address(&disk),
+            PlugPlan::New(disk) => disk,
         };
         let opened = {
             let (disk, surroundings) = (disk.clone(), self.surroundings.clone());
@@ -286,8 +286,8 @@ impl Disks {
                 Err(status) if status.code() == Code::FailedPrecondition && avoid.len() < TRIES => {
                     avoid.push(address(&disk)?);
                     match self.table.plug(&volume, &avoid)? {
-                        Plug::There(there) => return address(&there),
-                        Plug::New(next) => disk = next,
+                        PlugPlan::Present(there) => return address(&there),
+                        PlugPlan::New(next) => disk = next,
                     }
                 }
                 told => break told,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use husk_proto::shim::v1::Disk;
 use husk_proto::vmm::v1 as vmm;
-use husk_vmi::{DiskPlan, NewVolume, Plug, PlugError, ScsiAddress, VmPlan};
+use husk_vmi::{DiskPlan, NewVolume, PlugError, PlugPlan, ScsiAddress, VmPlan};
 use tokio::sync::watch;
 use tonic::Status;
 use tracing::warn;
@@ -55,7 +55,7 @@ impl Table {
     }
 
     /// What adding a volume takes, at no address of `avoid`.
-    pub(super) fn plug(&self, volume: &NewVolume, avoid: &[ScsiAddress]) -> Result<Plug, Status> {
+    pub(super) fn plug(&self, volume: &NewVolume, avoid: &[ScsiAddress]) -> Result<PlugPlan, Status> {
         self.plan.plug(volume, avoid).map_err(|error| {
             let code = match &error {
                 PlugError::Name(..) | PlugError::Serial(_) | PlugError::Path(_) | PlugError::Source(_) => {

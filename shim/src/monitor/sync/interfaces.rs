@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use futures_util::future::join_all;
 use husk_proto::shim::v1::change::Kind;
 use husk_proto::shim::v1::{AddInterfaceRequest, Interface, InterfaceStatus};
-use husk_vmi::LiveInterface;
+use husk_vmi::InterfaceUpdate;
 use tonic::{Code, Status};
 
 use super::{Done, Sync};
@@ -15,13 +15,13 @@ impl Sync {
     /// Unplugs and plugs interfaces, and sees to their cables; how those are.
     pub(super) async fn interfaces(
         &self,
-        wanted: Vec<LiveInterface>,
+        wanted: Vec<InterfaceUpdate>,
         done: &mut Done,
     ) -> Result<Vec<InterfaceStatus>, Status> {
         let stay = wanted.iter().filter_map(|wanted| match wanted {
-            LiveInterface::Planned { name, .. } => Some(name.as_str()),
-            LiveInterface::Added(nic) => Some(nic.name.as_str()),
-            LiveInterface::Absent { .. } => None,
+            InterfaceUpdate::Planned { name, .. } => Some(name.as_str()),
+            InterfaceUpdate::Added(nic) => Some(nic.name.as_str()),
+            InterfaceUpdate::Absent { .. } => None,
         });
         let mut told: BTreeMap<String, InterfaceStatus> = BTreeMap::new();
         for status in self.unplug_interfaces(&stay.collect(), done).await {
@@ -29,12 +29,12 @@ impl Sync {
         }
         for wanted in wanted {
             let status = match wanted {
-                LiveInterface::Planned { name, link_up } => self.planned(&name, link_up, done).await?,
-                LiveInterface::Added(nic) => {
+                InterfaceUpdate::Planned { name, link_up } => self.planned(&name, link_up, done).await?,
+                InterfaceUpdate::Added(nic) => {
                     let mac = nic.mac.map(|mac| MacAddr(mac).to_string()).unwrap_or_default();
                     self.added(&nic.name, mac, nic.link_up, done).await?
                 }
-                LiveInterface::Absent { name, planned } => {
+                InterfaceUpdate::Absent { name, planned } => {
                     if told.contains_key(&name) {
                         continue;
                     }

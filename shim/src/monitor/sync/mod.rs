@@ -12,7 +12,7 @@ use std::time::Duration;
 use husk_proto::shim::v1::change::Kind;
 use husk_proto::shim::v1::sync_vmi_request::RunState;
 use husk_proto::shim::v1::{Change, SyncVmiRequest, SyncVmiResponse};
-use husk_vmi::{FieldError, Live, Loaded, VmPlan, Vmi, load};
+use husk_vmi::{FieldError, LiveUpdate, Loaded, VmPlan, Vmi, load};
 use tokio::sync::{Mutex, Semaphore};
 use tokio::task::spawn_blocking;
 use tonic::Status;
@@ -107,7 +107,7 @@ impl Sync {
     async fn make_so(
         &self,
         vmi: &Vmi,
-        live: Live,
+        live: LiveUpdate,
         state: RunState,
         paths: &volumes::Given,
     ) -> Result<SyncVmiResponse, Status> {
@@ -146,7 +146,7 @@ impl Sync {
 }
 
 /// The VMI of a text, and what it wants of a VM of that plan.
-fn wanted(text: &str, plan: &VmPlan) -> Result<(Vmi, Live), Status> {
+fn wanted(text: &str, plan: &VmPlan) -> Result<(Vmi, LiveUpdate), Status> {
     let loaded = load(text).map_err(|error| Status::invalid_argument(short(&error.to_string())))?;
     // What else a manifest holds is for a cluster, as it was at the start.
     let mut vmis = loaded.into_iter().filter_map(|loaded| match loaded {

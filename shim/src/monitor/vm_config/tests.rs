@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
 use husk_proto::vmm::v1::disk::Cache;
-use husk_vmi::{BlockSize as PlannedBlockSize, CacheMode, DiskSource, FormatRule, Memory, Topology};
+use husk_vmi::{BlockSize as PlannedBlockSize, CacheMode, DiskSource, FormatPolicy, Memory, Topology};
 
 use crate::volumes::{Base, BlockSizes};
 
@@ -15,7 +15,7 @@ fn plan(change: impl FnOnce(&mut DiskPlan)) -> VmPlan {
         device: DeviceType::Disk,
         read_only: false,
         overlay: false,
-        format: FormatRule::Raw,
+        format: FormatPolicy::Raw,
         serial: None,
         cache: CacheMode::Auto,
         shareable: false,

@@ -2,7 +2,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::PathBuf;
 
-use husk_vmi::{BlockSize, CacheMode, Controller, ErrorPolicy, FileRef, FormatRule, SeedData, SeedLayout};
+use husk_vmi::{BlockSize, CacheMode, Controller, ErrorPolicy, FileRef, FormatPolicy, SeedData, SeedLayout};
 use rustix::fs::{CWD, Mode, fcntl_getfl, mkfifoat};
 
 use super::*;
@@ -51,7 +51,7 @@ fn disk(source: DiskSource) -> DiskPlan {
         device: DeviceType::Disk,
         read_only: false,
         overlay: false,
-        format: FormatRule::Raw,
+        format: FormatPolicy::Raw,
         serial: None,
         cache: CacheMode::Auto,
         shareable: false,

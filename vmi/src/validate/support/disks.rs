@@ -2,16 +2,16 @@
 
 use crate::field::{FieldError, Note};
 use crate::load::Vmi;
-use crate::plan::effective;
-use crate::schema::Found;
+use crate::plan::disks::effective_disks;
+use crate::schema::Findings;
 use crate::types::{Disk, Feature};
 
 /// The largest logical block that a guest takes: its page.
 const LOGICAL: i64 = 4096;
 
-pub(super) fn support(vmi: &Vmi, found: &mut Found) {
+pub(super) fn support(vmi: &Vmi, found: &mut Findings) {
     let listed = vmi.spec.domain.devices.disks.len();
-    for (i, disk) in effective(vmi).iter().enumerate() {
+    for (i, disk) in effective_disks(vmi).iter().enumerate() {
         let path = vmi.at(&format!("domain.devices.disks[{i}]"));
         let position = vmi.spec.volumes.iter().position(|v| v.name == disk.name);
         let volume = position.map(|position| vmi.at(&format!("volumes[{position}]")));
@@ -52,7 +52,7 @@ pub(super) fn support(vmi: &Vmi, found: &mut Found) {
 
 /// Which bus serves another. SCSI stands in for SATA because it keeps what a guest made for that sees: `sda`, `sdb`, …
 /// and `sr0`.
-fn bus(disk: &Disk, path: &str, found: &mut Found) {
+fn bus(disk: &Disk, path: &str, found: &mut Findings) {
     let (kind, target) = disk.target();
     let given = target
         .and_then(|target| target.bus.as_deref())
@@ -89,7 +89,7 @@ fn bus(disk: &Disk, path: &str, found: &mut Found) {
     }
 }
 
-fn cdrom(disk: &Disk, path: &str, found: &mut Found) {
+fn cdrom(disk: &Disk, path: &str, found: &mut Findings) {
     let Some(cdrom) = &disk.cdrom else { return };
     let tray = cdrom.tray.as_deref().unwrap_or_default();
     if !matches!(tray, "" | "open" | "closed") {
@@ -113,7 +113,7 @@ fn cdrom(disk: &Disk, path: &str, found: &mut Found) {
     }
 }
 
-fn lun(disk: &Disk, path: &str, found: &mut Found) {
+fn lun(disk: &Disk, path: &str, found: &mut Findings) {
     if has_block_size(disk) {
         let text = "a LUN has the block sizes of the host's device";
         found.notes.push(Note::new(format!("{path}.blockSize"), text));
@@ -143,7 +143,7 @@ fn has_block_size(disk: &Disk) -> bool {
 }
 
 /// Settings of a disk that are met only by chance.
-fn settings(disk: &Disk, path: &str, found: &mut Found) {
+fn settings(disk: &Disk, path: &str, found: &mut Findings) {
     let custom = disk.block_size.as_ref().and_then(|size| size.custom.as_ref());
     if let Some(logical) = custom.map(|custom| custom.logical).filter(|size| *size > LOGICAL)
         && disk.target().0 == "disk"

@@ -5,18 +5,18 @@ mod network;
 
 use crate::field::{FieldError, Note};
 use crate::load::Vmi;
-use crate::schema::Found;
+use crate::schema::Findings;
 
 /// Says which valid values are refused and which are met differently.
-pub(crate) fn support(vmi: &Vmi) -> Found {
-    let mut found = Found::default();
+pub(crate) fn support(vmi: &Vmi) -> Findings {
+    let mut found = Findings::default();
     machine(vmi, &mut found);
     disks::support(vmi, &mut found);
     network::support(vmi, &mut found);
     found
 }
 
-fn machine(vmi: &Vmi, found: &mut Found) {
+fn machine(vmi: &Vmi, found: &mut Findings) {
     let domain = &vmi.spec.domain;
     let architecture = vmi.spec.architecture.as_deref().unwrap_or_default();
     if !matches!(architecture, "" | "amd64") {

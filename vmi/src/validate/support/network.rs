@@ -2,9 +2,9 @@
 
 use crate::field::Note;
 use crate::load::Vmi;
-use crate::schema::Found;
+use crate::schema::Findings;
 
-pub(super) fn support(vmi: &Vmi, found: &mut Found) {
+pub(super) fn support(vmi: &Vmi, found: &mut Findings) {
     let mut note = |field: String, text: String| found.notes.push(Note::new(vmi.at(&field), text));
     for (i, interface) in vmi.spec.domain.devices.interfaces.iter().enumerate() {
         let path = format!("domain.devices.interfaces[{i}]");

@@ -7,7 +7,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::json;
 use uuid::Uuid;
 
-use super::{DiskSource, PodResources, SeedData, SeedLayout};
+use super::disk::{DiskSource, SeedData, SeedLayout};
+use super::types::PodResources;
 use crate::field::FieldError;
 use crate::load::Vmi;
 use crate::quantity::Quantity;
@@ -27,7 +28,7 @@ const LABEL_LENGTH: usize = 32;
 const IMAGE: &str = "a raw image or a block device";
 
 /// A volume and what is around it.
-pub(super) struct Place<'a> {
+pub(super) struct VolumeContext<'a> {
     pub(super) vmi: &'a Vmi,
     pub(super) uuid: Uuid,
     pub(super) resources: &'a PodResources,
@@ -35,7 +36,7 @@ pub(super) struct Place<'a> {
     pub(super) path: String,
 }
 
-impl Place<'_> {
+impl VolumeContext<'_> {
     /// Where the data is.
     pub(super) fn source(&self, volume: &Volume) -> Result<DiskSource, FieldError> {
         if let Some(disk) = &volume.container_disk {

@@ -2,28 +2,32 @@
 
 use std::collections::HashSet;
 
-use super::disks::{block_size, cache, effective, error_policy};
-use super::{
-    BootPlan, DiskPlan, DiskSource, FileRef, KERNEL_VOLUME, KernelFile, KernelOverride, NewVolume,
-    NicNetwork, NicPlan, PodResources, SeedData, VmPlan, nics, plan,
-};
+use super::build::plan;
+use super::disk::{DiskPlan, DiskSource, SeedData};
+use super::disks::{block_size, cache, effective_disks, error_policy};
+use super::hotplug::NewVolume;
+use super::nic::{NicNetwork, NicPlan};
+use super::nics;
+use super::types::{BootPlan, FileRef, KernelFile, KernelOverride, PodResources, VmPlan};
+use super::volume_source::KERNEL_VOLUME;
 use crate::field::FieldError;
 use crate::load::Vmi;
 use crate::types::{Disk, Volume};
+use crate::validate::validate;
 
 /// What a VMI wants of a VM that runs, as far as that can be had without a restart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Live {
+pub struct LiveUpdate {
     /// Volumes that were not there at the start, in the manifest's order. Where their data is, the manifest does not
     /// know: their source is [`DiskSource::Empty`].
     pub volumes: Vec<NewVolume>,
     /// Every interface that the manifest lists, or implies.
-    pub interfaces: Vec<LiveInterface>,
+    pub interfaces: Vec<InterfaceUpdate>,
 }
 
 /// What becomes of one interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LiveInterface {
+pub enum InterfaceUpdate {
     /// It was there at the start; its cable is plugged in, or not.
     Planned {
         /// Its name.
@@ -47,8 +51,8 @@ impl VmPlan {
     ///
     /// # Errors
     /// All that [`plan`](crate::plan()) refuses; then each field that differs and cannot be changed while the VM runs.
-    pub fn live(&self, vmi: &Vmi) -> Result<Live, Vec<FieldError>> {
-        crate::validate(vmi)?;
+    pub fn live(&self, vmi: &Vmi) -> Result<LiveUpdate, Vec<FieldError>> {
+        validate(vmi)?;
         let mut changes = Changes::new(vmi);
         changes.compare("metadata.name", "the VM", &self.name, &vmi.name);
         changes.compare(
@@ -93,7 +97,7 @@ impl VmPlan {
         let wanted = plan(&kept, &self.resources(&kept))?;
         let mut changes = Changes::new(vmi);
         self.compare(&wanted, &mut changes);
-        let (listed, mut volumes) = (effective(vmi), Vec::new());
+        let (listed, mut volumes) = (effective_disks(vmi), Vec::new());
         for volume in vmi.spec.volumes.iter().filter(|volume| hot(volume)) {
             if let Some(disk) = listed.iter().find(|disk| disk.name == volume.name) {
                 volumes.extend(new_volume(vmi, disk, volume, &mut changes));
@@ -101,7 +105,7 @@ impl VmPlan {
         }
         let interfaces = self.interfaces(vmi, &wanted, &mut changes);
         changes.end()?;
-        Ok(Live { volumes, interfaces })
+        Ok(LiveUpdate { volumes, interfaces })
     }
 
     fn disk(&self, name: &str) -> Option<&DiskPlan> {
@@ -291,7 +295,7 @@ impl VmPlan {
         }
     }
 
-    fn interfaces(&self, vmi: &Vmi, wanted: &VmPlan, changes: &mut Changes<'_>) -> Vec<LiveInterface> {
+    fn interfaces(&self, vmi: &Vmi, wanted: &VmPlan, changes: &mut Changes<'_>) -> Vec<InterfaceUpdate> {
         let list = vmi.at("domain.devices.interfaces");
         let listed = &vmi.spec.domain.devices.interfaces;
         let field = |name: &str| match listed.iter().position(|interface| interface.name == name) {
@@ -310,7 +314,7 @@ impl VmPlan {
                     );
                     changes.add(&field(&nic.name), text);
                 }
-                found.push(LiveInterface::Added(Box::new(nic.clone())));
+                found.push(InterfaceUpdate::Added(Box::new(nic.clone())));
                 continue;
             };
             let same = NicPlan {
@@ -331,18 +335,22 @@ impl VmPlan {
                 );
                 changes.add(&field(&nic.name), text);
             }
-            found.push(LiveInterface::Planned {
+            found.push(InterfaceUpdate::Planned {
                 name: nic.name.clone(),
                 link_up: nic.link_up,
             });
         }
         for interface in listed.iter().filter(|interface| interface.is_absent()) {
-            found.push(LiveInterface::Absent {
+            found.push(InterfaceUpdate::Absent {
                 name: interface.name.clone(),
                 planned: own(&interface.name).is_some(),
             });
         }
-        let named = |name: &str| nics::effective(vmi).iter().any(|(i, _)| i.name == name);
+        let named = |name: &str| {
+            nics::effective_interfaces(vmi)
+                .iter()
+                .any(|(i, _)| i.name == name)
+        };
         for nic in &self.nics {
             if !named(&nic.name) && !listed.iter().any(|interface| interface.name == nic.name) {
                 let text = format!("the interface {:?} is a part of the VM while it runs", nic.name);

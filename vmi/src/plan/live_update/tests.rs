@@ -48,7 +48,7 @@ fn running() -> VmPlan {
     plan(&vmi(json!({})), &resources).unwrap()
 }
 
-fn live(change: Value) -> Result<Live, String> {
+fn live(change: Value) -> Result<LiveUpdate, String> {
     running()
         .live(&vmi(change))
         .map_err(|errors| errors.iter().map(|error| format!("{error}\n")).collect())
@@ -66,11 +66,11 @@ fn volumes(more: Value) -> Value {
 
 #[test]
 fn the_vmi_it_was_started_from_wants_nothing() {
-    let planned = LiveInterface::Planned {
+    let planned = InterfaceUpdate::Planned {
         name: "default".into(),
         link_up: true,
     };
-    let wanted = Live {
+    let wanted = LiveUpdate {
         volumes: Vec::new(),
         interfaces: vec![planned],
     };
@@ -225,17 +225,17 @@ fn interfaces_come_go_and_have_their_cables_pulled() {
     let default = json!({"name": "default", "masquerade": {}, "state": "down"});
     let red = json!({"name": "red", "bridge": {}, "macAddress": "02:00:00:00:00:07"});
     let found = live(change(default.clone(), red)).unwrap().interfaces;
-    let down = LiveInterface::Planned {
+    let down = InterfaceUpdate::Planned {
         name: "default".into(),
         link_up: false,
     };
     assert_eq!(found[0], down);
-    let LiveInterface::Added(red) = &found[1] else {
+    let InterfaceUpdate::Added(red) = &found[1] else {
         panic!("{found:?}")
     };
     assert_eq!((red.name.as_str(), red.mac), ("red", Some([2, 0, 0, 0, 0, 7])));
     let red = json!({"name": "red", "bridge": {}, "state": "absent"});
-    let absent = LiveInterface::Absent {
+    let absent = InterfaceUpdate::Absent {
         name: "red".into(),
         planned: false,
     };
@@ -247,7 +247,7 @@ fn a_vm_without_a_network_is_no_other_for_it() {
     let mut running = running();
     running.nics.clear();
     let found = running.live(&vmi(json!({}))).unwrap().interfaces;
-    assert!(matches!(&found[..], [LiveInterface::Added(_)]), "{found:?}");
+    assert!(matches!(&found[..], [InterfaceUpdate::Added(_)]), "{found:?}");
 }
 
 #[test]

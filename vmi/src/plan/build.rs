@@ -1,0 +1,71 @@
+//! Assembles the plan of a VM from its parts.
+
+use uuid::Uuid;
+
+use super::disk::{DiskPlan, ScsiController};
+use super::types::{PodResources, VmPlan};
+use super::{boot, disks, io_threads, machine, nics, volume_source};
+use crate::field::FieldError;
+use crate::load::Vmi;
+use crate::types::Feature;
+use crate::validate::{notes, validate};
+
+/// Seconds between the power button and the kill, where the manifest does not say.
+const GRACE_PERIOD: u64 = 30;
+
+/// Plans the VM of a VMI. A VMI that does not validate has no plan.
+///
+/// Pure: nothing is opened, so paths in the plan may not exist.
+///
+/// # Errors
+/// Everything [`validate`] refuses, then whatever cannot be met with what the caller has.
+pub fn plan(vmi: &Vmi, resources: &PodResources) -> Result<VmPlan, Vec<FieldError>> {
+    validate(vmi)?;
+    let mut errors = Vec::new();
+    let mut notes = notes(vmi);
+
+    let domain = &vmi.spec.domain;
+    let devices = &domain.devices;
+    let uuid = domain.firmware.uuid.as_deref().filter(|uuid| !uuid.is_empty());
+    let uuid = uuid
+        .and_then(|uuid| Uuid::parse_str(uuid).ok())
+        .unwrap_or(resources.uuid);
+    let topology = machine::topology(vmi, &mut errors);
+    let memory = machine::memory(vmi, &mut errors);
+    let rtc_offset_seconds = machine::rtc_offset(vmi, resources.now_unix_seconds, &mut errors);
+    let queues = if devices.block_multi_queue {
+        topology.vcpus()
+    } else {
+        1
+    };
+    let mut disks = disks::plan(vmi, uuid, queues, resources, &mut errors);
+    io_threads::assign(vmi, topology, &mut disks);
+    let boot = boot::plan(vmi, &disks, resources, &mut errors, &mut notes);
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    Ok(VmPlan {
+        name: vmi.name.clone(),
+        namespace: vmi.namespace.clone(),
+        hostname: volume_source::host_name(vmi),
+        subdomain: vmi.spec.subdomain.clone().filter(|name| !name.is_empty()),
+        uid: vmi.uid.clone(),
+        uuid,
+        serial: domain.firmware.serial.clone().filter(|serial| !serial.is_empty()),
+        topology,
+        memory,
+        scsi: (!devices.disable_hotplug || disks.iter().any(DiskPlan::is_scsi))
+            .then_some(ScsiController { queues }),
+        disks,
+        nics: nics::plan(vmi, topology),
+        boot,
+        rng: devices.rng.is_some(),
+        balloon: devices.autoattach_mem_balloon.unwrap_or(true),
+        serial_console: devices.autoattach_serial_console.unwrap_or(true),
+        acpi: domain.features.acpi.as_ref().is_none_or(Feature::is_on),
+        rtc_offset_seconds,
+        grace_period_seconds: vmi.spec.termination_grace_period_seconds.unwrap_or(GRACE_PERIOD),
+        start_paused: vmi.spec.start_strategy.as_deref() == Some("Paused"),
+        notes,
+    })
+}
