@@ -58,28 +58,28 @@ impl<E: Error + 'static> From<E> for Failure {
 
 /// An error and its causes in one line, joined by `: `.
 pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = own_words(error);
-    let mut cause = causes(error);
+    let mut text = message(error);
+    let mut cause = shown_cause(error);
     while let Some(error) = cause {
-        let next = own_words(error);
+        let next = message(error);
         // Some libraries repeat their cause in their own text.
         if !text.ends_with(&next) {
             text.push_str(": ");
             text.push_str(&next);
         }
-        cause = causes(error);
+        cause = shown_cause(error);
     }
     text
 }
 
 /// What is worth telling of why. How a connection to a monitor broke off says nothing to who asked for it.
-fn causes<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
+fn shown_cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
     let cause = error.source()?;
     (!error.is::<tonic::Status>() && !cause.is::<tonic::transport::Error>()).then_some(cause)
 }
 
 /// An error's text without its causes. A monitor's refusal is its message, without gRPC's codes and metadata.
-fn own_words(error: &(dyn Error + 'static)) -> String {
+fn message(error: &(dyn Error + 'static)) -> String {
     match error.downcast_ref::<tonic::Status>() {
         // It is this side's, and not the monitor's word.
         Some(status) if status.source().is_some() => {

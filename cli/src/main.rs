@@ -16,24 +16,25 @@ macro_rules! eprint {
     }};
 }
 
-mod abandoned;
+mod aborted_start;
 mod cli;
 mod commands;
 mod console;
 mod doctor;
-mod ending;
 mod failure;
 mod foreground;
-mod forward;
 mod host_notes;
+mod live_vm;
 mod log_file;
 mod manifest;
 mod network;
 mod output;
-mod pod;
+mod port_forward;
+mod shutdown;
 mod signals;
-mod view;
+mod status;
 mod vm_ref;
+mod vm_view;
 
 use std::process::ExitCode;
 

@@ -84,7 +84,7 @@ fn parse(source: &str, text: &str, one_of_several: bool) -> Result<Manifest, Fai
     let mut lines = Vec::new();
     for vmi in &manifest.vmis {
         if let Err(errors) = husk_vmi::validate(vmi) {
-            lines.extend(manifest.wrong(vmi, &errors));
+            lines.extend(manifest.error_lines(vmi, &errors));
         }
     }
     if lines.is_empty() {
@@ -96,7 +96,7 @@ fn parse(source: &str, text: &str, one_of_several: bool) -> Result<Manifest, Fai
 
 impl Manifest {
     /// What is said about the objects in it that are no VMs, a line each.
-    pub(crate) fn left_alone(&self) -> impl Iterator<Item = String> {
+    pub(crate) fn ignored_notes(&self) -> impl Iterator<Item = String> {
         let prefix = self.prefix(None);
         self.ignored.iter().map(move |ignored| {
             format!("{prefix}{ignored} is left alone: only VirtualMachineInstance and VirtualMachine are run")
@@ -109,7 +109,7 @@ impl Manifest {
     }
 
     /// One line per wrong field of a VM.
-    pub(crate) fn wrong(&self, vmi: &Vmi, errors: &[FieldError]) -> Vec<String> {
+    pub(crate) fn error_lines(&self, vmi: &Vmi, errors: &[FieldError]) -> Vec<String> {
         self.lines(vmi.document.as_deref(), errors)
     }
 
@@ -128,7 +128,7 @@ impl Manifest {
     }
 
     /// Puts every VM into `namespace`; refused where the manifest names another one, as kubectl does.
-    pub(crate) fn place(&mut self, namespace: &str) -> Result<(), Failure> {
+    pub(crate) fn set_namespace(&mut self, namespace: &str) -> Result<(), Failure> {
         for vmi in &mut self.vmis {
             if vmi.namespace != namespace && vmi.namespace != crate::vm_ref::DEFAULT_NAMESPACE {
                 return Err(Failure::Usage(format!(

@@ -10,7 +10,7 @@ use husk_vmi::{CauseReason, FieldError, NicBinding, NicNetwork, VmPlan, Vmi};
 use crate::failure::{Failure, chain};
 
 /// Refuses the networks of a plan that cannot be attached to a VM without a namespace of its own making.
-pub(crate) fn unattached(vmi: &Vmi, plan: &VmPlan) -> Vec<FieldError> {
+pub(crate) fn reject_multus(vmi: &Vmi, plan: &VmPlan) -> Vec<FieldError> {
     let multus = |network: &NicNetwork| matches!(network, NicNetwork::Multus { .. });
     let nics = plan.nics.iter().filter(|nic| multus(&nic.network));
     nics.map(|nic| FieldError {
@@ -23,13 +23,17 @@ pub(crate) fn unattached(vmi: &Vmi, plan: &VmPlan) -> Vec<FieldError> {
 }
 
 /// Takes from the plan what this process may not attach, and tells what is missing for it.
-pub(crate) fn settle(vmi: &Vmi, plan: &mut VmPlan, netns: Option<&Path>) -> Result<Option<String>, Failure> {
+pub(crate) fn drop_unavailable(
+    vmi: &Vmi,
+    plan: &mut VmPlan,
+    netns: Option<&Path>,
+) -> Result<Option<String>, Failure> {
     match (netns, may_prepare(netns.is_none())) {
         (Some(path), Err(why)) => Err(Failure::Runtime(format!(
             "--netns {}: {}; {}",
             path.display(),
             chain(&why),
-            way_out(&why)
+            hint(&why)
         ))),
         (None, Err(why)) if !plan.nics.is_empty() => {
             plan.nics.clear();
@@ -37,20 +41,20 @@ pub(crate) fn settle(vmi: &Vmi, plan: &mut VmPlan, netns: Option<&Path>) -> Resu
                 "{}: the VM has no network device: {}; {}",
                 vmi.network_field(""),
                 chain(&why),
-                way_out(&why)
+                hint(&why)
             )))
         }
         (_, Err(_)) => Ok(None),
-        (netns, Ok(())) => Ok(unresolved(vmi, plan, &Resolver::of_host(netns).ipv4)),
+        (netns, Ok(())) => Ok(dns_note(vmi, plan, &Resolver::of_host(netns).ipv4)),
     }
 }
 
 /// What keeps a guest from its name servers.
-fn unresolved(vmi: &Vmi, plan: &VmPlan, servers: &[Ipv4Addr]) -> Option<String> {
+fn dns_note(vmi: &Vmi, plan: &VmPlan, servers: &[Ipv4Addr]) -> Option<String> {
     let first = plan.nics.first()?;
     if servers.is_empty() {
         let field = vmi.network_field(&first.name);
-        let text = "the guest is told of no name server, for /etc/resolv.conf names none that it could reach";
+        let text = "the guest is text of no name server, for /etc/resolv.conf names none that it could reach";
         return Some(format!("{field}: {text}"));
     }
     plan.nics.iter().find_map(|nic| {
@@ -67,7 +71,7 @@ fn unresolved(vmi: &Vmi, plan: &VmPlan, servers: &[Ipv4Addr]) -> Option<String> 
     })
 }
 
-fn way_out(why: &Unprivileged) -> &'static str {
+fn hint(why: &Unprivileged) -> &'static str {
     match why {
         Unprivileged::Capability(_) | Unprivileged::Foreign => "run `husk run` as root",
         Unprivileged::Tun(_) => "`husk doctor` tells how to get it",
@@ -123,29 +127,29 @@ spec:
     #[test]
     fn a_network_that_nobody_attaches_is_named() {
         let (vmi, mut plan) = planned();
-        let errors = unattached(&vmi, &plan);
-        let told: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        let errors = reject_multus(&vmi, &plan);
+        let text: Vec<String> = errors.iter().map(ToString::to_string).collect();
         assert_eq!(
-            told,
+            text,
             [
                 "spec.networks[1].multus: Unsupported value: no plugin attaches networks here: have it attach them to a \
                  network namespace, and name that by --netns"
             ]
         );
         plan.nics.pop();
-        assert!(unattached(&vmi, &plan).is_empty());
+        assert!(reject_multus(&vmi, &plan).is_empty());
     }
 
     #[test]
     fn what_keeps_a_guest_from_its_name_servers_is_told() {
         let (vmi, mut plan) = planned();
         let server = |last| Ipv4Addr::new(10, 0, 2, last);
-        let told = |plan: &VmPlan, servers: &[Ipv4Addr]| unresolved(&vmi, plan, servers);
+        let text = |plan: &VmPlan, servers: &[Ipv4Addr]| dns_note(&vmi, plan, servers);
         plan.nics[0].binding = NicBinding::Bridge;
-        assert_eq!(told(&plan, &[server(3)]), None);
-        let none = told(&plan, &[]).unwrap();
+        assert_eq!(text(&plan, &[server(3)]), None);
+        let none = text(&plan, &[]).unwrap();
         assert!(
-            none.starts_with("spec.networks[0]: the guest is told of no name server"),
+            none.starts_with("spec.networks[0]: the guest is text of no name server"),
             "{none}"
         );
         plan.nics[0].binding = NicBinding::Masquerade {
@@ -154,12 +158,12 @@ spec:
             ports: Vec::new(),
         };
         assert_eq!(
-            told(&plan, &[Ipv4Addr::new(192, 0, 2, 1), server(3)]).unwrap(),
+            text(&plan, &[Ipv4Addr::new(192, 0, 2, 1), server(3)]).unwrap(),
             "spec.networks[0].pod.vmNetworkCIDR: the guest does not reach the name server 10.0.2.3, for its own network is \
              10.0.2.0/24; choose another one"
         );
         plan.nics.clear();
-        assert_eq!(told(&plan, &[]), None);
+        assert_eq!(text(&plan, &[]), None);
     }
 
     #[test]
@@ -168,18 +172,18 @@ spec:
         let before = plan.nics.clone();
         match may_prepare(true) {
             Ok(()) => {
-                settle(&vmi, &mut plan, None).unwrap();
+                drop_unavailable(&vmi, &mut plan, None).unwrap();
                 assert_eq!(plan.nics, before);
             }
             Err(_) => {
-                let note = settle(&vmi, &mut plan, None).unwrap().unwrap();
+                let note = drop_unavailable(&vmi, &mut plan, None).unwrap().unwrap();
                 assert!(
                     note.starts_with("spec.networks: the VM has no network device: "),
                     "{note}"
                 );
                 assert_eq!(plan.nics, []);
-                assert_eq!(settle(&vmi, &mut plan, None).unwrap(), None);
-                let error = settle(&vmi, &mut plan, Some(Path::new("/run/netns/x"))).unwrap_err();
+                assert_eq!(drop_unavailable(&vmi, &mut plan, None).unwrap(), None);
+                let error = drop_unavailable(&vmi, &mut plan, Some(Path::new("/run/netns/x"))).unwrap_err();
                 assert!(
                     matches!(error, Failure::Runtime(text) if text.starts_with("--netns /run/netns/x: "))
                 );

@@ -6,7 +6,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// What a signal asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum StopSignal {
     /// Ctrl-C.
     Interrupt,
     /// A service manager's way to end it.
@@ -15,7 +15,7 @@ pub(crate) enum Asked {
     Hangup,
 }
 
-impl Asked {
+impl StopSignal {
     /// The signal's name, as its sender calls it.
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -55,11 +55,11 @@ impl Signals {
     }
 
     /// Waits for the next one; cancelled, none is lost.
-    pub(crate) async fn next(&mut self) -> Asked {
+    pub(crate) async fn next(&mut self) -> StopSignal {
         tokio::select! {
-            _ = self.interrupt.recv() => Asked::Interrupt,
-            _ = self.terminate.recv() => Asked::Terminate,
-            _ = self.hangup.recv() => Asked::Hangup,
+            _ = self.interrupt.recv() => StopSignal::Interrupt,
+            _ = self.terminate.recv() => StopSignal::Terminate,
+            _ = self.hangup.recv() => StopSignal::Hangup,
         }
     }
 }

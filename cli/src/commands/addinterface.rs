@@ -3,7 +3,7 @@
 use husk_proto::shim::v1::AddInterfaceRequest;
 
 use crate::failure::Failure;
-use crate::pod;
+use crate::live_vm;
 use crate::vm_ref::VmRef;
 
 /// Give a running VM one more network interface
@@ -38,8 +38,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         device: args.device.clone(),
         mac: args.mac.clone(),
     };
-    pod::block_on(async {
-        pod::connect(&args.vm).await?.add_interface(request).await?;
+    live_vm::block_on(async {
+        live_vm::connect(&args.vm).await?.add_interface(request).await?;
         eprintln!("{}: added interface {}", args.vm, args.name);
         Ok(())
     })

@@ -7,7 +7,7 @@ use husk_proto::shim::v1::add_volume_request::Cache;
 
 use crate::failure::{Failure, note};
 use crate::host_notes::raw_qcow2;
-use crate::pod;
+use crate::live_vm;
 use crate::vm_ref::VmRef;
 
 /// Give a running VM one more disk
@@ -37,7 +37,7 @@ pub(crate) struct Args {
 
     /// How the host caches it; else past its page cache where the file can do that
     #[arg(long, value_enum, value_name = "MODE")]
-    cache: Option<Mode>,
+    cache: Option<CacheArg>,
 
     /// The guest cannot write it
     #[arg(long)]
@@ -45,7 +45,7 @@ pub(crate) struct Args {
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum Mode {
+enum CacheArg {
     /// Past the page cache, or an error
     None,
     /// Through the page cache, each write durable
@@ -65,9 +65,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         .map_err(|path| Failure::Usage(format!("{}: the path is not UTF-8", path.display())))?;
     let cache = match args.cache {
         None => Cache::Unspecified,
-        Some(Mode::None) => Cache::None,
-        Some(Mode::Writethrough) => Cache::Writethrough,
-        Some(Mode::Writeback) => Cache::Writeback,
+        Some(CacheArg::None) => Cache::None,
+        Some(CacheArg::Writethrough) => Cache::Writethrough,
+        Some(CacheArg::Writeback) => Cache::Writeback,
     };
     let request = AddVolumeRequest {
         name: args.volume_name.clone(),
@@ -77,8 +77,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         read_only: args.readonly,
         fd: None,
     };
-    pod::block_on(async {
-        let added = pod::connect(&args.vm).await?.add_volume(request).await?;
+    live_vm::block_on(async {
+        let added = live_vm::connect(&args.vm).await?.add_volume(request).await?;
         let added = added.get_ref();
         eprintln!(
             "{}: added volume {} (SCSI target {}, LUN {})",

@@ -1,8 +1,8 @@
 //! `husk console`.
 
-use crate::console::{AtInputEnd, End, attach};
+use crate::console::{OnInputEof, SessionEnd, attach};
 use crate::failure::{Failure, chain};
-use crate::pod;
+use crate::live_vm;
 use crate::signals::Signals;
 use crate::vm_ref::VmRef;
 
@@ -26,22 +26,22 @@ pub(crate) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let vm = &args.vm;
-    pod::block_on(async {
+    live_vm::block_on(async {
         let mut signals = Signals::catch().map_err(Failure::at("catch signals"))?;
-        let mut client = pod::connect(vm).await?;
-        match attach(vm, &mut client, AtInputEnd::Detach, signals.next()).await? {
-            Ok(End::Detached) => Ok(()),
-            Ok(End::VmEnded) => {
+        let mut client = live_vm::connect(vm).await?;
+        match attach(vm, &mut client, OnInputEof::Detach, signals.next()).await? {
+            Ok(SessionEnd::Detached) => Ok(()),
+            Ok(SessionEnd::VmEnded) => {
                 eprintln!("\n{vm} has ended");
                 Ok(())
             }
-            Ok(End::TakenOver) => {
+            Ok(SessionEnd::TakenOver) => {
                 eprintln!();
                 Err(Failure::Runtime(format!(
                     "another session took over the console of {vm}"
                 )))
             }
-            Ok(End::Lost(status)) => {
+            Ok(SessionEnd::Lost(status)) => {
                 eprintln!();
                 let why = status.map_or_else(|| "it closed the connection".into(), |status| chain(&status));
                 Err(Failure::Runtime(format!("the monitor of {vm}: {why}")))

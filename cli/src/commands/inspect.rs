@@ -9,12 +9,12 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::failure::{Failure, chain};
-use crate::view::View;
 use crate::vm_ref::VmRef;
-use crate::{output, pod};
+use crate::vm_view::VmView;
+use crate::{live_vm, output};
 
 /// A state file larger than this is not one.
-const STATE_FILE: u64 = 16 << 20;
+const MAX_STATE_FILE: u64 = 16 << 20;
 
 /// Show all that is known about a VM
 ///
@@ -31,11 +31,11 @@ pub(crate) struct Args {
 
     /// How to print it
     #[arg(short, long, value_enum, default_value_t)]
-    output: Format,
+    output: InspectFormat,
 }
 
 #[derive(Debug, Clone, Copy, Default, clap::ValueEnum)]
-enum Format {
+enum InspectFormat {
     /// YAML
     #[default]
     Yaml,
@@ -46,7 +46,7 @@ enum Format {
 #[derive(Debug, Serialize)]
 struct Inspected {
     #[serde(flatten)]
-    view: View,
+    view: VmView,
     /// The manifest's metadata.
     metadata: Value,
     /// `husk_vmi::VmPlan`.
@@ -54,23 +54,23 @@ struct Inspected {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let dir = pod::find(&args.vm)?;
-    let inspected = pod::block_on(async {
-        let info = pod::info(&mut client::connect(&dir).await?).await?;
+    let dir = live_vm::find(&args.vm)?;
+    let inspected = live_vm::block_on(async {
+        let info = live_vm::info(&mut client::connect(&dir).await?).await?;
         Ok(Inspected {
-            view: View::new(&dir, Some(info)),
+            view: VmView::new(&dir, Some(info)),
             metadata: read(&dir.vmi())?,
             plan: read(&dir.plan())?,
         })
     })?;
     output::print(&match args.output {
-        Format::Json => output::json(&inspected)?,
-        Format::Yaml => serde_saphyr::to_string(&inspected)?,
+        InspectFormat::Json => output::json(&inspected)?,
+        InspectFormat::Yaml => serde_saphyr::to_string(&inspected)?,
     })
 }
 
 fn read(path: &Path) -> Result<Value, Failure> {
     let file = File::open(path).map_err(Failure::at(path.display()))?;
-    serde_json::from_reader(BufReader::new(file).take(STATE_FILE))
+    serde_json::from_reader(BufReader::new(file).take(MAX_STATE_FILE))
         .map_err(|error| Failure::Runtime(format!("{}: {}", path.display(), chain(&error))))
 }

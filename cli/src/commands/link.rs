@@ -3,7 +3,7 @@
 use husk_proto::shim::v1::SetLinkRequest;
 
 use crate::failure::Failure;
-use crate::pod;
+use crate::live_vm;
 use crate::vm_ref::VmRef;
 
 /// Pull the cable of a VM's network interface, or plug it in again
@@ -22,11 +22,11 @@ pub(crate) struct Args {
 
     /// What is to become of the cable
     #[arg(value_enum)]
-    state: State,
+    state: LinkState,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum State {
+enum LinkState {
     /// Plugged in
     Up,
     /// Pulled
@@ -34,13 +34,13 @@ enum State {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let up = matches!(args.state, State::Up);
+    let up = matches!(args.state, LinkState::Up);
     let request = SetLinkRequest {
         name: args.name.clone(),
         up,
     };
-    pod::block_on(async {
-        pod::connect(&args.vm).await?.set_link(request).await?;
+    live_vm::block_on(async {
+        live_vm::connect(&args.vm).await?.set_link(request).await?;
         let state = if up { "up" } else { "down" };
         eprintln!("{}: interface {} is {state}", args.vm, args.name);
         Ok(())

@@ -5,8 +5,8 @@ use husk_shim::state::{RuntimeDir, VmDir};
 use jiff::Timestamp;
 
 use crate::failure::Failure;
-use crate::view::View;
-use crate::{output, pod};
+use crate::vm_view::VmView;
+use crate::{live_vm, output};
 
 /// List the VMs that run
 ///
@@ -23,11 +23,11 @@ Examples:
 pub(crate) struct Args {
     /// How to print them
     #[arg(short, long, value_enum, default_value_t)]
-    output: Format,
+    output: ListFormat,
 }
 
 #[derive(Debug, Clone, Copy, Default, clap::ValueEnum)]
-enum Format {
+enum ListFormat {
     /// Columns for people
     #[default]
     Table,
@@ -41,16 +41,16 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let runtime = RuntimeDir::locate()?;
     runtime.sweep()?;
     let dirs = runtime.list()?;
-    if matches!(args.output, Format::Name) {
+    if matches!(args.output, ListFormat::Name) {
         let names: String = dirs
             .iter()
-            .map(|dir| format!("{}\n", pod::reference(dir)))
+            .map(|dir| format!("{}\n", live_vm::vm_ref(dir)))
             .collect();
         return output::print(&names);
     }
-    let views = pod::block_on(views(dirs))?;
+    let views = live_vm::block_on(views(dirs))?;
     output::print(&match args.output {
-        Format::Json => output::json(&views)?,
+        ListFormat::Json => output::json(&views)?,
         _ if views.is_empty() => {
             eprintln!("no VM is running");
             return Ok(());
@@ -59,14 +59,14 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     })
 }
 
-async fn views(dirs: Vec<VmDir>) -> Result<Vec<View>, Failure> {
+async fn views(dirs: Vec<VmDir>) -> Result<Vec<VmView>, Failure> {
     let asked: Vec<_> = dirs
         .into_iter()
         .map(|dir| {
             tokio::spawn(async move {
-                let info = async { pod::info(&mut client::connect(&dir).await?).await };
-                let info = tokio::time::timeout(pod::PATIENCE, info).await;
-                View::new(&dir, info.ok().and_then(Result::ok))
+                let info = async { live_vm::info(&mut client::connect(&dir).await?).await };
+                let info = tokio::time::timeout(live_vm::MONITOR_TIMEOUT, info).await;
+                VmView::new(&dir, info.ok().and_then(Result::ok))
             })
         })
         .collect();
@@ -79,7 +79,7 @@ async fn views(dirs: Vec<VmDir>) -> Result<Vec<View>, Failure> {
     Ok(views)
 }
 
-fn table(views: &[View], now: Timestamp) -> String {
+fn table(views: &[VmView], now: Timestamp) -> String {
     let mut rows = vec![["NAMESPACE", "NAME", "STATE", "AGE", "CPUS", "MEMORY", "ADDRESS"].map(String::from)];
     rows.extend(views.iter().map(|view| {
         let known = |text: String| if view.phase == "Unknown" { "-".into() } else { text };
@@ -112,7 +112,7 @@ fn age(seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::view::Interface;
+    use crate::vm_view::InterfaceView;
 
     #[test]
     fn ages_look_like_kubectls() {
@@ -131,24 +131,24 @@ mod tests {
 
     #[test]
     fn the_table_shows_what_is_known() {
-        let demo = View {
+        let demo = VmView {
             namespace: "default".into(),
             name: "demo".into(),
             phase: "Running".into(),
             paused: true,
             cpus: 2,
             memory_bytes: 512 << 20,
-            interfaces: vec![Interface {
+            interfaces: vec![InterfaceView {
                 addresses: vec!["10.77.0.2".into(), "fd00::2".into()],
-                ..Interface::default()
+                ..InterfaceView::default()
             }],
-            ..View::default()
+            ..VmView::default()
         };
-        let lost = View {
+        let lost = VmView {
             namespace: "test".into(),
             name: "lost".into(),
             phase: "Unknown".into(),
-            ..View::default()
+            ..VmView::default()
         };
         assert_eq!(
             table(&[demo, lost], Timestamp::UNIX_EPOCH),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::failure::Failure;
 use crate::log_file::LogFile;
 use crate::vm_ref::VmRef;
-use crate::{output, pod};
+use crate::{live_vm, output};
 
 /// How often a followed log is looked at.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -39,7 +39,7 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let dir = pod::find(&args.vm)?;
+    let dir = live_vm::find(&args.vm)?;
     if args.monitor && args.vm.namespace == PODS {
         return Err(Failure::Runtime(format!(
             "{}: what the shim of a pod says is in containerd's log: try journalctl -u containerd",
@@ -53,7 +53,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     let mut log = LogFile::open(&path, args.tail).map_err(Failure::at(path.display()))?;
     loop {
-        // Asked before reading, so that the last words of a VM that ends between the two are not lost.
+        // StopSignal before reading, so that the last words of a VM that ends between the two are not lost.
         let live = dir.is_live();
         while let Some(bytes) = log.read().map_err(Failure::at(path.display()))? {
             if !output::write(bytes)? {

@@ -3,7 +3,7 @@
 use husk_proto::shim::v1::PauseRequest;
 
 use crate::failure::Failure;
-use crate::pod;
+use crate::live_vm;
 use crate::vm_ref::VmRef;
 
 /// Stop a VM's processors
@@ -17,8 +17,8 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    pod::block_on(async {
-        pod::connect(&args.vm).await?.pause(PauseRequest {}).await?;
+    live_vm::block_on(async {
+        live_vm::connect(&args.vm).await?.pause(PauseRequest {}).await?;
         eprintln!("{}: paused", args.vm);
         Ok(())
     })

@@ -1,12 +1,12 @@
 //! `husk port-forward`.
 
 use crate::failure::Failure;
-use crate::forward::{Forward, Listening, raise_file_limit};
-use crate::pod;
+use crate::live_vm;
+use crate::port_forward::{PortListener, PortSpec, raise_file_limit};
 use crate::signals::Signals;
 use crate::vm_ref::VmRef;
 
-/// Forward ports of this machine to a VM
+/// PortSpec ports of this machine to a VM
 ///
 /// What connects to a local port is connected to the VM's port, by TCP. Stays in the foreground until Ctrl-C or the
 /// VM's end.
@@ -24,25 +24,25 @@ pub(crate) struct Args {
 
     /// A local port and the VM's; one alone is both, 0 any local one that is free. Listens on 127.0.0.1 by default
     #[arg(value_name = "[ADDRESS:]LOCAL:REMOTE", required = true)]
-    ports: Vec<Forward>,
+    ports: Vec<PortSpec>,
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let vm = &args.vm;
     raise_file_limit();
-    pod::block_on(async {
+    live_vm::block_on(async {
         let mut signals = Signals::catch().map_err(Failure::at("catch signals"))?;
-        let mut client = pod::connect(vm).await?;
-        let address = pod::address(vm, &pod::info(&mut client).await?)?;
+        let mut client = live_vm::connect(vm).await?;
+        let address = live_vm::address(vm, &live_vm::info(&mut client).await?)?;
         let mut listening = Vec::new();
         for forward in &args.ports {
-            listening.push(Listening::on(forward).await?);
+            listening.push(PortListener::on(forward).await?);
         }
         for one in listening {
             one.serve(vm.clone(), address)?;
         }
         tokio::select! {
-            ended = pod::ended(&mut client) => {
+            ended = live_vm::wait_for_end(&mut client) => {
                 ended?;
                 eprintln!("{vm} has ended");
                 Ok(())

@@ -3,7 +3,7 @@
 use husk_proto::shim::v1::RemoveInterfaceRequest;
 
 use crate::failure::Failure;
-use crate::pod;
+use crate::live_vm;
 use crate::vm_ref::VmRef;
 
 /// Take a network interface away that `husk addinterface` gave
@@ -23,8 +23,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let request = RemoveInterfaceRequest {
         name: args.name.clone(),
     };
-    pod::block_on(async {
-        pod::connect(&args.vm).await?.remove_interface(request).await?;
+    live_vm::block_on(async {
+        live_vm::connect(&args.vm)
+            .await?
+            .remove_interface(request)
+            .await?;
         eprintln!("{}: removed interface {}", args.vm, args.name);
         Ok(())
     })

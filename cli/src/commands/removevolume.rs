@@ -3,7 +3,7 @@
 use husk_proto::shim::v1::RemoveVolumeRequest;
 
 use crate::failure::{Failure, one_line};
-use crate::pod;
+use crate::live_vm;
 use crate::vm_ref::VmRef;
 
 /// Take a disk away that `husk addvolume` gave
@@ -24,8 +24,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let request = RemoveVolumeRequest {
         name: args.volume_name.clone(),
     };
-    pod::block_on(async {
-        let removed = pod::connect(&args.vm).await?.remove_volume(request).await?;
+    live_vm::block_on(async {
+        let removed = live_vm::connect(&args.vm).await?.remove_volume(request).await?;
         eprintln!("{}: removed volume {}", args.vm, args.volume_name);
         match removed.get_ref().flush_error.as_str() {
             "" => Ok(()),

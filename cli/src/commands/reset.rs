@@ -3,7 +3,7 @@
 use husk_proto::shim::v1::ResetRequest;
 
 use crate::failure::Failure;
-use crate::pod;
+use crate::live_vm;
 use crate::vm_ref::VmRef;
 
 /// Reset a VM without asking the guest, as a PC's reset button does
@@ -17,8 +17,8 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    pod::block_on(async {
-        pod::connect(&args.vm).await?.reset(ResetRequest {}).await?;
+    live_vm::block_on(async {
+        live_vm::connect(&args.vm).await?.reset(ResetRequest {}).await?;
         eprintln!("{}: reset", args.vm);
         Ok(())
     })

@@ -3,7 +3,7 @@
 use husk_proto::shim::v1::ResumeRequest;
 
 use crate::failure::Failure;
-use crate::pod;
+use crate::live_vm;
 use crate::vm_ref::VmRef;
 
 /// Let a paused VM go on
@@ -16,8 +16,8 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    pod::block_on(async {
-        pod::connect(&args.vm).await?.resume(ResumeRequest {}).await?;
+    live_vm::block_on(async {
+        live_vm::connect(&args.vm).await?.resume(ResumeRequest {}).await?;
         eprintln!("{}: resumed", args.vm);
         Ok(())
     })

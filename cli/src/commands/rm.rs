@@ -2,9 +2,9 @@
 
 use husk_shim::state::RuntimeDir;
 
-use crate::ending::{How, end_all};
 use crate::failure::{Failure, RUNTIME};
-use crate::pod;
+use crate::live_vm;
+use crate::shutdown::{StopMode, stop_all};
 use crate::vm_ref::VmRef;
 
 /// Remove VMs: end those that run, and clear away what dead ones left
@@ -34,7 +34,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let runtime = RuntimeDir::locate()?;
     let is_live = |vm: &VmRef| runtime.find(&vm.namespace, &vm.name).is_ok();
     let lived: Vec<_> = args.vms.iter().map(is_live).collect();
-    let swept: Vec<_> = runtime.sweep()?.iter().map(pod::reference).collect();
+    let swept: Vec<_> = runtime.sweep()?.iter().map(live_vm::vm_ref).collect();
     let (mut running, mut done) = (Vec::new(), Ok(()));
     for (vm, lived) in args.vms.iter().zip(lived) {
         if let Ok(dir) = runtime.find(&vm.namespace, &vm.name) {
@@ -46,17 +46,17 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             eprintln!("{vm}: removed what its monitor had left");
         } else if !lived && !args.force {
             // Says what is wrong; one that ended just now has left nothing to remove.
-            if let Err(failure) = pod::find(vm) {
+            if let Err(failure) = live_vm::find(vm) {
                 failure.report();
                 done = Err(Failure::Ended(RUNTIME));
             }
         }
     }
-    let how = if args.force {
-        How::ByForce
+    let mode = if args.force {
+        StopMode::Force
     } else {
-        How::Gracefully(None)
+        StopMode::Graceful(None)
     };
-    pod::block_on(end_all(running, how))?;
+    live_vm::block_on(stop_all(running, mode))?;
     done
 }

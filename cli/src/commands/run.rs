@@ -10,16 +10,17 @@ use husk_shim::launch::{LaunchError, MonitorConfig, launch};
 use husk_shim::state::RuntimeDir;
 use husk_vmi::{KERNEL_VOLUME, KernelOverride, PodResources, VmPlan, Vmi};
 
-use crate::console::{self, AtInputEnd, End};
+use crate::console::{self, OnInputEof, SessionEnd};
 use crate::failure::{Failure, RUNTIME, chain, note, one_line};
-use crate::foreground::{BOOT_FAILED, Follower, Foreground};
+use crate::foreground::{Follower, Foreground};
 use crate::manifest::{self, Manifest};
-use crate::signals::{Asked, Signals};
+use crate::signals::{Signals, StopSignal};
+use crate::status::BOOT_FAILED;
 use crate::vm_ref::VmRef;
-use crate::{abandoned, doctor, host_notes, network, output, pod, vm_ref};
+use crate::{aborted_start, doctor, host_notes, live_vm, network, output, vm_ref};
 
 /// A monitor whose VM runs is reached within this time, or has ended.
-const REACH: Duration = Duration::from_secs(5);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Start the VMs of a manifest
 ///
@@ -100,7 +101,7 @@ pub(crate) struct Args {
 pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
     let mut manifest = manifest::read(&args.file, false)?;
     if let Some(namespace) = &args.namespace {
-        manifest.place(namespace)?;
+        manifest.set_namespace(namespace)?;
     }
     let names = manifest.names()?;
     if args.console && names.len() > 1 {
@@ -135,13 +136,13 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
         Some(netns) => runtime_dir.sweep_for(netns)?,
         None => runtime_dir.sweep()?,
     };
-    for left_alone in manifest.left_alone() {
-        note(&left_alone);
+    for ignored_notes in manifest.ignored_notes() {
+        note(&ignored_notes);
     }
     let mut configs = Vec::new();
     for (vmi, mut plan) in manifest.vmis.iter().zip(plans) {
         let prefix = manifest.prefix_of(vmi);
-        let unmet = network::settle(vmi, &mut plan, netns.as_deref())?;
+        let unmet = network::drop_unavailable(vmi, &mut plan, netns.as_deref())?;
         let all = plan.notes.iter().map(ToString::to_string);
         for text in all.chain(host_notes::notes(vmi, &plan)).chain(unmet) {
             note(&format!("{prefix}{text}"));
@@ -153,7 +154,7 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
             vmi: metadata(vmi),
         });
     }
-    pod::block_on(async {
+    live_vm::block_on(async {
         let mut signals = Signals::catch().map_err(Failure::at("catch signals"))?;
         let foreground = start(&names, configs, &mut signals, args.detach, verbose).await?;
         match (foreground, names.as_slice()) {
@@ -183,7 +184,7 @@ fn plans(args: &Args, manifest: &Manifest) -> Result<Vec<VmPlan>, Failure> {
     };
     let mut volumes = BTreeMap::new();
     for (name, path) in &args.volumes {
-        if !manifest.vmis.iter().any(|vmi| takes(vmi, name)) {
+        if !manifest.vmis.iter().any(|vmi| accepts_volume(vmi, name)) {
             return Err(Failure::Usage(format!(
                 "--volume {name}: no VM in the manifest has a volume of that name"
             )));
@@ -195,7 +196,7 @@ fn plans(args: &Args, manifest: &Manifest) -> Result<Vec<VmPlan>, Failure> {
     let now_unix_seconds = jiff::Timestamp::now().as_second();
     let (mut plans, mut errors) = (Vec::new(), Vec::new());
     for vmi in &manifest.vmis {
-        let own = volumes.iter().filter(|(name, _)| takes(vmi, name));
+        let own = volumes.iter().filter(|(name, _)| accepts_volume(vmi, name));
         let resources = PodResources {
             volumes: own.map(|(name, path)| (name.clone(), path.clone())).collect(),
             kernel: overridden.then(|| kernel.clone()),
@@ -205,11 +206,11 @@ fn plans(args: &Args, manifest: &Manifest) -> Result<Vec<VmPlan>, Failure> {
         match husk_vmi::plan(vmi, &resources) {
             Ok(plan) => {
                 if args.netns.is_none() {
-                    errors.extend(manifest.wrong(vmi, &network::unattached(vmi, &plan)));
+                    errors.extend(manifest.error_lines(vmi, &network::reject_multus(vmi, &plan)));
                 }
                 plans.push(plan);
             }
-            Err(wrong) => errors.extend(manifest.wrong(vmi, &wrong)),
+            Err(wrong) => errors.extend(manifest.error_lines(vmi, &wrong)),
         }
     }
     if errors.is_empty() {
@@ -220,7 +221,7 @@ fn plans(args: &Args, manifest: &Manifest) -> Result<Vec<VmPlan>, Failure> {
 }
 
 /// Whether a VM has a use for data of that name.
-fn takes(vmi: &Vmi, name: &str) -> bool {
+fn accepts_volume(vmi: &Vmi, name: &str) -> bool {
     let kernel_boot = vmi.spec.domain.firmware.kernel_boot.as_ref();
     vmi.spec.volume(name).is_some()
         || (name == KERNEL_VOLUME && kernel_boot.is_some_and(|boot| boot.container.is_some()))
@@ -250,36 +251,36 @@ async fn start(
         let (cpus, memory) = (config.plan.topology.vcpus(), config.plan.memory.guest_bytes);
         let plural = if cpus == 1 { "" } else { "s" };
         eprintln!("{vm}: starting ({cpus} vCPU{plural}, {})", output::bytes(memory));
-        let mut launching = tokio::task::spawn_blocking(move || launch(monitor_command(verbose), &config));
-        let reaching = foreground.reach(vm);
+        let mut launch_task = tokio::task::spawn_blocking(move || launch(monitor_command(verbose), &config));
+        let reaching = foreground.connect_follower(vm);
         tokio::pin!(reaching);
         let mut follower = None;
         let launched = loop {
             tokio::select! {
-                launched = &mut launching => break Ok(launched),
+                launched = &mut launch_task => break Ok(launched),
                 reached = &mut reaching, if follower.is_none() => follower = Some(reached),
-                () = preparing(&mut follower) => {}
-                asked = signals.next() => break Err(NotStarted::Asked(asked)),
+                () = show_preparation(&mut follower) => {}
+                asked = signals.next() => break Err(StartFailure::Signal(asked)),
             }
         };
         if let Some(follower) = &mut follower {
-            follower.prepared();
+            follower.clear_preparation();
         }
         let launched = launched.and_then(|launched| match launched {
-            Ok(launched) => launched.map_err(|error| NotStarted::Failed(not_started(vm, &error))),
-            Err(panic) => Err(NotStarted::Failed(Failure::at(vm)(panic))),
+            Ok(launched) => launched.map_err(|error| StartFailure::Failed(launch_failure(vm, &error))),
+            Err(panic) => Err(StartFailure::Failed(Failure::at(vm)(panic))),
         });
         if let Err(failure) = launched {
             // Monitors wait a moment for those who listen and do not hear them.
             drop((follower, foreground));
-            let left = abandoned::end(&names[..=index]).await;
-            return Err(failure.told(&left));
+            let left = aborted_start::clean_up(&names[..=index]).await;
+            return Err(failure.report(&left));
         }
         if detach {
             continue;
         }
         if follower.is_none() {
-            follower = tokio::time::timeout(REACH, reaching).await.ok();
+            follower = tokio::time::timeout(CONNECT_TIMEOUT, reaching).await.ok();
         }
         match follower {
             Some(follower) => foreground.add(follower).await,
@@ -294,9 +295,9 @@ async fn start(
 }
 
 /// Tells what the start waits for, once its monitor has been reached.
-async fn preparing(follower: &mut Option<Follower>) {
+async fn show_preparation(follower: &mut Option<Follower>) {
     match follower {
-        Some(follower) => follower.prepare().await,
+        Some(follower) => follower.show_preparation().await,
         None => std::future::pending().await,
     }
 }
@@ -317,16 +318,16 @@ fn monitor_command(verbose: u8) -> process::Command {
 }
 
 /// Why not every VM runs.
-enum NotStarted {
+enum StartFailure {
     /// A signal came before.
-    Asked(Asked),
+    Signal(StopSignal),
     /// One could not be started, which has been told.
     Failed(Failure),
 }
 
-impl NotStarted {
+impl StartFailure {
     /// Tells what is left of those that were begun.
-    fn told(self, left: &[VmRef]) -> Failure {
+    fn report(self, left: &[VmRef]) -> Failure {
         let names: Vec<_> = left.iter().map(ToString::to_string).collect();
         let rest = match names.as_slice() {
             [] => "none is left".to_owned(),
@@ -336,7 +337,7 @@ impl NotStarted {
             }
         };
         match self {
-            Self::Asked(asked) => {
+            Self::Signal(asked) => {
                 eprintln!("ended by {} before every VM ran: {rest}", asked.name());
                 Failure::Ended(asked.status())
             }
@@ -350,15 +351,15 @@ impl NotStarted {
     }
 }
 
-fn not_started(vm: &VmRef, error: &LaunchError) -> Failure {
-    eprintln!("error: {vm}: {}", chain_of(error));
+fn launch_failure(vm: &VmRef, error: &LaunchError) -> Failure {
+    eprintln!("error: {vm}: {}", launch_error_text(error));
     Failure::Ended(match error {
         LaunchError::Failed { reason, .. } if reason == "BootFailed" => BOOT_FAILED,
         _ => RUNTIME,
     })
 }
 
-fn chain_of(error: &LaunchError) -> String {
+fn launch_error_text(error: &LaunchError) -> String {
     match error {
         LaunchError::Failed { message, .. } => one_line(message),
         LaunchError::Silent => format!("{}: `husk run -v` may show why", chain(error)),
@@ -371,16 +372,16 @@ async fn with_console(vm: &VmRef, mut foreground: Foreground, signals: &mut Sign
     let Some(mut client) = foreground.client() else {
         return Ok(());
     };
-    match console::attach(vm, &mut client, AtInputEnd::Watch, signals.next()).await {
-        Ok(Ok(End::Detached)) => {
+    match console::attach(vm, &mut client, OnInputEof::Watch, signals.next()).await {
+        Ok(Ok(SessionEnd::Detached)) => {
             eprintln!("\n{vm} keeps running: `husk console {vm}` comes back, `husk stop {vm}` ends it");
             return Ok(());
         }
-        Ok(Ok(End::TakenOver)) => {
+        Ok(Ok(SessionEnd::TakenOver)) => {
             eprintln!("\n{vm}: another session took the console over; Ctrl-C shuts the VM down");
         }
-        Ok(Ok(End::VmEnded | End::Lost(_))) => eprintln!(),
-        Ok(Err(asked)) => foreground.obey(asked)?,
+        Ok(Ok(SessionEnd::VmEnded | SessionEnd::Lost(_))) => eprintln!(),
+        Ok(Err(asked)) => foreground.handle_signal(asked)?,
         // A VM that has ended has no console any more; the follower knows how it ended.
         Err(failure) => drop(failure.report()),
     }

@@ -9,7 +9,7 @@ use std::process::Command;
 use husk_shim::client;
 
 use crate::failure::Failure;
-use crate::pod;
+use crate::live_vm;
 use crate::vm_ref::VmRef;
 
 /// Log in to a VM by the system's ssh, at the VM's address
@@ -39,9 +39,9 @@ pub(crate) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let vm = &args.vm;
-    let dir = pod::find(vm)?;
-    let info = pod::block_on(async { pod::info(&mut client::connect(&dir).await?).await })?;
-    let address = pod::address(vm, &info)?;
+    let dir = live_vm::find(vm)?;
+    let info = live_vm::block_on(async { live_vm::info(&mut client::connect(&dir).await?).await })?;
+    let address = live_vm::address(vm, &info)?;
     let mut ssh = Command::new("ssh");
     ssh.args([
         "-o",

@@ -1,8 +1,8 @@
 //! `husk stop`.
 
-use crate::ending::{How, end_all};
 use crate::failure::Failure;
-use crate::pod;
+use crate::live_vm;
+use crate::shutdown::{StopMode, stop_all};
 use crate::vm_ref::VmRef;
 
 /// Shut VMs down and wait until they have ended
@@ -32,10 +32,10 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let how = if args.force {
-        How::ByForce
+    let mode = if args.force {
+        StopMode::Force
     } else {
-        How::Gracefully(args.grace_period)
+        StopMode::Graceful(args.grace_period)
     };
-    pod::block_on(end_all(args.vms.iter().map(pod::find), how))
+    live_vm::block_on(stop_all(args.vms.iter().map(live_vm::find), mode))
 }

@@ -9,7 +9,7 @@ use tonic::Code;
 
 use crate::failure::{Failure, one_line};
 use crate::vm_ref::VmRef;
-use crate::{manifest, pod};
+use crate::{live_vm, manifest};
 
 /// Make a running VM what its manifest says now
 ///
@@ -38,11 +38,11 @@ pub(crate) struct Args {
 
     /// Let it run, or pause it
     #[arg(long, value_enum)]
-    state: Option<State>,
+    state: Option<TargetState>,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum State {
+enum TargetState {
     /// It runs
     Running,
     /// Its vCPUs stand still
@@ -67,18 +67,18 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
     let state = match args.state {
         None => RunState::Unspecified,
-        Some(State::Running) => RunState::Running,
-        Some(State::Paused) => RunState::Paused,
+        Some(TargetState::Running) => RunState::Running,
+        Some(TargetState::Paused) => RunState::Paused,
     };
     let request = SyncVmiRequest {
         vmi: text,
         run_state: state.into(),
         paths,
     };
-    pod::block_on(async {
-        let answer = pod::connect(&args.vm).await?.sync_vmi(request).await;
+    live_vm::block_on(async {
+        let answer = live_vm::connect(&args.vm).await?.sync_vmi(request).await;
         match answer {
-            Ok(done) => tell(&args.vm, done.get_ref()),
+            Ok(done) => report(&args.vm, done.get_ref()),
             Err(refused) => Err(refusal(&refused)),
         }
     })
@@ -94,9 +94,9 @@ fn refusal(refused: &tonic::Status) -> Failure {
     Failure::Runtime(one_line(message))
 }
 
-fn tell(vm: &VmRef, done: &SyncVmiResponse) -> Result<(), Failure> {
+fn report(vm: &VmRef, done: &SyncVmiResponse) -> Result<(), Failure> {
     for change in &done.changes {
-        eprintln!("{vm}: {}", what(change));
+        eprintln!("{vm}: {}", change_text(change));
     }
     let volumes = done
         .volumes
@@ -128,7 +128,7 @@ fn tell(vm: &VmRef, done: &SyncVmiResponse) -> Result<(), Failure> {
     }
 }
 
-fn what(change: &Change) -> String {
+fn change_text(change: &Change) -> String {
     let name = one_line(&change.name);
     match change.kind() {
         Kind::Resumed => "resumed".to_owned(),

@@ -39,8 +39,8 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 fn validate(source: &str, several: bool) -> Result<(), Failure> {
     let manifest = manifest::read(source, several)?;
     let names = manifest.names()?;
-    for left_alone in manifest.left_alone() {
-        note(&left_alone);
+    for ignored_notes in manifest.ignored_notes() {
+        note(&ignored_notes);
     }
     for vmi in &manifest.vmis {
         for text in husk_vmi::notes(vmi) {

@@ -12,16 +12,16 @@ use crate::failure::Failure;
 use crate::output;
 use crate::vm_ref::VmRef;
 
-pub(crate) use session::{AtInputEnd, End};
+pub(crate) use session::{OnInputEof, SessionEnd};
 
 /// Connects stdin and stdout to the console of `vm` until the caller detaches or the session ends; `until` ends it
 /// too. The terminal is as it was when this returns.
 pub(crate) async fn attach<T>(
     vm: &VmRef,
     client: &mut PodClient,
-    at_input_end: AtInputEnd,
+    at_input_end: OnInputEof,
     until: impl Future<Output = T>,
-) -> Result<Result<End, T>, Failure> {
+) -> Result<Result<SessionEnd, T>, Failure> {
     let (to_guest, inputs) = mpsc::channel::<ConsoleInput>(1);
     let from_guest = client.console(ReceiverStream::new(inputs)).await?.into_inner();
     output::print(&format!(
@@ -37,7 +37,7 @@ pub(crate) async fn attach<T>(
     drop(raw);
     match ended {
         // Whoever read the output has gone: nothing left to do for them.
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(Ok(End::Detached)),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(Ok(SessionEnd::Detached)),
         ended => ended.map_err(Failure::at("write to stdout")),
     }
 }

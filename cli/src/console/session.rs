@@ -14,20 +14,20 @@ use tonic::Status;
 const ESCAPE: u8 = 0x1d;
 
 /// After the end of a piped input, output is still shown until the guest is silent for this long.
-const LINGER: Duration = Duration::from_secs(1);
+const OUTPUT_IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long typed bytes are still offered to the guest once the escape has been typed.
-const LAST_WORDS: Duration = Duration::from_millis(100);
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Bytes taken from the input beyond what the guest has accepted.
-const READ_AHEAD: usize = 1024 * 1024;
+const MAX_PENDING_INPUT: usize = 1024 * 1024;
 
 /// The most one message may carry.
-const MESSAGE: usize = 64 * 1024;
+const MAX_MESSAGE: usize = 64 * 1024;
 
 /// How a session ended.
 #[derive(Debug)]
-pub(crate) enum End {
+pub(crate) enum SessionEnd {
     /// The escape was typed, or a piped input ended.
     Detached,
     /// Someone else attached.
@@ -40,7 +40,7 @@ pub(crate) enum End {
 
 /// What the end of the input means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AtInputEnd {
+pub(crate) enum OnInputEof {
     /// Show what the guest still says, then detach.
     Detach,
     /// Go on showing output until the VM ends.
@@ -56,8 +56,8 @@ pub(crate) async fn run<S, O>(
     mut from_guest: S,
     mut input: mpsc::Receiver<Vec<u8>>,
     mut output: O,
-    at_input_end: AtInputEnd,
-) -> io::Result<End>
+    at_input_end: OnInputEof,
+) -> io::Result<SessionEnd>
 where
     S: Stream<Item = Result<ConsoleOutput, Status>> + Unpin,
     O: AsyncWrite + Unpin,
@@ -66,13 +66,13 @@ where
     // What the guest has not taken yet: input is read ahead of it, or its escape could not be seen.
     let mut pending = Vec::new();
     loop {
-        let lingering = !input_open && pending.is_empty() && at_input_end == AtInputEnd::Detach;
+        let lingering = !input_open && pending.is_empty() && at_input_end == OnInputEof::Detach;
         tokio::select! {
             message = from_guest.next() => {
                 let output_of = match message {
                     Some(Ok(message)) => message.output,
-                    Some(Err(status)) => return Ok(End::Lost(Some(status))),
-                    None => return Ok(End::Lost(None)),
+                    Some(Err(status)) => return Ok(SessionEnd::Lost(Some(status))),
+                    None => return Ok(SessionEnd::Lost(None)),
                 };
                 match output_of {
                     Some(Output::Data(bytes)) => output.write_all(&bytes).await?,
@@ -82,29 +82,29 @@ where
                     }
                     Some(Output::Ended(reason)) => {
                         return Ok(match Ended::try_from(reason) {
-                            Ok(Ended::TakenOver) => End::TakenOver,
-                            Ok(Ended::VmEnded) => End::VmEnded,
-                            _ => End::Lost(None),
+                            Ok(Ended::TakenOver) => SessionEnd::TakenOver,
+                            Ok(Ended::VmEnded) => SessionEnd::VmEnded,
+                            _ => SessionEnd::Lost(None),
                         });
                     }
                     None => {}
                 }
                 output.flush().await?;
             }
-            bytes = input.recv(), if input_open && pending.len() < READ_AHEAD => match bytes {
+            bytes = input.recv(), if input_open && pending.len() < MAX_PENDING_INPUT => match bytes {
                 None => input_open = false,
                 Some(bytes) => {
                     let (bytes, escaped) = until_escape(&bytes);
                     pending.extend_from_slice(bytes);
                     if escaped {
-                        let _ = tokio::time::timeout(LAST_WORDS, send(&to_guest, &mut pending)).await;
-                        return Ok(End::Detached);
+                        let _ = tokio::time::timeout(FLUSH_TIMEOUT, send(&to_guest, &mut pending)).await;
+                        return Ok(SessionEnd::Detached);
                     }
                 }
             },
             // A guest that has gone shows as the end of its output.
             () = send(&to_guest, &mut pending), if !pending.is_empty() => {}
-            () = tokio::time::sleep(LINGER), if lingering => return Ok(End::Detached),
+            () = tokio::time::sleep(OUTPUT_IDLE_TIMEOUT), if lingering => return Ok(SessionEnd::Detached),
         }
     }
 }
@@ -113,7 +113,7 @@ where
 async fn send(to_guest: &mpsc::Sender<ConsoleInput>, pending: &mut Vec<u8>) {
     match to_guest.reserve().await {
         Ok(permit) => {
-            let count = pending.len().min(MESSAGE);
+            let count = pending.len().min(MAX_MESSAGE);
             permit.send(ConsoleInput {
                 data: pending.drain(..count).collect(),
             });
@@ -200,10 +200,10 @@ mod tests {
             all
         });
         let input = typed(&[b"ls\n", b"x\x1dy"]);
-        let end = run(to_guest, from_guest, input, Vec::new(), AtInputEnd::Watch)
+        let end = run(to_guest, from_guest, input, Vec::new(), OnInputEof::Watch)
             .await
             .unwrap();
-        assert!(matches!(end, End::Detached), "{end:?}");
+        assert!(matches!(end, SessionEnd::Detached), "{end:?}");
         assert_eq!(received.await.unwrap(), b"ls\nx");
     }
 
@@ -222,11 +222,11 @@ mod tests {
             from_guest,
             typed(&[b"ls\n"]),
             &mut shown,
-            AtInputEnd::Detach,
+            OnInputEof::Detach,
         )
         .await
         .unwrap();
-        assert!(matches!(end, End::Detached), "{end:?}");
+        assert!(matches!(end, SessionEnd::Detached), "{end:?}");
         assert_eq!(shown, b"answer");
         drop(answer.await);
     }
@@ -238,10 +238,10 @@ mod tests {
         far.say(Output::SkippedBytes(7)).await;
         far.say(Output::Ended(Ended::VmEnded.into())).await;
         let mut shown = Vec::new();
-        let end = run(to_guest, from_guest, typed(&[]), &mut shown, AtInputEnd::Watch)
+        let end = run(to_guest, from_guest, typed(&[]), &mut shown, OnInputEof::Watch)
             .await
             .unwrap();
-        assert!(matches!(end, End::VmEnded), "{end:?}");
+        assert!(matches!(end, SessionEnd::VmEnded), "{end:?}");
         assert_eq!(
             shown,
             b"bye\r\n[7 bytes were not shown: this terminal is too slow]\r\n"
@@ -252,24 +252,24 @@ mod tests {
     async fn a_guest_that_does_not_read_can_still_be_left() {
         let (to_guest, from_guest, _far) = guest();
         let (sender, input) = mpsc::channel(8);
-        sender.try_send(vec![b'a'; READ_AHEAD / 2]).unwrap();
-        sender.try_send(vec![b'b'; MESSAGE]).unwrap();
+        sender.try_send(vec![b'a'; MAX_PENDING_INPUT / 2]).unwrap();
+        sender.try_send(vec![b'b'; MAX_MESSAGE]).unwrap();
         let escape = async {
             tokio::time::sleep(Duration::from_secs(1)).await;
             sender.send(vec![ESCAPE]).await.unwrap();
         };
-        let session = run(to_guest, from_guest, input, Vec::new(), AtInputEnd::Watch);
+        let session = run(to_guest, from_guest, input, Vec::new(), OnInputEof::Watch);
         let (end, ()) = tokio::join!(tokio::time::timeout(Duration::from_secs(60), session), escape);
-        assert!(matches!(end, Ok(Ok(End::Detached))), "{end:?}");
+        assert!(matches!(end, Ok(Ok(SessionEnd::Detached))), "{end:?}");
     }
 
     #[tokio::test]
     async fn a_broken_connection_is_not_an_end_of_the_vm() {
         let (to_guest, from_guest, far) = guest();
         drop(far);
-        let end = run(to_guest, from_guest, typed(&[]), Vec::new(), AtInputEnd::Watch)
+        let end = run(to_guest, from_guest, typed(&[]), Vec::new(), OnInputEof::Watch)
             .await
             .unwrap();
-        assert!(matches!(end, End::Lost(None)), "{end:?}");
+        assert!(matches!(end, SessionEnd::Lost(None)), "{end:?}");
     }
 }

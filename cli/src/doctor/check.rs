@@ -15,7 +15,7 @@ pub(crate) enum Severity {
 /// Whether it is there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Status {
+pub(crate) enum CheckStatus {
     /// It is there and works.
     Present,
     /// It is not there or does not work.
@@ -31,7 +31,7 @@ pub(crate) struct Check {
     #[serde(skip)]
     pub title: &'static str,
     /// Whether it is there.
-    pub status: Status,
+    pub status: CheckStatus,
     /// How much it matters.
     pub severity: Severity,
     /// What was found.
@@ -50,7 +50,7 @@ impl Check {
         Self {
             name,
             title,
-            status: Status::Present,
+            status: CheckStatus::Present,
             severity,
             detail: detail.into(),
             fix: None,
@@ -67,7 +67,7 @@ impl Check {
         Self {
             name,
             title,
-            status: Status::Missing,
+            status: CheckStatus::Missing,
             severity,
             detail: detail.into(),
             fix,
@@ -76,6 +76,6 @@ impl Check {
 
     /// No VM can run because of it.
     pub(crate) fn blocks(&self) -> bool {
-        self.status == Status::Missing && self.severity == Severity::Required
+        self.status == CheckStatus::Missing && self.severity == Severity::Required
     }
 }

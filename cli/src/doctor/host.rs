@@ -277,7 +277,7 @@ fn try_user_namespace() -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::doctor::check::Status;
+    use crate::doctor::check::CheckStatus;
 
     #[test]
     fn the_bracketed_word_is_the_mode() {
@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(bracketed("always"), None);
         assert_eq!(
             transparent_huge_pages("always madvise [never]").status,
-            Status::Missing
+            CheckStatus::Missing
         );
         assert_eq!(transparent_huge_pages("[always] madvise never").detail, "always");
     }
@@ -303,7 +303,7 @@ mod tests {
             fs::write(root.path().join(name).join("free_hugepages"), format!("{free}\n")).unwrap();
         }
         let check = huge_page_pools(root.path());
-        assert_eq!(check.status, Status::Present);
+        assert_eq!(check.status, CheckStatus::Present);
         assert_eq!(
             check.detail,
             "500 of 512 pages of 2Mi free, 1 of 2 pages of 1Gi free"
@@ -314,7 +314,7 @@ mod tests {
     fn no_pool_and_no_iommu_is_missing_with_a_fix() {
         let root = tempfile::tempdir().unwrap();
         for check in [huge_page_pools(root.path()), iommu(&root.path().join("absent"))] {
-            assert_eq!(check.status, Status::Missing);
+            assert_eq!(check.status, CheckStatus::Missing);
             assert!(check.fix.is_some());
             assert!(!check.blocks());
         }
@@ -322,8 +322,8 @@ mod tests {
 
     #[test]
     fn io_uring_tells_sysctl_from_seccomp() {
-        assert_eq!(io_uring(Ok(()), "0").status, Status::Present);
-        assert_eq!(io_uring(Ok(()), "").status, Status::Present);
+        assert_eq!(io_uring(Ok(()), "0").status, CheckStatus::Present);
+        assert_eq!(io_uring(Ok(()), "").status, CheckStatus::Present);
         assert!(
             io_uring(Ok(()), "1")
                 .detail
@@ -354,7 +354,7 @@ mod tests {
         let check = runtime_directory(Ok(RuntimeDir::at("/run/husk")));
         assert_eq!(
             (check.status, check.detail.as_str()),
-            (Status::Present, "/run/husk")
+            (CheckStatus::Present, "/run/husk")
         );
     }
 

@@ -33,7 +33,7 @@ const MIDDLE: u64 = 1 << 18;
 const LONG: u64 = 1 << 22;
 
 /// The longest that a second opinion may take.
-const PATIENCE: Duration = Duration::from_millis(700);
+const SECOND_RUN_LIMIT: Duration = Duration::from_millis(700);
 
 /// When a probe has not answered after this long, it never will.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -145,7 +145,8 @@ impl Guest {
             ((iterations - BASE) * SUM_INSTRUCTIONS) as f64 / beyond.as_secs_f64()
         };
         let mut found = rate(SHORT, self.best(SHORT, 3)?);
-        if found < NATIVE_RATE && (MIDDLE * SUM_INSTRUCTIONS) as f64 / found < PATIENCE.as_secs_f64() {
+        if found < NATIVE_RATE && (MIDDLE * SUM_INSTRUCTIONS) as f64 / found < SECOND_RUN_LIMIT.as_secs_f64()
+        {
             found = rate(MIDDLE, self.sum(MIDDLE)?);
         }
         if found >= NATIVE_RATE {

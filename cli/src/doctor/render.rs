@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-use super::check::{Check, Severity, Status};
+use super::check::{Check, CheckStatus, Severity};
 
 /// Everything that was checked.
 ///
@@ -45,9 +45,9 @@ impl Report {
         let mut out = String::new();
         for check in &self.checks {
             let (word, code) = match (check.status, check.severity) {
-                (Status::Present, _) => ("ok", "32"),
-                (Status::Missing, Severity::Required) => ("MISSING", "1;31"),
-                (Status::Missing, Severity::Optional) => ("missing", "33"),
+                (CheckStatus::Present, _) => ("ok", "32"),
+                (CheckStatus::Missing, Severity::Required) => ("MISSING", "1;31"),
+                (CheckStatus::Missing, Severity::Optional) => ("missing", "33"),
             };
             let word = paint(&format!("{word:<8}"), code, colour);
             let _ = writeln!(out, "{:width$}  {word} {}", check.title, check.detail);

@@ -5,22 +5,24 @@ use husk_shim::client::PodClient;
 use tokio::sync::watch;
 use tonic::Streaming;
 
-use super::Ending;
 use super::progress::Progress;
-use super::status::{changes, exit_status, is_final};
 use crate::failure::{Failure, RUNTIME, chain};
+use crate::status::{change_lines, exit_status, is_final};
 use crate::vm_ref::VmRef;
 
-/// The status of one VM, told on stderr as it changes.
+/// How far the caller has asked the VMs to stop: 0 not at all, 1 by the power button, 2 by force.
+pub(super) type StopLevel = u8;
+
+/// The status of one VM, shown on stderr as it changes.
 #[derive(Debug)]
 pub(crate) struct Follower {
     vm: VmRef,
     client: PodClient,
     statuses: Streaming<Status>,
-    ending: watch::Receiver<Ending>,
+    stop_level: watch::Receiver<StopLevel>,
     last: Status,
-    /// Heard, but not yet told.
-    held: Option<Status>,
+    /// Heard, but not yet shown.
+    pending: Option<Status>,
     progress: Progress,
 }
 
@@ -29,7 +31,7 @@ impl Follower {
     pub(super) async fn new(
         vm: &VmRef,
         mut client: PodClient,
-        ending: &watch::Receiver<Ending>,
+        stop_level: &watch::Receiver<StopLevel>,
     ) -> Result<Self, Failure> {
         let statuses = client
             .watch_status(WatchStatusRequest::default())
@@ -39,21 +41,21 @@ impl Follower {
             vm: vm.clone(),
             client,
             statuses,
-            ending: ending.clone(),
+            stop_level: stop_level.clone(),
             last: Status::default(),
-            held: None,
+            pending: None,
             progress: Progress::new(),
         })
     }
 
     /// Tells what the start waits for, for as long as it is polled. Dropped, it has lost no status.
-    pub(crate) async fn prepare(&mut self) {
-        while self.held.is_none() {
+    pub(crate) async fn show_preparation(&mut self) {
+        while self.pending.is_none() {
             match self.statuses.message().await {
                 Ok(Some(status)) if status.phase() == Phase::Scheduled => {
-                    self.progress.tell(&self.vm, &status.message);
+                    self.progress.show(&self.vm, &status.message);
                 }
-                Ok(Some(status)) => self.held = Some(status),
+                Ok(Some(status)) => self.pending = Some(status),
                 _ => break,
             }
         }
@@ -61,7 +63,7 @@ impl Follower {
     }
 
     /// The start waits for nothing any more.
-    pub(crate) fn prepared(&mut self) {
+    pub(crate) fn clear_preparation(&mut self) {
         self.progress.clear();
     }
 
@@ -74,17 +76,17 @@ impl Follower {
         self.client.clone()
     }
 
-    /// Tells what happens and does what it is told, until the VM's end; gives the exit status for that.
+    /// Tells what happens and does what it is shown, until the VM's end; gives the exit status for that.
     pub(super) async fn run(mut self) -> u8 {
         while !is_final(&self.last) {
-            let mut ending = self.ending.clone();
+            let mut stop_level = self.stop_level.clone();
             tokio::select! {
                 alive = self.next() => if !alive {
                     eprintln!("{}: its monitor died, and the VM with it", self.vm);
                     return RUNTIME;
                 },
-                Ok(()) = ending.changed() => {
-                    let how = *self.ending.borrow_and_update();
+                Ok(()) = stop_level.changed() => {
+                    let how = *self.stop_level.borrow_and_update();
                     self.end(how).await;
                 }
             }
@@ -94,17 +96,17 @@ impl Follower {
 
     /// Waits for the next status and tells it; false if there is none. Cancelled, none is lost.
     async fn next(&mut self) -> bool {
-        let status = match self.held.take() {
+        let status = match self.pending.take() {
             Some(status) => status,
             None => match self.statuses.message().await {
                 Ok(Some(status)) => status,
                 _ => return false,
             },
         };
-        for line in changes(&self.last, &status) {
+        for line in change_lines(&self.last, &status) {
             eprintln!("{}: {line}", self.vm);
         }
-        let by_others = *self.ending.borrow() == 0;
+        let by_others = *self.stop_level.borrow() == 0;
         if by_others && status.stopping && !self.last.stopping && !is_final(&status) {
             eprintln!("{}: another command ends it", self.vm);
         }
@@ -112,7 +114,7 @@ impl Follower {
         true
     }
 
-    async fn end(&mut self, how: Ending) {
+    async fn end(&mut self, how: StopLevel) {
         let text = if how < 2 {
             match self
                 .client
@@ -131,7 +133,7 @@ impl Follower {
                 Err(status) => chain(&status),
             }
         };
-        // A VM that has ended meanwhile is told by its status.
+        // A VM that has ended meanwhile is shown by its status.
         if !is_final(&self.last) {
             eprintln!("{}: {text}", self.vm);
         }

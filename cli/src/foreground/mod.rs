@@ -1,8 +1,7 @@
-//! VMs in the foreground: what happens to them, told line by line, until they end.
+//! VMs in the foreground: what happens to them, shown line by line, until they end.
 
 mod follower;
 mod progress;
-mod status;
 
 use std::time::Duration;
 
@@ -10,24 +9,21 @@ use husk_shim::client::PodClient;
 use tokio::sync::watch;
 
 use crate::failure::{Failure, RUNTIME};
-use crate::pod;
-use crate::signals::{Asked, Signals};
+use crate::live_vm;
+use crate::signals::{Signals, StopSignal};
 use crate::vm_ref::VmRef;
 
 pub(crate) use follower::Follower;
-pub(crate) use status::{BOOT_FAILED, end, is_final};
-
-/// How the VMs shall end: 0 by themselves, 1 by their power button, 2 by force.
-type Ending = u8;
+use follower::StopLevel;
 
 /// How often a monitor that is being started is looked for.
-const RETRY: Duration = Duration::from_millis(5);
+const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Some VMs, and how often the caller has asked for their end.
 #[derive(Debug)]
 pub(crate) struct Foreground {
     followers: Vec<Follower>,
-    ending: watch::Sender<Ending>,
+    stop_level: watch::Sender<StopLevel>,
 }
 
 impl Foreground {
@@ -35,22 +31,22 @@ impl Foreground {
     pub(crate) fn new() -> Self {
         Self {
             followers: Vec::new(),
-            ending: watch::Sender::new(0),
+            stop_level: watch::Sender::new(0),
         }
     }
 
     /// Reaches a VM that is being started, whenever its monitor can be: a guest may end before its start has been
-    /// reported, and how it ended is told only to those who listen by then.
-    pub(crate) fn reach(&self, vm: &VmRef) -> impl Future<Output = Follower> + use<> {
-        let (vm, ending) = (vm.clone(), self.ending.subscribe());
+    /// reported, and how it ended is shown only to those who listen by then.
+    pub(crate) fn connect_follower(&self, vm: &VmRef) -> impl Future<Output = Follower> + use<> {
+        let (vm, stop_level) = (vm.clone(), self.stop_level.subscribe());
         async move {
             loop {
-                if let Ok(client) = pod::connect(&vm).await
-                    && let Ok(follower) = Follower::new(&vm, client, &ending).await
+                if let Ok(client) = live_vm::connect(&vm).await
+                    && let Ok(follower) = Follower::new(&vm, client, &stop_level).await
                 {
                     return follower;
                 }
-                tokio::time::sleep(RETRY).await;
+                tokio::time::sleep(CONNECT_INTERVAL).await;
             }
         }
     }
@@ -67,11 +63,12 @@ impl Foreground {
     }
 
     /// Passes a signal on to the VMs; fails with the status to leave with, if it asks to leave them alone.
-    pub(crate) fn obey(&mut self, asked: Asked) -> Result<(), Failure> {
-        if asked == Asked::Hangup {
+    pub(crate) fn handle_signal(&mut self, asked: StopSignal) -> Result<(), Failure> {
+        if asked == StopSignal::Hangup {
             return Err(Failure::Ended(asked.status()));
         }
-        self.ending.send_modify(|ending| *ending = (*ending + 1).min(2));
+        self.stop_level
+            .send_modify(|stop_level| *stop_level = (*stop_level + 1).min(2));
         Ok(())
     }
 
@@ -87,14 +84,14 @@ impl Foreground {
             let status = loop {
                 tokio::select! {
                     status = &mut follower => break status.unwrap_or(RUNTIME),
-                    asked = signals.next() => self.obey(asked)?,
+                    asked = signals.next() => self.handle_signal(asked)?,
                 }
             };
             worst = if worst == 0 { status } else { worst };
         }
         match worst {
             0 => Ok(()),
-            _ if *self.ending.borrow() >= 2 => Err(Failure::Ended(Asked::Interrupt.status())),
+            _ if *self.stop_level.borrow() >= 2 => Err(Failure::Ended(StopSignal::Interrupt.status())),
             status => Err(Failure::Ended(status)),
         }
     }

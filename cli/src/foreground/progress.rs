@@ -8,44 +8,44 @@ use crate::vm_ref::VmRef;
 #[derive(Debug)]
 pub(super) struct Progress {
     live: bool,
-    /// What was told last, without how far it is.
-    told: String,
+    /// What was shown last, without how far it is.
+    shown: String,
 }
 
 impl Progress {
     pub(super) fn new() -> Self {
         Self {
             live: std::io::stderr().is_terminal(),
-            told: String::new(),
+            shown: String::new(),
         }
     }
 
     /// Tells what a monitor says: `WHAT: HOW FAR`.
-    pub(super) fn tell(&mut self, vm: &VmRef, message: &str) {
+    pub(super) fn show(&mut self, vm: &VmRef, message: &str) {
         let message = one_line(message);
         let new = self.is_new(&message);
         if self.live && !message.is_empty() {
             eprint!("\r\x1b[K{vm}: {message}");
             let _ = std::io::stderr().flush();
         } else if new {
-            eprintln!("{vm}: {}", self.told);
+            eprintln!("{vm}: {}", self.shown);
         }
     }
 
     /// Makes room on the terminal for other lines.
     pub(super) fn clear(&mut self) {
-        if self.live && !self.told.is_empty() {
+        if self.live && !self.shown.is_empty() {
             eprint!("\r\x1b[K");
         }
-        self.told.clear();
+        self.shown.clear();
     }
 
     fn is_new(&mut self, message: &str) -> bool {
         let what = message.rsplit_once(": ").map_or(message, |(what, _)| what);
-        if what.is_empty() || what == self.told {
+        if what.is_empty() || what == self.shown {
             return false;
         }
-        what.clone_into(&mut self.told);
+        what.clone_into(&mut self.shown);
         true
     }
 }
@@ -62,6 +62,6 @@ mod tests {
             said.map(|message| progress.is_new(message)),
             [false, true, false, true, false]
         );
-        assert_eq!(progress.told, "unpacking b");
+        assert_eq!(progress.shown, "unpacking b");
     }
 }

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::{self, Failure};
 
-/// What became of a file.
+/// NodeCommand became of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Done {
+pub(super) enum FileChange {
     Made,
     Changed,
     Removed,
@@ -40,18 +40,22 @@ pub(super) fn text(path: &Path) -> Result<Option<String>, Failure> {
 }
 
 /// Copies a program, which may run.
-pub(super) fn copy(from: &Path, to: &Path) -> Result<Done, Failure> {
+pub(super) fn copy(from: &Path, to: &Path) -> Result<FileChange, Failure> {
     let same = |a: &Path, b: &Path| Some(fs::canonicalize(a).ok()? == fs::canonicalize(b).ok()?);
     if same(from, to) == Some(true) {
-        return Ok(Done::Unchanged);
+        return Ok(FileChange::Unchanged);
     }
     let new = fs::read(from).map_err(at(from))?;
     let old = fs::read(to).ok();
     if old.as_ref() == Some(&new) {
-        return Ok(Done::Unchanged);
+        return Ok(FileChange::Unchanged);
     }
     put(to, &new, 0o755, None)?;
-    Ok(if old.is_some() { Done::Changed } else { Done::Made })
+    Ok(if old.is_some() {
+        FileChange::Changed
+    } else {
+        FileChange::Made
+    })
 }
 
 /// Sees that [`replace`] can, before anything else is changed.
@@ -66,22 +70,26 @@ pub(super) fn replaceable(path: &Path) -> Result<(), Failure> {
 }
 
 /// Replaces a text file, which keeps its owner and mode, or removes it.
-pub(super) fn replace(path: &Path, old: Option<&str>, new: Option<&str>) -> Result<Done, Failure> {
+pub(super) fn replace(path: &Path, old: Option<&str>, new: Option<&str>) -> Result<FileChange, Failure> {
     if old == new {
-        return Ok(Done::Unchanged);
+        return Ok(FileChange::Unchanged);
     }
     let Some(new) = new else { return remove(path) };
     let meta = fs::metadata(path).ok();
     let mode = meta.as_ref().map_or(0o644, |meta| meta.mode() & 0o7777);
     let owner = meta.map(|meta| (meta.uid(), meta.gid()));
     put(path, new.as_bytes(), mode, owner)?;
-    Ok(if old.is_some() { Done::Changed } else { Done::Made })
+    Ok(if old.is_some() {
+        FileChange::Changed
+    } else {
+        FileChange::Made
+    })
 }
 
-pub(super) fn remove(path: &Path) -> Result<Done, Failure> {
+pub(super) fn remove(path: &Path) -> Result<FileChange, Failure> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Done::Unchanged),
-        removed => removed.map(|()| Done::Removed).map_err(at(path)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(FileChange::Unchanged),
+        removed => removed.map(|()| FileChange::Removed).map_err(at(path)),
     }
 }
 
@@ -125,12 +133,12 @@ fn begin(path: &Path) -> Result<(PathBuf, fs::File), Failure> {
 
 fn at(path: &Path) -> impl FnOnce(io::Error) -> Failure {
     move |error| {
-        let way_out = way_out(&error, rustix::process::geteuid().is_root());
-        Failure::Runtime(format!("{}: {}{way_out}", path.display(), failure::chain(&error)))
+        let hint = hint(&error, rustix::process::geteuid().is_root());
+        Failure::Runtime(format!("{}: {}{hint}", path.display(), failure::chain(&error)))
     }
 }
 
-fn way_out(error: &io::Error, is_root: bool) -> &'static str {
+fn hint(error: &io::Error, is_root: bool) -> &'static str {
     match error.kind() {
         io::ErrorKind::PermissionDenied if !is_root => ": run as root",
         io::ErrorKind::PermissionDenied => ": see whether it, or its directory, is immutable (`lsattr -d`)",
@@ -148,9 +156,9 @@ mod tests {
         let (from, to) = (dir.path().join("husk"), dir.path().join("bin/husk"));
         fs::write(&from, "one").unwrap();
         let copied = || copy(&from, &to).map_err(|_| "failed").unwrap();
-        assert_eq!([copied(), copied()], [Done::Made, Done::Unchanged]);
+        assert_eq!([copied(), copied()], [FileChange::Made, FileChange::Unchanged]);
         fs::write(&from, "two").unwrap();
-        assert_eq!(copied(), Done::Changed);
+        assert_eq!(copied(), FileChange::Changed);
         assert_eq!(fs::metadata(&to).unwrap().permissions().mode() & 0o777, 0o755);
         assert_eq!(fs::read_dir(dir.path().join("bin")).unwrap().count(), 1);
     }
@@ -160,13 +168,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config.toml");
         let put = |old, new| replace(&path, old, new).map_err(|_| "failed").unwrap();
-        assert_eq!(put(None, Some("a")), Done::Made);
+        assert_eq!(put(None, Some("a")), FileChange::Made);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-        assert_eq!(put(Some("a"), Some("b")), Done::Changed);
+        assert_eq!(put(Some("a"), Some("b")), FileChange::Changed);
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(
             [put(Some("b"), Some("b")), put(Some("b"), None)],
-            [Done::Unchanged, Done::Removed]
+            [FileChange::Unchanged, FileChange::Removed]
         );
         assert!(!path.exists());
     }
@@ -222,8 +230,8 @@ mod tests {
     #[test]
     fn who_may_not_is_told_who_may() {
         let denied = io::Error::from_raw_os_error(libc::EACCES);
-        assert_eq!(way_out(&denied, false), ": run as root");
-        assert!(way_out(&io::Error::from_raw_os_error(libc::EPERM), true).contains("lsattr"));
-        assert_eq!(way_out(&io::Error::from_raw_os_error(libc::ENOSPC), false), "");
+        assert_eq!(hint(&denied, false), ": run as root");
+        assert!(hint(&io::Error::from_raw_os_error(libc::EPERM), true).contains("lsattr"));
+        assert_eq!(hint(&io::Error::from_raw_os_error(libc::ENOSPC), false), "");
     }
 }

@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::settings::{CRI, Settings};
+use super::containerd_settings::{CRI, Settings};
 
-/// The files that a configuration at `path` imports and that those do, with what they say. What cannot be read or is
+/// The files that a configuration at `path` imports and that those do, with what they say. NodeCommand cannot be read or is
 /// not TOML is left out: containerd tells of it.
 pub(super) fn of(path: &Path, settings: &Settings) -> Vec<(PathBuf, Settings)> {
     let mut found: Vec<(PathBuf, Settings)> = Vec::new();

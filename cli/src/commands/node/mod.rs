@@ -1,10 +1,10 @@
 //! `husk node`: making a machine a node whose containerd runs pods as VMs.
 
-mod block;
-mod config;
+mod containerd_config;
+mod containerd_settings;
 mod files;
 mod imports;
-mod settings;
+mod marked_block;
 
 use std::path::{Path, PathBuf};
 
@@ -12,28 +12,28 @@ use clap::Subcommand;
 use husk_shim::state::{RuntimeDir, StateError};
 
 use crate::failure::{Failure, note};
-use crate::{doctor, output, pod};
+use crate::{doctor, live_vm, output};
 
-use files::Done;
-use settings::Settings;
+use containerd_settings::Settings;
+use files::FileChange;
 
-/// What a node needs in its path: the shim that containerd starts, the VMM that this starts, and this program.
+/// NodeCommand a node needs in its path: the shim that containerd starts, the VMM that this starts, and this program.
 const PROGRAMS: [&str; 3] = ["containerd-shim-husk-v2", "husk-vmm", "husk"];
 
 /// The namespace in the runtime directory of the VMs that containerd runs.
 const PODS: &str = "pods";
 /// How many of them are named.
-const NAMED: usize = 3;
+const MAX_NAMED: usize = 3;
 
 /// Have this machine's containerd run pods as VMs
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
-    what: What,
+    command: NodeCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum What {
+enum NodeCommand {
     /// Place the programs and add the runtime handler `husk` to containerd's configuration
     ///
     /// Does nothing twice. Says what it changed; containerd is to be restarted by whoever runs the node, which leaves
@@ -42,13 +42,13 @@ enum What {
 Afterwards:
   systemctl restart containerd
   kubectl apply -f deploy/runtimeclass.yaml")]
-    Install(Places),
+    Install(InstallPaths),
     /// Take both away again
     ///
     /// Leaves containerd's configuration as it was. Refuses while VMs of pods run, whose ends would need the shim.
     Uninstall {
         #[command(flatten)]
-        places: Places,
+        places: InstallPaths,
 
         /// Though VMs of pods run
         #[arg(long)]
@@ -57,7 +57,7 @@ Afterwards:
 }
 
 #[derive(Debug, clap::Args)]
-struct Places {
+struct InstallPaths {
     /// Where the programs go: a directory on containerd's PATH
     #[arg(long, value_name = "DIR", default_value = "/usr/local/bin", value_hint = clap::ValueHint::DirPath)]
     bin: PathBuf,
@@ -68,21 +68,21 @@ struct Places {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    match &args.what {
-        What::Install(places) => install(places),
-        What::Uninstall { places, force } => {
+    match &args.command {
+        NodeCommand::Install(places) => install(places),
+        NodeCommand::Uninstall { places, force } => {
             if !force {
-                none_runs(RuntimeDir::locate())?;
+                check_no_pod_vm(RuntimeDir::locate())?;
             }
             uninstall(places)
         }
     }
 }
 
-fn install(places: &Places) -> Result<(), Failure> {
+fn install(places: &InstallPaths) -> Result<(), Failure> {
     let own = std::env::current_exe().map_err(Failure::at("find this program"))?;
     let configured = place(own.parent().unwrap_or(Path::new("/")), places)?;
-    if configured != Done::Unchanged {
+    if configured != FileChange::Unchanged {
         output::print("restart containerd for it: systemctl restart containerd\n")?;
     }
     if let Some(obstacle) = doctor::obstacle() {
@@ -91,8 +91,8 @@ fn install(places: &Places) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Places the programs that are in the directory `beside`, and says what became of the configuration.
-fn place(beside: &Path, places: &Places) -> Result<Done, Failure> {
+/// InstallPaths the programs that are in the directory `beside`, and says what became of the configuration.
+fn place(beside: &Path, places: &InstallPaths) -> Result<FileChange, Failure> {
     // Before anything is changed.
     for program in PROGRAMS {
         let path = beside.join(program);
@@ -106,53 +106,54 @@ fn place(beside: &Path, places: &Places) -> Result<Done, Failure> {
     let bin = std::path::absolute(&places.bin).map_err(Failure::at(places.bin.display().to_string()))?;
     let config = files::followed(&places.config)?;
     let before = files::text(&config)?;
-    let after = config::with_husk(before.as_deref(), &bin.join(PROGRAMS[0])).map_err(of(&config))?;
+    let after =
+        containerd_config::with_husk(before.as_deref(), &bin.join(PROGRAMS[0])).map_err(of(&config))?;
     if before.as_ref() != Some(&after) {
         files::replaceable(&config)?;
     }
     for program in PROGRAMS {
         let to = bin.join(program);
-        say(files::copy(&beside.join(program), &to)?, &to)?;
+        print_change(files::copy(&beside.join(program), &to)?, &to)?;
     }
     let configured = files::replace(&config, before.as_deref(), Some(&after))?;
-    say(configured, &config)?;
+    print_change(configured, &config)?;
     if let Some(text) = imports::overriding(&places.config, &after).map_err(of(&config))? {
         note(&text);
     }
     Ok(configured)
 }
 
-fn uninstall(places: &Places) -> Result<(), Failure> {
+fn uninstall(places: &InstallPaths) -> Result<(), Failure> {
     let config = files::followed(&places.config)?;
     let before = files::text(&config)?;
     let after = match &before {
-        Some(text) => config::without_husk(text).map_err(of(&config))?,
+        Some(text) => containerd_config::without_husk(text).map_err(of(&config))?,
         None => None,
     };
     if let Some(text) = &after {
-        none_left(&places.config, text).map_err(of(&config))?;
+        check_no_handler_left(&places.config, text).map_err(of(&config))?;
     }
     let configured = files::replace(&config, before.as_deref(), after.as_deref())?;
-    say(configured, &config)?;
+    print_change(configured, &config)?;
     for program in PROGRAMS {
         let path = places.bin.join(program);
-        say(files::remove(&path)?, &path)?;
+        print_change(files::remove(&path)?, &path)?;
     }
-    if configured != Done::Unchanged {
+    if configured != FileChange::Unchanged {
         output::print("restart containerd for it: systemctl restart containerd\n")?;
     }
     Ok(())
 }
 
 /// Sees that no handler would be left without its shim.
-fn none_left(config: &Path, text: &str) -> Result<(), String> {
+fn check_no_handler_left(config: &Path, text: &str) -> Result<(), String> {
     let settings = Settings::parse(text)?;
     let by_hand = "which install did not make or whose marks are gone: remove that table by hand first";
-    if let Some(table) = settings.husks().first() {
+    if let Some(table) = settings.husk_handlers().first() {
         return Err(format!("it has {table}, {by_hand}"));
     }
     for (path, imported) in imports::of(config, &settings) {
-        if let Some(table) = imported.husks().first() {
+        if let Some(table) = imported.husk_handlers().first() {
             return Err(format!(
                 "it imports {}, which has {table}, {by_hand}",
                 path.display()
@@ -163,7 +164,7 @@ fn none_left(config: &Path, text: &str) -> Result<(), String> {
 }
 
 /// Sees that containerd runs no VM, whose end it could not clean up after.
-fn none_runs(runtime: Result<RuntimeDir, StateError>) -> Result<(), Failure> {
+fn check_no_pod_vm(runtime: Result<RuntimeDir, StateError>) -> Result<(), Failure> {
     let mut live = match runtime {
         Ok(runtime) => runtime.list()?,
         // Who has no place for VMs has none.
@@ -174,9 +175,12 @@ fn none_runs(runtime: Result<RuntimeDir, StateError>) -> Result<(), Failure> {
     if live.is_empty() {
         return Ok(());
     }
-    let named = live.iter().take(NAMED).map(|dir| pod::reference(dir).to_string());
+    let named = live
+        .iter()
+        .take(MAX_NAMED)
+        .map(|dir| live_vm::vm_ref(dir).to_string());
     let named = named.collect::<Vec<_>>().join(", ");
-    let more = match live.len().saturating_sub(NAMED) {
+    let more = match live.len().saturating_sub(MAX_NAMED) {
         0 => String::new(),
         more => format!(" and {more} more"),
     };
@@ -191,12 +195,12 @@ fn of(path: &Path) -> impl FnOnce(String) -> Failure {
     move |why| Failure::Runtime(format!("{path}: {why}"))
 }
 
-fn say(done: Done, path: &Path) -> Result<(), Failure> {
+fn print_change(done: FileChange, path: &Path) -> Result<(), Failure> {
     let what = match done {
-        Done::Made => "made",
-        Done::Changed => "changed",
-        Done::Removed => "removed",
-        Done::Unchanged => "unchanged",
+        FileChange::Made => "made",
+        FileChange::Changed => "changed",
+        FileChange::Removed => "removed",
+        FileChange::Unchanged => "unchanged",
     };
     output::print(&format!("{what} {}\n", path.display()))
 }
@@ -208,14 +212,14 @@ mod tests {
     use super::*;
 
     /// A directory with the programs in `built`, and places below it.
-    fn node(config: &str) -> (tempfile::TempDir, Places) {
+    fn node(config: &str) -> (tempfile::TempDir, InstallPaths) {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         fs::create_dir(at("built")).unwrap();
         for program in PROGRAMS {
             fs::write(at("built").join(program), program).unwrap();
         }
-        let places = Places {
+        let places = InstallPaths {
             bin: at("bin"),
             config: at(config),
         };
@@ -236,8 +240,8 @@ mod tests {
         fs::write(dir.path().join("real.toml"), "version = 2").unwrap();
         std::os::unix::fs::symlink("real.toml", &places.config).unwrap();
         let installed = || place(&dir.path().join("built"), &places).ok();
-        assert_eq!(installed(), Some(Done::Changed));
-        assert_eq!(installed(), Some(Done::Unchanged));
+        assert_eq!(installed(), Some(FileChange::Changed));
+        assert_eq!(installed(), Some(FileChange::Unchanged));
         assert_eq!(fs::read_dir(&places.bin).unwrap().count(), PROGRAMS.len());
         assert!(uninstall(&places).is_ok());
         assert!(places.config.is_symlink());
@@ -253,7 +257,7 @@ mod tests {
         assert!(refused.contains("too long"), "{refused}");
         fs::write(dir.path().join("config.toml"), "plugins = 5\n").unwrap();
         let config = dir.path().join("config.toml");
-        let places = Places { config, ..places };
+        let places = InstallPaths { config, ..places };
         let refused = refusal(place(&dir.path().join("built"), &places));
         assert!(
             refused.contains("config.toml: it does not say `version"),
@@ -285,12 +289,16 @@ mod tests {
     fn vms_of_pods_are_named() {
         let dir = tempfile::tempdir().unwrap();
         let runtime = RuntimeDir::at(dir.path());
-        let none_runs = || refusal(none_runs(Ok(runtime.clone())));
+        let check_no_pod_vm = || refusal(check_no_pod_vm(Ok(runtime.clone())));
         let _own = runtime.claim("default", "own").unwrap();
-        assert_eq!(none_runs(), "no failure");
+        assert_eq!(check_no_pod_vm(), "no failure");
         let _first = runtime.claim(PODS, "a").unwrap();
-        assert!(none_runs().contains(": pods/a: delete"), "{}", none_runs());
+        assert!(
+            check_no_pod_vm().contains(": pods/a: delete"),
+            "{}",
+            check_no_pod_vm()
+        );
         let _more = ["b", "c", "d", "e"].map(|name| runtime.claim(PODS, name).unwrap());
-        assert!(none_runs().contains(": pods/a, pods/b, pods/c and 2 more: delete"));
+        assert!(check_no_pod_vm().contains(": pods/a, pods/b, pods/c and 2 more: delete"));
     }
 }

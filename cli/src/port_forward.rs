@@ -17,18 +17,18 @@ use crate::output;
 use crate::vm_ref::VmRef;
 
 /// How long a guest may take to answer.
-const DIALLED_WITHIN: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pause after a connection that could not be taken, as there are too many.
-const AFTER_ERROR: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// `[tcp/][ADDRESS:]LOCAL[:REMOTE]`, as kubectl and virtctl have it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Forward {
+pub(crate) struct PortSpec {
     local: SocketAddr,
     remote: u16,
 }
 
-impl FromStr for Forward {
+impl FromStr for PortSpec {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -74,14 +74,14 @@ fn ip(text: &str) -> Result<IpAddr, String> {
 
 /// A port that is listened on.
 #[derive(Debug)]
-pub(crate) struct Listening {
+pub(crate) struct PortListener {
     listener: TcpListener,
     remote: u16,
 }
 
-impl Listening {
+impl PortListener {
     /// Takes the local port.
-    pub(crate) async fn on(forward: &Forward) -> Result<Self, Failure> {
+    pub(crate) async fn on(forward: &PortSpec) -> Result<Self, Failure> {
         let listener = TcpListener::bind(forward.local).await;
         Ok(Self {
             listener: listener.map_err(Failure::at(forward.local))?,
@@ -97,10 +97,10 @@ impl Listening {
         tokio::spawn(async move {
             loop {
                 match self.listener.accept().await {
-                    Ok((client, _)) => drop(tokio::spawn(carry(vm.clone(), client, target))),
+                    Ok((client, _)) => drop(tokio::spawn(proxy(vm.clone(), client, target))),
                     Err(error) => {
-                        tell(&vm, &local, &error);
-                        sleep(AFTER_ERROR).await;
+                        report_error(&vm, &local, &error);
+                        sleep(ACCEPT_RETRY_DELAY).await;
                     }
                 }
             }
@@ -110,22 +110,22 @@ impl Listening {
 }
 
 /// Carries bytes both ways until both sides have said all.
-async fn carry(vm: VmRef, mut client: TcpStream, target: SocketAddr) {
-    let why = match timeout(DIALLED_WITHIN, TcpStream::connect(target)).await {
+async fn proxy(vm: VmRef, mut client: TcpStream, target: SocketAddr) {
+    let why = match timeout(CONNECT_TIMEOUT, TcpStream::connect(target)).await {
         Ok(Ok(mut guest)) => {
             let _ = (client.set_nodelay(true), guest.set_nodelay(true));
             // Who breaks a connection off knows it.
             let _ = copy_bidirectional(&mut client, &mut guest).await;
             return;
         }
-        Ok(Err(error)) => return tell(&vm, &target, &error),
+        Ok(Err(error)) => return report_error(&vm, &target, &error),
         Err(_) => "no answer",
     };
     eprintln!("{vm}: {target}: {why}");
 }
 
 /// Tells what became of a connection; that there are too many is told once.
-fn tell(vm: &VmRef, place: &SocketAddr, error: &io::Error) {
+fn report_error(vm: &VmRef, place: &SocketAddr, error: &io::Error) {
     static TOO_MANY: Once = Once::new();
     match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EMFILE | Errno::ENFILE) => TOO_MANY.call_once(|| {
@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn ports_are_written_as_for_kubectl() {
         let of = |text: &str| {
-            let forward = text.parse::<Forward>().unwrap();
+            let forward = text.parse::<PortSpec>().unwrap();
             format!("{} {}", forward.local, forward.remote)
         };
         for (text, shown) in [
@@ -184,7 +184,7 @@ mod tests {
             "tcp/",
             "::",
         ] {
-            assert!(bad.parse::<Forward>().is_err(), "{bad}");
+            assert!(bad.parse::<PortSpec>().is_err(), "{bad}");
         }
     }
 }

@@ -8,34 +8,34 @@ use husk_shim::client;
 use husk_shim::state::{RuntimeDir, VmDir};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::pod;
+use crate::live_vm;
 use crate::vm_ref::VmRef;
 
 /// A VMM that does not end is killed before, and the monitor then puts its network back.
-const GONE_WITHIN: Duration = Duration::from_secs(10);
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often those that are left are looked at.
-const AGAIN: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// A monitor that is told so twice hears it once.
-const HEARD_WITHIN: Duration = Duration::from_secs(1);
+const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Ends those of `vms` whose monitors this process started, waits until nothing is left of them, and gives those of
 /// which something is.
-pub(crate) async fn end(vms: &[VmRef]) -> Vec<VmRef> {
+pub(crate) async fn clean_up(vms: &[VmRef]) -> Vec<VmRef> {
     let Ok(runtime) = RuntimeDir::locate() else {
         return Vec::new();
     };
-    let deadline = Instant::now() + GONE_WITHIN;
+    let deadline = Instant::now() + CLEANUP_TIMEOUT;
     loop {
-        let monitors = children();
+        let monitors = child_monitors();
         let owned = |dir: &VmDir| dir.monitor_pid().is_some_and(|pid| monitors.contains(&pid));
         let live = runtime.list().unwrap_or_default();
         let left: Vec<_> = live
             .iter()
-            .filter(|dir| vms.contains(&pod::reference(dir)) && owned(dir))
+            .filter(|dir| vms.contains(&live_vm::vm_ref(dir)) && owned(dir))
             .collect();
         // A monitor that has no directory yet is about to make one, or to fail.
         if (left.is_empty() && monitors.is_empty()) || Instant::now() > deadline {
-            return left.into_iter().map(pod::reference).collect();
+            return left.into_iter().map(live_vm::vm_ref).collect();
         }
         for dir in left {
             let kill = async {
@@ -43,14 +43,14 @@ pub(crate) async fn end(vms: &[VmRef]) -> Vec<VmRef> {
                     let _ = client.kill(KillRequest {}).await;
                 }
             };
-            let _ = timeout(HEARD_WITHIN, kill).await;
+            let _ = timeout(KILL_TIMEOUT, kill).await;
         }
-        sleep(AGAIN).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
 /// The processes that this one started and that have not ended: monitors, and nothing else.
-fn children() -> Vec<u32> {
+fn child_monitors() -> Vec<u32> {
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     pids.filter(|pid| is_child(*pid).unwrap_or(false)).collect()
@@ -71,10 +71,10 @@ mod tests {
     #[test]
     fn a_child_is_one_until_it_ends() {
         let mut child = process::Command::new("sleep").arg("60").spawn().unwrap();
-        assert!(children().contains(&child.id()));
-        assert!(!children().contains(&1));
+        assert!(child_monitors().contains(&child.id()));
+        assert!(!child_monitors().contains(&1));
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(!children().contains(&child.id()));
+        assert!(!child_monitors().contains(&child.id()));
     }
 }

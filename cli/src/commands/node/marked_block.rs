@@ -6,7 +6,7 @@ pub(super) const BEGIN: &str =
     "# Made by `husk node install`; `husk node uninstall` removes all between these lines.";
 pub(super) const END: &str = "# End of what `husk node install` made.";
 
-/// The text with lines behind it. What has no end of line at its end has none afterwards.
+/// The text with lines behind it. NodeCommand has no end of line at its end has none afterwards.
 pub(super) fn add(text: &str, lines: &str) -> String {
     if text.is_empty() || text.ends_with('\n') {
         format!("{text}{lines}\n")
@@ -51,7 +51,7 @@ pub(super) fn find(text: &str) -> Result<Option<Range<usize>>, String> {
 }
 
 /// The text with empty lines for those that install made, so that all others have their number.
-pub(super) fn blanked(text: &str) -> Result<String, String> {
+pub(super) fn blank_out(text: &str) -> Result<String, String> {
     let Some(block) = find(text)? else {
         return Ok(text.to_owned());
     };
@@ -80,7 +80,7 @@ mod tests {
         let text = format!("a\r\n  {BEGIN}\r\nb\r\n  {END}\r\nc\n");
         let lines = find(&text).unwrap().unwrap();
         assert_eq!(cut(&text, lines), "a\r\nc\n");
-        assert_eq!(blanked(&text).unwrap(), "a\r\n\n\n\nc\n");
+        assert_eq!(blank_out(&text).unwrap(), "a\r\n\n\n\nc\n");
     }
 
     #[test]

@@ -15,10 +15,10 @@ pub(crate) const TRIPLE_FAULT: u8 = 11;
 pub(crate) const BOOT_FAILED: u8 = 12;
 
 /// Disks that were prepared faster than this are not worth a word.
-const NOTICED: Duration = Duration::from_secs(1);
+const NOTABLE_PREPARATION: Duration = Duration::from_secs(1);
 
 /// A guest that dies this soon may have a host to blame.
-const EARLY: Duration = Duration::from_secs(5);
+const EARLY_EXIT: Duration = Duration::from_secs(5);
 
 /// Whether nothing follows.
 pub(crate) fn is_final(status: &Status) -> bool {
@@ -26,10 +26,10 @@ pub(crate) fn is_final(status: &Status) -> bool {
 }
 
 /// What to tell about a change of status, a line each.
-pub(super) fn changes(before: &Status, now: &Status) -> Vec<String> {
+pub(crate) fn change_lines(before: &Status, now: &Status) -> Vec<String> {
     let mut lines = Vec::new();
     if now.phase() == Phase::Running && before.phase() != Phase::Running {
-        lines.push(started(now));
+        lines.push(start_summary(now));
     }
     if now.reboots > before.reboots {
         lines.push("rebooted".into());
@@ -42,12 +42,12 @@ pub(super) fn changes(before: &Status, now: &Status) -> Vec<String> {
         });
     }
     if is_final(now) {
-        lines.push(end(now));
+        lines.push(exit_summary(now));
     }
     lines
 }
 
-fn started(status: &Status) -> String {
+fn start_summary(status: &Status) -> String {
     let paused = if status.paused {
         ", paused before its first instruction"
     } else {
@@ -59,7 +59,7 @@ fn started(status: &Status) -> String {
         |timeline| timeline.vmm_started,
     );
     let prepared = match prepared {
-        Some(time) if time >= NOTICED => format!(", {} more for its disks", duration(time)),
+        Some(time) if time >= NOTABLE_PREPARATION => format!(", {} more for its disks", duration(time)),
         _ => String::new(),
     };
     match between(
@@ -73,7 +73,7 @@ fn started(status: &Status) -> String {
 }
 
 /// How a VM ended, in one line.
-pub(crate) fn end(status: &Status) -> String {
+pub(crate) fn exit_summary(status: &Status) -> String {
     let mut text = match status.message.trim() {
         "" => status.reason.clone(),
         message => one_line(message),
@@ -83,7 +83,7 @@ pub(crate) fn end(status: &Status) -> String {
         text = format!("{text} (ran {})", duration(ran));
     }
     let suspicious = matches!(status.exit(), ExitReason::Error | ExitReason::TripleFault);
-    if suspicious && ran.unwrap_or_default() < EARLY {
+    if suspicious && ran.unwrap_or_default() < EARLY_EXIT {
         text.push_str("; `husk doctor` tells whether this machine can run VMs");
     }
     text
@@ -159,16 +159,16 @@ mod tests {
             phase: Phase::Scheduled.into(),
             ..Status::default()
         };
-        assert_eq!(changes(&scheduled, &running()), ["running after 42 ms"]);
-        assert!(changes(&running(), &running()).is_empty());
+        assert_eq!(change_lines(&scheduled, &running()), ["running after 42 ms"]);
+        assert!(change_lines(&running(), &running()).is_empty());
         let paused = Status {
             paused: true,
             ..running()
         };
-        assert_eq!(changes(&running(), &paused), ["paused"]);
-        assert_eq!(changes(&paused, &running()), ["resumed"]);
+        assert_eq!(change_lines(&running(), &paused), ["paused"]);
+        assert_eq!(change_lines(&paused, &running()), ["resumed"]);
         assert_eq!(
-            changes(
+            change_lines(
                 &running(),
                 &Status {
                     reboots: 1,
@@ -184,7 +184,7 @@ mod tests {
             65,
         );
         assert_eq!(
-            changes(&running(), &end),
+            change_lines(&running(), &end),
             ["the guest powered off (ran 1 min 5 s)"]
         );
     }
@@ -196,7 +196,7 @@ mod tests {
             ..running()
         };
         assert_eq!(
-            changes(&Status::default(), &paused),
+            change_lines(&Status::default(), &paused),
             ["running after 42 ms, paused before its first instruction"]
         );
     }
@@ -210,7 +210,7 @@ mod tests {
             timeline.monitor_started = 800_000_000;
         }
         assert_eq!(
-            changes(&Status::default(), &status),
+            change_lines(&Status::default(), &status),
             ["running after 42 ms, 10.2 s more for its disks"]
         );
     }
@@ -218,9 +218,9 @@ mod tests {
     #[test]
     fn an_early_death_points_to_the_doctor() {
         let early = ended(Phase::Failed, ExitReason::TripleFault, "triple fault", 1);
-        assert!(end(&early).contains("husk doctor"));
+        assert!(exit_summary(&early).contains("husk doctor"));
         let late = ended(Phase::Failed, ExitReason::TripleFault, "triple fault", 60);
-        assert!(!end(&late).contains("husk doctor"));
+        assert!(!exit_summary(&late).contains("husk doctor"));
     }
 
     #[test]

@@ -8,11 +8,11 @@ use husk_shim::client::{self, PodClient};
 use husk_shim::state::{RuntimeDir, StateError, VmDir};
 
 use crate::failure::Failure;
-use crate::foreground::is_final;
+use crate::status::is_final;
 use crate::vm_ref::VmRef;
 
 /// A monitor that takes longer than this to answer hangs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(3);
+pub(crate) const MONITOR_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Runs a command that talks to monitors. What still waits for stdin or stdout when it is done is left behind.
 pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
@@ -33,7 +33,7 @@ pub(crate) fn find(vm: &VmRef) -> Result<VmDir, Failure> {
         .map_err(|error| match error {
             StateError::NotFound { .. } => {
                 let live = runtime.list().unwrap_or_default();
-                Failure::Runtime(not_found(vm, live.iter().map(reference)))
+                Failure::Runtime(not_found(vm, live.iter().map(vm_ref)))
             }
             error => error.into(),
         })
@@ -62,7 +62,7 @@ pub(crate) fn address(vm: &VmRef, info: &InfoResponse) -> Result<IpAddr, Failure
 }
 
 /// Waits for a VM's end.
-pub(crate) async fn ended(client: &mut PodClient) -> Result<(), Failure> {
+pub(crate) async fn wait_for_end(client: &mut PodClient) -> Result<(), Failure> {
     let mut statuses = client
         .watch_status(WatchStatusRequest::default())
         .await?
@@ -77,7 +77,7 @@ pub(crate) async fn ended(client: &mut PodClient) -> Result<(), Failure> {
 }
 
 /// The name of a VM found in the runtime directory.
-pub(crate) fn reference(dir: &VmDir) -> VmRef {
+pub(crate) fn vm_ref(dir: &VmDir) -> VmRef {
     VmRef {
         namespace: dir.namespace().into(),
         name: dir.name().into(),

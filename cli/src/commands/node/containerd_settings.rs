@@ -1,11 +1,11 @@
-//! What containerd's configuration says, whichever way its TOML is written.
+//! NodeCommand containerd's configuration says, whichever way its TOML is written.
 
 use toml_edit::{Document, Item, TableLike};
 
 use crate::failure;
 
 /// The type of a runtime whose shim is Husk's.
-pub(super) const HUSK: &str = "io.containerd.husk.v2";
+pub(super) const HUSK_RUNTIME_TYPE: &str = "io.containerd.husk.v2";
 /// The plugins that have the Container Runtime Interface's handlers: up to version 2 of the configuration, and since.
 pub(super) const CRI: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"];
 
@@ -44,7 +44,7 @@ impl Settings {
 
     /// The other files that it has containerd read.
     pub(super) fn imports(&self) -> Vec<&str> {
-        self.0.as_table().get("imports").map_or_else(Vec::new, words)
+        self.0.as_table().get("imports").map_or_else(Vec::new, strings)
     }
 
     /// The settings of a plugin.
@@ -63,7 +63,7 @@ impl Settings {
     }
 
     /// The first of the tables around a plugin's handlers that no header can add to, as it is written another way.
-    pub(super) fn closed(&self, plugin: &str) -> Option<String> {
+    pub(super) fn inline_table(&self, plugin: &str) -> Option<String> {
         let mut item = self.0.as_item();
         let mut name = String::new();
         for key in ["plugins", plugin, "containerd", "runtimes"] {
@@ -81,13 +81,13 @@ impl Settings {
     }
 
     /// The tables of all handlers whose shim is Husk's, in any plugin.
-    pub(super) fn husks(&self) -> Vec<String> {
+    pub(super) fn husk_handlers(&self) -> Vec<String> {
         let plugins = self.0.as_table().get("plugins").and_then(Item::as_table_like);
         let mut found = Vec::new();
         for (plugin, settings) in plugins.into_iter().flat_map(TableLike::iter) {
             let handlers = settings.as_table_like().and_then(handlers);
             for (name, handler) in handlers.into_iter().flat_map(TableLike::iter) {
-                if handler.as_table_like().is_some_and(is_husks) {
+                if handler.as_table_like().is_some_and(is_husk_handler) {
                     found.push(table(plugin, name));
                 }
             }
@@ -97,8 +97,8 @@ impl Settings {
 }
 
 /// Whether a handler's shim is Husk's.
-pub(super) fn is_husks(handler: &dyn TableLike) -> bool {
-    handler.get("runtime_type").and_then(Item::as_str) == Some(HUSK)
+pub(super) fn is_husk_handler(handler: &dyn TableLike) -> bool {
+    handler.get("runtime_type").and_then(Item::as_str) == Some(HUSK_RUNTIME_TYPE)
 }
 
 /// The header of a handler's table.
@@ -107,7 +107,7 @@ pub(super) fn table(plugin: &str, name: &str) -> String {
 }
 
 /// A setting that is a string or a list of them.
-pub(super) fn words(item: &Item) -> Vec<&str> {
+pub(super) fn strings(item: &Item) -> Vec<&str> {
     let list = item.as_array().into_iter().flatten();
     item.as_str()
         .into_iter()
@@ -173,19 +173,19 @@ mod tests {
     fn husks_handlers_are_found_by_their_type() {
         let text = "[plugins.a.containerd.runtimes]\nx.runtime_type = 'io.containerd.husk.v2'\n\
                     y = { runtime_type = \"io.containerd.runc.v2\" }\n[plugins.b]\ncontainerd = 1\n";
-        assert_eq!(settings(text).husks(), [table("a", "x")]);
-        assert_eq!(settings("plugins = 5\n").husks(), [""; 0]);
+        assert_eq!(settings(text).husk_handlers(), [table("a", "x")]);
+        assert_eq!(settings("plugins = 5\n").husk_handlers(), [""; 0]);
     }
 
     #[test]
     fn a_table_that_a_header_cannot_add_to_is_named() {
-        let closed = |text| settings(text).closed(CRI[0]);
-        assert_eq!(closed("plugins = 5\n").as_deref(), Some("plugins"));
-        assert_eq!(closed("[[plugins]]\n").as_deref(), Some("plugins"));
+        let inline_table = |text| settings(text).inline_table(CRI[0]);
+        assert_eq!(inline_table("plugins = 5\n").as_deref(), Some("plugins"));
+        assert_eq!(inline_table("[[plugins]]\n").as_deref(), Some("plugins"));
         assert_eq!(
-            closed("[plugins.'io.containerd.grpc.v1.cri']\ncontainerd = {}\n").as_deref(),
+            inline_table("[plugins.'io.containerd.grpc.v1.cri']\ncontainerd = {}\n").as_deref(),
             Some("plugins.\"io.containerd.grpc.v1.cri\".containerd")
         );
-        assert_eq!(closed("[plugins]\n"), None);
+        assert_eq!(inline_table("[plugins]\n"), None);
     }
 }

@@ -10,29 +10,30 @@ use tokio::time::Instant;
 use tonic::Streaming;
 
 use crate::failure::Failure;
-use crate::foreground::{end, is_final};
-use crate::pod;
+use crate::live_vm;
+use crate::status::{exit_summary, is_final};
 use crate::vm_ref::VmRef;
 
 /// A monitor removes its state within this time of its VM's end.
-const CLEANUP: Duration = Duration::from_secs(5);
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How to end a VM.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum How {
+pub(crate) enum StopMode {
     /// By its power button; by force after so many seconds, or those of its manifest.
-    Gracefully(Option<u64>),
+    Graceful(Option<u64>),
     /// At once.
-    ByForce,
+    Force,
 }
 
 /// Ends all of `vms` at the same time and waits for each; fails if one could not be ended, after the others.
-pub(crate) async fn end_all(
+pub(crate) async fn stop_all(
     vms: impl IntoIterator<Item = Result<VmDir, Failure>>,
-    how: How,
+    mode: StopMode,
 ) -> Result<(), Failure> {
-    let ask = |found: Result<VmDir, Failure>| tokio::spawn(async move { Ended::ask(found?, how).await });
-    let asked: Vec<_> = vms.into_iter().map(ask).collect();
+    let request =
+        |found: Result<VmDir, Failure>| tokio::spawn(async move { StoppingVm::request(found?, mode).await });
+    let asked: Vec<_> = vms.into_iter().map(request).collect();
     let mut failed = None;
     for ended in asked {
         let done = match ended.await? {
@@ -49,7 +50,7 @@ pub(crate) async fn end_all(
 }
 
 /// A VM that has been told to end.
-struct Ended {
+struct StoppingVm {
     vm: VmRef,
     dir: VmDir,
     /// None if it was about to end and serves nobody any more.
@@ -58,17 +59,17 @@ struct Ended {
     deadline: Option<Instant>,
 }
 
-impl Ended {
+impl StoppingVm {
     /// Asks the monitor, which answers at once unless it hangs.
-    async fn ask(dir: VmDir, how: How) -> Result<Self, Failure> {
-        let vm = pod::reference(&dir);
+    async fn request(dir: VmDir, mode: StopMode) -> Result<Self, Failure> {
+        let vm = live_vm::vm_ref(&dir);
         let pid = dir.monitor_pid().unwrap_or_default();
         let hangs = format!("the monitor of {vm} does not answer: `kill -9 {pid}` ends it and the VM");
-        let asked = tokio::time::timeout(pod::PATIENCE, Self::ask_patiently(&vm, &dir, how)).await;
+        let asked = tokio::time::timeout(live_vm::MONITOR_TIMEOUT, Self::send_request(&vm, &dir, mode)).await;
         match asked {
             Ok(Ok(asked)) => Ok(asked),
             // One that ends by itself is what was to be reached.
-            Ok(Err(_)) if gone(&dir).await => Ok(Self {
+            Ok(Err(_)) if removed_in_time(&dir).await => Ok(Self {
                 vm,
                 dir,
                 statuses: None,
@@ -79,18 +80,18 @@ impl Ended {
         }
     }
 
-    async fn ask_patiently(vm: &VmRef, dir: &VmDir, how: How) -> Result<Self, Failure> {
+    async fn send_request(vm: &VmRef, dir: &VmDir, mode: StopMode) -> Result<Self, Failure> {
         let mut client = client::connect(dir).await?;
         let statuses = client
             .watch_status(WatchStatusRequest::default())
             .await?
             .into_inner();
-        let deadline = match how {
-            How::ByForce | How::Gracefully(Some(0)) => {
+        let deadline = match mode {
+            StopMode::Force | StopMode::Graceful(Some(0)) => {
                 client.kill(KillRequest {}).await?;
                 None
             }
-            How::Gracefully(grace_seconds) => {
+            StopMode::Graceful(grace_seconds) => {
                 let answer = client
                     .shutdown(ShutdownRequest { grace_seconds })
                     .await?
@@ -142,10 +143,10 @@ impl Ended {
             ""
         };
         match last {
-            Some(status) => eprintln!("{erase}{}: {}", self.vm, end(&status)),
+            Some(status) => eprintln!("{erase}{}: {}", self.vm, exit_summary(&status)),
             None => eprintln!("{erase}{}: its monitor died, and the VM with it", self.vm),
         }
-        if gone(&self.dir).await {
+        if removed_in_time(&self.dir).await {
             return Ok(());
         }
         Err(Failure::Runtime(format!(
@@ -156,10 +157,10 @@ impl Ended {
 }
 
 /// Whether nothing is left of a VM, now or soon.
-async fn gone(dir: &VmDir) -> bool {
+async fn removed_in_time(dir: &VmDir) -> bool {
     let waited = Instant::now();
     while dir.is_live() {
-        if waited.elapsed() > CLEANUP {
+        if waited.elapsed() > REMOVAL_TIMEOUT {
             return false;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;

@@ -4,19 +4,19 @@ use std::path::Path;
 
 use toml_edit::TableLike;
 
-use super::block::{self, BEGIN, END, add, cut};
-use super::settings::{self, CRI, HUSK, Settings};
+use super::containerd_settings::{self, CRI, HUSK_RUNTIME_TYPE, Settings};
+use super::marked_block::{self, BEGIN, END, add, cut};
 
 /// The beginning of a file that there was not.
 const NEW: &str = "# `husk node install` made this file.\nversion = 2";
-/// What a file gets that says nothing, which containerd takes for a version that has no such handlers.
+/// NodeCommand a file gets that says nothing, which containerd takes for a version that has no such handlers.
 const FIRST: &str = "# `husk node install` found no setting here.\nversion = 2";
 
 /// The text with the runtime handler `husk`, whose shim is at this path.
 pub(super) fn with_husk(text: Option<&str>, shim: &Path) -> Result<String, String> {
     let before = match text {
         Some(text) => {
-            Settings::parse(&block::blanked(text)?)?;
+            Settings::parse(&marked_block::blank_out(text)?)?;
             without_husk(text)?
         }
         None => None,
@@ -43,9 +43,9 @@ pub(super) fn with_husk(text: Option<&str>, shim: &Path) -> Result<String, Strin
     };
     let shim = shim.to_str().filter(|path| !path.contains(['"', '\\', '\n']));
     let shim = shim.ok_or("the shim's path cannot be written there: choose another --bin")?;
-    let husk = settings::table(plugin, "husk");
+    let husk = containerd_settings::table(plugin, "husk");
     let handler = format!(
-        "{husk}\n  runtime_type = \"{HUSK}\"\n  runtime_path = \"{shim}\"\n  \
+        "{husk}\n  runtime_type = \"{HUSK_RUNTIME_TYPE}\"\n  runtime_path = \"{shim}\"\n  \
          pod_annotations = [\"husk.io/*\"]\n  container_annotations = [\"husk.io/*\"]"
     );
     let ours = Settings::parse(&handler)?;
@@ -53,7 +53,7 @@ pub(super) fn with_husk(text: Option<&str>, shim: &Path) -> Result<String, Strin
         let other = ours.handler(plugin, "husk").and_then(|ours| differs(own, ours));
         return match other {
             None => Ok(before),
-            Some(_) if !settings::is_husks(own) => Err(format!(
+            Some(_) if !containerd_settings::is_husk_handler(own) => Err(format!(
                 "its {husk} is another runtime called husk: remove that first"
             )),
             Some(key) => Err(format!(
@@ -65,7 +65,7 @@ pub(super) fn with_husk(text: Option<&str>, shim: &Path) -> Result<String, Strin
     let runc = match settings.handler(plugin, "runc") {
         Some(_) => String::new(),
         None => {
-            let runc = settings::table(plugin, "runc");
+            let runc = containerd_settings::table(plugin, "runc");
             format!("{runc}\n  runtime_type = \"io.containerd.runc.v2\"\n")
         }
     };
@@ -74,7 +74,7 @@ pub(super) fn with_husk(text: Option<&str>, shim: &Path) -> Result<String, Strin
     if matches!(&parsed, Ok(settings) if settings.handler(plugin, "husk").is_some()) {
         return Ok(added);
     }
-    Err(match (settings.closed(plugin), parsed) {
+    Err(match (settings.inline_table(plugin), parsed) {
         (Some(table), _) => {
             format!("its {table} is not a table with a header, [{table}]: write it as one, for {husk}")
         }
@@ -85,7 +85,7 @@ pub(super) fn with_husk(text: Option<&str>, shim: &Path) -> Result<String, Strin
 
 /// The text without what `with_husk` added; nothing where that made the file.
 pub(super) fn without_husk(text: &str) -> Result<Option<String>, String> {
-    let text = match block::find(text)? {
+    let text = match marked_block::find(text)? {
         Some(lines) => cut(text, lines),
         None => text.to_owned(),
     };
@@ -102,7 +102,7 @@ pub(super) fn without_husk(text: &str) -> Result<Option<String>, String> {
 /// The first setting of ours that a handler has not, or has otherwise.
 fn differs(own: &dyn TableLike, ours: &dyn TableLike) -> Option<String> {
     let mut keys = ours.iter();
-    let is_same = |own| move |ours| settings::words(own) == settings::words(ours);
+    let is_same = |own| move |ours| containerd_settings::strings(own) == containerd_settings::strings(ours);
     keys.find(|(key, ours)| !own.get(key).is_some_and(|own| is_same(own)(ours)))
         .map(|(key, _)| key.to_owned())
 }

@@ -8,12 +8,12 @@ use husk_shim::state::VmDir;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use crate::pod;
+use crate::live_vm;
 
 /// The JSON form of a VM; fields may be added, none changes its meaning.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct View {
+pub(crate) struct VmView {
     pub namespace: String,
     pub name: String,
     /// `Scheduled`, `Running`, `Succeeded`, `Failed`, or `Unknown` where the monitor does not answer.
@@ -28,20 +28,20 @@ pub(crate) struct View {
     pub memory_bytes: u64,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub booted_from: String,
-    pub interfaces: Vec<Interface>,
+    pub interfaces: Vec<InterfaceView>,
     pub reboots: u64,
-    pub times: Times,
+    pub times: TimesView,
     pub monitor_pid: u32,
     pub vmm_pid: u32,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub version: String,
-    pub files: Files,
+    pub files: FilesView,
 }
 
 /// A network interface.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Interface {
+pub(crate) struct InterfaceView {
     pub name: String,
     pub mac: String,
     pub device: String,
@@ -61,7 +61,7 @@ pub(crate) struct Interface {
 /// When a VM came to each step of its life.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Times {
+pub(crate) struct TimesView {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub monitor_started: Option<Timestamp>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -75,7 +75,7 @@ pub(crate) struct Times {
 /// Where a VM's state is on this machine.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Files {
+pub(crate) struct FilesView {
     pub console_log: PathBuf,
     /// None where the log is containerd's.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -83,7 +83,7 @@ pub(crate) struct Files {
     pub socket: PathBuf,
 }
 
-impl View {
+impl VmView {
     /// From what a monitor says, if it does.
     pub(crate) fn new(dir: &VmDir, info: Option<InfoResponse>) -> Self {
         let answered = info.is_some();
@@ -92,7 +92,12 @@ impl View {
         Self {
             namespace: dir.namespace().into(),
             name: dir.name().into(),
-            phase: if answered { pod::phase(&status) } else { "Unknown" }.into(),
+            phase: if answered {
+                live_vm::phase(&status)
+            } else {
+                "Unknown"
+            }
+            .into(),
             paused: status.paused,
             stopping: status.stopping,
             times: times(&status),
@@ -102,7 +107,7 @@ impl View {
             cpus: info.vcpus,
             memory_bytes: info.guest_memory_bytes,
             booted_from: info.booted_from,
-            interfaces: info.interfaces.into_iter().map(Interface::from).collect(),
+            interfaces: info.interfaces.into_iter().map(InterfaceView::from).collect(),
             monitor_pid: if answered {
                 info.monitor_pid
             } else {
@@ -110,7 +115,7 @@ impl View {
             },
             vmm_pid: info.vmm_pid,
             version: info.version,
-            files: Files {
+            files: FilesView {
                 console_log: dir.console_log(),
                 monitor_log: (dir.namespace() != PODS).then(|| dir.monitor_log()),
                 socket: dir.socket(),
@@ -141,8 +146,8 @@ impl View {
     }
 }
 
-impl From<shim::Interface> for Interface {
-    fn from(told: shim::Interface) -> Self {
+impl From<shim::Interface> for InterfaceView {
+    fn from(interface: shim::Interface) -> Self {
         let shim::Interface {
             name,
             mac,
@@ -155,7 +160,7 @@ impl From<shim::Interface> for Interface {
             vhost,
             plugged,
             leased,
-        } = told;
+        } = interface;
         Self {
             name,
             mac,
@@ -172,7 +177,7 @@ impl From<shim::Interface> for Interface {
     }
 }
 
-fn times(status: &Status) -> Times {
+fn times(status: &Status) -> TimesView {
     let Timeline {
         monitor_started,
         vmm_started,
@@ -187,7 +192,7 @@ fn times(status: &Status) -> Times {
             Timestamp::from_nanosecond(ns.into()).ok()
         }
     };
-    Times {
+    TimesView {
         monitor_started: at(monitor_started),
         vmm_started: at(vmm_started),
         created: at(created),
@@ -228,7 +233,7 @@ mod tests {
             vcpus: 2,
             ..InfoResponse::default()
         };
-        let view = View::new(&dir(), Some(info));
+        let view = VmView::new(&dir(), Some(info));
         assert_eq!(
             (view.phase.as_str(), view.state().as_str()),
             ("Running", "Running (paused)")
@@ -242,7 +247,7 @@ mod tests {
 
     #[test]
     fn a_monitor_that_does_not_answer_is_unknown() {
-        let view = View::new(&dir(), None);
+        let view = VmView::new(&dir(), None);
         assert_eq!(view.state(), "Unknown");
         assert_eq!(view.age(Timestamp::now()), None);
     }
