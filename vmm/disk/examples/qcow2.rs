@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use husk_disk::{Buffer, Disk, DiskId, Engine, EngineKind, Format, Options, Request};
+use husk_disk::{Disk, DiskId, DiskOptions, Engine, EngineKind, ImageFormat, IoBuffer, IoRequest};
 
 const MIB: u64 = 1 << 20;
 
@@ -79,14 +79,14 @@ fn text(path: &Path) -> &str {
 struct Chain {
     name: String,
     image: PathBuf,
-    base: Option<(PathBuf, Format)>,
+    base: Option<(PathBuf, ImageFormat)>,
 }
 
 impl Chain {
     fn open(&self) -> Disk {
         let base = self.base.as_ref();
         let base = base.map(|(path, format)| (open(path, false).into(), *format));
-        Disk::open_qcow2(open(&self.image, true).into(), base, Options::default())
+        Disk::open_qcow2(open(&self.image, true).into(), base, DiskOptions::default())
             .unwrap_or_else(|error| panic!("{}: {error}", self.name))
     }
 
@@ -96,8 +96,8 @@ impl Chain {
             None => r#","backing":null"#.to_string(),
             Some((path, format)) => {
                 let driver = match format {
-                    Format::Raw => "raw",
-                    Format::Qcow2 => "qcow2",
+                    ImageFormat::Raw => "raw",
+                    ImageFormat::Qcow2 => "qcow2",
                 };
                 format!(r#","backing":{{"driver":"{driver}",{}}}"#, file(path))
             }
@@ -127,8 +127,8 @@ fn soak(dir: &Path, rounds: usize) {
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let bases = [
         None,
-        Some((raw.clone(), Format::Raw)),
-        Some((packed.clone(), Format::Qcow2)),
+        Some((raw.clone(), ImageFormat::Raw)),
+        Some((packed.clone(), ImageFormat::Qcow2)),
     ];
     for options in [
         None,
@@ -222,8 +222,8 @@ fn storm(engine: &mut Engine, disk: DiskId, model: &mut [u8], random: &mut Rando
         for (tag, (sectors, (kind, memory))) in taken.iter().zip(&mut requests).enumerate() {
             let (offset, len, durable) = (sectors.start * 512, memory.len() as u64, false);
             let range = offset as usize..(offset + len) as usize;
-            let buffer = [Buffer::new(memory.as_mut_ptr(), memory.len())];
-            let write = Request::Write {
+            let buffer = [IoBuffer::new(memory.as_mut_ptr(), memory.len())];
+            let write = IoRequest::Write {
                 offset,
                 buffers: &buffer,
                 durable,
@@ -234,18 +234,18 @@ fn storm(engine: &mut Engine, disk: DiskId, model: &mut [u8], random: &mut Rando
                     write
                 }
                 (_, true) => continue,
-                (0, false) => Request::Discard { offset, len, durable },
+                (0, false) => IoRequest::Discard { offset, len, durable },
                 (kind @ 1..=2, false) => {
                     model[range].fill(0);
                     let unmap = kind == 1;
-                    Request::WriteZeroes {
+                    IoRequest::WriteZeroes {
                         offset,
                         len,
                         unmap,
                         durable,
                     }
                 }
-                (3, false) => Request::Flush,
+                (3, false) => IoRequest::Flush,
                 _ => {
                     model[range].copy_from_slice(memory);
                     write
@@ -272,10 +272,10 @@ fn bench(dir: &Path) {
     drop(base);
     let _ = File::create(&overlay).expect("a new file");
     Disk::create_overlay(open(&overlay, true).into(), size).expect("an overlay");
-    let as_raw = || Disk::open_raw(open(&raw, true).into(), Options::default()).expect("a disk");
+    let as_raw = || Disk::open_raw(open(&raw, true).into(), DiskOptions::default()).expect("a disk");
     let as_overlay = || {
-        let base = Some((open(&raw, false).into(), Format::Raw));
-        Disk::open_qcow2(open(&overlay, true).into(), base, Options::default()).expect("a disk")
+        let base = Some((open(&raw, false).into(), ImageFormat::Raw));
+        Disk::open_qcow2(open(&overlay, true).into(), base, DiskOptions::default()).expect("a disk")
     };
     for depth in [1, 32] {
         for write in [false, true] {
@@ -305,16 +305,16 @@ fn rate(disk: &Disk, depth: u16, write: bool) -> f64 {
     let blocks = disk.size() / 4096;
     let mut start = |engine: &mut Engine, tag: u16| {
         let bytes = &mut memory[usize::from(tag)];
-        let buffers = [Buffer::new(bytes.as_mut_ptr(), bytes.len())];
+        let buffers = [IoBuffer::new(bytes.as_mut_ptr(), bytes.len())];
         let (offset, durable) = (random.below(blocks) * 4096, false);
         let request = if write {
-            Request::Write {
+            IoRequest::Write {
                 offset,
                 buffers: &buffers,
                 durable,
             }
         } else {
-            Request::Read {
+            IoRequest::Read {
                 offset,
                 buffers: &buffers,
             }

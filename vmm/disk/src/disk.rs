@@ -7,16 +7,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use crate::geometry::{self, Align};
-use crate::{DiskReader, ErrorPolicy, Format, Geometry, Options, qcow2};
+use crate::{DiskOptions, DiskReader, ErrorPolicy, Geometry, ImageFormat, qcow2};
 
 /// An open disk image: a handle, cheap to clone, usable from every thread. The descriptor is closed with the last one
 /// and the last [`Engine`](crate::Engine) it is attached to.
 #[derive(Clone, Debug)]
-pub struct Disk(Arc<Image>);
+pub struct Disk(Arc<DiskState>);
 
 #[derive(Debug)]
-struct Image {
-    backend: Backend,
+struct DiskState {
+    backend: ImageBackend,
     /// All but the size, which is beside it.
     geometry: Geometry,
     size: AtomicU64,
@@ -29,10 +29,10 @@ struct Image {
 
 /// What holds a disk's content.
 #[derive(Debug)]
-pub(crate) enum Backend {
+pub(crate) enum ImageBackend {
     /// A file or block device, byte for byte.
     File(File),
-    Qcow2(Arc<qcow2::Image>),
+    Qcow2(Arc<qcow2::Qcow2Image>),
 }
 
 /// A range of a disk that is all allocated or all hole.
@@ -53,10 +53,14 @@ impl Disk {
     /// `InvalidInput` names what does not fit: neither file nor block device, a size that is 0 or not whole
     /// logical blocks, block sizes the volume cannot do, an access mode or `O_DIRECT` state that contradicts
     /// `options`.
-    pub fn open_raw(image: OwnedFd, options: Options) -> io::Result<Self> {
+    pub fn open_raw(image: OwnedFd, options: DiskOptions) -> io::Result<Self> {
         let file = File::from(image);
         let geometry = Geometry::probe(&file, options)?;
-        Ok(Self::new(Backend::File(file), geometry, options.error_policy))
+        Ok(Self::new(
+            ImageBackend::File(file),
+            geometry,
+            options.error_policy,
+        ))
     }
 
     /// Opens a qcow2 image, with threads of its own to serve it. What `base` holds shows where the image holds
@@ -66,14 +70,18 @@ impl Disk {
     /// overlay by [`Disk::create_overlay`] does not.
     ///
     /// # Errors
-    /// `InvalidInput`: the descriptors do not fit `options` ([`Cache::None`](crate::Cache::None) never does: the page
+    /// `InvalidInput`: the descriptors do not fit `options` ([`CacheMode::None`](crate::CacheMode::None) never does: the page
     /// cache serves qcow2) or each other. `InvalidData` says what it is about the image: it names another file, is
     /// encrypted or marked as corrupt, uses a feature that is unknown, holds snapshots and is to be written to,
     /// would take too much memory, or is no good. Else the kernel's.
-    pub fn open_qcow2(image: OwnedFd, base: Option<(OwnedFd, Format)>, options: Options) -> io::Result<Self> {
+    pub fn open_qcow2(
+        image: OwnedFd,
+        base: Option<(OwnedFd, ImageFormat)>,
+        options: DiskOptions,
+    ) -> io::Result<Self> {
         let base = base.map(|(fd, format)| (File::from(fd), format));
-        let (image, geometry) = qcow2::Image::open(File::from(image), base, options)?;
-        let backend = Backend::Qcow2(Arc::new(image));
+        let (image, geometry) = qcow2::Qcow2Image::open(File::from(image), base, options)?;
+        let backend = ImageBackend::Qcow2(Arc::new(image));
         Ok(Self::new(backend, geometry, options.error_policy))
     }
 
@@ -82,10 +90,14 @@ impl Disk {
     ///
     /// # Errors
     /// As those of [`Disk::open_qcow2`]; they are the base's, unless they begin with "its overlay".
-    pub fn new_overlay(image: OwnedFd, base: (OwnedFd, Format), options: Options) -> io::Result<Self> {
+    pub fn new_overlay(
+        image: OwnedFd,
+        base: (OwnedFd, ImageFormat),
+        options: DiskOptions,
+    ) -> io::Result<Self> {
         let (image, geometry) =
-            qcow2::Image::overlay(File::from(image), File::from(base.0), base.1, options)?;
-        let backend = Backend::Qcow2(Arc::new(image));
+            qcow2::Qcow2Image::overlay(File::from(image), File::from(base.0), base.1, options)?;
+        let backend = ImageBackend::Qcow2(Arc::new(image));
         Ok(Self::new(backend, geometry, options.error_policy))
     }
 
@@ -98,8 +110,8 @@ impl Disk {
         qcow2::create(&Arc::new(File::from(file)), size, qcow2::CLUSTER)
     }
 
-    fn new(backend: Backend, geometry: Geometry, policy: ErrorPolicy) -> Self {
-        Self(Arc::new(Image {
+    fn new(backend: ImageBackend, geometry: Geometry, policy: ErrorPolicy) -> Self {
+        Self(Arc::new(DiskState {
             backend,
             geometry,
             size: AtomicU64::new(geometry.size),
@@ -137,7 +149,7 @@ impl Disk {
     /// There is nothing left of it (`InvalidInput`), it is a qcow2 image (`Unsupported`), or the kernel's; the size
     /// stays what it was.
     pub fn refresh(&self) -> io::Result<Geometry> {
-        let Backend::File(file) = &self.0.backend else {
+        let ImageBackend::File(file) = &self.0.backend else {
             return Err(io::Error::new(
                 io::ErrorKind::Unsupported,
                 "a qcow2 image is not resized",
@@ -158,8 +170,8 @@ impl Disk {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let file = match &self.0.backend {
-            Backend::File(file) => file,
-            Backend::Qcow2(image) => return image.extent(offset),
+            ImageBackend::File(file) => file,
+            ImageBackend::Qcow2(image) => return image.extent(offset),
         };
         let data = seek(file, offset, libc::SEEK_DATA)?.unwrap_or(size).min(size);
         if data > offset {
@@ -192,7 +204,7 @@ impl Disk {
         self.0.geometry.align.offset > u64::from(self.0.geometry.logical_block)
     }
 
-    pub(crate) fn backend(&self) -> &Backend {
+    pub(crate) fn backend(&self) -> &ImageBackend {
         &self.0.backend
     }
 
@@ -254,7 +266,11 @@ impl Drop for Attachment {
 impl Disk {
     /// A disk of that geometry on no file of its own.
     pub(crate) fn made_up(geometry: Geometry, policy: ErrorPolicy) -> Self {
-        Self::new(Backend::File(File::open("/dev/null").unwrap()), geometry, policy)
+        Self::new(
+            ImageBackend::File(File::open("/dev/null").unwrap()),
+            geometry,
+            policy,
+        )
     }
 
     pub(crate) fn set_size(&self, size: u64) {

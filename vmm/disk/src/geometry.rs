@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
-use crate::{BlockSize, Cache, Options, SECTOR};
+use crate::{BlockSize, CacheMode, DiskOptions, SECTOR};
 
 /// A disk's size, block sizes and abilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,7 +126,7 @@ impl Volume {
 }
 
 impl Geometry {
-    pub(crate) fn probe(file: &File, options: Options) -> io::Result<Self> {
+    pub(crate) fn probe(file: &File, options: DiskOptions) -> io::Result<Self> {
         let volume = Volume::probe(file)?;
         let size = volume.size;
         let direct = check_access(file, options)?;
@@ -146,7 +146,7 @@ impl Geometry {
     }
 
     /// That of `size` bytes in an image that allocates clusters.
-    pub(crate) fn of_image(size: u64, cluster: u64, options: Options) -> io::Result<Self> {
+    pub(crate) fn of_image(size: u64, cluster: u64, options: DiskOptions) -> io::Result<Self> {
         let geometry = Self::of(&Volume::of_image(size), options, Align::NONE)?;
         // So many clusters are looked at, one by one, while nothing else is done.
         let max_discard = geometry.max_discard.min(cluster * 8192);
@@ -157,7 +157,7 @@ impl Geometry {
         })
     }
 
-    fn of(volume: &Volume, options: Options, align: Align) -> io::Result<Self> {
+    fn of(volume: &Volume, options: DiskOptions, align: Align) -> io::Result<Self> {
         let size = volume.size;
         let (logical_block, physical_block) = volume.blocks(options.block_size)?;
         if size == 0 || !size.is_multiple_of(logical_block.into()) {
@@ -175,7 +175,7 @@ impl Geometry {
             discard_granularity: volume.physical.max(physical_block),
             max_discard: MAX_DISCARD,
             read_only: options.read_only,
-            write_cache: !options.read_only && options.cache != Cache::Writethrough,
+            write_cache: !options.read_only && options.cache != CacheMode::Writethrough,
             align,
         })
     }
@@ -206,7 +206,7 @@ pub(crate) fn volume_size(file: &File) -> io::Result<u64> {
 }
 
 /// Whether the descriptor's mode is what the options need; returns whether it is open for direct I/O.
-pub(crate) fn check_access(file: &File, options: Options) -> io::Result<bool> {
+pub(crate) fn check_access(file: &File, options: DiskOptions) -> io::Result<bool> {
     let flags = status_flags(file)?;
     if flags & libc::O_ACCMODE == libc::O_WRONLY {
         return Err(invalid("opened for writing only".into()));
@@ -217,7 +217,7 @@ pub(crate) fn check_access(file: &File, options: Options) -> io::Result<bool> {
         ));
     }
     let direct = flags & libc::O_DIRECT != 0;
-    if options.cache == Cache::None && !direct {
+    if options.cache == CacheMode::None && !direct {
         return Err(invalid(
             "cache mode none needs a file opened with O_DIRECT".into(),
         ));

@@ -4,10 +4,10 @@
 //! tested against made-up results. It hides short transfers, direct I/O's alignment (through a bounce
 //! buffer, reading what surrounds a partial block first) and file systems without `fallocate`.
 
-use crate::aligned::AlignedBuf;
-use crate::executor::{Call, Vector};
+use crate::aligned_buf::AlignedBuf;
 use crate::geometry::Align;
-use crate::request::Buffer;
+use crate::io_backend::{IoCall, IovecList};
+use crate::request::IoBuffer;
 
 /// Largest bounce buffer in bytes; longer requests go through it piece by piece.
 const BOUNCE: u64 = 256 << 10;
@@ -22,7 +22,7 @@ const RETRIES: u8 = 64;
 const KEPT_BUFFERS: usize = 64;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum OperationKind {
     Read,
     Write,
     #[default]
@@ -35,7 +35,7 @@ pub(crate) enum Kind {
 
 /// What is known about the image's file.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Traits {
+pub(crate) struct FileTraits {
     pub align: Align,
     /// Whether `fallocate` punches holes; learnt from the first refusal.
     pub punch: bool,
@@ -45,8 +45,8 @@ pub(crate) struct Traits {
 
 /// What an operation wants.
 #[derive(Debug)]
-pub(crate) enum Next {
-    Call(Call),
+pub(crate) enum NextAction {
+    IoCall(IoCall),
     /// A bounce buffer of so many bytes, see [`Operation::give_bounce`].
     Bounce(usize),
     Done,
@@ -75,12 +75,12 @@ enum Stage {
 /// One request. Reused for the next, so that its buffers' memory is.
 #[derive(Debug, Default)]
 pub(crate) struct Operation {
-    kind: Kind,
+    kind: OperationKind,
     durable: bool,
     /// What is left to do, in bytes of the disk.
     offset: u64,
     end: u64,
-    buffers: Vec<Buffer>,
+    buffers: Vec<IoBuffer>,
     /// Buffers before it are done with.
     first: usize,
     bounce: Option<Box<Bounce>>,
@@ -101,12 +101,12 @@ struct Bounce {
     len: u64,
     /// Bytes of it transferred by the calls so far.
     done: u64,
-    iovec: Buffer,
+    iovec: IoBuffer,
 }
 
 impl Operation {
     /// Starts a request for `len` bytes at `offset`, which lie on the disk; `buffers` are as long together.
-    pub fn begin(&mut self, kind: Kind, offset: u64, len: u64, buffers: &[Buffer], durable: bool) {
+    pub fn begin(&mut self, kind: OperationKind, offset: u64, len: u64, buffers: &[IoBuffer], durable: bool) {
         self.kind = kind;
         self.durable = durable;
         self.offset = offset;
@@ -135,16 +135,20 @@ impl Operation {
 
     /// Whether it changes the disk.
     pub fn changes(&self) -> bool {
-        matches!(self.kind, Kind::Write | Kind::Zero { .. } | Kind::Discard)
+        matches!(
+            self.kind,
+            OperationKind::Write | OperationKind::Zero { .. } | OperationKind::Discard
+        )
     }
 
     /// Whether it writes back parts of blocks that are not its own.
     pub fn rewrites(&self, align: Align) -> bool {
-        matches!(self.kind, Kind::Write | Kind::Zero { .. }) && self.blocks(align) != (self.offset, self.end)
+        matches!(self.kind, OperationKind::Write | OperationKind::Zero { .. })
+            && self.blocks(align) != (self.offset, self.end)
     }
 
-    /// What to do now. After [`Next::Call`] not to be asked again before [`Operation::settle`].
-    pub fn next(&mut self, traits: &Traits) -> Next {
+    /// What to do now. After [`NextAction::IoCall`] not to be asked again before [`Operation::call_done`].
+    pub fn next(&mut self, traits: &FileTraits) -> NextAction {
         if self.stage == Stage::Choose {
             self.stage = match self.choose(traits) {
                 Ok(stage) => stage,
@@ -156,22 +160,22 @@ impl Operation {
             Stage::Fill | Stage::Drain => self.bounce_call(),
             Stage::Punch => self.allocate(libc::FALLOC_FL_PUNCH_HOLE),
             Stage::ZeroRange => self.allocate(libc::FALLOC_FL_ZERO_RANGE),
-            Stage::Sync => Next::Call(Call::Sync),
-            Stage::Failed => Next::Failed(self.failure.0),
-            Stage::Choose | Stage::Done => Next::Done,
+            Stage::Sync => NextAction::IoCall(IoCall::Sync),
+            Stage::Failed => NextAction::Failed(self.failure.0),
+            Stage::Choose | Stage::Done => NextAction::Done,
         }
     }
 
-    fn choose(&mut self, traits: &Traits) -> Result<Stage, Next> {
+    fn choose(&mut self, traits: &FileTraits) -> Result<Stage, NextAction> {
         Ok(match self.kind {
-            Kind::Flush => Stage::Sync,
+            OperationKind::Flush => Stage::Sync,
             _ if self.offset == self.end => Stage::Done,
-            Kind::Discard if traits.punch => Stage::Punch,
+            OperationKind::Discard if traits.punch => Stage::Punch,
             // A hint: a file that cannot forget is as right.
-            Kind::Discard => Stage::Done,
-            Kind::Zero { unmap: true } if traits.punch && !self.by_hand => Stage::Punch,
-            Kind::Zero { .. } if traits.zero_range && !self.by_hand => Stage::ZeroRange,
-            Kind::Read | Kind::Write if self.aligned(traits.align) => Stage::Transfer,
+            OperationKind::Discard => Stage::Done,
+            OperationKind::Zero { unmap: true } if traits.punch && !self.by_hand => Stage::Punch,
+            OperationKind::Zero { .. } if traits.zero_range && !self.by_hand => Stage::ZeroRange,
+            OperationKind::Read | OperationKind::Write if self.aligned(traits.align) => Stage::Transfer,
             _ => return self.next_piece(traits.align),
         })
     }
@@ -186,27 +190,29 @@ impl Operation {
     }
 
     /// Points the bounce buffer at the next piece, or asks for one.
-    fn next_piece(&mut self, align: Align) -> Result<Stage, Next> {
+    fn next_piece(&mut self, align: Align) -> Result<Stage, NextAction> {
         let (start, stop) = self.blocks(align);
         let Some(bounce) = &mut self.bounce else {
-            return Err(Next::Bounce((stop - start).min(BOUNCE.max(align.offset)) as usize));
+            return Err(NextAction::Bounce(
+                (stop - start).min(BOUNCE.max(align.offset)) as usize
+            ));
         };
         bounce.start = start;
         bounce.len = (stop - start).min(bounce.capacity);
         bounce.done = 0;
         let partial = self.offset != start || self.end < start + bounce.len;
-        if self.kind == Kind::Read || partial {
+        if self.kind == OperationKind::Read || partial {
             return Ok(Stage::Fill);
         }
         Ok(self.fill_in())
     }
 
-    /// Answers [`Next::Bounce`]. Returns whether there was memory; if not, the request fails.
+    /// Answers [`NextAction::Bounce`]. Returns whether there was memory; if not, the request fails.
     pub fn give_bounce(&mut self, bytes: usize, align: Align) -> bool {
         match AlignedBuf::new(bytes, align.memory.max(align.offset as usize)) {
             Ok(memory) => {
                 let (start, len, done) = (0, 0, 0);
-                let iovec = Buffer::new(std::ptr::null_mut(), 0);
+                let iovec = IoBuffer::new(std::ptr::null_mut(), 0);
                 let capacity = bytes as u64;
                 self.bounce = Some(Box::new(Bounce {
                     memory,
@@ -222,17 +228,17 @@ impl Operation {
         self.bounce.is_some()
     }
 
-    fn transfer(&self) -> Next {
+    fn transfer(&self) -> NextAction {
         let buffers = &self.buffers[self.first..];
         // Buffer is a transparent wrapper of iovec.
-        let vector = Vector {
+        let vector = IovecList {
             start: buffers.as_ptr().cast(),
             count: buffers.len().min(VECTOR) as u32,
         };
         let offset = self.offset;
-        Next::Call(match self.kind {
-            Kind::Read => Call::Read { offset, vector },
-            _ => Call::Write {
+        NextAction::IoCall(match self.kind {
+            OperationKind::Read => IoCall::Read { offset, vector },
+            _ => IoCall::Write {
                 offset,
                 vector,
                 durable: self.durable,
@@ -240,20 +246,20 @@ impl Operation {
         })
     }
 
-    fn bounce_call(&mut self) -> Next {
+    fn bounce_call(&mut self) -> NextAction {
         let Some(bounce) = &mut self.bounce else {
-            return Next::Failed(libc::EIO);
+            return NextAction::Failed(libc::EIO);
         };
         let rest = &mut bounce.memory.as_mut()[bounce.done as usize..bounce.len as usize];
-        bounce.iovec = Buffer::new(rest.as_mut_ptr(), rest.len());
-        let vector = Vector {
+        bounce.iovec = IoBuffer::new(rest.as_mut_ptr(), rest.len());
+        let vector = IovecList {
             start: (&raw const bounce.iovec).cast(),
             count: 1,
         };
         let offset = bounce.start + bounce.done;
-        Next::Call(match self.stage {
-            Stage::Fill => Call::Read { offset, vector },
-            _ => Call::Write {
+        NextAction::IoCall(match self.stage {
+            Stage::Fill => IoCall::Read { offset, vector },
+            _ => IoCall::Write {
                 offset,
                 vector,
                 durable: self.durable,
@@ -261,19 +267,19 @@ impl Operation {
         })
     }
 
-    fn allocate(&self, mode: i32) -> Next {
+    fn allocate(&self, mode: i32) -> NextAction {
         let (offset, len) = (self.offset, self.end - self.offset);
-        Next::Call(Call::Allocate {
+        NextAction::IoCall(IoCall::Allocate {
             mode: mode | libc::FALLOC_FL_KEEP_SIZE,
             offset,
             len,
-            hint: self.kind == Kind::Discard,
+            hint: self.kind == OperationKind::Discard,
         })
     }
 
     /// Whether it is nothing but to make earlier writes stable.
     pub fn is_flush(&self) -> bool {
-        self.kind == Kind::Flush
+        self.kind == OperationKind::Flush
     }
 
     /// Has it fail after all.
@@ -314,7 +320,7 @@ impl Operation {
 
     /// Fills what a read did not get with zeroes.
     pub fn zero_rest(&mut self) {
-        if self.kind == Kind::Read {
+        if self.kind == OperationKind::Read {
             self.consume(self.end - self.offset, |caller, len| {
                 // SAFETY: valid for writes by the contract of `Engine::submit`.
                 unsafe { caller.write_bytes(0, len) }
@@ -328,7 +334,7 @@ impl Operation {
     }
 
     /// Takes what the call returned.
-    pub fn settle(&mut self, result: i32, traits: &mut Traits) {
+    pub fn call_done(&mut self, result: i32, traits: &mut FileTraits) {
         if matches!(-result, libc::EINTR | libc::EAGAIN) && self.retries < RETRIES {
             self.retries += 1;
             return;
@@ -353,7 +359,7 @@ impl Operation {
         };
     }
 
-    fn allocated(&mut self, result: i32, traits: &mut Traits) -> Stage {
+    fn allocated(&mut self, result: i32, traits: &mut FileTraits) -> Stage {
         let ability = if self.stage == Stage::Punch {
             &mut traits.punch
         } else {
@@ -367,7 +373,7 @@ impl Operation {
                 Stage::Choose
             }
             // A block device whose blocks are larger than ours: not this range.
-            libc::EINVAL if self.kind == Kind::Discard => Stage::Done,
+            libc::EINVAL if self.kind == OperationKind::Discard => Stage::Done,
             libc::EINVAL => {
                 self.by_hand = true;
                 Stage::Choose
@@ -390,7 +396,7 @@ impl Operation {
             return self.stage;
         }
         match (self.stage, self.kind) {
-            (Stage::Fill, Kind::Read) => {
+            (Stage::Fill, OperationKind::Read) => {
                 self.copy(|caller, bounce, len| {
                     // SAFETY: `len` bytes are ours at `bounce`, and at `caller` by the contract of
                     // `Engine::submit`; they do not overlap. What the guest does there meanwhile
@@ -406,7 +412,7 @@ impl Operation {
 
     /// Puts this request's bytes into the bounce buffer, to be written next.
     fn fill_in(&mut self) -> Stage {
-        if let (Kind::Zero { .. }, Some(bounce)) = (self.kind, &mut self.bounce) {
+        if let (OperationKind::Zero { .. }, Some(bounce)) = (self.kind, &mut self.bounce) {
             let skip = self.offset - bounce.start;
             let len = (self.end - self.offset).min(bounce.len - skip);
             bounce.memory.as_mut()[skip as usize..][..len as usize].fill(0);
@@ -449,7 +455,7 @@ impl Operation {
         {
             let part = rest.min(buffer.len());
             each(buffer.start(), part);
-            *buffer = Buffer::new(buffer.start().wrapping_add(part), buffer.len() - part);
+            *buffer = IoBuffer::new(buffer.start().wrapping_add(part), buffer.len() - part);
             self.first += usize::from(buffer.len() == 0);
             rest -= part;
         }

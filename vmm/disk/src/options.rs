@@ -2,7 +2,7 @@
 
 /// When a completed write is safe from a power cut.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Cache {
+pub enum CacheMode {
     /// After a flush. The host's page cache is not used: the descriptor must have been opened with `O_DIRECT`.
     None,
     /// At once: every write is on stable storage before it completes.
@@ -27,7 +27,7 @@ pub enum EngineKind {
 /// What a file that holds a disk's content looks like. Said by who opens it, never guessed: a guest can write any
 /// header into a raw disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum ImageFormat {
     /// The content, byte for byte.
     Raw,
     /// qcow2, version 2 or 3.
@@ -78,11 +78,11 @@ impl ErrorPolicy {
 
 /// How to open a disk.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Options {
+pub struct DiskOptions {
     /// Refuse everything that changes the image.
     pub read_only: bool,
     /// When writes become stable.
-    pub cache: Cache,
+    pub cache: CacheMode,
     /// Block sizes to show.
     pub block_size: BlockSize,
     /// What an I/O error does.

@@ -4,8 +4,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use crate::Disk;
-use crate::aligned::AlignedBuf;
-use crate::disk::Backend;
+use crate::aligned_buf::AlignedBuf;
+use crate::disk::ImageBackend;
 use crate::geometry::Align;
 
 /// Bytes read at a time where memory must be aligned.
@@ -39,8 +39,8 @@ impl DiskReader {
         };
         let align = self.0.align();
         let file = match self.0.backend() {
-            Backend::File(file) => file,
-            Backend::Qcow2(image) => return image.read(offset, buf),
+            ImageBackend::File(file) => file,
+            ImageBackend::Qcow2(image) => return image.read(offset, buf),
         };
         if align == Align::NONE {
             return file.read_exact_at(buf, offset);

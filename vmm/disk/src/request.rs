@@ -5,13 +5,13 @@ use std::io;
 /// A piece of memory that I/O goes to or comes from.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
-pub struct Buffer(pub(crate) libc::iovec);
+pub struct IoBuffer(pub(crate) libc::iovec);
 
 // SAFETY: a pointer and a length carry no thread's property; who may use them when is the contract of
 // `Engine::submit`.
-unsafe impl Send for Buffer {}
+unsafe impl Send for IoBuffer {}
 
-impl Buffer {
+impl IoBuffer {
     /// `len` bytes at `start`. Only [`Engine::submit`](crate::Engine::submit) makes use of the pointer, under its conditions.
     #[must_use]
     pub fn new(start: *mut u8, len: usize) -> Self {
@@ -40,20 +40,20 @@ impl Buffer {
 /// `durable` asks that the change is on stable storage before the request completes (SCSI's FUA, or a
 /// write-through cache); a disk opened write-through does so in any case.
 #[derive(Clone, Copy, Debug)]
-pub enum Request<'a> {
+pub enum IoRequest<'a> {
     /// Fill the buffers from `offset`.
     Read {
         /// Where on the disk.
         offset: u64,
         /// Where to.
-        buffers: &'a [Buffer],
+        buffers: &'a [IoBuffer],
     },
     /// Write the buffers at `offset`.
     Write {
         /// Where on the disk.
         offset: u64,
         /// What.
-        buffers: &'a [Buffer],
+        buffers: &'a [IoBuffer],
         /// On stable storage before completion.
         durable: bool,
     },
@@ -83,7 +83,7 @@ pub enum Request<'a> {
 
 /// The end of a request.
 #[derive(Debug)]
-pub struct Completion {
+pub struct IoCompletion {
     /// As given to [`Engine::submit`](crate::Engine::submit).
     pub tag: u16,
     /// Done wholly, or the error of the part that failed.

@@ -8,42 +8,42 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::Engine;
-use crate::executor::{Call, Executor, Vector};
+use crate::io_backend::{IoBackend, IoCall, IovecList};
 
 /// A system call that an engine made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Made {
+pub struct RecordedCall {
     /// Of the request.
     pub tag: u16,
     /// The disk's place: the order of attachment, as long as none was detached.
-    pub place: u32,
+    pub slot: u32,
     /// What.
-    pub what: What,
+    pub what: CallKind,
 }
 
 /// A system call. Offsets and lengths are bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum What {
+pub enum CallKind {
     Read { offset: u64, len: u64 },
     Write { offset: u64, len: u64, durable: bool },
     Sync,
     Allocate { offset: u64, len: u64 },
 }
 
-impl What {
-    fn of(call: &Call) -> Self {
-        let len = |vector: &Vector| {
+impl CallKind {
+    fn of(call: &IoCall) -> Self {
+        let len = |vector: &IovecList| {
             // SAFETY: the engine vouches for the call's vector.
             let buffers = unsafe { std::slice::from_raw_parts(vector.start, vector.count as usize) };
             buffers.iter().map(|buffer| buffer.iov_len as u64).sum()
         };
         match call {
-            Call::Read { offset, vector } => Self::Read {
+            IoCall::Read { offset, vector } => Self::Read {
                 offset: *offset,
                 len: len(vector),
             },
-            Call::Write {
+            IoCall::Write {
                 offset,
                 vector,
                 durable,
@@ -52,8 +52,8 @@ impl What {
                 len: len(vector),
                 durable: *durable,
             },
-            Call::Sync => Self::Sync,
-            Call::Allocate { offset, len, .. } => Self::Allocate {
+            IoCall::Sync => Self::Sync,
+            IoCall::Allocate { offset, len, .. } => Self::Allocate {
                 offset: *offset,
                 len: *len,
             },
@@ -71,7 +71,7 @@ impl What {
 
 /// The test's side.
 #[derive(Clone, Debug)]
-pub struct Script(Arc<Shared>);
+pub struct BackendScript(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
@@ -81,8 +81,8 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    made: Vec<Made>,
-    out: Vec<Made>,
+    made: Vec<RecordedCall>,
+    out: Vec<RecordedCall>,
     done: VecDeque<(u16, i32)>,
     broken: bool,
     dropped: bool,
@@ -91,12 +91,12 @@ struct State {
 /// The engine's side.
 #[derive(Debug)]
 struct Scripted {
-    script: Script,
-    pushed: Vec<Made>,
+    script: BackendScript,
+    pushed: Vec<RecordedCall>,
     running: usize,
 }
 
-impl Script {
+impl BackendScript {
     /// An engine, and what tells it when its calls are done.
     ///
     /// # Panics
@@ -112,7 +112,7 @@ impl Script {
             pushed: Vec::new(),
             running: 0,
         };
-        (Engine::with_executor(Box::new(scripted), depth), script)
+        (Engine::with_backend(Box::new(scripted), depth), script)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -121,7 +121,7 @@ impl Script {
 
     /// Every call that was started so far.
     #[must_use]
-    pub fn made(&self) -> Vec<Made> {
+    pub fn made(&self) -> Vec<RecordedCall> {
         self.state().made.clone()
     }
 
@@ -150,8 +150,8 @@ impl Script {
     }
 }
 
-impl Executor for Scripted {
-    fn places(&self) -> u32 {
+impl IoBackend for Scripted {
+    fn max_files(&self) -> u32 {
         u32::MAX
     }
 
@@ -163,9 +163,9 @@ impl Executor for Scripted {
         Ok(())
     }
 
-    unsafe fn push(&mut self, tag: u16, place: u32, call: Call) {
-        let what = What::of(&call);
-        self.pushed.push(Made { tag, place, what });
+    unsafe fn push(&mut self, tag: u16, slot: u32, call: IoCall) {
+        let what = CallKind::of(&call);
+        self.pushed.push(RecordedCall { tag, slot, what });
     }
 
     fn submit(&mut self) -> io::Result<bool> {

@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use common::*;
-use husk_disk::{BlockSize, Cache, Disk, DiskId, Engine, EngineKind, Extent, Options, Request};
+use husk_disk::{BlockSize, CacheMode, Disk, DiskId, DiskOptions, Engine, EngineKind, Extent, IoRequest};
 
 fn engine(kind: EngineKind, disks: u32) -> Engine {
     Engine::new(kind, 64, disks).unwrap()
@@ -25,7 +25,7 @@ fn write_then_read(engine: &mut Engine, disks: &[DiskId]) {
         .zip(&buffers)
         .map(|(disk, buffers)| {
             let (offset, durable) = (4096, false);
-            let write = Request::Write {
+            let write = IoRequest::Write {
                 offset,
                 buffers,
                 durable,
@@ -42,7 +42,7 @@ fn write_then_read(engine: &mut Engine, disks: &[DiskId]) {
         .map(|(disk, buffers)| {
             (
                 *disk,
-                Request::Read {
+                IoRequest::Read {
                     offset: 4096,
                     buffers,
                 },
@@ -80,7 +80,7 @@ fn disks_come_and_go_while_others_are_busy() {
         let busy = engine.attach(&open_disk(&big)).unwrap();
         let mut memory = pattern(48 * MIB as usize, 3);
         let buffers = pieces(&mut memory, 1 << 20);
-        let write = Request::Write {
+        let write = IoRequest::Write {
             offset: 0,
             buffers: &buffers,
             durable: true,
@@ -149,7 +149,7 @@ fn a_thousand_disks_in_one_engine() {
         let disk = disk(&file, 0, reporting());
         let ids: Vec<_> = (0..1000).map(|_| engine.attach(&disk).unwrap()).collect();
         for some in [&ids[..32], &ids[968..]] {
-            let requests: Vec<_> = some.iter().map(|id| (*id, Request::Flush)).collect();
+            let requests: Vec<_> = some.iter().map(|id| (*id, IoRequest::Flush)).collect();
             assert!(run_on(&mut engine, &requests).iter().all(Result::is_ok));
         }
         ids.into_iter().for_each(|id| engine.detach(id).unwrap());
@@ -159,18 +159,18 @@ fn a_thousand_disks_in_one_engine() {
 #[test]
 fn a_disk_grows_and_shrinks() {
     for (kind, flags, cache) in [
-        (EngineKind::Uring, 0, Cache::Writeback),
-        (EngineKind::Threads, 0, Cache::Writeback),
-        (EngineKind::Uring, libc::O_DIRECT, Cache::None),
+        (EngineKind::Uring, 0, CacheMode::Writeback),
+        (EngineKind::Threads, 0, CacheMode::Writeback),
+        (EngineKind::Uring, libc::O_DIRECT, CacheMode::None),
     ] {
         let file = image(MIB);
-        let options = Options { cache, ..reporting() };
+        let options = DiskOptions { cache, ..reporting() };
         let disk = disk(&file, flags, options);
         let mut served = serve(kind, &disk);
         let mut memory = pattern(4096, 1);
         let buffers = pieces(&mut memory, 4096);
         let mut try_at = |offset| {
-            let read = Request::Read {
+            let read = IoRequest::Read {
                 offset,
                 buffers: &buffers,
             };
@@ -230,9 +230,9 @@ fn holes_and_data_are_told_apart() {
 fn block_sizes_are_the_default_the_volumes_or_as_asked() {
     let file = image(MIB);
     let with = |block_size| {
-        let options = Options {
+        let options = DiskOptions {
             block_size,
-            ..Options::default()
+            ..DiskOptions::default()
         };
         Disk::open_raw(open(file.path(), 0).into(), options).map(|disk| {
             let geometry = disk.geometry();

@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use common::*;
-use husk_disk::{Cache, Disk, EngineKind, Options, Request};
+use husk_disk::{CacheMode, Disk, DiskOptions, EngineKind, IoRequest};
 
 fn round_trip(kind: EngineKind, disk: &Disk, shift: usize) {
     let reader = disk.reader();
@@ -23,19 +23,19 @@ fn round_trip(kind: EngineKind, disk: &Disk, shift: usize) {
         let out = pieces(&mut memory[shift..], step);
         let results = run(
             &mut served,
-            &[Request::Write {
+            &[IoRequest::Write {
                 offset,
                 buffers: &out,
                 durable: false,
             }],
         );
         assert!(results.iter().all(Result::is_ok), "{results:?}");
-        assert!(run(&mut served, &[Request::Flush])[0].is_ok());
+        assert!(run(&mut served, &[IoRequest::Flush])[0].is_ok());
         let mut back = vec![0; MIB as usize + shift];
         let buffers = pieces(&mut back[shift..], step);
         run(
             &mut served,
-            &[Request::Read {
+            &[IoRequest::Read {
                 offset,
                 buffers: &buffers,
             }],
@@ -52,11 +52,11 @@ fn round_trip(kind: EngineKind, disk: &Disk, shift: usize) {
 #[test]
 fn data_survives_a_round_trip() {
     for kind in KINDS {
-        for cache in [Cache::Writeback, Cache::Writethrough] {
+        for cache in [CacheMode::Writeback, CacheMode::Writethrough] {
             let file = image(8 * MIB);
-            let options = Options {
+            let options = DiskOptions {
                 cache,
-                ..Options::default()
+                ..DiskOptions::default()
             };
             round_trip(kind, &disk(&file, 0, options), 0);
         }
@@ -68,9 +68,9 @@ fn direct_io_takes_any_alignment() {
     for kind in KINDS {
         for shift in [0, 1] {
             let file = image(8 * MIB);
-            let options = Options {
-                cache: Cache::None,
-                ..Options::default()
+            let options = DiskOptions {
+                cache: CacheMode::None,
+                ..DiskOptions::default()
             };
             round_trip(kind, &disk(&file, libc::O_DIRECT, options), shift);
         }
@@ -89,7 +89,7 @@ fn a_full_engine_completes() {
         let requests: Vec<_> = buffers
             .iter()
             .enumerate()
-            .map(|(i, buffers)| Request::Write {
+            .map(|(i, buffers)| IoRequest::Write {
                 offset: i as u64 * 4096,
                 buffers,
                 durable: i % 2 == 0,
@@ -119,7 +119,7 @@ fn dropping_an_engine_waits_for_its_requests() {
             served.engine.submit(
                 0,
                 served.disk,
-                Request::Write {
+                IoRequest::Write {
                     offset: 0,
                     buffers: &buffers,
                     durable: true,
@@ -147,18 +147,18 @@ fn discard_and_write_zeroes_free_space() {
         let disk = disk(&file, 0, reporting());
         let mut served = serve(kind, &disk);
         let requests = [
-            Request::Discard {
+            IoRequest::Discard {
                 offset: 0,
                 len: MIB,
                 durable: true,
             },
-            Request::WriteZeroes {
+            IoRequest::WriteZeroes {
                 offset: MIB,
                 len: MIB,
                 unmap: true,
                 durable: false,
             },
-            Request::WriteZeroes {
+            IoRequest::WriteZeroes {
                 offset: 2 * MIB + 512,
                 len: 1024,
                 unmap: false,
@@ -193,7 +193,7 @@ fn an_image_cut_short_is_an_error() {
         let buffers = pieces(&mut memory, 8192);
         let result = run(
             &mut served,
-            &[Request::Read {
+            &[IoRequest::Read {
                 offset: 0,
                 buffers: &buffers,
             }],
@@ -208,11 +208,11 @@ fn an_image_cut_short_is_an_error() {
 #[test]
 fn engines_share_a_disk() {
     let file = image(MIB);
-    let disk = disk(&file, 0, Options::default());
+    let disk = disk(&file, 0, DiskOptions::default());
     let [mut first, mut second] = [EngineKind::Uring, EngineKind::Threads].map(|kind| serve(kind, &disk));
     let mut memory = vec![9; 512];
     let buffers = pieces(&mut memory, 512);
-    let write = Request::Write {
+    let write = IoRequest::Write {
         offset: 0,
         buffers: &buffers,
         durable: false,
@@ -220,7 +220,7 @@ fn engines_share_a_disk() {
     run(&mut first, &[write]).remove(0).unwrap();
     let mut back = vec![0; 512];
     let buffers = pieces(&mut back, 512);
-    let read = Request::Read {
+    let read = IoRequest::Read {
         offset: 0,
         buffers: &buffers,
     };
@@ -231,8 +231,8 @@ fn engines_share_a_disk() {
 #[test]
 fn what_cannot_be_a_disk_is_refused() {
     let refused =
-        |file: File, options: Options| Disk::open_raw(file.into(), options).unwrap_err().to_string();
-    let default = Options::default();
+        |file: File, options: DiskOptions| Disk::open_raw(file.into(), options).unwrap_err().to_string();
+    let default = DiskOptions::default();
     assert_eq!(
         refused(image(0).into_file(), default),
         "size 0 is not a multiple of 512, or 0"
@@ -251,15 +251,15 @@ fn what_cannot_be_a_disk_is_refused() {
     assert_eq!(error, "opened for reading only, but the disk is not read-only");
     let write_only = OpenOptions::new().write(true).open(file.path()).unwrap();
     assert_eq!(refused(write_only, default), "opened for writing only");
-    let direct = Options {
-        cache: Cache::None,
+    let direct = DiskOptions {
+        cache: CacheMode::None,
         ..default
     };
     let error = refused(open(file.path(), 0), direct);
     assert_eq!(error, "cache mode none needs a file opened with O_DIRECT");
     let disk = Disk::open_raw(
         read_only().into(),
-        Options {
+        DiskOptions {
             read_only: true,
             ..default
         },

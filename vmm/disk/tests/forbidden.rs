@@ -3,7 +3,7 @@
 use std::io;
 use std::thread;
 
-use husk_disk::{Disk, DiskId, Engine, EngineKind, Options, Request};
+use husk_disk::{Disk, DiskId, DiskOptions, Engine, EngineKind, IoRequest};
 
 /// From now on this thread gets EPERM from io_uring_setup, and from io_uring_register but to update files.
 fn forbid() {
@@ -53,7 +53,7 @@ fn forbid() {
 fn disk() -> Disk {
     let file = tempfile::tempfile_in("/var/tmp").unwrap();
     file.set_len(4096).unwrap();
-    Disk::open_raw(file.into(), Options::default()).unwrap()
+    Disk::open_raw(file.into(), DiskOptions::default()).unwrap()
 }
 
 fn new(kind: EngineKind) -> io::Result<Engine> {
@@ -63,7 +63,7 @@ fn new(kind: EngineKind) -> io::Result<Engine> {
 fn works(engine: &mut Engine, disk: DiskId) {
     for tag in 0..engine.depth() {
         // SAFETY: a flush has no buffers.
-        unsafe { engine.submit(tag, disk, Request::Flush) };
+        unsafe { engine.submit(tag, disk, IoRequest::Flush) };
     }
     engine.kick().unwrap();
     for _ in 0..engine.depth() {

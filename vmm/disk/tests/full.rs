@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use husk_disk::{Disk, EngineKind, ErrorPolicy, Options, Request};
+use husk_disk::{Disk, DiskOptions, EngineKind, ErrorPolicy, IoRequest};
 
 /// Bounds what this process can write of any file; writing beyond is EFBIG.
 fn limit(bytes: libc::rlim_t) {
@@ -24,10 +24,10 @@ fn limit(bytes: libc::rlim_t) {
 
 /// A raw disk of 4 MiB, and an overlay that is going to be as large.
 fn disks() -> [Disk; 2] {
-    let raw = disk(&image(4 * MIB), 0, Options::default());
+    let raw = disk(&image(4 * MIB), 0, DiskOptions::default());
     let overlay = image(0);
     Disk::create_overlay(open(overlay.path(), 0).into(), 4 * MIB).unwrap();
-    let overlay = Disk::open_qcow2(open(overlay.path(), 0).into(), None, Options::default());
+    let overlay = Disk::open_qcow2(open(overlay.path(), 0).into(), None, DiskOptions::default());
     [raw, overlay.unwrap()]
 }
 
@@ -36,7 +36,7 @@ fn held(kind: EngineKind, disk: &Disk) {
     let expected = pattern(2 * MIB as usize, 9);
     let mut memory = expected.clone();
     let buffers = pieces(&mut memory, 1000);
-    let write = Request::Write {
+    let write = IoRequest::Write {
         offset: MIB,
         buffers: &buffers,
         durable: false,
@@ -86,5 +86,5 @@ fn a_write_is_held_until_there_is_room() {
 
 #[test]
 fn the_default_is_to_stop() {
-    assert_eq!(Options::default().error_policy, ErrorPolicy::Stop);
+    assert_eq!(DiskOptions::default().error_policy, ErrorPolicy::Stop);
 }

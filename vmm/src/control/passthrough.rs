@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use husk_disk::{Cache, Disk, Options};
+use husk_disk::{CacheMode, Disk, DiskOptions};
 use husk_proto::fds::FdReceiver;
 use husk_proto::vmm::v1::{self as pb, disk::Cache as PbCache};
 use husk_virtio_scsi::{HostUnit, LunOptions, open_lun};
@@ -37,9 +37,9 @@ pub(super) async fn open(fds: &FdReceiver, field: &str, scsi: &pb::ScsiDisk) -> 
         max_segments: Some(lun.max_segments).filter(|segments| *segments > 0),
     };
     let cache = match disk.cache() {
-        PbCache::None => Cache::None,
-        PbCache::Writethrough => Cache::Writethrough,
-        PbCache::Writeback | PbCache::Unspecified => Cache::Writeback,
+        PbCache::None => CacheMode::None,
+        PbCache::Writethrough => CacheMode::Writethrough,
+        PbCache::Writeback | PbCache::Unspecified => CacheMode::Writeback,
     };
     // Elsewhere: the device is asked.
     let opened = tokio::task::spawn_blocking(move || unit(device, options, cache)).await;
@@ -47,13 +47,13 @@ pub(super) async fn open(fds: &FdReceiver, field: &str, scsi: &pb::ScsiDisk) -> 
     opened.map_err(|e| invalid(field, format!("disk {:?}: {e}", disk.id)))
 }
 
-fn unit(device: OwnedFd, options: LunOptions, cache: Cache) -> Result<HostUnit, String> {
+fn unit(device: OwnedFd, options: LunOptions, cache: CacheMode) -> Result<HostUnit, String> {
     let copy = device.try_clone().map_err(|e| e.to_string())?;
     let (device, limits) = open_lun(device, options).map_err(|e| e.to_string())?;
-    let options = Options {
+    let options = DiskOptions {
         read_only: true,
         cache,
-        ..Options::default()
+        ..DiskOptions::default()
     };
     // A device without a medium that can be read boots nothing, and is the guest's affair.
     let image = Disk::open_raw(copy, options).ok();

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use husk_disk::{Disk, Format, Options};
+use husk_disk::{Disk, DiskOptions, ImageFormat};
 use husk_virtio_scsi::target::Lun;
 use husk_virtio_scsi::{Address, Medium, NewUnit};
 use husk_vmm::cpuid::Topology;
@@ -23,7 +23,7 @@ fn overlay() -> (Disk, File) {
     let base = tempfile::tempfile().unwrap();
     base.set_len(MIB).unwrap();
     let (overlay, base) = (OwnedFd::from(overlay.into_file()), base.into());
-    let disk = Disk::new_overlay(overlay, (base, Format::Raw), Options::default()).unwrap();
+    let disk = Disk::new_overlay(overlay, (base, ImageFormat::Raw), DiskOptions::default()).unwrap();
     assert!(watch.try_lock().is_err());
     (disk, watch)
 }

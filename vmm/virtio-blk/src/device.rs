@@ -273,11 +273,11 @@ impl VirtioDevice for Blk {
 
 #[cfg(test)]
 mod tests {
-    use husk_disk::{Cache, Options};
+    use husk_disk::{CacheMode, DiskOptions};
 
     use super::*;
 
-    fn blk(options: Options) -> Blk {
+    fn blk(options: DiskOptions) -> Blk {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
         let setup = BlkSetup {
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn a_driver_that_cannot_flush_gets_durable_writes() {
-        let blk = blk(Options::default());
+        let blk = blk(DiskOptions::default());
         let (limits, writeback) = blk.limits(0);
         assert!(limits.durable && writeback.is_none());
         let (limits, writeback) = blk.limits(1 << VIRTIO_BLK_F_FLUSH);
@@ -304,13 +304,13 @@ mod tests {
     #[test]
     fn a_disk_without_a_cache_needs_no_help() {
         for options in [
-            Options {
-                cache: Cache::Writethrough,
-                ..Options::default()
+            DiskOptions {
+                cache: CacheMode::Writethrough,
+                ..DiskOptions::default()
             },
-            Options {
+            DiskOptions {
                 read_only: true,
-                ..Options::default()
+                ..DiskOptions::default()
             },
         ] {
             let blk = blk(options);

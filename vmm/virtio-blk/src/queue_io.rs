@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use husk_devices::GuestMemMmap;
 use husk_devices::virtio::chain::Segment;
-use husk_disk::{Disk, DiskId, Engine, ErrorPolicy, Request};
+use husk_disk::{Disk, DiskId, Engine, ErrorPolicy, IoRequest};
 use vm_memory::GuestAddress;
 
 use crate::request::mark_dirty;
@@ -80,12 +80,12 @@ impl QueueIo {
     /// The request's buffers are slices of `mem`.
     pub unsafe fn submit(
         &mut self,
-        request: Request<'_>,
+        request: IoRequest<'_>,
         mem: &Arc<GuestMemMmap>,
         (head, status, writable): (u16, GuestAddress, u32),
     ) -> Option<&mut Vec<Segment>> {
         let tag = self.free.pop()?;
-        let fills = matches!(request, Request::Read { .. });
+        let fills = matches!(request, IoRequest::Read { .. });
         // SAFETY: the tag is free. The buffers are slices of `mem`, which the pending request keeps until its
         // completion; the engine is dropped before the pending requests.
         unsafe { self.engine.submit(tag, self.disk, request) };

@@ -5,7 +5,7 @@
 
 use husk_devices::GuestMemMmap;
 use husk_devices::virtio::chain::{self, Segment};
-use husk_disk::{Buffer, Request, SECTOR};
+use husk_disk::{IoBuffer, IoRequest, SECTOR};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
     VIRTIO_BLK_T_GET_ID, VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT, VIRTIO_BLK_T_WRITE_ZEROES,
@@ -42,7 +42,7 @@ pub(crate) enum RequestError {
 pub(crate) struct RequestLayout {
     readable: Vec<Segment>,
     writable: Vec<Segment>,
-    buffers: Vec<Buffer>,
+    buffers: Vec<IoBuffer>,
     status: GuestAddress,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct RequestLayout {
 #[derive(Debug)]
 pub(crate) enum Action<'a> {
     /// Ask the disk.
-    Submit(Request<'a>),
+    Submit(IoRequest<'a>),
     /// Answer at once; so many bytes of data were written before the status.
     Finish(BlkStatus, u32),
 }
@@ -128,7 +128,7 @@ impl RequestLayout {
             VIRTIO_BLK_T_IN => {
                 let offset = transfer_offset(&self.writable, sector, limits)?;
                 map(mem, &self.writable, &mut self.buffers)?;
-                Ok(Action::Submit(Request::Read {
+                Ok(Action::Submit(IoRequest::Read {
                     offset,
                     buffers: &self.buffers,
                 }))
@@ -136,13 +136,13 @@ impl RequestLayout {
             VIRTIO_BLK_T_OUT if !limits.read_only => {
                 let offset = transfer_offset(&self.readable, sector, limits)?;
                 map(mem, &self.readable, &mut self.buffers)?;
-                Ok(Action::Submit(Request::Write {
+                Ok(Action::Submit(IoRequest::Write {
                     offset,
                     buffers: &self.buffers,
                     durable,
                 }))
             }
-            VIRTIO_BLK_T_FLUSH => Ok(Action::Submit(Request::Flush)),
+            VIRTIO_BLK_T_FLUSH => Ok(Action::Submit(IoRequest::Flush)),
             VIRTIO_BLK_T_GET_ID => self.get_id(mem, limits),
             VIRTIO_BLK_T_DISCARD if !limits.read_only => {
                 let (offset, len, flags) = self.range(mem, limits)?;
@@ -150,14 +150,14 @@ impl RequestLayout {
                 if flags != 0 {
                     return Err(BlkStatus::Unsupported);
                 }
-                Ok(Action::Submit(Request::Discard { offset, len, durable }))
+                Ok(Action::Submit(IoRequest::Discard { offset, len, durable }))
             }
             VIRTIO_BLK_T_WRITE_ZEROES if !limits.read_only => {
                 let (offset, len, flags) = self.range(mem, limits)?;
                 if flags & !VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0 {
                     return Err(BlkStatus::Unsupported);
                 }
-                Ok(Action::Submit(Request::WriteZeroes {
+                Ok(Action::Submit(IoRequest::WriteZeroes {
                     offset,
                     len,
                     unmap: flags != 0,
@@ -241,7 +241,7 @@ fn disk_offset(sector: u64, sectors: u64, limits: &RequestLimits) -> Result<u64,
 }
 
 /// The host's view of guest ranges, neighbours joined.
-fn map(mem: &GuestMemMmap, segments: &[Segment], buffers: &mut Vec<Buffer>) -> Result<(), BlkStatus> {
+fn map(mem: &GuestMemMmap, segments: &[Segment], buffers: &mut Vec<IoBuffer>) -> Result<(), BlkStatus> {
     buffers.clear();
     for segment in segments {
         for slice in GuestMemoryBackend::get_slices(mem, segment.address, segment.len as usize) {
@@ -249,9 +249,9 @@ fn map(mem: &GuestMemMmap, segments: &[Segment], buffers: &mut Vec<Buffer>) -> R
             let start = slice.ptr_guard_mut().as_ptr();
             match buffers.last_mut() {
                 Some(last) if last.start().wrapping_add(last.len()) == start => {
-                    *last = Buffer::new(last.start(), last.len() + slice.len());
+                    *last = IoBuffer::new(last.start(), last.len() + slice.len());
                 }
-                _ => buffers.push(Buffer::new(start, slice.len())),
+                _ => buffers.push(IoBuffer::new(start, slice.len())),
             }
         }
     }

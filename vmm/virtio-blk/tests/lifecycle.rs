@@ -7,7 +7,7 @@ use std::time::Duration;
 use guest::*;
 use husk_devices::virtio::VirtioDevice;
 use husk_devices::virtio::testing::{Driver, INDIRECT, NEXT, WRITE, wait_for};
-use husk_disk::{EngineKind, Options};
+use husk_disk::{DiskOptions, EngineKind};
 use proptest::prelude::*;
 
 const KINDS: [EngineKind; 2] = [EngineKind::Uring, EngineKind::Threads];
@@ -72,7 +72,7 @@ fn a_pause_loses_nothing() {
 
 #[test]
 fn every_queue_has_its_worker() {
-    let mut guest = Guest::with(EngineKind::Auto, 3, Options::default(), false);
+    let mut guest = Guest::with(EngineKind::Auto, 3, DiskOptions::default(), false);
     guest.blk.reset();
     let mut drivers =
         [2, 0].map(|index| Driver::new(&guest.mem, index, 16, 0x1000 + 0x1000 * u64::from(index)));
@@ -100,7 +100,7 @@ fn every_queue_has_its_worker() {
 #[test]
 fn queues_share_a_disk_under_load() {
     for kind in KINDS {
-        let mut guest = Guest::with(kind, 4, Options::default(), true);
+        let mut guest = Guest::with(kind, 4, DiskOptions::default(), true);
         guest.blk.reset();
         guest.put(0x1000, &[0; 0x4000]);
         let mut drivers: Vec<_> = (0..4)
@@ -138,7 +138,7 @@ fn queues_share_a_disk_under_load() {
 
 /// A disk that stops, whose image lost its end for a while.
 fn short(kind: EngineKind) -> (Guest, u16, u64) {
-    let mut guest = Guest::with(kind, 1, Options::default(), true);
+    let mut guest = Guest::with(kind, 1, DiskOptions::default(), true);
     guest.file.set_len(4096).unwrap();
     let (head, status) = guest.add(IN, 8, &[(DATA, 4096, WRITE)]);
     guest.driver.kick();

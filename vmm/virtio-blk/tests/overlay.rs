@@ -8,16 +8,16 @@ use std::os::unix::fs::FileExt;
 use guest::*;
 use husk_devices::virtio::VirtioDevice;
 use husk_devices::virtio::testing::WRITE;
-use husk_disk::{Disk, EngineKind, ErrorPolicy, Format, Options};
+use husk_disk::{Disk, DiskOptions, EngineKind, ErrorPolicy, ImageFormat};
 
 fn clone(file: &File) -> std::os::fd::OwnedFd {
     file.try_clone().unwrap().into()
 }
 
-fn options() -> Options {
-    Options {
+fn options() -> DiskOptions {
+    DiskOptions {
         error_policy: ErrorPolicy::Report,
-        ..Options::default()
+        ..DiskOptions::default()
     }
 }
 
@@ -27,7 +27,7 @@ fn an_overlay_outlives_drivers_pauses_and_the_device() {
         let [base, overlay] = [(); 2].map(|()| tempfile::tempfile_in("/var/tmp").unwrap());
         let content = pattern((SECTORS * 512) as usize, 5);
         base.write_all_at(&content, 0).unwrap();
-        let disk = Disk::new_overlay(clone(&overlay), (clone(&base), Format::Raw), options()).unwrap();
+        let disk = Disk::new_overlay(clone(&overlay), (clone(&base), ImageFormat::Raw), options()).unwrap();
         let mut guest = Guest::on(disk, clone(&overlay).into(), kind, 1, true);
         assert_eq!(guest.request(IN, 8, &[(DATA, 4096, WRITE)]).0, OK);
         assert_eq!(guest.get(DATA, 4096), content[4096..8192]);
@@ -57,7 +57,8 @@ fn an_overlay_outlives_drivers_pauses_and_the_device() {
         // Nothing was flushed: the device closes what it serves.
         guest.blk.reset();
         drop(guest);
-        let disk = Disk::open_qcow2(overlay.into(), Some((clone(&base), Format::Raw)), options()).unwrap();
+        let disk =
+            Disk::open_qcow2(overlay.into(), Some((clone(&base), ImageFormat::Raw)), options()).unwrap();
         let mut held = vec![0; model.len()];
         disk.reader().read_at(0, &mut held).unwrap();
         assert!(held == model);

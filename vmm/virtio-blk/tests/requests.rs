@@ -7,7 +7,7 @@ use std::sync::Arc;
 use guest::*;
 use husk_devices::virtio::VirtioDevice;
 use husk_devices::virtio::testing::WRITE;
-use husk_disk::{BlockSize, Cache, Disk, EngineKind, Options};
+use husk_disk::{BlockSize, CacheMode, Disk, DiskOptions, EngineKind};
 use husk_virtio_blk::Blk;
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{GuestAddress, GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion};
@@ -195,9 +195,9 @@ fn what_does_not_fit_the_disk_is_an_error() {
 
 #[test]
 fn a_read_only_disk_does_not_change() {
-    let read_only = Options {
+    let read_only = DiskOptions {
         read_only: true,
-        ..Options::default()
+        ..DiskOptions::default()
     };
     let mut guest = Guest::with(EngineKind::Auto, 1, read_only, true);
     assert_eq!(guest.blk.features() & (1 << 5), 1 << 5, "VIRTIO_BLK_F_RO");
@@ -246,9 +246,9 @@ fn logical_blocks_of_4096_bytes() {
         logical: 4096,
         physical: 16384,
     };
-    let options = Options {
+    let options = DiskOptions {
         block_size,
-        ..Options::default()
+        ..DiskOptions::default()
     };
     let mut guest = Guest::with(EngineKind::Auto, 1, options, true);
     let mut space = [0; 60];
@@ -276,13 +276,13 @@ fn logical_blocks_of_4096_bytes() {
 
 #[test]
 fn configuration_space() {
-    let open = |size: u64, queues: u16, options: Options| {
+    let open = |size: u64, queues: u16, options: DiskOptions| {
         let file = tempfile::tempfile_in("/var/tmp").unwrap();
         file.set_len(size).unwrap();
         let disk = Disk::open_raw(file.into(), options).unwrap();
         blk(disk, queues, EngineKind::Auto, &Arc::default()).0
     };
-    let mut blk = open(5 << 30, 2, Options::default());
+    let mut blk = open(5 << 30, 2, DiskOptions::default());
     let read = |blk: &Blk, offset: u64, len: usize| {
         let mut bytes = [0; 8];
         blk.read_config(offset, &mut bytes[..len]);
@@ -329,9 +329,9 @@ fn configuration_space() {
     let mut through = open(
         4096,
         1,
-        Options {
-            cache: Cache::Writethrough,
-            ..Options::default()
+        DiskOptions {
+            cache: CacheMode::Writethrough,
+            ..DiskOptions::default()
         },
     );
     through.write_config(32, &[1]);

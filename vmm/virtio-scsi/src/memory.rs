@@ -2,7 +2,7 @@
 
 use husk_devices::GuestMemMmap;
 use husk_devices::virtio::chain::Segment;
-use husk_disk::Buffer;
+use husk_disk::IoBuffer;
 use vm_memory::bitmap::Bitmap;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
@@ -90,7 +90,7 @@ pub(crate) fn map(
     segments: &[Segment],
     offset: u64,
     len: u64,
-    buffers: &mut Vec<Buffer>,
+    buffers: &mut Vec<IoBuffer>,
 ) -> Result<(), Outside> {
     buffers.clear();
     let mut mapped = 0;
@@ -101,9 +101,9 @@ pub(crate) fn map(
             let start = slice.ptr_guard_mut().as_ptr();
             match buffers.last_mut() {
                 Some(last) if last.start().wrapping_add(last.len()) == start => {
-                    *last = Buffer::new(last.start(), last.len() + slice.len());
+                    *last = IoBuffer::new(last.start(), last.len() + slice.len());
                 }
-                _ => buffers.push(Buffer::new(start, slice.len())),
+                _ => buffers.push(IoBuffer::new(start, slice.len())),
             }
         }
     }

@@ -3,29 +3,29 @@
 use std::collections::VecDeque;
 use std::io;
 
+use crate::backend_set::BackendSet;
 use crate::disk::{Attachment, Disk};
-use crate::executor::Executor;
-use crate::executors::Executors;
-use crate::operation::{Operation, Traits};
-use crate::threads::Threads;
-use crate::uring::Uring;
-use crate::{Completion, EngineKind, ErrorPolicy};
+use crate::io_backend::IoBackend;
+use crate::operation::{FileTraits, Operation};
+use crate::thread_backend::ThreadBackend;
+use crate::uring_backend::UringBackend;
+use crate::{EngineKind, ErrorPolicy, IoCompletion};
 
-mod flow;
+mod requests;
 #[cfg(test)]
 mod tests;
 
 /// A disk attached to an [`Engine`]. No other disk ever gets the same from that engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DiskId {
-    place: u32,
+    slot: u32,
     /// Which of those who had the place one after another.
     generation: u32,
 }
 
 /// A disk that began to hold requests.
 #[derive(Debug)]
-pub struct Stopped {
+pub struct StoppedDisk {
     /// Which.
     pub disk: DiskId,
     /// What happened to the first of them.
@@ -38,18 +38,18 @@ pub struct Stopped {
 /// them, and [`Engine::complete`] until there is nothing; then wait for [`Engine::event`].
 #[derive(Debug)]
 pub struct Engine {
-    executor: Executors,
+    backends: BackendSet,
     depth: u16,
     /// By place.
-    disks: Vec<Place>,
-    free_places: Vec<u32>,
+    disks: Vec<DiskSlot>,
+    free_slots: Vec<u32>,
     /// By tag, as many as were ever used.
-    slots: Vec<Slot>,
+    requests: Vec<RequestState>,
     /// Slots that wait for others, oldest first.
     waiting: VecDeque<u16>,
     /// Requests that ended, and the place of their disk.
-    ended: VecDeque<(u32, Completion)>,
-    stopped: VecDeque<Stopped>,
+    ended: VecDeque<(u32, IoCompletion)>,
+    stopped: VecDeque<StoppedDisk>,
     /// A request ended since what waits was last looked at.
     ended_one: bool,
     bounces: usize,
@@ -61,26 +61,26 @@ pub struct Engine {
 }
 
 #[derive(Debug, Default)]
-struct Place {
+struct DiskSlot {
     generation: u32,
-    attached: Option<Attached>,
+    attached: Option<AttachedDisk>,
 }
 
 #[derive(Debug)]
-struct Attached {
+struct AttachedDisk {
     image: Attachment,
-    traits: Traits,
+    traits: FileTraits,
     policy: ErrorPolicy,
     /// Requests whose completion was not returned.
     in_flight: u16,
     /// The owner knows that requests are held.
-    told: bool,
+    stop_reported: bool,
 }
 
 #[derive(Debug, Default)]
-struct Slot {
+struct RequestState {
     operation: Operation,
-    place: u32,
+    slot: u32,
     /// Order of arrival, none if the slot is free.
     age: Option<u64>,
     /// The blocks of the disk it touches.
@@ -100,27 +100,27 @@ impl Engine {
     /// # Errors
     /// The kernel refuses a ring ([`EngineKind::Uring`]) or threads.
     pub fn new(kind: EngineKind, depth: u16, max_disks: u32) -> io::Result<Self> {
-        let executor: Box<dyn Executor> = match kind {
-            EngineKind::Threads => Box::new(Threads::new(max_disks)?),
-            EngineKind::Uring => Box::new(Uring::new(depth, max_disks)?),
-            EngineKind::Auto => match Uring::new(depth, max_disks) {
+        let backend: Box<dyn IoBackend> = match kind {
+            EngineKind::Threads => Box::new(ThreadBackend::new(max_disks)?),
+            EngineKind::Uring => Box::new(UringBackend::new(depth, max_disks)?),
+            EngineKind::Auto => match UringBackend::new(depth, max_disks) {
                 Ok(ring) => Box::new(ring),
                 Err(error) => {
                     tracing::warn!(%error, "io_uring is not available, disks are served by threads");
-                    Box::new(Threads::new(max_disks)?)
+                    Box::new(ThreadBackend::new(max_disks)?)
                 }
             },
         };
-        Ok(Self::with_executor(executor, depth))
+        Ok(Self::with_backend(backend, depth))
     }
 
-    pub(crate) fn with_executor(executor: Box<dyn Executor>, depth: u16) -> Self {
+    pub(crate) fn with_backend(backend: Box<dyn IoBackend>, depth: u16) -> Self {
         Self {
-            executor: Executors::new(executor),
+            backends: BackendSet::new(backend),
             depth,
             disks: Vec::new(),
-            free_places: Vec::new(),
-            slots: Vec::new(),
+            free_slots: Vec::new(),
+            requests: Vec::new(),
             waiting: VecDeque::new(),
             ended: VecDeque::new(),
             stopped: VecDeque::new(),
@@ -146,34 +146,34 @@ impl Engine {
     /// [needs one engine](Disk::needs_one_engine). Else the kernel's.
     pub fn attach(&mut self, disk: &Disk) -> io::Result<DiskId> {
         let image = Attachment::new(disk)?;
-        let new = self.free_places.is_empty();
-        let place = match self.free_places.last() {
-            Some(place) => *place,
+        let new = self.free_slots.is_empty();
+        let slot = match self.free_slots.last() {
+            Some(slot) => *slot,
             None => self.disks.len() as u32,
         };
-        if place >= self.executor.places() {
+        if slot >= self.backends.max_files() {
             return Err(io::ErrorKind::QuotaExceeded.into());
         }
-        self.executor.attach(place, disk.backend())?;
+        self.backends.attach(slot, disk.backend())?;
         if new {
-            self.disks.push(Place::default());
+            self.disks.push(DiskSlot::default());
         } else {
-            self.free_places.pop();
+            self.free_slots.pop();
         }
-        let entry = &mut self.disks[place as usize];
-        entry.attached = Some(Attached {
+        let entry = &mut self.disks[slot as usize];
+        entry.attached = Some(AttachedDisk {
             image,
-            traits: Traits {
+            traits: FileTraits {
                 align: disk.align(),
                 punch: true,
                 zero_range: true,
             },
             policy: disk.error_policy(),
             in_flight: 0,
-            told: false,
+            stop_reported: false,
         });
         let generation = entry.generation;
-        Ok(DiskId { place, generation })
+        Ok(DiskId { slot, generation })
     }
 
     /// Stops serving a disk. When it returns and nobody else has a handle to the disk, its descriptor is closed.
@@ -186,18 +186,18 @@ impl Engine {
         if self.attached(disk)?.in_flight > 0 {
             return Err(io::ErrorKind::ResourceBusy.into());
         }
-        self.executor.detach(disk.place)?;
-        let place = &mut self.disks[disk.place as usize];
-        place.attached = None;
-        place.generation = place.generation.wrapping_add(1);
-        self.free_places.push(disk.place);
+        self.backends.detach(disk.slot)?;
+        let slot = &mut self.disks[disk.slot as usize];
+        slot.attached = None;
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free_slots.push(disk.slot);
         self.stopped.retain(|stopped| stopped.disk != disk);
         Ok(())
     }
 
-    fn attached(&mut self, disk: DiskId) -> io::Result<&mut Attached> {
-        match self.disks.get_mut(disk.place as usize) {
-            Some(Place {
+    fn attached(&mut self, disk: DiskId) -> io::Result<&mut AttachedDisk> {
+        match self.disks.get_mut(disk.slot as usize) {
+            Some(DiskSlot {
                 generation,
                 attached: Some(attached),
             }) if *generation == disk.generation => Ok(attached),
@@ -208,18 +208,18 @@ impl Engine {
     /// The disk attached under an id.
     #[must_use]
     pub fn disk(&self, disk: DiskId) -> Option<&Disk> {
-        let place = self.disks.get(disk.place as usize)?;
-        let attached = place.attached.as_ref()?;
-        (place.generation == disk.generation).then_some(attached.image.disk())
+        let slot = self.disks.get(disk.slot as usize)?;
+        let attached = slot.attached.as_ref()?;
+        (slot.generation == disk.generation).then_some(attached.image.disk())
     }
 
     /// Requests of a disk that were submitted and whose completion was not returned yet, held ones included.
     #[must_use]
     pub fn in_flight(&self, disk: DiskId) -> usize {
-        let place = self.disks.get(disk.place as usize);
-        let attached = place
-            .filter(|place| place.generation == disk.generation)
-            .and_then(|place| place.attached.as_ref());
+        let slot = self.disks.get(disk.slot as usize);
+        let attached = slot
+            .filter(|slot| slot.generation == disk.generation)
+            .and_then(|slot| slot.attached.as_ref());
         attached.map_or(0, |attached| attached.in_flight.into())
     }
 
@@ -228,7 +228,7 @@ impl Engine {
     /// submitted or retried.
     #[must_use]
     pub fn is_busy(&self) -> bool {
-        self.executor.running() > 0 || !self.ended.is_empty()
+        self.backends.running() > 0 || !self.ended.is_empty()
     }
 
     /// Has another error policy apply to a disk, from the next error on.
@@ -241,7 +241,7 @@ impl Engine {
     }
 
     /// The next disk that began to hold requests: each is named once until [`Engine::retry_held`].
-    pub fn take_stopped(&mut self) -> Option<Stopped> {
+    pub fn take_stopped(&mut self) -> Option<StoppedDisk> {
         self.stopped.pop_front()
     }
 
@@ -251,11 +251,11 @@ impl Engine {
         let Ok(attached) = self.attached(disk) else {
             return;
         };
-        attached.told = false;
+        attached.stop_reported = false;
         let size = attached.image.disk().size();
         self.stopped.retain(|stopped| stopped.disk != disk);
-        for tag in self.release_held(disk.place) {
-            let operation = &mut self.slots[usize::from(tag)].operation;
+        for tag in self.release_held(disk.slot) {
+            let operation = &mut self.requests[usize::from(tag)].operation;
             if operation.end() > size {
                 // The disk shrank meanwhile.
                 self.end(tag, Err(io::ErrorKind::InvalidInput.into()));
@@ -272,21 +272,21 @@ impl Engine {
         if self.attached(disk).is_err() {
             return;
         }
-        for tag in self.release_held(disk.place) {
-            let errno = self.slots[usize::from(tag)].operation.errno();
+        for tag in self.release_held(disk.slot) {
+            let errno = self.requests[usize::from(tag)].operation.errno();
             self.end(tag, Err(io::Error::from_raw_os_error(errno)));
         }
         self.unblock();
     }
 
     /// The tags that were held at a place, oldest first.
-    fn release_held(&mut self, place: u32) -> Vec<u16> {
+    fn release_held(&mut self, slot: u32) -> Vec<u16> {
         let mut released: Vec<_> = (0..)
-            .zip(&mut self.slots)
-            .filter(|(_, slot)| slot.place == place && slot.age.is_some() && slot.held)
-            .map(|(tag, slot)| {
-                slot.held = false;
-                (slot.age, tag)
+            .zip(&mut self.requests)
+            .filter(|(_, request)| request.slot == slot && request.age.is_some() && request.held)
+            .map(|(tag, request)| {
+                request.held = false;
+                (request.age, tag)
             })
             .collect();
         released.sort_unstable();

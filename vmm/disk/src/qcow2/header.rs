@@ -35,20 +35,20 @@ const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
 /// What the rest of the module needs of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
+pub(super) struct Qcow2Header {
     /// Bytes of the disk.
     pub size: u64,
     /// Bytes of a cluster.
     pub cluster: u64,
-    tables: Table,
-    counts: Table,
+    tables: TableLocation,
+    counts: TableLocation,
     /// log2 of a reference count's bits.
     count_order: u32,
 }
 
 /// A list of 8-byte entries in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Table {
+struct TableLocation {
     offset: u64,
     entries: u64,
 }
@@ -57,7 +57,7 @@ pub(super) fn refused(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, format!("qcow2: {}", why.into()))
 }
 
-impl Header {
+impl Qcow2Header {
     /// Reads and judges the header and the upper tables of an image that is to be written to or not.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ impl Header {
         let mut head = vec![0; len.min(HEAD) as usize];
         file.read_exact_at(&mut head, 0)?;
         let header = Self::parse(&head, len, writable)?;
-        header.judge_tables(file, len, writable)?;
+        header.check_entries(file, len, writable)?;
         Ok(header)
     }
 
@@ -101,8 +101,8 @@ impl Header {
         }
         let cluster = 1 << cluster_bits;
         let count_order = if version == 3 {
-            judge_features(be64(head, 72))?;
-            judge_extensions(head, cluster)?;
+            check_features(be64(head, 72))?;
+            check_extensions(head, cluster)?;
             be32(head, 96)
         } else {
             4
@@ -113,22 +113,22 @@ impl Header {
         let header = Self {
             size: be64(head, 24),
             cluster,
-            tables: Table {
+            tables: TableLocation {
                 offset: be64(head, 40),
                 entries: be32(head, 36).into(),
             },
-            counts: Table {
+            counts: TableLocation {
                 offset: be64(head, 48),
                 entries: u64::from(be32(head, 56)) * (cluster / 8),
             },
             count_order,
         };
-        header.judge(len)?;
+        header.check_tables(len)?;
         Ok(header)
     }
 
     /// Tables that fit the disk, the file, and memory.
-    fn judge(&self, len: u64) -> io::Result<()> {
+    fn check_tables(&self, len: u64) -> io::Result<()> {
         if self.size == 0 || !self.size.is_multiple_of(512) || i64::try_from(self.size).is_err() {
             return Err(refused(format!(
                 "a size of {} bytes, which is 0, no whole sectors, or too large",
@@ -152,11 +152,11 @@ impl Header {
                 return Err(refused(format!("{name} is not in the file")));
             }
         }
-        self.judge_memory(0)
+        self.check_memory(0)
     }
 
     /// `counted` are the blocks of reference counts of an image that is written to, else 0.
-    fn judge_memory(&self, counted: u64) -> io::Result<()> {
+    fn check_memory(&self, counted: u64) -> io::Result<()> {
         let cached = self.tables_needed().min(CACHED_TABLES) + counted.min(CACHED_COUNTS);
         // Upper tables are there twice while they are read.
         let upper = (self.tables.entries + self.counts.entries) * 16;
@@ -176,7 +176,7 @@ impl Header {
     }
 
     /// Tables whose entries lead to places in the file of their own.
-    fn judge_tables(&self, file: &File, len: u64, writable: bool) -> io::Result<()> {
+    fn check_entries(&self, file: &File, len: u64, writable: bool) -> io::Result<()> {
         let mut places: Vec<u64> = self
             .clusters_of(self.tables)
             .chain(self.clusters_of(self.counts))
@@ -203,7 +203,7 @@ impl Header {
                 )));
             }
             let growth = self.size / self.cluster / per_block + 2;
-            self.judge_memory(counted.saturating_add(growth))?;
+            self.check_memory(counted.saturating_add(growth))?;
         }
         places.sort_unstable();
         match places.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -220,14 +220,14 @@ impl Header {
         Ok(())
     }
 
-    fn clusters_of(&self, table: Table) -> impl Iterator<Item = u64> + use<> {
+    fn clusters_of(&self, table: TableLocation) -> impl Iterator<Item = u64> + use<> {
         let end = table.offset + table.entries * 8;
         (table.offset..end).step_by(self.cluster as usize)
     }
 }
 
 /// What cannot be ignored.
-fn judge_features(bits: u64) -> io::Result<()> {
+fn check_features(bits: u64) -> io::Result<()> {
     let name = match bits.trailing_zeros() {
         64 => return Ok(()),
         0 => "it was not closed, or is being written to (dirty)".into(),
@@ -240,7 +240,7 @@ fn judge_features(bits: u64) -> io::Result<()> {
     Err(refused(name))
 }
 
-fn judge_extensions(head: &[u8], cluster: u64) -> io::Result<()> {
+fn check_extensions(head: &[u8], cluster: u64) -> io::Result<()> {
     let end = head.len().min(cluster as usize);
     let mut at = be32(head, 100) as usize;
     if at < V3 || !at.is_multiple_of(8) {
@@ -270,7 +270,11 @@ fn fits(at: usize, len: usize, end: usize) -> Option<Range<usize>> {
 }
 
 /// Calls `each` for the entries of a table that lies in the file.
-fn each_entry(file: &File, table: Table, mut each: impl FnMut(u64) -> io::Result<()>) -> io::Result<()> {
+fn each_entry(
+    file: &File,
+    table: TableLocation,
+    mut each: impl FnMut(u64) -> io::Result<()>,
+) -> io::Result<()> {
     let mut piece = [0; 4096];
     let (mut at, end) = (table.offset, table.offset + table.entries * 8);
     while at < end {

@@ -9,19 +9,19 @@ use std::sync::Arc;
 
 use husk_seccomp::ThreadRole;
 
-use crate::executor::Call;
-use crate::mailbox::Mailbox;
-use crate::pool::Pool;
-use crate::{Extent, Format, Geometry, Options};
+use crate::completion_queue::CompletionQueue;
+use crate::io_backend::IoCall;
+use crate::thread_pool::ThreadPool;
+use crate::{DiskOptions, Extent, Geometry, ImageFormat};
 
+mod content;
+mod file_storage;
 mod header;
-mod image;
 mod open;
-mod store;
 #[cfg(test)]
 mod tests;
 
-use image::Content;
+use content::ImageContent;
 pub(crate) use open::{CLUSTER, create};
 
 /// Calls that run at once.
@@ -32,35 +32,44 @@ const STACK: usize = 512 << 10;
 
 /// An open image and its threads.
 #[derive(Debug)]
-pub(crate) struct Image {
+pub(crate) struct Qcow2Image {
     // Before the content, which is closed when nobody is at work on it any more.
-    pool: Pool<Job>,
-    content: Arc<Content>,
+    pool: ThreadPool<Job>,
+    content: Arc<ImageContent>,
 }
 
 #[derive(Debug)]
 struct Job {
     tag: u16,
-    call: Call,
-    answer: Arc<Mailbox>,
+    call: IoCall,
+    answer: Arc<CompletionQueue>,
 }
 
-impl Image {
+impl Qcow2Image {
     /// See [`Disk::open_qcow2`](crate::Disk::open_qcow2).
-    pub fn open(file: File, base: Option<(File, Format)>, options: Options) -> io::Result<(Self, Geometry)> {
-        Self::serve(Content::open(file, base, options)?)
+    pub fn open(
+        file: File,
+        base: Option<(File, ImageFormat)>,
+        options: DiskOptions,
+    ) -> io::Result<(Self, Geometry)> {
+        Self::serve(ImageContent::open(file, base, options)?)
     }
 
     /// See [`Disk::new_overlay`](crate::Disk::new_overlay).
-    pub fn overlay(file: File, base: File, format: Format, options: Options) -> io::Result<(Self, Geometry)> {
-        Self::serve(Content::overlay(file, base, format, options)?)
+    pub fn overlay(
+        file: File,
+        base: File,
+        format: ImageFormat,
+        options: DiskOptions,
+    ) -> io::Result<(Self, Geometry)> {
+        Self::serve(ImageContent::overlay(file, base, format, options)?)
     }
 
-    fn serve(content: Content) -> io::Result<(Self, Geometry)> {
+    fn serve(content: ImageContent) -> io::Result<(Self, Geometry)> {
         let geometry = content.geometry();
         let content = Arc::new(content);
         let image = Arc::clone(&content);
-        let pool = Pool::new(ThreadRole::Qcow2, "qcow2", (THREADS, STACK), move |job| {
+        let pool = ThreadPool::new(ThreadRole::Qcow2, "qcow2", (THREADS, STACK), move |job| {
             let Job { tag, call, answer } = job;
             // SAFETY: whoever started the call keeps its memory until the result below is there.
             let result = unsafe { image.perform(call) };
@@ -73,7 +82,7 @@ impl Image {
     ///
     /// # Safety
     /// Until then the call's iovecs and the memory they name stay valid.
-    pub unsafe fn start(&self, tag: u16, call: Call, answer: &Arc<Mailbox>) {
+    pub unsafe fn start(&self, tag: u16, call: IoCall, answer: &Arc<CompletionQueue>) {
         let answer = Arc::clone(answer);
         self.pool.push([Job { tag, call, answer }].into_iter());
     }

@@ -11,24 +11,24 @@ use imago::qcow2::Qcow2;
 use imago::raw::Raw;
 use imago::{DenyImplicitOpenGate, FormatAccess, FormatCreateBuilder, FormatDriverBuilder};
 
-use super::header::{Header, refused};
-use super::store::Store;
+use super::file_storage::FileStorage;
+use super::header::{Qcow2Header, refused};
 use crate::geometry::{self, invalid};
-use crate::{Cache, Format, Options};
+use crate::{CacheMode, DiskOptions, ImageFormat};
 
 /// Bytes of a cluster of the overlays made here.
 pub(crate) const CLUSTER: usize = 64 << 10;
 
 /// An image as imago gives access to it.
-pub(super) type Access = FormatAccess<Store>;
+pub(super) type ImagoAccess = FormatAccess<FileStorage>;
 
 /// Runs imago, which is not to take anything down with it.
 pub(super) fn guarded<T>(run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(io::Error::other("imago panicked")))
 }
 
-pub(super) fn open_file(file: File, options: Options) -> io::Result<Arc<File>> {
-    if options.cache == Cache::None {
+pub(super) fn open_file(file: File, options: DiskOptions) -> io::Result<Arc<File>> {
+    if options.cache == CacheMode::None {
         return Err(invalid("cache mode none is not for qcow2".into()));
     }
     if geometry::check_access(&file, options)? {
@@ -39,15 +39,15 @@ pub(super) fn open_file(file: File, options: Options) -> io::Result<Arc<File>> {
 
 pub(super) fn open_image(
     file: &Arc<File>,
-    base: Option<Access>,
+    base: Option<ImagoAccess>,
     writable: bool,
-) -> io::Result<(Access, Header)> {
+) -> io::Result<(ImagoAccess, Qcow2Header)> {
     if !file.metadata()?.file_type().is_file() {
         return Err(invalid("qcow2 is not in a regular file".into()));
     }
-    let header = Header::load(file, writable)?;
+    let header = Qcow2Header::load(file, writable)?;
     let access = guarded(|| {
-        let image = Qcow2::builder(Store::new(file)?)
+        let image = Qcow2::builder(FileStorage::new(file)?)
             .write(writable)
             .backing(base)
             .data_file(None)
@@ -68,16 +68,26 @@ pub(super) fn open_image(
     Ok((access, header))
 }
 
-pub(super) fn open_base(image: &File, base: File, format: Format, options: Options) -> io::Result<Access> {
+pub(super) fn open_base(
+    image: &File,
+    base: File,
+    format: ImageFormat,
+    options: DiskOptions,
+) -> io::Result<ImagoAccess> {
     let read_only = true;
-    let base = open_file(base, Options { read_only, ..options })?;
+    let base = open_file(base, DiskOptions { read_only, ..options })?;
     let (upper, lower) = (image.metadata()?, base.metadata()?);
     if (upper.dev(), upper.ino()) == (lower.dev(), lower.ino()) {
         return Err(invalid("it is the image itself".into()));
     }
     match format {
-        Format::Raw => guarded(|| Ok(FormatAccess::new(Raw::open_image(Store::new(&base)?, false)?))),
-        Format::Qcow2 => Ok(open_image(&base, None, false)?.0),
+        ImageFormat::Raw => guarded(|| {
+            Ok(FormatAccess::new(Raw::open_image(
+                FileStorage::new(&base)?,
+                false,
+            )?))
+        }),
+        ImageFormat::Qcow2 => Ok(open_image(&base, None, false)?.0),
     }
 }
 
@@ -90,12 +100,12 @@ pub(crate) fn create(file: &Arc<File>, size: u64, cluster: usize) -> io::Result<
         return Err(invalid(format!("size {size} is not a multiple of 512, or 0")));
     }
     guarded(|| {
-        Qcow2::<Store>::create_builder(Store::new(file)?)
+        Qcow2::<FileStorage>::create_builder(FileStorage::new(file)?)
             .size(size)
             .preallocate(PreallocateMode::None)
             .cluster_size(cluster)
             .create()
     })?;
     // What we would not open again is none: too large for its clusters.
-    Header::load(file, true).map(|_| ())
+    Qcow2Header::load(file, true).map(|_| ())
 }

@@ -8,7 +8,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use husk_disk::{Buffer, Disk, DiskId, Engine, EngineKind, ErrorPolicy, Options, Request};
+use husk_disk::{Disk, DiskId, DiskOptions, Engine, EngineKind, ErrorPolicy, IoBuffer, IoRequest};
 
 pub const MIB: u64 = 1 << 20;
 pub const KINDS: [EngineKind; 2] = [EngineKind::Uring, EngineKind::Threads];
@@ -28,7 +28,7 @@ pub fn open(path: &Path, flags: i32) -> File {
         .unwrap()
 }
 
-pub fn disk(file: &tempfile::NamedTempFile, flags: i32, options: Options) -> Disk {
+pub fn disk(file: &tempfile::NamedTempFile, flags: i32, options: DiskOptions) -> Disk {
     Disk::open_raw(open(file.path(), flags).into(), options).unwrap()
 }
 
@@ -45,13 +45,13 @@ pub fn serve(kind: EngineKind, disk: &Disk) -> Served {
 }
 
 /// Submits, and waits until as many requests as were submitted are done.
-pub fn run(served: &mut Served, requests: &[Request<'_>]) -> Vec<io::Result<()>> {
+pub fn run(served: &mut Served, requests: &[IoRequest<'_>]) -> Vec<io::Result<()>> {
     let requests: Vec<_> = requests.iter().map(|request| (served.disk, *request)).collect();
     run_on(&mut served.engine, &requests)
 }
 
 /// Likewise, to several disks.
-pub fn run_on(engine: &mut Engine, requests: &[(DiskId, Request<'_>)]) -> Vec<io::Result<()>> {
+pub fn run_on(engine: &mut Engine, requests: &[(DiskId, IoRequest<'_>)]) -> Vec<io::Result<()>> {
     let mut results: Vec<Option<io::Result<()>>> = requests.iter().map(|_| None).collect();
     for (tag, (disk, request)) in requests.iter().enumerate() {
         // SAFETY: the callers' buffers outlive this function, which waits for the completions.
@@ -81,17 +81,17 @@ pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
         .collect()
 }
 
-pub fn pieces(memory: &mut [u8], step: usize) -> Vec<Buffer> {
+pub fn pieces(memory: &mut [u8], step: usize) -> Vec<IoBuffer> {
     memory
         .chunks_mut(step)
-        .map(|c| Buffer::new(c.as_mut_ptr(), c.len()))
+        .map(|c| IoBuffer::new(c.as_mut_ptr(), c.len()))
         .collect()
 }
 
 /// Errors are for the test to see.
-pub fn reporting() -> Options {
-    Options {
+pub fn reporting() -> DiskOptions {
+    DiskOptions {
         error_policy: ErrorPolicy::Report,
-        ..Options::default()
+        ..DiskOptions::default()
     }
 }

@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use husk_disk::{Disk, Options};
+use husk_disk::{Disk, DiskOptions};
 
 use super::*;
 
@@ -45,7 +45,7 @@ fn image(at: &Path, kernel: &[u8], initrd: &[u8]) {
 }
 
 fn reader(file: File) -> DiskReader {
-    let options = Options {
+    let options = DiskOptions {
         read_only: true,
         ..Default::default()
     };

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::io;
 use std::os::fd::OwnedFd;
 
-use husk_disk::{BlockSize, Cache, Disk, ErrorPolicy, Format, Options};
+use husk_disk::{BlockSize, CacheMode, Disk, DiskOptions, ErrorPolicy, ImageFormat};
 use husk_proto::fds::{FdReceiver, Token};
 use husk_proto::vmm::v1::block_size::Size;
 use husk_proto::vmm::v1::disk as pb_disk;
@@ -32,14 +32,14 @@ pub(super) async fn claim(fds: &FdReceiver, field: &str, fd: Option<&pb::Fd>) ->
     fds.take(token).await.map_err(|e| invalid(field, e))
 }
 
-fn options(disk: &pb::Disk) -> Options {
+fn options(disk: &pb::Disk) -> DiskOptions {
     let size = disk.block_size.as_ref().and_then(|size| size.size.as_ref());
-    Options {
+    DiskOptions {
         read_only: disk.read_only,
         cache: match disk.cache() {
-            pb_disk::Cache::None => Cache::None,
-            pb_disk::Cache::Writethrough => Cache::Writethrough,
-            pb_disk::Cache::Writeback | pb_disk::Cache::Unspecified => Cache::Writeback,
+            pb_disk::Cache::None => CacheMode::None,
+            pb_disk::Cache::Writethrough => CacheMode::Writethrough,
+            pb_disk::Cache::Writeback | pb_disk::Cache::Unspecified => CacheMode::Writeback,
         },
         error_policy: match disk.error_policy() {
             pb_disk::ErrorPolicy::Stop | pb_disk::ErrorPolicy::Unspecified => ErrorPolicy::Stop,
@@ -58,10 +58,10 @@ fn options(disk: &pb::Disk) -> Options {
     }
 }
 
-fn format(format: pb_disk::Format) -> Format {
+fn format(format: pb_disk::Format) -> ImageFormat {
     match format {
-        pb_disk::Format::Raw | pb_disk::Format::Unspecified => Format::Raw,
-        pb_disk::Format::Qcow2 => Format::Qcow2,
+        pb_disk::Format::Raw | pb_disk::Format::Unspecified => ImageFormat::Raw,
+        pb_disk::Format::Qcow2 => ImageFormat::Qcow2,
     }
 }
 
@@ -82,11 +82,15 @@ pub(super) async fn open(fds: &FdReceiver, field: &str, disk: &pb::Disk) -> Resu
     }
     let open: Box<dyn FnOnce() -> io::Result<Disk> + Send> =
         match (format(disk.format()), base, disk.new_overlay) {
-            (Format::Raw, None, false) => Box::new(move || Disk::open_raw(file, options)),
-            (Format::Qcow2, base, false) => Box::new(move || Disk::open_qcow2(file, base, options)),
-            (Format::Qcow2, Some(base), true) => Box::new(move || Disk::new_overlay(file, base, options)),
-            (Format::Raw, ..) => return Err(invalid(&format!("{field}.format"), "a raw disk is no overlay")),
-            (Format::Qcow2, None, true) => return Err(missing(&format!("{field}.base"))),
+            (ImageFormat::Raw, None, false) => Box::new(move || Disk::open_raw(file, options)),
+            (ImageFormat::Qcow2, base, false) => Box::new(move || Disk::open_qcow2(file, base, options)),
+            (ImageFormat::Qcow2, Some(base), true) => {
+                Box::new(move || Disk::new_overlay(file, base, options))
+            }
+            (ImageFormat::Raw, ..) => {
+                return Err(invalid(&format!("{field}.format"), "a raw disk is no overlay"));
+            }
+            (ImageFormat::Qcow2, None, true) => return Err(missing(&format!("{field}.base"))),
         };
     // Elsewhere: what a file system has to say can take it time.
     let opened = tokio::task::spawn_blocking(open).await;

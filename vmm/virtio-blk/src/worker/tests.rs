@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use husk_devices::virtio::testing::{Driver, Interrupts, WRITE, memory, wait_for};
 use husk_devices::{GuestMem, GuestMemMmap};
-use husk_disk::testing::{Made, Script, What};
-use husk_disk::{ErrorPolicy, Options};
+use husk_disk::testing::{BackendScript, CallKind, RecordedCall};
+use husk_disk::{DiskOptions, ErrorPolicy};
 use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -25,7 +25,7 @@ struct Bench {
     driver: Driver,
     interrupts: Arc<Interrupts>,
     disk: Disk,
-    script: Script,
+    script: BackendScript,
     stop: EventFd,
     stops: Arc<Mutex<Vec<io::Error>>>,
     /// How the worker was scheduled at the last of them.
@@ -43,12 +43,12 @@ fn bench_with(event_idx: bool, depth: u16, error_policy: ErrorPolicy) -> Bench {
     let mem = memory(&[(0, 0x40_0000)]);
     let file = tempfile::tempfile_in("/var/tmp").unwrap();
     file.set_len(1 << 29).unwrap();
-    let options = Options {
+    let options = DiskOptions {
         error_policy,
-        ..Options::default()
+        ..DiskOptions::default()
     };
     let disk = Disk::open_raw(file.into(), options).unwrap();
-    let (engine, script) = Script::engine(depth);
+    let (engine, script) = BackendScript::engine(depth);
     let queue_io = QueueIo::new(engine, &disk).unwrap();
     let driver = Driver::new(&mem, 0, SIZE, 0x1000);
     let mut bench = Bench {
@@ -112,7 +112,7 @@ impl Bench {
         (head, status)
     }
 
-    fn submitted(&self, count: usize) -> Vec<Made> {
+    fn submitted(&self, count: usize) -> Vec<RecordedCall> {
         wait_for("requests at the disk", || {
             let made = self.script.made();
             (made.len() >= count).then_some(made)
@@ -146,7 +146,7 @@ fn a_flush_is_answered_when_the_disk_has_done_it() {
     let (flush, status) = bench.add(4, &[]);
     bench.driver.kick();
     let submitted = bench.submitted(2);
-    assert_eq!(submitted[1].what, What::Sync);
+    assert_eq!(submitted[1].what, CallKind::Sync);
     bench.done(&[submitted[0].tag]);
     assert_ne!(bench.driver.wait().0, flush);
     settle();
@@ -264,9 +264,9 @@ fn the_drivers_cache_mode_makes_writes_durable() {
         bench.writeback.store(writeback, Ordering::Relaxed);
         bench.add(1, &[(DATA, 512, 0)]);
         bench.driver.kick();
-        let Made { tag, what, .. } = bench.submitted(count).pop().unwrap();
+        let RecordedCall { tag, what, .. } = bench.submitted(count).pop().unwrap();
         let (offset, len, durable) = (0, 512, !writeback);
-        assert_eq!(what, What::Write { offset, len, durable });
+        assert_eq!(what, CallKind::Write { offset, len, durable });
         bench.done(&[tag]);
         bench.driver.wait();
     }

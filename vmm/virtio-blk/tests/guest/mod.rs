@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use husk_devices::GuestMem;
 use husk_devices::virtio::testing::{Descriptor, Driver, Interrupts, WRITE, memory};
 use husk_devices::virtio::{Activation, ActiveQueue, VirtioDevice};
-use husk_disk::{Disk, EngineKind, ErrorPolicy, Options};
+use husk_disk::{Disk, DiskOptions, EngineKind, ErrorPolicy};
 use husk_virtio_blk::{Blk, BlkHandle, BlkSetup};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
@@ -77,14 +77,14 @@ impl Guest {
     /// A disk that reports errors, unless `options` are other than the default.
     pub fn new(kind: EngineKind, event_idx: bool) -> Self {
         let error_policy = ErrorPolicy::Report;
-        let options = Options {
+        let options = DiskOptions {
             error_policy,
-            ..Options::default()
+            ..DiskOptions::default()
         };
         Self::with(kind, 1, options, event_idx)
     }
 
-    pub fn with(kind: EngineKind, queues: u16, options: Options, event_idx: bool) -> Self {
+    pub fn with(kind: EngineKind, queues: u16, options: DiskOptions, event_idx: bool) -> Self {
         let file = tempfile::tempfile_in("/var/tmp").unwrap();
         file.write_all_at(&pattern((SECTORS * 512) as usize, 0), 0)
             .unwrap();

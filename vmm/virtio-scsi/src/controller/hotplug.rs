@@ -3,7 +3,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use husk_disk::{Disk, Request};
+use husk_disk::{Disk, IoRequest};
 
 use super::Controller;
 use crate::events::What;
@@ -175,7 +175,7 @@ impl Controller {
         if let Some((tag, _)) = self.slots.take(Slot::Flush, place) {
             removal.stage = Stage::Flushing;
             // SAFETY: the tag is this slot's. A flush has no buffers.
-            unsafe { self.engine.submit(tag, disk, Request::Flush) };
+            unsafe { self.engine.submit(tag, disk, IoRequest::Flush) };
         }
     }
 

@@ -8,7 +8,7 @@ use husk_devices::GuestMemMmap;
 use husk_devices::sched_policy::SchedPolicy;
 use husk_devices::virtio::ActiveQueue;
 use husk_devices::virtio::chain::Segment;
-use husk_disk::{Buffer, Disk, DiskId, Engine, ErrorPolicy};
+use husk_disk::{Disk, DiskId, Engine, ErrorPolicy, IoBuffer};
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
@@ -72,7 +72,7 @@ pub(crate) struct Controller {
     sched_policy: SchedPolicy,
     // Scratch.
     parsed: Chain,
-    buffers: Vec<Buffer>,
+    buffers: Vec<IoBuffer>,
     readable: Vec<Segment>,
     writable: Vec<Segment>,
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use husk_devices::GuestMemMmap;
-use husk_disk::{Buffer, Completion, Request};
+use husk_disk::{IoBuffer, IoCompletion, IoRequest};
 
 use super::Controller;
 use crate::address::Addressed;
@@ -209,7 +209,7 @@ impl Controller {
                     return Way::Lost;
                 }
                 slot.fills |= matches!(into, Place::Initiator(_));
-                Request::Read { offset, buffers }
+                IoRequest::Read { offset, buffers }
             }
             Step::Write {
                 offset,
@@ -220,20 +220,20 @@ impl Controller {
                 if !map(task, mem, &chain.data_out, from, len, buffers) {
                     return Way::Lost;
                 }
-                Request::Write {
+                IoRequest::Write {
                     offset,
                     buffers,
                     durable,
                 }
             }
-            Step::Flush => Request::Flush,
-            Step::Discard { offset, len, durable } => Request::Discard { offset, len, durable },
+            Step::Flush => IoRequest::Flush,
+            Step::Discard { offset, len, durable } => IoRequest::Discard { offset, len, durable },
             Step::WriteZeroes {
                 offset,
                 len,
                 unmap,
                 durable,
-            } => Request::WriteZeroes {
+            } => IoRequest::WriteZeroes {
                 offset,
                 len,
                 unmap,
@@ -248,7 +248,7 @@ impl Controller {
         Way::Submitted
     }
 
-    pub(super) fn completed(&mut self, Completion { tag, result }: Completion) {
+    pub(super) fn completed(&mut self, IoCompletion { tag, result }: IoCompletion) {
         let slot = self.slots.get(tag);
         match slot.kind {
             Kind::Flush => {
@@ -339,7 +339,7 @@ fn map(
     segments: &[husk_devices::virtio::chain::Segment],
     place: Place,
     len: u64,
-    buffers: &mut Vec<Buffer>,
+    buffers: &mut Vec<IoBuffer>,
 ) -> bool {
     match place {
         Place::Initiator(offset) => memory::map(mem, segments, offset, len, buffers).is_ok(),
@@ -348,7 +348,7 @@ fn map(
             let scratch = scratch.and_then(|scratch| scratch.get_mut(..usize::try_from(len).ok()?));
             buffers.clear();
             scratch
-                .map(|bytes| buffers.push(Buffer::new(bytes.as_mut_ptr(), bytes.len())))
+                .map(|bytes| buffers.push(IoBuffer::new(bytes.as_mut_ptr(), bytes.len())))
                 .is_some()
         }
     }

@@ -1,6 +1,6 @@
 //! Images of other formats, whose requests end elsewhere than those of files: beside files, from when they come.
 
-use husk_disk::Format;
+use husk_disk::ImageFormat;
 
 use super::*;
 
@@ -13,9 +13,9 @@ fn overlay(blocks: u64, seed: u8) -> (File, File) {
     (overlay, base)
 }
 
-fn chain((overlay, base): &(File, File), options: Options) -> Disk {
+fn chain((overlay, base): &(File, File), options: DiskOptions) -> Disk {
     let fd = |file: &File| file.try_clone().unwrap().into();
-    Disk::open_qcow2(fd(overlay), Some((fd(base), Format::Raw)), options).unwrap()
+    Disk::open_qcow2(fd(overlay), Some((fd(base), ImageFormat::Raw)), options).unwrap()
 }
 
 fn write(guest: &mut Guest, address: Address, block: u32, seed: u8) {
@@ -72,7 +72,7 @@ fn a_disc_may_be_qcow2() {
     };
     guest.handle.add(drive).wait().unwrap();
     guest.settle(0, 5);
-    let read_only = Options {
+    let read_only = DiskOptions {
         read_only: true,
         ..reporting()
     };

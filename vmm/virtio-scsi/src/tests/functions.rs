@@ -177,7 +177,7 @@ fn a_driver_can_be_told_of_other_media() {
     assert_eq!(notify(&mut guest, 2, field(at(0, 2)), 16), (0, 12));
     assert_eq!(notify(&mut guest, 2, field(at(1, 0)), 16), (0, 3));
     let disc = || {
-        let options = Options {
+        let options = DiskOptions {
             read_only: true,
             ..reporting()
         };

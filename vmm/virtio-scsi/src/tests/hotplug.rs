@@ -25,7 +25,7 @@ fn adding_is_checked_and_idempotent() {
         logical: 1024,
         physical: 4096,
     };
-    let options = Options {
+    let options = DiskOptions {
         block_size: large,
         ..reporting()
     };
@@ -139,7 +139,7 @@ fn a_driver_that_does_nothing_has_its_time_and_no_new_disk_there() {
 #[test]
 fn a_read_only_unit_goes_when_the_driver_has_let_go() {
     let (mut guest, file) = Guest::new();
-    let options = Options {
+    let options = DiskOptions {
         read_only: true,
         ..reporting()
     };
@@ -175,7 +175,7 @@ fn without_a_driver_that_can_be_told_a_unit_goes_at_once() {
 
 #[test]
 fn removal_waits_for_what_is_under_way_and_flushes_last() {
-    use husk_disk::testing::What;
+    use husk_disk::testing::CallKind;
     let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Stop);
     let (head, response) = guest.add(at(0, 0), &write10(0, 1), &[(DATA, 512, 0)]);
     guest.request[0].kick();
@@ -186,7 +186,7 @@ fn removal_waits_for_what_is_under_way_and_flushes_last() {
     guest.add(at(0, 1), &write10(0, 1), &[(DATA, 512, 0)]);
     guest.request[0].kick();
     let other = Guest::made(&script, 2)[1];
-    assert_eq!(other.place, 1);
+    assert_eq!(other.slot, 1);
     script.finish(other.tag, Ok(()));
     guest.request[0].wait();
     // An error now is told, not held.
@@ -194,7 +194,7 @@ fn removal_waits_for_what_is_under_way_and_flushes_last() {
     let (used, len) = guest.request[0].wait();
     assert_eq!((used, guest.ended(response, len).sense().0), (head, 3));
     let flush = Guest::made(&script, 3)[2];
-    assert_eq!((flush.what, flush.place), (What::Sync, 0));
+    assert_eq!((flush.what, flush.slot), (CallKind::Sync, 0));
     script.finish(flush.tag, Err(libc::EIO));
     assert!(answer.wait().unwrap().flushed.is_err());
     assert_eq!(guest.stops.lock().unwrap().len(), 0);
@@ -226,7 +226,7 @@ fn units_come_and_go_beside_one_under_load() {
     let hotplug = thread::spawn(move || {
         for round in 0..200u16 {
             let id = format!("disk{round}");
-            let options = Options {
+            let options = DiskOptions {
                 read_only: true,
                 ..reporting()
             };

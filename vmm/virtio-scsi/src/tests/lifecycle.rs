@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::*;
 
 /// Ends a call a little later; tells when it does.
-fn finish_later(script: Script, tag: u16, result: Result<(), i32>) -> Arc<AtomicBool> {
+fn finish_later(script: BackendScript, tag: u16, result: Result<(), i32>) -> Arc<AtomicBool> {
     let ending = Arc::<AtomicBool>::default();
     let told = Arc::clone(&ending);
     thread::spawn(move || {

@@ -6,7 +6,7 @@ fn disc(blocks: u64, seed: u8) -> Disk {
     let file = image(blocks);
     file.write_all_at(&pattern((blocks * 512) as usize, seed), 0)
         .unwrap();
-    let options = Options {
+    let options = DiskOptions {
         read_only: true,
         ..reporting()
     };

@@ -12,8 +12,8 @@ use std::time::Duration;
 use husk_devices::GuestMem;
 use husk_devices::virtio::testing::{Descriptor, Driver, Interrupts, WRITE, memory, wait_for};
 use husk_devices::virtio::{Activation, ActiveQueue, VirtioDevice};
-use husk_disk::testing::{Made, Script};
-use husk_disk::{Disk, Engine, EngineKind, ErrorPolicy, Options};
+use husk_disk::testing::{BackendScript, RecordedCall};
+use husk_disk::{Disk, DiskOptions, Engine, EngineKind, ErrorPolicy};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
 use crate::target::Lun;
@@ -97,14 +97,14 @@ fn image(blocks: u64) -> File {
     file
 }
 
-fn open(file: &File, options: Options) -> Disk {
+fn open(file: &File, options: DiskOptions) -> Disk {
     Disk::open_raw(file.try_clone().unwrap().into(), options).unwrap()
 }
 
-fn reporting() -> Options {
-    Options {
+fn reporting() -> DiskOptions {
+    DiskOptions {
         error_policy: ErrorPolicy::Report,
-        ..Options::default()
+        ..DiskOptions::default()
     }
 }
 
@@ -140,12 +140,12 @@ impl Guest {
     }
 
     /// The same with an engine that the test drives, for requests of `depth`.
-    fn scripted(depth: u16, policy: ErrorPolicy) -> (Self, Script) {
-        let options = Options {
+    fn scripted(depth: u16, policy: ErrorPolicy) -> (Self, BackendScript) {
+        let options = DiskOptions {
             error_policy: policy,
-            ..Options::default()
+            ..DiskOptions::default()
         };
-        let (engine, script) = Script::engine(depth);
+        let (engine, script) = BackendScript::engine(depth);
         let disk = |id, lun| unit(id, at(0, lun), open(&image(BLOCKS), options));
         let mut guest = Self::with(engine, vec![disk("first", 0), disk("second", 1)], true);
         guest.settle(0, 0);
@@ -341,7 +341,7 @@ impl Guest {
         self.get(response, 1)[0]
     }
 
-    fn made(script: &Script, count: usize) -> Vec<Made> {
+    fn made(script: &BackendScript, count: usize) -> Vec<RecordedCall> {
         wait_for("calls", || {
             let made = script.made();
             (made.len() >= count).then_some(made)

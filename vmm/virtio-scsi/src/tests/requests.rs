@@ -218,7 +218,7 @@ fn compare_and_write_runs_alone() {
     let made = Guest::made(&script, 2);
     linger();
     assert_eq!(script.made().len(), 2);
-    assert_eq!([made[0].place, made[1].place], [0, 1]);
+    assert_eq!([made[0].slot, made[1].slot], [0, 1]);
     script.finish(made[0].tag, Ok(()));
     guest.request[0].wait();
     let read = Guest::made(&script, 3)[2];
@@ -250,8 +250,8 @@ fn ordered_tasks_keep_their_place_and_the_head_of_the_queue_does_not_wait() {
         );
     }
     guest.request[0].kick();
-    let block = |made: &Made| match made.what {
-        husk_disk::testing::What::Write { offset, .. } => offset / 512,
+    let block = |made: &RecordedCall| match made.what {
+        husk_disk::testing::CallKind::Write { offset, .. } => offset / 512,
         _ => panic!(),
     };
     let first = Guest::made(&script, 2);

@@ -3,20 +3,20 @@
 use std::io;
 
 use super::kernel::{BLOCKS, Bench, NONE, SECTORS, bench_of, buffers, drain, geometry, one};
-use crate::executor::Call;
-use crate::{Buffer, ErrorPolicy, Geometry, Request, SECTOR};
+use crate::io_backend::IoCall;
+use crate::{ErrorPolicy, Geometry, IoBuffer, IoRequest, SECTOR};
 
 fn bench(policy: ErrorPolicy) -> Bench {
     bench_of(geometry(NONE), policy, 1, true)
 }
 
-fn submit(bench: &mut Bench, tag: u16, request: Request<'_>) {
+fn submit(bench: &mut Bench, tag: u16, request: IoRequest<'_>) {
     // SAFETY: the tests' buffers outlive their benches' use.
     unsafe { bench.engine.submit(tag, bench.disk, request) };
 }
 
-fn write(offset: u64, buffers: &[Buffer]) -> Request<'_> {
-    Request::Write {
+fn write(offset: u64, buffers: &[IoBuffer]) -> IoRequest<'_> {
+    IoRequest::Write {
         offset,
         buffers,
         durable: false,
@@ -38,7 +38,7 @@ fn a_disk_that_stops_tells_once_and_loses_nothing() {
     let pieces = buffers(&mut memory, 4096);
     fail(&bench, Some(libc::EIO));
     submit(&mut bench, 0, write(0, &pieces));
-    submit(&mut bench, 1, Request::Flush);
+    submit(&mut bench, 1, IoRequest::Flush);
     assert!(drain(&mut bench.engine).is_empty());
     let stopped = bench.engine.take_stopped().unwrap();
     assert_eq!((stopped.disk, errno(&stopped.error)), (bench.disk, libc::EIO));
@@ -94,10 +94,10 @@ fn an_ignored_error_leaves_zeroes_to_read() {
         let mut memory = vec![7; 1024];
         let pieces = buffers(&mut memory, 100);
         one(&mut bench, write(512, &pieces)).unwrap();
-        one(&mut bench, Request::Flush).unwrap();
+        one(&mut bench, IoRequest::Flush).unwrap();
         one(
             &mut bench,
-            Request::Read {
+            IoRequest::Read {
                 offset: 512,
                 buffers: &pieces,
             },
@@ -105,7 +105,7 @@ fn an_ignored_error_leaves_zeroes_to_read() {
         .unwrap();
         assert_eq!(memory, [0; 1024]);
         assert!(bench.engine.take_stopped().is_none());
-        let beyond = Request::Read {
+        let beyond = IoRequest::Read {
             offset: SECTORS * SECTOR,
             buffers: &buffers(&mut [0; 512], 512),
         };
@@ -122,9 +122,9 @@ fn a_flush_that_failed_in_the_page_cache_fails_for_good() {
         };
         let mut bench = bench_of(geometry, ErrorPolicy::Report, 1, true);
         fail(&bench, Some(libc::EIO));
-        assert!(one(&mut bench, Request::Flush).is_err());
+        assert!(one(&mut bench, IoRequest::Flush).is_err());
         fail(&bench, None);
-        let again = one(&mut bench, Request::Flush);
+        let again = one(&mut bench, IoRequest::Flush);
         assert_eq!(again.err().map(|e| errno(&e)), lasts.then_some(libc::EIO));
         // Whoever else serves the disk hears of it too.
         assert_eq!(bench.image.lost(), if lasts { libc::EIO } else { 0 });
@@ -136,7 +136,7 @@ fn no_room_for_a_durable_write_is_no_loss() {
     let mut bench = bench(ErrorPolicy::NoSpace);
     let mut memory = vec![7; 512];
     let pieces = buffers(&mut memory, 512);
-    let durable = Request::Write {
+    let durable = IoRequest::Write {
         offset: 0,
         buffers: &pieces,
         durable: true,
@@ -147,12 +147,12 @@ fn no_room_for_a_durable_write_is_no_loss() {
     fail(&bench, None);
     bench.engine.retry_held(bench.disk);
     assert!(drain(&mut bench.engine)[0].result.is_ok());
-    one(&mut bench, Request::Flush).unwrap();
+    one(&mut bench, IoRequest::Flush).unwrap();
     fail(&bench, Some(libc::EIO));
     assert!(one(&mut bench, durable).is_err());
     fail(&bench, None);
     assert!(
-        one(&mut bench, Request::Flush).is_err(),
+        one(&mut bench, IoRequest::Flush).is_err(),
         "it took another's error"
     );
 }
@@ -227,6 +227,7 @@ fn a_retry_respects_a_disk_that_shrank() {
         io::ErrorKind::InvalidInput
     );
     let calls = &bench.kernel.lock().unwrap().calls;
-    let beyond = |call: &&Call| matches!(call, Call::Write { offset, .. } if *offset > SECTORS * SECTOR / 2);
+    let beyond =
+        |call: &&IoCall| matches!(call, IoCall::Write { offset, .. } if *offset > SECTORS * SECTOR / 2);
     assert_eq!(calls.iter().filter(beyond).count(), 1);
 }

@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::executor::{Call, Executor, Vector};
 use crate::geometry::Align;
-use crate::{Buffer, Completion, Disk, DiskId, Engine, ErrorPolicy, Geometry, Request, SECTOR};
+use crate::io_backend::{IoBackend, IoCall, IovecList};
+use crate::{Disk, DiskId, Engine, ErrorPolicy, Geometry, IoBuffer, IoCompletion, IoRequest, SECTOR};
 
 pub const SECTORS: u64 = 4096;
 
@@ -19,7 +19,7 @@ pub struct Kernel {
     /// Of every image.
     pub align: Align,
     pub random: u64,
-    pub calls: Vec<Call>,
+    pub calls: Vec<IoCall>,
     pub fallocate: bool,
     /// Every call fails.
     pub failure: Option<i32>,
@@ -30,8 +30,8 @@ pub struct Kernel {
 #[derive(Clone, Debug)]
 pub struct Fake {
     kernel: Arc<Mutex<Kernel>>,
-    pushed: Vec<(u16, u32, Call)>,
-    out: Vec<(u16, u32, Call)>,
+    pushed: Vec<(u16, u32, IoCall)>,
+    out: Vec<(u16, u32, IoCall)>,
     event: Arc<EventFd>,
 }
 
@@ -44,7 +44,7 @@ impl Kernel {
         self.random % below
     }
 
-    fn perform(&mut self, place: u32, call: Call) -> i32 {
+    fn perform(&mut self, slot: u32, call: IoCall) -> i32 {
         self.calls.push(call);
         if let Some(errno) = self.failure {
             return -errno;
@@ -53,28 +53,28 @@ impl Kernel {
             return -[libc::EINTR, libc::EAGAIN][self.random(2) as usize];
         }
         if let Some(one_in) = self.shortage
-            && !matches!(call, Call::Sync)
+            && !matches!(call, IoCall::Sync)
             && self.random(one_in) == 0
         {
             return -libc::ENOSPC;
         }
-        let place = place as usize;
+        let slot = slot as usize;
         match call {
-            Call::Read { offset, vector } => self.transfer(place, offset, vector, false),
-            Call::Write { offset, vector, .. } => self.transfer(place, offset, vector, true),
-            Call::Sync => 0,
-            Call::Allocate { .. } if !self.fallocate => -libc::EOPNOTSUPP,
-            Call::Allocate {
+            IoCall::Read { offset, vector } => self.transfer(slot, offset, vector, false),
+            IoCall::Write { offset, vector, .. } => self.transfer(slot, offset, vector, true),
+            IoCall::Sync => 0,
+            IoCall::Allocate { .. } if !self.fallocate => -libc::EOPNOTSUPP,
+            IoCall::Allocate {
                 mode, offset, len, ..
             } => {
                 assert_ne!(mode & libc::FALLOC_FL_KEEP_SIZE, 0, "the image must not grow");
-                self.images[place][offset as usize..(offset + len) as usize].fill(0);
+                self.images[slot][offset as usize..(offset + len) as usize].fill(0);
                 0
             }
         }
     }
 
-    fn transfer(&mut self, place: usize, offset: u64, vector: Vector, write: bool) -> i32 {
+    fn transfer(&mut self, slot: usize, offset: u64, vector: IovecList, write: bool) -> i32 {
         assert!((1..=1024).contains(&vector.count));
         assert_eq!(offset % self.align.offset, 0, "{offset}");
         // SAFETY: the engine under test vouches for the vector.
@@ -98,9 +98,9 @@ impl Kernel {
             // SAFETY: the engine under test vouches for the buffers.
             let memory = unsafe { std::slice::from_raw_parts_mut(buffer.iov_base.cast::<u8>(), len) };
             if write {
-                self.images[place][at..at + len].copy_from_slice(memory);
+                self.images[slot][at..at + len].copy_from_slice(memory);
             } else {
-                memory.copy_from_slice(&self.images[place][at..at + len]);
+                memory.copy_from_slice(&self.images[slot][at..at + len]);
             }
             at += len;
             rest -= len;
@@ -109,8 +109,8 @@ impl Kernel {
     }
 }
 
-impl Executor for Fake {
-    fn places(&self) -> u32 {
+impl IoBackend for Fake {
+    fn max_files(&self) -> u32 {
         2
     }
 
@@ -118,14 +118,14 @@ impl Executor for Fake {
         Ok(())
     }
 
-    fn detach(&mut self, place: u32) -> io::Result<()> {
-        assert!(self.out.iter().all(|(_, p, _)| *p != place));
+    fn detach(&mut self, slot: u32) -> io::Result<()> {
+        assert!(self.out.iter().all(|(_, p, _)| *p != slot));
         Ok(())
     }
 
-    unsafe fn push(&mut self, tag: u16, place: u32, call: Call) {
+    unsafe fn push(&mut self, tag: u16, slot: u32, call: IoCall) {
         assert!(self.out.iter().chain(&self.pushed).all(|(t, ..)| *t != tag));
-        self.pushed.push((tag, place, call));
+        self.pushed.push((tag, slot, call));
     }
 
     fn submit(&mut self) -> io::Result<bool> {
@@ -141,8 +141,8 @@ impl Executor for Fake {
             return None;
         }
         let index = kernel.random(self.out.len() as u64) as usize;
-        let (tag, place, call) = self.out.swap_remove(index);
-        Some((tag, kernel.perform(place, call)))
+        let (tag, slot, call) = self.out.swap_remove(index);
+        Some((tag, kernel.perform(slot, call)))
     }
 
     fn running(&self) -> usize {
@@ -204,7 +204,7 @@ pub fn bench_of(geometry: Geometry, policy: ErrorPolicy, seed: u64, fallocate: b
         out: Vec::new(),
         event: Arc::new(EventFd::new(EFD_NONBLOCK).unwrap()),
     };
-    let mut engine = Engine::with_executor(Box::new(fake), 128);
+    let mut engine = Engine::with_backend(Box::new(fake), 128);
     let image = Disk::made_up(geometry, policy);
     let disk = engine.attach(&image).unwrap();
     Bench {
@@ -215,7 +215,7 @@ pub fn bench_of(geometry: Geometry, policy: ErrorPolicy, seed: u64, fallocate: b
     }
 }
 
-pub fn drain(engine: &mut Engine) -> Vec<Completion> {
+pub fn drain(engine: &mut Engine) -> Vec<IoCompletion> {
     let mut all = Vec::new();
     while let Some(completion) = engine.complete() {
         all.push(completion);
@@ -224,15 +224,15 @@ pub fn drain(engine: &mut Engine) -> Vec<Completion> {
 }
 
 /// Cuts `memory` into buffers at multiples of `step`.
-pub fn buffers(memory: &mut [u8], step: usize) -> Vec<Buffer> {
+pub fn buffers(memory: &mut [u8], step: usize) -> Vec<IoBuffer> {
     memory
         .chunks_mut(step)
-        .map(|chunk| Buffer::new(chunk.as_mut_ptr(), chunk.len()))
+        .map(|chunk| IoBuffer::new(chunk.as_mut_ptr(), chunk.len()))
         .collect()
 }
 
 /// The result of one request.
-pub fn one(bench: &mut Bench, request: Request<'_>) -> io::Result<()> {
+pub fn one(bench: &mut Bench, request: IoRequest<'_>) -> io::Result<()> {
     // SAFETY: the callers' buffers outlive the call, which waits for the completion.
     unsafe { bench.engine.submit(7, bench.disk, request) };
     let mut done = drain(&mut bench.engine);

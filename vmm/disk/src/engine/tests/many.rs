@@ -3,7 +3,7 @@
 use std::io;
 
 use super::kernel::{BLOCKS, NONE, bench, bench_of, buffers, drain, geometry};
-use crate::{Disk, ErrorPolicy, Geometry, Request};
+use crate::{Disk, ErrorPolicy, Geometry, IoRequest};
 
 #[test]
 fn a_place_is_used_again_and_an_old_id_is_not() {
@@ -31,7 +31,7 @@ fn a_place_is_used_again_and_an_old_id_is_not() {
     bench.engine.retry_held(bench.disk);
     bench.engine.fail_held(bench.disk);
     // SAFETY: a flush has no buffers.
-    unsafe { bench.engine.submit(0, bench.disk, Request::Flush) };
+    unsafe { bench.engine.submit(0, bench.disk, IoRequest::Flush) };
     let done = drain(&mut bench.engine);
     assert_eq!(
         done[0].result.as_ref().unwrap_err().kind(),
@@ -50,7 +50,7 @@ fn blocks_rewritten_on_one_disk_do_not_hold_up_another() {
     let other = bench.engine.attach(&other).unwrap();
     let mut memory = vec![7; 512];
     let pieces = buffers(&mut memory, 512);
-    let write = Request::Write {
+    let write = IoRequest::Write {
         offset: 512,
         buffers: &pieces,
         durable: false,
@@ -71,7 +71,7 @@ fn blocks_rewritten_on_one_disk_do_not_hold_up_another() {
 #[test]
 fn a_disk_whose_blocks_are_rewritten_has_one_engine() {
     let serve = |disk: &Disk| {
-        let (mut engine, _) = crate::testing::Script::engine(4);
+        let (mut engine, _) = crate::testing::BackendScript::engine(4);
         engine.attach(disk).map(|id| (engine, id))
     };
     let disk = Disk::made_up(geometry(BLOCKS), ErrorPolicy::Report);
@@ -102,12 +102,12 @@ fn what_is_not_whole_logical_blocks_is_refused() {
     let mut bench = bench_of(geometry, ErrorPolicy::Report, 1, true);
     let mut memory = vec![7; 8192];
     let pieces = buffers(&mut memory, 4096);
-    let request = |offset, len: usize| Request::Write {
+    let request = |offset, len: usize| IoRequest::Write {
         offset,
         buffers: &pieces[..len],
         durable: false,
     };
-    let discard = |offset, len| Request::Discard {
+    let discard = |offset, len| IoRequest::Discard {
         offset,
         len,
         durable: false,

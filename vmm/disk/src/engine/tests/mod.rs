@@ -7,9 +7,9 @@ use std::io;
 use proptest::prelude::*;
 
 use super::*;
-use crate::executor::Call;
 use crate::geometry::Align;
-use crate::{Buffer, Geometry, Request, SECTOR};
+use crate::io_backend::IoCall;
+use crate::{Geometry, IoBuffer, IoRequest, SECTOR};
 
 mod held;
 mod kernel;
@@ -87,22 +87,22 @@ proptest! {
                 let pieces = buffers(&mut memory[op.shift..], op.step);
                 let model = &mut models[op.disk];
                 let request = match op.kind {
-                    0 => Request::Read { offset, buffers: &pieces },
+                    0 => IoRequest::Read { offset, buffers: &pieces },
                     1 => {
                         model[range].fill((tag + 1) as u8);
-                        Request::Write { offset, buffers: &pieces, durable: false }
+                        IoRequest::Write { offset, buffers: &pieces, durable: false }
                     }
                     2 => {
                         if fallocate {
                             model[range].fill(0);
                         }
-                        Request::Discard { offset, len, durable: true }
+                        IoRequest::Discard { offset, len, durable: true }
                     }
                     3 => {
                         model[range].fill(0);
-                        Request::WriteZeroes { offset, len, unmap: op.shift == 1, durable: false }
+                        IoRequest::WriteZeroes { offset, len, unmap: op.shift == 1, durable: false }
                     }
-                    _ => Request::Flush,
+                    _ => IoRequest::Flush,
                 };
                 // SAFETY: `memory` lives, unmoved, until the completions below.
                 unsafe { engine.submit(tag as u16, disks[op.disk], request) };
@@ -144,7 +144,7 @@ fn durable_changes_are_on_disk_before_they_complete() {
     let pieces = buffers(&mut memory, 512);
     one(
         &mut bench,
-        Request::Write {
+        IoRequest::Write {
             offset: 0,
             buffers: &pieces,
             durable: true,
@@ -153,7 +153,7 @@ fn durable_changes_are_on_disk_before_they_complete() {
     .unwrap();
     one(
         &mut bench,
-        Request::WriteZeroes {
+        IoRequest::WriteZeroes {
             offset: 0,
             len: 512,
             unmap: false,
@@ -166,9 +166,9 @@ fn durable_changes_are_on_disk_before_they_complete() {
         kernel
             .calls
             .iter()
-            .all(|c| !matches!(c, Call::Write { durable: false, .. }))
+            .all(|c| !matches!(c, IoCall::Write { durable: false, .. }))
     );
-    assert!(matches!(kernel.calls.last(), Some(Call::Sync)));
+    assert!(matches!(kernel.calls.last(), Some(IoCall::Sync)));
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn a_write_through_disk_makes_every_write_durable() {
     let pieces = buffers(&mut memory, 512);
     one(
         &mut bench,
-        Request::Write {
+        IoRequest::Write {
             offset: 512,
             buffers: &pieces,
             durable: false,
@@ -192,7 +192,7 @@ fn a_write_through_disk_makes_every_write_durable() {
     .unwrap();
     one(
         &mut bench,
-        Request::WriteZeroes {
+        IoRequest::WriteZeroes {
             offset: 0,
             len: 512,
             unmap: false,
@@ -201,12 +201,12 @@ fn a_write_through_disk_makes_every_write_durable() {
     )
     .unwrap();
     let kernel = bench.kernel.lock().unwrap();
-    assert!(kernel.calls.iter().any(|c| matches!(c, Call::Write { .. })));
+    assert!(kernel.calls.iter().any(|c| matches!(c, IoCall::Write { .. })));
     assert!(
         kernel
             .calls
             .iter()
-            .all(|c| !matches!(c, Call::Write { durable: false, .. })),
+            .all(|c| !matches!(c, IoCall::Write { durable: false, .. })),
         "{:?}",
         kernel.calls
     );
@@ -225,22 +225,22 @@ fn errors_and_endless_interruptions_end_a_request() {
             let mut memory = vec![1; 1024];
             let pieces = buffers(&mut memory, 512);
             for request in [
-                Request::Read {
+                IoRequest::Read {
                     offset: 512,
                     buffers: &pieces,
                 },
-                Request::Write {
+                IoRequest::Write {
                     offset: 512,
                     buffers: &pieces,
                     durable: false,
                 },
-                Request::WriteZeroes {
+                IoRequest::WriteZeroes {
                     offset: 0,
                     len: 512,
                     unmap: true,
                     durable: false,
                 },
-                Request::Flush,
+                IoRequest::Flush,
             ] {
                 let error = one(&mut bench, request).unwrap_err();
                 assert_eq!(error.raw_os_error(), Some(expected));
@@ -256,7 +256,7 @@ fn a_refused_fallocate_is_not_tried_again() {
     for _ in 0..3 {
         one(
             &mut bench,
-            Request::WriteZeroes {
+            IoRequest::WriteZeroes {
                 offset: 0,
                 len: 4096,
                 unmap: true,
@@ -266,7 +266,7 @@ fn a_refused_fallocate_is_not_tried_again() {
         .unwrap();
         one(
             &mut bench,
-            Request::Discard {
+            IoRequest::Discard {
                 offset: 0,
                 len: 4096,
                 durable: false,
@@ -286,46 +286,46 @@ fn what_does_not_fit_the_disk_is_refused() {
     let mut memory = vec![1; 1024];
     let whole = buffers(&mut memory, 512);
     let huge = [
-        Buffer::new(std::ptr::null_mut(), usize::MAX),
-        Buffer::new(std::ptr::null_mut(), 1),
+        IoBuffer::new(std::ptr::null_mut(), usize::MAX),
+        IoBuffer::new(std::ptr::null_mut(), 1),
     ];
     for request in [
-        Request::Read {
+        IoRequest::Read {
             offset: end,
             buffers: &whole,
         },
-        Request::Read {
+        IoRequest::Read {
             offset: end - 512,
             buffers: &whole,
         },
-        Request::Read {
+        IoRequest::Read {
             offset: u64::MAX - 511,
             buffers: &whole,
         },
-        Request::Read {
+        IoRequest::Read {
             offset: 1,
             buffers: &whole,
         },
-        Request::Read {
+        IoRequest::Read {
             offset: 0,
             buffers: &huge,
         },
-        Request::Write {
+        IoRequest::Write {
             offset: end - 512,
             buffers: &whole,
             durable: false,
         },
-        Request::Discard {
+        IoRequest::Discard {
             offset: 0,
             len: 100,
             durable: false,
         },
-        Request::Discard {
+        IoRequest::Discard {
             offset: 512,
             len: end,
             durable: false,
         },
-        Request::WriteZeroes {
+        IoRequest::WriteZeroes {
             offset: 512,
             len: u64::MAX - 511,
             unmap: true,
@@ -340,7 +340,7 @@ fn what_does_not_fit_the_disk_is_refused() {
     assert_eq!(bench.kernel.lock().unwrap().calls.len(), 0);
     one(
         &mut bench,
-        Request::Read {
+        IoRequest::Read {
             offset: end - 1024,
             buffers: &whole,
         },
@@ -348,7 +348,7 @@ fn what_does_not_fit_the_disk_is_refused() {
     .unwrap();
     one(
         &mut bench,
-        Request::Read {
+        IoRequest::Read {
             offset: 0,
             buffers: &[],
         },
@@ -367,17 +367,17 @@ fn a_read_only_disk_is_not_changed() {
     let mut memory = vec![1; 1024];
     let whole = buffers(&mut memory, 512);
     for request in [
-        Request::Write {
+        IoRequest::Write {
             offset: 0,
             buffers: &whole,
             durable: false,
         },
-        Request::Discard {
+        IoRequest::Discard {
             offset: 0,
             len: 512,
             durable: false,
         },
-        Request::WriteZeroes {
+        IoRequest::WriteZeroes {
             offset: 0,
             len: 512,
             unmap: true,
@@ -390,7 +390,7 @@ fn a_read_only_disk_is_not_changed() {
         );
     }
     assert_eq!(bench.kernel.lock().unwrap().calls.len(), 0);
-    one(&mut bench, Request::Flush).unwrap();
+    one(&mut bench, IoRequest::Flush).unwrap();
 }
 
 #[test]
@@ -399,16 +399,16 @@ fn a_tag_has_one_request_at_a_time() {
     let mut bench = bench(NONE, 1, true);
     for _ in 0..2 {
         // SAFETY: a flush has no buffers.
-        unsafe { bench.engine.submit(0, bench.disk, Request::Flush) };
+        unsafe { bench.engine.submit(0, bench.disk, IoRequest::Flush) };
     }
 }
 
 #[test]
 fn a_flush_syncs() {
     let mut bench = bench(NONE, 1, true);
-    one(&mut bench, Request::Flush).unwrap();
+    one(&mut bench, IoRequest::Flush).unwrap();
     assert!(matches!(
         bench.kernel.lock().unwrap().calls.last(),
-        Some(Call::Sync)
+        Some(IoCall::Sync)
     ));
 }

@@ -10,18 +10,19 @@ use proptest::prelude::*;
 
 use super::super::create;
 use crate::{
-    Buffer, Completion, Disk, DiskId, Engine, EngineKind, ErrorPolicy, Format, Options, Request, SECTOR,
+    Disk, DiskId, DiskOptions, Engine, EngineKind, ErrorPolicy, ImageFormat, IoBuffer, IoCompletion,
+    IoRequest, SECTOR,
 };
 
-pub fn options() -> Options {
-    Options {
+pub fn options() -> DiskOptions {
+    DiskOptions {
         error_policy: ErrorPolicy::Report,
-        ..Options::default()
+        ..DiskOptions::default()
     }
 }
 
-pub fn reading() -> Options {
-    Options {
+pub fn reading() -> DiskOptions {
+    DiskOptions {
         read_only: true,
         ..options()
     }
@@ -38,7 +39,7 @@ pub fn image(size: u64, cluster: usize) -> File {
     file
 }
 
-pub fn open(file: &File, base: Option<&(File, Format)>) -> Disk {
+pub fn open(file: &File, base: Option<&(File, ImageFormat)>) -> Disk {
     let base = base.map(|(file, format)| (fd(file), *format));
     Disk::open_qcow2(fd(file), base, options()).unwrap()
 }
@@ -75,10 +76,10 @@ pub fn apart(ops: Vec<Op>, size: u64) -> Vec<Op> {
     kept
 }
 
-pub fn buffers(memory: &mut [u8], step: usize) -> Vec<Buffer> {
+pub fn buffers(memory: &mut [u8], step: usize) -> Vec<IoBuffer> {
     memory
         .chunks_mut(step)
-        .map(|c| Buffer::new(c.as_mut_ptr(), c.len()))
+        .map(|c| IoBuffer::new(c.as_mut_ptr(), c.len()))
         .collect()
 }
 
@@ -90,23 +91,23 @@ pub fn batch(engine: &mut Engine, disk: DiskId, ops: &[Op], model: &mut [u8], cl
         let pieces = buffers(memory, op.step);
         let (durable, unmap) = (op.fill % 8 == 0, op.fill % 2 == 0);
         let request = match op.kind {
-            0 => Request::Read {
+            0 => IoRequest::Read {
                 offset,
                 buffers: &pieces,
             },
-            1 => Request::Write {
+            1 => IoRequest::Write {
                 offset,
                 buffers: &pieces,
                 durable,
             },
-            2 => Request::Discard { offset, len, durable },
-            3 => Request::WriteZeroes {
+            2 => IoRequest::Discard { offset, len, durable },
+            3 => IoRequest::WriteZeroes {
                 offset,
                 len,
                 unmap,
                 durable,
             },
-            _ => Request::Flush,
+            _ => IoRequest::Flush,
         };
         // SAFETY: the memory lives, unmoved, until the completions below.
         unsafe { engine.submit(tag as u16, disk, request) };
@@ -137,7 +138,7 @@ pub fn batch(engine: &mut Engine, disk: DiskId, ops: &[Op], model: &mut [u8], cl
     }
 }
 
-pub fn complete(engine: &mut Engine) -> Completion {
+pub fn complete(engine: &mut Engine) -> IoCompletion {
     loop {
         engine.kick().unwrap();
         if let Some(done) = engine.complete() {
@@ -154,14 +155,14 @@ pub fn all(disk: &Disk) -> Vec<u8> {
 }
 
 /// A base of `size` bytes and what it holds.
-pub fn base(kind: u8, size: u64) -> Option<((File, Format), Vec<u8>)> {
+pub fn base(kind: u8, size: u64) -> Option<((File, ImageFormat), Vec<u8>)> {
     let content: Vec<u8> = (0..size).map(|i| (i / 512 % 251) as u8 | 1).collect();
     match kind {
         0 => None,
         1 => {
             let file = tempfile::tempfile_in("/var/tmp").unwrap();
             file.write_all_at(&content, 0).unwrap();
-            Some(((file, Format::Raw), content))
+            Some(((file, ImageFormat::Raw), content))
         }
         _ => {
             let file = image(size, 4096);
@@ -178,7 +179,7 @@ pub fn base(kind: u8, size: u64) -> Option<((File, Format), Vec<u8>)> {
                 let pieces = buffers(piece, 1 << 16);
                 let offset = (i << 20) as u64;
                 let durable = false;
-                let write = Request::Write {
+                let write = IoRequest::Write {
                     offset,
                     buffers: &pieces,
                     durable,
@@ -187,7 +188,7 @@ pub fn base(kind: u8, size: u64) -> Option<((File, Format), Vec<u8>)> {
                 unsafe { engine.submit(0, id, write) };
                 complete(&mut engine).result.unwrap();
             }
-            Some(((file, Format::Qcow2), content))
+            Some(((file, ImageFormat::Qcow2), content))
         }
     }
 }
@@ -224,7 +225,7 @@ impl Served {
         Self(engine, id)
     }
 
-    pub fn run(&mut self, request: Request<'_>) -> io::Result<()> {
+    pub fn run(&mut self, request: IoRequest<'_>) -> io::Result<()> {
         // SAFETY: the callers' buffers outlive the completion.
         unsafe { self.0.submit(0, self.1, request) };
         complete(&mut self.0).result
@@ -232,7 +233,7 @@ impl Served {
 
     pub fn write(&mut self, offset: u64, memory: &mut [u8]) -> io::Result<()> {
         let buffers = &buffers(memory, 4096);
-        self.run(Request::Write {
+        self.run(IoRequest::Write {
             offset,
             buffers,
             durable: false,
@@ -241,6 +242,6 @@ impl Served {
 
     pub fn read(&mut self, offset: u64, memory: &mut [u8]) -> io::Result<()> {
         let buffers = &buffers(memory, 4096);
-        self.run(Request::Read { offset, buffers })
+        self.run(IoRequest::Read { offset, buffers })
     }
 }

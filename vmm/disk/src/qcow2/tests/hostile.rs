@@ -13,7 +13,7 @@ fn edited(edits: Edits<'_>) -> File {
     file
 }
 
-fn refusal(file: &File, options: Options) -> Option<String> {
+fn refusal(file: &File, options: DiskOptions) -> Option<String> {
     match Disk::open_qcow2(fd(file), None, options) {
         Ok(_) => None,
         Err(error) => {
@@ -105,21 +105,21 @@ fn a_chain_is_refused_and_what_is_wrong_with_a_base_is_said_of_it() {
         ),
     ] {
         assert_eq!(
-            why(edited(edits), Format::Qcow2),
+            why(edited(edits), ImageFormat::Qcow2),
             (io::ErrorKind::InvalidData, expected.into())
         );
     }
     assert_eq!(
-        why(upper.try_clone().unwrap(), Format::Raw),
+        why(upper.try_clone().unwrap(), ImageFormat::Raw),
         (
             io::ErrorKind::InvalidInput,
             "its base: it is the image itself".into()
         )
     );
     for (path, format) in [
-        ("/dev/zero", Format::Raw),
-        ("/", Format::Raw),
-        ("/", Format::Qcow2),
+        ("/dev/zero", ImageFormat::Raw),
+        ("/", ImageFormat::Raw),
+        ("/", ImageFormat::Qcow2),
     ] {
         let (kind, _) = why(File::open(path).unwrap(), format);
         assert_eq!(kind, io::ErrorKind::InvalidInput, "{path} as {format:?}");
@@ -204,14 +204,14 @@ fn a_cluster_may_be_said_to_be_anywhere() {
         let _ = served.read(0, &mut memory);
         for unmap in [false, true] {
             let (offset, len, durable) = (0, 8192, true);
-            let _ = served.run(Request::WriteZeroes {
+            let _ = served.run(IoRequest::WriteZeroes {
                 offset,
                 len,
                 unmap,
                 durable,
             });
         }
-        let _ = served.run(Request::Flush);
+        let _ = served.run(IoRequest::Flush);
         if place > 8192 {
             // The rest of the image is none the worse for it.
             served.write(16384, &mut [8; 4096]).unwrap();
@@ -310,7 +310,7 @@ proptest! {
         if let Some(len) = cut {
             file.set_len(len).unwrap();
         }
-        let options = Options { read_only: !writable, ..options() };
+        let options = DiskOptions { read_only: !writable, ..options() };
         if let Ok(disk) = Disk::open_qcow2(fd(&file), None, options) {
             let size = disk.size();
             let mut engine = Engine::new(EngineKind::Threads, 64, 1).unwrap();
@@ -321,11 +321,11 @@ proptest! {
                 let pieces = buffers(memory, op.step);
                 let (offset, len, durable) = (op.sector * SECTOR, op.sectors * SECTOR, false);
                 let request = match op.kind {
-                    0 => Request::Read { offset, buffers: &pieces },
-                    1 => Request::Write { offset, buffers: &pieces, durable },
-                    2 => Request::Discard { offset, len, durable },
-                    3 => Request::WriteZeroes { offset, len, unmap: true, durable },
-                    _ => Request::Flush,
+                    0 => IoRequest::Read { offset, buffers: &pieces },
+                    1 => IoRequest::Write { offset, buffers: &pieces, durable },
+                    2 => IoRequest::Discard { offset, len, durable },
+                    3 => IoRequest::WriteZeroes { offset, len, unmap: true, durable },
+                    _ => IoRequest::Flush,
                 };
                 // SAFETY: the memory lives, unmoved, until the completions below.
                 unsafe { engine.submit(tag as u16, id, request) };

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Buffer, Cache, Disk, DiskId, Engine, EngineKind, Request, SECTOR};
+use crate::{CacheMode, Disk, DiskId, Engine, EngineKind, IoBuffer, IoRequest, SECTOR};
 
 mod check;
 mod harness;
@@ -54,7 +54,7 @@ proptest! {
         check::check(&file);
         let disk = open(&file, base_file);
         prop_assert!(all(&disk) == model, "what is read when it is opened again");
-        if let Some(((file, Format::Raw), content)) = &base {
+        if let Some(((file, ImageFormat::Raw), content)) = &base {
             let mut now = vec![0; content.len()];
             file.read_exact_at(&mut now, 0).unwrap();
             prop_assert!(&now == content, "the base is not written to");
@@ -113,7 +113,7 @@ fn an_engine_serves_files_and_images_at_once() {
                     engine.submit(
                         tag as u16,
                         *id,
-                        Request::Write {
+                        IoRequest::Write {
                             offset,
                             buffers,
                             durable,
@@ -221,8 +221,8 @@ fn a_buffer_may_be_named_more_than_once() {
     batch(&mut engine, id, &[write], &mut model, CLUSTER);
     let mut memory = vec![9; 4096];
     let start = memory.as_mut_ptr();
-    let same = [Buffer::new(start, 4096), Buffer::new(start, 4096)];
-    let read = Request::Read {
+    let same = [IoBuffer::new(start, 4096), IoBuffer::new(start, 4096)];
+    let read = IoRequest::Read {
         offset: 0,
         buffers: &same,
     };
@@ -245,11 +245,11 @@ fn version_2_has_no_zero_clusters_and_is_served_without() {
     }
     let durable = false;
     let (offset, len) = (65536, 4096);
-    served.run(Request::Discard { offset, len, durable }).unwrap();
+    served.run(IoRequest::Discard { offset, len, durable }).unwrap();
     for (unmap, offset) in [(false, 512), (true, 5120)] {
         let len = 4096;
         served
-            .run(Request::WriteZeroes {
+            .run(IoRequest::WriteZeroes {
                 offset,
                 len,
                 unmap,
@@ -280,14 +280,14 @@ fn a_disk_tells_what_it_is() {
     let id = engine.attach(&disk).unwrap();
     for (request, expected) in [
         (
-            Request::Discard {
+            IoRequest::Discard {
                 offset: 0,
                 len: 512,
                 durable: false,
             },
             Some(io::ErrorKind::PermissionDenied),
         ),
-        (Request::Flush, None),
+        (IoRequest::Flush, None),
     ] {
         // SAFETY: there are no buffers.
         unsafe { engine.submit(0, id, request) };
@@ -299,13 +299,13 @@ fn a_disk_tells_what_it_is() {
 fn what_a_file_cannot_be_is_refused() {
     let file = image(1 << 20, CLUSTER);
     let kind = |result: io::Result<Disk>| result.unwrap_err().kind();
-    let cache = Cache::None;
-    let direct = Options { cache, ..options() };
+    let cache = CacheMode::None;
+    let direct = DiskOptions { cache, ..options() };
     assert_eq!(
         kind(Disk::open_qcow2(fd(&file), None, direct)),
         io::ErrorKind::InvalidInput
     );
-    let itself = Some((fd(&file), Format::Qcow2));
+    let itself = Some((fd(&file), ImageFormat::Qcow2));
     assert_eq!(
         kind(Disk::open_qcow2(fd(&file), itself, options())),
         io::ErrorKind::InvalidInput

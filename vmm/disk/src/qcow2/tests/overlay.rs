@@ -12,7 +12,7 @@ fn empty() -> File {
     tempfile::tempfile_in("/var/tmp").unwrap()
 }
 
-fn over(overlay: &File, base: &File, format: Format) -> io::Result<Disk> {
+fn over(overlay: &File, base: &File, format: ImageFormat) -> io::Result<Disk> {
     Disk::new_overlay(fd(overlay), (fd(base), format), options())
 }
 
@@ -50,18 +50,18 @@ fn an_error_tells_whether_it_is_the_base_s() {
     base.write_all_at(&104u64.to_be_bytes(), 8).unwrap();
     let overlay = empty();
     assert_eq!(
-        says(&overlay, &base, Format::Qcow2),
+        says(&overlay, &base, ImageFormat::Qcow2),
         "qcow2: it names a backing file"
     );
     assert_eq!(overlay.metadata().unwrap().len(), 0);
     // As a raw one it is no worse than others.
-    over(&overlay, &base, Format::Raw).unwrap();
-    let again = says(&overlay, &base, Format::Raw);
+    over(&overlay, &base, ImageFormat::Raw).unwrap();
+    let again = says(&overlay, &base, ImageFormat::Raw);
     assert_eq!(again, "its overlay: an overlay is made of an empty regular file");
     let odd = empty();
     odd.set_len(1000).unwrap();
-    let error = says(&empty(), &odd, Format::Raw);
+    let error = says(&empty(), &odd, ImageFormat::Raw);
     assert_eq!(error, "its overlay: size 1000 is not a multiple of 512, or 0");
     let itself = empty();
-    assert_eq!(says(&itself, &itself, Format::Raw), "it is the image itself");
+    assert_eq!(says(&itself, &itself, ImageFormat::Raw), "it is the image itself");
 }

@@ -8,10 +8,10 @@ use std::thread::{self, JoinHandle};
 
 use husk_seccomp::{ThreadRole, install};
 
-use crate::mailbox::lock;
+use crate::completion_queue::lock;
 
 /// A number of threads that do jobs, oldest first. Dropping it waits until all are done.
-pub(crate) struct Pool<J> {
+pub(crate) struct ThreadPool<J> {
     shared: Arc<Shared<J>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -26,16 +26,16 @@ struct Jobs<J> {
     stop: bool,
 }
 
-impl<J> Debug for Pool<J> {
+impl<J> Debug for ThreadPool<J> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let threads = self.threads.len();
-        f.debug_struct("Pool")
+        f.debug_struct("ThreadPool")
             .field("threads", &threads)
             .finish_non_exhaustive()
     }
 }
 
-impl<J: Send + 'static> Pool<J> {
+impl<J: Send + 'static> ThreadPool<J> {
     /// `count` threads called `name`, each with `stack` bytes of stack and confined to `role`, that do `work`.
     pub fn new(
         role: ThreadRole,
@@ -75,7 +75,7 @@ impl<J: Send + 'static> Pool<J> {
     }
 }
 
-impl<J> Drop for Pool<J> {
+impl<J> Drop for ThreadPool<J> {
     fn drop(&mut self) {
         lock(&self.shared.jobs).stop = true;
         self.shared.wake.notify_all();
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn what_was_pushed_is_done_before_the_end() {
         let (sender, done) = mpsc::channel();
-        let pool = Pool::new(ThreadRole::DiskIo, "t", (3, 64 << 10), move |job: u32| {
+        let pool = ThreadPool::new(ThreadRole::DiskIo, "t", (3, 64 << 10), move |job: u32| {
             sender.send(job).unwrap()
         })
         .unwrap();

@@ -9,13 +9,13 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// Tags of calls that are done, and what they returned.
 #[derive(Debug)]
-pub(crate) struct Mailbox {
+pub(crate) struct CompletionQueue {
     done: Mutex<VecDeque<(u16, i32)>>,
     /// Signalled when `done` is not empty any more.
     event: EventFd,
 }
 
-impl Mailbox {
+impl CompletionQueue {
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             done: Mutex::default(),

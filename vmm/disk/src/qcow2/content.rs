@@ -9,24 +9,24 @@ use std::sync::{Arc, PoisonError, RwLock};
 use imago::Mapping;
 use imago::io_buffers::{IoVector, IoVectorMut};
 
-use super::open::{Access, CLUSTER, create, guarded, open_base, open_file, open_image};
-use super::store;
-use crate::executor::{Call, Vector};
-use crate::{Extent, Format, Geometry, Options};
+use super::file_storage;
+use super::open::{CLUSTER, ImagoAccess, create, guarded, open_base, open_file, open_image};
+use crate::io_backend::{IoCall, IovecList};
+use crate::{DiskOptions, Extent, Geometry, ImageFormat};
 
 /// Bytes moved in one call, so that none takes long; what is left is another call's.
-const MOST: usize = 16 << 20;
+const MAX_CALL_BYTES: usize = 16 << 20;
 
 /// The image, its base, and what guards them.
 #[derive(Debug)]
-pub(super) struct Content {
+pub(super) struct ImageContent {
     /// None only while it is dropped.
     ///
     /// Shared by reads, writes and flushes, which imago keeps apart: a write that allocates holds its L2 table's lock
     /// from looking at the mapping to changing it, with the copy and the data written in between. What zeroes or
     /// discards has it alone: imago looks whether the rest of a cluster is zero before it makes all of it zero,
     /// and gives clusters back that somebody may just be reading or writing.
-    access: RwLock<Option<Access>>,
+    access: RwLock<Option<ImagoAccess>>,
     /// The file that is written to.
     file: Arc<File>,
     geometry: Geometry,
@@ -35,8 +35,8 @@ pub(super) struct Content {
     broken: AtomicBool,
 }
 
-impl Content {
-    pub fn open(file: File, base: Option<(File, Format)>, options: Options) -> io::Result<Self> {
+impl ImageContent {
+    pub fn open(file: File, base: Option<(File, ImageFormat)>, options: DiskOptions) -> io::Result<Self> {
         let file = open_file(file, options)?;
         let base = base.map(|(base, format)| {
             let opened = open_base(&file, base, format, options);
@@ -46,7 +46,7 @@ impl Content {
     }
 
     /// Formats `file`, which is empty, for what is opened then.
-    pub fn overlay(file: File, base: File, format: Format, options: Options) -> io::Result<Self> {
+    pub fn overlay(file: File, base: File, format: ImageFormat, options: DiskOptions) -> io::Result<Self> {
         let file = open_file(file, options).map_err(of("its overlay"))?;
         let base = open_base(&file, base, format, options)?;
         create(&file, base.size(), CLUSTER)
@@ -54,7 +54,7 @@ impl Content {
             .map_err(of("its overlay"))
     }
 
-    fn of_image(file: Arc<File>, base: Option<Access>, options: Options) -> io::Result<Self> {
+    fn of_image(file: Arc<File>, base: Option<ImagoAccess>, options: DiskOptions) -> io::Result<Self> {
         let (access, header) = open_image(&file, base, !options.read_only)?;
         Ok(Self {
             access: RwLock::new(Some(access)),
@@ -70,7 +70,7 @@ impl Content {
     }
 
     fn run<T>(&self, run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-        store::forget_errno();
+        file_storage::forget_errno();
         if self.broken.load(Ordering::Relaxed) {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
@@ -85,7 +85,7 @@ impl Content {
     }
 
     /// With others.
-    fn shared<T>(&self, run: impl FnOnce(&Access) -> io::Result<T>) -> io::Result<T> {
+    fn shared<T>(&self, run: impl FnOnce(&ImagoAccess) -> io::Result<T>) -> io::Result<T> {
         self.run(|| {
             let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
             run(access.as_ref().ok_or(io::ErrorKind::NotFound)?)
@@ -93,7 +93,7 @@ impl Content {
     }
 
     /// Alone.
-    fn alone<T>(&self, run: impl FnOnce(&mut Access) -> io::Result<T>) -> io::Result<T> {
+    fn alone<T>(&self, run: impl FnOnce(&mut ImagoAccess) -> io::Result<T>) -> io::Result<T> {
         self.run(|| {
             let mut access = self.access.write().unwrap_or_else(PoisonError::into_inner);
             run(access.as_mut().ok_or(io::ErrorKind::NotFound)?)
@@ -123,11 +123,11 @@ impl Content {
     ///
     /// # Safety
     /// The call's iovecs and the memory they name are valid, for writes too if it reads.
-    pub unsafe fn perform(&self, call: Call) -> i32 {
+    pub unsafe fn perform(&self, call: IoCall) -> i32 {
         let result = match call {
             // SAFETY: by this function's contract.
-            Call::Read { offset, vector } => unsafe { self.read_vector(offset, vector) },
-            Call::Write {
+            IoCall::Read { offset, vector } => unsafe { self.read_vector(offset, vector) },
+            IoCall::Write {
                 offset,
                 vector,
                 durable,
@@ -139,8 +139,8 @@ impl Content {
                     false => Ok(len),
                 })
             }
-            Call::Sync => self.sync().map(|()| 0),
-            Call::Allocate {
+            IoCall::Sync => self.sync().map(|()| 0),
+            IoCall::Allocate {
                 mode,
                 offset,
                 len,
@@ -156,7 +156,7 @@ impl Content {
         };
         result.map_or_else(
             |error| {
-                let errno = store::errno(&error);
+                let errno = file_storage::errno(&error);
                 tracing::debug!(%error, errno, ?call, "qcow2 request failed");
                 -errno
             },
@@ -166,7 +166,7 @@ impl Content {
 
     /// # Safety
     /// The iovecs and the memory they name are valid for writes.
-    unsafe fn read_vector(&self, offset: u64, vector: Vector) -> io::Result<usize> {
+    unsafe fn read_vector(&self, offset: u64, vector: IovecList) -> io::Result<usize> {
         // SAFETY: by this function's contract.
         let buffers = unsafe { pieces(vector) };
         let slice = |(start, len): (*mut u8, usize)| {
@@ -196,7 +196,7 @@ impl Content {
 
     /// # Safety
     /// The iovecs and the memory they name are valid for reads.
-    unsafe fn write_vector(&self, offset: u64, vector: Vector) -> io::Result<usize> {
+    unsafe fn write_vector(&self, offset: u64, vector: IovecList) -> io::Result<usize> {
         // SAFETY: by this function's contract.
         let buffers = unsafe { pieces(vector) };
         let mut from = IoVector::with_capacity(buffers.len());
@@ -222,7 +222,7 @@ impl Content {
     }
 
     /// Gives back what storage there is for a range, which then reads as zeroes. `hint`: but for parts of clusters.
-    fn discard(&self, access: &mut Access, mut offset: u64, len: u64, hint: bool) -> io::Result<()> {
+    fn discard(&self, access: &mut ImagoAccess, mut offset: u64, len: u64, hint: bool) -> io::Result<()> {
         let end = offset + len;
         while offset < end {
             let (mapping, len) = access.get_mapping(offset, end - offset)?;
@@ -258,12 +258,12 @@ impl Content {
         let end = (offset + len) & !(self.cluster - 1);
         if start < end {
             // Nothing is wrong but that the room is not given back.
-            let _ = store::punch(&self.file, host + (start - offset), end - start);
+            let _ = file_storage::punch(&self.file, host + (start - offset), end - start);
         }
     }
 }
 
-impl Drop for Content {
+impl Drop for ImageContent {
     fn drop(&mut self) {
         let access = self.access.get_mut().unwrap_or_else(PoisonError::into_inner);
         // Writes the tables back, which the next who opens it wants.
@@ -279,14 +279,14 @@ fn of(whose: &str) -> impl FnOnce(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("{whose}: {error}"))
 }
 
-/// The memory of the first [`MOST`] bytes.
+/// The memory of the first [`MAX_CALL_BYTES`] bytes.
 ///
 /// # Safety
 /// The iovecs are valid.
-unsafe fn pieces(vector: Vector) -> Vec<(*mut u8, usize)> {
+unsafe fn pieces(vector: IovecList) -> Vec<(*mut u8, usize)> {
     // SAFETY: by this function's contract.
     let iovecs = unsafe { std::slice::from_raw_parts(vector.start, vector.count as usize) };
-    let mut room = MOST;
+    let mut room = MAX_CALL_BYTES;
     let mut pieces = Vec::with_capacity(iovecs.len());
     for iovec in iovecs {
         let len = iovec.iov_len.min(room);

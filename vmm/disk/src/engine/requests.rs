@@ -3,52 +3,52 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use super::{Attached, DiskId, Engine, Slot, Stopped};
+use super::{AttachedDisk, DiskId, Engine, RequestState, StoppedDisk};
 use crate::geometry::Align;
-use crate::operation::{Kind, Next};
-use crate::{Buffer, Completion, ErrorPolicy, Request};
+use crate::operation::{NextAction, OperationKind};
+use crate::{ErrorPolicy, IoBuffer, IoCompletion, IoRequest};
 
 /// Bounce buffers of one engine, of 256 KiB at most.
 const BOUNCES: usize = 4;
 
 /// The place of a disk that is not attached.
-const NOWHERE: u32 = u32::MAX;
+const NO_SLOT: u32 = u32::MAX;
 
 /// A request that fits its disk.
-struct Checked {
-    kind: Kind,
+struct CheckedRequest {
+    kind: OperationKind,
     offset: u64,
     len: u64,
     durable: bool,
 }
 
-impl Attached {
-    fn check(&self, request: &Request<'_>) -> io::Result<Checked> {
+impl AttachedDisk {
+    fn check(&self, request: &IoRequest<'_>) -> io::Result<CheckedRequest> {
         let (kind, offset, len, durable) = match *request {
-            Request::Read { offset, buffers } => (Kind::Read, offset, total(buffers)?, false),
-            Request::Write {
+            IoRequest::Read { offset, buffers } => (OperationKind::Read, offset, total(buffers)?, false),
+            IoRequest::Write {
                 offset,
                 buffers,
                 durable,
-            } => (Kind::Write, offset, total(buffers)?, durable),
-            Request::Flush => (Kind::Flush, 0, 0, false),
-            Request::Discard { offset, len, durable } => (Kind::Discard, offset, len, durable),
-            Request::WriteZeroes {
+            } => (OperationKind::Write, offset, total(buffers)?, durable),
+            IoRequest::Flush => (OperationKind::Flush, 0, 0, false),
+            IoRequest::Discard { offset, len, durable } => (OperationKind::Discard, offset, len, durable),
+            IoRequest::WriteZeroes {
                 offset,
                 len,
                 unmap,
                 durable,
-            } => (Kind::Zero { unmap }, offset, len, durable),
+            } => (OperationKind::Zero { unmap }, offset, len, durable),
         };
         let geometry = self.image.disk().geometry();
-        if geometry.read_only && !matches!(kind, Kind::Read | Kind::Flush) {
+        if geometry.read_only && !matches!(kind, OperationKind::Read | OperationKind::Flush) {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         let end = offset.checked_add(len).filter(|end| *end <= geometry.size);
         if end.is_none() || !(offset | len).is_multiple_of(geometry.logical_block.into()) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        Ok(Checked {
+        Ok(CheckedRequest {
             kind,
             offset,
             len,
@@ -66,8 +66,8 @@ impl Attached {
     }
 }
 
-fn total(buffers: &[Buffer]) -> io::Result<u64> {
-    let add = |sum: u64, buffer: &Buffer| sum.checked_add(buffer.len() as u64);
+fn total(buffers: &[IoBuffer]) -> io::Result<u64> {
+    let add = |sum: u64, buffer: &IoBuffer| sum.checked_add(buffer.len() as u64);
     buffers
         .iter()
         .try_fold(0, add)
@@ -83,44 +83,44 @@ impl Engine {
     /// `tag` is below [`Engine::depth`] and not in flight (checked; panics). Until the request's completion was
     /// returned or the engine was dropped, every buffer is valid memory, for reads or writes as the request needs.
     /// Others may access it meanwhile.
-    pub unsafe fn submit(&mut self, tag: u16, disk: DiskId, request: Request<'_>) {
+    pub unsafe fn submit(&mut self, tag: u16, disk: DiskId, request: IoRequest<'_>) {
         assert!(tag < self.depth, "tag {tag} is beyond the engine's depth");
         let index = usize::from(tag);
-        if self.slots.len() <= index {
+        if self.requests.len() <= index {
             // What the kernel knows of the slots that move is not in them: lists of buffers and bounce buffers stay.
             let len = (index + 1).next_power_of_two().min(self.depth.into());
-            self.slots.resize_with(len, Slot::default);
+            self.requests.resize_with(len, RequestState::default);
         }
-        assert!(self.slots[index].age.is_none(), "tag {tag} is in flight");
+        assert!(self.requests[index].age.is_none(), "tag {tag} is in flight");
         let attached = match self.attached(disk) {
             Ok(attached) => attached,
-            Err(error) => return self.refuse(tag, NOWHERE, error),
+            Err(error) => return self.refuse(tag, NO_SLOT, error),
         };
         attached.in_flight += 1;
         let checked = attached.check(&request);
         let align = attached.traits.align;
-        let Checked {
+        let CheckedRequest {
             kind,
             offset,
             len,
             durable,
         } = match checked {
             Ok(checked) => checked,
-            Err(error) => return self.refuse(tag, disk.place, error),
+            Err(error) => return self.refuse(tag, disk.slot, error),
         };
         let buffers = match request {
-            Request::Read { buffers, .. } | Request::Write { buffers, .. } => buffers,
+            IoRequest::Read { buffers, .. } | IoRequest::Write { buffers, .. } => buffers,
             _ => &[],
         };
-        let slot = &mut self.slots[index];
-        slot.operation.begin(kind, offset, len, buffers, durable);
-        slot.place = disk.place;
-        slot.age = Some(self.next_age);
-        slot.blocks = slot.operation.blocks(align);
-        slot.changes = slot.operation.changes();
-        slot.rewrites = slot.operation.rewrites(align);
+        let request = &mut self.requests[index];
+        request.operation.begin(kind, offset, len, buffers, durable);
+        request.slot = disk.slot;
+        request.age = Some(self.next_age);
+        request.blocks = request.operation.blocks(align);
+        request.changes = request.operation.changes();
+        request.rewrites = request.operation.rewrites(align);
         self.next_age += 1;
-        self.rewriting += usize::from(slot.rewrites);
+        self.rewriting += usize::from(request.rewrites);
         if self.must_wait(tag) {
             self.waiting.push_back(tag);
         } else {
@@ -138,15 +138,15 @@ impl Engine {
         if let Some(error) = self.broken.take() {
             return Err(error);
         }
-        self.executor.submit().map(|_| ())
+        self.backends.submit().map(|_| ())
     }
 
     /// The next completed request, if there is one. Never waits. Before it says that there is none it sends what is
     /// left to send, such as the rest of a request of which the kernel did a part.
-    pub fn complete(&mut self) -> Option<Completion> {
+    pub fn complete(&mut self) -> Option<IoCompletion> {
         while self.ended.is_empty() {
-            let Some((tag, result)) = self.executor.pop() else {
-                match self.executor.submit() {
+            let Some((tag, result)) = self.backends.pop() else {
+                match self.backends.submit() {
                     Ok(true) => continue,
                     Ok(false) => return None,
                     Err(error) => {
@@ -155,16 +155,16 @@ impl Engine {
                     }
                 }
             };
-            let slot = &mut self.slots[usize::from(tag)];
-            if let Some(attached) = &mut self.disks[slot.place as usize].attached {
-                slot.operation.settle(result, &mut attached.traits);
+            let request = &mut self.requests[usize::from(tag)];
+            if let Some(attached) = &mut self.disks[request.slot as usize].attached {
+                request.operation.call_done(result, &mut attached.traits);
             }
             self.advance(tag);
             self.unblock();
         }
-        let (place, completion) = self.ended.pop_front()?;
-        let place = self.disks.get_mut(place as usize);
-        if let Some(attached) = place.and_then(|place| place.attached.as_mut()) {
+        let (slot, completion) = self.ended.pop_front()?;
+        let slot = self.disks.get_mut(slot as usize);
+        if let Some(attached) = slot.and_then(|slot| slot.attached.as_mut()) {
             attached.in_flight -= 1;
         }
         Some(completion)
@@ -174,7 +174,7 @@ impl Engine {
     /// never to be read. What ended already when it was submitted or kicked may not show here.
     #[must_use]
     pub fn event(&self) -> BorrowedFd<'_> {
-        self.executor.event()
+        self.backends.event()
     }
 
     /// Waits for [`Engine::event`]. May return early.
@@ -191,16 +191,16 @@ impl Engine {
     /// Whether `tag` must not start yet. A request that rewrites what is not its own is kept apart from
     /// every other change of the same blocks: reading them, then writing them back, would undo it.
     fn must_wait(&self, tag: u16) -> bool {
-        let slot = &self.slots[usize::from(tag)];
-        if self.rewriting == 0 || !slot.changes {
+        let request = &self.requests[usize::from(tag)];
+        if self.rewriting == 0 || !request.changes {
             return false;
         }
-        let (start, end) = slot.blocks;
-        self.slots.iter().any(|other| {
-            other.place == slot.place
-                && other.age.is_some_and(|age| Some(age) < slot.age)
+        let (start, end) = request.blocks;
+        self.requests.iter().any(|other| {
+            other.slot == request.slot
+                && other.age.is_some_and(|age| Some(age) < request.age)
                 && other.changes
-                && (other.rewrites || slot.rewrites)
+                && (other.rewrites || request.rewrites)
                 && start < other.blocks.1
                 && other.blocks.0 < end
         })
@@ -208,8 +208,8 @@ impl Engine {
 
     /// Takes a slot's request as far as it gets without waiting.
     pub(super) fn advance(&mut self, tag: u16) {
-        let Slot { operation, place, .. } = &mut self.slots[usize::from(tag)];
-        let Some(attached) = &self.disks[*place as usize].attached else {
+        let RequestState { operation, slot, .. } = &mut self.requests[usize::from(tag)];
+        let Some(attached) = &self.disks[*slot as usize].attached else {
             return;
         };
         loop {
@@ -217,43 +217,43 @@ impl Engine {
                 // SAFETY: the file stays attached while a request to it is in flight. The call's iovecs are in
                 // memory of the slot's operation, which is not touched until the call is popped, like the memory
                 // they name by the contract of `submit`.
-                Next::Call(call) => return unsafe { self.executor.push(tag, *place, call) },
-                Next::Bounce(_) if self.bounces == BOUNCES => return self.waiting.push_back(tag),
-                Next::Bounce(bytes) => {
+                NextAction::IoCall(call) => return unsafe { self.backends.push(tag, *slot, call) },
+                NextAction::Bounce(_) if self.bounces == BOUNCES => return self.waiting.push_back(tag),
+                NextAction::Bounce(bytes) => {
                     if operation.give_bounce(bytes, attached.traits.align) {
                         self.bounces += 1;
                     }
                 }
-                Next::Done if operation.is_flush() && attached.image.disk().lost() != 0 => {
+                NextAction::Done if operation.is_flush() && attached.image.disk().lost() != 0 => {
                     operation.fail(attached.image.disk().lost());
                 }
-                Next::Done => return self.end(tag, Ok(())),
-                Next::Failed(errno) => return self.fail(tag, errno),
+                NextAction::Done => return self.end(tag, Ok(())),
+                NextAction::Failed(errno) => return self.fail(tag, errno),
             }
         }
     }
 
     /// Does with a request that failed what its disk's policy says.
     fn fail(&mut self, tag: u16, errno: i32) {
-        let slot = &mut self.slots[usize::from(tag)];
-        let place = &mut self.disks[slot.place as usize];
-        let generation = place.generation;
-        let Some(attached) = &mut place.attached else {
+        let request = &mut self.requests[usize::from(tag)];
+        let slot = &mut self.disks[request.slot as usize];
+        let generation = slot.generation;
+        let Some(attached) = &mut slot.attached else {
             return;
         };
-        if slot.operation.failed_to_sync() {
+        if request.operation.failed_to_sync() {
             attached.note_loss(errno);
         }
         let error = io::Error::from_raw_os_error(errno);
         if attached.policy.holds(errno) {
-            slot.held = true;
-            if !std::mem::replace(&mut attached.told, true) {
-                let place = slot.place;
-                let disk = DiskId { place, generation };
-                self.stopped.push_back(Stopped { disk, error });
+            request.held = true;
+            if !std::mem::replace(&mut attached.stop_reported, true) {
+                let slot = request.slot;
+                let disk = DiskId { slot, generation };
+                self.stopped.push_back(StoppedDisk { disk, error });
             }
         } else if attached.policy == ErrorPolicy::Ignore {
-            slot.operation.zero_rest();
+            request.operation.zero_rest();
             self.end(tag, Ok(()));
         } else {
             self.end(tag, Err(error));
@@ -261,17 +261,17 @@ impl Engine {
     }
 
     /// Ends a request that never began.
-    fn refuse(&mut self, tag: u16, place: u32, error: io::Error) {
+    fn refuse(&mut self, tag: u16, slot: u32, error: io::Error) {
         let result = Err(error);
-        self.ended.push_back((place, Completion { tag, result }));
+        self.ended.push_back((slot, IoCompletion { tag, result }));
     }
 
     pub(super) fn end(&mut self, tag: u16, result: io::Result<()>) {
-        let slot = &mut self.slots[usize::from(tag)];
-        slot.age = None;
-        self.rewriting -= usize::from(slot.rewrites);
-        self.bounces -= usize::from(slot.operation.clear());
-        self.ended.push_back((slot.place, Completion { tag, result }));
+        let request = &mut self.requests[usize::from(tag)];
+        request.age = None;
+        self.rewriting -= usize::from(request.rewrites);
+        self.bounces -= usize::from(request.operation.clear());
+        self.ended.push_back((request.slot, IoCompletion { tag, result }));
         self.ended_one = true;
     }
 
@@ -295,8 +295,8 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         // The kernel must be done with memory that is not ours before its owner can think we are.
-        while self.executor.running() > 0 {
-            if self.executor.pop().is_none() {
+        while self.backends.running() > 0 {
+            if self.backends.pop().is_none() {
                 self.wait();
             }
         }

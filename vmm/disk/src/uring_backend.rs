@@ -12,7 +12,7 @@ use io_uring::squeue::Flags;
 use io_uring::types::{Fixed, FsyncFlags};
 use io_uring::{IoUring, Submitter, opcode, squeue};
 
-use crate::executor::{Call, Executor};
+use crate::io_backend::{IoBackend, IoCall};
 
 /// How often a submission that the kernel has no memory for is tried again, a millisecond apart.
 const RETRIES: u32 = 1000;
@@ -23,28 +23,28 @@ const REGISTER_FILES_UPDATE: u8 = 6;
 /// What stands in the table for no file.
 const NO_FILE: RawFd = -1;
 
-pub(crate) struct Uring {
+pub(crate) struct UringBackend {
     ring: IoUring,
-    places: u32,
+    max_files: u32,
     running: usize,
 }
 
-impl std::fmt::Debug for Uring {
+impl std::fmt::Debug for UringBackend {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Uring")
+        f.debug_struct("UringBackend")
             .field("running", &self.running)
             .finish_non_exhaustive()
     }
 }
 
-impl Uring {
-    /// A ring for `entries` calls at once, and a table for `places` files, none of them there yet. An empty place
+impl UringBackend {
+    /// A ring for `entries` calls at once, and a table for `max_files` files, none of them there yet. An empty place
     /// takes the kernel 8 to 16 bytes.
-    pub fn new(entries: u16, places: u32) -> io::Result<Self> {
+    pub fn new(entries: u16, max_files: u32) -> io::Result<Self> {
         let ring = build(entries)?;
         let submitter = ring.submitter();
-        let places = places.min(open_files());
-        register_places(&submitter, places)?;
+        let max_files = max_files.min(open_files());
+        register_files_table(&submitter, max_files)?;
         let fixed_file = Flags::FIXED_FILE.bits();
         submitter.register_restrictions(&mut [
             Restriction::sqe_op(opcode::Read::CODE),
@@ -60,13 +60,13 @@ impl Uring {
         submitter.register_enable_rings()?;
         Ok(Self {
             ring,
-            places,
+            max_files,
             running: 0,
         })
     }
 
-    fn place(&self, place: u32, fd: RawFd) -> io::Result<()> {
-        match self.ring.submitter().register_files_update(place, &[fd])? {
+    fn set_file(&self, slot: u32, fd: RawFd) -> io::Result<()> {
+        match self.ring.submitter().register_files_update(slot, &[fd])? {
             1 => Ok(()),
             _ => Err(io::ErrorKind::Other.into()),
         }
@@ -92,11 +92,11 @@ fn build(entries: u16) -> io::Result<IoUring> {
 }
 
 /// Makes a table of empty places.
-fn register_places(submitter: &Submitter<'_>, places: u32) -> io::Result<()> {
-    match submitter.register_files_sparse(places) {
+fn register_files_table(submitter: &Submitter<'_>, max_files: u32) -> io::Result<()> {
+    match submitter.register_files_sparse(max_files) {
         // Linux before 5.19.
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-            submitter.register_files(&vec![NO_FILE; places as usize])
+            submitter.register_files(&vec![NO_FILE; max_files as usize])
         }
         other => other,
     }
@@ -115,19 +115,19 @@ fn open_files() -> u32 {
     limit.rlim_cur.try_into().unwrap_or(u32::MAX)
 }
 
-fn entry(file: Fixed, call: Call) -> squeue::Entry {
+fn entry(file: Fixed, call: IoCall) -> squeue::Entry {
     match call {
-        Call::Read { offset, vector } if vector.count == 1 => {
+        IoCall::Read { offset, vector } if vector.count == 1 => {
             // SAFETY: the caller of `push` vouches for the iovec.
             let buffer = unsafe { *vector.start };
             opcode::Read::new(file, buffer.iov_base.cast(), clamp(buffer.iov_len))
                 .offset(offset)
                 .build()
         }
-        Call::Read { offset, vector } => opcode::Readv::new(file, vector.start, vector.count)
+        IoCall::Read { offset, vector } => opcode::Readv::new(file, vector.start, vector.count)
             .offset(offset)
             .build(),
-        Call::Write {
+        IoCall::Write {
             offset,
             vector,
             durable,
@@ -147,8 +147,8 @@ fn entry(file: Fixed, call: Call) -> squeue::Entry {
                     .build()
             }
         }
-        Call::Sync => opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build(),
-        Call::Allocate {
+        IoCall::Sync => opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build(),
+        IoCall::Allocate {
             mode, offset, len, ..
         } => opcode::Fallocate::new(file, len)
             .offset(offset)
@@ -162,21 +162,21 @@ fn clamp(len: usize) -> u32 {
     len.min(1 << 30) as u32
 }
 
-impl Executor for Uring {
-    fn places(&self) -> u32 {
-        self.places
+impl IoBackend for UringBackend {
+    fn max_files(&self) -> u32 {
+        self.max_files
     }
 
-    fn attach(&mut self, place: u32, file: BorrowedFd<'_>) -> io::Result<()> {
-        self.place(place, file.as_raw_fd())
+    fn attach(&mut self, slot: u32, file: BorrowedFd<'_>) -> io::Result<()> {
+        self.set_file(slot, file.as_raw_fd())
     }
 
-    fn detach(&mut self, place: u32) -> io::Result<()> {
-        self.place(place, NO_FILE)
+    fn detach(&mut self, slot: u32) -> io::Result<()> {
+        self.set_file(slot, NO_FILE)
     }
 
-    unsafe fn push(&mut self, tag: u16, place: u32, call: Call) {
-        let entry = entry(Fixed(place), call).user_data(tag.into());
+    unsafe fn push(&mut self, tag: u16, slot: u32, call: IoCall) {
+        let entry = entry(Fixed(slot), call).user_data(tag.into());
         // SAFETY: the caller keeps the memory the entry points at. There is room: a tag has one call out
         // at most, and the ring has an entry for every tag.
         let pushed = unsafe { self.ring.submission().push(&entry) };
@@ -230,7 +230,7 @@ mod tests {
 
     use super::*;
 
-    fn run(ring: &mut Uring, entry: &squeue::Entry) -> i32 {
+    fn run(ring: &mut UringBackend, entry: &squeue::Entry) -> i32 {
         // SAFETY: the entries of these tests name no memory.
         unsafe { ring.ring.submission().push(entry) }.unwrap();
         ring.ring.submit_and_wait(1).unwrap();
@@ -240,7 +240,7 @@ mod tests {
     #[test]
     fn the_ring_does_what_it_is_for_and_nothing_else() {
         let file = tempfile::tempfile().unwrap();
-        let mut ring = Uring::new(4, 2).unwrap();
+        let mut ring = UringBackend::new(4, 2).unwrap();
         ring.attach(1, file.as_fd()).unwrap();
         const FILE: Fixed = Fixed(1);
         assert_eq!(run(&mut ring, &opcode::Fsync::new(FILE).build()), 0);

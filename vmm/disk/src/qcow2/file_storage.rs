@@ -40,14 +40,14 @@ pub(super) fn errno(error: &io::Error) -> i32 {
 
 /// An open file.
 #[derive(Debug)]
-pub(super) struct Store {
+pub(super) struct FileStorage {
     file: Arc<File>,
     /// Nothing was ever written from here on.
     end: AtomicU64,
     helper: CommonStorageHelper,
 }
 
-impl fmt::Display for Store {
+impl fmt::Display for FileStorage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "descriptor {}", self.file.as_raw_fd())
     }
@@ -101,7 +101,7 @@ pub(super) fn punch(file: &File, offset: u64, len: u64) -> io::Result<()> {
     }
 }
 
-impl Store {
+impl FileStorage {
     pub fn new(file: &Arc<File>) -> io::Result<Self> {
         Ok(Self {
             end: AtomicU64::new(geometry::volume_size(file)?),
@@ -111,7 +111,7 @@ impl Store {
     }
 }
 
-impl Storage for Store {
+impl Storage for FileStorage {
     fn size(&self) -> io::Result<u64> {
         geometry::volume_size(&self.file)
     }

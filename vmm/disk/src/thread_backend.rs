@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use husk_seccomp::ThreadRole;
 
-use crate::executor::{Call, Executor};
-use crate::mailbox::Mailbox;
-use crate::pool::Pool;
+use crate::completion_queue::CompletionQueue;
+use crate::io_backend::{IoBackend, IoCall};
+use crate::thread_pool::ThreadPool;
 
 /// Calls that run at once.
 const THREADS: usize = 4;
@@ -18,26 +18,26 @@ const THREADS: usize = 4;
 const STACK: usize = 64 << 10;
 
 /// A call, the file it is on, and its tag.
-type Job = (u16, RawFd, Call);
+type Job = (u16, RawFd, IoCall);
 
 #[derive(Debug)]
-pub(crate) struct Threads {
-    pool: Pool<Job>,
-    mailbox: Arc<Mailbox>,
+pub(crate) struct ThreadBackend {
+    pool: ThreadPool<Job>,
+    completions: Arc<CompletionQueue>,
     /// By place.
     files: Vec<RawFd>,
-    places: u32,
+    max_files: u32,
     pushed: Vec<Job>,
     /// Taken from the threads, not yet popped.
     done: VecDeque<(u16, i32)>,
     running: usize,
 }
 
-impl Threads {
-    pub fn new(places: u32) -> io::Result<Self> {
-        let mailbox = Arc::new(Mailbox::new()?);
-        let results = Arc::clone(&mailbox);
-        let pool = Pool::new(
+impl ThreadBackend {
+    pub fn new(max_files: u32) -> io::Result<Self> {
+        let completions = Arc::new(CompletionQueue::new()?);
+        let results = Arc::clone(&completions);
+        let pool = ThreadPool::new(
             ThreadRole::DiskIo,
             "disk-io",
             (THREADS, STACK),
@@ -49,9 +49,9 @@ impl Threads {
         )?;
         Ok(Self {
             pool,
-            mailbox,
+            completions,
             files: Vec::new(),
-            places,
+            max_files,
             pushed: Vec::new(),
             done: VecDeque::new(),
             running: 0,
@@ -59,27 +59,27 @@ impl Threads {
     }
 }
 
-impl Executor for Threads {
-    fn places(&self) -> u32 {
-        self.places
+impl IoBackend for ThreadBackend {
+    fn max_files(&self) -> u32 {
+        self.max_files
     }
 
-    fn attach(&mut self, place: u32, file: BorrowedFd<'_>) -> io::Result<()> {
-        let place = place as usize;
-        if self.files.len() <= place {
-            self.files.resize(place + 1, -1);
+    fn attach(&mut self, slot: u32, file: BorrowedFd<'_>) -> io::Result<()> {
+        let slot = slot as usize;
+        if self.files.len() <= slot {
+            self.files.resize(slot + 1, -1);
         }
-        self.files[place] = file.as_raw_fd();
+        self.files[slot] = file.as_raw_fd();
         Ok(())
     }
 
-    fn detach(&mut self, place: u32) -> io::Result<()> {
-        self.files[place as usize] = -1;
+    fn detach(&mut self, slot: u32) -> io::Result<()> {
+        self.files[slot as usize] = -1;
         Ok(())
     }
 
-    unsafe fn push(&mut self, tag: u16, place: u32, call: Call) {
-        self.pushed.push((tag, self.files[place as usize], call));
+    unsafe fn push(&mut self, tag: u16, slot: u32, call: IoCall) {
+        self.pushed.push((tag, self.files[slot as usize], call));
     }
 
     fn submit(&mut self) -> io::Result<bool> {
@@ -92,7 +92,7 @@ impl Executor for Threads {
     }
 
     fn pop(&mut self) -> Option<(u16, i32)> {
-        let done = self.mailbox.pop(&mut self.done)?;
+        let done = self.completions.pop(&mut self.done)?;
         self.running -= 1;
         Some(done)
     }
@@ -102,7 +102,7 @@ impl Executor for Threads {
     }
 
     fn event(&self) -> BorrowedFd<'_> {
-        self.mailbox.event()
+        self.completions.event()
     }
 }
 
@@ -110,13 +110,13 @@ impl Executor for Threads {
 ///
 /// # Safety
 /// The file is open; the call's iovecs and the memory they name are valid.
-unsafe fn perform(fd: RawFd, call: Call) -> i32 {
+unsafe fn perform(fd: RawFd, call: IoCall) -> i32 {
     let result = match call {
         // SAFETY: by this function's contract.
-        Call::Read { offset, vector } => unsafe {
+        IoCall::Read { offset, vector } => unsafe {
             libc::preadv2(fd, vector.start, vector.count as i32, offset as i64, 0)
         },
-        Call::Write {
+        IoCall::Write {
             offset,
             vector,
             durable,
@@ -126,8 +126,8 @@ unsafe fn perform(fd: RawFd, call: Call) -> i32 {
             unsafe { libc::pwritev2(fd, vector.start, vector.count as i32, offset as i64, flags) }
         }
         // SAFETY: takes no pointer.
-        Call::Sync => unsafe { libc::fdatasync(fd) as isize },
-        Call::Allocate {
+        IoCall::Sync => unsafe { libc::fdatasync(fd) as isize },
+        IoCall::Allocate {
             mode, offset, len, ..
         } => {
             // SAFETY: takes no pointer.

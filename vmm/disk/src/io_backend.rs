@@ -6,14 +6,14 @@ use std::os::fd::BorrowedFd;
 
 /// One system call on the image.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Call {
+pub(crate) enum IoCall {
     Read {
         offset: u64,
-        vector: Vector,
+        vector: IovecList,
     },
     Write {
         offset: u64,
-        vector: Vector,
+        vector: IovecList,
         durable: bool,
     },
     /// fdatasync
@@ -30,32 +30,32 @@ pub(crate) enum Call {
 
 /// At least one and at most 1024 iovecs that outlive the call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Vector {
+pub(crate) struct IovecList {
     pub start: *const libc::iovec,
     pub count: u32,
 }
 
-// SAFETY: a pointer and a count carry no thread's property; validity is the contract of `Executor::push`.
-unsafe impl Send for Vector {}
+// SAFETY: a pointer and a count carry no thread's property; validity is the contract of `IoBackend::push`.
+unsafe impl Send for IovecList {}
 
 /// Carries out calls. At most as many are out at once as the executor was made for.
-pub(crate) trait Executor: Debug + Send {
+pub(crate) trait IoBackend: Debug + Send {
     /// How many files it can know at once.
-    fn places(&self) -> u32;
+    fn max_files(&self) -> u32;
 
-    /// Makes `file` known under `place`, which is below [`Executor::places`] and empty. It stays open until
-    /// [`Executor::detach`].
-    fn attach(&mut self, place: u32, file: BorrowedFd<'_>) -> io::Result<()>;
+    /// Makes `file` known under `slot`, which is below [`IoBackend::max_files`] and empty. It stays open until
+    /// [`IoBackend::detach`].
+    fn attach(&mut self, slot: u32, file: BorrowedFd<'_>) -> io::Result<()>;
 
-    /// Forgets the file at `place`, on which no call is out.
-    fn detach(&mut self, place: u32) -> io::Result<()>;
+    /// Forgets the file at `slot`, on which no call is out.
+    fn detach(&mut self, slot: u32) -> io::Result<()>;
 
-    /// Takes a call on the file at `place` under a tag that no other call has.
+    /// Takes a call on the file at `slot` under a tag that no other call has.
     ///
     /// # Safety
     /// Until `pop` returned the tag, the file stays attached, and the call's iovecs and the memory they name
     /// stay valid.
-    unsafe fn push(&mut self, tag: u16, place: u32, call: Call);
+    unsafe fn push(&mut self, tag: u16, slot: u32, call: IoCall);
 
     /// Starts the calls taken, and returns whether there were any. Costs nothing if there are none.
     fn submit(&mut self) -> io::Result<bool>;
