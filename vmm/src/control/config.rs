@@ -131,7 +131,7 @@ fn readers<'a>(blk: &'a [BlkDisk], scsi: &'a [NewUnit]) -> Vec<(&'a str, DiskRea
     let blk = blk.iter().map(|disk| (&disk.id[..], disk.image.reader()));
     let scsi = scsi.iter().filter_map(|unit| match &unit.medium {
         Medium::Disk(disk) | Medium::CdRom(Some(disk)) => Some((&unit.id[..], disk.reader())),
-        Medium::Host(host) => host.image.as_ref().map(|disk| (&unit.id[..], disk.reader())),
+        Medium::Passthrough(host) => host.image.as_ref().map(|disk| (&unit.id[..], disk.reader())),
         Medium::CdRom(None) => None,
     });
     blk.chain(scsi).collect()

@@ -6,13 +6,17 @@ use std::sync::Arc;
 use husk_disk::{CacheMode, Disk, DiskOptions};
 use husk_proto::fds::FdReceiver;
 use husk_proto::vmm::v1::{self as pb, disk::Cache as PbCache};
-use husk_virtio_scsi::{HostUnit, LunOptions, open_lun};
+use husk_virtio_scsi::{LunOptions, PassthroughUnit, open_lun};
 use tonic::Status;
 
 use super::disks::{claim, invalid, missing};
 
 /// Opens the device of the LUN in `field`.
-pub(super) async fn open(fds: &FdReceiver, field: &str, scsi: &pb::ScsiDisk) -> Result<HostUnit, Status> {
+pub(super) async fn open(
+    fds: &FdReceiver,
+    field: &str,
+    scsi: &pb::ScsiDisk,
+) -> Result<PassthroughUnit, Status> {
     let disk = scsi
         .disk
         .as_ref()
@@ -47,7 +51,7 @@ pub(super) async fn open(fds: &FdReceiver, field: &str, scsi: &pb::ScsiDisk) -> 
     opened.map_err(|e| invalid(field, format!("disk {:?}: {e}", disk.id)))
 }
 
-fn unit(device: OwnedFd, options: LunOptions, cache: CacheMode) -> Result<HostUnit, String> {
+fn unit(device: OwnedFd, options: LunOptions, cache: CacheMode) -> Result<PassthroughUnit, String> {
     let copy = device.try_clone().map_err(|e| e.to_string())?;
     let (device, limits) = open_lun(device, options).map_err(|e| e.to_string())?;
     let options = DiskOptions {
@@ -57,7 +61,7 @@ fn unit(device: OwnedFd, options: LunOptions, cache: CacheMode) -> Result<HostUn
     };
     // A device without a medium that can be read boots nothing, and is the guest's affair.
     let image = Disk::open_raw(copy, options).ok();
-    Ok(HostUnit {
+    Ok(PassthroughUnit {
         device: Arc::new(device),
         limits,
         image,

@@ -147,7 +147,7 @@ pub enum MachineError {
     Nic(#[from] NicError),
     /// The SCSI controller, or a disk on it.
     #[error(transparent)]
-    Scsi(#[from] husk_virtio_scsi::Error),
+    Scsi(#[from] husk_virtio_scsi::ScsiError),
     /// More devices than PCI slots.
     #[error("{0} devices do not fit the 31 PCI slots")]
     Slots(usize),

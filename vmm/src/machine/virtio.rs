@@ -9,7 +9,7 @@ use husk_devices::virtio::rng::Rng;
 use husk_disk::EngineKind;
 use husk_virtio_blk::{Blk, BlkHandle, BlkSetup};
 use husk_virtio_net::NetSetup;
-use husk_virtio_scsi::{NewUnit, Scsi, ScsiHandle};
+use husk_virtio_scsi::{NewUnit, ScsiHandle, VirtioScsi};
 
 use super::nics::Nic;
 use super::{EventFn, MachineError, VmEvent};
@@ -93,12 +93,12 @@ pub(super) fn build(plan: DevicePlan, event: &EventFn) -> Result<VirtioDevices, 
     });
     // Last, so that the slots of the others do not depend on it.
     let event = event.clone();
-    let (controller, scsi) = Scsi::new(husk_virtio_scsi::Setup {
+    let (controller, scsi) = VirtioScsi::new(husk_virtio_scsi::ScsiConfig {
         queues: u16::try_from(plan.vcpus).unwrap_or(u16::MAX),
         max_target: MAX_TARGET,
         units: plan.scsi,
         engine: EngineKind::Auto,
-        on_stop: Arc::new(move |disk, error| {
+        on_io_error: Arc::new(move |disk, error| {
             event(VmEvent::DiskStopped {
                 disk: disk.to_owned(),
                 error: error.to_string(),

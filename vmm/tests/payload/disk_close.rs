@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use husk_disk::{Disk, DiskOptions, ImageFormat};
 use husk_virtio_scsi::target::Lun;
-use husk_virtio_scsi::{Address, Medium, NewUnit};
+use husk_virtio_scsi::{Medium, NewUnit, UnitAddress};
 use husk_vmm::cpuid::Topology;
 use husk_vmm::kvm::KvmHost;
 use husk_vmm::machine::{self, Callbacks, Machine, MachineConfig, SerialEvents, eventfd};
@@ -50,7 +50,7 @@ fn machine(host: &KvmHost, blk: Disk, scsi: Disk) -> Machine {
         }],
         scsi: vec![NewUnit {
             id: "scsi".into(),
-            address: Address {
+            address: UnitAddress {
                 target: 0,
                 lun: Lun::new(0).unwrap(),
             },

@@ -9,12 +9,12 @@ use husk_devices::virtio::ActiveQueue;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::controller::{Broken, Controller};
-use crate::handle::Message;
+use crate::controller::{Controller, FatalError};
+use crate::handle::ControllerMessage;
 
 /// What an event is of, beside queues by their index.
 const STOP: u64 = 1 << 16;
-const MAIL: u64 = STOP + 1;
+const MESSAGES: u64 = STOP + 1;
 const DISKS: u64 = STOP + 2;
 
 /// Events taken at a time.
@@ -23,9 +23,9 @@ const EVENTS: usize = 16;
 /// The controller and its mailbox.
 pub(crate) struct Actor {
     pub controller: Controller,
-    pub mail: Receiver<Message>,
+    pub messages: Receiver<ControllerMessage>,
     /// Signalled when there is mail.
-    pub bell: EventFd,
+    pub wakeup: EventFd,
 }
 
 impl Actor {
@@ -33,11 +33,11 @@ impl Actor {
     pub fn run(mut self, stop: &EventFd) {
         if let Err(reason) = self.serve(stop) {
             tracing::error!(reason, "the SCSI controller ends");
-            self.controller.port().fail(&reason);
+            self.controller.virtqueues().fail(&reason);
         }
     }
 
-    fn serve(&mut self, stop: &EventFd) -> Result<(), Broken> {
+    fn serve(&mut self, stop: &EventFd) -> Result<(), FatalError> {
         let mut events = [EpollEvent::default(); EVENTS];
         let mut epoll = self.watch(stop)?;
         let mut more = true;
@@ -57,21 +57,21 @@ impl Actor {
             for event in &events[..count] {
                 match event.data() {
                     STOP => return Ok(()),
-                    MAIL => mail = true,
+                    MESSAGES => mail = true,
                     DISKS => {}
                     queue => {
-                        if let Some(line) = self.controller.port().line(queue as u16) {
-                            line.ready = true;
+                        if let Some(vq) = self.controller.virtqueues().queue(queue as u16) {
+                            vq.ready = true;
                         }
                     }
                 }
             }
             if mail {
                 // Before the mail: what comes later rings again.
-                let _ = self.bell.read();
+                let _ = self.wakeup.read();
                 let engine = self.engine_event();
-                while let Ok(message) = self.mail.try_recv() {
-                    if self.controller.obey(message)? {
+                while let Ok(message) = self.messages.try_recv() {
+                    if self.controller.handle_message(message)? {
                         epoll = self.watch(stop)?;
                     }
                 }
@@ -89,17 +89,17 @@ impl Actor {
     }
 
     /// Kicks are never read, they are edges; the engine resets its own, and the stop stays.
-    fn watch(&mut self, stop: &EventFd) -> Result<Epoll, Broken> {
+    fn watch(&mut self, stop: &EventFd) -> Result<Epoll, FatalError> {
         let engine = self.engine_event();
         let controller = &mut self.controller;
         let edge = EventSet::IN | EventSet::EDGE_TRIGGERED;
         let always = [
             (stop.as_raw_fd(), EventSet::IN, STOP),
-            (self.bell.as_raw_fd(), EventSet::IN, MAIL),
+            (self.wakeup.as_raw_fd(), EventSet::IN, MESSAGES),
             (engine, EventSet::IN, DISKS),
         ];
-        let kicks = controller.port().lines.iter().map(|line| {
-            let ActiveQueue { index, kick, .. } = &line.active;
+        let kicks = controller.virtqueues().queues.iter().map(|vq| {
+            let ActiveQueue { index, kick, .. } = &vq.active;
             (kick.as_raw_fd(), edge, u64::from(*index))
         });
         let epoll = Epoll::new().map_err(broken)?;
@@ -111,7 +111,7 @@ impl Actor {
     }
 }
 
-fn broken(error: io::Error) -> Broken {
+fn broken(error: io::Error) -> FatalError {
     format!("epoll: {error}")
 }
 

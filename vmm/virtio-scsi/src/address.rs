@@ -4,14 +4,14 @@ use crate::target::Lun;
 
 /// A logical unit's place on the controller. Its channel is always 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Address {
+pub struct UnitAddress {
     /// Target.
     pub target: u8,
     /// Logical unit number.
     pub lun: Lun,
 }
 
-impl std::fmt::Display for Address {
+impl std::fmt::Display for UnitAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "target {} LUN {}", self.target, self.lun.number())
     }
@@ -19,9 +19,9 @@ impl std::fmt::Display for Address {
 
 /// What a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Addressed {
+pub(crate) enum LunField {
     /// A logical unit, if it is there.
-    Unit(Address),
+    Unit(UnitAddress),
     /// What is no logical unit of this target, the REPORT LUNS well known one included.
     Target(u8),
     /// No target.
@@ -31,7 +31,7 @@ pub(crate) enum Addressed {
 /// The REPORT LUNS well known logical unit.
 const REPORT_LUNS: [u8; 8] = [0xc1, 0x01, 0, 0, 0, 0, 0, 0];
 
-impl Addressed {
+impl LunField {
     pub fn parse(field: [u8; 8]) -> Self {
         if field == REPORT_LUNS {
             // It names no target; LUNs are told of one target at a time.
@@ -43,13 +43,13 @@ impl Addressed {
         let mut bytes = [0; 8];
         bytes[..6].copy_from_slice(&field[2..]);
         match Lun::from_bytes(bytes) {
-            Some(lun) => Self::Unit(Address { target, lun }),
+            Some(lun) => Self::Unit(UnitAddress { target, lun }),
             None => Self::Target(target),
         }
     }
 }
 
-impl Address {
+impl UnitAddress {
     /// The field of an event. Drivers look a unit up by these bytes as REPORT LUNS told them: flat addressing from 256
     /// on only, unlike in requests.
     pub(crate) fn to_field(self) -> [u8; 8] {
@@ -62,9 +62,9 @@ impl Address {
 mod tests {
     use super::*;
 
-    fn unit(target: u8, lun: u16) -> Addressed {
+    fn unit(target: u8, lun: u16) -> LunField {
         let lun = Lun::new(lun).unwrap();
-        Addressed::Unit(Address { target, lun })
+        LunField::Unit(UnitAddress { target, lun })
     }
 
     #[test]
@@ -74,16 +74,16 @@ mod tests {
             ([1, 7, 0, 9, 0, 0, 0, 0], unit(7, 9)),
             ([1, 255, 0x40, 9, 0, 0, 0, 0], unit(255, 9)),
             ([1, 3, 0x7f, 0xff, 0, 0, 0, 0], unit(3, 16_383)),
-            ([1, 3, 0x01, 0x00, 0, 0, 0, 0], Addressed::Target(3)),
-            ([1, 3, 0x80, 0x00, 0, 0, 0, 0], Addressed::Target(3)),
-            ([1, 3, 0xc1, 0x01, 0, 0, 0, 0], Addressed::Target(3)),
-            ([1, 3, 0x00, 0x00, 0, 0, 0, 1], Addressed::Target(3)),
-            ([0xc1, 1, 0, 0, 0, 0, 0, 0], Addressed::Target(0)),
-            ([0xc1, 1, 0, 0, 0, 0, 0, 1], Addressed::Nowhere),
-            ([0, 0, 0, 0, 0, 0, 0, 0], Addressed::Nowhere),
-            ([2, 0, 0, 0, 0, 0, 0, 0], Addressed::Nowhere),
+            ([1, 3, 0x01, 0x00, 0, 0, 0, 0], LunField::Target(3)),
+            ([1, 3, 0x80, 0x00, 0, 0, 0, 0], LunField::Target(3)),
+            ([1, 3, 0xc1, 0x01, 0, 0, 0, 0], LunField::Target(3)),
+            ([1, 3, 0x00, 0x00, 0, 0, 0, 1], LunField::Target(3)),
+            ([0xc1, 1, 0, 0, 0, 0, 0, 0], LunField::Target(0)),
+            ([0xc1, 1, 0, 0, 0, 0, 0, 1], LunField::Nowhere),
+            ([0, 0, 0, 0, 0, 0, 0, 0], LunField::Nowhere),
+            ([2, 0, 0, 0, 0, 0, 0, 0], LunField::Nowhere),
         ] {
-            assert_eq!(Addressed::parse(field), addressed, "{field:x?}");
+            assert_eq!(LunField::parse(field), addressed, "{field:x?}");
         }
     }
 
@@ -91,9 +91,9 @@ mod tests {
     fn fields_of_events_come_back() {
         for number in [0, 1, 255, 256, 300, 16_383] {
             let lun = Lun::new(number).unwrap();
-            let address = Address { target: 5, lun };
+            let address = UnitAddress { target: 5, lun };
             let field = address.to_field();
-            assert_eq!(Addressed::parse(field), Addressed::Unit(address));
+            assert_eq!(LunField::parse(field), LunField::Unit(address));
             assert_eq!(field[2] & 0x40 != 0, number > 255);
         }
     }

@@ -15,14 +15,14 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::actor::Actor;
 use crate::config::{self, Sizes};
-use crate::controller::{Controller, Rules};
-use crate::handle::{Ack, Mailbox, Message};
-use crate::port::{Driver, REQUEST};
-use crate::{Error, MAX_REQUEST_QUEUES, NewUnit, QUEUE_SIZE, ScsiHandle};
+use crate::controller::{Controller, ControllerConfig};
+use crate::handle::{AckSender, ControllerMessage, Mailbox};
+use crate::virtqueues::{Driver, REQUEST};
+use crate::{MAX_REQUEST_QUEUES, NewUnit, QUEUE_SIZE, ScsiError, ScsiHandle};
 
 /// Hears, on the actor's thread, of a disk (by name) that began to hold requests, and of the error for which it did.
 /// They are retried when the device is quiesced and activated again.
-pub type OnStop = Arc<dyn Fn(&str, io::Error) + Send + Sync>;
+pub type OnIoError = Arc<dyn Fn(&str, io::Error) + Send + Sync>;
 
 /// Requests in flight over all units. More only wait in their queues.
 const DEPTH: u16 = 512;
@@ -31,10 +31,10 @@ const DEPTH: u16 = 512;
 const MAX_DISKS: u32 = 4096;
 
 /// How long a driver has to let go of a unit that is removed.
-const GRACE: Duration = Duration::from_secs(5);
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a controller is made of.
-pub struct Setup {
+pub struct ScsiConfig {
     /// Request queues: at least 1 and at most [`MAX_REQUEST_QUEUES`].
     pub queues: u16,
     /// The last target. A driver asks each of them whether it is there.
@@ -43,13 +43,13 @@ pub struct Setup {
     pub units: Vec<NewUnit>,
     /// Who does the I/O.
     pub engine: EngineKind,
-    /// See [`OnStop`].
-    pub on_stop: OnStop,
+    /// See [`OnIoError`].
+    pub on_io_error: OnIoError,
 }
 
-impl std::fmt::Debug for Setup {
+impl std::fmt::Debug for ScsiConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Setup")
+        f.debug_struct("ScsiConfig")
             .field("queues", &self.queues)
             .field("max_target", &self.max_target)
             .field("units", &self.units)
@@ -58,12 +58,12 @@ impl std::fmt::Debug for Setup {
 }
 
 /// Why there is no controller.
-pub(crate) type NewError = Error;
+pub(crate) type NewError = ScsiError;
 
 type SharedInterrupt = Arc<Mutex<Option<Arc<dyn VirtioInterrupt>>>>;
 
 /// A virtio SCSI controller.
-pub struct Scsi {
+pub struct VirtioScsi {
     max_target: u8,
     queue_sizes: Vec<u16>,
     sizes: Sizes,
@@ -75,52 +75,52 @@ pub struct Scsi {
     actor: Worker<()>,
 }
 
-impl std::fmt::Debug for Scsi {
+impl std::fmt::Debug for VirtioScsi {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Scsi")
+        f.debug_struct("VirtioScsi")
             .field("active", &self.active)
             .field("actor", &self.actor)
             .finish_non_exhaustive()
     }
 }
 
-impl Scsi {
+impl VirtioScsi {
     /// A controller and its handle. Makes every kernel object it will need but those for disks.
     ///
     /// # Errors
     /// The kernel refuses an engine or a thread, or a unit cannot be had.
-    pub fn new(setup: Setup) -> Result<(Self, ScsiHandle), NewError> {
+    pub fn new(setup: ScsiConfig) -> Result<(Self, ScsiHandle), NewError> {
         let engine = Engine::new(setup.engine, DEPTH, MAX_DISKS).map_err(of_controller)?;
-        Self::with_engine(setup, engine, GRACE)
+        Self::with_engine(setup, engine, REMOVAL_TIMEOUT)
     }
 
     pub(crate) fn with_engine(
-        setup: Setup,
+        setup: ScsiConfig,
         engine: Engine,
-        grace: Duration,
+        removal_timeout: Duration,
     ) -> Result<(Self, ScsiHandle), NewError> {
-        let Setup {
+        let ScsiConfig {
             queues,
             max_target,
             units,
-            on_stop,
+            on_io_error,
             ..
         } = setup;
-        let rules = Rules {
+        let config = ControllerConfig {
             max_target,
-            grace,
-            on_stop,
+            removal_timeout,
+            on_io_error,
         };
-        let bell = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(of_controller)?;
-        let mut controller = Controller::new(engine, rules, bell.try_clone().map_err(of_controller)?);
+        let wakeup = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map_err(of_controller)?;
+        let mut controller = Controller::new(engine, config, wakeup.try_clone().map_err(of_controller)?);
         for unit in units {
             controller.add(unit)?;
         }
-        let (mailbox, mail) = Mailbox::new(bell.try_clone().map_err(of_controller)?);
+        let (mailbox, messages) = Mailbox::new(wakeup.try_clone().map_err(of_controller)?);
         let actor = Actor {
             controller,
-            mail,
-            bell,
+            messages,
+            wakeup,
         };
         let interrupt = SharedInterrupt::default();
         let on_panic = {
@@ -152,7 +152,7 @@ impl Scsi {
     }
 
     /// Asks the actor and waits. None if it has ended.
-    fn ask<T>(&self, message: impl FnOnce(Ack<T>) -> Message) -> Option<T> {
+    fn ask<T>(&self, message: impl FnOnce(AckSender<T>) -> ControllerMessage) -> Option<T> {
         let (ack, answer) = mpsc::sync_channel(1);
         self.mailbox.send(message(ack));
         answer.recv().ok()
@@ -163,11 +163,11 @@ impl Scsi {
     }
 }
 
-fn of_controller(error: io::Error) -> Error {
-    Error::Io("controller".into(), error)
+fn of_controller(error: io::Error) -> ScsiError {
+    ScsiError::Io("controller".into(), error)
 }
 
-impl VirtioDevice for Scsi {
+impl VirtioDevice for VirtioScsi {
     fn name(&self) -> &str {
         "scsi"
     }
@@ -219,14 +219,14 @@ impl VirtioDevice for Scsi {
             sizes: self.sizes,
             queues,
         });
-        let answer = self.ask(|ack| Message::Activate(driver, ack));
+        let answer = self.ask(|ack| ControllerMessage::Activate(driver, ack));
         answer.ok_or_else(|| io::Error::other("the SCSI controller has ended"))?;
         self.active = true;
         Ok(())
     }
 
     fn reset(&mut self) {
-        if self.ask(Message::Reset).is_none() {
+        if self.ask(ControllerMessage::Reset).is_none() {
             tracing::error!("the SCSI controller has ended");
         }
         self.active = false;
@@ -238,6 +238,6 @@ impl VirtioDevice for Scsi {
         if !std::mem::take(&mut self.active) {
             return None;
         }
-        self.ask(Message::Quiesce)
+        self.ask(ControllerMessage::Quiesce)
     }
 }

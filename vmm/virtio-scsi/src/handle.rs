@@ -11,26 +11,26 @@ use husk_disk::Disk;
 use tokio::sync::oneshot;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::port::Driver;
-use crate::target::{BadLimits, Kind};
-use crate::{Address, NewUnit};
+use crate::target::{DeviceKind, InvalidLimits};
+use crate::virtqueues::Driver;
+use crate::{NewUnit, UnitAddress};
 
 /// Why the controller did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum ScsiError {
     /// No such target.
     #[error("there is no target {0}, the last is {1}")]
     Target(u8, u8),
     /// Another unit is there.
     #[error("disk {1:?} is at {0}")]
-    Occupied(Address, String),
+    Occupied(UnitAddress, String),
     /// The driver was told that the unit there is gone, and has not acted on it: what it still has for the old disk it
     /// would send to the new one. Worth another try, there or elsewhere.
     #[error("the guest has not let go of the disk that was at {0}")]
-    NotReleased(Address),
+    NotReleased(UnitAddress),
     /// A unit of that name exists elsewhere.
     #[error("disk {0:?} is at {1} already")]
-    Elsewhere(String, Address),
+    Elsewhere(String, UnitAddress),
     /// No unit of that name.
     #[error("there is no disk {0:?}")]
     NotFound(String),
@@ -39,7 +39,7 @@ pub enum Error {
     Removing(String),
     /// The medium is none for a unit of its kind.
     #[error("disk {0:?}: {1}")]
-    Medium(String, BadLimits),
+    Medium(String, InvalidLimits),
     /// It is no CD-ROM drive.
     #[error("disk {0:?} is no CD-ROM drive")]
     NotADrive(String),
@@ -56,7 +56,7 @@ pub enum Error {
 
 /// A unit that was removed.
 #[derive(Debug)]
-pub struct Removed {
+pub struct RemovedUnit {
     /// What was in it; its descriptor is closed when this is dropped, which may take time on some file systems.
     pub disk: Option<Disk>,
     /// Whether all that was written is on stable storage.
@@ -65,13 +65,13 @@ pub struct Removed {
 
 /// A unit as it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Info {
+pub struct UnitInfo {
     /// Name.
     pub id: String,
     /// Where.
-    pub address: Address,
+    pub address: UnitAddress,
     /// What.
-    pub kind: Kind,
+    pub kind: DeviceKind,
     /// Size of its medium in bytes, if there is one.
     pub bytes: Option<u64>,
     /// Nothing can be changed.
@@ -81,55 +81,55 @@ pub struct Info {
 }
 
 /// The sending end of an answer.
-pub(crate) type Reply<T> = oneshot::Sender<T>;
+pub(crate) type ReplySender<T> = oneshot::Sender<T>;
 
 /// The same, for who must not be waited for in an async context.
-pub(crate) type Ack<T> = mpsc::SyncSender<T>;
+pub(crate) type AckSender<T> = mpsc::SyncSender<T>;
 
 /// What the actor is asked.
 #[derive(Debug)]
-pub(crate) enum Message {
-    Activate(Box<Driver>, Ack<()>),
-    Quiesce(Ack<Vec<ActiveQueue>>),
-    Reset(Ack<()>),
-    Add(Box<NewUnit>, Reply<Result<(), Error>>),
-    Remove(String, Reply<Result<Removed, Error>>),
-    Find(String, Reply<Result<Disk, Error>>),
-    Resized(String, Reply<Result<u64, Error>>),
-    Insert(String, Disk, Reply<Result<(), Error>>),
-    Eject(String, bool, Reply<Result<Option<Disk>, Error>>),
-    List(Reply<Result<Vec<Info>, Error>>),
+pub(crate) enum ControllerMessage {
+    Activate(Box<Driver>, AckSender<()>),
+    Quiesce(AckSender<Vec<ActiveQueue>>),
+    Reset(AckSender<()>),
+    Add(Box<NewUnit>, ReplySender<Result<(), ScsiError>>),
+    Remove(String, ReplySender<Result<RemovedUnit, ScsiError>>),
+    Find(String, ReplySender<Result<Disk, ScsiError>>),
+    Resized(String, ReplySender<Result<u64, ScsiError>>),
+    Insert(String, Disk, ReplySender<Result<(), ScsiError>>),
+    Eject(String, bool, ReplySender<Result<Option<Disk>, ScsiError>>),
+    List(ReplySender<Result<Vec<UnitInfo>, ScsiError>>),
 }
 
 /// The actor's mailbox.
 #[derive(Clone, Debug)]
 pub(crate) struct Mailbox {
-    messages: mpsc::Sender<Message>,
-    bell: Arc<EventFd>,
+    messages: mpsc::Sender<ControllerMessage>,
+    wakeup: Arc<EventFd>,
 }
 
 impl Mailbox {
-    pub fn new(bell: EventFd) -> (Self, mpsc::Receiver<Message>) {
+    pub fn new(wakeup: EventFd) -> (Self, mpsc::Receiver<ControllerMessage>) {
         let (messages, received) = mpsc::channel();
-        let bell = Arc::new(bell);
-        (Self { messages, bell }, received)
+        let wakeup = Arc::new(wakeup);
+        (Self { messages, wakeup }, received)
     }
 
-    pub fn send(&self, message: Message) {
+    pub fn send(&self, message: ControllerMessage) {
         // If there is no actor, the message's reply is dropped, and so answered.
         if self.messages.send(message).is_ok() {
             // Fails only when the counter is about to overflow: then it is readable anyway.
-            let _ = self.bell.write(1);
+            let _ = self.wakeup.write(1);
         }
     }
 }
 
-/// An answer to come. A future; threads can [`wait`](Answer::wait).
+/// An answer to come. A future; threads can [`wait`](ReplyFuture::wait).
 #[derive(Debug)]
 #[must_use]
-pub struct Answer<T>(oneshot::Receiver<Result<T, Error>>);
+pub struct ReplyFuture<T>(oneshot::Receiver<Result<T, ScsiError>>);
 
-impl<T> Answer<T> {
+impl<T> ReplyFuture<T> {
     /// Waits for the answer.
     ///
     /// # Errors
@@ -137,42 +137,45 @@ impl<T> Answer<T> {
     ///
     /// # Panics
     /// In an async context.
-    pub fn wait(self) -> Result<T, Error> {
-        self.0.blocking_recv().unwrap_or(Err(Error::Gone))
+    pub fn wait(self) -> Result<T, ScsiError> {
+        self.0.blocking_recv().unwrap_or(Err(ScsiError::Gone))
     }
 }
 
-impl<T> Future for Answer<T> {
-    type Output = Result<T, Error>;
+impl<T> Future for ReplyFuture<T> {
+    type Output = Result<T, ScsiError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut self.0)
             .poll(context)
-            .map(|answer| answer.unwrap_or(Err(Error::Gone)))
+            .map(|answer| answer.unwrap_or(Err(ScsiError::Gone)))
     }
 }
 
-/// The host's end of a [`Scsi`](crate::Scsi) controller. Usable from any thread, whatever state the device is in.
+/// The host's end of a [`VirtioScsi`](crate::VirtioScsi) controller. Usable from any thread, whatever state the device is in.
 #[derive(Clone, Debug)]
 pub struct ScsiHandle(pub(crate) Mailbox);
 
 impl ScsiHandle {
-    fn ask<T>(&self, message: impl FnOnce(Reply<Result<T, Error>>) -> Message) -> Answer<T> {
+    fn ask<T>(
+        &self,
+        message: impl FnOnce(ReplySender<Result<T, ScsiError>>) -> ControllerMessage,
+    ) -> ReplyFuture<T> {
         let (reply, answer) = oneshot::channel();
         self.0.send(message(reply));
-        Answer(answer)
+        ReplyFuture(answer)
     }
 
     /// Adds a unit and tells the driver. One of the same name at the same address is that unit already.
-    pub fn add(&self, unit: NewUnit) -> Answer<()> {
-        self.ask(|reply| Message::Add(Box::new(unit), reply))
+    pub fn add(&self, unit: NewUnit) -> ReplyFuture<()> {
+        self.ask(|reply| ControllerMessage::Add(Box::new(unit), reply))
     }
 
     /// Removes a unit: tells the driver, goes on serving it until the driver has flushed it for the last time or 5 s
     /// have passed, ends what is under way, and makes it stable. A read-only unit, or one that no driver can be told
     /// of, goes soon. While the machine is paused nothing goes that can be written.
-    pub fn remove(&self, id: &str) -> Answer<Removed> {
-        self.ask(|reply| Message::Remove(id.to_owned(), reply))
+    pub fn remove(&self, id: &str) -> ReplyFuture<RemovedUnit> {
+        self.ask(|reply| ControllerMessage::Remove(id.to_owned(), reply))
     }
 
     /// Takes over the size that a disk's image has now and tells the driver. Returns the size shown, in bytes. Asks the
@@ -180,25 +183,29 @@ impl ScsiHandle {
     ///
     /// # Errors
     /// No such unit, or as [`Disk::refresh`]; then nothing changes.
-    pub fn resize(&self, id: &str) -> Result<u64, Error> {
-        let disk = self.ask(|reply| Message::Find(id.to_owned(), reply)).wait()?;
-        disk.refresh().map_err(|error| Error::Io(id.to_owned(), error))?;
-        self.ask(|reply| Message::Resized(id.to_owned(), reply)).wait()
+    pub fn resize(&self, id: &str) -> Result<u64, ScsiError> {
+        let disk = self
+            .ask(|reply| ControllerMessage::Find(id.to_owned(), reply))
+            .wait()?;
+        disk.refresh()
+            .map_err(|error| ScsiError::Io(id.to_owned(), error))?;
+        self.ask(|reply| ControllerMessage::Resized(id.to_owned(), reply))
+            .wait()
     }
 
     /// Puts a disc into a drive, in place of any other.
-    pub fn insert(&self, id: &str, disc: Disk) -> Answer<()> {
-        self.ask(|reply| Message::Insert(id.to_owned(), disc, reply))
+    pub fn insert(&self, id: &str, disc: Disk) -> ReplyFuture<()> {
+        self.ask(|reply| ControllerMessage::Insert(id.to_owned(), disc, reply))
     }
 
     /// Opens a drive and takes the disc out, if there is one. Where the guest prevents that, and `force` is not set, it
     /// is asked to allow it, so it is worth trying again.
-    pub fn eject(&self, id: &str, force: bool) -> Answer<Option<Disk>> {
-        self.ask(|reply| Message::Eject(id.to_owned(), force, reply))
+    pub fn eject(&self, id: &str, force: bool) -> ReplyFuture<Option<Disk>> {
+        self.ask(|reply| ControllerMessage::Eject(id.to_owned(), force, reply))
     }
 
     /// All units, by address.
-    pub fn list(&self) -> Answer<Vec<Info>> {
-        self.ask(Message::List)
+    pub fn list(&self) -> ReplyFuture<Vec<UnitInfo>> {
+        self.ask(ControllerMessage::List)
     }
 }

@@ -9,26 +9,26 @@ mod address;
 mod config;
 mod controller;
 mod device;
-mod events;
 mod handle;
+mod lun_table;
 mod memory;
-mod port;
+mod passthrough_workers;
+mod pending_events;
 mod request;
-mod sg;
-mod slots;
-mod table;
+mod sg_device;
 pub mod target;
+mod task_slots;
 mod unit;
-mod workers;
+mod virtqueues;
 
 #[cfg(test)]
 mod tests;
 
-pub use address::Address;
-pub use device::{OnStop, Scsi, Setup};
-pub use handle::{Answer, Error, Info, Removed, ScsiHandle};
-pub use sg::{LunError, LunOptions, open_lun};
-pub use unit::{HostUnit, Medium, NewUnit};
+pub use address::UnitAddress;
+pub use device::{OnIoError, ScsiConfig, VirtioScsi};
+pub use handle::{RemovedUnit, ReplyFuture, ScsiError, ScsiHandle, UnitInfo};
+pub use sg_device::{LunError, LunOptions, open_lun};
+pub use unit::{Medium, NewUnit, PassthroughUnit};
 
 /// Entries of each queue. With a data descriptor for each page, a request of 1 MiB fits.
 pub const QUEUE_SIZE: u16 = 256;

@@ -9,7 +9,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 /// Some of the segments are not in guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a buffer outside of memory")]
-pub(crate) struct Outside;
+pub(crate) struct OutsideGuestMemory;
 
 /// Bytes of all `segments`.
 pub(crate) fn len(segments: &[Segment]) -> u64 {
@@ -63,22 +63,32 @@ pub(crate) fn read(
     segments: &[Segment],
     offset: u64,
     bytes: &mut [u8],
-) -> Result<(), Outside> {
+) -> Result<(), OutsideGuestMemory> {
     let mut rest = &mut *bytes;
     for segment in part(segments, offset, rest.len() as u64) {
         let (now, later) = rest.split_at_mut(segment.len as usize);
-        mem.read_slice(now, segment.address).map_err(|_| Outside)?;
+        mem.read_slice(now, segment.address)
+            .map_err(|_| OutsideGuestMemory)?;
         rest = later;
     }
-    if rest.is_empty() { Ok(()) } else { Err(Outside) }
+    if rest.is_empty() {
+        Ok(())
+    } else {
+        Err(OutsideGuestMemory)
+    }
 }
 
 /// Writes `bytes` to the start of the segments, as far as they fit. Returns how many did.
-pub(crate) fn write(mem: &GuestMemMmap, segments: &[Segment], bytes: &[u8]) -> Result<usize, Outside> {
+pub(crate) fn write(
+    mem: &GuestMemMmap,
+    segments: &[Segment],
+    bytes: &[u8],
+) -> Result<usize, OutsideGuestMemory> {
     let mut rest = bytes;
     for segment in part(segments, 0, bytes.len() as u64) {
         let (now, later) = rest.split_at(segment.len as usize);
-        mem.write_slice(now, segment.address).map_err(|_| Outside)?;
+        mem.write_slice(now, segment.address)
+            .map_err(|_| OutsideGuestMemory)?;
         rest = later;
     }
     Ok(bytes.len() - rest.len())
@@ -91,12 +101,12 @@ pub(crate) fn map(
     offset: u64,
     len: u64,
     buffers: &mut Vec<IoBuffer>,
-) -> Result<(), Outside> {
+) -> Result<(), OutsideGuestMemory> {
     buffers.clear();
     let mut mapped = 0;
     for segment in part(segments, offset, len) {
         for slice in GuestMemoryBackend::get_slices(mem, segment.address, segment.len as usize) {
-            let slice = slice.map_err(|_| Outside)?;
+            let slice = slice.map_err(|_| OutsideGuestMemory)?;
             mapped += slice.len() as u64;
             let start = slice.ptr_guard_mut().as_ptr();
             match buffers.last_mut() {
@@ -107,7 +117,11 @@ pub(crate) fn map(
             }
         }
     }
-    if mapped == len { Ok(()) } else { Err(Outside) }
+    if mapped == len {
+        Ok(())
+    } else {
+        Err(OutsideGuestMemory)
+    }
 }
 
 /// Notes in the dirty bitmap that the segments were filled.

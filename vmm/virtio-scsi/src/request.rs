@@ -8,8 +8,8 @@ use husk_devices::virtio::chain::{self, Segment};
 use virtio_queue::DescriptorChain;
 
 use crate::config::Sizes;
-use crate::memory::{self, Outside};
-use crate::target::Failure;
+use crate::memory::{self, OutsideGuestMemory};
+use crate::target::DeliveryFailure;
 
 /// Bytes of `struct virtio_scsi_req_cmd` before the CDB.
 const HEADER_LEN: usize = 19;
@@ -25,19 +25,19 @@ const KEPT_SEGMENTS: usize = 64;
 
 /// Why a chain is no request: there is no place to say what is wrong with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Malformed {
+pub(crate) enum MalformedRequest {
     #[error(transparent)]
     Chain(#[from] chain::ChainError),
     #[error("a request without room for its response")]
-    Response,
+    NoResponseBuffer,
     #[error(transparent)]
-    Outside(#[from] Outside),
+    OutsideGuestMemory(#[from] OutsideGuestMemory),
 }
 
 /// The response field, by its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Code {
+pub(crate) enum ResponseCode {
     Ok = 0,
     Overrun = 1,
     Aborted = 2,
@@ -53,18 +53,18 @@ pub(crate) enum Code {
     IncorrectLun = 12,
 }
 
-impl Code {
+impl ResponseCode {
     /// What is told of a device of the host that has no status.
-    pub fn of(failure: Failure) -> Self {
+    pub fn of(failure: DeliveryFailure) -> Self {
         match failure {
-            Failure::Gone => Self::BadTarget,
-            Failure::Aborted => Self::Aborted,
-            Failure::Reset => Self::Reset,
-            Failure::Busy => Self::Busy,
-            Failure::Transport => Self::TransportFailure,
-            Failure::Target => Self::TargetFailure,
-            Failure::Nexus => Self::NexusFailure,
-            Failure::Refused | Failure::Other => Self::Failure,
+            DeliveryFailure::Gone => Self::BadTarget,
+            DeliveryFailure::Aborted => Self::Aborted,
+            DeliveryFailure::Reset => Self::Reset,
+            DeliveryFailure::Busy => Self::Busy,
+            DeliveryFailure::Transport => Self::TransportFailure,
+            DeliveryFailure::Target => Self::TargetFailure,
+            DeliveryFailure::Nexus => Self::NexusFailure,
+            DeliveryFailure::Refused | DeliveryFailure::Other => Self::Failure,
         }
     }
 }
@@ -75,7 +75,7 @@ pub(crate) const HEAD_OF_QUEUE: u8 = 2;
 
 /// A request before its data.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Header {
+pub(crate) struct CommandHeader {
     pub lun: [u8; 8],
     /// The driver's name for it.
     pub id: u64,
@@ -84,7 +84,7 @@ pub(crate) struct Header {
     end: usize,
 }
 
-impl Header {
+impl CommandHeader {
     pub fn cdb(&self) -> &[u8] {
         &self.bytes[HEADER_LEN..self.end]
     }
@@ -92,7 +92,7 @@ impl Header {
 
 /// A chain taken apart. Reused for the next, so that its memory is.
 #[derive(Debug, Default)]
-pub(crate) struct Chain {
+pub(crate) struct RequestChain {
     pub data_out: Vec<Segment>,
     pub data_in: Vec<Segment>,
     response: Vec<Segment>,
@@ -102,18 +102,18 @@ pub(crate) struct Chain {
 
 /// A response to be written.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Reply<'a> {
-    pub code: Code,
+pub(crate) struct ResponseFields<'a> {
+    pub code: ResponseCode,
     /// SCSI status.
     pub status: u8,
     pub residual: u64,
     pub sense: &'a [u8],
 }
 
-impl Reply<'_> {
+impl ResponseFields<'_> {
     /// A response that there is no SCSI status with.
-    pub fn code(code: Code, residual: u64) -> Self {
-        Reply {
+    pub fn code(code: ResponseCode, residual: u64) -> Self {
+        ResponseFields {
             code,
             status: 0,
             residual,
@@ -122,36 +122,40 @@ impl Reply<'_> {
     }
 }
 
-impl Chain {
+impl RequestChain {
     /// Takes `chain` apart, but for the header. Afterwards there is room for a response.
     pub fn parse(
         &mut self,
         mem: &GuestMemMmap,
         chain: DescriptorChain<&GuestMemMmap>,
         sizes: Sizes,
-    ) -> Result<(), Malformed> {
+    ) -> Result<(), MalformedRequest> {
         chain::segments(chain, &mut self.data_out, &mut self.data_in)?;
         let len = (RESPONSE_LEN + usize::from(sizes.sense)) as u64;
         if !memory::split(&mut self.data_in, len, &mut self.response) {
-            return Err(Malformed::Response);
+            return Err(MalformedRequest::NoResponseBuffer);
         }
         // All that is ever written there must be, before anything is done.
         let there = self.response.iter().all(|s| {
             use vm_memory::GuestMemoryBackend;
             mem.check_range(s.address, s.len as usize)
         });
-        if there { Ok(()) } else { Err(Outside.into()) }
+        if there {
+            Ok(())
+        } else {
+            Err(OutsideGuestMemory.into())
+        }
     }
 
     /// Takes the header off the data-out buffer; none if it is not there wholly.
-    pub fn header(&mut self, mem: &GuestMemMmap, sizes: Sizes) -> Option<Header> {
+    pub fn header(&mut self, mem: &GuestMemMmap, sizes: Sizes) -> Option<CommandHeader> {
         let mut bytes = [0; HEADER_LEN + Sizes::MAX_CDB];
         let end = HEADER_LEN + usize::from(sizes.cdb);
         if !memory::split(&mut self.data_out, end as u64, &mut self.header) {
             return None;
         }
         memory::read(mem, &self.header, 0, &mut bytes[..end]).ok()?;
-        Some(Header {
+        Some(CommandHeader {
             lun: std::array::from_fn(|i| bytes[i]),
             id: u64::from_le_bytes(std::array::from_fn(|i| bytes[8 + i])),
             attribute: bytes[16],
@@ -165,10 +169,10 @@ impl Chain {
     pub fn respond(
         &self,
         mem: &GuestMemMmap,
-        reply: &Reply<'_>,
+        reply: &ResponseFields<'_>,
         data: &[u8],
         filled: u64,
-    ) -> Result<u32, Outside> {
+    ) -> Result<u32, OutsideGuestMemory> {
         let mut bytes = [0; WRITTEN];
         let sense = &reply.sense[..reply.sense.len().min(WRITTEN - RESPONSE_LEN)];
         let room = memory::len(&self.response);

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use husk_disk::{Disk, DiskId};
 use vm_memory::GuestAddress;
 
-use crate::Address;
-use crate::handle::{Error, Removed, Reply};
-use crate::target::{BadLimits, HostDevice, HostLimits, Identity, Kind, Limits, LogicalUnit};
-use crate::workers::Workers;
+use crate::UnitAddress;
+use crate::handle::{RemovedUnit, ReplySender, ScsiError};
+use crate::passthrough_workers::PassthroughWorkers;
+use crate::target::{
+    DeviceKind, Identity, InvalidLimits, LogicalUnit, MediumLimits, PassthroughDevice, PassthroughLimits,
+};
 
 /// What is in a logical unit.
 #[derive(Clone, Debug)]
@@ -20,16 +22,16 @@ pub enum Medium {
     /// It is a CD-ROM drive, with this disc or none.
     CdRom(Option<Disk>),
     /// It is a device of the host.
-    Host(HostUnit),
+    Passthrough(PassthroughUnit),
 }
 
 /// A device of the host, opened.
 #[derive(Clone, Debug)]
-pub struct HostUnit {
+pub struct PassthroughUnit {
     /// Who is sent the commands. Closed when the unit is removed.
-    pub device: Arc<dyn HostDevice>,
+    pub device: Arc<dyn PassthroughDevice>,
     /// What it is.
-    pub limits: HostLimits,
+    pub limits: PassthroughLimits,
     /// The same device as an image, for a kernel to be read from.
     pub image: Option<Disk>,
 }
@@ -40,7 +42,7 @@ pub struct NewUnit {
     /// The disk's name in the configuration. No two units have the same.
     pub id: String,
     /// Where.
-    pub address: Address,
+    pub address: UnitAddress,
     /// Serial number, may be empty.
     pub serial: String,
     /// What.
@@ -53,13 +55,13 @@ pub struct NewUnit {
 #[derive(Debug)]
 pub(crate) struct Unit {
     pub id: String,
-    pub address: Address,
+    pub address: UnitAddress,
     pub logical: LogicalUnit,
     /// None in an empty drive.
     pub disk: Option<DiskId>,
     /// Of a device of the host.
-    pub workers: Option<Workers>,
-    pub order: Order,
+    pub workers: Option<PassthroughWorkers>,
+    pub task_set: TaskSet,
     pub removal: Option<Removal>,
     /// The driver asked to be told of other media.
     pub media_events: bool,
@@ -67,17 +69,17 @@ pub(crate) struct Unit {
 
 impl Unit {
     /// A unit that is not attached yet.
-    pub fn new(unit: &NewUnit) -> Result<Self, BadLimits> {
+    pub fn new(unit: &NewUnit) -> Result<Self, InvalidLimits> {
         let kind = match &unit.medium {
-            Medium::Disk(_) => Kind::Disk,
-            Medium::CdRom(_) => Kind::CdRom,
-            Medium::Host(_) => Kind::Host,
+            Medium::Disk(_) => DeviceKind::Disk,
+            Medium::CdRom(_) => DeviceKind::CdRom,
+            Medium::Passthrough(_) => DeviceKind::Passthrough,
         };
         let identity = Identity::new(kind, Some(&unit.serial), &unit.id);
         let logical = match &unit.medium {
             Medium::Disk(disk) => LogicalUnit::disk(identity, disk_limits(disk, unit.shareable))?,
             Medium::CdRom(disc) => LogicalUnit::cdrom(identity, disc.as_ref().map(disc_limits))?,
-            Medium::Host(host) => LogicalUnit::host(identity, host.limits),
+            Medium::Passthrough(host) => LogicalUnit::passthrough(identity, host.limits),
         };
         Ok(Self {
             id: unit.id.clone(),
@@ -85,7 +87,7 @@ impl Unit {
             logical,
             disk: None,
             workers: None,
-            order: Order::default(),
+            task_set: TaskSet::default(),
             removal: None,
             media_events: false,
         })
@@ -103,7 +105,7 @@ impl NewUnit {
         match &self.medium {
             Medium::Disk(disk) => Some(disk),
             Medium::CdRom(disc) => disc.as_ref(),
-            Medium::Host(_) => None,
+            Medium::Passthrough(_) => None,
         }
     }
 }
@@ -113,10 +115,10 @@ pub(crate) fn blocks(disk: &Disk, block_size: u32) -> u64 {
     disk.size() / u64::from(block_size)
 }
 
-fn disk_limits(disk: &Disk, shareable: bool) -> Limits {
+fn disk_limits(disk: &Disk, shareable: bool) -> MediumLimits {
     let geometry = disk.geometry();
     let exponent = (geometry.physical_block / geometry.logical_block).max(1).ilog2();
-    Limits {
+    MediumLimits {
         block_size: geometry.logical_block,
         blocks: blocks(disk, geometry.logical_block),
         physical_exponent: exponent as u8,
@@ -127,33 +129,33 @@ fn disk_limits(disk: &Disk, shareable: bool) -> Limits {
         discard_granularity: geometry.discard_granularity,
         max_unmap: geometry.max_discard,
         shareable,
-        ..Limits::default()
+        ..MediumLimits::default()
     }
 }
 
 /// A disc of blocks of 2048 bytes; what is less than one at the end is not there.
-pub(crate) fn disc_limits(disc: &Disk) -> Limits {
-    let one = Limits::cd(1);
-    Limits::cd(blocks(disc, one.block_size))
+pub(crate) fn disc_limits(disc: &Disk) -> MediumLimits {
+    let one = MediumLimits::cd(1);
+    MediumLimits::cd(blocks(disc, one.block_size))
 }
 
 /// Which of a unit's tasks may run (SAM-5, section 8.6). Those that want to be alone (ordered ones, and those that have
 /// a range of the medium for themselves) run when all older ones have ended, and before all younger ones.
 #[derive(Debug, Default)]
-pub(crate) struct Order {
+pub(crate) struct TaskSet {
     /// Begun and not ended.
     pub running: u32,
     /// The one that runs is alone.
-    alone: bool,
+    exclusive: bool,
     /// Tags that may not run yet, oldest first.
     waiting: VecDeque<u16>,
 }
 
-impl Order {
+impl TaskSet {
     /// Lets a new task run, or has it wait. `head`: it goes before all that wait.
-    pub fn enter(&mut self, tag: u16, alone: bool, head: bool) -> bool {
-        if (head || self.waiting.is_empty()) && self.admits(alone) {
-            self.start(alone);
+    pub fn enter(&mut self, tag: u16, exclusive: bool, head: bool) -> bool {
+        if (head || self.waiting.is_empty()) && self.admits(exclusive) {
+            self.start(exclusive);
             return true;
         }
         if head {
@@ -164,30 +166,30 @@ impl Order {
         false
     }
 
-    fn admits(&self, alone: bool) -> bool {
-        !self.alone && (!alone || self.running == 0)
+    fn admits(&self, exclusive: bool) -> bool {
+        !self.exclusive && (!exclusive || self.running == 0)
     }
 
-    fn start(&mut self, alone: bool) {
+    fn start(&mut self, exclusive: bool) {
         self.running += 1;
-        self.alone = alone;
+        self.exclusive = exclusive;
     }
 
     /// A task that ran has ended. Returns whether others may run now.
-    pub fn leave(&mut self, alone: bool) -> bool {
+    pub fn leave(&mut self, exclusive: bool) -> bool {
         self.running -= 1;
-        self.alone &= !alone;
+        self.exclusive &= !exclusive;
         !self.waiting.is_empty()
     }
 
-    /// The next that may run now and does from now on. `alone` tells what it wants.
-    pub fn next(&mut self, alone: impl Fn(u16) -> bool) -> Option<u16> {
+    /// The next that may run now and does from now on. `exclusive` tells what it wants.
+    pub fn next(&mut self, exclusive: impl Fn(u16) -> bool) -> Option<u16> {
         let tag = *self.waiting.front()?;
-        if !self.admits(alone(tag)) {
+        if !self.admits(exclusive(tag)) {
             return None;
         }
         self.waiting.pop_front();
-        self.start(alone(tag));
+        self.start(exclusive(tag));
         Some(tag)
     }
 
@@ -205,16 +207,16 @@ impl Order {
 /// A removal under way.
 #[derive(Debug)]
 pub(crate) struct Removal {
-    pub reply: Reply<Result<Removed, Error>>,
+    pub reply: ReplySender<Result<RemovedUnit, ScsiError>>,
     /// When the driver has had its time.
     pub deadline: Instant,
-    pub stage: Stage,
+    pub stage: RemovalStage,
     /// The buffer in which the driver was told.
-    pub told: Option<GuestAddress>,
+    pub event_buffer: Option<GuestAddress>,
     /// The driver has given that buffer back.
-    pub released: bool,
+    pub buffer_returned: bool,
     /// Since when there was no other command, once the driver was told.
-    pub calm: Instant,
+    pub last_command: Instant,
     /// The driver, having been told, flushed the cache, and that is the last it asked for.
     pub flushed: bool,
 }
@@ -226,54 +228,60 @@ const QUIET: Duration = Duration::from_millis(100);
 const POLL: Duration = Duration::from_millis(20);
 
 impl Removal {
-    pub fn new(reply: Reply<Result<Removed, Error>>, grace: Duration) -> Self {
+    pub fn new(reply: ReplySender<Result<RemovedUnit, ScsiError>>, removal_timeout: Duration) -> Self {
         let now = Instant::now();
         Self {
             reply,
-            deadline: now + grace,
-            stage: Stage::Serving,
-            told: None,
-            released: false,
-            calm: now,
+            deadline: now + removal_timeout,
+            stage: RemovalStage::Serving,
+            event_buffer: None,
+            buffer_returned: false,
+            last_command: now,
             flushed: false,
         }
     }
 
     /// The driver will read in a buffer that the unit is gone.
-    pub fn tell(&mut self, buffer: GuestAddress) {
-        self.told.get_or_insert(buffer);
-        self.stir(false);
+    pub fn event_delivered(&mut self, buffer: GuestAddress) {
+        self.event_buffer.get_or_insert(buffer);
+        self.note_command(false);
     }
 
     /// A command begins or ends, perhaps that of a flush that succeeded.
-    pub fn stir(&mut self, flushed: bool) {
-        self.calm = Instant::now();
-        self.flushed = flushed && self.told.is_some();
+    pub fn note_command(&mut self, flushed: bool) {
+        self.last_command = Instant::now();
+        self.flushed = flushed && self.event_buffer.is_some();
     }
 
     /// Whether the driver is done with the unit, which it has no commands for. It gives the buffer in which it was told
     /// back when it has done what there is to do, or at once; where there is a cache it flushes that last.
     pub fn is_done(&self, cache: bool, now: Instant) -> bool {
-        let quiet = now >= self.calm + QUIET;
+        let quiet = now >= self.last_command + QUIET;
         if cache {
-            self.flushed && (self.released || quiet)
+            self.flushed && (self.buffer_returned || quiet)
         } else {
-            self.released && quiet
+            self.buffer_returned && quiet
         }
     }
 
     /// When to look again.
     pub fn due(&self, now: Instant) -> Option<Duration> {
         // If it is due and waits all the same, something else ends that.
-        let serving = self.stage == Stage::Serving && now < self.deadline;
+        let serving = self.stage == RemovalStage::Serving && now < self.deadline;
         let left = self.deadline.saturating_duration_since(now);
-        serving.then(|| if self.told.is_some() { left.min(POLL) } else { left })
+        serving.then(|| {
+            if self.event_buffer.is_some() {
+                left.min(POLL)
+            } else {
+                left
+            }
+        })
     }
 }
 
 /// What happens to a unit that is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum RemovalStage {
     /// It is there until the driver is done with it.
     Serving,
     /// Its address is free again, its last tasks end.
@@ -286,28 +294,32 @@ pub(crate) enum Stage {
 mod tests {
     use super::*;
 
-    const ALONE: fn(u16) -> bool = |tag| tag >= 100;
+    const EXCLUSIVE: fn(u16) -> bool = |tag| tag >= 100;
 
     #[test]
     fn simple_tasks_run_beside_each_other_and_ordered_ones_between() {
-        let mut order = Order::default();
+        let mut order = TaskSet::default();
         assert!(order.enter(1, false, false));
         assert!(order.enter(2, false, false));
         assert!(!order.enter(100, true, false));
         assert!(!order.enter(3, false, false));
         assert!(order.leave(false));
-        assert_eq!(order.next(ALONE), None);
+        assert_eq!(order.next(EXCLUSIVE), None);
         // One at the head of the queue does not wait for the ordered one.
         assert!(order.enter(4, false, true));
         order.leave(false);
-        assert_eq!(order.next(ALONE), None);
+        assert_eq!(order.next(EXCLUSIVE), None);
         order.leave(false);
-        assert_eq!(order.next(ALONE), Some(100));
-        assert_eq!(order.next(ALONE), None);
-        assert!(!order.enter(5, false, true), "beside one that is alone");
+        assert_eq!(order.next(EXCLUSIVE), Some(100));
+        assert_eq!(order.next(EXCLUSIVE), None);
+        assert!(!order.enter(5, false, true), "beside one that is exclusive");
         assert!(order.leave(true));
         assert_eq!(
-            [order.next(ALONE), order.next(ALONE), order.next(ALONE)],
+            [
+                order.next(EXCLUSIVE),
+                order.next(EXCLUSIVE),
+                order.next(EXCLUSIVE)
+            ],
             [Some(5), Some(3), None]
         );
         order.leave(false);
@@ -318,11 +330,11 @@ mod tests {
 
     #[test]
     fn a_cancelled_task_holds_nobody_up() {
-        let mut order = Order::default();
+        let mut order = TaskSet::default();
         assert!(order.enter(1, false, false));
         assert!(!order.enter(100, true, false));
         assert!(!order.enter(2, false, false));
         order.cancel(100);
-        assert_eq!(order.next(ALONE), Some(2));
+        assert_eq!(order.next(EXCLUSIVE), Some(2));
     }
 }

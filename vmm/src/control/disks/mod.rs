@@ -11,8 +11,8 @@ use husk_proto::vmm::v1::disk as pb_disk;
 use husk_proto::vmm::v1::scsi_disk::Type;
 use husk_proto::vmm::v1::{self as pb};
 use husk_virtio_blk::BlkHandle;
-use husk_virtio_scsi::target::{Kind, Lun};
-use husk_virtio_scsi::{Address, Error, Info, Medium, NewUnit, ScsiHandle};
+use husk_virtio_scsi::target::{DeviceKind, Lun};
+use husk_virtio_scsi::{Medium, NewUnit, ScsiError, ScsiHandle, UnitAddress, UnitInfo};
 use tonic::Status;
 
 use super::passthrough;
@@ -130,27 +130,31 @@ pub(super) async fn scsi_unit(fds: &FdReceiver, field: &str, scsi: &pb::ScsiDisk
                 None => None,
             })
         }
-        Type::Lun => Medium::Host(passthrough::open(fds, field, scsi).await?),
+        Type::Lun => Medium::Passthrough(passthrough::open(fds, field, scsi).await?),
         Type::Disk | Type::Unspecified => Medium::Disk(open(fds, &inner, disk).await?),
     };
     Ok(NewUnit {
         id: disk.id.clone(),
-        address: Address { target, lun },
+        address: UnitAddress { target, lun },
         serial: disk.serial.clone(),
         medium,
         shareable: scsi.shareable,
     })
 }
 
-fn status(error: &Error) -> Status {
+fn status(error: &ScsiError) -> Status {
     let text = error.to_string();
     match error {
-        Error::Target(..) | Error::Medium(..) | Error::NotADrive(_) => Status::invalid_argument(text),
-        Error::Occupied(..) | Error::Elsewhere(..) => Status::already_exists(text),
-        Error::NotFound(_) => Status::not_found(text),
-        Error::NotReleased(_) | Error::Removing(_) | Error::Prevented(_) => Status::failed_precondition(text),
-        Error::Io(_, error) => of_io(error, text),
-        Error::Gone => Status::unavailable(text),
+        ScsiError::Target(..) | ScsiError::Medium(..) | ScsiError::NotADrive(_) => {
+            Status::invalid_argument(text)
+        }
+        ScsiError::Occupied(..) | ScsiError::Elsewhere(..) => Status::already_exists(text),
+        ScsiError::NotFound(_) => Status::not_found(text),
+        ScsiError::NotReleased(_) | ScsiError::Removing(_) | ScsiError::Prevented(_) => {
+            Status::failed_precondition(text)
+        }
+        ScsiError::Io(_, error) => of_io(error, text),
+        ScsiError::Gone => Status::unavailable(text),
     }
 }
 
@@ -201,11 +205,11 @@ pub(super) async fn list(blk: Vec<pb::DiskInfo>, scsi: ScsiHandle) -> Vec<pb::Di
     blk.into_iter().chain(scsi.iter().map(scsi_info)).collect()
 }
 
-fn scsi_info(info: &Info) -> pb::DiskInfo {
+fn scsi_info(info: &UnitInfo) -> pb::DiskInfo {
     let kind = match info.kind {
-        Kind::Disk => Type::Disk,
-        Kind::CdRom => Type::Cdrom,
-        Kind::Host => Type::Lun,
+        DeviceKind::Disk => Type::Disk,
+        DeviceKind::CdRom => Type::Cdrom,
+        DeviceKind::Passthrough => Type::Lun,
     };
     pb::DiskInfo {
         id: info.id.clone(),

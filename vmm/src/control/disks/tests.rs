@@ -204,18 +204,18 @@ async fn a_raw_disk_stays_raw_whatever_is_written_to_it() {
 
 #[test]
 fn errors_have_their_codes() {
-    let address = Address {
+    let address = UnitAddress {
         target: 0,
         lun: Lun::new(1).unwrap(),
     };
     for (error, code) in [
-        (Error::Target(1, 0), Code::InvalidArgument),
-        (Error::Occupied(address, "x".into()), Code::AlreadyExists),
-        (Error::NotReleased(address), Code::FailedPrecondition),
-        (Error::NotFound("x".into()), Code::NotFound),
-        (Error::Gone, Code::Unavailable),
+        (ScsiError::Target(1, 0), Code::InvalidArgument),
+        (ScsiError::Occupied(address, "x".into()), Code::AlreadyExists),
+        (ScsiError::NotReleased(address), Code::FailedPrecondition),
+        (ScsiError::NotFound("x".into()), Code::NotFound),
+        (ScsiError::Gone, Code::Unavailable),
         (
-            Error::Io("x".into(), io::ErrorKind::Unsupported.into()),
+            ScsiError::Io("x".into(), io::ErrorKind::Unsupported.into()),
             Code::FailedPrecondition,
         ),
     ] {

@@ -11,14 +11,14 @@ use virtio_bindings::virtio_scsi::{
 };
 use virtio_queue::{QueueOwnedT, QueueT};
 
-use super::{Broken, Controller};
-use crate::Address;
-use crate::address::Addressed;
-use crate::events::MEDIA_CHANGE;
+use super::{Controller, FatalError};
+use crate::UnitAddress;
+use crate::address::LunField;
 use crate::memory;
-use crate::port::CONTROL;
-use crate::request::Code;
-use crate::target::{Attention, Kind};
+use crate::pending_events::MEDIA_CHANGE;
+use crate::request::ResponseCode;
+use crate::target::{DeviceKind, UnitAttention};
+use crate::virtqueues::CONTROL;
 
 /// Bytes of a task management request and of an asynchronous notification request before what the device writes.
 const TMF_LEN: usize = 24;
@@ -29,7 +29,7 @@ const AN_ANSWER: usize = 5;
 
 /// A task management function whose tasks the disks still have: until they end, memory of the driver's is in use.
 #[derive(Debug)]
-pub(super) struct Waiting {
+pub(super) struct PendingFunction {
     mem: Arc<GuestMemMmap>,
     head: u16,
     response: Vec<Segment>,
@@ -38,7 +38,7 @@ pub(super) struct Waiting {
 
 /// A task management function, as far as it is one.
 #[derive(Clone, Copy, Debug)]
-struct Function {
+struct TaskManagement {
     kind: u32,
     lun: [u8; 8],
     /// The task's name.
@@ -47,25 +47,28 @@ struct Function {
 
 impl Controller {
     pub(super) fn serve_control(&mut self, mem: &Arc<GuestMemMmap>) {
-        if !self.port.line(CONTROL).is_some_and(|line| line.ready) {
+        if !self.virtqueues.queue(CONTROL).is_some_and(|vq| vq.ready) {
             return;
         }
         let served = self.serve_functions(mem);
-        match (served, self.port.line(CONTROL)) {
-            (Ok(more), Some(line)) => line.ready = more,
-            (Err(reason), _) => self.port.fail(&format!("control queue: {reason}")),
+        match (served, self.virtqueues.queue(CONTROL)) {
+            (Ok(more), Some(vq)) => vq.ready = more,
+            (Err(reason), _) => self.virtqueues.fail(&format!("control queue: {reason}")),
             _ => {}
         }
     }
 
-    fn serve_functions(&mut self, mem: &Arc<GuestMemMmap>) -> Result<bool, Broken> {
+    fn serve_functions(&mut self, mem: &Arc<GuestMemMmap>) -> Result<bool, FatalError> {
         let broken = |error: &dyn std::fmt::Display| error.to_string();
-        let size = self.port.line(CONTROL).map_or(0, |line| line.active.queue.size());
+        let size = self
+            .virtqueues
+            .queue(CONTROL)
+            .map_or(0, |vq| vq.active.queue.size());
         for _ in 0..size {
-            let Some(line) = self.port.line(CONTROL) else {
+            let Some(vq) = self.virtqueues.queue(CONTROL) else {
                 break;
             };
-            let queue = &mut line.active.queue;
+            let queue = &mut vq.active.queue;
             let Some(chain) = queue.iter(&**mem).map_err(|e| broken(&e))?.next() else {
                 return queue.enable_notification(&**mem).map_err(|e| broken(&e));
             };
@@ -76,7 +79,7 @@ impl Controller {
         Ok(true)
     }
 
-    fn control(&mut self, head: u16, mem: &Arc<GuestMemMmap>) -> Result<(), Broken> {
+    fn control(&mut self, head: u16, mem: &Arc<GuestMemMmap>) -> Result<(), FatalError> {
         let mut bytes = [0; TMF_LEN];
         let readable = std::mem::take(&mut self.readable);
         let len = memory::len(&readable).min(TMF_LEN as u64) as usize;
@@ -85,17 +88,17 @@ impl Controller {
         let kind = u32::from_le_bytes(std::array::from_fn(|i| bytes[i]));
         match kind {
             VIRTIO_SCSI_T_TMF if len >= TMF_LEN => {
-                let function = Function {
+                let function = TaskManagement {
                     kind: u32::from_le_bytes(std::array::from_fn(|i| bytes[4 + i])),
                     lun: std::array::from_fn(|i| bytes[8 + i]),
                     id: u64::from_le_bytes(std::array::from_fn(|i| bytes[16 + i])),
                 };
-                let (code, tags) = self.manage(function);
+                let (code, tags) = self.task_management(function);
                 if tags.is_empty() {
                     return self.answer_function(mem, head, &[code as u8]);
                 }
                 // It is one that ends tasks, and always succeeds.
-                self.functions.push(Waiting {
+                self.functions.push(PendingFunction {
                     mem: Arc::clone(mem),
                     head,
                     response: std::mem::take(&mut self.writable),
@@ -106,28 +109,28 @@ impl Controller {
             VIRTIO_SCSI_T_AN_QUERY | VIRTIO_SCSI_T_AN_SUBSCRIBE if len >= AN_LEN => {
                 let lun = std::array::from_fn(|i| bytes[4 + i]);
                 let wanted = u32::from_le_bytes(std::array::from_fn(|i| bytes[12 + i]));
-                let (actual, code) = self.notify(lun, wanted, kind == VIRTIO_SCSI_T_AN_SUBSCRIBE);
+                let (actual, code) = self.async_notification(lun, wanted, kind == VIRTIO_SCSI_T_AN_SUBSCRIBE);
                 let mut answer = [0; AN_ANSWER];
                 answer[..4].copy_from_slice(&actual.to_le_bytes());
                 answer[4] = code as u8;
                 self.answer_function(mem, head, &answer)
             }
-            VIRTIO_SCSI_T_TMF => self.answer_function(mem, head, &[Code::Failure as u8]),
+            VIRTIO_SCSI_T_TMF => self.answer_function(mem, head, &[ResponseCode::Failure as u8]),
             VIRTIO_SCSI_T_AN_QUERY | VIRTIO_SCSI_T_AN_SUBSCRIBE => {
-                self.answer_function(mem, head, &[0, 0, 0, 0, Code::Failure as u8])
+                self.answer_function(mem, head, &[0, 0, 0, 0, ResponseCode::Failure as u8])
             }
             // Who knows where its response is.
             _ => {
-                self.port.used(CONTROL, mem, head, 0);
+                self.virtqueues.used(CONTROL, mem, head, 0);
                 Ok(())
             }
         }
     }
 
-    fn answer_function(&mut self, mem: &GuestMemMmap, head: u16, answer: &[u8]) -> Result<(), Broken> {
+    fn answer_function(&mut self, mem: &GuestMemMmap, head: u16, answer: &[u8]) -> Result<(), FatalError> {
         match memory::write(mem, &self.writable, answer) {
             Ok(len) if len == answer.len() => {
-                self.port.used(CONTROL, mem, head, len as u32);
+                self.virtqueues.used(CONTROL, mem, head, len as u32);
                 Ok(())
             }
             Ok(_) => Err("a request without room for its response".into()),
@@ -136,49 +139,54 @@ impl Controller {
     }
 
     /// Carries a task management function out. It has succeeded when the tasks returned have ended.
-    fn manage(&mut self, function: Function) -> (Code, Vec<u16>) {
-        let places = match self.units_of(function) {
-            Ok(places) => places,
+    fn task_management(&mut self, function: TaskManagement) -> (ResponseCode, Vec<u16>) {
+        let unit_indices = match self.units_of(function) {
+            Ok(unit_indices) => unit_indices,
             Err(code) => return (code, Vec::new()),
         };
         let tags = match function.kind {
             VIRTIO_SCSI_T_TMF_QUERY_TASK | VIRTIO_SCSI_T_TMF_QUERY_TASK_SET => {
                 let any = function.kind == VIRTIO_SCSI_T_TMF_QUERY_TASK_SET;
-                let found = self
-                    .slots
-                    .tasks()
-                    .any(|(_, slot)| places.contains(&slot.place) && (any || slot.id == function.id));
-                let code = if found { Code::FunctionSucceeded } else { Code::Ok };
+                let found = self.slots.tasks().any(|(_, slot)| {
+                    unit_indices.contains(&slot.unit_index) && (any || slot.id == function.id)
+                });
+                let code = if found {
+                    ResponseCode::FunctionSucceeded
+                } else {
+                    ResponseCode::Ok
+                };
                 return (code, Vec::new());
             }
             // One that is held for an I/O error ends when its disk was seen to.
-            VIRTIO_SCSI_T_TMF_ABORT_TASK => self.cancel(&places, Some(function.id), Code::Aborted),
+            VIRTIO_SCSI_T_TMF_ABORT_TASK => {
+                self.cancel(&unit_indices, Some(function.id), ResponseCode::Aborted)
+            }
             // All tasks of a unit are of the one initiator there is.
             VIRTIO_SCSI_T_TMF_ABORT_TASK_SET | VIRTIO_SCSI_T_TMF_CLEAR_TASK_SET => {
-                self.cancel_all(&places, Code::Aborted)
+                self.cancel_all(&unit_indices, ResponseCode::Aborted)
             }
             _ => {
                 let attention = if function.kind == VIRTIO_SCSI_T_TMF_LOGICAL_UNIT_RESET {
-                    Attention::UnitReset
+                    UnitAttention::UnitReset
                 } else {
-                    Attention::NexusLoss
+                    UnitAttention::NexusLoss
                 };
-                let tags = self.cancel_all(&places, Code::Reset);
-                for place in places {
-                    if let Some(unit) = self.table.unit_mut(place) {
+                let tags = self.cancel_all(&unit_indices, ResponseCode::Reset);
+                for unit_index in unit_indices {
+                    if let Some(unit) = self.table.unit_mut(unit_index) {
                         unit.logical.reset(attention);
                     }
                 }
                 tags
             }
         };
-        (Code::Ok, tags)
+        (ResponseCode::Ok, tags)
     }
 
-    fn cancel_all(&mut self, places: &[u32], code: Code) -> Vec<u16> {
-        let tags = self.cancel(places, None, code);
-        for place in places {
-            if let Some(disk) = self.table.unit(*place).and_then(|unit| unit.disk) {
+    fn cancel_all(&mut self, unit_indices: &[u32], code: ResponseCode) -> Vec<u16> {
+        let tags = self.cancel(unit_indices, None, code);
+        for unit_index in unit_indices {
+            if let Some(disk) = self.table.unit(*unit_index).and_then(|unit| unit.disk) {
                 self.fail_held(disk);
             }
         }
@@ -186,7 +194,7 @@ impl Controller {
     }
 
     /// The units that a function is about: those without an address included, as they may have tasks.
-    fn units_of(&self, function: Function) -> Result<Vec<u32>, Code> {
+    fn units_of(&self, function: TaskManagement) -> Result<Vec<u32>, ResponseCode> {
         let whole = match function.kind {
             VIRTIO_SCSI_T_TMF_I_T_NEXUS_RESET => true,
             VIRTIO_SCSI_T_TMF_ABORT_TASK
@@ -196,20 +204,20 @@ impl Controller {
             | VIRTIO_SCSI_T_TMF_QUERY_TASK
             | VIRTIO_SCSI_T_TMF_QUERY_TASK_SET => false,
             // CLEAR ACA: there is no such condition.
-            _ => return Err(Code::FunctionRejected),
+            _ => return Err(ResponseCode::FunctionRejected),
         };
-        let (target, address) = match Addressed::parse(function.lun) {
-            Addressed::Unit(address) => (address.target, Some(address)),
-            Addressed::Target(target) => (target, None),
-            Addressed::Nowhere => return Err(Code::BadTarget),
+        let (target, address) = match LunField::parse(function.lun) {
+            LunField::Unit(address) => (address.target, Some(address)),
+            LunField::Target(target) => (target, None),
+            LunField::Nowhere => return Err(ResponseCode::BadTarget),
         };
-        let wanted = |at: Address| at.target == target && (whole || Some(at) == address);
+        let wanted = |at: UnitAddress| at.target == target && (whole || Some(at) == address);
         let all = self.table.iter().filter(|(_, unit)| wanted(unit.address));
-        let places: Vec<_> = all.map(|(place, _)| place).collect();
-        match (places.is_empty(), self.table.luns(target)) {
-            (false, _) => Ok(places),
-            (true, Some(_)) => Err(Code::IncorrectLun),
-            (true, None) => Err(Code::BadTarget),
+        let unit_indices: Vec<_> = all.map(|(unit_index, _)| unit_index).collect();
+        match (unit_indices.is_empty(), self.table.luns(target)) {
+            (false, _) => Ok(unit_indices),
+            (true, Some(_)) => Err(ResponseCode::IncorrectLun),
+            (true, None) => Err(ResponseCode::BadTarget),
         }
     }
 
@@ -224,38 +232,39 @@ impl Controller {
             }
             let function = self.functions.swap_remove(at);
             self.writable = function.response;
-            if let Err(reason) = self.answer_function(&function.mem, function.head, &[Code::Ok as u8]) {
-                self.port.fail(&format!("control queue: {reason}"));
+            if let Err(reason) = self.answer_function(&function.mem, function.head, &[ResponseCode::Ok as u8])
+            {
+                self.virtqueues.fail(&format!("control queue: {reason}"));
             }
         }
     }
 
     /// Which of the events `wanted` of a unit the driver can be told of, and will be if it subscribes to them.
-    fn notify(&mut self, lun: [u8; 8], wanted: u32, subscribe: bool) -> (u32, Code) {
-        let addressed = Addressed::parse(lun);
-        let (target, place) = match addressed {
-            Addressed::Unit(address) => (address.target, self.table.find(address)),
-            Addressed::Target(target) => (target, None),
-            Addressed::Nowhere => return (0, Code::BadTarget),
+    fn async_notification(&mut self, lun: [u8; 8], wanted: u32, subscribe: bool) -> (u32, ResponseCode) {
+        let addressed = LunField::parse(lun);
+        let (target, unit_index) = match addressed {
+            LunField::Unit(address) => (address.target, self.table.find(address)),
+            LunField::Target(target) => (target, None),
+            LunField::Nowhere => return (0, ResponseCode::BadTarget),
         };
-        let Some(unit) = place.and_then(|place| self.table.unit_mut(place)) else {
+        let Some(unit) = unit_index.and_then(|unit_index| self.table.unit_mut(unit_index)) else {
             let there = self.table.luns(target).is_some();
             return (
                 0,
                 if there {
-                    Code::IncorrectLun
+                    ResponseCode::IncorrectLun
                 } else {
-                    Code::BadTarget
+                    ResponseCode::BadTarget
                 },
             );
         };
         let can = match unit.logical.kind() {
-            Kind::CdRom => MEDIA_CHANGE,
-            Kind::Disk | Kind::Host => 0,
+            DeviceKind::CdRom => MEDIA_CHANGE,
+            DeviceKind::Disk | DeviceKind::Passthrough => 0,
         };
         if subscribe {
             unit.media_events = wanted & can != 0;
         }
-        (wanted & can, Code::Ok)
+        (wanted & can, ResponseCode::Ok)
     }
 }

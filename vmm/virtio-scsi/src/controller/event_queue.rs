@@ -5,37 +5,37 @@ use husk_devices::virtio::chain;
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::GuestAddress;
 
-use super::{Broken, Controller};
-use crate::Address;
+use super::{Controller, FatalError};
+use crate::UnitAddress;
 use crate::config::EVENT_SIZE;
-use crate::events::{Event, What};
 use crate::memory;
-use crate::port::EVENT;
+use crate::pending_events::{DriverEvent, UnitEvent};
+use crate::virtqueues::EVENT;
 
 impl Controller {
     /// Tells the driver what it has room to be told.
     pub(super) fn deliver(&mut self) {
         let ready = self
-            .port
-            .line(EVENT)
-            .is_some_and(|line| std::mem::take(&mut line.ready));
+            .virtqueues
+            .queue(EVENT)
+            .is_some_and(|vq| std::mem::take(&mut vq.ready));
         if !ready && !self.events.is_pending() {
             return;
         }
-        if let Some(mem) = self.port.memory()
+        if let Some(mem) = self.virtqueues.memory()
             && let Err(reason) = self.deliver_to(&mem)
         {
-            self.port.fail(&format!("event queue: {reason}"));
+            self.virtqueues.fail(&format!("event queue: {reason}"));
         }
     }
 
-    fn deliver_to(&mut self, mem: &GuestMemMmap) -> Result<(), Broken> {
+    fn deliver_to(&mut self, mem: &GuestMemMmap) -> Result<(), FatalError> {
         let broken = |error: &dyn std::fmt::Display| error.to_string();
         while self.events.is_pending() {
-            let Some(line) = self.port.line(EVENT) else {
+            let Some(vq) = self.virtqueues.queue(EVENT) else {
                 return Ok(());
             };
-            let queue = &mut line.active.queue;
+            let queue = &mut vq.active.queue;
             let Some(chain) = queue.iter(mem).map_err(|e| broken(&e))?.next() else {
                 if queue.enable_notification(mem).map_err(|e| broken(&e))? {
                     continue;
@@ -51,39 +51,35 @@ impl Controller {
             let written = memory::write(mem, &self.writable, &event.to_bytes()).map_err(|e| broken(&e))?;
             let buffer = self.writable.first().map(|segment| segment.address);
             let buffer = buffer.unwrap_or_default();
-            self.given_back(&[buffer]);
-            self.told(event, buffer);
-            self.port.used(EVENT, mem, head, written as u32);
+            self.buffers_returned(&[buffer]);
+            self.event_delivered(event, buffer);
+            self.virtqueues.used(EVENT, mem, head, written as u32);
         }
         // There is nothing to do about new buffers before there is something to tell.
-        match self.port.line(EVENT) {
-            Some(line) => line
-                .active
-                .queue
-                .disable_notification(mem)
-                .map_err(|e| broken(&e)),
+        match self.virtqueues.queue(EVENT) {
+            Some(vq) => vq.active.queue.disable_notification(mem).map_err(|e| broken(&e)),
             None => Ok(()),
         }
     }
 
     /// The driver will read an event in a buffer.
-    fn told(&mut self, event: Event, buffer: GuestAddress) {
+    fn event_delivered(&mut self, event: DriverEvent, buffer: GuestAddress) {
         let of = match event {
-            Event::Unit(address, What::Removed) => Some(address),
+            DriverEvent::Unit(address, UnitEvent::Removed) => Some(address),
             // It finds out about all of them.
-            Event::Missed => None,
-            Event::Unit(..) => return,
+            DriverEvent::Missed => None,
+            DriverEvent::Unit(..) => return,
         };
-        let about = |address: Address| of.is_none_or(|of| of == address);
-        for place in &self.removing {
-            if let Some(unit) = self.table.unit_mut(*place)
+        let about = |address: UnitAddress| of.is_none_or(|of| of == address);
+        for unit_index in &self.removing {
+            if let Some(unit) = self.table.unit_mut(*unit_index)
                 && about(unit.address)
                 && let Some(removal) = &mut unit.removal
             {
-                removal.tell(buffer);
+                removal.event_delivered(buffer);
             }
         }
-        for (address, told) in &mut self.unreleased {
+        for (address, told) in &mut self.unacknowledged {
             if about(*address) {
                 told.get_or_insert(buffer);
             }
@@ -91,35 +87,35 @@ impl Controller {
     }
 
     /// Takes note that the driver has given buffers back, which it does when it has done what the event in it asks for.
-    fn given_back(&mut self, buffers: &[GuestAddress]) {
+    fn buffers_returned(&mut self, buffers: &[GuestAddress]) {
         let back = |told: Option<GuestAddress>| told.is_some_and(|told| buffers.contains(&told));
-        self.unreleased.retain(|_, told| !back(*told));
-        for place in &self.removing {
-            if let Some(unit) = self.table.unit_mut(*place)
+        self.unacknowledged.retain(|_, told| !back(*told));
+        for unit_index in &self.removing {
+            if let Some(unit) = self.table.unit_mut(*unit_index)
                 && let Some(removal) = &mut unit.removal
             {
-                removal.released |= back(removal.told);
+                removal.buffer_returned |= back(removal.event_buffer);
             }
         }
     }
 
     /// Looks for buffers that were given back.
-    pub(super) fn look_for_buffers(&mut self) {
-        if !self.removing.is_empty() || !self.unreleased.is_empty() {
+    pub(super) fn poll_event_buffers(&mut self) {
+        if !self.removing.is_empty() || !self.unacknowledged.is_empty() {
             let buffers = self.buffers_available();
-            self.given_back(&buffers);
+            self.buffers_returned(&buffers);
         }
     }
 
     /// The buffers in the event queue. Takes none out.
     fn buffers_available(&mut self) -> Vec<GuestAddress> {
-        let Some(mem) = self.port.memory() else {
+        let Some(mem) = self.virtqueues.memory() else {
             return Vec::new();
         };
-        let Some(line) = self.port.line(EVENT) else {
+        let Some(vq) = self.virtqueues.queue(EVENT) else {
             return Vec::new();
         };
-        let queue = Queue::try_from(line.active.queue.state());
+        let queue = Queue::try_from(vq.active.queue.state());
         let chains = match &mut queue.map(|mut queue| queue.iter(&*mem).map(Iterator::collect::<Vec<_>>)) {
             Ok(Ok(chains)) => std::mem::take(chains),
             _ => return Vec::new(),

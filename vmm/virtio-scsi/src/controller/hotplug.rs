@@ -6,46 +6,53 @@ use std::time::{Duration, Instant};
 use husk_disk::{Disk, IoRequest};
 
 use super::Controller;
-use crate::events::What;
-use crate::handle::{Error, Info, Removed, Reply};
-use crate::slots::Kind as Slot;
-use crate::target::{BadLimits, Kind, Limits, LogicalUnit};
-use crate::unit::{Medium, NewUnit, Removal, Stage, Unit, blocks};
+use crate::handle::{RemovedUnit, ReplySender, ScsiError, UnitInfo};
+use crate::pending_events::UnitEvent;
+use crate::target::{DeviceKind, InvalidLimits, LogicalUnit, MediumLimits};
+use crate::task_slots::SlotUse;
+use crate::unit::{Medium, NewUnit, Removal, RemovalStage, Unit, blocks};
 
 impl Controller {
-    pub fn add(&mut self, new: NewUnit) -> Result<(), Error> {
+    pub fn add(&mut self, new: NewUnit) -> Result<(), ScsiError> {
         let address = new.address;
-        if address.target > self.rules.max_target {
-            return Err(Error::Target(address.target, self.rules.max_target));
+        if address.target > self.config.max_target {
+            return Err(ScsiError::Target(address.target, self.config.max_target));
         }
-        if let Some(unit) = self.table.by_id(&new.id).and_then(|place| self.table.unit(place)) {
+        if let Some(unit) = self
+            .table
+            .by_id(&new.id)
+            .and_then(|unit_index| self.table.unit(unit_index))
+        {
             return if unit.removal.is_some() {
-                Err(Error::Removing(new.id))
+                Err(ScsiError::Removing(new.id))
             } else if unit.address == address {
                 Ok(())
             } else {
-                Err(Error::Elsewhere(new.id, unit.address))
+                Err(ScsiError::Elsewhere(new.id, unit.address))
             };
         }
-        let there = self.table.find(address).and_then(|place| self.table.unit(place));
+        let there = self
+            .table
+            .find(address)
+            .and_then(|unit_index| self.table.unit(unit_index));
         if let Some(unit) = there {
-            return Err(Error::Occupied(address, unit.id.clone()));
+            return Err(ScsiError::Occupied(address, unit.id.clone()));
         }
-        self.look_for_buffers();
-        if self.unreleased.contains_key(&address) {
-            return Err(Error::NotReleased(address));
+        self.poll_event_buffers();
+        if self.unacknowledged.contains_key(&address) {
+            return Err(ScsiError::NotReleased(address));
         }
-        let mut unit = Unit::new(&new).map_err(|bad| Error::Medium(new.id.clone(), bad))?;
+        let mut unit = Unit::new(&new).map_err(|bad| ScsiError::Medium(new.id.clone(), bad))?;
         if let Some(disk) = new.disk() {
             let attached = self.engine.attach(disk);
-            unit.disk = Some(attached.map_err(|error| Error::Io(new.id.clone(), error))?);
+            unit.disk = Some(attached.map_err(|error| ScsiError::Io(new.id.clone(), error))?);
         }
-        if let Medium::Host(host) = &new.medium {
-            let workers = self.passages.workers(host.device.clone());
-            unit.workers = Some(workers.map_err(|error| Error::Io(new.id.clone(), error))?);
+        if let Medium::Passthrough(host) = &new.medium {
+            let workers = self.passthrough.workers(host.device.clone());
+            unit.workers = Some(workers.map_err(|error| ScsiError::Io(new.id.clone(), error))?);
         }
         self.table.insert(unit);
-        self.events.post(address, What::Added);
+        self.events.post(address, UnitEvent::Added);
         self.luns_changed(address.target);
         tracing::info!(disk = new.id, %address, "added");
         Ok(())
@@ -64,55 +71,55 @@ impl Controller {
         }
     }
 
-    pub(super) fn place_of(&self, id: &str) -> Result<u32, Error> {
-        let place = self.table.by_id(id);
-        place.ok_or_else(|| Error::NotFound(id.to_owned()))
+    pub(super) fn index_of(&self, id: &str) -> Result<u32, ScsiError> {
+        let unit_index = self.table.by_id(id);
+        unit_index.ok_or_else(|| ScsiError::NotFound(id.to_owned()))
     }
 
-    pub(super) fn remove(&mut self, id: &str, reply: Reply<Result<Removed, Error>>) {
-        let refuse = |reply: Reply<_>, error| drop(reply.send(Err(error)));
-        let place = match self.place_of(id) {
-            Ok(place) => place,
+    pub(super) fn remove(&mut self, id: &str, reply: ReplySender<Result<RemovedUnit, ScsiError>>) {
+        let refuse = |reply: ReplySender<_>, error| drop(reply.send(Err(error)));
+        let unit_index = match self.index_of(id) {
+            Ok(unit_index) => unit_index,
             Err(error) => return refuse(reply, error),
         };
-        let Some(unit) = self.table.unit_mut(place) else {
-            return refuse(reply, Error::NotFound(id.to_owned()));
+        let Some(unit) = self.table.unit_mut(unit_index) else {
+            return refuse(reply, ScsiError::NotFound(id.to_owned()));
         };
         if unit.removal.is_some() {
-            return refuse(reply, Error::Removing(id.to_owned()));
+            return refuse(reply, ScsiError::Removing(id.to_owned()));
         }
-        unit.removal = Some(Removal::new(reply, self.rules.grace));
-        self.events.post(unit.address, What::Removed);
-        self.removing.push(place);
+        unit.removal = Some(Removal::new(reply, self.config.removal_timeout));
+        self.events.post(unit.address, UnitEvent::Removed);
+        self.removing.push(unit_index);
         tracing::info!(disk = id, address = %unit.address, "removal begins");
     }
 
     /// Goes on with removals as far as they get.
-    pub(super) fn tend(&mut self) {
-        self.tend_leaving();
+    pub(super) fn poll_removals(&mut self) {
+        self.reap_ejected();
         if self.removing.is_empty() {
             return;
         }
         let now = Instant::now();
-        self.look_for_buffers();
+        self.poll_event_buffers();
         for at in (0..self.removing.len()).rev() {
-            let place = self.removing[at];
-            if self.is_over(place, now) {
-                self.withdraw(place);
+            let unit_index = self.removing[at];
+            if self.removal_is_due(unit_index, now) {
+                self.withdraw(unit_index);
             }
-            self.wind_up(place);
+            self.finish_removal(unit_index);
         }
     }
 
     /// Whether a unit that is removed has been there long enough.
-    fn is_over(&self, place: u32, now: Instant) -> bool {
-        let Some(unit) = self.table.unit(place) else {
+    fn removal_is_due(&self, unit_index: u32, now: Instant) -> bool {
+        let Some(unit) = self.table.unit(unit_index) else {
             return false;
         };
-        let Some(removal) = unit.removal.as_ref().filter(|r| r.stage == Stage::Serving) else {
+        let Some(removal) = unit.removal.as_ref().filter(|r| r.stage == RemovalStage::Serving) else {
             return false;
         };
-        let idle = unit.order.is_idle();
+        let idle = unit.task_set.is_idle();
         if self.is_paused() {
             // A guest that stands still cannot write what it has to, nor be answered what its disk holds.
             return idle && !unit.is_writable();
@@ -124,10 +131,10 @@ impl Controller {
 
     /// The driver goes on after a pause, which was no time for it to act in. But the time of a disk that holds requests is
     /// over when it is over, else a disk that fails for ever could never be removed.
-    pub(super) fn go_on_with_removals(&mut self) {
-        let deadline = Instant::now() + self.rules.grace;
-        for place in &self.removing {
-            if let Some(unit) = self.table.unit_mut(*place)
+    pub(super) fn restart_removal_deadlines(&mut self) {
+        let deadline = Instant::now() + self.config.removal_timeout;
+        for unit_index in &self.removing {
+            if let Some(unit) = self.table.unit_mut(*unit_index)
                 && !unit.disk.is_some_and(|disk| self.held.contains(&disk))
                 && let Some(removal) = &mut unit.removal
             {
@@ -137,56 +144,60 @@ impl Controller {
     }
 
     /// Takes a unit's address away; what it still has to do comes to an end.
-    fn withdraw(&mut self, place: u32) {
-        let Some(unit) = self.table.unit_mut(place) else {
+    fn withdraw(&mut self, unit_index: u32) {
+        let Some(unit) = self.table.unit_mut(unit_index) else {
             return;
         };
         let (address, disk) = (unit.address, unit.disk);
         let Some(removal) = &mut unit.removal else { return };
-        removal.stage = Stage::Draining;
-        let (told, over) = (removal.told, removal.released || removal.flushed);
-        self.table.withdraw(place);
+        removal.stage = RemovalStage::Draining;
+        let (told, over) = (removal.event_buffer, removal.buffer_returned || removal.flushed);
+        self.table.withdraw(unit_index);
         if self.events.hotplug() && !over {
-            self.unreleased.insert(address, told);
+            self.unacknowledged.insert(address, told);
         }
         self.luns_changed(address.target);
         if let Some(disk) = disk {
-            self.give_up(disk);
+            self.fail_requests(disk);
         }
     }
 
     /// Ends the removal of a unit without an address, when its last tasks have ended.
-    fn wind_up(&mut self, place: u32) {
-        let Some(unit) = self.table.unit_mut(place) else {
+    fn finish_removal(&mut self, unit_index: u32) {
+        let Some(unit) = self.table.unit_mut(unit_index) else {
             return;
         };
         let flushes = unit.is_writable();
-        let idle = unit.order.is_idle();
-        let Some(removal) = unit.removal.as_mut().filter(|r| r.stage == Stage::Draining) else {
+        let idle = unit.task_set.is_idle();
+        let Some(removal) = unit
+            .removal
+            .as_mut()
+            .filter(|r| r.stage == RemovalStage::Draining)
+        else {
             return;
         };
         if !idle {
             return;
         }
         let Some(disk) = unit.disk.filter(|_| flushes) else {
-            return self.end_removal(place, Ok(()));
+            return self.complete_removal(unit_index, Ok(()));
         };
         // If there is no slot now, one that is freed brings us back.
-        if let Some((tag, _)) = self.slots.take(Slot::Flush, place) {
-            removal.stage = Stage::Flushing;
+        if let Some((tag, _)) = self.slots.take(SlotUse::Flush, unit_index) {
+            removal.stage = RemovalStage::Flushing;
             // SAFETY: the tag is this slot's. A flush has no buffers.
             unsafe { self.engine.submit(tag, disk, IoRequest::Flush) };
         }
     }
 
     /// The last flush of a unit has ended.
-    pub(super) fn flushed(&mut self, place: u32, result: io::Result<()>) {
-        self.end_removal(place, result);
+    pub(super) fn flushed(&mut self, unit_index: u32, result: io::Result<()>) {
+        self.complete_removal(unit_index, result);
     }
 
-    fn end_removal(&mut self, place: u32, flushed: io::Result<()>) {
-        self.removing.retain(|other| *other != place);
-        let Some(unit) = self.table.remove(place) else {
+    fn complete_removal(&mut self, unit_index: u32, flushed: io::Result<()>) {
+        self.removing.retain(|other| *other != unit_index);
+        let Some(unit) = self.table.remove(unit_index) else {
             return;
         };
         let disk = unit.disk.and_then(|id| self.engine.disk(id).cloned());
@@ -201,8 +212,8 @@ impl Controller {
         drop(workers);
         if let Some(removal) = removal {
             let removed = detached
-                .map(|()| Removed { disk, flushed })
-                .map_err(|error| Error::Io(id, error));
+                .map(|()| RemovedUnit { disk, flushed })
+                .map_err(|error| ScsiError::Io(id, error));
             let _ = removal.reply.send(removed);
         }
     }
@@ -213,47 +224,50 @@ impl Controller {
             return None;
         }
         let now = Instant::now();
-        let units = self.removing.iter().filter_map(|place| self.table.unit(*place));
+        let units = self
+            .removing
+            .iter()
+            .filter_map(|unit_index| self.table.unit(*unit_index));
         let due = units.filter_map(|unit| unit.removal.as_ref()?.due(now));
         due.min()
     }
 
-    pub(super) fn find(&self, id: &str) -> Result<Disk, Error> {
-        let unit = self.table.unit(self.place_of(id)?);
+    pub(super) fn find(&self, id: &str) -> Result<Disk, ScsiError> {
+        let unit = self.table.unit(self.index_of(id)?);
         let disk = unit
             .and_then(|unit| unit.disk)
             .and_then(|disk| self.engine.disk(disk));
         disk.cloned()
-            .ok_or_else(|| Error::Io(id.to_owned(), io::ErrorKind::NotFound.into()))
+            .ok_or_else(|| ScsiError::Io(id.to_owned(), io::ErrorKind::NotFound.into()))
     }
 
-    pub(super) fn resized(&mut self, id: &str) -> Result<u64, Error> {
-        let place = self.place_of(id)?;
+    pub(super) fn resized(&mut self, id: &str) -> Result<u64, ScsiError> {
+        let unit_index = self.index_of(id)?;
         let disk = self.find(id)?;
-        let Some(unit) = self.table.unit_mut(place) else {
-            return Err(Error::NotFound(id.to_owned()));
+        let Some(unit) = self.table.unit_mut(unit_index) else {
+            return Err(ScsiError::NotFound(id.to_owned()));
         };
         let medium = unit.logical.medium().copied();
-        let Some(Limits {
+        let Some(MediumLimits {
             block_size,
             blocks: old,
             ..
         }) = medium
         else {
-            return Err(Error::Medium(id.to_owned(), BadLimits::Blocks(0)));
+            return Err(ScsiError::Medium(id.to_owned(), InvalidLimits::Blocks(0)));
         };
         let blocks = blocks(&disk, block_size);
         let resized = unit.logical.resize(blocks);
-        resized.map_err(|bad| Error::Medium(id.to_owned(), bad))?;
+        resized.map_err(|bad| ScsiError::Medium(id.to_owned(), bad))?;
         if blocks != old {
-            self.events.post(unit.address, What::CapacityChanged);
+            self.events.post(unit.address, UnitEvent::CapacityChanged);
             tracing::info!(disk = id, blocks, "resized");
         }
         Ok(blocks * u64::from(block_size))
     }
 
-    pub(super) fn list(&self) -> Vec<Info> {
-        let info = |unit: &Unit| Info {
+    pub(super) fn list(&self) -> Vec<UnitInfo> {
+        let info = |unit: &Unit| UnitInfo {
             id: unit.id.clone(),
             address: unit.address,
             kind: unit.logical.kind(),
@@ -267,17 +281,17 @@ impl Controller {
     }
 }
 
-fn bytes(limits: &Limits) -> u64 {
+fn bytes(limits: &MediumLimits) -> u64 {
     limits.blocks * u64::from(limits.block_size)
 }
 
 /// As far as the device has told.
 fn host_bytes(unit: &LogicalUnit) -> Option<u64> {
-    let limits = unit.host_limits()?;
+    let limits = unit.passthrough_limits()?;
     limits.blocks.checked_mul(limits.block_size.into())
 }
 
 fn is_read_only(unit: &LogicalUnit) -> bool {
-    let host = unit.host_limits().is_some_and(|limits| limits.read_only);
-    unit.kind() == Kind::CdRom || host || unit.medium().is_some_and(|limits| limits.read_only)
+    let host = unit.passthrough_limits().is_some_and(|limits| limits.read_only);
+    unit.kind() == DeviceKind::CdRom || host || unit.medium().is_some_and(|limits| limits.read_only)
 }

@@ -13,89 +13,89 @@ use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::Address;
-use crate::device::OnStop;
-use crate::events::Events;
-use crate::handle::Message;
-use crate::port::{Driver, Port, REQUEST};
-use crate::request::{Chain, Code};
-use crate::slots::Slots;
-use crate::table::Table;
-use crate::target::Attention;
+use crate::UnitAddress;
+use crate::device::OnIoError;
+use crate::handle::ControllerMessage;
+use crate::lun_table::LunTable;
+use crate::pending_events::PendingEvents;
+use crate::request::{RequestChain, ResponseCode};
+use crate::target::UnitAttention;
+use crate::task_slots::TaskSlots;
 use crate::unit::Unit;
+use crate::virtqueues::{Driver, REQUEST, Virtqueues};
 
 mod control;
 mod event_queue;
 mod hotplug;
 mod media;
-mod passages;
+mod passthrough;
 mod tasks;
 
 /// Rounds of completions and what follows from them before other things are looked at.
 const ROUNDS: usize = 4;
 
 /// What is wrong when the actor cannot go on.
-pub(crate) type Broken = String;
+pub(crate) type FatalError = String;
 
 /// What does not change.
 #[derive(Clone)]
-pub(crate) struct Rules {
+pub(crate) struct ControllerConfig {
     pub max_target: u8,
     /// How long the driver has to let go of a unit.
-    pub grace: Duration,
-    pub on_stop: OnStop,
+    pub removal_timeout: Duration,
+    pub on_io_error: OnIoError,
 }
 
 /// See the module.
 pub(crate) struct Controller {
     // Before `slots`, and so dropped before the memory that it reads and writes.
     engine: Engine,
-    slots: Slots,
-    table: Table,
+    slots: TaskSlots,
+    table: LunTable,
     /// What devices of the host were sent.
-    passages: passages::Passages,
-    port: Port,
-    events: Events,
-    rules: Rules,
+    passthrough: passthrough::PassthroughState,
+    virtqueues: Virtqueues,
+    events: PendingEvents,
+    config: ControllerConfig,
     /// Task management functions that wait for tasks to end.
-    functions: Vec<control::Waiting>,
+    functions: Vec<control::PendingFunction>,
     /// Places of units where a task that waits may run now.
-    turns: Vec<u32>,
+    runnable_units: Vec<u32>,
     /// Disks that hold requests.
     held: Vec<DiskId>,
     /// Places of units that are removed.
     removing: Vec<u32>,
     /// Discs that are no longer in their drives.
-    leaving: Vec<media::Leaving>,
+    ejected: Vec<media::EjectedDisc>,
     /// Where the driver may still think a unit is that is gone, and the buffer in which it was told.
-    unreleased: HashMap<Address, Option<GuestAddress>>,
+    unacknowledged: HashMap<UnitAddress, Option<GuestAddress>>,
     sched_policy: SchedPolicy,
     // Scratch.
-    parsed: Chain,
+    parsed: RequestChain,
     buffers: Vec<IoBuffer>,
     readable: Vec<Segment>,
     writable: Vec<Segment>,
 }
 
 impl Controller {
-    /// `bell`: rings when a device of the host has done something.
-    pub fn new(engine: Engine, rules: Rules, bell: EventFd) -> Self {
+    /// `wakeup`: rings when a device of the host has done something.
+    pub fn new(engine: Engine, config: ControllerConfig, wakeup: EventFd) -> Self {
         Self {
-            slots: Slots::new(engine.depth()),
+            slots: TaskSlots::new(engine.depth()),
             engine,
-            table: Table::default(),
-            passages: passages::Passages::new(bell),
-            port: Port::default(),
-            events: Events::default(),
-            rules,
+            table: LunTable::default(),
+            passthrough: passthrough::PassthroughState::new(wakeup),
+            virtqueues: Virtqueues::default(),
+            events: PendingEvents::default(),
+            config,
             functions: Vec::new(),
-            turns: Vec::new(),
+            runnable_units: Vec::new(),
             held: Vec::new(),
             removing: Vec::new(),
-            leaving: Vec::new(),
-            unreleased: HashMap::new(),
+            ejected: Vec::new(),
+            unacknowledged: HashMap::new(),
             sched_policy: SchedPolicy::default(),
-            parsed: Chain::default(),
+            parsed: RequestChain::default(),
             buffers: Vec::new(),
             readable: Vec::new(),
             writable: Vec::new(),
@@ -106,35 +106,35 @@ impl Controller {
         &self.engine
     }
 
-    pub fn port(&mut self) -> &mut Port {
-        &mut self.port
+    pub fn virtqueues(&mut self) -> &mut Virtqueues {
+        &mut self.virtqueues
     }
 
     /// Does what a message asks. Returns whether there are other queues afterwards.
-    pub fn obey(&mut self, message: Message) -> Result<bool, Broken> {
+    pub fn handle_message(&mut self, message: ControllerMessage) -> Result<bool, FatalError> {
         // Whoever asked may have gone; that is all that sending can tell.
         match message {
-            Message::Activate(driver, ack) => {
+            ControllerMessage::Activate(driver, ack) => {
                 self.activate(*driver);
                 let _ = ack.send(());
                 return Ok(true);
             }
-            Message::Quiesce(ack) => {
+            ControllerMessage::Quiesce(ack) => {
                 let _ = ack.send(self.quiesce()?);
                 return Ok(true);
             }
-            Message::Reset(ack) => {
+            ControllerMessage::Reset(ack) => {
                 self.reset()?;
                 let _ = ack.send(());
                 return Ok(true);
             }
-            Message::Add(unit, reply) => drop(reply.send(self.add(*unit))),
-            Message::Remove(id, reply) => self.remove(&id, reply),
-            Message::Find(id, reply) => drop(reply.send(self.find(&id))),
-            Message::Resized(id, reply) => drop(reply.send(self.resized(&id))),
-            Message::Insert(id, disc, reply) => drop(reply.send(self.insert(&id, &disc))),
-            Message::Eject(id, force, reply) => self.eject(&id, force, reply),
-            Message::List(reply) => drop(reply.send(Ok(self.list()))),
+            ControllerMessage::Add(unit, reply) => drop(reply.send(self.add(*unit))),
+            ControllerMessage::Remove(id, reply) => self.remove(&id, reply),
+            ControllerMessage::Find(id, reply) => drop(reply.send(self.find(&id))),
+            ControllerMessage::Resized(id, reply) => drop(reply.send(self.resized(&id))),
+            ControllerMessage::Insert(id, disc, reply) => drop(reply.send(self.insert(&id, &disc))),
+            ControllerMessage::Eject(id, force, reply) => self.eject(&id, force, reply),
+            ControllerMessage::List(reply) => drop(reply.send(Ok(self.list()))),
         }
         Ok(false)
     }
@@ -142,8 +142,8 @@ impl Controller {
     /// A driver came, or goes on with what it had.
     fn activate(&mut self, driver: Driver) {
         self.events.begin(driver.features);
-        self.port = Port::new(driver);
-        self.go_on_with_removals();
+        self.virtqueues = Virtqueues::new(driver);
+        self.restart_removal_deadlines();
         for disk in std::mem::take(&mut self.held) {
             let leaves = |(_, unit): (u32, &Unit)| unit.disk == Some(disk) && unit.removal.is_some();
             if self.table.iter().any(leaves) {
@@ -155,22 +155,22 @@ impl Controller {
     }
 
     /// Ends what is under way, but for what disks hold for an I/O error, and gives the queues back.
-    fn quiesce(&mut self) -> Result<Vec<ActiveQueue>, Broken> {
+    fn quiesce(&mut self) -> Result<Vec<ActiveQueue>, FatalError> {
         self.drain()?;
-        self.port.signal();
-        let queues = self.port.take();
-        self.port = Port::default();
+        self.virtqueues.signal();
+        let queues = self.virtqueues.take();
+        self.virtqueues = Virtqueues::default();
         Ok(queues)
     }
 
-    fn drain(&mut self) -> Result<(), Broken> {
+    fn drain(&mut self) -> Result<(), FatalError> {
         loop {
             while self.reap()? {}
             self.kick()?;
             if self.engine.is_busy() {
                 self.engine.wait();
-            } else if self.passages.under_way > 0 {
-                self.wait_for_passage();
+            } else if self.passthrough.under_way > 0 {
+                self.wait_for_passthrough();
             } else {
                 return Ok(());
             }
@@ -178,25 +178,25 @@ impl Controller {
     }
 
     /// Forgets the driver and its requests, waiting for those that have begun. Units are as if just switched on.
-    fn reset(&mut self) -> Result<(), Broken> {
-        self.port = Port::default();
+    fn reset(&mut self) -> Result<(), FatalError> {
+        self.virtqueues = Virtqueues::default();
         self.events.end();
         self.functions.clear();
-        self.unreleased.clear();
+        self.unacknowledged.clear();
         self.held.clear();
-        let places: Vec<_> = self.table.iter().map(|(place, _)| place).collect();
-        self.cancel(&places, None, Code::Reset);
+        let unit_indices: Vec<_> = self.table.iter().map(|(unit_index, _)| unit_index).collect();
+        self.cancel(&unit_indices, None, ResponseCode::Reset);
         let busy = |disk: &DiskId| self.engine.in_flight(*disk) > 0;
         let disks = self.table.iter().filter_map(|(_, unit)| unit.disk);
-        let leaving = self.leaving.iter().map(|leaving| leaving.disc);
-        let busy: Vec<_> = disks.chain(leaving).filter(busy).collect();
+        let ejected = self.ejected.iter().map(|ejected| ejected.disc);
+        let busy: Vec<_> = disks.chain(ejected).filter(busy).collect();
         for disk in &busy {
-            self.give_up(*disk);
+            self.fail_requests(*disk);
         }
         self.drain()?;
         debug_assert!(self.slots.tasks().next().is_none(), "none outlives its driver");
         for (_, unit) in self.table.iter_mut() {
-            unit.logical.reset(Attention::PowerOn);
+            unit.logical.reset(UnitAttention::PowerOn);
             unit.media_events = false;
             if let Some(disk) = unit.disk.filter(|disk| busy.contains(disk))
                 && unit.removal.is_none()
@@ -211,7 +211,7 @@ impl Controller {
     }
 
     /// Has a disk complete all that it has, one way or the other.
-    fn give_up(&mut self, disk: DiskId) {
+    fn fail_requests(&mut self, disk: DiskId) {
         // Fails only for a disk that is not attached, and has nothing.
         let _ = self.engine.set_error_policy(disk, ErrorPolicy::Report);
         self.fail_held(disk);
@@ -226,34 +226,34 @@ impl Controller {
 
     /// Whether there is a driver whose queues we do not have.
     fn is_paused(&self) -> bool {
-        self.events.driver() && self.port.lines.is_empty()
+        self.events.driver() && self.virtqueues.queues.is_empty()
     }
 
     /// Does what can be done now, with one interrupt for each queue. Returns whether there is more to do without waiting:
     /// it gives up after one queue's worth of each, so that no guest can keep us from stopping.
-    pub fn pass(&mut self) -> Result<bool, Broken> {
+    pub fn pass(&mut self) -> Result<bool, FatalError> {
         let mut more = self.reap()?;
-        if let Some(mem) = self.port.memory() {
+        if let Some(mem) = self.virtqueues.memory() {
             self.serve_control(&mem);
             let found = self.serve_requests(&mem);
             self.sched_policy.record_pass(found);
         }
         self.kick()?;
         more |= self.reap()?;
-        self.tend();
+        self.poll_removals();
         self.kick()?;
         self.deliver();
-        self.port.signal();
+        self.virtqueues.signal();
         // Without a free tag, a completion brings us back.
-        Ok(more || self.port.is_ready() && self.slots.has_room())
+        Ok(more || self.virtqueues.is_ready() && self.slots.has_room())
     }
 
-    fn kick(&mut self) -> Result<(), Broken> {
+    fn kick(&mut self) -> Result<(), FatalError> {
         self.engine.kick().map_err(|error| format!("disks: {error}"))
     }
 
     /// Goes on with tasks whose steps have ended, also those that ended at once. Returns whether there may be more.
-    fn reap(&mut self) -> Result<bool, Broken> {
+    fn reap(&mut self) -> Result<bool, FatalError> {
         let mut more = true;
         for _ in 0..ROUNDS {
             let mut any = false;
@@ -261,8 +261,8 @@ impl Controller {
                 any = true;
                 self.completed(completion);
             }
-            any |= self.take_passages();
-            any |= self.take_turns();
+            any |= self.take_passthrough_results();
+            any |= self.start_waiting_tasks();
             if !any {
                 more = false;
                 break;
@@ -277,7 +277,7 @@ impl Controller {
             let id = unit.map_or("", |(_, unit)| &unit.id);
             tracing::warn!(disk = id, error = %stopped.error, "disk request failed and is held");
             self.held.push(stopped.disk);
-            (self.rules.on_stop)(id, stopped.error);
+            (self.config.on_io_error)(id, stopped.error);
         }
         Ok(more)
     }
@@ -285,15 +285,15 @@ impl Controller {
     /// Takes requests from all queues. Returns how many.
     fn serve_requests(&mut self, mem: &Arc<GuestMemMmap>) -> usize {
         let mut found = 0;
-        for at in 0..self.port.lines.len() {
-            let line = &self.port.lines[at];
-            if line.active.index < REQUEST || !line.ready {
+        for at in 0..self.virtqueues.queues.len() {
+            let vq = &self.virtqueues.queues[at];
+            if vq.active.index < REQUEST || !vq.ready {
                 continue;
             }
             match self.serve(at, mem, &mut found) {
-                Ok(more) => self.port.lines[at].ready = more,
+                Ok(more) => self.virtqueues.queues[at].ready = more,
                 Err(reason) => {
-                    self.port.fail(&reason);
+                    self.virtqueues.fail(&reason);
                     break;
                 }
             }
@@ -302,20 +302,20 @@ impl Controller {
     }
 
     /// Takes requests from one queue, and counts them. Returns whether there are more.
-    fn serve(&mut self, at: usize, mem: &Arc<GuestMemMmap>, found: &mut usize) -> Result<bool, Broken> {
-        let active = &mut self.port.lines[at].active;
+    fn serve(&mut self, at: usize, mem: &Arc<GuestMemMmap>, found: &mut usize) -> Result<bool, FatalError> {
+        let active = &mut self.virtqueues.queues[at].active;
         let (index, size) = (active.index, active.queue.size());
         let broken = |error: &dyn std::fmt::Display| format!("queue {index}: {error}");
         active
             .queue
             .disable_notification(&**mem)
             .map_err(|e| broken(&e))?;
-        let sizes = self.port.sizes.ok_or("no driver")?;
+        let sizes = self.virtqueues.sizes.ok_or("no driver")?;
         for _ in 0..size {
             if !self.slots.has_room() {
                 return Ok(true);
             }
-            let queue = &mut self.port.lines[at].active.queue;
+            let queue = &mut self.virtqueues.queues[at].active.queue;
             let Some(chain) = queue.iter(&**mem).map_err(|e| broken(&e))?.next() else {
                 return queue.enable_notification(&**mem).map_err(|e| broken(&e));
             };

@@ -6,32 +6,32 @@ use husk_devices::GuestMemMmap;
 use husk_disk::{IoBuffer, IoCompletion, IoRequest};
 
 use super::Controller;
-use crate::address::Addressed;
+use crate::address::LunField;
 use crate::config::Sizes;
-use crate::memory::{self, Outside};
-use crate::request::{Chain, Code, HEAD_OF_QUEUE, Header, ORDERED, Reply};
-use crate::slots::{Kind, Slot};
-use crate::target::{self, Command, Extent, Place, Response, Status, Step, absent};
+use crate::memory::{self, OutsideGuestMemory};
+use crate::request::{CommandHeader, HEAD_OF_QUEUE, ORDERED, RequestChain, ResponseCode, ResponseFields};
+use crate::target::{self, DataLocation, Extent, ScsiCommand, ScsiResponse, ScsiStatus, Step, absent};
+use crate::task_slots::{SlotUse, TaskSlot};
 
 /// SYNCHRONIZE CACHE (10) and (16).
 const SYNCHRONIZE_CACHE: [u8; 2] = [0x35, 0x91];
 
 /// How a request ends.
-pub(super) enum Outcome {
+pub(super) enum RequestOutcome {
     /// As its task did.
-    Response(Response),
+    Task(ScsiResponse),
     /// Without its task.
-    Code(Code),
+    ResponseCode(ResponseCode),
 }
 
 /// What to do with a task's step.
-pub(super) enum Way {
+pub(super) enum StepOutcome {
     /// The disk has it.
     Submitted,
     /// It ended already.
     Settled,
     /// A buffer of the driver's is not in memory.
-    Lost,
+    BadBuffer,
 }
 
 impl Controller {
@@ -41,31 +41,31 @@ impl Controller {
         from: (u16, u16),
         mem: &Arc<GuestMemMmap>,
         sizes: Sizes,
-    ) -> Result<(), Outside> {
+    ) -> Result<(), OutsideGuestMemory> {
         let header = self.parsed.header(mem, sizes);
         let data_out = memory::len(&self.parsed.data_out);
         let data_in = memory::len(&self.parsed.data_in);
         let both = data_out > 0 && data_in > 0;
         let Some(header) = header.filter(|_| !both) else {
-            return self.respond(from, mem, &Outcome::Code(Code::Failure));
+            return self.respond(from, mem, &RequestOutcome::ResponseCode(ResponseCode::Failure));
         };
-        let (target, place) = match Addressed::parse(header.lun) {
-            Addressed::Unit(address) => (Some(address.target), self.table.find(address)),
-            Addressed::Target(target) => (Some(target), None),
-            Addressed::Nowhere => (None, None),
+        let (target, unit_index) = match LunField::parse(header.lun) {
+            LunField::Unit(address) => (Some(address.target), self.table.find(address)),
+            LunField::Target(target) => (Some(target), None),
+            LunField::Nowhere => (None, None),
         };
-        if let Some(place) = place {
-            self.begin(place, from, mem, &header);
+        if let Some(unit_index) = unit_index {
+            self.begin(unit_index, from, mem, &header);
             return Ok(());
         }
         let outcome = match target.and_then(|target| self.table.luns(target)) {
-            Some(luns) => Outcome::Response(absent(Command {
+            Some(luns) => RequestOutcome::Task(absent(ScsiCommand {
                 cdb: header.cdb(),
                 data_out,
                 data_in,
                 luns,
             })),
-            None => Outcome::Code(Code::BadTarget),
+            None => RequestOutcome::ResponseCode(ResponseCode::BadTarget),
         };
         self.respond(from, mem, &outcome)
     }
@@ -75,51 +75,57 @@ impl Controller {
         &mut self,
         (queue, head): (u16, u16),
         mem: &GuestMemMmap,
-        outcome: &Outcome,
-    ) -> Result<(), Outside> {
+        outcome: &RequestOutcome,
+    ) -> Result<(), OutsideGuestMemory> {
         let len = write(mem, &self.parsed, outcome, false)?;
-        self.port.used(queue, mem, head, len);
+        self.virtqueues.used(queue, mem, head, len);
         Ok(())
     }
 
-    fn begin(&mut self, place: u32, (queue, head): (u16, u16), mem: &Arc<GuestMemMmap>, header: &Header) {
-        let Some((unit, luns)) = self.table.unit_with_luns(place) else {
+    fn begin(
+        &mut self,
+        unit_index: u32,
+        (queue, head): (u16, u16),
+        mem: &Arc<GuestMemMmap>,
+        header: &CommandHeader,
+    ) {
+        let Some((unit, luns)) = self.table.unit_with_luns(unit_index) else {
             return;
         };
-        let Some((tag, slot)) = self.slots.take(Kind::Task, place) else {
+        let Some((tag, slot)) = self.slots.take(SlotUse::Task, unit_index) else {
             return;
         };
         std::mem::swap(&mut slot.chain, &mut self.parsed);
-        let task = unit.logical.begin(Command {
+        let task = unit.logical.begin(ScsiCommand {
             cdb: header.cdb(),
             data_out: memory::len(&slot.chain.data_out),
             data_in: memory::len(&slot.chain.data_in),
             luns,
         });
         let reports = task.reports_luns();
-        slot.alone = task.exclusive().is_some() || header.attribute == ORDERED;
+        slot.exclusive = task.exclusive().is_some() || header.attribute == ORDERED;
         slot.task = Some(task);
         slot.mem = Some(Arc::clone(mem));
         (slot.queue, slot.head, slot.id) = (queue, head, header.id);
         slot.opcode = header.cdb().first().copied().unwrap_or(0);
         if let Some(removal) = &mut unit.removal {
-            removal.stir(false);
+            removal.note_command(false);
         }
         let runs = unit
-            .order
-            .enter(tag, slot.alone, header.attribute == HEAD_OF_QUEUE);
+            .task_set
+            .enter(tag, slot.exclusive, header.attribute == HEAD_OF_QUEUE);
         slot.waiting = !runs;
         if reports {
-            self.luns_reported(place);
+            self.luns_reported(unit_index);
         }
         if runs {
-            self.drive(tag);
+            self.run_task(tag);
         }
     }
 
     /// The other units of a target need not tell any more that its LUNs changed.
-    fn luns_reported(&mut self, place: u32) {
-        let target = self.table.unit(place).map(|unit| unit.address.target);
+    fn luns_reported(&mut self, unit_index: u32) {
+        let target = self.table.unit(unit_index).map(|unit| unit.address.target);
         for (_, unit) in self.table.iter_mut() {
             if Some(unit.address.target) == target {
                 unit.logical.luns_reported();
@@ -128,15 +134,15 @@ impl Controller {
     }
 
     /// Lets tasks run whose turn it is. Returns whether there were any.
-    pub(super) fn take_turns(&mut self) -> bool {
+    pub(super) fn start_waiting_tasks(&mut self) -> bool {
         let mut any = false;
-        while let Some(place) = self.turns.pop() {
-            while let Some(unit) = self.table.unit_mut(place) {
-                let Some(tag) = unit.order.next(|tag| self.slots.is_alone(tag)) else {
+        while let Some(unit_index) = self.runnable_units.pop() {
+            while let Some(unit) = self.table.unit_mut(unit_index) {
+                let Some(tag) = unit.task_set.next(|tag| self.slots.is_exclusive(tag)) else {
                     break;
                 };
                 self.slots.get(tag).waiting = false;
-                self.drive(tag);
+                self.run_task(tag);
                 any = true;
             }
         }
@@ -144,55 +150,57 @@ impl Controller {
     }
 
     /// Takes a task as far as it gets without waiting.
-    pub(super) fn drive(&mut self, tag: u16) {
+    pub(super) fn run_task(&mut self, tag: u16) {
         loop {
             let slot = self.slots.get(tag);
-            let Some(unit) = self.table.unit_mut(slot.place) else {
+            let Some(unit) = self.table.unit_mut(slot.unit_index) else {
                 return;
             };
             let Some(task) = &mut slot.task else { return };
             let step = match task.next(&mut unit.logical) {
-                Step::Done(response) => return self.finish(tag, &Outcome::Response(response)),
+                Step::Done(response) => return self.finish(tag, &RequestOutcome::Task(response)),
                 step => step,
             };
-            match self.take_step(tag, &step) {
-                Way::Submitted => return,
-                Way::Settled => {}
-                Way::Lost => return self.finish(tag, &Outcome::Code(Code::Failure)),
+            match self.execute_step(tag, &step) {
+                StepOutcome::Submitted => return,
+                StepOutcome::Settled => {}
+                StepOutcome::BadBuffer => {
+                    return self.finish(tag, &RequestOutcome::ResponseCode(ResponseCode::Failure));
+                }
             }
         }
     }
 
-    fn take_step(&mut self, tag: u16, step: &Step) -> Way {
+    fn execute_step(&mut self, tag: u16, step: &Step) -> StepOutcome {
         let slot = self.slots.get(tag);
-        let place = slot.place;
-        let Slot {
+        let unit_index = slot.unit_index;
+        let TaskSlot {
             task: Some(task),
             mem: Some(mem),
             chain,
             ..
         } = slot
         else {
-            return Way::Lost;
+            return StepOutcome::BadBuffer;
         };
-        if let Step::Pass(passage) = step {
-            return self.pass_on(tag, *passage);
+        if let Step::Passthrough(command_out) = step {
+            return self.submit_passthrough(tag, *command_out);
         }
         if let Step::Pull { offset, into } = step {
             let Some(scratch) = task.scratch_mut().get_mut(into.clone()) else {
-                return Way::Lost;
+                return StepOutcome::BadBuffer;
             };
             if memory::read(mem, &chain.data_out, *offset, scratch).is_err() {
-                return Way::Lost;
+                return StepOutcome::BadBuffer;
             }
             task.settle(Ok(()));
-            return Way::Settled;
+            return StepOutcome::Settled;
         }
-        let disk = self.table.unit(place).and_then(|unit| unit.disk);
+        let disk = self.table.unit(unit_index).and_then(|unit| unit.disk);
         let found = disk.and_then(|id| Some((id, self.engine.disk(id)?)));
         let Some((id, disk)) = found else {
             task.settle(Err(std::io::ErrorKind::NotFound.into()));
-            return Way::Settled;
+            return StepOutcome::Settled;
         };
         let buffers = &mut self.buffers;
         let request = match *step {
@@ -202,13 +210,13 @@ impl Controller {
                     len: extent.len,
                 });
                 task.settle_extent(extent);
-                return Way::Settled;
+                return StepOutcome::Settled;
             }
             Step::Read { offset, len, into } => {
                 if !map(task, mem, &chain.data_in, into, len, buffers) {
-                    return Way::Lost;
+                    return StepOutcome::BadBuffer;
                 }
-                slot.fills |= matches!(into, Place::Initiator(_));
+                slot.fills |= matches!(into, DataLocation::Initiator(_));
                 IoRequest::Read { offset, buffers }
             }
             Step::Write {
@@ -218,7 +226,7 @@ impl Controller {
                 durable,
             } => {
                 if !map(task, mem, &chain.data_out, from, len, buffers) {
-                    return Way::Lost;
+                    return StepOutcome::BadBuffer;
                 }
                 IoRequest::Write {
                     offset,
@@ -239,61 +247,62 @@ impl Controller {
                 unmap,
                 durable,
             },
-            Step::Pull { .. } | Step::Pass(_) | Step::Done(_) => return Way::Lost,
+            Step::Pull { .. } | Step::Passthrough(_) | Step::Done(_) => return StepOutcome::BadBuffer,
         };
         // SAFETY: the tag is this slot's, and no step of its task is under way. The buffers are slices of the memory that
         // the slot keeps, or of its task's scratch buffer, which stays where it is: both until the completion. The
         // engine is dropped before the slots.
         unsafe { self.engine.submit(tag, id, request) };
-        Way::Submitted
+        StepOutcome::Submitted
     }
 
     pub(super) fn completed(&mut self, IoCompletion { tag, result }: IoCompletion) {
         let slot = self.slots.get(tag);
         match slot.kind {
-            Kind::Flush => {
-                let place = slot.place;
+            SlotUse::Flush => {
+                let unit_index = slot.unit_index;
                 self.slots.free(tag);
-                self.flushed(place, result);
+                self.flushed(unit_index, result);
             }
-            Kind::Task => match (slot.cancelled, &mut slot.task) {
-                (Some(code), _) => self.finish(tag, &Outcome::Code(code)),
+            SlotUse::Task => match (slot.cancelled, &mut slot.task) {
+                (Some(code), _) => self.finish(tag, &RequestOutcome::ResponseCode(code)),
                 (None, Some(task)) => {
                     task.settle(result);
-                    self.drive(tag);
+                    self.run_task(tag);
                 }
                 (None, None) => {}
             },
-            Kind::Free => {}
+            SlotUse::Free => {}
         }
     }
 
     /// Answers a request whose task is not under way, and lets others have what it had.
-    pub(super) fn finish(&mut self, tag: u16, outcome: &Outcome) {
+    pub(super) fn finish(&mut self, tag: u16, outcome: &RequestOutcome) {
         let slot = self.slots.get(tag);
         if let Some(mem) = slot.mem.take()
-            && self.port.line(slot.queue).is_some()
+            && self.virtqueues.queue(slot.queue).is_some()
         {
             if slot.fills {
                 // After an error too: some of it may have been filled.
                 memory::mark_dirty(&mem, &slot.chain.data_in);
             }
             match write(&mem, &slot.chain, outcome, slot.fills) {
-                Ok(len) => self.port.used(slot.queue, &mem, slot.head, len),
-                Err(error) => self.port.fail(&error),
+                Ok(len) => self.virtqueues.used(slot.queue, &mem, slot.head, len),
+                Err(error) => self.virtqueues.fail(&error),
             }
         }
-        let (place, waited, cancelled) = (slot.place, slot.waiting, slot.cancelled.is_some());
-        if let Some(unit) = self.table.unit_mut(place) {
+        let (unit_index, waited, cancelled) = (slot.unit_index, slot.waiting, slot.cancelled.is_some());
+        if let Some(unit) = self.table.unit_mut(unit_index) {
             if waited {
-                unit.order.cancel(tag);
-                self.turns.push(place);
-            } else if unit.order.leave(slot.alone) {
-                self.turns.push(place);
+                unit.task_set.cancel(tag);
+                self.runnable_units.push(unit_index);
+            } else if unit.task_set.leave(slot.exclusive) {
+                self.runnable_units.push(unit_index);
             }
             if let Some(removal) = &mut unit.removal {
-                let good = matches!(outcome, Outcome::Response(response) if response.status == Status::Good);
-                removal.stir(good && SYNCHRONIZE_CACHE.contains(&slot.opcode));
+                let good =
+                    matches!(outcome, RequestOutcome::Task(response) if response.status == ScsiStatus::Good);
+                removal.note_command(good && SYNCHRONIZE_CACHE.contains(&slot.opcode));
             }
         }
         self.slots.free(tag);
@@ -304,11 +313,11 @@ impl Controller {
 
     /// Cancels tasks of units, all or those of one name. Those that wait are answered at once. Returns the others, which
     /// will be when their steps have ended.
-    pub(super) fn cancel(&mut self, places: &[u32], id: Option<u64>, code: Code) -> Vec<u16> {
+    pub(super) fn cancel(&mut self, unit_indices: &[u32], id: Option<u64>, code: ResponseCode) -> Vec<u16> {
         let mut waiting = Vec::new();
         let mut running = Vec::new();
         for (tag, slot) in self.slots.tasks() {
-            if !places.contains(&slot.place) || id.is_some_and(|id| id != slot.id) {
+            if !unit_indices.contains(&slot.unit_index) || id.is_some_and(|id| id != slot.id) {
                 continue;
             }
             if slot.waiting {
@@ -319,14 +328,14 @@ impl Controller {
             }
         }
         running.retain(|tag| {
-            let recalled = self.recall(*tag);
-            if recalled {
+            let cancelled_early = self.cancel_queued(*tag);
+            if cancelled_early {
                 waiting.push(*tag);
             }
-            !recalled
+            !cancelled_early
         });
         for tag in waiting {
-            self.finish(tag, &Outcome::Code(code));
+            self.finish(tag, &RequestOutcome::ResponseCode(code));
         }
         running
     }
@@ -337,13 +346,13 @@ fn map(
     task: &mut target::Task,
     mem: &GuestMemMmap,
     segments: &[husk_devices::virtio::chain::Segment],
-    place: Place,
+    location: DataLocation,
     len: u64,
     buffers: &mut Vec<IoBuffer>,
 ) -> bool {
-    match place {
-        Place::Initiator(offset) => memory::map(mem, segments, offset, len, buffers).is_ok(),
-        Place::Scratch(offset) => {
+    match location {
+        DataLocation::Initiator(offset) => memory::map(mem, segments, offset, len, buffers).is_ok(),
+        DataLocation::Scratch(offset) => {
             let scratch = task.scratch_mut().get_mut(offset..);
             let scratch = scratch.and_then(|scratch| scratch.get_mut(..usize::try_from(len).ok()?));
             buffers.clear();
@@ -354,26 +363,36 @@ fn map(
     }
 }
 
-fn write(mem: &GuestMemMmap, chain: &Chain, outcome: &Outcome, filled: bool) -> Result<u32, Outside> {
+fn write(
+    mem: &GuestMemMmap,
+    chain: &RequestChain,
+    outcome: &RequestOutcome,
+    filled: bool,
+) -> Result<u32, OutsideGuestMemory> {
     let data_in = memory::len(&chain.data_in);
     let all = data_in + memory::len(&chain.data_out);
     match outcome {
-        Outcome::Code(code) => chain.respond(mem, &Reply::code(*code, all), &[], 0),
-        Outcome::Response(response) if response.overrun => {
-            chain.respond(mem, &Reply::code(Code::Overrun, all), &[], 0)
+        RequestOutcome::ResponseCode(code) => chain.respond(mem, &ResponseFields::code(*code, all), &[], 0),
+        RequestOutcome::Task(response) if response.overrun => {
+            chain.respond(mem, &ResponseFields::code(ResponseCode::Overrun, all), &[], 0)
         }
-        Outcome::Response(Response {
+        RequestOutcome::Task(ScsiResponse {
             failure: Some(failure),
             ..
-        }) => chain.respond(mem, &Reply::code(Code::of(*failure), all), &[], 0),
-        Outcome::Response(response) => {
-            let reply = Reply {
-                code: Code::Ok,
+        }) => chain.respond(
+            mem,
+            &ResponseFields::code(ResponseCode::of(*failure), all),
+            &[],
+            0,
+        ),
+        RequestOutcome::Task(response) => {
+            let reply = ResponseFields {
+                code: ResponseCode::Ok,
                 status: response.status as u8,
                 residual: response.residual,
                 sense: &response.sense,
             };
-            let done = filled && response.status == Status::Good;
+            let done = filled && response.status == ScsiStatus::Good;
             let filled = if done {
                 data_in.saturating_sub(response.residual)
             } else {

@@ -1,8 +1,8 @@
 //! Command descriptor blocks (SPC-4, section 4).
 
-use super::opcode::Op;
+use super::command_table::CommandDescriptor;
 use super::sense::Sense;
-use super::task::{Fault, Work};
+use super::task::{CommandError, Work};
 
 /// Longest CDB of the commands served.
 pub(crate) const MAX: usize = 16;
@@ -16,7 +16,7 @@ pub(crate) struct Cdb {
 
 impl Cdb {
     /// `bytes` as a CDB of `op`, whose opcode they have.
-    pub fn new(bytes: &[u8], op: &Op) -> Result<Self, Sense> {
+    pub fn new(bytes: &[u8], op: &CommandDescriptor) -> Result<Self, Sense> {
         Self::of_len(bytes, op.usage.len())
     }
 
@@ -87,7 +87,7 @@ impl Cdb {
 }
 
 /// An answer of `data`, as much of it as the ALLOCATION LENGTH asks for.
-pub(crate) fn answer(mut data: Vec<u8>, allocation: impl Into<u64>) -> Result<Work, Fault> {
+pub(crate) fn answer(mut data: Vec<u8>, allocation: impl Into<u64>) -> Result<Work, CommandError> {
     data.truncate(usize::try_from(allocation.into()).unwrap_or(usize::MAX));
     Ok(Work::Data(data))
 }

@@ -9,7 +9,7 @@
 //!
 //! What the owner keeps to:
 //! - One step of a task at a time. Bytes of plain reads and writes go straight between the medium and the initiator's
-//!   buffers ([`Place::Initiator`]); a few commands have a bounded buffer of their own ([`Place::Scratch`],
+//!   buffers ([`DataLocation::Initiator`]); a few commands have a bounded buffer of their own ([`DataLocation::Scratch`],
 //!   [`Task::scratch`]), which stays where it is in memory while a step is under way, even if the task is moved.
 //! - A task that has an [`exclusive`](Task::exclusive) range runs beside no other that writes there.
 //! - Task attributes, task management and the order of commands are the owner's. A task may be dropped between steps;
@@ -17,43 +17,46 @@
 //! - The owner says what happens to the unit from outside: [`LogicalUnit::reset`], [`LogicalUnit::resize`],
 //!   [`LogicalUnit::luns_changed`], [`LogicalUnit::insert`], [`LogicalUnit::eject`].
 //!
-//! A device of the host ([`LogicalUnit::host`]) has steps of its own, [`Step::Pass`], settled by
-//! [`Task::settle_passage`]: its owner has a [`HostDevice`] carry them out, where waiting for one does no harm.
+//! A device of the host ([`LogicalUnit::passthrough`]) has steps of its own, [`Step::Passthrough`], settled by
+//! [`Task::settle_passthrough`]: its owner has a [`PassthroughDevice`] carry them out, where waiting for one does no harm.
 //!
 //! A command to a LUN that does not exist is answered by [`absent`].
 #![forbid(unsafe_code)]
 
-mod attention;
-mod block;
+mod block_commands;
 mod cdb;
-mod host;
+mod command_table;
 mod inquiry;
-mod limits;
-mod luns;
+mod logical_unit;
 mod mmc;
-mod mode;
-mod opcode;
-mod opcodes;
-mod power;
+mod mode_pages;
+mod passthrough;
+mod persistent_reserve;
+mod properties;
 mod provisioning;
-mod reservation;
-mod reserve;
+mod report_luns;
+mod report_opcodes;
+mod reservation_state;
 mod sense;
-mod status;
+mod start_stop;
 mod step;
 mod task;
 mod tray;
-mod unit;
+mod unit_attention;
+mod unit_status;
 mod verify;
 
 #[cfg(test)]
 mod tests;
 
-pub use attention::Attention;
-pub use host::{Failure, HostData, HostDevice, HostLimits, Outcome, Passage, Passed, Transfer};
-pub use limits::{BadLimits, Identity, Kind, Limits};
-pub use luns::absent;
+pub use logical_unit::{LogicalUnit, RemovalPrevented};
+pub use passthrough::{
+    CommandResult, DeliveryFailure, PassthroughCommand, PassthroughData, PassthroughDevice,
+    PassthroughLimits, PassthroughResult, Transfer,
+};
+pub use properties::{DeviceKind, Identity, InvalidLimits, MediumLimits};
+pub use report_luns::absent;
 pub use sense::{Field, Sense, SenseKey};
-pub use step::{Command, Extent, Lun, Place, Response, Status, Step};
+pub use step::{DataLocation, Extent, Lun, ScsiCommand, ScsiResponse, ScsiStatus, Step};
 pub use task::Task;
-pub use unit::{LogicalUnit, RemovalPrevented};
+pub use unit_attention::UnitAttention;

@@ -4,12 +4,12 @@
 use std::ops::Range;
 use std::vec;
 
-use super::block::{Blocks, unprotected};
+use super::block_commands::{LbaRange, check_protect_field};
 use super::cdb::Cdb;
+use super::logical_unit::LogicalUnit;
 use super::sense::Sense;
-use super::step::{Command, Extent, Place, Step};
-use super::task::{Fault, Procedure, SCRATCH, Work};
-use super::unit::LogicalUnit;
+use super::step::{DataLocation, Extent, ScsiCommand, Step};
+use super::task::{CommandError, Procedure, SCRATCH, Work};
 
 /// MAXIMUM UNMAP BLOCK DESCRIPTOR COUNT: with the header they fill 4 KiB.
 pub(crate) const MAX_DESCRIPTORS: usize = 255;
@@ -24,7 +24,7 @@ const DESCRIPTOR: usize = 16;
 const MAX_EXTENTS: usize = 64;
 
 /// UNMAP
-pub(crate) fn unmap(_: &mut LogicalUnit, cdb: &Cdb, command: &Command<'_>) -> Result<Work, Fault> {
+pub(crate) fn unmap(_: &mut LogicalUnit, cdb: &Cdb, command: &ScsiCommand<'_>) -> Result<Work, CommandError> {
     cdb.clear(1, 0)?; // ANCHOR
     match cdb.u16(7).into() {
         0 => Ok(Work::Done),
@@ -33,7 +33,7 @@ pub(crate) fn unmap(_: &mut LogicalUnit, cdb: &Cdb, command: &Command<'_>) -> Re
     }
 }
 
-fn unmap_list(unit: &mut LogicalUnit, _: &Cdb, list: &[u8]) -> Result<Work, Fault> {
+fn unmap_list(unit: &mut LogicalUnit, _: &Cdb, list: &[u8]) -> Result<Work, CommandError> {
     let limits = *unit.ready()?;
     let len = usize::from(u16::from_be_bytes([list[2], list[3]]));
     // Descriptors that are not there wholly do not count.
@@ -69,7 +69,7 @@ fn unmap_list(unit: &mut LogicalUnit, _: &Cdb, list: &[u8]) -> Result<Work, Faul
 struct Unmap(vec::IntoIter<Range<u64>>);
 
 impl Procedure for Unmap {
-    fn advance(&mut self, unit: &mut LogicalUnit, _: &mut Vec<u8>) -> Result<Work, Fault> {
+    fn advance(&mut self, unit: &mut LogicalUnit, _: &mut Vec<u8>) -> Result<Work, CommandError> {
         Ok(match self.0.next() {
             Some(range) => Work::Once(Step::Discard {
                 offset: range.start,
@@ -100,10 +100,14 @@ enum Stage {
 }
 
 /// WRITE SAME
-pub(crate) fn write_same(unit: &mut LogicalUnit, cdb: &Cdb, command: &Command<'_>) -> Result<Work, Fault> {
+pub(crate) fn write_same(
+    unit: &mut LogicalUnit,
+    cdb: &Cdb,
+    command: &ScsiCommand<'_>,
+) -> Result<Work, CommandError> {
     const NDOB: u8 = 0;
     const UNMAP: u8 = 3;
-    unprotected(cdb)?;
+    check_protect_field(cdb)?;
     let limits = unit.ready()?;
     cdb.clear(1, 4)?; // ANCHOR
     cdb.clear(1, 2)?; // PBDATA, LBDATA: obsolete
@@ -115,7 +119,7 @@ pub(crate) fn write_same(unit: &mut LogicalUnit, cdb: &Cdb, command: &Command<'_
     if !limits.thin {
         cdb.clear(1, UNMAP)?;
     }
-    let blocks = Blocks::of(cdb);
+    let blocks = LbaRange::of(cdb);
     if blocks.count == 0 {
         // WSNZ: not the rest of the medium.
         return Err(Sense::invalid_cdb(if ten { 7 } else { 10 }, None).into());
@@ -140,7 +144,7 @@ pub(crate) fn write_same(unit: &mut LogicalUnit, cdb: &Cdb, command: &Command<'_
 }
 
 impl Procedure for Same {
-    fn advance(&mut self, unit: &mut LogicalUnit, scratch: &mut Vec<u8>) -> Result<Work, Fault> {
+    fn advance(&mut self, unit: &mut LogicalUnit, scratch: &mut Vec<u8>) -> Result<Work, CommandError> {
         let durable = unit.durable(false);
         let (offset, left) = (self.range.start, self.range.end - self.range.start);
         if self.stage == Stage::Pull {
@@ -176,7 +180,7 @@ impl Procedure for Same {
             (len, step)
         } else {
             let len = left.min(SCRATCH as u64);
-            let from = Place::Scratch(0);
+            let from = DataLocation::Scratch(0);
             let step = Step::Write {
                 offset,
                 len,
@@ -205,7 +209,11 @@ struct LbaStatus {
 }
 
 /// GET LBA STATUS
-pub(crate) fn lba_status(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -> Result<Work, Fault> {
+pub(crate) fn lba_status(
+    unit: &mut LogicalUnit,
+    cdb: &Cdb,
+    _: &ScsiCommand<'_>,
+) -> Result<Work, CommandError> {
     let limits = unit.ready()?;
     let first = cdb.u64(2);
     if first >= limits.blocks {
@@ -257,7 +265,7 @@ impl LbaStatus {
 }
 
 impl Procedure for LbaStatus {
-    fn advance(&mut self, _: &mut LogicalUnit, _: &mut Vec<u8>) -> Result<Work, Fault> {
+    fn advance(&mut self, _: &mut LogicalUnit, _: &mut Vec<u8>) -> Result<Work, CommandError> {
         if let Some(extent) = self.answer.take() {
             self.take(extent);
         }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::host::{Failure, Passage};
+use super::passthrough::{DeliveryFailure, PassthroughCommand};
 
 /// A logical unit number below 16,384: one level, in peripheral device (below 256) or flat space addressing (SAM-5,
 /// section 4.7).
@@ -48,7 +48,7 @@ impl Lun {
 
 /// A command as the initiator sends it.
 #[derive(Clone, Copy, Debug)]
-pub struct Command<'a> {
+pub struct ScsiCommand<'a> {
     /// Command descriptor block of any length. One that is shorter than its command is an error; bytes after the
     /// command's own length are not looked at, as transports pad it.
     pub cdb: &'a [u8],
@@ -62,7 +62,7 @@ pub struct Command<'a> {
 
 /// Where the bytes of a transfer are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum DataLocation {
     /// In the initiator's data-in (reads) or data-out (writes) buffer, from this byte on.
     Initiator(u64),
     /// In [`Task::scratch`](super::Task::scratch), from this byte on.
@@ -79,7 +79,7 @@ pub enum Step {
         /// Bytes.
         len: u64,
         /// Where to.
-        into: Place,
+        into: DataLocation,
     },
     /// Write to the medium.
     Write {
@@ -88,7 +88,7 @@ pub enum Step {
         /// Bytes.
         len: u64,
         /// Where from.
-        from: Place,
+        from: DataLocation,
         /// On stable storage before it is settled.
         durable: bool,
     },
@@ -130,10 +130,10 @@ pub enum Step {
         /// Bytes of the scratch buffer to fill.
         into: Range<usize>,
     },
-    /// Send this to the device of the host; answered by [`Task::settle_passage`](super::Task::settle_passage).
-    Pass(Passage),
+    /// Send this to the device of the host; answered by [`Task::settle_passthrough`](super::Task::settle_passthrough).
+    Passthrough(PassthroughCommand),
     /// The task ended.
-    Done(Response),
+    Done(ScsiResponse),
 }
 
 /// An answer to [`Step::Extent`].
@@ -148,7 +148,7 @@ pub struct Extent {
 /// Status codes (SAM-5, section 5.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Status {
+pub enum ScsiStatus {
     /// Done.
     Good = 0x00,
     /// Not done, or not without remark: sense data says why.
@@ -169,9 +169,9 @@ pub enum Status {
 
 /// How a command ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Response {
+pub struct ScsiResponse {
     /// Status code.
-    pub status: Status,
+    pub status: ScsiStatus,
     /// Sense data, fixed or descriptor format, at most 252 bytes; empty unless the status is CHECK CONDITION.
     pub sense: Vec<u8>,
     /// Bytes to copy to the start of the initiator's data-in buffer, where they fit. Empty if steps put them there.
@@ -184,5 +184,5 @@ pub struct Response {
     pub overrun: bool,
     /// There is no status, because the host could not have its device do it. For transports that have responses of
     /// their own for this; the status is CHECK CONDITION.
-    pub failure: Option<Failure>,
+    pub failure: Option<DeliveryFailure>,
 }

@@ -4,13 +4,13 @@ use std::fmt::Debug;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
 
-use super::attention::Attention;
 use super::cdb::Cdb;
-use super::host::{Failure, Passed};
-use super::opcode::Op;
+use super::command_table::CommandDescriptor;
+use super::logical_unit::LogicalUnit;
+use super::passthrough::{DeliveryFailure, PassthroughResult};
 use super::sense::Sense;
-use super::step::{Command, Extent, Place, Response, Status, Step};
-use super::unit::LogicalUnit;
+use super::step::{DataLocation, Extent, ScsiCommand, ScsiResponse, ScsiStatus, Step};
+use super::unit_attention::UnitAttention;
 
 /// Most bytes of a task's own buffer.
 pub(crate) const SCRATCH: usize = 256 << 10;
@@ -25,19 +25,19 @@ pub(crate) enum Direction {
 
 /// Why a command is not done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub(crate) enum CommandError {
     Sense(Sense),
     /// RESERVATION CONFLICT
     Conflict,
     /// The initiator's buffers are smaller than the CDB says.
     Overrun,
     /// What a device of the host said.
-    Ended(Status, Vec<u8>),
+    Ended(ScsiStatus, Vec<u8>),
     /// A device of the host said nothing.
-    Failed(Failure),
+    Failed(DeliveryFailure),
 }
 
-impl From<Sense> for Fault {
+impl From<Sense> for CommandError {
     fn from(sense: Sense) -> Self {
         Self::Sense(sense)
     }
@@ -57,19 +57,19 @@ pub(crate) enum Work {
 }
 
 /// What makes something of a parameter list.
-pub(crate) type ListHandler = fn(&mut LogicalUnit, &Cdb, &[u8]) -> Result<Work, Fault>;
+pub(crate) type ListHandler = fn(&mut LogicalUnit, &Cdb, &[u8]) -> Result<Work, CommandError>;
 
 /// A sequence of steps.
 pub(crate) trait Procedure: Debug + Send {
     /// The next step, all before having succeeded, or the end ([`Work::Done`], [`Work::Data`]). Steps' ranges on the
     /// medium need not be checked against its size.
-    fn advance(&mut self, unit: &mut LogicalUnit, scratch: &mut Vec<u8>) -> Result<Work, Fault>;
+    fn advance(&mut self, unit: &mut LogicalUnit, scratch: &mut Vec<u8>) -> Result<Work, CommandError>;
 
     /// Takes the answer to [`Step::Extent`].
     fn extent(&mut self, _: Extent) {}
 
-    /// Takes the answer to [`Step::Pass`].
-    fn passed(&mut self, _: Result<Passed, Failure>) {}
+    /// Takes the answer to [`Step::Passthrough`].
+    fn passthrough_done(&mut self, _: Result<PassthroughResult, DeliveryFailure>) {}
 
     /// Bytes of the medium that nobody else may write while this runs.
     fn exclusive(&self) -> Option<Range<u64>> {
@@ -83,7 +83,7 @@ pub struct Task {
     direction: Direction,
     data_out: u64,
     data_in: u64,
-    work: Result<Work, Fault>,
+    work: Result<Work, CommandError>,
     /// What the step under way is.
     pending: Option<Pending>,
     scratch: Vec<u8>,
@@ -96,29 +96,29 @@ pub struct Task {
 
 #[derive(Clone, Copy, Debug)]
 struct Pending {
-    kind: Kind,
+    kind: StepKind,
     /// Bytes it moves from or to the initiator.
     moves: u64,
 }
 
 /// As much of a step as an error's meaning depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum StepKind {
     Read,
     Write,
     Pull,
-    Pass,
+    Passthrough,
 }
 
 impl Task {
     pub(crate) fn of(
         unit: &LogicalUnit,
-        op: Result<&'static Op, Sense>,
-        work: Result<Work, Fault>,
-        command: &Command<'_>,
+        op: Result<&'static CommandDescriptor, Sense>,
+        work: Result<Work, CommandError>,
+        command: &ScsiCommand<'_>,
     ) -> Self {
         let direction = op.map_or(Direction::In, |op| op.direction);
-        let reports_luns = op.is_ok_and(Op::reports_luns) && work.is_ok();
+        let reports_luns = op.is_ok_and(CommandDescriptor::reports_luns) && work.is_ok();
         Self {
             reports_luns,
             ..Self::new(unit, direction, work, command)
@@ -128,8 +128,8 @@ impl Task {
     pub(crate) fn new(
         unit: &LogicalUnit,
         direction: Direction,
-        work: Result<Work, Fault>,
-        command: &Command<'_>,
+        work: Result<Work, CommandError>,
+        command: &ScsiCommand<'_>,
     ) -> Self {
         Self {
             direction,
@@ -182,7 +182,7 @@ impl Task {
         let Some(pending) = pending else { return };
         match result {
             Ok(()) => self.moved += pending.moves,
-            Err(error) => self.work = Err(meaning(pending.kind, &error).into()),
+            Err(error) => self.work = Err(sense_for_error(pending.kind, &error).into()),
         }
     }
 
@@ -194,8 +194,8 @@ impl Task {
         self.settle(result.map(drop));
     }
 
-    /// Takes the answer to [`Step::Pass`], and how much of it is in the initiator's buffers.
-    pub fn settle_passage(&mut self, result: Result<Passed, Failure>) {
+    /// Takes the answer to [`Step::Passthrough`], and how much of it is in the initiator's buffers.
+    pub fn settle_passthrough(&mut self, result: Result<PassthroughResult, DeliveryFailure>) {
         if let Some(pending) = &mut self.pending {
             pending.moves = match &result {
                 Ok(passed) => pending.moves.saturating_sub(passed.outcome.residual as u64),
@@ -203,18 +203,18 @@ impl Task {
             };
         }
         if let Ok(Work::Run(procedure)) = &mut self.work {
-            procedure.passed(result);
+            procedure.passthrough_done(result);
         }
         self.settle(Ok(()));
     }
 
-    /// The buffer that [`Place::Scratch`] speaks of, to write from.
+    /// The buffer that [`DataLocation::Scratch`] speaks of, to write from.
     #[must_use]
     pub fn scratch(&self) -> &[u8] {
         &self.scratch
     }
 
-    /// The buffer that [`Place::Scratch`] and [`Step::Pull`] speak of, to fill. At most 256 KiB, zeroed when made.
+    /// The buffer that [`DataLocation::Scratch`] and [`Step::Pull`] speak of, to fill. At most 256 KiB, zeroed when made.
     #[must_use]
     pub fn scratch_mut(&mut self) -> &mut [u8] {
         &mut self.scratch
@@ -238,25 +238,25 @@ impl Task {
     }
 
     /// Lets `step` go, if the medium still is what the task began with.
-    fn start(&mut self, unit: &LogicalUnit, step: Step) -> Result<Step, Fault> {
+    fn start(&mut self, unit: &LogicalUnit, step: Step) -> Result<Step, CommandError> {
         let (kind, range, moves) = match &step {
-            Step::Read { offset, len, into } => (Kind::Read, Some((*offset, *len)), into.moves(*len)),
+            Step::Read { offset, len, into } => (StepKind::Read, Some((*offset, *len)), into.moves(*len)),
             Step::Write {
                 offset, len, from, ..
-            } => (Kind::Write, Some((*offset, *len)), from.moves(*len)),
+            } => (StepKind::Write, Some((*offset, *len)), from.moves(*len)),
             Step::Discard { offset, len, .. } | Step::WriteZeroes { offset, len, .. } => {
-                (Kind::Write, Some((*offset, *len)), 0)
+                (StepKind::Write, Some((*offset, *len)), 0)
             }
-            Step::Extent { offset, len } => (Kind::Read, Some((*offset, *len)), 0),
-            Step::Flush => (Kind::Write, None, 0),
-            Step::Pull { into, .. } => (Kind::Pull, None, into.len() as u64),
-            Step::Pass(passage) => (Kind::Pass, None, passage.transfer.moves()),
-            Step::Done(_) => (Kind::Pull, None, 0),
+            Step::Extent { offset, len } => (StepKind::Read, Some((*offset, *len)), 0),
+            Step::Flush => (StepKind::Write, None, 0),
+            Step::Pull { into, .. } => (StepKind::Pull, None, into.len() as u64),
+            Step::Passthrough(command_out) => (StepKind::Passthrough, None, command_out.transfer.moves()),
+            Step::Done(_) => (StepKind::Pull, None, 0),
         };
         if let Some((offset, len)) = range {
             let limits = unit.ready()?;
             if unit.changes != self.changes {
-                return Err(Attention::MediumChanged.sense().into());
+                return Err(UnitAttention::MediumChanged.sense().into());
             }
             let size = limits.blocks * u64::from(limits.block_size);
             if offset.checked_add(len).is_none_or(|end| end > size) {
@@ -267,24 +267,24 @@ impl Task {
         Ok(step)
     }
 
-    fn end(&mut self, unit: &LogicalUnit, result: Result<Vec<u8>, Fault>) -> Response {
-        let overrun = result == Err(Fault::Overrun);
+    fn end(&mut self, unit: &LogicalUnit, result: Result<Vec<u8>, CommandError>) -> ScsiResponse {
+        let overrun = result == Err(CommandError::Overrun);
         let failure = match result {
-            Err(Fault::Failed(failure)) => Some(failure),
+            Err(CommandError::Failed(failure)) => Some(failure),
             _ => None,
         };
         let (status, sense, mut data) = match result {
-            Ok(data) => (Status::Good, Vec::new(), data),
-            Err(Fault::Conflict) => (Status::ReservationConflict, Vec::new(), Vec::new()),
-            Err(Fault::Ended(status, sense)) => (status, sense, Vec::new()),
+            Ok(data) => (ScsiStatus::Good, Vec::new(), data),
+            Err(CommandError::Conflict) => (ScsiStatus::ReservationConflict, Vec::new(), Vec::new()),
+            Err(CommandError::Ended(status, sense)) => (status, sense, Vec::new()),
             Err(fault) => {
                 let sense = match fault {
-                    Fault::Sense(sense) => sense,
-                    Fault::Failed(_) => Sense::TARGET_FAILURE,
+                    CommandError::Sense(sense) => sense,
+                    CommandError::Failed(_) => Sense::TARGET_FAILURE,
                     _ => Sense::BUFFERS,
                 };
                 let sense = sense.to_bytes(unit.modes.descriptor_sense);
-                (Status::CheckCondition, sense, Vec::new())
+                (ScsiStatus::CheckCondition, sense, Vec::new())
             }
         };
         data.truncate(usize::try_from(self.data_in).unwrap_or(usize::MAX));
@@ -292,7 +292,7 @@ impl Task {
             Direction::Out => self.data_out,
             Direction::None | Direction::In => self.data_in,
         };
-        Response {
+        ScsiResponse {
             status,
             sense,
             residual: available.saturating_sub(self.moved + data.len() as u64),
@@ -303,7 +303,7 @@ impl Task {
     }
 }
 
-impl Place {
+impl DataLocation {
     /// How many of `len` bytes here move from or to the initiator.
     fn moves(self, len: u64) -> u64 {
         match self {
@@ -315,7 +315,7 @@ impl Place {
 
 /// A parameter list to be fetched and then looked at.
 #[derive(Debug)]
-struct List {
+struct ParameterList {
     cdb: Cdb,
     len: usize,
     handler: ListHandler,
@@ -323,16 +323,21 @@ struct List {
 
 impl Work {
     /// A parameter list of `len` bytes, at most 64 KiB, is to be looked at by `handler`.
-    pub fn list(cdb: &Cdb, command: &Command<'_>, len: usize, handler: ListHandler) -> Result<Self, Fault> {
+    pub fn list(
+        cdb: &Cdb,
+        command: &ScsiCommand<'_>,
+        len: usize,
+        handler: ListHandler,
+    ) -> Result<Self, CommandError> {
         debug_assert!(len <= SCRATCH);
         command.sends(len as u64)?;
         let cdb = *cdb;
-        Ok(Self::Run(Box::new(List { cdb, len, handler })))
+        Ok(Self::Run(Box::new(ParameterList { cdb, len, handler })))
     }
 }
 
-impl Procedure for List {
-    fn advance(&mut self, unit: &mut LogicalUnit, scratch: &mut Vec<u8>) -> Result<Work, Fault> {
+impl Procedure for ParameterList {
+    fn advance(&mut self, unit: &mut LogicalUnit, scratch: &mut Vec<u8>) -> Result<Work, CommandError> {
         if scratch.is_empty() {
             scratch.resize(self.len, 0);
             return Ok(Work::Once(Step::Pull {
@@ -345,37 +350,39 @@ impl Procedure for List {
     }
 }
 
-impl Command<'_> {
+impl ScsiCommand<'_> {
     /// Checks that the initiator has `len` bytes for the unit.
-    pub(crate) fn sends(&self, len: u64) -> Result<(), Fault> {
+    pub(crate) fn sends(&self, len: u64) -> Result<(), CommandError> {
         if len <= self.data_out {
             Ok(())
         } else {
-            Err(Fault::Overrun)
+            Err(CommandError::Overrun)
         }
     }
 
     /// Checks that the initiator has room for `len` bytes.
-    pub(crate) fn takes(&self, len: u64) -> Result<(), Fault> {
+    pub(crate) fn takes(&self, len: u64) -> Result<(), CommandError> {
         if len <= self.data_in {
             Ok(())
         } else {
-            Err(Fault::Overrun)
+            Err(CommandError::Overrun)
         }
     }
 }
 
 /// What an error of the medium is in terms of sense data.
-fn meaning(kind: Kind, error: &io::Error) -> Sense {
+fn sense_for_error(kind: StepKind, error: &io::Error) -> Sense {
     tracing::debug!(?kind, %error, "step failed");
     match (error.kind(), kind) {
-        (_, Kind::Pull) => Sense::DATA_PHASE,
+        (_, StepKind::Pull) => Sense::DATA_PHASE,
         (ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge, _) => Sense::NO_SPACE,
-        (ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied, Kind::Write) => Sense::WRITE_PROTECTED,
+        (ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied, StepKind::Write) => {
+            Sense::WRITE_PROTECTED
+        }
         // The medium shrank between the check and the step.
         (ErrorKind::InvalidInput, _) => Sense::OUT_OF_RANGE,
-        (ErrorKind::OutOfMemory, _) | (_, Kind::Pass) => Sense::TARGET_FAILURE,
-        (_, Kind::Read) => Sense::READ_ERROR,
-        (_, Kind::Write) => Sense::WRITE_ERROR,
+        (ErrorKind::OutOfMemory, _) | (_, StepKind::Passthrough) => Sense::TARGET_FAILURE,
+        (_, StepKind::Read) => Sense::READ_ERROR,
+        (_, StepKind::Write) => Sense::WRITE_ERROR,
     }
 }

@@ -2,19 +2,19 @@
 
 use std::ops::Range;
 
-use super::block::{Blocks, unprotected};
+use super::block_commands::{LbaRange, check_protect_field};
 use super::cdb::Cdb;
-use super::limits::Limits;
+use super::logical_unit::LogicalUnit;
+use super::properties::MediumLimits;
 use super::sense::Sense;
-use super::step::{Command, Place, Step};
-use super::task::{Fault, Procedure, SCRATCH, Work};
-use super::unit::LogicalUnit;
+use super::step::{DataLocation, ScsiCommand, Step};
+use super::task::{CommandError, Procedure, SCRATCH, Work};
 
 /// Bytes compared at a time: the scratch buffer holds them twice.
 const CHUNK: u64 = SCRATCH as u64 / 2;
 
 /// Most blocks of COMPARE AND WRITE.
-pub(crate) fn max_compare_blocks(limits: &Limits) -> u8 {
+pub(crate) fn max_compare_blocks(limits: &MediumLimits) -> u8 {
     u8::try_from(CHUNK / u64::from(limits.block_size)).unwrap_or(u8::MAX)
 }
 
@@ -61,7 +61,11 @@ struct Verify {
 }
 
 /// VERIFY
-pub(crate) fn verify(unit: &mut LogicalUnit, cdb: &Cdb, command: &Command<'_>) -> Result<Work, Fault> {
+pub(crate) fn verify(
+    unit: &mut LogicalUnit,
+    cdb: &Cdb,
+    command: &ScsiCommand<'_>,
+) -> Result<Work, CommandError> {
     start(unit, cdb, command, Stage::Pull)
 }
 
@@ -69,15 +73,20 @@ pub(crate) fn verify(unit: &mut LogicalUnit, cdb: &Cdb, command: &Command<'_>) -
 pub(crate) fn write_and_verify(
     unit: &mut LogicalUnit,
     cdb: &Cdb,
-    command: &Command<'_>,
-) -> Result<Work, Fault> {
+    command: &ScsiCommand<'_>,
+) -> Result<Work, CommandError> {
     start(unit, cdb, command, Stage::Write)
 }
 
-fn start(unit: &LogicalUnit, cdb: &Cdb, command: &Command<'_>, stage: Stage) -> Result<Work, Fault> {
-    unprotected(cdb)?;
+fn start(
+    unit: &LogicalUnit,
+    cdb: &Cdb,
+    command: &ScsiCommand<'_>,
+    stage: Stage,
+) -> Result<Work, CommandError> {
+    check_protect_field(cdb)?;
     let limits = unit.ready()?;
-    let blocks = Blocks::of(cdb);
+    let blocks = LbaRange::of(cdb);
     blocks.check_within(limits, limits.max_transfer_blocks())?;
     let check = Check::of(cdb)?;
     let block = u64::from(limits.block_size);
@@ -109,14 +118,14 @@ impl Verify {
 }
 
 impl Procedure for Verify {
-    fn advance(&mut self, _: &mut LogicalUnit, scratch: &mut Vec<u8>) -> Result<Work, Fault> {
+    fn advance(&mut self, _: &mut LogicalUnit, scratch: &mut Vec<u8>) -> Result<Work, CommandError> {
         let offset = self.range.start;
         if self.stage == Stage::Write {
             self.stage = Stage::Pull;
             return Ok(Work::Once(Step::Write {
                 offset,
                 len: self.range.end - offset,
-                from: Place::Initiator(0),
+                from: DataLocation::Initiator(0),
                 // What is verified is what is on the medium.
                 durable: true,
             }));
@@ -162,7 +171,7 @@ impl Procedure for Verify {
         Ok(Work::Once(Step::Read {
             offset: self.range.start,
             len: piece as u64,
-            into: Place::Scratch(piece),
+            into: DataLocation::Scratch(piece),
         }))
     }
 }
@@ -180,12 +189,12 @@ struct CompareAndWrite {
 pub(crate) fn compare_and_write(
     unit: &mut LogicalUnit,
     cdb: &Cdb,
-    command: &Command<'_>,
-) -> Result<Work, Fault> {
-    unprotected(cdb)?;
+    command: &ScsiCommand<'_>,
+) -> Result<Work, CommandError> {
+    check_protect_field(cdb)?;
     let limits = unit.ready()?;
     let count = cdb.u8(13);
-    let mut blocks = Blocks::of(cdb);
+    let mut blocks = LbaRange::of(cdb);
     blocks.count = count.into();
     blocks.check(limits)?;
     if count > max_compare_blocks(limits) {
@@ -205,7 +214,7 @@ pub(crate) fn compare_and_write(
 }
 
 impl Procedure for CompareAndWrite {
-    fn advance(&mut self, _: &mut LogicalUnit, scratch: &mut Vec<u8>) -> Result<Work, Fault> {
+    fn advance(&mut self, _: &mut LogicalUnit, scratch: &mut Vec<u8>) -> Result<Work, CommandError> {
         let Self {
             offset, len, durable, ..
         } = *self;
@@ -216,7 +225,7 @@ impl Procedure for CompareAndWrite {
                 (Stage::Read, Step::Pull { offset, into })
             }
             Stage::Read => {
-                let (len, into) = (len as u64, Place::Scratch(len));
+                let (len, into) = (len as u64, DataLocation::Scratch(len));
                 (Stage::Compare, Step::Read { offset, len, into })
             }
             Stage::Compare => {
@@ -224,7 +233,7 @@ impl Procedure for CompareAndWrite {
                 if let Some(at) = expected.iter().zip(found).position(|(a, b)| a != b) {
                     return Err(Sense::MISCOMPARE.with_information(at as u64).into());
                 }
-                let (len, from) = (len as u64, Place::Initiator(len as u64));
+                let (len, from) = (len as u64, DataLocation::Initiator(len as u64));
                 let step = Step::Write {
                     offset,
                     len,

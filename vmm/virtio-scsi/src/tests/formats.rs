@@ -18,12 +18,12 @@ fn chain((overlay, base): &(File, File), options: DiskOptions) -> Disk {
     Disk::open_qcow2(fd(overlay), Some((fd(base), ImageFormat::Raw)), options).unwrap()
 }
 
-fn write(guest: &mut Guest, address: Address, block: u32, seed: u8) {
+fn write(guest: &mut Guest, address: UnitAddress, block: u32, seed: u8) {
     guest.put(DATA, &pattern(4096, seed));
     assert!(guest.run(address, &write10(block, 8), &[(DATA, 4096, 0)]).good());
 }
 
-fn read(guest: &mut Guest, address: Address, block: u32) -> Vec<u8> {
+fn read(guest: &mut Guest, address: UnitAddress, block: u32) -> Vec<u8> {
     let ended = guest.run(address, &read10(block, 8), &[(DATA, 4096, WRITE)]);
     assert!(ended.good(), "{ended:x?}");
     guest.get(DATA, 4096)

@@ -8,7 +8,7 @@ fn open_files() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-fn is_removed(event: [u8; 16], address: Address) -> bool {
+fn is_removed(event: [u8; 16], address: UnitAddress) -> bool {
     event[0] == 1 && event[4..12] == address.to_field() && event[12] == 2
 }
 
@@ -18,8 +18,8 @@ fn adding_is_checked_and_idempotent() {
     let disk = open(&file, reporting());
     let add = |id: &str, address| guest.handle.add(unit(id, address, disk.clone())).wait();
     add("first", at(0, 0)).unwrap();
-    assert!(matches!(add("first", at(0, 1)), Err(Error::Elsewhere(_, address)) if address == at(0, 0)));
-    assert!(matches!(add("second", at(0, 0)), Err(Error::Occupied(_, id)) if id == "first"));
+    assert!(matches!(add("first", at(0, 1)), Err(ScsiError::Elsewhere(_, address)) if address == at(0, 0)));
+    assert!(matches!(add("second", at(0, 0)), Err(ScsiError::Occupied(_, id)) if id == "first"));
     add("second", at(255, 16_383)).unwrap();
     let large = husk_disk::BlockSize::Custom {
         logical: 1024,
@@ -30,7 +30,7 @@ fn adding_is_checked_and_idempotent() {
         ..reporting()
     };
     let odd = unit("odd", at(0, 3), open(&file, options));
-    assert!(matches!(guest.handle.add(odd).wait(), Err(Error::Medium(..))));
+    assert!(matches!(guest.handle.add(odd).wait(), Err(ScsiError::Medium(..))));
     let list = guest.handle.list().wait().unwrap();
     let seen: Vec<_> = list.iter().map(|info| (&info.id[..], info.address)).collect();
     assert_eq!(seen, [("first", at(0, 0)), ("second", at(255, 16_383))]);
@@ -40,27 +40,27 @@ fn adding_is_checked_and_idempotent() {
         guest.handle.resize("none").unwrap_err(),
         guest.handle.eject("none", false).wait().unwrap_err(),
     ] {
-        assert!(matches!(error, Error::NotFound(id) if id == "none"));
+        assert!(matches!(error, ScsiError::NotFound(id) if id == "none"));
     }
 }
 
 #[test]
 fn targets_beyond_the_last_are_refused() {
-    let setup = Setup {
+    let setup = ScsiConfig {
         queues: 1,
         max_target: 3,
         units: Vec::new(),
         engine: EngineKind::Auto,
-        on_stop: Arc::new(|_, _| {}),
+        on_io_error: Arc::new(|_, _| {}),
     };
-    let (scsi, handle) = Scsi::new(setup).unwrap();
+    let (scsi, handle) = VirtioScsi::new(setup).unwrap();
     let disk = || unit("x", at(4, 0), open(&image(8), reporting()));
-    assert!(matches!(handle.add(disk()).wait(), Err(Error::Target(4, 3))));
+    assert!(matches!(handle.add(disk()).wait(), Err(ScsiError::Target(4, 3))));
     let mut config = [0; 2];
     scsi.read_config(30, &mut config);
     assert_eq!(config, [3, 0]);
     drop(scsi);
-    assert!(matches!(handle.add(disk()).wait(), Err(Error::Gone)));
+    assert!(matches!(handle.add(disk()).wait(), Err(ScsiError::Gone)));
 }
 
 #[test]
@@ -80,13 +80,13 @@ fn a_driver_that_flushes_and_gives_the_buffer_back_is_done() {
     guest.give(buffer);
     answer = {
         let removed = answer.wait().unwrap();
-        assert!(start.elapsed() < GRACE, "{:?}", start.elapsed());
+        assert!(start.elapsed() < REMOVAL_TIMEOUT, "{:?}", start.elapsed());
         removed.flushed.unwrap();
         assert_eq!(removed.disk.unwrap().size(), BLOCKS * 512);
         assert_eq!(content(&file, 9 * 512, 512), pattern(512, 3));
         guest.handle.remove("first")
     };
-    assert!(matches!(answer.wait(), Err(Error::NotFound(_))));
+    assert!(matches!(answer.wait(), Err(ScsiError::NotFound(_))));
     assert_eq!(guest.run(at(0, 0), &[0; 6], &[]).code, 3);
     // Its address is free.
     let again = unit("again", at(0, 0), open(&file, reporting()));
@@ -102,7 +102,7 @@ fn a_flush_and_silence_is_as_good() {
     guest.wait_event();
     assert!(guest.run(at(0, 0), &SYNCHRONIZE_CACHE, &[]).good());
     answer.wait().unwrap();
-    assert!(start.elapsed() < GRACE);
+    assert!(start.elapsed() < REMOVAL_TIMEOUT);
     let again = unit("again", at(0, 0), open(&file, reporting()));
     guest.handle.add(again).wait().unwrap();
 }
@@ -115,20 +115,20 @@ fn a_driver_that_does_nothing_has_its_time_and_no_new_disk_there() {
     let (_, buffer) = guest.wait_event();
     assert!(matches!(
         guest.handle.remove("first").wait(),
-        Err(Error::Removing(_))
+        Err(ScsiError::Removing(_))
     ));
     // It is there until then, and a flush that is not the last ends nothing.
-    while start.elapsed() < GRACE * 3 / 4 {
+    while start.elapsed() < REMOVAL_TIMEOUT * 3 / 4 {
         assert!(guest.run(at(0, 0), &SYNCHRONIZE_CACHE, &[]).good());
         assert!(guest.run(at(0, 0), &read10(0, 1), &[(DATA, 512, WRITE)]).good());
         thread::sleep(Duration::from_millis(5));
     }
     answer.wait().unwrap();
-    assert!(start.elapsed() >= GRACE);
+    assert!(start.elapsed() >= REMOVAL_TIMEOUT);
     assert_eq!(guest.run(at(0, 0), &read10(0, 1), &[(DATA, 512, WRITE)]).code, 3);
     let again = || unit("again", at(0, 0), open(&file, reporting()));
     let refused = guest.handle.add(again()).wait();
-    assert!(matches!(refused, Err(Error::NotReleased(address)) if address == at(0, 0)));
+    assert!(matches!(refused, Err(ScsiError::NotReleased(address)) if address == at(0, 0)));
     // Elsewhere is fine.
     let elsewhere = unit("elsewhere", at(0, 1), open(&file, reporting()));
     guest.handle.add(elsewhere).wait().unwrap();
@@ -153,7 +153,7 @@ fn a_read_only_unit_goes_when_the_driver_has_let_go() {
     assert!(is_removed(event, at(0, 1)));
     guest.give(buffer);
     answer.wait().unwrap();
-    assert!(start.elapsed() < GRACE);
+    assert!(start.elapsed() < REMOVAL_TIMEOUT);
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn without_a_driver_that_can_be_told_a_unit_goes_at_once() {
         guest.handle.add(disk()).wait().unwrap();
         let start = Instant::now();
         guest.handle.remove("other").wait().unwrap();
-        assert!(start.elapsed() < GRACE);
+        assert!(start.elapsed() < REMOVAL_TIMEOUT);
     }
 }
 
@@ -181,7 +181,7 @@ fn removal_waits_for_what_is_under_way_and_flushes_last() {
     guest.request[0].kick();
     let write = Guest::made(&script, 1)[0];
     let answer = guest.handle.remove("first");
-    thread::sleep(GRACE + Duration::from_millis(50));
+    thread::sleep(REMOVAL_TIMEOUT + Duration::from_millis(50));
     // Other units are served as ever.
     guest.add(at(0, 1), &write10(0, 1), &[(DATA, 512, 0)]);
     guest.request[0].kick();
@@ -208,7 +208,7 @@ fn a_task_of_a_unit_that_went_can_still_be_aborted() {
     guest.request[0].kick();
     let write = Guest::made(&script, 1)[0];
     let answer = guest.handle.remove("first");
-    thread::sleep(GRACE + Duration::from_millis(50));
+    thread::sleep(REMOVAL_TIMEOUT + Duration::from_millis(50));
     guest.manage(0, lun, 9);
     linger();
     assert_eq!(guest.control.used(), None, "its memory is in use");
@@ -281,7 +281,7 @@ fn a_thousand_units_leave_nothing_behind() {
                 read_events(&mut guest);
                 let added = guest.handle.add(unit.clone()).wait();
                 // It may have been slow to hear that the last round's unit is gone.
-                let waits = matches!(added, Err(Error::NotReleased(_)));
+                let waits = matches!(added, Err(ScsiError::NotReleased(_)));
                 (!waits).then(|| added.unwrap())
             });
         }

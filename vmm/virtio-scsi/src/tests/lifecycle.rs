@@ -113,7 +113,7 @@ fn a_unit_can_be_removed_while_paused() {
     });
     let queues = guest.scsi.quiesce().unwrap();
     let (held, idle) = (guest.handle.remove("first"), guest.handle.remove("second"));
-    thread::sleep(GRACE + Duration::from_millis(50));
+    thread::sleep(REMOVAL_TIMEOUT + Duration::from_millis(50));
     assert!(
         guest
             .handle
@@ -208,7 +208,7 @@ fn a_broken_engine_costs_the_controller() {
     guest.add(at(0, 0), &write10(0, 1), &[(DATA, 512, 0)]);
     guest.request[0].kick();
     wait_for("the end", || guest.interrupts.reset());
-    assert!(matches!(guest.handle.list().wait(), Err(Error::Gone)));
+    assert!(matches!(guest.handle.list().wait(), Err(ScsiError::Gone)));
     assert!(guest.scsi.quiesce().is_none());
     guest.scsi.reset();
     assert!(script.is_dropped());
@@ -250,6 +250,6 @@ fn memory_stays_mapped_while_the_disk_has_it() {
 
 #[test]
 fn errors_of_the_engine_have_names() {
-    let error = Error::Io("x".into(), io::ErrorKind::NotFound.into());
+    let error = ScsiError::Io("x".into(), io::ErrorKind::NotFound.into());
     assert!(error.to_string().starts_with("disk \"x\": "));
 }

@@ -59,11 +59,14 @@ fn what_is_no_drive_or_no_disc_is_refused() {
     drive(&mut guest, None);
     assert_eq!(read(&mut guest).sense(), (2, 0x3a, 1));
     let insert = |id: &str, disc| guest.handle.insert(id, disc).wait();
-    assert!(matches!(insert("first", disc(16, 0)), Err(Error::NotADrive(_))));
-    assert!(matches!(insert("cd", disc(3, 0)), Err(Error::Medium(..))));
+    assert!(matches!(
+        insert("first", disc(16, 0)),
+        Err(ScsiError::NotADrive(_))
+    ));
+    assert!(matches!(insert("cd", disc(3, 0)), Err(ScsiError::Medium(..))));
     assert!(matches!(
         guest.handle.eject("first", true).wait(),
-        Err(Error::NotADrive(_))
+        Err(ScsiError::NotADrive(_))
     ));
     insert("cd", disc(16, 0)).unwrap();
     // PREVENT ALLOW MEDIUM REMOVAL
@@ -73,7 +76,7 @@ fn what_is_no_drive_or_no_disc_is_refused() {
     );
     assert!(guest.run(at(0, 5), &[0x1e, 0, 0, 0, 1, 0], &[]).good());
     let prevented = guest.handle.eject("cd", false).wait();
-    assert!(matches!(prevented, Err(Error::Prevented(_))));
+    assert!(matches!(prevented, Err(ScsiError::Prevented(_))));
     assert!(guest.handle.eject("cd", true).wait().unwrap().is_some());
     guest.handle.remove("cd").wait().unwrap();
 }

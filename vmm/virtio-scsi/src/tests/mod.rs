@@ -17,16 +17,16 @@ use husk_disk::{Disk, DiskOptions, Engine, EngineKind, ErrorPolicy};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
 use crate::target::Lun;
-use crate::{Address, Error, Medium, NewUnit, QUEUE_SIZE, Scsi, ScsiHandle, Setup};
+use crate::{Medium, NewUnit, QUEUE_SIZE, ScsiConfig, ScsiError, ScsiHandle, UnitAddress, VirtioScsi};
 
-mod events;
 mod formats;
 mod functions;
-mod host;
 mod hostile;
 mod hotplug;
 mod lifecycle;
 mod media;
+mod passthrough;
+mod pending_events;
 mod requests;
 
 const HOTPLUG: u64 = 1 << 1;
@@ -45,7 +45,7 @@ const RESPONSE: u32 = 108;
 const BLOCKS: u64 = 2048;
 
 /// Shorter than a real one, to be waited for.
-const GRACE: Duration = Duration::from_millis(400);
+const REMOVAL_TIMEOUT: Duration = Duration::from_millis(400);
 
 struct Guest {
     mem: GuestMem,
@@ -53,7 +53,7 @@ struct Guest {
     event: Driver,
     request: Vec<Driver>,
     interrupts: Arc<Interrupts>,
-    scsi: ManuallyDrop<Scsi>,
+    scsi: ManuallyDrop<VirtioScsi>,
     handle: ScsiHandle,
     stops: Arc<Mutex<Vec<String>>>,
     /// The actor's thread, from the last of them.
@@ -86,9 +86,9 @@ impl Ended {
     }
 }
 
-fn at(target: u8, lun: u16) -> Address {
+fn at(target: u8, lun: u16) -> UnitAddress {
     let lun = Lun::new(lun).unwrap();
-    Address { target, lun }
+    UnitAddress { target, lun }
 }
 
 fn image(blocks: u64) -> File {
@@ -108,7 +108,7 @@ fn reporting() -> DiskOptions {
     }
 }
 
-fn unit(id: &str, address: Address, disk: Disk) -> NewUnit {
+fn unit(id: &str, address: UnitAddress, disk: Disk) -> NewUnit {
     NewUnit {
         id: id.into(),
         address,
@@ -156,12 +156,12 @@ impl Guest {
     fn with(engine: Engine, units: Vec<NewUnit>, event_idx: bool) -> Self {
         let stops = Arc::<Mutex<Vec<String>>>::default();
         let thread = Arc::new(AtomicI32::new(-1));
-        let setup = Setup {
+        let setup = ScsiConfig {
             queues: 2,
             max_target: 255,
             units,
             engine: EngineKind::Auto,
-            on_stop: {
+            on_io_error: {
                 let (stops, thread) = (Arc::clone(&stops), Arc::clone(&thread));
                 Arc::new(move |id, _| {
                     // SAFETY: asks for the calling thread's number.
@@ -170,7 +170,7 @@ impl Guest {
                 })
             },
         };
-        let (scsi, handle) = Scsi::with_engine(setup, engine, GRACE).unwrap();
+        let (scsi, handle) = VirtioScsi::with_engine(setup, engine, REMOVAL_TIMEOUT).unwrap();
         let mem = memory(&[(0, END)]);
         let driver = |index| Driver::new(&mem, index, QUEUE_SIZE, RINGS * u64::from(index + 1));
         let mut guest = Self {
@@ -281,7 +281,7 @@ impl Guest {
         (self.request[0].add(&chain), response.0)
     }
 
-    fn add(&mut self, address: Address, cdb: &[u8], data: &[Descriptor]) -> (u16, u64) {
+    fn add(&mut self, address: UnitAddress, cdb: &[u8], data: &[Descriptor]) -> (u16, u64) {
         let id = self.requests;
         self.add_with(field(address), id, 0, cdb, data)
     }
@@ -299,7 +299,7 @@ impl Guest {
     }
 
     /// Performs one request.
-    fn run(&mut self, address: Address, cdb: &[u8], data: &[Descriptor]) -> Ended {
+    fn run(&mut self, address: UnitAddress, cdb: &[u8], data: &[Descriptor]) -> Ended {
         self.run_at(field(address), cdb, data)
     }
 
@@ -354,7 +354,7 @@ impl Guest {
 }
 
 /// The LUN field of a request.
-fn field(address: Address) -> [u8; 8] {
+fn field(address: UnitAddress) -> [u8; 8] {
     let [high, low] = address.lun.number().to_be_bytes();
     [1, address.target, 0x40 | high, low, 0, 0, 0, 0]
 }

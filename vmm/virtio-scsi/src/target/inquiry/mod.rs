@@ -1,12 +1,12 @@
 //! INQUIRY and vital product data (SPC-4, INQUIRY and "Vital product data parameters"; SBC-3, the same).
 
 use super::cdb::{Cdb, answer};
-use super::limits::{Kind, Limits};
+use super::logical_unit::LogicalUnit;
+use super::properties::{DeviceKind, MediumLimits};
 use super::provisioning::MAX_DESCRIPTORS;
 use super::sense::Sense;
-use super::step::Command;
-use super::task::{Fault, Work};
-use super::unit::LogicalUnit;
+use super::step::ScsiCommand;
+use super::task::{CommandError, Work};
 use super::verify::max_compare_blocks;
 
 /// Bytes of standard data: up to the end of the version descriptors.
@@ -22,7 +22,7 @@ const CD_VERSIONS: [u16; 2] = [0x00a0, 0x0460];
 const ROTATION: u16 = 7200;
 
 /// INQUIRY
-pub(crate) fn inquiry(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -> Result<Work, Fault> {
+pub(crate) fn inquiry(unit: &mut LogicalUnit, cdb: &Cdb, _: &ScsiCommand<'_>) -> Result<Work, CommandError> {
     cdb.clear(1, 1)?; // CMDDT, obsolete
     let page = cdb.u8(2);
     let data = if cdb.bit(1, 0) {
@@ -48,15 +48,15 @@ pub(crate) fn absent() -> Vec<u8> {
 
 fn device_type(unit: &LogicalUnit) -> u8 {
     match unit.kind {
-        Kind::Disk | Kind::Host => 0x00,
-        Kind::CdRom => 0x05,
+        DeviceKind::Disk | DeviceKind::Passthrough => 0x00,
+        DeviceKind::CdRom => 0x05,
     }
 }
 
 fn standard(unit: &LogicalUnit) -> Vec<u8> {
     let mut data = vec![0; STANDARD_LEN];
     data[0] = device_type(unit);
-    data[1] = if unit.kind == Kind::CdRom { 0x80 } else { 0 }; // RMB
+    data[1] = if unit.kind == DeviceKind::CdRom { 0x80 } else { 0 }; // RMB
     data[2] = 0x06; // SPC-4
     data[3] = 0x12; // HISUP, response data format 2
     data[4] = STANDARD_LEN as u8 - 5;
@@ -65,8 +65,8 @@ fn standard(unit: &LogicalUnit) -> Vec<u8> {
     text(&mut data[16..32], &unit.identity.product);
     text(&mut data[32..36], &unit.identity.revision);
     let versions: &[u16] = match unit.kind {
-        Kind::Disk | Kind::Host => &DISK_VERSIONS,
-        Kind::CdRom => &CD_VERSIONS,
+        DeviceKind::Disk | DeviceKind::Passthrough => &DISK_VERSIONS,
+        DeviceKind::CdRom => &CD_VERSIONS,
     };
     for (field, version) in data[58..].as_chunks_mut::<2>().0.iter_mut().zip(versions) {
         *field = version.to_be_bytes();
@@ -83,7 +83,7 @@ fn text(field: &mut [u8], text: &str) {
 }
 
 fn vital(unit: &LogicalUnit, page: u8) -> Option<Vec<u8>> {
-    let disk = unit.medium.as_ref().filter(|_| unit.kind == Kind::Disk);
+    let disk = unit.medium.as_ref().filter(|_| unit.kind == DeviceKind::Disk);
     let body = match page {
         0x00 => {
             let mut pages = vec![0x00, 0x83];
@@ -120,7 +120,7 @@ fn designators(unit: &LogicalUnit) -> Vec<u8> {
 }
 
 /// Block limits. Fields count blocks; offsets are those of the page less its header.
-fn block_limits(limits: &Limits) -> Vec<u8> {
+fn block_limits(limits: &MediumLimits) -> Vec<u8> {
     let mut page = vec![0; 0x3c];
     let mut put = |at: usize, bytes: &[u8]| page[at - 4..][..bytes.len()].copy_from_slice(bytes);
     put(4, &[0x01]); // WSNZ
@@ -144,7 +144,7 @@ fn block_limits(limits: &Limits) -> Vec<u8> {
 }
 
 /// Block device characteristics.
-fn characteristics(limits: &Limits) -> Vec<u8> {
+fn characteristics(limits: &MediumLimits) -> Vec<u8> {
     let mut page = vec![0; 0x3c];
     let rate = if limits.rotational { ROTATION } else { 1 };
     page[..2].copy_from_slice(&rate.to_be_bytes());
@@ -153,7 +153,7 @@ fn characteristics(limits: &Limits) -> Vec<u8> {
 }
 
 /// Logical block provisioning.
-fn provisioning(limits: &Limits) -> Vec<u8> {
+fn provisioning(limits: &MediumLimits) -> Vec<u8> {
     if limits.thin {
         // LBPU, LBPWS, LBPWS10, LBPRZ; thin provisioned.
         vec![0, 0xe4, 0x02, 0]

@@ -1,5 +1,5 @@
 use super::super::tests::{Rig, cdb, disk_limits};
-use super::super::{Identity, Kind, Limits, LogicalUnit};
+use super::super::{DeviceKind, Identity, LogicalUnit, MediumLimits};
 
 fn vpd(rig: &mut Rig, page: u8) -> Vec<u8> {
     rig.good(&[0x12, 1, page, 0x01, 0x00, 0], &[], 256)
@@ -54,16 +54,16 @@ fn names_udev_makes() {
         "scsi-0QEMU_QEMU_HARDDISK_disk1"
     );
     assert_eq!(by_id(&mut Rig::cd(Some(10))), "scsi-0QEMU_QEMU_CD-ROM_cd1");
-    let identity = Identity::new(Kind::Disk, None, "scratch");
+    let identity = Identity::new(DeviceKind::Disk, None, "scratch");
     let mut rig = Rig::new(LogicalUnit::disk(identity, disk_limits()).unwrap());
     assert_eq!(by_id(&mut rig), "scsi-0QEMU_QEMU_HARDDISK_scratch");
     // An empty serial number is none.
-    assert_eq!(Identity::new(Kind::Disk, Some(""), "x").serial, None);
+    assert_eq!(Identity::new(DeviceKind::Disk, Some(""), "x").serial, None);
 }
 
 #[test]
 fn a_serial_number_of_any_kind_fits() {
-    let identity = Identity::new(Kind::Disk, Some(&"ä\n".repeat(4000)), "x");
+    let identity = Identity::new(DeviceKind::Disk, Some(&"ä\n".repeat(4000)), "x");
     let mut rig = Rig::new(LogicalUnit::disk(identity, disk_limits()).unwrap());
     for page in [0x80, 0x83] {
         let data = vpd(&mut rig, page);
@@ -81,7 +81,7 @@ fn supported_pages() {
     );
     assert_eq!(vpd(&mut rig, 0x80), *b"\x00\x80\x00\x05disk1");
     assert_eq!(vpd(&mut Rig::cd(None), 0x00), [5, 0, 0, 3, 0x00, 0x80, 0x83]);
-    let anonymous = Identity::new(Kind::Disk, None, "");
+    let anonymous = Identity::new(DeviceKind::Disk, None, "");
     let mut rig = Rig::new(LogicalUnit::disk(anonymous, disk_limits()).unwrap());
     assert_eq!(vpd(&mut rig, 0x00), [0, 0, 0, 5, 0x00, 0x83, 0xb0, 0xb1, 0xb2]);
     assert_eq!(vpd(&mut rig, 0x83), [0, 0x83, 0, 0]);
@@ -104,7 +104,7 @@ fn every_supported_page_is_there() {
 
 #[test]
 fn block_limits_of_a_thin_disk() {
-    let limits = Limits {
+    let limits = MediumLimits {
         block_size: 4096,
         blocks: 1000,
         physical_exponent: 2,
@@ -112,7 +112,7 @@ fn block_limits_of_a_thin_disk() {
         max_transfer: 1 << 20,
         discard_granularity: 8192,
         max_unmap: 1 << 30,
-        ..Limits::default()
+        ..MediumLimits::default()
     };
     let page = vpd(&mut Rig::disk(limits), 0xb0);
     let word = |at: usize| u32::from_be_bytes(page[at..at + 4].try_into().unwrap());
@@ -125,7 +125,7 @@ fn block_limits_of_a_thin_disk() {
 
 #[test]
 fn what_a_thick_disk_does_not_have() {
-    let limits = Limits {
+    let limits = MediumLimits {
         thin: false,
         rotational: true,
         ..disk_limits()

@@ -3,11 +3,11 @@
 //! A disc is one session of one data track.
 
 use super::cdb::{Cdb, answer};
-use super::limits::Limits;
+use super::logical_unit::LogicalUnit;
+use super::properties::MediumLimits;
 use super::sense::Sense;
-use super::step::Command;
-use super::task::{Fault, Work};
-use super::unit::LogicalUnit;
+use super::step::ScsiCommand;
+use super::task::{CommandError, Work};
 
 /// Profiles.
 const CD_ROM: u16 = 0x0008;
@@ -19,7 +19,7 @@ const CD_BLOCKS: u64 = 80 * 60 * 75;
 /// ADR 1, a data track that was recorded uninterrupted, copying prohibited.
 const DATA_TRACK: u8 = 0x14;
 
-fn profile(limits: &Limits) -> u16 {
+fn profile(limits: &MediumLimits) -> u16 {
     if limits.blocks > CD_BLOCKS {
         DVD_ROM
     } else {
@@ -38,7 +38,7 @@ fn address(block: u64, msf: bool) -> [u8; 4] {
 }
 
 /// READ TOC/PMA/ATIP
-pub(crate) fn toc(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -> Result<Work, Fault> {
+pub(crate) fn toc(unit: &mut LogicalUnit, cdb: &Cdb, _: &ScsiCommand<'_>) -> Result<Work, CommandError> {
     const LEAD_OUT: u8 = 0xaa;
     let limits = unit.ready()?;
     let msf = cdb.bit(1, 1);
@@ -70,7 +70,11 @@ pub(crate) fn toc(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -> Result<
 }
 
 /// GET CONFIGURATION
-pub(crate) fn configuration(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -> Result<Work, Fault> {
+pub(crate) fn configuration(
+    unit: &mut LogicalUnit,
+    cdb: &Cdb,
+    _: &ScsiCommand<'_>,
+) -> Result<Work, CommandError> {
     let (which, start) = (cdb.u8(1) & 3, cdb.u16(2));
     let current = unit.ready().map_or(0, profile);
     let loaded = current != 0;
@@ -124,7 +128,11 @@ pub(crate) fn configuration(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) 
 }
 
 /// GET EVENT STATUS NOTIFICATION: of the media class, and polled.
-pub(crate) fn event_status(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -> Result<Work, Fault> {
+pub(crate) fn event_status(
+    unit: &mut LogicalUnit,
+    cdb: &Cdb,
+    _: &ScsiCommand<'_>,
+) -> Result<Work, CommandError> {
     const MEDIA: u8 = 4;
     const NOTHING: u8 = 0x80;
     if !cdb.bit(1, 0) {
@@ -158,7 +166,11 @@ pub(crate) fn event_status(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -
 }
 
 /// READ DISC INFORMATION: standard, of a finished disc.
-pub(crate) fn disc_information(_: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -> Result<Work, Fault> {
+pub(crate) fn disc_information(
+    _: &mut LogicalUnit,
+    cdb: &Cdb,
+    _: &ScsiCommand<'_>,
+) -> Result<Work, CommandError> {
     if cdb.u8(1) & 7 != 0 {
         return Err(Sense::invalid_cdb(1, Some(2)).into());
     }
@@ -172,7 +184,11 @@ pub(crate) fn disc_information(_: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) 
 }
 
 /// READ TRACK INFORMATION: of the one track.
-pub(crate) fn track_information(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -> Result<Work, Fault> {
+pub(crate) fn track_information(
+    unit: &mut LogicalUnit,
+    cdb: &Cdb,
+    _: &ScsiCommand<'_>,
+) -> Result<Work, CommandError> {
     let limits = unit.ready()?;
     let number = cdb.u32(2);
     match cdb.u8(1) & 3 {
@@ -193,7 +209,11 @@ pub(crate) fn track_information(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'
 }
 
 /// MECHANISM STATUS: no changer.
-pub(crate) fn mechanism_status(unit: &mut LogicalUnit, cdb: &Cdb, _: &Command<'_>) -> Result<Work, Fault> {
+pub(crate) fn mechanism_status(
+    unit: &mut LogicalUnit,
+    cdb: &Cdb,
+    _: &ScsiCommand<'_>,
+) -> Result<Work, CommandError> {
     let mut data = vec![0; 8];
     data[1] = u8::from(unit.tray.open) << 4;
     data[5] = 1; // slots

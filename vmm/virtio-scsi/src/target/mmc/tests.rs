@@ -60,7 +60,7 @@ fn profiles_and_features() {
     assert_eq!(configuration(&mut cd, 0, 0), (0x08, all(0x1e)));
     // A DVD has more than 80 minutes of blocks.
     let mut dvd = Rig::cd(Some(2));
-    dvd.unit.insert(super::Limits::cd(360_001)).unwrap();
+    dvd.unit.insert(super::MediumLimits::cd(360_001)).unwrap();
     assert_eq!(configuration(&mut dvd, 1, 0), (0x10, all(0x1f)));
     let mut none = Rig::cd(None);
     assert_eq!(configuration(&mut none, 1, 0), (0, base.to_vec()));
@@ -85,7 +85,7 @@ fn events_of_other_classes_and_ways() {
         (0x24, true, 1, Some(0))
     );
     // An answer that ends before the event keeps it.
-    rig.unit.insert(super::Limits::cd(10)).unwrap();
+    rig.unit.insert(super::MediumLimits::cd(10)).unwrap();
     assert_eq!(rig.good(&[0x4a, 1, 0, 0, 0x10, 0, 0, 0, 4, 0], &[], 8).len(), 4);
     assert_eq!(rig.good(&[0x4a, 1, 0, 0, 0x10, 0, 0, 0, 8, 0], &[], 8)[4], 2);
 }

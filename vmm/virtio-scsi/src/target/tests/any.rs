@@ -3,12 +3,12 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::super::attention::Attention;
-use super::super::opcode;
-use super::super::{Command, Identity, Kind, Limits, LogicalUnit, Lun, Status, absent};
+use super::super::command_table;
+use super::super::unit_attention::UnitAttention;
+use super::super::{DeviceKind, Identity, LogicalUnit, Lun, MediumLimits, ScsiCommand, ScsiStatus, absent};
 use super::{Rig, disk_limits};
 
-fn limits() -> impl Strategy<Value = Limits> {
+fn limits() -> impl Strategy<Value = MediumLimits> {
     (
         prop_oneof![Just(512), Just(4096)],
         1..80u64,
@@ -17,20 +17,22 @@ fn limits() -> impl Strategy<Value = Limits> {
         any::<u32>(),
         any::<u32>(),
     )
-        .prop_map(|(block_size, blocks, physical_exponent, flags, a, b)| Limits {
-            block_size,
-            blocks,
-            physical_exponent,
-            optimal_io: a,
-            max_transfer: block_size + b % (1 << 20),
-            read_only: flags[0] && flags[1],
-            write_cache: flags[2],
-            thin: flags[3],
-            shareable: flags[4],
-            rotational: flags[0],
-            discard_granularity: b,
-            max_unmap: u64::from(block_size) + u64::from(a % (1 << 20)),
-        })
+        .prop_map(
+            |(block_size, blocks, physical_exponent, flags, a, b)| MediumLimits {
+                block_size,
+                blocks,
+                physical_exponent,
+                optimal_io: a,
+                max_transfer: block_size + b % (1 << 20),
+                read_only: flags[0] && flags[1],
+                write_cache: flags[2],
+                thin: flags[3],
+                shareable: flags[4],
+                rotational: flags[0],
+                discard_granularity: b,
+                max_unmap: u64::from(block_size) + u64::from(a % (1 << 20)),
+            },
+        )
 }
 
 fn rig() -> impl Strategy<Value = Rig> {
@@ -48,10 +50,12 @@ fn byte() -> impl Strategy<Value = u8> {
 /// CDBs of commands there are, with fields the usage data knows, and a few others.
 fn likely() -> impl Strategy<Value = Vec<u8>> {
     (any::<prop::sample::Index>(), vec(byte(), 16), 0..10u8).prop_map(|(index, bytes, strict)| {
-        let identity = Identity::new(Kind::Disk, None, "");
+        let identity = Identity::new(DeviceKind::Disk, None, "");
         let disk = LogicalUnit::disk(identity.clone(), disk_limits()).unwrap();
         let drive = LogicalUnit::cdrom(identity, None).unwrap();
-        let ops: Vec<_> = opcode::offered(&disk).chain(opcode::offered(&drive)).collect();
+        let ops: Vec<_> = command_table::offered(&disk)
+            .chain(command_table::offered(&drive))
+            .collect();
         let op = index.get(&ops);
         let mut cdb: Vec<u8> = op
             .usage
@@ -76,7 +80,7 @@ fn any_cdb() -> impl Strategy<Value = Vec<u8>> {
 
 #[derive(Clone, Debug)]
 enum Event {
-    Command(Vec<u8>, Vec<u8>, usize),
+    ScsiCommand(Vec<u8>, Vec<u8>, usize),
     Resize(u64),
     Reset,
     Insert(u64),
@@ -94,7 +98,7 @@ fn event() -> impl Strategy<Value = Event> {
     ];
     let room = prop_oneof![Just(0), 0..300usize, 0..600_000usize];
     prop_oneof![
-        30 => (any_cdb(), out, room).prop_map(|(cdb, out, room)| Event::Command(cdb, out, room)),
+        30 => (any_cdb(), out, room).prop_map(|(cdb, out, room)| Event::ScsiCommand(cdb, out, room)),
         1 => (0..100u64).prop_map(Event::Resize),
         1 => Just(Event::Reset),
         1 => (0..200u64).prop_map(Event::Insert),
@@ -112,13 +116,13 @@ proptest! {
     fn any_sequence_stays_within_bounds(mut rig in rig(), events in vec(event(), 1..24)) {
         for event in events {
             match event {
-                Event::Command(cdb, out, room) => {
+                Event::ScsiCommand(cdb, out, room) => {
                     let allocation = allocation(&rig.unit, &cdb);
                     let (response, data) = rig.run(&cdb, &out, room);
                     if let Some(allocation) = allocation {
                         prop_assert!(response.data.len() as u64 <= allocation);
                     }
-                    if response.status != Status::Good {
+                    if response.status != ScsiStatus::Good {
                         prop_assert!(response.data.is_empty());
                     }
                     prop_assert_eq!(data.len(), room);
@@ -128,9 +132,9 @@ proptest! {
                     let _ = rig.unit.resize(blocks);
                     resize_medium(&mut rig);
                 }
-                Event::Reset => rig.unit.reset(Attention::UnitReset),
+                Event::Reset => rig.unit.reset(UnitAttention::UnitReset),
                 Event::Insert(blocks) => {
-                    let _ = rig.unit.insert(Limits::cd(blocks));
+                    let _ = rig.unit.insert(MediumLimits::cd(blocks));
                     resize_medium(&mut rig);
                 }
                 Event::Eject(force) => { let _ = rig.unit.eject(force); }
@@ -143,8 +147,8 @@ proptest! {
     #[test]
     fn an_absent_unit_answers_anything(cdb in any_cdb(), data_in in 0..300u64, luns in vec(0..16384u16, 0..80)) {
         let luns: Vec<_> = luns.into_iter().map(|n| Lun::new(n).unwrap()).collect();
-        let response = absent(Command { cdb: &cdb, data_out: 0, data_in, luns: &luns });
-        prop_assert_eq!(response.status == Status::Good, response.sense.is_empty());
+        let response = absent(ScsiCommand { cdb: &cdb, data_out: 0, data_in, luns: &luns });
+        prop_assert_eq!(response.status == ScsiStatus::Good, response.sense.is_empty());
         prop_assert!(response.data.len() as u64 <= data_in);
         prop_assert_eq!(response.residual, data_in - response.data.len() as u64);
     }
@@ -171,7 +175,7 @@ fn resize_medium(rig: &mut Rig) {
 
 /// ALLOCATION LENGTH of the commands that have one at the usual place.
 fn allocation(unit: &LogicalUnit, cdb: &[u8]) -> Option<u64> {
-    opcode::find(unit, cdb)
+    command_table::find(unit, cdb)
         .ok()
         .filter(|op| cdb.len() >= op.usage.len())?;
     let field = match cdb[0] {
@@ -189,7 +193,7 @@ fn allocation(unit: &LogicalUnit, cdb: &[u8]) -> Option<u64> {
 /// All opcodes with all service actions, in the shape nobody thought of: nothing but zeroes, then nothing but ones.
 #[test]
 fn every_opcode_answers() {
-    let limits = Limits {
+    let limits = MediumLimits {
         blocks: 8,
         ..disk_limits()
     };
@@ -206,10 +210,10 @@ fn every_opcode_answers() {
                 if let Some(byte) = cdb.get_mut(1) {
                     *byte = *byte & !0x1f | action;
                 }
-                let known = opcode::find(&rig.unit, &cdb).is_ok();
+                let known = command_table::find(&rig.unit, &cdb).is_ok();
                 let (response, _) = rig.run(&cdb, &[fill; 64], 512);
                 if !known {
-                    assert_eq!(response.status, Status::CheckCondition);
+                    assert_eq!(response.status, ScsiStatus::CheckCondition);
                 }
             }
         }
@@ -226,31 +230,31 @@ fn a_truncated_cdb_is_refused() {
 
 #[test]
 fn limits_are_checked() {
-    let identity = || Identity::new(Kind::Disk, None, "x");
+    let identity = || Identity::new(DeviceKind::Disk, None, "x");
     let good = disk_limits();
     for bad in [
-        Limits {
+        MediumLimits {
             block_size: 2048,
             ..good
         },
-        Limits {
+        MediumLimits {
             block_size: 0,
             ..good
         },
-        Limits { blocks: 0, ..good },
-        Limits {
+        MediumLimits { blocks: 0, ..good },
+        MediumLimits {
             blocks: 1 << 55,
             ..good
         },
-        Limits {
+        MediumLimits {
             physical_exponent: 16,
             ..good
         },
-        Limits {
+        MediumLimits {
             max_transfer: 511,
             ..good
         },
-        Limits { max_unmap: 0, ..good },
+        MediumLimits { max_unmap: 0, ..good },
     ] {
         assert!(LogicalUnit::disk(identity(), bad).is_err());
     }

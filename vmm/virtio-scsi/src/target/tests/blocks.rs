@@ -1,6 +1,6 @@
 //! Capacity, transfers, flushes, unmapping: what each command asks of the medium.
 
-use super::super::{Limits, Place, Status, Step};
+use super::super::{DataLocation, MediumLimits, ScsiStatus, Step};
 use super::{Rig, cdb, code, disk_limits};
 
 const READ10: [u8; 10] = [0x28, 0, 0, 0, 0, 2, 0, 0, 3, 0];
@@ -26,15 +26,15 @@ fn capacity() {
 
 #[test]
 fn capacity_beyond_32_bits() {
-    let limits = Limits {
+    let limits = MediumLimits {
         blocks: 1 << 33,
         thin: false,
         ..disk_limits()
     };
-    let identity = super::Identity::new(super::Kind::Disk, None, "");
+    let identity = super::Identity::new(super::DeviceKind::Disk, None, "");
     let mut rig = Rig::disk(disk_limits());
     rig.unit = super::LogicalUnit::disk(identity, limits).unwrap();
-    rig.unit.attentions.take();
+    rig.unit.unit_attentions.take();
     assert_eq!(
         rig.good(&cdb::<10>(0x25, &[]), &[], 8),
         [0xff, 0xff, 0xff, 0xff, 0, 0, 2, 0]
@@ -70,11 +70,11 @@ fn plain_transfers_go_straight_to_the_initiator() {
     let mut rig = Rig::disk(disk_limits());
     let data = rig.good(&READ10, &[], 1536);
     assert_eq!(data, rig.medium[1024..2560]);
-    let into = Place::Initiator(0);
+    let into = DataLocation::Initiator(0);
     let (offset, len) = (1024, 1536);
     assert_eq!(rig.steps[0], Step::Read { offset, len, into });
     rig.good(&WRITE10, &[9; 1536], 0);
-    let from = Place::Initiator(0);
+    let from = DataLocation::Initiator(0);
     let durable = false;
     assert_eq!(
         rig.steps[0],
@@ -120,7 +120,7 @@ fn the_end_of_the_medium() {
 
 #[test]
 fn more_than_a_command_may_transfer() {
-    let limits = Limits {
+    let limits = MediumLimits {
         max_transfer: 4096,
         ..disk_limits()
     };
@@ -150,7 +150,7 @@ fn buffers_smaller_than_the_cdb_says() {
     for (cdb, out, room) in [(READ10, 0, 1535), (WRITE10, 1535, 0), (WRITE10, 0, 4096)] {
         let (response, _) = rig.run(&cdb, &vec![0; out], room);
         assert!(response.overrun);
-        assert_eq!(response.status, Status::CheckCondition);
+        assert_eq!(response.status, ScsiStatus::CheckCondition);
         assert_eq!(rig.steps.len(), 1);
     }
     let (response, _) = rig.run(&READ10, &[], 2000);
@@ -166,7 +166,7 @@ fn flushes() {
         rig.good(cdb, &[], 0);
         assert_eq!(rig.steps[0], Step::Flush);
     }
-    let limits = Limits {
+    let limits = MediumLimits {
         read_only: true,
         ..disk_limits()
     };
@@ -177,7 +177,7 @@ fn flushes() {
 
 #[test]
 fn nothing_writes_a_read_only_disk() {
-    let limits = Limits {
+    let limits = MediumLimits {
         read_only: true,
         ..disk_limits()
     };
@@ -233,7 +233,7 @@ fn write_same_refusals() {
     assert_eq!(bad(&mut rig, 0x04, 1), (0x24, true, 1, Some(2)));
     let ten: [u8; 10] = cdb(0x41, &[(1, &[1]), (8, &[1])]);
     assert_eq!(rig.field(&ten, &[0; 512], 0), (0x24, true, 1, Some(0)));
-    let limits = Limits {
+    let limits = MediumLimits {
         thin: false,
         ..disk_limits()
     };
@@ -342,7 +342,7 @@ fn what_is_mapped() {
 
 #[test]
 fn holes_smaller_than_blocks_are_mapped() {
-    let limits = Limits {
+    let limits = MediumLimits {
         block_size: 4096,
         blocks: 4,
         ..disk_limits()
@@ -357,7 +357,7 @@ fn holes_smaller_than_blocks_are_mapped() {
 
 #[test]
 fn the_answer_to_get_lba_status_ends() {
-    let limits = Limits {
+    let limits = MediumLimits {
         blocks: 4096,
         ..disk_limits()
     };
@@ -385,14 +385,14 @@ fn miscompares() {
     assert!(matches!(
         rig.steps[0],
         Step::Read {
-            into: Place::Scratch(_),
+            into: DataLocation::Scratch(_),
             ..
         }
     ));
     let too_long: [u8; 16] = cdb(0x89, &[(13, &[255])]);
     let out = [rig.medium[..255 * 512].to_vec(), vec![0; 255 * 512]].concat();
     rig.good(&too_long, &out, 0);
-    let limits = Limits {
+    let limits = MediumLimits {
         block_size: 4096,
         blocks: 100,
         ..disk_limits()
@@ -406,11 +406,11 @@ fn miscompares() {
 
 #[test]
 fn extents_of_any_length_are_taken() {
-    use super::super::{Command, Extent};
+    use super::super::{Extent, ScsiCommand};
     // A medium that tells no more than a byte at a time is not asked about all of it.
     for (len, told) in [(1, 128), (0, 128), (u64::MAX, 4096)] {
         let mut rig = Rig::disk(disk_limits());
-        let mut task = rig.unit.begin(Command {
+        let mut task = rig.unit.begin(ScsiCommand {
             cdb: &lba_status(0, 256),
             data_out: 0,
             data_in: 256,

@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 
-use super::super::Limits;
+use super::super::MediumLimits;
 use super::{Rig, cdb, disk_limits};
 
 /// Runs a command of which the step of this number fails.
@@ -76,15 +76,15 @@ fn a_disc_that_goes_away_while_it_is_read() {
     assert_eq!(rig.bad(&read, &[], 2048), (0x02, 0x3a, 0x02));
     // Another disc is not the one that was to be read.
     let mut rig = Rig::cd(Some(10));
-    rig.meanwhile = Some(|unit| unit.insert(Limits::cd(10)).unwrap());
+    rig.meanwhile = Some(|unit| unit.insert(MediumLimits::cd(10)).unwrap());
     assert_eq!(rig.bad(&read, &[], 2048), (0x06, 0x28, 0x00));
 }
 
 #[test]
 fn a_task_that_ended_tells_no_success_again() {
-    use super::super::{Command, Status, Step};
+    use super::super::{ScsiCommand, ScsiStatus, Step};
     let mut rig = Rig::disk(disk_limits());
-    let mut task = rig.unit.begin(Command {
+    let mut task = rig.unit.begin(ScsiCommand {
         cdb: &[0; 6],
         data_out: 0,
         data_in: 0,
@@ -94,6 +94,6 @@ fn a_task_that_ended_tells_no_success_again() {
         Step::Done(response) => response.status,
         step => panic!("{step:?}"),
     };
-    assert_eq!(done(task.next(&mut rig.unit)), Status::Good);
-    assert_eq!(done(task.next(&mut rig.unit)), Status::CheckCondition);
+    assert_eq!(done(task.next(&mut rig.unit)), ScsiStatus::Good);
+    assert_eq!(done(task.next(&mut rig.unit)), ScsiStatus::CheckCondition);
 }

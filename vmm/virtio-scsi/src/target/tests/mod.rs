@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 use std::io;
 
-use super::{Command, Extent, Identity, Kind, Limits, LogicalUnit, Lun, Place, Response, Status, Step, Task};
+use super::{
+    DataLocation, DeviceKind, Extent, Identity, LogicalUnit, Lun, MediumLimits, ScsiCommand, ScsiResponse,
+    ScsiStatus, Step, Task,
+};
 
 mod any;
 mod blocks;
@@ -37,29 +40,29 @@ impl std::fmt::Debug for Rig {
     }
 }
 
-pub(super) fn disk_limits() -> Limits {
-    Limits {
+pub(super) fn disk_limits() -> MediumLimits {
+    MediumLimits {
         blocks: 4096,
         max_transfer: 1 << 20,
         max_unmap: 1 << 20,
-        ..Limits::default()
+        ..MediumLimits::default()
     }
 }
 
 impl Rig {
     /// A disk whose power-on attention was told.
-    pub fn disk(limits: Limits) -> Self {
-        let identity = Identity::new(Kind::Disk, Some("disk1"), "name");
+    pub fn disk(limits: MediumLimits) -> Self {
+        let identity = Identity::new(DeviceKind::Disk, Some("disk1"), "name");
         Self::new(LogicalUnit::disk(identity, limits).unwrap())
     }
 
     pub fn cd(blocks: Option<u64>) -> Self {
-        let identity = Identity::new(Kind::CdRom, Some("cd1"), "name");
-        Self::new(LogicalUnit::cdrom(identity, blocks.map(Limits::cd)).unwrap())
+        let identity = Identity::new(DeviceKind::CdRom, Some("cd1"), "name");
+        Self::new(LogicalUnit::cdrom(identity, blocks.map(MediumLimits::cd)).unwrap())
     }
 
     pub fn new(mut unit: LogicalUnit) -> Self {
-        assert!(unit.attentions.take().is_some());
+        assert!(unit.unit_attentions.take().is_some());
         let size = unit.medium().map_or(0, |l| l.blocks * u64::from(l.block_size));
         Self {
             unit,
@@ -76,9 +79,9 @@ impl Rig {
     }
 
     /// Runs a command to its end. Returns its response and what is in the data-in buffer then.
-    pub fn run(&mut self, cdb: &[u8], out: &[u8], room: usize) -> (Response, Vec<u8>) {
+    pub fn run(&mut self, cdb: &[u8], out: &[u8], room: usize) -> (ScsiResponse, Vec<u8>) {
         let mut data_in = vec![0xee; room];
-        let command = Command {
+        let command = ScsiCommand {
             cdb,
             data_out: out.len() as u64,
             data_in: room as u64,
@@ -105,7 +108,7 @@ impl Rig {
             }
         };
         assert_eq!(
-            response.status == Status::CheckCondition,
+            response.status == ScsiStatus::CheckCondition,
             !response.sense.is_empty()
         );
         assert!(response.sense.len() <= 32);
@@ -121,7 +124,7 @@ impl Rig {
         let (response, mut data) = self.run(cdb, out, room);
         assert_eq!(
             response.status,
-            Status::Good,
+            ScsiStatus::Good,
             "{cdb:02x?}: sense {:02x?}",
             response.sense
         );
@@ -135,7 +138,7 @@ impl Rig {
     #[track_caller]
     pub fn bad(&mut self, cdb: &[u8], out: &[u8], room: usize) -> (u8, u8, u8) {
         let (response, _) = self.run(cdb, out, room);
-        assert_eq!(response.status, Status::CheckCondition, "{cdb:02x?}");
+        assert_eq!(response.status, ScsiStatus::CheckCondition, "{cdb:02x?}");
         code(&response.sense)
     }
 
@@ -166,10 +169,10 @@ impl Rig {
             );
             assert!(!self.unit.tray_open());
         };
-        let in_place = |place: Place, len: u64, buffer: usize| {
+        let in_place = |place: DataLocation, len: u64, buffer: usize| {
             let (at, room) = match place {
-                Place::Initiator(at) => (at, buffer),
-                Place::Scratch(at) => (at as u64, task.scratch().len()),
+                DataLocation::Initiator(at) => (at, buffer),
+                DataLocation::Scratch(at) => (at as u64, task.scratch().len()),
             };
             assert!(at.checked_add(len).unwrap() <= room as u64, "{step:?}");
         };
@@ -191,12 +194,12 @@ impl Rig {
             }
             Step::Extent { offset, len } => on_medium(*offset, *len),
             Step::Pull { offset, into } => {
-                in_place(Place::Initiator(*offset), into.len() as u64, out);
-                in_place(Place::Scratch(into.start), into.len() as u64, 0);
+                in_place(DataLocation::Initiator(*offset), into.len() as u64, out);
+                in_place(DataLocation::Scratch(into.start), into.len() as u64, 0);
                 assert!(!into.is_empty());
             }
             Step::Flush => assert!(writable),
-            Step::Pass(_) | Step::Done(_) => unreachable!(),
+            Step::Passthrough(_) | Step::Done(_) => unreachable!(),
         }
     }
 
@@ -205,8 +208,8 @@ impl Rig {
         match step.clone() {
             Step::Read { offset, len, into } => {
                 let to = match into {
-                    Place::Initiator(at) => &mut data_in[at as usize..][..len as usize],
-                    Place::Scratch(at) => &mut task.scratch_mut()[at..][..len as usize],
+                    DataLocation::Initiator(at) => &mut data_in[at as usize..][..len as usize],
+                    DataLocation::Scratch(at) => &mut task.scratch_mut()[at..][..len as usize],
                 };
                 to.copy_from_slice(&self.medium[bytes(offset, len)]);
             }
@@ -214,8 +217,8 @@ impl Rig {
                 offset, len, from, ..
             } => {
                 let from = match from {
-                    Place::Initiator(at) => &out[at as usize..][..len as usize],
-                    Place::Scratch(at) => &task.scratch()[at..][..len as usize],
+                    DataLocation::Initiator(at) => &out[at as usize..][..len as usize],
+                    DataLocation::Scratch(at) => &task.scratch()[at..][..len as usize],
                 };
                 self.medium[bytes(offset, len)].copy_from_slice(from);
                 let grain = self.grain;
@@ -241,7 +244,7 @@ impl Rig {
                 task.scratch_mut()[into].copy_from_slice(&out[offset as usize..][..len]);
             }
             Step::Discard { .. } | Step::Flush => (),
-            Step::Pass(_) | Step::Done(_) => unreachable!(),
+            Step::Passthrough(_) | Step::Done(_) => unreachable!(),
         }
         task.settle(Ok(()));
     }

@@ -3,7 +3,7 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use super::super::{Limits, Status};
+use super::super::{MediumLimits, ScsiStatus};
 use super::{Rig, cdb, disk_limits};
 
 /// Blocks of 512 bytes: more than pieces of any command. Of those of 4096 bytes there are fewer.
@@ -11,7 +11,7 @@ const BLOCKS: u64 = 600;
 const LARGE_BLOCKS: u64 = 100;
 
 #[derive(Clone, Debug)]
-enum Op {
+enum CommandDescriptor {
     Read {
         form: u8,
         first: u64,
@@ -53,13 +53,17 @@ enum Op {
     Cache(bool),
 }
 
-fn op() -> impl Strategy<Value = Op> {
+fn op() -> impl Strategy<Value = CommandDescriptor> {
     let first = || 0..BLOCKS + 4;
     let count = || prop_oneof![4 => 0..16u32, 1 => 0..600u32];
     prop_oneof![
-        (0..4u8, first(), count()).prop_map(|(form, first, count)| Op::Read { form, first, count }),
+        (0..4u8, first(), count()).prop_map(|(form, first, count)| CommandDescriptor::Read {
+            form,
+            first,
+            count
+        }),
         (0..4u8, first(), count(), any::<u8>(), any::<bool>()).prop_map(|(form, first, count, seed, fua)| {
-            Op::Write {
+            CommandDescriptor::Write {
                 form,
                 first,
                 count,
@@ -67,22 +71,24 @@ fn op() -> impl Strategy<Value = Op> {
                 fua,
             }
         }),
-        (first(), count(), any::<u8>()).prop_map(|(first, count, seed)| Op::WriteAndVerify {
+        (first(), count(), any::<u8>()).prop_map(|(first, count, seed)| CommandDescriptor::WriteAndVerify {
             first,
             count,
             seed
         }),
-        (any::<[bool; 3]>(), first(), count(), 0..3u8).prop_map(|(flags, first, count, value)| Op::Same {
-            ten: flags[0],
-            unmap: flags[1],
-            ndob: flags[2] && !flags[0],
-            first,
-            count,
-            value
+        (any::<[bool; 3]>(), first(), count(), 0..3u8).prop_map(|(flags, first, count, value)| {
+            CommandDescriptor::Same {
+                ten: flags[0],
+                unmap: flags[1],
+                ndob: flags[2] && !flags[0],
+                first,
+                count,
+                value,
+            }
         }),
-        vec((first(), 0..40u32), 0..5).prop_map(Op::Unmap),
+        vec((first(), 0..40u32), 0..5).prop_map(CommandDescriptor::Unmap),
         (first(), 0..20u8, any::<bool>(), any::<u8>()).prop_map(|(first, count, right, seed)| {
-            Op::CompareAndWrite {
+            CommandDescriptor::CompareAndWrite {
                 first,
                 count,
                 right,
@@ -95,17 +101,17 @@ fn op() -> impl Strategy<Value = Op> {
             count(),
             any::<Option<prop::sample::Index>>()
         )
-            .prop_map(|(check, first, count, wrong)| Op::Verify {
+            .prop_map(|(check, first, count, wrong)| CommandDescriptor::Verify {
                 check,
                 first,
                 count,
                 wrong
             }),
-        any::<bool>().prop_map(Op::Cache),
+        any::<bool>().prop_map(CommandDescriptor::Cache),
     ]
 }
 
-impl Op {
+impl CommandDescriptor {
     /// Brings it down to the few large blocks.
     fn shrink(&mut self) {
         let within = |first: &mut u64, count: &mut u32| {
@@ -180,22 +186,22 @@ impl Model {
     }
 }
 
-fn apply(rig: &mut Rig, model: &mut Model, op: Op) -> Result<(), TestCaseError> {
+fn apply(rig: &mut Rig, model: &mut Model, op: CommandDescriptor) -> Result<(), TestCaseError> {
     let block = model.block;
     match op {
-        Op::Read { form, first, count } => {
+        CommandDescriptor::Read { form, first, count } => {
             let (cdb, count) = blocks(form, [0x08, 0x28, 0xa8, 0x88], 0, first, count);
             let (response, data) = rig.run(&cdb, &[], count as usize * block + 5);
             match model.range(first, count) {
                 Some(range) => {
-                    prop_assert_eq!(response.status, Status::Good);
+                    prop_assert_eq!(response.status, ScsiStatus::Good);
                     prop_assert_eq!(response.residual, 5);
                     prop_assert!(data[..count as usize * block] == model.bytes[range]);
                 }
                 None => prop_assert_eq!(super::code(&response.sense), (0x05, 0x21, 0x00)),
             }
         }
-        Op::Write {
+        CommandDescriptor::Write {
             form,
             first,
             count,
@@ -206,7 +212,7 @@ fn apply(rig: &mut Rig, model: &mut Model, op: Op) -> Result<(), TestCaseError> 
             let out = pattern(seed, count as usize * block);
             let (response, _) = rig.run(&cdb, &out, 0);
             prop_assert_eq!(
-                response.status == Status::Good,
+                response.status == ScsiStatus::Good,
                 model.range(first, count).is_some()
             );
             if let Some(range) = model.range(first, count) {
@@ -214,19 +220,19 @@ fn apply(rig: &mut Rig, model: &mut Model, op: Op) -> Result<(), TestCaseError> 
                 model.bytes[range].copy_from_slice(&out);
             }
         }
-        Op::WriteAndVerify { first, count, seed } => {
+        CommandDescriptor::WriteAndVerify { first, count, seed } => {
             let (cdb, count) = blocks(3, [0, 0x2e, 0xae, 0x8e], 0x02, first, count);
             let out = pattern(seed, count as usize * block);
             let (response, _) = rig.run(&cdb, &out, 0);
             prop_assert_eq!(
-                response.status == Status::Good,
+                response.status == ScsiStatus::Good,
                 model.range(first, count).is_some()
             );
             if let Some(range) = model.range(first, count) {
                 model.bytes[range].copy_from_slice(&out);
             }
         }
-        Op::Same {
+        CommandDescriptor::Same {
             ten,
             unmap,
             ndob,
@@ -240,12 +246,12 @@ fn apply(rig: &mut Rig, model: &mut Model, op: Op) -> Result<(), TestCaseError> 
             let out = if ndob { Vec::new() } else { vec![value; block] };
             let (response, _) = rig.run(&cdb, &out, 0);
             let range = model.range(first, count).filter(|_| count > 0);
-            prop_assert_eq!(response.status == Status::Good, range.is_some());
+            prop_assert_eq!(response.status == ScsiStatus::Good, range.is_some());
             if let Some(range) = range {
                 model.bytes[range].fill(value);
             }
         }
-        Op::Unmap(ranges) => {
+        CommandDescriptor::Unmap(ranges) => {
             let mut list = ((6 + 16 * ranges.len()) as u16).to_be_bytes().to_vec();
             list.extend(((16 * ranges.len()) as u16).to_be_bytes());
             list.extend([0; 4]);
@@ -260,14 +266,14 @@ fn apply(rig: &mut Rig, model: &mut Model, op: Op) -> Result<(), TestCaseError> 
                 .iter()
                 .map(|&(first, count)| model.range(first, count))
                 .collect();
-            prop_assert_eq!(response.status == Status::Good, all.is_some());
+            prop_assert_eq!(response.status == ScsiStatus::Good, all.is_some());
             for range in all.unwrap_or_default() {
                 if rig.punches {
                     model.bytes[range].fill(0);
                 }
             }
         }
-        Op::CompareAndWrite {
+        CommandDescriptor::CompareAndWrite {
             first,
             count,
             right,
@@ -287,7 +293,7 @@ fn apply(rig: &mut Rig, model: &mut Model, op: Op) -> Result<(), TestCaseError> 
             let (response, _) = rig.run(&cdb, &out, 0);
             match range {
                 Some(range) if right || count == 0 => {
-                    prop_assert_eq!(response.status, Status::Good);
+                    prop_assert_eq!(response.status, ScsiStatus::Good);
                     prop_assert_eq!(response.residual, 0);
                     if count > 0 {
                         let bytes = range.start as u64..range.end as u64;
@@ -302,7 +308,7 @@ fn apply(rig: &mut Rig, model: &mut Model, op: Op) -> Result<(), TestCaseError> 
                 None => prop_assert_eq!(super::code(&response.sense), (0x05, 0x21, 0x00)),
             }
         }
-        Op::Verify {
+        CommandDescriptor::Verify {
             check,
             first,
             count,
@@ -334,15 +340,15 @@ fn apply(rig: &mut Rig, model: &mut Model, op: Op) -> Result<(), TestCaseError> 
                         _ => found.chunks(block).all(|b| b == out),
                     };
                     let expected = if same {
-                        Status::Good
+                        ScsiStatus::Good
                     } else {
-                        Status::CheckCondition
+                        ScsiStatus::CheckCondition
                     };
                     prop_assert_eq!(response.status, expected);
                 }
             }
         }
-        Op::Cache(on) => {
+        CommandDescriptor::Cache(on) => {
             let page = [0x08, 0x12, u8::from(on) << 2];
             let list: Vec<u8> = [0; 4].into_iter().chain(page).chain([0; 17]).collect();
             rig.good(&[0x15, 0x10, 0, 0, list.len() as u8, 0], &list, 0);
@@ -359,7 +365,7 @@ proptest! {
     #[test]
     fn the_medium_is_as_written(large: bool, punches: bool, ops in vec(op(), 1..24)) {
         let block_size = if large { 4096 } else { 512 };
-        let limits = Limits { block_size, blocks: if large { LARGE_BLOCKS } else { BLOCKS }, max_transfer: 8 << 20, max_unmap: 8 << 20, ..disk_limits() };
+        let limits = MediumLimits { block_size, blocks: if large { LARGE_BLOCKS } else { BLOCKS }, max_transfer: 8 << 20, max_unmap: 8 << 20, ..disk_limits() };
         let mut rig = Rig::disk(limits);
         rig.punches = punches;
         let mut model = Model { bytes: rig.medium.clone(), block: block_size as usize };

@@ -1,9 +1,9 @@
 //! The tray of a CD-ROM drive, from the host's side and as the START STOP UNIT command moves it.
 
-use super::attention::Attention;
-use super::limits::{BadLimits, Kind, Limits};
+use super::logical_unit::{LogicalUnit, RemovalPrevented};
+use super::properties::{DeviceKind, InvalidLimits, MediumLimits};
 use super::sense::Sense;
-use super::unit::{LogicalUnit, RemovalPrevented};
+use super::unit_attention::UnitAttention;
 
 /// Where the tray is and what the initiator has not heard of it.
 #[derive(Clone, Debug, Default)]
@@ -12,13 +12,13 @@ pub(crate) struct Tray {
     /// PREVENT ALLOW MEDIUM REMOVAL forbids to open it.
     pub prevented: bool,
     /// For GET EVENT STATUS NOTIFICATION (MMC-6, media events).
-    pub event: Option<Event>,
+    pub event: Option<MediaEvent>,
 }
 
 /// Media events, oldest of which is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Event {
+pub(crate) enum MediaEvent {
     EjectRequest = 1,
     NewMedia = 2,
     MediaRemoval = 3,
@@ -42,10 +42,10 @@ impl LogicalUnit {
     ///
     /// # Errors
     /// The unit is no drive, or the medium is none for it.
-    pub fn insert(&mut self, medium: Limits) -> Result<(), BadLimits> {
-        medium.check(Kind::CdRom)?;
-        if self.kind != Kind::CdRom {
-            return Err(BadLimits::BlockSize(medium.block_size));
+    pub fn insert(&mut self, medium: MediumLimits) -> Result<(), InvalidLimits> {
+        medium.check(DeviceKind::CdRom)?;
+        if self.kind != DeviceKind::CdRom {
+            return Err(InvalidLimits::BlockSize(medium.block_size));
         }
         self.medium = Some(medium);
         self.changes = self.changes.wrapping_add(1);
@@ -59,11 +59,11 @@ impl LogicalUnit {
     /// The initiator prevents it and `force` is not set. It is asked to allow it (an eject request event), so it is
     /// worth trying again.
     pub fn eject(&mut self, force: bool) -> Result<(), RemovalPrevented> {
-        if self.kind != Kind::CdRom {
+        if self.kind != DeviceKind::CdRom {
             return Ok(());
         }
         if self.tray.prevented && !self.tray.open && !force {
-            self.tray.event = Some(Event::EjectRequest);
+            self.tray.event = Some(MediaEvent::EjectRequest);
             return Err(RemovalPrevented);
         }
         self.tray.prevented = false;
@@ -85,7 +85,7 @@ impl LogicalUnit {
         if !self.tray.open {
             self.tray.open = true;
             self.changes = self.changes.wrapping_add(1);
-            self.tray.event = self.medium.is_some().then_some(Event::MediaRemoval);
+            self.tray.event = self.medium.is_some().then_some(MediaEvent::MediaRemoval);
         }
     }
 
@@ -93,8 +93,8 @@ impl LogicalUnit {
         self.tray.open = false;
         self.stopped = false;
         if self.medium.is_some() {
-            self.tray.event = Some(Event::NewMedia);
-            self.attentions.establish(Attention::MediumChanged);
+            self.tray.event = Some(MediaEvent::NewMedia);
+            self.unit_attentions.establish(UnitAttention::MediumChanged);
         }
     }
 }

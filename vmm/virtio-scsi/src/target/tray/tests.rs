@@ -45,7 +45,7 @@ fn the_host_inserts_and_ejects() {
     let mut rig = Rig::cd(None);
     assert_eq!(rig.bad(&READY, &[], 0), CLOSED);
     assert_eq!(event(&mut rig), [0, 0]);
-    rig.unit.insert(Limits::cd(20)).unwrap();
+    rig.unit.insert(MediumLimits::cd(20)).unwrap();
     assert_eq!(rig.bad(&READY, &[], 0), CHANGED);
     rig.good(&READY, &[], 0);
     assert_eq!(
@@ -58,7 +58,7 @@ fn the_host_inserts_and_ejects() {
     // Linux closes the tray of an empty drive when it is opened for reading.
     rig.good(&LOAD, &[], 0);
     assert_eq!(rig.bad(&READY, &[], 0), CLOSED);
-    assert!(rig.unit.insert(Limits::default()).is_err());
+    assert!(rig.unit.insert(MediumLimits::default()).is_err());
 }
 
 #[test]
@@ -72,14 +72,14 @@ fn a_prevented_removal() {
     rig.good(&ALLOW, &[], 0);
     rig.good(&EJECT, &[], 0);
     rig.unit.eject(false).unwrap();
-    rig.unit.insert(Limits::cd(5)).unwrap();
+    rig.unit.insert(MediumLimits::cd(5)).unwrap();
     assert_eq!(rig.bad(&PREVENT, &[], 0), CHANGED);
     rig.good(&PREVENT, &[], 0);
     rig.unit.eject(true).unwrap();
     assert!(!rig.unit.removal_prevented());
     // A reset allows removal again.
     rig.good(&PREVENT, &[], 0);
-    rig.unit.reset(Attention::NexusLoss);
+    rig.unit.reset(UnitAttention::NexusLoss);
     assert!(!rig.unit.removal_prevented());
     assert_eq!(rig.bad(&[0x1e, 0, 0, 0, 2, 0], &[], 0).0, 0x06);
     assert_eq!(
@@ -92,9 +92,9 @@ fn a_prevented_removal() {
 fn the_power_closes_the_tray() {
     let mut rig = Rig::cd(Some(10));
     rig.good(&EJECT, &[], 0);
-    rig.unit.reset(Attention::UnitReset);
+    rig.unit.reset(UnitAttention::UnitReset);
     assert!(rig.unit.tray_open());
-    rig.unit.reset(Attention::PowerOn);
+    rig.unit.reset(UnitAttention::PowerOn);
     assert_eq!(rig.bad(&READY, &[], 0), (0x06, 0x29, 0x00));
     rig.good(&READY, &[], 0);
 }
@@ -105,6 +105,6 @@ fn a_disk_has_no_tray() {
     rig.good(&PREVENT, &[], 0);
     assert!(!rig.unit.removal_prevented());
     rig.unit.eject(true).unwrap();
-    assert!(rig.unit.insert(Limits::cd(4)).is_err());
+    assert!(rig.unit.insert(MediumLimits::cd(4)).is_err());
     rig.good(&READY, &[], 0);
 }

@@ -1,0 +1,113 @@
+//! Commands that are with devices of the host.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+
+use vmm_sys_util::eventfd::EventFd;
+
+use super::Controller;
+use super::tasks::{RequestOutcome, StepOutcome};
+use crate::passthrough_workers::{CompletionSender, FinishedJob, Job, JobResult, PassthroughWorkers};
+use crate::request::ResponseCode;
+use crate::target::{PassthroughCommand, PassthroughDevice, Transfer};
+
+/// See the module.
+pub(super) struct PassthroughState {
+    completions: CompletionSender,
+    finished: Receiver<FinishedJob>,
+    /// Given to workers, and not taken from them or recalled.
+    pub under_way: usize,
+}
+
+impl PassthroughState {
+    pub fn new(wakeup: EventFd) -> Self {
+        let (completions, finished) = CompletionSender::new(wakeup);
+        Self {
+            completions,
+            finished,
+            under_way: 0,
+        }
+    }
+
+    pub fn workers(&self, device: Arc<dyn PassthroughDevice>) -> io::Result<PassthroughWorkers> {
+        PassthroughWorkers::new(device, self.completions.clone())
+    }
+}
+
+impl Controller {
+    /// Gives a task's command to the workers of its unit.
+    pub(super) fn submit_passthrough(&mut self, tag: u16, command_out: PassthroughCommand) -> StepOutcome {
+        let slot = self.slots.get(tag);
+        let workers = self
+            .table
+            .unit_mut(slot.unit_index)
+            .and_then(|unit| unit.workers.as_mut());
+        let (Some(mem), Some(workers)) = (&slot.mem, workers) else {
+            return StepOutcome::BadBuffer;
+        };
+        let segments = match command_out.transfer {
+            Transfer::Out(_) => slot.chain.data_out.clone(),
+            Transfer::In(_) => slot.chain.data_in.clone(),
+            Transfer::None | Transfer::Internal(_) => Vec::new(),
+        };
+        slot.fills |= matches!(command_out.transfer, Transfer::In(_));
+        slot.with_worker = true;
+        self.passthrough.under_way += 1;
+        let mem = Arc::clone(mem);
+        workers.submit(Job {
+            tag,
+            command_out,
+            mem,
+            segments,
+        });
+        StepOutcome::Submitted
+    }
+
+    /// Goes on with tasks whose commands have ended. Returns whether there were any.
+    pub(super) fn take_passthrough_results(&mut self) -> bool {
+        let mut any = false;
+        while let Ok(finished) = self.passthrough.finished.try_recv() {
+            self.passthrough_done(finished);
+            any = true;
+        }
+        any
+    }
+
+    /// Waits for the end of one of the commands that are under way.
+    pub(super) fn wait_for_passthrough(&mut self) {
+        // We have a sending end ourselves, so that there is always another.
+        if let Ok(finished) = self.passthrough.finished.recv() {
+            self.passthrough_done(finished);
+        }
+    }
+
+    fn passthrough_done(&mut self, FinishedJob { tag, end }: FinishedJob) {
+        self.passthrough.under_way -= 1;
+        let slot = self.slots.get(tag);
+        slot.with_worker = false;
+        match (slot.cancelled, &mut slot.task, end) {
+            (Some(code), ..) => self.finish(tag, &RequestOutcome::ResponseCode(code)),
+            (None, Some(task), JobResult::Completed(result)) => {
+                task.settle_passthrough(result);
+                self.run_task(tag);
+            }
+            (None, ..) => self.finish(tag, &RequestOutcome::ResponseCode(ResponseCode::Failure)),
+        }
+    }
+
+    /// Takes a task's command back from the workers, if none has begun it.
+    pub(super) fn cancel_queued(&mut self, tag: u16) -> bool {
+        let slot = self.slots.get(tag);
+        let workers = self
+            .table
+            .unit(slot.unit_index)
+            .and_then(|unit| unit.workers.as_ref());
+        let cancelled_early = slot.with_worker && workers.is_some_and(|workers| workers.cancel_queued(tag));
+        if cancelled_early {
+            slot.with_worker = false;
+            self.passthrough.under_way -= 1;
+        }
+        cancelled_early
+    }
+}

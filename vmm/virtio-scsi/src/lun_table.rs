@@ -1,0 +1,113 @@
+//! The logical units of a controller: 256 targets of 16,384 LUNs each, of which few exist.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::UnitAddress;
+use crate::target::Lun;
+use crate::unit::Unit;
+
+/// See the module. A unit has a place as long as it exists; it can be without an address before its end.
+#[derive(Debug, Default)]
+pub(crate) struct LunTable {
+    targets: BTreeMap<u8, Target>,
+    /// By place.
+    units: Vec<Option<Box<Unit>>>,
+    free: Vec<u32>,
+    ids: HashMap<String, u32>,
+}
+
+/// The units of one target, in the order of LUNs.
+#[derive(Debug, Default)]
+struct Target {
+    luns: Vec<Lun>,
+    unit_indices: Vec<u32>,
+}
+
+impl LunTable {
+    /// The place of the unit at an address.
+    pub fn find(&self, address: UnitAddress) -> Option<u32> {
+        let target = self.targets.get(&address.target)?;
+        let at = target.luns.binary_search(&address.lun).ok()?;
+        Some(target.unit_indices[at])
+    }
+
+    /// The place of the unit of that name.
+    pub fn by_id(&self, id: &str) -> Option<u32> {
+        self.ids.get(id).copied()
+    }
+
+    /// LUNs of a target, ascending; none if there is no such target.
+    pub fn luns(&self, target: u8) -> Option<&[Lun]> {
+        self.targets.get(&target).map(|target| &target.luns[..])
+    }
+
+    /// Adds a unit whose address and name are free.
+    pub fn insert(&mut self, unit: Unit) -> u32 {
+        let unit_index = self.free.pop().unwrap_or_else(|| {
+            self.units.push(None);
+            self.units.len() as u32 - 1
+        });
+        let target = self.targets.entry(unit.address.target).or_default();
+        let at = target.luns.partition_point(|lun| *lun < unit.address.lun);
+        target.luns.insert(at, unit.address.lun);
+        target.unit_indices.insert(at, unit_index);
+        self.ids.insert(unit.id.clone(), unit_index);
+        self.units[unit_index as usize] = Some(Box::new(unit));
+        unit_index
+    }
+
+    /// Takes a unit's address away.
+    pub fn withdraw(&mut self, unit_index: u32) {
+        let Some(address) = self.unit(unit_index).map(|unit| unit.address) else {
+            return;
+        };
+        let Some(target) = self.targets.get_mut(&address.target) else {
+            return;
+        };
+        if let Some(at) = target.unit_indices.iter().position(|other| *other == unit_index) {
+            target.luns.remove(at);
+            target.unit_indices.remove(at);
+        }
+        if target.luns.is_empty() {
+            self.targets.remove(&address.target);
+        }
+    }
+
+    /// Takes a unit out.
+    pub fn remove(&mut self, unit_index: u32) -> Option<Box<Unit>> {
+        self.withdraw(unit_index);
+        let unit = self.units.get_mut(unit_index as usize)?.take()?;
+        self.ids.remove(&unit.id);
+        self.free.push(unit_index);
+        Some(unit)
+    }
+
+    /// The unit at a place.
+    pub fn unit(&self, unit_index: u32) -> Option<&Unit> {
+        self.units.get(unit_index as usize)?.as_deref()
+    }
+
+    /// The unit at a place.
+    pub fn unit_mut(&mut self, unit_index: u32) -> Option<&mut Unit> {
+        self.units.get_mut(unit_index as usize)?.as_deref_mut()
+    }
+
+    /// The unit at a place, and the LUNs of its target.
+    pub fn unit_with_luns(&mut self, unit_index: u32) -> Option<(&mut Unit, &[Lun])> {
+        let unit = self.units.get_mut(unit_index as usize)?.as_deref_mut()?;
+        let target = self.targets.get(&unit.address.target);
+        Some((unit, target.map_or(&[], |target| &target.luns)))
+    }
+
+    /// All units, those without an address included.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &Unit)> {
+        let units = (0..).zip(&self.units);
+        units.filter_map(|(unit_index, unit)| Some((unit_index, unit.as_deref()?)))
+    }
+
+    /// All units, those without an address included.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut Unit)> {
+        let units = (0..).zip(&mut self.units);
+        units.filter_map(|(unit_index, unit)| Some((unit_index, unit.as_deref_mut()?)))
+    }
+}

@@ -1,0 +1,300 @@
+//! What the driver is still to be told on the event queue (section 5.6.6.3).
+//!
+//! Kept for each logical unit, not in order of time: a driver that gives buffers back slowly still hears of every unit,
+//! and only of what is true of it now. Memory is bounded; beyond that, [`EVENTS_MISSED`](VIRTIO_SCSI_T_EVENTS_MISSED)
+//! has the driver look for itself.
+
+use std::collections::{HashMap, VecDeque};
+
+use virtio_bindings::virtio_scsi::{
+    VIRTIO_SCSI_EVT_RESET_REMOVED, VIRTIO_SCSI_EVT_RESET_RESCAN, VIRTIO_SCSI_F_CHANGE, VIRTIO_SCSI_F_HOTPLUG,
+    VIRTIO_SCSI_T_ASYNC_NOTIFY, VIRTIO_SCSI_T_EVENTS_MISSED, VIRTIO_SCSI_T_NO_EVENT,
+    VIRTIO_SCSI_T_PARAM_CHANGE, VIRTIO_SCSI_T_TRANSPORT_RESET,
+};
+
+use crate::UnitAddress;
+use crate::config::EVENT_SIZE;
+
+/// Logical units about which there is something to tell.
+const MAX_PENDING: usize = 4096;
+
+/// Asynchronous event MEDIA CHANGE.
+pub(crate) const MEDIA_CHANGE: u32 = 1 << 4;
+
+/// CAPACITY DATA HAS CHANGED: additional sense code and, above it, qualifier.
+const CAPACITY_CHANGED: u32 = 0x2a | 0x09 << 8;
+
+/// Something that happened to a logical unit, in the order in which the driver is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UnitEvent {
+    Removed,
+    Added,
+    CapacityChanged,
+    MediaChanged,
+}
+
+const ORDER: [UnitEvent; 4] = [
+    UnitEvent::Removed,
+    UnitEvent::Added,
+    UnitEvent::CapacityChanged,
+    UnitEvent::MediaChanged,
+];
+
+/// An event for the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DriverEvent {
+    /// Something about a unit.
+    Unit(UnitAddress, UnitEvent),
+    /// Events were lost.
+    Missed,
+}
+
+impl DriverEvent {
+    /// `struct virtio_scsi_event`.
+    pub fn to_bytes(self) -> [u8; EVENT_SIZE] {
+        let (event, lun, reason) = match self {
+            Self::Missed => (VIRTIO_SCSI_T_NO_EVENT | VIRTIO_SCSI_T_EVENTS_MISSED, [0; 8], 0),
+            Self::Unit(address, what) => {
+                let (event, reason) = match what {
+                    UnitEvent::Removed => (VIRTIO_SCSI_T_TRANSPORT_RESET, VIRTIO_SCSI_EVT_RESET_REMOVED),
+                    UnitEvent::Added => (VIRTIO_SCSI_T_TRANSPORT_RESET, VIRTIO_SCSI_EVT_RESET_RESCAN),
+                    UnitEvent::CapacityChanged => (VIRTIO_SCSI_T_PARAM_CHANGE, CAPACITY_CHANGED),
+                    UnitEvent::MediaChanged => (VIRTIO_SCSI_T_ASYNC_NOTIFY, MEDIA_CHANGE),
+                };
+                (event, address.to_field(), reason)
+            }
+        };
+        let mut bytes = [0; EVENT_SIZE];
+        bytes[..4].copy_from_slice(&event.to_le_bytes());
+        bytes[4..12].copy_from_slice(&lun);
+        bytes[12..].copy_from_slice(&reason.to_le_bytes());
+        bytes
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct PendingEvents {
+    /// The driver's features, while there is a driver.
+    features: Option<u64>,
+    /// A bit for each [`UnitEvent`], never none.
+    pending: HashMap<UnitAddress, u8>,
+    /// The keys of `pending`, in the order in which they came.
+    order: VecDeque<UnitAddress>,
+    missed: bool,
+}
+
+impl PendingEvents {
+    /// A driver came, or goes on.
+    pub fn begin(&mut self, features: u64) {
+        self.features = Some(features);
+    }
+
+    /// There is no driver any more. The next one will look for itself.
+    pub fn end(&mut self) {
+        *self = Self::default();
+    }
+
+    fn has(&self, bit: u32) -> bool {
+        self.features.is_some_and(|features| features & 1 << bit != 0)
+    }
+
+    /// Whether there is a driver, which hears of units that come and go.
+    pub fn hotplug(&self) -> bool {
+        self.has(VIRTIO_SCSI_F_HOTPLUG)
+    }
+
+    /// Whether there is a driver.
+    pub fn driver(&self) -> bool {
+        self.features.is_some()
+    }
+
+    /// Whether there is something to tell.
+    pub fn is_pending(&self) -> bool {
+        self.missed || !self.order.is_empty()
+    }
+
+    /// Takes note of something the driver can be told. What was not told yet of a unit that goes is not told any more.
+    pub fn post(&mut self, address: UnitAddress, what: UnitEvent) {
+        let told = match what {
+            UnitEvent::Removed | UnitEvent::Added => self.hotplug(),
+            UnitEvent::CapacityChanged => self.has(VIRTIO_SCSI_F_CHANGE),
+            // Subscribed to.
+            UnitEvent::MediaChanged => self.driver(),
+        };
+        if !told {
+            return;
+        }
+        let bit = 1 << what as u8;
+        if let Some(bits) = self.pending.get_mut(&address) {
+            *bits = if what == UnitEvent::Removed {
+                bit
+            } else {
+                *bits | bit
+            };
+            return;
+        }
+        if self.pending.len() >= MAX_PENDING {
+            self.overflow();
+        }
+        self.pending.insert(address, bit);
+        self.order.push_back(address);
+    }
+
+    /// Lets the driver find out by itself who came and went: it asks every unit it knows whether it is still there, and
+    /// scans. Sizes it does not ask for.
+    fn overflow(&mut self) {
+        let found_by_scan = 1 << UnitEvent::Removed as u8 | 1 << UnitEvent::Added as u8;
+        self.pending.retain(|_, bits| {
+            *bits &= !found_by_scan;
+            *bits != 0
+        });
+        if self.pending.len() >= MAX_PENDING {
+            self.pending.clear();
+        }
+        self.order.retain(|address| self.pending.contains_key(address));
+        self.missed = true;
+    }
+
+    /// The next event, which is told thereby.
+    pub fn next(&mut self) -> Option<DriverEvent> {
+        if std::mem::take(&mut self.missed) {
+            return Some(DriverEvent::Missed);
+        }
+        let address = *self.order.front()?;
+        let bits = self.pending.get_mut(&address)?;
+        let what = ORDER.into_iter().find(|what| *bits & 1 << *what as u8 != 0)?;
+        *bits &= !(1 << what as u8);
+        if *bits == 0 {
+            self.pending.remove(&address);
+            self.order.pop_front();
+        }
+        Some(DriverEvent::Unit(address, what))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::Lun;
+
+    const BOTH: u64 = 1 << VIRTIO_SCSI_F_HOTPLUG | 1 << VIRTIO_SCSI_F_CHANGE;
+
+    fn at(number: u16) -> UnitAddress {
+        let lun = Lun::new(number % Lun::COUNT).unwrap();
+        let target = (number / Lun::COUNT) as u8;
+        UnitAddress { target, lun }
+    }
+
+    fn events(features: u64) -> PendingEvents {
+        let mut events = PendingEvents::default();
+        events.begin(features);
+        events
+    }
+
+    fn all(events: &mut PendingEvents) -> Vec<DriverEvent> {
+        std::iter::from_fn(|| events.next()).collect()
+    }
+
+    #[test]
+    fn events_as_linux_reads_them() {
+        let bytes = DriverEvent::Unit(at(300), UnitEvent::Removed).to_bytes();
+        assert_eq!(bytes, [1, 0, 0, 0, 1, 0, 0x41, 0x2c, 0, 0, 0, 0, 2, 0, 0, 0]);
+        let bytes = DriverEvent::Unit(at(7), UnitEvent::CapacityChanged).to_bytes();
+        assert_eq!(bytes, [3, 0, 0, 0, 1, 0, 0, 7, 0, 0, 0, 0, 0x2a, 0x09, 0, 0]);
+        assert_eq!(DriverEvent::Missed.to_bytes()[..4], [0, 0, 0, 0x80]);
+    }
+
+    #[test]
+    fn units_are_told_of_in_turn_and_each_thing_once() {
+        let mut events = events(BOTH);
+        for (number, what) in [
+            (1, UnitEvent::Added),
+            (2, UnitEvent::CapacityChanged),
+            (1, UnitEvent::CapacityChanged),
+            (1, UnitEvent::Added),
+            (2, UnitEvent::CapacityChanged),
+        ] {
+            events.post(at(number), what);
+        }
+        assert_eq!(
+            all(&mut events),
+            [
+                DriverEvent::Unit(at(1), UnitEvent::Added),
+                DriverEvent::Unit(at(1), UnitEvent::CapacityChanged),
+                DriverEvent::Unit(at(2), UnitEvent::CapacityChanged),
+            ]
+        );
+        assert!(!events.is_pending());
+    }
+
+    #[test]
+    fn only_the_last_of_a_unit_that_comes_and_goes_is_told() {
+        let mut events = events(BOTH);
+        for what in [UnitEvent::Added, UnitEvent::CapacityChanged, UnitEvent::Removed] {
+            events.post(at(1), what);
+        }
+        assert_eq!(all(&mut events), [DriverEvent::Unit(at(1), UnitEvent::Removed)]);
+        for what in [UnitEvent::Removed, UnitEvent::Added] {
+            events.post(at(1), what);
+        }
+        let both = [UnitEvent::Removed, UnitEvent::Added].map(|what| DriverEvent::Unit(at(1), what));
+        assert_eq!(all(&mut events), both);
+    }
+
+    #[test]
+    fn nothing_is_told_that_was_not_negotiated() {
+        for (features, told) in [
+            (0, vec![]),
+            (
+                1 << VIRTIO_SCSI_F_HOTPLUG,
+                vec![DriverEvent::Unit(at(1), UnitEvent::Added)],
+            ),
+            (
+                1 << VIRTIO_SCSI_F_CHANGE,
+                vec![DriverEvent::Unit(at(1), UnitEvent::CapacityChanged)],
+            ),
+        ] {
+            let mut events = events(features);
+            events.post(at(1), UnitEvent::Added);
+            events.post(at(1), UnitEvent::CapacityChanged);
+            assert_eq!(all(&mut events), told);
+        }
+        let mut events = PendingEvents::default();
+        events.post(at(1), UnitEvent::Added);
+        assert!(!events.is_pending());
+    }
+
+    #[test]
+    fn too_much_to_keep_makes_the_driver_look_for_itself() {
+        let mut events = events(BOTH);
+        events.post(at(5), UnitEvent::CapacityChanged);
+        for number in 0..MAX_PENDING as u16 + 10 {
+            events.post(at(number), UnitEvent::Added);
+        }
+        let told = all(&mut events);
+        assert_eq!(
+            told[..2],
+            [
+                DriverEvent::Missed,
+                DriverEvent::Unit(at(5), UnitEvent::CapacityChanged)
+            ]
+        );
+        assert_eq!(told.len(), 2 + 10);
+        // However many sizes change.
+        for number in 0..MAX_PENDING as u16 + 1 {
+            events.post(at(number), UnitEvent::CapacityChanged);
+        }
+        assert_eq!(all(&mut events)[0], DriverEvent::Missed);
+    }
+
+    #[test]
+    fn a_new_driver_starts_afresh() {
+        let mut events = events(BOTH);
+        events.post(at(1), UnitEvent::Added);
+        events.end();
+        assert!(!events.is_pending() && !events.driver());
+        events.begin(BOTH);
+        assert_eq!(events.next(), None);
+    }
+}

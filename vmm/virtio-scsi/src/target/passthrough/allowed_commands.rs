@@ -1,0 +1,223 @@
+//! The commands a guest may send to a device of the host (SPC-4, SBC-3, by their names).
+//!
+//! Not among them: what outlives the VM without being data (FORMAT UNIT, SANITIZE, REASSIGN BLOCKS, WRITE LONG, WRITE
+//! BUFFER and its firmware, LOG SELECT), what speaks of other devices or to the device behind the SCSI one (EXTENDED
+//! COPY, RECEIVE COPY RESULTS, MAINTENANCE OUT, RECEIVE DIAGNOSTIC RESULTS, SECURITY PROTOCOL, ATA PASS-THROUGH), what
+//! keeps the device busy with itself (SEND DIAGNOSTIC), and vendors' own.
+
+use std::time::Duration;
+
+use super::super::block_commands::LbaRange;
+use super::super::cdb::Cdb;
+use super::super::sense::Sense;
+use super::PassthroughLimits;
+use super::response_filter::{self, ResponseFilter};
+
+/// Which data a command has, and how much of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Length {
+    None,
+    /// So many bytes from the device.
+    Fixed(u32),
+    /// TRANSFER LENGTH blocks from the device.
+    Read,
+    /// TRANSFER LENGTH blocks to the device.
+    Write,
+    /// One block to the device, or with NDOB none.
+    Same,
+    /// As BYTCHK says.
+    Verify,
+    /// NUMBER OF LOGICAL BLOCKS twice to the device.
+    Compare,
+    /// ALLOCATION LENGTH, in the CDB at this byte and of so many.
+    Allocation(usize, usize),
+    /// PARAMETER LIST LENGTH, in the CDB at this byte and of so many.
+    List(usize, usize),
+}
+
+/// A command, or one service action of it.
+#[derive(Debug)]
+pub(super) struct AllowedCommand {
+    pub opcode: u8,
+    pub action: Option<u8>,
+    pub length: Length,
+    /// Fails where nothing may be changed.
+    pub writes: bool,
+    /// Sent only where somebody privileged sends it.
+    pub privileged: bool,
+    /// Sent only where reservations are passed on.
+    pub reservation: bool,
+    /// Takes the device more than the usual time.
+    slow: bool,
+    /// What is to be done about the answer to this CDB, if anything is.
+    pub filter: fn(&PassthroughLimits, &Cdb) -> Option<ResponseFilter>,
+}
+
+impl AllowedCommand {
+    const fn new(opcode: u8, length: Length) -> Self {
+        Self {
+            opcode,
+            action: None,
+            length,
+            writes: false,
+            privileged: false,
+            reservation: false,
+            slow: false,
+            filter: |_, _| None,
+        }
+    }
+
+    const fn action(mut self, action: u8) -> Self {
+        self.action = Some(action);
+        self
+    }
+
+    const fn writes(mut self) -> Self {
+        self.writes = true;
+        self
+    }
+
+    const fn privileged(mut self) -> Self {
+        self.privileged = true;
+        self
+    }
+
+    const fn reservation(mut self) -> Self {
+        self.reservation = true;
+        self
+    }
+
+    const fn slow(mut self) -> Self {
+        self.slow = true;
+        self
+    }
+
+    const fn filter(mut self, filter: fn(&PassthroughLimits, &Cdb) -> Option<ResponseFilter>) -> Self {
+        self.filter = filter;
+        self
+    }
+
+    /// How long the device may take. Linux guests give up after 30 s, but never on what virtio-scsi still has.
+    pub fn timeout(&self) -> Duration {
+        Duration::from_secs(if self.slow { 120 } else { 30 })
+    }
+
+    /// Whether it can be sent to a device that is used so.
+    pub fn is_available(&self, limits: &PassthroughLimits) -> bool {
+        (!self.privileged || limits.privileged) && (!self.reservation || limits.reservation)
+    }
+}
+
+use Length::{Allocation, Compare, Fixed, List, None as NoData, Read, Same, Verify, Write};
+
+#[rustfmt::skip]
+static ALLOWED_COMMANDS: &[AllowedCommand] = &[
+    // READ and WRITE (10), (16), (6), (12)
+    AllowedCommand::new(0x28, Read), AllowedCommand::new(0x2a, Write).writes(),
+    AllowedCommand::new(0x88, Read), AllowedCommand::new(0x8a, Write).writes(),
+    AllowedCommand::new(0x08, Read), AllowedCommand::new(0x0a, Write).writes(),
+    AllowedCommand::new(0xa8, Read), AllowedCommand::new(0xaa, Write).writes(),
+    // SYNCHRONIZE CACHE (10), (16), UNMAP, WRITE SAME (10), (16)
+    AllowedCommand::new(0x35, NoData).slow(),
+    AllowedCommand::new(0x91, NoData).slow().privileged(),
+    AllowedCommand::new(0x42, List(7, 2)).writes().slow(),
+    AllowedCommand::new(0x41, Same).writes().slow(),
+    AllowedCommand::new(0x93, Same).writes().slow(),
+    // WRITE AND VERIFY (10), (12), VERIFY (10), (12), (16), COMPARE AND WRITE
+    AllowedCommand::new(0x2e, Write).writes(), AllowedCommand::new(0xae, Write).writes(),
+    AllowedCommand::new(0x2f, Verify), AllowedCommand::new(0xaf, Verify), AllowedCommand::new(0x8f, Verify),
+    AllowedCommand::new(0x89, Compare).writes().privileged(),
+    // TEST UNIT READY, START STOP UNIT, PREVENT ALLOW MEDIUM REMOVAL
+    AllowedCommand::new(0x00, NoData), AllowedCommand::new(0x1b, NoData).slow(), AllowedCommand::new(0x1e, NoData),
+    // REQUEST SENSE, INQUIRY, READ CAPACITY (10), (16), GET LBA STATUS
+    AllowedCommand::new(0x03, Allocation(4, 1)),
+    AllowedCommand::new(0x12, Allocation(3, 2)).filter(response_filter::for_inquiry),
+    AllowedCommand::new(0x25, Fixed(8)).filter(response_filter::for_capacity10),
+    AllowedCommand::new(0x9e, Allocation(10, 4)).action(0x10).filter(response_filter::for_capacity16),
+    AllowedCommand::new(0x9e, Allocation(10, 4)).action(0x12),
+    // MODE SENSE and MODE SELECT (6), (10), LOG SENSE, READ DEFECT DATA (10), (12)
+    AllowedCommand::new(0x1a, Allocation(4, 1)).filter(response_filter::for_mode_sense), AllowedCommand::new(0x15, List(4, 1)).writes(),
+    AllowedCommand::new(0x5a, Allocation(7, 2)).filter(response_filter::for_mode_sense), AllowedCommand::new(0x55, List(7, 2)).writes(),
+    AllowedCommand::new(0x4d, Allocation(7, 2)),
+    AllowedCommand::new(0x37, Allocation(7, 2)), AllowedCommand::new(0xb7, Allocation(6, 4)),
+    // REPORT IDENTIFYING INFORMATION, REPORT TARGET PORT GROUPS, REPORT SUPPORTED OPERATION CODES
+    AllowedCommand::new(0xa3, Allocation(6, 4)).action(0x05),
+    AllowedCommand::new(0xa3, Allocation(6, 4)).action(0x0a),
+    AllowedCommand::new(0xa3, Allocation(6, 4)).action(0x0c).filter(response_filter::for_opcodes),
+    // PERSISTENT RESERVE IN, PERSISTENT RESERVE OUT: those that register, reserve, release, clear and preempt
+    AllowedCommand::new(0x5e, Allocation(7, 2)).privileged().reservation(),
+    AllowedCommand::new(0x5f, List(5, 4)).action(0x00).privileged().reservation(),
+    AllowedCommand::new(0x5f, List(5, 4)).action(0x01).privileged().reservation(),
+    AllowedCommand::new(0x5f, List(5, 4)).action(0x02).privileged().reservation(),
+    AllowedCommand::new(0x5f, List(5, 4)).action(0x03).privileged().reservation(),
+    AllowedCommand::new(0x5f, List(5, 4)).action(0x04).privileged().reservation(),
+    AllowedCommand::new(0x5f, List(5, 4)).action(0x05).privileged().reservation(),
+    AllowedCommand::new(0x5f, List(5, 4)).action(0x06).privileged().reservation(),
+];
+
+/// Commands that are answered here although they are about the device: the LUNs are the controller's own, and so is
+/// task management. REPORT LUNS, REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS.
+pub(super) fn is_own(opcode: u8, action: u8) -> bool {
+    opcode == 0xa0 || opcode == 0xa3 && action == 0x0d
+}
+
+/// The permit of `cdb`'s command.
+pub(super) fn find(limits: &PassthroughLimits, cdb: &[u8]) -> Result<&'static AllowedCommand, Sense> {
+    let &opcode = cdb.first().ok_or(Sense::INVALID_OPCODE)?;
+    let action = cdb.get(1).map(|byte| byte & 0x1f);
+    let mut fault = Sense::INVALID_OPCODE;
+    for allowed in ALLOWED_COMMANDS
+        .iter()
+        .filter(|allowed| allowed.opcode == opcode && allowed.is_available(limits))
+    {
+        if allowed.action.is_none() || allowed.action == action {
+            return Ok(allowed);
+        }
+        fault = Sense::invalid_cdb(1, Some(4));
+    }
+    Err(fault)
+}
+
+/// Bytes of a CDB, by its command's group (SPC-4, section 4.2.5.1). The groups without a length are not permitted.
+pub(super) fn cdb_len(opcode: u8) -> usize {
+    match opcode >> 5 {
+        0 => 6,
+        1 | 2 => 10,
+        5 => 12,
+        _ => 16,
+    }
+}
+
+/// Bytes that a command wants transferred, as its CDB says: from the device or to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    In(u64),
+    Out(u64),
+}
+
+pub(super) fn wanted(length: Length, cdb: &Cdb, block_size: u32) -> Result<Wanted, Sense> {
+    let bytes = |blocks: u32| u64::from(blocks) * u64::from(block_size);
+    Ok(match length {
+        Length::None => Wanted::In(0),
+        Fixed(len) => Wanted::In(len.into()),
+        Read => Wanted::In(bytes(LbaRange::of(cdb).count)),
+        Write => Wanted::Out(bytes(LbaRange::of(cdb).count)),
+        // NDOB is a bit of WRITE SAME (16) alone.
+        Same if cdb.opcode() == 0x93 && cdb.bit(1, 0) => Wanted::Out(0),
+        Same => Wanted::Out(bytes(1)),
+        Verify => match cdb.u8(1) >> 1 & 3 {
+            0 => Wanted::Out(0),
+            1 => Wanted::Out(bytes(LbaRange::of(cdb).count)),
+            3 => Wanted::Out(bytes(1)),
+            _ => return Err(Sense::invalid_cdb(1, Some(2))),
+        },
+        Compare => Wanted::Out(2 * bytes(cdb.u8(13).into())),
+        Allocation(at, len) => Wanted::In(cdb.number(at, len)),
+        List(at, len) => Wanted::Out(cdb.number(at, len)),
+    })
+}
+
+/// Whether the command's first byte after the operation code has RDPROTECT, WRPROTECT or VRPROTECT.
+pub(super) fn has_protection(length: Length) -> bool {
+    matches!(length, Read | Write | Same | Verify | Compare)
+}

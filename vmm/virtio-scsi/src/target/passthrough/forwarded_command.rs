@@ -1,0 +1,185 @@
+//! From a guest's command to the device's, and back to the guest's answer.
+
+use super::super::cdb::{Cdb, answer};
+use super::super::command_table;
+use super::super::logical_unit::LogicalUnit;
+use super::super::sense::Sense;
+use super::super::step::{ScsiCommand, Step};
+use super::super::task::{CommandError, Direction, Procedure, Task, Work};
+use super::allowed_commands::{self, AllowedCommand, Length, Wanted};
+use super::response_filter::ResponseFilter;
+use super::{
+    DeliveryFailure, MAX_PRIVILEGED, PassthroughCommand, PassthroughLimits, PassthroughResult, Transfer,
+};
+
+/// REQUEST SENSE, INQUIRY
+const IGNORES_UNIT_ATTENTION: [u8; 2] = [0x03, 0x12];
+
+/// SYNCHRONIZE CACHE (10) and (16): there is nothing to do about them where nothing may be changed.
+const SYNCHRONIZE: [u8; 2] = [0x35, 0x91];
+
+/// Begins a command to a unit that is a device of the host with these limits.
+pub(crate) fn begin(unit: &mut LogicalUnit, limits: PassthroughLimits, command: ScsiCommand<'_>) -> Task {
+    let action = command.cdb.get(1).map_or(0, |byte| byte & 0x1f);
+    if let Some(&opcode) = command.cdb.first()
+        && allowed_commands::is_own(opcode, action)
+    {
+        let op = command_table::own(opcode, action);
+        let work = unit.admit(op, &command);
+        return Task::of(unit, op, work, &command);
+    }
+    let allowed = allowed_commands::find(&limits, command.cdb);
+    let direction = match allowed.map(|allowed| allowed.length) {
+        Ok(Length::Allocation(..) | Length::Fixed(_) | Length::Read) | Err(_) => Direction::In,
+        Ok(Length::None) => Direction::None,
+        Ok(_) => Direction::Out,
+    };
+    let work = admit(unit, limits, allowed, &command);
+    Task::new(unit, direction, work, &command)
+}
+
+fn admit(
+    unit: &mut LogicalUnit,
+    mut limits: PassthroughLimits,
+    allowed: Result<&'static AllowedCommand, Sense>,
+    command: &ScsiCommand<'_>,
+) -> Result<Work, CommandError> {
+    let opcode = command.cdb.first().copied().unwrap_or_default();
+    if !IGNORES_UNIT_ATTENTION.contains(&opcode)
+        && let Some(attention) = unit.unit_attentions.take()
+    {
+        return Err(attention.sense().into());
+    }
+    let allowed = allowed?;
+    let cdb = Cdb::of_len(command.cdb, allowed_commands::cdb_len(opcode))?;
+    if allowed_commands::has_protection(allowed.length) && cdb.u8(1) & 0xe0 != 0 {
+        return Err(Sense::invalid_cdb(1, Some(7)).into());
+    }
+    if limits.read_only && allowed.writes {
+        return Err(Sense::WRITE_PROTECTED.into());
+    }
+    if limits.read_only && SYNCHRONIZE.contains(&opcode) {
+        return Ok(Work::Done);
+    }
+    if opcode == IGNORES_UNIT_ATTENTION[0]
+        && let Some(attention) = unit.unit_attentions.take()
+    {
+        return answer(attention.sense().to_bytes(cdb.bit(1, 0)), cdb.u8(4));
+    }
+    if allowed.privileged {
+        limits.max_transfer = limits.max_transfer.min(MAX_PRIVILEGED);
+    }
+    let filter = (allowed.filter)(&limits, &cdb);
+    if let Some(data) = filter.and_then(ResponseFilter::known) {
+        return answer(data, cdb.u32(6));
+    }
+    let asked = match allowed.length {
+        Length::Allocation(at, len) => cdb.number(at, len),
+        _ => u64::MAX,
+    };
+    let (cdb, transfer) = plan(&limits, allowed, cdb, filter, command)?;
+    let mut bytes = [0; 16];
+    bytes[..cdb.len()].copy_from_slice(cdb.bytes());
+    Ok(Work::Run(Box::new(ForwardedCommand {
+        command_out: PassthroughCommand {
+            cdb: bytes,
+            len: cdb.len() as u8,
+            transfer,
+            timeout: allowed.timeout(),
+        },
+        filter,
+        asked,
+        passed: None,
+    })))
+}
+
+/// Checks how much a command transfers; the CDB says it exactly afterwards.
+fn plan(
+    limits: &PassthroughLimits,
+    allowed: &AllowedCommand,
+    mut cdb: Cdb,
+    filter: Option<ResponseFilter>,
+    command: &ScsiCommand<'_>,
+) -> Result<(Cdb, Transfer), CommandError> {
+    let most = u64::from(limits.max_transfer());
+    let wanted = allowed_commands::wanted(allowed.length, &cdb, limits.block_size)?;
+    if let Length::Allocation(at, len) = allowed.length
+        && let Wanted::In(asked) = wanted
+    {
+        // Room for nothing is no error, and asks for nothing.
+        let least = match filter.and_then(ResponseFilter::allocation) {
+            Some(least) if asked > 0 => u64::from(least),
+            Some(_) => 0,
+            None => asked.min(command.data_in),
+        };
+        let allocation = least.min(most);
+        cdb.set_number(at, len, allocation);
+        return Ok((cdb, incoming(allocation as u32, filter)));
+    }
+    let too_long = match wanted {
+        Wanted::In(bytes) | Wanted::Out(bytes) => bytes > most,
+    };
+    if too_long {
+        return Err(Sense::TOO_LONG.into());
+    }
+    match wanted {
+        Wanted::In(bytes) => {
+            if filter.is_none() {
+                command.takes(bytes)?;
+            }
+            Ok((cdb, incoming(bytes as u32, filter)))
+        }
+        Wanted::Out(bytes) => {
+            command.sends(bytes)?;
+            let transfer = match bytes {
+                0 => Transfer::None,
+                bytes => Transfer::Out(bytes as u32),
+            };
+            Ok((cdb, transfer))
+        }
+    }
+}
+
+fn incoming(bytes: u32, filter: Option<ResponseFilter>) -> Transfer {
+    match (bytes, filter) {
+        (0, _) => Transfer::None,
+        (bytes, None) => Transfer::In(bytes),
+        (bytes, Some(_)) => Transfer::Internal(bytes),
+    }
+}
+
+/// A command on its way.
+#[derive(Debug)]
+struct ForwardedCommand {
+    command_out: PassthroughCommand,
+    filter: Option<ResponseFilter>,
+    /// ALLOCATION LENGTH as the initiator had it.
+    asked: u64,
+    passed: Option<Result<PassthroughResult, DeliveryFailure>>,
+}
+
+impl Procedure for ForwardedCommand {
+    fn advance(&mut self, unit: &mut LogicalUnit, _: &mut Vec<u8>) -> Result<Work, CommandError> {
+        let Some(passed) = self.passed.take() else {
+            return Ok(Work::Once(Step::Passthrough(self.command_out)));
+        };
+        let passed = passed.map_err(DeliveryFailure::fault)?;
+        let Some(limits) = &mut unit.passthrough else {
+            return Err(Sense::TARGET_FAILURE.into());
+        };
+        match self.filter {
+            None if passed.good() => Ok(Work::Done),
+            Some(filter) if passed.good() => answer(filter.apply(limits, passed.data), self.asked),
+            // A device without the page.
+            Some(filter) if passed.refused() => match filter.replacement(limits) {
+                Some(data) => answer(data, self.asked),
+                None => Err(passed.fault()),
+            },
+            _ => Err(passed.fault()),
+        }
+    }
+
+    fn passthrough_done(&mut self, passed: Result<PassthroughResult, DeliveryFailure>) {
+        self.passed = Some(passed);
+    }
+}

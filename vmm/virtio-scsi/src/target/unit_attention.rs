@@ -1,0 +1,70 @@
+//! Unit attention conditions (SAM-5, section 5.14).
+
+use std::collections::VecDeque;
+
+use super::sense::{Sense, SenseKey};
+
+/// Something that happened to a unit, to be told once with the next command that may tell it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnitAttention {
+    /// POWER ON, RESET, OR BUS DEVICE RESET OCCURRED
+    PowerOn,
+    /// SCSI BUS RESET OCCURRED
+    TargetReset,
+    /// BUS DEVICE RESET FUNCTION OCCURRED
+    UnitReset,
+    /// I_T NEXUS LOSS OCCURRED
+    NexusLoss,
+    /// NOT READY TO READY CHANGE, MEDIUM MAY HAVE CHANGED
+    MediumChanged,
+    /// MODE PARAMETERS CHANGED, by another than the initiator
+    ModeChanged,
+    /// CAPACITY DATA HAS CHANGED
+    CapacityChanged,
+    /// INQUIRY DATA HAS CHANGED
+    InquiryChanged,
+    /// REPORTED LUNS DATA HAS CHANGED
+    LunsChanged,
+}
+
+impl UnitAttention {
+    pub(crate) const fn sense(self) -> Sense {
+        let (asc, ascq) = match self {
+            Self::PowerOn => (0x29, 0x00),
+            Self::TargetReset => (0x29, 0x02),
+            Self::UnitReset => (0x29, 0x03),
+            Self::NexusLoss => (0x29, 0x07),
+            Self::MediumChanged => (0x28, 0x00),
+            Self::ModeChanged => (0x2a, 0x01),
+            Self::CapacityChanged => (0x2a, 0x09),
+            Self::InquiryChanged => (0x3f, 0x03),
+            Self::LunsChanged => (0x3f, 0x0e),
+        };
+        Sense::new(SenseKey::UnitAttention, asc, ascq)
+    }
+}
+
+/// The conditions not told yet, oldest first, none twice.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct UnitAttentionQueue(VecDeque<UnitAttention>);
+
+impl UnitAttentionQueue {
+    pub fn establish(&mut self, attention: UnitAttention) {
+        if attention == UnitAttention::PowerOn {
+            // All that happened before was forgotten with the power.
+            self.0.clear();
+        }
+        if !self.0.contains(&attention) {
+            self.0.push_back(attention);
+        }
+    }
+
+    /// The condition to tell now, which is thereby told.
+    pub fn take(&mut self) -> Option<UnitAttention> {
+        self.0.pop_front()
+    }
+
+    pub fn clear(&mut self, attention: UnitAttention) {
+        self.0.retain(|&a| a != attention);
+    }
+}

@@ -1,0 +1,108 @@
+//! The tasks under way, by tag. A tag is a task's from its beginning to its answer, and the engine's for its steps.
+
+use std::sync::Arc;
+
+use husk_devices::GuestMemMmap;
+
+use crate::request::{RequestChain, ResponseCode};
+use crate::target::Task;
+
+/// What a tag stands for.
+#[derive(Debug, Default)]
+pub(crate) struct TaskSlot {
+    pub kind: SlotUse,
+    /// Keeps the memory mapped until the disk is done with it.
+    pub mem: Option<Arc<GuestMemMmap>>,
+    pub task: Option<Task>,
+    /// Of its unit.
+    pub unit_index: u32,
+    /// Virtqueue, head of the chain, and the driver's name for it.
+    pub queue: u16,
+    pub head: u16,
+    pub id: u64,
+    pub opcode: u8,
+    /// It runs beside no other of its unit.
+    pub exclusive: bool,
+    /// A worker has it.
+    pub with_worker: bool,
+    /// It has not been let run.
+    pub waiting: bool,
+    /// A step fills the data-in buffer.
+    pub fills: bool,
+    /// It is to be answered so as soon as its step has ended.
+    pub cancelled: Option<ResponseCode>,
+    pub chain: RequestChain,
+}
+
+/// What uses a slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum SlotUse {
+    #[default]
+    Free,
+    /// A driver's request.
+    Task,
+    /// The last flush of a unit that is removed.
+    Flush,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(crate) struct TaskSlots {
+    /// As many as were ever used.
+    slots: Vec<TaskSlot>,
+    /// The last freed is used first: its memory is warm.
+    free: Vec<u16>,
+}
+
+impl TaskSlots {
+    pub fn new(depth: u16) -> Self {
+        Self {
+            slots: Vec::new(),
+            free: (0..depth).rev().collect(),
+        }
+    }
+
+    /// Whether a task can begin.
+    pub fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// Takes a free slot.
+    pub fn take(&mut self, kind: SlotUse, unit_index: u32) -> Option<(u16, &mut TaskSlot)> {
+        let tag = self.free.pop()?;
+        let index = usize::from(tag);
+        if self.slots.len() <= index {
+            self.slots.resize_with(index + 1, TaskSlot::default);
+        }
+        let slot = &mut self.slots[index];
+        (slot.kind, slot.unit_index) = (kind, unit_index);
+        Some((tag, slot))
+    }
+
+    /// The slot of a tag that was taken once.
+    pub fn get(&mut self, tag: u16) -> &mut TaskSlot {
+        &mut self.slots[usize::from(tag)]
+    }
+
+    /// Whether the task of a tag runs beside no other.
+    pub fn is_exclusive(&self, tag: u16) -> bool {
+        self.slots[usize::from(tag)].exclusive
+    }
+
+    /// Gives a slot back.
+    pub fn free(&mut self, tag: u16) {
+        let slot = &mut self.slots[usize::from(tag)];
+        slot.kind = SlotUse::Free;
+        (slot.mem, slot.task, slot.cancelled) = (None, None, None);
+        (slot.exclusive, slot.waiting, slot.fills) = (false, false, false);
+        slot.with_worker = false;
+        slot.chain.clear();
+        self.free.push(tag);
+    }
+
+    /// The driver's requests.
+    pub fn tasks(&mut self) -> impl Iterator<Item = (u16, &mut TaskSlot)> {
+        let slots = (0..).zip(&mut self.slots);
+        slots.filter(|(_, slot)| slot.kind == SlotUse::Task)
+    }
+}

@@ -1,0 +1,137 @@
+//! The driver's end: memory, interrupts and queues, from activation to reset, without the queues while quiesced.
+
+use std::sync::Arc;
+
+use husk_devices::virtio::{ActiveQueue, VirtioInterrupt};
+use husk_devices::{GuestMem, GuestMemMmap};
+use virtio_queue::QueueT;
+use vm_memory::GuestAddressSpace;
+
+use crate::config::Sizes;
+
+/// The control queue.
+pub(crate) const CONTROL: u16 = 0;
+/// The event queue.
+pub(crate) const EVENT: u16 = 1;
+/// The first of the request queues.
+pub(crate) const REQUEST: u16 = 2;
+
+/// What a driver brings.
+pub(crate) struct Driver {
+    pub mem: GuestMem,
+    pub interrupt: Arc<dyn VirtioInterrupt>,
+    pub features: u64,
+    pub sizes: Sizes,
+    pub queues: Vec<ActiveQueue>,
+}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Driver")
+            .field("queues", &self.queues)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A queue.
+#[derive(Debug)]
+pub(crate) struct Virtqueue {
+    pub active: ActiveQueue,
+    /// There may be something in it.
+    pub ready: bool,
+    /// The used ring grew since the driver was last told.
+    unsignalled: bool,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Virtqueues {
+    link: Option<(GuestMem, Arc<dyn VirtioInterrupt>)>,
+    pub sizes: Option<Sizes>,
+    pub queues: Vec<Virtqueue>,
+    broken: bool,
+}
+
+impl std::fmt::Debug for Virtqueues {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Virtqueues")
+            .field("queues", &self.queues)
+            .field("broken", &self.broken)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Virtqueues {
+    /// A port with a driver.
+    pub fn new(driver: Driver) -> Self {
+        let vq = |active| Virtqueue {
+            active,
+            ready: true,
+            unsignalled: false,
+        };
+        Self {
+            link: Some((driver.mem, driver.interrupt)),
+            sizes: Some(driver.sizes),
+            queues: driver.queues.into_iter().map(vq).collect(),
+            broken: false,
+        }
+    }
+
+    /// Guest memory as it is now, if there is a driver whose queues can be served.
+    pub fn memory(&self) -> Option<Arc<GuestMemMmap>> {
+        let (mem, _) = self.link.as_ref().filter(|_| !self.broken)?;
+        Some(mem.memory().into_inner())
+    }
+
+    /// The queue of that index.
+    pub fn queue(&mut self, index: u16) -> Option<&mut Virtqueue> {
+        self.queues.iter_mut().find(|vq| vq.active.index == index)
+    }
+
+    /// Whether a queue may have something in it, and can be served.
+    pub fn is_ready(&self) -> bool {
+        !self.broken && self.queues.iter().any(|vq| vq.ready)
+    }
+
+    /// Gives a chain back to the driver, if it is still there.
+    pub fn used(&mut self, queue: u16, mem: &GuestMemMmap, head: u16, len: u32) {
+        let broken = self.broken;
+        let Some(vq) = self.queue(queue).filter(|_| !broken) else {
+            return;
+        };
+        vq.unsignalled = true;
+        if let Err(error) = vq.active.queue.add_used(mem, head, len) {
+            self.fail(&error);
+        }
+    }
+
+    /// One interrupt for every queue whose used ring grew.
+    pub fn signal(&mut self) {
+        let Some((mem, interrupt)) = &self.link else {
+            return;
+        };
+        let mut memory = None;
+        for vq in &mut self.queues {
+            if std::mem::take(&mut vq.unsignalled) {
+                let memory = memory.get_or_insert_with(|| mem.memory());
+                if vq.active.needs_notification(memory) {
+                    interrupt.signal_queue(vq.active.index);
+                }
+            }
+        }
+    }
+
+    /// The driver broke something, or we did: the device needs a reset.
+    pub fn fail(&mut self, reason: &dyn std::fmt::Display) {
+        if let Some((_, interrupt)) = &self.link
+            && !std::mem::replace(&mut self.broken, true)
+        {
+            interrupt.needs_reset(&reason.to_string());
+        }
+    }
+
+    /// Takes the queues back.
+    pub fn take(&mut self) -> Vec<ActiveQueue> {
+        self.queues.drain(..).map(|vq| vq.active).collect()
+    }
+}
