@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use husk_sg::{Data, PRIVILEGED};
+use husk_scsi_helper::{DataBuffer, PRIVILEGED};
 use husk_vmi::DiskPlan;
 use rustix::fs::{FileType, fstat, major, minor};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -56,7 +56,7 @@ pub(super) fn open(
     if sysfs.join("partition").exists() {
         return Err(Fault::Partition(found.path.clone()));
     }
-    if !husk_sg::is_scsi(&file) {
+    if !husk_scsi_helper::is_scsi(&file) {
         return Err(Fault::NotScsi(found.path.clone()));
     }
     let privileged = if is_privileged(&file) {
@@ -97,7 +97,7 @@ fn sysfs(file: &OwnedFd) -> rustix::io::Result<PathBuf> {
 /// Whether the kernel takes from this process what it takes only from the privileged. What the device says is its own
 /// affair, and nothing if it is gone.
 fn is_privileged(file: &OwnedFd) -> bool {
-    let asked = husk_sg::execute(file, &READ_KEYS, Data::In(&mut [0; 8]), TIMEOUT);
+    let asked = husk_scsi_helper::execute(file, &READ_KEYS, DataBuffer::In(&mut [0; 8]), TIMEOUT);
     !asked.is_err_and(|error| error.raw_os_error() == Some(libc::EPERM))
 }
 
@@ -113,7 +113,7 @@ fn serve(name: &str, file: &OwnedFd, opcodes: Vec<u8>) -> std::io::Result<OwnedF
     let name = name.to_owned();
     let thread = thread::Builder::new().name("lun".into());
     thread.spawn(move || {
-        if let Err(error) = husk_sg::serve(here, device, &opcodes) {
+        if let Err(error) = husk_scsi_helper::serve(here, device, &opcodes) {
             warn!(disk = name, %error, "persistent reservations end");
         }
     })?;

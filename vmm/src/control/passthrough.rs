@@ -37,7 +37,7 @@ pub(super) async fn open(
     let options = LunOptions {
         read_only: disk.read_only,
         reservation: lun.reservation,
-        privileged: privileged.map(husk_sg::Channel::new),
+        privileged: privileged.map(husk_scsi_helper::PrivilegedScsiClient::new),
         max_segments: Some(lun.max_segments).filter(|segments| *segments > 0),
     };
     let cache = match disk.cache() {

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use husk_sg::{Channel, Data, Done, PRIVILEGED};
+use husk_scsi_helper::{DataBuffer, PRIVILEGED, PrivilegedScsiClient, ScsiCompletion};
 
 use crate::target::{CommandResult, DeliveryFailure, PassthroughData, PassthroughDevice, PassthroughLimits};
 
@@ -16,7 +16,7 @@ pub struct LunOptions {
     /// Persistent reservations are passed on, if somebody privileged sends them.
     pub reservation: bool,
     /// Somebody privileged.
-    pub privileged: Option<Channel>,
+    pub privileged: Option<PrivilegedScsiClient>,
     /// Segments of memory that the host has in one transfer, if that is known.
     pub max_segments: Option<u32>,
 }
@@ -52,7 +52,7 @@ const READ_CAPACITY_16: [u8; 16] = [0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
 #[derive(Debug)]
 struct SgDevice {
     device: OwnedFd,
-    privileged: Option<Channel>,
+    privileged: Option<PrivilegedScsiClient>,
 }
 
 /// Takes a block device of the host over for commands to be passed on to it. Asks the device, for which it may wait.
@@ -63,10 +63,10 @@ pub fn open_lun(
     device: OwnedFd,
     options: LunOptions,
 ) -> Result<(impl PassthroughDevice + 'static, PassthroughLimits), LunError> {
-    if !husk_sg::is_scsi(&device) {
+    if !husk_scsi_helper::is_scsi(&device) {
         return Err(LunError::NotScsi);
     }
-    let sectors = husk_sg::max_sectors(&device).map_err(|_| LunError::NotScsi)?;
+    let sectors = husk_scsi_helper::max_sectors(&device).map_err(|_| LunError::NotScsi)?;
     // A page may be a segment, and what is not aligned is one more.
     let pages = options.max_segments.unwrap_or(SEGMENTS).saturating_sub(1).max(1);
     let mut limits = PassthroughLimits {
@@ -102,7 +102,7 @@ impl SgDevice {
     fn ask(&self, cdb: &[u8], answer: &mut [u8]) -> Result<(), LunError> {
         let mut last = String::new();
         for _ in 0..TRIES {
-            match husk_sg::execute(&self.device, cdb, Data::In(answer), TIMEOUT) {
+            match husk_scsi_helper::execute(&self.device, cdb, DataBuffer::In(answer), TIMEOUT) {
                 Ok(done) if done.status == 0 && done.host_status == 0 => return Ok(()),
                 Ok(done) => last = format!("status {:#x}, host status {:#x}", done.status, done.host_status),
                 // What ioctls of no device say.
@@ -129,14 +129,14 @@ impl PassthroughDevice for SgDevice {
         timeout: Duration,
     ) -> Result<CommandResult, DeliveryFailure> {
         let data = match data {
-            PassthroughData::None => Data::None,
-            PassthroughData::In(bytes) => Data::In(bytes),
-            PassthroughData::Out(bytes) => Data::Out(bytes),
+            PassthroughData::None => DataBuffer::None,
+            PassthroughData::In(bytes) => DataBuffer::In(bytes),
+            PassthroughData::Out(bytes) => DataBuffer::Out(bytes),
         };
         let is_privileged = cdb.first().is_some_and(|opcode| PRIVILEGED.contains(opcode));
         let done = match &self.privileged {
             Some(channel) if is_privileged => channel.execute(cdb, data, timeout),
-            _ => husk_sg::execute(&self.device, cdb, data, timeout),
+            _ => husk_scsi_helper::execute(&self.device, cdb, data, timeout),
         };
         match done {
             Ok(done) => outcome(done),
@@ -160,7 +160,7 @@ fn refusal(error: &io::Error) -> DeliveryFailure {
 
 /// What a command that was sent came to: the device's status, or what the host's adapter has to say where there is
 /// none. Its codes are the kernel's `DID_…`.
-fn outcome(done: Done) -> Result<CommandResult, DeliveryFailure> {
+fn outcome(done: ScsiCompletion) -> Result<CommandResult, DeliveryFailure> {
     let failure = match done.host_status {
         _ if done.status != 0 => None,
         0x00 => None,
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn a_device_is_believed_before_its_adapter() {
         let told = |status, host_status| {
-            outcome(Done {
+            outcome(ScsiCompletion {
                 status,
                 host_status,
                 sense: vec![0x70],

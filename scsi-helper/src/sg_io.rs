@@ -47,7 +47,7 @@ struct Header {
 
 /// The data of a command.
 #[derive(Debug)]
-pub enum Data<'a> {
+pub enum DataBuffer<'a> {
     /// None at all.
     None,
     /// Room for what the device sends.
@@ -58,7 +58,7 @@ pub enum Data<'a> {
 
 /// A command that the kernel took and that has ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Done {
+pub struct ScsiCompletion {
     /// SCSI status.
     pub status: u8,
     /// The host adapter's `DID_…`, 0 if it has nothing to say.
@@ -74,14 +74,19 @@ pub struct Done {
 /// # Errors
 /// The kernel's, which did not send the command: `EPERM` where it takes this one only from the privileged, `ENODEV` or
 /// `ENXIO` where the device is gone.
-pub fn execute(device: impl AsFd, cdb: &[u8], data: Data<'_>, timeout: Duration) -> io::Result<Done> {
+pub fn execute(
+    device: impl AsFd,
+    cdb: &[u8],
+    data: DataBuffer<'_>,
+    timeout: Duration,
+) -> io::Result<ScsiCompletion> {
     let invalid = |_| io::Error::from(io::ErrorKind::InvalidInput);
     let mut sense = [0; SENSE];
     let (dxfer_direction, dxferp, len) = match data {
-        Data::None => (DXFER_NONE, std::ptr::null_mut(), 0),
-        Data::In(bytes) => (DXFER_FROM_DEV, bytes.as_mut_ptr(), bytes.len()),
+        DataBuffer::None => (DXFER_NONE, std::ptr::null_mut(), 0),
+        DataBuffer::In(bytes) => (DXFER_FROM_DEV, bytes.as_mut_ptr(), bytes.len()),
         // Only read, by the direction.
-        Data::Out(bytes) => (DXFER_TO_DEV, bytes.as_ptr().cast_mut(), bytes.len()),
+        DataBuffer::Out(bytes) => (DXFER_TO_DEV, bytes.as_ptr().cast_mut(), bytes.len()),
     };
     let mut header = Header {
         interface_id: INTERFACE,
@@ -109,13 +114,13 @@ pub fn execute(device: impl AsFd, cdb: &[u8], data: Data<'_>, timeout: Duration)
     };
     // SAFETY: the descriptor and the header, laid out as `struct sg_io_hdr`, live through the call, and so do `cdb`, `sense`
     // and the data, to which it points with their lengths and with which the kernel is done when it returns. The kernel
-    // writes only to `sense`, which is ours, and to the data of `Data::In`, which is borrowed exclusively.
+    // writes only to `sense`, which is ours, and to the data of `DataBuffer::In`, which is borrowed exclusively.
     let status = unsafe { libc::ioctl(device.as_fd().as_raw_fd(), SG_IO, &raw mut header) };
     if status != 0 {
         return Err(io::Error::last_os_error());
     }
     let sensed = usize::from(header.sb_len_wr).min(SENSE);
-    Ok(Done {
+    Ok(ScsiCompletion {
         status: header.status,
         host_status: header.host_status,
         sense: sense[..sensed].to_vec(),
@@ -165,7 +170,11 @@ mod tests {
         assert!(!is_scsi(&file));
         assert!(max_sectors(&file).is_err());
         let second = Duration::from_secs(1);
-        for data in [Data::None, Data::In(&mut [0; 36]), Data::Out(&[0; 8])] {
+        for data in [
+            DataBuffer::None,
+            DataBuffer::In(&mut [0; 36]),
+            DataBuffer::Out(&[0; 8]),
+        ] {
             let error = execute(&file, &[0; 6], data, second).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::ENOTTY));
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
-use crate::{Data, Done, execute};
+use crate::{DataBuffer, ScsiCompletion, execute};
 
 /// What is sent this way: PERSISTENT RESERVE IN, PERSISTENT RESERVE OUT, COMPARE AND WRITE, SYNCHRONIZE CACHE (16).
 pub const PRIVILEGED: [u8; 4] = [0x5e, 0x5f, 0x89, 0x91];
@@ -38,7 +38,7 @@ const ERROR: u8 = 1;
 
 /// The end of who has commands executed. They go one after the other.
 #[derive(Debug)]
-pub struct Channel(Mutex<State>);
+pub struct PrivilegedScsiClient(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
@@ -77,7 +77,7 @@ fn transmit(socket: impl AsFd, message: &[u8]) -> io::Result<()> {
     }
 }
 
-impl Channel {
+impl PrivilegedScsiClient {
     /// A channel on one end of a pair of connected sockets of packets, which must be blocking.
     #[must_use]
     pub fn new(socket: OwnedFd) -> Self {
@@ -89,11 +89,11 @@ impl Channel {
     ///
     /// # Errors
     /// As [`execute`]; `PermissionDenied` where the other end has not agreed to the command.
-    pub fn execute(&self, cdb: &[u8], data: Data<'_>, timeout: Duration) -> io::Result<Done> {
+    pub fn execute(&self, cdb: &[u8], data: DataBuffer<'_>, timeout: Duration) -> io::Result<ScsiCompletion> {
         let (direction, len, out) = match &data {
-            Data::None => (NONE, 0, &[][..]),
-            Data::In(bytes) => (IN, bytes.len(), &[][..]),
-            Data::Out(bytes) => (OUT, bytes.len(), *bytes),
+            DataBuffer::None => (NONE, 0, &[][..]),
+            DataBuffer::In(bytes) => (IN, bytes.len(), &[][..]),
+            DataBuffer::Out(bytes) => (OUT, bytes.len(), *bytes),
         };
         if cdb.len() > MAX_CDB || len > MAX_DATA {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -120,7 +120,7 @@ impl Channel {
     }
 }
 
-fn read_answer(answer: &[u8], data: Data<'_>) -> io::Result<Done> {
+fn read_answer(answer: &[u8], data: DataBuffer<'_>) -> io::Result<ScsiCompletion> {
     let (head, rest) = answer
         .split_at_checked(ANSWER)
         .ok_or_else(|| malformed("a short answer"))?;
@@ -131,16 +131,16 @@ fn read_answer(answer: &[u8], data: Data<'_>) -> io::Result<Done> {
         .split_at_checked(head[2].into())
         .ok_or_else(|| malformed("a short answer"))?;
     let room = match data {
-        Data::In(bytes) => {
+        DataBuffer::In(bytes) => {
             let into = bytes.get_mut(..sent.len());
             into.ok_or_else(|| malformed("more data than there is room for"))?
                 .copy_from_slice(sent);
             bytes.len()
         }
-        Data::Out(bytes) => bytes.len(),
-        Data::None => 0,
+        DataBuffer::Out(bytes) => bytes.len(),
+        DataBuffer::None => 0,
     };
-    Ok(Done {
+    Ok(ScsiCompletion {
         status: head[1],
         host_status: word(head, 4) as u16,
         sense: sense.to_vec(),
@@ -167,9 +167,9 @@ pub fn serve(socket: impl AsFd, device: impl AsFd, opcodes: &[u8]) -> io::Result
         let cdb = cdb.filter(|cdb| cdb.first().is_some_and(|opcode| opcodes.contains(opcode)));
         let mut received = vec![0; if head[0] == IN { room.min(MAX_DATA) } else { 0 }];
         let data = match head[0] {
-            NONE => Data::None,
-            IN => Data::In(&mut received),
-            _ => Data::Out(sent),
+            NONE => DataBuffer::None,
+            IN => DataBuffer::In(&mut received),
+            _ => DataBuffer::Out(sent),
         };
         let timeout = Duration::from_millis(word(head, 8).into());
         let done = match cdb {
@@ -180,7 +180,7 @@ pub fn serve(socket: impl AsFd, device: impl AsFd, opcodes: &[u8]) -> io::Result
     }
 }
 
-fn write_answer(done: io::Result<Done>, received: &[u8]) -> Vec<u8> {
+fn write_answer(done: io::Result<ScsiCompletion>, received: &[u8]) -> Vec<u8> {
     let mut answer = vec![0; ANSWER];
     match done {
         Ok(done) => {
@@ -224,42 +224,51 @@ mod tests {
         let (here, there) = pair();
         let device = tempfile::tempfile().unwrap();
         let server = thread::spawn(move || serve(there, device, &PRIVILEGED));
-        let channel = Channel::new(here);
-        let error = |cdb: &[u8], data: Data<'_>| channel.execute(cdb, data, SECOND).unwrap_err();
+        let client = PrivilegedScsiClient::new(here);
+        let error = |cdb: &[u8], data: DataBuffer<'_>| client.execute(cdb, data, SECOND).unwrap_err();
         // The device is none: whoever asks it is told so.
         let asked = Some(libc::ENOTTY);
-        assert_eq!(error(&[0x5e; 10], Data::In(&mut [0; 8])).raw_os_error(), asked);
-        assert_eq!(error(&[0x5f; 10], Data::Out(&[0; 24])).raw_os_error(), asked);
-        assert_eq!(error(&[0x91; 16], Data::None).raw_os_error(), asked);
+        assert_eq!(
+            error(&[0x5e; 10], DataBuffer::In(&mut [0; 8])).raw_os_error(),
+            asked
+        );
+        assert_eq!(
+            error(&[0x5f; 10], DataBuffer::Out(&[0; 24])).raw_os_error(),
+            asked
+        );
+        assert_eq!(error(&[0x91; 16], DataBuffer::None).raw_os_error(), asked);
         for opcode in (0..=u8::MAX).filter(|opcode| !PRIVILEGED.contains(opcode)) {
-            assert_eq!(error(&[opcode; 6], Data::None).raw_os_error(), Some(libc::EPERM));
+            assert_eq!(
+                error(&[opcode; 6], DataBuffer::None).raw_os_error(),
+                Some(libc::EPERM)
+            );
         }
-        assert_eq!(error(&[], Data::None).raw_os_error(), Some(libc::EPERM));
+        assert_eq!(error(&[], DataBuffer::None).raw_os_error(), Some(libc::EPERM));
         let long = vec![0; MAX_DATA + 1];
         assert_eq!(
-            error(&[0x5f], Data::Out(&long)).kind(),
+            error(&[0x5f], DataBuffer::Out(&long)).kind(),
             io::ErrorKind::InvalidInput
         );
-        drop(channel);
+        drop(client);
         server.join().unwrap().unwrap();
     }
 
     #[test]
     fn an_answer_is_what_the_device_said() {
         let (here, there) = pair();
-        let channel = Channel::new(here);
+        let client = PrivilegedScsiClient::new(here);
         let server = thread::spawn(move || {
             let mut request = vec![0; REQUEST + MAX_DATA];
             for (done, data) in [
                 (
-                    Done {
+                    ScsiCompletion {
                         residual: 3,
-                        ..Done::default()
+                        ..ScsiCompletion::default()
                     },
                     &b"12345678"[..],
                 ),
                 (
-                    Done {
+                    ScsiCompletion {
                         status: 2,
                         sense: vec![0x70, 0, 5],
                         residual: 8,
@@ -267,30 +276,34 @@ mod tests {
                     },
                     &[0; 8][..],
                 ),
-                (Done::default(), &[1; 9][..]),
+                (ScsiCompletion::default(), &[1; 9][..]),
             ] {
                 receive(&there, &mut request).unwrap();
                 transmit(&there, &write_answer(Ok(done), data)).unwrap();
             }
         });
         let mut room = [0; 8];
-        let done = channel.execute(&[0x5e; 10], Data::In(&mut room), SECOND).unwrap();
+        let done = client
+            .execute(&[0x5e; 10], DataBuffer::In(&mut room), SECOND)
+            .unwrap();
         assert_eq!((done.status, done.residual, &room), (0, 3, b"12345\0\0\0"));
-        let done = channel.execute(&[0x5e; 10], Data::In(&mut room), SECOND).unwrap();
+        let done = client
+            .execute(&[0x5e; 10], DataBuffer::In(&mut room), SECOND)
+            .unwrap();
         assert_eq!(
             (done.status, done.residual, &done.sense[..]),
             (2, 8, &[0x70, 0, 5][..])
         );
-        let error = channel
-            .execute(&[0x5e; 10], Data::In(&mut room), SECOND)
+        let error = client
+            .execute(&[0x5e; 10], DataBuffer::In(&mut room), SECOND)
             .unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         server.join().unwrap();
         // Nobody is there any more.
-        assert!(channel.execute(&[0x5e; 10], Data::None, SECOND).is_err());
+        assert!(client.execute(&[0x5e; 10], DataBuffer::None, SECOND).is_err());
         assert_eq!(
-            channel
-                .execute(&[0x5e; 10], Data::None, SECOND)
+            client
+                .execute(&[0x5e; 10], DataBuffer::None, SECOND)
                 .unwrap_err()
                 .kind(),
             io::ErrorKind::BrokenPipe

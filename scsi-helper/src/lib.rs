@@ -4,7 +4,7 @@
 //! Which commands a guest may send is decided elsewhere; what is here sends what it is given.
 
 mod channel;
-mod ioctl;
+mod sg_io;
 
-pub use channel::{Channel, MAX_DATA, PRIVILEGED, serve};
-pub use ioctl::{Data, Done, execute, is_scsi, max_sectors};
+pub use channel::{MAX_DATA, PRIVILEGED, PrivilegedScsiClient, serve};
+pub use sg_io::{DataBuffer, ScsiCompletion, execute, is_scsi, max_sectors};
