@@ -25,6 +25,10 @@ struct Args {
     #[arg(long)]
     list: bool,
 
+    /// The slow ones of `cargo xtask test --full`, which are not run otherwise
+    #[arg(long)]
+    full: bool,
+
     /// The long ones, which are not run otherwise
     #[arg(long)]
     long: bool,
@@ -44,10 +48,14 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let cases = match (args.long, args.peers) {
-        (true, _) => cases::LONG,
-        (false, true) => cases::PEERS,
-        (false, false) => cases::ALL,
+    let (cases, which) = if args.long {
+        (cases::LONG, Some("--long"))
+    } else if args.peers {
+        (cases::UPSTREAM, Some("--peers"))
+    } else if args.full {
+        (cases::FULL, Some("--full"))
+    } else {
+        (cases::DEFAULT, None)
     };
     if args.list {
         for case in cases {
@@ -63,9 +71,7 @@ fn main() -> ExitCode {
                 filters: args.filters,
                 exact: args.exact,
                 keep: args.keep,
-                which: [(args.long, "--long"), (args.peers, "--peers")]
-                    .iter()
-                    .find_map(|&(chosen, flag)| chosen.then_some(flag)),
+                which,
             },
         ),
     };

@@ -7,6 +7,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
@@ -31,8 +32,9 @@ const BUILDS: [(&[&str], &[&str]); 2] = [
     ),
 ];
 
-/// Builds the release binaries, or finds them up to date; they are in [`checkout::release`] then.
-pub fn build(progress: &Progress) -> Result<()> {
+/// Builds the release binaries in [`checkout::release`], or finds them up to date; the CPU time of cargo.
+pub fn build(progress: &Progress) -> Result<Duration> {
+    let mut cpu = Duration::ZERO;
     for (packages, binaries) in BUILDS {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         cargo.args([
@@ -47,7 +49,7 @@ pub fn build(progress: &Progress) -> Result<()> {
         cargo
             .args(packages.iter().flat_map(|package| ["--package", package]))
             .current_dir(checkout::root());
-        progress.run(format!("building {}", binaries.join(" and ")), &mut cargo)?;
+        cpu += progress.run(format!("building {}", binaries.join(" and ")), &mut cargo)?;
         for binary in binaries {
             place(
                 &checkout::target().join(TARGET).join("release").join(binary),
@@ -55,7 +57,7 @@ pub fn build(progress: &Progress) -> Result<()> {
             )?;
         }
     }
-    Ok(())
+    Ok(cpu)
 }
 
 /// Puts a fresh binary where it is looked for, by a rename: one that runs keeps its file.

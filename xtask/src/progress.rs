@@ -4,7 +4,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::signal::Signal;
 use std::io::{BufRead, BufReader, IsTerminal};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -46,16 +48,18 @@ impl Progress {
             what,
             bar,
             started: Instant::now(),
+            cpu: AtomicU64::default(),
         }
     }
 
     /// Runs `command` as a step named `what`: its newest line is shown while it runs, its last
-    /// lines are in the error if it fails.
-    pub fn run(&self, what: impl Into<String>, command: &mut Command) -> Result<()> {
+    /// lines are in the error if it fails. Returns its CPU time.
+    pub fn run(&self, what: impl Into<String>, command: &mut Command) -> Result<Duration> {
         let step = self.step(what);
         step.command(command)?;
+        let cpu = step.cpu();
         step.done();
-        Ok(())
+        Ok(cpu)
     }
 }
 
@@ -65,6 +69,8 @@ pub struct Step {
     what: String,
     bar: Option<ProgressBar>,
     started: Instant,
+    /// CPU time of its commands that have ended, in microseconds.
+    cpu: AtomicU64,
 }
 
 impl Step {
@@ -111,11 +117,17 @@ impl Step {
             }
             tail.push_back(line);
         }
-        let status = child.wait()?;
+        let (status, cpu) = wait_with_cpu(&mut child)?;
+        self.cpu
+            .fetch_add(u64::try_from(cpu.as_micros())?, Ordering::Relaxed);
         if !status.success() {
             bail!("{}: {name}: {status}\n{}", self.what, Vec::from(tail).join("\n"));
         }
         Ok(())
+    }
+
+    fn cpu(&self) -> Duration {
+        Duration::from_micros(self.cpu.load(Ordering::Relaxed))
     }
 
     /// Ends the step well and says how long it took.
@@ -123,6 +135,39 @@ impl Step {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
-        eprintln!("{}: {:.1} s", self.what, self.started.elapsed().as_secs_f64());
+        eprintln!(
+            "{}: {:.1} s, CPU {:.1} s",
+            self.what,
+            self.started.elapsed().as_secs_f64(),
+            self.cpu().as_secs_f64()
+        );
     }
+}
+
+/// Waits for `child`: its status, and the user and system time of it and of the processes it has waited for.
+pub fn wait_with_cpu(child: &mut Child) -> Result<(ExitStatus, Duration)> {
+    let pid = libc::pid_t::try_from(child.id())?;
+    let mut status = 0;
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // `Child` does not wait for a process that it does not know to have ended: nobody else may reap this one.
+    loop {
+        // SAFETY: both pointers are to live values of the right types.
+        let reaped = unsafe { libc::wait4(pid, &mut status, 0, usage.as_mut_ptr()) };
+        if reaped == pid {
+            break;
+        }
+        let error = std::io::Error::last_os_error();
+        if error.kind() != std::io::ErrorKind::Interrupted {
+            return Err(error).context("cannot wait for a command");
+        }
+    }
+    // SAFETY: zeroed is a valid `rusage`, and wait4 has filled it.
+    let usage = unsafe { usage.assume_init() };
+    let time = |value: libc::timeval| {
+        Duration::from_micros(u64::try_from(value.tv_sec * 1_000_000 + value.tv_usec).unwrap_or_default())
+    };
+    Ok((
+        ExitStatus::from_raw(status),
+        time(usage.ru_utime) + time(usage.ru_stime),
+    ))
 }

@@ -36,8 +36,8 @@ mod thousand;
 mod unprivileged;
 mod upgrade;
 
-/// Every case.
-pub const ALL: &[Case] = &[
+/// Cases that run each time.
+pub const DEFAULT: &[Case] = &[
     command::DOCTOR,
     bad_manifest::CASE,
     bad_boot::GARBAGE_KERNEL,
@@ -107,7 +107,10 @@ pub const ALL: &[Case] = &[
     upgrade::CASE,
 ];
 
-/// Cases that take from minutes to hours each, and are no part of the tests.
+/// Cases of `cargo xtask test --full`: slow ones whose subject a case of [`DEFAULT`] covers in another way.
+pub const FULL: &[Case] = &[];
+
+/// Cases that take from minutes to hours each, run by `cargo xtask soak`.
 pub const LONG: &[Case] = &[
     soak::RAW,
     soak::BLOCK,
@@ -118,5 +121,5 @@ pub const LONG: &[Case] = &[
     shim::killed::HUNDRED,
 ];
 
-/// Cases with peers that are built from Go modules.
-pub const PEERS: &[Case] = &[shim::ctr::ON_NEWEST, shim::pod::ON_NEWEST, shim::kubelet::CASE];
+/// Cases with programs that are built from Go modules.
+pub const UPSTREAM: &[Case] = &[shim::ctr::ON_NEWEST, shim::pod::ON_NEWEST, shim::kubelet::CASE];

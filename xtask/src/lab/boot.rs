@@ -26,8 +26,8 @@ pub const HUNG: Duration = Duration::from_secs(45);
 const BUSY_LIMIT: Duration = Duration::from_secs(900);
 
 /// The booted lab of today's image: the running one if it answers, else a new one.
-pub fn up(progress: &Progress) -> Result<Lab> {
-    let dir = LabFolder::find()?;
+pub fn up(progress: &Progress, number: u32) -> Result<Lab> {
+    let dir = LabFolder::find(number)?;
     let mut mute = None;
     if let Some(lab) = running(&dir) {
         if ssh::greets(lab.port, HUNG) {
@@ -68,7 +68,10 @@ pub fn up(progress: &Progress) -> Result<Lab> {
     }
     kill_stray(&dir);
     disk_space::ensure(dir.folder())?;
-    let step = progress.step("booting the lab");
+    let step = progress.step(match number {
+        1 => "booting the lab".to_owned(),
+        _ => format!("booting lab {number}"),
+    });
     let lab = boot(&dir, &image, &step)?;
     step.done();
     Ok(lab)
@@ -102,8 +105,8 @@ fn wait_until_unused(dir: &LabFolder) -> Result<()> {
 }
 
 /// Shuts the lab down, cleanly if it lets itself.
-pub fn down(force: bool) -> Result<()> {
-    let dir = LabFolder::find()?;
+pub fn down(number: u32, force: bool) -> Result<()> {
+    let dir = LabFolder::find(number)?;
     let _lock = dir.lock()?;
     let Some(lab) = dir.read() else {
         return Ok(());
@@ -318,15 +321,20 @@ fn comma(path: &Path) -> String {
     path.to_string_lossy().replace(',', ",,")
 }
 
-/// The lab's memory: 10 GiB, or half of what the machine has if that is less.
+/// Memory of one lab: 8 GiB, or three eighths of the machine's if that is less, so that two labs and a build fit.
 fn memory_mib() -> Result<u64> {
+    Ok((machine_mib()? * 3 / 8).min(8 * 1024))
+}
+
+/// Memory of this machine.
+pub fn machine_mib() -> Result<u64> {
     let info = std::fs::read_to_string("/proc/meminfo")?;
     let total: u64 = info
         .lines()
         .find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix("kB"))
         .and_then(|kib| kib.trim().parse().ok())
         .context("/proc/meminfo has no MemTotal")?;
-    Ok((total / 1024 / 2).min(10 * 1024))
+    Ok(total / 1024)
 }
 
 /// `command`, to run on after this process: with its output in `log`, in a session of its own, and without files this

@@ -227,7 +227,8 @@ fn build(progress: &Progress, aside: &Path) -> Result<()> {
         .arg(&root)
         .arg(aside.join("disk.img"))
         .arg(DISK_SIZE);
-    progress.run("making the lab's disk", &mut mke2fs)
+    progress.run("making the lab's disk", &mut mke2fs)?;
+    Ok(())
 }
 
 fn path_with_sbin() -> std::ffi::OsString {

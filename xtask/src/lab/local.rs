@@ -29,7 +29,7 @@ pub fn run(command: &Command, output: &mut Output<'_>) -> Result<u8> {
     let signals = Signals::take()?;
     let terminal = Terminal::lend();
     let in_front = terminal.is_some();
-    signals.hear(&mut child);
+    signals.restore_in(&mut child);
     // A process group of its own, so that the command can be ended with what it started; in the terminal's
     // foreground, so that it can read there and the terminal's signals are the command's.
     // SAFETY: only async-signal-safe system calls, no allocation.

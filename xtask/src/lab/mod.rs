@@ -21,6 +21,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 pub use run::{Command, TIMED_OUT, share};
+pub use signals::exit_on_signals;
 
 /// Exit status of `lab run` if the command could not be run, or the lab was lost under it.
 const NOT_RUN: u8 = 125;
@@ -28,6 +29,9 @@ const NOT_RUN: u8 = 125;
 /// Arguments of `cargo xtask lab`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
+    /// Which of this checkout's labs: `cargo xtask test` uses both
+    #[arg(long, value_name = "N", default_value_t = 1, global = true, value_parser = clap::value_parser!(u32).range(1..=i64::from(state::LABS)))]
+    lab: u32,
     #[command(subcommand)]
     action: Action,
 }
@@ -62,12 +66,41 @@ enum Action {
     },
 }
 
-/// Shuts the lab down if it runs and no command runs in it; the next command boots a new one.
+/// Shuts lab `number` down if no command runs in it. The next command boots a new one.
 ///
 /// # Errors
-/// It cannot be ended.
-pub fn renew() -> Result<()> {
-    boot::down(false)
+/// Fails if a command runs in it or it cannot be ended.
+pub fn renew(number: u32) -> Result<()> {
+    boot::down(number, false)
+}
+
+/// Makes the lab's disk image, or finds it in the cache.
+///
+/// # Errors
+/// Fails if the image has to be made and this is not root.
+pub fn ensure_image(progress: &Progress) -> Result<()> {
+    image::ensure(progress).map(drop)
+}
+
+/// Number of labs that this machine has processors and memory for.
+pub fn affordable() -> u32 {
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let memory = boot::machine_mib().unwrap_or_default();
+    if processors >= 2 && memory >= 14 << 10 {
+        state::LABS
+    } else {
+        1
+    }
+}
+
+/// CPU time that the QEMU of lab `number` has used so far, if it runs.
+pub fn cpu_time(number: u32) -> Option<Duration> {
+    state::LabFolder::find(number).ok()?.read()?.qemu.cpu_time()
+}
+
+/// Serial console log of lab `number`.
+pub fn serial_log(number: u32) -> Result<std::path::PathBuf> {
+    Ok(state::LabFolder::find(number)?.file("serial.log"))
 }
 
 /// Runs `cargo xtask lab`; its exit status is the command's.
@@ -78,17 +111,18 @@ pub fn run(args: Args) -> Result<ExitCode> {
             if native_kvm() {
                 eprintln!("guests run natively on this machine: no lab is needed");
             } else {
-                boot::up(&progress)?;
+                boot::up(&progress, args.lab)?;
             }
         }
         Action::Image => {
             image::ensure(&progress)?;
         }
-        Action::Down { force } => boot::down(force)?,
-        Action::Status => return status(),
+        Action::Down { force } => boot::down(args.lab, force)?,
+        Action::Status => return status(args.lab),
         Action::Shell => {
             let mut shell = Command::new(["bash", "-l"]);
             shell.tty = true;
+            shell.lab = args.lab;
             return Ok(exit(shell.status(&progress)));
         }
         Action::Run {
@@ -98,6 +132,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         } => {
             let mut run = Command::new(command);
             run.tty = tty;
+            run.lab = args.lab;
             run.timeout = timeout.map(Duration::try_from_secs_f64).transpose()?;
             return Ok(exit(run.status(&progress)));
         }
@@ -113,12 +148,12 @@ fn exit(status: Result<u8>) -> ExitCode {
     }))
 }
 
-fn status() -> Result<ExitCode> {
+fn status(number: u32) -> Result<ExitCode> {
     if native_kvm() {
         println!("native: guests run on this machine itself");
         return Ok(ExitCode::SUCCESS);
     }
-    let dir = state::LabFolder::find()?;
+    let dir = state::LabFolder::find(number)?;
     let Some(lab) = dir.read() else {
         println!("down");
         return Ok(ExitCode::FAILURE);

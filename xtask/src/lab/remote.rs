@@ -1,6 +1,6 @@
 //! One command within the lab, known by its id.
 
-use super::run::{Command, GRACE, share};
+use super::run::{Command, GRACE, share_of};
 use super::ssh;
 use super::state::{Lab, LabFolder};
 use crate::{checkout, shell};
@@ -48,7 +48,7 @@ impl<'a> Remote<'a> {
             "-o",
             &format!("LocalCommand={}", note.replace('%', "%%")),
         ]);
-        let share = share()?.to_string_lossy().into_owned();
+        let share = share_of(self.dir.number())?.to_string_lossy().into_owned();
         let mut env = vec![
             (
                 "PATH".to_owned(),

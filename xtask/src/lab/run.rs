@@ -21,9 +21,18 @@ pub const TIMED_OUT: u8 = 124;
 /// How long an ended command may take to end before it is killed, seen from here.
 pub const GRACE: Duration = Duration::from_secs(20);
 
-/// The folder that can be written on both sides, at the same path: `target/lab/share`.
+/// The folder of lab 1 that can be written on both sides, at the same path: `target/lab/share`.
 pub fn share() -> Result<PathBuf> {
-    checkout::folder(checkout::target().join("lab/share"))
+    share_of(1)
+}
+
+/// The share of lab `number`.
+pub(super) fn share_of(number: u32) -> Result<PathBuf> {
+    let name = match number {
+        1 => "lab/share".to_owned(),
+        _ => format!("lab/share-{number}"),
+    };
+    checkout::folder(checkout::target().join(name))
 }
 
 /// A command to run as root in the lab, or as this user where guests run natively.
@@ -40,6 +49,8 @@ pub struct Command {
     /// Gives it a terminal.
     pub tty: bool,
     in_lab: bool,
+    /// Number of the lab it runs in.
+    pub lab: u32,
 }
 
 impl Command {
@@ -51,6 +62,7 @@ impl Command {
             timeout: None,
             tty: false,
             in_lab: false,
+            lab: 1,
         }
     }
 
@@ -95,7 +107,7 @@ impl Command {
         if native_kvm() && !self.in_lab {
             return local::run(self, output);
         }
-        let dir = LabFolder::find()?;
+        let dir = LabFolder::find(self.lab)?;
         let _user = dir.enter()?;
         // The usual case costs one connection: only if it fails is the lab looked at more closely.
         if let Some(lab) = boot::running(&dir)
@@ -103,7 +115,7 @@ impl Command {
         {
             return Ok(status);
         }
-        let lab = boot::up(progress)?;
+        let lab = boot::up(progress, self.lab)?;
         self.run_in(&dir, &lab, output)?
             .context("the lab answers, but does not start commands")
     }
@@ -113,7 +125,7 @@ impl Command {
         let signals = Signals::take()?;
         let remote = Remote::new(dir, lab)?;
         let mut ssh = remote.ssh(self)?;
-        signals.deafen(&mut ssh);
+        signals.ignore_in(&mut ssh);
         let status = match attend(&mut ssh, self.timeout, &signals, output, &|_, signal| {
             remote.signal(signal)
         })? {

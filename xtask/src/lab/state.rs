@@ -32,6 +32,21 @@ impl Process {
         (!over).then_some(Self { pid, started })
     }
 
+    /// User and system time it has used so far.
+    pub fn cpu_time(self) -> Option<Duration> {
+        if !self.alive() {
+            return None;
+        }
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).ok()?;
+        // `utime` and `stime` are fields 14 and 15.
+        let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+        let (user, system): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+        let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok()??;
+        Some(Duration::from_millis(
+            (user + system) * 1000 / u64::try_from(ticks).ok()?.max(1),
+        ))
+    }
+
     /// Whether it still runs.
     pub fn alive(self) -> bool {
         Self::running(self.pid) == Some(self)
@@ -90,23 +105,35 @@ impl Lab {
     }
 }
 
-/// The folder that holds this checkout's lab. It outlives `cargo clean`.
+/// Labs that can run side by side. Each has a state folder, a lock, an SSH port and a writable share of its own.
+pub const LABS: u32 = 2;
+
+/// State folder of one of this checkout's labs. It outlives `cargo clean`.
 #[derive(Debug, Clone)]
 pub struct LabFolder {
     folder: PathBuf,
+    number: u32,
 }
 
 impl LabFolder {
-    /// Finds or makes it.
-    pub fn find() -> Result<Self> {
+    /// Finds or makes the folder of lab `number`, counted from 1.
+    pub fn find(number: u32) -> Result<Self> {
         let digest = Sha256::digest(checkout::root().as_os_str().as_bytes());
-        let name = format!(
+        let mut name = format!(
             "at-{:02x}{:02x}{:02x}{:02x}",
             digest[0], digest[1], digest[2], digest[3]
         );
+        if number > 1 {
+            name = format!("{name}-{number}");
+        }
         let folder = checkout::folder(checkout::cache()?.join("lab").join(name))?;
         std::fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o700))?;
-        Ok(Self { folder })
+        Ok(Self { folder, number })
+    }
+
+    /// Number of the lab, from 1.
+    pub fn number(&self) -> u32 {
+        self.number
     }
 
     /// Its path: serial.log, qemu.log, key.

@@ -1,7 +1,7 @@
 //! Counting what test programs say.
 
 /// How many tests did how.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Tally {
     /// Tests that passed.
     pub passed: u64,
@@ -9,7 +9,12 @@ pub struct Tally {
     pub failed: u64,
     /// Tests that were not run on purpose.
     pub skipped: u64,
+    /// Names of cases that failed in a lab and passed at a later try.
+    pub flaky: Vec<String>,
 }
+
+/// Flaky cases that a run may have.
+const FLAKY: usize = 3;
 
 impl Tally {
     /// Counts a failure that no test program counts, and says it.
@@ -23,16 +28,18 @@ impl Tally {
         self.passed += other.passed;
         self.failed += other.failed;
         self.skipped += other.skipped;
+        self.flaky.extend(other.flaky);
     }
 
     /// Counts the closing line of a libtest program, if `line` is one:
     /// `test result: ok. 5 passed; 0 failed; 1 ignored; 0 measured; 2 filtered out; finished in 0.01s`.
-    pub fn libtest(&mut self, line: &str) {
+    /// True if it is one.
+    pub fn libtest(&mut self, line: &str) -> bool {
         let Some((_, counts)) = line
             .strip_prefix("test result: ")
             .and_then(|result| result.split_once(". "))
         else {
-            return;
+            return false;
         };
         for count in counts.split(';') {
             match pair(count) {
@@ -42,6 +49,7 @@ impl Tally {
                 _ => {}
             }
         }
+        true
     }
 
     /// Counts the closing line of the end-to-end suite, if `line` is it: `e2e: 5 passed, 0 failed, 1 skipped`.
@@ -61,7 +69,27 @@ impl Tally {
         }
     }
 
-    /// Whether nothing failed and something passed.
+    /// Counts a failure if too many cases are flaky.
+    pub fn judge_flaky(&mut self) {
+        if self.flaky.len() > FLAKY {
+            let why = format!("{} cases are flaky, and {FLAKY} may be", self.flaky.len());
+            self.fail("flaky cases", &why);
+        }
+    }
+
+    /// `flaky: 2 (boots, stop)`.
+    pub fn flaky_line(&self) -> String {
+        if self.flaky.is_empty() {
+            return "flaky: 0".to_owned();
+        }
+        format!(
+            "flaky: {} ({}), logs in target/flaky",
+            self.flaky.len(),
+            self.flaky.join(", ")
+        )
+    }
+
+    /// True if nothing failed and something passed.
     pub fn good(&self) -> bool {
         self.failed == 0 && self.passed > 0
     }
@@ -72,6 +100,7 @@ impl Tally {
             passed,
             failed,
             skipped,
+            flaky: _,
         } = self;
         format!("{passed} passed, {failed} failed, {skipped} skipped")
     }
@@ -105,6 +134,25 @@ mod tests {
         assert!(tally.end_to_end("e2e: 10 passed, 1 failed, 3 skipped"));
         assert_eq!(tally.closing(), "22 passed, 3 failed, 4 skipped");
         assert!(!tally.good());
+    }
+
+    #[test]
+    fn more_than_three_flaky_cases_fail_the_run() {
+        let mut tally = Tally {
+            passed: 4,
+            ..Tally::default()
+        };
+        assert_eq!(tally.flaky_line(), "flaky: 0");
+        tally.flaky = ["a", "b", "c"].map(str::to_owned).into();
+        tally.judge_flaky();
+        assert!(tally.good());
+        assert_eq!(tally.flaky_line(), "flaky: 3 (a, b, c), logs in target/flaky");
+        tally.add(Tally {
+            flaky: vec!["d".to_owned()],
+            ..Tally::default()
+        });
+        tally.judge_flaky();
+        assert_eq!(tally.closing(), "4 passed, 1 failed, 0 skipped");
     }
 
     #[test]

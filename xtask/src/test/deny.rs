@@ -1,0 +1,76 @@
+//! `cargo deny`: licences, banned and duplicate crates, sources, and advisories where their database can be reached.
+
+use super::stages::Stage;
+use super::unit::cargo;
+use crate::checkout;
+use crate::progress::{Progress, wait_with_cpu};
+use anyhow::{Context, Result, bail};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+/// Runs every check of `deny.toml`. Each counts as one test; advisories count as skipped without their database.
+pub fn check(stage: &mut Stage, progress: &Progress) -> Result<()> {
+    let program = program(progress)?;
+    for check in ["licenses", "bans", "sources"] {
+        let mut deny = deny(&program);
+        let mut child = deny
+            .args(["check", check])
+            .spawn()
+            .context("cannot start cargo-deny")?;
+        let (status, cpu) = wait_with_cpu(&mut child)?;
+        stage.cpu += cpu;
+        if status.success() {
+            stage.tally.passed += 1;
+        } else {
+            stage
+                .tally
+                .fail(&format!("cargo deny check {check}"), &status.to_string());
+        }
+    }
+    if !deny(&program)
+        .arg("fetch")
+        .stderr(Stdio::null())
+        .status()?
+        .success()
+    {
+        println!("skipped cargo deny check advisories: their database cannot be reached");
+        stage.tally.skipped += 1;
+        return Ok(());
+    }
+    let status = deny(&program)
+        .args(["check", "--disable-fetch", "advisories"])
+        .status()?;
+    if status.success() {
+        stage.tally.passed += 1;
+        Ok(())
+    } else {
+        bail!("cargo deny check advisories: {status}")
+    }
+}
+
+fn deny(program: &PathBuf) -> Command {
+    let mut command = Command::new(program);
+    command.current_dir(checkout::root()).stdin(Stdio::null());
+    command
+}
+
+/// Path of `cargo-deny`: the one on PATH, or one installed in the cache.
+fn program(progress: &Progress) -> Result<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if let Some(found) = std::env::split_paths(&path)
+        .map(|folder| folder.join("cargo-deny"))
+        .find(|program| program.is_file())
+    {
+        return Ok(found);
+    }
+    let root = checkout::cache()?.join("tools");
+    let program = root.join("bin/cargo-deny");
+    if !program.is_file() {
+        let mut install = cargo(&["install", "--quiet", "--locked", "cargo-deny", "--root"]);
+        install
+            .arg(&root)
+            .env("CARGO_TARGET_DIR", checkout::target().join("tools"));
+        progress.run("installing cargo-deny", &mut install)?;
+    }
+    Ok(program)
+}

@@ -1,0 +1,176 @@
+//! The end-to-end suite `husk-e2e`: its programs, its cases and the tiers they belong to.
+
+use crate::{checkout, lab};
+use anyhow::{Context, Result, bail};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Names of cases that need the lab's versions of containerd begin so.
+pub const NEED_THE_LAB: &str = "shim-";
+/// Time limit of one case.
+const CASE_LIMIT: Duration = Duration::from_secs(12 * 60);
+/// Time limit of one case of `cargo xtask soak`.
+const SOAK_LIMIT: Duration = Duration::from_secs(100 * 60);
+/// Seconds that each case takes in a lab on a quiet machine. They only decide the order.
+const SECONDS: &str = include_str!("seconds.txt");
+/// Seconds of a case that has no line in [`SECONDS`].
+const UNKNOWN_SECONDS: u32 = 60;
+
+/// The programs that a case runs.
+const PROGRAMS: [&str; 5] = [
+    "husk",
+    "husk-vmm",
+    "containerd-shim-husk-v2",
+    "husk-e2e",
+    "husk-flow",
+];
+
+/// A group of cases. A run has one or more of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tier {
+    /// Run each time.
+    Default,
+    /// Run by `--full`.
+    Full,
+    /// Run by `--peers`, with programs built from Go modules.
+    Upstream,
+    /// Run by `cargo xtask soak`.
+    Long,
+}
+
+impl Tier {
+    /// The option of `husk-e2e` that selects it.
+    fn option(self) -> Option<&'static str> {
+        match self {
+            Self::Default => None,
+            Self::Full => Some("--full"),
+            Self::Upstream => Some("--peers"),
+            Self::Long => Some("--long"),
+        }
+    }
+}
+
+/// A case to run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Case {
+    pub name: String,
+    pub tier: Tier,
+}
+
+impl Case {
+    pub fn limit(&self) -> Duration {
+        if self.tier == Tier::Long {
+            SOAK_LIMIT
+        } else {
+            CASE_LIMIT
+        }
+    }
+
+    /// Seconds it is expected to take.
+    fn seconds(&self) -> u32 {
+        let seconds = SECONDS.lines().find_map(|line| {
+            let (name, seconds) = line.split_once(' ')?;
+            (name == self.name).then(|| seconds.trim().parse().ok())?
+        });
+        seconds.unwrap_or(UNKNOWN_SECONDS)
+    }
+}
+
+/// Copies of the release binaries, so that a build meanwhile does not change what is tested.
+#[derive(Debug)]
+pub struct Suite {
+    folder: TempDir,
+    /// Programs of `tests/peers`, for [`Tier::Upstream`].
+    pub upstream: Option<PathBuf>,
+}
+
+impl Suite {
+    /// Copies the release binaries.
+    pub fn copy() -> Result<Self> {
+        let folder = tempfile::Builder::new()
+            .prefix("e2e-")
+            .tempdir_in(lab::share()?)?;
+        for program in PROGRAMS {
+            let built = checkout::release().join(program);
+            std::fs::copy(&built, folder.path().join(program))
+                .with_context(|| format!("the release build made no {}", built.display()))?;
+        }
+        // Some cases run as other users.
+        std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755))?;
+        Ok(Self {
+            folder,
+            upstream: None,
+        })
+    }
+
+    /// Path of `husk-e2e`.
+    fn program(&self) -> PathBuf {
+        self.folder.path().join("husk-e2e")
+    }
+
+    /// The cases of `tiers` whose name contains `filter`, the longest first.
+    pub fn cases(&self, tiers: &[Tier], filter: Option<&str>) -> Result<Vec<Case>> {
+        let mut cases = Vec::new();
+        for &tier in tiers {
+            let listed = Self::listed(&self.program(), tier)?;
+            let names = listed.lines().filter_map(|line| line.split_whitespace().next());
+            cases.extend(
+                names
+                    .filter(|name| filter.is_none_or(|filter| name.contains(filter)))
+                    .map(|name| Case {
+                        name: name.to_owned(),
+                        tier,
+                    }),
+            );
+        }
+        cases.sort_by_key(|case| std::cmp::Reverse(case.seconds()));
+        Ok(cases)
+    }
+
+    /// What `husk-e2e --list` prints for `tier`: a name and a description on each line.
+    fn listed(program: &Path, tier: Tier) -> Result<String> {
+        let output = Command::new(program)
+            .args(tier.option())
+            .arg("--list")
+            .output()
+            .with_context(|| format!("cannot run {}", program.display()))?;
+        if !output.status.success() {
+            bail!("{} --list: {}", program.display(), output.status);
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// The command that runs `case` alone.
+    pub fn command(&self, case: &Case) -> lab::Command {
+        let mut words = vec![
+            self.program().to_string_lossy().into_owned(),
+            "--exact".to_owned(),
+            case.name.clone(),
+        ];
+        words.extend(case.tier.option().map(str::to_owned));
+        let mut command = lab::Command::new(words).timeout(case.limit());
+        if let Some(upstream) = &self.upstream {
+            command
+                .env
+                .push(("HUSK_PEERS".to_owned(), upstream.to_string_lossy().into_owned()));
+        }
+        command
+    }
+}
+
+/// Prints the cases of every tier.
+pub fn list() -> Result<()> {
+    let program = checkout::release().join("husk-e2e");
+    for (tier, title) in [
+        (Tier::Default, "cargo xtask test"),
+        (Tier::Full, "cargo xtask test --full"),
+        (Tier::Upstream, "cargo xtask test --peers, and --full"),
+        (Tier::Long, "cargo xtask soak"),
+    ] {
+        println!("{title}:\n{}", Suite::listed(&program, tier)?);
+    }
+    Ok(())
+}

@@ -1,0 +1,132 @@
+//! Lints and the tests that run on this machine without guests, built once by cargo.
+
+use super::stages::Stage;
+use crate::checkout;
+use crate::packages::{self, Tool};
+use crate::progress::{Progress, wait_with_cpu};
+use anyhow::{Context, Result, bail};
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Commands that the tests of crates run: they make a pod's network as a plugin does, and a guest that asks for a lease.
+const TOOLS: [Tool; 4] = [
+    Tool {
+        name: "ip",
+        package: "iproute2",
+    },
+    Tool {
+        name: "busybox",
+        package: "busybox",
+    },
+    Tool {
+        name: "nft",
+        package: "nftables",
+    },
+    Tool {
+        name: "tcpdump",
+        package: "tcpdump",
+    },
+];
+
+/// A cargo in the checkout that does not outlive this process.
+pub fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command
+        .args(arguments)
+        .current_dir(checkout::root())
+        .stdin(Stdio::null());
+    command
+}
+
+/// Lets `command` run in a session of its own with the lowest priority: the labs need the processors more.
+///
+/// A session has a scheduling group of its own (`sched_autogroup_enabled`), and a nice value counts within its group
+/// only, so both are set.
+fn in_background(command: &mut Command) {
+    // SAFETY: only system calls; the standard library's calls for the file do not allocate for a constant path.
+    unsafe {
+        command.pre_exec(|| {
+            nix::unistd::setsid()?;
+            nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM)?;
+            let file = libc::open(c"/proc/self/autogroup".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
+            if file >= 0 {
+                libc::write(file, c"10".as_ptr().cast(), 2);
+                libc::close(file);
+            }
+            libc::setpriority(libc::PRIO_PROCESS, 0, 10);
+            Ok(())
+        });
+    }
+}
+
+/// Has clippy compile the workspace's crates, so that one build serves the lints and the tests: `clippy-driver` is
+/// rustc with lints. Dependencies are compiled by rustc itself, and shared with this program's own build.
+fn with_lints(command: &mut Command) {
+    command
+        .env("RUSTC_WORKSPACE_WRAPPER", "clippy-driver")
+        // What `cargo clippy -- -D warnings` passes on.
+        .env("CLIPPY_ARGS", "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__");
+}
+
+/// Builds every target of every crate with clippy's lints as errors.
+pub fn build(stage: &mut Stage, lints: bool) -> Result<()> {
+    let mut build = cargo(&["build", "--workspace", "--all-targets", "--quiet"]);
+    if lints {
+        with_lints(&mut build);
+    }
+    in_background(&mut build);
+    let mut child = build.spawn().context("cannot start cargo")?;
+    let (status, cpu) = wait_with_cpu(&mut child)?;
+    stage.cpu += cpu;
+    if !status.success() {
+        bail!("cargo build: {status}");
+    }
+    Ok(())
+}
+
+/// Runs the tests of all crates. Those that `build` compiled are not compiled again.
+pub fn test(stage: &mut Stage, lints: bool, filter: Option<&str>, progress: &Progress) -> Result<()> {
+    packages::ensure(progress, &TOOLS)?;
+    let mut test = cargo(&["test", "--workspace", "--all-targets", "--no-fail-fast", "--"]);
+    if lints {
+        with_lints(&mut test);
+    }
+    if privileged() {
+        test.arg("--include-ignored");
+    }
+    test.args(filter);
+    let (reader, writer) = std::io::pipe()?;
+    test.stdout(writer.try_clone()?).stderr(writer);
+    let mut child = test.spawn().context("cannot start cargo")?;
+    // The reader ends when the last writer is closed, and the command holds two.
+    drop(test);
+    let (mut programs, mut closed) = (0, 0);
+    for line in BufReader::new(reader).split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).into_owned();
+        println!("{line}");
+        programs += u32::from(line.starts_with("     Running "));
+        closed += u32::from(stage.tally.libtest(&line));
+    }
+    let (status, cpu) = wait_with_cpu(&mut child)?;
+    stage.cpu += cpu;
+    if programs != closed {
+        stage.tally.fail(
+            "unit tests",
+            &format!("{programs} programs ran and {closed} said how many tests passed"),
+        );
+    }
+    if !status.success() {
+        bail!("cargo test: {status}");
+    }
+    Ok(())
+}
+
+/// True if tests marked `#[ignore = "needs …"]` can run here: they need root, KVM and TAP devices.
+fn privileged() -> bool {
+    nix::unistd::geteuid().is_root()
+        && ["/dev/kvm", "/dev/net/tun"]
+            .iter()
+            .all(|path| Path::new(path).exists())
+}
