@@ -3,9 +3,9 @@
 use std::process;
 use std::time::Duration;
 
+use husk_monitor::client;
+use husk_monitor::state::{RuntimeDir, VmDir};
 use husk_proto::shim::v1::KillRequest;
-use husk_shim::client;
-use husk_shim::state::{RuntimeDir, VmDir};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::live_vm;

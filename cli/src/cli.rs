@@ -21,7 +21,7 @@ Environment:
   HUSK_SCRATCH_DIR  emptyDisks, copies of images; else /var/tmp
   HUSK_VMM          the VMM; else husk-vmm beside husk or on PATH
   HUSK_KVM          the KVM device, taken as it is; else /dev/kvm
-  RUST_LOG          log filter, such as debug or husk_shim=trace
+  RUST_LOG          log filter, such as debug or husk_monitor=trace
   NO_COLOR          never print colours"
 )]
 pub(crate) struct Cli {
@@ -38,8 +38,8 @@ pub(crate) fn log_to_stderr(cli: &Cli) {
     let level = match cli.verbose {
         0 if matches!(cli.command, Command::Monitor(_)) => "info",
         0 => "warn",
-        1 => "info,husk=debug,husk_shim=debug",
-        _ => "debug,husk=trace,husk_shim=trace",
+        1 => "info,husk=debug",
+        _ => "debug,husk=trace",
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     // Only the second call in a process can fail.

@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use husk_monitor::client::{self, PodClient};
+use husk_monitor::state::{RuntimeDir, StateError, VmDir};
 use husk_proto::shim::v1::{InfoRequest, InfoResponse, Phase, Status, WatchStatusRequest};
-use husk_shim::client::{self, PodClient};
-use husk_shim::state::{RuntimeDir, StateError, VmDir};
 
 use crate::failure::Failure;
 use crate::status::is_final;

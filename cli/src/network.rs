@@ -3,8 +3,8 @@
 use std::net::Ipv4Addr;
 use std::path::Path;
 
-use husk_shim::network::dhcp::Resolver;
-use husk_shim::network::{Masquerade, Unprivileged, may_prepare};
+use husk_network::dhcp::Resolver;
+use husk_network::{Masquerade, Unprivileged, may_prepare};
 use husk_vmi::{CauseReason, FieldError, NicBinding, NicNetwork, VmPlan, Vmi};
 
 use crate::failure::{Failure, chain};

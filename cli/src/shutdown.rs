@@ -3,9 +3,9 @@
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
+use husk_monitor::client;
+use husk_monitor::state::VmDir;
 use husk_proto::shim::v1::{KillRequest, ShutdownRequest, Status, WatchStatusRequest};
-use husk_shim::client;
-use husk_shim::state::VmDir;
 use tokio::time::Instant;
 use tonic::Streaming;
 

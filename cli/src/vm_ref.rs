@@ -1,6 +1,6 @@
 //! How a VM is named on the command line: `NAME` or `NAMESPACE/NAME`.
 
-use husk_shim::pod::PODS;
+use husk_monitor::state::PODS;
 use std::fmt;
 use std::str::FromStr;
 

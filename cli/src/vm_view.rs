@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
+use husk_monitor::state::PODS;
+use husk_monitor::state::VmDir;
 use husk_proto::shim::v1::{self as shim, InfoResponse, Status, Timeline};
-use husk_shim::pod::PODS;
-use husk_shim::state::VmDir;
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -202,8 +202,8 @@ fn times(status: &Status) -> TimesView {
 
 #[cfg(test)]
 mod tests {
+    use husk_monitor::state::RuntimeDir;
     use husk_proto::shim::v1::Phase;
-    use husk_shim::state::RuntimeDir;
 
     use super::*;
 

@@ -8,9 +8,9 @@ use std::os::unix::net::UnixListener;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+use husk_monitor::state::RuntimeDir;
 use husk_proto::shim::v1::Phase;
 use husk_proto::vmm::v1::ExitReason;
-use husk_shim::state::RuntimeDir;
 use nix::sys::termios::{LocalFlags, tcgetattr};
 use support::{StubMonitor, husk, output, told};
 

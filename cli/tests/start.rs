@@ -70,7 +70,7 @@ fn what_was_begun_has_gone_when_a_signal_ends_it() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let state = husk_shim::state::RuntimeDir::at(&runtime);
+    let state = husk_monitor::state::RuntimeDir::at(&runtime);
     let end = std::time::Instant::now() + std::time::Duration::from_secs(30);
     while state.list().unwrap().is_empty() {
         assert!(std::time::Instant::now() < end);

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::Path;
 
-use husk_shim::client;
+use husk_monitor::client;
 use serde::Serialize;
 use serde_json::Value;
 

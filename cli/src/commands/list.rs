@@ -1,7 +1,7 @@
 //! `husk list`.
 
-use husk_shim::client;
-use husk_shim::state::{RuntimeDir, VmDir};
+use husk_monitor::client;
+use husk_monitor::state::{RuntimeDir, VmDir};
 use jiff::Timestamp;
 
 use crate::failure::Failure;

@@ -1,6 +1,6 @@
 //! `husk logs`.
 
-use husk_shim::pod::PODS;
+use husk_monitor::state::PODS;
 use std::time::Duration;
 
 use crate::failure::Failure;

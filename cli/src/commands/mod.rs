@@ -85,7 +85,7 @@ impl Command {
             Self::Doctor(args) => doctor::run(args),
             Self::Node(args) => node::run(args),
             Self::Completions(args) => completions::run(args),
-            Self::Monitor(_) => return husk_shim::monitor::serve(),
+            Self::Monitor(_) => return husk_monitor::monitor::serve(),
         };
         done.map_or_else(Failure::report, |()| ExitCode::SUCCESS)
     }

@@ -1,6 +1,6 @@
 //! `husk rm`.
 
-use husk_shim::state::RuntimeDir;
+use husk_monitor::state::RuntimeDir;
 
 use crate::failure::{Failure, RUNTIME};
 use crate::live_vm;

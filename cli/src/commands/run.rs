@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::time::Duration;
 
-use husk_shim::launch::{LaunchError, MonitorConfig, launch};
-use husk_shim::state::RuntimeDir;
+use husk_monitor::launch::{LaunchError, MonitorConfig, launch};
+use husk_monitor::state::RuntimeDir;
 use husk_vmi::{KERNEL_VOLUME, KernelOverride, PodResources, VmPlan, Vmi};
 
 use crate::console::{self, OnInputEof, SessionEnd};

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-use husk_shim::client;
+use husk_monitor::client;
 
 use crate::failure::Failure;
 use crate::live_vm;

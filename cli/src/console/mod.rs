@@ -3,8 +3,8 @@
 mod session;
 mod terminal;
 
+use husk_monitor::client::PodClient;
 use husk_proto::shim::v1::ConsoleInput;
-use husk_shim::client::PodClient;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 

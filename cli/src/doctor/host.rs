@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use husk_shim::state::{RuntimeDir, StateError};
+use husk_monitor::state::{RuntimeDir, StateError};
 use nix::sched::CloneFlags;
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::os::fd::{FromRawFd, IntoRawFd};
 use std::path::Path;
 
-use husk_shim::kvm;
+use husk_monitor::kvm;
 use kvm_ioctls::{Cap, Kvm};
 
 use super::check::{Check, Severity};

@@ -1,7 +1,7 @@
 //! One VM that is being followed.
 
+use husk_monitor::client::PodClient;
 use husk_proto::shim::v1::{KillRequest, Phase, ShutdownRequest, Status, WatchStatusRequest};
-use husk_shim::client::PodClient;
 use tokio::sync::watch;
 use tonic::Streaming;
 

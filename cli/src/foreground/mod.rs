@@ -5,7 +5,7 @@ mod progress;
 
 use std::time::Duration;
 
-use husk_shim::client::PodClient;
+use husk_monitor::client::PodClient;
 use tokio::sync::watch;
 
 use crate::failure::{Failure, RUNTIME};

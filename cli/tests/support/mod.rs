@@ -8,10 +8,10 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::Duration;
 
+use husk_monitor::state::{ClaimedDir, RuntimeDir};
 use husk_proto::shim::v1::console_output::{Ended, Output as Message};
 use husk_proto::shim::v1::pod_server::{Pod, PodServer};
 use husk_proto::shim::v1::*;
-use husk_shim::state::{ClaimedDir, RuntimeDir};
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream, WatchStream};

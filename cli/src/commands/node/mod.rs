@@ -9,7 +9,7 @@ mod marked_block;
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
-use husk_shim::state::{RuntimeDir, StateError};
+use husk_monitor::state::{RuntimeDir, StateError};
 
 use crate::failure::{Failure, note};
 use crate::{doctor, live_vm, output};

@@ -69,7 +69,7 @@ impl Wire {
         Ok(wire)
     }
 
-    /// Makes in the pod what of Husk's bridge binding frames pass (`shim/src/network/bridge.rs`).
+    /// Makes in the pod what of Husk's bridge binding frames pass (`shim/network/src/bridge.rs`).
     pub fn bridge(&self) -> Result<()> {
         ip(
             Some(POD),

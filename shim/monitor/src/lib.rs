@@ -1,0 +1,16 @@
+//! What surrounds one VM: its VMM process, its console, its directory and the monitor that owns them.
+//!
+//! ```text
+//! launch ──exec──▶ monitor::serve ── husk_volumes ──▶ fds ──▶ VmmProcess ──socketpairs──▶ husk-vmm
+//!   ▲ ready or error    │ husk.shim.v1 on pod.sock
+//! husk run              └── state::VmDir ◀── state::RuntimeDir::{list, find, sweep} ── client::connect
+//! ```
+
+pub mod client;
+pub mod console;
+pub mod kvm;
+pub mod launch;
+pub mod monitor;
+pub mod state;
+pub mod surroundings;
+pub mod vmm_process;

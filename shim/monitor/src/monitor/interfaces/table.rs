@@ -1,0 +1,185 @@
+//! A VM's interfaces as they are.
+
+use std::collections::HashSet;
+use std::future::poll_fn;
+use std::net::Ipv4Addr;
+use std::pin::pin;
+use std::task::Poll;
+
+use husk_proto::shim::v1::Interface;
+use tokio::sync::watch;
+use tokio_stream::wrappers::WatchStream;
+use tokio_stream::{StreamExt, StreamMap};
+use tonic::Status;
+
+use husk_network::dhcp::DhcpServer;
+use husk_network::{Devices, MacAddr};
+
+/// An interface that there is.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) shown: Interface,
+    pub(super) server: Option<DhcpServer>,
+    index: u8,
+    /// It was added while the VM ran.
+    added: bool,
+}
+
+/// All of them; what is told of them follows each change.
+#[derive(Debug)]
+pub(super) struct Table {
+    entries: Vec<Entry>,
+    shown: watch::Sender<Vec<Interface>>,
+    leases: StreamMap<String, WatchStream<Option<Ipv4Addr>>>,
+}
+
+impl Table {
+    pub(super) fn new() -> Table {
+        Table {
+            entries: Vec::new(),
+            shown: watch::Sender::new(Vec::new()),
+            leases: StreamMap::new(),
+        }
+    }
+
+    pub(super) fn subscribe(&self) -> watch::Receiver<Vec<Interface>> {
+        self.shown.subscribe()
+    }
+
+    /// Takes an interface in.
+    pub(super) fn add(&mut self, shown: Interface, server: Option<DhcpServer>, index: u8, added: bool) {
+        let shown = Interface {
+            plugged: added,
+            ..shown
+        };
+        if let Some(server) = &server {
+            self.leases
+                .insert(shown.name.clone(), WatchStream::new(server.leased()));
+        }
+        self.entries.push(Entry {
+            shown,
+            server,
+            index,
+            added,
+        });
+        self.show();
+    }
+
+    /// Takes an interface out.
+    pub(super) fn remove(&mut self, name: &str) -> Option<Entry> {
+        let place = self.entries.iter().position(|entry| entry.shown.name == name)?;
+        let entry = self.entries.remove(place);
+        self.leases.remove(name);
+        self.show();
+        Some(entry)
+    }
+
+    /// Takes all out.
+    pub(super) fn clear(&mut self) -> Vec<Entry> {
+        let entries = std::mem::take(&mut self.entries);
+        self.leases.clear();
+        self.show();
+        entries
+    }
+
+    pub(super) fn set_link(&mut self, name: &str, up: bool) {
+        for entry in self.entries.iter_mut().filter(|entry| entry.shown.name == name) {
+            entry.shown.link_up = up;
+        }
+        self.show();
+    }
+
+    /// Whether it is the very interface that is there; refused where another one is in its place.
+    pub(super) fn is_there(&self, name: &str, device: &str, mac: Option<MacAddr>) -> Result<bool, Status> {
+        for Entry { shown, .. } in &self.entries {
+            let same_mac = mac.is_none_or(|mac| mac.to_string() == shown.mac);
+            if shown.name == name && shown.device == device && same_mac {
+                return Ok(true);
+            }
+            if shown.name == name {
+                let text = format!(
+                    "Unable to add interface [{name}] because interface with that name already exists"
+                );
+                return Err(Status::already_exists(text));
+            }
+            if Devices::of(&shown.device).is_ok_and(|devices| devices.has(device)) {
+                let other = &shown.name;
+                let text = format!(
+                    "Unable to add interface [{name}] because its device {device} is that of interface [{other}]"
+                );
+                return Err(Status::already_exists(text));
+            }
+        }
+        Ok(false)
+    }
+
+    /// Refuses to remove what was not added.
+    pub(super) fn is_added(&self, name: &str) -> Result<(), Status> {
+        let why = |why| format!("Unable to remove interface [{name}] because it {why}");
+        match self.entries.iter().find(|entry| entry.shown.name == name) {
+            Some(entry) if entry.added => Ok(()),
+            Some(_) => Err(Status::failed_precondition(why("is the manifest's"))),
+            None => Err(Status::not_found(why("does not exist"))),
+        }
+    }
+
+    /// Refuses a name that no interface has.
+    pub(super) fn has(&self, name: &str) -> Result<(), Status> {
+        match self.entries.iter().any(|entry| entry.shown.name == name) {
+            true => Ok(()),
+            false => Err(Status::not_found(format!("the VM has no interface [{name}]"))),
+        }
+    }
+
+    /// The first place that no interface has.
+    pub(super) fn free_index(&self) -> u8 {
+        let taken: HashSet<u8> = self.entries.iter().map(|entry| entry.index).collect();
+        (0..u8::MAX)
+            .find(|index| !taken.contains(index))
+            .unwrap_or(u8::MAX)
+    }
+
+    /// As many pairs of queues as the others have.
+    pub(super) fn queues(&self) -> u16 {
+        let most = self.entries.iter().map(|entry| entry.shown.queues).max();
+        most.and_then(|most| u16::try_from(most).ok()).unwrap_or(1)
+    }
+
+    /// Takes in which addresses guests take, until a DHCP server ends by itself; whose it was.
+    pub(super) async fn failed(&mut self) -> String {
+        loop {
+            let entries = &mut self.entries;
+            let failed = poll_fn(|context| {
+                for entry in &mut *entries {
+                    if let Some(server) = &mut entry.server
+                        && pin!(server.failed()).poll(context).is_ready()
+                    {
+                        entry.server = None;
+                        return Poll::Ready(entry.shown.name.clone());
+                    }
+                }
+                Poll::Pending
+            });
+            tokio::select! {
+                name = failed => return name,
+                Some((name, leased)) = self.leases.next() => self.leased(&name, leased),
+            }
+        }
+    }
+
+    fn leased(&mut self, name: &str, leased: Option<Ipv4Addr>) {
+        let Some(entry) = self.entries.iter_mut().find(|entry| entry.shown.name == name) else {
+            return;
+        };
+        let leased: Vec<String> = leased.iter().map(ToString::to_string).collect();
+        if entry.shown.leased != leased {
+            entry.shown.leased = leased;
+            self.show();
+        }
+    }
+
+    fn show(&self) {
+        let all = self.entries.iter().map(|entry| entry.shown.clone());
+        self.shown.send_replace(all.collect());
+    }
+}

@@ -1,0 +1,162 @@
+//! From a plan's interface to what is prepared for it, and what its guest is told.
+
+use husk_vmi::{NicBinding, NicDhcp, NicNetwork, NicPlan, NicProtocol, VmPlan};
+
+use husk_network::dhcp::{DhcpOptions, Resolver};
+use husk_network::{
+    Binding, Fault, Interface, MacAddr, Masquerade, Owner, PRIMARY_NIC, Port, Protocol, secondary_nic,
+};
+
+/// An interface that is to be prepared.
+#[derive(Debug, Clone)]
+pub(super) struct Wanted {
+    pub(super) interface: Interface,
+    pub(super) options: DhcpOptions,
+    pub(super) link_up: bool,
+}
+
+/// What all interfaces of a VM have in common.
+#[derive(Debug, Clone)]
+pub(super) struct Common {
+    pub(super) owner: Owner,
+    pub(super) hostname: String,
+    pub(super) resolver: Resolver,
+}
+
+impl Common {
+    pub(super) fn new(plan: &VmPlan, owner: Owner, resolver: Resolver) -> Result<Common, Fault> {
+        let resolver = match &plan.subdomain {
+            Some(subdomain) => resolver.with_subdomain(subdomain)?,
+            None => resolver,
+        };
+        Ok(Common {
+            owner,
+            hostname: plan.hostname.clone(),
+            resolver,
+        })
+    }
+
+    /// An interface of the plan, at its place among the VM's.
+    pub(super) fn planned(&self, index: u8, nic: &NicPlan) -> Wanted {
+        let device = match &nic.network {
+            NicNetwork::Pod | NicNetwork::Multus { default: true, .. } => PRIMARY_NIC.to_owned(),
+            NicNetwork::Multus { default: false, .. } => secondary_nic(&nic.name),
+        };
+        let interface = Interface {
+            name: nic.name.clone(),
+            nic: device,
+            index,
+            binding: binding(&nic.binding),
+            mac: nic.mac.map(MacAddr),
+            queues: nic.queues,
+            owner: self.owner,
+        };
+        Wanted {
+            interface,
+            options: self.options(&nic.dhcp),
+            link_up: nic.link_up,
+        }
+    }
+
+    pub(super) fn options(&self, given: &NicDhcp) -> DhcpOptions {
+        DhcpOptions {
+            hostname: Some(self.hostname.clone()).filter(|name| !name.is_empty()),
+            resolver: self.resolver.clone(),
+            ntp_servers: given.ntp_servers.clone(),
+            tftp_server: given.tftp_server_name.clone(),
+            boot_file: given.boot_file_name.clone(),
+            private: given.private.clone(),
+            ..DhcpOptions::default()
+        }
+    }
+}
+
+fn binding(binding: &NicBinding) -> Binding {
+    let NicBinding::Masquerade { cidr, cidr6, ports } = binding else {
+        return Binding::Bridge;
+    };
+    let default = Masquerade::default();
+    let port = |port: &husk_vmi::NicPort| Port {
+        protocol: match port.protocol {
+            NicProtocol::Tcp => Protocol::Tcp,
+            NicProtocol::Udp => Protocol::Udp,
+        },
+        port: port.port,
+    };
+    Binding::Masquerade(Masquerade {
+        cidr: cidr.unwrap_or(default.cidr),
+        cidr6: cidr6.unwrap_or(default.cidr6),
+        ports: ports.iter().map(port).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use husk_vmi::NicPort;
+
+    use super::*;
+
+    fn common() -> Common {
+        Common {
+            owner: Owner { uid: 107, gid: 107 },
+            hostname: "demo".into(),
+            resolver: Resolver::parse(""),
+        }
+    }
+
+    fn nic(network: NicNetwork, binding: NicBinding) -> NicPlan {
+        NicPlan {
+            name: "red".into(),
+            network,
+            binding,
+            mac: Some([2, 0, 0, 0, 0, 9]),
+            queues: 2,
+            link_up: false,
+            dhcp: NicDhcp {
+                boot_file_name: Some("pxe".into()),
+                ..NicDhcp::default()
+            },
+        }
+    }
+
+    #[test]
+    fn networks_have_kubevirts_devices() {
+        let device = |network| {
+            common()
+                .planned(0, &nic(network, NicBinding::Bridge))
+                .interface
+                .nic
+        };
+        let multus = |default| NicNetwork::Multus {
+            network_name: "x".into(),
+            default,
+        };
+        assert_eq!(device(NicNetwork::Pod), "eth0");
+        assert_eq!(device(multus(true)), "eth0");
+        assert_eq!(device(multus(false)), "podb1f51a511f1");
+    }
+
+    #[test]
+    fn what_the_manifest_says_is_kept() {
+        let masquerade = NicBinding::Masquerade {
+            cidr: Some("10.9.0.0/24".parse().unwrap()),
+            cidr6: None,
+            ports: vec![NicPort {
+                protocol: NicProtocol::Udp,
+                port: 53,
+            }],
+        };
+        let wanted = common().planned(3, &nic(NicNetwork::Pod, masquerade));
+        let Binding::Masquerade(network) = &wanted.interface.binding else {
+            panic!("{wanted:?}");
+        };
+        assert_eq!(network.guest().to_string(), "10.9.0.2/24");
+        assert_eq!(network.cidr6, Masquerade::default().cidr6);
+        assert_eq!(network.ports[0].protocol, Protocol::Udp);
+        assert_eq!((wanted.interface.index, wanted.interface.queues), (3, 2));
+        assert_eq!(wanted.interface.mac, Some(MacAddr([2, 0, 0, 0, 0, 9])));
+        assert_eq!(wanted.options.boot_file.as_deref(), Some("pxe"));
+        assert_eq!(wanted.options.hostname.as_deref(), Some("demo"));
+        assert!(!wanted.link_up);
+    }
+}

@@ -1,0 +1,286 @@
+//! husk.shim.v1 for one VM.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use husk_proto::fds::{FdReceiver, Token};
+use husk_proto::shim::v1::add_volume_request::Cache;
+use husk_proto::shim::v1::pod_server::Pod;
+use husk_proto::shim::v1::{
+    AddInterfaceRequest, AddInterfaceResponse, AddVolumeRequest, AddVolumeResponse, ConsoleInput, Disk,
+    InfoRequest, InfoResponse, Interface, KillRequest, KillResponse, Metrics, PauseRequest, PauseResponse,
+    RemoveInterfaceRequest, RemoveInterfaceResponse, RemoveVolumeRequest, RemoveVolumeResponse, ResetRequest,
+    ResetResponse, ResumeRequest, ResumeResponse, SetLinkRequest, SetLinkResponse, ShutdownRequest,
+    ShutdownResponse, Status as VmStatus, SyncVmiRequest, SyncVmiResponse, WatchStatusRequest,
+};
+use husk_proto::vmm::v1 as vmm;
+use husk_vmi::{CacheMode, DiskSource, FileId, NewVolume, VmPlan};
+use husk_volumes::identify;
+use tokio::sync::watch;
+use tokio::task::spawn_blocking;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+
+use super::disks;
+use super::ending::chain;
+use super::handle::{VmHandle, ended};
+use super::interfaces;
+use super::metrics::metrics;
+use super::session::SessionStream;
+use super::sync::Sync;
+use super::vmm_link::within;
+use super::watching::watch_status;
+use crate::console::Console;
+use crate::surroundings::Surroundings;
+
+/// How long `Info` waits for what only the VMM knows.
+const DETAILS_WITHIN: Duration = Duration::from_secs(2);
+
+/// What a service needs.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) plan: Arc<VmPlan>,
+    pub(super) surroundings: Arc<Surroundings>,
+    pub(super) vm: VmHandle,
+    pub(super) disks: disks::Handle,
+    pub(super) interfaces: interfaces::Handle,
+    pub(super) descriptors: FdReceiver,
+    pub(super) console: Option<Console>,
+}
+
+#[derive(Debug)]
+pub(super) struct Service {
+    plan: Arc<VmPlan>,
+    vm: VmHandle,
+    disks: disks::Handle,
+    interfaces: interfaces::Handle,
+    descriptors: FdReceiver,
+    console: Option<Console>,
+    sync: Sync,
+}
+
+/// What is seen of a VM.
+#[derive(Debug)]
+pub(super) struct Seen {
+    pub(super) status: watch::Receiver<VmStatus>,
+    pub(super) disks: watch::Receiver<Vec<Disk>>,
+    pub(super) interfaces: watch::Receiver<Vec<Interface>>,
+    vm: VmHandle,
+}
+
+impl Seen {
+    /// What can be counted, while it runs.
+    pub(super) async fn metrics(&self) -> Option<Metrics> {
+        let mut running = self.vm.running()?;
+        let said = within(DETAILS_WITHIN, running.client.info(vmm::InfoRequest {})).await;
+        Some(metrics(running.pid, said.ok().map(Response::into_inner).as_ref()))
+    }
+}
+
+impl Service {
+    pub(super) fn new(parts: Parts) -> Service {
+        let Parts {
+            plan,
+            surroundings,
+            vm,
+            disks,
+            interfaces,
+            descriptors,
+            console,
+        } = parts;
+        let sync = Sync::new(
+            plan.clone(),
+            surroundings,
+            vm.clone(),
+            disks.clone(),
+            interfaces.clone(),
+        );
+        Service {
+            plan,
+            vm,
+            disks,
+            interfaces,
+            descriptors,
+            console,
+            sync,
+        }
+    }
+
+    /// What was handed over for a volume, and which file it is.
+    async fn handed(&self, fd: &vmm::Fd, read_only: bool) -> Result<(OwnedFd, FileId), Status> {
+        let token = Token::try_from(fd).map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let taken = self.descriptors.take(token).await;
+        let fd = taken.map_err(|error| Status::failed_precondition(error.to_string()))?;
+        // It may lie on a network file system.
+        let identified = spawn_blocking(move || identify(&fd, read_only).map(|id| (fd, id))).await;
+        let identified = identified.map_err(|error| Status::internal(error.to_string()))?;
+        identified.map_err(|fault| Status::invalid_argument(chain(&fault)))
+    }
+}
+
+#[tonic::async_trait]
+impl Pod for Service {
+    type ConsoleStream = SessionStream;
+    type WatchStatusStream = ReceiverStream<Result<VmStatus, Status>>;
+
+    async fn info(&self, _: Request<InfoRequest>) -> Result<Response<InfoResponse>, Status> {
+        let running = self.vm.running();
+        let mut info = InfoResponse {
+            namespace: self.plan.namespace.clone(),
+            name: self.plan.name.clone(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            monitor_pid: std::process::id(),
+            vmm_pid: running.as_ref().map_or(0, |running| running.pid),
+            status: Some(self.vm.status().borrow().clone()),
+            vcpus: self.plan.topology.vcpus(),
+            guest_memory_bytes: self.plan.memory.guest_bytes,
+            booted_from: String::new(),
+            interfaces: self.interfaces.list(),
+            disks: self.disks.watch().borrow().clone(),
+            metrics: None,
+        };
+        if let Some(mut running) = running {
+            let said = within(DETAILS_WITHIN, running.client.info(vmm::InfoRequest {})).await;
+            let said = said.ok().map(Response::into_inner);
+            info.metrics = Some(metrics(running.pid, said.as_ref()));
+            let said = said.unwrap_or_default();
+            for disk in &mut info.disks {
+                let other = said.disks.iter().find(|other| other.id == disk.name);
+                disk.bytes = other.map(|other| other.bytes).or(disk.bytes);
+            }
+            info.booted_from = said.booted_from;
+        }
+        Ok(Response::new(info))
+    }
+
+    async fn pause(&self, _: Request<PauseRequest>) -> Result<Response<PauseResponse>, Status> {
+        self.vm.pause().await?;
+        Ok(Response::new(PauseResponse {}))
+    }
+
+    async fn resume(&self, _: Request<ResumeRequest>) -> Result<Response<ResumeResponse>, Status> {
+        self.vm.resume().await?;
+        Ok(Response::new(ResumeResponse {}))
+    }
+
+    async fn reset(&self, _: Request<ResetRequest>) -> Result<Response<ResetResponse>, Status> {
+        self.vm.reset().await?;
+        Ok(Response::new(ResetResponse {}))
+    }
+
+    async fn shutdown(
+        &self,
+        request: Request<ShutdownRequest>,
+    ) -> Result<Response<ShutdownResponse>, Status> {
+        let grace_seconds = self.vm.shutdown(request.into_inner().grace_seconds).await?;
+        Ok(Response::new(ShutdownResponse { grace_seconds }))
+    }
+
+    async fn kill(&self, _: Request<KillRequest>) -> Result<Response<KillResponse>, Status> {
+        self.vm.kill().await?;
+        Ok(Response::new(KillResponse {}))
+    }
+
+    async fn add_volume(
+        &self,
+        request: Request<AddVolumeRequest>,
+    ) -> Result<Response<AddVolumeResponse>, Status> {
+        let request = request.into_inner();
+        let cache = match request.cache() {
+            Cache::Unspecified => CacheMode::Auto,
+            Cache::None => CacheMode::None,
+            Cache::Writethrough => CacheMode::WriteThrough,
+            Cache::Writeback => CacheMode::WriteBack,
+        };
+        let (source, handed) = match &request.fd {
+            Some(_) if !request.path.is_empty() => {
+                let text = "a volume is given by its path or by a descriptor, not by both";
+                return Err(Status::invalid_argument(text));
+            }
+            Some(fd) => {
+                let (fd, id) = self.handed(fd, request.read_only).await?;
+                (DiskSource::Descriptor(id), Some(fd))
+            }
+            None => (DiskSource::File(request.path.into()), None),
+        };
+        let volume = NewVolume {
+            name: request.name,
+            source,
+            serial: request.serial,
+            cache,
+            read_only: request.read_only,
+            ..NewVolume::default()
+        };
+        let address = self.disks.add(volume, handed).await?;
+        Ok(Response::new(AddVolumeResponse {
+            target: address.target.into(),
+            lun: address.lun.into(),
+        }))
+    }
+
+    async fn remove_volume(
+        &self,
+        request: Request<RemoveVolumeRequest>,
+    ) -> Result<Response<RemoveVolumeResponse>, Status> {
+        let paused = self.vm.status().borrow().paused;
+        let removed = self.disks.remove(request.into_inner().name, paused).await?;
+        let flush_error = removed.flush_error;
+        Ok(Response::new(RemoveVolumeResponse { flush_error }))
+    }
+
+    async fn console(
+        &self,
+        request: Request<Streaming<ConsoleInput>>,
+    ) -> Result<Response<SessionStream>, Status> {
+        let console = self.console.as_ref().ok_or_else(|| {
+            Status::failed_precondition(
+                "the VM has no serial console: its manifest sets autoattachSerialConsole: false",
+            )
+        })?;
+        let session = console.attach().await.map_err(|_| ended())?;
+        Ok(Response::new(SessionStream::new(session, request.into_inner())))
+    }
+
+    async fn watch_status(
+        &self,
+        request: Request<WatchStatusRequest>,
+    ) -> Result<Response<Self::WatchStatusStream>, Status> {
+        let seen = Seen {
+            status: self.vm.status(),
+            disks: self.disks.watch(),
+            interfaces: self.interfaces.watch(),
+            vm: self.vm.clone(),
+        };
+        let seconds = request.into_inner().metrics_seconds;
+        Ok(Response::new(watch_status(seen, seconds)))
+    }
+
+    async fn sync_vmi(&self, request: Request<SyncVmiRequest>) -> Result<Response<SyncVmiResponse>, Status> {
+        let done = self.sync.sync(request.into_inner()).await?;
+        Ok(Response::new(done))
+    }
+
+    async fn add_interface(
+        &self,
+        request: Request<AddInterfaceRequest>,
+    ) -> Result<Response<AddInterfaceResponse>, Status> {
+        self.interfaces.add(request.into_inner()).await?;
+        Ok(Response::new(AddInterfaceResponse {}))
+    }
+
+    async fn remove_interface(
+        &self,
+        request: Request<RemoveInterfaceRequest>,
+    ) -> Result<Response<RemoveInterfaceResponse>, Status> {
+        let paused = self.vm.status().borrow().paused;
+        self.interfaces.remove(request.into_inner().name, paused).await?;
+        Ok(Response::new(RemoveInterfaceResponse {}))
+    }
+
+    async fn set_link(&self, request: Request<SetLinkRequest>) -> Result<Response<SetLinkResponse>, Status> {
+        let SetLinkRequest { name, up } = request.into_inner();
+        self.interfaces.set_link(name, up).await?;
+        Ok(Response::new(SetLinkResponse {}))
+    }
+}

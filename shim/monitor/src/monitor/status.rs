@@ -1,0 +1,177 @@
+//! The VM's status, for whoever watches.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use husk_proto::shim::v1::{Phase, Status, Timeline};
+use husk_proto::vmm::v1::event::{Event as Kind, IoError};
+use husk_proto::vmm::v1::{Event, State};
+use husk_volumes::Unpacking;
+use rustix::time::{ClockId, clock_gettime};
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use super::ending::Ending;
+
+/// The status's reason while a VM is paused for that.
+const PAUSED_IO_ERROR: &str = "PausedIOError";
+
+/// The one writer of a VM's status; clones write the same one.
+#[derive(Debug, Clone)]
+pub(super) struct Board {
+    status: watch::Sender<Status>,
+}
+
+impl Board {
+    pub(super) fn new() -> Board {
+        let timeline = Timeline {
+            monitor_started: now(),
+            ..Timeline::default()
+        };
+        let status = Status {
+            phase: Phase::Scheduled.into(),
+            timeline: Some(timeline),
+            ..Status::default()
+        };
+        Board {
+            status: watch::Sender::new(status),
+        }
+    }
+
+    /// Watches it; the watch ends after a final status.
+    pub(super) fn subscribe(&self) -> watch::Receiver<Status> {
+        self.status.subscribe()
+    }
+
+    pub(super) fn is_paused(&self) -> bool {
+        self.status.borrow().paused
+    }
+
+    /// Tells how far a disk is; `: N %` at the end is what changes.
+    pub(super) fn unpacking(&self, unpacking: &Unpacking) {
+        let Unpacking { volume, done, size } = unpacking;
+        let percent = u128::from(*done) * 100 / u128::from(*size).max(1);
+        let message = format!("unpacking volume {volume:?} ({} MiB): {percent} %", size >> 20);
+        self.status.send_modify(|status| status.message = message);
+    }
+
+    pub(super) fn vmm_started(&self) {
+        self.timeline(|timeline| timeline.vmm_started = now());
+    }
+
+    pub(super) fn stopping(&self) {
+        self.status.send_modify(|status| status.stopping = true);
+    }
+
+    /// Takes in what the VMM tells.
+    pub(super) fn tell(&self, event: &Event) {
+        let when = unix_time(event.monotonic_ns);
+        match &event.event {
+            Some(Kind::State(state)) => match State::try_from(*state) {
+                Ok(State::Created) => self.timeline(|timeline| timeline.created = when),
+                Ok(State::Running) => self.runs(when, false),
+                Ok(State::Paused) => self.runs(when, true),
+                _ => {}
+            },
+            Some(Kind::Reset(reset)) => {
+                info!(cause = reset.cause, "the guest rebooted");
+                self.status.send_modify(|status| status.reboots += 1);
+            }
+            Some(Kind::Warning(warning)) => warn!(message = warning.message, "the VMM warns"),
+            Some(Kind::IoError(error)) => self.io_error(error),
+            Some(Kind::Exit(_)) | None => {}
+        }
+    }
+
+    pub(super) fn end(&self, ending: Ending) {
+        self.status.send_modify(|status| {
+            status.phase = ending.phase.into();
+            status.paused = false;
+            status.stopping = false;
+            status.reason = ending.reason.into();
+            status.message = ending.message;
+            status.exit = ending.exit.into();
+            status.timeline.get_or_insert_default().ended = now();
+        });
+    }
+
+    /// The VM is paused next, unless it is.
+    fn io_error(&self, error: &IoError) {
+        let IoError { disk, message } = error;
+        warn!(disk, message, "I/O error");
+        self.status.send_modify(|status| {
+            status.reason = PAUSED_IO_ERROR.into();
+            status.message = format!("paused for an I/O error of disk {disk:?}: {message}");
+        });
+    }
+
+    fn runs(&self, when: u64, paused: bool) {
+        self.status.send_modify(|status| {
+            status.phase = Phase::Running.into();
+            if !paused || status.reason != PAUSED_IO_ERROR {
+                status.reason.clear();
+                status.message.clear();
+            }
+            status.paused = paused;
+            let timeline = status.timeline.get_or_insert_default();
+            if timeline.running == 0 && !paused {
+                timeline.running = when;
+            }
+        });
+    }
+
+    fn timeline(&self, change: impl FnOnce(&mut Timeline)) {
+        self.status
+            .send_modify(|status| change(status.timeline.get_or_insert_default()));
+    }
+}
+
+/// Now, in nanoseconds since 1970.
+fn now() -> u64 {
+    nanoseconds(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
+}
+
+/// The time of day at which `CLOCK_MONOTONIC` showed `monotonic_ns`; now, if that lies ahead.
+fn unix_time(monotonic_ns: u64) -> u64 {
+    let clock = clock_gettime(ClockId::Monotonic);
+    let seconds = u64::try_from(clock.tv_sec).unwrap_or_default();
+    let nanos = u32::try_from(clock.tv_nsec).unwrap_or_default();
+    let age = nanoseconds(Duration::new(seconds, nanos)).saturating_sub(monotonic_ns);
+    now().saturating_sub(age)
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_for_an_io_error_says_so_until_the_vm_runs_again() {
+        let board = Board::new();
+        let mut status = board.subscribe();
+        let mut after = |event| {
+            board.tell(&Event {
+                monotonic_ns: 0,
+                event: Some(event),
+            });
+            let status = status.borrow_and_update();
+            (status.paused, status.reason.clone(), status.message.clone())
+        };
+        let state = |state: State| Kind::State(state.into());
+        let error = IoError {
+            disk: "data".into(),
+            message: "no space".into(),
+        };
+        let message = "paused for an I/O error of disk \"data\": no space";
+        let said = (true, PAUSED_IO_ERROR.to_owned(), message.to_owned());
+        let nothing = |paused| (paused, String::new(), String::new());
+        assert_eq!(after(state(State::Running)), nothing(false));
+        assert_eq!(after(state(State::Paused)), nothing(true));
+        assert_eq!(after(state(State::Running)), nothing(false));
+        after(Kind::IoError(error));
+        assert_eq!(after(state(State::Paused)), said);
+        assert_eq!(after(state(State::Running)), nothing(false));
+    }
+}

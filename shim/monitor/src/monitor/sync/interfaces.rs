@@ -1,0 +1,152 @@
+//! The interfaces of a VMI.
+
+use std::collections::{BTreeMap, HashSet};
+
+use futures_util::future::join_all;
+use husk_network::MacAddr;
+use husk_proto::shim::v1::change::Kind;
+use husk_proto::shim::v1::{AddInterfaceRequest, Interface, InterfaceStatus};
+use husk_vmi::InterfaceUpdate;
+use tonic::{Code, Status};
+
+use super::{Done, Sync};
+
+impl Sync {
+    /// Unplugs and plugs interfaces, and sees to their cables; how those are.
+    pub(super) async fn interfaces(
+        &self,
+        wanted: Vec<InterfaceUpdate>,
+        done: &mut Done,
+    ) -> Result<Vec<InterfaceStatus>, Status> {
+        let stay = wanted.iter().filter_map(|wanted| match wanted {
+            InterfaceUpdate::Planned { name, .. } => Some(name.as_str()),
+            InterfaceUpdate::Added(nic) => Some(nic.name.as_str()),
+            InterfaceUpdate::Absent { .. } => None,
+        });
+        let mut told: BTreeMap<String, InterfaceStatus> = BTreeMap::new();
+        for status in self.unplug_interfaces(&stay.collect(), done).await {
+            told.insert(status.name.clone(), status);
+        }
+        for wanted in wanted {
+            let status = match wanted {
+                InterfaceUpdate::Planned { name, link_up } => self.planned(&name, link_up, done).await?,
+                InterfaceUpdate::Added(nic) => {
+                    let mac = nic.mac.map(|mac| MacAddr(mac).to_string()).unwrap_or_default();
+                    self.added(&nic.name, mac, nic.link_up, done).await?
+                }
+                InterfaceUpdate::Absent { name, planned } => {
+                    if told.contains_key(&name) {
+                        continue;
+                    }
+                    let (phase, message) = match planned {
+                        true => (
+                            "RestartRequired",
+                            "it was there when the VM started, and stays until it ends",
+                        ),
+                        false => ("Absent", ""),
+                    };
+                    let interface = self.interface(&name);
+                    status(name, interface, phase, message.to_owned())
+                }
+            };
+            done.waits |= matches!(status.phase.as_str(), "Pending" | "Detaching" | "RestartRequired");
+            told.insert(status.name.clone(), status);
+        }
+        Ok(told.into_values().collect())
+    }
+
+    /// Unplugs what was plugged and is not to stay, all at once; those that the guest has not let go of.
+    async fn unplug_interfaces(&self, stay: &HashSet<&str>, done: &mut Done) -> Vec<InterfaceStatus> {
+        let limit = self.let_go();
+        let superfluous = self.interfaces.list().into_iter();
+        let superfluous = superfluous.filter(|shown| shown.plugged && !stay.contains(shown.name.as_str()));
+        let removals = superfluous.map(async |shown| {
+            let removed = self.interfaces.remove_within(limit, shown.name.clone()).await;
+            (shown, removed)
+        });
+        let mut left = Vec::new();
+        for (shown, removed) in join_all(removals).await {
+            let message = match removed {
+                Some(Ok(())) => {
+                    done.note(Kind::InterfaceRemoved, &shown.name);
+                    continue;
+                }
+                Some(Err(refused)) if refused.code() == Code::NotFound => continue,
+                Some(Err(refused)) => refused.message().to_owned(),
+                None => "the guest has not let go of it".to_owned(),
+            };
+            done.waits = true;
+            let interface = self.interface(&shown.name);
+            left.push(status(shown.name, interface, "Detaching", message));
+        }
+        left
+    }
+
+    /// One that was there at the start: only its cable is of interest.
+    async fn planned(&self, name: &str, link_up: bool, done: &mut Done) -> Result<InterfaceStatus, Status> {
+        self.link(name, link_up, done).await?;
+        Ok(status(
+            name.to_owned(),
+            self.interface(name),
+            "Ready",
+            String::new(),
+        ))
+    }
+
+    async fn added(
+        &self,
+        name: &str,
+        mac: String,
+        link_up: bool,
+        done: &mut Done,
+    ) -> Result<InterfaceStatus, Status> {
+        let is_there = self.interface(name).is_some();
+        if !is_there && self.plan.nics.is_empty() && self.surroundings.network.is_none() {
+            let text = "the VM was started without a network";
+            return Ok(status(name.to_owned(), None, "NoNetwork", text.to_owned()));
+        }
+        let request = AddInterfaceRequest {
+            name: name.to_owned(),
+            device: String::new(),
+            mac,
+        };
+        // Where it is there, this looks whether it is the one that is meant.
+        match self.interfaces.add(request).await {
+            Ok(()) if !is_there => done.note(Kind::InterfaceAdded, name),
+            Ok(()) => {}
+            Err(refused) => {
+                let text = refused.message().to_owned();
+                return Ok(status(name.to_owned(), self.interface(name), "Pending", text));
+            }
+        }
+        self.link(name, link_up, done).await?;
+        Ok(status(
+            name.to_owned(),
+            self.interface(name),
+            "Ready",
+            String::new(),
+        ))
+    }
+
+    async fn link(&self, name: &str, up: bool, done: &mut Done) -> Result<(), Status> {
+        if self.interface(name).is_some_and(|shown| shown.link_up != up) {
+            self.interfaces.set_link(name.to_owned(), up).await?;
+            done.note(if up { Kind::LinkUp } else { Kind::LinkDown }, name);
+        }
+        Ok(())
+    }
+
+    fn interface(&self, name: &str) -> Option<Interface> {
+        let mut shown = self.interfaces.list().into_iter();
+        shown.find(|shown| shown.name == name)
+    }
+}
+
+fn status(name: String, interface: Option<Interface>, phase: &str, message: String) -> InterfaceStatus {
+    InterfaceStatus {
+        name,
+        interface,
+        phase: phase.to_owned(),
+        message,
+    }
+}

@@ -1,0 +1,185 @@
+//! The volumes of a VMI, and the sizes of its disks.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use husk_proto::shim::v1::change::Kind;
+use husk_proto::shim::v1::{Disk, VolumeStatus};
+use husk_vmi::{DiskSource, NewVolume, Vmi};
+use husk_volumes::Paths;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+use tonic::{Code, Status};
+
+use super::{Done, Sync};
+
+/// Where the data of volumes is, by their names.
+pub(super) type Given = HashMap<String, String>;
+
+/// How long storage is waited for that shall tell its size.
+const MEASURED: Duration = Duration::from_secs(5);
+
+impl Sync {
+    /// Brings disks to their sizes, then unplugs and plugs volumes; how those are.
+    pub(super) async fn volumes(
+        &self,
+        vmi: &Vmi,
+        wanted: Vec<NewVolume>,
+        given: &Given,
+        done: &mut Done,
+    ) -> Result<Vec<VolumeStatus>, Status> {
+        match timeout(MEASURED, self.disks.measure()).await {
+            Ok(grown) => {
+                for name in grown? {
+                    done.note(Kind::DiskGrew, &name);
+                }
+            }
+            // It goes on, and so do the others.
+            Err(_) => done.waits = true,
+        }
+        let names: HashSet<&str> = wanted.iter().map(|volume| volume.name.as_str()).collect();
+        let mut told: BTreeMap<String, VolumeStatus> = BTreeMap::new();
+        for status in self.unplug(&names, done).await? {
+            told.insert(status.name.clone(), status);
+        }
+        for volume in wanted {
+            let name = volume.name.clone();
+            let status = self.plug(volume, given.get(&name), done).await?;
+            done.waits |= status.phase != "Ready";
+            told.insert(name, status);
+        }
+        // A permanent disk is what it is.
+        for disk in self.shown().into_iter().filter(|disk| !disk.plugged) {
+            if vmi.spec.volume(&disk.name).is_some() {
+                told.entry(disk.name.clone()).or_insert_with(|| VolumeStatus {
+                    name: disk.name.clone(),
+                    disk: Some(disk),
+                    ..VolumeStatus::default()
+                });
+            }
+        }
+        Ok(told.into_values().collect())
+    }
+
+    /// Unplugs what was plugged and is not in the VMI, all at once; those that the guest has not let go of.
+    async fn unplug(&self, wanted: &HashSet<&str>, done: &mut Done) -> Result<Vec<VolumeStatus>, Status> {
+        let limit = self.let_go();
+        let superfluous = self.shown().into_iter();
+        let superfluous = superfluous.filter(|disk| disk.plugged && !wanted.contains(disk.name.as_str()));
+        let removals = superfluous.map(async |disk| {
+            let removed = self.disks.remove_within(limit, disk.name.clone()).await;
+            (disk, removed)
+        });
+        let mut left = Vec::new();
+        for (disk, removed) in join_all(removals).await {
+            let message = match removed {
+                Some(Ok(removed)) => {
+                    done.note(Kind::VolumeRemoved, &disk.name);
+                    if removed.flush_error.is_empty() {
+                        continue;
+                    }
+                    // It is told this once.
+                    left.push(VolumeStatus {
+                        name: disk.name,
+                        disk: None,
+                        phase: "UnMountedFromPod".into(),
+                        reason: "FlushFailed".into(),
+                        message: format!("what was written last may be lost: {}", removed.flush_error),
+                    });
+                    continue;
+                }
+                // Somebody else was faster.
+                Some(Err(status)) if status.code() == Code::NotFound => continue,
+                Some(Err(status)) => status.message().to_owned(),
+                None => "the guest has not let go of it".to_owned(),
+            };
+            done.waits = true;
+            left.push(VolumeStatus {
+                name: disk.name.clone(),
+                disk: self.shown_as(&disk.name),
+                phase: "Detaching".into(),
+                reason: "VolumeInUse".into(),
+                message,
+            });
+        }
+        Ok(left)
+    }
+
+    /// Plugs a volume, unless it is there or its data is not; how it is then.
+    async fn plug(
+        &self,
+        volume: NewVolume,
+        given: Option<&String>,
+        done: &mut Done,
+    ) -> Result<VolumeStatus, Status> {
+        let name = volume.name.clone();
+        let status = |disk, phase: &str, reason: &str, message: String| VolumeStatus {
+            name: name.clone(),
+            disk,
+            phase: phase.into(),
+            reason: reason.into(),
+            message,
+        };
+        let ready = |disk| {
+            let message = format!("Successfully attach hotplugged volume {name} to VM");
+            status(disk, "Ready", "VolumeReady", message)
+        };
+        if let Some(disk) = self.shown_as(&name) {
+            return Ok(match disk.removing {
+                false => ready(Some(disk)),
+                true => {
+                    let message = "the guest has not let go of what was called so".to_owned();
+                    status(Some(disk), "Detaching", "VolumeInUse", message)
+                }
+            });
+        }
+        let Some(path) = self.path(&name, given).await? else {
+            let message = match self.surroundings.paths {
+                Paths::Given(_) => "nothing of it is in the pod's hotplug directory yet",
+                Paths::Callers => "nobody has said where its data is",
+            };
+            return Ok(status(None, "Pending", "VolumeNotMountedToPod", message.into()));
+        };
+        let volume = NewVolume {
+            source: DiskSource::File(path),
+            ..volume
+        };
+        match self.disks.add(volume, None).await {
+            Ok(_) => {
+                done.note(Kind::VolumeAdded, &name);
+                Ok(ready(self.shown_as(&name)))
+            }
+            // The caller's own words are wrong, not the state of things.
+            Err(refused)
+                if given.is_some()
+                    && matches!(refused.code(), Code::PermissionDenied | Code::InvalidArgument) =>
+            {
+                Err(refused)
+            }
+            Err(refused) => {
+                let message = refused.message().to_owned();
+                Ok(status(None, "MountedToPod", "VolumeAttachFailed", message))
+            }
+        }
+    }
+
+    /// Where a volume's data is, if it is there.
+    async fn path(&self, name: &str, given: Option<&String>) -> Result<Option<PathBuf>, Status> {
+        if let Some(path) = given {
+            return Ok(Some(path.into()));
+        }
+        let (surroundings, name) = (self.surroundings.clone(), name.to_owned());
+        let found = spawn_blocking(move || surroundings.paths.hotplugged(&name)).await;
+        found.map_err(|error| Status::internal(error.to_string()))
+    }
+
+    fn shown(&self) -> Vec<Disk> {
+        self.disks.watch().borrow().clone()
+    }
+
+    fn shown_as(&self, name: &str) -> Option<Disk> {
+        self.shown().into_iter().find(|disk| disk.name == name)
+    }
+}

@@ -1,0 +1,209 @@
+//! From a plan and its open files to what the VMM is told.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use husk_proto::fds::{FdSender, MAX_FDS_PER_MESSAGE, SendError, Token};
+use husk_proto::vmm::v1::block_size::{Custom, Size};
+use husk_proto::vmm::v1::boot::Source;
+use husk_proto::vmm::v1::disk::{ErrorPolicy as WireErrorPolicy, Format};
+use husk_proto::vmm::v1::scsi_disk::Type;
+use husk_proto::vmm::v1::{
+    BlockSize, Boot, Cpu, Disk, DiskBoot, Fd, KernelBoot, Memory, Nic, ScsiDisk, ScsiPassthrough, Smbios,
+    VmConfig,
+};
+use husk_vmi::{BootPlan, Controller, DeviceType, DiskPlan, ErrorPolicy, ScsiAddress, VmPlan};
+use husk_volumes::{ImageFormat, OpenDisk, Volumes};
+
+use super::interfaces::OpenNic;
+
+/// A configuration and the descriptors it names; they must have been sent before the configuration is.
+#[derive(Debug)]
+pub(super) struct Configured {
+    pub(super) config: VmConfig,
+    descriptors: Vec<(Token, OwnedFd)>,
+}
+
+impl Configured {
+    pub(super) fn new(
+        plan: &VmPlan,
+        volumes: Volumes,
+        nics: Vec<OpenNic>,
+        kvm: OwnedFd,
+        console: Option<OwnedFd>,
+    ) -> Configured {
+        let mut descriptors = Vec::new();
+        let mut fd = |fd: OwnedFd| -> Fd {
+            let token = Token::random();
+            descriptors.push((token, fd));
+            token.into()
+        };
+        let Volumes {
+            disks,
+            kernel,
+            initrd,
+        } = volumes;
+        let (mut blk_disks, mut scsi_disks) = (Vec::new(), Vec::new());
+        for (plan, mut open) in plan.disks.iter().zip(disks) {
+            let file = open.file.take().map(&mut fd);
+            let base = open.base.take().map(|base| (fd(base.file), base.format));
+            match plan.controller {
+                Controller::VirtioBlk => blk_disks.push(disk(plan, &open, file, base)),
+                Controller::VirtioScsi(address) => {
+                    let lun = open.lun.take().map(|lun| ScsiPassthrough {
+                        max_segments: lun.max_segments,
+                        privileged: lun.privileged.map(&mut fd),
+                        reservation: plan.device == DeviceType::Lun { reservation: true },
+                    });
+                    scsi_disks.push(scsi_disk(plan, address, &open, file, (base, lun)));
+                }
+            }
+        }
+        let source = match &plan.boot {
+            BootPlan::Kernel { command_line, .. } => Source::Kernel(KernelBoot {
+                kernel: kernel.map(&mut fd),
+                initrd: initrd.map(&mut fd),
+                command_line: command_line.clone(),
+            }),
+            BootPlan::Disks { order, append } => Source::Disk(DiskBoot {
+                disks: order.clone(),
+                append: append.clone().unwrap_or_default(),
+            }),
+        };
+        let config = VmConfig {
+            name: format!("{}/{}", plan.namespace, plan.name),
+            cpu: Some(Cpu {
+                sockets: plan.topology.sockets,
+                cores: plan.topology.cores,
+                threads: plan.topology.threads,
+            }),
+            memory: Some(Memory {
+                bytes: plan.memory.guest_bytes,
+                hugepage_bytes: plan.memory.hugepage_bytes.unwrap_or(0),
+            }),
+            smbios: Some(Smbios {
+                uuid: plan.uuid.to_string(),
+                serial: plan.serial.clone().unwrap_or_default(),
+            }),
+            boot: Some(Boot { source: Some(source) }),
+            disks: blk_disks,
+            scsi_disks,
+            nics: nics.into_iter().map(|open| nic(open, &mut fd)).collect(),
+            rng: plan.rng,
+            balloon: plan.balloon,
+            console: console.map(&mut fd),
+            rtc_offset_seconds: plan.rtc_offset_seconds,
+            kvm: Some(fd(kvm)),
+        };
+        Configured { config, descriptors }
+    }
+
+    /// Sends every descriptor and closes this process's copies: what the VMM has open it alone keeps locked.
+    pub(super) async fn send(self, fds: &FdSender) -> Result<VmConfig, SendError> {
+        for part in self.descriptors.chunks(MAX_FDS_PER_MESSAGE) {
+            let part: Vec<(Token, BorrowedFd<'_>)> =
+                part.iter().map(|(token, fd)| (*token, fd.as_fd())).collect();
+            fds.send(&part).await?;
+        }
+        Ok(self.config)
+    }
+}
+
+/// A NIC that is plugged, and the descriptors it names.
+pub(super) fn plugged_nic(open: OpenNic) -> (Nic, Vec<(Token, OwnedFd)>) {
+    let mut descriptors = Vec::new();
+    let nic = nic(open, &mut |fd| {
+        let token = Token::random();
+        descriptors.push((token, fd));
+        token.into()
+    });
+    (nic, descriptors)
+}
+
+/// The base of an overlay, and its format.
+type SentBase = Option<(Fd, ImageFormat)>;
+
+/// A volume that is plugged, and the descriptor it names.
+pub(super) type Plugged<'a> = (ScsiDisk, Option<(Token, BorrowedFd<'a>)>);
+
+/// The disk of a volume that is plugged.
+pub(super) fn plugged<'a>(plan: &DiskPlan, address: ScsiAddress, open: &'a OpenDisk) -> Plugged<'a> {
+    let descriptor = open.file.as_ref().map(|file| (Token::random(), file.as_fd()));
+    let file = descriptor.as_ref().map(|(token, _)| (*token).into());
+    // Never an overlay, nor a device of the host.
+    (scsi_disk(plan, address, open, file, (None, None)), descriptor)
+}
+
+fn nic(open: OpenNic, fd: &mut impl FnMut(OwnedFd) -> Fd) -> Nic {
+    Nic {
+        id: open.name,
+        mac: open.mac.to_vec(),
+        mtu: open.mtu,
+        taps: open.taps.into_iter().map(&mut *fd).collect(),
+        vhost: open.vhost.into_iter().map(fd).collect(),
+        link_down: !open.link_up,
+    }
+}
+
+fn scsi_disk(
+    plan: &DiskPlan,
+    address: ScsiAddress,
+    open: &OpenDisk,
+    file: Option<Fd>,
+    (base, passthrough): (SentBase, Option<ScsiPassthrough>),
+) -> ScsiDisk {
+    ScsiDisk {
+        disk: Some(disk(plan, open, file, base)),
+        controller: 0,
+        target: address.target.into(),
+        lun: address.lun.into(),
+        r#type: match plan.device {
+            DeviceType::Disk => Type::Disk,
+            DeviceType::Lun { .. } => Type::Lun,
+            DeviceType::Cdrom { .. } => Type::Cdrom,
+        }
+        .into(),
+        shareable: plan.shareable,
+        passthrough,
+    }
+}
+
+fn format(format: ImageFormat) -> i32 {
+    match format {
+        ImageFormat::Raw => Format::Raw,
+        ImageFormat::Qcow2 => Format::Qcow2,
+    }
+    .into()
+}
+
+fn disk(plan: &DiskPlan, open: &OpenDisk, file: Option<Fd>, base: SentBase) -> Disk {
+    let (base, base_format) = base.unzip();
+    let block_size = open.block_sizes.map(|sizes| BlockSize {
+        size: Some(Size::Custom(Custom {
+            logical: sizes.logical,
+            physical: sizes.physical,
+        })),
+    });
+    Disk {
+        id: plan.name.clone(),
+        file,
+        read_only: open.read_only,
+        serial: plan.serial.clone().unwrap_or_default(),
+        cache: open.cache.into(),
+        error_policy: match plan.error_policy {
+            ErrorPolicy::Stop => WireErrorPolicy::Stop,
+            ErrorPolicy::Report => WireErrorPolicy::Report,
+            ErrorPolicy::Ignore => WireErrorPolicy::Ignore,
+            ErrorPolicy::Enospace => WireErrorPolicy::Enospace,
+        }
+        .into(),
+        queues: plan.queues,
+        block_size,
+        format: format(open.format),
+        new_overlay: base.is_some(),
+        base,
+        base_format: base_format.map_or(Format::Unspecified.into(), format),
+    }
+}
+
+#[cfg(test)]
+mod tests;

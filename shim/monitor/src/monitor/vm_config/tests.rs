@@ -1,0 +1,236 @@
+use std::path::PathBuf;
+
+use husk_proto::vmm::v1::disk::Cache;
+use husk_vmi::{BlockSize as PlannedBlockSize, CacheMode, DiskSource, FormatPolicy, Memory, Topology};
+
+use husk_volumes::{Base, BlockSizes};
+
+use super::*;
+
+fn plan(change: impl FnOnce(&mut DiskPlan)) -> VmPlan {
+    let mut disk = DiskPlan {
+        name: "data".into(),
+        target: "vda".into(),
+        controller: Controller::VirtioBlk,
+        device: DeviceType::Disk,
+        read_only: false,
+        overlay: false,
+        format: FormatPolicy::Raw,
+        serial: None,
+        cache: CacheMode::Auto,
+        shareable: false,
+        block_size: PlannedBlockSize::Default,
+        error_policy: ErrorPolicy::Stop,
+        queues: 1,
+        io_thread: None,
+        boot_order: None,
+        origin: None,
+        source: DiskSource::EmptyDisk {
+            capacity_bytes: 1 << 20,
+        },
+    };
+    change(&mut disk);
+    VmPlan {
+        name: "vm".into(),
+        namespace: "default".into(),
+        uid: None,
+        uuid: uuid::Uuid::nil(),
+        serial: None,
+        topology: Topology {
+            sockets: 1,
+            cores: 1,
+            threads: 1,
+        },
+        memory: Memory {
+            guest_bytes: 1 << 27,
+            hugepage_bytes: None,
+        },
+        disks: vec![disk],
+        scsi: None,
+        boot: BootPlan::Disks {
+            order: Vec::new(),
+            append: None,
+        },
+        rng: false,
+        balloon: false,
+        serial_console: false,
+        acpi: true,
+        rtc_offset_seconds: 0,
+        grace_period_seconds: 30,
+        start_paused: false,
+        nics: Vec::new(),
+        hostname: "vm".into(),
+        subdomain: None,
+        notes: Vec::new(),
+    }
+}
+
+#[test]
+fn the_vmm_is_told_what_the_plan_says_of_a_disk() {
+    let open = |block_sizes| OpenDisk {
+        file: None,
+        base: None,
+        path: PathBuf::new(),
+        read_only: true,
+        cache: Cache::Writethrough,
+        format: ImageFormat::Raw,
+        block_sizes,
+        lun: None,
+    };
+    let told =
+        |change: fn(&mut DiskPlan), block_sizes| disk(&plan(change).disks[0], &open(block_sizes), None, None);
+    let plain = told(|_| {}, None);
+    assert_eq!(
+        (plain.error_policy(), plain.queues, plain.block_size),
+        (WireErrorPolicy::Stop, 1, None)
+    );
+    let sizes = BlockSizes {
+        logical: 4096,
+        physical: 8192,
+        discard_granularity: None,
+    };
+    let wanted = Disk {
+        id: "data".into(),
+        file: None,
+        read_only: true,
+        serial: "S".into(),
+        cache: Cache::Writethrough.into(),
+        error_policy: WireErrorPolicy::Enospace.into(),
+        queues: 4,
+        block_size: Some(BlockSize {
+            size: Some(Size::Custom(Custom {
+                logical: 4096,
+                physical: 8192,
+            })),
+        }),
+        format: Format::Raw.into(),
+        ..Disk::default()
+    };
+    let change = |disk: &mut DiskPlan| {
+        disk.serial = Some("S".into());
+        disk.error_policy = ErrorPolicy::Enospace;
+        disk.queues = 4;
+    };
+    assert_eq!(told(change, Some(sizes)), wanted);
+}
+
+#[test]
+fn a_scsi_disk_has_its_address_and_a_drive_may_be_empty() {
+    let mut vm = plan(|disk| disk.controller = Controller::VirtioScsi(ScsiAddress { target: 1, lun: 300 }));
+    vm.disks[0].shareable = true;
+    let mut drive = plan(|disk| {
+        disk.name = "drive".into();
+        disk.controller = Controller::VirtioScsi(ScsiAddress { target: 0, lun: 0 });
+        disk.device = DeviceType::Cdrom { tray_open: false };
+    });
+    vm.disks.append(&mut drive.disks);
+    let open = |file: Option<std::fs::File>| OpenDisk {
+        file: file.map(OwnedFd::from),
+        base: None,
+        path: PathBuf::new(),
+        read_only: true,
+        cache: Cache::Writeback,
+        format: ImageFormat::Raw,
+        block_sizes: None,
+        lun: None,
+    };
+    let volumes = Volumes {
+        disks: vec![open(Some(tempfile::tempfile().unwrap())), open(None)],
+        kernel: None,
+        initrd: None,
+    };
+    let kvm = tempfile::tempfile().unwrap().into();
+    let configured = Configured::new(&vm, volumes, Vec::new(), kvm, None);
+    assert_eq!(configured.descriptors.len(), 2);
+    assert_eq!(configured.config.disks, []);
+    let told: Vec<_> = configured
+        .config
+        .scsi_disks
+        .iter()
+        .map(|scsi| {
+            let disk = scsi.disk.as_ref().unwrap();
+            let place = (scsi.controller, scsi.target, scsi.lun);
+            (
+                &disk.id[..],
+                place,
+                scsi.r#type(),
+                scsi.shareable,
+                disk.file.is_some(),
+            )
+        })
+        .collect();
+    let wanted = [
+        ("data", (0, 1, 300), Type::Disk, true, true),
+        ("drive", (0, 0, 0), Type::Cdrom, false, false),
+    ];
+    assert_eq!(told, wanted);
+}
+
+#[test]
+fn a_lun_comes_with_who_is_privileged() {
+    let told = |reservation, privileged: bool| {
+        let vm = plan(|disk| {
+            disk.controller = Controller::VirtioScsi(ScsiAddress { target: 0, lun: 0 });
+            disk.device = DeviceType::Lun { reservation };
+        });
+        let file = || OwnedFd::from(tempfile::tempfile().unwrap());
+        let open = OpenDisk {
+            file: Some(file()),
+            base: None,
+            path: PathBuf::new(),
+            read_only: false,
+            cache: Cache::None,
+            format: ImageFormat::Raw,
+            block_sizes: None,
+            lun: Some(husk_volumes::OpenLun {
+                privileged: privileged.then(file),
+                max_segments: 128,
+            }),
+        };
+        let volumes = Volumes {
+            disks: vec![open],
+            kernel: None,
+            initrd: None,
+        };
+        let configured = Configured::new(&vm, volumes, Vec::new(), file(), None);
+        assert_eq!(configured.descriptors.len(), 2 + usize::from(privileged));
+        let scsi = configured.config.scsi_disks.into_iter().next().unwrap();
+        assert_eq!(scsi.r#type(), Type::Lun);
+        let lun = scsi.passthrough.unwrap();
+        (lun.reservation, lun.privileged.is_some(), lun.max_segments)
+    };
+    assert_eq!(told(true, true), (true, true, 128));
+    assert_eq!(told(false, false), (false, false, 128));
+}
+
+#[test]
+fn an_overlay_goes_with_its_base() {
+    let vm = plan(|_| {});
+    let file = || OwnedFd::from(tempfile::tempfile().unwrap());
+    let open = OpenDisk {
+        file: Some(file()),
+        base: Some(Base {
+            file: file(),
+            format: ImageFormat::Raw,
+        }),
+        path: PathBuf::new(),
+        read_only: false,
+        cache: Cache::Writeback,
+        format: ImageFormat::Qcow2,
+        block_sizes: None,
+        lun: None,
+    };
+    let volumes = Volumes {
+        disks: vec![open],
+        kernel: None,
+        initrd: None,
+    };
+    let configured = Configured::new(&vm, volumes, Vec::new(), file(), None);
+    assert_eq!(configured.descriptors.len(), 3);
+    let disk = &configured.config.disks[0];
+    assert_eq!(
+        (disk.format(), disk.base_format(), disk.new_overlay),
+        (Format::Qcow2, Format::Raw, true)
+    );
+    assert!(disk.base.is_some() && disk.base != disk.file);
+}

@@ -1,0 +1,313 @@
+//! Where the VMs of one user are found: a directory per VM, locked by its monitor for as long as that lives.
+//!
+//! ```text
+//! RUNTIME/.lock                      held while a VM's directory is claimed or removed; its text says whose RUNTIME is
+//! RUNTIME/NAMESPACE/NAME/monitor.pid write-locked by the live monitor
+//!                        plan.json vmi.json pod.sock fds.sock console.log monitor.log, netns.json and network-DEVICE.json
+//! ```
+//!
+//! A directory goes all at once: it is moved to RUNTIME/.removing, then deleted.
+//! One whose monitor.pid nobody has locked belonged to a monitor that died; [`RuntimeDir::sweep`] removes
+//! it, file by known file: nothing Husk did not make is ever deleted, and one with anything else in it stays whole.
+
+mod owner;
+mod vm_dir;
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use tracing::warn;
+
+use husk_network::NetworkError;
+use husk_network::lock;
+
+use owner::Origin;
+pub use vm_dir::{ClaimedDir, VmDir};
+
+/// The namespace under which the state of pods is kept, by their UIDs; outside of pods by the container's id.
+pub const PODS: &str = "pods";
+/// The file that is locked while directories come and go.
+const LOCK: &str = ".lock";
+
+/// How long a VM that ends, or a VMM whose monitor was killed, may keep its network namespace from the next one.
+const NETNS_FREE_WITHIN: Duration = Duration::from_secs(2);
+/// How often is looked whether it has let go of it.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// Why the runtime directory or a VM in it could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// A user without a login session has no runtime directory.
+    #[error("no runtime directory: set XDG_RUNTIME_DIR or HUSK_RUNTIME_DIR to a directory of your own")]
+    Nowhere,
+    /// It is not for VMs: somebody else could plant sockets in it, or has it for other things.
+    #[error("{place} {why}: set HUSK_RUNTIME_DIR to an absolute path of your own, empty or not there yet")]
+    Unfit {
+        /// The directory, and what named it.
+        place: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// It cannot be made or read.
+    #[error("{place} cannot be used, set HUSK_RUNTIME_DIR to a directory of your own")]
+    Unusable {
+        /// The directory, and what named it.
+        place: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// A VM's directory holds something else too, and is left as it is.
+    #[error("{} was not made by Husk: move it away", .0.display())]
+    Foreign(PathBuf),
+    /// Namespaces and names are single path components.
+    #[error("{0:?} is not a name")]
+    BadName(String),
+    /// No live VM has that name.
+    #[error("no VM {namespace}/{name} is running")]
+    NotFound {
+        /// Namespace asked for.
+        namespace: String,
+        /// Name asked for.
+        name: String,
+    },
+    /// A live VM has that name.
+    #[error("VM {namespace}/{name} is already running")]
+    Exists {
+        /// Namespace asked for.
+        namespace: String,
+        /// Name asked for.
+        name: String,
+    },
+    /// What a monitor did to its VM's network could not be taken back.
+    #[error("{} stays, for what was done to the VM's network cannot be taken back: {source}", dir.display())]
+    Network {
+        /// The VM's directory.
+        dir: PathBuf,
+        /// Why.
+        source: NetworkError,
+    },
+    /// The file system refused.
+    #[error("{}", path.display())]
+    Io {
+        /// What was accessed.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+impl StateError {
+    fn io(path: &Path) -> impl FnOnce(io::Error) -> StateError + '_ {
+        move |source| StateError::Io {
+            path: path.to_owned(),
+            source,
+        }
+    }
+}
+
+/// The directory that holds the state of one user's VMs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuntimeDir {
+    path: PathBuf,
+    origin: Origin,
+}
+
+impl RuntimeDir {
+    /// `HUSK_RUNTIME_DIR`, else `/run/husk` for root, else `$XDG_RUNTIME_DIR/husk`. Nothing is created.
+    ///
+    /// # Errors
+    /// There is none, or it is not for VMs: a relative path, which is another one for the next command; a directory
+    /// that others own or can write; for `HUSK_RUNTIME_DIR`, one with something in it that Husk did not begin.
+    pub fn locate() -> Result<RuntimeDir, StateError> {
+        let set = |name| {
+            std::env::var_os(name)
+                .filter(|value| !value.is_empty())
+                .map(PathBuf::from)
+        };
+        let (path, origin) = if let Some(path) = set("HUSK_RUNTIME_DIR") {
+            (path, Origin::Variable)
+        } else if rustix::process::geteuid().is_root() {
+            (PathBuf::from("/run/husk"), Origin::Standard)
+        } else {
+            let session = set("XDG_RUNTIME_DIR").ok_or(StateError::Nowhere)?;
+            (session.join("husk"), Origin::Session)
+        };
+        let runtime = RuntimeDir { path, origin };
+        runtime.check()?;
+        Ok(runtime)
+    }
+
+    /// A given directory.
+    pub fn at(path: impl Into<PathBuf>) -> RuntimeDir {
+        RuntimeDir {
+            path: path.into(),
+            origin: Origin::Standard,
+        }
+    }
+
+    /// Its path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The live VMs, by namespace and name.
+    pub fn list(&self) -> Result<Vec<VmDir>, StateError> {
+        let mut live = self.directories()?;
+        live.retain(VmDir::is_live);
+        Ok(live)
+    }
+
+    /// The live VM of that name.
+    pub fn find(&self, namespace: &str, name: &str) -> Result<VmDir, StateError> {
+        let dir = self.vm_dir(namespace, name)?;
+        if dir.is_live() {
+            return Ok(dir);
+        }
+        Err(StateError::NotFound {
+            namespace: namespace.into(),
+            name: name.into(),
+        })
+    }
+
+    /// Removes what monitors that died left behind and returns whose it was.
+    pub fn sweep(&self) -> Result<Vec<VmDir>, StateError> {
+        self.check()?;
+        // Where no VM has been, there is nothing to sweep and nothing to make.
+        if !self.path.join(LOCK).exists() {
+            return Ok(Vec::new());
+        }
+        let _lock = self.lock()?;
+        if let Err(error) = vm_dir::clear(&self.aside()) {
+            warn!(%error, "what a dead monitor left stays");
+        }
+        let mut swept = Vec::new();
+        for dir in self.directories()?.into_iter().filter(VmDir::is_abandoned) {
+            match dir.remove(self) {
+                Ok(()) => swept.push(dir),
+                Err(error) => warn!(dir = %dir.path().display(), %error, "what a dead monitor left stays"),
+            }
+        }
+        if let Err(error) = husk_network::tidy() {
+            warn!(%error, "what dead monitors left of this machine's network stays");
+        }
+        Ok(swept)
+    }
+
+    /// As [`RuntimeDir::sweep`], for a VM that is to have the network namespace at `netns`: who had it and is ending
+    /// has a moment for that, and so has the VMM of a monitor that was killed, which keeps the network from being given
+    /// back. Blocks.
+    pub fn sweep_for(&self, netns: &Path) -> Result<Vec<VmDir>, StateError> {
+        let deadline = Instant::now() + NETNS_FREE_WITHIN;
+        let mut swept = self.sweep()?;
+        let is_had = |dir: &VmDir| husk_network::is_in(dir.path(), netns);
+        while self.directories()?.iter().any(is_had) && Instant::now() < deadline {
+            std::thread::sleep(AGAIN);
+            swept.extend(self.sweep()?);
+        }
+        Ok(swept)
+    }
+
+    /// Removes what a dead monitor left of one VM, if it did.
+    pub fn clear(&self, namespace: &str, name: &str) -> Result<(), StateError> {
+        let dir = self.vm_dir(namespace, name)?;
+        if !dir.is_abandoned() {
+            return Ok(());
+        }
+        let _lock = self.lock()?;
+        match dir.is_abandoned() {
+            true => dir.remove(self),
+            false => Ok(()),
+        }
+    }
+
+    /// Makes the directory of a new VM and locks it for this process.
+    pub fn claim(&self, namespace: &str, name: &str) -> Result<ClaimedDir, StateError> {
+        let dir = self.vm_dir(namespace, name)?;
+        self.prepare()?;
+        let mut lock = self.lock()?;
+        self.mark(&mut lock)?;
+        if dir.is_live() {
+            return Err(StateError::Exists {
+                namespace: namespace.into(),
+                name: name.into(),
+            });
+        }
+        if dir.is_abandoned() {
+            dir.remove(self)?;
+        }
+        private_dirs(dir.path())?;
+        let claimed = ClaimedDir::lock(self.clone(), dir)?;
+        drop(lock);
+        Ok(claimed)
+    }
+
+    /// Makes the directory where it is not, and sees that it is for VMs.
+    pub fn prepare(&self) -> Result<(), StateError> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.path);
+        made.map_err(self.unusable())?;
+        self.check()
+    }
+
+    /// Held while directories come and go; waits for others, which hold it for milliseconds.
+    fn lock(&self) -> Result<fs::File, StateError> {
+        let path = self.path.join(LOCK);
+        lock::exclusive(&path).map_err(StateError::io(&path))
+    }
+
+    /// Where a directory is while it is being removed: its name is no namespace's.
+    fn aside(&self) -> PathBuf {
+        self.path.join(".removing")
+    }
+
+    fn vm_dir(&self, namespace: &str, name: &str) -> Result<VmDir, StateError> {
+        for part in [namespace, name] {
+            if part.is_empty() || part.starts_with('.') || part.len() > 253 || part.contains(['/', '\0']) {
+                return Err(StateError::BadName(part.into()));
+            }
+        }
+        Ok(VmDir::new(self.path.join(namespace).join(name), namespace, name))
+    }
+
+    fn directories(&self) -> Result<Vec<VmDir>, StateError> {
+        let mut found = Vec::new();
+        for namespace in subdirectories(&self.path)? {
+            for name in subdirectories(&self.path.join(&namespace))? {
+                found.extend(self.vm_dir(&namespace, &name).ok());
+            }
+        }
+        found.sort_by(|a, b| (a.namespace(), a.name()).cmp(&(b.namespace(), b.name())));
+        Ok(found)
+    }
+}
+
+/// Makes a directory and its parents, for this user only.
+fn private_dirs(path: &Path) -> Result<(), StateError> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(StateError::io(path))
+}
+
+/// Names of the real directories in `path`; none where it does not exist or is going away.
+fn subdirectories(path: &Path) -> Result<Vec<String>, StateError> {
+    let entries = match fs::read_dir(path) {
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            return Ok(Vec::new());
+        }
+        other => other.map_err(StateError::io(path))?,
+    };
+    let directories = entries
+        .flatten()
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    Ok(directories
+        .filter_map(|entry| entry.file_name().into_string().ok())
+        .collect())
+}
+
+#[cfg(test)]
+mod tests;

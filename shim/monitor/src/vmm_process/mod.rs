@@ -1,0 +1,232 @@
+//! The VMM as a child process: two inherited socketpairs, its log, its end.
+//!
+//! The child runs `husk-vmm --control-fd 3 --fd-channel-fd 4 [--uid N --gid N]` with nothing else open but standard
+//! error. It ends within a second of its control socket closing, so it cannot outlive this process.
+
+mod exit;
+mod log;
+mod place;
+mod program;
+
+use std::env;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{self, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use command_fds::{CommandFdExt, FdMapping};
+use husk_proto::fds::{self, FdSender};
+use husk_proto::vmm::v1::vmm_client::VmmClient;
+use hyper_util::rt::TokioIo;
+use rustix::process::{
+    Resource, Signal, getpid, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
+};
+use tokio::net::UnixStream;
+use tokio::process::{Child, Command};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tonic::transport::{Channel, Endpoint};
+
+pub use exit::VmExit;
+use husk_network::Owner;
+pub use place::Place;
+pub use program::Program;
+
+use place::Entrance;
+
+const CONTROL_FD: i32 = 3;
+const FD_CHANNEL_FD: i32 = 4;
+/// The user and group a VMM drops to where the monitor is root: KubeVirt's `qemu`.
+const UNPRIVILEGED: u32 = 107;
+
+/// Why no VMM was started.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// No executable of that name.
+    #[error("husk-vmm was found neither beside this program nor on PATH: set HUSK_VMM to its path")]
+    NotFound,
+    /// The kernel refused.
+    #[error("{program} cannot be started: {cause}{}", program.way_out())]
+    Exec {
+        /// What was to be executed.
+        program: Program,
+        /// Why it was not; in the text already, before the way out.
+        cause: io::Error,
+    },
+    /// Its cgroup cannot be entered.
+    #[error("the VMM's cgroup cannot be entered")]
+    Cgroup(#[source] io::Error),
+    /// The sockets for it could not be made.
+    #[error("sockets for the VMM failed")]
+    Sockets(#[from] io::Error),
+}
+
+/// A running VMM. Dropping it kills the process.
+#[derive(Debug)]
+pub struct VmmProcess {
+    client: VmmClient<Channel>,
+    fds: Arc<FdSender>,
+    child: Child,
+    log: Option<JoinHandle<Option<String>>>,
+    last_words: Option<String>,
+}
+
+impl VmmProcess {
+    /// Executes `program`. On a tokio runtime with I/O, on a thread that lives as long as the
+    /// VMM shall: the kernel kills the VMM when that thread ends.
+    pub fn spawn(program: &Program, place: &Place) -> Result<VmmProcess, SpawnError> {
+        let (control, control_theirs) = std::os::unix::net::UnixStream::pair()?;
+        let (fd_channel, fd_channel_theirs) = fds::socketpair()?;
+        let fds = Arc::new(FdSender::new(fd_channel)?);
+        let entrance = place.entrance().map_err(SpawnError::Cgroup)?;
+        let mut command = command(program, control_theirs.into(), fd_channel_theirs, entrance);
+        let mut child = place::alone(|| command.spawn()).map_err(|cause| SpawnError::Exec {
+            program: program.clone(),
+            cause,
+        })?;
+        let log = Some(tokio::spawn(log::relay(child.stderr.take())));
+        let client = VmmClient::new(connect(control)?);
+        Ok(VmmProcess {
+            client,
+            fds,
+            child,
+            log,
+            last_words: None,
+        })
+    }
+
+    /// A client of the VMM's control service.
+    #[must_use]
+    pub fn client(&self) -> VmmClient<Channel> {
+        self.client.clone()
+    }
+
+    /// The way descriptors go to the VMM.
+    #[must_use]
+    pub fn fds(&self) -> &Arc<FdSender> {
+        &self.fds
+    }
+
+    /// Its process id, until it has been waited for.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.child.id()
+    }
+
+    /// Kills it without a word; [`VmmProcess::wait`] still says how it ended.
+    pub fn kill(&mut self) {
+        // It fails only where the process has ended already.
+        let _ = self.child.start_kill();
+    }
+
+    /// Waits for its end. May be cancelled and called again.
+    pub async fn wait(&mut self) -> io::Result<VmExit> {
+        let status = self.child.wait().await?;
+        if let Some(log) = &mut self.log {
+            // The pipe closes with the process, unless the process has given it away.
+            if let Ok(Ok(last_words)) = timeout(Duration::from_secs(1), log).await {
+                self.last_words = last_words;
+            }
+            self.log = None;
+        }
+        Ok(VmExit::from_status(status, self.last_words.clone()))
+    }
+}
+
+/// Whose process a VMM is, and so its taps.
+#[must_use]
+pub fn owner() -> Owner {
+    match rustix::process::geteuid() {
+        root if root.is_root() => Owner {
+            uid: UNPRIVILEGED,
+            gid: UNPRIVILEGED,
+        },
+        user => Owner {
+            uid: user.as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+        },
+    }
+}
+
+/// The command line and surroundings of a VMM whose ends of the two socketpairs are given.
+fn command(program: &Program, control: OwnedFd, fd_channel: OwnedFd, entrance: Entrance) -> Command {
+    let mut command = process::Command::new(program.path());
+    command.args([
+        "--control-fd",
+        &CONTROL_FD.to_string(),
+        "--fd-channel-fd",
+        &FD_CHANNEL_FD.to_string(),
+    ]);
+    if rustix::process::geteuid().is_root() {
+        let Owner { uid, gid } = owner();
+        command.args(["--uid", &uid.to_string(), "--gid", &gid.to_string()]);
+    }
+    command
+        .env_clear()
+        .envs(env::vars_os().filter(|(name, _)| name == "RUST_LOG" || name == "RUST_BACKTRACE"));
+    command
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    let mappings = vec![
+        FdMapping {
+            parent_fd: control,
+            child_fd: CONTROL_FD,
+        },
+        FdMapping {
+            parent_fd: fd_channel,
+            child_fd: FD_CHANNEL_FD,
+        },
+    ];
+    // Two different descriptors cannot collide.
+    let _ = command.fd_mappings(mappings);
+    let parent = getpid();
+    let first_unwanted = FD_CHANNEL_FD as libc::c_uint + 1;
+    // SAFETY: the closure runs in the forked child before exec and makes only system calls; it neither allocates nor
+    // takes a lock.
+    unsafe {
+        command.pre_exec(move || {
+            // Whatever this process inherited is not the VMM's; std's own pipe still works until exec.
+            if libc::close_range(
+                first_unwanted,
+                libc::c_uint::MAX,
+                libc::CLOSE_RANGE_CLOEXEC as libc::c_int,
+            ) != 0
+            {
+                return Err(io::Error::last_os_error());
+            }
+            let mut files = getrlimit(Resource::Nofile);
+            files.current = files.maximum;
+            setrlimit(Resource::Nofile, files)?;
+            entrance.enter()?;
+            set_parent_process_death_signal(Some(Signal::KILL))?;
+            // The parent may have died before the line above. In a PID namespace of its own this process has none; there
+            // the control socket, which closes with the parent, ends it.
+            if getppid().is_some_and(|now| now != parent) {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+            Ok(())
+        });
+    }
+    let mut command = Command::from(command);
+    command.kill_on_drop(true);
+    command
+}
+
+/// A channel over one end of a socketpair, set up by its first call: a VMM that ends before that has an exit status to
+/// say why. It cannot reconnect: the other end is gone when this one is.
+fn connect(control: std::os::unix::net::UnixStream) -> io::Result<Channel> {
+    control.set_nonblocking(true)?;
+    let stream = Mutex::new(Some(TokioIo::new(UnixStream::from_std(control)?)));
+    let connector = tower::service_fn(move |_| {
+        let stream = stream.lock().ok().and_then(|mut stream| stream.take());
+        async move { stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
+    });
+    Ok(Endpoint::from_static("http://vmm").connect_with_connector_lazy(connector))
+}
+
+#[cfg(test)]
+mod tests;

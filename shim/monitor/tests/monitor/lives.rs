@@ -1,0 +1,255 @@
+//! How a VM that runs is steered, and ends.
+
+use std::time::{Duration, Instant};
+
+use husk_monitor::client::PodClient;
+use husk_proto::shim::v1::console_output::{Ended, Output};
+use husk_proto::shim::v1::{
+    ConsoleInput, ConsoleOutput, KillRequest, PauseRequest, Phase, ResetRequest, ResumeRequest,
+    ShutdownRequest,
+};
+use husk_proto::vmm::v1::ExitReason;
+use husk_vmi::DiskSource;
+use rustix::process::Signal;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::Streaming;
+
+use super::fixture::{Fixture, alive, disk, eventually, exit_of, plan, signal};
+
+async fn shut_down(mut client: PodClient, grace_seconds: Option<u64>) {
+    client.shutdown(ShutdownRequest { grace_seconds }).await.unwrap();
+}
+
+pub fn the_button_ends_it_well() {
+    let f = Fixture::new();
+    let mut vm = f.start(plan("demo")).unwrap();
+    let status = vm.ends(async |mut client| {
+        let answer = client
+            .shutdown(ShutdownRequest { grace_seconds: None })
+            .await
+            .unwrap();
+        assert_eq!(answer.into_inner().grace_seconds, 30);
+    });
+    assert_eq!(
+        (status.phase(), status.reason.as_str()),
+        (Phase::Succeeded, "Poweroff")
+    );
+    assert_eq!(
+        (status.message.as_str(), status.exit()),
+        ("guest powered off", ExitReason::Poweroff)
+    );
+    assert!(status.timeline.unwrap().ended > 0);
+    f.is_clean(&vm.pids());
+}
+
+pub fn a_deaf_guest_is_killed_after_its_grace_period() {
+    let f = Fixture::new();
+    let mut vm = f.start(plan("deaf")).unwrap();
+    let start = Instant::now();
+    let status = vm.ends(async |client| {
+        shut_down(client.clone(), Some(60)).await;
+        shut_down(client, Some(1)).await;
+    });
+    assert!(start.elapsed() >= Duration::from_secs(1) && start.elapsed() < Duration::from_secs(4));
+    assert_eq!(
+        (status.phase(), status.reason.as_str()),
+        (Phase::Failed, "GracePeriodExpired")
+    );
+    assert_eq!(
+        status.message,
+        "the guest did not power off within 1 s and was killed"
+    );
+    f.is_clean(&vm.pids());
+
+    let mut vm = f.start(plan("deaf")).unwrap();
+    let start = Instant::now();
+    let status = vm.ends(async |client| shut_down(client, Some(0)).await);
+    assert!(start.elapsed() < Duration::from_secs(1));
+    assert_eq!(
+        (status.phase(), status.reason.as_str()),
+        (Phase::Failed, "Killed")
+    );
+    f.is_clean(&vm.pids());
+}
+
+pub fn a_deaf_vmm_is_killed_too() {
+    let f = Fixture::new();
+    let mut vm = f.start(plan("stubborn")).unwrap();
+    let start = Instant::now();
+    let status = vm.ends(async |mut client| drop(client.kill(KillRequest {}).await.unwrap()));
+    assert!(start.elapsed() < Duration::from_secs(4));
+    assert_eq!(
+        (status.phase(), status.reason.as_str()),
+        (Phase::Failed, "Killed")
+    );
+    f.is_clean(&vm.pids());
+}
+
+pub fn signals_ask_and_then_insist() {
+    let f = Fixture::new();
+    let mut vm = f.start(plan("demo")).unwrap();
+    let monitor = vm.monitor;
+    let status = vm.ends(async |_| signal(monitor, Signal::TERM));
+    assert_eq!(status.phase(), Phase::Succeeded);
+
+    let mut vm = f.start(plan("deaf")).unwrap();
+    signal(vm.monitor, Signal::TERM);
+    eventually("the button was pressed", || vm.said().contains("power button"));
+    assert!(vm.status().stopping);
+    let monitor = vm.monitor;
+    let status = vm.ends(async |_| signal(monitor, Signal::TERM));
+    assert_eq!(
+        (status.phase(), status.reason.as_str()),
+        (Phase::Failed, "Killed")
+    );
+    f.is_clean(&vm.pids());
+}
+
+pub fn a_paused_vm_is_resumed_to_be_shut_down() {
+    let f = Fixture::new();
+    let mut paused = plan("demo");
+    paused.start_paused = true;
+    let mut vm = f.start(paused).unwrap();
+    let status = vm.status();
+    assert_eq!((status.phase(), status.paused), (Phase::Running, true));
+    assert_eq!(status.timeline.unwrap().running, 0);
+    f.wait(vm.client.resume(ResumeRequest {})).unwrap();
+    assert!(!vm.status().paused);
+    f.wait(vm.client.pause(PauseRequest {})).unwrap();
+    f.wait(vm.client.pause(PauseRequest {})).unwrap();
+    assert!(vm.status().paused);
+    let status = vm.ends(async |client| shut_down(client, None).await);
+    assert_eq!(status.phase(), Phase::Succeeded);
+    f.is_clean(&vm.pids());
+}
+
+pub fn a_killed_vmm_leaves_nothing() {
+    let f = Fixture::new();
+    let mut vm = f.start(plan("demo")).unwrap();
+    let vmm = vm.vmm;
+    let status = vm.ends(async |_| signal(vmm, Signal::KILL));
+    assert_eq!(
+        (status.phase(), status.reason.as_str()),
+        (Phase::Failed, "VmmDied")
+    );
+    assert_eq!(status.message, "the VMM was killed by SIGKILL");
+    f.is_clean(&vm.pids());
+}
+
+pub fn a_killed_monitor_takes_its_vmm_along() {
+    let f = Fixture::new();
+    let vm = f.start(plan("demo")).unwrap();
+    signal(vm.monitor, Signal::KILL);
+    let start = Instant::now();
+    eventually("the VMM ends", || !alive(vm.vmm));
+    assert!(start.elapsed() < Duration::from_secs(1));
+    // The kernel closes a dead process's files one after the other, and its last thread's end may come later.
+    eventually("the monitor's lock goes", || f.state().list().unwrap().is_empty());
+    assert_eq!(f.state().sweep().unwrap().len(), 1);
+    f.is_clean(&vm.pids());
+}
+
+pub fn the_guests_end_is_told_with_its_reason() {
+    let f = Fixture::new();
+    let mut vm = f.start(plan("deaf-demo")).unwrap();
+    let status = vm.ends(async |client| {
+        shut_down(client, Some(1)).await;
+    });
+    assert_eq!(status.phase(), Phase::Failed);
+    // A guest that panics at once may be gone before anybody asks.
+    let mut child = f.monitor();
+    child
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped());
+    let mut child = child.spawn().unwrap();
+    let config = serde_json::to_vec(&f.config(plan("panics"))).unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), &config).unwrap();
+    assert!(!exit_of(&mut child).success());
+    f.is_clean(&[child.id()]);
+}
+
+pub fn reboots_are_counted() {
+    let f = Fixture::new();
+    let mut vm = f.start(plan("demo")).unwrap();
+    f.wait(vm.client.reset(ResetRequest {})).unwrap();
+    f.wait(vm.client.reset(ResetRequest {})).unwrap();
+    eventually("both are told", || vm.status().reboots == 2);
+    vm.ends(async |client| shut_down(client, None).await);
+}
+
+async fn open_console(client: &mut PodClient) -> (mpsc::Sender<ConsoleInput>, Streaming<ConsoleOutput>) {
+    let (typed, input) = mpsc::channel(4);
+    let output = client
+        .console(ReceiverStream::new(input))
+        .await
+        .unwrap()
+        .into_inner();
+    (typed, output)
+}
+
+async fn hear(output: &mut Streaming<ConsoleOutput>, wanted: &str) {
+    let mut heard = String::new();
+    while !heard.contains(wanted) {
+        match output.message().await.unwrap().unwrap().output.unwrap() {
+            Output::Data(data) => heard.push_str(&String::from_utf8_lossy(&data)),
+            other => panic!("{other:?} after {heard:?}"),
+        }
+    }
+}
+
+pub fn the_console_is_one_sessions() {
+    let f = Fixture::new();
+    let mut vm = f.start(plan("demo")).unwrap();
+    f.wait(async {
+        let (typed, mut output) = open_console(&mut vm.client).await;
+        hear(&mut output, "0 disks of 0 bytes\n").await;
+        typed
+            .send(ConsoleInput {
+                data: b"echo".to_vec(),
+            })
+            .await
+            .unwrap();
+        hear(&mut output, "echo").await;
+
+        let (later, mut later_output) = open_console(&mut vm.client).await;
+        hear(&mut later_output, "echo").await;
+        let last = output.message().await.unwrap().unwrap().output;
+        assert_eq!(last, Some(Output::Ended(Ended::TakenOver.into())));
+        assert!(output.message().await.unwrap().is_none());
+        drop(later);
+        assert!(later_output.message().await.unwrap().is_none());
+    });
+    // One that stalls changes nothing for the guest or the end.
+    let stalled = f.wait(open_console(&mut vm.client));
+    let status = vm.ends(async |client| shut_down(client, None).await);
+    assert_eq!(status.phase(), Phase::Succeeded);
+    drop(stalled);
+    f.is_clean(&vm.pids());
+}
+
+pub fn images_are_free_again_after_the_end() {
+    let f = Fixture::new();
+    let image = f.home().join("disk.img");
+    std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();
+    let with_image = |name: &str| {
+        let mut plan = plan(name);
+        plan.disks.push(disk("data", DiskSource::File(image.clone())));
+        plan
+    };
+    for _ in 0..3 {
+        let mut vm = f.start(with_image("one")).unwrap();
+        let error = f
+            .start(with_image("two"))
+            .map(|vm| vm.monitor)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.ends_with("disk.img is in use by another VM or program"),
+            "{error}"
+        );
+        let vmm = vm.vmm;
+        vm.ends(async |_| signal(vmm, Signal::KILL));
+    }
+    f.is_clean(&[]);
+}

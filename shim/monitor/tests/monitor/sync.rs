@@ -1,0 +1,569 @@
+//! VMs that follow their VMIs, and what is seen of them.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use husk_proto::fds::{FdSender, Token};
+use husk_proto::shim::v1::change::Kind;
+use husk_proto::shim::v1::sync_vmi_request::RunState;
+use husk_proto::shim::v1::{
+    AddVolumeRequest, KillRequest, Phase, SyncVmiRequest, SyncVmiResponse, VolumeStatus, WatchStatusRequest,
+};
+use husk_shim_testing::pod::{Pod, ip};
+use husk_vmi::{Loaded, PodResources, VmPlan};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use serde_json::{Value, json};
+use tonic::{Code, Status};
+
+use super::fixture::{Fixture, Vm, eventually, exit_of};
+use super::host;
+use super::networks::{can_run, on};
+
+const MIB: u64 = 1 << 20;
+
+fn image(path: &Path, bytes: u64) {
+    let file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path)
+        .unwrap();
+    file.set_len(bytes).unwrap();
+}
+
+/// A VMI with a disk, and these volumes, which may come and go.
+fn vmi(name: &str, hotpluggable: &[&str]) -> Value {
+    let mut volumes = vec![json!({"name": "root", "persistentVolumeClaim": {"claimName": "root"}})];
+    for name in hotpluggable {
+        volumes.push(json!({"name": name, "dataVolume": {"name": name, "hotpluggable": true}}));
+    }
+    json!({
+        "apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
+        "metadata": {"name": name, "uid": "u-1"},
+        "spec": {
+            "domain": {
+                "memory": {"guest": "128Mi"},
+                "devices": {
+                    "autoattachPodInterface": false,
+                    "disks": [{"name": "root", "disk": {"bus": "virtio"}}],
+                },
+            },
+            "volumes": volumes,
+        },
+    })
+}
+
+fn plan(f: &Fixture, vmi: &Value) -> VmPlan {
+    let root = f.home().join("root.img");
+    image(&root, MIB);
+    let Loaded::Vmi(vmi) = husk_vmi::load(&vmi.to_string()).unwrap().remove(0) else {
+        panic!("it is a VMI")
+    };
+    let mut resources = PodResources::default();
+    resources.volumes.insert("root".into(), root);
+    husk_vmi::plan(&vmi, &resources).unwrap()
+}
+
+fn sync(f: &Fixture, vm: &mut Vm<'_>, request: SyncVmiRequest) -> Result<SyncVmiResponse, Status> {
+    f.wait(vm.client.sync_vmi(request))
+        .map(tonic::Response::into_inner)
+}
+
+/// What a call asks for: the VMI, a state, and where volumes are.
+fn wants(vmi: &Value, state: RunState, paths: &[(&str, &Path)]) -> SyncVmiRequest {
+    let paths = paths.iter();
+    SyncVmiRequest {
+        vmi: vmi.to_string(),
+        run_state: state.into(),
+        paths: paths
+            .map(|(name, path)| (name.to_string(), path.to_str().unwrap().to_owned()))
+            .collect(),
+    }
+}
+
+fn changes(done: &SyncVmiResponse) -> Vec<(Kind, &str)> {
+    let changes = done.changes.iter();
+    changes
+        .map(|change| (change.kind(), change.name.as_str()))
+        .collect()
+}
+
+fn volume<'a>(done: &'a SyncVmiResponse, name: &str) -> &'a VolumeStatus {
+    done.volumes.iter().find(|volume| volume.name == name).unwrap()
+}
+
+fn kill(vm: &mut Vm<'_>) {
+    vm.ends(async |mut client| drop(client.kill(KillRequest {}).await.unwrap()));
+}
+
+pub fn a_vm_follows_its_vmi() {
+    let f = Fixture::new();
+    let data = f.home().join("data.img");
+    image(&data, MIB);
+    let plain = vmi("demo", &[]);
+    let mut vm = f.start(plan(&f, &plain)).unwrap();
+    let same = RunState::Unspecified;
+    let done = sync(&f, &mut vm, wants(&plain, same, &[])).unwrap();
+    assert!(
+        done.changes.is_empty() && done.complete && !done.paused,
+        "{done:?}"
+    );
+    let root = volume(&done, "root");
+    assert_eq!((done.volumes.len(), root.phase.as_str()), (1, ""));
+    let disk = root.disk.as_ref().unwrap();
+    assert_eq!(
+        (disk.target.as_str(), disk.plugged, disk.bytes),
+        ("vda", false, Some(MIB))
+    );
+
+    // What has no data yet waits, and comes when it has.
+    let more = vmi("demo", &["data"]);
+    let done = sync(&f, &mut vm, wants(&more, same, &[])).unwrap();
+    assert!(done.changes.is_empty() && !done.complete, "{done:?}");
+    let waits = volume(&done, "data");
+    assert_eq!(
+        (waits.phase.as_str(), waits.reason.as_str()),
+        ("Pending", "VolumeNotMountedToPod")
+    );
+    for wanted in [&[(Kind::VolumeAdded, "data")][..], &[]] {
+        let done = sync(&f, &mut vm, wants(&more, same, &[("data", &data)])).unwrap();
+        assert_eq!(changes(&done), wanted);
+        assert!(done.complete);
+        let ready = volume(&done, "data");
+        assert_eq!(
+            (ready.phase.as_str(), ready.reason.as_str()),
+            ("Ready", "VolumeReady")
+        );
+        assert_eq!(ready.message, "Successfully attach hotplugged volume data to VM");
+        let disk = ready.disk.as_ref().unwrap();
+        let scsi = disk.scsi.unwrap();
+        assert_eq!((disk.target.as_str(), scsi.target, scsi.lun), ("sda", 0, 0));
+        assert!(disk.plugged && !disk.read_only && !disk.removing);
+    }
+    assert!(vm.said().contains("added data data at 0:0 of 1048576 bytes\n"));
+
+    // Its image grows, and the root disk's, and the guest knows when the call returns.
+    for path in [&data, &f.home().join("root.img")] {
+        image(path, 3 * MIB);
+    }
+    let done = sync(&f, &mut vm, wants(&more, same, &[])).unwrap();
+    for name in ["data", "root"] {
+        assert_eq!(volume(&done, name).disk.as_ref().unwrap().bytes, Some(3 * MIB));
+    }
+
+    for (state, wanted) in [
+        (RunState::Paused, &[(Kind::Paused, "")][..]),
+        (RunState::Paused, &[]),
+        (same, &[]),
+        (RunState::Running, &[(Kind::Resumed, "")]),
+        (RunState::Running, &[]),
+    ] {
+        let done = sync(&f, &mut vm, wants(&more, state, &[])).unwrap();
+        assert_eq!(changes(&done), wanted);
+        assert_eq!(done.paused, vm.status().paused);
+    }
+
+    // It goes with its entry; the manifest's own disk does not.
+    let done = sync(&f, &mut vm, wants(&plain, same, &[])).unwrap();
+    assert_eq!(changes(&done), [(Kind::VolumeRemoved, "data")]);
+    assert!(done.complete && done.volumes.len() == 1);
+    assert_eq!(vm.info().disks.len(), 1);
+    kill(&mut vm);
+    f.is_clean(&vm.pids());
+}
+
+pub fn what_takes_a_restart_is_refused_and_nothing_is_done() {
+    let f = Fixture::new();
+    let data = f.home().join("data.img");
+    image(&data, MIB);
+    let plain = vmi("demo", &[]);
+    let mut vm = f.start(plan(&f, &plain)).unwrap();
+    let mut refused = |vmi: &str, paths: &[(&str, &Path)]| {
+        let mut request = wants(&json!({}), RunState::Paused, paths);
+        request.vmi = vmi.to_owned();
+        let status = sync(&f, &mut vm, request).unwrap_err();
+        (status.code(), status.message().to_owned())
+    };
+    let mut other = vmi("demo", &["data"]);
+    other["spec"]["domain"]["memory"]["guest"] = json!("256Mi");
+    other["spec"]["domain"]["cpu"] = json!({"cores": 3});
+    let (code, text) = refused(&other.to_string(), &[("data", &data)]);
+    assert_eq!(code, Code::FailedPrecondition);
+    let fields: Vec<&str> = text
+        .lines()
+        .filter_map(|line| Some(line.split_once(':')?.0))
+        .collect();
+    assert_eq!(fields, ["spec.domain.cpu", "spec.domain.memory.guest"], "{text}");
+    let (code, text) = refused(&vmi("other", &[]).to_string(), &[]);
+    assert_eq!(code, Code::FailedPrecondition);
+    assert!(text.starts_with("metadata.name: "), "{text}");
+    let mut without = plain.clone();
+    without["spec"]["volumes"] = json!([{"name": "x", "emptyDisk": {"capacity": "1Gi"}}]);
+    without["spec"]["domain"]["devices"]["disks"] = json!([]);
+    let (code, text) = refused(&without.to_string(), &[]);
+    assert_eq!(code, Code::FailedPrecondition);
+    assert!(text.starts_with("spec.volumes[0]: "), "{text}");
+
+    let (code, text) = refused(&plain.to_string(), &[("data", &data)]);
+    assert_eq!(
+        (code, text.as_str()),
+        (Code::InvalidArgument, "the VMI has no volume \"data\"")
+    );
+    let mut wrong = plain.clone();
+    wrong["spec"]["volumes"] = json!([]);
+    let two = format!("{plain}\n---\n{plain}");
+    let large = format!("{plain}{}", " ".repeat(husk_vmi::MANIFEST_LIMIT));
+    let deep = "[".repeat(100_000);
+    for text in ["", "{", "kind: Pod", &wrong.to_string(), &two, &large, &deep] {
+        assert_eq!(refused(text, &[]).0, Code::InvalidArgument, "{:.80}", text);
+    }
+    // None of it changed anything.
+    let info = vm.info();
+    assert!(info.disks.len() == 1 && !info.status.unwrap().paused);
+    kill(&mut vm);
+    f.is_clean(&vm.pids());
+}
+
+pub fn what_a_guest_clings_to_goes_later() {
+    let f = Fixture::new();
+    let data = f.home().join("data.img");
+    image(&data, MIB);
+    let (plain, more) = (vmi("demo", &[]), vmi("demo", &["data"]));
+    let mut vm = f.start(plan(&f, &plain)).unwrap();
+    let added = wants(&more, RunState::Paused, &[("data", &data)]);
+    let done = sync(&f, &mut vm, added.clone()).unwrap();
+    assert_eq!(changes(&done), [(Kind::VolumeAdded, "data"), (Kind::Paused, "")]);
+    for _ in 0..2 {
+        let done = sync(&f, &mut vm, wants(&plain, RunState::Unspecified, &[])).unwrap();
+        assert!(done.changes.is_empty() && !done.complete, "{done:?}");
+        let going = volume(&done, "data");
+        assert_eq!(
+            (going.phase.as_str(), going.reason.as_str()),
+            ("Detaching", "VolumeInUse")
+        );
+        assert!(going.disk.as_ref().unwrap().removing);
+    }
+    // Nor does it come back before it has gone.
+    let done = sync(&f, &mut vm, added.clone()).unwrap();
+    assert_eq!(
+        (volume(&done, "data").phase.as_str(), done.complete),
+        ("Detaching", false)
+    );
+    let done = sync(&f, &mut vm, wants(&plain, RunState::Running, &[])).unwrap();
+    assert_eq!(changes(&done)[0], (Kind::Resumed, ""));
+    eventually("it goes", || vm.info().disks.len() == 1);
+    let done = sync(
+        &f,
+        &mut vm,
+        wants(&more, RunState::Unspecified, &[("data", &data)]),
+    )
+    .unwrap();
+    assert_eq!(changes(&done), [(Kind::VolumeAdded, "data")]);
+    kill(&mut vm);
+    f.is_clean(&vm.pids());
+}
+
+pub fn calls_are_served_one_after_the_other() {
+    let f = Fixture::new();
+    let data = f.home().join("data.img");
+    image(&data, MIB);
+    let mut vm = f.start(plan(&f, &vmi("demo", &[]))).unwrap();
+    let request = wants(&vmi("demo", &["data"]), RunState::Unspecified, &[("data", &data)]);
+    let answers = f.wait(async {
+        let calls: Vec<_> = (0..24)
+            .map(|_| {
+                let (mut client, request) = (vm.client.clone(), request.clone());
+                tokio::task::spawn(async move { client.sync_vmi(request).await })
+            })
+            .collect();
+        let mut answers = Vec::new();
+        for call in calls {
+            answers.push(call.await.unwrap());
+        }
+        answers
+    });
+    let mut added = 0;
+    for answer in answers {
+        match answer {
+            Ok(done) => added += done.into_inner().changes.len(),
+            Err(status) => assert_eq!(status.code(), Code::ResourceExhausted, "{status}"),
+        }
+    }
+    assert_eq!(added, 1);
+    kill(&mut vm);
+    f.is_clean(&vm.pids());
+}
+
+fn add(f: &Fixture, vm: &mut Vm<'_>, name: &str, path: &Path) -> Result<u32, (Code, String)> {
+    let request = AddVolumeRequest {
+        name: name.into(),
+        path: path.to_str().unwrap().into(),
+        ..AddVolumeRequest::default()
+    };
+    told(
+        f.wait(vm.client.add_volume(request))
+            .map(|added| added.into_inner().lun),
+    )
+}
+
+fn told<T>(answer: Result<T, Status>) -> Result<T, (Code, String)> {
+    answer.map_err(|status| (status.code(), status.message().to_owned()))
+}
+
+pub fn a_pods_volumes_come_from_its_hotplug_directory() {
+    let f = Fixture::new();
+    let hotplug = f.home().join("hotplug-disks");
+    std::fs::create_dir(&hotplug).unwrap();
+    let outside = f.home().join("outside.img");
+    image(&outside, MIB);
+    symlink(&outside, hotplug.join("link.img")).unwrap();
+    let plain = vmi("demo", &[]);
+    let (mut vm, mut host) = host::start(&f, &plan(&f, &plain), &hotplug);
+
+    for path in [
+        &outside,
+        Path::new("/etc/shadow"),
+        &hotplug.join("../outside.img"),
+        &hotplug,
+    ] {
+        let (code, text) = add(&f, &mut vm, "data", path).unwrap_err();
+        assert_eq!(code, Code::PermissionDenied, "{text}");
+        assert!(text.contains("is nothing that this pod was given"), "{text}");
+    }
+    assert_eq!(
+        add(&f, &mut vm, "data", &hotplug.join("link.img")).unwrap_err().0,
+        Code::FailedPrecondition
+    );
+    let view = Path::new("/var/run/kubevirt/hotplug-disks");
+    let (code, text) = add(&f, &mut vm, "data", &view.join("data.img")).unwrap_err();
+    assert_eq!(code, Code::FailedPrecondition);
+    assert!(text.contains("No such file"), "{text}");
+
+    let more = vmi("demo", &["data", "link", "folder"]);
+    let state = RunState::Unspecified;
+    std::fs::create_dir(hotplug.join("folder")).unwrap();
+    let done = sync(&f, &mut vm, wants(&more, state, &[])).unwrap();
+    let phases = |done: &SyncVmiResponse| -> Vec<String> {
+        let volumes = done.volumes.iter();
+        volumes
+            .map(|volume| format!("{} {}", volume.name, volume.phase))
+            .collect()
+    };
+    assert_eq!(
+        phases(&done),
+        ["data Pending", "folder Pending", "link MountedToPod", "root "]
+    );
+    assert_eq!(volume(&done, "link").reason, "VolumeAttachFailed");
+    image(&hotplug.join("data.img"), MIB);
+    image(&hotplug.join("folder/disk.img"), 2 * MIB);
+    let done = sync(&f, &mut vm, wants(&more, state, &[])).unwrap();
+    assert_eq!(
+        changes(&done),
+        [(Kind::VolumeAdded, "data"), (Kind::VolumeAdded, "folder")]
+    );
+    // By either path it is the one that is there.
+    assert_eq!(
+        add(&f, &mut vm, "data", &hotplug.join("data.img")).unwrap_err().0,
+        Code::AlreadyExists
+    );
+    let outside = sync(&f, &mut vm, wants(&more, state, &[("link", &outside)]));
+    assert_eq!(outside.unwrap_err().code(), Code::PermissionDenied);
+    let done = sync(&f, &mut vm, wants(&plain, state, &[])).unwrap();
+    assert_eq!(done.changes.len(), 2);
+    assert_eq!(add(&f, &mut vm, "data", &view.join("data.img")).unwrap(), 0);
+    assert_eq!(add(&f, &mut vm, "data", &hotplug.join("data.img")).unwrap(), 0);
+    kill(&mut vm);
+    assert!(exit_of(&mut host).success());
+    f.is_clean(&vm.pids());
+}
+
+/// Sends a descriptor to the VM's socket for them, by a connection of its own.
+fn send(f: &Fixture, vm: &Vm<'_>, file: &File) -> Token {
+    f.wait(async {
+        let socket = socket_with(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        connect(&socket, &SocketAddrUnix::new(vm.dir.descriptors()).unwrap()).unwrap();
+        let sender = FdSender::new(socket).unwrap();
+        sender.send_one(file.as_fd()).await.unwrap()
+    })
+}
+
+pub fn a_volume_is_handed_over_by_its_descriptor() {
+    let f = Fixture::new();
+    let hotplug = f.home().join("hotplug-disks");
+    std::fs::create_dir(&hotplug).unwrap();
+    let (mut vm, mut host) = host::start(&f, &plan(&f, &vmi("demo", &[])), &hotplug);
+    let mut handed = |name: &str, file: &File, path: &str| {
+        let token = send(&f, &vm, file);
+        let request = AddVolumeRequest {
+            name: name.into(),
+            fd: Some(token.into()),
+            path: path.into(),
+            ..AddVolumeRequest::default()
+        };
+        told(
+            f.wait(vm.client.add_volume(request))
+                .map(|added| added.into_inner().lun),
+        )
+    };
+    let path = f.home().join("nameless.img");
+    image(&path, MIB);
+    let open = || File::options().read(true).write(true).open(&path).unwrap();
+    let (first, again, only_read) = (open(), open(), File::open(&path).unwrap());
+    std::fs::remove_file(&path).unwrap();
+    let (code, text) = handed("data", &only_read, "").unwrap_err();
+    assert_eq!(code, Code::InvalidArgument);
+    assert!(text.contains("cannot be written"), "{text}");
+    assert_eq!(handed("data", &first, "/x").unwrap_err().0, Code::InvalidArgument);
+    assert_eq!(handed("data", &first, "").unwrap(), 0);
+    // The same file is the same volume, whoever opened it; another one is not.
+    assert_eq!(handed("data", &again, "").unwrap(), 0);
+    assert_eq!(handed("other", &first, "").unwrap_err().0, Code::AlreadyExists);
+    let other = File::from(OwnedFd::from(tempfile::tempfile().unwrap()));
+    other.set_len(MIB).unwrap();
+    assert_eq!(handed("data", &other, "").unwrap_err().0, Code::AlreadyExists);
+    let null = File::options().read(true).write(true).open("/dev/null").unwrap();
+    let (code, text) = handed("null", &null, "").unwrap_err();
+    assert_eq!(code, Code::InvalidArgument);
+    assert!(text.contains("is a character device"), "{text}");
+    assert_eq!(handed("other", &other, "").unwrap(), 1);
+    for fd in [Token::random().into(), husk_proto::vmm::v1::Fd { token: vec![1] }] {
+        let request = AddVolumeRequest {
+            name: "none".into(),
+            fd: Some(fd),
+            ..AddVolumeRequest::default()
+        };
+        f.wait(vm.client.add_volume(request)).unwrap_err();
+    }
+    // One that is plugged so goes with the next VMI that does not have it.
+    let done = sync(
+        &f,
+        &mut vm,
+        wants(&vmi("demo", &["data"]), RunState::Unspecified, &[]),
+    )
+    .unwrap();
+    assert_eq!(changes(&done), [(Kind::VolumeRemoved, "other")]);
+    assert_eq!(volume(&done, "data").phase, "Ready");
+    kill(&mut vm);
+    assert!(exit_of(&mut host).success());
+    f.is_clean(&vm.pids());
+}
+
+pub fn who_watches_sees_disks_and_metrics() {
+    let f = Fixture::new();
+    let data = f.home().join("data.img");
+    image(&data, MIB);
+    let mut vm = f.start(plan(&f, &vmi("demo", &[]))).unwrap();
+    let mut client = vm.client.clone();
+    let add = AddVolumeRequest {
+        name: "data".into(),
+        path: data.to_str().unwrap().into(),
+        ..AddVolumeRequest::default()
+    };
+    f.wait(async {
+        let request = WatchStatusRequest { metrics_seconds: 1 };
+        let mut statuses = client.watch_status(request).await.unwrap().into_inner();
+        let first = statuses.message().await.unwrap().unwrap();
+        assert_eq!((first.phase(), first.disks.len()), (Phase::Running, 1));
+        client.add_volume(add).await.unwrap();
+        let (mut disks, mut metrics) = (false, None);
+        while !disks || metrics.is_none() {
+            let status = statuses.message().await.unwrap().unwrap();
+            disks |= status
+                .disks
+                .iter()
+                .any(|disk| disk.name == "data" && disk.plugged);
+            metrics = status.metrics.or(metrics);
+        }
+        assert!(metrics.unwrap().resident_bytes.unwrap() > 0);
+    });
+    let metrics = vm.info().metrics.unwrap();
+    // The VMM that plays one has no vCPUs and no balloon.
+    assert_eq!((metrics.vcpu_run_ns.len(), metrics.balloon_bytes), (0, None));
+    kill(&mut vm);
+    f.is_clean(&vm.pids());
+}
+
+pub fn interfaces_follow_the_vmi() {
+    if !can_run() {
+        return;
+    }
+    let f = Fixture::new();
+    let pod = Pod::with_address();
+    let manifest = |default: Value, red: Option<Value>| {
+        let mut vmi = vmi("demo", &[]);
+        let mut networks = vec![json!({"name": "default", "pod": {}})];
+        let mut interfaces = vec![default];
+        if let Some(red) = red {
+            networks.push(json!({"name": "red", "multus": {"networkName": "red"}}));
+            interfaces.push(red);
+        }
+        vmi["spec"]["networks"] = json!(networks);
+        vmi["spec"]["domain"]["devices"]["interfaces"] = json!(interfaces);
+        vmi
+    };
+    let state = RunState::Unspecified;
+    let default = |state: &str| json!({"name": "default", "bridge": {}, "state": state});
+    let red = |state: &str| Some(json!({"name": "red", "bridge": {}, "state": state}));
+    let plan = plan(&f, &manifest(default("up"), None));
+    let mut vm = f.start_config(&on(&f, &pod, plan)).unwrap();
+    let go = |vm: &mut Vm<'_>, default: Value, red: Option<Value>| {
+        let done = sync(&f, vm, wants(&manifest(default, red), state, &[])).unwrap();
+        let phases = done.interfaces.iter().map(|i| format!("{} {}", i.name, i.phase));
+        let changes = changes(&done)
+            .iter()
+            .map(|(kind, name)| format!("{kind:?} {name}"))
+            .collect::<Vec<_>>();
+        (changes, phases.collect::<Vec<_>>(), done.complete)
+    };
+    let (changes, phases, complete) = go(&mut vm, default("up"), None);
+    assert_eq!(
+        (changes.len(), &phases[..], complete),
+        (0, &["default Ready".to_owned()][..], true)
+    );
+    let (changes, _, _) = go(&mut vm, default("down"), None);
+    assert_eq!(changes, ["LinkDown default"]);
+    // Its device is not there yet.
+    let (changes, phases, complete) = go(&mut vm, default("up"), red(""));
+    assert_eq!(
+        (&changes[..], complete),
+        (&["LinkUp default".to_owned()][..], false)
+    );
+    assert_eq!(phases, ["default Ready", "red Pending"]);
+    let device = husk_network::secondary_nic("red");
+    let mac = husk_network::MacAddr([2, 0, 0, 0, 0, 7]);
+    let peer = husk_network::MacAddr([2, 0, 0, 0, 9, 7]);
+    pod.add_veth("veth1", peer, &device, mac);
+    ip(&pod.netns, &format!("addr add 10.9.0.5/24 brd + dev {device}"));
+    let (changes, phases, complete) = go(&mut vm, default("up"), red(""));
+    assert_eq!(
+        (&changes[..], complete),
+        (&["InterfaceAdded red".to_owned()][..], true)
+    );
+    assert_eq!(phases, ["default Ready", "red Ready"]);
+    assert_eq!(go(&mut vm, default("up"), red("")).0, [""; 0]);
+    let (changes, phases, complete) = go(&mut vm, default("up"), red("absent"));
+    assert_eq!(
+        (&changes[..], complete),
+        (&["InterfaceRemoved red".to_owned()][..], true)
+    );
+    assert_eq!(phases, ["default Ready", "red Absent"]);
+    go(&mut vm, default("up"), red("down"));
+    let shown: HashMap<String, bool> = vm
+        .info()
+        .interfaces
+        .into_iter()
+        .map(|i| (i.name, i.link_up))
+        .collect();
+    assert_eq!((shown["default"], shown["red"]), (true, false));
+    kill(&mut vm);
+    f.is_clean(&vm.pids());
+}

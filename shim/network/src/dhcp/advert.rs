@@ -1,0 +1,67 @@
+//! Router advertisements: the gateway behind which a guest is, and that its address comes from DHCPv6.
+
+use super::super::lease::Lease6;
+
+const ROUTER_SOLICITATION: u8 = 133;
+const ROUTER_ADVERTISEMENT: u8 = 134;
+
+/// *Managed* and *other*: address and names come from DHCPv6.
+const FLAGS: u8 = 0xc0;
+/// Seconds the gateway is a router for without another advertisement.
+const LIFETIME: u16 = 9000;
+/// Seconds between advertisements that nobody asked for, well within that.
+pub(super) const EVERY: std::time::Duration = std::time::Duration::from_secs(600);
+
+/// Whether a router is asked to advertise itself.
+pub(super) fn is_solicitation(packet: &[u8]) -> bool {
+    packet.len() >= 8 && packet[..2] == [ROUTER_SOLICITATION, 0]
+}
+
+/// The advertisement, without a checksum, which the kernel makes.
+pub(super) fn advertisement(lease: &Lease6) -> Vec<u8> {
+    let mut packet = vec![ROUTER_ADVERTISEMENT, 0, 0, 0, 64, FLAGS];
+    packet.extend(LIFETIME.to_be_bytes());
+    packet.extend([0; 8]);
+    // The router's Ethernet address.
+    packet.extend([1, 1]);
+    packet.extend(lease.server.0);
+    // The MTU.
+    packet.extend([5, 1, 0, 0]);
+    packet.extend(lease.mtu.to_be_bytes());
+    // The prefix: on the link, for ever, not to make addresses of.
+    packet.extend([3, 4, lease.address.prefix_len(), 0x80]);
+    packet.extend([0xff; 8]);
+    packet.extend([0; 4]);
+    packet.extend(lease.address.network().octets());
+    packet
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mac::MacAddr;
+
+    #[test]
+    fn as_the_rfc_lays_it_out() {
+        let packet = advertisement(&Lease6 {
+            address: "fd10:0:2::2/120".parse().unwrap(),
+            server: MacAddr::GATEWAY,
+            mtu: 1450,
+        });
+        assert_eq!(packet.len(), 16 + 8 + 8 + 32);
+        assert_eq!(packet[5], 0xc0);
+        assert_eq!(packet[28..32], 1450u32.to_be_bytes());
+        assert_eq!(packet[34..36], [120, 0x80]);
+        assert_eq!(
+            packet[48..64],
+            "fd10:0:2::".parse::<std::net::Ipv6Addr>().unwrap().octets()
+        );
+    }
+
+    #[test]
+    fn only_solicitations_are_answered() {
+        assert!(is_solicitation(&[133, 0, 0, 0, 0, 0, 0, 0]));
+        assert!(!is_solicitation(&[133, 0, 0, 0]));
+        assert!(!is_solicitation(&[134, 0, 0, 0, 0, 0, 0, 0]));
+    }
+}

@@ -1,0 +1,219 @@
+//! Whether a pod's device is one that a guest can have. It is asked before anything is changed.
+
+use ipnet::IpNet;
+use netlink_packet_route::link::LinkLayerType;
+
+use super::error::Fault;
+use super::interface::{Binding, Interface, Masquerade};
+use super::mac::MacAddr;
+use super::netlink::{Link, Netlink};
+use super::nic::PodNic;
+
+/// What the kernel allows a tap: 65535 bytes with Ethernet's header.
+const TAP_MTU: u32 = 65521;
+
+fn unfit(nic: &str, why: impl Into<String>) -> Fault {
+    Fault::Unfit {
+        nic: nic.to_owned(),
+        why: why.into(),
+    }
+}
+
+/// The Ethernet address of a device that has one.
+pub(super) fn ethernet(link: &Link) -> Result<MacAddr, Fault> {
+    let what = match (link.layer, link.kind.as_str()) {
+        (LinkLayerType::Ether, _) => link.mac,
+        (LinkLayerType::Loopback, _) => {
+            return Err(unfit(&link.name, "is the loopback device: name another one"));
+        }
+        _ => None,
+    };
+    what.ok_or_else(|| {
+        let kind = match link.kind.as_str() {
+            "" => format!("{:?}", link.layer).to_lowercase(),
+            kind => kind.to_owned(),
+        };
+        let why =
+            format!("is no Ethernet device ({kind}), and a guest takes no other: add one, such as a veth");
+        unfit(&link.name, why)
+    })
+}
+
+/// Refuses a device that the binding can do nothing with.
+pub(super) fn check(netlink: &Netlink, nic: &PodNic, interface: &Interface) -> Result<(), Fault> {
+    if nic.mtu > TAP_MTU {
+        let why = format!(
+            "has an MTU of {}, and a tap takes at most {TAP_MTU}: `ip link set {} mtu {TAP_MTU}`",
+            nic.mtu, nic.name
+        );
+        return Err(unfit(&nic.name, why));
+    }
+    let Some(link) = netlink.at(nic.index)? else {
+        return Err(Fault::NoNic(nic.name.clone()));
+    };
+    let takes_over = interface.binding == Binding::Bridge;
+    if takes_over && link.kind == "bridge" {
+        let why = "is a bridge, which cannot be a port of another: use masquerade, or give the pod a veth";
+        return Err(unfit(&nic.name, why));
+    }
+    if let Binding::Masquerade(network) = &interface.binding {
+        apart(nic, network)?;
+        for note in notes(&link, nic) {
+            tracing::warn!(interface = interface.name, device = nic.name, "{note}");
+        }
+    }
+    // One that has addresses of its own is behind a VRF, say, where masquerade leaves it.
+    if let Some(index) = link.bridge.filter(|_| takes_over || nic.addresses.is_empty()) {
+        let other = netlink.at(index)?;
+        let other = other.map_or_else(|| format!("device {index}"), |link| link.name);
+        let why = format!(
+            "is already a port of {other}: take it from there first (`ip link set {} nomaster`)",
+            nic.name
+        );
+        return Err(unfit(&nic.name, why));
+    }
+    Ok(())
+}
+
+/// Why a guest behind this device reaches nobody, as it is now.
+fn notes(link: &Link, nic: &PodNic) -> Vec<&'static str> {
+    let mut notes = Vec::new();
+    if !link.up {
+        notes.push("the pod's device is down: the guest reaches nobody until it is set up");
+    }
+    if nic.addresses.is_empty() {
+        notes.push(
+            "the pod's device has no address, and so the guest none to be translated to: it reaches nobody",
+        );
+    }
+    notes
+}
+
+/// Refuses a network behind the pod that the pod itself is in: the bridge would have the addresses of its neighbours.
+fn apart(nic: &PodNic, network: &Masquerade) -> Result<(), Fault> {
+    let fields = [
+        ("vmNetworkCIDR", IpNet::V4(network.cidr.trunc())),
+        ("vmIPv6NetworkCIDR", IpNet::V6(network.cidr6.trunc())),
+    ];
+    for (field, cidr) in fields {
+        for near in near(nic) {
+            let within = near.contains(&cidr) && near != cidr;
+            if within && is_default(cidr) {
+                // KubeVirt's pods live with it: of their neighbours they lose only these.
+                tracing::warn!(
+                    device = nic.name,
+                    pod = %near,
+                    guest = %cidr,
+                    "the guest's network is part of the pod's, where it hides others: {field} chooses another one"
+                );
+            } else if within || cidr.contains(&near) {
+                let why = format!(
+                    "{cidr} overlaps {near}, where {} is or leads: choose another one",
+                    nic.name
+                );
+                return Err(Fault::Field { field, why });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn is_default(cidr: IpNet) -> bool {
+    let default = Masquerade::default();
+    cidr == IpNet::V4(default.cidr) || cidr == IpNet::V6(default.cidr6)
+}
+
+/// The networks that the device is in, its own address and its gateways.
+fn near(nic: &PodNic) -> Vec<IpNet> {
+    let addresses = nic.addresses.iter();
+    let own = addresses.flat_map(|net| [net.trunc(), IpNet::from(net.addr())]);
+    let reached = nic.routes.iter().map(|route| match route.gateway {
+        Some(gateway) => IpNet::from(gateway),
+        None => route.destination.trunc(),
+    });
+    let mut near: Vec<IpNet> = own.chain(reached).filter(|net| net.prefix_len() > 0).collect();
+    near.sort();
+    near.dedup();
+    near
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+    use std::sync::{Arc, Mutex};
+
+    use tracing::field::{Field, Visit};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Metadata, Subscriber};
+
+    use super::*;
+    use crate::interface::Owner;
+    use crate::netns::Netns;
+
+    /// Keeps what is logged.
+    #[derive(Debug, Clone, Default)]
+    struct Log(Arc<Mutex<String>>);
+
+    impl Visit for Log {
+        fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+            *self.0.lock().unwrap() += &format!("{field}={value:?} ");
+        }
+    }
+
+    impl Subscriber for Log {
+        fn enabled(&self, _: &Metadata<'_>) -> bool {
+            true
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, event: &Event<'_>) {
+            event.record(&mut self.clone());
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    #[test]
+    fn a_guest_behind_nothing_is_noted() {
+        if !husk_shim_testing::root::is_root() {
+            return;
+        }
+        let interface = Interface {
+            name: "default".to_owned(),
+            nic: "eth0".to_owned(),
+            index: 0,
+            binding: Binding::Masquerade(Masquerade::default()),
+            mac: None,
+            queues: 1,
+            owner: Owner { uid: 0, gid: 0 },
+        };
+        let logged = |netlink: &Netlink| {
+            let log = Log::default();
+            let nic = PodNic::discover(netlink, "eth0").unwrap();
+            let work = || check(netlink, &nic, &interface).unwrap();
+            tracing::subscriber::with_default(log.clone(), work);
+            log.0.lock().unwrap().clone()
+        };
+        let work = || {
+            let netlink = Netlink::open().unwrap();
+            // Down, and without an address.
+            netlink.add_bridge("eth0", MacAddr::random()).unwrap();
+            let text = logged(&netlink);
+            assert!(text.contains("interface=\"default\" device=\"eth0\""), "{text}");
+            assert!(
+                text.contains("is down") && text.contains("has no address"),
+                "{text}"
+            );
+            let index = netlink.get("eth0").unwrap().index;
+            netlink.set_up(index, "eth0", true).unwrap();
+            netlink
+                .add_address(index, "eth0", "10.1.1.1/24".parse().unwrap())
+                .unwrap();
+            assert_eq!(logged(&netlink), "");
+        };
+        Netns::create().unwrap().run(work).unwrap();
+    }
+}

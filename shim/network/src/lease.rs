@@ -1,0 +1,198 @@
+//! What a guest is to learn about its network.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+use super::interface::Masquerade;
+use super::mac::MacAddr;
+use super::nic::PodNic;
+
+/// What the one guest of a DHCP server gets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lease {
+    /// Whom it is for.
+    pub mac: MacAddr,
+    /// Its address, with the length of its network.
+    pub address: Ipv4Net,
+    /// By whom it is offered.
+    pub server: Ipv4Addr,
+    /// Where the default route leads, if there is one with a gateway.
+    pub router: Option<Ipv4Addr>,
+    /// Its routes, the default one last: a gateway of 0.0.0.0 means on the link. Empty if the router says it all.
+    pub routes: Vec<(Ipv4Net, Ipv4Addr)>,
+    /// Bytes of the largest packet.
+    pub mtu: u32,
+}
+
+/// The same for IPv6, which the guest gets beside it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lease6 {
+    /// Its address, with the length of its network.
+    pub address: Ipv6Net,
+    /// The server's Ethernet address.
+    pub server: MacAddr,
+    /// Bytes of the largest packet.
+    pub mtu: u32,
+}
+
+impl Lease {
+    /// The pod's own address and routes; none if the pod has no IPv4 address.
+    pub(super) fn of_pod(nic: &PodNic, mac: MacAddr, server: Ipv4Addr) -> Option<Lease> {
+        let address = nic.ipv4()?;
+        let mut routes: Vec<(Ipv4Net, Ipv4Addr)> = Vec::new();
+        for route in &nic.routes {
+            let IpNet::V4(destination) = route.destination else {
+                continue;
+            };
+            let gateway = match route.gateway {
+                Some(IpAddr::V4(gateway)) => gateway,
+                // By way of an IPv6 neighbour, which option 121 cannot say.
+                Some(IpAddr::V6(_)) => continue,
+                None => Ipv4Addr::UNSPECIFIED,
+            };
+            let implied = gateway.is_unspecified() && destination.trunc() == address.trunc();
+            let route = (destination.trunc(), gateway);
+            if !implied && !routes.contains(&route) {
+                routes.push(route);
+            }
+        }
+        reach_gateways(address, &mut routes);
+        routes.sort_by_key(|(destination, gateway)| {
+            (
+                std::cmp::Reverse(destination.prefix_len()),
+                !gateway.is_unspecified(),
+            )
+        });
+        let router = routes
+            .iter()
+            .find(|(destination, gateway)| destination.prefix_len() == 0 && !gateway.is_unspecified())
+            .map(|(_, gateway)| *gateway);
+        Some(Lease {
+            mac,
+            address,
+            server,
+            router,
+            routes,
+            mtu: nic.mtu,
+        })
+    }
+
+    /// The guest's place behind the pod.
+    pub(super) fn behind_pod(network: &Masquerade, mac: MacAddr, mtu: u32) -> Lease {
+        let gateway = network.gateway().addr();
+        Lease {
+            mac,
+            address: network.guest(),
+            server: gateway,
+            router: Some(gateway),
+            routes: Vec::new(),
+            mtu,
+        }
+    }
+}
+
+impl Lease6 {
+    /// The guest's place behind the pod; none if the pod has no IPv6.
+    pub(super) fn behind_pod(network: &Masquerade, nic: &PodNic) -> Option<Lease6> {
+        nic.has_ipv6().then(|| Lease6 {
+            address: network.guest6(),
+            server: MacAddr::GATEWAY,
+            mtu: nic.mtu,
+        })
+    }
+
+    /// The gateway, which advertises itself.
+    pub fn gateway(&self) -> Ipv6Addr {
+        let net = self.address.trunc();
+        Ipv6Addr::from(u128::from(net.addr()).wrapping_add(1))
+    }
+}
+
+/// A gateway that is neither in the guest's network nor on a route of the link, such as 169.254.1.1 behind a /32
+/// address, is reachable in the pod because its route says `onlink`; option 121 says it by a route to it alone.
+fn reach_gateways(address: Ipv4Net, routes: &mut Vec<(Ipv4Net, Ipv4Addr)>) {
+    let on_link: Vec<Ipv4Net> = routes
+        .iter()
+        .filter(|(destination, gateway)| gateway.is_unspecified() && destination.prefix_len() > 0)
+        .map(|(destination, _)| *destination)
+        .chain([address])
+        .collect();
+    let mut more: Vec<(Ipv4Net, Ipv4Addr)> = Vec::new();
+    for (_, gateway) in routes.iter().filter(|(_, gateway)| !gateway.is_unspecified()) {
+        let route = (Ipv4Net::from(*gateway), Ipv4Addr::UNSPECIFIED);
+        if !on_link.iter().any(|net| net.contains(gateway)) && !more.contains(&route) {
+            more.push(route);
+        }
+    }
+    routes.extend(more);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nic::Route;
+
+    fn nic(address: &str, routes: &[(&str, Option<&str>)]) -> PodNic {
+        let route = |(destination, gateway): &(&str, Option<&str>)| Route {
+            destination: destination.parse().unwrap(),
+            gateway: gateway.map(|gateway| gateway.parse().unwrap()),
+            source: None,
+            metric: None,
+            onlink: false,
+            protocol: 0,
+        };
+        PodNic {
+            name: "eth0".to_owned(),
+            index: 2,
+            mac: MacAddr([2, 0, 0, 0, 0, 1]),
+            mtu: 1450,
+            addresses: vec![address.parse().unwrap()],
+            routes: routes.iter().map(route).collect(),
+            neighbours: Vec::new(),
+        }
+    }
+
+    fn lease(nic: &PodNic) -> Lease {
+        Lease::of_pod(nic, nic.mac, Ipv4Addr::new(169, 254, 75, 10)).unwrap()
+    }
+
+    fn text(lease: &Lease) -> Vec<String> {
+        let one = |(net, by): &(Ipv4Net, Ipv4Addr)| format!("{net} {by}");
+        lease.routes.iter().map(one).collect()
+    }
+
+    #[test]
+    fn the_network_of_the_address_goes_without_saying() {
+        let pod = nic(
+            "10.244.1.5/24",
+            &[
+                ("0.0.0.0/0", Some("10.244.1.1")),
+                ("10.244.1.0/24", None),
+                ("10.244.0.0/16", Some("10.244.1.1")),
+            ],
+        );
+        let lease = lease(&pod);
+        assert_eq!(text(&lease), ["10.244.0.0/16 10.244.1.1", "0.0.0.0/0 10.244.1.1"]);
+        assert_eq!(lease.router, Some(Ipv4Addr::new(10, 244, 1, 1)));
+    }
+
+    #[test]
+    fn a_link_local_gateway_is_on_the_link() {
+        let said = [("0.0.0.0/0", Some("169.254.1.1")), ("169.254.1.1/32", None)];
+        for routes in [&said[..], &said[..1]] {
+            let lease = lease(&nic("10.244.1.5/32", routes));
+            assert_eq!(text(&lease), ["169.254.1.1/32 0.0.0.0", "0.0.0.0/0 169.254.1.1"]);
+            assert_eq!(lease.router, Some(Ipv4Addr::new(169, 254, 1, 1)));
+        }
+    }
+
+    #[test]
+    fn without_an_address_there_is_no_lease() {
+        let pod = nic("fd00::5/64", &[]);
+        assert_eq!(
+            Lease::of_pod(&pod, pod.mac, Ipv4Addr::new(169, 254, 75, 10)),
+            None
+        );
+    }
+}

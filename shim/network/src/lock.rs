@@ -1,0 +1,49 @@
+//! Open-file-description locks on whole files: they vanish with the process however it ends, and asking whether one
+//! is held does not take it.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+
+fn whole_file(kind: libc::c_int) -> libc::flock {
+    // SAFETY: flock is plain integers, for which zeroes are valid: offset 0, length 0 (to the end), pid 0.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock
+}
+
+/// Creates `path` where it is not and waits for the exclusive lock on it.
+pub fn exclusive(path: &Path) -> io::Result<File> {
+    let file = open(path)?;
+    loop {
+        match fcntl(&file, FcntlArg::F_OFD_SETLKW(&whole_file(libc::F_WRLCK))) {
+            Ok(_) => return Ok(file),
+            Err(Errno::EINTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+}
+
+/// Whether some process holds the lock on `file`, this one included if through another open file.
+pub fn is_held(file: &File) -> io::Result<bool> {
+    let mut lock = whole_file(libc::F_WRLCK);
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;
+    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    let flags = libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .custom_flags(flags)
+        .open(path)
+}

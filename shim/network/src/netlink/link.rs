@@ -1,0 +1,72 @@
+//! What is told of a link.
+
+use futures_util::TryStreamExt;
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage};
+
+use super::Netlink;
+use crate::error::Fault;
+use crate::mac::MacAddr;
+
+/// A link as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Link {
+    pub(crate) index: u32,
+    pub(crate) name: String,
+    pub(crate) mac: Option<MacAddr>,
+    pub(crate) mtu: u32,
+    pub(crate) alias: Option<String>,
+    /// Of which bridge it is a port, or whose else.
+    pub(crate) bridge: Option<u32>,
+    pub(crate) up: bool,
+    pub(crate) layer: LinkLayerType,
+    /// What drives it, as `ip -d link` says; empty for hardware.
+    pub(crate) kind: String,
+}
+
+impl Netlink {
+    /// The link of this number, if there is one.
+    pub(crate) fn at(&self, index: u32) -> Result<Option<Link>, Fault> {
+        let mut links = Box::pin(self.handle.link().get().match_index(index).execute());
+        let found = self.wait("reading links".to_owned(), async move { links.try_next().await });
+        match found {
+            Ok(message) => Ok(message.map(|message| Link::of(&message))),
+            Err(fault) if fault.errno() == Some(libc::ENODEV) => Ok(None),
+            Err(fault) => Err(fault),
+        }
+    }
+}
+
+impl Link {
+    pub(super) fn of(message: &LinkMessage) -> Link {
+        let header = &message.header;
+        let mut link = Link {
+            index: header.index,
+            name: String::new(),
+            mac: None,
+            mtu: 0,
+            alias: None,
+            bridge: None,
+            up: header.flags.contains(LinkFlags::Up),
+            layer: header.link_layer_type,
+            kind: String::new(),
+        };
+        for attribute in &message.attributes {
+            match attribute {
+                LinkAttribute::IfName(name) => link.name = name.clone(),
+                LinkAttribute::Address(bytes) => link.mac = MacAddr::from_slice(bytes),
+                LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
+                LinkAttribute::IfAlias(alias) => link.alias = Some(alias.clone()),
+                LinkAttribute::Controller(bridge) => link.bridge = Some(*bridge),
+                LinkAttribute::LinkInfo(infos) => {
+                    for info in infos {
+                        if let LinkInfo::Kind(kind) = info {
+                            link.kind = kind.to_string();
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        link
+    }
+}

@@ -1,0 +1,74 @@
+//! Neighbours, of a link and behind a bridge's port.
+
+use std::net::IpAddr;
+
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourState};
+
+use super::Netlink;
+use crate::error::Fault;
+use crate::mac::MacAddr;
+use crate::nic::Neighbour;
+
+impl Netlink {
+    /// The neighbours that were put there, not learnt.
+    pub(crate) fn static_neighbours(&self, index: u32) -> Result<Vec<Neighbour>, Fault> {
+        let mut found = Vec::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let stream = self
+                .handle
+                .neighbours()
+                .get()
+                .set_address_family(family)
+                .execute();
+            for message in self.all("reading neighbours", stream)? {
+                if message.header.ifindex != index || message.header.state != NeighbourState::Permanent {
+                    continue;
+                }
+                let mut address = None;
+                let mut mac = None;
+                for attribute in &message.attributes {
+                    match attribute {
+                        NeighbourAttribute::Destination(NeighbourAddress::Inet(ip)) => {
+                            address = Some(IpAddr::V4(*ip))
+                        }
+                        NeighbourAttribute::Destination(NeighbourAddress::Inet6(ip)) => {
+                            address = Some(IpAddr::V6(*ip))
+                        }
+                        NeighbourAttribute::LinkLayerAddress(bytes) => mac = MacAddr::from_slice(bytes),
+                        _ => {}
+                    }
+                }
+                if let (Some(address), Some(mac)) = (address, mac) {
+                    found.push(Neighbour { address, mac });
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Puts a neighbour there for good.
+    pub(crate) fn add_neighbour(&self, index: u32, name: &str, neighbour: &Neighbour) -> Result<(), Fault> {
+        let request = self
+            .handle
+            .neighbours()
+            .add(index, neighbour.address)
+            .link_layer_address(&neighbour.mac.0)
+            .replace();
+        let what = format!("adding neighbour {} to {name}", neighbour.address);
+        self.wait(what, request.execute())
+    }
+
+    /// Tells the bridge that `mac` is behind this port.
+    pub(crate) fn add_station(&self, port: u32, name: &str, mac: MacAddr) -> Result<(), Fault> {
+        let request = self
+            .handle
+            .neighbours()
+            .add_bridge(port, &mac.0)
+            // NUD_NOARP: static, but not an address of the bridge itself.
+            .state(NeighbourState::Noarp)
+            .flags(NeighbourFlags::Controller)
+            .replace();
+        self.wait(format!("adding {mac} behind {name}"), request.execute())
+    }
+}

@@ -1,0 +1,185 @@
+//! Routes of the main table.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use netlink_packet_route::AddressFamily;
+use netlink_packet_route::route::{
+    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteNextHop, RouteNextHopFlags, RouteProtocol,
+    RouteScope, RouteType,
+};
+use rtnetlink::RouteMessageBuilder;
+
+use super::{Netlink, family};
+use crate::error::Fault;
+use crate::nic::Route;
+
+impl Netlink {
+    /// The unicast routes that lead through this link.
+    pub(crate) fn routes(&self, index: u32) -> Result<Vec<Route>, Fault> {
+        let mut found = Vec::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let mut ask = RouteMessage::default();
+            ask.header.address_family = family;
+            let messages = self.all("reading routes", self.handle.route().get(ask).execute())?;
+            found.extend(messages.iter().filter_map(|message| route_of(message, index)));
+        }
+        Ok(found)
+    }
+
+    /// Where IPv4 routes of this namespace lead, in whichever table, but for the default ones.
+    pub(crate) fn routed(&self) -> Result<Vec<Ipv4Net>, Fault> {
+        let messages = self.all("reading routes", self.handle.route().get(all_ipv4()).execute())?;
+        let destination = |message: &RouteMessage| {
+            let address = message.attributes.iter().find_map(|attribute| match attribute {
+                RouteAttribute::Destination(RouteAddress::Inet(address)) => Some(*address),
+                _ => None,
+            });
+            Ipv4Net::new(address?, message.header.destination_prefix_length).ok()
+        };
+        Ok(messages
+            .iter()
+            .filter_map(destination)
+            .filter(|net| net.prefix_len() > 0)
+            .collect())
+    }
+
+    /// The link that the preferred default route leads through.
+    pub(crate) fn uplink(&self) -> Result<Option<u32>, Fault> {
+        let messages = self.all("reading routes", self.handle.route().get(all_ipv4()).execute())?;
+        let default = |message: &&RouteMessage| {
+            let header = &message.header;
+            header.destination_prefix_length == 0
+                && header.table == RouteHeader::RT_TABLE_MAIN
+                && header.kind == RouteType::Unicast
+        };
+        let link = |message: &RouteMessage| {
+            let (mut metric, mut link) = (0, None);
+            for attribute in &message.attributes {
+                match attribute {
+                    RouteAttribute::Priority(priority) => metric = *priority,
+                    RouteAttribute::Oif(oif) => link = Some(*oif),
+                    RouteAttribute::MultiPath(hops) => link = hops.first().map(|hop| hop.interface_index),
+                    _ => {}
+                }
+            }
+            link.map(|link| (metric, link))
+        };
+        let best = messages.iter().filter(default).filter_map(link).min();
+        Ok(best.map(|(_, link)| link))
+    }
+
+    /// Adds a route through this link; one that is there already is no fault.
+    pub(crate) fn add_route(&self, index: u32, name: &str, route: &Route) -> Result<(), Fault> {
+        let request = self.handle.route().add(message_of(index, route));
+        match self.wait(format!("adding route {route} to {name}"), request.execute()) {
+            Err(fault) if fault.errno() == Some(libc::EEXIST) => Ok(()),
+            done => done,
+        }
+    }
+}
+
+fn all_ipv4() -> RouteMessage {
+    let mut ask = RouteMessage::default();
+    ask.header.address_family = AddressFamily::Inet;
+    ask
+}
+
+fn route_of(message: &RouteMessage, index: u32) -> Option<Route> {
+    let header = &message.header;
+    if header.table != RouteHeader::RT_TABLE_MAIN || header.kind != RouteType::Unicast {
+        return None;
+    }
+    let mut route = Route {
+        destination: match header.address_family {
+            AddressFamily::Inet => Ipv4Net::new(Ipv4Addr::UNSPECIFIED, header.destination_prefix_length)
+                .ok()?
+                .into(),
+            AddressFamily::Inet6 => Ipv6Net::new(Ipv6Addr::UNSPECIFIED, header.destination_prefix_length)
+                .ok()?
+                .into(),
+            _ => return None,
+        },
+        gateway: None,
+        source: None,
+        metric: None,
+        onlink: header.flags.bits() & u32::from(RouteNextHopFlags::Onlink.bits()) != 0,
+        protocol: header.protocol.into(),
+    };
+    let mut through = false;
+    for attribute in &message.attributes {
+        match attribute {
+            RouteAttribute::Destination(address) => {
+                route.destination = IpNet::new(ip(address)?, header.destination_prefix_length).ok()?;
+            }
+            RouteAttribute::Gateway(address) => route.gateway = ip(address),
+            RouteAttribute::PrefSource(address) => route.source = ip(address),
+            RouteAttribute::Priority(metric) => route.metric = Some(*metric),
+            RouteAttribute::Oif(oif) => through = *oif == index,
+            RouteAttribute::MultiPath(hops) => {
+                // A guest has one NIC for this link: the first way through it is taken.
+                let hop = hops.iter().find(|hop| hop.interface_index == index)?;
+                route.gateway = hop_gateway(hop);
+                route.onlink = hop.flags.contains(RouteNextHopFlags::Onlink);
+                through = true;
+            }
+            _ => {}
+        }
+    }
+    let link_local =
+        matches!(route.destination.addr(), IpAddr::V6(ip) if ip.is_unicast_link_local() || ip.is_multicast());
+    (through && !link_local).then_some(route)
+}
+
+fn hop_gateway(hop: &RouteNextHop) -> Option<IpAddr> {
+    hop.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Gateway(address) => ip(address),
+        _ => None,
+    })
+}
+
+fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(ip) => Some(IpAddr::V4(*ip)),
+        RouteAddress::Inet6(ip) => Some(IpAddr::V6(*ip)),
+        _ => None,
+    }
+}
+
+fn message_of(index: u32, route: &Route) -> RouteMessage {
+    let mut message = match route.destination {
+        IpNet::V4(net) => RouteMessageBuilder::<Ipv4Addr>::new()
+            .destination_prefix(net.network(), net.prefix_len())
+            .output_interface(index)
+            .build(),
+        IpNet::V6(net) => RouteMessageBuilder::<Ipv6Addr>::new()
+            .destination_prefix(net.network(), net.prefix_len())
+            .output_interface(index)
+            .build(),
+    };
+    message.header.protocol = RouteProtocol::from(route.protocol);
+    let address = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => RouteAddress::Inet(ip),
+        IpAddr::V6(ip) => RouteAddress::Inet6(ip),
+    };
+    let same = |ip: &IpAddr| family(*ip) == message.header.address_family;
+    let (gateway, source) = (route.gateway.filter(same), route.source.filter(same));
+    if let Some(gateway) = gateway {
+        message.attributes.push(RouteAttribute::Gateway(address(gateway)));
+    } else if message.header.address_family == AddressFamily::Inet {
+        message.header.scope = RouteScope::Link;
+    }
+    if let Some(source) = source {
+        message
+            .attributes
+            .push(RouteAttribute::PrefSource(address(source)));
+    }
+    if let Some(metric) = route.metric {
+        message.attributes.push(RouteAttribute::Priority(metric));
+    }
+    if route.onlink {
+        let flags = message.header.flags.bits() | u32::from(RouteNextHopFlags::Onlink.bits());
+        message.header.flags = netlink_packet_route::route::RouteFlags::from_bits_retain(flags);
+    }
+    message
+}

@@ -1,0 +1,57 @@
+//! Pairs of devices, and the ports of a bridge.
+
+use std::os::fd::{AsFd, AsRawFd};
+
+use futures_util::TryStreamExt;
+use netlink_packet_route::link::{InfoData, InfoVeth};
+use rtnetlink::{LinkUnspec, LinkVeth};
+
+use super::{Link, Netlink};
+use crate::error::Fault;
+use crate::mac::MacAddr;
+use crate::netns::Netns;
+
+/// Two devices that are joined: a port of a bridge here, and its peer in another namespace.
+#[derive(Debug)]
+pub(crate) struct Veth<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) bridge: u32,
+    pub(crate) mtu: u32,
+    pub(crate) netns: &'a Netns,
+    pub(crate) peer: &'a str,
+    pub(crate) peer_mac: MacAddr,
+}
+
+impl Netlink {
+    /// Adds the pair, this end up. False if a device of that name is there already.
+    pub(crate) fn add_veth(&self, veth: &Veth<'_>) -> Result<bool, Fault> {
+        let peer = LinkUnspec::new_with_name(veth.peer)
+            .address(veth.peer_mac.0.to_vec())
+            .mtu(veth.mtu)
+            .setns_by_fd(veth.netns.as_fd().as_raw_fd())
+            .build();
+        let message = LinkVeth::new(veth.name, veth.peer)
+            .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
+            .controller(veth.bridge)
+            .mtu(veth.mtu)
+            .up()
+            .build();
+        let request = self.handle.link().add(message);
+        match self.wait(format!("adding {}", veth.name), request.execute()) {
+            Err(fault) if fault.errno() == Some(libc::EEXIST) => Ok(false),
+            done => done.map(|()| true),
+        }
+    }
+
+    /// Bytes of the largest packet of a link.
+    pub(crate) fn mtu(&self, index: u32) -> Result<u32, Fault> {
+        Ok(self.at(index)?.map_or(0, |link| link.mtu))
+    }
+
+    /// How many ports a bridge has.
+    pub(crate) fn ports(&self, bridge: u32) -> Result<usize, Fault> {
+        let links = self.handle.link().get().execute();
+        let links: Vec<Link> = self.all("reading links", links.map_ok(|message| Link::of(&message)))?;
+        Ok(links.iter().filter(|link| link.bridge == Some(bridge)).count())
+    }
+}

@@ -1,0 +1,145 @@
+//! Network namespaces, each entered by threads made for it: a thread that has entered one ends with its work, so that
+//! no pool ever runs anything else in it.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+nix::ioctl_none_bad!(namespace_kind, nix::request_code_none!(0xb7, 3));
+
+/// Of the thread that looks at it.
+const OWN: &str = "/proc/thread-self/ns/net";
+
+/// A hold on a network namespace, which lives at least as long.
+#[derive(Debug, Clone)]
+pub struct Netns {
+    file: Arc<File>,
+}
+
+impl Netns {
+    /// Opens what a container runtime names, such as `/var/run/netns/NAME` or `/proc/PID/ns/net`.
+    pub fn open(path: &Path) -> io::Result<Netns> {
+        // Whatever else the path leads to is not waited for.
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)?;
+        // SAFETY: the request takes nothing, and the descriptor is open.
+        let kind = unsafe { namespace_kind(file.as_raw_fd()) };
+        match kind {
+            Ok(libc::CLONE_NEWNET) => Ok(Netns { file: Arc::new(file) }),
+            _ => Err(io::Error::other("it is no network namespace")),
+        }
+    }
+
+    /// That of the calling thread.
+    pub fn own() -> io::Result<Netns> {
+        Netns::open(Path::new(OWN))
+    }
+
+    /// Takes one that is open.
+    pub fn from_fd(fd: OwnedFd) -> Netns {
+        Netns {
+            file: Arc::new(fd.into()),
+        }
+    }
+
+    /// Makes a new one, without a name; it has a loopback device, which is down.
+    pub fn create() -> io::Result<Netns> {
+        on_thread("netns", || {
+            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)?;
+            Netns::own()
+        })?
+    }
+
+    /// Does `work` in it, on a thread of its own, and waits for it.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+        on_thread("netns", || {
+            move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network))?;
+            Ok(work())
+        })?
+    }
+
+    /// What tells it from all others that exist, and, unless the kernel is older than 5.14, from those that existed and
+    /// will: the kernel gives the number of a file like this one again.
+    pub fn id(&self) -> io::Result<u64> {
+        match self.run(cookie)? {
+            Err(e) if e.raw_os_error() == Some(libc::ENOPROTOOPT) => Ok(self.file.metadata()?.ino()),
+            cookie => cookie,
+        }
+    }
+}
+
+/// That of the calling thread's namespace.
+fn cookie() -> io::Result<u64> {
+    let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    let mut cookie = 0u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: the option is written within the length, which is that of the value.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut length,
+        )
+    };
+    nix::errno::Errno::result(done)?;
+    Ok(cookie)
+}
+
+impl AsFd for Netns {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+fn on_thread<T: Send>(name: &str, work: impl FnOnce() -> T + Send) -> io::Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new()
+            .name(name.to_owned())
+            .spawn_scoped(scope, work)?;
+        thread
+            .join()
+            .map_err(|_| io::Error::other("the thread in the network namespace panicked"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_network_namespace_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        for path in [&fifo, Path::new("/proc/self/ns/mnt"), Path::new("/dev/null")] {
+            let error = Netns::open(path).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                "it is no network namespace",
+                "{}",
+                path.display()
+            );
+        }
+    }
+
+    #[test]
+    fn one_is_told_from_another() {
+        if !husk_shim_testing::root::is_root() {
+            return;
+        }
+        let (one, other) = (Netns::create().unwrap(), Netns::create().unwrap());
+        assert_ne!(one.id().unwrap(), other.id().unwrap());
+        let inside = other.run(|| Netns::own().unwrap().id().unwrap()).unwrap();
+        assert_eq!(inside, other.id().unwrap());
+    }
+}

@@ -1,0 +1,227 @@
+//! One transaction of nftables: what is in it is done as a whole or not at all.
+
+use std::io;
+use std::net::IpAddr;
+
+use netlink_packet_core::{
+    NLM_F_ACK, NLM_F_APPEND, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST, NetlinkDeserializable, NetlinkMessage,
+    NetlinkPayload,
+};
+use netlink_packet_netfilter::nftables::{
+    ChainAttribute, ChainMessage, Hook, InetHookNumber, NfTablesMessage, RuleAttribute, RuleMessage,
+    TableAttribute, TableMessage,
+};
+use netlink_packet_netfilter::none::ControlMessage;
+use netlink_packet_netfilter::{NetfilterHeader, NetfilterMessage, NetfilterProtoFamily};
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
+
+use super::expression::Rule;
+use crate::error::Fault;
+
+/// A chain, and where it hangs if it sees packets by itself.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Chain {
+    pub(super) name: &'static str,
+    hook: Option<(u32, i32)>,
+}
+
+/// `NLM_F_NONREC`: a table goes only if nothing is in it.
+const IF_EMPTY: u16 = 0x100;
+
+impl Chain {
+    /// One that packets go through at a hook of the kernel's.
+    pub(super) const fn hooked(name: &'static str, hook: libc::c_int, priority: i32) -> Chain {
+        Chain {
+            name,
+            hook: Some((hook as u32, priority)),
+        }
+    }
+
+    /// One that rules jump to.
+    pub(super) const fn plain(name: &'static str) -> Chain {
+        Chain { name, hook: None }
+    }
+}
+
+/// Messages to be sent at once.
+#[derive(Debug)]
+pub(super) struct Batch {
+    family: NetfilterProtoFamily,
+    messages: Vec<(u16, NetfilterMessage)>,
+}
+
+impl Batch {
+    /// An empty one, of the address's family.
+    pub(super) fn new(address: IpAddr) -> Batch {
+        let family = match address {
+            IpAddr::V4(_) => NetfilterProtoFamily::IPv4,
+            IpAddr::V6(_) => NetfilterProtoFamily::IPv6,
+        };
+        Batch {
+            family,
+            messages: Vec::new(),
+        }
+    }
+
+    fn push(&mut self, flags: u16, message: NfTablesMessage) {
+        let header = NetfilterHeader::new(self.family, 0, 0);
+        self.messages
+            .push((flags, NetfilterMessage::new(header, message)));
+    }
+
+    pub(super) fn new_table(&mut self, table: &str) {
+        self.push(NLM_F_CREATE, NfTablesMessage::NewTable(table_message(table)));
+    }
+
+    pub(super) fn new_table_exclusively(&mut self, table: &str) {
+        self.push(
+            NLM_F_CREATE | NLM_F_EXCL,
+            NfTablesMessage::NewTable(table_message(table)),
+        );
+    }
+
+    pub(super) fn delete_table(&mut self, table: &str) {
+        self.push(0, NfTablesMessage::DeleteTable(table_message(table)));
+    }
+
+    /// The table, if it is empty by then: else the kernel says `EBUSY`.
+    pub(super) fn delete_empty_table(&mut self, table: &str) {
+        self.push(IF_EMPTY, NfTablesMessage::DeleteTable(table_message(table)));
+    }
+
+    /// A chain that must not be there yet: what would be in it is another's.
+    pub(super) fn new_chain(&mut self, table: &str, chain: &Chain) {
+        let mut message = chain_message(table, chain.name);
+        if let Some((hook, priority)) = chain.hook {
+            message.attributes.push(ChainAttribute::Type("nat".to_owned()));
+            let number: InetHookNumber = hook.into();
+            message.attributes.push(ChainAttribute::Hook(vec![
+                Hook::Number(number.into()),
+                Hook::Priority(priority as _),
+            ]));
+        }
+        self.push(NLM_F_CREATE | NLM_F_EXCL, NfTablesMessage::NewChain(message));
+    }
+
+    pub(super) fn delete_chain(&mut self, table: &str, chain: &str) {
+        self.push(0, NfTablesMessage::DeleteChain(chain_message(table, chain)));
+    }
+
+    pub(super) fn new_rule(&mut self, table: &str, chain: &str, rule: Rule) {
+        let mut message = rule_message(table, chain);
+        let expressions = rule.expressions.into_iter().map(Into::into).collect();
+        message.attributes.push(RuleAttribute::Expressions(expressions));
+        self.push(NLM_F_CREATE | NLM_F_APPEND, NfTablesMessage::NewRule(message));
+    }
+
+    /// All rules of a chain.
+    pub(super) fn delete_rules(&mut self, table: &str, chain: &str) {
+        self.push(0, NfTablesMessage::DeleteRule(rule_message(table, chain)));
+    }
+
+    /// Carries it out, and says what the kernel lacks if it knows nothing of it.
+    pub(super) fn carry_out(self, what: impl Into<String>) -> Result<(), Fault> {
+        let what = what.into();
+        self.send().map_err(|error| refused(what, error))
+    }
+
+    /// Carries it out. Blocks until the kernel has answered.
+    pub(super) fn send(self) -> io::Result<()> {
+        let mut socket = Socket::new(NETLINK_NETFILTER)?;
+        socket.bind_auto()?;
+        let all = self.messages.len() as u32;
+        let mut bytes = Vec::new();
+        let control = |message| {
+            let subsystem = libc::NFNL_SUBSYS_NFTABLES as u16;
+            NetfilterMessage::new(
+                NetfilterHeader::new(NetfilterProtoFamily::Unspec, 0, subsystem),
+                message,
+            )
+        };
+        emit(&mut bytes, 0, 0, control(ControlMessage::BatchBegin));
+        for (number, (flags, message)) in self.messages.into_iter().enumerate() {
+            emit(&mut bytes, flags | NLM_F_ACK, number as u32 + 1, message);
+        }
+        emit(&mut bytes, 0, all + 1, control(ControlMessage::BatchEnd));
+        socket.send_to(&bytes, &SocketAddr::new(0, 0), 0)?;
+        await_answers(&socket, all)
+    }
+}
+
+/// Why a batch was refused.
+pub(super) fn refused(what: String, error: io::Error) -> Fault {
+    let lacking = "the kernel lacks nf_tables: load it (modprobe nf_tables nft_chain_nat nft_masq), or use one with CONFIG_NF_TABLES";
+    match error.raw_os_error() {
+        Some(libc::EPROTONOSUPPORT | libc::EOPNOTSUPP | libc::EAFNOSUPPORT) => {
+            Fault::Host(format!("{what}: {lacking}"))
+        }
+        _ => Fault::kernel(what)(error),
+    }
+}
+
+fn emit(bytes: &mut Vec<u8>, flags: u16, number: u32, message: NetfilterMessage) {
+    let mut message = NetlinkMessage::from(message);
+    message.header.flags = flags | NLM_F_REQUEST;
+    message.header.sequence_number = number;
+    message.finalize();
+    let start = bytes.len();
+    bytes.resize(start + message.buffer_len(), 0);
+    message.serialize(&mut bytes[start..]);
+}
+
+/// An answer without a body that this needs to know.
+#[derive(Debug)]
+struct Ignored;
+
+impl NetlinkDeserializable for Ignored {
+    type Error = std::convert::Infallible;
+
+    fn deserialize(_: &netlink_packet_core::NetlinkHeader, _: &[u8]) -> Result<Self, Self::Error> {
+        Ok(Ignored)
+    }
+}
+
+/// The first refusal is the reason; after one the kernel may leave out acknowledgements of what came before.
+fn await_answers(socket: &Socket, count: u32) -> io::Result<()> {
+    let mut left = count;
+    while left > 0 {
+        let (bytes, _) = socket.recv_from_full()?;
+        let mut rest = bytes.as_slice();
+        while !rest.is_empty() {
+            let message = NetlinkMessage::<Ignored>::deserialize(rest).map_err(io::Error::other)?;
+            if let NetlinkPayload::Error(error) = &message.payload {
+                if error.code.is_some() {
+                    return Err(error.to_io());
+                }
+                left = left.saturating_sub(1);
+            }
+            let length = (message.header.length as usize).next_multiple_of(4).max(4);
+            rest = rest.get(length..).unwrap_or_default();
+        }
+    }
+    Ok(())
+}
+
+fn table_message(table: &str) -> TableMessage {
+    TableMessage {
+        attributes: vec![TableAttribute::Name(table.to_owned())],
+    }
+}
+
+fn chain_message(table: &str, chain: &str) -> ChainMessage {
+    ChainMessage {
+        attributes: vec![
+            ChainAttribute::Table(table.to_owned()),
+            ChainAttribute::Name(chain.to_owned()),
+        ],
+    }
+}
+
+fn rule_message(table: &str, chain: &str) -> RuleMessage {
+    RuleMessage {
+        attributes: vec![
+            RuleAttribute::Table(table.to_owned()),
+            RuleAttribute::Chain(chain.to_owned()),
+        ],
+    }
+}

@@ -1,0 +1,189 @@
+//! Rules, put together from what a packet must be and what becomes of it.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use ipnet::Ipv4Net;
+use netlink_packet_core::DefaultNla;
+use netlink_packet_netfilter::nftables::{
+    Bitwise, Cmp, DataAttribute, Expressions, Immediate, Meta, MetaKey, Operator, Payload, Register, Verdict,
+    VerdictAttribute,
+};
+
+use crate::interface::Port;
+
+// linux/netfilter/nf_tables.h
+const NETWORK_HEADER: u32 = 1;
+const TRANSPORT_HEADER: u32 = 2;
+const NAT_TYPE: u16 = 1;
+const NAT_FAMILY: u16 = 2;
+const NAT_ADDRESS: u16 = 3;
+const SOURCE: u32 = 0;
+const DESTINATION: u32 = 1;
+/// The length of a device's name in the kernel, with which it compares.
+const NAME_SIZE: usize = 16;
+
+/// A rule: matches first, then its end.
+#[derive(Debug, Default)]
+pub(super) struct Rule {
+    pub(super) expressions: Vec<Expressions>,
+}
+
+/// A rule for every packet.
+pub(super) fn rule() -> Rule {
+    Rule::default()
+}
+
+impl Rule {
+    /// From this address.
+    pub(super) fn from(self, address: IpAddr) -> Rule {
+        let offset = if address.is_ipv4() { 12 } else { 8 };
+        self.header(NETWORK_HEADER, offset, octets(address))
+    }
+
+    /// From an address of this network.
+    pub(super) fn within(self, net: Ipv4Net) -> Rule {
+        let value = |address: Ipv4Addr| DataAttribute::Value(address.octets().to_vec());
+        self.and(Expressions::Payload(vec![
+            Payload::DestinationRegister(Register::Reg1),
+            Payload::Base(NETWORK_HEADER),
+            Payload::Offset(12),
+            Payload::Len(4),
+        ]))
+        .and(Expressions::Bitwise(vec![
+            Bitwise::SourceRegister(Register::Reg1),
+            Bitwise::DestinationRegister(Register::Reg1),
+            Bitwise::Length(4),
+            Bitwise::Mask(value(net.netmask())),
+            Bitwise::Xor(value(Ipv4Addr::UNSPECIFIED)),
+        ]))
+        .compare(Operator::Equal, net.network().octets().to_vec())
+    }
+
+    /// To this address.
+    pub(super) fn to(self, address: IpAddr) -> Rule {
+        let offset = if address.is_ipv4() { 16 } else { 24 };
+        self.header(NETWORK_HEADER, offset, octets(address))
+    }
+
+    /// To this port of the protocol.
+    pub(super) fn port(self, port: Port) -> Rule {
+        self.meta(MetaKey::L4Proto, vec![port.protocol.number()]).header(
+            TRANSPORT_HEADER,
+            2,
+            port.port.to_be_bytes().to_vec(),
+        )
+    }
+
+    /// Came in by this device.
+    pub(super) fn received_by(self, device: &str) -> Rule {
+        self.meta(MetaKey::Iifname, name(device))
+    }
+
+    /// Goes out by this device.
+    pub(super) fn sent_by(self, device: &str) -> Rule {
+        self.meta(MetaKey::Oifname, name(device))
+    }
+
+    /// Goes out by another device.
+    pub(super) fn not_sent_by(self, device: &str) -> Rule {
+        self.load(MetaKey::Oifname)
+            .compare(Operator::NotEqual, name(device))
+    }
+
+    /// Goes on in this chain.
+    pub(super) fn jump(self, chain: &str) -> Rule {
+        self.and(Expressions::Immediate(vec![
+            Immediate::DestinationRegister(Register::Verdict),
+            Immediate::Data(DataAttribute::Verdict(vec![
+                VerdictAttribute::Code(Verdict::Jump),
+                VerdictAttribute::Chain(chain.to_owned()),
+            ])),
+        ]))
+    }
+
+    /// Gets the address of the device it leaves by.
+    pub(super) fn masquerade(self) -> Rule {
+        self.and(Expressions::Other {
+            expression_type: "masq".to_owned(),
+            attributes: Vec::new(),
+        })
+    }
+
+    /// Gets this source.
+    pub(super) fn source_becomes(self, address: IpAddr) -> Rule {
+        self.translate(SOURCE, address)
+    }
+
+    /// Gets this destination.
+    pub(super) fn destination_becomes(self, address: IpAddr) -> Rule {
+        self.translate(DESTINATION, address)
+    }
+
+    fn translate(self, kind: u32, address: IpAddr) -> Rule {
+        let family = if address.is_ipv4() {
+            libc::NFPROTO_IPV4
+        } else {
+            libc::NFPROTO_IPV6
+        };
+        let number = |attribute, value: u32| DefaultNla::new(attribute, value.to_be_bytes().to_vec());
+        self.and(Expressions::Immediate(vec![
+            Immediate::DestinationRegister(Register::Reg1),
+            Immediate::Data(DataAttribute::Value(octets(address))),
+        ]))
+        .and(Expressions::Other {
+            expression_type: "nat".to_owned(),
+            attributes: vec![
+                number(NAT_TYPE, kind),
+                number(NAT_FAMILY, family as u32),
+                number(NAT_ADDRESS, Register::Reg1.into()),
+            ],
+        })
+    }
+
+    fn header(self, base: u32, offset: u32, value: Vec<u8>) -> Rule {
+        self.and(Expressions::Payload(vec![
+            Payload::DestinationRegister(Register::Reg1),
+            Payload::Base(base),
+            Payload::Offset(offset),
+            Payload::Len(value.len() as u32),
+        ]))
+        .compare(Operator::Equal, value)
+    }
+
+    fn meta(self, key: MetaKey, value: Vec<u8>) -> Rule {
+        self.load(key).compare(Operator::Equal, value)
+    }
+
+    fn load(self, key: MetaKey) -> Rule {
+        self.and(Expressions::Meta(vec![
+            Meta::DestinationRegister(Register::Reg1),
+            Meta::Key(key),
+        ]))
+    }
+
+    fn compare(self, how: Operator, value: Vec<u8>) -> Rule {
+        self.and(Expressions::Cmp(vec![
+            Cmp::SourceRegister(Register::Reg1),
+            Cmp::Op(how),
+            Cmp::Data(DataAttribute::Value(value)),
+        ]))
+    }
+
+    fn and(mut self, expression: Expressions) -> Rule {
+        self.expressions.push(expression);
+        self
+    }
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
+fn name(device: &str) -> Vec<u8> {
+    let mut bytes = device.as_bytes().to_vec();
+    bytes.resize(NAME_SIZE, 0);
+    bytes
+}

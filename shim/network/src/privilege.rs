@@ -1,0 +1,89 @@
+//! Whether this process may prepare networks at all.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+use super::netns::Netns;
+use super::tap::TUN;
+
+nix::ioctl_none_bad!(owning_user_namespace, nix::request_code_none!(0xb7, 1));
+
+/// The capabilities that it takes, by their bits.
+const NEEDED: [(u32, &str); 2] = [(12, "CAP_NET_ADMIN"), (21, "CAP_SYS_ADMIN")];
+
+/// Why this process may not.
+#[derive(Debug, thiserror::Error)]
+pub enum Unprivileged {
+    /// A capability is missing.
+    #[error("it takes {0}")]
+    Capability(&'static str),
+    /// The capabilities are those of a user namespace that this machine's network is not part of.
+    #[error("the network belongs to another user namespace")]
+    Foreign,
+    /// Taps cannot be made.
+    #[error("{TUN}: {0}")]
+    Tun(#[source] io::Error),
+}
+
+/// Whether this process may change network namespaces and make taps in them, and, where it must, have a part in its own.
+pub fn may_prepare(in_own: bool) -> Result<(), Unprivileged> {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+    let effective = effective(&status);
+    if let Some((_, name)) = NEEDED.iter().find(|(bit, _)| effective & 1 << bit == 0) {
+        return Err(Unprivileged::Capability(name));
+    }
+    if in_own && !owns_network() {
+        return Err(Unprivileged::Foreign);
+    }
+    let tun = OpenOptions::new().read(true).write(true).open(TUN);
+    tun.map(drop).map_err(Unprivileged::Tun)
+}
+
+/// The effective capabilities in a `/proc/PID/status`.
+fn effective(status: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    line.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok())
+        .unwrap_or(0)
+}
+
+/// Whether this process's capabilities count for its network namespace.
+fn owns_network() -> bool {
+    let Ok(own) = Netns::own() else { return false };
+    // SAFETY: the request takes nothing, and the descriptor is open.
+    let owner = unsafe { owning_user_namespace(std::os::fd::AsFd::as_fd(&own).as_raw_fd()) };
+    // The kernel does not show a user namespace further out than the asker's own.
+    owner.is_ok_and(|fd| {
+        // SAFETY: the kernel has just made the descriptor for the caller, who owns it.
+        drop(unsafe { OwnedFd::from_raw_fd(fd) });
+        true
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities_are_read_from_their_line() {
+        assert_eq!(
+            effective("Name:\tx\nCapEff:\t000001fffeffffff\n"),
+            0x1ff_feff_ffff
+        );
+        assert_eq!(effective("CapEff:\t0000000000000000\n"), 0);
+        assert_eq!(effective("nothing of it"), 0);
+    }
+
+    #[test]
+    fn root_may() {
+        if husk_shim_testing::root::is_root() {
+            // The root of a user namespace has the network of another, until it makes one; and what devices it may open
+            // is the machine's affair.
+            let inside = Netns::create().unwrap().run(|| may_prepare(true)).unwrap();
+            for may in [may_prepare(false), inside] {
+                assert!(matches!(may, Ok(()) | Err(Unprivileged::Tun(_))), "{may:?}");
+            }
+        }
+    }
+}

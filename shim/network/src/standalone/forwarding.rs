@@ -1,0 +1,77 @@
+//! Which devices pass packets on. The switch of the whole machine stays as it is: it is everybody's, and writing it resets
+//! those of all devices.
+
+use std::collections::BTreeSet;
+
+use nix::net::if_::{if_indextoname, if_nametoindex};
+use serde::{Deserialize, Serialize};
+
+use super::state::State;
+use super::{kept, uplinks};
+use crate::error::Fault;
+use crate::sysctl;
+
+/// The switch of the machine.
+const ALL: &str = "ipv4/conf/all/forwarding";
+
+/// A device that Husk had forward packets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Switched {
+    pub(super) device: String,
+    /// Its number, which no other device of that name has.
+    pub(super) index: u32,
+}
+
+impl Switched {
+    fn is_there(&self) -> bool {
+        if_nametoindex(self.device.as_str()).is_ok_and(|index| index == self.index)
+    }
+}
+
+fn of(device: &str) -> String {
+    format!("ipv4/conf/{device}/forwarding")
+}
+
+/// Has `bridge` and the devices that routes lead through pass packets on, unless this machine's do so anyway: the kernel
+/// asks the device that a packet came in by, on its way there and back.
+pub(super) fn switch_on(state: &mut State<'_>, bridge: u32) -> Result<(), Fault> {
+    if sysctl::is(ALL, "1")? {
+        return Ok(());
+    }
+    let devices: BTreeSet<u32> = uplinks::of_machine()?.into_iter().chain([bridge]).collect();
+    for index in devices {
+        // One that has gone meanwhile needs nothing.
+        let Some(device) = if_indextoname(index)
+            .ok()
+            .and_then(|name| name.into_string().ok())
+        else {
+            continue;
+        };
+        let switch = of(&device);
+        if sysctl::is(&switch, "0")? {
+            let switched = Switched { device, index };
+            let keep = state.change(|done| {
+                done.forwarding.retain(|other| *other != switched);
+                done.forwarding.push(switched);
+            });
+            keep.map_err(kept())?;
+            sysctl::set(&switch, "1")?;
+        }
+    }
+    Ok(())
+}
+
+/// Undoes it, where nobody else has decided since: the switch of the machine sets all others.
+pub(super) fn switch_back(state: &mut State<'_>) -> Result<(), Fault> {
+    if sysctl::is(ALL, "0")? {
+        for switched in state
+            .done()
+            .forwarding
+            .iter()
+            .filter(|switched| switched.is_there())
+        {
+            sysctl::set(&of(&switched.device), "0")?;
+        }
+    }
+    state.change(|done| done.forwarding.clear()).map_err(kept())
+}

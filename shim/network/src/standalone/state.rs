@@ -1,0 +1,110 @@
+//! What Husk did to this machine's network, kept in the lock file: whoever ends the last VM, or finds that it has gone,
+//! puts back that and nothing else.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use serde::{Deserialize, Serialize};
+
+use super::forwarding::Switched;
+
+/// Of one network namespace.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct Done {
+    /// The table of nftables is Husk's.
+    pub(super) table: bool,
+    /// The devices that Husk had forward packets.
+    pub(super) forwarding: Vec<Switched>,
+}
+
+/// Those of all namespaces that share the file, by [`crate::Netns::id`].
+type All = BTreeMap<u64, Done>;
+
+/// More is no state.
+const BYTES: u64 = 1 << 20;
+
+/// What is known of one namespace, kept at each change. Under the lock.
+#[derive(Debug)]
+pub(super) struct State<'a> {
+    file: &'a File,
+    netns: u64,
+    done: Done,
+}
+
+impl State<'_> {
+    /// Reads it; a file that says nothing says that nothing was done.
+    pub(super) fn load(file: &File, netns: u64) -> io::Result<State<'_>> {
+        let done = all(file)?.remove(&netns).unwrap_or_default();
+        Ok(State { file, netns, done })
+    }
+
+    pub(super) fn done(&self) -> &Done {
+        &self.done
+    }
+
+    /// Keeps a change. It is kept before anything is done, so that it is known whatever happens next.
+    pub(super) fn change(&mut self, change: impl FnOnce(&mut Done)) -> io::Result<()> {
+        let mut done = self.done.clone();
+        change(&mut done);
+        if done == self.done {
+            return Ok(());
+        }
+        let mut all = all(self.file)?;
+        all.remove(&self.netns);
+        if done != Done::default() {
+            all.insert(self.netns, done.clone());
+        }
+        let text = match all.is_empty() {
+            true => Vec::new(),
+            false => serde_json::to_vec(&all)?,
+        };
+        // Its lock is the file's, which is therefore not replaced by another one.
+        self.file.write_all_at(&text, 0)?;
+        self.file.set_len(text.len() as u64)?;
+        self.done = done;
+        Ok(())
+    }
+}
+
+fn all(file: &File) -> io::Result<All> {
+    let mut text = vec![0; file.metadata()?.len().min(BYTES) as usize];
+    file.read_exact_at(&mut text, 0)?;
+    Ok(serde_json::from_slice(&text).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_namespace_has_its_own_and_an_empty_one_leaves_nothing() {
+        let file = tempfile::tempfile().unwrap();
+        let mut one = State::load(&file, 1).unwrap();
+        let mut two = State::load(&file, 2).unwrap();
+        let device = Switched {
+            device: "eth0".into(),
+            index: 2,
+        };
+        one.change(|done| done.forwarding.push(device.clone())).unwrap();
+        two.change(|done| done.table = true).unwrap();
+        assert_eq!(State::load(&file, 1).unwrap().done().forwarding, [device]);
+        assert!(State::load(&file, 2).unwrap().done().table);
+        one.change(|done| done.forwarding.clear()).unwrap();
+        assert_eq!(State::load(&file, 1).unwrap().done(), &Done::default());
+        two.change(|done| done.table = false).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 0);
+    }
+
+    #[test]
+    fn a_damaged_file_says_that_nothing_was_done() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(br#"{"1":{"table":tr"#, 0).unwrap();
+        let mut state = State::load(&file, 1).unwrap();
+        assert_eq!(state.done(), &Done::default());
+        state.change(|done| done.table = true).unwrap();
+        assert!(State::load(&file, 1).unwrap().done().table);
+    }
+}

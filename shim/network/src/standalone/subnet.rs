@@ -1,0 +1,89 @@
+//! Which addresses a machine's guests have.
+
+use std::net::Ipv4Addr;
+
+use ipnet::Ipv4Net;
+use sha2::{Digest, Sha256};
+
+use crate::mac::MacAddr;
+
+/// Networks to choose from, the first one first: private, of 4,093 guests each, and none that other programs begin with.
+fn candidates() -> impl Iterator<Item = Ipv4Net> {
+    let usual = (77..96).map(|second| Ipv4Addr::new(10, second, 0, 0));
+    let others = [Ipv4Addr::new(172, 29, 0, 0), Ipv4Addr::new(192, 168, 224, 0)];
+    usual
+        .chain(others)
+        .map(|address| Ipv4Net::new_assert(address, 20))
+}
+
+/// The first network that has no address in common with those.
+pub(super) fn choose(taken: &[Ipv4Net]) -> Option<Ipv4Net> {
+    let overlap = |one: &Ipv4Net, other: &Ipv4Net| one.contains(other) || other.contains(one);
+    candidates().find(|net| !taken.iter().any(|other| overlap(net, other)))
+}
+
+/// The addresses for guests, the one for this VM first: it depends on its name, so that a VM that is started again has
+/// it again, unless another one has it.
+pub(super) fn guests(gateway: Ipv4Net, vm: &str) -> impl Iterator<Item = Ipv4Addr> {
+    let digest = Sha256::digest(vm.as_bytes());
+    let number = digest
+        .iter()
+        .take(4)
+        .fold(0, |number, byte| number << 8 | u32::from(*byte));
+    let (first, last) = (u32::from(gateway.network()), u32::from(gateway.broadcast()));
+    let count = last.saturating_sub(first).saturating_sub(1);
+    let nth = move |n: u32| Ipv4Addr::from(first + 1 + (number % count.max(1) + n) % count.max(1));
+    (0..count)
+        .map(nth)
+        .filter(move |address| *address != gateway.addr())
+}
+
+/// The Ethernet address that goes with an address, as with other network plugins: one guest's at a time, and the same
+/// each time.
+pub(super) fn mac(address: Ipv4Addr) -> MacAddr {
+    let [a, b, c, d] = address.octets();
+    MacAddr([0x0a, 0x58, a, b, c, d])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nets(texts: &[&str]) -> Vec<Ipv4Net> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_network_that_is_routed_elsewhere_is_passed_over() {
+        let chosen = |taken: &[&str]| choose(&nets(taken)).map(|net| net.to_string());
+        assert_eq!(chosen(&["192.168.1.0/24"]).unwrap(), "10.77.0.0/20");
+        assert_eq!(chosen(&["10.77.3.7/32"]).unwrap(), "10.78.0.0/20");
+        assert_eq!(chosen(&["10.0.0.0/8"]).unwrap(), "172.29.0.0/20");
+        assert_eq!(chosen(&["10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"]), None);
+    }
+
+    #[test]
+    fn a_vm_has_its_address_and_all_are_given() {
+        let gateway = Ipv4Net::new_assert([10, 77, 0, 1].into(), 20);
+        let first = |vm| guests(gateway, vm).next().unwrap();
+        assert_eq!(first("default/a"), first("default/a"));
+        assert_ne!(first("default/a"), first("default/b"));
+        let mut all: Vec<Ipv4Addr> = guests(gateway, "default/a").collect();
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), 4093);
+        assert_eq!(all.first(), Some(&Ipv4Addr::new(10, 77, 0, 2)));
+        assert_eq!(all.last(), Some(&Ipv4Addr::new(10, 77, 15, 254)));
+        let small = Ipv4Net::new_assert([10, 0, 0, 2].into(), 30);
+        assert_eq!(
+            guests(small, "x").collect::<Vec<_>>(),
+            [Ipv4Addr::new(10, 0, 0, 1)]
+        );
+        for full in [31, 32] {
+            assert_eq!(
+                guests(Ipv4Net::new_assert([10, 0, 0, 2].into(), full), "x").count(),
+                0
+            );
+        }
+    }
+}

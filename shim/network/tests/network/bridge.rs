@@ -1,0 +1,252 @@
+//! The bridge binding.
+
+use std::net::{Ipv4Addr, UdpSocket};
+
+use husk_network::{Binding, Interface, MacAddr, Owner, PRIMARY_NIC, secondary_nic};
+use husk_shim_testing::pod::{NODE_MAC, POD_MAC, Pod, can_run, interface, ip, owner, switch};
+use nix::unistd::{Gid, Group, Uid, User};
+
+use crate::guest::{Guest, PATIENCE, QUIET, ethernet};
+
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 5);
+const NODE: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 1);
+
+#[test]
+fn the_pod_looks_as_kubevirt_leaves_it() {
+    if !can_run() {
+        return;
+    }
+    let pod = Pod::with_both_families();
+    let prepared = pod.ready(&interface(Binding::Bridge));
+    assert_eq!(
+        (prepared.mac, prepared.mtu, prepared.taps.len()),
+        (POD_MAC, 1450, 1)
+    );
+    assert_eq!(prepared.nic.name, PRIMARY_NIC);
+
+    let port = pod.shows("-d link show eth0-nic");
+    assert!(
+        port.contains("master k6t-eth0") && port.contains("learning off"),
+        "{port}"
+    );
+    assert!(!port.contains(&POD_MAC.to_string()), "{port}");
+    let tap = pod.shows("-d link show tap0");
+    for word in ["master k6t-eth0", "mtu 1450", "vnet_hdr on", "persist on"] {
+        assert!(tap.contains(word), "no {word}: {tap}");
+    }
+    // By their names, if they have some.
+    let Owner { uid, gid } = owner();
+    let user = User::from_uid(Uid::from_raw(uid)).unwrap();
+    let group = Group::from_gid(Gid::from_raw(gid)).unwrap();
+    for owner in [
+        format!("user {}", user.map_or(uid.to_string(), |user| user.name)),
+        format!("group {}", group.map_or(gid.to_string(), |group| group.name)),
+    ] {
+        assert!(tap.contains(&owner), "no {owner}: {tap}");
+    }
+    let placeholder = pod.shows("addr show eth0");
+    assert!(
+        placeholder.contains("inet 10.244.1.5/24") && !placeholder.contains("UP"),
+        "{placeholder}"
+    );
+    let bridge = pod.shows("addr show k6t-eth0");
+    assert!(
+        bridge.contains("inet 169.254.75.10/32") && bridge.contains("mtu 1450"),
+        "{bridge}"
+    );
+    assert!(placeholder.contains("inet6 fd00:1::5/64"), "{placeholder}");
+    assert_eq!(pod.shows("route show") + &pod.shows("-6 route show"), "");
+    assert_eq!(switch(&pod.netns, "ipv4/conf/all/arp_ignore"), "1");
+    for device in ["k6t-eth0", "eth0-nic", "tap0"] {
+        assert!(
+            !pod.shows(&format!("addr show {device}")).contains("inet6"),
+            "{device} has IPv6"
+        );
+    }
+}
+
+#[test]
+fn frames_pass_unchanged_both_ways() {
+    if !can_run() {
+        return;
+    }
+    let pod = Pod::with_address();
+    let mut guest = Guest::of(&pod.ready(&interface(Binding::Bridge)));
+    guest.ip = Some(ADDRESS);
+    assert_eq!(guest.resolve(NODE, PATIENCE), Some(NODE_MAC));
+    assert!(guest.pings(NODE, NODE_MAC));
+    let known = ip(&pod.node, "neigh show 10.244.1.5");
+    assert!(known.contains(&POD_MAC.to_string()), "{known}");
+
+    let socket = pod.node.run(|| UdpSocket::bind((NODE, 0))).unwrap().unwrap();
+    socket.send_to(b"in", (ADDRESS, 7)).unwrap();
+    assert_eq!(guest.receive_udp(7, PATIENCE), Some((NODE, b"in".to_vec())));
+    let port = socket.local_addr().unwrap().port();
+    guest.send_udp((NODE_MAC, NODE, port), 7, b"out");
+    let mut buffer = [0; 10];
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let (length, from) = socket.recv_from(&mut buffer).unwrap();
+    assert_eq!((&buffer[..length], from), (&b"out"[..], (ADDRESS, 7).into()));
+}
+
+#[test]
+fn two_guests_on_a_node_see_each_others_frames_bit_by_bit() {
+    if !can_run() {
+        return;
+    }
+    let pods = Pod::neighbours();
+    let mut guests = pods.each_ref().map(|pod| {
+        let prepared = pod.ready(&interface(Binding::Bridge));
+        Guest::of(&prepared)
+    });
+    let [one, two] = guests.each_ref().map(|guest| guest.mac);
+    // Until both ports are up: what comes before, the bridge drops.
+    let hello = ethernet(two, one, 0x88b5, b"hello");
+    let heard = |_| {
+        guests[0].send(&hello);
+        guests[1].expect(QUIET, |seen| (seen == hello).then_some(()))
+    };
+    assert!((0..80).find_map(heard).is_some());
+    let plain: Vec<u8> = (0..1400u32).map(|i| i as u8).collect();
+    let tagged = [&[0, 5, 0x88, 0xb5][..], &plain[..1300]].concat();
+    let frames = [
+        // A protocol for experiments; the same with a VLAN's tag; a group of IPv6's.
+        (two, 0x88b5, &plain),
+        (two, 0x8100, &tagged),
+        (MacAddr([0x33, 0x33, 0, 0, 0, 9]), 0x88b5, &plain),
+        (MacAddr([0xff; 6]), 0x88b5, &plain),
+    ];
+    for (to, kind, payload) in frames {
+        let frame = ethernet(to, one, kind, payload);
+        guests[0].send(&frame);
+        let same = |seen: &[u8]| (seen == frame).then_some(());
+        assert!(guests[1].expect(PATIENCE, same).is_some(), "{to} {kind:x}");
+        // It does not come back to who sent it.
+        assert!(guests[0].expect(QUIET, same).is_none(), "{to} {kind:x}");
+    }
+}
+
+#[test]
+fn nobody_but_the_guest_answers_for_the_address() {
+    if !can_run() {
+        return;
+    }
+    let pod = Pod::with_address();
+    let mut guest = Guest::of(&pod.ready(&interface(Binding::Bridge)));
+    // It is asked, and says nothing.
+    let socket = pod.node.run(|| UdpSocket::bind((NODE, 0))).unwrap().unwrap();
+    let ask = |_| {
+        socket.send_to(b"in", (ADDRESS, 7)).unwrap();
+        guest.expect(QUIET, |frame| (frame.get(12..14)? == [8, 6]).then_some(()))
+    };
+    // The kernel gives up asking after 3 s, which the bridge may need to notice that the port is up.
+    assert!((0..40).find_map(ask).is_some());
+    assert_eq!(guest.receive_udp(7, QUIET), None);
+    let known = ip(&pod.node, "neigh show 10.244.1.5");
+    assert!(!known.contains("lladdr"), "{known}");
+    // The DHCP server's address is not for the network either.
+    ip(&pod.node, "route add 169.254.75.10 dev veth0");
+    socket
+        .send_to(b"in", (Ipv4Addr::new(169, 254, 75, 10), 67))
+        .unwrap();
+    guest.expect(QUIET, |_| None::<()>);
+}
+
+#[test]
+fn a_gateway_known_by_a_static_neighbour_alone_is_reached() {
+    if !can_run() {
+        return;
+    }
+    let gateway = Ipv4Addr::new(169, 254, 1, 1);
+    let host = Ipv4Addr::new(10, 0, 0, 1);
+    let pod = Pod::with_link_local_gateway();
+    let prepared = pod.ready(&interface(Binding::Bridge));
+    let lease = prepared.lease.clone().unwrap();
+    assert_eq!(lease.address.to_string(), "10.244.1.5/32");
+    assert_eq!(lease.router, Some(gateway));
+    let routes: Vec<String> = lease
+        .routes
+        .iter()
+        .map(|(net, by)| format!("{net} {by}"))
+        .collect();
+    assert_eq!(routes, ["169.254.1.1/32 0.0.0.0", "0.0.0.0/0 169.254.1.1"]);
+
+    let mut guest = Guest::of(&prepared);
+    guest.ip = Some(ADDRESS);
+    assert_eq!(guest.resolve(gateway, PATIENCE), Some(NODE_MAC));
+    assert!(guest.pings(host, NODE_MAC));
+
+    // What made the difference: without it nobody answers.
+    ip(
+        &pod.netns,
+        "link set eth0-nic type bridge_slave proxy_arp_wifi off",
+    );
+    assert_eq!(guest.resolve(gateway, QUIET), None);
+}
+
+#[test]
+fn without_an_address_it_is_a_wire() {
+    if !can_run() {
+        return;
+    }
+    let pod = Pod::bare();
+    ip(&pod.node, "addr add 192.168.7.1/24 dev veth0");
+    let prepared = pod.ready(&interface(Binding::Bridge));
+    assert_eq!(prepared.lease, None);
+    assert!(!pod.shows("link show").contains(" eth0:"));
+    let mut guest = Guest::of(&prepared);
+    guest.ip = Some(Ipv4Addr::new(192, 168, 7, 2));
+    assert!(guest.pings(Ipv4Addr::new(192, 168, 7, 1), NODE_MAC));
+}
+
+#[test]
+fn the_manifest_chooses_address_and_queues() {
+    if !can_run() {
+        return;
+    }
+    let mac: MacAddr = "02:00:00:aa:bb:cc".parse().unwrap();
+    let interface = Interface {
+        mac: Some(mac),
+        queues: 4,
+        ..interface(Binding::Bridge)
+    };
+    let pod = Pod::with_address();
+    ip(&pod.node, "link set veth0 mtu 9000");
+    ip(&pod.netns, "link set eth0 mtu 9000");
+    let prepared = pod.ready(&interface);
+    assert_eq!((prepared.mac, prepared.taps.len()), (mac, 4));
+    assert_eq!(prepared.mtu, 9000);
+    for device in ["tap0", "k6t-eth0", "eth0-nic", "eth0"] {
+        let shown = pod.shows(&format!("link show {device}"));
+        assert!(shown.contains("mtu 9000"), "{shown}");
+    }
+    assert!(prepared.vhost.is_empty() || prepared.vhost.len() == 4);
+    assert!(pod.shows("-d link show tap0").contains("multi_queue"));
+}
+
+#[test]
+fn a_second_interface_is_beside_the_first() {
+    if !can_run() {
+        return;
+    }
+    let nic = secondary_nic("red");
+    let pod = Pod::with_address();
+    pod.add_veth(
+        "veth1",
+        MacAddr([2, 0, 0, 0, 1, 1]),
+        &nic,
+        MacAddr([2, 0, 0, 0, 1, 2]),
+    );
+    ip(&pod.node, "addr add 192.168.7.1/24 dev veth1");
+    let second = Interface {
+        name: "red".to_owned(),
+        nic,
+        index: 1,
+        ..interface(Binding::Bridge)
+    };
+    let prepared = pod.prepare(&[interface(Binding::Bridge), second]).unwrap();
+    assert_eq!(prepared[1].devices.tap, "tapb1f51a511f1");
+    let mut guest = Guest::of(&prepared[1]);
+    guest.ip = Some(Ipv4Addr::new(192, 168, 7, 2));
+    assert!(guest.pings(Ipv4Addr::new(192, 168, 7, 1), MacAddr([2, 0, 0, 0, 1, 1])));
+}

@@ -1,0 +1,116 @@
+//! A guest with a real network stack: a namespace whose `eth0` is joined to the guest's end of a tap.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use husk_network::{Netns, Prepared};
+use nix::poll::{PollFd, PollFlags, poll};
+
+use husk_shim_testing::pod::ip;
+
+nix::ioctl_write_ptr_bad!(set_iff, libc::TUNSETIFF as libc::c_ulong, libc::ifreq);
+nix::ioctl_write_ptr_bad!(
+    set_vnet_hdr_sz,
+    libc::TUNSETVNETHDRSZ as libc::c_ulong,
+    libc::c_int
+);
+
+pub struct Machine {
+    pub netns: Netns,
+    ended: Arc<AtomicBool>,
+    wire: Option<JoinHandle<()>>,
+}
+
+impl Machine {
+    /// Its `eth0` is up, and knows only its Ethernet address.
+    pub fn on(prepared: &Prepared) -> Machine {
+        let netns = Netns::create().unwrap();
+        let inner = netns.run(tap).unwrap();
+        ip(&netns, "link set lo up");
+        ip(
+            &netns,
+            &format!("link set eth0 address {} mtu {} up", prepared.mac, prepared.mtu),
+        );
+        let outer: File = prepared.taps[0].try_clone().unwrap().into();
+        let ended = Arc::new(AtomicBool::new(false));
+        let wire = std::thread::spawn({
+            let ended = ended.clone();
+            move || carry(&inner, &outer, &ended)
+        });
+        Machine {
+            netns,
+            ended,
+            wire: Some(wire),
+        }
+    }
+
+    /// Its DHCP client.
+    pub fn udhcpc(&self) -> Command {
+        // Not written here: what another test starts meanwhile would have it open for a moment, and it is no program then.
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/network/udhcpc.sh");
+        let mut command = Command::new("busybox");
+        command
+            .args("udhcpc -i eth0 -n -t 60 -T 1 -O staticroutes -O mtu -s".split(' '))
+            .arg(script);
+        command
+    }
+
+    /// Runs it until it has a lease.
+    pub fn run_udhcpc(&self) {
+        let mut command = self.udhcpc();
+        command.args(["-q", "-f"]);
+        let output = self.netns.run(|| command.output()).unwrap();
+        let output = output.unwrap_or_else(|e| panic!("this test needs the command busybox: {e}"));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "busybox udhcpc: {said}");
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+        let _ = self.wire.take().unwrap().join();
+    }
+}
+
+fn tap() -> File {
+    let tap = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open("/dev/net/tun")
+        .unwrap();
+    // SAFETY: ifreq is integers and a union of such, for which zeroes are valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(b"eth0") {
+        *to = *from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
+    // SAFETY: both pointers are to values of the type that the request reads, and live through the call.
+    unsafe {
+        set_iff(tap.as_raw_fd(), &request).unwrap();
+        set_vnet_hdr_sz(tap.as_raw_fd(), &12).unwrap();
+    }
+    tap
+}
+
+/// Carries frames both ways, with their headers, until it is told to end.
+fn carry(inner: &File, outer: &File, ended: &AtomicBool) {
+    let mut buffer = vec![0; 70_000];
+    while !ended.load(Ordering::Relaxed) {
+        let readable = |file| PollFd::new(file, PollFlags::POLLIN);
+        let _ = poll(&mut [readable(inner.as_fd()), readable(outer.as_fd())], 50u8);
+        for (mut from, mut to) in [(inner, outer), (outer, inner)] {
+            while let Ok(length) = from.read(&mut buffer) {
+                // A frame that finds no room is lost, as on any wire.
+                let _ = to.write(&buffer[..length]);
+            }
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! `delete`: what is left of a container whose shim was killed.
+
+use std::time::{Duration, SystemTime};
+
+use containerd_shim_protos::api::{DeleteRequest, DeleteResponse, KillRequest, ShutdownRequest, WaitRequest};
+use containerd_shim_protos::protobuf::{Message, MessageField};
+use containerd_shim_protos::shim_async::{Client, TaskClient};
+use containerd_shim_protos::ttrpc::context;
+use husk_monitor::state::RuntimeDir;
+use tokio::time::timeout;
+
+use crate::bootstrap::{Address, Flags};
+use crate::bundle;
+use crate::mount;
+use crate::pod::{cgroup_of, rootfs_of};
+use crate::publisher::timestamp;
+use crate::spec;
+
+/// How long a shim may take for an answer.
+const WITHIN: Duration = Duration::from_secs(2);
+
+const SIGKILL: u32 = 9;
+/// As if SIGKILL had ended it.
+const KILLED: u32 = 137;
+
+/// Removes it and says how the container ended. The VMM died with the shim, and its disks' files with the VMM.
+pub(crate) fn delete(flags: &Flags) -> Result<Vec<u8>, String> {
+    let bundle = bundle::directory(flags)?;
+    mount::unmount(&rootfs_of(&bundle));
+    // Without its configuration nothing is known of it, and containerd removes the rest of the bundle.
+    if let Ok(spec) = bundle::spec(&bundle) {
+        if let Ok(Some(cgroup)) = cgroup_of(&spec) {
+            cgroup.remove().map_err(|error| error.to_string())?;
+        }
+        if spec::role(&spec, None).is_ok() {
+            let group = bundle::group(&bundle).ok().flatten();
+            let group = group.unwrap_or_else(|| flags.id.clone());
+            let address = Address::of(None, &flags.address, &flags.namespace, &group);
+            match address.is_served() {
+                // containerd has given up this container all the same, and with the pod's own the pod.
+                true => dismiss(&address.to_string(), &flags.id, group == flags.id),
+                false => address.remove(),
+            }
+        }
+    }
+    if let Ok(runtime) = RuntimeDir::locate() {
+        runtime.sweep().map_err(|error| error.to_string())?;
+    }
+    let response = DeleteResponse {
+        exit_status: KILLED,
+        exited_at: MessageField::some(timestamp(SystemTime::now())),
+        ..DeleteResponse::default()
+    };
+    response.write_to_bytes().map_err(|error| error.to_string())
+}
+
+/// Tells a living shim to let go of a container, and to end if it has no other or `now`.
+fn dismiss(address: &str, id: &str, now: bool) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let Ok(runtime) = runtime else { return };
+    let (kill, delete, shutdown) = (
+        KillRequest {
+            id: id.to_owned(),
+            signal: SIGKILL,
+            ..KillRequest::default()
+        },
+        DeleteRequest {
+            id: id.to_owned(),
+            ..DeleteRequest::default()
+        },
+        ShutdownRequest {
+            id: id.to_owned(),
+            now,
+            ..ShutdownRequest::default()
+        },
+    );
+    let wait = WaitRequest {
+        id: id.to_owned(),
+        ..WaitRequest::default()
+    };
+    let asked = async {
+        let shim = TaskClient::new(Client::connect(address).await?);
+        let within = || context::with_duration(WITHIN);
+        if !now && shim.kill(within(), &kill).await.is_ok() {
+            let _ = shim.wait(within(), &wait).await;
+        }
+        if !now {
+            let _ = shim.delete(within(), &delete).await;
+        }
+        shim.shutdown(within(), &shutdown).await
+    };
+    // Whatever it answers: without containers it ends by itself before long.
+    let _ = runtime.block_on(async { timeout(3 * WITHIN, asked).await });
+}

@@ -1,0 +1,123 @@
+//! One container of a pod, as its actor knows it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use husk_cgroup::Cgroup;
+use husk_monitor::monitor::{Hosted, VmHandle};
+use husk_vmi::VmPlan;
+use oci_spec::runtime::Spec;
+use tokio::sync::watch;
+
+use super::Reply;
+use crate::mount;
+use crate::spec::Role;
+use crate::stdio::{Stdio, Streams};
+
+/// How a container ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Exit {
+    pub(crate) pid: u32,
+    /// As a shell has it: 128 and the signal, if it was one.
+    pub(crate) status: u32,
+    pub(crate) at: SystemTime,
+}
+
+/// How far a container is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Its VM is being built.
+    Creating,
+    Created,
+    Running {
+        paused: bool,
+    },
+    Stopped(Exit),
+}
+
+/// A container's part of this host.
+#[derive(Debug, Default)]
+pub(crate) struct Holdings {
+    /// Where its root filesystem is mounted.
+    pub(super) rootfs: Option<PathBuf>,
+    pub(super) cgroup: Option<Cgroup>,
+}
+
+impl Holdings {
+    /// Gives them back. Blocks for a moment.
+    pub(super) fn release(self) -> Result<(), String> {
+        if let Some(rootfs) = &self.rootfs {
+            mount::unmount(rootfs);
+        }
+        match &self.cgroup {
+            Some(cgroup) => cgroup.remove().map_err(|error| error.to_string()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What a container has that is the VM.
+#[derive(Debug)]
+pub(crate) struct Vm {
+    pub(super) handle: VmHandle,
+    pub(super) plan: Arc<VmPlan>,
+    /// Until it is booted.
+    pub(super) hosted: Option<Hosted>,
+    pub(super) streams: Option<Streams>,
+}
+
+/// A container.
+#[derive(Debug)]
+pub(super) struct Container {
+    pub(super) id: String,
+    pub(super) bundle: PathBuf,
+    pub(super) spec: Arc<Spec>,
+    pub(super) role: Role,
+    pub(super) stdio: Stdio,
+    pub(super) pid: u32,
+    pub(super) phase: watch::Sender<Phase>,
+    pub(super) holdings: Holdings,
+    pub(super) vm: Option<Vm>,
+    /// Who waits for it to be gone when it has ended.
+    pub(super) deleted: Option<Reply<Exit>>,
+}
+
+/// A container as others see it.
+#[derive(Debug, Clone)]
+pub(crate) struct Seen {
+    pub(crate) id: String,
+    pub(crate) bundle: PathBuf,
+    pub(crate) pid: u32,
+    pub(crate) phase: Phase,
+    pub(crate) stdio: Stdio,
+    pub(crate) processes: Vec<u32>,
+    pub(super) changes: watch::Receiver<Phase>,
+    pub(super) vm: Option<VmHandle>,
+}
+
+impl Container {
+    pub(super) fn is_stopped(&self) -> bool {
+        matches!(*self.phase.borrow(), Phase::Stopped(_))
+    }
+
+    pub(super) fn seen(&self) -> Seen {
+        let mut phase = *self.phase.borrow();
+        if let (Phase::Running { paused }, Some(vm)) = (&mut phase, &self.vm) {
+            *paused = vm.handle.status().borrow().paused;
+        }
+        Seen {
+            id: self.id.clone(),
+            bundle: self.bundle.clone(),
+            pid: self.pid,
+            phase,
+            stdio: self.stdio.clone(),
+            processes: match &phase {
+                Phase::Created | Phase::Running { .. } => vec![self.pid],
+                _ => Vec::new(),
+            },
+            changes: self.phase.subscribe(),
+            vm: self.vm.as_ref().map(|vm| vm.handle.clone()),
+        }
+    }
+}

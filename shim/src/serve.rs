@@ -1,0 +1,101 @@
+//! The process of a pod: serves until containerd says that nothing of the pod is left.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use containerd_shim_protos::shim_async::create_task;
+use containerd_shim_protos::ttrpc::r#async::Server;
+use containerd_shim_protos::ttrpc::asynchronous::transport::Listener;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{error, info};
+
+use crate::bootstrap::{Address, Flags, LISTENS, TTRPC_ADDRESS};
+use crate::logging;
+use crate::pod::{Pod, PodHandle};
+use crate::publisher::Publisher;
+use crate::task::Service;
+
+const TASK_V3: &str = "containerd.task.v3.Task";
+/// The same service under the name that containerd 1.7 knows.
+const TASK_V2: &str = "containerd.task.v2.Task";
+/// How long containerd has to read the answer to its last call.
+const FAREWELL: Duration = Duration::from_millis(200);
+
+pub(crate) fn serve(flags: Flags) -> ExitCode {
+    let Ok(bundle) = std::env::current_dir() else {
+        return ExitCode::FAILURE;
+    };
+    logging::begin(&bundle, flags.debug);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .thread_keep_alive(Duration::from_millis(100))
+        .build();
+    let served = runtime.and_then(|runtime| {
+        let served = runtime.block_on(run(flags));
+        // A volume may still be opened for a VM that was ended meanwhile.
+        runtime.shutdown_background();
+        served
+    });
+    match served {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            error!(%error, "the shim failed");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(flags: Flags) -> io::Result<()> {
+    // A terminal that goes away is no reason to end a VM.
+    let _ignored = signal(SignalKind::hangup())?;
+    let socket = Address::at(&flags.socket);
+    let listener = match socket.listen() {
+        Ok(listener) => listener,
+        Err(why) => {
+            say(&why);
+            return Err(io::Error::other(why));
+        }
+    };
+    say(LISTENS);
+    // Two containers of a pod may come at once.
+    let Some(listener) = listener else {
+        return Ok(());
+    };
+    listener.set_nonblocking(true)?;
+    // The bundle goes before this process does.
+    std::env::set_current_dir("/")?;
+    let address = std::env::var(TTRPC_ADDRESS).map_err(io::Error::other)?;
+    let publisher = Publisher::new(address, flags.namespace.clone());
+    let (pod, handle) = Pod::new(publisher, husk_cgroup::own().ok());
+    let mut server = Server::new().add_listener(Listener::try_from(listener)?);
+    for name in [TASK_V2, TASK_V3] {
+        let service = create_task(Arc::new(Service::new(handle.clone())));
+        let renamed = service
+            .into_iter()
+            .map(|(known, service)| (if known == TASK_V3 { name.to_owned() } else { known }, service));
+        server = server.register_service(renamed.collect());
+    }
+    drop::<PodHandle>(handle);
+    server.start().await.map_err(io::Error::other)?;
+    info!(id = flags.id, namespace = flags.namespace, "the shim serves");
+    let publisher = pod.live().await;
+    // Nobody finds it any more.
+    socket.remove();
+    server.stop_listen().await;
+    publisher.flush().await;
+    tokio::time::sleep(FAREWELL).await;
+    info!("the shim ends");
+    Ok(())
+}
+
+/// Tells `start`, which waits for the end of standard output.
+fn say(what: &str) {
+    let mut stdout = io::stdout().lock();
+    let _ = stdout.write_all(what.as_bytes()).and_then(|()| stdout.flush());
+    if let Ok(null) = File::open("/dev/null") {
+        let _ = rustix::stdio::dup2_stdout(null);
+    }
+}

@@ -1,0 +1,329 @@
+//! From the spec of a VM's container to the VM.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use husk_vmi::types::Volume;
+use husk_vmi::{
+    CauseReason, DiskSource, FieldError, KERNEL_VOLUME, Loaded, PodResources, VmPlan, Vmi, load, plan,
+};
+use husk_volumes::Given;
+use oci_spec::runtime::Spec;
+use uuid::Uuid;
+
+use super::devices::devices;
+use super::mounts::{CLAIMS, Is, mounts};
+use super::{MemoryLimit, PodError, VMI, VOLUME, VOLUME_PREFIX, annotation, called, cri, uid};
+
+/// A VM, and what its container brings.
+#[derive(Debug, Clone)]
+pub struct VmContainer {
+    /// The VM.
+    pub plan: VmPlan,
+    /// The manifest's metadata, for `husk inspect`.
+    pub vmi: serde_json::Value,
+    /// What it may open.
+    pub given: Given,
+    /// Where what it does not keep shall lie, if a mount is meant for that.
+    pub ephemeral: Option<PathBuf>,
+}
+
+impl VmContainer {
+    /// Plans the VM of a container whose own root filesystem is at `rootfs`, in a pod with these volume containers, by
+    /// the volumes' names.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the manifest; volumes that the pod was not given; limits that are too small.
+    pub fn new(
+        spec: &Spec,
+        rootfs: PathBuf,
+        volumes: &BTreeMap<String, PathBuf>,
+    ) -> Result<VmContainer, PodError> {
+        let text = annotation(spec, VMI).ok_or_else(|| PodError::NoVmi {
+            container: called(spec),
+        })?;
+        let vmi = load_vmi(text, spec)?;
+        husk_vmi::validate(&vmi).map_err(PodError::Fields)?;
+        let mut offer = Offer::new(spec)?;
+        offer.containers(&vmi, spec, rootfs, volumes);
+        let resources = offer.resources(&vmi, spec)?;
+        let plan = plan(&offer.at_start(&vmi), &resources).map_err(PodError::Fields)?;
+        offer.check_writable(&vmi, &plan)?;
+        MemoryLimit::of(spec).check(&plan, &called(spec), &vmi.memory_field())?;
+        Ok(VmContainer {
+            vmi: serde_json::json!({
+                "name": vmi.name,
+                "namespace": vmi.namespace,
+                "uid": vmi.uid,
+                "labels": vmi.labels,
+                "annotations": vmi.annotations,
+            }),
+            given: Given {
+                devices: offer.numbers,
+                hotplug: offer.hotplug,
+            },
+            ephemeral: offer.ephemeral,
+            plan,
+        })
+    }
+}
+
+/// The one VM of an annotation. It is in the pod's namespace, unless it says another.
+pub fn load_vmi(text: &str, spec: &Spec) -> Result<Vmi, PodError> {
+    let mut loaded = load(text)?;
+    match (loaded.pop(), loaded.len()) {
+        (Some(Loaded::Vmi(mut vmi)), 0) => {
+            if let Some(namespace) = annotation(spec, cri::SANDBOX_NAMESPACE)
+                && vmi.namespace == "default"
+                && !namespace.is_empty()
+            {
+                vmi.namespace = namespace.to_owned();
+            }
+            Ok(*vmi)
+        }
+        (last, others) => Err(PodError::Objects(others + usize::from(last.is_some()))),
+    }
+}
+
+/// The volumes of a VM that are root filesystems of containers.
+pub fn volumes_of(vmi: &Vmi) -> impl Iterator<Item = &str> {
+    let disks = vmi.spec.volumes.iter();
+    let disks = disks.filter(|volume| volume.container_disk.is_some());
+    let kernel = vmi.spec.domain.firmware.kernel_boot.as_ref();
+    let kernel = kernel.filter(|boot| boot.container.is_some());
+    disks
+        .map(|volume| volume.name.as_str())
+        .chain(kernel.map(|_| KERNEL_VOLUME))
+}
+
+/// What a pod has for the volumes of its VM.
+#[derive(Debug, Default)]
+struct Offer {
+    /// By volume.
+    mounts: BTreeMap<String, PathBuf>,
+    devices: BTreeMap<String, PathBuf>,
+    containers: BTreeMap<String, PathBuf>,
+    service_account: Option<PathBuf>,
+    ephemeral: Option<PathBuf>,
+    hotplug: Option<PathBuf>,
+    numbers: BTreeMap<PathBuf, u64>,
+    /// Volumes whose mounts cannot be written.
+    read_only: Vec<String>,
+}
+
+impl Offer {
+    fn new(spec: &Spec) -> Result<Offer, PodError> {
+        let mut offer = Offer::default();
+        for mount in mounts(spec) {
+            match mount.is {
+                Is::Volume(name) => {
+                    if mount.read_only {
+                        offer.read_only.push(name.clone());
+                    }
+                    offer.mounts.insert(name, mount.source);
+                }
+                Is::ServiceAccount => offer.service_account = Some(mount.source),
+                Is::Ephemeral => offer.ephemeral = Some(mount.source),
+                Is::Hotplug => offer.hotplug = Some(mount.source),
+            }
+        }
+        for device in devices(spec)? {
+            offer.numbers.insert(device.path.clone(), device.number);
+            offer.devices.insert(device.name, device.path);
+        }
+        Ok(offer)
+    }
+
+    /// The container's own root filesystem is the volume that its annotation names, else the only one that is meant to
+    /// be a container and is not.
+    fn containers(&mut self, vmi: &Vmi, spec: &Spec, rootfs: PathBuf, volumes: &BTreeMap<String, PathBuf>) {
+        self.containers = volumes.clone();
+        let own = match annotation(spec, VOLUME) {
+            Some(volume) => Some(volume),
+            None => {
+                let mut missing = volumes_of(vmi).filter(|volume| !volumes.contains_key(*volume));
+                let first = missing.next();
+                // In a pod a volume has a container of its own, which may not be there yet.
+                let alone = annotation(spec, cri::CONTAINER_TYPE).is_none();
+                first.filter(|_| alone && missing.next().is_none())
+            }
+        };
+        if let Some(volume) = own {
+            self.containers.entry(volume.to_owned()).or_insert(rootfs);
+        }
+    }
+
+    fn resources(&self, vmi: &Vmi, spec: &Spec) -> Result<PodResources, PodError> {
+        let (mut volumes, mut errors) = (BTreeMap::new(), Vec::new());
+        for (index, volume) in vmi.spec.volumes.iter().enumerate() {
+            let field = format!("spec.volumes[{index}]");
+            match self.data(volume, &field) {
+                Ok(Some(path)) => {
+                    volumes.insert(volume.name.clone(), path);
+                }
+                Ok(None) => {}
+                Err(error) => errors.push(error),
+            }
+        }
+        if volumes_of(vmi).any(|name| name == KERNEL_VOLUME) {
+            match self.containers.get(KERNEL_VOLUME) {
+                Some(path) => drop(volumes.insert(KERNEL_VOLUME.into(), path.clone())),
+                None => errors.push(no_container(
+                    "spec.domain.firmware.kernelBoot.container",
+                    KERNEL_VOLUME,
+                )),
+            }
+        }
+        if !errors.is_empty() {
+            return Err(PodError::Fields(errors));
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let uuid = uid(spec).and_then(|uid| Uuid::parse_str(uid).ok());
+        Ok(PodResources {
+            volumes,
+            kernel: None,
+            uuid: uuid.unwrap_or_else(Uuid::new_v4),
+            now_unix_seconds: i64::try_from(now.as_secs()).unwrap_or(i64::MAX),
+        })
+    }
+
+    /// The VMI without the volumes that come when the VM runs: those that may, and that the pod was not given.
+    fn at_start(&self, vmi: &Vmi) -> Vmi {
+        let comes = |volume: &Volume| {
+            let name = volume.name.as_str();
+            volume.is_hotpluggable() && !self.devices.contains_key(name) && !self.mounts.contains_key(name)
+        };
+        let mut start = vmi.clone();
+        start.spec.volumes.retain(|volume| !comes(volume));
+        let disks = &mut start.spec.domain.devices.disks;
+        disks.retain(|disk| !vmi.spec.volume(&disk.name).is_some_and(comes));
+        start
+    }
+
+    /// What there is for a volume; nothing for one that needs nothing.
+    fn data(&self, volume: &Volume, field: &str) -> Result<Option<PathBuf>, FieldError> {
+        let name = volume.name.as_str();
+        if volume.container_disk.is_some() {
+            let found = self.containers.get(name).cloned();
+            return found
+                .map(Some)
+                .ok_or_else(|| no_container(&format!("{field}.containerDisk"), name));
+        }
+        let claim = volume.persistent_volume_claim.is_some()
+            || volume.data_volume.is_some()
+            || volume.ephemeral.is_some();
+        if claim {
+            let found = self.devices.get(name).or_else(|| self.mounts.get(name));
+            if found.is_none() && volume.is_hotpluggable() {
+                return Ok(None);
+            }
+            return found.cloned().map(Some).ok_or_else(|| {
+                let text = format!(
+                    "nothing of the VM's container is the volume {name:?}: mount its claim at {CLAIMS}/{name}, or give it \
+                     as the device /dev/{name}"
+                );
+                required(field, text)
+            });
+        }
+        if let Some(disk) = &volume.host_disk {
+            let directory = self.mounts.get(name);
+            let file = std::path::Path::new(&disk.path).file_name();
+            return match (directory, file) {
+                (Some(directory), Some(file)) => Ok(Some(directory.join(file))),
+                _ => {
+                    let field = format!("{field}.hostDisk.path");
+                    let text = format!(
+                        "a pod opens no path of the node: mount the directory of {:?} at {CLAIMS}/{name}",
+                        disk.path
+                    );
+                    Err(required(&field, text))
+                }
+            };
+        }
+        if volume.service_account.is_some() {
+            let found = self.service_account.clone();
+            return found.map(Some).ok_or_else(|| {
+                let text = "the VM's container has no service account mounted at \
+                            /var/run/secrets/kubernetes.io/serviceaccount";
+                required(&format!("{field}.serviceAccount"), text.into())
+            });
+        }
+        // The plan knows which of the others need something, and which may do without.
+        let secret = |cloud_init: &Option<husk_vmi::types::CloudInit>| {
+            cloud_init
+                .as_ref()
+                .is_some_and(|data| data.secret_ref.is_some() || data.network_data_secret_ref.is_some())
+        };
+        let (kind, needed) = if let Some(map) = &volume.config_map {
+            ("config-map", !map.optional)
+        } else if let Some(object) = &volume.secret {
+            ("secret", !object.optional)
+        } else if volume.downward_api.is_some() {
+            ("downwardapi", true)
+        } else if secret(&volume.cloud_init_no_cloud) || secret(&volume.cloud_init_config_drive) {
+            ("secret", true)
+        } else {
+            return Ok(None);
+        };
+        match self.mounts.get(name) {
+            None if needed => {
+                let text = format!(
+                    "nothing of the VM's container is the volume {name:?}: mount it at \
+                     /var/run/kubevirt-private/{kind}/{name}"
+                );
+                Err(required(field, text))
+            }
+            found => Ok(found.cloned()),
+        }
+    }
+
+    /// A disk that is written lies in no mount that cannot be.
+    fn check_writable(&self, vmi: &Vmi, plan: &VmPlan) -> Result<(), PodError> {
+        let wrong = |disk: &&husk_vmi::DiskPlan| {
+            let written = !disk.read_only && !disk.overlay;
+            let mounted = matches!(disk.source, DiskSource::File(_) | DiskSource::HostDisk { .. });
+            written
+                && mounted
+                && self.read_only.contains(&disk.name)
+                && !self.devices.contains_key(&disk.name)
+        };
+        let errors: Vec<FieldError> = plan
+            .disks
+            .iter()
+            .filter(wrong)
+            .map(|disk| {
+                let disks = &vmi.spec.domain.devices.disks;
+                let index = disks.iter().position(|given| given.name == disk.name);
+                FieldError {
+                    reason: CauseReason::FieldValueInvalid,
+                    field: format!("spec.domain.devices.disks[{}]", index.unwrap_or_default()),
+                    message: format!(
+                        "volume {:?} is mounted read-only: make the disk read-only too, or the mount writable",
+                        disk.name
+                    ),
+                }
+            })
+            .collect();
+        match errors.is_empty() {
+            true => Ok(()),
+            false => Err(PodError::Fields(errors)),
+        }
+    }
+}
+
+fn required(field: &str, message: String) -> FieldError {
+    FieldError {
+        reason: CauseReason::FieldValueRequired,
+        message,
+        field: field.to_owned(),
+    }
+}
+
+fn no_container(field: &str, volume: &str) -> FieldError {
+    let text = format!(
+        "no container of this pod is the volume {volume:?} so far: have one called {VOLUME_PREFIX}{volume}, before the \
+         VM's own in the list"
+    );
+    required(field, text)
+}

@@ -1,0 +1,209 @@
+//! A VM's serial console as the standard streams of its container.
+//!
+//! FIFOs are opened for both directions, whichever is used: one whose other end goes away, as when containerd is
+//! restarted, then is neither at its end nor broken.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use husk_monitor::console::{Console, Session, SessionInput};
+use husk_proto::shim::v1::console_output::Output;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::pipe;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tracing::{debug, warn};
+
+/// How long the last output may take to be read once the VM has ended.
+const DRAIN: Duration = Duration::from_secs(5);
+/// Bytes typed that are taken at once.
+const TYPED: usize = 4096;
+
+/// The standard streams that containerd names; empty where there are none.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Stdio {
+    pub(crate) stdin: String,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+    pub(crate) terminal: bool,
+}
+
+/// Where output goes.
+#[derive(Debug)]
+enum Sink {
+    Pipe(pipe::Sender),
+    File(File),
+    Nowhere,
+}
+
+/// The streams of a VM that runs.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    /// Copies output, and gives the sink for last words back.
+    output: Option<JoinHandle<Sink>>,
+    /// Where the reason of a failure goes, if not there.
+    stderr: Sink,
+    typing: Option<JoinHandle<()>>,
+    /// Says that nothing more is output.
+    end: Option<oneshot::Sender<()>>,
+}
+
+impl Stdio {
+    /// Connects them to a console, which may have said something already.
+    pub(crate) async fn connect(&self, console: Option<&Console>) -> io::Result<Streams> {
+        let (stdout, stderr) = (Sink::open(&self.stdout)?, Sink::open(&self.stderr)?);
+        let stdin = match self.stdin.as_str() {
+            "" => None,
+            path => Some(
+                pipe::OpenOptions::new()
+                    .read_write(true)
+                    .open_receiver(path)
+                    .map_err(naming(path))?,
+            ),
+        };
+        let session = match console {
+            Some(console) => console.mirror().await.ok(),
+            None => None,
+        };
+        let Some(Session { output, input }) = session else {
+            return Ok(Streams {
+                output: None,
+                stderr: stdout.or(stderr),
+                typing: None,
+                end: None,
+            });
+        };
+        let (end, ended) = oneshot::channel();
+        Ok(Streams {
+            output: Some(tokio::spawn(copy(output, stdout, ended))),
+            typing: stdin.map(|stdin| tokio::spawn(type_in(stdin, input))),
+            stderr,
+            end: Some(end),
+        })
+    }
+}
+
+/// An error with the stream it is of.
+fn naming(stream: &str) -> impl Fn(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("{stream}: {error}"))
+}
+
+impl Streams {
+    /// Nothing more is typed.
+    pub(crate) fn close_stdin(&mut self) {
+        if let Some(typing) = self.typing.take() {
+            typing.abort();
+        }
+    }
+
+    /// The VM has ended: what it said is written out, and after it why it failed.
+    pub(crate) async fn end(mut self, last_words: Option<String>) {
+        self.close_stdin();
+        let mut stdout = Sink::Nowhere;
+        if let Some(mut output) = self.output.take() {
+            let drained = timeout(DRAIN, &mut output).await;
+            if drained.is_err() {
+                warn!("nobody reads the container's output; the rest of it is lost");
+                output.abort();
+            }
+            drop(self.end.take());
+            stdout = drained.ok().and_then(Result::ok).unwrap_or(Sink::Nowhere);
+        }
+        if let Some(words) = last_words {
+            let line = format!("husk: {words}\r\n");
+            let mut sink = self.stderr.or(stdout);
+            let _ = timeout(DRAIN, sink.write(line.as_bytes())).await;
+        }
+    }
+}
+
+impl Sink {
+    fn open(name: &str) -> io::Result<Sink> {
+        let path = match name.split_once("://") {
+            None => PathBuf::from(name),
+            Some(("fifo", path) | ("file", path)) => PathBuf::from(path),
+            Some((scheme, _)) => {
+                let text = format!("output to {scheme}:// is not supported: give a FIFO or file://");
+                return Err(io::Error::new(io::ErrorKind::Unsupported, text));
+            }
+        };
+        if path.as_os_str().is_empty() {
+            return Ok(Sink::Nowhere);
+        }
+        match is_fifo(&path) {
+            true => Ok(Sink::Pipe(
+                pipe::OpenOptions::new()
+                    .read_write(true)
+                    .open_sender(&path)
+                    .map_err(naming(name))?,
+            )),
+            false => Ok(Sink::File(
+                File::options()
+                    .create(true)
+                    .append(true)
+                    .open(&path)
+                    .map_err(naming(name))?,
+            )),
+        }
+    }
+
+    fn or(self, other: Sink) -> Sink {
+        match self {
+            Sink::Nowhere => other,
+            sink => sink,
+        }
+    }
+
+    async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Sink::Pipe(pipe) => pipe.write_all(bytes).await,
+            Sink::File(file) => file.write_all(bytes),
+            Sink::Nowhere => Ok(()),
+        }
+    }
+}
+
+fn is_fifo(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_fifo())
+}
+
+/// Copies what the guest says until its console closes. A reader that is slow makes the console skip, never wait.
+async fn copy(
+    mut output: tokio::sync::mpsc::Receiver<husk_proto::shim::v1::ConsoleOutput>,
+    mut sink: Sink,
+    mut ended: oneshot::Receiver<()>,
+) -> Sink {
+    loop {
+        let said = tokio::select! {
+            said = output.recv() => said,
+            _ = &mut ended => None,
+        };
+        let bytes = match said.and_then(|said| said.output) {
+            Some(Output::Data(data)) => data,
+            Some(Output::SkippedBytes(bytes)) => {
+                format!("\r\n[husk: {bytes} bytes of console output were not read in time]\r\n").into_bytes()
+            }
+            Some(Output::Ended(_)) | None => return sink,
+        };
+        if let Err(error) = sink.write(&bytes).await {
+            debug!(%error, "the container's output cannot be written");
+            sink = Sink::Nowhere;
+        }
+    }
+}
+
+async fn type_in(mut stdin: pipe::Receiver, guest: SessionInput) {
+    let mut typed = vec![0; TYPED];
+    while let Ok(length @ 1..) = stdin.read(&mut typed).await {
+        if guest.send(typed[..length].to_vec()).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

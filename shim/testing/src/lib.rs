@@ -1,0 +1,4 @@
+//! Helpers that the tests of several crates share.
+
+pub mod pod;
+pub mod root;
