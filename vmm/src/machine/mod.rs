@@ -32,7 +32,7 @@ use crate::layout::{self, Layout, LayoutError};
 use crate::memory::{self, MemoryBacking, MemoryError};
 use crate::smbios;
 use crate::vcpu::entry::BootEntry;
-use crate::vcpu::{Vcpu, VcpuContext, VcpuError, VcpuEvent, VcpuSink, signal};
+use crate::vcpu::{self, Vcpu, VcpuContext, VcpuError, VcpuEvent, VcpuSink, signal};
 use nics::{HotplugContext, NicTable};
 
 mod legacy;
@@ -326,7 +326,7 @@ impl Machine {
 
     /// Lets the vCPUs run, from where they were paused or from their first instruction.
     pub fn run(&mut self) -> Result<(), MachineError> {
-        if let Some((clock, tsc)) = self.stopped_clock.take() {
+        if let Some((clock, tsc)) = self.stopped_clock {
             self.vm.set_clock(&clock).map_err(failed("set clock"))?;
             for vcpu in tsc
                 .iter()
@@ -337,6 +337,7 @@ impl Machine {
             for transport in &self.transports {
                 transport.resume();
             }
+            self.stopped_clock = None;
         }
         for vcpu in &self.vcpus {
             vcpu.run()?;
@@ -345,16 +346,7 @@ impl Machine {
     }
 
     fn stop_vcpus(&self) -> Result<Option<u64>, MachineError> {
-        let pausing = self
-            .vcpus
-            .iter()
-            .map(Vcpu::pause)
-            .collect::<Result<Vec<_>, _>>()?;
-        let mut tsc = None;
-        for vcpu in pausing {
-            tsc = tsc.max(vcpu.wait()?);
-        }
-        Ok(tsc)
+        Ok(vcpu::pause_all(&self.vcpus, vcpu::RESPONSE_TIMEOUT)?)
     }
 
     /// Stops every vCPU and every device worker; [`Machine::run`] goes on with nothing lost and the
@@ -364,7 +356,13 @@ impl Machine {
             return Ok(());
         }
         let tsc = self.stop_vcpus()?;
-        let mut clock = self.vm.get_clock().map_err(failed("read clock"))?;
+        let mut clock = match self.vm.get_clock() {
+            Ok(clock) => clock,
+            Err(error) => {
+                vcpu::resume_all(&self.vcpus);
+                return Err(failed("read clock")(error).into());
+            }
+        };
         // Only the clock itself is set again: no realtime or TSC correction, which would make it jump.
         clock.flags = 0;
         for transport in &self.transports {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use husk_devices::bus::Bus;
 use husk_seccomp::{ThreadRole, install};
@@ -24,7 +24,7 @@ use signal::Kicker;
 use state::VcpuState;
 
 /// How long a vCPU may take to handle_command. Only a device model stuck in a vCPU exit takes longer.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
+pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Address space of a vCPU thread's stack; device models run on it. Only what is touched is resident.
 const STACK_SIZE: usize = 1 << 20;
@@ -149,7 +149,7 @@ impl Vcpu {
     }
 
     /// Asks the vCPU to leave the guest; the answer says when it has, with its TSC.
-    pub fn pause(&self) -> Result<PendingPause, VcpuError> {
+    fn pause(&self) -> Result<PendingPause, VcpuError> {
         let (reply, answer) = mpsc::channel();
         self.send(VcpuCommand::Pause(reply))?;
         Ok(PendingPause {
@@ -177,18 +177,47 @@ impl Vcpu {
     }
 }
 
-/// A pause under way.
+/// Pauses every vCPU and waits until all are out of the guest, for `timeout` at most. Returns the highest TSC.
+///
+/// # Errors
+/// If one vCPU fails or does not answer in time, all of them run on: none stays paused alone.
+pub fn pause_all(vcpus: &[Vcpu], timeout: Duration) -> Result<Option<u64>, VcpuError> {
+    let paused = try_pause_all(vcpus, Instant::now() + timeout);
+    if paused.is_err() {
+        resume_all(vcpus);
+    }
+    paused
+}
+
+fn try_pause_all(vcpus: &[Vcpu], deadline: Instant) -> Result<Option<u64>, VcpuError> {
+    let pending = vcpus.iter().map(Vcpu::pause).collect::<Result<Vec<_>, _>>()?;
+    let mut tsc = None;
+    for vcpu in pending {
+        tsc = tsc.max(vcpu.wait(deadline)?);
+    }
+    Ok(tsc)
+}
+
+/// Lets every vCPU run on after a pause that failed. A vCPU that answers late takes this command after the one to
+/// pause; a vCPU whose thread has ended has reported that itself.
+pub fn resume_all(vcpus: &[Vcpu]) {
+    for vcpu in vcpus {
+        let _ = vcpu.run();
+    }
+}
+
+/// A pause that a vCPU has been sent.
 #[derive(Debug)]
-pub struct PendingPause {
+struct PendingPause {
     index: u32,
     answer: Receiver<Option<u64>>,
 }
 
 impl PendingPause {
     /// Waits until the vCPU is out of the guest; returns its TSC.
-    pub fn wait(self) -> Result<Option<u64>, VcpuError> {
+    fn wait(self, deadline: Instant) -> Result<Option<u64>, VcpuError> {
         self.answer
-            .recv_timeout(RESPONSE_TIMEOUT)
+            .recv_timeout(deadline.saturating_duration_since(Instant::now()))
             .map_err(|_| VcpuError::Unresponsive(self.index))
     }
 }

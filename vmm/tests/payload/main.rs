@@ -13,6 +13,7 @@ mod disks;
 mod guest;
 mod nics;
 mod rig;
+mod vcpus;
 #[allow(dead_code, reason = "frames are the tests' of virtio-net")]
 #[path = "../../virtio-net/tests/wire/mod.rs"]
 mod wire;
