@@ -90,6 +90,13 @@ enum VcpuCommand {
     Reset(Option<BootEntry>, Sender<Result<(), KvmError>>),
 }
 
+impl VcpuCommand {
+    /// True if the vCPU leaves the guest for this command.
+    fn stops_guest(&self) -> bool {
+        matches!(self, Self::Pause(_) | Self::Reset(..))
+    }
+}
+
 /// The sending end of a vCPU actor. Dropping it ends and joins the thread.
 #[derive(Debug)]
 pub struct Vcpu {
@@ -249,10 +256,14 @@ unsafe fn access_size(run: *const kvm_run) -> usize {
     usize::from(size).max(1)
 }
 
-/// What the guest's last exit means for the loop.
-enum Next {
-    Enter,
-    Park,
+/// How one KVM_RUN ended.
+enum RunOutcome {
+    /// An exit was served; the guest goes on.
+    Served,
+    /// The vCPU was kicked: no exit is unfinished.
+    Interrupted,
+    /// The vCPU reported that it cannot go on.
+    Failed,
 }
 
 impl VcpuActor {
@@ -275,14 +286,18 @@ impl VcpuActor {
                 }
             };
             if let Some(command) = command {
+                if running && command.stops_guest() {
+                    self.finish_exits(&mut fd);
+                }
                 running = self.handle_command(&fd, command, running);
                 continue;
             }
             if self.context.halted.load(Ordering::Acquire) {
+                self.finish_exits(&mut fd);
                 running = false;
                 continue;
             }
-            running = matches!(self.enter(&mut fd), Next::Enter);
+            running = !matches!(self.enter(&mut fd), RunOutcome::Failed);
         }
         drop(registration);
     }
@@ -312,12 +327,27 @@ impl VcpuActor {
         }
     }
 
-    fn fail(&self, event: VcpuEvent) -> Next {
+    fn fail(&self, event: VcpuEvent) -> RunOutcome {
         (self.context.sink)(self.index, event);
-        Next::Park
+        RunOutcome::Failed
     }
 
-    fn enter(&self, fd: &mut VcpuFd) -> Next {
+    /// Finishes the instruction whose exit was served last. KVM writes an I/O instruction's results to registers and
+    /// memory at the next KVM_RUN (Documentation/virt/kvm/api.rst, `immediate_exit`), which may bring the next exit
+    /// of the same instruction: another part of an access that crosses a page, or more of a string. Until KVM_RUN
+    /// returns EINTR, the state that can be read is that of the middle of an instruction, and the state that a reset
+    /// writes would be overwritten.
+    fn finish_exits(&self, fd: &mut VcpuFd) {
+        loop {
+            fd.set_kvm_immediate_exit(1);
+            match self.enter(fd) {
+                RunOutcome::Served => {}
+                RunOutcome::Interrupted | RunOutcome::Failed => return,
+            }
+        }
+    }
+
+    fn enter(&self, fd: &mut VcpuFd) -> RunOutcome {
         let VcpuContext { ports, mmio, .. } = &self.context;
         let run: *const kvm_run = fd.get_kvm_run();
         match fd.run() {
@@ -351,11 +381,14 @@ impl VcpuActor {
                 let text = format!("unexpected KVM exit {exit:?}");
                 return self.fail(VcpuEvent::Failed(text));
             }
-            Err(e) if e.errno() == libc::EINTR => fd.set_kvm_immediate_exit(0),
+            Err(e) if e.errno() == libc::EINTR => {
+                fd.set_kvm_immediate_exit(0);
+                return RunOutcome::Interrupted;
+            }
             Err(e) if e.errno() == libc::EAGAIN => {}
             Err(e) => return self.fail(VcpuEvent::Failed(format!("KVM_RUN: {e}"))),
         }
-        Next::Enter
+        RunOutcome::Served
     }
 
     fn internal_error(&self, fd: &VcpuFd) -> VcpuEvent {

@@ -183,3 +183,66 @@ fn a_pause_that_one_vcpu_does_not_answer_leaves_all_of_them_running() {
     assert_eq!([stuck.count(), other.count()], counts);
     assert!(vm.failures.try_recv().is_err());
 }
+
+/// Writes once to the first port, then reads 8 bytes across [`MMIO`], a page boundary, for ever:
+/// `mov dx, port; out dx, al; mov esi, MMIO - 4; mov rax, [rsi]; jmp`.
+fn read_across_pages() -> Vec<u8> {
+    let [low, high] = PORTS[0].to_le_bytes();
+    let [a, b, c, d] = (MMIO as u32 - 4).to_le_bytes();
+    vec![
+        0x66, 0xba, low, high, 0xee, 0xbe, a, b, c, d, 0x48, 0x8b, 0x06, 0xeb, 0xfb,
+    ]
+}
+
+#[test]
+fn a_pause_waits_for_all_exits_of_one_instruction() {
+    let vm = TestVm::new(&[read_across_pages()]);
+    for _ in 0..20 {
+        vm.run();
+        assert!(vm.mmio.advances());
+        vcpu::pause_all(&vm.vcpus, TIMEOUT).unwrap();
+        assert_eq!(vm.mmio.bytes.load(Ordering::SeqCst) % 8, 0, "half of an access");
+    }
+}
+
+/// Reads bytes from the first port to ascending addresses from [`INPUT`], for ever:
+/// `mov dx, port; mov edi, INPUT; mov ecx, 8; rep insb; jmp`.
+fn input_string() -> Vec<u8> {
+    let [low, high] = PORTS[0].to_le_bytes();
+    let [a, b, c, d] = INPUT.to_le_bytes();
+    vec![
+        0x66, 0xba, low, high, 0xbf, a, b, c, d, 0xb9, 8, 0, 0, 0, 0xf3, 0x6c, 0xeb, 0xf7,
+    ]
+}
+
+#[test]
+fn a_paused_guest_has_every_byte_that_a_string_instruction_took_from_a_device() {
+    let vm = TestVm::new(&[input_string()]);
+    let [device, _] = &vm.ports;
+    for _ in 0..20 {
+        vm.run();
+        assert!(device.advances());
+        vcpu::pause_all(&vm.vcpus, TIMEOUT).unwrap();
+        let mut memory = vec![0; device.count() as usize + 16];
+        let input = GuestAddress(INPUT.into());
+        vm.memory.memory().read_slice(&mut memory, input).unwrap();
+        let received = memory.iter().filter(|byte| **byte == FILL).count();
+        assert_eq!(received as u64, device.count());
+    }
+}
+
+#[test]
+fn a_vcpu_that_is_reset_during_an_access_starts_at_its_entry() {
+    let vm = TestVm::new(&[read_across_pages()]);
+    for round in 0..20u64 {
+        assert_eq!(vm.ports[0].count(), round);
+        vm.run();
+        assert!(vm.mmio.advances());
+        // Every other time the vCPU stops by itself, as at a reset that the guest asks for.
+        vm.halted.store(round % 2 == 1, Ordering::SeqCst);
+        vcpu::pause_all(&vm.vcpus, TIMEOUT).unwrap();
+        vm.halted.store(false, Ordering::SeqCst);
+        vm.reset();
+    }
+    assert!(vm.failures.try_recv().is_err());
+}
