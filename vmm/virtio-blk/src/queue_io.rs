@@ -7,10 +7,9 @@ use std::sync::Arc;
 
 use husk_devices::GuestMemMmap;
 use husk_devices::virtio::chain::Segment;
+use husk_devices::virtio::dma::DmaMapping;
 use husk_disk::{Disk, DiskId, Engine, ErrorPolicy, IoRequest};
 use vm_memory::GuestAddress;
-
-use crate::request::mark_dirty;
 
 /// Segments whose memory a finished request keeps for the next one.
 const SPARE_SEGMENTS: usize = 64;
@@ -29,14 +28,14 @@ pub(crate) struct QueueIo {
 /// A request the disk has.
 #[derive(Debug, Default)]
 pub(crate) struct PendingRequest {
-    /// Keeps the memory mapped until the disk is done with it.
-    mem: Option<Arc<GuestMemMmap>>,
+    /// The segments that the disk fills, and the memory they are in, until the disk has finished with it.
+    dma: Option<DmaMapping<Arc<GuestMemMmap>, Vec<Segment>>>,
+    /// An empty list for the next request, whose allocation is reused.
+    spare: Vec<Segment>,
     pub head: u16,
     pub status: GuestAddress,
     /// Bytes of the chain's writable data.
     pub writable: u32,
-    /// Those of them that the disk fills.
-    filled: Vec<Segment>,
 }
 
 /// A request the disk is done with.
@@ -73,8 +72,8 @@ impl QueueIo {
         !self.free.is_empty()
     }
 
-    /// Submits a request. There is [room](QueueIo::has_room). `swap_filled` exchanges an old list of segments for the
-    /// segments that a read fills.
+    /// Submits a request. There is [room](QueueIo::has_room). `filled` are the
+    /// segments that a read fills, which it exchanges for an empty list.
     ///
     /// # Safety
     /// The request's buffers are slices of `mem`.
@@ -82,21 +81,24 @@ impl QueueIo {
         &mut self,
         request: IoRequest<'_>,
         mem: &Arc<GuestMemMmap>,
+        filled: Option<&mut Vec<Segment>>,
         (head, status, writable): (u16, GuestAddress, u32),
-    ) -> Option<&mut Vec<Segment>> {
-        let tag = self.free.pop()?;
-        let fills = matches!(request, IoRequest::Read { .. });
-        // SAFETY: the tag is free. The buffers are slices of `mem`, which the pending request keeps until its
-        // completion; the engine is dropped before the pending requests.
-        unsafe { self.engine.submit(tag, self.disk, request) };
+    ) {
+        let Some(tag) = self.free.pop() else { return };
         let index = usize::from(tag);
         if self.pending.len() <= index {
             self.pending.resize_with(index + 1, PendingRequest::default);
         }
         let pending = &mut self.pending[index];
-        pending.mem = Some(Arc::clone(mem));
+        let mut segments = std::mem::take(&mut pending.spare);
+        if let Some(filled) = filled {
+            std::mem::swap(filled, &mut segments);
+        }
+        pending.dma = Some(DmaMapping::writable(Arc::clone(mem), segments));
         (pending.head, pending.status, pending.writable) = (head, status, writable);
-        fills.then_some(&mut pending.filled)
+        // SAFETY: the tag is free. The buffers are slices of `mem`, which the pending request keeps until its
+        // completion; the engine is dropped before the pending requests.
+        unsafe { self.engine.submit(tag, self.disk, request) };
     }
 
     pub fn kick(&mut self) -> io::Result<()> {
@@ -109,14 +111,15 @@ impl QueueIo {
             let completion = self.engine.complete()?;
             let pending = &mut self.pending[usize::from(completion.tag)];
             self.free.push(completion.tag);
-            let Some(mem) = pending.mem.take() else {
+            let Some(dma) = pending.dma.take() else {
                 continue;
             };
-            // After an error too: some of it may have been filled.
-            mark_dirty(&mem, &pending.filled);
-            let filled = !pending.filled.is_empty();
-            pending.filled.clear();
-            pending.filled.shrink_to(SPARE_SEGMENTS);
+            // Marks the segments dirty after an error too: the disk may have filled some of them.
+            let (mem, mut segments) = dma.finish();
+            let filled = !segments.is_empty();
+            segments.clear();
+            segments.shrink_to(SPARE_SEGMENTS);
+            pending.spare = segments;
             return Some(FinishedRequest {
                 mem,
                 head: pending.head,

@@ -5,6 +5,7 @@
 
 use husk_devices::GuestMemMmap;
 use husk_devices::virtio::chain::{self, Segment};
+use husk_devices::virtio::dma::{HostRange, joined_host_ranges};
 use husk_disk::{IoBuffer, IoRequest, SECTOR};
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD, VIRTIO_BLK_T_FLUSH,
@@ -12,7 +13,6 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
 };
 use virtio_queue::DescriptorChain;
-use vm_memory::bitmap::Bitmap;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend};
 
 use crate::device::SERIAL_LEN;
@@ -49,10 +49,23 @@ pub(crate) struct RequestLayout {
 /// What the device does about a chain.
 #[derive(Debug)]
 pub(crate) enum Action<'a> {
-    /// Ask the disk.
-    Submit(IoRequest<'a>),
+    /// Submit a request to the disk, which fills the segments in `filled`.
+    Submit {
+        request: IoRequest<'a>,
+        filled: Option<&'a mut Vec<Segment>>,
+    },
     /// Answer at once; so many bytes of data were written before the status.
     Finish(BlkStatus, u32),
+}
+
+impl<'a> Action<'a> {
+    /// Submits a request that fills no guest memory.
+    fn submit(request: IoRequest<'a>) -> Self {
+        Self::Submit {
+            request,
+            filled: None,
+        }
+    }
 }
 
 /// The properties of the device that requests are judged by.
@@ -99,11 +112,6 @@ impl RequestLayout {
         self.status
     }
 
-    /// Exchanges the device-writable data of the chain with `other`, an old one whose memory is reused.
-    pub fn swap_writable(&mut self, other: &mut Vec<Segment>) {
-        std::mem::swap(&mut self.writable, other);
-    }
-
     /// Bytes of device-writable data.
     pub fn writable_len(&self) -> u32 {
         // A chain has less than 4 GiB, else its iterator ends early.
@@ -128,21 +136,22 @@ impl RequestLayout {
             VIRTIO_BLK_T_IN => {
                 let offset = transfer_offset(&self.writable, sector, limits)?;
                 map(mem, &self.writable, &mut self.buffers)?;
-                Ok(Action::Submit(IoRequest::Read {
-                    offset,
-                    buffers: &self.buffers,
-                }))
+                let buffers = &self.buffers;
+                Ok(Action::Submit {
+                    request: IoRequest::Read { offset, buffers },
+                    filled: Some(&mut self.writable),
+                })
             }
             VIRTIO_BLK_T_OUT if !limits.read_only => {
                 let offset = transfer_offset(&self.readable, sector, limits)?;
                 map(mem, &self.readable, &mut self.buffers)?;
-                Ok(Action::Submit(IoRequest::Write {
+                Ok(Action::submit(IoRequest::Write {
                     offset,
                     buffers: &self.buffers,
                     durable,
                 }))
             }
-            VIRTIO_BLK_T_FLUSH => Ok(Action::Submit(IoRequest::Flush)),
+            VIRTIO_BLK_T_FLUSH => Ok(Action::submit(IoRequest::Flush)),
             VIRTIO_BLK_T_GET_ID => self.get_id(mem, limits),
             VIRTIO_BLK_T_DISCARD if !limits.read_only => {
                 let (offset, len, flags) = self.range(mem, limits)?;
@@ -150,14 +159,14 @@ impl RequestLayout {
                 if flags != 0 {
                     return Err(BlkStatus::Unsupported);
                 }
-                Ok(Action::Submit(IoRequest::Discard { offset, len, durable }))
+                Ok(Action::submit(IoRequest::Discard { offset, len, durable }))
             }
             VIRTIO_BLK_T_WRITE_ZEROES if !limits.read_only => {
                 let (offset, len, flags) = self.range(mem, limits)?;
                 if flags & !VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP != 0 {
                     return Err(BlkStatus::Unsupported);
                 }
-                Ok(Action::Submit(IoRequest::WriteZeroes {
+                Ok(Action::submit(IoRequest::WriteZeroes {
                     offset,
                     len,
                     unmap: flags != 0,
@@ -243,27 +252,6 @@ fn disk_offset(sector: u64, sectors: u64, limits: &RequestLimits) -> Result<u64,
 /// The host's view of guest ranges, neighbours joined.
 fn map(mem: &GuestMemMmap, segments: &[Segment], buffers: &mut Vec<IoBuffer>) -> Result<(), BlkStatus> {
     buffers.clear();
-    for segment in segments {
-        for slice in GuestMemoryBackend::get_slices(mem, segment.address, segment.len as usize) {
-            let slice = slice.map_err(|_| BlkStatus::IoError)?;
-            let start = slice.ptr_guard_mut().as_ptr();
-            match buffers.last_mut() {
-                Some(last) if last.start().wrapping_add(last.len()) == start => {
-                    *last = IoBuffer::new(last.start(), last.len() + slice.len());
-                }
-                _ => buffers.push(IoBuffer::new(start, slice.len())),
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Notes in the dirty bitmap that the disk filled `segments`.
-pub(crate) fn mark_dirty(mem: &GuestMemMmap, segments: &[Segment]) {
-    for segment in segments {
-        let slices = GuestMemoryBackend::get_slices(mem, segment.address, segment.len as usize);
-        for slice in slices.map_while(Result::ok) {
-            slice.bitmap().mark_dirty(0, slice.len());
-        }
-    }
+    let add = |range: HostRange| buffers.push(IoBuffer::new(range.start, range.len));
+    joined_host_ranges(mem, segments.iter().copied(), add).map_err(|_| BlkStatus::IoError)
 }

@@ -17,7 +17,6 @@ mod header;
 mod pair_worker;
 mod rx;
 mod rx_buffers;
-mod slices;
 mod tap;
 mod tx;
 mod tx_coalescing;

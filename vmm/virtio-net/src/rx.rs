@@ -161,7 +161,6 @@ impl Receiver {
             self.buffers.put(direct, &self.spill[..len - direct]);
         }
         self.held = None;
-        self.buffers.mark_dirty(len.min(direct));
         self.deliver(mem, queue, len, interrupt)?;
         Ok(Step::Frame)
     }
@@ -183,7 +182,7 @@ impl Receiver {
             iov_base: self.spill.as_mut_ptr().cast(),
             iov_len: self.spill.len(),
         };
-        let (read, direct) = self.buffers.with_slices(want, spill, |slices| {
+        let (read, direct) = self.buffers.read_frame(want, spill, |slices| {
             // SAFETY: the slices are of `mem`, which `mem` keeps mapped and the guest writes at any time too, but for
             // the last, which is `self.spill`.
             unsafe { tap.read(slices) }

@@ -1,15 +1,19 @@
 //! The receive buffers a driver made available and that no frame fills yet.
 
 use std::collections::VecDeque;
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
 use husk_devices::GuestMemMmap;
 use husk_devices::virtio::chain::{self, Segment};
+use husk_devices::virtio::dma::{DmaMapping, host_ranges};
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Address, Bytes, GuestAddress};
 
 use crate::header::HEADER_LEN;
-use crate::slices::{MAX_SLICES, mark_dirty, pieces};
+
+/// Most iovecs of one `readv` or `writev` (`UIO_MAXIOV` is 1024), with one left for this process's own buffer.
+pub(crate) const MAX_SLICES: usize = 1023;
 
 /// What is wrong when the device cannot go on.
 pub(crate) type DeviceError = String;
@@ -36,7 +40,8 @@ pub(crate) struct RxBuffers {
     chains: VecDeque<RxBuffer>,
     /// From `start` on, those of all chains.
     slices: Vec<libc::iovec>,
-    addresses: Vec<GuestAddress>,
+    /// The guest memory of each of `slices`.
+    segments: Vec<Segment>,
     start: usize,
     room: usize,
     readable: Vec<Segment>,
@@ -91,14 +96,14 @@ impl RxBuffers {
         }
         let (before, mut len) = (self.slices.len(), 0);
         for segment in self.writable.drain(..) {
-            let mapped = pieces(mem, segment, |address, slice| {
-                if slice.iov_len != 0 {
-                    len += slice.iov_len;
-                    self.slices.push(slice);
-                    self.addresses.push(address);
-                }
+            let mapped = host_ranges(mem, segment, |address, range| {
+                len += range.len;
+                self.slices.push(range.into());
+                // Part of a segment, whose length is 32 bits.
+                let len = range.len as u32;
+                self.segments.push(Segment { address, len });
             });
-            mapped.ok_or("a receive buffer outside of memory")?;
+            mapped.map_err(|_| "a receive buffer outside of memory")?;
         }
         let slices = self.slices.len() - before;
         if len < HEADER_LEN || slices > MAX_SLICES {
@@ -106,7 +111,7 @@ impl RxBuffers {
         }
         if self.slices.len() - self.start > MAX_SLICES {
             self.slices.truncate(before);
-            self.addresses.truncate(before);
+            self.segments.truncate(before);
             return Ok(false);
         }
         self.room += len;
@@ -114,14 +119,15 @@ impl RxBuffers {
         Ok(true)
     }
 
-    /// Calls `read` with the slices of the first buffers, as many as it takes for `want`
-    /// bytes, and `spill` behind. Returns what it returned, and the bytes of those buffers.
-    pub fn with_slices<R>(
+    /// Reads a frame with `read` into the slices of the first buffers, as many as hold `want` bytes, and into `spill`
+    /// after them. Marks what was written to guest memory dirty. Returns the result of `read`, which is the number of
+    /// bytes read, and the size of those buffers in bytes.
+    pub fn read_frame(
         &mut self,
         want: usize,
         spill: libc::iovec,
-        read: impl FnOnce(&[libc::iovec]) -> R,
-    ) -> (R, usize) {
+        read: impl FnOnce(&[libc::iovec]) -> io::Result<usize>,
+    ) -> (io::Result<usize>, usize) {
         let (mut end, mut len) = (self.start, 0);
         for chain in &self.chains {
             if len >= want {
@@ -135,7 +141,21 @@ impl RxBuffers {
         if covered.is_none() {
             self.slices.push(spill);
         }
+        let mut dma = self
+            .mem
+            .as_deref()
+            .map(|mem| DmaMapping::writable(mem, &self.segments[self.start..end]));
         let result = read(&self.slices[self.start..=end]);
+        if let Some(mut dma) = dma.take() {
+            match &result {
+                Ok(bytes) => dma.set_written(*bytes as u64),
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+                    dma.set_written(0);
+                }
+                // The kernel may have written before it failed.
+                Err(_) => {}
+            }
+        }
         match covered {
             Some(slice) => self.slices[end] = slice,
             None => {
@@ -168,7 +188,7 @@ impl RxBuffers {
             };
             let here = (slice.iov_len - skip).min(len - done);
             each(
-                self.addresses[index].unchecked_add(skip as u64),
+                self.segments[index].address.unchecked_add(skip as u64),
                 done..done + here,
             );
             done += here;
@@ -196,13 +216,6 @@ impl RxBuffers {
         }
     }
 
-    /// Notes that the kernel wrote the first `len` bytes.
-    pub fn mark_dirty(&self, len: usize) {
-        if let Some(mem) = &self.mem {
-            self.walk(0, len, |address, part| mark_dirty(mem, address, part.len()));
-        }
-    }
-
     /// Takes the first buffer out.
     pub fn pop(&mut self) -> Option<RxBuffer> {
         let chain = self.chains.pop_front()?;
@@ -210,7 +223,7 @@ impl RxBuffers {
         self.start += chain.slices;
         if self.start > MAX_SLICES || self.chains.is_empty() {
             self.slices.drain(..self.start);
-            self.addresses.drain(..self.start);
+            self.segments.drain(..self.start);
             self.start = 0;
         }
         Some(chain)
@@ -222,7 +235,7 @@ impl RxBuffers {
         queue.set_next_avail(queue.next_avail().wrapping_sub(count));
         self.chains.clear();
         self.slices.clear();
-        self.addresses.clear();
+        self.segments.clear();
         (self.start, self.room, self.mem) = (0, 0, None);
     }
 }

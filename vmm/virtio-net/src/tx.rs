@@ -5,14 +5,14 @@ use std::io;
 use husk_devices::GuestMemMmap;
 use husk_devices::virtio::ActiveQueue;
 use husk_devices::virtio::chain::{self, Segment};
+use husk_devices::virtio::dma::host_ranges;
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{Address, Bytes};
 
 use crate::counters::Counters;
 use crate::header::{FrameError, HEADER_LEN, Header};
 use crate::rx::{BATCH, PassOutcome};
-use crate::rx_buffers::{DeviceError, broken};
-use crate::slices::{MAX_SLICES, pieces};
+use crate::rx_buffers::{DeviceError, MAX_SLICES, broken};
 use crate::tap::Tap;
 use crate::used_batch::UsedBatch;
 
@@ -118,7 +118,8 @@ impl Transmitter {
             iov_len: HEADER_LEN,
         });
         for segment in self.readable.iter().filter(|segment| segment.len != 0) {
-            pieces(mem, *segment, |_, slice| self.slices.push(slice)).ok_or(FrameError::Buffers)?;
+            host_ranges(mem, *segment, |_, range| self.slices.push(range.into()))
+                .map_err(|_| FrameError::Buffers)?;
         }
         if self.slices.len() > MAX_SLICES {
             return Err(FrameError::Buffers);

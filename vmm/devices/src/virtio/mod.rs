@@ -14,6 +14,7 @@ use crate::GuestMem;
 pub mod balloon;
 pub mod chain;
 pub mod config_space;
+pub mod dma;
 mod queue_worker;
 pub mod rng;
 #[cfg(any(test, feature = "testing"))]

@@ -169,11 +169,11 @@ impl QueueWorker {
             Action::Finish(outcome, written) => {
                 self.answer(mem, head, status, outcome, used_len(written, writable))
             }
-            Action::Submit(request) => {
+            Action::Submit { request, filled } => {
                 // SAFETY: the layout made the buffers from `mem`.
-                let filled = unsafe { self.queue_io.submit(request, mem, (head, status, writable)) };
-                if let Some(filled) = filled {
-                    self.layout.swap_writable(filled);
+                unsafe {
+                    self.queue_io
+                        .submit(request, mem, filled, (head, status, writable));
                 }
                 Ok(())
             }
