@@ -2,9 +2,9 @@
 
 use husk_devices::GuestMemMmap;
 use husk_devices::virtio::chain::Segment;
+use husk_devices::virtio::dma::joined_host_ranges;
 use husk_disk::IoBuffer;
-use vm_memory::bitmap::Bitmap;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
+use vm_memory::{Bytes, GuestAddress};
 
 /// Some of the segments are not in guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -17,7 +17,7 @@ pub(crate) fn len(segments: &[Segment]) -> u64 {
 }
 
 /// The segments of at most `len` bytes from `offset` on.
-fn part(segments: &[Segment], offset: u64, len: u64) -> impl Iterator<Item = Segment> + '_ {
+pub(crate) fn part(segments: &[Segment], offset: u64, len: u64) -> impl Iterator<Item = Segment> + '_ {
     let (mut skip, mut left) = (offset, len);
     segments.iter().filter_map(move |segment| {
         let size = u64::from(segment.len);
@@ -104,33 +104,15 @@ pub(crate) fn map(
 ) -> Result<(), OutsideGuestMemory> {
     buffers.clear();
     let mut mapped = 0;
-    for segment in part(segments, offset, len) {
-        for slice in GuestMemoryBackend::get_slices(mem, segment.address, segment.len as usize) {
-            let slice = slice.map_err(|_| OutsideGuestMemory)?;
-            mapped += slice.len() as u64;
-            let start = slice.ptr_guard_mut().as_ptr();
-            match buffers.last_mut() {
-                Some(last) if last.start().wrapping_add(last.len()) == start => {
-                    *last = IoBuffer::new(last.start(), last.len() + slice.len());
-                }
-                _ => buffers.push(IoBuffer::new(start, slice.len())),
-            }
-        }
-    }
+    joined_host_ranges(mem, part(segments, offset, len), |range| {
+        mapped += range.len as u64;
+        buffers.push(IoBuffer::new(range.start, range.len));
+    })
+    .map_err(|_| OutsideGuestMemory)?;
     if mapped == len {
         Ok(())
     } else {
         Err(OutsideGuestMemory)
-    }
-}
-
-/// Notes in the dirty bitmap that the segments were filled.
-pub(crate) fn mark_dirty(mem: &GuestMemMmap, segments: &[Segment]) {
-    for segment in segments {
-        let slices = GuestMemoryBackend::get_slices(mem, segment.address, segment.len as usize);
-        for slice in slices.map_while(Result::ok) {
-            slice.bitmap().mark_dirty(0, slice.len());
-        }
     }
 }
 
@@ -208,7 +190,6 @@ mod tests {
             let mut buffers = Vec::new();
             let mapped = map(&mem, &list, 0, len.into(), &mut buffers);
             prop_assert_eq!(mapped.is_ok(), inside || len == 0);
-            mark_dirty(&mem, &list);
         }
     }
 

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use husk_devices::GuestMemMmap;
+use husk_devices::virtio::chain::Segment;
+use husk_devices::virtio::dma::DmaMapping;
 
+use crate::memory;
 use crate::request::{RequestChain, ResponseCode};
 use crate::target::Task;
 
@@ -32,6 +35,33 @@ pub(crate) struct TaskSlot {
     /// It is to be answered so as soon as its step has ended.
     pub cancelled: Option<ResponseCode>,
     pub chain: RequestChain,
+    /// The part of the data-in buffer that the disk is filling.
+    dma: Option<DmaMapping<Arc<GuestMemMmap>, Vec<Segment>>>,
+    /// An empty list for the next mapping, whose allocation is reused.
+    spare: Vec<Segment>,
+}
+
+/// Segments whose allocation a slot keeps for its next mapping.
+const SPARE_SEGMENTS: usize = 64;
+
+impl TaskSlot {
+    /// Keeps `len` bytes of the data-in buffer from `offset` on mapped while the disk fills them.
+    pub fn begin_dma(&mut self, offset: u64, len: u64) {
+        if let Some(mem) = &self.mem {
+            let mut segments = std::mem::take(&mut self.spare);
+            segments.extend(memory::part(&self.chain.data_in, offset, len));
+            self.dma = Some(DmaMapping::writable(Arc::clone(mem), segments));
+        }
+    }
+
+    /// Marks the bytes dirty that the disk may have filled, also after an error.
+    pub fn end_dma(&mut self) {
+        if let Some(dma) = self.dma.take() {
+            self.spare = dma.finish().1;
+            self.spare.clear();
+            self.spare.shrink_to(SPARE_SEGMENTS);
+        }
+    }
 }
 
 /// What uses a slot.
@@ -93,6 +123,7 @@ impl TaskSlots {
     pub fn free(&mut self, tag: u16) {
         let slot = &mut self.slots[usize::from(tag)];
         slot.kind = SlotUse::Free;
+        slot.end_dma();
         (slot.mem, slot.task, slot.cancelled) = (None, None, None);
         (slot.exclusive, slot.waiting, slot.fills) = (false, false, false);
         slot.with_worker = false;

@@ -216,7 +216,10 @@ impl Controller {
                 if !map(task, mem, &chain.data_in, into, len, buffers) {
                     return StepOutcome::BadBuffer;
                 }
-                slot.fills |= matches!(into, DataLocation::Initiator(_));
+                if let DataLocation::Initiator(at) = into {
+                    slot.fills = true;
+                    slot.begin_dma(at, len);
+                }
                 IoRequest::Read { offset, buffers }
             }
             Step::Write {
@@ -258,6 +261,7 @@ impl Controller {
 
     pub(super) fn completed(&mut self, IoCompletion { tag, result }: IoCompletion) {
         let slot = self.slots.get(tag);
+        slot.end_dma();
         match slot.kind {
             SlotUse::Flush => {
                 let unit_index = slot.unit_index;
@@ -282,10 +286,6 @@ impl Controller {
         if let Some(mem) = slot.mem.take()
             && self.virtqueues.queue(slot.queue).is_some()
         {
-            if slot.fills {
-                // After an error too: some of it may have been filled.
-                memory::mark_dirty(&mem, &slot.chain.data_in);
-            }
             match write(&mem, &slot.chain, outcome, slot.fills) {
                 Ok(len) => self.virtqueues.used(slot.queue, &mem, slot.head, len),
                 Err(error) => self.virtqueues.fail(&error),
