@@ -1,4 +1,4 @@
-//! The SG_IO ioctl, version 3 of its interface (scsi/sg.h of the kernel's).
+//! The `SG_IO` ioctl, version 3 of the interface (`scsi/sg.h` of the kernel).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -15,7 +15,7 @@ const DXFER_NONE: c_int = -1;
 const DXFER_TO_DEV: c_int = -2;
 const DXFER_FROM_DEV: c_int = -3;
 
-/// Bytes of sense data that there is room for.
+/// Room for sense data, in bytes.
 const SENSE: usize = 252;
 
 /// `struct sg_io_hdr`
@@ -45,35 +45,35 @@ struct Header {
     info: c_uint,
 }
 
-/// The data of a command.
+/// Data buffer of a command (SAM-5, section 5.1).
 #[derive(Debug)]
 pub enum DataBuffer<'a> {
-    /// None at all.
+    /// No data.
     None,
-    /// Room for what the device sends.
+    /// Data-in buffer: the device fills it.
     In(&'a mut [u8]),
-    /// What the device is sent.
+    /// Data-out buffer: the device reads it.
     Out(&'a [u8]),
 }
 
-/// A command that the kernel took and that has ended.
+/// The end of a command that the kernel sent to the device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScsiCompletion {
     /// SCSI status.
     pub status: u8,
-    /// The host adapter's `DID_…`, 0 if it has nothing to say.
+    /// Host status, the kernel's `DID_…`; 0 is `DID_OK`.
     pub host_status: u16,
-    /// Sense data, as the device sent it.
+    /// Sense data from the device.
     pub sense: Vec<u8>,
-    /// Bytes of the data that were not transferred.
+    /// Bytes that were not transferred.
     pub residual: usize,
 }
 
-/// Sends a command and waits for its end, for which the kernel sees to `timeout` and recovers the device after it.
+/// Sends a command and waits for its end. After `timeout` the kernel aborts it and recovers the device.
 ///
 /// # Errors
-/// The kernel's, which did not send the command: `EPERM` where it takes this one only from the privileged, `ENODEV` or
-/// `ENXIO` where the device is gone.
+/// The kernel did not send the command: `EPERM` if the command needs CAP_SYS_RAWIO, `ENODEV` or `ENXIO` if the device is
+/// gone.
 pub fn execute(
     device: impl AsFd,
     cdb: &[u8],
@@ -85,7 +85,7 @@ pub fn execute(
     let (dxfer_direction, dxferp, len) = match data {
         DataBuffer::None => (DXFER_NONE, std::ptr::null_mut(), 0),
         DataBuffer::In(bytes) => (DXFER_FROM_DEV, bytes.as_mut_ptr(), bytes.len()),
-        // Only read, by the direction.
+        // The direction makes the kernel only read from it.
         DataBuffer::Out(bytes) => (DXFER_TO_DEV, bytes.as_ptr().cast_mut(), bytes.len()),
     };
     let mut header = Header {
@@ -113,7 +113,7 @@ pub fn execute(
         info: 0,
     };
     // SAFETY: the descriptor and the header, laid out as `struct sg_io_hdr`, live through the call, and so do `cdb`, `sense`
-    // and the data, to which it points with their lengths and with which the kernel is done when it returns. The kernel
+    // and the data, to which it points with their lengths and which the kernel no longer uses when it returns. The kernel
     // writes only to `sense`, which is ours, and to the data of `DataBuffer::In`, which is borrowed exclusively.
     let status = unsafe { libc::ioctl(device.as_fd().as_raw_fd(), SG_IO, &raw mut header) };
     if status != 0 {
@@ -124,12 +124,12 @@ pub fn execute(
         status: header.status,
         host_status: header.host_status,
         sense: sense[..sensed].to_vec(),
-        // A device that has more than there is room for is no business of the initiator's.
+        // A negative residual means that the device has more data than fits: not an error.
         residual: usize::try_from(header.resid).unwrap_or(0).min(len),
     })
 }
 
-/// Whether a descriptor takes SCSI commands at all.
+/// True if a descriptor takes SCSI commands.
 pub fn is_scsi(device: impl AsFd) -> bool {
     let mut version: c_int = 0;
     // SAFETY: the descriptor is borrowed for the call, and the kernel writes one int to the pointer, which is valid.
@@ -137,10 +137,10 @@ pub fn is_scsi(device: impl AsFd) -> bool {
     status == 0 && version >= 30_000
 }
 
-/// Most sectors of 512 bytes that the kernel has a block device transfer at once.
+/// Maximum transfer to a block device in one request, in sectors of 512 bytes.
 ///
 /// # Errors
-/// It is no block device.
+/// The descriptor is not a block device.
 pub fn max_sectors(device: impl AsFd) -> io::Result<u32> {
     let mut sectors: c_int = 0;
     // SAFETY: the descriptor is borrowed for the call. The kernel writes an unsigned short to the pointer, which is valid,
@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_header_is_as_long_as_the_kernels() {
+    fn the_header_has_the_kernels_layout() {
         assert_eq!(size_of::<Header>(), 88);
         assert_eq!(std::mem::offset_of!(Header, status), 64);
         assert_eq!(std::mem::offset_of!(Header, resid), 72);

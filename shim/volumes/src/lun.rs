@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use husk_scsi_helper::{DataBuffer, PRIVILEGED};
+use husk_scsi_helper::{DataBuffer, HelperPolicy, PrivilegedScsiServer};
 use husk_vmi::DiskPlan;
 use rustix::fs::{FileType, fstat, major, minor};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -28,9 +28,6 @@ pub struct OpenLun {
     /// Segments of memory that the host has in one transfer; 0 if unknown.
     pub max_segments: u32,
 }
-
-/// PERSISTENT RESERVE IN and OUT.
-const RESERVATIONS: [u8; 2] = [0x5e, 0x5f];
 
 /// PERSISTENT RESERVE IN, READ KEYS, of 8 bytes: changes nothing, and the kernel sends it for the privileged alone.
 const READ_KEYS: [u8; 10] = [0x5e, 0, 0, 0, 0, 0, 0, 0, 8, 0];
@@ -60,13 +57,12 @@ pub(super) fn open(
         return Err(Fault::NotScsi(found.path.clone()));
     }
     let privileged = if is_privileged(&file) {
-        let opcodes = PRIVILEGED.into_iter();
-        // The kernel would not look at how the descriptor was opened either.
-        let opcodes = opcodes.filter(|opcode| match RESERVATIONS.contains(opcode) {
-            true => reservation,
-            false => !access.read_only,
-        });
-        Some(serve(&disk.name, &file, opcodes.collect()).map_err(Fault::io(&found.path))?)
+        // The kernel does not check how the descriptor was opened, so the policy does.
+        let policy = HelperPolicy {
+            writable: !access.read_only,
+            reservations: reservation,
+        };
+        Some(serve(&disk.name, &file, policy).map_err(Fault::io(&found.path))?)
     } else if reservation {
         return Err(Fault::Unprivileged(found.path.clone()));
     } else {
@@ -101,20 +97,20 @@ fn is_privileged(file: &OwnedFd) -> bool {
     !asked.is_err_and(|error| error.raw_os_error() == Some(libc::EPERM))
 }
 
-/// Starts to execute commands that begin with one of `opcodes`. Returns the end to ask at.
-fn serve(name: &str, file: &OwnedFd, opcodes: Vec<u8>) -> std::io::Result<OwnedFd> {
+/// Starts a thread that executes the commands that `policy` allows. Returns the client's socket.
+fn serve(name: &str, file: &OwnedFd, policy: HelperPolicy) -> std::io::Result<OwnedFd> {
     let (here, there) = socketpair(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
         SocketFlags::CLOEXEC,
         None,
     )?;
-    let device = file.try_clone()?;
+    let server = PrivilegedScsiServer::new(file.try_clone()?, policy);
     let name = name.to_owned();
     let thread = thread::Builder::new().name("lun".into());
     thread.spawn(move || {
-        if let Err(error) = husk_scsi_helper::serve(here, device, &opcodes) {
-            warn!(disk = name, %error, "persistent reservations end");
+        if let Err(error) = server.serve(here) {
+            warn!(disk = name, %error, "the privileged SCSI helper stopped: the guest loses persistent reservations and COMPARE AND WRITE");
         }
     })?;
     Ok(there)

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use husk_scsi_helper::{DataBuffer, PRIVILEGED, PrivilegedScsiClient, ScsiCompletion};
+use husk_scsi_helper::{DataBuffer, PRIVILEGED_OPCODES, PrivilegedScsiClient, ScsiCompletion};
 
 use crate::target::{CommandResult, DeliveryFailure, PassthroughData, PassthroughDevice, PassthroughLimits};
 
@@ -133,7 +133,9 @@ impl PassthroughDevice for SgDevice {
             PassthroughData::In(bytes) => DataBuffer::In(bytes),
             PassthroughData::Out(bytes) => DataBuffer::Out(bytes),
         };
-        let is_privileged = cdb.first().is_some_and(|opcode| PRIVILEGED.contains(opcode));
+        let is_privileged = cdb
+            .first()
+            .is_some_and(|opcode| PRIVILEGED_OPCODES.contains(opcode));
         let done = match &self.privileged {
             Some(channel) if is_privileged => channel.execute(cdb, data, timeout),
             _ => husk_scsi_helper::execute(&self.device, cdb, data, timeout),

@@ -144,8 +144,13 @@ static ALLOWED_COMMANDS: &[AllowedCommand] = &[
     AllowedCommand::new(0xa3, Allocation(6, 4)).action(0x05),
     AllowedCommand::new(0xa3, Allocation(6, 4)).action(0x0a),
     AllowedCommand::new(0xa3, Allocation(6, 4)).action(0x0c).filter(response_filter::for_opcodes),
-    // PERSISTENT RESERVE IN, PERSISTENT RESERVE OUT: those that register, reserve, release, clear and preempt
-    AllowedCommand::new(0x5e, Allocation(7, 2)).privileged().reservation(),
+    // PERSISTENT RESERVE IN: READ KEYS, READ RESERVATION, REPORT CAPABILITIES, READ FULL STATUS
+    AllowedCommand::new(0x5e, Allocation(7, 2)).action(0x00).privileged().reservation(),
+    AllowedCommand::new(0x5e, Allocation(7, 2)).action(0x01).privileged().reservation(),
+    AllowedCommand::new(0x5e, Allocation(7, 2)).action(0x02).privileged().reservation(),
+    AllowedCommand::new(0x5e, Allocation(7, 2)).action(0x03).privileged().reservation(),
+    // PERSISTENT RESERVE OUT: REGISTER, RESERVE, RELEASE, CLEAR, PREEMPT, PREEMPT AND ABORT, REGISTER AND IGNORE
+    // EXISTING KEY. The monitor's table (husk-scsi-helper) allows the same.
     AllowedCommand::new(0x5f, List(5, 4)).action(0x00).privileged().reservation(),
     AllowedCommand::new(0x5f, List(5, 4)).action(0x01).privileged().reservation(),
     AllowedCommand::new(0x5f, List(5, 4)).action(0x02).privileged().reservation(),
