@@ -9,7 +9,7 @@ use husk_devices::GuestMem;
 use husk_devices::bus::{Bus, BusError};
 use husk_devices::legacy::power::PowerEvent;
 use husk_devices::legacy::serial::SerialPort;
-use husk_devices::pci::{PciRoot, PciRootError, SLOTS};
+use husk_devices::pci::{ConfigPorts, PciRoot, PciRootError, SLOTS};
 use husk_devices::virtio::balloon::BalloonHandle;
 use husk_devices::virtio::transport::{VirtioPci, VirtioPciError};
 use husk_virtio_blk::BlkHandle;
@@ -231,7 +231,7 @@ impl Machine {
             layout::ECAM.end - layout::ECAM.start,
             root.ecam(),
         )?;
-        ports.insert(0xcf8, 8, root.ports())?;
+        ports.insert(0xcf8, 8, Arc::new(ConfigPorts::new(root.clone())))?;
         let ejected = nics::EjectedSlots::default();
         let legacy = LegacyDevices::new(
             &ports,

@@ -7,7 +7,9 @@ use virtio_bindings::virtio_blk::{
 };
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-use crate::QUEUE_SIZE;
+/// Entries of each queue, and so the requests it can have in flight. With a data descriptor for each page, a request
+/// of 1 MiB fits.
+pub const QUEUE_SIZE: u16 = 256;
 
 /// Data descriptors of one request: with the header and the status it fills a queue without indirect tables.
 pub(crate) const SEG_MAX: u32 = QUEUE_SIZE as u32 - 2;

@@ -6,50 +6,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use husk_devices::virtio::{ActivateError, Activation, ActiveQueue, VirtioDevice, config_space};
 use husk_devices::worker::Worker;
-use husk_disk::{Disk, Engine, EngineKind, Geometry, SECTOR};
+use husk_disk::{Engine, Geometry, SECTOR};
 use husk_seccomp::ThreadRole;
 use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 
+use crate::config::{self, QUEUE_SIZE};
 use crate::handle::{BlkHandle, Shared};
 use crate::queue_io::QueueIo;
-use crate::request::RequestLimits;
+use crate::request::{RequestLimits, SERIAL_LEN};
+use crate::setup::{BlkSetup, OnIoStop};
 use crate::worker::{QueueWorker, StoppedQueue, WorkerContext};
-use crate::{QUEUE_SIZE, config};
-
-/// Bytes of a serial number (section 5.2.6).
-pub(crate) const SERIAL_LEN: usize = 20;
-
-/// Hears, on a worker's thread, of the error for which a disk began to hold requests. They are retried when the device
-/// is quiesced and activated again.
-pub type OnIoStop = Arc<dyn Fn(io::Error) + Send + Sync>;
-
-/// What a device is made of.
-pub struct BlkSetup {
-    /// The device is called `blk-{id}` in logs and thread names.
-    pub id: String,
-    /// What it shows to the guest.
-    pub disk: Disk,
-    /// Serial number; the guest sees its first 20 bytes.
-    pub serial: String,
-    /// Virtqueues, each with a worker and an engine. At least 1, and 1 where the disk
-    /// [needs one engine](Disk::needs_one_engine).
-    pub queues: u16,
-    /// Who does the I/O.
-    pub engine: EngineKind,
-    /// See [`OnIoStop`].
-    pub on_io_stop: OnIoStop,
-}
-
-impl std::fmt::Debug for BlkSetup {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("BlkSetup")
-            .field("id", &self.id)
-            .field("disk", &self.disk)
-            .field("queues", &self.queues)
-            .finish_non_exhaustive()
-    }
-}
 
 /// A virtio block device.
 pub struct Blk {
@@ -273,7 +240,7 @@ impl VirtioDevice for Blk {
 
 #[cfg(test)]
 mod tests {
-    use husk_disk::{CacheMode, DiskOptions};
+    use husk_disk::{CacheMode, Disk, DiskOptions, EngineKind};
 
     use super::*;
 

@@ -5,11 +5,10 @@ mod device;
 mod handle;
 mod queue_io;
 mod request;
+mod setup;
 mod worker;
 
-pub use device::{Blk, BlkSetup, OnIoStop};
+pub use config::QUEUE_SIZE;
+pub use device::Blk;
 pub use handle::BlkHandle;
-
-/// Entries of each queue, and so the requests it can have in flight. With a data descriptor for each page, a request
-/// of 1 MiB fits.
-pub const QUEUE_SIZE: u16 = 256;
+pub use setup::{BlkSetup, OnIoStop};

@@ -15,7 +15,8 @@ use virtio_bindings::virtio_blk::{
 use virtio_queue::DescriptorChain;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend};
 
-use crate::device::SERIAL_LEN;
+/// Bytes of a serial number (section 5.2.6).
+pub(crate) const SERIAL_LEN: usize = 20;
 
 /// Bytes of `struct virtio_blk_req` before the data.
 const HEADER_LEN: usize = 16;

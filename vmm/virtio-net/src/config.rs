@@ -11,7 +11,16 @@ use virtio_bindings::virtio_net::{
 };
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
-use crate::filter::Mac;
+use crate::mac::Mac;
+
+/// Entries of each receive and transmit queue.
+pub const QUEUE_SIZE: u16 = 256;
+
+/// Entries of the control queue.
+pub const CONTROL_QUEUE_SIZE: u16 = 64;
+
+/// The most queue pairs of a device: what a tap can have.
+pub const MAX_PAIRS: usize = 256;
 
 /// Bytes of `struct virtio_net_config` up to and including the MTU.
 pub(crate) const CONFIG_SIZE: usize = 12;

@@ -5,7 +5,8 @@ use husk_devices::virtio::chain::Segment;
 use virtio_bindings::virtio_net as net;
 use vm_memory::{Address, Bytes};
 
-use crate::filter::{Mac, Mode, TABLE_SIZE, Table};
+use crate::filter::{Mode, Table};
+use crate::mac::{MAC_TABLE_SIZE, Mac};
 
 /// What a driver asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,7 +79,7 @@ impl<'a> Payload<'a> {
     /// `struct virtio_net_ctrl_mac`. However many there are, no more are read than are kept.
     fn table(&mut self) -> Option<Table> {
         let entries = u32::from_le_bytes(self.take()?) as usize;
-        let kept = entries.min(TABLE_SIZE);
+        let kept = entries.min(MAC_TABLE_SIZE);
         let addresses = (0..kept).map(|_| self.take()).collect::<Option<_>>()?;
         self.advance((entries - kept) as u64 * 6, |_, _| Some(()))?;
         Some(Table::new(addresses, kept < entries))
@@ -192,10 +193,10 @@ mod tests {
 
     #[test]
     fn a_table_longer_than_is_kept_overflows() {
-        let entries = TABLE_SIZE as u32 + 1;
+        let entries = MAC_TABLE_SIZE as u32 + 1;
         let table = [&entries.to_le_bytes()[..], &vec![2; entries as usize * 6]].concat();
         let bytes = [&[1, 0][..], &table, &[0; 4]].concat();
-        let overflown = Table::new(vec![[2; 6]; TABLE_SIZE], true);
+        let overflown = Table::new(vec![[2; 6]; MAC_TABLE_SIZE], true);
         let expected = Some(ControlCommand::Tables(overflown, Table::default()));
         assert_eq!(parse_in(&bytes, 100, u64::MAX), expected);
         assert_eq!(

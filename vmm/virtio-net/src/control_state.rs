@@ -8,8 +8,9 @@ use virtio_bindings::virtio_net::VIRTIO_NET_F_CTRL_VLAN;
 
 use crate::config::GUEST_OFFLOADS;
 use crate::control_command::ControlCommand;
-use crate::filter::{Filter, Mac};
+use crate::filter::Filter;
 use crate::handle::Shared;
+use crate::mac::Mac;
 use crate::pair_worker::{PairMailbox, PairRules};
 use crate::tap::{Tap, TapFilter};
 use crate::vhost::VhostPair;

@@ -9,13 +9,12 @@ use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::active::{ActiveDevice, NetResources};
-use crate::config::CONFIG_SIZE;
+use crate::config::{self, CONFIG_SIZE, CONTROL_QUEUE_SIZE, MAX_PAIRS, QUEUE_SIZE};
 use crate::control_state::ControlState;
-use crate::filter::Mac;
 use crate::handle::{NetHandle, Shared};
+use crate::mac::Mac;
 use crate::tap::{Tap, TapFilter};
 use crate::vhost::VhostPair;
-use crate::{CONTROL_QUEUE_SIZE, MAX_PAIRS, QUEUE_SIZE, config};
 
 /// The least MTU a device may tell (section 5.1.4.1).
 const MIN_MTU: u16 = 68;

@@ -1,15 +1,10 @@
 //! Which frames the driver wants (virtio 1.2, sections 5.1.6.5.1 to 5.1.6.5.3).
 
 use crate::header::ETHERNET_LEN;
+use crate::mac::Mac;
 use crate::tap::TapFilter;
 
-/// An Ethernet address.
-pub type Mac = [u8; 6];
-
 const BROADCAST: Mac = [0xff; 6];
-
-/// Addresses of each kind that are kept; with more of a kind, all of the kind are received.
-pub(crate) const TABLE_SIZE: usize = 64;
 
 const ETHERTYPE_VLAN: [u8; 2] = [0x81, 0x00];
 

@@ -10,7 +10,7 @@ use virtio_bindings::virtio_net::{
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::counters::{Counters, Totals};
-use crate::filter::Mac;
+use crate::mac::Mac;
 
 /// What the device, its workers and its handles share. Nobody waits for anybody here.
 pub(crate) struct Shared {

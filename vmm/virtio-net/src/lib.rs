@@ -14,7 +14,9 @@ mod device;
 mod filter;
 mod handle;
 mod header;
+mod mac;
 mod pair_worker;
+mod pass;
 mod rx;
 mod rx_buffers;
 mod tap;
@@ -26,16 +28,8 @@ mod vhost;
 #[cfg(test)]
 mod tests;
 
+pub use config::{CONTROL_QUEUE_SIZE, MAX_PAIRS, QUEUE_SIZE};
 pub use counters::Counters;
 pub use device::{Net, NetSetup, QueuePair};
-pub use filter::Mac;
 pub use handle::NetHandle;
-
-/// Entries of each receive and transmit queue.
-pub const QUEUE_SIZE: u16 = 256;
-
-/// Entries of the control queue.
-pub const CONTROL_QUEUE_SIZE: u16 = 64;
-
-/// The most queue pairs of a device: what a tap can have.
-pub const MAX_PAIRS: usize = 256;
+pub use mac::Mac;

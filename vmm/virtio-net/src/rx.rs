@@ -13,13 +13,10 @@ use virtio_queue::{Queue, QueueT};
 use crate::counters::Counters;
 use crate::filter::Filter;
 use crate::header::{ETHERNET_LEN, HEADER_LEN, MAX_FRAME, NUM_BUFFERS_OFFSET, VLAN_LEN};
+use crate::pass::{BATCH, PassOutcome};
 use crate::rx_buffers::{DeviceError, RxBuffers, broken};
 use crate::tap::Tap;
-use crate::tx_coalescing::SHORT_FRAME_BYTES;
 use crate::used_batch::UsedBatch;
-
-/// Frames after which the driver is told and other work is looked at.
-pub(crate) const BATCH: usize = 64;
 
 /// Room for a header and a frame, and a byte more that only a frame too long would fill.
 const SPILL: usize = HEADER_LEN + MAX_FRAME + 1;
@@ -52,28 +49,6 @@ pub(crate) struct Receiver {
     mergeable: bool,
     mtu: Option<u16>,
     pub counters: Counters,
-}
-
-/// What came of a pass.
-pub(crate) struct PassOutcome {
-    /// Frames there were.
-    pub frames: usize,
-    /// Their lengths' sum.
-    pub bytes: usize,
-    /// There is more to do without waiting.
-    pub again: bool,
-    /// The driver wants to be interrupted.
-    pub interrupt: bool,
-}
-
-impl PassOutcome {
-    /// How many frames there would have been without segmentation offload, for all that matters: 0, 1 or more.
-    pub fn requests(&self) -> usize {
-        match self.bytes {
-            SHORT_FRAME_BYTES.. => self.frames.max(2),
-            _ => self.frames,
-        }
-    }
 }
 
 impl Receiver {

@@ -15,14 +15,14 @@ use virtio_bindings::virtio_net::{
 };
 use vmm_sys_util::ioctl::{ioctl_with_mut_ref, ioctl_with_ref, ioctl_with_val};
 
-use crate::filter::Mac;
 use crate::header::HEADER_LEN;
+use crate::mac::Mac;
 
 /// Addresses the kernel compares in full; those beyond are hashed.
 const EXACT: usize = 8;
 
 /// Addresses of one filter.
-const MAX_ADDRESSES: usize = EXACT + 2 * crate::filter::TABLE_SIZE;
+const MAX_ADDRESSES: usize = EXACT + 2 * crate::mac::MAC_TABLE_SIZE;
 
 /// `struct tun_filter`: what a tap lets through. The default is everything.
 #[repr(C)]

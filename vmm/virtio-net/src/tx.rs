@@ -11,7 +11,7 @@ use vm_memory::{Address, Bytes};
 
 use crate::counters::Counters;
 use crate::header::{FrameError, HEADER_LEN, Header};
-use crate::rx::{BATCH, PassOutcome};
+use crate::pass::{BATCH, PassOutcome};
 use crate::rx_buffers::{DeviceError, MAX_SLICES, broken};
 use crate::tap::Tap;
 use crate::used_batch::UsedBatch;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use husk_devices::GuestMemMmap;
 use virtio_queue::{Queue, QueueT};
 
-use crate::rx::PassOutcome;
+use crate::pass::{PassOutcome, SHORT_FRAME_BYTES};
 use crate::rx_buffers::{DeviceError, broken};
 use crate::used_batch::needs_notification;
 
@@ -20,9 +20,6 @@ pub(crate) const MAX_DELAY: Duration = Duration::from_millis(5);
 
 /// Passes over the queues after which it is owed no longer though something else happens.
 const MAX_PASSES: u32 = 8;
-
-/// The longest frame that is alone for want of anything else to send: one of the usual MTU.
-pub(crate) const SHORT_FRAME_BYTES: usize = 1600;
 
 /// Frames of a driver that did not look by itself for which it is told at once.
 const UNDELAYED_FRAMES: usize = 1024;

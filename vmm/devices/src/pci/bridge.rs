@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard};
 
 use super::config::{ConfigSpace, Identity};
-use super::{Bar, PciDevice};
+use super::device::{Bar, PciDevice};
 
 /// A host bridge without registers of its own.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 //! Functions here have no PCI Express capability, so only the conventional 256 bytes exist: what ECAM
 //! reaches beyond them reads as all ones, which also spares the guest its walk for extended capabilities.
 
-use super::Bar;
+use super::device::Bar;
 
 /// Offsets of the header's registers (PCI 3.0, figure 6-1).
 pub mod reg {

@@ -1,8 +1,8 @@
 //! Configuration mechanism #1: an address port at 0xCF8 and a data port at 0xCFC (PCI 3.0, section
 //! 3.2.2.3.2).
 
-use std::sync::Weak;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::root::PciRoot;
 use super::root::SLOTS;
@@ -13,28 +13,21 @@ const ENABLE: u32 = 1 << 31;
 const IMPLEMENTED: u32 = 0x80ff_fffc;
 const DATA: u64 = 4;
 
-/// The two ports. Only a dword at 0xCF8 reaches the address register: other widths are ordinary I/O.
+/// The two ports, eight bytes for the PIO bus at 0xCF8.
+///
+/// Only a dword at 0xCF8 reaches the address register: other widths are ordinary I/O.
 #[derive(Debug)]
-pub(super) struct ConfigPorts {
-    root: Weak<PciRoot>,
-    address: AtomicU32,
-}
+pub struct ConfigPorts(Arc<PciRoot>);
 
 impl ConfigPorts {
-    pub(super) fn new(root: Weak<PciRoot>) -> Self {
-        Self {
-            root,
-            address: AtomicU32::new(0),
-        }
-    }
-
-    pub(super) fn reset(&self) {
-        self.address.store(0, Ordering::Relaxed);
+    /// The ports of `root`, whose reset clears the address register.
+    pub fn new(root: Arc<PciRoot>) -> Self {
+        Self(root)
     }
 
     /// Slot and register that a data-port access at `offset` means.
     fn target(&self, offset: u64) -> Option<(u8, u16)> {
-        let address = self.address.load(Ordering::Relaxed);
+        let address = self.0.config_address.load(Ordering::Relaxed);
         let within = u16::try_from(offset.checked_sub(DATA)?).ok()?;
         let (bus, slot, function) = (
             address >> 16 & 0xff,
@@ -49,31 +42,30 @@ impl ConfigPorts {
 impl BusDevice for ConfigPorts {
     fn read(&self, offset: u64, data: &mut [u8]) {
         if let (0, Ok(dword)) = (offset, <&mut [u8; 4]>::try_from(&mut *data)) {
-            *dword = self.address.load(Ordering::Relaxed).to_le_bytes();
+            *dword = self.0.config_address.load(Ordering::Relaxed).to_le_bytes();
             return;
         }
-        match (self.target(offset), self.root.upgrade()) {
-            (Some((slot, register)), Some(root)) => root.config_read(slot, register, data),
-            _ => data.fill(0xff),
+        match self.target(offset) {
+            Some((slot, register)) => self.0.config_read(slot, register, data),
+            None => data.fill(0xff),
         }
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
         if let (0, Ok(dword)) = (offset, <[u8; 4]>::try_from(data)) {
-            self.address
+            self.0
+                .config_address
                 .store(u32::from_le_bytes(dword) & IMPLEMENTED, Ordering::Relaxed);
             return;
         }
-        if let (Some((slot, register)), Some(root)) = (self.target(offset), self.root.upgrade()) {
-            root.config_write(slot, register, data);
+        if let Some((slot, register)) = self.target(offset) {
+            self.0.config_write(slot, register, data);
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::super::fake::FakeFunction;
     use super::*;
     use crate::bus::Bus;
@@ -81,7 +73,8 @@ mod tests {
     fn machine() -> (Arc<PciRoot>, Bus) {
         let root = PciRoot::new(Arc::new(Bus::new()), vec![]);
         let pio = Bus::new();
-        pio.insert(0xcf8, 8, root.ports()).unwrap();
+        pio.insert(0xcf8, 8, Arc::new(ConfigPorts::new(root.clone())))
+            .unwrap();
         (root, pio)
     }
 

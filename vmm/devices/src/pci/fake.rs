@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::config::{BarKind, ConfigSpace, Identity};
-use super::{Bar, PciDevice};
+use super::device::{Bar, PciDevice};
 use crate::msi::{MsiAllocator, MsiMessage, MsiVector};
 
 /// A message no interrupt controller takes.

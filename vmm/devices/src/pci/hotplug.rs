@@ -11,8 +11,8 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::root::{PciRoot, PciRootError};
-use super::{PciDevice, SLOTS};
+use super::device::PciDevice;
+use super::root::{PciRoot, PciRootError, SLOTS};
 use crate::bus::BusDevice;
 
 /// Length of the register block in bytes.

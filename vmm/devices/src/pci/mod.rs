@@ -5,6 +5,7 @@
 pub mod bridge;
 pub mod config;
 mod config_ports;
+mod device;
 #[cfg(test)]
 pub(crate) mod fake;
 pub mod hotplug;
@@ -12,39 +13,8 @@ pub mod msix;
 pub mod root;
 
 pub use config::{BarKind, ConfigSpace};
+pub use config_ports::ConfigPorts;
+pub use device::{Bar, PciDevice};
 pub use hotplug::PciHotplug;
 pub use msix::Msix;
 pub use root::{PciRoot, PciRootError, SLOTS};
-
-/// A memory BAR that the function decodes at this moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bar {
-    /// BAR number, 0 to 5 (the lower one of a 64-bit pair).
-    pub index: u8,
-    /// Guest-physical address, as the guest programmed it: any value.
-    pub address: u64,
-    /// Size in bytes, a power of two.
-    pub size: u64,
-}
-
-/// One PCI function (always function 0 of its slot).
-///
-/// Called from any vCPU thread and from the control thread; a function guards its own state, and never
-/// calls back into the [`PciRoot`].
-pub trait PciDevice: Send + Sync {
-    /// Fills `data` (1 to 8 bytes, any alignment, inside the 4 KiB of configuration space).
-    fn config_read(&self, offset: u16, data: &mut [u8]);
-    /// Takes a configuration write of the same shape.
-    fn config_write(&self, offset: u16, data: &[u8]);
-    /// The memory BARs decoded now: those implemented while memory decoding is enabled, else none. The
-    /// root asks after every configuration write and puts them on the bus if it can.
-    fn bars(&self) -> Vec<Bar>;
-    /// A read inside a BAR: 1, 2, 4 or 8 bytes, any alignment.
-    fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]);
-    /// A write inside a BAR, of the same shape.
-    fn bar_write(&self, bar: u8, offset: u64, data: &[u8]);
-    /// The guest now reaches `bar` at this address, or nowhere. IoEventFds and mappings follow it.
-    fn bar_placed(&self, bar: u8, address: Option<u64>);
-    /// Back to the state at power-on, BARs at their first addresses: a VM reboot, or the end of the function.
-    fn reset(&self);
-}

@@ -1,11 +1,12 @@
 //! The root bus: who sits in which slot, and where their BARs answer.
 
 use std::ops::Range;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use super::bridge::HostBridge;
-use super::config_ports::ConfigPorts;
-use super::{Bar, PciDevice};
+use super::device::{Bar, PciDevice};
 use crate::bus::{Bus, BusDevice};
 
 /// Slots of the bus; the host bridge has slot 0.
@@ -37,7 +38,8 @@ pub struct PciRoot {
     /// Also the lock under which `slots` and the MMIO bus change, so that they agree. Taken before a
     /// function's own lock, never the other way round.
     decode: Mutex<[SlotDecode; SLOTS as usize]>,
-    ports: Arc<ConfigPorts>,
+    /// The address register of configuration mechanism #1. [`ConfigPorts`](super::ConfigPorts) serves it.
+    pub(super) config_address: AtomicU32,
 }
 
 impl std::fmt::Debug for PciRoot {
@@ -54,17 +56,14 @@ impl PciRoot {
     /// A bus with its host bridge in slot 0. BARs are decoded only wholly inside one of `windows`, the
     /// host bridge's `_CRS`, and only where nothing else answers on `mmio`.
     pub fn new(mmio: Arc<Bus>, windows: Vec<Range<u64>>) -> Arc<Self> {
-        Arc::new_cyclic(|root| {
-            let mut slots: [Option<Arc<dyn PciDevice>>; SLOTS as usize] = Default::default();
-            slots[0] = Some(Arc::new(HostBridge::new()));
-            let ports = Arc::new(ConfigPorts::new(root.clone()));
-            Self {
-                mmio,
-                windows,
-                slots: RwLock::new(slots),
-                decode: Mutex::default(),
-                ports,
-            }
+        let mut slots: [Option<Arc<dyn PciDevice>>; SLOTS as usize] = Default::default();
+        slots[0] = Some(Arc::new(HostBridge::new()));
+        Arc::new(Self {
+            mmio,
+            windows,
+            slots: RwLock::new(slots),
+            decode: Mutex::default(),
+            config_address: AtomicU32::new(0),
         })
     }
 
@@ -72,11 +71,6 @@ impl PciRoot {
     /// buses after it. Goes on the MMIO bus where the MCFG table says.
     pub fn ecam(self: &Arc<Self>) -> Arc<dyn BusDevice> {
         Arc::new(Ecam(self.clone()))
-    }
-
-    /// Configuration space by ports (PCI 3.0, section 3.2.2.3.2): eight bytes for the PIO bus at 0xCF8.
-    pub fn ports(&self) -> Arc<dyn BusDevice> {
-        self.ports.clone()
     }
 
     /// Puts a function in a slot, 1 to 31. Telling the guest is [`super::PciHotplug`]'s part.
@@ -114,7 +108,7 @@ impl PciRoot {
 
     /// Every function back to its state at power-on, and its BARs with it: a VM reboot.
     pub fn reset(&self) {
-        self.ports.reset();
+        self.config_address.store(0, Relaxed);
         for slot in 0..SLOTS {
             if let Some(device) = self.function(slot) {
                 device.reset();

@@ -14,9 +14,9 @@ use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
-use crate::device::OnIoStop;
 use crate::queue_io::{FinishedRequest, QueueIo};
 use crate::request::{Action, BlkStatus, RequestLayout, RequestLimits};
+use crate::setup::OnIoStop;
 
 const STOP: u64 = 0;
 const KICK: u64 = 1;

@@ -13,7 +13,7 @@ use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::*;
-use crate::device::SERIAL_LEN;
+use crate::request::SERIAL_LEN;
 
 const DATA: u64 = 0x10_0000;
 const HEADERS: u64 = 0x1_0000;
