@@ -8,13 +8,13 @@ use std::sync::{Arc, RwLock};
 /// Called from any vCPU thread; a device guards its own state. `offset` is relative to the range's
 /// start. `data` is 1, 2, 4 or 8 bytes (PIO: 1, 2 or 4) and wholly inside the range.
 pub trait BusDevice: Send + Sync {
-    /// Fills `data` with what the guest reads.
+    /// Fills `data` with the result of a guest read.
     fn read(&self, offset: u64, data: &mut [u8]);
-    /// Takes what the guest wrote.
+    /// Handles a guest write of `data`.
     fn write(&self, offset: u64, data: &[u8]);
 }
 
-/// Why a range cannot be put on a bus.
+/// Errors of adding a range to a bus.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum BusError {
     /// The range is empty or runs past the end of the address space.
@@ -57,12 +57,15 @@ impl std::fmt::Debug for Bus {
 }
 
 impl Bus {
-    /// An address space in which nothing answers.
+    /// An empty address space.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Gives `[start, start + len)` to `device`.
+    /// Maps `[start, start + len)` to `device`.
+    ///
+    /// # Errors
+    /// The range is empty, wraps, or overlaps another one.
     pub fn insert(&self, start: u64, len: u64, device: Arc<dyn BusDevice>) -> Result<(), BusError> {
         let last = match len.checked_sub(1).and_then(|l| start.checked_add(l)) {
             Some(last) => last,
@@ -77,7 +80,7 @@ impl Bus {
         Ok(())
     }
 
-    /// Takes back the range that starts at `start`; false if there is none.
+    /// Removes the range that starts at `start`. Returns false if there is none.
     pub fn remove(&self, start: u64) -> bool {
         self.ranges
             .write()
@@ -94,7 +97,7 @@ impl Bus {
         inside.then(|| (offset, range.device.clone()))
     }
 
-    /// Serves a guest read; true if a device answered.
+    /// Performs a guest read. Returns true if a device answered; otherwise `data` is all ones.
     pub fn read(&self, addr: u64, data: &mut [u8]) -> bool {
         match self.find(addr, data.len()) {
             Some((offset, device)) => {
@@ -108,7 +111,7 @@ impl Bus {
         }
     }
 
-    /// Serves a guest write; true if a device took it.
+    /// Performs a guest write. Returns true if a device handled it.
     pub fn write(&self, addr: u64, data: &[u8]) -> bool {
         match self.find(addr, data.len()) {
             Some((offset, device)) => {

@@ -1,7 +1,8 @@
-//! Everything between a vCPU exit and a device model: buses, PCI, interrupts, the virtio contract
-//! and its PCI transport, the legacy devices, and the virtio devices too small for a crate of their own.
+//! The layers between a vCPU exit and a device model: buses, PCI, interrupts, the virtio contract and its PCI
+//! transport, the legacy devices, and the virtio devices too small for a crate of their own.
 //!
-//! Nothing here opens a file or knows KVM: interrupts and ioeventfds are traits the machine implements.
+//! This crate opens no files and does not depend on KVM: the machine implements its traits for interrupts and
+//! ioeventfds.
 
 pub mod bus;
 pub mod ioeventfd;
@@ -12,7 +13,8 @@ pub mod sched_policy;
 pub mod virtio;
 pub mod worker;
 
-/// Guest memory as every device holds it: swappable when the layout changes, with a dirty bitmap.
+/// Guest memory as every device holds it, with a dirty bitmap. The machine replaces the map when the memory layout
+/// changes.
 pub type GuestMem = vm_memory::GuestMemoryAtomic<GuestMemMmap>;
 
 /// The mapping behind [`GuestMem`].

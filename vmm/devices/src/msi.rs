@@ -1,11 +1,11 @@
-//! Message-signalled interrupts, as PCI functions see them: vectors that are an eventfd whose message
-//! (address and data) the guest programs.
+//! Message-signalled interrupts of PCI functions: a vector is an eventfd, and the guest programs its message (address
+//! and data).
 
 use std::io;
 
 use vmm_sys_util::eventfd::EventFd;
 
-/// An MSI or MSI-X message: what a write of `data` to `address` would tell the interrupt controller.
+/// An MSI or MSI-X message: a write of `data` to `address` (PCI 3.0, section 6.8).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MsiMessage {
     /// Physical address of the write, in the local APIC window on x86.
@@ -14,7 +14,8 @@ pub struct MsiMessage {
     pub data: u32,
 }
 
-/// One vector: signalling `trigger` raises the interrupt last given to [`MsiVector::route`], with no exit to us.
+/// One vector. A signal on `trigger` raises the interrupt last passed to [`MsiVector::route`] without an exit to this
+/// process.
 pub trait MsiVector: Send + Sync {
     /// The eventfd the interrupt controller listens on while a message is routed.
     fn trigger(&self) -> &EventFd;
@@ -22,7 +23,7 @@ pub trait MsiVector: Send + Sync {
     fn route(&self, message: Option<MsiMessage>) -> io::Result<()>;
 }
 
-/// Hands out vectors. Implemented by the machine over KVM's GSI routing and irqfd.
+/// Allocates vectors. The machine implements it with KVM's GSI routing and irqfd.
 pub trait MsiAllocator: Send + Sync {
     /// A new vector, masked. Released on drop.
     fn allocate(&self) -> io::Result<Box<dyn MsiVector>>;

@@ -1,19 +1,21 @@
-//! Whether a worker's thread preempts the vCPU that wakes it on its own processor.
+//! Scheduling policy of worker threads: `SCHED_BATCH` (does not preempt the waking vCPU) or `SCHED_OTHER` (does).
 //!
-//! If it does, a driver with many requests hands them over one by one, each with an exit, a switch and an interrupt of
-//! its own. If it does not, a driver with one request at a time has the guest go to sleep first, and be woken again:
-//! idling costs more exits than the request. Where another processor is idle, the thread runs there at once either way.
+//! If the worker preempts the vCPU that wakes it on the same processor, a driver with many requests submits them one
+//! by one, each with an exit, a context switch and an interrupt of its own. If it does not, a driver with one request
+//! at a time lets the guest go idle first and be woken again, which costs more exits than the request. Where another
+//! processor is idle, the thread runs there at once under either policy.
 
 use std::io;
 
-/// Requests found one by one, each alone, until they are taken for all that the driver has at a time.
+/// Passes in a row with a single request after which the worker starts to preempt.
 const SINGLE_REQUEST_PASSES: u32 = 32;
 
-/// Requests served at once until the worker looks again whether there would be more if it waited: seen only then.
+/// Passes while preempting after which the worker returns to `SCHED_BATCH`, because only then can it see whether
+/// requests accumulate.
 const REEVALUATE_AFTER: u32 = 1024;
 
-/// How the calling thread is scheduled, by what it finds when it is woken. A [worker](crate::worker::Worker) begins
-/// with giving way.
+/// Scheduling policy of the calling thread, chosen by the number of requests it finds per wake-up. A
+/// [worker](crate::worker::Worker) starts with `SCHED_BATCH`.
 #[derive(Debug, Default)]
 pub struct SchedPolicy {
     preempts: bool,
@@ -22,7 +24,7 @@ pub struct SchedPolicy {
 }
 
 impl SchedPolicy {
-    /// Hears of a pass over all queues that found so many requests.
+    /// Records a pass over all queues that found `requests` requests, and switches the policy if due.
     pub fn record_pass(&mut self, requests: usize) {
         if self.should_switch(requests) {
             let policy = if self.preempts {
@@ -53,8 +55,8 @@ impl SchedPolicy {
     }
 }
 
-/// Has a vCPU run on when it wakes the calling thread on its own processor, so that it hands over all that it has, with
-/// one kick, and is told of all of it with one interrupt.
+/// Sets `SCHED_BATCH`: a vCPU that wakes the calling thread on its own processor keeps running, so that it submits
+/// all its requests with one notification and gets one interrupt for them.
 pub(crate) fn use_batch_policy() {
     schedule(libc::SCHED_BATCH);
 }

@@ -1,4 +1,5 @@
-//! The thread of a device actor: named, confined, stoppable, joined on drop, its panic caught and reported.
+//! Device worker threads: named, confined by seccomp, stopped by an event, joined on drop. Panics are caught and
+//! reported.
 
 use std::any::Any;
 use std::io;
@@ -10,7 +11,7 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::sched_policy::use_batch_policy;
 
-/// The end of a worker that went wrong: it panicked with this message.
+/// Error of a worker that panicked.
 #[derive(Debug, thiserror::Error)]
 #[error("worker {name} panicked: {message}")]
 pub struct WorkerPanic {
@@ -29,9 +30,12 @@ pub struct Worker<T: Send + 'static> {
 }
 
 impl<T: Send + 'static> Worker<T> {
-    /// Starts `body` on a thread called `name` (at most 15 bytes are visible) that can do no more than its role needs.
-    /// `body` gets an eventfd that becomes readable when it should finish; `on_panic` is called on that thread if it
-    /// panics.
+    /// Starts `body` on a thread called `name` (the kernel shows at most 15 bytes), confined by the seccomp filter of
+    /// its role. `body` gets an eventfd that becomes readable when it should finish. `on_panic` runs on that thread
+    /// if it panics, with the message.
+    ///
+    /// # Errors
+    /// The kernel refuses an eventfd or a thread.
     pub fn spawn<F, P>(role: ThreadRole, name: &str, on_panic: P, body: F) -> io::Result<Self>
     where
         F: FnOnce(&EventFd) -> T + Send + 'static,
@@ -60,7 +64,10 @@ impl<T: Send + 'static> Worker<T> {
         })
     }
 
-    /// Asks the loop to finish, waits for it, and returns what it returned.
+    /// Asks the loop to finish, waits for it, and returns its result.
+    ///
+    /// # Errors
+    /// The worker panicked.
     pub fn stop(mut self) -> Result<T, WorkerPanic> {
         self.join()
             .unwrap_or_else(|| Err("already joined".into()))

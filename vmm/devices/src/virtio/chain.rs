@@ -1,23 +1,23 @@
-//! Descriptor chains, with the ways a driver can break them made visible (virtio 1.2, section 2.7).
+//! Descriptor chains of split virtqueues, with detection of malformed ones (virtio 1.2, section 2.7).
 
 use virtio_queue::DescriptorChain;
 use vm_memory::GuestAddress;
 
 use crate::GuestMemMmap;
 
-/// Descriptors of one chain. What a driver may send is far less; this bounds what is looked at.
+/// Most descriptors read of one chain. Drivers may send far fewer.
 const MAX_DESCRIPTORS: usize = 1024;
 
-/// One descriptor's range of guest memory. Nobody has checked that it exists.
+/// One descriptor's range of guest memory, not yet checked to exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// First byte.
+    /// Guest-physical address of the first byte.
     pub address: GuestAddress,
-    /// Bytes, perhaps 0.
+    /// Length in bytes; may be 0.
     pub len: u32,
 }
 
-/// Why a chain cannot be used.
+/// Errors of a malformed descriptor chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChainError {
     /// It loops, is longer than any driver may make it, or leaves its descriptor table.
@@ -28,10 +28,11 @@ pub enum ChainError {
     Order,
 }
 
-/// Replaces the content of `readable` and `writable` by the segments of `chain`.
+/// Replaces the content of `readable` and `writable` with the device-readable and device-writable segments of
+/// `chain`.
 ///
 /// # Errors
-/// The chain is malformed; then what the two hold is of no use.
+/// The chain is malformed; the content of the two lists is then unspecified.
 pub fn segments(
     chain: DescriptorChain<&GuestMemMmap>,
     readable: &mut Vec<Segment>,
@@ -57,8 +58,8 @@ pub fn segments(
             return Err(ChainError::Order);
         }
     }
-    // The iterator stops without a word at a loop, at a descriptor outside its table and at a bad
-    // indirect table: then the last one it gave promised another, or there was none.
+    // The iterator stops silently at a loop, at a descriptor outside its table and at a bad indirect table. Then its
+    // last descriptor has the NEXT flag, or it returned none.
     if more {
         Err(ChainError::Unterminated)
     } else {

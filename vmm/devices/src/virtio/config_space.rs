@@ -1,6 +1,6 @@
 //! Device configuration space as bytes (virtio 1.2, section 2.5).
 
-/// Answers a read of `data.len()` bytes at `offset` from `space`, with zeroes beyond its end.
+/// Copies `data.len()` bytes at `offset` of `space` to `data`. Bytes beyond the end of `space` read as zero.
 pub fn read(space: &[u8], offset: u64, data: &mut [u8]) {
     data.fill(0);
     let rest = usize::try_from(offset)

@@ -1,4 +1,4 @@
-//! The virtio device contract (virtio 1.2) and what implements or carries it.
+//! The interface of virtio devices (virtio 1.2), small devices, and the PCI transport.
 //!
 //! The transport owns a device's negotiation state and the *shape* of its queues; the device owns the
 //! queues themselves from [`VirtioDevice::activate`] to [`VirtioDevice::reset`] or
@@ -43,21 +43,24 @@ pub trait VirtioDevice: Send {
     fn read_config(&self, offset: u64, data: &mut [u8]);
     /// Writes device configuration space. Writes to read-only fields are ignored.
     fn write_config(&mut self, _offset: u64, _data: &[u8]) {}
-    /// Starts serving the queues: the driver has set DRIVER_OK, or a quiesced device goes on.
+    /// Starts serving the queues: the driver has set DRIVER_OK, or a quiesced device continues.
     ///
-    /// On an error the transport sets DEVICE_NEEDS_RESET. Never called twice without a
-    /// [`VirtioDevice::reset`] or [`VirtioDevice::quiesce`] between.
+    /// The transport never calls it twice without a [`VirtioDevice::reset`] or [`VirtioDevice::quiesce`] in between.
+    ///
+    /// # Errors
+    /// A required queue is missing or the kernel refuses a resource. The transport then sets DEVICE_NEEDS_RESET.
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError>;
     /// Stops every worker and drops the queues; when it returns the device no longer touches guest
-    /// memory. Requests in flight are completed or dropped, device state is as new. Idempotent.
+    /// memory. Requests in flight are completed or dropped, and the device is in its initial state (section 2.4).
+    /// Idempotent.
     fn reset(&mut self);
     /// Like [`VirtioDevice::reset`], but loses nothing: requests in flight are completed, and the queues
-    /// are returned as they stand, so that [`VirtioDevice::activate`] with them goes on where it stopped.
-    /// Returns none if the device is not active.
+    /// are returned, so that [`VirtioDevice::activate`] with them continues where it stopped. Returns `None` if the
+    /// device is not active.
     fn quiesce(&mut self) -> Option<Vec<ActiveQueue>>;
 }
 
-/// All that a device is given when its driver is ready.
+/// The arguments of [`VirtioDevice::activate`].
 pub struct Activation {
     /// Guest memory.
     pub mem: GuestMem,
@@ -78,7 +81,7 @@ impl std::fmt::Debug for Activation {
     }
 }
 
-/// A queue in the device's hands.
+/// A virtqueue that a device owns while it is active.
 #[derive(Debug)]
 pub struct ActiveQueue {
     /// Queue index as the specification numbers them for the device.
@@ -90,30 +93,30 @@ pub struct ActiveQueue {
 }
 
 impl ActiveQueue {
-    /// Whether the driver wants an interrupt for what was added to the used ring since the last call.
-    /// A ring the driver broke counts as yes: a spurious interrupt costs less than a lost one.
+    /// True if the driver wants an interrupt for the entries added to the used ring since the last call (section
+    /// 2.7.7). Also true if the ring is not readable: a spurious interrupt costs less than a lost one.
     pub fn needs_notification(&mut self, mem: &crate::GuestMemMmap) -> bool {
         self.queue.needs_notification(mem).unwrap_or(true)
     }
 }
 
-/// Interrupts a device raises, whichever transport carries them.
+/// Interrupts that a device raises, independent of the transport.
 pub trait VirtioInterrupt: Send + Sync {
     /// Used-buffer notification of one queue.
     fn signal_queue(&self, queue: u16);
-    /// An eventfd that raises what [`VirtioInterrupt::signal_queue`] raises without this process, for a datapath in
-    /// the kernel. None if the driver has the queue at no vector. It is not told if the driver changes the vector later;
-    /// what is signalled while the vector is masked is delivered when it no longer is.
+    /// An eventfd that raises the interrupt of [`VirtioInterrupt::signal_queue`] without this process, for a datapath
+    /// in the kernel. `None` if the driver mapped the queue to no vector. The eventfd does not follow a later change
+    /// of the mapping. A signal while the vector is masked is delivered once it is unmasked.
     fn queue_event(&self, _queue: u16) -> Option<EventFd> {
         None
     }
     /// Configuration-change notification; also bumps the configuration generation.
     fn signal_config(&self);
-    /// The device cannot go on: sets DEVICE_NEEDS_RESET and notifies (virtio 1.2, section 2.1.2).
+    /// Sets DEVICE_NEEDS_RESET and notifies the driver (virtio 1.2, section 2.1.2). `reason` is logged.
     fn needs_reset(&self, reason: &str);
 }
 
-/// Why a device could not be activated. The driver sees DEVICE_NEEDS_RESET, the log the text.
+/// Errors of activation. The driver sees DEVICE_NEEDS_RESET; the text is logged.
 #[derive(Debug, thiserror::Error)]
 pub enum ActivateError {
     /// The driver enabled a set of queues the device cannot work with.

@@ -1,4 +1,4 @@
-//! The worker of devices that answer each request at once: one thread for all queues of a device.
+//! The worker of devices that complete each request synchronously: one thread for all queues of a device.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -15,12 +15,12 @@ use super::{Activation, ActiveQueue, VirtioInterrupt};
 use crate::worker::Worker;
 use crate::{GuestMem, GuestMemMmap};
 
-/// What a device does with its requests.
+/// Serves the requests of a device.
 pub(crate) trait RequestHandler: Send + 'static {
     /// Serves one request of queue `index`. Returns the bytes written from the start of `writable`.
     ///
     /// # Errors
-    /// Why the device cannot go on.
+    /// The reason for which the device needs a reset.
     fn handle(
         &mut self,
         index: u16,
@@ -70,7 +70,7 @@ impl QueueWorker {
         Worker::spawn(role, name, on_panic, body).map(Self)
     }
 
-    /// Ends the worker after the request at hand and takes back the queues, unless it panicked.
+    /// Stops the worker after its current request. Returns the queues, or `None` if it panicked.
     pub fn stop(self) -> Option<Vec<ActiveQueue>> {
         self.0.stop().ok()
     }
@@ -89,7 +89,7 @@ impl<H: RequestHandler> QueueServer<H> {
     fn serve(&mut self, stop: &EventFd) -> Result<(), String> {
         let epoll = self.watch(stop).map_err(|e| format!("epoll: {e}"))?;
         let mut events = [EpollEvent::default(); 8];
-        // Whatever was signalled before we came, look first.
+        // Requests may have arrived before the kick events were watched.
         let mut ready: Vec<usize> = (0..self.queues.len()).collect();
         loop {
             let mut failed = None;
@@ -133,8 +133,8 @@ impl<H: RequestHandler> QueueServer<H> {
         Ok(epoll)
     }
 
-    /// Serves at most one queue's worth of requests, so that no guest can keep us from stopping. Returns
-    /// whether there are more.
+    /// Serves at most one queue's worth of requests, so that a guest cannot prevent a stop. Returns true if there are
+    /// more.
     fn pass(&mut self, slot: usize) -> Result<bool, String> {
         let mem = self.mem.memory();
         let active = &mut self.queues[slot];

@@ -11,14 +11,14 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use super::{ActiveQueue, VirtioInterrupt};
 use crate::{GuestMem, GuestMemMmap};
 
-/// Descriptor flag: another follows.
+/// Descriptor flag: another descriptor follows.
 pub const NEXT: u16 = 1;
-/// Descriptor flag: for the device to write.
+/// Descriptor flag: device-writable.
 pub const WRITE: u16 = 2;
 /// Descriptor flag: a table of descriptors.
 pub const INDIRECT: u16 = 4;
 
-/// How long a device may take, on a machine that is busy with other things.
+/// Time limit for a device on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Guest memory of the given ranges (start, length).
@@ -166,20 +166,20 @@ impl Driver {
         self.add(&[(table, 16 * descriptors.len() as u32, INDIRECT)])
     }
 
-    /// Puts `head` into the available ring, whatever it is.
+    /// Puts `head` into the available ring; it need not be valid.
     pub fn offer(&mut self, head: u16) {
         self.write(head, self.avail() + 4 + 2 * u64::from(self.available % self.size));
         self.set_available(self.available.wrapping_add(1));
     }
 
-    /// Sets the available ring's index, sensibly or not.
+    /// Sets the available ring's index to any value.
     pub fn set_available(&mut self, index: u16) {
         self.available = index;
         std::sync::atomic::fence(Ordering::SeqCst);
         self.write(index, self.avail() + 2);
     }
 
-    /// Whether the device wants to be told what was added since the available index was `old`.
+    /// True if the device wants a notification for the entries added since the available index was `old`.
     #[must_use]
     pub fn wants_kick(&self, event_idx: bool, old: u16) -> bool {
         std::sync::atomic::fence(Ordering::SeqCst);
@@ -197,7 +197,7 @@ impl Driver {
         self.write(index, self.avail() + 4 + 2 * u64::from(self.size));
     }
 
-    /// Tells the device.
+    /// Notifies the device.
     ///
     /// # Panics
     /// If the eventfd is broken.
@@ -225,7 +225,7 @@ impl Driver {
     }
 }
 
-/// Calls `done` until it gives something.
+/// Calls `done` until it returns a value.
 ///
 /// # Panics
 /// If it takes too long.
@@ -240,7 +240,7 @@ pub fn wait_for<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Calls `value` until it gives `expected`, as what a device counts is a little later than what it does.
+/// Calls `value` until it returns `expected`: a device updates its counters shortly after it acts.
 ///
 /// # Panics
 /// If it takes too long.
@@ -259,7 +259,7 @@ pub fn wait_until_equal<T: PartialEq + std::fmt::Debug>(expected: &T, mut value:
     }
 }
 
-/// Interrupts that are counted.
+/// An interrupt sink that counts.
 #[derive(Debug, Default)]
 pub struct Interrupts {
     queue: AtomicUsize,
@@ -268,7 +268,7 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    /// None so far.
+    /// A sink with all counts at 0.
     #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::default()
@@ -286,7 +286,7 @@ impl Interrupts {
         self.config.load(Ordering::SeqCst)
     }
 
-    /// Why the device needs a reset, if it does.
+    /// Reason of the last call of `needs_reset`.
     #[must_use]
     pub fn reset(&self) -> Option<String> {
         self.reset.lock().unwrap_or_else(PoisonError::into_inner).clone()

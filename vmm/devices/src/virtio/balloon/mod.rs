@@ -1,4 +1,4 @@
-//! virtio-balloon: memory the guest gives back to the host (virtio 1.2, section 5.5).
+//! virtio-balloon: memory that the guest returns to the host (virtio 1.2, section 5.5).
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +12,7 @@ use super::queue_worker::{QueueWorker, RequestHandler};
 use super::{ActivateError, Activation, ActiveQueue, VirtioDevice, VirtioInterrupt, config_space};
 use crate::GuestMemMmap;
 
-/// Unit of everything the balloon counts, whatever the pages of host or guest.
+/// Bytes of a balloon page, independent of the page sizes of host and guest.
 const PAGE: u64 = 4096;
 
 /// Bytes of `struct virtio_balloon_config`.
@@ -32,7 +32,7 @@ struct Shared {
     interrupt: Mutex<Option<Arc<dyn VirtioInterrupt>>>,
 }
 
-/// The host's end of a [`Balloon`]. Usable from any thread, whatever state the device is in.
+/// Host-side control of a [`Balloon`]. Usable from any thread and in any device state.
 #[derive(Clone)]
 pub struct BalloonHandle(Arc<Shared>);
 
@@ -46,8 +46,8 @@ impl std::fmt::Debug for BalloonHandle {
 }
 
 impl BalloonHandle {
-    /// Asks the guest to put `bytes` of its memory into the balloon (rounded down to 4 KiB), or to take
-    /// back what is more. A guest without a driver sees it when it gets one.
+    /// Sets the target size of the balloon in bytes, rounded down to 4 KiB. The guest inflates or deflates to it. A
+    /// driver that starts later sees the last target.
     pub fn set_target(&self, bytes: u64) {
         self.0
             .target
@@ -63,13 +63,13 @@ impl BalloonHandle {
         }
     }
 
-    /// Bytes last asked for.
+    /// Target size in bytes.
     #[must_use]
     pub fn target(&self) -> u64 {
         u64::from(self.0.target.load(Ordering::Relaxed)) * PAGE
     }
 
-    /// Bytes the guest says it has given.
+    /// Size that the guest reports, in bytes.
     #[must_use]
     pub fn actual(&self) -> u64 {
         u64::from(self.0.actual.load(Ordering::Relaxed)) * PAGE
@@ -92,8 +92,8 @@ impl std::fmt::Debug for Balloon {
 }
 
 impl Balloon {
-    /// A balloon with nothing in it and the handle to size it. `reporting` offers free-page reporting;
-    /// leave it out where the memory is huge pages reserved for good, which are never given back.
+    /// An empty balloon and the handle that sizes it. `reporting` offers free-page reporting (section 5.5.6.7). It is
+    /// useless for memory of reserved huge pages, which are never returned to the host.
     #[must_use]
     pub fn new(reporting: bool) -> (Self, BalloonHandle) {
         let shared = Arc::<Shared>::default();
@@ -186,7 +186,7 @@ impl VirtioDevice for Balloon {
     }
 }
 
-/// Takes memory back from the guest.
+/// Returns the memory of inflated and reported pages to the host.
 struct BalloonHandler;
 
 impl RequestHandler for BalloonHandler {
@@ -199,7 +199,7 @@ impl RequestHandler for BalloonHandler {
     ) -> Result<u32, &'static str> {
         match index {
             INFLATE => inflate(mem, readable)?,
-            // Pages come back by being touched.
+            // The host allocates a page again on access.
             DEFLATE => {}
             // Free pages, as buffers (section 5.5.6.7). Nothing is written to them that the driver may rely on.
             _ => writable
@@ -217,7 +217,7 @@ fn inflate(mem: &GuestMemMmap, segments: &[Segment]) -> Result<(), &'static str>
     for segment in segments {
         // First page and pages of the run so far.
         let (mut first, mut count) = (0, 0);
-        // Half a number at the end of a descriptor is none.
+        // Ignore a partial page number at the end of a descriptor.
         let len = segment.len as usize / NUMBER * NUMBER;
         let mut done = 0;
         while done < len {
@@ -247,8 +247,8 @@ fn inflate(mem: &GuestMemMmap, segments: &[Segment]) -> Result<(), &'static str>
     Ok(())
 }
 
-/// Gives the host the memory behind `len` bytes at guest address `start`; they read as zeroes when touched
-/// again. What is not whole pages of one region of ordinary memory is left alone.
+/// Returns the memory behind `len` bytes at guest address `start` to the host; they then read as zeroes. Ignores a
+/// range that is not whole pages inside one region, and huge pages.
 fn drop_pages(mem: &GuestMemMmap, start: u64, len: u64) {
     let Some((region, offset)) = mem.to_region_addr(GuestAddress(start)) else {
         return;
@@ -257,7 +257,7 @@ fn drop_pages(mem: &GuestMemMmap, start: u64, len: u64) {
         .raw_value()
         .checked_add(len)
         .is_some_and(|end| end <= region.len());
-    // Reserved huge pages are the guest's for good.
+    // Reserved huge pages stay with the guest.
     let ours = region.is_hugetlbfs() != Some(true);
     if len == 0 || !(start | len).is_multiple_of(PAGE) || !inside || !ours {
         return;

@@ -11,13 +11,13 @@ use super::queue_worker::{QueueWorker, RequestHandler};
 use super::{ActivateError, Activation, ActiveQueue, VirtioDevice};
 use crate::GuestMemMmap;
 
-/// Bytes given to one request at most; a driver that wants more asks again.
+/// Most bytes returned for one request.
 const REQUEST_MAX: usize = 64 << 10;
 
-/// Bytes drawn at a time.
+/// Bytes requested from `getrandom(2)` at a time.
 const DRAW: usize = 1024;
 
-/// An entropy device that answers from the host kernel's generator.
+/// An entropy device that reads the host kernel's random number generator.
 #[derive(Debug, Default)]
 pub struct Rng {
     worker: Option<QueueWorker>,

@@ -22,7 +22,7 @@ const QUEUE_ADDRESSES: std::ops::Range<u64> = 0x20..0x38;
 const DRIVER_STATUS: u8 =
     status::ACKNOWLEDGE | status::DRIVER | status::DRIVER_OK | status::FEATURES_OK | status::FAILED;
 
-/// What a register write asks of the transport.
+/// A transition that a status write requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StatusChange {
     /// The driver wrote 0 to device status.
@@ -69,7 +69,7 @@ impl CommonConfig {
         &self.state
     }
 
-    /// Whether a saved state could have come from a device of this shape.
+    /// Checks that a saved state fits this device. The error names what differs.
     pub fn check(&self, state: &CommonState, saved_status: u8) -> Result<(), &'static str> {
         if state.queues.len() != self.max_sizes.len() {
             return Err("queues");
@@ -81,7 +81,7 @@ impl CommonConfig {
         Ok(())
     }
 
-    /// Takes a state that passed [`CommonConfig::check`].
+    /// Restores a state that passed [`CommonConfig::check`].
     pub fn load(&mut self, state: &CommonState) {
         self.state = state.clone();
     }
@@ -210,7 +210,7 @@ impl CommonConfig {
                     queue.size = value;
                 }
             }
-            // Writing 0 is forbidden to the driver (section 4.1.4.3.2).
+            // The driver must not write 0 (section 4.1.4.3.2).
             QUEUE_ENABLE => {
                 if let Some(queue) = self.configurable_queue(interrupt) {
                     queue.enabled = value == 1;
@@ -262,7 +262,7 @@ impl CommonConfig {
     }
 
     /// Section 3.1.1. Bits are only ever added, except by a reset; FEATURES_OK sticks only if the features
-    /// are ones we can work with, DRIVER_OK only after it.
+    /// are acceptable, DRIVER_OK only after it.
     fn write_status(&mut self, value: u8, interrupt: &TransportInterrupt) -> Option<StatusChange> {
         if value == 0 {
             return Some(StatusChange::Reset);

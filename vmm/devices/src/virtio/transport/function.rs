@@ -1,4 +1,4 @@
-//! What the transport's lock guards: the registers, the device, and who holds the queues.
+//! The state behind the transport's lock: the registers, the device, and the ownership of the queues.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -24,15 +24,15 @@ pub(super) struct VirtioFunction {
     pub space: ConfigSpace,
     pub common: CommonConfig,
     device: Box<dyn VirtioDevice>,
-    /// From the moment the driver is ready until a reset or a failure.
+    /// Set from DRIVER_OK until a reset or a failure.
     pub rings: Option<QueueRings>,
     mem: GuestMem,
     ioeventfds: Arc<dyn IoEventFds>,
-    /// Where the BAR answers.
+    /// Guest-physical address of the BAR, if decoded.
     pub placed: Option<u64>,
     pub quiesced: bool,
     pub paused: Option<TransportState>,
-    /// The device panicked in its reset: it is not to be used until a reset succeeds.
+    /// The device panicked in its reset and is unusable until a reset succeeds.
     broken: bool,
 }
 
@@ -62,7 +62,7 @@ impl VirtioFunction {
         }
     }
 
-    /// Calls the device; a panic costs the device, not the caller.
+    /// Calls the device and turns a panic into an error.
     fn call<R>(&mut self, what: &str, f: impl FnOnce(&mut dyn VirtioDevice) -> R) -> Result<R, String> {
         catch_unwind(AssertUnwindSafe(|| f(&mut *self.device))).map_err(|_| format!("it panicked in {what}"))
     }
@@ -87,7 +87,7 @@ impl VirtioFunction {
         }
     }
 
-    /// The driver is ready.
+    /// Handles DRIVER_OK.
     fn start(&mut self) {
         if self.interrupt.has(status::NEEDS_RESET) {
             return self.interrupt.signal_config();
@@ -106,7 +106,7 @@ impl VirtioFunction {
         self.reconcile();
     }
 
-    /// Gives the queues to the device or takes them from it, as everything together wants it.
+    /// Activates or quiesces the device according to bus mastering, pause state and device status.
     pub fn reconcile(&mut self) {
         let active = self.rings.as_ref().map(|rings| !rings.is_parked());
         let wanted = self.space.is_master() && !self.quiesced;
@@ -238,7 +238,7 @@ impl VirtioFunction {
         if !ascending || states.is_some() && state.status & ready != ready {
             return Err(RestoreError::Mismatch("rings"));
         }
-        // Kick events and ioeventfds stay if the queues do, so that no notification is lost on the way.
+        // Keep the kick events and ioeventfds of unchanged queues, so that no notification is lost.
         match (&mut self.rings, states) {
             (Some(rings), Some(states)) if rings.matches(states) => rings.park(states.to_vec()),
             (_, states) => {

@@ -1,4 +1,4 @@
-//! What a device raises and what the driver sees of it: MSI-X vectors, device status, ISR status.
+//! Interrupts of a device as the driver sees them: MSI-X vectors, device status, ISR status.
 //!
 //! Called from worker threads while a vCPU may wait for that very worker under the transport's lock, so
 //! everything here is atomic and nothing takes that lock.
@@ -23,7 +23,7 @@ pub mod status {
     pub const DRIVER_OK: u8 = 4;
     /// Features are negotiated.
     pub const FEATURES_OK: u8 = 8;
-    /// The device cannot go on.
+    /// The device needs a reset.
     pub const NEEDS_RESET: u8 = 0x40;
     /// The driver gave up.
     pub const FAILED: u8 = 0x80;
@@ -105,8 +105,8 @@ impl TransportInterrupt {
             .map_or(NO_VECTOR, |v| v.load(Ordering::Acquire))
     }
 
-    /// Maps configuration changes to a vector; one that does not exist maps to none, which the driver sees
-    /// by reading back (section 4.1.5.1.2).
+    /// Maps configuration changes to a vector. A vector that does not exist maps to [`NO_VECTOR`], which the driver
+    /// sees by reading back (section 4.1.5.1.2).
     pub fn map_config(&self, vector: u16) {
         self.config_vector.store(self.existing(vector), Ordering::Release);
     }
@@ -126,7 +126,7 @@ impl TransportInterrupt {
         }
     }
 
-    /// What a driver's reset clears (section 2.4). MSI-X itself belongs to the function and stays.
+    /// Clears the state that a device reset clears (section 2.4). MSI-X belongs to the function and stays.
     pub fn reset(&self) {
         self.map_config(NO_VECTOR);
         (0..self.queue_vectors.len()).for_each(|queue| self.map_queue(queue, NO_VECTOR));
@@ -134,8 +134,8 @@ impl TransportInterrupt {
         self.status.store(0, Ordering::Release);
     }
 
-    /// Takes a saved status. What the device raised since it was saved stays raised, and the generation
-    /// moves on, because the device's configuration may have changed in between.
+    /// Restores a saved status. Interrupts raised since it was saved stay raised. The generation advances, because
+    /// the device's configuration may have changed in between.
     pub fn load(&self, status: u8, isr: u8, generation: u8) {
         self.status.fetch_and(status::NEEDS_RESET, Ordering::AcqRel);
         self.set_status(status);
@@ -146,7 +146,7 @@ impl TransportInterrupt {
 
     fn raise(&self, vector: u16, cause: u8) {
         if !self.msix.signal(vector) {
-            // No INTx pin: without a vector the ISR status is all that a polling driver has.
+            // There is no INTx pin: without a vector, a driver can only poll the ISR status.
             self.isr.fetch_or(cause, Ordering::AcqRel);
         }
     }
@@ -170,11 +170,11 @@ impl VirtioInterrupt for TransportInterrupt {
         if self.status.fetch_or(status::NEEDS_RESET, Ordering::AcqRel) & status::NEEDS_RESET != 0 {
             return;
         }
-        // A guest can bring this about as often as it likes.
+        // A guest can cause this without limit.
         if self.failures.fetch_add(1, Ordering::Relaxed) < LOGGED_FAILURES {
             tracing::warn!(device = self.name, reason, "device needs a reset by its driver");
         }
-        // Section 2.1.2: the driver is told only once it is ready.
+        // Section 2.1.2: notify the driver only after DRIVER_OK.
         if self.has(status::DRIVER_OK) {
             self.signal_config();
         }

@@ -1,4 +1,4 @@
-//! What a virtio function shows in configuration space, and where its structures lie in its BAR.
+//! Configuration space of a virtio function and the layout of its BAR (virtio 1.2, section 4.1.4).
 //!
 //! | offset | structure |
 //! | --- | --- |
@@ -9,7 +9,7 @@
 //! | 0x2000 | MSI-X table |
 //! | 0x3000 | MSI-X pending bits |
 //!
-//! The capability list is as short as the specification lets it be: a guest walks it again and again.
+//! The capability list is as short as the specification allows, because guests walk it often.
 
 use super::common;
 use crate::pci::config::{BarKind, ConfigError, ConfigSpace, Identity};
@@ -19,9 +19,9 @@ use crate::pci::msix::{self, Msix};
 pub const BAR_SIZE: u64 = 0x4000;
 /// Number of the BAR.
 pub(super) const BAR: u8 = 0;
-/// The most queues: each needs a vector, and 256 vectors fill the table's page.
+/// Most queues: each needs a vector, and 256 vectors fill the page of the MSI-X table.
 pub const MAX_QUEUES: usize = 255;
-/// The most bytes of device configuration.
+/// Most bytes of device configuration.
 pub(super) const DEVICE_MAX: u64 = 0x800;
 
 const ISR: u64 = 0x100;
@@ -86,7 +86,7 @@ pub(super) fn notified_queue(offset: u64) -> Option<u16> {
         .flatten()
 }
 
-/// Where the two capabilities that the transport itself looks at lie in configuration space.
+/// Offsets in configuration space of the two capabilities that the transport reads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Capabilities {
     msix: u16,
@@ -134,7 +134,7 @@ pub(super) fn config_space(
     if config_size != 0 {
         add(CfgType::Device, DEVICE, u32::from(config_size), &[], &[])?;
     }
-    // Of the access capability (section 4.1.4.9), BAR, offset, length and data are the driver's.
+    // The driver may write BAR, offset, length and data of the PCI configuration access capability (section 4.1.4.9).
     let mut writable = [0xff; 18];
     writable[..6].copy_from_slice(&[0, 0, 0xff, 0, 0, 0]);
     let access = add(CfgType::Access, 0, 0, &[0; 4], &writable)?;

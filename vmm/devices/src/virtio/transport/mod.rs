@@ -2,8 +2,8 @@
 //!
 //! The driver's registers and the device are behind one lock, taken by vCPU threads and the control
 //! thread. It is held while the device stops its workers; what workers call, [`VirtioInterrupt`], never takes it.
-//! The device is active while the driver is ready, lets the function be bus master (which it stops doing
-//! when it leaves for a new kernel) and the machine is not paused.
+//! The device is active while the driver is ready, lets the function be bus master (which clears before it boots a
+//! new kernel, as in kexec) and the machine is not paused.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -31,7 +31,7 @@ pub use layout::{BAR_SIZE, MAX_QUEUES};
 use layout::{Capabilities, Region};
 pub use state::{CommonState, QueueRegisters, RestoreError, RingState, TransportState, VERSION};
 
-/// Why a device cannot become a PCI function.
+/// Errors of making a device a PCI function.
 #[derive(Debug, thiserror::Error)]
 pub enum VirtioPciError {
     /// It has too many queues, or one whose size is no power of two from 1 to 32768.
@@ -65,8 +65,11 @@ impl std::fmt::Debug for VirtioPci {
 }
 
 impl VirtioPci {
-    /// Makes `device` a function whose BAR is at `bar_address` (a multiple of [`BAR_SIZE`]) until the guest
-    /// moves it. It needs one vector per queue and one for configuration changes.
+    /// Makes `device` a PCI function whose BAR starts at `bar_address`, a multiple of [`BAR_SIZE`], until the guest
+    /// moves it. It allocates one vector per queue and one for configuration changes.
+    ///
+    /// # Errors
+    /// The device cannot be shown over PCI, or vectors run out.
     pub fn new(
         device: Box<dyn VirtioDevice>,
         mem: GuestMem,
@@ -121,7 +124,7 @@ impl VirtioPci {
         self.function().paused.get_or_insert(state);
     }
 
-    /// Undoes [`VirtioPci::pause`], by restoring the state it kept. If that fails the device needs a reset.
+    /// Ends [`VirtioPci::pause`] by restoring the state it kept. If that fails, the device needs a reset.
     pub fn resume(&self) {
         let paused = self.function().paused.take();
         match paused {
@@ -134,8 +137,8 @@ impl VirtioPci {
         }
     }
 
-    /// Stops the device without losing a request and returns all there is to know about the function.
-    /// It stays stopped until [`VirtioPci::restore`], [`VirtioPci::resume`] or a reset.
+    /// Stops the device without losing a request and returns the complete state of the function. It stays stopped
+    /// until [`VirtioPci::restore`], [`VirtioPci::resume`] or a reset.
     pub fn quiesce(&self) -> TransportState {
         let mut function = self.function();
         function.quiesced = true;
@@ -143,13 +146,16 @@ impl VirtioPci {
         function.save()
     }
 
-    /// Takes a state of [`VirtioPci::quiesce`], of this function or of one made alike, and goes on from
-    /// there. Nothing changes on an error. BARs may have moved: [`crate::pci::PciRoot::refresh`] follows.
+    /// Restores a state of [`VirtioPci::quiesce`] of this function or of an identical one, and continues from there.
+    /// BARs may have moved: the caller then calls [`crate::pci::PciRoot::refresh`].
+    ///
+    /// # Errors
+    /// The state does not fit this function or the device is running. Nothing changes.
     pub fn restore(&self, state: &TransportState) -> Result<(), RestoreError> {
         self.function().restore(state)
     }
 
-    /// How many of `len` bytes at `offset` lie in device configuration; none if not even the first does.
+    /// Number of the `len` bytes at `offset` that lie in device configuration. `None` if the first does not.
     fn inside_config(&self, offset: u64, len: usize) -> Option<usize> {
         let rest = u64::from(self.config_size)
             .checked_sub(offset)

@@ -1,4 +1,4 @@
-//! A ready driver's queues: their kick events and ioeventfds, and their state while no device holds them.
+//! The queues of a driver: their kick events and ioeventfds, and their state while the device does not own them.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use crate::ioeventfd::IoEventFds;
 #[derive(Debug)]
 pub(super) struct QueueRings {
     notifiers: Vec<QueueNotifier>,
-    /// The queues' state while the device is not active; none while it is.
+    /// State of the queues while the device is not active; `None` while it is.
     parked: Option<Vec<RingState>>,
 }
 
@@ -24,7 +24,7 @@ struct QueueNotifier {
 }
 
 impl QueueRings {
-    /// Queues that no device holds yet.
+    /// Queues that the device does not own yet.
     pub fn new(states: Vec<RingState>) -> io::Result<Self> {
         let notifier = |ring: &RingState| {
             let kick = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
@@ -41,17 +41,17 @@ impl QueueRings {
         })
     }
 
-    /// Whether no device holds the queues.
+    /// True if the device does not own the queues.
     pub fn is_parked(&self) -> bool {
         self.parked.is_some()
     }
 
-    /// The queues' state, if no device holds them.
+    /// State of the queues, if the device does not own them.
     pub fn parked(&self) -> Option<&[RingState]> {
         self.parked.as_deref()
     }
 
-    /// Takes the queues' state, for the device to hold, each with a clone of its kick event.
+    /// Takes the state of the queues for the device, each with a clone of its kick event.
     pub fn unpark(&mut self) -> io::Result<Vec<(RingState, EventFd)>> {
         let parked = self.parked.take().unwrap_or_default();
         parked
@@ -61,7 +61,7 @@ impl QueueRings {
             .collect()
     }
 
-    /// Whether these are states of the very same queues, in index order.
+    /// True if these are states of the same queues, in index order.
     pub fn matches(&self, states: &[RingState]) -> bool {
         states
             .iter()
@@ -69,13 +69,13 @@ impl QueueRings {
             .eq(self.notifiers.iter().map(|notifier| notifier.index))
     }
 
-    /// Takes queues that [`QueueRings::fit`] back.
+    /// Takes back the state of queues for which [`QueueRings::matches`] is true.
     pub fn park(&mut self, states: Vec<RingState>) {
         self.parked = Some(states);
     }
 
-    /// Makes every doorbell ring where the BAR is now; with none, nowhere. A doorbell that cannot be
-    /// registered costs an exit per notification, nothing else.
+    /// Registers each ioeventfd at the current address of the BAR, or unregisters them for `None`. Without its
+    /// ioeventfd, a notification costs an exit and still arrives.
     pub fn update_ioeventfds(&mut self, bar: Option<u64>, ioeventfds: &dyn IoEventFds) {
         for notifier in &mut self.notifiers {
             let wanted = bar.and_then(|bar| bar.checked_add(layout::notify_address(notifier.index)));
@@ -94,15 +94,15 @@ impl QueueRings {
         }
     }
 
-    /// Notifies one queue, as its doorbell does.
+    /// Notifies one queue, as its ioeventfd does.
     pub fn kick(&self, queue: u16) {
         if let Some(notifier) = self.notifiers.iter().find(|notifier| notifier.index == queue) {
-            // A full counter means that a notification is on its way already.
+            // A full counter means that a notification is already pending.
             let _ = notifier.kick.write(1);
         }
     }
 
-    /// Notifies every queue: the driver may have added buffers that nobody was told of.
+    /// Notifies every queue: the driver may have added buffers without a notification.
     pub fn kick_all(&self) {
         self.notifiers
             .iter()

@@ -1,17 +1,17 @@
-//! A virtio function at rest: what a pause keeps and a snapshot would write.
+//! Serialized state of a virtio function, for pause and snapshot.
 
 use serde::{Deserialize, Serialize};
 use virtio_queue::{Error, Queue, QueueState};
 
 use crate::pci::msix::MsixEntryState;
 
-/// The version of [`TransportState`] written here.
+/// Version of [`TransportState`] that this program writes.
 pub const VERSION: u16 = 1;
 
-/// Everything the driver configured, and its queues as the device left them.
+/// All registers that the driver configured, and the state of the queues.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 pub struct TransportState {
-    /// [`VERSION`].
+    /// Version of the format, [`VERSION`].
     pub version: u16,
     /// Virtio device ID.
     pub device_type: u32,
@@ -31,7 +31,7 @@ pub struct TransportState {
     pub queue_vectors: Vec<u16>,
     /// MSI-X table.
     pub msix: Vec<MsixEntryState>,
-    /// The rings in use; none unless the driver is ready and the device works.
+    /// State of the enabled queues; `None` unless the driver is ready and the device works.
     pub rings: Option<Vec<RingState>>,
 }
 
@@ -55,7 +55,7 @@ pub struct CommonState {
 pub struct QueueRegisters {
     /// Entries.
     pub size: u16,
-    /// Whether the driver enabled it.
+    /// True if the driver enabled it.
     pub enabled: bool,
     /// Guest-physical address of the descriptor table.
     pub desc: u64,
@@ -85,7 +85,7 @@ pub struct RingState {
 }
 
 impl RingState {
-    /// A ring that was not used yet.
+    /// The state of an unused ring.
     pub(super) fn fresh(index: u16, registers: &QueueRegisters) -> Self {
         let QueueRegisters {
             size,
@@ -105,7 +105,7 @@ impl RingState {
         }
     }
 
-    /// A ring as the device hands it back.
+    /// The state of a queue that the device returned.
     pub(super) fn of(index: u16, queue: &Queue) -> Self {
         let state = queue.state();
         Self {
@@ -135,7 +135,7 @@ impl RingState {
     }
 }
 
-/// Why a saved state cannot be taken.
+/// Errors of restoring a state.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     /// Written by a later version.
