@@ -3,7 +3,8 @@
 use clap::Parser;
 use husk_tests::cases;
 use husk_tests::harness::context::TestContext;
-use husk_tests::harness::runner::{self, Selection};
+use husk_tests::harness::runner::{self, Options};
+use libtest_mimic::Arguments;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -14,16 +15,8 @@ use std::process::ExitCode;
 #[derive(Debug, Parser)]
 #[command(name = "husk-e2e")]
 struct Args {
-    /// Run only tests whose name contains one of these
-    filters: Vec<String>,
-
-    /// The names are whole names
-    #[arg(long)]
-    exact: bool,
-
-    /// List the tests and run none
-    #[arg(long)]
-    list: bool,
+    #[command(flatten)]
+    harness: Arguments,
 
     /// The slow ones of `cargo xtask test --full`, which are not run otherwise
     #[arg(long)]
@@ -48,7 +41,7 @@ struct Args {
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let (cases, which) = if args.long {
+    let (cases, tier) = if args.long {
         (cases::LONG, Some("--long"))
     } else if args.peers {
         (cases::UPSTREAM, Some("--peers"))
@@ -57,7 +50,7 @@ fn main() -> ExitCode {
     } else {
         (cases::DEFAULT, None)
     };
-    if args.list {
+    if args.harness.list {
         for case in cases {
             println!("{:<32} {}", case.name, case.about);
         }
@@ -67,11 +60,10 @@ fn main() -> ExitCode {
         [name, folder] => TestContext::at(PathBuf::from(folder)).and_then(|ctx| ctx.run_case(cases, name)),
         _ => runner::run(
             cases,
-            &Selection {
-                filters: args.filters,
-                exact: args.exact,
+            args.harness,
+            Options {
                 keep: args.keep,
-                which,
+                tier,
             },
         ),
     };

@@ -3,9 +3,10 @@
 use anyhow::{Result, bail, ensure};
 use husk_tests::harness::Case;
 use husk_tests::harness::context::{Skip, TestContext, expect_contains};
-use husk_tests::harness::runner::{self, Selection};
+use husk_tests::harness::runner::{self, Options};
+use libtest_mimic::{Arguments, Trial};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 const CASES: &[Case] = &[
@@ -49,49 +50,64 @@ const fn case(name: &'static str, run: fn(&TestContext) -> Result<()>) -> Case {
     }
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    match words.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
+    let passed = match words.iter().map(String::as_str).collect::<Vec<_>>().as_slice() {
         ["--run-case", name, folder] => {
-            let passed = TestContext::at(PathBuf::from(folder))?.run_case(CASES, name)?;
-            std::process::exit(i32::from(!passed));
+            TestContext::at(PathBuf::from(folder)).and_then(|ctx| ctx.run_case(CASES, name))
         }
-        ["suite", filters @ ..] => {
-            let filters = filters.iter().map(|&filter| filter.to_owned()).collect();
-            let passed = runner::run(
-                CASES,
-                &Selection {
-                    filters,
-                    exact: false,
-                    keep: false,
-                    which: None,
-                },
-            )?;
-            std::process::exit(i32::from(!passed));
+        ["suite", arguments @ ..] => {
+            let arguments = Arguments::from_iter([&["suite"], arguments].concat());
+            runner::run(CASES, arguments, Options::default())
         }
-        _ => check(),
+        _ => return libtest_mimic::run(&Arguments::from_args(), tests()).exit_code(),
+    };
+    match passed {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
     }
 }
 
-fn suite(filters: &[&str]) -> Result<(bool, String)> {
+/// The tests of this program.
+fn tests() -> Vec<Trial> {
+    let tests: [(&str, fn() -> Result<()>); 3] = [
+        ("passed_and_skipped_cases_are_counted", passes),
+        ("failures_are_counted_with_their_reasons", failures),
+        ("no_case_at_all_is_a_failure", nothing),
+    ];
+    tests
+        .map(|(name, test)| Trial::test(name, move || test().map_err(|error| format!("{error:#}").into())))
+        .into()
+}
+
+/// Runs the suite of [`CASES`]: true if it succeeds, and its output.
+fn suite(arguments: &[&str]) -> Result<(bool, String)> {
     let mut command = Command::new(std::env::current_exe()?);
     let output = command
         .arg("suite")
-        .args(filters)
+        .args(arguments)
         .stderr(Stdio::null())
         .output()?;
     Ok((output.status.success(), String::from_utf8(output.stdout)?))
 }
 
-fn check() -> Result<()> {
-    let (passed, text) = suite(&["passes", "skips"])?;
+fn passes() -> Result<()> {
+    let (passed, text) = suite(&["passes"])?;
     ensure!(passed, "{text}");
-    expect_contains(
-        &text,
-        &["ok passes/good ", "ok passes ", "skipped skips: not here\n"],
-    )?;
-    ensure!(text.ends_with("\ne2e: 2 passed, 0 failed, 1 skipped\n"), "{text}");
+    expect_contains(&text, &["ok passes/good ", "ok passes "])?;
+    ensure!(text.ends_with("\ne2e: 2 passed, 0 failed, 0 skipped\n"), "{text}");
+    let (passed, text) = suite(&["--exact", "skips"])?;
+    ensure!(!passed, "{text}");
+    expect_contains(&text, &["skipped skips: not here\n"])?;
+    ensure!(text.ends_with("\ne2e: 0 passed, 0 failed, 1 skipped\n"), "{text}");
+    Ok(())
+}
 
+fn failures() -> Result<()> {
     let (passed, text) = suite(&[])?;
     ensure!(!passed, "{text}");
     expect_contains(
@@ -111,8 +127,7 @@ fn check() -> Result<()> {
         ],
     )?;
     ensure!(text.ends_with("\ne2e: 2 passed, 7 failed, 1 skipped\n"), "{text}");
-
-    // All that the cases had started is gone.
+    // The suite has ended every process that its cases started.
     for entry in std::fs::read_dir("/proc")?.flatten() {
         let words = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
         ensure!(
@@ -121,10 +136,12 @@ fn check() -> Result<()> {
             entry.path().display()
         );
     }
-    let left = suite(&["nothing-of-that-name"])?;
-    ensure!(
-        left.1 == "e2e: 0 passed, 0 failed, 0 skipped\n" && !left.0,
-        "{left:?}"
-    );
+    Ok(())
+}
+
+fn nothing() -> Result<()> {
+    let (passed, text) = suite(&["nothing-of-that-name"])?;
+    ensure!(!passed, "{text}");
+    ensure!(text.ends_with("\ne2e: 0 passed, 0 failed, 0 skipped\n"), "{text}");
     Ok(())
 }

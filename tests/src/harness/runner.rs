@@ -1,10 +1,13 @@
-//! Runs cases one after the other, each in a process of its own, and sees to it that nothing is left of them.
+//! Runs cases one after the other, each in a process of its own, and checks that they leave nothing behind.
+//!
+//! Selection, listing and the summary are those of libtest-mimic.
 
 use super::Case;
 use super::context::files_in;
 use super::output_buffer::tail;
 use super::processes::{self, Process};
 use anyhow::{Context, Result};
+use libtest_mimic::{Arguments, Failed, Trial};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -12,6 +15,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long what a case has started may take to end after it.
@@ -20,24 +24,21 @@ const ENDING: Duration = Duration::from_secs(5);
 /// How much of each log is shown when a case fails.
 const LOG_TAIL: usize = 4 << 10;
 
-/// What to run.
-#[derive(Debug)]
-pub struct Selection {
-    /// Cases whose name contains one of these; all if there is none.
-    pub filters: Vec<String>,
-    /// A filter is the whole name.
-    pub exact: bool,
+/// How to run cases, beside the arguments of the standard harness.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options {
     /// Keep the folders of cases that fail.
     pub keep: bool,
-    /// The flag that chose the cases, if they are not the usual ones.
-    pub which: Option<&'static str>,
+    /// The option that selected the cases, if they are not the usual ones.
+    pub tier: Option<&'static str>,
 }
 
+/// What libtest-mimic does not count: parts of cases, and cases that find out while they run that they cannot.
 #[derive(Debug, Default)]
-struct Tally {
-    passed: u32,
-    failed: u32,
-    skipped: u32,
+struct Counts {
+    passed: usize,
+    failed: usize,
+    skipped: usize,
 }
 
 /// How a case ended.
@@ -47,8 +48,11 @@ enum Outcome {
     Failed(String),
 }
 
-/// Runs the selected cases and says how each did; whether none failed.
-pub fn run(cases: &[Case], selection: &Selection) -> Result<bool> {
+/// Runs the cases that `arguments` select, one after the other, each in a process of its own. True if none failed and
+/// one passed.
+///
+/// The last line it prints is `e2e: N passed, N failed, N skipped`, with every part of a case counted too.
+pub fn run(cases: &'static [Case], mut arguments: Arguments, options: Options) -> Result<bool> {
     processes::adopt_orphans()?;
     catch_signals()?;
     let base = tempfile::Builder::new()
@@ -56,64 +60,67 @@ pub fn run(cases: &[Case], selection: &Selection) -> Result<bool> {
         .permissions(fs::Permissions::from_mode(0o755))
         .tempdir_in("/var/tmp")
         .context("cannot make a folder in /var/tmp")?;
-    let wanted = |case: &&Case| {
-        let meant = |filter: &String| {
-            if selection.exact {
-                case.name == filter
-            } else {
-                case.name.contains(filter)
-            }
-        };
-        selection.filters.is_empty() || selection.filters.iter().any(meant)
+    let counts = Arc::new(Mutex::new(Counts::default()));
+    let trial = |case: &'static Case| {
+        let (folder, counts) = (base.path().join(case.name), Arc::clone(&counts));
+        Trial::test(case.name, move || trial(case, &folder, options, &counts))
     };
-    let mut tally = Tally::default();
-    let mut kept = false;
-    for case in cases.iter().filter(wanted) {
-        let folder = base.path().join(case.name);
-        let started = Instant::now();
-        let outcome = play(case, &folder, selection.which, &mut tally);
-        let seconds = started.elapsed().as_secs_f64();
-        match outcome {
-            Outcome::Passed => {
-                tally.passed += 1;
-                println!("ok {} {seconds:.1}s", case.name);
-            }
-            Outcome::Skipped(why) => {
-                tally.skipped += 1;
-                println!("skipped {}: {why}", case.name);
-            }
-            Outcome::Failed(why) => {
-                tally.failed += 1;
-                let (first, rest) = why.split_once('\n').unwrap_or((&why, ""));
-                println!("FAILED {}: {first} ({seconds:.1}s)", case.name);
-                show("", rest);
-                show_logs(&folder);
-                if selection.keep {
-                    println!("    kept: {}", folder.display());
-                    kept = true;
-                    continue;
-                }
-            }
-        }
-        let _ = fs::remove_dir_all(&folder);
-        if interrupted().is_some() {
-            break;
-        }
-    }
-    if kept {
+    // A case looks at what it leaves behind on the whole machine.
+    arguments.test_threads = Some(1);
+    let conclusion = libtest_mimic::run(&arguments, cases.iter().map(trial).collect());
+    if options.keep && conclusion.num_failed > 0 {
         let _ = base.keep();
     }
+    let counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
+    let passed = usize::try_from(conclusion.num_passed)? - counts.skipped + counts.passed;
+    let failed = usize::try_from(conclusion.num_failed)? + counts.failed;
     println!(
-        "e2e: {} passed, {} failed, {} skipped",
-        tally.passed, tally.failed, tally.skipped
+        "e2e: {passed} passed, {failed} failed, {} skipped",
+        counts.skipped
     );
-    Ok(tally.failed == 0 && tally.passed > 0)
+    Ok(failed == 0 && passed > 0)
+}
+
+/// One case as a test of libtest-mimic, which prints the name before and the result after.
+fn trial(case: &'static Case, folder: &Path, options: Options, counts: &Mutex<Counts>) -> Result<(), Failed> {
+    println!();
+    if interrupted().is_some() {
+        return Err("interrupted".into());
+    }
+    let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
+    let started = Instant::now();
+    let outcome = run_case(case, folder, options.tier, &mut counts);
+    let seconds = started.elapsed().as_secs_f64();
+    let result = match outcome {
+        Outcome::Passed => {
+            println!("ok {} {seconds:.1}s", case.name);
+            Ok(())
+        }
+        Outcome::Skipped(why) => {
+            counts.skipped += 1;
+            println!("skipped {}: {why}", case.name);
+            Ok(())
+        }
+        Outcome::Failed(why) => {
+            let (first, rest) = why.split_once('\n').unwrap_or((&why, ""));
+            println!("FAILED {}: {first} ({seconds:.1}s)", case.name);
+            show("", rest);
+            show_logs(folder);
+            Err(first.into())
+        }
+    };
+    if options.keep && result.is_err() {
+        println!("    kept: {}", folder.display());
+    } else {
+        let _ = fs::remove_dir_all(folder);
+    }
+    result
 }
 
 /// Runs one case to its end or limit.
-fn play(case: &Case, folder: &Path, which: Option<&str>, tally: &mut Tally) -> Outcome {
+fn run_case(case: &Case, folder: &Path, tier: Option<&str>, counts: &mut Counts) -> Outcome {
     let mounts = mounts();
-    let result = perform(case, folder, which, tally);
+    let result = run_process(case, folder, tier, counts);
     let left = match &result {
         Ok(Outcome::Passed) => leftovers(folder, &mounts),
         _ => Vec::new(),
@@ -129,10 +136,10 @@ fn play(case: &Case, folder: &Path, which: Option<&str>, tally: &mut Tally) -> O
     }
 }
 
-fn perform(case: &Case, folder: &Path, which: Option<&str>, tally: &mut Tally) -> Result<Outcome> {
+fn run_process(case: &Case, folder: &Path, tier: Option<&str>, counts: &mut Counts) -> Result<Outcome> {
     fs::create_dir_all(folder)?;
     let mut child = Command::new(std::env::current_exe()?)
-        .args(which)
+        .args(tier)
         .args(["--run-case", case.name])
         .arg(folder)
         .stdin(Stdio::null())
@@ -141,7 +148,7 @@ fn perform(case: &Case, folder: &Path, which: Option<&str>, tally: &mut Tally) -
         .context("cannot start the case")?;
     let stdout = child.stdout.take().context("no output")?;
     let name = case.name;
-    let parts = std::thread::spawn(move || hear_parts(name, stdout));
+    let parts = std::thread::spawn(move || print_parts(name, stdout));
     let deadline = Instant::now() + case.limit;
     let status = loop {
         if let Some(status) = child.try_wait()? {
@@ -159,8 +166,8 @@ fn perform(case: &Case, folder: &Path, which: Option<&str>, tally: &mut Tally) -
         processes::kill_all();
     }
     let (passed, failed) = parts.join().unwrap_or_default();
-    tally.passed += passed;
-    tally.failed += failed;
+    counts.passed += passed;
+    counts.failed += failed;
     let said = |file: &str| fs::read_to_string(folder.join(file)).ok();
     Ok(match status {
         Ok(status) if status.success() => Outcome::Passed,
@@ -174,7 +181,7 @@ fn perform(case: &Case, folder: &Path, which: Option<&str>, tally: &mut Tally) -
 }
 
 /// Prints and counts the parts of the case called `case`: how many passed and failed.
-fn hear_parts(case: &str, stdout: impl std::io::Read) -> (u32, u32) {
+fn print_parts(case: &str, stdout: impl std::io::Read) -> (usize, usize) {
     let (mut passed, mut failed) = (0, 0);
     for line in BufReader::new(stdout).lines().map_while(Result::ok) {
         if let Some(rest) = line.strip_prefix("part ok ") {

@@ -1,6 +1,8 @@
 //! Booting the lab and shutting it down.
 
 use super::image::{self, Image};
+use super::qmp::Qmp;
+use super::snapshot::Snapshot;
 use super::state::{Lab, LabFolder, Process};
 use super::{disk_space, hang_report, ssh};
 use crate::checkout;
@@ -9,8 +11,12 @@ use crate::shell;
 use anyhow::{Context, Result, bail};
 use base64::Engine;
 use nix::sys::signal::Signal;
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use std::ffi::OsString;
 use std::fs::File;
 use std::net::{Ipv4Addr, TcpListener};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -51,7 +57,7 @@ pub fn up(progress: &Progress, number: u32) -> Result<Lab> {
             eprintln!("the lab was left half booted: booting it again");
         } else if mute != Some(old.qemu) && old.alive() && ssh::greets(old.port, HUNG) {
             wait_until_unused(&dir)?;
-            shut_down(&dir, &old);
+            shut_down(&old);
         } else if let Err(full) = disk_space::not_full(dir.folder()) {
             clear(&dir, &old);
             return Err(full.context("the lab was stopped"));
@@ -114,16 +120,14 @@ pub fn down(number: u32, force: bool) -> Result<()> {
     if !force && lab.alive() && dir.users() > 0 {
         bail!("{} commands run in the lab: --force ends them", dir.users());
     }
-    shut_down(&dir, &lab);
+    shut_down(&lab);
     clear(&dir, &lab);
     Ok(())
 }
 
 /// Asks `lab` to end cleanly, and waits for it.
-fn shut_down(dir: &LabFolder, lab: &Lab) {
-    if lab.qemu.alive()
-        && ssh::quietly(dir, lab.port, "systemctl poweroff", Duration::from_secs(10)).is_some()
-    {
+fn shut_down(lab: &Lab) {
+    if lab.qemu.alive() && ssh::quietly(lab.port, "systemctl poweroff", Duration::from_secs(10)).is_some() {
         lab.qemu.ended_within(Duration::from_secs(20));
     }
 }
@@ -157,26 +161,87 @@ fn kill_stray(dir: &LabFolder) {
     }
 }
 
+/// What a QEMU starts with.
+#[derive(Debug, Clone, Copy)]
+enum Start<'a> {
+    /// The image's disk, whose changes are thrown away.
+    Boot,
+    /// The disk of this snapshot, which is to be made.
+    Save(&'a Snapshot),
+    /// The state and disk of this snapshot.
+    Restore(&'a Snapshot),
+}
+
 fn boot(dir: &LabFolder, image: &Image, step: &Step) -> Result<Lab> {
-    let sockets = tempfile::Builder::new().prefix("husk-lab.").tempdir()?;
-    let cache = checkout::cache()?;
-    let mut servers = Vec::new();
-    for (tag, folder) in [("checkout", checkout::root()), ("cache", cache.as_path())] {
-        servers.push(serve(dir, image, folder, &sockets.path().join(tag))?);
+    if std::env::var_os("HUSK_LAB_BOOT").is_none_or(|value| value != "1") {
+        match restore(dir, image, step) {
+            Ok(lab) => return Ok(lab),
+            Err(error) => step.say(&format!(
+                "the lab does not start from a snapshot, and boots: {error:#}"
+            )),
+        }
     }
-    // The port is free now; if somebody else takes it before QEMU does, QEMU ends and says so.
+    let mut lab = launch(dir, image, Start::Boot)?;
+    finish(dir, image, &mut lab, step)?;
+    Ok(lab)
+}
+
+/// Starts the lab from the snapshot of a booted one, which is made first where there is none.
+fn restore(dir: &LabFolder, image: &Image, step: &Step) -> Result<Lab> {
+    let snapshot = Snapshot::find(&snapshot_key(image)?)?;
+    if !snapshot.exists() {
+        let _lock = snapshot.lock()?;
+        if !snapshot.exists() {
+            let made = save(dir, image, &snapshot, step);
+            if made.is_err() {
+                snapshot.remove();
+            }
+            made.context("no snapshot was made")?;
+        }
+    }
+    let mut lab = launch(dir, image, Start::Restore(&snapshot))?;
+    let restored = snapshot
+        .load(&lab.sockets.join("qmp"))
+        .and_then(|()| finish(dir, image, &mut lab, step));
+    if let Err(error) = restored {
+        clear(dir, &lab);
+        snapshot.remove();
+        return Err(error.context("it was removed"));
+    }
+    Ok(lab)
+}
+
+/// Boots a lab and saves it as `snapshot`.
+fn save(dir: &LabFolder, image: &Image, snapshot: &Snapshot, step: &Step) -> Result<()> {
+    snapshot.prepare(image)?;
+    let lab = launch(dir, image, Start::Save(snapshot))?;
+    let saved = await_ssh(dir, &lab, step).and_then(|()| {
+        // What the boot has left to do in the background would go on in every lab.
+        ssh::quietly(lab.port, "systemctl is-system-running --wait; sync", BOOT_LIMIT);
+        snapshot.save(&lab.sockets.join("qmp"))
+    });
+    if saved.is_ok() {
+        lab.qemu.ended_within(Duration::from_secs(30));
+    }
+    clear(dir, &lab);
+    saved
+}
+
+/// Starts QEMU, and records it so that the next command ends it if this one is ended.
+fn launch(dir: &LabFolder, image: &Image, start: Start<'_>) -> Result<Lab> {
+    let sockets = tempfile::Builder::new().prefix("husk-lab.").tempdir()?;
+    // The port is free now; if another process takes it before QEMU does, QEMU ends and says so.
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
-    let mut qemu = qemu(dir, image, sockets.path(), port)?;
+    let mut qemu = qemu(dir, image, sockets.path(), port, start)?;
     let log = File::create(dir.file("qemu.log"))?;
-    let started = Instant::now();
     let mut child = detach(&mut qemu, &log).spawn().context("cannot start QEMU")?;
     let pid = i32::try_from(child.id())?;
     let Some(process) = Process::running(pid) else {
         bail!("QEMU ended at once:\n{}", tail(&dir.file("qemu.log")));
     };
-    let mut lab = Lab {
+    let lab = Lab {
         qemu: process,
-        servers,
+        servers: Vec::new(),
         port,
         image: image.hash.clone(),
         sockets: sockets.keep(),
@@ -185,34 +250,80 @@ fn boot(dir: &LabFolder, image: &Image, step: &Step) -> Result<Lab> {
             .as_secs(),
         booted: false,
     };
-    // Known from here on, so that the next command ends it if this one is ended.
     dir.write(&lab)?;
-    let fail = |why: String| {
-        clear(dir, &lab);
-        let logs = [dir.file("qemu.log"), dir.file("serial.log")]
-            .map(|log| tail(&log))
-            .join("\n");
-        anyhow::anyhow!("{why}\n{logs}")
-    };
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !lab.sockets.join("qmp").exists() {
+        if child.try_wait()?.is_some() || Instant::now() > deadline {
+            let why = tail(&dir.file("qemu.log"));
+            clear(dir, &lab);
+            bail!("QEMU does not start:\n{why}");
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // Reaps QEMU when it ends, for as long as this process lives.
+    std::thread::spawn(move || child.wait());
+    Ok(lab)
+}
+
+/// Waits until a lab lets commands in.
+fn await_ssh(dir: &LabFolder, lab: &Lab, step: &Step) -> Result<()> {
+    let started = Instant::now();
     loop {
-        if let Some(status) = child.try_wait()? {
-            return Err(fail(format!("the lab's QEMU ended while booting: {status}")));
-        }
-        if started.elapsed() > BOOT_LIMIT {
-            return Err(fail(format!(
-                "the lab did not boot within {} s",
-                BOOT_LIMIT.as_secs()
-            )));
-        }
-        step.news(tail(&dir.file("serial.log")).lines().last().unwrap_or_default());
-        if ssh::greets(port, Duration::from_secs(5)) && ssh::answers(dir, &lab, Duration::from_secs(60)) {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(200));
+        let why = if !lab.qemu.alive() {
+            "the lab's QEMU ended while booting".to_owned()
+        } else if started.elapsed() > BOOT_LIMIT {
+            format!("the lab did not boot within {} s", BOOT_LIMIT.as_secs())
+        } else {
+            step.news(tail(&dir.file("serial.log")).lines().last().unwrap_or_default());
+            if ssh::greets(lab.port, Duration::from_secs(5)) && ssh::answers(lab, Duration::from_secs(60)) {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(100));
+            continue;
+        };
+        let logs = [dir.file("qemu.log"), dir.file("serial.log")].map(|log| tail(&log));
+        clear(dir, lab);
+        bail!("{why}\n{}", logs.join("\n"));
+    }
+}
+
+/// Waits for a lab, plugs the host's folders in and records the lab as booted.
+///
+/// They are plugged in and not there from the start, because a QEMU with vhost-user devices cannot be saved.
+fn finish(dir: &LabFolder, image: &Image, lab: &mut Lab, step: &Step) -> Result<()> {
+    await_ssh(dir, lab, step)?;
+    let cache = checkout::cache()?;
+    let mut qmp = Qmp::connect(&lab.sockets.join("qmp"))?;
+    for (tag, folder) in [("checkout", checkout::root()), ("cache", cache.as_path())] {
+        let socket = lab.sockets.join(tag);
+        lab.servers.push(serve(dir, image, folder, &socket)?);
+        dir.write(lab)?;
+        let address = json!({ "type": "unix", "data": { "path": socket } });
+        let backend = json!({ "type": "socket", "data": { "addr": address, "server": false } });
+        qmp.execute("chardev-add", json!({ "id": tag, "backend": backend }))?;
+        qmp.execute(
+            "device_add",
+            json!({ "driver": "vhost-user-fs-pci", "id": tag, "chardev": tag, "tag": tag, "bus": format!("port-{tag}") }),
+        )?;
+    }
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+    let script = shell::quote(include_str!("guest/attach.sh"));
+    let words = shell::join([
+        checkout::root().to_string_lossy().into_owned(),
+        cache.to_string_lossy().into_owned(),
+        format!("{:.2}", now.as_secs_f64()),
+    ]);
+    let attach = format!("sh -c {script} attach.sh {words} 2>&1");
+    match ssh::quietly(lab.port, &attach, BOOT_LIMIT) {
+        Some((Some(0), _)) => {}
+        Some((_, text)) => bail!("the lab does not mount the host's folders: {}", text.trim()),
+        None => bail!(
+            "the lab does not mount the host's folders in {} s",
+            BOOT_LIMIT.as_secs()
+        ),
     }
     lab.booted = true;
-    dir.write(&lab)?;
-    Ok(lab)
+    dir.write(lab)
 }
 
 /// Starts a file server for `folder` on `socket`.
@@ -259,59 +370,84 @@ const CPU: &str = "EPYC,svm=on,npt=on";
 /// the registers of the lab's kernel. With one, none did; why TCG does it is not known.
 const PROCESSORS: &str = "1";
 
-fn qemu(dir: &LabFolder, image: &Image, sockets: &Path, port: u16) -> Result<Command> {
-    let config = format!(
-        "KEY={}\nCHECKOUT={}\nCACHE={}\n",
-        shell::quote(&ssh::key(dir)?),
-        shell::quote(&checkout::root().to_string_lossy()),
-        shell::quote(&checkout::cache()?.to_string_lossy()),
-    );
-    let config = base64::engine::general_purpose::STANDARD.encode(config);
+/// Hash of all that a snapshot depends on.
+fn snapshot_key(image: &Image) -> Result<String> {
+    let mut digest = Sha256::new();
+    digest.update(&image.hash);
+    for option in machine(image)? {
+        digest.update(option.as_bytes());
+        digest.update([0]);
+    }
+    Ok(digest.finalize()[..8]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect())
+}
+
+/// QEMU's options for the machine, which are the same for every lab of this user.
+fn machine(image: &Image) -> Result<Vec<OsString>> {
+    let key = base64::engine::general_purpose::STANDARD.encode(ssh::key()? + "\n");
     let memory = memory_mib()?;
     let root = image.root();
+    let mut options: Vec<OsString> = Vec::new();
+    options.extend(["-L".into(), root.join("usr/share/qemu").into()]);
+    options.extend(["-L".into(), root.join("usr/share/seabios").into()]);
+    options.extend(["-kernel".into(), image.kernel().into()]);
+    options.extend(["-initrd".into(), image.initrd().into()]);
+    let words = format!(
+        "-name husk-lab -nodefaults -no-user-config -display none -no-reboot \
+         -M q35,accel=tcg,memory-backend=ram,vmport=off -cpu {CPU} -smp {PROCESSORS} -m {memory}M \
+         -object memory-backend-memfd,id=ram,size={memory}M,share=on \
+         -device virtio-balloon-pci,free-page-reporting=on \
+         -device virtio-blk-pci,drive=disk \
+         -device virtio-net-pci,netdev=net,romfile= \
+         -object rng-random,id=rng,filename=/dev/urandom -device virtio-rng-pci,rng=rng \
+         -device pcie-root-port,id=port-checkout,chassis=1,slot=1 \
+         -device pcie-root-port,id=port-cache,chassis=2,slot=2"
+    );
+    // Free-page reporting gives back to this machine what guests in the lab leave behind.
+    options.extend(words.split_whitespace().map(OsString::from));
+    options.extend([
+        "-append".into(),
+        format!(
+            "root=/dev/vda rw console=ttyS0 net.ifnames=0 panic=1 unknown_nmi_panic panic_print=0x41 mitigations=off systemd.show_status=0 husk.key={key}"
+        )
+        .into(),
+    ]);
+    Ok(options)
+}
+
+fn qemu(dir: &LabFolder, image: &Image, sockets: &Path, port: u16, start: Start<'_>) -> Result<Command> {
+    let root = image.root();
     let _ = std::fs::rename(dir.file("serial.log"), dir.file("serial.log.old"));
+    let drive = match start {
+        Start::Boot => format!("format=raw,snapshot=on,file={}", comma(&image.disk())),
+        Start::Save(snapshot) => format!("format=qcow2,file={}", comma(&snapshot.disk())),
+        Start::Restore(snapshot) => format!("format=qcow2,snapshot=on,file={}", comma(&snapshot.disk())),
+    };
     let mut qemu = image.command("usr/bin/qemu-system-x86_64");
-    // The disk's changes go to a file there that has no name.
+    // With `snapshot=on` the disk's changes go to a file there that has no name.
     qemu.env("TMPDIR", dir.folder())
         .env("QEMU_MODULE_DIR", root.join("usr/lib/x86_64-linux-gnu/qemu"))
-        .arg("-L")
-        .arg(root.join("usr/share/qemu"))
-        .arg("-L")
-        .arg(root.join("usr/share/seabios"))
-        // What guests in the lab leave behind is memory of this machine again.
-        .args(["-device", "virtio-balloon-pci,free-page-reporting=on"])
         .arg("-pidfile")
         .arg(dir.file("qemu.pid"))
-        .args(["-name", "husk-lab", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
-        .args(["-M", "q35,accel=tcg,memory-backend=ram,vmport=off", "-cpu", CPU])
-        .args(["-smp", PROCESSORS, "-m", &format!("{memory}M")])
-        .args(["-object", &format!("memory-backend-memfd,id=ram,size={memory}M,share=on")])
-        .arg("-kernel")
-        .arg(image.kernel())
-        .arg("-initrd")
-        .arg(image.initrd())
-        .arg("-append")
-        .arg(format!(
-            "root=/dev/vda rw console=ttyS0 net.ifnames=0 panic=1 unknown_nmi_panic panic_print=0x41 mitigations=off systemd.show_status=0 husk.lab={config}"
-        ))
+        .args(machine(image)?)
         // Disks of guests in the lab are unpacked with their holes filled: zeros cost nothing here.
         .arg("-drive")
         .arg(format!(
-            "if=none,id=disk,format=raw,snapshot=on,cache=unsafe,discard=unmap,detect-zeroes=unmap,file={}",
-            comma(&image.disk())
+            "if=none,id=disk,cache=unsafe,discard=unmap,detect-zeroes=unmap,{drive}"
         ))
-        .args(["-device", "virtio-blk-pci,drive=disk"])
-        .args(["-netdev", &format!("user,id=net,hostfwd=tcp:127.0.0.1:{port}-:22")])
-        .args(["-device", "virtio-net-pci,netdev=net,romfile="])
-        .args(["-object", "rng-random,id=rng,filename=/dev/urandom", "-device", "virtio-rng-pci,rng=rng"])
-        .args(["-serial", &format!("file:{}", comma(&dir.file("serial.log")))])
-        .args(["-qmp", &format!("unix:{},server=on,wait=off", comma(&sockets.join("qmp")))]);
-    for tag in ["checkout", "cache"] {
-        qemu.args([
-            "-chardev",
-            &format!("socket,id={tag},path={}", comma(&sockets.join(tag))),
+        .args([
+            "-netdev",
+            &format!("user,id=net,hostfwd=tcp:127.0.0.1:{port}-:22"),
         ])
-        .args(["-device", &format!("vhost-user-fs-pci,chardev={tag},tag={tag}")]);
+        .args(["-serial", &format!("file:{}", comma(&dir.file("serial.log")))])
+        .args([
+            "-qmp",
+            &format!("unix:{},server=on,wait=off", comma(&sockets.join("qmp"))),
+        ]);
+    if let Start::Restore(_) = start {
+        qemu.args(["-incoming", "defer"]);
     }
     Ok(qemu)
 }

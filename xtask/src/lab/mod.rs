@@ -7,9 +7,11 @@ mod disk_space;
 mod hang_report;
 mod image;
 mod local;
+mod qmp;
 mod remote;
 mod run;
 mod signals;
+mod snapshot;
 mod ssh;
 mod state;
 
@@ -170,7 +172,7 @@ fn status(number: u32) -> Result<ExitCode> {
         );
         return Ok(ExitCode::FAILURE);
     }
-    let answers = ssh::answers(&dir, &lab, Duration::from_secs(30));
+    let answers = ssh::answers(&lab, Duration::from_secs(30));
     println!(
         "{}: pid {}, ssh port {}, up {} s, {} commands in it, logs in {}",
         if answers { "up" } else { "hung" },

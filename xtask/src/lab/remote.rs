@@ -37,7 +37,7 @@ impl<'a> Remote<'a> {
 
     /// The ssh that runs `command` under this id.
     pub fn ssh(&self, command: &Command) -> Result<std::process::Command> {
-        let mut ssh = ssh::command(self.dir, self.lab.port);
+        let mut ssh = ssh::command(self.lab.port);
         if command.tty {
             ssh.arg("-tt");
         }
@@ -92,7 +92,7 @@ impl<'a> Remote<'a> {
         let name = signal.as_str().trim_start_matches("SIG");
         let words = shell::join(["sh", &script("signal.sh"), &self.id, name]);
         // A lab that does not answer cannot be helped from here: the next command finds it hung.
-        ssh::quietly(self.dir, self.lab.port, &words, GRACE);
+        ssh::quietly(self.lab.port, &words, GRACE);
     }
 
     /// Its exit status as recorded in the lab; nothing if it never started.
@@ -103,7 +103,7 @@ impl<'a> Remote<'a> {
         let state = format!("/run/husk-lab/runs/{}", self.id);
         let ask = format!("[ -e {state} ] || exit 1; cat {state}/status || exit 2");
         let answer = match self.lab.alive() {
-            true => ssh::quietly(self.dir, self.lab.port, &ask, GRACE),
+            true => ssh::quietly(self.lab.port, &ask, GRACE),
             false => None,
         };
         match answer {

@@ -1,17 +1,26 @@
-//! The way into the lab.
+//! SSH to a lab.
 
-use super::state::{Lab, LabFolder};
+use super::state::Lab;
+use crate::checkout;
 use anyhow::{Context, Result, bail};
+use std::fs::File;
 use std::io::Read;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Makes the lab's key pair if there is none; the public half.
-pub fn key(dir: &LabFolder) -> Result<String> {
-    let key = dir.file("key");
-    let public: PathBuf = dir.file("key.pub");
+/// Path of the private key to all labs of this user, which start from one snapshot.
+fn key_path() -> Result<PathBuf> {
+    Ok(checkout::folder(checkout::cache()?.join("lab"))?.join("key"))
+}
+
+/// Makes the labs' key pair if there is none: the public half.
+pub fn key() -> Result<String> {
+    let key = key_path()?;
+    let public = key.with_extension("pub");
+    let lock = File::create(key.with_extension("lock"))?;
+    lock.lock()?;
     if !key.exists() || !public.exists() {
         let _ = std::fs::remove_file(&key);
         let status = Command::new("ssh-keygen")
@@ -27,11 +36,11 @@ pub fn key(dir: &LabFolder) -> Result<String> {
 }
 
 /// An `ssh` to the lab, as root, to which the remote command is added.
-pub fn command(dir: &LabFolder, port: u16) -> Command {
+pub fn command(port: u16) -> Command {
     let mut command = Command::new("ssh");
     command
         .args(["-F", "/dev/null", "-i"])
-        .arg(dir.file("key"))
+        .arg(key_path().unwrap_or_default())
         .args(["-p", &port.to_string(), "-l", "root"]);
     for option in [
         "BatchMode=yes",
@@ -73,14 +82,14 @@ pub fn greets(port: u16, limit: Duration) -> bool {
 }
 
 /// Whether the lab runs a command within `limit`.
-pub fn answers(dir: &LabFolder, lab: &Lab, limit: Duration) -> bool {
-    quietly(dir, lab.port, "true", limit).is_some_and(|(status, _)| status == Some(0))
+pub fn answers(lab: &Lab, limit: Duration) -> bool {
+    quietly(lab.port, "true", limit).is_some_and(|(status, _)| status == Some(0))
 }
 
 /// Runs the shell command `remote`, with no input and errors hidden: its exit status (none if killed by a signal) and
 /// output (at most 64 KiB), or nothing if it took longer than `limit`.
-pub fn quietly(dir: &LabFolder, port: u16, remote: &str, limit: Duration) -> Option<(Option<i32>, String)> {
-    let mut child = command(dir, port)
+pub fn quietly(port: u16, remote: &str, limit: Duration) -> Option<(Option<i32>, String)> {
+    let mut child = command(port)
         .arg(remote)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -11,21 +11,19 @@ printf '0123456789abcdef0123456789abcdef\n' >"$root/etc/machine-id"
 mkdir -p "$root/usr/local/lib/husk-lab"
 cat >"$root/usr/local/lib/husk-lab/boot" <<'BOOT'
 #!/bin/sh
-# Takes the lab's configuration from the kernel's command line and mounts the folders; the checkout does the rest.
+# Before sshd: lets the holder of the key on the kernel's command line in, and sets up network, modules and memory.
+# The folders of the host come later: see attach.sh.
 set -eu
-mkdir -p /run/husk-lab
-word=$(sed -n 's/.*husk\.lab=\([^ ]*\).*/\1/p' /proc/cmdline)
-printf '%s' "$word" | base64 -d >/run/husk-lab/config
-. /run/husk-lab/config
-# Both folders are seen at their own paths; all but the share is read-only in here.
-for tag in checkout cache; do
-    mkdir -p "/run/husk-lab/rw/$tag"
-    mount -t virtiofs "$tag" "/run/husk-lab/rw/$tag"
-done
-mkdir -p "$CHECKOUT" "$CACHE"
-mount -o bind,ro /run/husk-lab/rw/checkout "$CHECKOUT"
-mount -o bind,ro /run/husk-lab/rw/cache "$CACHE"
-exec sh "$CHECKOUT/xtask/src/lab/guest/boot.sh"
+mkdir -p -m 700 /run/husk-lab /root/.ssh
+sed -n 's/.*husk\.key=\([^ ]*\).*/\1/p' /proc/cmdline | base64 -d >/root/.ssh/authorized_keys
+ip link set lo up
+ip link set eth0 up
+ip address add 10.0.2.15/24 dev eth0
+ip route add default via 10.0.2.2
+modprobe -a kvm-amd tun vhost-net vhost-vsock virtiofs
+echo madvise >/sys/kernel/mm/transparent_hugepage/enabled
+echo madvise >/sys/kernel/mm/transparent_hugepage/defrag
+mkdir -p /sys/fs/cgroup/husk-lab
 BOOT
 chmod 755 "$root/usr/local/lib/husk-lab/boot"
 

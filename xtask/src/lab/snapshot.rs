@@ -1,0 +1,133 @@
+//! A saved state of a booted lab, from which labs start in about two seconds.
+//!
+//! One snapshot serves all labs of this user: it is taken before the folders of a checkout are plugged in. Its folder in
+//! the cache is named by a hash of the image and of QEMU's options, so that a change of either makes a new one.
+
+use super::image::Image;
+use super::qmp::Qmp;
+use crate::checkout;
+use anyhow::{Context, Result, bail};
+use serde_json::json;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Time that saving or restoring may take.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Beginning of the names of the folders.
+const PREFIX: &str = "snapshot-";
+
+/// A snapshot, there or to be made.
+#[derive(Debug)]
+pub struct Snapshot {
+    folder: PathBuf,
+}
+
+impl Snapshot {
+    /// The snapshot for `key`, a hash of all that it depends on.
+    pub fn find(key: &str) -> Result<Self> {
+        let folder = checkout::cache()?.join("lab").join(format!("{PREFIX}{key}"));
+        Ok(Self { folder })
+    }
+
+    /// True if it has been made.
+    pub fn exists(&self) -> bool {
+        self.memory().exists()
+    }
+
+    /// The disk of the saved lab, a qcow2 image over the lab's image.
+    pub fn disk(&self) -> PathBuf {
+        self.folder.join("disk.qcow2")
+    }
+
+    fn memory(&self) -> PathBuf {
+        self.folder.join("memory")
+    }
+
+    /// Waits for the right to make it.
+    pub fn lock(&self) -> Result<File> {
+        let file = File::create(self.folder.with_extension("lock"))?;
+        file.lock()?;
+        Ok(file)
+    }
+
+    /// Makes an empty folder with the disk of a lab that is to be saved, and removes snapshots of other hashes.
+    pub fn prepare(&self, image: &Image) -> Result<()> {
+        let parent = self.folder.parent().context("the cache has a parent")?;
+        for entry in std::fs::read_dir(parent)?.flatten() {
+            if entry.file_name().to_string_lossy().starts_with(PREFIX) && entry.path().is_dir() {
+                // A lab that was restored from it holds its files open.
+                let _ = std::fs::remove_dir_all(entry.path());
+            }
+        }
+        checkout::folder(self.folder.clone())?;
+        let output = image
+            .command("usr/bin/qemu-img")
+            .args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"])
+            .arg(image.disk())
+            .arg(self.disk())
+            .output()
+            .context("cannot start qemu-img")?;
+        if !output.status.success() {
+            bail!("qemu-img: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(())
+    }
+
+    /// Saves the memory and devices of the lab whose control socket is `socket`. The lab stands still afterwards.
+    pub fn save(&self, socket: &Path) -> Result<()> {
+        let aside = self.folder.join("memory.unfinished");
+        let mut qmp = Qmp::connect(socket)?;
+        qmp.execute("stop", json!({}))?;
+        mapped_ram(&mut qmp)?;
+        qmp.execute("migrate", json!({ "uri": format!("file:{}", aside.display()) }))?;
+        finished(&mut qmp)?;
+        // QEMU writes its buffers of the disk as it ends.
+        qmp.execute("quit", json!({}))?;
+        std::fs::rename(&aside, self.memory()).context("cannot place the snapshot")
+    }
+
+    /// Loads it into the QEMU whose control socket is `socket`, which was started with `-incoming defer`, and lets the
+    /// lab run.
+    pub fn load(&self, socket: &Path) -> Result<()> {
+        let mut qmp = Qmp::connect(socket)?;
+        mapped_ram(&mut qmp)?;
+        qmp.execute(
+            "migrate-incoming",
+            json!({ "uri": format!("file:{}", self.memory().display()) }),
+        )?;
+        finished(&mut qmp)?;
+        qmp.execute("cont", json!({}))?;
+        Ok(())
+    }
+
+    /// Removes it.
+    pub fn remove(&self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Has QEMU keep each page at a place of its own in a file.
+fn mapped_ram(qmp: &mut Qmp) -> Result<()> {
+    let capabilities = json!({ "capabilities": [{ "capability": "mapped-ram", "state": true }] });
+    qmp.execute("migrate-set-capabilities", capabilities)?;
+    Ok(())
+}
+
+/// Waits for the end of a migration.
+fn finished(qmp: &mut Qmp) -> Result<()> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let state = qmp.execute("query-migrate", json!({}))?;
+        match state["status"].as_str() {
+            Some("completed") => return Ok(()),
+            Some("failed" | "cancelled") => bail!(
+                "{}",
+                state["error-desc"].as_str().unwrap_or("QEMU gives no reason")
+            ),
+            _ if Instant::now() > deadline => bail!("not done after {} s", LIMIT.as_secs()),
+            _ => std::thread::sleep(Duration::from_millis(50)),
+        }
+    }
+}
