@@ -67,7 +67,7 @@ fn main() -> ExitCode {
             },
         ),
     };
-    // As a shell tells it, so that whoever runs the suite does not take it for a failure of a case.
+    // As a shell shows it, so that the caller can tell it from a failed case.
     if let Some(signal) = runner::interrupted() {
         return ExitCode::from(128 + u8::try_from(signal).unwrap_or_default());
     }

@@ -13,7 +13,7 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::process::ExitCode;
 
-/// What the kernel itself tells, as opposed to udev.
+/// Multicast group of the kernel's events, as opposed to udev's.
 const KERNEL: u32 = 1;
 
 fn main() -> ExitCode {
@@ -75,7 +75,7 @@ fn serial(disk: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(text).trim().to_owned())
 }
 
-/// In one write: the line is not to be told in parts.
+/// Writes a line in one write, so that it arrives whole.
 fn tell(line: &str) -> Result<()> {
     std::io::stdout().lock().write_all(line.as_bytes())?;
     Ok(())

@@ -16,7 +16,7 @@ use crate::progress::Progress;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 const STATIC: &str = "target.x86_64-unknown-linux-gnu.rustflags=[\"-Ctarget-feature=+crt-static\"]";
-/// What is built together, and the binaries that come of it.
+/// Packages that are built together, and their binaries.
 const BUILDS: [(&[&str], &[&str]); 2] = [
     (&["husk-vmm"], &["husk-vmm"]),
     (

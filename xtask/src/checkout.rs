@@ -15,7 +15,7 @@ pub fn target() -> PathBuf {
     root().join("target")
 }
 
-/// Where release binaries are built.
+/// Folder of the release binaries.
 pub fn release() -> PathBuf {
     target().join("release")
 }

@@ -9,7 +9,7 @@ use std::process::Command;
 
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// What making a root tree needs on this machine.
+/// Commands that making a root tree needs on this machine.
 pub const TOOLS: &[Tool] = &[
     Tool {
         name: "mmdebstrap",
@@ -108,7 +108,7 @@ pub struct Recipe<'a> {
     pub suite: &'a str,
     /// Packages beside minbase.
     pub packages: &'a [&'a str],
-    /// What is unpacked in a folder of its own beside them, not installed.
+    /// Packages that are unpacked in folders of their own and not installed.
     pub aside: &'a [Aside],
     /// A shell script run on this machine at the end, with the root tree as `$1`.
     pub customize: &'a str,
@@ -121,7 +121,7 @@ pub struct Aside {
     pub suite: &'static str,
     /// Its name.
     pub package: &'static str,
-    /// Where its files go, as a path within the root tree.
+    /// Path of its files within the root tree.
     pub folder: &'static str,
 }
 
@@ -186,7 +186,7 @@ impl Recipe<'_> {
     }
 }
 
-/// Where the debs of `suite` are kept between runs.
+/// Cache folder of the packages of `suite`.
 fn debs(suite: &str) -> Result<PathBuf> {
     checkout::folder(checkout::cache()?.join("debs").join(suite))
 }

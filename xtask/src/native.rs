@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 /// True if `/dev/kvm` runs guest kernel mode natively and nothing else stands in a VM's way.
 ///
-/// `husk doctor` tells, which runs payloads instead of looking at names. Until a `husk` is built nothing is known, and
+/// `husk doctor` finds out by running payloads. Until a `husk` is built nothing is known, and
 /// the lab, which works everywhere, is used. `HUSK_LAB=1` asks for the lab in any case.
 pub fn native_kvm() -> bool {
     static NATIVE: OnceLock<bool> = OnceLock::new();
@@ -60,7 +60,7 @@ fn diagnose(husk: &Path) -> bool {
     doctor.status.success() && runs_kernels(&doctor.stdout)
 }
 
-/// Whether the doctor's report says that guest kernel mode is native.
+/// True if the doctor's report says that guest kernel mode is native.
 fn runs_kernels(report: &[u8]) -> bool {
     let Ok(report) = serde_json::from_slice::<serde_json::Value>(report) else {
         return false;

@@ -43,7 +43,7 @@ pub fn ensure(progress: &Progress, tools: &[Tool]) -> Result<()> {
     Ok(())
 }
 
-/// Whether `name` is an existing file, or a command on PATH or in the system's own folders.
+/// True if `name` is an existing file, or a command on PATH or in the system's own folders.
 pub fn present(name: &str) -> bool {
     if name.starts_with('/') {
         return Path::new(name).exists();

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 /// Lines kept from a failing command's output.
 const TAIL: usize = 30;
 
-/// Where steps report. Cheap to clone.
+/// Output of progress messages. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Progress {
     terminal: bool,
@@ -106,7 +106,7 @@ impl Step {
             command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?));
         }
         let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
-        // The command holds the pipe's writing ends too: let go, or the reader never ends.
+        // The command holds the pipe's writing ends too. The reader ends when they are closed.
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let mut tail = std::collections::VecDeque::new();
         for line in BufReader::new(reader).split(b'\n') {

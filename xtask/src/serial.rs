@@ -14,11 +14,11 @@ const TAIL: usize = 600;
 pub struct Serial {
     chunks: Receiver<(Instant, Vec<u8>)>,
     text: Vec<u8>,
-    /// Where in `text` each chunk ends, and when it came.
+    /// End offset in `text` of each chunk, and the time it arrived.
     arrivals: Vec<(usize, Instant)>,
     /// The words waited for last.
     done: Range<usize>,
-    /// What lies between them and those before.
+    /// Text between them and the previous match.
     said: Range<usize>,
 }
 
@@ -110,7 +110,7 @@ impl Serial {
         self.arrivals.push((self.text.len(), when));
     }
 
-    /// What was said between the last two things waited for.
+    /// Text between the last two matches.
     pub fn said(&self) -> String {
         plain(&String::from_utf8_lossy(&self.text[self.said.clone()]))
     }
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(serial.poll(&["three"], short()).expect("no end"), None);
         let none = serial.wait_for("three", short());
         assert!(none.expect_err("nothing came").to_string().contains("in time"));
-        // What came meanwhile is not lost.
+        // Output that came meanwhile is not lost.
         let (which, _) = serial
             .poll(&["two", "one"], short())
             .expect("no end")

@@ -14,7 +14,7 @@ const GO: Tool = Tool {
     package: "golang-go",
 };
 
-/// What is built of the module `tests/peers/NAME`, and goes into a folder of that name.
+/// Programs built from the module `tests/peers/NAME`, in a folder of that name.
 struct Project {
     name: &'static str,
     programs: &'static [&'static str],
@@ -41,7 +41,7 @@ const PROJECTS: [Project; 2] = [
             "k8s.io/kubernetes/cmd/kubectl",
             "k8s.io/kubernetes/cmd/kubelet",
         ],
-        // What `kubectl get nodes` shows; unset, it is no version.
+        // `kubectl get nodes` shows it; unset, it is no valid version.
         linker: "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3",
     },
 ];

@@ -20,7 +20,14 @@ pub const TRUNCATED_IMAGE: Case = Case {
     name: "truncated-image",
     about: "a disk image that was cut off gives status 12 and says what was looked for and found",
     limit: SMALL,
-    run: truncated_image,
+    run: |ctx| truncated_images(ctx, &[("debian-13-cloud", 1), ("debian-13-cloud", 64)]),
+};
+
+pub const TRUNCATED_OTHERS: Case = Case {
+    name: "truncated-images-full",
+    about: "the same for images with an MBR and with an EFI system partition",
+    limit: SMALL,
+    run: |ctx| truncated_images(ctx, &[("debian-12-cloud", 1), ("debian-13-bls", 20)]),
 };
 
 pub const HOSTILE_IMAGES: Case = Case {
@@ -83,15 +90,11 @@ fn disk(name: &str, path: &Path) -> Manifest {
     Manifest::new(name).container_disk("root", path)
 }
 
-fn truncated_image(ctx: &TestContext) -> Result<()> {
-    for (image, mebibytes) in [
-        ("debian-12-cloud", 1),
-        ("debian-13-cloud", 64),
-        ("debian-13-bls", 20),
-    ] {
+fn truncated_images(ctx: &TestContext, images: &[(&str, u64)]) -> Result<()> {
+    for (image, mebibytes) in images {
         let path = ctx.path("truncated.img");
         copy_start(&images::disk(image)?, &path, mebibytes << 20)?;
-        let text = refused(ctx, &disk(&format!("cut-{image}"), &path))?;
+        let text = refused(ctx, &disk(&format!("cut-{image}-{mebibytes}"), &path))?;
         expect_contains(&text, &["no kernel"])?;
     }
     Ok(())
@@ -114,7 +117,7 @@ type Pieces = Vec<(u64, Vec<u8>)>;
 fn hostile_images(ctx: &TestContext) -> Result<()> {
     let path = ctx.path("hostile.img");
     let size: u64 = 64 << 20;
-    // What each image is, and the bytes at which it differs from zeros.
+    // Name of each image, and the bytes that differ from zeros.
     let whole = vec![0xff; 4 << 20];
     let images: [(&str, Pieces); 6] = [
         ("zeros", vec![]),

@@ -19,7 +19,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     let words = good.run_words(ctx)?;
     expect_contains(&ctx.run(&["validate", "good.yaml"])?.ok()?, &["good is valid"])?;
 
-    // As with KubeVirt, what has a wrong type is told first, what has a wrong value only without such.
+    // As with KubeVirt, wrong types are reported first, and wrong values only if there are none.
     let mistyped = Manifest::new("bad").set("/domain/cpu", json!({"cores": "two"}));
     lines(ctx, &mistyped, &["spec.domain.cpu.cores"])?;
     let bad = Manifest::new("bad")

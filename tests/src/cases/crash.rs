@@ -1,4 +1,4 @@
-//! A guest that crashes ends its VM, which tells how it crashed.
+//! A guest that crashes ends its VM with a status that says how.
 
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;

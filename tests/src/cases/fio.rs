@@ -16,10 +16,10 @@ pub const CASE: Case = Case {
     run,
 };
 
-/// How long one fio may take in a busy lab.
+/// Time limit of one fio in a busy lab.
 const FIO: Duration = Duration::from_secs(180);
 
-/// What every fio is told: sums for every block, and a status other than 0 for one that does not fit.
+/// Options of every fio: a checksum for every block, and a status other than 0 on a mismatch.
 const VERIFY: &str =
     "fio --thread --filename=/dev/vda --verify=crc32c --verify_fatal=1 --verify_state_save=0";
 
@@ -58,7 +58,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         shell.ok("echo 3 > /proc/sys/vm/drop_caches")?;
         fio(&shell, &format!("{job} --rw=read"))
     });
-    // What is discarded reads as zeroes, and only that.
+    // Discarded blocks read as zeroes, and no others.
     ctx.part("discard", || {
         let job = "--name=kept --ioengine=libaio --direct=1 --bs=64k --size=4m";
         fio(&shell, &format!("{job} --offset=4m --rw=write --do_verify=0"))?;

@@ -1,4 +1,4 @@
-//! What a guest was told is on the disk is there, however its VM ends.
+//! Data that a guest has flushed is in the image, however its VM ends.
 
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;
@@ -89,12 +89,12 @@ fn flushed(said: &str) -> Result<HashMap<String, Vec<u64>>> {
     Ok(found)
 }
 
-/// Where a block is, in bytes; the numbers of a test do not come to the same place twice.
+/// Offset of a block in bytes; each number of a test has an offset of its own.
 pub fn place(number: u64) -> u64 {
     number * STRIDE % PLACES * BLOCK as u64
 }
 
-/// What the guest writes into a block.
+/// Content that the guest writes into a block.
 pub fn content(disk: &str, number: u64) -> Vec<u8> {
     let line = format!("husk-block {number} of {disk}\n");
     line.bytes().cycle().take(BLOCK).collect()

@@ -53,7 +53,7 @@ pub(super) fn fill(folder: &Path) -> Result<()> {
 fn under_empty_disk(ctx: &TestContext) -> Result<()> {
     let scratch = ctx.path("scratch");
     small_filesystem(ctx, &scratch, "16M")?;
-    // Without this the VM would be paused (`stop`, KubeVirt's default) for somebody to make room.
+    // Without this the VM would be paused (`stop`, KubeVirt's default) until there is space again.
     let manifest = Manifest::new("full")
         .empty_disk("data", "64Mi")
         .set("/domain/devices/disks/0/errorPolicy", json!("report"))
@@ -61,7 +61,7 @@ fn under_empty_disk(ctx: &TestContext) -> Result<()> {
     let vm = Vm::start(ctx, &manifest)?;
     vm.expect("husk-write: failed")?;
     let shell = Shell::small(&vm)?;
-    // What fitted is there, and the disk still answers.
+    // The data that fitted is there, and the disk still answers.
     shell.ok("dd if=/dev/vda of=/dev/null bs=1M count=8 2>/dev/null")?;
     shell.send("poweroff -f")?;
     vm.powered_off()?;

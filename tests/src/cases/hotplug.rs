@@ -42,7 +42,7 @@ comes() { i=0; until name=$(disk $1) && [ -n \"$name\" ] && [ -b /dev/$name ]; d
 [ $i -lt 200 ] || return 1; i=$((i + 1)); sleep 0.2; done; echo \"$1 is $name;\"; }; \
 goes() { i=0; while [ -n \"$(disk $1)\" ]; do [ $i -lt 200 ] || return 1; i=$((i + 1)); sleep 0.2; done; }";
 
-/// How long the host's end of a volume may take to be free after its removal.
+/// Time limit for the host's file to be free after a volume's removal.
 const TO_BE_FREE: Duration = Duration::from_secs(20);
 
 fn guest(ctx: &TestContext) -> Result<Vm<'_>> {
@@ -105,7 +105,7 @@ pub fn goes(shell: &Shell<'_>, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// A VM with the image at `path`, which it only gets if nobody else has it.
+/// A VM with the image at `path`, which starts only if no other process holds it.
 fn other(path: &Path) -> Result<Manifest> {
     Ok(Manifest::new("other")
         .disk("claim", json!({"persistentVolumeClaim": {"claimName": "data"}}))
@@ -145,7 +145,7 @@ fn one(ctx: &TestContext) -> Result<()> {
     ctx.part("after reboot", || {
         shell.expect_contains(&format!("head -c 12 /dev/{disk}"), &["written once"])
     });
-    // What the guest has flushed is in the image once the volume is gone; the guest may be using it.
+    // Data that the guest has flushed is in the image once the volume is gone, even if the guest used it.
     shell.ok(&format!(
         "echo written twice > /block && dd if=/block of=/dev/{disk} conv=notrunc,fsync status=none"
     ))?;
@@ -169,7 +169,7 @@ fn one(ctx: &TestContext) -> Result<()> {
         other.run().wait(PATIENCE)?;
         Ok(())
     });
-    // What is not there cannot be removed, and a file that is not there cannot be added.
+    // A missing volume cannot be removed, and a missing file cannot be added.
     ctx.part("refused", || {
         let gone = ctx.husk(&["removevolume", vm.name(), "--volume-name", "first"]);
         expect_contains(&ctx.finish(gone, PATIENCE)?.fails(1)?, &["first"])?;
@@ -181,7 +181,7 @@ fn one(ctx: &TestContext) -> Result<()> {
     vm.powered_off()
 }
 
-/// How many volumes are added.
+/// Number of volumes that are added.
 const COUNT: u64 = 20;
 
 fn many(ctx: &TestContext) -> Result<()> {
@@ -189,7 +189,7 @@ fn many(ctx: &TestContext) -> Result<()> {
     let shell = shell(&vm)?;
     let name = |number: u64| format!("volume-{number}");
     for number in 1..=COUNT {
-        // Each has a size of its own, which tells whose data it is.
+        // Each has a size of its own, by which the test recognises it.
         let path = image(ctx, &name(number), number)?;
         add(ctx, &vm, &name(number), &path)?;
         let disk = comes(&shell, &name(number))?;

@@ -12,7 +12,7 @@ const UUID: &str = "5d307ca9-b3ef-428c-8861-06e72d69f223";
 
 pub const SMALL: Case = Case {
     name: "machine-1cpu-128Mi",
-    about: "1 vCPU and 128 MiB, UUID and serial number, random numbers from the host",
+    about: "kernel 6.1 with 1 vCPU and 128 MiB: UUID, serial number, random numbers; its poweroff ends the VM with status 0",
     limit: SMALL_LIMIT,
     run: |ctx| {
         see(
@@ -29,7 +29,7 @@ pub const SMALL: Case = Case {
 
 pub const MEDIUM: Case = Case {
     name: "machine-2cpu-512Mi",
-    about: "2 vCPUs as 2 sockets, and 512 MiB",
+    about: "kernel 6.12 with 2 vCPUs as 2 sockets and 512 MiB, and the same",
     limit: SMALL_LIMIT,
     run: |ctx| {
         see(
@@ -94,6 +94,12 @@ fn see(ctx: &TestContext, machine: &Machine) -> Result<()> {
     vm.powered_off()?;
     let text = vm.console().output().all();
 
+    ctx.part("kernel", || {
+        expect_contains(
+            &text,
+            &[&format!("Linux version {}.", machine.kernel), "HUSK-USERSPACE"],
+        )
+    });
     ctx.part("processors", || {
         for cpu in machine.cpus {
             expect_contains(&text, &[&format!("husk-{cpu}\n")])?;
@@ -125,7 +131,7 @@ fn see(ctx: &TestContext, machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// What the memory map calls usable is all of the memory, but for the legacy area under 1 MiB.
+/// The memory map calls all of the memory usable, except the legacy area under 1 MiB.
 fn memory(text: &str, bytes: u64) -> Result<()> {
     let line = Regex::new(r"husk-e820: 0x([0-9a-f]+) 0x([0-9a-f]+) usable\n")?;
     let (mut usable, mut top) = (0, 0);

@@ -15,7 +15,7 @@ pub const CASE: Case = Case {
     run,
 };
 
-/// How long the guest is paused: so long that no delay is taken for it.
+/// Length of the pause, longer than any delay.
 const PAUSED: Duration = Duration::from_secs(20);
 
 fn run(ctx: &TestContext) -> Result<()> {
@@ -27,7 +27,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     ctx.run(&["pause", "still"])?.ok()?;
     ctx.run(&["pause", "still"])?.ok()?;
     ensure!(vm.inspect()?["paused"] == true, "inspect does not say paused");
-    // What was said before the pause may still be on its way.
+    // Output from before the pause may still arrive.
     sleep(Duration::from_secs(1));
     let before = clocks(&vm.console().output().all()).context("no clock before the pause")?;
     sleep(PAUSED);
@@ -54,7 +54,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     vm.discard()
 }
 
-/// Uptime and time of day in the last whole line of `text` that tells them, in seconds.
+/// Uptime and time of day in the last whole line of `text` that has them, in seconds.
 fn clocks(text: &str) -> Option<(f64, f64)> {
     let whole = &text[..text.rfind('\n')?];
     let (_, line) = whole.rsplit_once("husk-clock: ")?;

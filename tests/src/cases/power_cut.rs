@@ -1,4 +1,4 @@
-//! What a guest was told is on the disk has reached it for good: the power may go at any moment.
+//! Data that a guest has flushed survives a power cut at any moment.
 
 use super::flushed::{BLOCK, content, place};
 use crate::harness::context::TestContext;

@@ -28,7 +28,7 @@ pub const VERIFY: Case = Case {
     run: verify,
 };
 
-/// How long one fio may take in a busy lab.
+/// Time limit of one fio in a busy lab.
 const FIO: Duration = Duration::from_secs(180);
 
 const MIB: u64 = 1 << 20;

@@ -73,7 +73,7 @@ fn small(ctx: &TestContext) -> Result<()> {
         ensure!(units == 3, "{units} units");
         shell.expect_contains("ls /dev", &["sda", "sdb", "sr0"])
     });
-    // Which of both the kernel calls sda is its own affair.
+    // The kernel may call either of them sda.
     let disk = format!("/dev/{}", name(&text, "0:0:0:0")?);
     ctx.part("cd-rom", || cdrom(&shell));
     ctx.part("answers", || answers(&shell, &disk));
@@ -137,7 +137,7 @@ fn cdrom(shell: &Shell<'_>) -> Result<()> {
     shell.expect_contains("sg_vpd --page=sn /dev/sr0", &["cd-serial"])
 }
 
-/// What tells about a unit and changes nothing.
+/// Commands of sg3-utils that only read.
 fn answers(shell: &Shell<'_>, disk: &str) -> Result<()> {
     let commands: &[(&str, &[&str])] = &[
         ("sg_inq", &["Vendor identification: QEMU", "QEMU HARDDISK"]),
@@ -162,7 +162,7 @@ fn answers(shell: &Shell<'_>, disk: &str) -> Result<()> {
     Ok(())
 }
 
-/// What is to change some blocks, and those only.
+/// Commands that change some blocks and no others.
 pub(super) fn changes(shell: &Shell<'_>, disk: &str) -> Result<()> {
     // Blocks 1000 to 1009 are all ones, 1004 and 1005 of them then unmapped: zeroes.
     shell.ok(

@@ -132,7 +132,7 @@ fn rounds<T>(
     Ok(held)
 }
 
-/// How many writes fio says it issued: `issued rwts: total=14512,58222,0,0 short=…`.
+/// Number of writes that fio issued: `issued rwts: total=14512,58222,0,0 short=…`.
 fn written(text: &str) -> Result<u64> {
     let line = Regex::new(r"issued rwts: total=\d+,(\d+),")?;
     let found = line

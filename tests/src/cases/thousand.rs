@@ -22,7 +22,7 @@ pub const CASE: Case = Case {
 
 const COUNT: usize = 1000;
 
-/// How long the guest may take to see the last of them.
+/// Time limit for the guest to see the last of them.
 const TO_SETTLE: Duration = Duration::from_secs(600);
 
 /// Kibibytes the VMM may keep after them, half of what they take: tables as large as they were, and what lies between.
@@ -131,7 +131,7 @@ fn until(shell: &Shell<'_>, count: usize) -> Result<()> {
     }
 }
 
-/// What a VMM holds beside its guest's memory.
+/// Memory of a VMM beside its guest's.
 #[derive(Debug)]
 struct Held {
     anonymous_kib: u64,

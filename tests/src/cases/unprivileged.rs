@@ -17,7 +17,7 @@ pub const CASE: Case = Case {
     run,
 };
 
-/// A user nobody else is.
+/// A user ID that no account has.
 const UID: u32 = 61_234;
 
 fn run(ctx: &TestContext) -> Result<()> {

@@ -16,7 +16,7 @@ pub const CASE: Case = Case {
     run,
 };
 
-/// How long dpkg may take, which makes an initrd.
+/// Time limit of dpkg, which makes an initrd.
 const UPGRADE: Duration = Duration::from_secs(400);
 
 fn run(ctx: &TestContext) -> Result<()> {

@@ -1,9 +1,9 @@
-//! What a stream carries: numbers that tell where they belong.
+//! Content of a stream: numbers that give their own offset.
 
 /// Bytes after which what a stream repeats begins again.
 const PERIOD: usize = 4096;
 
-/// Bytes of which the first eight tell where they are.
+/// A block whose first eight bytes are its offset.
 const LINE: u64 = 64;
 
 /// The bytes of a stream, of which any piece can be made on its own: noise of its own again and again, and in each line a

@@ -2,7 +2,7 @@
 //!
 //! `husk-flow serve ADDRESS` answers everybody until it is killed. `husk-flow MOVE ADDRESS AMOUNT [STREAMS [PATIENCE]]`
 //! moves AMOUNT bytes by each of its streams, of which `both` has as many in either direction, or goes on until there is
-//! a file of that name; and tells how it went. A stream that stands still for PATIENCE seconds has failed.
+//! a file of that name; and prints the result. A stream that stands still for PATIENCE seconds has failed.
 
 mod content;
 mod stream;
@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use stream::{Amount, Direction};
 
-/// What a stream may stand still where nobody says otherwise.
+/// Default time limit of a stream that makes no progress.
 const PATIENCE: u64 = 10;
 
-/// Whom a server waits for no longer: it does not end by itself.
+/// Time without a client after which a server ends.
 const SERVERS_PATIENCE: Duration = Duration::from_secs(600);
 
 fn main() -> ExitCode {

@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 /// Bytes per call; a multiple of eight.
 const PIECE: usize = 256 << 10;
 
-/// Where a stream goes, as who asks for it sees it.
+/// Direction of a stream, seen from the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     Out,
     In,
 }
 
-/// How much a stream carries.
+/// Length of a stream.
 #[derive(Debug, Clone, Copy)]
 pub enum Amount {
     Bytes(u64),
@@ -26,13 +26,13 @@ pub enum Amount {
     Until(&'static AtomicBool),
 }
 
-/// What stands for "until I close" in an order.
+/// Length that means "until the client closes" in a request.
 const ENDLESS: u64 = u64::MAX;
 
-/// How a stream went that has arrived.
+/// Result of a complete stream.
 #[derive(Debug)]
 pub struct Moved {
-    /// How long it was.
+    /// Its length in bytes.
     pub bytes: u64,
     /// The longest time in which not a byte was moved.
     pub longest_pause: Duration,
@@ -103,7 +103,7 @@ pub fn answer(peer: TcpStream, patience: Duration) -> Result<Moved> {
     send(&mut peer, bytes, content, || is_set(&closed))
 }
 
-/// How often is looked whether a stream is to end.
+/// Interval of the checks for the end of a stream.
 const POLL: Duration = Duration::from_millis(50);
 
 fn is_set(flag: &AtomicBool) -> bool {
@@ -175,14 +175,14 @@ fn receive(peer: &mut TcpStream, bytes: u64, content: Content) -> Result<Moved> 
             break;
         }
     }
-    // Who asked for an endless stream has closed this way already.
+    // The client of an endless stream has closed this direction already.
     match peer.write_all(b"good") {
         Err(error) if bytes != ENDLESS => Err(error).context("the verdict"),
         _ => Ok(clock.moved(done)),
     }
 }
 
-/// What `error` means after `done` bytes.
+/// Describes `error` after `done` bytes.
 fn stopped(error: std::io::Error, what: &str, done: u64) -> anyhow::Error {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => anyhow::anyhow!("stands still, {done} bytes {what}"),

@@ -14,7 +14,7 @@ use tungstenite::{Error, Message, WebSocket};
 const PROTOCOL: &str = "v4.channel.k8s.io";
 const STDIN: u8 = 0;
 const STDOUT: u8 = 1;
-/// How long a reader listens until it sees whether there is something to send.
+/// Read timeout, after which pending output is sent.
 const TURN: Duration = Duration::from_millis(50);
 
 /// Streams that are attached to, until this is dropped.
@@ -45,7 +45,7 @@ impl Attached {
         Ok(Self { output, typed })
     }
 
-    /// What is said.
+    /// The output so far.
     pub fn output(&self) -> &OutputBuffer {
         &self.output
     }

@@ -29,7 +29,7 @@ impl Capture {
         })
     }
 
-    /// What has passed so far, a line for each frame: addresses of Ethernet first.
+    /// The frames so far, one line each, Ethernet addresses first.
     pub fn lines(&self) -> Vec<String> {
         self.session.output().all().lines().map(str::to_owned).collect()
     }

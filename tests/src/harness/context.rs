@@ -1,4 +1,4 @@
-//! One case while it runs: its own process, its own folder, its own runtime and scratch directories of Husk's.
+//! One running case, with its own process, folder, and runtime and scratch directories of Husk.
 
 use super::Case;
 use super::output_buffer::tail;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// The longest a `husk` command that does not wait for a guest may take.
 const COMMAND: Duration = Duration::from_secs(60);
 
-/// Why a case was not run. Returned as the error of a case, it counts as skipped.
+/// Reason that a case was not run. A case that returns it as its error counts as skipped.
 #[derive(Debug)]
 pub struct Skip(pub String);
 
@@ -27,14 +27,14 @@ impl Display for Skip {
 
 impl std::error::Error for Skip {}
 
-/// Where a case happens.
+/// Folders and counters of one case.
 #[derive(Debug)]
 pub struct TestContext {
     folder: PathBuf,
     failed_parts: Cell<u32>,
 }
 
-/// What a finished command said.
+/// Result of a finished command.
 #[derive(Debug)]
 pub struct CommandResult {
     /// Its exit status; 128 + N if signal N ended it.
@@ -94,7 +94,7 @@ impl TestContext {
         Ok(false)
     }
 
-    /// Does one part of the case, which has a name and a result of its own: the case goes on where it fails.
+    /// Runs one part of the case, with a name and a result of its own. If it fails, the case goes on and fails in the end.
     pub fn part(&self, name: &str, part: impl FnOnce() -> Result<()>) {
         let started = Instant::now();
         match part() {
@@ -151,7 +151,7 @@ impl TestContext {
             .with_context(|| format!("{words} after:\n{}", session.output().all()))
     }
 
-    /// What a `husk` command prints as JSON.
+    /// JSON output of a `husk` command.
     pub fn json<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Result<Value> {
         let output = self.husk(arguments).output().context("cannot start husk")?;
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -197,7 +197,7 @@ impl TestContext {
     }
 }
 
-/// What Husk keeps in its runtime directory for VMs: all but the directory's lock.
+/// Files of VMs in Husk's runtime directory: all but the directory's lock.
 pub fn files_in(runtime_dir: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(runtime_dir).into_iter().flatten().flatten() {
@@ -218,7 +218,7 @@ pub fn program(name: &str) -> PathBuf {
         .unwrap_or_else(|| name.into())
 }
 
-/// The exit status of a process as a shell tells it.
+/// The exit status of a process as a shell shows it.
 pub fn status(status: std::process::ExitStatus) -> i32 {
     use std::os::unix::process::ExitStatusExt;
     status

@@ -19,7 +19,7 @@ use api::runtime_service_client::RuntimeServiceClient;
 
 /// The longest a call may take.
 const CALL: Duration = Duration::from_secs(180);
-/// Where images are for CRI.
+/// containerd namespace of CRI's images.
 pub const NAMESPACE: &str = "k8s.io";
 
 /// A connection.
@@ -38,7 +38,7 @@ pub struct Pod {
     pub id: String,
     /// As Kubernetes would have it.
     pub uid: String,
-    /// What all its cgroups are in.
+    /// Parent of all its cgroups.
     pub cgroup: PodCgroup,
     config: api::PodSandboxConfig,
 }
@@ -50,11 +50,11 @@ pub struct Container<'a> {
     pub name: &'a str,
     /// Its image.
     pub image: &'a str,
-    /// What it runs, if not what its image says.
+    /// Its command, if not the image's.
     pub command: &'a [&'a str],
     /// Bytes of its memory limit; none if 0.
     pub memory: i64,
-    /// Whether it has a terminal.
+    /// True if it has a terminal.
     pub tty: bool,
 }
 
@@ -127,7 +127,7 @@ impl Cri {
         })
     }
 
-    /// Where the kubelet would look for the logs of the pod `name`.
+    /// Folder in which the kubelet would look for the logs of the pod `name`.
     pub fn logs(&self, name: &str) -> PathBuf {
         self.logs.join(name)
     }
@@ -190,7 +190,7 @@ impl Cri {
         Ok(id)
     }
 
-    /// How a container is.
+    /// Status of a container.
     pub fn status(&self, id: &str) -> Result<api::ContainerStatus> {
         let request = api::ContainerStatusRequest {
             container_id: id.to_owned(),
@@ -228,7 +228,7 @@ impl Cri {
         Ok(())
     }
 
-    /// What a container uses, as `kubectl top` has it: processor time in nanoseconds, bytes of memory.
+    /// Usage of a container as in `kubectl top`: CPU time in nanoseconds, bytes of memory.
     pub fn usage(&self, id: &str) -> Result<(u64, u64)> {
         let request = api::ContainerStatsRequest {
             container_id: id.to_owned(),
@@ -265,7 +265,7 @@ impl Cri {
         Ok(())
     }
 
-    /// Where a container's streams can be attached to.
+    /// URL to attach to a container's streams.
     pub fn attach(&self, id: &str) -> Result<String> {
         let request = api::AttachRequest {
             container_id: id.to_owned(),

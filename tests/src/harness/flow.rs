@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Where its servers listen, if nothing is said of it.
+/// Default port of its servers.
 pub const PORT: u16 = 7000;
 
 /// The program, for guests too.

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// How long Debian may take from its kernel's first line to its login prompt.
+/// Time limit of Debian's boot, from its kernel's first line to its login prompt.
 pub const TO_LOGIN: Duration = Duration::from_secs(400);
 
 /// A shell that neither echoes nor prompts.
@@ -19,7 +19,7 @@ pub struct Shell<'v> {
 }
 
 impl<'v> Shell<'v> {
-    /// The shell of the small image, which was told to do `shell`.
+    /// The shell of the small image with `shell` on its command line.
     pub fn small(vm: &'v Vm<'v>) -> Result<Self> {
         Self::small_on(vm.console())
     }

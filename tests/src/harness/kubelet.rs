@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 const ALL: &str = "husk-e2e";
 /// The same as a slice, in whose name a dash would be a step down.
 pub const ALL_SLICES: &str = "husk_e2e.slice";
-/// How long systemd may take to see that a scope is empty.
+/// Time limit for systemd to notice that a scope is empty.
 const GOING: Duration = Duration::from_secs(15);
 
 /// The kubelet's `cgroupDriver`.
@@ -54,7 +54,7 @@ impl Cgroups {
 }
 
 impl PodCgroup {
-    /// Its path as CRI is told.
+    /// Its path in CRI's requests.
     pub fn parent(&self) -> &Path {
         &self.parent
     }

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 /// The node's name.
 pub const NODE: &str = "node";
-/// What is a limit of nothing: the node of a test may be as full as it likes.
+/// Eviction thresholds that never trigger: the node of a test may be full.
 const NEVER: &str = "0%";
 const ETCD: &str = "http://127.0.0.1:12379";
 const API_PORT: u16 = 16443;
-/// Who may do all.
+/// Group with all rights.
 const TOKEN: &str = "husk-e2e";
-/// How long the API server, then the node, may take to be ready.
+/// Time limit for the API server, then for the node, to be ready.
 const READY: Duration = Duration::from_secs(180);
 /// The longest a command of `kubectl` may take that waits for no guest.
 const CALL: Duration = Duration::from_secs(120);
@@ -100,7 +100,7 @@ impl<'s> Cluster<'s> {
         self.kubectl(&words)?.ok().map(drop)
     }
 
-    /// What `kubectl get` has at the JSONPath `path` of an object.
+    /// Value at the JSONPath `path` of an object, by `kubectl get`.
     pub fn field(&self, kind: &str, name: &str, path: &str) -> Result<String> {
         let answer = self.kubectl(&["get", kind, name, "-o", &format!("jsonpath={path}")])?;
         answer.ok()
@@ -211,7 +211,7 @@ fn kubeconfig() -> Value {
     })
 }
 
-/// What the kubelet is told.
+/// Configuration of the kubelet.
 fn kubelet(containerd: &Path) -> Value {
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",

@@ -18,7 +18,7 @@ const DISCARD: u64 = 4;
 const MARK: u64 = 8;
 const SECTOR: u64 = 512;
 
-/// How long a command of the host may take.
+/// Time limit of a command on the host.
 const HOST: Duration = Duration::from_secs(60);
 
 /// A block device that keeps a log of its writes.
@@ -27,7 +27,7 @@ pub struct LoggedDisk<'s> {
     ctx: &'s TestContext,
     name: String,
     bytes: u64,
-    /// What ends it, first things last.
+    /// Commands that remove it, in reverse order.
     undo: Vec<Vec<String>>,
 }
 
@@ -115,7 +115,7 @@ impl Drop for LoggedDisk<'_> {
     }
 }
 
-/// What was written, in the order in which it became lasting.
+/// Writes in the order in which they became durable.
 #[derive(Debug)]
 pub struct Log {
     file: File,
@@ -126,11 +126,11 @@ pub struct Log {
 
 #[derive(Debug)]
 struct Entry {
-    /// Where on the disk, in the log's sectors.
+    /// Position on the disk, in the log's sectors.
     at: u64,
     sectors: u64,
     flags: u64,
-    /// Where its data is in the log, in bytes.
+    /// Offset of its data in the log, in bytes.
     data: u64,
     mark: String,
 }

@@ -1,4 +1,4 @@
-//! Manifests, and what `husk run` is told with them.
+//! Manifests, and the options of `husk run` for them.
 
 use super::containerd::image::{INITRD, KERNEL};
 use super::context::TestContext;

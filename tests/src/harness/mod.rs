@@ -32,11 +32,11 @@ use std::time::Duration;
 pub struct Case {
     /// Its name, unique.
     pub name: &'static str,
-    /// What it shows, in one line.
+    /// What it proves, in one line.
     pub about: &'static str,
     /// When it counts as hung. Generous: other work may share the machine.
     pub limit: Duration,
-    /// Does it. May report parts of it by [`TestContext::part`].
+    /// Runs it. It may report parts by [`TestContext::part`].
     pub run: fn(&TestContext) -> anyhow::Result<()>,
 }
 
@@ -46,5 +46,5 @@ pub const SMALL: Duration = Duration::from_secs(240);
 /// The limit of a case that boots Debian from a disk.
 pub const DEBIAN: Duration = Duration::from_secs(900);
 
-/// How long a step of a guest or of the command may take before it counts as hung.
+/// Time after which a step of a guest or of a command counts as hung.
 pub const PATIENCE: Duration = Duration::from_secs(120);

@@ -45,7 +45,7 @@ impl Netns {
         Ok(Self { file })
     }
 
-    /// Where other processes find it, as long as this one runs.
+    /// Path for other processes, valid as long as this one runs.
     pub fn path(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()).into()
     }
@@ -60,7 +60,7 @@ impl Netns {
         command
     }
 
-    /// What a command says in it that must succeed: words without spaces.
+    /// Output of a command in it that must succeed. Its words contain no spaces.
     pub fn run(&self, ctx: &TestContext, words: &str) -> Result<String> {
         let mut parts = words.split_whitespace();
         let mut command = self.command(parts.next().context("no program")?);
@@ -68,7 +68,7 @@ impl Netns {
         ctx.finish(command, LIMIT)?.ok().with_context(|| words.to_owned())
     }
 
-    /// What there is and outlasts packets: devices, addresses, routes, rules, entries of neighbours, filters, switches.
+    /// Configuration: devices, addresses, routes, rules, static neighbours, filters, sysctls.
     pub fn state(&self) -> Result<State> {
         self.wait_for_addresses()?;
         let mut lines = Vec::new();
@@ -105,7 +105,7 @@ impl Netns {
         Ok(State { lines })
     }
 
-    /// New addresses of IPv6 are nobody's for a second or two, and have no routes.
+    /// New IPv6 addresses are tentative for a second or two, and have no routes.
     fn wait_for_addresses(&self) -> Result<()> {
         // Those of a device without a carrier stay so.
         for _ in 0..30 {
@@ -169,7 +169,7 @@ const SWITCHES: &str = "cd /proc/sys/net && for switch in ipv4/ip_forward ipv4/c
     ipv4/conf/*/route_localnet ipv6/conf/*/forwarding ipv6/conf/*/disable_ipv6; do \
     [ ! -e $switch ] || echo \"$switch $(cat $switch)\"; done";
 
-/// What a device is, without what traffic and peers change.
+/// A device's properties that traffic and peers do not change.
 fn describe_link(link: &Value) -> String {
     let mut flags: Vec<&str> = link["flags"]
         .as_array()
@@ -186,14 +186,14 @@ fn describe_link(link: &Value) -> String {
     )
 }
 
-/// What there was in a namespace.
+/// Configuration of a namespace at one time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State {
     lines: Vec<String>,
 }
 
 impl State {
-    /// What is no more, after `-`, and what is new, after `+`.
+    /// Removed lines after `-` and added lines after `+`.
     pub fn changes(&self, later: &Self) -> Vec<String> {
         let missing = |from: &[String], lines: &[String], sign| -> Vec<String> {
             let new = lines.iter().filter(|line| !from.contains(line));

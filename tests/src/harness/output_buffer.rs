@@ -1,11 +1,11 @@
-//! What a terminal or a program has said so far, and waiting for it to say something.
+//! Output of a terminal or program so far, and waiting for a pattern in it.
 
 use anyhow::{Result, bail};
 use regex::Regex;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Text that grows, with a place up to which it has been looked at.
+/// Output that grows, with the position up to which it has been matched.
 #[derive(Debug, Clone, Default)]
 pub struct OutputBuffer {
     shared: Arc<(Mutex<State>, Condvar)>,
@@ -20,7 +20,7 @@ struct State {
 }
 
 impl OutputBuffer {
-    /// Takes in more, without terminal controls.
+    /// Appends `bytes` without terminal control sequences.
     pub fn push(&self, bytes: &[u8]) {
         let mut state = self.lock();
         let State { text, cleaner, .. } = &mut *state;
@@ -28,29 +28,29 @@ impl OutputBuffer {
         self.shared.1.notify_all();
     }
 
-    /// Nothing more will come.
+    /// Marks the end of the output.
     pub fn end(&self) {
         self.lock().ended = true;
         self.shared.1.notify_all();
     }
 
-    /// Whether nothing more will come.
+    /// True if nothing more will come.
     pub fn ended(&self) -> bool {
         self.lock().ended
     }
 
-    /// All that was said.
+    /// All output.
     pub fn all(&self) -> String {
         self.lock().text.clone()
     }
 
-    /// What was said since the last [`OutputBuffer::expect`].
+    /// Output since the last match of [`OutputBuffer::expect`].
     pub fn rest(&self) -> String {
         let state = self.lock();
         state.text[state.seen..].to_owned()
     }
 
-    /// Waits for `pattern` in what has not been looked at yet, and gives its groups (the whole match first).
+    /// Waits for `pattern` in the output after the last match: its groups, the whole match first.
     ///
     /// # Errors
     /// With the last of the text, if `pattern` does not come within `limit` or can no longer come.

@@ -8,7 +8,7 @@ use anyhow::Result;
 #[derive(Debug)]
 pub struct Node<'s> {
     ctx: &'s TestContext,
-    /// Where it is.
+    /// Its path.
     pub netns: Netns,
     mtu: u32,
 }
@@ -17,7 +17,7 @@ pub struct Node<'s> {
 #[derive(Debug)]
 pub struct Pod<'s> {
     ctx: &'s TestContext,
-    /// Where it is.
+    /// Its path.
     pub netns: Netns,
     number: u8,
 }

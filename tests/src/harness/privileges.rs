@@ -1,4 +1,4 @@
-//! What a process may do, as `/proc` tells.
+//! Privileges of a process, from `/proc`.
 
 use super::netns::Netns;
 use anyhow::{Context, Result, ensure};

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// A process, as `/proc` tells.
+/// A process, from `/proc`.
 #[derive(Debug, Clone)]
 pub struct Process {
     /// Its id.
@@ -44,7 +44,7 @@ impl Process {
         })
     }
 
-    /// Whether it still runs: it may have ended and wait for its parent to notice.
+    /// True if it still runs and is no zombie.
     pub fn runs(&self) -> bool {
         self.state != 'Z'
     }

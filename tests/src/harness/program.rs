@@ -48,7 +48,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Starts it on a terminal that nobody reads: it stalls as soon as the terminal is full.
+    /// Starts it on a terminal that is not read: it stalls as soon as the terminal is full.
     pub fn unheard(mut command: Command) -> Result<Self> {
         let pair = nix::pty::openpty(None, None)?;
         command
@@ -66,7 +66,7 @@ impl Session {
         })
     }
 
-    /// What it says.
+    /// Its output.
     pub fn output(&self) -> &OutputBuffer {
         &self.output
     }

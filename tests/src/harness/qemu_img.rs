@@ -29,7 +29,7 @@ pub fn qemu_img<S: AsRef<OsStr>>(ctx: &TestContext, arguments: &[S]) -> Result<S
     Ok(text)
 }
 
-/// Fails unless the qcow2 image at `path` is sound: without errors and without clusters that nobody uses.
+/// Fails unless the qcow2 image at `path` is sound: without errors and without leaked clusters.
 pub fn is_sound(ctx: &TestContext, path: &Path) -> Result<()> {
     qemu_img(
         ctx,
@@ -76,7 +76,7 @@ pub fn keep(ctx: &TestContext, mut overlay: File, name: &str) -> Result<PathBuf>
     Ok(path)
 }
 
-/// What the overlay at `path` over the qcow2 image `base` shows, as a file called `name`.
+/// Converts the overlay `path` over the qcow2 image `base` to the raw file `name`.
 pub fn content(ctx: &TestContext, path: &Path, base: &Path, name: &str) -> Result<PathBuf> {
     let to = ctx.path(name);
     let layer = |path: &Path| json!({"driver": "file", "filename": path});

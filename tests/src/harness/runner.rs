@@ -18,13 +18,13 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long what a case has started may take to end after it.
+/// Time limit for a case's processes to end after it.
 const ENDING: Duration = Duration::from_secs(5);
 
-/// How much of each log is shown when a case fails.
+/// Bytes of each log that are shown when a case fails.
 const LOG_TAIL: usize = 4 << 10;
 
-/// How to run cases, beside the arguments of the standard harness.
+/// Options beside the arguments of the standard harness.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Options {
     /// Keep the folders of cases that fail.
@@ -33,7 +33,7 @@ pub struct Options {
     pub tier: Option<&'static str>,
 }
 
-/// What libtest-mimic does not count: parts of cases, and cases that find out while they run that they cannot.
+/// Counts that libtest-mimic does not have: parts of cases, and cases that skip themselves while they run.
 #[derive(Debug, Default)]
 struct Counts {
     passed: usize,
@@ -41,7 +41,7 @@ struct Counts {
     skipped: usize,
 }
 
-/// How a case ended.
+/// Result of a case.
 enum Outcome {
     Passed,
     Skipped(String),
@@ -197,7 +197,7 @@ fn print_parts(case: &str, stdout: impl std::io::Read) -> (usize, usize) {
     (passed, failed)
 }
 
-/// What a case that has passed left behind, in words.
+/// Describes the leftovers of a case that has passed.
 fn leftovers(folder: &Path, mounts_before: &[String]) -> Vec<String> {
     let running: Vec<Process> = processes::wait_for_none(ENDING);
     let mut found: Vec<String> = running
@@ -258,7 +258,7 @@ fn show(title: &str, text: &str) {
     }
 }
 
-/// The signal by which somebody wants the suite to end, or 0.
+/// The signal that asks the suite to end, or 0.
 static INTERRUPTED: AtomicI32 = AtomicI32::new(0);
 
 /// The signal that has ended the suite early.

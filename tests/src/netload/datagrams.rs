@@ -17,13 +17,13 @@ const SIZE: usize = 18;
 /// Datagrams under way: fewer than any queue and any socket on the way hold.
 const WINDOW: u64 = 128;
 
-/// Datagrams after which the sender is told.
+/// Datagrams after which the receiver acknowledges.
 const STRIDE: u64 = WINDOW / 4;
 
 /// After that long what was under way counts as lost.
 const LOST: Duration = Duration::from_millis(50);
 
-/// How often in a row, until the other end counts as gone.
+/// Tries in a row until the other end counts as gone.
 const GONE: u32 = 100;
 
 /// Datagrams a second to the peer.
@@ -78,7 +78,7 @@ fn meet(peer: SocketAddr, wish: &str) -> Result<(TcpStream, UdpSocket)> {
     Ok((control, socket))
 }
 
-/// The peer's socket, of which it has told the guest.
+/// The peer's socket, whose port the guest knows.
 fn offer(control: &mut TcpStream) -> Result<UdpSocket> {
     let socket = UdpSocket::bind((control.local_addr()?.ip(), 0))?;
     socket.set_read_timeout(Some(LOST))?;

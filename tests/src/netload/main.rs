@@ -1,5 +1,5 @@
 //! `husk-netload`: both ends of a network benchmark. The peer runs `serve`; the guest runs one load after the other,
-//! each of which tells a rate on standard output.
+//! each of which prints a rate on standard output.
 //!
 //! What arrives counts, by the clock of the end where it arrives.
 
@@ -27,7 +27,7 @@ struct Args {
 enum What {
     /// Answers the loads below, for ever
     Serve {
-        /// Where
+        /// Address to listen on
         address: SocketAddr,
     },
     /// Bytes a second that TCP carries to the peer
@@ -59,7 +59,7 @@ struct Load {
     time: u64,
 }
 
-/// What one stream or client of a load counts a second.
+/// Count per second of one stream or client of a load.
 type Rate = fn(SocketAddr, Times) -> Result<f64>;
 
 fn main() -> ExitCode {

@@ -3,12 +3,12 @@
 use anyhow::{Context, Result};
 use std::time::{Duration, Instant};
 
-/// How long a load goes on.
+/// Duration of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Times {
-    /// What does not count.
+    /// Warm-up, which does not count.
     ramp: Duration,
-    /// What does.
+    /// Measured time.
     time: Duration,
 }
 

@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-/// What is written and read at a time.
+/// Size of one read or write.
 const PIECE: usize = 64 << 10;
 
 /// The longest that nothing may come, where something is to.

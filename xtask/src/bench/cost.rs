@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 /// Left out at both ends of what is measured.
 const MARGIN: Duration = Duration::from_millis(250);
 
-/// What each second takes.
+/// CPU time per second of load.
 #[derive(Debug, Clone, Copy)]
 pub struct Cost {
     /// Seconds of processor time of the VMM and all it starts.
     pub all: f64,
-    /// What of it the guest ran.
+    /// The guest's part of it.
     pub guest: f64,
-    /// How often the guest was left, if KVM tells.
+    /// Number of VM exits, if KVM reports them.
     pub exits: Option<f64>,
 }
 
@@ -36,7 +36,7 @@ impl Cost {
     }
 }
 
-/// What was taken so far.
+/// CPU time used so far.
 struct Sample {
     when: Instant,
     cpu: Duration,

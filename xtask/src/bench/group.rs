@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 const HIERARCHY: &str = "/sys/fs/cgroup";
 
-/// What the memory controller has charged a group for.
+/// Memory that the memory controller has charged a group for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Charged {
     /// The most there ever was, KiB.
     pub peak_kib: u64,
-    /// What is page cache now, KiB.
+    /// Page cache now, KiB.
     pub cache_kib: u64,
 }
 
@@ -61,19 +61,19 @@ impl Group {
         Ok(group)
     }
 
-    /// The one at `path` below the hierarchy's root, which somebody else makes and takes away.
+    /// The one at `path` below the hierarchy's root, which another program makes and removes.
     pub fn at(path: &str) -> Self {
         Self {
             folder: Path::new(HIERARCHY).join(path),
         }
     }
 
-    /// Whether it is there.
+    /// True if it exists.
     pub fn exists(&self) -> bool {
         self.folder.is_dir()
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -144,7 +144,7 @@ impl Group {
         Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
     }
 
-    /// Whether one of its threads has a name that begins like that.
+    /// True if the name of one of its threads begins like that.
     pub fn has_thread(&self, beginning: &str) -> Result<bool> {
         let named = |thread: &u32| {
             std::fs::read_to_string(format!("/proc/{thread}/comm"))

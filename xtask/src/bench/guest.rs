@@ -1,11 +1,11 @@
-//! A guest, as Husk and QEMU are told of it: with the same machine, and as little beside it as the other has.
+//! A guest as arguments for Husk and for QEMU, with the same machine and as few other devices.
 
 use super::kit::Kit;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What all cases of a benchmark boot.
+/// Guest that all cases of a benchmark boot.
 #[derive(Debug, Clone, Copy)]
 pub struct Guest<'a> {
     /// Name of Husk's VM.
@@ -21,11 +21,11 @@ pub struct Guest<'a> {
 /// A VMM that is ready to be started: its guest's serial line is its standard output.
 #[derive(Debug)]
 pub struct Vmm {
-    /// What starts it.
+    /// Command that starts it.
     pub command: Command,
-    /// What ends its guest, if that takes more than killing processes.
+    /// Command that ends its guest, if killing processes does not.
     pub stop: Option<Command>,
-    /// Where its errors go.
+    /// File for its errors.
     pub errors: PathBuf,
 }
 
@@ -104,7 +104,7 @@ spec:
         if let Some(append) = self.append {
             command.arg("-kernel").arg(&kit.kernel);
             command.arg("-initrd").arg(&kit.initrd);
-            // What Husk adds to every command line without one.
+            // Husk adds it to every command line without one.
             command.arg("-append").arg(format!("{append} panic=1"));
         }
         Vmm {

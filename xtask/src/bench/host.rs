@@ -1,4 +1,4 @@
-//! What every benchmark tells of the machine it ran on.
+//! The machine that a benchmark ran on.
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};

@@ -5,10 +5,10 @@ use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// What every guest is started with.
+/// Files that every guest is started with.
 #[derive(Debug)]
 pub struct Kit {
-    /// Where all of it is, and where more may be made.
+    /// Folder of these files, and of temporary ones.
     pub folder: PathBuf,
     /// Husk's state, where it lies by default: in memory.
     pub runtime: TempDir,
@@ -52,7 +52,7 @@ impl Kit {
         })
     }
 
-    /// Copies one more file, and tells where it is.
+    /// Copies one more file: its path.
     pub fn add(&self, file: &Path) -> Result<PathBuf> {
         let to = self.folder.join(file.file_name().context("no file")?);
         std::fs::copy(file, &to).with_context(|| format!("cannot copy {}", file.display()))?;

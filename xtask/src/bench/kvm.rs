@@ -7,7 +7,7 @@ use std::path::Path;
 /// A folder for each guest, called after the thread that made it and its descriptor: `THREAD-DESCRIPTOR`.
 const COUNTERS: &str = "/sys/kernel/debug/kvm";
 
-/// How often the guests of a group were left for the host; nothing where debugfs is not mounted.
+/// Number of VM exits of a group's guests; none where debugfs is not mounted.
 pub fn exits(group: &Group) -> Result<Option<u64>> {
     let Ok(folders) = Path::new(COUNTERS).read_dir() else {
         return Ok(None);

@@ -8,11 +8,11 @@ use super::table::{align, number};
 /// A figure to hold, by medians.
 #[derive(Debug)]
 pub struct Limit {
-    /// Whose it is.
+    /// Its case.
     pub case: &'static str,
     /// The value.
     pub metric: &'static str,
-    /// What people call it.
+    /// Title.
     pub what: &'static str,
     /// The most it may be.
     pub most: f64,

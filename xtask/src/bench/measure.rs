@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// What the peers are, as Debian packs them.
+/// Packages of the programs that Husk is compared with.
 pub const QEMU: Tool = Tool {
     name: "qemu-system-x86_64",
     package: "qemu-system-x86",
@@ -34,11 +34,11 @@ pub fn prepare(progress: &Progress, images: &[&str], tools: &[Tool]) -> Result<(
 pub struct Job<P> {
     /// Its name.
     pub bench: &'static str,
-    /// What the command runs itself with.
+    /// Arguments of the process that measures.
     pub plan: P,
     /// The longest it may take.
     pub limit: Duration,
-    /// Whether it needs what only the lab has for sure.
+    /// True if it needs programs that only the lab is sure to have.
     pub in_lab: bool,
 }
 

@@ -1,22 +1,22 @@
-//! What the part that runs where KVM is tells the part that does not: one JSON value a line.
+//! Messages from the process beside KVM to the process on this machine: one JSON value per line.
 
 use super::record::Measurement;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// One thing told.
+/// One message.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Message<T> {
-    /// What is being done.
+    /// The current step.
     News(String),
     /// A run that failed and is done again.
     Failed(String),
     /// A value.
     Measured(Measurement),
-    /// What all values depend on.
+    /// Environment of all values.
     Env(BTreeMap<String, Value>),
-    /// What only one benchmark tells.
+    /// Data of one benchmark only.
     More(T),
 }
 
@@ -49,7 +49,7 @@ pub fn env<const N: usize>(mut facts: BTreeMap<String, Value>, more: [(&str, Val
     tell::<()>(&Message::Env(facts));
 }
 
-/// Tells what only this benchmark tells.
+/// Sends data of this benchmark only.
 pub fn more<T: Serialize>(thing: T) {
     tell(&Message::More(thing));
 }

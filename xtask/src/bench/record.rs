@@ -13,7 +13,7 @@ use std::path::PathBuf;
 pub struct Measurement {
     /// The benchmark: `boot`, `disk`, `hotplug`, `net`.
     pub bench: String,
-    /// What was measured: `husk`, `qemu-q35`, …
+    /// The case: `husk`, `qemu-q35`, …
     pub case: String,
     /// Of it: `to_userspace_ms`, …
     pub metric: String,
@@ -30,7 +30,7 @@ pub struct Measurement {
 pub struct Record {
     /// Every value.
     pub measurements: Vec<Measurement>,
-    /// Where it was measured.
+    /// Environment of the measurement.
     pub env: BTreeMap<String, Value>,
 }
 
@@ -44,7 +44,7 @@ impl Record {
         of.map(|m| m.value).collect()
     }
 
-    /// What is known of where it was measured, in words.
+    /// Environment of the measurement, in words.
     pub fn setting(&self, name: &str) -> String {
         match self.env.get(name) {
             Some(Value::String(text)) => text.clone(),

@@ -10,7 +10,7 @@ pub struct Resident {
     pub own_kib: u64,
     /// The same, with what several processes share divided by them, KiB.
     pub own_pss_kib: u64,
-    /// What the guest has beside it, KiB.
+    /// Memory of the guest, KiB.
     pub guest_kib: u64,
     /// By what is mapped, KiB: a file's name, `[heap]`, `[stack]` or `anonymous`.
     pub parts: BTreeMap<String, u64>,

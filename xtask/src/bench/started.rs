@@ -17,7 +17,7 @@ pub struct Started {
     errors: PathBuf,
     /// All its processes.
     pub group: Group,
-    /// What the guest says.
+    /// Output of the guest.
     pub serial: Serial,
     /// Just before the VMM's program was started.
     pub began: Instant,

@@ -9,7 +9,7 @@ pub struct Summary {
     pub p10: f64,
     /// One in ten is more.
     pub p90: f64,
-    /// How many there were.
+    /// Number of values.
     pub count: usize,
 }
 

@@ -7,7 +7,7 @@ use std::fmt::Write;
 /// One quantity of several cases.
 #[derive(Debug)]
 pub struct Panel {
-    /// What it is, and its unit.
+    /// Title and unit.
     pub title: String,
     /// Each case's name and values.
     pub bars: Vec<(String, Summary)>,
@@ -15,7 +15,7 @@ pub struct Panel {
     pub limit: Option<f64>,
 }
 
-/// Which values of a drawing are good ones.
+/// Direction in which the values of a drawing are better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Better {
     /// Small ones.
@@ -25,7 +25,7 @@ pub enum Better {
 }
 
 const WIDTH: f64 = 760.0;
-/// Where bars begin and the longest ends.
+/// Horizontal range of the bars.
 const LEFT: f64 = 170.0;
 const RIGHT: f64 = 640.0;
 const BAR: f64 = 24.0;

@@ -7,15 +7,15 @@ use super::table::align;
 /// A figure to hold.
 #[derive(Debug)]
 pub struct Target {
-    /// Whose it is.
+    /// Its case.
     pub case: &'static str,
     /// The rate.
     pub metric: String,
-    /// What people call it.
+    /// Title.
     pub title: &'static str,
     /// The median of pairs is to be at least that.
     pub least: f64,
-    /// Whom it is compared with.
+    /// The case it is compared with.
     pub of: &'static str,
     /// The lower bound of the median of pairs is to be at least that.
     pub bound: Option<f64>,
@@ -57,7 +57,7 @@ pub fn limit(record: &Record, targets: &[Target], case: &str, metric: &str) -> O
 }
 
 impl Target {
-    /// How many times the other case's rate this one's was, in each round that has both.
+    /// Ratio of this case's rate to the other's, in each round that has both.
     fn pairs(&self, record: &Record) -> Vec<f64> {
         let of = |case: &'static str| {
             let values = record.measurements.iter();

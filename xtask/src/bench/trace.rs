@@ -73,7 +73,7 @@ impl Trace {
         self.set(&format!("events/{event}/filter"), filter)
     }
 
-    /// Stops tracing and tells what happened, in seconds of the monotonic clock.
+    /// Stops tracing: the events, in seconds of the monotonic clock.
     ///
     /// # Errors
     /// If events were lost.

@@ -20,9 +20,9 @@ const ANSWER: Duration = Duration::from_secs(60);
 pub struct Guest {
     run: Child,
     keyboard: ChildStdin,
-    /// What it says on its serial line.
+    /// Its serial output.
     pub console: Serial,
-    /// What `husk run` says.
+    /// Output of `husk run`.
     pub notes: Serial,
     /// When its clock began.
     pub began: Instant,
@@ -61,7 +61,7 @@ impl Guest {
         while Instant::now() < deadline {
             let said = match self.console.poll(words, Instant::now() + GLANCE) {
                 Ok(said) => said,
-                // It did not get far: what `husk run` said tells why.
+                // The output of `husk run` has the reason.
                 Err(error) => return Err(error.context(self.last_notes())),
             };
             if let Some((which, when)) = said {

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant, SystemTime};
 
-/// What to show.
+/// The guest to show.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Plan {
     /// The VM.
@@ -131,7 +131,7 @@ fn boots(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// What `husk inspect` tells of the VM.
+/// Output of `husk inspect` for the VM.
 #[derive(Debug)]
 struct Inspected {
     what: String,
@@ -183,7 +183,7 @@ fn husk(arguments: &[&str]) -> Result<Output> {
         .context("cannot start husk")
 }
 
-/// The password that cloud-init is told to set.
+/// The password that cloud-init sets.
 fn password(manifest: &str) -> Option<&str> {
     manifest
         .lines()

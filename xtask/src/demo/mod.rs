@@ -26,7 +26,7 @@ pub struct Args {
 /// The longest the guest may take, in a lab on a busy machine.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// How often the guest is started where QEMU emulates the processor, under which some nested guests die or stand still.
+/// Number of starts where QEMU emulates the processor: some nested guests die or hang there.
 const TRIES_IN_THE_LAB: u32 = 3;
 
 /// Runs `cargo xtask demo`.

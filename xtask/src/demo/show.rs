@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::io::IsTerminal;
 use std::time::Duration;
 
-/// What the part that runs where KVM is tells the part that does not: one JSON value a line.
+/// Message from the process beside KVM to the process on this machine, one JSON value per line.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Message {
     /// A heading.
@@ -16,9 +16,9 @@ pub enum Message {
     Line(String),
     /// A moment: seconds since the VMM was started, what happened, and what is to know of it.
     Moment(f64, String, String),
-    /// What the guest says now.
+    /// New serial output of the guest.
     News(String),
-    /// How long the guest itself took, in seconds.
+    /// Time that the guest itself took, in seconds.
     Guest(f64),
 }
 
@@ -54,7 +54,7 @@ impl Show {
         }
     }
 
-    /// What this is all about.
+    /// Title.
     pub fn title(&self, text: &str) {
         println!("\n  {}\n", self.style("1", text));
     }

@@ -12,7 +12,7 @@ use std::process::Stdio;
 const SECTOR: u64 = 512;
 const MIB: u64 = 1 << 20;
 
-/// How a disk is divided.
+/// Partition layout of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
     /// MBR: the boot loader in the gap of 1 MiB, one partition.

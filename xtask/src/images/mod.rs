@@ -44,9 +44,23 @@ pub fn run(args: Args) -> Result<()> {
     }
 }
 
+/// Images that only cases of `cargo xtask test --full` boot.
+const FULL_TIER: [&str; 3] = ["debian-12-cloud", "debian-13-generic", "debian-13-bls"];
+
 /// Makes every guest image the tests need, or finds it in the cache.
 pub fn ensure_all(progress: &Progress) -> Result<()> {
     let names: Vec<&str> = recipe::ALL.iter().map(|recipe| recipe.name).collect();
+    ensure(progress, &names)
+}
+
+/// Makes the guest images that the default tier of the tests needs, or finds them in the cache.
+pub fn ensure_default(progress: &Progress) -> Result<()> {
+    let default = |recipe: &&Recipe| !FULL_TIER.contains(&recipe.name);
+    let names: Vec<&str> = recipe::ALL
+        .iter()
+        .filter(default)
+        .map(|recipe| recipe.name)
+        .collect();
     ensure(progress, &names)
 }
 
@@ -90,7 +104,7 @@ fn find(name: &str) -> Result<&'static Recipe> {
         })
 }
 
-/// Whether the cache holds the image of today's recipe.
+/// True if the cache holds the image of this checkout's recipe.
 fn current(recipe: &Recipe) -> Result<bool> {
     let marker = folder()?.join(recipe.name).join("recipe");
     Ok(std::fs::read_to_string(marker).is_ok_and(|text| text == hash(recipe)))

@@ -52,7 +52,7 @@ const CLOUD: &[&str] = &[
 pub struct Recipe {
     /// Its name.
     pub name: &'static str,
-    /// What it is, for people.
+    /// One-line description.
     pub about: &'static str,
     suite: &'static str,
     kind: Kind,
@@ -69,7 +69,7 @@ enum Kind {
     Initramfs {
         /// Packages of `programs`.
         packages: &'static [&'static str],
-        /// What is in `/usr/bin` or `/usr/sbin` there and goes into the initramfs, with the libraries it needs.
+        /// Programs in `/usr/bin` or `/usr/sbin` that go into the initramfs, with the libraries they need.
         programs: &'static [&'static str],
         /// Kernel modules beside those of every initramfs.
         modules: &'static [&'static str],
@@ -255,7 +255,7 @@ impl Recipe {
     }
 }
 
-/// The lines that set what `customize.sh` is told.
+/// The variables of `customize.sh`.
 fn variables(layout: Layout, kernel: &str, ids: &Ids) -> String {
     let (partmap, loader) = match layout {
         Layout::Mbr => ("msdos", "grub"),

@@ -25,10 +25,10 @@ use std::time::{Duration, Instant, SystemTime};
 /// The longest boot, on a machine busy with other work.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
 
-/// How long a live lab may take to greet before it counts as hung.
+/// Time that a running lab may take to greet before it counts as hung.
 pub const HUNG: Duration = Duration::from_secs(45);
 
-/// How long a reboot into a new image waits for commands in the old lab.
+/// Time that a reboot into a new image waits for commands in the old lab.
 const BUSY_LIMIT: Duration = Duration::from_secs(900);
 
 /// The booted lab of today's image: the running one if it answers, else a new one.
@@ -161,7 +161,7 @@ fn kill_stray(dir: &LabFolder) {
     }
 }
 
-/// What a QEMU starts with.
+/// Disk and state that a QEMU starts with.
 #[derive(Debug, Clone, Copy)]
 enum Start<'a> {
     /// The image's disk, whose changes are thrown away.
@@ -216,7 +216,7 @@ fn save(dir: &LabFolder, image: &Image, snapshot: &Snapshot, step: &Step) -> Res
     snapshot.prepare(image)?;
     let lab = launch(dir, image, Start::Save(snapshot))?;
     let saved = await_ssh(dir, &lab, step).and_then(|()| {
-        // What the boot has left to do in the background would go on in every lab.
+        // Every lab would repeat the background work that the boot has left.
         ssh::quietly(lab.port, "systemctl is-system-running --wait; sync", BOOT_LIMIT);
         snapshot.save(&lab.sockets.join("qmp"))
     });

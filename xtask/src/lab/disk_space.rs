@@ -7,7 +7,7 @@ use nix::sys::statvfs::statvfs;
 use std::path::Path;
 
 const MIB: u64 = 1024 * 1024;
-/// What the disk of a lab may grow by: three times what it does in the case with the largest images.
+/// Free space that a lab's disk needs: three times its growth in the case with the largest images.
 const GROWTH: u64 = 6 * 1024 * MIB;
 /// Below this a lab that stands still has been stopped by QEMU.
 const FULL: u64 = 64 * MIB;

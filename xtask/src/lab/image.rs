@@ -11,7 +11,7 @@ use std::process::Command;
 
 const SUITE: &str = "trixie";
 
-/// How the folders of unfinished images begin, which are never used.
+/// Beginning of the names of folders with unfinished images, which are never used.
 const UNFINISHED: &str = "image-unfinished-";
 
 /// Size of the root filesystem; the file is sparse.
@@ -65,7 +65,7 @@ const PACKAGES: &[&str] = &[
     "trace-cmd",
 ];
 
-/// What the pods' tests run under, one at a time.
+/// The versions of containerd that the tests of pods run, one at a time.
 const ASIDE: &[Aside] = &[
     Aside {
         suite: "trixie",

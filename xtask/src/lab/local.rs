@@ -11,7 +11,7 @@ use std::io::stdin;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::time::{Duration, Instant};
 
-/// How long a command may take to end after a signal, before all its process group is killed.
+/// Time that a command gets to end after a signal, before its process group is killed.
 const KILL_AFTER: Duration = Duration::from_secs(5);
 
 /// Runs `command` to its end; its exit status.

@@ -31,7 +31,7 @@ const NOT_RUN: u8 = 125;
 /// Arguments of `cargo xtask lab`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Which of this checkout's labs: `cargo xtask test` uses both
+    /// Number of the lab: `cargo xtask test` uses both of a checkout
     #[arg(long, value_name = "N", default_value_t = 1, global = true, value_parser = clap::value_parser!(u32).range(1..=i64::from(state::LABS)))]
     lab: u32,
     #[command(subcommand)]

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// Exit status of a command ended by its time limit.
 pub const TIMED_OUT: u8 = 124;
 
-/// How long an ended command may take to end before it is killed, seen from here.
+/// Time that a command gets to end after a signal before this process kills its ssh.
 pub const GRACE: Duration = Duration::from_secs(20);
 
 /// The folder of lab 1 that can be written on both sides, at the same path: `target/lab/share`.
@@ -140,7 +140,7 @@ impl Command {
     }
 }
 
-/// Where a command's output goes.
+/// Destination of a command's output.
 #[allow(missing_debug_implementations)]
 pub enum Output<'a> {
     /// To this process's own.
@@ -149,7 +149,7 @@ pub enum Output<'a> {
     Read(&'a mut (dyn FnMut(ChildStdout) + Send)),
 }
 
-/// How a command came to its end.
+/// Reason for a command's end.
 #[derive(Debug)]
 pub enum Ended {
     /// By itself.

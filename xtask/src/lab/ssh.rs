@@ -64,7 +64,7 @@ pub fn command(port: u16) -> Command {
     command
 }
 
-/// Whether the lab's sshd greets within `limit`. Slower than that means hung.
+/// True if the lab's sshd greets within `limit`. A slower lab counts as hung.
 pub fn greets(port: u16, limit: Duration) -> bool {
     let deadline = Instant::now() + limit;
     let Ok(mut stream) =
@@ -81,7 +81,7 @@ pub fn greets(port: u16, limit: Duration) -> bool {
         && &greeting == b"SSH-"
 }
 
-/// Whether the lab runs a command within `limit`.
+/// True if the lab runs a command within `limit`.
 pub fn answers(lab: &Lab, limit: Duration) -> bool {
     quietly(lab.port, "true", limit).is_some_and(|(status, _)| status == Some(0))
 }

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// A process, told apart from a later one of the same pid.
+/// A process, distinguished from a later one with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
     /// Its pid.
@@ -47,7 +47,7 @@ impl Process {
         ))
     }
 
-    /// Whether it still runs.
+    /// True if it still runs.
     pub fn alive(self) -> bool {
         Self::running(self.pid) == Some(self)
     }
@@ -88,17 +88,17 @@ pub struct Lab {
     pub sockets: PathBuf,
     /// When it was started, seconds since 1970.
     pub since: u64,
-    /// Whether it has answered once; until then whoever boots it holds the lock.
+    /// True once it has answered. Until then the command that boots it holds the lock.
     pub booted: bool,
 }
 
 impl Lab {
-    /// Whether all its processes run.
+    /// True if all its processes run.
     pub fn alive(&self) -> bool {
         self.qemu.alive() && self.servers.iter().all(|server| server.alive())
     }
 
-    /// How long it has been up.
+    /// Time since it was started.
     pub fn uptime(&self) -> Duration {
         let since = SystemTime::UNIX_EPOCH + Duration::from_secs(self.since);
         since.elapsed().unwrap_or_default()
@@ -181,7 +181,7 @@ impl LabFolder {
         Ok(file)
     }
 
-    /// How many commands use the lab now, this one not counted.
+    /// Number of other commands that use the lab now.
     pub fn users(&self) -> usize {
         let Ok(entries) = std::fs::read_dir(self.file("users")) else {
             return 0;
@@ -239,7 +239,7 @@ mod tests {
         );
         assert!(!process.ended_within(Duration::from_millis(60)));
         child.kill().expect("killed");
-        // A process that nobody has waited for yet counts as ended.
+        // A zombie counts as ended.
         assert!(process.ended_within(Duration::from_secs(10)));
         child.wait().expect("waited for");
         assert!(!process.alive());

@@ -155,7 +155,11 @@ fn make_images(args: &Args, progress: &Progress) -> Result<()> {
         packages::ensure(progress, &TOOLS)?;
     }
     lab::ensure_image(progress)?;
-    images::ensure_all(progress)?;
+    if args.full {
+        images::ensure_all(progress)?;
+    } else {
+        images::ensure_default(progress)?;
+    }
     if args.tiers().contains(&Tier::Upstream) {
         upstream::ensure(progress)?;
     }

@@ -23,16 +23,16 @@ const LABS_LOST: u32 = 5;
 /// Exit statuses of a case that SIGINT or SIGTERM ended.
 const INTERRUPTED: [u8; 2] = [130, 143];
 
-/// How one try of a case ended.
+/// Result of one try of a case.
 #[derive(Debug, Default)]
 struct Try {
     tally: Tally,
-    /// What it printed.
+    /// Its output.
     output: String,
     interrupted: bool,
 }
 
-/// What the workers share.
+/// State that the workers share.
 #[derive(Debug)]
 struct Shared {
     queue: VecDeque<Case>,

@@ -26,7 +26,7 @@ struct Time {
     cpu: Duration,
 }
 
-/// What one stage reports when it ends.
+/// Counts and CPU time of one stage.
 #[derive(Debug, Default)]
 pub struct Stage {
     /// Tests that it counted.

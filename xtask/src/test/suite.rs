@@ -130,7 +130,7 @@ impl Suite {
         Ok(cases)
     }
 
-    /// What `husk-e2e --list` prints for `tier`: a name and a description on each line.
+    /// Output of `husk-e2e --list` for `tier`: a name and a description on each line.
     fn listed(program: &Path, tier: Tier) -> Result<String> {
         let output = Command::new(program)
             .args(tier.option())

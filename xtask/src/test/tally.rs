@@ -1,6 +1,6 @@
 //! Counting what test programs say.
 
-/// How many tests did how.
+/// Counts of test results.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Tally {
     /// Tests that passed.

@@ -66,7 +66,7 @@ fn in_background(command: &mut Command) {
 fn with_lints(command: &mut Command) {
     command
         .env("RUSTC_WORKSPACE_WRAPPER", "clippy-driver")
-        // What `cargo clippy -- -D warnings` passes on.
+        // As `cargo clippy -- -D warnings` sets it.
         .env("CLIPPY_ARGS", "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__");
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// How long a device may take to appear, or to go.
+/// Time limit for a device to appear, or to go.
 const SOON: Duration = Duration::from_secs(30);
 
 /// Runs a command of the host's, which must succeed.
@@ -55,7 +55,7 @@ pub struct ScsiDebug {
     pub disks: Vec<PathBuf>,
 }
 
-/// What `scsi_debug` calls itself in these tests.
+/// Identification of `scsi_debug` in these tests.
 pub const VENDOR: &str = "HUSKTEST";
 pub const PRODUCT: &str = "PASSED-ON";
 
@@ -145,7 +145,7 @@ impl Loopback {
         }
         // From here on, so that a failure leaves nothing.
         let mut made = Self { disk: PathBuf::new() };
-        // Where it keeps registrations that are to outlive a loss of power.
+        // The target keeps registrations here that outlive a loss of power (APTPL).
         fs::create_dir_all("/var/target/pr")?;
         let image = ctx.path("loopback.img");
         fs::create_dir_all(config(STORE))?;

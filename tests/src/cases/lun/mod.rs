@@ -142,7 +142,7 @@ fn passed_on(ctx: &TestContext) -> Result<()> {
     device.unload(ctx)
 }
 
-/// What the guest is told of the device is what the host is told of it, but for how much can be transferred at once.
+/// The guest reads the same data about the device as the host, except the maximum transfer length.
 fn answers(ctx: &TestContext, shell: &Shell<'_>, there: &Path, here: &str) -> Result<()> {
     let there = there.display().to_string();
     let commands = [

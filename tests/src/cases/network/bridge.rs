@@ -1,4 +1,4 @@
-//! The bridge binding: the guest takes over the pod's address, and nobody on the way changes a frame.
+//! The bridge binding: the guest takes over the pod's address, and frames pass unchanged.
 
 use super::guest::{self, STREAM, leased, pings, ready, request};
 use crate::harness::capture::Capture;
@@ -28,7 +28,7 @@ const MTU: u32 = 1450;
 /// The Ethernet address that the second guest's manifest asks for.
 const CHOSEN: &str = "02:00:00:aa:bb:cc";
 
-/// How long a pod may take to look as before.
+/// Time limit for a pod's network to be as before.
 pub const TO_RETURN: Duration = Duration::from_secs(15);
 
 fn run(ctx: &TestContext) -> Result<()> {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What udhcpc calls: keeps what it is told, and does it.
+/// udhcpc's script: records the lease and applies it.
 const LEASE: &str = include_str!("lease.sh");
 
 /// For the guest's shell: programs in the place of its own commands of those names, and waiting for a command to succeed.
@@ -17,7 +17,7 @@ const FUNCTIONS: &str = "\
 ip() { /bin/ip \"$@\"; }; ping() { /bin/ping \"$@\"; }; \
 comes() { tries=0; until eval \"$1\"; do [ $tries -lt 200 ] || return 1; tries=$((tries + 1)); sleep 0.1; done; }";
 
-/// How long a stream may take that is to arrive.
+/// Time limit of a stream that must arrive.
 pub const STREAM: Duration = Duration::from_secs(300);
 
 /// The image, with `husk-flow` and the script of its DHCP client.
@@ -31,7 +31,7 @@ pub fn image(ctx: &TestContext) -> Result<Small> {
     initrd::with_files(ctx, &images::small("6.12-network")?, &files)
 }
 
-/// The shell of a guest that was told to do `net,shell`.
+/// The shell of a guest with `net,shell` on its command line.
 pub fn shell<'v>(vm: &'v Vm<'v>) -> Result<Shell<'v>> {
     let shell = Shell::small(vm)?;
     settle(&shell)?;
@@ -68,7 +68,7 @@ pub fn serve(shell: &Shell<'_>, port: u16) -> Result<()> {
     Ok(())
 }
 
-/// What a DHCP server told: `env` as udhcpc gave it to its script.
+/// A DHCP lease: the environment that udhcpc gave its script.
 #[derive(Debug)]
 pub struct Lease {
     told: BTreeMap<String, String>,
@@ -87,7 +87,7 @@ impl Lease {
     }
 }
 
-/// Takes a lease for `device`. The client stays, and renews it when it is told to.
+/// Takes a lease for `device`. The client stays, and renews it on request.
 pub fn lease(shell: &Shell<'_>, device: &str) -> Result<Lease> {
     shell.ok(&format!(
         "rm -f /lease.{device}; ip link set dev {device} up && udhcpc -i {device} -n -t 30 -T 1 -p /udhcpc.{device} \

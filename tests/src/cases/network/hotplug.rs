@@ -19,7 +19,7 @@ pub const CASE: Case = Case {
     run,
 };
 
-/// What KubeVirt calls the pod's device for a network of the name `red`: by its hash.
+/// KubeVirt's name of the pod's device for the network `red`: a hash of it.
 const RED: &str = "podb1f51a511f1";
 const RED_MAC: &str = "02:00:00:00:07:02";
 
@@ -134,7 +134,7 @@ fn given_back(pod: &Pod<'_>) -> Result<()> {
     Ok(())
 }
 
-/// What cannot be done is told, and changes nothing.
+/// A request that cannot be met is refused with its reason and changes nothing.
 fn refused(ctx: &TestContext) -> Result<()> {
     for (words, told) in [
         (&["addinterface", "plug", "green", "--device", "net7"][..], "net7"),

@@ -25,7 +25,7 @@ pub const CASE: Case = Case {
 /// A port that the first guest's manifest does not list.
 const CLOSED: u16 = 7001;
 
-/// What a guest has of IPv6.
+/// The guest's IPv6 state.
 const GUEST6: Ipv6Addr = Ipv6Addr::new(0xfd10, 0, 2, 0, 0, 0, 0, 2);
 
 fn run(ctx: &TestContext) -> Result<()> {
@@ -102,7 +102,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         Ok(())
     });
     ctx.part("ports", || {
-        // Where no port is listed, all are the guest's.
+        // Without a list of ports, all are the guest's.
         let words = format!("both {}:{CLOSED} 1000 1 5", open.address());
         flow::request(ctx, &process.netns, &words, STREAM)?;
         let words = format!("both {}:{CLOSED} 1000 1 5", listed.address());
@@ -117,7 +117,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     ctx.part("IPv6", || ipv6(ctx, &shell, &listed, &process, &node));
     first.kill("monitorPid")?;
     first.run().wait(Duration::from_secs(20))?.fails(1)?;
-    // What a killed monitor left, the next command takes away.
+    // The next command removes the leftovers of a killed monitor.
     ctx.list()?;
     let [listed_before, open_before] = &before;
     returns(
@@ -160,7 +160,7 @@ fn ipv6(ctx: &TestContext, shell: &Shell<'_>, pod: &Pod<'_>, peer: &Pod<'_>, nod
 
 /// The address that DHCPv6 gives.
 fn solicit(shell: &Shell<'_>) -> Result<String> {
-    // Its script is told by variables too.
+    // Its script also gets variables.
     shell.ok(
         "printf '#!/bin/sh\\n[ -z \"$ipv6\" ] || echo \"$ipv6\" > /lease6\\n' > /bin/lease6; chmod 755 /bin/lease6; \
          udhcpc6 -i eth0 -n -q -t 30 -T 1 -s /bin/lease6",

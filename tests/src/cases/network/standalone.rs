@@ -22,7 +22,7 @@ pub const CASE: Case = Case {
     run,
 };
 
-/// Where this machine listens for a guest's port.
+/// Local address of a forwarded guest port.
 const FORWARDED: u16 = 7080;
 
 fn run(ctx: &TestContext) -> Result<()> {
@@ -101,7 +101,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         &first.run().wait(Duration::from_secs(20))?.fails(1)?,
         &["monitor died"],
     )?;
-    // What a killed monitor left, the next command takes away.
+    // The next command removes the leftovers of a killed monitor.
     ctx.list()?;
     ctx.part("the other goes on", || pings(&other, Node::OUTSIDE));
     other.send("poweroff -f")?;
@@ -124,7 +124,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     Ok(())
 }
 
-/// What this machine is called on the bridge of its VMs.
+/// Name of this machine on the bridge of its VMs.
 pub fn own_address(ctx: &TestContext) -> Result<String> {
     let shown = Netns::host()?.run(ctx, "ip -4 -o address show dev husk0")?;
     let own = shown
@@ -133,7 +133,7 @@ pub fn own_address(ctx: &TestContext) -> Result<String> {
     Ok(own.context("husk0 has no address")?.to_owned())
 }
 
-/// Where this machine reaches the VM.
+/// Address at which this machine reaches the VM.
 fn address(vm: &Vm<'_>) -> Result<String> {
     let seen = vm.inspect()?;
     let address = seen["interfaces"][0]["addresses"][0].as_str();

@@ -157,7 +157,7 @@ struct Load<'a> {
     peer: &'a Pod<'a>,
 }
 
-/// How long TCP may take to try again after a pause, in seconds.
+/// Time that TCP may take to retransmit after a pause, in seconds.
 const PATIENCE: u32 = 60;
 
 impl Load<'_> {

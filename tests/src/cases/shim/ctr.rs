@@ -37,7 +37,7 @@ pub const ON_NEWEST: Case = Case {
 /// The limit of a case with a containerd.
 pub const LIMIT: Duration = Duration::from_secs(600);
 
-/// Where the pod has what the VMI calls `data`.
+/// Path in the pod of the VMI's volume `data`.
 const DATA: &str = "/var/run/kubevirt-private/vmi-disks/data";
 
 /// A small VM from the image `small`, that does `words`.
@@ -120,7 +120,7 @@ fn console(c: &Containerd<'_>) -> Result<()> {
     session.expect(r"(?m)^[^\n]*# $", PATIENCE)?;
     session.send("echo said-$((40 + 2))\n")?;
     session.expect("said-42\n", PATIENCE)?;
-    // What `husk console` has is the same console.
+    // `husk console` shows the same console.
     let state = c.ctx().runtime_dir().join("pods/shell");
     let socket = state.join("pod.sock");
     let kind = socket
@@ -133,7 +133,7 @@ fn console(c: &Containerd<'_>) -> Result<()> {
     c.nothing_left()
 }
 
-/// What containerd asks of a task that runs.
+/// containerd's requests to a running task.
 fn states(c: &Containerd<'_>) -> Result<()> {
     c.detached(&vm("sleep"), &[], "small", "states")?;
     let (pid, state) = c.task("states")?.context("no task")?;
@@ -156,7 +156,7 @@ fn states(c: &Containerd<'_>) -> Result<()> {
     c.nothing_left()
 }
 
-/// What `/proc` says of the VMM.
+/// The VMM's entries in `/proc`.
 fn confined(c: &Containerd<'_>) -> Result<()> {
     c.detached(&vm("sleep"), &[], "small", "confined")?;
     let (pid, _) = c.task("confined")?.context("no task")?;

@@ -10,10 +10,10 @@ use anyhow::Result;
 use serde_json::json;
 use std::fs::File;
 
-/// Where a pod has what is plugged.
+/// Path of plugged volumes in a pod.
 const HOTPLUG: &str = "/var/run/kubevirt/hotplug-disks";
 
-/// By the pod's hotplug directory a volume comes and goes, as it is told or as the VMI has it; by other paths none does.
+/// By the pod's hotplug directory a volume comes and goes, on request or with the VMI; other paths are refused.
 pub fn plugged(c: &Containerd<'_>) -> Result<()> {
     let ctx = c.ctx();
     let folder = ctx.path("hotplug");

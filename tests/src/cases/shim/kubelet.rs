@@ -27,7 +27,7 @@ pub const CASE: Case = Case {
 };
 
 const RUNTIME_CLASS: &str = include_str!("../../../../deploy/runtimeclass.yaml");
-/// What the class asks of a node.
+/// Node selector of the RuntimeClass.
 const LABEL: &str = "husk.io/node=true";
 const COMPUTE: &str = "{.status.containerStatuses[?(@.name==\"compute\")]";
 /// Keeps the API object of a deleted pod until its end has been looked at.
@@ -193,7 +193,7 @@ fn ready_for_the_button(c: &Cluster<'_>, pod: &str) -> Result<()> {
     })
 }
 
-/// What the kubelet says that the VM uses, for `kubectl top`, is what its cgroup says.
+/// The kubelet's statistics of the VM, for `kubectl top`, agree with its cgroup.
 fn stats(c: &Cluster<'_>) -> Result<()> {
     let id = c.field("pod", "guest", &format!("{COMPUTE}.containerID}}"))?;
     let id = id.rsplit('/').next().context("no container")?.to_owned();
@@ -202,7 +202,7 @@ fn stats(c: &Cluster<'_>) -> Result<()> {
     let own = std::fs::read_to_string(format!("/proc/{vmm}/cgroup"))?;
     expect_contains(&own, &["/kubepods/", &id])?;
     let cgroup = Path::new("/sys/fs/cgroup").join(own.trim().trim_start_matches("0::/"));
-    // What the metrics server reads for `kubectl top`.
+    // The metrics server reads this for `kubectl top`.
     let path = format!("/api/v1/nodes/{NODE}/proxy/metrics/resource");
     stats_are_those_of(&cgroup, || {
         let metrics = c.kubectl(&["get", "--raw", &path])?.ok()?;

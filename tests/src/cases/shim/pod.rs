@@ -150,12 +150,12 @@ fn neighbours(cri: &Cri, shell: &Shell<'_>, address: &str) -> Result<()> {
     cri.remove_pod(&pod)
 }
 
-/// What CRI says that the VM uses is what its cgroup says.
+/// CRI's statistics of the VM agree with its cgroup.
 pub(super) fn stats(cri: &Cri, pod: &Pod, id: &str) -> Result<()> {
     stats_are_those_of(&pod.cgroup.of(id), || cri.usage(id))
 }
 
-/// Whether `usage`, nanoseconds and bytes, is what a cgroup says within 5 %.
+/// Checks that `usage`, nanoseconds and bytes, agrees with a cgroup within 5 %.
 pub(super) fn stats_are_those_of(cgroup: &Path, usage: impl Fn() -> Result<(u64, u64)>) -> Result<()> {
     let read = |name: &str| -> Result<String> {
         std::fs::read_to_string(cgroup.join(name))

@@ -127,7 +127,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     Ok(())
 }
 
-/// What is not a manifest at all.
+/// Texts that are no manifest.
 fn annotations(c: &Containerd<'_>) {
     for (part, annotation, words) in [
         ("no-annotation", None, "husk.io/vmi"),

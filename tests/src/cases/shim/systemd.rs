@@ -96,7 +96,7 @@ fn vmm() -> Result<i32> {
     Ok(vmms[0].pid)
 }
 
-/// Whether a process is in the scope of a pod's container.
+/// Checks that a process is in the scope of a pod's container.
 fn is_in(pid: i32, pod: &Pod, container: &str) -> Result<()> {
     let cgroup = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
     let wanted = pod.cgroup.of(container);
@@ -104,7 +104,7 @@ fn is_in(pid: i32, pod: &Pod, container: &str) -> Result<()> {
     expect_contains(&cgroup, &[&format!("0::/{}\n", wanted.display())])
 }
 
-/// Whether that is a container's limit, and stays so where systemd writes the files of its scope anew.
+/// Checks a container's limit, also after systemd has rewritten the files of its scope.
 fn limited(pod: &Pod, container: &str, wanted: i64) -> Result<()> {
     let folder = pod.cgroup.of(container);
     let scope = folder.file_name().and_then(OsStr::to_str).context("no scope")?;

@@ -12,16 +12,16 @@ use std::time::Duration;
 #[path = "../../../../xtask/src/bench/container_image.rs"]
 mod container_image;
 
-/// What CRI makes sandboxes of.
+/// Image of CRI's sandboxes.
 pub const PAUSE: &str = "localhost/husk/pause:1";
 /// The kernel of [`Image::kernel`] in its image.
 pub const KERNEL: &str = "/boot/vmlinuz";
 /// The initramfs beside it.
 pub const INITRD: &str = "/boot/initrd";
-/// How long an image may take to be copied, or imported.
+/// Time limit for copying or importing an image.
 const PACKING: Duration = Duration::from_secs(300);
 
-/// What containerd calls the image `image`.
+/// containerd's name of the image `image`.
 pub fn name(image: &str) -> String {
     format!("localhost/husk/{image}:1")
 }
@@ -80,13 +80,13 @@ impl<'s> Image<'s> {
         Ok(self)
     }
 
-    /// What a container of it runs where no VM does.
+    /// Command of its containers that are no VMs.
     pub fn command(mut self, words: &[&str]) -> Self {
         self.command = words.iter().map(|&word| word.to_owned()).collect();
         self
     }
 
-    /// Where a file of it is, whose folder is made.
+    /// Path of a file in it. Makes the file's folder.
     pub fn place(&self, path: &str) -> Result<PathBuf> {
         let to = self.folder.join("tree").join(path.trim_start_matches('/'));
         if let Some(parent) = to.parent() {

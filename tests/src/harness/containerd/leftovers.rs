@@ -8,9 +8,9 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Where containerd's shims listen.
+/// Folder of the sockets of containerd's shims.
 const SOCKETS: &str = "/run/containerd/s";
-/// How long what goes by itself may take.
+/// Time limit for things that go by themselves.
 const GOING: Duration = Duration::from_secs(15);
 
 /// The processes of the program `name`.

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Which containerd.
+/// A version of containerd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
     /// Debian 13's.
@@ -37,7 +37,7 @@ pub const BRIDGE: &str = "husk-e2e0";
 const CALL: Duration = Duration::from_secs(90);
 
 impl Version {
-    /// Where its programs are.
+    /// Folder of its programs.
     fn folder(self) -> Result<PathBuf> {
         let folder = match self {
             Self::V1_7 => PathBuf::from("/opt/containerd-1.7/usr/bin"),
@@ -53,7 +53,7 @@ impl Version {
     }
 }
 
-/// Where the peers are that are built from Go modules.
+/// Folder of the programs built from Go modules.
 pub fn peers() -> Result<PathBuf> {
     let peers = std::env::var_os("HUSK_PEERS").context("HUSK_PEERS is not set")?;
     Ok(peers.into())
@@ -65,7 +65,7 @@ pub struct Containerd<'s> {
     ctx: &'s TestContext,
     programs: PathBuf,
     daemon: RefCell<Option<Session>>,
-    /// What an earlier case left, which failed.
+    /// Leftovers of an earlier case that failed.
     before: Vec<String>,
 }
 
@@ -90,12 +90,12 @@ impl<'s> Containerd<'s> {
         self.ctx
     }
 
-    /// Where it listens.
+    /// Path of its socket.
     pub fn socket(&self) -> PathBuf {
         self.ctx.path("ctd/sock")
     }
 
-    /// Where it keeps what runs.
+    /// Its state folder.
     pub fn state(&self) -> PathBuf {
         self.ctx.path("ctd/state")
     }
@@ -248,7 +248,7 @@ impl<'s> Containerd<'s> {
         answer
     }
 
-    /// Starts a VM that nobody attends to.
+    /// Starts a VM without an attached client.
     pub fn detached(&self, manifest: &Manifest, options: &[&str], image: &str, name: &str) -> Result<()> {
         let mut words = self.run_words(manifest, options, image, name);
         words.insert(1, "--detach".to_owned());
@@ -320,7 +320,7 @@ impl<'s> Containerd<'s> {
     }
 }
 
-/// What puts CRI's pods on a bridge, for CNI plugins, which keep their addresses at `state`.
+/// CNI configuration that puts CRI's pods on a bridge, with address leases in `state`.
 fn network(state: &str) -> Value {
     json!({
         "cniVersion": "0.4.0",

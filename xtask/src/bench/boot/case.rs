@@ -18,7 +18,7 @@ pub enum Vmm {
     Q35,
 }
 
-/// What a guest boots from.
+/// Boot source of a guest.
 #[derive(Debug, Clone, Copy)]
 pub enum Source<'a> {
     /// The kernel and initrd of the kit, with this command line.
@@ -106,7 +106,7 @@ fn qemu(guest: &Guest<'_>, machine: &str, kit: &Kit, source: Source<'_>) -> Resu
     Ok(vmm)
 }
 
-/// The cache mode that Husk takes for this file when not told one: none where the file system can.
+/// Husk's default cache mode for this file: none where the file system has O_DIRECT.
 fn cache(disk: &Path) -> Result<&'static str> {
     let direct = std::fs::File::options()
         .read(true)

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-/// How often each thing happened.
+/// Number of events of each kind.
 pub type Counts = BTreeMap<String, u64>;
 
 /// COM1's data register.
 const SERIAL: &str = "write 0x3f8";
 
-/// What happened from the start of a VMM until its guest said a marker on its serial line.
+/// Events from the start of a VMM until its guest printed a marker on its serial line.
 #[derive(Debug, Default, PartialEq)]
 pub struct Exits {
     /// Exits, by the processor's reason.
@@ -85,7 +85,7 @@ impl Exits {
         }
     }
 
-    /// When the program `name` was started; /proc/self/exe counts as nobody's name.
+    /// When the program `name` was started; /proc/self/exe is no program's name.
     pub fn exec(&self, name: &str) -> Option<f64> {
         self.execs
             .iter()

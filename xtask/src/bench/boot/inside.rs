@@ -1,4 +1,4 @@
-//! The part that runs where KVM is: starts guests, one at a time, and tells what it measured.
+//! The process beside KVM: starts guests, one at a time, and reports what it measured.
 
 use super::case::{DISK_MIB, KERNEL_MIB, Source, Vmm};
 use super::exits::Exits;
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// What to measure.
+/// Cases and parameters of a measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Plan {
     /// Folder of `husk` and `husk-vmm`.
@@ -33,15 +33,15 @@ pub struct Plan {
     pub observed: u32,
     /// Rounds of boots of the disk.
     pub disk_runs: u32,
-    /// Whether to boot everything once before anything counts, and to wait for the disk's login prompt.
+    /// Boot everything once before anything counts, and wait for the disk's login prompt.
     pub thorough: bool,
 }
 
-/// What the initrd says first.
+/// First line of the initrd.
 const MARKER: &str = "HUSK-USERSPACE";
-/// What the kernel says first.
+/// First line of the kernel.
 const FIRST_LINE: &str = "Linux version";
-/// What the disk's first process of the real root file system says first.
+/// First line of the init of the disk's root file system.
 const SYSTEMD: &str = "systemd[1]: systemd ";
 const LOGIN: &str = "login: ";
 

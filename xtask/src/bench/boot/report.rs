@@ -122,7 +122,7 @@ pub fn text(record: &Record, profiles: &mut [Profile]) -> String {
     parts.join("\n\n")
 }
 
-/// Where and with what it was measured, in a line.
+/// Machine and versions of the measurement, in one line.
 pub fn setting(record: &Record) -> String {
     let of = |name| record.setting(name);
     format!(
@@ -234,7 +234,7 @@ fn number_of(count: u64) -> String {
     }
 }
 
-/// Where each case's time and memory go.
+/// Split of each case's time and memory.
 fn details(profiles: &[Profile]) -> Vec<String> {
     let lines = |what: &str, of: &dyn Fn(&Profile) -> Vec<String>| {
         let mut rows = vec![what.to_owned()];

@@ -4,7 +4,7 @@ use crate::bench::started::Started;
 use anyhow::{Result, bail};
 use std::time::Instant;
 
-/// Why a case cannot be measured, in the VMM's words. An error that no second try changes.
+/// The VMM's reason that a case cannot be measured. No second try changes it.
 #[derive(Debug)]
 pub struct Absent(pub String);
 

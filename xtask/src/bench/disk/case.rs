@@ -55,7 +55,7 @@ pub const MEMORY_MIB: u64 = 512;
 /// Command line of every guest.
 pub const APPEND: &str = "console=ttyS0 quiet husk.do=script";
 
-/// How the host caches every disk: through its page cache, so that VMMs are compared and not moments of a disk.
+/// Host cache mode of every disk: the page cache, so that the disk's own variance does not show.
 pub const CACHE: &str = "writeback";
 
 /// Name of Husk's VM.
@@ -88,7 +88,7 @@ impl Case {
         }
     }
 
-    /// Whether its disk is in qcow2.
+    /// True if its disk is in qcow2.
     pub fn is_qcow2(self) -> bool {
         matches!(self, Self::HuskQcow2 | Self::Q35Qcow2)
     }

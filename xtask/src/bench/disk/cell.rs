@@ -7,9 +7,9 @@ use std::fmt::Write;
 pub struct Cell {
     /// Its name in metrics.
     pub name: &'static str,
-    /// What people call it.
+    /// Title.
     pub title: &'static str,
-    /// What fio calls its pattern.
+    /// fio's name of its pattern.
     pattern: &'static str,
     /// KiB of a request.
     kib: u32,
@@ -49,12 +49,12 @@ pub const CELLS: &[Cell] = &[
 ];
 
 impl Cell {
-    /// Whether its requests write.
+    /// True if its requests write.
     pub fn writes(&self) -> bool {
         self.pattern.ends_with("write")
     }
 
-    /// Whether it is told in bytes, not in requests.
+    /// True if its unit is bytes, not requests.
     pub fn streams(&self) -> bool {
         self.kib >= 1024
     }
@@ -71,7 +71,7 @@ impl Cell {
     }
 }
 
-/// What fio is told: all cells one after the other, for `seconds` each, of which the first `ramp` do not count.
+/// fio's job file: all cells one after the other, for `seconds` each, of which the first `ramp` do not count.
 /// Each says on the console when it begins.
 pub fn jobs(ramp: u32, seconds: u32) -> String {
     let mut text = format!(
@@ -96,10 +96,10 @@ pub fn jobs(ramp: u32, seconds: u32) -> String {
     text
 }
 
-/// The script `/mark`, which tells that a cell begins.
+/// The script `/mark`, which announces a cell.
 pub const MARK: &str = "echo \"husk-bench: begin $1;\" > /dev/console\n";
 
-/// What it tells for `cell`.
+/// fio's result for `cell`.
 pub fn begins(cell: &Cell) -> String {
     format!("husk-bench: begin {};", cell.name)
 }
@@ -122,7 +122,7 @@ mod tests {
         rates.sort_unstable();
         rates.dedup();
         assert_eq!(rates.len(), CELLS.len());
-        // The marks tell cells apart whose names begin alike.
+        // Marks distinguish cells whose names begin alike.
         for cell in CELLS {
             let others = CELLS.iter().filter(|other| other.name != cell.name);
             assert!(others.map(begins).all(|mark| !mark.contains(&begins(cell))));

@@ -1,4 +1,4 @@
-//! What fio tells of a job: a line of fields with semicolons between them (fio's manual, "Terse output", version 3).
+//! fio's result of a job: a line of fields with semicolons between them (fio's manual, "Terse output", version 3).
 
 use anyhow::{Context, Result, ensure};
 

@@ -1,4 +1,4 @@
-//! The part that runs where KVM is: starts guests, one at a time, and tells what it measured.
+//! The process beside KVM: starts guests, one at a time, and reports what it measured.
 
 use super::absent::{Absent, until};
 use super::case::{APPEND, CACHE, Case, Kit, MEMORY_MIB, qemu_img};
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// What to measure.
+/// Cases and parameters of a measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Plan {
     /// Folder of `husk` and `husk-vmm`.
@@ -27,7 +27,7 @@ pub struct Plan {
     pub kernel: PathBuf,
     /// Its initrd, with fio.
     pub initrd: PathBuf,
-    /// What to compare.
+    /// Cases to compare.
     pub cases: Vec<Case>,
     /// Rounds, each with every case.
     pub runs: u32,
@@ -35,7 +35,7 @@ pub struct Plan {
     pub ramp: u32,
     /// Seconds that do.
     pub seconds: u32,
-    /// Whether to run every case once before anything counts.
+    /// Run every case once before anything counts.
     pub thorough: bool,
 }
 
@@ -48,7 +48,7 @@ const DISK_MIB: u64 = 256;
 
 /// Until user space, and for fio to find its sixty libraries.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// What a kind of request may take beside its seconds.
+/// Time that a cell may take beyond its seconds.
 const CELL_PATIENCE: Duration = Duration::from_secs(10);
 /// Runs that may fail.
 const SPARE: u32 = 3;
@@ -128,7 +128,7 @@ impl Bench<'_> {
         message::more(LeftOut(case, why.to_owned()));
     }
 
-    /// One guest, all kinds of requests. Its values are told at the end, all or none.
+    /// One guest, all kinds of requests. Its values are reported at the end, all or none.
     fn measure(&self, case: Case, run: Option<u32>) -> Result<()> {
         let plan = self.plan;
         self.kit.warm(case)?;

@@ -8,7 +8,7 @@ use crate::bench::stats::summary;
 use crate::bench::svg::Panel;
 use crate::bench::targets::{Target, check, limit};
 
-/// What every other case is compared with.
+/// Baseline of every other case.
 const BASE: Case = Case::Q35;
 
 /// Kinds of requests that have figures to hold.
@@ -76,7 +76,7 @@ fn measured(record: &Record) -> Vec<Case> {
     Case::ALL.into_iter().filter(has).collect()
 }
 
-/// Where and with what it was measured, in a line.
+/// Machine and versions of the measurement, in one line.
 pub fn setting(record: &Record) -> String {
     let of = |name| record.setting(name);
     format!(

@@ -1,4 +1,4 @@
-//! What is compared: how each VMM is started, and how it is told to add a disk.
+//! The cases: how each VMM is started, and how a disk is added.
 
 use super::pod::Pod;
 use super::qmp::Qmp;
@@ -25,7 +25,7 @@ pub const MEMORY_MIB: u64 = 256;
 /// Command line of every guest.
 pub const APPEND: &str = "console=ttyS0 quiet husk.do=script";
 
-/// How the host caches every disk: through its page cache, so that no disk of the host is waited for.
+/// Host cache mode of every disk: the page cache, so that the host's disk does not add to the times.
 pub const CACHE: &str = "writeback";
 
 const GUEST: Guest<'_> = Guest {
@@ -110,7 +110,7 @@ impl Plug {
             Self::Qemu(qmp) => {
                 let file = json!({"driver": "file", "filename": image});
                 let node = json!({"driver": "raw", "node-name": serial, "file": file});
-                // Where Husk puts it too, as long as there is no other.
+                // Husk uses the same address for the first disk.
                 let device = json!({
                     "driver": "scsi-hd", "id": serial, "serial": serial, "drive": serial,
                     "bus": "scsi.0", "scsi-id": 0, "lun": 0,
@@ -128,7 +128,7 @@ impl Plug {
         }
     }
 
-    /// Removes it, and returns when nobody has the image.
+    /// Removes it, and returns when the image is closed.
     pub fn remove(&mut self, serial: &str) -> Result<()> {
         match self {
             Self::Husk(pod) => pod.remove(serial),

@@ -1,4 +1,4 @@
-//! The part that runs where KVM is: starts guests, one at a time, adds and removes a disk, and tells what it measured.
+//! The process beside KVM: starts guests, one at a time, adds and removes a disk, and reports what it measured.
 
 use super::case::{APPEND, Asked, CACHE, Case, MEMORY_MIB, Plug};
 use super::told::{FILTER, Told};
@@ -15,7 +15,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// What to measure.
+/// Cases and parameters of a measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Plan {
     /// Folder of `husk`, `husk-vmm` and `husk-uevents`.
@@ -32,11 +32,11 @@ pub struct Plan {
     pub additions: u32,
 }
 
-/// Size of the disk, which nobody writes.
+/// Size of the disk, which stays empty.
 const DISK_MIB: u64 = 64;
 /// Until user space.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// What an addition and its removal may take.
+/// Time limit of an addition and its removal.
 const PLUG_PATIENCE: Duration = Duration::from_secs(5);
 /// After that long all have done what they do after the event, and sleep.
 const REST: Duration = Duration::from_millis(100);
@@ -108,7 +108,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// One guest, all additions. Its values are told at the end, all or none.
+    /// One guest, all additions. Its values are reported at the end, all or none.
     fn measure(&self, case: Case, run: u32) -> Result<()> {
         let all = self.plan.warmups + self.plan.additions;
         self.trace.begin(&[PORTS])?;
@@ -160,7 +160,7 @@ impl<'a> Bench<'a> {
 }
 
 impl Plugged {
-    /// How long each step took. The guest's moments are not when its words arrive: Husk's console comes by way of two
+    /// Time of each step. The guest's moments are not when its words arrive: Husk's console comes by way of two
     /// more processes.
     fn figures(&self, told: &Told) -> Result<[(&'static str, Duration); 5]> {
         let Asked {

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// What takes longer fails.
+/// Time limit of a command.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A connection.

@@ -19,7 +19,7 @@ const LINES: &[(&str, &str)] = &[
 /// The metric with a figure to hold, and that figure: at most so many times the peer's.
 const HELD: (&str, &str, f64) = ("hotplug_ms", "add → event", 1.0);
 
-/// Where and with what it was measured, in a line.
+/// Machine and versions of the measurement, in one line.
 pub fn setting(record: &Record) -> String {
     let of = |name| record.setting(name);
     format!(
@@ -68,7 +68,7 @@ fn figures(record: &Record) -> String {
     }
 }
 
-/// Whether Husk takes no longer. Rounds are compared, each by its medians: additions to one guest are not independent.
+/// True if Husk takes no longer. Rounds are compared, each by its medians: additions to one guest are not independent.
 fn held(record: &Record) -> Option<String> {
     let (metric, what, limit) = HELD;
     let ratios = ratios(record, metric);

@@ -26,7 +26,7 @@ impl Told {
         Ok(Self { text, moments, now })
     }
 
-    /// How long after `start` the guest had told `words`, which it tells once.
+    /// Time from `start` until the guest printed `words`, which it prints once.
     pub fn since(&self, start: Instant, words: &str) -> Result<Duration> {
         let mut places = self.text.windows(words.len());
         let place = places.position(|window| window == words.as_bytes());

@@ -34,7 +34,7 @@ pub const MEMORY_MIB: u64 = 256;
 /// Command line of every guest.
 pub const APPEND: &str = "console=ttyS0 quiet husk.do=script";
 
-/// What makes frames pass in the kernel.
+/// The datapath in the kernel.
 const VHOST: &str = "/dev/vhost-net";
 
 /// Runs its arguments where vhost's device may not be opened.
@@ -66,17 +66,17 @@ impl Case {
         }
     }
 
-    /// Whether the kernel passes its frames on.
+    /// True if the kernel forwards its frames (vhost-net).
     pub fn vhost(self) -> bool {
         matches!(self, Self::HuskVhost | Self::Q35Vhost)
     }
 
-    /// Whether it makes bridge and tap by itself.
+    /// True if it creates bridge and tap by itself.
     pub fn makes_bridge(self) -> bool {
         matches!(self, Self::Husk | Self::HuskVhost)
     }
 
-    /// Why it cannot be measured here.
+    /// Reason that it cannot be measured here.
     pub fn absent(self) -> Option<String> {
         (self.vhost() && !Path::new(VHOST).exists()).then(|| format!("there is no {VHOST}"))
     }

@@ -8,11 +8,11 @@ use std::fmt::Write;
 pub struct Cell {
     /// Its name in metrics.
     pub name: &'static str,
-    /// What people call it.
+    /// Title.
     pub title: &'static str,
     /// Its rate's own metric.
     pub metric: &'static str,
-    /// What `husk-netload` calls it.
+    /// Its name in `husk-netload`.
     load: &'static str,
     /// Connections at the same time.
     streams: u32,
@@ -48,7 +48,7 @@ pub const CELLS: &[Cell] = &[
 ];
 
 impl Cell {
-    /// Whether it is told in bits, not in packets or turns.
+    /// True if its unit is bits, not packets or round trips.
     fn streams(&self) -> bool {
         self.metric.starts_with("mbit")
     }
@@ -58,12 +58,12 @@ impl Cell {
         if self.streams() { "Mbit/s" } else { "1/s" }
     }
 
-    /// Its rate, of what `husk-netload` tells.
+    /// Its rate in the output of `husk-netload`.
     pub fn rate(&self, told: f64) -> f64 {
         if self.streams() { told * 8.0 / 1e6 } else { told }
     }
 
-    /// What costs are told of, of what `husk-netload` tells: MiB a second, or the rate.
+    /// Rate that costs refer to: MiB/s, or the rate that `husk-netload` reports.
     pub fn pieces(&self, told: f64) -> f64 {
         if self.streams() {
             told / f64::from(1 << 20)
@@ -72,7 +72,7 @@ impl Cell {
         }
     }
 
-    /// What it is that costs are told of.
+    /// Unit that costs refer to.
     pub fn piece(&self) -> &'static str {
         match self.load {
             "tcp-out" | "tcp-in" => "a MiB",
@@ -81,7 +81,7 @@ impl Cell {
         }
     }
 
-    /// What the guest says when it begins.
+    /// The guest's first line.
     pub fn begins(&self) -> String {
         format!("husk-bench: begin {};", self.name)
     }
@@ -92,7 +92,7 @@ impl Cell {
     }
 }
 
-/// What the guest is to do: a line for each cell.
+/// The guest's instructions, one line for each cell.
 pub fn loads(ramp_ms: u32, time_ms: u32) -> String {
     let (mut text, peer) = (String::new(), wire::peer());
     for Cell {
@@ -120,7 +120,7 @@ mod tests {
         metrics.sort_unstable();
         metrics.dedup();
         assert_eq!(metrics.len(), CELLS.len());
-        // The marks tell cells apart whose names begin alike.
+        // Marks distinguish cells whose names begin alike.
         for cell in CELLS {
             let others = CELLS.iter().filter(|other| other.name != cell.name);
             for other in others {

@@ -1,4 +1,4 @@
-//! The part that runs where KVM is: starts guests, one at a time, and tells what it measured.
+//! The process beside KVM: starts guests, one at a time, and reports what it measured.
 
 use super::case::{APPEND, Case, MEMORY_MIB, VCPUS};
 use super::cell::{self, CELLS, Cell};
@@ -15,7 +15,7 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// What to measure.
+/// Cases and parameters of a measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Plan {
     /// Folder of `husk`, `husk-vmm` and `husk-netload`.
@@ -24,7 +24,7 @@ pub struct Plan {
     pub kernel: PathBuf,
     /// Its initrd.
     pub initrd: PathBuf,
-    /// What to compare.
+    /// Cases to compare.
     pub cases: Vec<Case>,
     /// Rounds, each with every case.
     pub rounds: u32,
@@ -32,13 +32,13 @@ pub struct Plan {
     pub ramp_ms: u32,
     /// Milliseconds that do.
     pub time_ms: u32,
-    /// Whether to run every case once before anything counts.
+    /// Run every case once before anything counts.
     pub thorough: bool,
 }
 
 /// Until user space.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// What a load may take beside its time.
+/// Time that a load may take beyond its duration.
 const CELL_PATIENCE: Duration = Duration::from_secs(15);
 /// Runs that may fail.
 const SPARE: u32 = 3;
@@ -95,7 +95,7 @@ impl<'a> Bench<'a> {
         Ok(Self { plan, kit, netload })
     }
 
-    /// One guest, all loads. Its values are told at the end, all or none.
+    /// One guest, all loads. Its values are reported at the end, all or none.
     fn measure(&self, case: Case, round: Option<u32>) -> Result<()> {
         let wire = Wire::new()?;
         if !case.makes_bridge() {
@@ -147,7 +147,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// The values of a load from what the guest tells and its cost: metric, unit, value.
+/// The values of a load from the guest's output and its cost: metric, unit, value.
 fn figures(cell: &Cell, told: f64, cost: Cost) -> Vec<(String, &'static str, f64)> {
     let pieces = cell.pieces(told);
     let mut figures = vec![

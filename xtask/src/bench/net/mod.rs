@@ -41,7 +41,7 @@ const IMAGE: &str = "initramfs-6.12-network";
 /// The longest a case may take in one round, wherever it is done.
 const CASE_LIMIT: Duration = Duration::from_secs(240);
 
-/// What the wire is made with.
+/// Commands that make the wire.
 const TOOLS: [Tool; 2] = [
     Tool {
         name: "ip",

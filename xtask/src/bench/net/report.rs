@@ -31,7 +31,7 @@ fn targets() -> Vec<Target> {
     without.chain(with).collect()
 }
 
-/// What a case's ratio is to.
+/// Baseline of a case's ratio.
 fn base(case: &str) -> Option<&'static str> {
     if case == Case::HuskVhost.name() {
         Some(Case::Q35Vhost.name())
@@ -81,7 +81,7 @@ fn measured(record: &Record) -> Vec<&'static str> {
     Case::ALL.map(Case::name).into_iter().filter(has).collect()
 }
 
-/// Where and with what it was measured, in a line.
+/// Machine and versions of the measurement, in one line.
 pub fn setting(record: &Record) -> String {
     let of = |name| record.setting(name);
     format!(

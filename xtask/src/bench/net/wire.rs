@@ -17,7 +17,7 @@ const PORT: u16 = 7000;
 /// The tap's name in the pod.
 pub const TAP: &str = "tap0";
 
-/// Where the peer serves.
+/// Address that the peer listens on.
 pub fn peer() -> String {
     format!("{PEER_IP}:{PORT}")
 }

@@ -57,7 +57,7 @@ impl Case {
         format!("{NAMESPACE}/{name}-shim")
     }
 
-    /// What starts and ends a guest of that name. Of a pod the serial line is to be the FIFO `line`.
+    /// Commands that start and end a guest of that name. The serial line of a pod is the FIFO `line`.
     pub fn ready(self, kit: &Kit, containerd: &Containerd, name: &str, line: &Path) -> Result<Vmm> {
         let guest = Guest {
             name,

@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Where the lab has its programs.
+/// Folder of its programs in the lab.
 const PROGRAMS: &str = "/opt/containerd-2.1/usr/bin";
 /// The namespace of `ctr`, which is the cgroup above its containers' as well.
 pub const NAMESPACE: &str = "husk-bench";
-/// How long it may take to answer.
+/// Time limit of an answer.
 const PATIENCE: Duration = Duration::from_secs(90);
 const SHIM: &str = "containerd-shim-husk-v2";
 
@@ -143,7 +143,7 @@ impl Containerd {
         Ok(self.group.cpu()? + self.clients.cpu()?)
     }
 
-    /// Which one it is.
+    /// Its identity.
     pub fn version() -> Result<String> {
         let said = finish(Command::new(Path::new(PROGRAMS).join("containerd")).arg("--version"))?;
         Ok(said.trim().to_owned())

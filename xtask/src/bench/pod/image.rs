@@ -4,7 +4,7 @@ use crate::bench::container_image;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
-/// What containerd calls it.
+/// Its name in containerd.
 pub const NAME: &str = "localhost/husk/bench:1";
 /// The kernel in it.
 pub const KERNEL: &str = "/boot/vmlinuz";

@@ -1,4 +1,4 @@
-//! The part that runs where KVM is: starts guests and tells what it measured.
+//! The process beside KVM: starts guests and reports what it measured.
 
 use super::case::{APPEND, Case, MEMORY_MIB, VCPUS};
 use super::containerd::Containerd;
@@ -16,7 +16,7 @@ use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// What to measure.
+/// Cases and parameters of a measurement.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Plan {
     /// Folder of `husk`, `husk-vmm` and `containerd-shim-husk-v2`.
@@ -29,13 +29,13 @@ pub struct Plan {
     pub rounds: u32,
     /// Rounds of many at once.
     pub many_rounds: u32,
-    /// How many those are.
+    /// Number of guests.
     pub many: u32,
-    /// Whether to start everything once before anything counts.
+    /// Start everything once before anything counts.
     pub thorough: bool,
 }
 
-/// What the initrd says first, and when it rests.
+/// First line of the initrd, and its line when it is idle.
 const MARKER: &str = "HUSK-USERSPACE";
 const READY: &str = "husk-button: ready";
 /// Until user space, of one guest.

@@ -27,7 +27,7 @@ pub struct Args {
     /// Rounds of many starts at once
     #[arg(long, default_value_t = 1)]
     many_rounds: u32,
-    /// How many those are
+    /// Number of guests
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     many: u32,
     /// One round of everything, with four pods at once, without warming up: shows that the benchmark works, not how fast

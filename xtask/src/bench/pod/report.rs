@@ -60,7 +60,7 @@ const MANY: &[Line] = &[
     ),
 ];
 
-/// What a pod may have beside its guest's memory, KiB.
+/// Memory limit of a pod beside its guest's, KiB.
 const POD_KIB: f64 = 16.0 * 1024.0;
 
 const LIMITS: &[Limit] = &[
@@ -116,7 +116,7 @@ pub fn text(record: &Record) -> String {
     parts.join("\n\n")
 }
 
-/// Where and with what it was measured, in a line.
+/// Machine and versions of the measurement, in one line.
 pub fn setting(record: &Record) -> String {
     let of = |name| record.setting(name);
     format!(
@@ -178,7 +178,7 @@ mod tests {
         );
         assert!(verdicts[0].starts_with("MISSED"), "{text}");
         assert!(text.contains("150 (0.75)"), "{text}");
-        // What only the pod has is not drawn.
+        // Values that only the pod has are not drawn.
         assert_eq!(plot(&record).len(), 1);
     }
 

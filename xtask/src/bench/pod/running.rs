@@ -16,17 +16,17 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How often a child is looked after while its guest boots.
+/// Interval at which a child is checked while its guest boots.
 const LOOK: Duration = Duration::from_millis(500);
-/// What a guest has to power off, and what is left of it to go.
+/// Time that a guest gets to power off and its processes to end.
 const GOING: Duration = Duration::from_secs(120);
 
-/// What all guests of a benchmark are started with.
+/// Common parameters of the guests of a benchmark.
 #[derive(Debug)]
 pub struct Scene {
     /// Programs and files.
     pub kit: Kit,
-    /// What makes pods.
+    /// The containerd that makes pods.
     pub containerd: Containerd,
 }
 
@@ -65,7 +65,7 @@ impl<'a> Running<'a> {
             scene.containerd.count(&mut command)?;
             let shim = Group::counted(&Case::shim_group(&name))?;
             nix::unistd::mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR)?;
-            // Opened for both, it waits for nobody.
+            // Opened for both directions, the call does not wait for a peer.
             let both = File::options().read(true).write(true).open(&fifo)?;
             (Group::at(&path), Some(shim), Some((both, File::open(&fifo)?)))
         } else {
@@ -160,7 +160,7 @@ impl<'a> Running<'a> {
         Ok(milliseconds(started.saturating_sub(self.clock)))
     }
 
-    /// What it has in memory beside the guest's: its VMM (all, where there is no shim), and its shim.
+    /// Memory beside the guest's: of its VMM (all, where there is no shim), and of its shim.
     pub fn overhead(&self) -> Result<(Overhead, Option<Overhead>)> {
         let shim = self.shim.as_ref().map(|shim| Overhead::of(shim, 0));
         Ok((Overhead::of(&self.vmm, MEMORY_MIB)?, shim.transpose()?))
