@@ -1,4 +1,4 @@
-//! Device configuration space and the feature bits that say which of it is there (sections 5.2.3, 5.2.4).
+//! Feature bits and device configuration space (virtio 1.2, sections 5.2.3 and 5.2.4).
 
 use husk_disk::{Geometry, SECTOR};
 use virtio_bindings::virtio_blk::{
@@ -22,7 +22,7 @@ pub(crate) fn max_range_sectors(geometry: &Geometry) -> u32 {
 /// Bytes of `struct virtio_blk_config` up to and including the write-zeroes fields.
 pub(crate) const CONFIG_SIZE: usize = 60;
 
-/// Where the one field is that the driver may write.
+/// Offset of `writeback`, the only field that the driver may write.
 pub(crate) const WRITEBACK_OFFSET: u64 = 32;
 
 pub(crate) fn features(geometry: &Geometry, queues: u16) -> u64 {

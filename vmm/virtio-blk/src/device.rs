@@ -1,4 +1,4 @@
-//! The device model: features, configuration space, and workers that come and go with the driver.
+//! The device model: features, configuration space, and the workers of the active device.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ pub struct Blk {
     name: String,
     serial: [u8; SERIAL_LEN],
     shared: Arc<Shared>,
-    /// By virtqueue: its queue_io while no worker has it.
+    /// By virtqueue: its [`QueueIo`] while no worker owns it.
     queue_ios: Vec<Option<QueueIo>>,
     workers: Vec<Worker<Option<StoppedQueue>>>,
     queue_sizes: Vec<u16>,
@@ -42,8 +42,8 @@ impl std::fmt::Debug for Blk {
 }
 
 impl Blk {
-    /// A device and its handle. Makes every kernel object it will need but its threads, so that it runs before a
-    /// seccomp filter is in place.
+    /// A device and its handle. Creates every kernel object of the device except its threads, so that it can run
+    /// before the seccomp filter is installed.
     ///
     /// # Errors
     /// The kernel refuses an engine.
@@ -84,9 +84,9 @@ impl Blk {
         self.queue_sizes.len() as u16
     }
 
-    /// What requests are judged by, and the cache mode if this driver can choose it.
+    /// The limits of requests, and the cache mode if the driver can choose it.
     fn limits(&self, features: u64) -> (RequestLimits, Option<Arc<AtomicBool>>) {
-        // A driver that cannot flush is owed writes that need none (section 5.2.6.2).
+        // Writes of a driver that cannot flush must be durable (section 5.2.6.2).
         let flushes = features & (1 << VIRTIO_BLK_F_FLUSH) != 0;
         let geometry = self.geometry();
         let limits = RequestLimits {
@@ -116,7 +116,7 @@ impl Blk {
             let interrupt = Arc::clone(&context.interrupt);
             move |message: &str| interrupt.needs_reset(message)
         };
-        // Through a cell, so that the queue_io comes back if there is no thread to be had.
+        // Through a cell, to recover the queue I/O if the kernel refuses a thread.
         let cell = QueueWorker::new((queue, queue_io), context.clone());
         let cell = Arc::new(Mutex::new(Some(cell)));
         let take =
@@ -134,7 +134,7 @@ impl Blk {
         Ok(())
     }
 
-    /// Stops the workers, whose requests complete first unless they are held, and takes back what they have.
+    /// Stops the workers and takes back their queues. Requests complete first, except held ones.
     fn stop(&mut self) -> Vec<ActiveQueue> {
         let mut queues = Vec::new();
         for worker in self.workers.drain(..) {
@@ -144,7 +144,7 @@ impl Blk {
                     queues.push(queue);
                 }
                 Ok(None) => {}
-                Err(error) => tracing::error!(device = self.name, %error, "a queue of the disk is lost"),
+                Err(error) => tracing::error!(device = self.name, %error, "disk queue lost"),
             }
         }
         queues
@@ -221,7 +221,7 @@ impl VirtioDevice for Blk {
             if let Some(queue_io) = slot
                 && let Err(error) = queue_io.abandon()
             {
-                tracing::error!(device = self.name, %error, "a queue of the disk is lost");
+                tracing::error!(device = self.name, %error, "disk queue lost");
                 *slot = None;
             }
         }

@@ -1,4 +1,4 @@
-//! The host's end of a device.
+//! Host-side control of a device.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use husk_devices::virtio::VirtioInterrupt;
 use husk_disk::{Disk, Geometry};
 
-/// What the device and its handles share.
+/// State shared between the device and its handles.
 pub(crate) struct Shared {
     pub name: String,
     pub disk: Disk,
-    /// Of the driver, while there is one.
+    /// Interrupts of the active driver.
     interrupt: Mutex<Option<Arc<dyn VirtioInterrupt>>>,
 }
 
@@ -45,27 +45,28 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// The host's end of a [`Blk`](crate::Blk). Usable from any thread, whatever state the device is in.
+/// Host-side control of a [`Blk`](crate::Blk). Usable from any thread and in any device state.
 #[derive(Clone, Debug)]
 pub struct BlkHandle(pub(crate) Arc<Shared>);
 
 impl BlkHandle {
-    /// As the device was named.
+    /// The `id` of the device.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.0.name
     }
 
-    /// The disk as it is.
+    /// The current geometry of the disk.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.0.disk.geometry()
     }
 
-    /// Takes over the size that the image has now and tells the guest, also if it is the same. Returns it, in bytes.
+    /// Reads the current size of the image, notifies the guest (also if it is unchanged) and returns the size in
+    /// bytes.
     ///
     /// # Errors
-    /// As [`Disk::refresh`]; then nothing changes.
+    /// As [`Disk::refresh`]. Nothing changes.
     pub fn resize(&self) -> io::Result<u64> {
         let size = self.0.disk.refresh()?.size;
         if let Some(interrupt) = self.0.interrupt() {

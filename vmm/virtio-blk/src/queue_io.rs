@@ -1,6 +1,6 @@
-//! What serves one virtqueue, whichever worker does it: an engine, and the requests it has.
+//! The I/O engine of one virtqueue and its requests in flight.
 //!
-//! It outlives the worker: a request that is held for an I/O error waits here from a pause to the next activation.
+//! It outlives the worker: a request that is held after an I/O error waits here from a pause to the next activation.
 
 use std::io;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use husk_devices::virtio::dma::DmaMapping;
 use husk_disk::{Disk, DiskId, Engine, ErrorPolicy, IoRequest};
 use vm_memory::GuestAddress;
 
-/// Segments whose memory a finished request keeps for the next one.
+/// Segments whose allocation a finished request keeps for the next one.
 const SPARE_SEGMENTS: usize = 64;
 
 #[derive(Debug)]
@@ -19,13 +19,13 @@ pub(crate) struct QueueIo {
     // Before `pending`, and so dropped before the memory that it reads and writes.
     engine: Engine,
     disk: DiskId,
-    /// By tag, as many as were ever used.
+    /// By tag, up to the highest tag used.
     pending: Vec<PendingRequest>,
-    /// Tags not in flight. The last freed is used first: its memory is warm.
+    /// Free tags. The last freed is used first: its memory is in the cache.
     free: Vec<u16>,
 }
 
-/// A request the disk has.
+/// A request in flight.
 #[derive(Debug, Default)]
 pub(crate) struct PendingRequest {
     /// The segments that the disk fills, and the memory they are in, until the disk has finished with it.
@@ -34,24 +34,24 @@ pub(crate) struct PendingRequest {
     spare: Vec<Segment>,
     pub head: u16,
     pub status: GuestAddress,
-    /// Bytes of the chain's writable data.
+    /// Bytes of the chain's device-writable data.
     pub writable: u32,
 }
 
-/// A request the disk is done with.
+/// A completed request.
 pub(crate) struct FinishedRequest {
     pub mem: Arc<GuestMemMmap>,
     pub head: u16,
     pub status: GuestAddress,
     /// Bytes of the chain's writable data.
     pub writable: u32,
-    /// All of them were filled, if there is no error.
+    /// The disk filled all of them, unless `result` is an error.
     pub filled: bool,
     pub result: io::Result<()>,
 }
 
 impl QueueIo {
-    /// A queue_io to `disk` alone.
+    /// The engine of one queue of `disk`.
     pub fn new(mut engine: Engine, disk: &Disk) -> io::Result<Self> {
         let disk = engine.attach(disk)?;
         let free = (0..engine.depth()).rev().collect();
@@ -67,7 +67,7 @@ impl QueueIo {
         &self.engine
     }
 
-    /// Whether a request can be submitted.
+    /// True if a request can be submitted.
     pub fn has_room(&self) -> bool {
         !self.free.is_empty()
     }
@@ -105,7 +105,7 @@ impl QueueIo {
         self.engine.kick()
     }
 
-    /// The next request the disk is done with.
+    /// The next completed request.
     pub fn complete(&mut self) -> Option<FinishedRequest> {
         loop {
             let completion = self.engine.complete()?;
@@ -131,20 +131,20 @@ impl QueueIo {
         }
     }
 
-    /// The error for which the disk began to hold requests, once.
+    /// The error for which the disk began to hold requests; returned once.
     pub fn take_io_stop(&mut self) -> Option<io::Error> {
         self.engine.take_stopped().map(|stopped| stopped.error)
     }
 
-    /// Has what is held tried again. To be kicked.
+    /// Retries held requests. The caller then calls [`QueueIo::kick`].
     pub fn retry(&mut self) {
         self.engine.retry_held(self.disk);
     }
 
-    /// Forgets every request, waiting for those that have begun.
+    /// Drops every request, after waiting for those in flight.
     ///
     /// # Errors
-    /// The engine is broken; the queue_io is to be dropped.
+    /// The engine failed. The caller drops this queue I/O.
     pub fn abandon(&mut self) -> io::Result<()> {
         let policy = self.engine.disk(self.disk).map(Disk::error_policy);
         self.engine.set_error_policy(self.disk, ErrorPolicy::Report)?;

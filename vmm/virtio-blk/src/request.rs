@@ -29,16 +29,16 @@ pub(crate) enum BlkStatus {
     Unsupported = VIRTIO_BLK_S_UNSUPP as isize,
 }
 
-/// Why a chain is no request: there is no place to say what is wrong with it.
+/// Errors of a chain that is no request. The device cannot report them in a status byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RequestError {
     #[error(transparent)]
     Chain(#[from] chain::ChainError),
-    #[error("a request without a status byte in memory")]
+    #[error("request without a status byte in guest memory")]
     Status,
 }
 
-/// A chain taken apart. Reused for the next, so that its memory is.
+/// The parts of a request chain. Reused for the next chain, with its allocations.
 #[derive(Debug, Default)]
 pub(crate) struct RequestLayout {
     readable: Vec<Segment>,
@@ -47,7 +47,7 @@ pub(crate) struct RequestLayout {
     status: GuestAddress,
 }
 
-/// What the device does about a chain.
+/// The next step for a chain.
 #[derive(Debug)]
 pub(crate) enum Action<'a> {
     /// Submit a request to the disk, which fills the segments in `filled`.
@@ -55,7 +55,7 @@ pub(crate) enum Action<'a> {
         request: IoRequest<'a>,
         filled: Option<&'a mut Vec<Segment>>,
     },
-    /// Answer at once; so many bytes of data were written before the status.
+    /// Complete at once, with this number of data bytes written before the status.
     Finish(BlkStatus, u32),
 }
 
@@ -69,23 +69,23 @@ impl<'a> Action<'a> {
     }
 }
 
-/// The properties of the device that requests are judged by.
+/// The properties of the device that limit requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RequestLimits {
-    /// In sectors.
+    /// Size of the disk in sectors.
     pub capacity: u64,
     /// Sectors of a logical block, of which requests are multiples.
     pub block: u64,
     /// Most sectors of a discard or write-zeroes request.
     pub max_range: u32,
     pub read_only: bool,
-    /// Writes are to be stable when they complete.
+    /// Writes must be on stable storage when they complete.
     pub durable: bool,
     pub serial: [u8; SERIAL_LEN],
 }
 
 impl RequestLayout {
-    /// Takes `chain` apart. Afterwards there is a status byte to write.
+    /// Parses `chain`. On success it has a writable status byte.
     pub fn parse(
         &mut self,
         mem: &GuestMemMmap,
@@ -108,7 +108,7 @@ impl RequestLayout {
         }
     }
 
-    /// Where the status goes.
+    /// Guest-physical address of the status byte.
     pub fn status(&self) -> GuestAddress {
         self.status
     }
@@ -119,7 +119,7 @@ impl RequestLayout {
         self.writable.iter().map(|s| s.len).fold(0, u32::saturating_add)
     }
 
-    /// What to do about the chain parsed last.
+    /// The action for the chain parsed last.
     pub fn action<'a>(&'a mut self, mem: &GuestMemMmap, limits: &RequestLimits) -> Action<'a> {
         match self.decode(mem, limits) {
             Ok(action) => action,
@@ -156,7 +156,7 @@ impl RequestLayout {
             VIRTIO_BLK_T_GET_ID => self.get_id(mem, limits),
             VIRTIO_BLK_T_DISCARD if !limits.read_only => {
                 let (offset, len, flags) = self.range(mem, limits)?;
-                // A device that discards must refuse the flag (section 5.2.6.2), like any it does not know.
+                // The device must refuse the unmap flag of a discard (section 5.2.6.2) and unknown flags.
                 if flags != 0 {
                     return Err(BlkStatus::Unsupported);
                 }
@@ -190,7 +190,7 @@ impl RequestLayout {
         Ok(Action::Finish(BlkStatus::Ok, (SERIAL_LEN - rest.len()) as u32))
     }
 
-    /// Offset, length and flags of a discard or write-zeroes request of one segment, all we offered.
+    /// Offset and length in bytes, and flags, of a discard or write-zeroes request. It has one segment, as offered.
     fn range(&mut self, mem: &GuestMemMmap, limits: &RequestLimits) -> Result<(u64, u64, u32), BlkStatus> {
         let mut bytes = [0; 16];
         self.take(mem, &mut bytes)?;
@@ -207,7 +207,7 @@ impl RequestLayout {
         ))
     }
 
-    /// Reads the next readable bytes and takes them off.
+    /// Reads and consumes the next device-readable bytes.
     fn take(&mut self, mem: &GuestMemMmap, bytes: &mut [u8]) -> Result<(), BlkStatus> {
         let mut rest = bytes;
         let mut used_up = 0;
@@ -232,7 +232,7 @@ impl RequestLayout {
     }
 }
 
-/// Where a transfer of the bytes of `segments` starts on the disk.
+/// Offset on the disk, in bytes, of a transfer of the bytes of `segments`.
 fn transfer_offset(segments: &[Segment], sector: u64, limits: &RequestLimits) -> Result<u64, BlkStatus> {
     let len: u64 = segments.iter().map(|s| u64::from(s.len)).sum();
     if len == 0 || !len.is_multiple_of(SECTOR) {

@@ -1,26 +1,26 @@
-//! What the creator of a block device chooses.
+//! The parameters of a block device.
 
 use std::io;
 use std::sync::Arc;
 
 use husk_disk::{Disk, EngineKind};
 
-/// Hears, on a worker's thread, of the error for which a disk began to hold requests. They are retried when the device
-/// is quiesced and activated again.
+/// Called on a worker thread with the error for which a disk began to hold requests (error policy `stop`). The
+/// requests are retried when the device is quiesced and activated again.
 pub type OnIoStop = Arc<dyn Fn(io::Error) + Send + Sync>;
 
-/// What a device is made of.
+/// The parameters of a new device.
 pub struct BlkSetup {
     /// The device is called `blk-{id}` in logs and thread names.
     pub id: String,
-    /// What it shows to the guest.
+    /// The disk that the guest sees.
     pub disk: Disk,
     /// Serial number; the guest sees its first 20 bytes.
     pub serial: String,
     /// Virtqueues, each with a worker and an engine. At least 1, and 1 where the disk
     /// [needs one engine](Disk::needs_one_engine).
     pub queues: u16,
-    /// Who does the I/O.
+    /// The engine that does the I/O.
     pub engine: EngineKind,
     /// See [`OnIoStop`].
     pub on_io_stop: OnIoStop,

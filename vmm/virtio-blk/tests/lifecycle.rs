@@ -217,7 +217,7 @@ fn a_new_size_reaches_driver_and_workers() {
         guest.file.set_len(0).unwrap();
         assert!(guest.handle.resize().is_err());
         assert_eq!((capacity(&guest), guest.interrupts.config()), (8, 2));
-        // Nobody to tell.
+        // There is no driver to notify.
         guest.blk.reset();
         guest.file.set_len(8192).unwrap();
         guest.handle.resize().unwrap();
@@ -310,7 +310,7 @@ fn requests_before_the_breach_are_answered() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever the rings hold, the device ends when told to.
+    /// With any content of the rings, the device stops on request.
     #[test]
     fn hostile_rings_are_survived(
         table in prop::collection::vec((0u64..0x50_0000, 0u32..0x2_0000, 0u16..8, 0u16..270), 270),
@@ -325,7 +325,7 @@ proptest! {
             if at < QUEUE_SIZE {
                 guest.driver.put(at, descriptor, next);
             }
-            // What indirect tables and headers are read from.
+            // The memory of indirect tables and headers.
             let bytes = [&address.to_le_bytes()[..], &len.to_le_bytes(), &flags.to_le_bytes(), &next.to_le_bytes()];
             let bytes = bytes.concat();
             guest.put(address.min(0x3f_0000), &bytes);
@@ -344,7 +344,7 @@ proptest! {
         prop_assert_eq!(guest.request(IN, 0, &[(DATA, 512, WRITE)]).0, OK);
     }
 
-    /// Requests cut into descriptors anywhere do what they say, and touch nothing else.
+    /// Requests split into descriptors anywhere have their effect and no other.
     #[test]
     fn any_layout_is_served(
         requests in prop::collection::vec(

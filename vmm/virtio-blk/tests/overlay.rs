@@ -54,7 +54,7 @@ fn an_overlay_outlives_drivers_pauses_and_the_device() {
         }
         let resized = guest.handle.resize().unwrap_err().to_string();
         assert_eq!(resized, "a qcow2 image is not resized");
-        // Nothing was flushed: the device closes what it serves.
+        // The driver flushed nothing: closing the device writes the image.
         guest.blk.reset();
         drop(guest);
         let disk =

@@ -1,4 +1,4 @@
-//! What each request does (virtio 1.2, section 5.2.6), through both engines.
+//! Each request type (virtio 1.2, section 5.2.6), through both engines.
 
 mod guest;
 

@@ -1,4 +1,4 @@
-//! What a device has while it is active: its queues, sorted, and whoever serves them.
+//! The active device: its queues by purpose, and the workers or vhost that serve them.
 
 use std::io;
 use std::sync::Arc;
@@ -19,18 +19,18 @@ use crate::pair_worker::{PairRules, PairWorker, pair_mailbox};
 use crate::tap::Tap;
 use crate::vhost::{VhostPair, VringNotifiers};
 
-/// What a device is made of, whatever its driver.
+/// The parts of a device that outlive a driver.
 #[derive(Debug)]
 pub(crate) struct NetResources {
     pub name: String,
     pub mtu: Option<u16>,
     pub shared: Arc<Shared>,
     pub taps: Vec<Arc<Tap>>,
-    /// As many, or none.
+    /// One per tap, or none.
     pub vhost: Vec<Arc<VhostPair>>,
 }
 
-/// The queues of a driver, by what they are for.
+/// The queues of a driver by purpose.
 #[derive(Debug, Default)]
 struct Queues {
     pairs: Vec<[ActiveQueue; 2]>,
@@ -39,7 +39,7 @@ struct Queues {
 }
 
 impl Queues {
-    /// Pairs count as far as they are complete.
+    /// Only complete pairs count.
     fn sort(mut queues: Vec<ActiveQueue>, control: u16) -> Self {
         queues.sort_by_key(|queue| queue.index);
         let mut sorted = Self::default();
@@ -61,19 +61,19 @@ impl Queues {
     }
 }
 
-/// A driver being served.
+/// An active device.
 #[derive(Debug)]
 pub(crate) struct ActiveDevice {
-    // Before the others, which it waits for.
+    // Dropped before the others, because it waits for them.
     control: Option<Worker<StoppedControl>>,
     pairs: Vec<Worker<[ActiveQueue; 2]>>,
-    /// Those that vhost has, pair by pair.
+    /// The queues that vhost owns, pair by pair.
     in_vhost: Vec<ActiveQueue>,
     idle: Vec<ActiveQueue>,
     mem: Arc<GuestMemMmap>,
 }
 
-/// What all workers get.
+/// State that all workers of an activation share.
 struct WorkerContext {
     mem: GuestMem,
     interrupt: Arc<dyn VirtioInterrupt>,
@@ -94,7 +94,7 @@ impl WorkerContext {
 }
 
 impl ActiveDevice {
-    /// Starts to serve a driver that left the device in `state`.
+    /// Activates the device with the `state` that the driver set.
     pub fn start(
         resources: &NetResources,
         activation: Activation,
@@ -194,7 +194,8 @@ impl ActiveDevice {
         Ok(FrameCarrier::Workers(mailboxes))
     }
 
-    /// Gives each pair to its vhost, which rings `error` when a ring is broken. Returns what is to be passed on.
+    /// Starts vhost for each pair. vhost signals `error` when a ring is malformed. Returns the interrupts that the
+    /// control worker has to forward.
     fn start_vhost(
         &mut self,
         resources: &NetResources,
@@ -230,7 +231,8 @@ impl ActiveDevice {
         Ok(calls)
     }
 
-    /// Stops whoever serves. Returns the queues and what the driver set; what a worker had that panicked is lost.
+    /// Stops the workers and vhost. Returns the queues and the state that the driver set. The queues of a worker that
+    /// panicked are lost.
     pub fn stop(self, resources: &NetResources) -> (Vec<ActiveQueue>, Option<ControlState>) {
         let (mut queues, mut state) = (self.idle, None);
         match self.control.map(Worker::stop) {
@@ -238,20 +240,20 @@ impl ActiveDevice {
                 queues.extend(queue);
                 state = Some(left);
             }
-            Some(Err(error)) => tracing::error!(device = resources.name, %error, "the control queue is lost"),
+            Some(Err(error)) => tracing::error!(device = resources.name, %error, "control queue lost"),
             None => {}
         }
         for worker in self.pairs {
             match worker.stop() {
                 Ok(pair) => queues.extend(pair),
-                Err(error) => tracing::error!(device = resources.name, %error, "a queue pair is lost"),
+                Err(error) => tracing::error!(device = resources.name, %error, "queue pair lost"),
             }
         }
         let mut in_vhost = self.in_vhost;
         for (vhost, pair) in resources.vhost.iter().zip(in_vhost.chunks_exact_mut(2)) {
             let [receive, transmit] = pair else { break };
             if let Err(error) = vhost.stop(&self.mem, [receive, transmit]) {
-                tracing::error!(device = resources.name, %error, "vhost does not let go of a queue pair");
+                tracing::error!(device = resources.name, %error, "vhost did not release a queue pair");
             }
         }
         queues.append(&mut in_vhost);

@@ -19,7 +19,7 @@ pub const QUEUE_SIZE: u16 = 256;
 /// Entries of the control queue.
 pub const CONTROL_QUEUE_SIZE: u16 = 64;
 
-/// The most queue pairs of a device: what a tap can have.
+/// Most queue pairs of a device, which is the limit of a tap.
 pub const MAX_PAIRS: usize = 256;
 
 /// Bytes of `struct virtio_net_config` up to and including the MTU.
@@ -34,14 +34,14 @@ const fn bits<const N: usize>(list: [u32; N]) -> u64 {
     all
 }
 
-/// What depends on the kernel's tap (Linux 6.2).
+/// UDP segmentation offload, which needs Linux 6.2.
 const USO: u64 = bits([
     VIRTIO_NET_F_HOST_USO,
     VIRTIO_NET_F_GUEST_USO4,
     VIRTIO_NET_F_GUEST_USO6,
 ]);
 
-/// What the driver lets the host leave to it, and can change its mind about (section 5.1.6.5.8).
+/// Offloads that the driver accepts on receive and can change at run time (section 5.1.6.5.8).
 pub(crate) const GUEST_OFFLOADS: u64 = bits([
     VIRTIO_NET_F_GUEST_CSUM,
     VIRTIO_NET_F_GUEST_TSO4,
@@ -51,7 +51,7 @@ pub(crate) const GUEST_OFFLOADS: u64 = bits([
     VIRTIO_NET_F_GUEST_USO6,
 ]);
 
-/// Features that are the datapath's, and so vhost's where there is one.
+/// Features of the datapath, which vhost implements if it is used.
 pub(crate) const DATAPATH: u64 = bits([
     VIRTIO_F_VERSION_1,
     VIRTIO_RING_F_INDIRECT_DESC,
@@ -59,7 +59,7 @@ pub(crate) const DATAPATH: u64 = bits([
     VIRTIO_NET_F_MRG_RXBUF,
 ]);
 
-/// What is offered whatever the tap.
+/// Features offered with every tap.
 const ALWAYS: u64 = bits([
     VIRTIO_RING_F_INDIRECT_DESC,
     VIRTIO_RING_F_EVENT_IDX,
@@ -83,7 +83,7 @@ const ALWAYS: u64 = bits([
     VIRTIO_NET_F_GUEST_ANNOUNCE,
 ]);
 
-/// What is offered, by a tap with UDP segmentation or without.
+/// Features offered, with or without UDP segmentation (`uso`).
 pub(crate) fn features(uso: bool, mtu: Option<u16>, pairs: u16) -> u64 {
     let when = |condition: bool, bits: u64| if condition { bits } else { 0 };
     ALWAYS
@@ -102,7 +102,8 @@ pub(crate) fn space(mac: Mac, status: u16, pairs: u16, mtu: Option<u16>) -> [u8;
     space
 }
 
-/// Index of the control queue (section 5.1.2): after the pairs, which is one where they were not negotiated.
+/// Index of the control queue (section 5.1.2): after the pairs, or after one pair if VIRTIO_NET_F_MQ was not
+/// negotiated.
 pub(crate) fn control_index(features: u64, pairs: u16) -> u16 {
     if features & bits([VIRTIO_NET_F_MQ]) == 0 {
         2

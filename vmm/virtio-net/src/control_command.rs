@@ -1,4 +1,4 @@
-//! Commands of the control queue (virtio 1.2, section 5.1.6.5), from bytes to what they ask for.
+//! Parser of control queue commands (virtio 1.2, section 5.1.6.5).
 
 use husk_devices::GuestMemMmap;
 use husk_devices::virtio::chain::Segment;
@@ -8,7 +8,7 @@ use vm_memory::{Address, Bytes};
 use crate::filter::{Mode, Table};
 use crate::mac::{MAC_TABLE_SIZE, Mac};
 
-/// What a driver asks for.
+/// A command of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ControlCommand {
     /// Section 5.1.6.5.1.
@@ -27,12 +27,12 @@ pub(crate) enum ControlCommand {
     Offloads(u64),
 }
 
-/// The readable bytes of a chain, end to end, whatever its descriptors (section 2.7.4.1).
+/// The device-readable bytes of a chain, independent of its descriptor boundaries (section 2.7.4.1).
 #[derive(Debug)]
 pub(crate) struct Payload<'a> {
     mem: &'a GuestMemMmap,
     segments: &'a [Segment],
-    /// Bytes taken of the first segment.
+    /// Bytes consumed of the first segment.
     taken: u32,
 }
 
@@ -45,7 +45,8 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// The next `len` bytes, each piece of them with its place among them. None if there are less.
+    /// Consumes the next `len` bytes and calls `piece` with the offset and range of each piece. Returns `None` if
+    /// there are fewer.
     fn advance(&mut self, len: u64, mut piece: impl FnMut(u64, Segment) -> Option<()>) -> Option<()> {
         let mut done = 0;
         while done < len {
@@ -76,7 +77,7 @@ impl<'a> Payload<'a> {
         self.take().map(u16::from_le_bytes)
     }
 
-    /// `struct virtio_net_ctrl_mac`. However many there are, no more are read than are kept.
+    /// `struct virtio_net_ctrl_mac`. Reads only as many addresses as the table keeps.
     fn table(&mut self) -> Option<Table> {
         let entries = u32::from_le_bytes(self.take()?) as usize;
         let kept = entries.min(MAC_TABLE_SIZE);
@@ -86,7 +87,8 @@ impl<'a> Payload<'a> {
     }
 }
 
-/// What the driver asks for, if its `features` allow it and all of it is there. More than that is ignored.
+/// Parses a command. Returns `None` if it is incomplete or the negotiated `features` do not allow it. Extra bytes are
+/// ignored.
 pub(crate) fn parse(mut payload: Payload<'_>, features: u64) -> Option<ControlCommand> {
     let [class, command] = payload.take()?.map(u32::from);
     let has = |bit: u32| features & 1 << bit != 0;

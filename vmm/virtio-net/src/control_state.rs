@@ -1,5 +1,5 @@
-//! The control queue and what it controls (virtio 1.2, section 5.1.6.5): commands change a state, the state is put into
-//! force on the taps and the datapath.
+//! The control queue and what it controls (virtio 1.2, section 5.1.6.5): commands change the state, and the state is
+//! applied to taps and datapath.
 
 use std::io;
 use std::sync::Arc;
@@ -15,19 +15,19 @@ use crate::pair_worker::{PairMailbox, PairRules};
 use crate::tap::{Tap, TapFilter};
 use crate::vhost::VhostPair;
 
-/// What a driver set, from its start to its reset.
+/// The state that a driver set, from activation to reset.
 #[derive(Clone, Debug)]
 pub(crate) struct ControlState {
     pub features: u64,
     pub filter: Arc<Filter>,
-    /// Pairs in use.
+    /// Number of queue pairs in use.
     pub pairs: u16,
     /// Guest offloads, by feature bit.
     pub offloads: u64,
 }
 
 impl ControlState {
-    /// What a driver with these features finds.
+    /// The initial state for a driver with these features.
     pub fn new(features: u64, mac: Mac) -> Self {
         let filters_vlans = features & 1 << VIRTIO_NET_F_CTRL_VLAN != 0;
         Self {
@@ -39,7 +39,7 @@ impl ControlState {
     }
 }
 
-/// Who moves the frames.
+/// The mover of frames.
 #[derive(Debug)]
 pub(crate) enum FrameCarrier {
     /// Workers of this process, one for each pair.
@@ -48,10 +48,10 @@ pub(crate) enum FrameCarrier {
     Vhost(Vec<Arc<VhostPair>>),
 }
 
-/// Taps and datapath of a driver, with what is in force on them.
+/// The taps and the frame carrier of a driver, and the settings applied to them.
 #[derive(Debug)]
 pub(crate) struct Datapath {
-    /// One for each pair the driver set up, at least.
+    /// At least one for each pair that the driver set up.
     pub taps: Vec<Arc<Tap>>,
     pub carrier: FrameCarrier,
     pub link: bool,
@@ -68,7 +68,7 @@ impl Datapath {
         }
     }
 
-    /// Pairs the driver set up.
+    /// Number of pairs that the driver set up.
     fn usable(&self) -> usize {
         match &self.carrier {
             FrameCarrier::Workers(mailboxes) => mailboxes.len(),
@@ -76,14 +76,14 @@ impl Datapath {
         }
     }
 
-    /// Puts the filter into force. Returns whether the kernel had to do something.
+    /// Applies the receive filter. Returns true if it changed the filter of the tap.
     pub fn apply_filter(&mut self, state: &ControlState) -> bool {
         let wanted = state.filter.for_tap();
         let changed = self.tap_filter.as_ref() != Some(&wanted);
         if changed {
-            // The workers filter too; with vhost, more arrives than the driver asked for, as it may.
+            // The workers filter too. With vhost, the driver receives more than it asked for, which virtio allows.
             if let Err(error) = self.taps[0].set_filter(&wanted) {
-                tracing::debug!(%error, "the tap does not filter");
+                tracing::debug!(%error, "tap filter not set");
             }
             self.tap_filter = Some(wanted);
         }
@@ -93,7 +93,7 @@ impl Datapath {
         changed
     }
 
-    /// Puts number of pairs and state of the link into force: afterwards no frame arrives in a pair out of use.
+    /// Applies the number of pairs and the link state. Afterwards no frame arrives in an unused pair.
     pub fn apply_pairs(&mut self, state: &ControlState) -> io::Result<()> {
         let (used, unused) = self.taps.split_at(usize::from(state.pairs));
         if let FrameCarrier::Vhost(pairs) = &self.carrier {
@@ -114,13 +114,13 @@ impl Datapath {
         unused.iter().try_for_each(|tap| tap.attach(false))
     }
 
-    /// Pulls the cable or plugs it in.
+    /// Applies the link state.
     pub fn apply_link(&mut self, state: &ControlState, link: bool) -> io::Result<()> {
         if std::mem::replace(&mut self.link, link) == link {
             return Ok(());
         }
         if let (true, FrameCarrier::Vhost(_)) = (link, &self.carrier) {
-            // What came in the meantime is lost. Workers see to that themselves.
+            // Drop the frames that arrived while the link was down. Workers do so themselves.
             self.taps[..usize::from(state.pairs)]
                 .iter()
                 .for_each(|tap| tap.drain());
@@ -128,7 +128,7 @@ impl Datapath {
         self.apply_pairs(state)
     }
 
-    /// Tells the workers, and waits until all of them go by it.
+    /// Sends the rules to the workers and waits until they are in force.
     fn update_workers(&self, state: &ControlState) {
         let FrameCarrier::Workers(mailboxes) = &self.carrier else {
             return;
@@ -139,19 +139,19 @@ impl Datapath {
             .map(|(index, mailbox)| mailbox.set_rules(self.rules(state, index)))
             .collect();
         for update in updates {
-            // A worker whose queue is broken is gone, and the driver knows.
+            // A worker whose ring was malformed has ended, and the driver was notified.
             let _ = update.recv();
         }
     }
 
-    /// What the worker of pair `index` has to go by.
+    /// The rules of pair `index`.
     fn rules(&self, state: &ControlState, index: usize) -> PairRules {
         PairRules::new(state, index, self.link)
     }
 }
 
 impl PairRules {
-    /// Those of pair `index`.
+    /// The rules of pair `index`.
     pub fn new(state: &ControlState, index: usize, link: bool) -> Self {
         Self {
             enabled: index < usize::from(state.pairs),
@@ -161,15 +161,15 @@ impl PairRules {
     }
 }
 
-/// What carrying out a command came to.
+/// The result of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CommandOutcome {
     pub ok: bool,
-    /// The kernel had to take locks that others need too.
+    /// The kernel took host-wide locks.
     pub costly: bool,
 }
 
-/// Carries out one command.
+/// Executes one command.
 pub(crate) fn execute(
     command: ControlCommand,
     state: &mut ControlState,
@@ -183,7 +183,7 @@ pub(crate) fn execute(
         ControlCommand::Tables(unicast, multicast) => {
             Arc::make_mut(&mut state.filter).set_tables(unicast, multicast);
         }
-        // No station has a group's address.
+        // A group address is not a valid station address.
         ControlCommand::Address(mac) if mac[0] & 1 != 0 || mac == [0; 6] => ok = false,
         ControlCommand::Address(mac) => {
             shared.set_mac(mac);

@@ -1,4 +1,5 @@
-//! The worker of the control queue, which also sees to the link, and to what vhost cannot tell the driver itself.
+//! The worker of the control queue. It also applies link changes and forwards the interrupts that vhost cannot raise
+//! itself.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -23,24 +24,24 @@ const STOP: u64 = 0;
 const KICK: u64 = 1;
 const WAKEUP: u64 = 2;
 const ERROR: u64 = 3;
-/// And after it, one for each of the calls.
+/// First of the event numbers of the forwarded interrupts.
 const CALL: u64 = 4;
 
-/// Commands for which the kernel takes locks of the whole host: so many at once, and then one in this time.
+/// Commands for which the kernel takes host-wide locks: at most this many in a burst, then one per [`INTERVAL`].
 const BURST: u32 = 128;
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// What a worker leaves behind.
+/// The result of the worker.
 pub(crate) type StoppedControl = (Option<ActiveQueue>, ControlState);
 
-/// A queue of vhost whose interrupts the driver has at no vector, and what vhost rings for it.
+/// A vhost queue without an interrupt vector, and the eventfd that vhost signals for it.
 #[derive(Debug)]
 pub(crate) struct VhostCall {
     pub queue: u16,
     pub event: EventFd,
 }
 
-/// The control queue, if the driver has one, and what is to be watched.
+/// The worker of the control queue, if the driver enabled it, and of the other events.
 pub(crate) struct ControlWorker {
     pub queue: Option<ActiveQueue>,
     pub state: ControlState,
@@ -49,11 +50,11 @@ pub(crate) struct ControlWorker {
     pub interrupt: Arc<dyn VirtioInterrupt>,
     pub shared: Arc<Shared>,
     pub calls: Vec<VhostCall>,
-    /// Rung by vhost when a ring is broken.
+    /// Signalled by vhost when a ring is malformed.
     pub error: Option<EventFd>,
 }
 
-/// Bounds what a driver can have the kernel do.
+/// Rate limit of the commands that are costly for the host.
 #[derive(Debug)]
 struct Throttle {
     tokens: u32,
@@ -68,7 +69,7 @@ impl Throttle {
         }
     }
 
-    /// How long to wait before the next command, if at all.
+    /// Time to wait before the next command, or `None`.
     fn wait(&mut self, now: Instant) -> Option<Duration> {
         let elapsed = now.saturating_duration_since(self.since);
         let earned = elapsed.as_millis() / INTERVAL.as_millis();
@@ -87,7 +88,7 @@ impl Throttle {
 }
 
 impl ControlWorker {
-    /// Serves until `stop`, or until the control queue is broken.
+    /// Serves until `stop` or a malformed ring.
     pub fn run(mut self, stop: &EventFd) -> StoppedControl {
         if let Err(reason) = self.serve(stop) {
             self.interrupt.needs_reset(&reason);
@@ -99,7 +100,7 @@ impl ControlWorker {
         let epoll = self.watch(stop).map_err(|e| format!("epoll: {e}"))?;
         let mut events = [EpollEvent::default(); 8];
         let mut throttle = Throttle::new(Instant::now());
-        // It may have changed since we were told.
+        // The link may have changed since activation.
         self.follow_link()?;
         let mut more = true;
         loop {
@@ -125,7 +126,7 @@ impl ControlWorker {
                         let _ = self.shared.wakeup.read();
                         self.follow_link()?;
                     }
-                    ERROR => return Err("vhost: a ring is broken".into()),
+                    ERROR => return Err("vhost: malformed ring".into()),
                     call => self.forward_interrupt((call - CALL) as usize),
                 }
             }
@@ -161,7 +162,7 @@ impl ControlWorker {
             .map_err(|e| format!("link: {e}"))
     }
 
-    /// Tells the driver what vhost cannot.
+    /// Raises an interrupt that vhost cannot raise itself.
     fn forward_interrupt(&self, call: usize) {
         if let Some(VhostCall { queue, event }) = self.calls.get(call) {
             let _ = event.read();
@@ -169,8 +170,8 @@ impl ControlWorker {
         }
     }
 
-    /// Carries out at most one queue's worth of commands, so that no guest can keep us from stopping. Returns whether
-    /// there are more.
+    /// Executes at most one queue's worth of commands, so that a guest cannot prevent a stop. Returns true if there
+    /// are more.
     fn pass(&mut self, throttle: &mut Throttle) -> Result<bool, DeviceError> {
         let Some(mut active) = self.queue.take() else {
             return Ok(false);
@@ -223,7 +224,7 @@ impl ControlWorker {
         let ack = writable
             .iter()
             .find(|segment| segment.len != 0)
-            .ok_or("a command without a place for its answer")?;
+            .ok_or("control command without a device-writable byte")?;
         let command = parse(Payload::new(mem, readable), self.state.features);
         let ok = command.is_some_and(|command| {
             let outcome = execute(command, &mut self.state, &mut self.datapath, &self.shared);

@@ -1,4 +1,4 @@
-//! What passed through a device, counted.
+//! Frame counters of a device.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Counters {
     /// Frames passed on.
     pub packets: u64,
-    /// Their bytes, without headers of virtio.
+    /// Bytes of these frames, without virtio headers.
     pub bytes: u64,
-    /// Frames thrown away: too long for the driver's buffers, or while the link was down.
+    /// Frames dropped because they were too long for the driver's buffers, or because the link was down.
     pub dropped: u64,
-    /// Frames thrown away because something was wrong with them, the driver's buffers or the tap.
+    /// Frames dropped because of an error of the frame, the driver's buffers or the tap.
     pub errors: u64,
 }
 
-/// What [`Counters`] are read from. Workers add to it once for many frames.
+/// The totals behind [`Counters`]. Workers add to them once per batch.
 #[derive(Debug, Default)]
 pub(crate) struct Totals {
     packets: AtomicU64,
@@ -34,7 +34,7 @@ impl Totals {
         }
     }
 
-    /// Moves `counters` here.
+    /// Adds `counters` and resets them to 0.
     pub fn take(&self, counters: &mut Counters) {
         let Counters {
             packets,

@@ -1,4 +1,4 @@
-//! The device model: features, configuration space, and workers or vhost that come and go with the driver.
+//! The device model: features, configuration space, and the workers or vhost of the active device.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,31 +16,31 @@ use crate::mac::Mac;
 use crate::tap::{Tap, TapFilter};
 use crate::vhost::VhostPair;
 
-/// The least MTU a device may tell (section 5.1.4.1).
+/// Smallest MTU that a device may report (section 5.1.4.1).
 const MIN_MTU: u16 = 68;
 
-/// What carries the frames of one queue pair.
+/// The files of one queue pair.
 #[derive(Debug)]
 pub struct QueuePair {
     /// A queue of the tap, attached, opened with `IFF_TAP`, `IFF_NO_PI` and `IFF_VNET_HDR`, and with
     /// `IFF_MULTI_QUEUE` if there are several.
     pub tap: OwnedFd,
-    /// An open `/dev/vhost-net` without an owner, which then carries the frames; for all pairs or for none.
+    /// An open `/dev/vhost-net` without an owner, if vhost carries the frames. For all pairs or for none.
     pub vhost: Option<OwnedFd>,
 }
 
-/// What a device is made of.
+/// The parameters of a new device.
 #[derive(Debug)]
 pub struct NetSetup {
     /// The device is called `net-{id}` in logs and thread names.
     pub id: String,
-    /// Its address, until the driver sets another.
+    /// MAC address until the driver sets another.
     pub mac: Mac,
-    /// What the driver is told to keep to, at least 68.
+    /// MTU that the device reports, at least 68.
     pub mtu: Option<u16>,
-    /// Whether the link is up.
+    /// Initial state of the link: true if it is up.
     pub link: bool,
-    /// At least one.
+    /// Queue pairs, 1 to [`MAX_PAIRS`].
     pub pairs: Vec<QueuePair>,
 }
 
@@ -51,17 +51,17 @@ pub struct Net {
     offered: u64,
     queue_sizes: Vec<u16>,
     resources: NetResources,
-    /// What the driver set, while no worker has it.
+    /// State that the driver set, while the device is not active.
     state: Option<ControlState>,
     active: Option<ActiveDevice>,
 }
 
 impl Net {
-    /// A device and its handle. Makes every kernel object it will need but eventfds and its threads, so that it runs
-    /// before a seccomp filter is in place.
+    /// A device and its handle. Creates every kernel object of the device except eventfds and threads, so that it can
+    /// run before the seccomp filter is installed.
     ///
     /// # Errors
-    /// A file is not what it should be, or the kernel refuses it.
+    /// A parameter is out of range, a file is not a tap or vhost-net, or the kernel refuses an operation.
     pub fn new(setup: NetSetup) -> io::Result<(Self, NetHandle)> {
         let invalid = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, what.to_owned()));
         let count = setup.pairs.len();
@@ -119,7 +119,7 @@ impl Net {
         Ok((net, NetHandle(shared)))
     }
 
-    /// Sets the taps to what a new driver expects: no offloads, no filter, one queue.
+    /// Resets the taps to the state that a new driver expects: no offloads, no filter, one queue.
     fn reset_taps(&self) -> io::Result<()> {
         self.resources.taps[1..]
             .iter()

@@ -1,4 +1,4 @@
-//! Which frames the driver wants (virtio 1.2, sections 5.1.6.5.1 to 5.1.6.5.3).
+//! The receive filter (virtio 1.2, sections 5.1.6.5.1 to 5.1.6.5.3).
 
 use crate::header::ETHERNET_LEN;
 use crate::mac::Mac;
@@ -13,7 +13,7 @@ const ETHERTYPE_VLAN: [u8; 2] = [0x81, 0x00];
 pub(crate) struct Table {
     /// Sorted.
     addresses: Vec<Mac>,
-    /// There were more than are kept.
+    /// The driver set more addresses than the table keeps.
     overflow: bool,
 }
 
@@ -28,7 +28,7 @@ impl Table {
     }
 }
 
-/// What the driver switches on and off (section 5.1.6.5.1).
+/// Receive modes that the driver switches on and off (section 5.1.6.5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     Promiscuous,
@@ -67,12 +67,12 @@ pub(crate) struct Filter {
     modes: u8,
     unicast: Table,
     multicast: Table,
-    /// None where VLANs are not filtered.
+    /// `None` if VLANs are not filtered.
     vlans: Option<Box<Vlans>>,
 }
 
 impl Filter {
-    /// What a driver finds: all frames are received, of no VLAN if it can add some.
+    /// The initial filter: promiscuous, with no VLAN if the driver can add VLANs.
     pub fn new(mac: Mac, filters_vlans: bool) -> Self {
         Self {
             mac,
@@ -115,12 +115,12 @@ impl Filter {
         self.modes & mode.bit() != 0
     }
 
-    /// Whether every frame passes.
+    /// True if every frame passes.
     pub fn is_open(&self) -> bool {
         self.is(Mode::Promiscuous)
     }
 
-    /// Whether a frame that begins with `frame`, of which 18 bytes are enough, is received.
+    /// True if a frame that starts with `frame` is received. 18 bytes suffice.
     pub fn passes(&self, frame: &[u8]) -> bool {
         if self.is_open() {
             return true;
@@ -141,7 +141,7 @@ impl Filter {
         }
     }
 
-    /// From the Ethernet type on. A tag with VLAN 0 only has a priority.
+    /// `rest` starts at the Ethernet type. A tag with VLAN 0 carries only a priority.
     fn passes_vlan(&self, rest: &[u8]) -> bool {
         match (&self.vlans, rest) {
             (Some(vlans), [a, b, high, low, ..]) if [*a, *b] == ETHERTYPE_VLAN => {
@@ -152,7 +152,8 @@ impl Filter {
         }
     }
 
-    /// As much of the filter as the tap can apply. It lets through what this one does, and perhaps more.
+    /// The part of the filter that the tap can apply. It passes every frame that this filter passes, and perhaps
+    /// more.
     pub fn for_tap(&self) -> TapFilter {
         if self.is_open() || self.is(Mode::AllUnicast) || self.unicast.overflow {
             return TapFilter::default();

@@ -1,4 +1,4 @@
-//! The host's end of a device.
+//! Host-side control of a device.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,18 +12,18 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::counters::{Counters, Totals};
 use crate::mac::Mac;
 
-/// What the device, its workers and its handles share. Nobody waits for anybody here.
+/// State shared between the device, its workers and its handles. No operation on it blocks.
 pub(crate) struct Shared {
     pub id: String,
-    /// As the driver set it last, in the low 48 bits.
+    /// MAC address, in the low 48 bits.
     mac: AtomicU64,
     link: AtomicBool,
     announce: AtomicBool,
     pub received: Totals,
     pub sent: Totals,
-    /// Rung when the link changes.
+    /// Signalled when the link changes.
     pub wakeup: EventFd,
-    /// Of the driver, while there is one, with the features it negotiated.
+    /// Interrupts and negotiated features of the active driver.
     driver: Mutex<Option<(Arc<dyn VirtioInterrupt>, u64)>>,
 }
 
@@ -66,7 +66,7 @@ impl Shared {
         self.link.load(Ordering::Acquire)
     }
 
-    /// The driver announced itself, or is gone.
+    /// Clears the announce request: the driver acknowledged it or was reset.
     pub fn announced(&self) {
         self.announce.store(false, Ordering::Relaxed);
     }
@@ -90,36 +90,37 @@ impl Shared {
     }
 }
 
-/// The host's end of a [`Net`](crate::Net). Usable from any thread, whatever state the device is in.
+/// Host-side control of a [`Net`](crate::Net). Usable from any thread and in any device state.
 #[derive(Clone, Debug)]
 pub struct NetHandle(pub(crate) Arc<Shared>);
 
 impl NetHandle {
-    /// As the device was named.
+    /// The `id` of the device.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.0.id
     }
 
-    /// The address of the device: the one it was made with until the driver sets another.
+    /// MAC address of the device: the initial one until the driver sets another.
     #[must_use]
     pub fn mac(&self) -> Mac {
         self.0.mac()
     }
 
-    /// Whether the link is up.
+    /// True if the link is up.
     #[must_use]
     pub fn link(&self) -> bool {
         self.0.link()
     }
 
-    /// Pulls the cable or plugs it in, and tells the driver if it can be told (virtio 1.2, section 5.1.4). While the
-    /// link is down no frame passes, whether the driver knows or not. In force shortly after this returns.
+    /// Sets the link state and notifies a driver that negotiated VIRTIO_NET_F_STATUS (virtio 1.2, section 5.1.4).
+    /// While the link is down no frame passes, also with a driver without that feature. Takes effect shortly after
+    /// this returns.
     pub fn set_link(&self, up: bool) {
         if self.0.link.swap(up, Ordering::AcqRel) == up {
             return;
         }
-        // A full counter is a wakeup that rings already.
+        // A full counter means that a wake-up is already pending.
         let _ = self.0.wakeup.write(1);
         if let Some(interrupt) = self.0.driver_with(1 << VIRTIO_NET_F_STATUS) {
             interrupt.signal_config();
@@ -127,7 +128,7 @@ impl NetHandle {
     }
 
     /// Asks the guest to announce its addresses on the network (virtio 1.2, section 5.1.6.5.4), as after a migration.
-    /// False if there is no driver that could.
+    /// Returns false if no active driver supports it.
     #[must_use]
     pub fn announce(&self) -> bool {
         let needed = 1 << VIRTIO_NET_F_STATUS | 1 << VIRTIO_NET_F_GUEST_ANNOUNCE;
@@ -139,13 +140,13 @@ impl NetHandle {
         true
     }
 
-    /// Frames for the guest. Those that vhost carries are not counted here: the tap counts them.
+    /// Frames received by the guest. Frames that vhost carries are not counted here but by the tap.
     #[must_use]
     pub fn received(&self) -> Counters {
         self.0.received.read()
     }
 
-    /// Frames of the guest, in the same way.
+    /// Frames sent by the guest, counted in the same way.
     #[must_use]
     pub fn sent(&self) -> Counters {
         self.0.sent.read()

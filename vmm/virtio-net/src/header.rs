@@ -9,7 +9,7 @@ use virtio_bindings::virtio_net::{
 /// Bytes of `struct virtio_net_hdr` as virtio 1.0 and later have it, with `num_buffers`.
 pub(crate) const HEADER_LEN: usize = 12;
 
-/// Where `num_buffers` is in it.
+/// Offset of `num_buffers` in the header.
 pub(crate) const NUM_BUFFERS_OFFSET: usize = 10;
 
 /// Bytes of an Ethernet header.
@@ -21,16 +21,16 @@ pub(crate) const VLAN_LEN: usize = 4;
 /// The longest frame: an IPv6 header and 64 KiB behind two VLAN tags.
 pub(crate) const MAX_FRAME: usize = ETHERNET_LEN + 2 * VLAN_LEN + 40 + 65_535;
 
-/// Why a frame of the driver is not sent.
+/// Errors of a frame that the driver sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FrameError {
-    #[error("no room for a frame's header")]
+    #[error("frame shorter than its headers")]
     Short,
-    #[error("a frame longer than any")]
+    #[error("frame longer than a tap accepts")]
     Long,
-    #[error("a descriptor for the device to write")]
+    #[error("device-writable descriptor in a transmit chain")]
     Writable,
-    #[error("a buffer outside of memory, or in too many pieces")]
+    #[error("buffer outside of guest memory, or in too many pieces")]
     Buffers,
     #[error("an offload that was not negotiated")]
     Offload,
@@ -40,7 +40,7 @@ pub(crate) enum FrameError {
     Segments,
 }
 
-/// A header of the driver, which the device may only trust after a look.
+/// A header from the driver, untrusted until [`Header::admit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub flags: u8,
@@ -64,7 +64,7 @@ impl Header {
         }
     }
 
-    /// As the kernel's tap takes it.
+    /// The header in the layout of the tap.
     pub fn bytes(self) -> [u8; HEADER_LEN] {
         let mut bytes = [self.flags, self.gso_type, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         let words = [self.hdr_len, self.gso_size, self.csum_start, self.csum_offset];
@@ -74,8 +74,11 @@ impl Header {
         bytes
     }
 
-    /// What of the header goes to the tap with a frame of `len` bytes, if the driver may ask for it (section
-    /// 5.1.6.2): `features` are the negotiated ones. Everything it has no say in is left out.
+    /// Checks the header of a frame of `len` bytes against the negotiated `features` and returns the header for the
+    /// tap (section 5.1.6.2). Fields that the driver may not set are cleared.
+    ///
+    /// # Errors
+    /// The frame is too short or too long, or the header asks for an offload that is not negotiated or not valid.
     pub fn admit(self, features: u64, len: usize) -> Result<Self, FrameError> {
         if len < ETHERNET_LEN {
             return Err(FrameError::Short);
@@ -98,7 +101,7 @@ impl Header {
         if !negotiated || checksum && !has(VIRTIO_NET_F_CSUM) || ecn && !(tcp && has(VIRTIO_NET_F_HOST_ECN)) {
             return Err(FrameError::Offload);
         }
-        // The checksum is two bytes in the frame.
+        // The checksum is two bytes, which must lie in the frame.
         if checksum && usize::from(self.csum_start) + usize::from(self.csum_offset) + 2 > len {
             return Err(FrameError::Checksum);
         }
@@ -113,7 +116,7 @@ impl Header {
                 0
             },
             gso_type: self.gso_type,
-            // A hint (section 5.1.6.2.2), which the tap refuses if it is longer than the frame.
+            // A hint (section 5.1.6.2.2). The tap rejects one that is longer than the frame.
             hdr_len: if segmented {
                 self.hdr_len.min(u16::try_from(len).unwrap_or(u16::MAX))
             } else {

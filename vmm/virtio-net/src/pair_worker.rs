@@ -1,8 +1,8 @@
 //! The worker of a queue pair, where frames pass through this process.
 //!
-//! One thread has both directions: a flow's data and its acknowledgements pass through the same pair, so that one
-//! wake-up serves both, with one batch and one interrupt each; and a guest with a vCPU for each pair has as many workers
-//! as it can keep busy.
+//! One thread serves both directions. The data and acknowledgements of a flow pass through the same pair, so one
+//! wake-up serves both, with one batch and one interrupt each. A guest with one vCPU per pair has as many workers as
+//! it can keep busy.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -30,7 +30,7 @@ const RECEIVE: u64 = 2;
 const TRANSMIT: u64 = 3;
 const TAP: u64 = 4;
 
-/// What the control queue and the host want of a pair.
+/// The state of a pair that the control queue and the host set.
 #[derive(Clone, Debug)]
 pub(crate) struct PairRules {
     /// The driver uses the pair.
@@ -46,7 +46,7 @@ impl PairRules {
     }
 }
 
-/// New rules, and where to say that they are in force.
+/// New rules, and the channel that reports that they are in force.
 struct RulesUpdate {
     rules: PairRules,
     done: mpsc::SyncSender<()>,
@@ -59,7 +59,7 @@ pub(crate) struct PairMailbox {
     wakeup: EventFd,
 }
 
-/// The other end.
+/// The receiving end of a pair worker's mailbox.
 #[derive(Debug)]
 pub(crate) struct PairInbox {
     updates: mpsc::Receiver<RulesUpdate>,
@@ -82,18 +82,19 @@ pub(crate) fn pair_mailbox() -> io::Result<(PairMailbox, PairInbox)> {
 }
 
 impl PairMailbox {
-    /// Has the worker take on `rules`; the receiver hears when they are in force, or that the worker is gone.
+    /// Sends `rules` to the worker. The returned channel yields a value when they are in force, or closes if the
+    /// worker has ended.
     pub fn set_rules(&self, rules: PairRules) -> mpsc::Receiver<()> {
         let (done, applied) = mpsc::sync_channel(1);
         if self.updates.send(RulesUpdate { rules, done }).is_ok() {
-            // A full counter is a wakeup that rings already.
+            // A full counter means that a wake-up is already pending.
             let _ = self.wakeup.write(1);
         }
         applied
     }
 }
 
-/// All that a pair has to do with.
+/// The queues of a pair and everything its worker uses.
 pub(crate) struct PairWorker {
     pub tap: Arc<Tap>,
     pub receive: ActiveQueue,
@@ -103,13 +104,13 @@ pub(crate) struct PairWorker {
     pub shared: Arc<Shared>,
     pub features: u64,
     pub mergeable: bool,
-    /// If negotiated.
+    /// The MTU, if negotiated.
     pub mtu: Option<u16>,
     pub rules: PairRules,
     pub inbox: PairInbox,
 }
 
-/// A pair at work.
+/// The state of a running pair worker.
 struct PairState {
     pair: PairWorker,
     receiver: Receiver,
@@ -117,13 +118,13 @@ struct PairState {
     epoll: Epoll,
     sched_policy: SchedPolicy,
     coalescing: TxCoalescing,
-    /// Whether there may be frames to receive or to send.
+    /// True if there may be frames to receive, or to send.
     receive: bool,
     transmit: bool,
 }
 
 impl PairWorker {
-    /// Serves the queues until `stop`, or until one is broken.
+    /// Serves the queues until `stop` or a malformed ring.
     pub fn run(self, stop: &EventFd) -> [ActiveQueue; 2] {
         let receiver = Receiver::new(self.mergeable, self.mtu);
         let transmitter = Transmitter::new(self.features);
@@ -134,7 +135,7 @@ impl PairWorker {
                 return [self.receive, self.transmit];
             }
         };
-        // Whatever was signalled before we came, look first.
+        // Requests may have arrived before the events were watched.
         let mut state = PairState {
             pair: self,
             receiver,
@@ -154,7 +155,7 @@ impl PairWorker {
         [pair.receive, pair.transmit]
     }
 
-    /// Edges, but for the stop, which stays, and the wakeup, which is read.
+    /// All events are edge-triggered except the stop event, which stays set, and the wake-up event, which is read.
     fn watch(&self, stop: &EventFd) -> io::Result<Epoll> {
         let epoll = Epoll::new()?;
         let edge = EventSet::IN | EventSet::EDGE_TRIGGERED;
@@ -201,7 +202,7 @@ impl PairState {
         }
     }
 
-    /// A batch each way. It gives up after that, so that no guest and no peer can keep us from stopping.
+    /// Moves one batch in each direction, so that neither guest nor network can prevent a stop.
     fn pass(&mut self) -> Result<(), DeviceError> {
         let pair = &mut self.pair;
         let (mut received, mut sent) = (None, None);
@@ -236,7 +237,7 @@ impl PairState {
                 self.wait_for_tap()?;
             }
         }
-        // A frame and the answer to it are one each.
+        // A frame and the reply to it count as one request.
         self.sched_policy
             .record_pass(received.max(sent).unwrap_or_default());
         if self.coalescing.is_overdue() {
@@ -246,7 +247,7 @@ impl PairState {
         }
     }
 
-    /// Tells the driver what it is owed.
+    /// Raises a delayed transmit interrupt, if the driver still needs it.
     fn flush_interrupt(&mut self) -> Result<(), DeviceError> {
         let pair = &self.pair;
         if self.coalescing.flush(&pair.mem.memory(), &pair.transmit.queue)? {
@@ -255,7 +256,7 @@ impl PairState {
         Ok(())
     }
 
-    /// Has the tap tell when it takes frames again: it does so only for those who saw that it does not.
+    /// Re-arms the tap event: the tap reports that it accepts frames again only to a waiter that saw it full.
     fn wait_for_tap(&self) -> Result<(), DeviceError> {
         let interest = EpollEvent::new(EventSet::IN | EventSet::OUT | EventSet::EDGE_TRIGGERED, TAP);
         self.epoll
@@ -271,7 +272,7 @@ impl PairState {
             if !rules.open() {
                 self.receiver.release(&mut self.pair.receive.queue);
             } else if !before.link {
-                // What came while the link was down is lost.
+                // Drop the frames that arrived while the link was down.
                 self.pair.tap.drain();
             }
             (self.receive, self.transmit) = (true, true);

@@ -1,16 +1,16 @@
 //! One pass over a receive or transmit queue.
 
-/// Frames after which the driver is told and other work is looked at.
+/// Most frames of one pass, after which the driver is interrupted and other work is served.
 pub(crate) const BATCH: usize = 64;
 
-/// The longest frame that is alone for want of anything else to send: one of the usual MTU.
+/// Longest frame, in bytes, that does not count as part of a stream: one of the usual MTU.
 pub(crate) const SHORT_FRAME_BYTES: usize = 1600;
 
-/// What came of a pass.
+/// The result of a pass.
 pub(crate) struct PassOutcome {
-    /// Frames there were.
+    /// Number of frames.
     pub frames: usize,
-    /// Their lengths' sum.
+    /// Sum of their lengths in bytes.
     pub bytes: usize,
     /// There is more to do without waiting.
     pub again: bool,
@@ -19,7 +19,7 @@ pub(crate) struct PassOutcome {
 }
 
 impl PassOutcome {
-    /// How many frames there would have been without segmentation offload, for all that matters: 0, 1 or more.
+    /// Number of frames without segmentation offload, exact only for 0, 1 or more than one.
     pub fn requests(&self) -> usize {
         match self.bytes {
             SHORT_FRAME_BYTES.. => self.frames.max(2),

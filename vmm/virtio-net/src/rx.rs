@@ -1,7 +1,7 @@
 //! Frames from the tap to the driver (virtio 1.2, sections 5.1.6.3 and 5.1.6.4).
 //!
-//! A frame is read straight into the driver's buffers: as many as frames have needed lately, and a buffer of our own
-//! behind them for the rest of a longer one. What landed there is copied on.
+//! A frame is read directly into the driver's buffers: as many as recent frames needed, followed by a spill buffer of
+//! this process for the rest of a longer frame, which is then copied.
 
 use std::io;
 use std::sync::Arc;
@@ -18,22 +18,22 @@ use crate::rx_buffers::{DeviceError, RxBuffers, broken};
 use crate::tap::Tap;
 use crate::used_batch::UsedBatch;
 
-/// Room for a header and a frame, and a byte more that only a frame too long would fill.
+/// Bytes of the spill buffer: a header, a frame, and one byte that only an oversized frame fills.
 const SPILL: usize = HEADER_LEN + MAX_FRAME + 1;
 
-/// The least room that is asked of the driver's buffers, if there are so many: a frame of the usual MTU.
+/// Smallest number of bytes of driver buffers to read into, if available: a frame of the usual MTU.
 const LEAST: usize = 2048;
 
-/// The first bytes of what is read: all that the filter looks at.
+/// Bytes at the start of a frame that the filter needs, with the virtio header.
 const PEEK: usize = HEADER_LEN + ETHERNET_LEN + VLAN_LEN;
 
-/// What one attempt came to.
+/// The result of one attempt to receive.
 enum Step {
-    /// A frame is dealt with.
+    /// A frame was delivered or dropped.
     Frame,
-    /// The tap has none.
+    /// The tap has no frame.
     Empty,
-    /// The driver has to add buffers.
+    /// The driver must add buffers first.
     Starved,
 }
 
@@ -41,9 +41,9 @@ enum Step {
 pub(crate) struct Receiver {
     buffers: RxBuffers,
     spill: Box<[u8]>,
-    /// Length of a frame that waits for buffers, and how much of it is in those there are.
+    /// Length in bytes of a frame that waits for buffers, and the size of the buffers that already hold its start.
     held: Option<(usize, usize)>,
-    /// Bytes to have room for.
+    /// Bytes of buffers to read into, from the size of recent frames.
     expect: usize,
     used: UsedBatch,
     mergeable: bool,
@@ -99,7 +99,7 @@ impl Receiver {
         })
     }
 
-    /// Forgets the frame that waits for buffers, and leaves all buffers in the queue.
+    /// Drops the frame that waits for buffers and returns all buffers to the queue.
     pub fn release(&mut self, queue: &mut Queue) {
         self.counters.dropped += u64::from(self.held.take().is_some());
         self.buffers.give_back(queue);
@@ -128,7 +128,7 @@ impl Receiver {
                 if !tried {
                     return Ok(Step::Starved);
                 }
-                // Not even all that the queue can hold would do.
+                // The frame does not fit into a full queue of buffers.
                 self.held = None;
                 self.counters.dropped += 1;
                 return Ok(Step::Frame);
@@ -140,7 +140,7 @@ impl Receiver {
         Ok(Step::Frame)
     }
 
-    /// Reads one frame. Returns its length and how much of it is in buffers, if the driver is to have it.
+    /// Reads one frame. Returns its length and the size of the buffers read into, unless it is dropped.
     fn read(
         &mut self,
         tap: &Tap,
@@ -170,8 +170,8 @@ impl Receiver {
                 _ => {
                     tracing::debug!(%error, "tap not read");
                     self.counters.errors += 1;
-                    // A frame that could not be put into memory is lost, and another may follow. A tap that is gone
-                    // has none.
+                    // A frame that could not be copied to memory is lost, and another may follow. A removed tap has
+                    // none.
                     let lost = matches!(error.raw_os_error(), Some(libc::EFAULT | libc::ENOMEM));
                     return Ok((if lost { Step::Frame } else { Step::Empty }, None));
                 }
@@ -190,7 +190,7 @@ impl Receiver {
         if !filter.passes(&first[HEADER_LEN..len.min(PEEK)]) {
             return Ok((Step::Frame, None));
         }
-        // Section 5.1.4.1: with the tag that the MTU does not count.
+        // Section 5.1.4.1: the MTU does not count the VLAN tag.
         let too_long = whole
             && self
                 .mtu
@@ -203,7 +203,7 @@ impl Receiver {
         Ok((Step::Frame, Some((len, direct))))
     }
 
-    /// Hands over the buffers that the frame of `len` bytes is in.
+    /// Puts the buffers with the frame of `len` bytes into the used ring.
     fn deliver(
         &mut self,
         mem: &GuestMemMmap,

@@ -1,4 +1,4 @@
-//! The receive buffers a driver made available and that no frame fills yet.
+//! Receive buffers that the driver made available and that no frame fills yet.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
@@ -15,30 +15,30 @@ use crate::header::HEADER_LEN;
 /// Most iovecs of one `readv` or `writev` (`UIO_MAXIOV` is 1024), with one left for this process's own buffer.
 pub(crate) const MAX_SLICES: usize = 1023;
 
-/// What is wrong when the device cannot go on.
+/// Reason for which the device needs a reset.
 pub(crate) type DeviceError = String;
 
 pub(crate) fn broken(error: impl std::fmt::Display) -> DeviceError {
     error.to_string()
 }
 
-/// One chain.
+/// One descriptor chain.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RxBuffer {
     pub head: u16,
-    /// Bytes, at least a header's.
+    /// Length in bytes, at least that of a header.
     pub len: usize,
     slices: usize,
 }
 
-/// RxBuffers in the order the driver gave them, taken apart. They lie end to end: offsets are from the first byte of the
-/// first.
+/// Rx Parsed buffers in the order of the available ring. They form one range of bytes: offsets count from the first
+/// byte of the first buffer.
 #[derive(Debug, Default)]
 pub(crate) struct RxBuffers {
-    /// What `slices` point into.
+    /// The memory that `slices` point into.
     mem: Option<Arc<GuestMemMmap>>,
     chains: VecDeque<RxBuffer>,
-    /// From `start` on, those of all chains.
+    /// The iovecs of all chains, from `start` on.
     slices: Vec<libc::iovec>,
     /// The guest memory of each of `slices`.
     segments: Vec<Segment>,
@@ -49,18 +49,18 @@ pub(crate) struct RxBuffers {
 }
 
 impl RxBuffers {
-    /// Bytes of all buffers.
+    /// Size of all buffers in bytes.
     pub fn room(&self) -> usize {
         self.room
     }
 
-    /// The buffers, the first first.
+    /// The buffers in order.
     pub fn iter(&self) -> impl Iterator<Item = &RxBuffer> {
         self.chains.iter()
     }
 
-    /// Takes buffers from the queue until there is room for `want` bytes. False if the driver has to add some first,
-    /// true also if no more fit.
+    /// Takes buffers from the queue until there is room for `want` bytes. Returns false if the driver must add
+    /// buffers first; true also if no more fit.
     ///
     /// # Errors
     /// A buffer is malformed.
@@ -74,7 +74,7 @@ impl RxBuffers {
             self.give_back(queue);
             self.mem = Some(Arc::clone(mem));
         }
-        // A driver that makes buffers available again before they are used cannot have us keep more than a queue's.
+        // The limit holds also for a driver that makes buffers available again before they are used.
         while self.room < want && self.chains.len() < usize::from(queue.size()) {
             let Some(chain) = queue.iter(&**mem).map_err(broken)?.next() else {
                 return Ok(false);
@@ -89,10 +89,10 @@ impl RxBuffers {
         Ok(true)
     }
 
-    /// Takes in the chain that was taken apart, unless the slices are too many to be read into at once.
+    /// Adds the chain parsed last. Returns false if one `readv` cannot take its slices too.
     fn push(&mut self, mem: &GuestMemMmap, head: u16) -> Result<bool, DeviceError> {
         if !self.readable.is_empty() {
-            return Err("a receive buffer for the device to read".into());
+            return Err("device-readable descriptor in a receive chain".into());
         }
         let (before, mut len) = (self.slices.len(), 0);
         for segment in self.writable.drain(..) {
@@ -103,11 +103,11 @@ impl RxBuffers {
                 let len = range.len as u32;
                 self.segments.push(Segment { address, len });
             });
-            mapped.map_err(|_| "a receive buffer outside of memory")?;
+            mapped.map_err(|_| "receive buffer outside of guest memory")?;
         }
         let slices = self.slices.len() - before;
         if len < HEADER_LEN || slices > MAX_SLICES {
-            return Err("a receive buffer without room for a header, or in too many pieces".into());
+            return Err("receive buffer too small for a header, or in too many pieces".into());
         }
         if self.slices.len() - self.start > MAX_SLICES {
             self.slices.truncate(before);
@@ -165,7 +165,7 @@ impl RxBuffers {
         (result, len)
     }
 
-    /// The slice that has the byte at `offset`, and where it is in there.
+    /// Index of the slice with the byte at `offset`, and the offset inside the slice.
     fn locate(&self, mut offset: usize) -> Option<(usize, usize)> {
         for (index, slice) in self.slices.iter().enumerate().skip(self.start) {
             if offset < slice.iov_len {
@@ -176,7 +176,8 @@ impl RxBuffers {
         None
     }
 
-    /// Calls `each` with the addresses and lengths of the pieces of `len` bytes at `offset`, which are there.
+    /// Calls `each` with the guest address of each piece of the `len` bytes at `offset`, and the range of these bytes
+    /// that it holds.
     fn walk(&self, offset: usize, len: usize, mut each: impl FnMut(GuestAddress, std::ops::Range<usize>)) {
         let Some((mut index, mut skip)) = self.locate(offset) else {
             return;
@@ -196,7 +197,7 @@ impl RxBuffers {
         }
     }
 
-    /// Reads what is at `offset`, in so far as it is in buffers.
+    /// Reads `bytes` at `offset`, as far as there are buffers.
     pub fn peek(&self, offset: usize, bytes: &mut [u8]) {
         if let Some(mem) = &self.mem {
             self.walk(offset, bytes.len(), |address, part| {
@@ -206,7 +207,7 @@ impl RxBuffers {
         }
     }
 
-    /// Writes at `offset`, in so far as there are buffers.
+    /// Writes `bytes` at `offset`, as far as there are buffers.
     pub fn put(&mut self, offset: usize, bytes: &[u8]) {
         if let Some(mem) = &self.mem {
             self.walk(offset, bytes.len(), |address, part| {
@@ -216,7 +217,7 @@ impl RxBuffers {
         }
     }
 
-    /// Takes the first buffer out.
+    /// Removes the first buffer.
     pub fn pop(&mut self) -> Option<RxBuffer> {
         let chain = self.chains.pop_front()?;
         self.room -= chain.len;
@@ -229,7 +230,7 @@ impl RxBuffers {
         Some(chain)
     }
 
-    /// Leaves the buffers to whoever takes them from the queue next.
+    /// Returns all buffers to the queue.
     pub fn give_back(&mut self, queue: &mut Queue) {
         let count = self.chains.len() as u16;
         queue.set_next_avail(queue.next_avail().wrapping_sub(count));

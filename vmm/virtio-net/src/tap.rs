@@ -1,7 +1,7 @@
-//! One queue of a tap device, opened and attached by somebody else.
+//! One queue of a tap device that another process opened and attached.
 //!
-//! No ioctl here needs a capability: only who attaches a queue for the first time needs one. Most of them concern the
-//! whole device; queue 0, which is never detached, does those.
+//! No ioctl here needs a capability: only the first attach of a queue does. Ioctls that concern the whole device go
+//! through queue 0, which is never detached.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -24,7 +24,7 @@ const EXACT: usize = 8;
 /// Addresses of one filter.
 const MAX_ADDRESSES: usize = EXACT + 2 * crate::mac::MAC_TABLE_SIZE;
 
-/// `struct tun_filter`: what a tap lets through. The default is everything.
+/// `struct tun_filter`: the receive filter of a tap. The default passes everything.
 #[repr(C)]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TapFilter {
@@ -44,7 +44,7 @@ impl Default for TapFilter {
 }
 
 impl TapFilter {
-    /// Lets frames to `exact` and `multicast` through, and to other multicast addresses with `all_multicast`.
+    /// Passes frames to `exact` and `multicast`, and to other multicast addresses with `all_multicast`.
     pub fn new(exact: &[Mac], multicast: &[Mac], all_multicast: bool) -> Self {
         let mut filter = Self::default();
         if exact.len() > EXACT {
@@ -64,7 +64,7 @@ impl TapFilter {
         filter
     }
 
-    /// What the kernel does with a frame to `address`, with a hash that never collides.
+    /// True if the kernel passes a frame to `address`, assuming a hash without collisions.
     #[cfg(test)]
     pub fn passes(&self, address: &Mac) -> bool {
         let addresses = &self.addresses[..usize::from(self.count)];
@@ -80,7 +80,7 @@ impl TapFilter {
 pub(crate) struct Tap {
     fd: OwnedFd,
     attached: AtomicBool,
-    /// Something else than a tap, which has frames but nothing to be set.
+    /// A socket in place of a tap: it has frames but no settings.
     #[cfg(test)]
     fake: bool,
 }
@@ -92,7 +92,7 @@ impl AsRawFd for Tap {
 }
 
 impl Tap {
-    /// Takes over a queue.
+    /// Takes ownership of a queue.
     ///
     /// # Errors
     /// It is not a queue of a tap with virtio-net headers, or one of several queues and not `multi_queue`.
@@ -104,7 +104,7 @@ impl Tap {
             fake: false,
         };
         let mut request = interface_request(0);
-        // SAFETY: the kernel fills one ifreq, which is ours.
+        // SAFETY: the kernel fills one ifreq, `request`.
         check(unsafe { ioctl_with_mut_ref(&tap.fd, libc::TUNGETIFF as _, &mut request) })
             .map_err(|e| io::Error::new(e.kind(), format!("not a queue of a tap: {e}")))?;
         // SAFETY: the kernel has set the flags.
@@ -129,7 +129,7 @@ impl Tap {
         Ok(tap)
     }
 
-    /// Frames with their headers from and to a socket.
+    /// A fake tap: frames with their headers on a socket.
     #[cfg(test)]
     pub fn fake(fd: OwnedFd) -> Self {
         let attached = AtomicBool::new(true);
@@ -155,7 +155,7 @@ impl Tap {
         false
     }
 
-    /// Whether the kernel's tap knows UDP segmentation (Linux 6.2). Leaves all offloads off.
+    /// True if the tap supports UDP segmentation (Linux 6.2). Leaves all offloads off.
     pub fn has_uso(&self) -> bool {
         let uso = libc::TUN_F_CSUM | libc::TUN_F_USO4 | libc::TUN_F_USO6;
         let known = self.set_offload_flags(uso).is_ok();
@@ -163,7 +163,7 @@ impl Tap {
         known
     }
 
-    /// Allows the host to leave to the guest what these feature bits say.
+    /// Sets the receive offloads of these virtio feature bits.
     pub fn set_offloads(&self, features: u64) -> io::Result<()> {
         self.set_offload_flags(offload_flags(features))
     }
@@ -176,7 +176,7 @@ impl Tap {
         check(unsafe { ioctl_with_val(&self.fd, libc::TUNSETOFFLOAD as _, flags.into()) })
     }
 
-    /// Has the kernel drop what `filter` does not let through.
+    /// Sets the receive filter of the tap.
     pub fn set_filter(&self, filter: &TapFilter) -> io::Result<()> {
         if self.is_fake() {
             return Ok(());
@@ -186,7 +186,7 @@ impl Tap {
         check(unsafe { ioctl_with_ref(&self.fd, libc::TUNSETTXFILTER as _, filter) })
     }
 
-    /// Has the host use this queue or not. The frames waiting in a queue that is detached are gone.
+    /// Attaches or detaches the queue. Frames waiting in a detached queue are lost.
     pub fn attach(&self, attached: bool) -> io::Result<()> {
         if self.is_fake() || self.attached.load(Ordering::Relaxed) == attached {
             return Ok(());
@@ -222,7 +222,7 @@ impl Tap {
         usize::try_from(written).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Drops what waits in the queue, in so far as it does not fill up all the while.
+    /// Drops the frames that wait in the queue, up to a limit in case more keep arriving.
     pub fn drain(&self) {
         const MOST: usize = 8192;
         let mut header = [0_u8; HEADER_LEN];
@@ -231,7 +231,7 @@ impl Tap {
             iov_len: HEADER_LEN,
         };
         for _ in 0..MOST {
-            // SAFETY: the slice is `header`. What of the frame does not fit is lost.
+            // SAFETY: the slice is `header`. The rest of the frame is discarded.
             if unsafe { self.read(&[slice]) }.is_err() {
                 break;
             }
@@ -239,7 +239,7 @@ impl Tap {
     }
 }
 
-/// The flags of TUNSETOFFLOAD for these features; it refuses some combinations.
+/// Flags of TUNSETOFFLOAD for these features, without the combinations that it rejects.
 fn offload_flags(features: u64) -> c_uint {
     let flag = |bit: u32, flag: c_uint| if features & 1 << bit == 0 { 0 } else { flag };
     if flag(VIRTIO_NET_F_GUEST_CSUM, 1) == 0 {

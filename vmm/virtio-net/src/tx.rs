@@ -1,4 +1,4 @@
-//! Frames from the driver to the tap (virtio 1.2, section 5.1.6.2), written straight from the driver's buffers.
+//! Frames from the driver to the tap (virtio 1.2, section 5.1.6.2), written directly from the driver's buffers.
 
 use std::io;
 
@@ -26,15 +26,15 @@ pub(crate) struct Transmitter {
     pub counters: Counters,
 }
 
-/// What became of a frame.
+/// The result of sending a frame.
 enum Sent {
     Done,
-    /// The tap takes no more.
+    /// The tap is full.
     Full,
 }
 
 impl Transmitter {
-    /// For a driver with these features.
+    /// A transmitter for a driver with these negotiated features.
     pub fn new(features: u64) -> Self {
         Self {
             features,
@@ -46,8 +46,8 @@ impl Transmitter {
         }
     }
 
-    /// Sends a batch of frames at most; without a tap they are dropped. Where the tap takes no more, there is nothing to
-    /// be done until it does: then `full` is set.
+    /// Sends at most one batch of frames. Without a tap they are dropped. Sets `full` if the tap accepts no more
+    /// frames for now.
     pub fn pass(
         &mut self,
         tap: Option<&Tap>,
@@ -98,7 +98,7 @@ impl Transmitter {
         })
     }
 
-    /// Sends the frame in the chain that was taken apart.
+    /// Sends the frame in the chain parsed last.
     fn send(&mut self, tap: Option<&Tap>, mem: &GuestMemMmap) -> Result<Sent, FrameError> {
         if !self.writable.is_empty() {
             return Err(FrameError::Writable);
@@ -136,7 +136,7 @@ impl Transmitter {
                     io::ErrorKind::WouldBlock => return Ok(Sent::Full),
                     io::ErrorKind::Interrupted => {}
                     _ => {
-                        tracing::debug!(%error, "frame not taken by the tap");
+                        tracing::debug!(%error, "tap refused a frame");
                         self.counters.errors += 1;
                         return Ok(Sent::Done);
                     }
@@ -145,7 +145,7 @@ impl Transmitter {
         }
     }
 
-    /// Reads the header and takes it off the readable segments.
+    /// Reads and consumes the header from the readable segments.
     fn take_header(&mut self, mem: &GuestMemMmap, header: &mut [u8; HEADER_LEN]) -> Result<(), FrameError> {
         let mut done = 0;
         for segment in &mut self.readable {

@@ -1,10 +1,10 @@
-//! Interrupts for frames that were sent, which may wait a little.
+//! Delayed transmit interrupts.
 //!
-//! A driver that sends a short frame and waits for the answer asks to be told that the frame was sent, but cleans up
-//! after it as well when the answer comes. An interrupt in between would only wake an idle guest one more time. So it
-//! is owed for a while; only a driver that does not look by itself is told then.
+//! A driver that sends a short frame and waits for the reply requests an interrupt for the sent frame, but also
+//! reclaims it when the reply arrives. An interrupt in between would only wake an idle guest once more. So the
+//! interrupt is delayed, and raised only if the driver has not looked at the used ring by then.
 //!
-//! Longer frames are those of streams, whose sender waits for room that sent frames take: it is told at once.
+//! Longer frames belong to streams, whose sender waits for free ring entries: they interrupt at once.
 
 use std::time::Duration;
 
@@ -15,33 +15,34 @@ use crate::pass::{PassOutcome, SHORT_FRAME_BYTES};
 use crate::rx_buffers::{DeviceError, broken};
 use crate::used_batch::needs_notification;
 
-/// How long an interrupt is owed where nothing else happens.
+/// Longest delay of an interrupt on an idle device.
 pub(crate) const MAX_DELAY: Duration = Duration::from_millis(5);
 
-/// Passes over the queues after which it is owed no longer though something else happens.
+/// Longest delay of an interrupt on a busy device, in passes over the queues.
 const MAX_PASSES: u32 = 8;
 
-/// Frames of a driver that did not look by itself for which it is told at once.
+/// Frames that interrupt at once after a driver did not look at the used ring by itself.
 const UNDELAYED_FRAMES: usize = 1024;
 
-/// What a transmit queue's driver is owed.
+/// The delayed interrupt of a transmit queue.
 #[derive(Debug, Default)]
 pub(crate) struct TxCoalescing {
-    /// Where the used ring's index stood when the driver was told last, if it is to be told of more.
+    /// Index of the used ring at the last interrupt, if an interrupt is delayed.
     pending_since: Option<u16>,
     /// Passes since then.
     passes: u32,
-    /// Frames that are still told of at once.
+    /// Frames left that interrupt at once.
     undelayed: usize,
 }
 
 impl TxCoalescing {
-    /// Whether an interrupt waits.
+    /// True if an interrupt is delayed.
     pub fn is_pending(&self) -> bool {
         self.pending_since.is_some()
     }
 
-    /// Hears of a pass over the queue, whose used ring's index was `before`. Returns whether to interrupt now.
+    /// Records a pass over the queue, whose used ring had the index `before`. Returns true if the caller is to
+    /// interrupt now.
     ///
     /// # Errors
     /// The queue is not in memory.
@@ -58,12 +59,12 @@ impl TxCoalescing {
         if let Some(since) = self.pending_since.take()
             && needs_notification(mem, queue, since, before).map_err(broken)?
         {
-            // It sends more, and has not looked.
+            // The driver sends more and has not looked at the used ring.
             self.undelayed = UNDELAYED_FRAMES;
             return Ok(true);
         }
         self.undelayed = self.undelayed.saturating_sub(outcome.frames);
-        // Only with the index of an event can be seen whether it has looked.
+        // Only the event index shows whether the driver has looked.
         let waits = self.undelayed == 0
             && outcome.frames == 1
             && outcome.bytes <= SHORT_FRAME_BYTES
@@ -75,13 +76,13 @@ impl TxCoalescing {
         Ok(outcome.interrupt && !waits)
     }
 
-    /// Hears that a pass over both queues has ended. Returns whether what is owed has waited long enough.
+    /// Records the end of a pass over both queues. Returns true if the delayed interrupt is due.
     pub fn is_overdue(&mut self) -> bool {
         self.passes = self.passes.saturating_add(1);
         self.is_pending() && self.passes > MAX_PASSES
     }
 
-    /// Owes nothing any more. Returns whether to interrupt for that.
+    /// Ends the delay. Returns true if the driver still needs the interrupt.
     pub fn flush(&mut self, mem: &GuestMemMmap, queue: &Queue) -> Result<bool, DeviceError> {
         let Some(since) = self.pending_since.take() else {
             return Ok(false);
@@ -121,7 +122,7 @@ mod tests {
             }
         }
 
-        /// Frames are sent, and the driver asked to be told of the first. Whether it is told.
+        /// Sends frames; the driver wants an interrupt for the first. Returns true if it is interrupted.
         fn send(&mut self, frames: u16, bytes: usize) -> bool {
             let before = self.queue.next_used();
             self.queue.set_next_used(before.wrapping_add(frames));

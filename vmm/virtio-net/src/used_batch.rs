@@ -1,5 +1,5 @@
-//! Used buffers, many at a time: the driver sees those of one frame at once, as it must (virtio 1.2, section
-//! 5.1.6.4), and the index of the ring is written once for a batch.
+//! Batched updates of the used ring. The driver sees all buffers of one frame at once, as virtio 1.2 requires
+//! (section 5.1.6.4), and the index is written once per batch.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -14,19 +14,19 @@ const USED_ENTRY: u64 = 8;
 /// `VIRTQ_AVAIL_F_NO_INTERRUPT`
 const NO_INTERRUPT: u16 = 1;
 
-/// Entries of one used ring that are written and not yet shown.
+/// Entries of one used ring that are written but not yet published.
 #[derive(Debug, Default)]
 pub(crate) struct UsedBatch {
     staged: u16,
 }
 
 impl UsedBatch {
-    /// Entries not yet shown.
+    /// Number of entries not yet published.
     pub fn len(&self) -> u16 {
         self.staged
     }
 
-    /// Writes an entry after those that are staged, of which there are less than the queue has entries.
+    /// Writes an entry after the staged ones, of which there are fewer than entries in the queue.
     pub fn stage(&mut self, mem: &GuestMemMmap, queue: &Queue, head: u16, len: u32) -> Result<(), Error> {
         let place = queue.next_used().wrapping_add(self.staged) % queue.size();
         let entry = u64::from(len) << 32 | u64::from(head);
@@ -36,7 +36,7 @@ impl UsedBatch {
         Ok(())
     }
 
-    /// Shows the driver what is staged. Returns whether it wants to be interrupted (section 2.7.7.2).
+    /// Publishes the staged entries. Returns true if the driver wants an interrupt (section 2.7.7.2).
     pub fn publish(&mut self, mem: &GuestMemMmap, queue: &mut Queue) -> Result<bool, Error> {
         let added = std::mem::take(&mut self.staged);
         if added == 0 {
@@ -46,7 +46,7 @@ impl UsedBatch {
         queue.set_next_used(next);
         mem.store(next.to_le(), address(queue.used_ring(), 2)?, Ordering::Release)
             .map_err(memory)?;
-        // The index is visible before we look whether to tell of it.
+        // Publish the index before reading whether the driver wants an interrupt.
         fence(Ordering::SeqCst);
         if queue.event_idx_enabled() {
             needs_notification(mem, queue, next.wrapping_sub(added), next)
@@ -56,7 +56,8 @@ impl UsedBatch {
     }
 }
 
-/// Whether the driver wants to be told of the used entries from `since` to `until`, where it says so by index.
+/// True if the driver wants an interrupt for the used entries from `since` to `until`, by the event index (section
+/// 2.7.7.2).
 pub(crate) fn needs_notification(
     mem: &GuestMemMmap,
     queue: &Queue,

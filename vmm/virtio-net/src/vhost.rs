@@ -1,7 +1,7 @@
 //! A queue pair in the kernel: vhost-net reads and writes the rings, the tap and guest memory itself.
 //!
-//! It has the driver's doorbells and interrupts as eventfds, so that no frame passes through this process. Between
-//! two backends, which is when it is disconnected, it keeps where it stands in each ring.
+//! It gets the driver's notifications and interrupts as eventfds, so that no frame passes through this process. While
+//! disconnected from the tap, it keeps its position in each ring.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -22,7 +22,7 @@ use vmm_sys_util::ioctl::ioctl_with_ref;
 use crate::config::DATAPATH;
 use crate::tap::Tap;
 
-/// What every driver has, and what makes headers 12 bytes long with vhost too.
+/// VIRTIO_F_VERSION_1, which every driver negotiates and which makes headers 12 bytes long in vhost.
 const MODERN: u64 = 1 << VIRTIO_F_VERSION_1;
 
 /// An open `/dev/vhost-net`, owned by this process.
@@ -33,7 +33,7 @@ pub(crate) struct VhostPair {
     connected: AtomicBool,
 }
 
-/// It with the memory its rings are in, as the vhost crate wants it.
+/// A vhost file with the memory of its rings, for the vhost crate.
 struct Backend<'a> {
     fd: BorrowedFd<'a>,
     mem: Arc<GuestMemMmap>,
@@ -53,7 +53,7 @@ impl VhostKernBackend for Backend<'_> {
     }
 }
 
-/// What a queue of a pair rings: the driver, and us when its ring is broken.
+/// Eventfds that vhost signals for a queue: the interrupt of the driver, and errors of the ring.
 #[derive(Debug)]
 pub(crate) struct VringNotifiers<'a> {
     pub call: &'a EventFd,
@@ -61,10 +61,10 @@ pub(crate) struct VringNotifiers<'a> {
 }
 
 impl VhostPair {
-    /// Takes over an open `/dev/vhost-net`. The kernel's worker of the pair is made here.
+    /// Takes ownership of an open `/dev/vhost-net`. The kernel creates the worker thread of the pair here.
     ///
     /// # Errors
-    /// It is something else, has an owner, or knows no virtio 1.0.
+    /// The file is not vhost-net, has an owner, or lacks virtio 1.0.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
         let mut pair = Self {
             fd,
@@ -87,12 +87,13 @@ impl VhostPair {
         }
     }
 
-    /// Of `features`, those that this datapath can do.
+    /// Returns `features` without the datapath features that vhost lacks.
     pub fn limit(&self, features: u64) -> u64 {
         features & (self.features | !DATAPATH)
     }
 
-    /// Takes over receive and transmit queue where they stand. No frame passes before [`VhostPair::connect`].
+    /// Takes over the receive and transmit queues at their current positions. No frame passes before
+    /// [`VhostPair::connect`].
     pub fn start(
         &self,
         mem: &Arc<GuestMemMmap>,
@@ -116,7 +117,7 @@ impl VhostPair {
         for (index, (active, notifiers)) in queues.into_iter().enumerate() {
             let queue = &active.queue;
             let rings = rings(mem, queue)
-                .ok_or_else(|| io::Error::other(format!("queue {} is not in one piece", active.index)))?;
+                .ok_or_else(|| io::Error::other(format!("queue {} spans memory regions", active.index)))?;
             backend.set_vring_num(index, queue.size()).map_err(os)?;
             backend.set_vring_base(index, queue.next_avail()).map_err(os)?;
             backend.set_vring_addr(index, &rings).map_err(os)?;
@@ -127,8 +128,8 @@ impl VhostPair {
         Ok(())
     }
 
-    /// Has frames pass between the queues and `tap`, or, with none, no more: what was under way is done when this
-    /// returns. A queue of a tap that is connected is attached.
+    /// Connects the queues to `tap`, whose queue is attached, or disconnects them for `None`. Frames in flight are
+    /// complete when this returns.
     pub fn connect(&self, tap: Option<&Tap>) -> io::Result<()> {
         if self.connected.load(Ordering::Relaxed) == tap.is_some() {
             return Ok(());
@@ -150,28 +151,29 @@ impl VhostPair {
             fd: tap.map_or(-1, AsRawFd::as_raw_fd),
         };
         // SAFETY: the kernel reads one vhost_vring_file. The queue lies in guest memory and stays there while it is
-        // connected: whoever holds the memory disconnects it first.
+        // connected: the owner of the memory disconnects it first.
         if unsafe { ioctl_with_ref(&self.fd, VHOST_NET_SET_BACKEND(), &file) } < 0 {
             return Err(io::Error::last_os_error());
         }
         Ok(())
     }
 
-    /// Disconnects, and notes in the queues where vhost stands.
+    /// Disconnects, and stores the ring positions of vhost in the queues.
     pub fn stop(&self, mem: &Arc<GuestMemMmap>, queues: [&mut ActiveQueue; 2]) -> io::Result<()> {
         self.connect(None)?;
         let backend = self.backend(mem);
         for (index, active) in queues.into_iter().enumerate() {
             let base = backend.get_vring_base(index).map_err(os)? as u16;
             active.queue.set_next_avail(base);
-            // Disconnecting waits for what is under way: all that vhost took, it has used.
+            // Disconnecting waits for frames in flight: vhost has used all buffers it took.
             active.queue.set_next_used(base);
         }
         Ok(())
     }
 }
 
-/// Where the parts of a queue are, if each lies in one region: the kernel goes by their first host address alone.
+/// Addresses of the parts of a queue. `None` unless each lies in one region: the kernel uses only the host address of
+/// the first byte.
 fn rings(mem: &GuestMemMmap, queue: &Queue) -> Option<VringConfigData> {
     let size = usize::from(queue.size());
     let event = if queue.event_idx_enabled() { 2 } else { 0 };

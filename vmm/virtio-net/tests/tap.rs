@@ -228,7 +228,7 @@ fn the_link_goes_down_and_up(vhost: bool) {
     let wire = Wire::new();
     guest.handle.set_link(false);
     if vhost {
-        // It leaves the driver's frames where they are, so that nothing tells when the link is down.
+        // It leaves the driver's frames where they are, so that nothing shows when the link is down.
         thread::sleep(QUIET);
     } else {
         wait_for("a link that is down", || {
@@ -248,7 +248,7 @@ fn the_link_goes_down_and_up(vhost: bool) {
     });
     assert_eq!(received.1, frame(MAC, 60, 2));
     guest.send(0, [0; 12], &frame(PEER, 60, 3));
-    // Before it may be what was sent while the link was going down.
+    // A frame sent while the link went down may precede it.
     let seen = wait_for("the guest's frame", || {
         let (_, seen) = wire.receive();
         (seen != frame(PEER, 60, 0)).then_some(seen)
@@ -279,7 +279,7 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Has the host send flows all the while that `act` is called, some times.
+/// Lets the host send flows while `act` is called several times.
 fn under_load(guest: &mut Guest, mut act: impl FnMut(&mut Guest, u16)) {
     let wire = Wire::new();
     let stop = AtomicBool::new(false);

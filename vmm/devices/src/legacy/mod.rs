@@ -9,18 +9,18 @@ pub mod pvpanic;
 pub mod rtc;
 pub mod serial;
 
-/// What the guest asked of, or did to, the machine as a whole.
+/// An event of the guest that concerns the whole machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MachineEvent {
-    /// ACPI S5.
+    /// The guest entered ACPI S5.
     Poweroff,
-    /// A reset, and by which register.
+    /// The guest requested a reset through the named register.
     Reset(&'static str),
     /// The guest kernel panicked (pvpanic).
     Panicked,
-    /// The guest kernel panicked and loads its crash kernel: it goes on.
+    /// The guest kernel panicked and boots its crash kernel, so the VM continues.
     CrashLoaded,
 }
 
-/// Where devices report [`MachineEvent`]s. Called on the vCPU thread that caused it; must not block.
+/// Receives [`MachineEvent`]s, on the vCPU thread that caused them. Must not block.
 pub type EventSink = Arc<dyn Fn(MachineEvent) + Send + Sync>;

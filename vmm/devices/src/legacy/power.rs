@@ -22,20 +22,20 @@ pub const SLEEP_STATUS: u64 = 1;
 pub const RESET: u64 = 2;
 /// Event register, 4 bytes, cleared by reading: a bit for each of [`PowerEvent`].
 pub const EVENTS: u64 = 4;
-/// What the reset register wants to be written.
+/// Value that resets the machine when written to [`RESET`].
 pub const RESET_VALUE: u8 = 1;
 /// `SLP_TYP` of S5, as the DSDT's `_S5` object says.
 pub const S5: u8 = 5;
 
 const SLP_EN: u8 = 1 << 5;
 
-/// Why the generic event device interrupts; the value is the bit in the event register.
+/// Cause of an interrupt of the generic event device; the value is the bit in the event register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum PowerEvent {
     /// The power button was pressed.
     PowerButton = 1 << 0,
-    /// The PCI hotplug registers have something to say.
+    /// The PCI hotplug registers changed.
     PciHotplug = 1 << 1,
 }
 

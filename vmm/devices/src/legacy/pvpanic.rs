@@ -1,17 +1,17 @@
-//! pvpanic on its ISA port: the guest kernel's last words (QEMU docs/specs/pvpanic).
+//! pvpanic on its ISA port: reports a panic of the guest kernel (QEMU docs/specs/pvpanic).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::bus::BusDevice;
 use crate::legacy::{EventSink, MachineEvent};
 
-/// Its one port.
+/// I/O port of the register.
 pub const PORT: u64 = 0x505;
 
 const PANICKED: u8 = 1 << 0;
 const CRASH_LOADED: u8 = 1 << 1;
 
-/// The pvpanic register: reads tell which events are supported, writes report one.
+/// The pvpanic register: a read returns the supported events, a write reports one.
 pub struct Pvpanic {
     events: EventSink,
     crash_seen: AtomicBool,
@@ -32,7 +32,7 @@ impl Pvpanic {
         }
     }
 
-    /// Forgets what was reported, for a machine reset.
+    /// Clears the record of reported events, for a machine reset.
     pub fn reset(&self) {
         self.crash_seen.store(false, Ordering::Relaxed);
     }

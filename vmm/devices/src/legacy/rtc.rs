@@ -14,9 +14,9 @@ use crate::bus::BusDevice;
 pub const PORT: u64 = 0x70;
 /// Length of the port range.
 pub const LEN: u64 = 2;
-/// Its interrupt.
+/// ISA interrupt of the alarm.
 pub const IRQ: u32 = 8;
-/// The register that holds the century, as the FADT tells.
+/// Register that holds the century, as in the FADT.
 pub const CENTURY: u8 = 0x32;
 
 const SECONDS: u8 = 0x00;
@@ -46,7 +46,7 @@ const DONT_CARE: u8 = 0xc0;
 
 /// Seconds since the epoch, UTC, from the host.
 pub type WallClock = Box<dyn Fn() -> i64 + Send + Sync>;
-/// Told when the next alarm is due, as a distance from now, or that none is.
+/// Sets the time until the next alarm, or `None` for no alarm.
 pub type AlarmTimer = Box<dyn Fn(Option<Duration>) + Send + Sync>;
 
 /// The host's wall clock.
@@ -169,8 +169,8 @@ impl State {
 }
 
 impl Rtc {
-    /// A clock that shows `clock` plus `offset` seconds; an alarm is asked of `timer`, which calls
-    /// [`Rtc::alarm`] when it is due.
+    /// A clock that shows `clock` plus `offset` seconds. It sets alarms with `timer`, whose owner calls
+    /// [`Rtc::alarm`] when one is due.
     pub fn new(clock: WallClock, offset: i64, timer: AlarmTimer, interrupt: EventFd) -> Self {
         let state = Mutex::new(State {
             index: 0,
@@ -190,14 +190,15 @@ impl Rtc {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Registers as after power-on. The guest's clock adjustments stay, as a battery would keep them.
+    /// Resets the registers to their power-on values. The guest's clock adjustments stay, as on battery-backed
+    /// hardware.
     pub fn reset(&self) {
         let mut state = self.state();
         (state.index, state.frozen, state.ram) = (0, None, power_on_ram());
         (self.timer)(None);
     }
 
-    /// The alarm is due: raises the interrupt if the guest still wants it, and arms the next.
+    /// Handles a due alarm: raises the interrupt if the alarm is still enabled, and arms the next.
     pub fn alarm(&self) {
         let mut state = self.state();
         if state.ram[REG_B as usize] & B_ALARM == 0 {
@@ -244,7 +245,7 @@ impl Rtc {
         (self.timer)(None);
     }
 
-    /// The guest set the clock: keeps the difference to the host's.
+    /// Stores the offset between the clock that the guest set and the host's.
     fn adjust(&self, state: &mut State, set: [u8; 10]) {
         let dec = |r: u8| i64::from(state.decode(set[r as usize]));
         let century = i64::from(state.decode(state.ram[CENTURY as usize]));

@@ -1,7 +1,7 @@
-//! ttyS0: a 16550A whose registers are vm-superio's and whose wire is a bounded buffer on each side.
+//! ttyS0: a 16550A with the registers of vm-superio and a bounded buffer in each direction.
 //!
-//! The guest never waits for whoever reads its console: output goes into a buffer that another thread
-//! drains, and when that buffer is full the oldest bytes give way and are counted.
+//! The guest never waits for the reader of its console. Output goes into a buffer that another thread drains. When
+//! the buffer is full, the oldest bytes are dropped and counted.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -13,9 +13,9 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::bus::BusDevice;
 
-/// COM1.
+/// First I/O port of COM1.
 pub const PORT: u64 = 0x3f8;
-/// Its registers.
+/// Length of the port range.
 pub const LEN: u64 = 8;
 /// COM1's interrupt.
 pub const IRQ: u32 = 4;
@@ -30,7 +30,7 @@ const LSR_DATA_READY: u8 = 1;
 const LCR: u64 = 3;
 const LCR_DLAB: u8 = 0x80;
 
-/// How much guest output may wait to be drained, in bytes.
+/// Most bytes of guest output that wait to be drained.
 pub const OUTPUT_LIMIT: usize = 256 << 10;
 
 #[derive(Debug)]
@@ -124,8 +124,8 @@ impl SerialPort {
         }
     }
 
-    /// vm-superio forgets that data has arrived when the IIR or a byte of several is read, while a 16550 goes on to
-    /// say so until its FIFO is empty. Linux reads 256 bytes at most before it looks at the IIR again, and would leave
+    /// vm-superio clears the received-data interrupt when the IIR or one of several bytes is read, while a 16550
+    /// keeps it until its FIFO is empty. Linux reads at most 256 bytes before it reads the IIR again, and would leave
     /// the rest to an interrupt that does not come.
     fn still_receiving(uart: &mut Uart) -> bool {
         let dlab = uart.read(LCR as u8) & LCR_DLAB != 0;
@@ -140,19 +140,19 @@ impl SerialPort {
         let n = limit.min(bytes.len());
         let taken: Vec<u8> = bytes.drain(..n).collect();
         if bytes.is_empty() {
-            // Give back what a burst took: an idle console costs nothing.
+            // Free the memory of a burst: an idle console costs none.
             bytes.shrink_to(4 << 10);
         }
         taken
     }
 
-    /// Bytes of output lost because nobody drained it.
+    /// Bytes of output dropped because the buffer was full.
     pub fn dropped(&self) -> u64 {
         self.state().uart.writer().dropped
     }
 
-    /// Offers input to the guest; returns how much the receive FIFO took. When it takes less than all,
-    /// the `input_wanted` event fires once there is room.
+    /// Offers input to the guest and returns the number of bytes that the receive FIFO took. If it took fewer than
+    /// all, the `input_wanted` event fires once there is room.
     pub fn send(&self, input: &[u8]) -> usize {
         let mut state = self.state();
         let taken = state.uart.enqueue_raw_bytes(input).unwrap_or(0);
@@ -160,7 +160,7 @@ impl SerialPort {
         taken
     }
 
-    /// Registers as after power-on; output already written is kept.
+    /// Resets the registers to their power-on values. Output already written is kept.
     pub fn reset(&self) -> io::Result<()> {
         let mut state = self.state();
         let output = state.uart.writer_mut();
@@ -201,7 +201,7 @@ impl BusDevice for SerialPort {
         if let Err(error) = state.uart.write(offset as u8, data[0]) {
             tracing::debug!(%error, "serial port write");
         }
-        // A write may end loopback, in which no input is taken and none is read.
+        // A write may end loopback mode, which accepts no input.
         self.request_input(&mut state);
     }
 }

@@ -1,4 +1,4 @@
-//! The host bridge at 00:00.0: an identity and nothing behind it. Operating systems expect to find one.
+//! The host bridge at 00:00.0, which operating systems expect to find. It has only an identity.
 
 use std::sync::{Mutex, MutexGuard};
 

@@ -42,7 +42,7 @@ const COMMAND_WRITABLE: u16 = COMMAND_MEMORY | COMMAND_MASTER | 1 << 6 | 1 << 8 
 pub const SIZE: usize = 256;
 const FIRST_CAPABILITY: u16 = 0x40;
 
-/// What a function is, as its header tells.
+/// Identification registers of a function (PCI 3.0, section 6.2.1).
 #[derive(Clone, Copy, Debug)]
 pub struct Identity {
     /// Vendor ID.
@@ -59,7 +59,7 @@ pub struct Identity {
     pub subsystem: u16,
 }
 
-/// How a memory BAR may be cached. Every BAR here is 64 bits wide.
+/// Kind of a memory BAR. Every BAR is 64 bits wide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BarKind {
     /// Reads have side effects.
@@ -68,14 +68,16 @@ pub enum BarKind {
     Prefetchable,
 }
 
-/// Why a configuration space cannot be built: a mistake of the device's author, not of the guest.
+/// Errors of building a configuration space. The device model is wrong; a guest cannot cause them.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ConfigError {
     /// The capabilities do not fit in 256 bytes.
     #[error("capability {0:#x} does not fit in configuration space")]
     NoRoom(u8),
     /// Not an even BAR number below 6, already in use, or its size is no power of two of at least 16 bytes.
-    #[error("BAR {0} cannot be used so")]
+    #[error(
+        "BAR {0} is invalid: use an unused even number below 6 and a power-of-two size of at least 16 bytes"
+    )]
     BadBar(u8),
     /// The address is not a multiple of the BAR's size.
     #[error("BAR {0}: address is not a multiple of its size")]
@@ -182,7 +184,7 @@ impl ConfigSpace {
         u32::from_le_bytes(self.array(offset))
     }
 
-    /// Whether the guest lets the function access memory and send interrupts.
+    /// True if the guest lets the function access memory and send interrupts (bus master enable).
     pub fn is_master(&self) -> bool {
         self.u16(reg::COMMAND) & COMMAND_MASTER != 0
     }
@@ -203,22 +205,22 @@ impl ConfigSpace {
         self.bars.iter().map(bar).collect()
     }
 
-    /// All registers back to their values at power-on.
+    /// Resets all registers to their power-on values.
     pub fn reset(&mut self) {
         self.bytes = self.initial;
     }
 
-    /// All 256 bytes, to be given to [`ConfigSpace::load`] later.
+    /// All 256 bytes, for [`ConfigSpace::load`].
     pub fn save(&self) -> Vec<u8> {
         self.bytes.to_vec()
     }
 
-    /// Takes the writable bits from what [`ConfigSpace::save`] returned.
+    /// Restores the writable bits from the result of [`ConfigSpace::save`].
     pub fn load(&mut self, saved: &[u8]) {
         self.write(0, saved);
     }
 
-    /// Changes bytes as the device, and what they are at power-on.
+    /// Sets bytes and their power-on values.
     fn set(&mut self, offset: u16, data: &[u8]) {
         let at = usize::from(offset);
         self.bytes[at..at + data.len()].copy_from_slice(data);
@@ -279,7 +281,7 @@ mod tests {
         space.write(0x2c, &[0xff; 16]);
         assert_eq!(space.save(), before);
         space.write(4, &[0xff; 4]);
-        // Section 6.2.2: bits of what is not implemented (I/O space, VGA snoop …) are hardwired to 0.
+        // Section 6.2.2: bits of unimplemented features (I/O space, VGA snoop …) are hardwired to 0.
         assert_eq!(dword(&space, 4), 0x0546, "and STATUS keeps its value");
         space.write(0x3c, &[11]);
         assert_eq!(dword(&space, 0x3c), 11);

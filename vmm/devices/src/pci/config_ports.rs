@@ -25,7 +25,7 @@ impl ConfigPorts {
         Self(root)
     }
 
-    /// Slot and register that a data-port access at `offset` means.
+    /// Slot and register of a data-port access at `offset`.
     fn target(&self, offset: u64) -> Option<(u8, u16)> {
         let address = self.0.config_address.load(Ordering::Relaxed);
         let within = u16::try_from(offset.checked_sub(DATA)?).ok()?;

@@ -18,17 +18,19 @@ pub struct Bar {
 pub trait PciDevice: Send + Sync {
     /// Fills `data` (1 to 8 bytes, any alignment, inside the 4 KiB of configuration space).
     fn config_read(&self, offset: u16, data: &mut [u8]);
-    /// Takes a configuration write of the same shape.
+    /// Handles a configuration write of the same shape.
     fn config_write(&self, offset: u16, data: &[u8]);
-    /// The memory BARs decoded now: those implemented while memory decoding is enabled, else none. The
-    /// root asks after every configuration write and puts them on the bus if it can.
+    /// The memory BARs that the function decodes: those implemented while memory decoding is enabled, else none. The
+    /// root bus calls this after every configuration write and maps the BARs where possible.
     fn bars(&self) -> Vec<Bar>;
     /// A read inside a BAR: 1, 2, 4 or 8 bytes, any alignment.
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]);
     /// A write inside a BAR, of the same shape.
     fn bar_write(&self, bar: u8, offset: u64, data: &[u8]);
-    /// The guest now reaches `bar` at this address, or nowhere. IoEventFds and mappings follow it.
+    /// `bar` is now mapped at this guest-physical address, or unmapped. The function moves its ioeventfds and
+    /// mappings.
     fn bar_placed(&self, bar: u8, address: Option<u64>);
-    /// Back to the state at power-on, BARs at their first addresses: a VM reboot, or the end of the function.
+    /// Resets the function to its power-on state, with BARs at their initial addresses, on a VM reboot or before
+    /// removal.
     fn reset(&self);
 }

@@ -1,4 +1,4 @@
-//! Vectors and functions that remember what was asked of them, for tests.
+//! Vectors and functions that record their calls, for tests.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use crate::msi::{MsiAllocator, MsiMessage, MsiVector};
 /// A message no interrupt controller takes.
 pub const UNROUTABLE: u64 = 0xbad0_0000;
 
-/// What happened to one vector.
+/// The record of one vector.
 pub struct VectorLog {
     pub trigger: EventFd,
     pub routes: Mutex<Vec<Option<MsiMessage>>>,
@@ -74,7 +74,7 @@ pub struct FakeFunction {
     pub log: Mutex<Vec<Event>>,
 }
 
-/// What a function was told.
+/// A call that a function recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     Placed(Option<u64>),

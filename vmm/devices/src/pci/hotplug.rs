@@ -1,10 +1,10 @@
-//! Register block through which ACPI's methods learn of added and removed slots.
+//! Register block through which ACPI methods discover added and removed slots.
 //!
 //! | offset | access | register |
 //! | --- | --- | --- |
-//! | 0 | read | `PCIU`: slots with a function to find; cleared by reading |
-//! | 4 | read | `PCID`: slots whose function should be given up; cleared by reading |
-//! | 8 | write | `B0EJ`: slots the guest has let go of (`_EJ0`) |
+//! | 0 | read | `PCIU`: slots with a new function; cleared by reading |
+//! | 4 | read | `PCID`: slots whose function is to be ejected; cleared by reading |
+//! | 8 | write | `B0EJ`: slots that the guest ejects (`_EJ0`) |
 //!
 //! One bit per slot, dwords only. Everything else reads as zero and ignores writes. The notify hook raises
 //! the interrupt of the generic event device, whose method reads both bitmaps and notifies the slots.
@@ -26,7 +26,7 @@ const B0EJ: u64 = 8;
 struct SlotBits {
     up: u32,
     down: u32,
-    /// Asked for and not ejected yet: only these may the guest eject.
+    /// Removal requested and not ejected yet: the guest may eject only these.
     removal_requested: u32,
 }
 
@@ -49,8 +49,8 @@ impl std::fmt::Debug for PciHotplug {
 }
 
 impl PciHotplug {
-    /// `notify` raises the guest's interrupt. `ejected` is called, mostly on a vCPU thread, with a function
-    /// that the guest let go of: it was reset and answers nowhere; whoever owns its resources frees them elsewhere.
+    /// `notify` raises the guest's interrupt. `ejected` is called, mostly on a vCPU thread, with a function that the
+    /// guest ejected. The function is reset and unmapped; its owner frees its resources on another thread.
     pub fn new(
         root: Arc<PciRoot>,
         notify: impl Fn() + Send + Sync + 'static,
@@ -64,7 +64,10 @@ impl PciHotplug {
         }
     }
 
-    /// Puts a function in an empty slot and tells the guest.
+    /// Adds a function in an empty slot and notifies the guest.
+    ///
+    /// # Errors
+    /// The slot does not exist or is occupied.
     pub fn add(&self, slot: u8, device: Arc<dyn PciDevice>) -> Result<(), PciRootError> {
         self.root.add(slot, device)?;
         let mut slots = self.slots();
@@ -76,7 +79,10 @@ impl PciHotplug {
         Ok(())
     }
 
-    /// Asks the guest to give the slot's function up. It may take its time, or never do so.
+    /// Asks the guest to eject the function in `slot`. The guest may take any time, or never do so.
+    ///
+    /// # Errors
+    /// The slot has no removable function.
     pub fn request_removal(&self, slot: u8) -> Result<(), PciRootError> {
         if slot == 0 || self.root.function(slot).is_none() {
             return Err(PciRootError::BadSlot(slot));
@@ -89,8 +95,8 @@ impl PciHotplug {
         Ok(())
     }
 
-    /// A VM reboot. The next boot looks at every slot anyway, so nothing is left to be told, and nobody is
-    /// left to hold on to functions that were asked for: they go now.
+    /// Handles a VM reboot. The next boot scans every slot, so no notification is pending, and no driver uses the
+    /// functions whose removal was requested: they are ejected now.
     pub fn reset(&self) {
         let removal_requested = {
             let mut slots = self.slots();

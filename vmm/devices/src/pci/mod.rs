@@ -1,4 +1,4 @@
-//! PCI: one root bus of single-function devices, and what a function is made of.
+//! PCI: one root bus of single-function devices, and the parts of a function.
 //!
 //! [`PciDevice`] stands below virtio: a passed-through device implements it beside the virtio transport.
 

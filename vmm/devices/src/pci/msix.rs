@@ -74,7 +74,7 @@ impl Vector {
         self.entry.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Makes the route agree with the entry and delivers what was held back.
+    /// Updates the route to the entry and delivers a pending interrupt.
     fn update_route(&self, entry: &mut Entry) {
         let open = entry.enabled && !entry.function_masked && !entry.state.masked;
         let message = MsiMessage {
@@ -85,7 +85,7 @@ impl Vector {
         if wanted != entry.routed {
             match self.interrupt.route(wanted) {
                 Ok(()) => entry.routed = wanted,
-                // The guest chooses the message, and may choose one that cannot be routed.
+                // The guest chooses the message and may choose one that cannot be routed.
                 Err(error) => {
                     tracing::debug!(%error, ?wanted, "MSI-X message refused");
                     let unrouted = self.interrupt.route(None).is_ok();
@@ -99,7 +99,7 @@ impl Vector {
     }
 
     fn fire(&self, entry: &mut Entry) {
-        // A full counter means that an interrupt is on its way already.
+        // A full counter means that an interrupt is already pending.
         let _ = self.interrupt.trigger().write(1);
         entry.state.pending = false;
     }
@@ -143,12 +143,12 @@ impl Msix {
         self.vectors.len() as u16
     }
 
-    /// Whether there are no vectors.
+    /// True if there are no vectors.
     pub fn is_empty(&self) -> bool {
         self.vectors.is_empty()
     }
 
-    /// Takes the message control register after the guest wrote configuration space.
+    /// Applies the message control register after the guest wrote configuration space.
     pub fn set_control(&self, control: u16) {
         let (enabled, masked) = (
             control & CONTROL_ENABLE != 0,
@@ -164,8 +164,8 @@ impl Msix {
         }
     }
 
-    /// Raises a vector, or sets its pending bit while it is masked. False if there is no such vector or
-    /// MSI-X is disabled: then nothing happened.
+    /// Raises a vector, or sets its pending bit while it is masked. Returns false, with no effect, if there is no
+    /// such vector or MSI-X is disabled.
     pub fn signal(&self, vector: u16) -> bool {
         let Some(vector) = self.vectors.get(usize::from(vector)) else {
             return false;
@@ -179,8 +179,8 @@ impl Msix {
         entry.enabled
     }
 
-    /// The eventfd of a vector, for somebody who signals it without us. The controller listens to it while the vector
-    /// is routed, and finds then what was signalled before.
+    /// The eventfd of a vector, for a signaller outside this process. The interrupt controller reads it while the
+    /// vector is routed, including a signal from before.
     pub fn trigger(&self, vector: u16) -> Option<EventFd> {
         self.vectors
             .get(usize::from(vector))?
@@ -238,7 +238,7 @@ impl Msix {
         }
     }
 
-    /// Disables, masks and forgets everything.
+    /// Resets the table and the enable bits.
     pub fn reset(&self) {
         for vector in &self.vectors {
             let mut entry = vector.entry();
@@ -253,8 +253,8 @@ impl Msix {
         self.vectors.iter().map(|v| v.entry().state).collect()
     }
 
-    /// Takes a saved table and message control. What became pending since stays pending. False, and
-    /// nothing changed, if the table is of another size.
+    /// Restores a saved table and message control. An interrupt that became pending since stays pending. Returns
+    /// false, with no change, if the table has another size.
     pub fn load(&self, control: u16, entries: &[MsixEntryState]) -> bool {
         if entries.len() != self.vectors.len() {
             return false;
@@ -507,8 +507,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Whatever a guest does: a vector is routed exactly while it may fire, never with another message
-        /// than its entry's, and every interrupt is delivered, pending, or dropped because disabled.
+        /// After any guest accesses, a vector is routed exactly while it may fire, never with another message than
+        /// its entry's, and every interrupt is delivered, pending, or dropped because disabled.
         #[test]
         fn routes_agree_with_the_table(steps in prop::collection::vec(step(), 0..60)) {
             let (msix, msi) = table(4);

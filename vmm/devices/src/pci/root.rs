@@ -1,4 +1,4 @@
-//! The root bus: who sits in which slot, and where their BARs answer.
+//! The root bus: the functions in its slots and the mapping of their BARs.
 
 use std::ops::Range;
 use std::sync::atomic::AtomicU32;
@@ -12,7 +12,7 @@ use crate::bus::{Bus, BusDevice};
 /// Slots of the bus; the host bridge has slot 0.
 pub const SLOTS: u8 = 32;
 
-/// Why a function cannot be added or removed.
+/// Errors of adding or removing a function.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum PciRootError {
     /// Slot 0 is the host bridge's; slots end at 31.
@@ -23,14 +23,14 @@ pub enum PciRootError {
     Occupied(u8),
 }
 
-/// What one slot decodes.
+/// The BARs of one slot: those it decodes, and those mapped.
 #[derive(Default)]
 struct SlotDecode {
     wanted: Vec<Bar>,
     placed: Vec<Bar>,
 }
 
-/// The root bus. Functions come and go at any time.
+/// The root bus. Functions can be added and removed at any time.
 pub struct PciRoot {
     mmio: Arc<Bus>,
     windows: Vec<Range<u64>>,
@@ -67,13 +67,16 @@ impl PciRoot {
         })
     }
 
-    /// Configuration space by memory (PCI Express base, section 7.2.2): bus 0 in the first MiB, absent
-    /// buses after it. Goes on the MMIO bus where the MCFG table says.
+    /// Configuration space by memory (PCI Express base, section 7.2.2): bus 0 in the first MiB, absent buses after
+    /// it. Belongs on the MMIO bus at the address in the MCFG table.
     pub fn ecam(self: &Arc<Self>) -> Arc<dyn BusDevice> {
         Arc::new(Ecam(self.clone()))
     }
 
-    /// Puts a function in a slot, 1 to 31. Telling the guest is [`super::PciHotplug`]'s part.
+    /// Adds a function in a slot, 1 to 31. [`super::PciHotplug`] notifies the guest.
+    ///
+    /// # Errors
+    /// The slot does not exist or is occupied.
     pub fn add(&self, slot: u8, device: Arc<dyn PciDevice>) -> Result<(), PciRootError> {
         let mut decode = self.decode();
         let mut slots = self.slots.write().unwrap_or_else(|e| e.into_inner());
@@ -90,7 +93,7 @@ impl PciRoot {
         Ok(())
     }
 
-    /// Takes the function out of a slot: it answers nowhere any more. The caller resets and drops it.
+    /// Removes the function from a slot and unmaps its BARs. The caller resets and drops it.
     pub fn remove(&self, slot: u8) -> Option<Arc<dyn PciDevice>> {
         let mut decode = self.decode();
         let device = self.function(slot).filter(|_| slot != 0)?;
@@ -101,12 +104,12 @@ impl PciRoot {
         Some(device)
     }
 
-    /// Whether the slot has a function.
+    /// True if the slot has a function.
     pub fn is_occupied(&self, slot: u8) -> bool {
         self.function(slot).is_some()
     }
 
-    /// Every function back to its state at power-on, and its BARs with it: a VM reboot.
+    /// Resets every function and its BARs to the power-on state, on a VM reboot.
     pub fn reset(&self) {
         self.config_address.store(0, Relaxed);
         for slot in 0..SLOTS {
@@ -117,8 +120,8 @@ impl PciRoot {
         self.refresh();
     }
 
-    /// Asks every function anew what it decodes. Needed after configuration space changed by other means
-    /// than the guest, such as a restored snapshot.
+    /// Maps the BARs of every function as they are now. Needed after something other than the guest changed
+    /// configuration space, such as a restored snapshot.
     pub fn refresh(&self) {
         let mut decode = self.decode();
         for slot in 0..SLOTS {
@@ -152,7 +155,7 @@ impl PciRoot {
         self.decode.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Makes the MMIO bus agree with what the slot's function decodes now.
+    /// Updates the MMIO bus to the BARs that the slot's function decodes.
     fn update_bars(&self, decode: &mut [SlotDecode; SLOTS as usize], slot: u8) {
         let Some(device) = self.function(slot) else { return };
         let wanted = device.bars();
@@ -178,7 +181,7 @@ impl PciRoot {
         }
     }
 
-    /// Puts every BAR on the bus that wants to be there and can: also those that another one kept off.
+    /// Maps every decoded BAR that fits, also those that an overlapping BAR prevented before.
     fn map_bars(&self, decode: &mut [SlotDecode; SLOTS as usize]) {
         for (slot, SlotDecode { wanted, placed }) in (0..SLOTS).zip(decode) {
             for bar in wanted.iter() {
@@ -295,7 +298,7 @@ mod tests {
             self.write(slot, 4, &[if on { 6 } else { 0 }, 0]);
         }
 
-        /// Whose BAR answers, if any.
+        /// Tag of the function whose BAR answers, if any.
         fn at(&self, address: u64) -> Option<u8> {
             let mut byte = [0];
             self.mmio.read(address, &mut byte).then_some(byte[0])
@@ -478,8 +481,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..Default::default() })]
 
-        /// Whatever the guest writes: what is on the bus is what functions decode and were told, all of it
-        /// inside the windows, and nothing that could be decoded is left out.
+        /// After any guest writes, the bus holds exactly the BARs that functions decode inside the windows and that
+        /// fit, and the functions know their addresses.
         #[test]
         fn the_bus_agrees_with_the_registers(steps in prop::collection::vec(step(), 0..40)) {
             let m = machine();

@@ -20,11 +20,11 @@ pub struct Segment {
 /// Errors of a malformed descriptor chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChainError {
-    /// It loops, is longer than any driver may make it, or leaves its descriptor table.
-    #[error("a descriptor chain that does not end")]
+    /// The chain loops, exceeds the longest allowed chain, or leaves its descriptor table.
+    #[error("descriptor chain does not end")]
     Unterminated,
     /// A device-readable descriptor follows a device-writable one (section 2.7.4.2).
-    #[error("a readable descriptor after a writable one")]
+    #[error("device-readable descriptor after a device-writable one")]
     Order,
 }
 

@@ -35,7 +35,7 @@ pub trait VirtioDevice: Send {
     /// The largest size of each queue; its length is the number of queues. Powers of two.
     fn queue_max_sizes(&self) -> &[u16];
     /// Length of device configuration space in bytes, at most 2048. With 0 the transport shows none, which
-    /// spares the driver a probe. It may count bytes past what the device defines: they read as zero.
+    /// spares the driver a probe. It may exceed the fields that the device defines: the extra bytes read as zero.
     fn config_size(&self) -> u16 {
         256
     }

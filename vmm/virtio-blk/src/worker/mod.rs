@@ -1,4 +1,4 @@
-//! The loop that serves one virtqueue from one disk queue.
+//! The worker loop of one virtqueue.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -22,33 +22,33 @@ const STOP: u64 = 0;
 const KICK: u64 = 1;
 const DISK: u64 = 2;
 
-/// What a worker leaves behind. The queue_io is gone if it failed.
+/// The result of a worker. The queue I/O is `None` if it failed.
 pub(crate) type StoppedQueue = (ActiveQueue, Option<QueueIo>);
 
-/// What is wrong when the device cannot go on.
+/// Reason for which the device needs a reset.
 type DeviceError = String;
 
-/// What all workers of an activation get.
+/// State that all workers of an activation share.
 #[derive(Clone)]
 pub(crate) struct WorkerContext {
     pub mem: GuestMem,
     pub interrupt: Arc<dyn VirtioInterrupt>,
     pub disk: Disk,
     pub limits: RequestLimits,
-    /// The cache mode, where the driver chooses it.
+    /// The cache mode, if the driver chooses it.
     pub writeback: Option<Arc<AtomicBool>>,
     pub on_io_stop: OnIoStop,
 }
 
-/// One virtqueue at work.
+/// The worker of one virtqueue.
 pub(crate) struct QueueWorker {
     queue: ActiveQueue,
     queue_io: QueueIo,
     layout: RequestLayout,
     context: WorkerContext,
-    /// As of this pass.
+    /// Limits during this pass.
     limits: RequestLimits,
-    /// The used ring grew since the driver was last told.
+    /// The used ring grew since the last interrupt.
     unsignalled: bool,
     sched_policy: SchedPolicy,
     /// A failure of the disk was logged.
@@ -74,8 +74,8 @@ impl QueueWorker {
         (self.queue, self.queue_io)
     }
 
-    /// Serves the queue until `stop`, or until it is broken; then completes what is in flight, but for what the disk
-    /// holds for an I/O error.
+    /// Serves the queue until `stop` or a malformed ring, then completes the requests in flight, except those held
+    /// after an I/O error.
     pub fn run(mut self, stop: &EventFd) -> StoppedQueue {
         if let Err(reason) = self.serve(stop) {
             self.context.interrupt.needs_reset(&reason);
@@ -91,7 +91,7 @@ impl QueueWorker {
         let epoll = self.watch(stop).map_err(|e| format!("epoll: {e}"))?;
         let mut events = [EpollEvent::default(); 3];
         self.queue_io.retry();
-        // Whatever was signalled before we came, look first.
+        // Requests may have arrived before the events were watched.
         let mut more = true;
         loop {
             if more {
@@ -100,14 +100,14 @@ impl QueueWorker {
             match epoll.wait(if more { 0 } else { -1 }, &mut events) {
                 Ok(count) if events[..count].iter().any(|event| event.data() == STOP) => return Ok(()),
                 Ok(count) => more |= count > 0,
-                // So io_uring ends our wait when it has work to do, such as completing a request.
+                // io_uring interrupts the wait when it has work to do, such as a completion.
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => more = true,
                 Err(e) => return Err(format!("epoll: {e}")),
             }
         }
     }
 
-    /// None of the events is ever read: a kick is an edge, the engine resets its own, and the stop stays.
+    /// No event is read: kicks are edge-triggered, the engine resets its own event, and the stop event stays set.
     fn watch(&self, stop: &EventFd) -> io::Result<Epoll> {
         let epoll = Epoll::new()?;
         let engine = self.queue_io.engine().event().as_raw_fd();
@@ -125,8 +125,8 @@ impl QueueWorker {
         Ok(epoll)
     }
 
-    /// Does what can be done now, with one interrupt for all of it. Returns whether there is more to do
-    /// without waiting; it gives up after one queue's worth, so that no guest can keep us from stopping.
+    /// Serves at most one queue's worth of requests and completions, so that a guest cannot prevent a stop, with one
+    /// interrupt for all. Returns true if there is more to do without waiting.
     fn pass(&mut self) -> Result<bool, DeviceError> {
         self.reap()?;
         self.limits = self.context.current_limits();
@@ -152,7 +152,7 @@ impl QueueWorker {
         if exhausted {
             self.queue.queue.enable_notification(&*mem).map_err(broken)
         } else {
-            // Without a free tag, a completion brings us back.
+            // Without a free tag, the next completion wakes the worker.
             Ok(self.queue_io.has_room())
         }
     }
@@ -184,12 +184,12 @@ impl QueueWorker {
         self.queue_io.kick().map_err(|e| format!("disk: {e}"))
     }
 
-    /// Answers what the disk is done with, also what it was done with at once.
+    /// Answers completed requests, including those that completed on submission.
     fn reap(&mut self) -> Result<(), DeviceError> {
         while let Some(finished) = self.queue_io.complete() {
             self.finish(finished)?;
         }
-        // Learns of what could not be sent on the way.
+        // Submits requests that the engine could not submit before, and reports its failure.
         self.kick()?;
         if let Some(error) = self.queue_io.take_io_stop() {
             tracing::warn!(queue = self.queue.index, %error, "disk request failed and is held");
@@ -210,7 +210,7 @@ impl QueueWorker {
         let (outcome, written) = match result {
             Ok(()) => (BlkStatus::Ok, if filled { writable } else { 0 }),
             Err(error) => {
-                // Once is news; a guest that tries again and again shall not fill the log.
+                // Warn once: a guest that retries must not fill the log.
                 if std::mem::replace(&mut self.reported, true) {
                     tracing::debug!(queue = self.queue.index, %error, "disk request failed");
                 } else {
@@ -242,10 +242,10 @@ impl QueueWorker {
         }
     }
 
-    /// Completes what is in flight and takes nothing new. What is held stays so.
+    /// Completes requests in flight and starts none. Held requests stay held.
     fn drain(&mut self) -> Result<(), DeviceError> {
         loop {
-            // A ring that cannot be written any more loses answers, not our wait for the disk.
+            // With an unwritable ring answers are lost, but the disk must still finish.
             let reaped = self.reap();
             self.kick()?;
             if !self.queue_io.engine().is_busy() {
@@ -261,7 +261,7 @@ impl QueueWorker {
 }
 
 impl WorkerContext {
-    /// What requests are judged by at this moment.
+    /// The current limits.
     fn current_limits(&self) -> RequestLimits {
         let mut limits = self.limits;
         limits.capacity = self.disk.size() / SECTOR;

@@ -1,4 +1,4 @@
-//! The worker against a disk that completes when it is told to.
+//! The worker with a disk that completes requests on command.
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicI32;
@@ -28,7 +28,7 @@ struct Bench {
     script: BackendScript,
     stop: EventFd,
     stops: Arc<Mutex<Vec<io::Error>>>,
-    /// How the worker was scheduled at the last of them.
+    /// Scheduling policy of the worker at the last of them.
     policy: Arc<AtomicI32>,
     writeback: Arc<AtomicBool>,
     thread: Option<JoinHandle<StoppedQueue>>,
@@ -134,7 +134,7 @@ impl Bench {
     }
 }
 
-/// Long enough for a worker to do what it should not.
+/// Waits long enough for a worker to misbehave.
 fn settle() {
     thread::sleep(Duration::from_millis(30));
 }
@@ -202,7 +202,7 @@ fn completions_together_make_one_interrupt() {
     }
     bench.driver.kick();
     let tags: Vec<_> = bench.submitted(10).iter().map(|made| made.tag).collect();
-    // The driver wants to hear of the fifth.
+    // The driver wants an interrupt for the fifth.
     bench.driver.set_used_event(4);
     bench.done(&tags[..4]);
     for _ in 0..4 {
@@ -336,7 +336,7 @@ fn a_held_request_outlives_a_pause() {
     bench.run((queue, queue_io.unwrap()));
     let again = bench.submitted(5);
     assert_eq!([again[3], again[4]], [tags[0], flush]);
-    // And once more in vain.
+    // The retry fails once more.
     bench.script.finish(flush.tag, Err(libc::EIO));
     bench.done(&[tags[0].tag]);
     assert_eq!((bench.driver.wait(), bench.status(status)), ((first, 4097), 0));
@@ -345,7 +345,7 @@ fn a_held_request_outlives_a_pause() {
     });
     bench.stop.write(1).unwrap();
     let (_, queue_io) = bench.stopped();
-    // A reset forgets what is held.
+    // A reset drops held requests.
     let mut queue_io = queue_io.unwrap();
     queue_io.abandon().unwrap();
     assert_eq!(bench.script.made().len(), 5);
@@ -364,7 +364,7 @@ fn the_worker_keeps_pace() {
         bench.done(&[tag]);
         bench.driver.wait();
     }
-    // They preempt whoever wakes them; what comes together is waited for.
+    // The worker preempts the waking thread now; two requests at once switch it back.
     for _ in 0..2 {
         bench.add(0, &[(DATA, 512, WRITE)]);
     }

@@ -42,7 +42,7 @@ pub struct Guest {
     pub interrupts: Arc<Interrupts>,
     pub blk: Blk,
     pub handle: BlkHandle,
-    /// What the device told its owner of errors.
+    /// Errors that the device reported to its owner.
     pub stops: Arc<Mutex<Vec<io::Error>>>,
     pub file: File,
     pub event_idx: bool,
@@ -92,7 +92,7 @@ impl Guest {
         Self::on(disk, file, kind, queues, event_idx)
     }
 
-    /// On a disk whose content is in `file`, somehow.
+    /// A guest with a disk backed by `file`.
     pub fn on(disk: Disk, file: File, kind: EngineKind, queues: u16, event_idx: bool) -> Self {
         let mem = memory(&[(0, END), (BEYOND, END)]);
         let driver = Driver::new(&mem, 0, QUEUE_SIZE, 0x1000);
@@ -168,7 +168,8 @@ impl Guest {
         ((header, 16, 0), (status, 1, WRITE))
     }
 
-    /// A chain of header, `data` and status, not yet told to the device. Returns its head and where its status is.
+    /// Adds a chain of header, `data` and status without a notification. Returns its head and the address of its
+    /// status.
     pub fn add(&mut self, kind: u32, sector: u64, data: &[Descriptor]) -> (u16, u64) {
         let (header, status) = self.frame(kind, sector);
         (self.driver.add(&[&[header], data, &[status]].concat()), status.0)

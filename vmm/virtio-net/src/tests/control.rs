@@ -1,10 +1,10 @@
-//! Commands, and what they do.
+//! Control commands and their effects.
 
 use super::*;
 
 const MODE_PROMISCUOUS_OFF: &[u8] = &[0, 0, 0];
 
-/// What of these frames arrives, by the last byte of its seed.
+/// The frames that arrive, by the last byte of their seed.
 fn arrives(guest: &mut Guest, frames: &[Vec<u8>]) -> Vec<bool> {
     let last = with_header(&frame([0xff; 6], 100, 0));
     for bytes in frames {

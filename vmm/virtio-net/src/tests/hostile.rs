@@ -51,7 +51,7 @@ fn a_broken_ring_costs_the_device() {
         act(&mut guest);
         let said = guest.broken();
         assert!(said.contains(reason), "{said}");
-        // What else there is goes on, and a new driver finds all of it.
+        // The rest of the device continues, and a new driver can use all of it.
         guest.handle.set_link(false);
         guest.handle.set_link(true);
         guest.connect();
@@ -118,7 +118,7 @@ fn buffers_offered_again_and_again_are_not_kept() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever is in the rings, the device stops when it is told to, and a new driver can have it.
+    /// With any content of the rings, the device stops on request, and a new driver can use it.
     #[test]
     fn nothing_in_the_rings_is_trusted(
         descriptors in prop::collection::vec(
@@ -136,7 +136,7 @@ proptest! {
             let queues = [&guest.receive[0], &guest.transmit[0], &guest.control];
             queues[at % 3].put(at as u16 / 3, descriptor, next);
         }
-        // Nobody may be left to take the frames.
+        // The worker that takes the frames may have ended.
         guest.peers[0].set_nonblocking(true).unwrap();
         for (queue, head) in heads {
             let driver = [&mut guest.receive[0], &mut guest.transmit[0], &mut guest.control];

@@ -25,7 +25,7 @@ use crate::{Mac, Net, NetHandle};
 const MAC: Mac = [2, 0, 0, 0, 0, 1];
 const PEER: Mac = [2, 0, 0, 0, 0, 2];
 
-/// Where queue `index` is.
+/// Address of queue `index`.
 fn ring(index: u16) -> u64 {
     0x1_0000 + 0x3000 * u64::from(index)
 }
@@ -35,10 +35,10 @@ const SENT: u64 = 0x10_0000;
 const RECEIVED: u64 = 0x40_0000;
 const END: usize = 0x100_0000;
 
-/// How long the device may take for a frame, on a machine that is busy with other things.
+/// Time limit for a frame on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// All that is offered but UDP segmentation.
+/// All offered features except UDP segmentation.
 const ALL: u64 = crate::config::GUEST_OFFLOADS & !(3 << 54) | 0x00ff_b829 | 1 << 2 | 3 << 28;
 const MERGEABLE: u64 = 1 << 15;
 
@@ -56,7 +56,7 @@ struct Guest {
     size: u16,
     sent: u64,
     commands: u64,
-    /// Where each receive buffer is, by queue and head.
+    /// Address of each receive buffer, by queue and head.
     buffers: Vec<Vec<(u64, u32)>>,
 }
 
@@ -71,7 +71,7 @@ fn with_header(frame: &[u8]) -> Vec<u8> {
     [&[0; HEADER_LEN][..], frame].concat()
 }
 
-/// Long enough for a worker to do what it should not.
+/// Waits long enough for a worker to misbehave.
 fn settle() {
     thread::sleep(Duration::from_millis(30));
 }
@@ -151,7 +151,7 @@ impl Guest {
         self.net.activate(activation).unwrap();
     }
 
-    /// Has the device stopped and started again.
+    /// Stops and restarts the device.
     fn pause(&mut self) {
         let queues = self.net.quiesce().unwrap();
         self.activate(queues);
@@ -170,7 +170,7 @@ impl Guest {
         bytes
     }
 
-    /// Gives the device `count` receive buffers of `len` bytes, and tells it.
+    /// Adds `count` receive buffers of `len` bytes and notifies the device.
     fn offer(&mut self, pair: usize, count: usize, len: u32) {
         for _ in 0..count {
             let slot = u64::from(self.receive[pair].next_head());
@@ -214,7 +214,7 @@ impl Guest {
         self.transmit[pair].add(&pieces)
     }
 
-    /// What came out of the tap.
+    /// The next frame from the tap.
     fn out(&self, pair: usize) -> Vec<u8> {
         let mut bytes = vec![0; 0x2_0000];
         let len = self.peers[pair].recv(&mut bytes).unwrap();
@@ -236,7 +236,7 @@ impl Guest {
         self.get(answer, 1)[0]
     }
 
-    /// Waits until the link is down for the workers too: then they drop what the driver sends.
+    /// Waits until the workers know that the link is down: then they drop the frames of the driver.
     fn link_goes_down(&mut self) {
         let before = self.handle.sent().dropped;
         self.handle.set_link(false);

@@ -121,7 +121,7 @@ impl Guest {
         self.net.activate(activation).unwrap();
     }
 
-    /// Has the device stopped and started again.
+    /// Stops and restarts the device.
     pub fn pause(&mut self) {
         let queues = self.net.quiesce().unwrap();
         assert_eq!(queues.len(), 2 * usize::from(self.pairs) + 1);

@@ -66,7 +66,7 @@ pub fn tcp(len: usize) -> Vec<u8> {
     ipv4(MAC, 6, &header, 16, len)
 }
 
-/// Whether the checksum of the transport header is complete.
+/// True if the checksum of the transport header is complete.
 pub fn checksum_is_right(frame: &[u8]) -> bool {
     let transport = &frame[TRANSPORT..];
     let pseudo = [

@@ -91,7 +91,7 @@ pub fn tap_named(name: &str, queues: usize) -> Vec<OwnedFd> {
         tun.into()
     };
     let queues = (0..queues).map(queue).collect();
-    // The kernel shall be quiet, and checks nothing that only passes.
+    // Keep the kernel from sending packets of its own and from checking forwarded ones.
     let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
     let socket = socket(libc::AF_INET, libc::SOCK_DGRAM, 0);
     let request = request(name, libc::IFF_UP);
@@ -101,7 +101,7 @@ pub fn tap_named(name: &str, queues: usize) -> Vec<OwnedFd> {
 }
 
 fn socket(domain: c_int, kind: c_int, protocol: c_int) -> OwnedFd {
-    // SAFETY: socket takes integers; what it returns, once checked, is open and nobody else's.
+    // SAFETY: socket takes integers; its result, once checked, is an open descriptor with no other owner.
     unsafe { OwnedFd::from_raw_fd(check(libc::socket(domain, kind, protocol))) }
 }
 
@@ -115,7 +115,7 @@ pub fn filtered() -> u64 {
     line.split_whitespace().nth(12).unwrap().parse().unwrap()
 }
 
-/// What the host sends to the tap and hears from it, with the kernel's header of ten bytes.
+/// The host's packet socket on the tap, with the kernel's virtio header of ten bytes.
 pub struct Wire(OwnedFd);
 
 impl Wire {

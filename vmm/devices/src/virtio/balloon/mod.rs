@@ -226,9 +226,9 @@ fn inflate(mem: &GuestMemMmap, segments: &[Segment]) -> Result<(), &'static str>
                 .address
                 .0
                 .checked_add(done as u64)
-                .ok_or("a buffer outside of memory")?;
+                .ok_or("buffer outside of guest memory")?;
             mem.read_slice(part, GuestAddress(at))
-                .map_err(|_| "a buffer outside of memory")?;
+                .map_err(|_| "buffer outside of guest memory")?;
             done += part.len();
             for number in part.chunks_exact(NUMBER) {
                 let page = u64::from(u32::from_le_bytes(std::array::from_fn(|i| number[i])));

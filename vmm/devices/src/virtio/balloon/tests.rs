@@ -132,7 +132,7 @@ fn pages_that_do_not_exist_are_passed_over() {
 
 #[test]
 fn reported_free_pages_are_dropped() {
-    // Where the specification puts the queue, and where drivers that number without gaps look for it.
+    // The index in the specification, and the index used by drivers that number queues without gaps.
     for index in [4, 2] {
         let mut bench = bench(index);
         for page in 0..1024 {
@@ -272,7 +272,7 @@ proptest! {
         let Bench { inflate, deflate, report, .. } = &mut bench;
         for driver in [&*inflate, &*deflate, &*report] {
             for (at, (address, len, flags, next)) in (0..).zip(&table) {
-                // Not the rings: what lies there may be anything, but not change under the test.
+                // Not the rings: they may hold anything but must not change during the test.
                 driver.put(at, ((*address).max(0x8000), *len, *flags), *next);
             }
         }

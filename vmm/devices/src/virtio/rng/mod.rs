@@ -103,9 +103,9 @@ impl RequestHandler for EntropyHandler {
                     .address
                     .0
                     .checked_add(done as u64)
-                    .ok_or("a buffer outside of memory")?;
+                    .ok_or("buffer outside of guest memory")?;
                 mem.write_slice(&bytes[..len], GuestAddress(at))
-                    .map_err(|_| "a buffer outside of memory")?;
+                    .map_err(|_| "buffer outside of guest memory")?;
                 done += len;
                 given += len;
             }
@@ -116,7 +116,7 @@ impl RequestHandler for EntropyHandler {
 
 fn fill(mut bytes: &mut [u8]) -> io::Result<()> {
     while !bytes.is_empty() {
-        // SAFETY: the kernel writes at most the length given, all of it ours.
+        // SAFETY: the kernel writes at most the given length, which lies in `bytes`.
         let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
         match usize::try_from(got) {
             Ok(got) => bytes = &mut bytes[got..],

@@ -144,7 +144,7 @@ fn it_needs_its_queue() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever the rings hold, the device ends when told to and keeps to memory the chains name.
+    /// With any content of the rings, the device stops on request and writes only to memory in the chains.
     #[test]
     fn hostile_rings_are_survived(
         table in prop::collection::vec((0u64..0x50_0000, 0u32..0x2_0000, 0u16..8, 0u16..20), 16),

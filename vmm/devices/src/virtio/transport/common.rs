@@ -31,7 +31,7 @@ pub(super) enum StatusChange {
     Start,
 }
 
-/// The structure's registers, except for what [`TransportInterrupt`] holds: status, generation and vectors.
+/// The structure's registers, except status, generation and vectors, which [`TransportInterrupt`] holds.
 #[derive(Debug)]
 pub(super) struct CommonConfig {
     offered: u64,
@@ -104,7 +104,7 @@ impl CommonConfig {
             .collect()
     }
 
-    /// A read of any width at any offset; what is not implemented reads as zero. Reading has no effects.
+    /// A read of any width at any offset; unimplemented registers read as zero. Reading has no side effects.
     pub fn read(&self, offset: u64, data: &mut [u8], interrupt: &TransportInterrupt) {
         let image = self.image(interrupt);
         data.fill(0);

@@ -64,7 +64,8 @@ impl VirtioFunction {
 
     /// Calls the device and turns a panic into an error.
     fn call<R>(&mut self, what: &str, f: impl FnOnce(&mut dyn VirtioDevice) -> R) -> Result<R, String> {
-        catch_unwind(AssertUnwindSafe(|| f(&mut *self.device))).map_err(|_| format!("it panicked in {what}"))
+        catch_unwind(AssertUnwindSafe(|| f(&mut *self.device)))
+            .map_err(|_| format!("device panicked in {what}"))
     }
 
     pub fn read_config(&mut self, offset: u64, data: &mut [u8]) {
@@ -127,7 +128,7 @@ impl VirtioFunction {
             return Ok(());
         };
         if self.broken {
-            return Err("it panicked when it was reset".into());
+            return Err("device panicked in its reset".into());
         }
         let taken = rings.unpark().map_err(|e| format!("kick events: {e}"))?;
         let features = self.common.features();
@@ -166,12 +167,12 @@ impl VirtioFunction {
 
     fn park(&mut self) -> Result<(), String> {
         let queues = self.call("quiescing", |device| device.quiesce())?;
-        let queues = queues.ok_or("it did not return its queues")?;
+        let queues = queues.ok_or("device did not return its queues")?;
         let mut states: Vec<_> = queues.iter().map(|q| RingState::of(q.index, &q.queue)).collect();
         states.sort_by_key(|ring| ring.index);
         match &mut self.rings {
             Some(rings) if rings.matches(&states) => rings.park(states),
-            _ => return Err("it returned other queues".into()),
+            _ => return Err("device returned other queues".into()),
         }
         Ok(())
     }

@@ -105,7 +105,8 @@ pub(super) fn config_space(
     let mut space = ConfigSpace::new(Identity {
         vendor: VENDOR,
         device: DEVICE_ID_BASE + device_type,
-        // Section 4.1.2.1: at least 1 for what is not transitional, subsystem ID at least 0x40.
+        // Section 4.1.2.1: a non-transitional device has a revision of at least 1 and a subsystem ID of at least
+        // 0x40.
         revision: 1,
         class,
         subsystem_vendor: VENDOR,

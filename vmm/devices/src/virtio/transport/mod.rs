@@ -1,7 +1,7 @@
 //! Virtio over PCI (virtio 1.2, section 4.1), modern only: no I/O BAR, no INTx, split queues.
 //!
 //! The driver's registers and the device are behind one lock, taken by vCPU threads and the control
-//! thread. It is held while the device stops its workers; what workers call, [`VirtioInterrupt`], never takes it.
+//! thread. It is held while the device stops its workers; [`VirtioInterrupt`], which workers call, never takes it.
 //! The device is active while the driver is ready, lets the function be bus master (which clears before it boots a
 //! new kernel, as in kexec) and the machine is not paused.
 
@@ -34,13 +34,13 @@ pub use state::{CommonState, QueueRegisters, RestoreError, RingState, TransportS
 /// Errors of making a device a PCI function.
 #[derive(Debug, thiserror::Error)]
 pub enum VirtioPciError {
-    /// It has too many queues, or one whose size is no power of two from 1 to 32768.
-    #[error("virtio device cannot have these queues")]
+    /// The device has too many queues, or a queue size that is not a power of two from 1 to 32768.
+    #[error("virtio device has too many queues, or a queue size that is not a power of two")]
     Queues,
-    /// Its virtio device ID is above 63, or its configuration longer than 2048 bytes.
-    #[error("virtio device cannot be shown over PCI")]
+    /// The virtio device ID is above 63, or the configuration is longer than 2048 bytes.
+    #[error("virtio device ID is above 63, or its configuration is longer than 2048 bytes")]
     Shape,
-    /// Its configuration space cannot be laid out.
+    /// The PCI configuration space cannot be built.
     #[error("configuration space: {0}")]
     Config(#[from] ConfigError),
     /// Interrupt vectors ran out.

@@ -85,10 +85,12 @@ impl QueueRings {
             if let Some(old) = notifier.ioeventfd.take()
                 && let Err(error) = ioeventfds.unregister(old, &notifier.kick)
             {
-                tracing::warn!(%error, queue = notifier.index, address = old, "doorbell not removed");
+                tracing::warn!(%error, queue = notifier.index, address = old, "ioeventfd not unregistered");
             }
             match wanted.map(|address| ioeventfds.register(address, &notifier.kick)) {
-                Some(Err(error)) => tracing::warn!(%error, queue = notifier.index, "doorbell not registered"),
+                Some(Err(error)) => {
+                    tracing::warn!(%error, queue = notifier.index, "ioeventfd not registered")
+                }
                 _ => notifier.ioeventfd = wanted,
             }
         }

@@ -141,8 +141,8 @@ pub enum RestoreError {
     /// Written by a later version.
     #[error("virtio state has version {0}, this program knows up to {VERSION}")]
     Version(u16),
-    /// It is of a device of another kind or shape.
-    #[error("virtio state is of another device: {0} differ")]
+    /// The state belongs to another kind or shape of device.
+    #[error("virtio state belongs to another device: {0} differ")]
     Mismatch(&'static str),
     /// The device is serving its queues; quiesce or reset it first.
     #[error("virtio device is running")]

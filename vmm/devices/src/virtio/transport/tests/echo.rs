@@ -1,5 +1,4 @@
-//! A queue driven through the transport, served by a real worker that copies what it reads to what it may
-//! write.
+//! A queue driven through the transport. A real worker copies the device-readable to the device-writable bytes.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, RawFd};
@@ -105,7 +104,7 @@ fn serve(queue: &mut Queue, mem: &GuestMemMmap) -> bool {
     true
 }
 
-/// Which of the descriptors are readable.
+/// For each descriptor, true if it is readable.
 fn wait<const N: usize>(fds: &[RawFd; N], patience: Duration) -> [bool; N] {
     let mut polled = fds.map(|fd| libc::pollfd {
         fd,
@@ -175,7 +174,7 @@ impl<'a> Driver<'a> {
         assert!(self.m.ioeventfds.ring(bar + 0x1000), "no exit");
     }
 
-    /// Waits for the interrupt of the last request and checks what came back.
+    /// Waits for the interrupt of the last request and checks the reply.
     fn receive(&self) {
         let line = self.m.msi.line(0);
         while self.used.idx().load() != self.sent {
@@ -214,7 +213,7 @@ fn requests_go_round_across_pauses_and_moves() {
                 m.set_config(0x10, &bar.to_le_bytes());
                 driver.notify(bar);
             }
-            // Nobody notifies: what became available during a pause is found all the same.
+            // No notification: the device finds buffers that became available during a pause.
             5 => {}
             _ => driver.notify(bar),
         }

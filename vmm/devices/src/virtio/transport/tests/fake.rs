@@ -30,7 +30,7 @@ pub fn memory() -> GuestMem {
     GuestMem::new(GuestMemMmap::from_ranges(&ranges).unwrap())
 }
 
-/// Where the device shall fail next.
+/// The operation in which the device fails next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fail {
     Activate,
@@ -40,7 +40,7 @@ pub enum Fail {
     LoseQueues,
 }
 
-/// What happened to the device.
+/// The calls that the device recorded.
 #[derive(Default)]
 pub struct Journal {
     pub queues: Option<Vec<ActiveQueue>>,
@@ -152,7 +152,7 @@ pub fn machine() -> (Machine, FakeDevice) {
     (Machine::new(device.clone()), device)
 }
 
-//// ioeventfds as the kernel keeps them, which refuses what does not fit.
+/// ioeventfds as the kernel keeps them, with checks of their use.
 #[derive(Default)]
 pub struct FakeIoEventFds {
     registered: Mutex<BTreeMap<u64, RawFd>>,
@@ -165,7 +165,7 @@ impl FakeIoEventFds {
         self.registered.lock().unwrap().keys().copied().collect()
     }
 
-    /// What the kernel does on a guest's write; false if it would exit.
+    /// Signals the ioeventfd as the kernel does for a guest's write. False if the write would exit.
     pub fn ring(&self, address: u64) -> bool {
         let registered = self.registered.lock().unwrap();
         let Some(fd) = registered.get(&address) else {
@@ -321,7 +321,7 @@ impl Machine {
         self.write(0x14, &[bits]);
     }
 
-    /// All of it, with queues 0 and 2, and configuration changes on vector 3.
+    /// The whole start sequence, with queues 0 and 2, and configuration changes on vector 3.
     pub fn start(&self) {
         self.enable();
         self.enable_vectors();

@@ -14,7 +14,7 @@ enum Step {
     ConfigRead(u64, usize),
     Write(u64, Vec<u8>),
     Read(u64, usize),
-    /// All of a driver's start, with one ring at such addresses.
+    /// The whole start sequence of a driver, with one ring at these addresses.
     Start(u16, [u64; 3]),
     Reset,
     Pause,
@@ -115,7 +115,7 @@ fn apply(m: &mut Machine, device: &FakeDevice, step: Step) {
         }
         Step::Reset => write(m, 0x14, &[0]),
         Step::Pause => m.pci.pause(),
-        // Registers go back to what they were at the pause, even if a vCPU was not stopped after all.
+        // Registers return to their values at the pause, also if a vCPU still ran.
         Step::Resume => {
             m.pci.resume();
             m.root.refresh();
