@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! containerd ── start ──▶ bootstrap ── exec with a listening socket ──▶ serve: one process for all containers of a pod
-//!            ── ttrpc: containerd.task.v3 (and .v2) ──▶ task::Service ──▶ Pod actor ──▶ husk_monitor::monitor::Hosted
+//!            ── ttrpc: containerd.task.v3 (and .v2) ──▶ task::Service ──▶ Pod actor ──▶ husk_monitor::monitor::EmbeddedVm
 //!            ◀─ events ── publisher ◀──────────────────────────────────────┘
 //!            ── delete ─▶ leftovers of a pod whose shim was killed
 //! ```
 
 mod bootstrap;
 mod bundle;
-mod leftovers;
+mod cleanup;
 mod logging;
 mod mount;
 mod pod;
@@ -32,7 +32,7 @@ fn main() -> ExitCode {
             }
             Action::Info => bootstrap::info().and_then(|info| print(&info)),
             Action::Start => bootstrap::start(&flags).and_then(|reply| print(&reply)),
-            Action::Delete => leftovers::delete(&flags).and_then(|answer| print(&answer)),
+            Action::Delete => cleanup::delete(&flags).and_then(|answer| print(&answer)),
             Action::Serve => return serve::serve(flags),
         },
         Err(error) => Err(error),

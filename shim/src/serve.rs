@@ -12,7 +12,7 @@ use containerd_shim_protos::ttrpc::asynchronous::transport::Listener;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info};
 
-use crate::bootstrap::{Address, Flags, LISTENS, TTRPC_ADDRESS};
+use crate::bootstrap::{Address, Flags, LISTENING, TTRPC_ADDRESS};
 use crate::logging;
 use crate::pod::{Pod, PodHandle};
 use crate::publisher::Publisher;
@@ -22,7 +22,7 @@ const TASK_V3: &str = "containerd.task.v3.Task";
 /// The same service under the name that containerd 1.7 knows.
 const TASK_V2: &str = "containerd.task.v2.Task";
 /// How long containerd has to read the answer to its last call.
-const FAREWELL: Duration = Duration::from_millis(200);
+const LAST_ANSWER_TIMEOUT: Duration = Duration::from_millis(200);
 
 pub(crate) fn serve(flags: Flags) -> ExitCode {
     let Ok(bundle) = std::env::current_dir() else {
@@ -55,11 +55,11 @@ async fn run(flags: Flags) -> io::Result<()> {
     let listener = match socket.listen() {
         Ok(listener) => listener,
         Err(why) => {
-            say(&why);
+            report(&why);
             return Err(io::Error::other(why));
         }
     };
-    say(LISTENS);
+    report(LISTENING);
     // Two containers of a pod may come at once.
     let Some(listener) = listener else {
         return Ok(());
@@ -81,18 +81,18 @@ async fn run(flags: Flags) -> io::Result<()> {
     drop::<PodHandle>(handle);
     server.start().await.map_err(io::Error::other)?;
     info!(id = flags.id, namespace = flags.namespace, "the shim serves");
-    let publisher = pod.live().await;
+    let publisher = pod.run().await;
     // Nobody finds it any more.
     socket.remove();
     server.stop_listen().await;
     publisher.flush().await;
-    tokio::time::sleep(FAREWELL).await;
+    tokio::time::sleep(LAST_ANSWER_TIMEOUT).await;
     info!("the shim ends");
     Ok(())
 }
 
 /// Tells `start`, which waits for the end of standard output.
-fn say(what: &str) {
+fn report(what: &str) {
     let mut stdout = io::stdout().lock();
     let _ = stdout.write_all(what.as_bytes()).and_then(|()| stdout.flush());
     if let Ok(null) = File::open("/dev/null") {

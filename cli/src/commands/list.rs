@@ -39,7 +39,7 @@ enum ListFormat {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let runtime = RuntimeDir::locate()?;
-    runtime.sweep()?;
+    runtime.remove_abandoned()?;
     let dirs = runtime.list()?;
     if matches!(args.output, ListFormat::Name) {
         let names: String = dirs

@@ -34,7 +34,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let runtime = RuntimeDir::locate()?;
     let is_live = |vm: &VmRef| runtime.find(&vm.namespace, &vm.name).is_ok();
     let lived: Vec<_> = args.vms.iter().map(is_live).collect();
-    let swept: Vec<_> = runtime.sweep()?.iter().map(live_vm::vm_ref).collect();
+    let removed: Vec<_> = runtime.remove_abandoned()?.iter().map(live_vm::vm_ref).collect();
     let (mut running, mut done) = (Vec::new(), Ok(()));
     for (vm, lived) in args.vms.iter().zip(lived) {
         if let Ok(dir) = runtime.find(&vm.namespace, &vm.name) {
@@ -42,7 +42,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         } else if let Err(error) = runtime.clear(&vm.namespace, &vm.name) {
             Failure::from(error).report();
             done = Err(Failure::Ended(RUNTIME));
-        } else if swept.contains(vm) {
+        } else if removed.contains(vm) {
             eprintln!("{vm}: removed what its monitor had left");
         } else if !lived && !args.force {
             // Says what is wrong; one that ended just now has left nothing to remove.

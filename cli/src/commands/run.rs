@@ -133,8 +133,8 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
     runtime_dir.prepare()?;
     // What dead monitors left of networks is in the way of the next VM.
     match &netns {
-        Some(netns) => runtime_dir.sweep_for(netns)?,
-        None => runtime_dir.sweep()?,
+        Some(netns) => runtime_dir.remove_abandoned_for(netns)?,
+        None => runtime_dir.remove_abandoned()?,
     };
     for ignored_notes in manifest.ignored_notes() {
         note(&ignored_notes);

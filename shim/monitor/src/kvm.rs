@@ -30,7 +30,7 @@ pub fn open() -> Result<OwnedFd, KvmError> {
 
 /// KVM cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("no access to KVM: {}{}: {cause}: {}", self.variable(), path.display(), self.way_out())]
+#[error("no access to KVM: {}{}: {cause}: {}", self.variable(), path.display(), self.hint())]
 pub struct KvmError {
     /// The device.
     pub path: PathBuf,
@@ -43,7 +43,7 @@ impl KvmError {
         if chosen().is_some() { "HUSK_KVM=" } else { "" }
     }
 
-    fn way_out(&self) -> &'static str {
+    fn hint(&self) -> &'static str {
         match self.cause.kind() {
             io::ErrorKind::PermissionDenied => "add this user to the group that owns it and log in again",
             _ if chosen().is_some() => "set it to a KVM device, or leave it out",

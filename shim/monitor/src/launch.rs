@@ -1,7 +1,7 @@
 //! Starting a monitor as a process of its own.
 //!
 //! `PROGRAM monitor` is executed with a [`MonitorConfig`] as JSON on its standard input. It leaves the caller's
-//! session and writes one line of JSON, a [`Report`], to its standard output once the VM runs or has failed to.
+//! session and writes one line of JSON, a [`StartReport`], to its standard output once the VM runs or has failed to.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -29,7 +29,7 @@ pub struct MonitorConfig {
 /// What a monitor says once, when the VM runs (or is paused before its first instruction) or never will.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Report {
+pub enum StartReport {
     /// The VM runs.
     Running {
         /// The monitor's process id.
@@ -56,9 +56,9 @@ pub enum LaunchError {
     /// The VM could not be started.
     #[error("{message}")]
     Failed {
-        /// As in [`Report::Failed`].
+        /// As in [`StartReport::Failed`].
         reason: String,
-        /// As in [`Report::Failed`].
+        /// As in [`StartReport::Failed`].
         message: String,
     },
 }
@@ -86,8 +86,8 @@ pub fn launch(mut command: Command, config: &MonitorConfig) -> Result<u32, Launc
             .map_err(LaunchError::Spawn)?;
     }
     match serde_json::from_str(&line) {
-        Ok(Report::Running { pid }) => Ok(pid),
-        Ok(Report::Failed { reason, message }) => {
+        Ok(StartReport::Running { pid }) => Ok(pid),
+        Ok(StartReport::Failed { reason, message }) => {
             let _ = child.wait();
             Err(LaunchError::Failed { reason, message })
         }
@@ -101,27 +101,27 @@ pub fn launch(mut command: Command, config: &MonitorConfig) -> Result<u32, Launc
 
 /// The monitor's way to say how the start goes.
 #[derive(Debug)]
-pub(crate) enum Starter {
+pub(crate) enum StartMode {
     /// Another process, which listens at the end of standard output.
     Process,
     /// This process, which says when to boot.
-    Host(Host),
+    Embedded(EmbeddedStart),
 }
 
 /// Where a host hears of its VM.
 #[derive(Debug)]
-pub(crate) struct Host {
+pub(crate) struct EmbeddedStart {
     /// The VMM's process id, once the machine is built.
     pub(crate) built: Option<oneshot::Sender<u32>>,
     /// Then it may boot.
     pub(crate) boot: oneshot::Receiver<()>,
-    pub(crate) report: oneshot::Sender<Report>,
+    pub(crate) report: oneshot::Sender<StartReport>,
 }
 
-impl Starter {
+impl StartMode {
     /// The machine is built. Returns when it shall boot.
     pub(crate) async fn built(&mut self, pid: u32) {
-        let Starter::Host(host) = self else { return };
+        let StartMode::Embedded(host) = self else { return };
         if let Some(built) = host.built.take() {
             let _ = built.send(pid);
         }
@@ -132,10 +132,10 @@ impl Starter {
     }
 
     /// Says once whether the VM runs. False where nobody listens any more.
-    pub(crate) fn report(self, report: &Report) -> bool {
+    pub(crate) fn report(self, report: &StartReport) -> bool {
         match self {
-            Starter::Process => print(report),
-            Starter::Host(host) => {
+            StartMode::Process => print(report),
+            StartMode::Embedded(host) => {
                 // A host is there for as long as the VM; it may only have stopped waiting.
                 let _ = host.report.send(report.clone());
                 true
@@ -145,7 +145,7 @@ impl Starter {
 }
 
 /// Says it and lets go of standard output.
-fn print(report: &Report) -> bool {
+fn print(report: &StartReport) -> bool {
     let mut stdout = io::stdout().lock();
     let said = serde_json::to_writer(&mut stdout, report).map_err(io::Error::from);
     let said = said

@@ -3,7 +3,7 @@
 //! ```text
 //! launch ──exec──▶ monitor::serve ── husk_volumes ──▶ fds ──▶ VmmProcess ──socketpairs──▶ husk-vmm
 //!   ▲ ready or error    │ husk.shim.v1 on pod.sock
-//! husk run              └── state::VmDir ◀── state::RuntimeDir::{list, find, sweep} ── client::connect
+//! husk run              └── state::VmDir ◀── state::RuntimeDir::{list, find, remove_abandoned} ── client::connect
 //! ```
 
 pub mod client;
@@ -12,5 +12,5 @@ pub mod kvm;
 pub mod launch;
 pub mod monitor;
 pub mod state;
-pub mod surroundings;
+pub mod vm_environment;
 pub mod vmm_process;

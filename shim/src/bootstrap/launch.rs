@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use super::{Address, Flags, Params};
 
 /// What the process says once it listens, or another one does.
-pub(crate) const LISTENS: &str = "listens\n";
+pub(crate) const LISTENING: &str = "listens\n";
 /// The variable that says where events go.
 pub(crate) const TTRPC_ADDRESS: &str = "TTRPC_ADDRESS";
 /// The most it says instead.
@@ -49,7 +49,7 @@ pub(super) fn launch(flags: &Flags, params: &Params, bundle: &Path, address: &Ad
         read.map_err(|error| format!("the shim's process: {error}"))?;
     }
     match said.as_str() {
-        LISTENS => Ok(()),
+        LISTENING => Ok(()),
         "" => Err("the shim ended before it listened".into()),
         why => Err(why.trim_end().to_owned()),
     }

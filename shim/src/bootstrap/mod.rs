@@ -13,7 +13,7 @@ use containerd_shim_protos::types::introspection::{RuntimeInfo, RuntimeVersion};
 use crate::bundle;
 
 pub(crate) use flags::{Action, Flags};
-pub(crate) use launch::{LISTENS, TTRPC_ADDRESS};
+pub(crate) use launch::{LISTENING, TTRPC_ADDRESS};
 pub(crate) use params::Params;
 pub(crate) use socket::Address;
 

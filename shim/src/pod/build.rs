@@ -6,24 +6,24 @@ use std::sync::Arc;
 
 use containerd_shim_protos::types::mount::Mount;
 use husk_cgroup::{Cgroup, Kept, hierarchy};
-use husk_monitor::monitor::Hosted;
+use husk_monitor::monitor::EmbeddedVm;
 use husk_monitor::state::{PODS, RuntimeDir};
-use husk_monitor::surroundings::Surroundings;
-use husk_monitor::vmm_process::Place;
+use husk_monitor::vm_environment::VmEnvironment;
+use husk_monitor::vmm_process::CgroupPlacement;
 use husk_vmi::VmPlan;
 use husk_volumes::{Paths, Scratch};
 use oci_spec::runtime::Spec;
 use tokio::task::spawn_blocking;
 
-use super::Refusal;
-use super::container::{Holdings, Vm};
+use super::TaskError;
+use super::container::{ContainerResources, ContainerVm};
 use crate::mount::mount_rootfs;
 use crate::spec::VmContainer;
 use crate::stdio::Stdio;
 
 /// A VM to build.
 #[derive(Debug)]
-pub(super) struct Building {
+pub(super) struct VmBuilder {
     pub(super) bundle: PathBuf,
     pub(super) spec: Arc<Spec>,
     /// That of the pod's sandbox.
@@ -38,10 +38,10 @@ pub(super) struct Building {
 
 /// A VM whose machine is built.
 #[derive(Debug)]
-pub(crate) struct Built {
-    pub(super) vm: Vm,
+pub(crate) struct BuiltVm {
+    pub(super) vm: ContainerVm,
     pub(super) pid: u32,
-    pub(super) holdings: Holdings,
+    pub(super) resources: ContainerResources,
 }
 
 /// Where a container's root filesystem is mounted.
@@ -49,22 +49,22 @@ pub(crate) fn rootfs_of(bundle: &Path) -> PathBuf {
     bundle.join("rootfs")
 }
 
-impl Building {
+impl VmBuilder {
     /// Builds it, or leaves nothing.
-    pub(super) async fn build(self) -> Result<Built, Refusal> {
-        let mut holdings = Holdings::default();
-        match self.try_build(&mut holdings).await {
-            Ok((vm, pid)) => Ok(Built { vm, pid, holdings }),
-            Err(refusal) => {
-                let _ = spawn_blocking(move || holdings.release()).await;
-                Err(refusal)
+    pub(super) async fn build(self) -> Result<BuiltVm, TaskError> {
+        let mut resources = ContainerResources::default();
+        match self.try_build(&mut resources).await {
+            Ok((vm, pid)) => Ok(BuiltVm { vm, pid, resources }),
+            Err(error) => {
+                let _ = spawn_blocking(move || resources.release()).await;
+                Err(error)
             }
         }
     }
 
-    async fn try_build(self, holdings: &mut Holdings) -> Result<(Vm, u32), Refusal> {
+    async fn try_build(self, resources: &mut ContainerResources) -> Result<(ContainerVm, u32), TaskError> {
         let rootfs = rootfs_of(&self.bundle);
-        mount(self.rootfs.clone(), rootfs.clone(), holdings).await?;
+        mount(self.rootfs.clone(), rootfs.clone(), resources).await?;
         let VmContainer {
             plan,
             vmi,
@@ -78,7 +78,7 @@ impl Building {
         let made = make_cgroup(self.spec.clone()).await?;
         // Until the VMM is in it.
         let (cgroup, kept) = made.unzip();
-        holdings.cgroup = cgroup.clone();
+        resources.cgroup = cgroup.clone();
         let chosen = std::env::var_os("HUSK_SCRATCH_DIR").is_some_and(|directory| !directory.is_empty());
         let scratch = match ephemeral {
             Some(directory) => Scratch::at(directory),
@@ -86,38 +86,40 @@ impl Building {
             // What is written there counts as the container's ephemeral storage.
             None => Scratch::at(rootfs),
         };
-        let surroundings = Surroundings {
+        let environment = VmEnvironment {
             scratch,
             paths: Paths::Given(given),
             network,
-            place: Place {
+            placement: CgroupPlacement {
                 cgroup: cgroup.map(|cgroup| cgroup.path().to_owned()),
             },
         };
-        let runtime = RuntimeDir::locate().map_err(|error| Refusal::failed(error.to_string()))?;
+        let runtime = RuntimeDir::locate().map_err(|error| TaskError::failed(error.to_string()))?;
         let plan = Arc::new(plan);
-        let hosted = Hosted::build(
+        let embedded_vm = EmbeddedVm::build(
             &runtime,
             (PODS, &self.uid),
             VmPlan::clone(&plan),
             &vmi,
-            surroundings,
+            environment,
         );
-        let hosted = hosted.await.map_err(|error| Refusal::failed(error.to_string()))?;
+        let embedded_vm = embedded_vm
+            .await
+            .map_err(|error| TaskError::failed(error.to_string()))?;
         drop(kept);
-        let streams = self.stdio.connect(hosted.console.as_ref()).await;
+        let streams = self.stdio.connect(embedded_vm.console.as_ref()).await;
         let streams = match streams {
             Ok(streams) => streams,
             Err(error) => {
-                let _ = hosted.vm.kill().await;
-                return Err(Refusal::invalid(format!("standard streams: {error}")));
+                let _ = embedded_vm.vm.kill().await;
+                return Err(TaskError::invalid(format!("standard streams: {error}")));
             }
         };
-        let pid = hosted.pid;
-        let vm = Vm {
-            handle: hosted.vm.clone(),
+        let pid = embedded_vm.pid;
+        let vm = ContainerVm {
+            handle: embedded_vm.vm.clone(),
             plan,
-            hosted: Some(hosted),
+            embedded_vm: Some(embedded_vm),
             streams: Some(streams),
         };
         Ok((vm, pid))
@@ -128,19 +130,19 @@ impl Building {
 pub(super) async fn mount(
     mounts: Vec<Mount>,
     rootfs: PathBuf,
-    holdings: &mut Holdings,
-) -> Result<(), Refusal> {
+    resources: &mut ContainerResources,
+) -> Result<(), TaskError> {
     if mounts.is_empty() {
         return Ok(());
     }
-    holdings.rootfs = Some(rootfs.clone());
+    resources.rootfs = Some(rootfs.clone());
     let mounted = spawn_blocking(move || mount_rootfs(&mounts, &rootfs)).await;
-    let mounted = mounted.map_err(|error| Refusal::failed(error.to_string()))?;
-    mounted.map_err(|error| Refusal::failed(error.to_string()))
+    let mounted = mounted.map_err(|error| TaskError::failed(error.to_string()))?;
+    mounted.map_err(|error| TaskError::failed(error.to_string()))
 }
 
 /// The cgroup of a container, if it has one.
-pub(crate) fn cgroup_of(spec: &Spec) -> Result<Option<Cgroup>, Refusal> {
+pub(crate) fn cgroup_of(spec: &Spec) -> Result<Option<Cgroup>, TaskError> {
     let linux = spec.linux().as_ref();
     let Some(path) = linux.and_then(|linux| linux.cgroups_path().as_ref()) else {
         return Ok(None);
@@ -149,8 +151,8 @@ pub(crate) fn cgroup_of(spec: &Spec) -> Result<Option<Cgroup>, Refusal> {
 }
 
 /// Makes it, with its limits, for processes that are yet to come.
-async fn make_cgroup(spec: Arc<Spec>) -> Result<Option<(Cgroup, Kept)>, Refusal> {
-    let make = move || -> Result<_, Refusal> {
+async fn make_cgroup(spec: Arc<Spec>) -> Result<Option<(Cgroup, Kept)>, TaskError> {
+    let make = move || -> Result<_, TaskError> {
         let Some(mut cgroup) = cgroup_of(&spec)? else {
             return Ok(None);
         };
@@ -159,11 +161,14 @@ async fn make_cgroup(spec: Arc<Spec>) -> Result<Option<(Cgroup, Kept)>, Refusal>
         Ok(Some((cgroup, kept)))
     };
     let made = spawn_blocking(make).await;
-    made.unwrap_or_else(|error| Err(Refusal::failed(error.to_string())))
+    made.unwrap_or_else(|error| Err(TaskError::failed(error.to_string())))
 }
 
 /// Makes that of a sandbox and moves this process there, or leaves nothing.
-pub(super) async fn enter_cgroup(spec: Arc<Spec>, holdings: &mut Holdings) -> Result<(), Refusal> {
+pub(super) async fn enter_cgroup(
+    spec: Arc<Spec>,
+    resources: &mut ContainerResources,
+) -> Result<(), TaskError> {
     let Some((cgroup, kept)) = make_cgroup(spec).await? else {
         return Ok(());
     };
@@ -172,6 +177,6 @@ pub(super) async fn enter_cgroup(spec: Arc<Spec>, holdings: &mut Holdings) -> Re
         return Err(error.into());
     }
     drop(kept);
-    holdings.cgroup = Some(cgroup);
+    resources.cgroup = Some(cgroup);
     Ok(())
 }

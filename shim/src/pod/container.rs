@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use husk_cgroup::Cgroup;
-use husk_monitor::monitor::{Hosted, VmHandle};
+use husk_monitor::monitor::{EmbeddedVm, VmHandle};
 use husk_vmi::VmPlan;
 use oci_spec::runtime::Spec;
 use tokio::sync::watch;
@@ -17,7 +17,7 @@ use crate::stdio::{Stdio, Streams};
 
 /// How a container ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Exit {
+pub(crate) struct ContainerExit {
     pub(crate) pid: u32,
     /// As a shell has it: 128 and the signal, if it was one.
     pub(crate) status: u32,
@@ -26,25 +26,25 @@ pub(crate) struct Exit {
 
 /// How far a container is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum ContainerPhase {
     /// Its VM is being built.
     Creating,
     Created,
     Running {
         paused: bool,
     },
-    Stopped(Exit),
+    Stopped(ContainerExit),
 }
 
 /// A container's part of this host.
 #[derive(Debug, Default)]
-pub(crate) struct Holdings {
+pub(crate) struct ContainerResources {
     /// Where its root filesystem is mounted.
     pub(super) rootfs: Option<PathBuf>,
     pub(super) cgroup: Option<Cgroup>,
 }
 
-impl Holdings {
+impl ContainerResources {
     /// Gives them back. Blocks for a moment.
     pub(super) fn release(self) -> Result<(), String> {
         if let Some(rootfs) = &self.rootfs {
@@ -59,11 +59,11 @@ impl Holdings {
 
 /// What a container has that is the VM.
 #[derive(Debug)]
-pub(crate) struct Vm {
+pub(crate) struct ContainerVm {
     pub(super) handle: VmHandle,
     pub(super) plan: Arc<VmPlan>,
     /// Until it is booted.
-    pub(super) hosted: Option<Hosted>,
+    pub(super) embedded_vm: Option<EmbeddedVm>,
     pub(super) streams: Option<Streams>,
 }
 
@@ -76,44 +76,44 @@ pub(super) struct Container {
     pub(super) role: Role,
     pub(super) stdio: Stdio,
     pub(super) pid: u32,
-    pub(super) phase: watch::Sender<Phase>,
-    pub(super) holdings: Holdings,
-    pub(super) vm: Option<Vm>,
+    pub(super) phase: watch::Sender<ContainerPhase>,
+    pub(super) resources: ContainerResources,
+    pub(super) vm: Option<ContainerVm>,
     /// Who waits for it to be gone when it has ended.
-    pub(super) deleted: Option<Reply<Exit>>,
+    pub(super) delete_reply: Option<Reply<ContainerExit>>,
 }
 
 /// A container as others see it.
 #[derive(Debug, Clone)]
-pub(crate) struct Seen {
+pub(crate) struct ContainerStatus {
     pub(crate) id: String,
     pub(crate) bundle: PathBuf,
     pub(crate) pid: u32,
-    pub(crate) phase: Phase,
+    pub(crate) phase: ContainerPhase,
     pub(crate) stdio: Stdio,
     pub(crate) processes: Vec<u32>,
-    pub(super) changes: watch::Receiver<Phase>,
+    pub(super) changes: watch::Receiver<ContainerPhase>,
     pub(super) vm: Option<VmHandle>,
 }
 
 impl Container {
     pub(super) fn is_stopped(&self) -> bool {
-        matches!(*self.phase.borrow(), Phase::Stopped(_))
+        matches!(*self.phase.borrow(), ContainerPhase::Stopped(_))
     }
 
-    pub(super) fn seen(&self) -> Seen {
+    pub(super) fn seen(&self) -> ContainerStatus {
         let mut phase = *self.phase.borrow();
-        if let (Phase::Running { paused }, Some(vm)) = (&mut phase, &self.vm) {
+        if let (ContainerPhase::Running { paused }, Some(vm)) = (&mut phase, &self.vm) {
             *paused = vm.handle.status().borrow().paused;
         }
-        Seen {
+        ContainerStatus {
             id: self.id.clone(),
             bundle: self.bundle.clone(),
             pid: self.pid,
             phase,
             stdio: self.stdio.clone(),
             processes: match &phase {
-                Phase::Created | Phase::Running { .. } => vec![self.pid],
+                ContainerPhase::Created | ContainerPhase::Running { .. } => vec![self.pid],
                 _ => Vec::new(),
             },
             changes: self.phase.subscribe(),

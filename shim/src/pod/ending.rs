@@ -5,8 +5,8 @@ use std::time::Duration;
 use husk_proto::shim::v1::{Phase, Status as VmStatus};
 use husk_proto::vmm::v1::ExitReason;
 
-use super::Refusal;
-use super::container::Vm;
+use super::TaskError;
+use super::container::ContainerVm;
 
 /// How long a VM that is killed takes at most.
 pub(super) const KILLED_WITHIN: Duration = Duration::from_secs(4);
@@ -25,40 +25,40 @@ const BY_SIGNAL: u32 = 128;
 pub(super) const KILLED: u32 = BY_SIGNAL + SIGKILL;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Meaning {
+enum SignalAction {
     PowerButton,
     Kill,
     Nothing,
 }
 
-fn meaning(signal: u32) -> Result<Meaning, Refusal> {
+fn signal_action(signal: u32) -> Result<SignalAction, TaskError> {
     match signal {
-        0 => Ok(Meaning::Nothing),
-        SIGKILL => Ok(Meaning::Kill),
-        SIGTERM | SIGINT | SIGQUIT | SIGPWR | HALT => Ok(Meaning::PowerButton),
-        _ => Err(Refusal::invalid(format!(
+        0 => Ok(SignalAction::Nothing),
+        SIGKILL => Ok(SignalAction::Kill),
+        SIGTERM | SIGINT | SIGQUIT | SIGPWR | HALT => Ok(SignalAction::PowerButton),
+        _ => Err(TaskError::invalid(format!(
             "signal {signal} means nothing to a VM: {SIGTERM} presses its power button, {SIGKILL} kills it"
         ))),
     }
 }
 
 /// The exit status of a container without a process that gets this signal, if it ends.
-pub(super) fn ends_nothing(signal: u32) -> Result<Option<u32>, Refusal> {
-    Ok(match meaning(signal)? {
-        Meaning::Nothing => None,
-        Meaning::PowerButton | Meaning::Kill => Some(BY_SIGNAL + signal),
+pub(super) fn signal_exit_status(signal: u32) -> Result<Option<u32>, TaskError> {
+    Ok(match signal_action(signal)? {
+        SignalAction::Nothing => None,
+        SignalAction::PowerButton | SignalAction::Kill => Some(BY_SIGNAL + signal),
     })
 }
 
-impl Vm {
+impl ContainerVm {
     /// Does what a signal means; one that does not run yet has no power button.
-    pub(super) async fn act(&self, signal: u32, boots: bool) -> Result<(), Refusal> {
-        let done = match meaning(signal)? {
-            Meaning::Nothing => Ok(()),
-            Meaning::PowerButton if !boots => self.handle.shutdown(None).await.map(drop),
-            Meaning::PowerButton | Meaning::Kill => self.handle.kill().await,
+    pub(super) async fn signal(&self, signal: u32, boots: bool) -> Result<(), TaskError> {
+        let done = match signal_action(signal)? {
+            SignalAction::Nothing => Ok(()),
+            SignalAction::PowerButton if !boots => self.handle.shutdown(None).await.map(drop),
+            SignalAction::PowerButton | SignalAction::Kill => self.handle.kill().await,
         };
-        done.map_err(|status| Refusal::not_found(status.message()))
+        done.map_err(|status| TaskError::not_found(status.message()))
     }
 }
 
@@ -124,14 +124,14 @@ mod tests {
 
     #[test]
     fn signals_mean_what_a_vm_can_do() {
-        assert_eq!(meaning(15).unwrap(), Meaning::PowerButton);
-        assert_eq!(meaning(9).unwrap(), Meaning::Kill);
+        assert_eq!(signal_action(15).unwrap(), SignalAction::PowerButton);
+        assert_eq!(signal_action(9).unwrap(), SignalAction::Kill);
         assert_eq!(
-            (ends_nothing(9).unwrap(), ends_nothing(0).unwrap()),
+            (signal_exit_status(9).unwrap(), signal_exit_status(0).unwrap()),
             (Some(137), None)
         );
         assert!(
-            meaning(28)
+            signal_action(28)
                 .unwrap_err()
                 .to_string()
                 .contains("signal 28 means nothing")

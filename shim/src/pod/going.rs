@@ -10,24 +10,26 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
-use super::container::{Exit, Phase};
+use super::container::{ContainerExit, ContainerPhase};
 use super::ending::{self, exit_status};
-use super::{Pod, Refusal, Reply, Told};
+use super::{Pod, Reply, TaskError, TaskOutcome};
 use crate::publisher::timestamp;
 use crate::spec::Role;
 
 impl Pod {
-    pub(super) async fn kill(&mut self, id: &str, signal: u32) -> Result<(), Refusal> {
+    pub(super) async fn kill(&mut self, id: &str, signal: u32) -> Result<(), TaskError> {
         let container = self.find(id)?;
         if container.is_stopped() {
-            return Err(Refusal::not_found(format!("container {id} has ended already")));
+            return Err(TaskError::not_found(format!("container {id} has ended already")));
         }
         let Some(vm) = &container.vm else {
-            if *container.phase.borrow() == Phase::Creating {
-                return Err(Refusal::precondition(format!("container {id} is being created")));
+            if *container.phase.borrow() == ContainerPhase::Creating {
+                return Err(TaskError::precondition(format!(
+                    "container {id} is being created"
+                )));
             }
             let sandbox = container.role == Role::Sandbox;
-            if let Some(status) = ending::ends_nothing(signal)? {
+            if let Some(status) = ending::signal_exit_status(signal)? {
                 self.stop(id, status);
                 if sandbox {
                     self.kill_vm().await;
@@ -35,8 +37,8 @@ impl Pod {
             }
             return Ok(());
         };
-        let boots = *container.phase.borrow() == Phase::Created;
-        vm.act(signal, boots).await
+        let boots = *container.phase.borrow() == ContainerPhase::Created;
+        vm.signal(signal, boots).await
     }
 
     /// A VM does not outlive its sandbox.
@@ -54,7 +56,7 @@ impl Pod {
             return;
         };
         let oom = container
-            .holdings
+            .resources
             .cgroup
             .as_ref()
             .is_some_and(|cgroup| cgroup.oom_kills() > 0);
@@ -74,11 +76,11 @@ impl Pod {
             });
         }
         let streams = vm.streams.take();
-        self.beside(async move {
+        self.spawn_task(async move {
             if let Some(streams) = streams {
                 streams.end(words).await;
             }
-            Told::Finished(id, exit)
+            TaskOutcome::Finished(id, exit)
         });
     }
 
@@ -87,12 +89,12 @@ impl Pod {
         let Some(container) = self.containers.get(id) else {
             return;
         };
-        let exit = Exit {
+        let exit = ContainerExit {
             pid: container.pid,
             status,
             at: SystemTime::now(),
         };
-        container.phase.send_replace(Phase::Stopped(exit));
+        container.phase.send_replace(ContainerPhase::Stopped(exit));
         self.publisher.publish(&events::TaskExit {
             container_id: id.to_owned(),
             id: id.to_owned(),
@@ -104,50 +106,50 @@ impl Pod {
         if let Some(reply) = self
             .containers
             .get_mut(id)
-            .and_then(|container| container.deleted.take())
+            .and_then(|container| container.delete_reply.take())
         {
             self.give_back(id, exit, reply);
         }
     }
 
     /// One that was never started is killed for it.
-    pub(super) async fn delete(&mut self, id: &str, reply: Reply<Exit>) {
+    pub(super) async fn delete(&mut self, id: &str, reply: Reply<ContainerExit>) {
         let container = match self.find(id) {
             Ok(container) => container,
-            Err(refusal) => return drop(reply.send(Err(refusal))),
+            Err(error) => return drop(reply.send(Err(error))),
         };
         let phase = *container.phase.borrow();
         match (phase, &mut container.vm) {
-            (Phase::Stopped(exit), _) => self.give_back(id, exit, reply),
-            (Phase::Created, Some(vm)) => {
-                container.deleted = Some(reply);
+            (ContainerPhase::Stopped(exit), _) => self.give_back(id, exit, reply),
+            (ContainerPhase::Created, Some(vm)) => {
+                container.delete_reply = Some(reply);
                 // One that has ended is about to be told of.
                 let _ = vm.handle.kill().await;
             }
-            (Phase::Created, None) => {
-                container.deleted = Some(reply);
+            (ContainerPhase::Created, None) => {
+                container.delete_reply = Some(reply);
                 self.stop(id, ending::KILLED);
             }
             _ => {
                 let text = format!("container {id} has not ended: kill it first");
-                let _ = reply.send(Err(Refusal::precondition(text)));
+                let _ = reply.send(Err(TaskError::precondition(text)));
             }
         }
     }
 
-    fn give_back(&mut self, id: &str, exit: Exit, reply: Reply<Exit>) {
+    fn give_back(&mut self, id: &str, exit: ContainerExit, reply: Reply<ContainerExit>) {
         let Some(container) = self.containers.get_mut(id) else {
             return;
         };
-        let holdings = std::mem::take(&mut container.holdings);
+        let resources = std::mem::take(&mut container.resources);
         if container.role == Role::Sandbox {
-            self.go_home();
+            self.leave_pod_cgroup();
         }
         let id = id.to_owned();
-        self.beside(async move {
-            let released = spawn_blocking(move || holdings.release()).await;
+        self.spawn_task(async move {
+            let released = spawn_blocking(move || resources.release()).await;
             let released = released.unwrap_or_else(|error| Err(error.to_string()));
-            Told::Released(id, released, exit, reply)
+            TaskOutcome::Released(id, released, exit, reply)
         });
     }
 
@@ -155,8 +157,8 @@ impl Pod {
         &mut self,
         id: &str,
         released: Result<(), String>,
-        exit: Exit,
-        reply: Reply<Exit>,
+        exit: ContainerExit,
+        reply: Reply<ContainerExit>,
     ) {
         if let Err(error) = released {
             warn!(id, error, "something of the container stays");
@@ -174,24 +176,24 @@ impl Pod {
     }
 
     /// Leaves the sandbox's cgroup, which otherwise could not be removed.
-    pub(super) fn go_home(&self) {
-        if let Some(home) = &self.home
-            && let Err(error) = home.enter(std::process::id())
+    pub(super) fn leave_pod_cgroup(&self) {
+        if let Some(original_cgroup) = &self.original_cgroup
+            && let Err(error) = original_cgroup.enter(std::process::id())
         {
             warn!(%error, "the shim cannot leave the pod's cgroup");
         }
     }
 
     /// Gives back what containers hold that nobody deleted.
-    pub(super) async fn abandon(&mut self) {
+    pub(super) async fn release_all(&mut self) {
         self.kill_vm().await;
-        self.go_home();
+        self.leave_pod_cgroup();
         for container in std::mem::take(&mut self.containers).into_values() {
             if let Some(vm) = &container.vm {
                 let ended = final_status(vm.handle.status());
                 let _ = timeout(ending::KILLED_WITHIN, ended).await;
             }
-            let released = spawn_blocking(move || container.holdings.release()).await;
+            let released = spawn_blocking(move || container.resources.release()).await;
             if let Ok(Err(error)) = released {
                 warn!(id = container.id, error, "something of the container stays");
             }

@@ -2,52 +2,54 @@
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Command, Exit, Phase, Refusal, Reply};
+use super::{ContainerExit, ContainerPhase, PodCommand, Reply, TaskError};
 
 /// A handle on the actor.
 #[derive(Debug, Clone)]
 pub(crate) struct PodHandle {
-    mailbox: mpsc::Sender<Command>,
+    mailbox: mpsc::Sender<PodCommand>,
 }
 
 impl PodHandle {
-    pub(super) fn new(mailbox: mpsc::Sender<Command>) -> PodHandle {
+    pub(super) fn new(mailbox: mpsc::Sender<PodCommand>) -> PodHandle {
         PodHandle { mailbox }
     }
 
     /// The answer to a question.
-    pub(crate) async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Refusal> {
+    pub(crate) async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> PodCommand) -> Result<T, TaskError> {
         let (reply, answer) = oneshot::channel();
         let sent = self.mailbox.send(command(reply)).await;
-        sent.map_err(|_| Refusal::ended())?;
-        answer.await.map_err(|_| Refusal::ended())?
+        sent.map_err(|_| TaskError::ended())?;
+        answer.await.map_err(|_| TaskError::ended())?
     }
 
     /// How a container ends, once it has.
-    pub(crate) async fn exit(&self, id: String) -> Result<Exit, Refusal> {
-        let mut changes = self.ask(|reply| Command::Look(id, reply)).await?.changes;
-        let stopped = changes.wait_for(|phase| matches!(phase, Phase::Stopped(_))).await;
+    pub(crate) async fn exit(&self, id: String) -> Result<ContainerExit, TaskError> {
+        let mut changes = self.ask(|reply| PodCommand::Look(id, reply)).await?.changes;
+        let stopped = changes
+            .wait_for(|phase| matches!(phase, ContainerPhase::Stopped(_)))
+            .await;
         match stopped.map(|phase| *phase) {
-            Ok(Phase::Stopped(exit)) => Ok(exit),
+            Ok(ContainerPhase::Stopped(exit)) => Ok(exit),
             // It was never created.
-            _ => Err(Refusal::not_found("the container is gone")),
+            _ => Err(TaskError::not_found("the container is gone")),
         }
     }
 
     /// Pauses a VM, or resumes it. The actor goes on meanwhile.
-    pub(crate) async fn pause(&self, id: String, pause: bool) -> Result<(), Refusal> {
-        let seen = self.ask(|reply| Command::Look(id.clone(), reply)).await?;
+    pub(crate) async fn pause(&self, id: String, pause: bool) -> Result<(), TaskError> {
+        let seen = self.ask(|reply| PodCommand::Look(id.clone(), reply)).await?;
         let Some(vm) = seen.vm else {
             let text = format!("container {id} is no VM, and has nothing to pause");
-            return Err(Refusal::unimplemented(text));
+            return Err(TaskError::unimplemented(text));
         };
         let done = if pause {
             vm.pause().await
         } else {
             vm.resume().await
         };
-        done.map_err(|status| Refusal::precondition(status.message()))?;
-        let _ = self.mailbox.send(Command::Paused(id, pause)).await;
+        done.map_err(|status| TaskError::precondition(status.message()))?;
+        let _ = self.mailbox.send(PodCommand::Paused(id, pause)).await;
         Ok(())
     }
 }

@@ -7,22 +7,22 @@ use std::sync::Arc;
 use containerd_shim_protos::api::CreateTaskRequest;
 use containerd_shim_protos::events::task as events;
 use containerd_shim_protos::protobuf::MessageField;
-use husk_monitor::monitor::{HostError, Hosted, final_status};
+use husk_monitor::monitor::{EmbeddedVm, EmbeddedVmError, final_status};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::build::{Building, Built, enter_cgroup, mount, rootfs_of};
-use super::container::{Container, Holdings, Phase};
-use super::{Pod, Refusal, Reply, Told};
+use super::build::{BuiltVm, VmBuilder, enter_cgroup, mount, rootfs_of};
+use super::container::{Container, ContainerPhase, ContainerResources};
+use super::{Pod, Reply, TaskError, TaskOutcome};
 use crate::bundle;
 use crate::spec::{self, Role};
 use crate::stdio::Stdio;
 
 impl Pod {
     pub(super) fn create(&mut self, request: CreateTaskRequest, reply: Reply<u32>) {
-        if let Err(refusal) = self.try_create(request, reply) {
-            let (refusal, reply) = *refusal;
-            let _ = reply.send(Err(refusal));
+        if let Err(error) = self.try_create(request, reply) {
+            let (error, reply) = *error;
+            let _ = reply.send(Err(error));
         }
     }
 
@@ -30,10 +30,10 @@ impl Pod {
         &mut self,
         request: CreateTaskRequest,
         reply: Reply<u32>,
-    ) -> Result<(), Box<(Refusal, Reply<u32>)>> {
+    ) -> Result<(), Box<(TaskError, Reply<u32>)>> {
         let container = match self.container(&request) {
             Ok(container) => container,
-            Err(refusal) => return Err(Box::new((refusal, reply))),
+            Err(error) => return Err(Box::new((error, reply))),
         };
         let (id, bundle) = (container.id.clone(), container.bundle.clone());
         let rootfs = rootfs_of(&bundle);
@@ -41,23 +41,23 @@ impl Pod {
         match &container.role {
             Role::Sandbox => {
                 self.containers.insert(id.clone(), container);
-                self.beside(async move {
-                    let mut holdings = Holdings::default();
-                    let entered = enter_cgroup(spec, &mut holdings).await;
-                    Told::Prepared(id, holdings, entered, reply)
+                self.spawn_task(async move {
+                    let mut resources = ContainerResources::default();
+                    let entered = enter_cgroup(spec, &mut resources).await;
+                    TaskOutcome::Prepared(id, resources, entered, reply)
                 });
             }
             Role::Volume(_) => {
                 self.containers.insert(id.clone(), container);
-                self.beside(async move {
-                    let mut holdings = Holdings::default();
-                    let mounted = mount(request.rootfs, rootfs, &mut holdings).await;
-                    Told::Prepared(id, holdings, mounted, reply)
+                self.spawn_task(async move {
+                    let mut resources = ContainerResources::default();
+                    let mounted = mount(request.rootfs, rootfs, &mut resources).await;
+                    TaskOutcome::Prepared(id, resources, mounted, reply)
                 });
             }
             Role::Vm => {
                 let uid = self.sandbox().and_then(|sandbox| spec::uid(&sandbox.spec));
-                let building = Building {
+                let builder = VmBuilder {
                     bundle,
                     spec,
                     sandbox: self.sandbox().map(|sandbox| sandbox.spec.clone()),
@@ -67,20 +67,22 @@ impl Pod {
                     uid: uid.unwrap_or(&id).to_owned(),
                 };
                 self.containers.insert(id.clone(), container);
-                self.beside(async move { Told::Built(id, building.build().await.map(Box::new), reply) });
+                self.spawn_task(
+                    async move { TaskOutcome::Built(id, builder.build().await.map(Box::new), reply) },
+                );
             }
         }
         Ok(())
     }
 
     /// A container as it is asked for, which is none of the pod's yet.
-    fn container(&mut self, request: &CreateTaskRequest) -> Result<Container, Refusal> {
+    fn container(&mut self, request: &CreateTaskRequest) -> Result<Container, TaskError> {
         let id = request.id.clone();
         if self.containers.contains_key(&id) {
-            return Err(Refusal::exists(format!("there is a container {id} already")));
+            return Err(TaskError::exists(format!("there is a container {id} already")));
         }
         let bundle = PathBuf::from(&request.bundle);
-        let spec = bundle::spec(&bundle).map_err(|error| Refusal::invalid(error.to_string()))?;
+        let spec = bundle::spec(&bundle).map_err(|error| TaskError::invalid(error.to_string()))?;
         let sandbox = self.sandbox().map(|sandbox| sandbox.spec.clone());
         let role = spec::role(&spec, sandbox.as_deref())?;
         let taken = |other: &Container| other.role == role && !other.is_stopped();
@@ -89,7 +91,7 @@ impl Pod {
                 "the container {} is {} already, and there is one for a pod",
                 other.id, other.role
             );
-            return Err(Refusal::exists(text));
+            return Err(TaskError::exists(text));
         }
         Ok(Container {
             id,
@@ -103,16 +105,16 @@ impl Pod {
                 terminal: request.terminal,
             },
             pid: std::process::id(),
-            phase: watch::Sender::new(Phase::Creating),
-            holdings: Holdings::default(),
+            phase: watch::Sender::new(ContainerPhase::Creating),
+            resources: ContainerResources::default(),
             vm: None,
-            deleted: None,
+            delete_reply: None,
         })
     }
 
     fn volumes(&self) -> BTreeMap<String, PathBuf> {
         let volumes = self.containers.values().filter_map(|container| {
-            let there = !container.is_stopped() && *container.phase.borrow() != Phase::Creating;
+            let there = !container.is_stopped() && *container.phase.borrow() != ContainerPhase::Creating;
             match &container.role {
                 Role::Volume(name) if there => Some((name.clone(), rootfs_of(&container.bundle))),
                 _ => None,
@@ -121,13 +123,13 @@ impl Pod {
         volumes.collect()
     }
 
-    pub(super) fn built(&mut self, id: &str, built: Result<Box<Built>, Refusal>, reply: Reply<u32>) {
+    pub(super) fn built(&mut self, id: &str, built: Result<Box<BuiltVm>, TaskError>, reply: Reply<u32>) {
         let built = match built {
             Ok(built) => *built,
-            Err(refusal) => {
-                warn!(id, error = %refusal, "no VM was made");
+            Err(error) => {
+                warn!(id, error = %error, "no VM was made");
                 self.containers.remove(id);
-                let _ = reply.send(Err(refusal));
+                let _ = reply.send(Err(error));
                 return;
             }
         };
@@ -138,19 +140,19 @@ impl Pod {
             info!(id, "{note}");
         }
         container.pid = built.pid;
-        container.holdings = built.holdings;
+        container.resources = built.resources;
         let status = built.vm.handle.status();
         container.vm = Some(built.vm);
         self.created(id, reply);
         let id = id.to_owned();
-        self.beside(async move { Told::Ended(id, Box::new(final_status(status).await)) });
+        self.spawn_task(async move { TaskOutcome::Ended(id, Box::new(final_status(status).await)) });
     }
 
     pub(super) fn created(&mut self, id: &str, reply: Reply<u32>) {
         let Some(container) = self.containers.get(id) else {
             return;
         };
-        container.phase.send_replace(Phase::Created);
+        container.phase.send_replace(ContainerPhase::Created);
         self.publisher.publish(&events::TaskCreate {
             container_id: id.to_owned(),
             bundle: container.bundle.display().to_string(),
@@ -171,24 +173,24 @@ impl Pod {
         let found = self
             .find(id)
             .and_then(|container| match *container.phase.borrow() {
-                Phase::Created => Ok(container.vm.as_mut().map(|vm| vm.hosted.take())),
-                _ => Err(Refusal::precondition(format!(
+                ContainerPhase::Created => Ok(container.vm.as_mut().map(|vm| vm.embedded_vm.take())),
+                _ => Err(TaskError::precondition(format!(
                     "container {id} was started before"
                 ))),
             });
         match found {
-            Err(refusal) => drop(reply.send(Err(refusal))),
+            Err(error) => drop(reply.send(Err(error))),
             Ok(None) => self.started(id, reply),
             Ok(Some(None)) => {
-                let _ = reply.send(Err(Refusal::precondition(format!(
+                let _ = reply.send(Err(TaskError::precondition(format!(
                     "container {id} is being started"
                 ))));
             }
-            Ok(Some(Some(mut hosted))) => {
+            Ok(Some(Some(mut embedded_vm))) => {
                 let id = id.to_owned();
-                self.beside(async move {
-                    let booted = hosted.boot().await;
-                    Told::Booted(id, Box::new(hosted), booted, reply)
+                self.spawn_task(async move {
+                    let booted = embedded_vm.boot().await;
+                    TaskOutcome::Booted(id, Box::new(embedded_vm), booted, reply)
                 });
             }
         }
@@ -197,15 +199,15 @@ impl Pod {
     pub(super) fn booted(
         &mut self,
         id: &str,
-        hosted: Hosted,
-        booted: Result<(), HostError>,
+        embedded_vm: EmbeddedVm,
+        booted: Result<(), EmbeddedVmError>,
         reply: Reply<u32>,
     ) {
-        drop(hosted);
+        drop(embedded_vm);
         match booted {
             Ok(()) => self.started(id, reply),
             // Its end is told beside this.
-            Err(error) => drop(reply.send(Err(Refusal::failed(error.to_string())))),
+            Err(error) => drop(reply.send(Err(TaskError::failed(error.to_string())))),
         }
     }
 
@@ -215,9 +217,9 @@ impl Pod {
         };
         // A guest of a few instructions may have ended before this was told; its end follows.
         container.phase.send_if_modified(|phase| {
-            let created = *phase == Phase::Created;
+            let created = *phase == ContainerPhase::Created;
             if created {
-                *phase = Phase::Running { paused: false };
+                *phase = ContainerPhase::Running { paused: false };
             }
             created
         });

@@ -9,7 +9,7 @@ mod ending;
 mod going;
 mod handle;
 mod making;
-mod refusal;
+mod task_error;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use std::time::Duration;
 use containerd_shim_protos::api::CreateTaskRequest;
 use containerd_shim_protos::events::task as events;
 use husk_cgroup::{Cgroup, Stats};
-use husk_monitor::monitor::{HostError, Hosted};
+use husk_monitor::monitor::{EmbeddedVm, EmbeddedVmError};
 use husk_proto::shim::v1::Status as VmStatus;
 use oci_spec::runtime::LinuxResources;
 use tokio::sync::{mpsc, oneshot};
@@ -28,27 +28,27 @@ use tracing::warn;
 use crate::publisher::Publisher;
 use crate::spec::{self, MemoryLimit, Role};
 
-use build::Built;
+use build::BuiltVm;
 pub(crate) use build::{cgroup_of, rootfs_of};
-use container::{Container, Holdings};
-pub(crate) use container::{Exit, Phase, Seen};
+use container::{Container, ContainerResources};
+pub(crate) use container::{ContainerExit, ContainerPhase, ContainerStatus};
 pub(crate) use handle::PodHandle;
-pub(crate) use refusal::Refusal;
+pub(crate) use task_error::TaskError;
 
 /// How long a shim waits for its first container, or to be told that its last one was: containerd may have been killed, or
 /// told otherwise, after it started the shim.
 const IDLE: Duration = Duration::from_secs(30);
 
-pub(crate) type Reply<T> = oneshot::Sender<Result<T, Refusal>>;
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, TaskError>>;
 
 /// What the actor is asked, and told.
 #[derive(Debug)]
-pub(crate) enum Command {
+pub(crate) enum PodCommand {
     Create(Box<CreateTaskRequest>, Reply<u32>),
     Start(String, Reply<u32>),
-    Delete(String, Reply<Exit>),
+    Delete(String, Reply<ContainerExit>),
     Kill(String, u32, Reply<()>),
-    Look(String, Reply<Seen>),
+    Look(String, Reply<ContainerStatus>),
     Stats(String, Reply<Stats>),
     Update(String, Box<LinuxResources>, Reply<()>),
     CloseStdin(String, Reply<()>),
@@ -58,52 +58,52 @@ pub(crate) enum Command {
         now: bool,
         reply: Reply<()>,
     },
-    Told(Told),
+    Outcome(TaskOutcome),
 }
 
 /// What tasks tell.
 #[derive(Debug)]
-pub(crate) enum Told {
-    Built(String, Result<Box<Built>, Refusal>, Reply<u32>),
+pub(crate) enum TaskOutcome {
+    Built(String, Result<Box<BuiltVm>, TaskError>, Reply<u32>),
     /// That is, a sandbox or a volume.
-    Prepared(String, Holdings, Result<(), Refusal>, Reply<u32>),
-    Booted(String, Box<Hosted>, Result<(), HostError>, Reply<u32>),
+    Prepared(String, ContainerResources, Result<(), TaskError>, Reply<u32>),
+    Booted(String, Box<EmbeddedVm>, Result<(), EmbeddedVmError>, Reply<u32>),
     /// A VM has ended, and nothing of it is left but what it said.
     Ended(String, Box<VmStatus>),
     /// That has been written out.
     Finished(String, u32),
-    Released(String, Result<(), String>, Exit, Reply<Exit>),
+    Released(String, Result<(), String>, ContainerExit, Reply<ContainerExit>),
 }
 
 /// The state of a pod.
 #[derive(Debug)]
 pub(crate) struct Pod {
-    mailbox: mpsc::Receiver<Command>,
-    own: mpsc::WeakSender<Command>,
+    mailbox: mpsc::Receiver<PodCommand>,
+    self_sender: mpsc::WeakSender<PodCommand>,
     containers: BTreeMap<String, Container>,
     publisher: Publisher,
     /// Where this process was when it was started, and goes back to.
-    home: Option<Cgroup>,
-    over: bool,
+    original_cgroup: Option<Cgroup>,
+    finished: bool,
 }
 
 impl Pod {
-    pub(crate) fn new(publisher: Publisher, home: Option<Cgroup>) -> (Pod, PodHandle) {
+    pub(crate) fn new(publisher: Publisher, original_cgroup: Option<Cgroup>) -> (Pod, PodHandle) {
         let (sender, mailbox) = mpsc::channel(64);
         let pod = Pod {
             mailbox,
-            own: sender.downgrade(),
+            self_sender: sender.downgrade(),
             containers: BTreeMap::new(),
             publisher,
-            home,
-            over: false,
+            original_cgroup,
+            finished: false,
         };
         (pod, PodHandle::new(sender))
     }
 
     /// Lives until it is told to end. Its last events are yet to be sent.
-    pub(crate) async fn live(mut self) -> Publisher {
-        while !self.over {
+    pub(crate) async fn run(mut self) -> Publisher {
+        while !self.finished {
             let command = match self.containers.is_empty() {
                 true => timeout(IDLE, self.mailbox.recv()).await.unwrap_or_else(|_| {
                     warn!("containerd made no container");
@@ -114,22 +114,22 @@ impl Pod {
             let Some(command) = command else {
                 break;
             };
-            self.obey(command).await;
+            self.handle_command(command).await;
         }
-        self.abandon().await;
+        self.release_all().await;
         self.publisher
     }
 
-    async fn obey(&mut self, command: Command) {
+    async fn handle_command(&mut self, command: PodCommand) {
         match command {
-            Command::Create(request, reply) => self.create(*request, reply),
-            Command::Start(id, reply) => self.start(&id, reply),
-            Command::Delete(id, reply) => self.delete(&id, reply).await,
-            Command::Kill(id, signal, reply) => drop(reply.send(self.kill(&id, signal).await)),
-            Command::Look(id, reply) => drop(reply.send(self.find(&id).map(|container| container.seen()))),
-            Command::Stats(id, reply) => drop(reply.send(self.stats(&id))),
-            Command::Update(id, resources, reply) => self.update(&id, *resources, reply),
-            Command::CloseStdin(id, reply) => {
+            PodCommand::Create(request, reply) => self.create(*request, reply),
+            PodCommand::Start(id, reply) => self.start(&id, reply),
+            PodCommand::Delete(id, reply) => self.delete(&id, reply).await,
+            PodCommand::Kill(id, signal, reply) => drop(reply.send(self.kill(&id, signal).await)),
+            PodCommand::Look(id, reply) => drop(reply.send(self.find(&id).map(|container| container.seen()))),
+            PodCommand::Stats(id, reply) => drop(reply.send(self.stats(&id))),
+            PodCommand::Update(id, resources, reply) => self.update(&id, *resources, reply),
+            PodCommand::CloseStdin(id, reply) => {
                 let closed = self.find(&id).map(|container| {
                     if let Some(streams) = container.vm.as_mut().and_then(|vm| vm.streams.as_mut()) {
                         streams.close_stdin();
@@ -137,40 +137,42 @@ impl Pod {
                 });
                 let _ = reply.send(closed);
             }
-            Command::Paused(id, paused) => self.publish_pause(id, paused),
-            Command::Shutdown { now, reply } => {
-                self.over = now || self.containers.is_empty();
+            PodCommand::Paused(id, paused) => self.publish_pause(id, paused),
+            PodCommand::Shutdown { now, reply } => {
+                self.finished = now || self.containers.is_empty();
                 let _ = reply.send(Ok(()));
             }
-            Command::Told(told) => self.hear(told),
+            PodCommand::Outcome(told) => self.handle_outcome(told),
         }
     }
 
-    fn hear(&mut self, told: Told) {
+    fn handle_outcome(&mut self, told: TaskOutcome) {
         match told {
-            Told::Built(id, built, reply) => self.built(&id, built, reply),
-            Told::Prepared(id, holdings, prepared, reply) => match prepared {
+            TaskOutcome::Built(id, built, reply) => self.built(&id, built, reply),
+            TaskOutcome::Prepared(id, resources, prepared, reply) => match prepared {
                 Ok(()) => {
                     if let Some(container) = self.containers.get_mut(&id) {
-                        container.holdings = holdings;
+                        container.resources = resources;
                     }
                     self.created(&id, reply);
                 }
-                Err(refusal) => {
+                Err(error) => {
                     self.containers.remove(&id);
-                    let _ = reply.send(Err(refusal));
+                    let _ = reply.send(Err(error));
                 }
             },
-            Told::Booted(id, hosted, booted, reply) => self.booted(&id, *hosted, booted, reply),
-            Told::Ended(id, status) => self.ended(id, &status),
-            Told::Finished(id, status) => self.stop(&id, status),
-            Told::Released(id, released, exit, reply) => self.released(&id, released, exit, reply),
+            TaskOutcome::Booted(id, embedded_vm, booted, reply) => {
+                self.booted(&id, *embedded_vm, booted, reply)
+            }
+            TaskOutcome::Ended(id, status) => self.ended(id, &status),
+            TaskOutcome::Finished(id, status) => self.stop(&id, status),
+            TaskOutcome::Released(id, released, exit, reply) => self.released(&id, released, exit, reply),
         }
     }
 
-    fn find(&mut self, id: &str) -> Result<&mut Container, Refusal> {
+    fn find(&mut self, id: &str) -> Result<&mut Container, TaskError> {
         let container = self.containers.get_mut(id);
-        container.ok_or_else(|| Refusal::not_found(format!("there is no container {id}")))
+        container.ok_or_else(|| TaskError::not_found(format!("there is no container {id}")))
     }
 
     fn sandbox(&self) -> Option<&Container> {
@@ -179,19 +181,19 @@ impl Pod {
     }
 
     /// Does something beside the actor, which is told of it.
-    fn beside(&self, work: impl Future<Output = Told> + Send + 'static) {
-        let own = self.own.clone();
+    fn spawn_task(&self, work: impl Future<Output = TaskOutcome> + Send + 'static) {
+        let self_sender = self.self_sender.clone();
         tokio::spawn(async move {
             let told = work.await;
-            if let Some(own) = own.upgrade() {
-                let _ = own.send(Command::Told(told)).await;
+            if let Some(self_sender) = self_sender.upgrade() {
+                let _ = self_sender.send(PodCommand::Outcome(told)).await;
             }
         });
     }
 
-    fn stats(&mut self, id: &str) -> Result<Stats, Refusal> {
+    fn stats(&mut self, id: &str) -> Result<Stats, TaskError> {
         let container = self.find(id)?;
-        let stats = container.holdings.cgroup.as_ref().map(Cgroup::stats);
+        let stats = container.resources.cgroup.as_ref().map(Cgroup::stats);
         Ok(stats.unwrap_or_default())
     }
 
@@ -202,13 +204,13 @@ impl Pod {
         };
         tokio::spawn(async move {
             let limited = spawn_blocking(move || cgroup.limit(&resources)).await;
-            let limited = limited.map_err(|error| Refusal::failed(error.to_string()));
+            let limited = limited.map_err(|error| TaskError::failed(error.to_string()));
             let _ = reply.send(limited.and_then(|limited| Ok(limited?)));
         });
     }
 
     /// The cgroup to set limits of, if there is one and the limits are none that the VM would break.
-    fn updatable(&mut self, id: &str, resources: &LinuxResources) -> Result<Option<Cgroup>, Refusal> {
+    fn updatable(&mut self, id: &str, resources: &LinuxResources) -> Result<Option<Cgroup>, TaskError> {
         let container = self.find(id)?;
         if let Some(vm) = &container.vm {
             MemoryLimit::of_resources(Some(resources)).check(
@@ -217,7 +219,7 @@ impl Pod {
                 "the guest's memory",
             )?;
         }
-        Ok(container.holdings.cgroup.clone())
+        Ok(container.resources.cgroup.clone())
     }
 
     fn publish_pause(&self, container_id: String, paused: bool) {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use oci_spec::runtime::{LinuxDevice, LinuxDeviceType, Spec};
 
-use super::PodError;
+use super::SpecError;
 
 /// A block device that a container was given.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub(super) struct Device {
 }
 
 /// The block devices of a container, by their names in its /dev.
-pub(super) fn devices(spec: &Spec) -> Result<Vec<Device>, PodError> {
+pub(super) fn devices(spec: &Spec) -> Result<Vec<Device>, SpecError> {
     let devices = spec.linux().as_ref().and_then(|linux| linux.devices().as_ref());
     let block = devices
         .into_iter()
@@ -47,8 +47,8 @@ fn find(device: &LinuxDevice, name: String) -> Option<Device> {
     })
 }
 
-fn unknown(device: &LinuxDevice) -> PodError {
-    PodError::Device {
+fn unknown(device: &LinuxDevice) -> SpecError {
+    SpecError::Device {
         path: device.path().display().to_string(),
         major: device.major(),
         minor: device.minor(),

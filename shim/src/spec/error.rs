@@ -6,7 +6,7 @@ use husk_cgroup::mib;
 
 /// Why a container cannot be what it is meant to be.
 #[derive(Debug, thiserror::Error)]
-pub enum PodError {
+pub enum SpecError {
     /// Nothing says which VM it is.
     #[error("{container} has no annotation husk.io/vmi: give it the VirtualMachineInstance there, as JSON")]
     NoVmi {

@@ -3,7 +3,7 @@
 use husk_vmi::{Topology, VmPlan};
 use oci_spec::runtime::{LinuxResources, Spec};
 
-use super::PodError;
+use super::SpecError;
 
 const MIB: u64 = 1 << 20;
 /// The VMM itself, its threads' stacks, its rings and what the kernel keeps for it.
@@ -63,14 +63,14 @@ impl MemoryLimit {
     ///
     /// # Errors
     /// With the numbers.
-    pub fn check(&self, plan: &VmPlan, container: &str, field: &str) -> Result<(), PodError> {
+    pub fn check(&self, plan: &VmPlan, container: &str, field: &str) -> Result<(), SpecError> {
         let guest = plan.memory.guest_bytes;
         let overhead = overhead_bytes(guest, plan.topology);
         let counted = match plan.memory.hugepage_bytes {
             Some(page) => {
                 let limit = self.hugepages.iter().find(|(size, _)| *size == page);
                 if let Some((_, limit)) = limit.filter(|(_, limit)| *limit < guest) {
-                    return Err(PodError::HugepageLimit {
+                    return Err(SpecError::HugepageLimit {
                         container: container.to_owned(),
                         page,
                         limit: *limit,
@@ -83,7 +83,7 @@ impl MemoryLimit {
             None => guest,
         };
         match self.memory {
-            Some(limit) if limit < counted.saturating_add(overhead) => Err(PodError::MemoryLimit {
+            Some(limit) if limit < counted.saturating_add(overhead) => Err(SpecError::MemoryLimit {
                 container: container.to_owned(),
                 limit,
                 guest: counted,

@@ -18,7 +18,7 @@ mod vm;
 
 use oci_spec::runtime::Spec;
 
-pub use error::PodError;
+pub use error::SpecError;
 pub use limit::MemoryLimit;
 pub use network::network;
 pub use role::{Role, role};

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use husk_monitor::surroundings::PodNetwork;
+use husk_monitor::vm_environment::PodNetwork;
 use oci_spec::runtime::{LinuxNamespaceType, Spec};
 
-use super::{PodError, called};
+use super::{SpecError, called};
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 
@@ -13,13 +13,13 @@ const RESOLV_CONF: &str = "/etc/resolv.conf";
 ///
 /// # Errors
 /// The pod is on the node's own network.
-pub fn network(vm: &Spec, sandbox: Option<&Spec>) -> Result<Option<PodNetwork>, PodError> {
+pub fn network(vm: &Spec, sandbox: Option<&Spec>) -> Result<Option<PodNetwork>, SpecError> {
     let namespace = namespace(sandbox.unwrap_or(vm)).or_else(|| namespace(vm).filter(|own| own.is_some()));
     match namespace {
         Some(Some(netns)) => Ok(Some(PodNetwork::given(netns, resolv_conf(vm)))),
         // One that nobody has made yet: the VM has it to itself, as by `husk run`.
         Some(None) => Ok(None),
-        None => Err(PodError::NodeNetwork {
+        None => Err(SpecError::NodeNetwork {
             container: called(vm),
         }),
     }

@@ -8,7 +8,7 @@ use std::fmt::{self, Display, Formatter};
 use oci_spec::runtime::Spec;
 
 use super::{
-    COMPUTE, PodError, VM_CONTAINER, VMI, VOLUME, VOLUME_PREFIX, annotation, called, cri, load_vmi,
+    COMPUTE, SpecError, VM_CONTAINER, VMI, VOLUME, VOLUME_PREFIX, annotation, called, cri, load_vmi,
     volumes_of,
 };
 
@@ -37,7 +37,7 @@ impl Display for Role {
 ///
 /// # Errors
 /// It is none of those.
-pub fn role(spec: &Spec, sandbox: Option<&Spec>) -> Result<Role, PodError> {
+pub fn role(spec: &Spec, sandbox: Option<&Spec>) -> Result<Role, SpecError> {
     if annotation(spec, cri::CONTAINER_TYPE) == Some("sandbox") {
         return Ok(Role::Sandbox);
     }
@@ -46,11 +46,11 @@ pub fn role(spec: &Spec, sandbox: Option<&Spec>) -> Result<Role, PodError> {
     let Some(sandbox) = sandbox else {
         return match (vmi, volume) {
             (Some(_), _) => Ok(Role::Vm),
-            (None, Some(volume)) => Err(PodError::VolumeAlone {
+            (None, Some(volume)) => Err(SpecError::VolumeAlone {
                 container: called(spec),
                 volume: volume.to_owned(),
             }),
-            (None, None) => Err(PodError::NoVmi {
+            (None, None) => Err(SpecError::NoVmi {
                 container: called(spec),
             }),
         };
@@ -63,7 +63,7 @@ pub fn role(spec: &Spec, sandbox: Option<&Spec>) -> Result<Role, PodError> {
     if name == vm || own(VMI, vmi) {
         return match vmi {
             Some(_) => Ok(Role::Vm),
-            None => Err(PodError::NoVmi {
+            None => Err(SpecError::NoVmi {
                 container: called(spec),
             }),
         };
@@ -76,7 +76,7 @@ pub fn role(spec: &Spec, sandbox: Option<&Spec>) -> Result<Role, PodError> {
     {
         return Ok(Role::Volume(volume.to_owned()));
     }
-    Err(PodError::Neither {
+    Err(SpecError::Neither {
         container: called(spec),
         vm: vm.to_owned(),
     })

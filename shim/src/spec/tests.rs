@@ -60,7 +60,7 @@ fn sandbox(own: Value) -> Spec {
     spec(json!({"annotations": annotations}))
 }
 
-fn make(spec: &Spec) -> Result<VmContainer, PodError> {
+fn make(spec: &Spec) -> Result<VmContainer, SpecError> {
     VmContainer::new(spec, "/rootfs".into(), &BTreeMap::new())
 }
 
@@ -239,7 +239,7 @@ fn what_is_mounted_read_only_is_not_written() {
 }
 
 /// A VM with the disk `/dev/data`, which the container has as the block device `major`:0.
-fn with_device(major: i64) -> Result<VmContainer, PodError> {
+fn with_device(major: i64) -> Result<VmContainer, SpecError> {
     let devices = json!([
         {"path": "/dev/data", "type": "b", "major": major, "minor": 0},
         {"path": "/dev/null", "type": "c", "major": 1, "minor": 3},

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::devices::devices;
 use super::mounts::{CLAIMS, Is, mounts};
-use super::{MemoryLimit, PodError, VMI, VOLUME, VOLUME_PREFIX, annotation, called, cri, uid};
+use super::{MemoryLimit, SpecError, VMI, VOLUME, VOLUME_PREFIX, annotation, called, cri, uid};
 
 /// A VM, and what its container brings.
 #[derive(Debug, Clone)]
@@ -39,16 +39,16 @@ impl VmContainer {
         spec: &Spec,
         rootfs: PathBuf,
         volumes: &BTreeMap<String, PathBuf>,
-    ) -> Result<VmContainer, PodError> {
-        let text = annotation(spec, VMI).ok_or_else(|| PodError::NoVmi {
+    ) -> Result<VmContainer, SpecError> {
+        let text = annotation(spec, VMI).ok_or_else(|| SpecError::NoVmi {
             container: called(spec),
         })?;
         let vmi = load_vmi(text, spec)?;
-        husk_vmi::validate(&vmi).map_err(PodError::Fields)?;
+        husk_vmi::validate(&vmi).map_err(SpecError::Fields)?;
         let mut offer = Offer::new(spec)?;
         offer.containers(&vmi, spec, rootfs, volumes);
         let resources = offer.resources(&vmi, spec)?;
-        let plan = plan(&offer.at_start(&vmi), &resources).map_err(PodError::Fields)?;
+        let plan = plan(&offer.at_start(&vmi), &resources).map_err(SpecError::Fields)?;
         offer.check_writable(&vmi, &plan)?;
         MemoryLimit::of(spec).check(&plan, &called(spec), &vmi.memory_field())?;
         Ok(VmContainer {
@@ -70,7 +70,7 @@ impl VmContainer {
 }
 
 /// The one VM of an annotation. It is in the pod's namespace, unless it says another.
-pub fn load_vmi(text: &str, spec: &Spec) -> Result<Vmi, PodError> {
+pub fn load_vmi(text: &str, spec: &Spec) -> Result<Vmi, SpecError> {
     let mut loaded = load(text)?;
     match (loaded.pop(), loaded.len()) {
         (Some(Loaded::Vmi(mut vmi)), 0) => {
@@ -82,7 +82,7 @@ pub fn load_vmi(text: &str, spec: &Spec) -> Result<Vmi, PodError> {
             }
             Ok(*vmi)
         }
-        (last, others) => Err(PodError::Objects(others + usize::from(last.is_some()))),
+        (last, others) => Err(SpecError::Objects(others + usize::from(last.is_some()))),
     }
 }
 
@@ -113,7 +113,7 @@ struct Offer {
 }
 
 impl Offer {
-    fn new(spec: &Spec) -> Result<Offer, PodError> {
+    fn new(spec: &Spec) -> Result<Offer, SpecError> {
         let mut offer = Offer::default();
         for mount in mounts(spec) {
             match mount.is {
@@ -154,7 +154,7 @@ impl Offer {
         }
     }
 
-    fn resources(&self, vmi: &Vmi, spec: &Spec) -> Result<PodResources, PodError> {
+    fn resources(&self, vmi: &Vmi, spec: &Spec) -> Result<PodResources, SpecError> {
         let (mut volumes, mut errors) = (BTreeMap::new(), Vec::new());
         for (index, volume) in vmi.spec.volumes.iter().enumerate() {
             let field = format!("spec.volumes[{index}]");
@@ -176,7 +176,7 @@ impl Offer {
             }
         }
         if !errors.is_empty() {
-            return Err(PodError::Fields(errors));
+            return Err(SpecError::Fields(errors));
         }
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let uuid = uid(spec).and_then(|uid| Uuid::parse_str(uid).ok());
@@ -279,7 +279,7 @@ impl Offer {
     }
 
     /// A disk that is written lies in no mount that cannot be.
-    fn check_writable(&self, vmi: &Vmi, plan: &VmPlan) -> Result<(), PodError> {
+    fn check_writable(&self, vmi: &Vmi, plan: &VmPlan) -> Result<(), SpecError> {
         let wrong = |disk: &&husk_vmi::DiskPlan| {
             let written = !disk.read_only && !disk.overlay;
             let mounted = matches!(disk.source, DiskSource::File(_) | DiskSource::HostDisk { .. });
@@ -307,7 +307,7 @@ impl Offer {
             .collect();
         match errors.is_empty() {
             true => Ok(()),
-            false => Err(PodError::Fields(errors)),
+            false => Err(SpecError::Fields(errors)),
         }
     }
 }

@@ -5,10 +5,10 @@ use containerd_shim_protos::protobuf::well_known_types::any::Any;
 use containerd_shim_protos::protobuf::{Message, MessageField};
 use husk_cgroup::Stats;
 
-use crate::pod::Refusal;
+use crate::pod::TaskError;
 use crate::publisher::any;
 
-pub(super) fn metrics(stats: &Stats) -> Result<Any, Refusal> {
+pub(super) fn metrics(stats: &Stats) -> Result<Any, TaskError> {
     let Stats {
         cpu,
         memory,
@@ -52,6 +52,6 @@ pub(super) fn metrics(stats: &Stats) -> Result<Any, Refusal> {
         ..Default::default()
     };
     let value = metrics.write_to_bytes();
-    let value = value.map_err(|error| Refusal::failed(error.to_string()))?;
+    let value = value.map_err(|error| TaskError::failed(error.to_string()))?;
     Ok(any("io.containerd.cgroups.v2.Metrics", value))
 }

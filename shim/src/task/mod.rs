@@ -14,7 +14,7 @@ use containerd_shim_protos::shim_async::Task;
 use containerd_shim_protos::ttrpc;
 use containerd_shim_protos::ttrpc::r#async::TtrpcContext;
 
-use crate::pod::{Command, Phase, PodHandle, Refusal};
+use crate::pod::{ContainerPhase, PodCommand, PodHandle, TaskError};
 use crate::publisher::timestamp;
 
 /// The service, which has no state of its own.
@@ -32,11 +32,11 @@ impl Service {
 type Answer<T> = ttrpc::Result<T>;
 
 /// What there is for processes beside the first one.
-fn no_exec(exec_id: &str) -> Result<(), Refusal> {
+fn no_exec(exec_id: &str) -> Result<(), TaskError> {
     if exec_id.is_empty() {
         return Ok(());
     }
-    Err(Refusal::not_found(format!(
+    Err(TaskError::not_found(format!(
         "there is no process {exec_id:?}: a VM has none"
     )))
 }
@@ -45,11 +45,11 @@ fn no_exec(exec_id: &str) -> Result<(), Refusal> {
 impl Task for Service {
     async fn create(&self, _: &TtrpcContext, request: CreateTaskRequest) -> Answer<CreateTaskResponse> {
         if !request.checkpoint.is_empty() {
-            return Err(Refusal::unimplemented("a VM is not restored from a checkpoint").into());
+            return Err(TaskError::unimplemented("a VM is not restored from a checkpoint").into());
         }
         let pid = self
             .pod
-            .ask(|reply| Command::Create(Box::new(request), reply))
+            .ask(|reply| PodCommand::Create(Box::new(request), reply))
             .await?;
         Ok(CreateTaskResponse {
             pid,
@@ -59,7 +59,7 @@ impl Task for Service {
 
     async fn start(&self, _: &TtrpcContext, request: StartRequest) -> Answer<StartResponse> {
         no_exec(&request.exec_id)?;
-        let pid = self.pod.ask(|reply| Command::Start(request.id, reply)).await?;
+        let pid = self.pod.ask(|reply| PodCommand::Start(request.id, reply)).await?;
         Ok(StartResponse {
             pid,
             ..Default::default()
@@ -68,7 +68,10 @@ impl Task for Service {
 
     async fn delete(&self, _: &TtrpcContext, request: DeleteRequest) -> Answer<DeleteResponse> {
         no_exec(&request.exec_id)?;
-        let exit = self.pod.ask(|reply| Command::Delete(request.id, reply)).await?;
+        let exit = self
+            .pod
+            .ask(|reply| PodCommand::Delete(request.id, reply))
+            .await?;
         Ok(DeleteResponse {
             pid: exit.pid,
             exit_status: exit.status,
@@ -80,19 +83,19 @@ impl Task for Service {
     async fn kill(&self, _: &TtrpcContext, request: KillRequest) -> Answer<Empty> {
         no_exec(&request.exec_id)?;
         self.pod
-            .ask(|reply| Command::Kill(request.id, request.signal, reply))
+            .ask(|reply| PodCommand::Kill(request.id, request.signal, reply))
             .await?;
         Ok(Empty::default())
     }
 
     async fn state(&self, _: &TtrpcContext, request: StateRequest) -> Answer<StateResponse> {
         no_exec(&request.exec_id)?;
-        let seen = self.pod.ask(|reply| Command::Look(request.id, reply)).await?;
+        let seen = self.pod.ask(|reply| PodCommand::Look(request.id, reply)).await?;
         let status = match &seen.phase {
-            Phase::Creating | Phase::Created => Status::CREATED,
-            Phase::Running { paused: false } => Status::RUNNING,
-            Phase::Running { paused: true } => Status::PAUSED,
-            Phase::Stopped(_) => Status::STOPPED,
+            ContainerPhase::Creating | ContainerPhase::Created => Status::CREATED,
+            ContainerPhase::Running { paused: false } => Status::RUNNING,
+            ContainerPhase::Running { paused: true } => Status::PAUSED,
+            ContainerPhase::Stopped(_) => Status::STOPPED,
         };
         let mut response = StateResponse {
             id: seen.id,
@@ -105,7 +108,7 @@ impl Task for Service {
             terminal: seen.stdio.terminal,
             ..Default::default()
         };
-        if let Phase::Stopped(exit) = &seen.phase {
+        if let ContainerPhase::Stopped(exit) = &seen.phase {
             response.exit_status = exit.status;
             response.exited_at = MessageField::some(timestamp(exit.at));
         }
@@ -123,7 +126,7 @@ impl Task for Service {
     }
 
     async fn pids(&self, _: &TtrpcContext, request: PidsRequest) -> Answer<PidsResponse> {
-        let seen = self.pod.ask(|reply| Command::Look(request.id, reply)).await?;
+        let seen = self.pod.ask(|reply| PodCommand::Look(request.id, reply)).await?;
         let processes = seen.processes.into_iter().map(|pid| ProcessInfo {
             pid,
             ..Default::default()
@@ -145,7 +148,7 @@ impl Task for Service {
     }
 
     async fn stats(&self, _: &TtrpcContext, request: StatsRequest) -> Answer<StatsResponse> {
-        let stats = self.pod.ask(|reply| Command::Stats(request.id, reply)).await?;
+        let stats = self.pod.ask(|reply| PodCommand::Stats(request.id, reply)).await?;
         Ok(StatsResponse {
             stats: MessageField::some(metrics::metrics(&stats)?),
             ..Default::default()
@@ -155,15 +158,15 @@ impl Task for Service {
     async fn update(&self, _: &TtrpcContext, request: UpdateTaskRequest) -> Answer<Empty> {
         let json = request.resources.into_option().unwrap_or_default().value;
         let resources = serde_json::from_slice(&json)
-            .map_err(|error| Refusal::invalid(format!("resources are no LinuxResources: {error}")))?;
+            .map_err(|error| TaskError::invalid(format!("resources are no LinuxResources: {error}")))?;
         self.pod
-            .ask(|reply| Command::Update(request.id, Box::new(resources), reply))
+            .ask(|reply| PodCommand::Update(request.id, Box::new(resources), reply))
             .await?;
         Ok(Empty::default())
     }
 
     async fn connect(&self, _: &TtrpcContext, request: ConnectRequest) -> Answer<ConnectResponse> {
-        let seen = self.pod.ask(|reply| Command::Look(request.id, reply)).await?;
+        let seen = self.pod.ask(|reply| PodCommand::Look(request.id, reply)).await?;
         Ok(ConnectResponse {
             shim_pid: std::process::id(),
             task_pid: seen.pid,
@@ -174,7 +177,7 @@ impl Task for Service {
 
     async fn shutdown(&self, _: &TtrpcContext, request: ShutdownRequest) -> Answer<Empty> {
         self.pod
-            .ask(|reply| Command::Shutdown {
+            .ask(|reply| PodCommand::Shutdown {
                 now: request.now,
                 reply,
             })
@@ -186,7 +189,7 @@ impl Task for Service {
         no_exec(&request.exec_id)?;
         if request.stdin {
             self.pod
-                .ask(|reply| Command::CloseStdin(request.id, reply))
+                .ask(|reply| PodCommand::CloseStdin(request.id, reply))
                 .await?;
         }
         Ok(Empty::default())
@@ -195,18 +198,18 @@ impl Task for Service {
     async fn resize_pty(&self, _: &TtrpcContext, request: ResizePtyRequest) -> Answer<Empty> {
         no_exec(&request.exec_id)?;
         // A serial line has no size.
-        self.pod.ask(|reply| Command::Look(request.id, reply)).await?;
+        self.pod.ask(|reply| PodCommand::Look(request.id, reply)).await?;
         Ok(Empty::default())
     }
 
     async fn exec(&self, _: &TtrpcContext, request: ExecProcessRequest) -> Answer<Empty> {
-        self.pod.ask(|reply| Command::Look(request.id, reply)).await?;
+        self.pod.ask(|reply| PodCommand::Look(request.id, reply)).await?;
         let text = "a VM has no processes of the container to execute beside: attach to its console, or use its network";
-        Err(Refusal::unimplemented(text).into())
+        Err(TaskError::unimplemented(text).into())
     }
 
     async fn checkpoint(&self, _: &TtrpcContext, request: CheckpointTaskRequest) -> Answer<Empty> {
-        self.pod.ask(|reply| Command::Look(request.id, reply)).await?;
-        Err(Refusal::unimplemented("a VM has no checkpoints").into())
+        self.pod.ask(|reply| PodCommand::Look(request.id, reply)).await?;
+        Err(TaskError::unimplemented("a VM has no checkpoints").into())
     }
 }

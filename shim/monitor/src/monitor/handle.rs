@@ -7,24 +7,24 @@ use husk_proto::vmm::v1 as vmm;
 use tokio::sync::watch;
 use tonic::Status;
 
-use super::vm::{Handle, Running};
-use super::vmm_link::within;
+use super::vm::{RunningVmm, VmActorHandle};
+use super::vmm_connection::call_within;
 
 /// How long the VMM may take for what it does at once.
-const WITHIN: Duration = Duration::from_secs(30);
+const VMM_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A handle on a VM.
 #[derive(Debug, Clone)]
 pub struct VmHandle {
-    vm: Handle,
-    vmm: watch::Receiver<Option<Running>>,
+    vm: VmActorHandle,
+    vmm: watch::Receiver<Option<RunningVmm>>,
     status: watch::Receiver<VmStatus>,
 }
 
 impl VmHandle {
     pub(super) fn new(
-        vm: Handle,
-        vmm: watch::Receiver<Option<Running>>,
+        vm: VmActorHandle,
+        vmm: watch::Receiver<Option<RunningVmm>>,
         status: watch::Receiver<VmStatus>,
     ) -> VmHandle {
         VmHandle { vm, vmm, status }
@@ -57,8 +57,8 @@ impl VmHandle {
     /// # Errors
     /// The VM does not run, or its VMM does not answer.
     pub async fn pause(&self) -> Result<(), Status> {
-        within(WITHIN, self.vmm()?.client.pause(vmm::PauseRequest {})).await?;
-        self.settled(true).await
+        call_within(VMM_TIMEOUT, self.vmm()?.client.pause(vmm::PauseRequest {})).await?;
+        self.wait_for_paused(true).await
     }
 
     /// Undoes [`VmHandle::pause`].
@@ -66,8 +66,8 @@ impl VmHandle {
     /// # Errors
     /// As for that.
     pub async fn resume(&self) -> Result<(), Status> {
-        within(WITHIN, self.vmm()?.client.resume(vmm::ResumeRequest {})).await?;
-        self.settled(false).await
+        call_within(VMM_TIMEOUT, self.vmm()?.client.resume(vmm::ResumeRequest {})).await?;
+        self.wait_for_paused(false).await
     }
 
     /// Resets the machine in place.
@@ -75,25 +75,25 @@ impl VmHandle {
     /// # Errors
     /// As for [`VmHandle::pause`].
     pub async fn reset(&self) -> Result<(), Status> {
-        within(WITHIN, self.vmm()?.client.reset(vmm::ResetRequest {})).await?;
+        call_within(VMM_TIMEOUT, self.vmm()?.client.reset(vmm::ResetRequest {})).await?;
         Ok(())
     }
 
     /// The VMM, while the VM runs.
-    pub(super) fn running(&self) -> Option<Running> {
+    pub(super) fn running(&self) -> Option<RunningVmm> {
         self.vmm.borrow().clone()
     }
 
-    fn vmm(&self) -> Result<Running, Status> {
+    fn vmm(&self) -> Result<RunningVmm, Status> {
         self.running()
             .ok_or_else(|| Status::failed_precondition("the VM is not running"))
     }
 
     /// Waits until a change the VMM has confirmed shows in the status too.
-    async fn settled(&self, paused: bool) -> Result<(), Status> {
+    async fn wait_for_paused(&self, paused: bool) -> Result<(), Status> {
         let mut status = self.status.clone();
         // Where the VM ends meanwhile there is nothing to wait for.
-        let _ = within(WITHIN, async {
+        let _ = call_within(VMM_TIMEOUT, async {
             Ok(status.wait_for(|status| status.paused == paused).await.is_ok())
         })
         .await?;

@@ -7,7 +7,7 @@
 //!  fds.sock ────────▶│                                     │      │
 //!                    │ shutdown, kill ─▶ Vm actor ─────────┘      ▲
 //! signals ───────────┼─────────────────▶   │ owns the process ────┤
-//!                    │ status ◀── Board ◀──┘ events, exit         │
+//!                    │ status ◀── StatusPublisher ◀──┘ events, exit         │
 //! files that grow ───┼──────────────▶ Disks actor ────────────────┘
 //!                    │ volumes ──────────┘ owns the table
 //!                    └ interfaces ──▶ Interfaces actor: owns theirs, and the pod's namespace
@@ -18,26 +18,27 @@
 //! with its control socket, scratch disks vanish because they have no name, and the next command gives back the network
 //! and sweeps the directory.
 
-mod attended;
+mod console_session;
 mod disks;
-mod ending;
-mod growth;
+mod embedded;
+mod error_chain;
+mod final_status;
 mod handle;
-mod host;
 mod interfaces;
 mod listener;
 mod metrics;
 mod power;
+mod resize_watch;
 mod service;
-mod session;
 mod start;
 mod status;
+mod status_stream;
 mod stdio;
+mod supervisor;
 mod sync;
 mod vm;
 mod vm_config;
-mod vmm_link;
-mod watching;
+mod vmm_connection;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -45,13 +46,13 @@ use std::time::Duration;
 use husk_proto::shim::v1::Phase;
 use tracing::error;
 
-use crate::launch::{MonitorConfig, Report, Starter};
+use crate::launch::{MonitorConfig, StartMode, StartReport};
 use crate::state::{ClaimedDir, RuntimeDir, StateError};
-use crate::surroundings::Surroundings;
+use crate::vm_environment::VmEnvironment;
 
-use attended::Attended;
+pub use embedded::{EmbeddedVm, EmbeddedVmError, final_status};
 pub use handle::VmHandle;
-pub use host::{HostError, Hosted, final_status};
+use supervisor::Supervisor;
 
 /// The monitor's `main`, for a program started by [`crate::launch::launch`]: reads its configuration from standard
 /// input, leaves the caller's session, reports on standard output and returns when the VM has ended; successfully if
@@ -62,10 +63,10 @@ pub use host::{HostError, Hosted, final_status};
 pub fn serve() -> ExitCode {
     // It fails only for a process group's leader, which a spawned process is not.
     let _ = rustix::process::setsid();
-    let starter = Starter::Process;
+    let start_mode = StartMode::Process;
     let config = match stdio::read_config() {
         Ok(config) => config,
-        Err(error) => return give_up(starter, "StartFailed", &error),
+        Err(error) => return give_up(start_mode, "StartFailed", &error),
     };
     stdio::raise_file_limit();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -74,25 +75,25 @@ pub fn serve() -> ExitCode {
         .build();
     let runtime = match runtime {
         Ok(runtime) => runtime,
-        Err(error) => return give_up(starter, "StartFailed", &error),
+        Err(error) => return give_up(start_mode, "StartFailed", &error),
     };
-    let code = runtime.block_on(run(config, starter));
+    let code = runtime.block_on(run(config, start_mode));
     // A volume may still be unpacked for a VM that was ended meanwhile.
     runtime.shutdown_background();
     code
 }
 
-fn give_up(starter: Starter, reason: &str, error: &dyn std::error::Error) -> ExitCode {
-    let message = ending::chain(error);
+fn give_up(start_mode: StartMode, reason: &str, error: &dyn std::error::Error) -> ExitCode {
+    let message = error_chain::error_chain(error);
     error!(reason, message, "the VM was not started");
-    starter.report(&Report::Failed {
+    start_mode.report(&StartReport::Failed {
         reason: reason.into(),
         message,
     });
     ExitCode::FAILURE
 }
 
-async fn run(config: MonitorConfig, starter: Starter) -> ExitCode {
+async fn run(config: MonitorConfig, start_mode: StartMode) -> ExitCode {
     let MonitorConfig {
         runtime_dir,
         plan,
@@ -101,31 +102,31 @@ async fn run(config: MonitorConfig, starter: Starter) -> ExitCode {
     } = config;
     let claimed = match RuntimeDir::at(runtime_dir).claim(&plan.namespace, &plan.name) {
         Ok(claimed) => claimed,
-        Err(error @ StateError::Exists { .. }) => return give_up(starter, "AlreadyRunning", &error),
-        Err(error) => return give_up(starter, "StartFailed", &error),
+        Err(error @ StateError::Exists { .. }) => return give_up(start_mode, "AlreadyRunning", &error),
+        Err(error) => return give_up(start_mode, "StartFailed", &error),
     };
     let dir = claimed.dir().clone();
     let prepared = stdio::log_to(&dir.monitor_log())
-        .and_then(|()| Attended::new(plan, &vmi, &dir, Surroundings::of_the_caller(netns)));
-    let attended = match prepared {
-        Ok(attended) => attended,
+        .and_then(|()| Supervisor::new(plan, &vmi, &dir, VmEnvironment::of_caller(netns)));
+    let supervisor = match prepared {
+        Ok(supervisor) => supervisor,
         Err(error) => {
             remove(claimed);
-            return give_up(starter, "StartFailed", &error);
+            return give_up(start_mode, "StartFailed", &error);
         }
     };
     let log = dir.monitor_log();
-    let (ending, audience) = tokio::select! {
-        ended = attended.live(starter) => ended,
+    let (final_status, status_server) = tokio::select! {
+        ended = supervisor.run(start_mode) => ended,
         never = stdio::keep_bounded(&log) => match never {},
     };
     remove(claimed);
-    let code = if ending.phase == Phase::Succeeded {
+    let code = if final_status.phase == Phase::Succeeded {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     };
-    audience.farewell(ending).await;
+    status_server.publish_final(final_status).await;
     code
 }
 

@@ -11,7 +11,7 @@ const LONGEST_GRACE: u64 = 10 * 365 * 24 * 3600;
 
 /// A graceful end under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Stopping {
+pub(super) struct GracefulShutdown {
     next_press: Instant,
     deadline: Instant,
     grace_seconds: u64,
@@ -19,22 +19,26 @@ pub(super) struct Stopping {
 
 /// What is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Due {
+pub(super) enum ShutdownStep {
     Press,
     Kill { grace_seconds: u64 },
     Nothing,
 }
 
-impl Stopping {
+impl GracefulShutdown {
     /// Asked at `now`; the first press is due at once. Of two requests the earlier deadline holds.
-    pub(super) fn asked(before: Option<Stopping>, grace_seconds: u64, now: Instant) -> Stopping {
+    pub(super) fn requested(
+        before: Option<GracefulShutdown>,
+        grace_seconds: u64,
+        now: Instant,
+    ) -> GracefulShutdown {
         let deadline = now + Duration::from_secs(grace_seconds.min(LONGEST_GRACE));
         match before {
-            Some(before) if before.deadline <= deadline => Stopping {
+            Some(before) if before.deadline <= deadline => GracefulShutdown {
                 next_press: now,
                 ..before
             },
-            _ => Stopping {
+            _ => GracefulShutdown {
                 next_press: now,
                 deadline,
                 grace_seconds,
@@ -48,22 +52,22 @@ impl Stopping {
     }
 
     /// When to look again.
-    pub(super) fn wake_at(&self) -> Instant {
+    pub(super) fn next_deadline(&self) -> Instant {
         self.next_press.min(self.deadline)
     }
 
     /// What is due at `now`; a press is told once.
-    pub(super) fn due(&mut self, now: Instant) -> Due {
+    pub(super) fn due(&mut self, now: Instant) -> ShutdownStep {
         if now >= self.deadline {
-            return Due::Kill {
+            return ShutdownStep::Kill {
                 grace_seconds: self.grace_seconds,
             };
         }
         if now >= self.next_press {
             self.next_press = now + PRESS_EVERY;
-            return Due::Press;
+            return ShutdownStep::Press;
         }
-        Due::Nothing
+        ShutdownStep::Nothing
     }
 }
 
@@ -78,34 +82,46 @@ mod tests {
     #[test]
     fn the_button_is_pressed_until_the_grace_period_ends() {
         let start = Instant::now();
-        let mut stopping = Stopping::asked(None, 12, start);
+        let mut stopping = GracefulShutdown::requested(None, 12, start);
         let mut presses = Vec::new();
         let mut now = start;
         let end = loop {
             match stopping.due(now) {
-                Due::Press => presses.push((now - start).as_secs()),
-                Due::Nothing => {}
+                ShutdownStep::Press => presses.push((now - start).as_secs()),
+                ShutdownStep::Nothing => {}
                 kill => break kill,
             }
-            now = stopping.wake_at();
+            now = stopping.next_deadline();
         };
         assert_eq!(presses, [0, 5, 10]);
-        assert_eq!((end, now), (Due::Kill { grace_seconds: 12 }, at(start, 12)));
+        assert_eq!(
+            (end, now),
+            (ShutdownStep::Kill { grace_seconds: 12 }, at(start, 12))
+        );
     }
 
     #[test]
     fn the_earlier_deadline_holds() {
         let start = Instant::now();
-        let long = Stopping::asked(None, 60, start);
-        assert_eq!(Stopping::asked(Some(long), 5, start).wake_at(), start);
-        assert_eq!(Stopping::asked(Some(long), 5, start).grace_seconds(), 5);
-        assert_eq!(Stopping::asked(Some(long), 90, start).grace_seconds(), 60);
+        let long = GracefulShutdown::requested(None, 60, start);
         assert_eq!(
-            Stopping::asked(Some(long), 0, start).due(start),
-            Due::Kill { grace_seconds: 0 }
+            GracefulShutdown::requested(Some(long), 5, start).next_deadline(),
+            start
+        );
+        assert_eq!(
+            GracefulShutdown::requested(Some(long), 5, start).grace_seconds(),
+            5
+        );
+        assert_eq!(
+            GracefulShutdown::requested(Some(long), 90, start).grace_seconds(),
+            60
+        );
+        assert_eq!(
+            GracefulShutdown::requested(Some(long), 0, start).due(start),
+            ShutdownStep::Kill { grace_seconds: 0 }
         );
         // No panic at the end of time.
-        let mut endless = Stopping::asked(None, u64::MAX, start);
-        assert_eq!(endless.due(start), Due::Press);
+        let mut endless = GracefulShutdown::requested(None, u64::MAX, start);
+        assert_eq!(endless.due(start), ShutdownStep::Press);
     }
 }

@@ -22,29 +22,29 @@ use tokio::task::spawn_blocking;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::console_session::SessionStream;
 use super::disks;
-use super::ending::chain;
+use super::error_chain::error_chain;
 use super::handle::{VmHandle, ended};
 use super::interfaces;
 use super::metrics::metrics;
-use super::session::SessionStream;
-use super::sync::Sync;
-use super::vmm_link::within;
-use super::watching::watch_status;
+use super::status_stream::watch_status;
+use super::sync::VmiSync;
+use super::vmm_connection::call_within;
 use crate::console::Console;
-use crate::surroundings::Surroundings;
+use crate::vm_environment::VmEnvironment;
 
 /// How long `Info` waits for what only the VMM knows.
 const DETAILS_WITHIN: Duration = Duration::from_secs(2);
 
 /// What a service needs.
 #[derive(Debug)]
-pub(super) struct Parts {
+pub(super) struct ServiceParts {
     pub(super) plan: Arc<VmPlan>,
-    pub(super) surroundings: Arc<Surroundings>,
+    pub(super) environment: Arc<VmEnvironment>,
     pub(super) vm: VmHandle,
-    pub(super) disks: disks::Handle,
-    pub(super) interfaces: interfaces::Handle,
+    pub(super) disks: disks::DisksHandle,
+    pub(super) interfaces: interfaces::InterfacesHandle,
     pub(super) descriptors: FdReceiver,
     pub(super) console: Option<Console>,
 }
@@ -53,45 +53,45 @@ pub(super) struct Parts {
 pub(super) struct Service {
     plan: Arc<VmPlan>,
     vm: VmHandle,
-    disks: disks::Handle,
-    interfaces: interfaces::Handle,
+    disks: disks::DisksHandle,
+    interfaces: interfaces::InterfacesHandle,
     descriptors: FdReceiver,
     console: Option<Console>,
-    sync: Sync,
+    sync: VmiSync,
 }
 
 /// What is seen of a VM.
 #[derive(Debug)]
-pub(super) struct Seen {
+pub(super) struct StatusSources {
     pub(super) status: watch::Receiver<VmStatus>,
     pub(super) disks: watch::Receiver<Vec<Disk>>,
     pub(super) interfaces: watch::Receiver<Vec<Interface>>,
     vm: VmHandle,
 }
 
-impl Seen {
+impl StatusSources {
     /// What can be counted, while it runs.
     pub(super) async fn metrics(&self) -> Option<Metrics> {
         let mut running = self.vm.running()?;
-        let said = within(DETAILS_WITHIN, running.client.info(vmm::InfoRequest {})).await;
+        let said = call_within(DETAILS_WITHIN, running.client.info(vmm::InfoRequest {})).await;
         Some(metrics(running.pid, said.ok().map(Response::into_inner).as_ref()))
     }
 }
 
 impl Service {
-    pub(super) fn new(parts: Parts) -> Service {
-        let Parts {
+    pub(super) fn new(parts: ServiceParts) -> Service {
+        let ServiceParts {
             plan,
-            surroundings,
+            environment,
             vm,
             disks,
             interfaces,
             descriptors,
             console,
         } = parts;
-        let sync = Sync::new(
+        let sync = VmiSync::new(
             plan.clone(),
-            surroundings,
+            environment,
             vm.clone(),
             disks.clone(),
             interfaces.clone(),
@@ -108,14 +108,14 @@ impl Service {
     }
 
     /// What was handed over for a volume, and which file it is.
-    async fn handed(&self, fd: &vmm::Fd, read_only: bool) -> Result<(OwnedFd, FileId), Status> {
+    async fn receive_file(&self, fd: &vmm::Fd, read_only: bool) -> Result<(OwnedFd, FileId), Status> {
         let token = Token::try_from(fd).map_err(|error| Status::invalid_argument(error.to_string()))?;
         let taken = self.descriptors.take(token).await;
         let fd = taken.map_err(|error| Status::failed_precondition(error.to_string()))?;
         // It may lie on a network file system.
         let identified = spawn_blocking(move || identify(&fd, read_only).map(|id| (fd, id))).await;
         let identified = identified.map_err(|error| Status::internal(error.to_string()))?;
-        identified.map_err(|fault| Status::invalid_argument(chain(&fault)))
+        identified.map_err(|fault| Status::invalid_argument(error_chain(&fault)))
     }
 }
 
@@ -141,7 +141,7 @@ impl Pod for Service {
             metrics: None,
         };
         if let Some(mut running) = running {
-            let said = within(DETAILS_WITHIN, running.client.info(vmm::InfoRequest {})).await;
+            let said = call_within(DETAILS_WITHIN, running.client.info(vmm::InfoRequest {})).await;
             let said = said.ok().map(Response::into_inner);
             info.metrics = Some(metrics(running.pid, said.as_ref()));
             let said = said.unwrap_or_default();
@@ -193,13 +193,13 @@ impl Pod for Service {
             Cache::Writethrough => CacheMode::WriteThrough,
             Cache::Writeback => CacheMode::WriteBack,
         };
-        let (source, handed) = match &request.fd {
+        let (source, receive_file) = match &request.fd {
             Some(_) if !request.path.is_empty() => {
                 let text = "a volume is given by its path or by a descriptor, not by both";
                 return Err(Status::invalid_argument(text));
             }
             Some(fd) => {
-                let (fd, id) = self.handed(fd, request.read_only).await?;
+                let (fd, id) = self.receive_file(fd, request.read_only).await?;
                 (DiskSource::Descriptor(id), Some(fd))
             }
             None => (DiskSource::File(request.path.into()), None),
@@ -212,7 +212,7 @@ impl Pod for Service {
             read_only: request.read_only,
             ..NewVolume::default()
         };
-        let address = self.disks.add(volume, handed).await?;
+        let address = self.disks.add(volume, receive_file).await?;
         Ok(Response::new(AddVolumeResponse {
             target: address.target.into(),
             lun: address.lun.into(),
@@ -246,14 +246,14 @@ impl Pod for Service {
         &self,
         request: Request<WatchStatusRequest>,
     ) -> Result<Response<Self::WatchStatusStream>, Status> {
-        let seen = Seen {
+        let sources = StatusSources {
             status: self.vm.status(),
             disks: self.disks.watch(),
             interfaces: self.interfaces.watch(),
             vm: self.vm.clone(),
         };
         let seconds = request.into_inner().metrics_seconds;
-        Ok(Response::new(watch_status(seen, seconds)))
+        Ok(Response::new(watch_status(sources, seconds)))
     }
 
     async fn sync_vmi(&self, request: Request<SyncVmiRequest>) -> Result<Response<SyncVmiResponse>, Status> {

@@ -15,22 +15,23 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use tonic::{Code, Status, Streaming};
 
-use super::ending::{Ending, chain};
-use super::growth::Probe;
-use super::interfaces::{self, PodError};
-use super::status::Board;
-use super::vm_config::Configured;
+use super::error_chain::error_chain;
+use super::final_status::FinalStatus;
+use super::interfaces::{self, VmNetworkError};
+use super::resize_watch::SizeProbe;
+use super::status::StatusPublisher;
+use super::vm_config::PreparedConfig;
 use crate::kvm::{self, KvmError};
-use crate::launch::Starter;
-use crate::surroundings::Surroundings;
-use crate::vmm_process::{Program, SpawnError, VmmProcess};
+use crate::launch::StartMode;
+use crate::vm_environment::VmEnvironment;
+use crate::vmm_process::{SpawnError, VmmProcess, VmmProgram};
 
 /// How long a program that is the VMM takes to answer at the very most.
-const FIRST_ANSWER: Duration = Duration::from_secs(30);
+const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a VMM that broke off has to end, and so to say why.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long one that said why has to end by itself; a failed boot ends it, other refusals do not.
-const AFTER_ANSWER: Duration = Duration::from_millis(300);
+const EXIT_AFTER_ANSWER_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// Why a VM did not start.
 #[derive(Debug, thiserror::Error)]
@@ -40,7 +41,7 @@ pub(super) enum StartError {
     #[error("opening the volumes was cut short")]
     VolumesAborted,
     #[error(transparent)]
-    Pod(#[from] PodError),
+    Network(#[from] VmNetworkError),
     #[error(transparent)]
     Kvm(#[from] KvmError),
     #[error(transparent)]
@@ -56,52 +57,53 @@ pub(super) enum StartError {
     },
 }
 
-impl From<StartError> for Ending {
-    fn from(error: StartError) -> Ending {
+impl From<StartError> for FinalStatus {
+    fn from(error: StartError) -> FinalStatus {
         match error {
             StartError::Vmm {
                 reason,
                 message,
                 exit,
-            } => Ending::not_started(reason, message, exit),
-            other => Ending::not_started("StartFailed", chain(&other), ExitReason::Unspecified),
+            } => FinalStatus::not_started(reason, message, exit),
+            other => FinalStatus::not_started("StartFailed", error_chain(&other), ExitReason::Unspecified),
         }
     }
 }
 
 /// A VM that was started.
 #[derive(Debug)]
-pub(super) struct Started {
+pub(super) struct StartedVm {
     pub(super) vmm: VmmProcess,
     pub(super) events: Streaming<Event>,
     /// Of the disks that somebody may let grow, by name.
-    pub(super) probes: Vec<(String, Probe)>,
+    pub(super) probes: Vec<(String, SizeProbe)>,
 }
 
 /// Opens the plan's files, has its network prepared, starts a VMM, builds the machine and boots it. Dropped halfway, it leaves nothing running.
 pub(super) async fn start(
     plan: Arc<VmPlan>,
-    surroundings: Arc<Surroundings>,
-    interfaces: &interfaces::Handle,
+    environment: Arc<VmEnvironment>,
+    interfaces: &interfaces::InterfacesHandle,
     console: Option<OwnedFd>,
-    board: &Board,
-    starter: &mut Starter,
-) -> Result<Started, StartError> {
-    let program = Program::find()?;
+    publisher: &StatusPublisher,
+    start_mode: &mut StartMode,
+) -> Result<StartedVm, StartError> {
+    let program = VmmProgram::find()?;
     let kvm = kvm::open()?;
-    let (volumes, nics) = tokio::try_join!(open_volumes(plan.clone(), surroundings.clone(), board), async {
-        Ok(interfaces.prepare().await?)
-    })?;
+    let (volumes, nics) = tokio::try_join!(
+        open_volumes(plan.clone(), environment.clone(), publisher),
+        async { Ok(interfaces.prepare().await?) }
+    )?;
     let paths = paths(&plan, &volumes);
     let probes = probes(&plan, &volumes);
-    let mut vmm = VmmProcess::spawn(&program, &surroundings.place)?;
-    board.vmm_started();
-    let configured = Configured::new(&plan, volumes, nics, kvm, console);
-    match drive(&mut vmm, configured, plan.start_paused, starter).await {
-        Ok(events) => Ok(Started { vmm, events, probes }),
-        Err(refusal) => match refusal.of_volume(&paths) {
+    let mut vmm = VmmProcess::spawn(&program, &environment.placement)?;
+    publisher.vmm_started();
+    let prepared = PreparedConfig::new(&plan, volumes, nics, kvm, console);
+    match create_and_boot(&mut vmm, prepared, plan.start_paused, start_mode).await {
+        Ok(events) => Ok(StartedVm { vmm, events, probes }),
+        Err(failure) => match failure.volume_error(&paths) {
             Some(error) => Err(error.into()),
-            None => Err(refusal.explained(&mut vmm, &program).await),
+            None => Err(failure.into_start_error(&mut vmm, &program).await),
         },
     }
 }
@@ -115,24 +117,24 @@ fn paths(plan: &VmPlan, volumes: &Volumes) -> HashMap<String, PathBuf> {
 }
 
 /// Holds on the files that lie where others can reach them, and are no copies.
-fn probes(plan: &VmPlan, volumes: &Volumes) -> Vec<(String, Probe)> {
+fn probes(plan: &VmPlan, volumes: &Volumes) -> Vec<(String, SizeProbe)> {
     let disks = plan.disks.iter().zip(&volumes.disks);
     let grow = disks.filter(|(plan, _)| {
         let reached = matches!(plan.source, DiskSource::File(_) | DiskSource::HostDisk { .. });
         reached && !plan.overlay && plan.device == DeviceType::Disk
     });
-    grow.filter_map(|(plan, open)| Some((plan.name.clone(), Probe::of(open.file.as_ref()?).ok()?)))
+    grow.filter_map(|(plan, open)| Some((plan.name.clone(), SizeProbe::of(open.file.as_ref()?).ok()?)))
         .collect()
 }
 
 async fn open_volumes(
     plan: Arc<VmPlan>,
-    surroundings: Arc<Surroundings>,
-    board: &Board,
+    environment: Arc<VmEnvironment>,
+    publisher: &StatusPublisher,
 ) -> Result<Volumes, StartError> {
     let (teller, mut told) = watch::channel(None);
     let mut opening = tokio::task::spawn_blocking(move || {
-        let Surroundings { scratch, paths, .. } = &*surroundings;
+        let VmEnvironment { scratch, paths, .. } = &*environment;
         husk_volumes::open(&plan, scratch, paths, |unpacking| {
             drop(teller.send(Some(unpacking)))
         })
@@ -141,57 +143,57 @@ async fn open_volumes(
         tokio::select! {
             opened = &mut opening => return Ok(opened.map_err(|_| StartError::VolumesAborted)??),
             Ok(()) = told.changed() => if let Some(unpacking) = &*told.borrow_and_update() {
-                board.unpacking(unpacking);
+                publisher.unpacking(unpacking);
             }
         }
     }
 }
 
 /// Why a conversation with the VMM ended early.
-enum Refusal {
+enum VmmFailure {
     /// It has not answered a single call.
-    Mute,
+    NoAnswer,
     Send(SendError),
     /// The call, and what it told.
     Call(&'static str, Status),
 }
 
-async fn drive(
+async fn create_and_boot(
     vmm: &mut VmmProcess,
-    configured: Configured,
+    prepared: PreparedConfig,
     paused: bool,
-    starter: &mut Starter,
-) -> Result<Streaming<Event>, Refusal> {
+    start_mode: &mut StartMode,
+) -> Result<Streaming<Event>, VmmFailure> {
     let mut client = vmm.client();
-    let events = match timeout(FIRST_ANSWER, client.events(EventsRequest {})).await {
+    let events = match timeout(FIRST_ANSWER_TIMEOUT, client.events(EventsRequest {})).await {
         Ok(Ok(events)) => events,
-        _ => return Err(Refusal::Mute),
+        _ => return Err(VmmFailure::NoAnswer),
     };
-    let config = configured.send(vmm.fds()).await.map_err(Refusal::Send)?;
+    let config = prepared.send(vmm.fds()).await.map_err(VmmFailure::Send)?;
     let create = CreateRequest { config: Some(config) };
     client
         .create(create)
         .await
-        .map_err(|e| Refusal::Call("StartFailed", e))?;
+        .map_err(|e| VmmFailure::Call("StartFailed", e))?;
     let pid = vmm.pid().unwrap_or(0);
     tokio::select! {
-        () = starter.built(pid) => {}
+        () = start_mode.built(pid) => {}
         _ = vmm.wait() => {
             let gone = Status::unavailable("the VMM ended before the VM was started");
-            return Err(Refusal::Call("VmmDied", gone));
+            return Err(VmmFailure::Call("VmmDied", gone));
         }
     }
     client
         .boot(BootRequest { paused })
         .await
-        .map_err(|e| Refusal::Call("BootFailed", e))?;
+        .map_err(|e| VmmFailure::Call("BootFailed", e))?;
     Ok(events.into_inner())
 }
 
-impl Refusal {
+impl VmmFailure {
     /// That of an image, by its name.
-    fn of_volume(&self, paths: &HashMap<String, PathBuf>) -> Option<VolumeError> {
-        let Refusal::Call(_, status) = self else {
+    fn volume_error(&self, paths: &HashMap<String, PathBuf>) -> Option<VolumeError> {
+        let VmmFailure::Call(_, status) = self else {
             return None;
         };
         let DiskFault { disk, reason } = DiskFault::from_status(status)?;
@@ -200,30 +202,34 @@ impl Refusal {
     }
 
     /// A VMM that answered gave its reason; one that died left an exit status.
-    async fn explained(self, vmm: &mut VmmProcess, program: &Program) -> StartError {
+    async fn into_start_error(self, vmm: &mut VmmProcess, program: &VmmProgram) -> StartError {
         let (reason, status) = match self {
-            Refusal::Mute => return mute(vmm, program).await,
-            Refusal::Send(SendError::Io(error)) => return StartError::Send(SendError::Io(error)),
-            Refusal::Send(error) => ("VmmFailed", Status::unavailable(error.to_string())),
-            Refusal::Call(reason, status) => (reason, status),
+            VmmFailure::NoAnswer => return no_answer(vmm, program).await,
+            VmmFailure::Send(SendError::Io(error)) => return StartError::Send(SendError::Io(error)),
+            VmmFailure::Send(error) => ("VmmFailed", Status::unavailable(error.to_string())),
+            VmmFailure::Call(reason, status) => (reason, status),
         };
         let answered = !matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Cancelled);
-        let patience = if answered { AFTER_ANSWER } else { LAST_WORDS };
+        let patience = if answered {
+            EXIT_AFTER_ANSWER_TIMEOUT
+        } else {
+            EXIT_TIMEOUT
+        };
         let exit = timeout(patience, vmm.wait()).await.ok().and_then(Result::ok);
         match exit {
             Some(exit) if !answered => {
-                let ending = Ending::of_vmm(&exit, None);
+                let final_status = FinalStatus::of_vmm(&exit, None);
                 StartError::Vmm {
-                    reason: ending.reason,
-                    message: ending.message,
-                    exit: ending.exit,
+                    reason: final_status.reason,
+                    message: final_status.message,
+                    exit: final_status.exit,
                 }
             }
             exit => {
                 let exit = exit.map_or(ExitReason::Unspecified, |exit| exit.reason);
                 StartError::Vmm {
                     reason,
-                    message: in_the_callers_words(status.message()),
+                    message: name_kvm_variable(status.message()),
                     exit,
                 }
             }
@@ -232,8 +238,8 @@ impl Refusal {
 }
 
 /// A program that ended, or was waited for in vain, before it answered: as likely as not it is no husk-vmm.
-async fn mute(vmm: &mut VmmProcess, program: &Program) -> StartError {
-    let exit = timeout(LAST_WORDS, vmm.wait()).await.ok().and_then(Result::ok);
+async fn no_answer(vmm: &mut VmmProcess, program: &VmmProgram) -> StartError {
+    let exit = timeout(EXIT_TIMEOUT, vmm.wait()).await.ok().and_then(Result::ok);
     let what = match &exit {
         Some(exit) if exit.detail.is_empty() => "ended before it answered".to_owned(),
         Some(exit) => format!("ended before it answered ({})", exit.detail),
@@ -242,13 +248,13 @@ async fn mute(vmm: &mut VmmProcess, program: &Program) -> StartError {
     let killed = exit.is_some_and(|exit| exit.by_signal);
     StartError::Vmm {
         reason: if killed { "VmmDied" } else { "VmmFailed" },
-        message: format!("{program} {what}{}", program.way_out()),
+        message: format!("{program} {what}{}", program.hint()),
         exit: ExitReason::Error,
     }
 }
 
 /// The VMM knows the KVM device by its descriptor; who chose it, by a variable.
-fn in_the_callers_words(message: &str) -> String {
+fn name_kvm_variable(message: &str) -> String {
     match (message.strip_prefix("config.kvm: "), kvm::chosen()) {
         (Some(fault), Some(path)) => format!(
             "HUSK_KVM={}: {fault}: set it to a KVM device, or leave it out",
@@ -259,7 +265,7 @@ fn in_the_callers_words(message: &str) -> String {
 }
 
 /// The last event of a VMM, if this is it.
-pub(super) fn last_event(event: &Event) -> Option<&Exit> {
+pub(super) fn exit_event(event: &Event) -> Option<&Exit> {
     match &event.event {
         Some(Kind::Exit(exit)) => Some(exit),
         _ => None,

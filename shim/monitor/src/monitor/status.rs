@@ -10,19 +10,19 @@ use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::ending::Ending;
+use super::final_status::FinalStatus;
 
 /// The status's reason while a VM is paused for that.
 const PAUSED_IO_ERROR: &str = "PausedIOError";
 
 /// The one writer of a VM's status; clones write the same one.
 #[derive(Debug, Clone)]
-pub(super) struct Board {
+pub(super) struct StatusPublisher {
     status: watch::Sender<Status>,
 }
 
-impl Board {
-    pub(super) fn new() -> Board {
+impl StatusPublisher {
+    pub(super) fn new() -> StatusPublisher {
         let timeline = Timeline {
             monitor_started: now(),
             ..Timeline::default()
@@ -32,7 +32,7 @@ impl Board {
             timeline: Some(timeline),
             ..Status::default()
         };
-        Board {
+        StatusPublisher {
             status: watch::Sender::new(status),
         }
     }
@@ -63,7 +63,7 @@ impl Board {
     }
 
     /// Takes in what the VMM tells.
-    pub(super) fn tell(&self, event: &Event) {
+    pub(super) fn handle_vmm_event(&self, event: &Event) {
         let when = unix_time(event.monotonic_ns);
         match &event.event {
             Some(Kind::State(state)) => match State::try_from(*state) {
@@ -82,14 +82,14 @@ impl Board {
         }
     }
 
-    pub(super) fn end(&self, ending: Ending) {
+    pub(super) fn end(&self, final_status: FinalStatus) {
         self.status.send_modify(|status| {
-            status.phase = ending.phase.into();
+            status.phase = final_status.phase.into();
             status.paused = false;
             status.stopping = false;
-            status.reason = ending.reason.into();
-            status.message = ending.message;
-            status.exit = ending.exit.into();
+            status.reason = final_status.reason.into();
+            status.message = final_status.message;
+            status.exit = final_status.exit.into();
             status.timeline.get_or_insert_default().ended = now();
         });
     }
@@ -149,10 +149,10 @@ mod tests {
 
     #[test]
     fn a_pause_for_an_io_error_says_so_until_the_vm_runs_again() {
-        let board = Board::new();
-        let mut status = board.subscribe();
+        let publisher = StatusPublisher::new();
+        let mut status = publisher.subscribe();
         let mut after = |event| {
-            board.tell(&Event {
+            publisher.handle_vmm_event(&Event {
                 monotonic_ns: 0,
                 event: Some(event),
             });

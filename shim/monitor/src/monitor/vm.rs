@@ -17,14 +17,14 @@ use tonic::transport::Channel;
 use tracing::{info, warn};
 
 use super::disks;
-use super::ending::{Ending, KilledBecause};
+use super::final_status::{FinalStatus, KillReason};
 use super::interfaces;
-use super::power::{Due, Stopping};
-use super::start::{Started, last_event, start};
-use super::status::Board;
-use super::vmm_link::Link;
-use crate::launch::{Report, Starter};
-use crate::surroundings::Surroundings;
+use super::power::{GracefulShutdown, ShutdownStep};
+use super::start::{StartedVm, exit_event, start};
+use super::status::StatusPublisher;
+use super::vmm_connection::VmmConnection;
+use crate::launch::{StartMode, StartReport};
+use crate::vm_environment::VmEnvironment;
 use crate::vmm_process::VmmProcess;
 
 /// How long a VMM has to end once told to; then it is killed.
@@ -36,19 +36,19 @@ const DRAIN_WITHIN: Duration = Duration::from_millis(200);
 
 /// Where the VMM is reached while the VM runs.
 #[derive(Debug, Clone)]
-pub(super) struct Running {
+pub(super) struct RunningVmm {
     pub(super) client: VmmClient<Channel>,
     pub(super) pid: u32,
 }
 
 /// A handle on the actor.
 #[derive(Debug, Clone)]
-pub(super) struct Handle {
-    mailbox: mpsc::Sender<Command>,
+pub(super) struct VmActorHandle {
+    mailbox: mpsc::Sender<VmCommand>,
 }
 
 #[derive(Debug)]
-enum Command {
+enum VmCommand {
     Shutdown {
         grace_seconds: Option<u64>,
         reply: oneshot::Sender<u64>,
@@ -58,12 +58,12 @@ enum Command {
     },
 }
 
-impl Handle {
+impl VmActorHandle {
     /// Begins a graceful end and tells the grace period in effect; nothing if the VM has ended.
     pub(super) async fn shutdown(&self, grace_seconds: Option<u64>) -> Option<u64> {
         let (reply, answer) = oneshot::channel();
         self.mailbox
-            .send(Command::Shutdown { grace_seconds, reply })
+            .send(VmCommand::Shutdown { grace_seconds, reply })
             .await
             .ok()?;
         answer.await.ok()
@@ -72,46 +72,46 @@ impl Handle {
     /// Ends the VM at once; nothing if it has ended.
     pub(super) async fn kill(&self) -> Option<()> {
         let (reply, answer) = oneshot::channel();
-        self.mailbox.send(Command::Kill { reply }).await.ok()?;
+        self.mailbox.send(VmCommand::Kill { reply }).await.ok()?;
         answer.await.ok()
     }
 }
 
 #[derive(Debug)]
-pub(super) struct Vm {
+pub(super) struct VmActor {
     plan: Arc<VmPlan>,
-    surroundings: Arc<Surroundings>,
-    board: Board,
-    running: watch::Sender<Option<Running>>,
-    disks: disks::Handle,
-    interfaces: interfaces::Handle,
-    mailbox: mpsc::Receiver<Command>,
-    stopping: Option<Stopping>,
-    killed: Option<Killed>,
+    environment: Arc<VmEnvironment>,
+    publisher: StatusPublisher,
+    running: watch::Sender<Option<RunningVmm>>,
+    disks: disks::DisksHandle,
+    interfaces: interfaces::InterfacesHandle,
+    mailbox: mpsc::Receiver<VmCommand>,
+    stopping: Option<GracefulShutdown>,
+    killed: Option<KillInProgress>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Killed {
-    because: KilledBecause,
+struct KillInProgress {
+    reason: KillReason,
     /// When patience with the VMM ends; nothing once it has.
     at: Option<Instant>,
 }
 
-impl Vm {
+impl VmActor {
     pub(super) fn new(
         plan: Arc<VmPlan>,
-        surroundings: Arc<Surroundings>,
-        board: Board,
-        running: watch::Sender<Option<Running>>,
-        disks: disks::Handle,
-        interfaces: interfaces::Handle,
-    ) -> (Vm, Handle) {
+        environment: Arc<VmEnvironment>,
+        publisher: StatusPublisher,
+        running: watch::Sender<Option<RunningVmm>>,
+        disks: disks::DisksHandle,
+        interfaces: interfaces::InterfacesHandle,
+    ) -> (VmActor, VmActorHandle) {
         let (sender, mailbox) = mpsc::channel(16);
         (
-            Vm {
+            VmActor {
                 plan,
-                surroundings,
-                board,
+                environment,
+                publisher,
                 running,
                 disks,
                 interfaces,
@@ -119,120 +119,126 @@ impl Vm {
                 stopping: None,
                 killed: None,
             },
-            Handle { mailbox: sender },
+            VmActorHandle { mailbox: sender },
         )
     }
 
     /// The whole life of the VM.
-    pub(super) async fn live(mut self, console: Option<OwnedFd>, mut starter: Starter) -> Ending {
+    pub(super) async fn run(mut self, console: Option<OwnedFd>, mut start_mode: StartMode) -> FinalStatus {
         let mut signals = match Signals::new() {
             Ok(signals) => signals,
             Err(error) => {
-                let ending = Ending::not_started("StartFailed", error.to_string(), Default::default());
-                return not_started(starter, ending);
+                let final_status =
+                    FinalStatus::not_started("StartFailed", error.to_string(), Default::default());
+                return not_started(start_mode, final_status);
             }
         };
         let begun = {
             let begin = start(
                 self.plan.clone(),
-                self.surroundings.clone(),
+                self.environment.clone(),
                 &self.interfaces,
                 console,
-                &self.board,
-                &mut starter,
+                &self.publisher,
+                &mut start_mode,
             );
             tokio::select! {
-                started = begin => started.map_err(Ending::from),
-                () = told_to_end(&mut self.mailbox, &mut signals) => Err(self.ending_of_kill(KilledBecause::Asked)),
+                started = begin => started.map_err(FinalStatus::from),
+                () = stop_requested(&mut self.mailbox, &mut signals) => Err(self.killed_status(KillReason::Asked)),
             }
         };
         match begun {
-            Ok(started) => self.supervise(started, signals, starter).await,
-            Err(ending) => not_started(starter, ending),
+            Ok(started) => self.supervise(started, signals, start_mode).await,
+            Err(final_status) => not_started(start_mode, final_status),
         }
     }
 
-    async fn supervise(mut self, started: Started, mut signals: Signals, starter: Starter) -> Ending {
-        let Started {
+    async fn supervise(
+        mut self,
+        started: StartedVm,
+        mut signals: Signals,
+        start_mode: StartMode,
+    ) -> FinalStatus {
+        let StartedVm {
             mut vmm,
             events,
             probes,
         } = started;
-        let link = Link {
+        let connection = VmmConnection {
             client: vmm.client(),
             fds: vmm.fds().clone(),
         };
-        self.interfaces.began(link.clone()).await;
-        self.disks.began(link, probes).await;
-        self.running.send_replace(Some(Running {
+        self.interfaces.vm_started(connection.clone()).await;
+        self.disks.vm_started(connection, probes).await;
+        self.running.send_replace(Some(RunningVmm {
             client: vmm.client(),
             pid: vmm.pid().unwrap_or(0),
         }));
         let mut events = Some(events);
         let mut last = None;
         info!(vmm = vmm.pid(), "the VM runs");
-        if !starter.report(&Report::Running {
+        if !start_mode.report(&StartReport::Running {
             pid: std::process::id(),
         }) {
-            self.kill(&vmm, KilledBecause::StarterGone);
+            self.kill(&vmm, KillReason::LauncherGone);
         }
         let exit = loop {
-            let wake_at = self.wake_at();
+            let next_deadline = self.next_deadline();
             tokio::select! {
                 exit = vmm.wait() => break exit,
                 event = next(&mut events) => match event {
-                    Some(event) => self.hear(&event, &mut last),
+                    Some(event) => self.handle_event(&event, &mut last),
                     None => events = None,
                 },
-                Some(command) = self.mailbox.recv() => self.obey(command, &vmm),
-                () = signals.received() => self.signalled(&vmm),
-                () = sleep_until(wake_at.unwrap_or_else(Instant::now)), if wake_at.is_some() => {
-                    self.timed(&mut vmm);
+                Some(command) = self.mailbox.recv() => self.handle_command(command, &vmm),
+                () = signals.received() => self.handle_signal(&vmm),
+                () = sleep_until(next_deadline.unwrap_or_else(Instant::now)), if next_deadline.is_some() => {
+                    self.handle_deadline(&mut vmm);
                 }
             }
         };
         self.running.send_replace(None);
         while let Ok(Some(event)) = timeout(DRAIN_WITHIN, next(&mut events)).await {
-            self.hear(&event, &mut last);
+            self.handle_event(&event, &mut last);
         }
         match (exit, self.killed) {
-            (Ok(exit), None) => Ending::of_vmm(&exit, last.as_ref()),
-            (Ok(exit), Some(killed)) => Ending {
+            (Ok(exit), None) => FinalStatus::of_vmm(&exit, last.as_ref()),
+            (Ok(exit), Some(killed)) => FinalStatus {
                 exit: exit.reason,
-                ..self.ending_of_kill(killed.because)
+                ..self.killed_status(killed.reason)
             },
-            (Err(error), _) => Ending::not_started("VmmFailed", error.to_string(), Default::default()),
+            (Err(error), _) => FinalStatus::not_started("VmmFailed", error.to_string(), Default::default()),
         }
     }
 
-    fn ending_of_kill(&self, because: KilledBecause) -> Ending {
-        Ending::killed(because, self.plan.acpi, Default::default())
+    fn killed_status(&self, reason: KillReason) -> FinalStatus {
+        FinalStatus::killed(reason, self.plan.acpi, Default::default())
     }
 
-    fn hear(&self, event: &Event, last: &mut Option<Exit>) {
-        self.board.tell(event);
-        if let Some(exit) = last_event(event) {
+    fn handle_event(&self, event: &Event, last: &mut Option<Exit>) {
+        self.publisher.handle_vmm_event(event);
+        if let Some(exit) = exit_event(event) {
             *last = Some(exit.clone());
         }
     }
 
-    fn obey(&mut self, command: Command, vmm: &VmmProcess) {
+    fn handle_command(&mut self, command: VmCommand, vmm: &VmmProcess) {
         match command {
-            Command::Shutdown { grace_seconds, reply } => {
+            VmCommand::Shutdown { grace_seconds, reply } => {
                 let grace = grace_seconds.unwrap_or(self.plan.grace_period_seconds);
                 let _ = reply.send(self.shut_down(grace, vmm));
             }
-            Command::Kill { reply } => {
-                self.kill(vmm, KilledBecause::Asked);
+            VmCommand::Kill { reply } => {
+                self.kill(vmm, KillReason::Asked);
                 let _ = reply.send(());
             }
         }
     }
 
     /// The first signal asks, the second does not.
-    fn signalled(&mut self, vmm: &VmmProcess) {
+    fn handle_signal(&mut self, vmm: &VmmProcess) {
         if self.stopping.is_some() {
-            self.kill(vmm, KilledBecause::Asked);
+            self.kill(vmm, KillReason::Asked);
         } else {
             self.shut_down(self.plan.grace_period_seconds, vmm);
         }
@@ -241,24 +247,24 @@ impl Vm {
     /// Begins, or hurries, a graceful end and tells the grace period in effect.
     fn shut_down(&mut self, grace_seconds: u64, vmm: &VmmProcess) -> u64 {
         if grace_seconds == 0 || !self.plan.acpi {
-            self.kill(vmm, KilledBecause::Asked);
+            self.kill(vmm, KillReason::Asked);
             return 0;
         }
-        let stopping = Stopping::asked(self.stopping, grace_seconds, Instant::now());
+        let stopping = GracefulShutdown::requested(self.stopping, grace_seconds, Instant::now());
         info!(grace_seconds = stopping.grace_seconds(), "the VM shall power off");
-        self.board.stopping();
+        self.publisher.stopping();
         self.stopping = Some(stopping);
         stopping.grace_seconds()
     }
 
-    fn wake_at(&self) -> Option<Instant> {
+    fn next_deadline(&self) -> Option<Instant> {
         match self.killed {
             Some(killed) => killed.at,
-            None => self.stopping.map(|stopping| stopping.wake_at()),
+            None => self.stopping.map(|stopping| stopping.next_deadline()),
         }
     }
 
-    fn timed(&mut self, vmm: &mut VmmProcess) {
+    fn handle_deadline(&mut self, vmm: &mut VmmProcess) {
         if let Some(killed) = &mut self.killed {
             warn!("the VMM did not end when told to and is killed");
             killed.at = None;
@@ -270,22 +276,22 @@ impl Vm {
             .as_mut()
             .map(|stopping| stopping.due(Instant::now()))
         {
-            Some(Due::Press) => self.press(vmm),
-            Some(Due::Kill { grace_seconds }) => {
+            Some(ShutdownStep::Press) => self.press_power_button(vmm),
+            Some(ShutdownStep::Kill { grace_seconds }) => {
                 self.kill(
                     vmm,
-                    KilledBecause::GraceExpired {
+                    KillReason::GraceExpired {
                         seconds: grace_seconds,
                     },
                 );
             }
-            Some(Due::Nothing) | None => {}
+            Some(ShutdownStep::Nothing) | None => {}
         }
     }
 
-    /// Presses the power button. A paused guest could not hear it, so it runs again.
-    fn press(&self, vmm: &VmmProcess) {
-        let (mut client, paused) = (vmm.client(), self.board.is_paused());
+    /// Presses the power button. A paused guest could not handle_event it, so it runs again.
+    fn press_power_button(&self, vmm: &VmmProcess) {
+        let (mut client, paused) = (vmm.client(), self.publisher.is_paused());
         tokio::spawn(async move {
             let press = async {
                 if paused {
@@ -305,13 +311,13 @@ impl Vm {
     }
 
     /// Tells the VMM to end; it is killed if it does not.
-    fn kill(&mut self, vmm: &VmmProcess, because: KilledBecause) {
+    fn kill(&mut self, vmm: &VmmProcess, reason: KillReason) {
         if self.killed.is_some() {
             return;
         }
-        self.board.stopping();
-        self.killed = Some(Killed {
-            because,
+        self.publisher.stopping();
+        self.killed = Some(KillInProgress {
+            reason,
             at: Some(Instant::now() + STOP_WITHIN),
         });
         let mut client = vmm.client();
@@ -320,12 +326,12 @@ impl Vm {
     }
 }
 
-fn not_started(starter: Starter, ending: Ending) -> Ending {
-    starter.report(&Report::Failed {
-        reason: ending.reason.into(),
-        message: ending.message.clone(),
+fn not_started(start_mode: StartMode, final_status: FinalStatus) -> FinalStatus {
+    start_mode.report(&StartReport::Failed {
+        reason: final_status.reason.into(),
+        message: final_status.message.clone(),
     });
-    ending
+    final_status
 }
 
 /// The next event; nothing at the end of the stream; forever waiting after that.
@@ -337,11 +343,11 @@ async fn next(events: &mut Option<Streaming<Event>>) -> Option<Event> {
 }
 
 /// While a VM starts there is no guest to ask.
-async fn told_to_end(mailbox: &mut mpsc::Receiver<Command>, signals: &mut Signals) {
+async fn stop_requested(mailbox: &mut mpsc::Receiver<VmCommand>, signals: &mut Signals) {
     tokio::select! {
         Some(command) = mailbox.recv() => match command {
-            Command::Shutdown { reply, .. } => drop(reply.send(0)),
-            Command::Kill { reply } => drop(reply.send(())),
+            VmCommand::Shutdown { reply, .. } => drop(reply.send(0)),
+            VmCommand::Kill { reply } => drop(reply.send(())),
         },
         () = signals.received() => {}
     }

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! A directory goes all at once: it is moved to RUNTIME/.removing, then deleted.
-//! One whose monitor.pid nobody has locked belonged to a monitor that died; [`RuntimeDir::sweep`] removes
+//! One whose monitor.pid nobody has locked belonged to a monitor that died; [`RuntimeDir::remove_abandoned`] removes
 //! it, file by known file: nothing Husk did not make is ever deleted, and one with anything else in it stays whole.
 
 mod owner;
@@ -174,41 +174,41 @@ impl RuntimeDir {
     }
 
     /// Removes what monitors that died left behind and returns whose it was.
-    pub fn sweep(&self) -> Result<Vec<VmDir>, StateError> {
+    pub fn remove_abandoned(&self) -> Result<Vec<VmDir>, StateError> {
         self.check()?;
-        // Where no VM has been, there is nothing to sweep and nothing to make.
+        // Where no VM has been, there is nothing to remove_abandoned and nothing to make.
         if !self.path.join(LOCK).exists() {
             return Ok(Vec::new());
         }
         let _lock = self.lock()?;
-        if let Err(error) = vm_dir::clear(&self.aside()) {
+        if let Err(error) = vm_dir::clear(&self.removal_path()) {
             warn!(%error, "what a dead monitor left stays");
         }
-        let mut swept = Vec::new();
+        let mut removed = Vec::new();
         for dir in self.directories()?.into_iter().filter(VmDir::is_abandoned) {
             match dir.remove(self) {
-                Ok(()) => swept.push(dir),
+                Ok(()) => removed.push(dir),
                 Err(error) => warn!(dir = %dir.path().display(), %error, "what a dead monitor left stays"),
             }
         }
         if let Err(error) = husk_network::tidy() {
             warn!(%error, "what dead monitors left of this machine's network stays");
         }
-        Ok(swept)
+        Ok(removed)
     }
 
-    /// As [`RuntimeDir::sweep`], for a VM that is to have the network namespace at `netns`: who had it and is ending
+    /// As [`RuntimeDir::remove_abandoned`], for a VM that is to have the network namespace at `netns`: who had it and is ending
     /// has a moment for that, and so has the VMM of a monitor that was killed, which keeps the network from being given
     /// back. Blocks.
-    pub fn sweep_for(&self, netns: &Path) -> Result<Vec<VmDir>, StateError> {
+    pub fn remove_abandoned_for(&self, netns: &Path) -> Result<Vec<VmDir>, StateError> {
         let deadline = Instant::now() + NETNS_FREE_WITHIN;
-        let mut swept = self.sweep()?;
+        let mut removed = self.remove_abandoned()?;
         let is_had = |dir: &VmDir| husk_network::is_in(dir.path(), netns);
         while self.directories()?.iter().any(is_had) && Instant::now() < deadline {
             std::thread::sleep(AGAIN);
-            swept.extend(self.sweep()?);
+            removed.extend(self.remove_abandoned()?);
         }
-        Ok(swept)
+        Ok(removed)
     }
 
     /// Removes what a dead monitor left of one VM, if it did.
@@ -259,7 +259,7 @@ impl RuntimeDir {
     }
 
     /// Where a directory is while it is being removed: its name is no namespace's.
-    fn aside(&self) -> PathBuf {
+    fn removal_path(&self) -> PathBuf {
         self.path.join(".removing")
     }
 

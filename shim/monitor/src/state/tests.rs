@@ -25,7 +25,7 @@ fn a_claimed_vm_is_found_until_it_is_removed() {
         runtime.claim("default", "demo"),
         Err(StateError::Exists { .. })
     ));
-    assert_eq!(runtime.sweep().unwrap(), []);
+    assert_eq!(runtime.remove_abandoned().unwrap(), []);
 
     claimed.remove().unwrap();
     assert_eq!(runtime.list().unwrap(), []);
@@ -48,9 +48,9 @@ fn what_a_dead_monitor_left_is_swept_or_taken_over() {
             Err(StateError::NotFound { .. })
         ));
     }
-    assert_eq!(runtime.sweep().unwrap(), Vec::from_iter(left));
+    assert_eq!(runtime.remove_abandoned().unwrap(), Vec::from_iter(left));
     assert!(!runtime.path().join("default").exists());
-    assert_eq!(runtime.sweep().unwrap(), []);
+    assert_eq!(runtime.remove_abandoned().unwrap(), []);
 }
 
 #[test]
@@ -64,15 +64,15 @@ fn a_sweep_deletes_nothing_husk_did_not_make() {
     fs::write(foreign.join("monitor.pid"), "1").unwrap();
     let dead = runtime.path().join("default/dead");
     fs::write(dead.join("kept"), "x").unwrap();
-    fs::create_dir(runtime.aside()).unwrap();
-    fs::write(runtime.aside().join("kept"), "x").unwrap();
-    assert_eq!(runtime.sweep().unwrap(), []);
+    fs::create_dir(runtime.removal_path()).unwrap();
+    fs::write(runtime.removal_path().join("kept"), "x").unwrap();
+    assert_eq!(runtime.remove_abandoned().unwrap(), []);
     for path in [
         foreign.join("thesis.tex"),
         foreign.join("monitor.pid"),
         dead.join("kept"),
         dead.join("monitor.pid"),
-        runtime.aside().join("kept"),
+        runtime.removal_path().join("kept"),
     ] {
         assert!(path.exists(), "{}", path.display());
     }
@@ -101,7 +101,7 @@ fn a_directory_that_is_not_for_vms_is_refused_and_left_alone() {
     fs::set_permissions(&open, fs::Permissions::from_mode(0o1777)).unwrap();
     let file = home.path().join("file");
     fs::write(&file, "x").unwrap();
-    let way_out = ": set HUSK_RUNTIME_DIR to an absolute path of your own, empty or not there yet";
+    let hint = ": set HUSK_RUNTIME_DIR to an absolute path of your own, empty or not there yet";
     for (path, why) in [
         (Path::new("run"), "is a relative path"),
         (&used, "is used for something else, as \"a\" in it shows"),
@@ -109,8 +109,8 @@ fn a_directory_that_is_not_for_vms_is_refused_and_left_alone() {
         (&file, "is not a directory"),
     ] {
         let runtime = named_by_the_user(path);
-        let wanted = format!("HUSK_RUNTIME_DIR={} {why}{way_out}", path.display());
-        assert_eq!(runtime.sweep().unwrap_err().to_string(), wanted);
+        let wanted = format!("HUSK_RUNTIME_DIR={} {why}{hint}", path.display());
+        assert_eq!(runtime.remove_abandoned().unwrap_err().to_string(), wanted);
         assert!(runtime.check().is_err() && !path.join(LOCK).exists());
     }
     assert!(used.join("a/b/monitor.pid").exists());
@@ -123,13 +123,16 @@ fn a_directory_that_is_not_for_vms_is_refused_and_left_alone() {
 fn a_directory_that_husk_began_may_get_other_files() {
     let home = tempfile::tempdir().unwrap();
     let runtime = named_by_the_user(home.path());
-    assert_eq!(runtime.sweep().unwrap(), []);
-    assert!(!home.path().join(LOCK).exists(), "nothing to sweep, nothing made");
+    assert_eq!(runtime.remove_abandoned().unwrap(), []);
+    assert!(
+        !home.path().join(LOCK).exists(),
+        "nothing to remove, nothing made"
+    );
     // A crash before the mark was written blocks nothing.
     fs::write(home.path().join(LOCK), "Hu").unwrap();
     drop(runtime.claim("default", "demo").unwrap());
     fs::write(home.path().join("notes.txt"), "x").unwrap();
-    assert_eq!(runtime.sweep().unwrap().len(), 1);
+    assert_eq!(runtime.remove_abandoned().unwrap().len(), 1);
     runtime.claim("default", "demo").unwrap().remove().unwrap();
 }
 
@@ -154,7 +157,7 @@ fn names_stay_inside_the_directory() {
 fn a_crash_between_mkdir_and_lock_blocks_nothing() {
     let (_home, runtime) = runtime();
     fs::create_dir_all(runtime.path().join("default/demo")).unwrap();
-    assert_eq!(runtime.sweep().unwrap(), []);
+    assert_eq!(runtime.remove_abandoned().unwrap(), []);
     runtime.claim("default", "demo").unwrap().remove().unwrap();
 }
 
@@ -171,14 +174,14 @@ fn directories_are_private() {
 fn a_removal_that_was_cut_short_is_completed() {
     let (_home, runtime) = runtime();
     let claimed = runtime.claim("default", "demo").unwrap();
-    let aside = runtime.aside();
-    fs::rename(claimed.dir().path(), &aside).unwrap();
+    let removal_path = runtime.removal_path();
+    fs::rename(claimed.dir().path(), &removal_path).unwrap();
     drop(claimed);
     assert_eq!(runtime.list().unwrap(), []);
     runtime.claim("default", "other").unwrap().remove().unwrap();
-    assert!(!aside.exists());
-    fs::create_dir(&aside).unwrap();
-    fs::write(aside.join("plan.json"), "{}").unwrap();
-    assert_eq!(runtime.sweep().unwrap(), []);
-    assert!(!aside.exists());
+    assert!(!removal_path.exists());
+    fs::create_dir(&removal_path).unwrap();
+    fs::write(removal_path.join("plan.json"), "{}").unwrap();
+    assert_eq!(runtime.remove_abandoned().unwrap(), []);
+    assert!(!removal_path.exists());
 }

@@ -133,20 +133,20 @@ impl VmDir {
 
     /// Removes the directory, and its namespace's if that was the last. Under the runtime directory's lock.
     ///
-    /// It is moved aside first, so that nobody ever sees a part of it. Before that, what a monitor did to a network and
+    /// It is moved removal_path first, so that nobody ever sees a part of it. Before that, what a monitor did to a network and
     /// did not take back is taken back: nobody would know of it later.
     pub(super) fn remove(&self, runtime: &RuntimeDir) -> Result<(), StateError> {
-        let aside = runtime.aside();
-        clear(&aside)?;
+        let removal_path = runtime.removal_path();
+        clear(&removal_path)?;
         refuse_foreign(&self.path)?;
         husk_network::take_back(&self.path, None).map_err(|source| StateError::Network {
             dir: self.path.clone(),
             source,
         })?;
-        fs::rename(&self.path, &aside).map_err(StateError::io(&self.path))?;
-        if let Err(error) = clear(&aside) {
+        fs::rename(&self.path, &removal_path).map_err(StateError::io(&self.path))?;
+        if let Err(error) = clear(&removal_path) {
             // What Husk did not make stays where it was.
-            let _ = fs::rename(&aside, &self.path);
+            let _ = fs::rename(&removal_path, &self.path);
             return Err(error);
         }
         if let Some(namespace) = self.path.parent() {
@@ -193,7 +193,7 @@ fn is_known(name: &OsStr) -> bool {
     FILES.into_iter().chain([PID]).any(|known| name == known) || husk_network::is_kept(&name)
 }
 
-/// A VM's directory that this process owns; dropping it without [`ClaimedDir::remove`] leaves it for a sweep.
+/// A VM's directory that this process owns; dropping it without [`ClaimedDir::remove`] leaves it for a remove_abandoned.
 #[derive(Debug)]
 pub struct ClaimedDir {
     runtime: RuntimeDir,

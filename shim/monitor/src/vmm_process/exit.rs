@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 
 /// The end of a VMM, told from its exit status.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VmExit {
+pub struct VmmExit {
     /// Why, as far as the status says: [`ExitReason::Error`] for a status or signal that has no meaning of its own.
     pub reason: ExitReason,
     /// For people: the signal or status, and the last error the VMM logged.
@@ -17,8 +17,8 @@ pub struct VmExit {
     pub by_signal: bool,
 }
 
-impl VmExit {
-    pub(super) fn from_status(status: ExitStatus, last_words: Option<String>) -> VmExit {
+impl VmmExit {
+    pub(super) fn from_status(status: ExitStatus, last_error: Option<String>) -> VmmExit {
         let (reason, how) = match (status.code(), status.signal()) {
             (Some(code), _) => match reason_of(code) {
                 Some(reason) => (reason, None),
@@ -35,11 +35,11 @@ impl VmExit {
                 }),
             ),
         };
-        let detail = match (how, last_words) {
+        let detail = match (how, last_error) {
             (Some(how), Some(words)) => format!("{how}: {words}"),
             (how, words) => how.or(words).unwrap_or_default(),
         };
-        VmExit {
+        VmmExit {
             reason,
             detail,
             by_signal: status.signal().is_some(),
@@ -79,15 +79,15 @@ fn signal_name(signal: Option<i32>) -> String {
 mod tests {
     use super::*;
 
-    fn exit(raw: i32, words: Option<&str>) -> VmExit {
-        VmExit::from_status(ExitStatus::from_raw(raw), words.map(str::to_owned))
+    fn exit(raw: i32, words: Option<&str>) -> VmmExit {
+        VmmExit::from_status(ExitStatus::from_raw(raw), words.map(str::to_owned))
     }
 
     #[test]
     fn statuses_mean_what_the_vmm_says() {
         assert_eq!(
             exit(0, None),
-            VmExit {
+            VmmExit {
                 reason: ExitReason::Poweroff,
                 detail: String::new(),
                 by_signal: false

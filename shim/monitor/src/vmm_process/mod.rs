@@ -5,8 +5,8 @@
 
 mod exit;
 mod log;
-mod place;
-mod program;
+mod placement;
+mod vmm_program;
 
 use std::env;
 use std::io;
@@ -29,12 +29,12 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
 
-pub use exit::VmExit;
+pub use exit::VmmExit;
 use husk_network::Owner;
-pub use place::Place;
-pub use program::Program;
+pub use placement::CgroupPlacement;
+pub use vmm_program::VmmProgram;
 
-use place::Entrance;
+use placement::CgroupProcs;
 
 const CONTROL_FD: i32 = 3;
 const FD_CHANNEL_FD: i32 = 4;
@@ -48,10 +48,10 @@ pub enum SpawnError {
     #[error("husk-vmm was found neither beside this program nor on PATH: set HUSK_VMM to its path")]
     NotFound,
     /// The kernel refused.
-    #[error("{program} cannot be started: {cause}{}", program.way_out())]
+    #[error("{program} cannot be started: {cause}{}", program.hint())]
     Exec {
         /// What was to be executed.
-        program: Program,
+        program: VmmProgram,
         /// Why it was not; in the text already, before the way out.
         cause: io::Error,
     },
@@ -70,22 +70,23 @@ pub struct VmmProcess {
     fds: Arc<FdSender>,
     child: Child,
     log: Option<JoinHandle<Option<String>>>,
-    last_words: Option<String>,
+    last_error: Option<String>,
 }
 
 impl VmmProcess {
     /// Executes `program`. On a tokio runtime with I/O, on a thread that lives as long as the
     /// VMM shall: the kernel kills the VMM when that thread ends.
-    pub fn spawn(program: &Program, place: &Place) -> Result<VmmProcess, SpawnError> {
+    pub fn spawn(program: &VmmProgram, placement: &CgroupPlacement) -> Result<VmmProcess, SpawnError> {
         let (control, control_theirs) = std::os::unix::net::UnixStream::pair()?;
         let (fd_channel, fd_channel_theirs) = fds::socketpair()?;
         let fds = Arc::new(FdSender::new(fd_channel)?);
-        let entrance = place.entrance().map_err(SpawnError::Cgroup)?;
+        let entrance = placement.entrance().map_err(SpawnError::Cgroup)?;
         let mut command = command(program, control_theirs.into(), fd_channel_theirs, entrance);
-        let mut child = place::alone(|| command.spawn()).map_err(|cause| SpawnError::Exec {
-            program: program.clone(),
-            cause,
-        })?;
+        let mut child =
+            placement::in_new_pid_namespace(|| command.spawn()).map_err(|cause| SpawnError::Exec {
+                program: program.clone(),
+                cause,
+            })?;
         let log = Some(tokio::spawn(log::relay(child.stderr.take())));
         let client = VmmClient::new(connect(control)?);
         Ok(VmmProcess {
@@ -93,7 +94,7 @@ impl VmmProcess {
             fds,
             child,
             log,
-            last_words: None,
+            last_error: None,
         })
     }
 
@@ -122,16 +123,16 @@ impl VmmProcess {
     }
 
     /// Waits for its end. May be cancelled and called again.
-    pub async fn wait(&mut self) -> io::Result<VmExit> {
+    pub async fn wait(&mut self) -> io::Result<VmmExit> {
         let status = self.child.wait().await?;
         if let Some(log) = &mut self.log {
             // The pipe closes with the process, unless the process has given it away.
-            if let Ok(Ok(last_words)) = timeout(Duration::from_secs(1), log).await {
-                self.last_words = last_words;
+            if let Ok(Ok(last_error)) = timeout(Duration::from_secs(1), log).await {
+                self.last_error = last_error;
             }
             self.log = None;
         }
-        Ok(VmExit::from_status(status, self.last_words.clone()))
+        Ok(VmmExit::from_status(status, self.last_error.clone()))
     }
 }
 
@@ -150,8 +151,8 @@ pub fn owner() -> Owner {
     }
 }
 
-/// The command line and surroundings of a VMM whose ends of the two socketpairs are given.
-fn command(program: &Program, control: OwnedFd, fd_channel: OwnedFd, entrance: Entrance) -> Command {
+/// The command line and environment of a VMM whose ends of the two socketpairs are given.
+fn command(program: &VmmProgram, control: OwnedFd, fd_channel: OwnedFd, entrance: CgroupProcs) -> Command {
     let mut command = process::Command::new(program.path());
     command.args([
         "--control-fd",

@@ -8,7 +8,7 @@ use rustix::io::FdFlags;
 
 use super::*;
 
-fn script(dir: &Path, text: &str) -> Program {
+fn script(dir: &Path, text: &str) -> VmmProgram {
     let path = dir.join("vmm");
     fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -24,12 +24,12 @@ fn on_runtime<T>(test: impl Future<Output = T>) -> T {
 }
 
 /// What a VMM started by this script wrote to `out`, and how it ended.
-fn run(text: &str) -> (String, VmExit) {
+fn run(text: &str) -> (String, VmmExit) {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
     let program = script(dir.path(), &format!("out={}\n{text}", out.display()));
     let exit = on_runtime(async {
-        VmmProcess::spawn(&program, &Place::default())
+        VmmProcess::spawn(&program, &CgroupPlacement::default())
             .unwrap()
             .wait()
             .await
@@ -86,7 +86,7 @@ fn the_last_error_explains_the_status() {
         run(r#"echo '{"level":"ERROR","fields":{"message":"no kernel in disk a"}}' >&2; exit 12"#);
     assert_eq!(
         exit,
-        VmExit {
+        VmmExit {
             reason: ExitReason::BootFailed,
             detail: "no kernel in disk a".into(),
             by_signal: false
@@ -95,7 +95,7 @@ fn the_last_error_explains_the_status() {
     let dir = tempfile::tempdir().unwrap();
     let program = script(dir.path(), "sleep 60");
     let exit = on_runtime(async {
-        let mut vmm = VmmProcess::spawn(&program, &Place::default()).unwrap();
+        let mut vmm = VmmProcess::spawn(&program, &CgroupPlacement::default()).unwrap();
         vmm.kill();
         vmm.wait().await.unwrap()
     });
@@ -112,7 +112,7 @@ fn dropping_it_kills_it_and_so_does_closing_the_control_socket() {
             fds,
             mut child,
             ..
-        } = VmmProcess::spawn(&program, &Place::default()).unwrap();
+        } = VmmProcess::spawn(&program, &CgroupPlacement::default()).unwrap();
         drop(client);
         let status = timeout(Duration::from_secs(5), child.wait())
             .await
@@ -122,7 +122,7 @@ fn dropping_it_kills_it_and_so_does_closing_the_control_socket() {
         drop(fds);
 
         let program = script(dir.path(), "sleep 60");
-        let vmm = VmmProcess::spawn(&program, &Place::default()).unwrap();
+        let vmm = VmmProcess::spawn(&program, &CgroupPlacement::default()).unwrap();
         let pid = vmm.pid().unwrap();
         drop(vmm);
         for _ in 0..100 {
@@ -139,7 +139,11 @@ fn dropping_it_kills_it_and_so_does_closing_the_control_socket() {
 #[test]
 fn a_missing_program_is_named() {
     let error = on_runtime(async {
-        VmmProcess::spawn(&PathBuf::from("/nonexistent/vmm").into(), &Place::default()).unwrap_err()
+        VmmProcess::spawn(
+            &PathBuf::from("/nonexistent/vmm").into(),
+            &CgroupPlacement::default(),
+        )
+        .unwrap_err()
     });
     assert_eq!(
         error.to_string(),
@@ -151,15 +155,19 @@ fn a_missing_program_is_named() {
 fn it_enters_its_cgroup_and_where_there_is_none_it_does_not_start() {
     let dir = tempfile::tempdir().unwrap();
     let program = script(dir.path(), "exit 0");
-    let place = Place {
+    let placement = CgroupPlacement {
         cgroup: Some(dir.path().to_owned()),
     };
     on_runtime(async {
-        let error = VmmProcess::spawn(&program, &place).unwrap_err();
+        let error = VmmProcess::spawn(&program, &placement).unwrap_err();
         assert_eq!(error.to_string(), "the VMM's cgroup cannot be entered");
         let procs = dir.path().join("cgroup.procs");
         fs::write(&procs, "").unwrap();
-        VmmProcess::spawn(&program, &place).unwrap().wait().await.unwrap();
+        VmmProcess::spawn(&program, &placement)
+            .unwrap()
+            .wait()
+            .await
+            .unwrap();
         assert_eq!(fs::read_to_string(procs).unwrap(), "0");
     });
 }

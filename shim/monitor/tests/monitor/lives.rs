@@ -146,7 +146,7 @@ pub fn a_killed_monitor_takes_its_vmm_along() {
     assert!(start.elapsed() < Duration::from_secs(1));
     // The kernel closes a dead process's files one after the other, and its last thread's end may come later.
     eventually("the monitor's lock goes", || f.state().list().unwrap().is_empty());
-    assert_eq!(f.state().sweep().unwrap().len(), 1);
+    assert_eq!(f.state().remove_abandoned().unwrap().len(), 1);
     f.is_clean(&vm.pids());
 }
 

@@ -1,9 +1,9 @@
 //! The monitor against a VMM that only plays one, as real processes: both are this program under other arguments.
 
+mod embedded;
 mod fake_nic;
 mod fake_vmm;
 mod fixture;
-mod host;
 mod interfaces;
 mod lives;
 mod networks;
@@ -194,7 +194,7 @@ fn main() -> ExitCode {
     match arguments.first().map(String::as_str) {
         Some("--control-fd") => fake_vmm::main(),
         Some("monitor") => husk_monitor::monitor::serve(),
-        Some("host") => host::main(&arguments),
+        Some("embedded") => embedded::main(&arguments),
         _ => run(&arguments),
     }
 }

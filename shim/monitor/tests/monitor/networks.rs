@@ -243,10 +243,10 @@ pub fn what_a_killed_monitor_did_is_taken_back() {
             let other = Pod::with_address();
             rustix::io::dup2(&other.netns, &mut descriptor(&pod)).unwrap();
             let untouched = other.state();
-            assert_eq!(f.state().sweep().unwrap().len(), 1);
+            assert_eq!(f.state().remove_abandoned().unwrap().len(), 1);
             assert_eq!(other.state(), untouched);
         } else {
-            assert_eq!(f.state().sweep().unwrap().len(), 1);
+            assert_eq!(f.state().remove_abandoned().unwrap().len(), 1);
             assert_eq!(pod.state(), before);
         }
         f.is_clean(&vm.pids());
@@ -272,7 +272,9 @@ pub fn a_namespace_of_one_that_dies_is_the_next_ones() {
         .start_config(&on(&f, &pod, with_nic("one", NicBinding::Bridge)))
         .unwrap();
     signal(vm.monitor, Signal::KILL);
-    f.state().sweep_for(std::path::Path::new(&pod.path())).unwrap();
+    f.state()
+        .remove_abandoned_for(std::path::Path::new(&pod.path()))
+        .unwrap();
     let mut next = f
         .start_config(&on(&f, &pod, with_nic("two", NicBinding::Bridge)))
         .unwrap();
@@ -291,8 +293,11 @@ pub fn a_namespace_of_one_that_dies_is_the_next_ones() {
         std::thread::sleep(Duration::from_millis(300));
         drop(claimed);
     });
-    let swept = f.state().sweep_for(std::path::Path::new(&pod.path())).unwrap();
-    assert_eq!(swept.len(), 1);
+    let removed = f
+        .state()
+        .remove_abandoned_for(std::path::Path::new(&pod.path()))
+        .unwrap();
+    assert_eq!(removed.len(), 1);
     dies.join().unwrap();
     f.is_clean(&[vm.pids(), next.pids()].concat());
 }

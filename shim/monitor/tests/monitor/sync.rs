@@ -18,8 +18,8 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use serde_json::{Value, json};
 use tonic::{Code, Status};
 
+use super::embedded;
 use super::fixture::{Fixture, Vm, eventually, exit_of};
-use super::host;
 use super::networks::{can_run, on};
 
 const MIB: u64 = 1 << 20;
@@ -321,7 +321,7 @@ pub fn a_pods_volumes_come_from_its_hotplug_directory() {
     image(&outside, MIB);
     symlink(&outside, hotplug.join("link.img")).unwrap();
     let plain = vmi("demo", &[]);
-    let (mut vm, mut host) = host::start(&f, &plan(&f, &plain), &hotplug);
+    let (mut vm, mut host) = embedded::start(&f, &plan(&f, &plain), &hotplug);
 
     for path in [
         &outside,
@@ -400,7 +400,7 @@ pub fn a_volume_is_handed_over_by_its_descriptor() {
     let f = Fixture::new();
     let hotplug = f.home().join("hotplug-disks");
     std::fs::create_dir(&hotplug).unwrap();
-    let (mut vm, mut host) = host::start(&f, &plan(&f, &vmi("demo", &[])), &hotplug);
+    let (mut vm, mut host) = embedded::start(&f, &plan(&f, &vmi("demo", &[])), &hotplug);
     let mut handed = |name: &str, file: &File, path: &str| {
         let token = send(&f, &vm, file);
         let request = AddVolumeRequest {

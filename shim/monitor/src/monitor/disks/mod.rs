@@ -23,14 +23,14 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tonic::{Code, Status};
 use tracing::{info, warn};
 
-use super::ending::chain;
-use super::growth::{EVERY, Probe};
+use super::error_chain::error_chain;
 use super::handle::ended;
+use super::resize_watch::{POLL_INTERVAL, SizeProbe};
 use super::vm_config;
-use super::vmm_link::{Link, plain, within};
-use crate::surroundings::Surroundings;
+use super::vmm_connection::{VmmConnection, call_within, without_metadata};
+use crate::vm_environment::VmEnvironment;
 
-pub(super) use table::Table;
+pub(super) use table::DiskTable;
 
 /// How long the VMM may take to add a disk or to resize one.
 const AT_ONCE: Duration = Duration::from_secs(30);
@@ -43,33 +43,36 @@ const TRIES: usize = 8;
 
 /// A handle on the actor.
 #[derive(Debug, Clone)]
-pub(super) struct Handle {
-    mailbox: mpsc::Sender<Command>,
+pub(super) struct DisksHandle {
+    mailbox: mpsc::Sender<DiskCommand>,
     shown: watch::Receiver<Vec<shim::Disk>>,
 }
 
 type Reply<T> = oneshot::Sender<Result<T, Status>>;
 
 #[derive(Debug)]
-enum Command {
-    Began(Link, Vec<(String, Probe)>),
+enum DiskCommand {
+    VmStarted(VmmConnection, Vec<(String, SizeProbe)>),
     Add(NewVolume, Option<OwnedFd>, Reply<ScsiAddress>),
-    Remove(String, Reply<Removed>),
-    Measure(oneshot::Sender<Vec<String>>),
+    Remove(String, Reply<RemovedDisk>),
+    CheckSizes(oneshot::Sender<Vec<String>>),
 }
 
 /// A volume that was unplugged.
 #[derive(Debug, Clone)]
-pub(super) struct Removed {
+pub(super) struct RemovedDisk {
     /// Why what the guest wrote last may not be on stable storage; empty if it is.
     pub(super) flush_error: String,
 }
 
-impl Handle {
+impl DisksHandle {
     /// The VM runs; the sizes of these disks are to be watched.
-    pub(super) async fn began(&self, link: Link, probes: Vec<(String, Probe)>) {
+    pub(super) async fn vm_started(&self, connection: VmmConnection, probes: Vec<(String, SizeProbe)>) {
         // Where the actor has ended, so has the VM.
-        let _ = self.mailbox.send(Command::Began(link, probes)).await;
+        let _ = self
+            .mailbox
+            .send(DiskCommand::VmStarted(connection, probes))
+            .await;
     }
 
     /// What is told of the disks that there are.
@@ -83,21 +86,21 @@ impl Handle {
         volume: NewVolume,
         handed: Option<OwnedFd>,
     ) -> Result<ScsiAddress, Status> {
-        self.ask(|reply| Command::Add(volume, handed, reply)).await
+        self.ask(|reply| DiskCommand::Add(volume, handed, reply)).await
     }
 
     /// Looks at once which files have grown; the names of the disks that have now.
-    pub(super) async fn measure(&self) -> Result<Vec<String>, Status> {
+    pub(super) async fn check_sizes(&self) -> Result<Vec<String>, Status> {
         let (reply, answer) = oneshot::channel();
         self.mailbox
-            .send(Command::Measure(reply))
+            .send(DiskCommand::CheckSizes(reply))
             .await
             .map_err(|_| ended())?;
         answer.await.map_err(|_| ended())
     }
 
     /// Unplugs a volume that was plugged. If that takes too long it goes on, and ends when it can.
-    pub(super) async fn remove(&self, name: String, paused: bool) -> Result<Removed, Status> {
+    pub(super) async fn remove(&self, name: String, paused: bool) -> Result<RemovedDisk, Status> {
         let (limit, why) = if paused {
             (
                 REMOVED_PAUSED_WITHIN,
@@ -119,13 +122,13 @@ impl Handle {
         &self,
         limit: Duration,
         name: String,
-    ) -> Option<Result<Removed, Status>> {
-        timeout(limit, self.ask(|reply| Command::Remove(name, reply)))
+    ) -> Option<Result<RemovedDisk, Status>> {
+        timeout(limit, self.ask(|reply| DiskCommand::Remove(name, reply)))
             .await
             .ok()
     }
 
-    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Status> {
+    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> DiskCommand) -> Result<T, Status> {
         let (reply, answer) = oneshot::channel();
         self.mailbox.send(command(reply)).await.map_err(|_| ended())?;
         answer.await.map_err(|_| ended())?
@@ -134,17 +137,17 @@ impl Handle {
 
 /// The size of a disk's file.
 #[derive(Debug)]
-struct Watched {
-    probe: Arc<Probe>,
+struct WatchedDisk {
+    probe: Arc<SizeProbe>,
     /// Bytes that the VMM knows of.
     known: u64,
     /// Bytes of which the VMM did not want to know.
     refused: Option<u64>,
 }
 
-impl Watched {
-    fn new(probe: Probe) -> Watched {
-        Watched {
+impl WatchedDisk {
+    fn new(probe: SizeProbe) -> WatchedDisk {
+        WatchedDisk {
             known: probe.first,
             probe: Arc::new(probe),
             refused: None,
@@ -152,114 +155,118 @@ impl Watched {
     }
 }
 
-type Measured = Vec<(String, io::Result<u64>)>;
+type Sizes = Vec<(String, io::Result<u64>)>;
 
 #[derive(Debug)]
-pub(super) struct Disks {
-    surroundings: Arc<Surroundings>,
-    mailbox: mpsc::Receiver<Command>,
-    table: Table,
-    link: Option<Link>,
-    watched: HashMap<String, Watched>,
-    measuring: Option<JoinHandle<Measured>>,
+pub(super) struct DisksActor {
+    environment: Arc<VmEnvironment>,
+    mailbox: mpsc::Receiver<DiskCommand>,
+    table: DiskTable,
+    connection: Option<VmmConnection>,
+    watched: HashMap<String, WatchedDisk>,
+    size_check: Option<JoinHandle<Sizes>>,
     /// Who waits for what is being measured, and for what is measured after that.
-    asked: Vec<oneshot::Sender<Vec<String>>>,
-    asked_since: Vec<oneshot::Sender<Vec<String>>>,
+    size_waiters: Vec<oneshot::Sender<Vec<String>>>,
+    next_waiters: Vec<oneshot::Sender<Vec<String>>>,
     /// Who waits for what is being unplugged.
-    waiting: HashMap<String, Vec<Reply<Removed>>>,
-    unplugging: JoinSet<Unplugged>,
+    waiters: HashMap<String, Vec<Reply<RemovedDisk>>>,
+    removals: JoinSet<RemovalResult>,
 }
 
 /// What the VMM says of a removal.
-type Unplugged = (String, Result<String, Status>);
+type RemovalResult = (String, Result<String, Status>);
 
-impl Disks {
+impl DisksActor {
     /// The disks of a plan, which is kept up to date in the file `kept`.
-    pub(super) fn new(plan: VmPlan, kept: PathBuf, surroundings: Arc<Surroundings>) -> (Disks, Handle) {
+    pub(super) fn new(
+        plan: VmPlan,
+        kept: PathBuf,
+        environment: Arc<VmEnvironment>,
+    ) -> (DisksActor, DisksHandle) {
         let (sender, mailbox) = mpsc::channel(16);
-        let table = Table::new(plan, kept);
-        let handle = Handle {
+        let table = DiskTable::new(plan, kept);
+        let handle = DisksHandle {
             mailbox: sender,
             shown: table.subscribe(),
         };
-        let disks = Disks {
-            surroundings,
+        let disks = DisksActor {
+            environment,
             mailbox,
             table,
-            asked: Vec::new(),
-            asked_since: Vec::new(),
-            link: None,
+            size_waiters: Vec::new(),
+            next_waiters: Vec::new(),
+            connection: None,
             watched: HashMap::new(),
-            measuring: None,
-            waiting: HashMap::new(),
-            unplugging: JoinSet::new(),
+            size_check: None,
+            waiters: HashMap::new(),
+            removals: JoinSet::new(),
         };
         (disks, handle)
     }
 
     /// Serves for as long as it is polled.
-    pub(super) async fn serve(mut self) -> std::convert::Infallible {
-        let mut ticks = interval(EVERY);
+    pub(super) async fn run(mut self) -> std::convert::Infallible {
+        let mut ticks = interval(POLL_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 command = self.mailbox.recv() => match command {
-                    Some(command) => self.obey(command).await,
+                    Some(command) => self.handle_command(command).await,
                     None => pending().await,
                 },
-                _ = ticks.tick(), if self.measuring.is_none() && !self.watched.is_empty() => self.measure(),
-                Some(unplugged) = self.unplugging.join_next() => match unplugged {
-                    Ok((name, removed)) => self.unplugged(&name, removed),
+                _ = ticks.tick(), if self.size_check.is_none() && !self.watched.is_empty() => self.check_sizes(),
+                Some(handle_removal) = self.removals.join_next() => match handle_removal {
+                    Ok((name, removed)) => self.handle_removal(&name, removed),
                     Err(error) => warn!(%error, "unplugging a volume"),
                 },
-                measured = done(&mut self.measuring) => {
-                    self.measuring = None;
-                    let grown = self.compare(measured).await;
-                    for reply in self.asked.drain(..) {
+                sizes = done(&mut self.size_check) => {
+                    self.size_check = None;
+                    let grown = self.report_growth(sizes).await;
+                    for reply in self.size_waiters.drain(..) {
                         let _ = reply.send(grown.clone());
                     }
-                    if !self.asked_since.is_empty() {
-                        self.measure();
+                    if !self.next_waiters.is_empty() {
+                        self.check_sizes();
                     }
                 }
             }
         }
     }
 
-    async fn obey(&mut self, command: Command) {
+    async fn handle_command(&mut self, command: DiskCommand) {
         // Whoever asked may have gone; what was asked is done all the same.
         match command {
-            Command::Began(link, probes) => {
-                self.link = Some(link);
+            DiskCommand::VmStarted(connection, probes) => {
+                self.connection = Some(connection);
                 for (name, probe) in probes {
-                    self.table.has_bytes(&name, probe.first);
-                    self.watched.insert(name, Watched::new(probe));
+                    self.table.set_bytes(&name, probe.first);
+                    self.watched.insert(name, WatchedDisk::new(probe));
                 }
             }
-            Command::Add(volume, handed, reply) => drop(reply.send(self.add(volume, handed).await)),
-            Command::Remove(name, reply) => self.remove(name, reply),
-            Command::Measure(reply) => {
+            DiskCommand::Add(volume, handed, reply) => drop(reply.send(self.add(volume, handed).await)),
+            DiskCommand::Remove(name, reply) => self.remove(name, reply),
+            DiskCommand::CheckSizes(reply) => {
                 // Who asks again and again has given up as often.
-                self.asked_since.retain(|reply| !reply.is_closed());
-                self.asked_since.push(reply);
-                if self.measuring.is_none() {
-                    self.measure();
+                self.next_waiters.retain(|reply| !reply.is_closed());
+                self.next_waiters.push(reply);
+                if self.size_check.is_none() {
+                    self.check_sizes();
                 }
             }
         }
     }
 
-    fn link(&self) -> Result<Link, Status> {
-        let link = self.link.clone();
-        link.ok_or_else(|| Status::failed_precondition("the VM is not running"))
+    fn connection(&self) -> Result<VmmConnection, Status> {
+        let connection = self.connection.clone();
+        connection.ok_or_else(|| Status::failed_precondition("the VM is not running"))
     }
 
     async fn add(&mut self, mut volume: NewVolume, handed: Option<OwnedFd>) -> Result<ScsiAddress, Status> {
-        let mut link = self.link()?;
+        let mut connection = self.connection()?;
         if let DiskSource::File(path) = &mut volume.source {
-            *path = self.surroundings.paths.on_host(path);
+            *path = self.environment.paths.on_host(path);
         }
-        if self.waiting.contains_key(&volume.name) {
+        if self.waiters.contains_key(&volume.name) {
             let text = format!("volume {:?} is being removed", volume.name);
             return Err(Status::failed_precondition(text));
         }
@@ -269,10 +276,10 @@ impl Disks {
             PlugPlan::New(disk) => disk,
         };
         let opened = {
-            let (disk, surroundings) = (disk.clone(), self.surroundings.clone());
+            let (disk, environment) = (disk.clone(), self.environment.clone());
             spawn_blocking(move || {
-                let open = husk_volumes::open_plugged(&disk, &surroundings.paths, handed.as_ref())?;
-                let probe = open.file.as_ref().map(Probe::of).transpose();
+                let open = husk_volumes::open_plugged(&disk, &environment.paths, handed.as_ref())?;
+                let probe = open.file.as_ref().map(SizeProbe::of).transpose();
                 Ok::<_, VolumeError>((open, probe))
             })
         };
@@ -281,7 +288,7 @@ impl Disks {
             .map_err(|error| Status::internal(error.to_string()))?;
         let (open, probe) = opened.map_err(|error| refusal(&error))?;
         let told = loop {
-            match link.add(&disk, &open).await {
+            match connection.add(&disk, &open).await {
                 // What was there before is still the guest's: elsewhere it is not in the way.
                 Err(status) if status.code() == Code::FailedPrecondition && avoid.len() < TRIES => {
                     avoid.push(address(&disk)?);
@@ -297,7 +304,7 @@ impl Disks {
             if status.code() == Code::DeadlineExceeded {
                 // It may yet be added; then it goes again.
                 let name = disk.name.clone();
-                tokio::spawn(async move { timeout(REMOVED_WITHIN, link.remove(&name)).await });
+                tokio::spawn(async move { timeout(REMOVED_WITHIN, connection.remove(&name)).await });
             }
             return Err(status);
         }
@@ -307,8 +314,8 @@ impl Disks {
         self.table.add(*disk);
         match probe {
             Ok(Some(probe)) => {
-                self.table.has_bytes(&name, probe.first);
-                self.watched.insert(name, Watched::new(probe));
+                self.table.set_bytes(&name, probe.first);
+                self.watched.insert(name, WatchedDisk::new(probe));
             }
             Ok(None) => {}
             Err(error) => warn!(volume = name, %error, "it cannot be seen whether the volume grows"),
@@ -317,30 +324,30 @@ impl Disks {
     }
 
     /// Begins to unplug a volume, or waits with those for whom it is.
-    fn remove(&mut self, name: String, reply: Reply<Removed>) {
-        let link = match self
-            .link()
-            .and_then(|link| self.table.is_plugged(&name).map(|()| link))
+    fn remove(&mut self, name: String, reply: Reply<RemovedDisk>) {
+        let connection = match self
+            .connection()
+            .and_then(|connection| self.table.check_plugged(&name).map(|()| connection))
         {
-            Ok(link) => link,
+            Ok(connection) => connection,
             Err(status) => return drop(reply.send(Err(status))),
         };
-        match self.waiting.entry(name) {
+        match self.waiters.entry(name) {
             Entry::Occupied(mut others) => {
                 // Who asks again and again has given up as often.
                 others.get_mut().retain(|reply| !reply.is_closed());
                 others.get_mut().push(reply);
             }
             Entry::Vacant(first) => {
-                self.table.is_removed(first.key(), true);
-                self.unplugging.spawn(unplug(link, first.key().clone()));
+                self.table.set_removing(first.key(), true);
+                self.removals.spawn(unplug(connection, first.key().clone()));
                 first.insert(vec![reply]);
             }
         }
     }
 
     /// A removal has ended, one way or the other.
-    fn unplugged(&mut self, name: &str, removed: Result<String, Status>) {
+    fn handle_removal(&mut self, name: &str, removed: Result<String, Status>) {
         let removed = removed.map(|flush_error| {
             if !flush_error.is_empty() {
                 warn!(volume = name, flush_error, "what was written last may be lost");
@@ -348,46 +355,46 @@ impl Disks {
             info!(volume = name, "volume removed");
             self.watched.remove(name);
             self.table.remove(name);
-            Removed { flush_error }
+            RemovedDisk { flush_error }
         });
         if removed.is_err() {
-            self.table.is_removed(name, false);
+            self.table.set_removing(name, false);
         }
         // Those who no longer wait have been told that it goes on.
-        for reply in self.waiting.remove(name).unwrap_or_default() {
+        for reply in self.waiters.remove(name).unwrap_or_default() {
             let _ = reply.send(removed.clone());
         }
     }
 
     /// Asks for all sizes, in a thread that may wait for them.
-    fn measure(&mut self) {
-        self.asked = std::mem::take(&mut self.asked_since);
-        let probes: Vec<(String, Arc<Probe>)> = self
+    fn check_sizes(&mut self) {
+        self.size_waiters = std::mem::take(&mut self.next_waiters);
+        let probes: Vec<(String, Arc<SizeProbe>)> = self
             .watched
             .iter()
             .map(|(name, watched)| (name.clone(), watched.probe.clone()))
             .collect();
-        self.measuring = Some(spawn_blocking(move || {
-            let measure = |(name, probe): (String, Arc<Probe>)| (name, probe.bytes());
-            probes.into_iter().map(measure).collect()
+        self.size_check = Some(spawn_blocking(move || {
+            let check_sizes = |(name, probe): (String, Arc<SizeProbe>)| (name, probe.bytes());
+            probes.into_iter().map(check_sizes).collect()
         }));
     }
 
     /// Tells the VMM of the disks that have grown, and gives their names. One that shrank is left alone: the guest may
     /// still use its end.
-    async fn compare(&mut self, measured: Measured) -> Vec<String> {
+    async fn report_growth(&mut self, sizes: Sizes) -> Vec<String> {
         let mut grown = Vec::new();
-        let Some(mut link) = self.link.clone() else {
+        let Some(mut connection) = self.connection.clone() else {
             return grown;
         };
-        for (name, bytes) in measured {
+        for (name, bytes) in sizes {
             let (Some(watched), Ok(bytes)) = (self.watched.get_mut(&name), bytes) else {
                 continue;
             };
             if bytes <= watched.known {
                 continue;
             }
-            match link.resize(&name).await {
+            match connection.resize(&name).await {
                 Ok(shown) => {
                     info!(
                         disk = name,
@@ -396,7 +403,7 @@ impl Disks {
                         "the disk has grown"
                     );
                     (watched.known, watched.refused) = (bytes, None);
-                    self.table.has_bytes(&name, shown);
+                    self.table.set_bytes(&name, shown);
                     grown.push(name);
                 }
                 Err(status) if watched.refused != Some(bytes) => {
@@ -421,11 +428,11 @@ fn refusal(error: &VolumeError) -> Status {
         Fault::NotGiven(_) => Code::PermissionDenied,
         _ => Code::FailedPrecondition,
     };
-    Status::new(code, chain(error))
+    Status::new(code, error_chain(error))
 }
 
-async fn unplug(mut link: Link, name: String) -> Unplugged {
-    let removed = match link.remove(&name).await {
+async fn unplug(mut connection: VmmConnection, name: String) -> RemovalResult {
+    let removed = match connection.remove(&name).await {
         // What the VMM does not have is gone.
         Err(status) if status.code() == Code::NotFound => Ok(String::new()),
         removed => removed,
@@ -434,9 +441,9 @@ async fn unplug(mut link: Link, name: String) -> Unplugged {
 }
 
 /// What was measured; forever waiting if nothing is.
-async fn done(measuring: &mut Option<JoinHandle<Measured>>) -> Measured {
-    match measuring {
-        Some(measuring) => measuring.await.unwrap_or_default(),
+async fn done(size_check: &mut Option<JoinHandle<Sizes>>) -> Sizes {
+    match size_check {
+        Some(size_check) => size_check.await.unwrap_or_default(),
         None => pending().await,
     }
 }
@@ -446,7 +453,7 @@ fn address(disk: &DiskPlan) -> Result<ScsiAddress, Status> {
         .ok_or_else(|| Status::internal("a volume that was added is no SCSI disk"))
 }
 
-impl Link {
+impl VmmConnection {
     async fn add(&mut self, disk: &DiskPlan, open: &OpenDisk) -> Result<(), Status> {
         let (disk, descriptor) = vm_config::plugged(disk, address(disk)?, open);
         if let Some((token, fd)) = descriptor {
@@ -454,7 +461,7 @@ impl Link {
             sent.map_err(|error| Status::unavailable(error.to_string()))?;
         }
         let request = AddDiskRequest { disk: Some(disk) };
-        within(AT_ONCE, self.client.add_disk(request)).await?;
+        call_within(AT_ONCE, self.client.add_disk(request)).await?;
         Ok(())
     }
 
@@ -462,12 +469,12 @@ impl Link {
     async fn remove(&mut self, name: &str) -> Result<String, Status> {
         let request = RemoveDiskRequest { id: name.to_owned() };
         let removed = self.client.remove_disk(request).await;
-        Ok(removed.map_err(plain)?.into_inner().flush_error)
+        Ok(removed.map_err(without_metadata)?.into_inner().flush_error)
     }
 
     async fn resize(&mut self, name: &str) -> Result<u64, Status> {
         let request = ResizeDiskRequest { id: name.to_owned() };
-        Ok(within(AT_ONCE, self.client.resize_disk(request))
+        Ok(call_within(AT_ONCE, self.client.resize_disk(request))
             .await?
             .into_inner()
             .bytes)

@@ -14,20 +14,20 @@ use crate::monitor::stdio;
 
 /// The plan of a VM, as it was changed since its start, and the file it is kept in.
 #[derive(Debug)]
-pub(in crate::monitor) struct Table {
+pub(in crate::monitor) struct DiskTable {
     plan: VmPlan,
     plugged: HashSet<String>,
-    kept: PathBuf,
+    path: PathBuf,
     shown: watch::Sender<Vec<Disk>>,
 }
 
-impl Table {
-    pub(super) fn new(plan: VmPlan, kept: PathBuf) -> Table {
+impl DiskTable {
+    pub(super) fn new(plan: VmPlan, path: PathBuf) -> DiskTable {
         let shown = plan.disks.iter().map(|disk| show(disk, false)).collect();
-        Table {
+        DiskTable {
             plan,
             plugged: HashSet::new(),
-            kept,
+            path,
             shown: watch::Sender::new(shown),
         }
     }
@@ -38,12 +38,12 @@ impl Table {
     }
 
     /// A disk's size, as the guest sees it.
-    pub(super) fn has_bytes(&self, name: &str, bytes: u64) {
+    pub(super) fn set_bytes(&self, name: &str, bytes: u64) {
         self.change(name, |disk| disk.bytes = Some(bytes));
     }
 
     /// The guest has been asked to let go of a disk, or will not.
-    pub(super) fn is_removed(&self, name: &str, removing: bool) {
+    pub(super) fn set_removing(&self, name: &str, removing: bool) {
         self.change(name, |disk| disk.removing = removing);
     }
 
@@ -70,7 +70,7 @@ impl Table {
     }
 
     /// Refuses, in KubeVirt's words, to unplug what was not plugged.
-    pub(super) fn is_plugged(&self, name: &str) -> Result<(), Status> {
+    pub(super) fn check_plugged(&self, name: &str) -> Result<(), Status> {
         if self.plugged.contains(name) {
             return Ok(());
         }
@@ -86,7 +86,7 @@ impl Table {
         self.plugged.insert(disk.name.clone());
         self.shown.send_modify(|disks| disks.push(show(&disk, true)));
         self.plan.disks.push(disk);
-        self.keep();
+        self.save();
     }
 
     pub(super) fn remove(&mut self, name: &str) {
@@ -94,13 +94,13 @@ impl Table {
         self.shown
             .send_modify(|disks| disks.retain(|disk| disk.name != name));
         self.plan.disks.retain(|disk| disk.name != name);
-        self.keep();
+        self.save();
     }
 
-    fn keep(&self) {
-        if let Err(error) = stdio::replace_json(&self.kept, &self.plan) {
+    fn save(&self) {
+        if let Err(error) = stdio::replace_json(&self.path, &self.plan) {
             // What it tells is out of date then; the VM is not.
-            warn!(path = %self.kept.display(), %error, "the plan could not be written");
+            warn!(path = %self.path.display(), %error, "the plan could not be written");
         }
     }
 }

@@ -3,10 +3,10 @@
 //! It is a task of its own, which outlives the VM: what was begun is first done, then taken back. One thing comes after
 //! the other, but for unplugging: the guest has seconds for it, and one that is paused takes longer.
 
-mod plugging;
-mod pod;
+mod hotplug;
+mod interface_spec;
 mod table;
-mod wanted;
+mod vm_network;
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -21,15 +21,15 @@ use tokio::time::timeout;
 use tonic::Status;
 use tracing::{error, info, warn};
 
-use super::ending::chain;
-use super::vmm_link::Link;
-use crate::surroundings::PodNetwork;
-use plugging::Unplugging;
-use pod::Pod;
-use table::Table;
-use wanted::Wanted;
+use super::error_chain::error_chain;
+use super::vmm_connection::VmmConnection;
+use crate::vm_environment::PodNetwork;
+use hotplug::PendingRemovals;
+use interface_spec::InterfaceSpec;
+use table::InterfaceTable;
+use vm_network::VmNetwork;
 
-pub(super) use pod::PodError;
+pub(super) use vm_network::VmNetworkError;
 
 /// How long is waited for the removal of one: a guest that answers has some seconds.
 const REMOVED_WITHIN: Duration = Duration::from_secs(35);
@@ -49,35 +49,35 @@ pub(super) struct OpenNic {
 
 /// A handle on the actor.
 #[derive(Debug, Clone)]
-pub(super) struct Handle {
-    mailbox: mpsc::Sender<Command>,
+pub(super) struct InterfacesHandle {
+    mailbox: mpsc::Sender<InterfaceCommand>,
     shown: watch::Receiver<Vec<Interface>>,
 }
 
 type Reply<T> = oneshot::Sender<Result<T, Status>>;
 
 #[derive(Debug)]
-enum Command {
-    Prepare(oneshot::Sender<Result<Vec<OpenNic>, PodError>>),
-    Began(Link),
+enum InterfaceCommand {
+    Prepare(oneshot::Sender<Result<Vec<OpenNic>, VmNetworkError>>),
+    VmStarted(VmmConnection),
     Add(AddInterfaceRequest, Reply<()>),
     Remove(String, Reply<()>),
     SetLink(String, bool, Reply<()>),
     Close(oneshot::Sender<()>),
 }
 
-impl Handle {
+impl InterfacesHandle {
     /// Prepares the interfaces of the plan.
-    pub(super) async fn prepare(&self) -> Result<Vec<OpenNic>, PodError> {
+    pub(super) async fn prepare(&self) -> Result<Vec<OpenNic>, VmNetworkError> {
         let (reply, answer) = oneshot::channel();
-        let sent = self.mailbox.send(Command::Prepare(reply)).await;
-        sent.map_err(|_| PodError::Aborted)?;
-        answer.await.map_err(|_| PodError::Aborted)?
+        let sent = self.mailbox.send(InterfaceCommand::Prepare(reply)).await;
+        sent.map_err(|_| VmNetworkError::Aborted)?;
+        answer.await.map_err(|_| VmNetworkError::Aborted)?
     }
 
     /// The VM runs.
-    pub(super) async fn began(&self, link: Link) {
-        let _ = self.mailbox.send(Command::Began(link)).await;
+    pub(super) async fn vm_started(&self, connection: VmmConnection) {
+        let _ = self.mailbox.send(InterfaceCommand::VmStarted(connection)).await;
     }
 
     /// What is told of the interfaces that there are.
@@ -92,7 +92,7 @@ impl Handle {
 
     /// Plugs an interface.
     pub(super) async fn add(&self, request: AddInterfaceRequest) -> Result<(), Status> {
-        self.ask(|reply| Command::Add(request, reply)).await
+        self.ask(|reply| InterfaceCommand::Add(request, reply)).await
     }
 
     /// Unplugs an interface that was plugged. If that takes too long it goes on, and ends when it can.
@@ -114,25 +114,25 @@ impl Handle {
 
     /// The same; none if it goes on.
     pub(super) async fn remove_within(&self, limit: Duration, name: String) -> Option<Result<(), Status>> {
-        timeout(limit, self.ask(|reply| Command::Remove(name, reply)))
+        timeout(limit, self.ask(|reply| InterfaceCommand::Remove(name, reply)))
             .await
             .ok()
     }
 
     /// Pulls an interface's cable, or plugs it in.
     pub(super) async fn set_link(&self, name: String, up: bool) -> Result<(), Status> {
-        self.ask(|reply| Command::SetLink(name, up, reply)).await
+        self.ask(|reply| InterfaceCommand::SetLink(name, up, reply)).await
     }
 
     /// Takes back all that was prepared, and ends the actor; once the VMM has ended.
     pub(super) async fn close(&self) {
         let (reply, done) = oneshot::channel();
-        if self.mailbox.send(Command::Close(reply)).await.is_ok() {
+        if self.mailbox.send(InterfaceCommand::Close(reply)).await.is_ok() {
             let _ = done.await;
         }
     }
 
-    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Status> {
+    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> InterfaceCommand) -> Result<T, Status> {
         let ended = || Status::failed_precondition("the VM has ended");
         let (reply, answer) = oneshot::channel();
         self.mailbox.send(command(reply)).await.map_err(|_| ended())?;
@@ -141,53 +141,57 @@ impl Handle {
 }
 
 #[derive(Debug)]
-pub(super) struct Interfaces {
+pub(super) struct InterfacesActor {
     plan: Arc<VmPlan>,
     network: Option<PodNetwork>,
     dir: PathBuf,
-    mailbox: mpsc::Receiver<Command>,
-    pod: Option<Pod>,
-    table: Table,
-    link: Option<Link>,
-    unplugging: Unplugging,
+    mailbox: mpsc::Receiver<InterfaceCommand>,
+    vm_network: Option<VmNetwork>,
+    table: InterfaceTable,
+    connection: Option<VmmConnection>,
+    removals: PendingRemovals,
 }
 
-impl Interfaces {
+impl InterfacesActor {
     /// Those of a plan, in this pod's network or in one of their own; what is done there is recorded in `dir`.
-    pub(super) fn new(plan: Arc<VmPlan>, network: Option<PodNetwork>, dir: PathBuf) -> (Interfaces, Handle) {
+    pub(super) fn new(
+        plan: Arc<VmPlan>,
+        network: Option<PodNetwork>,
+        dir: PathBuf,
+    ) -> (InterfacesActor, InterfacesHandle) {
         let (sender, mailbox) = mpsc::channel(16);
-        let table = Table::new();
-        let handle = Handle {
+        let table = InterfaceTable::new();
+        let handle = InterfacesHandle {
             mailbox: sender,
             shown: table.subscribe(),
         };
-        let interfaces = Interfaces {
+        let interfaces = InterfacesActor {
             plan,
             network,
             dir,
             mailbox,
-            pod: None,
+            vm_network: None,
             table,
-            link: None,
-            unplugging: Unplugging::default(),
+            connection: None,
+            removals: PendingRemovals::default(),
         };
         (interfaces, handle)
     }
 
     /// Serves until it is closed.
-    pub(super) async fn serve(mut self) {
+    pub(super) async fn run(mut self) {
         loop {
             tokio::select! {
                 command = self.mailbox.recv() => match command {
-                    Some(Command::Close(reply)) => {
+                    Some(InterfaceCommand::Close(reply)) => {
                         self.close().await;
                         let _ = reply.send(());
                         return;
                     }
-                    Some(command) => self.obey(command).await,
+                    Some(command) => self.handle_command(command).await,
                     None => return,
                 },
-                Some((name, removed)) = self.unplugging.next() => self.unplugged(&name, removed).await,
+                Some((name, removed)) = self.removals.next() => self.handle_removal(&name, removed).await,
                 interface = self.table.failed() => {
                     warn!(interface, "the DHCP server failed: the guest's lease is not renewed");
                 }
@@ -195,36 +199,36 @@ impl Interfaces {
         }
     }
 
-    async fn obey(&mut self, command: Command) {
+    async fn handle_command(&mut self, command: InterfaceCommand) {
         // Whoever asked may have gone; what was asked is done all the same.
         match command {
-            Command::Prepare(reply) => drop(reply.send(self.prepare().await)),
-            Command::Began(link) => self.link = Some(link),
-            Command::Add(request, reply) => drop(reply.send(self.add(request).await)),
-            Command::Remove(name, reply) => self.remove(name, reply),
-            Command::SetLink(name, up, reply) => drop(reply.send(self.set_link(&name, up).await)),
-            Command::Close(_) => {}
+            InterfaceCommand::Prepare(reply) => drop(reply.send(self.prepare().await)),
+            InterfaceCommand::VmStarted(connection) => self.connection = Some(connection),
+            InterfaceCommand::Add(request, reply) => drop(reply.send(self.add(request).await)),
+            InterfaceCommand::Remove(name, reply) => self.remove(name, reply),
+            InterfaceCommand::SetLink(name, up, reply) => drop(reply.send(self.set_link(&name, up).await)),
+            InterfaceCommand::Close(_) => {}
         }
     }
 
-    async fn prepare(&mut self) -> Result<Vec<OpenNic>, PodError> {
+    async fn prepare(&mut self) -> Result<Vec<OpenNic>, VmNetworkError> {
         if self.network.is_none() && self.plan.nics.is_empty() {
             return Ok(Vec::new());
         }
         let (plan, network, dir) = (self.plan.clone(), self.network.clone(), self.dir.clone());
-        let pod = spawn_blocking(move || match network {
-            Some(network) => Pod::enter(&plan, &network, &dir),
-            None => Pod::make(&plan, &dir),
+        let vm_network = spawn_blocking(move || match network {
+            Some(network) => VmNetwork::enter(&plan, &network, &dir),
+            None => VmNetwork::make(&plan, &dir),
         });
-        let pod = pod.await.map_err(|_| PodError::Aborted)??;
-        self.pod = Some(pod.clone());
+        let vm_network = vm_network.await.map_err(|_| VmNetworkError::Aborted)??;
+        self.vm_network = Some(vm_network.clone());
         let planned = (0u8..).zip(&self.plan.nics);
-        let wanted: Vec<Wanted> = planned
-            .map(|(index, nic)| pod.common.planned(index, nic))
+        let spec: Vec<InterfaceSpec> = planned
+            .map(|(index, nic)| vm_network.defaults.planned(index, nic))
             .collect();
-        let ready = spawn_blocking(move || pod.prepare(&wanted)).await;
+        let ready = spawn_blocking(move || vm_network.prepare(&spec)).await;
         let mut nics = Vec::new();
-        for ready in ready.map_err(|_| PodError::Aborted)?? {
+        for ready in ready.map_err(|_| VmNetworkError::Aborted)?? {
             let Interface {
                 name, device, vhost, ..
             } = &ready.shown;
@@ -239,11 +243,13 @@ impl Interfaces {
         for server in self.table.clear().into_iter().filter_map(|entry| entry.server) {
             server.stop().await;
         }
-        let Some(pod) = self.pod.take() else { return };
-        match spawn_blocking(move || pod.give_back()).await {
+        let Some(vm_network) = self.vm_network.take() else {
+            return;
+        };
+        match spawn_blocking(move || vm_network.release()).await {
             Ok(Ok(())) => {}
             // It is tried once more when the directory goes.
-            Ok(Err(error)) => error!(error = chain(&error), "the network was not given back"),
+            Ok(Err(error)) => error!(error = error_chain(&error), "the network was not given back"),
             Err(error) => error!(%error, "giving the network back was cut short"),
         }
     }

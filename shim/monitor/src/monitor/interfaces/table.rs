@@ -17,7 +17,7 @@ use husk_network::{Devices, MacAddr};
 
 /// An interface that there is.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct InterfaceEntry {
     pub(super) shown: Interface,
     pub(super) server: Option<DhcpServer>,
     index: u8,
@@ -27,15 +27,15 @@ pub(super) struct Entry {
 
 /// All of them; what is told of them follows each change.
 #[derive(Debug)]
-pub(super) struct Table {
-    entries: Vec<Entry>,
+pub(super) struct InterfaceTable {
+    entries: Vec<InterfaceEntry>,
     shown: watch::Sender<Vec<Interface>>,
     leases: StreamMap<String, WatchStream<Option<Ipv4Addr>>>,
 }
 
-impl Table {
-    pub(super) fn new() -> Table {
-        Table {
+impl InterfaceTable {
+    pub(super) fn new() -> InterfaceTable {
+        InterfaceTable {
             entries: Vec::new(),
             shown: watch::Sender::new(Vec::new()),
             leases: StreamMap::new(),
@@ -56,7 +56,7 @@ impl Table {
             self.leases
                 .insert(shown.name.clone(), WatchStream::new(server.leased()));
         }
-        self.entries.push(Entry {
+        self.entries.push(InterfaceEntry {
             shown,
             server,
             index,
@@ -66,7 +66,7 @@ impl Table {
     }
 
     /// Takes an interface out.
-    pub(super) fn remove(&mut self, name: &str) -> Option<Entry> {
+    pub(super) fn remove(&mut self, name: &str) -> Option<InterfaceEntry> {
         let place = self.entries.iter().position(|entry| entry.shown.name == name)?;
         let entry = self.entries.remove(place);
         self.leases.remove(name);
@@ -75,7 +75,7 @@ impl Table {
     }
 
     /// Takes all out.
-    pub(super) fn clear(&mut self) -> Vec<Entry> {
+    pub(super) fn clear(&mut self) -> Vec<InterfaceEntry> {
         let entries = std::mem::take(&mut self.entries);
         self.leases.clear();
         self.show();
@@ -91,7 +91,7 @@ impl Table {
 
     /// Whether it is the very interface that is there; refused where another one is in its place.
     pub(super) fn is_there(&self, name: &str, device: &str, mac: Option<MacAddr>) -> Result<bool, Status> {
-        for Entry { shown, .. } in &self.entries {
+        for InterfaceEntry { shown, .. } in &self.entries {
             let same_mac = mac.is_none_or(|mac| mac.to_string() == shown.mac);
             if shown.name == name && shown.device == device && same_mac {
                 return Ok(true);

@@ -9,14 +9,14 @@ use husk_proto::shim::v1::{AddInterfaceRequest, Interface, InterfaceStatus};
 use husk_vmi::InterfaceUpdate;
 use tonic::{Code, Status};
 
-use super::{Done, Sync};
+use super::{SyncProgress, VmiSync};
 
-impl Sync {
+impl VmiSync {
     /// Unplugs and plugs interfaces, and sees to their cables; how those are.
     pub(super) async fn interfaces(
         &self,
         wanted: Vec<InterfaceUpdate>,
-        done: &mut Done,
+        done: &mut SyncProgress,
     ) -> Result<Vec<InterfaceStatus>, Status> {
         let stay = wanted.iter().filter_map(|wanted| match wanted {
             InterfaceUpdate::Planned { name, .. } => Some(name.as_str()),
@@ -56,8 +56,8 @@ impl Sync {
     }
 
     /// Unplugs what was plugged and is not to stay, all at once; those that the guest has not let go of.
-    async fn unplug_interfaces(&self, stay: &HashSet<&str>, done: &mut Done) -> Vec<InterfaceStatus> {
-        let limit = self.let_go();
+    async fn unplug_interfaces(&self, stay: &HashSet<&str>, done: &mut SyncProgress) -> Vec<InterfaceStatus> {
+        let limit = self.release_timeout();
         let superfluous = self.interfaces.list().into_iter();
         let superfluous = superfluous.filter(|shown| shown.plugged && !stay.contains(shown.name.as_str()));
         let removals = superfluous.map(async |shown| {
@@ -83,7 +83,12 @@ impl Sync {
     }
 
     /// One that was there at the start: only its cable is of interest.
-    async fn planned(&self, name: &str, link_up: bool, done: &mut Done) -> Result<InterfaceStatus, Status> {
+    async fn planned(
+        &self,
+        name: &str,
+        link_up: bool,
+        done: &mut SyncProgress,
+    ) -> Result<InterfaceStatus, Status> {
         self.link(name, link_up, done).await?;
         Ok(status(
             name.to_owned(),
@@ -98,10 +103,10 @@ impl Sync {
         name: &str,
         mac: String,
         link_up: bool,
-        done: &mut Done,
+        done: &mut SyncProgress,
     ) -> Result<InterfaceStatus, Status> {
         let is_there = self.interface(name).is_some();
-        if !is_there && self.plan.nics.is_empty() && self.surroundings.network.is_none() {
+        if !is_there && self.plan.nics.is_empty() && self.environment.network.is_none() {
             let text = "the VM was started without a network";
             return Ok(status(name.to_owned(), None, "NoNetwork", text.to_owned()));
         }
@@ -128,7 +133,7 @@ impl Sync {
         ))
     }
 
-    async fn link(&self, name: &str, up: bool, done: &mut Done) -> Result<(), Status> {
+    async fn link(&self, name: &str, up: bool, done: &mut SyncProgress) -> Result<(), Status> {
         if self.interface(name).is_some_and(|shown| shown.link_up != up) {
             self.interfaces.set_link(name.to_owned(), up).await?;
             done.note(if up { Kind::LinkUp } else { Kind::LinkDown }, name);

@@ -19,39 +19,39 @@ use tonic::Status;
 
 use super::handle::VmHandle;
 use super::{disks, interfaces as nics};
-use crate::surroundings::Surroundings;
+use crate::vm_environment::VmEnvironment;
 
 /// Calls that may wait for those before them, each with a manifest.
 const CALLS: usize = 8;
 /// How long a guest is waited for that shall let go of something: of a disk it has 5 s, and what it wrote must become
 /// stable.
-const LET_GO: Duration = Duration::from_secs(10);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The same if the VM is paused.
-const LET_GO_PAUSED: Duration = Duration::from_secs(1);
+const RELEASE_TIMEOUT_PAUSED: Duration = Duration::from_secs(1);
 /// The most lines of a refusal, and of a line's bytes: a status travels in a header.
 const LINES: usize = 16;
 const LINE_BYTES: usize = 300;
 
 /// What makes a VM follow its VMI.
 #[derive(Debug)]
-pub(super) struct Sync {
+pub(super) struct VmiSync {
     plan: Arc<VmPlan>,
-    surroundings: Arc<Surroundings>,
+    environment: Arc<VmEnvironment>,
     vm: VmHandle,
-    disks: disks::Handle,
-    interfaces: nics::Handle,
-    room: Semaphore,
-    turn: Mutex<()>,
+    disks: disks::DisksHandle,
+    interfaces: nics::InterfacesHandle,
+    queue: Semaphore,
+    in_progress: Mutex<()>,
 }
 
 /// What has been done, and whether that is all.
 #[derive(Debug, Default)]
-struct Done {
+struct SyncProgress {
     changes: Vec<Change>,
     waits: bool,
 }
 
-impl Done {
+impl SyncProgress {
     fn note(&mut self, kind: Kind, name: &str) {
         self.changes.push(Change {
             kind: kind.into(),
@@ -60,30 +60,30 @@ impl Done {
     }
 }
 
-impl Sync {
+impl VmiSync {
     pub(super) fn new(
         plan: Arc<VmPlan>,
-        surroundings: Arc<Surroundings>,
+        environment: Arc<VmEnvironment>,
         vm: VmHandle,
-        disks: disks::Handle,
-        interfaces: nics::Handle,
-    ) -> Sync {
-        Sync {
+        disks: disks::DisksHandle,
+        interfaces: nics::InterfacesHandle,
+    ) -> VmiSync {
+        VmiSync {
             plan,
-            surroundings,
+            environment,
             vm,
             disks,
             interfaces,
-            room: Semaphore::new(CALLS),
-            turn: Mutex::new(()),
+            queue: Semaphore::new(CALLS),
+            in_progress: Mutex::new(()),
         }
     }
 
     /// Makes it so. One call after the other.
     pub(super) async fn sync(&self, request: SyncVmiRequest) -> Result<SyncVmiResponse, Status> {
         let busy = |_| Status::resource_exhausted("too many calls of SyncVmi wait for their turn");
-        let _room = self.room.try_acquire().map_err(busy)?;
-        let _turn = self.turn.lock().await;
+        let _queued = self.queue.try_acquire().map_err(busy)?;
+        let _in_progress = self.in_progress.lock().await;
         let state = request.run_state();
         let SyncVmiRequest { vmi, paths, .. } = request;
         let plan = self.plan.clone();
@@ -101,23 +101,23 @@ impl Sync {
         if self.vm.status().borrow().stopping {
             return Err(Status::failed_precondition("the VM is being shut down"));
         }
-        self.make_so(&vmi, live, state, &paths).await
+        self.apply(&vmi, live, state, &paths).await
     }
 
-    async fn make_so(
+    async fn apply(
         &self,
         vmi: &Vmi,
         live: LiveUpdate,
         state: RunState,
-        paths: &volumes::Given,
+        paths: &volumes::VolumePaths,
     ) -> Result<SyncVmiResponse, Status> {
-        let mut done = Done::default();
+        let mut done = SyncProgress::default();
         // A guest that stands still lets go of nothing, and so is resumed first and paused last.
         if state == RunState::Running && self.is_paused() {
             self.vm.resume().await?;
             done.note(Kind::Resumed, "");
         }
-        let mut network = Done::default();
+        let mut network = SyncProgress::default();
         let (volumes, interfaces) = tokio::join!(
             self.volumes(vmi, live.volumes, paths, &mut done),
             self.interfaces(live.interfaces, &mut network)
@@ -140,8 +140,12 @@ impl Sync {
         self.vm.status().borrow().paused
     }
 
-    fn let_go(&self) -> Duration {
-        if self.is_paused() { LET_GO_PAUSED } else { LET_GO }
+    fn release_timeout(&self) -> Duration {
+        if self.is_paused() {
+            RELEASE_TIMEOUT_PAUSED
+        } else {
+            RELEASE_TIMEOUT
+        }
     }
 }
 

@@ -13,24 +13,24 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tonic::{Code, Status};
 
-use super::{Done, Sync};
+use super::{SyncProgress, VmiSync};
 
 /// Where the data of volumes is, by their names.
-pub(super) type Given = HashMap<String, String>;
+pub(super) type VolumePaths = HashMap<String, String>;
 
 /// How long storage is waited for that shall tell its size.
-const MEASURED: Duration = Duration::from_secs(5);
+const SIZE_CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
-impl Sync {
+impl VmiSync {
     /// Brings disks to their sizes, then unplugs and plugs volumes; how those are.
     pub(super) async fn volumes(
         &self,
         vmi: &Vmi,
         wanted: Vec<NewVolume>,
-        given: &Given,
-        done: &mut Done,
+        given: &VolumePaths,
+        done: &mut SyncProgress,
     ) -> Result<Vec<VolumeStatus>, Status> {
-        match timeout(MEASURED, self.disks.measure()).await {
+        match timeout(SIZE_CHECK_TIMEOUT, self.disks.check_sizes()).await {
             Ok(grown) => {
                 for name in grown? {
                     done.note(Kind::DiskGrew, &name);
@@ -64,8 +64,12 @@ impl Sync {
     }
 
     /// Unplugs what was plugged and is not in the VMI, all at once; those that the guest has not let go of.
-    async fn unplug(&self, wanted: &HashSet<&str>, done: &mut Done) -> Result<Vec<VolumeStatus>, Status> {
-        let limit = self.let_go();
+    async fn unplug(
+        &self,
+        wanted: &HashSet<&str>,
+        done: &mut SyncProgress,
+    ) -> Result<Vec<VolumeStatus>, Status> {
+        let limit = self.release_timeout();
         let superfluous = self.shown().into_iter();
         let superfluous = superfluous.filter(|disk| disk.plugged && !wanted.contains(disk.name.as_str()));
         let removals = superfluous.map(async |disk| {
@@ -98,7 +102,7 @@ impl Sync {
             done.waits = true;
             left.push(VolumeStatus {
                 name: disk.name.clone(),
-                disk: self.shown_as(&disk.name),
+                disk: self.find_disk(&disk.name),
                 phase: "Detaching".into(),
                 reason: "VolumeInUse".into(),
                 message,
@@ -112,7 +116,7 @@ impl Sync {
         &self,
         volume: NewVolume,
         given: Option<&String>,
-        done: &mut Done,
+        done: &mut SyncProgress,
     ) -> Result<VolumeStatus, Status> {
         let name = volume.name.clone();
         let status = |disk, phase: &str, reason: &str, message: String| VolumeStatus {
@@ -126,7 +130,7 @@ impl Sync {
             let message = format!("Successfully attach hotplugged volume {name} to VM");
             status(disk, "Ready", "VolumeReady", message)
         };
-        if let Some(disk) = self.shown_as(&name) {
+        if let Some(disk) = self.find_disk(&name) {
             return Ok(match disk.removing {
                 false => ready(Some(disk)),
                 true => {
@@ -136,7 +140,7 @@ impl Sync {
             });
         }
         let Some(path) = self.path(&name, given).await? else {
-            let message = match self.surroundings.paths {
+            let message = match self.environment.paths {
                 Paths::Given(_) => "nothing of it is in the pod's hotplug directory yet",
                 Paths::Callers => "nobody has said where its data is",
             };
@@ -149,7 +153,7 @@ impl Sync {
         match self.disks.add(volume, None).await {
             Ok(_) => {
                 done.note(Kind::VolumeAdded, &name);
-                Ok(ready(self.shown_as(&name)))
+                Ok(ready(self.find_disk(&name)))
             }
             // The caller's own words are wrong, not the state of things.
             Err(refused)
@@ -170,8 +174,8 @@ impl Sync {
         if let Some(path) = given {
             return Ok(Some(path.into()));
         }
-        let (surroundings, name) = (self.surroundings.clone(), name.to_owned());
-        let found = spawn_blocking(move || surroundings.paths.hotplugged(&name)).await;
+        let (environment, name) = (self.environment.clone(), name.to_owned());
+        let found = spawn_blocking(move || environment.paths.hotplugged(&name)).await;
         found.map_err(|error| Status::internal(error.to_string()))
     }
 
@@ -179,7 +183,7 @@ impl Sync {
         self.disks.watch().borrow().clone()
     }
 
-    fn shown_as(&self, name: &str) -> Option<Disk> {
+    fn find_disk(&self, name: &str) -> Option<Disk> {
         self.shown().into_iter().find(|disk| disk.name == name)
     }
 }

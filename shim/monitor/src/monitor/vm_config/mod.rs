@@ -18,19 +18,19 @@ use super::interfaces::OpenNic;
 
 /// A configuration and the descriptors it names; they must have been sent before the configuration is.
 #[derive(Debug)]
-pub(super) struct Configured {
+pub(super) struct PreparedConfig {
     pub(super) config: VmConfig,
     descriptors: Vec<(Token, OwnedFd)>,
 }
 
-impl Configured {
+impl PreparedConfig {
     pub(super) fn new(
         plan: &VmPlan,
         volumes: Volumes,
         nics: Vec<OpenNic>,
         kvm: OwnedFd,
         console: Option<OwnedFd>,
-    ) -> Configured {
+    ) -> PreparedConfig {
         let mut descriptors = Vec::new();
         let mut fd = |fd: OwnedFd| -> Fd {
             let token = Token::random();
@@ -94,7 +94,7 @@ impl Configured {
             rtc_offset_seconds: plan.rtc_offset_seconds,
             kvm: Some(fd(kvm)),
         };
-        Configured { config, descriptors }
+        PreparedConfig { config, descriptors }
     }
 
     /// Sends every descriptor and closes this process's copies: what the VMM has open it alone keeps locked.

@@ -140,10 +140,10 @@ fn a_scsi_disk_has_its_address_and_a_drive_may_be_empty() {
         initrd: None,
     };
     let kvm = tempfile::tempfile().unwrap().into();
-    let configured = Configured::new(&vm, volumes, Vec::new(), kvm, None);
-    assert_eq!(configured.descriptors.len(), 2);
-    assert_eq!(configured.config.disks, []);
-    let told: Vec<_> = configured
+    let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), kvm, None);
+    assert_eq!(prepared.descriptors.len(), 2);
+    assert_eq!(prepared.config.disks, []);
+    let told: Vec<_> = prepared
         .config
         .scsi_disks
         .iter()
@@ -192,9 +192,9 @@ fn a_lun_comes_with_who_is_privileged() {
             kernel: None,
             initrd: None,
         };
-        let configured = Configured::new(&vm, volumes, Vec::new(), file(), None);
-        assert_eq!(configured.descriptors.len(), 2 + usize::from(privileged));
-        let scsi = configured.config.scsi_disks.into_iter().next().unwrap();
+        let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), file(), None);
+        assert_eq!(prepared.descriptors.len(), 2 + usize::from(privileged));
+        let scsi = prepared.config.scsi_disks.into_iter().next().unwrap();
         assert_eq!(scsi.r#type(), Type::Lun);
         let lun = scsi.passthrough.unwrap();
         (lun.reservation, lun.privileged.is_some(), lun.max_segments)
@@ -225,9 +225,9 @@ fn an_overlay_goes_with_its_base() {
         kernel: None,
         initrd: None,
     };
-    let configured = Configured::new(&vm, volumes, Vec::new(), file(), None);
-    assert_eq!(configured.descriptors.len(), 3);
-    let disk = &configured.config.disks[0];
+    let prepared = PreparedConfig::new(&vm, volumes, Vec::new(), file(), None);
+    assert_eq!(prepared.descriptors.len(), 3);
+    let disk = &prepared.config.disks[0];
     assert_eq!(
         (disk.format(), disk.base_format(), disk.new_overlay),
         (Format::Qcow2, Format::Raw, true)

@@ -6,17 +6,17 @@ use husk_proto::shim::v1::Status as VmStatus;
 use husk_vmi::VmPlan;
 use tokio::sync::{oneshot, watch};
 
-use super::attended::Attended;
 use super::handle::VmHandle;
 use super::remove;
+use super::supervisor::Supervisor;
 use crate::console::Console;
-use crate::launch::{Host, Report, Starter};
+use crate::launch::{EmbeddedStart, StartMode, StartReport};
 use crate::state::{RuntimeDir, StateError};
-use crate::surroundings::Surroundings;
+use crate::vm_environment::VmEnvironment;
 
 /// Why a VM could not be built or booted; nothing of it is left.
 #[derive(Debug, thiserror::Error)]
-pub enum HostError {
+pub enum EmbeddedVmError {
     /// Its state directory.
     #[error(transparent)]
     State(#[from] StateError),
@@ -30,17 +30,17 @@ pub enum HostError {
 
 /// A VM whose machine is built.
 #[derive(Debug)]
-pub struct Hosted {
+pub struct EmbeddedVm {
     /// What can be asked of it.
     pub vm: VmHandle,
     /// Its serial console, if it has one.
     pub console: Option<Console>,
     /// The VMM's process id.
     pub pid: u32,
-    start: Option<(oneshot::Sender<()>, oneshot::Receiver<Report>)>,
+    start: Option<(oneshot::Sender<()>, oneshot::Receiver<StartReport>)>,
 }
 
-impl Hosted {
+impl EmbeddedVm {
     /// Builds the machine of a plan, whose state is in `runtime` by these two names. On a tokio runtime of one thread,
     /// which ends after the VM.
     ///
@@ -51,36 +51,36 @@ impl Hosted {
         (namespace, name): (&str, &str),
         plan: VmPlan,
         vmi: &serde_json::Value,
-        surroundings: Surroundings,
-    ) -> Result<Hosted, HostError> {
+        environment: VmEnvironment,
+    ) -> Result<EmbeddedVm, EmbeddedVmError> {
         let claimed = runtime.claim(namespace, name)?;
-        let attended = match Attended::new(plan, vmi, claimed.dir(), surroundings) {
-            Ok(attended) => attended,
+        let supervisor = match Supervisor::new(plan, vmi, claimed.dir(), environment) {
+            Ok(supervisor) => supervisor,
             Err(error) => {
                 remove(claimed);
                 return Err(error.into());
             }
         };
-        let (vm, console) = (attended.handle.clone(), attended.console.clone());
+        let (vm, console) = (supervisor.handle.clone(), supervisor.console.clone());
         let (built, is_built) = oneshot::channel();
         let (boot, may_boot) = oneshot::channel();
         let (report, reported) = oneshot::channel();
-        let starter = Starter::Host(Host {
+        let start_mode = StartMode::Embedded(EmbeddedStart {
             built: Some(built),
             boot: may_boot,
             report,
         });
         tokio::spawn(async move {
-            let (ending, audience) = attended.live(starter).await;
+            let (final_status, status_server) = supervisor.run(start_mode).await;
             remove(claimed);
-            audience.farewell(ending).await;
+            status_server.publish_final(final_status).await;
         });
         // Without a word on the machine there is one on why there is none.
         let Ok(pid) = is_built.await else {
             let status = final_status(vm.status()).await;
-            return Err(HostError::Failed(said(reported, &status).await));
+            return Err(EmbeddedVmError::Failed(said(reported, &status).await));
         };
-        Ok(Hosted {
+        Ok(EmbeddedVm {
             vm,
             console,
             pid,
@@ -92,23 +92,23 @@ impl Hosted {
     ///
     /// # Errors
     /// It does not run, and its end shows in the status.
-    pub async fn boot(&mut self) -> Result<(), HostError> {
+    pub async fn boot(&mut self) -> Result<(), EmbeddedVmError> {
         let Some((boot, reported)) = self.start.take() else {
-            return Err(HostError::Failed("it was started before".into()));
+            return Err(EmbeddedVmError::Failed("it was started before".into()));
         };
         let _ = boot.send(());
         match reported.await {
-            Ok(Report::Running { .. }) => Ok(()),
-            Ok(Report::Failed { message, .. }) => Err(HostError::Failed(message)),
-            Err(_) => Err(HostError::Failed(self.vm.status().borrow().message.clone())),
+            Ok(StartReport::Running { .. }) => Ok(()),
+            Ok(StartReport::Failed { message, .. }) => Err(EmbeddedVmError::Failed(message)),
+            Err(_) => Err(EmbeddedVmError::Failed(self.vm.status().borrow().message.clone())),
         }
     }
 }
 
 /// The report on a start that failed, which comes before the status ends.
-async fn said(reported: oneshot::Receiver<Report>, status: &VmStatus) -> String {
+async fn said(reported: oneshot::Receiver<StartReport>, status: &VmStatus) -> String {
     match reported.await {
-        Ok(Report::Failed { message, .. }) => message,
+        Ok(StartReport::Failed { message, .. }) => message,
         _ => status.message.clone(),
     }
 }

@@ -13,12 +13,12 @@ use tokio::time::sleep;
 use tonic::{Code, Status};
 use tracing::{info, warn};
 
-use super::pod::{Pod, Ready};
-use super::wanted::Wanted;
-use super::{Interfaces, OpenNic, Reply};
-use crate::monitor::ending::chain;
+use super::interface_spec::InterfaceSpec;
+use super::vm_network::{PreparedInterface, VmNetwork};
+use super::{InterfacesActor, OpenNic, Reply};
+use crate::monitor::error_chain::error_chain;
 use crate::monitor::vm_config;
-use crate::monitor::vmm_link::{Link, plain, within};
+use crate::monitor::vmm_connection::{VmmConnection, call_within, without_metadata};
 
 /// How long the VMM may take to add a NIC, or to pull its cable.
 const AT_ONCE: Duration = Duration::from_secs(30);
@@ -27,13 +27,13 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// Removals that are under way.
 #[derive(Debug, Default)]
-pub(super) struct Unplugging {
+pub(super) struct PendingRemovals {
     /// Who waits for what.
-    waiting: HashMap<String, Vec<Reply<()>>>,
+    waiters: HashMap<String, Vec<Reply<()>>>,
     tasks: JoinSet<(String, Result<(), Status>)>,
 }
 
-impl Unplugging {
+impl PendingRemovals {
     /// The next one that ends.
     pub(super) async fn next(&mut self) -> Option<(String, Result<(), Status>)> {
         match self.tasks.join_next().await? {
@@ -46,22 +46,22 @@ impl Unplugging {
     }
 
     /// Begins a removal, or waits with those for whom it is.
-    fn begin(&mut self, link: Link, name: String, reply: Option<Reply<()>>) {
-        match self.waiting.entry(name) {
+    fn begin(&mut self, connection: VmmConnection, name: String, reply: Option<Reply<()>>) {
+        match self.waiters.entry(name) {
             Slot::Occupied(mut others) => {
                 // Who asks again and again has given up as often.
                 others.get_mut().retain(|reply| !reply.is_closed());
                 others.get_mut().extend(reply);
             }
             Slot::Vacant(first) => {
-                self.tasks.spawn(unplug(link, first.key().clone()));
+                self.tasks.spawn(unplug(connection, first.key().clone()));
                 first.insert(reply.into_iter().collect());
             }
         }
     }
 }
 
-impl Interfaces {
+impl InterfacesActor {
     pub(super) async fn add(&mut self, request: AddInterfaceRequest) -> Result<(), Status> {
         let AddInterfaceRequest { name, device, mac } = request;
         if !is_label(&name) {
@@ -82,15 +82,15 @@ impl Interfaces {
         } else {
             device
         };
-        let (mut link, pod) = (self.link()?, self.pod()?);
-        if self.unplugging.waiting.contains_key(&name) {
+        let (mut connection, vm_network) = (self.connection()?, self.vm_network()?);
+        if self.removals.waiters.contains_key(&name) {
             let text = format!("interface {name:?} is being removed");
             return Err(Status::failed_precondition(text));
         }
         if self.table.is_there(&name, &device, mac)? {
             return Ok(());
         }
-        let wanted = Wanted {
+        let spec = InterfaceSpec {
             interface: Interface {
                 name: name.clone(),
                 nic: device.clone(),
@@ -98,34 +98,34 @@ impl Interfaces {
                 binding: Binding::Bridge,
                 mac,
                 queues: self.table.queues(),
-                owner: pod.common.owner,
+                owner: vm_network.defaults.owner,
             },
-            options: pod.common.options(&NicDhcp::default()),
+            options: vm_network.defaults.options(&NicDhcp::default()),
             link_up: true,
         };
-        let Ready {
+        let PreparedInterface {
             nic,
             server,
             shown,
             index,
-        } = match in_pod(&pod, move |pod| pod.prepare_one(&wanted)).await? {
+        } = match run_blocking(&vm_network, move |vm_network| vm_network.prepare_one(&spec)).await? {
             Ok(ready) => ready,
             Err(error) => {
-                give_back(&pod, device).await;
-                return Err(Status::failed_precondition(chain(&error)));
+                release(&vm_network, device).await;
+                return Err(Status::failed_precondition(error_chain(&error)));
             }
         };
-        let told = link.add_nic(nic).await;
+        let told = connection.add_nic(nic).await;
         match &told {
             // It may yet be added; then it goes again.
             Err(status) if status.code() == Code::DeadlineExceeded => {
-                self.unplugging.begin(link, name.clone(), None);
+                self.removals.begin(connection, name.clone(), None);
             }
             Err(_) => {
                 if let Some(server) = server {
                     server.stop().await;
                 }
-                give_back(&pod, device).await;
+                release(&vm_network, device).await;
                 return told;
             }
             Ok(()) => info!(interface = name, device, "interface added"),
@@ -136,38 +136,38 @@ impl Interfaces {
 
     pub(super) fn remove(&mut self, name: String, reply: Reply<()>) {
         match self
-            .link()
-            .and_then(|link| self.table.is_added(&name).map(|()| link))
+            .connection()
+            .and_then(|connection| self.table.is_added(&name).map(|()| connection))
         {
-            Ok(link) => self.unplugging.begin(link, name, Some(reply)),
+            Ok(connection) => self.removals.begin(connection, name, Some(reply)),
             Err(status) => drop(reply.send(Err(status))),
         }
     }
 
     /// A removal has ended, one way or the other.
-    pub(super) async fn unplugged(&mut self, name: &str, removed: Result<(), Status>) {
+    pub(super) async fn handle_removal(&mut self, name: &str, removed: Result<(), Status>) {
         let removed = match removed {
-            Ok(()) => self.give_back(name).await,
+            Ok(()) => self.release(name).await,
             refused => refused,
         };
         // Those who no longer wait have been told that it goes on.
-        for reply in self.unplugging.waiting.remove(name).unwrap_or_default() {
+        for reply in self.removals.waiters.remove(name).unwrap_or_default() {
             let _ = reply.send(removed.clone());
         }
     }
 
     /// Makes the device of an interface that the VMM has let go of what it was.
-    async fn give_back(&mut self, name: &str) -> Result<(), Status> {
+    async fn release(&mut self, name: &str) -> Result<(), Status> {
         let Some(entry) = self.table.remove(name) else {
             return Ok(());
         };
         if let Some(server) = entry.server {
             server.stop().await;
         }
-        let pod = self.pod()?;
+        let vm_network = self.vm_network()?;
         let device = entry.shown.device;
         info!(interface = name, device, "interface removed");
-        match give_back(&pod, device).await {
+        match release(&vm_network, device).await {
             true => Ok(()),
             false => Err(Status::internal(format!(
                 "interface {name:?} was removed, but its device is not as it was: `husk logs --monitor` tells why"
@@ -176,23 +176,23 @@ impl Interfaces {
     }
 
     pub(super) async fn set_link(&mut self, name: &str, up: bool) -> Result<(), Status> {
-        let mut link = self.link()?;
-        self.pod()?;
+        let mut connection = self.connection()?;
+        self.vm_network()?;
         self.table.has(name)?;
         let id = name.to_owned();
-        within(AT_ONCE, link.client.set_link(SetLinkRequest { id, up })).await?;
+        call_within(AT_ONCE, connection.client.set_link(SetLinkRequest { id, up })).await?;
         info!(interface = name, up, "link set");
         self.table.set_link(name, up);
         Ok(())
     }
 
-    fn link(&self) -> Result<Link, Status> {
-        let link = self.link.clone();
-        link.ok_or_else(|| Status::failed_precondition("the VM is not running"))
+    fn connection(&self) -> Result<VmmConnection, Status> {
+        let connection = self.connection.clone();
+        connection.ok_or_else(|| Status::failed_precondition("the VM is not running"))
     }
 
-    fn pod(&self) -> Result<Pod, Status> {
-        self.pod.clone().ok_or_else(|| {
+    fn vm_network(&self) -> Result<VmNetwork, Status> {
+        self.vm_network.clone().ok_or_else(|| {
             Status::failed_precondition(
                 "the VM has no network: its manifest asks for none, or it was not started by root",
             )
@@ -201,20 +201,24 @@ impl Interfaces {
 }
 
 /// Does something that blocks.
-async fn in_pod<T: Send + 'static>(
-    pod: &Pod,
-    work: impl FnOnce(&Pod) -> T + Send + 'static,
+async fn run_blocking<T: Send + 'static>(
+    vm_network: &VmNetwork,
+    work: impl FnOnce(&VmNetwork) -> T + Send + 'static,
 ) -> Result<T, Status> {
-    let pod = pod.clone();
-    let done = spawn_blocking(move || work(&pod)).await;
+    let vm_network = vm_network.clone();
+    let done = spawn_blocking(move || work(&vm_network)).await;
     done.map_err(|error| Status::internal(error.to_string()))
 }
 
 /// Whether the device is what it was.
-async fn give_back(pod: &Pod, device: String) -> bool {
-    let error = match in_pod(pod, move |pod| pod.give_one_back(&device)).await {
+async fn release(vm_network: &VmNetwork, device: String) -> bool {
+    let error = match run_blocking(vm_network, move |vm_network| {
+        vm_network.release_interface(&device)
+    })
+    .await
+    {
         Ok(Ok(())) => return true,
-        Ok(Err(error)) => chain(&error),
+        Ok(Err(error)) => error_chain(&error),
         Err(status) => status.message().to_owned(),
     };
     // It is tried again at the VM's end.
@@ -223,10 +227,14 @@ async fn give_back(pod: &Pod, device: String) -> bool {
 }
 
 /// Asks the guest to let go, until it does.
-async fn unplug(mut link: Link, name: String) -> (String, Result<(), Status>) {
+async fn unplug(mut connection: VmmConnection, name: String) -> (String, Result<(), Status>) {
     loop {
         let request = RemoveNicRequest { id: name.clone() };
-        let removed = link.client.remove_nic(request).await.map_err(plain);
+        let removed = connection
+            .client
+            .remove_nic(request)
+            .await
+            .map_err(without_metadata);
         let removed = match removed {
             Err(status) if status.code() == Code::DeadlineExceeded => {
                 sleep(AGAIN).await;
@@ -240,7 +248,7 @@ async fn unplug(mut link: Link, name: String) -> (String, Result<(), Status>) {
     }
 }
 
-impl Link {
+impl VmmConnection {
     async fn add_nic(&mut self, open: OpenNic) -> Result<(), Status> {
         let (nic, descriptors) = vm_config::plugged_nic(open);
         let borrowed: Vec<_> = descriptors
@@ -253,7 +261,7 @@ impl Link {
         }
         drop(descriptors);
         let request = AddNicRequest { nic: Some(nic) };
-        within(AT_ONCE, self.client.add_nic(request)).await.map(drop)
+        call_within(AT_ONCE, self.client.add_nic(request)).await.map(drop)
     }
 }
 

@@ -9,15 +9,15 @@ use husk_vmi::{NicBinding, NicNetwork, VmPlan};
 use ipnet::Ipv4Net;
 
 use super::OpenNic;
-use super::wanted::{Common, Wanted};
-use crate::surroundings::PodNetwork;
+use super::interface_spec::{InterfaceDefaults, InterfaceSpec};
+use crate::vm_environment::PodNetwork;
 use crate::vmm_process;
 
 /// Why a VM has no network.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::monitor) enum PodError {
+pub(in crate::monitor) enum VmNetworkError {
     /// What is named as its namespace is none.
-    #[error("{network}: {cause}{}", network.way_out())]
+    #[error("{network}: {cause}{}", network.hint())]
     Netns {
         network: PodNetwork,
         cause: std::io::Error,
@@ -32,22 +32,22 @@ pub(in crate::monitor) enum PodError {
         "interface {0:?}: a Multus network takes a namespace that it is attached to: name that by --netns"
     )]
     Multus(String),
-    #[error("{place}{error}{}", way_out(place, error))]
+    #[error("{place}{error}{}", hint(place, error))]
     Network { place: String, error: NetworkError },
     #[error("preparing the network was cut short")]
     Aborted,
 }
 
 /// An error that the machine's own network makes.
-fn machines(error: NetworkError) -> PodError {
-    PodError::Network {
+fn host_network_error(error: NetworkError) -> VmNetworkError {
+    VmNetworkError::Network {
         place: String::new(),
         error,
     }
 }
 
 /// Refuses networks behind a pod's address that the pod itself is in.
-fn apart(plan: &VmPlan, net: Ipv4Net) -> Result<(), NetworkError> {
+fn check_overlap(plan: &VmPlan, net: Ipv4Net) -> Result<(), NetworkError> {
     for nic in &plan.nics {
         let NicBinding::Masquerade { cidr: Some(cidr), .. } = &nic.binding else {
             continue;
@@ -69,7 +69,7 @@ fn apart(plan: &VmPlan, net: Ipv4Net) -> Result<(), NetworkError> {
 }
 
 /// What to do about it.
-fn way_out(place: &str, error: &NetworkError) -> &'static str {
+fn hint(place: &str, error: &NetworkError) -> &'static str {
     match &error.fault {
         Fault::NoNic(_) if place.is_empty() => {
             ": no plugin adds devices to a namespace that Husk made; run the VM with --netns"
@@ -82,7 +82,7 @@ fn way_out(place: &str, error: &NetworkError) -> &'static str {
 
 /// An interface that is ready for its guest.
 #[derive(Debug)]
-pub(super) struct Ready {
+pub(super) struct PreparedInterface {
     pub(super) nic: OpenNic,
     pub(super) server: Option<DhcpServer>,
     pub(super) shown: shim::Interface,
@@ -90,19 +90,19 @@ pub(super) struct Ready {
     pub(super) index: u8,
 }
 
-impl Ready {
-    fn new(prepared: Prepared, server: Option<DhcpServer>, wanted: &Wanted) -> Ready {
+impl PreparedInterface {
+    fn new(prepared: Prepared, server: Option<DhcpServer>, spec: &InterfaceSpec) -> PreparedInterface {
         let mut addresses: Vec<_> = prepared.nic.addresses.iter().map(|net| net.addr()).collect();
         addresses.sort_by_key(|address| address.is_ipv6());
         let shown = shim::Interface {
             name: prepared.name.clone(),
             mac: prepared.mac.to_string(),
             device: prepared.devices.nic,
-            binding: wanted.interface.binding.name().to_owned(),
+            binding: spec.interface.binding.name().to_owned(),
             addresses: addresses.iter().map(ToString::to_string).collect(),
             mtu: prepared.mtu,
-            queues: wanted.interface.queues.into(),
-            link_up: wanted.link_up,
+            queues: spec.interface.queues.into(),
+            link_up: spec.link_up,
             vhost: !prepared.vhost.is_empty(),
             plugged: false,
             leased: Vec::new(),
@@ -113,32 +113,36 @@ impl Ready {
             mtu: prepared.mtu,
             taps: prepared.taps,
             vhost: prepared.vhost,
-            link_up: wanted.link_up,
+            link_up: spec.link_up,
         };
-        Ready {
+        PreparedInterface {
             nic,
             server,
             shown,
-            index: wanted.interface.index,
+            index: spec.interface.index,
         }
     }
 }
 
 /// A namespace that is this VM's while it runs.
 #[derive(Debug, Clone)]
-pub(super) struct Pod {
+pub(super) struct VmNetwork {
     netns: Netns,
     /// How errors begin.
     place: String,
     /// Where records are kept.
     dir: PathBuf,
-    pub(super) common: Common,
+    pub(super) defaults: InterfaceDefaults,
 }
 
-impl Pod {
+impl VmNetwork {
     /// Enters the namespace for this VM. What is done in it is recorded in `dir`.
-    pub(super) fn enter(plan: &VmPlan, network: &PodNetwork, dir: &Path) -> Result<Pod, PodError> {
-        let unusable = |cause| PodError::Netns {
+    pub(super) fn enter(
+        plan: &VmPlan,
+        network: &PodNetwork,
+        dir: &Path,
+    ) -> Result<VmNetwork, VmNetworkError> {
+        let unusable = |cause| VmNetworkError::Netns {
             network: network.clone(),
             cause,
         };
@@ -146,12 +150,12 @@ impl Pod {
         let netns = Netns::open(path).map_err(unusable)?;
         let id = netns.id().map_err(unusable)?;
         if Netns::own().and_then(|own| own.id()).map_err(unusable)? == id {
-            return Err(PodError::Own {
+            return Err(VmNetworkError::Own {
                 network: network.clone(),
             });
         }
         let place = format!("{network}: ");
-        let in_place = |error| PodError::Network {
+        let in_place = |error| VmNetworkError::Network {
             place: place.clone(),
             error,
         };
@@ -159,75 +163,75 @@ impl Pod {
             Some(file) => Resolver::of_pod(file),
             None => Resolver::of_host(Some(path)),
         };
-        let common = Common::new(plan, vmm_process::owner(), resolver);
-        let common = common.map_err(|fault| in_place(fault.into()))?;
+        let defaults = InterfaceDefaults::new(plan, vmm_process::owner(), resolver);
+        let defaults = defaults.map_err(|fault| in_place(fault.into()))?;
         let path = path.to_owned();
         Place::Netns { path, id }.keep(dir).map_err(in_place)?;
-        Ok(Pod {
+        Ok(VmNetwork {
             netns,
             place,
             dir: dir.to_owned(),
-            common,
+            defaults,
         })
     }
 
     /// Makes one for this VM on the machine's own network.
-    pub(super) fn make(plan: &VmPlan, dir: &Path) -> Result<Pod, PodError> {
+    pub(super) fn make(plan: &VmPlan, dir: &Path) -> Result<VmNetwork, VmNetworkError> {
         let multus = |network: &NicNetwork| matches!(network, NicNetwork::Multus { .. });
         if let Some(nic) = plan.nics.iter().find(|nic| multus(&nic.network)) {
-            return Err(PodError::Multus(nic.name.clone()));
+            return Err(VmNetworkError::Multus(nic.name.clone()));
         }
-        let common = Common::new(plan, vmm_process::owner(), Resolver::of_host(None));
-        let common = common.map_err(|fault| machines(fault.into()))?;
+        let defaults = InterfaceDefaults::new(plan, vmm_process::owner(), Resolver::of_host(None));
+        let defaults = defaults.map_err(|fault| host_network_error(fault.into()))?;
         let host = Host::default();
         let joined = host
             .join(&format!("{}/{}", plan.namespace, plan.name))
-            .map_err(machines)?;
-        let kept = apart(plan, joined.net).and_then(|()| joined.place.keep(dir));
+            .map_err(host_network_error)?;
+        let kept = check_overlap(plan, joined.net).and_then(|()| joined.place.keep(dir));
         if let Err(error) = kept {
             // What stays is found by the next command.
             let _ = host.leave(&joined.place);
-            return Err(machines(error));
+            return Err(host_network_error(error));
         }
-        Ok(Pod {
+        Ok(VmNetwork {
             netns: joined.netns,
             place: String::new(),
             dir: dir.to_owned(),
-            common,
+            defaults,
         })
     }
 
     /// Prepares interfaces, and starts what tells their guest its addresses. Within a runtime.
-    pub(super) fn prepare(&self, wanted: &[Wanted]) -> Result<Vec<Ready>, PodError> {
-        let in_place = |error| PodError::Network {
+    pub(super) fn prepare(&self, spec: &[InterfaceSpec]) -> Result<Vec<PreparedInterface>, VmNetworkError> {
+        let in_place = |error| VmNetworkError::Network {
             place: self.place.clone(),
             error,
         };
-        let interfaces: Vec<Interface> = wanted.iter().map(|wanted| wanted.interface.clone()).collect();
+        let interfaces: Vec<Interface> = spec.iter().map(|spec| spec.interface.clone()).collect();
         let prepared = husk_network::prepare(&self.netns, &self.dir, &interfaces).map_err(in_place)?;
-        let serve = |(prepared, wanted): (Prepared, &Wanted)| {
-            let options = wanted.options.clone();
-            let server = DhcpServer::start(&self.netns, &wanted.interface, &prepared, options)?;
-            Ok(Ready::new(prepared, server, wanted))
+        let serve = |(prepared, spec): (Prepared, &InterfaceSpec)| {
+            let options = spec.options.clone();
+            let server = DhcpServer::start(&self.netns, &spec.interface, &prepared, options)?;
+            Ok(PreparedInterface::new(prepared, server, spec))
         };
-        let ready = prepared.into_iter().zip(wanted).map(serve);
+        let ready = prepared.into_iter().zip(spec).map(serve);
         ready.collect::<Result<_, _>>().map_err(in_place)
     }
 
     /// The same for one.
-    pub(super) fn prepare_one(&self, wanted: &Wanted) -> Result<Ready, PodError> {
-        self.prepare(std::slice::from_ref(wanted))?
+    pub(super) fn prepare_one(&self, spec: &InterfaceSpec) -> Result<PreparedInterface, VmNetworkError> {
+        self.prepare(std::slice::from_ref(spec))?
             .pop()
-            .ok_or(PodError::Aborted)
+            .ok_or(VmNetworkError::Aborted)
     }
 
     /// Gives a device back that one interface was bound to.
-    pub(super) fn give_one_back(&self, device: &str) -> Result<(), NetworkError> {
+    pub(super) fn release_interface(&self, device: &str) -> Result<(), NetworkError> {
         husk_network::tear_down_interface(&self.netns, &self.dir, device)
     }
 
     /// Gives the namespace its network back.
-    pub(super) fn give_back(self) -> Result<(), NetworkError> {
+    pub(super) fn release(self) -> Result<(), NetworkError> {
         husk_network::take_back(&self.dir, Some(&self.netns))
     }
 }

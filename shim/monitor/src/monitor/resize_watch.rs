@@ -10,24 +10,24 @@ use std::time::Duration;
 use rustix::fs::{FileType, Mode, OFlags, fstat, major, minor, open};
 
 /// How often sizes are asked for.
-pub(super) const EVERY: Duration = Duration::from_secs(3);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(3);
 
 /// Bytes of the sectors in which the kernel counts a device.
 const SECTOR: u64 = 512;
 
 /// A hold on a file that tells its size, and neither opens nor locks it.
 #[derive(Debug)]
-pub(super) struct Probe {
+pub(super) struct SizeProbe {
     file: OwnedFd,
     /// Bytes it had at first.
     pub(super) first: u64,
 }
 
-impl Probe {
+impl SizeProbe {
     /// Of a file that is open.
-    pub(super) fn of(file: impl AsFd) -> io::Result<Probe> {
+    pub(super) fn of(file: impl AsFd) -> io::Result<SizeProbe> {
         let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
-        let mut probe = Probe {
+        let mut probe = SizeProbe {
             file: open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?,
             first: 0,
         };
@@ -65,7 +65,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk.img");
         let file = std::fs::File::create(&path).unwrap();
-        let probe = Probe::of(&file).unwrap();
+        let probe = SizeProbe::of(&file).unwrap();
         assert_eq!(probe.first, 0);
         std::fs::remove_file(&path).unwrap();
         file.set_len(4096).unwrap();

@@ -8,16 +8,16 @@ use super::SpawnError;
 
 /// The VMM's program. Prints as people can find it again: with the variable that chose it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Program {
+pub struct VmmProgram {
     path: PathBuf,
     chosen: bool,
 }
 
-impl Program {
+impl VmmProgram {
     /// `HUSK_VMM`, else `husk-vmm` beside this executable, else on `PATH`.
-    pub fn find() -> Result<Program, SpawnError> {
+    pub fn find() -> Result<VmmProgram, SpawnError> {
         if let Some(path) = env::var_os("HUSK_VMM").filter(|value| !value.is_empty()) {
-            return Ok(Program {
+            return Ok(VmmProgram {
                 path: path.into(),
                 chosen: true,
             });
@@ -30,7 +30,7 @@ impl Program {
         directories
             .map(|dir| dir.join("husk-vmm"))
             .find(|program| program.is_file())
-            .map(Program::from)
+            .map(VmmProgram::from)
             .ok_or(SpawnError::NotFound)
     }
 
@@ -43,7 +43,7 @@ impl Program {
 
     /// What to do about a program that is not the VMM; nothing where nobody chose it.
     #[must_use]
-    pub fn way_out(&self) -> &'static str {
+    pub fn hint(&self) -> &'static str {
         match self.chosen {
             true => ": set HUSK_VMM to the path of husk-vmm, or leave it out",
             false => "",
@@ -51,13 +51,13 @@ impl Program {
     }
 }
 
-impl From<PathBuf> for Program {
-    fn from(path: PathBuf) -> Program {
-        Program { path, chosen: false }
+impl From<PathBuf> for VmmProgram {
+    fn from(path: PathBuf) -> VmmProgram {
+        VmmProgram { path, chosen: false }
     }
 }
 
-impl fmt::Display for Program {
+impl fmt::Display for VmmProgram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = if self.chosen { "HUSK_VMM=" } else { "" };
         write!(f, "{name}{}", self.path.display())

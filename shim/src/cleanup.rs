@@ -38,13 +38,13 @@ pub(crate) fn delete(flags: &Flags) -> Result<Vec<u8>, String> {
             let address = Address::of(None, &flags.address, &flags.namespace, &group);
             match address.is_served() {
                 // containerd has given up this container all the same, and with the pod's own the pod.
-                true => dismiss(&address.to_string(), &flags.id, group == flags.id),
+                true => release_container(&address.to_string(), &flags.id, group == flags.id),
                 false => address.remove(),
             }
         }
     }
     if let Ok(runtime) = RuntimeDir::locate() {
-        runtime.sweep().map_err(|error| error.to_string())?;
+        runtime.remove_abandoned().map_err(|error| error.to_string())?;
     }
     let response = DeleteResponse {
         exit_status: KILLED,
@@ -55,7 +55,7 @@ pub(crate) fn delete(flags: &Flags) -> Result<Vec<u8>, String> {
 }
 
 /// Tells a living shim to let go of a container, and to end if it has no other or `now`.
-fn dismiss(address: &str, id: &str, now: bool) {
+fn release_container(address: &str, id: &str, now: bool) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let Ok(runtime) = runtime else { return };
     let (kill, delete, shutdown) = (

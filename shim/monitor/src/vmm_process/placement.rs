@@ -9,26 +9,26 @@ use nix::sched::{CloneFlags, setns, unshare};
 
 /// Where a VMM's process is.
 #[derive(Debug, Clone, Default)]
-pub struct Place {
+pub struct CgroupPlacement {
     /// The directory of its cgroup (version 2); none for the caller's.
     pub cgroup: Option<PathBuf>,
 }
 
 /// The file that takes processes into a cgroup, to be written between fork and exec.
 #[derive(Debug)]
-pub(super) struct Entrance(Option<OwnedFd>);
+pub(super) struct CgroupProcs(Option<OwnedFd>);
 
-impl Place {
-    pub(super) fn entrance(&self) -> io::Result<Entrance> {
+impl CgroupPlacement {
+    pub(super) fn entrance(&self) -> io::Result<CgroupProcs> {
         let Some(cgroup) = &self.cgroup else {
-            return Ok(Entrance(None));
+            return Ok(CgroupProcs(None));
         };
         let procs = File::options().write(true).open(cgroup.join("cgroup.procs"))?;
-        Ok(Entrance(Some(procs.into())))
+        Ok(CgroupProcs(Some(procs.into())))
     }
 }
 
-impl Entrance {
+impl CgroupProcs {
     /// Moves the calling process; one system call and nothing else.
     pub(super) fn enter(&self) -> io::Result<()> {
         if let Some(procs) = &self.0 {
@@ -42,7 +42,7 @@ impl Entrance {
 /// allowed.
 ///
 /// A namespace is made for the children of the calling thread, which gets its own back.
-pub(super) fn alone<T>(spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+pub(super) fn in_new_pid_namespace<T>(spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let Ok(own) = File::open("/proc/self/ns/pid") else {
         return spawn();
     };

@@ -14,51 +14,51 @@ use tokio::time::timeout;
 use tonic::transport::Server;
 use tracing::{info, warn};
 
-use super::disks::Disks;
-use super::ending::Ending;
+use super::disks::DisksActor;
+use super::final_status::FinalStatus;
 use super::handle::VmHandle;
-use super::interfaces::{self, Interfaces};
-use super::service::{Parts, Service};
-use super::status::Board;
-use super::vm::Vm;
+use super::interfaces::{self, InterfacesActor};
+use super::service::{Service, ServiceParts};
+use super::status::StatusPublisher;
+use super::vm::VmActor;
 use super::{listener, stdio};
 use crate::console::Console;
-use crate::launch::Starter;
+use crate::launch::StartMode;
 use crate::state::VmDir;
-use crate::surroundings::Surroundings;
+use crate::vm_environment::VmEnvironment;
 
 /// How long clients have to take the final status.
-const FAREWELL: Duration = Duration::from_secs(2);
+const FINAL_STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 /// A message to the monitor is a manifest at most, and what stands around it.
 const MESSAGE_BYTES: usize = husk_vmi::MANIFEST_LIMIT + (128 << 10);
 
 /// A VM that has not started, served on pod.sock already.
-pub(super) struct Attended {
-    vm: Vm,
-    disks: Disks,
-    interfaces: interfaces::Handle,
+pub(super) struct Supervisor {
+    vm: VmActor,
+    disks: DisksActor,
+    interfaces: interfaces::InterfacesHandle,
     /// The guest's end of its console.
     guest: Option<OwnedFd>,
-    audience: Audience,
+    status_server: StatusServer,
     pub(super) handle: VmHandle,
     pub(super) console: Option<Console>,
 }
 
 /// Those who want to know how the VM does.
-pub(super) struct Audience {
-    board: Board,
+pub(super) struct StatusServer {
+    publisher: StatusPublisher,
     finish: oneshot::Sender<()>,
     server: JoinHandle<Result<(), tonic::transport::Error>>,
 }
 
-impl Attended {
+impl Supervisor {
     /// Writes down what the VM is and begins to serve, in the VM's directory. On a tokio runtime.
     pub(super) fn new(
         plan: VmPlan,
         vmi: &serde_json::Value,
         dir: &VmDir,
-        surroundings: Surroundings,
-    ) -> io::Result<Attended> {
+        environment: VmEnvironment,
+    ) -> io::Result<Supervisor> {
         stdio::write_json(&dir.plan(), &plan)?;
         stdio::write_json(&dir.vmi(), vmi)?;
         let (guest, console) = UnixStream::pair()?;
@@ -70,25 +70,25 @@ impl Attended {
         let descriptors = listener::serve_descriptors(dir.path())?;
 
         let plan = Arc::new(plan);
-        let board = Board::new();
+        let publisher = StatusPublisher::new();
         let (running, vmm) = watch::channel(None);
-        let surroundings = Arc::new(surroundings);
-        let (disks, plugging) = Disks::new(VmPlan::clone(&plan), dir.plan(), surroundings.clone());
+        let environment = Arc::new(environment);
+        let (disks, plugging) = DisksActor::new(VmPlan::clone(&plan), dir.plan(), environment.clone());
         let (network, interfaces) =
-            Interfaces::new(plan.clone(), surroundings.network.clone(), dir.path().to_owned());
-        tokio::spawn(network.serve());
-        let (vm, handle) = Vm::new(
+            InterfacesActor::new(plan.clone(), environment.network.clone(), dir.path().to_owned());
+        tokio::spawn(network.run());
+        let (vm, handle) = VmActor::new(
             plan.clone(),
-            surroundings.clone(),
-            board.clone(),
+            environment.clone(),
+            publisher.clone(),
             running,
             plugging.clone(),
             interfaces.clone(),
         );
-        let handle = VmHandle::new(handle, vmm, board.subscribe());
-        let service = Service::new(Parts {
+        let handle = VmHandle::new(handle, vmm, publisher.subscribe());
+        let service = Service::new(ServiceParts {
             plan,
-            surroundings,
+            environment,
             vm: handle.clone(),
             disks: plugging,
             interfaces: interfaces.clone(),
@@ -100,13 +100,13 @@ impl Attended {
         let server = Server::builder().serve_with_incoming_shutdown(service, incoming, async {
             let _ = finished.await;
         });
-        Ok(Attended {
+        Ok(Supervisor {
             vm,
             disks,
             interfaces,
             guest: guest.map(Into::into),
-            audience: Audience {
-                board,
+            status_server: StatusServer {
+                publisher,
                 finish,
                 server: tokio::spawn(server),
             },
@@ -116,31 +116,31 @@ impl Attended {
     }
 
     /// The whole life of the VM.
-    pub(super) async fn live(self, starter: Starter) -> (Ending, Audience) {
+    pub(super) async fn run(self, start_mode: StartMode) -> (FinalStatus, StatusServer) {
         // The console's actor and the status end with their last handles.
         drop((self.console, self.handle));
-        let ending = tokio::select! {
-            ending = self.vm.live(self.guest, starter) => ending,
+        let final_status = tokio::select! {
+            final_status = self.vm.run(self.guest, start_mode) => final_status,
             // Nothing is plugged, and no plan kept, once the VM has ended.
-            never = self.disks.serve() => match never {},
+            never = self.disks.run() => match never {},
         };
         info!(
-            phase = ending.phase.as_str_name(),
-            reason = ending.reason,
-            message = ending.message,
+            phase = final_status.phase.as_str_name(),
+            reason = final_status.reason,
+            message = final_status.message,
             "the VM ended"
         );
         self.interfaces.close().await;
-        (ending, self.audience)
+        (final_status, self.status_server)
     }
 }
 
-impl Audience {
+impl StatusServer {
     /// Tells the end to everybody who listens and gives them a moment to hear it.
-    pub(super) async fn farewell(self, ending: Ending) {
-        self.board.end(ending);
-        drop((self.board, self.finish));
-        if timeout(FAREWELL, self.server).await.is_err() {
+    pub(super) async fn publish_final(self, final_status: FinalStatus) {
+        self.publisher.end(final_status);
+        drop((self.publisher, self.finish));
+        if timeout(FINAL_STATUS_TIMEOUT, self.server).await.is_err() {
             warn!("a client did not take the final status");
         }
     }

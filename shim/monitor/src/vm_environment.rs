@@ -6,11 +6,11 @@ use std::path::PathBuf;
 
 use husk_volumes::{Paths, Scratch};
 
-use crate::vmm_process::Place;
+use crate::vmm_process::CgroupPlacement;
 
-/// The surroundings of one VM.
+/// The environment of one VM.
 #[derive(Debug)]
-pub struct Surroundings {
+pub struct VmEnvironment {
     /// Where what the VM does not keep lies.
     pub scratch: Scratch,
     /// How paths of the plan are opened.
@@ -18,18 +18,18 @@ pub struct Surroundings {
     /// Its pod's network; none if it gets one of its own, as far as its plan has interfaces.
     pub network: Option<PodNetwork>,
     /// Where the VMM's process is.
-    pub place: Place,
+    pub placement: CgroupPlacement,
 }
 
-impl Surroundings {
+impl VmEnvironment {
     /// Those of a VM that somebody runs by hand: what the caller may open, and wherever the caller is.
     #[must_use]
-    pub fn of_the_caller(netns: Option<PathBuf>) -> Surroundings {
-        Surroundings {
+    pub fn of_caller(netns: Option<PathBuf>) -> VmEnvironment {
+        VmEnvironment {
             scratch: Scratch::locate(),
             paths: Paths::Callers,
             network: netns.map(PodNetwork::named),
-            place: Place::default(),
+            placement: CgroupPlacement::default(),
         }
     }
 }
@@ -67,7 +67,7 @@ impl PodNetwork {
     }
 
     /// What to do about one that is none.
-    pub(crate) fn way_out(&self) -> &'static str {
+    pub(crate) fn hint(&self) -> &'static str {
         match self.by_option {
             true => ": name a network namespace, such as /run/netns/NAME or /proc/PID/ns/net",
             false => "",

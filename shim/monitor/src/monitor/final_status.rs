@@ -1,16 +1,14 @@
 //! What the end of a VMM means for its VM.
 
-use std::error::Error;
-
 use husk_proto::shim::v1::Phase;
 use husk_proto::vmm::v1::ExitReason;
 use husk_proto::vmm::v1::event::Exit;
 
-use crate::vmm_process::VmExit;
+use crate::vmm_process::VmmExit;
 
 /// A final status.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Ending {
+pub(super) struct FinalStatus {
     pub(super) phase: Phase,
     pub(super) reason: &'static str,
     pub(super) message: String,
@@ -20,7 +18,7 @@ pub(super) struct Ending {
 
 /// Who ended the VM, if not the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum KilledBecause {
+pub(super) enum KillReason {
     /// Somebody said so.
     Asked,
     /// The guest did not power off in time.
@@ -29,13 +27,13 @@ pub(super) enum KilledBecause {
         seconds: u64,
     },
     /// The program that started the VM was gone before it ran.
-    StarterGone,
+    LauncherGone,
 }
 
-impl Ending {
+impl FinalStatus {
     /// A VM that never ran.
-    pub(super) fn not_started(reason: &'static str, message: String, exit: ExitReason) -> Ending {
-        Ending {
+    pub(super) fn not_started(reason: &'static str, message: String, exit: ExitReason) -> FinalStatus {
+        FinalStatus {
             phase: Phase::Failed,
             reason,
             message,
@@ -44,20 +42,20 @@ impl Ending {
     }
 
     /// A VM that was killed. As with KubeVirt that is a failure, unless there is no ACPI to ask the guest with.
-    pub(super) fn killed(why: KilledBecause, acpi: bool, exit: ExitReason) -> Ending {
+    pub(super) fn killed(why: KillReason, acpi: bool, exit: ExitReason) -> FinalStatus {
         let phase = if acpi { Phase::Failed } else { Phase::Succeeded };
         let (reason, message) = match why {
-            KilledBecause::Asked => ("Killed", "the VM was killed on request".to_owned()),
-            KilledBecause::GraceExpired { seconds } => (
+            KillReason::Asked => ("Killed", "the VM was killed on request".to_owned()),
+            KillReason::GraceExpired { seconds } => (
                 "GracePeriodExpired",
                 format!("the guest did not power off within {seconds} s and was killed"),
             ),
-            KilledBecause::StarterGone => (
+            KillReason::LauncherGone => (
                 "Killed",
                 "whoever started the VM was gone before it ran".to_owned(),
             ),
         };
-        Ending {
+        FinalStatus {
             phase,
             reason,
             message,
@@ -66,7 +64,7 @@ impl Ending {
     }
 
     /// A VMM that ended by itself. Its last event says why; its status does where the event did not get through.
-    pub(super) fn of_vmm(process: &VmExit, last_event: Option<&Exit>) -> Ending {
+    pub(super) fn of_vmm(process: &VmmExit, last_event: Option<&Exit>) -> FinalStatus {
         let (exit, detail) = match last_event {
             Some(event) if !process.by_signal => (event.reason(), event.detail.clone()),
             _ => (process.reason, process.detail.clone()),
@@ -84,7 +82,7 @@ impl Ending {
         } else {
             detail
         };
-        Ending {
+        FinalStatus {
             phase,
             reason,
             message,
@@ -93,26 +91,12 @@ impl Ending {
     }
 }
 
-/// An error and its causes on one line; a cause that its effect quotes already is not repeated.
-pub(super) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.ends_with(&cause_text) {
-            text = format!("{text}: {cause_text}");
-        }
-        source = cause.source();
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn process(reason: ExitReason, detail: &str, by_signal: bool) -> VmExit {
-        VmExit {
+    fn process(reason: ExitReason, detail: &str, by_signal: bool) -> VmmExit {
+        VmmExit {
             reason,
             detail: detail.into(),
             by_signal,
@@ -126,33 +110,30 @@ mod tests {
             detail: "guest powered off".into(),
         };
         let exited = process(ExitReason::Poweroff, "", false);
-        let ending = Ending::of_vmm(&exited, Some(&poweroff));
-        assert_eq!((ending.phase, ending.reason), (Phase::Succeeded, "Poweroff"));
-        assert_eq!(ending.message, "guest powered off");
+        let final_status = FinalStatus::of_vmm(&exited, Some(&poweroff));
+        assert_eq!(
+            (final_status.phase, final_status.reason),
+            (Phase::Succeeded, "Poweroff")
+        );
+        assert_eq!(final_status.message, "guest powered off");
         let died = process(ExitReason::Error, "the VMM was killed by SIGKILL", true);
-        let ending = Ending::of_vmm(&died, Some(&poweroff));
-        assert_eq!((ending.phase, ending.reason), (Phase::Failed, "VmmDied"));
-        assert_eq!(ending.message, "the VMM was killed by SIGKILL");
-        let ending = Ending::of_vmm(&process(ExitReason::TripleFault, "", false), None);
-        assert_eq!((ending.phase, ending.reason), (Phase::Failed, "TripleFault"));
-        assert_eq!(ending.message, "the guest reset by a triple fault");
+        let final_status = FinalStatus::of_vmm(&died, Some(&poweroff));
+        assert_eq!(
+            (final_status.phase, final_status.reason),
+            (Phase::Failed, "VmmDied")
+        );
+        assert_eq!(final_status.message, "the VMM was killed by SIGKILL");
+        let final_status = FinalStatus::of_vmm(&process(ExitReason::TripleFault, "", false), None);
+        assert_eq!(
+            (final_status.phase, final_status.reason),
+            (Phase::Failed, "TripleFault")
+        );
+        assert_eq!(final_status.message, "the guest reset by a triple fault");
     }
 
     #[test]
     fn a_kill_fails_a_vm_that_could_have_been_asked() {
-        let killed = |acpi| Ending::killed(KilledBecause::Asked, acpi, ExitReason::Poweroff).phase;
+        let killed = |acpi| FinalStatus::killed(KillReason::Asked, acpi, ExitReason::Poweroff).phase;
         assert_eq!((killed(true), killed(false)), (Phase::Failed, Phase::Succeeded));
-    }
-
-    #[test]
-    fn a_chain_says_nothing_twice() {
-        #[derive(Debug, thiserror::Error)]
-        #[error("outer: {0}")]
-        struct Quoting(#[source] std::io::Error);
-        #[derive(Debug, thiserror::Error)]
-        #[error("start failed")]
-        struct Outer(#[source] Quoting);
-        let error = Outer(Quoting(std::io::Error::other("no space")));
-        assert_eq!(chain(&error), "start failed: outer: no space");
     }
 }

@@ -9,7 +9,7 @@ use husk_network::{
 
 /// An interface that is to be prepared.
 #[derive(Debug, Clone)]
-pub(super) struct Wanted {
+pub(super) struct InterfaceSpec {
     pub(super) interface: Interface,
     pub(super) options: DhcpOptions,
     pub(super) link_up: bool,
@@ -17,19 +17,19 @@ pub(super) struct Wanted {
 
 /// What all interfaces of a VM have in common.
 #[derive(Debug, Clone)]
-pub(super) struct Common {
+pub(super) struct InterfaceDefaults {
     pub(super) owner: Owner,
     pub(super) hostname: String,
     pub(super) resolver: Resolver,
 }
 
-impl Common {
-    pub(super) fn new(plan: &VmPlan, owner: Owner, resolver: Resolver) -> Result<Common, Fault> {
+impl InterfaceDefaults {
+    pub(super) fn new(plan: &VmPlan, owner: Owner, resolver: Resolver) -> Result<InterfaceDefaults, Fault> {
         let resolver = match &plan.subdomain {
             Some(subdomain) => resolver.with_subdomain(subdomain)?,
             None => resolver,
         };
-        Ok(Common {
+        Ok(InterfaceDefaults {
             owner,
             hostname: plan.hostname.clone(),
             resolver,
@@ -37,7 +37,7 @@ impl Common {
     }
 
     /// An interface of the plan, at its place among the VM's.
-    pub(super) fn planned(&self, index: u8, nic: &NicPlan) -> Wanted {
+    pub(super) fn planned(&self, index: u8, nic: &NicPlan) -> InterfaceSpec {
         let device = match &nic.network {
             NicNetwork::Pod | NicNetwork::Multus { default: true, .. } => PRIMARY_NIC.to_owned(),
             NicNetwork::Multus { default: false, .. } => secondary_nic(&nic.name),
@@ -51,7 +51,7 @@ impl Common {
             queues: nic.queues,
             owner: self.owner,
         };
-        Wanted {
+        InterfaceSpec {
             interface,
             options: self.options(&nic.dhcp),
             link_up: nic.link_up,
@@ -96,8 +96,8 @@ mod tests {
 
     use super::*;
 
-    fn common() -> Common {
-        Common {
+    fn defaults() -> InterfaceDefaults {
+        InterfaceDefaults {
             owner: Owner { uid: 107, gid: 107 },
             hostname: "demo".into(),
             resolver: Resolver::parse(""),
@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn networks_have_kubevirts_devices() {
         let device = |network| {
-            common()
+            defaults()
                 .planned(0, &nic(network, NicBinding::Bridge))
                 .interface
                 .nic
@@ -146,17 +146,17 @@ mod tests {
                 port: 53,
             }],
         };
-        let wanted = common().planned(3, &nic(NicNetwork::Pod, masquerade));
-        let Binding::Masquerade(network) = &wanted.interface.binding else {
-            panic!("{wanted:?}");
+        let spec = defaults().planned(3, &nic(NicNetwork::Pod, masquerade));
+        let Binding::Masquerade(network) = &spec.interface.binding else {
+            panic!("{spec:?}");
         };
         assert_eq!(network.guest().to_string(), "10.9.0.2/24");
         assert_eq!(network.cidr6, Masquerade::default().cidr6);
         assert_eq!(network.ports[0].protocol, Protocol::Udp);
-        assert_eq!((wanted.interface.index, wanted.interface.queues), (3, 2));
-        assert_eq!(wanted.interface.mac, Some(MacAddr([2, 0, 0, 0, 0, 9])));
-        assert_eq!(wanted.options.boot_file.as_deref(), Some("pxe"));
-        assert_eq!(wanted.options.hostname.as_deref(), Some("demo"));
-        assert!(!wanted.link_up);
+        assert_eq!((spec.interface.index, spec.interface.queues), (3, 2));
+        assert_eq!(spec.interface.mac, Some(MacAddr([2, 0, 0, 0, 0, 9])));
+        assert_eq!(spec.options.boot_file.as_deref(), Some("pxe"));
+        assert_eq!(spec.options.hostname.as_deref(), Some("demo"));
+        assert!(!spec.link_up);
     }
 }

@@ -11,23 +11,23 @@ use tonic::transport::Channel;
 
 /// Calls, and descriptors that they name.
 #[derive(Debug, Clone)]
-pub(super) struct Link {
+pub(super) struct VmmConnection {
     pub(super) client: VmmClient<Channel>,
     pub(super) fds: Arc<FdSender>,
 }
 
 /// What a call of the VMM answers, if it does in time.
-pub(super) async fn within<T>(
+pub(super) async fn call_within<T>(
     limit: Duration,
     call: impl Future<Output = Result<T, Status>>,
 ) -> Result<T, Status> {
     let answer = timeout(limit, call).await;
     answer
         .unwrap_or_else(|_| Err(Status::deadline_exceeded("the VMM does not answer")))
-        .map_err(plain)
+        .map_err(without_metadata)
 }
 
 /// The VMM's metadata is not the caller's.
-pub(super) fn plain(status: Status) -> Status {
+pub(super) fn without_metadata(status: Status) -> Status {
     Status::new(status.code(), status.message())
 }

@@ -1,13 +1,13 @@
-//! A process that hosts a VM as the containerd shim does, in a pod's surroundings.
+//! A process that hosts a VM as the containerd shim does, in a pod's environment.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 
-use husk_monitor::monitor::{Hosted, final_status};
+use husk_monitor::monitor::{EmbeddedVm, final_status};
 use husk_monitor::state::RuntimeDir;
-use husk_monitor::surroundings::Surroundings;
-use husk_monitor::vmm_process::Place;
+use husk_monitor::vm_environment::VmEnvironment;
+use husk_monitor::vmm_process::CgroupPlacement;
 use husk_vmi::VmPlan;
 use husk_volumes::{Given, Paths, Scratch};
 
@@ -26,21 +26,21 @@ pub fn main(arguments: &[String]) -> ExitCode {
             hotplug: Some(hotplug),
             ..Given::default()
         };
-        let surroundings = Surroundings {
+        let environment = VmEnvironment {
             scratch: Scratch::at(scratch),
             paths: Paths::Given(given),
             network: None,
-            place: Place::default(),
+            placement: CgroupPlacement::default(),
         };
         let name = plan.name.clone();
         let vmi = serde_json::json!({});
         let runtime = RuntimeDir::at(runtime);
-        let mut hosted = Hosted::build(&runtime, ("pods", &name), plan, &vmi, surroundings)
+        let mut embedded_vm = EmbeddedVm::build(&runtime, ("pods", &name), plan, &vmi, environment)
             .await
             .unwrap();
-        hosted.boot().await.unwrap();
+        embedded_vm.boot().await.unwrap();
         println!("booted");
-        final_status(hosted.vm.status()).await;
+        final_status(embedded_vm.vm.status()).await;
     });
     ExitCode::SUCCESS
 }
@@ -49,7 +49,7 @@ pub fn main(arguments: &[String]) -> ExitCode {
 pub fn start<'a>(f: &'a Fixture, plan: &VmPlan, hotplug: &std::path::Path) -> (Vm<'a>, Child) {
     let this = std::env::current_exe().unwrap();
     let mut host = Command::new(&this)
-        .arg("host")
+        .arg("embedded")
         .args([&f.home().join("run"), f.home(), hotplug])
         .env("HUSK_VMM", this)
         .env("HUSK_KVM", "/dev/null")

@@ -8,10 +8,13 @@ use tokio::time::{MissedTickBehavior, interval};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 
-use super::service::Seen;
+use super::service::StatusSources;
 
 /// Follows a VM until its end. The stream's reader may be slow: it misses what was so in between.
-pub(super) fn watch_status(mut seen: Seen, metrics_seconds: u32) -> ReceiverStream<Result<VmStatus, Status>> {
+pub(super) fn watch_status(
+    mut sources: StatusSources,
+    metrics_seconds: u32,
+) -> ReceiverStream<Result<VmStatus, Status>> {
     let (sender, stream) = mpsc::channel(1);
     tokio::spawn(async move {
         let mut ticks = (metrics_seconds > 0).then(|| {
@@ -21,22 +24,22 @@ pub(super) fn watch_status(mut seen: Seen, metrics_seconds: u32) -> ReceiverStre
         });
         let mut metrics = None;
         loop {
-            let mut status = seen.status.borrow_and_update().clone();
+            let mut status = sources.status.borrow_and_update().clone();
             if !is_final(&status) {
-                status.disks = seen.disks.borrow_and_update().clone();
-                status.interfaces = seen.interfaces.borrow_and_update().clone();
+                status.disks = sources.disks.borrow_and_update().clone();
+                status.interfaces = sources.interfaces.borrow_and_update().clone();
                 status.metrics = metrics.take();
             }
             if sender.send(Ok(status)).await.is_err() {
                 return;
             }
             tokio::select! {
-                changed = seen.status.changed() => if changed.is_err() {
+                changed = sources.status.changed() => if changed.is_err() {
                     return;
                 },
-                true = changed(&mut seen.disks) => {}
-                true = changed(&mut seen.interfaces) => {}
-                () = tick(&mut ticks) => metrics = seen.metrics().await,
+                true = changed(&mut sources.disks) => {}
+                true = changed(&mut sources.interfaces) => {}
+                () = tick(&mut ticks) => metrics = sources.metrics().await,
                 () = sender.closed() => return,
             }
         }
