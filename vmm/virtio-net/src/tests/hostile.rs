@@ -30,12 +30,12 @@ fn a_broken_ring_costs_the_device() {
             guest.receive[0].add(&[(TABLES, 5, INDIRECT)]);
             guest.receive[0].kick();
         }),
-        ("device to read", |guest| {
+        ("readable descriptor in", |guest| {
             guest.receive[0].add(&[(RECEIVED, 5, 0), (RECEIVED, 2048, WRITE)]);
             guest.receive[0].kick();
         }),
-        ("room for a header", |guest| guest.offer(0, 1, 11)),
-        ("outside of memory", |guest| {
+        ("too small for a header", |guest| guest.offer(0, 1, 11)),
+        ("outside of guest memory", |guest| {
             guest.receive[0].add(&[(END as u64 - 10, 2048, WRITE)]);
             guest.receive[0].kick();
         }),
