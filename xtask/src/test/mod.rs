@@ -17,7 +17,7 @@ use crate::packages::{self, Tool};
 use crate::progress::Progress;
 use crate::{binaries, images, lab, upstream};
 use anyhow::{Result, bail};
-use stages::Stages;
+use stages::{Stage, Stages};
 use std::process::ExitCode;
 use std::time::Duration;
 use suite::{Suite, Tier};
@@ -61,6 +61,9 @@ pub struct Args {
     /// Also run the cases with programs built from Go modules: the newest containerd, a kubelet
     #[arg(long)]
     peers: bool,
+    /// Run only the end-to-end cases, with the release binaries as they are
+    #[arg(long)]
+    no_build: bool,
     /// List the end-to-end cases with their tiers and run nothing
     #[arg(long)]
     list: bool,
@@ -90,6 +93,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     lab::exit_on_signals()?;
     let stages = Stages::new();
+    if args.no_build {
+        stages.run("end to end", |stage| run_cases(stage, args, &progress));
+        return Ok(exit_code(stages.close()));
+    }
     let lints = args.filter.is_none();
     let (stages, progress) = (&stages, &progress);
     if lints {
@@ -113,12 +120,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             if built && made {
-                stages.run("end to end", |stage| {
-                    let (tally, cpu) = end_to_end(args, progress)?;
-                    stage.tally.add(tally);
-                    stage.cpu = cpu;
-                    Ok(())
-                });
+                stages.run("end to end", |stage| run_cases(stage, args, progress));
             } else {
                 stages.fail(
                     "end to end",
@@ -142,11 +144,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             stages.run("cargo deny", |stage| deny::check(stage, progress));
         }
     });
-    Ok(if stages.close() {
+    Ok(exit_code(stages.close()))
+}
+
+fn exit_code(good: bool) -> ExitCode {
+    if good {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
-    })
+    }
 }
 
 /// Makes the lab's image, guest images and upstream programs that the run needs, where they are not in the cache.
@@ -167,7 +173,7 @@ fn make_images(args: &Args, progress: &Progress) -> Result<()> {
 }
 
 /// The suite that boots real guests, in the labs or on this machine.
-fn end_to_end(args: &Args, progress: &Progress) -> Result<(tally::Tally, Duration)> {
+fn run_cases(stage: &mut Stage, args: &Args, progress: &Progress) -> Result<()> {
     let mut suite = Suite::copy()?;
     let tiers = args.tiers();
     if tiers.contains(&Tier::Upstream) {
@@ -180,5 +186,7 @@ fn end_to_end(args: &Args, progress: &Progress) -> Result<(tally::Tally, Duratio
     let limit = if args.full { FULL_LIMIT } else { END_TO_END_LIMIT };
     let (mut tally, cpu) = queue::run(&suite, cases, &[], limit, progress)?;
     tally.judge_flaky();
-    Ok((tally, cpu))
+    stage.tally.add(tally);
+    stage.cpu = cpu;
+    Ok(())
 }
