@@ -86,8 +86,8 @@ fn threads_take_over_and_old_rings_go_on() {
         let error = new(EngineKind::Uring).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EPERM));
         let mut after = new(EngineKind::Auto).unwrap();
-        assert!(format!("{before:?}").contains("Uring"));
-        assert!(format!("{after:?}").contains("Threads"));
+        assert!(format!("{before:?}").contains("UringBackend"));
+        assert!(format!("{after:?}").contains("ThreadBackend"));
         works(&mut before, first);
         // Disks come and go all the same.
         let second = before.attach(&disk()).unwrap();

@@ -1,4 +1,4 @@
-//! A file as imago wants its storage: whole transfers, zeroes beyond the end, no path ever.
+//! A file as imago's storage: whole transfers, zeroes behind the end, no paths.
 
 use std::cell::Cell;
 use std::fmt;
@@ -14,20 +14,20 @@ use imago::storage::drivers::CommonStorageHelper;
 
 use crate::geometry;
 
-/// iovecs of one call (UIO_MAXIOV).
+/// Maximum iovecs of one call (UIO_MAXIOV).
 const VECTOR: usize = 1024;
 
 thread_local! {
-    /// The first error of the kernel's since [`forget_errno`]. imago does not pass on all of them as such.
+    /// First error number of the kernel since [`forget_errno`]. imago does not pass all of them on.
     static ERRNO: Cell<i32> = const { Cell::new(0) };
 }
 
-/// Begins a request on this thread.
+/// Clears the recorded error number of this thread, at the start of a request.
 pub(super) fn forget_errno() {
     ERRNO.set(0);
 }
 
-/// The error number of a failed request, recognisable whatever imago made of it.
+/// The error number of a failed request, even if imago wrapped the error.
 pub(super) fn errno(error: &io::Error) -> i32 {
     match (error.raw_os_error(), ERRNO.get(), error.kind()) {
         (Some(errno), ..) => errno,
@@ -42,7 +42,7 @@ pub(super) fn errno(error: &io::Error) -> i32 {
 #[derive(Debug)]
 pub(super) struct FileStorage {
     file: Arc<File>,
-    /// Nothing was ever written from here on.
+    /// Nothing was ever written at or behind this offset.
     end: AtomicU64,
     helper: CommonStorageHelper,
 }
@@ -53,7 +53,7 @@ impl fmt::Display for FileStorage {
     }
 }
 
-/// What a system call returned, unless it is to be repeated.
+/// Result of a system call, `None` if it was interrupted.
 fn check(result: isize) -> io::Result<Option<usize>> {
     if let Ok(moved) = usize::try_from(result) {
         return Ok(Some(moved));
@@ -72,7 +72,7 @@ fn signed(offset: u64) -> io::Result<i64> {
     i64::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))
 }
 
-/// Moves a vector past what was transferred.
+/// Advances the iovecs past `moved` bytes.
 fn advance(vector: &mut [libc::iovec], mut moved: usize) -> &mut [libc::iovec] {
     let mut done = 0;
     while done < vector.len() && vector[done].iov_len <= moved {
@@ -88,7 +88,7 @@ fn advance(vector: &mut [libc::iovec], mut moved: usize) -> &mut [libc::iovec] {
     rest
 }
 
-/// Gives the storage of a range of `file` back; it reads as zeroes.
+/// Punches a hole into `file`, which then reads as zeroes.
 pub(super) fn punch(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     let (offset, len) = (signed(offset)?, signed(len)?);
@@ -145,7 +145,7 @@ impl Storage for FileStorage {
 
     unsafe fn pure_writev(&self, bufv: IoVector<'_>, offset: u64) -> io::Result<()> {
         let mut at = signed(offset)?;
-        // Before the bytes are there, see `pure_write_zeroes`.
+        // Before the write, see `pure_write_zeroes`.
         self.end
             .fetch_max(offset.saturating_add(bufv.len()), Ordering::SeqCst);
         // SAFETY: used while `bufv` lives.
@@ -170,15 +170,23 @@ impl Storage for FileStorage {
     }
 
     unsafe fn pure_write_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {
-        // Where nothing was ever written there is a hole, or nothing yet, whatever is written elsewhere meanwhile.
-        if offset >= self.end.load(Ordering::SeqCst) {
-            return Ok(());
+        let (stop, end) = (offset.saturating_add(length), self.end.load(Ordering::SeqCst));
+        // Behind `end` nothing was ever written: it is a hole, or behind the end of the file.
+        if offset < end {
+            punch(&self.file, offset, length).map_err(|error| match error.raw_os_error() {
+                // imago writes zeroes instead.
+                Some(libc::EOPNOTSUPP | libc::ENOSYS) => io::ErrorKind::Unsupported.into(),
+                _ => error,
+            })?;
         }
-        punch(&self.file, offset, length).map_err(|error| match error.raw_os_error() {
-            // imago writes zeroes then.
-            Some(libc::EOPNOTSUPP | libc::ENOSYS) => io::ErrorKind::Unsupported.into(),
-            _ => error,
-        })
+        if stop > end && length > 0 {
+            // The file reaches to the end of every cluster that the tables name, so that one that is cut off shows.
+            // A write cannot shorten the file, as ftruncate could while another thread extends it.
+            let last = IoVector::new().with_pushed(&[0]);
+            // SAFETY: as for this function; the byte is in the range.
+            unsafe { self.pure_writev(last, stop - 1) }?;
+        }
+        Ok(())
     }
 
     fn flush(&self) -> io::Result<()> {

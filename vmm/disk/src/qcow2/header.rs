@@ -1,6 +1,6 @@
-//! What an image says of itself, judged before anything is allocated or believed.
+//! Checks the header and the tables of an image (docs/interop/qcow2.txt of QEMU) before imago opens it.
 //!
-//! Only what its tables and names are is looked at, not what the tables of clusters hold: those lead nowhere but into
+//!  The checks bound memory and time for hostile images. Entries of L2 tables are trusted as far as they lead only into
 //! the image's own file.
 
 use std::fs::File;
@@ -10,43 +10,54 @@ use std::os::unix::fs::FileExt;
 
 const MAGIC: u32 = 0x5146_49fb;
 
-/// Bytes of a version 2 header, and the least of a version 3 one.
+/// Bytes of a version 2 header, and the minimum of a version 3 header.
 const V2: usize = 72;
 const V3: usize = 104;
 
-/// Bytes at the start of the file in which header and extensions must end.
+/// The header and its extensions must end within this many bytes.
 const HEAD: u64 = 64 << 10;
 
-/// Bytes that an image's tables may take at once. imago has bounds of its own, 32 MiB, for what upper tables grow to.
+/// Maximum memory of an image's tables, in bytes. imago limits the growth of L1 and refcount table itself, to 32 MiB.
 const MEMORY: u64 = 64 << 20;
 
-/// Tables of clusters, and blocks of reference counts, that imago keeps in memory.
+/// L2 tables and refcount blocks that imago caches.
 const CACHED_TABLES: u64 = 128;
 const CACHED_COUNTS: u64 = 32;
 
-/// Reference counts that an allocation may have to look at: what 4 TiB in clusters of 64 KiB have.
+/// Maximum reference counts that an allocation may have to scan: those of 4 TiB in clusters of 64 KiB.
 const COUNTS: u64 = 1 << 26;
 
 const ENCRYPTION: u32 = 0x0537_be77;
 const DATA_FILE: u32 = 0x4441_5441;
 
-/// Bits 9 to 55 of an entry: where in the file what it stands for is.
+/// Host offset in an entry of an L1 or L2 table: bits 9 to 55.
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
-/// What the rest of the module needs of a header.
+/// Bit of an L2 entry: the cluster is compressed.
+const COMPRESSED: u64 = 1 << 62;
+
+/// Bit of an L2 entry of version 3: the cluster reads as zeroes, even if it has a host offset.
+const ZERO: u64 = 1;
+
+/// Maximum size of the L2 tables that are read when an image is opened: those of 1 TiB in clusters of 64 KiB.
+const MAX_L2_SCAN: u64 = 128 << 20;
+
+/// The header fields that this module uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Qcow2Header {
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     pub size: u64,
-    /// Bytes of a cluster.
+    /// Size of a cluster in bytes.
     pub cluster: u64,
     tables: TableLocation,
     counts: TableLocation,
-    /// log2 of a reference count's bits.
+    /// refcount_order: log2 of the bits of a reference count.
     count_order: u32,
+    /// Version 3: an L2 entry can say that its cluster reads as zeroes.
+    has_zero_flag: bool,
 }
 
-/// A list of 8-byte entries in the file.
+/// A table of 8-byte entries in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct TableLocation {
     offset: u64,
@@ -58,20 +69,21 @@ pub(super) fn refused(why: impl Into<String>) -> io::Error {
 }
 
 impl Qcow2Header {
-    /// Reads and judges the header and the upper tables of an image that is to be written to or not.
+    /// Reads and checks the header and the tables. `writable`: the image will be written to.
     ///
-    /// # Errors
-    /// `InvalidData` with what is wrong, or the kernel's.
+    ///  # Errors
+    /// `InvalidData`: the image is refused; the text says why. Else the kernel's error.
     pub fn load(file: &File, writable: bool) -> io::Result<Self> {
         let len = file.metadata()?.len();
         let mut head = vec![0; len.min(HEAD) as usize];
         file.read_exact_at(&mut head, 0)?;
         let header = Self::parse(&head, len, writable)?;
         header.check_entries(file, len, writable)?;
+        header.check_data(file, len, writable)?;
         Ok(header)
     }
 
-    /// From the first bytes of a file of `len` bytes.
+    /// Parses the first bytes of a file of `len` bytes.
     fn parse(head: &[u8], len: u64, writable: bool) -> io::Result<Self> {
         if head.len() < V2 || be32(head, 0) != MAGIC {
             return Err(refused("not a qcow2 image"));
@@ -122,12 +134,13 @@ impl Qcow2Header {
                 entries: u64::from(be32(head, 56)) * (cluster / 8),
             },
             count_order,
+            has_zero_flag: version == 3,
         };
         header.check_tables(len)?;
         Ok(header)
     }
 
-    /// Tables that fit the disk, the file, and memory.
+    /// Checks that the L1 table and the refcount table fit the disk, the file, and memory.
     fn check_tables(&self, len: u64) -> io::Result<()> {
         if self.size == 0 || !self.size.is_multiple_of(512) || i64::try_from(self.size).is_err() {
             return Err(refused(format!(
@@ -149,16 +162,19 @@ impl Qcow2Header {
                 return Err(refused(format!("{name} is not where one can be")));
             }
             if end.is_none_or(|end| end > len) {
-                return Err(refused(format!("{name} is not in the file")));
+                return Err(refused(format!(
+                    "{name} at {:#x} is not in the file of {len} bytes; if it was cut off, copy or pull it again",
+                    table.offset
+                )));
             }
         }
         self.check_memory(0)
     }
 
-    /// `counted` are the blocks of reference counts of an image that is written to, else 0.
+    /// `counted`: refcount blocks of an image that is written to, else 0.
     fn check_memory(&self, counted: u64) -> io::Result<()> {
         let cached = self.tables_needed().min(CACHED_TABLES) + counted.min(CACHED_COUNTS);
-        // Upper tables are there twice while they are read.
+        // imago holds L1 and refcount table twice while it reads them.
         let upper = (self.tables.entries + self.counts.entries) * 16;
         let bytes = cached * self.cluster + upper;
         if bytes > MEMORY {
@@ -170,12 +186,12 @@ impl Qcow2Header {
         Ok(())
     }
 
-    /// L2 tables that cover the disk.
+    /// Number of L2 tables that cover the disk.
     fn tables_needed(&self) -> u64 {
         self.size.div_ceil(self.cluster * (self.cluster / 8))
     }
 
-    /// Tables whose entries lead to places in the file of their own.
+    /// Checks that every L2 table and refcount block has a place of its own in the file.
     fn check_entries(&self, file: &File, len: u64, writable: bool) -> io::Result<()> {
         let mut places: Vec<u64> = self
             .clusters_of(self.tables)
@@ -204,6 +220,12 @@ impl Qcow2Header {
             }
             let growth = self.size / self.cluster / per_block + 2;
             self.check_memory(counted.saturating_add(growth))?;
+        } else {
+            // Only to see that they are there: an image that is not written to needs no reference counts.
+            each_entry(file, self.counts, |entry| match entry & !511 {
+                0 => Ok(()),
+                at => self.check_place(at, len, "a refcount block"),
+            })?;
         }
         places.sort_unstable();
         match places.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -212,11 +234,77 @@ impl Qcow2Header {
         }
     }
 
-    fn place(&self, places: &mut Vec<u64>, at: u64, len: u64, what: &str) -> io::Result<()> {
-        if !at.is_multiple_of(self.cluster) || at.checked_add(self.cluster).is_none_or(|end| end > len) {
-            return Err(refused(format!("{what} at {at:#x} is not in the file")));
+    /// Checks that the clusters that the L2 tables name are in the file: a file that is cut off would read as zeroes.
+    ///
+    /// An image that is written to is only warned about. After a power failure its tables may name clusters that the
+    /// guest wrote, never flushed, and so cannot count on.
+    fn check_data(&self, file: &File, len: u64, writable: bool) -> io::Result<()> {
+        let per_table = self.cluster / 8;
+        let (mut scanned, mut table, mut missing) = (0, 0, None);
+        each_entry(file, self.tables, |entry| {
+            let first = table * per_table;
+            table += 1;
+            let offset = entry & OFFSET;
+            if offset == 0 || table > self.tables_needed() || scanned >= MAX_L2_SCAN {
+                return Ok(());
+            }
+            let entries = per_table.min(self.size.div_ceil(self.cluster) - first);
+            scanned += self.cluster;
+            let mut cluster = first;
+            each_entry(file, TableLocation { offset, entries }, |entry| {
+                let end = self.data_end(entry, cluster);
+                cluster += 1;
+                if end > len {
+                    missing = missing.max(Some(end));
+                }
+                Ok(())
+            })
+        })?;
+        let Some(end) = missing else { return Ok(()) };
+        let why = format!(
+            "the file is cut off: it has {len} bytes, and its tables name data up to byte {end}; copy or pull it again"
+        );
+        if writable {
+            tracing::warn!(?file, "qcow2: {why}; what is missing reads as zeroes");
+            return Ok(());
         }
+        Err(refused(why))
+    }
+
+    /// Bytes that the file needs for what an L2 entry names, 0 if it names nothing. `cluster` is the number of the
+    /// guest's cluster.
+    fn data_end(&self, entry: u64, cluster: u64) -> u64 {
+        if entry & COMPRESSED != 0 {
+            // Sectors after the first one are counted above the host offset. The last one need not be whole.
+            let offset_bits = 62 - (self.cluster.ilog2() - 8);
+            let offset = entry & ((1 << offset_bits) - 1);
+            let more = (entry & (COMPRESSED - 1)) >> offset_bits;
+            return match more {
+                0 => offset + 1,
+                _ => (offset & !511) + more * 512 + 1,
+            };
+        }
+        let offset = entry & OFFSET;
+        if offset == 0 || self.has_zero_flag && entry & ZERO != 0 {
+            return 0;
+        }
+        // The disk may end within its last cluster.
+        offset + self.cluster.min(self.size - cluster * self.cluster)
+    }
+
+    fn place(&self, places: &mut Vec<u64>, at: u64, len: u64, what: &str) -> io::Result<()> {
+        self.check_place(at, len, what)?;
         places.push(at);
+        Ok(())
+    }
+
+    /// Checks that a table of one cluster is in the file.
+    fn check_place(&self, at: u64, len: u64, what: &str) -> io::Result<()> {
+        if !at.is_multiple_of(self.cluster) || at.checked_add(self.cluster).is_none_or(|end| end > len) {
+            return Err(refused(format!(
+                "{what} at {at:#x} is not in the file of {len} bytes; if it was cut off, copy or pull it again"
+            )));
+        }
         Ok(())
     }
 
@@ -226,7 +314,7 @@ impl Qcow2Header {
     }
 }
 
-/// What cannot be ignored.
+/// Refuses incompatible features.
 fn check_features(bits: u64) -> io::Result<()> {
     let name = match bits.trailing_zeros() {
         64 => return Ok(()),
@@ -269,24 +357,27 @@ fn fits(at: usize, len: usize, end: usize) -> Option<Range<usize>> {
     Some(at..stop)
 }
 
-/// Calls `each` for the entries of a table that lies in the file.
+/// Calls `each` for every entry of a table, which is in the file.
 fn each_entry(
     file: &File,
     table: TableLocation,
     mut each: impl FnMut(u64) -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut piece = [0; 4096];
     let (mut at, end) = (table.offset, table.offset + table.entries * 8);
+    let mut piece = vec![0; (end - at).min(PIECE) as usize];
     while at < end {
-        let piece = &mut piece[..(end - at).min(4096) as usize];
+        let piece = &mut piece[..(end - at).min(PIECE) as usize];
         file.read_exact_at(piece, at)?;
-        for start in (0..piece.len()).step_by(8) {
-            each(be64(piece, start))?;
+        for entry in piece.as_chunks::<8>().0 {
+            each(u64::from_be_bytes(*entry))?;
         }
         at += piece.len() as u64;
     }
     Ok(())
 }
+
+/// Bytes of a table that are read at a time.
+const PIECE: u64 = 64 << 10;
 
 fn be32(bytes: &[u8], at: usize) -> u32 {
     bytes[at..at + 4]

@@ -224,6 +224,78 @@ fn a_cluster_may_be_said_to_be_anywhere() {
     }
 }
 
+/// Refusal of an image and of a disk with that image as its base, both opened for reading.
+fn refusals(file: &File) -> [Option<String>; 2] {
+    let upper = image(1 << 20, 4096);
+    let base = Some((fd(file), ImageFormat::Qcow2));
+    let based = Disk::open_qcow2(fd(&upper), base, reading()).err();
+    [refusal(file, reading()), based.map(|error| error.to_string())]
+}
+
+#[test]
+fn an_image_that_is_cut_off_is_refused() {
+    let (file, _) = mapped(64);
+    let whole = file.metadata().unwrap().len();
+    assert_eq!(refusals(&file), [None, None]);
+    // In the last cluster, in the middle, and before the first data cluster.
+    for len in [whole - 1, whole - 4096, whole / 2, 6 * 4096] {
+        let (file, _) = mapped(64);
+        file.set_len(len).unwrap();
+        for why in refusals(&file) {
+            let why = why.unwrap();
+            assert!(why.contains("cut off") && why.contains(&len.to_string()), "{why}");
+        }
+    }
+    // In the tables.
+    for len in [4096, 3 * 4096, 4 * 4096] {
+        let (file, _) = mapped(64);
+        file.set_len(len).unwrap();
+        for why in refusals(&file) {
+            assert!(why.unwrap().contains("not in the file"));
+        }
+    }
+}
+
+#[test]
+fn a_compressed_image_that_is_cut_off_is_refused() {
+    let entry = |place| 8 << 58 | place;
+    let (file, _) = packed(entry);
+    let (l1, l2) = (word(&file, 40), word(&file, word(&file, 40)) & !(1 << 63));
+    let place = word(&file, l2) & ((1 << 58) - 1);
+    assert!(place > l1 && place.is_multiple_of(512));
+    // The last of nine sectors need not be whole.
+    file.set_len(place + 8 * 512 + 1).unwrap();
+    assert_eq!(refusals(&file), [None, None]);
+    file.set_len(place + 8 * 512).unwrap();
+    for why in refusals(&file) {
+        assert!(why.unwrap().contains("cut off"));
+    }
+}
+
+#[test]
+fn an_image_that_was_written_here_is_whole() {
+    for (version, size) in [(3, 1 << 20), (3, (1 << 20) + 512), (2, 1 << 20)] {
+        let file = image(size, 4096);
+        file.write_all_at(&u32::to_be_bytes(version), 4).unwrap();
+        let mut served = Served::new(&open(&file, None));
+        // A part of a cluster, zeroes where version 2 has no zero clusters, and the end of the disk.
+        served.write(512, &mut [1; 512]).unwrap();
+        let (offset, len, durable) = (8192, 4096, false);
+        let zeroes = IoRequest::WriteZeroes {
+            offset,
+            len,
+            unmap: false,
+            durable,
+        };
+        served.run(zeroes).unwrap();
+        served.write(size - 512, &mut [1; 512]).unwrap();
+        served.run(IoRequest::Flush).unwrap();
+        assert_eq!(refusals(&file), [None, None], "version {version}, {size} bytes");
+        drop(served);
+        assert_eq!(refusals(&file), [None, None]);
+    }
+}
+
 /// An image whose first cluster is compressed: what it says of where and how long, and what it holds.
 fn packed(entry: impl Fn(u64) -> u64) -> (File, Vec<u8>) {
     let (file, l2) = mapped(3);
