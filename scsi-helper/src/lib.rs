@@ -1,8 +1,8 @@
 //! SCSI commands to a block device of the host through `SG_IO`, and the privileged SCSI helper.
 //!
 //! The kernel takes some commands only from a process with CAP_SYS_RAWIO. The VMM has no capabilities. It sends these
-//! commands through a [`PrivilegedScsiClient`] to the monitor, where a [`PrivilegedScsiServer`] executes them on its own
-//! descriptor of the device. The server does not trust the VMM: it executes only the commands in its own table.
+//! commands through a [`PrivilegedScsiClient`] to the monitor, where a [`PrivilegedScsiServer`] executes them on its
+//! own descriptor of the device. The server does not trust the VMM: it executes only the commands in its own table.
 
 mod allowed_commands;
 mod client;

@@ -45,7 +45,7 @@ struct Header {
     info: c_uint,
 }
 
-/// Data buffer of a command (SAM-5, section 5.1).
+/// Data buffer of a command (SAM-5).
 #[derive(Debug)]
 pub enum DataBuffer<'a> {
     /// No data.
@@ -72,8 +72,8 @@ pub struct ScsiCompletion {
 /// Sends a command and waits for its end. After `timeout` the kernel aborts it and recovers the device.
 ///
 /// # Errors
-/// The kernel did not send the command: `EPERM` if the command needs CAP_SYS_RAWIO, `ENODEV` or `ENXIO` if the device is
-/// gone.
+/// The kernel did not send the command: `EPERM` if the command needs CAP_SYS_RAWIO, `ENODEV` or `ENXIO` if the device
+/// is gone.
 pub fn execute(
     device: impl AsFd,
     cdb: &[u8],
@@ -112,9 +112,10 @@ pub fn execute(
         duration: 0,
         info: 0,
     };
-    // SAFETY: the descriptor and the header, laid out as `struct sg_io_hdr`, live through the call, and so do `cdb`, `sense`
-    // and the data, to which it points with their lengths and which the kernel no longer uses when it returns. The kernel
-    // writes only to `sense`, which is ours, and to the data of `DataBuffer::In`, which is borrowed exclusively.
+    // SAFETY: the descriptor and the header, laid out as `struct sg_io_hdr`, live through the call, and so do `cdb`,
+    // `sense` and the data, to which it points with their lengths and which the kernel no longer uses when it returns.
+    // The kernel writes only to `sense`, which is ours, and to the data of `DataBuffer::In`, which is borrowed
+    // exclusively.
     let status = unsafe { libc::ioctl(device.as_fd().as_raw_fd(), SG_IO, &raw mut header) };
     if status != 0 {
         return Err(io::Error::last_os_error());
@@ -143,8 +144,8 @@ pub fn is_scsi(device: impl AsFd) -> bool {
 /// The descriptor is not a block device.
 pub fn max_sectors(device: impl AsFd) -> io::Result<u32> {
     let mut sectors: c_int = 0;
-    // SAFETY: the descriptor is borrowed for the call. The kernel writes an unsigned short to the pointer, which is valid,
-    // and of a character device an int.
+    // SAFETY: the descriptor is borrowed for the call. The kernel writes an unsigned short to the pointer, which is
+    // valid, and of a character device an int.
     let status = unsafe { libc::ioctl(device.as_fd().as_raw_fd(), BLKSECTGET, &raw mut sectors) };
     if status == 0 {
         Ok(sectors as u32)

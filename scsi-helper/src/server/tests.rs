@@ -290,12 +290,22 @@ proptest! {
 
     /// A request that the rules allow is executed.
     #[test]
-    fn allowed_commands_are_executed(list in prop::sample::select(vec![8usize, 24, 48, 4096]), action in 0..7u8, kind in 0..3u8) {
+    fn allowed_commands_are_executed(
+        list in prop::sample::select(vec![8usize, 24, 48, 4096]),
+        action in 0..7u8,
+        kind in 0..3u8,
+    ) {
         let mut cdb = reserve_out(action, 0);
         cdb[5..9].copy_from_slice(&(list as u32).to_be_bytes());
         cdb[2] = kind;
         let data_out = vec![0; list];
-        let request = Request { direction: Direction::Out, cdb: &cdb, data_len: list, data_out: &data_out, timeout: SECOND };
+        let request = Request {
+            direction: Direction::Out,
+            cdb: &cdb,
+            data_len: list,
+            data_out: &data_out,
+            timeout: SECOND,
+        };
         let mut executed = false;
         respond(&request.to_message(), EVERYTHING, |_, _, _| {
             executed = true;

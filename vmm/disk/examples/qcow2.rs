@@ -1,8 +1,8 @@
 //! What `cargo test` cannot look at, because it needs `qemu-img`, or time.
 //!
 //! `qcow2 soak DIR [ROUNDS]` has images that `qemu-img` made, of every kind, written to at random, many requests at
-//! once, and asks `qemu-img` afterwards whether they are sound and hold what they should. For hosts that have it, such as
-//! the lab: it fails where there is none.
+//! once, and asks `qemu-img` afterwards whether they are sound and hold what they should. For hosts that have it, such
+//! as the lab: it fails where there is none.
 //!
 //! `qcow2 bench DIR` compares a raw file with an overlay over it: random 4 KiB, one and 32 requests at once.
 

@@ -1,17 +1,17 @@
-//! Buffers for I/O that the kernel wants aligned.
+//! Buffers for direct I/O, which the kernel wants aligned.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::io;
 use std::ptr::NonNull;
 
-/// A block of memory aligned for direct I/O. Its content is whatever it was until it is written.
+/// A block of memory aligned for direct I/O.
 #[derive(Debug)]
 pub(crate) struct AlignedBuf {
     start: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: the memory is owned, and reached only through the owner.
+// SAFETY: the buffer owns the memory, and only its owner reaches it.
 unsafe impl Send for AlignedBuf {}
 
 impl AlignedBuf {
@@ -20,7 +20,7 @@ impl AlignedBuf {
         let layout = Layout::from_size_align(len.max(1), align).map_err(|_| io::ErrorKind::InvalidInput)?;
         // SAFETY: the layout's size is not 0.
         let start = NonNull::new(unsafe { alloc(layout) }).ok_or(io::ErrorKind::OutOfMemory)?;
-        // SAFETY: `start` was allocated with this size. Makes every byte initialised.
+        // SAFETY: `start` was allocated with this size. This initialises every byte.
         unsafe { start.write_bytes(0, layout.size()) };
         Ok(Self { start, layout })
     }

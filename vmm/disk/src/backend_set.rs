@@ -1,4 +1,4 @@
-//! Who carries out an engine's calls: its executor those on files, the threads of an image those on its format.
+//! Routes an engine's calls to the backend for plain files or to the threads of a qcow2 image.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,25 +12,25 @@ use crate::disk::ImageBackend;
 use crate::io_backend::{IoBackend, IoCall};
 use crate::qcow2::Qcow2Image;
 
-/// All of them, as one.
+/// The backend for plain files and the threads of all attached qcow2 images.
 #[derive(Debug)]
 pub(crate) struct BackendSet {
     files: Box<dyn IoBackend>,
-    /// Made for the first image that is not a plain file.
+    /// Created for the first qcow2 image.
     format_backends: Option<FormatBackends>,
 }
 
-/// The engine's side of images with threads of their own.
+/// The qcow2 images that are attached, each with threads of its own.
 #[derive(Debug)]
 struct FormatBackends {
     completions: Arc<CompletionQueue>,
-    /// Taken from the mailbox, not yet popped.
+    /// Results taken from the queue and not popped yet.
     done: VecDeque<(u16, i32)>,
-    /// By place.
+    /// Indexed by slot.
     images: Vec<Option<Arc<Qcow2Image>>>,
     pushed: Vec<(u16, u32, IoCall)>,
     running: usize,
-    /// Readable when the mailbox or the files' executor is.
+    /// Readable when the completion queue or the backend for plain files is.
     combined_event: CombinedEvent,
 }
 
@@ -94,7 +94,7 @@ impl BackendSet {
         self.files.max_files()
     }
 
-    /// See [`IoBackend::attach`]. With the first image that is not a plain file, [`BackendSet::event`] is another.
+    /// See [`IoBackend::attach`]. The first qcow2 image changes the descriptor that [`BackendSet::event`] returns.
     pub fn attach(&mut self, slot: u32, backend: &ImageBackend) -> io::Result<()> {
         let image = match backend {
             ImageBackend::File(file) => return self.files.attach(slot, file.as_fd()),
@@ -126,7 +126,7 @@ impl BackendSet {
     /// See [`IoBackend::push`].
     ///
     /// # Safety
-    /// Likewise.
+    /// As for [`IoBackend::push`].
     pub unsafe fn push(&mut self, tag: u16, slot: u32, call: IoCall) {
         match &mut self.format_backends {
             Some(format_backends) if format_backends.serves(slot) => {
@@ -166,7 +166,7 @@ impl BackendSet {
     /// See [`IoBackend::event`].
     pub fn event(&self) -> BorrowedFd<'_> {
         match &self.format_backends {
-            // SAFETY: the epoll is open as long as it is borrowed.
+            // SAFETY: the epoll stays open as long as it is borrowed.
             Some(format_backends) => unsafe {
                 BorrowedFd::borrow_raw(format_backends.combined_event.0.as_raw_fd())
             },

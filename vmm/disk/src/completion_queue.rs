@@ -1,4 +1,4 @@
-//! Where threads leave the results of calls for the one engine that made them.
+//! A queue of results from threads to the engine that submitted the calls.
 
 use std::collections::VecDeque;
 use std::io;
@@ -7,11 +7,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-/// Tags of calls that are done, and what they returned.
+/// Tags and return values of finished calls.
 #[derive(Debug)]
 pub(crate) struct CompletionQueue {
     done: Mutex<VecDeque<(u16, i32)>>,
-    /// Signalled when `done` is not empty any more.
+    /// Signalled when `done` becomes non-empty.
     event: EventFd,
 }
 
@@ -27,12 +27,12 @@ impl CompletionQueue {
         let mut done = lock(&self.done);
         done.push_back((tag, result));
         if done.len() == 1 {
-            // Fails only when the counter is about to overflow: then it is readable anyway.
+            // Fails only if the counter would overflow. Then it is readable anyway.
             let _ = self.event.write(1);
         }
     }
 
-    /// The next of `taken`, which is filled up with all there is when it is empty.
+    /// Pops a result from `taken`. If that is empty, moves all results of the queue there first.
     pub fn pop(&self, taken: &mut VecDeque<(u16, i32)>) -> Option<(u16, i32)> {
         if taken.is_empty() {
             let mut done = lock(&self.done);
@@ -40,20 +40,20 @@ impl CompletionQueue {
                 return None;
             }
             std::mem::swap(&mut *done, taken);
-            // Under the lock: what is done later signals again.
+            // Under the lock, so that a later result signals again.
             let _ = self.event.read();
         }
         taken.pop_front()
     }
 
-    /// Readable while there is something to take.
+    /// Readable while the queue holds a result.
     pub fn event(&self) -> BorrowedFd<'_> {
-        // SAFETY: the event is open as long as it is borrowed.
+        // SAFETY: the event stays open as long as it is borrowed.
         unsafe { BorrowedFd::borrow_raw(self.event.as_raw_fd()) }
     }
 }
 
-/// A lock whose holders leave what it guards whole when they panic.
+/// Locks a mutex whose content stays consistent if a holder panics.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

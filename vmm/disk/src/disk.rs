@@ -1,4 +1,4 @@
-//! An open image, shared by everybody who serves it.
+//! An open disk image.
 
 use std::fs::File;
 use std::io;
@@ -9,40 +9,40 @@ use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use crate::geometry::{self, Align};
 use crate::{DiskOptions, DiskReader, ErrorPolicy, Geometry, ImageFormat, qcow2};
 
-/// An open disk image: a handle, cheap to clone, usable from every thread. The descriptor is closed with the last one
-/// and the last [`Engine`](crate::Engine) it is attached to.
+/// An open disk image: a handle, cheap to clone, usable from every thread. The descriptor is closed when the last
+/// handle and the last [`Engine`](crate::Engine) that serves it are dropped.
 #[derive(Clone, Debug)]
 pub struct Disk(Arc<DiskState>);
 
 #[derive(Debug)]
 struct DiskState {
     backend: ImageBackend,
-    /// All but the size, which is beside it.
+    /// The size in it is the one at open; `size` has the current one.
     geometry: Geometry,
     size: AtomicU64,
     policy: ErrorPolicy,
-    /// Engines it is attached to.
+    /// Engines that serve the disk.
     engines: AtomicU32,
-    /// The error of a flush that may have lost what was written before it, else 0.
+    /// Error number of a flush after which earlier writes may be lost, else 0.
     lost: AtomicI32,
 }
 
-/// What holds a disk's content.
+/// Storage of a disk's content.
 #[derive(Debug)]
 pub(crate) enum ImageBackend {
-    /// A file or block device, byte for byte.
+    /// A regular file or block device in raw format.
     File(File),
     Qcow2(Arc<qcow2::Qcow2Image>),
 }
 
-/// A range of a disk that is all allocated or all hole.
+/// A range of a disk that is wholly allocated or wholly a hole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// First byte: what was asked for.
+    /// First byte, as requested.
     pub offset: u64,
-    /// Bytes, not 0.
+    /// Length in bytes, not 0.
     pub len: u64,
-    /// Whether the volume has storage for it. Without, it reads as zeroes.
+    /// True if the volume has storage for the range. A hole reads as zeroes.
     pub allocated: bool,
 }
 
@@ -50,9 +50,9 @@ impl Disk {
     /// Opens a raw image: a regular file or a block device.
     ///
     /// # Errors
-    /// `InvalidInput` names what does not fit: neither file nor block device, a size that is 0 or not whole
-    /// logical blocks, block sizes the volume cannot do, an access mode or `O_DIRECT` state that contradicts
-    /// `options`.
+    /// `InvalidInput`: the descriptor is neither file nor block device, its size is 0 or not a multiple of the logical
+    /// block, the volume cannot have these block sizes, or the access mode or `O_DIRECT` contradicts `options`. The
+    /// text says which.
     pub fn open_raw(image: OwnedFd, options: DiskOptions) -> io::Result<Self> {
         let file = File::from(image);
         let geometry = Geometry::probe(&file, options)?;
@@ -63,17 +63,18 @@ impl Disk {
         ))
     }
 
-    /// Opens a qcow2 image, with threads of its own to serve it. What `base` holds shows where the image holds
-    /// nothing, or zeroes if there is none; `base` is never written to, and its format never guessed.
+    /// Opens a qcow2 image and starts the threads that serve it. Clusters that the image does not hold read from
+    /// `base`, or as zeroes without one. `base` is never written to, and its format never guessed.
     ///
-    /// The image may not name any other file, nor may the base: what there is to a disk comes as descriptors. An
-    /// overlay by [`Disk::create_overlay`] does not.
+    /// Neither the image nor the base may name another file: every file comes as a descriptor. An overlay from
+    /// [`Disk::create_overlay`] names none.
     ///
     /// # Errors
-    /// `InvalidInput`: the descriptors do not fit `options` ([`CacheMode::None`](crate::CacheMode::None) never does: the page
-    /// cache serves qcow2) or each other. `InvalidData` says what it is about the image: it names another file, is
-    /// encrypted or marked as corrupt, uses a feature that is unknown, holds snapshots and is to be written to,
-    /// would take too much memory, or is no good. Else the kernel's.
+    /// `InvalidInput`: the descriptors contradict `options` or each other. [`CacheMode::None`](crate::CacheMode::None)
+    /// is not available: qcow2 needs the page cache.
+    /// `InvalidData`: the image names another file, is encrypted, marked as corrupt or damaged, uses an unknown
+    /// feature, has snapshots and is opened for writing, would take too much memory, or is shorter than the clusters
+    /// that its tables name. The text says which. Else the kernel's error.
     pub fn open_qcow2(
         image: OwnedFd,
         base: Option<(OwnedFd, ImageFormat)>,
@@ -85,11 +86,11 @@ impl Disk {
         Ok(Self::new(backend, geometry, options.error_policy))
     }
 
-    /// Makes of an empty file a qcow2 overlay over `base`, as large as that, and opens it as [`Disk::open_qcow2`] does.
-    /// What a qcow2 base says of itself is read by nobody before.
+    /// Formats an empty file as a qcow2 overlay over `base`, of the same size, and opens it as [`Disk::open_qcow2`]
+    /// does. This is the first time that the header of a qcow2 base is read.
     ///
     /// # Errors
-    /// As those of [`Disk::open_qcow2`]; they are the base's, unless they begin with "its overlay".
+    /// As [`Disk::open_qcow2`]. An error is about the base unless it begins with "its overlay".
     pub fn new_overlay(
         image: OwnedFd,
         base: (OwnedFd, ImageFormat),
@@ -101,11 +102,11 @@ impl Disk {
         Ok(Self::new(backend, geometry, options.error_policy))
     }
 
-    /// Makes of an empty file a qcow2 overlay that holds nothing yet, for a disk of `size` bytes, a multiple of 512.
-    /// It names no base: that is for [`Disk::open_qcow2`] to be told.
+    /// Formats an empty file as an empty qcow2 overlay for a disk of `size` bytes, a multiple of 512. It names no base:
+    /// pass that to [`Disk::open_qcow2`].
     ///
     /// # Errors
-    /// `InvalidInput`: the file is not empty, the size no good. Else the kernel's.
+    /// `InvalidInput`: the file is not empty, or the size is not possible. Else the kernel's error.
     pub fn create_overlay(file: OwnedFd, size: u64) -> io::Result<()> {
         qcow2::create(&Arc::new(File::from(file)), size, qcow2::CLUSTER)
     }
@@ -121,7 +122,7 @@ impl Disk {
         }))
     }
 
-    /// Size, block sizes and what the disk can do.
+    /// Size, block sizes and abilities of the disk.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         Geometry {
@@ -130,24 +131,24 @@ impl Disk {
         }
     }
 
-    /// Bytes.
+    /// Size in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.0.size.load(Ordering::Relaxed)
     }
 
-    /// What an I/O error does, unless an engine is told otherwise.
+    /// The error policy, unless an engine overrides it.
     #[must_use]
     pub fn error_policy(&self) -> ErrorPolicy {
         self.0.policy
     }
 
-    /// Takes over the size that the file or block device has now, in whole blocks, and returns what the disk looks
-    /// like then. Everybody who serves it judges requests by it from then on; those already begun are not cut off.
+    /// Reads the size of the file or block device again, rounds it down to whole blocks, and returns the new geometry.
+    /// Every engine checks new requests against it. Requests in flight continue.
     ///
     /// # Errors
-    /// There is nothing left of it (`InvalidInput`), it is a qcow2 image (`Unsupported`), or the kernel's; the size
-    /// stays what it was.
+    /// `InvalidInput`: less than a block is left. `Unsupported`: it is a qcow2 image. Else the kernel's error. The size
+    /// does not change then.
     pub fn refresh(&self) -> io::Result<Geometry> {
         let ImageBackend::File(file) = &self.0.backend else {
             return Err(io::Error::new(
@@ -160,10 +161,10 @@ impl Disk {
         Ok(self.geometry())
     }
 
-    /// The extent that begins at byte `offset`. May wait for the volume's metadata.
+    /// The extent that begins at byte `offset`. May block to read the volume's metadata.
     ///
     /// # Errors
-    /// `InvalidInput` beyond the disk's end; else the kernel's.
+    /// `InvalidInput`: `offset` is behind the end of the disk. Else the kernel's error.
     pub fn extent(&self, offset: u64) -> io::Result<Extent> {
         let size = self.size();
         if offset >= size {
@@ -182,7 +183,7 @@ impl Disk {
                 allocated,
             });
         }
-        // One that moved before we looked again still has a byte.
+        // If the hole moved since the first seek, the extent still has a byte.
         let hole = seek(file, offset, libc::SEEK_HOLE)?.unwrap_or(size).min(size);
         Ok(Extent {
             offset,
@@ -197,8 +198,8 @@ impl Disk {
         DiskReader::new(self.clone())
     }
 
-    /// Whether only one engine at a time can serve it: its blocks are smaller than what direct I/O can write, and
-    /// requests that rewrite parts of a block are kept apart within an engine only.
+    /// True if only one engine at a time can serve the disk: direct I/O cannot write single logical blocks, and only
+    /// within one engine do requests that rewrite parts of a block wait for each other.
     #[must_use]
     pub fn needs_one_engine(&self) -> bool {
         self.0.geometry.align.offset > u64::from(self.0.geometry.logical_block)
@@ -212,21 +213,21 @@ impl Disk {
         self.0.geometry.align
     }
 
-    /// Notes the error of a flush after which nobody can know what is stable.
+    /// Records the error of a flush after which the state of earlier writes is unknown.
     pub(crate) fn lose(&self, errno: i32) {
         self.0.lost.store(errno, Ordering::Relaxed);
     }
 
-    /// See [`Disk::lose`]; 0 if it never came to that.
+    /// The error number that [`Disk::lose`] recorded, else 0.
     pub(crate) fn lost(&self) -> i32 {
         self.0.lost.load(Ordering::Relaxed)
     }
 }
 
-/// Where a seek lands; nowhere if there is none of its kind up to the end.
+/// Offset that a seek returns, `None` if there is no data or hole of that kind up to the end.
 fn seek(file: &File, offset: u64, whence: i32) -> io::Result<Option<u64>> {
     let offset = i64::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: lseek takes no pointer. Nobody uses the descriptor's position.
+    // SAFETY: lseek takes no pointer. Nothing else uses the descriptor's position.
     let at = unsafe { libc::lseek(file.as_raw_fd(), offset, whence) };
     match u64::try_from(at) {
         Ok(at) => Ok(Some(at)),
@@ -237,7 +238,7 @@ fn seek(file: &File, offset: u64, whence: i32) -> io::Result<Option<u64>> {
     }
 }
 
-/// A disk's place in an engine.
+/// A disk's attachment to an engine.
 #[derive(Debug)]
 pub(crate) struct Attachment(Disk);
 
@@ -264,7 +265,7 @@ impl Drop for Attachment {
 
 #[cfg(test)]
 impl Disk {
-    /// A disk of that geometry on no file of its own.
+    /// A disk with this geometry and no image.
     pub(crate) fn made_up(geometry: Geometry, policy: ErrorPolicy) -> Self {
         Self::new(
             ImageBackend::File(File::open("/dev/null").unwrap()),

@@ -1,4 +1,4 @@
-//! What an image's descriptor tells about the disk it holds.
+//! Size, block sizes and alignment of a disk, from its image's descriptor.
 
 use std::fs::File;
 use std::io;
@@ -12,38 +12,37 @@ use crate::{BlockSize, CacheMode, DiskOptions, SECTOR};
 /// A disk's size, block sizes and abilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Bytes, a multiple of `logical_block`, not 0.
+    /// Size in bytes, a multiple of `logical_block`, not 0.
     pub size: u64,
-    /// Smallest unit the disk is addressed in: a power of two from 512 to 4096. What is not whole logical blocks is
-    /// refused.
+    /// Smallest addressable unit in bytes: a power of two from 512 to 4096. Other requests are refused.
     pub logical_block: u32,
-    /// Unit that the disk writes without reading first: a power of two, at least `logical_block`.
+    /// Unit in bytes that the disk writes without reading first: a power of two, at least `logical_block`.
     pub physical_block: u32,
-    /// Bytes from the start of the disk to the first physical block that is whole; below `physical_block`.
+    /// Bytes from the start of the disk to the first whole physical block; less than `physical_block`.
     pub alignment_offset: u32,
-    /// Smallest transfer, in bytes, that is no slower per byte than larger ones: at least `physical_block`.
+    /// Smallest efficient transfer in bytes: at least `physical_block`.
     pub minimum_io: u32,
-    /// Transfer, in bytes, that is fastest; 0 if nobody knows.
+    /// Optimal transfer in bytes; 0 if unknown.
     pub optimal_io: u32,
-    /// Unit in which discarding frees storage, in bytes; what is less is not freed.
+    /// Unit in bytes in which a discard frees storage; smaller ranges are not freed.
     pub discard_granularity: u32,
-    /// Most bytes to discard, or to write zeroes to, in one request: a bound on how long one takes.
+    /// Maximum bytes to discard or zero in one request, which bounds the time that it takes.
     pub max_discard: u64,
-    /// Nothing can be changed.
+    /// The disk cannot be written.
     pub read_only: bool,
     /// Completed writes are stable only after a flush.
     pub write_cache: bool,
-    /// Requirements of direct I/O, 1 and 1 without it.
+    /// Alignment of direct I/O; 1 and 1 without direct I/O.
     pub(crate) align: Align,
 }
 
 /// See [`Geometry::max_discard`].
 const MAX_DISCARD: u64 = 1 << 30;
 
-/// Largest logical block: guests do not take more than their page.
+/// Largest logical block: guests accept no more than a page.
 const MAX_LOGICAL: u32 = 4096;
 
-/// What the kernel wants direct I/O aligned to. Powers of two.
+/// Alignment that the kernel requires for direct I/O. Powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Align {
     /// Addresses of buffers.
@@ -52,7 +51,7 @@ pub(crate) struct Align {
     pub offset: u64,
 }
 
-/// What the volume tells of itself.
+/// Size and block sizes of the file or device.
 struct Volume {
     size: u64,
     logical: u32,
@@ -69,7 +68,7 @@ impl Volume {
         if kind.is_block_device() {
             Self::of_device(file)
         } else if kind.is_file() {
-            // The file system's block, which for some is what they like to transfer.
+            // The file system's block size. Some file systems report their preferred transfer instead.
             let block = u32::try_from(metadata.blksize()).unwrap_or(PAGE);
             Ok(Self {
                 size: metadata.len(),
@@ -96,7 +95,7 @@ impl Volume {
         })
     }
 
-    /// That of an image in files.
+    /// A volume for an image that lives in files.
     fn of_image(size: u64) -> Self {
         Self {
             size,
@@ -108,7 +107,7 @@ impl Volume {
         }
     }
 
-    /// Logical and physical block to show.
+    /// Logical and physical block to present to the guest.
     fn blocks(&self, wanted: BlockSize) -> io::Result<(u32, u32)> {
         let (logical, physical) = match wanted {
             BlockSize::Auto => (SECTOR as u32, self.physical.max(SECTOR as u32)),
@@ -145,10 +144,10 @@ impl Geometry {
         Ok(geometry)
     }
 
-    /// That of `size` bytes in an image that allocates clusters.
+    /// The geometry of an image of `size` bytes that allocates clusters.
     pub(crate) fn of_image(size: u64, cluster: u64, options: DiskOptions) -> io::Result<Self> {
         let geometry = Self::of(&Volume::of_image(size), options, Align::NONE)?;
-        // So many clusters are looked at, one by one, while nothing else is done.
+        // A discard looks at each of its clusters while the image serves nothing else.
         let max_discard = geometry.max_discard.min(cluster * 8192);
         Ok(Self {
             discard_granularity: geometry.physical_block.max(cluster as u32),
@@ -181,7 +180,7 @@ impl Geometry {
     }
 }
 
-/// The size of `file` now, in whole blocks of the disk.
+/// The current size of `file`, rounded down to whole blocks of the disk.
 pub(crate) fn refreshed_size(file: &File, geometry: &Geometry) -> io::Result<u64> {
     let size = volume_size(file)?;
     let unit = geometry.align.offset.max(geometry.logical_block.into());
@@ -193,7 +192,7 @@ pub(crate) fn refreshed_size(file: &File, geometry: &Geometry) -> io::Result<u64
     }
 }
 
-/// Bytes of a file or block device.
+/// Size of a file or block device in bytes.
 pub(crate) fn volume_size(file: &File) -> io::Result<u64> {
     let metadata = file.metadata()?;
     if metadata.file_type().is_block_device() {
@@ -205,7 +204,7 @@ pub(crate) fn volume_size(file: &File) -> io::Result<u64> {
     }
 }
 
-/// Whether the descriptor's mode is what the options need; returns whether it is open for direct I/O.
+/// Checks the descriptor's access mode against the options. Returns true if it is open for direct I/O.
 pub(crate) fn check_access(file: &File, options: DiskOptions) -> io::Result<bool> {
     let flags = status_flags(file)?;
     if flags & libc::O_ACCMODE == libc::O_WRONLY {
@@ -231,7 +230,7 @@ impl Align {
 
 const NO_VOLUME: &str = "not a regular file or a block device";
 
-/// Pages are what file systems write whole, and a safe guess at an unknown alignment.
+/// File systems write whole pages, so a page is a safe alignment if the real one is unknown.
 const PAGE: u32 = 4096;
 
 /// `_IO(0x12, 122)`
@@ -252,12 +251,12 @@ fn status_flags(file: &File) -> io::Result<i32> {
 }
 
 fn device_size(file: &File) -> io::Result<u64> {
-    // SAFETY: lseek takes no pointer. Nobody uses the descriptor's position.
+    // SAFETY: lseek takes no pointer. Nothing else uses the descriptor's position.
     let end = unsafe { libc::lseek(file.as_raw_fd(), 0, libc::SEEK_END) };
     u64::try_from(end).map_err(|_| io::Error::last_os_error())
 }
 
-/// What a block device answers to a request for an int.
+/// Result of a block device ioctl that returns an int.
 fn device_int(file: &File, request: libc::Ioctl) -> io::Result<libc::c_int> {
     let mut value: libc::c_int = 0;
     // SAFETY: every request used writes one int to the address given, which is `value`.
@@ -267,7 +266,10 @@ fn device_int(file: &File, request: libc::Ioctl) -> io::Result<libc::c_int> {
     Ok(value)
 }
 
-/// A block size of a block device: a power of two between 512 and 1 MiB, or the error that it is not.
+/// A block size of a block device: a power of two from 512 to 1 MiB.
+///
+/// # Errors
+/// It is not.
 fn device_block(file: &File, request: libc::Ioctl) -> io::Result<u32> {
     block_size(device_int(file, request)?.try_into().unwrap_or(0))
 }
@@ -307,7 +309,7 @@ fn direct_alignment(file: &File, block_device: bool) -> io::Result<Align> {
             offset: offset.into(),
         });
     }
-    // Linux before 6.1, or a file system that does not tell.
+    // Linux before 6.1, or a file system without STATX_DIOALIGN.
     let block = if block_device {
         device_block(file, libc::BLKSSZGET)?
     } else {

@@ -1,10 +1,10 @@
-//! What the two engines have in common: they carry out single system calls and tell when one is done.
+//! The interface of the two I/O backends, io_uring and threads: each executes single system calls.
 
 use std::fmt::Debug;
 use std::io;
 use std::os::fd::BorrowedFd;
 
-/// One system call on the image.
+/// One system call on an image's file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum IoCall {
     Read {
@@ -23,49 +23,49 @@ pub(crate) enum IoCall {
         mode: i32,
         offset: u64,
         len: u64,
-        /// Nobody minds if nothing, or a part of it, is done.
+        /// The call may fail or do only a part.
         hint: bool,
     },
 }
 
-/// At least one and at most 1024 iovecs that outlive the call.
+/// From 1 to 1024 iovecs that outlive the call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IovecList {
     pub start: *const libc::iovec,
     pub count: u32,
 }
 
-// SAFETY: a pointer and a count carry no thread's property; validity is the contract of `IoBackend::push`.
+// SAFETY: a pointer and a count belong to no thread; `IoBackend::push` has the contract for their validity.
 unsafe impl Send for IovecList {}
 
-/// Carries out calls. At most as many are out at once as the executor was made for.
+/// Executes calls. The creator sets how many can be in flight at once.
 pub(crate) trait IoBackend: Debug + Send {
-    /// How many files it can know at once.
+    /// Maximum number of attached files.
     fn max_files(&self) -> u32;
 
-    /// Makes `file` known under `slot`, which is below [`IoBackend::max_files`] and empty. It stays open until
+    /// Attaches `file` to `slot`, which is below [`IoBackend::max_files`] and empty. The file stays open until
     /// [`IoBackend::detach`].
     fn attach(&mut self, slot: u32, file: BorrowedFd<'_>) -> io::Result<()>;
 
-    /// Forgets the file at `slot`, on which no call is out.
+    /// Detaches the file in `slot`, which has no call in flight.
     fn detach(&mut self, slot: u32) -> io::Result<()>;
 
-    /// Takes a call on the file at `slot` under a tag that no other call has.
+    /// Takes a call on the file in `slot`, under a tag that no other call in flight has.
     ///
     /// # Safety
-    /// Until `pop` returned the tag, the file stays attached, and the call's iovecs and the memory they name
-    /// stay valid.
+    /// Until `pop` returned the tag, the file stays attached, and the call's iovecs and the memory that they name stay
+    /// valid.
     unsafe fn push(&mut self, tag: u16, slot: u32, call: IoCall);
 
-    /// Starts the calls taken, and returns whether there were any. Costs nothing if there are none.
+    /// Starts the calls taken. Returns true if there were any; makes no system call otherwise.
     fn submit(&mut self) -> io::Result<bool>;
 
-    /// A call that is done, and what the kernel returned (negative: an error number).
+    /// The tag and the return value (negative: an error number) of a finished call.
     fn pop(&mut self) -> Option<(u16, i32)>;
 
-    /// Calls started and not yet popped.
+    /// Calls started and not popped yet.
     fn running(&self) -> usize;
 
-    /// Readable as long as `pop` has something, or nearly: it may be so without, for a moment.
+    /// Readable while `pop` has a result. May be readable for a moment without one.
     fn event(&self) -> BorrowedFd<'_>;
 }

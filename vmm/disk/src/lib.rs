@@ -1,9 +1,8 @@
-//! Disk images as the storage devices see them: one asynchronous contract, whatever the format and whichever way
-//! the kernel offers to do the I/O.
+//! Disk images for the storage devices: one asynchronous interface for raw and qcow2 images, over io_uring or threads.
 //!
-//! A [`Disk`] is opened from a descriptor somebody else opened, and is a cheap handle to it. Each worker owns an
-//! [`Engine`], made once at start, to which it attaches the disks it serves: one for a virtio-blk queue, thousands
-//! for a SCSI controller. Disks come and go while others are busy; nothing but the engine needs a ring or a thread.
+//! A [`Disk`] is a cheap handle to an image that was opened from a descriptor. Each worker owns an [`Engine`], created
+//! once, and attaches the disks that it serves: one for a virtio-blk queue, thousands for a SCSI controller. Disks come
+//! and go while others are busy. Only an engine, and each qcow2 image, has threads or a ring.
 
 mod aligned_buf;
 mod backend_set;
@@ -30,5 +29,5 @@ pub use options::{BlockSize, CacheMode, DiskOptions, EngineKind, ErrorPolicy, Im
 pub use reader::DiskReader;
 pub use request::{IoBuffer, IoCompletion, IoRequest};
 
-/// Bytes of a sector, the unit of virtio-blk's and of the smallest block.
+/// Bytes of a sector: the unit of virtio-blk and the smallest logical block.
 pub const SECTOR: u64 = 512;

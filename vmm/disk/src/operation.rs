@@ -1,24 +1,25 @@
-//! A request as a sequence of system calls: which call comes next, given what the last one returned.
+//! A request as a sequence of system calls: chooses the next call from the result of the last one.
 //!
-//! Knows nothing of how calls are carried out, so the same sequence serves both engines and can be
-//! tested against made-up results. It hides short transfers, direct I/O's alignment (through a bounce
-//! buffer, reading what surrounds a partial block first) and file systems without `fallocate`.
+//! It does not execute calls, so both backends share it and tests can feed it any results. It handles short transfers,
+//! the alignment of direct I/O (through a bounce buffer that reads the rest of a partial block first) and file systems
+//! without `fallocate`.
 
 use crate::aligned_buf::AlignedBuf;
 use crate::geometry::Align;
 use crate::io_backend::{IoCall, IovecList};
 use crate::request::IoBuffer;
 
-/// Largest bounce buffer in bytes; longer requests go through it piece by piece.
+/// Size of the largest bounce buffer in bytes. Longer requests go through it in pieces.
 const BOUNCE: u64 = 256 << 10;
 
-/// iovecs of one call (UIO_MAXIOV).
+/// Maximum iovecs of one call (UIO_MAXIOV).
 const VECTOR: usize = 1024;
 
 /// Interrupted calls in a row before a request fails.
 const RETRIES: u8 = 64;
 
-/// Kept between requests in each of many operations, so not much: iovecs for a fragmented 256 KiB.
+/// Iovecs that an operation keeps allocated between requests: enough for a fragmented 256 KiB. There are many
+/// operations, so not more.
 const KEPT_BUFFERS: usize = 64;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,37 +34,37 @@ pub(crate) enum OperationKind {
     },
 }
 
-/// What is known about the image's file.
+/// Abilities of the image's file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FileTraits {
     pub align: Align,
-    /// Whether `fallocate` punches holes; learnt from the first refusal.
+    /// `fallocate` punches holes; cleared by the first refusal.
     pub punch: bool,
-    /// Whether `fallocate` zeroes ranges.
+    /// `fallocate` zeroes ranges; cleared by the first refusal.
     pub zero_range: bool,
 }
 
-/// What an operation wants.
+/// The next action of an operation.
 #[derive(Debug)]
 pub(crate) enum NextAction {
     IoCall(IoCall),
-    /// A bounce buffer of so many bytes, see [`Operation::give_bounce`].
+    /// Allocate a bounce buffer of this many bytes, see [`Operation::give_bounce`].
     Bounce(usize),
     Done,
-    /// With an error number. May be begun again, see [`Operation::retry`].
+    /// The request failed with this error number. It can be retried, see [`Operation::retry`].
     Failed(i32),
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
-    /// Decide how to go on with what is left.
+    /// Decide how to continue with the rest.
     #[default]
     Choose,
-    /// Between the caller's buffers and the file.
+    /// Transfer between the caller's buffers and the file.
     Transfer,
-    /// From the file into the bounce buffer.
+    /// Read from the file into the bounce buffer.
     Fill,
-    /// From the bounce buffer into the file.
+    /// Write the bounce buffer to the file.
     Drain,
     Punch,
     ZeroRange,
@@ -72,22 +73,22 @@ enum Stage {
     Failed,
 }
 
-/// One request. Reused for the next, so that its buffers' memory is.
+/// One request. Reused for the next one, with its allocations.
 #[derive(Debug, Default)]
 pub(crate) struct Operation {
     kind: OperationKind,
     durable: bool,
-    /// What is left to do, in bytes of the disk.
+    /// The range that is left to do, in bytes of the disk.
     offset: u64,
     end: u64,
     buffers: Vec<IoBuffer>,
-    /// Buffers before it are done with.
+    /// Index of the first buffer that is not done.
     first: usize,
     bounce: Option<Box<Bounce>>,
-    /// Zeroes are written, not allocated.
+    /// Write zeroes because `fallocate` refused the range.
     by_hand: bool,
     stage: Stage,
-    /// The error of a failed request, and the stage it was in.
+    /// Error number of a failed request and the stage that failed.
     failure: (i32, Stage),
     retries: u8,
 }
@@ -96,16 +97,17 @@ pub(crate) struct Operation {
 struct Bounce {
     memory: AlignedBuf,
     capacity: u64,
-    /// The aligned range of the disk it stands for now.
+    /// The aligned range of the disk that the buffer holds now.
     start: u64,
     len: u64,
-    /// Bytes of it transferred by the calls so far.
+    /// Bytes of the range that calls have transferred so far.
     done: u64,
     iovec: IoBuffer,
 }
 
 impl Operation {
-    /// Starts a request for `len` bytes at `offset`, which lie on the disk; `buffers` are as long together.
+    /// Starts a request for `len` bytes at `offset`. The range is on the disk, and `buffers` have the same total
+    /// length.
     pub fn begin(&mut self, kind: OperationKind, offset: u64, len: u64, buffers: &[IoBuffer], durable: bool) {
         self.kind = kind;
         self.durable = durable;
@@ -115,7 +117,7 @@ impl Operation {
         self.stage = Stage::Choose;
     }
 
-    /// Forgets the request. Returns whether it held a bounce buffer.
+    /// Clears the request. Returns true if it held a bounce buffer.
     pub fn clear(&mut self) -> bool {
         self.buffers.clear();
         self.buffers.shrink_to(KEPT_BUFFERS);
@@ -125,7 +127,7 @@ impl Operation {
         self.bounce.take().is_some()
     }
 
-    /// The blocks of the disk that what is left of this request touches.
+    /// The blocks of the disk, as byte offsets, that the rest of the request touches.
     pub fn blocks(&self, align: Align) -> (u64, u64) {
         (
             self.offset & !(align.offset - 1),
@@ -133,7 +135,7 @@ impl Operation {
         )
     }
 
-    /// Whether it changes the disk.
+    /// True if the request changes the disk.
     pub fn changes(&self) -> bool {
         matches!(
             self.kind,
@@ -141,13 +143,13 @@ impl Operation {
         )
     }
 
-    /// Whether it writes back parts of blocks that are not its own.
+    /// True if the request writes back parts of blocks outside its range.
     pub fn rewrites(&self, align: Align) -> bool {
         matches!(self.kind, OperationKind::Write | OperationKind::Zero { .. })
             && self.blocks(align) != (self.offset, self.end)
     }
 
-    /// What to do now. After [`NextAction::IoCall`] not to be asked again before [`Operation::call_done`].
+    /// The next action. After [`NextAction::IoCall`], call [`Operation::call_done`] first.
     pub fn next(&mut self, traits: &FileTraits) -> NextAction {
         if self.stage == Stage::Choose {
             self.stage = match self.choose(traits) {
@@ -171,7 +173,7 @@ impl Operation {
             OperationKind::Flush => Stage::Sync,
             _ if self.offset == self.end => Stage::Done,
             OperationKind::Discard if traits.punch => Stage::Punch,
-            // A hint: a file that cannot forget is as right.
+            // A discard is a hint: a file without holes may ignore it.
             OperationKind::Discard => Stage::Done,
             OperationKind::Zero { unmap: true } if traits.punch && !self.by_hand => Stage::Punch,
             OperationKind::Zero { .. } if traits.zero_range && !self.by_hand => Stage::ZeroRange,
@@ -189,7 +191,7 @@ impl Operation {
                 })
     }
 
-    /// Points the bounce buffer at the next piece, or asks for one.
+    /// Points the bounce buffer at the next piece, or asks for a buffer.
     fn next_piece(&mut self, align: Align) -> Result<Stage, NextAction> {
         let (start, stop) = self.blocks(align);
         let Some(bounce) = &mut self.bounce else {
@@ -207,7 +209,7 @@ impl Operation {
         Ok(self.fill_in())
     }
 
-    /// Answers [`NextAction::Bounce`]. Returns whether there was memory; if not, the request fails.
+    /// Answers [`NextAction::Bounce`]. Returns true if there was memory; else the request fails.
     pub fn give_bounce(&mut self, bytes: usize, align: Align) -> bool {
         match AlignedBuf::new(bytes, align.memory.max(align.offset as usize)) {
             Ok(memory) => {
@@ -230,7 +232,7 @@ impl Operation {
 
     fn transfer(&self) -> NextAction {
         let buffers = &self.buffers[self.first..];
-        // Buffer is a transparent wrapper of iovec.
+        // IoBuffer is a transparent wrapper of iovec.
         let vector = IovecList {
             start: buffers.as_ptr().cast(),
             count: buffers.len().min(VECTOR) as u32,
@@ -277,12 +279,12 @@ impl Operation {
         })
     }
 
-    /// Whether it is nothing but to make earlier writes stable.
+    /// True for a flush request.
     pub fn is_flush(&self) -> bool {
         self.kind == OperationKind::Flush
     }
 
-    /// Has it fail after all.
+    /// Marks the operation as failed with `errno`.
     pub fn fail(&mut self, errno: i32) {
         self.failure = (errno, Stage::Sync);
         self.stage = Stage::Failed;
@@ -293,32 +295,32 @@ impl Operation {
         Stage::Failed
     }
 
-    /// Has a failed request go on where it failed.
+    /// Continues a failed request where it failed.
     pub fn retry(&mut self) {
         self.stage = match self.failure.1 {
-            // What is left of it is chosen anew.
+            // Chooses again for what is left.
             Stage::Transfer => Stage::Choose,
             stage => stage,
         };
     }
 
-    /// The error of a failed request.
+    /// Error number of a failed request.
     pub fn errno(&self) -> i32 {
         self.failure.0
     }
 
-    /// Whether what failed was to make something stable that was written before.
+    /// True if the failed step should have made earlier writes stable.
     pub fn failed_to_sync(&self) -> bool {
         self.stage == Stage::Failed
             && match self.failure.1 {
                 Stage::Sync => true,
-                // An error of storage, of earlier writes perhaps; where there is no room nothing was written.
+                // EIO comes from the storage, perhaps for earlier writes. Without space nothing was written.
                 Stage::Transfer | Stage::Drain => self.durable && self.failure.0 == libc::EIO,
                 _ => false,
             }
     }
 
-    /// Fills what a read did not get with zeroes.
+    /// Fills the rest of a read with zeroes.
     pub fn zero_rest(&mut self) {
         if self.kind == OperationKind::Read {
             self.consume(self.end - self.offset, |caller, len| {
@@ -328,12 +330,12 @@ impl Operation {
         }
     }
 
-    /// Where it ends, in bytes of the disk.
+    /// First byte of the disk behind the request.
     pub fn end(&self) -> u64 {
         self.end
     }
 
-    /// Takes what the call returned.
+    /// Takes the result of the call.
     pub fn call_done(&mut self, result: i32, traits: &mut FileTraits) {
         if matches!(-result, libc::EINTR | libc::EAGAIN) && self.retries < RETRIES {
             self.retries += 1;
@@ -347,7 +349,7 @@ impl Operation {
                 self.failed(-result)
             }
             Stage::Transfer => match result {
-                // The image ended early: somebody cut it while we had it open.
+                // The image ended early: it was truncated while it was open.
                 0 => self.failed(libc::EIO),
                 n => {
                     self.consume(n as u64, |_, _| ());
@@ -372,7 +374,7 @@ impl Operation {
                 *ability = false;
                 Stage::Choose
             }
-            // A block device whose blocks are larger than ours: not this range.
+            // A block device with larger blocks cannot discard this range.
             libc::EINVAL if self.kind == OperationKind::Discard => Stage::Done,
             libc::EINVAL => {
                 self.by_hand = true;
@@ -386,7 +388,7 @@ impl Operation {
         let Some(bounce) = &mut self.bounce else {
             return self.failed(libc::EIO);
         };
-        // Direct I/O goes on from a block boundary only.
+        // Direct I/O continues at block boundaries only.
         let moved = moved & !(align.offset - 1);
         if moved == 0 {
             return self.failed(libc::EIO);
@@ -398,9 +400,9 @@ impl Operation {
         match (self.stage, self.kind) {
             (Stage::Fill, OperationKind::Read) => {
                 self.copy(|caller, bounce, len| {
-                    // SAFETY: `len` bytes are ours at `bounce`, and at `caller` by the contract of
-                    // `Engine::submit`; they do not overlap. What the guest does there meanwhile
-                    // changes only what it will find there.
+                    // SAFETY: `len` bytes are ours at `bounce`, and at `caller` by the contract of `Engine::submit`;
+                    // they do not overlap. The guest may write there in the meantime, which changes only what it will
+                    // find there.
                     unsafe { std::ptr::copy_nonoverlapping(bounce, caller, len) }
                 });
                 Stage::Choose
@@ -410,7 +412,7 @@ impl Operation {
         }
     }
 
-    /// Puts this request's bytes into the bounce buffer, to be written next.
+    /// Copies this request's bytes into the bounce buffer, to be written next.
     fn fill_in(&mut self) -> Stage {
         if let (OperationKind::Zero { .. }, Some(bounce)) = (self.kind, &mut self.bounce) {
             let skip = self.offset - bounce.start;
@@ -429,8 +431,8 @@ impl Operation {
         Stage::Drain
     }
 
-    /// Calls `each(caller's memory, bounce buffer's memory, length)` for what both have of this piece, and
-    /// moves on past it.
+    /// Calls `each(caller's memory, bounce buffer's memory, length)` for the bytes of this piece that are in both, and
+    /// advances past it.
     fn copy(&mut self, each: impl Fn(*mut u8, *mut u8, usize)) {
         let Some(mut bounce) = self.bounce.take() else {
             return;
@@ -446,7 +448,7 @@ impl Operation {
         self.bounce = Some(bounce);
     }
 
-    /// Moves on by `len` bytes, showing each piece of the caller's memory passed over.
+    /// Advances by `len` bytes and calls `each` for each piece of the caller's memory.
     fn consume(&mut self, len: u64, mut each: impl FnMut(*mut u8, usize)) {
         self.offset += len;
         let mut rest = len as usize;

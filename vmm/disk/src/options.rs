@@ -1,9 +1,9 @@
-//! What whoever opens a disk, or makes an engine, decides.
+//! Options of disks and engines.
 
-/// When a completed write is safe from a power cut.
+/// When a completed write is safe from a power failure (KubeVirt: `cache`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheMode {
-    /// After a flush. The host's page cache is not used: the descriptor must have been opened with `O_DIRECT`.
+    /// After a flush. Bypasses the host's page cache: the descriptor must have been opened with `O_DIRECT`.
     None,
     /// At once: every write is on stable storage before it completes.
     Writethrough,
@@ -12,57 +12,56 @@ pub enum CacheMode {
     Writeback,
 }
 
-/// Who does the I/O.
+/// The I/O backend of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EngineKind {
-    /// io_uring, or threads where the kernel refuses it.
+    /// io_uring, or threads if the kernel refuses it.
     #[default]
     Auto,
-    /// io_uring or an error.
+    /// io_uring, or an error.
     Uring,
-    /// A few threads with blocking system calls, started at once: whoever drops privileges does it before.
+    /// A few threads with blocking system calls, started at once: create the engine before you drop privileges.
     Threads,
 }
 
-/// What a file that holds a disk's content looks like. Said by who opens it, never guessed: a guest can write any
-/// header into a raw disk.
+/// Format of an image file. The opener states it and it is never guessed: a guest can write any header into a raw disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageFormat {
-    /// The content, byte for byte.
+    /// The content of the disk, byte for byte.
     Raw,
     /// qcow2, version 2 or 3.
     Qcow2,
 }
 
-/// The block sizes a disk shows. Powers of two.
+/// Block sizes that the guest sees. Powers of two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BlockSize {
-    /// Logical blocks of 512 bytes on physical ones as large as the volume's.
+    /// Logical blocks of 512 bytes, physical blocks as large as the volume's.
     #[default]
     Auto,
-    /// Those of the block device, or the block of the file system, 4096 bytes at most.
+    /// Those of the block device, or the block of the file system, at most 4096 bytes.
     MatchVolume,
     /// In bytes.
     Custom {
-        /// What the disk is addressed in: 512 to 4096.
+        /// Logical block: 512 to 4096.
         logical: u32,
-        /// What it writes without reading first: from `logical` to 2 MiB.
+        /// Physical block: from `logical` to 2 MiB.
         physical: u32,
     },
 }
 
-/// What becomes of a request that the host could not carry out. A request that does not fit the disk is the guest's
-/// own fault and fails under each of them.
+/// What happens to a request that failed on the host (QEMU: `werror`, `rerror`). A request that does not fit the disk
+/// is an error of the guest and fails under every policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ErrorPolicy {
-    /// It is held, not completed, and the owner is told, who stops the VM, has the fault seen to, and retries.
+    /// It is held and not completed. The owner is notified, stops the VM, and retries after the fault was fixed.
     #[default]
     Stop,
     /// It completes with the error.
     Report,
-    /// It completes as if it had been done. What a read could not get is zeroes.
+    /// It completes as if it had succeeded. A read returns zeroes for the rest.
     Ignore,
-    /// It is held where the volume or its quota is full, else it completes with the error.
+    /// It is held if the volume or its quota is full, else it completes with the error.
     NoSpace,
 }
 
@@ -76,15 +75,15 @@ impl ErrorPolicy {
     }
 }
 
-/// How to open a disk.
+/// Options to open a disk.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DiskOptions {
-    /// Refuse everything that changes the image.
+    /// Refuse every change of the image.
     pub read_only: bool,
     /// When writes become stable.
     pub cache: CacheMode,
-    /// Block sizes to show.
+    /// Block sizes that the guest sees.
     pub block_size: BlockSize,
-    /// What an I/O error does.
+    /// Policy for I/O errors.
     pub error_policy: ErrorPolicy,
 }

@@ -1,4 +1,4 @@
-//! Synchronous reads beside the engines, for who looks into an image.
+//! Synchronous reads beside the engines, such as by the boot loader.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -8,7 +8,7 @@ use crate::aligned_buf::AlignedBuf;
 use crate::disk::ImageBackend;
 use crate::geometry::Align;
 
-/// Bytes read at a time where memory must be aligned.
+/// Bytes read at a time if memory must be aligned.
 const PIECE: u64 = 64 << 10;
 
 /// Reads a disk's content without an engine. Cheap to clone.
@@ -20,16 +20,16 @@ impl DiskReader {
         Self(disk)
     }
 
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.0.size()
     }
 
-    /// Fills `buf` with what the disk holds at byte `offset`. Any alignment.
+    /// Fills `buf` from byte `offset` of the disk. Any alignment.
     ///
     /// # Errors
-    /// `UnexpectedEof` if the range does not lie on the disk, else what the kernel says.
+    /// `UnexpectedEof`: the range is not on the disk. Else the kernel's error.
     pub fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         let end = offset
             .checked_add(buf.len() as u64)
@@ -45,7 +45,7 @@ impl DiskReader {
         if align == Align::NONE {
             return file.read_exact_at(buf, offset);
         }
-        // The file is open for direct I/O: whole blocks, by way of aligned memory.
+        // The file is open for direct I/O: read whole blocks through aligned memory.
         let step = PIECE.max(align.offset);
         let mut piece = AlignedBuf::new(step as usize, align.memory.max(align.offset as usize))?;
         let mut start = offset & !(align.offset - 1);

@@ -1,18 +1,17 @@
-//! What an engine is asked, and what it answers.
+//! Requests to an engine and their completions.
 
 use std::io;
 
-/// A piece of memory that I/O goes to or comes from.
+/// A piece of memory to transfer to or from.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct IoBuffer(pub(crate) libc::iovec);
 
-// SAFETY: a pointer and a length carry no thread's property; who may use them when is the contract of
-// `Engine::submit`.
+// SAFETY: a pointer and a length belong to no thread; `Engine::submit` has the contract for their use.
 unsafe impl Send for IoBuffer {}
 
 impl IoBuffer {
-    /// `len` bytes at `start`. Only [`Engine::submit`](crate::Engine::submit) makes use of the pointer, under its conditions.
+    /// `len` bytes at `start`. Only [`Engine::submit`](crate::Engine::submit) uses the pointer, under its conditions.
     #[must_use]
     pub fn new(start: *mut u8, len: usize) -> Self {
         Self(libc::iovec {
@@ -21,7 +20,7 @@ impl IoBuffer {
         })
     }
 
-    /// Address.
+    /// Address of the first byte.
     #[must_use]
     pub fn start(&self) -> *mut u8 {
         self.0.iov_base.cast()
@@ -35,57 +34,57 @@ impl IoBuffer {
     }
 }
 
-/// What a disk can be asked. Offsets and lengths are bytes.
+/// A request to a disk. Offsets and lengths are in bytes.
 ///
-/// `durable` asks that the change is on stable storage before the request completes (SCSI's FUA, or a
-/// write-through cache); a disk opened write-through does so in any case.
+/// `durable` requests that the change is on stable storage before the request completes (FUA of SCSI, or a
+/// write-through cache). A disk in write-through mode does so in any case.
 #[derive(Clone, Copy, Debug)]
 pub enum IoRequest<'a> {
     /// Fill the buffers from `offset`.
     Read {
-        /// Where on the disk.
+        /// First byte on the disk.
         offset: u64,
-        /// Where to.
+        /// Destination.
         buffers: &'a [IoBuffer],
     },
     /// Write the buffers at `offset`.
     Write {
-        /// Where on the disk.
+        /// First byte on the disk.
         offset: u64,
-        /// What.
+        /// Source.
         buffers: &'a [IoBuffer],
-        /// On stable storage before completion.
+        /// The data is on stable storage before completion.
         durable: bool,
     },
-    /// Make every write completed before this request stable.
+    /// Make every write that completed before this request stable.
     Flush,
-    /// The content of the range does not matter any more.
+    /// The content of the range is no longer needed.
     Discard {
-        /// First byte.
+        /// First byte on the disk.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
-        /// On stable storage before completion.
+        /// The change is on stable storage before completion.
         durable: bool,
     },
-    /// The range reads as zeroes from now on.
+    /// Make the range read as zeroes.
     WriteZeroes {
-        /// First byte.
+        /// First byte on the disk.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
-        /// The range's storage may be given back.
+        /// The range's storage may be freed.
         unmap: bool,
-        /// On stable storage before completion.
+        /// The change is on stable storage before completion.
         durable: bool,
     },
 }
 
-/// The end of a request.
+/// The completion of a request.
 #[derive(Debug)]
 pub struct IoCompletion {
-    /// As given to [`Engine::submit`](crate::Engine::submit).
+    /// Tag from [`Engine::submit`](crate::Engine::submit).
     pub tag: u16,
-    /// Done wholly, or the error of the part that failed.
+    /// Success of the whole request, or the error of the part that failed.
     pub result: io::Result<()>,
 }

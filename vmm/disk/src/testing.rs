@@ -1,4 +1,4 @@
-//! An engine in front of a kernel that does what a test says, for the tests of who uses one.
+//! An engine whose system calls a test completes, for the tests of its users.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,18 +10,18 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 use crate::Engine;
 use crate::io_backend::{IoBackend, IoCall, IovecList};
 
-/// A system call that an engine made.
+/// A system call that an engine started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordedCall {
-    /// Of the request.
+    /// Tag of the request.
     pub tag: u16,
-    /// The disk's place: the order of attachment, as long as none was detached.
+    /// Slot of the disk: the order of attachment, as long as none was detached.
     pub slot: u32,
-    /// What.
+    /// The call.
     pub what: CallKind,
 }
 
-/// A system call. Offsets and lengths are bytes.
+/// A system call without its buffers. Offsets and lengths are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum CallKind {
@@ -34,7 +34,7 @@ pub enum CallKind {
 impl CallKind {
     fn of(call: &IoCall) -> Self {
         let len = |vector: &IovecList| {
-            // SAFETY: the engine vouches for the call's vector.
+            // SAFETY: the engine guarantees the call's iovecs.
             let buffers = unsafe { std::slice::from_raw_parts(vector.start, vector.count as usize) };
             buffers.iter().map(|buffer| buffer.iov_len as u64).sum()
         };
@@ -60,7 +60,7 @@ impl CallKind {
         }
     }
 
-    /// What the kernel returns for all of it.
+    /// Return value of the kernel for a complete call.
     fn done(self) -> i32 {
         match self {
             Self::Read { len, .. } | Self::Write { len, .. } => len as i32,
@@ -69,7 +69,7 @@ impl CallKind {
     }
 }
 
-/// The test's side.
+/// The test's handle to the calls of an engine.
 #[derive(Clone, Debug)]
 pub struct BackendScript(Arc<Shared>);
 
@@ -88,7 +88,7 @@ struct State {
     dropped: bool,
 }
 
-/// The engine's side.
+/// The backend of the engine.
 #[derive(Debug)]
 struct Scripted {
     script: BackendScript,
@@ -97,10 +97,10 @@ struct Scripted {
 }
 
 impl BackendScript {
-    /// An engine, and what tells it when its calls are done.
+    /// An engine and the handle that completes its calls.
     ///
     /// # Panics
-    /// If there is no eventfd to be had.
+    /// If the kernel has no eventfd.
     #[must_use]
     pub fn engine(depth: u16) -> (Engine, Self) {
         let script = Self(Arc::new(Shared {
@@ -119,13 +119,13 @@ impl BackendScript {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Every call that was started so far.
+    /// All calls that were started so far.
     #[must_use]
     pub fn made(&self) -> Vec<RecordedCall> {
         self.state().made.clone()
     }
 
-    /// Ends the call of a request: all of it is done, or it failed with an error number.
+    /// Completes the call of a request, wholly or with an error number.
     ///
     /// # Panics
     /// If there is no such call.
@@ -138,12 +138,12 @@ impl BackendScript {
         self.0.event.write(1).expect("eventfd");
     }
 
-    /// From now on no call can be started.
+    /// Makes every later submission fail.
     pub fn break_down(&self) {
         self.state().broken = true;
     }
 
-    /// Whether the engine is gone.
+    /// True if the engine was dropped.
     #[must_use]
     pub fn is_dropped(&self) -> bool {
         self.state().dropped
@@ -197,7 +197,7 @@ impl IoBackend for Scripted {
     }
 
     fn event(&self) -> BorrowedFd<'_> {
-        // SAFETY: the event is open as long as it is borrowed.
+        // SAFETY: the event stays open as long as it is borrowed.
         unsafe { BorrowedFd::borrow_raw(self.script.0.event.as_raw_fd()) }
     }
 }

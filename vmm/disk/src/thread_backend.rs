@@ -1,4 +1,4 @@
-//! The engine for hosts where io_uring is switched off: a few threads with blocking calls.
+//! The I/O backend for hosts without io_uring: a few threads with blocking calls.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,10 +11,10 @@ use crate::completion_queue::CompletionQueue;
 use crate::io_backend::{IoBackend, IoCall};
 use crate::thread_pool::ThreadPool;
 
-/// Calls that run at once.
+/// Maximum calls that run at once.
 const THREADS: usize = 4;
 
-/// Bytes of a thread's stack; a call needs next to nothing.
+/// Bytes of a thread's stack; a call needs very little.
 const STACK: usize = 64 << 10;
 
 /// A call, the file it is on, and its tag.
@@ -24,11 +24,11 @@ type Job = (u16, RawFd, IoCall);
 pub(crate) struct ThreadBackend {
     pool: ThreadPool<Job>,
     completions: Arc<CompletionQueue>,
-    /// By place.
+    /// Indexed by slot.
     files: Vec<RawFd>,
     max_files: u32,
     pushed: Vec<Job>,
-    /// Taken from the threads, not yet popped.
+    /// Results taken from the queue and not popped yet.
     done: VecDeque<(u16, i32)>,
     running: usize,
 }
@@ -42,7 +42,7 @@ impl ThreadBackend {
             "disk-io",
             (THREADS, STACK),
             move |(tag, fd, call): Job| {
-                // SAFETY: whoever pushed the call keeps its file and memory until the result below is popped.
+                // SAFETY: the caller of `push` keeps the call's file and memory until the result below is popped.
                 let result = unsafe { perform(fd, call) };
                 results.put(tag, result);
             },
@@ -106,10 +106,10 @@ impl IoBackend for ThreadBackend {
     }
 }
 
-/// Carries out a call; the result is the kernel's, negative for an error number.
+/// Executes a call. Returns the kernel's result, negative for an error number.
 ///
 /// # Safety
-/// The file is open; the call's iovecs and the memory they name are valid.
+/// The file is open; the call's iovecs and the memory that they name are valid.
 unsafe fn perform(fd: RawFd, call: IoCall) -> i32 {
     let result = match call {
         // SAFETY: by this function's contract.
@@ -137,7 +137,7 @@ unsafe fn perform(fd: RawFd, call: IoCall) -> i32 {
     if result < 0 {
         -io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
     } else {
-        // At most 2 GiB less a page.
+        // The kernel moves at most 2 GiB less a page.
         result as i32
     }
 }

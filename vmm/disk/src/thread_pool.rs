@@ -1,4 +1,4 @@
-//! Threads for calls that block.
+//! A pool of threads for calls that block.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Debug, Formatter};
@@ -10,7 +10,7 @@ use husk_seccomp::{ThreadRole, install};
 
 use crate::completion_queue::lock;
 
-/// A number of threads that do jobs, oldest first. Dropping it waits until all are done.
+/// Threads that take jobs from one queue, oldest first. Dropping it waits until all jobs are done.
 pub(crate) struct ThreadPool<J> {
     shared: Arc<Shared<J>>,
     threads: Vec<JoinHandle<()>>,
@@ -36,7 +36,8 @@ impl<J> Debug for ThreadPool<J> {
 }
 
 impl<J: Send + 'static> ThreadPool<J> {
-    /// `count` threads called `name`, each with `stack` bytes of stack and confined to `role`, that do `work`.
+    /// Starts `count` threads called `name`, each with `stack` bytes of stack and the seccomp filter of `role`, that
+    /// run `work`.
     pub fn new(
         role: ThreadRole,
         name: &str,
@@ -48,7 +49,7 @@ impl<J: Send + 'static> ThreadPool<J> {
             stop: false,
         });
         let wake = Condvar::new();
-        // Made first, so that a thread that cannot be made ends those that could.
+        // Created first: if a thread cannot be started, dropping it ends the others.
         let mut pool = Self {
             shared: Arc::new(Shared { jobs, wake }),
             threads: Vec::new(),
@@ -67,7 +68,7 @@ impl<J: Send + 'static> ThreadPool<J> {
         Ok(pool)
     }
 
-    /// Has jobs done.
+    /// Queues jobs.
     pub fn push(&self, jobs: impl ExactSizeIterator<Item = J>) {
         let count = jobs.len().min(self.threads.len());
         lock(&self.shared.jobs).queue.extend(jobs);

@@ -1,7 +1,7 @@
-//! The engine over io_uring.
+//! The I/O backend over io_uring.
 //!
-//! The ring is created disabled and confined before it is enabled: it can do six operations on registered files, have
-//! files registered, and nothing else, ever, whatever somebody who took over the process writes into it.
+//! The ring is created disabled and restricted before it is enabled: it allows six operations on registered files and
+//! updates of the file table. An attacker who controls the process cannot lift the restrictions.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -14,13 +14,13 @@ use io_uring::{IoUring, Submitter, opcode, squeue};
 
 use crate::io_backend::{IoBackend, IoCall};
 
-/// How often a submission that the kernel has no memory for is tried again, a millisecond apart.
+/// Retries of a submission for which the kernel has no memory, a millisecond apart.
 const RETRIES: u32 = 1000;
 
 /// IORING_REGISTER_FILES_UPDATE
 const REGISTER_FILES_UPDATE: u8 = 6;
 
-/// What stands in the table for no file.
+/// Entry of the file table without a file.
 const NO_FILE: RawFd = -1;
 
 pub(crate) struct UringBackend {
@@ -38,8 +38,8 @@ impl std::fmt::Debug for UringBackend {
 }
 
 impl UringBackend {
-    /// A ring for `entries` calls at once, and a table for `max_files` files, none of them there yet. An empty place
-    /// takes the kernel 8 to 16 bytes.
+    /// A ring for `entries` calls at once, with a table for `max_files` files, all empty. An empty entry takes 8 to 16
+    /// bytes in the kernel.
     pub fn new(entries: u16, max_files: u32) -> io::Result<Self> {
         let ring = build(entries)?;
         let submitter = ring.submitter();
@@ -75,10 +75,10 @@ impl UringBackend {
 
 fn build(entries: u16) -> io::Result<IoUring> {
     let mut builder = IoUring::builder();
-    // As many completions as calls can be out.
+    // As many completions as calls can be in flight.
     builder.dontfork().setup_r_disabled().setup_cqsize(entries.into());
-    // Not SINGLE_ISSUER, nor DEFER_TASKRUN, which needs it: the ring outlives the worker that uses it, and follows it
-    // into the next one. COOP_TASKRUN alone ends the worker's wait when something completes.
+    // Not SINGLE_ISSUER, nor DEFER_TASKRUN, which needs it: the ring outlives the worker that uses it and moves to the
+    // next one. COOP_TASKRUN alone ends the worker's wait when a call completes.
     let plain = builder.clone();
     match builder
         .setup_submit_all()
@@ -91,7 +91,7 @@ fn build(entries: u16) -> io::Result<IoUring> {
     }
 }
 
-/// Makes a table of empty places.
+/// Registers a table of empty entries.
 fn register_files_table(submitter: &Submitter<'_>, max_files: u32) -> io::Result<()> {
     match submitter.register_files_sparse(max_files) {
         // Linux before 5.19.
@@ -102,7 +102,7 @@ fn register_files_table(submitter: &Submitter<'_>, max_files: u32) -> io::Result
     }
 }
 
-/// How many files this process can have open, which also bounds such a table.
+/// Maximum open files of this process, which also bounds the file table.
 fn open_files() -> u32 {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
@@ -118,7 +118,7 @@ fn open_files() -> u32 {
 fn entry(file: Fixed, call: IoCall) -> squeue::Entry {
     match call {
         IoCall::Read { offset, vector } if vector.count == 1 => {
-            // SAFETY: the caller of `push` vouches for the iovec.
+            // SAFETY: the caller of `push` guarantees the iovec.
             let buffer = unsafe { *vector.start };
             opcode::Read::new(file, buffer.iov_base.cast(), clamp(buffer.iov_len))
                 .offset(offset)
@@ -134,7 +134,7 @@ fn entry(file: Fixed, call: IoCall) -> squeue::Entry {
         } => {
             let flags = if durable { libc::RWF_DSYNC } else { 0 };
             if vector.count == 1 {
-                // SAFETY: the caller of `push` vouches for the iovec.
+                // SAFETY: the caller of `push` guarantees the iovec.
                 let buffer = unsafe { *vector.start };
                 opcode::Write::new(file, buffer.iov_base.cast(), clamp(buffer.iov_len))
                     .offset(offset)
@@ -157,7 +157,7 @@ fn entry(file: Fixed, call: IoCall) -> squeue::Entry {
     }
 }
 
-/// The kernel moves at most this much in one call; what is left is another call's.
+/// Maximum bytes of one call; the engine submits the rest in another call.
 fn clamp(len: usize) -> u32 {
     len.min(1 << 30) as u32
 }
@@ -177,8 +177,8 @@ impl IoBackend for UringBackend {
 
     unsafe fn push(&mut self, tag: u16, slot: u32, call: IoCall) {
         let entry = entry(Fixed(slot), call).user_data(tag.into());
-        // SAFETY: the caller keeps the memory the entry points at. There is room: a tag has one call out
-        // at most, and the ring has an entry for every tag.
+        // SAFETY: the caller keeps the memory that the entry points to. There is room: a tag has at most one call in
+        // flight, and the ring has an entry for every tag.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         debug_assert!(pushed.is_ok());
     }
@@ -217,9 +217,9 @@ impl IoBackend for UringBackend {
         self.running
     }
 
-    /// The ring itself, which is readable while it holds completions: no event to be written and read.
+    /// The ring itself: readable while it holds completions, so there is no eventfd to write and read.
     fn event(&self) -> BorrowedFd<'_> {
-        // SAFETY: the ring is open as long as it is borrowed.
+        // SAFETY: the ring stays open as long as it is borrowed.
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
     }
 }

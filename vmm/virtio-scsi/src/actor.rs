@@ -1,4 +1,4 @@
-//! The thread that owns the controller: waits for what concerns it, and has it do what can be done.
+//! The thread that owns the controller: it waits for queues, messages and completions, and runs the controller.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -12,24 +12,24 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::controller::{Controller, FatalError};
 use crate::handle::ControllerMessage;
 
-/// What an event is of, beside queues by their index.
+/// Data of the epoll events that are not queues. A queue's event carries its index.
 const STOP: u64 = 1 << 16;
 const MESSAGES: u64 = STOP + 1;
 const DISKS: u64 = STOP + 2;
 
-/// Events taken at a time.
+/// Maximum events taken at a time.
 const EVENTS: usize = 16;
 
-/// The controller and its mailbox.
+/// The controller and its messages.
 pub(crate) struct Actor {
     pub controller: Controller,
     pub messages: Receiver<ControllerMessage>,
-    /// Signalled when there is mail.
+    /// Signalled after a message was sent.
     pub wakeup: EventFd,
 }
 
 impl Actor {
-    /// Serves until `stop`, or until something is broken for good.
+    /// Serves until `stop` is signalled or a fatal error occurs.
     pub fn run(mut self, stop: &EventFd) {
         if let Err(reason) = self.serve(stop) {
             tracing::error!(reason, "the SCSI controller ends");
@@ -49,7 +49,7 @@ impl Actor {
             };
             let count = match epoll.wait(timeout, &mut events) {
                 Ok(count) => count,
-                // So io_uring ends our wait when it has work to do, such as completing a request.
+                // io_uring interrupts the wait when it has completions to process.
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => 0,
                 Err(e) => return Err(broken(e)),
             };
@@ -67,7 +67,7 @@ impl Actor {
                 }
             }
             if mail {
-                // Before the mail: what comes later rings again.
+                // Before the messages are read, so that a later message signals again.
                 let _ = self.wakeup.read();
                 let engine = self.engine_event();
                 while let Ok(message) = self.messages.try_recv() {
@@ -75,7 +75,7 @@ impl Actor {
                         epoll = self.watch(stop)?;
                     }
                 }
-                // The first disk of another format than raw brings one that tells of all of them.
+                // The first qcow2 disk changes the engine's event.
                 if self.engine_event() != engine {
                     epoll = self.watch(stop)?;
                 }
@@ -88,7 +88,7 @@ impl Actor {
         self.controller.engine().event().as_raw_fd()
     }
 
-    /// Kicks are never read, they are edges; the engine resets its own, and the stop stays.
+    /// Queue kicks are edge-triggered and never read. The engine resets its own event, and `stop` stays signalled.
     fn watch(&mut self, stop: &EventFd) -> Result<Epoll, FatalError> {
         let engine = self.engine_event();
         let controller = &mut self.controller;
@@ -115,7 +115,7 @@ fn broken(error: io::Error) -> FatalError {
     format!("epoll: {error}")
 }
 
-/// For epoll, rounded up.
+/// Milliseconds for epoll, rounded up.
 fn milliseconds(duration: Duration) -> i32 {
     i32::try_from(duration.as_millis() + 1).unwrap_or(i32::MAX)
 }

@@ -1,8 +1,8 @@
-//! Where a logical unit is, and the LUN field of requests and events (section 5.6.6.1).
+//! Addresses of logical units and the LUN field of requests and events (virtio 1.2, section 5.6.6.1).
 
 use crate::target::Lun;
 
-/// A logical unit's place on the controller. Its channel is always 0.
+/// The address of a logical unit on the controller. The channel is always 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct UnitAddress {
     /// Target.
@@ -17,14 +17,14 @@ impl std::fmt::Display for UnitAddress {
     }
 }
 
-/// What a request is for.
+/// The LUN field of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LunField {
-    /// A logical unit, if it is there.
+    /// A logical unit, which may not exist.
     Unit(UnitAddress),
-    /// What is no logical unit of this target, the REPORT LUNS well known one included.
+    /// Not a logical unit of this target. This includes the REPORT LUNS well known logical unit.
     Target(u8),
-    /// No target.
+    /// Not a target.
     Nowhere,
 }
 
@@ -34,7 +34,7 @@ const REPORT_LUNS: [u8; 8] = [0xc1, 0x01, 0, 0, 0, 0, 0, 0];
 impl LunField {
     pub fn parse(field: [u8; 8]) -> Self {
         if field == REPORT_LUNS {
-            // It names no target; LUNs are told of one target at a time.
+            // It names no target. REPORT LUNS reports the LUNs of one target at a time.
             return Self::Target(0);
         }
         let [1, target, ..] = field else {
@@ -50,8 +50,8 @@ impl LunField {
 }
 
 impl UnitAddress {
-    /// The field of an event. Drivers look a unit up by these bytes as REPORT LUNS told them: flat addressing from 256
-    /// on only, unlike in requests.
+    /// The LUN field of an event. Drivers look a unit up by these bytes as REPORT LUNS returned them: flat space
+    /// addressing from 256 on only, unlike in requests.
     pub(crate) fn to_field(self) -> [u8; 8] {
         let [high, low, ..] = self.lun.to_bytes();
         [1, self.target, high, low, 0, 0, 0, 0]

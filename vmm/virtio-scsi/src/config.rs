@@ -1,4 +1,4 @@
-//! Device configuration space and features (sections 5.6.3, 5.6.4).
+//! Device configuration space and features (virtio 1.2, sections 5.6.3 and 5.6.4).
 
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use virtio_bindings::virtio_scsi::{
@@ -14,19 +14,20 @@ pub(crate) const CONFIG_SIZE: usize = 36;
 /// Bytes of `struct virtio_scsi_event`.
 pub(crate) const EVENT_SIZE: usize = 16;
 
-/// Data descriptors of one request: with those for header and response it fills a queue without indirect tables.
+/// Maximum data descriptors of one request. With those for header and response it fills a queue without indirect
+/// tables.
 const SEG_MAX: u32 = QUEUE_SIZE as u32 - 2;
 
-/// What a driver had best not exceed in one request, in sectors: just below the units' own limit of 32 MiB.
+/// Maximum sectors of one request that the driver should send, just below the limit of the units, 32 MiB.
 const MAX_SECTORS: u32 = 0xffff;
 
-/// Requests to one logical unit that make sense at once.
+/// Maximum commands to queue for one logical unit.
 const CMD_PER_LUN: u32 = 128;
 
 const SENSE_SIZE: u64 = 20;
 const CDB_SIZE: u64 = 24;
 
-/// The sizes that the driver may choose.
+/// The field sizes that the driver may set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sizes {
     /// Bytes of a request's CDB field, at most [`Sizes::MAX_CDB`].
@@ -36,7 +37,7 @@ pub(crate) struct Sizes {
 }
 
 impl Sizes {
-    /// What the driver finds after a reset.
+    /// Sizes after a reset.
     pub const DEFAULT: Self = Self {
         cdb: VIRTIO_SCSI_CDB_DEFAULT_SIZE as u8,
         sense: VIRTIO_SCSI_SENSE_DEFAULT_SIZE as u16,
@@ -45,8 +46,8 @@ impl Sizes {
     /// See [`Sizes::cdb`].
     pub const MAX_CDB: usize = u8::MAX as usize;
 
-    /// Takes a driver's write to configuration space. Sizes that make no sense are not taken, as the driver sees when
-    /// it reads them back.
+    /// Handles a driver's write to configuration space. Ignores impossible sizes; the driver sees that when it reads
+    /// them back.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
         let Ok(value) = data.try_into().map(u32::from_le_bytes) else {
             return;

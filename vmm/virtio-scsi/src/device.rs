@@ -1,4 +1,4 @@
-//! The device model: features, configuration space, and an actor that is handed the queues.
+//! The virtio device: features, configuration space, and the actor that gets the queues.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -20,28 +20,28 @@ use crate::handle::{AckSender, ControllerMessage, Mailbox};
 use crate::virtqueues::{Driver, REQUEST};
 use crate::{MAX_REQUEST_QUEUES, NewUnit, QUEUE_SIZE, ScsiError, ScsiHandle};
 
-/// Hears, on the actor's thread, of a disk (by name) that began to hold requests, and of the error for which it did.
-/// They are retried when the device is quiesced and activated again.
+/// Called on the actor's thread with the name of a disk that began to hold requests, and with the error. The requests
+/// are retried when the device is quiesced and activated again.
 pub type OnIoError = Arc<dyn Fn(&str, io::Error) + Send + Sync>;
 
-/// Requests in flight over all units. More only wait in their queues.
+/// Requests in flight over all units. Further requests wait in their queues.
 const DEPTH: u16 = 512;
 
-/// Most disks at once. A place for one takes the host's kernel 16 bytes.
+/// Maximum number of disks. Each slot takes 16 bytes in the host's kernel.
 const MAX_DISKS: u32 = 4096;
 
-/// How long a driver has to let go of a unit that is removed.
+/// Time that a driver has to release a unit that is being removed.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a controller is made of.
+/// Configuration of a controller.
 pub struct ScsiConfig {
-    /// Request queues: at least 1 and at most [`MAX_REQUEST_QUEUES`].
+    /// Number of request queues: from 1 to [`MAX_REQUEST_QUEUES`].
     pub queues: u16,
-    /// The last target. A driver asks each of them whether it is there.
+    /// The highest target number. A driver probes every target.
     pub max_target: u8,
-    /// Units that are there from the beginning.
+    /// Units that exist from the start.
     pub units: Vec<NewUnit>,
-    /// Who does the I/O.
+    /// I/O backend.
     pub engine: EngineKind,
     /// See [`OnIoError`].
     pub on_io_error: OnIoError,
@@ -57,21 +57,21 @@ impl std::fmt::Debug for ScsiConfig {
     }
 }
 
-/// Why there is no controller.
+/// Error of [`VirtioScsi::new`].
 pub(crate) type NewError = ScsiError;
 
 type SharedInterrupt = Arc<Mutex<Option<Arc<dyn VirtioInterrupt>>>>;
 
-/// A virtio SCSI controller.
+/// A virtio SCSI controller (virtio 1.2, section 5.6).
 pub struct VirtioScsi {
     max_target: u8,
     queue_sizes: Vec<u16>,
     sizes: Sizes,
     mailbox: Mailbox,
     active: bool,
-    /// Of the driver, for a panic.
+    /// The driver's interrupt, to report a panic of the actor.
     interrupt: SharedInterrupt,
-    /// Dropped, and so ended, with the device.
+    /// Dropping it ends the thread.
     actor: Worker<()>,
 }
 
@@ -85,10 +85,10 @@ impl std::fmt::Debug for VirtioScsi {
 }
 
 impl VirtioScsi {
-    /// A controller and its handle. Makes every kernel object it will need but those for disks.
+    /// Creates a controller and its handle, with all kernel objects except those for disks.
     ///
     /// # Errors
-    /// The kernel refuses an engine or a thread, or a unit cannot be had.
+    /// The kernel refuses an engine or a thread, or a unit is not possible.
     pub fn new(setup: ScsiConfig) -> Result<(Self, ScsiHandle), NewError> {
         let engine = Engine::new(setup.engine, DEPTH, MAX_DISKS).map_err(of_controller)?;
         Self::with_engine(setup, engine, REMOVAL_TIMEOUT)
@@ -151,7 +151,7 @@ impl VirtioScsi {
         self.queue_sizes.len() as u16 - REQUEST
     }
 
-    /// Asks the actor and waits. None if it has ended.
+    /// Sends a message to the actor and waits for the answer. `None` if the actor has ended.
     fn ask<T>(&self, message: impl FnOnce(AckSender<T>) -> ControllerMessage) -> Option<T> {
         let (ack, answer) = mpsc::sync_channel(1);
         self.mailbox.send(message(ack));

@@ -1,4 +1,4 @@
-//! The host's end of a controller, and the actor's mailbox.
+//! The host's handle to a controller, and the messages to the actor.
 
 use std::future::Future;
 use std::io;
@@ -15,7 +15,7 @@ use crate::target::{DeviceKind, InvalidLimits};
 use crate::virtqueues::Driver;
 use crate::{NewUnit, UnitAddress};
 
-/// Why the controller did not do what it was asked.
+/// Error of a request to the controller.
 #[derive(Debug, thiserror::Error)]
 pub enum ScsiError {
     /// No such target.
@@ -24,8 +24,8 @@ pub enum ScsiError {
     /// Another unit is there.
     #[error("disk {1:?} is at {0}")]
     Occupied(UnitAddress, String),
-    /// The driver was told that the unit there is gone, and has not acted on it: what it still has for the old disk it
-    /// would send to the new one. Worth another try, there or elsewhere.
+    /// The driver has not handled the removal of the unit that was there: it could send commands for the old disk to
+    /// the new one. Retry, there or at another address.
     #[error("the guest has not let go of the disk that was at {0}")]
     NotReleased(UnitAddress),
     /// A unit of that name exists elsewhere.
@@ -37,16 +37,16 @@ pub enum ScsiError {
     /// It is being removed.
     #[error("disk {0:?} is being removed")]
     Removing(String),
-    /// The medium is none for a unit of its kind.
+    /// The medium does not suit the kind of unit.
     #[error("disk {0:?}: {1}")]
     Medium(String, InvalidLimits),
     /// It is no CD-ROM drive.
     #[error("disk {0:?} is no CD-ROM drive")]
     NotADrive(String),
-    /// The guest prevents it.
+    /// PREVENT ALLOW MEDIUM REMOVAL is in force.
     #[error("the guest prevents removal of the medium of {0:?}")]
     Prevented(String),
-    /// The engine or the host.
+    /// Error of the engine or the host.
     #[error("disk {0:?}: {1}")]
     Io(String, io::Error),
     /// The controller has ended.
@@ -57,36 +57,36 @@ pub enum ScsiError {
 /// A unit that was removed.
 #[derive(Debug)]
 pub struct RemovedUnit {
-    /// What was in it; its descriptor is closed when this is dropped, which may take time on some file systems.
+    /// The disk in it. Dropping it closes the descriptor, which may take time on some file systems.
     pub disk: Option<Disk>,
-    /// Whether all that was written is on stable storage.
+    /// Result of the last flush.
     pub flushed: io::Result<()>,
 }
 
-/// A unit as it is.
+/// A description of a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitInfo {
-    /// Name.
+    /// Name of the disk.
     pub id: String,
-    /// Where.
+    /// Address on the controller.
     pub address: UnitAddress,
-    /// What.
+    /// Kind of device.
     pub kind: DeviceKind,
-    /// Size of its medium in bytes, if there is one.
+    /// Size of the medium in bytes, if there is one.
     pub bytes: Option<u64>,
-    /// Nothing can be changed.
+    /// The medium cannot be written.
     pub read_only: bool,
     /// It is being removed.
     pub removing: bool,
 }
 
-/// The sending end of an answer.
+/// Sender of a reply to an async caller.
 pub(crate) type ReplySender<T> = oneshot::Sender<T>;
 
-/// The same, for who must not be waited for in an async context.
+/// Sender of a reply to a thread that blocks on it.
 pub(crate) type AckSender<T> = mpsc::SyncSender<T>;
 
-/// What the actor is asked.
+/// A message to the actor.
 #[derive(Debug)]
 pub(crate) enum ControllerMessage {
     Activate(Box<Driver>, AckSender<()>),
@@ -101,7 +101,7 @@ pub(crate) enum ControllerMessage {
     List(ReplySender<Result<Vec<UnitInfo>, ScsiError>>),
 }
 
-/// The actor's mailbox.
+/// Sends messages to the actor.
 #[derive(Clone, Debug)]
 pub(crate) struct Mailbox {
     messages: mpsc::Sender<ControllerMessage>,
@@ -116,21 +116,21 @@ impl Mailbox {
     }
 
     pub fn send(&self, message: ControllerMessage) {
-        // If there is no actor, the message's reply is dropped, and so answered.
+        // Without an actor the message is dropped, and with it the sender of its reply.
         if self.messages.send(message).is_ok() {
-            // Fails only when the counter is about to overflow: then it is readable anyway.
+            // Fails only if the counter would overflow. Then it is readable anyway.
             let _ = self.wakeup.write(1);
         }
     }
 }
 
-/// An answer to come. A future; threads can [`wait`](ReplyFuture::wait).
+/// A future reply. Threads can [`wait`](ReplyFuture::wait) for it.
 #[derive(Debug)]
 #[must_use]
 pub struct ReplyFuture<T>(oneshot::Receiver<Result<T, ScsiError>>);
 
 impl<T> ReplyFuture<T> {
-    /// Waits for the answer.
+    /// Waits for the reply.
     ///
     /// # Errors
     /// As the request's.
@@ -152,7 +152,8 @@ impl<T> Future for ReplyFuture<T> {
     }
 }
 
-/// The host's end of a [`VirtioScsi`](crate::VirtioScsi) controller. Usable from any thread, whatever state the device is in.
+/// The host's handle to a [`VirtioScsi`](crate::VirtioScsi) controller. Usable from any thread, in any state of the
+/// device.
 #[derive(Clone, Debug)]
 pub struct ScsiHandle(pub(crate) Mailbox);
 
@@ -166,23 +167,23 @@ impl ScsiHandle {
         ReplyFuture(answer)
     }
 
-    /// Adds a unit and tells the driver. One of the same name at the same address is that unit already.
+    /// Adds a unit and notifies the driver. Succeeds if a unit with this name exists at this address.
     pub fn add(&self, unit: NewUnit) -> ReplyFuture<()> {
         self.ask(|reply| ControllerMessage::Add(Box::new(unit), reply))
     }
 
-    /// Removes a unit: tells the driver, goes on serving it until the driver has flushed it for the last time or 5 s
-    /// have passed, ends what is under way, and makes it stable. A read-only unit, or one that no driver can be told
-    /// of, goes soon. While the machine is paused nothing goes that can be written.
+    /// Removes a unit: notifies the driver, serves the unit until the driver has flushed it for the last time or 5 s
+    /// have passed, waits for running tasks, and flushes the disk. A read-only unit, or one without a driver that gets
+    /// events, goes at once. While the VM is paused a writable unit stays.
     pub fn remove(&self, id: &str) -> ReplyFuture<RemovedUnit> {
         self.ask(|reply| ControllerMessage::Remove(id.to_owned(), reply))
     }
 
-    /// Takes over the size that a disk's image has now and tells the driver. Returns the size shown, in bytes. Asks the
-    /// file system, for which it may wait: not for async contexts.
+    /// Reads the size of a disk's image again and notifies the driver. Returns the new size in bytes. Blocks on the
+    /// file system: not for async contexts.
     ///
     /// # Errors
-    /// No such unit, or as [`Disk::refresh`]; then nothing changes.
+    /// There is no such unit, or as [`Disk::refresh`]. Nothing changes then.
     pub fn resize(&self, id: &str) -> Result<u64, ScsiError> {
         let disk = self
             .ask(|reply| ControllerMessage::Find(id.to_owned(), reply))
@@ -193,18 +194,18 @@ impl ScsiHandle {
             .wait()
     }
 
-    /// Puts a disc into a drive, in place of any other.
+    /// Inserts a disc into a drive, replacing any other.
     pub fn insert(&self, id: &str, disc: Disk) -> ReplyFuture<()> {
         self.ask(|reply| ControllerMessage::Insert(id.to_owned(), disc, reply))
     }
 
-    /// Opens a drive and takes the disc out, if there is one. Where the guest prevents that, and `force` is not set, it
-    /// is asked to allow it, so it is worth trying again.
+    /// Opens a drive's tray and returns the disc, if there is one. If the guest prevents the removal and `force` is not
+    /// set, fails with [`ScsiError::Prevented`] and sends the guest an eject request; retry later.
     pub fn eject(&self, id: &str, force: bool) -> ReplyFuture<Option<Disk>> {
         self.ask(|reply| ControllerMessage::Eject(id.to_owned(), force, reply))
     }
 
-    /// All units, by address.
+    /// All units, ordered by address.
     pub fn list(&self) -> ReplyFuture<Vec<UnitInfo>> {
         self.ask(ControllerMessage::List)
     }

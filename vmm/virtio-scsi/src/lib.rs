@@ -1,8 +1,8 @@
-//! SCSI disks and CD-ROM drives behind a virtio controller (virtio 1.2, section 5.6).
+//! SCSI disks, CD-ROM drives and passthrough devices behind a virtio controller (virtio 1.2, section 5.6).
 //!
-//! One thread, the actor, owns the table of logical units, their disks and the queues, from the making of the device
-//! to its end. The device hands it queues and takes them back; a [`ScsiHandle`] asks it to add, remove and resize
-//! disks, whether or not there is a driver.
+//! One thread, the actor, owns the logical units, their disks and the queues as long as the device exists. The device
+//! gives it the queues and takes them back. A [`ScsiHandle`] adds, removes and resizes disks, with or without a driver.
+//! CDBs are decoded in [`target`].
 
 mod actor;
 mod address;
@@ -30,8 +30,8 @@ pub use handle::{RemovedUnit, ReplyFuture, ScsiError, ScsiHandle, UnitInfo};
 pub use sg_device::{LunError, LunOptions, open_lun};
 pub use unit::{Medium, NewUnit, PassthroughUnit};
 
-/// Entries of each queue. With a data descriptor for each page, a request of 1 MiB fits.
+/// Entries of each queue. A request of 1 MiB fits, with a data descriptor for each page.
 pub const QUEUE_SIZE: u16 = 256;
 
-/// Most request queues, all served by one thread.
+/// Maximum number of request queues. One thread serves all of them.
 pub const MAX_REQUEST_QUEUES: u16 = 8;

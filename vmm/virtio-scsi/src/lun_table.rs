@@ -1,4 +1,4 @@
-//! The logical units of a controller: 256 targets of 16,384 LUNs each, of which few exist.
+//! The logical units of a controller, by address, name and index.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,17 +6,17 @@ use crate::UnitAddress;
 use crate::target::Lun;
 use crate::unit::Unit;
 
-/// See the module. A unit has a place as long as it exists; it can be without an address before its end.
+/// Up to 256 targets of 16,384 LUNs each. A unit keeps its index as long as it exists, and may lose its address before.
 #[derive(Debug, Default)]
 pub(crate) struct LunTable {
     targets: BTreeMap<u8, Target>,
-    /// By place.
+    /// Indexed by unit index.
     units: Vec<Option<Box<Unit>>>,
     free: Vec<u32>,
     ids: HashMap<String, u32>,
 }
 
-/// The units of one target, in the order of LUNs.
+/// The units of one target, ordered by LUN.
 #[derive(Debug, Default)]
 struct Target {
     luns: Vec<Lun>,
@@ -24,24 +24,24 @@ struct Target {
 }
 
 impl LunTable {
-    /// The place of the unit at an address.
+    /// The index of the unit at an address.
     pub fn find(&self, address: UnitAddress) -> Option<u32> {
         let target = self.targets.get(&address.target)?;
         let at = target.luns.binary_search(&address.lun).ok()?;
         Some(target.unit_indices[at])
     }
 
-    /// The place of the unit of that name.
+    /// The index of the unit with this name.
     pub fn by_id(&self, id: &str) -> Option<u32> {
         self.ids.get(id).copied()
     }
 
-    /// LUNs of a target, ascending; none if there is no such target.
+    /// LUNs of a target, ascending; `None` if the target has none.
     pub fn luns(&self, target: u8) -> Option<&[Lun]> {
         self.targets.get(&target).map(|target| &target.luns[..])
     }
 
-    /// Adds a unit whose address and name are free.
+    /// Inserts a unit whose address and name are free. Returns its index.
     pub fn insert(&mut self, unit: Unit) -> u32 {
         let unit_index = self.free.pop().unwrap_or_else(|| {
             self.units.push(None);
@@ -56,7 +56,7 @@ impl LunTable {
         unit_index
     }
 
-    /// Takes a unit's address away.
+    /// Removes a unit's address.
     pub fn withdraw(&mut self, unit_index: u32) {
         let Some(address) = self.unit(unit_index).map(|unit| unit.address) else {
             return;
@@ -73,7 +73,7 @@ impl LunTable {
         }
     }
 
-    /// Takes a unit out.
+    /// Removes a unit.
     pub fn remove(&mut self, unit_index: u32) -> Option<Box<Unit>> {
         self.withdraw(unit_index);
         let unit = self.units.get_mut(unit_index as usize)?.take()?;
@@ -82,30 +82,30 @@ impl LunTable {
         Some(unit)
     }
 
-    /// The unit at a place.
+    /// The unit with this index.
     pub fn unit(&self, unit_index: u32) -> Option<&Unit> {
         self.units.get(unit_index as usize)?.as_deref()
     }
 
-    /// The unit at a place.
+    /// The unit with this index.
     pub fn unit_mut(&mut self, unit_index: u32) -> Option<&mut Unit> {
         self.units.get_mut(unit_index as usize)?.as_deref_mut()
     }
 
-    /// The unit at a place, and the LUNs of its target.
+    /// The unit with this index, and the LUNs of its target.
     pub fn unit_with_luns(&mut self, unit_index: u32) -> Option<(&mut Unit, &[Lun])> {
         let unit = self.units.get_mut(unit_index as usize)?.as_deref_mut()?;
         let target = self.targets.get(&unit.address.target);
         Some((unit, target.map_or(&[], |target| &target.luns)))
     }
 
-    /// All units, those without an address included.
+    /// All units, including those without an address.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &Unit)> {
         let units = (0..).zip(&self.units);
         units.filter_map(|(unit_index, unit)| Some((unit_index, unit.as_deref()?)))
     }
 
-    /// All units, those without an address included.
+    /// All units, including those without an address.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (u32, &mut Unit)> {
         let units = (0..).zip(&mut self.units);
         units.filter_map(|(unit_index, unit)| Some((unit_index, unit.as_deref_mut()?)))

@@ -1,4 +1,4 @@
-//! Data-out and data-in buffers, which are lists of segments of guest memory that nobody has checked.
+//! Data-out and data-in buffers: lists of unchecked segments of guest memory.
 
 use husk_devices::GuestMemMmap;
 use husk_devices::virtio::chain::Segment;
@@ -6,12 +6,12 @@ use husk_devices::virtio::dma::joined_host_ranges;
 use husk_disk::IoBuffer;
 use vm_memory::{Bytes, GuestAddress};
 
-/// Some of the segments are not in guest memory.
+/// A segment is not in guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a buffer outside of memory")]
 pub(crate) struct OutsideGuestMemory;
 
-/// Bytes of all `segments`.
+/// Total length of `segments` in bytes.
 pub(crate) fn len(segments: &[Segment]) -> u64 {
     segments.iter().map(|segment| u64::from(segment.len)).sum()
 }
@@ -28,7 +28,7 @@ pub(crate) fn part(segments: &[Segment], offset: u64, len: u64) -> impl Iterator
         let start = std::mem::take(&mut skip);
         let taken = (size - start).min(left);
         left -= taken;
-        // Where this wraps there is no memory.
+        // If this wraps, there is no memory at the result.
         let address = GuestAddress(segment.address.0.wrapping_add(start));
         (taken > 0).then_some(Segment {
             address,
@@ -37,7 +37,7 @@ pub(crate) fn part(segments: &[Segment], offset: u64, len: u64) -> impl Iterator
     })
 }
 
-/// Takes the first `len` bytes off `segments` and puts them into `front`. Returns whether there were as many.
+/// Moves the first `len` bytes of `segments` to `front`. Returns true if there were as many.
 pub(crate) fn split(segments: &mut Vec<Segment>, len: u64, front: &mut Vec<Segment>) -> bool {
     front.clear();
     front.extend(part(segments, 0, len));
@@ -57,7 +57,7 @@ pub(crate) fn split(segments: &mut Vec<Segment>, len: u64, front: &mut Vec<Segme
     left == 0
 }
 
-/// Fills `bytes` with what is in the segments from `offset` on.
+/// Fills `bytes` from the segments, from `offset` on.
 pub(crate) fn read(
     mem: &GuestMemMmap,
     segments: &[Segment],
@@ -78,7 +78,7 @@ pub(crate) fn read(
     }
 }
 
-/// Writes `bytes` to the start of the segments, as far as they fit. Returns how many did.
+/// Writes `bytes` to the start of the segments, as far as they fit. Returns the number of bytes written.
 pub(crate) fn write(
     mem: &GuestMemMmap,
     segments: &[Segment],
@@ -94,7 +94,7 @@ pub(crate) fn write(
     Ok(bytes.len() - rest.len())
 }
 
-/// The host's view of `len` bytes of the segments from `offset` on, neighbours joined.
+/// Host addresses of `len` bytes of the segments from `offset` on. Adjacent buffers are merged.
 pub(crate) fn map(
     mem: &GuestMemMmap,
     segments: &[Segment],
@@ -167,7 +167,7 @@ mod tests {
             if fits {
                 let expected = &whole[offset as usize..][..len as usize];
                 prop_assert_eq!(&bytes, expected);
-                // SAFETY: the buffers are slices of `mem`, which nobody writes meanwhile.
+                // SAFETY: the buffers are slices of `mem`, which nothing writes in the meantime.
                 let seen: Vec<u8> = buffers
                     .iter()
                     .flat_map(|b| unsafe { std::slice::from_raw_parts(b.start(), b.len()) }.to_vec())

@@ -1,7 +1,7 @@
-//! The threads that wait for a device of the host, and nobody else does.
+//! The threads that execute commands of a passthrough device with blocking calls.
 //!
-//! There is no taking back what the host's kernel has: a command ends when the device has done it, or when its time
-//! limit had the kernel abort it. What no thread has begun can be recalled.
+//! A command that a thread has started cannot be cancelled: it ends when the device completes it, or when the kernel
+//! aborts it after its timeout. A queued command can be cancelled.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Debug, Formatter};
@@ -20,10 +20,10 @@ use crate::target::{
     DeliveryFailure, PassthroughCommand, PassthroughData, PassthroughDevice, PassthroughResult, Transfer,
 };
 
-/// Most threads of a device, and so commands that it has at once.
+/// Maximum threads of a device, and so its maximum commands in flight.
 const MAX_THREADS: usize = 16;
 
-/// Where data is aligned to, in bytes, so that the host's kernel need not copy it.
+/// Alignment of data in bytes, so that the host's kernel need not copy it.
 const ALIGNMENT: usize = 4096;
 
 /// A command for the device.
@@ -31,7 +31,7 @@ pub(crate) struct Job {
     pub tag: u16,
     pub command_out: PassthroughCommand,
     pub mem: Arc<GuestMemMmap>,
-    /// The initiator's buffer that the passage speaks of.
+    /// The initiator's buffer for the command's transfer.
     pub segments: Vec<Segment>,
 }
 
@@ -41,15 +41,15 @@ pub(crate) struct FinishedJob {
     pub end: JobResult,
 }
 
-/// How.
+/// The result of a job.
 pub(crate) enum JobResult {
-    /// With the device's answer, or without.
+    /// The device's answer, or the reason why there is none.
     Completed(Result<PassthroughResult, DeliveryFailure>),
-    /// The initiator's buffer is not in memory.
+    /// The initiator's buffer is not in guest memory.
     BadBuffer,
 }
 
-/// Where threads say that they are finished.
+/// Sends results from the threads to the controller.
 #[derive(Clone)]
 pub(crate) struct CompletionSender {
     sender: Sender<FinishedJob>,
@@ -57,7 +57,7 @@ pub(crate) struct CompletionSender {
 }
 
 impl CompletionSender {
-    /// An outlet that rings `wakeup`, and its other end.
+    /// A sender that signals `wakeup`, and the receiver.
     pub fn new(wakeup: EventFd) -> (Self, Receiver<FinishedJob>) {
         let (sender, receiver) = channel();
         let wakeup = Arc::new(wakeup);
@@ -66,7 +66,7 @@ impl CompletionSender {
 
     fn finish(&self, finished: FinishedJob) {
         if self.sender.send(finished).is_ok() {
-            // Fails only when the counter is about to overflow: then it is readable anyway.
+            // Fails only if the counter would overflow. Then it is readable anyway.
             let _ = self.wakeup.write(1);
         }
     }
@@ -76,7 +76,7 @@ impl CompletionSender {
 struct Queue {
     jobs: VecDeque<Job>,
     idle: usize,
-    /// Threads that are with the device.
+    /// Threads that execute a command.
     busy: usize,
     stop: bool,
 }
@@ -88,7 +88,7 @@ struct Shared {
     completions: CompletionSender,
 }
 
-/// A device's threads, as many as there were ever commands at once.
+/// The threads of a device: as many as it had commands in flight at once.
 pub(crate) struct PassthroughWorkers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -104,7 +104,7 @@ impl Debug for PassthroughWorkers {
 }
 
 impl PassthroughWorkers {
-    /// The first thread for `device`.
+    /// Starts the first thread for `device`.
     pub fn new(device: Arc<dyn PassthroughDevice>, completions: CompletionSender) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             device,
@@ -130,7 +130,7 @@ impl PassthroughWorkers {
         Ok(())
     }
 
-    /// Has a job done, at once if a thread is free.
+    /// Queues a job. Starts a thread if none is idle.
     pub fn submit(&mut self, job: Job) {
         let mut queue = self.shared.lock();
         queue.jobs.push_back(job);
@@ -145,7 +145,7 @@ impl PassthroughWorkers {
         }
     }
 
-    /// Takes a job back that no thread has begun. Returns whether there was one of that tag.
+    /// Cancels a job that no thread has started. Returns true if there was one with this tag.
     pub fn cancel_queued(&self, tag: u16) -> bool {
         let mut queue = self.shared.lock();
         let at = queue.jobs.iter().position(|job| job.tag == tag);
@@ -161,14 +161,14 @@ impl Drop for PassthroughWorkers {
         let idle = queue.busy == 0;
         drop(queue);
         self.shared.wake.notify_all();
-        // One that waits for its device may do so for minutes, and has all it needs.
+        // A thread that waits for its device may do so for minutes. It owns all that it needs.
         for thread in self.threads.drain(..).filter(|_| idle) {
             let _ = thread.join();
         }
     }
 }
 
-/// Tells the end of a job, also of one that panics.
+/// Sends the result of a job, even if the job panics.
 struct CompletionGuard<'s> {
     shared: &'s Shared,
     tag: u16,
@@ -220,8 +220,8 @@ impl Shared {
     }
 }
 
-/// A thread's memory for data: what the guest can change while the device reads it, or the kernel writes where nobody
-/// notes it, is not what a device is given.
+/// A thread's data buffer. The device never gets guest memory: the guest could change it while the device reads it, and
+/// the kernel's writes would not be marked dirty.
 #[derive(Default)]
 struct BounceBuffer(Vec<u8>);
 
@@ -230,7 +230,7 @@ impl BounceBuffer {
         if self.0.len() < len + ALIGNMENT {
             self.0 = vec![0; len + ALIGNMENT];
         }
-        // At most the alignment; the fallback is what a pointer without an address would give.
+        // At most the alignment. The fallback covers a pointer without an address.
         let start = self.0.as_ptr().align_offset(ALIGNMENT).min(ALIGNMENT);
         &mut self.0[start..][..len]
     }
@@ -257,7 +257,7 @@ fn execute_job(device: &dyn PassthroughDevice, job: &Job, bounce: &mut BounceBuf
                 .map(plain),
         );
     }
-    // What a device says it sent it may not have: then it is nothing.
+    // A device may report bytes that it did not send. They read as zeroes.
     bytes.fill(0);
     let outcome = match device.execute(cdb, PassthroughData::In(bytes), timeout) {
         Ok(outcome) => outcome,

@@ -1,8 +1,8 @@
-//! What the driver is still to be told on the event queue (section 5.6.6.3).
+//! Events that wait for a buffer on the event queue (virtio 1.2, section 5.6.6.3).
 //!
-//! Kept for each logical unit, not in order of time: a driver that gives buffers back slowly still hears of every unit,
-//! and only of what is true of it now. Memory is bounded; beyond that, [`EVENTS_MISSED`](VIRTIO_SCSI_T_EVENTS_MISSED)
-//! has the driver look for itself.
+//! They are kept for each logical unit, not in order of time: a driver that is slow to return buffers still gets the
+//! events of every unit, and only those that are still true. Memory is bounded. Beyond the bound,
+//! [`EVENTS_MISSED`](VIRTIO_SCSI_T_EVENTS_MISSED) makes the driver scan.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -15,16 +15,16 @@ use virtio_bindings::virtio_scsi::{
 use crate::UnitAddress;
 use crate::config::EVENT_SIZE;
 
-/// Logical units about which there is something to tell.
+/// Maximum logical units with pending events.
 const MAX_PENDING: usize = 4096;
 
 /// Asynchronous event MEDIA CHANGE.
 pub(crate) const MEDIA_CHANGE: u32 = 1 << 4;
 
-/// CAPACITY DATA HAS CHANGED: additional sense code and, above it, qualifier.
+/// CAPACITY DATA HAS CHANGED: additional sense code, and its qualifier in the upper byte.
 const CAPACITY_CHANGED: u32 = 0x2a | 0x09 << 8;
 
-/// Something that happened to a logical unit, in the order in which the driver is told.
+/// An event of a logical unit, in the order of delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnitEvent {
     Removed,
@@ -43,7 +43,7 @@ const ORDER: [UnitEvent; 4] = [
 /// An event for the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DriverEvent {
-    /// Something about a unit.
+    /// An event of a unit.
     Unit(UnitAddress, UnitEvent),
     /// Events were lost.
     Missed,
@@ -72,25 +72,25 @@ impl DriverEvent {
     }
 }
 
-/// See the module.
+/// The pending events of all units.
 #[derive(Debug, Default)]
 pub(crate) struct PendingEvents {
-    /// The driver's features, while there is a driver.
+    /// Features of the driver, `None` without a driver.
     features: Option<u64>,
-    /// A bit for each [`UnitEvent`], never none.
+    /// A bit for each [`UnitEvent`]; never 0.
     pending: HashMap<UnitAddress, u8>,
-    /// The keys of `pending`, in the order in which they came.
+    /// The keys of `pending` in order of arrival.
     order: VecDeque<UnitAddress>,
     missed: bool,
 }
 
 impl PendingEvents {
-    /// A driver came, or goes on.
+    /// A driver activated the device, or continues after a pause.
     pub fn begin(&mut self, features: u64) {
         self.features = Some(features);
     }
 
-    /// There is no driver any more. The next one will look for itself.
+    /// The driver is gone. The next one scans.
     pub fn end(&mut self) {
         *self = Self::default();
     }
@@ -99,27 +99,27 @@ impl PendingEvents {
         self.features.is_some_and(|features| features & 1 << bit != 0)
     }
 
-    /// Whether there is a driver, which hears of units that come and go.
+    /// True if there is a driver that gets events of hotplug.
     pub fn hotplug(&self) -> bool {
         self.has(VIRTIO_SCSI_F_HOTPLUG)
     }
 
-    /// Whether there is a driver.
+    /// True if there is a driver.
     pub fn driver(&self) -> bool {
         self.features.is_some()
     }
 
-    /// Whether there is something to tell.
+    /// True if an event is pending.
     pub fn is_pending(&self) -> bool {
         self.missed || !self.order.is_empty()
     }
 
-    /// Takes note of something the driver can be told. What was not told yet of a unit that goes is not told any more.
+    /// Adds an event if the driver negotiated it. A removal replaces the other pending events of its unit.
     pub fn post(&mut self, address: UnitAddress, what: UnitEvent) {
         let told = match what {
             UnitEvent::Removed | UnitEvent::Added => self.hotplug(),
             UnitEvent::CapacityChanged => self.has(VIRTIO_SCSI_F_CHANGE),
-            // Subscribed to.
+            // The driver subscribed to it.
             UnitEvent::MediaChanged => self.driver(),
         };
         if !told {
@@ -141,8 +141,8 @@ impl PendingEvents {
         self.order.push_back(address);
     }
 
-    /// Lets the driver find out by itself who came and went: it asks every unit it knows whether it is still there, and
-    /// scans. Sizes it does not ask for.
+    /// Replaces pending hotplug events with EVENTS_MISSED: the driver asks every unit if it still exists, and scans. It
+    /// does not ask for sizes.
     fn overflow(&mut self) {
         let found_by_scan = 1 << UnitEvent::Removed as u8 | 1 << UnitEvent::Added as u8;
         self.pending.retain(|_, bits| {
@@ -156,7 +156,7 @@ impl PendingEvents {
         self.missed = true;
     }
 
-    /// The next event, which is told thereby.
+    /// Takes the next event.
     pub fn next(&mut self) -> Option<DriverEvent> {
         if std::mem::take(&mut self.missed) {
             return Some(DriverEvent::Missed);
@@ -281,7 +281,7 @@ mod tests {
             ]
         );
         assert_eq!(told.len(), 2 + 10);
-        // However many sizes change.
+        // For any number of changed sizes.
         for number in 0..MAX_PENDING as u16 + 1 {
             events.post(at(number), UnitEvent::CapacityChanged);
         }

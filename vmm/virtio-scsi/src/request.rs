@@ -1,7 +1,7 @@
-//! Requests as the driver lays them out in memory (section 5.6.6.1).
+//! Requests as the driver lays them out in memory (virtio 1.2, section 5.6.6.1).
 //!
-//! Nothing is assumed about descriptor boundaries (section 2.7.4.1): the readable bytes of a chain, end to end, are
-//! header and data-out buffer; the writable ones are response and data-in buffer.
+//! Descriptor boundaries have no meaning (section 2.7.4.1): the readable bytes of a chain are header and data-out
+//! buffer, the writable bytes are response and data-in buffer.
 
 use husk_devices::GuestMemMmap;
 use husk_devices::virtio::chain::{self, Segment};
@@ -17,13 +17,13 @@ const HEADER_LEN: usize = 19;
 /// Bytes of a response before the sense data.
 const RESPONSE_LEN: usize = 12;
 
-/// Most bytes of a response that are ever written; no sense data is longer.
+/// Maximum bytes of a response that are written; no sense data is longer.
 const WRITTEN: usize = RESPONSE_LEN + Sizes::DEFAULT.sense as usize;
 
-/// Segments whose memory a chain keeps for the next one.
+/// Segments that a chain keeps allocated for the next request.
 const KEPT_SEGMENTS: usize = 64;
 
-/// Why a chain is no request: there is no place to say what is wrong with it.
+/// Error of a chain that has no place for a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum MalformedRequest {
     #[error(transparent)]
@@ -34,7 +34,7 @@ pub(crate) enum MalformedRequest {
     OutsideGuestMemory(#[from] OutsideGuestMemory),
 }
 
-/// The response field, by its numbers.
+/// Values of the `response` field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum ResponseCode {
@@ -54,7 +54,7 @@ pub(crate) enum ResponseCode {
 }
 
 impl ResponseCode {
-    /// What is told of a device of the host that has no status.
+    /// The response code for a passthrough command without a status.
     pub fn of(failure: DeliveryFailure) -> Self {
         match failure {
             DeliveryFailure::Gone => Self::BadTarget,
@@ -69,15 +69,15 @@ impl ResponseCode {
     }
 }
 
-/// Task attributes that make a difference: head of queue, and ordered. All else is simple.
+/// Task attributes with an effect: ordered and head of queue. All others are simple.
 pub(crate) const ORDERED: u8 = 1;
 pub(crate) const HEAD_OF_QUEUE: u8 = 2;
 
-/// A request before its data.
+/// Fields of a request before its data.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CommandHeader {
     pub lun: [u8; 8],
-    /// The driver's name for it.
+    /// Identifier from the driver.
     pub id: u64,
     pub attribute: u8,
     bytes: [u8; HEADER_LEN + Sizes::MAX_CDB],
@@ -90,17 +90,17 @@ impl CommandHeader {
     }
 }
 
-/// A chain taken apart. Reused for the next, so that its memory is.
+/// The parts of a chain. Reused for the next request, with its allocations.
 #[derive(Debug, Default)]
 pub(crate) struct RequestChain {
     pub data_out: Vec<Segment>,
     pub data_in: Vec<Segment>,
     response: Vec<Segment>,
-    /// Scratch: the header's segments.
+    /// Scratch buffer for the header's segments.
     header: Vec<Segment>,
 }
 
-/// A response to be written.
+/// Fields of a response.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ResponseFields<'a> {
     pub code: ResponseCode,
@@ -111,7 +111,7 @@ pub(crate) struct ResponseFields<'a> {
 }
 
 impl ResponseFields<'_> {
-    /// A response that there is no SCSI status with.
+    /// A response without a SCSI status.
     pub fn code(code: ResponseCode, residual: u64) -> Self {
         ResponseFields {
             code,
@@ -123,7 +123,7 @@ impl ResponseFields<'_> {
 }
 
 impl RequestChain {
-    /// Takes `chain` apart, but for the header. Afterwards there is room for a response.
+    /// Splits `chain` into its parts, except the header. Afterwards there is room for a response.
     pub fn parse(
         &mut self,
         mem: &GuestMemMmap,
@@ -135,7 +135,7 @@ impl RequestChain {
         if !memory::split(&mut self.data_in, len, &mut self.response) {
             return Err(MalformedRequest::NoResponseBuffer);
         }
-        // All that is ever written there must be, before anything is done.
+        // The whole response must be in guest memory before the command starts.
         let there = self.response.iter().all(|s| {
             use vm_memory::GuestMemoryBackend;
             mem.check_range(s.address, s.len as usize)
@@ -147,7 +147,7 @@ impl RequestChain {
         }
     }
 
-    /// Takes the header off the data-out buffer; none if it is not there wholly.
+    /// Takes the header off the data-out buffer. `None` if it is too short.
     pub fn header(&mut self, mem: &GuestMemMmap, sizes: Sizes) -> Option<CommandHeader> {
         let mut bytes = [0; HEADER_LEN + Sizes::MAX_CDB];
         let end = HEADER_LEN + usize::from(sizes.cdb);
@@ -164,8 +164,8 @@ impl RequestChain {
         })
     }
 
-    /// Writes a response and what goes into the data-in buffer, where `filled` bytes are already. Returns how many
-    /// bytes were written from the start of the writable part, without a gap (section 2.7.8.2).
+    /// Writes a response and the data for the data-in buffer, of which `filled` bytes were written already. Returns the
+    /// number of bytes written from the start of the writable part without a gap (section 2.7.8.2).
     pub fn respond(
         &self,
         mem: &GuestMemMmap,
@@ -194,7 +194,7 @@ impl RequestChain {
         Ok(u32::try_from(len).unwrap_or(u32::MAX))
     }
 
-    /// Forgets the request.
+    /// Clears the request.
     pub fn clear(&mut self) {
         for list in [&mut self.data_out, &mut self.data_in, &mut self.response] {
             list.clear();

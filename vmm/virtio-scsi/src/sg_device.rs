@@ -1,4 +1,4 @@
-//! Devices of the host by SG_IO.
+//! Passthrough devices through `SG_IO`.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -8,39 +8,39 @@ use husk_scsi_helper::{DataBuffer, PRIVILEGED_OPCODES, PrivilegedScsiClient, Scs
 
 use crate::target::{CommandResult, DeliveryFailure, PassthroughData, PassthroughDevice, PassthroughLimits};
 
-/// How a device of the host is used.
+/// Options of a passthrough device (KubeVirt: `lun`).
 #[derive(Debug, Default)]
 pub struct LunOptions {
-    /// Nothing may be changed.
+    /// The guest may not write.
     pub read_only: bool,
-    /// Persistent reservations are passed on, if somebody privileged sends them.
+    /// The guest may use persistent reservations, if there is a privileged helper.
     pub reservation: bool,
-    /// Somebody privileged.
+    /// Client of the privileged SCSI helper.
     pub privileged: Option<PrivilegedScsiClient>,
-    /// Segments of memory that the host has in one transfer, if that is known.
+    /// Maximum segments of one transfer on the host, if known.
     pub max_segments: Option<u32>,
 }
 
-/// Why a device cannot be passed on.
+/// Error of [`open_lun`].
 #[derive(Debug, thiserror::Error)]
 pub enum LunError {
-    /// No SCSI commands reach it.
+    /// The device takes no SCSI commands.
     #[error("it is not a SCSI device; use `disk` instead of `lun`")]
     NotScsi,
-    /// It does not say what it is.
+    /// The device does not answer INQUIRY.
     #[error("it does not answer INQUIRY: {0}")]
     Silent(String),
-    /// It is something else.
+    /// The device is not a disk.
     #[error("it is a SCSI device of type {0:#x}, and only disks are passed on")]
     Type(u8),
 }
 
-/// Segments where nobody knows: fewer than any host adapter of this century has.
+/// Segments if the maximum is unknown: fewer than any recent host adapter has.
 const SEGMENTS: u32 = 32;
 const PAGE: u32 = 4096;
 const SECTOR: u32 = 512;
 
-/// How long a device may take to say what it is, and how often it is asked: it may first have something else to say.
+/// Timeout and retries of the commands that identify a device. Unit attentions may come first.
 const TIMEOUT: Duration = Duration::from_secs(15);
 const TRIES: u32 = 4;
 
@@ -55,10 +55,10 @@ struct SgDevice {
     privileged: Option<PrivilegedScsiClient>,
 }
 
-/// Takes a block device of the host over for commands to be passed on to it. Asks the device, for which it may wait.
+/// Opens a block device of the host for passthrough. Blocks until the device answers.
 ///
 /// # Errors
-/// It is none that this can be done with.
+/// The device cannot be passed through.
 pub fn open_lun(
     device: OwnedFd,
     options: LunOptions,
@@ -67,7 +67,7 @@ pub fn open_lun(
         return Err(LunError::NotScsi);
     }
     let sectors = husk_scsi_helper::max_sectors(&device).map_err(|_| LunError::NotScsi)?;
-    // A page may be a segment, and what is not aligned is one more.
+    // Each page may be a segment, and unaligned data needs one more.
     let pages = options.max_segments.unwrap_or(SEGMENTS).saturating_sub(1).max(1);
     let mut limits = PassthroughLimits {
         block_size: SECTOR,
@@ -87,7 +87,7 @@ pub fn open_lun(
         0x00 => {}
         other => return Err(LunError::Type(other & 0x1f)),
     }
-    // A device that is not ready will tell the guest, and is listened to then.
+    // A device that is not ready reports its capacity to the guest later, where the response filter reads it.
     let (mut long, mut short) = ([0; 32], [0; 8]);
     if sg.ask(&READ_CAPACITY_16, &mut long).is_ok() {
         limits.update_from_capacity16(&long);
@@ -98,14 +98,14 @@ pub fn open_lun(
 }
 
 impl SgDevice {
-    /// Asks for something that changes nothing.
+    /// Executes a command that changes nothing, with retries.
     fn ask(&self, cdb: &[u8], answer: &mut [u8]) -> Result<(), LunError> {
         let mut last = String::new();
         for _ in 0..TRIES {
             match husk_scsi_helper::execute(&self.device, cdb, DataBuffer::In(answer), TIMEOUT) {
                 Ok(done) if done.status == 0 && done.host_status == 0 => return Ok(()),
                 Ok(done) => last = format!("status {:#x}, host status {:#x}", done.status, done.host_status),
-                // What ioctls of no device say.
+                // The error of ioctls that are not for this device.
                 Err(error) if error.raw_os_error() == Some(ENOTTY) => return Err(LunError::NotScsi),
                 Err(error) => return Err(LunError::Silent(error.to_string())),
             }
@@ -114,7 +114,7 @@ impl SgDevice {
     }
 }
 
-// Numbers of errno(3), which are the same on every Linux this is for.
+// Values of errno(3), the same on all supported architectures.
 const EPERM: i32 = 1;
 const ENXIO: i32 = 6;
 const ENOMEM: i32 = 12;
@@ -150,7 +150,7 @@ impl PassthroughDevice for SgDevice {
     }
 }
 
-/// What the kernel means by not sending a command.
+/// The meaning of an error of the kernel, which did not send the command.
 fn refusal(error: &io::Error) -> DeliveryFailure {
     match error.raw_os_error() {
         Some(EPERM) => DeliveryFailure::Refused,
@@ -160,8 +160,8 @@ fn refusal(error: &io::Error) -> DeliveryFailure {
     }
 }
 
-/// What a command that was sent came to: the device's status, or what the host's adapter has to say where there is
-/// none. Its codes are the kernel's `DID_…`.
+/// The result of a command that was sent: the device's status, or if there is none the host status (the kernel's
+/// `DID_…`).
 fn outcome(done: ScsiCompletion) -> Result<CommandResult, DeliveryFailure> {
     let failure = match done.host_status {
         _ if done.status != 0 => None,

@@ -1,4 +1,4 @@
-//! The tasks under way, by tag. A tag is a task's from its beginning to its answer, and the engine's for its steps.
+//! The tasks in flight, by tag. The engine uses the same tag for a task's steps.
 
 use std::sync::Arc;
 
@@ -10,29 +10,29 @@ use crate::memory;
 use crate::request::{RequestChain, ResponseCode};
 use crate::target::Task;
 
-/// What a tag stands for.
+/// A task in flight, or another use of a tag.
 #[derive(Debug, Default)]
 pub(crate) struct TaskSlot {
     pub kind: SlotUse,
     /// Keeps the memory mapped until the disk is done with it.
     pub mem: Option<Arc<GuestMemMmap>>,
     pub task: Option<Task>,
-    /// Of its unit.
+    /// Index of its unit.
     pub unit_index: u32,
-    /// Virtqueue, head of the chain, and the driver's name for it.
+    /// Index of the virtqueue, head of the chain, and the driver's identifier of the request.
     pub queue: u16,
     pub head: u16,
     pub id: u64,
     pub opcode: u8,
-    /// It runs beside no other of its unit.
+    /// No other task of its unit runs beside it.
     pub exclusive: bool,
-    /// A worker has it.
+    /// A passthrough worker has it.
     pub with_worker: bool,
-    /// It has not been let run.
+    /// It waits in the task set of its unit.
     pub waiting: bool,
     /// A step fills the data-in buffer.
     pub fills: bool,
-    /// It is to be answered so as soon as its step has ended.
+    /// Response code for it when its step has ended.
     pub cancelled: Option<ResponseCode>,
     pub chain: RequestChain,
     /// The part of the data-in buffer that the disk is filling.
@@ -64,23 +64,23 @@ impl TaskSlot {
     }
 }
 
-/// What uses a slot.
+/// Use of a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum SlotUse {
     #[default]
     Free,
     /// A driver's request.
     Task,
-    /// The last flush of a unit that is removed.
+    /// The last flush of a unit that is being removed.
     Flush,
 }
 
-/// All of them.
+/// The slots of all tags.
 #[derive(Debug)]
 pub(crate) struct TaskSlots {
-    /// As many as were ever used.
+    /// As many as the highest tag used so far.
     slots: Vec<TaskSlot>,
-    /// The last freed is used first: its memory is warm.
+    /// The last freed slot is used first: its memory is in the cache.
     free: Vec<u16>,
 }
 
@@ -92,7 +92,7 @@ impl TaskSlots {
         }
     }
 
-    /// Whether a task can begin.
+    /// True if a task can start.
     pub fn has_room(&self) -> bool {
         !self.free.is_empty()
     }
@@ -109,17 +109,17 @@ impl TaskSlots {
         Some((tag, slot))
     }
 
-    /// The slot of a tag that was taken once.
+    /// The slot of a tag that was taken before.
     pub fn get(&mut self, tag: u16) -> &mut TaskSlot {
         &mut self.slots[usize::from(tag)]
     }
 
-    /// Whether the task of a tag runs beside no other.
+    /// True if the task of a tag runs beside no other.
     pub fn is_exclusive(&self, tag: u16) -> bool {
         self.slots[usize::from(tag)].exclusive
     }
 
-    /// Gives a slot back.
+    /// Frees a slot.
     pub fn free(&mut self, tag: u16) {
         let slot = &mut self.slots[usize::from(tag)];
         slot.kind = SlotUse::Free;
@@ -131,7 +131,7 @@ impl TaskSlots {
         self.free.push(tag);
     }
 
-    /// The driver's requests.
+    /// Slots of the driver's requests.
     pub fn tasks(&mut self) -> impl Iterator<Item = (u16, &mut TaskSlot)> {
         let slots = (0..).zip(&mut self.slots);
         slots.filter(|(_, slot)| slot.kind == SlotUse::Task)

@@ -1,4 +1,4 @@
-//! A logical unit with all that belongs to it: its disk, the order of its tasks, and how far its removal is.
+//! A logical unit with its disk, its task set and the state of its removal.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,25 +14,25 @@ use crate::target::{
     DeviceKind, Identity, InvalidLimits, LogicalUnit, MediumLimits, PassthroughDevice, PassthroughLimits,
 };
 
-/// What is in a logical unit.
+/// The kind of a new unit and its medium.
 #[derive(Clone, Debug)]
 pub enum Medium {
-    /// It is a hard disk.
+    /// A hard disk.
     Disk(Disk),
-    /// It is a CD-ROM drive, with this disc or none.
+    /// A CD-ROM drive, with this disc or empty.
     CdRom(Option<Disk>),
-    /// It is a device of the host.
+    /// A passthrough device.
     Passthrough(PassthroughUnit),
 }
 
-/// A device of the host, opened.
+/// An open passthrough device.
 #[derive(Clone, Debug)]
 pub struct PassthroughUnit {
-    /// Who is sent the commands. Closed when the unit is removed.
+    /// Executes the commands. Closed when the unit is removed.
     pub device: Arc<dyn PassthroughDevice>,
-    /// What it is.
+    /// Its limits.
     pub limits: PassthroughLimits,
-    /// The same device as an image, for a kernel to be read from.
+    /// The same device as an image, to read a kernel from.
     pub image: Option<Disk>,
 }
 
@@ -41,29 +41,29 @@ pub struct PassthroughUnit {
 pub struct NewUnit {
     /// The disk's name in the configuration. No two units have the same.
     pub id: String,
-    /// Where.
+    /// Address on the controller.
     pub address: UnitAddress,
-    /// Serial number, may be empty.
+    /// Serial number; may be empty.
     pub serial: String,
-    /// What.
+    /// Kind and medium.
     pub medium: Medium,
     /// Others may write the disk at the same time.
     pub shareable: bool,
 }
 
-/// See the module.
+/// A logical unit of the controller.
 #[derive(Debug)]
 pub(crate) struct Unit {
     pub id: String,
     pub address: UnitAddress,
     pub logical: LogicalUnit,
-    /// None in an empty drive.
+    /// `None` in an empty drive.
     pub disk: Option<DiskId>,
-    /// Of a device of the host.
+    /// Threads of a passthrough device.
     pub workers: Option<PassthroughWorkers>,
     pub task_set: TaskSet,
     pub removal: Option<Removal>,
-    /// The driver asked to be told of other media.
+    /// The driver subscribed to media change events.
     pub media_events: bool,
 }
 
@@ -93,7 +93,7 @@ impl Unit {
         })
     }
 
-    /// Whether it can have something to lose when it goes.
+    /// True if it can have unwritten data.
     pub fn is_writable(&self) -> bool {
         self.logical.medium().is_some_and(|limits| !limits.read_only)
     }
@@ -110,7 +110,7 @@ impl NewUnit {
     }
 }
 
-/// Blocks of a disk as its image is now.
+/// Blocks of a disk, from the current size of its image.
 pub(crate) fn blocks(disk: &Disk, block_size: u32) -> u64 {
     disk.size() / u64::from(block_size)
 }
@@ -133,26 +133,26 @@ fn disk_limits(disk: &Disk, shareable: bool) -> MediumLimits {
     }
 }
 
-/// A disc of blocks of 2048 bytes; what is less than one at the end is not there.
+/// Limits of a disc with blocks of 2048 bytes. A part of a block at the end is left out.
 pub(crate) fn disc_limits(disc: &Disk) -> MediumLimits {
     let one = MediumLimits::cd(1);
     MediumLimits::cd(blocks(disc, one.block_size))
 }
 
-/// Which of a unit's tasks may run (SAM-5, section 8.6). Those that want to be alone (ordered ones, and those that have
-/// a range of the medium for themselves) run when all older ones have ended, and before all younger ones.
+/// The task set of a unit (SAM-5, section 8). An exclusive task (an ordered one, or one with an exclusive range of the
+/// medium) runs after all older tasks have ended and before all younger ones.
 #[derive(Debug, Default)]
 pub(crate) struct TaskSet {
-    /// Begun and not ended.
+    /// Tasks that run.
     pub running: u32,
-    /// The one that runs is alone.
+    /// The running task is exclusive.
     exclusive: bool,
-    /// Tags that may not run yet, oldest first.
+    /// Tags of tasks that wait, oldest first.
     waiting: VecDeque<u16>,
 }
 
 impl TaskSet {
-    /// Lets a new task run, or has it wait. `head`: it goes before all that wait.
+    /// Adds a new task. Returns true if it runs now, false if it waits. `head`: before all that wait.
     pub fn enter(&mut self, tag: u16, exclusive: bool, head: bool) -> bool {
         if (head || self.waiting.is_empty()) && self.admits(exclusive) {
             self.start(exclusive);
@@ -175,14 +175,14 @@ impl TaskSet {
         self.exclusive = exclusive;
     }
 
-    /// A task that ran has ended. Returns whether others may run now.
+    /// Removes a running task. Returns true if others may run now.
     pub fn leave(&mut self, exclusive: bool) -> bool {
         self.running -= 1;
         self.exclusive &= !exclusive;
         !self.waiting.is_empty()
     }
 
-    /// The next that may run now and does from now on. `exclusive` tells what it wants.
+    /// Starts the next waiting task that may run now. `exclusive` returns true for exclusive tasks.
     pub fn next(&mut self, exclusive: impl Fn(u16) -> bool) -> Option<u16> {
         let tag = *self.waiting.front()?;
         if !self.admits(exclusive(tag)) {
@@ -193,38 +193,38 @@ impl TaskSet {
         Some(tag)
     }
 
-    /// Takes a task off that waits.
+    /// Removes a waiting task.
     pub fn cancel(&mut self, tag: u16) {
         self.waiting.retain(|waiting| *waiting != tag);
     }
 
-    /// Whether there is no task at all.
+    /// True if there are no tasks.
     pub fn is_idle(&self) -> bool {
         self.running == 0 && self.waiting.is_empty()
     }
 }
 
-/// A removal under way.
+/// The state of a removal.
 #[derive(Debug)]
 pub(crate) struct Removal {
     pub reply: ReplySender<Result<RemovedUnit, ScsiError>>,
-    /// When the driver has had its time.
+    /// The end of the driver's time.
     pub deadline: Instant,
     pub stage: RemovalStage,
-    /// The buffer in which the driver was told.
+    /// The buffer of the event that announced the removal.
     pub event_buffer: Option<GuestAddress>,
-    /// The driver has given that buffer back.
+    /// The driver returned that buffer.
     pub buffer_returned: bool,
-    /// Since when there was no other command, once the driver was told.
+    /// Time of the last command, or of the event if that was later.
     pub last_command: Instant,
-    /// The driver, having been told, flushed the cache, and that is the last it asked for.
+    /// The driver flushed the cache after the event, and sent no other command since.
     pub flushed: bool,
 }
 
-/// How long a driver must leave a unit alone for its last command to have been the last.
+/// Time without commands after which a driver's last command counts as its final one.
 const QUIET: Duration = Duration::from_millis(100);
 
-/// How often to look whether a driver is done with a unit.
+/// Interval of checks if the driver is done with a unit.
 const POLL: Duration = Duration::from_millis(20);
 
 impl Removal {
@@ -241,20 +241,20 @@ impl Removal {
         }
     }
 
-    /// The driver will read in a buffer that the unit is gone.
+    /// Records the event that announces the removal.
     pub fn event_delivered(&mut self, buffer: GuestAddress) {
         self.event_buffer.get_or_insert(buffer);
         self.note_command(false);
     }
 
-    /// A command begins or ends, perhaps that of a flush that succeeded.
+    /// Records the start or end of a command. `flushed`: a flush succeeded.
     pub fn note_command(&mut self, flushed: bool) {
         self.last_command = Instant::now();
         self.flushed = flushed && self.event_buffer.is_some();
     }
 
-    /// Whether the driver is done with the unit, which it has no commands for. It gives the buffer in which it was told
-    /// back when it has done what there is to do, or at once; where there is a cache it flushes that last.
+    /// True if the driver is done with the idle unit. The driver returns the event's buffer after it has removed the
+    /// unit, or at once; if there is a cache, it flushes that last.
     pub fn is_done(&self, cache: bool, now: Instant) -> bool {
         let quiet = now >= self.last_command + QUIET;
         if cache {
@@ -264,9 +264,9 @@ impl Removal {
         }
     }
 
-    /// When to look again.
+    /// Time until the next check.
     pub fn due(&self, now: Instant) -> Option<Duration> {
-        // If it is due and waits all the same, something else ends that.
+        // If the removal is due and still waits, another event ends the wait.
         let serving = self.stage == RemovalStage::Serving && now < self.deadline;
         let left = self.deadline.saturating_duration_since(now);
         serving.then(|| {
@@ -279,14 +279,14 @@ impl Removal {
     }
 }
 
-/// What happens to a unit that is removed.
+/// Stage of a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RemovalStage {
-    /// It is there until the driver is done with it.
+    /// The unit is served until the driver is done with it.
     Serving,
-    /// Its address is free again, its last tasks end.
+    /// The address is free, the last tasks are ending.
     Draining,
-    /// What they wrote is made stable.
+    /// The disk is flushed.
     Flushing,
 }
 
@@ -305,7 +305,7 @@ mod tests {
         assert!(!order.enter(3, false, false));
         assert!(order.leave(false));
         assert_eq!(order.next(EXCLUSIVE), None);
-        // One at the head of the queue does not wait for the ordered one.
+        // A task at the head of the queue does not wait for the ordered one.
         assert!(order.enter(4, false, true));
         order.leave(false);
         assert_eq!(order.next(EXCLUSIVE), None);

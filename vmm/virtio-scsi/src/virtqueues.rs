@@ -1,4 +1,4 @@
-//! The driver's end: memory, interrupts and queues, from activation to reset, without the queues while quiesced.
+//! The driver's memory, interrupt and virtqueues, from activation to reset. Without the queues while quiesced.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use vm_memory::GuestAddressSpace;
 
 use crate::config::Sizes;
 
-/// The control queue.
+/// Index of the control queue.
 pub(crate) const CONTROL: u16 = 0;
-/// The event queue.
+/// Index of the event queue.
 pub(crate) const EVENT: u16 = 1;
-/// The first of the request queues.
+/// Index of the first request queue.
 pub(crate) const REQUEST: u16 = 2;
 
-/// What a driver brings.
+/// What the device gets at activation.
 pub(crate) struct Driver {
     pub mem: GuestMem,
     pub interrupt: Arc<dyn VirtioInterrupt>,
@@ -33,17 +33,17 @@ impl std::fmt::Debug for Driver {
     }
 }
 
-/// A queue.
+/// A virtqueue.
 #[derive(Debug)]
 pub(crate) struct Virtqueue {
     pub active: ActiveQueue,
-    /// There may be something in it.
+    /// It may hold requests.
     pub ready: bool,
-    /// The used ring grew since the driver was last told.
+    /// The used ring grew since the last interrupt.
     unsignalled: bool,
 }
 
-/// See the module.
+/// All virtqueues of the driver.
 #[derive(Default)]
 pub(crate) struct Virtqueues {
     link: Option<(GuestMem, Arc<dyn VirtioInterrupt>)>,
@@ -62,7 +62,7 @@ impl std::fmt::Debug for Virtqueues {
 }
 
 impl Virtqueues {
-    /// A port with a driver.
+    /// The virtqueues of a driver.
     pub fn new(driver: Driver) -> Self {
         let vq = |active| Virtqueue {
             active,
@@ -77,23 +77,23 @@ impl Virtqueues {
         }
     }
 
-    /// Guest memory as it is now, if there is a driver whose queues can be served.
+    /// Current guest memory, if there is a driver whose queues can be served.
     pub fn memory(&self) -> Option<Arc<GuestMemMmap>> {
         let (mem, _) = self.link.as_ref().filter(|_| !self.broken)?;
         Some(mem.memory().into_inner())
     }
 
-    /// The queue of that index.
+    /// The queue with this index.
     pub fn queue(&mut self, index: u16) -> Option<&mut Virtqueue> {
         self.queues.iter_mut().find(|vq| vq.active.index == index)
     }
 
-    /// Whether a queue may have something in it, and can be served.
+    /// True if a queue may hold requests and can be served.
     pub fn is_ready(&self) -> bool {
         !self.broken && self.queues.iter().any(|vq| vq.ready)
     }
 
-    /// Gives a chain back to the driver, if it is still there.
+    /// Returns a chain to the driver, if it still exists.
     pub fn used(&mut self, queue: u16, mem: &GuestMemMmap, head: u16, len: u32) {
         let broken = self.broken;
         let Some(vq) = self.queue(queue).filter(|_| !broken) else {
@@ -105,7 +105,7 @@ impl Virtqueues {
         }
     }
 
-    /// One interrupt for every queue whose used ring grew.
+    /// Sends one interrupt for every queue whose used ring grew.
     pub fn signal(&mut self) {
         let Some((mem, interrupt)) = &self.link else {
             return;
@@ -121,7 +121,7 @@ impl Virtqueues {
         }
     }
 
-    /// The driver broke something, or we did: the device needs a reset.
+    /// Marks the device as broken: it needs a reset.
     pub fn fail(&mut self, reason: &dyn std::fmt::Display) {
         if let Some((_, interrupt)) = &self.link
             && !std::mem::replace(&mut self.broken, true)

@@ -1,4 +1,4 @@
-//! The engine of one worker: a stream of requests to any number of disks, and of their completions.
+//! The I/O engine of one worker: takes requests to any number of disks and returns their completions.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,48 +15,48 @@ mod requests;
 #[cfg(test)]
 mod tests;
 
-/// A disk attached to an [`Engine`]. No other disk ever gets the same from that engine.
+/// Identifies a disk attached to an [`Engine`]. The engine never reuses an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DiskId {
     slot: u32,
-    /// Which of those who had the place one after another.
+    /// Incremented each time the slot is reused.
     generation: u32,
 }
 
 /// A disk that began to hold requests.
 #[derive(Debug)]
 pub struct StoppedDisk {
-    /// Which.
+    /// The disk.
     pub disk: DiskId,
-    /// What happened to the first of them.
+    /// The error of the first held request.
     pub error: io::Error,
 }
 
-/// Serves requests to disks. Owned by one worker at a time; dropping it waits for what the kernel is doing.
+/// Serves requests to disks. One worker at a time owns it. Dropping it waits for the calls that the kernel executes.
 ///
-/// Tags are shared by all disks. A round of work is: any number of [`Engine::submit`], one [`Engine::kick`] for all of
-/// them, and [`Engine::complete`] until there is nothing; then wait for [`Engine::event`].
+/// All disks share the tags. A worker calls [`Engine::submit`] any number of times, [`Engine::kick`] once for all of
+/// them, [`Engine::complete`] until it returns nothing, and waits for [`Engine::event`].
 #[derive(Debug)]
 pub struct Engine {
     backends: BackendSet,
     depth: u16,
-    /// By place.
+    /// Indexed by slot.
     disks: Vec<DiskSlot>,
     free_slots: Vec<u32>,
-    /// By tag, as many as were ever used.
+    /// Indexed by tag; as long as the highest tag used so far.
     requests: Vec<RequestState>,
-    /// Slots that wait for others, oldest first.
+    /// Tags of requests that wait for other requests, oldest first.
     waiting: VecDeque<u16>,
-    /// Requests that ended, and the place of their disk.
+    /// Completed requests and the slots of their disks.
     ended: VecDeque<(u32, IoCompletion)>,
     stopped: VecDeque<StoppedDisk>,
-    /// A request ended since what waits was last looked at.
+    /// A request ended since `waiting` was last checked.
     ended_one: bool,
     bounces: usize,
-    /// Requests not completed that rewrite parts of blocks they do not own.
+    /// Requests in flight that rewrite parts of blocks outside their range.
     rewriting: usize,
     next_age: u64,
-    /// Why nothing could be sent.
+    /// Error of a failed submission, not returned yet.
     broken: Option<io::Error>,
 }
 
@@ -71,9 +71,9 @@ struct AttachedDisk {
     image: Attachment,
     traits: FileTraits,
     policy: ErrorPolicy,
-    /// Requests whose completion was not returned.
+    /// Requests whose completion was not returned yet.
     in_flight: u16,
-    /// The owner knows that requests are held.
+    /// The owner has taken the [`StoppedDisk`] of this disk, or will.
     stop_reported: bool,
 }
 
@@ -81,21 +81,21 @@ struct AttachedDisk {
 struct RequestState {
     operation: Operation,
     slot: u32,
-    /// Order of arrival, none if the slot is free.
+    /// Order of arrival; `None` if the tag is free.
     age: Option<u64>,
-    /// The blocks of the disk it touches.
+    /// The blocks of the disk that it touches, as byte offsets.
     blocks: (u64, u64),
-    /// Whether it changes them, and whether it writes back parts of them that are not its own.
+    /// It changes these blocks; it also rewrites bytes of them outside its range.
     changes: bool,
     rewrites: bool,
-    /// It failed, and waits to be retried.
+    /// It failed and waits for a retry.
     held: bool,
 }
 
 impl Engine {
-    /// An engine for `depth` requests at once to at most `max_disks` disks attached at once (fewer if the process
-    /// cannot have as many open). Makes every kernel object it will ever need, so that it is made before a seccomp
-    /// filter is in place; afterwards it needs `io_uring_enter`, and `io_uring_register` to update files.
+    /// An engine for `depth` requests at once and `max_disks` attached disks, or fewer if the process cannot open as
+    /// many files. It creates all its kernel objects here, before a seccomp filter is installed. Afterwards it needs
+    /// `io_uring_enter`, and `io_uring_register` to update files.
     ///
     /// # Errors
     /// The kernel refuses a ring ([`EngineKind::Uring`]) or threads.
@@ -132,18 +132,18 @@ impl Engine {
         }
     }
 
-    /// Requests that can be in flight over all disks; tags are below it.
+    /// Maximum number of requests in flight over all disks. Tags are below it.
     #[must_use]
     pub fn depth(&self) -> u16 {
         self.depth
     }
 
-    /// Begins to serve a disk, with its own error policy. With the first one that is not a plain file or block
-    /// device, [`Engine::event`] is another from then on.
+    /// Attaches a disk, with the disk's own error policy. The first qcow2 disk changes the descriptor that
+    /// [`Engine::event`] returns.
     ///
     /// # Errors
-    /// `QuotaExceeded`: as many as can be are attached. `ResourceBusy`: another engine serves it, and it
-    /// [needs one engine](Disk::needs_one_engine). Else the kernel's.
+    /// `QuotaExceeded`: the maximum number of disks is attached. `ResourceBusy`: another engine serves the disk, and it
+    /// [needs one engine](Disk::needs_one_engine). Else the kernel's error.
     pub fn attach(&mut self, disk: &Disk) -> io::Result<DiskId> {
         let image = Attachment::new(disk)?;
         let new = self.free_slots.is_empty();
@@ -176,12 +176,12 @@ impl Engine {
         Ok(DiskId { slot, generation })
     }
 
-    /// Stops serving a disk. When it returns and nobody else has a handle to the disk, its descriptor is closed.
-    /// (Before Linux 6.13 the kernel lets go of it only when what other disks had in flight has ended.)
+    /// Detaches a disk. Afterwards its descriptor is closed if no other handle to the disk exists. (Before Linux 6.13
+    /// the kernel releases the file only when the requests that other disks had in flight have ended.)
     ///
     /// # Errors
-    /// `NotFound`: it is not attached. `ResourceBusy`: a request is in flight; also one that is held, see
-    /// [`Engine::fail_held`], or whose completion was not fetched. Then the disk stays attached.
+    /// `NotFound`: the disk is not attached. `ResourceBusy`: a request is in flight, held (see [`Engine::fail_held`]),
+    /// or completed and not fetched. The disk stays attached then.
     pub fn detach(&mut self, disk: DiskId) -> io::Result<()> {
         if self.attached(disk)?.in_flight > 0 {
             return Err(io::ErrorKind::ResourceBusy.into());
@@ -205,7 +205,7 @@ impl Engine {
         }
     }
 
-    /// The disk attached under an id.
+    /// The disk attached under `disk`.
     #[must_use]
     pub fn disk(&self, disk: DiskId) -> Option<&Disk> {
         let slot = self.disks.get(disk.slot as usize)?;
@@ -213,7 +213,7 @@ impl Engine {
         (slot.generation == disk.generation).then_some(attached.image.disk())
     }
 
-    /// Requests of a disk that were submitted and whose completion was not returned yet, held ones included.
+    /// Requests of a disk whose completion was not returned yet, including held ones.
     #[must_use]
     pub fn in_flight(&self, disk: DiskId) -> usize {
         let slot = self.disks.get(disk.slot as usize);
@@ -223,30 +223,29 @@ impl Engine {
         attached.map_or(0, |attached| attached.in_flight.into())
     }
 
-    /// Whether the kernel is at work on a request, or there is something to complete. What is held, or waits for what
-    /// is held, is nothing of the kind: when this is false, [`Engine::complete`] stays silent until something is
-    /// submitted or retried.
+    /// True if the kernel executes a request or a completion is ready. Held requests, and requests that wait for them,
+    /// do not count: while this is false, [`Engine::complete`] returns nothing until a request is submitted or retried.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         self.backends.running() > 0 || !self.ended.is_empty()
     }
 
-    /// Has another error policy apply to a disk, from the next error on.
+    /// Sets the error policy of a disk, from the next error on.
     ///
     /// # Errors
-    /// `NotFound`: it is not attached.
+    /// `NotFound`: the disk is not attached.
     pub fn set_error_policy(&mut self, disk: DiskId, policy: ErrorPolicy) -> io::Result<()> {
         self.attached(disk)?.policy = policy;
         Ok(())
     }
 
-    /// The next disk that began to hold requests: each is named once until [`Engine::retry_held`].
+    /// The next disk that began to hold requests. Each disk is returned once until [`Engine::retry_held`].
     pub fn take_stopped(&mut self) -> Option<StoppedDisk> {
         self.stopped.pop_front()
     }
 
-    /// Tries again what is held of a disk, oldest first. To be kicked, like what is submitted. A disk that is not
-    /// attached holds nothing.
+    /// Retries the held requests of a disk, oldest first. Call [`Engine::kick`] afterwards. Does nothing for a disk
+    /// that is not attached.
     pub fn retry_held(&mut self, disk: DiskId) {
         let Ok(attached) = self.attached(disk) else {
             return;
@@ -257,7 +256,7 @@ impl Engine {
         for tag in self.release_held(disk.slot) {
             let operation = &mut self.requests[usize::from(tag)].operation;
             if operation.end() > size {
-                // The disk shrank meanwhile.
+                // The disk shrank in the meantime.
                 self.end(tag, Err(io::ErrorKind::InvalidInput.into()));
             } else {
                 operation.retry();
@@ -267,7 +266,7 @@ impl Engine {
         self.unblock();
     }
 
-    /// Completes what is held of a disk with the errors it is held for.
+    /// Completes the held requests of a disk with their errors.
     pub fn fail_held(&mut self, disk: DiskId) {
         if self.attached(disk).is_err() {
             return;
@@ -279,7 +278,7 @@ impl Engine {
         self.unblock();
     }
 
-    /// The tags that were held at a place, oldest first.
+    /// Releases the held requests of a disk and returns their tags, oldest first.
     fn release_held(&mut self, slot: u32) -> Vec<u16> {
         let mut released: Vec<_> = (0..)
             .zip(&mut self.requests)

@@ -1,4 +1,5 @@
-//! A request's way through the engine: checked, kept apart from others, carried out call by call, held, completed.
+//! The way of a request through the engine: checked, delayed if it conflicts with another, carried out call by call,
+//! held after an error, completed.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -8,13 +9,13 @@ use crate::geometry::Align;
 use crate::operation::{NextAction, OperationKind};
 use crate::{ErrorPolicy, IoBuffer, IoCompletion, IoRequest};
 
-/// Bounce buffers of one engine, of 256 KiB at most.
+/// Maximum number of bounce buffers of one engine, each of at most 256 KiB.
 const BOUNCES: usize = 4;
 
-/// The place of a disk that is not attached.
+/// Stands for the slot of a disk that is not attached.
 const NO_SLOT: u32 = u32::MAX;
 
-/// A request that fits its disk.
+/// A request that was checked against its disk.
 struct CheckedRequest {
     kind: OperationKind,
     offset: u64,
@@ -56,8 +57,8 @@ impl AttachedDisk {
         })
     }
 
-    /// Notes what the failure of an operation that was to make earlier writes stable means for later ones: the page
-    /// cache may have dropped them, and a second fdatasync would succeed without them.
+    /// Records what the failure of an operation that should make earlier writes stable means for later ones: the page
+    /// cache may have dropped these writes, and a second fdatasync would succeed without them.
     fn note_loss(&self, errno: i32) {
         let geometry = self.image.disk().geometry();
         if geometry.write_cache && geometry.align == Align::NONE {
@@ -75,19 +76,20 @@ fn total(buffers: &[IoBuffer]) -> io::Result<u64> {
 }
 
 impl Engine {
-    /// Takes a request. It may stay with us until [`Engine::kick`]. One that does not fit the disk (beyond its end,
-    /// read-only, not whole logical blocks) completes with `InvalidInput` or `PermissionDenied`, one to a disk that
-    /// is not attached with `NotFound`.
+    /// Takes a request. It may wait for [`Engine::kick`]. A request that does not fit the disk (behind its end, a write
+    /// to a read-only disk, not whole logical blocks) completes with `InvalidInput` or `PermissionDenied`, a request to
+    /// a disk that is not attached with `NotFound`.
     ///
     /// # Safety
     /// `tag` is below [`Engine::depth`] and not in flight (checked; panics). Until the request's completion was
     /// returned or the engine was dropped, every buffer is valid memory, for reads or writes as the request needs.
-    /// Others may access it meanwhile.
+    /// Others may access it in the meantime.
     pub unsafe fn submit(&mut self, tag: u16, disk: DiskId, request: IoRequest<'_>) {
         assert!(tag < self.depth, "tag {tag} is beyond the engine's depth");
         let index = usize::from(tag);
         if self.requests.len() <= index {
-            // What the kernel knows of the slots that move is not in them: lists of buffers and bounce buffers stay.
+            // The kernel holds no pointers into the vector that moves here: lists of buffers and bounce buffers are on
+            // the heap.
             let len = (index + 1).next_power_of_two().min(self.depth.into());
             self.requests.resize_with(len, RequestState::default);
         }
@@ -129,11 +131,11 @@ impl Engine {
         }
     }
 
-    /// Sends what was submitted on its way, all of it at once. Costs nothing if there is nothing.
+    /// Submits all requests to the kernel. Makes no system call if there are none.
     ///
     /// # Errors
-    /// The engine is broken, perhaps since an earlier [`Engine::complete`]: nothing more will complete but what the
-    /// kernel already has.
+    /// The engine is broken, perhaps since an earlier [`Engine::complete`]: only calls that the kernel already has will
+    /// complete.
     pub fn kick(&mut self) -> io::Result<()> {
         if let Some(error) = self.broken.take() {
             return Err(error);
@@ -141,8 +143,8 @@ impl Engine {
         self.backends.submit().map(|_| ())
     }
 
-    /// The next completed request, if there is one. Never waits. Before it says that there is none it sends what is
-    /// left to send, such as the rest of a request of which the kernel did a part.
+    /// The next completed request. Never waits. Before it returns `None` it submits what is left to submit, such as the
+    /// rest of a request of which the kernel did a part.
     pub fn complete(&mut self) -> Option<IoCompletion> {
         while self.ended.is_empty() {
             let Some((tag, result)) = self.backends.pop() else {
@@ -170,8 +172,8 @@ impl Engine {
         Some(completion)
     }
 
-    /// Readable when [`Engine::complete`] may have something new, until it was asked. To be watched level-triggered,
-    /// never to be read. What ended already when it was submitted or kicked may not show here.
+    /// Readable when [`Engine::complete`] may return something new, until it is called. Watch it level-triggered; never
+    /// read it. Completions that were ready when a request was submitted or kicked may not show here.
     #[must_use]
     pub fn event(&self) -> BorrowedFd<'_> {
         self.backends.event()
@@ -184,12 +186,12 @@ impl Engine {
             events: libc::POLLIN,
             revents: 0,
         };
-        // SAFETY: one pollfd is passed and announced.
+        // SAFETY: one pollfd is passed, and the count says one.
         unsafe { libc::poll(&raw mut poll, 1, -1) };
     }
 
-    /// Whether `tag` must not start yet. A request that rewrites what is not its own is kept apart from
-    /// every other change of the same blocks: reading them, then writing them back, would undo it.
+    /// True if `tag` must not start yet. A request that reads, modifies and writes blocks would undo another change of
+    /// these blocks, so it waits for every older one, and younger ones wait for it.
     fn must_wait(&self, tag: u16) -> bool {
         let request = &self.requests[usize::from(tag)];
         if self.rewriting == 0 || !request.changes {
@@ -206,7 +208,7 @@ impl Engine {
         })
     }
 
-    /// Takes a slot's request as far as it gets without waiting.
+    /// Advances a request as far as it gets without waiting.
     pub(super) fn advance(&mut self, tag: u16) {
         let RequestState { operation, slot, .. } = &mut self.requests[usize::from(tag)];
         let Some(attached) = &self.disks[*slot as usize].attached else {
@@ -214,9 +216,9 @@ impl Engine {
         };
         loop {
             match operation.next(&attached.traits) {
-                // SAFETY: the file stays attached while a request to it is in flight. The call's iovecs are in
-                // memory of the slot's operation, which is not touched until the call is popped, like the memory
-                // they name by the contract of `submit`.
+                // SAFETY: the file stays attached while a request to it is in flight. The call's iovecs are in memory
+                // of the request's operation, which nothing touches until the call is popped, like the memory that they
+                // name by the contract of `submit`.
                 NextAction::IoCall(call) => return unsafe { self.backends.push(tag, *slot, call) },
                 NextAction::Bounce(_) if self.bounces == BOUNCES => return self.waiting.push_back(tag),
                 NextAction::Bounce(bytes) => {
@@ -233,7 +235,7 @@ impl Engine {
         }
     }
 
-    /// Does with a request that failed what its disk's policy says.
+    /// Applies the disk's error policy to a request that failed.
     fn fail(&mut self, tag: u16, errno: i32) {
         let request = &mut self.requests[usize::from(tag)];
         let slot = &mut self.disks[request.slot as usize];
@@ -260,7 +262,7 @@ impl Engine {
         }
     }
 
-    /// Ends a request that never began.
+    /// Completes a request that was not started.
     fn refuse(&mut self, tag: u16, slot: u32, error: io::Error) {
         let result = Err(error);
         self.ended.push_back((slot, IoCompletion { tag, result }));
@@ -275,7 +277,7 @@ impl Engine {
         self.ended_one = true;
     }
 
-    /// Starts what waited for requests that have ended.
+    /// Starts requests that waited for requests that have ended.
     pub(super) fn unblock(&mut self) {
         while std::mem::take(&mut self.ended_one) {
             for _ in 0..self.waiting.len() {
@@ -294,7 +296,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        // The kernel must be done with memory that is not ours before its owner can think we are.
+        // The kernel must be done with the callers' memory before the engine is gone.
         while self.backends.running() > 0 {
             if self.backends.pop().is_none() {
                 self.wait();

@@ -1,4 +1,4 @@
-//! An open qcow2 image: what the threads that serve it do with it.
+//! An open qcow2 image, as its threads use it.
 
 use std::fs::File;
 use std::io;
@@ -14,24 +14,24 @@ use super::open::{CLUSTER, ImagoAccess, create, guarded, open_base, open_file, o
 use crate::io_backend::{IoCall, IovecList};
 use crate::{DiskOptions, Extent, Geometry, ImageFormat};
 
-/// Bytes moved in one call, so that none takes long; what is left is another call's.
+/// Maximum bytes of one call, to bound its time. The engine submits the rest in another call.
 const MAX_CALL_BYTES: usize = 16 << 20;
 
-/// The image, its base, and what guards them.
+/// The image, its base, and the lock around them.
 #[derive(Debug)]
 pub(super) struct ImageContent {
-    /// None only while it is dropped.
+    /// `None` only while it is dropped.
     ///
-    /// Shared by reads, writes and flushes, which imago keeps apart: a write that allocates holds its L2 table's lock
-    /// from looking at the mapping to changing it, with the copy and the data written in between. What zeroes or
-    /// discards has it alone: imago looks whether the rest of a cluster is zero before it makes all of it zero,
-    /// and gives clusters back that somebody may just be reading or writing.
+    /// Reads, writes and flushes share the lock; imago synchronises them: a write that allocates holds its L2 table's
+    /// lock from the lookup of the mapping to its change, over the copy and the write of the data. Zeroing and
+    /// discarding take it exclusively: imago checks if the rest of a cluster is zero before it zeroes the whole
+    /// cluster, and frees clusters that another thread may be reading or writing.
     access: RwLock<Option<ImagoAccess>>,
-    /// The file that is written to.
+    /// The image's own file.
     file: Arc<File>,
     geometry: Geometry,
     cluster: u64,
-    /// imago panicked: what it has in memory may be no good.
+    /// imago panicked, so its state in memory may be inconsistent.
     broken: AtomicBool,
 }
 
@@ -45,7 +45,7 @@ impl ImageContent {
         Self::of_image(file, base.transpose()?, options)
     }
 
-    /// Formats `file`, which is empty, for what is opened then.
+    /// Formats the empty `file` and opens it.
     pub fn overlay(file: File, base: File, format: ImageFormat, options: DiskOptions) -> io::Result<Self> {
         let file = open_file(file, options).map_err(of("its overlay"))?;
         let base = open_base(&file, base, format, options)?;
@@ -84,7 +84,7 @@ impl ImageContent {
         })
     }
 
-    /// With others.
+    /// Runs with the lock shared.
     fn shared<T>(&self, run: impl FnOnce(&ImagoAccess) -> io::Result<T>) -> io::Result<T> {
         self.run(|| {
             let access = self.access.read().unwrap_or_else(PoisonError::into_inner);
@@ -92,7 +92,7 @@ impl ImageContent {
         })
     }
 
-    /// Alone.
+    /// Runs with the lock held exclusively.
     fn alone<T>(&self, run: impl FnOnce(&mut ImagoAccess) -> io::Result<T>) -> io::Result<T> {
         self.run(|| {
             let mut access = self.access.write().unwrap_or_else(PoisonError::into_inner);
@@ -100,12 +100,12 @@ impl ImageContent {
         })
     }
 
-    /// Fills `buf` with what is at `offset`; the range lies on the disk.
+    /// Fills `buf` from byte `offset` of the disk. The range is on the disk.
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.shared(|access| access.read(buf, offset))
     }
 
-    /// The extent at `offset`, which lies on the disk.
+    /// The extent at `offset`, which is on the disk.
     pub fn extent(&self, offset: u64) -> io::Result<Extent> {
         self.shared(|access| {
             let (mapping, len) = access.get_mapping(offset, access.size() - offset)?;
@@ -119,10 +119,10 @@ impl ImageContent {
         })
     }
 
-    /// Carries out a call as the kernel would on a plain file: bytes moved, or a negative error number.
+    /// Executes a call and returns what the kernel would for a plain file: bytes moved, or a negative error number.
     ///
     /// # Safety
-    /// The call's iovecs and the memory they name are valid, for writes too if it reads.
+    /// The call's iovecs and the memory that they name are valid, for writes too if it reads.
     pub unsafe fn perform(&self, call: IoCall) -> i32 {
         let result = match call {
             // SAFETY: by this function's contract.
@@ -170,16 +170,16 @@ impl ImageContent {
         // SAFETY: by this function's contract.
         let buffers = unsafe { pieces(vector) };
         let slice = |(start, len): (*mut u8, usize)| {
-            // The guest may change this memory meanwhile, and nothing depends on what it holds: imago hands such slices to
-            // the kernel through our storage, fills or copies over them as a whole, or inflates into them, where what it
-            // copies back from them is bounded by their length, not by their content.
-            // SAFETY: the memory is valid for writes as long as the call, see above for who else writes it. No two
-            // slices are there at once that share a byte, see below.
+            // The guest may change this memory in the meantime. Nothing depends on its content: imago hands the slices
+            // to the kernel through our storage, fills or copies over them as a whole, or inflates into them, where
+            // their length bounds what it copies back from them, not their content.
+            // SAFETY: the memory is valid for writes as long as the call, see above for other writers. No two slices
+            // that share a byte exist at the same time, see below.
             unsafe { std::slice::from_raw_parts_mut(start, len) }
         };
         self.shared(|access| {
             if overlap(&buffers) {
-                // Some guests read what they do not want into one page over and over.
+                // Some guests read data that they do not want into one page over and over.
                 let mut at = offset;
                 for buffer in &buffers {
                     access.readv(IoVectorMut::new().with_pushed(slice(*buffer)), at)?;
@@ -201,16 +201,16 @@ impl ImageContent {
         let buffers = unsafe { pieces(vector) };
         let mut from = IoVector::with_capacity(buffers.len());
         for (start, len) in &buffers {
-            // SAFETY: the memory is valid for reads as long as the call. The guest may change it meanwhile, in which
-            // case it does not matter which of the bytes are written: imago does not look at them, it hands the
-            // slices to the kernel through our storage.
+            // SAFETY: the memory is valid for reads as long as the call. The guest may change it in the meantime. It
+            // does not matter then which bytes are written: imago does not look at them, it hands the slices to the
+            // kernel through our storage.
             from.push(unsafe { std::slice::from_raw_parts(*start, *len) });
         }
         self.shared(|access| access.writev(from, offset))?;
         Ok(buffers.iter().map(|(_, len)| len).sum())
     }
 
-    /// Tables first into the file, then all of it onto stable storage.
+    /// Writes the tables to the file, then flushes the file.
     fn sync(&self) -> io::Result<()> {
         self.shared(|access| {
             if self.geometry.read_only {
@@ -221,14 +221,14 @@ impl ImageContent {
         })
     }
 
-    /// Gives back what storage there is for a range, which then reads as zeroes. `hint`: but for parts of clusters.
+    /// Frees the storage of a range, which then reads as zeroes. With `hint`, parts of clusters may stay.
     fn discard(&self, access: &mut ImagoAccess, mut offset: u64, len: u64, hint: bool) -> io::Result<()> {
         let end = offset + len;
         while offset < end {
             let (mapping, len) = access.get_mapping(offset, end - offset)?;
             let host = match mapping {
                 Mapping::Zero { .. } => None,
-                // Its own cluster, which nobody else uses.
+                // A cluster of this image that nothing else uses.
                 Mapping::Raw {
                     offset: host,
                     writable: true,
@@ -251,13 +251,13 @@ impl ImageContent {
         Ok(())
     }
 
-    /// Has the file forget the whole clusters of a range of the disk that were at `host` until they were discarded.
-    /// imago only counts them as free.
+    /// Punches holes for the whole clusters of a range of the disk whose data was at `host` until it was discarded.
+    /// imago only marks them as free.
     fn punch(&self, offset: u64, host: u64, len: u64) {
         let start = offset.next_multiple_of(self.cluster);
         let end = (offset + len) & !(self.cluster - 1);
         if start < end {
-            // Nothing is wrong but that the room is not given back.
+            // A failure costs only the storage.
             let _ = file_storage::punch(&self.file, host + (start - offset), end - start);
         }
     }
@@ -266,7 +266,7 @@ impl ImageContent {
 impl Drop for ImageContent {
     fn drop(&mut self) {
         let access = self.access.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // Writes the tables back, which the next who opens it wants.
+        // Writes the cached tables back.
         let _ = guarded(|| {
             drop(access.take());
             Ok(())
@@ -274,12 +274,12 @@ impl Drop for ImageContent {
     }
 }
 
-/// Says whose an error is.
+/// Prefixes an error with the name of the image that it is about.
 fn of(whose: &str) -> impl FnOnce(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("{whose}: {error}"))
 }
 
-/// The memory of the first [`MAX_CALL_BYTES`] bytes.
+/// Addresses and lengths of the first [`MAX_CALL_BYTES`] bytes.
 ///
 /// # Safety
 /// The iovecs are valid.
@@ -290,7 +290,7 @@ unsafe fn pieces(vector: IovecList) -> Vec<(*mut u8, usize)> {
     let mut pieces = Vec::with_capacity(iovecs.len());
     for iovec in iovecs {
         let len = iovec.iov_len.min(room);
-        // A slice of nothing has an address, too.
+        // An empty iovec may have any address.
         if len > 0 {
             pieces.push((iovec.iov_base.cast(), len));
         }
@@ -299,7 +299,7 @@ unsafe fn pieces(vector: IovecList) -> Vec<(*mut u8, usize)> {
     pieces
 }
 
-/// Whether two of the buffers share memory.
+/// True if two of the buffers share memory.
 fn overlap(buffers: &[(*mut u8, usize)]) -> bool {
     let end = |(start, len): &(*mut u8, usize)| *start as usize + len;
     let ascend =

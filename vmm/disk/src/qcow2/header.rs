@@ -1,6 +1,6 @@
 //! Checks the header and the tables of an image (docs/interop/qcow2.txt of QEMU) before imago opens it.
 //!
-//!  The checks bound memory and time for hostile images. Entries of L2 tables are trusted as far as they lead only into
+//! The checks bound memory and time for hostile images. Entries of L2 tables are trusted as far as they lead only into
 //! the image's own file.
 
 use std::fs::File;
@@ -71,7 +71,7 @@ pub(super) fn refused(why: impl Into<String>) -> io::Error {
 impl Qcow2Header {
     /// Reads and checks the header and the tables. `writable`: the image will be written to.
     ///
-    ///  # Errors
+    /// # Errors
     /// `InvalidData`: the image is refused; the text says why. Else the kernel's error.
     pub fn load(file: &File, writable: bool) -> io::Result<Self> {
         let len = file.metadata()?.len();

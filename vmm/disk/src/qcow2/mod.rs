@@ -1,7 +1,8 @@
-//! qcow2 images, by way of imago: an overlay over one base, or an image by itself.
+//! qcow2 images, through imago: an overlay over one base, or an image without a base.
 //!
-//! imago's calls block, so an image has threads of its own, made when it is opened: whoever confines the process does it
-//! then. They serve every engine the image is attached to, and leave results where that engine looks for them.
+//! imago's calls block, so each image has threads of its own. They start when the image is opened, with the privileges
+//! of the thread that opens it. They serve every engine that the image is attached to and put results into that
+//! engine's completion queue.
 
 use std::fs::File;
 use std::io;
@@ -24,16 +25,16 @@ mod tests;
 use content::ImageContent;
 pub(crate) use open::{CLUSTER, create};
 
-/// Calls that run at once.
+/// Maximum calls that run at once.
 const THREADS: usize = 8;
 
-/// Bytes of a thread's stack. Inflating a cluster takes some 50 KiB of it.
+/// Bytes of a thread's stack. Inflating a cluster takes about 50 KiB.
 const STACK: usize = 512 << 10;
 
 /// An open image and its threads.
 #[derive(Debug)]
 pub(crate) struct Qcow2Image {
-    // Before the content, which is closed when nobody is at work on it any more.
+    // Before `content`, so that it is dropped first: the threads end before the image is closed.
     pool: ThreadPool<Job>,
     content: Arc<ImageContent>,
 }
@@ -71,28 +72,28 @@ impl Qcow2Image {
         let image = Arc::clone(&content);
         let pool = ThreadPool::new(ThreadRole::Qcow2, "qcow2", (THREADS, STACK), move |job| {
             let Job { tag, call, answer } = job;
-            // SAFETY: whoever started the call keeps its memory until the result below is there.
+            // SAFETY: the caller of `start` keeps the memory of the call until the result below is there.
             let result = unsafe { image.perform(call) };
             answer.put(tag, result);
         })?;
         Ok((Self { pool, content }, geometry))
     }
 
-    /// Has a call carried out, and its result put into `answer`.
+    /// Starts a call. Its result goes to `answer`.
     ///
     /// # Safety
-    /// Until then the call's iovecs and the memory they name stay valid.
+    /// Until then the call's iovecs and the memory that they name stay valid.
     pub unsafe fn start(&self, tag: u16, call: IoCall, answer: &Arc<CompletionQueue>) {
         let answer = Arc::clone(answer);
         self.pool.push([Job { tag, call, answer }].into_iter());
     }
 
-    /// See [`DiskReader::read_at`](crate::DiskReader::read_at); the range lies on the disk.
+    /// See [`DiskReader::read_at`](crate::DiskReader::read_at); the range is on the disk.
     pub fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
         self.content.read(offset, buf)
     }
 
-    /// See [`Disk::extent`](crate::Disk::extent); `offset` lies on the disk.
+    /// See [`Disk::extent`](crate::Disk::extent); `offset` is on the disk.
     pub fn extent(&self, offset: u64) -> io::Result<Extent> {
         self.content.extent(offset)
     }

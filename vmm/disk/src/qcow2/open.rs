@@ -1,4 +1,4 @@
-//! Opens and makes images, whose authors may mean no good.
+//! Opens and creates images. The author of an image may be hostile.
 
 use std::fs::File;
 use std::io;
@@ -16,13 +16,13 @@ use super::header::{Qcow2Header, refused};
 use crate::geometry::{self, invalid};
 use crate::{CacheMode, DiskOptions, ImageFormat};
 
-/// Bytes of a cluster of the overlays made here.
+/// Cluster size of new overlays, in bytes.
 pub(crate) const CLUSTER: usize = 64 << 10;
 
-/// An image as imago gives access to it.
+/// An image that imago opened.
 pub(super) type ImagoAccess = FormatAccess<FileStorage>;
 
-/// Runs imago, which is not to take anything down with it.
+/// Runs imago and turns a panic into an error.
 pub(super) fn guarded<T>(run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(io::Error::other("imago panicked")))
 }
@@ -58,7 +58,7 @@ pub(super) fn open_image(
         Ok(FormatAccess::new(image))
     })
     .map_err(|error| match error.kind() {
-        // What imago finds wrong with an image it says in any of these.
+        // imago reports a bad image as any of these kinds.
         io::ErrorKind::Other | io::ErrorKind::InvalidInput => refused(error.to_string()),
         _ => error,
     })?;
@@ -106,6 +106,6 @@ pub(crate) fn create(file: &Arc<File>, size: u64, cluster: usize) -> io::Result<
             .cluster_size(cluster)
             .create()
     })?;
-    // What we would not open again is none: too large for its clusters.
+    // Refuses to create an image that could not be opened again: one too large for its clusters.
     Qcow2Header::load(file, true).map(|_| ())
 }

@@ -1,4 +1,4 @@
-//! The control queue: task management and asynchronous notification (section 5.6.6.2).
+//! The control queue: task management and asynchronous notification (virtio 1.2, section 5.6.6.2).
 
 use std::sync::Arc;
 
@@ -20,14 +20,14 @@ use crate::request::ResponseCode;
 use crate::target::{DeviceKind, UnitAttention};
 use crate::virtqueues::CONTROL;
 
-/// Bytes of a task management request and of an asynchronous notification request before what the device writes.
+/// Device-readable bytes of a task management request and of an asynchronous notification request.
 const TMF_LEN: usize = 24;
 const AN_LEN: usize = 16;
 
-/// Bytes the device writes of an asynchronous notification request: the events and the response.
+/// Device-writable bytes of an asynchronous notification request: event_actual and response.
 const AN_ANSWER: usize = 5;
 
-/// A task management function whose tasks the disks still have: until they end, memory of the driver's is in use.
+/// A task management function that waits for its tasks to end. Until then the disks use memory of the driver.
 #[derive(Debug)]
 pub(super) struct PendingFunction {
     mem: Arc<GuestMemMmap>,
@@ -36,12 +36,12 @@ pub(super) struct PendingFunction {
     tags: Vec<u16>,
 }
 
-/// A task management function, as far as it is one.
+/// A task management request.
 #[derive(Clone, Copy, Debug)]
 struct TaskManagement {
     kind: u32,
     lun: [u8; 8],
-    /// The task's name.
+    /// Identifier of the task.
     id: u64,
 }
 
@@ -97,7 +97,7 @@ impl Controller {
                 if tags.is_empty() {
                     return self.answer_function(mem, head, &[code as u8]);
                 }
-                // It is one that ends tasks, and always succeeds.
+                // The function ends tasks, and always succeeds.
                 self.functions.push(PendingFunction {
                     mem: Arc::clone(mem),
                     head,
@@ -119,7 +119,7 @@ impl Controller {
             VIRTIO_SCSI_T_AN_QUERY | VIRTIO_SCSI_T_AN_SUBSCRIBE => {
                 self.answer_function(mem, head, &[0, 0, 0, 0, ResponseCode::Failure as u8])
             }
-            // Who knows where its response is.
+            // For an unknown request it is unknown where the response is.
             _ => {
                 self.virtqueues.used(CONTROL, mem, head, 0);
                 Ok(())
@@ -138,7 +138,7 @@ impl Controller {
         }
     }
 
-    /// Carries a task management function out. It has succeeded when the tasks returned have ended.
+    /// Executes a task management function (SAM-5, section 7). It has succeeded when the returned tasks have ended.
     fn task_management(&mut self, function: TaskManagement) -> (ResponseCode, Vec<u16>) {
         let unit_indices = match self.units_of(function) {
             Ok(unit_indices) => unit_indices,
@@ -157,11 +157,11 @@ impl Controller {
                 };
                 return (code, Vec::new());
             }
-            // One that is held for an I/O error ends when its disk was seen to.
+            // A task that its disk holds after an I/O error ends when the fault was fixed.
             VIRTIO_SCSI_T_TMF_ABORT_TASK => {
                 self.cancel(&unit_indices, Some(function.id), ResponseCode::Aborted)
             }
-            // All tasks of a unit are of the one initiator there is.
+            // All tasks of a unit belong to the only initiator.
             VIRTIO_SCSI_T_TMF_ABORT_TASK_SET | VIRTIO_SCSI_T_TMF_CLEAR_TASK_SET => {
                 self.cancel_all(&unit_indices, ResponseCode::Aborted)
             }
@@ -193,7 +193,7 @@ impl Controller {
         tags
     }
 
-    /// The units that a function is about: those without an address included, as they may have tasks.
+    /// The units that a function applies to. This includes units without an address, as they may have tasks.
     fn units_of(&self, function: TaskManagement) -> Result<Vec<u32>, ResponseCode> {
         let whole = match function.kind {
             VIRTIO_SCSI_T_TMF_I_T_NEXUS_RESET => true,
@@ -203,7 +203,7 @@ impl Controller {
             | VIRTIO_SCSI_T_TMF_LOGICAL_UNIT_RESET
             | VIRTIO_SCSI_T_TMF_QUERY_TASK
             | VIRTIO_SCSI_T_TMF_QUERY_TASK_SET => false,
-            // CLEAR ACA: there is no such condition.
+            // CLEAR ACA: there is no auto contingent allegiance.
             _ => return Err(ResponseCode::FunctionRejected),
         };
         let (target, address) = match LunField::parse(function.lun) {
@@ -221,7 +221,7 @@ impl Controller {
         }
     }
 
-    /// A task that was cancelled has been answered: answers the functions that waited for it.
+    /// Answers the functions that waited for this cancelled task, which has been answered.
     pub(super) fn task_ended(&mut self, tag: u16) {
         let mut at = 0;
         while let Some(function) = self.functions.get_mut(at) {
@@ -239,7 +239,7 @@ impl Controller {
         }
     }
 
-    /// Which of the events `wanted` of a unit the driver can be told of, and will be if it subscribes to them.
+    /// The events among `wanted` that a unit supports. With `subscribe`, the driver gets them from now on.
     fn async_notification(&mut self, lun: [u8; 8], wanted: u32, subscribe: bool) -> (u32, ResponseCode) {
         let addressed = LunField::parse(lun);
         let (target, unit_index) = match addressed {

@@ -1,4 +1,4 @@
-//! The event queue: buffers the driver gives to be told something in (section 5.6.6.3).
+//! The event queue: buffers of the driver for events (virtio 1.2, section 5.6.6.3).
 
 use husk_devices::GuestMemMmap;
 use husk_devices::virtio::chain;
@@ -13,7 +13,7 @@ use crate::pending_events::{DriverEvent, UnitEvent};
 use crate::virtqueues::EVENT;
 
 impl Controller {
-    /// Tells the driver what it has room to be told.
+    /// Delivers pending events as far as the driver has buffers.
     pub(super) fn deliver(&mut self) {
         let ready = self
             .virtqueues
@@ -55,18 +55,18 @@ impl Controller {
             self.event_delivered(event, buffer);
             self.virtqueues.used(EVENT, mem, head, written as u32);
         }
-        // There is nothing to do about new buffers before there is something to tell.
+        // New buffers matter only when an event is pending.
         match self.virtqueues.queue(EVENT) {
             Some(vq) => vq.active.queue.disable_notification(mem).map_err(|e| broken(&e)),
             None => Ok(()),
         }
     }
 
-    /// The driver will read an event in a buffer.
+    /// Records the buffer of a delivered event in the removals that wait for the driver.
     fn event_delivered(&mut self, event: DriverEvent, buffer: GuestAddress) {
         let of = match event {
             DriverEvent::Unit(address, UnitEvent::Removed) => Some(address),
-            // It finds out about all of them.
+            // The driver scans, and so finds all removals.
             DriverEvent::Missed => None,
             DriverEvent::Unit(..) => return,
         };
@@ -86,7 +86,7 @@ impl Controller {
         }
     }
 
-    /// Takes note that the driver has given buffers back, which it does when it has done what the event in it asks for.
+    /// Records that the driver returned buffers. It does so after it has handled the event in them.
     fn buffers_returned(&mut self, buffers: &[GuestAddress]) {
         let back = |told: Option<GuestAddress>| told.is_some_and(|told| buffers.contains(&told));
         self.unacknowledged.retain(|_, told| !back(*told));
@@ -99,7 +99,7 @@ impl Controller {
         }
     }
 
-    /// Looks for buffers that were given back.
+    /// Checks for buffers that the driver returned.
     pub(super) fn poll_event_buffers(&mut self) {
         if !self.removing.is_empty() || !self.unacknowledged.is_empty() {
             let buffers = self.buffers_available();
@@ -107,7 +107,7 @@ impl Controller {
         }
     }
 
-    /// The buffers in the event queue. Takes none out.
+    /// Addresses of the buffers in the event queue. Takes none out.
     fn buffers_available(&mut self) -> Vec<GuestAddress> {
         let Some(mem) = self.virtqueues.memory() else {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Logical units that come, change and go.
+//! Adds, resizes and removes logical units.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -58,8 +58,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Has a target's units tell that others came or went, where no event does. To a driver that has the event it would
-    /// be an error of every unit's next command, which for a removable medium is more than an excuse to try again.
+    /// Establishes REPORTED LUNS DATA HAS CHANGED on a target's units if the driver does not get events. For a driver
+    /// with events the next command of every unit would fail, which for a removable medium is more than a retry.
     fn luns_changed(&mut self, target: u8) {
         if self.events.hotplug() {
             return;
@@ -94,7 +94,7 @@ impl Controller {
         tracing::info!(disk = id, address = %unit.address, "removal begins");
     }
 
-    /// Goes on with removals as far as they get.
+    /// Advances removals as far as possible.
     pub(super) fn poll_removals(&mut self) {
         self.reap_ejected();
         if self.removing.is_empty() {
@@ -111,7 +111,7 @@ impl Controller {
         }
     }
 
-    /// Whether a unit that is removed has been there long enough.
+    /// True if a unit that is being removed has been served long enough.
     fn removal_is_due(&self, unit_index: u32, now: Instant) -> bool {
         let Some(unit) = self.table.unit(unit_index) else {
             return false;
@@ -121,7 +121,7 @@ impl Controller {
         };
         let idle = unit.task_set.is_idle();
         if self.is_paused() {
-            // A guest that stands still cannot write what it has to, nor be answered what its disk holds.
+            // A paused guest cannot write what it has to, nor get data from its disk.
             return idle && !unit.is_writable();
         }
         let cache = unit.is_writable() && unit.logical.write_cache();
@@ -129,8 +129,8 @@ impl Controller {
         done || now >= removal.deadline || !self.events.hotplug()
     }
 
-    /// The driver goes on after a pause, which was no time for it to act in. But the time of a disk that holds requests is
-    /// over when it is over, else a disk that fails for ever could never be removed.
+    /// Restarts the deadlines of removals after a pause, in which the driver could not act. The deadline of a disk that
+    /// holds requests stays, or a disk that always fails could never be removed.
     pub(super) fn restart_removal_deadlines(&mut self) {
         let deadline = Instant::now() + self.config.removal_timeout;
         for unit_index in &self.removing {
@@ -143,7 +143,7 @@ impl Controller {
         }
     }
 
-    /// Takes a unit's address away; what it still has to do comes to an end.
+    /// Removes a unit's address. Its running tasks end.
     fn withdraw(&mut self, unit_index: u32) {
         let Some(unit) = self.table.unit_mut(unit_index) else {
             return;
@@ -162,7 +162,7 @@ impl Controller {
         }
     }
 
-    /// Ends the removal of a unit without an address, when its last tasks have ended.
+    /// Completes the removal of a unit without an address after its last task has ended.
     fn finish_removal(&mut self, unit_index: u32) {
         let Some(unit) = self.table.unit_mut(unit_index) else {
             return;
@@ -182,7 +182,7 @@ impl Controller {
         let Some(disk) = unit.disk.filter(|_| flushes) else {
             return self.complete_removal(unit_index, Ok(()));
         };
-        // If there is no slot now, one that is freed brings us back.
+        // Without a free slot, the next slot that is freed brings us back here.
         if let Some((tag, _)) = self.slots.take(SlotUse::Flush, unit_index) {
             removal.stage = RemovalStage::Flushing;
             // SAFETY: the tag is this slot's. A flush has no buffers.
@@ -218,7 +218,7 @@ impl Controller {
         }
     }
 
-    /// When [`Controller::pass`] has something to do that nothing else calls for.
+    /// Time until [`Controller::pass`] has something to do that no event announces.
     pub fn next_due(&self) -> Option<Duration> {
         if self.removing.is_empty() {
             return None;
@@ -285,7 +285,7 @@ fn bytes(limits: &MediumLimits) -> u64 {
     limits.blocks * u64::from(limits.block_size)
 }
 
-/// As far as the device has told.
+/// Size in bytes, as far as the device has reported it.
 fn host_bytes(unit: &LogicalUnit) -> Option<u64> {
     let limits = unit.passthrough_limits()?;
     limits.blocks.checked_mul(limits.block_size.into())

@@ -1,4 +1,4 @@
-//! Discs that are put into drives and taken out.
+//! Inserts and ejects discs of CD-ROM drives.
 
 use husk_disk::{Disk, DiskId};
 
@@ -8,7 +8,7 @@ use crate::pending_events::UnitEvent;
 use crate::target::DeviceKind;
 use crate::unit::disc_limits;
 
-/// A disc that is no longer in its drive and whose last reads are under way.
+/// A disc that was taken out of its drive while it is still being read.
 #[derive(Debug)]
 pub(super) struct EjectedDisc {
     pub disc: DiskId,
@@ -58,7 +58,7 @@ impl Controller {
         }
     }
 
-    /// The place of a drive that is to stay.
+    /// The index of a CD-ROM drive that is not being removed.
     fn drive_of(&self, id: &str) -> Result<u32, ScsiError> {
         let unit_index = self.index_of(id)?;
         match self.table.unit(unit_index) {
@@ -76,7 +76,7 @@ impl Controller {
         }
     }
 
-    /// Lets go of discs that nobody reads any more.
+    /// Detaches ejected discs that have no reads in flight.
     pub(super) fn reap_ejected(&mut self) {
         for at in (0..self.ejected.len()).rev() {
             let id = self.ejected[at].disc;

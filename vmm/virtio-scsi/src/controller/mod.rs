@@ -1,4 +1,4 @@
-//! The controller's state and what happens to it: driven by the [actor](crate::actor), one event after the other.
+//! The state of the controller. The [actor](crate::actor) calls it for one event after the other.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -31,46 +31,46 @@ mod media;
 mod passthrough;
 mod tasks;
 
-/// Rounds of completions and what follows from them before other things are looked at.
+/// Maximum rounds of completions and their consequences before other work is done.
 const ROUNDS: usize = 4;
 
-/// What is wrong when the actor cannot go on.
+/// Text of an error after which the actor cannot continue.
 pub(crate) type FatalError = String;
 
-/// What does not change.
+/// Settings that do not change.
 #[derive(Clone)]
 pub(crate) struct ControllerConfig {
     pub max_target: u8,
-    /// How long the driver has to let go of a unit.
+    /// Time that the driver has to release a unit.
     pub removal_timeout: Duration,
     pub on_io_error: OnIoError,
 }
 
-/// See the module.
+/// The controller.
 pub(crate) struct Controller {
-    // Before `slots`, and so dropped before the memory that it reads and writes.
+    // Before `slots`, so that it is dropped before the memory that it reads and writes.
     engine: Engine,
     slots: TaskSlots,
     table: LunTable,
-    /// What devices of the host were sent.
+    /// Commands in flight at passthrough devices.
     passthrough: passthrough::PassthroughState,
     virtqueues: Virtqueues,
     events: PendingEvents,
     config: ControllerConfig,
     /// Task management functions that wait for tasks to end.
     functions: Vec<control::PendingFunction>,
-    /// Places of units where a task that waits may run now.
+    /// Indices of units on which a waiting task may run now.
     runnable_units: Vec<u32>,
     /// Disks that hold requests.
     held: Vec<DiskId>,
-    /// Places of units that are removed.
+    /// Indices of units that are being removed.
     removing: Vec<u32>,
-    /// Discs that are no longer in their drives.
+    /// Discs that were taken out of their drives.
     ejected: Vec<media::EjectedDisc>,
-    /// Where the driver may still think a unit is that is gone, and the buffer in which it was told.
+    /// Addresses of removed units whose removal the driver has not handled yet, and the buffer of the event.
     unacknowledged: HashMap<UnitAddress, Option<GuestAddress>>,
     sched_policy: SchedPolicy,
-    // Scratch.
+    // Scratch buffers.
     parsed: RequestChain,
     buffers: Vec<IoBuffer>,
     readable: Vec<Segment>,
@@ -78,7 +78,7 @@ pub(crate) struct Controller {
 }
 
 impl Controller {
-    /// `wakeup`: rings when a device of the host has done something.
+    /// `wakeup` is signalled when a passthrough device has completed a command.
     pub fn new(engine: Engine, config: ControllerConfig, wakeup: EventFd) -> Self {
         Self {
             slots: TaskSlots::new(engine.depth()),
@@ -110,9 +110,9 @@ impl Controller {
         &mut self.virtqueues
     }
 
-    /// Does what a message asks. Returns whether there are other queues afterwards.
+    /// Handles a message. Returns true if the queues changed.
     pub fn handle_message(&mut self, message: ControllerMessage) -> Result<bool, FatalError> {
-        // Whoever asked may have gone; that is all that sending can tell.
+        // Sending a reply fails only if its receiver is gone.
         match message {
             ControllerMessage::Activate(driver, ack) => {
                 self.activate(*driver);
@@ -139,7 +139,7 @@ impl Controller {
         Ok(false)
     }
 
-    /// A driver came, or goes on with what it had.
+    /// A driver activated the device, or continues after a pause.
     fn activate(&mut self, driver: Driver) {
         self.events.begin(driver.features);
         self.virtqueues = Virtqueues::new(driver);
@@ -147,14 +147,14 @@ impl Controller {
         for disk in std::mem::take(&mut self.held) {
             let leaves = |(_, unit): (u32, &Unit)| unit.disk == Some(disk) && unit.removal.is_some();
             if self.table.iter().any(leaves) {
-                // Whoever takes a disk away does not want to hear of its errors again.
+                // The owner that removes a disk is not notified of its errors again.
                 let _ = self.engine.set_error_policy(disk, ErrorPolicy::Report);
             }
             self.engine.retry_held(disk);
         }
     }
 
-    /// Ends what is under way, but for what disks hold for an I/O error, and gives the queues back.
+    /// Completes the tasks that run, except those that disks hold after an I/O error, and returns the queues.
     fn quiesce(&mut self) -> Result<Vec<ActiveQueue>, FatalError> {
         self.drain()?;
         self.virtqueues.signal();
@@ -177,7 +177,7 @@ impl Controller {
         }
     }
 
-    /// Forgets the driver and its requests, waiting for those that have begun. Units are as if just switched on.
+    /// Forgets the driver and its requests, after those that run have ended. The units are as after power on.
     fn reset(&mut self) -> Result<(), FatalError> {
         self.virtqueues = Virtqueues::default();
         self.events.end();
@@ -210,27 +210,27 @@ impl Controller {
         Ok(())
     }
 
-    /// Has a disk complete all that it has, one way or the other.
+    /// Makes a disk complete all its requests, with errors if need be.
     fn fail_requests(&mut self, disk: DiskId) {
-        // Fails only for a disk that is not attached, and has nothing.
+        // Fails only for a disk that is not attached, which has no requests.
         let _ = self.engine.set_error_policy(disk, ErrorPolicy::Report);
         self.fail_held(disk);
     }
 
-    /// Has a disk complete what it holds. If it comes to hold something again, that is news.
+    /// Completes the requests that a disk holds. If the disk holds a request again, the owner is notified again.
     fn fail_held(&mut self, disk: DiskId) {
         self.engine.fail_held(disk);
         self.engine.retry_held(disk);
         self.held.retain(|held| *held != disk);
     }
 
-    /// Whether there is a driver whose queues we do not have.
+    /// True if a driver exists whose queues were taken back.
     fn is_paused(&self) -> bool {
         self.events.driver() && self.virtqueues.queues.is_empty()
     }
 
-    /// Does what can be done now, with one interrupt for each queue. Returns whether there is more to do without waiting:
-    /// it gives up after one queue's worth of each, so that no guest can keep us from stopping.
+    /// Does all work that needs no waiting, with one interrupt for each queue. Returns true if there is more. Takes at
+    /// most one queue's worth of requests from each queue, so that no guest can keep the actor from stopping.
     pub fn pass(&mut self) -> Result<bool, FatalError> {
         let mut more = self.reap()?;
         if let Some(mem) = self.virtqueues.memory() {
@@ -244,7 +244,7 @@ impl Controller {
         self.kick()?;
         self.deliver();
         self.virtqueues.signal();
-        // Without a free tag, a completion brings us back.
+        // Without a free tag, a completion brings us back here.
         Ok(more || self.virtqueues.is_ready() && self.slots.has_room())
     }
 
@@ -252,7 +252,7 @@ impl Controller {
         self.engine.kick().map_err(|error| format!("disks: {error}"))
     }
 
-    /// Goes on with tasks whose steps have ended, also those that ended at once. Returns whether there may be more.
+    /// Continues tasks whose steps have ended, including those that end at once. Returns true if there may be more.
     fn reap(&mut self) -> Result<bool, FatalError> {
         let mut more = true;
         for _ in 0..ROUNDS {
@@ -282,7 +282,7 @@ impl Controller {
         Ok(more)
     }
 
-    /// Takes requests from all queues. Returns how many.
+    /// Takes requests from all queues. Returns their number.
     fn serve_requests(&mut self, mem: &Arc<GuestMemMmap>) -> usize {
         let mut found = 0;
         for at in 0..self.virtqueues.queues.len() {
@@ -301,7 +301,7 @@ impl Controller {
         found
     }
 
-    /// Takes requests from one queue, and counts them. Returns whether there are more.
+    /// Takes requests from one queue and adds their number to `found`. Returns true if there are more.
     fn serve(&mut self, at: usize, mem: &Arc<GuestMemMmap>, found: &mut usize) -> Result<bool, FatalError> {
         let active = &mut self.virtqueues.queues[at].active;
         let (index, size) = (active.index, active.queue.size());

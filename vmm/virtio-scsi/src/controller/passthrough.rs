@@ -1,4 +1,4 @@
-//! Commands that are with devices of the host.
+//! Commands in flight at passthrough devices.
 
 use std::io;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use crate::passthrough_workers::{CompletionSender, FinishedJob, Job, JobResult, 
 use crate::request::ResponseCode;
 use crate::target::{PassthroughCommand, PassthroughDevice, Transfer};
 
-/// See the module.
+/// The channel from the workers of all passthrough devices.
 pub(super) struct PassthroughState {
     completions: CompletionSender,
     finished: Receiver<FinishedJob>,
-    /// Given to workers, and not taken from them or recalled.
+    /// Commands given to workers whose result was not taken and that were not cancelled.
     pub under_way: usize,
 }
 
@@ -64,7 +64,7 @@ impl Controller {
         StepOutcome::Submitted
     }
 
-    /// Goes on with tasks whose commands have ended. Returns whether there were any.
+    /// Continues tasks whose commands have ended. Returns true if there were any.
     pub(super) fn take_passthrough_results(&mut self) -> bool {
         let mut any = false;
         while let Ok(finished) = self.passthrough.finished.try_recv() {
@@ -74,9 +74,9 @@ impl Controller {
         any
     }
 
-    /// Waits for the end of one of the commands that are under way.
+    /// Waits for the end of one command.
     pub(super) fn wait_for_passthrough(&mut self) {
-        // We have a sending end ourselves, so that there is always another.
+        // Does not fail: the controller holds a sender, too.
         if let Ok(finished) = self.passthrough.finished.recv() {
             self.passthrough_done(finished);
         }
@@ -96,7 +96,7 @@ impl Controller {
         }
     }
 
-    /// Takes a task's command back from the workers, if none has begun it.
+    /// Cancels a task's command if no worker has started it. Returns true if it did.
     pub(super) fn cancel_queued(&mut self, tag: u16) -> bool {
         let slot = self.slots.get(tag);
         let workers = self

@@ -1,4 +1,4 @@
-//! Requests, from the queue to the answer.
+//! Requests, from the queue to the response.
 
 use std::sync::Arc;
 
@@ -16,26 +16,26 @@ use crate::task_slots::{SlotUse, TaskSlot};
 /// SYNCHRONIZE CACHE (10) and (16).
 const SYNCHRONIZE_CACHE: [u8; 2] = [0x35, 0x91];
 
-/// How a request ends.
+/// The result of a request.
 pub(super) enum RequestOutcome {
-    /// As its task did.
+    /// The response of its task.
     Task(ScsiResponse),
-    /// Without its task.
+    /// A response code without a task.
     ResponseCode(ResponseCode),
 }
 
-/// What to do with a task's step.
+/// The result of starting a step.
 pub(super) enum StepOutcome {
-    /// The disk has it.
+    /// The disk or a worker executes it.
     Submitted,
-    /// It ended already.
+    /// It has ended already.
     Settled,
-    /// A buffer of the driver's is not in memory.
+    /// A buffer of the driver is not in guest memory.
     BadBuffer,
 }
 
 impl Controller {
-    /// Takes on the request that was parsed last, of the chain `from` (queue and head).
+    /// Starts the request that was parsed last, of the chain `from` (queue and head).
     pub(super) fn command(
         &mut self,
         from: (u16, u16),
@@ -123,7 +123,7 @@ impl Controller {
         }
     }
 
-    /// The other units of a target need not tell any more that its LUNs changed.
+    /// Clears REPORTED LUNS DATA HAS CHANGED on the other units of a target.
     fn luns_reported(&mut self, unit_index: u32) {
         let target = self.table.unit(unit_index).map(|unit| unit.address.target);
         for (_, unit) in self.table.iter_mut() {
@@ -133,7 +133,7 @@ impl Controller {
         }
     }
 
-    /// Lets tasks run whose turn it is. Returns whether there were any.
+    /// Runs waiting tasks that may run now. Returns true if there were any.
     pub(super) fn start_waiting_tasks(&mut self) -> bool {
         let mut any = false;
         while let Some(unit_index) = self.runnable_units.pop() {
@@ -149,7 +149,7 @@ impl Controller {
         any
     }
 
-    /// Takes a task as far as it gets without waiting.
+    /// Runs a task until it has to wait or ends.
     pub(super) fn run_task(&mut self, tag: u16) {
         loop {
             let slot = self.slots.get(tag);
@@ -252,8 +252,8 @@ impl Controller {
             },
             Step::Pull { .. } | Step::Passthrough(_) | Step::Done(_) => return StepOutcome::BadBuffer,
         };
-        // SAFETY: the tag is this slot's, and no step of its task is under way. The buffers are slices of the memory that
-        // the slot keeps, or of its task's scratch buffer, which stays where it is: both until the completion. The
+        // SAFETY: the tag is this slot's, and no step of its task is in flight. The buffers are slices of the memory
+        // that the slot keeps, or of its task's scratch buffer, which stays in place: both until the completion. The
         // engine is dropped before the slots.
         unsafe { self.engine.submit(tag, id, request) };
         StepOutcome::Submitted
@@ -280,7 +280,7 @@ impl Controller {
         }
     }
 
-    /// Answers a request whose task is not under way, and lets others have what it had.
+    /// Answers a request whose task does not run, and releases its resources.
     pub(super) fn finish(&mut self, tag: u16, outcome: &RequestOutcome) {
         let slot = self.slots.get(tag);
         if let Some(mem) = slot.mem.take()
@@ -311,8 +311,8 @@ impl Controller {
         }
     }
 
-    /// Cancels tasks of units, all or those of one name. Those that wait are answered at once. Returns the others, which
-    /// will be when their steps have ended.
+    /// Cancels tasks of units: all, or those with identifier `id`. Answers waiting tasks at once. Returns the running
+    /// ones, which are answered when their steps have ended.
     pub(super) fn cancel(&mut self, unit_indices: &[u32], id: Option<u64>, code: ResponseCode) -> Vec<u16> {
         let mut waiting = Vec::new();
         let mut running = Vec::new();
@@ -341,7 +341,7 @@ impl Controller {
     }
 }
 
-/// Makes buffers of the place of a step's bytes.
+/// Builds the buffers of a step.
 fn map(
     task: &mut target::Task,
     mem: &GuestMemMmap,

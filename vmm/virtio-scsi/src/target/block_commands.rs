@@ -1,4 +1,4 @@
-//! Reading, writing, flushing, and how much there is (SBC-3, section 5: commands by name).
+//! READ, WRITE, SYNCHRONIZE CACHE and READ CAPACITY (SBC-3, section 5).
 
 use super::cdb::{Cdb, answer};
 use super::logical_unit::LogicalUnit;
@@ -7,7 +7,7 @@ use super::sense::Sense;
 use super::step::{DataLocation, ScsiCommand, Step};
 use super::task::{CommandError, Work};
 
-/// LOGICAL BLOCK ADDRESS and TRANSFER LENGTH (or NUMBER OF LOGICAL BLOCKS) of a CDB, and where the latter is.
+/// LOGICAL BLOCK ADDRESS and TRANSFER LENGTH (or NUMBER OF LOGICAL BLOCKS) of a CDB, and the byte of the latter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LbaRange {
     pub first: u64,
@@ -16,12 +16,12 @@ pub(crate) struct LbaRange {
 }
 
 impl LbaRange {
-    /// As they are in the CDBs of 6, 10, 12 and 16 bytes.
+    /// Reads the fields of CDBs of 6, 10, 12 and 16 bytes.
     pub fn of(cdb: &Cdb) -> Self {
         let (first, count, count_at) = match cdb.opcode() >> 5 {
             0 => {
                 let first = cdb.u32(0) & 0x1f_ffff;
-                // 0 is as many as fit.
+                // 0 means 256 blocks.
                 let count = if cdb.u8(4) == 0 { 256 } else { cdb.u8(4).into() };
                 (first.into(), count, 4)
             }
@@ -36,7 +36,7 @@ impl LbaRange {
         }
     }
 
-    /// Checks that these blocks exist.
+    /// Checks that the blocks exist.
     pub fn check(&self, limits: &MediumLimits) -> Result<(), Sense> {
         match self.first.checked_add(self.count.into()) {
             Some(end) if end <= limits.blocks => Ok(()),
@@ -44,7 +44,7 @@ impl LbaRange {
         }
     }
 
-    /// Checks that these blocks exist and are not more than `max`.
+    /// Checks that the blocks exist and are at most `max`.
     pub fn check_within(&self, limits: &MediumLimits, max: u32) -> Result<(), Sense> {
         self.check(limits)?;
         if self.count > max {
@@ -62,7 +62,7 @@ impl LbaRange {
     }
 }
 
-/// RDPROTECT, WRPROTECT, VRPROTECT: protection information, which there is none of.
+/// Refuses RDPROTECT, WRPROTECT and VRPROTECT: there is no protection information.
 pub(crate) fn check_protect_field(cdb: &Cdb) -> Result<(), Sense> {
     if cdb.u8(1) & 0xe0 == 0 {
         Ok(())
@@ -72,7 +72,7 @@ pub(crate) fn check_protect_field(cdb: &Cdb) -> Result<(), Sense> {
 }
 
 impl LogicalUnit {
-    /// Whether writes are to be stable when they complete, if the CDB asks for that by `fua`.
+    /// True if writes must be stable when they complete. `fua`: FUA of the CDB.
     pub(crate) fn durable(&self, fua: bool) -> bool {
         fua || !self.modes.write_cache
     }
@@ -82,7 +82,7 @@ fn is_6(cdb: &Cdb) -> bool {
     cdb.opcode() < 0x20
 }
 
-/// READ. DPO is a hint; FUA too, as reads see what is cached anywhere.
+/// READ (SBC-3, section 5). DPO is a hint. So is FUA: reads return what is in any cache.
 pub(crate) fn read(
     unit: &mut LogicalUnit,
     cdb: &Cdb,
@@ -103,7 +103,7 @@ pub(crate) fn read(
     Ok(Work::Once(Step::Read { offset, len, into }))
 }
 
-/// WRITE
+/// WRITE (SBC-3, section 5).
 pub(crate) fn write(
     unit: &mut LogicalUnit,
     cdb: &Cdb,
@@ -129,7 +129,7 @@ pub(crate) fn write(
     }))
 }
 
-/// SYNCHRONIZE CACHE, of everything. IMMED is not taken up: the status comes when it is done.
+/// SYNCHRONIZE CACHE (SBC-3, section 5). Flushes everything. Ignores IMMED: the status comes after the flush.
 pub(crate) fn synchronize(
     unit: &mut LogicalUnit,
     cdb: &Cdb,
@@ -143,14 +143,14 @@ pub(crate) fn synchronize(
     Ok(Work::Once(Step::Flush))
 }
 
-/// READ CAPACITY (10)
+/// READ CAPACITY (10) (SBC-3, section 5).
 pub(crate) fn capacity10(
     unit: &mut LogicalUnit,
     cdb: &Cdb,
     _: &ScsiCommand<'_>,
 ) -> Result<Work, CommandError> {
     let limits = unit.ready()?;
-    // PMI: the last block before a delay after the given one; there are no delays, but obsolete fields to check.
+    // PMI asks for the last block before a delay, and there are none. Without PMI the address must be 0.
     if !cdb.bit(8, 0) && cdb.u32(2) != 0 {
         return Err(Sense::invalid_cdb(2, None).into());
     }
@@ -160,7 +160,7 @@ pub(crate) fn capacity10(
     Ok(Work::Data(data))
 }
 
-/// READ CAPACITY (16)
+/// READ CAPACITY (16) (SBC-3, section 5).
 pub(crate) fn capacity16(
     unit: &mut LogicalUnit,
     cdb: &Cdb,

@@ -1,13 +1,13 @@
-//! Command descriptor blocks (SPC-4, section 4).
+//! Command descriptor blocks (SPC-4, section 4.2.5).
 
 use super::command_table::CommandDescriptor;
 use super::sense::Sense;
 use super::task::{CommandError, Work};
 
-/// Longest CDB of the commands served.
+/// Length of the longest CDB that is served.
 pub(crate) const MAX: usize = 16;
 
-/// A CDB that is as long as its command wants it. Fields are named by their first byte; numbers are big-endian.
+/// A CDB of its command's length. Methods name a field by its first byte; numbers are big-endian.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cdb {
     bytes: [u8; MAX],
@@ -15,19 +15,19 @@ pub(crate) struct Cdb {
 }
 
 impl Cdb {
-    /// `bytes` as a CDB of `op`, whose opcode they have.
+    /// The CDB of command `op`, whose operation code `bytes` begins with.
     pub fn new(bytes: &[u8], op: &CommandDescriptor) -> Result<Self, Sense> {
         Self::of_len(bytes, op.usage.len())
     }
 
-    /// `bytes` as a CDB of `len` bytes, at least 6 and at most [`MAX`].
+    /// The first `len` bytes as a CDB; `len` is from 6 to [`MAX`].
     pub fn of_len(bytes: &[u8], len: usize) -> Result<Self, Sense> {
         let Some(bytes) = bytes.get(..len) else {
             return Err(Sense::invalid_cdb(bytes.len() as u16, None));
         };
         let mut cdb = [0; MAX];
         cdb[..len].copy_from_slice(bytes);
-        // CONTROL is the last byte. NACA asks for an auto contingent allegiance, which there is not.
+        // CONTROL is the last byte. NACA asks for auto contingent allegiance, which is not supported.
         if cdb[len - 1] & 0x04 != 0 {
             return Err(Sense::invalid_cdb(len as u16 - 1, Some(2)));
         }
@@ -42,7 +42,7 @@ impl Cdb {
         self.len
     }
 
-    /// A number of at most 8 bytes.
+    /// The number in `len` bytes from `at` on; at most 8 bytes.
     pub fn number(&self, at: usize, len: usize) -> u64 {
         let bytes = self.bytes[at..][..len].iter();
         bytes.fold(0, |number, &byte| number << 8 | u64::from(byte))
@@ -86,7 +86,7 @@ impl Cdb {
     }
 }
 
-/// An answer of `data`, as much of it as the ALLOCATION LENGTH asks for.
+/// Answers with `data`, truncated to the ALLOCATION LENGTH.
 pub(crate) fn answer(mut data: Vec<u8>, allocation: impl Into<u64>) -> Result<Work, CommandError> {
     data.truncate(usize::try_from(allocation.into()).unwrap_or(usize::MAX));
     Ok(Work::Data(data))

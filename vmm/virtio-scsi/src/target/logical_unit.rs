@@ -1,4 +1,4 @@
-//! A logical unit's state, and what happens to it from outside.
+//! The state of a logical unit and its changes by the host.
 
 use super::cdb::Cdb;
 use super::command_table::{self, CommandDescriptor};
@@ -17,9 +17,9 @@ use super::unit_attention::{UnitAttention, UnitAttentionQueue};
 pub struct LogicalUnit {
     pub(crate) kind: DeviceKind,
     pub(crate) identity: Identity,
-    /// None only in a drive.
+    /// `None` only in a CD-ROM drive.
     pub(crate) medium: Option<MediumLimits>,
-    /// Goes up whenever the medium does not hold any more what it held.
+    /// Incremented when the medium is replaced or removed.
     pub(crate) changes: u32,
     pub(crate) unit_attentions: UnitAttentionQueue,
     pub(crate) modes: Modes,
@@ -27,29 +27,29 @@ pub struct LogicalUnit {
     /// The initiator stopped the unit (START STOP UNIT).
     pub(crate) stopped: bool,
     pub(crate) tray: Tray,
-    /// It is a device of the host, and what it is used for.
+    /// Limits of the passthrough device, if it is one.
     pub(crate) passthrough: Option<PassthroughLimits>,
 }
 
-/// The medium stays where it is: the initiator prevents its removal.
+/// Error of [`LogicalUnit::eject`]: the initiator prevents the removal of the medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the guest prevents removal of the medium")]
 pub struct RemovalPrevented;
 
 impl LogicalUnit {
-    /// A disk that has just been powered on.
+    /// A disk after power on.
     ///
     /// # Errors
-    /// `limits` are none of a disk.
+    /// `limits` do not suit a disk.
     pub fn disk(identity: Identity, limits: MediumLimits) -> Result<Self, InvalidLimits> {
         limits.check(DeviceKind::Disk)?;
         Ok(Self::new(DeviceKind::Disk, identity, Some(limits)))
     }
 
-    /// A CD-ROM drive that has just been powered on, closed, with `medium` in it (see [`MediumLimits::cd`]) or nothing.
+    /// A closed CD-ROM drive after power on, with `medium` (see [`MediumLimits::cd`]) or empty.
     ///
     /// # Errors
-    /// `medium` is none for a drive.
+    /// `medium` does not suit a drive.
     pub fn cdrom(identity: Identity, medium: Option<MediumLimits>) -> Result<Self, InvalidLimits> {
         if let Some(limits) = &medium {
             limits.check(DeviceKind::CdRom)?;
@@ -57,7 +57,7 @@ impl LogicalUnit {
         Ok(Self::new(DeviceKind::CdRom, identity, medium))
     }
 
-    /// A device of the host, to which commands are passed on.
+    /// A passthrough device after power on.
     #[must_use]
     pub fn passthrough(identity: Identity, limits: PassthroughLimits) -> Self {
         Self {
@@ -83,8 +83,7 @@ impl LogicalUnit {
         unit
     }
 
-    /// Takes a command on. It may be done already, which [`Task::next`] tells; what it changes in this unit's state
-    /// without any I/O is changed here.
+    /// Starts a command. Changes of the unit's state that need no I/O happen here. [`Task::next`] returns the steps.
     pub fn begin(&mut self, command: ScsiCommand<'_>) -> Task {
         if let Some(limits) = self.passthrough {
             return passthrough::begin(self, limits, command);
@@ -115,7 +114,7 @@ impl LogicalUnit {
         (op.serve)(self, &cdb, command)
     }
 
-    /// The medium, if it can be accessed.
+    /// The medium, if it is ready.
     pub(crate) fn ready(&self) -> Result<&MediumLimits, Sense> {
         if self.tray.open {
             return Err(Sense::TRAY_OPEN);
@@ -127,39 +126,39 @@ impl LogicalUnit {
         Ok(limits)
     }
 
-    /// What kind of device it is.
+    /// Kind of device.
     #[must_use]
     pub fn kind(&self) -> DeviceKind {
         self.kind
     }
 
-    /// Its names.
+    /// Names of the unit.
     #[must_use]
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
 
-    /// The medium in it, whether or not the tray is open.
+    /// The medium in it, even if the tray is open.
     #[must_use]
     pub fn medium(&self) -> Option<&MediumLimits> {
         self.medium.as_ref()
     }
 
-    /// What the device of the host is that it is, if it is one.
+    /// Limits of a passthrough device.
     #[must_use]
     pub fn passthrough_limits(&self) -> Option<&PassthroughLimits> {
         self.passthrough.as_ref()
     }
 
-    /// Whether completed writes may be in a volatile cache: there is one, and the initiator has not switched it off.
+    /// True if completed writes may be in a volatile cache: there is one, and WCE is set.
     #[must_use]
     pub fn write_cache(&self) -> bool {
         self.modes.write_cache
     }
 
-    /// A reset of the unit (`attention` tells which: power on, target or unit reset, or loss of the nexus), which
-    /// brings all but reservations, tray and medium into the state of a unit just powered on. A power on ends
-    /// reservations and closes the tray too. Tasks are the owner's to abort.
+    /// Resets the unit. `attention` is the cause: power on, target or unit reset, or loss of the I_T nexus. All but
+    /// reservations, tray and medium returns to the state after power on. A power on also clears reservations and
+    /// closes the tray. The owner aborts the tasks.
     pub fn reset(&mut self, attention: UnitAttention) {
         self.unit_attentions.establish(attention);
         self.tray.prevented = false;
@@ -174,25 +173,26 @@ impl LogicalUnit {
         self.stopped = false;
     }
 
-    /// Tells the initiator of something the unit's owner knows of.
+    /// Establishes a unit attention condition.
     pub fn establish_unit_attention(&mut self, attention: UnitAttention) {
         self.unit_attentions.establish(attention);
     }
 
-    /// Other logical units came or went.
+    /// Establishes REPORTED LUNS DATA HAS CHANGED.
     pub fn luns_changed(&mut self) {
         self.unit_attentions.establish(UnitAttention::LunsChanged);
     }
 
-    /// Another unit of this target has answered REPORT LUNS ([`Task::reports_luns`]), so that the initiator knows.
+    /// Clears REPORTED LUNS DATA HAS CHANGED, after another unit of the target answered REPORT LUNS
+    /// ([`Task::reports_luns`]).
     pub fn luns_reported(&mut self) {
         self.unit_attentions.clear(UnitAttention::LunsChanged);
     }
 
-    /// The medium has `blocks` blocks now. Steps beyond them are not asked for any more.
+    /// Sets the size of the medium. Running tasks start no steps behind the new end.
     ///
     /// # Errors
-    /// There cannot be so many.
+    /// The size is not possible.
     pub fn resize(&mut self, blocks: u64) -> Result<(), InvalidLimits> {
         let kind = self.kind;
         let Some(limits) = &mut self.medium else {

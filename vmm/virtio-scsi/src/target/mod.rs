@@ -1,26 +1,27 @@
-//! SCSI logical units: from a CDB to data and sense, by SPC-4, SBC-3 and MMC-6. Knows no virtio, no files, no threads.
+//! SCSI logical units: from a CDB to data and sense data (SPC-4, SBC-3, MMC-6). No virtio, files or threads here.
 //!
-//! A [`LogicalUnit`] is one LUN's state. A command becomes a [`Task`] by [`LogicalUnit::begin`], and its owner then
-//! drives it:
+//! A [`LogicalUnit`] is the state of one LUN. [`LogicalUnit::begin`] turns a command into a [`Task`], which its owner
+//! drives:
 //!
-//! 1. [`Task::next`] tells one [`Step`]: some I/O on the medium, bytes of the initiator to be fetched, or the end.
-//! 2. The owner carries the step out, alone or beside those of other tasks, and tells [`Task::settle`] how it went
-//!    ([`Task::settle_extent`] for [`Step::Extent`]); then again from 1, until [`Step::Done`].
+//! 1. [`Task::next`] returns a [`Step`]: I/O on the medium, data of the initiator to fetch, or the end.
+//! 2. The owner executes the step, alone or beside those of other tasks, and calls [`Task::settle`] with the result
+//!    ([`Task::settle_extent`] for [`Step::Extent`]). Then again from 1, until [`Step::Done`].
 //!
-//! What the owner keeps to:
-//! - One step of a task at a time. Bytes of plain reads and writes go straight between the medium and the initiator's
-//!   buffers ([`DataLocation::Initiator`]); a few commands have a bounded buffer of their own ([`DataLocation::Scratch`],
-//!   [`Task::scratch`]), which stays where it is in memory while a step is under way, even if the task is moved.
-//! - A task that has an [`exclusive`](Task::exclusive) range runs beside no other that writes there.
-//! - Task attributes, task management and the order of commands are the owner's. A task may be dropped between steps;
-//!   then nothing more of it happens.
-//! - The owner says what happens to the unit from outside: [`LogicalUnit::reset`], [`LogicalUnit::resize`],
+//! Rules for the owner:
+//! - A task has one step at a time. Plain reads and writes move data directly between the medium and the initiator's
+//!   buffers ([`DataLocation::Initiator`]). A few commands have a bounded buffer of their own
+//!   ([`DataLocation::Scratch`], [`Task::scratch`]), which stays in place in memory during a step, even if the task is
+//!   moved.
+//! - While a task with an [`exclusive`](Task::exclusive) range runs, no other task writes there.
+//! - The owner implements task attributes, task management and the order of commands. It may drop a task between steps,
+//!   which ends the task.
+//! - The owner reports changes from outside: [`LogicalUnit::reset`], [`LogicalUnit::resize`],
 //!   [`LogicalUnit::luns_changed`], [`LogicalUnit::insert`], [`LogicalUnit::eject`].
 //!
-//! A device of the host ([`LogicalUnit::passthrough`]) has steps of its own, [`Step::Passthrough`], settled by
-//! [`Task::settle_passthrough`]: its owner has a [`PassthroughDevice`] carry them out, where waiting for one does no harm.
+//! A passthrough device ([`LogicalUnit::passthrough`]) has one kind of step, [`Step::Passthrough`], settled by
+//! [`Task::settle_passthrough`]. Its owner executes it with a [`PassthroughDevice`], on a thread that may block.
 //!
-//! A command to a LUN that does not exist is answered by [`absent`].
+//! [`absent`] answers commands to a LUN that does not exist.
 #![forbid(unsafe_code)]
 
 mod block_commands;

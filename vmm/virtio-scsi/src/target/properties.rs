@@ -1,26 +1,26 @@
-//! What a logical unit is and can do, as its owner says.
+//! Properties of a logical unit that its owner sets.
 
-/// What kind of device a logical unit is.
+/// Kind of a logical unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
     /// Direct access block device (SBC-3).
     Disk,
-    /// CD and DVD reader with a tray (MMC-6).
+    /// CD and DVD drive with a tray (MMC-6).
     CdRom,
-    /// A device of the host, which commands are passed on to.
+    /// A device of the host that executes the commands.
     Passthrough,
 }
 
-/// Blocks of a CD-ROM are this long, in bytes.
+/// Block length of a CD-ROM in bytes.
 pub(crate) const CD_BLOCK: u32 = 2048;
 
-/// Longest serial number and designator, in bytes: udev's `scsi_id` has room for 256 with the other names.
+/// Maximum length of serial number and designator in bytes: `scsi_id` of udev has room for 256 with the other names.
 pub(crate) const MAX_ID: usize = 230;
 
 /// Names of a logical unit.
 ///
-/// udev's `scsi_id` makes `scsi-0VENDOR_PRODUCT_ID` of a vendor specific ASCII designator `ID`, the only one a unit
-/// here has, with every run of blanks as `_`: `/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_SERIAL`.
+/// A unit has one designator, a vendor specific ASCII one. `scsi_id` of udev turns it into `scsi-0VENDOR_PRODUCT_ID`,
+/// with `_` for every run of blanks: `/dev/disk/by-id/scsi-0QEMU_QEMU_HARDDISK_SERIAL`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// T10 vendor identification, at most 8 bytes of ASCII.
@@ -29,15 +29,16 @@ pub struct Identity {
     pub product: String,
     /// Product revision level, at most 4 bytes of ASCII.
     pub revision: String,
-    /// Unit serial number (VPD page 80h), at most 230 bytes of printable ASCII. None: the unit has no such page.
+    /// Unit serial number (VPD page 80h), at most 230 bytes of printable ASCII. `None`: the unit does not have the
+    /// page.
     pub serial: Option<String>,
-    /// Designator (VPD page 83h) where there is no serial number, by which the unit still is told from others: the
-    /// name of the disk in the configuration. At most 247 bytes of printable ASCII; empty for no designator at all.
+    /// Designator (VPD page 83h) of a unit without a serial number: the name of the disk in the configuration. At most
+    /// 247 bytes of printable ASCII; empty for no designator.
     pub name: String,
 }
 
 impl Identity {
-    /// The names stock guests know from QEMU, with `serial` if there is one and else `name` as the designator.
+    /// The names that guests know from QEMU. The designator is `serial`, or `name` without one.
     #[must_use]
     pub fn new(kind: DeviceKind, serial: Option<&str>, name: &str) -> Self {
         Self {
@@ -53,7 +54,7 @@ impl Identity {
         }
     }
 
-    /// The designator of the logical unit: the serial number or else the name, in bytes of printable ASCII.
+    /// The designator: the serial number or else the name, in printable ASCII.
     pub(crate) fn designator(&self) -> Vec<u8> {
         printable(self.serial.as_deref().unwrap_or(&self.name))
     }
@@ -63,7 +64,7 @@ impl Identity {
     }
 }
 
-/// `text` as SPC-4 wants ASCII data fields: 20h to 7Eh only.
+/// `text` as an ASCII data field of SPC-4: bytes 20h to 7Eh only.
 fn printable(text: &str) -> Vec<u8> {
     text.chars()
         .map(|c| if matches!(c, ' '..='~') { c as u8 } else { b'_' })
@@ -74,33 +75,33 @@ fn printable(text: &str) -> Vec<u8> {
 /// Size and abilities of a medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MediumLimits {
-    /// Bytes of a logical block: 512 or 4096; 2048 for a CD-ROM.
+    /// Logical block length in bytes: 512 or 4096; 2048 for a CD-ROM.
     pub block_size: u32,
-    /// Logical blocks, at least 1. `block_size × blocks` fits 63 bits.
+    /// Number of logical blocks, at least 1. `block_size × blocks` fits 63 bits.
     pub blocks: u64,
-    /// Logical blocks of a physical block, as a power of two: 0 to 15.
+    /// LOGICAL BLOCKS PER PHYSICAL BLOCK EXPONENT: 0 to 15.
     pub physical_exponent: u8,
-    /// Bytes that transfers are best a multiple of, 0 if unknown (OPTIMAL TRANSFER LENGTH).
+    /// Optimal transfer in bytes, 0 if unknown (OPTIMAL TRANSFER LENGTH).
     pub optimal_io: u32,
-    /// Most bytes one command may transfer, at least a block (MAXIMUM TRANSFER LENGTH).
+    /// Maximum transfer in bytes, at least a block (MAXIMUM TRANSFER LENGTH).
     pub max_transfer: u32,
-    /// Nothing can be changed.
+    /// The medium cannot be written.
     pub read_only: bool,
     /// There is a volatile cache, which the initiator may switch off (WCE). Without it every write is durable.
     pub write_cache: bool,
-    /// Unmapping is offered (UNMAP, WRITE SAME with UNMAP); unmapped blocks read as zeroes.
+    /// UNMAP, and WRITE SAME with UNMAP, are supported. Unmapped blocks read as zeroes.
     pub thin: bool,
-    /// Bytes that unmapped ranges are best aligned to and a multiple of; 0 if unknown.
+    /// Optimal granularity and alignment of unmapped ranges in bytes, 0 if unknown.
     pub discard_granularity: u32,
-    /// Most bytes one UNMAP command, or one WRITE SAME command, may name; at least a block.
+    /// Maximum bytes of one UNMAP or WRITE SAME command, at least a block.
     pub max_unmap: u64,
-    /// Others may write the same medium. Persistent reservations, which would not fence them, are not offered.
+    /// Others may write the same medium. The unit does not offer persistent reservations, which could not fence them.
     pub shareable: bool,
     /// Rotating medium rather than solid state.
     pub rotational: bool,
 }
 
-/// Why [`MediumLimits`] cannot be had.
+/// Error of impossible [`MediumLimits`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidLimits {
     /// See [`MediumLimits::block_size`].
@@ -118,7 +119,7 @@ pub enum InvalidLimits {
 }
 
 impl Default for MediumLimits {
-    /// A writable 512-byte-block disk of one block, with a cache and unmapping: a start for the owner to set the rest.
+    /// A writable disk of one block of 512 bytes, with a cache and unmapping, as a base for struct update.
     fn default() -> Self {
         Self {
             block_size: 512,
@@ -153,6 +154,8 @@ impl MediumLimits {
         }
     }
 
+    /// Checks the ranges of all fields.
+    ///
     /// # Errors
     /// The first field that is out of its range.
     pub(crate) fn check(&self, kind: DeviceKind) -> Result<(), InvalidLimits> {
@@ -177,12 +180,12 @@ impl MediumLimits {
         Ok(())
     }
 
-    /// Most blocks of a transferring command.
+    /// Maximum blocks of a command that transfers data.
     pub(crate) fn max_transfer_blocks(&self) -> u32 {
         self.max_transfer / self.block_size
     }
 
-    /// Most blocks of an UNMAP or a WRITE SAME command.
+    /// Maximum blocks of an UNMAP or a WRITE SAME command.
     pub(crate) fn max_unmap_blocks(&self) -> u32 {
         u32::try_from(self.max_unmap / u64::from(self.block_size)).unwrap_or(u32::MAX)
     }

@@ -1,5 +1,4 @@
-//! Unmapping and zeroing: UNMAP, WRITE SAME, GET LBA STATUS (SBC-3, section 5, and "Logical block
-//! provisioning" in section 4).
+//! UNMAP, WRITE SAME and GET LBA STATUS (SBC-3, sections 4 and 5).
 
 use std::ops::Range;
 use std::vec;
@@ -11,19 +10,19 @@ use super::sense::Sense;
 use super::step::{DataLocation, Extent, ScsiCommand, Step};
 use super::task::{CommandError, Procedure, SCRATCH, Work};
 
-/// MAXIMUM UNMAP BLOCK DESCRIPTOR COUNT: with the header they fill 4 KiB.
+/// MAXIMUM UNMAP BLOCK DESCRIPTOR COUNT. With the header they fill 4 KiB.
 pub(crate) const MAX_DESCRIPTORS: usize = 255;
 
-/// Bytes of the header of an UNMAP parameter list, and of the parameter data of GET LBA STATUS.
+/// Bytes of the header of an UNMAP parameter list and of GET LBA STATUS data.
 const HEADER: usize = 8;
 
-/// Bytes of an UNMAP block descriptor, and of an LBA status descriptor.
+/// Bytes of an UNMAP block descriptor and of an LBA status descriptor.
 const DESCRIPTOR: usize = 16;
 
-/// Most LBA status descriptors in one answer.
+/// Maximum LBA status descriptors in one response.
 const MAX_EXTENTS: usize = 64;
 
-/// UNMAP
+/// UNMAP (SBC-3, section 5).
 pub(crate) fn unmap(_: &mut LogicalUnit, cdb: &Cdb, command: &ScsiCommand<'_>) -> Result<Work, CommandError> {
     cdb.clear(1, 0)?; // ANCHOR
     match cdb.u16(7).into() {
@@ -36,7 +35,7 @@ pub(crate) fn unmap(_: &mut LogicalUnit, cdb: &Cdb, command: &ScsiCommand<'_>) -
 fn unmap_list(unit: &mut LogicalUnit, _: &Cdb, list: &[u8]) -> Result<Work, CommandError> {
     let limits = *unit.ready()?;
     let len = usize::from(u16::from_be_bytes([list[2], list[3]]));
-    // Descriptors that are not there wholly do not count.
+    // Incomplete descriptors do not count.
     let (descriptors, _) = list[HEADER..].as_chunks::<DESCRIPTOR>();
     let descriptors = &descriptors[..descriptors.len().min(len / DESCRIPTOR)];
     if descriptors.len() > MAX_DESCRIPTORS {
@@ -64,7 +63,7 @@ fn unmap_list(unit: &mut LogicalUnit, _: &Cdb, list: &[u8]) -> Result<Work, Comm
     Ok(Work::Run(Box::new(Unmap(ranges.into_iter()))))
 }
 
-/// What is still to be unmapped.
+/// Ranges that are left to unmap, in bytes.
 #[derive(Debug)]
 struct Unmap(vec::IntoIter<Range<u64>>);
 
@@ -81,10 +80,10 @@ impl Procedure for Unmap {
     }
 }
 
-/// WRITE SAME under way.
+/// A WRITE SAME command in execution.
 #[derive(Debug)]
 struct Same {
-    /// What is left, in bytes of the medium.
+    /// The range that is left, in bytes of the medium.
     range: Range<u64>,
     block: usize,
     unmap: bool,
@@ -99,7 +98,7 @@ enum Stage {
     Write,
 }
 
-/// WRITE SAME
+/// WRITE SAME (SBC-3, section 5).
 pub(crate) fn write_same(
     unit: &mut LogicalUnit,
     cdb: &Cdb,
@@ -121,7 +120,7 @@ pub(crate) fn write_same(
     }
     let blocks = LbaRange::of(cdb);
     if blocks.count == 0 {
-        // WSNZ: not the rest of the medium.
+        // WSNZ: 0 blocks do not mean the rest of the medium.
         return Err(Sense::invalid_cdb(if ten { 7 } else { 10 }, None).into());
     }
     blocks.check_within(limits, limits.max_unmap_blocks())?;
@@ -194,21 +193,21 @@ impl Procedure for Same {
     }
 }
 
-/// GET LBA STATUS under way.
+/// A GET LBA STATUS command in execution.
 #[derive(Debug)]
 struct LbaStatus {
     block: u64,
-    /// What is still to be told, in bytes of the medium.
+    /// The range that is left, in bytes of the medium.
     range: Range<u64>,
     allocation: u64,
     answer: Option<Extent>,
-    /// First block, number of blocks, whether they are mapped.
+    /// First block, number of blocks, and true if they are mapped.
     found: Vec<(u64, u32, bool)>,
     room: usize,
     asked: usize,
 }
 
-/// GET LBA STATUS
+/// GET LBA STATUS (SBC-3, section 5).
 pub(crate) fn lba_status(
     unit: &mut LogicalUnit,
     cdb: &Cdb,
@@ -228,14 +227,14 @@ pub(crate) fn lba_status(
         allocation: allocation.into(),
         answer: None,
         found: Vec::new(),
-        // There is always one, even if it is not to be told.
+        // At least one is determined, even if it does not fit the response.
         room: room.clamp(1, MAX_EXTENTS),
         asked: 0,
     })))
 }
 
 impl LbaStatus {
-    /// Bytes to ask about: as many blocks as a descriptor can tell.
+    /// Bytes to query: as many blocks as a descriptor can report.
     fn len(&self) -> u64 {
         let most = u64::from(u32::MAX) * self.block;
         (self.range.end - self.range.start).min(most)
@@ -243,7 +242,7 @@ impl LbaStatus {
 
     fn take(&mut self, extent: Extent) {
         let len = extent.len.clamp(1, self.len());
-        // A block that is a hole in part is mapped.
+        // A block that is partly a hole is mapped.
         let (blocks, mapped) = if extent.allocated {
             (len.div_ceil(self.block), true)
         } else if len < self.block {
@@ -274,7 +273,7 @@ impl Procedure for LbaStatus {
             let (offset, len) = (self.range.start, self.len());
             return Ok(Work::Once(Step::Extent { offset, len }));
         }
-        // The one too many showed that the one before it had ended.
+        // The extra descriptor showed where the one before it ended.
         self.found.truncate(self.room);
         let len = HEADER - 4 + self.found.len() * DESCRIPTOR;
         let mut data = (len as u32).to_be_bytes().to_vec();

@@ -1,13 +1,13 @@
 //! Persistent reservations of a unit that one I_T nexus can reach (SPC-4, "Reservations").
 //!
-//! Whoever holds the reservation here is the only initiator there is, so no medium access ever conflicts: what is left
-//! are the rules by which keys and reservations change, and RESERVATION CONFLICT for those that do not fit. They do not
-//! survive a power loss (no APTPL). Units that others share have none of this.
+//! The holder of the reservation is the only initiator, so no medium access conflicts. What remains are the rules for
+//! changing keys and reservations, and RESERVATION CONFLICT for violations. Reservations do not survive a power loss
+//! (no APTPL). Units that others share do not have them.
 
 use super::sense::Sense;
 use super::task::CommandError;
 
-/// Reservation types.
+/// Reservation types (SPC-4, section 6.15).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum ReservationType {
@@ -32,20 +32,20 @@ impl ReservationType {
         })
     }
 
-    /// Whether every registrant is a holder.
+    /// True if every registrant is a holder.
     pub fn all_registrants(self) -> bool {
         matches!(self, Self::WriteExclusiveAll | Self::ExclusiveAccessAll)
     }
 }
 
-/// The state of a unit's reservations.
+/// Registration and reservation of a unit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReservationState {
     /// PRGENERATION
     pub generation: u32,
-    /// Key of the nexus, if it is registered. Not 0.
+    /// Key of the nexus, if it is registered; not 0.
     pub key: Option<u64>,
-    /// The reservation, which the nexus holds. None without a key.
+    /// The reservation that the nexus holds; `None` without a key.
     pub held: Option<ReservationType>,
 }
 
@@ -65,11 +65,11 @@ impl ReservationState {
 
     fn unregister(&mut self) {
         self.key = None;
-        // Released with its only holder.
+        // The only holder is gone, so the reservation is released.
         self.held = None;
     }
 
-    /// REGISTER, where `key` counts, and REGISTER AND IGNORE EXISTING KEY, where it is None.
+    /// REGISTER, or REGISTER AND IGNORE EXISTING KEY if `key` is `None`.
     pub fn register(&mut self, key: Option<u64>, new: u64) -> Result<(), CommandError> {
         if key.is_some_and(|key| self.key.unwrap_or(0) != key) {
             return Err(CommandError::Conflict);
@@ -113,17 +113,17 @@ impl ReservationState {
         Ok(())
     }
 
-    /// PREEMPT, PREEMPT AND ABORT. There are no others' tasks to abort.
+    /// PREEMPT and PREEMPT AND ABORT. Other initiators, whose tasks could be aborted, do not exist.
     pub fn preempt(&mut self, key: u64, victim: u64, kind: ReservationType) -> Result<(), CommandError> {
         self.registered(key)?;
         match self.held {
-            // All registrants but the nexus itself, which takes the reservation over from itself.
+            // Preempts all registrants except the nexus, which takes the reservation over from itself.
             Some(held) if held.all_registrants() && victim == 0 => self.held = Some(kind),
-            // The holder, which is not unregistered as it is the nexus itself.
+            // Preempts the holder, which stays registered as it is the nexus itself.
             Some(held) if !held.all_registrants() && victim == key => self.held = Some(kind),
-            // SERVICE ACTION RESERVATION KEY: the second field of the list.
+            // SERVICE ACTION RESERVATION KEY is the second field of the list.
             _ if victim == 0 => return Err(Sense::invalid_parameter(8, None).into()),
-            // Nobody holds by this key alone, so its registrations go.
+            // The key does not hold the reservation alone, so its registrations are removed.
             _ if victim == key => self.unregister(),
             _ => return Err(CommandError::Conflict),
         }

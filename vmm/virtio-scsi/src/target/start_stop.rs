@@ -1,4 +1,4 @@
-//! START STOP UNIT, PREVENT ALLOW MEDIUM REMOVAL (SBC-3, MMC-6).
+//! START STOP UNIT and PREVENT ALLOW MEDIUM REMOVAL (SBC-3, section 5; MMC-6, section 6).
 
 use super::cdb::Cdb;
 use super::logical_unit::LogicalUnit;
@@ -17,12 +17,12 @@ pub(crate) fn start_stop(
     const LOEJ: u8 = 1;
     const NO_FLUSH: u8 = 2;
     if cdb.u8(4) >> 4 != 0 {
-        // No power conditions to go to.
+        // Power conditions are not supported.
         return Err(Sense::invalid_cdb(4, Some(7)).into());
     }
     let start = cdb.bit(4, START);
     if unit.kind == DeviceKind::CdRom {
-        // Whether the disc spins is nobody's business: it does when it is read.
+        // Start and stop without LOEJ have no effect on a drive.
         match (cdb.bit(4, LOEJ), start) {
             (true, false) => unit.unload()?,
             (true, true) if unit.tray.open => unit.close_tray(),
@@ -39,7 +39,7 @@ pub(crate) fn start_stop(
     Ok(Work::Run(Box::new(Stop { flushed: false })))
 }
 
-/// The cache is to be flushed, then the unit is stopped.
+/// Flushes the cache, then stops the unit.
 #[derive(Debug)]
 struct Stop {
     flushed: bool,
@@ -56,13 +56,13 @@ impl Procedure for Stop {
     }
 }
 
-/// PREVENT ALLOW MEDIUM REMOVAL. A disk, whose medium stays anyway, has nothing to do.
+/// PREVENT ALLOW MEDIUM REMOVAL. No effect on a disk, which is not removable.
 pub(crate) fn prevent_allow(
     unit: &mut LogicalUnit,
     cdb: &Cdb,
     _: &ScsiCommand<'_>,
 ) -> Result<Work, CommandError> {
-    // PERSISTENT, for changers.
+    // PERSISTENT is for changers.
     cdb.clear(4, 1)?;
     unit.tray.prevented = cdb.bit(4, 0) && unit.kind == DeviceKind::CdRom;
     Ok(Work::Done)

@@ -1,19 +1,19 @@
-//! The language between a [`Task`](super::Task) and its owner.
+//! Types between a [`Task`](super::Task) and its owner.
 
 use std::ops::Range;
 
 use super::passthrough::{DeliveryFailure, PassthroughCommand};
 
-/// A logical unit number below 16,384: one level, in peripheral device (below 256) or flat space addressing (SAM-5,
-/// section 4.7).
+/// A logical unit number below 16,384, with single level peripheral device addressing (below 256) or flat space
+/// addressing (SAM-5, section 4.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lun(u16);
 
 impl Lun {
-    /// Logical unit numbers of one target.
+    /// Number of LUNs of one target.
     pub const COUNT: u16 = 1 << 14;
 
-    /// `number`, if it is below [`Lun::COUNT`].
+    /// The LUN `number`, if it is below [`Lun::COUNT`].
     #[must_use]
     pub fn new(number: u16) -> Option<Self> {
         (number < Self::COUNT).then_some(Self(number))
@@ -25,7 +25,7 @@ impl Lun {
         self.0
     }
 
-    /// As in the parameter data of REPORT LUNS.
+    /// The LUN as REPORT LUNS returns it.
     #[must_use]
     pub fn to_bytes(self) -> [u8; 8] {
         let [high, low] = self.0.to_be_bytes();
@@ -33,7 +33,7 @@ impl Lun {
         [method | high, low, 0, 0, 0, 0, 0, 0]
     }
 
-    /// The number in the first level of an 8-byte LUN, if it is a single-level one in either addressing method.
+    /// Parses an 8-byte LUN in either single level addressing method.
     #[must_use]
     pub fn from_bytes(bytes: [u8; 8]) -> Option<Self> {
         let [high, low, rest @ ..] = bytes;
@@ -46,21 +46,21 @@ impl Lun {
     }
 }
 
-/// A command as the initiator sends it.
+/// A command from the initiator.
 #[derive(Clone, Copy, Debug)]
 pub struct ScsiCommand<'a> {
-    /// Command descriptor block of any length. One that is shorter than its command is an error; bytes after the
-    /// command's own length are not looked at, as transports pad it.
+    /// Command descriptor block. An error if it is shorter than its command; extra bytes are ignored, as transports pad
+    /// it.
     pub cdb: &'a [u8],
-    /// Bytes the initiator has for the unit.
+    /// Length of the data-out buffer in bytes.
     pub data_out: u64,
-    /// Bytes the initiator has room for.
+    /// Length of the data-in buffer in bytes.
     pub data_in: u64,
-    /// All logical units of the target, in ascending order, as REPORT LUNS is to tell.
+    /// All LUNs of the target, in ascending order, for REPORT LUNS.
     pub luns: &'a [Lun],
 }
 
-/// Where the bytes of a transfer are.
+/// Location of the data of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataLocation {
     /// In the initiator's data-in (reads) or data-out (writes) buffer, from this byte on.
@@ -69,60 +69,60 @@ pub enum DataLocation {
     Scratch(usize),
 }
 
-/// What a task wants done. Offsets and lengths on the medium are bytes, whole blocks, within its size, not empty.
+/// The next action of a task. Offsets and lengths on the medium are in bytes, whole blocks, within its size, not empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Read from the medium.
     Read {
         /// First byte on the medium.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
-        /// Where to.
+        /// Destination.
         into: DataLocation,
     },
     /// Write to the medium.
     Write {
         /// First byte on the medium.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
-        /// Where from.
+        /// Source.
         from: DataLocation,
-        /// On stable storage before it is settled.
+        /// The data is on stable storage before the step is settled.
         durable: bool,
     },
-    /// Make stable every write settled before.
+    /// Make every write that was settled before stable.
     Flush,
-    /// The content of the range does not matter any more; it may be given back.
+    /// The content of the range is no longer needed; its storage may be freed.
     Discard {
         /// First byte on the medium.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
-        /// On stable storage before it is settled.
+        /// The change is on stable storage before the step is settled.
         durable: bool,
     },
     /// Make the range read as zeroes.
     WriteZeroes {
         /// First byte on the medium.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
-        /// Its storage may be given back.
+        /// The storage may be freed.
         unmap: bool,
-        /// On stable storage before it is settled.
+        /// The change is on stable storage before the step is settled.
         durable: bool,
     },
-    /// Find out whether storage is allocated from `offset` on, and how far that goes; answered by
+    /// Determine if storage is allocated from `offset` on, and how far. Answer with
     /// [`Task::settle_extent`](super::Task::settle_extent).
     Extent {
         /// First byte on the medium.
         offset: u64,
-        /// Bytes that are asked about; what lies behind need not be looked at.
+        /// Maximum length of the answer in bytes.
         len: u64,
     },
-    /// Copy from the initiator's data-out buffer, where these bytes exist, to
+    /// Copy from the initiator's data-out buffer, which has these bytes, to
     /// [`Task::scratch_mut`](super::Task::scratch_mut).
     Pull {
         /// First byte in the data-out buffer.
@@ -130,18 +130,19 @@ pub enum Step {
         /// Bytes of the scratch buffer to fill.
         into: Range<usize>,
     },
-    /// Send this to the device of the host; answered by [`Task::settle_passthrough`](super::Task::settle_passthrough).
+    /// Send this command to the passthrough device. Answer with
+    /// [`Task::settle_passthrough`](super::Task::settle_passthrough).
     Passthrough(PassthroughCommand),
     /// The task ended.
     Done(ScsiResponse),
 }
 
-/// An answer to [`Step::Extent`].
+/// The answer to [`Step::Extent`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Whether storage is allocated; yes if that cannot be known.
+    /// True if storage is allocated, or if that is unknown.
     pub allocated: bool,
-    /// Bytes from the offset asked about that are alike, at least 1. More than was asked about is ignored.
+    /// Length in bytes of the extent from the offset on, at least 1. A longer answer than requested is truncated.
     pub len: u64,
 }
 
@@ -149,40 +150,40 @@ pub struct Extent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ScsiStatus {
-    /// Done.
+    /// Success.
     Good = 0x00,
-    /// Not done, or not without remark: sense data says why.
+    /// See the sense data.
     CheckCondition = 0x02,
-    /// Of a device of the host: what was asked about is so.
+    /// From a passthrough device only.
     ConditionMet = 0x04,
-    /// Of a device of the host: not now.
+    /// From a passthrough device only.
     Busy = 0x08,
-    /// Against a reservation.
+    /// The command conflicts with a reservation.
     ReservationConflict = 0x18,
-    /// Of a device of the host: not now, there are too many.
+    /// From a passthrough device only.
     TaskSetFull = 0x28,
-    /// Of a device of the host: not before what it waits for.
+    /// From a passthrough device only.
     AcaActive = 0x30,
-    /// Of a device of the host: another initiator aborted it.
+    /// From a passthrough device only.
     TaskAborted = 0x40,
 }
 
-/// How a command ended.
+/// The end of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScsiResponse {
     /// Status code.
     pub status: ScsiStatus,
-    /// Sense data, fixed or descriptor format, at most 252 bytes; empty unless the status is CHECK CONDITION.
+    /// Sense data in fixed or descriptor format, at most 252 bytes; empty unless the status is CHECK CONDITION.
     pub sense: Vec<u8>,
-    /// Bytes to copy to the start of the initiator's data-in buffer, where they fit. Empty if steps put them there.
+    /// Bytes to copy to the start of the initiator's data-in buffer, which has room. Empty if steps put the data there.
     pub data: Vec<u8>,
-    /// Bytes of the initiator's buffer that were not transferred (from the data-out buffer for commands that have
-    /// one, else the data-in buffer).
+    /// Bytes of the initiator's buffer that were not transferred: of the data-out buffer for commands that have one,
+    /// else of the data-in buffer.
     pub residual: u64,
-    /// The CDB names more data than the initiator has buffers for: nothing was done, and the status is CHECK
-    /// CONDITION. For transports that have a response of their own for this.
+    /// The CDB names more data than the initiator's buffers hold. Nothing was done, and the status is CHECK CONDITION.
+    /// Transports may have a response of their own for this.
     pub overrun: bool,
-    /// There is no status, because the host could not have its device do it. For transports that have responses of
-    /// their own for this; the status is CHECK CONDITION.
+    /// The host could not deliver the command to the device, so there is no status of it; the status is CHECK
+    /// CONDITION. Transports may have responses of their own for this.
     pub failure: Option<DeliveryFailure>,
 }

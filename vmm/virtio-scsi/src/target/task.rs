@@ -1,4 +1,4 @@
-//! A command under way.
+//! A command in execution.
 
 use std::fmt::Debug;
 use std::io::{self, ErrorKind};
@@ -12,10 +12,10 @@ use super::sense::Sense;
 use super::step::{DataLocation, Extent, ScsiCommand, ScsiResponse, ScsiStatus, Step};
 use super::unit_attention::UnitAttention;
 
-/// Most bytes of a task's own buffer.
+/// Maximum size of a task's scratch buffer in bytes.
 pub(crate) const SCRATCH: usize = 256 << 10;
 
-/// Which of the initiator's buffers a command uses.
+/// The initiator's buffer that a command uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     None,
@@ -23,7 +23,7 @@ pub(crate) enum Direction {
     Out,
 }
 
-/// Why a command is not done.
+/// Reason why a command failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CommandError {
     Sense(Sense),
@@ -31,9 +31,9 @@ pub(crate) enum CommandError {
     Conflict,
     /// The initiator's buffers are smaller than the CDB says.
     Overrun,
-    /// What a device of the host said.
+    /// Status and sense data of a passthrough device.
     Ended(ScsiStatus, Vec<u8>),
-    /// A device of the host said nothing.
+    /// A passthrough device returned no status.
     Failed(DeliveryFailure),
 }
 
@@ -43,26 +43,26 @@ impl From<Sense> for CommandError {
     }
 }
 
-/// What is to be done about a command.
+/// The work that a command still needs.
 #[derive(Debug)]
 pub(crate) enum Work {
     /// Nothing more.
     Done,
-    /// Nothing but to answer with these bytes, cut to the allocation length.
+    /// Only this response data, truncated to the allocation length.
     Data(Vec<u8>),
-    /// This one step.
+    /// One step.
     Once(Step),
     /// A sequence of steps.
     Run(Box<dyn Procedure>),
 }
 
-/// What makes something of a parameter list.
+/// Handles a parameter list.
 pub(crate) type ListHandler = fn(&mut LogicalUnit, &Cdb, &[u8]) -> Result<Work, CommandError>;
 
 /// A sequence of steps.
 pub(crate) trait Procedure: Debug + Send {
-    /// The next step, all before having succeeded, or the end ([`Work::Done`], [`Work::Data`]). Steps' ranges on the
-    /// medium need not be checked against its size.
+    /// The next step, after all before succeeded, or the end ([`Work::Done`], [`Work::Data`]). The caller checks the
+    /// step's range against the size of the medium.
     fn advance(&mut self, unit: &mut LogicalUnit, scratch: &mut Vec<u8>) -> Result<Work, CommandError>;
 
     /// Takes the answer to [`Step::Extent`].
@@ -71,7 +71,7 @@ pub(crate) trait Procedure: Debug + Send {
     /// Takes the answer to [`Step::Passthrough`].
     fn passthrough_done(&mut self, _: Result<PassthroughResult, DeliveryFailure>) {}
 
-    /// Bytes of the medium that nobody else may write while this runs.
+    /// Bytes of the medium that no other task may write while this runs.
     fn exclusive(&self) -> Option<Range<u64>> {
         None
     }
@@ -84,7 +84,7 @@ pub struct Task {
     data_out: u64,
     data_in: u64,
     work: Result<Work, CommandError>,
-    /// What the step under way is.
+    /// The step in flight.
     pending: Option<Pending>,
     scratch: Vec<u8>,
     /// Bytes that steps moved from or to the initiator.
@@ -97,11 +97,11 @@ pub struct Task {
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     kind: StepKind,
-    /// Bytes it moves from or to the initiator.
+    /// Bytes that the step moves from or to the initiator.
     moves: u64,
 }
 
-/// As much of a step as an error's meaning depends on.
+/// Kind of a step, as far as the meaning of an error depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StepKind {
     Read,
@@ -144,11 +144,11 @@ impl Task {
         }
     }
 
-    /// What to do now. After a step other than [`Step::Done`], not to be asked again before [`Task::settle`].
+    /// The next step. After any step but [`Step::Done`], call [`Task::settle`] first.
     pub fn next(&mut self, unit: &mut LogicalUnit) -> Step {
         debug_assert!(self.pending.is_none(), "a step is under way");
         loop {
-            // What stands here when the end was told already.
+            // Stays here after the end was returned.
             let over = Err(Sense::TARGET_FAILURE.into());
             match std::mem::replace(&mut self.work, over) {
                 Ok(Work::Done) => return Step::Done(self.end(unit, Ok(Vec::new()))),
@@ -175,7 +175,7 @@ impl Task {
         }
     }
 
-    /// Takes the outcome of the step that [`Task::next`] told last: carried out wholly, or the error that it was not.
+    /// Takes the result of the last step: success of the whole step, or its error.
     pub fn settle(&mut self, result: io::Result<()>) {
         let pending = self.pending.take();
         debug_assert!(pending.is_some(), "no step is under way");
@@ -194,7 +194,7 @@ impl Task {
         self.settle(result.map(drop));
     }
 
-    /// Takes the answer to [`Step::Passthrough`], and how much of it is in the initiator's buffers.
+    /// Takes the answer to [`Step::Passthrough`], and counts the bytes in the initiator's buffers.
     pub fn settle_passthrough(&mut self, result: Result<PassthroughResult, DeliveryFailure>) {
         if let Some(pending) = &mut self.pending {
             pending.moves = match &result {
@@ -208,20 +208,20 @@ impl Task {
         self.settle(Ok(()));
     }
 
-    /// The buffer that [`DataLocation::Scratch`] speaks of, to write from.
+    /// The buffer of [`DataLocation::Scratch`], to write from.
     #[must_use]
     pub fn scratch(&self) -> &[u8] {
         &self.scratch
     }
 
-    /// The buffer that [`DataLocation::Scratch`] and [`Step::Pull`] speak of, to fill. At most 256 KiB, zeroed when made.
+    /// The buffer of [`DataLocation::Scratch`] and [`Step::Pull`], to fill. At most 256 KiB, initially zeroed.
     #[must_use]
     pub fn scratch_mut(&mut self) -> &mut [u8] {
         &mut self.scratch
     }
 
-    /// Bytes of the medium that no other task of any unit of this medium may write between this task's first step
-    /// and its end, nor another such task read (COMPARE AND WRITE is atomic).
+    /// Bytes of the medium that no other task of any unit of this medium may write from this task's first step to its
+    /// end, and no other such task may read (COMPARE AND WRITE is atomic).
     #[must_use]
     pub fn exclusive(&self) -> Option<Range<u64>> {
         match &self.work {
@@ -230,14 +230,14 @@ impl Task {
         }
     }
 
-    /// Whether it tells the target's LUNs, so that its other units need not tell that they changed
+    /// True if the command reports the target's LUNs, so that its other units need not report a change
     /// ([`LogicalUnit::luns_reported`]).
     #[must_use]
     pub fn reports_luns(&self) -> bool {
         self.reports_luns
     }
 
-    /// Lets `step` go, if the medium still is what the task began with.
+    /// Checks a step against the current medium, and records it.
     fn start(&mut self, unit: &LogicalUnit, step: Step) -> Result<Step, CommandError> {
         let (kind, range, moves) = match &step {
             Step::Read { offset, len, into } => (StepKind::Read, Some((*offset, *len)), into.moves(*len)),
@@ -304,7 +304,7 @@ impl Task {
 }
 
 impl DataLocation {
-    /// How many of `len` bytes here move from or to the initiator.
+    /// Bytes of `len` that move from or to the initiator.
     fn moves(self, len: u64) -> u64 {
         match self {
             Self::Initiator(_) => len,
@@ -313,7 +313,7 @@ impl DataLocation {
     }
 }
 
-/// A parameter list to be fetched and then looked at.
+/// A command with a parameter list: fetches the list, then calls `handler`.
 #[derive(Debug)]
 struct ParameterList {
     cdb: Cdb,
@@ -322,7 +322,7 @@ struct ParameterList {
 }
 
 impl Work {
-    /// A parameter list of `len` bytes, at most 64 KiB, is to be looked at by `handler`.
+    /// Fetches a parameter list of `len` bytes, at most 64 KiB, and calls `handler`.
     pub fn list(
         cdb: &Cdb,
         command: &ScsiCommand<'_>,
@@ -351,7 +351,7 @@ impl Procedure for ParameterList {
 }
 
 impl ScsiCommand<'_> {
-    /// Checks that the initiator has `len` bytes for the unit.
+    /// Checks that the data-out buffer has `len` bytes.
     pub(crate) fn sends(&self, len: u64) -> Result<(), CommandError> {
         if len <= self.data_out {
             Ok(())
@@ -360,7 +360,7 @@ impl ScsiCommand<'_> {
         }
     }
 
-    /// Checks that the initiator has room for `len` bytes.
+    /// Checks that the data-in buffer has room for `len` bytes.
     pub(crate) fn takes(&self, len: u64) -> Result<(), CommandError> {
         if len <= self.data_in {
             Ok(())
@@ -370,7 +370,7 @@ impl ScsiCommand<'_> {
     }
 }
 
-/// What an error of the medium is in terms of sense data.
+/// Sense data for an I/O error of the medium.
 fn sense_for_error(kind: StepKind, error: &io::Error) -> Sense {
     tracing::debug!(?kind, %error, "step failed");
     match (error.kind(), kind) {

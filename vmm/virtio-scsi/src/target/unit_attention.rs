@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::sense::{Sense, SenseKey};
 
-/// Something that happened to a unit, to be told once with the next command that may tell it.
+/// A unit attention condition, reported once, with the next command that may report it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnitAttention {
     /// POWER ON, RESET, OR BUS DEVICE RESET OCCURRED
@@ -17,7 +17,7 @@ pub enum UnitAttention {
     NexusLoss,
     /// NOT READY TO READY CHANGE, MEDIUM MAY HAVE CHANGED
     MediumChanged,
-    /// MODE PARAMETERS CHANGED, by another than the initiator
+    /// MODE PARAMETERS CHANGED, by another initiator
     ModeChanged,
     /// CAPACITY DATA HAS CHANGED
     CapacityChanged,
@@ -44,14 +44,14 @@ impl UnitAttention {
     }
 }
 
-/// The conditions not told yet, oldest first, none twice.
+/// Pending unit attention conditions, oldest first, without duplicates.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct UnitAttentionQueue(VecDeque<UnitAttention>);
 
 impl UnitAttentionQueue {
     pub fn establish(&mut self, attention: UnitAttention) {
         if attention == UnitAttention::PowerOn {
-            // All that happened before was forgotten with the power.
+            // A power on clears all earlier conditions.
             self.0.clear();
         }
         if !self.0.contains(&attention) {
@@ -59,7 +59,7 @@ impl UnitAttentionQueue {
         }
     }
 
-    /// The condition to tell now, which is thereby told.
+    /// Removes and returns the condition to report.
     pub fn take(&mut self) -> Option<UnitAttention> {
         self.0.pop_front()
     }

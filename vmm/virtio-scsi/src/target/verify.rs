@@ -1,4 +1,4 @@
-//! Comparing with what is on the medium: VERIFY, WRITE AND VERIFY, COMPARE AND WRITE (SBC-3, section 5).
+//! VERIFY, WRITE AND VERIFY and COMPARE AND WRITE (SBC-3, section 5).
 
 use std::ops::Range;
 
@@ -10,10 +10,10 @@ use super::sense::Sense;
 use super::step::{DataLocation, ScsiCommand, Step};
 use super::task::{CommandError, Procedure, SCRATCH, Work};
 
-/// Bytes compared at a time: the scratch buffer holds them twice.
+/// Bytes compared at a time. The scratch buffer holds them twice.
 const CHUNK: u64 = SCRATCH as u64 / 2;
 
-/// Most blocks of COMPARE AND WRITE.
+/// MAXIMUM COMPARE AND WRITE LENGTH.
 pub(crate) fn max_compare_blocks(limits: &MediumLimits) -> u8 {
     u8::try_from(CHUNK / u64::from(limits.block_size)).unwrap_or(u8::MAX)
 }
@@ -21,11 +21,11 @@ pub(crate) fn max_compare_blocks(limits: &MediumLimits) -> u8 {
 /// BYTCHK
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Check {
-    /// That the medium can be read.
+    /// Check that the medium can be read.
     Medium,
-    /// With the data-out buffer.
+    /// Compare with the data-out buffer.
     All,
-    /// Every block with the one block there is in the data-out buffer.
+    /// Compare every block with the one block in the data-out buffer.
     Same,
 }
 
@@ -48,14 +48,14 @@ enum Stage {
     Compare,
 }
 
-/// Compares piece by piece. The scratch buffer's first half is the initiator's piece, the second the medium's.
+/// Compares piece by piece. The first half of the scratch buffer is the initiator's piece, the second the medium's.
 #[derive(Debug)]
 struct Verify {
     check: Check,
     block: u64,
-    /// What is left, in bytes of the medium.
+    /// The range that is left, in bytes of the medium.
     range: Range<u64>,
-    /// In the data-out buffer.
+    /// Offset in the data-out buffer.
     at: u64,
     stage: Stage,
 }
@@ -92,7 +92,7 @@ fn start(
     let block = u64::from(limits.block_size);
     let (offset, len) = (blocks.offset(limits), blocks.len(limits));
     let sent = match (stage, check) {
-        // There is no WRITE AND VERIFY of one block with many.
+        // WRITE AND VERIFY does not support this BYTCHK.
         (Stage::Write, Check::Same) => return Err(Sense::invalid_cdb(1, Some(2)).into()),
         (Stage::Write, _) | (_, Check::All) => len,
         (_, Check::Same) => block.min(len),
@@ -126,7 +126,7 @@ impl Procedure for Verify {
                 offset,
                 len: self.range.end - offset,
                 from: DataLocation::Initiator(0),
-                // What is verified is what is on the medium.
+                // The verification reads what is on the medium.
                 durable: true,
             }));
         }
@@ -161,7 +161,7 @@ impl Procedure for Verify {
             }));
         }
         if self.check == Check::Same {
-            // The block may have come only now; it stands at the start.
+            // The block is at the start of the buffer, perhaps only since the last step.
             let block = self.block as usize;
             for at in (block..piece).step_by(block) {
                 scratch.copy_within(..block, at);
@@ -176,7 +176,7 @@ impl Procedure for Verify {
     }
 }
 
-/// COMPARE AND WRITE: the data-out buffer is what is expected, then what is to be written instead.
+/// COMPARE AND WRITE. The data-out buffer holds the expected data, then the data to write.
 #[derive(Debug)]
 struct CompareAndWrite {
     offset: u64,
@@ -185,7 +185,7 @@ struct CompareAndWrite {
     stage: Stage,
 }
 
-/// COMPARE AND WRITE
+/// COMPARE AND WRITE (SBC-3, section 5).
 pub(crate) fn compare_and_write(
     unit: &mut LogicalUnit,
     cdb: &Cdb,

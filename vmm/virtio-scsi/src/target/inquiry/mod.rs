@@ -1,4 +1,4 @@
-//! INQUIRY and vital product data (SPC-4, INQUIRY and "Vital product data parameters"; SBC-3, the same).
+//! INQUIRY and vital product data (SPC-4, sections 6.6 and 7.8; SBC-3, section 6).
 
 use super::cdb::{Cdb, answer};
 use super::logical_unit::LogicalUnit;
@@ -9,19 +9,19 @@ use super::step::ScsiCommand;
 use super::task::{CommandError, Work};
 use super::verify::max_compare_blocks;
 
-/// Bytes of standard data: up to the end of the version descriptors.
+/// Length of standard INQUIRY data: up to the end of the version descriptors.
 const STANDARD_LEN: usize = 74;
 
-/// SAM-5, SPC-4, SBC-3; no version claimed.
+/// Version descriptors: SAM-5, SPC-4, SBC-3, no version claimed.
 const DISK_VERSIONS: [u16; 3] = [0x00a0, 0x0460, 0x04c0];
 
-/// SAM-5, SPC-4.
+/// Version descriptors: SAM-5, SPC-4.
 const CD_VERSIONS: [u16; 2] = [0x00a0, 0x0460];
 
-/// Revolutions per minute of a rotating medium.
+/// MEDIUM ROTATION RATE of a rotating medium, per minute.
 const ROTATION: u16 = 7200;
 
-/// INQUIRY
+/// INQUIRY (SPC-4, section 6.6).
 pub(crate) fn inquiry(unit: &mut LogicalUnit, cdb: &Cdb, _: &ScsiCommand<'_>) -> Result<Work, CommandError> {
     cdb.clear(1, 1)?; // CMDDT, obsolete
     let page = cdb.u8(2);
@@ -35,7 +35,7 @@ pub(crate) fn inquiry(unit: &mut LogicalUnit, cdb: &Cdb, _: &ScsiCommand<'_>) ->
     answer(data, cdb.u16(3))
 }
 
-/// Standard data of a LUN that is not there: peripheral qualifier 011b, device type 1Fh.
+/// Standard INQUIRY data of a LUN that does not exist: peripheral qualifier 011b, device type 1Fh.
 pub(crate) fn absent() -> Vec<u8> {
     let mut data = vec![0; 36];
     data[0] = 0x7f;
@@ -108,7 +108,7 @@ fn vital(unit: &LogicalUnit, page: u8) -> Option<Vec<u8>> {
     Some(data)
 }
 
-/// Device identification: one vendor specific ASCII designator of the logical unit.
+/// Device Identification VPD page: one vendor specific ASCII designator of the logical unit.
 fn designators(unit: &LogicalUnit) -> Vec<u8> {
     let id = unit.identity.designator();
     if id.is_empty() {
@@ -119,7 +119,7 @@ fn designators(unit: &LogicalUnit) -> Vec<u8> {
     page
 }
 
-/// Block limits. Fields count blocks; offsets are those of the page less its header.
+/// Block Limits VPD page (SBC-3, section 6) without its header. Fields count blocks.
 fn block_limits(limits: &MediumLimits) -> Vec<u8> {
     let mut page = vec![0; 0x3c];
     let mut put = |at: usize, bytes: &[u8]| page[at - 4..][..bytes.len()].copy_from_slice(bytes);
@@ -143,7 +143,7 @@ fn block_limits(limits: &MediumLimits) -> Vec<u8> {
     page
 }
 
-/// Block device characteristics.
+/// Block Device Characteristics VPD page (SBC-3, section 6).
 fn characteristics(limits: &MediumLimits) -> Vec<u8> {
     let mut page = vec![0; 0x3c];
     let rate = if limits.rotational { ROTATION } else { 1 };
@@ -152,7 +152,7 @@ fn characteristics(limits: &MediumLimits) -> Vec<u8> {
     page
 }
 
-/// Logical block provisioning.
+/// Logical Block Provisioning VPD page (SBC-3, section 6).
 fn provisioning(limits: &MediumLimits) -> Vec<u8> {
     if limits.thin {
         // LBPU, LBPWS, LBPWS10, LBPRZ; thin provisioned.

@@ -1,6 +1,6 @@
-//! What a drive for CDs and DVDs is asked besides reading (MMC-6, section 6: commands by name; section 5: features).
+//! Commands of CD and DVD drives other than reading (MMC-6, sections 5 and 6).
 //!
-//! A disc is one session of one data track.
+//! A disc is one session with one data track.
 
 use super::cdb::{Cdb, answer};
 use super::logical_unit::LogicalUnit;
@@ -13,10 +13,10 @@ use super::task::{CommandError, Work};
 const CD_ROM: u16 = 0x0008;
 const DVD_ROM: u16 = 0x0010;
 
-/// Blocks of an 80-minute CD; discs of more are DVDs.
+/// Blocks of an 80-minute CD. A larger disc is a DVD.
 const CD_BLOCKS: u64 = 80 * 60 * 75;
 
-/// ADR 1, a data track that was recorded uninterrupted, copying prohibited.
+/// ADR 1; CONTROL: data track, recorded uninterrupted, copying prohibited.
 const DATA_TRACK: u8 = 0x14;
 
 fn profile(limits: &MediumLimits) -> u16 {
@@ -27,7 +27,7 @@ fn profile(limits: &MediumLimits) -> u16 {
     }
 }
 
-/// An address in a table of contents: blocks or, after `msf`, minutes, seconds and frames from two seconds before 0.
+/// An address in a table of contents: the block, or with `msf` minutes, seconds and frames, which start at two seconds.
 fn address(block: u64, msf: bool) -> [u8; 4] {
     if !msf {
         return u32::try_from(block).unwrap_or(u32::MAX).to_be_bytes();
@@ -37,12 +37,12 @@ fn address(block: u64, msf: bool) -> [u8; 4] {
     [0, minutes, (frames / 75 % 60) as u8, (frames % 75) as u8]
 }
 
-/// READ TOC/PMA/ATIP
+/// READ TOC/PMA/ATIP (MMC-6, section 6).
 pub(crate) fn toc(unit: &mut LogicalUnit, cdb: &Cdb, _: &ScsiCommand<'_>) -> Result<Work, CommandError> {
     const LEAD_OUT: u8 = 0xaa;
     let limits = unit.ready()?;
     let msf = cdb.bit(1, 1);
-    // Linux asks for sessions in the vendor bits of CONTROL, as SFF-8020i had it.
+    // Linux asks for sessions in the vendor specific bits of CONTROL, as in SFF-8020i.
     let format = match cdb.u8(2) & 0x0f {
         0 => cdb.u8(9) >> 6,
         format => format,
@@ -69,7 +69,7 @@ pub(crate) fn toc(unit: &mut LogicalUnit, cdb: &Cdb, _: &ScsiCommand<'_>) -> Res
     answer(data, cdb.u16(7))
 }
 
-/// GET CONFIGURATION
+/// GET CONFIGURATION (MMC-6, section 6).
 pub(crate) fn configuration(
     unit: &mut LogicalUnit,
     cdb: &Cdb,
@@ -127,7 +127,7 @@ pub(crate) fn configuration(
     answer(data, cdb.u16(7))
 }
 
-/// GET EVENT STATUS NOTIFICATION: of the media class, and polled.
+/// GET EVENT STATUS NOTIFICATION (MMC-6, section 6): polled, media class only.
 pub(crate) fn event_status(
     unit: &mut LogicalUnit,
     cdb: &Cdb,
@@ -142,7 +142,7 @@ pub(crate) fn event_status(
     let data = if cdb.bit(4, MEDIA) {
         let open = unit.tray.open;
         let present = !open && unit.medium.is_some();
-        // An answer too short for the event does not tell it.
+        // An allocation length without room for the event keeps the event.
         let event = if cdb.u16(7) > 4 {
             unit.tray.event.take()
         } else {
@@ -165,7 +165,7 @@ pub(crate) fn event_status(
     answer(data, cdb.u16(7))
 }
 
-/// READ DISC INFORMATION: standard, of a finished disc.
+/// READ DISC INFORMATION (MMC-6, section 6): standard information of a finalized disc.
 pub(crate) fn disc_information(
     _: &mut LogicalUnit,
     cdb: &Cdb,
@@ -183,7 +183,7 @@ pub(crate) fn disc_information(
     answer(data, cdb.u16(7))
 }
 
-/// READ TRACK INFORMATION: of the one track.
+/// READ TRACK INFORMATION (MMC-6, section 6) of the only track.
 pub(crate) fn track_information(
     unit: &mut LogicalUnit,
     cdb: &Cdb,
@@ -208,7 +208,7 @@ pub(crate) fn track_information(
     answer(data, cdb.u16(7))
 }
 
-/// MECHANISM STATUS: no changer.
+/// MECHANISM STATUS (MMC-6, section 6): no changer.
 pub(crate) fn mechanism_status(
     unit: &mut LogicalUnit,
     cdb: &Cdb,

@@ -1,4 +1,4 @@
-//! Mode pages, MODE SENSE and MODE SELECT (SPC-4, SBC-3, MMC-6: "Mode parameters").
+//! Mode pages, MODE SENSE and MODE SELECT (SPC-4, sections 6.10 to 6.14 and 7.5; SBC-3, section 6; MMC-6, section 7).
 
 use super::cdb::{Cdb, answer};
 use super::logical_unit::LogicalUnit;
@@ -7,7 +7,7 @@ use super::sense::Sense;
 use super::step::{ScsiCommand, Step};
 use super::task::{CommandError, Work};
 
-/// What can be changed in mode pages.
+/// The mode parameters that the initiator can change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Modes {
     /// WCE
@@ -17,7 +17,7 @@ pub(crate) struct Modes {
 }
 
 impl Modes {
-    /// Defaults for this medium.
+    /// Default values for this medium.
     pub fn new(limits: Option<&MediumLimits>) -> Self {
         Self {
             write_cache: limits.is_some_and(|limits| limits.write_cache && !limits.read_only),
@@ -34,7 +34,7 @@ const EXCEPTIONS: u8 = 0x1c;
 const CAPABILITIES: u8 = 0x2a;
 const ALL: u8 = 0x3f;
 
-/// WCE is bit 2 of byte 2 of the caching page, D_SENSE the same of the control page.
+/// WCE of the Caching page and D_SENSE of the Control page are both bit 2 of byte 2.
 const CHANGEABLE_BYTE: usize = 2;
 const CHANGEABLE_BIT: u8 = 0x04;
 
@@ -46,7 +46,7 @@ fn pages(kind: DeviceKind) -> &'static [u8] {
     }
 }
 
-/// A page with its header, which says `modes`.
+/// A mode page with its header, with the values `modes`.
 fn page(unit: &LogicalUnit, code: u8, modes: Modes) -> Vec<u8> {
     let len = match code {
         CACHING => 0x12,
@@ -72,7 +72,7 @@ fn page(unit: &LogicalUnit, code: u8, modes: Modes) -> Vec<u8> {
     page
 }
 
-/// CD/DVD capabilities and mechanical status.
+/// CD/DVD Capabilities and Mechanical Status page.
 fn capabilities(unit: &LogicalUnit, page: &mut [u8]) {
     /// Kilobytes per second of a 50-speed drive.
     const SPEED: u16 = 50 * 176;
@@ -88,7 +88,7 @@ fn capabilities(unit: &LogicalUnit, page: &mut [u8]) {
     page[14..16].copy_from_slice(&SPEED.to_be_bytes());
 }
 
-/// Which bits of the page MODE SELECT can change, with the page's header.
+/// The changeable bits of a page, with the page's header.
 fn changeable(unit: &LogicalUnit, code: u8) -> Vec<u8> {
     let mut mask = page(unit, code, unit.modes);
     mask[2..].fill(0);
@@ -101,7 +101,7 @@ fn changeable(unit: &LogicalUnit, code: u8) -> Vec<u8> {
     mask
 }
 
-/// MODE SENSE
+/// MODE SENSE (6) and (10) (SPC-4, sections 6.13 and 6.14).
 pub(crate) fn sense(unit: &mut LogicalUnit, cdb: &Cdb, _: &ScsiCommand<'_>) -> Result<Work, CommandError> {
     let six = cdb.opcode() == 0x1a;
     let (control, code, subpage) = (cdb.u8(2) >> 6, cdb.u8(2) & 0x3f, cdb.u8(3));
@@ -135,7 +135,7 @@ pub(crate) fn sense(unit: &mut LogicalUnit, cdb: &Cdb, _: &ScsiCommand<'_>) -> R
         (Some(limits), DeviceKind::Disk) => 0x10 | u8::from(limits.read_only) << 7, // DPOFUA, WP
         _ => 0,
     };
-    // The length does not count itself.
+    // MODE DATA LENGTH does not count itself.
     if six {
         let mut data = vec![(body.len() + 3) as u8, 0, specific, descriptor.len() as u8];
         data.extend(body);
@@ -149,7 +149,7 @@ pub(crate) fn sense(unit: &mut LogicalUnit, cdb: &Cdb, _: &ScsiCommand<'_>) -> R
     }
 }
 
-/// Number and length of blocks (SBC-3, "Mode parameter block descriptors"). Drives have none.
+/// Mode parameter block descriptor (SBC-3, section 6). CD-ROM drives have none.
 fn block_descriptor(unit: &LogicalUnit, long: bool) -> Vec<u8> {
     let (Some(limits), DeviceKind::Disk) = (&unit.medium, unit.kind) else {
         return Vec::new();
@@ -168,7 +168,7 @@ fn block_descriptor(unit: &LogicalUnit, long: bool) -> Vec<u8> {
     }
 }
 
-/// MODE SELECT
+/// MODE SELECT (6) and (10) (SPC-4, sections 6.11 and 6.12).
 pub(crate) fn select(
     _: &mut LogicalUnit,
     cdb: &Cdb,
@@ -176,7 +176,7 @@ pub(crate) fn select(
 ) -> Result<Work, CommandError> {
     cdb.clear(1, 0)?; // SP: nothing is saved
     if !cdb.bit(1, 4) {
-        // PF: parameters in another format than mode pages.
+        // Without PF, the parameters are not mode pages.
         return Err(Sense::invalid_cdb(1, Some(4)).into());
     }
     let len = if cdb.opcode() == 0x15 {
@@ -194,7 +194,7 @@ fn select_list(unit: &mut LogicalUnit, cdb: &Cdb, list: &[u8]) -> Result<Work, C
     let modes = parse(unit, cdb.opcode() == 0x15, list)?;
     let flush = unit.modes.write_cache && !modes.write_cache;
     unit.modes = modes;
-    // What is in the cache when it is switched off is to be as durable as what is written later.
+    // Data in the cache must be as durable as later writes when the cache is switched off.
     Ok(if flush {
         Work::Once(Step::Flush)
     } else {
@@ -202,7 +202,7 @@ fn select_list(unit: &mut LogicalUnit, cdb: &Cdb, list: &[u8]) -> Result<Work, C
     })
 }
 
-/// What `list` makes of the unit's modes.
+/// Checks a parameter list and returns the new values.
 fn parse(unit: &LogicalUnit, six: bool, list: &[u8]) -> Result<Modes, Sense> {
     let header = if six { 4 } else { 8 };
     if list.len() < header {
@@ -256,14 +256,14 @@ fn parse(unit: &LogicalUnit, six: bool, list: &[u8]) -> Result<Modes, Sense> {
     Ok(modes)
 }
 
-/// A block descriptor may only say what is.
+/// Checks that a block descriptor matches the current one.
 fn check_descriptor(unit: &LogicalUnit, long: bool, given: &[u8], at: usize) -> Result<(), Sense> {
     let mut current = block_descriptor(unit, long);
     if given.len() != current.len() {
-        // BLOCK DESCRIPTOR LENGTH, the end of the header.
+        // The length field is at the end of the header.
         return Err(Sense::invalid_parameter(at as u16 - 1, None));
     }
-    // No blocks: as many as there are.
+    // 0 blocks stand for all blocks.
     let count = if long { 8 } else { 4 };
     if given[..count].iter().all(|&b| b == 0) {
         current[..count].fill(0);

@@ -1,9 +1,9 @@
-//! The commands a guest may send to a device of the host (SPC-4, SBC-3, by their names).
+//! The commands that a guest may send to a passthrough device (SPC-4, SBC-3).
 //!
-//! Not among them: what outlives the VM without being data (FORMAT UNIT, SANITIZE, REASSIGN BLOCKS, WRITE LONG, WRITE
-//! BUFFER and its firmware, LOG SELECT), what speaks of other devices or to the device behind the SCSI one (EXTENDED
-//! COPY, RECEIVE COPY RESULTS, MAINTENANCE OUT, RECEIVE DIAGNOSTIC RESULTS, SECURITY PROTOCOL, ATA PASS-THROUGH), what
-//! keeps the device busy with itself (SEND DIAGNOSTIC), and vendors' own.
+//! Not allowed are commands whose effects other than data outlive the VM (FORMAT UNIT, SANITIZE, REASSIGN BLOCKS,
+//! WRITE LONG, WRITE BUFFER with firmware, LOG SELECT), commands that act on other devices or bypass the SCSI device
+//! (EXTENDED COPY, RECEIVE COPY RESULTS, MAINTENANCE OUT, RECEIVE DIAGNOSTIC RESULTS, SECURITY PROTOCOL, ATA
+//! PASS-THROUGH), commands that keep the device busy (SEND DIAGNOSTIC), and vendor specific commands.
 
 use std::time::Duration;
 
@@ -13,43 +13,43 @@ use super::super::sense::Sense;
 use super::PassthroughLimits;
 use super::response_filter::{self, ResponseFilter};
 
-/// Which data a command has, and how much of it.
+/// Direction and amount of a command's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Length {
     None,
-    /// So many bytes from the device.
+    /// This many bytes from the device.
     Fixed(u32),
     /// TRANSFER LENGTH blocks from the device.
     Read,
     /// TRANSFER LENGTH blocks to the device.
     Write,
-    /// One block to the device, or with NDOB none.
+    /// One block to the device; none with NDOB.
     Same,
-    /// As BYTCHK says.
+    /// BYTCHK decides.
     Verify,
-    /// NUMBER OF LOGICAL BLOCKS twice to the device.
+    /// Twice NUMBER OF LOGICAL BLOCKS to the device.
     Compare,
-    /// ALLOCATION LENGTH, in the CDB at this byte and of so many.
+    /// ALLOCATION LENGTH: first byte in the CDB, and number of bytes.
     Allocation(usize, usize),
-    /// PARAMETER LIST LENGTH, in the CDB at this byte and of so many.
+    /// PARAMETER LIST LENGTH: first byte in the CDB, and number of bytes.
     List(usize, usize),
 }
 
-/// A command, or one service action of it.
+/// A command, or one of its service actions.
 #[derive(Debug)]
 pub(super) struct AllowedCommand {
     pub opcode: u8,
     pub action: Option<u8>,
     pub length: Length,
-    /// Fails where nothing may be changed.
+    /// The command fails if the guest may not write.
     pub writes: bool,
-    /// Sent only where somebody privileged sends it.
+    /// The command needs the privileged helper.
     pub privileged: bool,
-    /// Sent only where reservations are passed on.
+    /// The command needs the right to use persistent reservations.
     pub reservation: bool,
-    /// Takes the device more than the usual time.
+    /// The device may take longer than for most commands.
     slow: bool,
-    /// What is to be done about the answer to this CDB, if anything is.
+    /// Selects the filter for the response to this CDB, if there is one.
     pub filter: fn(&PassthroughLimits, &Cdb) -> Option<ResponseFilter>,
 }
 
@@ -97,12 +97,12 @@ impl AllowedCommand {
         self
     }
 
-    /// How long the device may take. Linux guests give up after 30 s, but never on what virtio-scsi still has.
+    /// Maximum time for the device. Linux guests time out after 30 s, but virtio-scsi waits for the device.
     pub fn timeout(&self) -> Duration {
         Duration::from_secs(if self.slow { 120 } else { 30 })
     }
 
-    /// Whether it can be sent to a device that is used so.
+    /// True if the command can be sent to a device with these limits.
     pub fn is_available(&self, limits: &PassthroughLimits) -> bool {
         (!self.privileged || limits.privileged) && (!self.reservation || limits.reservation)
     }
@@ -136,8 +136,10 @@ static ALLOWED_COMMANDS: &[AllowedCommand] = &[
     AllowedCommand::new(0x9e, Allocation(10, 4)).action(0x10).filter(response_filter::for_capacity16),
     AllowedCommand::new(0x9e, Allocation(10, 4)).action(0x12),
     // MODE SENSE and MODE SELECT (6), (10), LOG SENSE, READ DEFECT DATA (10), (12)
-    AllowedCommand::new(0x1a, Allocation(4, 1)).filter(response_filter::for_mode_sense), AllowedCommand::new(0x15, List(4, 1)).writes(),
-    AllowedCommand::new(0x5a, Allocation(7, 2)).filter(response_filter::for_mode_sense), AllowedCommand::new(0x55, List(7, 2)).writes(),
+    AllowedCommand::new(0x1a, Allocation(4, 1)).filter(response_filter::for_mode_sense),
+    AllowedCommand::new(0x15, List(4, 1)).writes(),
+    AllowedCommand::new(0x5a, Allocation(7, 2)).filter(response_filter::for_mode_sense),
+    AllowedCommand::new(0x55, List(7, 2)).writes(),
     AllowedCommand::new(0x4d, Allocation(7, 2)),
     AllowedCommand::new(0x37, Allocation(7, 2)), AllowedCommand::new(0xb7, Allocation(6, 4)),
     // REPORT IDENTIFYING INFORMATION, REPORT TARGET PORT GROUPS, REPORT SUPPORTED OPERATION CODES
@@ -160,13 +162,13 @@ static ALLOWED_COMMANDS: &[AllowedCommand] = &[
     AllowedCommand::new(0x5f, List(5, 4)).action(0x06).privileged().reservation(),
 ];
 
-/// Commands that are answered here although they are about the device: the LUNs are the controller's own, and so is
-/// task management. REPORT LUNS, REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS.
+/// Commands that are answered here, not by the device: REPORT LUNS and REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS. LUNs
+/// and task management are the controller's own.
 pub(super) fn is_own(opcode: u8, action: u8) -> bool {
     opcode == 0xa0 || opcode == 0xa3 && action == 0x0d
 }
 
-/// The permit of `cdb`'s command.
+/// The entry for a CDB.
 pub(super) fn find(limits: &PassthroughLimits, cdb: &[u8]) -> Result<&'static AllowedCommand, Sense> {
     let &opcode = cdb.first().ok_or(Sense::INVALID_OPCODE)?;
     let action = cdb.get(1).map(|byte| byte & 0x1f);
@@ -183,7 +185,7 @@ pub(super) fn find(limits: &PassthroughLimits, cdb: &[u8]) -> Result<&'static Al
     Err(fault)
 }
 
-/// Bytes of a CDB, by its command's group (SPC-4, section 4.2.5.1). The groups without a length are not permitted.
+/// Length of a CDB by its command's group (SPC-4, section 4.2.5.1). Groups without a length are not allowed.
 pub(super) fn cdb_len(opcode: u8) -> usize {
     match opcode >> 5 {
         0 => 6,
@@ -193,7 +195,7 @@ pub(super) fn cdb_len(opcode: u8) -> usize {
     }
 }
 
-/// Bytes that a command wants transferred, as its CDB says: from the device or to it.
+/// Amount and direction of the data, in bytes, as the CDB says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
     In(u64),
@@ -207,7 +209,7 @@ pub(super) fn wanted(length: Length, cdb: &Cdb, block_size: u32) -> Result<Wante
         Fixed(len) => Wanted::In(len.into()),
         Read => Wanted::In(bytes(LbaRange::of(cdb).count)),
         Write => Wanted::Out(bytes(LbaRange::of(cdb).count)),
-        // NDOB is a bit of WRITE SAME (16) alone.
+        // NDOB exists only in WRITE SAME (16).
         Same if cdb.opcode() == 0x93 && cdb.bit(1, 0) => Wanted::Out(0),
         Same => Wanted::Out(bytes(1)),
         Verify => match cdb.u8(1) >> 1 & 3 {
@@ -222,7 +224,7 @@ pub(super) fn wanted(length: Length, cdb: &Cdb, block_size: u32) -> Result<Wante
     })
 }
 
-/// Whether the command's first byte after the operation code has RDPROTECT, WRPROTECT or VRPROTECT.
+/// True if the CDB has RDPROTECT, WRPROTECT or VRPROTECT in byte 1.
 pub(super) fn has_protection(length: Length) -> bool {
     matches!(length, Read | Write | Same | Verify | Compare)
 }

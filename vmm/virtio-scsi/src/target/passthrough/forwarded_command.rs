@@ -1,4 +1,4 @@
-//! From a guest's command to the device's, and back to the guest's answer.
+//! Forwards a guest's command to a passthrough device and its answer to the guest.
 
 use super::super::cdb::{Cdb, answer};
 use super::super::command_table;
@@ -15,10 +15,10 @@ use super::{
 /// REQUEST SENSE, INQUIRY
 const IGNORES_UNIT_ATTENTION: [u8; 2] = [0x03, 0x12];
 
-/// SYNCHRONIZE CACHE (10) and (16): there is nothing to do about them where nothing may be changed.
+/// SYNCHRONIZE CACHE (10) and (16), which succeed at once if the guest may not write.
 const SYNCHRONIZE: [u8; 2] = [0x35, 0x91];
 
-/// Begins a command to a unit that is a device of the host with these limits.
+/// Starts a command to a passthrough unit with these limits.
 pub(crate) fn begin(unit: &mut LogicalUnit, limits: PassthroughLimits, command: ScsiCommand<'_>) -> Task {
     let action = command.cdb.get(1).map_or(0, |byte| byte & 0x1f);
     if let Some(&opcode) = command.cdb.first()
@@ -93,7 +93,7 @@ fn admit(
     })))
 }
 
-/// Checks how much a command transfers; the CDB says it exactly afterwards.
+/// Checks the amount of data. The returned CDB has the exact length.
 fn plan(
     limits: &PassthroughLimits,
     allowed: &AllowedCommand,
@@ -106,7 +106,7 @@ fn plan(
     if let Length::Allocation(at, len) = allowed.length
         && let Wanted::In(asked) = wanted
     {
-        // Room for nothing is no error, and asks for nothing.
+        // An allocation length of 0 is not an error and transfers nothing.
         let least = match filter.and_then(ResponseFilter::allocation) {
             Some(least) if asked > 0 => u64::from(least),
             Some(_) => 0,
@@ -148,12 +148,12 @@ fn incoming(bytes: u32, filter: Option<ResponseFilter>) -> Transfer {
     }
 }
 
-/// A command on its way.
+/// A command in flight.
 #[derive(Debug)]
 struct ForwardedCommand {
     command_out: PassthroughCommand,
     filter: Option<ResponseFilter>,
-    /// ALLOCATION LENGTH as the initiator had it.
+    /// ALLOCATION LENGTH from the initiator.
     asked: u64,
     passed: Option<Result<PassthroughResult, DeliveryFailure>>,
 }
@@ -170,7 +170,7 @@ impl Procedure for ForwardedCommand {
         match self.filter {
             None if passed.good() => Ok(Work::Done),
             Some(filter) if passed.good() => answer(filter.apply(limits, passed.data), self.asked),
-            // A device without the page.
+            // The device does not have the page.
             Some(filter) if passed.refused() => match filter.replacement(limits) {
                 Some(data) => answer(data, self.asked),
                 None => Err(passed.fault()),

@@ -1,9 +1,9 @@
-//! Logical units that are devices of the host, to which commands are passed on.
+//! Logical units that pass commands through to a device of the host (KubeVirt: `lun`).
 //!
-//! What a guest may send is a [table](allowed): all else ends here, as an operation code that is not known. A command's
-//! length is what its CDB says, in the units of the device, and neither the initiator's buffers nor the host's limits
-//! are exceeded. The answer is the device's own, but for what would be wrong in the guest: how much can be transferred
-//! at once, what cannot be written, which commands there are.
+//! A guest may send the commands in [`allowed_commands`]; all others end with INVALID COMMAND OPERATION CODE. The CDB
+//! gives a command's data length, in blocks of the device; it must fit the initiator's buffers and the host's limits.
+//! The guest gets the device's own answer, except where it would be wrong in the guest: maximum transfer length, write
+//! protection, supported commands.
 
 mod allowed_commands;
 mod forwarded_command;
@@ -21,12 +21,12 @@ use super::task::CommandError;
 
 pub(crate) use forwarded_command::begin;
 
-/// A device of the host, as far as it takes SCSI commands. Called from several threads at a time.
+/// Executes SCSI commands on a device of the host. Several threads call it at a time.
 pub trait PassthroughDevice: Debug + Send + Sync {
-    /// Sends a command and waits for its end, which `timeout` brings about if nothing else does.
+    /// Sends a command and waits for its end, at most for `timeout`.
     ///
     /// # Errors
-    /// There is no status: see [`DeliveryFailure`].
+    /// The command has no status, see [`DeliveryFailure`].
     fn execute(
         &self,
         cdb: &[u8],
@@ -35,14 +35,14 @@ pub trait PassthroughDevice: Debug + Send + Sync {
     ) -> Result<CommandResult, DeliveryFailure>;
 }
 
-/// The data of a command.
+/// Data buffer of a command (SAM-5).
 #[derive(Debug)]
 pub enum PassthroughData<'a> {
-    /// None at all.
+    /// No data.
     None,
-    /// Room for what the device sends.
+    /// Data-in buffer.
     In(&'a mut [u8]),
-    /// What the device is sent.
+    /// Data-out buffer.
     Out(&'a [u8]),
 }
 
@@ -57,63 +57,62 @@ pub struct CommandResult {
     pub residual: usize,
 }
 
-/// Why a command has no status.
+/// Reason why a command has no status (SAM-5: SERVICE DELIVERY OR TARGET FAILURE).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeliveryFailure {
-    /// The host does not take this command from us.
+    /// The host does not accept this command.
     Refused,
-    /// The device is not there any more.
+    /// The device is gone.
     Gone,
-    /// It was aborted, perhaps for its time limit.
+    /// The command was aborted, perhaps after its timeout.
     Aborted,
     /// The device or its bus was reset.
     Reset,
-    /// Somebody is busy: worth another try.
+    /// Temporarily busy: a retry may succeed.
     Busy,
-    /// The way to the device was disrupted.
+    /// The transport was disrupted.
     Transport,
-    /// The device failed.
+    /// The target failed.
     Target,
-    /// The initiator lost the device.
+    /// The I_T nexus was lost.
     Nexus,
-    /// Anything else.
+    /// Any other failure.
     Other,
 }
 
-/// What a host's device is and may be used for.
+/// Limits of a passthrough device and of its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PassthroughLimits {
-    /// Bytes of a logical block. Followed when the device tells another.
+    /// Logical block length in bytes; updated when the device reports another.
     pub block_size: u32,
-    /// Logical blocks; 0 if unknown. Followed when the device tells another.
+    /// Number of logical blocks, 0 if unknown; updated when the device reports another.
     pub blocks: u64,
-    /// Most bytes the host transfers at once, at least 4096; at most 512 KiB are used.
+    /// Maximum transfer on the host in bytes, at least 4096. At most 512 KiB are used.
     pub max_transfer: u32,
-    /// Nothing may be changed.
+    /// The guest may not write.
     pub read_only: bool,
-    /// Commands the host takes from the privileged are sent by somebody who is: COMPARE AND WRITE, SYNCHRONIZE CACHE
-    /// (16), persistent reservations.
+    /// The privileged helper executes COMPARE AND WRITE, SYNCHRONIZE CACHE (16) and persistent reservations.
     pub privileged: bool,
-    /// Persistent reservations are passed on.
+    /// The guest may use persistent reservations.
     pub reservation: bool,
 }
 
-/// Most bytes one command transfers: what a worker has room for.
+/// Maximum transfer of one command: the size of a worker's buffer.
 const MAX_TRANSFER: u32 = 512 << 10;
 
-/// Most bytes of a command that only the privileged send.
+/// Maximum data of a command that the privileged helper executes.
 const MAX_PRIVILEGED: u32 = 64 << 10;
 
-/// Longest sense data passed on.
+/// Maximum length of sense data.
 const MAX_SENSE: usize = 252;
 
 impl PassthroughLimits {
-    /// Takes over what a device answered READ CAPACITY (10).
+    /// Updates the limits from READ CAPACITY (10) data.
     pub fn update_from_capacity10(&mut self, answer: &[u8]) {
         response_filter::update_from_capacity10(self, answer);
     }
 
-    /// Takes over what a device answered READ CAPACITY (16).
+    /// Updates the limits from READ CAPACITY (16) data.
     pub fn update_from_capacity16(&mut self, answer: &[u8]) {
         response_filter::update_from_capacity16(self, answer);
     }
@@ -127,14 +126,14 @@ impl PassthroughLimits {
     }
 }
 
-/// A command for the device, with all that belongs to it but the data.
+/// A command for the device, without its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PassthroughCommand {
     cdb: [u8; 16],
     len: u8,
-    /// What to transfer.
+    /// Data to transfer.
     pub transfer: Transfer,
-    /// When to give it up.
+    /// Maximum time.
     pub timeout: Duration,
 }
 
@@ -146,16 +145,16 @@ impl PassthroughCommand {
     }
 }
 
-/// The data of a command that is passed on, in bytes: at most 512 KiB.
+/// Data of a passthrough command, in bytes: at most 512 KiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transfer {
-    /// None.
+    /// No data.
     None,
-    /// From the device to the start of the initiator's data-in buffer, which has room.
+    /// From the device to the start of the initiator's data-in buffer, which is large enough.
     In(u32),
-    /// From the start of the initiator's data-out buffer, which has as many, to the device.
+    /// From the start of the initiator's data-out buffer, which is long enough, to the device.
     Out(u32),
-    /// From the device to whoever settles the step.
+    /// From the device to the response filter.
     Internal(u32),
 }
 
@@ -169,12 +168,12 @@ impl Transfer {
     }
 }
 
-/// How a command that was passed on ended.
+/// The end of a passthrough command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PassthroughResult {
-    /// As the device said it.
+    /// The device's answer.
     pub outcome: CommandResult,
-    /// Of [`Transfer::Internal`]: what the device sent.
+    /// Data for [`Transfer::Internal`].
     pub data: Vec<u8>,
 }
 
@@ -183,7 +182,7 @@ impl PassthroughResult {
         self.outcome.status == ScsiStatus::Good as u8
     }
 
-    /// ILLEGAL REQUEST, in either format of sense data.
+    /// True for ILLEGAL REQUEST, in either format of sense data.
     fn refused(&self) -> bool {
         let sense = &self.outcome.sense;
         let key = match sense.first().map(|code| code & 0x7f) {
@@ -194,7 +193,7 @@ impl PassthroughResult {
         key.is_some_and(|key| key & 0xf == SenseKey::IllegalRequest as u8)
     }
 
-    /// What the initiator is told, as far as it is not [`ScsiStatus::Good`].
+    /// The error for the initiator, of a status other than [`ScsiStatus::Good`].
     fn fault(self) -> CommandError {
         let CommandResult {
             status, mut sense, ..
@@ -206,7 +205,7 @@ impl PassthroughResult {
             0x28 => ScsiStatus::TaskSetFull,
             0x30 => ScsiStatus::AcaActive,
             0x40 => ScsiStatus::TaskAborted,
-            // CHECK CONDITION, and what there is not.
+            // CHECK CONDITION, and unknown codes.
             _ => ScsiStatus::CheckCondition,
         };
         match status {

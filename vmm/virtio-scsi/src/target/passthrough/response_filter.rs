@@ -1,29 +1,29 @@
-//! What of a device's answers is changed, and what is learned of them.
+//! Filters for a passthrough device's responses: what the guest sees, and what the limits are updated from.
 
 use super::super::cdb::Cdb;
 use super::{MAX_PRIVILEGED, PassthroughLimits, allowed_commands};
 
-/// Something to be done about the answer to a command.
+/// A filter for the response to a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ResponseFilter {
-    /// Supported VPD pages: block limits is among them.
+    /// Supported VPD pages: adds Block Limits.
     Pages,
-    /// VPD page block limits: those of the host are kept too.
+    /// Block Limits VPD page: lowers the limits to those of the host.
     BlockLimits,
-    /// MODE SENSE, with the byte that has WP.
+    /// MODE SENSE: sets WP in this byte.
     WriteProtect(usize),
-    /// READ CAPACITY (10) and (16) tell how long blocks are.
+    /// READ CAPACITY (10) and (16): updates the limits.
     Capacity10,
     Capacity16,
-    /// REPORT SUPPORTED OPERATION CODES, all of them.
+    /// REPORT SUPPORTED OPERATION CODES, all commands: removes those that are not allowed.
     Opcodes,
-    /// The same of one command, which is not permitted.
+    /// REPORT SUPPORTED OPERATION CODES, one command that is not allowed.
     NoOpcode,
 }
 
 const BLOCK_LIMITS: u8 = 0xb0;
 
-/// Bytes of the page with its header.
+/// Length of the page with its header.
 const BLOCK_LIMITS_LEN: usize = 0x40;
 
 pub(super) fn for_inquiry(_: &PassthroughLimits, cdb: &Cdb) -> Option<ResponseFilter> {
@@ -54,22 +54,21 @@ pub(super) fn for_opcodes(limits: &PassthroughLimits, cdb: &Cdb) -> Option<Respo
     (!is_supported(limits, cdb.u8(3), cdb.u8(5))).then_some(ResponseFilter::NoOpcode)
 }
 
-/// Whether a guest can send a command; of those without service actions, `action` is not looked at.
+/// True if a guest can send a command. Ignores `action` for commands without service actions.
 fn is_supported(limits: &PassthroughLimits, opcode: u8, action: u8) -> bool {
     allowed_commands::is_own(opcode, action) || allowed_commands::find(limits, &[opcode, action]).is_ok()
 }
 
 impl ResponseFilter {
-    /// The answer where the device is not asked.
+    /// A response for which the device is not asked.
     pub fn known(self) -> Option<Vec<u8>> {
         (self == Self::NoOpcode).then(|| vec![0, 1, 0, 0])
     }
 
-    /// How many bytes to ask the device for, at most and if that is not what the initiator asks for: enough for what is
-    /// looked at.
+    /// ALLOCATION LENGTH for the device, if not the initiator's: enough for the filter.
     pub fn allocation(self) -> Option<u32> {
         match self {
-            // Old devices know a length of one byte.
+            // Old devices support a length of one byte only.
             Self::Pages | Self::BlockLimits => Some(252),
             Self::Capacity16 => Some(32),
             Self::Opcodes => Some(32 << 10),
@@ -77,7 +76,7 @@ impl ResponseFilter {
         }
     }
 
-    /// Changes an answer.
+    /// Applies the filter to a response.
     pub fn apply(self, limits: &mut PassthroughLimits, mut data: Vec<u8>) -> Vec<u8> {
         match self {
             Self::Pages => add_block_limits(&mut data),
@@ -95,7 +94,7 @@ impl ResponseFilter {
         data
     }
 
-    /// The answer where the device refuses one.
+    /// A response in place of an ILLEGAL REQUEST of the device.
     pub fn replacement(self, limits: &PassthroughLimits) -> Option<Vec<u8>> {
         if self != Self::BlockLimits {
             return None;
@@ -123,12 +122,12 @@ pub(super) fn update_from_capacity16(limits: &mut PassthroughLimits, data: &[u8]
     }
 }
 
-/// Takes over what a device says of its blocks, where that can be.
+/// Updates the limits from the last block and the block length, if they are possible.
 fn follow(limits: &mut PassthroughLimits, last: u64, size: [u8; 4]) {
     let size = u32::from_be_bytes(size);
     if size.is_power_of_two() && (256..=1 << 16).contains(&size) {
         limits.block_size = size;
-        // One that has more than the command can tell says so with all ones.
+        // All ones: the device has more blocks than the command can report.
         if last != u64::from(u32::MAX) {
             limits.blocks = last.saturating_add(1);
         }
@@ -144,7 +143,7 @@ fn add_block_limits(data: &mut Vec<u8>) {
     if pages.contains(&BLOCK_LIMITS) {
         return;
     }
-    // The list ascends.
+    // The list is in ascending order.
     let at = 4 + pages.partition_point(|page| *page < BLOCK_LIMITS);
     data.truncate(4 + len);
     data.insert(at, BLOCK_LIMITS);
@@ -152,7 +151,7 @@ fn add_block_limits(data: &mut Vec<u8>) {
     data[2..4].copy_from_slice(&[high, low]);
 }
 
-/// Lowers what a device can do to what the host can. A limit of 0 is none.
+/// Lowers the device's limits to those of the host. 0 is no limit.
 fn clamp(limits: &PassthroughLimits, page: &mut [u8]) {
     let most = limits.max_transfer_blocks();
     let mut lower = |at: usize, unlimited: bool| {
@@ -175,7 +174,7 @@ fn clamp(limits: &PassthroughLimits, page: &mut [u8]) {
     }
 }
 
-/// Of a list of commands those that can be sent.
+/// Removes commands that are not allowed from a list of all commands.
 fn supported_opcodes(limits: &PassthroughLimits, data: &[u8]) -> Vec<u8> {
     let mut known = vec![0; 4];
     let Some((&len, mut rest)) = data.split_first_chunk::<4>() else {

@@ -1,4 +1,4 @@
-//! PERSISTENT RESERVE IN, PERSISTENT RESERVE OUT (SPC-4, section 6).
+//! PERSISTENT RESERVE IN and PERSISTENT RESERVE OUT (SPC-4, sections 6.15 and 6.16).
 
 use super::cdb::{Cdb, answer};
 use super::logical_unit::LogicalUnit;
@@ -7,13 +7,13 @@ use super::sense::Sense;
 use super::step::ScsiCommand;
 use super::task::{CommandError, Work};
 
-/// Bytes of the parameter list of PERSISTENT RESERVE OUT.
+/// PARAMETER LIST LENGTH of PERSISTENT RESERVE OUT.
 const LIST: u32 = 24;
 
 /// Bytes of a TransportID.
 const TRANSPORT_ID: usize = 24;
 
-/// PERSISTENT RESERVE IN
+/// PERSISTENT RESERVE IN (SPC-4, section 6.15).
 pub(crate) fn read(unit: &mut LogicalUnit, cdb: &Cdb, _: &ScsiCommand<'_>) -> Result<Work, CommandError> {
     let state = &unit.reservations;
     if cdb.u8(1) & 0x1f == 2 {
@@ -22,7 +22,7 @@ pub(crate) fn read(unit: &mut LogicalUnit, cdb: &Cdb, _: &ScsiCommand<'_>) -> Re
     let body = match (cdb.u8(1) & 0x1f, state.key) {
         // READ KEYS
         (0, Some(key)) => key.to_be_bytes().to_vec(),
-        // READ RESERVATION: the key is that of the holder, if it is one.
+        // READ RESERVATION: the key is 0 for the all registrants types.
         (1, Some(key)) => state.held.map_or_else(Vec::new, |held| {
             let key = if held.all_registrants() { 0 } else { key };
             let mut bytes = key.to_be_bytes().to_vec();
@@ -52,12 +52,12 @@ pub(crate) fn read(unit: &mut LogicalUnit, cdb: &Cdb, _: &ScsiCommand<'_>) -> Re
     answer(data, cdb.u16(7))
 }
 
-/// REPORT CAPABILITIES: the six types, valid, and nothing optional.
+/// REPORT CAPABILITIES data: the six types, valid, and no optional feature.
 fn capabilities() -> Vec<u8> {
     vec![0, 8, 0, 0x80, 0xea, 0x01, 0, 0]
 }
 
-/// PERSISTENT RESERVE OUT
+/// PERSISTENT RESERVE OUT (SPC-4, section 6.16).
 pub(crate) fn write(_: &mut LogicalUnit, cdb: &Cdb, command: &ScsiCommand<'_>) -> Result<Work, CommandError> {
     if cdb.u32(5) != LIST {
         return Err(Sense::LIST_LENGTH.into());
@@ -69,7 +69,7 @@ fn write_list(unit: &mut LogicalUnit, cdb: &Cdb, list: &[u8]) -> Result<Work, Co
     let key = u64::from_be_bytes(std::array::from_fn(|i| list[i]));
     let service = u64::from_be_bytes(std::array::from_fn(|i| list[8 + i]));
     let action = cdb.u8(1) & 0x1f;
-    // SPEC_I_PT, ALL_TG_PT, APTPL: not capable of any. The two first count for registrations only, as does APTPL.
+    // SPEC_I_PT, ALL_TG_PT and APTPL, which apply to registrations only, are not supported.
     if matches!(action, 0 | 6) {
         for bit in [3, 2, 0] {
             if list[20] >> bit & 1 != 0 {
@@ -89,7 +89,7 @@ fn write_list(unit: &mut LogicalUnit, cdb: &Cdb, list: &[u8]) -> Result<Work, Co
     Ok(Work::Done)
 }
 
-/// SCOPE, which is the logical unit, and TYPE.
+/// SCOPE, which must be the logical unit, and TYPE.
 fn kind(cdb: &Cdb) -> Result<ReservationType, Sense> {
     if cdb.u8(2) >> 4 != 0 {
         return Err(Sense::invalid_cdb(2, Some(7)));

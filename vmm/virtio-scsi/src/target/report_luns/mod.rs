@@ -1,5 +1,5 @@
-//! The target's LUNs, and commands to those that do not exist (SPC-4, REPORT LUNS; SAM-5, "Addressing an
-//! incorrect logical unit number").
+//! REPORT LUNS (SPC-4, section 6.33) and commands to LUNs that do not exist (SAM-5, "Addressing an incorrect logical
+//! unit number").
 
 use super::cdb::{Cdb, answer};
 use super::inquiry;
@@ -8,7 +8,7 @@ use super::sense::Sense;
 use super::step::{Lun, ScsiCommand, ScsiResponse, ScsiStatus};
 use super::task::{CommandError, Work};
 
-/// REPORT LUNS
+/// REPORT LUNS (SPC-4, section 6.33).
 pub(crate) fn report(
     unit: &mut LogicalUnit,
     cdb: &Cdb,
@@ -35,7 +35,7 @@ fn list(select: u8, allocation: u32, luns: &[Lun]) -> Result<Vec<u8>, Sense> {
     Ok(data)
 }
 
-/// Answers a command to a LUN of a target that has other `luns` (in `command`) but not this one.
+/// Answers a command to a LUN that does not exist. `command` has the other LUNs of the target.
 #[must_use]
 pub fn absent(command: ScsiCommand<'_>) -> ScsiResponse {
     let ScsiCommand {

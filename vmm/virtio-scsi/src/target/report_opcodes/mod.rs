@@ -1,4 +1,4 @@
-//! REPORT SUPPORTED OPERATION CODES, REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS (SPC-4, section 6).
+//! REPORT SUPPORTED OPERATION CODES and REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS (SPC-4, sections 6.35 and 6.36).
 
 use super::cdb::{Cdb, answer};
 use super::command_table::{self, CommandDescriptor};
@@ -7,11 +7,11 @@ use super::sense::Sense;
 use super::step::ScsiCommand;
 use super::task::{CommandError, Work};
 
-/// ABORT TASK, ABORT TASK SET, CLEAR TASK SET, LOGICAL UNIT RESET, QUERY TASK; QUERY TASK SET, I_T NEXUS RESET: what
-/// the controller serves.
+/// Functions that the controller supports: ABORT TASK, ABORT TASK SET, CLEAR TASK SET, LOGICAL UNIT RESET, QUERY TASK;
+/// QUERY TASK SET, I_T NEXUS RESET.
 const TASK_MANAGEMENT: [u8; 2] = [0x80 | 0x40 | 0x10 | 0x08 | 0x04, 0x02 | 0x01];
 
-/// Seconds an initiator should wait for any command.
+/// RECOMMENDED COMMAND TIMEOUT in seconds.
 const TIMEOUT: u32 = 60;
 
 /// REPORT SUPPORTED OPERATION CODES
@@ -60,7 +60,7 @@ fn one(unit: &LogicalUnit, cdb: &Cdb, options: u8, timeouts: bool) -> Result<Vec
         1 => candidates.next(),
         2 if exists && !by_action => return Err(Sense::invalid_cdb(2, Some(2))),
         2 => candidates.find(matching),
-        // Either form; a command without service actions has none but 0.
+        // Either form. A command without service actions has only 0.
         3 if !by_action && action != 0 => None,
         3 => candidates.find(matching),
         _ => return Err(Sense::invalid_cdb(2, Some(2))),
@@ -77,7 +77,7 @@ fn one(unit: &LogicalUnit, cdb: &Cdb, options: u8, timeouts: bool) -> Result<Vec
     Ok(data)
 }
 
-/// Command timeouts descriptor: no nominal processing time.
+/// Command timeouts descriptor without a nominal time.
 fn timeouts_descriptor() -> Vec<u8> {
     let mut bytes = vec![0, 0x0a, 0, 0, 0, 0, 0, 0];
     bytes.extend(TIMEOUT.to_be_bytes());

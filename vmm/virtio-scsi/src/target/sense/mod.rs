@@ -16,18 +16,18 @@ pub enum SenseKey {
     Miscompare = 0xe,
 }
 
-/// The field an ILLEGAL REQUEST is about, as a field pointer says it.
+/// Field pointer of an ILLEGAL REQUEST (SPC-4, section 4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// In the CDB, rather than in the data-out buffer.
+    /// The field is in the CDB, not in the data-out buffer.
     pub in_cdb: bool,
-    /// Its first byte.
+    /// First byte of the field.
     pub byte: u16,
-    /// Its most significant bit in that byte, if it is not the whole byte.
+    /// Most significant bit of the field in that byte, unless the field is whole bytes.
     pub bit: Option<u8>,
 }
 
-/// Why a command was not done, or what the initiator should know.
+/// Sense key, additional sense code and details.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sense {
     /// Sense key.
@@ -36,9 +36,9 @@ pub struct Sense {
     pub asc: u8,
     /// Additional sense code qualifier.
     pub ascq: u8,
-    /// INFORMATION, if it is valid: what it means is the command's affair.
+    /// INFORMATION, if it is valid. Its meaning depends on the command.
     pub information: Option<u64>,
-    /// What an ILLEGAL REQUEST is about.
+    /// The field in error of an ILLEGAL REQUEST.
     pub field: Option<Field>,
 }
 
@@ -46,7 +46,7 @@ pub struct Sense {
 const FIXED_LEN: usize = 18;
 
 impl Sense {
-    /// Nothing to tell.
+    /// NO ADDITIONAL SENSE INFORMATION
     pub const NONE: Self = Self::new(SenseKey::NoSense, 0x00, 0x00);
     /// LOGICAL UNIT NOT READY, INITIALIZING COMMAND REQUIRED
     pub const STOPPED: Self = Self::new(SenseKey::NotReady, 0x04, 0x02);
@@ -66,7 +66,7 @@ impl Sense {
     pub const LIST_LENGTH: Self = Self::new(SenseKey::IllegalRequest, 0x1a, 0x00);
     /// INVALID COMMAND OPERATION CODE
     pub const INVALID_OPCODE: Self = Self::new(SenseKey::IllegalRequest, 0x20, 0x00);
-    /// INVALID FIELD IN CDB, without saying which.
+    /// INVALID FIELD IN CDB without a field pointer.
     pub const TOO_LONG: Self = Self::new(SenseKey::IllegalRequest, 0x24, 0x00);
     /// INVALID FIELD IN COMMAND INFORMATION UNIT
     pub const BUFFERS: Self = Self::new(SenseKey::IllegalRequest, 0x0e, 0x03);
@@ -87,7 +87,7 @@ impl Sense {
     /// DATA PHASE ERROR
     pub const DATA_PHASE: Self = Self::new(SenseKey::AbortedCommand, 0x4b, 0x00);
 
-    /// A sense without details.
+    /// Sense data without details.
     #[must_use]
     pub const fn new(key: SenseKey, asc: u8, ascq: u8) -> Self {
         Self {
@@ -99,7 +99,7 @@ impl Sense {
         }
     }
 
-    /// INVALID FIELD IN CDB, which starts at `byte` and, unless it is whole bytes, there at `bit`.
+    /// INVALID FIELD IN CDB. The field starts at `byte`, and at `bit` unless it is whole bytes.
     #[must_use]
     pub const fn invalid_cdb(byte: u16, bit: Option<u8>) -> Self {
         let in_cdb = true;
@@ -119,7 +119,7 @@ impl Sense {
         }
     }
 
-    /// With INFORMATION.
+    /// Adds INFORMATION.
     #[must_use]
     pub const fn with_information(self, information: u64) -> Self {
         Self {
@@ -128,7 +128,7 @@ impl Sense {
         }
     }
 
-    /// As bytes, current errors: descriptor format if `descriptor`, else fixed format.
+    /// Current sense data in bytes: descriptor format if `descriptor`, else fixed format.
     #[must_use]
     pub fn to_bytes(&self, descriptor: bool) -> Vec<u8> {
         if descriptor {
@@ -141,7 +141,7 @@ impl Sense {
     fn fixed(&self) -> [u8; FIXED_LEN] {
         let mut bytes = [0; FIXED_LEN];
         bytes[0] = 0x70;
-        // Longer information does not fit this format.
+        // A larger value does not fit this format.
         if let Some(Ok(information)) = self.information.map(u32::try_from) {
             bytes[0] |= 0x80;
             bytes[3..7].copy_from_slice(&information.to_be_bytes());
@@ -173,7 +173,7 @@ impl Sense {
 }
 
 impl Field {
-    /// Field pointer sense key specific data, SKSV set.
+    /// Field pointer sense key specific data, with SKSV.
     fn to_bytes(self) -> [u8; 3] {
         let [high, low] = self.byte.to_be_bytes();
         let bit = self.bit.map_or(0, |bit| 0x08 | bit & 0x07);

@@ -1,21 +1,21 @@
-//! The tray of a CD-ROM drive, from the host's side and as the START STOP UNIT command moves it.
+//! The tray of a CD-ROM drive, moved by the host and by START STOP UNIT.
 
 use super::logical_unit::{LogicalUnit, RemovalPrevented};
 use super::properties::{DeviceKind, InvalidLimits, MediumLimits};
 use super::sense::Sense;
 use super::unit_attention::UnitAttention;
 
-/// Where the tray is and what the initiator has not heard of it.
+/// State of the tray, and the pending media event.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tray {
     pub open: bool,
-    /// PREVENT ALLOW MEDIUM REMOVAL forbids to open it.
+    /// PREVENT ALLOW MEDIUM REMOVAL is in force.
     pub prevented: bool,
-    /// For GET EVENT STATUS NOTIFICATION (MMC-6, media events).
+    /// Event for GET EVENT STATUS NOTIFICATION (MMC-6, section 6).
     pub event: Option<MediaEvent>,
 }
 
-/// Media events, oldest of which is told.
+/// Media events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum MediaEvent {
@@ -25,23 +25,23 @@ pub(crate) enum MediaEvent {
 }
 
 impl LogicalUnit {
-    /// Whether the tray is open.
+    /// True if the tray is open.
     #[must_use]
     pub fn tray_open(&self) -> bool {
         self.tray.open
     }
 
-    /// Whether the initiator prevents removal of the medium.
+    /// True if the initiator prevents the removal of the medium.
     #[must_use]
     pub fn removal_prevented(&self) -> bool {
         self.tray.prevented
     }
 
-    /// Puts a medium into a drive in place of any other, and closes the tray. Who minds whether the initiator prevents
-    /// that ejects first.
+    /// Inserts a medium into a drive, replacing any other, and closes the tray. Ignores PREVENT ALLOW MEDIUM REMOVAL:
+    /// to respect it, call [`LogicalUnit::eject`] first.
     ///
     /// # Errors
-    /// The unit is no drive, or the medium is none for it.
+    /// The unit is not a drive, or the medium does not suit a drive.
     pub fn insert(&mut self, medium: MediumLimits) -> Result<(), InvalidLimits> {
         medium.check(DeviceKind::CdRom)?;
         if self.kind != DeviceKind::CdRom {
@@ -53,11 +53,11 @@ impl LogicalUnit {
         Ok(())
     }
 
-    /// Opens the tray and takes the medium out. A disk has none to take: nothing happens.
+    /// Opens the tray and removes the medium. Does nothing for a disk.
     ///
     /// # Errors
-    /// The initiator prevents it and `force` is not set. It is asked to allow it (an eject request event), so it is
-    /// worth trying again.
+    /// The initiator prevents it and `force` is not set. The initiator gets an eject request event, so a retry may
+    /// succeed.
     pub fn eject(&mut self, force: bool) -> Result<(), RemovalPrevented> {
         if self.kind != DeviceKind::CdRom {
             return Ok(());
@@ -72,7 +72,7 @@ impl LogicalUnit {
         Ok(())
     }
 
-    /// The initiator's eject.
+    /// Ejects on behalf of the initiator.
     pub(crate) fn unload(&mut self) -> Result<(), Sense> {
         if self.tray.prevented && !self.tray.open {
             return Err(Sense::REMOVAL_PREVENTED);

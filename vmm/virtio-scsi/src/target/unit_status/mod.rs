@@ -1,4 +1,4 @@
-//! How the unit is: TEST UNIT READY, REQUEST SENSE, LOG SENSE, SEND DIAGNOSTIC (SPC-4, section 6).
+//! TEST UNIT READY, REQUEST SENSE, LOG SENSE and SEND DIAGNOSTIC (SPC-4, section 6).
 
 use super::cdb::{Cdb, answer};
 use super::logical_unit::LogicalUnit;
@@ -6,10 +6,10 @@ use super::sense::Sense;
 use super::step::ScsiCommand;
 use super::task::{CommandError, Work};
 
-/// Log pages: supported pages, informational exceptions.
+/// Log pages: Supported Log Pages, Informational Exceptions.
 const PAGES: [u8; 2] = [0x00, 0x2f];
 
-/// TEST UNIT READY: the table has all conditions.
+/// TEST UNIT READY (SPC-4, section 6.47). The command table checks all conditions.
 pub(crate) fn test_unit_ready(
     _: &mut LogicalUnit,
     _: &Cdb,
@@ -18,7 +18,7 @@ pub(crate) fn test_unit_ready(
     Ok(Work::Done)
 }
 
-/// REQUEST SENSE
+/// REQUEST SENSE (SPC-4, section 6.39).
 pub(crate) fn request_sense(
     unit: &mut LogicalUnit,
     cdb: &Cdb,
@@ -31,7 +31,7 @@ pub(crate) fn request_sense(
     answer(sense.to_bytes(cdb.bit(1, 0)), cdb.u8(4))
 }
 
-/// LOG SENSE
+/// LOG SENSE (SPC-4, section 6.8).
 pub(crate) fn log_sense(_: &mut LogicalUnit, cdb: &Cdb, _: &ScsiCommand<'_>) -> Result<Work, CommandError> {
     cdb.clear(1, 0)?; // SP
     cdb.clear(1, 1)?; // PPC, obsolete
@@ -54,7 +54,7 @@ pub(crate) fn log_sense(_: &mut LogicalUnit, cdb: &Cdb, _: &ScsiCommand<'_>) -> 
     answer(data, cdb.u16(7))
 }
 
-/// SEND DIAGNOSTIC: the default self-test, which finds nothing.
+/// SEND DIAGNOSTIC (SPC-4, section 6.42): the default self-test, which always passes.
 pub(crate) fn send_diagnostic(
     _: &mut LogicalUnit,
     cdb: &Cdb,
