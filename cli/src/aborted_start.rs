@@ -1,4 +1,4 @@
-//! VMs that were begun, and shall not be.
+//! Cleans up VMs whose start was aborted.
 
 use std::process;
 use std::time::Duration;
@@ -11,15 +11,15 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::live_vm;
 use crate::vm_ref::VmRef;
 
-/// A VMM that does not end is killed before, and the monitor then puts its network back.
+/// Maximum time for monitors to exit. A monitor kills its VMM and restores the network within this time.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often those that are left are looked at.
+/// Interval between two checks for remaining monitors.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// A monitor that is told so twice hears it once.
+/// Maximum time for one kill request; repeating the request is harmless.
 const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Ends those of `vms` whose monitors this process started, waits until nothing is left of them, and gives those of
-/// which something is.
+/// Kills those of `vms` whose monitors this process started and waits until they are gone. Returns the VMs that are
+/// still there after [`CLEANUP_TIMEOUT`].
 pub(crate) async fn clean_up(vms: &[VmRef]) -> Vec<VmRef> {
     let Ok(runtime) = RuntimeDir::locate() else {
         return Vec::new();
@@ -33,7 +33,7 @@ pub(crate) async fn clean_up(vms: &[VmRef]) -> Vec<VmRef> {
             .iter()
             .filter(|dir| vms.contains(&live_vm::vm_ref(dir)) && owned(dir))
             .collect();
-        // A monitor that has no directory yet is about to make one, or to fail.
+        // A monitor without a directory is about to create one, or to fail.
         if (left.is_empty() && monitors.is_empty()) || Instant::now() > deadline {
             return left.into_iter().map(live_vm::vm_ref).collect();
         }
@@ -49,7 +49,7 @@ pub(crate) async fn clean_up(vms: &[VmRef]) -> Vec<VmRef> {
     }
 }
 
-/// The processes that this one started and that have not ended: monitors, and nothing else.
+/// PIDs of the live child processes of this process, which are all monitors.
 fn child_monitors() -> Vec<u32> {
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -58,7 +58,7 @@ fn child_monitors() -> Vec<u32> {
 
 fn is_child(pid: u32) -> Option<bool> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Whatever the program is called, its state and its parent follow the last parenthesis.
+    // The state and the parent PID follow the last parenthesis, since the program name may contain any character.
     let mut words = stat.rsplit_once(") ")?.1.split_whitespace();
     let (state, parent) = (words.next()?, words.next()?);
     Some(parent.parse() == Ok(process::id()) && !matches!(state, "Z" | "X"))

@@ -13,19 +13,22 @@ use crate::commands::Command;
     name = "husk",
     version,
     after_help = "\
-Exit status: 0 done, 1 failed, 2 wrong command line or manifest; `husk run` has
-more, see its --help.
+Exit status: 0 success, 1 failure, 2 wrong command line or manifest.
+`husk run` has more, see `husk run --help`.
 
 Environment:
-  HUSK_RUNTIME_DIR  state of VMs; else /run/husk or XDG_RUNTIME_DIR/husk
-  HUSK_SCRATCH_DIR  emptyDisks, copies of images; else /var/tmp
-  HUSK_VMM          the VMM; else husk-vmm beside husk or on PATH
-  HUSK_KVM          the KVM device, taken as it is; else /dev/kvm
+  HUSK_RUNTIME_DIR  directory for the state of running VMs
+                    [default: /run/husk for root, else $XDG_RUNTIME_DIR/husk]
+  HUSK_SCRATCH_DIR  directory for ephemeral data (emptyDisk, overlays, unpacked
+                    images) [default: /var/tmp]
+  HUSK_VMM          path of the VMM [default: husk-vmm beside husk, else on PATH]
+  HUSK_KVM          path of the KVM device, used without checks
+                    [default: /dev/kvm]
   RUST_LOG          log filter, such as debug or husk_monitor=trace
-  NO_COLOR          never print colours"
+  NO_COLOR          disable colours"
 )]
 pub(crate) struct Cli {
-    /// Log what is being done to stderr; twice for more
+    /// Log to stderr in more detail; repeat for debug output
     #[arg(short, long, global = true, action = ArgAction::Count, display_order = 100)]
     pub verbose: u8,
 
@@ -33,7 +36,8 @@ pub(crate) struct Cli {
     pub command: Command,
 }
 
-/// Sends logs to stderr: warnings, unless `-v` or RUST_LOG want more. A monitor's go to its VM's log and tell more.
+/// Sets up logging to stderr: warnings by default, more with `-v` or RUST_LOG. A monitor logs at level info, to its
+/// VM's log file.
 pub(crate) fn log_to_stderr(cli: &Cli) {
     let level = match cli.verbose {
         0 if matches!(cli.command, Command::Monitor(_)) => "info",
@@ -42,11 +46,11 @@ pub(crate) fn log_to_stderr(cli: &Cli) {
         _ => "debug,husk=trace",
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
-    // Only the second call in a process can fail.
+    // Fails only when called twice in a process.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        // They would go to stderr too, and panic.
+        // Internal errors are written to stderr with a macro that panics on failure.
         .log_internal_errors(false)
         .try_init();
 }

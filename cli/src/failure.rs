@@ -1,29 +1,29 @@
-//! How a command fails: what goes to stderr and the exit status.
+//! Errors of commands: the text on stderr and the exit status.
 
 use std::error::Error;
 use std::fmt;
 use std::process::ExitCode;
 
-/// Exit status of a command that could not do its work.
+/// Exit status of a command that failed.
 pub(crate) const RUNTIME: u8 = 1;
-/// Exit status of a command line or manifest that is wrong.
+/// Exit status for a wrong command line or manifest.
 pub(crate) const USAGE: u8 = 2;
 
-/// Why a command ends without having done its work.
+/// Reason why a command failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// Something went wrong; printed as `error: TEXT`.
+    /// A failure at run time; printed as `error: TEXT`.
     Runtime(String),
-    /// The caller asked for something that makes no sense; printed as `error: TEXT`.
+    /// The request is invalid; printed as `error: TEXT`.
     Usage(String),
-    /// The manifest is wrong; printed as they are, one line per field.
+    /// The manifest is invalid; these lines, one per field, are printed as they are.
     Manifest(Vec<String>),
-    /// A VM ended badly, which has been said already: the status tells how.
+    /// The reason was already printed; only the exit status is left.
     Ended(u8),
 }
 
 impl Failure {
-    /// Prints the failure and gives its exit status.
+    /// Prints the failure and returns its exit status.
     pub(crate) fn report(self) -> ExitCode {
         match self {
             Self::Runtime(text) => {
@@ -44,7 +44,7 @@ impl Failure {
         }
     }
 
-    /// A runtime failure: what was attempted, and why it failed.
+    /// Maps an error to a runtime failure with the text `ATTEMPT: ERROR`.
     pub(crate) fn at<E: Error + 'static>(attempt: impl fmt::Display) -> impl FnOnce(E) -> Self {
         move |error| Self::Runtime(format!("{attempt}: {}", chain(&error)))
     }
@@ -72,18 +72,18 @@ pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// What is worth telling of why. How a connection to a monitor broke off says nothing to who asked for it.
+/// The cause of an error, unless it is a detail of the connection to the monitor, which does not help the user.
 fn shown_cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
     let cause = error.source()?;
     (!error.is::<tonic::Status>() && !cause.is::<tonic::transport::Error>()).then_some(cause)
 }
 
-/// An error's text without its causes. A monitor's refusal is its message, without gRPC's codes and metadata.
+/// Text of an error without its causes. Of a gRPC status only the message is used, without code and metadata.
 fn message(error: &(dyn Error + 'static)) -> String {
     match error.downcast_ref::<tonic::Status>() {
-        // It is this side's, and not the monitor's word.
+        // A status with a source was made by the client, not sent by the monitor.
         Some(status) if status.source().is_some() => {
-            "the VM has ended, or its monitor died: `husk list` tells".to_owned()
+            "the VM has ended or its monitor died; `husk list` shows which VMs run".to_owned()
         }
         Some(status) if !status.message().is_empty() => one_line(status.message()),
         Some(status) => one_line(status.code().description()),
@@ -91,12 +91,13 @@ fn message(error: &(dyn Error + 'static)) -> String {
     }
 }
 
-/// Prints what is worth knowing of a VM that starts all the same.
+/// Prints a warning that does not keep the VM from starting.
 pub(crate) fn note(text: &str) {
     eprintln!("note: {}", visible(text));
 }
 
-/// Text with names from elsewhere in it, such as a file's: nothing in it moves the cursor, colours or reorders.
+/// Escapes control and bidirectional characters, so that untrusted text, such as a file name, cannot control the
+/// terminal.
 pub(crate) fn visible(text: &str) -> String {
     let mut visible = String::with_capacity(text.len());
     for c in text.chars() {
@@ -111,7 +112,7 @@ pub(crate) fn visible(text: &str) -> String {
     visible
 }
 
-/// Makes text from elsewhere fit for one line of a terminal: lines joined by `; `, control characters visible.
+/// Turns untrusted text into one line for a terminal: joins lines by `; ` and escapes control characters.
 pub(crate) fn one_line(text: &str) -> String {
     let mut line = String::new();
     for part in text.lines() {
@@ -132,7 +133,7 @@ pub(crate) fn one_line(text: &str) -> String {
     without_error_numbers(line)
 }
 
-/// Takes Rust's ` (os error 2)` out, which says in a number what stands before it in words.
+/// Removes Rust's ` (os error 2)`, which repeats the preceding text as a number.
 fn without_error_numbers(mut line: String) -> String {
     const BEGIN: &str = " (os error ";
     let mut from = 0;
@@ -176,13 +177,13 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_cause_is_said_once() {
+    fn a_repeated_cause_is_printed_once() {
         let error = Outer("read: disk on fire", std::io::Error::other("disk on fire"));
         assert_eq!(chain(&error), "read: disk on fire");
     }
 
     #[test]
-    fn a_refusal_is_told_in_the_monitors_words() {
+    fn a_status_is_reduced_to_its_message() {
         let status = tonic::Status::failed_precondition("the VM is not paused");
         assert_eq!(chain(&status), "the VM is not paused");
         assert_eq!(
@@ -192,12 +193,12 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_broke_off_is_told_in_words() {
+    fn a_broken_connection_has_a_readable_text() {
         let broken = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
         let status = tonic::Status::from_error(Box::new(broken));
         assert_eq!(
             chain(&status),
-            "the VM has ended, or its monitor died: `husk list` tells"
+            "the VM has ended or its monitor died; `husk list` shows which VMs run"
         );
     }
 

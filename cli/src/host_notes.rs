@@ -1,4 +1,4 @@
-//! What is worth saying about a plan on this machine, though the VM starts all the same.
+//! Warnings about a plan on this host that do not keep the VM from starting.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -8,7 +8,7 @@ use husk_vmi::{DiskSource, VmPlan, Vmi};
 
 use crate::output;
 
-/// A line each.
+/// Returns the warnings, one line each.
 pub(crate) fn notes(vmi: &Vmi, plan: &VmPlan) -> Vec<String> {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let mut notes = Vec::from_iter(memory(vmi, plan, total(&meminfo)));
@@ -21,12 +21,12 @@ pub(crate) fn notes(vmi: &Vmi, plan: &VmPlan) -> Vec<String> {
     notes
 }
 
-/// Guest memory is only taken as the guest uses it, so that too much of it is noticed late.
+/// Warns about more guest memory than the host has. Memory is allocated on use, so the shortage would show late.
 fn memory(vmi: &Vmi, plan: &VmPlan, total: Option<u64>) -> Option<String> {
     let (guest, total) = (plan.memory.guest_bytes, total?);
     (guest > total).then(|| {
         format!(
-            "{}: {} is more than this machine's memory, {:.1} GiB: the VM may be killed when its guest uses it",
+            "{}: {} exceeds the memory of this host, {:.1} GiB: the kernel may kill the VM when the guest uses it",
             vmi.memory_field(),
             output::bytes(guest),
             total as f64 / f64::from(1 << 30)
@@ -34,27 +34,27 @@ fn memory(vmi: &Vmi, plan: &VmPlan, total: Option<u64>) -> Option<String> {
     })
 }
 
-/// The machine's memory in bytes.
+/// Memory of the host in bytes.
 fn total(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
 }
 
-/// What a disk that is served raw looks like by mistake. Nothing is decided by it: a guest may have written that.
+/// Warns about a qcow2 header in an image that is served raw. It is only a warning, since a guest may have written it.
 pub(crate) fn raw_qcow2(path: &Path) -> Option<String> {
     let image = match path.is_dir() {
         true => path.join("disk.img"),
         false => PathBuf::from(path),
     };
     let mut head = [0; 4];
-    // Opening anything else than a file may wait, or start a device.
+    // Opening anything but a regular file may block or start a device.
     if !image.is_file() || File::open(&image).ok()?.read_exact(&mut head).is_err() || head != *b"QFI\xfb" {
         return None;
     }
     let image = image.display();
     Some(format!(
-        "{image} starts with a qcow2 header and is served raw; convert it with `qemu-img convert -O raw`"
+        "{image} starts with a qcow2 header but is served raw; convert it with `qemu-img convert -O raw`"
     ))
 }
 

@@ -1,4 +1,4 @@
-//! Reaching the monitors of live VMs.
+//! Access to running VMs through their monitors.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::failure::Failure;
 use crate::status::is_final;
 use crate::vm_ref::VmRef;
 
-/// A monitor that takes longer than this to answer hangs.
+/// Maximum time for an answer of a monitor.
 pub(crate) const MONITOR_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Runs a command that talks to monitors. What still waits for stdin or stdout when it is done is left behind.
+/// Runs `work` on a tokio runtime. Blocking reads of stdin and writes to stdout do not delay the return.
 pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -25,7 +25,7 @@ pub(crate) fn block_on<T>(work: impl Future<Output = Result<T, Failure>>) -> Res
     done
 }
 
-/// The live VM of that name.
+/// Finds the running VM of that name.
 pub(crate) fn find(vm: &VmRef) -> Result<VmDir, Failure> {
     let runtime = RuntimeDir::locate()?;
     runtime
@@ -39,35 +39,37 @@ pub(crate) fn find(vm: &VmRef) -> Result<VmDir, Failure> {
         })
 }
 
-/// The live VM of that name, and a connection to its monitor.
+/// Connects to the monitor of the running VM of that name.
 pub(crate) async fn connect(vm: &VmRef) -> Result<PodClient, Failure> {
     Ok(client::connect(&find(vm)?).await?)
 }
 
-/// What a VM's monitor says about it.
+/// Queries the monitor of a VM.
 pub(crate) async fn info(client: &mut PodClient) -> Result<InfoResponse, Failure> {
     Ok(client.info(InfoRequest {}).await?.into_inner())
 }
 
-/// Where a VM is reached.
+/// IP address of a VM.
 pub(crate) fn address(vm: &VmRef, info: &InfoResponse) -> Result<IpAddr, Failure> {
     let addresses = info.interfaces.iter().flat_map(|interface| &interface.addresses);
     let found = addresses.filter_map(|address| address.parse().ok()).next();
     found.ok_or_else(|| {
         Failure::Runtime(match info.interfaces.as_slice() {
-            [] => format!("{vm} has no network: its manifest asks for none, or it was not started by root"),
-            _ => format!("{vm} has no address: none of its networks gives it one"),
+            [] => {
+                format!("{vm} has no network: the manifest declares none, or the VM was not started as root")
+            }
+            _ => format!("{vm} has no IP address: none of its networks assigns one"),
         })
     })
 }
 
-/// Waits for a VM's end.
+/// Waits until a VM has ended.
 pub(crate) async fn wait_for_end(client: &mut PodClient) -> Result<(), Failure> {
     let mut statuses = client
         .watch_status(WatchStatusRequest::default())
         .await?
         .into_inner();
-    // A monitor that dies ends its VM.
+    // A VM ends with its monitor, so a broken stream counts as the end too.
     while let Ok(Some(status)) = statuses.message().await {
         if is_final(&status) {
             break;
@@ -84,7 +86,7 @@ pub(crate) fn vm_ref(dir: &VmDir) -> VmRef {
     }
 }
 
-/// A VM's phase in KubeVirt's words.
+/// Name of the phase as in KubeVirt's `status.phase`.
 pub(crate) fn phase(status: &Status) -> &'static str {
     match status.phase() {
         Phase::Scheduled => "Scheduled",
@@ -115,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_address_is_the_one() {
+    fn the_first_address_is_used() {
         let vm: VmRef = "demo".parse().unwrap();
         let info = |addresses: &[&[&str]]| InfoResponse {
             interfaces: addresses
@@ -129,7 +131,7 @@ mod tests {
         };
         let found = address(&vm, &info(&[&[], &["10.77.0.2", "fd00::2"]])).unwrap();
         assert_eq!(found.to_string(), "10.77.0.2");
-        for (info, why) in [(info(&[]), "has no network"), (info(&[&[]]), "has no address")] {
+        for (info, why) in [(info(&[]), "has no network"), (info(&[&[]]), "has no IP address")] {
             let failure = address(&vm, &info).unwrap_err();
             assert!(matches!(failure, Failure::Runtime(text) if text.starts_with(&format!("demo {why}: "))));
         }

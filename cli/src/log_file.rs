@@ -1,4 +1,4 @@
-//! A log that grows, and at some size becomes `NAME.1` to start anew.
+//! Reader for a log file that its writer rotates to `NAME.1`.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 const BUFFER: usize = 64 * 1024;
 
-/// Reads a log from some line on, across its change of file.
+/// Reads a log, across rotation.
 #[derive(Debug)]
 pub(crate) struct LogFile {
     path: PathBuf,
@@ -18,7 +18,7 @@ pub(crate) struct LogFile {
 }
 
 impl LogFile {
-    /// Opens the log at `path`, to read from its beginning or only its last `tail` lines.
+    /// Opens the log at `path` for reading from its beginning, or from its last `tail` lines.
     ///
     /// # Errors
     /// A file cannot be read. A log that does not exist yet is empty.
@@ -69,7 +69,7 @@ impl LogFile {
             {
                 return Ok(None);
             }
-            // The older one may have got more before it was renamed: it is read once more first.
+            // The old file may have grown before it was renamed, so it is read once more first.
             self.files.push_back(current);
         }
     }
@@ -82,7 +82,8 @@ fn existing(file: io::Result<File>) -> io::Result<Option<File>> {
     }
 }
 
-/// Moves to the beginning of the last `lines` lines of a file, or counts its lines off `lines` and says no.
+/// Seeks to the beginning of the last `lines` lines of a file and returns true. If the file has fewer lines, seeks to
+/// its beginning, subtracts its lines from `lines` and returns false.
 fn seek_to_tail(file: &mut File, lines: &mut u64) -> io::Result<bool> {
     let mut end = file.seek(SeekFrom::End(0))?;
     if *lines == 0 {

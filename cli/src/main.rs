@@ -1,6 +1,6 @@
 //! `husk`: runs KubeVirt VirtualMachineInstance manifests as microVMs.
 
-/// A line on stderr. The standard library's panics when stderr cannot be written, such as when its reader has gone away.
+/// Prints a line on stderr. Unlike the macro of the standard library, it does not panic when the write fails.
 macro_rules! eprintln {
     ($($words:tt)*) => {{
         use std::io::Write as _;
@@ -8,7 +8,7 @@ macro_rules! eprintln {
     }};
 }
 
-/// The same without a line's end.
+/// The same without the newline.
 macro_rules! eprint {
     ($($words:tt)*) => {{
         use std::io::Write as _;

@@ -1,4 +1,4 @@
-//! From FILE to the VMIs in it, or one line per wrong field.
+//! Reads the VMIs of a manifest file, or reports one line per invalid field.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -8,32 +8,32 @@ use husk_vmi::{FieldError, LoadError, Loaded, MANIFEST_LIMIT, Vmi};
 use crate::failure::{Failure, chain, one_line};
 use crate::vm_ref::VmRef;
 
-/// The VMs of a manifest, read and validated.
+/// The validated VMs of a manifest.
 #[derive(Debug)]
 pub(crate) struct Manifest {
     /// In the order of the file, at least one.
     pub vmis: Vec<Vmi>,
-    /// The other objects in it, for people.
+    /// Kind and name of the other objects in it.
     pub ignored: Vec<String>,
-    /// The file, where what is said about it must name it.
+    /// The file name, if messages must name it.
     file: Option<String>,
 }
 
-/// Reads and validates `source`, a path or `-` for stdin. What is said about it names it if it is one of several or
-/// has several documents.
+/// Reads and validates `source`, a path or `-` for stdin. Messages name the source if it is one of several or has
+/// several documents.
 pub(crate) fn read(source: &str, one_of_several: bool) -> Result<Manifest, Failure> {
     let (name, text) = text(source)?;
     parse(name, &text, one_of_several)
 }
 
-/// The same of one manifest, and its text.
+/// Like [`read`] for a single manifest; returns its text too.
 pub(crate) fn read_text(source: &str) -> Result<(String, Manifest), Failure> {
     let (name, text) = text(source)?;
     let manifest = parse(name, &text, false)?;
     Ok((text, manifest))
 }
 
-/// What to call a source, and what it holds.
+/// Display name and content of a source.
 fn text(source: &str) -> Result<(&str, String), Failure> {
     let (name, text) = match source {
         "-" => ("stdin", bounded(io::stdin().lock())),
@@ -47,10 +47,10 @@ fn bounded(reader: impl Read) -> io::Result<String> {
     let mut bytes = Vec::new();
     reader.take(MANIFEST_LIMIT as u64 + 1).read_to_end(&mut bytes)?;
     if bytes.len() > MANIFEST_LIMIT {
-        // Cut wherever the limit fell: its length is all that counts.
+        // Truncated at the limit, maybe inside a character: `load` only looks at the length.
         return Ok(String::from_utf8_lossy(&bytes).into_owned());
     }
-    String::from_utf8(bytes).map_err(|_| io::Error::other("not a text in UTF-8"))
+    String::from_utf8(bytes).map_err(|_| io::Error::other("not valid UTF-8"))
 }
 
 fn parse(source: &str, text: &str, one_of_several: bool) -> Result<Manifest, Failure> {
@@ -95,20 +95,22 @@ fn parse(source: &str, text: &str, one_of_several: bool) -> Result<Manifest, Fai
 }
 
 impl Manifest {
-    /// What is said about the objects in it that are no VMs, a line each.
+    /// One line for each object that is not a VM.
     pub(crate) fn ignored_notes(&self) -> impl Iterator<Item = String> {
         let prefix = self.prefix(None);
         self.ignored.iter().map(move |ignored| {
-            format!("{prefix}{ignored} is left alone: only VirtualMachineInstance and VirtualMachine are run")
+            format!(
+                "{prefix}{ignored} is ignored: only VirtualMachineInstance and VirtualMachine are supported"
+            )
         })
     }
 
-    /// What stands before anything said about a VM: the file and the document, as far as there are others.
+    /// Prefix of messages about a VM: the file and the document, if there are several.
     pub(crate) fn prefix_of(&self, vmi: &Vmi) -> String {
         self.prefix(vmi.document.as_deref())
     }
 
-    /// One line per wrong field of a VM.
+    /// One line for each invalid field of a VM.
     pub(crate) fn error_lines(&self, vmi: &Vmi, errors: &[FieldError]) -> Vec<String> {
         self.lines(vmi.document.as_deref(), errors)
     }
@@ -127,12 +129,12 @@ impl Manifest {
             .collect()
     }
 
-    /// Puts every VM into `namespace`; refused where the manifest names another one, as kubectl does.
+    /// Sets the namespace of every VM. Fails if the manifest names another one, as kubectl does.
     pub(crate) fn set_namespace(&mut self, namespace: &str) -> Result<(), Failure> {
         for vmi in &mut self.vmis {
             if vmi.namespace != namespace && vmi.namespace != crate::vm_ref::DEFAULT_NAMESPACE {
                 return Err(Failure::Usage(format!(
-                    "the namespace of {} in the manifest is {}, not {namespace}: leave --namespace out",
+                    "the manifest puts {} in the namespace {}, not {namespace}: omit --namespace",
                     vmi.name, vmi.namespace
                 )));
             }
@@ -151,7 +153,7 @@ impl Manifest {
             };
             if names.contains(&name) {
                 let prefix = self.prefix(None);
-                return Err(Failure::Usage(format!("{prefix}two VMs are named {name}")));
+                return Err(Failure::Usage(format!("{prefix}two VMs have the name {name}")));
             }
             names.push(name);
         }

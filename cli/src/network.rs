@@ -1,4 +1,4 @@
-//! What of a VM's networks can be had on this machine, by this user.
+//! Checks which networks of a VM this user can set up on this host.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -9,20 +9,20 @@ use husk_vmi::{CauseReason, FieldError, NicBinding, NicNetwork, VmPlan, Vmi};
 
 use crate::failure::{Failure, chain};
 
-/// Refuses the networks of a plan that cannot be attached to a VM without a namespace of its own making.
+/// Rejects Multus networks, which only exist in a network namespace given by --netns.
 pub(crate) fn reject_multus(vmi: &Vmi, plan: &VmPlan) -> Vec<FieldError> {
     let multus = |network: &NicNetwork| matches!(network, NicNetwork::Multus { .. });
     let nics = plan.nics.iter().filter(|nic| multus(&nic.network));
     nics.map(|nic| FieldError {
         reason: CauseReason::FieldValueNotSupported,
         field: format!("{}.multus", vmi.network_field(&nic.name)),
-        message: "no plugin attaches networks here: have it attach them to a network namespace, and name that by --netns"
+        message: "Multus networks need --netns: let a CNI plugin attach them to a network namespace and pass its path"
             .into(),
     })
     .collect()
 }
 
-/// Takes from the plan what this process may not attach, and tells what is missing for it.
+/// Removes the interfaces from the plan that this process lacks the privileges for. Returns a warning about it.
 pub(crate) fn drop_unavailable(
     vmi: &Vmi,
     plan: &mut VmPlan,
@@ -38,7 +38,7 @@ pub(crate) fn drop_unavailable(
         (None, Err(why)) if !plan.nics.is_empty() => {
             plan.nics.clear();
             Ok(Some(format!(
-                "{}: the VM has no network device: {}; {}",
+                "{}: the VM gets no network device: {}; {}",
                 vmi.network_field(""),
                 chain(&why),
                 hint(&why)
@@ -49,12 +49,12 @@ pub(crate) fn drop_unavailable(
     }
 }
 
-/// What keeps a guest from its name servers.
+/// Warning about name servers that the guest cannot reach.
 fn dns_note(vmi: &Vmi, plan: &VmPlan, servers: &[Ipv4Addr]) -> Option<String> {
     let first = plan.nics.first()?;
     if servers.is_empty() {
         let field = vmi.network_field(&first.name);
-        let text = "the guest is text of no name server, for /etc/resolv.conf names none that it could reach";
+        let text = "the guest gets no name server: /etc/resolv.conf names none that it can reach";
         return Some(format!("{field}: {text}"));
     }
     plan.nics.iter().find_map(|nic| {
@@ -64,8 +64,8 @@ fn dns_note(vmi: &Vmi, plan: &VmPlan, servers: &[Ipv4Addr]) -> Option<String> {
         let cidr = cidr.unwrap_or(Masquerade::default().cidr);
         let server = servers.iter().find(|server| cidr.contains(*server))?;
         Some(format!(
-            "{}.pod.vmNetworkCIDR: the guest does not reach the name server {server}, for its own network is {cidr}; \
-             choose another one",
+            "{}.pod.vmNetworkCIDR: the guest cannot reach the name server {server}, which is in its own network {cidr}; \
+             choose another network",
             vmi.network_field(&nic.name)
         ))
     })
@@ -74,7 +74,7 @@ fn dns_note(vmi: &Vmi, plan: &VmPlan, servers: &[Ipv4Addr]) -> Option<String> {
 fn hint(why: &Unprivileged) -> &'static str {
     match why {
         Unprivileged::Capability(_) | Unprivileged::Foreign => "run `husk run` as root",
-        Unprivileged::Tun(_) => "`husk doctor` tells how to get it",
+        Unprivileged::Tun(_) => "`husk doctor` shows how to enable it",
     }
 }
 
@@ -125,15 +125,15 @@ spec:
     }
 
     #[test]
-    fn a_network_that_nobody_attaches_is_named() {
+    fn a_multus_network_without_netns_is_rejected() {
         let (vmi, mut plan) = planned();
         let errors = reject_multus(&vmi, &plan);
         let text: Vec<String> = errors.iter().map(ToString::to_string).collect();
         assert_eq!(
             text,
             [
-                "spec.networks[1].multus: Unsupported value: no plugin attaches networks here: have it attach them to a \
-                 network namespace, and name that by --netns"
+                "spec.networks[1].multus: Unsupported value: Multus networks need --netns: let a CNI plugin attach them \
+                 to a network namespace and pass its path"
             ]
         );
         plan.nics.pop();
@@ -141,7 +141,7 @@ spec:
     }
 
     #[test]
-    fn what_keeps_a_guest_from_its_name_servers_is_told() {
+    fn unreachable_name_servers_cause_a_warning() {
         let (vmi, mut plan) = planned();
         let server = |last| Ipv4Addr::new(10, 0, 2, last);
         let text = |plan: &VmPlan, servers: &[Ipv4Addr]| dns_note(&vmi, plan, servers);
@@ -149,7 +149,7 @@ spec:
         assert_eq!(text(&plan, &[server(3)]), None);
         let none = text(&plan, &[]).unwrap();
         assert!(
-            none.starts_with("spec.networks[0]: the guest is text of no name server"),
+            none.starts_with("spec.networks[0]: the guest gets no name server"),
             "{none}"
         );
         plan.nics[0].binding = NicBinding::Masquerade {
@@ -159,15 +159,15 @@ spec:
         };
         assert_eq!(
             text(&plan, &[Ipv4Addr::new(192, 0, 2, 1), server(3)]).unwrap(),
-            "spec.networks[0].pod.vmNetworkCIDR: the guest does not reach the name server 10.0.2.3, for its own network is \
-             10.0.2.0/24; choose another one"
+            "spec.networks[0].pod.vmNetworkCIDR: the guest cannot reach the name server 10.0.2.3, which is in its own \
+             network 10.0.2.0/24; choose another network"
         );
         plan.nics.clear();
         assert_eq!(text(&plan, &[]), None);
     }
 
     #[test]
-    fn who_may_not_prepare_networks_has_a_vm_without() {
+    fn without_privileges_the_vm_has_no_network() {
         let (vmi, mut plan) = planned();
         let before = plan.nics.clone();
         match may_prepare(true) {
@@ -178,7 +178,7 @@ spec:
             Err(_) => {
                 let note = drop_unavailable(&vmi, &mut plan, None).unwrap().unwrap();
                 assert!(
-                    note.starts_with("spec.networks: the VM has no network device: "),
+                    note.starts_with("spec.networks: the VM gets no network device: "),
                     "{note}"
                 );
                 assert_eq!(plan.nics, []);

@@ -1,15 +1,15 @@
-//! Text on stdout, and where colour is wanted.
+//! Output on stdout.
 
 use std::io::{self, ErrorKind, IsTerminal, Write};
 
 use crate::failure::Failure;
 
-/// Writes `text` to stdout. A reader that has gone away (`husk list | head -1`) is no failure.
+/// Writes `text` to stdout. A closed pipe (`husk list | head -1`) is not an error.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     write(text.as_bytes()).map(drop)
 }
 
-/// Writes `bytes` to stdout; false if its reader has gone away.
+/// Writes `bytes` to stdout; false if the pipe is closed.
 pub(crate) fn write(bytes: &[u8]) -> Result<bool, Failure> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
@@ -19,12 +19,12 @@ pub(crate) fn write(bytes: &[u8]) -> Result<bool, Failure> {
     }
 }
 
-/// `value` as indented JSON and a line end.
+/// `value` as indented JSON with a newline at the end.
 pub(crate) fn json(value: &impl serde::Serialize) -> Result<String, Failure> {
     Ok(serde_json::to_string_pretty(value)? + "\n")
 }
 
-/// A number of bytes as a Kubernetes quantity, in the largest unit that gives a whole number.
+/// Formats a number of bytes as a Kubernetes quantity, in the largest unit that gives a whole number.
 pub(crate) fn bytes(bytes: u64) -> String {
     let units = [
         (1_u64 << 40, "Ti"),
@@ -41,12 +41,12 @@ pub(crate) fn bytes(bytes: u64) -> String {
     }
 }
 
-/// Colour is for terminals whose user did not object (<https://no-color.org>).
+/// True if stdout is a terminal and NO_COLOR is not set (<https://no-color.org>).
 pub(crate) fn colour() -> bool {
     io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }
 
-/// Lays rows out in columns two spaces apart, the first row being the head.
+/// Formats rows as left-aligned columns, two spaces apart.
 pub(crate) fn table<const N: usize>(rows: &[[String; N]]) -> String {
     let mut widths = [0; N];
     for row in rows {

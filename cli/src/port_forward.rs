@@ -1,4 +1,4 @@
-//! Ports of this machine that lead to a VM.
+//! Forwarding of local TCP ports to a VM.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -16,12 +16,12 @@ use crate::failure::{Failure, chain};
 use crate::output;
 use crate::vm_ref::VmRef;
 
-/// How long a guest may take to answer.
+/// Maximum time for a TCP connection to the guest.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause after a connection that could not be taken, as there are too many.
+/// Delay after a failed accept, for example with too many open files.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// `[tcp/][ADDRESS:]LOCAL[:REMOTE]`, as kubectl and virtctl have it.
+/// Port specification `[tcp/][ADDRESS:]LOCAL[:REMOTE]`, in the syntax of kubectl and virtctl.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PortSpec {
     local: SocketAddr,
@@ -33,7 +33,7 @@ impl FromStr for PortSpec {
 
     fn from_str(text: &str) -> Result<Self, String> {
         if text.starts_with("udp/") {
-            return Err("only TCP is forwarded".into());
+            return Err("only TCP ports can be forwarded".into());
         }
         let rest = text.strip_prefix("tcp/").unwrap_or(text);
         let (before, last) = rest.rsplit_once(':').unwrap_or(("", rest));
@@ -43,13 +43,13 @@ impl FromStr for PortSpec {
             None => ("", before),
         };
         let local = match local {
-            // `:80` leaves the choice open, `80` does not.
+            // `:80` means any free local port, `80` means local port 80.
             "" if rest.contains(':') => 0,
             "" => remote,
             local => port(local)?,
         };
         if remote == 0 {
-            return Err("the VM's port is 1 to 65535".into());
+            return Err("the port of the VM must be 1 to 65535".into());
         }
         Ok(Self {
             local: SocketAddr::new(ip(address)?, local),
@@ -61,18 +61,18 @@ impl FromStr for PortSpec {
 fn port(text: &str) -> Result<u16, String> {
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());
     let number = text.parse().ok().filter(|_| digits);
-    number.ok_or_else(|| format!("{text:?} is no port: expected [ADDRESS:]LOCAL:REMOTE"))
+    number.ok_or_else(|| format!("{text:?} is not a port; expected [ADDRESS:]LOCAL:REMOTE"))
 }
 
 fn ip(text: &str) -> Result<IpAddr, String> {
     let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
     match bare.unwrap_or(text) {
         "" | "localhost" => Ok(Ipv4Addr::LOCALHOST.into()),
-        text => text.parse().map_err(|_| format!("{text:?} is no IP address")),
+        text => text.parse().map_err(|_| format!("{text:?} is not an IP address")),
     }
 }
 
-/// A port that is listened on.
+/// A local port in listening state.
 #[derive(Debug)]
 pub(crate) struct PortListener {
     listener: TcpListener,
@@ -80,7 +80,7 @@ pub(crate) struct PortListener {
 }
 
 impl PortListener {
-    /// Takes the local port.
+    /// Binds the local port.
     pub(crate) async fn on(forward: &PortSpec) -> Result<Self, Failure> {
         let listener = TcpListener::bind(forward.local).await;
         Ok(Self {
@@ -89,7 +89,7 @@ impl PortListener {
         })
     }
 
-    /// Says which port it is, and forwards what connects to it from now on.
+    /// Prints the port and forwards connections to it in the background.
     pub(crate) fn serve(self, vm: VmRef, address: IpAddr) -> Result<(), Failure> {
         let local = self.listener.local_addr()?;
         output::print(&format!("Forwarding from {local} -> {}\n", self.remote))?;
@@ -109,12 +109,12 @@ impl PortListener {
     }
 }
 
-/// Carries bytes both ways until both sides have said all.
+/// Copies bytes in both directions until both sides have closed.
 async fn proxy(vm: VmRef, mut client: TcpStream, target: SocketAddr) {
     let why = match timeout(CONNECT_TIMEOUT, TcpStream::connect(target)).await {
         Ok(Ok(mut guest)) => {
             let _ = (client.set_nodelay(true), guest.set_nodelay(true));
-            // Who breaks a connection off knows it.
+            // The side that breaks the connection knows about it.
             let _ = copy_bidirectional(&mut client, &mut guest).await;
             return;
         }
@@ -124,13 +124,13 @@ async fn proxy(vm: VmRef, mut client: TcpStream, target: SocketAddr) {
     eprintln!("{vm}: {target}: {why}");
 }
 
-/// Tells what became of a connection; that there are too many is told once.
+/// Prints an error of a connection; the lack of file descriptors is printed only once.
 fn report_error(vm: &VmRef, place: &SocketAddr, error: &io::Error) {
     static TOO_MANY: Once = Once::new();
     match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::EMFILE | Errno::ENFILE) => TOO_MANY.call_once(|| {
             eprintln!(
-                "{vm}: {place}: {}: more connections wait for others to end; `ulimit -n` sets how many there can be",
+                "{vm}: {place}: {}: further connections wait until others end; raise the limit with `ulimit -n`",
                 chain(error)
             );
         }),
@@ -138,10 +138,10 @@ fn report_error(vm: &VmRef, place: &SocketAddr, error: &io::Error) {
     }
 }
 
-/// Has this process open as many files as it may: a connection is two.
+/// Raises the soft limit of open files to the hard limit: each connection takes two.
 pub(crate) fn raise_file_limit() {
     if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        // Fewer are told of when they run out.
+        // A failure shows later, when descriptors run out.
         let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
     }
 }

@@ -1,4 +1,4 @@
-//! Ending VMs and waiting until they have gone.
+//! Stops VMs and waits until they are gone.
 
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
@@ -14,19 +14,19 @@ use crate::live_vm;
 use crate::status::{exit_summary, is_final};
 use crate::vm_ref::VmRef;
 
-/// A monitor removes its state within this time of its VM's end.
+/// Maximum time between the end of a VM and the removal of its state by the monitor.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How to end a VM.
+/// Way of stopping a VM.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum StopMode {
-    /// By its power button; by force after so many seconds, or those of its manifest.
+    /// Press the ACPI power button; kill after this many seconds, or the grace period of the manifest.
     Graceful(Option<u64>),
-    /// At once.
+    /// Kill at once.
     Force,
 }
 
-/// Ends all of `vms` at the same time and waits for each; fails if one could not be ended, after the others.
+/// Stops all of `vms` in parallel and waits for each. If some cannot be stopped, fails after the others have ended.
 pub(crate) async fn stop_all(
     vms: impl IntoIterator<Item = Result<VmDir, Failure>>,
     mode: StopMode,
@@ -49,26 +49,26 @@ pub(crate) async fn stop_all(
     failed.map_or(Ok(()), Err)
 }
 
-/// A VM that has been told to end.
+/// A VM that was asked to stop.
 struct StoppingVm {
     vm: VmRef,
     dir: VmDir,
-    /// None if it was about to end and serves nobody any more.
+    /// None if the VM was already ending and its monitor no longer answers.
     statuses: Option<Streaming<Status>>,
-    /// When it is killed, if it was asked politely.
+    /// Time at which the monitor kills the VM; none if it was killed at once.
     deadline: Option<Instant>,
 }
 
 impl StoppingVm {
-    /// Asks the monitor, which answers at once unless it hangs.
+    /// Sends the request to the monitor, which answers at once unless it hangs.
     async fn request(dir: VmDir, mode: StopMode) -> Result<Self, Failure> {
         let vm = live_vm::vm_ref(&dir);
         let pid = dir.monitor_pid().unwrap_or_default();
-        let hangs = format!("the monitor of {vm} does not answer: `kill -9 {pid}` ends it and the VM");
+        let hangs = format!("the monitor of {vm} does not answer; `kill -9 {pid}` ends it and the VM");
         let asked = tokio::time::timeout(live_vm::MONITOR_TIMEOUT, Self::send_request(&vm, &dir, mode)).await;
         match asked {
             Ok(Ok(asked)) => Ok(asked),
-            // One that ends by itself is what was to be reached.
+            // The VM ended by itself meanwhile.
             Ok(Err(_)) if removed_in_time(&dir).await => Ok(Self {
                 vm,
                 dir,
@@ -107,7 +107,7 @@ impl StoppingVm {
         })
     }
 
-    /// Waits for the VM's end, telling how long it may take, and for its state to be gone.
+    /// Waits until the VM has ended and its state is removed; shows the time left until it is killed.
     async fn wait(mut self) -> Result<(), Failure> {
         let Some(statuses) = &mut self.statuses else {
             eprintln!("{}: has ended", self.vm);
@@ -117,7 +117,7 @@ impl StoppingVm {
         if let Some(deadline) = self.deadline.filter(|_| !live) {
             let left = deadline.saturating_duration_since(Instant::now());
             eprintln!(
-                "{}: shutting down, killed after {} s",
+                "{}: shutting down (force-off in {} s)",
                 self.vm,
                 left.as_secs_f64().ceil()
             );
@@ -132,7 +132,7 @@ impl StoppingVm {
                 },
                 now = tick.tick() => if let Some(deadline) = self.deadline.filter(|_| live) {
                     let left = deadline.saturating_duration_since(now);
-                    eprint!("\r\x1b[K{}: shutting down, killed in {} s", self.vm, left.as_secs_f64().ceil());
+                    eprint!("\r\x1b[K{}: shutting down (force-off in {} s)", self.vm, left.as_secs_f64().ceil());
                     let _ = std::io::stderr().flush();
                 },
             }
@@ -144,19 +144,19 @@ impl StoppingVm {
         };
         match last {
             Some(status) => eprintln!("{erase}{}: {}", self.vm, exit_summary(&status)),
-            None => eprintln!("{erase}{}: its monitor died, and the VM with it", self.vm),
+            None => eprintln!("{erase}{}: the monitor died and took the VM with it", self.vm),
         }
         if removed_in_time(&self.dir).await {
             return Ok(());
         }
         Err(Failure::Runtime(format!(
-            "the monitor of {} does not go away",
-            self.vm
+            "{} has ended, but its monitor has not removed its state: try `husk rm --force {}`",
+            self.vm, self.vm
         )))
     }
 }
 
-/// Whether nothing is left of a VM, now or soon.
+/// Waits until the state of a VM is removed; false after [`REMOVAL_TIMEOUT`].
 async fn removed_in_time(dir: &VmDir) -> bool {
     let waited = Instant::now();
     while dir.is_live() {

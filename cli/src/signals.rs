@@ -1,22 +1,22 @@
-//! The signals a foreground command obeys.
+//! Signals that stop a foreground command.
 
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// What a signal asks for.
+/// A signal that asks the command to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StopSignal {
     /// Ctrl-C.
     Interrupt,
-    /// A service manager's way to end it.
+    /// Sent by service managers.
     Terminate,
-    /// The terminal has gone.
+    /// The terminal was closed.
     Hangup,
 }
 
 impl StopSignal {
-    /// The signal's name, as its sender calls it.
+    /// Name of the signal.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Interrupt => "SIGINT",
@@ -25,7 +25,7 @@ impl StopSignal {
         }
     }
 
-    /// The status of a command that ends because of it, as shells give it.
+    /// Exit status of a command ended by it: 128 plus its number, as in shells.
     pub(crate) fn status(self) -> u8 {
         let signal: u8 = match self {
             Self::Hangup => 1,
@@ -36,7 +36,7 @@ impl StopSignal {
     }
 }
 
-/// SIGINT, SIGTERM and SIGHUP, caught from now on.
+/// Handlers for SIGINT, SIGTERM and SIGHUP.
 #[derive(Debug)]
 pub(crate) struct Signals {
     interrupt: Signal,
@@ -45,7 +45,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Catches them.
+    /// Installs the handlers.
     pub(crate) fn catch() -> io::Result<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
@@ -54,7 +54,7 @@ impl Signals {
         })
     }
 
-    /// Waits for the next one; cancelled, none is lost.
+    /// Waits for the next signal. Cancellation-safe.
     pub(crate) async fn next(&mut self) -> StopSignal {
         tokio::select! {
             _ = self.interrupt.recv() => StopSignal::Interrupt,

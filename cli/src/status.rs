@@ -1,4 +1,4 @@
-//! A VM's status in words, and as an exit status.
+//! Text and exit status for the status of a VM.
 
 use std::time::Duration;
 
@@ -7,25 +7,25 @@ use husk_proto::vmm::v1::ExitReason;
 
 use crate::failure::{RUNTIME, one_line};
 
-/// Exit status of `husk run` where the guest's kernel panicked.
+/// Exit status of `husk run` after a guest kernel panic.
 pub(crate) const GUEST_PANIC: u8 = 10;
-/// Exit status of `husk run` where the guest's processor shut down.
+/// Exit status of `husk run` after a triple fault.
 pub(crate) const TRIPLE_FAULT: u8 = 11;
-/// Exit status of `husk run` where no kernel could be loaded.
+/// Exit status of `husk run` if no kernel could be loaded.
 pub(crate) const BOOT_FAILED: u8 = 12;
 
-/// Disks that were prepared faster than this are not worth a word.
+/// Preparation of disks is mentioned only if it takes at least this long.
 const NOTABLE_PREPARATION: Duration = Duration::from_secs(1);
 
-/// A guest that dies this soon may have a host to blame.
+/// A crash within this time may be the fault of the host, so `husk doctor` is suggested.
 const EARLY_EXIT: Duration = Duration::from_secs(5);
 
-/// Whether nothing follows.
+/// True if the VM has ended.
 pub(crate) fn is_final(status: &Status) -> bool {
     matches!(status.phase(), Phase::Succeeded | Phase::Failed)
 }
 
-/// What to tell about a change of status, a line each.
+/// Lines that describe a change of status.
 pub(crate) fn change_lines(before: &Status, now: &Status) -> Vec<String> {
     let mut lines = Vec::new();
     if now.phase() == Phase::Running && before.phase() != Phase::Running {
@@ -49,7 +49,7 @@ pub(crate) fn change_lines(before: &Status, now: &Status) -> Vec<String> {
 
 fn start_summary(status: &Status) -> String {
     let paused = if status.paused {
-        ", paused before its first instruction"
+        ", paused before the first instruction"
     } else {
         ""
     };
@@ -59,7 +59,9 @@ fn start_summary(status: &Status) -> String {
         |timeline| timeline.vmm_started,
     );
     let prepared = match prepared {
-        Some(time) if time >= NOTABLE_PREPARATION => format!(", {} more for its disks", duration(time)),
+        Some(time) if time >= NOTABLE_PREPARATION => {
+            format!(" (plus {} for disk preparation)", duration(time))
+        }
         _ => String::new(),
     };
     match between(
@@ -72,7 +74,7 @@ fn start_summary(status: &Status) -> String {
     }
 }
 
-/// How a VM ended, in one line.
+/// One line that describes the end of a VM.
 pub(crate) fn exit_summary(status: &Status) -> String {
     let mut text = match status.message.trim() {
         "" => status.reason.clone(),
@@ -84,12 +86,12 @@ pub(crate) fn exit_summary(status: &Status) -> String {
     }
     let suspicious = matches!(status.exit(), ExitReason::Error | ExitReason::TripleFault);
     if suspicious && ran.unwrap_or_default() < EARLY_EXIT {
-        text.push_str("; `husk doctor` tells whether this machine can run VMs");
+        text.push_str("; `husk doctor` checks whether this host can run VMs");
     }
     text
 }
 
-/// The exit status of `husk run` for a VM that ended so.
+/// Exit status of `husk run` for the final status of a VM.
 pub(crate) fn exit_status(status: &Status) -> u8 {
     match (status.phase(), status.exit()) {
         (Phase::Succeeded, _) => 0,
@@ -100,7 +102,7 @@ pub(crate) fn exit_status(status: &Status) -> u8 {
     }
 }
 
-/// The time between two moments of a VM's life, if both have come.
+/// Time between two events of the timeline, if both have happened.
 fn between(
     status: &Status,
     from: impl Fn(&Timeline) -> u64,
@@ -115,7 +117,7 @@ fn between(
     }
 }
 
-/// A duration as people say it: `850 ms`, `4.2 s`, `3 min 20 s`, `2 h 5 min`.
+/// Formats a duration: `850 ms`, `4.2 s`, `3 min 20 s`, `2 h 5 min`.
 fn duration(time: Duration) -> String {
     match time.as_secs() {
         0 => format!("{} ms", time.as_millis()),
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_life_is_told_line_by_line() {
+    fn each_change_is_one_line() {
         let scheduled = Status {
             phase: Phase::Scheduled.into(),
             ..Status::default()
@@ -190,19 +192,19 @@ mod tests {
     }
 
     #[test]
-    fn a_start_in_pause_says_so_once() {
+    fn a_paused_start_is_one_line() {
         let paused = Status {
             paused: true,
             ..running()
         };
         assert_eq!(
             change_lines(&Status::default(), &paused),
-            ["running after 42 ms, paused before its first instruction"]
+            ["running after 42 ms, paused before the first instruction"]
         );
     }
 
     #[test]
-    fn the_copy_of_a_disk_is_told_apart() {
+    fn disk_preparation_is_reported_separately() {
         let mut status = running();
         if let Some(timeline) = &mut status.timeline {
             timeline.vmm_started += 10_000_000_000;
@@ -211,12 +213,12 @@ mod tests {
         }
         assert_eq!(
             change_lines(&Status::default(), &status),
-            ["running after 42 ms, 10.2 s more for its disks"]
+            ["running after 42 ms (plus 10.2 s for disk preparation)"]
         );
     }
 
     #[test]
-    fn an_early_death_points_to_the_doctor() {
+    fn an_early_crash_suggests_the_doctor() {
         let early = ended(Phase::Failed, ExitReason::TripleFault, "triple fault", 1);
         assert!(exit_summary(&early).contains("husk doctor"));
         let late = ended(Phase::Failed, ExitReason::TripleFault, "triple fault", 60);
@@ -224,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn each_end_has_its_status() {
+    fn each_outcome_has_its_exit_status() {
         let status = |phase, exit| exit_status(&ended(phase, exit, "", 1));
         assert_eq!(status(Phase::Succeeded, ExitReason::Poweroff), 0);
         assert_eq!(status(Phase::Failed, ExitReason::Error), 1);
@@ -235,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_read_like_speech() {
+    fn durations_are_readable() {
         assert_eq!(duration(Duration::from_millis(850)), "850 ms");
         assert_eq!(duration(Duration::from_millis(4_250)), "4.2 s");
         assert_eq!(duration(Duration::from_secs(200)), "3 min 20 s");

@@ -1,13 +1,14 @@
-//! How a VM is named on the command line: `NAME` or `NAMESPACE/NAME`.
+//! Names of VMs on the command line: `NAME` or `NAMESPACE/NAME`.
 
 use husk_monitor::state::PODS;
 use std::fmt;
 use std::str::FromStr;
 
-/// The namespace of a manifest or name that does not say one.
+/// Namespace of a manifest or name without one.
 pub(crate) const DEFAULT_NAMESPACE: &str = "default";
 
-/// A VM's namespace and name, both valid Kubernetes names; but a pod's VM may be called as containerd calls a container.
+/// Namespace and name of a VM. Both are valid Kubernetes names, but in the namespace `pods` the name is a containerd
+/// container ID.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct VmRef {
     pub namespace: String,
@@ -30,9 +31,7 @@ impl FromStr for VmRef {
     fn from_str(text: &str) -> Result<Self, String> {
         let (space, name) = text.split_once('/').unwrap_or((DEFAULT_NAMESPACE, text));
         if !(is_subdomain(name) || space == PODS && is_identifier(name)) {
-            return Err(
-                "a VM is named NAME or NAMESPACE/NAME, in lower-case letters, digits, '-' and '.'".into(),
-            );
+            return Err("expected NAME or NAMESPACE/NAME of lower-case letters, digits, '-' and '.'".into());
         }
         Ok(Self {
             namespace: namespace(space)?,
@@ -46,7 +45,7 @@ pub(crate) fn namespace(text: &str) -> Result<String, String> {
     if text.len() <= 63 && is_label(text) {
         Ok(text.into())
     } else {
-        Err("a namespace is at most 63 lower-case letters, digits and '-'".into())
+        Err("a namespace consists of at most 63 lower-case letters, digits and '-'".into())
     }
 }
 
@@ -54,7 +53,7 @@ fn is_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
 }
 
-/// As containerd wants them: words of letters and digits with `-`, `_` or `.` between.
+/// True for a containerd identifier: groups of letters and digits joined by `-`, `_` or `.`.
 fn is_identifier(text: &str) -> bool {
     let is_word = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_alphanumeric());
     text.len() <= 76 && text.split(['-', '_', '.']).all(is_word)

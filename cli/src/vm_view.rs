@@ -1,4 +1,4 @@
-//! A live VM as `husk list` and `husk inspect` show it.
+//! A running VM as `husk list` and `husk inspect` show it.
 
 use std::path::PathBuf;
 
@@ -10,13 +10,13 @@ use serde::Serialize;
 
 use crate::live_vm;
 
-/// The JSON form of a VM; fields may be added, none changes its meaning.
+/// The JSON form of a VM. It is stable: fields may be added, but none changes its meaning.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct VmView {
     pub namespace: String,
     pub name: String,
-    /// `Scheduled`, `Running`, `Succeeded`, `Failed`, or `Unknown` where the monitor does not answer.
+    /// `Scheduled`, `Running`, `Succeeded`, `Failed`, or `Unknown` if the monitor does not answer.
     pub phase: String,
     pub paused: bool,
     pub stopping: bool,
@@ -46,19 +46,19 @@ pub(crate) struct InterfaceView {
     pub mac: String,
     pub device: String,
     pub binding: String,
-    /// At which the VM is reached.
+    /// Addresses of the VM on this interface.
     pub addresses: Vec<String>,
     pub mtu: u32,
     pub queues: u32,
     pub link_up: bool,
     pub vhost: bool,
-    /// While the VM ran; it can be removed.
+    /// True if it was hot-plugged and can be removed.
     pub plugged: bool,
-    /// What the guest was last leased.
+    /// Addresses last leased to the guest.
     pub leased: Vec<String>,
 }
 
-/// When a VM came to each step of its life.
+/// Timestamps of the life cycle of a VM.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct TimesView {
@@ -72,19 +72,19 @@ pub(crate) struct TimesView {
     pub running: Option<Timestamp>,
 }
 
-/// Where a VM's state is on this machine.
+/// Paths of the state files of a VM.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct FilesView {
     pub console_log: PathBuf,
-    /// None where the log is containerd's.
+    /// None if the monitor is a pod's shim, whose log containerd keeps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub monitor_log: Option<PathBuf>,
     pub socket: PathBuf,
 }
 
 impl VmView {
-    /// From what a monitor says, if it does.
+    /// Builds the view from the monitor's answer, if there is one.
     pub(crate) fn new(dir: &VmDir, info: Option<InfoResponse>) -> Self {
         let answered = info.is_some();
         let info = info.unwrap_or_default();
@@ -123,7 +123,7 @@ impl VmView {
         }
     }
 
-    /// The phase and what modifies it, for people.
+    /// The phase with `(stopping)` or `(paused)`, for the table.
     pub(crate) fn state(&self) -> String {
         match (self.stopping, self.paused) {
             (true, _) => format!("{} (stopping)", self.phase),
@@ -133,13 +133,13 @@ impl VmView {
         }
     }
 
-    /// The first address at which it is reached.
+    /// First IP address of the VM.
     pub(crate) fn address(&self) -> Option<&str> {
         let addresses = self.interfaces.iter().flat_map(|interface| &interface.addresses);
         addresses.map(String::as_str).next()
     }
 
-    /// Seconds since the VM was started.
+    /// Seconds since the start of the VM.
     pub(crate) fn age(&self, now: Timestamp) -> Option<u64> {
         let started = self.times.monitor_started?;
         u64::try_from(now.as_second() - started.as_second()).ok()

@@ -1,4 +1,4 @@
-//! Commands that talk to a VM's monitor, against one that pretends.
+//! Commands that talk to a VM's monitor, tested with a stub monitor.
 
 mod support;
 
@@ -49,7 +49,7 @@ fn list_shows_what_runs() {
 }
 
 #[test]
-fn a_vm_that_waits_for_its_disk_says_so() {
+fn a_vm_paused_by_an_io_error_is_shown() {
     let root = tempfile::tempdir().unwrap();
     let stub = StubMonitor::start(root.path(), "default", "demo");
     stub.change(|status| {
@@ -69,7 +69,7 @@ fn a_vm_that_waits_for_its_disk_says_so() {
 }
 
 #[test]
-fn monitors_that_hang_hold_nobody_up() {
+fn hanging_monitors_do_not_block_others() {
     let root = tempfile::tempdir().unwrap();
     let _stub = StubMonitor::start(root.path(), "default", "well");
     let hung = ["a", "b"].map(|name| {
@@ -94,7 +94,7 @@ fn monitors_that_hang_hold_nobody_up() {
             && stderr.contains("well: the guest powered off"),
         "{stderr}"
     );
-    // Three seconds each, side by side.
+    // Three seconds each, in parallel.
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     drop(hung);
 }
@@ -147,14 +147,15 @@ fn volumes_are_added_and_removed() {
         (
             1,
             "".into(),
-            "demo: removed volume lost\nerror: volume lost: what was written last may be lost: no space; left\n".into()
+            "demo: removed volume lost\nerror: volume lost: the last writes may be lost: no space; left\n"
+                .into()
         )
     );
     assert_eq!(run("addvolume demo --path /b").0, 2);
 }
 
 #[test]
-fn a_vm_is_made_what_its_manifest_says() {
+fn sync_applies_a_changed_manifest() {
     let root = tempfile::tempdir().unwrap();
     let stub = StubMonitor::start(root.path(), "default", "demo");
     let file = root.path().join("vmi.yaml");
@@ -177,10 +178,10 @@ fn a_vm_is_made_what_its_manifest_says() {
     assert_eq!(run(&more), (0, "".into(), said.into()));
     assert_eq!(stub.status().message, "{\"data\": \"/a/b.img\"}");
     assert!(stub.status().paused);
-    assert_eq!(run(&[]), (0, "".into(), "demo: nothing to do\n".into()));
+    assert_eq!(run(&[]), (0, "".into(), "demo: nothing to change\n".into()));
     manifest("128Mi", "late");
     let said = "demo: volume late: it is; not there\n\
-                error: demo is not yet what its manifest says: 1 entry waits\n";
+                error: demo does not match its manifest yet: 1 entry is pending\n";
     assert_eq!(run(&[]), (1, "".into(), said.into()));
     manifest("256Mi", "data");
     let said =
@@ -194,7 +195,7 @@ fn a_vm_is_made_what_its_manifest_says() {
 }
 
 #[test]
-fn a_refusal_is_one_line_in_the_monitors_words() {
+fn a_refusal_is_one_line() {
     let root = tempfile::tempdir().unwrap();
     let _stub = StubMonitor::start(root.path(), "default", "demo");
     let told = told(&output(root.path(), &["reset", "demo"]));
@@ -202,7 +203,7 @@ fn a_refusal_is_one_line_in_the_monitors_words() {
 }
 
 #[test]
-fn a_vm_elsewhere_is_pointed_out() {
+fn a_vm_in_another_namespace_is_mentioned() {
     let root = tempfile::tempdir().unwrap();
     let _stub = StubMonitor::start(root.path(), "test", "demo");
     let told = told(&output(root.path(), &["pause", "demo"]));
@@ -224,13 +225,13 @@ fn stop_waits_for_the_end() {
     assert_eq!((code, stdout.as_str()), (0, ""));
     assert_eq!(
         stderr,
-        "demo: shutting down, killed after 7 s\ndemo: the guest powered off (ran 1.5 s)\n"
+        "demo: shutting down (force-off in 7 s)\ndemo: the guest powered off (ran 1.5 s)\n"
     );
     assert!(!root.path().join("default").exists());
 }
 
 #[test]
-fn stop_ends_what_it_can_and_names_what_it_cannot() {
+fn stop_continues_after_an_error() {
     let root = tempfile::tempdir().unwrap();
     let _stub = StubMonitor::start(root.path(), "default", "demo");
     let (code, _, stderr) = told(&output(root.path(), &["stop", "ghost", "demo", "--force"]));
@@ -243,7 +244,7 @@ fn stop_ends_what_it_can_and_names_what_it_cannot() {
 }
 
 #[test]
-fn rm_ends_and_clears_away() {
+fn rm_stops_vms_and_removes_their_state() {
     let root = tempfile::tempdir().unwrap();
     let _stub = StubMonitor::start(root.path(), "default", "demo");
     let dead = root.path().join("default/dead");
@@ -252,7 +253,7 @@ fn rm_ends_and_clears_away() {
     let (code, _, stderr) = told(&output(root.path(), &["rm", "demo", "dead"]));
     assert_eq!(code, 0, "{stderr}");
     assert!(
-        stderr.contains("dead: removed what its monitor had left\n"),
+        stderr.contains("dead: removed the state left by a dead monitor\n"),
         "{stderr}"
     );
     assert!(stderr.contains("demo: the guest powered off"), "{stderr}");
@@ -269,7 +270,7 @@ fn rm_ends_and_clears_away() {
 }
 
 #[test]
-fn rm_waits_for_a_vm_that_is_just_ending() {
+fn rm_waits_for_a_vm_that_is_ending() {
     let root = tempfile::tempdir().unwrap();
     for force in [&["rm", "demo"][..], &["rm", "--force", "demo"]] {
         let claimed = RuntimeDir::at(root.path()).claim("default", "demo").unwrap();
@@ -277,7 +278,7 @@ fn rm_waits_for_a_vm_that_is_just_ending() {
             std::thread::sleep(Duration::from_millis(700));
             claimed.remove().unwrap();
         });
-        // Nobody serves its socket any more.
+        // The socket is no longer served.
         let (code, _, stderr) = told(&output(root.path(), force));
         assert_eq!((code, stderr.as_str()), (0, "demo: has ended\n"), "{force:?}");
         assert!(!root.path().join("default").exists());
@@ -286,9 +287,9 @@ fn rm_waits_for_a_vm_that_is_just_ending() {
 }
 
 #[test]
-fn rm_says_what_it_could_not_clear_away() {
+fn rm_reports_what_it_cannot_remove() {
     let root = tempfile::tempdir().unwrap();
-    // So that it is a runtime directory.
+    // Makes it a runtime directory.
     drop(StubMonitor::start(root.path(), "default", "other"));
     let dead = root.path().join("default/dead");
     std::fs::create_dir_all(&dead).unwrap();
@@ -346,7 +347,7 @@ fn inspect_shows_state_plan_and_manifest() {
 }
 
 #[test]
-fn a_piped_console_shows_the_answer_and_leaves() {
+fn a_piped_console_shows_the_answer_and_detaches() {
     let root = tempfile::tempdir().unwrap();
     let _stub = StubMonitor::start(root.path(), "default", "demo");
     let mut command = husk(root.path(), &["console", "demo"]);

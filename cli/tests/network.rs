@@ -1,4 +1,4 @@
-//! Commands that reach a VM by its network, against a monitor that pretends to have a VM at 127.0.0.1.
+//! Commands that reach a VM by its network, tested with a stub monitor whose VM has the address 127.0.0.1.
 
 mod support;
 
@@ -17,7 +17,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use support::{StubMonitor, husk, output, told};
 
-/// `husk port-forward demo PORTS`, and where it listens.
+/// Starts `husk port-forward demo PORTS`; returns the local addresses.
 fn forward(root: &Path, ports: &[&str]) -> (Child, Vec<String>) {
     let mut child = husk(root, &[&["port-forward", "demo"], ports].concat())
         .stdout(Stdio::piped())
@@ -36,7 +36,7 @@ fn forward(root: &Path, ports: &[&str]) -> (Child, Vec<String>) {
     (child, local)
 }
 
-/// How it ends, and what it said.
+/// Waits for the exit; returns the status and stderr.
 fn end(child: Child) -> (i32, String) {
     let (code, _, stderr) = told(&child.wait_with_output().unwrap());
     (code, stderr)
@@ -64,7 +64,7 @@ fn a_port_leads_to_the_vm_until_its_end() {
         .port();
     let ports = [format!("0:{port}"), format!("tcp/:{closed}")];
     let (child, local) = forward(root.path(), &[&ports[0], &ports[1]]);
-    // Several at a time.
+    // In parallel.
     let clients: Vec<_> = (0..3).map(|_| TcpStream::connect(&local[0]).unwrap()).collect();
     for mut client in clients {
         client.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -74,7 +74,7 @@ fn a_port_leads_to_the_vm_until_its_end() {
         client.read_to_string(&mut answer).unwrap();
         assert_eq!(answer, "HELLO");
     }
-    // A guest that does not listen costs the connection.
+    // Without a listener in the guest the connection is closed.
     let mut refused = TcpStream::connect(&local[1]).unwrap();
     match refused.read(&mut [0]) {
         Ok(0) => {}
@@ -87,7 +87,7 @@ fn a_port_leads_to_the_vm_until_its_end() {
 }
 
 #[test]
-fn the_limit_of_files_is_raised_and_told_once() {
+fn the_limit_of_files_is_raised_and_reported_once() {
     let root = tempfile::tempdir().unwrap();
     let _stub = StubMonitor::start(root.path(), "default", "demo");
     let guest = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -146,7 +146,7 @@ fn ssh_is_the_systems() {
     std::fs::create_dir(&bin).unwrap();
     let told_with =
         |path: &Path, words: &[&str]| told(&husk(&state, words).env("PATH", path).output().unwrap());
-    let missing = "error: there is no ssh on PATH: install OpenSSH's client (package openssh-client)\n";
+    let missing = "error: ssh was not found on PATH: install the OpenSSH client (package openssh-client)\n";
     assert_eq!(told_with(&bin, &["ssh", "demo"]), (1, "".into(), missing.into()));
 
     let ssh = bin.join("ssh");

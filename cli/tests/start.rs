@@ -1,4 +1,4 @@
-//! Starts that need no VM to go as they go.
+//! Starts that need no working VM.
 
 mod support;
 
@@ -19,7 +19,7 @@ spec:
 ";
 
 #[test]
-fn a_start_that_may_disappoint_comes_with_a_note() {
+fn a_doubtful_start_comes_with_a_note() {
     let root = tempfile::tempdir().unwrap();
     let image = root.path().join("disk.img");
     std::fs::write(&image, b"QFI\xfb").unwrap();
@@ -40,9 +40,9 @@ fn a_start_that_may_disappoint_comes_with_a_note() {
     let (code, _, stderr) = told(&command.output().unwrap());
     assert_eq!(code, 1);
     for note in [
-        "note: spec.domain.resources.requests.memory: 60Ti is more than this machine's memory, ".to_owned(),
+        "note: spec.domain.resources.requests.memory: 60Ti exceeds the memory of this host, ".to_owned(),
         format!(
-            "note: volume \"root\": {} starts with a qcow2 header and is served raw; ",
+            "note: volume \"root\": {} starts with a qcow2 header but is served raw; ",
             image.display()
         ),
     ] {
@@ -51,7 +51,7 @@ fn a_start_that_may_disappoint_comes_with_a_note() {
 }
 
 #[test]
-fn what_was_begun_has_gone_when_a_signal_ends_it() {
+fn a_signal_during_the_start_leaves_nothing() {
     let root = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let path = root.path().join(name);
@@ -81,14 +81,14 @@ fn what_was_begun_has_gone_when_a_signal_ends_it() {
     let (code, _, stderr) = told(&child.wait_with_output().unwrap());
     assert_eq!(state.list().unwrap(), []);
     assert!(
-        stderr.ends_with("ended by SIGINT before every VM ran: none is left\n"),
+        stderr.ends_with("interrupted by SIGINT before all VMs were running: all were stopped\n"),
         "{stderr}"
     );
     assert_eq!(code, 130);
 }
 
 #[test]
-fn sigterm_before_the_vm_runs_is_told() {
+fn sigterm_before_the_vm_runs_is_reported() {
     let root = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let path = root.path().join(name);
@@ -108,7 +108,7 @@ fn sigterm_before_the_vm_runs_is_told() {
         .unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
-    // Signals are caught by then.
+    // The handlers are installed by then.
     while !line.contains("demo: starting") {
         line.clear();
         assert!(stderr.read_line(&mut line).unwrap() > 0);
@@ -117,6 +117,9 @@ fn sigterm_before_the_vm_runs_is_told() {
     nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
     let mut rest = String::new();
     stderr.read_to_string(&mut rest).unwrap();
-    assert_eq!(rest, "ended by SIGTERM before every VM ran: none is left\n");
+    assert_eq!(
+        rest,
+        "interrupted by SIGTERM before all VMs were running: all were stopped\n"
+    );
     assert_eq!(child.wait().unwrap().code(), Some(143));
 }

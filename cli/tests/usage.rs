@@ -1,4 +1,4 @@
-//! What needs no VM: usage, manifests, the doctor, completions.
+//! Commands that need no VM: usage, manifests, doctor, completions.
 
 mod support;
 
@@ -50,7 +50,7 @@ fn usage_errors_are_status_2() {
 }
 
 #[test]
-fn a_stderr_that_cannot_be_written_changes_no_status() {
+fn an_unwritable_stderr_does_not_change_the_status() {
     let root = tempfile::tempdir().unwrap();
     for (args, code) in [
         (&["validate", "/nonexistent.yaml"][..], 2),
@@ -81,15 +81,15 @@ fn a_missing_manifest_is_one_line() {
 }
 
 #[test]
-fn what_is_no_manifest_by_its_bytes_is_one_line() {
+fn an_unreadable_manifest_is_one_line() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().join("vm.yaml");
     let large = "é".repeat(1 << 19) + "é";
     for (bytes, why) in [
-        (&b"a: \xff"[..], "not a text in UTF-8"),
+        (&b"a: \xff"[..], "not valid UTF-8"),
         (
             large.as_bytes(),
-            "the manifest is larger than 1 MiB, which is the limit: split it into several files",
+            "the manifest is larger than the limit of 1 MiB: split it into several files",
         ),
     ] {
         std::fs::write(&path, bytes).unwrap();
@@ -111,8 +111,8 @@ spec:
     devices: {}
 ";
 
-/// What [`NOTED`] adds to a valid manifest is worth this note.
-const NOTE: &str = "spec.evictionStrategy: is the cluster's concern; it changes nothing in the VM\n";
+/// The note that [`NOTED`] causes.
+const NOTE: &str = "spec.evictionStrategy: is ignored: it only concerns the cluster\n";
 const NOTED: &str = "  evictionStrategy: None\n";
 
 #[test]
@@ -143,7 +143,7 @@ spec:
 }
 
 #[test]
-fn a_valid_manifest_is_said_to_be() {
+fn a_valid_manifest_is_reported() {
     let root = tempfile::tempdir().unwrap();
     assert_eq!(
         on_stdin(root.path(), &["validate", "-"], VALID),
@@ -156,7 +156,7 @@ fn a_valid_manifest_is_said_to_be() {
 }
 
 #[test]
-fn several_manifests_are_told_apart() {
+fn several_manifests_are_distinguished() {
     let root = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
         let path = root.path().join(name);
@@ -177,7 +177,7 @@ fn several_manifests_are_told_apart() {
 }
 
 #[test]
-fn every_line_names_its_document_where_there_are_several() {
+fn lines_name_the_document_if_there_are_several() {
     let root = tempfile::tempdir().unwrap();
     let runtime = root.path().join("husk");
     let other = VALID.replace("demo", "other");
@@ -203,7 +203,7 @@ fn every_line_names_its_document_where_there_are_several() {
             assert!(stderr.starts_with(&format!("stdin: other: {fault}")), "{stderr}");
         }
     }
-    // What only a run finds is told alike.
+    // Errors found only by `run` have the same form.
     let (code, _, stderr) = on_stdin(&runtime, &["run", "-"], &two);
     assert_eq!(code, 2);
     let lines = stderr.lines().filter_map(|line| line.split_once(": spec."));
@@ -215,7 +215,7 @@ fn every_line_names_its_document_where_there_are_several() {
 }
 
 #[test]
-fn run_refuses_what_makes_no_sense_before_it_starts() {
+fn run_rejects_invalid_requests_before_it_starts() {
     let root = tempfile::tempdir().unwrap();
     let runtime = root.path().join("husk");
     let two = format!("{VALID}---\n{}", VALID.replace("demo", "other"));
@@ -225,23 +225,23 @@ fn run_refuses_what_makes_no_sense_before_it_starts() {
         (
             &["run", "-", "--console"][..],
             &two[..],
-            "--console is for one VM, the manifest has 2",
+            "--console works for one VM, but the manifest has 2",
         ),
         (
             &["run", "-", "--netns", "/run/netns/x"],
             &two,
-            "--netns is for one VM, the manifest has 2",
+            "--netns works for one VM, but the manifest has 2",
         ),
-        (&["run", "-"], &twice, "stdin: two VMs are named demo"),
+        (&["run", "-"], &twice, "stdin: two VMs have the name demo"),
         (
             &["run", "-", "--namespace", "test"],
             &placed,
-            "the namespace of demo in the manifest is prod, not test: leave --namespace out",
+            "the manifest puts demo in the namespace prod, not test: omit --namespace",
         ),
         (
             &["run", "-", "--volume", "root=/x"],
             VALID,
-            "--volume root: no VM in the manifest has a volume of that name",
+            "--volume root: no VM in the manifest has a volume with this name",
         ),
     ] {
         let told = on_stdin(&runtime, args, text);
@@ -251,7 +251,7 @@ fn run_refuses_what_makes_no_sense_before_it_starts() {
 }
 
 #[test]
-fn a_volume_is_given_to_the_vms_that_have_it() {
+fn a_volume_is_passed_to_the_vms_that_have_it() {
     let root = tempfile::tempdir().unwrap();
     let with_disk = |name: &str| {
         let volume = format!("  volumes: [{{name: {name}, containerDisk: {{image: x}}}}]\n");
@@ -284,7 +284,7 @@ fn a_volume_is_given_to_the_vms_that_have_it() {
 }
 
 #[test]
-fn files_that_are_not_there_are_named_by_what_named_them() {
+fn missing_files_are_reported_with_their_option() {
     let root = tempfile::tempdir().unwrap();
     let manifest = root.path().join("vm.yaml");
     std::fs::write(&manifest, VALID).unwrap();
@@ -319,7 +319,7 @@ fn files_that_are_not_there_are_named_by_what_named_them() {
 }
 
 #[test]
-fn without_vms_nothing_is_listed_and_nothing_found() {
+fn without_vms_lists_are_empty_and_names_not_found() {
     let root = tempfile::tempdir().unwrap();
     assert_eq!(
         told(&output(root.path(), &["list"])),
@@ -355,7 +355,7 @@ fn without_vms_nothing_is_listed_and_nothing_found() {
 }
 
 #[test]
-fn rm_tells_of_every_vm_that_is_not_there() {
+fn rm_reports_every_missing_vm() {
     let root = tempfile::tempdir().unwrap();
     assert_eq!(
         told(&output(root.path(), &["rm", "a", "b"])),
@@ -369,7 +369,7 @@ fn rm_tells_of_every_vm_that_is_not_there() {
 }
 
 #[test]
-fn names_from_outside_reach_no_terminal_raw() {
+fn control_characters_in_names_are_escaped() {
     let root = tempfile::tempdir().unwrap();
     let manifest = root.path().join("a\x1b[31m\nerror: b.yaml");
     let shown = manifest
@@ -390,7 +390,7 @@ fn names_from_outside_reach_no_terminal_raw() {
 }
 
 #[test]
-fn the_doctor_speaks_json_and_its_status_agrees() {
+fn the_doctors_json_agrees_with_its_status() {
     let root = tempfile::tempdir().unwrap();
     let (code, stdout, stderr) = told(&output(root.path(), &["doctor", "--json"]));
     assert_eq!(stderr, "");
@@ -436,7 +436,7 @@ fn completions_for_every_shell() {
 }
 
 #[test]
-fn help_is_a_manual_and_hides_the_monitor() {
+fn help_is_complete_and_hides_the_monitor() {
     let root = tempfile::tempdir().unwrap();
     let (code, stdout, _) = told(&output(root.path(), &["--help"]));
     assert_eq!(code, 0);
@@ -462,7 +462,7 @@ fn help_is_a_manual_and_hides_the_monitor() {
 }
 
 #[test]
-fn a_reader_that_leaves_early_is_no_failure() {
+fn a_closed_pipe_is_not_an_error() {
     let root = tempfile::tempdir().unwrap();
     let mut child = husk(root.path(), &["completions", "bash"])
         .stdout(Stdio::piped())

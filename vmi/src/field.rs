@@ -1,4 +1,4 @@
-//! What is wrong with, or worth saying about, one field of a manifest.
+//! Errors and notes about one field of a manifest.
 
 use std::fmt;
 
@@ -7,23 +7,23 @@ use serde::{Deserialize, Serialize};
 /// The longest message that is printed on one line, in characters.
 const LINE: usize = 600;
 
-/// The kind of fault, named as Kubernetes names the causes of a refused request.
+/// Kind of an error: a Kubernetes `CauseType`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum CauseReason {
     /// The value is malformed, out of range or contradicts another field.
     FieldValueInvalid,
     /// The value must be unique and is not.
     FieldValueDuplicate,
-    /// A value must be given.
+    /// The value is required.
     FieldValueRequired,
-    /// The value is well-formed, but not offered here.
+    /// The value is valid but not supported.
     FieldValueNotSupported,
     /// The value refers to something that does not exist.
     FieldValueNotFound,
 }
 
 impl CauseReason {
-    /// The words the API server prints for this reason.
+    /// Text that the API server prints for this reason.
     pub fn text(self) -> &'static str {
         match self {
             Self::FieldValueInvalid => "Invalid value",
@@ -35,14 +35,14 @@ impl CauseReason {
     }
 }
 
-/// One fault in a manifest. Its serialised form is an entry of the `details.causes` list of a Kubernetes `Status`.
+/// One error in a manifest. Its serialised form is an entry of the `details.causes` list of a Kubernetes `Status`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FieldError {
-    /// What kind of fault it is.
+    /// Kind of the error.
     pub reason: CauseReason,
-    /// KubeVirt's text where it has one.
+    /// KubeVirt's text if it has one for this error.
     pub message: String,
-    /// Path of the field, for example `spec.domain.devices.disks[1].name`; empty where KubeVirt names none.
+    /// Path of the field, for example `spec.domain.devices.disks[1].name`; empty if KubeVirt names none.
     pub field: String,
 }
 
@@ -76,7 +76,7 @@ impl FieldError {
     }
 }
 
-/// One line, `FIELD: REASON: TEXT`, whatever the manifest put into the text.
+/// Formats one line, `FIELD: REASON: TEXT`; control characters of the manifest are escaped.
 impl fmt::Display for FieldError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let field = if self.field.is_empty() {
@@ -96,12 +96,12 @@ impl fmt::Display for FieldError {
 
 impl std::error::Error for FieldError {}
 
-/// Something the manifest asks for that is met differently, or not needed: worth a warning, not a refusal.
+/// A warning about a field that Husk ignores or implements differently.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Note {
     /// Path of the field.
     pub field: String,
-    /// What Husk does with it.
+    /// Behaviour of Husk for this field.
     pub text: String,
 }
 

@@ -1,12 +1,14 @@
 //! KubeVirt manifests: loading, validation and the plan of the VM they describe.
 //!
-//! Everything here is pure: no file is opened, no clock is read. A manifest is user input, so every
-//! fault in it is a [`FieldError`] with a path, never a panic.
+//! All functions are pure: they open no files and read no clock. A manifest is untrusted input: every
+//! error in it is a [`FieldError`] with a path, never a panic.
 //!
 //! ```text
 //! text ── load ──▶ Vmi ── validate ──▶ () or field errors
 //!                   └──── plan(PodResources) ──▶ VmPlan (defaults applied, every source resolved)
 //! ```
+
+#![warn(missing_docs)]
 
 mod field;
 mod load;

@@ -1,9 +1,9 @@
-//! Ethernet addresses: as a manifest writes them, and `02:00:00:00:00:01` in a plan.
+//! Ethernet addresses: parsing those of a manifest, and serialising `02:00:00:00:00:01` in a plan.
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serializer};
 
-/// Reads a hardware address of 6, 8 or 20 bytes: `aa:bb:…`, `aa-bb-…` or `aabb.ccdd.…`.
+/// Parses a hardware address of 6, 8 or 20 bytes: `aa:bb:…`, `aa-bb-…` or `aabb.ccdd.…`.
 pub(crate) fn parse_hardware_address(text: &str) -> Option<Vec<u8>> {
     let (separator, digits) = match text.as_bytes().get(2) {
         Some(b':') => (':', 2),
@@ -21,7 +21,7 @@ pub(crate) fn parse_hardware_address(text: &str) -> Option<Vec<u8>> {
     matches!(bytes.len(), 6 | 8 | 20).then_some(bytes)
 }
 
-/// The Ethernet address of a text, if it is one of 6 bytes.
+/// Parses an Ethernet address of 6 bytes.
 pub(crate) fn parse_ethernet(text: &str) -> Option<[u8; 6]> {
     parse_hardware_address(text)?.try_into().ok()
 }
@@ -39,7 +39,7 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
     let Some(text) = Option::<String>::deserialize(deserializer)? else {
         return Ok(None);
     };
-    let none = || D::Error::custom(format!("{text:?} is no Ethernet address"));
+    let none = || D::Error::custom(format!("{text:?} is not an Ethernet address"));
     parse_ethernet(&text).map(Some).ok_or_else(none)
 }
 

@@ -1,6 +1,6 @@
-//! Kubernetes' rules for names, with its explanations.
+//! Kubernetes' rules for names, with its error texts.
 
-/// What is wrong with a DNS-1123 label (a volume's name, a namespace), if anything.
+/// Error of a DNS-1123 label (the name of a volume or namespace), if it is invalid.
 pub(crate) fn label_fault(name: &str) -> Option<&'static str> {
     if name.len() > 63 {
         return Some("must be no more than 63 characters");
@@ -12,7 +12,7 @@ pub(crate) fn label_fault(name: &str) -> Option<&'static str> {
     )
 }
 
-/// What is wrong with a DNS-1123 subdomain (an object's name), if anything.
+/// Error of a DNS-1123 subdomain (the name of an object), if it is invalid.
 pub(crate) fn subdomain_fault(name: &str) -> Option<&'static str> {
     if name.len() > 253 {
         return Some("must be no more than 253 characters");
@@ -29,13 +29,13 @@ fn is_label(name: &str) -> bool {
     !name.is_empty() && !name.starts_with('-') && !name.ends_with('-') && name.bytes().all(inner)
 }
 
-/// Whether a text is made of `[A-Za-z0-9_.+-]`, as serial numbers must be.
+/// True if a text consists of `[A-Za-z0-9_.+-]`, the characters of serial numbers.
 pub(crate) fn is_serial(text: &str) -> bool {
     text.bytes()
         .all(|b| b.is_ascii_alphanumeric() || b"_.+-".contains(&b))
 }
 
-/// Whether a text is a PCI function's address, `0000:81:01.0`.
+/// True for the address of a PCI function, `0000:81:01.0`.
 pub(crate) fn is_pci_address(text: &str) -> bool {
     let hex = |part: &[u8]| part.iter().all(u8::is_ascii_hexdigit);
     match text.as_bytes() {

@@ -12,10 +12,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 const NANO: i128 = 1_000_000_000;
 /// The largest magnitude, in nanos.
 const CAP: i128 = (i64::MAX as i128) * NANO;
-/// The longest text that is read, in bytes; whole and fractional parts of any real quantity are far shorter.
+/// Maximum length of the text in bytes.
 const LONGEST: usize = 256;
 
-/// Why a text is not a quantity. The texts are Kubernetes' own.
+/// Error of parsing a quantity, with Kubernetes' own text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuantityError {
     /// It is not a number followed by a suffix.
@@ -29,7 +29,7 @@ pub enum QuantityError {
     Suffix,
 }
 
-/// Which suffixes a quantity is printed with.
+/// Family of suffixes used for printing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Family {
     /// `n u m k M G T P E`
@@ -40,7 +40,7 @@ enum Family {
     Binary,
 }
 
-/// A quantity, exact to one nano. Two are equal if their values are, however they are written.
+/// A quantity with a resolution of 10⁻⁹. Quantities are compared by value, not by notation.
 #[derive(Clone, Copy, Debug)]
 pub struct Quantity {
     nanos: i128,
@@ -48,7 +48,7 @@ pub struct Quantity {
 }
 
 impl Quantity {
-    /// A plain count.
+    /// A quantity without a suffix.
     pub fn from_value(value: i64) -> Self {
         Self {
             nanos: i128::from(value) * NANO,
@@ -62,17 +62,17 @@ impl Quantity {
         i64::try_from(whole).unwrap_or(if whole < 0 { i64::MIN } else { i64::MAX })
     }
 
-    /// The value in bytes, or anything else that is never negative; `None` if it is.
+    /// The value as an unsigned number, such as a size in bytes; `None` if it is negative.
     pub fn bytes(self) -> Option<u64> {
         u64::try_from(self.value()).ok()
     }
 
-    /// Whether the value is a whole number.
+    /// True if the value is a whole number.
     pub fn is_whole(self) -> bool {
         self.nanos % NANO == 0
     }
 
-    /// Whether the value is below zero.
+    /// True if the value is below zero.
     pub fn is_negative(self) -> bool {
         self.nanos < 0
     }
@@ -143,7 +143,7 @@ impl FromStr for Quantity {
     }
 }
 
-/// What a suffix multiplies by.
+/// Factor of a suffix.
 enum Power {
     /// 10ⁿ
     Ten(i64),
@@ -284,7 +284,7 @@ impl Serialize for Quantity {
     }
 }
 
-/// A string, or a bare number as manifests often have it.
+/// Accepts a string or a bare number.
 impl<'de> Deserialize<'de> for Quantity {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match serde_json::Value::deserialize(deserializer)? {

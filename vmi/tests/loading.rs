@@ -45,7 +45,7 @@ fn envelope_faults_have_paths() {
     assert_eq!(
         faults_of(|m| m["apiVersion"] = json!("kubevirt.io/v2")),
         [
-            "apiVersion: Unsupported value: 'kubevirt.io/v2' is not known; kubevirt.io/v1 and kubevirt.io/v1alpha3 are"
+            "apiVersion: Unsupported value: 'kubevirt.io/v2' is not supported; use kubevirt.io/v1 or kubevirt.io/v1alpha3"
         ]
     );
     assert_eq!(
@@ -89,7 +89,7 @@ fn text_that_is_no_manifest_gives_one_line() {
     );
     assert_eq!(
         line(&" ".repeat(2 << 20)),
-        "the manifest is larger than 1 MiB, which is the limit: split it into several files"
+        "the manifest is larger than the limit of 1 MiB: split it into several files"
     );
     assert_eq!(
         line(&"---\na: 1\n".repeat(300)),
@@ -101,13 +101,13 @@ fn text_that_is_no_manifest_gives_one_line() {
     );
     assert_eq!(
         line(&format!("a: &a 1\nb: [{}]", ["*a"; 1500].join(", "))),
-        "line 2, column 4005: more than 1000 aliases (*name): write out what they stand for"
+        "line 2, column 4005: more than 1000 aliases (*name): replace them by their values"
     );
     let bomb = (0..9).fold("a0: &a0 [x, x, x, x, x, x, x, x]\n".to_owned(), |text, n| {
         let aliases = vec![format!("*a{n}"); 9].join(", ");
         format!("{text}a{}: &a{} [{aliases}]\n", n + 1, n + 1)
     });
-    let aliases = "its aliases (*name) stand for too much: write out what they stand for";
+    let aliases = "the aliases (*name) expand to too much data: replace them by their values";
     assert_eq!(line(&bomb), format!("line 5, column 15: {aliases}"));
     for text in [
         "[".repeat(100_000),

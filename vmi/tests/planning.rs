@@ -227,8 +227,8 @@ fn the_clock_follows_the_time_zone_of_the_day() {
 #[test]
 fn something_must_boot() {
     refused_without_volumes(
-        "spec.domain.devices.disks: Required value: spec.domain.devices.disks has no disk with data: the VM has nothing to \
-         boot; add one, firmware.kernelBoot or --kernel",
+        "spec.domain.devices.disks: Required value: spec.domain.devices.disks has no disk to boot from: add one, \
+         firmware.kernelBoot or --kernel",
     );
     let changes = [
         (

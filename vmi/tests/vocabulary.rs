@@ -187,11 +187,11 @@ fn a_machine_is_planned_and_other_documents_are_told_apart() {
     assert_eq!(
         noted(&plan),
         [
-            "spec.template.spec.nodeSelector: is for the pod that a cluster runs the VM in; it changes nothing in the VM",
-            "spec.running: a cluster would start it again when it has ended; it is not started again here",
-            "spec.template.spec.domain.devices.disks[1]: no bus is given; KubeVirt's default, sata, is served as scsi: \
-             the guest sees sda, sdb … as there, by the driver virtio_scsi",
-            "spec.template.spec.domain.devices.interfaces[0].model: e1000 is served as virtio: the guest needs the \
+            "spec.template.spec.nodeSelector: is ignored: it only concerns the pod that runs the VM in a cluster",
+            "spec.running: a cluster would restart this VM after its end; Husk does not",
+            "spec.template.spec.domain.devices.disks[1]: has no bus; KubeVirt's default, sata, is provided as scsi: \
+             the guest still sees sda, sdb …, but uses the driver virtio_scsi",
+            "spec.template.spec.domain.devices.interfaces[0].model: e1000 is provided as virtio: the guest needs the \
              driver virtio_net",
         ]
     );

@@ -6,10 +6,10 @@ use crate::failure::Failure;
 use crate::live_vm;
 use crate::vm_ref::VmRef;
 
-/// Give a running VM one more network interface
+/// Add a network interface to a running VM
 ///
-/// It is bound, by the bridge binding, to a device that the VM's network namespace has got meanwhile, so the VM is one
-/// that was started with --netns. The guest has it until `husk removeinterface` or its end. Adding the same interface
+/// The interface uses the bridge binding on a device that was added to the VM's network namespace, so the VM must have
+/// been started with --netns. It stays until `husk removeinterface` or the end of the VM. Adding the same interface
 /// again does nothing.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -20,14 +20,14 @@ pub(crate) struct Args {
     /// The VM: NAME or NAMESPACE/NAME
     vm: VmRef,
 
-    /// What the interface is called
+    /// Name of the interface
     name: String,
 
-    /// The device; else podHASH, HASH being the first 11 digits of the SHA-256 of NAME
+    /// Device in the network namespace [default: podHASH, with the first 11 hex digits of the SHA-256 of NAME]
     #[arg(long, value_name = "DEVICE", default_value = "", hide_default_value = true)]
     device: String,
 
-    /// The guest's Ethernet address; else the device's
+    /// MAC address of the guest [default: that of the device]
     #[arg(long, value_name = "ADDRESS", default_value = "", hide_default_value = true)]
     mac: String,
 }

@@ -10,10 +10,10 @@ use crate::host_notes::raw_qcow2;
 use crate::live_vm;
 use crate::vm_ref::VmRef;
 
-/// Give a running VM one more disk
+/// Add a disk to a running VM
 ///
-/// The guest finds it on its SCSI controller, by its serial number in /dev/disk/by-id, and has it until `husk
-/// removevolume` or its end. Adding the same volume again does nothing.
+/// The disk appears on the guest's SCSI controller and, by its serial number, in /dev/disk/by-id. It stays until `husk
+/// removevolume` or the end of the VM. Adding the same volume again does nothing.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -23,34 +23,34 @@ pub(crate) struct Args {
     /// The VM: NAME or NAMESPACE/NAME
     vm: VmRef,
 
-    /// What the volume is called
+    /// Name of the volume
     #[arg(long, value_name = "NAME")]
     volume_name: String,
 
-    /// A raw image, a block device, or a directory with disk.img; opened as the VM's owner
+    /// Raw image, block device, or directory with a disk.img; opened with the rights of the VM's owner
     #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::AnyPath)]
     path: PathBuf,
 
-    /// Serial number shown to the guest; else the volume's name
+    /// Serial number of the disk [default: the name of the volume]
     #[arg(long, value_name = "SERIAL", default_value = "", hide_default_value = true)]
     serial: String,
 
-    /// How the host caches it; else past its page cache where the file can do that
+    /// Caching on the host [default: none if the file supports O_DIRECT, else writethrough]
     #[arg(long, value_enum, value_name = "MODE")]
     cache: Option<CacheArg>,
 
-    /// The guest cannot write it
+    /// Make the disk read-only
     #[arg(long)]
     readonly: bool,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum CacheArg {
-    /// Past the page cache, or an error
+    /// O_DIRECT; an error if the file does not support it
     None,
-    /// Through the page cache, each write durable
+    /// Through the page cache; each write is durable
     Writethrough,
-    /// Through the page cache, durable at the guest's flush
+    /// Through the page cache; durable after a flush by the guest
     Writeback,
 }
 

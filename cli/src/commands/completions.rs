@@ -7,7 +7,7 @@ use crate::cli::Cli;
 use crate::failure::Failure;
 use crate::output;
 
-/// Print a shell's completion script
+/// Print a shell completion script
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -15,7 +15,7 @@ Examples:
   husk completions zsh > ~/.zfunc/_husk
   husk completions fish > ~/.config/fish/completions/husk.fish")]
 pub(crate) struct Args {
-    /// The shell
+    /// Shell to complete for
     shell: Shell,
 }
 

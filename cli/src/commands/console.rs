@@ -8,13 +8,13 @@ use crate::vm_ref::VmRef;
 
 /// Connect this terminal to a VM's serial console
 ///
-/// Shows what the guest said last, then carries every key to it; ^] leaves, and the VM keeps running. There is one
-/// session per VM: a new one takes over. With a pipe as stdin, leaves one second after the pipe's end and the
-/// guest's last word.
+/// Shows the last output of the guest, then sends every key to it. ^] detaches; the VM keeps running. A VM has one
+/// console session: a new one takes over. If stdin is a pipe, detaches when the pipe has ended and the guest has been
+/// silent for one second.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Exit status: 0 after ^] or at the VM's end, 1 if the console could not be reached or another session took over,
-128 and its number if a signal ended it: 143 for SIGTERM.
+Exit status: 0 after ^] or at the end of the VM, 1 if the console cannot be
+reached or another session took over, 128+N after signal N (143 for SIGTERM).
 
 Examples:
   husk console demo
@@ -47,7 +47,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
                 Err(Failure::Runtime(format!("the monitor of {vm}: {why}")))
             }
             Err(asked) => {
-                eprintln!("\nleft by {}; {vm} keeps running", asked.name());
+                eprintln!("\ndetached by {}; {vm} keeps running", asked.name());
                 Err(Failure::Ended(asked.status()))
             }
         }

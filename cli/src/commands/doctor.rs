@@ -4,13 +4,13 @@ use crate::doctor::examine;
 use crate::failure::{Failure, RUNTIME};
 use crate::output;
 
-/// Say whether this machine can run VMs, and what it lacks
+/// Check whether this host can run VMs
 ///
-/// Runs a small guest on /dev/kvm to learn whether guest kernel mode is native, then looks for what a node
-/// needs. What is missing comes with the way to get it; MISSING in capitals keeps VMs from running.
+/// Runs a small guest on /dev/kvm to find out whether guest kernel mode runs natively, then checks the features that a
+/// node needs. Each missing feature is shown with a way to enable it. VMs cannot run without those marked MISSING.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Exit status: 0 if VMs can run here, 1 if not.
+Exit status: 0 if VMs can run on this host, 1 if not.
 
 Examples:
   husk doctor

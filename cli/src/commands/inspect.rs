@@ -13,13 +13,13 @@ use crate::vm_ref::VmRef;
 use crate::vm_view::VmView;
 use crate::{live_vm, output};
 
-/// A state file larger than this is not one.
+/// Maximum size of a state file in bytes.
 const MAX_STATE_FILE: u64 = 16 << 20;
 
-/// Show all that is known about a VM
+/// Show the details of a running VM
 ///
-/// Its state, its processes and files, and the plan it was built from: the manifest with every default applied and
-/// every volume resolved.
+/// Shows its state, processes and files, and the plan it was built from: the manifest with all defaults applied and all
+/// volumes resolved.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -29,7 +29,7 @@ pub(crate) struct Args {
     /// The VM: NAME or NAMESPACE/NAME
     vm: VmRef,
 
-    /// How to print it
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: InspectFormat,
 }
@@ -47,7 +47,7 @@ enum InspectFormat {
 struct Inspected {
     #[serde(flatten)]
     view: VmView,
-    /// The manifest's metadata.
+    /// Metadata of the manifest.
     metadata: Value,
     /// `husk_vmi::VmPlan`.
     plan: Value,

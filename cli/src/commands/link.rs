@@ -6,9 +6,9 @@ use crate::failure::Failure;
 use crate::live_vm;
 use crate::vm_ref::VmRef;
 
-/// Pull the cable of a VM's network interface, or plug it in again
+/// Set the link of a VM's network interface up or down
 ///
-/// The guest sees its link go, and come back; the interface stays.
+/// The guest sees the carrier change, as if a cable were unplugged or plugged in. The interface itself stays.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -17,19 +17,19 @@ pub(crate) struct Args {
     /// The VM: NAME or NAMESPACE/NAME
     vm: VmRef,
 
-    /// What the interface is called in the manifest, or was added as
+    /// Name of the interface in the manifest, or the one given to `husk addinterface`
     name: String,
 
-    /// What is to become of the cable
+    /// New state of the link
     #[arg(value_enum)]
     state: LinkState,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum LinkState {
-    /// Plugged in
+    /// Carrier on
     Up,
-    /// Pulled
+    /// Carrier off
     Down,
 }
 

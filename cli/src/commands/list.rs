@@ -8,9 +8,9 @@ use crate::failure::Failure;
 use crate::vm_view::VmView;
 use crate::{live_vm, output};
 
-/// List the VMs that run
+/// List running VMs
 ///
-/// A VM is listed from its start to its end, paused or not. Each user sees their own.
+/// Paused VMs are listed too. Each user sees their own VMs; root also sees those of pods (namespace `pods`).
 #[derive(Debug, clap::Args)]
 #[command(
     visible_alias = "ls",
@@ -21,19 +21,19 @@ Examples:
   husk stop $(husk list -o name)"
 )]
 pub(crate) struct Args {
-    /// How to print them
+    /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: ListFormat,
 }
 
 #[derive(Debug, Clone, Copy, Default, clap::ValueEnum)]
 enum ListFormat {
-    /// Columns for people
+    /// Table
     #[default]
     Table,
-    /// A list of objects; as `husk inspect -o json` without the plan
+    /// Array of objects, like `husk inspect -o json` without metadata and plan
     Json,
-    /// NAME or NAMESPACE/NAME, a line each
+    /// One NAME or NAMESPACE/NAME per line
     Name,
 }
 
@@ -74,7 +74,7 @@ async fn views(dirs: Vec<VmDir>) -> Result<Vec<VmView>, Failure> {
     for view in asked {
         views.push(view.await?);
     }
-    // One that ended while it was asked is not listed.
+    // A VM that has ended meanwhile is not listed.
     views.retain(|view| view.phase != "Unknown" || view.files.socket.exists());
     Ok(views)
 }
@@ -96,7 +96,7 @@ fn table(views: &[VmView], now: Timestamp) -> String {
     output::table(&rows)
 }
 
-/// An age as kubectl prints it.
+/// Formats an age like kubectl.
 fn age(seconds: u64) -> String {
     let (minutes, hours) = (seconds / 60, seconds / 3600);
     match () {

@@ -8,13 +8,13 @@ use crate::log_file::LogFile;
 use crate::vm_ref::VmRef;
 use crate::{live_vm, output};
 
-/// How often a followed log is looked at.
+/// Poll interval for `--follow`.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// Print what a VM's guest wrote to its serial console
+/// Print the output of a VM's serial console
 ///
-/// The bytes are the guest's own, escape sequences included. The log lives as long as the VM; of a long one the
-/// beginning is dropped.
+/// The output is printed unchanged, including escape sequences. The log is kept until the VM ends. If it grows long, the
+/// oldest part is dropped.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -25,15 +25,15 @@ pub(crate) struct Args {
     /// The VM: NAME or NAMESPACE/NAME
     vm: VmRef,
 
-    /// Go on printing until the VM ends or Ctrl-C
+    /// Follow the output until the VM ends or Ctrl-C is pressed
     #[arg(short, long)]
     follow: bool,
 
-    /// Only the last lines; 0 for none
+    /// Print only the last LINES lines
     #[arg(short = 'n', long, value_name = "LINES")]
     tail: Option<u64>,
 
-    /// The log of the VM's monitor and VMM instead
+    /// Print the log of the VM's monitor and VMM instead
     #[arg(long)]
     monitor: bool,
 }
@@ -42,7 +42,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let dir = live_vm::find(&args.vm)?;
     if args.monitor && args.vm.namespace == PODS {
         return Err(Failure::Runtime(format!(
-            "{}: what the shim of a pod says is in containerd's log: try journalctl -u containerd",
+            "{}: the shim of a pod logs to containerd: try `journalctl -u containerd`",
             args.vm
         )));
     }
@@ -53,7 +53,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     };
     let mut log = LogFile::open(&path, args.tail).map_err(Failure::at(path.display()))?;
     loop {
-        // StopSignal before reading, so that the last words of a VM that ends between the two are not lost.
+        // Checked before reading, so that the last output of a VM that ends meanwhile is not lost.
         let live = dir.is_live();
         while let Some(bytes) = log.read().map_err(Failure::at(path.display()))? {
             if !output::write(bytes)? {

@@ -30,7 +30,6 @@ mod stop;
 mod sync;
 mod validate;
 
-/// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Run(run::Args),
@@ -60,7 +59,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Does it; gives the exit status.
+    /// Runs the command and returns its exit status.
     pub(crate) fn run(&self, verbose: u8) -> ExitCode {
         let done: Result<(), Failure> = match self {
             Self::Run(args) => run::run(args, verbose),

@@ -1,5 +1,5 @@
-//! `husk monitor`: what `husk run` starts in the background for each VM.
+//! `husk monitor`: the background process that `husk run` starts for each VM.
 
-/// Own one VM; started by `husk run`, which gives it the VM on stdin
+/// Monitor one VM; started by `husk run`, which passes the configuration on stdin
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {}

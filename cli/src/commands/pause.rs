@@ -6,10 +6,10 @@ use crate::failure::Failure;
 use crate::live_vm;
 use crate::vm_ref::VmRef;
 
-/// Stop a VM's processors
+/// Pause a VM
 ///
-/// The guest keeps its memory and its clock stands still; `husk resume` lets it go on. Done when every processor
-/// stands; pausing a paused VM does nothing.
+/// Returns when all vCPUs have stopped. The guest keeps its memory, and its clock stops too. `husk resume` continues.
+/// Pausing a paused VM does nothing.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The VM: NAME or NAMESPACE/NAME

@@ -6,13 +6,14 @@ use crate::port_forward::{PortListener, PortSpec, raise_file_limit};
 use crate::signals::Signals;
 use crate::vm_ref::VmRef;
 
-/// PortSpec ports of this machine to a VM
+/// Forward local TCP ports to a VM
 ///
-/// What connects to a local port is connected to the VM's port, by TCP. Stays in the foreground until Ctrl-C or the
-/// VM's end.
+/// Each connection to a local port is forwarded to the port of the VM. Runs in the foreground until Ctrl-C or the end of
+/// the VM.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Exit status: 0 at the VM's end, 1 if a port could not be had, 128 and its number if a signal ended it: 130 for Ctrl-C.
+Exit status: 0 at the end of the VM, 1 if a local port is not available,
+128+N after signal N (130 for Ctrl-C).
 
 Examples:
   husk port-forward demo 8080:80
@@ -22,7 +23,8 @@ pub(crate) struct Args {
     /// The VM: NAME or NAMESPACE/NAME
     vm: VmRef,
 
-    /// A local port and the VM's; one alone is both, 0 any local one that is free. Listens on 127.0.0.1 by default
+    /// Local port and port of the VM; a single number is used for both; local port 0 picks a free one. Listens on
+    /// 127.0.0.1 by default
     #[arg(value_name = "[ADDRESS:]LOCAL:REMOTE", required = true)]
     ports: Vec<PortSpec>,
 }

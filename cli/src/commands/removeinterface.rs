@@ -6,16 +6,16 @@ use crate::failure::Failure;
 use crate::live_vm;
 use crate::vm_ref::VmRef;
 
-/// Take a network interface away that `husk addinterface` gave
+/// Remove a network interface that was added by `husk addinterface`
 ///
-/// The guest is asked to give it up. Done when the device is in the VM's network namespace again as it was found. A
-/// guest that does not answer, as it boots or is paused, gives it up later.
+/// Asks the guest to release the interface and returns when the device in the VM's network namespace is restored. A
+/// guest that is booting or paused releases it later.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The VM: NAME or NAMESPACE/NAME
     vm: VmRef,
 
-    /// What the interface is called
+    /// Name of the interface
     name: String,
 }
 

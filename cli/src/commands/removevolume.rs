@@ -6,16 +6,16 @@ use crate::failure::{Failure, one_line};
 use crate::live_vm;
 use crate::vm_ref::VmRef;
 
-/// Take a disk away that `husk addvolume` gave
+/// Remove a disk that was added by `husk addvolume`
 ///
-/// The guest is told, and has five seconds to write what it still has for the disk: unmount it there first. Done when
-/// the image is closed. A VM that is paused has them when it is resumed.
+/// Unmount the disk in the guest first: the guest is notified and has five seconds to write cached data. Returns when the
+/// image is closed. For a paused VM the five seconds start when it is resumed.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The VM: NAME or NAMESPACE/NAME
     vm: VmRef,
 
-    /// What the volume is called
+    /// Name of the volume
     #[arg(long, value_name = "NAME")]
     volume_name: String,
 }
@@ -30,7 +30,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         match removed.get_ref().flush_error.as_str() {
             "" => Ok(()),
             error => Err(Failure::Runtime(format!(
-                "volume {}: what was written last may be lost: {}",
+                "volume {}: the last writes may be lost: {}",
                 args.volume_name,
                 one_line(error)
             ))),

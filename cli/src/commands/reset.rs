@@ -6,10 +6,10 @@ use crate::failure::Failure;
 use crate::live_vm;
 use crate::vm_ref::VmRef;
 
-/// Reset a VM without asking the guest, as a PC's reset button does
+/// Reset a VM, like the reset button of a PC
 ///
-/// The guest boots again in the same VM, from the kernel its disk carries by then. What it had not written to its
-/// disks is lost: prefer the guest's own `reboot`.
+/// The guest is not asked and loses all data not yet written to its disks: prefer `reboot` in the guest. It boots again
+/// in the same VM, from the kernel that is on its disk by then.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The VM: NAME or NAMESPACE/NAME

@@ -6,9 +6,9 @@ use crate::failure::Failure;
 use crate::live_vm;
 use crate::vm_ref::VmRef;
 
-/// Let a paused VM go on
+/// Resume a paused VM
 ///
-/// The guest's clock goes on from where it stood. Resuming a running VM does nothing.
+/// The guest's clock continues from the time of the pause. Resuming a running VM does nothing.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// The VM: NAME or NAMESPACE/NAME

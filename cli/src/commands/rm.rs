@@ -7,15 +7,15 @@ use crate::live_vm;
 use crate::shutdown::{StopMode, stop_all};
 use crate::vm_ref::VmRef;
 
-/// Remove VMs: end those that run, and clear away what dead ones left
+/// Stop VMs and remove their state
 ///
-/// As `kubectl delete vmi`: a running VM is shut down within its grace period first. A VM that has ended leaves
-/// nothing to remove, unless its monitor was killed; that is cleared away too. Disk images are never touched, but
-/// for emptyDisks and the changes to containerDisks, which end with their VM.
+/// Like `kubectl delete vmi`: a running VM is shut down within its grace period. A VM that has ended leaves no state,
+/// unless its monitor was killed; `husk rm` removes that state too. Disk images are not touched, except emptyDisks and
+/// overlays of containerDisks, which are removed with their VM.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Exit status: 0 when nothing of the VMs is left, with --force also if there was nothing; 1 after all the others if one
-was not there or could not be ended.
+Exit status: 0 if no state of the VMs is left, 1 if a VM does not exist (without
+--force) or could not be stopped. The other VMs are removed in any case.
 
 Examples:
   husk rm demo test/other
@@ -25,7 +25,7 @@ pub(crate) struct Args {
     #[arg(value_name = "VM", required = true)]
     vms: Vec<VmRef>,
 
-    /// Kill running VMs at once, and do not mind names that are not there
+    /// Kill running VMs at once, and ignore VMs that do not exist
     #[arg(short, long)]
     force: bool,
 }
@@ -43,9 +43,9 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             Failure::from(error).report();
             done = Err(Failure::Ended(RUNTIME));
         } else if removed.contains(vm) {
-            eprintln!("{vm}: removed what its monitor had left");
+            eprintln!("{vm}: removed the state left by a dead monitor");
         } else if !lived && !args.force {
-            // Says what is wrong; one that ended just now has left nothing to remove.
+            // Reports that the VM does not exist, unless it ended just now.
             if let Err(failure) = live_vm::find(vm) {
                 failure.report();
                 done = Err(Failure::Ended(RUNTIME));

@@ -19,31 +19,31 @@ use crate::status::BOOT_FAILED;
 use crate::vm_ref::VmRef;
 use crate::{aborted_start, doctor, host_notes, live_vm, network, output, vm_ref};
 
-/// A monitor whose VM runs is reached within this time, or has ended.
+/// Maximum time for a connection to the monitor of a VM that was started.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Start the VMs of a manifest
 ///
-/// FILE holds VirtualMachineInstance and VirtualMachine objects, in YAML or JSON, any number of documents; other
-/// objects in it are left alone. Every VM of the file is started, or none.
+/// FILE holds VirtualMachineInstance and VirtualMachine objects in YAML or JSON, in any number of documents; other
+/// objects are ignored. If one VM cannot be started, none is.
 ///
-/// Stays in the foreground until the VMs have ended. Ctrl-C shuts them down as `husk stop` does, a second Ctrl-C
-/// kills them. When the terminal goes away they keep running.
+/// Runs in the foreground until the VMs have ended. Ctrl-C shuts them down like `husk stop`, a second Ctrl-C kills them.
+/// When the terminal is closed, the VMs keep running.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Exit status, of the first VM in the file that did not power off:
-  0    the guest powered off; with --detach: the VM runs
-  1    the VM could not be started, was killed, or Husk failed
-  2    the command line or the manifest is wrong: `FIELD: REASON`, a line each
-  10   the guest's kernel panicked
-  11   the guest's processor shut down (triple fault)
+Exit status (with several VMs, that of the first in FILE that is not 0):
+  0    the guest powered off; with --detach: the VM is running
+  1    the VM could not be started or was killed, or Husk failed
+  2    the command line or the manifest is wrong; one line `FIELD: REASON` each
+  10   kernel panic in the guest
+  11   triple fault in the guest
   12   no kernel could be loaded
-  129  the terminal went away; VMs that ran run on
-  130  killed by a second Ctrl-C or SIGTERM, or Ctrl-C before the VMs ran
-  143  SIGTERM before the VMs ran; later it does what Ctrl-C does
+  129  the terminal was closed; running VMs keep running
+  130  killed by a second Ctrl-C or SIGTERM, or Ctrl-C before the VMs were running
+  143  SIGTERM before the VMs were running; later SIGTERM acts like Ctrl-C
 
-What boots: --kernel, else the manifest's firmware.kernelBoot, else the kernel
-that the first bootable disk carries.
+Kernel to boot: --kernel, else firmware.kernelBoot of the manifest, else the
+kernel found on the first bootable disk.
 
 Examples:
   husk run vm.yaml
@@ -56,44 +56,44 @@ pub(crate) struct Args {
     #[arg(value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     file: String,
 
-    /// Where the data of a volume is: an image, a block device or a directory
+    /// Data of a volume: an image, a block device or a directory
     ///
-    /// For containerDisks and ephemeral volumes (neither is written to), persistentVolumeClaims and dataVolumes,
-    /// instead of a hostDisk's path; a directory with a file for each key for configMaps, secrets, downwardAPI,
-    /// serviceAccounts and cloud-init's secretRefs; and for `kernel-boot-volume`, a directory with the files of
-    /// firmware.kernelBoot.container.
+    /// Required for containerDisk, ephemeral (the data of both is not modified), persistentVolumeClaim and dataVolume;
+    /// overrides the path of a hostDisk. For configMap, secret, downwardAPI, serviceAccount and the secretRefs of
+    /// cloud-init: a directory with one file per key. For firmware.kernelBoot.container: the volume name is
+    /// `kernel-boot-volume`, and PATH a directory with the files of the container image.
     #[arg(long = "volume", value_name = "NAME=PATH", value_parser = volume)]
     volumes: Vec<(String, PathBuf)>,
 
-    /// Boot this kernel (bzImage, or ELF with a PVH entry)
+    /// Kernel to boot (bzImage, or ELF with a PVH entry)
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     kernel: Option<PathBuf>,
 
-    /// Give the kernel this initial RAM disk
+    /// Initial RAM disk for the kernel
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, requires = "kernel")]
     initrd: Option<PathBuf>,
 
-    /// The kernel's command line; without --kernel, words to add to the one that is found
-    #[arg(long, value_name = "WORDS")]
+    /// Kernel command line; without --kernel, arguments to append to the command line found
+    #[arg(long, value_name = "ARGS")]
     append: Option<String>,
 
-    /// Leave the VMs running in the background; prints their names
+    /// Run the VMs in the background and print their names
     #[arg(short, long, conflicts_with = "console")]
     detach: bool,
 
-    /// Connect this terminal to the VM's serial console; ^] leaves the VM running
+    /// Connect this terminal to the serial console of the VM; ^] detaches
     #[arg(short, long)]
     console: bool,
 
-    /// Attach the VM to the networks of this namespace, such as /run/netns/NAME or /proc/PID/ns/net; as root
+    /// Network namespace to attach the VM to, such as /run/netns/NAME or /proc/PID/ns/net; requires root
     ///
-    /// What a network plugin put there is the VM's: `eth0` the pod network's device, `podHASH` that of another network,
-    /// HASH being the first 11 digits of the SHA-256 of its name in the manifest. The VM's end gives them back. Name
-    /// servers are those of /etc/netns/NAME/resolv.conf, else this machine's.
+    /// The VM takes over the devices that a CNI plugin created there, until it ends: `eth0` for the pod network, `podHASH`
+    /// for another network, with the first 11 hex digits of the SHA-256 of its name in the manifest. Name servers are taken
+    /// from /etc/netns/NAME/resolv.conf if it exists, else from /etc/resolv.conf.
     #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::FilePath)]
     netns: Option<PathBuf>,
 
-    /// The namespace of VMs whose manifest does not name one
+    /// Namespace for VMs whose manifest names none
     #[arg(short, long, value_name = "NAMESPACE", value_parser = vm_ref::namespace)]
     namespace: Option<String>,
 }
@@ -106,13 +106,13 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
     let names = manifest.names()?;
     if args.console && names.len() > 1 {
         return Err(Failure::Usage(format!(
-            "--console is for one VM, the manifest has {}",
+            "--console works for one VM, but the manifest has {}",
             names.len()
         )));
     }
     if args.netns.is_some() && names.len() > 1 {
         return Err(Failure::Usage(format!(
-            "--netns is for one VM, the manifest has {}",
+            "--netns works for one VM, but the manifest has {}",
             names.len()
         )));
     }
@@ -123,7 +123,7 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
         && !plan.serial_console
     {
         return Err(Failure::Usage(
-            "--console: the manifest switches autoattachSerialConsole off".into(),
+            "--console: the VM has no serial console, since the manifest sets autoattachSerialConsole to false".into(),
         ));
     }
     if let Some(obstacle) = doctor::obstacle() {
@@ -131,7 +131,7 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
     }
     let runtime_dir = RuntimeDir::locate()?;
     runtime_dir.prepare()?;
-    // What dead monitors left of networks is in the way of the next VM.
+    // Network devices left by dead monitors would conflict with those of the new VM.
     match &netns {
         Some(netns) => runtime_dir.remove_abandoned_for(netns)?,
         None => runtime_dir.remove_abandoned()?,
@@ -162,7 +162,7 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
             (Some(foreground), [vm]) if args.console => with_console(vm, foreground, &mut signals).await,
             (Some(foreground), names) => {
                 for vm in names {
-                    eprintln!("{vm}: `husk console {vm}` connects to it, Ctrl-C shuts it down");
+                    eprintln!("{vm}: `husk console {vm}` opens its console, Ctrl-C shuts it down");
                 }
                 foreground.follow(&mut signals).await
             }
@@ -186,7 +186,7 @@ fn plans(args: &Args, manifest: &Manifest) -> Result<Vec<VmPlan>, Failure> {
     for (name, path) in &args.volumes {
         if !manifest.vmis.iter().any(|vmi| accepts_volume(vmi, name)) {
             return Err(Failure::Usage(format!(
-                "--volume {name}: no VM in the manifest has a volume of that name"
+                "--volume {name}: no VM in the manifest has a volume with this name"
             )));
         }
         if volumes.insert(name.clone(), absolute(path)?).is_some() {
@@ -220,14 +220,14 @@ fn plans(args: &Args, manifest: &Manifest) -> Result<Vec<VmPlan>, Failure> {
     }
 }
 
-/// Whether a VM has a use for data of that name.
+/// True if a VM has a volume of that name, or boots a kernel from it.
 fn accepts_volume(vmi: &Vmi, name: &str) -> bool {
     let kernel_boot = vmi.spec.domain.firmware.kernel_boot.as_ref();
     vmi.spec.volume(name).is_some()
         || (name == KERNEL_VOLUME && kernel_boot.is_some_and(|boot| boot.container.is_some()))
 }
 
-/// What `husk inspect` shows of the manifest.
+/// Metadata of the manifest for `husk inspect`.
 fn metadata(vmi: &Vmi) -> serde_json::Value {
     serde_json::json!({
         "name": vmi.name,
@@ -238,7 +238,7 @@ fn metadata(vmi: &Vmi) -> serde_json::Value {
     })
 }
 
-/// Starts every VM, or none, and follows them unless they are to be detached.
+/// Starts all VMs, or none if one fails, and follows them unless `detach` is set.
 async fn start(
     names: &[VmRef],
     configs: Vec<MonitorConfig>,
@@ -271,7 +271,7 @@ async fn start(
             Err(panic) => Err(StartFailure::Failed(Failure::at(vm)(panic))),
         });
         if let Err(failure) = launched {
-            // Monitors wait a moment for those who listen and do not hear them.
+            // A monitor waits for open status streams when it ends.
             drop((follower, foreground));
             let left = aborted_start::clean_up(&names[..=index]).await;
             return Err(failure.report(&left));
@@ -286,7 +286,7 @@ async fn start(
             Some(follower) => foreground.add(follower).await,
             None => {
                 return Err(Failure::Runtime(format!(
-                    "{vm} ran, but its monitor cannot be reached"
+                    "{vm} was started, but its monitor cannot be reached"
                 )));
             }
         }
@@ -294,7 +294,7 @@ async fn start(
     Ok((!detach).then_some(foreground))
 }
 
-/// Tells what the start waits for, once its monitor has been reached.
+/// Shows the progress of the start, once the monitor is connected.
 async fn show_preparation(follower: &mut Option<Follower>) {
     match follower {
         Some(follower) => follower.show_preparation().await,
@@ -302,9 +302,9 @@ async fn show_preparation(follower: &mut Option<Follower>) {
     }
 }
 
-/// This program again, as a monitor; `/proc/self/exe` is the running one even where its file was replaced.
+/// Command that runs this program as a monitor. `/proc/self/exe` is the running program even if its file was replaced.
 ///
-/// What it logs before its VM has a log is for those who asked for more: it reports its error in any case.
+/// Without `-v`, its log before the log file of the VM exists is discarded: errors are reported through the pipe.
 fn monitor_command(verbose: u8) -> process::Command {
     let mut command = process::Command::new("/proc/self/exe");
     command
@@ -317,28 +317,31 @@ fn monitor_command(verbose: u8) -> process::Command {
     command
 }
 
-/// Why not every VM runs.
+/// Reason why not all VMs were started.
 enum StartFailure {
-    /// A signal came before.
+    /// A signal arrived before all VMs were running.
     Signal(StopSignal),
-    /// One could not be started, which has been told.
+    /// A VM could not be started; the error is printed already.
     Failed(Failure),
 }
 
 impl StartFailure {
-    /// Tells what is left of those that were begun.
+    /// Prints which of the started VMs could not be cleaned up.
     fn report(self, left: &[VmRef]) -> Failure {
         let names: Vec<_> = left.iter().map(ToString::to_string).collect();
         let rest = match names.as_slice() {
-            [] => "none is left".to_owned(),
+            [] => "all were stopped".to_owned(),
             names => {
                 let names = names.join(" ");
-                format!("{names} did not end yet: `husk rm --force {names}` waits for it")
+                format!("{names} did not stop yet: `husk rm --force {names}` waits for it")
             }
         };
         match self {
             Self::Signal(asked) => {
-                eprintln!("ended by {} before every VM ran: {rest}", asked.name());
+                eprintln!(
+                    "interrupted by {} before all VMs were running: {rest}",
+                    asked.name()
+                );
                 Failure::Ended(asked.status())
             }
             Self::Failed(failure) => {
@@ -362,27 +365,27 @@ fn launch_failure(vm: &VmRef, error: &LaunchError) -> Failure {
 fn launch_error_text(error: &LaunchError) -> String {
     match error {
         LaunchError::Failed { message, .. } => one_line(message),
-        LaunchError::Silent => format!("{}: `husk run -v` may show why", chain(error)),
+        LaunchError::Silent => format!("{}: `husk run -v` may show the reason", chain(error)),
         error => chain(error),
     }
 }
 
-/// Gives the terminal to the guest until the VM ends or the caller detaches.
+/// Connects the terminal to the console until the VM ends or the user detaches.
 async fn with_console(vm: &VmRef, mut foreground: Foreground, signals: &mut Signals) -> Result<(), Failure> {
     let Some(mut client) = foreground.client() else {
         return Ok(());
     };
     match console::attach(vm, &mut client, OnInputEof::Watch, signals.next()).await {
         Ok(Ok(SessionEnd::Detached)) => {
-            eprintln!("\n{vm} keeps running: `husk console {vm}` comes back, `husk stop {vm}` ends it");
+            eprintln!("\n{vm} keeps running: `husk console {vm}` reconnects, `husk stop {vm}` stops it");
             return Ok(());
         }
         Ok(Ok(SessionEnd::TakenOver)) => {
-            eprintln!("\n{vm}: another session took the console over; Ctrl-C shuts the VM down");
+            eprintln!("\n{vm}: another session took over the console; Ctrl-C shuts the VM down");
         }
         Ok(Ok(SessionEnd::VmEnded | SessionEnd::Lost(_))) => eprintln!(),
         Ok(Err(asked)) => foreground.handle_signal(asked)?,
-        // A VM that has ended has no console any more; the follower knows how it ended.
+        // The VM may have ended already; the follower reports how.
         Err(failure) => drop(failure.report()),
     }
     foreground.follow(signals).await
@@ -391,7 +394,7 @@ async fn with_console(vm: &VmRef, mut foreground: Foreground, signals: &mut Sign
 pub(super) fn volume(text: &str) -> Result<(String, PathBuf), String> {
     match text.split_once('=') {
         Some((name, path)) if !name.is_empty() && !path.is_empty() => Ok((name.into(), path.into())),
-        _ => Err("expected NAME=PATH, NAME being a volume of the manifest".into()),
+        _ => Err("expected NAME=PATH, where NAME is a volume of the manifest".into()),
     }
 }
 

@@ -12,13 +12,15 @@ use crate::failure::Failure;
 use crate::live_vm;
 use crate::vm_ref::VmRef;
 
-/// Log in to a VM by the system's ssh, at the VM's address
+/// Log in to a VM with ssh
 ///
-/// The guest's host key is taken as it is at the first time, and must be the same while the VM runs: it is kept with
-/// the VM's state and goes with it, and your own known_hosts is left alone. The guest needs a server and an account.
+/// Runs the ssh client of this host with the address of the VM. The host key of the guest is accepted on the first
+/// connection and checked afterwards. It is stored with the state of the VM, not in your known_hosts. The guest needs an
+/// SSH server and an account.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Exit status: ssh's own, which is that of the remote command, or 255; 1 if ssh could not be started.
+Exit status: that of ssh (the status of the remote command, or 255); 1 if ssh
+could not be started.
 
 Examples:
   husk ssh demo -l debian
@@ -28,11 +30,11 @@ pub(crate) struct Args {
     /// The VM: NAME or NAMESPACE/NAME
     vm: VmRef,
 
-    /// Log in as this user; else as ssh does
+    /// User to log in as [default: chosen by ssh]
     #[arg(short, long, value_name = "USER")]
     login: Option<String>,
 
-    /// Options for ssh, then a command for the guest to run
+    /// Options for ssh, then a command to run in the guest
     #[arg(last = true, value_name = "SSH ARGS")]
     args: Vec<OsString>,
 }
@@ -54,17 +56,17 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(user) = &args.login {
         ssh.arg("-l").arg(user);
     }
-    // What follows the host are options to begin with.
+    // ssh accepts options after the host name too.
     let error = ssh.arg(address.to_string()).args(&args.args).exec();
     Err(Failure::Runtime(match error.kind() {
         ErrorKind::NotFound => {
-            "there is no ssh on PATH: install OpenSSH's client (package openssh-client)".into()
+            "ssh was not found on PATH: install the OpenSSH client (package openssh-client)".into()
         }
         _ => format!("ssh: {error}"),
     }))
 }
 
-/// A path as ssh reads it, in which blanks separate files and `%` begins a token.
+/// Quotes a path for ssh, where blanks separate files and `%` begins a token.
 fn known_hosts(path: &Path) -> String {
     match path.to_str() {
         Some(path) if !path.contains(['"', '\\', '$']) => format!("\"{}\"", path.replace('%', "%%")),

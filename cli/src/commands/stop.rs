@@ -5,13 +5,13 @@ use crate::live_vm;
 use crate::shutdown::{StopMode, stop_all};
 use crate::vm_ref::VmRef;
 
-/// Shut VMs down and wait until they have ended
+/// Shut down VMs and wait until they have ended
 ///
-/// Presses the guest's power button; a guest that has not powered off when the grace period is over is killed. The
-/// grace period is the manifest's terminationGracePeriodSeconds. Ctrl-C stops waiting, not the shutdown.
+/// Presses the ACPI power button and kills the VM if it is still running after the grace period, which is
+/// terminationGracePeriodSeconds of the manifest. Ctrl-C ends the wait, not the shutdown.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Exit status: 0 when the VMs have ended, however they did.
+Exit status: 0 if all VMs have ended, gracefully or not.
 
 Examples:
   husk stop demo
@@ -22,11 +22,11 @@ pub(crate) struct Args {
     #[arg(value_name = "VM", required = true)]
     vms: Vec<VmRef>,
 
-    /// Seconds until the guest is killed, instead of the manifest's; 0 kills at once
+    /// Grace period in seconds, instead of that of the manifest; 0 kills at once
     #[arg(short, long, value_name = "SECONDS")]
     grace_period: Option<u64>,
 
-    /// Kill the guest at once; what it has not written to its disks is lost
+    /// Kill the VMs at once; data not yet written to their disks is lost
     #[arg(short, long, conflicts_with = "grace_period")]
     force: bool,
 }

@@ -11,15 +11,15 @@ use crate::failure::{Failure, one_line};
 use crate::vm_ref::VmRef;
 use crate::{live_vm, manifest};
 
-/// Make a running VM what its manifest says now
+/// Apply a changed manifest to a running VM
 ///
-/// Volumes that are `hotpluggable` come and go with their entries, as interfaces do on networks of Multus; links follow
-/// `state`, and disks the sizes of their images. Prints what was done, on stderr, and what waits. What takes a restart is
-/// refused, by field, before anything is done. Once all is so, doing it again does nothing.
+/// Adds and removes `hotpluggable` volumes and interfaces on Multus networks, sets links according to `state`, and grows
+/// disks to the sizes of their images. Prints the changes made and those pending to stderr. If a change requires a
+/// restart, nothing is changed and each such field is reported. Applying the same manifest again does nothing.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Exit status: 0 if the VM is as the manifest says, 1 if something waits or failed,
-2 if the manifest is wrong, or another one for what takes a restart.
+Exit status: 0 if the VM matches the manifest, 1 if changes are pending or
+failed, 2 if the manifest is wrong or requires a restart.
 
 Examples:
   husk sync demo -f vmi.yaml --volume data=data.img
@@ -28,24 +28,24 @@ pub(crate) struct Args {
     /// The VM: NAME or NAMESPACE/NAME
     vm: VmRef,
 
-    /// The manifest; `-` reads stdin
+    /// The manifest; `-` reads it from stdin
     #[arg(short, long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     file: PathBuf,
 
-    /// Where the data of a volume is that is to come: as for `husk addvolume --path`
+    /// Data of a volume to add, as for `husk addvolume --path`
     #[arg(long = "volume", value_name = "NAME=PATH", value_parser = super::run::volume)]
     volumes: Vec<(String, PathBuf)>,
 
-    /// Let it run, or pause it
+    /// Resume or pause the VM
     #[arg(long, value_enum)]
     state: Option<TargetState>,
 }
 
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum TargetState {
-    /// It runs
+    /// Resume the VM if it is paused
     Running,
-    /// Its vCPUs stand still
+    /// Pause the VM
     Paused,
 }
 
@@ -54,7 +54,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let (text, manifest) = manifest::read_text(&source)?;
     if let [_, _, ..] = manifest.vmis.as_slice() {
         return Err(Failure::Usage(format!(
-            "{source}: one VM is wanted, there are several"
+            "{source}: expected one VM, but there are several"
         )));
     }
     let mut paths = std::collections::HashMap::new();
@@ -84,7 +84,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     })
 }
 
-/// Fields stand in lines of their own, as for `husk validate`.
+/// Prints field errors one per line, like `husk validate`.
 fn refusal(refused: &tonic::Status) -> Failure {
     let message = refused.message();
     let of_fields = matches!(refused.code(), Code::FailedPrecondition | Code::InvalidArgument);
@@ -114,16 +114,18 @@ fn report(vm: &VmRef, done: &SyncVmiResponse) -> Result<(), Failure> {
     }
     match (done.complete, waits) {
         (true, _) if done.changes.is_empty() => {
-            eprintln!("{vm}: nothing to do");
+            eprintln!("{vm}: nothing to change");
             Ok(())
         }
         (true, _) => Ok(()),
-        (false, 0) => Err(Failure::Runtime(format!(
-            "{vm} is not yet what its manifest says"
-        ))),
+        (false, 0) => Err(Failure::Runtime(format!("{vm} does not match its manifest yet"))),
         (false, waits) => Err(Failure::Runtime(format!(
-            "{vm} is not yet what its manifest says: {waits} {}",
-            if waits == 1 { "entry waits" } else { "entries wait" }
+            "{vm} does not match its manifest yet: {waits} {}",
+            if waits == 1 {
+                "entry is pending"
+            } else {
+                "entries are pending"
+            }
         ))),
     }
 }

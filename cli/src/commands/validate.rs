@@ -7,9 +7,9 @@ use crate::{manifest, output};
 
 /// Check manifests without starting anything
 ///
-/// Prints one line per wrong field, `FIELD: REASON` in KubeVirt's words, and one line `note: FIELD: …` for what would
-/// be met differently, on stderr, and a line for each VM that could run on stdout. The file and the document come
-/// first where there are several: `FILE: NAME: FIELD: …`. Nothing is opened but the manifests.
+/// Prints to stderr one line `FIELD: REASON` for each invalid field, in the form KubeVirt uses, and one line `note: FIELD:
+/// …` for each field that Husk ignores or implements differently. Prints to stdout one line for each valid VM. With
+/// several files or documents the lines begin with `FILE: NAME:`. Only the manifests are opened, no volumes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Exit status: 0 if every manifest is valid, 2 if not.
@@ -18,7 +18,7 @@ Examples:
   husk validate vm.yaml
   kubectl get vmi -A -o yaml | husk validate -")]
 pub(crate) struct Args {
-    /// Manifests; `-` reads stdin
+    /// Manifests to check; `-` reads from stdin
     #[arg(value_name = "FILE", required = true, value_hint = clap::ValueHint::FilePath)]
     files: Vec<PathBuf>,
 }

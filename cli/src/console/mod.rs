@@ -1,4 +1,4 @@
-//! The caller's end of a guest's serial console.
+//! Client of a guest's serial console.
 
 mod session;
 mod terminal;
@@ -14,8 +14,8 @@ use crate::vm_ref::VmRef;
 
 pub(crate) use session::{OnInputEof, SessionEnd};
 
-/// Connects stdin and stdout to the console of `vm` until the caller detaches or the session ends; `until` ends it
-/// too. The terminal is as it was when this returns.
+/// Connects stdin and stdout to the console of `vm` until the user detaches, the session ends, or `until` completes.
+/// The terminal mode is restored before this returns.
 pub(crate) async fn attach<T>(
     vm: &VmRef,
     client: &mut PodClient,
@@ -36,7 +36,7 @@ pub(crate) async fn attach<T>(
     };
     drop(raw);
     match ended {
-        // Whoever read the output has gone: nothing left to do for them.
+        // The reader of stdout is gone.
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(Ok(SessionEnd::Detached)),
         ended => ended.map_err(Failure::at("write to stdout")),
     }

@@ -1,4 +1,4 @@
-//! One attachment to a guest's serial console: bytes both ways until someone has had enough.
+//! One session on a guest's serial console.
 
 use std::io;
 use std::time::Duration;
@@ -10,27 +10,27 @@ use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt};
 use tonic::Status;
 
-/// `^]`, virtctl's and telnet's escape.
+/// `^]`, the escape character of virtctl and telnet.
 const ESCAPE: u8 = 0x1d;
 
-/// After the end of a piped input, output is still shown until the guest is silent for this long.
+/// After the end of a piped input, the session ends once the guest has been silent for this long.
 const OUTPUT_IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long typed bytes are still offered to the guest once the escape has been typed.
+/// Maximum time for sending pending input after the escape was typed.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Bytes taken from the input beyond what the guest has accepted.
+/// Maximum number of input bytes buffered for the guest.
 const MAX_PENDING_INPUT: usize = 1024 * 1024;
 
-/// The most one message may carry.
+/// Maximum number of bytes in one message.
 const MAX_MESSAGE: usize = 64 * 1024;
 
-/// How a session ended.
+/// Reason for the end of a session.
 #[derive(Debug)]
 pub(crate) enum SessionEnd {
     /// The escape was typed, or a piped input ended.
     Detached,
-    /// Someone else attached.
+    /// Another session took over.
     TakenOver,
     /// The VM ended.
     VmEnded,
@@ -38,16 +38,16 @@ pub(crate) enum SessionEnd {
     Lost(Option<Status>),
 }
 
-/// What the end of the input means.
+/// Behaviour at the end of the input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OnInputEof {
-    /// Show what the guest still says, then detach.
+    /// Show remaining output, then detach.
     Detach,
-    /// Go on showing output until the VM ends.
+    /// Keep showing output until the VM ends.
     Watch,
 }
 
-/// Carries bytes from `input` to the guest and from the guest to `output`.
+/// Copies bytes from `input` to the guest and from the guest to `output`.
 ///
 /// # Errors
 /// Writing to `output` failed.
@@ -63,7 +63,7 @@ where
     O: AsyncWrite + Unpin,
 {
     let mut input_open = true;
-    // What the guest has not taken yet: input is read ahead of it, or its escape could not be seen.
+    // Input the guest has not accepted yet. It is read ahead, so that the escape is found even if the guest hangs.
     let mut pending = Vec::new();
     loop {
         let lingering = !input_open && pending.is_empty() && at_input_end == OnInputEof::Detach;
@@ -77,7 +77,7 @@ where
                 match output_of {
                     Some(Output::Data(bytes)) => output.write_all(&bytes).await?,
                     Some(Output::SkippedBytes(count)) => {
-                        let note = format!("\r\n[{count} bytes were not shown: this terminal is too slow]\r\n");
+                        let note = format!("\r\n[{count} bytes skipped: the terminal is too slow]\r\n");
                         output.write_all(note.as_bytes()).await?;
                     }
                     Some(Output::Ended(reason)) => {
@@ -102,14 +102,14 @@ where
                     }
                 }
             },
-            // A guest that has gone shows as the end of its output.
+            // If the guest is gone, its output stream ends.
             () = send(&to_guest, &mut pending), if !pending.is_empty() => {}
             () = tokio::time::sleep(OUTPUT_IDLE_TIMEOUT), if lingering => return Ok(SessionEnd::Detached),
         }
     }
 }
 
-/// Sends the first message's worth of `pending` and takes it out; cancelled, it has done nothing.
+/// Sends the first part of `pending` and removes it. Cancellation-safe.
 async fn send(to_guest: &mpsc::Sender<ConsoleInput>, pending: &mut Vec<u8>) {
     match to_guest.reserve().await {
         Ok(permit) => {
@@ -129,7 +129,7 @@ fn until_escape(bytes: &[u8]) -> (&[u8], bool) {
     }
 }
 
-/// Reads stdin in a thread of its own, which a read that never returns cannot keep from ending with the process.
+/// Reads stdin in a separate thread, so that a blocked read does not delay the exit of the process.
 pub(crate) fn stdin() -> io::Result<mpsc::Receiver<Vec<u8>>> {
     let (sender, receiver) = mpsc::channel(4);
     std::thread::Builder::new().name("stdin".into()).spawn(move || {
@@ -242,10 +242,7 @@ mod tests {
             .await
             .unwrap();
         assert!(matches!(end, SessionEnd::VmEnded), "{end:?}");
-        assert_eq!(
-            shown,
-            b"bye\r\n[7 bytes were not shown: this terminal is too slow]\r\n"
-        );
+        assert_eq!(shown, b"bye\r\n[7 bytes skipped: the terminal is too slow]\r\n");
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,18 +1,18 @@
-//! The caller's terminal in raw mode, given back as it was.
+//! Raw mode of the terminal.
 
 use std::io::stdin;
 
 use rustix::io::Errno;
 use rustix::termios::{self, OptionalActions, Termios};
 
-/// Raw mode on stdin, if stdin is a terminal, until dropped: also when unwinding from a panic.
+/// Raw mode on stdin, if it is a terminal. Dropping restores the previous mode, also during a panic.
 #[derive(Debug)]
 pub(crate) struct RawMode {
     saved: Option<Termios>,
 }
 
 impl RawMode {
-    /// Switches stdin to raw mode; does nothing where stdin is a pipe or a file.
+    /// Switches stdin to raw mode; does nothing if stdin is a pipe or a file.
     pub(crate) fn enter() -> Result<Self, Errno> {
         if !termios::isatty(stdin()) {
             return Ok(Self { saved: None });
@@ -28,7 +28,7 @@ impl RawMode {
 impl Drop for RawMode {
     fn drop(&mut self) {
         if let Some(saved) = &self.saved {
-            // At once: waiting for output to drain would hang on a terminal that has stopped reading.
+            // Not TCSADRAIN: it would block on a terminal that has stopped reading.
             let _ = termios::tcsetattr(stdin(), OptionalActions::Now, saved);
         }
     }

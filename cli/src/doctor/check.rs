@@ -1,42 +1,40 @@
-//! One thing a node needs, and whether it is there.
+//! Result of one check of the host.
 
 use serde::Serialize;
 
-/// How much a missing thing matters.
+/// Importance of a feature.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
-    /// No VM runs without it.
+    /// No VM can run without it.
     Required,
-    /// VMs run without some feature or speed.
+    /// Without it, VMs lack a feature or are slower.
     Optional,
 }
 
-/// Whether it is there.
+/// Outcome of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum CheckStatus {
-    /// It is there and works.
+    /// The feature is present and works.
     Present,
-    /// It is not there or does not work.
+    /// The feature is missing or does not work.
     Missing,
 }
 
-/// The result of looking for one thing.
+/// Result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Check {
     /// Stable identifier, for scripts.
     pub name: &'static str,
-    /// The name people know it by; not in the JSON form.
+    /// Name in the table; not in the JSON form.
     #[serde(skip)]
     pub title: &'static str,
-    /// Whether it is there.
     pub status: CheckStatus,
-    /// How much it matters.
     pub severity: Severity,
-    /// What was found.
+    /// Finding, in one line.
     pub detail: String,
-    /// How to get it, if it is missing and there is a way.
+    /// Way to enable a missing feature, if there is one.
     pub fix: Option<String>,
 }
 
@@ -74,7 +72,7 @@ impl Check {
         }
     }
 
-    /// No VM can run because of it.
+    /// True if no VM can run because of this result.
     pub(crate) fn blocks(&self) -> bool {
         self.status == CheckStatus::Missing && self.severity == Severity::Required
     }

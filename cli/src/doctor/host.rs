@@ -1,4 +1,4 @@
-//! What the host offers beside KVM: a place for state, network, cgroups, memory, isolation, io_uring.
+//! Checks of the host other than KVM: runtime directory, network, cgroups, memory, isolation, io_uring.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -14,7 +14,7 @@ use super::check::{Check, Severity};
 use crate::failure::{chain, one_line};
 use crate::output;
 
-/// Every check of this module.
+/// Runs all checks of this module.
 pub(super) fn checks() -> Vec<Check> {
     vec![
         runtime_directory(RuntimeDir::locate()),
@@ -38,7 +38,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default().trim().to_owned()
 }
 
-/// Where this user's VMs keep their state: a user without a login session has no place for it.
+/// Checks the directory for the state of this user's VMs. A user without a login session has none.
 fn runtime_directory(located: Result<RuntimeDir, StateError>) -> Check {
     let (name, title) = ("runtime-directory", "runtime directory");
     match located {
@@ -52,21 +52,22 @@ fn runtime_directory(located: Result<RuntimeDir, StateError>) -> Check {
             name,
             title,
             Severity::Required,
-            "no place for the state of VMs",
-            Some("log in (not by su), or set XDG_RUNTIME_DIR to a directory of your own".into()),
+            "no directory for the state of VMs",
+            Some("log in directly (not with su), or set XDG_RUNTIME_DIR to a directory you own".into()),
         ),
         Err(error) => {
             let detail = match &error {
                 StateError::Unfit { place, why } => one_line(&format!("{place} {why}")),
                 error => chain(error),
             };
-            let fix = "set HUSK_RUNTIME_DIR to an absolute path of your own, empty or not there yet";
+            let fix =
+                "set HUSK_RUNTIME_DIR to an absolute path of a directory you own, empty or not yet existing";
             Check::missing(name, title, Severity::Required, detail, Some(fix.into()))
         }
     }
 }
 
-/// A character device, opened as the node's own software would, which also loads its module where it can.
+/// Checks a character device by opening it, which also loads its module if possible.
 fn device(name: &'static str, path: &'static str, load: &str, without: &str) -> Check {
     match fs::File::options().read(true).write(true).open(path) {
         Ok(_) => Check::present(name, path, Severity::Optional, "usable"),
@@ -75,7 +76,7 @@ fn device(name: &'static str, path: &'static str, load: &str, without: &str) -> 
             path,
             Severity::Optional,
             format!("permission denied: {without}"),
-            Some("run as root, or on a node through its agent".into()),
+            Some("run as root".into()),
         ),
         Err(error) => {
             let found = if error.kind() == ErrorKind::NotFound {
@@ -123,7 +124,7 @@ fn transparent_huge_pages(enabled: &str) -> Check {
     }
 }
 
-/// The chosen word of a `one [two] three` file.
+/// The selected word of a sysfs file like `one [two] three`.
 fn bracketed(text: &str) -> Option<&str> {
     text.split_once('[')?.1.split_once(']').map(|(word, _)| word)
 }
@@ -180,8 +181,8 @@ fn iommu(groups: &Path) -> Check {
             name,
             title,
             Severity::Optional,
-            "no groups: host devices cannot be passed through",
-            Some("switch on VT-d or AMD-Vi in the firmware; on Intel boot with intel_iommu=on".into()),
+            "no IOMMU groups: host devices cannot be passed through",
+            Some("enable VT-d or AMD-Vi in the firmware; on Intel boot with intel_iommu=on".into()),
         ),
         count => Check::present(name, title, Severity::Optional, format!("{count} groups")),
     }
@@ -200,9 +201,7 @@ fn io_uring(attempt: nix::Result<()>, disabled: &str) -> Check {
             "sysctl kernel.io_uring_disabled=0",
         ),
         Err(nix::Error::ENOSYS) => missing("not in this kernel", "use a kernel with CONFIG_IO_URING"),
-        Err(_) if !matches!(disabled, "" | "0") => {
-            missing("switched off", "sysctl kernel.io_uring_disabled=0")
-        }
+        Err(_) if !matches!(disabled, "" | "0") => missing("disabled", "sysctl kernel.io_uring_disabled=0"),
         Err(error) => missing(
             error.desc(),
             "allow io_uring_setup in the container's seccomp profile",
@@ -210,7 +209,7 @@ fn io_uring(attempt: nix::Result<()>, disabled: &str) -> Check {
     }
 }
 
-/// Sets up a ring of one entry and closes it again.
+/// Creates a ring of one entry and closes it.
 fn try_io_uring() -> nix::Result<()> {
     /// Bytes of the kernel's `struct io_uring_params`.
     const PARAMS: usize = 120;
@@ -257,7 +256,7 @@ fn user_namespaces(attempt: io::Result<()>) -> Check {
     Check::missing(name, title, Severity::Optional, detail, Some(fix))
 }
 
-/// Enters a user and a mount namespace in a child.
+/// Creates a user and a mount namespace in a child process.
 fn try_user_namespace() -> io::Result<()> {
     let mut child = Command::new("/proc/self/exe");
     child
@@ -321,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn io_uring_tells_sysctl_from_seccomp() {
+    fn io_uring_distinguishes_sysctl_and_seccomp() {
         assert_eq!(io_uring(Ok(()), "0").status, CheckStatus::Present);
         assert_eq!(io_uring(Ok(()), "").status, CheckStatus::Present);
         assert!(
@@ -332,7 +331,7 @@ mod tests {
         assert!(
             io_uring(Err(nix::Error::EPERM), "2")
                 .detail
-                .starts_with("switched off")
+                .starts_with("disabled")
         );
         assert!(
             io_uring(Err(nix::Error::EPERM), "0")
@@ -343,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_needs_a_place_for_state() {
+    fn a_user_needs_a_runtime_directory() {
         assert!(runtime_directory(Err(StateError::Nowhere)).blocks());
         let unfit = StateError::Unfit {
             place: "HUSK_RUNTIME_DIR=run".into(),
@@ -359,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_is_not_there_says_how_to_get_it() {
+    fn a_missing_device_has_a_fix() {
         let check = device("x", "/dev/husk-does-not-exist", "modprobe x", "nothing works");
         assert_eq!(check.detail, "no such device: nothing works");
         assert_eq!(check.fix.as_deref(), Some("modprobe x"));

@@ -1,4 +1,4 @@
-//! What `/dev/kvm` and its capabilities say.
+//! Checks of `/dev/kvm` and its capabilities.
 
 use std::io::ErrorKind;
 use std::os::fd::{FromRawFd, IntoRawFd};
@@ -13,7 +13,7 @@ use crate::failure::{chain, one_line};
 
 const API_VERSION: i32 = 12;
 
-/// Without these the VMM refuses to start.
+/// Capabilities the VMM requires.
 const REQUIRED: [(Cap, &str); 14] = [
     (Cap::Irqchip, "irqchip"),
     (Cap::Irqfd, "irqfd"),
@@ -31,17 +31,17 @@ const REQUIRED: [(Cap, &str); 14] = [
     (Cap::AdjustClock, "guest clock"),
 ];
 
-/// Without these guests run, slower or with a worse clock.
+/// Capabilities without which guests are slower or have a worse clock.
 const OPTIONAL: [(Cap, &str); 3] = [
     (Cap::TscDeadlineTimer, "TSC deadline timer"),
     (Cap::GetTscKhz, "TSC frequency"),
     (Cap::IrqfdResample, "irqfd resample"),
 ];
 
-/// Why KVM cannot be used, and the command that mends it, in one line: `None` if it can be used.
+/// Reason why KVM cannot be used, with the command that fixes it, in one line; `None` if it can be used.
 ///
-/// Costs nothing where KVM has hardware to use; where it may not, guest kernel mode is tried, for half a second at
-/// most. A device that was chosen by `HUSK_KVM` only needs to open, as for the monitor.
+/// Takes no time if KVM uses hardware virtualisation; otherwise guest kernel mode is tested, for half a second at most.
+/// A device chosen by `HUSK_KVM` only needs to open.
 pub(crate) fn obstacle() -> Option<String> {
     if kvm::chosen().is_some() {
         return Some(chain(&kvm::open().err()?));
@@ -53,7 +53,7 @@ pub(crate) fn obstacle() -> Option<String> {
     };
     check.blocks().then(|| {
         format!(
-            "{}: {}: {} (`husk doctor` tells more)",
+            "{}: {}: {} (see `husk doctor`)",
             check.title,
             check.detail,
             check.fix.unwrap_or_default()
@@ -61,13 +61,13 @@ pub(crate) fn obstacle() -> Option<String> {
     })
 }
 
-/// Whether KVM has a processor's help: a paravirtual one emulates what a guest's kernel does.
+/// True if KVM uses hardware virtualisation. A paravirtual KVM (kvm_pvm) emulates guest kernel mode.
 fn has_hardware(modules: &Path) -> bool {
     let loaded = |module| modules.join(module).exists();
     (loaded("kvm_intel") || loaded("kvm_amd")) && !loaded("kvm_pvm")
 }
 
-/// `/dev/kvm`, its capabilities, and guest kernel mode.
+/// Runs all checks of this module.
 pub(super) fn checks() -> Vec<Check> {
     let kvm = match open() {
         Ok(kvm) => kvm,
@@ -77,7 +77,7 @@ pub(super) fn checks() -> Vec<Check> {
                     name,
                     title,
                     Severity::Required,
-                    "cannot be tried without /dev/kvm",
+                    "cannot be tested without /dev/kvm",
                     None,
                 )
             };
@@ -142,11 +142,11 @@ fn module_for(cpuinfo: &str) -> &'static str {
     } else if has("svm") {
         "modprobe kvm_amd"
     } else {
-        "switch on hardware virtualisation (VT-x or AMD-V) in the firmware, or nested virtualisation in the hypervisor"
+        "enable hardware virtualisation (VT-x or AMD-V) in the firmware, or nested virtualisation in the hypervisor"
     }
 }
 
-/// The way into the group that owns the device.
+/// Command that adds the user to the group of the device.
 fn join_group(device: &Path) -> String {
     let group = std::fs::metadata(device)
         .ok()
@@ -195,14 +195,14 @@ fn capabilities(has: impl Fn(Cap) -> bool) -> Vec<Check> {
             "KVM capabilities",
             Severity::Required,
             &REQUIRED,
-            "use Linux 5.10 or newer on bare metal or real nested virtualisation",
+            "use Linux 5.10 or newer on bare metal or hardware nested virtualisation",
         ),
         check(
             "kvm-timekeeping",
             "KVM clock extras",
             Severity::Optional,
             &OPTIONAL,
-            "use a processor with an invariant TSC, or let the hypervisor below expose it",
+            "use a processor with an invariant TSC, or let the host hypervisor expose it",
         ),
     ]
 }
@@ -218,7 +218,7 @@ fn summary(names: &[&str]) -> String {
 
 fn guest_kernel_mode(verdict: Verdict) -> Check {
     let (name, title) = ("guest-kernel-mode", "guest kernel mode");
-    let fix = "use bare metal or real nested virtualisation; to develop here: cargo xtask lab run -- CMD";
+    let fix = "use bare metal or hardware nested virtualisation; for development: cargo xtask lab run -- CMD";
     match verdict {
         Verdict::Native { rate } => Check::present(
             name,
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn hardware_is_told_by_its_module() {
+    fn hardware_is_detected_by_its_module() {
         let modules = tempfile::tempdir().unwrap();
         let load = |module| std::fs::create_dir(modules.path().join(module)).unwrap();
         load("kvm");
@@ -284,14 +284,14 @@ mod tests {
     }
 
     #[test]
-    fn rates_read_like_speech() {
+    fn rates_are_readable() {
         assert_eq!(per_second(2.34e9), "2.3 billion");
         assert_eq!(per_second(1.75e6), "1.8 million");
         assert_eq!(per_second(900_000.0), "900 thousand");
     }
 
     #[test]
-    fn the_processor_chooses_the_module() {
+    fn the_module_depends_on_the_processor() {
         assert_eq!(
             module_for("model\t: 1\nflags\t\t: fpu vmx sse\n"),
             "modprobe kvm_intel"

@@ -1,4 +1,4 @@
-//! `husk doctor`: what a node needs, whether it is there, how to get it.
+//! `husk doctor`: checks whether the host can run VMs.
 
 mod check;
 mod host;
@@ -9,7 +9,7 @@ mod render;
 pub(crate) use kvm::obstacle;
 pub(crate) use render::Report;
 
-/// Looks at this machine; takes about a second at most.
+/// Runs all checks; takes about one second at most.
 pub(crate) fn examine() -> Report {
     Report::new([kvm::checks(), host::checks()].concat())
 }
@@ -18,7 +18,7 @@ pub(crate) fn examine() -> Report {
 mod tests {
     use std::time::{Duration, Instant};
 
-    /// An interpreting host must not make the doctor slow, and no check may get lost.
+    /// The checks stay fast on a host that emulates guest kernel mode, and all are in the report.
     #[test]
     fn examines_quickly() {
         let start = Instant::now();

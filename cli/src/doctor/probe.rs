@@ -1,8 +1,8 @@
-//! A guest of a few instructions, to learn what this host's KVM does with guest kernel mode.
+//! A tiny guest that finds out whether KVM runs guest kernel mode natively.
 //!
 //! Some hypervisors offer `/dev/kvm` to their own guests, run guest user mode on the processor and
-//! interpret guest kernel mode, about a thousand times slower and without all of its instructions.
-//! No capability tells; running something does.
+//! interpret guest kernel mode, about a thousand times slower and with some instructions missing. No KVM capability
+//! shows this, so the probe runs code.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -25,38 +25,38 @@ const SUM_INSTRUCTIONS: u64 = 3;
 /// `lock cmpxchg16b [rsi]; hlt`: every distribution kernel uses it, interpreters often lack it.
 const CMPXCHG16B: [u8; 6] = [0xf0, 0x48, 0x0f, 0xc7, 0x0e, 0xf4];
 
-/// Iterations of the timed loop: what entering the guest costs, what a loop costs, a second opinion, the real run.
-/// An interpreting host sees the first three and spends half a second on them.
+/// Iterations of the timed loop: BASE measures the cost of entering the guest, SHORT and MIDDLE find out whether the
+/// host interprets, LONG measures a native host. An interpreting host runs the first three, in half a second.
 const BASE: u64 = 1 << 10;
 const SHORT: u64 = 1 << 14;
 const MIDDLE: u64 = 1 << 18;
 const LONG: u64 = 1 << 22;
 
-/// The longest that a second opinion may take.
+/// Maximum expected time for the MIDDLE run.
 const SECOND_RUN_LIMIT: Duration = Duration::from_millis(700);
 
-/// When a probe has not answered after this long, it never will.
+/// Maximum time for the whole probe.
 const DEADLINE: Duration = Duration::from_secs(5);
 
 /// Instructions per second below which guest kernel mode cannot be native: real processors reach 10⁹, a
 /// kvm-amd inside an emulated machine about as many, interpreters of kernel mode 10⁶.
 const NATIVE_RATE: f64 = 3e7;
 
-/// What the payloads found.
+/// Result of the probe.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Verdict {
     /// Guest kernel mode runs on the processor at about this many instructions per second.
     Native { rate: f64 },
     /// It is interpreted.
     Emulated { rate: f64 },
-    /// It does not work: what was attempted and what happened.
+    /// It does not work; the text has the failed step and its error.
     Broken(String),
 }
 
 /// Runs the payloads on `kvm`; takes at most [`DEADLINE`].
 pub(crate) fn run(kvm: Kvm) -> Verdict {
     let (answer, verdict) = mpsc::channel();
-    // A thread of its own: should KVM_RUN never return, the process can still say so and exit.
+    // In a separate thread: if KVM_RUN never returns, the process can still report that and exit.
     let spawned = std::thread::Builder::new().name("probe".into()).spawn(move || {
         let _ = answer.send(payloads(&kvm).unwrap_or_else(Verdict::Broken));
     });
@@ -66,7 +66,7 @@ pub(crate) fn run(kvm: Kvm) -> Verdict {
     match verdict.recv_timeout(DEADLINE) {
         Ok(verdict) => verdict,
         Err(RecvTimeoutError::Timeout) => Verdict::Broken(format!(
-            "a small guest did not end within {} s",
+            "the test guest did not end within {} s",
             DEADLINE.as_secs()
         )),
         Err(RecvTimeoutError::Disconnected) => Verdict::Broken("the probe ended without an answer".into()),
@@ -85,7 +85,7 @@ fn payloads(kvm: &Kvm) -> Result<Verdict, String> {
 
 /// One vCPU in 64-bit mode at CPL 0, its first 2 MiB mapped one to one.
 struct Guest {
-    // Dropped in this order, so that KVM lets go of the memory before it is unmapped.
+    // Dropped in this order: the VM must be closed before its memory is unmapped.
     vcpu: VcpuFd,
     _vm: VmFd,
     memory: GuestMemoryMmap,
@@ -94,7 +94,7 @@ struct Guest {
 impl Guest {
     fn new(kvm: &Kvm) -> Result<Self, String> {
         let vm = kvm.create_vm().map_err(failed("create a VM"))?;
-        // Intel processors without "unrestricted guest" want these; harmless elsewhere.
+        // Required on Intel processors without "unrestricted guest"; harmless on others.
         vm.set_tss_address(0xfffb_d000)
             .map_err(failed("set the TSS address"))?;
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY_SIZE)])
@@ -134,8 +134,8 @@ impl Guest {
 
     /// Instructions per second in the timed loop.
     ///
-    /// Best times are compared, because other work on the host only ever adds; and differences of times, because a
-    /// first entry into a guest may cost milliseconds that are not the loop's.
+    /// Uses the best of several times, since other work on the host only adds to them, and differences of times, since
+    /// the first entry into a guest may take milliseconds.
     fn speed(&mut self) -> Result<f64, String> {
         write(&self.memory, CODE, &SUM)?;
         self.sum(1)?;
@@ -155,7 +155,7 @@ impl Guest {
         Ok(found)
     }
 
-    /// The shortest time the loop took in some tries.
+    /// The shortest time of the loop in several runs.
     fn best(&mut self, iterations: u64, tries: u32) -> Result<Duration, String> {
         let mut best = Duration::MAX;
         for _ in 0..tries {
@@ -208,7 +208,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Runs the code at `CODE` with `regs` until it halts; gives its registers then.
+    /// Runs the code at `CODE` with `regs` until it halts and returns the registers.
     fn run(&mut self, regs: kvm_regs) -> Result<kvm_regs, String> {
         let reserved_flag = 1 << 1;
         let regs = kvm_regs {

@@ -1,4 +1,4 @@
-//! The report as a table for people and as JSON for scripts.
+//! The report as a table and as JSON.
 
 use std::fmt::Write as _;
 
@@ -6,17 +6,17 @@ use serde::Serialize;
 
 use super::check::{Check, CheckStatus, Severity};
 
-/// Everything that was checked.
+/// Results of all checks.
 ///
 /// The JSON form is stable: fields and checks may be added, none changes its meaning.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Report {
-    /// VMs can run here: no required check is missing.
+    /// True if no required feature is missing.
     pub can_run_vms: bool,
     /// The verdict in one line.
     pub summary: String,
-    /// What was looked at, in a fixed order.
+    /// The checks, in a fixed order.
     pub checks: Vec<Check>,
 }
 
@@ -24,8 +24,8 @@ impl Report {
     pub(super) fn new(checks: Vec<Check>) -> Self {
         let blocking: Vec<_> = checks.iter().filter(|check| check.blocks()).collect();
         let summary = match blocking.first() {
-            None => "This machine can run VMs.".into(),
-            Some(first) => format!("This machine cannot run VMs: {}: {}.", first.title, first.detail),
+            None => "This host can run VMs.".into(),
+            Some(first) => format!("This host cannot run VMs: {}: {}.", first.title, first.detail),
         };
         Self {
             can_run_vms: blocking.is_empty(),
@@ -34,7 +34,7 @@ impl Report {
         }
     }
 
-    /// An aligned table, coloured if `colour`.
+    /// Formats an aligned table, in colour if `colour`.
     pub(crate) fn table(&self, colour: bool) -> String {
         let width = self
             .checks
@@ -102,7 +102,7 @@ mod tests {
              \x20                           fix: real metal\n\
              /dev/net/tun       missing  no such device\n\
              \n\
-             This machine cannot run VMs: guest kernel mode: emulated.\n"
+             This host cannot run VMs: guest kernel mode: emulated.\n"
         );
     }
 
@@ -119,7 +119,7 @@ mod tests {
             json,
             serde_json::json!({
                 "canRunVms": false,
-                "summary": "This machine cannot run VMs: guest kernel mode: emulated.",
+                "summary": "This host cannot run VMs: guest kernel mode: emulated.",
                 "checks": [
                     {"name": "kvm", "status": "present", "severity": "required", "detail": "API version 12", "fix": null},
                     {"name": "mode", "status": "missing", "severity": "required", "detail": "emulated", "fix": "real metal"},
@@ -130,9 +130,9 @@ mod tests {
     }
 
     #[test]
-    fn optional_things_do_not_stop_vms() {
+    fn missing_optional_features_do_not_block() {
         let report = Report::new(vec![Check::missing("tun", "t", Severity::Optional, "x", None)]);
         assert!(report.can_run_vms);
-        assert_eq!(report.summary, "This machine can run VMs.");
+        assert_eq!(report.summary, "This host can run VMs.");
     }
 }

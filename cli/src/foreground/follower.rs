@@ -1,4 +1,4 @@
-//! One VM that is being followed.
+//! Follows the status of one VM.
 
 use husk_monitor::client::PodClient;
 use husk_proto::shim::v1::{KillRequest, Phase, ShutdownRequest, Status, WatchStatusRequest};
@@ -13,7 +13,7 @@ use crate::vm_ref::VmRef;
 /// How far the caller has asked the VMs to stop: 0 not at all, 1 by the power button, 2 by force.
 pub(super) type StopLevel = u8;
 
-/// The status of one VM, shown on stderr as it changes.
+/// Prints the status changes of one VM to stderr.
 #[derive(Debug)]
 pub(crate) struct Follower {
     vm: VmRef,
@@ -21,13 +21,13 @@ pub(crate) struct Follower {
     statuses: Streaming<Status>,
     stop_level: watch::Receiver<StopLevel>,
     last: Status,
-    /// Heard, but not yet shown.
+    /// Received but not yet printed.
     pending: Option<Status>,
     progress: Progress,
 }
 
 impl Follower {
-    /// Starts watching.
+    /// Subscribes to the status of the VM.
     pub(super) async fn new(
         vm: &VmRef,
         mut client: PodClient,
@@ -48,7 +48,7 @@ impl Follower {
         })
     }
 
-    /// Tells what the start waits for, for as long as it is polled. Dropped, it has lost no status.
+    /// Shows the progress of the start for as long as it is polled. Cancellation-safe.
     pub(crate) async fn show_preparation(&mut self) {
         while self.pending.is_none() {
             match self.statuses.message().await {
@@ -62,12 +62,12 @@ impl Follower {
         std::future::pending().await
     }
 
-    /// The start waits for nothing any more.
+    /// Clears the progress line.
     pub(crate) fn clear_preparation(&mut self) {
         self.progress.clear();
     }
 
-    /// Tells what happens until the VM runs, or has ended already.
+    /// Prints status changes until the VM runs or has ended.
     pub(super) async fn until_running(&mut self) {
         while self.last.phase() != Phase::Running && !is_final(&self.last) && self.next().await {}
     }
@@ -76,13 +76,13 @@ impl Follower {
         self.client.clone()
     }
 
-    /// Tells what happens and does what it is shown, until the VM's end; gives the exit status for that.
+    /// Prints status changes and passes stop requests on until the VM has ended. Returns the exit status.
     pub(super) async fn run(mut self) -> u8 {
         while !is_final(&self.last) {
             let mut stop_level = self.stop_level.clone();
             tokio::select! {
                 alive = self.next() => if !alive {
-                    eprintln!("{}: its monitor died, and the VM with it", self.vm);
+                    eprintln!("{}: the monitor died and took the VM with it", self.vm);
                     return RUNTIME;
                 },
                 Ok(()) = stop_level.changed() => {
@@ -94,7 +94,7 @@ impl Follower {
         exit_status(&self.last)
     }
 
-    /// Waits for the next status and tells it; false if there is none. Cancelled, none is lost.
+    /// Waits for the next status and prints the changes; false if the stream has ended. Cancellation-safe.
     async fn next(&mut self) -> bool {
         let status = match self.pending.take() {
             Some(status) => status,
@@ -108,7 +108,7 @@ impl Follower {
         }
         let by_others = *self.stop_level.borrow() == 0;
         if by_others && status.stopping && !self.last.stopping && !is_final(&status) {
-            eprintln!("{}: another command ends it", self.vm);
+            eprintln!("{}: is being stopped by another command", self.vm);
         }
         self.last = status;
         true
@@ -122,7 +122,7 @@ impl Follower {
                 .await
             {
                 Ok(answer) => format!(
-                    "shutting down; killed after {} s or at another Ctrl-C",
+                    "shutting down (force-off in {} s or with another Ctrl-C)",
                     answer.get_ref().grace_seconds
                 ),
                 Err(status) => chain(&status),
@@ -133,7 +133,7 @@ impl Follower {
                 Err(status) => chain(&status),
             }
         };
-        // A VM that has ended meanwhile is shown by its status.
+        // If the VM has ended meanwhile, its status was printed already.
         if !is_final(&self.last) {
             eprintln!("{}: {text}", self.vm);
         }

@@ -1,4 +1,4 @@
-//! VMs in the foreground: what happens to them, shown line by line, until they end.
+//! Follows VMs in the foreground until they end.
 
 mod follower;
 mod progress;
@@ -16,10 +16,10 @@ use crate::vm_ref::VmRef;
 pub(crate) use follower::Follower;
 use follower::StopLevel;
 
-/// How often a monitor that is being started is looked for.
+/// Interval between attempts to connect to a monitor that is starting.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Some VMs, and how often the caller has asked for their end.
+/// The VMs in the foreground and the requested stop level.
 #[derive(Debug)]
 pub(crate) struct Foreground {
     followers: Vec<Follower>,
@@ -27,7 +27,7 @@ pub(crate) struct Foreground {
 }
 
 impl Foreground {
-    /// Nothing to follow yet.
+    /// Creates a set without VMs.
     pub(crate) fn new() -> Self {
         Self {
             followers: Vec::new(),
@@ -35,8 +35,8 @@ impl Foreground {
         }
     }
 
-    /// Reaches a VM that is being started, whenever its monitor can be: a guest may end before its start has been
-    /// reported, and how it ended is shown only to those who listen by then.
+    /// Connects to a VM that is being started as soon as its monitor accepts connections. A guest may end before its
+    /// start is reported, and only subscribers by then learn how it ended.
     pub(crate) fn connect_follower(&self, vm: &VmRef) -> impl Future<Output = Follower> + use<> {
         let (vm, stop_level) = (vm.clone(), self.stop_level.subscribe());
         async move {
@@ -51,18 +51,18 @@ impl Foreground {
         }
     }
 
-    /// Follows a VM that was reached and has been started; tells that it runs.
+    /// Adds a VM that was started, and prints that it is running.
     pub(crate) async fn add(&mut self, mut follower: Follower) {
         follower.until_running().await;
         self.followers.push(follower);
     }
 
-    /// Another connection to the first VM's monitor.
+    /// A client for the monitor of the first VM.
     pub(crate) fn client(&self) -> Option<PodClient> {
         self.followers.first().map(Follower::client)
     }
 
-    /// Passes a signal on to the VMs; fails with the status to leave with, if it asks to leave them alone.
+    /// Raises the stop level. For SIGHUP, fails with the exit status of this command and leaves the VMs running.
     pub(crate) fn handle_signal(&mut self, asked: StopSignal) -> Result<(), Failure> {
         if asked == StopSignal::Hangup {
             return Err(Failure::Ended(asked.status()));
@@ -72,7 +72,7 @@ impl Foreground {
         Ok(())
     }
 
-    /// Follows the VMs, obeying signals, until the last has ended.
+    /// Follows the VMs and handles signals until the last VM has ended.
     pub(crate) async fn follow(mut self, signals: &mut Signals) -> Result<(), Failure> {
         let running: Vec<_> = self
             .followers

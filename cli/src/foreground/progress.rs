@@ -1,4 +1,4 @@
-//! What a VM waits for before it runs: a line that changes on a terminal, else one line for each thing.
+//! Progress of the start of a VM: a line that is rewritten on a terminal, else one line for each step.
 
 use std::io::{IsTerminal, Write};
 
@@ -8,7 +8,7 @@ use crate::vm_ref::VmRef;
 #[derive(Debug)]
 pub(super) struct Progress {
     live: bool,
-    /// What was shown last, without how far it is.
+    /// The last step shown, without its progress.
     shown: String,
 }
 
@@ -20,7 +20,7 @@ impl Progress {
         }
     }
 
-    /// Tells what a monitor says: `WHAT: HOW FAR`.
+    /// Shows a message of the monitor of the form `STEP: PROGRESS`.
     pub(super) fn show(&mut self, vm: &VmRef, message: &str) {
         let message = one_line(message);
         let new = self.is_new(&message);
@@ -32,7 +32,7 @@ impl Progress {
         }
     }
 
-    /// Makes room on the terminal for other lines.
+    /// Clears the line on the terminal.
     pub(super) fn clear(&mut self) {
         if self.live && !self.shown.is_empty() {
             eprint!("\r\x1b[K");
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_thing_is_told_once() {
+    fn each_step_is_shown_once() {
         let mut progress = Progress::new();
         let said = ["", "unpacking a: 0 %", "unpacking a: 7 %", "unpacking b: 0 %", ""];
         assert_eq!(

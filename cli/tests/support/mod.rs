@@ -1,4 +1,4 @@
-//! The binary under test, and a monitor that pretends to own a VM.
+//! The binary under test, and a stub monitor.
 
 // Each test binary uses its own part of this.
 #![allow(dead_code)]
@@ -33,7 +33,7 @@ pub fn output(runtime: &Path, args: &[&str]) -> Output {
     husk(runtime, args).output().expect("husk runs")
 }
 
-/// What it printed, and how it ended.
+/// Exit status, stdout and stderr.
 pub fn told(output: &Output) -> (i32, String, String) {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     (
@@ -43,13 +43,13 @@ pub fn told(output: &Output) -> (i32, String, String) {
     )
 }
 
-/// A monitor whose VM shouts back what is typed, and powers off when told to.
+/// A monitor whose VM echoes its input in upper case and powers off on request.
 pub struct StubMonitor {
     status: watch::Sender<Status>,
 }
 
 impl StubMonitor {
-    /// Serves until its VM has ended and its directory is removed, in a thread of its own.
+    /// Serves in a separate thread until its VM has ended, then removes its directory.
     pub fn start(runtime: &Path, namespace: &str, name: &str) -> Arc<StubMonitor> {
         let claimed = RuntimeDir::at(runtime)
             .claim(namespace, name)

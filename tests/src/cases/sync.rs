@@ -48,7 +48,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     let shell = shell(&vm)?;
     let path = image(ctx, "data", 16)?;
 
-    expect_contains(&sync(ctx, &plain, &[])?.ok()?, &["nothing to do"])?;
+    expect_contains(&sync(ctx, &plain, &[])?.ok()?, &["nothing to change"])?;
     // Nobody has said where it is.
     expect_contains(&sync(ctx, &wanted, &[])?.fails(1)?, &["volume data", "waits"])?;
     expect_contains(
@@ -57,7 +57,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     )?;
     let disk = comes(&shell, "data")?;
     has(&shell, &disk, 16)?;
-    expect_contains(&sync(ctx, &wanted, &[])?.ok()?, &["nothing to do"])?;
+    expect_contains(&sync(ctx, &wanted, &[])?.ok()?, &["nothing to change"])?;
 
     File::options().write(true).open(&path)?.set_len(40 * MIB)?;
     // The monitor may have seen it already; the guest knows in any case.

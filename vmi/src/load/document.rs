@@ -1,4 +1,4 @@
-//! The documents of a manifest, and how they are told apart.
+//! The documents of a manifest and their names in messages.
 
 use std::collections::HashMap;
 
@@ -6,14 +6,14 @@ use serde_json::Value;
 
 use crate::field::OneLine;
 
-/// A document, or an item of one that is a `List`.
+/// A document, or an item of a `List`.
 pub(super) struct Document {
     pub(super) value: Value,
-    /// Where it stands, for people.
+    /// Position in the manifest, for messages.
     place: String,
 }
 
-/// Takes `List`s apart and leaves empty documents out.
+/// Expands `List`s and drops empty documents.
 pub(super) fn expand(values: Vec<Value>) -> Vec<Document> {
     let mut documents = Vec::new();
     for (index, value) in values.into_iter().enumerate() {
@@ -41,7 +41,7 @@ pub(super) fn expand(values: Vec<Value>) -> Vec<Document> {
     documents
 }
 
-/// What each is called: by its name, with its place where that is not enough. The only one needs no name.
+/// Names for messages: the object name, with the position if it is ambiguous. A single document has none.
 pub(super) fn names(documents: &[Document]) -> Vec<Option<String>> {
     if documents.len() == 1 {
         return vec![None];
@@ -63,7 +63,7 @@ impl Document {
         self.value.get("kind")?.as_str()
     }
 
-    /// `NAME`, or `NAMESPACE/NAME` for one that is not in the default namespace.
+    /// `NAME`, or `NAMESPACE/NAME` outside of the default namespace.
     fn name(&self) -> Option<String> {
         let metadata = self.value.get("metadata")?;
         let text = |field| metadata.get(field).and_then(Value::as_str);

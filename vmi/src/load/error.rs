@@ -2,38 +2,38 @@
 
 use crate::field::{FieldError, OneLine};
 
-/// The largest manifest that is read, in bytes.
+/// Maximum size of a manifest in bytes.
 pub const MANIFEST_LIMIT: usize = 1 << 20;
 
-/// A document with wrong fields.
+/// A document with invalid fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidDocument {
-    /// As [`Vmi::document`].
+    /// As [`Vmi::document`](crate::Vmi::document).
     pub document: Option<String>,
-    /// What is wrong, at least one fault.
+    /// The errors; at least one.
     pub errors: Vec<FieldError>,
 }
 
-/// Why a manifest cannot be used. Each prints on one line, but for [`LoadError::Invalid`]: one line per field.
+/// Error of loading a manifest. Each is one line, except [`LoadError::Invalid`]: one line per field.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// It is too large to be a manifest.
-    #[error("the manifest is larger than {} MiB, which is the limit: split it into several files", MANIFEST_LIMIT >> 20)]
+    /// The manifest is larger than [`MANIFEST_LIMIT`].
+    #[error("the manifest is larger than the limit of {} MiB: split it into several files", MANIFEST_LIMIT >> 20)]
     TooLarge,
-    /// It is not YAML.
+    /// The text is not YAML.
     #[error("line {line}, column {column}: {message}")]
     Syntax {
         /// Line, from 1; 0 if unknown.
         line: u64,
         /// Column, from 1; 0 if unknown.
         column: u64,
-        /// What is wrong there.
+        /// Error text.
         message: String,
     },
-    /// It has no VM in it.
+    /// The manifest has no VM.
     #[error("no VirtualMachineInstance or VirtualMachine in the manifest{}", found(.0))]
     NoVm(Vec<String>),
-    /// Fields are wrong.
+    /// Fields are invalid.
     #[error("{}", lines(.0))]
     Invalid(Vec<InvalidDocument>),
 }

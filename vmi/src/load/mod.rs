@@ -1,4 +1,4 @@
-//! From the text of a manifest to the VMIs in it.
+//! Loads the VMIs of a manifest.
 
 mod document;
 mod error;
@@ -20,7 +20,7 @@ pub use vmi::Vmi;
 pub enum Loaded {
     /// A VM to run.
     Vmi(Box<Vmi>),
-    /// Anything else; it is for a cluster and is ignored.
+    /// Any other object, which is ignored.
     Other {
         /// `apiVersion`, as given.
         api_version: String,
@@ -31,11 +31,11 @@ pub enum Loaded {
     },
 }
 
-/// Reads a manifest: YAML or JSON, any number of documents, `List`s taken apart. JSON objects need
-/// no `---` between them.
+/// Reads a manifest in YAML or JSON with any number of documents; `List`s are expanded. JSON objects need no `---`
+/// between them.
 ///
-/// The fields are checked against KubeVirt's schema, and all faults are reported at once. What a valid field means,
-/// and whether it is supported, is decided by [`validate`](crate::validate).
+/// Checks the fields against KubeVirt's schema and reports all errors at once. Their values and their support are checked
+/// by [`validate`](crate::validate).
 ///
 /// # Errors
 /// See [`LoadError`].
@@ -101,7 +101,7 @@ fn read(value: &Value, document: &Option<String>) -> Result<Loaded, Vec<FieldErr
         });
     }
     if !matches!(api_version.as_str(), "kubevirt.io/v1" | "kubevirt.io/v1alpha3") {
-        let message = format!("'{api_version}' is not known; kubevirt.io/v1 and kubevirt.io/v1alpha3 are");
+        let message = format!("'{api_version}' is not supported; use kubevirt.io/v1 or kubevirt.io/v1alpha3");
         return Err(vec![FieldError::unsupported("apiVersion", message)]);
     }
     let mut object = object.clone();
@@ -117,7 +117,7 @@ fn read(value: &Value, document: &Option<String>) -> Result<Loaded, Vec<FieldErr
     })
 }
 
-/// Drops what is null, which is the same as absent.
+/// Removes null values, which mean the same as absent fields.
 fn strip_nulls(object: &mut Map<String, Value>) {
     object.retain(|_, value| !value.is_null());
     for value in object.values_mut() {

@@ -1,4 +1,4 @@
-//! A VirtualMachineInstance or VirtualMachine object, checked against the schema and read.
+//! Reads a VirtualMachineInstance or VirtualMachine object and checks it against the schema.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ pub(super) fn read_vm(object: &Map<String, Value>) -> Result<Vmi, Vec<FieldError
     let metadata = Metadata::of(object.get("metadata"));
     let (name, namespace) = identity(&metadata, &mut found);
     run_strategy(&vm, &mut found);
-    // A VirtualMachine's instances keep one system UUID, which depends on its name only.
+    // All instances of a VirtualMachine have the same system UUID, which depends on its name only.
     if spec.domain.firmware.uuid.is_none() {
         spec.domain.firmware.uuid = Some(uuid::Uuid::new_v5(&VM_UUIDS, name.as_bytes()).to_string());
     }
@@ -54,8 +54,8 @@ const VM_UUIDS: uuid::Uuid = uuid::uuid!("6a1a24a1-4061-4607-8bf4-a3963d0c5895")
 fn run_strategy(vm: &Value, found: &mut Findings) {
     let running = vm.get("running").and_then(Value::as_bool);
     let strategy = vm.get("runStrategy").and_then(Value::as_str);
-    const STARTED: &str = "a cluster would leave it stopped; it is started because it is run here";
-    const ENDED: &str = "a cluster would start it again when it has ended; it is not started again here";
+    const STARTED: &str = "a cluster would leave this VM stopped; Husk starts it";
+    const ENDED: &str = "a cluster would restart this VM after its end; Husk does not";
     match (running, strategy) {
         (Some(_), Some(_)) => {
             let text = "Running and RunStrategy are mutually exclusive";
@@ -77,7 +77,7 @@ fn run_strategy(vm: &Value, found: &mut Findings) {
     }
 }
 
-/// Checks everything around the spec of a VMI, which for a VirtualMachine lies deeper.
+/// Checks the object without the VMI spec, which is deeper in a VirtualMachine.
 fn envelope(object: &Map<String, Value>, path: &str, spec: &crate::schema::FieldType) -> Findings {
     let mut found = check(&Value::Object(object.clone()), &crate::schema::OBJECT, path);
     match object.get("spec") {
@@ -89,7 +89,7 @@ fn envelope(object: &Map<String, Value>, path: &str, spec: &crate::schema::Field
     found
 }
 
-/// Reads a spec that follows the schema; one that does not gives no types and has its faults in `found`.
+/// Reads a spec that matches the schema; otherwise returns an empty one, and `found` has the errors.
 fn spec(value: Option<&Value>, path: &str, found: &mut Findings) -> Spec {
     let Some(value) = value.filter(|_| found.schema.is_empty()) else {
         return Spec::default();
@@ -100,7 +100,7 @@ fn spec(value: Option<&Value>, path: &str, found: &mut Findings) -> Spec {
     })
 }
 
-/// The part of an object's metadata that matters here.
+/// The metadata that Husk uses.
 #[derive(Debug, Default)]
 struct Metadata {
     name: String,

@@ -5,38 +5,38 @@ use std::collections::BTreeMap;
 use crate::field::{FieldError, Note};
 use crate::types::Spec;
 
-/// A VirtualMachineInstance, or the one a VirtualMachine would make.
+/// A VirtualMachineInstance, or the one that a VirtualMachine describes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vmi {
-    /// Its name, a DNS-1123 subdomain.
+    /// Name, a DNS-1123 subdomain.
     pub name: String,
-    /// Its namespace, a DNS-1123 label.
+    /// Namespace, a DNS-1123 label.
     pub namespace: String,
-    /// Its UID, if a cluster gave it one.
+    /// UID, if a cluster assigned one.
     pub uid: Option<String>,
-    /// Its labels.
+    /// Labels.
     pub labels: BTreeMap<String, String>,
-    /// Its annotations.
+    /// Annotations.
     pub annotations: BTreeMap<String, String>,
-    /// What it asks for.
+    /// Specification.
     pub spec: Spec,
-    /// What tells its document apart from the manifest's others, for people; none for the only one.
+    /// Name of its document in messages; none if the manifest has one document only.
     pub document: Option<String>,
-    /// Where `spec` stands in the document: `spec` or `spec.template.spec`.
+    /// Path of `spec` in the document: `spec` or `spec.template.spec`.
     pub(crate) path: &'static str,
-    /// Valid fields that are refused, found while reading.
+    /// Valid but unsupported fields found by the schema check.
     pub(crate) unsupported: Vec<FieldError>,
-    /// Valid fields that are left out, found while reading.
+    /// Notes about ignored fields found by the schema check.
     pub(crate) notes: Vec<Note>,
 }
 
 impl Vmi {
-    /// The path of a field below `spec`, as the document has it.
+    /// Path in the document of a field below `spec`.
     pub(crate) fn at(&self, field: &str) -> String {
         format!("{}.{field}", self.path)
     }
 
-    /// The path of a field of its metadata, as the document has it.
+    /// Path in the document of a field below `metadata`.
     pub(crate) fn metadata_at(&self, field: &str) -> String {
         format!(
             "{}metadata.{field}",
@@ -44,7 +44,7 @@ impl Vmi {
         )
     }
 
-    /// Whether it is on the pod network: by name, or because it names no network at all.
+    /// True if it is on the pod network: explicitly, or because it lists no networks.
     pub(crate) fn has_pod_network(&self) -> bool {
         let devices = &self.spec.domain.devices;
         if self.spec.networks.is_empty() {

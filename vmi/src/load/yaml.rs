@@ -1,4 +1,4 @@
-//! From text to values, within bounds.
+//! Parses YAML within limits.
 
 use serde::de::IgnoredAny;
 use serde_json::Value;
@@ -8,14 +8,14 @@ use serde_saphyr::budget::BudgetBreach;
 use super::error::{LoadError, MANIFEST_LIMIT};
 use crate::field::OneLine;
 
-/// The most documents in a manifest.
+/// Maximum number of documents in a manifest.
 const DOCUMENTS: usize = 256;
-/// The deepest nesting; Kubernetes' own objects stay below 20.
+/// Maximum nesting depth; Kubernetes' own objects stay below 20.
 const DEPTH: usize = 64;
-/// The most aliases, and the most anchors, in a document.
+/// Maximum number of aliases, and of anchors, in a document.
 const ALIASES: usize = 1000;
 
-/// Reads every document: neither aliases nor nesting make more of a text than a small multiple of its size.
+/// Parses all documents. Memory is bounded by a small multiple of the text size, also with aliases and nesting.
 pub(super) fn parse(text: &str) -> Result<Vec<Value>, LoadError> {
     let mut documents = Vec::new();
     let mut before = "";
@@ -34,7 +34,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<Value>, LoadError> {
     Ok(documents)
 }
 
-/// Takes JSON objects apart that follow each other without `---`, as tools print them and YAML does not allow.
+/// Splits JSON objects that follow each other without `---`, which tools print but YAML does not allow.
 fn parts(text: &str) -> Vec<&str> {
     let mut parts = Vec::new();
     let mut rest = text;
@@ -47,7 +47,7 @@ fn parts(text: &str) -> Vec<&str> {
     }
     match rest.chars().next() {
         None => {}
-        // What is not JSON gets YAML's error, where it stands.
+        // Malformed JSON is left to the YAML parser, which reports the position.
         Some('{') => parts.push(rest),
         Some(_) => parts = vec![text],
     }
@@ -80,30 +80,31 @@ fn parse_part(text: &str) -> Result<Vec<Value>, LoadError> {
     })
 }
 
-/// What is wrong: a limit with the way out, or the parser's own words.
+/// Error text: an exceeded limit with a hint, or that of the parser.
 fn message(error: &Error) -> String {
     match error {
         Error::Budget { breach, .. } => match breach {
             BudgetBreach::Documents { .. } => too_many_documents(),
             BudgetBreach::Depth { .. } => too_deep(),
             BudgetBreach::Aliases { .. } => {
-                format!("more than {ALIASES} aliases (*name): write out what they stand for")
+                format!("more than {ALIASES} aliases (*name): replace them by their values")
             }
             BudgetBreach::Anchors { .. } => {
-                format!("more than {ALIASES} anchors (&name): leave out those that nothing refers to")
+                format!("more than {ALIASES} anchors (&name): remove unused ones")
             }
-            _ => "too much for one manifest: split it into several files".to_owned(),
+            _ => "the manifest is too complex: split it into several files".to_owned(),
         },
         error => {
             let plain = error.render_with_formatter(&serde_saphyr::UserMessageFormatter);
             if plain.starts_with("recursion limit exceeded") {
                 return too_deep();
             }
-            // What an alias leads to is told as text only.
+            // The limit of expanded aliases is reported as text only.
             if plain.contains("too large or too complex") {
-                return "its aliases (*name) stand for too much: write out what they stand for".to_owned();
+                return "the aliases (*name) expand to too much data: replace them by their values"
+                    .to_owned();
             }
-            // The place is told apart from the message.
+            // The position is reported separately.
             let plain = plain.split(" at line ").next().unwrap_or_default();
             OneLine(plain.trim_end_matches(" (defined").trim()).to_string()
         }
@@ -115,10 +116,10 @@ fn too_many_documents() -> String {
 }
 
 fn too_deep() -> String {
-    format!("nested deeper than {DEPTH} levels, which no Kubernetes object is")
+    format!("nested deeper than the limit of {DEPTH} levels")
 }
 
-/// The same error for a text that stands after `before`.
+/// Adjusts the position of an error in a part that follows `before`.
 fn moved(error: LoadError, before: &str) -> LoadError {
     match error {
         LoadError::Syntax {

@@ -1,4 +1,4 @@
-//! What the plan boots.
+//! The kernel that a plan boots.
 
 use super::disk::{DiskPlan, DiskSource};
 use super::types::{BootPlan, FileRef, KernelFile, KernelOverride, PodResources};
@@ -7,10 +7,10 @@ use crate::field::{FieldError, Note};
 use crate::load::Vmi;
 use crate::types::KernelBoot;
 
-/// The longest command line an x86 kernel takes, in bytes, without its terminating NUL.
+/// Maximum command line of an x86 kernel in bytes, without the terminating NUL.
 const COMMAND_LINE: usize = 2047;
 
-/// Decides what is booted: a kernel the caller gave, else the manifest's, else the disks' own.
+/// Chooses the kernel: that of the caller, else that of the manifest, else that of the disks.
 pub(super) fn plan(
     vmi: &Vmi,
     disks: &[DiskPlan],
@@ -45,10 +45,7 @@ pub(super) fn plan(
         (None, None) => {
             if given.initrd.is_some() {
                 let path = vmi.at("domain.firmware.kernelBoot");
-                errors.push(FieldError::required(
-                    path,
-                    "--initrd needs a kernel: give --kernel too",
-                ));
+                errors.push(FieldError::required(path, "--initrd requires --kernel"));
             }
             from_disks(vmi, disks, given.append, errors, notes)
         }
@@ -78,7 +75,7 @@ fn from_manifest(
     let dir = resources.volumes.get(KERNEL_VOLUME).cloned();
     if dir.is_none() {
         let text = format!(
-            "{path} has no files here; give a directory with the image's content with --volume {KERNEL_VOLUME}=DIR"
+            "{path} needs the files of the image; pass a directory with them by --volume {KERNEL_VOLUME}=DIR"
         );
         errors.push(FieldError::required(&path, text));
     }
@@ -95,7 +92,7 @@ fn from_manifest(
         let path = format!("{path}.kernelPath");
         errors.push(FieldError::required(
             &path,
-            format!("{path} is required: an initrd alone cannot be started"),
+            format!("{path} is required: an initrd alone cannot be booted"),
         ));
         KernelFile::Path(dir.clone())
     });
@@ -114,7 +111,7 @@ fn from_manifest(
     }
 }
 
-/// The disks with a boot order, in that order; if none has one, the first disk. A drive without a medium boots nothing.
+/// The disks with a boot order, in that order; if there are none, the first disk. Empty CD-ROM drives are skipped.
 fn from_disks(
     vmi: &Vmi,
     disks: &[DiskPlan],
@@ -140,7 +137,7 @@ fn from_disks(
         } else {
             notes.push(Note::new(
                 path,
-                "booting from the network is not supported; the disks are tried",
+                "is ignored: booting from the network is not supported; the disks are tried",
             ));
         }
     }
@@ -149,9 +146,7 @@ fn from_disks(
     }
     if ordered.is_empty() && errors.is_empty() {
         let path = vmi.at("domain.devices.disks");
-        let text = format!(
-            "{path} has no disk with data: the VM has nothing to boot; add one, firmware.kernelBoot or --kernel"
-        );
+        let text = format!("{path} has no disk to boot from: add one, firmware.kernelBoot or --kernel");
         errors.push(FieldError::required(path, text));
     }
     BootPlan::Disks {

@@ -10,15 +10,15 @@ use crate::load::Vmi;
 use crate::types::Feature;
 use crate::validate::{notes, validate};
 
-/// Seconds between the power button and the kill, where the manifest does not say.
+/// Default grace period in seconds.
 const GRACE_PERIOD: u64 = 30;
 
 /// Plans the VM of a VMI. A VMI that does not validate has no plan.
 ///
-/// Pure: nothing is opened, so paths in the plan may not exist.
+/// Opens nothing, so paths in the plan may not exist.
 ///
 /// # Errors
-/// Everything [`validate`] refuses, then whatever cannot be met with what the caller has.
+/// The errors of [`validate`]; if there are none, those of missing or wrong resources of the caller.
 pub fn plan(vmi: &Vmi, resources: &PodResources) -> Result<VmPlan, Vec<FieldError>> {
     validate(vmi)?;
     let mut errors = Vec::new();

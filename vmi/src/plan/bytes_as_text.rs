@@ -1,4 +1,4 @@
-//! Bytes that are nearly always text: serialised as text, else as `{"base64": …}`.
+//! Serialises bytes as a string if they are UTF-8, else as `{"base64": …}`.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

@@ -1,4 +1,4 @@
-//! One disk of a plan: where the guest finds it, what it is, where its data lies.
+//! One disk of a plan: its address, type and data source.
 
 use std::path::PathBuf;
 
@@ -8,58 +8,58 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DiskPlan {
-    /// The disk's name and, unless its source is [`DiskSource::Empty`], the volume's.
+    /// Name of the disk and, unless the source is [`DiskSource::Empty`], of the volume.
     pub name: String,
     /// The identifier KubeVirt gives it: `vda`, `vdb`, … on virtio-blk, `sda`, `sdb`, … on SCSI (CD-ROMs included),
     /// each counted in the manifest's order. The guest names its disks itself.
     pub target: String,
-    /// Where the guest finds it.
+    /// Controller and address.
     pub controller: Controller,
-    /// What the guest finds.
+    /// Device type.
     pub device: DeviceType,
-    /// The guest cannot write it.
+    /// Read-only for the guest.
     pub read_only: bool,
-    /// What the guest writes goes to an overlay that ends with the VM; the source is only read.
+    /// Guest writes go to an overlay that is removed with the VM; the source is only read.
     pub overlay: bool,
-    /// Whether the image's own header may say what format it has.
+    /// Policy for detecting the image format.
     pub format: FormatPolicy,
     /// Serial number shown to the guest, at most 256 of `[A-Za-z0-9_.+-]`; virtio-blk carries the first 20 bytes.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub serial: Option<String>,
-    /// How the host caches it.
+    /// Caching on the host.
     pub cache: CacheMode,
-    /// Another VM may have it open too.
+    /// Other VMs may have the image open too.
     pub shareable: bool,
-    /// The block sizes the guest is told.
+    /// Block sizes shown to the guest.
     #[serde(default)]
     pub block_size: BlockSize,
-    /// What happens on an I/O error of the host.
+    /// Reaction to an I/O error on the host.
     #[serde(default)]
     pub error_policy: ErrorPolicy,
-    /// Request queues, 1 or one for each vCPU. Of a SCSI disk these are the controller's.
+    /// Number of request queues: 1 or one per vCPU; for a SCSI disk, those of the controller.
     pub queues: u32,
-    /// The I/O thread that serves it, counted from 1 in each VM, as `ioThreadsPolicy` and `dedicatedIOThread` share
-    /// them out; none if the manifest leaves that to the VMM.
+    /// Number of its I/O thread, from 1 in each VM, assigned by `ioThreadsPolicy` and `dedicatedIOThread`; none if the
+    /// manifest has neither.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub io_thread: Option<u32>,
     /// Boot order, from 1.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub boot_order: Option<u32>,
-    /// What the manifest calls the object or image behind it: `persistentVolumeClaim/data`. None where it has no name.
+    /// `KIND/NAME` of the object or image behind it, such as `persistentVolumeClaim/data`; none if it has no name.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub origin: Option<String>,
-    /// Where its data is.
+    /// Source of its data.
     pub source: DiskSource,
 }
 
 impl DiskPlan {
-    /// Whether it is a logical unit of the SCSI controller.
+    /// True if it is a logical unit of the SCSI controller.
     #[must_use]
     pub fn is_scsi(&self) -> bool {
         self.scsi_address().is_some()
     }
 
-    /// Where it is on the SCSI controller, if it is on that.
+    /// Address on the SCSI controller; none for virtio-blk.
     #[must_use]
     pub fn scsi_address(&self) -> Option<ScsiAddress> {
         match self.controller {
@@ -69,11 +69,11 @@ impl DiskPlan {
     }
 }
 
-/// Where the guest finds a disk.
+/// Controller of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Controller {
-    /// A virtio-blk function of its own.
+    /// A separate virtio-blk device.
     VirtioBlk,
     /// A logical unit of the VM's one virtio-scsi controller.
     VirtioScsi(ScsiAddress),
@@ -82,20 +82,20 @@ pub enum Controller {
 /// A logical unit of the virtio-scsi controller, which is host 0 and channel 0: `0:0:TARGET:LUN`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ScsiAddress {
-    /// Target, 0 to 255. Every disk of a manifest is on target 0, as KubeVirt has it.
+    /// Target, 0 to 255. All disks of a manifest are on target 0, as with KubeVirt.
     pub target: u8,
-    /// Logical unit number, 0 to 16383: that of the letter in the disk's name, `sda` is 0.
+    /// Logical unit number, 0 to 16383. It is the index of KubeVirt's disk name: `sda` is 0.
     pub lun: u16,
 }
 
 impl ScsiAddress {
-    /// LUNs of a target.
+    /// Number of LUNs of a target.
     pub const LUNS: u16 = 16_384;
 
-    /// The address a disk gets beside those in use: the lowest free LUN of target 0. None if all are taken.
+    /// Lowest free LUN of target 0; none if all are in use.
     ///
-    /// Disks of a manifest take theirs in its order; one that is plugged later goes through the same door, so an
-    /// address never changes while its disk is there.
+    /// Disks of the manifest get their addresses in order and hot-plugged disks the next free ones, so an address never
+    /// changes while the disk is attached.
     #[must_use]
     pub fn free(used: impl IntoIterator<Item = ScsiAddress>) -> Option<ScsiAddress> {
         let used: std::collections::HashSet<ScsiAddress> = used.into_iter().collect();
@@ -123,7 +123,7 @@ pub(super) fn target_name(prefix: &str, index: usize) -> String {
     prefix.chars().chain(letters.into_iter().rev()).collect()
 }
 
-/// What a disk is for the guest.
+/// Type of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum DeviceType {
@@ -132,25 +132,25 @@ pub enum DeviceType {
     /// A CD-ROM drive, always read-only and on SCSI.
     #[serde(rename_all = "camelCase")]
     Cdrom {
-        /// The tray stands open at the start.
+        /// The tray is open at the start.
         tray_open: bool,
     },
-    /// A SCSI device of the host, which the guest's commands are passed on to; its source is a block device.
+    /// SCSI passthrough: commands of the guest go to a SCSI device of the host. The source is a block device.
     #[serde(rename_all = "camelCase")]
     Lun {
-        /// Persistent reservations too.
+        /// Pass persistent reservations through too.
         reservation: bool,
     },
 }
 
-/// Whether a header that a guest may have written is believed.
+/// Policy for detecting the format of an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum FormatPolicy {
-    /// Raw, whatever it looks like.
+    /// Always raw, since a guest may have written the header.
     #[default]
     Raw,
-    /// Raw or qcow2, as its first bytes say: an image that no guest has written.
+    /// Detect raw or qcow2 by the header; only for images no guest can write.
     Probe,
 }
 
@@ -158,14 +158,14 @@ pub enum FormatPolicy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CacheMode {
-    /// Not given: past the host's page cache if the file can do that, else write-through.
+    /// Not given: O_DIRECT if the file supports it, else write-through.
     #[default]
     Auto,
-    /// Past the host's page cache; an error if the file cannot do that.
+    /// O_DIRECT; an error if the file does not support it.
     None,
-    /// Through the host's page cache, each write durable.
+    /// Through the host's page cache; each write is durable.
     WriteThrough,
-    /// Through the host's page cache, durable at the guest's flush.
+    /// Through the host's page cache; durable after a flush by the guest.
     WriteBack,
 }
 
@@ -176,14 +176,14 @@ pub enum BlockSize {
     /// Not given: logical blocks of 512 bytes.
     #[default]
     Default,
-    /// As the manifest says, in bytes; both are powers of two from 512 to 2 MiB, `logical` is not the larger one.
+    /// Given in bytes; both are powers of two from 512 to 2 MiB, and `logical` ≤ `physical`.
     #[serde(rename_all = "camelCase")]
     Custom {
-        /// Unit the guest addresses.
+        /// Logical block size.
         logical: u32,
-        /// Unit that is written without reading first.
+        /// Physical block size.
         physical: u32,
-        /// Unit of a discard; not given or 0: the VMM's choice.
+        /// Granularity of discards; none or 0 lets the VMM choose.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         discard_granularity: Option<u32>,
     },
@@ -191,38 +191,38 @@ pub enum BlockSize {
     MatchVolume,
 }
 
-/// `disks[].errorPolicy`: what happens when the host fails to read or write.
+/// `disks[].errorPolicy`: reaction to an I/O error on the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ErrorPolicy {
-    /// The VM is paused; resuming it tries again. KubeVirt's default.
+    /// Pause the VM; the request is repeated on resume. KubeVirt's default.
     #[default]
     Stop,
-    /// The guest is told.
+    /// Report the error to the guest.
     Report,
-    /// Nobody is told: the request counts as done.
+    /// Complete the request without an error.
     Ignore,
-    /// The VM is paused if there is no space left, else the guest is told.
+    /// Pause the VM on ENOSPC, else report the error to the guest.
     Enospace,
 }
 
 /// The virtio-scsi controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScsiController {
-    /// Request queues, 1 or one for each vCPU.
+    /// Number of request queues: 1 or one per vCPU.
     pub queues: u32,
 }
 
-/// What tells an open file from all others while it is open.
+/// Identity of an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileId {
-    /// The file system's number, or that of the block device the file is.
+    /// Device number of the file system, or of the block device itself.
     pub device: u64,
-    /// Its number there; 0 for a block device.
+    /// Inode number; 0 for a block device.
     pub inode: u64,
 }
 
-/// Where a disk's data is.
+/// Source of a disk's data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum DiskSource {
@@ -231,18 +231,18 @@ pub enum DiskSource {
     /// A persistentVolumeClaim, also that of an ephemeral volume, or a dataVolume: a raw image file, a directory with
     /// a raw `disk.img`, or a block device.
     File(PathBuf),
-    /// An open file that somebody handed over; nobody knows it by a name.
+    /// An open file passed as a descriptor; its path is unknown.
     Descriptor(FileId),
     /// A containerDisk: an image file, a directory of the container image's root or of its `disk/`, an OCI layout, or
     /// an archive of the image.
     ContainerDisk {
-        /// What the caller mapped the volume to.
+        /// Path the caller gave for the volume.
         path: PathBuf,
         /// `containerDisk.path`: the image file inside the container image, relative to its root, without `.` or `..`.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         image_path: Option<PathBuf>,
     },
-    /// A scratch disk that lives as long as the VM.
+    /// A scratch disk that is removed with the VM.
     #[serde(rename_all = "camelCase")]
     EmptyDisk {
         /// Size in bytes, a multiple of 1 MiB and at least that.
@@ -251,28 +251,28 @@ pub enum DiskSource {
     /// A raw image on the node.
     #[serde(rename_all = "camelCase")]
     HostDisk {
-        /// Absolute path as the manifest has it.
+        /// Absolute path on the node.
         path: PathBuf,
-        /// Create it, sparse, with this size in bytes if it is not there.
+        /// If the file does not exist, create it as a sparse file of this size in bytes.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         create_bytes: Option<u64>,
     },
     /// A read-only seed for cloud-init.
     #[serde(rename_all = "camelCase")]
     CloudInit {
-        /// How it is laid out.
+        /// Layout of the seed.
         layout: SeedLayout,
-        /// The instance's description, JSON.
+        /// Metadata of the instance, JSON.
         meta_data: String,
-        /// Always a file, maybe an empty one.
+        /// User data; the file always exists, but may be empty.
         user_data: SeedData,
-        /// No file if there is none.
+        /// Network configuration; without it there is no such file.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         network_data: Option<SeedData>,
     },
     /// A read-only disk with the files of a configMap, secret, downwardAPI or serviceAccount volume.
     Files {
-        /// One file for each key, as the kubelet mounts them; none for an optional object that is not there.
+        /// Directory with one file per key, as the kubelet mounts it; none for a missing optional object.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         dir: Option<PathBuf>,
         /// The volume's label, 1 to 32 ASCII characters.
@@ -294,9 +294,9 @@ pub enum SeedLayout {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum SeedData {
-    /// What the manifest holds.
+    /// Data in the manifest.
     Inline(#[serde(with = "super::bytes_as_text")] Vec<u8>),
-    /// A Secret's files: the data is in the key `userdata` or `userData`, or `networkdata` or `networkData`.
+    /// Directory of a Secret; its key is `userdata` or `userData`, or `networkdata` or `networkData`.
     Secret(PathBuf),
 }
 
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_is_filled_and_nobody_moves() {
+    fn the_lowest_free_lun_is_used() {
         let at = |lun| ScsiAddress { target: 0, lun };
         assert_eq!(ScsiAddress::free([]), Some(at(0)));
         assert_eq!(ScsiAddress::free([at(0), at(2)]), Some(at(1)));

@@ -14,7 +14,7 @@ use crate::field::FieldError;
 use crate::load::Vmi;
 use crate::types::{self, Disk, Feature, Volume};
 
-/// The disks a VMI has: those it lists, then one for each volume that nothing uses.
+/// All disks of a VMI: those listed, then one for each volume without a disk.
 pub(crate) fn effective_disks(vmi: &Vmi) -> Vec<Disk> {
     let devices = &vmi.spec.domain.devices;
     let mut disks = devices.disks.clone();
@@ -45,7 +45,7 @@ pub(super) fn plan(
 ) -> Vec<DiskPlan> {
     for name in resources.volumes.keys() {
         if name != KERNEL_VOLUME && vmi.spec.volume(name).is_none() {
-            let text = format!("no volume is named '{name}', which --volume gives a path to");
+            let text = format!("--volume names '{name}', but there is no such volume");
             errors.push(FieldError::not_found(vmi.at("volumes"), text));
         }
     }
@@ -133,7 +133,7 @@ fn one(
         shareable: disk.shareable,
         block_size: match device {
             DeviceType::Disk => block_size(disk.block_size.as_ref()),
-            // A CD-ROM's blocks have 2048 bytes, a host device has its own.
+            // CD-ROMs have blocks of 2048 bytes, passed-through devices their own.
             DeviceType::Cdrom { .. } | DeviceType::Lun { .. } => BlockSize::Default,
         },
         error_policy: error_policy(disk.error_policy.as_deref()),
@@ -145,7 +145,7 @@ fn one(
     }
 }
 
-/// A disk that others write too must not be cached: KubeVirt's rule, which it applies when the VM starts.
+/// Cache mode of a disk. A shareable disk must not be cached; KubeVirt applies this rule at the start of the VM.
 pub(super) fn cache(disk: &Disk, path: &str) -> Result<CacheMode, FieldError> {
     let given = disk.cache.as_deref().unwrap_or_default();
     match (given, disk.shareable) {

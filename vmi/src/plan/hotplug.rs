@@ -1,4 +1,4 @@
-//! Plugging a disk into a VM that runs.
+//! Hot-plugging a disk.
 
 use std::path::PathBuf;
 
@@ -9,35 +9,35 @@ use super::disk::{
 use super::types::VmPlan;
 use crate::names::{is_serial, label_fault};
 
-/// The longest serial number, in characters.
+/// Maximum length of a serial number in characters.
 const SERIAL: usize = 256;
 
-/// A volume to plug.
+/// A volume to hot-plug.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewVolume {
-    /// The volume's name and the disk's.
+    /// Name of the volume and the disk.
     pub name: String,
-    /// [`DiskSource::File`], an image, a block device, or a directory with `disk.img`, by an absolute path; or
+    /// [`DiskSource::File`] with an absolute path of an image, a block device, or a directory with a `disk.img`; or
     /// [`DiskSource::Descriptor`].
     pub source: DiskSource,
-    /// Serial number shown to the guest; the name if it is empty.
+    /// Serial number; if empty, the name is used.
     pub serial: String,
-    /// How the host caches it.
+    /// Caching on the host.
     pub cache: CacheMode,
-    /// The guest cannot write it.
+    /// Read-only for the guest.
     pub read_only: bool,
-    /// Another VM may have it open too.
+    /// Other VMs may have the image open too.
     pub shareable: bool,
-    /// The block sizes the guest is told.
+    /// Block sizes shown to the guest.
     pub block_size: BlockSize,
-    /// What happens on an I/O error of the host.
+    /// Reaction to an I/O error on the host.
     pub error_policy: ErrorPolicy,
-    /// What the manifest calls the object behind it, if one does.
+    /// `KIND/NAME` of the object behind it, if there is one.
     pub origin: Option<String>,
 }
 
 impl Default for NewVolume {
-    /// One without a name or a source, and all else as a manifest that does not say.
+    /// An unnamed volume without a source; everything else has the default of a manifest.
     fn default() -> Self {
         Self {
             name: String::new(),
@@ -53,50 +53,49 @@ impl Default for NewVolume {
     }
 }
 
-/// What plugging a volume takes.
+/// Outcome of planning a hot-plug.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlugPlan {
-    /// This disk is to be added.
+    /// The disk to add.
     New(Box<DiskPlan>),
-    /// The VM has this very disk.
+    /// The VM has exactly this disk already.
     Present(Box<DiskPlan>),
 }
 
-/// Why a volume cannot be plugged.
+/// Error of planning a hot-plug.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlugError {
-    /// Not a volume's name.
-    #[error("the volume's name '{0}': {1}")]
+    /// The name is invalid.
+    #[error("the volume name '{0}' is invalid: {1}")]
     Name(String, &'static str),
-    /// Not a serial number.
+    /// The serial number is invalid.
     #[error("the serial number '{0}' must have at most {SERIAL} letters, digits and '_', '.', '+' or '-'")]
     Serial(String),
-    /// Relative to whose directory?
+    /// The path is relative.
     #[error("the path '{}' is not absolute", .0.display())]
     Path(PathBuf),
-    /// Another volume of that name.
+    /// The VM has another volume of that name.
     #[error("Unable to add volume [{0}] because volume with that name already exists")]
     NameTaken(String),
-    /// A disk of that image.
+    /// The VM has another disk with that image.
     #[error("Unable to add volume source [{0}] because it already exists")]
     SourceTaken(String),
-    /// Neither a file's path nor a descriptor.
+    /// The source is neither a path nor a descriptor.
     #[error("the volume '{0}' is neither a file nor a block device")]
     Source(String),
-    /// No controller to plug it into.
-    #[error("the manifest switches hotplug off (disableHotplug)")]
+    /// The VM has no SCSI controller.
+    #[error("the manifest disables hotplug (disableHotplug)")]
     Disabled,
-    /// No address is left.
+    /// All LUNs are in use.
     #[error("the SCSI controller is full")]
     Full,
 }
 
 impl VmPlan {
-    /// Plans the disk of a volume that is plugged, at the lowest LUN of target 0 that is neither in use nor in `avoid`.
+    /// Plans the disk of a hot-plugged volume, at the lowest LUN of target 0 that is neither in use nor in `avoid`.
     ///
     /// # Errors
-    /// A name, serial number or path that is none; a name or image that the VM has already, in KubeVirt's words; a VM
-    /// without a controller, or with a full one.
+    /// See [`PlugError`]. The texts for duplicate names and images are those of KubeVirt.
     pub fn plug(&self, volume: &NewVolume, avoid: &[ScsiAddress]) -> Result<PlugPlan, PlugError> {
         let NewVolume {
             name, source, serial, ..

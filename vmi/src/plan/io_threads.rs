@@ -1,14 +1,14 @@
-//! Which I/O thread serves which disk: `ioThreadsPolicy` and `dedicatedIOThread`, shared out as KubeVirt does.
+//! Assigns I/O threads to disks by `ioThreadsPolicy` and `dedicatedIOThread`, as KubeVirt does.
 
 use super::disk::DiskPlan;
 use super::disks::effective_disks;
 use super::types::Topology;
 use crate::load::Vmi;
 
-/// KubeVirt's bound of threads under the policy `auto`, for each vCPU.
+/// KubeVirt's limit of threads per vCPU under the policy `auto`.
 const THREADS_PER_VCPU: u32 = 2;
 
-/// Numbers the threads: those that are shared first, from 1, then one for each disk that asks for its own.
+/// Numbers the threads from 1: first the shared ones, then one for each disk with `dedicatedIOThread`.
 pub(super) fn assign(vmi: &Vmi, topology: Topology, disks: &mut [DiskPlan]) {
     let policy = vmi.spec.domain.io_threads_policy.as_deref().unwrap_or_default();
     let own: std::collections::HashSet<String> = effective_disks(vmi)

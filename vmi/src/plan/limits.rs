@@ -1,4 +1,4 @@
-//! What no plan can have, whatever the caller has for its volumes.
+//! Limits that hold for any plan of a VMI, independent of the resources of the caller.
 
 use uuid::Uuid;
 
@@ -9,16 +9,16 @@ use super::{machine, nics};
 use crate::field::FieldError;
 use crate::load::Vmi;
 
-/// PCI functions beside the host bridge, one to a slot.
+/// Number of PCI slots, each with one function, without the host bridge.
 const FUNCTIONS: usize = 31;
 
-/// Checks that a VM can have as many vCPUs and as much memory.
+/// Checks the limits of vCPUs and memory.
 pub(crate) fn check_sizes(vmi: &Vmi, errors: &mut Vec<FieldError>) {
     machine::topology(vmi, errors);
     machine::memory(vmi, errors);
 }
 
-/// Everything else that would keep any plan of a manifest from being made or started.
+/// Checks all other limits.
 pub(crate) fn check_limits(vmi: &Vmi) -> Vec<FieldError> {
     let mut errors = Vec::new();
     machine::rtc_offset(vmi, 0, &mut errors);
@@ -40,7 +40,7 @@ pub(crate) fn check_limits(vmi: &Vmi) -> Vec<FieldError> {
     errors
 }
 
-/// Each interface and each disk on bus virtio is a PCI function of its own; the SCSI controller, which has one, takes any
+/// Checks the number of PCI slots: each interface and each virtio disk needs one; the SCSI controller needs one for any
 /// number of disks.
 fn functions(vmi: &Vmi, errors: &mut Vec<FieldError>) {
     let devices = &vmi.spec.domain.devices;
@@ -57,8 +57,7 @@ fn functions(vmi: &Vmi, errors: &mut Vec<FieldError>) {
     if virtio > most {
         let path = vmi.at("domain.devices.disks");
         let text = format!(
-            "{path} has {virtio} disks on bus virtio, of which a VM with these devices has at most {most}; any number may \
-             be on bus scsi"
+            "{path} has {virtio} disks on bus virtio, but a VM with these devices has at most {most}; use bus scsi for more"
         );
         errors.push(FieldError::invalid(path, text));
     }

@@ -1,32 +1,32 @@
-//! vCPUs, memory and the clock of the plan.
+//! vCPUs, memory and clock of a plan.
 
 use super::types::{Memory, Topology};
 use crate::field::FieldError;
 use crate::load::Vmi;
 use crate::quantity::Quantity;
 
-/// The most vCPUs: what APIC ids of one byte address, without the broadcast id.
+/// Maximum number of vCPUs: 8-bit APIC ids without the broadcast id.
 const MOST_VCPUS: u32 = 254;
-/// The last APIC id of one byte that is no broadcast.
+/// Highest 8-bit APIC id that is not the broadcast id.
 const MOST_APIC_ID: u32 = 254;
-/// The least memory that any guest is worth starting with, in bytes.
+/// Minimum guest memory in bytes.
 const LEAST_MEMORY: u64 = 16 << 20;
-/// The most memory of a guest, in bytes: what 46 bits of physical address reach, which every x86-64 server has.
+/// Maximum guest memory in bytes: 46 physical address bits, which every x86-64 server has.
 const MOST_MEMORY: u64 = 64 << 40;
-/// The page that guest memory is made of where no huge pages are asked for, in bytes.
+/// Page size without huge pages, in bytes.
 const PAGE: u64 = 4096;
-/// How far the guest's clock may stand from UTC, in seconds: a hundred years.
+/// Maximum offset of the guest's clock from UTC in seconds: a hundred years.
 const FARTHEST: i64 = 100 * 366 * 86_400;
 
 impl Vmi {
-    /// The path of the field that says how much memory the guest has.
+    /// Path of the field that sets the size of guest memory.
     #[must_use]
     pub fn memory_field(&self) -> String {
         self.at(&memory_given(self).0)
     }
 }
 
-/// The topology: what `cpu` says; if it says nothing, a socket for each CPU of the limit or the request.
+/// Topology from `cpu`; if that is empty, one socket per CPU of the limit or the request.
 pub(super) fn topology(vmi: &Vmi, errors: &mut Vec<FieldError>) -> Topology {
     let cpu = &vmi.spec.domain.cpu;
     let resources = &vmi.spec.domain.resources;
@@ -58,8 +58,8 @@ pub(super) fn topology(vmi: &Vmi, errors: &mut Vec<FieldError>) -> Topology {
     } else if topology.last_apic_id() > MOST_APIC_ID {
         let path = vmi.at(&field);
         let text = format!(
-            "{path} needs APIC ids up to {}, since cores and threads are numbered in whole bits; the last is \
-             {MOST_APIC_ID}: make them powers of two, or fewer",
+            "{path} needs APIC ids up to {}, but the maximum is {MOST_APIC_ID}: cores and threads take whole bits of \
+             the id, so use powers of two or fewer",
             topology.last_apic_id()
         );
         errors.push(FieldError::invalid(path, text));
@@ -68,7 +68,7 @@ pub(super) fn topology(vmi: &Vmi, errors: &mut Vec<FieldError>) -> Topology {
 }
 
 impl Topology {
-    /// The APIC id of the last vCPU, whose socket, core and thread are bit fields of their own.
+    /// APIC id of the last vCPU. Socket, core and thread are bit fields of the id.
     fn last_apic_id(self) -> u32 {
         let bits = |count: u32| count.next_power_of_two().trailing_zeros();
         let (core, socket) = (bits(self.threads), bits(self.threads) + bits(self.cores));
@@ -76,7 +76,7 @@ impl Topology {
     }
 }
 
-/// The field that says how much memory the guest has, and what it says.
+/// Path and value of the field that sets the size of guest memory.
 pub(super) fn memory_given(vmi: &Vmi) -> (String, Option<Quantity>) {
     let domain = &vmi.spec.domain;
     match (domain.memory.guest, domain.resources.request_or_limit("memory")) {
@@ -92,7 +92,7 @@ pub(super) fn memory_given(vmi: &Vmi) -> (String, Option<Quantity>) {
     }
 }
 
-/// Guest memory: `memory.guest`, else the request, else the limit, else one huge page.
+/// Size of guest memory: `memory.guest`, else the request, else the limit, else one huge page.
 pub(super) fn memory(vmi: &Vmi, errors: &mut Vec<FieldError>) -> Memory {
     let domain = &vmi.spec.domain;
     let page_size = domain
@@ -140,7 +140,7 @@ pub(super) fn memory(vmi: &Vmi, errors: &mut Vec<FieldError>) -> Memory {
     }
 }
 
-/// How far the guest's real-time clock stands from UTC, in seconds.
+/// Offset of the guest's real-time clock from UTC in seconds.
 pub(super) fn rtc_offset(vmi: &Vmi, now_unix_seconds: i64, errors: &mut Vec<FieldError>) -> i64 {
     let clock = &vmi.spec.domain.clock;
     if let Some(offset) = clock.utc.as_ref().and_then(|utc| utc.offset_seconds) {

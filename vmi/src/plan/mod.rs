@@ -1,4 +1,4 @@
-//! From a VMI to the VM it describes: defaults applied as KubeVirt's webhooks do, sources resolved.
+//! Plans the VM of a VMI: applies the defaults of KubeVirt's webhooks and resolves all volume sources.
 
 mod boot;
 mod build;

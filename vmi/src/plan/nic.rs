@@ -5,76 +5,76 @@ use std::net::Ipv4Addr;
 use ipnet::{Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 
-/// A virtio-net device, and what it is bound to.
+/// A virtio-net device and its binding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NicPlan {
-    /// The interface's name, which is its network's too: letters, digits, `-` and `_`.
+    /// Name of the interface and its network: letters, digits, `-` and `_`.
     pub name: String,
-    /// The network it is on.
+    /// Network of the interface.
     pub network: NicNetwork,
-    /// How it is bound to it.
+    /// Binding to the network.
     pub binding: NicBinding,
-    /// The guest's Ethernet address, if the manifest gives one: one station's.
+    /// MAC address of the guest, if the manifest has one; always unicast.
     #[serde(with = "crate::mac", skip_serializing_if = "Option::is_none", default)]
     pub mac: Option<[u8; 6]>,
-    /// Pairs of queues, 1 to 256.
+    /// Number of queue pairs, 1 to 256.
     pub queues: u16,
-    /// Whether the guest finds the cable plugged in.
+    /// Initial link state.
     pub link_up: bool,
-    /// What the guest is told beside its address.
+    /// Additional DHCP options.
     #[serde(skip_serializing_if = "NicDhcp::is_empty", default)]
     pub dhcp: NicDhcp,
 }
 
-/// A network, which a pod has as a device in its network namespace.
+/// A network of the pod, present as a device in its network namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum NicNetwork {
-    /// The pod's own.
+    /// The pod network.
     Pod,
-    /// One that Multus attached the pod to.
+    /// A network attached by Multus.
     #[serde(rename_all = "camelCase")]
     Multus {
         /// Its NetworkAttachmentDefinition, `[NAMESPACE/]NAME`.
         network_name: String,
-        /// It stands in for the pod's own.
+        /// It replaces the pod network.
         default: bool,
     },
 }
 
-/// How a guest is on a network.
+/// Binding of a guest to a network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum NicBinding {
-    /// It takes over the pod's place: its addresses, and its Ethernet address where the manifest gives none.
+    /// The guest takes over the pod's IP addresses and, unless the manifest has one, its MAC address.
     Bridge,
-    /// It is on a network of its own behind the pod's address.
+    /// The guest is on a private network, behind NAT with the pod's address.
     #[serde(rename_all = "camelCase")]
     Masquerade {
-        /// That network, of 4 addresses at least; KubeVirt's 10.0.2.0/24 if none is given.
+        /// The private network, at least 4 addresses; KubeVirt's default is 10.0.2.0/24.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         cidr: Option<Ipv4Net>,
-        /// The same for IPv6; KubeVirt's is fd10:0:2::/120.
+        /// The private IPv6 network; KubeVirt's default is fd10:0:2::/120.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         cidr6: Option<Ipv6Net>,
-        /// What is let in, each once; all if empty.
+        /// Forwarded ports without duplicates; if empty, all are forwarded.
         #[serde(skip_serializing_if = "Vec::is_empty", default)]
         ports: Vec<NicPort>,
     },
 }
 
-/// A port of the guest that the pod's address leads to.
+/// A port forwarded from the pod to the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NicPort {
-    /// Its protocol.
+    /// Protocol.
     pub protocol: NicProtocol,
-    /// Its number, not 0.
+    /// Port number, not 0.
     pub port: u16,
 }
 
-/// A protocol with ports.
+/// Transport protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum NicProtocol {
@@ -84,7 +84,7 @@ pub enum NicProtocol {
     Udp,
 }
 
-/// `dhcpOptions`: each fits an option of 255 bytes.
+/// `dhcpOptions`; each fits into a DHCP option of 255 bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NicDhcp {
@@ -97,7 +97,7 @@ pub struct NicDhcp {
     /// Time servers, option 42.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub ntp_servers: Vec<Ipv4Addr>,
-    /// Options 224 to 254, each once, and their text.
+    /// Options 224 to 254 with their texts, without duplicates.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub private: Vec<(u8, String)>,
 }

@@ -8,13 +8,13 @@ use crate::load::Vmi;
 use crate::mac;
 use crate::types::{DhcpOptions, Empty, Interface, Network, PodNetwork, Port};
 
-/// The most pairs of queues of a tap.
+/// Maximum number of queue pairs of a tap.
 const MOST_PAIRS: u32 = 256;
-/// What KubeVirt calls the interface and the network that it adds.
+/// KubeVirt's name for the default interface and network.
 const DEFAULT: &str = "default";
 
 impl Vmi {
-    /// The path of the entry of this name in `networks`; of the list, if there is none.
+    /// Path of the entry of this name in `networks`, or of the list if there is none.
     #[must_use]
     pub fn network_field(&self, name: &str) -> String {
         match self.spec.networks.iter().position(|network| network.name == name) {
@@ -24,8 +24,8 @@ impl Vmi {
     }
 }
 
-/// The interfaces a guest has, each with its network: those that the VMI lists and that are not absent. A VMI without
-/// networks and interfaces is on the pod's network, unless it does not want to be.
+/// All interfaces of a guest with their networks: those listed and not absent. A VMI without networks and interfaces is
+/// on the pod network, unless `autoattachPodInterface` is false.
 pub(crate) fn effective_interfaces(vmi: &Vmi) -> Vec<(Interface, Network)> {
     let networks = &vmi.spec.networks;
     if networks.is_empty() && vmi.has_pod_network() {
@@ -69,7 +69,7 @@ pub(super) fn plan(vmi: &Vmi, topology: Topology) -> Vec<NicPlan> {
 }
 
 fn one(interface: Interface, network: Network, pairs: u32) -> NicPlan {
-    // The models that KubeVirt emulates have one pair of queues.
+    // Emulated models have one queue pair in KubeVirt.
     let queues = match interface.emulated_model() {
         None => u16::try_from(pairs).unwrap_or(1),
         Some(_) => 1,
@@ -91,7 +91,7 @@ fn one(interface: Interface, network: Network, pairs: u32) -> NicPlan {
     }
 }
 
-/// Bridge is KubeVirt's default.
+/// Binding of an interface; bridge is KubeVirt's default.
 fn binding(interface: &Interface, pod: Option<&PodNetwork>) -> NicBinding {
     if interface.masquerade.is_none() {
         return NicBinding::Bridge;

@@ -1,4 +1,4 @@
-//! The VM a manifest describes, with every default applied and every source resolved to what the caller has.
+//! The plan of a VM, with all defaults applied and all sources resolved.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,25 +10,25 @@ use super::disk::{DiskPlan, ScsiController};
 use super::nic::NicPlan;
 use crate::field::Note;
 
-/// What the caller can offer to a VM, beside the manifest.
+/// Resources that the caller provides in addition to the manifest.
 #[derive(Clone, Debug, Default)]
 pub struct PodResources {
-    /// Where the data of a volume is, by volume name: an image file, a block device or a directory. A containerDisk
-    /// may also be an archive; a configMap, secret, downwardAPI or serviceAccount, cloud-init's Secrets and
-    /// `kernel-boot-volume` are directories.
+    /// Path of the data by volume name: an image file, a block device or a directory; for a containerDisk also an
+    /// archive; for configMap, secret, downwardAPI, serviceAccount, Secrets of cloud-init and `kernel-boot-volume`
+    /// a directory.
     pub volumes: BTreeMap<String, PathBuf>,
-    /// A kernel from outside the manifest; it takes precedence over `firmware.kernelBoot` and the disks.
+    /// Kernel that takes precedence over `firmware.kernelBoot` and the disks.
     pub kernel: Option<KernelOverride>,
-    /// The system UUID to use when the manifest has none.
+    /// System UUID for manifests without one.
     pub uuid: Uuid,
-    /// Now, in seconds since 1970-01-01T00:00:00Z: decides the offset of `clock.timezone`.
+    /// Current time in seconds since 1970-01-01T00:00:00Z, for the offset of `clock.timezone`.
     pub now_unix_seconds: i64,
 }
 
 /// A kernel given on the command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelOverride {
-    /// The kernel. Without one, only the command line is taken, and it is added to whatever kernel the manifest boots.
+    /// The kernel. Without one, `append` is added to the command line of the kernel that the manifest boots.
     pub kernel: Option<PathBuf>,
     /// The initial RAM disk.
     pub initrd: Option<PathBuf>,
@@ -36,7 +36,7 @@ pub struct KernelOverride {
     pub append: Option<String>,
 }
 
-/// A virtual machine, ready to be built.
+/// Complete description of a VM to build.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VmPlan {
@@ -46,10 +46,10 @@ pub struct VmPlan {
     pub namespace: String,
     /// The guest's host name, at most 63 characters.
     pub hostname: String,
-    /// The domain that the guest is in, below the namespace's.
+    /// `spec.subdomain`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub subdomain: Option<String>,
-    /// The VMI's own UID, which a cluster gives it.
+    /// UID of the VMI, if a cluster assigned one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub uid: Option<String>,
     /// SMBIOS system UUID.
@@ -57,18 +57,18 @@ pub struct VmPlan {
     /// SMBIOS system serial number.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub serial: Option<String>,
-    /// vCPUs and how the guest sees them.
+    /// vCPU topology.
     pub topology: Topology,
     /// Guest memory.
     pub memory: Memory,
-    /// Disks in the guest's order.
+    /// Disks in the order of the manifest.
     pub disks: Vec<DiskPlan>,
-    /// The SCSI controller; none is asked for where `disableHotplug` is set and no disk needs it.
+    /// The SCSI controller; none if `disableHotplug` is set and no disk needs it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub scsi: Option<ScsiController>,
     /// Network interfaces in the manifest's order.
     pub nics: Vec<NicPlan>,
-    /// What is booted.
+    /// Kernel to boot.
     pub boot: BootPlan,
     /// Give the guest a virtio entropy device.
     pub rng: bool,
@@ -76,26 +76,26 @@ pub struct VmPlan {
     pub balloon: bool,
     /// Give the guest a serial port (ttyS0).
     pub serial_console: bool,
-    /// Describe the machine by ACPI.
+    /// The guest supports ACPI (power button).
     pub acpi: bool,
-    /// What the guest's real-time clock shows, in seconds ahead of UTC.
+    /// Offset of the guest's real-time clock from UTC in seconds.
     pub rtc_offset_seconds: i64,
-    /// Seconds between the ACPI power button and the kill when the VM is stopped; 0 kills at once.
+    /// Time between the ACPI power button and the kill on shutdown, in seconds; 0 kills at once.
     pub grace_period_seconds: u64,
-    /// Leave the vCPUs stopped until the VM is resumed.
+    /// Start paused.
     pub start_paused: bool,
-    /// What the manifest asks for that is met differently; one warning each.
+    /// Notes about ignored or differently implemented fields.
     pub notes: Vec<Note>,
 }
 
 /// vCPU topology; every count is at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Topology {
-    /// Sockets.
+    /// Number of sockets.
     pub sockets: u32,
-    /// Cores in a socket.
+    /// Cores per socket.
     pub cores: u32,
-    /// Threads in a core.
+    /// Threads per core.
     pub threads: u32,
 }
 
@@ -119,7 +119,7 @@ pub struct Memory {
     pub hugepage_bytes: Option<u64>,
 }
 
-/// What is booted.
+/// Kernel to boot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum BootPlan {
@@ -133,7 +133,7 @@ pub enum BootPlan {
         initrd: Option<KernelFile>,
         /// The command line as given; may be empty.
         command_line: String,
-        /// What ends it, where the caller added that to the manifest's.
+        /// The part of it that the caller appended to the arguments of the manifest.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         append: Option<String>,
     },
@@ -142,7 +142,7 @@ pub enum BootPlan {
     Disks {
         /// Names of the disks to try, in order; empty if the VM has none.
         order: Vec<String>,
-        /// Words to add to the command line found on the disk.
+        /// Arguments to append to the command line found on the disk.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         append: Option<String>,
     },
@@ -154,12 +154,12 @@ pub enum BootPlan {
 pub enum KernelFile {
     /// A path the caller gave.
     Path(PathBuf),
-    /// A file of `kernelBoot.container`: what is below the directory came from a container image, so it must be resolved
-    /// strictly beneath it, following no symbolic link out of it.
+    /// A file of `kernelBoot.container`. The directory holds a container image, so the path must be resolved strictly
+    /// beneath it, without following symbolic links out of it.
     Beneath(FileRef),
 }
 
-/// A file named by a manifest inside a directory the caller gave.
+/// A file named by the manifest in a directory given by the caller.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRef {
     /// The directory.

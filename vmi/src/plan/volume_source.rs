@@ -1,4 +1,4 @@
-//! Where the data of a volume is.
+//! Resolves the source of a volume.
 
 use std::path::{Path, PathBuf};
 
@@ -14,30 +14,30 @@ use crate::load::Vmi;
 use crate::quantity::Quantity;
 use crate::types::{CloudInit, HostDisk, Volume};
 
-/// The name by which [`PodResources::volumes`] has the files of `kernelBoot.container`.
+/// Name in [`PodResources::volumes`] of the files of `kernelBoot.container`.
 pub const KERNEL_VOLUME: &str = "kernel-boot-volume";
-/// Sizes of disks that are made here are whole multiples of this, in bytes.
+/// Sizes of created disks are multiples of this, in bytes.
 const ALIGNMENT: u64 = 1 << 20;
-/// KubeVirt's limit of a host name, in characters.
+/// Maximum length of a host name in characters.
 const HOST_NAME: usize = 63;
-/// The label of a disk made of files, where the manifest gives none.
+/// Default label of a disk made of files.
 const LABEL: &str = "cfgdata";
-/// The longest label of an ISO 9660 volume, in bytes.
+/// Maximum length of an ISO 9660 volume label in bytes.
 const LABEL_LENGTH: usize = 32;
-/// What a caller gives for an image.
+/// Description of an image for error texts.
 const IMAGE: &str = "a raw image or a block device";
 
-/// A volume and what is around it.
+/// Context for resolving one volume.
 pub(super) struct VolumeContext<'a> {
     pub(super) vmi: &'a Vmi,
     pub(super) uuid: Uuid,
     pub(super) resources: &'a PodResources,
-    /// The volume's own path in the manifest.
+    /// Path of the volume in the manifest.
     pub(super) path: String,
 }
 
 impl VolumeContext<'_> {
-    /// Where the data is.
+    /// Resolves the source of a volume.
     pub(super) fn source(&self, volume: &Volume) -> Result<DiskSource, FieldError> {
         if let Some(disk) = &volume.container_disk {
             let what = "an image file, a directory with one in disk/, an OCI layout or an image archive";
@@ -75,11 +75,11 @@ impl VolumeContext<'_> {
         }
         Err(FieldError::unsupported(
             &self.path,
-            "this kind of volume is not supported yet",
+            "this volume type is not supported yet",
         ))
     }
 
-    /// What no caller can mend.
+    /// Checks for errors that do not depend on the resources of the caller.
     pub(super) fn check(&self, volume: &Volume) -> Result<(), FieldError> {
         if let Some(disk) = &volume.empty_disk {
             self.size(&volume.name, "emptyDisk.capacity", disk.capacity)?;
@@ -93,12 +93,12 @@ impl VolumeContext<'_> {
         Ok(())
     }
 
-    /// What the caller has for a volume that cannot be without.
+    /// Path that the caller has to give for a volume.
     fn mapped(&self, volume: &Volume, kind: &str, what: &str, form: &str) -> Result<PathBuf, FieldError> {
         self.resources.volumes.get(&volume.name).cloned().ok_or_else(|| {
             let path = format!("{}.{kind}", self.path);
             let text = format!(
-                "{path} has no data here; give {what} with --volume {}={form}",
+                "{path} needs data: pass {what} by --volume {}={form}",
                 volume.name
             );
             FieldError::required(path, text)
@@ -109,10 +109,7 @@ impl VolumeContext<'_> {
         if !self.resources.volumes.contains_key(&volume.name) {
             return Ok(());
         }
-        let text = format!(
-            "{} makes its own data; it takes no --volume {}=PATH",
-            self.path, volume.name
-        );
+        let text = format!("{} needs no data: omit --volume {}=PATH", self.path, volume.name);
         Err(FieldError::invalid(&self.path, text))
     }
 
@@ -133,11 +130,11 @@ impl VolumeContext<'_> {
         Ok(DiskSource::HostDisk { path, create_bytes })
     }
 
-    /// The size of a disk that is made here, rounded down as KubeVirt does.
+    /// Size of a disk to create, rounded down as KubeVirt does.
     fn size(&self, name: &str, field: &str, capacity: Option<Quantity>) -> Result<u64, FieldError> {
         let field = format!("{}.{field}", self.path);
         let Some(capacity) = capacity else {
-            let text = format!("{field} is required to make the disk");
+            let text = format!("{field} is required to create the disk");
             return Err(FieldError::required(field, text));
         };
         match capacity.bytes().unwrap_or(0) / ALIGNMENT * ALIGNMENT {
@@ -149,7 +146,7 @@ impl VolumeContext<'_> {
         }
     }
 
-    /// A disk made of the files of an object, if the volume is of such a kind.
+    /// Source of a configMap, secret, downwardAPI or serviceAccount volume; none for other types.
     fn files(&self, volume: &Volume) -> Option<Result<DiskSource, FieldError>> {
         let (kind, optional, label) = file_kind(volume)?;
         Some(self.label(kind, label).and_then(|label| {
@@ -244,7 +241,7 @@ impl VolumeContext<'_> {
     }
 }
 
-/// Of a volume of an object's files: its kind, whether the object may be missing, and the label given.
+/// Type, `optional` and label of a volume made of files; none for other types.
 fn file_kind(volume: &Volume) -> Option<(&'static str, bool, Option<&str>)> {
     if let Some(map) = &volume.config_map {
         Some(("configMap", map.optional, map.volume_label.as_deref()))
@@ -259,7 +256,7 @@ fn file_kind(volume: &Volume) -> Option<(&'static str, bool, Option<&str>)> {
     }
 }
 
-/// Decodes base64, which manifests often break into lines.
+/// Decodes base64, ignoring line breaks.
 pub(crate) fn decode(encoded: &str) -> Option<Vec<u8>> {
     let packed: Vec<u8> = encoded.bytes().filter(|b| !matches!(b, b'\r' | b'\n')).collect();
     STANDARD.decode(packed).ok()
@@ -272,7 +269,7 @@ pub(super) fn host_name(vmi: &Vmi) -> String {
     name.chars().take(HOST_NAME).collect()
 }
 
-/// An absolute path of an image, relative to the image's root.
+/// Converts an absolute path in an image to one relative to the root of the image.
 pub(super) fn relative(path: &str) -> PathBuf {
     Path::new(path)
         .components()

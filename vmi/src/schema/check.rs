@@ -1,4 +1,4 @@
-//! Walks a document along the table.
+//! Checks a document against the schema table.
 
 use serde_json::Value;
 
@@ -6,23 +6,23 @@ use super::field_type::{Field, FieldType, Support};
 use crate::field::{FieldError, Note};
 use crate::quantity::Quantity;
 
-/// The most faults that are reported for one document.
+/// Maximum number of errors reported for one document.
 const MOST: usize = 100;
 
-/// What a walk found.
+/// Result of a check.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
-    /// Faults against KubeVirt's schema.
+    /// Violations of KubeVirt's schema.
     pub(crate) schema: Vec<FieldError>,
-    /// Valid fields that are refused.
+    /// Valid but unsupported fields.
     pub(crate) unsupported: Vec<FieldError>,
-    /// Valid fields that are left out.
+    /// Notes about ignored fields.
     pub(crate) notes: Vec<Note>,
-    /// Faults against the schema beyond those that are listed.
+    /// Number of schema violations beyond the limit.
     unlisted: usize,
 }
 
-/// Checks `value`, which stands at `path`. Absent and null are the same, as they are for KubeVirt.
+/// Checks the value at `path`. Null means absent, as for KubeVirt.
 pub(crate) fn check(value: &Value, kind: &FieldType, path: &str) -> Findings {
     let mut found = Findings::default();
     found.walk(value, kind, path, true);
@@ -34,14 +34,15 @@ pub(crate) fn check(value: &Value, kind: &FieldType, path: &str) -> Findings {
 }
 
 impl Findings {
-    /// Takes in what another walk found.
+    /// Adds the findings of another check.
     pub(crate) fn merge(&mut self, other: Self) {
         self.schema.extend(other.schema);
         self.unsupported.extend(other.unsupported);
         self.notes.extend(other.notes);
     }
 
-    /// `check_support`: say what is supported. Below a field that was noted or refused, only the schema matters.
+    /// With `check_support`, also reports unsupported fields. Below a field that was reported itself, only the schema is
+    /// checked.
     fn walk(&mut self, value: &Value, kind: &FieldType, path: &str, check_support: bool) {
         match (kind, value) {
             (FieldType::Any, _) | (FieldType::Str, Value::String(_)) | (FieldType::Bool, Value::Bool(_)) => {}
@@ -147,7 +148,7 @@ impl Findings {
     }
 }
 
-/// Whether a value asks for nothing.
+/// True if a value has no effect: false or empty.
 fn is_off(value: &Value) -> bool {
     match value {
         Value::Bool(on) => !on,

@@ -5,14 +5,14 @@ use super::field_type::{EMPTY, Field, FieldType, I32, honoured, noted, refused};
 use super::field_type::{NO_TAG, OWN_ADDRESS};
 use super::network::INTERFACE;
 
-const NO_GRAPHICS: &str = "the VM has no graphics device; its console is the serial port";
+const NO_GRAPHICS: &str = "is ignored: the VM has no graphics device; its console is the serial port";
 const NO_PASSTHROUGH: &str = "device passthrough is not supported";
 
 pub(super) const DEVICES: &[Field] = &[
     noted(
         "useVirtioTransitional",
         Bool,
-        "devices are virtio 1; guests older than Linux 4 may not know them",
+        "is ignored: devices are virtio 1 only, which guests older than Linux 4 may not support",
     ),
     honoured("disableHotplug", Bool),
     honoured("disks", List(&DISK)),
@@ -108,5 +108,9 @@ const DISK: FieldType = Object(&[
     ),
     honoured("shareable", Bool),
     honoured("errorPolicy", Str),
-    noted("changedBlockTracking", Bool, "changed blocks are not tracked"),
+    noted(
+        "changedBlockTracking",
+        Bool,
+        "is ignored: changed blocks are not tracked",
+    ),
 ]);

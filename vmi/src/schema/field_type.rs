@@ -1,6 +1,6 @@
 //! The entries of the schema table: a field, its type and its support.
 
-/// What a value must be.
+/// Type of a value.
 #[derive(Debug)]
 pub(crate) enum FieldType {
     Str,
@@ -11,25 +11,25 @@ pub(crate) enum FieldType {
     Quantity,
     /// An object with exactly these fields.
     Object(&'static [Field]),
-    /// An object of any fields; the known ones are checked.
+    /// An object with any fields; these are checked.
     Open(&'static [Field]),
     List(&'static FieldType),
-    /// Names to text.
+    /// A map of names to strings.
     Strings,
-    /// Names to quantities.
+    /// A map of names to quantities.
     Quantities,
-    /// Left to whom it is meant for.
+    /// Any value.
     Any,
 }
 
-/// What Husk does with a field that is given.
+/// Support of a field by Husk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Support {
-    /// Honours it, or decides by its value.
+    /// Honoured, or decided by its value.
     Honoured,
-    /// Goes on without it, and says so.
+    /// Ignored with a note.
     Noted(&'static str),
-    /// Refuses it.
+    /// Refused with a reason.
     Refused(&'static str),
 }
 
@@ -63,22 +63,22 @@ pub(super) const fn honoured(name: &'static str, kind: FieldType) -> Field {
     field(name, kind, Support::Honoured)
 }
 
-/// A field that is harmless to leave out; `why` completes the warning.
+/// A field that can be ignored; `why` is the text of the note.
 pub(super) const fn noted(name: &'static str, kind: FieldType, why: &'static str) -> Field {
     field(name, kind, Support::Noted(why))
 }
 
-/// A field that cannot be left out without changing what the guest gets; `why` is the reason for the refusal.
+/// A field that cannot be ignored, since the guest would differ; `why` is the text of the error.
 pub(super) const fn refused(name: &'static str, kind: FieldType, why: &'static str) -> Field {
     field(name, kind, Support::Refused(why))
 }
 
-/// A field for the pod that a cluster runs the VM in.
+/// A field that only concerns the pod of the VM.
 pub(super) const fn pod(name: &'static str, kind: FieldType) -> Field {
     noted(
         name,
         kind,
-        "is for the pod that a cluster runs the VM in; it changes nothing in the VM",
+        "is ignored: it only concerns the pod that runs the VM in a cluster",
     )
 }
 
@@ -89,5 +89,5 @@ pub(super) const COUNT: FieldType = FieldType::Int(0, i64::MAX);
 pub(super) const EMPTY: FieldType = FieldType::Object(&[]);
 pub(super) const STRS: FieldType = FieldType::List(&FieldType::Str);
 
-pub(super) const OWN_ADDRESS: &str = "the VMM places devices on the PCI bus itself";
-pub(super) const NO_TAG: &str = "a config drive does not list devices yet";
+pub(super) const OWN_ADDRESS: &str = "PCI addresses cannot be chosen; the VMM assigns them";
+pub(super) const NO_TAG: &str = "is ignored: the config drive does not list devices yet";

@@ -1,8 +1,7 @@
-//! What a manifest may hold: one table that knows every field of KubeVirt's VMI schema, its type, whether it must be
-//! given, and what Husk does with it.
+//! A table of all fields of KubeVirt's VMI schema: type, required or not, and support by Husk.
 //!
-//! The table is what keeps the promise that no valid field is silently mis-set: a field is honoured ([`honoured`]),
-//! warned about by its path ([`noted`]), or refused by its path with the reason ([`refused`]).
+//! The table guarantees that no valid field is ignored silently: a field is honoured, reported in a note, or refused with
+//! a reason.
 
 mod check;
 mod devices;

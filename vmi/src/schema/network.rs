@@ -5,34 +5,26 @@ use super::field_type::{EMPTY, Field, FieldType, I32, STRS, U32, honoured, noted
 use super::field_type::{NO_TAG, OWN_ADDRESS};
 
 const NO_PASST: &str =
-    "passt is not supported; bridge gives the guest the pod's address as well, masquerade one behind it";
+    "passt is not supported; use bridge (the guest gets the pod's address) or masquerade (NAT behind it)";
 
 pub(super) const INTERFACE: FieldType = Object(&[
     honoured("name", Str).required(),
     honoured("model", Str),
     honoured("bridge", EMPTY),
     honoured("masquerade", EMPTY),
-    refused(
-        "slirp",
-        EMPTY,
-        "slirp is not supported; masquerade gives the guest an address of its own behind the pod's as well",
-    ),
+    refused("slirp", EMPTY, "slirp is not supported; use masquerade"),
     refused(
         "sriov",
         EMPTY,
-        "SR-IOV devices are not passed through; use bridge, on a network that gives the pod an ordinary device",
+        "SR-IOV passthrough is not supported; use bridge on a network that gives the pod an ordinary device",
     ),
-    refused(
-        "macvtap",
-        EMPTY,
-        "macvtap is not supported; use bridge, which puts the guest on the same network",
-    ),
+    refused("macvtap", EMPTY, "macvtap is not supported; use bridge"),
     refused("passt", EMPTY, NO_PASST),
     refused("passtBinding", EMPTY, NO_PASST),
     refused(
         "binding",
         Object(&[honoured("name", Str).required()]),
-        "binding plugins are not supported, they are a cluster's; use bridge or masquerade",
+        "binding plugins are not supported; use bridge or masquerade",
     ),
     honoured(
         "ports",
@@ -49,7 +41,7 @@ pub(super) const INTERFACE: FieldType = Object(&[
             honoured("start", I32).required(),
             honoured("end", I32).required(),
         ])),
-        "ranges of ports are not supported; list them in ports, or none to let all in",
+        "port ranges are not supported; list single ports in ports, or omit both to allow all",
     ),
     honoured("macAddress", Str),
     honoured("bootOrder", I32),
@@ -73,7 +65,7 @@ pub(super) const INTERFACE: FieldType = Object(&[
     noted(
         "acpiIndex",
         U32,
-        "ACPI does not number the guest's interfaces; it names them by their PCI slots",
+        "is ignored: the guest names its interfaces by PCI slot, since there are no ACPI indexes",
     ),
     honoured("state", Str),
     refused(

@@ -4,11 +4,10 @@ use super::field_type::FieldType::{Any, Bool, List, Object, Open, Quantities, Qu
 use super::field_type::{COUNT, EMPTY, Field, FieldType, I32, I64, STRS, U32, honoured, noted, pod, refused};
 use super::{devices::DEVICES, network::DNS, network::NETWORK, volumes::VOLUME};
 
-const CLUSTER: &str = "is the cluster's concern; it changes nothing in the VM";
-const PROBE_NOTE: &str = "probes are run by a cluster's node agent; nothing probes a VM outside one";
-const POD_DNS: &str =
-    "is for the pod that a cluster runs the VM in; the guest is told of the name servers that its pod has";
-const NO_PINNING: &str = "vCPUs cannot be pinned to dedicated CPUs yet; the host's scheduler places them";
+const CLUSTER: &str = "is ignored: it only concerns the cluster";
+const PROBE_NOTE: &str = "is ignored: only the node agent of a cluster runs probes";
+const POD_DNS: &str = "is ignored: it only concerns the pod, and the guest gets the name servers of its pod";
+const NO_PINNING: &str = "dedicated CPUs are not supported yet; vCPUs are scheduled by the host kernel";
 
 /// `spec` of a VirtualMachineInstance.
 pub(crate) static VMI_SPEC: FieldType = Object(&[
@@ -33,7 +32,7 @@ pub(crate) static VMI_SPEC: FieldType = Object(&[
     refused(
         "accessCredentials",
         List(&Open(&[])),
-        "Secrets cannot be read yet; give keys and passwords in cloudInitNoCloud.userData",
+        "access credentials are not supported yet; put keys and passwords into cloudInitNoCloud.userData",
     ),
     honoured("architecture", Str),
     refused(
@@ -44,11 +43,11 @@ pub(crate) static VMI_SPEC: FieldType = Object(&[
     refused(
         "utilityVolumes",
         List(&Open(&[])),
-        "utility volumes are not supported; supported volumes go to volumes",
+        "utility volumes are not supported; use volumes",
     ),
 ]);
 
-/// `spec` of a VirtualMachine, whose `template.spec` is checked apart.
+/// `spec` of a VirtualMachine; its `template.spec` is checked separately.
 pub(crate) static VM_SPEC: FieldType = Object(&[
     honoured("running", Bool),
     honoured("runStrategy", Str),
@@ -60,23 +59,23 @@ pub(crate) static VM_SPEC: FieldType = Object(&[
     refused(
         "instancetype",
         Open(&[]),
-        "instance types live in a cluster; expand the VM there first (virtctl expand)",
+        "instance types need a cluster; expand the VM there first (virtctl expand)",
     ),
     refused(
         "preference",
         Open(&[]),
-        "preferences live in a cluster; expand the VM there first (virtctl expand)",
+        "preferences need a cluster; expand the VM there first (virtctl expand)",
     ),
     noted(
         "dataVolumeTemplates",
         List(&Open(&[])),
-        "DataVolumes are filled by a cluster; name the data with --volume NAME=PATH",
+        "is ignored: only a cluster fills DataVolumes; pass the data with --volume NAME=PATH",
     ),
     noted("liveUpdateFeatures", Open(&[]), CLUSTER),
     noted("updateVolumesStrategy", Str, CLUSTER),
 ]);
 
-/// What stands around a spec. What a cluster wrote into `status` means nothing here.
+/// The object around a spec. `status` is ignored.
 pub(crate) static OBJECT: FieldType = Object(&[
     honoured("apiVersion", Str),
     honoured("kind", Str),
@@ -85,7 +84,7 @@ pub(crate) static OBJECT: FieldType = Object(&[
     honoured("status", Any),
 ]);
 
-/// `metadata` of an object: the API server's business, but for what is used here.
+/// `metadata` of an object; the fields that Husk does not use are not checked.
 const METADATA: FieldType = Open(&[
     honoured("name", Str),
     honoured("generateName", Str),
@@ -106,17 +105,17 @@ const DOMAIN: &[Field] = &[
     noted(
         "ioThreadsPolicy",
         Str,
-        "every disk has a worker of its own; nothing is shared",
+        "is ignored: every virtio-blk disk has its own worker thread",
     ),
     noted(
         "ioThreads",
         Open(&[]),
-        "every disk has a worker of its own; nothing is shared",
+        "is ignored: every virtio-blk disk has its own worker thread",
     ),
     noted(
         "chassis",
         Object(CHASSIS),
-        "the guest is shown a chassis without names",
+        "is ignored: the SMBIOS chassis information is fixed",
     ),
     refused(
         "launchSecurity",
@@ -140,7 +139,7 @@ const RESOURCES: &[Field] = &[
 const CPU: &[Field] = &[
     honoured("cores", U32),
     honoured("sockets", U32),
-    noted("maxSockets", U32, "vCPUs cannot be added to a running VM yet"),
+    noted("maxSockets", U32, "is ignored: CPU hotplug is not supported yet"),
     honoured("threads", U32),
     honoured("model", Str),
     refused(
@@ -149,13 +148,13 @@ const CPU: &[Field] = &[
             honoured("name", Str).required(),
             honoured("policy", Str),
         ])),
-        "the guest sees the host's CPU; single features cannot be chosen yet",
+        "single CPU features cannot be selected yet; the guest gets the features of the host CPU",
     ),
     refused("dedicatedCpuPlacement", Bool, NO_PINNING),
     refused(
         "numa",
         Open(&[]),
-        "the guest's memory is one node; a NUMA mapping is not supported yet",
+        "guest NUMA is not supported yet; the guest has one node",
     ),
     refused("isolateEmulatorThread", Bool, NO_PINNING),
     refused("realtime", Open(&[]), "realtime vCPUs are not supported yet"),
@@ -164,7 +163,11 @@ const CPU: &[Field] = &[
 const MEMORY: &[Field] = &[
     honoured("hugepages", Object(&[honoured("pageSize", Str)])),
     honoured("guest", Quantity),
-    noted("maxGuest", Quantity, "memory cannot be added to a running VM yet"),
+    noted(
+        "maxGuest",
+        Quantity,
+        "is ignored: memory hotplug is not supported yet",
+    ),
     pod("reservedOverhead", Open(&[])),
 ];
 
@@ -176,7 +179,7 @@ const FIRMWARE: &[Field] = &[
             noted(
                 "bios",
                 Object(&[honoured("useSerial", Bool)]),
-                "no BIOS runs: the kernel in the disk image is started directly",
+                "is ignored: Husk runs no BIOS and boots the kernel in the disk image directly",
             ),
             honoured(
                 "efi",
@@ -185,7 +188,7 @@ const FIRMWARE: &[Field] = &[
                     refused(
                         "persistent",
                         Bool,
-                        "no UEFI firmware runs, so it has no variables to keep",
+                        "persistent EFI variables are not supported: Husk runs no UEFI firmware",
                     ),
                 ]),
             ),
@@ -211,11 +214,11 @@ const FIRMWARE: &[Field] = &[
     refused(
         "acpi",
         Open(&[]),
-        "ACPI tables of one's own (SLIC, MSDM) are not supported",
+        "custom ACPI tables (SLIC, MSDM) are not supported",
     ),
 ];
 
-const TIMER_NOTE: &str = "the guest has kvmclock, the TSC and an RTC without periodic interrupts; other timers and tick policies do not exist";
+const TIMER_NOTE: &str = "is ignored: the guest has kvmclock, the TSC and an RTC without periodic interrupts";
 
 const CLOCK: &[Field] = &[
     honoured("utc", Object(&[honoured("offsetSeconds", I64)])),
@@ -227,7 +230,7 @@ const CLOCK: &[Field] = &[
             noted("pit", TIMER, TIMER_NOTE),
             noted("rtc", TIMER, TIMER_NOTE),
             noted("hyperv", TIMER, TIMER_NOTE),
-            noted("kvm", TIMER, "kvmclock is always offered to the guest"),
+            noted("kvm", TIMER, "is ignored: kvmclock is always on"),
         ]),
     ),
 ];
@@ -239,7 +242,7 @@ const TIMER: FieldType = Object(&[
 ]);
 
 const FEATURE: FieldType = Object(&[honoured("enabled", Bool)]);
-const HYPERV_NOTE: &str = "Hyper-V enlightenments are not offered to the guest; Linux does not use them";
+const HYPERV_NOTE: &str = "is ignored: there are no Hyper-V enlightenments, and Linux does not use them";
 
 const FEATURES: &[Field] = &[
     honoured("acpi", FEATURE),
@@ -250,7 +253,7 @@ const FEATURES: &[Field] = &[
             noted(
                 "endOfInterrupt",
                 Bool,
-                "the guest is told what KVM offers on this host",
+                "is ignored: the guest gets the feature if KVM supports it on this host",
             ),
         ]),
     ),
@@ -265,7 +268,7 @@ const FEATURES: &[Field] = &[
     noted(
         "pvspinlock",
         FEATURE,
-        "the guest is told what KVM offers on this host",
+        "is ignored: the guest gets the feature if KVM supports it on this host",
     ),
 ];
 

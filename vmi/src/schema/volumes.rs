@@ -3,7 +3,7 @@
 use super::field_type::FieldType::{Bool, List, Object, Open, Quantity, Str};
 use super::field_type::{Field, FieldType, honoured, noted, pod, refused};
 
-const KINDS: &str = "this kind of volume is not supported yet; supported are containerDisk, persistentVolumeClaim, \
+const KINDS: &str = "this volume type is not supported yet; supported types: containerDisk, persistentVolumeClaim, \
                      dataVolume, ephemeral, hostDisk, emptyDisk, cloudInitNoCloud, cloudInitConfigDrive, configMap, \
                      secret, downwardAPI and serviceAccount";
 
@@ -18,7 +18,7 @@ pub(super) const VOLUME: FieldType = Object(&[
             noted(
                 "shared",
                 Bool,
-                "is about migration between nodes, which is not supported",
+                "is ignored: it only matters for live migration, which is not supported",
             ),
         ]),
     ),
@@ -73,7 +73,7 @@ pub(super) const VOLUME: FieldType = Object(&[
 const HOTPLUGGABLE: Field = noted(
     "hotpluggable",
     Bool,
-    "one that is there when the VM starts is a part of it, and stays until it ends",
+    "a volume present at the start cannot be unplugged while the VM runs",
 );
 
 const CLAIM: &[Field] = &[

@@ -8,6 +8,6 @@ manifest! {
         name: String,
     }
 
-    /// An object that only needs to be there
+    /// An object whose presence is all that matters
     Empty {}
 }

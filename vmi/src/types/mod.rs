@@ -1,6 +1,6 @@
 //! The fields of a VMI's spec that Husk reads, under KubeVirt's names.
 //!
-//! What is not here is known to the schema table, which says what becomes of it.
+//! All other fields are in the schema table only.
 
 use std::collections::BTreeMap;
 
@@ -331,12 +331,12 @@ impl Spec {
 }
 
 impl Resources {
-    /// The limit of a resource, else its request, with the name of the list it stands in.
+    /// Limit of a resource, else its request; with the name of the list.
     pub(crate) fn limit_or_request(&self, resource: &str) -> Option<(&'static str, Quantity)> {
         self.limit(resource).or_else(|| self.request(resource))
     }
 
-    /// The request of a resource, else its limit, with the name of the list it stands in.
+    /// Request of a resource, else its limit; with the name of the list.
     pub(crate) fn request_or_limit(&self, resource: &str) -> Option<(&'static str, Quantity)> {
         self.request(resource).or_else(|| self.limit(resource))
     }
@@ -353,14 +353,14 @@ impl Resources {
 }
 
 impl Feature {
-    /// Whether it is on: it is if it stands there, unless it says otherwise.
+    /// True if the feature is on; a feature without `enabled` is on.
     pub fn is_on(&self) -> bool {
         self.enabled.unwrap_or(true)
     }
 }
 
 impl Disk {
-    /// What it is attached as: the field's name and its content; a disk that does not say is a `disk`.
+    /// Name and content of the target field; the default is `disk`.
     pub(crate) fn target(&self) -> (&'static str, Option<&DiskTarget>) {
         match (&self.disk, &self.lun, &self.cdrom) {
             (Some(disk), _, _) => ("disk", Some(disk)),
@@ -370,27 +370,27 @@ impl Disk {
         }
     }
 
-    /// The bus it asks for: KubeVirt's default on amd64 if it does not say.
+    /// Bus of the disk; the default is KubeVirt's on amd64, sata.
     pub(crate) fn bus(&self) -> &str {
         let given = self.target().1.and_then(|target| target.bus.as_deref());
         given.filter(|bus| !bus.is_empty()).unwrap_or("sata")
     }
 
-    /// Whether it is a virtio-blk function. Everything else is served by the SCSI controller.
+    /// True if it becomes a virtio-blk device. All other disks are on the SCSI controller.
     pub(crate) fn is_virtio_blk(&self) -> bool {
         self.target().0 == "disk" && self.bus() == "virtio"
     }
 }
 
 impl Volume {
-    /// Whether it may come to a running VM, and go again.
+    /// True if it can be hot-plugged and unplugged.
     pub fn is_hotpluggable(&self) -> bool {
         let claim = self.persistent_volume_claim.as_ref();
         claim.is_some_and(|claim| claim.hotpluggable)
             || self.data_volume.as_ref().is_some_and(|data| data.hotpluggable)
     }
 
-    /// What the manifest calls the object or image behind it, where it names one.
+    /// `KIND/NAME` of the object or image behind it, if the manifest names one.
     pub(crate) fn origin(&self) -> Option<String> {
         let claim = self.persistent_volume_claim.as_ref();
         let ephemeral = self
@@ -413,7 +413,7 @@ impl Volume {
         Some(format!("{kind}/{name}"))
     }
 
-    /// The number of sources it names; one is right.
+    /// Number of sources; valid volumes have one.
     pub(crate) fn sources(&self) -> usize {
         [
             self.host_disk.is_some(),

@@ -69,12 +69,12 @@ manifest! {
 }
 
 impl Interface {
-    /// Whether the guest is to have no device for it.
+    /// True for `state: absent`: the guest gets no device.
     pub(crate) fn is_absent(&self) -> bool {
         self.state.as_deref() == Some("absent")
     }
 
-    /// Whether another device than virtio's is asked for.
+    /// The model, if it is not virtio.
     pub(crate) fn emulated_model(&self) -> Option<&str> {
         self.model
             .as_deref()
@@ -83,19 +83,19 @@ impl Interface {
 }
 
 impl Network {
-    /// Whether it is the one that the pod has whatever else it has.
+    /// True for the pod's default network.
     pub(crate) fn is_default(&self) -> bool {
         self.pod.is_some() || self.multus.as_ref().is_some_and(|multus| multus.default)
     }
 }
 
 impl PodNetwork {
-    /// The network behind the pod, as text.
+    /// `vmNetworkCIDR`, if not empty.
     pub(crate) fn cidr(&self) -> Option<&str> {
         self.vm_network_cidr.as_deref().filter(|cidr| !cidr.is_empty())
     }
 
-    /// The same for IPv6.
+    /// `vmIPv6NetworkCIDR`, if not empty.
     pub(crate) fn cidr6(&self) -> Option<&str> {
         self.vm_ipv6_network_cidr
             .as_deref()

@@ -90,7 +90,7 @@ fn memory(vmi: &Vmi, errors: &mut Vec<FieldError>) {
 fn hugepages(vmi: &Vmi, errors: &mut Vec<FieldError>) {
     let memory = &vmi.spec.domain.memory;
     let Some(pages) = &memory.hugepages else { return };
-    // KubeVirt names the field so.
+    // The path that KubeVirt reports.
     let path = vmi.at("domain.hugepages.size");
     let size = &pages.page_size;
     let page = match size.parse::<Quantity>() {

@@ -8,7 +8,7 @@ use crate::load::Vmi;
 use crate::names::{is_pci_address, is_serial, label_fault};
 use crate::types::{BlockSize, Disk};
 
-/// The longest serial number, in characters.
+/// Maximum length of a serial number in characters.
 const SERIAL: usize = 256;
 
 pub(super) fn check(vmi: &Vmi, errors: &mut Vec<FieldError>) {
@@ -23,7 +23,7 @@ pub(super) fn check(vmi: &Vmi, errors: &mut Vec<FieldError>) {
             let text = format!("{path} and {list}[{other}] must not have the same Name.");
             errors.push(FieldError::invalid(format!("{path}.name"), text));
         }
-        // A CD-ROM drive may be empty, as newer versions of KubeVirt allow.
+        // Newer versions of KubeVirt allow an empty CD-ROM drive.
         if vmi.spec.volume(&disk.name).is_none() && disk.target().0 != "cdrom" {
             let text = format!("{path}.Name '{}' not found.", disk.name);
             errors.push(FieldError::invalid(format!("{path}.name"), text));
@@ -39,7 +39,7 @@ pub(super) fn check(vmi: &Vmi, errors: &mut Vec<FieldError>) {
         let path = vmi.at(&format!("domain.devices.interfaces[{i}]"));
         boot_order(interface.boot_order, &path, &mut orders, errors);
     }
-    // A volume without a disk is given one, whose name must be as good.
+    // A volume without a disk gets one of the same name.
     for (i, volume) in vmi.spec.volumes.iter().enumerate() {
         if let Some(fault) = label_fault(&volume.name).filter(|_| !names.contains_key(volume.name.as_str())) {
             errors.push(FieldError::invalid(vmi.at(&format!("volumes[{i}].name")), fault));

@@ -1,4 +1,4 @@
-//! Rules on the pod's name servers.
+//! Rules on the DNS configuration of the pod.
 
 use std::net::IpAddr;
 
@@ -6,11 +6,11 @@ use crate::field::FieldError;
 use crate::load::Vmi;
 use crate::names::subdomain_fault;
 
-/// The most name servers of a pod.
+/// Maximum number of name servers.
 const NAME_SERVERS: usize = 3;
-/// The most domains that a pod looks for names in.
+/// Maximum number of search domains.
 const SEARCHES: usize = 6;
-/// The most characters of those, with a space between any two.
+/// Maximum length of the search list in characters, joined by spaces.
 const SEARCH_LIST: usize = 256;
 
 pub(super) fn check(vmi: &Vmi, errors: &mut Vec<FieldError>) {

@@ -9,9 +9,9 @@ use crate::load::Vmi;
 use crate::mac;
 use crate::types::{Interface, Network};
 
-/// The address of the bridge in a pod, which a guest must not take.
+/// MAC address of the bridge in a pod, reserved.
 const BRIDGE_MAC: [u8; 6] = [2, 0, 0, 0, 0, 0];
-/// The longest content of a DHCP option, in bytes.
+/// Maximum length of a DHCP option in bytes.
 const DHCP_OPTION: usize = 255;
 
 pub(super) fn check(vmi: &Vmi, errors: &mut Vec<FieldError>) {
@@ -59,7 +59,7 @@ pub(super) fn check(vmi: &Vmi, errors: &mut Vec<FieldError>) {
         one(interface, &path, errors);
     }
     if on_pod > 1 {
-        // KubeVirt names the field so.
+        // The path that KubeVirt reports.
         let list = vmi.at("interfaces");
         let text = format!("more than one interface is connected to a pod network in {list}");
         errors.push(FieldError::duplicate(list, text));
@@ -106,7 +106,7 @@ fn mac_address(interface: &Interface, path: &str, errors: &mut Vec<FieldError>) 
             format!("interface {path}.name has MAC address ({text}) that is too long.")
         }
         Some(mac) if mac[0] & 1 == 1 || mac == [0; 6] => {
-            format!("interface {path}.name has MAC address ({text}) that is not one station's.")
+            format!("interface {path}.name has MAC address ({text}) that is not a unicast address.")
         }
         Some(mac) if interface.masquerade.is_some() && mac == BRIDGE_MAC => {
             "The requested MAC address is reserved for the in-pod bridge. Please choose another one."
@@ -144,7 +144,7 @@ fn dhcp(interface: &Interface, path: &str, errors: &mut Vec<FieldError>) {
         .filter(|(_, bytes)| *bytes > DHCP_OPTION)
     {
         let field = format!("{path}.dhcpOptions.{name}");
-        let text = format!("{field} does not fit a DHCP option, which has at most {DHCP_OPTION} bytes");
+        let text = format!("{field} exceeds the limit of {DHCP_OPTION} bytes of a DHCP option");
         errors.push(FieldError::invalid(field, text));
     }
     let field = format!("{path}.dhcpOptions.privateOptions");
@@ -196,7 +196,7 @@ fn ports(interface: &Interface, path: &str, errors: &mut Vec<FieldError>) {
     }
 }
 
-/// RFC 6335: at most 15 of `a-z0-9-`, a letter among them, hyphens only single and inside.
+/// True for a service name of RFC 6335: at most 15 of `a-z0-9-`, at least one letter, hyphens only single and inside.
 fn is_service_name(name: &str) -> bool {
     let inner = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
     name.len() <= 15

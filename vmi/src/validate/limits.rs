@@ -2,7 +2,7 @@
 
 use crate::field::FieldError;
 
-/// The most entries of a list of volumes, disks, networks or interfaces.
+/// Maximum number of volumes, disks, networks or interfaces.
 const LIST_LIMIT: usize = 256;
 
 pub(super) fn list_limit(path: &str, length: usize, errors: &mut Vec<FieldError>) {
@@ -12,7 +12,7 @@ pub(super) fn list_limit(path: &str, length: usize, errors: &mut Vec<FieldError>
     }
 }
 
-/// What is wrong with the path of a file in a container image, if anything.
+/// Error of the path of a file in a container image, if it is invalid.
 pub(super) fn image_path_fault(path: &str) -> Option<&'static str> {
     if path == "/" {
         return Some("must not point to root");

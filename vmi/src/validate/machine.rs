@@ -8,7 +8,7 @@ use crate::load::Vmi;
 use crate::names::{is_serial, label_fault, subdomain_fault};
 use crate::types::{Feature, Firmware, KernelBoot, Probe};
 
-/// The longest system serial number, in characters.
+/// Maximum length of the system serial number in characters.
 const SERIAL: usize = 256;
 
 pub(super) fn check(vmi: &Vmi, errors: &mut Vec<FieldError>) {

@@ -1,8 +1,7 @@
-//! KubeVirt's admission rules, and what of a valid VMI is not supported.
+//! KubeVirt's admission rules, and checks for unsupported values.
 //!
-//! Rules stand in the order and carry the texts and paths KubeVirt v1.1 gives them. Two kinds are left out: rules on
-//! feature gates and on a cluster's objects (there is no cluster), and "volume not found" for a volume without a disk
-//! (it is given a disk).
+//! The rules have the order, texts and paths of KubeVirt v1.1. Omitted are rules on feature gates and other objects of a
+//! cluster, and "volume not found" for a volume without a disk, which gets a disk instead.
 
 mod cpu_memory;
 mod disks;
@@ -20,11 +19,11 @@ use crate::plan::limits::{check_limits, check_sizes};
 
 use support::support;
 
-/// Checks a VMI against KubeVirt's rules and against what is supported and possible, and reports every fault that the
-/// manifest alone tells.
+/// Checks a VMI against KubeVirt's rules, the supported values and the limits. Reports all errors that depend on the
+/// manifest alone.
 ///
 /// # Errors
-/// One [`FieldError`] for each fault, never an empty list.
+/// One [`FieldError`] for each error; never an empty list.
 pub fn validate(vmi: &Vmi) -> Result<(), Vec<FieldError>> {
     let mut errors = Vec::new();
     volumes::check(vmi, &mut errors);
@@ -41,7 +40,7 @@ pub fn validate(vmi: &Vmi) -> Result<(), Vec<FieldError>> {
     errors.extend(vmi.unsupported.iter().cloned());
     errors.extend(support(vmi).unsupported);
     for limit in check_limits(vmi) {
-        // KubeVirt's word on a field is enough.
+        // KubeVirt's rules have reported the field already.
         if !errors.iter().any(|error| error.field == limit.field) {
             errors.push(limit);
         }
@@ -49,8 +48,8 @@ pub fn validate(vmi: &Vmi) -> Result<(), Vec<FieldError>> {
     if errors.is_empty() { Ok(()) } else { Err(errors) }
 }
 
-/// What a valid VMI asks for that is met differently, as far as the manifest alone tells;
-/// [`VmPlan::notes`](crate::VmPlan::notes) has these and what depends on the caller.
+/// Notes about a valid VMI that depend on the manifest alone. [`VmPlan::notes`](crate::VmPlan::notes) has these and those
+/// that depend on the caller.
 pub fn notes(vmi: &Vmi) -> Vec<Note> {
     let mut notes = vmi.notes.clone();
     notes.extend(support(vmi).notes);

@@ -8,7 +8,7 @@ use crate::load::Vmi;
 use crate::plan::volume_source::decode;
 use crate::types::{CloudInit, HostDisk, Volume};
 
-/// The most bytes of inline cloud-init data.
+/// Maximum size of inline cloud-init data in bytes.
 const CLOUD_INIT_LIMIT: usize = 2048;
 
 pub(super) fn check(vmi: &Vmi, errors: &mut Vec<FieldError>) {

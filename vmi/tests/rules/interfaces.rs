@@ -170,7 +170,7 @@ fn what_no_interface_can_have() {
     let text = format!("{NIC} can only have a single binding defined");
     refused(&nic(json!({"bridge": {}, "masquerade": {}})), INVALID, NIC, &text);
     for mac in ["01:00:5e:00:00:01", "00:00:00:00:00:00"] {
-        let text = format!("interface {NIC}.name has MAC address ({mac}) that is not one station's.");
+        let text = format!("interface {NIC}.name has MAC address ({mac}) that is not a unicast address.");
         refused(
             &nic(json!({"macAddress": mac})),
             INVALID,
@@ -189,7 +189,7 @@ fn what_no_interface_can_have() {
         ),
     ] {
         let field = format!("{NIC}.dhcpOptions.{name}");
-        let text = format!("{field} does not fit a DHCP option, which has at most 255 bytes");
+        let text = format!("{field} exceeds the limit of 255 bytes of a DHCP option");
         refused(&nic(json!({"dhcpOptions": options})), INVALID, &field, &text);
     }
 }
@@ -197,39 +197,31 @@ fn what_no_interface_can_have() {
 #[test]
 fn what_is_refused_says_what_to_do_instead() {
     let passt =
-        "passt is not supported; bridge gives the guest the pod's address as well, masquerade one behind it";
+        "passt is not supported; use bridge (the guest gets the pod's address) or masquerade (NAT behind it)";
     for (name, value, text) in [
         (
             "sriov",
             json!({}),
-            "SR-IOV devices are not passed through; use bridge, on a network that gives the pod an ordinary device",
+            "SR-IOV passthrough is not supported; use bridge on a network that gives the pod an ordinary device",
         ),
-        (
-            "slirp",
-            json!({}),
-            "slirp is not supported; masquerade gives the guest an address of its own behind the pod's as well",
-        ),
-        (
-            "macvtap",
-            json!({}),
-            "macvtap is not supported; use bridge, which puts the guest on the same network",
-        ),
+        ("slirp", json!({}), "slirp is not supported; use masquerade"),
+        ("macvtap", json!({}), "macvtap is not supported; use bridge"),
         ("passt", json!({}), passt),
         ("passtBinding", json!({}), passt),
         (
             "binding",
             json!({"name": "plugin"}),
-            "binding plugins are not supported, they are a cluster's; use bridge or masquerade",
+            "binding plugins are not supported; use bridge or masquerade",
         ),
         (
             "portRanges",
             json!([{"protocol": "TCP", "start": 1, "end": 2}]),
-            "ranges of ports are not supported; list them in ports, or none to let all in",
+            "port ranges are not supported; list single ports in ports, or omit both to allow all",
         ),
         (
             "pciAddress",
             json!("0000:81:01.0"),
-            "the VMM places devices on the PCI bus itself",
+            "PCI addresses cannot be chosen; the VMM assigns them",
         ),
     ] {
         let changes = nic(json!({name: value}));

@@ -21,8 +21,8 @@ fn sizes_that_no_vm_can_have() {
         &format!("{field} asks for 1 sockets x 300 cores x 1 threads; a VM has at most 254 vCPUs"),
     );
     let text = format!(
-        "{field} needs APIC ids up to 335, since cores and threads are numbered in whole bits; the last is 254: make them \
-         powers of two, or fewer"
+        "{field} needs APIC ids up to 335, but the maximum is 254: cores and threads take whole bits of the id, so use \
+         powers of two or fewer"
     );
     let cpus = |sockets, cores| [("domain/cpu", json!({"sockets": sockets, "cores": cores}))];
     refused(&cpus(3, 80), INVALID, field, &text);
@@ -89,8 +89,7 @@ fn disks_on_bus_virtio_need_a_slot_each() {
     };
     let field = "spec.domain.devices.disks";
     let text = format!(
-        "{field} has 40 disks on bus virtio, of which a VM with these devices has at most 28; any number may be on bus \
-         scsi"
+        "{field} has 40 disks on bus virtio, but a VM with these devices has at most 28; use bus scsi for more"
     );
     refused(&disks(40, "virtio"), INVALID, field, &text);
     assert_eq!(faults(&with(&disks(28, "virtio"))), []);
@@ -124,7 +123,7 @@ fn interfaces_need_a_slot_each() {
     assert_eq!(faults(&with(&nics(28))), [], "and a disk");
     let disks = "spec.domain.devices.disks";
     let text = format!(
-        "{disks} has 1 disks on bus virtio, of which a VM with these devices has at most 0; any number may be on bus scsi"
+        "{disks} has 1 disks on bus virtio, but a VM with these devices has at most 0; use bus scsi for more"
     );
     refused(&nics(29), INVALID, disks, &text);
 }

@@ -86,8 +86,8 @@ fn the_network_behind_the_pod_has_room() {
             "10.0.2.0/31",
             "has fewer than 4 addresses; a /30 has 4",
         ),
-        ("vmNetworkCIDR", "0.0.0.0/0", "is a range without hosts"),
-        ("vmNetworkCIDR", "239.1.0.0/16", "is a range without hosts"),
+        ("vmNetworkCIDR", "0.0.0.0/0", "is not a network for hosts"),
+        ("vmNetworkCIDR", "239.1.0.0/16", "is not a network for hosts"),
         (
             "vmIPv6NetworkCIDR",
             "10.0.2.0/24",
@@ -98,11 +98,11 @@ fn the_network_behind_the_pod_has_room() {
             "fd00::/127",
             "has fewer than 4 addresses; a /126 has 4",
         ),
-        ("vmIPv6NetworkCIDR", "ff02::/64", "is a range without hosts"),
+        ("vmIPv6NetworkCIDR", "ff02::/64", "is not a network for hosts"),
         (
             "vmIPv6NetworkCIDR",
             "fe80::/64",
-            "is link-local, which every link has already; choose one of fd00::/8",
+            "is link-local; choose a network in fd00::/8",
         ),
     ] {
         let field = format!("spec.networks[0].pod.{name}");

@@ -50,8 +50,7 @@ fn sources_without_data_name_the_way_out() {
         let manifest = with(&[("volumes/0", volume), ("domain/devices/disks", json!([]))]);
         let errors = plan(&vmi(&manifest), &PodResources::default()).unwrap_err();
         let field = format!("spec.volumes[0].{kind}");
-        let line =
-            format!("{field}: Required value: {field} has no data here; give {what} with --volume data=PATH");
+        let line = format!("{field}: Required value: {field} needs data: pass {what} by --volume data=PATH");
         assert_eq!(errors[0].to_string(), line);
     }
     let mut resources = given(&[("root", "/r.img")]);
@@ -59,7 +58,7 @@ fn sources_without_data_name_the_way_out() {
     let errors = plan(&vmi(&with(&[])), &resources).unwrap_err();
     assert_eq!(
         errors[0].to_string(),
-        "spec.volumes: Not found: no volume is named 'typo', which --volume gives a path to"
+        "spec.volumes: Not found: --volume names 'typo', but there is no such volume"
     );
 }
 
@@ -97,7 +96,7 @@ fn made_disks_have_whole_mebibytes() {
     assert_eq!(host("/d/a.img", json!("1Gi")), Ok(made));
     assert_eq!(
         host("/d/a.img", Value::Null).unwrap_err(),
-        "spec.volumes[0].hostDisk.capacity: Required value: spec.volumes[0].hostDisk.capacity is required to make the disk"
+        "spec.volumes[0].hostDisk.capacity: Required value: spec.volumes[0].hostDisk.capacity is required to create the disk"
     );
     assert_eq!(
         host("a.img", json!("1Gi")).unwrap_err(),
@@ -198,12 +197,12 @@ fn secrets_of_a_seed_come_from_a_directory() {
         assert_eq!(
             error,
             format!(
-                "{field}: Required value: {field} has no data here; give a directory with the Secret's files with \
+                "{field}: Required value: {field} needs data: pass a directory with the Secret's files by \
                  --volume root=DIR"
             )
         );
         let error = seed(kind, json!({"userData": "a"}), &[], Some("/secret")).unwrap_err();
-        assert!(error.contains("makes its own data"), "{error}");
+        assert!(error.contains("needs no data: omit"), "{error}");
     }
 }
 
@@ -236,7 +235,7 @@ fn objects_become_disks_of_their_files() {
         assert_eq!(
             files(volume, None).unwrap_err(),
             format!(
-                "{field}: Required value: {field} has no data here; give a directory with a file for each key with \
+                "{field}: Required value: {field} needs data: pass a directory with a file for each key by \
                  --volume root=DIR"
             )
         );

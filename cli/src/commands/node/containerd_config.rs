@@ -1,4 +1,4 @@
-//! containerd's configuration with the runtime handler, and without it: every other byte stays as it was.
+//! Adds the runtime handler to containerd's configuration and removes it again. Every other byte is kept.
 
 use std::path::Path;
 
@@ -7,12 +7,12 @@ use toml_edit::TableLike;
 use super::containerd_settings::{self, CRI, HUSK_RUNTIME_TYPE, Settings};
 use super::marked_block::{self, BEGIN, END, add, cut};
 
-/// The beginning of a file that there was not.
-const NEW: &str = "# `husk node install` made this file.\nversion = 2";
-/// NodeCommand a file gets that says nothing, which containerd takes for a version that has no such handlers.
-const FIRST: &str = "# `husk node install` found no setting here.\nversion = 2";
+/// First lines of a newly created file.
+const NEW: &str = "# Created by `husk node install`.\nversion = 2";
+/// Lines appended to a file without settings, since containerd assumes a version without runtime handlers for it.
+const FIRST: &str = "# Added by `husk node install` to a file without settings.\nversion = 2";
 
-/// The text with the runtime handler `husk`, whose shim is at this path.
+/// Adds the runtime handler `husk` with the shim at this path.
 pub(super) fn with_husk(text: Option<&str>, shim: &Path) -> Result<String, String> {
     let before = match text {
         Some(text) => {
@@ -32,17 +32,15 @@ pub(super) fn with_husk(text: Option<&str>, shim: &Path) -> Result<String, Strin
         Some(3 | 4) => CRI[1],
         Some(other) => {
             return Err(format!(
-                "version = {other} is not known: migrate it (`containerd config migrate`)"
+                "version = {other} is not supported: run `containerd config migrate`"
             ));
         }
         None => {
-            return Err(
-                "it does not say `version = 2` or 3: migrate it (`containerd config migrate`)".into(),
-            );
+            return Err("`version = 2` or 3 is missing: run `containerd config migrate`".into());
         }
     };
     let shim = shim.to_str().filter(|path| !path.contains(['"', '\\', '\n']));
-    let shim = shim.ok_or("the shim's path cannot be written there: choose another --bin")?;
+    let shim = shim.ok_or("the path of the shim cannot be written as a TOML string: choose another --bin")?;
     let husk = containerd_settings::table(plugin, "husk");
     let handler = format!(
         "{husk}\n  runtime_type = \"{HUSK_RUNTIME_TYPE}\"\n  runtime_path = \"{shim}\"\n  \
@@ -53,15 +51,15 @@ pub(super) fn with_husk(text: Option<&str>, shim: &Path) -> Result<String, Strin
         let other = ours.handler(plugin, "husk").and_then(|ours| differs(own, ours));
         return match other {
             None => Ok(before),
-            Some(_) if !containerd_settings::is_husk_handler(own) => Err(format!(
-                "its {husk} is another runtime called husk: remove that first"
-            )),
+            Some(_) if !containerd_settings::is_husk_handler(own) => {
+                Err(format!("{husk} is another runtime named husk: remove it first"))
+            }
             Some(key) => Err(format!(
-                "its {husk} has another {key}: remove that table by hand first"
+                "{husk} has another {key}: remove that table by hand first"
             )),
         };
     }
-    // With a runtime in its configuration containerd no longer has the one that it has by default, which others need.
+    // Once the configuration names a runtime, containerd no longer adds its default, runc, which other pods need.
     let runc = match settings.handler(plugin, "runc") {
         Some(_) => String::new(),
         None => {
@@ -76,14 +74,16 @@ pub(super) fn with_husk(text: Option<&str>, shim: &Path) -> Result<String, Strin
     }
     Err(match (settings.inline_table(plugin), parsed) {
         (Some(table), _) => {
-            format!("its {table} is not a table with a header, [{table}]: write it as one, for {husk}")
+            format!(
+                "{table} is not a table with a header: write it as [{table}], so that {husk} can be added"
+            )
         }
         (None, Err(why)) => format!("{husk} cannot be added: {why}"),
-        (None, Ok(_)) => format!("{husk} cannot be added at its end"),
+        (None, Ok(_)) => format!("{husk} cannot be appended"),
     })
 }
 
-/// The text without what `with_husk` added; nothing where that made the file.
+/// Removes what [`with_husk`] added. None if it created the file.
 pub(super) fn without_husk(text: &str) -> Result<Option<String>, String> {
     let text = match marked_block::find(text)? {
         Some(lines) => cut(text, lines),
@@ -99,7 +99,7 @@ pub(super) fn without_husk(text: &str) -> Result<Option<String>, String> {
     }))
 }
 
-/// The first setting of ours that a handler has not, or has otherwise.
+/// Name of the first of our settings that the handler lacks or has with another value.
 fn differs(own: &dyn TableLike, ours: &dyn TableLike) -> Option<String> {
     let mut keys = ours.iter();
     let is_same = |own| move |ours| containerd_settings::strings(own) == containerd_settings::strings(ours);
@@ -124,15 +124,15 @@ mod tests {
     }
 
     #[test]
-    fn what_was_there_is_as_it_was_afterwards() {
+    fn removing_restores_the_file() {
         for text in [
             "version = 2\nroot = \"/x\"\n",
             "version = 2\n",
             "version = 3 # new\n[grpc]\n  uid = 0\n",
             "version = 2\r\n[grpc]\r\n",
-            // No end of line at the end.
+            // No newline at the end.
             "version = 2\n[grpc]\n  uid = 0",
-            // Nothing said.
+            // No settings.
             "",
             "\n",
             "# as shipped\n#version = 2\n",
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_behind_stays() {
+    fn text_after_the_block_stays() {
         for text in ["version = 2\n", "version = 2", "# nothing", ""] {
             let added = with(Some(text)).unwrap() + "\n[grpc]\n";
             assert!(without(&added).unwrap().ends_with("\n[grpc]\n"), "{text}");
@@ -157,9 +157,9 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_not_there_goes_again() {
+    fn a_created_file_is_removed() {
         let made = with(None).unwrap();
-        assert!(made.starts_with("# `husk node install` made this file.\nversion = 2\n# Made by"));
+        assert!(made.starts_with("# Created by `husk node install`.\nversion = 2\n# Added by"));
         assert!(made.contains(HANDLER));
         assert!(made.contains("  pod_annotations = [\"husk.io/*\"]\n"));
         assert_eq!(without(&made), None);
@@ -198,13 +198,13 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_added_to_is_refused() {
+    fn a_file_that_cannot_be_extended_is_refused() {
         let refused = |text: &str| with(Some(&format!("version = 2\n{text}"))).unwrap_err();
         assert!(refused("[plugins\n").starts_with("line 2 is not TOML: "));
-        assert!(refused("plugins = 5\n").starts_with("its plugins is not a table"));
+        assert!(refused("plugins = 5\n").starts_with("plugins is not a table"));
         let inline = refused("plugins = { \"io.containerd.grpc.v1.cri\" = {} }\n");
-        assert!(inline.starts_with("its plugins is not a table"), "{inline}");
-        assert!(refused("[[plugins]]\n").starts_with("its plugins is not a table"));
+        assert!(inline.starts_with("plugins is not a table"), "{inline}");
+        assert!(refused("[[plugins]]\n").starts_with("plugins is not a table"));
         let own = "[plugins.\"io.containerd.grpc.v1.cri\".containerd]\nruntimes = {}\n";
         assert!(refused(own).contains(".containerd.runtimes is not a table"));
         assert!(
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_told_as_it_is_in_the_file() {
+    fn errors_name_the_line_of_the_file() {
         let broken = with(Some("version = 2\n")).unwrap() + "[plugins\n";
         let line = broken.lines().count();
         let why = with(Some(&broken)).unwrap_err();
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_broke_the_file_is_made_anew() {
+    fn a_block_that_broke_the_file_is_replaced() {
         let own = format!("version = 2\n{RUNC}");
         let added = with(Some(&own)).unwrap();
         let twice = added.replace(HANDLER, &format!("{RUNC}{HANDLER}"));
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handler_of_husks_own_needs_no_marks() {
+    fn a_handler_without_markers_is_recognised() {
         let added = with(Some("version = 2\n")).unwrap();
         let bare = added.replace(BEGIN, "").replace(END, "").replace('"', "'");
         assert_eq!(with(Some(&bare)).unwrap(), bare);
@@ -240,9 +240,9 @@ mod tests {
         let table = HANDLER.trim();
         assert_eq!(
             why,
-            format!("its {table} has another runtime_path: remove that table by hand first")
+            format!("{table} has another runtime_path: remove that table by hand first")
         );
         let other = format!("version = 2\n{HANDLER}");
-        assert!(with(Some(&other)).unwrap_err().contains("remove that first"));
+        assert!(with(Some(&other)).unwrap_err().contains("remove it first"));
     }
 }

@@ -1,25 +1,25 @@
-//! NodeCommand containerd's configuration says, whichever way its TOML is written.
+//! The settings in containerd's configuration, independent of how the TOML is written.
 
 use toml_edit::{Document, Item, TableLike};
 
 use crate::failure;
 
-/// The type of a runtime whose shim is Husk's.
+/// `runtime_type` of Husk's shim.
 pub(super) const HUSK_RUNTIME_TYPE: &str = "io.containerd.husk.v2";
-/// The plugins that have the Container Runtime Interface's handlers: up to version 2 of the configuration, and since.
+/// Name of the CRI plugin: up to version 2 of the configuration, and since version 3.
 pub(super) const CRI: [&str; 2] = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"];
 
-/// A file's settings.
+/// Settings of a file.
 #[derive(Debug)]
 pub(super) struct Settings(Document<String>);
 
 impl Settings {
     /// # Errors
-    /// The line that is not TOML, and why.
+    /// The line that is not TOML and the reason.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         if text.starts_with('\u{feff}') {
             return Err(
-                "it begins with a byte order mark, which not every containerd reads: remove that \
+                "it begins with a byte order mark, which some versions of containerd reject: remove it \
                  (`sed -i '1s/^\\xef\\xbb\\xbf//' FILE`)"
                     .into(),
             );
@@ -32,17 +32,17 @@ impl Settings {
         Ok(Self(parsed))
     }
 
-    /// Whether there is nothing but comments.
+    /// True if the file has only comments.
     pub(super) fn is_empty(&self) -> bool {
         self.0.as_table().is_empty()
     }
 
-    /// The version of what it says, if it tells.
+    /// The version of the configuration, if given.
     pub(super) fn version(&self) -> Option<i64> {
         self.0.as_table().get("version")?.as_integer()
     }
 
-    /// The other files that it has containerd read.
+    /// The imported files.
     pub(super) fn imports(&self) -> Vec<&str> {
         self.0.as_table().get("imports").map_or_else(Vec::new, strings)
     }
@@ -62,7 +62,7 @@ impl Settings {
         handlers(self.plugin(plugin)?)?.get(name)?.as_table_like()
     }
 
-    /// The first of the tables around a plugin's handlers that no header can add to, as it is written another way.
+    /// The outermost table around a plugin's handlers that is not written with a header and cannot be extended.
     pub(super) fn inline_table(&self, plugin: &str) -> Option<String> {
         let mut item = self.0.as_item();
         let mut name = String::new();
@@ -80,7 +80,7 @@ impl Settings {
         None
     }
 
-    /// The tables of all handlers whose shim is Husk's, in any plugin.
+    /// The tables of all handlers that use Husk's shim, in any plugin.
     pub(super) fn husk_handlers(&self) -> Vec<String> {
         let plugins = self.0.as_table().get("plugins").and_then(Item::as_table_like);
         let mut found = Vec::new();
@@ -96,17 +96,17 @@ impl Settings {
     }
 }
 
-/// Whether a handler's shim is Husk's.
+/// True if a handler uses Husk's shim.
 pub(super) fn is_husk_handler(handler: &dyn TableLike) -> bool {
     handler.get("runtime_type").and_then(Item::as_str) == Some(HUSK_RUNTIME_TYPE)
 }
 
-/// The header of a handler's table.
+/// Table header of a handler.
 pub(super) fn table(plugin: &str, name: &str) -> String {
     format!("[plugins.\"{plugin}\".containerd.runtimes.{name}]")
 }
 
-/// A setting that is a string or a list of them.
+/// A setting that is a string or a list of strings.
 pub(super) fn strings(item: &Item) -> Vec<&str> {
     let list = item.as_array().into_iter().flatten();
     item.as_str()
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_toml_is_told_by_its_line() {
+    fn syntax_errors_name_the_line() {
         let broken = |text| Settings::parse(text).unwrap_err();
         assert!(broken("version = 2\n\n[plugins\n").starts_with("line 3 is not TOML: "));
         assert!(broken("a = 1\na = 2\n").starts_with("line 2 is not TOML: "));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_says() {
+    fn settings_are_read() {
         let said = settings("version = 3\nimports = ['a', \"b\"]\n");
         assert_eq!((said.version(), said.imports()), (Some(3), vec!["a", "b"]));
         assert!(!said.is_empty() && settings("# nothing\n").is_empty());

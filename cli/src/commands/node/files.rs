@@ -1,4 +1,4 @@
-//! Files of a node, replaced whole: whoever reads one sees the old or the new.
+//! Atomic replacement of files: a reader sees the old or the new content.
 
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
@@ -8,22 +8,22 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::{self, Failure};
 
-/// NodeCommand became of a file.
+/// Outcome for a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FileChange {
-    Made,
+    Created,
     Changed,
     Removed,
     Unchanged,
 }
 
-/// The file itself, where the path is a link to one.
+/// Resolves the path if it is a symbolic link.
 pub(super) fn followed(path: &Path) -> Result<PathBuf, Failure> {
     match fs::read_link(path) {
         Err(_) => Ok(path.to_owned()),
         Ok(to) => fs::canonicalize(path).map_err(|_| {
             Failure::Runtime(format!(
-                "{}: it is a link to {}, which is not there: make that, or remove the link",
+                "{}: the target of this symbolic link, {}, does not exist: create it or remove the link",
                 path.display(),
                 to.display()
             ))
@@ -31,7 +31,7 @@ pub(super) fn followed(path: &Path) -> Result<PathBuf, Failure> {
     }
 }
 
-/// A file's text; nothing where there is none.
+/// Text of a file; none if the file does not exist.
 pub(super) fn text(path: &Path) -> Result<Option<String>, Failure> {
     match fs::read_to_string(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -39,7 +39,7 @@ pub(super) fn text(path: &Path) -> Result<Option<String>, Failure> {
     }
 }
 
-/// Copies a program, which may run.
+/// Copies a program. It may be running.
 pub(super) fn copy(from: &Path, to: &Path) -> Result<FileChange, Failure> {
     let same = |a: &Path, b: &Path| Some(fs::canonicalize(a).ok()? == fs::canonicalize(b).ok()?);
     if same(from, to) == Some(true) {
@@ -54,13 +54,13 @@ pub(super) fn copy(from: &Path, to: &Path) -> Result<FileChange, Failure> {
     Ok(if old.is_some() {
         FileChange::Changed
     } else {
-        FileChange::Made
+        FileChange::Created
     })
 }
 
-/// Sees that [`replace`] can, before anything else is changed.
+/// Checks that [`replace`] will succeed, before anything else is changed.
 pub(super) fn replaceable(path: &Path) -> Result<(), Failure> {
-    // An immutable file cannot be opened so.
+    // Fails for an immutable file.
     match OpenOptions::new().write(true).open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         opened => drop(opened.map_err(at(path))?),
@@ -69,7 +69,7 @@ pub(super) fn replaceable(path: &Path) -> Result<(), Failure> {
     fs::remove_file(&new.0).map_err(at(&new.0))
 }
 
-/// Replaces a text file, which keeps its owner and mode, or removes it.
+/// Replaces a text file, keeping owner and mode, or removes it.
 pub(super) fn replace(path: &Path, old: Option<&str>, new: Option<&str>) -> Result<FileChange, Failure> {
     if old == new {
         return Ok(FileChange::Unchanged);
@@ -82,7 +82,7 @@ pub(super) fn replace(path: &Path, old: Option<&str>, new: Option<&str>) -> Resu
     Ok(if old.is_some() {
         FileChange::Changed
     } else {
-        FileChange::Made
+        FileChange::Created
     })
 }
 
@@ -104,7 +104,7 @@ fn put(path: &Path, bytes: &[u8], mode: u32, owner: Option<(u32, u32)>) -> Resul
             }
             _ => Ok(()),
         })
-        // After the owner, for whom it may become another.
+        // After fchown, which clears the set-user-ID bits.
         .and_then(|()| file.set_permissions(fs::Permissions::from_mode(mode)))
         .and_then(|()| fs::rename(&new, path));
     written.map_err(|error| {
@@ -113,7 +113,7 @@ fn put(path: &Path, bytes: &[u8], mode: u32, owner: Option<(u32, u32)>) -> Resul
     })
 }
 
-/// The file that becomes the one at `path`, to be read by nobody else until then.
+/// Creates the temporary file, readable by its owner only, that will be renamed to `path`.
 fn begin(path: &Path) -> Result<(PathBuf, fs::File), Failure> {
     if let Some(directory) = path.parent() {
         fs::create_dir_all(directory).map_err(at(directory))?;
@@ -141,7 +141,7 @@ fn at(path: &Path) -> impl FnOnce(io::Error) -> Failure {
 fn hint(error: &io::Error, is_root: bool) -> &'static str {
     match error.kind() {
         io::ErrorKind::PermissionDenied if !is_root => ": run as root",
-        io::ErrorKind::PermissionDenied => ": see whether it, or its directory, is immutable (`lsattr -d`)",
+        io::ErrorKind::PermissionDenied => ": check whether it or its directory is immutable (`lsattr -d`)",
         _ => "",
     }
 }
@@ -156,7 +156,7 @@ mod tests {
         let (from, to) = (dir.path().join("husk"), dir.path().join("bin/husk"));
         fs::write(&from, "one").unwrap();
         let copied = || copy(&from, &to).map_err(|_| "failed").unwrap();
-        assert_eq!([copied(), copied()], [FileChange::Made, FileChange::Unchanged]);
+        assert_eq!([copied(), copied()], [FileChange::Created, FileChange::Unchanged]);
         fs::write(&from, "two").unwrap();
         assert_eq!(copied(), FileChange::Changed);
         assert_eq!(fs::metadata(&to).unwrap().permissions().mode() & 0o777, 0o755);
@@ -168,7 +168,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config.toml");
         let put = |old, new| replace(&path, old, new).map_err(|_| "failed").unwrap();
-        assert_eq!(put(None, Some("a")), FileChange::Made);
+        assert_eq!(put(None, Some("a")), FileChange::Created);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
         assert_eq!(put(Some("a"), Some("b")), FileChange::Changed);
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!([followed("link"), followed("absent")], [real, at("absent")]);
         let lost = followed("lost").display().to_string();
         assert!(
-            lost.contains("lost: it is a link to nowhere, which is not there: "),
+            lost.contains("lost: the target of this symbolic link, nowhere, does not exist: "),
             "{lost}"
         );
     }
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_replaced_is_as_it_was() {
+    fn checking_changes_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("etc/config.toml");
         assert!(replaceable(&path).is_ok());
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_not_is_told_who_may() {
+    fn permission_errors_come_with_a_hint() {
         let denied = io::Error::from_raw_os_error(libc::EACCES);
         assert_eq!(hint(&denied, false), ": run as root");
         assert!(hint(&io::Error::from_raw_os_error(libc::EPERM), true).contains("lsattr"));

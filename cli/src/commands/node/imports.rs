@@ -1,12 +1,12 @@
-//! The other files that containerd's configuration has it read.
+//! The files that containerd's configuration imports.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::containerd_settings::{CRI, Settings};
 
-/// The files that a configuration at `path` imports and that those do, with what they say. NodeCommand cannot be read or is
-/// not TOML is left out: containerd tells of it.
+/// Parses all files that the configuration at `path` imports, directly or not. Unreadable or malformed files are left
+/// out: containerd reports them itself.
 pub(super) fn of(path: &Path, settings: &Settings) -> Vec<(PathBuf, Settings)> {
     let mut found: Vec<(PathBuf, Settings)> = Vec::new();
     let mut next = named(path, settings);
@@ -24,7 +24,7 @@ pub(super) fn of(path: &Path, settings: &Settings) -> Vec<(PathBuf, Settings)> {
     found
 }
 
-/// Which imported files may take the handler away again, if any.
+/// Warning about imported files that may override the handler.
 pub(super) fn overriding(config: &Path, text: &str) -> Result<Option<String>, String> {
     let imported = of(config, &Settings::parse(text)?);
     let with_handlers = imported.iter().filter(|(_, said)| has_handlers(said));
@@ -33,15 +33,15 @@ pub(super) fn overriding(config: &Path, text: &str) -> Result<Option<String>, St
         .collect();
     Ok((!paths.is_empty()).then(|| {
         format!(
-            "{} imports {}: with containerd 1.7 the CRI plugin's section there replaces the one with the handler; \
-             see whether `containerd config dump` has runtimes.husk",
+            "{} imports {}, whose CRI plugin section replaces the one with the handler in containerd 1.7; \
+             check that `containerd config dump` has runtimes.husk",
             config.display(),
             paths.join(", ")
         )
     }))
 }
 
-/// Whether it has a section for the Container Runtime Interface's handlers.
+/// True if the file has a section for the CRI plugin.
 fn has_handlers(settings: &Settings) -> bool {
     let plugin = match settings.version() {
         Some(3 | 4) => CRI[1],
@@ -56,7 +56,7 @@ fn named(path: &Path, settings: &Settings) -> Vec<PathBuf> {
     patterns.flat_map(|pattern| expanded(&pattern)).collect()
 }
 
-/// The files of a pattern, of whose signs `*` is known, which is what is used.
+/// Expands a pattern; only `*` is supported.
 fn expanded(pattern: &Path) -> Vec<PathBuf> {
     let mut found = vec![PathBuf::new()];
     for part in pattern {
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn an_import_that_may_take_the_handler_away_is_told() {
+    fn an_import_that_may_override_the_handler_causes_a_warning() {
         let dir = tempfile::tempdir().unwrap();
         let config = dir.path().join("config.toml");
         let text = "version = 2\nimports = ['conf.d/*.toml']\n";
@@ -130,7 +130,7 @@ mod tests {
         fs::write(dir.path().join("conf.d/registry.toml"), registry).unwrap();
         let told = overriding(&config, text).unwrap().unwrap();
         assert!(
-            told.contains("/conf.d/registry.toml: with containerd 1.7"),
+            told.contains("/conf.d/registry.toml, whose CRI plugin section"),
             "{told}"
         );
     }

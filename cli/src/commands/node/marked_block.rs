@@ -1,12 +1,12 @@
-//! Lines in a text that can be told from all others, to be taken away again.
+//! A block of lines between two marker lines, which can be found and removed again.
 
 use std::ops::Range;
 
 pub(super) const BEGIN: &str =
-    "# Made by `husk node install`; `husk node uninstall` removes all between these lines.";
-pub(super) const END: &str = "# End of what `husk node install` made.";
+    "# Added by `husk node install`; `husk node uninstall` removes everything between these lines.";
+pub(super) const END: &str = "# End of the lines added by `husk node install`.";
 
-/// The text with lines behind it. NodeCommand has no end of line at its end has none afterwards.
+/// Appends `lines` to the text. The result ends with a newline if the text does or is empty.
 pub(super) fn add(text: &str, lines: &str) -> String {
     if text.is_empty() || text.ends_with('\n') {
         format!("{text}{lines}\n")
@@ -15,7 +15,7 @@ pub(super) fn add(text: &str, lines: &str) -> String {
     }
 }
 
-/// The text without lines that [`add`] added.
+/// Removes lines that [`add`] appended.
 pub(super) fn cut(text: &str, lines: Range<usize>) -> String {
     let (before, after) = (&text[..lines.start], &text[lines.end..]);
     match text[lines].ends_with('\n') {
@@ -24,13 +24,13 @@ pub(super) fn cut(text: &str, lines: Range<usize>) -> String {
     }
 }
 
-/// Where the lines are that install made.
+/// Byte range of the block, markers included.
 pub(super) fn find(text: &str) -> Result<Option<Range<usize>>, String> {
     let mut begin = None;
     let mut at = 0;
     for (number, line) in text.split_inclusive('\n').enumerate() {
         match line.trim() {
-            // Another's end is not the first's.
+            // A second begin marker: the first block has no end.
             BEGIN if begin.is_some() => break,
             BEGIN => begin = Some((number + 1, at)),
             END => {
@@ -45,12 +45,12 @@ pub(super) fn find(text: &str) -> Result<Option<Range<usize>>, String> {
     match begin {
         None => Ok(None),
         Some((number, _)) => Err(format!(
-            "what install made begins at line {number} and has no end: put `{END}` behind its last line"
+            "the block added by install begins at line {number} but has no end: insert `{END}` after its last line"
         )),
     }
 }
 
-/// The text with empty lines for those that install made, so that all others have their number.
+/// Replaces the lines of the block by empty ones, which keeps the line numbers of all others.
 pub(super) fn blank_out(text: &str) -> Result<String, String> {
     let Some(block) = find(text)? else {
         return Ok(text.to_owned());
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_go_as_they_came() {
+    fn removing_restores_the_text() {
         for text in ["", "a", "a\n", "\n"] {
             let added = add(text, &format!("{BEGIN}\nb\n{END}"));
             let lines = find(&added).unwrap().unwrap();
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_may_be_indented_and_others_lines_stay() {
+    fn markers_may_be_indented() {
         let text = format!("a\r\n  {BEGIN}\r\nb\r\n  {END}\r\nc\n");
         let lines = find(&text).unwrap().unwrap();
         assert_eq!(cut(&text, lines), "a\r\nc\n");
@@ -87,7 +87,7 @@ mod tests {
     fn without_its_end_a_block_is_refused() {
         let why = find(&format!("a\n{BEGIN}\nb\n")).unwrap_err();
         assert!(
-            why.starts_with("what install made begins at line 2 and has no end: "),
+            why.starts_with("the block added by install begins at line 2 but has no end: "),
             "{why}"
         );
     }

@@ -1,4 +1,4 @@
-//! `husk node`: making a machine a node whose containerd runs pods as VMs.
+//! `husk node`: sets up containerd on this host to run pods as VMs.
 
 mod containerd_config;
 mod containerd_settings;
@@ -17,15 +17,15 @@ use crate::{doctor, live_vm, output};
 use containerd_settings::Settings;
 use files::FileChange;
 
-/// NodeCommand a node needs in its path: the shim that containerd starts, the VMM that this starts, and this program.
+/// Programs installed on a node: the shim started by containerd, the VMM started by the shim, and this program.
 const PROGRAMS: [&str; 3] = ["containerd-shim-husk-v2", "husk-vmm", "husk"];
 
-/// The namespace in the runtime directory of the VMs that containerd runs.
+/// Namespace of the VMs that containerd runs.
 const PODS: &str = "pods";
-/// How many of them are named.
+/// Maximum number of VMs named in a message.
 const MAX_NAMED: usize = 3;
 
-/// Have this machine's containerd run pods as VMs
+/// Set up containerd on this host to run pods as VMs
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -34,23 +34,22 @@ pub(crate) struct Args {
 
 #[derive(Debug, Subcommand)]
 enum NodeCommand {
-    /// Place the programs and add the runtime handler `husk` to containerd's configuration
+    /// Install the programs and add the runtime handler `husk` to containerd's configuration
     ///
-    /// Does nothing twice. Says what it changed; containerd is to be restarted by whoever runs the node, which leaves
-    /// pods running.
+    /// Prints what it changed; running it again changes nothing. Restart containerd afterwards; pods keep running.
     #[command(after_help = "\
 Afterwards:
   systemctl restart containerd
   kubectl apply -f deploy/runtimeclass.yaml")]
     Install(InstallPaths),
-    /// Take both away again
+    /// Remove the programs and the runtime handler
     ///
-    /// Leaves containerd's configuration as it was. Refuses while VMs of pods run, whose ends would need the shim.
+    /// Restores containerd's configuration. Fails while VMs of pods run, since containerd needs the shim to end them.
     Uninstall {
         #[command(flatten)]
         places: InstallPaths,
 
-        /// Though VMs of pods run
+        /// Uninstall even while VMs of pods run
         #[arg(long)]
         force: bool,
     },
@@ -58,11 +57,11 @@ Afterwards:
 
 #[derive(Debug, clap::Args)]
 struct InstallPaths {
-    /// Where the programs go: a directory on containerd's PATH
+    /// Directory for the programs; must be on containerd's PATH
     #[arg(long, value_name = "DIR", default_value = "/usr/local/bin", value_hint = clap::ValueHint::DirPath)]
     bin: PathBuf,
 
-    /// containerd's configuration
+    /// Configuration file of containerd
     #[arg(long, value_name = "FILE", default_value = "/etc/containerd/config.toml", value_hint = clap::ValueHint::FilePath)]
     config: PathBuf,
 }
@@ -83,22 +82,22 @@ fn install(places: &InstallPaths) -> Result<(), Failure> {
     let own = std::env::current_exe().map_err(Failure::at("find this program"))?;
     let configured = place(own.parent().unwrap_or(Path::new("/")), places)?;
     if configured != FileChange::Unchanged {
-        output::print("restart containerd for it: systemctl restart containerd\n")?;
+        output::print("restart containerd to apply the change: systemctl restart containerd\n")?;
     }
     if let Some(obstacle) = doctor::obstacle() {
-        output::print(&format!("no VM will run here yet: {obstacle}\n"))?;
+        output::print(&format!("VMs cannot run on this host yet: {obstacle}\n"))?;
     }
     Ok(())
 }
 
-/// InstallPaths the programs that are in the directory `beside`, and says what became of the configuration.
+/// Installs the programs from the directory `beside` and adds the handler. Returns the outcome for the configuration.
 fn place(beside: &Path, places: &InstallPaths) -> Result<FileChange, Failure> {
-    // Before anything is changed.
+    // Checked before anything is changed.
     for program in PROGRAMS {
         let path = beside.join(program);
         if !path.is_file() {
             return Err(Failure::Runtime(format!(
-                "{} is not there: keep {program} beside husk, as the build does",
+                "{} does not exist: {program} must be in the same directory as husk",
                 path.display()
             )));
         }
@@ -140,15 +139,15 @@ fn uninstall(places: &InstallPaths) -> Result<(), Failure> {
         print_change(files::remove(&path)?, &path)?;
     }
     if configured != FileChange::Unchanged {
-        output::print("restart containerd for it: systemctl restart containerd\n")?;
+        output::print("restart containerd to apply the change: systemctl restart containerd\n")?;
     }
     Ok(())
 }
 
-/// Sees that no handler would be left without its shim.
+/// Checks that no handler remains whose shim is about to be removed.
 fn check_no_handler_left(config: &Path, text: &str) -> Result<(), String> {
     let settings = Settings::parse(text)?;
-    let by_hand = "which install did not make or whose marks are gone: remove that table by hand first";
+    let by_hand = "which was not added by install or has lost its markers: remove that table by hand first";
     if let Some(table) = settings.husk_handlers().first() {
         return Err(format!("it has {table}, {by_hand}"));
     }
@@ -163,13 +162,13 @@ fn check_no_handler_left(config: &Path, text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Sees that containerd runs no VM, whose end it could not clean up after.
+/// Checks that containerd runs no VM: without the shim it could not clean up after it.
 fn check_no_pod_vm(runtime: Result<RuntimeDir, StateError>) -> Result<(), Failure> {
     let mut live = match runtime {
         Ok(runtime) => runtime.list()?,
-        // Who has no place for VMs has none.
+        // Without a runtime directory there are no VMs.
         Err(StateError::Nowhere) => return Ok(()),
-        Err(error) => return Err(Failure::at("see whether VMs of pods run")(error)),
+        Err(error) => return Err(Failure::at("check for VMs of pods")(error)),
     };
     live.retain(|dir| dir.namespace() == PODS);
     if live.is_empty() {
@@ -185,11 +184,11 @@ fn check_no_pod_vm(runtime: Result<RuntimeDir, StateError>) -> Result<(), Failur
         more => format!(" and {more} more"),
     };
     Err(Failure::Runtime(format!(
-        "VMs of pods run, which need the shim to end: {named}{more}: delete their pods first, or use --force"
+        "VMs of pods are running and need the shim to end: {named}{more}: delete their pods first, or use --force"
     )))
 }
 
-/// A refusal that names the file.
+/// Prefixes an error with the file name.
 fn of(path: &Path) -> impl FnOnce(String) -> Failure {
     let path = path.display().to_string();
     move |why| Failure::Runtime(format!("{path}: {why}"))
@@ -197,7 +196,7 @@ fn of(path: &Path) -> impl FnOnce(String) -> Failure {
 
 fn print_change(done: FileChange, path: &Path) -> Result<(), Failure> {
     let what = match done {
-        FileChange::Made => "made",
+        FileChange::Created => "created",
         FileChange::Changed => "changed",
         FileChange::Removed => "removed",
         FileChange::Unchanged => "unchanged",
@@ -235,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_as_it_was_afterwards() {
+    fn uninstalling_restores_the_node() {
         let (dir, places) = node("config.toml");
         fs::write(dir.path().join("real.toml"), "version = 2").unwrap();
         std::os::unix::fs::symlink("real.toml", &places.config).unwrap();
@@ -250,8 +249,8 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_placed_where_the_configuration_cannot_be_replaced() {
-        // With the name that the new one has beside it this is too long.
+    fn nothing_is_installed_if_the_configuration_cannot_be_replaced() {
+        // Too long with the suffix of the temporary file.
         let (dir, places) = node(&"c".repeat(250));
         let refused = refusal(place(&dir.path().join("built"), &places));
         assert!(refused.contains("too long"), "{refused}");
@@ -260,14 +259,14 @@ mod tests {
         let places = InstallPaths { config, ..places };
         let refused = refusal(place(&dir.path().join("built"), &places));
         assert!(
-            refused.contains("config.toml: it does not say `version"),
+            refused.contains("config.toml: `version = 2` or 3 is missing"),
             "{refused}"
         );
         assert!(!places.bin.exists());
     }
 
     #[test]
-    fn a_handler_that_would_be_left_keeps_the_programs() {
+    fn a_remaining_handler_prevents_the_removal() {
         let (dir, places) = node("config.toml");
         assert!(place(&dir.path().join("built"), &places).is_ok());
         let made = fs::read_to_string(&places.config).unwrap();
@@ -286,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn vms_of_pods_are_named() {
+    fn running_vms_of_pods_are_named() {
         let dir = tempfile::tempdir().unwrap();
         let runtime = RuntimeDir::at(dir.path());
         let check_no_pod_vm = || refusal(check_no_pod_vm(Ok(runtime.clone())));

@@ -1,4 +1,4 @@
-//! What of a VMI can be made true of a VM that runs, and what would take a restart.
+//! Changes of a VMI that can be applied to a running VM, and those that require a restart.
 
 use std::collections::HashSet;
 
@@ -15,42 +15,42 @@ use crate::load::Vmi;
 use crate::types::{Disk, Volume};
 use crate::validate::validate;
 
-/// What a VMI wants of a VM that runs, as far as that can be had without a restart.
+/// Desired state of a running VM, as far as it can be changed without a restart.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LiveUpdate {
-    /// Volumes that were not there at the start, in the manifest's order. Where their data is, the manifest does not
-    /// know: their source is [`DiskSource::Empty`].
+    /// Hot-pluggable volumes that were not present at the start, in the manifest's order. Their source is
+    /// [`DiskSource::Empty`], since the manifest does not have the path of the data.
     pub volumes: Vec<NewVolume>,
-    /// Every interface that the manifest lists, or implies.
+    /// All interfaces that the manifest lists or implies.
     pub interfaces: Vec<InterfaceUpdate>,
 }
 
-/// What becomes of one interface.
+/// Desired state of one interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InterfaceUpdate {
-    /// It was there at the start; its cable is plugged in, or not.
+    /// Present at the start.
     Planned {
-        /// Its name.
+        /// Name of the interface.
         name: String,
-        /// Whether the guest finds the cable plugged in.
+        /// Link state.
         link_up: bool,
     },
-    /// It was not, and is to be there.
+    /// To be added.
     Added(Box<NicPlan>),
-    /// The guest shall have no device for it (`state: absent`).
+    /// `state: absent`: the guest has no device for it.
     Absent {
-        /// Its name.
+        /// Name of the interface.
         name: String,
-        /// It was there at the start.
+        /// It was present at the start.
         planned: bool,
     },
 }
 
 impl VmPlan {
-    /// Compares a VMI with the plan that a VM was started from, in which nothing has been plugged.
+    /// Compares a VMI with the plan that the VM was started from, which has no hot-plugged devices.
     ///
     /// # Errors
-    /// All that [`plan`](crate::plan()) refuses; then each field that differs and cannot be changed while the VM runs.
+    /// The errors of [`plan`](crate::plan()), then one for each changed field that requires a restart.
     pub fn live(&self, vmi: &Vmi) -> Result<LiveUpdate, Vec<FieldError>> {
         validate(vmi)?;
         let mut changes = Changes::new(vmi);
@@ -64,7 +64,7 @@ impl VmPlan {
         if let (Some(own), Some(other)) = (&self.uid, &vmi.uid) {
             changes.compare("metadata.uid", "the VM's UID", own, other);
         }
-        // Of another VM nothing else is of interest.
+        // For another VM no further errors are useful.
         changes.end()?;
 
         let hot = |volume: &Volume| volume.is_hotpluggable() && self.disk(&volume.name).is_none();
@@ -73,7 +73,7 @@ impl VmPlan {
         let disks = &mut kept.spec.domain.devices.disks;
         disks.retain(|disk| !vmi.spec.volume(&disk.name).is_some_and(hot));
         let mut changes = Changes::new(vmi);
-        // A volume that could only have been there at the start has no data here, which its plan would miss.
+        // Reported first: planning would fail with missing data for such a volume.
         let fixed = |volume: &Volume| self.disk(&volume.name).is_some();
         for (i, volume) in vmi.spec.volumes.iter().enumerate() {
             let filesystem = vmi
@@ -87,7 +87,7 @@ impl VmPlan {
                 changes.add(
                     &vmi.at(&format!("volumes[{i}]")),
                     format!(
-                        "the volume {:?} was not there when the VM started, and is not hotpluggable: restart the VM",
+                        "the volume {:?} was added but is not hotpluggable: restart the VM",
                         volume.name
                     ),
                 );
@@ -112,7 +112,7 @@ impl VmPlan {
         self.disks.iter().find(|disk| disk.name == name)
     }
 
-    /// What the VM was made of, as far as a VMI may ask for it again.
+    /// The resources that the VM was started with, as far as the VMI uses them.
     fn resources(&self, vmi: &Vmi) -> PodResources {
         let mut resources = PodResources {
             uuid: self.uuid,
@@ -252,11 +252,11 @@ impl VmPlan {
             wanted.grace_period_seconds,
         );
         let disks = [&self.boot, &wanted.boot].map(|boot| matches!(boot, BootPlan::Disks { .. }));
-        // Which disks are tried is theirs to tell.
+        // Differences in the boot order are found with the disks.
         if disks != [true, true] && self.boot != wanted.boot {
             changes.add(
                 kernel,
-                "the kernel, its initrd and its command line cannot be changed while the VM runs: restart it"
+                "the kernel, initrd and command line cannot be changed while the VM runs: restart the VM"
                     .to_owned(),
             );
         }
@@ -269,11 +269,14 @@ impl VmPlan {
             |plan: &VmPlan| -> HashSet<String> { plan.disks.iter().map(|d| d.name.clone()).collect() };
         let (own, others) = (names(self), names(wanted));
         for disk in self.disks.iter().filter(|disk| !others.contains(&disk.name)) {
-            let text = format!("the disk {:?} is a part of the VM while it runs", disk.name);
+            let text = format!(
+                "the disk {:?} cannot be removed while the VM runs: restart the VM",
+                disk.name
+            );
             changes.add(&list, text);
         }
         if own != others {
-            // What the others are called, and where they are, follows from that.
+            // The addresses of the other disks depend on the missing ones.
             return;
         }
         for disk in &wanted.disks {
@@ -287,7 +290,7 @@ impl VmPlan {
                     (None, None) => list.clone(),
                 };
                 let text = format!(
-                    "the disk {:?}, and the volume behind it, cannot be changed while the VM runs: restart it",
+                    "the disk {:?} and its volume cannot be changed while the VM runs: restart the VM",
                     disk.name
                 );
                 changes.add(&field, text);
@@ -306,10 +309,10 @@ impl VmPlan {
         let mut found = Vec::new();
         for nic in &wanted.nics {
             let Some(there) = own(&nic.name) else {
-                // A VM without a network was started by somebody who may not make one; it says so when asked for more.
+                // A VM without any interface was started without the privileges for a network; adding fails later.
                 if nic.network == NicNetwork::Pod && !self.nics.is_empty() {
                     let text = format!(
-                        "the interface {:?} of the pod's network was not there when the VM started: restart it",
+                        "the interface {:?} on the pod network cannot be added while the VM runs: restart the VM",
                         nic.name
                     );
                     changes.add(&field(&nic.name), text);
@@ -319,7 +322,7 @@ impl VmPlan {
             };
             let same = NicPlan {
                 link_up: there.link_up,
-                // One that the manifest does not give is the device's.
+                // Without a MAC address in the manifest, that of the device is used.
                 mac: nic.mac.and(there.mac),
                 ..nic.clone()
             };
@@ -330,7 +333,7 @@ impl VmPlan {
             };
             if !mac || same != unchanged {
                 let text = format!(
-                    "but for its state, the interface {:?} cannot be changed while the VM runs: restart it",
+                    "only the state of interface {:?} can be changed while the VM runs: restart the VM",
                     nic.name
                 );
                 changes.add(&field(&nic.name), text);
@@ -353,7 +356,10 @@ impl VmPlan {
         };
         for nic in &self.nics {
             if !named(&nic.name) && !listed.iter().any(|interface| interface.name == nic.name) {
-                let text = format!("the interface {:?} is a part of the VM while it runs", nic.name);
+                let text = format!(
+                    "the interface {:?} cannot be removed while the VM runs: set its state to absent or restart the VM",
+                    nic.name
+                );
                 changes.add(&list, text);
             }
         }
@@ -361,7 +367,7 @@ impl VmPlan {
     }
 }
 
-/// A volume to plug, if its disk is of a kind that can be.
+/// Plans a hot-plugged volume; reports disk types that cannot be hot-plugged.
 fn new_volume(vmi: &Vmi, disk: &Disk, volume: &Volume, changes: &mut Changes<'_>) -> Option<NewVolume> {
     let disks = &vmi.spec.domain.devices.disks;
     let place = disks.iter().position(|given| given.name == disk.name);
@@ -401,7 +407,7 @@ fn new_volume(vmi: &Vmi, disk: &Disk, volume: &Volume, changes: &mut Changes<'_>
     }
 }
 
-/// Fields that differ and must not.
+/// Collects errors for changed fields.
 struct Changes<'a> {
     vmi: &'a Vmi,
     errors: Vec<FieldError>,
@@ -421,7 +427,7 @@ impl<'a> Changes<'a> {
 
     fn compare<T: PartialEq + std::fmt::Display>(&mut self, field: &str, what: &str, own: T, wanted: T) {
         if own != wanted {
-            let text = format!("{what} cannot be changed while the VM runs, from '{own}' to '{wanted}'");
+            let text = format!("{what} cannot be changed from '{own}' to '{wanted}' while the VM runs");
             self.add(field, text);
         }
     }

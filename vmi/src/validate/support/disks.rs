@@ -1,4 +1,4 @@
-//! Disks and volumes that are refused, or met differently.
+//! Unsupported values of disks and volumes.
 
 use crate::field::{FieldError, Note};
 use crate::load::Vmi;
@@ -6,7 +6,7 @@ use crate::plan::disks::effective_disks;
 use crate::schema::Findings;
 use crate::types::{Disk, Feature};
 
-/// The largest logical block that a guest takes: its page.
+/// Maximum logical block size of a guest: its page size.
 const LOGICAL: i64 = 4096;
 
 pub(super) fn support(vmi: &Vmi, found: &mut Findings) {
@@ -18,7 +18,7 @@ pub(super) fn support(vmi: &Vmi, found: &mut Findings) {
         if i < listed {
             bus(disk, &path, found);
         } else if let Some(volume) = &volume {
-            let text = "no disk uses this volume; it is given one on KubeVirt's default bus, sata, which is served as scsi";
+            let text = "no disk uses this volume, so a disk is added on KubeVirt's default bus, sata, which is provided as scsi";
             found.notes.push(Note::new(volume, text));
         }
         settings(disk, &path, found);
@@ -33,7 +33,7 @@ pub(super) fn support(vmi: &Vmi, found: &mut Findings) {
             && vmi.spec.volumes[position].container_disk.is_some()
             && written
         {
-            let text = "the VM writes to an overlay, which ends with it";
+            let text = "writes go to an overlay that is removed with the VM";
             found
                 .notes
                 .push(Note::new(format!("{volume}.containerDisk"), text));
@@ -50,7 +50,7 @@ pub(super) fn support(vmi: &Vmi, found: &mut Findings) {
     }
 }
 
-/// Which bus serves another. SCSI stands in for SATA because it keeps what a guest made for that sees: `sda`, `sdb`, …
+/// Notes about replaced buses. SATA is provided as SCSI, since the guest's device names stay the same: `sda`, `sdb`, …
 /// and `sr0`.
 fn bus(disk: &Disk, path: &str, found: &mut Findings) {
     let (kind, target) = disk.target();
@@ -65,26 +65,27 @@ fn bus(disk: &Disk, path: &str, found: &mut Findings) {
     };
     match (given, kind) {
         ("usb", _) => {
-            let text = "bus usb is not supported; virtio and scsi are";
+            let text = "bus usb is not supported; use virtio or scsi";
             found.unsupported.push(FieldError::unsupported(field, text));
         }
         ("", _) => {
             let text = format!(
-                "no bus is given; KubeVirt's default, sata, is served as scsi: the guest sees {names} as there, by the \
+                "has no bus; KubeVirt's default, sata, is provided as scsi: the guest still sees {names}, but uses the \
                  driver virtio_scsi"
             );
             found.notes.push(Note::new(path, text));
         }
         ("sata", _) => {
-            let text =
-                format!("sata is served as scsi: the guest sees {names} as there, by the driver virtio_scsi");
+            let text = format!(
+                "sata is provided as scsi: the guest still sees {names}, but uses the driver virtio_scsi"
+            );
             found.notes.push(Note::new(field, text));
         }
         ("virtio", "lun") => {
-            let text = "virtio is served as scsi: virtio-blk passes no SCSI commands on";
+            let text = "virtio is provided as scsi, since virtio-blk has no SCSI commands";
             found.notes.push(Note::new(field, text));
         }
-        // What is left is served as it is, or refused by KubeVirt's own rule.
+        // All other buses are supported, or refused by KubeVirt's rules.
         _ => {}
     }
 }
@@ -98,32 +99,32 @@ fn cdrom(disk: &Disk, path: &str, found: &mut Findings) {
         found.unsupported.push(FieldError::invalid(field, text));
     }
     if tray == "open" {
-        let text = "the tray is closed at the start; the guest can open it";
+        let text = "is ignored: the tray is closed at the start; the guest can open it";
         found.notes.push(Note::new(format!("{path}.cdrom.tray"), text));
     }
     if cdrom.readonly == Some(false) {
-        let text = "a CD-ROM is read-only all the same";
+        let text = "is ignored: a CD-ROM is always read-only";
         found
             .notes
             .push(Note::new(format!("{path}.cdrom.readonly"), text));
     }
     if has_block_size(disk) {
-        let text = "a CD-ROM has blocks of 2048 bytes";
+        let text = "is ignored: a CD-ROM has blocks of 2048 bytes";
         found.notes.push(Note::new(format!("{path}.blockSize"), text));
     }
 }
 
 fn lun(disk: &Disk, path: &str, found: &mut Findings) {
     if has_block_size(disk) {
-        let text = "a LUN has the block sizes of the host's device";
+        let text = "is ignored: a LUN has the block sizes of the host device";
         found.notes.push(Note::new(format!("{path}.blockSize"), text));
     }
     if disk.cache.as_deref().is_some_and(|cache| !cache.is_empty()) {
-        let text = "a LUN's commands go to the host's device, past every cache";
+        let text = "is ignored: commands of a LUN go to the host device without a cache";
         found.notes.push(Note::new(format!("{path}.cache"), text));
     }
     if disk.serial.as_deref().is_some_and(|serial| !serial.is_empty()) {
-        let text = "a LUN shows the serial number of the host's device";
+        let text = "is ignored: a LUN has the serial number of the host device";
         found.notes.push(Note::new(format!("{path}.serial"), text));
     }
     if disk
@@ -131,7 +132,7 @@ fn lun(disk: &Disk, path: &str, found: &mut Findings) {
         .as_deref()
         .is_some_and(|policy| policy != "report")
     {
-        let text = "a LUN's errors are told to the guest, as the host's device tells them";
+        let text = "is ignored: errors of a LUN are always reported to the guest";
         found.notes.push(Note::new(format!("{path}.errorPolicy"), text));
     }
 }
@@ -142,7 +143,7 @@ fn has_block_size(disk: &Disk) -> bool {
         .is_some_and(|size| size.custom.is_some() || size.match_volume.as_ref().is_some_and(Feature::is_on))
 }
 
-/// Settings of a disk that are met only by chance.
+/// Reports unsupported settings of a disk.
 fn settings(disk: &Disk, path: &str, found: &mut Findings) {
     let custom = disk.block_size.as_ref().and_then(|size| size.custom.as_ref());
     if let Some(logical) = custom.map(|custom| custom.logical).filter(|size| *size > LOGICAL)
@@ -154,18 +155,16 @@ fn settings(disk: &Disk, path: &str, found: &mut Findings) {
         found.unsupported.push(FieldError::unsupported(field, text));
     }
     if custom.is_some_and(|custom| custom.discard_granularity.is_some_and(|bytes| bytes != 0)) {
-        let text = "the guest is told in what units the volume can free space";
+        let text = "is ignored: the discard granularity is that of the volume";
         let field = format!("{path}.blockSize.custom.discardGranularity");
         found.notes.push(Note::new(field, text));
     }
     if let Some(io) = disk.io.as_deref().filter(|io| !io.is_empty()) {
-        let text = format!(
-            "'{io}' is not chosen by the manifest: I/O is io_uring, or threads where that is switched off"
-        );
+        let text = format!("'{io}' is ignored: Husk uses io_uring, or threads if io_uring is disabled");
         found.notes.push(Note::new(format!("{path}.io"), text));
     }
     if disk.dedicated_io_thread && !disk.is_virtio_blk() {
-        let text = "the disks of the SCSI controller share its workers";
+        let text = "is ignored: the disks of the SCSI controller share its worker threads";
         found
             .notes
             .push(Note::new(format!("{path}.dedicatedIOThread"), text));

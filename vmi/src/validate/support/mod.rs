@@ -1,4 +1,4 @@
-//! What is supported where a field's value decides; where the field alone does, the schema table says so.
+//! Support that depends on the value of a field; the schema table covers fields that are never supported.
 
 mod disks;
 mod network;
@@ -7,7 +7,7 @@ use crate::field::{FieldError, Note};
 use crate::load::Vmi;
 use crate::schema::Findings;
 
-/// Says which valid values are refused and which are met differently.
+/// Reports unsupported values and notes.
 pub(crate) fn support(vmi: &Vmi) -> Findings {
     let mut found = Findings::default();
     machine(vmi, &mut found);
@@ -25,17 +25,17 @@ fn machine(vmi: &Vmi, found: &mut Findings) {
         found.unsupported.push(FieldError::unsupported(path, text));
     }
     if !domain.machine.machine_type.is_empty() {
-        let text = "the machine is Husk's own: PCI Express and ACPI, without q35's chipset";
+        let text = "is ignored: the machine type is Husk's own, with PCI Express and ACPI but without the q35 chipset";
         found.notes.push(Note::new(vmi.at("domain.machine.type"), text));
     }
     let model = domain.cpu.model.as_deref().unwrap_or_default();
     if !matches!(model, "" | "host-model" | "host-passthrough") {
-        let text = format!("'{model}' is not emulated; the guest sees the host's CPU");
+        let text = format!("'{model}' is ignored; the guest gets the model of the host CPU");
         found.notes.push(Note::new(vmi.at("domain.cpu.model"), text));
     }
     if domain.features.acpi.as_ref().is_some_and(|acpi| !acpi.is_on()) {
         let text =
-            "the guest is given ACPI tables all the same; a stop kills it at once, without the power button";
+            "the guest still gets ACPI tables, but a stop kills it at once without pressing the power button";
         let path = vmi.at("domain.features.acpi.enabled");
         found.notes.push(Note::new(path, text));
     }
@@ -52,7 +52,7 @@ fn machine(vmi: &Vmi, found: &mut Findings) {
         .as_ref()
         .is_some_and(crate::types::Feature::is_on)
     {
-        let text = "no firmware runs, so there is nothing for SMM to protect";
+        let text = "is ignored: Husk runs no firmware that needs SMM";
         found.notes.push(Note::new(vmi.at("domain.features.smm"), text));
     }
     if let Some(efi) = domain
@@ -63,11 +63,12 @@ fn machine(vmi: &Vmi, found: &mut Findings) {
     {
         if efi.secure_boot.unwrap_or(true) {
             let text =
-                "secure boot is not supported, and is on unless secureBoot is false: no UEFI firmware runs";
+                "secure boot is not supported, since Husk runs no UEFI firmware; set secureBoot to false";
             let path = vmi.at("domain.firmware.bootloader.efi.secureBoot");
             found.unsupported.push(FieldError::unsupported(path, text));
         } else {
-            let text = "no UEFI firmware runs: the kernel in the disk image is started directly";
+            let text =
+                "is ignored: Husk runs no UEFI firmware and boots the kernel in the disk image directly";
             found
                 .notes
                 .push(Note::new(vmi.at("domain.firmware.bootloader.efi"), text));
@@ -77,13 +78,14 @@ fn machine(vmi: &Vmi, found: &mut Findings) {
         "" | "Reboot" => {}
         policy => {
             let path = vmi.at("domain.rebootPolicy");
-            let text =
-                format!("{path} '{policy}' is not supported; a guest's reboot starts it again in place");
+            let text = format!(
+                "{path} '{policy}' is not supported; a reboot of the guest restarts it in the same VM"
+            );
             found.unsupported.push(FieldError::unsupported(path, text));
         }
     }
     if domain.devices.log_serial_console == Some(false) {
-        let text = "the serial console's output is always kept for husk logs";
+        let text = "is ignored: the output of the serial console is always kept for `husk logs`";
         found
             .notes
             .push(Note::new(vmi.at("domain.devices.logSerialConsole"), text));
@@ -96,9 +98,8 @@ fn machine(vmi: &Vmi, found: &mut Findings) {
             "{}.smbios.vm.kubevirt.io/baseBoardManufacturer",
             vmi.metadata_at("annotations")
         );
-        found.notes.push(Note::new(
-            path,
-            "is read by a hook sidecar, which does not run here",
-        ));
+        found
+            .notes
+            .push(Note::new(path, "is ignored: hook sidecars are not supported"));
     }
 }
