@@ -1,4 +1,4 @@
-//! Compiles the tables, so that a thread only hands its program to the kernel.
+//! Compiles the tables to BPF programs at build time.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -67,7 +67,7 @@ fn program(role: ThreadRole) -> Result<BpfProgram, Box<dyn Error>> {
     let mut program = compile(rules(&allowed_syscalls(role))?, SeccompAction::Allow)?;
     for (errno, numbers) in REFUSED {
         let rules = numbers.iter().map(|number| (*number, Vec::new())).collect();
-        // Its last instruction is for calls that no filter knows so far: the next filter is in its place.
+        // The last instruction is the action for unlisted calls; the next filter takes its place.
         program.pop();
         program.extend(compile(rules, SeccompAction::Errno(errno))?);
     }

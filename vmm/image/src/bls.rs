@@ -26,7 +26,7 @@ pub(crate) struct Entry {
     pub initrds: Vec<String>,
     /// The `options` lines, joined by blanks.
     pub options: String,
-    /// The entry counted its tries down to none.
+    /// The boot counter has no tries left.
     pub exhausted: bool,
 }
 
@@ -87,7 +87,7 @@ impl Entry {
     }
 }
 
-/// Splits `ID+LEFT-DONE` or `ID+LEFT`; an entry with no tries left is to come last.
+/// Splits `ID+LEFT-DONE` or `ID+LEFT`; true if no tries are left.
 fn boot_counter(name: &str) -> (&str, bool) {
     let Some((id, counter)) = name.rsplit_once('+') else {
         return (name, false);
@@ -99,7 +99,7 @@ fn boot_counter(name: &str) -> (&str, bool) {
     }
 }
 
-/// Entries in `dir` that boot Linux here, newest first (specification, "Sorting").
+/// Entries in `dir` for Linux on x86-64, newest first (specification, "Sorting").
 pub(crate) fn entries(disk: &Disk, dir: &FileRef) -> Vec<Entry> {
     let names = disk
         .list(dir)
@@ -123,7 +123,7 @@ pub(crate) fn entries(disk: &Disk, dir: &FileRef) -> Vec<Entry> {
     entries
 }
 
-/// Newest first (specification, "Sorting").
+/// Sort order of entries: newest first (specification, "Sorting").
 pub(crate) fn order(a: &Entry, b: &Entry) -> Ordering {
     let by_key = || match (a.sort_key.is_empty(), b.sort_key.is_empty()) {
         (false, true) => Ordering::Less,

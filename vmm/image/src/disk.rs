@@ -1,4 +1,4 @@
-//! The disk's readable filesystems and how boot loaders name them.
+//! The readable filesystems of a disk and their names in boot loaders.
 
 use std::cell::RefCell;
 
@@ -8,13 +8,13 @@ use crate::probe::{FsKind, is_fat, probe};
 use crate::source::Extent;
 use crate::volume::{self, Volume, VolumeError, normalise};
 
-/// A partition and, where it could be opened, its filesystem.
+/// A partition and, if it could be opened, its filesystem.
 pub(crate) struct OpenedPartition {
     pub partition: Partition,
     pub content: FsKind,
-    /// The filesystem, or why there is none.
+    /// The filesystem, or the reason why it could not be opened.
     pub volume: Result<Box<dyn Volume>, String>,
-    /// The first failure of the filesystem itself, as against files that are not there.
+    /// First error of the filesystem itself; missing files do not count.
     pub first_damage: RefCell<Option<String>>,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Disk {
 impl Disk {
     /// Reads the partition table and opens every filesystem.
     pub(crate) fn open(disk: &Extent) -> Self {
-        // A FAT boot sector looks like an MBR; where both fit, its own name decides.
+        // A FAT boot sector looks like an MBR; it is told apart by the FAT type string.
         let Layout {
             table,
             partitions,
@@ -85,8 +85,8 @@ impl Disk {
         }
     }
 
-    /// The volume GRUB calls `name`, with or without parentheses. Which disk it was when the configuration was
-    /// written does not matter: there is only this one.
+    /// The volume with the GRUB name `name`, with or without parentheses. The disk number is ignored, since there is only
+    /// one disk.
     pub(crate) fn by_device(&self, name: &str) -> Option<usize> {
         let name = name.trim().trim_start_matches('(').trim_end_matches(')');
         let number = match name.rsplit_once(',') {
@@ -125,7 +125,7 @@ impl Disk {
         self.query(file, |volume| volume.size(&file.path))
     }
 
-    /// Asks the volume a file lies on, and remembers if it was the filesystem that failed.
+    /// Runs a query on the volume of a file and records damage of the filesystem.
     fn query<T>(
         &self,
         file: &FileRef,
@@ -148,7 +148,7 @@ impl Disk {
         answer
     }
 
-    /// Whether there is a regular file.
+    /// True if the regular file exists.
     pub(crate) fn is_file(&self, file: &FileRef) -> bool {
         self.size(file).is_ok()
     }
@@ -164,7 +164,7 @@ impl Disk {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Names in a directory, sorted; none if it is not there.
+    /// Sorted names in a directory; empty if it does not exist.
     pub(crate) fn list(&self, dir: &FileRef) -> Vec<String> {
         let mut names = self
             .query(dir, |volume| volume.list(&dir.path))
@@ -173,7 +173,7 @@ impl Disk {
         names
     }
 
-    /// How a volume is called in messages.
+    /// Name of a volume for messages.
     pub(crate) fn describe(&self, index: usize) -> String {
         match self.partitions.get(index) {
             Some(m) if self.table != Table::None => {

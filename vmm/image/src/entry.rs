@@ -1,4 +1,4 @@
-//! What boots, with its files ready to be streamed.
+//! The boot entry that was found, with its files ready to be streamed.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::volume::VolumeError;
 /// A kernel, its initrds and its command line, found on a disk.
 #[derive(Clone, Debug)]
 pub struct BootEntry {
-    /// Title of the boot entry, as its menu would show it; may be empty.
+    /// Title of the boot entry in the menu; may be empty.
     pub title: String,
-    /// Where it was found, such as `partition 1 (ext4), /boot/grub/grub.cfg, entry 'Debian GNU/Linux'`.
+    /// Source of the entry, such as `partition 1 (ext4), /boot/grub/grub.cfg, entry 'Debian GNU/Linux'`.
     pub source: String,
     /// Kernel command line, `root=` as it stands; no NUL or line break.
     pub command_line: String,
-    /// What a user should know, such as a damaged primary GPT.
+    /// Warnings for the user, such as a damaged primary GPT.
     pub notes: Vec<String>,
     kernel: BootFiles,
     initrd: Option<BootFiles>,
@@ -55,7 +55,7 @@ impl BootEntry {
         })
     }
 
-    /// The kernel file, as it lies on the disk.
+    /// The kernel file.
     pub fn kernel(&self) -> &BootFiles {
         &self.kernel
     }
@@ -66,7 +66,7 @@ impl BootEntry {
     }
 }
 
-/// One or more files of a disk, read in one go.
+/// One or more files of a disk, read as one stream.
 #[derive(Clone)]
 pub struct BootFiles {
     disk: Arc<dyn ReadAt>,
@@ -75,14 +75,14 @@ pub struct BootFiles {
 
 #[derive(Clone, Debug)]
 struct File {
-    /// Where its filesystem lies: first byte and bytes.
+    /// Position of its filesystem on the disk: first byte and length in bytes.
     place: (u64, u64),
     content: FsKind,
     path: String,
     size: u64,
 }
 
-/// A file could not be read to its end.
+/// Error of reading a file.
 #[derive(Debug, Error)]
 pub enum ReadError {
     /// The filesystem or the disk failed.
@@ -90,7 +90,7 @@ pub enum ReadError {
     File {
         /// Path on its filesystem.
         path: String,
-        /// What is wrong with it.
+        /// Error text.
         reason: String,
     },
     /// The sink failed.
@@ -98,9 +98,9 @@ pub enum ReadError {
     Sink(#[source] std::io::Error),
 }
 
-/// Initrds in one file are cpio archives or compressed ones, which the kernel looks for at multiples of this.
+/// Alignment of concatenated initrds: the kernel looks for the next cpio archive at multiples of this.
 const ALIGNMENT: u64 = 4;
-/// What reading a file may cost beside four times its size.
+/// Read budget for a file, in addition to four times its size.
 const BUDGET: u64 = 1 << 30;
 
 impl BootFiles {
@@ -114,7 +114,7 @@ impl BootFiles {
         self.files.iter().map(|f| f.path.as_str())
     }
 
-    /// A lone file stays as it is.
+    /// Size with padding; a single file is not padded.
     fn padded(&self, size: u64) -> u64 {
         if self.files.len() > 1 {
             size.next_multiple_of(ALIGNMENT)
@@ -123,12 +123,12 @@ impl BootFiles {
         }
     }
 
-    /// Hands all bytes in order to `sink`, in pieces of 256 KiB but for the last of each file.
+    /// Passes all bytes in order to `sink`, in pieces of 256 KiB except for the last of each file.
     ///
-    /// The filesystem is opened anew, so what [`find`](crate::find) used is not kept in memory.
+    /// Opens the filesystem again, so that the state of [`find`](crate::find) is not kept in memory.
     ///
     /// # Errors
-    /// [`ReadError::Sink`] is the sink's own; anything else says which file is damaged.
+    /// [`ReadError::Sink`] has the error of the sink; other errors name the damaged file.
     pub fn read_into(&self, sink: &mut dyn FnMut(&[u8]) -> std::io::Result<()>) -> Result<(), ReadError> {
         for file in &self.files {
             file.stream(&self.disk, sink).map_err(|e| match e {

@@ -1,4 +1,4 @@
-//! What was looked for and what was found, when no kernel was.
+//! Error report if no kernel was found.
 
 use std::fmt;
 
@@ -10,13 +10,13 @@ use crate::partition::Table;
 /// The text says for each partition what it holds and what was missing, over several lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FindError {
-    /// How the disk is divided.
+    /// Type of the partition table.
     pub table: Table,
     /// Size of the disk in bytes.
     pub size: u64,
     /// Damage found in the partition table.
     pub notes: Vec<String>,
-    /// What each partition was found to be.
+    /// Findings for each partition.
     pub partitions: Vec<PartitionReport>,
 }
 
@@ -25,18 +25,18 @@ pub struct FindError {
 pub struct PartitionReport {
     /// Number as Linux counts it, from 1; 0 is the whole disk.
     pub number: u32,
-    /// Type by the partition table, for people; empty for the whole disk.
+    /// Name of its type in the partition table; empty for the whole disk.
     pub kind: String,
     /// Size in bytes, as the partition table says.
     pub size: u64,
     /// Filesystem by its magic number.
     pub filesystem: &'static str,
-    /// Why nothing boots from here.
+    /// Reasons why nothing boots from it.
     pub reasons: Vec<String>,
 }
 
 impl FindError {
-    /// A report on `disk`, where `attempts` lists by volume the boot configurations that did not do.
+    /// A report on `disk`, where `attempts` lists the rejected boot configurations by volume.
     pub(crate) fn new(disk: &Disk, size: u64, attempts: &[(usize, String)]) -> Self {
         let partitions = disk.partitions.iter().enumerate().map(|(index, m)| {
             let tried = attempts.iter().filter(|(at, _)| *at == index).map(|(_, why)| why.clone());
@@ -94,7 +94,7 @@ impl fmt::Display for FindError {
 
 impl std::error::Error for FindError {}
 
-/// A size as people write it.
+/// Formats a size in binary units.
 struct Size(u64);
 
 impl fmt::Display for Size {

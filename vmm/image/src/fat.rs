@@ -1,7 +1,7 @@
 //! FAT12, FAT16 and FAT32 through the `fatfs` crate.
 //!
-//! The crate computes with the boot sector's fields unchecked, so [`check`] judges them first. It follows cluster
-//! chains without noticing loops: the extent's read budget ends those.
+//! The crate does not check the fields of the boot sector, so [`check`] does that first. It does not detect loops in
+//! cluster chains; the read budget of the extent ends them.
 
 use std::io::{ErrorKind, Read};
 
@@ -85,7 +85,7 @@ impl Volume for FatVolume {
     }
 }
 
-/// The crate says "not found" by kind, and all else by text.
+/// Converts errors of the crate: "not found" is an error kind, all others only have a text.
 fn failed(error: std::io::Error) -> VolumeError {
     match error.kind() {
         ErrorKind::NotFound => VolumeError::NotFound,
@@ -93,7 +93,7 @@ fn failed(error: std::io::Error) -> VolumeError {
     }
 }
 
-/// Refuses a boot sector whose sums overflow or reach past the partition (Microsoft's FAT specification, §3).
+/// Rejects a boot sector whose areas overflow or exceed the partition (Microsoft's FAT specification, §3).
 fn check(extent: &Extent) -> Result<(), VolumeError> {
     let bad = |why: &str| VolumeError::Filesystem(format!("the FAT boot sector is damaged: {why}"));
     let b: [u8; 64] = extent.bytes(0).ok_or_else(|| bad("it cannot be read"))?;

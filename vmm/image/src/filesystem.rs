@@ -24,12 +24,12 @@ pub(crate) fn open(extent: Extent, content: FsKind) -> Result<Box<dyn Volume>, V
     }
 }
 
-/// Runs `f`; a panic of a filesystem crate on a damaged image is that filesystem's error.
+/// Runs `f` and turns a panic of a filesystem crate on a damaged image into an error.
 fn catch_panics<T>(f: impl FnOnce() -> Result<T, VolumeError>) -> Result<T, VolumeError> {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or(Err(VolumeError::Panicked))
 }
 
-/// A volume whose reader's panics are errors.
+/// A volume that turns panics of its reader into errors.
 struct PanicGuard<V>(V);
 
 impl<V: Volume> Volume for PanicGuard<V> {

@@ -1,4 +1,4 @@
-//! Looks through a disk for what boots.
+//! Searches a disk for a boot entry.
 
 use std::sync::Arc;
 
@@ -10,27 +10,27 @@ use crate::grub;
 use crate::selected_entry::{MAX_COMMAND_LINE, MAX_INITRDS, SelectedEntry};
 use crate::source::{Budget, Extent, ReadAt};
 
-/// What looking may cost: with 512 bytes a request, some two million of them.
+/// Read budget of the search; at 512 bytes per request, about two million requests.
 const BUDGET: u64 = 1 << 30;
 /// Boot configurations tried.
 const MAX_CONFIGS: usize = 64;
-/// Where GRUB's configuration lies, on the root filesystem or one of its own.
+/// Paths of GRUB's configuration, on the root filesystem or a separate /boot.
 const GRUB_CONFIGS: [&str; 4] = [
     "/boot/grub/grub.cfg",
     "/boot/grub2/grub.cfg",
     "/grub/grub.cfg",
     "/grub2/grub.cfg",
 ];
-/// Where Boot Loader Specification entries lie, likewise.
+/// Directories of Boot Loader Specification entries, on the root filesystem or a separate /boot.
 const BLS_DIRECTORIES: [&str; 2] = ["/loader/entries", "/boot/loader/entries"];
 
-/// Finds what `disk` boots by default.
+/// Finds the default boot entry of `disk`, which must not change meanwhile.
 ///
-/// The disk must not change meanwhile. Time and memory are bounded for every disk but one made on purpose to
-/// keep the ext4 reader inside its block cache: run this on a thread of its own, with a time limit.
+/// Time and memory are bounded, except for a malicious disk that keeps the ext4 reader inside its block cache: run this
+/// on a separate thread with a time limit.
 ///
 /// # Errors
-/// [`FindError`] tells what each partition holds and what was missing.
+/// [`FindError`] lists the content of each partition and what was missing.
 pub fn find(disk: Arc<dyn ReadAt>) -> Result<BootEntry, FindError> {
     let whole = Extent::whole(Arc::clone(&disk), Budget::new(BUDGET));
     let opened = Disk::open(&whole);
@@ -46,7 +46,7 @@ pub fn find(disk: Arc<dyn ReadAt>) -> Result<BootEntry, FindError> {
             match entry {
                 Ok(entry) => Some(entry),
                 Err(why) => {
-                    tracing::debug!(candidate = candidate.name(), %why, "boot configuration does not do");
+                    tracing::debug!(candidate = candidate.name(), %why, "boot configuration rejected");
                     attempts.push((candidate.volume(), format!("{}: {why}", candidate.name())));
                     None
                 }
@@ -88,7 +88,7 @@ impl Candidate {
     }
 }
 
-/// What to try, in order: firmware's way through the ESP first, then where distributions keep configurations.
+/// Candidates in order: first those on the ESP, like firmware, then the usual paths of distributions.
 fn candidates(disk: &Disk) -> Vec<Candidate> {
     let volumes = disk.readable();
     let mut grub = Vec::new();
@@ -126,8 +126,8 @@ fn candidates(disk: &Disk) -> Vec<Candidate> {
         .collect();
     let bls = (!dirs.is_empty()).then_some(Candidate::Bls(dirs));
 
-    // Both are there on Fedora, where GRUB reads the entries, and after a change of boot loaders, which leaves
-    // GRUB's files behind. An installed systemd-boot tells which it is.
+    // Both exist on Fedora, where GRUB reads the entries, and after a switch to systemd-boot, which leaves GRUB's files
+    // behind. They are told apart by an installed systemd-boot.
     let systemd_boot = volumes.iter().any(|&volume| {
         let path = "/EFI/systemd/systemd-bootx64.efi".to_owned();
         disk.is_file(&FileRef { volume, path })
@@ -194,7 +194,7 @@ fn select_bls_entry(disk: &Disk, dirs: &[FileRef]) -> Result<SelectedEntry, Stri
     })
 }
 
-/// Refuses what no kernel takes.
+/// Rejects entries beyond the limits of the kernel.
 fn check(mut plan: SelectedEntry) -> Result<SelectedEntry, String> {
     if plan.initrds.len() > MAX_INITRDS {
         return Err(format!("it has more than {MAX_INITRDS} initrds"));

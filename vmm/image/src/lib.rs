@@ -2,8 +2,8 @@
 //!
 //! The disk is read through [`ReadAt`], never partitions or changed: partition table (GPT, MBR or none), the
 //! filesystems on it (ext2, ext3, ext4, FAT), and the boot loader's configuration: GRUB's `grub.cfg` with its
-//! environment, or Boot Loader Specification entries. Everything on a disk may be hostile: sizes, nesting, loops
-//! and reads are bounded, and what does not fit costs a [`FindError`] that tells partition by partition why.
+//! environment, or Boot Loader Specification entries. The disk is untrusted: sizes, nesting, loops and reads are bounded.
+//! If no kernel is found, [`FindError`] gives the reasons for each partition.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -15,6 +15,8 @@
 //! # Ok(())
 //! # }
 //! ```
+
+#![allow(missing_docs, reason = "a private crate")]
 
 mod bls;
 mod disk;

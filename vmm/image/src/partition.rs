@@ -9,14 +9,14 @@ use uuid::{Uuid, uuid};
 
 use crate::source::{Cursor, Extent};
 
-/// Partitions looked at; a table with more is read up to here.
+/// Maximum number of partitions; further ones are ignored.
 pub(crate) const MAX_PARTITIONS: usize = 256;
 /// Entries accepted in a GPT's array (128 is the usual size).
 const MAX_GPT_ENTRIES: u32 = 1024;
 /// The only entry size [`gptman`] reads, and the only one in use.
 const GPT_ENTRY_SIZE: u32 = 128;
 
-/// How the disk is divided.
+/// Type of the partition table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Table {
     /// GUID partition table.
@@ -44,18 +44,18 @@ pub(crate) struct Partition {
     pub number: u32,
     /// Name of its type, for people.
     pub kind: String,
-    /// Where it lies; nothing if it reaches past the end of the disk.
+    /// Its extent; none if it exceeds the disk.
     pub extent: Option<Extent>,
     /// Size in bytes, as the table says.
     pub size: u64,
 }
 
-/// A disk's table with what was wrong with it.
+/// The partition table of a disk.
 #[derive(Debug)]
 pub(crate) struct Layout {
     pub table: Table,
     pub partitions: Vec<Partition>,
-    /// Damage worth telling, such as a primary GPT header that had to be replaced by its backup.
+    /// Warnings, such as a damaged primary GPT header.
     pub notes: Vec<String>,
 }
 
@@ -128,7 +128,7 @@ fn gpt_at(disk: &Extent, lba: u64, sector: u64) -> Result<Vec<Partition>, GptErr
         .seek(SeekFrom::Start(at))
         .map_err(|e| GptError::Bad(e.to_string()))?;
     let header = GPTHeader::read_from(&mut cursor).map_err(bad)?;
-    // The crate allocates by the count and multiplies without checks: the header is judged first.
+    // The crate allocates by the count and multiplies without checks, so the header is checked first.
     if header.size_of_partition_entry != GPT_ENTRY_SIZE
         || header.number_of_partition_entries > MAX_GPT_ENTRIES
     {
@@ -229,7 +229,7 @@ fn is_extended(kind: u8) -> bool {
 
 fn mbr(disk: &Extent, notes: &mut Vec<String>) -> Option<Vec<Partition>> {
     let entries = mbr_entries(disk, 0)?;
-    // A FAT boot sector has the same signature and code where the entries would be.
+    // A FAT boot sector has the same signature, but code in place of the entries.
     let sane = entries.iter().all(|e| matches!(e.flag, 0x00 | 0x80));
     if !sane
         || entries

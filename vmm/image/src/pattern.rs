@@ -1,16 +1,16 @@
 //! Shell patterns as `loader.conf` uses them: `*`, `?` and `[…]`.
 
-/// Longest pattern looked at, in bytes: matching takes time in the product of both lengths.
+/// Maximum length of a pattern in bytes: matching takes time proportional to the product of both lengths.
 const MAX_PATTERN: usize = 1024;
 
-/// Whether `text` matches `pattern` as a whole; a pattern of more than 1,024 bytes matches nothing.
+/// True if the whole `text` matches `pattern`; a pattern of more than 1,024 bytes matches nothing.
 pub(crate) fn matches(pattern: &str, text: &str) -> bool {
     if pattern.len() > MAX_PATTERN {
         return false;
     }
     let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
     let (mut p, mut t) = (0, 0);
-    // Where to go on if what follows the last `*` does not match: the `*` then takes one more character.
+    // Position of the last `*`, for backtracking: on a mismatch it takes one more character.
     let mut star = None;
     while t < text.len() {
         let step = match pattern.get(p) {
@@ -36,7 +36,7 @@ pub(crate) fn matches(pattern: &str, text: &str) -> bool {
     pattern[p..].iter().all(|c| *c == '*')
 }
 
-/// Where the pattern goes on after the class at `open`, if `c` is in it.
+/// Position after the class at `open`, if `c` is in it.
 fn class(pattern: &[char], open: usize, c: char) -> Option<usize> {
     let mut at = open + 1;
     let negated = matches!(pattern.get(at), Some('!' | '^'));

@@ -1,22 +1,22 @@
-//! What lies on a partition, told by magic numbers.
+//! Detects the content of a partition by magic numbers.
 
 use crate::source::Extent;
 
-/// What a partition holds.
+/// Content of a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FsKind {
     /// ext2, ext3 or ext4.
     Ext(&'static str),
     /// FAT12, FAT16 or FAT32.
     Fat,
-    /// Something with a name that this crate does not read.
+    /// A known format that this crate does not read.
     Other(&'static str),
-    /// Nothing that is known.
+    /// Unknown.
     Unknown,
 }
 
 impl FsKind {
-    /// Name for people, as blkid has it where it has one.
+    /// Name for messages; that of blkid if it has one.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ext(name) | Self::Other(name) => name,
@@ -26,7 +26,7 @@ impl FsKind {
     }
 }
 
-/// Offset, bytes there, and the name that goes with them.
+/// Offset, magic bytes and name.
 const MAGICS: [(u64, &[u8], &str); 24] = [
     (0, b"XFSB", "xfs"),
     (0x1_0040, b"_BHRfS_M", "btrfs"),
@@ -54,7 +54,7 @@ const MAGICS: [(u64, &[u8], &str); 24] = [
     (0, b"\xfd7zXZ\0", "xz-compressed image"),
 ];
 
-/// Looks at the magic numbers of `extent`.
+/// Detects the content of `extent`.
 pub(crate) fn probe(extent: &Extent) -> FsKind {
     if let Some(name) = ext(extent) {
         return FsKind::Ext(name);

@@ -1,4 +1,4 @@
-//! What was found, before its files are opened for reading.
+//! The selected boot entry, before its files are opened.
 
 use crate::disk::{Disk, FileRef};
 
@@ -11,18 +11,18 @@ pub(crate) const MAX_INITRDS: usize = 64;
 /// Longest command line, in bytes; x86 kernels take 2,047.
 pub(crate) const MAX_COMMAND_LINE: usize = 64 << 10;
 
-/// What an entry boots.
+/// Kernel, initrds and command line of a boot entry.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SelectedEntry {
     pub title: String,
-    /// Where it was found: partition, file, entry.
+    /// Source: partition, file, entry.
     pub source: String,
     pub command_line: String,
     pub kernel: FileRef,
     pub initrds: Vec<FileRef>,
 }
 
-/// `file` if it is there and not too large; the error says where it was looked for.
+/// Returns `file` if it exists and is not too large; the error names its location.
 pub(crate) fn find_file(disk: &Disk, file: &FileRef, what: &str) -> Result<FileRef, String> {
     let limit = if what == "kernel" { MAX_KERNEL } else { MAX_INITRD };
     let place = || format!("{what} {} on {}", file.path, disk.describe(file.volume));

@@ -1,4 +1,4 @@
-//! Random access to the disk, windows of it, and the budget every read is charged to.
+//! Random access to the disk, with a read budget.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// Random-access reads of a disk.
 ///
-/// Implemented by whoever owns the disk backend. The disk must not change while it is read.
+/// Implemented by the disk backend. The disk must not change while it is read.
 pub trait ReadAt: Send + Sync {
     /// Fills `buf` from byte `offset` of the disk.
     ///
@@ -46,10 +46,10 @@ impl ReadAt for std::fs::File {
     }
 }
 
-/// What one request costs beside its bytes, so that many tiny reads run out too.
+/// Cost of a request in addition to its bytes, so that tiny reads exhaust the budget too.
 const REQUEST_COST: u64 = 512;
 
-/// What may still be read: a hostile filesystem that makes its reader go round in circles ends with an error.
+/// Remaining read budget. It stops a reader that a hostile filesystem sends in circles.
 pub(crate) struct Budget(Cell<u64>);
 
 impl Budget {
@@ -63,7 +63,7 @@ impl Budget {
             .0
             .get()
             .checked_sub(REQUEST_COST.saturating_add(bytes as u64));
-        // An overrun empties the budget, so that no smaller read slips through afterwards.
+        // An overrun empties the budget, so that no smaller read succeeds afterwards.
         self.0.set(left.unwrap_or(0));
         left.map(|_| ())
             .ok_or_else(|| io::Error::other("the filesystem needs more reads than a sound one would"))

@@ -1,4 +1,4 @@
-//! One interface to the filesystems a boot loader's files lie on.
+//! Common interface of the filesystems.
 
 use thiserror::Error;
 
@@ -11,7 +11,7 @@ pub(crate) const MAX_PATH: usize = 4096;
 /// Bytes handed to a sink at a time; only the last piece of a file is shorter.
 pub(crate) const CHUNK: usize = 256 << 10;
 
-/// Why a file or directory could not be had.
+/// Error of accessing a file or directory.
 #[derive(Debug, Error)]
 pub(crate) enum VolumeError {
     #[error("not found")]
@@ -31,7 +31,7 @@ pub(crate) enum VolumeError {
 }
 
 impl VolumeError {
-    /// Whether it is the filesystem that is damaged or not understood.
+    /// True if the filesystem is damaged or not supported.
     pub(crate) fn is_damage(&self) -> bool {
         matches!(self, Self::Filesystem(_) | Self::Truncated(..) | Self::Panicked)
     }
@@ -40,13 +40,13 @@ impl VolumeError {
 /// Takes a file's bytes piece by piece.
 pub(crate) type Sink<'a> = dyn FnMut(&[u8]) -> std::io::Result<()> + 'a;
 
-/// Read-only access by absolute path. Implementations bound every read and allocation by what was asked for.
+/// Read-only access by absolute path. Implementations bound every read and allocation by the requested size.
 pub(crate) trait Volume {
     /// Identifier as `search --fs-uuid` compares it, ignoring case.
     fn uuid(&self) -> &str;
     /// Label, empty if there is none.
     fn label(&self) -> &str;
-    /// What a user should know about this filesystem, such as a journal that could not be replayed.
+    /// Warning about this filesystem, such as a journal that could not be replayed.
     fn note(&self) -> Option<&str> {
         None
     }
@@ -58,7 +58,7 @@ pub(crate) trait Volume {
     fn stream(&self, path: &str, size: u64, sink: &mut Sink<'_>) -> Result<(), VolumeError>;
 }
 
-/// The whole of a small file.
+/// Reads a whole small file.
 pub(crate) fn read(volume: &dyn Volume, path: &str, limit: u64) -> Result<Vec<u8>, VolumeError> {
     let size = volume.size(path)?;
     if size > limit {

@@ -1,20 +1,19 @@
-//! What each thread of the VMM may ask of the kernel: a seccomp filter for every [`ThreadRole`].
+//! Seccomp filters for the threads of the VMM, one for each [`ThreadRole`].
 //!
-//! The lists are in `tables.rs`; the build compiles them with seccompiler, so that a thread has nothing to do for its
-//! filter but to hand it to the kernel, and the programs are constants, which cost no memory that is not the program's
-//! file. A call that is not listed kills the process (SIGSYS); a few that programs can do without are refused with an
+//! The lists are in `tables.rs`. The build script compiles them with seccompiler into constants, so that a thread only has
+//! to load its filter, and the filters use no memory except that of the program file. A call that is not listed kills the process (SIGSYS); a few that programs can do without are refused with an
 //! error number.
 //!
-//! # Who has which
+//! # Filters of a thread
 //!
-//! Filters stack: a thread inherits its maker's and adds its own, and each call has to pass all of them. So the first
-//! thread, from which all others descend, has none until the machine is made, which is when rings are set up and
-//! descriptors of KVM's are opened: till then it has heard of nobody but its monitor. The threads that it starts
-//! meanwhile, vCPUs among them, take theirs before anything else. What a thread with a filter starts later can do no
-//! more than it can itself: [`ThreadRole::starts`] says who that is, and a role's list includes theirs. That makes the lists
-//! of the first thread and of vCPUs long, since both start device workers; the workers' own are short.
+//! Filters stack: a thread inherits the filters of its parent and adds its own, and each call has to pass all of them. So
+//! the first thread, the ancestor of all others, has no filter until the machine is created, when rings are set up and KVM
+//! descriptors are opened; until then it only receives data from its monitor. Threads started meanwhile, such as vCPUs,
+//! install their filters before anything else. A thread started later by a filtered thread cannot do more than its
+//! parent: [`ThreadRole::starts`] lists such threads, and the list of a role includes theirs. That makes the lists of the
+//! first thread and of vCPUs long, since both start device workers; the lists of the workers are short.
 //!
-//! # What is missing from a list
+//! # Finding missing calls
 //!
 //! The kernel says which call killed a process, and on which thread, in its log or the audit daemon's:
 //! `audit: type=1326 … comm="blk-root" exe=… sig=31 … syscall=74`. `ausyscall 74` or `strace` names it. To see what
@@ -29,6 +28,8 @@
 //! of `tables.rs` that needs it, with its arguments restricted where they make a difference (`ioctl` by request), and
 //! with a reason if it surprises. The crates' own tests and the payloads in `vmm/tests` run under these filters.
 
+#![allow(missing_docs, reason = "a private crate")]
+
 mod role;
 #[cfg(test)]
 mod tables;
@@ -38,12 +39,12 @@ use seccompiler::{apply_filter, sock_filter};
 
 include!(concat!(env!("OUT_DIR"), "/programs.rs"));
 
-/// Confines the calling thread, and what it will start, to what its role needs. There is no way back.
+/// Installs the filter of a role for the calling thread and the threads it starts. It cannot be removed.
 ///
-/// Ends the process if the kernel refuses: a thread that cannot be confined must not go on.
+/// Aborts the process if the kernel rejects the filter: an unconfined thread must not continue.
 pub fn install(role: ThreadRole) {
     if let Err(error) = apply_filter(program(role)) {
-        tracing::error!(%error, ?role, "no seccomp filter");
+        tracing::error!(%error, ?role, "cannot install the seccomp filter");
         std::process::abort();
     }
 }
@@ -62,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn who_starts_a_thread_may_do_what_it_does() {
+    fn a_role_includes_the_roles_it_starts() {
         for role in ThreadRole::ALL {
             for other in role.starts() {
                 let list = allowed_syscalls(role);
@@ -74,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_opens_executes_or_connects() {
+    fn no_role_opens_executes_or_connects() {
         let never = [
             libc::SYS_execve,
             libc::SYS_execveat,
@@ -110,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_is_not_allowed() {
+    fn refused_calls_are_not_allowed() {
         for role in ThreadRole::ALL {
             for number in REFUSED.iter().flat_map(|(_, numbers)| numbers.iter()) {
                 assert!(

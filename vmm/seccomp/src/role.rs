@@ -1,9 +1,9 @@
-//! The kinds of threads that the VMM has.
+//! The roles of the threads of the VMM.
 
-/// What a thread is for, and so what it may ask of the kernel.
+/// Role of a thread, which determines its system calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThreadRole {
-    /// The first thread: the runtime, the service and the actor that owns the machine, once the machine is made.
+    /// The first thread: the runtime, the control service and the machine actor, once the machine is created.
     Control,
     /// Runs the guest, and device models when it leaves the guest.
     Vcpu,
@@ -19,20 +19,20 @@ pub enum ThreadRole {
     Rng,
     /// Serves the balloon.
     Balloon,
-    /// Waits for a SCSI device of the host.
+    /// Executes commands on a SCSI device of the host.
     Lun,
-    /// Makes calls on raw images where io_uring is switched off.
+    /// Runs I/O on raw images if io_uring is disabled.
     DiskIo,
     /// Serves a qcow2 image.
     Qcow2,
-    /// A thread of the runtime for what blocks: opens, resizes and closes disks.
+    /// Blocking thread of the runtime: opens, resizes and closes disks.
     Blocking,
-    /// Finds, reads and unpacks the kernel. So do its helpers, which only inherit.
+    /// Finds, reads and unpacks the kernel. Its helper threads inherit the filter.
     Boot,
 }
 
 impl ThreadRole {
-    /// All of them.
+    /// All roles.
     pub const ALL: [Self; 13] = [
         Self::Control,
         Self::Vcpu,
@@ -49,11 +49,11 @@ impl ThreadRole {
         Self::Boot,
     ];
 
-    /// Whom it starts when it has its filter, which they inherit: it may do what they may.
+    /// Roles of the threads it starts after installing its filter. They inherit it, so it includes their calls.
     #[must_use]
     pub fn starts(self) -> &'static [Self] {
         match self {
-            // Devices that are paused have no workers, and get new ones.
+            // Paused devices have no workers; resuming starts new ones.
             Self::Control => &[
                 Self::Blk,
                 Self::Net,
@@ -63,7 +63,7 @@ impl ThreadRole {
                 Self::Blocking,
                 Self::Boot,
             ],
-            // A driver that is ready says so with a write to a register.
+            // A write to the device status register (DRIVER_OK) starts workers.
             Self::Vcpu => &[Self::Blk, Self::Net, Self::NetControl, Self::Rng, Self::Balloon],
             Self::Scsi => &[Self::Lun],
             Self::Blocking => &[Self::Qcow2],

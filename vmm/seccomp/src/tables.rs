@@ -1,4 +1,4 @@
-//! What threads may ask of the kernel, by role. See the crate's documentation for how to find out what is missing.
+//! Allowed system calls by role. The documentation of the crate describes how to find missing calls.
 
 use libc::{
     SYS_brk, SYS_clock_gettime, SYS_clock_nanosleep, SYS_clone, SYS_clone3, SYS_close, SYS_dup,
@@ -17,15 +17,15 @@ use libc::{
 
 use crate::role::ThreadRole;
 
-/// A system call, if its arguments are as they have to be. Several entries of the same call are alternatives.
+/// An allowed system call with conditions on its arguments. Several entries of the same call are alternatives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllowedSyscall {
     pub number: c_long,
-    /// All of them have to hold.
+    /// All must hold.
     pub conditions: [Option<ArgCondition>; 2],
 }
 
-/// What the low half of an argument has to be: of no argument that is looked at does the kernel see more.
+/// Condition on the low 32 bits of an argument; the kernel ignores the high bits of all arguments checked here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArgCondition {
     pub argument: u8,
@@ -92,12 +92,12 @@ const THREAD: c_int = libc::CLONE_VM
     | libc::CLONE_PARENT_SETTID
     | libc::CLONE_CHILD_CLEARTID;
 
-/// What gets vCPUs out of the guest: the first real-time signal that glibc leaves.
+/// Signal that makes a vCPU leave the guest: the first real-time signal not used by glibc.
 pub const KICK_SIGNAL: c_int = 34;
 
-/// What is refused with an error number, for programs that can do without it; everything else kills the process.
+/// Calls that fail with an error number, since programs work without them; all other calls kill the process.
 pub const REFUSED: [(u32, &[c_long]); 2] = [
-    // Its flags are in memory, where no filter sees them. glibc and musl make do with clone.
+    // Its flags are in memory, which a filter cannot read. glibc and musl fall back to clone.
     (libc::ENOSYS as u32, &[SYS_clone3]),
     (
         libc::EPERM as u32,
@@ -115,7 +115,7 @@ pub const REFUSED: [(u32, &[c_long]); 2] = [
     ),
 ];
 
-/// What the language's runtime, the C library and the allocator need on any thread, while it runs and to end.
+/// Calls of the Rust runtime, the C library and the allocator on any thread.
 const RUNTIME: &[AllowedSyscall] = &[
     any(SYS_read),
     any(SYS_write),
@@ -154,7 +154,7 @@ const RUNTIME: &[AllowedSyscall] = &[
     any(SYS_exit_group),
 ];
 
-/// Threads, and what they do before they have a filter of their own.
+/// Starting a thread, and its calls before it has installed its filter.
 const STARTING: &[AllowedSyscall] = &[
     when(
         SYS_clone,
@@ -189,16 +189,16 @@ const EVENTS: &[AllowedSyscall] = &[
     fcntl(libc::F_DUPFD_CLOEXEC),
 ];
 
-/// A worker decides whether it preempts the vCPU that wakes it.
+/// A worker sets its scheduling policy, which decides whether it preempts the vCPU that wakes it.
 const SCHED_POLICY: &[AllowedSyscall] = &[when(SYS_sched_setscheduler, is(0, 0))];
 
-/// Rings that there are. What they can do was restricted when they were made.
+/// Use of existing rings, whose operations were restricted when they were created.
 const RING: &[AllowedSyscall] = &[any(SYS_io_uring_enter)];
 
 /// IORING_REGISTER_FILES_UPDATE, all that a ring still takes: disks come and go.
 const RING_FILES: &[AllowedSyscall] = &[when(SYS_io_uring_register, is(1, 6))];
 
-/// Open files: what they are, and what is in them.
+/// Metadata and content of open files.
 const READ_FILES: &[AllowedSyscall] = &[
     any(SYS_fstat),
     // By descriptor; a name would be looked up in the empty root.
@@ -235,7 +235,7 @@ const DISK_CALLS: &[AllowedSyscall] = &[
     any(SYS_fallocate),
 ];
 
-/// What a block device is.
+/// Properties of a block device.
 const BLOCK_DEVICES: &[AllowedSyscall] = &[
     ioctl(0x1268),      // BLKSSZGET
     ioctl(0x127b),      // BLKPBSZGET
@@ -253,12 +253,12 @@ const SCSI_GENERIC: &[AllowedSyscall] = &[
     any(SYS_recvfrom),
 ];
 
-/// SG_GET_VERSION_NUM: whether it is one.
+/// SG_GET_VERSION_NUM: detects a SCSI generic device.
 const SCSI_PROBE: &[AllowedSyscall] = &[ioctl(0x2282)];
 
 const KVM_RUN: &[AllowedSyscall] = &[ioctl(0xae80)];
 
-/// A vCPU of its own: paused, reset, and why it failed.
+/// State of a vCPU: pause, reset, error report.
 const KVM_VCPU: &[AllowedSyscall] = &[
     ioctl(0xaead),      // KVM_KVMCLOCK_CTRL
     ioctl(0xc008_ae88), // KVM_GET_MSRS
@@ -282,7 +282,7 @@ const KVM_WIRING: &[AllowedSyscall] = &[
     ioctl(0x4008_ae6a), // KVM_SET_GSI_ROUTING
 ];
 
-/// The machine: pause, resume, reset. It is made before there is a filter.
+/// The machine: pause, resume, reset. It is created before the filter is installed.
 const KVM_MACHINE: &[AllowedSyscall] = &[
     ioctl(0x8030_ae7c), // KVM_GET_CLOCK
     ioctl(0x4030_ae7b), // KVM_SET_CLOCK
@@ -290,7 +290,7 @@ const KVM_MACHINE: &[AllowedSyscall] = &[
     when(SYS_tgkill, is(2, KICK_SIGNAL)),
 ];
 
-/// What a driver sets of its tap, and whether a vhost has it.
+/// Tap settings made by the driver, and attaching the tap to vhost.
 const TAP: &[AllowedSyscall] = &[
     ioctl(0x4004_54d0), // TUNSETOFFLOAD
     ioctl(0x4004_54d1), // TUNSETTXFILTER
@@ -301,7 +301,7 @@ const TAP: &[AllowedSyscall] = &[
 /// Frames from and to a tap.
 const TAP_FRAMES: &[AllowedSyscall] = &[any(SYS_readv), any(SYS_writev)];
 
-/// Queues are given to a vhost, and taken back.
+/// Handing queues to vhost and taking them back.
 const VHOST: &[AllowedSyscall] = &[
     ioctl(0x4008_af00), // VHOST_SET_FEATURES
     ioctl(0x4008_af03), // VHOST_SET_MEM_TABLE
@@ -314,7 +314,7 @@ const VHOST: &[AllowedSyscall] = &[
     ioctl(0x4008_af22), // VHOST_SET_VRING_ERR
 ];
 
-/// A NIC that is plugged in.
+/// Hot-plugging a NIC.
 const NIC_HOTPLUG: &[AllowedSyscall] = &[
     ioctl(0x8004_54d2), // TUNGETIFF
     ioctl(0x4004_54d8), // TUNSETVNETHDRSZ
@@ -336,7 +336,7 @@ const SOCKETS: &[AllowedSyscall] = &[
     any(SYS_getsockopt),
 ];
 
-/// What a role needs for itself, most frequent ioctls first: they are compared one by one.
+/// Calls of the role itself; the most frequent ioctls come first, since they are compared one by one.
 fn own_groups(role: ThreadRole) -> &'static [&'static [AllowedSyscall]] {
     match role {
         ThreadRole::Control => &[
@@ -373,7 +373,7 @@ fn own_groups(role: ThreadRole) -> &'static [&'static [AllowedSyscall]] {
     }
 }
 
-/// All that a role may do.
+/// All allowed calls of a role, including those of the threads it starts.
 pub fn allowed_syscalls(role: ThreadRole) -> Vec<AllowedSyscall> {
     let own = own_groups(role).iter().flat_map(|group| group.iter().copied());
     let theirs = role.starts().iter().flat_map(|other| allowed_syscalls(*other));

@@ -1,18 +1,18 @@
-//! What becomes of a process whose threads ask for what they may not: each case in a child of its own.
+//! Effects of system calls that are not allowed, each tested in a child process.
 
 use std::io;
 
 use husk_seccomp::{ThreadRole, install};
 use libc::{c_int, c_long};
 
-/// How a child ended.
+/// Exit of a child process.
 #[derive(Debug, PartialEq, Eq)]
 enum End {
     Status(c_int),
     Signal(c_int),
 }
 
-/// Has a child take a role and do something, which says how it exits.
+/// Runs `body` in a child process with the filter of a role; its result is the exit status.
 fn child(role: ThreadRole, body: impl FnOnce() -> c_int) -> End {
     // SAFETY: of what other threads may hold at this moment the child needs the allocator alone, which the C library
     // makes usable in it.
@@ -56,7 +56,7 @@ fn asks(role: ThreadRole, number: c_long, arguments: [usize; 4]) -> End {
 const KILLED: End = End::Signal(libc::SIGSYS);
 
 #[test]
-fn what_no_thread_may_kills_the_process() {
+fn forbidden_calls_kill_the_process() {
     for role in ThreadRole::ALL {
         for number in [
             libc::SYS_execve,
@@ -68,7 +68,7 @@ fn what_no_thread_may_kills_the_process() {
         ] {
             assert_eq!(asks(role, number, [0; 4]), KILLED, "{role:?} {number}");
         }
-        // x32's numbers are none of ours.
+        // Numbers of the x32 ABI are not allowed.
         assert_eq!(
             asks(role, libc::SYS_getpid | 0x4000_0000, [0; 4]),
             KILLED,
@@ -78,7 +78,7 @@ fn what_no_thread_may_kills_the_process() {
 }
 
 #[test]
-fn what_one_can_do_without_is_refused() {
+fn dispensable_calls_are_refused() {
     for role in ThreadRole::ALL {
         for (number, expected) in [
             (libc::SYS_clone3, libc::ENOSYS),
@@ -112,7 +112,7 @@ fn no_memory_becomes_executable() {
 }
 
 #[test]
-fn a_clone_is_a_thread_or_the_end() {
+fn clone_creates_threads_only() {
     let fork = [libc::SIGCHLD as usize, 0, 0, 0];
     let another_namespace =
         (libc::CLONE_VM | libc::CLONE_THREAD | libc::CLONE_SIGHAND | libc::CLONE_NEWUSER) as usize;
@@ -127,7 +127,7 @@ fn a_clone_is_a_thread_or_the_end() {
 }
 
 #[test]
-fn an_ioctl_is_for_those_who_need_it() {
+fn ioctls_are_restricted_by_role() {
     const KVM_RUN: usize = 0xae80;
     const KVM_CREATE_VM: usize = 0xae01;
     const SG_IO: usize = 0x2285;
@@ -168,7 +168,7 @@ fn an_ioctl_is_for_those_who_need_it() {
 }
 
 #[test]
-fn a_ring_takes_files_and_nothing_else() {
+fn a_ring_can_only_update_files() {
     const FILES_UPDATE: usize = 6;
     const UNREGISTER_FILES: usize = 3;
     let register = libc::SYS_io_uring_register;

@@ -1,8 +1,8 @@
 //! Replays a jbd2 journal in memory, as the kernel would at mount (kernel documentation, ext4/journal).
 //!
-//! A guest that was reset leaves what it last did in the journal: a kernel upgrade may be there only. `ext4-view`
-//! replays journals too, but without wrapping at the log's end, without revocations of earlier transactions, and
-//! only those with checksums of version 3, so what it gives may mix two states.
+//! After a reset of the guest, its last changes, such as a kernel upgrade, may be in the journal only. `ext4-view` replays
+//! journals too, but without wrapping at the end of the log, without revocations of earlier transactions, and only those
+//! with checksums of version 3, so its result may mix two states.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -26,12 +26,12 @@ const TAG_ESCAPED: u32 = 1;
 const TAG_SAME_UUID: u32 = 2;
 const TAG_LAST: u32 = 8;
 
-/// Blocks a journal may have: 4 GiB at 4 KiB each, four times what mke2fs makes at most.
+/// Maximum number of blocks of a journal: 4 GiB at 4 KiB each, four times what mke2fs makes at most.
 const MAX_BLOCKS: u32 = 1 << 20;
-/// Pieces a journal file may be in.
+/// Maximum number of extents of a journal file.
 const MAX_EXTENTS: usize = 4096;
 
-/// Where the newest copy of a block lies.
+/// Location of the newest copy of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct JournalCopy {
     block: u64,
@@ -85,7 +85,7 @@ impl JournalOverlay {
     }
 }
 
-/// The journal as a ring of blocks, and what was found in it.
+/// The journal as a ring of blocks, and the copies found in it.
 struct Journal<'a> {
     extent: &'a Extent,
     block_size: u64,
@@ -299,7 +299,7 @@ impl<'a> Journal<'a> {
         self.first + ((offset + u64::from(by)) % len) as u32
     }
 
-    /// Where block `n` of the journal file lies on the filesystem.
+    /// Filesystem block of block `n` of the journal file.
     fn file_block(&self, n: u32) -> Option<u64> {
         let run = self
             .extents

@@ -1,7 +1,7 @@
 //! ext2, ext3 and ext4 through the `ext4-view` crate.
 //!
-//! The crate allocates by sizes the superblock and symbolic links claim, so the superblock is judged first
-//! ([`superblock`]) and paths are walked here, link by link, with sizes checked before anything is read.
+//! The crate allocates by sizes that the superblock and symbolic links claim. So [`superblock`] checks the superblock first,
+//! and this module resolves paths itself and checks the sizes of links before it reads them.
 
 mod journal;
 mod superblock;
@@ -13,7 +13,7 @@ use crate::volume::{MAX_NAMES, MAX_PATH, Sink, Volume, VolumeError, normalise, s
 use journal::JournalOverlay;
 use superblock::{SUPERBLOCK_SIZE, SUPERBLOCK_START, Superblock};
 
-/// Largest directory looked into, in bytes: some 100,000 names.
+/// Maximum size of a directory in bytes: about 100,000 names.
 const MAX_DIR: u64 = 16 << 20;
 /// Symbolic links followed for one path, as in Linux.
 const MAX_LINKS: usize = 40;

@@ -1,11 +1,11 @@
-//! The ext superblock: judged before `ext4-view` computes with it, and made readable for it.
+//! The ext superblock: checks it before `ext4-view` uses it, and masks features that `ext4-view` rejects.
 
 use crc::{CRC_32_ISCSI, Crc};
 
 use crate::source::Extent;
 use crate::volume::VolumeError;
 
-/// Where the superblock lies, in bytes.
+/// Offset of the superblock in bytes.
 pub(crate) const SUPERBLOCK_START: u64 = 1024;
 /// Its size in bytes.
 pub(crate) const SUPERBLOCK_SIZE: usize = 1024;
@@ -32,7 +32,7 @@ pub(crate) fn crc32c(parts: &[&[u8]]) -> u32 {
     !digest.finalize()
 }
 
-/// A superblock whose sums are known to fit the filesystem's extent.
+/// A checked superblock, which fits the extent of the filesystem.
 #[derive(Debug)]
 pub(crate) struct Superblock {
     bytes: [u8; SUPERBLOCK_SIZE],
@@ -45,13 +45,13 @@ pub(crate) struct Superblock {
 }
 
 impl Superblock {
-    /// Reads and judges the superblock of the filesystem on `extent`.
+    /// Reads and checks the superblock of the filesystem on `extent`.
     pub(crate) fn read(extent: &Extent) -> Result<Self, VolumeError> {
         let bytes = extent.bytes(SUPERBLOCK_START);
         Self::parse(bytes.ok_or_else(|| bad("it cannot be read"))?, extent.len())
     }
 
-    /// Judges `bytes`, the superblock of a filesystem on `len` bytes.
+    /// Checks `bytes`, the superblock of a filesystem on `len` bytes.
     pub(crate) fn parse(bytes: [u8; SUPERBLOCK_SIZE], len: u64) -> Result<Self, VolumeError> {
         let mut sb = Self {
             bytes,
@@ -89,7 +89,7 @@ impl Superblock {
         Ok(sb)
     }
 
-    /// Whether the journal holds what the filesystem does not yet.
+    /// True if the journal has changes that are not in the filesystem yet.
     pub(crate) fn needs_recovery(&self) -> bool {
         self.incompat() & INCOMPAT_RECOVER != 0
     }
@@ -131,7 +131,7 @@ impl Superblock {
         self.u32(FEATURE_INCOMPAT)
     }
 
-    /// Whether block numbers have a high half.
+    /// True if block numbers have 64 bits.
     pub(crate) fn is_64bit(&self) -> bool {
         self.incompat() & INCOMPAT_64BIT != 0
     }

@@ -1,4 +1,4 @@
-//! GRUB's commands, as far as they decide what boots.
+//! GRUB commands that affect the choice of the kernel.
 
 use super::eval::{EntryAction, Interpreter, LoadedKernel, MAX_ENTRIES, MenuEntry, ScriptError};
 use super::script::Block;
@@ -6,11 +6,11 @@ use super::{environment, test};
 use crate::bls;
 use crate::disk::FileRef;
 
-/// What looking at the disk counts as work.
+/// Work units of a command that accesses the disk.
 const DISK_WORK: usize = 100;
 
 impl Interpreter<'_> {
-    /// Runs a command of GRUB's own. Those that draw, load modules or talk to hardware do nothing.
+    /// Runs a GRUB command. Commands for graphics, modules and hardware do nothing.
     pub(super) fn command(
         &mut self,
         name: &str,

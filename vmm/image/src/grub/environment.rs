@@ -1,6 +1,6 @@
 //! grubenv: the block of variables GRUB keeps between boots (GRUB manual, "The GRUB environment block").
 
-/// The variables of a grubenv file, in order; none if it is not one.
+/// Variables of a grubenv file, in order; empty if it is not a grubenv file.
 pub(crate) fn parse(text: &str) -> Vec<(String, String)> {
     let Some(body) = text.strip_prefix("# GRUB Environment Block\n") else {
         return Vec::new();

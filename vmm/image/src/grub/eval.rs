@@ -1,6 +1,6 @@
-//! Runs a GRUB script as far as it decides what boots: variables, conditions, menu entries, kernels and initrds.
+//! Runs a GRUB script as far as it affects the choice of the kernel: variables, conditions, menu entries, kernels and initrds.
 //!
-//! Commands that draw, load modules or talk to hardware do nothing and succeed. Everything is bounded: steps,
+//! Commands for graphics, modules and hardware do nothing and succeed. Everything is bounded: steps,
 //! nesting, files sourced, variables, and the length of what words expand to.
 
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ const MAX_EXPANSION: usize = 64 << 10;
 /// Variables and functions kept.
 const MAX_VARIABLES: usize = 1024;
 
-/// Why a script did not run to its end.
+/// Error of running a script.
 #[derive(Debug, Error)]
 pub(crate) enum ScriptError {
     #[error("{0}: {1}")]
@@ -49,11 +49,11 @@ pub(crate) enum ScriptError {
 pub(crate) struct MenuEntry {
     pub title: String,
     pub id: String,
-    /// What it runs; a submenu's block adds entries.
+    /// Commands to run; those of a submenu add entries.
     pub action: EntryAction,
 }
 
-/// What choosing an entry does.
+/// Action of a menu entry.
 #[derive(Clone, Debug)]
 pub(crate) enum EntryAction {
     Script(Block),
@@ -91,7 +91,7 @@ pub(crate) struct Interpreter<'a> {
     pub loaded: LoadedKernel,
     /// The configuration file read last by `configfile`, or the first one.
     pub file: FileRef,
-    /// Searches that found nothing, for the error text.
+    /// Searches without a result, for the error text.
     pub failed_searches: Vec<String>,
 }
 
@@ -173,7 +173,7 @@ impl<'a> Interpreter<'a> {
             .unwrap_or(self.initial_volume)
     }
 
-    /// Runs commands; the value is that of the last one.
+    /// Runs commands; returns the result of the last one.
     pub(crate) fn run(&mut self, block: &Block) -> Result<bool, ScriptError> {
         let mut value = true;
         for command in block.iter() {

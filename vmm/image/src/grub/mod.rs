@@ -1,4 +1,4 @@
-//! GRUB configurations: which entry is the default, and what it boots.
+//! GRUB configurations: finds the default entry and its kernel.
 
 mod commands;
 mod environment;
@@ -11,10 +11,10 @@ use crate::disk::{Disk, FileRef};
 use crate::selected_entry::{SelectedEntry, find_file};
 use eval::{EntryAction, Interpreter, MenuEntry};
 
-/// Submenus within submenus.
+/// Maximum nesting of submenus.
 const MAX_SUBMENUS: usize = 8;
 
-/// Runs the configuration at `file` and tells what its default entry boots; the error is for people.
+/// Runs the configuration at `file` and returns its default entry, or an error text.
 pub(crate) fn select_entry(disk: &Disk, file: &FileRef) -> Result<SelectedEntry, String> {
     let mut grub = Interpreter::new(disk, file.clone());
     grub.run_file().map_err(|e| e.to_string())?;
@@ -152,7 +152,7 @@ fn select_bls_entry(
     })
 }
 
-/// A file a BLS entry names: on the entry's own filesystem, or under /boot where that is no filesystem of its own.
+/// Finds a file of a BLS entry: on its filesystem, or below /boot if that is not a separate filesystem.
 pub(crate) fn bls_file(disk: &Disk, volume: usize, path: &str, what: &str) -> Result<FileRef, String> {
     let direct = crate::volume::normalise(path).map(|path| FileRef { volume, path });
     let direct = direct.ok_or_else(|| format!("{what}: no such path"))?;

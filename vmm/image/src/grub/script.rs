@@ -4,10 +4,10 @@ use std::rc::Rc;
 
 use thiserror::Error;
 
-/// Blocks within blocks.
+/// Maximum nesting of blocks.
 const MAX_NESTING: usize = 32;
 
-/// Why a script could not be parsed.
+/// Error of parsing a script.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub(crate) enum SyntaxError {
     #[error("line {0}: a quote is not closed")]
@@ -214,7 +214,7 @@ fn bare(word: &Word) -> Option<&str> {
     }
 }
 
-/// What ended a block.
+/// Terminator of a block.
 enum BlockEnd {
     EndOfFile,
     Brace,

@@ -2,21 +2,21 @@
 
 use std::cmp::Ordering;
 
-/// What `test` asks of the disk.
+/// File tests on the disk.
 pub(crate) trait FileTests {
     /// Size of a regular file in bytes, if there is one.
     fn size(&self, path: &str) -> Option<u64>;
-    /// Whether there is a directory.
+    /// True if the directory exists.
     fn is_dir(&self, path: &str) -> bool;
 }
 
-/// Evaluates the arguments of `test` (without a closing bracket). What cannot be understood is false.
+/// Evaluates the arguments of `test` (without a closing bracket). Malformed expressions are false.
 pub(crate) fn test(args: &[String], files: &dyn FileTests) -> bool {
     let mut at = 0;
     disjunction(args, &mut at, files, 0)
 }
 
-/// Parentheses within parentheses.
+/// Maximum nesting of parentheses.
 const MAX_NESTING: usize = 16;
 
 fn disjunction(args: &[String], at: &mut usize, files: &dyn FileTests, depth: usize) -> bool {
