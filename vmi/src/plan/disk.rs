@@ -63,9 +63,15 @@ impl DiskPlan {
     #[must_use]
     pub fn scsi_address(&self) -> Option<ScsiAddress> {
         match self.controller {
-            Controller::VirtioBlk => None,
+            Controller::VirtioBlk | Controller::VirtioScsiUnassigned => None,
             Controller::VirtioScsi(address) => Some(address),
         }
+    }
+
+    /// Puts a disk that was plugged at the address that the VMM gave it.
+    pub fn assign(&mut self, address: ScsiAddress) {
+        self.controller = Controller::VirtioScsi(address);
+        self.target = address.name();
     }
 }
 
@@ -77,6 +83,8 @@ pub enum Controller {
     VirtioBlk,
     /// A logical unit of the VM's one virtio-scsi controller.
     VirtioScsi(ScsiAddress),
+    /// The same, of a disk that is being plugged: the VMM chooses its address.
+    VirtioScsiUnassigned,
 }
 
 /// A logical unit of the virtio-scsi controller, which is host 0 and channel 0: `0:0:TARGET:LUN`.

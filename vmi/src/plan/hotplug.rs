@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use super::disk::{
     BlockSize, CacheMode, Controller, DeviceType, DiskPlan, DiskSource, ErrorPolicy, FileId, FormatPolicy,
-    ScsiAddress,
 };
 use super::types::VmPlan;
 use crate::names::{is_serial, label_fault};
@@ -56,7 +55,7 @@ impl Default for NewVolume {
 /// Outcome of planning a hot-plug.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PlugPlan {
-    /// The disk to add.
+    /// The disk to add. The VMM chooses its address: see [`DiskPlan::assign`].
     New(Box<DiskPlan>),
     /// The VM has exactly this disk already.
     Present(Box<DiskPlan>),
@@ -86,17 +85,14 @@ pub enum PlugError {
     /// The VM has no SCSI controller.
     #[error("the manifest disables hotplug (disableHotplug)")]
     Disabled,
-    /// All LUNs are in use.
-    #[error("the SCSI controller is full")]
-    Full,
 }
 
 impl VmPlan {
-    /// Plans the disk of a hot-plugged volume, at the lowest LUN of target 0 that is neither in use nor in `avoid`.
+    /// Plans the disk of a hot-plugged volume. The VMM chooses its address.
     ///
     /// # Errors
     /// See [`PlugError`]. The texts for duplicate names and images are those of KubeVirt.
-    pub fn plug(&self, volume: &NewVolume, avoid: &[ScsiAddress]) -> Result<PlugPlan, PlugError> {
+    pub fn plug(&self, volume: &NewVolume) -> Result<PlugPlan, PlugError> {
         let NewVolume {
             name, source, serial, ..
         } = volume;
@@ -114,10 +110,11 @@ impl VmPlan {
         };
         let queues = self.scsi.ok_or(PlugError::Disabled)?.queues;
         if let Some(there) = self.disks.iter().find(|disk| disk.name == *name) {
-            let same = there
-                .scsi_address()
-                .is_some_and(|address| *there == volume.at(address, queues));
-            return match same {
+            let mut wanted = volume.disk(queues);
+            if let Some(address) = there.scsi_address() {
+                wanted.assign(address);
+            }
+            return match *there == wanted {
                 true => Ok(PlugPlan::Present(Box::new(there.clone()))),
                 false => Err(PlugError::NameTaken(name.clone())),
             };
@@ -125,14 +122,12 @@ impl VmPlan {
         if self.disks.iter().any(|disk| disk.source == *source) {
             return Err(PlugError::SourceTaken(called));
         }
-        let used = self.disks.iter().filter_map(DiskPlan::scsi_address);
-        let address = ScsiAddress::free(used.chain(avoid.iter().copied())).ok_or(PlugError::Full)?;
-        Ok(PlugPlan::New(Box::new(volume.at(address, queues))))
+        Ok(PlugPlan::New(Box::new(volume.disk(queues))))
     }
 }
 
 impl NewVolume {
-    fn at(&self, address: ScsiAddress, queues: u32) -> DiskPlan {
+    fn disk(&self, queues: u32) -> DiskPlan {
         let serial = if self.serial.is_empty() {
             &self.name
         } else {
@@ -140,8 +135,8 @@ impl NewVolume {
         };
         DiskPlan {
             name: self.name.clone(),
-            target: address.name(),
-            controller: Controller::VirtioScsi(address),
+            target: String::new(),
+            controller: Controller::VirtioScsiUnassigned,
             device: DeviceType::Disk,
             read_only: self.read_only,
             overlay: false,

@@ -502,7 +502,7 @@ impl VmmActor {
         });
     }
 
-    fn add_disk(&self, request: pb::AddDiskRequest, reply: Reply<()>) {
+    fn add_disk(&self, request: pb::AddDiskRequest, reply: Reply<pb::AddDiskResponse>) {
         let machine = match self.machine() {
             Ok(machine) => machine,
             Err(status) => return drop(reply.send(Err(status))),

@@ -40,7 +40,7 @@ pub enum VmmCommand {
     /// Balloon target: guest memory in bytes.
     SetBalloon(u64, Reply<()>),
     /// Add a SCSI disk.
-    AddDisk(Box<pb::AddDiskRequest>, Reply<()>),
+    AddDisk(Box<pb::AddDiskRequest>, Reply<pb::AddDiskResponse>),
     /// Remove the SCSI disk of that id.
     RemoveDisk(String, Reply<pb::RemoveDiskResponse>),
     /// Plug a NIC in: its PCI slot.
@@ -147,8 +147,7 @@ impl Vmm for VmmHandle {
         request: Request<pb::AddDiskRequest>,
     ) -> Result<Response<pb::AddDiskResponse>, Status> {
         let request = Box::new(request.into_inner());
-        self.ask(|reply| VmmCommand::AddDisk(request, reply)).await?;
-        Ok(Response::new(pb::AddDiskResponse {}))
+        self.ask(|reply| VmmCommand::AddDisk(request, reply)).await
     }
 
     async fn remove_disk(

@@ -28,7 +28,7 @@ impl Rig {
                 serial: format!("S-{id}"),
                 ..Default::default()
             }),
-            lun,
+            lun: Some(lun),
             ..Default::default()
         }
     }
@@ -39,9 +39,24 @@ impl Rig {
     }
 
     async fn add_disk(&mut self, disk: pb::ScsiDisk) -> Result<(), Status> {
+        let named = disk.lun;
+        let added = self.plug(disk).await?;
+        assert_eq!(Some(added), named);
+        Ok(())
+    }
+
+    /// Returns the disk's LUN.
+    async fn plug(&mut self, disk: pb::ScsiDisk) -> Result<u32, Status> {
         let disk = Some(disk);
-        let added = self.client.add_disk(pb::AddDiskRequest { disk }).await;
-        added.map(|_| ())
+        let added = self.client.add_disk(pb::AddDiskRequest { disk }).await?;
+        let address = added.into_inner().address.unwrap();
+        assert_eq!((address.controller, address.target), (0, 0));
+        Ok(address.lun)
+    }
+
+    async fn plug_anywhere(&mut self, id: &str, image: &File) -> Result<u32, Status> {
+        let disk = self.scsi_disk(id, 0, image).await;
+        self.plug(pb::ScsiDisk { lun: None, ..disk }).await
     }
 
     /// An overlay that is still to be made, over a base of that format.
@@ -129,6 +144,32 @@ async fn a_disk_is_added_grows_and_goes() {
 }
 
 #[tokio::test]
+async fn a_disk_without_a_lun_gets_the_lowest_free_one() {
+    let mut rig = Rig::start().await;
+    let mut config = rig.config(&elf(&[print("up"), halt()].concat(), false)).await;
+    let images = [image(1), image(2), image(3), image(4)];
+    config.scsi_disks = vec![rig.scsi_disk("root", 0, &images[0]).await];
+    rig.create(config).await.unwrap();
+    rig.boot().await.unwrap();
+    assert_eq!(rig.read_console(2).await, "up");
+    rig.add("third", 2, &images[2]).await.unwrap();
+    assert_eq!(rig.plug_anywhere("second", &images[1]).await.unwrap(), 1);
+    assert_eq!(rig.plug_anywhere("second", &images[1]).await.unwrap(), 1);
+    assert_eq!(rig.plug_anywhere("fourth", &images[3]).await.unwrap(), 3);
+    rig.remove("third").await.unwrap();
+    assert_eq!(rig.plug_anywhere("third", &images[2]).await.unwrap(), 2);
+    let wanted = [
+        row("root", 0, 1),
+        row("second", 1, 2),
+        row("third", 2, 3),
+        row("fourth", 3, 4),
+    ];
+    assert_eq!(rig.disks().await, wanted);
+    rig.client.stop(pb::StopRequest {}).await.unwrap();
+    assert_eq!(rig.wait().await.code(), Some(0));
+}
+
+#[tokio::test]
 async fn disks_of_every_kind_are_there_from_the_start_and_after_a_reset() {
     let mut rig = Rig::start().await;
     let kernel = elf(&[print("boot "), reset(), halt()].concat(), false);
@@ -144,7 +185,7 @@ async fn disks_of_every_kind_are_there_from_the_start_and_after_a_reset() {
             id: "drive".into(),
             ..Default::default()
         }),
-        lun: 1,
+        lun: Some(1),
         r#type: Type::Cdrom.into(),
         ..Default::default()
     };

@@ -28,6 +28,9 @@ pub enum ScsiError {
     /// the new one. Retry, there or at another address.
     #[error("the guest has not let go of the disk that was at {0}")]
     NotReleased(UnitAddress),
+    /// No LUN of this target is free.
+    #[error("the SCSI controller is full: no LUN of target {0} is free")]
+    Full(u8),
     /// A unit of that name exists elsewhere.
     #[error("disk {0:?} is at {1} already")]
     Elsewhere(String, UnitAddress),
@@ -93,6 +96,7 @@ pub(crate) enum ControllerMessage {
     Quiesce(AckSender<Vec<ActiveQueue>>),
     Reset(AckSender<()>),
     Add(Box<NewUnit>, ReplySender<Result<(), ScsiError>>),
+    AddAtFreeLun(Box<NewUnit>, ReplySender<Result<UnitAddress, ScsiError>>),
     Remove(String, ReplySender<Result<RemovedUnit, ScsiError>>),
     Find(String, ReplySender<Result<Disk, ScsiError>>),
     Resized(String, ReplySender<Result<u64, ScsiError>>),
@@ -170,6 +174,13 @@ impl ScsiHandle {
     /// Adds a unit and notifies the driver. Succeeds if a unit with this name exists at this address.
     pub fn add(&self, unit: NewUnit) -> ReplyFuture<()> {
         self.ask(|reply| ControllerMessage::Add(Box::new(unit), reply))
+    }
+
+    /// Adds a unit as [`ScsiHandle::add`] does, at the lowest free LUN of its address's target. Returns its address. A
+    /// LUN is free if no unit has it, and the driver has acted on the removal of the unit that had it last. A unit of
+    /// the same name is that unit already.
+    pub fn add_at_free_lun(&self, unit: NewUnit) -> ReplyFuture<UnitAddress> {
+        self.ask(|reply| ControllerMessage::AddAtFreeLun(Box::new(unit), reply))
     }
 
     /// Removes a unit: notifies the driver, serves the unit until the driver has flushed it for the last time or 5 s

@@ -81,6 +81,8 @@ struct Guest {
     presses: u32,
     boots: u64,
     disks: HashMap<String, std::fs::File>,
+    /// Of the SCSI disks.
+    luns: HashMap<String, u32>,
     nics: HashMap<String, FakeNic>,
 }
 
@@ -203,6 +205,10 @@ impl Vmm for Fake {
             std::thread::spawn(move || std::io::copy(&mut console.try_clone().unwrap(), &mut { console }));
         }
         let mut sizes = Vec::new();
+        for scsi in &config.scsi_disks {
+            let id = scsi.disk.as_ref().unwrap().id.clone();
+            self.guest.lock().unwrap().luns.insert(id, scsi.lun.unwrap());
+        }
         let scsi = config.scsi_disks.iter().filter_map(|scsi| scsi.disk.as_ref());
         for disk in config.disks.iter().chain(scsi) {
             let file = self.take(disk.file.as_ref().unwrap()).await?;
@@ -317,18 +323,31 @@ impl Vmm for Fake {
         let scsi = request.into_inner().disk.unwrap();
         let disk = scsi.disk.unwrap();
         let file = self.take(disk.file.as_ref().unwrap()).await?;
-        if has(&self.name(), "clings") && scsi.lun < 2 {
-            return Err(Status::failed_precondition("the guest has not let go"));
-        }
         if has(&self.name(), "full") {
             return Err(Status::resource_exhausted("too many disks"));
         }
+        assert_eq!(scsi.lun, None, "the VMM chooses it");
         let size = self.keep(&disk.id, file)?;
+        // Where its guest clings to what was there, the first two are not free.
+        let first = if has(&self.name(), "clings") { 2 } else { 0 };
+        let lun = {
+            let luns = &mut self.guest.lock().unwrap().luns;
+            let lun = (first..)
+                .find(|lun| !luns.values().any(|used| used == lun))
+                .unwrap();
+            luns.insert(disk.id.clone(), lun);
+            lun
+        };
         self.say(&format!(
-            "added {} {} at {}:{} of {size} bytes\n",
-            disk.id, disk.serial, scsi.target, scsi.lun
+            "added {} {} at {}:{lun} of {size} bytes\n",
+            disk.id, disk.serial, scsi.target
         ));
-        Ok(Response::new(pb::AddDiskResponse {}))
+        let address = Some(pb::ScsiAddress {
+            controller: 0,
+            target: scsi.target,
+            lun,
+        });
+        Ok(Response::new(pb::AddDiskResponse { address }))
     }
 
     async fn remove_disk(
@@ -340,6 +359,7 @@ impl Vmm for Fake {
         while self.guest.lock().unwrap().state == State::Paused {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
+        self.guest.lock().unwrap().luns.remove(&id);
         let removed = self.guest.lock().unwrap().disks.remove(&id);
         let flush_error = if has(&self.name(), "loses") {
             "it is lost"

@@ -102,8 +102,8 @@ const TESTS: &[Test] = &[
         volumes::what_cannot_be_added_is_told_and_changes_nothing,
     ),
     (
-        "volumes::an_address_the_guest_clings_to_is_passed_over",
-        volumes::an_address_the_guest_clings_to_is_passed_over,
+        "volumes::a_volume_is_shown_at_the_address_the_vmm_gave_it",
+        volumes::a_volume_is_shown_at_the_address_the_vmm_gave_it,
     ),
     (
         "volumes::a_disk_follows_its_file_when_that_grows",

@@ -171,7 +171,7 @@ pub fn what_cannot_be_added_is_told_and_changes_nothing() {
     f.is_clean(&[]);
 }
 
-pub fn an_address_the_guest_clings_to_is_passed_over() {
+pub fn a_volume_is_shown_at_the_address_the_vmm_gave_it() {
     let f = Fixture::new();
     let mut vm = f.start(vm("clings-and-loses")).unwrap();
     let added = add(&f, &mut vm, request("data", &image(&f, "data.img"))).unwrap();

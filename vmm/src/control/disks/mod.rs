@@ -117,7 +117,8 @@ pub(super) async fn scsi_unit(fds: &FdReceiver, field: &str, scsi: &pb::ScsiDisk
     }
     let out_of_range = |name: &str| invalid(&format!("{field}.{name}"), "out of range");
     let target = u8::try_from(scsi.target).map_err(|_| out_of_range("target"))?;
-    let lun = u16::try_from(scsi.lun).ok().and_then(Lun::new);
+    let lun = scsi.lun.ok_or_else(|| missing(&format!("{field}.lun")))?;
+    let lun = u16::try_from(lun).ok().and_then(Lun::new);
     let lun = lun.ok_or_else(|| out_of_range("lun"))?;
     let medium = match scsi.r#type() {
         Type::Cdrom => {
@@ -154,6 +155,7 @@ fn status(error: &ScsiError) -> Status {
             Status::failed_precondition(text)
         }
         ScsiError::Io(_, error) => of_io(error, text),
+        ScsiError::Full(_) => Status::resource_exhausted(text),
         ScsiError::Gone => Status::unavailable(text),
     }
 }
@@ -166,11 +168,32 @@ fn of_io(error: &io::Error, text: String) -> Status {
     }
 }
 
-/// Adds a SCSI disk to a running machine.
-pub(super) async fn add(fds: FdReceiver, scsi: ScsiHandle, disk: Option<pb::ScsiDisk>) -> Result<(), Status> {
-    let disk = disk.ok_or_else(|| missing("disk"))?;
+/// Adds a SCSI disk to a running machine, at the LUN it names or at the lowest free one. Returns its address.
+pub(super) async fn add(
+    fds: FdReceiver,
+    scsi: ScsiHandle,
+    disk: Option<pb::ScsiDisk>,
+) -> Result<pb::AddDiskResponse, Status> {
+    let mut disk = disk.ok_or_else(|| missing("disk"))?;
+    let named = disk.lun.is_some();
+    disk.lun.get_or_insert(0);
     let unit = scsi_unit(&fds, "disk", &disk).await?;
-    scsi.add(unit).await.map_err(|e| status(&e))
+    let added = if named {
+        let address = unit.address;
+        scsi.add(unit).await.map(|()| address)
+    } else {
+        scsi.add_at_free_lun(unit).await
+    };
+    let address = Some(scsi_address(added.map_err(|e| status(&e))?));
+    Ok(pb::AddDiskResponse { address })
+}
+
+fn scsi_address(address: UnitAddress) -> pb::ScsiAddress {
+    pb::ScsiAddress {
+        controller: 0,
+        target: address.target.into(),
+        lun: address.lun.number().into(),
+    }
 }
 
 /// Removes a SCSI disk and closes it.
@@ -213,11 +236,7 @@ fn scsi_info(info: &UnitInfo) -> pb::DiskInfo {
     };
     pb::DiskInfo {
         id: info.id.clone(),
-        scsi: Some(pb::ScsiAddress {
-            controller: 0,
-            target: info.address.target.into(),
-            lun: info.address.lun.number().into(),
-        }),
+        scsi: Some(scsi_address(info.address)),
         bytes: info.bytes.unwrap_or(0),
         read_only: info.read_only,
         r#type: kind.into(),

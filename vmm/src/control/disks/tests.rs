@@ -43,7 +43,7 @@ async fn a_scsi_disk_is_taken_as_it_is_described() {
             ..disk(&sender).await
         }),
         target: 255,
-        lun: 16_383,
+        lun: Some(16_383),
         shareable: true,
         ..Default::default()
     };
@@ -63,6 +63,7 @@ async fn a_drive_is_read_only_and_may_be_empty() {
     let (sender, fds) = channel();
     let mut scsi = pb::ScsiDisk {
         disk: Some(disk(&sender).await),
+        lun: Some(0),
         r#type: Type::Cdrom.into(),
         ..Default::default()
     };
@@ -85,9 +86,10 @@ async fn what_is_wrong_is_said_by_field() {
     let none = pb::ScsiDisk::default();
     let some = pb::ScsiDisk {
         disk: Some(pb::Disk::default()),
+        lun: Some(0),
         ..Default::default()
     };
-    let (controller, target, lun) = (1, 256, 16_384);
+    let (controller, target) = (1, 256);
     for (scsi, words) in [
         (none, "config.scsi_disks[3].disk is missing"),
         (
@@ -105,8 +107,18 @@ async fn what_is_wrong_is_said_by_field() {
             "config.scsi_disks[3].target: out of range",
         ),
         (
-            pb::ScsiDisk { lun, ..some.clone() },
+            pb::ScsiDisk {
+                lun: Some(16_384),
+                ..some.clone()
+            },
             "config.scsi_disks[3].lun: out of range",
+        ),
+        (
+            pb::ScsiDisk {
+                lun: None,
+                ..some.clone()
+            },
+            "config.scsi_disks[3].lun is missing",
         ),
     ] {
         let error = scsi_unit(&fds, "config.scsi_disks[3]", &scsi).await.unwrap_err();
@@ -213,6 +225,7 @@ fn errors_have_their_codes() {
         (ScsiError::Occupied(address, "x".into()), Code::AlreadyExists),
         (ScsiError::NotReleased(address), Code::FailedPrecondition),
         (ScsiError::NotFound("x".into()), Code::NotFound),
+        (ScsiError::Full(0), Code::ResourceExhausted),
         (ScsiError::Gone, Code::Unavailable),
         (
             ScsiError::Io("x".into(), io::ErrorKind::Unsupported.into()),

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use husk_disk::{Disk, IoRequest};
 
 use super::Controller;
+use crate::UnitAddress;
 use crate::handle::{RemovedUnit, ReplySender, ScsiError, UnitInfo};
 use crate::pending_events::UnitEvent;
-use crate::target::{DeviceKind, InvalidLimits, LogicalUnit, MediumLimits};
+use crate::target::{DeviceKind, InvalidLimits, LogicalUnit, Lun, MediumLimits};
 use crate::task_slots::SlotUse;
 use crate::unit::{Medium, NewUnit, Removal, RemovalStage, Unit, blocks};
 
@@ -56,6 +57,34 @@ impl Controller {
         self.luns_changed(address.target);
         tracing::info!(disk = new.id, %address, "added");
         Ok(())
+    }
+
+    /// Adds a unit at the lowest LUN of its target that neither a unit has, one that is being removed included, nor the
+    /// driver may still use for the unit that had it last. Returns its address.
+    pub fn add_at_free_lun(&mut self, mut new: NewUnit) -> Result<UnitAddress, ScsiError> {
+        let present = self.table.by_id(&new.id);
+        if let Some(unit) = present.and_then(|unit_index| self.table.unit(unit_index)) {
+            return if unit.removal.is_some() {
+                Err(ScsiError::Removing(new.id))
+            } else {
+                Ok(unit.address)
+            };
+        }
+        self.poll_event_buffers();
+        let target = new.address.target;
+        let units = self.table.iter().map(|(_, unit)| unit.address);
+        let mut used: Vec<Lun> = units
+            .chain(self.unacknowledged.keys().copied())
+            .filter(|address| address.target == target)
+            .map(|address| address.lun)
+            .collect();
+        used.sort_unstable();
+        used.dedup();
+        let without_gap = used.iter().zip(0..).take_while(|(lun, at)| lun.number() == *at);
+        let free = without_gap.count() as u16;
+        new.address.lun = Lun::new(free).ok_or(ScsiError::Full(target))?;
+        let address = new.address;
+        self.add(new).map(|()| address)
     }
 
     /// Establishes REPORTED LUNS DATA HAS CHANGED on a target's units if the driver does not get events. For a driver

@@ -129,6 +129,7 @@ impl Controller {
                 return Ok(true);
             }
             ControllerMessage::Add(unit, reply) => drop(reply.send(self.add(*unit))),
+            ControllerMessage::AddAtFreeLun(unit, reply) => drop(reply.send(self.add_at_free_lun(*unit))),
             ControllerMessage::Remove(id, reply) => self.remove(&id, reply),
             ControllerMessage::Find(id, reply) => drop(reply.send(self.find(&id))),
             ControllerMessage::Resized(id, reply) => drop(reply.send(self.resized(&id))),

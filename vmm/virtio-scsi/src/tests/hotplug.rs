@@ -137,6 +137,33 @@ fn a_driver_that_does_nothing_has_its_time_and_no_new_disk_there() {
 }
 
 #[test]
+fn a_free_lun_is_the_lowest_that_the_driver_has_released() {
+    let (mut guest, file) = Guest::new();
+    let plug = |handle: &ScsiHandle, id: &str| {
+        let disk = unit(id, at(0, 0), open(&file, reporting()));
+        handle.add_at_free_lun(disk).wait()
+    };
+    assert_eq!(plug(&guest.handle, "second").unwrap(), at(0, 1));
+    assert_eq!(plug(&guest.handle, "second").unwrap(), at(0, 1), "it is there");
+    assert_eq!(plug(&guest.handle, "third").unwrap(), at(0, 2));
+    for _ in 0..2 {
+        let (_, buffer) = guest.wait_event();
+        guest.give(buffer);
+    }
+
+    let removed = guest.handle.remove("first");
+    let (_, buffer) = guest.wait_event();
+    // Neither a unit that is being removed nor one that the driver has not released frees its LUN.
+    let removing = plug(&guest.handle, "first");
+    assert!(matches!(removing, Err(ScsiError::Removing(_))), "{removing:?}");
+    assert_eq!(plug(&guest.handle, "fourth").unwrap(), at(0, 3));
+    removed.wait().unwrap();
+    assert_eq!(plug(&guest.handle, "fifth").unwrap(), at(0, 4));
+    guest.give(buffer);
+    assert_eq!(plug(&guest.handle, "first").unwrap(), at(0, 0));
+}
+
+#[test]
 fn a_read_only_unit_goes_when_the_driver_has_let_go() {
     let (mut guest, file) = Guest::new();
     let options = DiskOptions {

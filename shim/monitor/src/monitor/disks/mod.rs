@@ -38,8 +38,6 @@ const AT_ONCE: Duration = Duration::from_secs(30);
 const REMOVED_WITHIN: Duration = Duration::from_secs(60);
 /// The same if the VM is paused: enough for what a guest that stands still need not let go of.
 const REMOVED_PAUSED_WITHIN: Duration = Duration::from_secs(3);
-/// Addresses to try where the guest has not let go of what was there.
-const TRIES: usize = 8;
 
 /// A handle on the actor.
 #[derive(Debug, Clone)]
@@ -270,8 +268,7 @@ impl DisksActor {
             let text = format!("volume {:?} is being removed", volume.name);
             return Err(Status::failed_precondition(text));
         }
-        let mut avoid = Vec::new();
-        let mut disk = match self.table.plug(&volume, &avoid)? {
+        let mut disk = match self.table.plug(&volume)? {
             PlugPlan::Present(disk) => return address(&disk),
             PlugPlan::New(disk) => disk,
         };
@@ -287,28 +284,18 @@ impl DisksActor {
             .await
             .map_err(|error| Status::internal(error.to_string()))?;
         let (open, probe) = opened.map_err(|error| refusal(&error))?;
-        let told = loop {
-            match connection.add(&disk, &open).await {
-                // What was there before is still the guest's: elsewhere it is not in the way.
-                Err(status) if status.code() == Code::FailedPrecondition && avoid.len() < TRIES => {
-                    avoid.push(address(&disk)?);
-                    match self.table.plug(&volume, &avoid)? {
-                        PlugPlan::Present(there) => return address(&there),
-                        PlugPlan::New(next) => disk = next,
-                    }
+        let address = match connection.add(&disk, &open).await {
+            Ok(address) => address,
+            Err(status) => {
+                if status.code() == Code::DeadlineExceeded {
+                    // The VMM may add it later. Remove it then.
+                    let name = disk.name.clone();
+                    tokio::spawn(async move { timeout(REMOVED_WITHIN, connection.remove(&name)).await });
                 }
-                told => break told,
+                return Err(status);
             }
         };
-        if let Err(status) = told {
-            if status.code() == Code::DeadlineExceeded {
-                // It may yet be added; then it goes again.
-                let name = disk.name.clone();
-                tokio::spawn(async move { timeout(REMOVED_WITHIN, connection.remove(&name)).await });
-            }
-            return Err(status);
-        }
-        let address = address(&disk)?;
+        disk.assign(address);
         info!(volume = disk.name, target = disk.target, "volume added");
         let name = disk.name.clone();
         self.table.add(*disk);
@@ -454,15 +441,22 @@ fn address(disk: &DiskPlan) -> Result<ScsiAddress, Status> {
 }
 
 impl VmmConnection {
-    async fn add(&mut self, disk: &DiskPlan, open: &OpenDisk) -> Result<(), Status> {
-        let (disk, descriptor) = vm_config::plugged(disk, address(disk)?, open);
+    /// Adds a disk. Returns the address that the VMM gave it.
+    async fn add(&mut self, disk: &DiskPlan, open: &OpenDisk) -> Result<ScsiAddress, Status> {
+        let (disk, descriptor) = vm_config::plugged(disk, open);
         if let Some((token, fd)) = descriptor {
             let sent = self.fds.send(&[(token, fd)]).await;
             sent.map_err(|error| Status::unavailable(error.to_string()))?;
         }
         let request = AddDiskRequest { disk: Some(disk) };
-        call_within(AT_ONCE, self.client.add_disk(request)).await?;
-        Ok(())
+        let added = call_within(AT_ONCE, self.client.add_disk(request)).await?;
+        let address = added.into_inner().address.and_then(|address| {
+            Some(ScsiAddress {
+                target: address.target.try_into().ok()?,
+                lun: address.lun.try_into().ok()?,
+            })
+        });
+        address.ok_or_else(|| Status::internal("the VMM gave the disk no address"))
     }
 
     /// Returns why what was written last may be lost, else nothing.

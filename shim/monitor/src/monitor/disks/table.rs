@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use husk_proto::shim::v1::Disk;
 use husk_proto::vmm::v1 as vmm;
-use husk_vmi::{DiskPlan, NewVolume, PlugError, PlugPlan, ScsiAddress, VmPlan};
+use husk_vmi::{DiskPlan, NewVolume, PlugError, PlugPlan, VmPlan};
 use tokio::sync::watch;
 use tonic::Status;
 use tracing::warn;
@@ -54,16 +54,15 @@ impl DiskTable {
         });
     }
 
-    /// What adding a volume takes, at no address of `avoid`.
-    pub(super) fn plug(&self, volume: &NewVolume, avoid: &[ScsiAddress]) -> Result<PlugPlan, Status> {
-        self.plan.plug(volume, avoid).map_err(|error| {
+    /// Plans the disk of a volume that is to be added.
+    pub(super) fn plug(&self, volume: &NewVolume) -> Result<PlugPlan, Status> {
+        self.plan.plug(volume).map_err(|error| {
             let code = match &error {
                 PlugError::Name(..) | PlugError::Serial(_) | PlugError::Path(_) | PlugError::Source(_) => {
                     tonic::Code::InvalidArgument
                 }
                 PlugError::NameTaken(_) | PlugError::SourceTaken(_) => tonic::Code::AlreadyExists,
                 PlugError::Disabled => tonic::Code::FailedPrecondition,
-                PlugError::Full => tonic::Code::ResourceExhausted,
             };
             Status::new(code, error.to_string())
         })

@@ -11,7 +11,7 @@ use husk_proto::vmm::v1::{
     BlockSize, Boot, Cpu, Disk, DiskBoot, Fd, KernelBoot, Memory, Nic, ScsiDisk, ScsiPassthrough, Smbios,
     VmConfig,
 };
-use husk_vmi::{BootPlan, Controller, DeviceType, DiskPlan, ErrorPolicy, ScsiAddress, VmPlan};
+use husk_vmi::{BootPlan, Controller, DeviceType, DiskPlan, ErrorPolicy, VmPlan};
 use husk_volumes::{ImageFormat, OpenDisk, Volumes};
 
 use super::interfaces::OpenNic;
@@ -48,13 +48,13 @@ impl PreparedConfig {
             let base = open.base.take().map(|base| (fd(base.file), base.format));
             match plan.controller {
                 Controller::VirtioBlk => blk_disks.push(disk(plan, &open, file, base)),
-                Controller::VirtioScsi(address) => {
+                Controller::VirtioScsi(_) | Controller::VirtioScsiUnassigned => {
                     let lun = open.lun.take().map(|lun| ScsiPassthrough {
                         max_segments: lun.max_segments,
                         privileged: lun.privileged.map(&mut fd),
                         reservation: plan.device == DeviceType::Lun { reservation: true },
                     });
-                    scsi_disks.push(scsi_disk(plan, address, &open, file, (base, lun)));
+                    scsi_disks.push(scsi_disk(plan, &open, file, (base, lun)));
                 }
             }
         }
@@ -126,11 +126,11 @@ type SentBase = Option<(Fd, ImageFormat)>;
 pub(super) type Plugged<'a> = (ScsiDisk, Option<(Token, BorrowedFd<'a>)>);
 
 /// The disk of a volume that is plugged.
-pub(super) fn plugged<'a>(plan: &DiskPlan, address: ScsiAddress, open: &'a OpenDisk) -> Plugged<'a> {
+pub(super) fn plugged<'a>(plan: &DiskPlan, open: &'a OpenDisk) -> Plugged<'a> {
     let descriptor = open.file.as_ref().map(|file| (Token::random(), file.as_fd()));
     let file = descriptor.as_ref().map(|(token, _)| (*token).into());
     // Never an overlay, nor a device of the host.
-    (scsi_disk(plan, address, open, file, (None, None)), descriptor)
+    (scsi_disk(plan, open, file, (None, None)), descriptor)
 }
 
 fn nic(open: OpenNic, fd: &mut impl FnMut(OwnedFd) -> Fd) -> Nic {
@@ -146,7 +146,6 @@ fn nic(open: OpenNic, fd: &mut impl FnMut(OwnedFd) -> Fd) -> Nic {
 
 fn scsi_disk(
     plan: &DiskPlan,
-    address: ScsiAddress,
     open: &OpenDisk,
     file: Option<Fd>,
     (base, passthrough): (SentBase, Option<ScsiPassthrough>),
@@ -154,8 +153,8 @@ fn scsi_disk(
     ScsiDisk {
         disk: Some(disk(plan, open, file, base)),
         controller: 0,
-        target: address.target.into(),
-        lun: address.lun.into(),
+        target: plan.scsi_address().map_or(0, |address| address.target.into()),
+        lun: plan.scsi_address().map(|address| address.lun.into()),
         r#type: match plan.device {
             DeviceType::Disk => Type::Disk,
             DeviceType::Lun { .. } => Type::Lun,

@@ -5,6 +5,8 @@ use husk_vmi::{BlockSize as PlannedBlockSize, CacheMode, DiskSource, FormatPolic
 
 use husk_volumes::{Base, BlockSizes};
 
+use husk_vmi::ScsiAddress;
+
 use super::*;
 
 fn plan(change: impl FnOnce(&mut DiskPlan)) -> VmPlan {
@@ -160,8 +162,8 @@ fn a_scsi_disk_has_its_address_and_a_drive_may_be_empty() {
         })
         .collect();
     let wanted = [
-        ("data", (0, 1, 300), Type::Disk, true, true),
-        ("drive", (0, 0, 0), Type::Cdrom, false, false),
+        ("data", (0, 1, Some(300)), Type::Disk, true, true),
+        ("drive", (0, 0, Some(0)), Type::Cdrom, false, false),
     ];
     assert_eq!(told, wanted);
 }
