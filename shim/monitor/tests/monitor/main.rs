@@ -220,7 +220,13 @@ fn run(arguments: &[String]) -> ExitCode {
         }
     });
     let failed = failed.into_inner();
-    println!("test result: {} passed; {failed} failed", tests.len() - failed);
+    // As the standard harness prints it, so that the tests are counted.
+    println!(
+        "test result: {}. {} passed; {failed} failed; 0 ignored; 0 measured; {} filtered out",
+        if failed == 0 { "ok" } else { "FAILED" },
+        tests.len() - failed,
+        TESTS.len() - tests.len()
+    );
     if failed == 0 {
         ExitCode::SUCCESS
     } else {
