@@ -69,7 +69,7 @@ async fn run(flags: Flags) -> io::Result<()> {
     std::env::set_current_dir("/")?;
     let address = std::env::var(TTRPC_ADDRESS).map_err(io::Error::other)?;
     let publisher = Publisher::new(address, flags.namespace.clone());
-    let (pod, handle) = Pod::new(publisher, husk_cgroup::own().ok());
+    let (pod, handle) = Pod::new(publisher, husk_cgroup::current().ok());
     let mut server = Server::new().add_listener(Listener::try_from(listener)?);
     for name in [TASK_V2, TASK_V3] {
         let service = create_task(Arc::new(Service::new(handle.clone())));

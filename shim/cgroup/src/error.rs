@@ -13,16 +13,16 @@ pub enum CgroupError {
     #[error("linux.cgroupsPath {0:?} is no path below the cgroup hierarchy")]
     BadPath(String),
     /// A scope of systemd's that is none.
-    #[error("linux.cgroupsPath {text:?}: {why}")]
+    #[error("linux.cgroupsPath {text:?}: {reason}")]
     BadScope {
         /// What was given.
         text: String,
         /// What is wrong with it.
-        why: &'static str,
+        reason: &'static str,
     },
     /// There is no bus on which systemd could be asked for a scope.
     #[error(
-        "linux.cgroupsPath asks for {unit} of systemd's, but {} is no bus ({why}): install dbus, or set \
+        "linux.cgroupsPath asks for {unit} of systemd's, but {} is no bus ({reason}): install dbus, or set \
          cgroupDriver: cgroupfs in the kubelet's configuration",
         bus.display()
     )]
@@ -32,15 +32,15 @@ pub enum CgroupError {
         /// The socket of the system's bus.
         bus: PathBuf,
         /// How it failed.
-        why: String,
+        reason: String,
     },
     /// systemd refused.
-    #[error("systemd was asked for {unit}: {why}")]
+    #[error("systemd was asked for {unit}: {reason}")]
     Systemd {
         /// The unit.
         unit: String,
         /// What it said.
-        why: String,
+        reason: String,
     },
     /// A limit that cannot be kept.
     #[error(

@@ -18,18 +18,18 @@ use std::time::Duration;
 use nix::errno::Errno;
 use oci_spec::runtime::LinuxResources;
 
-use path::Named;
+use path::CgroupsPath;
 use placeholder::Placeholder;
 use scope::Scope;
-use systemd::Systemd;
+use systemd::SystemdClient;
 
 pub use error::CgroupError;
 pub use path::hierarchy;
-pub use stats::{CpuStats, MemoryStats, Stats};
+pub use stats::{CgroupStats, CpuStats, MemoryStats};
 
 /// How often, and how often again, an emptied cgroup is tried to be removed: its last process may still be exiting.
-const TRIES: u32 = 50;
-const PAUSE: Duration = Duration::from_millis(20);
+const REMOVE_ATTEMPTS: u32 = 50;
+const REMOVE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A cgroup, which may not be there yet or any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,12 +39,12 @@ pub struct Cgroup {
     /// Which systemd makes and, as soon as no process is in it, removes.
     scope: Option<Scope>,
     /// How many processes the kernel had killed around it, when it was made.
-    killed_before: u64,
+    slice_oom_kills: u64,
 }
 
 /// Keeps a cgroup that was made for processes which are yet to come: systemd removes one that is empty.
 #[derive(Debug)]
-pub struct Kept {
+pub struct ScopeGuard {
     _placeholder: Option<Placeholder>,
 }
 
@@ -53,10 +53,10 @@ impl Cgroup {
     ///
     /// # Errors
     /// It leads out of the hierarchy, or to its root; or it is the name of no scope.
-    pub fn named(hierarchy: &Path, text: &str) -> Result<Cgroup, CgroupError> {
+    pub fn from_cgroups_path(hierarchy: &Path, text: &str) -> Result<Cgroup, CgroupError> {
         Ok(match path::parse(text)? {
-            Named::Path(path) => Cgroup::at(hierarchy, &path),
-            Named::Scope(scope) => Cgroup {
+            CgroupsPath::Path(path) => Cgroup::at(hierarchy, &path),
+            CgroupsPath::Scope(scope) => Cgroup {
                 scope: Some(scope.clone()),
                 ..Cgroup::at(hierarchy, &scope.path)
             },
@@ -70,7 +70,7 @@ impl Cgroup {
             hierarchy: hierarchy.to_owned(),
             path: hierarchy.join(path),
             scope: None,
-            killed_before: 0,
+            slice_oom_kills: 0,
         }
     }
 
@@ -85,51 +85,57 @@ impl Cgroup {
     ///
     /// # Errors
     /// The kernel or systemd refuses; a limit cannot be kept.
-    pub fn create(&mut self, resources: Option<&LinuxResources>) -> Result<Kept, CgroupError> {
-        let kept = match &self.scope {
+    pub fn create(&mut self, resources: Option<&LinuxResources>) -> Result<ScopeGuard, CgroupError> {
+        let placeholder = match &self.scope {
             None => {
-                self.pass_on(true)?;
+                self.enable_controllers(true)?;
                 None
             }
-            Some(scope) => Some(self.begin(scope, resources)?),
+            Some(scope) => Some(self.start_scope(scope, resources)?),
         };
-        if let Some(around) = self.around() {
-            self.killed_before = stats::oom_kills(around).unwrap_or(0);
+        if let Some(slice) = self.slice() {
+            self.slice_oom_kills = stats::oom_kills(slice).unwrap_or(0);
         }
         let limited = resources.map_or(Ok(()), |resources| limits::apply(&self.path, resources));
         if let Err(error) = limited {
             let _ = self.remove();
             return Err(error);
         }
-        Ok(Kept { _placeholder: kept })
+        Ok(ScopeGuard {
+            _placeholder: placeholder,
+        })
     }
 
     /// Has systemd make it.
-    fn begin(&self, scope: &Scope, resources: Option<&LinuxResources>) -> Result<Placeholder, CgroupError> {
+    fn start_scope(
+        &self,
+        scope: &Scope,
+        resources: Option<&LinuxResources>,
+    ) -> Result<Placeholder, CgroupError> {
         let placeholder = Placeholder::start().map_err(|error| CgroupError::Systemd {
             unit: scope.unit.clone(),
-            why: format!("no process to begin with: {error}"),
+            reason: format!("no process to begin with: {error}"),
         })?;
-        let limits = resources.map(properties::of).unwrap_or_default();
-        Systemd::default().start(scope, placeholder.pid(), limits)?;
+        let limits = resources.map(properties::from_resources).unwrap_or_default();
+        SystemdClient::default().start(scope, placeholder.pid(), limits)?;
         // systemd has passed on what it knows; huge pages are not among that.
-        self.pass_on(false)?;
+        self.enable_controllers(false)?;
         if !self.path.exists() {
             // Another hierarchy than systemd's, or a name that it writes otherwise.
             return Err(CgroupError::Systemd {
                 unit: scope.unit.clone(),
-                why: format!("it was started, but {} is not there", self.path.display()),
+                reason: format!("it was started, but {} is not there", self.path.display()),
             });
         }
         Ok(placeholder)
     }
 
     /// Has its parents pass on their controllers, and makes what is missing if `make`.
-    fn pass_on(&self, make: bool) -> Result<(), CgroupError> {
+    fn enable_controllers(&self, make: bool) -> Result<(), CgroupError> {
         let below = self.path.strip_prefix(&self.hierarchy).unwrap_or(Path::new(""));
         let mut parent = self.hierarchy.clone();
         for part in below.iter() {
-            limits::pass_on(&parent);
+            limits::enable_controllers(&parent);
             parent.push(part);
             if !make {
                 continue;
@@ -148,9 +154,9 @@ impl Cgroup {
     ///
     /// # Errors
     /// A limit cannot be kept.
-    pub fn limit(&self, resources: &LinuxResources) -> Result<(), CgroupError> {
+    pub fn set_limits(&self, resources: &LinuxResources) -> Result<(), CgroupError> {
         if let Some(scope) = &self.scope {
-            Systemd::default().limit(&scope.unit, &properties::of(resources))?;
+            SystemdClient::default().limit(&scope.unit, &properties::from_resources(resources))?;
         }
         limits::apply(&self.path, resources)
     }
@@ -159,7 +165,7 @@ impl Cgroup {
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn enter(&self, pid: u32) -> Result<(), CgroupError> {
+    pub fn add_process(&self, pid: u32) -> Result<(), CgroupError> {
         let procs = self.path.join("cgroup.procs");
         fs::write(&procs, pid.to_string()).map_err(CgroupError::io(&procs))
     }
@@ -173,20 +179,20 @@ impl Cgroup {
 
     /// How much it has used.
     #[must_use]
-    pub fn stats(&self) -> Stats {
-        Stats::read(&self.path)
+    pub fn stats(&self) -> CgroupStats {
+        CgroupStats::read(&self.path)
     }
 
     /// How many of its processes the kernel killed for want of memory.
     #[must_use]
     pub fn oom_kills(&self) -> u64 {
         // systemd may have removed it with its last process: then it counts what the slice around it has seen since.
-        let seen_around = || stats::oom_kills(self.around()?)?.checked_sub(self.killed_before);
-        stats::oom_kills(&self.path).or_else(seen_around).unwrap_or(0)
+        let since_creation = || stats::oom_kills(self.slice()?)?.checked_sub(self.slice_oom_kills);
+        stats::oom_kills(&self.path).or_else(since_creation).unwrap_or(0)
     }
 
     /// The slice of a scope.
-    fn around(&self) -> Option<&Path> {
+    fn slice(&self) -> Option<&Path> {
         self.scope.as_ref().and(self.path.parent())
     }
 
@@ -207,7 +213,7 @@ impl Cgroup {
             let _ = kill.and_then(|mut kill| io::Write::write_all(&mut kill, b"1"));
         }
         let stopped = match &self.scope {
-            Some(scope) => Systemd::default().stop(&scope.unit),
+            Some(scope) => SystemdClient::default().stop(&scope.unit),
             None => Ok(()),
         };
         let mut tries = 0;
@@ -215,9 +221,11 @@ impl Cgroup {
             match remove_tree(&self.path) {
                 // Without a directory there is no process, so no unit for long, even if systemd cannot be asked.
                 Ok(()) => break,
-                Err(error) if error.raw_os_error() == Some(Errno::EBUSY as i32) && tries < TRIES => {
+                Err(error)
+                    if error.raw_os_error() == Some(Errno::EBUSY as i32) && tries < REMOVE_ATTEMPTS =>
+                {
                     tries += 1;
-                    std::thread::sleep(PAUSE);
+                    std::thread::sleep(REMOVE_INTERVAL);
                 }
                 Err(error) => return stopped.and(Err(CgroupError::io(&self.path)(error))),
             }
@@ -230,7 +238,7 @@ impl Cgroup {
 ///
 /// # Errors
 /// There is no cgroup2 file system.
-pub fn own() -> Result<Cgroup, CgroupError> {
+pub fn current() -> Result<Cgroup, CgroupError> {
     let hierarchy = hierarchy()?;
     let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let path = text.lines().find_map(|line| line.strip_prefix("0::/"));

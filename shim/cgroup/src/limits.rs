@@ -16,7 +16,7 @@ const CONTROLLERS: [&str; 6] = ["cpu", "cpuset", "io", "memory", "pids", "hugetl
 
 /// Passes on what a cgroup has to those below it, as far as that is allowed: one with processes in it may not, and a
 /// limit that then cannot be set is an error of its own.
-pub(super) fn pass_on(cgroup: &Path) {
+pub(super) fn enable_controllers(cgroup: &Path) {
     let has = fs::read_to_string(cgroup.join("cgroup.controllers")).unwrap_or_default();
     let passed = cgroup.join("cgroup.subtree_control");
     let passes = fs::read_to_string(&passed).unwrap_or_default();
@@ -36,7 +36,7 @@ pub(super) fn apply(cgroup: &Path, resources: &LinuxResources) -> Result<(), Cgr
         if let Some(limit) = memory.limit().filter(|limit| *limit != 0) {
             set("memory.max", max(limit), "memory", "memory")?;
         }
-        if let Some(swap) = swap(memory) {
+        if let Some(swap) = swap_limit(memory) {
             // A kernel without swap accounting has no such file, and no swap to limit.
             let file = cgroup.join("memory.swap.max");
             if file.exists() {
@@ -51,7 +51,7 @@ pub(super) fn apply(cgroup: &Path, resources: &LinuxResources) -> Result<(), Cgr
         if let Some(shares) = cpu.shares().filter(|shares| *shares != 0)
             && cgroup.join("cpu.weight").exists()
         {
-            set("cpu.weight", weight(shares).to_string(), "CPU time", "cpu")?;
+            set("cpu.weight", cpu_weight(shares).to_string(), "CPU time", "cpu")?;
         }
         let period = cpu.period().filter(|period| *period != 0).unwrap_or(PERIOD);
         if let Some(quota) = cpu.quota().filter(|quota| *quota != 0) {
@@ -68,12 +68,12 @@ pub(super) fn apply(cgroup: &Path, resources: &LinuxResources) -> Result<(), Cgr
     }
     for limit in resources.hugepage_limits().iter().flatten() {
         let name = format!("hugetlb.{}.max", limit.page_size());
-        if is_file(&name) && (limit.limit() != 0 || cgroup.join(&name).exists()) {
+        if is_controller_file(&name) && (limit.limit() != 0 || cgroup.join(&name).exists()) {
             set(&name, limit.limit().to_string(), "huge pages", "hugetlb")?;
         }
     }
     for (name, value) in resources.unified().iter().flatten() {
-        if !is_file(name) {
+        if !is_controller_file(name) {
             return Err(CgroupError::BadFile(name.clone()));
         }
         set(
@@ -91,7 +91,7 @@ pub(super) fn pids(pids: &LinuxPids) -> Option<i64> {
 }
 
 /// The limit of swap alone, where one of memory and swap together is given. Below zero: none.
-pub(super) fn swap(memory: &LinuxMemory) -> Option<i64> {
+pub(super) fn swap_limit(memory: &LinuxMemory) -> Option<i64> {
     let both = memory.swap().filter(|both| *both != 0)?;
     let limit = memory.limit().filter(|limit| *limit > 0)?;
     Some(match both {
@@ -139,12 +139,12 @@ fn max(limit: i64) -> String {
 }
 
 /// Shares of version 1, 2 to 262144, as a weight of version 2, 1 to 10000.
-pub(super) fn weight(shares: u64) -> u64 {
+pub(super) fn cpu_weight(shares: u64) -> u64 {
     1 + (shares.clamp(2, 262_144) - 2) * 9999 / 262_142
 }
 
 /// Whether this is the name of a controller's file: never one that moves processes or delegates.
-fn is_file(name: &str) -> bool {
+fn is_controller_file(name: &str) -> bool {
     let plain = name
         .bytes()
         .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_'));
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn shares_become_weights() {
         assert_eq!(
-            [2, 1024, 262_144, 0, u64::MAX].map(weight),
+            [2, 1024, 262_144, 0, u64::MAX].map(cpu_weight),
             [1, 39, 10_000, 1, 10_000]
         );
     }
@@ -166,7 +166,7 @@ mod tests {
     #[test]
     fn only_files_of_controllers_are_written() {
         for good in ["memory.high", "hugetlb.2MB.max", "cpu.weight.nice"] {
-            assert!(is_file(good), "{good}");
+            assert!(is_controller_file(good), "{good}");
         }
         for bad in [
             "cgroup.procs",
@@ -177,7 +177,7 @@ mod tests {
             "",
             "x\0.y",
         ] {
-            assert!(!is_file(bad), "{bad}");
+            assert!(!is_controller_file(bad), "{bad}");
         }
     }
 }

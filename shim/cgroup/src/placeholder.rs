@@ -14,19 +14,19 @@ use nix::unistd::{ForkResult, Pid, fork, pipe2};
 pub(super) struct Placeholder {
     pid: Pid,
     /// Nobody writes to it; it closes with this process.
-    _held: OwnedFd,
+    _write_end: OwnedFd,
 }
 
 impl Placeholder {
     pub(super) fn start() -> io::Result<Placeholder> {
-        let (end, held) = pipe2(OFlag::O_CLOEXEC)?;
+        let (read_end, write_end) = pipe2(OFlag::O_CLOEXEC)?;
         // SAFETY: the child of this process, which may have other threads, makes only system calls.
         match unsafe { fork() }? {
             ForkResult::Parent { child } => Ok(Placeholder {
                 pid: child,
-                _held: held,
+                _write_end: write_end,
             }),
-            ForkResult::Child => wait_for(end.as_raw_fd()),
+            ForkResult::Child => wait_for(read_end.as_raw_fd()),
         }
     }
 
@@ -44,17 +44,17 @@ impl Drop for Placeholder {
 }
 
 /// What the child does: holds nothing but the pipe's end, and waits for the other to close.
-fn wait_for(end: libc::c_int) -> ! {
+fn wait_for(read_end: libc::c_int) -> ! {
     let mut byte = 0u8;
     // SAFETY: plain system calls on the child's own descriptors and one byte of its stack. Nothing that they close is
     // used afterwards: _exit runs no destructors.
     unsafe {
-        if end > 0 {
-            libc::close_range(0, end.unsigned_abs() - 1, 0);
+        if read_end > 0 {
+            libc::close_range(0, read_end.unsigned_abs() - 1, 0);
         }
-        libc::close_range(end.unsigned_abs() + 1, libc::c_uint::MAX, 0);
+        libc::close_range(read_end.unsigned_abs() + 1, libc::c_uint::MAX, 0);
         loop {
-            let read = libc::read(end, (&raw mut byte).cast(), 1);
+            let read = libc::read(read_end, (&raw mut byte).cast(), 1);
             if read >= 0 || Errno::last_raw() != libc::EINTR {
                 libc::_exit(0);
             }

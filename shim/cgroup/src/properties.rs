@@ -3,7 +3,7 @@
 use oci_spec::runtime::LinuxResources;
 use zbus::zvariant::Value;
 
-use super::limits::{PERIOD, pids, swap, weight};
+use super::limits::{PERIOD, cpu_weight, pids, swap_limit};
 
 /// A property of a unit.
 pub(super) type Property = (&'static str, Value<'static>);
@@ -15,45 +15,45 @@ const SECOND: u64 = 1_000_000;
 const PERCENT: u64 = SECOND / 100;
 
 /// All that systemd knows of these limits. What it does not know stands in files alone, and stays there.
-pub(super) fn of(resources: &LinuxResources) -> Vec<Property> {
+pub(super) fn from_resources(resources: &LinuxResources) -> Vec<Property> {
     let mut properties: Vec<Property> = Vec::new();
     let mut set = |name, value: Value<'static>| properties.push((name, value));
     if let Some(memory) = resources.memory() {
         if let Some(limit) = memory.limit().filter(|limit| *limit != 0) {
-            set("MemoryMax", number(limit).into());
+            set("MemoryMax", limit_value(limit).into());
         }
-        if let Some(swap) = swap(memory) {
-            set("MemorySwapMax", number(swap).into());
+        if let Some(swap) = swap_limit(memory) {
+            set("MemorySwapMax", limit_value(swap).into());
         }
         if let Some(low) = memory.reservation().filter(|low| *low > 0) {
-            set("MemoryLow", number(low).into());
+            set("MemoryLow", limit_value(low).into());
         }
     }
     if let Some(cpu) = resources.cpu() {
         if let Some(shares) = cpu.shares().filter(|shares| *shares != 0) {
-            set("CPUWeight", weight(shares).into());
+            set("CPUWeight", cpu_weight(shares).into());
         }
         if let Some(quota) = cpu.quota().filter(|quota| *quota != 0) {
             let period = cpu.period().filter(|period| *period != 0).unwrap_or(PERIOD);
             set("CPUQuotaPeriodUSec", period.into());
-            set("CPUQuotaPerSecUSec", each_second(quota, period).into());
+            set("CPUQuotaPerSecUSec", quota_per_second(quota, period).into());
         }
         for (name, list) in [("AllowedCPUs", cpu.cpus()), ("AllowedMemoryNodes", cpu.mems())] {
             // What is no list the kernel refuses as well, by its file.
-            if let Some(bits) = list.as_deref().and_then(bits) {
-                set(name, bits.into());
+            if let Some(mask) = list.as_deref().and_then(list_mask) {
+                set(name, mask.into());
             }
         }
     }
     if let Some(pids) = resources.pids().as_ref().and_then(pids) {
-        set("TasksMax", number(pids).into());
+        set("TasksMax", limit_value(pids).into());
     }
     for (file, value) in resources.unified().iter().flatten() {
         let value = match value.trim() {
             "max" => Some(INFINITY),
             value => value.parse().ok(),
         };
-        if let (Some(name), Some(value)) = (named(file), value) {
+        if let (Some(name), Some(value)) = (property_name(file), value) {
             set(name, value.into());
         }
     }
@@ -61,7 +61,7 @@ pub(super) fn of(resources: &LinuxResources) -> Vec<Property> {
 }
 
 /// The property that a file of one number is.
-fn named(file: &str) -> Option<&'static str> {
+fn property_name(file: &str) -> Option<&'static str> {
     Some(match file {
         "memory.max" => "MemoryMax",
         "memory.high" => "MemoryHigh",
@@ -75,12 +75,12 @@ fn named(file: &str) -> Option<&'static str> {
 }
 
 /// Below zero: no limit.
-fn number(limit: i64) -> u64 {
+fn limit_value(limit: i64) -> u64 {
     u64::try_from(limit).unwrap_or(INFINITY)
 }
 
 /// Microseconds of processors' time in a second.
-fn each_second(quota: i64, period: u64) -> u64 {
+fn quota_per_second(quota: i64, period: u64) -> u64 {
     match u64::try_from(quota) {
         Ok(quota) => {
             let exact = u128::from(quota) * u128::from(SECOND) / u128::from(period);
@@ -92,14 +92,14 @@ fn each_second(quota: i64, period: u64) -> u64 {
 }
 
 /// A list as the kernel has it, `0-2,4`, as a mask, the lowest byte first.
-fn bits(list: &str) -> Option<Vec<u8>> {
+fn list_mask(list: &str) -> Option<Vec<u8>> {
     /// More than any kernel has.
-    const MOST: usize = 1 << 16;
+    const MAX_BITS: usize = 1 << 16;
     let mut mask = Vec::new();
     for range in list.split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
         let (first, last): (usize, usize) = (first.trim().parse().ok()?, last.trim().parse().ok()?);
-        if first > last || last >= MOST {
+        if first > last || last >= MAX_BITS {
             return None;
         }
         mask.resize(mask.len().max(last / 8 + 1), 0u8);
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     fn properties(json: &str) -> Vec<Property> {
-        of(&serde_json::from_str(json).unwrap())
+        from_resources(&serde_json::from_str(json).unwrap())
     }
 
     #[test]
@@ -157,16 +157,16 @@ mod tests {
 
     #[test]
     fn quotas_are_rounded_up_to_what_systemd_keeps() {
-        assert_eq!(each_second(150_000, 100_000), 1_500_000);
-        assert_eq!(each_second(33_333, 100_000), 340_000);
-        assert_eq!(each_second(i64::MAX, 1), INFINITY);
+        assert_eq!(quota_per_second(150_000, 100_000), 1_500_000);
+        assert_eq!(quota_per_second(33_333, 100_000), 340_000);
+        assert_eq!(quota_per_second(i64::MAX, 1), INFINITY);
     }
 
     #[test]
     fn lists_are_masks() {
-        assert_eq!(bits("0,8-9").unwrap(), [1, 3]);
+        assert_eq!(list_mask("0,8-9").unwrap(), [1, 3]);
         for bad in ["", "3-1", "a", "0-99999999", "1,"] {
-            assert_eq!(bits(bad), None, "{bad}");
+            assert_eq!(list_mask(bad), None, "{bad}");
         }
     }
 }

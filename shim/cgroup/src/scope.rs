@@ -6,7 +6,7 @@ use super::CgroupError;
 
 const SLICE: &str = ".slice";
 /// The longest name of a unit.
-const LONGEST: usize = 255;
+const UNIT_NAME_MAX: usize = 255;
 
 /// A scope, by its names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,17 +19,17 @@ pub(super) struct Scope {
 
 impl Scope {
     pub(super) fn parse(text: &str) -> Result<Scope, CgroupError> {
-        let bad = |why| CgroupError::BadScope {
+        let bad = |reason| CgroupError::BadScope {
             text: text.to_owned(),
-            why,
+            reason,
         };
         let parts: Vec<&str> = text.split(':').collect();
         let [slice, prefix, name] = parts[..] else {
             return Err(bad("one of systemd's is SLICE:PREFIX:NAME"));
         };
-        let mut path = expand(slice).ok_or_else(|| bad("it begins with the name of no slice"))?;
+        let mut path = slice_path(slice).ok_or_else(|| bad("it begins with the name of no slice"))?;
         let unit = format!("{prefix}-{name}.scope");
-        if prefix.is_empty() || name.is_empty() || !is_name(&unit) {
+        if prefix.is_empty() || name.is_empty() || !is_unit_name(&unit) {
             return Err(bad("PREFIX-NAME.scope is the name of no scope"));
         }
         path.push(&unit);
@@ -42,8 +42,8 @@ impl Scope {
 }
 
 /// The cgroup of a slice: each dash of its name is a step down. A dash that is none is written `\x2d`.
-fn expand(slice: &str) -> Option<PathBuf> {
-    let name = slice.strip_suffix(SLICE).filter(|_| is_name(slice))?;
+fn slice_path(slice: &str) -> Option<PathBuf> {
+    let name = slice.strip_suffix(SLICE).filter(|_| is_unit_name(slice))?;
     let mut path = PathBuf::new();
     if name == "-" {
         return Some(path);
@@ -63,9 +63,9 @@ fn expand(slice: &str) -> Option<PathBuf> {
 }
 
 /// Whether a unit may be called that.
-fn is_name(name: &str) -> bool {
+fn is_unit_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'\\');
-    name.len() <= LONGEST && name.bytes().all(plain)
+    name.len() <= UNIT_NAME_MAX && name.bytes().all(plain)
 }
 
 #[cfg(test)]
@@ -97,7 +97,7 @@ mod tests {
             ("a-b.slice", "a.slice/a-b.slice"),
             (r"a\x2db-c.slice", r"a\x2db.slice/a\x2db-c.slice"),
         ] {
-            assert_eq!(expand(slice).as_deref(), Some(Path::new(path)), "{slice}");
+            assert_eq!(slice_path(slice).as_deref(), Some(Path::new(path)), "{slice}");
         }
         for bad in [
             "",
@@ -110,13 +110,13 @@ mod tests {
             "a/b.slice",
             "a b.slice",
         ] {
-            assert_eq!(expand(bad), None, "{bad}");
+            assert_eq!(slice_path(bad), None, "{bad}");
         }
     }
 
     #[test]
     fn what_is_malformed_is_refused_by_the_fields_name() {
-        let long = format!("a.slice:b:{}", "c".repeat(LONGEST));
+        let long = format!("a.slice:b:{}", "c".repeat(UNIT_NAME_MAX));
         for bad in [
             "a.slice:b",
             "a.slice:b:c:d",

@@ -5,7 +5,7 @@ use std::path::Path;
 
 /// What a cgroup's controllers count; zero where there is no such controller.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Stats {
+pub struct CgroupStats {
     /// Time on processors.
     pub cpu: CpuStats,
     /// Memory.
@@ -68,15 +68,15 @@ pub struct MemoryStats {
     pub oom_kills: u64,
 }
 
-impl Stats {
-    pub(super) fn read(cgroup: &Path) -> Stats {
+impl CgroupStats {
+    pub(super) fn read(cgroup: &Path) -> CgroupStats {
         let cpu = fs::read_to_string(cgroup.join("cpu.stat")).unwrap_or_default();
         let memory = fs::read_to_string(cgroup.join("memory.stat")).unwrap_or_default();
         let events = fs::read_to_string(cgroup.join("memory.events")).unwrap_or_default();
         let cpu = |key| value(&cpu, key).unwrap_or(0);
         let memory = |key| value(&memory, key).unwrap_or(0);
         let events = |key| value(&events, key).unwrap_or(0);
-        Stats {
+        CgroupStats {
             cpu: CpuStats {
                 usage_usec: cpu("usage_usec"),
                 user_usec: cpu("user_usec"),

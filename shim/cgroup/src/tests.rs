@@ -34,7 +34,7 @@ fn limits_become_files() {
         "cpu": {"shares": 1024, "quota": 50000, "period": 100000, "cpus": "0-1"}, "pids": {"limit": 100},
         "hugepageLimits": [{"pageSize": "2MB", "limit": 4194304}, {"pageSize": "1GB", "limit": 0}],
         "unified": {"memory.high": "900"}}"#;
-    cgroup.limit(&resources(all)).unwrap();
+    cgroup.set_limits(&resources(all)).unwrap();
     let read = |name: &str| fs::read_to_string(cgroup.path().join(name)).unwrap();
     assert_eq!(
         ["memory.max", "memory.swap.max", "memory.low", "memory.high"].map(read),
@@ -45,7 +45,7 @@ fn limits_become_files() {
         ["39", "50000 100000", "0-1"]
     );
     assert_eq!(["pids.max", "hugetlb.2MB.max"].map(read), ["100", "4194304"]);
-    let bad = cgroup.limit(&resources(r#"{"unified": {"cgroup.procs": "1"}}"#));
+    let bad = cgroup.set_limits(&resources(r#"{"unified": {"cgroup.procs": "1"}}"#));
     assert!(bad.unwrap_err().to_string().contains("is no file of a cgroup"));
 }
 
@@ -55,7 +55,7 @@ fn a_limit_that_cannot_be_kept_is_an_error() {
     let mut cgroup = Cgroup::at(dir.path(), Path::new("c"));
     cgroup.create(None).unwrap();
     let error = cgroup
-        .limit(&resources(r#"{"memory": {"limit": 1000}}"#))
+        .set_limits(&resources(r#"{"memory": {"limit": 1000}}"#))
         .unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -67,7 +67,7 @@ fn a_limit_that_cannot_be_kept_is_an_error() {
     );
     // Nothing is asked for.
     let nothing = r#"{"memory": {"limit": 0}, "cpu": {"shares": 2, "quota": 0}, "pids": {"limit": 0}}"#;
-    cgroup.limit(&resources(nothing)).unwrap();
+    cgroup.set_limits(&resources(nothing)).unwrap();
 }
 
 #[test]
@@ -114,13 +114,13 @@ fn a_limit_that_cannot_be_kept_leaves_no_cgroup() {
 #[test]
 fn a_scope_that_is_gone_was_killed_as_its_slice_tells() {
     let dir = tempfile::tempdir().unwrap();
-    let mut cgroup = Cgroup::named(dir.path(), "a-b.slice:c:d").unwrap();
+    let mut cgroup = Cgroup::from_cgroups_path(dir.path(), "a-b.slice:c:d").unwrap();
     assert_eq!(cgroup.path(), dir.path().join("a.slice/a-b.slice/c-d.scope"));
     let slice = cgroup.path().parent().unwrap().to_owned();
     fs::create_dir_all(&slice).unwrap();
     assert_eq!(cgroup.oom_kills(), 0);
     fs::write(slice.join("memory.events"), "oom_kill 3\n").unwrap();
-    cgroup.killed_before = 3;
+    cgroup.slice_oom_kills = 3;
     assert_eq!(cgroup.oom_kills(), 0);
     fs::write(slice.join("memory.events"), "oom_kill 4\n").unwrap();
     assert_eq!(cgroup.oom_kills(), 1);

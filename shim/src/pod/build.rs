@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use containerd_shim_protos::types::mount::Mount;
-use husk_cgroup::{Cgroup, Kept, hierarchy};
+use husk_cgroup::{Cgroup, ScopeGuard, hierarchy};
 use husk_monitor::monitor::EmbeddedVm;
 use husk_monitor::state::{PODS, RuntimeDir};
 use husk_monitor::vm_environment::VmEnvironment;
@@ -147,11 +147,11 @@ pub(crate) fn cgroup_of(spec: &Spec) -> Result<Option<Cgroup>, TaskError> {
     let Some(path) = linux.and_then(|linux| linux.cgroups_path().as_ref()) else {
         return Ok(None);
     };
-    Ok(Some(Cgroup::named(&hierarchy()?, &path.to_string_lossy())?))
+    Ok(Some(Cgroup::from_cgroups_path(&hierarchy()?, &path.to_string_lossy())?))
 }
 
 /// Makes it, with its limits, for processes that are yet to come.
-async fn make_cgroup(spec: Arc<Spec>) -> Result<Option<(Cgroup, Kept)>, TaskError> {
+async fn make_cgroup(spec: Arc<Spec>) -> Result<Option<(Cgroup, ScopeGuard)>, TaskError> {
     let make = move || -> Result<_, TaskError> {
         let Some(mut cgroup) = cgroup_of(&spec)? else {
             return Ok(None);
@@ -172,7 +172,7 @@ pub(super) async fn enter_cgroup(
     let Some((cgroup, kept)) = make_cgroup(spec).await? else {
         return Ok(());
     };
-    if let Err(error) = cgroup.enter(std::process::id()) {
+    if let Err(error) = cgroup.add_process(std::process::id()) {
         let _ = spawn_blocking(move || cgroup.remove()).await;
         return Err(error.into());
     }

@@ -178,7 +178,7 @@ impl Pod {
     /// Leaves the sandbox's cgroup, which otherwise could not be removed.
     pub(super) fn leave_pod_cgroup(&self) {
         if let Some(original_cgroup) = &self.original_cgroup
-            && let Err(error) = original_cgroup.enter(std::process::id())
+            && let Err(error) = original_cgroup.add_process(std::process::id())
         {
             warn!(%error, "the shim cannot leave the pod's cgroup");
         }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use containerd_shim_protos::api::CreateTaskRequest;
 use containerd_shim_protos::events::task as events;
-use husk_cgroup::{Cgroup, Stats};
+use husk_cgroup::{Cgroup, CgroupStats};
 use husk_monitor::monitor::{EmbeddedVm, EmbeddedVmError};
 use husk_proto::shim::v1::Status as VmStatus;
 use oci_spec::runtime::LinuxResources;
@@ -49,7 +49,7 @@ pub(crate) enum PodCommand {
     Delete(String, Reply<ContainerExit>),
     Kill(String, u32, Reply<()>),
     Look(String, Reply<ContainerStatus>),
-    Stats(String, Reply<Stats>),
+    Stats(String, Reply<CgroupStats>),
     Update(String, Box<LinuxResources>, Reply<()>),
     CloseStdin(String, Reply<()>),
     /// Events for what was done to a VM directly.
@@ -191,7 +191,7 @@ impl Pod {
         });
     }
 
-    fn stats(&mut self, id: &str) -> Result<Stats, TaskError> {
+    fn stats(&mut self, id: &str) -> Result<CgroupStats, TaskError> {
         let container = self.find(id)?;
         let stats = container.resources.cgroup.as_ref().map(Cgroup::stats);
         Ok(stats.unwrap_or_default())
@@ -203,7 +203,7 @@ impl Pod {
             done => return drop(reply.send(done.map(drop))),
         };
         tokio::spawn(async move {
-            let limited = spawn_blocking(move || cgroup.limit(&resources)).await;
+            let limited = spawn_blocking(move || cgroup.set_limits(&resources)).await;
             let limited = limited.map_err(|error| TaskError::failed(error.to_string()));
             let _ = reply.send(limited.and_then(|limited| Ok(limited?)));
         });

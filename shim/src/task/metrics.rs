@@ -3,13 +3,13 @@
 use containerd_shim_protos::cgroups_v2::metrics::{CPUStat, MemoryEvents, MemoryStat, Metrics, PidsStat};
 use containerd_shim_protos::protobuf::well_known_types::any::Any;
 use containerd_shim_protos::protobuf::{Message, MessageField};
-use husk_cgroup::Stats;
+use husk_cgroup::CgroupStats;
 
 use crate::pod::TaskError;
 use crate::publisher::any;
 
-pub(super) fn metrics(stats: &Stats) -> Result<Any, TaskError> {
-    let Stats {
+pub(super) fn metrics(stats: &CgroupStats) -> Result<Any, TaskError> {
+    let CgroupStats {
         cpu,
         memory,
         pids,

@@ -25,23 +25,23 @@ const UNIT_EXISTS: &str = "org.freedesktop.systemd1.UnitExists";
 
 /// Where systemd listens, and how long it may take.
 #[derive(Debug)]
-pub(super) struct Systemd {
+pub(super) struct SystemdClient {
     /// The system's bus. systemd's own socket is no way past it: systemd signs what it says there with a name that is
     /// none of a bus's peers, and zbus takes no such message.
     pub(super) bus: PathBuf,
-    pub(super) within: Duration,
+    pub(super) timeout: Duration,
 }
 
-impl Default for Systemd {
-    fn default() -> Systemd {
-        Systemd {
+impl Default for SystemdClient {
+    fn default() -> SystemdClient {
+        SystemdClient {
             bus: "/run/dbus/system_bus_socket".into(),
-            within: Duration::from_secs(10),
+            timeout: Duration::from_secs(10),
         }
     }
 }
 
-impl Systemd {
+impl SystemdClient {
     /// Starts a scope with a process and limits.
     pub(super) fn start(&self, scope: &Scope, pid: u32, limits: Vec<Property>) -> Result<(), CgroupError> {
         let unit = scope.unit.as_str();
@@ -60,10 +60,10 @@ impl Systemd {
         properties.extend(limits);
         let auxiliary: Vec<(&str, Vec<(&str, Value<'_>)>)> = Vec::new();
         let asked = (unit, "fail", properties, auxiliary);
-        self.ask(unit, async |systemd: &Connection| {
+        self.with_connection(unit, async |systemd: &Connection| {
             match job(systemd, unit, "StartTransientUnit", &asked).await {
                 // One of that name which failed.
-                Err(error) if is(&error, UNIT_EXISTS) => {
+                Err(error) if is_method_error(&error, UNIT_EXISTS) => {
                     let _ = call(systemd, "ResetFailedUnit", &unit).await;
                     job(systemd, unit, "StartTransientUnit", &asked).await
                 }
@@ -79,7 +79,7 @@ impl Systemd {
 
     /// Sets the limits of a unit for as long as there is one.
     pub(super) fn limit(&self, unit: &str, limits: &[Property]) -> Result<(), CgroupError> {
-        self.ask(unit, async |systemd: &Connection| {
+        self.with_connection(unit, async |systemd: &Connection| {
             let asked = (unit, true, limits);
             call(systemd, "SetUnitProperties", &asked).await.map(drop)
         })
@@ -87,9 +87,9 @@ impl Systemd {
 
     /// Stops a unit, and has it forgotten that it failed. Succeeds if there is none.
     pub(super) fn stop(&self, unit: &str) -> Result<(), CgroupError> {
-        self.ask(unit, async |systemd: &Connection| {
+        self.with_connection(unit, async |systemd: &Connection| {
             match job(systemd, unit, "StopUnit", &(unit, "replace")).await {
-                Err(error) if is(&error, NO_SUCH_UNIT) => return Ok(()),
+                Err(error) if is_method_error(&error, NO_SUCH_UNIT) => return Ok(()),
                 done => done?,
             }
             // As a rule it is not loaded any more by now.
@@ -99,14 +99,14 @@ impl Systemd {
     }
 
     /// Blocks: not to be called from a task.
-    fn ask(
+    fn with_connection(
         &self,
         unit: &str,
-        what: impl AsyncFnOnce(&Connection) -> Result<(), Error>,
+        request: impl AsyncFnOnce(&Connection) -> Result<(), Error>,
     ) -> Result<(), CgroupError> {
-        let failed = |why: String| CgroupError::Systemd {
+        let failed = |reason: String| CgroupError::Systemd {
             unit: unit.to_owned(),
-            why,
+            reason,
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| failed(error.to_string()))?;
@@ -114,13 +114,13 @@ impl Systemd {
             let systemd = self.connect().await.map_err(|error| CgroupError::NoSystemd {
                 unit: unit.to_owned(),
                 bus: self.bus.clone(),
-                why: error.to_string(),
+                reason: error.to_string(),
             })?;
-            what(&systemd).await.map_err(|error| failed(error.to_string()))
+            request(&systemd).await.map_err(|error| failed(error.to_string()))
         };
         runtime.block_on(async {
-            let late = || format!("it did not do so within {} s", self.within.as_secs());
-            let answered = timeout(self.within, asked).await;
+            let late = || format!("it did not do so within {} s", self.timeout.as_secs());
+            let answered = timeout(self.timeout, asked).await;
             answered.unwrap_or_else(|_| Err(failed(late())))
         })
     }
@@ -131,7 +131,7 @@ impl Systemd {
     }
 }
 
-fn is(error: &Error, wanted: &str) -> bool {
+fn is_method_error(error: &Error, wanted: &str) -> bool {
     matches!(error, Error::MethodError(name, ..) if name.as_str() == wanted)
 }
 

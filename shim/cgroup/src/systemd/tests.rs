@@ -100,11 +100,11 @@ impl Bus {
 }
 
 /// A bus on which nobody but a systemd is, all of whose jobs end so; without an end if that is empty.
-fn fake(result: &'static str) -> (tempfile::TempDir, Systemd, Log) {
+fn fake(result: &'static str) -> (tempfile::TempDir, SystemdClient, Log) {
     let dir = tempfile::tempdir().unwrap();
-    let systemd = Systemd {
+    let systemd = SystemdClient {
         bus: dir.path().join("bus"),
-        within: Duration::from_secs(20),
+        timeout: Duration::from_secs(20),
     };
     let listener = UnixListener::bind(&systemd.bus).unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -190,8 +190,8 @@ fn a_job_that_fails_is_an_error_and_its_unit_is_stopped() {
 #[test]
 fn nobody_waits_for_ever() {
     let (_dir, systemd, _log) = fake("");
-    let systemd = Systemd {
-        within: Duration::from_secs(1),
+    let systemd = SystemdClient {
+        timeout: Duration::from_secs(1),
         ..systemd
     };
     let error = systemd.start(&scope(), 42, Vec::new()).unwrap_err().to_string();
@@ -201,9 +201,9 @@ fn nobody_waits_for_ever() {
 #[test]
 fn without_systemd_the_way_out_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    let systemd = Systemd {
+    let systemd = SystemdClient {
         bus: dir.path().join("bus"),
-        ..Systemd::default()
+        ..SystemdClient::default()
     };
     let error = systemd.start(&scope(), 42, Vec::new()).unwrap_err().to_string();
     assert!(
