@@ -4,7 +4,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use husk_volumes::{Paths, Scratch};
+use husk_volumes::{PathPolicy, ScratchDir};
 
 use crate::vmm_process::CgroupPlacement;
 
@@ -12,9 +12,9 @@ use crate::vmm_process::CgroupPlacement;
 #[derive(Debug)]
 pub struct VmEnvironment {
     /// Where what the VM does not keep lies.
-    pub scratch: Scratch,
+    pub scratch: ScratchDir,
     /// How paths of the plan are opened.
-    pub paths: Paths,
+    pub paths: PathPolicy,
     /// Its pod's network; none if it gets one of its own, as far as its plan has interfaces.
     pub network: Option<PodNetwork>,
     /// Where the VMM's process is.
@@ -26,8 +26,8 @@ impl VmEnvironment {
     #[must_use]
     pub fn of_caller(netns: Option<PathBuf>) -> VmEnvironment {
         VmEnvironment {
-            scratch: Scratch::locate(),
-            paths: Paths::Callers,
+            scratch: ScratchDir::locate(),
+            paths: PathPolicy::Caller,
             network: netns.map(PodNetwork::named),
             placement: CgroupPlacement::default(),
         }

@@ -11,7 +11,7 @@ use husk_monitor::state::{PODS, RuntimeDir};
 use husk_monitor::vm_environment::VmEnvironment;
 use husk_monitor::vmm_process::CgroupPlacement;
 use husk_vmi::VmPlan;
-use husk_volumes::{Paths, Scratch};
+use husk_volumes::{PathPolicy, ScratchDir};
 use oci_spec::runtime::Spec;
 use tokio::task::spawn_blocking;
 
@@ -81,14 +81,14 @@ impl VmBuilder {
         resources.cgroup = cgroup.clone();
         let chosen = std::env::var_os("HUSK_SCRATCH_DIR").is_some_and(|directory| !directory.is_empty());
         let scratch = match ephemeral {
-            Some(directory) => Scratch::at(directory),
-            None if chosen => Scratch::locate(),
+            Some(directory) => ScratchDir::at(directory),
+            None if chosen => ScratchDir::locate(),
             // What is written there counts as the container's ephemeral storage.
-            None => Scratch::at(rootfs),
+            None => ScratchDir::at(rootfs),
         };
         let environment = VmEnvironment {
             scratch,
-            paths: Paths::Given(given),
+            paths: PathPolicy::PodMounts(given),
             network,
             placement: CgroupPlacement {
                 cgroup: cgroup.map(|cgroup| cgroup.path().to_owned()),

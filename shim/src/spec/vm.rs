@@ -8,7 +8,7 @@ use husk_vmi::types::Volume;
 use husk_vmi::{
     CauseReason, DiskSource, FieldError, KERNEL_VOLUME, Loaded, PodResources, VmPlan, Vmi, load, plan,
 };
-use husk_volumes::Given;
+use husk_volumes::PodMounts;
 use oci_spec::runtime::Spec;
 use uuid::Uuid;
 
@@ -24,7 +24,7 @@ pub struct VmContainer {
     /// The manifest's metadata, for `husk inspect`.
     pub vmi: serde_json::Value,
     /// What it may open.
-    pub given: Given,
+    pub given: PodMounts,
     /// Where what it does not keep shall lie, if a mount is meant for that.
     pub ephemeral: Option<PathBuf>,
 }
@@ -59,7 +59,7 @@ impl VmContainer {
                 "labels": vmi.labels,
                 "annotations": vmi.annotations,
             }),
-            given: Given {
+            given: PodMounts {
                 devices: offer.numbers,
                 hotplug: offer.hotplug,
             },

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::FileType;
 
-use super::path::describe;
+use super::path_handle::describe;
 
 /// Why a volume, or a kernel file, of a VM could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -15,23 +15,23 @@ pub struct VolumeError {
     pub given_by: String,
     /// What is wrong; its own source is this error's.
     #[source]
-    pub fault: Fault,
+    pub fault: VolumeFault,
 }
 
 impl VolumeError {
     /// The image of a volume, which the VMM refused for a reason that may quote the image.
     pub fn refused(volume: &str, path: &Path, reason: &str) -> VolumeError {
         let printable = |c: char| if c.is_control() { ' ' } else { c };
-        Fault::of(volume)(Fault::Image {
+        VolumeFault::for_volume(volume)(VolumeFault::RefusedImage {
             path: path.to_owned(),
-            why: reason.chars().map(printable).collect(),
+            reason: reason.chars().map(printable).collect(),
         })
     }
 }
 
 /// What is wrong with a file meant for a VM.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
+pub enum VolumeFault {
     /// A system call on a path failed.
     #[error("{}: {source}", path.display())]
     Io {
@@ -51,12 +51,12 @@ pub enum Fault {
         directory: PathBuf,
         /// The variable chose it.
         chosen: bool,
-        /// Why; in the text already, before the way out.
+        /// Reason; in the text already, before the way out.
         cause: io::Error,
     },
     /// Neither a regular file nor, where one would do, a block device.
     #[error("{} is {}, not {wanted}", path.display(), describe(*kind))]
-    Kind {
+    WrongFileType {
         /// The file.
         path: PathBuf,
         /// What it is.
@@ -66,7 +66,7 @@ pub enum Fault {
     },
     /// A pod may use only what it was given.
     #[error("{} is nothing that this pod was given: neither a device, nor in a mount, nor in its hotplug directory", .0.display())]
-    NotGiven(PathBuf),
+    NotInPod(PathBuf),
     /// What was handed over is not open in the way that is needed.
     #[error("the descriptor {0}")]
     Descriptor(&'static str),
@@ -75,7 +75,7 @@ pub enum Fault {
     InUse(PathBuf),
     /// A disk consists of whole blocks, one at least.
     #[error("{} has {bytes} bytes: a raw image is a multiple of {unit} bytes and not empty", path.display())]
-    Size {
+    BadSize {
         /// The file.
         path: PathBuf,
         /// Its size.
@@ -88,19 +88,19 @@ pub enum Fault {
     NoDirectIo(PathBuf),
     /// A format that is recognised but not served.
     #[error("{}: unsupported image format: {format}", path.display())]
-    Format {
+    UnsupportedFormat {
         /// The file.
         path: PathBuf,
         /// The format.
         format: &'static str,
     },
     /// The VMM, which alone looks into images, refused it.
-    #[error("{}: {why}", path.display())]
-    Image {
+    #[error("{}: {reason}", path.display())]
+    RefusedImage {
         /// The file.
         path: PathBuf,
         /// What is wrong.
-        why: String,
+        reason: String,
     },
     /// A `lun` that is no SCSI device.
     #[error("{} is not a SCSI device; use `disk` instead of `lun`", .0.display())]
@@ -110,7 +110,7 @@ pub enum Fault {
     Partition(PathBuf),
     /// Persistent reservations without the right to make them.
     #[error("persistent reservations on {} need CAP_SYS_RAWIO: run as root, or without `lun.reservation`", .0.display())]
-    Unprivileged(PathBuf),
+    NeedsRawIo(PathBuf),
     /// A directory of keys without the one that is needed.
     #[error("{} has no file {keys}", path.display())]
     NoKey {
@@ -121,14 +121,14 @@ pub enum Fault {
     },
     /// A directory of keys that no object can have.
     #[error("{} holds too much: a volume of files has at most 1024 of them, 4 MiB together, 8 levels deep", .0.display())]
-    TooMuch(PathBuf),
+    TooManyFiles(PathBuf),
     /// A container image that cannot be used.
-    #[error("{} is no usable container image: {why}", path.display())]
+    #[error("{} is no usable container image: {reason}", path.display())]
     ContainerImage {
         /// The archive or directory.
         path: PathBuf,
         /// What is wrong.
-        why: String,
+        reason: String,
     },
     /// A containerDisk without a disk.
     #[error("no file found in folder {}, no disk present", .0.display())]
@@ -142,7 +142,7 @@ pub enum Fault {
          also after taking 10 % toleration into account",
         path.display()
     )]
-    Space {
+    NoSpace {
         /// The file.
         path: PathBuf,
         /// Bytes asked for.
@@ -158,23 +158,23 @@ pub enum Fault {
     Iso(String),
 }
 
-impl Fault {
+impl VolumeFault {
     /// Names the file a system call failed on.
-    pub(super) fn io<E: Into<io::Error>>(path: impl Into<PathBuf>) -> impl FnOnce(E) -> Fault {
+    pub(super) fn io<E: Into<io::Error>>(path: impl Into<PathBuf>) -> impl FnOnce(E) -> VolumeFault {
         let path = path.into();
-        move |source| Fault::Io {
+        move |source| VolumeFault::Io {
             path,
             source: source.into(),
         }
     }
 
     /// Names the volume.
-    pub(super) fn of(volume: &str) -> impl FnOnce(Fault) -> VolumeError {
-        Fault::by(format!("volume {volume:?}"))
+    pub(super) fn for_volume(volume: &str) -> impl FnOnce(VolumeFault) -> VolumeError {
+        VolumeFault::given_by(format!("volume {volume:?}"))
     }
 
     /// Names what the file was given by.
-    pub(super) fn by(given_by: String) -> impl FnOnce(Fault) -> VolumeError {
+    pub(super) fn given_by(given_by: String) -> impl FnOnce(VolumeFault) -> VolumeError {
         move |fault| VolumeError { given_by, fault }
     }
 }

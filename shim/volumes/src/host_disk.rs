@@ -8,8 +8,8 @@ use std::path::Path;
 use rustix::fs::statvfs;
 use tracing::{info, warn};
 
-use super::error::Fault;
-use super::path::Found;
+use super::error::VolumeFault;
+use super::path_handle::PathHandle;
 
 const MIB: u64 = 1 << 20;
 /// KubeVirt leaves this much free on the file system of an image it makes.
@@ -19,34 +19,34 @@ const RESERVE: u64 = 131_072;
 pub(super) fn find(
     path: &Path,
     create_bytes: Option<u64>,
-    at: impl Fn(&Path) -> io::Result<Found>,
-) -> Result<Found, Fault> {
+    at: impl Fn(&Path) -> io::Result<PathHandle>,
+) -> Result<PathHandle, VolumeFault> {
     match (at(path), create_bytes) {
         (Err(e), Some(bytes)) if e.kind() == io::ErrorKind::NotFound => create(path, bytes)?,
-        (found, _) => return found.map_err(Fault::io(path)),
+        (found, _) => return found.map_err(VolumeFault::io(path)),
     }
-    at(path).map_err(Fault::io(path))
+    at(path).map_err(VolumeFault::io(path))
 }
 
-fn create(path: &Path, bytes: u64) -> Result<(), Fault> {
+fn create(path: &Path, bytes: u64) -> Result<(), VolumeFault> {
     let parent = path.parent().unwrap_or(Path::new("/"));
     DirBuilder::new()
         .recursive(true)
         .mode(0o755)
         .create(parent)
-        .map_err(Fault::io(parent))?;
-    let space = statvfs(parent).map_err(Fault::io(parent))?;
+        .map_err(VolumeFault::io(parent))?;
+    let space = statvfs(parent).map_err(VolumeFault::io(parent))?;
     let available = space
         .f_bavail
         .saturating_mul(space.f_frsize)
         .saturating_sub(RESERVE);
-    let size = size_to_create(bytes, available).ok_or_else(|| Fault::Space {
+    let size = size_to_create(bytes, available).ok_or_else(|| VolumeFault::NoSpace {
         path: path.to_owned(),
         demanded: bytes,
         available,
     })?;
     if size < MIB {
-        return Err(Fault::TooSmall);
+        return Err(VolumeFault::TooSmall);
     }
     if size < bytes / MIB * MIB {
         warn!(path = %path.display(), demanded = bytes, size, "the image is smaller than demanded, within 10 %: little space");
@@ -57,10 +57,10 @@ fn create(path: &Path, bytes: u64) -> Result<(), Fault> {
         .create_new(true)
         .mode(0o660)
         .open(path);
-    let file: File = made.map_err(Fault::io(path))?;
+    let file: File = made.map_err(VolumeFault::io(path))?;
     if let Err(source) = file.set_len(size) {
         let _ = std::fs::remove_file(path);
-        return Err(Fault::Io {
+        return Err(VolumeFault::Io {
             path: path.to_owned(),
             source,
         });
@@ -79,8 +79,8 @@ fn size_to_create(demanded: u64, available: u64) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn find(path: &Path, create_bytes: Option<u64>) -> Result<Found, Fault> {
-        super::find(path, create_bytes, Found::on_host)
+    fn find(path: &Path, create_bytes: Option<u64>) -> Result<PathHandle, VolumeFault> {
+        super::find(path, create_bytes, PathHandle::on_host)
     }
 
     #[test]
@@ -95,7 +95,7 @@ mod tests {
     fn an_image_is_made_once_with_its_folder_and_then_kept() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b/disk.img");
-        assert!(matches!(find(&path, None), Err(Fault::Io { .. })));
+        assert!(matches!(find(&path, None), Err(VolumeFault::Io { .. })));
         find(&path, Some(3 * MIB + 1)).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 3 * MIB);
         find(&path, Some(9 * MIB)).unwrap();
@@ -109,6 +109,6 @@ mod tests {
         );
         assert!(!dir.path().join("huge.img").exists());
         let small = find(&dir.path().join("small.img"), Some(MIB - 1)).unwrap_err();
-        assert!(matches!(small, Fault::TooSmall) && !dir.path().join("small.img").exists());
+        assert!(matches!(small, VolumeFault::TooSmall) && !dir.path().join("small.img").exists());
     }
 }

@@ -13,12 +13,12 @@ use nix::fcntl::{FcntlArg, fcntl};
 use rustix::fs::{FileType, OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, seek};
 use tracing::warn;
 
-use super::error::Fault;
-use super::path::Found;
+use super::error::VolumeFault;
+use super::path_handle::PathHandle;
 
 /// How a disk wants its file.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Access {
+pub(super) struct ImageAccess {
     pub(super) read_only: bool,
     /// Other VMs may write it at the same time.
     pub(super) shareable: bool,
@@ -27,21 +27,21 @@ pub(super) struct Access {
     pub(super) unit: u64,
 }
 
-impl Access {
+impl ImageAccess {
     /// What a qcow2 image, or the base of one, needs: the VMM reads and writes it through the page cache.
-    pub(super) fn buffered(self) -> Access {
+    pub(super) fn buffered(self) -> ImageAccess {
         let cache = match self.cache {
             CacheMode::WriteThrough => CacheMode::WriteThrough,
             CacheMode::Auto | CacheMode::None | CacheMode::WriteBack => CacheMode::WriteBack,
         };
-        Access { cache, ..self }
+        ImageAccess { cache, ..self }
     }
 }
 
 /// Opens a regular file or block device as a disk and locks it for as long as any copy of the descriptor is open.
-pub(super) fn open(found: &Found, access: Access) -> Result<(OwnedFd, Cache), Fault> {
+pub(super) fn open(found: &PathHandle, access: ImageAccess) -> Result<(OwnedFd, Cache), VolumeFault> {
     if !matches!(found.kind, FileType::RegularFile | FileType::BlockDevice) {
-        return Err(Fault::Kind {
+        return Err(VolumeFault::WrongFileType {
             path: found.path.clone(),
             kind: found.kind,
             wanted: "an image file or a block device",
@@ -57,14 +57,16 @@ pub(super) fn open(found: &Found, access: Access) -> Result<(OwnedFd, Cache), Fa
         flags |= OFlags::EXCL;
     }
     let fd = match found.open(flags) {
-        Err(e) if e.raw_os_error() == Some(libc::EBUSY) => return Err(Fault::InUse(found.path.clone())),
-        other => other.map_err(Fault::io(&found.path))?,
+        Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
+            return Err(VolumeFault::InUse(found.path.clone()));
+        }
+        other => other.map_err(VolumeFault::io(&found.path))?,
     };
     finish(fd, &found.path, access)
 }
 
 /// Does to an open image what does not depend on how it was opened.
-pub(super) fn finish(fd: OwnedFd, path: &Path, access: Access) -> Result<(OwnedFd, Cache), Fault> {
+pub(super) fn finish(fd: OwnedFd, path: &Path, access: ImageAccess) -> Result<(OwnedFd, Cache), VolumeFault> {
     let file = File::from(fd);
     lock(&file, path, access)?;
     let fd = OwnedFd::from(file);
@@ -74,11 +76,11 @@ pub(super) fn finish(fd: OwnedFd, path: &Path, access: Access) -> Result<(OwnedF
 }
 
 /// Refuses an image that is no whole number of blocks of `unit` bytes, or empty.
-pub(super) fn check_size(fd: &OwnedFd, path: &Path, unit: u64) -> Result<(), Fault> {
+pub(super) fn check_size(fd: &OwnedFd, path: &Path, unit: u64) -> Result<(), VolumeFault> {
     // The metadata of a block device has no size; the end of it is where a seek to it lands.
-    let bytes = seek(fd, SeekFrom::End(0)).map_err(Fault::io(path))?;
+    let bytes = seek(fd, SeekFrom::End(0)).map_err(VolumeFault::io(path))?;
     if bytes == 0 || !bytes.is_multiple_of(unit) {
-        return Err(Fault::Size {
+        return Err(VolumeFault::BadSize {
             path: path.to_owned(),
             bytes,
             unit,
@@ -88,16 +90,16 @@ pub(super) fn check_size(fd: &OwnedFd, path: &Path, unit: u64) -> Result<(), Fau
 }
 
 /// How long an image may stay locked: those of a VM were seen to stay so for up to 29 ms after `husk run` told its end.
-const LOCKED: Duration = Duration::from_millis(500);
+const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// A lock on the open file: it travels with the descriptor to the VMM and ends with the last copy of it. QEMU's own
 /// image locks are of this kind too and lie in the same range.
-fn lock(file: &File, path: &Path, access: Access) -> Result<(), Fault> {
+fn lock(file: &File, path: &Path, access: ImageAccess) -> Result<(), VolumeFault> {
     let exclusive = !access.read_only && !access.shareable;
     // SAFETY: flock is plain integers, for which zeroes are valid: the whole file, pid 0.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK } as libc::c_short;
-    let limit = Instant::now() + LOCKED;
+    let limit = Instant::now() + LOCK_TIMEOUT;
     let locked = loop {
         match fcntl(file, FcntlArg::F_OFD_SETLK(&lock)) {
             Err(Errno::EAGAIN | Errno::EACCES) if Instant::now() < limit => {
@@ -108,12 +110,12 @@ fn lock(file: &File, path: &Path, access: Access) -> Result<(), Fault> {
     };
     match locked {
         Ok(_) => Ok(()),
-        Err(Errno::EAGAIN | Errno::EACCES) => Err(Fault::InUse(path.to_owned())),
+        Err(Errno::EAGAIN | Errno::EACCES) => Err(VolumeFault::InUse(path.to_owned())),
         Err(error @ (Errno::ENOLCK | Errno::EOPNOTSUPP | Errno::ENOSYS)) => {
             warn!(path = %path.display(), %error, "nothing keeps two VMs from using this image: no locks on its file system");
             Ok(())
         }
-        Err(error) => Err(Fault::Io {
+        Err(error) => Err(VolumeFault::Io {
             path: path.to_owned(),
             source: error.into(),
         }),
@@ -121,7 +123,7 @@ fn lock(file: &File, path: &Path, access: Access) -> Result<(), Fault> {
 }
 
 /// Puts the descriptor into the cache mode asked for and names the mode it is in.
-fn set_cache(fd: &OwnedFd, path: &Path, mode: CacheMode) -> Result<Cache, Fault> {
+fn set_cache(fd: &OwnedFd, path: &Path, mode: CacheMode) -> Result<Cache, VolumeFault> {
     let direct = |on| -> io::Result<()> {
         let mut flags = fcntl_getfl(fd)? - OFlags::NONBLOCK;
         flags.set(OFlags::DIRECT, on);
@@ -130,12 +132,12 @@ fn set_cache(fd: &OwnedFd, path: &Path, mode: CacheMode) -> Result<Cache, Fault>
     let wanted = matches!(mode, CacheMode::Auto | CacheMode::None);
     match (direct(wanted), mode) {
         (Ok(()), CacheMode::Auto | CacheMode::None) => Ok(Cache::None),
-        (Err(_), CacheMode::None) => Err(Fault::NoDirectIo(path.to_owned())),
+        (Err(_), CacheMode::None) => Err(VolumeFault::NoDirectIo(path.to_owned())),
         (Err(_), CacheMode::Auto) => direct(false)
             .map(|()| Cache::Writethrough)
-            .map_err(Fault::io(path)),
-        (done, CacheMode::WriteThrough) => done.map(|()| Cache::Writethrough).map_err(Fault::io(path)),
-        (done, CacheMode::WriteBack) => done.map(|()| Cache::Writeback).map_err(Fault::io(path)),
+            .map_err(VolumeFault::io(path)),
+        (done, CacheMode::WriteThrough) => done.map(|()| Cache::Writethrough).map_err(VolumeFault::io(path)),
+        (done, CacheMode::WriteBack) => done.map(|()| Cache::Writeback).map_err(VolumeFault::io(path)),
     }
 }
 

@@ -7,87 +7,89 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, OFlags};
 
-use super::error::Fault;
-use super::path::Found;
+use super::error::VolumeFault;
+use super::path_handle::PathHandle;
 
 /// The most bytes of all files of a directory; the API server takes 1 MiB for an object.
-const MOST_BYTES: u64 = 4 << 20;
+const MAX_BYTES: u64 = 4 << 20;
 /// The most files and directories.
-const MOST_FILES: usize = 1024;
+const MAX_FILES: usize = 1024;
 /// How deep directories nest.
-const DEPTH: usize = 8;
+const MAX_DEPTH: usize = 8;
 
 /// The files of a directory: paths relative to it, sorted, and content.
-pub(super) fn read_all(dir: &Path) -> Result<Vec<(String, Vec<u8>)>, Fault> {
-    let mut reading = Reading {
+pub(super) fn read_all(dir: &Path) -> Result<Vec<(String, Vec<u8>)>, VolumeFault> {
+    let mut reading = KeyReader {
         files: Vec::new(),
         entries: 0,
         bytes: 0,
         top: dir,
     };
     let found = directory(dir)?;
-    reading.folder(&found, "", DEPTH)?;
+    reading.folder(&found, "", MAX_DEPTH)?;
     reading.files.sort();
     Ok(reading.files)
 }
 
 /// The file of the first of these keys that is there.
-pub(super) fn read_key(dir: &Path, keys: &[&str]) -> Result<Vec<u8>, Fault> {
+pub(super) fn read_key(dir: &Path, keys: &[&str]) -> Result<Vec<u8>, VolumeFault> {
     let folder = directory(dir)?;
     for key in keys {
         match folder.within(Path::new(key)) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            found => return read(&found.map_err(Fault::io(dir.join(key)))?, MOST_BYTES, dir),
+            found => return read(&found.map_err(VolumeFault::io(dir.join(key)))?, MAX_BYTES, dir),
         }
     }
-    Err(Fault::NoKey {
+    Err(VolumeFault::NoKey {
         path: dir.to_owned(),
         keys: keys.join(" or "),
     })
 }
 
-fn directory(dir: &Path) -> Result<Found, Fault> {
-    let found = Found::on_host(dir).map_err(Fault::io(dir))?;
+fn directory(dir: &Path) -> Result<PathHandle, VolumeFault> {
+    let found = PathHandle::on_host(dir).map_err(VolumeFault::io(dir))?;
     if found.is_directory() {
         return Ok(found);
     }
-    Err(Fault::Kind {
+    Err(VolumeFault::WrongFileType {
         path: found.path,
         kind: found.kind,
         wanted: "a directory with a file for each key",
     })
 }
 
-struct Reading<'a> {
+struct KeyReader<'a> {
     files: Vec<(String, Vec<u8>)>,
     entries: usize,
     bytes: u64,
     top: &'a Path,
 }
 
-impl Reading<'_> {
-    fn folder(&mut self, folder: &Found, prefix: &str, depth: usize) -> Result<(), Fault> {
-        let too_much = || Fault::TooMuch(self.top.to_owned());
+impl KeyReader<'_> {
+    fn folder(&mut self, folder: &PathHandle, prefix: &str, depth: usize) -> Result<(), VolumeFault> {
+        let too_much = || VolumeFault::TooManyFiles(self.top.to_owned());
         let depth = depth.checked_sub(1).ok_or_else(too_much)?;
-        for name in folder.names().map_err(Fault::io(&folder.path))? {
+        for name in folder.names().map_err(VolumeFault::io(&folder.path))? {
             let path = folder.path.join(&name);
             let Some(name) = name.to_str() else {
-                return Err(Fault::io(path)(std::io::Error::other("its name is not UTF-8")));
+                return Err(VolumeFault::io(path)(std::io::Error::other(
+                    "its name is not UTF-8",
+                )));
             };
             // The kubelet's own: ..data, and what that leads to.
             if name.starts_with("..") {
                 continue;
             }
             self.entries += 1;
-            if self.entries > MOST_FILES {
-                return Err(Fault::TooMuch(self.top.to_owned()));
+            if self.entries > MAX_FILES {
+                return Err(VolumeFault::TooManyFiles(self.top.to_owned()));
             }
-            let found = folder.within(Path::new(name)).map_err(Fault::io(&path))?;
+            let found = folder.within(Path::new(name)).map_err(VolumeFault::io(&path))?;
             let key = format!("{prefix}{name}");
             if found.is_directory() {
                 self.folder(&found, &format!("{key}/"), depth)?;
             } else {
-                let content = read(&found, MOST_BYTES - self.bytes, self.top)?;
+                let content = read(&found, MAX_BYTES - self.bytes, self.top)?;
                 self.bytes += content.len() as u64;
                 self.files.push((key, content));
             }
@@ -96,21 +98,21 @@ impl Reading<'_> {
     }
 }
 
-fn read(found: &Found, most: u64, top: &Path) -> Result<Vec<u8>, Fault> {
+fn read(found: &PathHandle, most: u64, top: &Path) -> Result<Vec<u8>, VolumeFault> {
     if found.kind != FileType::RegularFile {
-        return Err(Fault::Kind {
+        return Err(VolumeFault::WrongFileType {
             path: found.path.clone(),
             kind: found.kind,
             wanted: "a regular file",
         });
     }
-    let file = File::from(found.open(OFlags::RDONLY).map_err(Fault::io(&found.path))?);
+    let file = File::from(found.open(OFlags::RDONLY).map_err(VolumeFault::io(&found.path))?);
     let mut content = Vec::new();
     file.take(most + 1)
         .read_to_end(&mut content)
-        .map_err(Fault::io(&found.path))?;
+        .map_err(VolumeFault::io(&found.path))?;
     if content.len() as u64 > most {
-        return Err(Fault::TooMuch(PathBuf::from(top)));
+        return Err(VolumeFault::TooManyFiles(PathBuf::from(top)));
     }
     Ok(content)
 }
@@ -178,8 +180,7 @@ mod tests {
             file.set_len(1 << 40).unwrap();
         };
         assert!(refused(&huge).contains("too much"));
-        let many =
-            |dir: &Path| (0..=MOST_FILES).for_each(|n| fs::write(dir.join(n.to_string()), "").unwrap());
+        let many = |dir: &Path| (0..=MAX_FILES).for_each(|n| fs::write(dir.join(n.to_string()), "").unwrap());
         assert!(refused(&many).contains("too much"));
     }
 }

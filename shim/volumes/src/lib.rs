@@ -3,24 +3,24 @@
 //! What a path is, is found out before it is opened, and only regular files and block devices are. Below a folder
 //! that came with a container image no symbolic link is followed. A disk is locked while anybody has it open.
 
-mod block;
+mod block_sizes;
 mod container_disk;
-mod descriptor;
 mod error;
-mod format;
 mod host_disk;
 mod image;
+mod image_format;
 mod iso;
 mod key_files;
-mod lun;
-mod memory_file;
 mod oci;
 mod overlay;
-mod path;
-mod paths;
+mod passed_fd;
+mod path_handle;
+mod path_policy;
 mod scratch;
-mod seed;
-mod sparse;
+mod scsi_lun;
+mod sealed_memfd;
+mod seed_iso;
+mod sparse_writer;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -29,16 +29,16 @@ use husk_proto::vmm::v1::disk::Cache;
 use husk_vmi::{BootPlan, DeviceType, DiskPlan, DiskSource, KERNEL_VOLUME, KernelFile, VmPlan};
 use rustix::fs::{FileType, OFlags};
 
-pub use block::BlockSizes;
-pub use descriptor::identify;
-pub use error::{Fault, VolumeError};
-pub use format::ImageFormat;
-pub use lun::OpenLun;
-pub use paths::{Given, Paths};
-pub use scratch::Scratch;
+pub use block_sizes::BlockSizes;
+pub use error::{VolumeError, VolumeFault};
+pub use image_format::ImageFormat;
+pub use passed_fd::identify;
+pub use path_policy::{PathPolicy, PodMounts};
+pub use scratch::ScratchDir;
+pub use scsi_lun::OpenLun;
 
-use image::Access;
-use path::Found;
+use image::ImageAccess;
+use path_handle::PathHandle;
 
 /// The least size of a disk that is made, and its granularity.
 const MIB: u64 = 1 << 20;
@@ -63,7 +63,7 @@ pub struct OpenDisk {
     /// A file, block device or sealed memory; none for a drive without a medium.
     pub file: Option<OwnedFd>,
     /// What `file`, which is empty, is to become an overlay of.
-    pub base: Option<Base>,
+    pub base: Option<BackingImage>,
     /// What the image, that of the base if there is one, is called in errors.
     pub path: PathBuf,
     /// The descriptor, and so the disk, cannot be written.
@@ -72,7 +72,7 @@ pub struct OpenDisk {
     pub cache: Cache,
     /// The format of the data.
     pub format: ImageFormat,
-    /// The block sizes the guest is told; none if that is the VMM's choice.
+    /// The block sizes the guest is reported; none if that is the VMM's choice.
     pub block_sizes: Option<BlockSizes>,
     /// What belongs to a SCSI device of the host.
     pub lun: Option<OpenLun>,
@@ -80,7 +80,7 @@ pub struct OpenDisk {
 
 /// An image that is only read, and shows where its overlay holds nothing.
 #[derive(Debug)]
-pub struct Base {
+pub struct BackingImage {
     /// The image, locked against whoever would write it.
     pub file: OwnedFd,
     /// Its format.
@@ -89,7 +89,7 @@ pub struct Base {
 
 /// How far the unpacking of a container image is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unpacking {
+pub struct UnpackProgress {
     /// The volume's name.
     pub volume: String,
     /// Bytes of its layers that were read.
@@ -102,19 +102,19 @@ pub struct Unpacking {
 /// which `tell` is told now and then.
 pub fn open(
     plan: &VmPlan,
-    scratch: &Scratch,
-    paths: &Paths,
-    tell: impl Fn(Unpacking),
+    scratch: &ScratchDir,
+    paths: &PathPolicy,
+    progress: impl Fn(UnpackProgress),
 ) -> Result<Volumes, VolumeError> {
     let disks = plan.disks.iter().map(|disk| {
-        let tell = |done, size| {
-            tell(Unpacking {
+        let progress = |done, size| {
+            progress(UnpackProgress {
                 volume: disk.name.clone(),
                 done,
                 size,
             });
         };
-        open_disk(disk, scratch, paths, &tell).map_err(Fault::of(&disk.name))
+        open_disk(disk, scratch, paths, &progress).map_err(VolumeFault::for_volume(&disk.name))
     });
     let disks = disks.collect::<Result<Vec<_>, _>>()?;
     let (kernel, initrd) = match &plan.boot {
@@ -126,7 +126,7 @@ pub fn open(
             KernelFile::Path(_) => option.to_owned(),
             KernelFile::Beneath(_) => format!("volume {KERNEL_VOLUME:?}"),
         };
-        file.map(|file| open_boot_file(file).map_err(Fault::by(given_by(file))))
+        file.map(|file| open_boot_file(file).map_err(VolumeFault::given_by(given_by(file))))
             .transpose()
     };
     Ok(Volumes {
@@ -138,25 +138,25 @@ pub fn open(
 
 /// Opens the image of a volume that is plugged into a VM that runs: a raw one, written in place; or opens anew what was
 /// handed over. Blocks.
-pub fn open_plugged(
+pub fn open_hotplugged(
     disk: &DiskPlan,
-    paths: &Paths,
+    paths: &PathPolicy,
     handed: Option<&OwnedFd>,
 ) -> Result<OpenDisk, VolumeError> {
-    let open = |found: Found| {
+    let open = |found: PathHandle| {
         let path = found.path.clone();
-        opened(disk, Image::raw(image::open(&found, access(disk))?, &path))
+        opened(disk, DiskImage::raw(image::open(&found, access(disk))?, &path))
     };
     let opened = match (&disk.source, handed) {
-        (DiskSource::File(path), _) => paths.plugged(path).and_then(open),
-        (DiskSource::Descriptor(_), Some(fd)) => descriptor::found(fd).and_then(open),
-        _ => Err(Fault::NotGiven(PathBuf::from(&disk.name))),
+        (DiskSource::File(path), _) => paths.resolve_hotplugged(path).and_then(open),
+        (DiskSource::Descriptor(_), Some(fd)) => passed_fd::reopenable(fd).and_then(open),
+        _ => Err(VolumeFault::NotInPod(PathBuf::from(&disk.name))),
     };
-    opened.map_err(Fault::of(&disk.name))
+    opened.map_err(VolumeFault::for_volume(&disk.name))
 }
 
-fn access(disk: &DiskPlan) -> Access {
-    Access {
+fn access(disk: &DiskPlan) -> ImageAccess {
+    ImageAccess {
         read_only: disk.read_only,
         shareable: disk.shareable,
         cache: disk.cache,
@@ -166,60 +166,60 @@ fn access(disk: &DiskPlan) -> Access {
 
 fn open_disk(
     disk: &DiskPlan,
-    scratch: &Scratch,
-    paths: &Paths,
-    tell: &dyn Fn(u64, u64),
-) -> Result<OpenDisk, Fault> {
+    scratch: &ScratchDir,
+    paths: &PathPolicy,
+    progress: &dyn Fn(u64, u64),
+) -> Result<OpenDisk, VolumeFault> {
     let access = access(disk);
     let image = match &disk.source {
         DiskSource::Empty => return Ok(read_only(None)),
         // Only what is plugged is handed over.
-        DiskSource::Descriptor(_) => return Err(Fault::NotGiven(PathBuf::from(&disk.name))),
+        DiskSource::Descriptor(_) => return Err(VolumeFault::NotInPod(PathBuf::from(&disk.name))),
         DiskSource::CloudInit {
             layout,
             meta_data,
             user_data,
             network_data,
         } => {
-            let image = seed::cloud_init(*layout, meta_data, user_data, network_data.as_ref())?;
+            let image = seed_iso::cloud_init(*layout, meta_data, user_data, network_data.as_ref())?;
             return sealed(&image);
         }
-        DiskSource::Files { dir, label } => return sealed(&seed::files(label, dir.as_deref())?),
+        DiskSource::Files { dir, label } => return sealed(&seed_iso::files(label, dir.as_deref())?),
         DiskSource::File(path) => {
-            let found = paths.claim(path)?;
+            let found = paths.resolve_claim(path)?;
             match disk.device {
-                DeviceType::Lun { reservation } => return lun::open(disk, &found, access, reservation),
+                DeviceType::Lun { reservation } => return scsi_lun::open(disk, &found, access, reservation),
                 _ if disk.overlay => overlay::over(&found, ImageFormat::Raw, access, scratch)?,
-                _ => Image::raw(image::open(&found, access)?, path),
+                _ => DiskImage::raw(image::open(&found, access)?, path),
             }
         }
         DiskSource::HostDisk { path, create_bytes } => {
-            Image::raw(image::open(&paths.host_disk(path, *create_bytes)?, access)?, path)
+            DiskImage::raw(image::open(&paths.host_disk(path, *create_bytes)?, access)?, path)
         }
         DiskSource::ContainerDisk { path, image_path } => {
-            let within = container_disk::Within {
+            let within = container_disk::ContainerDiskSource {
                 path,
                 image_path: image_path.as_deref(),
                 paths,
             };
-            container_disk::open(within, access, scratch, tell)?
+            container_disk::open(within, access, scratch, progress)?
         }
         DiskSource::EmptyDisk { capacity_bytes } => {
             let size = capacity_bytes / MIB * MIB;
             if size == 0 {
-                return Err(Fault::TooSmall);
+                return Err(VolumeFault::TooSmall);
             }
             let path = scratch.path();
-            Image::raw(image::finish(scratch.sparse(size)?, path, access)?, path)
+            DiskImage::raw(image::finish(scratch.sparse(size)?, path, access)?, path)
         }
     };
     opened(disk, image)
 }
 
 /// A disk of an image, whose size is right for it.
-fn opened(disk: &DiskPlan, image: Image) -> Result<OpenDisk, Fault> {
+fn opened(disk: &DiskPlan, image: Image) -> Result<OpenDisk, VolumeFault> {
     let (file, format) = image.content();
-    let block_sizes = block::sizes(disk.block_size, file, &image.path)?;
+    let block_sizes = block_sizes::resolve(disk.block_size, file, &image.path)?;
     if let Some(sizes) = block_sizes
         && format == ImageFormat::Raw
     {
@@ -239,17 +239,17 @@ fn opened(disk: &DiskPlan, image: Image) -> Result<OpenDisk, Fault> {
 
 /// An open image, and what it lies on.
 #[derive(Debug)]
-struct Image {
+struct DiskImage {
     file: OwnedFd,
     cache: Cache,
     format: ImageFormat,
-    base: Option<Base>,
+    base: Option<BackingImage>,
     path: PathBuf,
 }
 
-impl Image {
-    fn of((file, cache): (OwnedFd, Cache), format: ImageFormat, path: &Path) -> Image {
-        Image {
+impl DiskImage {
+    fn new((file, cache): (OwnedFd, Cache), format: ImageFormat, path: &Path) -> DiskImage {
+        DiskImage {
             file,
             cache,
             format,
@@ -258,8 +258,8 @@ impl Image {
         }
     }
 
-    fn raw(opened: (OwnedFd, Cache), path: &Path) -> Image {
-        Image::of(opened, ImageFormat::Raw, path)
+    fn raw(opened: (OwnedFd, Cache), path: &Path) -> DiskImage {
+        DiskImage::new(opened, ImageFormat::Raw, path)
     }
 
     /// What holds the disk's content at first.
@@ -285,26 +285,26 @@ fn read_only(file: Option<OwnedFd>) -> OpenDisk {
     }
 }
 
-fn sealed(image: &[u8]) -> Result<OpenDisk, Fault> {
-    let file = memory_file::sealed("husk-iso", image).map_err(Fault::io("husk-iso"))?;
+fn sealed(image: &[u8]) -> Result<OpenDisk, VolumeFault> {
+    let file = sealed_memfd::create("husk-iso", image).map_err(VolumeFault::io("husk-iso"))?;
     Ok(read_only(Some(file)))
 }
 
-fn open_boot_file(file: &KernelFile) -> Result<OwnedFd, Fault> {
+fn open_boot_file(file: &KernelFile) -> Result<OwnedFd, VolumeFault> {
     let found = match file {
-        KernelFile::Path(path) => Found::on_host(path).map_err(Fault::io(path))?,
+        KernelFile::Path(path) => PathHandle::on_host(path).map_err(VolumeFault::io(path))?,
         KernelFile::Beneath(file) => {
-            Found::beneath(&file.dir, &file.path).map_err(Fault::io(file.dir.join(&file.path)))?
+            PathHandle::beneath(&file.dir, &file.path).map_err(VolumeFault::io(file.dir.join(&file.path)))?
         }
     };
     if found.kind != FileType::RegularFile {
-        return Err(Fault::Kind {
+        return Err(VolumeFault::WrongFileType {
             path: found.path,
             kind: found.kind,
             wanted: "a regular file",
         });
     }
-    found.open(OFlags::RDONLY).map_err(Fault::io(&found.path))
+    found.open(OFlags::RDONLY).map_err(VolumeFault::io(&found.path))
 }
 
 #[cfg(test)]

@@ -8,22 +8,22 @@ use std::path::Path;
 
 use husk_proto::vmm::v1::disk::Cache;
 
-use super::error::Fault;
-use super::format::ImageFormat;
-use super::image::{self, Access};
-use super::path::Found;
-use super::scratch::Scratch;
-use super::{Base, Image};
+use super::error::VolumeFault;
+use super::image::{self, ImageAccess};
+use super::image_format::ImageFormat;
+use super::path_handle::PathHandle;
+use super::scratch::ScratchDir;
+use super::{BackingImage, DiskImage};
 
 /// A disk with the content of an image that nobody writes as long as the disk is there. Any number of VMs may have it
 /// for a base.
 pub(super) fn over(
-    base: &Found,
+    base: &PathHandle,
     format: ImageFormat,
-    access: Access,
-    scratch: &Scratch,
-) -> Result<Image, Fault> {
-    let access = Access {
+    access: ImageAccess,
+    scratch: &ScratchDir,
+) -> Result<DiskImage, VolumeFault> {
+    let access = ImageAccess {
         read_only: true,
         ..access.buffered()
     };
@@ -37,13 +37,13 @@ pub(super) fn on(
     format: ImageFormat,
     cache: Cache,
     path: &Path,
-    scratch: &Scratch,
-) -> Result<Image, Fault> {
-    Ok(Image {
+    scratch: &ScratchDir,
+) -> Result<DiskImage, VolumeFault> {
+    Ok(DiskImage {
         file: scratch.file()?.into(),
         cache,
         format: ImageFormat::Qcow2,
-        base: Some(Base { file: base, format }),
+        base: Some(BackingImage { file: base, format }),
         path: path.to_owned(),
     })
 }

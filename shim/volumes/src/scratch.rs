@@ -11,30 +11,30 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 
-use super::error::Fault;
+use super::error::VolumeFault;
 
 /// Where the files of VMs that keep nothing lie.
 #[derive(Debug, Clone)]
-pub struct Scratch {
+pub struct ScratchDir {
     directory: PathBuf,
     /// By `HUSK_SCRATCH_DIR`.
     chosen: bool,
 }
 
-impl Scratch {
+impl ScratchDir {
     /// `HUSK_SCRATCH_DIR`, else `/var/tmp`.
     #[must_use]
-    pub fn locate() -> Scratch {
+    pub fn locate() -> ScratchDir {
         let set = std::env::var_os("HUSK_SCRATCH_DIR").filter(|value| !value.is_empty());
-        Scratch {
+        ScratchDir {
             chosen: set.is_some(),
             directory: set.map_or_else(|| "/var/tmp".into(), PathBuf::from),
         }
     }
 
     /// A given directory.
-    pub fn at(directory: impl Into<PathBuf>) -> Scratch {
-        Scratch {
+    pub fn at(directory: impl Into<PathBuf>) -> ScratchDir {
+        ScratchDir {
             directory: directory.into(),
             chosen: false,
         }
@@ -45,20 +45,20 @@ impl Scratch {
     }
 
     /// An empty file.
-    pub(super) fn file(&self) -> Result<File, Fault> {
+    pub(super) fn file(&self) -> Result<File, VolumeFault> {
         self.nameless().map(File::from).map_err(self.fault())
     }
 
     /// A sparse file of that many zero bytes.
-    pub(super) fn sparse(&self, bytes: u64) -> Result<OwnedFd, Fault> {
+    pub(super) fn sparse(&self, bytes: u64) -> Result<OwnedFd, VolumeFault> {
         let file = self.file()?;
         file.set_len(bytes).map_err(self.fault())?;
         Ok(file.into())
     }
 
-    fn fault(&self) -> impl FnOnce(io::Error) -> Fault {
+    fn fault(&self) -> impl FnOnce(io::Error) -> VolumeFault {
         let (directory, chosen) = (self.directory.clone(), self.chosen);
-        move |cause| Fault::Scratch {
+        move |cause| VolumeFault::Scratch {
             directory,
             chosen,
             cause,
@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn files_leave_no_name() {
         let dir = tempfile::tempdir().unwrap();
-        let scratch = Scratch::at(dir.path());
+        let scratch = ScratchDir::at(dir.path());
         let sparse = File::from(scratch.sparse(64 << 20).unwrap()).metadata().unwrap();
         assert_eq!((sparse.len(), sparse.blocks()), (64 << 20, 0));
         let empty = scratch.file().unwrap().metadata().unwrap();

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use husk_proto::shim::v1::{Phase, Status, Timeline};
 use husk_proto::vmm::v1::event::{Event as Kind, IoError};
 use husk_proto::vmm::v1::{Event, State};
-use husk_volumes::Unpacking;
+use husk_volumes::UnpackProgress;
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
 use tracing::{info, warn};
@@ -47,8 +47,8 @@ impl StatusPublisher {
     }
 
     /// Tells how far a disk is; `: N %` at the end is what changes.
-    pub(super) fn unpacking(&self, unpacking: &Unpacking) {
-        let Unpacking { volume, done, size } = unpacking;
+    pub(super) fn unpacking(&self, unpacking: &UnpackProgress) {
+        let UnpackProgress { volume, done, size } = unpacking;
         let percent = u128::from(*done) * 100 / u128::from(*size).max(1);
         let message = format!("unpacking volume {volume:?} ({} MiB): {percent} %", size >> 20);
         self.status.send_modify(|status| status.message = message);

@@ -9,7 +9,7 @@ use husk_monitor::state::RuntimeDir;
 use husk_monitor::vm_environment::VmEnvironment;
 use husk_monitor::vmm_process::CgroupPlacement;
 use husk_vmi::VmPlan;
-use husk_volumes::{Given, Paths, Scratch};
+use husk_volumes::{PathPolicy, PodMounts, ScratchDir};
 
 use super::fixture::{Fixture, Vm};
 
@@ -22,13 +22,13 @@ pub fn main(arguments: &[String]) -> ExitCode {
         .build()
         .unwrap();
     tokio.block_on(async {
-        let given = Given {
+        let given = PodMounts {
             hotplug: Some(hotplug),
-            ..Given::default()
+            ..PodMounts::default()
         };
         let environment = VmEnvironment {
-            scratch: Scratch::at(scratch),
-            paths: Paths::Given(given),
+            scratch: ScratchDir::at(scratch),
+            paths: PathPolicy::PodMounts(given),
             network: None,
             placement: CgroupPlacement::default(),
         };

@@ -12,7 +12,7 @@ use hadris_iso::write::{InputEntry, InputMetadata, InputTree, IsoImageWriter};
 
 /// Who may read the files of an image in the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Readable {
+pub(super) enum Readability {
     /// They may hold passwords.
     ByRoot,
     /// As the kubelet mounts them.
@@ -23,7 +23,7 @@ pub(super) enum Readable {
 pub(super) fn image(
     label: &str,
     files: Vec<(String, Vec<u8>)>,
-    readable: Readable,
+    readable: Readability,
 ) -> Result<Vec<u8>, String> {
     let tree = InputTree {
         path_separator: PathSeparator::ForwardSlash,
@@ -57,7 +57,7 @@ pub(super) fn image(
     Ok(image)
 }
 
-fn folder(files: Vec<(String, Vec<u8>)>, readable: Readable) -> Vec<InputEntry> {
+fn folder(files: Vec<(String, Vec<u8>)>, readable: Readability) -> Vec<InputEntry> {
     let mut entries = Vec::new();
     let mut folders: BTreeMap<String, Vec<(String, Vec<u8>)>> = BTreeMap::new();
     for (path, content) in files {
@@ -80,10 +80,10 @@ fn folder(files: Vec<(String, Vec<u8>)>, readable: Readable) -> Vec<InputEntry> 
 }
 
 /// Root's, and for all others what it is for root if they may read it.
-fn metadata(mode: u32, readable: Readable) -> InputMetadata {
+fn metadata(mode: u32, readable: Readability) -> InputMetadata {
     let others = match readable {
-        Readable::ByRoot => 0,
-        Readable::ByAll => mode >> 3 | mode >> 6,
+        Readability::ByRoot => 0,
+        Readability::ByAll => mode >> 3 | mode >> 6,
     };
     InputMetadata {
         mode: Some(mode | others),

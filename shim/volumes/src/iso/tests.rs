@@ -116,7 +116,7 @@ fn label_names_and_contents_are_where_linux_looks_for_them() {
         ("network-config", b"version: 2\n"),
         ("empty", b""),
     ]);
-    let image = image("cidata", given.clone(), Readable::ByRoot).unwrap();
+    let image = image("cidata", given.clone(), Readability::ByRoot).unwrap();
     assert_eq!(image.len() % 2048, 0);
     let (label, files) = read(&image);
     assert_eq!(label, "cidata");
@@ -136,7 +136,7 @@ fn folders_nest() {
         ("top", b"t"),
         ("openstack/other", b"o"),
     ]);
-    let image = image("config-2", given.clone(), Readable::ByAll).unwrap();
+    let image = image("config-2", given.clone(), Readability::ByAll).unwrap();
     let (label, files) = read(&image);
     assert_eq!(label, "config-2");
     assert_eq!(files.len(), 4);
@@ -150,7 +150,7 @@ fn folders_nest() {
 fn an_image_may_be_empty_and_its_label_long() {
     let label = "a label of thirty-two characters";
     assert_eq!(label.len(), 32);
-    let (read_label, files) = read(&image(label, Vec::new(), Readable::ByAll).unwrap());
+    let (read_label, files) = read(&image(label, Vec::new(), Readability::ByAll).unwrap());
     assert_eq!((read_label.as_str(), files.len()), (label, 0));
 }
 
@@ -165,7 +165,7 @@ proptest! {
             0..40,
         ),
     ) {
-        let image = image("cfgdata", files.clone().into_iter().collect(), Readable::ByAll).unwrap();
+        let image = image("cfgdata", files.clone().into_iter().collect(), Readability::ByAll).unwrap();
         let (_, found) = read(&image);
         let found: BTreeMap<String, Vec<u8>> =
             found.into_iter().map(|(name, (_, content))| (name, content)).collect();

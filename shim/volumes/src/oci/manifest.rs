@@ -12,18 +12,18 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sha2::digest::DynDigest;
 
-use super::Why;
-use super::store::{Section, Store};
+use super::Reason;
+use super::blob_store::{BlobStore, FileSection};
 use super::tarball::plain;
 
 /// The most bytes of an index, manifest or configuration.
-const MOST_JSON: u64 = 4 << 20;
+const MAX_JSON: u64 = 4 << 20;
 /// The most layers of an image; Docker allows 127.
-const MOST_LAYERS: usize = 512;
+const MAX_LAYERS: usize = 512;
 /// The most images an index names.
-const MOST_IMAGES: usize = 1024;
+const MAX_IMAGES: usize = 1024;
 /// How deep indexes nest.
-const DEPTH: usize = 3;
+const MAX_DEPTH: usize = 3;
 /// Docker's names of what OCI calls an index and a manifest.
 const DOCKER_INDEX: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
 const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
@@ -43,27 +43,27 @@ pub(super) struct Layer {
 /// What a layer's digest is taken of.
 #[derive(Debug)]
 pub(super) enum LayerDigest {
-    Packed(Digest),
-    Unpacked(Digest),
+    Blob(Digest),
+    DiffId(Digest),
 }
 
 /// The layers of the image, the lowest first.
-pub(super) fn layers(store: &Store) -> Result<Vec<Layer>, Why> {
+pub(super) fn layers(store: &BlobStore) -> Result<Vec<Layer>, Reason> {
     let layers = if store.is_oci() {
         of_oci(store)?
     } else {
         of_docker(store)?
     };
-    if layers.len() > MOST_LAYERS {
+    if layers.len() > MAX_LAYERS {
         return Err(format!("it has {} layers", layers.len()));
     }
     Ok(layers)
 }
 
-fn of_oci(store: &Store) -> Result<Vec<Layer>, Why> {
+fn of_oci(store: &BlobStore) -> Result<Vec<Layer>, Reason> {
     let index: ImageIndex = json(store.open(Path::new("index.json"))?, "index.json", None)?;
     let mut images = BTreeMap::new();
-    collect(store, &index, DEPTH, &mut images)?;
+    collect(store, &index, MAX_DEPTH, &mut images)?;
     let count = images.len();
     let Some((_, image)) = images.pop_first().filter(|_| count == 1) else {
         return Err(match count {
@@ -86,7 +86,7 @@ fn of_oci(store: &Store) -> Result<Vec<Layer>, Why> {
             part,
             name: layer.digest().to_string(),
             size,
-            digest: LayerDigest::Packed(layer.digest().clone()),
+            digest: LayerDigest::Blob(layer.digest().clone()),
         })
     });
     layers.collect()
@@ -94,11 +94,11 @@ fn of_oci(store: &Store) -> Result<Vec<Layer>, Why> {
 
 /// The manifests for this kind of machine that are there, by digest: an export names others too.
 fn collect(
-    store: &Store,
+    store: &BlobStore,
     index: &ImageIndex,
     depth: usize,
     into: &mut BTreeMap<String, Descriptor>,
-) -> Result<(), Why> {
+) -> Result<(), Reason> {
     let Some(depth) = depth.checked_sub(1) else {
         return Err("its indexes nest too deep".into());
     };
@@ -123,7 +123,7 @@ fn collect(
             }
             _ => {}
         }
-        if into.len() > MOST_IMAGES {
+        if into.len() > MAX_IMAGES {
             return Err("it holds too many images".into());
         }
     }
@@ -132,19 +132,19 @@ fn collect(
 
 /// `manifest.json` of `docker save`.
 #[derive(Deserialize)]
-struct Saved {
+struct DockerManifest {
     #[serde(rename = "Config")]
     config: String,
     #[serde(rename = "Layers")]
     layers: Vec<String>,
 }
 
-fn of_docker(store: &Store) -> Result<Vec<Layer>, Why> {
+fn of_docker(store: &BlobStore) -> Result<Vec<Layer>, Reason> {
     let manifest = Path::new("manifest.json");
     if !store.has(manifest) {
         return Err("neither index.json nor manifest.json is in it".into());
     }
-    let mut saved: Vec<Saved> = json(store.open(manifest)?, "manifest.json", None)?;
+    let mut saved: Vec<DockerManifest> = json(store.open(manifest)?, "manifest.json", None)?;
     let count = saved.len();
     let Some(saved) = saved.pop().filter(|_| count == 1) else {
         return Err(format!("it holds {count} images: save a single one"));
@@ -168,7 +168,7 @@ fn of_docker(store: &Store) -> Result<Vec<Layer>, Why> {
             size: store.open(&part)?.left(),
             part,
             name,
-            digest: LayerDigest::Unpacked(digest),
+            digest: LayerDigest::DiffId(digest),
         })
     });
     layers.collect()
@@ -181,31 +181,31 @@ fn part(digest: &Digest) -> PathBuf {
         .collect()
 }
 
-fn blob<T: DeserializeOwned>(store: &Store, descriptor: &Descriptor) -> Result<T, Why> {
+fn blob<T: DeserializeOwned>(store: &BlobStore, descriptor: &Descriptor) -> Result<T, Reason> {
     let digest = descriptor.digest();
     json(store.open(&part(digest))?, digest.as_ref(), Some(digest))
 }
 
 /// Reads a document that must have that digest.
-fn json<T: DeserializeOwned>(section: Section, name: &str, digest: Option<&Digest>) -> Result<T, Why> {
-    if section.left() > MOST_JSON {
+fn json<T: DeserializeOwned>(section: FileSection, name: &str, digest: Option<&Digest>) -> Result<T, Reason> {
+    if section.left() > MAX_JSON {
         return Err(format!("{name} has {} bytes", section.left()));
     }
     let mut text = Vec::new();
     section
-        .take(MOST_JSON)
+        .take(MAX_JSON)
         .read_to_end(&mut text)
         .map_err(|error| format!("{name}: {error}"))?;
     if let Some(digest) = digest {
         let mut hasher = hasher(digest)?;
         hasher.update(&text);
-        check(digest, hasher).map_err(|why| format!("{name}: {why}"))?;
+        check(digest, hasher).map_err(|reason| format!("{name}: {reason}"))?;
     }
     serde_json::from_slice(&text).map_err(|error| format!("{name}: {error}"))
 }
 
 /// What computes a digest of that kind.
-pub(super) fn hasher(digest: &Digest) -> Result<Box<dyn DynDigest>, Why> {
+pub(super) fn hasher(digest: &Digest) -> Result<Box<dyn DynDigest>, Reason> {
     match digest.algorithm() {
         DigestAlgorithm::Sha256 => Ok(Box::new(sha2::Sha256::default())),
         DigestAlgorithm::Sha384 => Ok(Box::new(sha2::Sha384::default())),
@@ -215,7 +215,7 @@ pub(super) fn hasher(digest: &Digest) -> Result<Box<dyn DynDigest>, Why> {
 }
 
 /// Compares what was computed.
-pub(super) fn check(digest: &Digest, hasher: Box<dyn DynDigest>) -> Result<(), Why> {
+pub(super) fn check(digest: &Digest, hasher: Box<dyn DynDigest>) -> Result<(), Reason> {
     let computed: String = hasher
         .finalize()
         .iter()

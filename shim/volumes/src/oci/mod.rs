@@ -3,11 +3,11 @@
 //! Nothing in an image becomes a path of this host. What is read is bounded and checked against the digests that name
 //! it; the one file that is wanted goes to the scratch directory under no name.
 
-mod layer;
+mod blob_store;
+mod decompress;
+mod layer_search;
 mod manifest;
-mod store;
 mod tarball;
-mod unpack;
 
 #[cfg(test)]
 pub(super) mod tests;
@@ -16,37 +16,37 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use super::error::Fault;
-use super::path::Found;
-use super::scratch::Scratch;
+use super::error::VolumeFault;
+use super::path_handle::PathHandle;
+use super::scratch::ScratchDir;
 
-use layer::{Candidate, Search, What};
+use blob_store::BlobStore;
+use layer_search::{Candidate, CandidateContent, LayerSearch};
 use manifest::Layer;
-use store::Store;
 
 /// The most bytes that the layers of an image unpack to: what compresses best could be unpacked for days.
-const MOST_UNPACKED: u64 = 1 << 40;
+const MAX_UNPACKED: u64 = 1 << 40;
 
 /// What is wrong with an image, without its path.
 type Why = String;
 
 /// An image whose layers are known.
 #[derive(Debug)]
-pub(super) struct Image {
+pub(super) struct ContainerImage {
     path: PathBuf,
-    store: Store,
+    store: BlobStore,
     /// From the lowest on.
     layers: Vec<Layer>,
 }
 
-impl Image {
+impl ContainerImage {
     /// The image that lies there; none if it is something else: an image file, or a directory of one.
-    pub(super) fn find(given: &Found) -> Result<Option<Image>, Fault> {
-        let Some(store) = Store::find(given)? else {
+    pub(super) fn find(given: &PathHandle) -> Result<Option<ContainerImage>, VolumeFault> {
+        let Some(store) = BlobStore::find(given)? else {
             return Ok(None);
         };
-        let layers = manifest::layers(&store).map_err(|why| fault(&given.path, why))?;
-        Ok(Some(Image {
+        let layers = manifest::layers(&store).map_err(|reason| fault(&given.path, reason))?;
+        Ok(Some(ContainerImage {
             path: given.path.clone(),
             store,
             layers,
@@ -58,22 +58,22 @@ impl Image {
     pub(super) fn extract(
         &self,
         image_path: Option<&Path>,
-        scratch: &Scratch,
-        tell: &dyn Fn(u64, u64),
-    ) -> Result<File, Fault> {
-        let mut search = Search {
+        scratch: &ScratchDir,
+        progress: &dyn Fn(u64, u64),
+    ) -> Result<File, VolumeFault> {
+        let mut search = LayerSearch {
             image_path,
             scratch,
             found: BTreeMap::new(),
-            left: MOST_UNPACKED,
+            left: MAX_UNPACKED,
         };
         let size = self.layers.iter().map(|layer| layer.size).sum();
         let mut done = 0;
         for (number, layer) in self.layers.iter().enumerate() {
-            let told = |read| tell(done + read, size);
+            let layer_progress = |read| progress(done + read, size);
             search
-                .layer(number, layer, &self.store, &told)
-                .map_err(|why| fault(&self.path, format!("layer {}: {why}", layer.name)))?;
+                .layer(number, layer, &self.store, &layer_progress)
+                .map_err(|reason| fault(&self.path, format!("layer {}: {reason}", layer.name)))?;
             done += layer.size;
         }
         self.choose(search.found, image_path)
@@ -83,26 +83,26 @@ impl Image {
         &self,
         mut found: BTreeMap<PathBuf, Candidate>,
         image_path: Option<&Path>,
-    ) -> Result<File, Fault> {
+    ) -> Result<File, VolumeFault> {
         let folder = self.path.join("disk");
         match (found.pop_first(), found.is_empty(), image_path) {
-            (None, _, None) => Err(Fault::NoDisk(folder)),
+            (None, _, None) => Err(VolumeFault::NoDisk(folder)),
             (None, _, Some(path)) => Err(fault(&self.path, format!("it has no file {}", path.display()))),
-            (Some(_), false, _) => Err(Fault::ManyDisks(folder)),
+            (Some(_), false, _) => Err(VolumeFault::ManyDisks(folder)),
             (Some((path, candidate)), true, _) => match candidate.what {
-                What::File(file) => Ok(file),
-                What::Other(kind) => {
-                    let why = format!("{} in it is {kind}, not a regular file", path.display());
-                    Err(fault(&self.path, why))
+                CandidateContent::File(file) => Ok(file),
+                CandidateContent::Other(kind) => {
+                    let reason = format!("{} in it is {kind}, not a regular file", path.display());
+                    Err(fault(&self.path, reason))
                 }
             },
         }
     }
 }
 
-fn fault(path: &Path, why: Why) -> Fault {
-    Fault::ContainerImage {
+fn fault(path: &Path, reason: Reason) -> VolumeFault {
+    VolumeFault::ContainerImage {
         path: path.to_owned(),
-        why,
+        reason,
     }
 }

@@ -1,4 +1,4 @@
-//! Reading tar archives that somebody else made: header by header, in bounded memory. The crate `tar` reads a header's
+//! KeyReader tar archives that somebody else made: header by header, in bounded memory. The crate `tar` reads a header's
 //! fields; its own iterator takes a long name of any length into memory.
 
 use std::ffi::OsStr;
@@ -8,12 +8,12 @@ use std::path::PathBuf;
 
 use tar::{EntryType, Header};
 
-use super::Why;
+use super::Reason;
 
 /// Bytes of a header; content is padded to multiples of it.
 pub(super) const BLOCK: usize = 512;
 /// The most bytes of an extended header, a GNU long name among them: the bound that Go's writer has.
-const MOST_EXTENDED: u64 = 1 << 20;
+const MAX_EXTENDED: u64 = 1 << 20;
 
 /// What can leave out bytes.
 pub(super) trait Skip: Read {
@@ -72,8 +72,8 @@ impl<R: Skip> Tarball<R> {
     }
 
     /// The next member; none at the archive's end. Its content is what the archive then reads.
-    pub(super) fn next(&mut self) -> Result<Option<Entry>, Why> {
-        let mut extended = Extended::default();
+    pub(super) fn next(&mut self) -> Result<Option<Entry>, Reason> {
+        let mut extended = ExtendedHeader::default();
         loop {
             let Some(block) = self.block()? else {
                 return Ok(None);
@@ -111,7 +111,7 @@ impl<R: Skip> Tarball<R> {
     }
 
     /// The next header, past what is left of the present member.
-    fn block(&mut self) -> Result<Option<[u8; BLOCK]>, Why> {
+    fn block(&mut self) -> Result<Option<[u8; BLOCK]>, Reason> {
         let short = |_| "the archive is cut short".to_owned();
         self.source.skip(self.content).map_err(short)?;
         self.source.skip(self.padding).map_err(short)?;
@@ -131,8 +131,8 @@ impl<R: Skip> Tarball<R> {
     }
 
     /// The content of an extended header.
-    fn small(&mut self) -> Result<Vec<u8>, Why> {
-        if self.content > MOST_EXTENDED {
+    fn small(&mut self) -> Result<Vec<u8>, Reason> {
+        if self.content > MAX_EXTENDED {
             return Err(format!("an extended header has {} bytes", self.content));
         }
         let mut content = Vec::new();
@@ -159,14 +159,14 @@ impl<R: Read> Read for Tarball<R> {
 
 /// What extended headers say of the member after them.
 #[derive(Default)]
-struct Extended {
+struct ExtendedHeader {
     path: Option<Vec<u8>>,
     size: Option<u64>,
     sparse: bool,
 }
 
-impl Extended {
-    fn pax(&mut self, mut content: &[u8]) -> Result<(), Why> {
+impl ExtendedHeader {
+    fn pax(&mut self, mut content: &[u8]) -> Result<(), Reason> {
         while !content.is_empty() {
             let (key, value, rest) = record(content).ok_or("an extended header is damaged")?;
             content = rest;
@@ -189,7 +189,7 @@ impl Extended {
     }
 }
 
-/// The first record, `LENGTH KEY=VALUE\n`, as key and value, and what follows (POSIX, pax Extended Header). The crate
+/// The first record, `LENGTH KEY=VALUE\n`, as key and value, and what follows (POSIX, pax ExtendedHeader Header). The crate
 /// `tar` ends a record at its first line break, of which an extended attribute may hold any number.
 fn record(content: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let blank = content.iter().position(|byte| *byte == b' ')?;
@@ -206,7 +206,7 @@ fn zero_ended(mut text: Vec<u8>) -> Vec<u8> {
 }
 
 /// A path below the archive's root.
-pub(super) fn plain(path: &[u8]) -> Result<PathBuf, Why> {
+pub(super) fn plain(path: &[u8]) -> Result<PathBuf, Reason> {
     let mut plain = PathBuf::new();
     for part in path.split(|byte| *byte == b'/') {
         match part {
@@ -234,7 +234,7 @@ mod tests {
             format!("{} {text}\n", text.len() + 4)
         };
         let records = ["SCHILY.xattr.a=x\ny\n", "path=disk\n", "size=98765"].map(with_length);
-        let mut extended = Extended::default();
+        let mut extended = ExtendedHeader::default();
         extended.pax(records.concat().as_bytes()).unwrap();
         assert_eq!(extended.path.as_deref(), Some(&b"disk\n"[..]));
         assert_eq!((extended.size, extended.sparse), (Some(98_765), false));
@@ -244,7 +244,7 @@ mod tests {
             "path=GNUSparse",
         ]
         .map(with_length);
-        let mut extended = Extended::default();
+        let mut extended = ExtendedHeader::default();
         extended.pax(records.concat().as_bytes()).unwrap();
         assert!(extended.sparse && extended.path.as_deref() == Some(&b"disk/a.img"[..]));
         for bad in [
@@ -257,7 +257,7 @@ mod tests {
             b"18446744073709551616 a=b\n",
             b"12 size=many\n",
         ] {
-            assert!(Extended::default().pax(bad).is_err(), "{bad:?}");
+            assert!(ExtendedHeader::default().pax(bad).is_err(), "{bad:?}");
         }
     }
 

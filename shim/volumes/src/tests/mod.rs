@@ -34,8 +34,13 @@ impl Home {
     }
 
     fn open(&self, disk: &DiskPlan) -> Result<OpenDisk, String> {
-        open_disk(disk, &Scratch::at(self.dir.path()), &Paths::Callers, &|_, _| {})
-            .map_err(|fault| Fault::of("data")(fault).to_string())
+        open_disk(
+            disk,
+            &ScratchDir::at(self.dir.path()),
+            &PathPolicy::Caller,
+            &|_, _| {},
+        )
+        .map_err(|fault| VolumeFault::for_volume("data")(fault).to_string())
     }
 }
 

@@ -128,7 +128,9 @@ fn only_a_container_disks_format_is_probed() {
     };
     assert_eq!(home.open(&disk(host)).unwrap().format, ImageFormat::Raw);
     assert_eq!(
-        open_plugged(&file(&path), &Paths::Callers, None).unwrap().format,
+        open_hotplugged(&file(&path), &PathPolicy::Caller, None)
+            .unwrap()
+            .format,
         ImageFormat::Raw
     );
 

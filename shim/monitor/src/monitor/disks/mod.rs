@@ -16,7 +16,7 @@ use std::time::Duration;
 use husk_proto::shim::v1 as shim;
 use husk_proto::vmm::v1::{AddDiskRequest, RemoveDiskRequest, ResizeDiskRequest};
 use husk_vmi::{DiskPlan, DiskSource, NewVolume, PlugPlan, ScsiAddress, VmPlan};
-use husk_volumes::{Fault, OpenDisk, VolumeError};
+use husk_volumes::{OpenDisk, VolumeError, VolumeFault};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -262,7 +262,7 @@ impl DisksActor {
     async fn add(&mut self, mut volume: NewVolume, handed: Option<OwnedFd>) -> Result<ScsiAddress, Status> {
         let mut connection = self.connection()?;
         if let DiskSource::File(path) = &mut volume.source {
-            *path = self.environment.paths.on_host(path);
+            *path = self.environment.paths.host_path(path);
         }
         if self.waiters.contains_key(&volume.name) {
             let text = format!("volume {:?} is being removed", volume.name);
@@ -275,7 +275,7 @@ impl DisksActor {
         let opened = {
             let (disk, environment) = (disk.clone(), self.environment.clone());
             spawn_blocking(move || {
-                let open = husk_volumes::open_plugged(&disk, &environment.paths, handed.as_ref())?;
+                let open = husk_volumes::open_hotplugged(&disk, &environment.paths, handed.as_ref())?;
                 let probe = open.file.as_ref().map(SizeProbe::of).transpose();
                 Ok::<_, VolumeError>((open, probe))
             })
@@ -412,7 +412,7 @@ impl DisksActor {
 /// A path that the pod was not given is somebody's mistake, or worse; anything else may be well later.
 fn refusal(error: &VolumeError) -> Status {
     let code = match error.fault {
-        Fault::NotGiven(_) => Code::PermissionDenied,
+        VolumeFault::NotInPod(_) => Code::PermissionDenied,
         _ => Code::FailedPrecondition,
     };
     Status::new(code, error_chain(error))

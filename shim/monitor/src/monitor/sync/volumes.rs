@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use husk_proto::shim::v1::change::Kind;
 use husk_proto::shim::v1::{Disk, VolumeStatus};
 use husk_vmi::{DiskSource, NewVolume, Vmi};
-use husk_volumes::Paths;
+use husk_volumes::PathPolicy;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tonic::{Code, Status};
@@ -141,8 +141,8 @@ impl VmiSync {
         }
         let Some(path) = self.path(&name, given).await? else {
             let message = match self.environment.paths {
-                Paths::Given(_) => "nothing of it is in the pod's hotplug directory yet",
-                Paths::Callers => "nobody has said where its data is",
+                PathPolicy::PodMounts(_) => "nothing of it is in the pod's hotplug directory yet",
+                PathPolicy::Caller => "nobody has said where its data is",
             };
             return Ok(status(None, "Pending", "VolumeNotMountedToPod", message.into()));
         };
@@ -175,7 +175,7 @@ impl VmiSync {
             return Ok(Some(path.into()));
         }
         let (environment, name) = (self.environment.clone(), name.to_owned());
-        let found = spawn_blocking(move || environment.paths.hotplugged(&name)).await;
+        let found = spawn_blocking(move || environment.paths.find_hotplugged(&name)).await;
         found.map_err(|error| Status::internal(error.to_string()))
     }
 

@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use husk_proto::vmm::v1::disk::Cache;
 use husk_vmi::{BlockSize as PlannedBlockSize, CacheMode, DiskSource, FormatPolicy, Memory, Topology};
 
-use husk_volumes::{Base, BlockSizes};
+use husk_volumes::{BackingImage, BlockSizes};
 
 use husk_vmi::ScsiAddress;
 
@@ -211,7 +211,7 @@ fn an_overlay_goes_with_its_base() {
     let file = || OwnedFd::from(tempfile::tempfile().unwrap());
     let open = OpenDisk {
         file: Some(file()),
-        base: Some(Base {
+        base: Some(BackingImage {
             file: file(),
             format: ImageFormat::Raw,
         }),

@@ -11,8 +11,8 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 use tar::{Builder, EntryType, Header};
 
-use super::super::Image;
-use super::{Found, Home, Layout, Parts, Scratch, docker, gzip, hex, layer, oci, special, zstd};
+use super::super::ContainerImage;
+use super::{Home, Layout, Parts, PathHandle, ScratchDir, docker, gzip, hex, layer, oci, special, zstd};
 
 #[test]
 fn what_is_no_regular_file_is_no_disk() {
@@ -38,11 +38,11 @@ fn what_is_no_regular_file_is_no_disk() {
 
 /// Asserts that an image is refused with a line that names it.
 #[track_caller]
-fn refuse(home: &Home, path: &Path, why: &str) {
+fn refuse(home: &Home, path: &Path, reason: &str) {
     let error = home.extract(path, None).unwrap_err();
     assert!(
-        error.contains(path.to_str().unwrap()) && error.contains(why),
-        "{error}\nnot {why}"
+        error.contains(path.to_str().unwrap()) && error.contains(reason),
+        "{error}\nnot {reason}"
     );
 }
 
@@ -54,7 +54,7 @@ fn content_that_is_not_what_its_digest_says_is_refused() {
         let part = parts.iter_mut().find(|(path, _)| path.ends_with(name)).unwrap();
         part.1[at] ^= 2;
     };
-    // Within the file, and after the end of the archive.
+    // ContainerDiskSource the file, and after the end of the archive.
     for at in [600, disk.len() - 1] {
         let mut parts = oci(std::slice::from_ref(&disk));
         flip(&mut parts, &hex(&disk), at);
@@ -191,8 +191,8 @@ fn hostile_archives_are_refused() {
 #[test]
 fn hostile_layers_are_refused() {
     let home = Home::new();
-    let refused = |packed: Vec<u8>, why: &str| {
-        refuse(&home, &home.directory(&oci(&[packed])), why);
+    let refused = |packed: Vec<u8>, reason: &str| {
+        refuse(&home, &home.directory(&oci(&[packed])), reason);
     };
     let mut tar = Builder::new(Vec::new());
     let mut header = Header::new_gnu();
@@ -236,9 +236,11 @@ fn a_bomb_costs_no_room() {
     .unwrap();
     let packed = tar.into_inner().unwrap().finish().unwrap();
     let path = home.directory(&oci(&[packed]));
-    let image = Image::find(&Found::on_host(&path).unwrap()).unwrap().unwrap();
+    let image = ContainerImage::find(&PathHandle::on_host(&path).unwrap())
+        .unwrap()
+        .unwrap();
     let file = image
-        .extract(None, &Scratch::at(home.0.path()), &|_, _| {})
+        .extract(None, &ScratchDir::at(home.0.path()), &|_, _| {})
         .unwrap();
     let metadata = file.metadata().unwrap();
     assert_eq!(metadata.len(), 64 << 20);

@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tar::{Builder, EntryType, Header};
 
-use super::super::error::Fault;
-use super::super::path::Found;
-use super::super::scratch::Scratch;
-use super::Image;
+use super::super::error::VolumeFault;
+use super::super::path_handle::PathHandle;
+use super::super::scratch::ScratchDir;
+use super::ContainerImage;
 
 const GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
@@ -177,10 +177,10 @@ impl Home {
     }
 
     fn extract(&self, path: &Path, image_path: Option<&str>) -> Result<Vec<u8>, String> {
-        let scratch = Scratch::at(self.0.path().join("scratch"));
-        let text = |fault: Fault| fault.to_string();
-        let found = Found::on_host(path).unwrap();
-        let image = Image::find(&found).map_err(text)?.ok_or("no image")?;
+        let scratch = ScratchDir::at(self.0.path().join("scratch"));
+        let text = |fault: VolumeFault| fault.to_string();
+        let found = PathHandle::on_host(path).unwrap();
+        let image = ContainerImage::find(&found).map_err(text)?.ok_or("no image")?;
         let file = image
             .extract(image_path.map(Path::new), &scratch, &|_, _| {})
             .map_err(text)?;
@@ -230,9 +230,11 @@ fn progress_is_told_of_all_layers() {
     let big = layer(&[("disk/a", &vec![7; 20 << 20])]);
     let small = layer(&[("etc/hosts", &vec![8; 17 << 20])]);
     let path = home.directory(&oci(&[small, big]));
-    let image = Image::find(&Found::on_host(&path).unwrap()).unwrap().unwrap();
+    let image = ContainerImage::find(&PathHandle::on_host(&path).unwrap())
+        .unwrap()
+        .unwrap();
     let told = std::cell::RefCell::new(Vec::new());
-    let scratch = Scratch::at(home.0.path());
+    let scratch = ScratchDir::at(home.0.path());
     image
         .extract(None, &scratch, &|done, size| {
             told.borrow_mut().push((done >> 20, size >> 20))
@@ -355,7 +357,11 @@ fn the_image_for_this_machine_is_taken() {
 #[test]
 fn what_is_no_image_is_left_to_others() {
     let home = Home::new();
-    let none = |path: &Path| Image::find(&Found::on_host(path).unwrap()).unwrap().is_none();
+    let none = |path: &Path| {
+        ContainerImage::find(&PathHandle::on_host(path).unwrap())
+            .unwrap()
+            .is_none()
+    };
     assert!(none(&home.file(&[0xeb; 4096])));
     assert!(none(&home.file(b"")));
     let mut boot = vec![0; 512];

@@ -12,7 +12,7 @@ use super::tarball::Skip;
 const BUFFER: usize = 128 << 10;
 
 /// Unpacks a layer.
-pub(super) fn unpack<'a>(layer: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
+pub(super) fn decompress<'a>(layer: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
     let mut layer = BufReader::with_capacity(BUFFER, layer);
     let head = layer.fill_buf()?;
     Ok(match head {
@@ -82,13 +82,13 @@ impl<R: Read> Read for Zstd<R> {
 }
 
 /// A stream of unpacked bytes that ends with an error where it should have ended by itself.
-pub(super) struct Bounded<'a, R> {
+pub(super) struct LimitedReader<'a, R> {
     pub(super) source: R,
     /// Bytes that may still come.
     pub(super) left: &'a mut u64,
 }
 
-impl<R: Read> Read for Bounded<'_, R> {
+impl<R: Read> Read for LimitedReader<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.source.read(buffer)?;
         *self.left = self
@@ -99,7 +99,7 @@ impl<R: Read> Read for Bounded<'_, R> {
     }
 }
 
-impl<R: Read> Skip for Bounded<'_, R> {
+impl<R: Read> Skip for LimitedReader<'_, R> {
     fn skip(&mut self, bytes: u64) -> io::Result<()> {
         if bytes > *self.left {
             return Err(io::Error::other("it unpacks to more than any disk needs"));

@@ -11,44 +11,44 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{FileType, fstat};
 
-use super::error::Fault;
+use super::error::VolumeFault;
 use super::host_disk;
-use super::path::Found;
+use super::path_handle::PathHandle;
 
 /// Where a pod sees its hotplug directory.
 const HOTPLUG: [&str; 2] = ["/var/run/kubevirt/hotplug-disks", "/run/kubevirt/hotplug-disks"];
 
 /// Whose paths a plan has.
 #[derive(Debug, Clone)]
-pub enum Paths {
+pub enum PathPolicy {
     /// Those of whoever runs the VM, with their rights; symbolic links are followed.
-    Callers,
+    Caller,
     /// Those of a pod.
-    Given(Given),
+    PodMounts(PodMounts),
 }
 
 /// What a pod was given beside its mounts, which a plan names as they are.
 #[derive(Debug, Clone, Default)]
-pub struct Given {
+pub struct PodMounts {
     /// Block devices: where this host has them, and their numbers (`st_rdev`).
     pub devices: BTreeMap<PathBuf, u64>,
     /// The directory in which volumes appear that are plugged.
     pub hotplug: Option<PathBuf>,
 }
 
-impl Paths {
+impl PathPolicy {
     /// The image of a claim: the path itself, or `disk.img` in the folder it is.
-    pub(super) fn claim(&self, path: &Path) -> Result<Found, Fault> {
-        if let Paths::Given(given) = self
+    pub(super) fn resolve_claim(&self, path: &Path) -> Result<PathHandle, VolumeFault> {
+        if let PathPolicy::PodMounts(given) = self
             && let Some(number) = given.devices.get(path)
         {
             return device(path, *number);
         }
-        let found = Found::on_host(path).map_err(Fault::io(path))?;
+        let found = PathHandle::on_host(path).map_err(VolumeFault::io(path))?;
         let found = match found.is_directory() {
             true => found
                 .child(Path::new("disk.img"))
-                .map_err(Fault::io(path.join("disk.img")))?,
+                .map_err(VolumeFault::io(path.join("disk.img")))?,
             false => found,
         };
         self.image(found)
@@ -56,11 +56,11 @@ impl Paths {
 
     /// A volume that is plugged: `path` itself, or `disk.img` in the folder it is. Looked for anew each time: what is
     /// mounted in a pod's hotplug directory meanwhile is there.
-    pub(super) fn plugged(&self, path: &Path) -> Result<Found, Fault> {
-        let Paths::Given(given) = self else {
-            return self.claim(path);
+    pub(super) fn resolve_hotplugged(&self, path: &Path) -> Result<PathHandle, VolumeFault> {
+        let PathPolicy::PodMounts(given) = self else {
+            return self.resolve_claim(path);
         };
-        let not_given = || Fault::NotGiven(path.to_owned());
+        let not_given = || VolumeFault::NotInPod(path.to_owned());
         let hotplug = given.hotplug.as_deref().ok_or_else(not_given)?;
         let name = path.strip_prefix(hotplug).map_err(|_| not_given())?;
         let mut parts = name.components();
@@ -69,13 +69,13 @@ impl Paths {
             (Some(Component::Normal(_)), Some(Component::Normal(_))) if parts.next().is_none() => false,
             _ => return Err(not_given()),
         };
-        let found = Found::beneath(hotplug, name).map_err(Fault::io(path))?;
+        let found = PathHandle::beneath(hotplug, name).map_err(VolumeFault::io(path))?;
         // A device is made right in the directory by whoever manages it. What is elsewhere, and so what is called an
         // image, comes from a claim, in which anybody may have made a node.
         match found.is_directory() {
             true => found
                 .child(Path::new("disk.img"))
-                .map_err(Fault::io(path.join("disk.img")))
+                .map_err(VolumeFault::io(path.join("disk.img")))
                 .and_then(|found| self.image(found)),
             false if node => Ok(found),
             false => self.image(found),
@@ -84,8 +84,8 @@ impl Paths {
 
     /// Where on this host a volume is that is plugged by `path`: a pod's own view of its hotplug directory leads there
     /// too.
-    pub fn on_host(&self, path: &Path) -> PathBuf {
-        let Paths::Given(Given {
+    pub fn host_path(&self, path: &Path) -> PathBuf {
+        let PathPolicy::PodMounts(PodMounts {
             hotplug: Some(hotplug),
             ..
         }) = self
@@ -100,15 +100,15 @@ impl Paths {
 
     /// Where the volume of this name is, in a pod's hotplug directory: KubeVirt's names of an image and of a block
     /// device there. None if it is not there, or not yet.
-    pub fn hotplugged(&self, name: &str) -> Option<PathBuf> {
-        let Paths::Given(Given {
+    pub fn find_hotplugged(&self, name: &str) -> Option<PathBuf> {
+        let PathPolicy::PodMounts(PodMounts {
             hotplug: Some(hotplug),
             ..
         }) = self
         else {
             return None;
         };
-        let is_there = |path: &Path| match Found::beneath(hotplug, path) {
+        let is_there = |path: &Path| match PathHandle::beneath(hotplug, path) {
             // A folder in which nothing is mounted so far.
             Ok(found) if found.is_directory() => found.child(Path::new("disk.img")).is_ok(),
             // What is wrong with it is told by whoever opens it.
@@ -121,45 +121,51 @@ impl Paths {
     }
 
     /// The image of a hostDisk, made with `create_bytes` if it is not there.
-    pub(super) fn host_disk(&self, path: &Path, create_bytes: Option<u64>) -> Result<Found, Fault> {
+    pub(super) fn host_disk(
+        &self,
+        path: &Path,
+        create_bytes: Option<u64>,
+    ) -> Result<PathHandle, VolumeFault> {
         let found = match self {
-            Paths::Callers => host_disk::find(path, create_bytes, Found::on_host)?,
-            Paths::Given(_) => host_disk::find(path, create_bytes, |path| {
+            PathPolicy::Caller => host_disk::find(path, create_bytes, PathHandle::on_host)?,
+            PathPolicy::PodMounts(_) => host_disk::find(path, create_bytes, |path| {
                 let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
                     return Err(io::ErrorKind::InvalidInput.into());
                 };
-                Found::beneath(parent, Path::new(name))
+                PathHandle::beneath(parent, Path::new(name))
             })?,
         };
         self.image(found)
     }
 
     /// Refuses, where somebody else chose it, what is no regular file.
-    pub(super) fn image(&self, found: Found) -> Result<Found, Fault> {
+    pub(super) fn image(&self, found: PathHandle) -> Result<PathHandle, VolumeFault> {
         match self {
-            Paths::Given(_) if found.kind != FileType::RegularFile => Err(Fault::Kind {
-                path: found.path,
-                kind: found.kind,
-                wanted: "an image file",
-            }),
+            PathPolicy::PodMounts(_) if found.kind != FileType::RegularFile => {
+                Err(VolumeFault::WrongFileType {
+                    path: found.path,
+                    kind: found.kind,
+                    wanted: "an image file",
+                })
+            }
             _ => Ok(found),
         }
     }
 
     /// A container image is its root directory, never an archive in it.
-    pub(super) fn are_callers(&self) -> bool {
-        matches!(self, Paths::Callers)
+    pub(super) fn is_caller(&self) -> bool {
+        matches!(self, PathPolicy::Caller)
     }
 }
 
 /// The block device of these numbers.
-fn device(path: &Path, number: u64) -> Result<Found, Fault> {
-    let found = Found::on_host(path).map_err(Fault::io(path))?;
-    let stat = fstat(found.handle()).map_err(Fault::io(path))?;
+fn device(path: &Path, number: u64) -> Result<PathHandle, VolumeFault> {
+    let found = PathHandle::on_host(path).map_err(VolumeFault::io(path))?;
+    let stat = fstat(found.handle()).map_err(VolumeFault::io(path))?;
     if found.kind == FileType::BlockDevice && stat.st_rdev == number {
         return Ok(found);
     }
-    Err(Fault::NotGiven(path.to_owned()))
+    Err(VolumeFault::NotInPod(path.to_owned()))
 }
 
 #[cfg(test)]
@@ -171,15 +177,15 @@ mod tests {
 
     use super::*;
 
-    fn given() -> Paths {
-        Paths::Given(Given::default())
+    fn given() -> PathPolicy {
+        PathPolicy::PodMounts(PodMounts::default())
     }
 
     #[test]
     fn a_claim_of_a_pod_is_a_regular_file_of_its_own() {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("disk.img");
-        let refused = |paths: &Paths| paths.claim(dir.path()).unwrap_err().to_string();
+        let refused = |paths: &PathPolicy| paths.resolve_claim(dir.path()).unwrap_err().to_string();
         symlink("/etc/shadow", &image).unwrap();
         assert!(refused(&given()).contains("disk.img: "));
         fs::remove_file(&image).unwrap();
@@ -194,16 +200,22 @@ mod tests {
         assert!(refused(&given()).ends_with("is a directory, not an image file"));
         fs::remove_dir(&image).unwrap();
         fs::write(&image, [0; 512]).unwrap();
-        given().claim(dir.path()).unwrap();
+        given().resolve_claim(dir.path()).unwrap();
         // A device that nobody gave, whatever its name.
-        let error = given().claim(Path::new("/dev/null")).unwrap_err().to_string();
+        let error = given()
+            .resolve_claim(Path::new("/dev/null"))
+            .unwrap_err()
+            .to_string();
         assert_eq!(error, "/dev/null is a character device, not an image file");
         let devices = BTreeMap::from([("/dev/null".into(), 7)]);
-        let paths = Paths::Given(Given {
+        let paths = PathPolicy::PodMounts(PodMounts {
             devices,
             hotplug: None,
         });
-        let error = paths.claim(Path::new("/dev/null")).unwrap_err().to_string();
+        let error = paths
+            .resolve_claim(Path::new("/dev/null"))
+            .unwrap_err()
+            .to_string();
         assert!(
             error.starts_with("/dev/null is nothing that this pod was given"),
             "{error}"
@@ -234,22 +246,25 @@ mod tests {
         fs::write(dir.path().join("other.img"), [0; 512]).unwrap();
         symlink("../other.img", hotplug.join("link.img")).unwrap();
         symlink("../../other.img", hotplug.join("claim/disk.img")).unwrap();
-        let paths = Paths::Given(Given {
+        let paths = PathPolicy::PodMounts(PodMounts {
             devices: BTreeMap::new(),
             hotplug: Some(hotplug.clone()),
         });
-        paths.plugged(&hotplug.join("data.img")).unwrap();
+        paths.resolve_hotplugged(&hotplug.join("data.img")).unwrap();
         for view in HOTPLUG {
-            let path = paths.on_host(&Path::new(view).join("data.img"));
+            let path = paths.host_path(&Path::new(view).join("data.img"));
             assert_eq!(path, hotplug.join("data.img"));
         }
         for other in ["/var/run/kubevirt/hotplug-disks-2/data.img", "/etc/shadow"] {
-            assert_eq!(paths.on_host(Path::new(other)), Path::new(other));
+            assert_eq!(paths.host_path(Path::new(other)), Path::new(other));
         }
         // Nothing that is called an image, or lies in a folder, is a device.
         for fifo in ["fifo.img", "claim/fifo"] {
             mkfifoat(CWD, hotplug.join(fifo), Mode::RUSR).unwrap();
-            let error = paths.plugged(&hotplug.join(fifo)).unwrap_err().to_string();
+            let error = paths
+                .resolve_hotplugged(&hotplug.join(fifo))
+                .unwrap_err()
+                .to_string();
             assert!(error.ends_with("is a FIFO, not an image file"), "{error}");
         }
         let other = dir.path().join("other.img");
@@ -261,9 +276,9 @@ mod tests {
             hotplug.join("a/b/c"),
             other.clone(),
         ] {
-            paths.plugged(&bad).unwrap_err();
+            paths.resolve_hotplugged(&bad).unwrap_err();
         }
-        let error = given().plugged(&other).unwrap_err().to_string();
+        let error = given().resolve_hotplugged(&other).unwrap_err().to_string();
         assert!(error.contains("is nothing that this pod was given"), "{error}");
     }
 
@@ -271,20 +286,20 @@ mod tests {
     fn volumes_appear_under_kubevirts_names() {
         let dir = tempfile::tempdir().unwrap();
         let hotplug = dir.path().to_owned();
-        let paths = Paths::Given(Given {
+        let paths = PathPolicy::PodMounts(PodMounts {
             devices: BTreeMap::new(),
             hotplug: Some(hotplug.clone()),
         });
-        assert_eq!(paths.hotplugged("data"), None);
+        assert_eq!(paths.find_hotplugged("data"), None);
         fs::create_dir(hotplug.join("data")).unwrap();
-        assert_eq!(paths.hotplugged("data"), None, "nothing is mounted there");
+        assert_eq!(paths.find_hotplugged("data"), None, "nothing is mounted there");
         fs::write(hotplug.join("data/disk.img"), [0; 512]).unwrap();
-        assert_eq!(paths.hotplugged("data"), Some(hotplug.join("data")));
+        assert_eq!(paths.find_hotplugged("data"), Some(hotplug.join("data")));
         // A link is there, and is refused by whoever opens it.
         symlink("/etc/shadow", hotplug.join("data.img")).unwrap();
-        assert_eq!(paths.hotplugged("data"), Some(hotplug.join("data.img")));
-        paths.plugged(&hotplug.join("data.img")).unwrap_err();
-        assert_eq!(given().hotplugged("data"), None);
-        assert_eq!(Paths::Callers.hotplugged("data"), None);
+        assert_eq!(paths.find_hotplugged("data"), Some(hotplug.join("data.img")));
+        paths.resolve_hotplugged(&hotplug.join("data.img")).unwrap_err();
+        assert_eq!(given().find_hotplugged("data"), None);
+        assert_eq!(PathPolicy::Caller.find_hotplugged("data"), None);
     }
 }

@@ -2,8 +2,8 @@
 
 use husk_vmi::{SeedData, SeedLayout};
 
-use super::error::Fault;
-use super::iso::{self, Readable};
+use super::error::VolumeFault;
+use super::iso::{self, Readability};
 use super::key_files::{read_all, read_key};
 
 /// The keys that may hold the user data in a Secret, the first that is there counts.
@@ -17,7 +17,7 @@ pub(super) fn cloud_init(
     meta_data: &str,
     user_data: &SeedData,
     network_data: Option<&SeedData>,
-) -> Result<Vec<u8>, Fault> {
+) -> Result<Vec<u8>, VolumeFault> {
     let (label, names) = match layout {
         SeedLayout::NoCloud => ("cidata", ["meta-data", "user-data", "network-config"]),
         SeedLayout::ConfigDrive => (
@@ -36,16 +36,16 @@ pub(super) fn cloud_init(
     if let Some(data) = network_data {
         files.push((names[2].to_owned(), content(data, &NETWORK_DATA)?));
     }
-    iso::image(label, files, Readable::ByRoot).map_err(Fault::Iso)
+    iso::image(label, files, Readability::ByRoot).map_err(VolumeFault::Iso)
 }
 
 /// The ISO of a directory's files.
-pub(super) fn files(label: &str, dir: Option<&std::path::Path>) -> Result<Vec<u8>, Fault> {
+pub(super) fn files(label: &str, dir: Option<&std::path::Path>) -> Result<Vec<u8>, VolumeFault> {
     let files = dir.map(read_all).transpose()?.unwrap_or_default();
-    iso::image(label, files, Readable::ByAll).map_err(Fault::Iso)
+    iso::image(label, files, Readability::ByAll).map_err(VolumeFault::Iso)
 }
 
-fn content(data: &SeedData, keys: &[&str]) -> Result<Vec<u8>, Fault> {
+fn content(data: &SeedData, keys: &[&str]) -> Result<Vec<u8>, VolumeFault> {
     match data {
         SeedData::Inline(bytes) => Ok(bytes.clone()),
         SeedData::Secret(dir) => read_key(dir, keys),

@@ -15,9 +15,9 @@ use rustix::fs::{FileType, fstat, major, minor};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use tracing::warn;
 
-use super::error::Fault;
-use super::image::{self, Access};
-use super::path::Found;
+use super::error::VolumeFault;
+use super::image::{self, ImageAccess};
+use super::path_handle::PathHandle;
 use super::{ImageFormat, OpenDisk};
 
 /// What belongs to a SCSI device of the host.
@@ -37,24 +37,24 @@ const TIMEOUT: Duration = Duration::from_secs(15);
 /// Opens the device that `found` is.
 pub(super) fn open(
     disk: &DiskPlan,
-    found: &Found,
-    access: Access,
+    found: &PathHandle,
+    access: ImageAccess,
     reservation: bool,
-) -> Result<OpenDisk, Fault> {
+) -> Result<OpenDisk, VolumeFault> {
     if found.kind != FileType::BlockDevice {
-        return Err(Fault::Kind {
+        return Err(VolumeFault::WrongFileType {
             path: found.path.clone(),
             kind: found.kind,
             wanted: "a block device, which a lun needs",
         });
     }
     let (file, cache) = image::open(found, access)?;
-    let sysfs = sysfs(&file).map_err(Fault::io(&found.path))?;
+    let sysfs = sysfs(&file).map_err(VolumeFault::io(&found.path))?;
     if sysfs.join("partition").exists() {
-        return Err(Fault::Partition(found.path.clone()));
+        return Err(VolumeFault::Partition(found.path.clone()));
     }
     if !husk_scsi_helper::is_scsi(&file) {
-        return Err(Fault::NotScsi(found.path.clone()));
+        return Err(VolumeFault::NotScsi(found.path.clone()));
     }
     let privileged = if is_privileged(&file) {
         // The kernel does not check how the descriptor was opened, so the policy does.
@@ -62,9 +62,9 @@ pub(super) fn open(
             writable: !access.read_only,
             reservations: reservation,
         };
-        Some(serve(&disk.name, &file, policy).map_err(Fault::io(&found.path))?)
+        Some(serve(&disk.name, &file, policy).map_err(VolumeFault::io(&found.path))?)
     } else if reservation {
-        return Err(Fault::Unprivileged(found.path.clone()));
+        return Err(VolumeFault::NeedsRawIo(found.path.clone()));
     } else {
         None
     };

@@ -11,16 +11,16 @@ use rustix::fs::fstatvfs;
 use sha2::digest::DynDigest;
 use tar::EntryType;
 
-use super::super::scratch::Scratch;
-use super::super::sparse::SparseWriter;
-use super::Why;
+use super::super::scratch::ScratchDir;
+use super::super::sparse_writer::SparseWriter;
+use super::Reason;
+use super::blob_store::BlobStore;
+use super::decompress::{LimitedReader, decompress};
 use super::manifest::{Layer, LayerDigest, check, hasher};
-use super::store::Store;
 use super::tarball::{Entry, Tarball};
-use super::unpack::{Bounded, unpack};
 
 /// The most files that are kept in case all others are removed by a layer above.
-const MOST_CANDIDATES: usize = 8;
+const MAX_CANDIDATES: usize = 8;
 /// Bytes read between two words on how far it is.
 const STEP: u64 = 16 << 20;
 /// Bytes that are left free in the scratch directory.
@@ -31,9 +31,9 @@ const WHITEOUT: &[u8] = b".wh.";
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
 /// What layers so far have where the disk is looked for.
-pub(super) struct Search<'a> {
+pub(super) struct LayerSearch<'a> {
     pub(super) image_path: Option<&'a Path>,
-    pub(super) scratch: &'a Scratch,
+    pub(super) scratch: &'a ScratchDir,
     pub(super) found: BTreeMap<PathBuf, Candidate>,
     /// Bytes that may still be unpacked.
     pub(super) left: u64,
@@ -42,39 +42,43 @@ pub(super) struct Search<'a> {
 /// Something at a path where the disk could be.
 pub(super) struct Candidate {
     layer: usize,
-    pub(super) what: What,
+    pub(super) what: CandidateContent,
 }
 
-pub(super) enum What {
+pub(super) enum CandidateContent {
     /// Its content.
     File(File),
     /// Something else, as people call it.
     Other(&'static str),
 }
 
-impl Search<'_> {
+impl LayerSearch<'_> {
     /// Lays one more layer over what there is.
     pub(super) fn layer(
         &mut self,
         number: usize,
         layer: &Layer,
-        store: &Store,
-        tell: &dyn Fn(u64),
-    ) -> Result<(), Why> {
+        store: &BlobStore,
+        progress: &dyn Fn(u64),
+    ) -> Result<(), Reason> {
         let (packed, unpacked) = match &layer.digest {
-            LayerDigest::Packed(digest) => (Some(digest), None),
-            LayerDigest::Unpacked(digest) => (None, Some(digest)),
+            LayerDigest::Blob(digest) => (Some(digest), None),
+            LayerDigest::DiffId(digest) => (None, Some(digest)),
         };
         let text = |error: io::Error| error.to_string();
-        let mut source = Metered::new(store.open(&layer.part)?, packed.map(hasher).transpose()?, tell);
+        let mut source = HashingReader::new(
+            store.open(&layer.part)?,
+            packed.map(hasher).transpose()?,
+            progress,
+        );
         {
             let mut left = self.left;
-            let plain = Metered::new(
-                unpack(&mut source).map_err(text)?,
+            let plain = HashingReader::new(
+                decompress(&mut source).map_err(text)?,
                 unpacked.map(hasher).transpose()?,
                 &|_| {},
             );
-            let mut tarball = Tarball::new(Bounded {
+            let mut tarball = Tarball::new(LimitedReader {
                 source: plain,
                 left: &mut left,
             });
@@ -95,7 +99,7 @@ impl Search<'_> {
         Ok(())
     }
 
-    fn entry(&mut self, layer: usize, entry: Entry, content: &mut impl Read) -> Result<(), Why> {
+    fn entry(&mut self, layer: usize, entry: Entry, content: &mut impl Read) -> Result<(), Reason> {
         let path = &entry.path;
         let (Some(name), Some(parent)) = (path.file_name(), path.parent()) else {
             return Ok(());
@@ -121,19 +125,21 @@ impl Search<'_> {
             return Ok(());
         }
         let what = match entry.kind {
-            _ if entry.sparse => What::Other("stored as a sparse file"),
-            EntryType::Regular | EntryType::Continuous => What::File(self.unpack(&entry, content)?),
-            EntryType::Directory => What::Other("a directory"),
-            EntryType::Symlink => What::Other("a symbolic link"),
-            EntryType::Link => What::Other("a hard link"),
-            EntryType::Fifo => What::Other("a FIFO"),
-            EntryType::Char | EntryType::Block => What::Other("a device"),
-            _ => What::Other("of no known type"),
+            _ if entry.sparse => CandidateContent::Other("stored as a sparse file"),
+            EntryType::Regular | EntryType::Continuous => {
+                CandidateContent::File(self.unpack(&entry, content)?)
+            }
+            EntryType::Directory => CandidateContent::Other("a directory"),
+            EntryType::Symlink => CandidateContent::Other("a symbolic link"),
+            EntryType::Link => CandidateContent::Other("a hard link"),
+            EntryType::Fifo => CandidateContent::Other("a FIFO"),
+            EntryType::Char | EntryType::Block => CandidateContent::Other("a device"),
+            _ => CandidateContent::Other("of no known type"),
         };
         self.found.insert(entry.path, Candidate { layer, what });
-        if self.found.len() > MOST_CANDIDATES {
+        if self.found.len() > MAX_CANDIDATES {
             return Err(format!(
-                "it has more than {MOST_CANDIDATES} files in folder disk, only one disk is allowed"
+                "it has more than {MAX_CANDIDATES} files in folder disk, only one disk is allowed"
             ));
         }
         Ok(())
@@ -151,7 +157,7 @@ impl Search<'_> {
         }
     }
 
-    fn unpack(&self, entry: &Entry, content: &mut impl Read) -> Result<File, Why> {
+    fn unpack(&self, entry: &Entry, content: &mut impl Read) -> Result<File, Reason> {
         let file = self.scratch.file().map_err(|fault| fault.to_string())?;
         let space = fstatvfs(&file).map_err(|error| error.to_string())?;
         let room = space
@@ -178,40 +184,40 @@ impl Search<'_> {
 }
 
 /// A stream that is counted and maybe hashed while it is read.
-struct Metered<'a, R> {
+struct HashingReader<'a, R> {
     source: R,
     hasher: Option<Box<dyn DynDigest>>,
     read: u64,
-    told: u64,
-    tell: &'a dyn Fn(u64),
+    reported: u64,
+    progress: &'a dyn Fn(u64),
 }
 
-impl<'a, R: Read> Metered<'a, R> {
-    fn new(source: R, hasher: Option<Box<dyn DynDigest>>, tell: &'a dyn Fn(u64)) -> Metered<'a, R> {
-        Metered {
+impl<'a, R: Read> HashingReader<'a, R> {
+    fn new(source: R, hasher: Option<Box<dyn DynDigest>>, progress: &'a dyn Fn(u64)) -> HashingReader<'a, R> {
+        HashingReader {
             source,
             hasher,
             read: 0,
-            told: 0,
-            tell,
+            reported: 0,
+            progress,
         }
     }
 
-    fn check(self, digest: &oci_spec::image::Digest) -> Result<(), Why> {
+    fn check(self, digest: &oci_spec::image::Digest) -> Result<(), Reason> {
         self.hasher.map_or(Ok(()), |hasher| check(digest, hasher))
     }
 }
 
-impl<R: Read> Read for Metered<'_, R> {
+impl<R: Read> Read for HashingReader<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.source.read(buffer)?;
         if let Some(hasher) = &mut self.hasher {
             hasher.update(&buffer[..read]);
         }
         self.read += read as u64;
-        if self.read - self.told >= STEP {
-            self.told = self.read;
-            (self.tell)(self.read);
+        if self.read - self.reported >= STEP {
+            self.reported = self.read;
+            (self.progress)(self.read);
         }
         Ok(read)
     }

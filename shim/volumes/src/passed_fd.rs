@@ -6,8 +6,8 @@ use std::path::Path;
 use husk_vmi::FileId;
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 
-use super::error::Fault;
-use super::path::Found;
+use super::error::VolumeFault;
+use super::path_handle::PathHandle;
 
 /// What an open image is called in errors.
 const NAME: &str = "the descriptor";
@@ -16,18 +16,18 @@ const NAME: &str = "the descriptor";
 ///
 /// # Errors
 /// Anything else; one that cannot be written, where it shall be.
-pub fn identify(fd: &OwnedFd, read_only: bool) -> Result<FileId, Fault> {
-    let stat = fstat(fd).map_err(Fault::io(NAME))?;
-    let flags = fcntl_getfl(fd).map_err(Fault::io(NAME))?;
+pub fn identify(fd: &OwnedFd, read_only: bool) -> Result<FileId, VolumeFault> {
+    let stat = fstat(fd).map_err(VolumeFault::io(NAME))?;
+    let flags = fcntl_getfl(fd).map_err(VolumeFault::io(NAME))?;
     // It is opened anew, which must give nobody more than they had.
     if flags.contains(OFlags::PATH) {
-        return Err(Fault::Descriptor("is only a path (O_PATH): open the file"));
+        return Err(VolumeFault::Descriptor("is only a path (O_PATH): open the file"));
     }
     match (flags & OFlags::RWMODE, read_only) {
-        (OFlags::WRONLY, _) => return Err(Fault::Descriptor("cannot be read: open it for reading")),
+        (OFlags::WRONLY, _) => return Err(VolumeFault::Descriptor("cannot be read: open it for reading")),
         (mode, false) if mode != OFlags::RDWR => {
-            let why = "cannot be written: open it for reading and writing, or add the volume read-only";
-            return Err(Fault::Descriptor(why));
+            let reason = "cannot be written: open it for reading and writing, or add the volume read-only";
+            return Err(VolumeFault::Descriptor(reason));
         }
         _ => {}
     }
@@ -40,7 +40,7 @@ pub fn identify(fd: &OwnedFd, read_only: bool) -> Result<FileId, Fault> {
             device: stat.st_rdev,
             inode: 0,
         }),
-        kind => Err(Fault::Kind {
+        kind => Err(VolumeFault::WrongFileType {
             path: NAME.into(),
             kind,
             wanted: "an image file or a block device",
@@ -49,10 +49,10 @@ pub fn identify(fd: &OwnedFd, read_only: bool) -> Result<FileId, Fault> {
 }
 
 /// The file behind it, to be opened anew: flags and position of what was handed over are shared with whoever did.
-pub(super) fn found(fd: &OwnedFd) -> Result<Found, Fault> {
+pub(super) fn reopenable(fd: &OwnedFd) -> Result<PathHandle, VolumeFault> {
     let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
-    let found = Found::on_host(Path::new(&path)).map_err(Fault::io(NAME))?;
-    Ok(found.called(NAME))
+    let found = PathHandle::on_host(Path::new(&path)).map_err(VolumeFault::io(NAME))?;
+    Ok(found.with_name(NAME))
 }
 
 #[cfg(test)]

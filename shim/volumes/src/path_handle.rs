@@ -8,17 +8,17 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, open, openat,
 
 /// A file that was found but not opened.
 #[derive(Debug)]
-pub(super) struct Found {
+pub(super) struct PathHandle {
     fd: OwnedFd,
     /// What it was found as, for errors.
     pub(super) path: PathBuf,
     pub(super) kind: FileType,
 }
 
-impl Found {
+impl PathHandle {
     /// A path with the caller's own rights; symbolic links are followed.
-    pub(super) fn on_host(path: &Path) -> io::Result<Found> {
-        Found::new(
+    pub(super) fn on_host(path: &Path) -> io::Result<PathHandle> {
+        PathHandle::new(
             openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?,
             path.to_owned(),
         )
@@ -26,22 +26,22 @@ impl Found {
 
     /// A path that somebody else wrote, below a directory the caller named: it leads through no symbolic link and
     /// not out of the directory.
-    pub(super) fn beneath(directory: &Path, path: &Path) -> io::Result<Found> {
+    pub(super) fn beneath(directory: &Path, path: &Path) -> io::Result<PathHandle> {
         let root = open(
             directory,
             OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
             Mode::empty(),
         )?;
-        Found::below(&root, directory, path)
+        PathHandle::below(&root, directory, path)
     }
 
     /// The same, from a directory that was found already.
-    pub(super) fn child(&self, path: &Path) -> io::Result<Found> {
-        Found::below(&self.fd, &self.path, path)
+    pub(super) fn child(&self, path: &Path) -> io::Result<PathHandle> {
+        PathHandle::below(&self.fd, &self.path, path)
     }
 
     /// The same, but for links that stay in the directory: those of a directory the kubelet mounts.
-    pub(super) fn within(&self, path: &Path) -> io::Result<Found> {
+    pub(super) fn within(&self, path: &Path) -> io::Result<PathHandle> {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let fd = openat2(
             &self.fd,
@@ -50,18 +50,18 @@ impl Found {
             Mode::empty(),
             resolve,
         )?;
-        Found::new(fd, self.path.join(path))
+        PathHandle::new(fd, self.path.join(path))
     }
 
-    fn below(root: &OwnedFd, directory: &Path, path: &Path) -> io::Result<Found> {
+    fn below(root: &OwnedFd, directory: &Path, path: &Path) -> io::Result<PathHandle> {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let fd = openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)?;
-        Found::new(fd, directory.join(path))
+        PathHandle::new(fd, directory.join(path))
     }
 
-    fn new(fd: OwnedFd, path: PathBuf) -> io::Result<Found> {
+    fn new(fd: OwnedFd, path: PathBuf) -> io::Result<PathHandle> {
         let kind = FileType::from_raw_mode(fstat(&fd)?.st_mode);
-        Ok(Found { fd, path, kind })
+        Ok(PathHandle { fd, path, kind })
     }
 
     /// The file itself, which tells about it and cannot be read.
@@ -74,16 +74,16 @@ impl Found {
     }
 
     /// The same file under another name, for errors.
-    pub(super) fn called(self, name: impl Into<PathBuf>) -> Found {
-        Found {
+    pub(super) fn with_name(self, name: impl Into<PathBuf>) -> PathHandle {
+        PathHandle {
             path: name.into(),
             ..self
         }
     }
 
     /// The same file once more.
-    pub(super) fn again(&self) -> io::Result<Found> {
-        Found::new(self.fd.try_clone()?, self.path.clone())
+    pub(super) fn try_clone(&self) -> io::Result<PathHandle> {
+        PathHandle::new(self.fd.try_clone()?, self.path.clone())
     }
 
     /// Opens just this file, whatever its path leads to by now.

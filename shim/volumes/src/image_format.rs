@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use super::error::Fault;
+use super::error::VolumeFault;
 
 /// The format of a disk's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,16 +28,16 @@ const FOREIGN: [(&str, usize, &[u8]); 8] = [
 ];
 
 /// Tells raw from qcow2.
-pub(super) fn probe(image: &File, path: &Path) -> Result<ImageFormat, Fault> {
+pub(super) fn probe(image: &File, path: &Path) -> Result<ImageFormat, VolumeFault> {
     let mut head = [0; 512];
-    let length = image.read_at(&mut head, 0).map_err(Fault::io(path))?;
+    let length = image.read_at(&mut head, 0).map_err(VolumeFault::io(path))?;
     let head = &head[..length];
     if head.starts_with(b"QFI\xfb") {
         return Ok(ImageFormat::Qcow2);
     }
     for (format, offset, magic) in FOREIGN {
         if head.get(offset..).is_some_and(|head| head.starts_with(magic)) {
-            return Err(Fault::Format {
+            return Err(VolumeFault::UnsupportedFormat {
                 path: path.to_owned(),
                 format,
             });

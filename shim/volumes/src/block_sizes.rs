@@ -6,14 +6,14 @@ use std::path::Path;
 use husk_vmi::BlockSize;
 use rustix::fs::{FileType, fstat, fstatfs, ioctl_blkpbszget, ioctl_blksszget};
 
-use super::error::Fault;
+use super::error::VolumeFault;
 
 /// The largest logical block that Linux guests can use, in bytes.
-const LOGICAL: u32 = 4096;
+const MAX_LOGICAL_BLOCK: u32 = 4096;
 /// KubeVirt's largest block, in bytes.
-const LARGEST: u32 = 2 << 20;
+const MAX_BLOCK: u32 = 2 << 20;
 
-/// The block sizes a guest is told, in bytes: powers of two, `logical` is not the larger one.
+/// The block sizes a guest is reported, in bytes: powers of two, `logical` is not the larger one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockSizes {
     /// Unit the guest addresses.
@@ -25,7 +25,11 @@ pub struct BlockSizes {
 }
 
 /// What the plan asks for; none if that is the VMM's choice.
-pub(super) fn sizes(plan: BlockSize, file: impl AsFd, path: &Path) -> Result<Option<BlockSizes>, Fault> {
+pub(super) fn resolve(
+    plan: BlockSize,
+    file: impl AsFd,
+    path: &Path,
+) -> Result<Option<BlockSizes>, VolumeFault> {
     match plan {
         BlockSize::Default => Ok(None),
         BlockSize::Custom {
@@ -41,16 +45,16 @@ pub(super) fn sizes(plan: BlockSize, file: impl AsFd, path: &Path) -> Result<Opt
     }
 }
 
-fn match_volume(file: impl AsFd, path: &Path) -> Result<BlockSizes, Fault> {
-    let kind = FileType::from_raw_mode(fstat(&file).map_err(Fault::io(path))?.st_mode);
+fn match_volume(file: impl AsFd, path: &Path) -> Result<BlockSizes, VolumeFault> {
+    let kind = FileType::from_raw_mode(fstat(&file).map_err(VolumeFault::io(path))?.st_mode);
     let (logical, physical) = if kind == FileType::BlockDevice {
         (
-            ioctl_blksszget(&file).map_err(Fault::io(path))?,
-            ioctl_blkpbszget(&file).map_err(Fault::io(path))?,
+            ioctl_blksszget(&file).map_err(VolumeFault::io(path))?,
+            ioctl_blkpbszget(&file).map_err(VolumeFault::io(path))?,
         )
     } else {
-        let block = fstatfs(&file).map_err(Fault::io(path))?.f_bsize;
-        let block = u32::try_from(block).unwrap_or(LARGEST);
+        let block = fstatfs(&file).map_err(VolumeFault::io(path))?.f_bsize;
+        let block = u32::try_from(block).unwrap_or(MAX_BLOCK);
         (block, block)
     };
     Ok(sound(logical, physical))
@@ -62,10 +66,10 @@ fn sound(logical: u32, physical: u32) -> BlockSizes {
         true => size.clamp(512, most),
         false => 512,
     };
-    let logical = sound(logical, LOGICAL);
+    let logical = sound(logical, MAX_LOGICAL_BLOCK);
     BlockSizes {
         logical,
-        physical: sound(physical, LARGEST).max(logical),
+        physical: sound(physical, MAX_BLOCK).max(logical),
         discard_granularity: None,
     }
 }
@@ -80,7 +84,7 @@ mod tests {
             ((512, 4096), (512, 4096)),
             ((4096, 512), (4096, 4096)),
             ((1 << 20, 1 << 20), (4096, 1 << 20)),
-            ((131_072, 1 << 30), (4096, LARGEST)),
+            ((131_072, 1 << 30), (4096, MAX_BLOCK)),
             ((0, 3000), (512, 512)),
         ] {
             let sizes = sound(given.0, given.1);

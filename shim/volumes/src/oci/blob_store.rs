@@ -8,20 +8,20 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, OFlags};
 
-use super::super::error::Fault;
-use super::super::path::Found;
+use super::super::error::VolumeFault;
+use super::super::path_handle::PathHandle;
 use super::tarball::{self, Skip, Tarball};
 use super::{Why, fault};
 
 /// The most members an archive has.
-const MOST_MEMBERS: usize = 65_536;
+const MAX_MEMBERS: usize = 65_536;
 /// The file that every OCI layout has.
 const INDEX: &str = "index.json";
 
 /// The parts of an image, by their paths.
 #[derive(Debug)]
-pub(super) enum Store {
-    Layout(Found),
+pub(super) enum BlobStore {
+    Layout(PathHandle),
     Archive {
         file: File,
         /// Offset and size of each.
@@ -29,55 +29,56 @@ pub(super) enum Store {
     },
 }
 
-impl Store {
+impl BlobStore {
     /// The parts of the image that lies there; none if it does not look like one.
-    pub(super) fn find(given: &Found) -> Result<Option<Store>, Fault> {
+    pub(super) fn find(given: &PathHandle) -> Result<Option<BlobStore>, VolumeFault> {
         if given.is_directory() {
             let index = given.child(Path::new(INDEX)).is_ok();
             let folder = given
                 .child(Path::new("blobs"))
                 .is_ok_and(|blobs| blobs.is_directory());
             if index && folder {
-                let layout = given.again().map_err(Fault::io(&given.path))?;
-                return Ok(Some(Store::Layout(layout)));
+                let layout = given.try_clone().map_err(VolumeFault::io(&given.path))?;
+                return Ok(Some(BlobStore::Layout(layout)));
             }
             return Ok(None);
         }
         if given.kind != FileType::RegularFile {
             return Ok(None);
         }
-        let file = File::from(given.open(OFlags::RDONLY).map_err(Fault::io(&given.path))?);
+        let file = File::from(given.open(OFlags::RDONLY).map_err(VolumeFault::io(&given.path))?);
         let mut head = [0; tarball::BLOCK];
         match file.read_exact_at(&mut head, 0) {
             Ok(()) if tarball::is_header(&head) => {}
             _ => return Ok(None),
         }
-        let size = file.metadata().map_err(Fault::io(&given.path))?.len();
-        let copy = file.try_clone().map_err(Fault::io(&given.path))?;
-        let members = members(Section::new(copy, 0, size)).map_err(|why| fault(&given.path, why))?;
-        Ok(Some(Store::Archive { file, members }))
+        let size = file.metadata().map_err(VolumeFault::io(&given.path))?.len();
+        let copy = file.try_clone().map_err(VolumeFault::io(&given.path))?;
+        let members =
+            members(FileSection::new(copy, 0, size)).map_err(|reason| fault(&given.path, reason))?;
+        Ok(Some(BlobStore::Archive { file, members }))
     }
 
     /// Opens a part.
-    pub(super) fn open(&self, name: &Path) -> Result<Section, Why> {
+    pub(super) fn open(&self, name: &Path) -> Result<FileSection, Reason> {
         let missing = |error: io::Error| format!("{}: {error}", name.display());
         match self {
-            Store::Layout(directory) => {
+            BlobStore::Layout(directory) => {
                 let found = directory.child(name).map_err(missing)?;
                 if found.kind != FileType::RegularFile {
-                    let kind = super::super::path::describe(found.kind);
+                    let kind = super::super::path_handle::describe(found.kind);
                     return Err(format!("{} is {kind}, not a regular file", name.display()));
                 }
                 let file = File::from(found.open(OFlags::RDONLY).map_err(missing)?);
                 let size = file.metadata().map_err(missing)?.len();
-                Ok(Section::new(file, 0, size))
+                Ok(FileSection::new(file, 0, size))
             }
-            Store::Archive { file, members } => {
+            BlobStore::Archive { file, members } => {
                 let (offset, size) = members
                     .get(name)
                     .ok_or_else(|| format!("it has no {}", name.display()))?;
                 let file = file.try_clone().map_err(missing)?;
-                Ok(Section::new(file, *offset, offset + size))
+                Ok(FileSection::new(file, *offset, offset + size))
             }
         }
     }
@@ -85,8 +86,8 @@ impl Store {
     /// Whether it has a part.
     pub(super) fn has(&self, name: &Path) -> bool {
         match self {
-            Store::Layout(directory) => directory.child(name).is_ok(),
-            Store::Archive { members, .. } => members.contains_key(name),
+            BlobStore::Layout(directory) => directory.child(name).is_ok(),
+            BlobStore::Archive { members, .. } => members.contains_key(name),
         }
     }
 
@@ -97,7 +98,7 @@ impl Store {
 }
 
 /// Where each regular file of an archive lies.
-fn members(archive: Section) -> Result<HashMap<PathBuf, (u64, u64)>, Why> {
+fn members(archive: FileSection) -> Result<HashMap<PathBuf, (u64, u64)>, Reason> {
     let end = archive.end;
     let mut tarball = Tarball::new(archive);
     let mut members = HashMap::new();
@@ -109,8 +110,8 @@ fn members(archive: Section) -> Result<HashMap<PathBuf, (u64, u64)>, Why> {
         if entry.size > end - offset {
             return Err(format!("the archive ends within {}", entry.path.display()));
         }
-        if members.len() == MOST_MEMBERS {
-            return Err(format!("the archive has more than {MOST_MEMBERS} members"));
+        if members.len() == MAX_MEMBERS {
+            return Err(format!("the archive has more than {MAX_MEMBERS} members"));
         }
         members.insert(entry.path, (offset, entry.size));
     }
@@ -119,15 +120,15 @@ fn members(archive: Section) -> Result<HashMap<PathBuf, (u64, u64)>, Why> {
 
 /// A part of a file.
 #[derive(Debug)]
-pub(super) struct Section {
+pub(super) struct FileSection {
     file: File,
     offset: u64,
     end: u64,
 }
 
-impl Section {
-    fn new(file: File, offset: u64, end: u64) -> Section {
-        Section { file, offset, end }
+impl FileSection {
+    fn new(file: File, offset: u64, end: u64) -> FileSection {
+        FileSection { file, offset, end }
     }
 
     /// Bytes from here on.
@@ -136,7 +137,7 @@ impl Section {
     }
 }
 
-impl Read for Section {
+impl Read for FileSection {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let length = buffer
             .len()
@@ -147,7 +148,7 @@ impl Read for Section {
     }
 }
 
-impl Skip for Section {
+impl Skip for FileSection {
     fn skip(&mut self, bytes: u64) -> io::Result<()> {
         if bytes > self.left() {
             return Err(io::ErrorKind::UnexpectedEof.into());
