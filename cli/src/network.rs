@@ -3,8 +3,8 @@
 use std::net::Ipv4Addr;
 use std::path::Path;
 
-use husk_network::dhcp::Resolver;
-use husk_network::{Masquerade, Unprivileged, may_prepare};
+use husk_network::dhcp::DnsConfig;
+use husk_network::{Masquerade, PrivilegeError, check_privileges};
 use husk_vmi::{CauseReason, FieldError, NicBinding, NicNetwork, VmPlan, Vmi};
 
 use crate::failure::{Failure, chain};
@@ -28,7 +28,7 @@ pub(crate) fn drop_unavailable(
     plan: &mut VmPlan,
     netns: Option<&Path>,
 ) -> Result<Option<String>, Failure> {
-    match (netns, may_prepare(netns.is_none())) {
+    match (netns, check_privileges(netns.is_none())) {
         (Some(path), Err(why)) => Err(Failure::Runtime(format!(
             "--netns {}: {}; {}",
             path.display(),
@@ -45,7 +45,7 @@ pub(crate) fn drop_unavailable(
             )))
         }
         (_, Err(_)) => Ok(None),
-        (netns, Ok(())) => Ok(dns_note(vmi, plan, &Resolver::of_host(netns).ipv4)),
+        (netns, Ok(())) => Ok(dns_note(vmi, plan, &DnsConfig::for_host(netns).ipv4)),
     }
 }
 
@@ -71,10 +71,10 @@ fn dns_note(vmi: &Vmi, plan: &VmPlan, servers: &[Ipv4Addr]) -> Option<String> {
     })
 }
 
-fn hint(why: &Unprivileged) -> &'static str {
+fn hint(why: &PrivilegeError) -> &'static str {
     match why {
-        Unprivileged::Capability(_) | Unprivileged::Foreign => "run `husk run` as root",
-        Unprivileged::Tun(_) => "`husk doctor` shows how to enable it",
+        PrivilegeError::Capability(_) | PrivilegeError::ForeignNetwork => "run `husk run` as root",
+        PrivilegeError::Tun(_) => "`husk doctor` shows how to enable it",
     }
 }
 
@@ -170,7 +170,7 @@ spec:
     fn without_privileges_the_vm_has_no_network() {
         let (vmi, mut plan) = planned();
         let before = plan.nics.clone();
-        match may_prepare(true) {
+        match check_privileges(true) {
             Ok(()) => {
                 drop_unavailable(&vmi, &mut plan, None).unwrap();
                 assert_eq!(plan.nics, before);

@@ -11,18 +11,18 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::Ipv4Net;
 
-use super::error::Fault;
+use super::device_names::DeviceNames;
+use super::error::NetworkFault;
 use super::interface::Interface;
 use super::mac::MacAddr;
-use super::names::Devices;
-use super::netlink::{Change, Netlink, kept};
-use super::nic::{Kept, PodNic};
-use super::{offload, sysctl, tap};
+use super::netlink::{LinkChange, Netlink, saved_routes};
+use super::nic::{PodNic, SavedLink};
+use super::{ethtool, sysctl, tap};
 
 const ARP_IGNORE: &str = "ipv4/conf/all/arp_ignore";
 
 /// Switches that are changed and outlive what is built, and how they were.
-pub(super) fn switches(devices: &Devices) -> Result<Vec<(String, String)>, Fault> {
+pub(super) fn sysctls_to_save(devices: &DeviceNames) -> Result<Vec<(String, String)>, NetworkFault> {
     sysctl::not_on(&[ARP_IGNORE, &disable_ipv6(&devices.nic)])
 }
 
@@ -34,25 +34,25 @@ fn disable_ipv6(device: &str) -> String {
 pub(super) fn build(
     netlink: &Netlink,
     interface: &Interface,
-    devices: &Devices,
+    devices: &DeviceNames,
     nic: &PodNic,
-    kept: &Kept,
-) -> Result<(), Fault> {
-    let moved = take_over(netlink, devices, kept)?;
+    saved: &SavedLink,
+) -> Result<(), NetworkFault> {
+    let moved = release_nic(netlink, devices, saved)?;
     netlink.add_bridge(&devices.bridge, MacAddr::random())?;
     no_ipv6(&devices.bridge)?;
-    let bridge = netlink.get(&devices.bridge)?.index;
-    enslave(netlink, bridge, moved, &devices.moved, nic.mtu)?;
+    let bridge = netlink.require_link(&devices.bridge)?.index;
+    enslave(netlink, bridge, moved, &devices.moved_nic, nic.mtu)?;
     // Who is behind the pod's device is not learnt: a frame of the guest's that came back would move the guest there.
-    netlink.set_learning(moved, &devices.moved, false)?;
+    netlink.set_learning(moved, &devices.moved_nic, false)?;
 
     tap::create(&devices.tap, interface.queues, interface.owner)?;
     no_ipv6(&devices.tap)?;
-    let guest = netlink.get(&devices.tap)?.index;
+    let guest = netlink.require_link(&devices.tap)?.index;
     enslave(netlink, bridge, guest, &devices.tap, nic.mtu)?;
 
     if !nic.addresses.is_empty() {
-        hold_addresses(netlink, devices, nic)?;
+        add_placeholder(netlink, devices, nic)?;
     }
     if nic.ipv4().is_some() {
         // The pod's address is still one of the namespace's: without this the bridge would answer for it.
@@ -61,50 +61,56 @@ pub(super) fn build(
         netlink.add_address(bridge, &devices.bridge, address.into())?;
     }
     netlink.set_up(bridge, &devices.bridge, true)?;
-    offload::no_tx_checksum(&devices.bridge)?;
+    ethtool::disable_tx_checksum(&devices.bridge)?;
     answer_for_neighbours(netlink, bridge, moved, devices, nic)
 }
 
 /// Empties the pod's device, renames it and gives it another Ethernet address, for its own is the guest's now.
-fn take_over(netlink: &Netlink, devices: &Devices, kept: &Kept) -> Result<u32, Fault> {
-    let index = netlink.get(&devices.nic)?.index;
+fn release_nic(netlink: &Netlink, devices: &DeviceNames, saved: &SavedLink) -> Result<u32, NetworkFault> {
+    let index = netlink.require_link(&devices.nic)?.index;
     netlink.set_up(index, &devices.nic, false)?;
-    kept::remove_addresses(&devices.nic, &kept.addresses)?;
-    let change = Change {
-        name: Some(&devices.moved),
+    saved_routes::remove_addresses(&devices.nic, &saved.addresses)?;
+    let change = LinkChange {
+        name: Some(&devices.moved_nic),
         mac: Some(MacAddr::random()),
-        ..Change::default()
+        ..LinkChange::default()
     };
     netlink.change(index, &devices.nic, change)?;
-    no_ipv6(&devices.moved)?;
+    no_ipv6(&devices.moved_nic)?;
     Ok(index)
 }
 
-pub(super) fn enslave(netlink: &Netlink, bridge: u32, port: u32, name: &str, mtu: u32) -> Result<(), Fault> {
-    let change = Change {
+pub(super) fn enslave(
+    netlink: &Netlink,
+    bridge: u32,
+    port: u32,
+    name: &str,
+    mtu: u32,
+) -> Result<(), NetworkFault> {
+    let change = LinkChange {
         bridge: Some(bridge),
         mtu: Some(mtu),
         up: Some(true),
-        ..Change::default()
+        ..LinkChange::default()
     };
     netlink.change(port, name, change)
 }
 
 /// Ports and bridge would make themselves addresses, ask for routers and report memberships in the pod's name.
-fn no_ipv6(device: &str) -> Result<(), Fault> {
+fn no_ipv6(device: &str) -> Result<(), NetworkFault> {
     sysctl::set(&disable_ipv6(device), "1")
 }
 
 /// A device that is down shows the pod's addresses to whoever looks for them, as the kubelet and plugins do.
-fn hold_addresses(netlink: &Netlink, devices: &Devices, nic: &PodNic) -> Result<(), Fault> {
+fn add_placeholder(netlink: &Netlink, devices: &DeviceNames, nic: &PodNic) -> Result<(), NetworkFault> {
     netlink.add_placeholder(&devices.nic)?;
-    let index = netlink.get(&devices.nic)?.index;
+    let index = netlink.require_link(&devices.nic)?.index;
     netlink.change(
         index,
         &devices.nic,
-        Change {
+        LinkChange {
             mtu: Some(nic.mtu),
-            ..Change::default()
+            ..LinkChange::default()
         },
     )?;
     for address in &nic.addresses {
@@ -119,9 +125,9 @@ fn answer_for_neighbours(
     netlink: &Netlink,
     bridge: u32,
     moved: u32,
-    devices: &Devices,
+    devices: &DeviceNames,
     nic: &PodNic,
-) -> Result<(), Fault> {
+) -> Result<(), NetworkFault> {
     let own: Vec<Ipv4Addr> = nic
         .addresses
         .iter()
@@ -136,56 +142,62 @@ fn answer_for_neighbours(
             continue;
         }
         netlink.add_neighbour(bridge, &devices.bridge, neighbour)?;
-        netlink.add_station(moved, &devices.moved, neighbour.mac)?;
+        netlink.add_fdb_entry(moved, &devices.moved_nic, neighbour.mac)?;
         any = true;
     }
     match any {
-        true => netlink.set_proxy_arp(moved, &devices.moved),
+        true => netlink.set_proxy_arp(moved, &devices.moved_nic),
         false => Ok(()),
     }
 }
 
 /// Removes whatever of it was built, and gives the pod's device its name back.
-pub(super) fn dismantle(netlink: &Netlink, devices: &Devices, nic: &PodNic) -> Result<(), Fault> {
+pub(super) fn remove_devices(
+    netlink: &Netlink,
+    devices: &DeviceNames,
+    nic: &PodNic,
+) -> Result<(), NetworkFault> {
     netlink.delete(&devices.tap)?;
     netlink.delete(&devices.bridge)?;
-    let placeholder = netlink.find(&devices.nic)?.filter(|link| link.index != nic.index);
+    let placeholder = netlink
+        .link_by_name(&devices.nic)?
+        .filter(|link| link.index != nic.index);
     if placeholder.is_some() {
         netlink.delete(&devices.nic)?;
     }
-    let Some(moved) = netlink.find(&devices.moved)? else {
+    let Some(moved) = netlink.link_by_name(&devices.moved_nic)? else {
         return Ok(());
     };
-    netlink.set_up(moved.index, &devices.moved, false)?;
-    let name = Change {
+    netlink.set_up(moved.index, &devices.moved_nic, false)?;
+    let name = LinkChange {
         name: Some(&devices.nic),
-        ..Change::default()
+        ..LinkChange::default()
     };
-    netlink.change(moved.index, &devices.moved, name)
+    netlink.change(moved.index, &devices.moved_nic, name)
 }
 
 /// Makes the pod's device what it was, once it has its name and the namespace its switches. What fails is told after
 /// everything else is done.
-pub(super) fn give_back(
+pub(super) fn restore_nic(
     netlink: &Netlink,
-    devices: &Devices,
+    devices: &DeviceNames,
     nic: &PodNic,
-    kept: &Kept,
-) -> Result<(), Fault> {
-    let Some(link) = netlink.find(&devices.nic)? else {
+    saved: &SavedLink,
+) -> Result<(), NetworkFault> {
+    let Some(link) = netlink.link_by_name(&devices.nic)? else {
         // It goes with the pod, which may be going.
         return Ok(());
     };
-    let change = Change {
+    let change = LinkChange {
         mac: Some(nic.mac),
-        up: (!kept.down).then_some(true),
-        ..Change::default()
+        up: (!saved.down).then_some(true),
+        ..LinkChange::default()
     };
     netlink.change(link.index, &nic.name, change)?;
     // To one that is up, or IPv6 makes no route for an address that is there for a time.
-    let added = kept::add_addresses(&nic.name, &kept.addresses);
-    let routed = kept::restore_routes(link.index, &nic.name, &kept.routes, &kept.addresses);
-    let settled = kept::settle(&nic.name, &kept.addresses);
+    let added = saved_routes::add_addresses(&nic.name, &saved.addresses);
+    let routed = saved_routes::restore_routes(link.index, &nic.name, &saved.routes, &saved.addresses);
+    let settled = saved_routes::restore_address_flags(&nic.name, &saved.addresses);
     let known = nic
         .neighbours
         .iter()

@@ -5,17 +5,17 @@ use std::path::PathBuf;
 
 /// Why an interface could not be prepared, served or taken apart.
 #[derive(Debug, thiserror::Error)]
-#[error("{}{fault}", self.place())]
+#[error("{}{fault}", self.prefix())]
 pub struct NetworkError {
     /// Its name in the manifest; empty where it is about none in particular.
     pub interface: String,
     /// What is wrong; its own source is this error's.
     #[source]
-    pub fault: Fault,
+    pub fault: NetworkFault,
 }
 
 impl NetworkError {
-    fn place(&self) -> String {
+    fn prefix(&self) -> String {
         match self.interface.as_str() {
             "" => String::new(),
             name => format!("interface {name:?}: "),
@@ -26,36 +26,38 @@ impl NetworkError {
     pub fn is_critical(&self) -> bool {
         matches!(
             self.fault,
-            Fault::Interrupted { .. } | Fault::Foreign { .. } | Fault::Lost { .. }
+            NetworkFault::Interrupted { .. }
+                | NetworkFault::UnexpectedDevice { .. }
+                | NetworkFault::DeviceGone { .. }
         )
     }
 }
 
 /// What is wrong with an interface.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
+pub enum NetworkFault {
     /// The network namespace cannot be entered.
     #[error("the network namespace cannot be entered: {0}")]
     Namespace(#[source] io::Error),
     /// The pod has no such device.
     #[error("pod link ({0}) is missing")]
-    NoNic(String),
+    NicNotFound(String),
     /// The pod's device is none that a guest could have.
-    #[error("{nic} {why}")]
-    Unfit {
+    #[error("{nic} {reason}")]
+    UnsuitableNic {
         /// The device.
         nic: String,
         /// What is wrong with it, and the way out.
-        why: String,
+        reason: String,
     },
     /// What was prepared could not be taken back.
     #[error("{fault}: {nic} is not what it was before; if its namespace is not needed any more, delete that")]
-    Left {
+    NotRestored {
         /// The pod's device.
         nic: String,
         /// Why; its own source is this one's.
         #[source]
-        fault: Box<Fault>,
+        fault: Box<NetworkFault>,
     },
     /// A preparation began and did not end.
     #[error("the network preparation of {nic} was interrupted and cannot be restarted")]
@@ -65,19 +67,19 @@ pub enum Fault {
     },
     /// A device is there that only a preparation makes, and no preparation is recorded.
     #[error("{device} exists, but no network preparation is recorded: it cannot be resumed")]
-    Foreign {
+    UnexpectedDevice {
         /// The device.
         device: String,
     },
     /// A device of a finished preparation has gone.
     #[error("{device} has gone since the network was prepared; the preparation cannot be restarted")]
-    Lost {
+    DeviceGone {
         /// The device.
         device: String,
     },
     /// A finished preparation was for something else.
     #[error("{nic} is prepared with {was}, which cannot become {wanted}")]
-    Changed {
+    SpecChanged {
         /// The pod's device.
         nic: String,
         /// What it was prepared with.
@@ -86,12 +88,12 @@ pub enum Fault {
         wanted: String,
     },
     /// What is asked for cannot be.
-    #[error("{field}: {why}")]
-    Field {
+    #[error("{field}: {reason}")]
+    InvalidField {
         /// The field, as in the manifest where it has one.
         field: &'static str,
         /// What is wrong with it.
-        why: String,
+        reason: String,
     },
     /// This machine's own network is in the way.
     #[error("{0}")]
@@ -117,33 +119,33 @@ pub enum Fault {
 }
 
 /// One that is about no interface in particular.
-impl From<Fault> for NetworkError {
-    fn from(fault: Fault) -> NetworkError {
-        Fault::of("")(fault)
+impl From<NetworkFault> for NetworkError {
+    fn from(fault: NetworkFault) -> NetworkError {
+        NetworkFault::for_interface("")(fault)
     }
 }
 
-impl Fault {
+impl NetworkFault {
     /// Names the file a system call failed on.
-    pub(super) fn io<E: Into<io::Error>>(path: impl Into<PathBuf>) -> impl FnOnce(E) -> Fault {
+    pub(super) fn io<E: Into<io::Error>>(path: impl Into<PathBuf>) -> impl FnOnce(E) -> NetworkFault {
         let path = path.into();
-        move |source| Fault::Io {
+        move |source| NetworkFault::Io {
             path,
             source: source.into(),
         }
     }
 
     /// Names what was tried.
-    pub(super) fn kernel<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Fault {
+    pub(super) fn kernel<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> NetworkFault {
         let what = what.into();
-        move |source| Fault::Kernel {
+        move |source| NetworkFault::Kernel {
             what,
             source: source.into(),
         }
     }
 
     /// Names the interface.
-    pub(super) fn of(interface: &str) -> impl FnOnce(Fault) -> NetworkError {
+    pub(super) fn for_interface(interface: &str) -> impl FnOnce(NetworkFault) -> NetworkError {
         move |fault| NetworkError {
             interface: interface.to_owned(),
             fault,
@@ -153,7 +155,7 @@ impl Fault {
     /// The kernel's error number, where it is the kernel that refused.
     pub(super) fn errno(&self) -> Option<i32> {
         match self {
-            Fault::Kernel { source, .. } | Fault::Io { source, .. } => source.raw_os_error(),
+            NetworkFault::Kernel { source, .. } | NetworkFault::Io { source, .. } => source.raw_os_error(),
             _ => None,
         }
     }

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use ipnet::{Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 
-use super::error::Fault;
+use super::error::NetworkFault;
 use super::mac::MacAddr;
 
 /// One interface of a VM.
@@ -24,12 +24,12 @@ pub struct Interface {
     /// Pairs of queues; as many as vCPUs with `networkInterfaceMultiqueue`, else 1.
     pub queues: u16,
     /// Whose the tap is.
-    pub owner: Owner,
+    pub owner: TapOwner,
 }
 
 /// A user and a group, by their numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Owner {
+pub struct TapOwner {
     /// The user.
     pub uid: u32,
     /// The group.
@@ -118,15 +118,15 @@ impl Binding {
 
 impl Interface {
     /// Finds what no device could be made of.
-    pub(super) fn check(&self) -> Result<(), Fault> {
-        let field = |field, why: String| Err(Fault::Field { field, why });
+    pub(super) fn check(&self) -> Result<(), NetworkFault> {
+        let field = |field, reason: String| Err(NetworkFault::InvalidField { field, reason });
         if let Some(mac) = self.mac {
             if mac == MacAddr::GATEWAY && matches!(self.binding, Binding::Masquerade(_)) {
                 let text =
                     "The requested MAC address is reserved for the in-pod bridge. Please choose another one.";
                 return field("macAddress", text.to_owned());
             }
-            if !mac.is_station() {
+            if !mac.is_unicast() {
                 return field("macAddress", format!("{mac} is not the address of one station"));
             }
         }
@@ -189,7 +189,7 @@ mod tests {
             binding: Binding::Bridge,
             mac: None,
             queues: 1,
-            owner: Owner { uid: 107, gid: 107 },
+            owner: TapOwner { uid: 107, gid: 107 },
         }
     }
 
@@ -260,7 +260,7 @@ mod tests {
         for (interface, field) in bad {
             let fault = interface.check().unwrap_err();
             assert!(
-                matches!(&fault, Fault::Field { field: named, .. } if *named == field),
+                matches!(&fault, NetworkFault::InvalidField { field: named, .. } if *named == field),
                 "{fault}"
             );
         }

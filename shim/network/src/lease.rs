@@ -10,7 +10,7 @@ use super::nic::PodNic;
 
 /// What the one guest of a DHCP server gets.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lease {
+pub struct DhcpLease {
     /// Whom it is for.
     pub mac: MacAddr,
     /// Its address, with the length of its network.
@@ -27,7 +27,7 @@ pub struct Lease {
 
 /// The same for IPv6, which the guest gets beside it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lease6 {
+pub struct Dhcpv6Lease {
     /// Its address, with the length of its network.
     pub address: Ipv6Net,
     /// The server's Ethernet address.
@@ -36,9 +36,9 @@ pub struct Lease6 {
     pub mtu: u32,
 }
 
-impl Lease {
+impl DhcpLease {
     /// The pod's own address and routes; none if the pod has no IPv4 address.
-    pub(super) fn of_pod(nic: &PodNic, mac: MacAddr, server: Ipv4Addr) -> Option<Lease> {
+    pub(super) fn for_bridge(nic: &PodNic, mac: MacAddr, server: Ipv4Addr) -> Option<DhcpLease> {
         let address = nic.ipv4()?;
         let mut routes: Vec<(Ipv4Net, Ipv4Addr)> = Vec::new();
         for route in &nic.routes {
@@ -68,7 +68,7 @@ impl Lease {
             .iter()
             .find(|(destination, gateway)| destination.prefix_len() == 0 && !gateway.is_unspecified())
             .map(|(_, gateway)| *gateway);
-        Some(Lease {
+        Some(DhcpLease {
             mac,
             address,
             server,
@@ -79,9 +79,9 @@ impl Lease {
     }
 
     /// The guest's place behind the pod.
-    pub(super) fn behind_pod(network: &Masquerade, mac: MacAddr, mtu: u32) -> Lease {
+    pub(super) fn for_masquerade(network: &Masquerade, mac: MacAddr, mtu: u32) -> DhcpLease {
         let gateway = network.gateway().addr();
-        Lease {
+        DhcpLease {
             mac,
             address: network.guest(),
             server: gateway,
@@ -92,10 +92,10 @@ impl Lease {
     }
 }
 
-impl Lease6 {
+impl Dhcpv6Lease {
     /// The guest's place behind the pod; none if the pod has no IPv6.
-    pub(super) fn behind_pod(network: &Masquerade, nic: &PodNic) -> Option<Lease6> {
-        nic.has_ipv6().then(|| Lease6 {
+    pub(super) fn for_masquerade(network: &Masquerade, nic: &PodNic) -> Option<Dhcpv6Lease> {
+        nic.has_ipv6().then(|| Dhcpv6Lease {
             address: network.guest6(),
             server: MacAddr::GATEWAY,
             mtu: nic.mtu,
@@ -153,11 +153,11 @@ mod tests {
         }
     }
 
-    fn lease(nic: &PodNic) -> Lease {
-        Lease::of_pod(nic, nic.mac, Ipv4Addr::new(169, 254, 75, 10)).unwrap()
+    fn lease(nic: &PodNic) -> DhcpLease {
+        DhcpLease::for_bridge(nic, nic.mac, Ipv4Addr::new(169, 254, 75, 10)).unwrap()
     }
 
-    fn text(lease: &Lease) -> Vec<String> {
+    fn text(lease: &DhcpLease) -> Vec<String> {
         let one = |(net, by): &(Ipv4Net, Ipv4Addr)| format!("{net} {by}");
         lease.routes.iter().map(one).collect()
     }
@@ -191,7 +191,7 @@ mod tests {
     fn without_an_address_there_is_no_lease() {
         let pod = nic("fd00::5/64", &[]);
         assert_eq!(
-            Lease::of_pod(&pod, pod.mac, Ipv4Addr::new(169, 254, 75, 10)),
+            DhcpLease::for_bridge(&pod, pod.mac, Ipv4Addr::new(169, 254, 75, 10)),
             None
         );
     }

@@ -5,21 +5,21 @@
 //! [`tear_down`] gives the pod its network back. Then [`dhcp::DhcpServer`] tells the guest what it may.
 
 mod bridge;
+mod device_names;
 pub mod dhcp;
 mod error;
-mod fit;
+mod ethtool;
 mod interface;
 mod lease;
-pub mod lock;
+mod location;
 mod mac;
 mod masquerade;
-mod names;
 mod netlink;
 mod netns;
 mod nft;
 mod nic;
-mod offload;
-mod place;
+pub mod ofd_lock;
+mod preflight;
 mod prepare;
 mod privilege;
 mod record;
@@ -29,26 +29,26 @@ mod tap;
 
 use std::os::fd::OwnedFd;
 
-pub use error::{Fault, NetworkError};
-pub use interface::{Binding, Interface, Masquerade, Owner, Port, Protocol};
-pub use lease::{Lease, Lease6};
-pub use mac::{MacAddr, NoMacAddr};
-pub use names::{Devices, PRIMARY_NIC, secondary_nic};
+pub use device_names::{DeviceNames, PRIMARY_NIC, secondary_nic};
+pub use error::{NetworkError, NetworkFault};
+pub use interface::{Binding, Interface, Masquerade, Port, Protocol, TapOwner};
+pub use lease::{DhcpLease, Dhcpv6Lease};
+pub use location::{NetworkLocation, is_state_file, tear_down_saved, uses_netns};
+pub use mac::{MacAddr, ParseMacAddrError};
 pub use netns::Netns;
 pub use nic::{Neighbour, PodNic, Route};
-pub use place::{Place, is_in, is_kept, take_back};
 pub use prepare::{prepare, tear_down, tear_down_interface};
-pub use privilege::{Unprivileged, may_prepare};
-pub use standalone::{Host, Joined};
+pub use privilege::{PrivilegeError, check_privileges};
+pub use standalone::{StandaloneNetns, StandaloneNetwork};
 
 /// Removes what killed monitors left of this machine's network. Blocks.
-pub fn tidy() -> Result<(), NetworkError> {
-    Host::default().tidy()
+pub fn clean_up() -> Result<(), NetworkError> {
+    StandaloneNetwork::default().clean_up()
 }
 
 /// An interface that is ready for its guest. Dropping it closes the descriptors; the devices stay.
 #[derive(Debug)]
-pub struct Prepared {
+pub struct PreparedInterface {
     /// Its name in the manifest.
     pub name: String,
     /// The guest's Ethernet address.
@@ -60,11 +60,11 @@ pub struct Prepared {
     /// vhost-net, as often; none where it is not to be had.
     pub vhost: Vec<OwnedFd>,
     /// What its devices are called.
-    pub devices: Devices,
+    pub devices: DeviceNames,
     /// The pod's device as the plugin left it.
     pub nic: PodNic,
     /// What the guest gets by DHCP; none if the pod has no address, and no server is to run.
-    pub lease: Option<Lease>,
+    pub lease: Option<DhcpLease>,
     /// What it gets by DHCPv6 and router advertisements.
-    pub lease6: Option<Lease6>,
+    pub lease6: Option<Dhcpv6Lease>,
 }

@@ -28,7 +28,7 @@ impl MacAddr {
     }
 
     /// Whether one station can have it: neither a group's nor all zeroes.
-    pub fn is_station(self) -> bool {
+    pub fn is_unicast(self) -> bool {
         self.0[0] & 1 == 0 && self.0 != [0; 6]
     }
 }
@@ -49,12 +49,12 @@ impl fmt::Debug for MacAddr {
 /// A text that is no Ethernet address.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{0:?} is no MAC address")]
-pub struct NoMacAddr(String);
+pub struct ParseMacAddrError(String);
 
 impl FromStr for MacAddr {
-    type Err = NoMacAddr;
+    type Err = ParseMacAddrError;
 
-    fn from_str(text: &str) -> Result<MacAddr, NoMacAddr> {
+    fn from_str(text: &str) -> Result<MacAddr, ParseMacAddrError> {
         let (separator, digits) = match text.as_bytes().get(2) {
             Some(b':') => (':', 2),
             Some(b'-') => ('-', 2),
@@ -64,10 +64,12 @@ impl FromStr for MacAddr {
         for group in text.split(separator) {
             let plain = group.len() == digits && group.bytes().all(|byte| byte.is_ascii_hexdigit());
             let value = plain.then(|| u16::from_str_radix(group, 16).ok()).flatten();
-            let value = value.ok_or_else(|| NoMacAddr(text.to_owned()))?.to_be_bytes();
+            let value = value
+                .ok_or_else(|| ParseMacAddrError(text.to_owned()))?
+                .to_be_bytes();
             bytes.extend_from_slice(&value[2 - digits / 2..]);
         }
-        MacAddr::from_slice(&bytes).ok_or_else(|| NoMacAddr(text.to_owned()))
+        MacAddr::from_slice(&bytes).ok_or_else(|| ParseMacAddrError(text.to_owned()))
     }
 }
 
@@ -78,9 +80,9 @@ impl From<MacAddr> for String {
 }
 
 impl TryFrom<String> for MacAddr {
-    type Error = NoMacAddr;
+    type Error = ParseMacAddrError;
 
-    fn try_from(text: String) -> Result<MacAddr, NoMacAddr> {
+    fn try_from(text: String) -> Result<MacAddr, ParseMacAddrError> {
         text.parse()
     }
 }
@@ -110,7 +112,7 @@ mod tests {
     fn a_random_one_is_a_local_stations() {
         for _ in 0..100 {
             let mac = MacAddr::random();
-            assert!(mac.is_station() && mac.0[0] & 2 == 2, "{mac}");
+            assert!(mac.is_unicast() && mac.0[0] & 2 == 2, "{mac}");
         }
     }
 }

@@ -6,16 +6,16 @@
 
 use ipnet::IpNet;
 
-use super::error::Fault;
+use super::device_names::DeviceNames;
+use super::error::NetworkFault;
 use super::interface::{Interface, Masquerade};
 use super::mac::MacAddr;
-use super::names::Devices;
 use super::netlink::Netlink;
-use super::nft::{self, Translation};
+use super::nft::{self, NatConfig};
 use super::nic::PodNic;
-use super::{bridge, offload, sysctl, tap};
+use super::{bridge, ethtool, sysctl, tap};
 
-const SWITCHES: [&str; 3] = [
+const SYSCTLS: [&str; 3] = [
     "ipv4/ip_forward",
     // Lets what is sent to 127.0.0.1 in the pod reach the guest.
     "ipv4/conf/all/route_localnet",
@@ -23,14 +23,14 @@ const SWITCHES: [&str; 3] = [
 ];
 
 /// Switches that are changed for the namespace as a whole, and how they were.
-pub(super) fn switches(nic: &PodNic) -> Result<Vec<(String, String)>, Fault> {
-    sysctl::not_on(needed(nic))
+pub(super) fn sysctls_to_save(nic: &PodNic) -> Result<Vec<(String, String)>, NetworkFault> {
+    sysctl::not_on(required_sysctls(nic))
 }
 
-fn needed(nic: &PodNic) -> &'static [&'static str] {
+fn required_sysctls(nic: &PodNic) -> &'static [&'static str] {
     match nic.has_ipv6() {
-        true => &SWITCHES,
-        false => &SWITCHES[..2],
+        true => &SYSCTLS,
+        false => &SYSCTLS[..2],
     }
 }
 
@@ -38,34 +38,36 @@ fn needed(nic: &PodNic) -> &'static [&'static str] {
 pub(super) fn build(
     netlink: &Netlink,
     interface: &Interface,
-    devices: &Devices,
+    devices: &DeviceNames,
     nic: &PodNic,
     network: &Masquerade,
     foreign_tables: &[String],
-) -> Result<(), Fault> {
+) -> Result<(), NetworkFault> {
     netlink.add_bridge(&devices.bridge, MacAddr::GATEWAY)?;
     // Nobody else is there to have the bridge's addresses, and the guest may ask for them at once.
     sysctl::set(&format!("ipv6/conf/{}/accept_dad", devices.bridge), "0")?;
-    let index = netlink.get(&devices.bridge)?.index;
+    let index = netlink.require_link(&devices.bridge)?.index;
     tap::create(&devices.tap, interface.queues, interface.owner)?;
     sysctl::set(&format!("ipv6/conf/{}/disable_ipv6", devices.tap), "1")?;
-    let guest = netlink.get(&devices.tap)?.index;
+    let guest = netlink.require_link(&devices.tap)?.index;
     bridge::enslave(netlink, index, guest, &devices.tap, nic.mtu)?;
     netlink.add_address(index, &devices.bridge, IpNet::V4(network.gateway()))?;
     netlink.set_up(index, &devices.bridge, true)?;
     if nic.has_ipv6() {
         netlink.add_address(index, &devices.bridge, IpNet::V6(network.gateway6()))?;
     }
-    offload::no_tx_checksum(&devices.bridge)?;
-    for translation in translations(nic, network, devices) {
-        nft::add(&translation, is_foreign(&translation, foreign_tables))?;
+    ethtool::disable_tx_checksum(&devices.bridge)?;
+    for nat in nat_configs(nic, network, devices) {
+        nft::add(&nat, is_foreign_table(&nat, foreign_tables))?;
     }
-    needed(nic).iter().try_for_each(|name| sysctl::set(name, "1"))
+    required_sysctls(nic)
+        .iter()
+        .try_for_each(|name| sysctl::set(name, "1"))
 }
 
 /// The tables it needs: one for each family the pod speaks.
-pub(super) fn translations(nic: &PodNic, network: &Masquerade, devices: &Devices) -> Vec<Translation> {
-    let of = |gateway, guest| Translation {
+pub(super) fn nat_configs(nic: &PodNic, network: &Masquerade, devices: &DeviceNames) -> Vec<NatConfig> {
+    let of = |gateway, guest| NatConfig {
         gateway,
         guest,
         nic: devices.nic.clone(),
@@ -85,19 +87,19 @@ pub(super) fn translations(nic: &PodNic, network: &Masquerade, devices: &Devices
 /// Takes back whatever of it was built.
 pub(super) fn tear_down(
     netlink: &Netlink,
-    devices: &Devices,
+    devices: &DeviceNames,
     nic: &PodNic,
     network: &Masquerade,
     foreign_tables: &[String],
-) -> Result<(), Fault> {
-    for translation in translations(nic, network, devices) {
-        nft::remove(&translation, is_foreign(&translation, foreign_tables))?;
+) -> Result<(), NetworkFault> {
+    for nat in nat_configs(nic, network, devices) {
+        nft::remove(&nat, is_foreign_table(&nat, foreign_tables))?;
     }
     netlink.delete(&devices.tap)?;
     netlink.delete(&devices.bridge)
 }
 
 /// Whether its table was there before.
-fn is_foreign(translation: &Translation, foreign_tables: &[String]) -> bool {
-    foreign_tables.iter().any(|family| family == translation.family())
+fn is_foreign_table(nat: &NatConfig, foreign_tables: &[String]) -> bool {
+    foreign_tables.iter().any(|family| family == nat.family())
 }

@@ -6,10 +6,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use ipnet::{IpNet, Ipv4Net};
 use serde::{Deserialize, Serialize};
 
-use super::error::Fault;
-use super::fit;
+use super::error::NetworkFault;
 use super::mac::MacAddr;
-use super::netlink::{Netlink, kept};
+use super::netlink::{Netlink, saved_routes};
+use super::preflight;
 
 /// A pod's device, as the plugin left it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,7 +32,7 @@ pub struct PodNic {
 
 /// What is lost of a device while a guest has it, as the kernel tells it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Kept {
+pub(super) struct SavedLink {
     /// Whether it was down.
     pub(super) down: bool,
     /// Its addresses, each a message of rtnetlink.
@@ -69,12 +69,14 @@ pub struct Neighbour {
 
 impl PodNic {
     /// Looks at the device of this name.
-    pub(super) fn discover(netlink: &Netlink, name: &str) -> Result<PodNic, Fault> {
-        let link = netlink.find(name)?.ok_or_else(|| Fault::NoNic(name.to_owned()))?;
+    pub(super) fn discover(netlink: &Netlink, name: &str) -> Result<PodNic, NetworkFault> {
+        let link = netlink
+            .link_by_name(name)?
+            .ok_or_else(|| NetworkFault::NicNotFound(name.to_owned()))?;
         Ok(PodNic {
             name: name.to_owned(),
             index: link.index,
-            mac: fit::ethernet(&link)?,
+            mac: preflight::ethernet(&link)?,
             mtu: link.mtu,
             addresses: netlink.addresses(link.index)?,
             routes: netlink.routes(link.index)?,
@@ -103,19 +105,19 @@ impl PodNic {
             .iter()
             .filter_map(|neighbour| match neighbour.address {
                 // The kernel has such entries for what it never asks.
-                IpAddr::V4(ip) if !ip.is_multicast() && neighbour.mac.is_station() => Some((ip, neighbour)),
+                IpAddr::V4(ip) if !ip.is_multicast() && neighbour.mac.is_unicast() => Some((ip, neighbour)),
                 _ => None,
             })
     }
 }
 
-impl Kept {
+impl SavedLink {
     /// Looks at the device of this number.
-    pub(super) fn of(netlink: &Netlink, index: u32) -> Result<Kept, Fault> {
-        let addresses = kept::addresses(index)?;
-        Ok(Kept {
-            down: netlink.at(index)?.is_some_and(|link| !link.up),
-            routes: kept::routes(index, &addresses)?,
+    pub(super) fn of(netlink: &Netlink, index: u32) -> Result<SavedLink, NetworkFault> {
+        let addresses = saved_routes::addresses(index)?;
+        Ok(SavedLink {
+            down: netlink.link_by_index(index)?.is_some_and(|link| !link.up),
+            routes: saved_routes::routes(index, &addresses)?,
             addresses,
         })
     }

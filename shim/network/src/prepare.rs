@@ -2,52 +2,61 @@
 
 use std::path::Path;
 
-use super::error::{Fault, NetworkError};
+use super::device_names::DeviceNames;
+use super::error::{NetworkError, NetworkFault};
 use super::interface::{Binding, Interface};
-use super::lease::{Lease, Lease6};
-use super::names::Devices;
+use super::lease::{DhcpLease, Dhcpv6Lease};
 use super::netlink::Netlink;
 use super::netns::Netns;
-use super::nic::{Kept, PodNic};
-use super::record::{Phase, Record};
-use super::{Prepared, bridge, fit, masquerade, nft, sysctl, tap};
+use super::nic::{PodNic, SavedLink};
+use super::record::{InterfaceRecord, Phase};
+use super::{PreparedInterface, bridge, masquerade, nft, preflight, sysctl, tap};
 
 /// Prepares the interfaces of a VM inside its pod's namespace, and opens their taps. What is known of it is kept in
 /// `dir`, one file for each interface. Blocks.
-pub fn prepare(netns: &Netns, dir: &Path, interfaces: &[Interface]) -> Result<Vec<Prepared>, NetworkError> {
+pub fn prepare(
+    netns: &Netns,
+    dir: &Path,
+    interfaces: &[Interface],
+) -> Result<Vec<PreparedInterface>, NetworkError> {
     let Some(first) = interfaces.first() else {
         return Ok(Vec::new());
     };
     let id = netns
         .id()
-        .map_err(Fault::Namespace)
-        .map_err(Fault::of(&first.name))?;
+        .map_err(NetworkFault::Namespace)
+        .map_err(NetworkFault::for_interface(&first.name))?;
     let work = || -> Result<_, NetworkError> {
-        let netlink = Netlink::open().map_err(Fault::of(&first.name))?;
+        let netlink = Netlink::open().map_err(NetworkFault::for_interface(&first.name))?;
         let one = |interface: &Interface| {
-            prepare_one(&netlink, id, dir, interface).map_err(Fault::of(&interface.name))
+            prepare_one(&netlink, id, dir, interface).map_err(NetworkFault::for_interface(&interface.name))
         };
         interfaces.iter().map(one).collect()
     };
     netns
         .run(work)
-        .map_err(Fault::Namespace)
-        .map_err(Fault::of(&first.name))?
+        .map_err(NetworkFault::Namespace)
+        .map_err(NetworkFault::for_interface(&first.name))?
 }
 
-fn prepare_one(netlink: &Netlink, id: u64, dir: &Path, interface: &Interface) -> Result<Prepared, Fault> {
+fn prepare_one(
+    netlink: &Netlink,
+    id: u64,
+    dir: &Path,
+    interface: &Interface,
+) -> Result<PreparedInterface, NetworkFault> {
     interface.check()?;
-    let devices = Devices::of(&interface.nic)?;
-    let path = Record::path(dir, &interface.nic);
+    let devices = DeviceNames::for_nic(&interface.nic)?;
+    let path = InterfaceRecord::path(dir, &interface.nic);
     // A record of another namespace is that of a pod that is no more.
-    let record = match Record::load(&path)?.filter(|record| record.netns == id) {
+    let record = match InterfaceRecord::load(&path)?.filter(|record| record.netns == id) {
         None => build(netlink, id, &path, interface, &devices)?,
         Some(record) if record.phase == Phase::Finished => {
             check_finished(netlink, &record, interface, &devices)?;
             record
         }
         Some(_) => {
-            return Err(Fault::Interrupted {
+            return Err(NetworkFault::Interrupted {
                 nic: interface.nic.clone(),
             });
         }
@@ -60,43 +69,43 @@ fn build(
     id: u64,
     path: &Path,
     interface: &Interface,
-    devices: &Devices,
-) -> Result<Record, Fault> {
-    for device in [&devices.bridge, &devices.moved, &devices.tap] {
-        if netlink.find(device)?.is_some() {
-            return Err(Fault::Foreign {
+    devices: &DeviceNames,
+) -> Result<InterfaceRecord, NetworkFault> {
+    for device in [&devices.bridge, &devices.moved_nic, &devices.tap] {
+        if netlink.link_by_name(device)?.is_some() {
+            return Err(NetworkFault::UnexpectedDevice {
                 device: device.clone(),
             });
         }
     }
     let nic = PodNic::discover(netlink, &interface.nic)?;
-    fit::check(netlink, &nic, interface)?;
-    let mut record = Record {
+    preflight::check(netlink, &nic, interface)?;
+    let mut record = InterfaceRecord {
         phase: Phase::Started,
         netns: id,
         interface: interface.name.clone(),
         binding: interface.binding.clone(),
         mac: guest_mac(interface, &nic),
         queues: interface.queues,
-        kept: Kept::of(netlink, nic.index)?,
-        switches: Vec::new(),
+        saved_link: SavedLink::of(netlink, nic.index)?,
+        saved_sysctls: Vec::new(),
         foreign_tables: Vec::new(),
         nic,
     };
     match &interface.binding {
-        Binding::Bridge => record.switches = bridge::switches(devices)?,
+        Binding::Bridge => record.saved_sysctls = bridge::sysctls_to_save(devices)?,
         Binding::Masquerade(network) => {
-            record.switches = masquerade::switches(&record.nic)?;
-            for translation in masquerade::translations(&record.nic, network, devices) {
-                if nft::is_there(&translation)? {
-                    record.foreign_tables.push(translation.family().to_owned());
+            record.saved_sysctls = masquerade::sysctls_to_save(&record.nic)?;
+            for nat in masquerade::nat_configs(&record.nic, network, devices) {
+                if nft::table_exists(&nat)? {
+                    record.foreign_tables.push(nat.family().to_owned());
                 }
             }
         }
     }
     record.save(path)?;
     match &interface.binding {
-        Binding::Bridge => bridge::build(netlink, interface, devices, &record.nic, &record.kept)?,
+        Binding::Bridge => bridge::build(netlink, interface, devices, &record.nic, &record.saved_link)?,
         Binding::Masquerade(network) => masquerade::build(
             netlink,
             interface,
@@ -122,11 +131,11 @@ fn guest_mac(interface: &Interface, nic: &PodNic) -> super::MacAddr {
 
 fn check_finished(
     netlink: &Netlink,
-    record: &Record,
+    record: &InterfaceRecord,
     interface: &Interface,
-    devices: &Devices,
-) -> Result<(), Fault> {
-    let changed = |was: String, wanted: String| Fault::Changed {
+    devices: &DeviceNames,
+) -> Result<(), NetworkFault> {
+    let changed = |was: String, wanted: String| NetworkFault::SpecChanged {
         nic: interface.nic.clone(),
         was,
         wanted,
@@ -147,27 +156,31 @@ fn check_finished(
         return Err(changed(format!("address {}", record.mac), mac.to_string()));
     }
     let moved = match record.binding {
-        Binding::Bridge => &devices.moved,
+        Binding::Bridge => &devices.moved_nic,
         Binding::Masquerade(_) => &devices.nic,
     };
     for device in [moved, &devices.bridge, &devices.tap] {
-        netlink.get(device)?;
+        netlink.require_link(device)?;
     }
     Ok(())
 }
 
-fn open(record: Record, interface: &Interface, devices: Devices) -> Result<Prepared, Fault> {
+fn open(
+    record: InterfaceRecord,
+    interface: &Interface,
+    devices: DeviceNames,
+) -> Result<PreparedInterface, NetworkFault> {
     let (lease, lease6) = match &record.binding {
         Binding::Bridge => (
-            Lease::of_pod(&record.nic, record.mac, interface.fake_address()),
+            DhcpLease::for_bridge(&record.nic, record.mac, interface.fake_address()),
             None,
         ),
         Binding::Masquerade(network) => (
-            Some(Lease::behind_pod(network, record.mac, record.nic.mtu)),
-            Lease6::behind_pod(network, &record.nic),
+            Some(DhcpLease::for_masquerade(network, record.mac, record.nic.mtu)),
+            Dhcpv6Lease::for_masquerade(network, &record.nic),
         ),
     };
-    Ok(Prepared {
+    Ok(PreparedInterface {
         name: interface.name.clone(),
         mac: record.mac,
         mtu: record.nic.mtu,
@@ -183,10 +196,10 @@ fn open(record: Record, interface: &Interface, devices: Devices) -> Result<Prepa
 /// Takes back what preparations recorded in `dir` did to this namespace, finished or not. What has gone meanwhile is
 /// no fault. Taps that are open stop working. Blocks.
 pub fn tear_down(netns: &Netns, dir: &Path) -> Result<(), NetworkError> {
-    let id = netns.id().map_err(Fault::Namespace)?;
+    let id = netns.id().map_err(NetworkFault::Namespace)?;
     let mut done = Ok(());
-    for path in Record::all(dir)? {
-        let undone = match Record::load(&path) {
+    for path in InterfaceRecord::all(dir)? {
+        let undone = match InterfaceRecord::load(&path) {
             Ok(Some(record)) => undo(netns, id, &path, &record),
             Ok(None) => Ok(()),
             Err(fault) => Err(fault.into()),
@@ -200,20 +213,20 @@ pub fn tear_down(netns: &Netns, dir: &Path) -> Result<(), NetworkError> {
 /// The same for the one that was prepared on this device. Switches that others need too stay, for the last of them to
 /// be restored.
 pub fn tear_down_interface(netns: &Netns, dir: &Path, nic: &str) -> Result<(), NetworkError> {
-    let id = netns.id().map_err(Fault::Namespace)?;
+    let id = netns.id().map_err(NetworkFault::Namespace)?;
     // The name becomes part of a path.
-    let path = Record::path(dir, &Devices::of(nic)?.nic);
-    let Some(mut record) = Record::load(&path)? else {
+    let path = InterfaceRecord::path(dir, &DeviceNames::for_nic(nic)?.nic);
+    let Some(mut record) = InterfaceRecord::load(&path)? else {
         return Ok(());
     };
-    hand_on(&mut record, dir).map_err(Fault::of(&record.interface))?;
+    hand_over_sysctls(&mut record, dir).map_err(NetworkFault::for_interface(&record.interface))?;
     undo(netns, id, &path, &record)
 }
 
 /// Gives the record of another interface with the same binding what is to be restored after both.
-fn hand_on(record: &mut Record, dir: &Path) -> Result<(), Fault> {
-    for path in Record::all(dir)? {
-        let Some(mut other) = Record::load(&path)? else {
+fn hand_over_sysctls(record: &mut InterfaceRecord, dir: &Path) -> Result<(), NetworkFault> {
+    for path in InterfaceRecord::all(dir)? {
+        let Some(mut other) = InterfaceRecord::load(&path)? else {
             continue;
         };
         let same_kind = other.binding.name() == record.binding.name() && other.netns == record.netns;
@@ -222,43 +235,43 @@ fn hand_on(record: &mut Record, dir: &Path) -> Result<(), Fault> {
         }
         let own = format!("/conf/{}/", record.nic.name);
         let is_own = |(name, _): &(String, String)| name.contains(&own);
-        let (kept, common) = record.switches.drain(..).partition(is_own);
-        record.switches = kept;
-        other.switches.extend::<Vec<_>>(common);
+        let (kept, common) = record.saved_sysctls.drain(..).partition(is_own);
+        record.saved_sysctls = kept;
+        other.saved_sysctls.extend::<Vec<_>>(common);
         return other.save(&path);
     }
     Ok(())
 }
 
-fn undo(netns: &Netns, id: u64, path: &Path, record: &Record) -> Result<(), NetworkError> {
+fn undo(netns: &Netns, id: u64, path: &Path, record: &InterfaceRecord) -> Result<(), NetworkError> {
     let work = || {
         if record.netns == id {
-            let left = |fault| Fault::Left {
+            let left = |fault| NetworkFault::NotRestored {
                 nic: record.nic.name.clone(),
                 fault: Box::new(fault),
             };
             tear_down_one(record).map_err(left)?;
         }
-        Record::remove(path)
+        InterfaceRecord::remove(path)
     };
     netns
         .run(work)
-        .map_err(Fault::Namespace)
+        .map_err(NetworkFault::Namespace)
         .flatten()
-        .map_err(Fault::of(&record.interface))
+        .map_err(NetworkFault::for_interface(&record.interface))
 }
 
-fn tear_down_one(record: &Record) -> Result<(), Fault> {
+fn tear_down_one(record: &InterfaceRecord) -> Result<(), NetworkFault> {
     let netlink = Netlink::open()?;
-    let devices = Devices::of(&record.nic.name)?;
+    let devices = DeviceNames::for_nic(&record.nic.name)?;
     let restore = |(name, value): &(String, String)| sysctl::set(name, value);
-    let mut switches = record.switches.iter();
+    let mut switches = record.saved_sysctls.iter();
     match &record.binding {
         Binding::Bridge => {
-            bridge::dismantle(&netlink, &devices, &record.nic)?;
+            bridge::remove_devices(&netlink, &devices, &record.nic)?;
             // Before addresses of IPv6 return.
             switches.try_for_each(restore)?;
-            bridge::give_back(&netlink, &devices, &record.nic, &record.kept)
+            bridge::restore_nic(&netlink, &devices, &record.nic, &record.saved_link)
         }
         Binding::Masquerade(network) => {
             masquerade::tear_down(&netlink, &devices, &record.nic, network, &record.foreign_tables)?;

@@ -15,30 +15,30 @@ const NEEDED: [(u32, &str); 2] = [(12, "CAP_NET_ADMIN"), (21, "CAP_SYS_ADMIN")];
 
 /// Why this process may not.
 #[derive(Debug, thiserror::Error)]
-pub enum Unprivileged {
+pub enum PrivilegeError {
     /// A capability is missing.
     #[error("it takes {0}")]
     Capability(&'static str),
     /// The capabilities are those of a user namespace that this machine's network is not part of.
     #[error("the network belongs to another user namespace")]
-    Foreign,
+    ForeignNetwork,
     /// Taps cannot be made.
     #[error("{TUN}: {0}")]
     Tun(#[source] io::Error),
 }
 
 /// Whether this process may change network namespaces and make taps in them, and, where it must, have a part in its own.
-pub fn may_prepare(in_own: bool) -> Result<(), Unprivileged> {
+pub fn check_privileges(in_own: bool) -> Result<(), PrivilegeError> {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let effective = effective(&status);
     if let Some((_, name)) = NEEDED.iter().find(|(bit, _)| effective & 1 << bit == 0) {
-        return Err(Unprivileged::Capability(name));
+        return Err(PrivilegeError::Capability(name));
     }
     if in_own && !owns_network() {
-        return Err(Unprivileged::Foreign);
+        return Err(PrivilegeError::ForeignNetwork);
     }
     let tun = OpenOptions::new().read(true).write(true).open(TUN);
-    tun.map(drop).map_err(Unprivileged::Tun)
+    tun.map(drop).map_err(PrivilegeError::Tun)
 }
 
 /// The effective capabilities in a `/proc/PID/status`.
@@ -80,9 +80,9 @@ mod tests {
         if husk_shim_testing::root::is_root() {
             // The root of a user namespace has the network of another, until it makes one; and what devices it may open
             // is the machine's affair.
-            let inside = Netns::create().unwrap().run(|| may_prepare(true)).unwrap();
-            for may in [may_prepare(false), inside] {
-                assert!(matches!(may, Ok(()) | Err(Unprivileged::Tun(_))), "{may:?}");
+            let inside = Netns::create().unwrap().run(|| check_privileges(true)).unwrap();
+            for may in [check_privileges(false), inside] {
+                assert!(matches!(may, Ok(()) | Err(PrivilegeError::Tun(_))), "{may:?}");
             }
         }
     }

@@ -3,37 +3,37 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::error::Fault;
+use super::error::NetworkFault;
 
 fn path(name: &str) -> PathBuf {
     Path::new("/proc/sys/net").join(name)
 }
 
 /// What `net/NAME` is; none where the kernel lacks it, such as one of IPv6.
-fn get(name: &str) -> Result<Option<String>, Fault> {
+fn get(name: &str) -> Result<Option<String>, NetworkFault> {
     match std::fs::read_to_string(path(name)) {
         Ok(text) => Ok(Some(text.trim().to_owned())),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(Fault::io(path(name))(e)),
+        Err(e) => Err(NetworkFault::io(path(name))(e)),
     }
 }
 
 /// Whether it has this value.
-pub(super) fn is(name: &str, value: &str) -> Result<bool, Fault> {
+pub(super) fn is(name: &str, value: &str) -> Result<bool, NetworkFault> {
     Ok(get(name)?.as_deref() == Some(value))
 }
 
 /// Sets it, where the kernel has it.
-pub(super) fn set(name: &str, value: &str) -> Result<(), Fault> {
+pub(super) fn set(name: &str, value: &str) -> Result<(), NetworkFault> {
     match get(name)? {
-        Some(was) if was != value => std::fs::write(path(name), value).map_err(Fault::io(path(name))),
+        Some(was) if was != value => std::fs::write(path(name), value).map_err(NetworkFault::io(path(name))),
         _ => Ok(()),
     }
 }
 
 /// Those of `names` that are not on, as they are: what is to be restored after they were switched on. One that is on
 /// already was switched on by another, perhaps for another interface, and is not ours to restore.
-pub(super) fn not_on(names: &[&str]) -> Result<Vec<(String, String)>, Fault> {
+pub(super) fn not_on(names: &[&str]) -> Result<Vec<(String, String)>, NetworkFault> {
     let mut found = Vec::new();
     for name in names {
         if let Some(value) = get(name)?.filter(|value| value != "1") {

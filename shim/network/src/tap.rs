@@ -5,8 +5,8 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
-use super::error::Fault;
-use super::interface::Owner;
+use super::error::NetworkFault;
+use super::interface::TapOwner;
 
 pub(super) const TUN: &str = "/dev/net/tun";
 const VHOST_NET: &str = "/dev/vhost-net";
@@ -27,11 +27,11 @@ mod ioctl {
 }
 
 /// Makes the tap, which stays until it is deleted.
-pub(super) fn create(name: &str, queues: u16, owner: Owner) -> Result<(), Fault> {
-    let tap = attach(name, queues > 1).map_err(Fault::kernel(format!("adding {name}")))?;
+pub(super) fn create(name: &str, queues: u16, owner: TapOwner) -> Result<(), NetworkFault> {
+    let tap = attach(name, queues > 1).map_err(NetworkFault::kernel(format!("adding {name}")))?;
     let set = |done: nix::Result<libc::c_int>| {
         done.map(drop)
-            .map_err(Fault::kernel(format!("setting the owner of {name}")))
+            .map_err(NetworkFault::kernel(format!("setting the owner of {name}")))
     };
     // SAFETY: these take an integer by value; the descriptor is open.
     unsafe {
@@ -42,17 +42,17 @@ pub(super) fn create(name: &str, queues: u16, owner: Owner) -> Result<(), Fault>
 }
 
 /// Opens each queue of a tap that exists.
-pub(super) fn open(name: &str, queues: u16) -> Result<Vec<OwnedFd>, Fault> {
+pub(super) fn open(name: &str, queues: u16) -> Result<Vec<OwnedFd>, NetworkFault> {
     let queue = |_| attach(name, queues > 1).map(OwnedFd::from);
     (0..queues)
         .map(queue)
         .collect::<io::Result<_>>()
-        .map_err(Fault::kernel(format!("opening {name}")))
+        .map_err(NetworkFault::kernel(format!("opening {name}")))
 }
 
 /// Opens vhost-net once for each queue; none where the kernel lacks it, or this process may not have it: frames pass
 /// without it too.
-pub(super) fn vhost(queues: u16) -> Result<Vec<OwnedFd>, Fault> {
+pub(super) fn vhost(queues: u16) -> Result<Vec<OwnedFd>, NetworkFault> {
     let mut files = Vec::new();
     for _ in 0..queues {
         match OpenOptions::new().read(true).write(true).open(VHOST_NET) {
@@ -65,7 +65,7 @@ pub(super) fn vhost(queues: u16) -> Result<Vec<OwnedFd>, Fault> {
                 tracing::warn!("{VHOST_NET}: {e}: the guest's frames pass by the VMM, which is slower");
                 return Ok(Vec::new());
             }
-            Err(e) => return Err(Fault::io(VHOST_NET)(e)),
+            Err(e) => return Err(NetworkFault::io(VHOST_NET)(e)),
         }
     }
     Ok(files)

@@ -147,7 +147,10 @@ pub(crate) fn cgroup_of(spec: &Spec) -> Result<Option<Cgroup>, TaskError> {
     let Some(path) = linux.and_then(|linux| linux.cgroups_path().as_ref()) else {
         return Ok(None);
     };
-    Ok(Some(Cgroup::from_cgroups_path(&hierarchy()?, &path.to_string_lossy())?))
+    Ok(Some(Cgroup::from_cgroups_path(
+        &hierarchy()?,
+        &path.to_string_lossy(),
+    )?))
 }
 
 /// Makes it, with its limits, for processes that are yet to come.

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
 
-use husk_network::{Binding, Interface, MacAddr, Netns, NetworkError, Owner, Prepared, prepare};
+use husk_network::{Binding, Interface, MacAddr, Netns, NetworkError, PreparedInterface, TapOwner, prepare};
 use tempfile::TempDir;
 
 use crate::root::{INSIDE, is_root};
@@ -40,10 +40,10 @@ pub fn can_run() -> bool {
 }
 
 /// Whose the tap is: not root's where there are others, which there are not in the namespace of an ordinary user.
-pub fn owner() -> Owner {
+pub fn owner() -> TapOwner {
     let inside = std::env::var_os(INSIDE).is_some();
     let id = if inside { 0 } else { 107 };
-    Owner { uid: id, gid: id }
+    TapOwner { uid: id, gid: id }
 }
 
 impl Pod {
@@ -130,12 +130,12 @@ impl Pod {
     }
 
     /// Prepares these interfaces.
-    pub fn prepare(&self, interfaces: &[Interface]) -> Result<Vec<Prepared>, NetworkError> {
+    pub fn prepare(&self, interfaces: &[Interface]) -> Result<Vec<PreparedInterface>, NetworkError> {
         prepare(&self.netns, self.dir.path(), interfaces)
     }
 
     /// Prepares the one interface.
-    pub fn ready(&self, interface: &Interface) -> Prepared {
+    pub fn ready(&self, interface: &Interface) -> PreparedInterface {
         let mut prepared = self.prepare(std::slice::from_ref(interface)).unwrap();
         prepared.pop().unwrap()
     }

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use tracing::warn;
 
 use husk_network::NetworkError;
-use husk_network::lock;
+use husk_network::ofd_lock;
 
 use owner::Origin;
 pub use vm_dir::{ClaimedDir, VmDir};
@@ -191,7 +191,7 @@ impl RuntimeDir {
                 Err(error) => warn!(dir = %dir.path().display(), %error, "what a dead monitor left stays"),
             }
         }
-        if let Err(error) = husk_network::tidy() {
+        if let Err(error) = husk_network::clean_up() {
             warn!(%error, "what dead monitors left of this machine's network stays");
         }
         Ok(removed)
@@ -203,7 +203,7 @@ impl RuntimeDir {
     pub fn remove_abandoned_for(&self, netns: &Path) -> Result<Vec<VmDir>, StateError> {
         let deadline = Instant::now() + NETNS_FREE_WITHIN;
         let mut removed = self.remove_abandoned()?;
-        let is_had = |dir: &VmDir| husk_network::is_in(dir.path(), netns);
+        let is_had = |dir: &VmDir| husk_network::uses_netns(dir.path(), netns);
         while self.directories()?.iter().any(is_had) && Instant::now() < deadline {
             std::thread::sleep(AGAIN);
             removed.extend(self.remove_abandoned()?);
@@ -255,7 +255,7 @@ impl RuntimeDir {
     /// Held while directories come and go; waits for others, which hold it for milliseconds.
     fn lock(&self) -> Result<fs::File, StateError> {
         let path = self.path.join(LOCK);
-        lock::exclusive(&path).map_err(StateError::io(&path))
+        ofd_lock::exclusive(&path).map_err(StateError::io(&path))
     }
 
     /// Where a directory is while it is being removed: its name is no namespace's.

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use husk_network::lock;
+use husk_network::ofd_lock;
 
 use super::{RuntimeDir, StateError};
 
@@ -128,7 +128,7 @@ impl VmDir {
             .write(true)
             .custom_flags(flags)
             .open(self.path.join(PID))?;
-        lock::is_held(&file)
+        ofd_lock::is_held(&file)
     }
 
     /// Removes the directory, and its namespace's if that was the last. Under the runtime directory's lock.
@@ -139,7 +139,7 @@ impl VmDir {
         let removal_path = runtime.removal_path();
         clear(&removal_path)?;
         refuse_foreign(&self.path)?;
-        husk_network::take_back(&self.path, None).map_err(|source| StateError::Network {
+        husk_network::tear_down_saved(&self.path, None).map_err(|source| StateError::Network {
             dir: self.path.clone(),
             source,
         })?;
@@ -190,7 +190,7 @@ pub(super) fn clear(dir: &Path) -> Result<(), StateError> {
 /// Whether a monitor makes files of this name.
 fn is_known(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
-    FILES.into_iter().chain([PID]).any(|known| name == known) || husk_network::is_kept(&name)
+    FILES.into_iter().chain([PID]).any(|known| name == known) || husk_network::is_state_file(&name)
 }
 
 /// A VM's directory that this process owns; dropping it without [`ClaimedDir::remove`] leaves it for a remove_abandoned.
@@ -205,7 +205,7 @@ impl ClaimedDir {
     /// Takes the lock that says so. Under the runtime directory's lock, so nobody else can hold it.
     pub(super) fn lock(runtime: RuntimeDir, dir: VmDir) -> Result<ClaimedDir, StateError> {
         let path = dir.path.join(PID);
-        let mut file = lock::exclusive(&path).map_err(StateError::io(&path))?;
+        let mut file = ofd_lock::exclusive(&path).map_err(StateError::io(&path))?;
         file.write_all(format!("{}\n", std::process::id()).as_bytes())
             .map_err(StateError::io(&path))?;
         Ok(ClaimedDir {

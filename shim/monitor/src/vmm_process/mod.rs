@@ -30,7 +30,7 @@ use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
 
 pub use exit::VmmExit;
-use husk_network::Owner;
+use husk_network::TapOwner;
 pub use placement::CgroupPlacement;
 pub use vmm_program::VmmProgram;
 
@@ -138,13 +138,13 @@ impl VmmProcess {
 
 /// Whose process a VMM is, and so its taps.
 #[must_use]
-pub fn owner() -> Owner {
+pub fn owner() -> TapOwner {
     match rustix::process::geteuid() {
-        root if root.is_root() => Owner {
+        root if root.is_root() => TapOwner {
             uid: UNPRIVILEGED,
             gid: UNPRIVILEGED,
         },
-        user => Owner {
+        user => TapOwner {
             uid: user.as_raw(),
             gid: rustix::process::getegid().as_raw(),
         },
@@ -161,7 +161,7 @@ fn command(program: &VmmProgram, control: OwnedFd, fd_channel: OwnedFd, entrance
         &FD_CHANNEL_FD.to_string(),
     ]);
     if rustix::process::geteuid().is_root() {
-        let Owner { uid, gid } = owner();
+        let TapOwner { uid, gid } = owner();
         command.args(["--uid", &uid.to_string(), "--gid", &gid.to_string()]);
     }
     command

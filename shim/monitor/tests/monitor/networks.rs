@@ -5,7 +5,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use husk_monitor::launch::{LaunchError, MonitorConfig};
-use husk_network::{Netns, Place};
+use husk_network::{Netns, NetworkLocation};
 use husk_proto::shim::v1::{KillRequest, Phase};
 use husk_shim_testing::pod::{POD_MAC, Pod};
 use husk_vmi::{NicBinding, NicDhcp, NicNetwork, NicPlan, VmPlan};
@@ -284,11 +284,11 @@ pub fn a_namespace_of_one_that_dies_is_the_next_ones() {
     // One that takes its time.
     let claimed = f.state().claim("default", "slow").unwrap();
     let netns = Netns::open(std::path::Path::new(&pod.path())).unwrap();
-    let place = Place::Netns {
+    let location = NetworkLocation::Netns {
         path: pod.path().into(),
         id: netns.id().unwrap(),
     };
-    place.keep(claimed.dir().path()).unwrap();
+    location.save(claimed.dir().path()).unwrap();
     let dies = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(300));
         drop(claimed);

@@ -1,14 +1,14 @@
 //! Telling a guest its network: DHCPv4, and for the IPv6 of a masqueraded guest DHCPv6 and router advertisements.
 //!
-//! One server has one guest and one lease. What it says is worked out without I/O (`v4`, `v6`, `advert`); the actor here
+//! One server has one guest and one lease. What it says is worked out without I/O (`v4`, `v6`, `router_advert`); the actor here
 //! has the sockets, opened in the pod's namespace, and is a task of the caller's runtime.
 
-mod advert;
 mod frame;
-mod host;
+mod ipv6_router;
+mod option_filter;
 mod options;
-mod router;
-mod sift;
+mod resolv_conf;
+mod router_advert;
 mod socket;
 mod v4;
 mod v6;
@@ -24,21 +24,21 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-pub use options::{DhcpOptions, LONG_LEASE, Resolver};
+pub use options::{DhcpOptions, DnsConfig, LONG_LEASE};
 
-use super::error::{Fault, NetworkError};
+use super::error::{NetworkError, NetworkFault};
 use super::mac::MacAddr;
 use super::netlink::Netlink;
 use super::netns::Netns;
-use super::{Binding, Interface, Prepared};
-use router::Router;
+use super::{Binding, Interface, PreparedInterface};
+use ipv6_router::Ipv6Router;
 
 /// A lease that is renewed within a VM's life. A renewal goes to the server's address by way of the guest's gateway,
 /// so that on a pod's bridge it is seen at the tap only, where looking costs the guest's other frames a little.
-const RENEWED: Duration = Duration::from_secs(30 * 86_400);
+const MAX_RENEWED_LEASE: Duration = Duration::from_secs(30 * 86_400);
 
 /// Pause after a socket's error, so that one which stays does not take a processor.
-const AFTER_ERROR: Duration = Duration::from_millis(100);
+const ERROR_PAUSE: Duration = Duration::from_millis(100);
 
 /// A running server. It ends when this is dropped.
 #[derive(Debug)]
@@ -54,22 +54,22 @@ impl DhcpServer {
     pub fn start(
         netns: &Netns,
         interface: &Interface,
-        prepared: &Prepared,
+        prepared: &PreparedInterface,
         options: DhcpOptions,
     ) -> Result<Option<DhcpServer>, NetworkError> {
-        let fault = Fault::of(&prepared.name);
+        let fault = NetworkFault::for_interface(&prepared.name);
         let server = || {
             options.check()?;
             let Some(lease) = prepared.lease.clone() else {
                 return Ok(None);
             };
-            let work = || Sockets::open(interface, prepared, options.lease_time);
-            let sockets = netns.run(work).map_err(Fault::Namespace).flatten()?;
+            let work = || DhcpSockets::open(interface, prepared, options.lease_time);
+            let sockets = netns.run(work).map_err(NetworkFault::Namespace).flatten()?;
             let v6 = prepared
                 .lease6
-                .map(|lease| v6::Server::new(lease, options.resolver.clone()));
-            let v4 = v4::Server::new(lease, options);
-            Server::new(sockets, v4, v6).map(Some)
+                .map(|lease| v6::Dhcpv6Responder::new(lease, options.resolver.clone()));
+            let v4 = v4::Dhcpv4Responder::new(lease, options);
+            DhcpTask::new(sockets, v4, v6).map(Some)
         };
         let Some(server) = server().map_err(fault)? else {
             return Ok(None);
@@ -109,7 +109,7 @@ impl DhcpServer {
 
 /// What is opened inside the namespace.
 #[derive(Debug)]
-struct Sockets {
+struct DhcpSockets {
     bridge: u32,
     bridge_mac: MacAddr,
     tap: u32,
@@ -119,17 +119,21 @@ struct Sockets {
     v6: Option<(OwnedFd, OwnedFd)>,
 }
 
-impl Sockets {
-    fn open(interface: &Interface, prepared: &Prepared, lease_time: Duration) -> Result<Sockets, Fault> {
+impl DhcpSockets {
+    fn open(
+        interface: &Interface,
+        prepared: &PreparedInterface,
+        lease_time: Duration,
+    ) -> Result<DhcpSockets, NetworkFault> {
         let netlink = Netlink::open()?;
         let devices = &prepared.devices;
-        let bridge = netlink.get(&devices.bridge)?;
-        let tap = netlink.get(&devices.tap)?.index;
+        let bridge = netlink.require_link(&devices.bridge)?;
+        let tap = netlink.require_link(&devices.tap)?.index;
         let bridged = interface.binding == Binding::Bridge;
-        let at_tap = bridged && lease_time < RENEWED;
-        let open = || -> io::Result<Sockets> {
+        let at_tap = bridged && lease_time < MAX_RENEWED_LEASE;
+        let open = || -> io::Result<DhcpSockets> {
             let index = bridge.index;
-            Ok(Sockets {
+            Ok(DhcpSockets {
                 bridge: index,
                 bridge_mac: bridge.mac.unwrap_or(MacAddr::GATEWAY),
                 tap,
@@ -147,7 +151,7 @@ impl Sockets {
                 },
             })
         };
-        open().map_err(Fault::kernel(format!(
+        open().map_err(NetworkFault::kernel(format!(
             "opening the DHCP server's sockets on {}",
             devices.bridge
         )))
@@ -155,27 +159,31 @@ impl Sockets {
 }
 
 /// The actor.
-struct Server {
+struct DhcpTask {
     bridge_mac: MacAddr,
     tap: u32,
     received: AsyncFd<OwnedFd>,
     sender: OwnedFd,
     _open_port: Option<OwnedFd>,
-    v4: v4::Server,
-    v6: Option<Router>,
+    v4: v4::Dhcpv4Responder,
+    v6: Option<Ipv6Router>,
     leased: watch::Sender<Option<Ipv4Addr>>,
 }
 
-impl Server {
-    fn new(sockets: Sockets, v4: v4::Server, v6: Option<v6::Server>) -> Result<Server, Fault> {
-        let poll = |fd| readable(fd).map_err(Fault::kernel("waiting for the DHCP server's sockets"));
+impl DhcpTask {
+    fn new(
+        sockets: DhcpSockets,
+        v4: v4::Dhcpv4Responder,
+        v6: Option<v6::Dhcpv6Responder>,
+    ) -> Result<DhcpTask, NetworkFault> {
+        let poll = |fd| readable(fd).map_err(NetworkFault::kernel("waiting for the DHCP server's sockets"));
         let v6 = match (sockets.v6, v6) {
             (Some((dhcp, icmp)), Some(server)) => {
-                Some(Router::new(poll(dhcp)?, poll(icmp)?, server, sockets.bridge))
+                Some(Ipv6Router::new(poll(dhcp)?, poll(icmp)?, server, sockets.bridge))
             }
             _ => None,
         };
-        Ok(Server {
+        Ok(DhcpTask {
             bridge_mac: sockets.bridge_mac,
             tap: sockets.tap,
             received: poll(sockets.received)?,
@@ -199,12 +207,12 @@ impl Server {
                         Err(_) => true,
                     };
                     if failed {
-                        tokio::time::sleep(AFTER_ERROR).await;
+                        tokio::time::sleep(ERROR_PAUSE).await;
                     }
                 }
-                done = router::serve_once(&mut self.v6) => {
+                done = ipv6_router::serve_once(&mut self.v6) => {
                     if done.is_err() {
-                        tokio::time::sleep(AFTER_ERROR).await;
+                        tokio::time::sleep(ERROR_PAUSE).await;
                     }
                 }
             }

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
-use super::super::error::Fault;
+use super::super::error::NetworkFault;
 
 /// KubeVirt's lease of 999 days, which nobody renews.
 pub const LONG_LEASE: Duration = Duration::from_secs(86_313_600);
@@ -20,7 +20,7 @@ pub struct DhcpOptions {
     /// Its host name.
     pub hostname: Option<String>,
     /// Its name servers.
-    pub resolver: Resolver,
+    pub resolver: DnsConfig,
     /// `dhcpOptions.ntpServers`.
     pub ntp_servers: Vec<Ipv4Addr>,
     /// `dhcpOptions.tftpServerName`.
@@ -37,7 +37,7 @@ impl Default for DhcpOptions {
     fn default() -> DhcpOptions {
         DhcpOptions {
             hostname: None,
-            resolver: Resolver::parse(""),
+            resolver: DnsConfig::parse(""),
             ntp_servers: Vec::new(),
             tftp_server: None,
             boot_file: None,
@@ -49,16 +49,16 @@ impl Default for DhcpOptions {
 
 impl DhcpOptions {
     /// Finds what no packet could carry.
-    pub(super) fn check(&self) -> Result<(), Fault> {
-        let refused = |field, why: &str| {
-            Err(Fault::Field {
+    pub(super) fn check(&self) -> Result<(), NetworkFault> {
+        let refused = |field, reason: &str| {
+            Err(NetworkFault::InvalidField {
                 field,
-                why: why.to_owned(),
+                reason: reason.to_owned(),
             })
         };
         if self.private.iter().any(|(code, _)| !(224..=254).contains(code)) {
-            let why = "provided DHCPPrivateOptions are out of range, must be in range 224 to 254";
-            return refused("dhcpOptions.privateOptions", why);
+            let reason = "provided DHCPPrivateOptions are out of range, must be in range 224 to 254";
+            return refused("dhcpOptions.privateOptions", reason);
         }
         let texts = [
             ("hostname", self.hostname.as_deref()),
@@ -86,7 +86,7 @@ impl DhcpOptions {
 
 /// Where names are looked up, from a pod's `resolv.conf`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Resolver {
+pub struct DnsConfig {
     /// Name servers.
     pub ipv4: Vec<Ipv4Addr>,
     /// Those that have an IPv6 address.
@@ -95,10 +95,10 @@ pub struct Resolver {
     pub search: Vec<String>,
 }
 
-impl Resolver {
+impl DnsConfig {
     /// Reads a pod's `resolv.conf`, and puts KubeVirt's defaults where it is silent.
-    pub fn parse(text: &str) -> Resolver {
-        let mut found = Resolver::read(text);
+    pub fn parse(text: &str) -> DnsConfig {
+        let mut found = DnsConfig::read(text);
         if !found.has_servers() {
             found.ipv4.push(DEFAULT_DNS);
         }
@@ -114,8 +114,8 @@ impl Resolver {
     }
 
     /// Reads a `resolv.conf`.
-    pub(super) fn read(text: &str) -> Resolver {
-        let mut found = Resolver {
+    pub(super) fn read(text: &str) -> DnsConfig {
+        let mut found = DnsConfig {
             ipv4: Vec::new(),
             ipv6: Vec::new(),
             search: Vec::new(),
@@ -142,14 +142,14 @@ impl Resolver {
     }
 
     /// Puts the domain of a VM with a `subdomain` first: below the longest that is the cluster's for services.
-    pub fn with_subdomain(mut self, subdomain: &str) -> Result<Resolver, Fault> {
+    pub fn with_subdomain(mut self, subdomain: &str) -> Result<DnsConfig, NetworkFault> {
         let services = |domain: &&String| domain.contains(".svc.");
         if let Some(domain) = longest(self.search.iter().filter(services)) {
             let first = format!("{subdomain}.{domain}");
             if !is_domain(&first) {
-                return Err(Fault::Field {
+                return Err(NetworkFault::InvalidField {
                     field: "spec.subdomain",
-                    why: format!("{first:?} is no domain"),
+                    reason: format!("{first:?} is no domain"),
                 });
             }
             if !self.search.contains(&first) {
@@ -158,9 +158,9 @@ impl Resolver {
         }
         let bytes: usize = self.search.iter().map(|domain| domain.len() + 2).sum();
         match bytes > SEARCH_MAX {
-            true => Err(Fault::Field {
+            true => Err(NetworkFault::InvalidField {
                 field: "spec.subdomain",
-                why: format!(
+                reason: format!(
                     "the search domains take {bytes} bytes, more than the {SEARCH_MAX} of a DHCP option"
                 ),
             }),
@@ -199,7 +199,7 @@ mod tests {
     fn a_pods_resolver() {
         let text = "# made by the kubelet\nsearch default.svc.cluster.local svc.cluster.local cluster.local\n\
                     nameserver 10.96.0.10\nnameserver fd00::10\nnameserver\noptions ndots:5\nsearch2 x\n";
-        let resolver = Resolver::parse(text);
+        let resolver = DnsConfig::parse(text);
         assert_eq!(resolver.ipv4, [Ipv4Addr::new(10, 96, 0, 10)]);
         assert_eq!(resolver.ipv6, ["fd00::10".parse::<Ipv6Addr>().unwrap()]);
         assert_eq!(resolver.domain(), Some("default.svc.cluster.local"));
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn an_empty_one_has_kubevirts_defaults() {
-        let resolver = Resolver::parse("search bad..domain\n");
+        let resolver = DnsConfig::parse("search bad..domain\n");
         assert_eq!(resolver.ipv4, [DEFAULT_DNS]);
         assert_eq!(resolver.search, [DEFAULT_DOMAIN]);
     }
@@ -220,7 +220,7 @@ mod tests {
         let domains: Vec<String> = (0..10)
             .map(|i| format!("a-rather-long-namespace-{i}.svc.cluster.local"))
             .collect();
-        let resolver = Resolver::parse(&format!("search {}", domains.join(" ")));
+        let resolver = DnsConfig::parse(&format!("search {}", domains.join(" ")));
         let error = resolver.with_subdomain("db").unwrap_err();
         assert!(error.to_string().starts_with("spec.subdomain: "), "{error}");
     }

@@ -3,41 +3,41 @@
 use dhcproto::v6::{DhcpOption, IAAddr, IANA, Message, MessageType, OptionCode, Status, StatusCode};
 use dhcproto::{Decodable, Decoder, Encodable, Encoder, Name};
 
-use super::super::lease::Lease6;
-use super::options::Resolver;
-use super::sift;
+use super::super::lease::Dhcpv6Lease;
+use super::option_filter;
+use super::options::DnsConfig;
 
 /// A lifetime without end.
-const FOREVER: u32 = u32::MAX;
+const INFINITE_LIFETIME: u32 = u32::MAX;
 /// More than any guest asks in.
-pub(super) const LARGEST: usize = 1500;
+pub(super) const MAX_PACKET: usize = 1500;
 
 /// The server's side.
 #[derive(Debug, Clone)]
-pub(super) struct Server {
-    lease: Lease6,
-    resolver: Resolver,
+pub(super) struct Dhcpv6Responder {
+    lease: Dhcpv6Lease,
+    resolver: DnsConfig,
 }
 
-impl Server {
-    pub(super) fn new(lease: Lease6, resolver: Resolver) -> Server {
-        Server { lease, resolver }
+impl Dhcpv6Responder {
+    pub(super) fn new(lease: Dhcpv6Lease, resolver: DnsConfig) -> Dhcpv6Responder {
+        Dhcpv6Responder { lease, resolver }
     }
 
-    pub(super) fn lease(&self) -> &Lease6 {
+    pub(super) fn lease(&self) -> &Dhcpv6Lease {
         &self.lease
     }
 
     /// What is to be said to this packet, if anything is.
     pub(super) fn answer(&self, packet: &[u8]) -> Option<Vec<u8>> {
-        let asked = Message::decode(&mut Decoder::new(&sift::v6(packet)?)).ok()?;
+        let asked = Message::decode(&mut Decoder::new(&option_filter::v6(packet)?)).ok()?;
         let options = asked.opts();
         let client = match options.get(OptionCode::ClientId) {
             Some(DhcpOption::ClientId(id)) => Some(id.clone()),
             _ => None,
         };
         let server = match options.get(OptionCode::ServerId) {
-            Some(DhcpOption::ServerId(id)) => Some(id.as_slice() == self.id()),
+            Some(DhcpOption::ServerId(id)) => Some(id.as_slice() == self.duid()),
             _ => None,
         };
         let rapid = options.get(OptionCode::RapidCommit).is_some();
@@ -55,15 +55,15 @@ impl Server {
         };
         let mut answer = Message::new_with_id(kind, asked.xid());
         let given = answer.opts_mut();
-        given.insert(DhcpOption::ServerId(self.id().to_vec()));
+        given.insert(DhcpOption::ServerId(self.duid().to_vec()));
         given.extend_from(client.map(DhcpOption::ClientId));
         match asked.msg_type() {
             MessageType::Release | MessageType::Decline => given.insert(success()),
             MessageType::Confirm => given.insert(self.confirm(&asked)),
-            MessageType::InformationRequest => given.extend_from(self.names()),
+            MessageType::InformationRequest => given.extend_from(self.dns_options()),
             _ => {
-                given.extend_from(self.address(&asked));
-                given.extend_from(self.names());
+                given.extend_from(self.address_option(&asked));
+                given.extend_from(self.dns_options());
                 if rapid && kind == MessageType::Reply {
                     given.insert(DhcpOption::RapidCommit);
                 }
@@ -75,27 +75,27 @@ impl Server {
     }
 
     /// DUID-LL: the bridge's Ethernet address.
-    fn id(&self) -> [u8; 10] {
+    fn duid(&self) -> [u8; 10] {
         let mut id = [0, 3, 0, 1, 0, 0, 0, 0, 0, 0];
         id[4..].copy_from_slice(&self.lease.server.0);
         id
     }
 
     /// The one address, in the association the guest asks for it by.
-    fn address(&self, asked: &Message) -> Option<DhcpOption> {
+    fn address_option(&self, asked: &Message) -> Option<DhcpOption> {
         let Some(DhcpOption::IANA(association)) = asked.opts().get(OptionCode::IANA) else {
             return None;
         };
         let address = DhcpOption::IAAddr(IAAddr {
             addr: self.lease.address.addr(),
-            preferred_life: FOREVER,
-            valid_life: FOREVER,
+            preferred_life: INFINITE_LIFETIME,
+            valid_life: INFINITE_LIFETIME,
             opts: [].into_iter().collect(),
         });
         Some(DhcpOption::IANA(IANA {
             id: association.id,
-            t1: FOREVER,
-            t2: FOREVER,
+            t1: INFINITE_LIFETIME,
+            t2: INFINITE_LIFETIME,
             opts: [address].into_iter().collect(),
         }))
     }
@@ -114,7 +114,7 @@ impl Server {
         }
     }
 
-    fn names(&self) -> impl Iterator<Item = DhcpOption> {
+    fn dns_options(&self) -> impl Iterator<Item = DhcpOption> {
         let servers = self.resolver.ipv6.clone();
         let search: Vec<Name> = self
             .resolver
@@ -160,15 +160,15 @@ mod tests {
     use crate::mac::MacAddr;
     use proptest::prelude::*;
 
-    fn server() -> Server {
-        let lease = Lease6 {
+    fn server() -> Dhcpv6Responder {
+        let lease = Dhcpv6Lease {
             address: "fd10:0:2::2/120".parse().unwrap(),
             server: MacAddr::GATEWAY,
             mtu: 1450,
         };
-        Server::new(
+        Dhcpv6Responder::new(
             lease,
-            Resolver::parse("nameserver fd00::10\nsearch cluster.local\n"),
+            DnsConfig::parse("nameserver fd00::10\nsearch cluster.local\n"),
         )
     }
 
@@ -231,7 +231,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_survived(bytes in proptest::collection::vec(any::<u8>(), 0..LARGEST + 10)) {
+        fn any_bytes_are_survived(bytes in proptest::collection::vec(any::<u8>(), 0..MAX_PACKET + 10)) {
             let _ = server().answer(&bytes);
         }
 

@@ -4,7 +4,7 @@ use futures_util::TryStreamExt;
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage};
 
 use super::Netlink;
-use crate::error::Fault;
+use crate::error::NetworkFault;
 use crate::mac::MacAddr;
 
 /// A link as it is.
@@ -25,9 +25,9 @@ pub(crate) struct Link {
 
 impl Netlink {
     /// The link of this number, if there is one.
-    pub(crate) fn at(&self, index: u32) -> Result<Option<Link>, Fault> {
+    pub(crate) fn link_by_index(&self, index: u32) -> Result<Option<Link>, NetworkFault> {
         let mut links = Box::pin(self.handle.link().get().match_index(index).execute());
-        let found = self.wait("reading links".to_owned(), async move { links.try_next().await });
+        let found = self.block_on("reading links".to_owned(), async move { links.try_next().await });
         match found {
             Ok(message) => Ok(message.map(|message| Link::of(&message))),
             Err(fault) if fault.errno() == Some(libc::ENODEV) => Ok(None),

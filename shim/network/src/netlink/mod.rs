@@ -12,14 +12,14 @@ use netlink_packet_route::address::AddressAttribute;
 use rtnetlink::{Handle, LinkBridge, LinkBridgePort, LinkDummy, LinkUnspec};
 use tokio::runtime::{Builder, Runtime};
 
-use super::error::Fault;
+use super::error::NetworkFault;
 use super::mac::MacAddr;
 
-pub(super) mod kept;
 mod link;
 mod neighbours;
-mod raw;
+mod raw_message;
 mod routes;
+pub(super) mod saved_routes;
 mod veth;
 
 pub(super) use link::Link;
@@ -34,7 +34,7 @@ pub(super) struct Netlink {
 
 /// A change to one link; what is `None` stays.
 #[derive(Debug, Default)]
-pub(super) struct Change<'a> {
+pub(super) struct LinkChange<'a> {
     pub(super) name: Option<&'a str>,
     pub(super) mac: Option<MacAddr>,
     pub(super) mtu: Option<u32>,
@@ -45,8 +45,8 @@ pub(super) struct Change<'a> {
 
 impl Netlink {
     /// Connects to the calling thread's namespace.
-    pub(super) fn open() -> Result<Netlink, Fault> {
-        let what = || Fault::kernel("opening a netlink socket");
+    pub(super) fn open() -> Result<Netlink, NetworkFault> {
+        let what = || NetworkFault::kernel("opening a netlink socket");
         let runtime = Builder::new_current_thread()
             .enable_io()
             .build()
@@ -59,9 +59,9 @@ impl Netlink {
     }
 
     /// The link of this name, if there is one.
-    pub(super) fn find(&self, name: &str) -> Result<Option<Link>, Fault> {
+    pub(super) fn link_by_name(&self, name: &str) -> Result<Option<Link>, NetworkFault> {
         let mut links = Box::pin(self.handle.link().get().match_name(name.to_owned()).execute());
-        let found = self.wait(
+        let found = self.block_on(
             format!("looking for {name}"),
             async move { links.try_next().await },
         );
@@ -73,37 +73,37 @@ impl Netlink {
     }
 
     /// The same, where it must be.
-    pub(super) fn get(&self, name: &str) -> Result<Link, Fault> {
-        self.find(name)?.ok_or_else(|| Fault::Lost {
+    pub(super) fn require_link(&self, name: &str) -> Result<Link, NetworkFault> {
+        self.link_by_name(name)?.ok_or_else(|| NetworkFault::DeviceGone {
             device: name.to_owned(),
         })
     }
 
     /// Adds a bridge, down, that is to forward from the first moment and has this address whatever its ports have.
-    pub(super) fn add_bridge(&self, name: &str, mac: MacAddr) -> Result<(), Fault> {
+    pub(super) fn add_bridge(&self, name: &str, mac: MacAddr) -> Result<(), NetworkFault> {
         let message = LinkBridge::new(name)
             .address(mac.0.to_vec())
             .forward_delay(0)
             // The library brings bridges up.
             .down()
             .build();
-        self.wait(
+        self.block_on(
             format!("adding {name}"),
             self.handle.link().add(message).execute(),
         )
     }
 
     /// Adds a device that only holds addresses: a dummy, or a bridge without ports where the kernel has no dummies.
-    pub(super) fn add_placeholder(&self, name: &str) -> Result<(), Fault> {
+    pub(super) fn add_placeholder(&self, name: &str) -> Result<(), NetworkFault> {
         let dummy = self.handle.link().add(LinkDummy::new(name).build());
-        match self.wait(format!("adding {name}"), dummy.execute()) {
+        match self.block_on(format!("adding {name}"), dummy.execute()) {
             Err(fault) if fault.errno() == Some(libc::EOPNOTSUPP) => self.add_bridge(name, MacAddr::random()),
             done => done,
         }
     }
 
     /// Changes a link.
-    pub(super) fn change(&self, index: u32, name: &str, change: Change<'_>) -> Result<(), Fault> {
+    pub(super) fn change(&self, index: u32, name: &str, change: LinkChange<'_>) -> Result<(), NetworkFault> {
         let mut message = LinkUnspec::new_with_index(index);
         if let Some(name) = change.name {
             message = message.name(name);
@@ -126,46 +126,46 @@ impl Netlink {
             None => message,
         };
         let request = self.handle.link().change(message.build());
-        self.wait(format!("changing {name}"), request.execute())
+        self.block_on(format!("changing {name}"), request.execute())
     }
 
     /// Brings a link up, or down.
-    pub(super) fn set_up(&self, index: u32, name: &str, up: bool) -> Result<(), Fault> {
-        let change = Change {
+    pub(super) fn set_up(&self, index: u32, name: &str, up: bool) -> Result<(), NetworkFault> {
+        let change = LinkChange {
             up: Some(up),
-            ..Change::default()
+            ..LinkChange::default()
         };
         self.change(index, name, change)
     }
 
     /// Whether the bridge learns who is behind this port.
-    pub(super) fn set_learning(&self, port: u32, name: &str, learning: bool) -> Result<(), Fault> {
+    pub(super) fn set_learning(&self, port: u32, name: &str, learning: bool) -> Result<(), NetworkFault> {
         let message = LinkBridgePort::new(port).learning(learning).build();
         let request = self.handle.link().set_port(message);
-        self.wait(format!("setting the learning of {name}"), request.execute())
+        self.block_on(format!("setting the learning of {name}"), request.execute())
     }
 
     /// Lets the bridge answer ARP requests for neighbours of its own that are behind this port.
-    pub(super) fn set_proxy_arp(&self, port: u32, name: &str) -> Result<(), Fault> {
+    pub(super) fn set_proxy_arp(&self, port: u32, name: &str) -> Result<(), NetworkFault> {
         // Without "wifi" no broadcast would reach the port any more.
         let message = LinkBridgePort::new(port).proxy_arp_wifi(true).build();
         let request = self.handle.link().set_port(message);
-        self.wait(format!("setting the proxy ARP of {name}"), request.execute())
+        self.block_on(format!("setting the proxy ARP of {name}"), request.execute())
     }
 
     /// Removes the link; one that is gone is no fault.
-    pub(super) fn delete(&self, name: &str) -> Result<(), Fault> {
-        let Some(link) = self.find(name)? else {
+    pub(super) fn delete(&self, name: &str) -> Result<(), NetworkFault> {
+        let Some(link) = self.link_by_name(name)? else {
             return Ok(());
         };
         let request = self.handle.link().del(link.index);
-        self.wait(format!("removing {name}"), request.execute())
+        self.block_on(format!("removing {name}"), request.execute())
     }
 
     /// Its addresses but the link-local ones of IPv6, in the kernel's order.
-    pub(super) fn addresses(&self, index: u32) -> Result<Vec<IpNet>, Fault> {
+    pub(super) fn addresses(&self, index: u32) -> Result<Vec<IpNet>, NetworkFault> {
         let stream = self.handle.address().get().set_link_index_filter(index).execute();
-        let messages = self.all("reading addresses", stream)?;
+        let messages = self.collect("reading addresses", stream)?;
         let address = |message: &netlink_packet_route::address::AddressMessage| {
             // The local address and that of the other end differ on point-to-point links only.
             let local = message.attributes.iter().find_map(|attribute| match attribute {
@@ -189,7 +189,7 @@ impl Netlink {
     }
 
     /// Adds an address that nobody is asked about first.
-    pub(super) fn add_address(&self, index: u32, name: &str, address: IpNet) -> Result<(), Fault> {
+    pub(super) fn add_address(&self, index: u32, name: &str, address: IpNet) -> Result<(), NetworkFault> {
         let mut request = self
             .handle
             .address()
@@ -201,22 +201,22 @@ impl Netlink {
                 .attributes
                 .push(AddressAttribute::Flags(flags));
         }
-        self.wait(format!("adding {address} to {name}"), request.execute())
+        self.block_on(format!("adding {address} to {name}"), request.execute())
     }
 
-    fn all<T>(
+    fn collect<T>(
         &self,
         what: &str,
         stream: impl Stream<Item = Result<T, rtnetlink::Error>>,
-    ) -> Result<Vec<T>, Fault> {
-        self.wait(what.to_owned(), stream.try_collect())
+    ) -> Result<Vec<T>, NetworkFault> {
+        self.block_on(what.to_owned(), stream.try_collect())
     }
 
-    fn wait<T>(
+    fn block_on<T>(
         &self,
         what: String,
         work: impl Future<Output = Result<T, rtnetlink::Error>>,
-    ) -> Result<T, Fault> {
+    ) -> Result<T, NetworkFault> {
         let refused = |error| match error {
             rtnetlink::Error::NetlinkError(message) => message.to_io(),
             other => std::io::Error::other(other),
@@ -224,7 +224,7 @@ impl Netlink {
         self.runtime
             .block_on(work)
             .map_err(refused)
-            .map_err(Fault::kernel(what))
+            .map_err(NetworkFault::kernel(what))
     }
 }
 

@@ -6,13 +6,13 @@ use netlink_packet_route::AddressFamily;
 use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourState};
 
 use super::Netlink;
-use crate::error::Fault;
+use crate::error::NetworkFault;
 use crate::mac::MacAddr;
 use crate::nic::Neighbour;
 
 impl Netlink {
     /// The neighbours that were put there, not learnt.
-    pub(crate) fn static_neighbours(&self, index: u32) -> Result<Vec<Neighbour>, Fault> {
+    pub(crate) fn static_neighbours(&self, index: u32) -> Result<Vec<Neighbour>, NetworkFault> {
         let mut found = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let stream = self
@@ -21,7 +21,7 @@ impl Netlink {
                 .get()
                 .set_address_family(family)
                 .execute();
-            for message in self.all("reading neighbours", stream)? {
+            for message in self.collect("reading neighbours", stream)? {
                 if message.header.ifindex != index || message.header.state != NeighbourState::Permanent {
                     continue;
                 }
@@ -48,7 +48,12 @@ impl Netlink {
     }
 
     /// Puts a neighbour there for good.
-    pub(crate) fn add_neighbour(&self, index: u32, name: &str, neighbour: &Neighbour) -> Result<(), Fault> {
+    pub(crate) fn add_neighbour(
+        &self,
+        index: u32,
+        name: &str,
+        neighbour: &Neighbour,
+    ) -> Result<(), NetworkFault> {
         let request = self
             .handle
             .neighbours()
@@ -56,11 +61,11 @@ impl Netlink {
             .link_layer_address(&neighbour.mac.0)
             .replace();
         let what = format!("adding neighbour {} to {name}", neighbour.address);
-        self.wait(what, request.execute())
+        self.block_on(what, request.execute())
     }
 
     /// Tells the bridge that `mac` is behind this port.
-    pub(crate) fn add_station(&self, port: u32, name: &str, mac: MacAddr) -> Result<(), Fault> {
+    pub(crate) fn add_fdb_entry(&self, port: u32, name: &str, mac: MacAddr) -> Result<(), NetworkFault> {
         let request = self
             .handle
             .neighbours()
@@ -69,6 +74,6 @@ impl Netlink {
             .state(NeighbourState::Noarp)
             .flags(NeighbourFlags::Controller)
             .replace();
-        self.wait(format!("adding {mac} behind {name}"), request.execute())
+        self.block_on(format!("adding {mac} behind {name}"), request.execute())
     }
 }

@@ -11,25 +11,25 @@ use netlink_packet_route::route::{
 use rtnetlink::RouteMessageBuilder;
 
 use super::{Netlink, family};
-use crate::error::Fault;
+use crate::error::NetworkFault;
 use crate::nic::Route;
 
 impl Netlink {
     /// The unicast routes that lead through this link.
-    pub(crate) fn routes(&self, index: u32) -> Result<Vec<Route>, Fault> {
+    pub(crate) fn routes(&self, index: u32) -> Result<Vec<Route>, NetworkFault> {
         let mut found = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let mut ask = RouteMessage::default();
             ask.header.address_family = family;
-            let messages = self.all("reading routes", self.handle.route().get(ask).execute())?;
+            let messages = self.collect("reading routes", self.handle.route().get(ask).execute())?;
             found.extend(messages.iter().filter_map(|message| route_of(message, index)));
         }
         Ok(found)
     }
 
     /// Where IPv4 routes of this namespace lead, in whichever table, but for the default ones.
-    pub(crate) fn routed(&self) -> Result<Vec<Ipv4Net>, Fault> {
-        let messages = self.all("reading routes", self.handle.route().get(all_ipv4()).execute())?;
+    pub(crate) fn routed(&self) -> Result<Vec<Ipv4Net>, NetworkFault> {
+        let messages = self.collect("reading routes", self.handle.route().get(all_ipv4()).execute())?;
         let destination = |message: &RouteMessage| {
             let address = message.attributes.iter().find_map(|attribute| match attribute {
                 RouteAttribute::Destination(RouteAddress::Inet(address)) => Some(*address),
@@ -45,8 +45,8 @@ impl Netlink {
     }
 
     /// The link that the preferred default route leads through.
-    pub(crate) fn uplink(&self) -> Result<Option<u32>, Fault> {
-        let messages = self.all("reading routes", self.handle.route().get(all_ipv4()).execute())?;
+    pub(crate) fn uplink(&self) -> Result<Option<u32>, NetworkFault> {
+        let messages = self.collect("reading routes", self.handle.route().get(all_ipv4()).execute())?;
         let default = |message: &&RouteMessage| {
             let header = &message.header;
             header.destination_prefix_length == 0
@@ -70,9 +70,9 @@ impl Netlink {
     }
 
     /// Adds a route through this link; one that is there already is no fault.
-    pub(crate) fn add_route(&self, index: u32, name: &str, route: &Route) -> Result<(), Fault> {
+    pub(crate) fn add_route(&self, index: u32, name: &str, route: &Route) -> Result<(), NetworkFault> {
         let request = self.handle.route().add(message_of(index, route));
-        match self.wait(format!("adding route {route} to {name}"), request.execute()) {
+        match self.block_on(format!("adding route {route} to {name}"), request.execute()) {
             Err(fault) if fault.errno() == Some(libc::EEXIST) => Ok(()),
             done => done,
         }

@@ -7,7 +7,7 @@ use netlink_packet_route::link::{InfoData, InfoVeth};
 use rtnetlink::{LinkUnspec, LinkVeth};
 
 use super::{Link, Netlink};
-use crate::error::Fault;
+use crate::error::NetworkFault;
 use crate::mac::MacAddr;
 use crate::netns::Netns;
 
@@ -24,7 +24,7 @@ pub(crate) struct Veth<'a> {
 
 impl Netlink {
     /// Adds the pair, this end up. False if a device of that name is there already.
-    pub(crate) fn add_veth(&self, veth: &Veth<'_>) -> Result<bool, Fault> {
+    pub(crate) fn add_veth(&self, veth: &Veth<'_>) -> Result<bool, NetworkFault> {
         let peer = LinkUnspec::new_with_name(veth.peer)
             .address(veth.peer_mac.0.to_vec())
             .mtu(veth.mtu)
@@ -37,21 +37,21 @@ impl Netlink {
             .up()
             .build();
         let request = self.handle.link().add(message);
-        match self.wait(format!("adding {}", veth.name), request.execute()) {
+        match self.block_on(format!("adding {}", veth.name), request.execute()) {
             Err(fault) if fault.errno() == Some(libc::EEXIST) => Ok(false),
             done => done.map(|()| true),
         }
     }
 
     /// Bytes of the largest packet of a link.
-    pub(crate) fn mtu(&self, index: u32) -> Result<u32, Fault> {
-        Ok(self.at(index)?.map_or(0, |link| link.mtu))
+    pub(crate) fn mtu(&self, index: u32) -> Result<u32, NetworkFault> {
+        Ok(self.link_by_index(index)?.map_or(0, |link| link.mtu))
     }
 
     /// How many ports a bridge has.
-    pub(crate) fn ports(&self, bridge: u32) -> Result<usize, Fault> {
+    pub(crate) fn ports(&self, bridge: u32) -> Result<usize, NetworkFault> {
         let links = self.handle.link().get().execute();
-        let links: Vec<Link> = self.all("reading links", links.map_ok(|message| Link::of(&message)))?;
+        let links: Vec<Link> = self.collect("reading links", links.map_ok(|message| Link::of(&message)))?;
         Ok(links.iter().filter(|link| link.bridge == Some(bridge)).count())
     }
 }

@@ -16,7 +16,7 @@ use netlink_packet_netfilter::{NetfilterHeader, NetfilterMessage, NetfilterProto
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
 
 use super::expression::Rule;
-use crate::error::Fault;
+use crate::error::NetworkFault;
 
 /// A chain, and where it hangs if it sees packets by itself.
 #[derive(Debug, Clone, Copy)]
@@ -30,7 +30,7 @@ const IF_EMPTY: u16 = 0x100;
 
 impl Chain {
     /// One that packets go through at a hook of the kernel's.
-    pub(super) const fn hooked(name: &'static str, hook: libc::c_int, priority: i32) -> Chain {
+    pub(super) const fn base(name: &'static str, hook: libc::c_int, priority: i32) -> Chain {
         Chain {
             name,
             hook: Some((hook as u32, priority)),
@@ -38,7 +38,7 @@ impl Chain {
     }
 
     /// One that rules jump to.
-    pub(super) const fn plain(name: &'static str) -> Chain {
+    pub(super) const fn regular(name: &'static str) -> Chain {
         Chain { name, hook: None }
     }
 }
@@ -120,7 +120,7 @@ impl Batch {
     }
 
     /// Carries it out, and says what the kernel lacks if it knows nothing of it.
-    pub(super) fn carry_out(self, what: impl Into<String>) -> Result<(), Fault> {
+    pub(super) fn commit(self, what: impl Into<String>) -> Result<(), NetworkFault> {
         let what = what.into();
         self.send().map_err(|error| refused(what, error))
     }
@@ -149,13 +149,13 @@ impl Batch {
 }
 
 /// Why a batch was refused.
-pub(super) fn refused(what: String, error: io::Error) -> Fault {
+pub(super) fn refused(what: String, error: io::Error) -> NetworkFault {
     let lacking = "the kernel lacks nf_tables: load it (modprobe nf_tables nft_chain_nat nft_masq), or use one with CONFIG_NF_TABLES";
     match error.raw_os_error() {
         Some(libc::EPROTONOSUPPORT | libc::EOPNOTSUPP | libc::EAFNOSUPPORT) => {
-            Fault::Host(format!("{what}: {lacking}"))
+            NetworkFault::Host(format!("{what}: {lacking}"))
         }
-        _ => Fault::kernel(what)(error),
+        _ => NetworkFault::kernel(what)(error),
     }
 }
 
@@ -171,13 +171,13 @@ fn emit(bytes: &mut Vec<u8>, flags: u16, number: u32, message: NetfilterMessage)
 
 /// An answer without a body that this needs to know.
 #[derive(Debug)]
-struct Ignored;
+struct IgnoredMessage;
 
-impl NetlinkDeserializable for Ignored {
+impl NetlinkDeserializable for IgnoredMessage {
     type Error = std::convert::Infallible;
 
     fn deserialize(_: &netlink_packet_core::NetlinkHeader, _: &[u8]) -> Result<Self, Self::Error> {
-        Ok(Ignored)
+        Ok(IgnoredMessage)
     }
 }
 
@@ -188,7 +188,7 @@ fn await_answers(socket: &Socket, count: u32) -> io::Result<()> {
         let (bytes, _) = socket.recv_from_full()?;
         let mut rest = bytes.as_slice();
         while !rest.is_empty() {
-            let message = NetlinkMessage::<Ignored>::deserialize(rest).map_err(io::Error::other)?;
+            let message = NetlinkMessage::<IgnoredMessage>::deserialize(rest).map_err(io::Error::other)?;
             if let NetlinkPayload::Error(error) = &message.payload {
                 if error.code.is_some() {
                     return Err(error.to_io());

@@ -35,13 +35,13 @@ pub(super) fn rule() -> Rule {
 
 impl Rule {
     /// From this address.
-    pub(super) fn from(self, address: IpAddr) -> Rule {
+    pub(super) fn saddr(self, address: IpAddr) -> Rule {
         let offset = if address.is_ipv4() { 12 } else { 8 };
         self.header(NETWORK_HEADER, offset, octets(address))
     }
 
     /// From an address of this network.
-    pub(super) fn within(self, net: Ipv4Net) -> Rule {
+    pub(super) fn saddr_in(self, net: Ipv4Net) -> Rule {
         let value = |address: Ipv4Addr| DataAttribute::Value(address.octets().to_vec());
         self.and(Expressions::Payload(vec![
             Payload::DestinationRegister(Register::Reg1),
@@ -60,13 +60,13 @@ impl Rule {
     }
 
     /// To this address.
-    pub(super) fn to(self, address: IpAddr) -> Rule {
+    pub(super) fn daddr(self, address: IpAddr) -> Rule {
         let offset = if address.is_ipv4() { 16 } else { 24 };
         self.header(NETWORK_HEADER, offset, octets(address))
     }
 
     /// To this port of the protocol.
-    pub(super) fn port(self, port: Port) -> Rule {
+    pub(super) fn dport(self, port: Port) -> Rule {
         self.meta(MetaKey::L4Proto, vec![port.protocol.number()]).header(
             TRANSPORT_HEADER,
             2,
@@ -75,17 +75,17 @@ impl Rule {
     }
 
     /// Came in by this device.
-    pub(super) fn received_by(self, device: &str) -> Rule {
+    pub(super) fn iifname(self, device: &str) -> Rule {
         self.meta(MetaKey::Iifname, name(device))
     }
 
     /// Goes out by this device.
-    pub(super) fn sent_by(self, device: &str) -> Rule {
+    pub(super) fn oifname(self, device: &str) -> Rule {
         self.meta(MetaKey::Oifname, name(device))
     }
 
     /// Goes out by another device.
-    pub(super) fn not_sent_by(self, device: &str) -> Rule {
+    pub(super) fn oifname_not(self, device: &str) -> Rule {
         self.load(MetaKey::Oifname)
             .compare(Operator::NotEqual, name(device))
     }
@@ -110,12 +110,12 @@ impl Rule {
     }
 
     /// Gets this source.
-    pub(super) fn source_becomes(self, address: IpAddr) -> Rule {
+    pub(super) fn snat(self, address: IpAddr) -> Rule {
         self.translate(SOURCE, address)
     }
 
     /// Gets this destination.
-    pub(super) fn destination_becomes(self, address: IpAddr) -> Rule {
+    pub(super) fn dnat(self, address: IpAddr) -> Rule {
         self.translate(DESTINATION, address)
     }
 

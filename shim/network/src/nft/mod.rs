@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 
-use super::error::Fault;
+use super::error::NetworkFault;
 use super::interface::{Port, Protocol};
 
 mod batch;
+pub(super) mod egress;
 mod expression;
-pub(super) mod outward;
 
 use batch::{Batch, Chain, refused};
 use expression::{Rule, rule};
@@ -22,31 +22,35 @@ const PRE_INBOUND: &str = "KUBEVIRT_PREINBOUND";
 const POST_INBOUND: &str = "KUBEVIRT_POSTINBOUND";
 
 /// The chains that see packets, with the kernel's hook and priority for each.
-const HOOKED: [Chain; 4] = [
-    Chain::hooked(PRE, libc::NF_INET_PRE_ROUTING, -100),
-    Chain::hooked(IN, libc::NF_INET_LOCAL_IN, 100),
-    Chain::hooked(OUT, libc::NF_INET_LOCAL_OUT, -100),
-    Chain::hooked(POST, libc::NF_INET_POST_ROUTING, 100),
+const BASE_CHAINS: [Chain; 4] = [
+    Chain::base(PRE, libc::NF_INET_PRE_ROUTING, -100),
+    Chain::base(IN, libc::NF_INET_LOCAL_IN, 100),
+    Chain::base(OUT, libc::NF_INET_LOCAL_OUT, -100),
+    Chain::base(POST, libc::NF_INET_POST_ROUTING, 100),
 ];
 /// The same in another's table, which may have chains of those names. The other's see packets first, as they would if
 /// the rules were added to their ends.
-const HOOKED_BESIDE: [Chain; 4] = [
-    Chain::hooked("KUBEVIRT_prerouting", libc::NF_INET_PRE_ROUTING, -99),
-    Chain::hooked("KUBEVIRT_input", libc::NF_INET_LOCAL_IN, 101),
-    Chain::hooked("KUBEVIRT_output", libc::NF_INET_LOCAL_OUT, -99),
-    Chain::hooked("KUBEVIRT_postrouting", libc::NF_INET_POST_ROUTING, 101),
+const FOREIGN_BASE_CHAINS: [Chain; 4] = [
+    Chain::base("KUBEVIRT_prerouting", libc::NF_INET_PRE_ROUTING, -99),
+    Chain::base("KUBEVIRT_input", libc::NF_INET_LOCAL_IN, 101),
+    Chain::base("KUBEVIRT_output", libc::NF_INET_LOCAL_OUT, -99),
+    Chain::base("KUBEVIRT_postrouting", libc::NF_INET_POST_ROUTING, 101),
 ];
-const JUMPED_TO: [Chain; 2] = [Chain::plain(PRE_INBOUND), Chain::plain(POST_INBOUND)];
+const REGULAR_CHAINS: [Chain; 2] = [Chain::regular(PRE_INBOUND), Chain::regular(POST_INBOUND)];
 
 /// The chains in a table that is another's, or not.
 fn chains(foreign: bool) -> impl Iterator<Item = &'static Chain> + Clone {
-    let hooked = if foreign { &HOOKED_BESIDE } else { &HOOKED };
-    hooked.iter().chain(&JUMPED_TO)
+    let hooked = if foreign {
+        &FOREIGN_BASE_CHAINS
+    } else {
+        &BASE_CHAINS
+    };
+    hooked.iter().chain(&REGULAR_CHAINS)
 }
 
 /// What is to be translated, in the family of its addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Translation {
+pub(super) struct NatConfig {
     /// The bridge's address.
     pub(super) gateway: IpAddr,
     /// The guest's.
@@ -59,7 +63,7 @@ pub(super) struct Translation {
     pub(super) ports: Vec<Port>,
 }
 
-impl Translation {
+impl NatConfig {
     /// The name `nft` has for the table's family.
     pub(super) fn family(&self) -> &'static str {
         match self.guest {
@@ -77,13 +81,17 @@ impl Translation {
 
     /// The rules, each with its chain.
     fn rules(&self, foreign: bool) -> Vec<(&'static str, Rule)> {
-        let hooked = if foreign { &HOOKED_BESIDE } else { &HOOKED };
+        let hooked = if foreign {
+            &FOREIGN_BASE_CHAINS
+        } else {
+            &BASE_CHAINS
+        };
         let [pre, _, out, post] = hooked.each_ref().map(|chain| chain.name);
         let (guest, loopback) = (self.guest, self.loopback());
         let mut rules = vec![
-            (post, rule().from(guest).masquerade()),
-            (pre, rule().received_by(&self.nic).jump(PRE_INBOUND)),
-            (post, rule().sent_by(&self.bridge).jump(POST_INBOUND)),
+            (post, rule().saddr(guest).masquerade()),
+            (pre, rule().iifname(&self.nic).jump(PRE_INBOUND)),
+            (post, rule().oifname(&self.bridge).jump(POST_INBOUND)),
         ];
         let every: Vec<Option<Port>> = match self.ports.is_empty() {
             true => vec![None],
@@ -91,23 +99,20 @@ impl Translation {
         };
         for port in every {
             let matching = || match port {
-                Some(port) => rule().port(port),
+                Some(port) => rule().dport(port),
                 None => rule(),
             };
-            rules.push((PRE_INBOUND, matching().destination_becomes(guest)));
-            rules.push((
-                POST_INBOUND,
-                matching().from(loopback).source_becomes(self.gateway),
-            ));
-            rules.push((out, matching().to(loopback).destination_becomes(guest)));
+            rules.push((PRE_INBOUND, matching().dnat(guest)));
+            rules.push((POST_INBOUND, matching().saddr(loopback).snat(self.gateway)));
+            rules.push((out, matching().daddr(loopback).dnat(guest)));
         }
         rules
     }
 }
 
 /// Whether a table of this name is there in the translation's family.
-pub(super) fn is_there(translation: &Translation) -> Result<bool, Fault> {
-    let mut batch = Batch::new(translation.guest);
+pub(super) fn table_exists(nat: &NatConfig) -> Result<bool, NetworkFault> {
+    let mut batch = Batch::new(nat.guest);
     batch.new_table_exclusively(TABLE);
     // It is made and removed again in one transaction, or refused because it is there.
     batch.delete_table(TABLE);
@@ -119,22 +124,22 @@ pub(super) fn is_there(translation: &Translation) -> Result<bool, Fault> {
 }
 
 /// Adds table, chains and rules, all or none. A foreign table is one that was there before.
-pub(super) fn add(translation: &Translation, foreign: bool) -> Result<(), Fault> {
-    let mut batch = Batch::new(translation.guest);
+pub(super) fn add(nat: &NatConfig, foreign: bool) -> Result<(), NetworkFault> {
+    let mut batch = Batch::new(nat.guest);
     batch.new_table(TABLE);
     for chain in chains(foreign) {
         batch.new_chain(TABLE, chain);
     }
-    for (chain, rule) in translation.rules(foreign) {
+    for (chain, rule) in nat.rules(foreign) {
         batch.new_rule(TABLE, chain, rule);
     }
-    batch.carry_out(format!("adding nftables' table {} {TABLE}", translation.family()))
+    batch.commit(format!("adding nftables' table {} {TABLE}", nat.family()))
 }
 
 /// Removes what was added, and the table if it was, unless somebody else has put something there meanwhile.
-pub(super) fn remove(translation: &Translation, foreign: bool) -> Result<(), Fault> {
+pub(super) fn remove(nat: &NatConfig, foreign: bool) -> Result<(), NetworkFault> {
     let ours = || {
-        let mut batch = Batch::new(translation.guest);
+        let mut batch = Batch::new(nat.guest);
         chains(foreign).for_each(|chain| batch.delete_rules(TABLE, chain.name));
         chains(foreign).for_each(|chain| batch.delete_chain(TABLE, chain.name));
         batch
@@ -144,7 +149,7 @@ pub(super) fn remove(translation: &Translation, foreign: bool) -> Result<(), Fau
         ways[0].delete_empty_table(TABLE);
         ways.push(ours());
         // Somebody's rules lead to our chains, or some of those have gone.
-        let mut all = Batch::new(translation.guest);
+        let mut all = Batch::new(nat.guest);
         all.delete_table(TABLE);
         ways.push(all);
     }
@@ -158,7 +163,7 @@ pub(super) fn remove(translation: &Translation, foreign: bool) -> Result<(), Fau
     match done {
         Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),
         Err(e) => {
-            let what = format!("removing nftables' table {} {TABLE}", translation.family());
+            let what = format!("removing nftables' table {} {TABLE}", nat.family());
             Err(refused(what, e))
         }
         Ok(()) => Ok(()),
@@ -178,8 +183,8 @@ impl Protocol {
 mod tests {
     use super::*;
 
-    fn translation(ports: Vec<Port>) -> Translation {
-        Translation {
+    fn nat(ports: Vec<Port>) -> NatConfig {
+        NatConfig {
             gateway: [10, 0, 2, 1].into(),
             guest: [10, 0, 2, 2].into(),
             nic: "eth0".to_owned(),
@@ -194,22 +199,22 @@ mod tests {
             return;
         }
         let netns = crate::Netns::create().unwrap();
-        let work = || -> Result<(), Fault> {
-            let ours = translation(Vec::new());
-            assert!(!is_there(&ours)?);
+        let work = || -> Result<(), NetworkFault> {
+            let ours = nat(Vec::new());
+            assert!(!table_exists(&ours)?);
             // As iptables and as users of nft call theirs; the last one hangs elsewhere, and is not to be jumped to.
             let theirs = [
-                Chain::hooked("PREROUTING", libc::NF_INET_PRE_ROUTING, -100),
-                Chain::hooked(PRE, libc::NF_INET_PRE_ROUTING, -100),
-                Chain::hooked(POST, libc::NF_INET_POST_ROUTING, 50),
-                Chain::plain(OUT),
+                Chain::base("PREROUTING", libc::NF_INET_PRE_ROUTING, -100),
+                Chain::base(PRE, libc::NF_INET_PRE_ROUTING, -100),
+                Chain::base(POST, libc::NF_INET_POST_ROUTING, 50),
+                Chain::regular(OUT),
             ];
             let mut foreign = Batch::new(ours.guest);
             foreign.new_table(TABLE);
             theirs.iter().for_each(|chain| foreign.new_chain(TABLE, chain));
             foreign.new_rule(TABLE, PRE, rule().jump(OUT));
-            foreign.send().map_err(Fault::kernel("a foreign table"))?;
-            assert!(is_there(&ours)?);
+            foreign.send().map_err(NetworkFault::kernel("a foreign table"))?;
+            assert!(table_exists(&ours)?);
             add(&ours, true)?;
             assert!(add(&ours, true).is_err(), "rules twice");
             remove(&ours, true)?;
@@ -220,23 +225,23 @@ mod tests {
                 .iter()
                 .for_each(|chain| rest.delete_chain(TABLE, chain.name));
             rest.delete_empty_table(TABLE);
-            rest.send().map_err(Fault::kernel("the foreign table"))?;
+            rest.send().map_err(NetworkFault::kernel("the foreign table"))?;
 
             // What somebody puts into our table stays when we go.
             add(&ours, false)?;
             let mut late = Batch::new(ours.guest);
             late.new_chain(TABLE, &theirs[0]);
-            late.send().map_err(Fault::kernel("a late chain"))?;
+            late.send().map_err(NetworkFault::kernel("a late chain"))?;
             remove(&ours, false)?;
-            assert!(is_there(&ours)?);
+            assert!(table_exists(&ours)?);
             let mut rest = Batch::new(ours.guest);
             rest.delete_chain(TABLE, theirs[0].name);
             rest.delete_empty_table(TABLE);
-            rest.send().map_err(Fault::kernel("the late chain"))?;
+            rest.send().map_err(NetworkFault::kernel("the late chain"))?;
 
             add(&ours, false)?;
             remove(&ours, false)?;
-            assert!(!is_there(&ours)?);
+            assert!(!table_exists(&ours)?);
             // What has gone need not be removed.
             remove(&ours, false)?;
             remove(&ours, true)
@@ -255,7 +260,7 @@ mod tests {
     #[test]
     fn each_port_has_its_three_rules() {
         let chains = |ports| -> Vec<&str> {
-            let rules = translation(ports).rules(false);
+            let rules = nat(ports).rules(false);
             rules.into_iter().map(|(chain, _)| chain).collect()
         };
         assert_eq!(

@@ -5,28 +5,28 @@ use std::net::Ipv4Addr;
 
 use ipnet::{IpNet, Ipv4Net};
 
-use super::state::State;
-use super::{forwarding, kept, subnet};
-use crate::dhcp::Resolver;
-use crate::error::Fault;
-use crate::netlink::{Change, Netlink};
-use crate::nft::outward::{self, Table};
-use crate::offload;
+use super::host_state::HostState;
+use super::{forwarding, save_error, subnet};
+use crate::dhcp::DnsConfig;
+use crate::error::NetworkFault;
+use crate::ethtool;
+use crate::netlink::{LinkChange, Netlink};
+use crate::nft::egress::{self, EgressTable};
 
 /// Its name.
 pub(super) const BRIDGE: &str = "husk0";
 /// Its name until it is as it should be.
-pub(super) const UNFINISHED: &str = "husk0-new";
+pub(super) const NEW_BRIDGE: &str = "husk0-new";
 
 /// How its ports' names begin.
-const PORT: &str = "husk";
+const PORT_PREFIX: &str = "husk";
 /// The alias of a bridge that Husk made, and so removes; another one stays.
-const MADE: &str = "made by husk";
+const HUSK_ALIAS: &str = "made by husk";
 
 /// Bytes of the largest packet, unless fewer leave the machine.
 const MTU: u32 = 1500;
 /// The fewest that IPv6 works with.
-const LEAST_MTU: u32 = 1280;
+const MIN_MTU: u32 = 1280;
 
 /// The bridge as it is.
 #[derive(Debug, Clone, Copy)]
@@ -39,15 +39,15 @@ pub(super) struct Bridge {
 
 /// Has a bridge with an address, from which packets leave this machine. One that is there keeps its network. Under the
 /// lock.
-pub(super) fn ensure(netlink: &Netlink, state: &mut State<'_>) -> Result<Bridge, Fault> {
-    if netlink.find(BRIDGE)?.is_none() {
+pub(super) fn ensure(netlink: &Netlink, state: &mut HostState<'_>) -> Result<Bridge, NetworkFault> {
+    if netlink.link_by_name(BRIDGE)?.is_none() {
         make(netlink)?;
-    } else if offload::driver(BRIDGE).is_ok_and(|driver| driver != "bridge") {
-        return Err(Fault::Host(format!(
+    } else if ethtool::driver(BRIDGE).is_ok_and(|driver| driver != "bridge") {
+        return Err(NetworkFault::Host(format!(
             "{BRIDGE} is no bridge: remove it by `ip link del {BRIDGE}`, or give it another name"
         )));
     }
-    let link = netlink.get(BRIDGE)?;
+    let link = netlink.require_link(BRIDGE)?;
     let gateway = netlink
         .addresses(link.index)?
         .into_iter()
@@ -56,13 +56,13 @@ pub(super) fn ensure(netlink: &Netlink, state: &mut State<'_>) -> Result<Bridge,
             IpNet::V6(_) => None,
         });
     let gateway = gateway.ok_or_else(|| {
-        Fault::Host(format!(
+        NetworkFault::Host(format!(
             "{BRIDGE} has no IPv4 address: give it one, or remove it by `ip link del {BRIDGE}`"
         ))
     })?;
     netlink.set_up(link.index, BRIDGE, true)?;
     masquerade(gateway, state)?;
-    forwarding::switch_on(state, link.index)?;
+    forwarding::enable(state, link.index)?;
     Ok(Bridge {
         index: link.index,
         mtu: link.mtu,
@@ -71,89 +71,89 @@ pub(super) fn ensure(netlink: &Netlink, state: &mut State<'_>) -> Result<Bridge,
 }
 
 /// Translates what leaves `net`, by a table that is Husk's.
-fn masquerade(net: Ipv4Net, state: &mut State<'_>) -> Result<(), Fault> {
+fn masquerade(net: Ipv4Net, state: &mut HostState<'_>) -> Result<(), NetworkFault> {
     if state.done().table {
-        return outward::masquerade(net, BRIDGE, Table::Own);
+        return egress::masquerade(net, BRIDGE, EgressTable::Own);
     }
-    if outward::is_there()? {
-        return Err(outward::foreign());
+    if egress::table_exists()? {
+        return Err(egress::foreign_table());
     }
-    state.change(|done| done.table = true).map_err(kept())?;
-    let added = outward::masquerade(net, BRIDGE, Table::New);
+    state.change(|done| done.table = true).map_err(save_error())?;
+    let added = egress::masquerade(net, BRIDGE, EgressTable::New);
     if added.is_err() {
         // It was not added as a whole, so what is there is another's.
-        state.change(|done| done.table = false).map_err(kept())?;
+        state.change(|done| done.table = false).map_err(save_error())?;
     }
     added
 }
 
 /// It has its name only when it is complete.
-fn make(netlink: &Netlink) -> Result<(), Fault> {
-    netlink.delete(UNFINISHED)?;
-    let servers = Resolver::of_host(None).ipv4.into_iter().map(Ipv4Net::from);
+fn make(netlink: &Netlink) -> Result<(), NetworkFault> {
+    netlink.delete(NEW_BRIDGE)?;
+    let servers = DnsConfig::for_host(None).ipv4.into_iter().map(Ipv4Net::from);
     let taken: Vec<Ipv4Net> = netlink.routed()?.into_iter().chain(servers).collect();
     let net = subnet::choose(&taken).ok_or_else(|| {
-        Fault::Host(format!(
+        NetworkFault::Host(format!(
             "no network is free for {BRIDGE}: make it with one, by `ip link add {BRIDGE} type bridge` and \
              `ip addr add ADDRESS/LENGTH dev {BRIDGE}`"
         ))
     })?;
     let gateway = net.hosts().next().unwrap_or(net.addr());
     let mtu = match netlink.uplink()? {
-        Some(link) => netlink.mtu(link)?.clamp(LEAST_MTU, MTU),
+        Some(link) => netlink.mtu(link)?.clamp(MIN_MTU, MTU),
         None => MTU,
     };
-    netlink.add_bridge(UNFINISHED, subnet::mac(gateway))?;
-    let index = netlink.get(UNFINISHED)?.index;
-    mark(netlink, index, MADE)?;
+    netlink.add_bridge(NEW_BRIDGE, subnet::mac(gateway))?;
+    let index = netlink.require_link(NEW_BRIDGE)?.index;
+    mark(netlink, index, HUSK_ALIAS)?;
     let gateway = Ipv4Net::new_assert(gateway, net.prefix_len());
-    netlink.add_address(index, UNFINISHED, gateway.into())?;
-    let change = Change {
+    netlink.add_address(index, NEW_BRIDGE, gateway.into())?;
+    let change = LinkChange {
         name: Some(BRIDGE),
         mtu: Some(mtu),
-        ..Change::default()
+        ..LinkChange::default()
     };
-    netlink.change(index, UNFINISHED, change)
+    netlink.change(index, NEW_BRIDGE, change)
 }
 
-fn mark(netlink: &Netlink, index: u32, alias: &str) -> Result<(), Fault> {
-    let change = Change {
+fn mark(netlink: &Netlink, index: u32, alias: &str) -> Result<(), NetworkFault> {
+    let change = LinkChange {
         alias: Some(alias),
-        ..Change::default()
+        ..LinkChange::default()
     };
     netlink.change(index, BRIDGE, change)
 }
 
 /// Puts back what [`ensure`] did if no guest is left, whatever has become of the bridge. Under the lock.
-pub(super) fn tidy(netlink: &Netlink, state: &mut State<'_>) -> Result<(), Fault> {
-    netlink.delete(UNFINISHED)?;
+pub(super) fn clean_up(netlink: &Netlink, state: &mut HostState<'_>) -> Result<(), NetworkFault> {
+    netlink.delete(NEW_BRIDGE)?;
     if guests_are_left()? {
         return Ok(());
     }
     if state.done().table {
-        outward::stay()?;
-        state.change(|done| done.table = false).map_err(kept())?;
+        egress::remove()?;
+        state.change(|done| done.table = false).map_err(save_error())?;
     }
-    forwarding::switch_back(state)?;
-    let Some(link) = netlink.find(BRIDGE)? else {
+    forwarding::restore(state)?;
+    let Some(link) = netlink.link_by_name(BRIDGE)? else {
         return Ok(());
     };
     // Somebody else may have taken it into use.
-    if link.alias.as_deref() == Some(MADE) && netlink.ports(link.index)? == 0 {
+    if link.alias.as_deref() == Some(HUSK_ALIAS) && netlink.ports(link.index)? == 0 {
         netlink.delete(BRIDGE)?;
     }
     Ok(())
 }
 
 /// What a guest's port is called.
-pub(super) fn port(address: Ipv4Addr) -> String {
-    format!("{PORT}{:08x}", u32::from(address))
+pub(super) fn port_name(address: Ipv4Addr) -> String {
+    format!("{PORT_PREFIX}{:08x}", u32::from(address))
 }
 
-fn guests_are_left() -> Result<bool, Fault> {
-    let links = nix::net::if_::if_nameindex().map_err(Fault::kernel("reading links"))?;
+fn guests_are_left() -> Result<bool, NetworkFault> {
+    let links = nix::net::if_::if_nameindex().map_err(NetworkFault::kernel("reading links"))?;
     let is_port = |name: &CStr| {
-        let digits = name.to_bytes().strip_prefix(PORT.as_bytes());
+        let digits = name.to_bytes().strip_prefix(PORT_PREFIX.as_bytes());
         digits.is_some_and(|digits| digits.len() == 8 && digits.iter().all(u8::is_ascii_hexdigit))
     };
     Ok(links.iter().any(|link| is_port(link.name())))

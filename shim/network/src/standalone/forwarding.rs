@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use nix::net::if_::{if_indextoname, if_nametoindex};
 use serde::{Deserialize, Serialize};
 
-use super::state::State;
-use super::{kept, uplinks};
-use crate::error::Fault;
+use super::host_state::HostState;
+use super::{save_error, uplinks};
+use crate::error::NetworkFault;
 use crate::sysctl;
 
 /// The switch of the machine.
@@ -16,13 +16,13 @@ const ALL: &str = "ipv4/conf/all/forwarding";
 
 /// A device that Husk had forward packets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Switched {
+pub(super) struct ForwardingDevice {
     pub(super) device: String,
     /// Its number, which no other device of that name has.
     pub(super) index: u32,
 }
 
-impl Switched {
+impl ForwardingDevice {
     fn is_there(&self) -> bool {
         if_nametoindex(self.device.as_str()).is_ok_and(|index| index == self.index)
     }
@@ -34,11 +34,11 @@ fn of(device: &str) -> String {
 
 /// Has `bridge` and the devices that routes lead through pass packets on, unless this machine's do so anyway: the kernel
 /// asks the device that a packet came in by, on its way there and back.
-pub(super) fn switch_on(state: &mut State<'_>, bridge: u32) -> Result<(), Fault> {
+pub(super) fn enable(state: &mut HostState<'_>, bridge: u32) -> Result<(), NetworkFault> {
     if sysctl::is(ALL, "1")? {
         return Ok(());
     }
-    let devices: BTreeSet<u32> = uplinks::of_machine()?.into_iter().chain([bridge]).collect();
+    let devices: BTreeSet<u32> = uplinks::all()?.into_iter().chain([bridge]).collect();
     for index in devices {
         // One that has gone meanwhile needs nothing.
         let Some(device) = if_indextoname(index)
@@ -49,12 +49,12 @@ pub(super) fn switch_on(state: &mut State<'_>, bridge: u32) -> Result<(), Fault>
         };
         let switch = of(&device);
         if sysctl::is(&switch, "0")? {
-            let switched = Switched { device, index };
+            let switched = ForwardingDevice { device, index };
             let keep = state.change(|done| {
                 done.forwarding.retain(|other| *other != switched);
                 done.forwarding.push(switched);
             });
-            keep.map_err(kept())?;
+            keep.map_err(save_error())?;
             sysctl::set(&switch, "1")?;
         }
     }
@@ -62,7 +62,7 @@ pub(super) fn switch_on(state: &mut State<'_>, bridge: u32) -> Result<(), Fault>
 }
 
 /// Undoes it, where nobody else has decided since: the switch of the machine sets all others.
-pub(super) fn switch_back(state: &mut State<'_>) -> Result<(), Fault> {
+pub(super) fn restore(state: &mut HostState<'_>) -> Result<(), NetworkFault> {
     if sysctl::is(ALL, "0")? {
         for switched in state
             .done()
@@ -73,5 +73,5 @@ pub(super) fn switch_back(state: &mut State<'_>) -> Result<(), Fault> {
             sysctl::set(&of(&switched.device), "0")?;
         }
     }
-    state.change(|done| done.forwarding.clear()).map_err(kept())
+    state.change(|done| done.forwarding.clear()).map_err(save_error())
 }

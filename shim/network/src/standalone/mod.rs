@@ -11,7 +11,7 @@
 
 mod bridge;
 mod forwarding;
-mod state;
+mod host_state;
 mod subnet;
 mod uplinks;
 
@@ -21,110 +21,113 @@ use std::path::{Path, PathBuf};
 
 use ipnet::{IpNet, Ipv4Net};
 
-use super::error::{Fault, NetworkError};
-use super::names::PRIMARY_NIC;
+use super::device_names::PRIMARY_NIC;
+use super::error::{NetworkError, NetworkFault};
+use super::location::NetworkLocation;
 use super::netlink::{Netlink, Veth};
 use super::netns::Netns;
 use super::nic::Route;
-use super::place::Place;
-use super::privilege::may_prepare;
-use crate::lock;
-use state::{Done, State};
+use super::privilege::check_privileges;
+use crate::ofd_lock;
+use host_state::{HostChanges, HostState};
 
 /// Held while the bridge and its ports come and go; its text says what was done.
 const LOCK: &str = "/run/husk-network.lock";
 
 /// This machine's network, or that of the namespace which the calling thread is in.
 #[derive(Debug, Clone)]
-pub struct Host {
+pub struct StandaloneNetwork {
     lock: PathBuf,
 }
 
 /// A namespace of its own, as a network plugin leaves a pod's.
 #[derive(Debug)]
-pub struct Joined {
+pub struct StandaloneNetns {
     /// It goes with its last holder.
     pub netns: Netns,
-    /// What is to be kept of it, and left by [`super::take_back`].
-    pub place: Place,
+    /// What is to be kept of it, and left by [`super::tear_down_saved`].
+    pub location: NetworkLocation,
     /// The network of all guests.
     pub net: Ipv4Net,
 }
 
-impl Default for Host {
-    fn default() -> Host {
-        Host { lock: LOCK.into() }
+impl Default for StandaloneNetwork {
+    fn default() -> StandaloneNetwork {
+        StandaloneNetwork { lock: LOCK.into() }
     }
 }
 
-impl Host {
+impl StandaloneNetwork {
     /// With a lock of its own.
-    pub fn with_lock(path: &Path) -> Host {
-        Host { lock: path.into() }
+    pub fn with_lock(path: &Path) -> StandaloneNetwork {
+        StandaloneNetwork { lock: path.into() }
     }
 
     /// Makes a namespace for this VM. Blocks.
-    pub fn join(&self, vm: &str) -> Result<Joined, NetworkError> {
-        let netns = Netns::create().map_err(Fault::kernel("making a network namespace"))?;
+    pub fn attach(&self, vm: &str) -> Result<StandaloneNetns, NetworkError> {
+        let netns = Netns::create().map_err(NetworkFault::kernel("making a network namespace"))?;
         let (port, address, gateway) = self.change(|netlink, state| {
             let plugged = plug(netlink, state, &netns, vm);
             if plugged.is_err() {
                 // The first error tells more; what stays is tried again by the next one.
-                let _ = bridge::tidy(netlink, state);
+                let _ = bridge::clean_up(netlink, state);
             }
             plugged
         })?;
-        let place = Place::Standalone {
+        let location = NetworkLocation::Standalone {
             index: port.1,
             port: port.0,
         };
         let configured = netns
             .run(|| configure(address, gateway))
-            .map_err(Fault::Namespace)
+            .map_err(NetworkFault::Namespace)
             .flatten();
         if let Err(fault) = configured {
-            self.leave(&place)?;
+            self.detach(&location)?;
             return Err(fault.into());
         }
-        Ok(Joined {
+        Ok(StandaloneNetns {
             netns,
-            place,
+            location,
             net: gateway,
         })
     }
 
     /// Removes the port of a VM that has ended, and what no other VM needs. Blocks.
-    pub fn leave(&self, place: &Place) -> Result<(), NetworkError> {
-        let Place::Standalone { port, index } = place else {
+    pub fn detach(&self, location: &NetworkLocation) -> Result<(), NetworkError> {
+        let NetworkLocation::Standalone { port, index } = location else {
             return Ok(());
         };
         let left = self.change(|netlink, state| {
             // Another VM may have got the address, and a port of that name.
-            if netlink.find(port)?.is_some_and(|link| link.index == *index) {
+            if netlink
+                .link_by_name(port)?
+                .is_some_and(|link| link.index == *index)
+            {
                 netlink.delete(port)?;
             }
-            bridge::tidy(netlink, state)
+            bridge::clean_up(netlink, state)
         });
         Ok(left?)
     }
 
     /// Removes what monitors that were killed left.
-    pub fn tidy(&self) -> Result<(), NetworkError> {
+    pub fn clean_up(&self) -> Result<(), NetworkError> {
         // Most of the time there is nothing, or nothing that this user could change.
         let is_there = |name| nix::net::if_::if_nametoindex(name).is_ok();
-        let is_made = [bridge::BRIDGE, bridge::UNFINISHED].into_iter().any(is_there);
-        if !(is_made || self.is_kept()) || may_prepare(true).is_err() {
+        let is_made = [bridge::BRIDGE, bridge::NEW_BRIDGE].into_iter().any(is_there);
+        if !(is_made || self.is_kept()) || check_privileges(true).is_err() {
             return Ok(());
         }
-        Ok(self.change(bridge::tidy)?)
+        Ok(self.change(bridge::clean_up)?)
     }
 
     /// Whether something is kept of this namespace, or soon will be, or was until now.
     fn is_kept(&self) -> bool {
         let kept = || {
             let file = std::fs::File::open(&self.lock)?;
-            let state = State::load(&file, Netns::own()?.id()?)?;
-            Ok::<_, io::Error>(*state.done() != Done::default())
+            let state = HostState::load(&file, Netns::own()?.id()?)?;
+            Ok::<_, io::Error>(*state.done() != HostChanges::default())
         };
         kept().unwrap_or(false)
     }
@@ -132,21 +135,21 @@ impl Host {
     /// Does something under the lock, on a thread of its own.
     fn change<T: Send>(
         &self,
-        work: impl FnOnce(&Netlink, &mut State<'_>) -> Result<T, Fault> + Send,
-    ) -> Result<T, Fault> {
-        let own = Netns::own().map_err(Fault::Namespace)?;
-        let id = own.id().map_err(Fault::Namespace)?;
+        work: impl FnOnce(&Netlink, &mut HostState<'_>) -> Result<T, NetworkFault> + Send,
+    ) -> Result<T, NetworkFault> {
+        let own = Netns::own().map_err(NetworkFault::Namespace)?;
+        let id = own.id().map_err(NetworkFault::Namespace)?;
         let locked = || {
-            let lock = lock::exclusive(&self.lock).map_err(|error| unusable(&self.lock, &error))?;
-            let mut state = State::load(&lock, id).map_err(|error| unusable(&self.lock, &error))?;
+            let lock = ofd_lock::exclusive(&self.lock).map_err(|error| unusable(&self.lock, &error))?;
+            let mut state = HostState::load(&lock, id).map_err(|error| unusable(&self.lock, &error))?;
             work(&Netlink::open()?, &mut state)
         };
-        own.run(locked).map_err(Fault::Namespace).flatten()
+        own.run(locked).map_err(NetworkFault::Namespace).flatten()
     }
 }
 
-fn unusable(lock: &Path, error: &io::Error) -> Fault {
-    Fault::Host(format!(
+fn unusable(lock: &Path, error: &io::Error) -> NetworkFault {
+    NetworkFault::Host(format!(
         "{}, which says what Husk did to this machine's network, cannot be used: {error}: make its directory writable, or \
          run the VM with --netns",
         lock.display()
@@ -154,24 +157,29 @@ fn unusable(lock: &Path, error: &io::Error) -> Fault {
 }
 
 /// Names what could not be kept in the lock file.
-fn kept() -> impl FnOnce(io::Error) -> Fault {
-    Fault::kernel("keeping what is done to this machine's network")
+fn save_error() -> impl FnOnce(io::Error) -> NetworkFault {
+    NetworkFault::kernel("keeping what is done to this machine's network")
 }
 
 /// The port's name and number, the guest's address, and its gateway's with the network's length.
-type Plugged = ((String, u32), Ipv4Addr, Ipv4Net);
+type GuestPort = ((String, u32), Ipv4Addr, Ipv4Net);
 
-fn plug(netlink: &Netlink, state: &mut State<'_>, netns: &Netns, vm: &str) -> Result<Plugged, Fault> {
+fn plug(
+    netlink: &Netlink,
+    state: &mut HostState<'_>,
+    netns: &Netns,
+    vm: &str,
+) -> Result<GuestPort, NetworkFault> {
     let bridge = bridge::ensure(netlink, state)?;
-    if subnet::guests(bridge.gateway, vm).next().is_none() {
-        return Err(Fault::Host(format!(
+    if subnet::guest_addresses(bridge.gateway, vm).next().is_none() {
+        return Err(NetworkFault::Host(format!(
             "{}, the network of {}, has no room for a guest: give it a larger one",
             bridge.gateway.trunc(),
             bridge::BRIDGE
         )));
     }
-    for address in subnet::guests(bridge.gateway, vm) {
-        let name = bridge::port(address);
+    for address in subnet::guest_addresses(bridge.gateway, vm) {
+        let name = bridge::port_name(address);
         let veth = Veth {
             name: &name,
             bridge: bridge.index,
@@ -181,11 +189,11 @@ fn plug(netlink: &Netlink, state: &mut State<'_>, netns: &Netns, vm: &str) -> Re
             peer_mac: subnet::mac(address),
         };
         if netlink.add_veth(&veth)? {
-            let index = netlink.get(&name)?.index;
+            let index = netlink.require_link(&name)?.index;
             return Ok(((name, index), address, bridge.gateway));
         }
     }
-    Err(Fault::Host(format!(
+    Err(NetworkFault::Host(format!(
         "every address of {} is taken: end a VM, or give {} a larger network while none runs",
         bridge.gateway.trunc(),
         bridge::BRIDGE
@@ -193,11 +201,11 @@ fn plug(netlink: &Netlink, state: &mut State<'_>, netns: &Netns, vm: &str) -> Re
 }
 
 /// Does inside the namespace what a network plugin does in a pod.
-fn configure(address: Ipv4Addr, gateway: Ipv4Net) -> Result<(), Fault> {
+fn configure(address: Ipv4Addr, gateway: Ipv4Net) -> Result<(), NetworkFault> {
     let netlink = Netlink::open()?;
-    let loopback = netlink.get("lo")?.index;
+    let loopback = netlink.require_link("lo")?.index;
     netlink.set_up(loopback, "lo", true)?;
-    let index = netlink.get(PRIMARY_NIC)?.index;
+    let index = netlink.require_link(PRIMARY_NIC)?.index;
     let net = Ipv4Net::new_assert(address, gateway.prefix_len());
     netlink.add_address(index, PRIMARY_NIC, IpNet::V4(net))?;
     netlink.set_up(index, PRIMARY_NIC, true)?;

@@ -24,7 +24,7 @@ pub(super) fn choose(taken: &[Ipv4Net]) -> Option<Ipv4Net> {
 
 /// The addresses for guests, the one for this VM first: it depends on its name, so that a VM that is started again has
 /// it again, unless another one has it.
-pub(super) fn guests(gateway: Ipv4Net, vm: &str) -> impl Iterator<Item = Ipv4Addr> {
+pub(super) fn guest_addresses(gateway: Ipv4Net, vm: &str) -> impl Iterator<Item = Ipv4Addr> {
     let digest = Sha256::digest(vm.as_bytes());
     let number = digest
         .iter()
@@ -65,10 +65,10 @@ mod tests {
     #[test]
     fn a_vm_has_its_address_and_all_are_given() {
         let gateway = Ipv4Net::new_assert([10, 77, 0, 1].into(), 20);
-        let first = |vm| guests(gateway, vm).next().unwrap();
+        let first = |vm| guest_addresses(gateway, vm).next().unwrap();
         assert_eq!(first("default/a"), first("default/a"));
         assert_ne!(first("default/a"), first("default/b"));
-        let mut all: Vec<Ipv4Addr> = guests(gateway, "default/a").collect();
+        let mut all: Vec<Ipv4Addr> = guest_addresses(gateway, "default/a").collect();
         all.sort();
         all.dedup();
         assert_eq!(all.len(), 4093);
@@ -76,12 +76,12 @@ mod tests {
         assert_eq!(all.last(), Some(&Ipv4Addr::new(10, 77, 15, 254)));
         let small = Ipv4Net::new_assert([10, 0, 0, 2].into(), 30);
         assert_eq!(
-            guests(small, "x").collect::<Vec<_>>(),
+            guest_addresses(small, "x").collect::<Vec<_>>(),
             [Ipv4Addr::new(10, 0, 0, 1)]
         );
         for full in [31, 32] {
             assert_eq!(
-                guests(Ipv4Net::new_assert([10, 0, 0, 2].into(), full), "x").count(),
+                guest_addresses(Ipv4Net::new_assert([10, 0, 0, 2].into(), full), "x").count(),
                 0
             );
         }

@@ -8,13 +8,13 @@ use netlink_packet_route::route::{RouteAttribute, RouteMessage, RouteType};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
-use crate::error::Fault;
+use crate::error::NetworkFault;
 
 /// The numbers of all devices that a route of IPv4 leads through, in whichever table: what comes back from a second network
 /// of the machine, or by a VPN, is forwarded too.
-pub(super) fn of_machine() -> Result<BTreeSet<u32>, Fault> {
+pub(super) fn all() -> Result<BTreeSet<u32>, NetworkFault> {
     let mut devices = BTreeSet::new();
-    dump(|route| devices.extend(devices_of(route))).map_err(Fault::kernel("reading routes"))?;
+    dump(|route| devices.extend(devices_of(route))).map_err(NetworkFault::kernel("reading routes"))?;
     Ok(devices)
 }
 

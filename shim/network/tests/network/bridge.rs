@@ -2,11 +2,11 @@
 
 use std::net::{Ipv4Addr, UdpSocket};
 
-use husk_network::{Binding, Interface, MacAddr, Owner, PRIMARY_NIC, secondary_nic};
+use husk_network::{Binding, Interface, MacAddr, PRIMARY_NIC, TapOwner, secondary_nic};
 use husk_shim_testing::pod::{NODE_MAC, POD_MAC, Pod, can_run, interface, ip, owner, switch};
 use nix::unistd::{Gid, Group, Uid, User};
 
-use crate::guest::{Guest, PATIENCE, QUIET, ethernet};
+use crate::raw_guest::{PATIENCE, QUIET, RawGuest, ethernet};
 
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 5);
 const NODE: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 1);
@@ -35,7 +35,7 @@ fn the_pod_looks_as_kubevirt_leaves_it() {
         assert!(tap.contains(word), "no {word}: {tap}");
     }
     // By their names, if they have some.
-    let Owner { uid, gid } = owner();
+    let TapOwner { uid, gid } = owner();
     let user = User::from_uid(Uid::from_raw(uid)).unwrap();
     let group = Group::from_gid(Gid::from_raw(gid)).unwrap();
     for owner in [
@@ -71,7 +71,7 @@ fn frames_pass_unchanged_both_ways() {
         return;
     }
     let pod = Pod::with_address();
-    let mut guest = Guest::of(&pod.ready(&interface(Binding::Bridge)));
+    let mut guest = RawGuest::of(&pod.ready(&interface(Binding::Bridge)));
     guest.ip = Some(ADDRESS);
     assert_eq!(guest.resolve(NODE, PATIENCE), Some(NODE_MAC));
     assert!(guest.pings(NODE, NODE_MAC));
@@ -97,7 +97,7 @@ fn two_guests_on_a_node_see_each_others_frames_bit_by_bit() {
     let pods = Pod::neighbours();
     let mut guests = pods.each_ref().map(|pod| {
         let prepared = pod.ready(&interface(Binding::Bridge));
-        Guest::of(&prepared)
+        RawGuest::of(&prepared)
     });
     let [one, two] = guests.each_ref().map(|guest| guest.mac);
     // Until both ports are up: what comes before, the bridge drops.
@@ -132,7 +132,7 @@ fn nobody_but_the_guest_answers_for_the_address() {
         return;
     }
     let pod = Pod::with_address();
-    let mut guest = Guest::of(&pod.ready(&interface(Binding::Bridge)));
+    let mut guest = RawGuest::of(&pod.ready(&interface(Binding::Bridge)));
     // It is asked, and says nothing.
     let socket = pod.node.run(|| UdpSocket::bind((NODE, 0))).unwrap().unwrap();
     let ask = |_| {
@@ -171,7 +171,7 @@ fn a_gateway_known_by_a_static_neighbour_alone_is_reached() {
         .collect();
     assert_eq!(routes, ["169.254.1.1/32 0.0.0.0", "0.0.0.0/0 169.254.1.1"]);
 
-    let mut guest = Guest::of(&prepared);
+    let mut guest = RawGuest::of(&prepared);
     guest.ip = Some(ADDRESS);
     assert_eq!(guest.resolve(gateway, PATIENCE), Some(NODE_MAC));
     assert!(guest.pings(host, NODE_MAC));
@@ -194,7 +194,7 @@ fn without_an_address_it_is_a_wire() {
     let prepared = pod.ready(&interface(Binding::Bridge));
     assert_eq!(prepared.lease, None);
     assert!(!pod.shows("link show").contains(" eth0:"));
-    let mut guest = Guest::of(&prepared);
+    let mut guest = RawGuest::of(&prepared);
     guest.ip = Some(Ipv4Addr::new(192, 168, 7, 2));
     assert!(guest.pings(Ipv4Addr::new(192, 168, 7, 1), NODE_MAC));
 }
@@ -246,7 +246,7 @@ fn a_second_interface_is_beside_the_first() {
     };
     let prepared = pod.prepare(&[interface(Binding::Bridge), second]).unwrap();
     assert_eq!(prepared[1].devices.tap, "tapb1f51a511f1");
-    let mut guest = Guest::of(&prepared[1]);
+    let mut guest = RawGuest::of(&prepared[1]);
     guest.ip = Some(Ipv4Addr::new(192, 168, 7, 2));
     assert!(guest.pings(Ipv4Addr::new(192, 168, 7, 1), MacAddr([2, 0, 0, 0, 1, 1])));
 }

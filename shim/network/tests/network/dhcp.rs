@@ -9,12 +9,12 @@ use husk_network::dhcp::{DhcpOptions, DhcpServer, LONG_LEASE};
 use husk_network::{Binding, MacAddr, Masquerade};
 use husk_shim_testing::pod::{NODE_MAC, Pod, can_run, interface};
 
-use crate::guest::{Guest, PATIENCE, QUIET};
+use crate::raw_guest::{PATIENCE, QUIET, RawGuest};
 
 const BROADCAST: (MacAddr, Ipv4Addr, u16) = (MacAddr([0xff; 6]), Ipv4Addr::BROADCAST, 67);
 
 /// What a client sends in one of its states.
-fn message(guest: &Guest, kind: MessageType, ciaddr: Ipv4Addr, wanted: Option<Ipv4Addr>) -> Vec<u8> {
+fn message(guest: &RawGuest, kind: MessageType, ciaddr: Ipv4Addr, wanted: Option<Ipv4Addr>) -> Vec<u8> {
     let none = Ipv4Addr::UNSPECIFIED;
     let mut message = Message::new_with_id(99, ciaddr, none, none, none, &guest.mac.0);
     message.set_flags(Flags::default());
@@ -28,7 +28,7 @@ fn message(guest: &Guest, kind: MessageType, ciaddr: Ipv4Addr, wanted: Option<Ip
 }
 
 /// What comes back. The server needs this thread now and then.
-async fn answer(guest: &mut Guest, limit: Duration) -> Option<(Ipv4Addr, Message)> {
+async fn answer(guest: &mut RawGuest, limit: Duration) -> Option<(Ipv4Addr, Message)> {
     let step = Duration::from_millis(20);
     for _ in 0..limit.as_millis() / step.as_millis() {
         tokio::time::sleep(step / 2).await;
@@ -47,7 +47,7 @@ fn lease_time(message: &Message) -> u32 {
 }
 
 /// From nothing to a lease.
-async fn acquire(guest: &mut Guest) -> (Ipv4Addr, Message) {
+async fn acquire(guest: &mut RawGuest) -> (Ipv4Addr, Message) {
     let none = Ipv4Addr::UNSPECIFIED;
     let discover = message(guest, MessageType::Discover, none, None);
     let mut offer = None;
@@ -85,7 +85,7 @@ async fn a_bridged_guest_gets_the_pods_address() {
     let server = DhcpServer::start(&pod.netns, &interface, &prepared, DhcpOptions::default())
         .unwrap()
         .unwrap();
-    let mut guest = Guest::of(&prepared);
+    let mut guest = RawGuest::of(&prepared);
     let leased = server.leased();
     assert_eq!(*leased.borrow(), None);
     let (from, ack) = acquire(&mut guest).await;
@@ -135,7 +135,7 @@ async fn a_short_lease_is_renewed_by_way_of_the_gateway_and_rebound_by_broadcast
         let _server = DhcpServer::start(&pod.netns, &interface, &prepared, options)
             .unwrap()
             .unwrap();
-        let mut guest = Guest::of(&prepared);
+        let mut guest = RawGuest::of(&prepared);
         let (server, ack) = acquire(&mut guest).await;
         assert_eq!(lease_time(&ack), 60);
         assert_eq!(
@@ -167,7 +167,7 @@ async fn a_masqueraded_guest_gets_its_own() {
     let _server = DhcpServer::start(&pod.netns, &interface, &prepared, DhcpOptions::default())
         .unwrap()
         .unwrap();
-    let mut guest = Guest::of(&prepared);
+    let mut guest = RawGuest::of(&prepared);
     let (from, ack) = acquire(&mut guest).await;
     assert_eq!(from, Ipv4Addr::new(10, 0, 2, 1));
     assert_eq!(ack.yiaddr(), Ipv4Addr::new(10, 0, 2, 2));
@@ -193,7 +193,7 @@ async fn garbage_does_not_end_it() {
     let _server = DhcpServer::start(&pod.netns, &interface, &prepared, DhcpOptions::default())
         .unwrap()
         .unwrap();
-    let mut guest = Guest::of(&prepared);
+    let mut guest = RawGuest::of(&prepared);
     let good = message(&guest, MessageType::Discover, Ipv4Addr::UNSPECIFIED, None);
     // Up to the options: what has those is no garbage.
     for cut in 0..240 {

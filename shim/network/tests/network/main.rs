@@ -5,10 +5,10 @@
 
 mod bridge;
 mod dhcp;
-mod fit;
-mod guest;
-mod machine;
+mod guest_netns;
 mod masquerade;
+mod preflight;
+mod raw_guest;
 mod record;
 mod renewal;
 mod restore;

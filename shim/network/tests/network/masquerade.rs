@@ -7,7 +7,7 @@ use husk_network::dhcp::{DhcpOptions, DhcpServer};
 use husk_network::{Binding, MacAddr, Masquerade, Port, Protocol, tear_down};
 use husk_shim_testing::pod::{Pod, can_run, interface, switch};
 
-use crate::guest::{Guest, PATIENCE, QUIET, checksum, ethernet};
+use crate::raw_guest::{PATIENCE, QUIET, RawGuest, checksum, ethernet};
 
 const POD: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 5);
 const NODE: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 1);
@@ -25,8 +25,8 @@ fn masquerade(ports: &[(Protocol, u16)]) -> Binding {
     })
 }
 
-fn guest_of(pod: &Pod, ports: &[(Protocol, u16)]) -> Guest {
-    let mut guest = Guest::of(&pod.ready(&interface(masquerade(ports))));
+fn guest_of(pod: &Pod, ports: &[(Protocol, u16)]) -> RawGuest {
+    let mut guest = RawGuest::of(&pod.ready(&interface(masquerade(ports))));
     guest.ip = Some(GUEST);
     // Frames for it are lost until the bridge has noticed that its port is up.
     assert_eq!(guest.resolve(GATEWAY, PATIENCE), Some(MacAddr::GATEWAY));
@@ -148,7 +148,7 @@ async fn ipv6_is_advertised_and_translated() {
     let pod = Pod::with_both_families();
     let interface = interface(masquerade(&[]));
     let prepared = pod.ready(&interface);
-    let mut guest = Guest::of(&prepared);
+    let mut guest = RawGuest::of(&prepared);
     let server = DhcpServer::start(&pod.netns, &interface, &prepared, DhcpOptions::default())
         .unwrap()
         .unwrap();

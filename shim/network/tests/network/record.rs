@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use husk_network::{Binding, Interface, MacAddr, Masquerade, tear_down, tear_down_interface};
 use husk_shim_testing::pod::{NODE_MAC, POD_MAC, Pod, can_run, interface, ip, switch};
 
-use crate::guest::{Guest, PATIENCE};
+use crate::raw_guest::{PATIENCE, RawGuest};
 
 fn bindings() -> [Binding; 2] {
     [Binding::Bridge, Binding::Masquerade(Masquerade::default())]
@@ -138,7 +138,7 @@ fn a_record_of_another_namespace_counts_for_nothing() {
     let pod = Pod::with_address();
     let record = "network-eth0.json";
     std::fs::copy(gone.dir.path().join(record), pod.dir.path().join(record)).unwrap();
-    let mut guest = Guest::of(&pod.ready(&interface(Binding::Bridge)));
+    let mut guest = RawGuest::of(&pod.ready(&interface(Binding::Bridge)));
     guest.ip = Some([10, 244, 1, 5].into());
     assert!(guest.pings([10, 244, 1, 1].into(), NODE_MAC));
 }

@@ -9,8 +9,8 @@ use husk_network::Binding;
 use husk_network::dhcp::{DhcpOptions, DhcpServer};
 use husk_shim_testing::pod::{Pod, can_run, interface, ip};
 
-use crate::guest::PATIENCE;
-use crate::machine::Machine;
+use crate::guest_netns::GuestNetns;
+use crate::raw_guest::PATIENCE;
 
 const OBTAINED: &str = "lease of 10.244.1.5 obtained from 169.254.75.10, lease time 60";
 
@@ -21,7 +21,7 @@ struct Client {
 }
 
 impl Client {
-    fn start(machine: &Machine) -> Client {
+    fn start(machine: &GuestNetns) -> Client {
         let mut command = machine.udhcpc();
         command.arg("-f").stderr(Stdio::piped());
         let mut child = machine.netns.run(|| command.spawn()).unwrap().unwrap();
@@ -71,7 +71,7 @@ async fn a_client_renews_and_rebinds_a_lease_of_a_minute_in_time() {
     let _server = DhcpServer::start(&pod.netns, &interface, &prepared, options)
         .unwrap()
         .unwrap();
-    let machine = Machine::on(&prepared);
+    let machine = GuestNetns::on(&prepared);
     // The server needs this thread meanwhile.
     let checked = tokio::task::spawn_blocking(move || renews_and_rebinds(&machine));
     if let Err(e) = checked.await {
@@ -80,7 +80,7 @@ async fn a_client_renews_and_rebinds_a_lease_of_a_minute_in_time() {
 }
 
 /// Nothing asks the client to: half of its lease goes by, twice.
-fn renews_and_rebinds(machine: &Machine) {
+fn renews_and_rebinds(machine: &GuestNetns) {
     let half = Duration::from_secs(30) + PATIENCE;
     let client = Client::start(machine);
     client.says(OBTAINED, PATIENCE);

@@ -5,17 +5,17 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use husk_network::dhcp::{DhcpOptions, DhcpServer};
-use husk_network::{Binding, Interface, Masquerade, Netns, Port, Prepared, Protocol};
+use husk_network::{Binding, Interface, Masquerade, Netns, Port, PreparedInterface, Protocol};
 use husk_shim_testing::pod::{Pod, can_run, interface, ip};
 
-use crate::guest::{PATIENCE, QUIET};
-use crate::machine::Machine;
+use crate::guest_netns::GuestNetns;
+use crate::raw_guest::{PATIENCE, QUIET};
 
 /// A guest that has its lease.
-async fn leased(pod: &Pod, interface: &Interface, prepared: &Prepared) -> (Machine, DhcpServer) {
+async fn leased(pod: &Pod, interface: &Interface, prepared: &PreparedInterface) -> (GuestNetns, DhcpServer) {
     let server = DhcpServer::start(&pod.netns, interface, prepared, DhcpOptions::default());
     let server = server.unwrap().unwrap();
-    let machine = Machine::on(prepared);
+    let machine = GuestNetns::on(prepared);
     // The server needs this thread meanwhile.
     let ready = tokio::task::spawn_blocking(move || {
         machine.run_udhcpc();
@@ -34,7 +34,7 @@ fn talks(from: &Netns, to: &str, server: &Netns, bind: &str) -> bool {
 }
 
 /// The same, for what is not to be.
-fn is_deaf(from: &Netns, to: &str, server: &Netns, bind: &str) -> bool {
+fn is_unreachable(from: &Netns, to: &str, server: &Netns, bind: &str) -> bool {
     !talks_within(QUIET * 3, from, to, server, bind)
 }
 
@@ -123,7 +123,7 @@ async fn a_link_local_gateway_needs_nothing_of_the_guest() {
     );
     ip(&machine.netns, "neigh flush all");
     assert!(
-        is_deaf(&machine.netns, "10.0.0.1", &pod.node, "10.0.0.1:0"),
+        is_unreachable(&machine.netns, "10.0.0.1", &pod.node, "10.0.0.1:0"),
         "without it"
     );
 }
@@ -157,7 +157,7 @@ async fn a_masqueraded_guest_is_reached_at_its_ports_alone() {
         "from the pod's loopback"
     );
     assert!(
-        is_deaf(&pod.node, "10.244.1.5", &machine.netns, "10.0.2.2:8082"),
+        is_unreachable(&pod.node, "10.244.1.5", &machine.netns, "10.0.2.2:8082"),
         "a port that is not listed"
     );
 

@@ -5,12 +5,15 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use husk_network::{Binding, Host, Joined, Masquerade, Netns, Place, Prepared, prepare};
+use husk_network::{
+    Binding, Masquerade, Netns, NetworkLocation, PreparedInterface, StandaloneNetns, StandaloneNetwork,
+    prepare,
+};
 use husk_shim_testing::pod::{can_run, interface, ip, path, switch};
 use tempfile::TempDir;
 
-use crate::guest::PATIENCE;
-use crate::machine::Machine;
+use crate::guest_netns::GuestNetns;
+use crate::raw_guest::PATIENCE;
 
 /// The other machine's address.
 const WORLD: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -23,8 +26,8 @@ struct Node {
 
 /// A VM on it, and its guest.
 struct Vm {
-    joined: Joined,
-    prepared: Prepared,
+    joined: StandaloneNetns,
+    prepared: PreparedInterface,
     _home: TempDir,
 }
 
@@ -51,13 +54,13 @@ impl Node {
         node
     }
 
-    fn host(&self) -> Host {
-        Host::with_lock(&self.home.path().join("lock"))
+    fn host(&self) -> StandaloneNetwork {
+        StandaloneNetwork::with_lock(&self.home.path().join("lock"))
     }
 
-    fn join(&self, vm: &str) -> Joined {
+    fn join(&self, vm: &str) -> StandaloneNetns {
         let host = self.host();
-        self.netns.run(|| host.join(vm)).unwrap().unwrap()
+        self.netns.run(|| host.attach(vm)).unwrap().unwrap()
     }
 
     fn start(&self, vm: &str, binding: Binding) -> Vm {
@@ -70,9 +73,9 @@ impl Node {
         }
     }
 
-    fn leave(&self, place: &Place) {
+    fn leave(&self, location: &NetworkLocation) {
         let host = self.host();
-        self.netns.run(|| host.leave(place)).unwrap().unwrap();
+        self.netns.run(|| host.detach(location)).unwrap().unwrap();
     }
 
     /// Links but the ones it had from the beginning.
@@ -117,7 +120,7 @@ impl Node {
 
     fn refusal(&self, vm: &str) -> String {
         let host = self.host();
-        let joined = self.netns.run(|| host.join(vm)).unwrap();
+        let joined = self.netns.run(|| host.attach(vm)).unwrap();
         joined.unwrap_err().to_string()
     }
 }
@@ -128,8 +131,8 @@ impl Vm {
     }
 
     /// A guest that has what DHCP would have told it.
-    fn guest(&self) -> Machine {
-        let machine = Machine::on(&self.prepared);
+    fn guest(&self) -> GuestNetns {
+        let machine = GuestNetns::on(&self.prepared);
         let lease = self.prepared.lease.as_ref().unwrap();
         ip(&machine.netns, &format!("addr add {} dev eth0", lease.address));
         ip(
@@ -190,9 +193,9 @@ fn guests_reach_each_other_the_machine_and_the_world() {
         two.address().to_string()
     );
 
-    node.leave(&one.joined.place);
+    node.leave(&one.joined.location);
     assert_eq!((node.links().len(), node.forwards("up0")), (2, true));
-    node.leave(&two.joined.place);
+    node.leave(&two.joined.location);
     assert_eq!(
         (node.links(), node.forwards("up0")),
         (Vec::<String>::new(), false)
@@ -207,23 +210,23 @@ fn a_vm_has_its_address_again_and_nobody_elses() {
         return;
     }
     let node = Node::new();
-    let address = |joined: &Joined| {
+    let address = |joined: &StandaloneNetns| {
         let shown = ip(&joined.netns, "-o -4 addr show eth0");
         shown.split_whitespace().nth(3).unwrap().to_owned()
     };
     let first = node.join("default/demo");
     let (had, mac) = (address(&first), ip(&first.netns, "-o link show eth0"));
     assert!(mac.contains(" link/ether 0a:58:0a:4d:"), "{mac}");
-    node.leave(&first.place);
+    node.leave(&first.location);
     let again = node.join("default/demo");
     assert_eq!(address(&again), had);
     // What is left twice is not another one's.
-    node.leave(&first.place);
+    node.leave(&first.location);
     let namesake = node.join("default/demo");
     assert_ne!(address(&namesake), had);
     assert_eq!(node.links().len(), 3);
-    node.leave(&again.place);
-    node.leave(&namesake.place);
+    node.leave(&again.location);
+    node.leave(&namesake.location);
     assert!(node.links().is_empty());
 }
 
@@ -235,7 +238,7 @@ fn what_killed_monitors_leave_goes() {
     let node = Node::new();
     let tidy = || {
         let host = node.host();
-        node.netns.run(|| host.tidy()).unwrap().unwrap();
+        node.netns.run(|| host.clean_up()).unwrap().unwrap();
     };
     tidy();
     let (one, two) = (
@@ -272,7 +275,7 @@ fn a_network_is_chosen_that_is_free() {
     // While it is there it stays.
     ip(&node.netns, "route add 10.79.0.0/24 via 192.0.2.1");
     assert_eq!(node.join("default/other").net, joined.net);
-    node.leave(&joined.place);
+    node.leave(&joined.location);
 }
 
 #[test]
@@ -287,7 +290,7 @@ fn a_bridge_of_the_users_keeps_its_network_and_stays() {
         "husk0 has no IPv4 address: give it one, or remove it by `ip link del husk0`"
     );
     ip(&node.netns, "addr add 192.168.9.1/29 dev husk0");
-    let joined: Vec<Joined> = (0..5).map(|n| node.join(&format!("default/{n}"))).collect();
+    let joined: Vec<StandaloneNetns> = (0..5).map(|n| node.join(&format!("default/{n}"))).collect();
     assert_eq!(
         node.refusal("default/demo"),
         "every address of 192.168.9.0/29 is taken: end a VM, or give husk0 a larger network while none runs"
@@ -296,7 +299,7 @@ fn a_bridge_of_the_users_keeps_its_network_and_stays() {
     // A port of the user's is no guest's.
     ip(&node.netns, "link add own0 type veth peer name own1");
     ip(&node.netns, "link set own0 master husk0");
-    joined.iter().for_each(|joined| node.leave(&joined.place));
+    joined.iter().for_each(|joined| node.leave(&joined.location));
     assert_eq!(node.links(), ["husk0:", "own1@own0:", "own0@own1:"]);
     assert!(!node.forwards("husk0") && !node.forwards("up0") && !node.has_table());
 }
@@ -315,20 +318,20 @@ fn what_others_decided_about_forwarding_stays() {
     let joined = node.join("default/one");
     assert!(node.forwards("up0") && node.forwards("up1") && !node.forwards("lo"));
     assert_eq!(switch(&node.netns, "ipv4/conf/up0/accept_redirects"), "0");
-    node.leave(&joined.place);
+    node.leave(&joined.location);
     // It was on before, so it is not Husk's to switch off.
     assert!(!node.forwards("up0") && node.forwards("up1"));
 
     // As Docker does when it starts meanwhile.
     let joined = node.join("default/one");
     node.set("all/forwarding", "1");
-    node.leave(&joined.place);
+    node.leave(&joined.location);
     assert!(node.forwards("all") && node.forwards("up0"));
     // A device that is kept from it where others forward is left alone.
     node.set("up0/forwarding", "0");
     let joined = node.join("default/one");
     assert!(!node.forwards("up0"));
-    node.leave(&joined.place);
+    node.leave(&joined.location);
     assert_eq!(node.kept(), "");
 }
 
@@ -341,7 +344,7 @@ fn a_bridge_that_goes_meanwhile_leaves_nothing_switched_on() {
     let joined = node.join("default/one");
     assert!(node.forwards("up0") && node.has_table());
     ip(&node.netns, "link del husk0");
-    node.leave(&joined.place);
+    node.leave(&joined.location);
     assert!(!node.forwards("up0") && !node.has_table());
 
     // The same if nobody was there to leave.
@@ -353,7 +356,7 @@ fn a_bridge_that_goes_meanwhile_leaves_nothing_switched_on() {
         assert!(Instant::now() < end, "{:?}", node.links());
         std::thread::sleep(Duration::from_millis(20));
         let host = node.host();
-        node.netns.run(|| host.tidy()).unwrap().unwrap();
+        node.netns.run(|| host.clean_up()).unwrap().unwrap();
     }
     assert!(node.links().is_empty());
 }
@@ -379,8 +382,12 @@ fn a_start_that_fails_changes_nothing() {
     );
     assert!(!node.forwards("husk0") && !node.forwards("up0") && !node.has_table());
     assert_eq!(node.kept(), "");
-    let host = Host::with_lock(std::path::Path::new("/proc/sys/husk-network.lock"));
-    let error = node.netns.run(|| host.join("default/demo")).unwrap().unwrap_err();
+    let host = StandaloneNetwork::with_lock(std::path::Path::new("/proc/sys/husk-network.lock"));
+    let error = node
+        .netns
+        .run(|| host.attach("default/demo"))
+        .unwrap()
+        .unwrap_err();
     let error = error.to_string();
     assert!(
         error.starts_with(
@@ -410,8 +417,8 @@ fn a_table_that_husk_did_not_make_is_not_touched() {
     node.nft("flush ruleset");
     let other = node.join("default/other");
     assert!(node.has_table());
-    node.leave(&joined.place);
-    node.leave(&other.place);
+    node.leave(&joined.location);
+    node.leave(&other.location);
     assert!(!node.has_table());
 }
 
@@ -429,7 +436,7 @@ fn many_come_and_go_at_once() {
                     let joined = node.join(&format!("default/{thread}-{n}"));
                     let routes = ip(&joined.netns, "route show");
                     assert!(routes.starts_with("default via 10.77.0.1 dev eth0"), "{routes}");
-                    node.leave(&joined.place);
+                    node.leave(&joined.location);
                 }
             });
         }

@@ -2,9 +2,10 @@
 
 use husk_vmi::{NicBinding, NicDhcp, NicNetwork, NicPlan, NicProtocol, VmPlan};
 
-use husk_network::dhcp::{DhcpOptions, Resolver};
+use husk_network::dhcp::{DhcpOptions, DnsConfig};
 use husk_network::{
-    Binding, Fault, Interface, MacAddr, Masquerade, Owner, PRIMARY_NIC, Port, Protocol, secondary_nic,
+    Binding, Interface, MacAddr, Masquerade, NetworkFault, PRIMARY_NIC, Port, Protocol, TapOwner,
+    secondary_nic,
 };
 
 /// An interface that is to be prepared.
@@ -18,13 +19,17 @@ pub(super) struct InterfaceSpec {
 /// What all interfaces of a VM have in common.
 #[derive(Debug, Clone)]
 pub(super) struct InterfaceDefaults {
-    pub(super) owner: Owner,
+    pub(super) owner: TapOwner,
     pub(super) hostname: String,
-    pub(super) resolver: Resolver,
+    pub(super) resolver: DnsConfig,
 }
 
 impl InterfaceDefaults {
-    pub(super) fn new(plan: &VmPlan, owner: Owner, resolver: Resolver) -> Result<InterfaceDefaults, Fault> {
+    pub(super) fn new(
+        plan: &VmPlan,
+        owner: TapOwner,
+        resolver: DnsConfig,
+    ) -> Result<InterfaceDefaults, NetworkFault> {
         let resolver = match &plan.subdomain {
             Some(subdomain) => resolver.with_subdomain(subdomain)?,
             None => resolver,
@@ -98,9 +103,9 @@ mod tests {
 
     fn defaults() -> InterfaceDefaults {
         InterfaceDefaults {
-            owner: Owner { uid: 107, gid: 107 },
+            owner: TapOwner { uid: 107, gid: 107 },
             hostname: "demo".into(),
-            resolver: Resolver::parse(""),
+            resolver: DnsConfig::parse(""),
         }
     }
 

@@ -13,7 +13,7 @@ use tokio_stream::{StreamExt, StreamMap};
 use tonic::Status;
 
 use husk_network::dhcp::DhcpServer;
-use husk_network::{Devices, MacAddr};
+use husk_network::{DeviceNames, MacAddr};
 
 /// An interface that there is.
 #[derive(Debug)]
@@ -102,7 +102,7 @@ impl InterfaceTable {
                 );
                 return Err(Status::already_exists(text));
             }
-            if Devices::of(&shown.device).is_ok_and(|devices| devices.has(device)) {
+            if DeviceNames::for_nic(&shown.device).is_ok_and(|devices| devices.contains(device)) {
                 let other = &shown.name;
                 let text = format!(
                     "Unable to add interface [{name}] because its device {device} is that of interface [{other}]"

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use husk_network::dhcp::{DhcpServer, Resolver};
-use husk_network::{Fault, Host, Interface, Netns, NetworkError, Place, Prepared};
+use husk_network::dhcp::{DhcpServer, DnsConfig};
+use husk_network::{Interface, Netns, NetworkError, NetworkFault, NetworkLocation, StandaloneNetwork};
 use husk_proto::shim::v1 as shim;
 use husk_vmi::{NicBinding, NicNetwork, VmPlan};
 use ipnet::Ipv4Net;
@@ -55,9 +55,9 @@ fn check_overlap(plan: &VmPlan, net: Ipv4Net) -> Result<(), NetworkError> {
         if cidr.contains(&net) || net.contains(cidr) {
             return Err(NetworkError {
                 interface: nic.name.clone(),
-                fault: Fault::Field {
+                fault: NetworkFault::InvalidField {
                     field: "vmNetworkCIDR",
-                    why: format!(
+                    reason: format!(
                         "{cidr} overlaps {}, the network of husk0: choose another one",
                         net.trunc()
                     ),
@@ -71,11 +71,13 @@ fn check_overlap(plan: &VmPlan, net: Ipv4Net) -> Result<(), NetworkError> {
 /// What to do about it.
 fn hint(place: &str, error: &NetworkError) -> &'static str {
     match &error.fault {
-        Fault::NoNic(_) if place.is_empty() => {
+        NetworkFault::NicNotFound(_) if place.is_empty() => {
             ": no plugin adds devices to a namespace that Husk made; run the VM with --netns"
         }
-        Fault::NoNic(_) => ": let a network plugin add it first",
-        Fault::Foreign { .. } => ": a namespace is one VM's at a time; if no VM has this one, make a new one",
+        NetworkFault::NicNotFound(_) => ": let a network plugin add it first",
+        NetworkFault::UnexpectedDevice { .. } => {
+            ": a namespace is one VM's at a time; if no VM has this one, make a new one"
+        }
         _ => "",
     }
 }
@@ -91,7 +93,11 @@ pub(super) struct PreparedInterface {
 }
 
 impl PreparedInterface {
-    fn new(prepared: Prepared, server: Option<DhcpServer>, spec: &InterfaceSpec) -> PreparedInterface {
+    fn new(
+        prepared: husk_network::PreparedInterface,
+        server: Option<DhcpServer>,
+        spec: &InterfaceSpec,
+    ) -> PreparedInterface {
         let mut addresses: Vec<_> = prepared.nic.addresses.iter().map(|net| net.addr()).collect();
         addresses.sort_by_key(|address| address.is_ipv6());
         let shown = shim::Interface {
@@ -160,13 +166,13 @@ impl VmNetwork {
             error,
         };
         let resolver = match &network.resolv_conf {
-            Some(file) => Resolver::of_pod(file),
-            None => Resolver::of_host(Some(path)),
+            Some(file) => DnsConfig::from_resolv_conf(file),
+            None => DnsConfig::for_host(Some(path)),
         };
         let defaults = InterfaceDefaults::new(plan, vmm_process::owner(), resolver);
         let defaults = defaults.map_err(|fault| in_place(fault.into()))?;
         let path = path.to_owned();
-        Place::Netns { path, id }.keep(dir).map_err(in_place)?;
+        NetworkLocation::Netns { path, id }.save(dir).map_err(in_place)?;
         Ok(VmNetwork {
             netns,
             place,
@@ -181,16 +187,16 @@ impl VmNetwork {
         if let Some(nic) = plan.nics.iter().find(|nic| multus(&nic.network)) {
             return Err(VmNetworkError::Multus(nic.name.clone()));
         }
-        let defaults = InterfaceDefaults::new(plan, vmm_process::owner(), Resolver::of_host(None));
+        let defaults = InterfaceDefaults::new(plan, vmm_process::owner(), DnsConfig::for_host(None));
         let defaults = defaults.map_err(|fault| host_network_error(fault.into()))?;
-        let host = Host::default();
+        let host = StandaloneNetwork::default();
         let joined = host
-            .join(&format!("{}/{}", plan.namespace, plan.name))
+            .attach(&format!("{}/{}", plan.namespace, plan.name))
             .map_err(host_network_error)?;
-        let kept = check_overlap(plan, joined.net).and_then(|()| joined.place.keep(dir));
+        let kept = check_overlap(plan, joined.net).and_then(|()| joined.location.save(dir));
         if let Err(error) = kept {
             // What stays is found by the next command.
-            let _ = host.leave(&joined.place);
+            let _ = host.detach(&joined.location);
             return Err(host_network_error(error));
         }
         Ok(VmNetwork {
@@ -209,7 +215,7 @@ impl VmNetwork {
         };
         let interfaces: Vec<Interface> = spec.iter().map(|spec| spec.interface.clone()).collect();
         let prepared = husk_network::prepare(&self.netns, &self.dir, &interfaces).map_err(in_place)?;
-        let serve = |(prepared, spec): (Prepared, &InterfaceSpec)| {
+        let serve = |(prepared, spec): (husk_network::PreparedInterface, &InterfaceSpec)| {
             let options = spec.options.clone();
             let server = DhcpServer::start(&self.netns, &spec.interface, &prepared, options)?;
             Ok(PreparedInterface::new(prepared, server, spec))
@@ -232,6 +238,6 @@ impl VmNetwork {
 
     /// Gives the namespace its network back.
     pub(super) fn release(self) -> Result<(), NetworkError> {
-        husk_network::take_back(&self.dir, Some(&self.netns))
+        husk_network::tear_down_saved(&self.dir, Some(&self.netns))
     }
 }

@@ -5,23 +5,23 @@ use std::net::Ipv4Addr;
 use dhcproto::v4::{DhcpOption, Flags, HType, Message, MessageType, Opcode, OptionCode, UnknownOption};
 use dhcproto::{Decodable, Decoder, Encodable, Name};
 
-use super::super::lease::Lease;
+use super::super::lease::DhcpLease;
+use super::option_filter;
 use super::options::DhcpOptions;
-use super::sift;
 
 /// The largest list of routes that one option holds.
 const OPTION_MAX: usize = 255;
 
 /// The server's side of one guest's lease.
 #[derive(Debug, Clone)]
-pub(super) struct Server {
-    lease: Lease,
+pub(super) struct Dhcpv4Responder {
+    lease: DhcpLease,
     options: DhcpOptions,
 }
 
 /// An answer.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Answer {
+pub(super) struct DhcpReply {
     /// The address it goes to; the guest's Ethernet address takes it there in any case.
     pub(super) to: Ipv4Addr,
     /// The packet.
@@ -30,19 +30,19 @@ pub(super) struct Answer {
     pub(super) leases: bool,
 }
 
-impl Server {
-    pub(super) fn new(lease: Lease, options: DhcpOptions) -> Server {
-        Server { lease, options }
+impl Dhcpv4Responder {
+    pub(super) fn new(lease: DhcpLease, options: DhcpOptions) -> Dhcpv4Responder {
+        Dhcpv4Responder { lease, options }
     }
 
-    pub(super) fn lease(&self) -> &Lease {
+    pub(super) fn lease(&self) -> &DhcpLease {
         &self.lease
     }
 
     /// What is to be said to this packet, if anything is. DISCOVER is answered by OFFER, REQUEST by ACK, or by NAK if
     /// the guest believes in another address; the rest, and other stations, by nothing.
-    pub(super) fn answer(&self, packet: &[u8]) -> Option<Answer> {
-        let asked = Message::decode(&mut Decoder::new(&sift::v4(packet)?)).ok()?;
+    pub(super) fn answer(&self, packet: &[u8]) -> Option<DhcpReply> {
+        let asked = Message::decode(&mut Decoder::new(&option_filter::v4(packet)?)).ok()?;
         // The length comes first: the codec takes it for the address's, whatever it is.
         let ours = asked.hlen() == 6
             && asked.opcode() == Opcode::BootRequest
@@ -54,22 +54,22 @@ impl Server {
         }
         let kind = match asked.opts().msg_type()? {
             MessageType::Discover => MessageType::Offer,
-            MessageType::Request => self.judge(&asked)?,
+            MessageType::Request => self.check_request(&asked)?,
             _ => return None,
         };
         let mut answer = self.reply(&asked, kind);
         let to = match kind {
             MessageType::Nak => Ipv4Addr::BROADCAST,
-            _ => self.fill(&mut answer, &asked),
+            _ => self.add_lease(&mut answer, &asked),
         };
         let mut packet = Vec::new();
         answer.encode(&mut dhcproto::Encoder::new(&mut packet)).ok()?;
         let leases = kind == MessageType::Ack;
-        Some(Answer { to, packet, leases })
+        Some(DhcpReply { to, packet, leases })
     }
 
     /// What a REQUEST gets; none if it is for another server.
-    fn judge(&self, asked: &Message) -> Option<MessageType> {
+    fn check_request(&self, asked: &Message) -> Option<MessageType> {
         let address = self.lease.address.addr();
         if let Some(DhcpOption::ServerIdentifier(server)) = asked.opts().get(OptionCode::ServerIdentifier)
             && *server != self.lease.server
@@ -104,14 +104,14 @@ impl Server {
     }
 
     /// Puts in all that the guest gets, whether it asked for it or not, and tells where the answer goes.
-    fn fill(&self, answer: &mut Message, asked: &Message) -> Ipv4Addr {
+    fn add_lease(&self, answer: &mut Message, asked: &Message) -> Ipv4Addr {
         let address = self.lease.address;
         answer.set_yiaddr(address.addr());
         let renewing = !asked.ciaddr().is_unspecified();
         if renewing {
             answer.set_ciaddr(asked.ciaddr());
         }
-        for option in self.all() {
+        for option in self.lease_options() {
             answer.opts_mut().insert(option);
         }
         match (renewing, asked.flags().broadcast()) {
@@ -121,7 +121,7 @@ impl Server {
         }
     }
 
-    fn all(&self) -> Vec<DhcpOption> {
+    fn lease_options(&self) -> Vec<DhcpOption> {
         let (lease, given) = (&self.lease, &self.options);
         let seconds = u32::try_from(given.lease_time.as_secs()).unwrap_or(u32::MAX);
         let mut options = vec![

@@ -1,5 +1,5 @@
 use super::*;
-use crate::dhcp::options::Resolver;
+use crate::dhcp::options::DnsConfig;
 use crate::mac::MacAddr;
 use ipnet::Ipv4Net;
 use proptest::prelude::*;
@@ -9,10 +9,10 @@ const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 5);
 const SERVER: Ipv4Addr = Ipv4Addr::new(169, 254, 75, 10);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 
-fn server() -> Server {
+fn server() -> Dhcpv4Responder {
     let on_link = (Ipv4Net::from(GATEWAY), Ipv4Addr::UNSPECIFIED);
     let default = (Ipv4Net::default(), GATEWAY);
-    let lease = Lease {
+    let lease = DhcpLease {
         mac: GUEST,
         address: Ipv4Net::from(ADDRESS),
         server: SERVER,
@@ -22,14 +22,14 @@ fn server() -> Server {
     };
     let options = DhcpOptions {
         hostname: Some("vm".to_owned()),
-        resolver: Resolver::parse("nameserver 10.96.0.10\nsearch default.svc.cluster.local cluster.local\n"),
+        resolver: DnsConfig::parse("nameserver 10.96.0.10\nsearch default.svc.cluster.local cluster.local\n"),
         ntp_servers: vec![Ipv4Addr::new(10, 0, 0, 1)],
         tftp_server: Some("tftp.local".to_owned()),
         boot_file: Some("/boot/x".to_owned()),
         private: vec![(240, "private".to_owned())],
         ..DhcpOptions::default()
     };
-    Server::new(lease, options)
+    Dhcpv4Responder::new(lease, options)
 }
 
 fn asking(kind: MessageType, mac: MacAddr) -> Message {

@@ -8,45 +8,45 @@ use std::os::unix::fs::FileExt;
 
 use serde::{Deserialize, Serialize};
 
-use super::forwarding::Switched;
+use super::forwarding::ForwardingDevice;
 
 /// Of one network namespace.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct Done {
+pub(super) struct HostChanges {
     /// The table of nftables is Husk's.
     pub(super) table: bool,
     /// The devices that Husk had forward packets.
-    pub(super) forwarding: Vec<Switched>,
+    pub(super) forwarding: Vec<ForwardingDevice>,
 }
 
 /// Those of all namespaces that share the file, by [`crate::Netns::id`].
-type All = BTreeMap<u64, Done>;
+type All = BTreeMap<u64, HostChanges>;
 
 /// More is no state.
-const BYTES: u64 = 1 << 20;
+const MAX_FILE: u64 = 1 << 20;
 
 /// What is known of one namespace, kept at each change. Under the lock.
 #[derive(Debug)]
-pub(super) struct State<'a> {
+pub(super) struct HostState<'a> {
     file: &'a File,
     netns: u64,
-    done: Done,
+    done: HostChanges,
 }
 
-impl State<'_> {
+impl HostState<'_> {
     /// Reads it; a file that says nothing says that nothing was done.
-    pub(super) fn load(file: &File, netns: u64) -> io::Result<State<'_>> {
+    pub(super) fn load(file: &File, netns: u64) -> io::Result<HostState<'_>> {
         let done = all(file)?.remove(&netns).unwrap_or_default();
-        Ok(State { file, netns, done })
+        Ok(HostState { file, netns, done })
     }
 
-    pub(super) fn done(&self) -> &Done {
+    pub(super) fn done(&self) -> &HostChanges {
         &self.done
     }
 
     /// Keeps a change. It is kept before anything is done, so that it is known whatever happens next.
-    pub(super) fn change(&mut self, change: impl FnOnce(&mut Done)) -> io::Result<()> {
+    pub(super) fn change(&mut self, change: impl FnOnce(&mut HostChanges)) -> io::Result<()> {
         let mut done = self.done.clone();
         change(&mut done);
         if done == self.done {
@@ -54,7 +54,7 @@ impl State<'_> {
         }
         let mut all = all(self.file)?;
         all.remove(&self.netns);
-        if done != Done::default() {
+        if done != HostChanges::default() {
             all.insert(self.netns, done.clone());
         }
         let text = match all.is_empty() {
@@ -70,7 +70,7 @@ impl State<'_> {
 }
 
 fn all(file: &File) -> io::Result<All> {
-    let mut text = vec![0; file.metadata()?.len().min(BYTES) as usize];
+    let mut text = vec![0; file.metadata()?.len().min(MAX_FILE) as usize];
     file.read_exact_at(&mut text, 0)?;
     Ok(serde_json::from_slice(&text).unwrap_or_default())
 }
@@ -82,18 +82,18 @@ mod tests {
     #[test]
     fn each_namespace_has_its_own_and_an_empty_one_leaves_nothing() {
         let file = tempfile::tempfile().unwrap();
-        let mut one = State::load(&file, 1).unwrap();
-        let mut two = State::load(&file, 2).unwrap();
-        let device = Switched {
+        let mut one = HostState::load(&file, 1).unwrap();
+        let mut two = HostState::load(&file, 2).unwrap();
+        let device = ForwardingDevice {
             device: "eth0".into(),
             index: 2,
         };
         one.change(|done| done.forwarding.push(device.clone())).unwrap();
         two.change(|done| done.table = true).unwrap();
-        assert_eq!(State::load(&file, 1).unwrap().done().forwarding, [device]);
-        assert!(State::load(&file, 2).unwrap().done().table);
+        assert_eq!(HostState::load(&file, 1).unwrap().done().forwarding, [device]);
+        assert!(HostState::load(&file, 2).unwrap().done().table);
         one.change(|done| done.forwarding.clear()).unwrap();
-        assert_eq!(State::load(&file, 1).unwrap().done(), &Done::default());
+        assert_eq!(HostState::load(&file, 1).unwrap().done(), &HostChanges::default());
         two.change(|done| done.table = false).unwrap();
         assert_eq!(file.metadata().unwrap().len(), 0);
     }
@@ -102,9 +102,9 @@ mod tests {
     fn a_damaged_file_says_that_nothing_was_done() {
         let file = tempfile::tempfile().unwrap();
         file.write_all_at(br#"{"1":{"table":tr"#, 0).unwrap();
-        let mut state = State::load(&file, 1).unwrap();
-        assert_eq!(state.done(), &Done::default());
+        let mut state = HostState::load(&file, 1).unwrap();
+        assert_eq!(state.done(), &HostChanges::default());
         state.change(|done| done.table = true).unwrap();
-        assert!(State::load(&file, 1).unwrap().done().table);
+        assert!(HostState::load(&file, 1).unwrap().done().table);
     }
 }

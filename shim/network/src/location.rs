@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 use super::error::NetworkError;
 use super::netns::Netns;
 use super::prepare::tear_down;
-use super::record::{self, Record};
-use super::standalone::Host;
+use super::record::{self, InterfaceRecord};
+use super::standalone::StandaloneNetwork;
 
 /// Where a VM's network is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Place {
+pub enum NetworkLocation {
     /// In a namespace that was there before, and stays.
     Netns {
         /// What it is called.
@@ -34,22 +34,22 @@ pub enum Place {
 
 const FILE: &str = "netns.json";
 
-impl Place {
+impl NetworkLocation {
     /// Keeps it in `dir`; before anything is prepared there.
-    pub fn keep(&self, dir: &Path) -> Result<(), NetworkError> {
+    pub fn save(&self, dir: &Path) -> Result<(), NetworkError> {
         record::save(&dir.join(FILE), self).map_err(NetworkError::from)
     }
 }
 
 /// Whether a file of this name is kept for a network.
-pub fn is_kept(name: &str) -> bool {
+pub fn is_state_file(name: &str) -> bool {
     let name = name.strip_suffix(".part").unwrap_or(name);
     name == FILE || record::is_record(name)
 }
 
 /// Whether the VM whose state directory this is has the namespace at `netns`. Blocks.
-pub fn is_in(dir: &Path, netns: &Path) -> bool {
-    let Ok(Some(Place::Netns { id, .. })) = record::load(&dir.join(FILE)) else {
+pub fn uses_netns(dir: &Path, netns: &Path) -> bool {
+    let Ok(Some(NetworkLocation::Netns { id, .. })) = record::load(&dir.join(FILE)) else {
         return false;
     };
     Netns::open(netns)
@@ -59,13 +59,13 @@ pub fn is_in(dir: &Path, netns: &Path) -> bool {
 
 /// Takes back what was done to the network of the VM whose state directory this is, if anything is kept of it there.
 /// `netns` is its namespace, if it is open; else it is looked for, and one that has gone needs nothing. Blocks.
-pub fn take_back(dir: &Path, netns: Option<&Netns>) -> Result<(), NetworkError> {
+pub fn tear_down_saved(dir: &Path, netns: Option<&Netns>) -> Result<(), NetworkError> {
     let path = dir.join(FILE);
-    let Some(place) = record::load(&path)? else {
+    let Some(location) = record::load(&path)? else {
         return Ok(());
     };
-    match &place {
-        Place::Netns { path, id } => {
+    match &location {
+        NetworkLocation::Netns { path, id } => {
             let found = netns.cloned().or_else(|| Netns::open(path).ok());
             let same = found.filter(|netns| netns.id().is_ok_and(|found| found == *id));
             if let Some(netns) = same {
@@ -73,7 +73,7 @@ pub fn take_back(dir: &Path, netns: Option<&Netns>) -> Result<(), NetworkError> 
             }
         }
         // What was done inside goes with the namespace.
-        Place::Standalone { .. } => Host::default().leave(&place)?,
+        NetworkLocation::Standalone { .. } => StandaloneNetwork::default().detach(&location)?,
     }
-    Record::remove(&path).map_err(NetworkError::from)
+    InterfaceRecord::remove(&path).map_err(NetworkError::from)
 }

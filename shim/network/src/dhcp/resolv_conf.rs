@@ -6,41 +6,41 @@ use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use super::options::Resolver;
+use super::options::DnsConfig;
 
 /// A `resolv.conf` larger than this is not one.
-const LARGEST: u64 = 64 << 10;
+const MAX_FILE: u64 = 64 << 10;
 /// Where `ip netns` keeps names of namespaces.
-const NAMED: [&str; 2] = ["/run/netns", "/var/run/netns"];
+const NETNS_DIRS: [&str; 2] = ["/run/netns", "/var/run/netns"];
 
-impl Resolver {
+impl DnsConfig {
     /// That of a pod, whose resolv.conf this is.
     #[must_use]
-    pub fn of_pod(resolv_conf: &Path) -> Resolver {
-        without_loopback(Resolver::read(&text(resolv_conf)))
+    pub fn from_resolv_conf(resolv_conf: &Path) -> DnsConfig {
+        without_loopback(DnsConfig::read(&text(resolv_conf)))
     }
 
     /// What the guests of a network namespace are told: by `/etc/netns/NAME/resolv.conf`, if that is what the namespace
     /// is called by `ip netns`, else by this machine's. Servers on loopback are this machine's alone; where they are
     /// systemd-resolved's, those that it asks take their place.
-    pub fn of_host(netns: Option<&Path>) -> Resolver {
-        let own = netns.and_then(of_named).filter(|path| path.exists());
+    pub fn for_host(netns: Option<&Path>) -> DnsConfig {
+        let own = netns.and_then(netns_resolv_conf).filter(|path| path.exists());
         let first = own.unwrap_or_else(|| "/etc/resolv.conf".into());
-        let found = without_loopback(Resolver::read(&text(&first)));
+        let found = without_loopback(DnsConfig::read(&text(&first)));
         if found.has_servers() {
             return found;
         }
-        let behind = without_loopback(Resolver::read(&text(Path::new(
+        let behind = without_loopback(DnsConfig::read(&text(Path::new(
             "/run/systemd/resolve/resolv.conf",
         ))));
-        Resolver {
+        DnsConfig {
             search: found.search,
             ..behind
         }
     }
 }
 
-fn without_loopback(mut resolver: Resolver) -> Resolver {
+fn without_loopback(mut resolver: DnsConfig) -> DnsConfig {
     resolver
         .ipv4
         .retain(|server| !server.is_loopback() && !server.is_unspecified());
@@ -51,9 +51,11 @@ fn without_loopback(mut resolver: Resolver) -> Resolver {
 }
 
 /// What `ip netns exec` shows as `/etc/resolv.conf` in this namespace.
-fn of_named(netns: &Path) -> Option<PathBuf> {
+fn netns_resolv_conf(netns: &Path) -> Option<PathBuf> {
     let name: OsString = netns.file_name()?.to_owned();
-    let named = NAMED.iter().any(|dir| netns.parent() == Some(Path::new(dir)));
+    let named = NETNS_DIRS
+        .iter()
+        .any(|dir| netns.parent() == Some(Path::new(dir)));
     named.then(|| Path::new("/etc/netns").join(name).join("resolv.conf"))
 }
 
@@ -64,7 +66,7 @@ fn text(path: &Path) -> String {
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
         .open(path)
-        .and_then(|file| file.take(LARGEST).read_to_end(&mut text));
+        .and_then(|file| file.take(MAX_FILE).read_to_end(&mut text));
     match read {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
             tracing::warn!("{}: {e}", path.display());
@@ -81,16 +83,16 @@ mod tests {
     #[test]
     fn servers_on_loopback_are_not_a_guests() {
         let text = "nameserver 127.0.0.53\nnameserver ::1\nnameserver 192.0.2.53\nsearch example.org\n";
-        let resolver = without_loopback(Resolver::read(text));
+        let resolver = without_loopback(DnsConfig::read(text));
         assert_eq!(resolver.ipv4, [std::net::Ipv4Addr::new(192, 0, 2, 53)]);
         assert!(resolver.ipv6.is_empty());
         assert_eq!(resolver.search, ["example.org"]);
-        assert!(!without_loopback(Resolver::read("nameserver 127.0.0.1\n")).has_servers());
+        assert!(!without_loopback(DnsConfig::read("nameserver 127.0.0.1\n")).has_servers());
     }
 
     #[test]
     fn a_named_namespace_may_have_its_own() {
-        let of = |path: &str| of_named(Path::new(path));
+        let of = |path: &str| netns_resolv_conf(Path::new(path));
         assert_eq!(of("/run/netns/red"), Some("/etc/netns/red/resolv.conf".into()));
         assert_eq!(of("/proc/1/ns/net"), None);
         assert_eq!(of("/run/netns/.."), None);

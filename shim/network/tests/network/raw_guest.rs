@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-use husk_network::{MacAddr, Prepared};
+use husk_network::{MacAddr, PreparedInterface};
 
 /// virtio's header before each frame.
 const HEADER: usize = 12;
@@ -16,16 +16,16 @@ pub const QUIET: Duration = Duration::from_millis(700);
 
 const BROADCAST: MacAddr = MacAddr([0xff; 6]);
 
-pub struct Guest {
+pub struct RawGuest {
     tap: File,
     pub mac: MacAddr,
     /// Its address, once it has one: it answers ARP for it.
     pub ip: Option<Ipv4Addr>,
 }
 
-impl Guest {
-    pub fn of(prepared: &Prepared) -> Guest {
-        Guest {
+impl RawGuest {
+    pub fn of(prepared: &PreparedInterface) -> RawGuest {
+        RawGuest {
             tap: prepared.taps[0].try_clone().unwrap().into(),
             mac: prepared.mac,
             ip: None,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use husk_network::{Netns, Prepared};
+use husk_network::{Netns, PreparedInterface};
 use nix::poll::{PollFd, PollFlags, poll};
 
 use husk_shim_testing::pod::ip;
@@ -21,15 +21,15 @@ nix::ioctl_write_ptr_bad!(
     libc::c_int
 );
 
-pub struct Machine {
+pub struct GuestNetns {
     pub netns: Netns,
     ended: Arc<AtomicBool>,
     wire: Option<JoinHandle<()>>,
 }
 
-impl Machine {
+impl GuestNetns {
     /// Its `eth0` is up, and knows only its Ethernet address.
-    pub fn on(prepared: &Prepared) -> Machine {
+    pub fn on(prepared: &PreparedInterface) -> GuestNetns {
         let netns = Netns::create().unwrap();
         let inner = netns.run(tap).unwrap();
         ip(&netns, "link set lo up");
@@ -43,7 +43,7 @@ impl Machine {
             let ended = ended.clone();
             move || carry(&inner, &outer, &ended)
         });
-        Machine {
+        GuestNetns {
             netns,
             ended,
             wire: Some(wire),
@@ -72,7 +72,7 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
+impl Drop for GuestNetns {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Relaxed);
         let _ = self.wire.take().unwrap().join();

@@ -1,6 +1,6 @@
 //! Router advertisements: the gateway behind which a guest is, and that its address comes from DHCPv6.
 
-use super::super::lease::Lease6;
+use super::super::lease::Dhcpv6Lease;
 
 const ROUTER_SOLICITATION: u8 = 133;
 const ROUTER_ADVERTISEMENT: u8 = 134;
@@ -10,7 +10,7 @@ const FLAGS: u8 = 0xc0;
 /// Seconds the gateway is a router for without another advertisement.
 const LIFETIME: u16 = 9000;
 /// Seconds between advertisements that nobody asked for, well within that.
-pub(super) const EVERY: std::time::Duration = std::time::Duration::from_secs(600);
+pub(super) const ADVERT_INTERVAL: std::time::Duration = std::time::Duration::from_secs(600);
 
 /// Whether a router is asked to advertise itself.
 pub(super) fn is_solicitation(packet: &[u8]) -> bool {
@@ -18,7 +18,7 @@ pub(super) fn is_solicitation(packet: &[u8]) -> bool {
 }
 
 /// The advertisement, without a checksum, which the kernel makes.
-pub(super) fn advertisement(lease: &Lease6) -> Vec<u8> {
+pub(super) fn advertisement(lease: &Dhcpv6Lease) -> Vec<u8> {
     let mut packet = vec![ROUTER_ADVERTISEMENT, 0, 0, 0, 64, FLAGS];
     packet.extend(LIFETIME.to_be_bytes());
     packet.extend([0; 8]);
@@ -43,7 +43,7 @@ mod tests {
 
     #[test]
     fn as_the_rfc_lays_it_out() {
-        let packet = advertisement(&Lease6 {
+        let packet = advertisement(&Dhcpv6Lease {
             address: "fd10:0:2::2/120".parse().unwrap(),
             server: MacAddr::GATEWAY,
             mtu: 1450,

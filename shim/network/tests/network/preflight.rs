@@ -1,4 +1,4 @@
-//! Devices that no guest can have: they are named before anything is changed.
+//! DeviceNames that no guest can have: they are named before anything is changed.
 
 use husk_network::{Binding, Interface, Masquerade, tear_down};
 

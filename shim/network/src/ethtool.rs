@@ -5,11 +5,11 @@ use std::os::fd::AsRawFd;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-use super::error::Fault;
+use super::error::NetworkFault;
 
 /// `struct ethtool_value`.
 #[repr(C)]
-struct Value {
+struct EthtoolValue {
     command: u32,
     data: u32,
 }
@@ -19,7 +19,7 @@ const SET_TX_CHECKSUM: u32 = 0x17;
 
 /// The beginning of `struct ethtool_drvinfo`.
 #[repr(C)]
-struct Driver {
+struct EthtoolDrvinfo {
     command: u32,
     name: [u8; 32],
     rest: [u8; 160],
@@ -31,29 +31,29 @@ const GET_DRIVER: u32 = 0x3;
 nix::ioctl_write_ptr_bad!(ethtool, libc::SIOCETHTOOL as libc::c_ulong, libc::ifreq);
 
 /// What the pod itself sends by the device is given its checksums: a guest may not look at the note that they are missing.
-pub(super) fn no_tx_checksum(device: &str) -> Result<(), Fault> {
-    set(device).map_err(Fault::kernel(format!(
+pub(super) fn disable_tx_checksum(device: &str) -> Result<(), NetworkFault> {
+    set(device).map_err(NetworkFault::kernel(format!(
         "switching off the checksum offload of {device}"
     )))
 }
 
 fn set(device: &str) -> io::Result<()> {
-    let mut value = Value {
+    let mut value = EthtoolValue {
         command: SET_TX_CHECKSUM,
         data: 0,
     };
-    // SAFETY: the command asks for a `Value`.
+    // SAFETY: the command asks for a `EthtoolValue`.
     unsafe { ask(device, (&raw mut value).cast()) }
 }
 
 /// The driver of a device, such as `bridge` or `veth`.
 pub(super) fn driver(device: &str) -> io::Result<String> {
-    let mut driver = Driver {
+    let mut driver = EthtoolDrvinfo {
         command: GET_DRIVER,
         name: [0; 32],
         rest: [0; 160],
     };
-    // SAFETY: the command asks for a `Driver`.
+    // SAFETY: the command asks for a `EthtoolDrvinfo`.
     unsafe { ask(device, (&raw mut driver).cast()) }?;
     let name = driver.name.split(|byte| *byte == 0).next().unwrap_or_default();
     Ok(String::from_utf8_lossy(name).into_owned())

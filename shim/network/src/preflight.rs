@@ -3,7 +3,7 @@
 use ipnet::IpNet;
 use netlink_packet_route::link::LinkLayerType;
 
-use super::error::Fault;
+use super::error::NetworkFault;
 use super::interface::{Binding, Interface, Masquerade};
 use super::mac::MacAddr;
 use super::netlink::{Link, Netlink};
@@ -12,19 +12,19 @@ use super::nic::PodNic;
 /// What the kernel allows a tap: 65535 bytes with Ethernet's header.
 const TAP_MTU: u32 = 65521;
 
-fn unfit(nic: &str, why: impl Into<String>) -> Fault {
-    Fault::Unfit {
+fn unsuitable(nic: &str, reason: impl Into<String>) -> NetworkFault {
+    NetworkFault::UnsuitableNic {
         nic: nic.to_owned(),
-        why: why.into(),
+        reason: reason.into(),
     }
 }
 
 /// The Ethernet address of a device that has one.
-pub(super) fn ethernet(link: &Link) -> Result<MacAddr, Fault> {
+pub(super) fn ethernet(link: &Link) -> Result<MacAddr, NetworkFault> {
     let what = match (link.layer, link.kind.as_str()) {
         (LinkLayerType::Ether, _) => link.mac,
         (LinkLayerType::Loopback, _) => {
-            return Err(unfit(&link.name, "is the loopback device: name another one"));
+            return Err(unsuitable(&link.name, "is the loopback device: name another one"));
         }
         _ => None,
     };
@@ -33,50 +33,50 @@ pub(super) fn ethernet(link: &Link) -> Result<MacAddr, Fault> {
             "" => format!("{:?}", link.layer).to_lowercase(),
             kind => kind.to_owned(),
         };
-        let why =
+        let reason =
             format!("is no Ethernet device ({kind}), and a guest takes no other: add one, such as a veth");
-        unfit(&link.name, why)
+        unsuitable(&link.name, reason)
     })
 }
 
 /// Refuses a device that the binding can do nothing with.
-pub(super) fn check(netlink: &Netlink, nic: &PodNic, interface: &Interface) -> Result<(), Fault> {
+pub(super) fn check(netlink: &Netlink, nic: &PodNic, interface: &Interface) -> Result<(), NetworkFault> {
     if nic.mtu > TAP_MTU {
-        let why = format!(
+        let reason = format!(
             "has an MTU of {}, and a tap takes at most {TAP_MTU}: `ip link set {} mtu {TAP_MTU}`",
             nic.mtu, nic.name
         );
-        return Err(unfit(&nic.name, why));
+        return Err(unsuitable(&nic.name, reason));
     }
-    let Some(link) = netlink.at(nic.index)? else {
-        return Err(Fault::NoNic(nic.name.clone()));
+    let Some(link) = netlink.link_by_index(nic.index)? else {
+        return Err(NetworkFault::NicNotFound(nic.name.clone()));
     };
     let takes_over = interface.binding == Binding::Bridge;
     if takes_over && link.kind == "bridge" {
-        let why = "is a bridge, which cannot be a port of another: use masquerade, or give the pod a veth";
-        return Err(unfit(&nic.name, why));
+        let reason = "is a bridge, which cannot be a port of another: use masquerade, or give the pod a veth";
+        return Err(unsuitable(&nic.name, reason));
     }
     if let Binding::Masquerade(network) = &interface.binding {
-        apart(nic, network)?;
-        for note in notes(&link, nic) {
+        check_overlap(nic, network)?;
+        for note in connectivity_warnings(&link, nic) {
             tracing::warn!(interface = interface.name, device = nic.name, "{note}");
         }
     }
     // One that has addresses of its own is behind a VRF, say, where masquerade leaves it.
     if let Some(index) = link.bridge.filter(|_| takes_over || nic.addresses.is_empty()) {
-        let other = netlink.at(index)?;
+        let other = netlink.link_by_index(index)?;
         let other = other.map_or_else(|| format!("device {index}"), |link| link.name);
-        let why = format!(
+        let reason = format!(
             "is already a port of {other}: take it from there first (`ip link set {} nomaster`)",
             nic.name
         );
-        return Err(unfit(&nic.name, why));
+        return Err(unsuitable(&nic.name, reason));
     }
     Ok(())
 }
 
 /// Why a guest behind this device reaches nobody, as it is now.
-fn notes(link: &Link, nic: &PodNic) -> Vec<&'static str> {
+fn connectivity_warnings(link: &Link, nic: &PodNic) -> Vec<&'static str> {
     let mut notes = Vec::new();
     if !link.up {
         notes.push("the pod's device is down: the guest reaches nobody until it is set up");
@@ -90,13 +90,13 @@ fn notes(link: &Link, nic: &PodNic) -> Vec<&'static str> {
 }
 
 /// Refuses a network behind the pod that the pod itself is in: the bridge would have the addresses of its neighbours.
-fn apart(nic: &PodNic, network: &Masquerade) -> Result<(), Fault> {
+fn check_overlap(nic: &PodNic, network: &Masquerade) -> Result<(), NetworkFault> {
     let fields = [
         ("vmNetworkCIDR", IpNet::V4(network.cidr.trunc())),
         ("vmIPv6NetworkCIDR", IpNet::V6(network.cidr6.trunc())),
     ];
     for (field, cidr) in fields {
-        for near in near(nic) {
+        for near in connected_networks(nic) {
             let within = near.contains(&cidr) && near != cidr;
             if within && is_default(cidr) {
                 // KubeVirt's pods live with it: of their neighbours they lose only these.
@@ -107,11 +107,11 @@ fn apart(nic: &PodNic, network: &Masquerade) -> Result<(), Fault> {
                     "the guest's network is part of the pod's, where it hides others: {field} chooses another one"
                 );
             } else if within || cidr.contains(&near) {
-                let why = format!(
+                let reason = format!(
                     "{cidr} overlaps {near}, where {} is or leads: choose another one",
                     nic.name
                 );
-                return Err(Fault::Field { field, why });
+                return Err(NetworkFault::InvalidField { field, reason });
             }
         }
     }
@@ -124,7 +124,7 @@ fn is_default(cidr: IpNet) -> bool {
 }
 
 /// The networks that the device is in, its own address and its gateways.
-fn near(nic: &PodNic) -> Vec<IpNet> {
+fn connected_networks(nic: &PodNic) -> Vec<IpNet> {
     let addresses = nic.addresses.iter();
     let own = addresses.flat_map(|net| [net.trunc(), IpNet::from(net.addr())]);
     let reached = nic.routes.iter().map(|route| match route.gateway {
@@ -147,7 +147,7 @@ mod tests {
     use tracing::{Event, Metadata, Subscriber};
 
     use super::*;
-    use crate::interface::Owner;
+    use crate::interface::TapOwner;
     use crate::netns::Netns;
 
     /// Keeps what is logged.
@@ -188,7 +188,7 @@ mod tests {
             binding: Binding::Masquerade(Masquerade::default()),
             mac: None,
             queues: 1,
-            owner: Owner { uid: 0, gid: 0 },
+            owner: TapOwner { uid: 0, gid: 0 },
         };
         let logged = |netlink: &Netlink| {
             let log = Log::default();
@@ -207,7 +207,7 @@ mod tests {
                 text.contains("is down") && text.contains("has no address"),
                 "{text}"
             );
-            let index = netlink.get("eth0").unwrap().index;
+            let index = netlink.require_link("eth0").unwrap().index;
             netlink.set_up(index, "eth0", true).unwrap();
             netlink
                 .add_address(index, "eth0", "10.1.1.1/24".parse().unwrap())

@@ -2,7 +2,7 @@
 
 use sha2::{Digest, Sha256};
 
-use super::error::Fault;
+use super::error::NetworkFault;
 
 /// The pod's first device.
 pub const PRIMARY_NIC: &str = "eth0";
@@ -19,20 +19,20 @@ pub fn secondary_nic(network: &str) -> String {
 
 /// The devices of one interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Devices {
+pub struct DeviceNames {
     /// What the container network plugin made, and later what stands in for it.
     pub nic: String,
     /// What the plugin made, renamed.
-    pub moved: String,
+    pub moved_nic: String,
     /// The bridge.
     pub bridge: String,
     /// The guest's end.
     pub tap: String,
 }
 
-impl Devices {
+impl DeviceNames {
     /// `eth0`: `eth0-nic`, `k6t-eth0`, `tap0`; `pod123`: `123-nic`, `k6t-123`, `tap123`.
-    pub fn of(nic: &str) -> Result<Devices, Fault> {
+    pub fn for_nic(nic: &str) -> Result<DeviceNames, NetworkFault> {
         let short = match nic.strip_prefix("pod") {
             Some(rest) if !rest.is_empty() => rest,
             _ => nic,
@@ -42,34 +42,34 @@ impl Devices {
             .or_else(|| short.strip_prefix("net"))
             .filter(|rest| !rest.is_empty())
             .unwrap_or(short);
-        let devices = Devices {
+        let devices = DeviceNames {
             nic: nic.to_owned(),
-            moved: format!("{short}-nic"),
+            moved_nic: format!("{short}-nic"),
             bridge: format!("k6t-{short}"),
             tap: format!("tap{number}"),
         };
-        let fits = |name: &&String| name.len() <= NAME_MAX && is_name(name);
+        let fits = |name: &&String| name.len() <= NAME_MAX && is_device_name(name);
         match devices.all().iter().all(fits) && devices.tap != nic {
             true => Ok(devices),
-            false => Err(Fault::Field {
+            false => Err(NetworkFault::InvalidField {
                 field: "nic",
-                why: format!("{nic:?} is no name of a pod's device, or too long for one"),
+                reason: format!("{nic:?} is no name of a pod's device, or too long for one"),
             }),
         }
     }
 
     /// Whether a device of this name is among them.
-    pub fn has(&self, name: &str) -> bool {
+    pub fn contains(&self, name: &str) -> bool {
         self.all().into_iter().any(|own| own == name)
     }
 
     fn all(&self) -> [&String; 4] {
-        [&self.nic, &self.moved, &self.bridge, &self.tap]
+        [&self.nic, &self.moved_nic, &self.bridge, &self.tap]
     }
 }
 
 /// The name becomes part of paths under /proc/sys, and `%d` in a tap's name a number.
-fn is_name(name: &str) -> bool {
+fn is_device_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     !name.is_empty() && name != "." && name != ".." && name.bytes().all(plain)
 }
@@ -80,22 +80,22 @@ mod tests {
 
     #[test]
     fn as_in_kubevirt() {
-        let devices = Devices::of("eth0").unwrap();
+        let devices = DeviceNames::for_nic("eth0").unwrap();
         let names = devices.all().map(String::as_str);
         assert_eq!(names, ["eth0", "eth0-nic", "k6t-eth0", "tap0"]);
         let nic = secondary_nic("red");
         assert_eq!(nic, "podb1f51a511f1");
-        let devices = Devices::of(&nic).unwrap();
+        let devices = DeviceNames::for_nic(&nic).unwrap();
         assert_eq!(devices.bridge, "k6t-b1f51a511f1");
         assert_eq!(devices.tap, "tapb1f51a511f1");
-        assert_eq!(devices.moved, "b1f51a511f1-nic");
-        assert_eq!(Devices::of("net1").unwrap().tap, "tap1");
+        assert_eq!(devices.moved_nic, "b1f51a511f1-nic");
+        assert_eq!(DeviceNames::for_nic("net1").unwrap().tap, "tap1");
     }
 
     #[test]
     fn names_that_cannot_be_are_refused() {
         for bad in ["", "a-name-far-too-long", "../etc", "eth%d", "a b"] {
-            assert!(Devices::of(bad).is_err(), "{bad}");
+            assert!(DeviceNames::for_nic(bad).is_err(), "{bad}");
         }
     }
 }

@@ -8,14 +8,14 @@ use rustix::net::{RecvFlags, SendFlags, recv, recvfrom, sendto};
 use tokio::io::unix::{AsyncFd, TryIoError};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-use super::{advert, v6};
+use super::{router_advert, v6};
 
 /// Its sockets, and what it says.
-pub(super) struct Router {
+pub(super) struct Ipv6Router {
     dhcp: AsyncFd<OwnedFd>,
     icmp: AsyncFd<OwnedFd>,
     advertise: Interval,
-    server: v6::Server,
+    server: v6::Dhcpv6Responder,
     bridge: u32,
 }
 
@@ -23,23 +23,23 @@ pub(super) struct Router {
 const BATCH: usize = 64;
 
 /// Waits for something to do, and does it. Never ends without a router.
-pub(super) async fn serve_once(router: &mut Option<Router>) -> io::Result<()> {
+pub(super) async fn serve_once(router: &mut Option<Ipv6Router>) -> io::Result<()> {
     match router {
         Some(router) => router.serve().await,
         None => std::future::pending().await,
     }
 }
 
-impl Router {
+impl Ipv6Router {
     pub(super) fn new(
         dhcp: AsyncFd<OwnedFd>,
         icmp: AsyncFd<OwnedFd>,
-        server: v6::Server,
+        server: v6::Dhcpv6Responder,
         bridge: u32,
-    ) -> Router {
-        let mut advertise = interval(advert::EVERY);
+    ) -> Ipv6Router {
+        let mut advertise = interval(router_advert::ADVERT_INTERVAL);
         advertise.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Router {
+        Ipv6Router {
             dhcp,
             icmp,
             advertise,
@@ -54,7 +54,7 @@ impl Router {
                 unless_empty(ready?.try_io(|socket| self.answer(socket.get_ref())))
             }
             ready = self.icmp.readable() => {
-                unless_empty(ready?.try_io(|socket| self.hear(socket.get_ref())))
+                unless_empty(ready?.try_io(|socket| self.handle_icmpv6(socket.get_ref())))
             }
             _ = self.advertise.tick() => {
                 self.advertise();
@@ -65,22 +65,22 @@ impl Router {
 
     /// Takes one packet of DHCPv6, and answers it if it is for this server.
     fn answer(&self, socket: &OwnedFd) -> io::Result<()> {
-        let mut buffer = [0; v6::LARGEST + 1];
+        let mut buffer = [0; v6::MAX_PACKET + 1];
         let (_, length, from) = recvfrom(socket, &mut buffer[..], RecvFlags::empty())?;
         let packet = buffer.get(..length).unwrap_or_default();
         if let (Some(answer), Some(from)) = (self.server.answer(packet), from) {
-            lost(sendto(socket, &answer, SendFlags::empty(), &from));
+            log_send_error(sendto(socket, &answer, SendFlags::empty(), &from));
         }
         Ok(())
     }
 
     /// Takes what waits of ICMPv6, and advertises if a router is asked for.
-    fn hear(&self, socket: &OwnedFd) -> io::Result<()> {
-        let mut buffer = [0; v6::LARGEST + 1];
+    fn handle_icmpv6(&self, socket: &OwnedFd) -> io::Result<()> {
+        let mut buffer = [0; v6::MAX_PACKET + 1];
         let (mut asked, mut taken) = (false, Ok(()));
         for _ in 0..BATCH {
             match recv(socket, &mut buffer[..], RecvFlags::empty()) {
-                Ok((_, length)) => asked |= buffer.get(..length).is_some_and(advert::is_solicitation),
+                Ok((_, length)) => asked |= buffer.get(..length).is_some_and(router_advert::is_solicitation),
                 Err(e) => {
                     taken = Err(e.into());
                     break;
@@ -96,8 +96,8 @@ impl Router {
     /// To all nodes: however many ask, one advertisement is for all of them.
     fn advertise(&self) {
         let nodes = SocketAddrV6::new(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1), 0, 0, self.bridge);
-        let packet = advert::advertisement(self.server.lease());
-        lost(sendto(&self.icmp, &packet, SendFlags::empty(), &nodes));
+        let packet = router_advert::advertisement(self.server.lease());
+        log_send_error(sendto(&self.icmp, &packet, SendFlags::empty(), &nodes));
     }
 }
 
@@ -107,7 +107,7 @@ fn unless_empty(done: Result<io::Result<()>, TryIoError>) -> io::Result<()> {
 }
 
 /// What is lost the guest asks for again.
-fn lost(sent: rustix::io::Result<usize>) {
+fn log_send_error(sent: rustix::io::Result<usize>) {
     if let Err(e) = sent {
         tracing::debug!("a DHCPv6 answer or an advertisement was not sent: {e}");
     }

@@ -5,8 +5,8 @@ use std::io;
 
 use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_REPLACE};
 
-use super::raw::{Parts, dump, request};
-use crate::error::Fault;
+use super::raw_message::{ParsedMessage, dump, request};
+use crate::error::NetworkFault;
 
 /// `struct ifaddrmsg`, `struct rtmsg`, `struct rtnexthop`.
 const ADDRESS: usize = 8;
@@ -30,18 +30,20 @@ const RTA_UID: u16 = 25;
 const RTA_NH_ID: u16 = 30;
 const RTM_F_CLONED: u32 = 0x200;
 /// The flags of a route that are asked for, the others are told: `PERVASIVE` and `ONLINK`.
-const ASKED_FOR: u8 = 2 | 4;
+const SETTABLE_FLAGS: u8 = 2 | 4;
 
 const FAMILIES: [u8; 2] = [libc::AF_INET as u8, libc::AF_INET6 as u8];
 
 /// Addresses of a link, IPv6's too, but for the link-local ones that the kernel makes.
-pub(crate) fn addresses(index: u32) -> Result<Vec<Vec<u8>>, Fault> {
+pub(crate) fn addresses(index: u32) -> Result<Vec<Vec<u8>>, NetworkFault> {
     let mut found = Vec::new();
     for family in FAMILIES {
         let mut ask = vec![0; ADDRESS];
         ask[0] = family;
-        let all = dump(libc::RTM_GETADDR, ask).map_err(Fault::kernel("reading addresses"))?;
-        let parts = all.iter().filter_map(|message| Parts::of(message, ADDRESS));
+        let all = dump(libc::RTM_GETADDR, ask).map_err(NetworkFault::kernel("reading addresses"))?;
+        let parts = all
+            .iter()
+            .filter_map(|message| ParsedMessage::of(message, ADDRESS));
         let own = parts.filter(|parts| {
             let of = parts.header.get(4..8) == Some(&index.to_ne_bytes()[..]);
             of && parts.value(IFA_PROTO) != Some(vec![IFAPROT_KERNEL_LL])
@@ -52,7 +54,7 @@ pub(crate) fn addresses(index: u32) -> Result<Vec<Vec<u8>>, Fault> {
 }
 
 /// An address that is deprecated for good is said to be so by a flag, and made so by what is left of its time.
-fn deprecated(mut parts: Parts) -> Parts {
+fn deprecated(mut parts: ParsedMessage) -> ParsedMessage {
     let flags = parts.number(IFA_FLAGS).unwrap_or_default();
     if let Some(mut times) = parts.value(IFA_CACHEINFO).filter(|times| times.len() >= 4)
         && flags & libc::IFA_F_DEPRECATED != 0
@@ -64,11 +66,13 @@ fn deprecated(mut parts: Parts) -> Parts {
 }
 
 /// Removes addresses that were [kept](addresses); those that are gone are no fault.
-pub(crate) fn remove_addresses(name: &str, kept: &[Vec<u8>]) -> Result<(), Fault> {
+pub(crate) fn remove_addresses(name: &str, kept: &[Vec<u8>]) -> Result<(), NetworkFault> {
     for message in kept {
         match request(libc::RTM_DELADDR, 0, message.clone()) {
             Err(e) if e.raw_os_error() != Some(libc::EADDRNOTAVAIL) => {
-                return Err(Fault::kernel(format!("removing an address from {name}"))(e));
+                return Err(NetworkFault::kernel(format!("removing an address from {name}"))(
+                    e,
+                ));
             }
             _ => {}
         }
@@ -76,15 +80,15 @@ pub(crate) fn remove_addresses(name: &str, kept: &[Vec<u8>]) -> Result<(), Fault
     Ok(())
 }
 
-/// Adds them again. Nobody is asked about those of IPv6 first: that they are asked about is [said later](settle), as
+/// Adds them again. Nobody is asked about those of IPv6 first: that they are asked about is [said later](restore_address_flags), as
 /// routes take none that is not sure.
-pub(crate) fn add_addresses(name: &str, kept: &[Vec<u8>]) -> Result<(), Fault> {
+pub(crate) fn add_addresses(name: &str, kept: &[Vec<u8>]) -> Result<(), NetworkFault> {
     let mut done = Ok(());
     for message in kept {
-        let message = without_question(message).unwrap_or_else(|| message.clone());
+        let message = with_nodad(message).unwrap_or_else(|| message.clone());
         let added = match request(libc::RTM_NEWADDR, NLM_F_CREATE, message) {
             Err(e) if e.raw_os_error() == Some(libc::EEXIST) => Ok(()),
-            added => added.map_err(Fault::kernel(format!("adding an address to {name}"))),
+            added => added.map_err(NetworkFault::kernel(format!("adding an address to {name}"))),
         };
         done = done.and(added);
     }
@@ -92,17 +96,17 @@ pub(crate) fn add_addresses(name: &str, kept: &[Vec<u8>]) -> Result<(), Fault> {
 }
 
 /// Gives the addresses of IPv6 the flags they had.
-pub(crate) fn settle(name: &str, kept: &[Vec<u8>]) -> Result<(), Fault> {
-    let changed = kept.iter().filter(|message| without_question(message).is_some());
+pub(crate) fn restore_address_flags(name: &str, kept: &[Vec<u8>]) -> Result<(), NetworkFault> {
+    let changed = kept.iter().filter(|message| with_nodad(message).is_some());
     changed.cloned().try_for_each(|message| {
         request(libc::RTM_NEWADDR, NLM_F_REPLACE, message)
-            .map_err(Fault::kernel(format!("changing an address of {name}")))
+            .map_err(NetworkFault::kernel(format!("changing an address of {name}")))
     })
 }
 
 /// With `IFA_F_NODAD`, if it is one of IPv6 that has it not.
-fn without_question(message: &[u8]) -> Option<Vec<u8>> {
-    let mut parts = Parts::of(message, ADDRESS)?;
+fn with_nodad(message: &[u8]) -> Option<Vec<u8>> {
+    let mut parts = ParsedMessage::of(message, ADDRESS)?;
     let flags = parts.number(IFA_FLAGS)?;
     if parts.header[0] != libc::AF_INET6 as u8 || flags & libc::IFA_F_NODAD != 0 {
         return None;
@@ -112,25 +116,25 @@ fn without_question(message: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Routes that a link's going takes away: those through it, and those from its `addresses`.
-pub(crate) fn routes(index: u32, addresses: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, Fault> {
+pub(crate) fn routes(index: u32, addresses: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, NetworkFault> {
     let own: Vec<_> = addresses
         .iter()
-        .filter_map(|message| Parts::of(message, ADDRESS)?.value(IFA_LOCAL))
+        .filter_map(|message| ParsedMessage::of(message, ADDRESS)?.value(IFA_LOCAL))
         .collect();
     let mut found = Vec::new();
     for family in FAMILIES {
         let mut ask = vec![0; ROUTE];
         ask[0] = family;
-        let all = dump(libc::RTM_GETROUTE, ask).map_err(Fault::kernel("reading routes"))?;
+        let all = dump(libc::RTM_GETROUTE, ask).map_err(NetworkFault::kernel("reading routes"))?;
         for message in all {
-            let Some(parts) = Parts::of(&message, ROUTE).filter(|parts| !is_cloned(parts)) else {
+            let Some(parts) = ParsedMessage::of(&message, ROUTE).filter(|parts| !is_cloned(parts)) else {
                 continue;
             };
             let from_own = parts
                 .value(RTA_PREFSRC)
                 .is_some_and(|source| own.contains(&source));
             if from_own || links(&parts).contains(&index) {
-                found.extend(replayable(parts));
+                found.extend(replay_requests(parts));
             }
         }
     }
@@ -139,8 +143,8 @@ pub(crate) fn routes(index: u32, addresses: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, 
 
 /// A route as it is asked for, without what is only told: one for each way there is in IPv6, which takes as a whole only
 /// what it has nothing of.
-fn replayable(mut parts: Parts) -> Vec<Vec<u8>> {
-    parts.header[8] &= ASKED_FOR;
+fn replay_requests(mut parts: ParsedMessage) -> Vec<Vec<u8>> {
+    parts.header[8] &= SETTABLE_FLAGS;
     parts.header[9..12].fill(0);
     if let Some(seconds) = seconds_left(&parts) {
         parts.set(RTA_EXPIRES, seconds.to_ne_bytes().to_vec());
@@ -151,7 +155,7 @@ fn replayable(mut parts: Parts) -> Vec<Vec<u8>> {
     };
     let hops = hops_of(&hops).into_iter().map(|hop| {
         let mut hop = hop.to_vec();
-        hop[2] &= ASKED_FOR;
+        hop[2] &= SETTABLE_FLAGS;
         hop
     });
     let alternatives: Vec<Vec<u8>> = match parts.header[0] == libc::AF_INET6 as u8 {
@@ -167,7 +171,7 @@ fn replayable(mut parts: Parts) -> Vec<Vec<u8>> {
 }
 
 /// How long a route of IPv6 lasts, such as one that a router advertised; the kernel's own last as long as an address.
-fn seconds_left(route: &Parts) -> Option<u32> {
+fn seconds_left(route: &ParsedMessage) -> Option<u32> {
     let times = route.value(RTA_CACHEINFO)?;
     let hundredths = i32::from_ne_bytes(times.get(8..12)?.try_into().ok()?);
     let is_6 = route.header[0] == libc::AF_INET6 as u8;
@@ -191,14 +195,14 @@ fn hops_of(mut bytes: &[u8]) -> Vec<&[u8]> {
 }
 
 /// The links it leads through.
-fn links(route: &Parts) -> Vec<u32> {
+fn links(route: &ParsedMessage) -> Vec<u32> {
     let hops = route.value(RTA_MULTIPATH).unwrap_or_default();
     let of = |hop: &[u8]| u32::from_ne_bytes([hop[4], hop[5], hop[6], hop[7]]);
     let hops = hops_of(&hops).into_iter().map(of);
     route.number(RTA_OIF).into_iter().chain(hops).collect()
 }
 
-fn is_cloned(route: &Parts) -> bool {
+fn is_cloned(route: &ParsedMessage) -> bool {
     let flags = [8, 9, 10, 11].map(|byte| route.header[byte]);
     u32::from_ne_bytes(flags) & RTM_F_CLONED != 0
 }
@@ -209,14 +213,14 @@ fn is_kernels(route: &[u8]) -> bool {
 
 /// Whether it leads to link-local addresses, which come and go by themselves.
 fn is_link_local(route: &[u8]) -> bool {
-    let destination = Parts::of(route, ROUTE).and_then(|parts| parts.value(RTA_DST));
+    let destination = ParsedMessage::of(route, ROUTE).and_then(|parts| parts.value(RTA_DST));
     destination.is_some_and(|to| to.len() == 16 && to.starts_with(&[0xfe, 0x80]))
 }
 
 /// Whether they are one route, by the same maker, whatever else has changed.
 fn is_same(one: &[u8], other: &[u8]) -> bool {
     let place = |route: &[u8]| {
-        let parts = Parts::of(route, ROUTE)?;
+        let parts = ParsedMessage::of(route, ROUTE)?;
         let header = [0, 1, 3, 4, 5].map(|byte| parts.header[byte]);
         Some((
             header,
@@ -233,7 +237,7 @@ pub(crate) fn restore_routes(
     name: &str,
     kept: &[Vec<u8>],
     addresses: &[Vec<u8>],
-) -> Result<(), Fault> {
+) -> Result<(), NetworkFault> {
     let mut left: Vec<_> = kept.iter().filter(|route| !is_kernels(route)).collect();
     let mut done = Ok(());
     // A gateway must be reachable by the other routes: what fails is tried again while anything succeeds.
@@ -256,7 +260,7 @@ pub(crate) fn restore_routes(
         }
         if left.len() == before {
             let what = format!("adding {} of the routes through {name}", left.len());
-            done = refused.map_err(Fault::kernel::<io::Error>(what));
+            done = refused.map_err(NetworkFault::kernel::<io::Error>(what));
             break;
         }
     }

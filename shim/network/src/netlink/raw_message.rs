@@ -10,12 +10,12 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 /// What follows a netlink header: a header of the message's kind, and attributes.
 #[derive(Debug, Clone)]
-struct Body {
+struct RawMessage {
     kind: u16,
     bytes: Vec<u8>,
 }
 
-impl NetlinkSerializable for Body {
+impl NetlinkSerializable for RawMessage {
     fn message_type(&self) -> u16 {
         self.kind
     }
@@ -29,11 +29,11 @@ impl NetlinkSerializable for Body {
     }
 }
 
-impl NetlinkDeserializable for Body {
+impl NetlinkDeserializable for RawMessage {
     type Error = std::convert::Infallible;
 
     fn deserialize(header: &NetlinkHeader, bytes: &[u8]) -> Result<Self, Self::Error> {
-        Ok(Body {
+        Ok(RawMessage {
             kind: header.message_type,
             bytes: bytes.to_vec(),
         })
@@ -53,7 +53,7 @@ pub(super) fn request(kind: u16, flags: u16, bytes: Vec<u8>) -> io::Result<()> {
 fn exchange(kind: u16, flags: u16, bytes: Vec<u8>) -> io::Result<Vec<Vec<u8>>> {
     let mut socket = Socket::new(NETLINK_ROUTE)?;
     socket.bind_auto()?;
-    let body = Body { kind, bytes };
+    let body = RawMessage { kind, bytes };
     let mut message = NetlinkMessage::new(NetlinkHeader::default(), NetlinkPayload::InnerMessage(body));
     message.header.flags = flags | NLM_F_REQUEST;
     message.finalize();
@@ -65,7 +65,7 @@ fn exchange(kind: u16, flags: u16, bytes: Vec<u8>) -> io::Result<Vec<Vec<u8>>> {
         let (bytes, _) = socket.recv_from_full()?;
         let mut rest = bytes.as_slice();
         while !rest.is_empty() {
-            let message = NetlinkMessage::<Body>::deserialize(rest).map_err(io::Error::other)?;
+            let message = NetlinkMessage::<RawMessage>::deserialize(rest).map_err(io::Error::other)?;
             match message.payload {
                 NetlinkPayload::InnerMessage(body) => found.push(body.bytes),
                 NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
@@ -80,17 +80,17 @@ fn exchange(kind: u16, flags: u16, bytes: Vec<u8>) -> io::Result<Vec<Vec<u8>>> {
 
 /// A message taken apart.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Parts {
+pub(super) struct ParsedMessage {
     pub(super) header: Vec<u8>,
     pub(super) attributes: Vec<DefaultNla>,
 }
 
-impl Parts {
+impl ParsedMessage {
     /// None if it is not well-formed.
-    pub(super) fn of(message: &[u8], header: usize) -> Option<Parts> {
+    pub(super) fn of(message: &[u8], header: usize) -> Option<ParsedMessage> {
         let (header, attributes) = message.split_at_checked(header)?;
         let attributes = NlasIterator::new(attributes).map(|found| DefaultNla::parse(&found.ok()?).ok());
-        Some(Parts {
+        Some(ParsedMessage {
             header: header.to_vec(),
             attributes: attributes.collect::<Option<_>>()?,
         })
