@@ -144,6 +144,13 @@ impl NetworkFault {
         }
     }
 
+    pub(super) fn unsuitable(nic: &str, reason: impl Into<String>) -> NetworkFault {
+        NetworkFault::UnsuitableNic {
+            nic: nic.to_owned(),
+            reason: reason.into(),
+        }
+    }
+
     /// Names the interface.
     pub(super) fn for_interface(interface: &str) -> impl FnOnce(NetworkFault) -> NetworkError {
         move |fault| NetworkError {

@@ -131,7 +131,7 @@ fn reach_gateways(address: Ipv4Net, routes: &mut Vec<(Ipv4Net, Ipv4Addr)>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nic::Route;
+    use crate::route::Route;
 
     fn nic(address: &str, routes: &[(&str, Option<&str>)]) -> PodNic {
         let route = |(destination, gateway): &(&str, Option<&str>)| Route {

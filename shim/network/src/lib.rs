@@ -21,50 +21,31 @@ mod nic;
 pub mod ofd_lock;
 mod preflight;
 mod prepare;
+mod prepared;
 mod privilege;
 mod record;
+mod route;
+mod saved_teardown;
 mod standalone;
 mod sysctl;
 mod tap;
-
-use std::os::fd::OwnedFd;
 
 pub use device_names::{DeviceNames, PRIMARY_NIC, secondary_nic};
 pub use error::{NetworkError, NetworkFault};
 pub use interface::{Binding, Interface, Masquerade, Port, Protocol, TapOwner};
 pub use lease::{DhcpLease, Dhcpv6Lease};
-pub use location::{NetworkLocation, is_state_file, tear_down_saved, uses_netns};
+pub use location::{NetworkLocation, is_state_file, uses_netns};
 pub use mac::{MacAddr, ParseMacAddrError};
 pub use netns::Netns;
-pub use nic::{Neighbour, PodNic, Route};
+pub use nic::PodNic;
 pub use prepare::{prepare, tear_down, tear_down_interface};
+pub use prepared::PreparedInterface;
 pub use privilege::{PrivilegeError, check_privileges};
+pub use route::{Neighbour, Route};
+pub use saved_teardown::tear_down_saved;
 pub use standalone::{StandaloneNetns, StandaloneNetwork};
 
 /// Removes what killed monitors left of this machine's network. Blocks.
 pub fn clean_up() -> Result<(), NetworkError> {
     StandaloneNetwork::default().clean_up()
-}
-
-/// An interface that is ready for its guest. Dropping it closes the descriptors; the devices stay.
-#[derive(Debug)]
-pub struct PreparedInterface {
-    /// Its name in the manifest.
-    pub name: String,
-    /// The guest's Ethernet address.
-    pub mac: MacAddr,
-    /// Bytes of the largest packet.
-    pub mtu: u32,
-    /// The tap, once for each pair of queues; frames have virtio 1's header of 12 bytes.
-    pub taps: Vec<OwnedFd>,
-    /// vhost-net, as often; none where it is not to be had.
-    pub vhost: Vec<OwnedFd>,
-    /// What its devices are called.
-    pub devices: DeviceNames,
-    /// The pod's device as the plugin left it.
-    pub nic: PodNic,
-    /// What the guest gets by DHCP; none if the pod has no address, and no server is to run.
-    pub lease: Option<DhcpLease>,
-    /// What it gets by DHCPv6 and router advertisements.
-    pub lease6: Option<Dhcpv6Lease>,
 }

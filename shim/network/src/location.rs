@@ -7,9 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::NetworkError;
 use super::netns::Netns;
-use super::prepare::tear_down;
-use super::record::{self, InterfaceRecord};
-use super::standalone::StandaloneNetwork;
+use super::record;
 
 /// Where a VM's network is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,7 +30,7 @@ pub enum NetworkLocation {
     },
 }
 
-const FILE: &str = "netns.json";
+pub(super) const FILE: &str = "netns.json";
 
 impl NetworkLocation {
     /// Keeps it in `dir`; before anything is prepared there.
@@ -55,25 +53,4 @@ pub fn uses_netns(dir: &Path, netns: &Path) -> bool {
     Netns::open(netns)
         .and_then(|netns| netns.id())
         .is_ok_and(|found| found == id)
-}
-
-/// Takes back what was done to the network of the VM whose state directory this is, if anything is kept of it there.
-/// `netns` is its namespace, if it is open; else it is looked for, and one that has gone needs nothing. Blocks.
-pub fn tear_down_saved(dir: &Path, netns: Option<&Netns>) -> Result<(), NetworkError> {
-    let path = dir.join(FILE);
-    let Some(location) = record::load(&path)? else {
-        return Ok(());
-    };
-    match &location {
-        NetworkLocation::Netns { path, id } => {
-            let found = netns.cloned().or_else(|| Netns::open(path).ok());
-            let same = found.filter(|netns| netns.id().is_ok_and(|found| found == *id));
-            if let Some(netns) = same {
-                tear_down(&netns, dir)?;
-            }
-        }
-        // What was done inside goes with the namespace.
-        NetworkLocation::Standalone { .. } => StandaloneNetwork::default().detach(&location)?,
-    }
-    InterfaceRecord::remove(&path).map_err(NetworkError::from)
 }

@@ -1,15 +1,15 @@
 //! What the container network plugin gave the pod.
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::{IpNet, Ipv4Net};
+use netlink_packet_route::link::LinkLayerType;
 use serde::{Deserialize, Serialize};
 
 use super::error::NetworkFault;
 use super::mac::MacAddr;
-use super::netlink::{Netlink, saved_routes};
-use super::preflight;
+use super::netlink::{Link, Netlink, saved_routes};
+use super::route::{Neighbour, Route};
 
 /// A pod's device, as the plugin left it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,32 +41,6 @@ pub(super) struct SavedLink {
     pub(super) routes: Vec<Vec<u8>>,
 }
 
-/// A route through the device.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Route {
-    /// Where to.
-    pub destination: IpNet,
-    /// By whom; none if the destination is on the link.
-    pub gateway: Option<IpAddr>,
-    /// From which address.
-    pub source: Option<IpAddr>,
-    /// Its metric.
-    pub metric: Option<u32>,
-    /// The gateway is on the link whatever the other routes say.
-    pub onlink: bool,
-    /// Who made it: a number of the kernel's list.
-    pub protocol: u8,
-}
-
-/// A static entry of the neighbour table.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Neighbour {
-    /// Who.
-    pub address: IpAddr,
-    /// Where.
-    pub mac: MacAddr,
-}
-
 impl PodNic {
     /// Looks at the device of this name.
     pub(super) fn discover(netlink: &Netlink, name: &str) -> Result<PodNic, NetworkFault> {
@@ -76,7 +50,7 @@ impl PodNic {
         Ok(PodNic {
             name: name.to_owned(),
             index: link.index,
-            mac: preflight::ethernet(&link)?,
+            mac: ethernet_address(&link)?,
             mtu: link.mtu,
             addresses: netlink.addresses(link.index)?,
             routes: netlink.routes(link.index)?,
@@ -123,12 +97,25 @@ impl SavedLink {
     }
 }
 
-impl fmt::Display for Route {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.destination)?;
-        match self.gateway {
-            Some(gateway) => write!(f, " via {gateway}"),
-            None => Ok(()),
+/// The Ethernet address of a device that has one.
+fn ethernet_address(link: &Link) -> Result<MacAddr, NetworkFault> {
+    let what = match (link.layer, link.kind.as_str()) {
+        (LinkLayerType::Ether, _) => link.mac,
+        (LinkLayerType::Loopback, _) => {
+            return Err(NetworkFault::unsuitable(
+                &link.name,
+                "is the loopback device: name another one",
+            ));
         }
-    }
+        _ => None,
+    };
+    what.ok_or_else(|| {
+        let kind = match link.kind.as_str() {
+            "" => format!("{:?}", link.layer).to_lowercase(),
+            kind => kind.to_owned(),
+        };
+        let reason =
+            format!("is no Ethernet device ({kind}), and a guest takes no other: add one, such as a veth");
+        NetworkFault::unsuitable(&link.name, reason)
+    })
 }

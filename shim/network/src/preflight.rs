@@ -1,43 +1,14 @@
 //! Whether a pod's device is one that a guest can have. It is asked before anything is changed.
 
 use ipnet::IpNet;
-use netlink_packet_route::link::LinkLayerType;
 
 use super::error::NetworkFault;
 use super::interface::{Binding, Interface, Masquerade};
-use super::mac::MacAddr;
 use super::netlink::{Link, Netlink};
 use super::nic::PodNic;
 
 /// What the kernel allows a tap: 65535 bytes with Ethernet's header.
 const TAP_MTU: u32 = 65521;
-
-fn unsuitable(nic: &str, reason: impl Into<String>) -> NetworkFault {
-    NetworkFault::UnsuitableNic {
-        nic: nic.to_owned(),
-        reason: reason.into(),
-    }
-}
-
-/// The Ethernet address of a device that has one.
-pub(super) fn ethernet(link: &Link) -> Result<MacAddr, NetworkFault> {
-    let what = match (link.layer, link.kind.as_str()) {
-        (LinkLayerType::Ether, _) => link.mac,
-        (LinkLayerType::Loopback, _) => {
-            return Err(unsuitable(&link.name, "is the loopback device: name another one"));
-        }
-        _ => None,
-    };
-    what.ok_or_else(|| {
-        let kind = match link.kind.as_str() {
-            "" => format!("{:?}", link.layer).to_lowercase(),
-            kind => kind.to_owned(),
-        };
-        let reason =
-            format!("is no Ethernet device ({kind}), and a guest takes no other: add one, such as a veth");
-        unsuitable(&link.name, reason)
-    })
-}
 
 /// Refuses a device that the binding can do nothing with.
 pub(super) fn check(netlink: &Netlink, nic: &PodNic, interface: &Interface) -> Result<(), NetworkFault> {
@@ -46,7 +17,7 @@ pub(super) fn check(netlink: &Netlink, nic: &PodNic, interface: &Interface) -> R
             "has an MTU of {}, and a tap takes at most {TAP_MTU}: `ip link set {} mtu {TAP_MTU}`",
             nic.mtu, nic.name
         );
-        return Err(unsuitable(&nic.name, reason));
+        return Err(NetworkFault::unsuitable(&nic.name, reason));
     }
     let Some(link) = netlink.link_by_index(nic.index)? else {
         return Err(NetworkFault::NicNotFound(nic.name.clone()));
@@ -54,7 +25,7 @@ pub(super) fn check(netlink: &Netlink, nic: &PodNic, interface: &Interface) -> R
     let takes_over = interface.binding == Binding::Bridge;
     if takes_over && link.kind == "bridge" {
         let reason = "is a bridge, which cannot be a port of another: use masquerade, or give the pod a veth";
-        return Err(unsuitable(&nic.name, reason));
+        return Err(NetworkFault::unsuitable(&nic.name, reason));
     }
     if let Binding::Masquerade(network) = &interface.binding {
         check_overlap(nic, network)?;
@@ -70,7 +41,7 @@ pub(super) fn check(netlink: &Netlink, nic: &PodNic, interface: &Interface) -> R
             "is already a port of {other}: take it from there first (`ip link set {} nomaster`)",
             nic.name
         );
-        return Err(unsuitable(&nic.name, reason));
+        return Err(NetworkFault::unsuitable(&nic.name, reason));
     }
     Ok(())
 }
@@ -148,6 +119,7 @@ mod tests {
 
     use super::*;
     use crate::interface::TapOwner;
+    use crate::mac::MacAddr;
     use crate::netns::Netns;
 
     /// Keeps what is logged.

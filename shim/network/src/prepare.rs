@@ -9,8 +9,9 @@ use super::lease::{DhcpLease, Dhcpv6Lease};
 use super::netlink::Netlink;
 use super::netns::Netns;
 use super::nic::{PodNic, SavedLink};
+use super::prepared::PreparedInterface;
 use super::record::{InterfaceRecord, Phase};
-use super::{PreparedInterface, bridge, masquerade, nft, preflight, sysctl, tap};
+use super::{bridge, masquerade, nft, preflight, sysctl, tap};
 
 /// Prepares the interfaces of a VM inside its pod's namespace, and opens their taps. What is known of it is kept in
 /// `dir`, one file for each interface. Blocks.

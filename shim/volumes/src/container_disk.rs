@@ -10,10 +10,11 @@ use rustix::fs::{FileType, OFlags};
 use super::error::VolumeFault;
 use super::image::{self, ImageAccess};
 use super::image_format::{ImageFormat, probe};
+use super::open_disk::DiskImage;
 use super::path_handle::PathHandle;
 use super::path_policy::PathPolicy;
 use super::scratch::ScratchDir;
-use super::{DiskImage, oci, overlay};
+use super::{oci, overlay};
 
 /// Where a disk is.
 #[derive(Debug, Clone, Copy)]

@@ -158,7 +158,17 @@ pub enum VolumeFault {
     Iso(String),
 }
 
+/// Reason why a container image is refused, without the path of the image.
+pub(super) type Reason = String;
+
 impl VolumeFault {
+    pub(super) fn container_image(path: &Path, reason: Reason) -> VolumeFault {
+        VolumeFault::ContainerImage {
+            path: path.to_owned(),
+            reason,
+        }
+    }
+
     /// Names the file a system call failed on.
     pub(super) fn io<E: Into<io::Error>>(path: impl Into<PathBuf>) -> impl FnOnce(E) -> VolumeFault {
         let path = path.into();

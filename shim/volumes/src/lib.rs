@@ -12,6 +12,7 @@ mod image_format;
 mod iso;
 mod key_files;
 mod oci;
+mod open_disk;
 mod overlay;
 mod passed_fd;
 mod path_handle;
@@ -23,7 +24,7 @@ mod seed_iso;
 mod sparse_writer;
 
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use husk_proto::vmm::v1::disk::Cache;
 use husk_vmi::{BootPlan, DeviceType, DiskPlan, DiskSource, KERNEL_VOLUME, KernelFile, VmPlan};
@@ -32,12 +33,13 @@ use rustix::fs::{FileType, OFlags};
 pub use block_sizes::BlockSizes;
 pub use error::{VolumeError, VolumeFault};
 pub use image_format::ImageFormat;
+pub use open_disk::{BackingImage, OpenDisk, OpenLun};
 pub use passed_fd::identify;
 pub use path_policy::{PathPolicy, PodMounts};
 pub use scratch::ScratchDir;
-pub use scsi_lun::OpenLun;
 
 use image::ImageAccess;
+use open_disk::DiskImage;
 use path_handle::PathHandle;
 
 /// The least size of a disk that is made, and its granularity.
@@ -55,36 +57,6 @@ pub struct Volumes {
     pub kernel: Option<OwnedFd>,
     /// Its initial RAM disk.
     pub initrd: Option<OwnedFd>,
-}
-
-/// One disk's data.
-#[derive(Debug)]
-pub struct OpenDisk {
-    /// A file, block device or sealed memory; none for a drive without a medium.
-    pub file: Option<OwnedFd>,
-    /// What `file`, which is empty, is to become an overlay of.
-    pub base: Option<BackingImage>,
-    /// What the image, that of the base if there is one, is called in errors.
-    pub path: PathBuf,
-    /// The descriptor, and so the disk, cannot be written.
-    pub read_only: bool,
-    /// The cache mode the descriptor is in.
-    pub cache: Cache,
-    /// The format of the data.
-    pub format: ImageFormat,
-    /// The block sizes the guest is reported; none if that is the VMM's choice.
-    pub block_sizes: Option<BlockSizes>,
-    /// What belongs to a SCSI device of the host.
-    pub lun: Option<OpenLun>,
-}
-
-/// An image that is only read, and shows where its overlay holds nothing.
-#[derive(Debug)]
-pub struct BackingImage {
-    /// The image, locked against whoever would write it.
-    pub file: OwnedFd,
-    /// Its format.
-    pub format: ImageFormat,
 }
 
 /// How far the unpacking of a container image is.
@@ -217,7 +189,7 @@ fn open_disk(
 }
 
 /// A disk of an image, whose size is right for it.
-fn opened(disk: &DiskPlan, image: Image) -> Result<OpenDisk, VolumeFault> {
+fn opened(disk: &DiskPlan, image: DiskImage) -> Result<OpenDisk, VolumeFault> {
     let (file, format) = image.content();
     let block_sizes = block_sizes::resolve(disk.block_size, file, &image.path)?;
     if let Some(sizes) = block_sizes
@@ -235,40 +207,6 @@ fn opened(disk: &DiskPlan, image: Image) -> Result<OpenDisk, VolumeFault> {
         block_sizes,
         lun: None,
     })
-}
-
-/// An open image, and what it lies on.
-#[derive(Debug)]
-struct DiskImage {
-    file: OwnedFd,
-    cache: Cache,
-    format: ImageFormat,
-    base: Option<BackingImage>,
-    path: PathBuf,
-}
-
-impl DiskImage {
-    fn new((file, cache): (OwnedFd, Cache), format: ImageFormat, path: &Path) -> DiskImage {
-        DiskImage {
-            file,
-            cache,
-            format,
-            base: None,
-            path: path.to_owned(),
-        }
-    }
-
-    fn raw(opened: (OwnedFd, Cache), path: &Path) -> DiskImage {
-        DiskImage::new(opened, ImageFormat::Raw, path)
-    }
-
-    /// What holds the disk's content at first.
-    fn content(&self) -> (&OwnedFd, ImageFormat) {
-        match &self.base {
-            Some(base) => (&base.file, base.format),
-            None => (&self.file, self.format),
-        }
-    }
 }
 
 /// A drive's medium that nobody can write, or none.

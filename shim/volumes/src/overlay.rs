@@ -11,9 +11,9 @@ use husk_proto::vmm::v1::disk::Cache;
 use super::error::VolumeFault;
 use super::image::{self, ImageAccess};
 use super::image_format::ImageFormat;
+use super::open_disk::{BackingImage, DiskImage};
 use super::path_handle::PathHandle;
 use super::scratch::ScratchDir;
-use super::{BackingImage, DiskImage};
 
 /// A disk with the content of an image that nobody writes as long as the disk is there. Any number of VMs may have it
 /// for a base.

@@ -17,17 +17,9 @@ use tracing::warn;
 
 use super::error::VolumeFault;
 use super::image::{self, ImageAccess};
+use super::image_format::ImageFormat;
+use super::open_disk::{OpenDisk, OpenLun};
 use super::path_handle::PathHandle;
-use super::{ImageFormat, OpenDisk};
-
-/// What belongs to a SCSI device of the host.
-#[derive(Debug)]
-pub struct OpenLun {
-    /// Where commands are executed that need CAP_SYS_RAWIO, if this process has it.
-    pub privileged: Option<OwnedFd>,
-    /// Segments of memory that the host has in one transfer; 0 if unknown.
-    pub max_segments: u32,
-}
 
 /// PERSISTENT RESERVE IN, READ KEYS, of 8 bytes: changes nothing, and the kernel sends it for the privileged alone.
 const READ_KEYS: [u8; 10] = [0x5e, 0, 0, 0, 0, 0, 0, 0, 8, 0];

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 /// Memory with that content, which nobody can change any more.
-pub(super) fn sealed(name: &str, content: &[u8]) -> io::Result<OwnedFd> {
+pub(super) fn create(name: &str, content: &[u8]) -> io::Result<OwnedFd> {
     let mut file = File::from(memfd_create(
         name,
         MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
@@ -28,7 +28,7 @@ mod tests {
 
     #[test]
     fn content_is_there_to_stay() {
-        let file = File::from(sealed("test", b"content").unwrap());
+        let file = File::from(create("test", b"content").unwrap());
         let mut read = [0; 7];
         file.read_exact_at(&mut read, 0).unwrap();
         assert_eq!(&read, b"content");

@@ -1,10 +1,7 @@
 //! What is told of a link.
 
-use futures_util::TryStreamExt;
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage};
 
-use super::Netlink;
-use crate::error::NetworkFault;
 use crate::mac::MacAddr;
 
 /// A link as it is.
@@ -21,19 +18,6 @@ pub(crate) struct Link {
     pub(crate) layer: LinkLayerType,
     /// What drives it, as `ip -d link` says; empty for hardware.
     pub(crate) kind: String,
-}
-
-impl Netlink {
-    /// The link of this number, if there is one.
-    pub(crate) fn link_by_index(&self, index: u32) -> Result<Option<Link>, NetworkFault> {
-        let mut links = Box::pin(self.handle.link().get().match_index(index).execute());
-        let found = self.block_on("reading links".to_owned(), async move { links.try_next().await });
-        match found {
-            Ok(message) => Ok(message.map(|message| Link::of(&message))),
-            Err(fault) if fault.errno() == Some(libc::ENODEV) => Ok(None),
-            Err(fault) => Err(fault),
-        }
-    }
 }
 
 impl Link {

@@ -5,10 +5,10 @@ use std::net::IpAddr;
 use netlink_packet_route::AddressFamily;
 use netlink_packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourState};
 
-use super::Netlink;
+use super::connection::Netlink;
 use crate::error::NetworkFault;
 use crate::mac::MacAddr;
-use crate::nic::Neighbour;
+use crate::route::Neighbour;
 
 impl Netlink {
     /// The neighbours that were put there, not learnt.

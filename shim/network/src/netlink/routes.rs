@@ -10,9 +10,9 @@ use netlink_packet_route::route::{
 };
 use rtnetlink::RouteMessageBuilder;
 
-use super::{Netlink, family};
+use super::connection::Netlink;
 use crate::error::NetworkFault;
-use crate::nic::Route;
+use crate::route::Route;
 
 impl Netlink {
     /// The unicast routes that lead through this link.
@@ -182,4 +182,12 @@ fn message_of(index: u32, route: &Route) -> RouteMessage {
         message.header.flags = netlink_packet_route::route::RouteFlags::from_bits_retain(flags);
     }
     message
+}
+
+/// The family of an address.
+fn family(address: IpAddr) -> AddressFamily {
+    match address {
+        IpAddr::V4(_) => AddressFamily::Inet,
+        IpAddr::V6(_) => AddressFamily::Inet6,
+    }
 }

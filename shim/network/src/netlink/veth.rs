@@ -6,7 +6,8 @@ use futures_util::TryStreamExt;
 use netlink_packet_route::link::{InfoData, InfoVeth};
 use rtnetlink::{LinkUnspec, LinkVeth};
 
-use super::{Link, Netlink};
+use super::connection::Netlink;
+use super::link::Link;
 use crate::error::NetworkFault;
 use crate::mac::MacAddr;
 use crate::netns::Netns;

@@ -5,8 +5,8 @@ use std::net::Ipv4Addr;
 
 use ipnet::{IpNet, Ipv4Net};
 
-use super::host_state::HostState;
-use super::{forwarding, save_error, subnet};
+use super::host_state::{HostState, save_error};
+use super::{forwarding, subnet};
 use crate::dhcp::DnsConfig;
 use crate::error::NetworkFault;
 use crate::ethtool;

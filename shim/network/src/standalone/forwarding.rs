@@ -3,30 +3,15 @@
 
 use std::collections::BTreeSet;
 
-use nix::net::if_::{if_indextoname, if_nametoindex};
-use serde::{Deserialize, Serialize};
+use nix::net::if_::if_indextoname;
 
-use super::host_state::HostState;
-use super::{save_error, uplinks};
+use super::host_state::{ForwardingDevice, HostState, save_error};
+use super::uplinks;
 use crate::error::NetworkFault;
 use crate::sysctl;
 
 /// The switch of the machine.
 const ALL: &str = "ipv4/conf/all/forwarding";
-
-/// A device that Husk had forward packets.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct ForwardingDevice {
-    pub(super) device: String,
-    /// Its number, which no other device of that name has.
-    pub(super) index: u32,
-}
-
-impl ForwardingDevice {
-    fn is_there(&self) -> bool {
-        if_nametoindex(self.device.as_str()).is_ok_and(|index| index == self.index)
-    }
-}
 
 fn of(device: &str) -> String {
     format!("ipv4/conf/{device}/forwarding")

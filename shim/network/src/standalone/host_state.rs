@@ -6,9 +6,10 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
+use nix::net::if_::if_nametoindex;
 use serde::{Deserialize, Serialize};
 
-use super::forwarding::ForwardingDevice;
+use crate::error::NetworkFault;
 
 /// Of one network namespace.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +19,20 @@ pub(super) struct HostChanges {
     pub(super) table: bool,
     /// The devices that Husk had forward packets.
     pub(super) forwarding: Vec<ForwardingDevice>,
+}
+
+/// A device that Husk had forward packets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ForwardingDevice {
+    pub(super) device: String,
+    /// Its number, which no other device of that name has.
+    pub(super) index: u32,
+}
+
+impl ForwardingDevice {
+    pub(super) fn is_there(&self) -> bool {
+        if_nametoindex(self.device.as_str()).is_ok_and(|index| index == self.index)
+    }
 }
 
 /// Those of all namespaces that share the file, by [`crate::Netns::id`].
@@ -67,6 +82,11 @@ impl HostState<'_> {
         self.done = done;
         Ok(())
     }
+}
+
+/// Names what could not be kept in the lock file.
+pub(super) fn save_error() -> impl FnOnce(io::Error) -> NetworkFault {
+    NetworkFault::kernel("keeping what is done to this machine's network")
 }
 
 fn all(file: &File) -> io::Result<All> {

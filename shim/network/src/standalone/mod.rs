@@ -26,8 +26,8 @@ use super::error::{NetworkError, NetworkFault};
 use super::location::NetworkLocation;
 use super::netlink::{Netlink, Veth};
 use super::netns::Netns;
-use super::nic::Route;
 use super::privilege::check_privileges;
+use super::route::Route;
 use crate::ofd_lock;
 use host_state::{HostChanges, HostState};
 
@@ -154,11 +154,6 @@ fn unusable(lock: &Path, error: &io::Error) -> NetworkFault {
          run the VM with --netns",
         lock.display()
     ))
-}
-
-/// Names what could not be kept in the lock file.
-fn save_error() -> impl FnOnce(io::Error) -> NetworkFault {
-    NetworkFault::kernel("keeping what is done to this machine's network")
 }
 
 /// The port's name and number, the guest's address, and its gateway's with the network's length.

@@ -8,10 +8,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, OFlags};
 
-use super::super::error::VolumeFault;
+use super::super::error::{Reason, VolumeFault};
 use super::super::path_handle::PathHandle;
 use super::tarball::{self, Skip, Tarball};
-use super::{Why, fault};
 
 /// The most members an archive has.
 const MAX_MEMBERS: usize = 65_536;
@@ -54,8 +53,8 @@ impl BlobStore {
         }
         let size = file.metadata().map_err(VolumeFault::io(&given.path))?.len();
         let copy = file.try_clone().map_err(VolumeFault::io(&given.path))?;
-        let members =
-            members(FileSection::new(copy, 0, size)).map_err(|reason| fault(&given.path, reason))?;
+        let members = members(FileSection::new(copy, 0, size))
+            .map_err(|reason| VolumeFault::container_image(&given.path, reason))?;
         Ok(Some(BlobStore::Archive { file, members }))
     }
 

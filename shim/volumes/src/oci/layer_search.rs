@@ -11,9 +11,9 @@ use rustix::fs::fstatvfs;
 use sha2::digest::DynDigest;
 use tar::EntryType;
 
+use super::super::error::Reason;
 use super::super::scratch::ScratchDir;
 use super::super::sparse_writer::SparseWriter;
-use super::Reason;
 use super::blob_store::BlobStore;
 use super::decompress::{LimitedReader, decompress};
 use super::manifest::{Layer, LayerDigest, check, hasher};

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use sha2::digest::DynDigest;
 
-use super::Reason;
+use super::super::error::Reason;
 use super::blob_store::{BlobStore, FileSection};
 use super::tarball::plain;
 

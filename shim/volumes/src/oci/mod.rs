@@ -27,9 +27,6 @@ use manifest::Layer;
 /// The most bytes that the layers of an image unpack to: what compresses best could be unpacked for days.
 const MAX_UNPACKED: u64 = 1 << 40;
 
-/// What is wrong with an image, without its path.
-type Why = String;
-
 /// An image whose layers are known.
 #[derive(Debug)]
 pub(super) struct ContainerImage {
@@ -45,7 +42,8 @@ impl ContainerImage {
         let Some(store) = BlobStore::find(given)? else {
             return Ok(None);
         };
-        let layers = manifest::layers(&store).map_err(|reason| fault(&given.path, reason))?;
+        let layers =
+            manifest::layers(&store).map_err(|reason| VolumeFault::container_image(&given.path, reason))?;
         Ok(Some(ContainerImage {
             path: given.path.clone(),
             store,
@@ -73,7 +71,9 @@ impl ContainerImage {
             let layer_progress = |read| progress(done + read, size);
             search
                 .layer(number, layer, &self.store, &layer_progress)
-                .map_err(|reason| fault(&self.path, format!("layer {}: {reason}", layer.name)))?;
+                .map_err(|reason| {
+                    VolumeFault::container_image(&self.path, format!("layer {}: {reason}", layer.name))
+                })?;
             done += layer.size;
         }
         self.choose(search.found, image_path)
@@ -87,22 +87,18 @@ impl ContainerImage {
         let folder = self.path.join("disk");
         match (found.pop_first(), found.is_empty(), image_path) {
             (None, _, None) => Err(VolumeFault::NoDisk(folder)),
-            (None, _, Some(path)) => Err(fault(&self.path, format!("it has no file {}", path.display()))),
+            (None, _, Some(path)) => Err(VolumeFault::container_image(
+                &self.path,
+                format!("it has no file {}", path.display()),
+            )),
             (Some(_), false, _) => Err(VolumeFault::ManyDisks(folder)),
             (Some((path, candidate)), true, _) => match candidate.what {
                 CandidateContent::File(file) => Ok(file),
                 CandidateContent::Other(kind) => {
                     let reason = format!("{} in it is {kind}, not a regular file", path.display());
-                    Err(fault(&self.path, reason))
+                    Err(VolumeFault::container_image(&self.path, reason))
                 }
             },
         }
-    }
-}
-
-fn fault(path: &Path, reason: Reason) -> VolumeFault {
-    VolumeFault::ContainerImage {
-        path: path.to_owned(),
-        reason,
     }
 }

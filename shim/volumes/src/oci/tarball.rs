@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use tar::{EntryType, Header};
 
-use super::Reason;
+use super::super::error::Reason;
 
 /// Bytes of a header; content is padded to multiples of it.
 pub(super) const BLOCK: usize = 512;

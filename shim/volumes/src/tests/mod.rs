@@ -1,6 +1,6 @@
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, symlink};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use husk_vmi::{BlockSize, CacheMode, Controller, ErrorPolicy, FileRef, FormatPolicy, SeedData, SeedLayout};
 use rustix::fs::{CWD, Mode, fcntl_getfl, mkfifoat};
