@@ -39,7 +39,7 @@ pub use mac::{MacAddr, ParseMacAddrError};
 pub use netns::Netns;
 pub use nic::PodNic;
 pub use prepare::{prepare, tear_down, tear_down_interface};
-pub use prepared::PreparedInterface;
+pub use prepared::PreparedNic;
 pub use privilege::{PrivilegeError, check_privileges};
 pub use route::{Neighbour, Route};
 pub use saved_teardown::tear_down_saved;

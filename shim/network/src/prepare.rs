@@ -9,7 +9,7 @@ use super::lease::{DhcpLease, Dhcpv6Lease};
 use super::netlink::Netlink;
 use super::netns::Netns;
 use super::nic::{PodNic, SavedLink};
-use super::prepared::PreparedInterface;
+use super::prepared::PreparedNic;
 use super::record::{InterfaceRecord, Phase};
 use super::{bridge, masquerade, nft, preflight, sysctl, tap};
 
@@ -19,7 +19,7 @@ pub fn prepare(
     netns: &Netns,
     dir: &Path,
     interfaces: &[Interface],
-) -> Result<Vec<PreparedInterface>, NetworkError> {
+) -> Result<Vec<PreparedNic>, NetworkError> {
     let Some(first) = interfaces.first() else {
         return Ok(Vec::new());
     };
@@ -45,7 +45,7 @@ fn prepare_one(
     id: u64,
     dir: &Path,
     interface: &Interface,
-) -> Result<PreparedInterface, NetworkFault> {
+) -> Result<PreparedNic, NetworkFault> {
     interface.check()?;
     let devices = DeviceNames::for_nic(&interface.nic)?;
     let path = InterfaceRecord::path(dir, &interface.nic);
@@ -170,7 +170,7 @@ fn open(
     record: InterfaceRecord,
     interface: &Interface,
     devices: DeviceNames,
-) -> Result<PreparedInterface, NetworkFault> {
+) -> Result<PreparedNic, NetworkFault> {
     let (lease, lease6) = match &record.binding {
         Binding::Bridge => (
             DhcpLease::for_bridge(&record.nic, record.mac, interface.fake_address()),
@@ -181,7 +181,7 @@ fn open(
             Dhcpv6Lease::for_masquerade(network, &record.nic),
         ),
     };
-    Ok(PreparedInterface {
+    Ok(PreparedNic {
         name: interface.name.clone(),
         mac: record.mac,
         mtu: record.nic.mtu,

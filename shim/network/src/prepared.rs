@@ -9,7 +9,7 @@ use super::nic::PodNic;
 
 /// An interface that is ready for its guest. Dropping it closes the descriptors; the devices stay.
 #[derive(Debug)]
-pub struct PreparedInterface {
+pub struct PreparedNic {
     /// Its name in the manifest.
     pub name: String,
     /// The guest's Ethernet address.

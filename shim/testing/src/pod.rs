@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
 
-use husk_network::{Binding, Interface, MacAddr, Netns, NetworkError, PreparedInterface, TapOwner, prepare};
+use husk_network::{Binding, Interface, MacAddr, Netns, NetworkError, PreparedNic, TapOwner, prepare};
 use tempfile::TempDir;
 
 use crate::root::{INSIDE, is_root};
@@ -130,12 +130,12 @@ impl Pod {
     }
 
     /// Prepares these interfaces.
-    pub fn prepare(&self, interfaces: &[Interface]) -> Result<Vec<PreparedInterface>, NetworkError> {
+    pub fn prepare(&self, interfaces: &[Interface]) -> Result<Vec<PreparedNic>, NetworkError> {
         prepare(&self.netns, self.dir.path(), interfaces)
     }
 
     /// Prepares the one interface.
-    pub fn ready(&self, interface: &Interface) -> PreparedInterface {
+    pub fn ready(&self, interface: &Interface) -> PreparedNic {
         let mut prepared = self.prepare(std::slice::from_ref(interface)).unwrap();
         prepared.pop().unwrap()
     }

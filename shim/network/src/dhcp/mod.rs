@@ -30,7 +30,7 @@ use super::error::{NetworkError, NetworkFault};
 use super::mac::MacAddr;
 use super::netlink::Netlink;
 use super::netns::Netns;
-use super::{Binding, Interface, PreparedInterface};
+use super::{Binding, Interface, PreparedNic};
 use ipv6_router::Ipv6Router;
 
 /// A lease that is renewed within a VM's life. A renewal goes to the server's address by way of the guest's gateway,
@@ -54,7 +54,7 @@ impl DhcpServer {
     pub fn start(
         netns: &Netns,
         interface: &Interface,
-        prepared: &PreparedInterface,
+        prepared: &PreparedNic,
         options: DhcpOptions,
     ) -> Result<Option<DhcpServer>, NetworkError> {
         let fault = NetworkFault::for_interface(&prepared.name);
@@ -122,7 +122,7 @@ struct DhcpSockets {
 impl DhcpSockets {
     fn open(
         interface: &Interface,
-        prepared: &PreparedInterface,
+        prepared: &PreparedNic,
         lease_time: Duration,
     ) -> Result<DhcpSockets, NetworkFault> {
         let netlink = Netlink::open()?;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
-use husk_network::{Netns, PreparedInterface};
+use husk_network::{Netns, PreparedNic};
 use nix::poll::{PollFd, PollFlags, poll};
 
 use husk_shim_testing::pod::ip;
@@ -29,7 +29,7 @@ pub struct GuestNetns {
 
 impl GuestNetns {
     /// Its `eth0` is up, and knows only its Ethernet address.
-    pub fn on(prepared: &PreparedInterface) -> GuestNetns {
+    pub fn on(prepared: &PreparedNic) -> GuestNetns {
         let netns = Netns::create().unwrap();
         let inner = netns.run(tap).unwrap();
         ip(&netns, "link set lo up");

@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
-use husk_network::{MacAddr, PreparedInterface};
+use husk_network::{MacAddr, PreparedNic};
 
 /// virtio's header before each frame.
 const HEADER: usize = 12;
@@ -24,7 +24,7 @@ pub struct RawGuest {
 }
 
 impl RawGuest {
-    pub fn of(prepared: &PreparedInterface) -> RawGuest {
+    pub fn of(prepared: &PreparedNic) -> RawGuest {
         RawGuest {
             tap: prepared.taps[0].try_clone().unwrap().into(),
             mac: prepared.mac,

@@ -5,14 +5,14 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use husk_network::dhcp::{DhcpOptions, DhcpServer};
-use husk_network::{Binding, Interface, Masquerade, Netns, Port, PreparedInterface, Protocol};
+use husk_network::{Binding, Interface, Masquerade, Netns, Port, PreparedNic, Protocol};
 use husk_shim_testing::pod::{Pod, can_run, interface, ip};
 
 use crate::guest_netns::GuestNetns;
 use crate::raw_guest::{PATIENCE, QUIET};
 
 /// A guest that has its lease.
-async fn leased(pod: &Pod, interface: &Interface, prepared: &PreparedInterface) -> (GuestNetns, DhcpServer) {
+async fn leased(pod: &Pod, interface: &Interface, prepared: &PreparedNic) -> (GuestNetns, DhcpServer) {
     let server = DhcpServer::start(&pod.netns, interface, prepared, DhcpOptions::default());
     let server = server.unwrap().unwrap();
     let machine = GuestNetns::on(prepared);

@@ -6,8 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use husk_network::{
-    Binding, Masquerade, Netns, NetworkLocation, PreparedInterface, StandaloneNetns, StandaloneNetwork,
-    prepare,
+    Binding, Masquerade, Netns, NetworkLocation, PreparedNic, StandaloneNetns, StandaloneNetwork, prepare,
 };
 use husk_shim_testing::pod::{can_run, interface, ip, path, switch};
 use tempfile::TempDir;
@@ -27,7 +26,7 @@ struct Node {
 /// A VM on it, and its guest.
 struct Vm {
     joined: StandaloneNetns,
-    prepared: PreparedInterface,
+    prepared: PreparedNic,
     _home: TempDir,
 }
 

@@ -94,7 +94,7 @@ pub(super) struct PreparedInterface {
 
 impl PreparedInterface {
     fn new(
-        prepared: husk_network::PreparedInterface,
+        prepared: husk_network::PreparedNic,
         server: Option<DhcpServer>,
         spec: &InterfaceSpec,
     ) -> PreparedInterface {
@@ -215,7 +215,7 @@ impl VmNetwork {
         };
         let interfaces: Vec<Interface> = spec.iter().map(|spec| spec.interface.clone()).collect();
         let prepared = husk_network::prepare(&self.netns, &self.dir, &interfaces).map_err(in_place)?;
-        let serve = |(prepared, spec): (husk_network::PreparedInterface, &InterfaceSpec)| {
+        let serve = |(prepared, spec): (husk_network::PreparedNic, &InterfaceSpec)| {
             let options = spec.options.clone();
             let server = DhcpServer::start(&self.netns, &spec.interface, &prepared, options)?;
             Ok(PreparedInterface::new(prepared, server, spec))
