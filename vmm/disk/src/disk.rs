@@ -6,8 +6,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
+use crate::extent::Extent;
 use crate::geometry::{self, Align};
-use crate::{DiskOptions, DiskReader, ErrorPolicy, Geometry, ImageFormat, qcow2};
+use crate::{DiskOptions, ErrorPolicy, Geometry, ImageFormat, qcow2};
 
 /// An open disk image: a handle, cheap to clone, usable from every thread. The descriptor is closed when the last
 /// handle and the last [`Engine`](crate::Engine) that serves it are dropped.
@@ -33,17 +34,6 @@ pub(crate) enum ImageBackend {
     /// A regular file or block device in raw format.
     File(File),
     Qcow2(Arc<qcow2::Qcow2Image>),
-}
-
-/// A range of a disk that is wholly allocated or wholly a hole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// First byte, as requested.
-    pub offset: u64,
-    /// Length in bytes, not 0.
-    pub len: u64,
-    /// True if the volume has storage for the range. A hole reads as zeroes.
-    pub allocated: bool,
 }
 
 impl Disk {
@@ -190,12 +180,6 @@ impl Disk {
             len: hole.saturating_sub(offset).max(1),
             allocated: true,
         })
-    }
-
-    /// A handle for synchronous reads, usable while engines serve the disk.
-    #[must_use]
-    pub fn reader(&self) -> DiskReader {
-        DiskReader::new(self.clone())
     }
 
     /// True if only one engine at a time can serve the disk: direct I/O cannot write single logical blocks, and only

@@ -9,6 +9,7 @@ mod backend_set;
 mod completion_queue;
 mod disk;
 mod engine;
+mod extent;
 mod geometry;
 mod io_backend;
 mod operation;
@@ -22,8 +23,9 @@ mod thread_backend;
 mod thread_pool;
 mod uring_backend;
 
-pub use disk::{Disk, Extent};
+pub use disk::Disk;
 pub use engine::{DiskId, Engine, StoppedDisk};
+pub use extent::Extent;
 pub use geometry::Geometry;
 pub use options::{BlockSize, CacheMode, DiskOptions, EngineKind, ErrorPolicy, ImageFormat};
 pub use reader::DiskReader;

@@ -15,11 +15,15 @@ const PIECE: u64 = 64 << 10;
 #[derive(Clone, Debug)]
 pub struct DiskReader(Disk);
 
-impl DiskReader {
-    pub(crate) fn new(disk: Disk) -> Self {
-        Self(disk)
+impl Disk {
+    /// A handle for synchronous reads, usable while engines serve the disk.
+    #[must_use]
+    pub fn reader(&self) -> DiskReader {
+        DiskReader(self.clone())
     }
+}
 
+impl DiskReader {
     /// Size of the disk in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {

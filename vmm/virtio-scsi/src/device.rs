@@ -15,14 +15,10 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::actor::Actor;
 use crate::config::{self, Sizes};
-use crate::controller::{Controller, ControllerConfig};
+use crate::controller::{Controller, ControllerConfig, OnIoError};
 use crate::handle::{AckSender, ControllerMessage, Mailbox};
 use crate::virtqueues::{Driver, REQUEST};
 use crate::{MAX_REQUEST_QUEUES, NewUnit, QUEUE_SIZE, ScsiError, ScsiHandle};
-
-/// Called on the actor's thread with the name of a disk that began to hold requests, and with the error. The requests
-/// are retried when the device is quiesced and activated again.
-pub type OnIoError = Arc<dyn Fn(&str, io::Error) + Send + Sync>;
 
 /// Requests in flight over all units. Further requests wait in their queues.
 const DEPTH: u16 = 512;

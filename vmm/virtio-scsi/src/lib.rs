@@ -12,6 +12,7 @@ mod device;
 mod handle;
 mod lun_table;
 mod memory;
+mod new_unit;
 mod passthrough_workers;
 mod pending_events;
 mod request;
@@ -25,10 +26,11 @@ mod virtqueues;
 mod tests;
 
 pub use address::UnitAddress;
-pub use device::{OnIoError, ScsiConfig, VirtioScsi};
+pub use controller::OnIoError;
+pub use device::{ScsiConfig, VirtioScsi};
 pub use handle::{RemovedUnit, ReplyFuture, ScsiError, ScsiHandle, UnitInfo};
+pub use new_unit::{Medium, NewUnit, PassthroughUnit};
 pub use sg_device::{LunError, LunOptions, open_lun};
-pub use unit::{Medium, NewUnit, PassthroughUnit};
 
 /// Entries of each queue. A request of 1 MiB fits, with a data descriptor for each page.
 pub const QUEUE_SIZE: u16 = 256;

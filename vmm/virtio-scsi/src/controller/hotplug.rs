@@ -8,10 +8,11 @@ use husk_disk::{Disk, IoRequest};
 use super::Controller;
 use crate::UnitAddress;
 use crate::handle::{RemovedUnit, ReplySender, ScsiError, UnitInfo};
+use crate::new_unit::{Medium, NewUnit};
 use crate::pending_events::UnitEvent;
 use crate::target::{DeviceKind, InvalidLimits, LogicalUnit, Lun, MediumLimits};
 use crate::task_slots::SlotUse;
-use crate::unit::{Medium, NewUnit, Removal, RemovalStage, Unit, blocks};
+use crate::unit::{Removal, RemovalStage, Unit, blocks};
 
 impl Controller {
     pub fn add(&mut self, new: NewUnit) -> Result<(), ScsiError> {

@@ -1,6 +1,7 @@
 //! The state of the controller. The [actor](crate::actor) calls it for one event after the other.
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +15,6 @@ use vm_memory::GuestAddress;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::UnitAddress;
-use crate::device::OnIoError;
 use crate::handle::ControllerMessage;
 use crate::lun_table::LunTable;
 use crate::pending_events::PendingEvents;
@@ -33,6 +33,10 @@ mod tasks;
 
 /// Maximum rounds of completions and their consequences before other work is done.
 const ROUNDS: usize = 4;
+
+/// Called on the actor's thread with the name of a disk that began to hold requests, and with the error. The requests
+/// are retried when the device is quiesced and activated again.
+pub type OnIoError = Arc<dyn Fn(&str, io::Error) + Send + Sync>;
 
 /// Text of an error after which the actor cannot continue.
 pub(crate) type FatalError = String;

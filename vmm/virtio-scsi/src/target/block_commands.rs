@@ -1,11 +1,13 @@
 //! READ, WRITE, SYNCHRONIZE CACHE and READ CAPACITY (SBC-3, section 5).
 
-use super::cdb::{Cdb, answer};
+use super::cdb::Cdb;
+use super::command_error::CommandError;
 use super::logical_unit::LogicalUnit;
 use super::properties::MediumLimits;
 use super::sense::Sense;
 use super::step::{DataLocation, ScsiCommand, Step};
-use super::task::{CommandError, Work};
+use super::task::Work;
+use super::task::answer;
 
 /// LOGICAL BLOCK ADDRESS and TRANSFER LENGTH (or NUMBER OF LOGICAL BLOCKS) of a CDB, and the byte of the latter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

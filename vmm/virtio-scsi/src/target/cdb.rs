@@ -1,8 +1,6 @@
 //! Command descriptor blocks (SPC-4, section 4.2.5).
 
-use super::command_table::CommandDescriptor;
 use super::sense::Sense;
-use super::task::{CommandError, Work};
 
 /// Length of the longest CDB that is served.
 pub(crate) const MAX: usize = 16;
@@ -15,11 +13,6 @@ pub(crate) struct Cdb {
 }
 
 impl Cdb {
-    /// The CDB of command `op`, whose operation code `bytes` begins with.
-    pub fn new(bytes: &[u8], op: &CommandDescriptor) -> Result<Self, Sense> {
-        Self::of_len(bytes, op.usage.len())
-    }
-
     /// The first `len` bytes as a CDB; `len` is from 6 to [`MAX`].
     pub fn of_len(bytes: &[u8], len: usize) -> Result<Self, Sense> {
         let Some(bytes) = bytes.get(..len) else {
@@ -84,10 +77,4 @@ impl Cdb {
             Ok(())
         }
     }
-}
-
-/// Answers with `data`, truncated to the ALLOCATION LENGTH.
-pub(crate) fn answer(mut data: Vec<u8>, allocation: impl Into<u64>) -> Result<Work, CommandError> {
-    data.truncate(usize::try_from(allocation.into()).unwrap_or(usize::MAX));
-    Ok(Work::Data(data))
 }

@@ -1,93 +1,17 @@
 //! The supported commands: one table for dispatch and for REPORT SUPPORTED OPERATION CODES.
 
 use super::cdb::Cdb;
+use super::command_descriptor::CommandDescriptor;
+use super::command_error::CommandError;
 use super::logical_unit::LogicalUnit;
 use super::properties::DeviceKind;
 use super::sense::Sense;
 use super::step::ScsiCommand;
-use super::task::{CommandError, Direction, Work};
+use super::task::Work;
 use super::{
     block_commands, inquiry, mmc, mode_pages, persistent_reserve, provisioning, report_luns, report_opcodes,
     start_stop, unit_status, verify,
 };
-
-type Serve = fn(&mut LogicalUnit, &Cdb, &ScsiCommand<'_>) -> Result<Work, CommandError>;
-
-/// A command, or one of its service actions.
-#[derive(Debug)]
-pub(crate) struct CommandDescriptor {
-    pub opcode: u8,
-    /// SERVICE ACTION (byte 1, bits 4 to 0), for commands that have it.
-    pub action: Option<u8>,
-    /// CDB usage data (SPC-4, section 6.35): the bits that are evaluated. As long as the CDB.
-    pub usage: &'static [u8],
-    pub direction: Direction,
-    /// The command needs a medium that is ready.
-    pub needs_medium: bool,
-    /// The command fails on a read-only medium.
-    pub writes: bool,
-    /// The command is served despite a pending unit attention, which stays (SAM-5, section 5.14).
-    pub ignores_unit_attention: bool,
-    offered: fn(&LogicalUnit) -> bool,
-    pub serve: Serve,
-}
-
-impl CommandDescriptor {
-    const fn new(usage: &'static [u8], serve: Serve) -> Self {
-        Self {
-            opcode: usage[0],
-            action: None,
-            usage,
-            direction: Direction::None,
-            needs_medium: false,
-            writes: false,
-            ignores_unit_attention: false,
-            offered: |_| true,
-            serve,
-        }
-    }
-
-    /// Takes the service action from the usage data.
-    const fn action(mut self) -> Self {
-        self.action = Some(self.usage[1] & 0x1f);
-        self
-    }
-
-    const fn data_in(mut self) -> Self {
-        self.direction = Direction::In;
-        self
-    }
-
-    const fn data_out(mut self) -> Self {
-        self.direction = Direction::Out;
-        self
-    }
-
-    const fn medium(mut self) -> Self {
-        self.needs_medium = true;
-        self
-    }
-
-    const fn write(mut self) -> Self {
-        self.needs_medium = true;
-        self.writes = true;
-        self
-    }
-
-    const fn ignores_unit_attention(mut self) -> Self {
-        self.ignores_unit_attention = true;
-        self
-    }
-
-    const fn on(mut self, offered: fn(&LogicalUnit) -> bool) -> Self {
-        self.offered = offered;
-        self
-    }
-
-    pub fn reports_luns(&self) -> bool {
-        self.opcode == 0xa0
-    }
-}
 
 fn disk(unit: &LogicalUnit) -> bool {
     unit.kind == DeviceKind::Disk
@@ -207,7 +131,7 @@ static COMMANDS: &[CommandDescriptor] = &[
     CommandDescriptor::new(&[0x5f, 0x06, 0x00, 0x00, 0x00, !0, !0, !0, !0, 0x04], persistent_reserve::write)
         .action().data_out().on(fenced),
     // REPORT SUPPORTED OPERATION CODES, REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS
-    CommandDescriptor::new(&[0xa3, 0x0c, 0x87, !0, !0, !0, !0, !0, !0, !0, 0x00, 0x04], report_opcodes::report)
+    CommandDescriptor::new(&[0xa3, 0x0c, 0x87, !0, !0, !0, !0, !0, !0, !0, 0x00, 0x04], report_supported_opcodes)
         .action().data_in().on(disk),
     CommandDescriptor::new(&[0xa3, 0x0d, 0x80, 0x00, 0x00, 0x00, !0, !0, !0, !0, 0x00, 0x04],
         report_opcodes::task_management)
@@ -231,6 +155,15 @@ static COMMANDS: &[CommandDescriptor] = &[
 /// The commands that `unit` supports.
 pub(crate) fn offered(unit: &LogicalUnit) -> impl Iterator<Item = &'static CommandDescriptor> {
     COMMANDS.iter().filter(move |op| (op.offered)(unit))
+}
+
+/// REPORT SUPPORTED OPERATION CODES (SPC-4, section 6.35).
+fn report_supported_opcodes(
+    unit: &mut LogicalUnit,
+    cdb: &Cdb,
+    _: &ScsiCommand<'_>,
+) -> Result<Work, CommandError> {
+    report_opcodes::report(offered(unit), cdb)
 }
 
 /// A command that every kind of unit supports.

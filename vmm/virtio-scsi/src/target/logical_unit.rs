@@ -1,15 +1,11 @@
 //! The state of a logical unit and its changes by the host.
 
-use super::cdb::Cdb;
-use super::command_table::{self, CommandDescriptor};
-use super::mode_pages::Modes;
-use super::passthrough::{self, PassthroughLimits};
+use super::mode_parameters::Modes;
+use super::passthrough_device::PassthroughLimits;
 use super::properties::{DeviceKind, Identity, InvalidLimits, MediumLimits};
 use super::reservation_state::ReservationState;
 use super::sense::Sense;
-use super::step::ScsiCommand;
-use super::task::{CommandError, Task, Work};
-use super::tray::Tray;
+use super::tray_state::Tray;
 use super::unit_attention::{UnitAttention, UnitAttentionQueue};
 
 /// One logical unit.
@@ -81,37 +77,6 @@ impl LogicalUnit {
         };
         unit.unit_attentions.establish(UnitAttention::PowerOn);
         unit
-    }
-
-    /// Starts a command. Changes of the unit's state that need no I/O happen here. [`Task::next`] returns the steps.
-    pub fn begin(&mut self, command: ScsiCommand<'_>) -> Task {
-        if let Some(limits) = self.passthrough {
-            return passthrough::begin(self, limits, command);
-        }
-        let op = command_table::find(self, command.cdb);
-        let work = self.admit(op, &command);
-        Task::of(self, op, work, &command)
-    }
-
-    pub(crate) fn admit(
-        &mut self,
-        op: Result<&'static CommandDescriptor, Sense>,
-        command: &ScsiCommand<'_>,
-    ) -> Result<Work, CommandError> {
-        if !op.is_ok_and(|op| op.ignores_unit_attention)
-            && let Some(attention) = self.unit_attentions.take()
-        {
-            return Err(attention.sense().into());
-        }
-        let op = op?;
-        let cdb = Cdb::new(command.cdb, op)?;
-        if op.needs_medium {
-            let limits = self.ready()?;
-            if op.writes && limits.read_only {
-                return Err(Sense::WRITE_PROTECTED.into());
-            }
-        }
-        (op.serve)(self, &cdb, command)
     }
 
     /// The medium, if it is ready.

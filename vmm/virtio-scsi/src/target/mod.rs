@@ -26,12 +26,17 @@
 
 mod block_commands;
 mod cdb;
+mod command_descriptor;
+mod command_error;
 mod command_table;
+mod dispatch;
 mod inquiry;
 mod logical_unit;
 mod mmc;
 mod mode_pages;
+mod mode_parameters;
 mod passthrough;
+mod passthrough_device;
 mod persistent_reserve;
 mod properties;
 mod provisioning;
@@ -43,6 +48,7 @@ mod start_stop;
 mod step;
 mod task;
 mod tray;
+mod tray_state;
 mod unit_attention;
 mod unit_status;
 mod verify;
@@ -51,7 +57,7 @@ mod verify;
 mod tests;
 
 pub use logical_unit::{LogicalUnit, RemovalPrevented};
-pub use passthrough::{
+pub use passthrough_device::{
     CommandResult, DeliveryFailure, PassthroughCommand, PassthroughData, PassthroughDevice,
     PassthroughLimits, PassthroughResult, Transfer,
 };

@@ -5,10 +5,11 @@ use std::vec;
 
 use super::block_commands::{LbaRange, check_protect_field};
 use super::cdb::Cdb;
+use super::command_error::CommandError;
 use super::logical_unit::LogicalUnit;
 use super::sense::Sense;
 use super::step::{DataLocation, Extent, ScsiCommand, Step};
-use super::task::{CommandError, Procedure, SCRATCH, Work};
+use super::task::{Procedure, SCRATCH, Work};
 
 /// MAXIMUM UNMAP BLOCK DESCRIPTOR COUNT. With the header they fill 4 KiB.
 pub(crate) const MAX_DESCRIPTORS: usize = 255;
@@ -283,7 +284,7 @@ impl Procedure for LbaStatus {
             data.extend(count.to_be_bytes());
             data.extend([u8::from(!mapped), 0, 0, 0]);
         }
-        super::cdb::answer(data, self.allocation)
+        super::task::answer(data, self.allocation)
     }
 
     fn extent(&mut self, extent: Extent) {

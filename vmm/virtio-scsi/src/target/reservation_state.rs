@@ -4,8 +4,8 @@
 //! changing keys and reservations, and RESERVATION CONFLICT for violations. Reservations do not survive a power loss
 //! (no APTPL). Units that others share do not have them.
 
+use super::command_error::CommandError;
 use super::sense::Sense;
-use super::task::CommandError;
 
 /// Reservation types (SPC-4, section 6.15).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

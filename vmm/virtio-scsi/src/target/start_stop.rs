@@ -1,11 +1,12 @@
 //! START STOP UNIT and PREVENT ALLOW MEDIUM REMOVAL (SBC-3, section 5; MMC-6, section 6).
 
 use super::cdb::Cdb;
+use super::command_error::CommandError;
 use super::logical_unit::LogicalUnit;
 use super::properties::DeviceKind;
 use super::sense::Sense;
 use super::step::{ScsiCommand, Step};
-use super::task::{CommandError, Procedure, Work};
+use super::task::{Procedure, Work};
 
 /// START STOP UNIT
 pub(crate) fn start_stop(

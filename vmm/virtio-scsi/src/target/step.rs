@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::passthrough::{DeliveryFailure, PassthroughCommand};
+use super::passthrough_device::{DeliveryFailure, PassthroughCommand};
 
 /// A logical unit number below 16,384, with single level peripheral device addressing (below 256) or flat space
 /// addressing (SAM-5, section 4.7).

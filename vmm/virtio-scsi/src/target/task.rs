@@ -5,9 +5,9 @@ use std::io::{self, ErrorKind};
 use std::ops::Range;
 
 use super::cdb::Cdb;
-use super::command_table::CommandDescriptor;
+use super::command_error::CommandError;
 use super::logical_unit::LogicalUnit;
-use super::passthrough::{DeliveryFailure, PassthroughResult};
+use super::passthrough_device::{DeliveryFailure, PassthroughResult};
 use super::sense::Sense;
 use super::step::{DataLocation, Extent, ScsiCommand, ScsiResponse, ScsiStatus, Step};
 use super::unit_attention::UnitAttention;
@@ -21,26 +21,6 @@ pub(crate) enum Direction {
     None,
     In,
     Out,
-}
-
-/// Reason why a command failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum CommandError {
-    Sense(Sense),
-    /// RESERVATION CONFLICT
-    Conflict,
-    /// The initiator's buffers are smaller than the CDB says.
-    Overrun,
-    /// Status and sense data of a passthrough device.
-    Ended(ScsiStatus, Vec<u8>),
-    /// A passthrough device returned no status.
-    Failed(DeliveryFailure),
-}
-
-impl From<Sense> for CommandError {
-    fn from(sense: Sense) -> Self {
-        Self::Sense(sense)
-    }
 }
 
 /// The work that a command still needs.
@@ -111,20 +91,6 @@ enum StepKind {
 }
 
 impl Task {
-    pub(crate) fn of(
-        unit: &LogicalUnit,
-        op: Result<&'static CommandDescriptor, Sense>,
-        work: Result<Work, CommandError>,
-        command: &ScsiCommand<'_>,
-    ) -> Self {
-        let direction = op.map_or(Direction::In, |op| op.direction);
-        let reports_luns = op.is_ok_and(CommandDescriptor::reports_luns) && work.is_ok();
-        Self {
-            reports_luns,
-            ..Self::new(unit, direction, work, command)
-        }
-    }
-
     pub(crate) fn new(
         unit: &LogicalUnit,
         direction: Direction,
@@ -142,6 +108,12 @@ impl Task {
             moved: 0,
             changes: unit.changes,
         }
+    }
+
+    /// Marks a task that reports the target's LUNs.
+    pub(crate) fn reporting_luns(mut self, reports_luns: bool) -> Self {
+        self.reports_luns = reports_luns;
+        self
     }
 
     /// The next step. After any step but [`Step::Done`], call [`Task::settle`] first.
@@ -348,6 +320,12 @@ impl Procedure for ParameterList {
         let list = std::mem::take(scratch);
         (self.handler)(unit, &self.cdb, &list)
     }
+}
+
+/// Answers with `data`, truncated to the ALLOCATION LENGTH.
+pub(crate) fn answer(mut data: Vec<u8>, allocation: impl Into<u64>) -> Result<Work, CommandError> {
+    data.truncate(usize::try_from(allocation.into()).unwrap_or(usize::MAX));
+    Ok(Work::Data(data))
 }
 
 impl ScsiCommand<'_> {

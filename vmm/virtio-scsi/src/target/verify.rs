@@ -4,11 +4,12 @@ use std::ops::Range;
 
 use super::block_commands::{LbaRange, check_protect_field};
 use super::cdb::Cdb;
+use super::command_error::CommandError;
 use super::logical_unit::LogicalUnit;
 use super::properties::MediumLimits;
 use super::sense::Sense;
 use super::step::{DataLocation, ScsiCommand, Step};
-use super::task::{CommandError, Procedure, SCRATCH, Work};
+use super::task::{Procedure, SCRATCH, Work};
 
 /// Bytes compared at a time. The scratch buffer holds them twice.
 const CHUNK: u64 = SCRATCH as u64 / 2;

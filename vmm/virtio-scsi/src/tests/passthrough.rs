@@ -3,8 +3,8 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use super::*;
+use crate::PassthroughUnit;
 use crate::target::{CommandResult, DeliveryFailure, PassthroughData, PassthroughDevice, PassthroughLimits};
-use crate::unit::PassthroughUnit;
 
 /// A disk in memory that does each command when it is told how to.
 #[derive(Debug)]

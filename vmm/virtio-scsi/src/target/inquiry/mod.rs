@@ -1,12 +1,14 @@
 //! INQUIRY and vital product data (SPC-4, sections 6.6 and 7.8; SBC-3, section 6).
 
-use super::cdb::{Cdb, answer};
+use super::cdb::Cdb;
+use super::command_error::CommandError;
 use super::logical_unit::LogicalUnit;
 use super::properties::{DeviceKind, MediumLimits};
 use super::provisioning::MAX_DESCRIPTORS;
 use super::sense::Sense;
 use super::step::ScsiCommand;
-use super::task::{CommandError, Work};
+use super::task::Work;
+use super::task::answer;
 use super::verify::max_compare_blocks;
 
 /// Length of standard INQUIRY data: up to the end of the version descriptors.

@@ -2,12 +2,14 @@
 //!
 //! A disc is one session with one data track.
 
-use super::cdb::{Cdb, answer};
+use super::cdb::Cdb;
+use super::command_error::CommandError;
 use super::logical_unit::LogicalUnit;
 use super::properties::MediumLimits;
 use super::sense::Sense;
 use super::step::ScsiCommand;
-use super::task::{CommandError, Work};
+use super::task::Work;
+use super::task::answer;
 
 /// Profiles.
 const CD_ROM: u16 = 0x0008;

@@ -1,30 +1,14 @@
 //! Mode pages, MODE SENSE and MODE SELECT (SPC-4, sections 6.10 to 6.14 and 7.5; SBC-3, section 6; MMC-6, section 7).
 
-use super::cdb::{Cdb, answer};
+use super::cdb::Cdb;
+use super::command_error::CommandError;
 use super::logical_unit::LogicalUnit;
-use super::properties::{DeviceKind, MediumLimits};
+use super::mode_parameters::Modes;
+use super::properties::DeviceKind;
 use super::sense::Sense;
 use super::step::{ScsiCommand, Step};
-use super::task::{CommandError, Work};
-
-/// The mode parameters that the initiator can change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Modes {
-    /// WCE
-    pub write_cache: bool,
-    /// D_SENSE
-    pub descriptor_sense: bool,
-}
-
-impl Modes {
-    /// Default values for this medium.
-    pub fn new(limits: Option<&MediumLimits>) -> Self {
-        Self {
-            write_cache: limits.is_some_and(|limits| limits.write_cache && !limits.read_only),
-            descriptor_sense: false,
-        }
-    }
-}
+use super::task::Work;
+use super::task::answer;
 
 /// Page codes.
 const ERROR_RECOVERY: u8 = 0x01;

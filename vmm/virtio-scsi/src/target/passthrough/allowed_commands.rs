@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use super::super::block_commands::LbaRange;
 use super::super::cdb::Cdb;
+use super::super::passthrough_device::PassthroughLimits;
 use super::super::sense::Sense;
-use super::PassthroughLimits;
-use super::response_filter::{self, ResponseFilter};
+use super::response_filter::{BLOCK_LIMITS, ResponseFilter};
 
 /// Direction and amount of a command's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -131,21 +131,21 @@ static ALLOWED_COMMANDS: &[AllowedCommand] = &[
     AllowedCommand::new(0x00, NoData), AllowedCommand::new(0x1b, NoData).slow(), AllowedCommand::new(0x1e, NoData),
     // REQUEST SENSE, INQUIRY, READ CAPACITY (10), (16), GET LBA STATUS
     AllowedCommand::new(0x03, Allocation(4, 1)),
-    AllowedCommand::new(0x12, Allocation(3, 2)).filter(response_filter::for_inquiry),
-    AllowedCommand::new(0x25, Fixed(8)).filter(response_filter::for_capacity10),
-    AllowedCommand::new(0x9e, Allocation(10, 4)).action(0x10).filter(response_filter::for_capacity16),
+    AllowedCommand::new(0x12, Allocation(3, 2)).filter(for_inquiry),
+    AllowedCommand::new(0x25, Fixed(8)).filter(for_capacity10),
+    AllowedCommand::new(0x9e, Allocation(10, 4)).action(0x10).filter(for_capacity16),
     AllowedCommand::new(0x9e, Allocation(10, 4)).action(0x12),
     // MODE SENSE and MODE SELECT (6), (10), LOG SENSE, READ DEFECT DATA (10), (12)
-    AllowedCommand::new(0x1a, Allocation(4, 1)).filter(response_filter::for_mode_sense),
+    AllowedCommand::new(0x1a, Allocation(4, 1)).filter(for_mode_sense),
     AllowedCommand::new(0x15, List(4, 1)).writes(),
-    AllowedCommand::new(0x5a, Allocation(7, 2)).filter(response_filter::for_mode_sense),
+    AllowedCommand::new(0x5a, Allocation(7, 2)).filter(for_mode_sense),
     AllowedCommand::new(0x55, List(7, 2)).writes(),
     AllowedCommand::new(0x4d, Allocation(7, 2)),
     AllowedCommand::new(0x37, Allocation(7, 2)), AllowedCommand::new(0xb7, Allocation(6, 4)),
     // REPORT IDENTIFYING INFORMATION, REPORT TARGET PORT GROUPS, REPORT SUPPORTED OPERATION CODES
     AllowedCommand::new(0xa3, Allocation(6, 4)).action(0x05),
     AllowedCommand::new(0xa3, Allocation(6, 4)).action(0x0a),
-    AllowedCommand::new(0xa3, Allocation(6, 4)).action(0x0c).filter(response_filter::for_opcodes),
+    AllowedCommand::new(0xa3, Allocation(6, 4)).action(0x0c).filter(for_opcodes),
     // PERSISTENT RESERVE IN: READ KEYS, READ RESERVATION, REPORT CAPABILITIES, READ FULL STATUS
     AllowedCommand::new(0x5e, Allocation(7, 2)).action(0x00).privileged().reservation(),
     AllowedCommand::new(0x5e, Allocation(7, 2)).action(0x01).privileged().reservation(),
@@ -227,4 +227,37 @@ pub(super) fn wanted(length: Length, cdb: &Cdb, block_size: u32) -> Result<Wante
 /// True if the CDB has RDPROTECT, WRPROTECT or VRPROTECT in byte 1.
 pub(super) fn has_protection(length: Length) -> bool {
     matches!(length, Read | Write | Same | Verify | Compare)
+}
+
+fn for_inquiry(_: &PassthroughLimits, cdb: &Cdb) -> Option<ResponseFilter> {
+    match (cdb.u8(1) & 3, cdb.u8(2)) {
+        (1, 0x00) => Some(ResponseFilter::Pages),
+        (1, BLOCK_LIMITS) => Some(ResponseFilter::BlockLimits),
+        _ => None,
+    }
+}
+
+fn for_capacity10(_: &PassthroughLimits, _: &Cdb) -> Option<ResponseFilter> {
+    Some(ResponseFilter::Capacity10)
+}
+
+fn for_capacity16(_: &PassthroughLimits, _: &Cdb) -> Option<ResponseFilter> {
+    Some(ResponseFilter::Capacity16)
+}
+
+fn for_mode_sense(limits: &PassthroughLimits, cdb: &Cdb) -> Option<ResponseFilter> {
+    let at = if cdb.opcode() == 0x1a { 2 } else { 3 };
+    limits.read_only.then_some(ResponseFilter::WriteProtect(at))
+}
+
+fn for_opcodes(limits: &PassthroughLimits, cdb: &Cdb) -> Option<ResponseFilter> {
+    if cdb.u8(2) & 7 == 0 {
+        return Some(ResponseFilter::Opcodes);
+    }
+    (!is_supported(limits, cdb.u8(3), cdb.u8(5))).then_some(ResponseFilter::NoOpcode)
+}
+
+/// True if a guest can send a command. Ignores `action` for commands without service actions.
+pub(super) fn is_supported(limits: &PassthroughLimits, opcode: u8, action: u8) -> bool {
+    is_own(opcode, action) || find(limits, &[opcode, action]).is_ok()
 }

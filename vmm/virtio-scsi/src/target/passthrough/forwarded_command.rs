@@ -1,16 +1,21 @@
 //! Forwards a guest's command to a passthrough device and its answer to the guest.
 
-use super::super::cdb::{Cdb, answer};
+use super::super::cdb::Cdb;
+use super::super::command_error::CommandError;
 use super::super::command_table;
 use super::super::logical_unit::LogicalUnit;
-use super::super::sense::Sense;
-use super::super::step::{ScsiCommand, Step};
-use super::super::task::{CommandError, Direction, Procedure, Task, Work};
-use super::allowed_commands::{self, AllowedCommand, Length, Wanted};
-use super::response_filter::ResponseFilter;
-use super::{
-    DeliveryFailure, MAX_PRIVILEGED, PassthroughCommand, PassthroughLimits, PassthroughResult, Transfer,
+use super::super::passthrough_device::{
+    CommandResult, DeliveryFailure, MAX_PRIVILEGED, PassthroughCommand, PassthroughLimits, PassthroughResult,
+    Transfer,
 };
+use super::super::sense::{Sense, SenseKey};
+use super::super::step::{ScsiCommand, ScsiStatus, Step};
+use super::super::task::{Direction, Procedure, Task, Work, answer};
+use super::allowed_commands::{self, AllowedCommand, Length, Wanted, is_supported};
+use super::response_filter::ResponseFilter;
+
+/// Maximum length of sense data.
+const MAX_SENSE: usize = 252;
 
 /// REQUEST SENSE, INQUIRY
 const IGNORES_UNIT_ATTENTION: [u8; 2] = [0x03, 0x12];
@@ -169,7 +174,9 @@ impl Procedure for ForwardedCommand {
         };
         match self.filter {
             None if passed.good() => Ok(Work::Done),
-            Some(filter) if passed.good() => answer(filter.apply(limits, passed.data), self.asked),
+            Some(filter) if passed.good() => {
+                answer(filter.apply(limits, passed.data, is_supported), self.asked)
+            }
             // The device does not have the page.
             Some(filter) if passed.refused() => match filter.replacement(limits) {
                 Some(data) => answer(data, self.asked),
@@ -181,5 +188,56 @@ impl Procedure for ForwardedCommand {
 
     fn passthrough_done(&mut self, passed: Result<PassthroughResult, DeliveryFailure>) {
         self.passed = Some(passed);
+    }
+}
+
+impl PassthroughResult {
+    fn good(&self) -> bool {
+        self.outcome.status == ScsiStatus::Good as u8
+    }
+
+    /// True for ILLEGAL REQUEST, in either format of sense data.
+    fn refused(&self) -> bool {
+        let sense = &self.outcome.sense;
+        let key = match sense.first().map(|code| code & 0x7f) {
+            Some(0x70) => sense.get(2),
+            Some(0x72) => sense.get(1),
+            _ => None,
+        };
+        key.is_some_and(|key| key & 0xf == SenseKey::IllegalRequest as u8)
+    }
+
+    /// The error for the initiator, of a status other than [`ScsiStatus::Good`].
+    fn fault(self) -> CommandError {
+        let CommandResult {
+            status, mut sense, ..
+        } = self.outcome;
+        let status = match status {
+            0x04 => ScsiStatus::ConditionMet,
+            0x08 => ScsiStatus::Busy,
+            0x18 => ScsiStatus::ReservationConflict,
+            0x28 => ScsiStatus::TaskSetFull,
+            0x30 => ScsiStatus::AcaActive,
+            0x40 => ScsiStatus::TaskAborted,
+            // CHECK CONDITION, and unknown codes.
+            _ => ScsiStatus::CheckCondition,
+        };
+        match status {
+            ScsiStatus::CheckCondition if sense.is_empty() => return Sense::TARGET_FAILURE.into(),
+            ScsiStatus::CheckCondition => {}
+            _ => sense.clear(),
+        }
+        sense.truncate(MAX_SENSE);
+        CommandError::Ended(status, sense)
+    }
+}
+
+impl DeliveryFailure {
+    fn fault(self) -> CommandError {
+        match self {
+            Self::Refused => Sense::INVALID_OPCODE.into(),
+            Self::Gone => Sense::NO_UNIT.into(),
+            other => CommandError::Failed(other),
+        }
     }
 }

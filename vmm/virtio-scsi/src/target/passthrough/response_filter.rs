@@ -1,7 +1,6 @@
 //! Filters for a passthrough device's responses: what the guest sees, and what the limits are updated from.
 
-use super::super::cdb::Cdb;
-use super::{MAX_PRIVILEGED, PassthroughLimits, allowed_commands};
+use super::super::passthrough_device::{MAX_PRIVILEGED, PassthroughLimits};
 
 /// A filter for the response to a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,43 +20,10 @@ pub(super) enum ResponseFilter {
     NoOpcode,
 }
 
-const BLOCK_LIMITS: u8 = 0xb0;
+pub(super) const BLOCK_LIMITS: u8 = 0xb0;
 
 /// Length of the page with its header.
 const BLOCK_LIMITS_LEN: usize = 0x40;
-
-pub(super) fn for_inquiry(_: &PassthroughLimits, cdb: &Cdb) -> Option<ResponseFilter> {
-    match (cdb.u8(1) & 3, cdb.u8(2)) {
-        (1, 0x00) => Some(ResponseFilter::Pages),
-        (1, BLOCK_LIMITS) => Some(ResponseFilter::BlockLimits),
-        _ => None,
-    }
-}
-
-pub(super) fn for_capacity10(_: &PassthroughLimits, _: &Cdb) -> Option<ResponseFilter> {
-    Some(ResponseFilter::Capacity10)
-}
-
-pub(super) fn for_capacity16(_: &PassthroughLimits, _: &Cdb) -> Option<ResponseFilter> {
-    Some(ResponseFilter::Capacity16)
-}
-
-pub(super) fn for_mode_sense(limits: &PassthroughLimits, cdb: &Cdb) -> Option<ResponseFilter> {
-    let at = if cdb.opcode() == 0x1a { 2 } else { 3 };
-    limits.read_only.then_some(ResponseFilter::WriteProtect(at))
-}
-
-pub(super) fn for_opcodes(limits: &PassthroughLimits, cdb: &Cdb) -> Option<ResponseFilter> {
-    if cdb.u8(2) & 7 == 0 {
-        return Some(ResponseFilter::Opcodes);
-    }
-    (!is_supported(limits, cdb.u8(3), cdb.u8(5))).then_some(ResponseFilter::NoOpcode)
-}
-
-/// True if a guest can send a command. Ignores `action` for commands without service actions.
-fn is_supported(limits: &PassthroughLimits, opcode: u8, action: u8) -> bool {
-    allowed_commands::is_own(opcode, action) || allowed_commands::find(limits, &[opcode, action]).is_ok()
-}
 
 impl ResponseFilter {
     /// A response for which the device is not asked.
@@ -76,8 +42,13 @@ impl ResponseFilter {
         }
     }
 
-    /// Applies the filter to a response.
-    pub fn apply(self, limits: &mut PassthroughLimits, mut data: Vec<u8>) -> Vec<u8> {
+    /// Applies the filter to a response. `is_supported` is true for a command that the guest can send.
+    pub fn apply(
+        self,
+        limits: &mut PassthroughLimits,
+        mut data: Vec<u8>,
+        is_supported: fn(&PassthroughLimits, u8, u8) -> bool,
+    ) -> Vec<u8> {
         match self {
             Self::Pages => add_block_limits(&mut data),
             Self::BlockLimits => clamp(limits, &mut data),
@@ -86,9 +57,9 @@ impl ResponseFilter {
                     *byte |= 0x80;
                 }
             }
-            Self::Capacity10 => update_from_capacity10(limits, &data),
-            Self::Capacity16 => update_from_capacity16(limits, &data),
-            Self::Opcodes => data = supported_opcodes(limits, &data),
+            Self::Capacity10 => limits.update_from_capacity10(&data),
+            Self::Capacity16 => limits.update_from_capacity16(&data),
+            Self::Opcodes => data = supported_opcodes(limits, &data, is_supported),
             Self::NoOpcode => {}
         }
         data
@@ -103,34 +74,6 @@ impl ResponseFilter {
         (page[1], page[3]) = (BLOCK_LIMITS, BLOCK_LIMITS_LEN as u8 - 4);
         clamp(limits, &mut page);
         Some(page)
-    }
-}
-
-pub(super) fn update_from_capacity10(limits: &mut PassthroughLimits, data: &[u8]) {
-    if let Some((&last, rest)) = data.split_first_chunk::<4>()
-        && let Some(size) = rest.first_chunk()
-    {
-        follow(limits, u32::from_be_bytes(last).into(), *size);
-    }
-}
-
-pub(super) fn update_from_capacity16(limits: &mut PassthroughLimits, data: &[u8]) {
-    if let Some((&last, rest)) = data.split_first_chunk::<8>()
-        && let Some(size) = rest.first_chunk()
-    {
-        follow(limits, u64::from_be_bytes(last), *size);
-    }
-}
-
-/// Updates the limits from the last block and the block length, if they are possible.
-fn follow(limits: &mut PassthroughLimits, last: u64, size: [u8; 4]) {
-    let size = u32::from_be_bytes(size);
-    if size.is_power_of_two() && (256..=1 << 16).contains(&size) {
-        limits.block_size = size;
-        // All ones: the device has more blocks than the command can report.
-        if last != u64::from(u32::MAX) {
-            limits.blocks = last.saturating_add(1);
-        }
     }
 }
 
@@ -175,7 +118,11 @@ fn clamp(limits: &PassthroughLimits, page: &mut [u8]) {
 }
 
 /// Removes commands that are not allowed from a list of all commands.
-fn supported_opcodes(limits: &PassthroughLimits, data: &[u8]) -> Vec<u8> {
+fn supported_opcodes(
+    limits: &PassthroughLimits,
+    data: &[u8],
+    is_supported: fn(&PassthroughLimits, u8, u8) -> bool,
+) -> Vec<u8> {
     let mut known = vec![0; 4];
     let Some((&len, mut rest)) = data.split_first_chunk::<4>() else {
         return data.to_vec();

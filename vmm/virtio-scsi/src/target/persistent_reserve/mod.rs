@@ -1,11 +1,13 @@
 //! PERSISTENT RESERVE IN and PERSISTENT RESERVE OUT (SPC-4, sections 6.15 and 6.16).
 
-use super::cdb::{Cdb, answer};
+use super::cdb::Cdb;
+use super::command_error::CommandError;
 use super::logical_unit::LogicalUnit;
 use super::reservation_state::ReservationType;
 use super::sense::Sense;
 use super::step::ScsiCommand;
-use super::task::{CommandError, Work};
+use super::task::Work;
+use super::task::answer;
 
 /// PARAMETER LIST LENGTH of PERSISTENT RESERVE OUT.
 const LIST: u32 = 24;

@@ -1,12 +1,14 @@
 //! REPORT LUNS (SPC-4, section 6.33) and commands to LUNs that do not exist (SAM-5, "Addressing an incorrect logical
 //! unit number").
 
-use super::cdb::{Cdb, answer};
+use super::cdb::Cdb;
+use super::command_error::CommandError;
 use super::inquiry;
 use super::logical_unit::LogicalUnit;
 use super::sense::Sense;
 use super::step::{Lun, ScsiCommand, ScsiResponse, ScsiStatus};
-use super::task::{CommandError, Work};
+use super::task::Work;
+use super::task::answer;
 
 /// REPORT LUNS (SPC-4, section 6.33).
 pub(crate) fn report(

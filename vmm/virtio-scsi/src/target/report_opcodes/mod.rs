@@ -1,11 +1,13 @@
 //! REPORT SUPPORTED OPERATION CODES and REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS (SPC-4, sections 6.35 and 6.36).
 
-use super::cdb::{Cdb, answer};
-use super::command_table::{self, CommandDescriptor};
+use super::cdb::Cdb;
+use super::command_descriptor::CommandDescriptor;
+use super::command_error::CommandError;
 use super::logical_unit::LogicalUnit;
 use super::sense::Sense;
 use super::step::ScsiCommand;
-use super::task::{CommandError, Work};
+use super::task::Work;
+use super::task::answer;
 
 /// Functions that the controller supports: ABORT TASK, ABORT TASK SET, CLEAR TASK SET, LOGICAL UNIT RESET, QUERY TASK;
 /// QUERY TASK SET, I_T NEXUS RESET.
@@ -15,18 +17,21 @@ const TASK_MANAGEMENT: [u8; 2] = [0x80 | 0x40 | 0x10 | 0x08 | 0x04, 0x02 | 0x01]
 const TIMEOUT: u32 = 60;
 
 /// REPORT SUPPORTED OPERATION CODES
-pub(crate) fn report(unit: &mut LogicalUnit, cdb: &Cdb, _: &ScsiCommand<'_>) -> Result<Work, CommandError> {
+pub(crate) fn report(
+    commands: impl Iterator<Item = &'static CommandDescriptor>,
+    cdb: &Cdb,
+) -> Result<Work, CommandError> {
     let timeouts = cdb.bit(2, 7);
     let data = match cdb.u8(2) & 7 {
-        0 => all(unit, timeouts),
-        options => one(unit, cdb, options, timeouts)?,
+        0 => all(commands, timeouts),
+        options => one(commands, cdb, options, timeouts)?,
     };
     answer(data, cdb.u32(6))
 }
 
-fn all(unit: &LogicalUnit, timeouts: bool) -> Vec<u8> {
+fn all(commands: impl Iterator<Item = &'static CommandDescriptor>, timeouts: bool) -> Vec<u8> {
     let mut data = vec![0; 4];
-    for op in command_table::offered(unit) {
+    for op in commands {
         let flags = u8::from(timeouts) << 1 | u8::from(op.action.is_some());
         data.extend([
             op.opcode,
@@ -47,11 +52,14 @@ fn all(unit: &LogicalUnit, timeouts: bool) -> Vec<u8> {
     data
 }
 
-fn one(unit: &LogicalUnit, cdb: &Cdb, options: u8, timeouts: bool) -> Result<Vec<u8>, Sense> {
+fn one(
+    commands: impl Iterator<Item = &'static CommandDescriptor>,
+    cdb: &Cdb,
+    options: u8,
+    timeouts: bool,
+) -> Result<Vec<u8>, Sense> {
     let (opcode, action) = (cdb.u8(3), cdb.u16(4));
-    let mut candidates = command_table::offered(unit)
-        .filter(|op| op.opcode == opcode)
-        .peekable();
+    let mut candidates = commands.filter(|op| op.opcode == opcode).peekable();
     let by_action = candidates.peek().is_some_and(|op| op.action.is_some());
     let exists = candidates.peek().is_some();
     let matching = |op: &&CommandDescriptor| op.action.is_none_or(|a| u16::from(a) == action);

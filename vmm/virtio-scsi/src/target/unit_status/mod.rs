@@ -1,10 +1,12 @@
 //! TEST UNIT READY, REQUEST SENSE, LOG SENSE and SEND DIAGNOSTIC (SPC-4, section 6).
 
-use super::cdb::{Cdb, answer};
+use super::cdb::Cdb;
+use super::command_error::CommandError;
 use super::logical_unit::LogicalUnit;
 use super::sense::Sense;
 use super::step::ScsiCommand;
-use super::task::{CommandError, Work};
+use super::task::Work;
+use super::task::answer;
 
 /// Log pages: Supported Log Pages, Informational Exceptions.
 const PAGES: [u8; 2] = [0x00, 0x2f];

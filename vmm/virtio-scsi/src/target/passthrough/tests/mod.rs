@@ -4,11 +4,11 @@ use std::cell::RefCell;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use super::super::passthrough_device::*;
 use super::super::tests::code;
 use super::super::{
     DeviceKind, Identity, LogicalUnit, Lun, ScsiCommand, ScsiResponse, ScsiStatus, Step, UnitAttention,
 };
-use super::*;
 
 mod answers;
 mod any;
