@@ -32,7 +32,7 @@ impl Actor {
     /// Serves until `stop` is signalled or a fatal error occurs.
     pub fn run(mut self, stop: &EventFd) {
         if let Err(reason) = self.serve(stop) {
-            tracing::error!(reason, "the SCSI controller ends");
+            tracing::error!(reason, "the SCSI controller stopped");
             self.controller.virtqueues().fail(&reason);
         }
     }

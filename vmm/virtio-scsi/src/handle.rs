@@ -22,11 +22,11 @@ pub enum ScsiError {
     #[error("there is no target {0}, the last is {1}")]
     Target(u8, u8),
     /// Another unit is there.
-    #[error("disk {1:?} is at {0}")]
+    #[error("{0} is in use by disk {1:?}")]
     Occupied(UnitAddress, String),
     /// The driver has not handled the removal of the unit that was there: it could send commands for the old disk to
     /// the new one. Retry, there or at another address.
-    #[error("the guest has not let go of the disk that was at {0}")]
+    #[error("the guest has not removed the disk that was at {0} yet; retry, or use another address")]
     NotReleased(UnitAddress),
     /// No LUN of this target is free.
     #[error("the SCSI controller is full: no LUN of target {0} is free")]
@@ -44,7 +44,7 @@ pub enum ScsiError {
     #[error("disk {0:?}: {1}")]
     Medium(String, InvalidLimits),
     /// It is no CD-ROM drive.
-    #[error("disk {0:?} is no CD-ROM drive")]
+    #[error("disk {0:?} is not a CD-ROM drive")]
     NotADrive(String),
     /// PREVENT ALLOW MEDIUM REMOVAL is in force.
     #[error("the guest prevents removal of the medium of {0:?}")]

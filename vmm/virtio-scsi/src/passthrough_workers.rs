@@ -141,7 +141,7 @@ impl PassthroughWorkers {
             && self.threads.len() < MAX_THREADS
             && let Err(error) = self.start()
         {
-            tracing::debug!(%error, "no further thread for a LUN");
+            tracing::debug!(%error, "cannot start another thread for a passthrough device");
         }
     }
 

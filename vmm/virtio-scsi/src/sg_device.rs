@@ -143,7 +143,7 @@ impl PassthroughDevice for SgDevice {
         match done {
             Ok(done) => outcome(done),
             Err(error) => {
-                tracing::debug!(?cdb, %error, "the host did not take a command for a LUN");
+                tracing::debug!(?cdb, %error, "the host did not execute a passthrough command");
                 Err(refusal(&error))
             }
         }

@@ -90,14 +90,18 @@ impl Qcow2Header {
         }
         let version = be32(head, 4);
         if !matches!(version, 2 | 3) {
-            return Err(refused(format!("version {version} is not known")));
+            return Err(refused(format!(
+                "version {version} is not supported, only 2 and 3"
+            )));
         }
         if version == 3 && head.len() < V3 {
             return Err(refused("the header is cut off"));
         }
         let cluster_bits = be32(head, 20);
         if !(9..=21).contains(&cluster_bits) {
-            return Err(refused(format!("clusters of 2^{cluster_bits} bytes")));
+            return Err(refused(format!(
+                "clusters of 2^{cluster_bits} bytes are not supported, only 2^9 to 2^21"
+            )));
         }
         if be64(head, 8) != 0 {
             return Err(refused("it names a backing file"));
@@ -108,7 +112,7 @@ impl Qcow2Header {
         let snapshots = be32(head, 60);
         if writable && snapshots != 0 {
             return Err(refused(format!(
-                "it holds {snapshots} internal snapshots, which are not kept"
+                "it holds {snapshots} internal snapshots, which writing would damage: delete them, or open it read-only"
             )));
         }
         let cluster = 1 << cluster_bits;
@@ -120,7 +124,9 @@ impl Qcow2Header {
             4
         };
         if count_order > 6 {
-            return Err(refused(format!("reference counts of 2^{count_order} bits")));
+            return Err(refused(format!(
+                "reference counts of 2^{count_order} bits are not supported, only up to 2^6"
+            )));
         }
         let header = Self {
             size: be64(head, 24),
@@ -144,14 +150,14 @@ impl Qcow2Header {
     fn check_tables(&self, len: u64) -> io::Result<()> {
         if self.size == 0 || !self.size.is_multiple_of(512) || i64::try_from(self.size).is_err() {
             return Err(refused(format!(
-                "a size of {} bytes, which is 0, no whole sectors, or too large",
+                "a size of {} bytes is not possible: it is 0, not a multiple of 512, or too large",
                 self.size
             )));
         }
         let needed = self.tables_needed();
         if self.tables.entries < needed {
             return Err(refused(format!(
-                "the L1 table has {} entries, and needs {needed}",
+                "the L1 table has {} entries, but the disk needs {needed}",
                 self.tables.entries
             )));
         }
@@ -159,7 +165,10 @@ impl Qcow2Header {
             let end = table.offset.checked_add(table.entries * 8);
             if table.entries == 0 || table.offset < self.cluster || !table.offset.is_multiple_of(self.cluster)
             {
-                return Err(refused(format!("{name} is not where one can be")));
+                return Err(refused(format!(
+                    "the offset of {name}, {:#x}, is not a cluster behind the header",
+                    table.offset
+                )));
             }
             if end.is_none_or(|end| end > len) {
                 return Err(refused(format!(
@@ -179,7 +188,7 @@ impl Qcow2Header {
         let bytes = cached * self.cluster + upper;
         if bytes > MEMORY {
             return Err(refused(format!(
-                "its tables would take {} MiB of memory",
+                "its tables would take {} MiB of memory, more than 64: convert it to larger clusters",
                 bytes >> 20
             )));
         }
@@ -214,7 +223,7 @@ impl Qcow2Header {
             let per_block = (self.cluster * 8) >> self.count_order;
             if counted * per_block > COUNTS {
                 return Err(refused(format!(
-                    "it counts {} clusters, more than {COUNTS}",
+                    "it counts {} clusters, more than {COUNTS}: convert it to larger clusters",
                     counted * per_block
                 )));
             }
@@ -332,11 +341,11 @@ fn check_extensions(head: &[u8], cluster: u64) -> io::Result<()> {
     let end = head.len().min(cluster as usize);
     let mut at = be32(head, 100) as usize;
     if at < V3 || !at.is_multiple_of(8) {
-        return Err(refused(format!("a header of {at} bytes")));
+        return Err(refused(format!("a header of {at} bytes is not possible")));
     }
     loop {
         let Some(Range { start, .. }) = fits(at, 8, end) else {
-            return Err(refused("the header's extensions do not end"));
+            return Err(refused("the header extensions have no end"));
         };
         let (kind, len) = (be32(head, start), be32(head, start + 4) as usize);
         match kind {
@@ -346,7 +355,7 @@ fn check_extensions(head: &[u8], cluster: u64) -> io::Result<()> {
             _ => {}
         }
         let Some(content) = fits(at + 8, len, end) else {
-            return Err(refused("the header's extensions do not end"));
+            return Err(refused("the header extensions have no end"));
         };
         at = content.end.next_multiple_of(8);
     }

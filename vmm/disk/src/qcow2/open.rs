@@ -29,10 +29,14 @@ pub(super) fn guarded<T>(run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
 
 pub(super) fn open_file(file: File, options: DiskOptions) -> io::Result<Arc<File>> {
     if options.cache == CacheMode::None {
-        return Err(invalid("cache mode none is not for qcow2".into()));
+        return Err(invalid(
+            "cache mode none is not available for qcow2: use writeback or writethrough".into(),
+        ));
     }
     if geometry::check_access(&file, options)? {
-        return Err(invalid("qcow2 or its base opened with O_DIRECT".into()));
+        return Err(invalid(
+            "qcow2 images and their bases cannot be opened with O_DIRECT".into(),
+        ));
     }
     Ok(Arc::new(file))
 }
@@ -43,7 +47,7 @@ pub(super) fn open_image(
     writable: bool,
 ) -> io::Result<(ImagoAccess, Qcow2Header)> {
     if !file.metadata()?.file_type().is_file() {
-        return Err(invalid("qcow2 is not in a regular file".into()));
+        return Err(invalid("a qcow2 image must be a regular file".into()));
     }
     let header = Qcow2Header::load(file, writable)?;
     let access = guarded(|| {

@@ -121,7 +121,7 @@ impl Controller {
         unit.removal = Some(Removal::new(reply, self.config.removal_timeout));
         self.events.post(unit.address, UnitEvent::Removed);
         self.removing.push(unit_index);
-        tracing::info!(disk = id, address = %unit.address, "removal begins");
+        tracing::info!(disk = id, address = %unit.address, "removing");
     }
 
     /// Advances removals as far as possible.

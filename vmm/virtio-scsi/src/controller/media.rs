@@ -89,7 +89,7 @@ impl Controller {
             let disc = self.engine.disk(id).cloned();
             let EjectedDisc { reply, .. } = self.ejected.swap_remove(at);
             if let Err(error) = self.engine.detach(id) {
-                tracing::warn!(%error, "a disc stays open");
+                tracing::warn!(%error, "cannot close an ejected disc");
             }
             if let Some(reply) = reply {
                 let _ = reply.send(Ok(disc));

@@ -105,16 +105,16 @@ pub struct MediumLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidLimits {
     /// See [`MediumLimits::block_size`].
-    #[error("no logical blocks of {0} bytes")]
+    #[error("logical blocks of {0} bytes are not supported")]
     BlockSize(u32),
     /// See [`MediumLimits::blocks`].
-    #[error("no medium of {0} blocks")]
+    #[error("a medium of {0} blocks is not possible")]
     Blocks(u64),
     /// See [`MediumLimits::physical_exponent`].
-    #[error("no 2^{0} logical blocks in a physical block")]
+    #[error("2^{0} logical blocks in a physical block are not supported")]
     Exponent(u8),
     /// See [`MediumLimits::max_transfer`] and [`MediumLimits::max_unmap`].
-    #[error("a command may name less than a block")]
+    #[error("the maximum transfer is less than a block")]
     LessThanBlock,
 }
 

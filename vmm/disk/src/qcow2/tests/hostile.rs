@@ -67,7 +67,7 @@ fn what_an_image_may_not_be_is_named() {
         (&[(24, &(u64::MAX - 511).to_be_bytes())], "too large"),
         (&[(24, &(1u64 << 50).to_be_bytes())], "L1 table has"),
         (&[(36, &u32::MAX.to_be_bytes())], "not in the file"),
-        (&[(40, &0u64.to_be_bytes())], "not where one can be"),
+        (&[(40, &0u64.to_be_bytes())], "not a cluster behind the header"),
         (&[(48, &(1u64 << 40).to_be_bytes())], "not in the file"),
         (&[(56, &u32::MAX.to_be_bytes())], "not in the file"),
         (&[(96, &7u32.to_be_bytes())], "2^7 bits"),
