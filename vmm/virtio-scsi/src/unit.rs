@@ -214,17 +214,16 @@ impl Removal {
         }
     }
 
-    /// Time until the next check.
-    pub fn due(&self, now: Instant) -> Option<Duration> {
-        // If the removal is due and still waits, another event ends the wait.
-        let serving = self.stage == RemovalStage::Serving && now < self.deadline;
+    /// Time until the next check, zero if the deadline has passed. While the VM is paused the deadline means nothing,
+    /// and activation ends the wait.
+    pub fn due(&self, now: Instant, paused: bool) -> Option<Duration> {
         let left = self.deadline.saturating_duration_since(now);
-        serving.then(|| {
-            if self.event_buffer.is_some() {
-                left.min(POLL)
-            } else {
-                left
-            }
+        if self.stage != RemovalStage::Serving || paused && left.is_zero() {
+            return None;
+        }
+        Some(match self.event_buffer {
+            Some(_) => left.min(POLL),
+            None => left,
         })
     }
 }
@@ -286,5 +285,16 @@ mod tests {
         assert!(!order.enter(2, false, false));
         order.cancel(100);
         assert_eq!(order.next(EXCLUSIVE), Some(2));
+    }
+
+    #[test]
+    fn a_removal_whose_deadline_has_passed_is_due_at_once() {
+        let (reply, _) = tokio::sync::oneshot::channel();
+        let removal = Removal::new(reply, Duration::from_secs(5));
+        let second = Duration::from_secs(1);
+        assert_eq!(removal.due(removal.deadline - second, false), Some(second));
+        let late = removal.deadline + second;
+        assert_eq!(removal.due(late, false), Some(Duration::ZERO));
+        assert_eq!(removal.due(late, true), None);
     }
 }

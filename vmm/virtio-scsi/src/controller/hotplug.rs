@@ -253,12 +253,12 @@ impl Controller {
         if self.removing.is_empty() {
             return None;
         }
-        let now = Instant::now();
+        let (now, paused) = (Instant::now(), self.is_paused());
         let units = self
             .removing
             .iter()
             .filter_map(|unit_index| self.table.unit(*unit_index));
-        let due = units.filter_map(|unit| unit.removal.as_ref()?.due(now));
+        let due = units.filter_map(|unit| unit.removal.as_ref()?.due(now, paused));
         due.min()
     }
 
