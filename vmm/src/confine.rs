@@ -7,6 +7,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{Gid, Uid, chdir, chroot, getgid, getuid, pivot_root, setgroups, setresgid, setresuid};
@@ -92,12 +93,35 @@ fn empty_root() -> Result<(), ConfineError> {
     )
     .map_err(step("empty root"))?;
     chdir(stage).map_err(step("empty root"))?;
-    // Stacks the old root on the new one's own root directory, from where it is taken off.
-    pivot_root(".", ".").map_err(step("change root"))?;
-    umount2(".", MntFlags::MNT_DETACH).map_err(step("detach old root"))?;
+    match pivot_root(".", ".") {
+        // The old root is now stacked on the root directory of the new one.
+        Ok(()) => umount2(".", MntFlags::MNT_DETACH).map_err(step("detach old root"))?,
+        Err(Errno::EINVAL) => cover_root()?,
+        Err(error) => return Err(step("change root")(error)),
+    }
     chroot(".")
         .and_then(|()| chdir("/"))
         .map_err(step("enter new root"))
+}
+
+/// Moves the mount at the working directory over the root directory, as switch_root(8) does.
+///
+/// pivot_root(2) fails with EINVAL if the root is rootfs (the initramfs), which has no parent mount and cannot be
+/// unmounted. The old root then stays in the mount namespace, beneath the new one. A path walk does not get there: `..`
+/// ends at the root directory, and the steps that could uncover it (chroot, umount, a further namespace) take
+/// capabilities that are dropped next and system calls that the seccomp filters forbid.
+fn cover_root() -> Result<(), ConfineError> {
+    let none: Option<&str> = None;
+    mount(Some("."), "/", none, MsFlags::MS_MOVE, none).map_err(step("cover root"))?;
+    // Absolute paths still lead to the old root. Its other mounts are detached, so that nothing but rootfs stays. It is
+    // a second line of defence only: without /proc, or in a user namespace, where they are locked, they stay.
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    for point in mounts.lines().rev().filter_map(|line| line.split(' ').nth(4)) {
+        if point != "/" {
+            let _ = umount2(point, MntFlags::MNT_DETACH);
+        }
+    }
+    Ok(())
 }
 
 fn drop_bounding_set() -> Result<(), ConfineError> {
