@@ -10,7 +10,7 @@ use husk_vmi::NicBinding;
 use tonic::Code;
 
 use super::fixture::{Fixture, Vm, eventually};
-use super::networks::{can_run, masquerade, on, taps, with_nic};
+use super::networks::{masquerade, on, taps, with_nic};
 
 const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 7]);
 
@@ -53,10 +53,7 @@ fn kill(vm: &mut Vm) {
     vm.ends(async |mut client| drop(client.kill(KillRequest {}).await.unwrap()));
 }
 
-pub fn an_interface_comes_and_goes() {
-    if !can_run() {
-        return;
-    }
+pub fn interface_is_plugged_and_unplugged() {
     let f = Fixture::new();
     let pod = pod();
     let mut vm = f
@@ -98,10 +95,7 @@ pub fn an_interface_comes_and_goes() {
     f.is_clean(&vm.pids());
 }
 
-pub fn what_is_removed_while_paused_goes_later() {
-    if !can_run() {
-        return;
-    }
+pub fn removal_while_paused_completes_on_resume() {
     let f = Fixture::new();
     let pod = pod();
     let mut vm = f
@@ -135,10 +129,7 @@ pub fn what_is_removed_while_paused_goes_later() {
     f.is_clean(&vm.pids());
 }
 
-pub fn what_cannot_be_added_is_told_and_changes_nothing() {
-    if !can_run() {
-        return;
-    }
+pub fn refused_interface_changes_nothing() {
     let f = Fixture::new();
     let pod = pod();
     let mut vm = f
@@ -229,10 +220,7 @@ pub fn what_cannot_be_added_is_told_and_changes_nothing() {
     f.is_clean(&vm.pids());
 }
 
-pub fn what_was_added_is_given_back_at_the_end() {
-    if !can_run() {
-        return;
-    }
+pub fn plugged_interfaces_are_restored_at_exit() {
     let f = Fixture::new();
     let pod = pod();
     let before = pod.state();

@@ -21,7 +21,7 @@ async fn shut_down(mut client: PodClient, grace_seconds: Option<u64>) {
     client.shutdown(ShutdownRequest { grace_seconds }).await.unwrap();
 }
 
-pub fn the_button_ends_it_well() {
+pub fn power_button_ends_the_vm() {
     let f = Fixture::new();
     let mut vm = f.start(plan("demo")).unwrap();
     let status = vm.ends(async |mut client| {
@@ -43,7 +43,7 @@ pub fn the_button_ends_it_well() {
     f.is_clean(&vm.pids());
 }
 
-pub fn a_deaf_guest_is_killed_after_its_grace_period() {
+pub fn unresponsive_guest_is_killed_after_the_grace_period() {
     let f = Fixture::new();
     let mut vm = f.start(plan("deaf")).unwrap();
     let start = Instant::now();
@@ -73,7 +73,7 @@ pub fn a_deaf_guest_is_killed_after_its_grace_period() {
     f.is_clean(&vm.pids());
 }
 
-pub fn a_deaf_vmm_is_killed_too() {
+pub fn unresponsive_vmm_is_killed() {
     let f = Fixture::new();
     let mut vm = f.start(plan("stubborn")).unwrap();
     let start = Instant::now();
@@ -86,7 +86,7 @@ pub fn a_deaf_vmm_is_killed_too() {
     f.is_clean(&vm.pids());
 }
 
-pub fn signals_ask_and_then_insist() {
+pub fn second_signal_kills() {
     let f = Fixture::new();
     let mut vm = f.start(plan("demo")).unwrap();
     let monitor = vm.monitor;
@@ -106,7 +106,7 @@ pub fn signals_ask_and_then_insist() {
     f.is_clean(&vm.pids());
 }
 
-pub fn a_paused_vm_is_resumed_to_be_shut_down() {
+pub fn paused_vm_is_resumed_for_shutdown() {
     let f = Fixture::new();
     let mut paused = plan("demo");
     paused.start_paused = true;
@@ -124,7 +124,7 @@ pub fn a_paused_vm_is_resumed_to_be_shut_down() {
     f.is_clean(&vm.pids());
 }
 
-pub fn a_killed_vmm_leaves_nothing() {
+pub fn killed_vmm_is_cleaned_up() {
     let f = Fixture::new();
     let mut vm = f.start(plan("demo")).unwrap();
     let vmm = vm.vmm;
@@ -137,7 +137,7 @@ pub fn a_killed_vmm_leaves_nothing() {
     f.is_clean(&vm.pids());
 }
 
-pub fn a_killed_monitor_takes_its_vmm_along() {
+pub fn vmm_ends_with_its_monitor() {
     let f = Fixture::new();
     let vm = f.start(plan("demo")).unwrap();
     signal(vm.monitor, Signal::KILL);
@@ -150,7 +150,7 @@ pub fn a_killed_monitor_takes_its_vmm_along() {
     f.is_clean(&vm.pids());
 }
 
-pub fn the_guests_end_is_told_with_its_reason() {
+pub fn guest_exit_reason_is_reported() {
     let f = Fixture::new();
     let mut vm = f.start(plan("deaf-demo")).unwrap();
     let status = vm.ends(async |client| {
@@ -198,7 +198,7 @@ async fn hear(output: &mut Streaming<ConsoleOutput>, wanted: &str) {
     }
 }
 
-pub fn the_console_is_one_sessions() {
+pub fn console_has_one_session() {
     let f = Fixture::new();
     let mut vm = f.start(plan("demo")).unwrap();
     f.wait(async {
@@ -228,7 +228,7 @@ pub fn the_console_is_one_sessions() {
     f.is_clean(&vm.pids());
 }
 
-pub fn images_are_free_again_after_the_end() {
+pub fn image_locks_are_released_at_exit() {
     let f = Fixture::new();
     let image = f.home().join("disk.img");
     std::fs::File::create(&image).unwrap().set_len(1 << 20).unwrap();

@@ -13,15 +13,6 @@ use rustix::process::Signal;
 
 use super::fixture::{Fixture, alive, eventually, plan, signal};
 
-/// Whether the calling test can go on. As the root of a user namespace one has no other users, whose the VMM could be.
-pub fn can_run() -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        println!("skipped: networks are prepared by root");
-    }
-    root
-}
-
 pub fn nic(binding: NicBinding) -> NicPlan {
     NicPlan {
         name: "default".into(),
@@ -70,10 +61,7 @@ pub fn taps(pid: u32) -> usize {
         .count()
 }
 
-pub fn a_pods_network_is_the_vms_until_its_end() {
-    if !can_run() {
-        return;
-    }
+pub fn pod_network_is_prepared_and_restored() {
     for (binding, name, address) in [
         (NicBinding::Bridge, "bridge", "10.244.1.5"),
         (masquerade(), "masquerade", "10.0.2.2"),
@@ -113,10 +101,7 @@ pub fn a_pods_network_is_the_vms_until_its_end() {
     }
 }
 
-pub fn a_start_that_fails_gives_the_network_back() {
-    if !can_run() {
-        return;
-    }
+pub fn failed_start_restores_the_network() {
     let f = Fixture::new();
     let pod = Pod::with_address();
     let before = pod.state();
@@ -150,10 +135,7 @@ pub fn a_start_that_fails_gives_the_network_back() {
     f.is_clean(&[]);
 }
 
-pub fn a_start_that_is_cut_short_gives_the_network_back() {
-    if !can_run() {
-        return;
-    }
+pub fn aborted_start_restores_the_network() {
     let f = Fixture::new();
     let pod = Pod::with_address();
     let before = pod.state();
@@ -185,10 +167,7 @@ pub fn a_start_that_is_cut_short_gives_the_network_back() {
     }
 }
 
-pub fn a_network_that_cannot_be_is_told() {
-    if !can_run() {
-        return;
-    }
+pub fn unusable_network_is_reported() {
     let f = Fixture::new();
     let named = "name a network namespace, such as /run/netns/NAME or /proc/PID/ns/net";
     for (path, why) in [
@@ -221,10 +200,7 @@ pub fn a_network_that_cannot_be_is_told() {
     f.is_clean(&first.pids());
 }
 
-pub fn what_a_killed_monitor_did_is_taken_back() {
-    if !can_run() {
-        return;
-    }
+pub fn network_of_a_killed_monitor_is_restored() {
     let f = Fixture::new();
     for (binding, gone) in [
         (NicBinding::Bridge, false),
@@ -260,10 +236,7 @@ fn descriptor(pod: &Pod) -> std::mem::ManuallyDrop<std::os::fd::OwnedFd> {
     std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(pod.netns.as_fd().as_raw_fd()) })
 }
 
-pub fn a_namespace_of_one_that_dies_is_the_next_ones() {
-    if !can_run() {
-        return;
-    }
+pub fn namespace_of_a_dying_vm_is_reused() {
     let f = Fixture::new();
     let pod = Pod::with_address();
     let before = pod.state();

@@ -18,7 +18,7 @@ fn refusal(f: &Fixture, plan: husk_vmi::VmPlan) -> (String, String) {
     }
 }
 
-pub fn a_vm_runs_and_is_found() {
+pub fn started_vm_is_listed() {
     let f = Fixture::new();
     let mut vm = f.start(plan("demo")).unwrap();
     assert_eq!(f.state().list().unwrap(), [vm.dir.clone()]);
@@ -49,7 +49,7 @@ pub fn a_vm_runs_and_is_found() {
     f.is_clean(&vm.pids());
 }
 
-pub fn a_name_is_taken_once() {
+pub fn duplicate_name_is_refused() {
     let f = Fixture::new();
     let mut vm = f.start(plan("demo")).unwrap();
     let (reason, message) = refusal(&f, plan("demo"));
@@ -64,7 +64,7 @@ pub fn a_name_is_taken_once() {
     f.is_clean(&again.pids());
 }
 
-pub fn what_the_vmm_refuses_is_told_and_nothing_stays() {
+pub fn vmm_refusal_is_reported_and_cleaned_up() {
     let f = Fixture::new();
     let refused = refusal(&f, plan("refused"));
     assert_eq!(
@@ -79,7 +79,7 @@ pub fn what_the_vmm_refuses_is_told_and_nothing_stays() {
     f.is_clean(&[]);
 }
 
-pub fn a_vmm_that_dies_early_is_told() {
+pub fn early_vmm_death_is_reported() {
     let f = Fixture::new();
     assert_eq!(
         refusal(&f, plan("dies-early")),
@@ -88,7 +88,7 @@ pub fn a_vmm_that_dies_early_is_told() {
     f.is_clean(&[]);
 }
 
-pub fn a_variable_that_leads_nowhere_is_named() {
+pub fn bad_environment_variable_is_named() {
     let f = Fixture::new();
     let vmm = "set HUSK_VMM to the path of husk-vmm, or leave it out";
     let missing = "No such file or directory (os error 2)";
@@ -138,7 +138,7 @@ pub fn a_variable_that_leads_nowhere_is_named() {
     f.is_clean(&[]);
 }
 
-pub fn a_bad_volume_is_told_and_nothing_stays() {
+pub fn bad_volume_is_reported_and_cleaned_up() {
     let f = Fixture::new();
     let missing = f.home().join("missing.img");
     let mut plan = plan("demo");
@@ -153,7 +153,7 @@ pub fn a_bad_volume_is_told_and_nothing_stays() {
     f.is_clean(&[]);
 }
 
-pub fn an_image_the_vmm_refuses_is_told_by_its_name() {
+pub fn refused_image_is_named() {
     let f = Fixture::new();
     let path = f.home().join("disk.qcow2");
     std::fs::write(&path, b"QFI\xfb").unwrap();
@@ -170,7 +170,7 @@ pub fn an_image_the_vmm_refuses_is_told_by_its_name() {
     f.is_clean(&[]);
 }
 
-pub fn every_descriptor_of_many_disks_arrives() {
+pub fn all_descriptors_of_many_disks_arrive() {
     let f = Fixture::new();
     let mut plan = plan("demo");
     for n in 0..600 {
@@ -203,7 +203,7 @@ pub fn long_names_work() {
     f.is_clean(&vm.pids());
 }
 
-pub fn a_vm_whose_starter_died_ends() {
+pub fn vm_ends_when_its_launcher_dies() {
     let f = Fixture::new();
     let mut monitor = f
         .monitor()
@@ -218,7 +218,7 @@ pub fn a_vm_whose_starter_died_ends() {
     f.is_clean(&[monitor.id()]);
 }
 
-pub fn a_start_that_hangs_can_be_ended() {
+pub fn hanging_start_can_be_killed() {
     let f = Fixture::new();
     let config = serde_json::to_vec(&f.config(plan("hangs"))).unwrap();
     let mut monitor = f

@@ -20,7 +20,7 @@ use tonic::{Code, Status};
 
 use super::embedded;
 use super::fixture::{Fixture, Vm, eventually, exit_of};
-use super::networks::{can_run, on};
+use super::networks::on;
 
 const MIB: u64 = 1 << 20;
 
@@ -99,7 +99,7 @@ fn kill(vm: &mut Vm<'_>) {
     vm.ends(async |mut client| drop(client.kill(KillRequest {}).await.unwrap()));
 }
 
-pub fn a_vm_follows_its_vmi() {
+pub fn sync_applies_the_vmi() {
     let f = Fixture::new();
     let data = f.home().join("data.img");
     image(&data, MIB);
@@ -175,7 +175,7 @@ pub fn a_vm_follows_its_vmi() {
     f.is_clean(&vm.pids());
 }
 
-pub fn what_takes_a_restart_is_refused_and_nothing_is_done() {
+pub fn sync_refuses_changes_that_need_a_restart() {
     let f = Fixture::new();
     let data = f.home().join("data.img");
     image(&data, MIB);
@@ -227,7 +227,7 @@ pub fn what_takes_a_restart_is_refused_and_nothing_is_done() {
     f.is_clean(&vm.pids());
 }
 
-pub fn what_a_guest_clings_to_goes_later() {
+pub fn sync_reports_pending_removals() {
     let f = Fixture::new();
     let data = f.home().join("data.img");
     image(&data, MIB);
@@ -266,7 +266,7 @@ pub fn what_a_guest_clings_to_goes_later() {
     f.is_clean(&vm.pids());
 }
 
-pub fn calls_are_served_one_after_the_other() {
+pub fn sync_calls_are_serialised() {
     let f = Fixture::new();
     let data = f.home().join("data.img");
     image(&data, MIB);
@@ -313,7 +313,7 @@ fn told<T>(answer: Result<T, Status>) -> Result<T, (Code, String)> {
     answer.map_err(|status| (status.code(), status.message().to_owned()))
 }
 
-pub fn a_pods_volumes_come_from_its_hotplug_directory() {
+pub fn pod_volumes_come_from_the_hotplug_directory() {
     let f = Fixture::new();
     let hotplug = f.home().join("hotplug-disks");
     std::fs::create_dir(&hotplug).unwrap();
@@ -396,7 +396,7 @@ fn send(f: &Fixture, vm: &Vm<'_>, file: &File) -> Token {
     })
 }
 
-pub fn a_volume_is_handed_over_by_its_descriptor() {
+pub fn volume_is_passed_as_a_descriptor() {
     let f = Fixture::new();
     let hotplug = f.home().join("hotplug-disks");
     std::fs::create_dir(&hotplug).unwrap();
@@ -457,7 +457,7 @@ pub fn a_volume_is_handed_over_by_its_descriptor() {
     f.is_clean(&vm.pids());
 }
 
-pub fn who_watches_sees_disks_and_metrics() {
+pub fn status_watch_includes_disks_and_metrics() {
     let f = Fixture::new();
     let data = f.home().join("data.img");
     image(&data, MIB);
@@ -492,10 +492,7 @@ pub fn who_watches_sees_disks_and_metrics() {
     f.is_clean(&vm.pids());
 }
 
-pub fn interfaces_follow_the_vmi() {
-    if !can_run() {
-        return;
-    }
+pub fn sync_applies_interfaces() {
     let f = Fixture::new();
     let pod = Pod::with_address();
     let manifest = |default: Value, red: Option<Value>| {

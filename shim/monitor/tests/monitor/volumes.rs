@@ -63,7 +63,7 @@ fn kill(vm: &mut Vm<'_>) {
     vm.ends(async |mut client| drop(client.kill(KillRequest {}).await.unwrap()));
 }
 
-pub fn a_volume_comes_and_goes() {
+pub fn volume_is_plugged_and_unplugged() {
     let f = Fixture::new();
     let (one, two) = (image(&f, "one.img"), image(&f, "two.img"));
     let mut vm = f.start(vm("demo")).unwrap();
@@ -91,7 +91,7 @@ pub fn a_volume_comes_and_goes() {
     f.is_clean(&vm.pids());
 }
 
-pub fn what_is_removed_while_paused_goes_later() {
+pub fn removal_while_paused_completes_on_resume() {
     let f = Fixture::new();
     let (one, two) = (image(&f, "one.img"), image(&f, "two.img"));
     let mut vm = f.start(vm("demo")).unwrap();
@@ -116,7 +116,7 @@ pub fn what_is_removed_while_paused_goes_later() {
     f.is_clean(&vm.pids());
 }
 
-pub fn what_cannot_be_added_is_told_and_changes_nothing() {
+pub fn refused_volume_changes_nothing() {
     let f = Fixture::new();
     let (mine, other) = (image(&f, "mine.img"), image(&f, "other.img"));
     let mut with_disk = vm("demo");
@@ -171,7 +171,7 @@ pub fn what_cannot_be_added_is_told_and_changes_nothing() {
     f.is_clean(&[]);
 }
 
-pub fn a_volume_is_shown_at_the_address_the_vmm_gave_it() {
+pub fn volume_is_shown_at_the_vmms_address() {
     let f = Fixture::new();
     let mut vm = f.start(vm("clings-and-loses")).unwrap();
     let added = add(&f, &mut vm, request("data", &image(&f, "data.img"))).unwrap();
@@ -182,7 +182,7 @@ pub fn a_volume_is_shown_at_the_address_the_vmm_gave_it() {
     f.is_clean(&vm.pids());
 }
 
-pub fn a_disk_follows_its_file_when_that_grows() {
+pub fn grown_file_resizes_the_disk() {
     let f = Fixture::new();
     let (root, data) = (image(&f, "root.img"), image(&f, "data.img"));
     let mut with_disk = vm("demo");
