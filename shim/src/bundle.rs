@@ -6,8 +6,6 @@ use std::path::{Path, PathBuf};
 
 use oci_spec::runtime::Spec;
 
-use crate::bootstrap::Flags;
-
 /// A configuration with a VMI, and whatever else a container has; more is no configuration.
 const MOST: u64 = 16 << 20;
 /// The sandbox a container is of, as containerd's CRI plugin says.
@@ -22,8 +20,8 @@ pub(crate) struct BundleError {
 }
 
 /// The bundle that an action is about.
-pub(crate) fn directory(flags: &Flags) -> Result<PathBuf, String> {
-    match flags.bundle.as_str() {
+pub(crate) fn directory(bundle: &str) -> Result<PathBuf, String> {
+    match bundle {
         "" => std::env::current_dir().map_err(|error| format!("the working directory: {error}")),
         bundle => Ok(bundle.into()),
     }

@@ -25,7 +25,7 @@ const KILLED: u32 = 137;
 
 /// Removes it and says how the container ended. The VMM died with the shim, and its disks' files with the VMM.
 pub(crate) fn delete(flags: &Flags) -> Result<Vec<u8>, String> {
-    let bundle = bundle::directory(flags)?;
+    let bundle = bundle::directory(&flags.bundle)?;
     mount::unmount(&rootfs_of(&bundle));
     // Without its configuration nothing is known of it, and containerd removes the rest of the bundle.
     if let Ok(spec) = bundle::spec(&bundle) {

@@ -9,12 +9,12 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::{Address, Flags, Params};
+use super::flags::Flags;
+use super::params::{Params, TTRPC_ADDRESS};
+use super::socket::Address;
 
 /// What the process says once it listens, or another one does.
 pub(crate) const LISTENING: &str = "listens\n";
-/// The variable that says where events go.
-pub(crate) const TTRPC_ADDRESS: &str = "TTRPC_ADDRESS";
 /// The most it says instead.
 const MOST: u64 = 4096;
 

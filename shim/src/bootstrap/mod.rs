@@ -13,14 +13,15 @@ use containerd_shim_protos::types::introspection::{RuntimeInfo, RuntimeVersion};
 use crate::bundle;
 
 pub(crate) use flags::{Action, Flags};
-pub(crate) use launch::{LISTENING, TTRPC_ADDRESS};
-pub(crate) use params::Params;
+pub(crate) use launch::LISTENING;
+use params::Params;
+pub(crate) use params::TTRPC_ADDRESS;
 pub(crate) use socket::Address;
 
 /// `start`: the reply. A pod's containers share the process of the first.
 pub(crate) fn start(flags: &Flags) -> Result<Vec<u8>, String> {
     let params = Params::read(flags)?;
-    let bundle = bundle::directory(flags)?;
+    let bundle = bundle::directory(&flags.bundle)?;
     let group = bundle::group(&bundle).map_err(|error| error.to_string())?;
     let group = group.unwrap_or_else(|| flags.id.clone());
     let address = Address::of(

@@ -11,8 +11,10 @@ use containerd_shim_protos::bootstrap_api::{BootstrapParams, BootstrapResult};
 use containerd_shim_protos::protobuf::Message;
 use serde_json::json;
 
-use super::Flags;
-use super::launch::TTRPC_ADDRESS;
+use super::flags::Flags;
+
+/// The variable that holds the address of containerd's event service.
+pub(crate) const TTRPC_ADDRESS: &str = "TTRPC_ADDRESS";
 
 /// The most that is read, as by containerd's own shim.
 const MOST: u64 = 10 << 20;

@@ -15,8 +15,8 @@ use husk_volumes::{PathPolicy, ScratchDir};
 use oci_spec::runtime::Spec;
 use tokio::task::spawn_blocking;
 
-use super::TaskError;
 use super::container::{ContainerResources, ContainerVm};
+use super::task_error::TaskError;
 use crate::mount::mount_rootfs;
 use crate::spec::VmContainer;
 use crate::stdio::Stdio;

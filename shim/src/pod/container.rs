@@ -10,7 +10,7 @@ use husk_vmi::VmPlan;
 use oci_spec::runtime::Spec;
 use tokio::sync::watch;
 
-use super::Reply;
+use super::task_error::Reply;
 use crate::mount;
 use crate::spec::Role;
 use crate::stdio::{Stdio, Streams};

@@ -2,7 +2,9 @@
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::{ContainerExit, ContainerPhase, PodCommand, Reply, TaskError};
+use super::command::PodCommand;
+use super::container::{ContainerExit, ContainerPhase};
+use super::task_error::{Reply, TaskError};
 
 /// A handle on the actor.
 #[derive(Debug, Clone)]
@@ -48,7 +50,7 @@ impl PodHandle {
         } else {
             vm.resume().await
         };
-        done.map_err(|status| TaskError::precondition(status.message()))?;
+        done.map_err(|error| TaskError::precondition(error.to_string()))?;
         let _ = self.mailbox.send(PodCommand::Paused(id, pause)).await;
         Ok(())
     }

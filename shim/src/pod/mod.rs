@@ -4,23 +4,23 @@
 //! how that went.
 
 mod build;
+mod command;
 mod container;
-mod ending;
-mod going;
+mod create;
+mod delete;
+mod exit;
 mod handle;
-mod making;
+mod signals;
+mod start;
 mod task_error;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use containerd_shim_protos::api::CreateTaskRequest;
 use containerd_shim_protos::events::task as events;
 use husk_cgroup::{Cgroup, CgroupStats};
-use husk_monitor::monitor::{EmbeddedVm, EmbeddedVmError};
-use husk_proto::shim::v1::Status as VmStatus;
 use oci_spec::runtime::LinuxResources;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tracing::warn;
@@ -28,52 +28,18 @@ use tracing::warn;
 use crate::publisher::Publisher;
 use crate::spec::{self, MemoryLimit, Role};
 
-use build::BuiltVm;
 pub(crate) use build::{cgroup_of, rootfs_of};
-use container::{Container, ContainerResources};
-pub(crate) use container::{ContainerExit, ContainerPhase, ContainerStatus};
+pub(crate) use command::PodCommand;
+use command::TaskOutcome;
+use container::Container;
+pub(crate) use container::ContainerPhase;
 pub(crate) use handle::PodHandle;
+use task_error::Reply;
 pub(crate) use task_error::TaskError;
 
 /// How long a shim waits for its first container, or to be told that its last one was: containerd may have been killed, or
 /// told otherwise, after it started the shim.
 const IDLE: Duration = Duration::from_secs(30);
-
-pub(crate) type Reply<T> = oneshot::Sender<Result<T, TaskError>>;
-
-/// What the actor is asked, and told.
-#[derive(Debug)]
-pub(crate) enum PodCommand {
-    Create(Box<CreateTaskRequest>, Reply<u32>),
-    Start(String, Reply<u32>),
-    Delete(String, Reply<ContainerExit>),
-    Kill(String, u32, Reply<()>),
-    Look(String, Reply<ContainerStatus>),
-    Stats(String, Reply<CgroupStats>),
-    Update(String, Box<LinuxResources>, Reply<()>),
-    CloseStdin(String, Reply<()>),
-    /// Events for what was done to a VM directly.
-    Paused(String, bool),
-    Shutdown {
-        now: bool,
-        reply: Reply<()>,
-    },
-    Outcome(TaskOutcome),
-}
-
-/// What tasks tell.
-#[derive(Debug)]
-pub(crate) enum TaskOutcome {
-    Built(String, Result<Box<BuiltVm>, TaskError>, Reply<u32>),
-    /// That is, a sandbox or a volume.
-    Prepared(String, ContainerResources, Result<(), TaskError>, Reply<u32>),
-    Booted(String, Box<EmbeddedVm>, Result<(), EmbeddedVmError>, Reply<u32>),
-    /// A VM has ended, and nothing of it is left but what it said.
-    Ended(String, Box<VmStatus>),
-    /// That has been written out.
-    Finished(String, u32),
-    Released(String, Result<(), String>, ContainerExit, Reply<ContainerExit>),
-}
 
 /// The state of a pod.
 #[derive(Debug)]
@@ -164,8 +130,8 @@ impl Pod {
             TaskOutcome::Booted(id, embedded_vm, booted, reply) => {
                 self.booted(&id, *embedded_vm, booted, reply)
             }
-            TaskOutcome::Ended(id, status) => self.ended(id, &status),
-            TaskOutcome::Finished(id, status) => self.stop(&id, status),
+            TaskOutcome::Ended(id, status) => self.vm_ended(id, &status),
+            TaskOutcome::Finished(id, status) => self.record_exit(&id, status),
             TaskOutcome::Released(id, released, exit, reply) => self.released(&id, released, exit, reply),
         }
     }

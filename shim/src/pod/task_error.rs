@@ -4,6 +4,7 @@ use std::fmt;
 
 use containerd_shim_protos::ttrpc::{self, Code};
 use husk_cgroup::CgroupError;
+use tokio::sync::oneshot;
 
 use crate::spec::SpecError;
 
@@ -13,6 +14,9 @@ pub(crate) struct TaskError {
     code: Code,
     text: String,
 }
+
+/// The sender of an answer to a caller.
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, TaskError>>;
 
 impl TaskError {
     fn new(code: Code, text: impl Into<String>) -> TaskError {

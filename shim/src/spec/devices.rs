@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use oci_spec::runtime::{LinuxDevice, LinuxDeviceType, Spec};
 
-use super::SpecError;
+use super::error::SpecError;
 
 /// A block device that a container was given.
 #[derive(Debug, Clone, PartialEq, Eq)]

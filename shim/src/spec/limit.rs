@@ -3,7 +3,7 @@
 use husk_vmi::{Topology, VmPlan};
 use oci_spec::runtime::{LinuxResources, Spec};
 
-use super::SpecError;
+use super::error::SpecError;
 
 const MIB: u64 = 1 << 20;
 /// The VMM itself, its threads' stacks, its rings and what the kernel keeps for it.

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use husk_monitor::vm_environment::PodNetwork;
 use oci_spec::runtime::{LinuxNamespaceType, Spec};
 
-use super::{SpecError, called};
+use super::annotations::called;
+use super::error::SpecError;
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 

@@ -7,10 +7,9 @@ use std::fmt::{self, Display, Formatter};
 
 use oci_spec::runtime::Spec;
 
-use super::{
-    COMPUTE, SpecError, VM_CONTAINER, VMI, VOLUME, VOLUME_PREFIX, annotation, called, cri, load_vmi,
-    volumes_of,
-};
+use super::annotations::{COMPUTE, VM_CONTAINER, VMI, VOLUME, VOLUME_PREFIX, annotation, called, cri};
+use super::error::SpecError;
+use super::vm::{load_vmi, volumes_of};
 
 /// What a container is to its pod.
 #[derive(Debug, Clone, PartialEq, Eq)]

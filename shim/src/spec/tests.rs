@@ -2,6 +2,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use husk_vmi::DiskSource;
+use oci_spec::runtime::Spec;
 use serde_json::{Value, json};
 
 use super::*;

@@ -12,9 +12,11 @@ use husk_volumes::PodMounts;
 use oci_spec::runtime::Spec;
 use uuid::Uuid;
 
+use super::annotations::{VMI, VOLUME, VOLUME_PREFIX, annotation, called, cri, uid};
 use super::devices::devices;
+use super::error::SpecError;
+use super::limit::MemoryLimit;
 use super::mounts::{CLAIMS, Is, mounts};
-use super::{MemoryLimit, SpecError, VMI, VOLUME, VOLUME_PREFIX, annotation, called, cri, uid};
 
 /// A VM, and what its container brings.
 #[derive(Debug, Clone)]

@@ -7,8 +7,7 @@ use husk_vmi::VmPlan;
 use tokio::sync::{oneshot, watch};
 
 use super::handle::VmHandle;
-use super::remove;
-use super::supervisor::Supervisor;
+use super::supervisor::{Supervisor, remove_dir};
 use crate::console::Console;
 use crate::launch::{EmbeddedStart, StartMode, StartReport};
 use crate::state::{RuntimeDir, StateError};
@@ -57,7 +56,7 @@ impl EmbeddedVm {
         let supervisor = match Supervisor::new(plan, vmi, claimed.dir(), environment) {
             Ok(supervisor) => supervisor,
             Err(error) => {
-                remove(claimed);
+                remove_dir(claimed);
                 return Err(error.into());
             }
         };
@@ -72,7 +71,7 @@ impl EmbeddedVm {
         });
         tokio::spawn(async move {
             let (final_status, status_server) = supervisor.run(start_mode).await;
-            remove(claimed);
+            remove_dir(claimed);
             status_server.publish_final(final_status).await;
         });
         // Without a word on the machine there is one on why there is none.

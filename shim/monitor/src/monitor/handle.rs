@@ -5,9 +5,9 @@ use std::time::Duration;
 use husk_proto::shim::v1::Status as VmStatus;
 use husk_proto::vmm::v1 as vmm;
 use tokio::sync::watch;
-use tonic::Status;
 
 use super::vm::{RunningVmm, VmActorHandle};
+use super::vm_error::VmError;
 use super::vmm_connection::call_within;
 
 /// How long the VMM may take for what it does at once.
@@ -40,23 +40,23 @@ impl VmHandle {
     ///
     /// # Errors
     /// The VM has ended.
-    pub async fn shutdown(&self, grace_seconds: Option<u64>) -> Result<u64, Status> {
-        self.vm.shutdown(grace_seconds).await.ok_or_else(ended)
+    pub async fn shutdown(&self, grace_seconds: Option<u64>) -> Result<u64, VmError> {
+        self.vm.shutdown(grace_seconds).await.ok_or_else(VmError::ended)
     }
 
     /// Ends the VM at once.
     ///
     /// # Errors
     /// The VM has ended.
-    pub async fn kill(&self) -> Result<(), Status> {
-        self.vm.kill().await.ok_or_else(ended)
+    pub async fn kill(&self) -> Result<(), VmError> {
+        self.vm.kill().await.ok_or_else(VmError::ended)
     }
 
     /// Stops the vCPUs; returns when the status says so.
     ///
     /// # Errors
     /// The VM does not run, or its VMM does not answer.
-    pub async fn pause(&self) -> Result<(), Status> {
+    pub async fn pause(&self) -> Result<(), VmError> {
         call_within(VMM_TIMEOUT, self.vmm()?.client.pause(vmm::PauseRequest {})).await?;
         self.wait_for_paused(true).await
     }
@@ -65,7 +65,7 @@ impl VmHandle {
     ///
     /// # Errors
     /// As for that.
-    pub async fn resume(&self) -> Result<(), Status> {
+    pub async fn resume(&self) -> Result<(), VmError> {
         call_within(VMM_TIMEOUT, self.vmm()?.client.resume(vmm::ResumeRequest {})).await?;
         self.wait_for_paused(false).await
     }
@@ -74,7 +74,7 @@ impl VmHandle {
     ///
     /// # Errors
     /// As for [`VmHandle::pause`].
-    pub async fn reset(&self) -> Result<(), Status> {
+    pub async fn reset(&self) -> Result<(), VmError> {
         call_within(VMM_TIMEOUT, self.vmm()?.client.reset(vmm::ResetRequest {})).await?;
         Ok(())
     }
@@ -84,13 +84,12 @@ impl VmHandle {
         self.vmm.borrow().clone()
     }
 
-    fn vmm(&self) -> Result<RunningVmm, Status> {
-        self.running()
-            .ok_or_else(|| Status::failed_precondition("the VM is not running"))
+    fn vmm(&self) -> Result<RunningVmm, VmError> {
+        self.running().ok_or_else(VmError::not_running)
     }
 
     /// Waits until a change the VMM has confirmed shows in the status too.
-    async fn wait_for_paused(&self, paused: bool) -> Result<(), Status> {
+    async fn wait_for_paused(&self, paused: bool) -> Result<(), VmError> {
         let mut status = self.status.clone();
         // Where the VM ends meanwhile there is nothing to wait for.
         let _ = call_within(VMM_TIMEOUT, async {
@@ -99,8 +98,4 @@ impl VmHandle {
         .await?;
         Ok(())
     }
-}
-
-pub(super) fn ended() -> Status {
-    Status::failed_precondition("the VM has ended")
 }

@@ -38,6 +38,7 @@ mod supervisor;
 mod sync;
 mod vm;
 mod vm_config;
+mod vm_error;
 mod vmm_connection;
 
 use std::process::ExitCode;
@@ -47,12 +48,13 @@ use husk_proto::shim::v1::Phase;
 use tracing::error;
 
 use crate::launch::{MonitorConfig, StartMode, StartReport};
-use crate::state::{ClaimedDir, RuntimeDir, StateError};
+use crate::state::{RuntimeDir, StateError};
 use crate::vm_environment::VmEnvironment;
 
 pub use embedded::{EmbeddedVm, EmbeddedVmError, final_status};
 pub use handle::VmHandle;
-use supervisor::Supervisor;
+use supervisor::{Supervisor, remove_dir};
+pub use vm_error::VmError;
 
 /// The monitor's `main`, for a program started by [`crate::launch::launch`]: reads its configuration from standard
 /// input, leaves the caller's session, reports on standard output and returns when the VM has ended; successfully if
@@ -111,7 +113,7 @@ async fn run(config: MonitorConfig, start_mode: StartMode) -> ExitCode {
     let supervisor = match prepared {
         Ok(supervisor) => supervisor,
         Err(error) => {
-            remove(claimed);
+            remove_dir(claimed);
             return give_up(start_mode, "StartFailed", &error);
         }
     };
@@ -120,7 +122,7 @@ async fn run(config: MonitorConfig, start_mode: StartMode) -> ExitCode {
         ended = supervisor.run(start_mode) => ended,
         never = stdio::keep_bounded(&log) => match never {},
     };
-    remove(claimed);
+    remove_dir(claimed);
     let code = if final_status.phase == Phase::Succeeded {
         ExitCode::SUCCESS
     } else {
@@ -128,12 +130,4 @@ async fn run(config: MonitorConfig, start_mode: StartMode) -> ExitCode {
     };
     status_server.publish_final(final_status).await;
     code
-}
-
-fn remove(claimed: ClaimedDir) {
-    let path = claimed.dir().path().to_owned();
-    if let Err(error) = claimed.remove() {
-        // The lock ends with this process, so the next sweep tries again.
-        error!(dir = %path.display(), %error, "the state directory stays");
-    }
 }

@@ -8,8 +8,8 @@ use husk_proto::fds::{FdReceiver, Token};
 use husk_proto::shim::v1::add_volume_request::Cache;
 use husk_proto::shim::v1::pod_server::Pod;
 use husk_proto::shim::v1::{
-    AddInterfaceRequest, AddInterfaceResponse, AddVolumeRequest, AddVolumeResponse, ConsoleInput, Disk,
-    InfoRequest, InfoResponse, Interface, KillRequest, KillResponse, Metrics, PauseRequest, PauseResponse,
+    AddInterfaceRequest, AddInterfaceResponse, AddVolumeRequest, AddVolumeResponse, ConsoleInput,
+    InfoRequest, InfoResponse, KillRequest, KillResponse, PauseRequest, PauseResponse,
     RemoveInterfaceRequest, RemoveInterfaceResponse, RemoveVolumeRequest, RemoveVolumeResponse, ResetRequest,
     ResetResponse, ResumeRequest, ResumeResponse, SetLinkRequest, SetLinkResponse, ShutdownRequest,
     ShutdownResponse, Status as VmStatus, SyncVmiRequest, SyncVmiResponse, WatchStatusRequest,
@@ -17,19 +17,19 @@ use husk_proto::shim::v1::{
 use husk_proto::vmm::v1 as vmm;
 use husk_vmi::{CacheMode, DiskSource, FileId, NewVolume, VmPlan};
 use husk_volumes::identify;
-use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::console_session::SessionStream;
 use super::disks;
 use super::error_chain::error_chain;
-use super::handle::{VmHandle, ended};
+use super::handle::VmHandle;
 use super::interfaces;
 use super::metrics::metrics;
-use super::status_stream::watch_status;
+use super::status_stream::{StatusSources, watch_status};
 use super::sync::VmiSync;
+use super::vm_error::VmError;
 use super::vmm_connection::call_within;
 use crate::console::Console;
 use crate::vm_environment::VmEnvironment;
@@ -60,21 +60,22 @@ pub(super) struct Service {
     sync: VmiSync,
 }
 
-/// What is seen of a VM.
-#[derive(Debug)]
-pub(super) struct StatusSources {
-    pub(super) status: watch::Receiver<VmStatus>,
-    pub(super) disks: watch::Receiver<Vec<Disk>>,
-    pub(super) interfaces: watch::Receiver<Vec<Interface>>,
-    vm: VmHandle,
-}
-
-impl StatusSources {
-    /// What can be counted, while it runs.
-    pub(super) async fn metrics(&self) -> Option<Metrics> {
-        let mut running = self.vm.running()?;
-        let said = call_within(DETAILS_WITHIN, running.client.info(vmm::InfoRequest {})).await;
-        Some(metrics(running.pid, said.ok().map(Response::into_inner).as_ref()))
+/// The wire's code for each failure.
+impl From<VmError> for Status {
+    fn from(error: VmError) -> Status {
+        let code = match error {
+            VmError::InvalidArgument(_) => Code::InvalidArgument,
+            VmError::WrongState(_) => Code::FailedPrecondition,
+            VmError::NotFound(_) => Code::NotFound,
+            VmError::AlreadyExists(_) => Code::AlreadyExists,
+            VmError::NotPermitted(_) => Code::PermissionDenied,
+            VmError::LimitReached(_) => Code::ResourceExhausted,
+            VmError::TimedOut(_) => Code::DeadlineExceeded,
+            VmError::Unavailable(_) => Code::Unavailable,
+            VmError::Internal(_) => Code::Internal,
+            VmError::Vmm(_) => Code::Unknown,
+        };
+        Status::new(code, error.to_string())
     }
 }
 
@@ -108,14 +109,14 @@ impl Service {
     }
 
     /// What was handed over for a volume, and which file it is.
-    async fn receive_file(&self, fd: &vmm::Fd, read_only: bool) -> Result<(OwnedFd, FileId), Status> {
-        let token = Token::try_from(fd).map_err(|error| Status::invalid_argument(error.to_string()))?;
+    async fn receive_file(&self, fd: &vmm::Fd, read_only: bool) -> Result<(OwnedFd, FileId), VmError> {
+        let token = Token::try_from(fd).map_err(|error| VmError::invalid_argument(error.to_string()))?;
         let taken = self.descriptors.take(token).await;
-        let fd = taken.map_err(|error| Status::failed_precondition(error.to_string()))?;
+        let fd = taken.map_err(|error| VmError::wrong_state(error.to_string()))?;
         // It may lie on a network file system.
         let identified = spawn_blocking(move || identify(&fd, read_only).map(|id| (fd, id))).await;
-        let identified = identified.map_err(|error| Status::internal(error.to_string()))?;
-        identified.map_err(|fault| Status::invalid_argument(error_chain(&fault)))
+        let identified = identified.map_err(|error| VmError::internal(error.to_string()))?;
+        identified.map_err(|fault| VmError::invalid_argument(error_chain(&fault)))
     }
 }
 
@@ -238,7 +239,7 @@ impl Pod for Service {
                 "the VM has no serial console: its manifest sets autoattachSerialConsole: false",
             )
         })?;
-        let session = console.attach().await.map_err(|_| ended())?;
+        let session = console.attach().await.map_err(|_| VmError::ended())?;
         Ok(Response::new(SessionStream::new(session, request.into_inner())))
     }
 

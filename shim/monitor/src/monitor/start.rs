@@ -88,7 +88,7 @@ pub(super) async fn start(
     publisher: &StatusPublisher,
     start_mode: &mut StartMode,
 ) -> Result<StartedVm, StartError> {
-    let program = VmmProgram::find()?;
+    let program = VmmProgram::find().ok_or(SpawnError::NotFound)?;
     let kvm = kvm::open()?;
     let (volumes, nics) = tokio::try_join!(
         open_volumes(plan.clone(), environment.clone(), publisher),

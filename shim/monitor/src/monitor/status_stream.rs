@@ -2,13 +2,37 @@
 
 use std::time::Duration;
 
-use husk_proto::shim::v1::{Phase, Status as VmStatus};
+use husk_proto::shim::v1::{Disk, Interface, Metrics, Phase, Status as VmStatus};
+use husk_proto::vmm::v1 as vmm;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Status;
+use tonic::{Response, Status};
 
-use super::service::StatusSources;
+use super::handle::VmHandle;
+use super::metrics::metrics;
+use super::vmm_connection::call_within;
+
+/// Maximum time the VMM may take to answer `Info`.
+const INFO_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The parts of a VM's status.
+#[derive(Debug)]
+pub(super) struct StatusSources {
+    pub(super) status: watch::Receiver<VmStatus>,
+    pub(super) disks: watch::Receiver<Vec<Disk>>,
+    pub(super) interfaces: watch::Receiver<Vec<Interface>>,
+    pub(super) vm: VmHandle,
+}
+
+impl StatusSources {
+    /// The counters of a VM that runs.
+    pub(super) async fn metrics(&self) -> Option<Metrics> {
+        let mut running = self.vm.running()?;
+        let info = call_within(INFO_TIMEOUT, running.client.info(vmm::InfoRequest {})).await;
+        Some(metrics(running.pid, info.ok().map(Response::into_inner).as_ref()))
+    }
+}
 
 /// Follows a VM until its end. The stream's reader may be slow: it misses what was so in between.
 pub(super) fn watch_status(

@@ -12,7 +12,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tonic::transport::Server;
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use super::disks::DisksActor;
 use super::final_status::FinalStatus;
@@ -24,7 +24,7 @@ use super::vm::VmActor;
 use super::{listener, stdio};
 use crate::console::Console;
 use crate::launch::StartMode;
-use crate::state::VmDir;
+use crate::state::{ClaimedDir, VmDir};
 use crate::vm_environment::VmEnvironment;
 
 /// How long clients have to take the final status.
@@ -143,5 +143,14 @@ impl StatusServer {
         if timeout(FINAL_STATUS_TIMEOUT, self.server).await.is_err() {
             warn!("a client did not take the final status");
         }
+    }
+}
+
+/// Removes the VM's directory, or leaves it for the next command to remove.
+pub(super) fn remove_dir(claimed: ClaimedDir) {
+    let path = claimed.dir().path().to_owned();
+    if let Err(error) = claimed.remove() {
+        // The lock ends with this process, so the next sweep tries again.
+        error!(dir = %path.display(), %error, "the state directory stays");
     }
 }

@@ -1,4 +1,4 @@
-//! The way from an actor to the VMM.
+//! The control connection to the VMM, and its errors.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,28 +6,44 @@ use std::time::Duration;
 use husk_proto::fds::FdSender;
 use husk_proto::vmm::v1::vmm_client::VmmClient;
 use tokio::time::timeout;
-use tonic::Status;
 use tonic::transport::Channel;
+use tonic::{Code, Status};
 
-/// Calls, and descriptors that they name.
+use super::vm_error::VmError;
+
+/// A client of the VMM, and the socket for the descriptors that its calls name.
 #[derive(Debug, Clone)]
 pub(super) struct VmmConnection {
     pub(super) client: VmmClient<Channel>,
     pub(super) fds: Arc<FdSender>,
 }
 
-/// What a call of the VMM answers, if it does in time.
+/// Waits at most `limit` for the answer to a call of the VMM.
 pub(super) async fn call_within<T>(
     limit: Duration,
     call: impl Future<Output = Result<T, Status>>,
-) -> Result<T, Status> {
-    let answer = timeout(limit, call).await;
-    answer
-        .unwrap_or_else(|_| Err(Status::deadline_exceeded("the VMM does not answer")))
-        .map_err(without_metadata)
+) -> Result<T, VmError> {
+    match timeout(limit, call).await {
+        Ok(answer) => Ok(answer?),
+        Err(_) => Err(VmError::timed_out("the VMM does not answer")),
+    }
 }
 
-/// The VMM's metadata is not the caller's.
-pub(super) fn without_metadata(status: Status) -> Status {
-    Status::new(status.code(), status.message())
+/// An error of the VMM. Its metadata is dropped.
+impl From<Status> for VmError {
+    fn from(status: Status) -> VmError {
+        let text = status.message().to_owned();
+        match status.code() {
+            Code::InvalidArgument => VmError::InvalidArgument(text),
+            Code::FailedPrecondition => VmError::WrongState(text),
+            Code::NotFound => VmError::NotFound(text),
+            Code::AlreadyExists => VmError::AlreadyExists(text),
+            Code::PermissionDenied => VmError::NotPermitted(text),
+            Code::ResourceExhausted => VmError::LimitReached(text),
+            Code::DeadlineExceeded => VmError::TimedOut(text),
+            Code::Unavailable => VmError::Unavailable(text),
+            Code::Internal => VmError::Internal(text),
+            _ => VmError::Vmm(text),
+        }
+    }
 }

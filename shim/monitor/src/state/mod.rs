@@ -10,103 +10,32 @@
 //! One whose monitor.pid nobody has locked belonged to a monitor that died; [`RuntimeDir::remove_abandoned`] removes
 //! it, file by known file: nothing Husk did not make is ever deleted, and one with anything else in it stays whole.
 
+mod error;
 mod owner;
 mod vm_dir;
 
-use std::fs::{self, DirBuilder};
-use std::io;
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use tracing::warn;
 
-use husk_network::NetworkError;
 use husk_network::ofd_lock;
 
-use owner::Origin;
-pub use vm_dir::{ClaimedDir, VmDir};
+pub use error::StateError;
+use owner::{LOCK, Origin};
+use vm_dir::PID;
+pub use vm_dir::VmDir;
 
 /// The namespace under which the state of pods is kept, by their UIDs; outside of pods by the container's id.
 pub const PODS: &str = "pods";
-/// The file that is locked while directories come and go.
-const LOCK: &str = ".lock";
 
 /// How long a VM that ends, or a VMM whose monitor was killed, may keep its network namespace from the next one.
 const NETNS_FREE_WITHIN: Duration = Duration::from_secs(2);
 /// How often is looked whether it has let go of it.
 const AGAIN: Duration = Duration::from_millis(20);
-
-/// Why the runtime directory or a VM in it could not be used.
-#[derive(Debug, thiserror::Error)]
-pub enum StateError {
-    /// A user without a login session has no runtime directory.
-    #[error("no runtime directory: set XDG_RUNTIME_DIR or HUSK_RUNTIME_DIR to a directory of your own")]
-    Nowhere,
-    /// It is not for VMs: somebody else could plant sockets in it, or has it for other things.
-    #[error("{place} {why}: set HUSK_RUNTIME_DIR to an absolute path of your own, empty or not there yet")]
-    Unfit {
-        /// The directory, and what named it.
-        place: String,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// It cannot be made or read.
-    #[error("{place} cannot be used, set HUSK_RUNTIME_DIR to a directory of your own")]
-    Unusable {
-        /// The directory, and what named it.
-        place: String,
-        /// Why.
-        source: io::Error,
-    },
-    /// A VM's directory holds something else too, and is left as it is.
-    #[error("{} was not made by Husk: move it away", .0.display())]
-    Foreign(PathBuf),
-    /// Namespaces and names are single path components.
-    #[error("{0:?} is not a name")]
-    BadName(String),
-    /// No live VM has that name.
-    #[error("no VM {namespace}/{name} is running")]
-    NotFound {
-        /// Namespace asked for.
-        namespace: String,
-        /// Name asked for.
-        name: String,
-    },
-    /// A live VM has that name.
-    #[error("VM {namespace}/{name} is already running")]
-    Exists {
-        /// Namespace asked for.
-        namespace: String,
-        /// Name asked for.
-        name: String,
-    },
-    /// What a monitor did to its VM's network could not be taken back.
-    #[error("{} stays, for what was done to the VM's network cannot be taken back: {source}", dir.display())]
-    Network {
-        /// The VM's directory.
-        dir: PathBuf,
-        /// Why.
-        source: NetworkError,
-    },
-    /// The file system refused.
-    #[error("{}", path.display())]
-    Io {
-        /// What was accessed.
-        path: PathBuf,
-        /// Why it failed.
-        source: io::Error,
-    },
-}
-
-impl StateError {
-    fn io(path: &Path) -> impl FnOnce(io::Error) -> StateError + '_ {
-        move |source| StateError::Io {
-            path: path.to_owned(),
-            source,
-        }
-    }
-}
 
 /// The directory that holds the state of one user's VMs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -186,7 +115,7 @@ impl RuntimeDir {
         }
         let mut removed = Vec::new();
         for dir in self.directories()?.into_iter().filter(VmDir::is_abandoned) {
-            match dir.remove(self) {
+            match dir.remove(&self.removal_path()) {
                 Ok(()) => removed.push(dir),
                 Err(error) => warn!(dir = %dir.path().display(), %error, "what a dead monitor left stays"),
             }
@@ -219,7 +148,7 @@ impl RuntimeDir {
         }
         let _lock = self.lock()?;
         match dir.is_abandoned() {
-            true => dir.remove(self),
+            true => dir.remove(&self.removal_path()),
             false => Ok(()),
         }
     }
@@ -229,7 +158,7 @@ impl RuntimeDir {
         let dir = self.vm_dir(namespace, name)?;
         self.prepare()?;
         let mut lock = self.lock()?;
-        self.mark(&mut lock)?;
+        owner::mark(&self.path, &mut lock)?;
         if dir.is_live() {
             return Err(StateError::Exists {
                 namespace: namespace.into(),
@@ -237,7 +166,7 @@ impl RuntimeDir {
             });
         }
         if dir.is_abandoned() {
-            dir.remove(self)?;
+            dir.remove(&self.removal_path())?;
         }
         private_dirs(dir.path())?;
         let claimed = ClaimedDir::lock(self.clone(), dir)?;
@@ -248,12 +177,12 @@ impl RuntimeDir {
     /// Makes the directory where it is not, and sees that it is for VMs.
     pub fn prepare(&self) -> Result<(), StateError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.path);
-        made.map_err(self.unusable())?;
+        made.map_err(self.origin.unusable(&self.path))?;
         self.check()
     }
 
     /// Held while directories come and go; waits for others, which hold it for milliseconds.
-    fn lock(&self) -> Result<fs::File, StateError> {
+    fn lock(&self) -> Result<File, StateError> {
         let path = self.path.join(LOCK);
         ofd_lock::exclusive(&path).map_err(StateError::io(&path))
     }
@@ -261,6 +190,11 @@ impl RuntimeDir {
     /// Where a directory is while it is being removed: its name is no namespace's.
     fn removal_path(&self) -> PathBuf {
         self.path.join(".removing")
+    }
+
+    /// Refuses a directory that is not for VMs.
+    fn check(&self) -> Result<(), StateError> {
+        self.origin.check(&self.path)
     }
 
     fn vm_dir(&self, namespace: &str, name: &str) -> Result<VmDir, StateError> {
@@ -281,6 +215,41 @@ impl RuntimeDir {
         }
         found.sort_by(|a, b| (a.namespace(), a.name()).cmp(&(b.namespace(), b.name())));
         Ok(found)
+    }
+}
+
+/// A VM's directory that this process owns; dropping it without [`ClaimedDir::remove`] leaves it for a remove_abandoned.
+#[derive(Debug)]
+pub struct ClaimedDir {
+    runtime: RuntimeDir,
+    dir: VmDir,
+    _lock: File,
+}
+
+impl ClaimedDir {
+    /// Takes the lock that says so. Under the runtime directory's lock, so nobody else can hold it.
+    fn lock(runtime: RuntimeDir, dir: VmDir) -> Result<ClaimedDir, StateError> {
+        let path = dir.path().join(PID);
+        let mut file = ofd_lock::exclusive(&path).map_err(StateError::io(&path))?;
+        file.write_all(format!("{}\n", std::process::id()).as_bytes())
+            .map_err(StateError::io(&path))?;
+        Ok(ClaimedDir {
+            runtime,
+            dir,
+            _lock: file,
+        })
+    }
+
+    /// The directory.
+    #[must_use]
+    pub fn dir(&self) -> &VmDir {
+        &self.dir
+    }
+
+    /// Removes the directory with all that is in it.
+    pub fn remove(self) -> Result<(), StateError> {
+        let _lock = self.runtime.lock()?;
+        self.dir.remove(&self.runtime.removal_path())
     }
 }
 

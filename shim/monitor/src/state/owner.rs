@@ -6,8 +6,12 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
 
-use super::{LOCK, RuntimeDir, StateError};
+use super::error::StateError;
+
+/// The file that is locked while directories of VMs are made or removed.
+pub(super) const LOCK: &str = ".lock";
 
 /// What the lock file of a runtime directory says.
 const MARK: &[u8] = b"Husk keeps the state of its VMs in this directory.\n";
@@ -23,74 +27,77 @@ pub(super) enum Origin {
     Standard,
 }
 
-impl RuntimeDir {
+impl Origin {
     /// Refuses what is not for VMs; a directory that is not there is.
-    pub(super) fn check(&self) -> Result<(), StateError> {
-        if !self.path.is_absolute() {
-            return Err(self.unfit("is a relative path"));
+    pub(super) fn check(self, path: &Path) -> Result<(), StateError> {
+        if !path.is_absolute() {
+            return Err(self.unfit(path, "is a relative path"));
         }
-        let meta = match fs::metadata(&self.path) {
+        let meta = match fs::metadata(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-            other => other.map_err(self.unusable())?,
+            other => other.map_err(self.unusable(path))?,
         };
         if !meta.is_dir() {
-            return Err(self.unfit("is not a directory"));
+            return Err(self.unfit(path, "is not a directory"));
         }
         if meta.uid() != rustix::process::geteuid().as_raw() {
-            return Err(self.unfit("belongs to another user"));
+            return Err(self.unfit(path, "belongs to another user"));
         }
         if meta.mode() & 0o022 != 0 {
-            return Err(self.unfit("can be written by other users"));
+            return Err(self.unfit(path, "can be written by other users"));
         }
-        if self.origin == Origin::Variable && !self.is_marked() {
-            for entry in fs::read_dir(&self.path).map_err(self.unusable())?.flatten() {
+        if self == Origin::Variable && !is_marked(path) {
+            for entry in fs::read_dir(path).map_err(self.unusable(path))?.flatten() {
                 if entry.file_name() != LOCK {
                     let name = entry.file_name();
-                    return Err(self.unfit(&format!("is used for something else, as {name:?} in it shows")));
+                    return Err(self.unfit(
+                        path,
+                        &format!("is used for something else, as {name:?} in it shows"),
+                    ));
                 }
             }
         }
         Ok(())
     }
 
-    /// Says whose the directory is, before anything else is made in it.
-    pub(super) fn mark(&self, lock: &mut File) -> Result<(), StateError> {
-        if self.is_marked() {
-            return Ok(());
-        }
-        let written = lock.set_len(0).and_then(|()| lock.write_all(MARK));
-        written.map_err(StateError::io(&self.path.join(LOCK)))
-    }
-
-    fn is_marked(&self) -> bool {
-        let mut text = Vec::new();
-        let read = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-            .open(self.path.join(LOCK))
-            .and_then(|lock| lock.take(MARK.len() as u64).read_to_end(&mut text));
-        read.is_ok() && text == MARK
-    }
-
-    fn unfit(&self, why: &str) -> StateError {
+    fn unfit(self, path: &Path, why: &str) -> StateError {
         StateError::Unfit {
-            place: self.place(),
+            place: self.place(path),
             why: why.to_owned(),
         }
     }
 
-    pub(super) fn unusable(&self) -> impl FnOnce(io::Error) -> StateError {
-        let place = self.place();
+    pub(super) fn unusable(self, path: &Path) -> impl FnOnce(io::Error) -> StateError {
+        let place = self.place(path);
         move |source| StateError::Unusable { place, source }
     }
 
     /// The directory, and what named it.
-    fn place(&self) -> String {
-        let path = self.path.display();
-        match self.origin {
+    fn place(self, path: &Path) -> String {
+        let path = path.display();
+        match self {
             Origin::Variable => format!("HUSK_RUNTIME_DIR={path}"),
             Origin::Session => format!("{path} (below XDG_RUNTIME_DIR)"),
             Origin::Standard => path.to_string(),
         }
     }
+}
+
+/// Says whose the directory is, before anything else is made in it.
+pub(super) fn mark(path: &Path, lock: &mut File) -> Result<(), StateError> {
+    if is_marked(path) {
+        return Ok(());
+    }
+    let written = lock.set_len(0).and_then(|()| lock.write_all(MARK));
+    written.map_err(StateError::io(&path.join(LOCK)))
+}
+
+fn is_marked(path: &Path) -> bool {
+    let mut text = Vec::new();
+    let read = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path.join(LOCK))
+        .and_then(|lock| lock.take(MARK.len() as u64).read_to_end(&mut text));
+    read.is_ok() && text == MARK
 }

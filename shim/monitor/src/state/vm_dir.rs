@@ -1,16 +1,16 @@
 //! One VM's directory.
 
 use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::fs::{self, OpenOptions};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use husk_network::ofd_lock;
 
-use super::{RuntimeDir, StateError};
+use super::error::StateError;
 
-const PID: &str = "monitor.pid";
+pub(super) const PID: &str = "monitor.pid";
 /// Everything a monitor may leave in its directory beside monitor.pid and what is kept of the VM's network.
 const FILES: [&str; 10] = [
     "pod.sock",
@@ -135,18 +135,17 @@ impl VmDir {
     ///
     /// It is moved removal_path first, so that nobody ever sees a part of it. Before that, what a monitor did to a network and
     /// did not take back is taken back: nobody would know of it later.
-    pub(super) fn remove(&self, runtime: &RuntimeDir) -> Result<(), StateError> {
-        let removal_path = runtime.removal_path();
-        clear(&removal_path)?;
+    pub(super) fn remove(&self, aside: &Path) -> Result<(), StateError> {
+        clear(aside)?;
         refuse_foreign(&self.path)?;
         husk_network::tear_down_saved(&self.path, None).map_err(|source| StateError::Network {
             dir: self.path.clone(),
             source,
         })?;
-        fs::rename(&self.path, &removal_path).map_err(StateError::io(&self.path))?;
-        if let Err(error) = clear(&removal_path) {
+        fs::rename(&self.path, aside).map_err(StateError::io(&self.path))?;
+        if let Err(error) = clear(aside) {
             // What Husk did not make stays where it was.
-            let _ = fs::rename(&removal_path, &self.path);
+            let _ = fs::rename(aside, &self.path);
             return Err(error);
         }
         if let Some(namespace) = self.path.parent() {
@@ -191,39 +190,4 @@ pub(super) fn clear(dir: &Path) -> Result<(), StateError> {
 fn is_known(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     FILES.into_iter().chain([PID]).any(|known| name == known) || husk_network::is_state_file(&name)
-}
-
-/// A VM's directory that this process owns; dropping it without [`ClaimedDir::remove`] leaves it for a remove_abandoned.
-#[derive(Debug)]
-pub struct ClaimedDir {
-    runtime: RuntimeDir,
-    dir: VmDir,
-    _lock: File,
-}
-
-impl ClaimedDir {
-    /// Takes the lock that says so. Under the runtime directory's lock, so nobody else can hold it.
-    pub(super) fn lock(runtime: RuntimeDir, dir: VmDir) -> Result<ClaimedDir, StateError> {
-        let path = dir.path.join(PID);
-        let mut file = ofd_lock::exclusive(&path).map_err(StateError::io(&path))?;
-        file.write_all(format!("{}\n", std::process::id()).as_bytes())
-            .map_err(StateError::io(&path))?;
-        Ok(ClaimedDir {
-            runtime,
-            dir,
-            _lock: file,
-        })
-    }
-
-    /// The directory.
-    #[must_use]
-    pub fn dir(&self) -> &VmDir {
-        &self.dir
-    }
-
-    /// Removes the directory with all that is in it.
-    pub fn remove(self) -> Result<(), StateError> {
-        let _lock = self.runtime.lock()?;
-        self.dir.remove(&self.runtime)
-    }
 }

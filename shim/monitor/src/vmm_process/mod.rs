@@ -3,6 +3,7 @@
 //! The child runs `husk-vmm --control-fd 3 --fd-channel-fd 4 [--uid N --gid N]` with nothing else open but standard
 //! error. It ends within a second of its control socket closing, so it cannot outlive this process.
 
+mod error;
 mod exit;
 mod log;
 mod placement;
@@ -29,6 +30,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
 
+pub use error::SpawnError;
 pub use exit::VmmExit;
 use husk_network::TapOwner;
 pub use placement::CgroupPlacement;
@@ -40,28 +42,6 @@ const CONTROL_FD: i32 = 3;
 const FD_CHANNEL_FD: i32 = 4;
 /// The user and group a VMM drops to where the monitor is root: KubeVirt's `qemu`.
 const UNPRIVILEGED: u32 = 107;
-
-/// Why no VMM was started.
-#[derive(Debug, thiserror::Error)]
-pub enum SpawnError {
-    /// No executable of that name.
-    #[error("husk-vmm was found neither beside this program nor on PATH: set HUSK_VMM to its path")]
-    NotFound,
-    /// The kernel refused.
-    #[error("{program} cannot be started: {cause}{}", program.hint())]
-    Exec {
-        /// What was to be executed.
-        program: VmmProgram,
-        /// Why it was not; in the text already, before the way out.
-        cause: io::Error,
-    },
-    /// Its cgroup cannot be entered.
-    #[error("the VMM's cgroup cannot be entered")]
-    Cgroup(#[source] io::Error),
-    /// The sockets for it could not be made.
-    #[error("sockets for the VMM failed")]
-    Sockets(#[from] io::Error),
-}
 
 /// A running VMM. Dropping it kills the process.
 #[derive(Debug)]

@@ -4,8 +4,6 @@ use std::env;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::SpawnError;
-
 /// The VMM's program. Prints as people can find it again: with the variable that chose it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmmProgram {
@@ -15,9 +13,9 @@ pub struct VmmProgram {
 
 impl VmmProgram {
     /// `HUSK_VMM`, else `husk-vmm` beside this executable, else on `PATH`.
-    pub fn find() -> Result<VmmProgram, SpawnError> {
+    pub fn find() -> Option<VmmProgram> {
         if let Some(path) = env::var_os("HUSK_VMM").filter(|value| !value.is_empty()) {
-            return Ok(VmmProgram {
+            return Some(VmmProgram {
                 path: path.into(),
                 chosen: true,
             });
@@ -31,7 +29,6 @@ impl VmmProgram {
             .map(|dir| dir.join("husk-vmm"))
             .find(|program| program.is_file())
             .map(VmmProgram::from)
-            .ok_or(SpawnError::NotFound)
     }
 
     /// What is executed: the child starts in another directory.

@@ -20,14 +20,13 @@ use husk_volumes::{OpenDisk, VolumeError, VolumeFault};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet, spawn_blocking};
 use tokio::time::{MissedTickBehavior, interval, timeout};
-use tonic::{Code, Status};
 use tracing::{info, warn};
 
 use super::error_chain::error_chain;
-use super::handle::ended;
 use super::resize_watch::{POLL_INTERVAL, SizeProbe};
 use super::vm_config;
-use super::vmm_connection::{VmmConnection, call_within, without_metadata};
+use super::vmm_connection::{VmmConnection, call_within};
+use crate::monitor::vm_error::VmError;
 use crate::vm_environment::VmEnvironment;
 
 pub(super) use table::DiskTable;
@@ -46,7 +45,7 @@ pub(super) struct DisksHandle {
     shown: watch::Receiver<Vec<shim::Disk>>,
 }
 
-type Reply<T> = oneshot::Sender<Result<T, Status>>;
+type Reply<T> = oneshot::Sender<Result<T, VmError>>;
 
 #[derive(Debug)]
 enum DiskCommand {
@@ -83,22 +82,22 @@ impl DisksHandle {
         &self,
         volume: NewVolume,
         handed: Option<OwnedFd>,
-    ) -> Result<ScsiAddress, Status> {
+    ) -> Result<ScsiAddress, VmError> {
         self.ask(|reply| DiskCommand::Add(volume, handed, reply)).await
     }
 
     /// Looks at once which files have grown; the names of the disks that have now.
-    pub(super) async fn check_sizes(&self) -> Result<Vec<String>, Status> {
+    pub(super) async fn check_sizes(&self) -> Result<Vec<String>, VmError> {
         let (reply, answer) = oneshot::channel();
         self.mailbox
             .send(DiskCommand::CheckSizes(reply))
             .await
-            .map_err(|_| ended())?;
-        answer.await.map_err(|_| ended())
+            .map_err(|_| VmError::ended())?;
+        answer.await.map_err(|_| VmError::ended())
     }
 
     /// Unplugs a volume that was plugged. If that takes too long it goes on, and ends when it can.
-    pub(super) async fn remove(&self, name: String, paused: bool) -> Result<RemovedDisk, Status> {
+    pub(super) async fn remove(&self, name: String, paused: bool) -> Result<RemovedDisk, VmError> {
         let (limit, why) = if paused {
             (
                 REMOVED_PAUSED_WITHIN,
@@ -112,7 +111,7 @@ impl DisksHandle {
         };
         let text = format!("volume {name:?} is still in use: {why}");
         let removed = self.remove_within(limit, name).await;
-        removed.unwrap_or_else(|| Err(Status::deadline_exceeded(text)))
+        removed.unwrap_or_else(|| Err(VmError::timed_out(text)))
     }
 
     /// The same; none if it goes on.
@@ -120,16 +119,19 @@ impl DisksHandle {
         &self,
         limit: Duration,
         name: String,
-    ) -> Option<Result<RemovedDisk, Status>> {
+    ) -> Option<Result<RemovedDisk, VmError>> {
         timeout(limit, self.ask(|reply| DiskCommand::Remove(name, reply)))
             .await
             .ok()
     }
 
-    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> DiskCommand) -> Result<T, Status> {
+    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> DiskCommand) -> Result<T, VmError> {
         let (reply, answer) = oneshot::channel();
-        self.mailbox.send(command(reply)).await.map_err(|_| ended())?;
-        answer.await.map_err(|_| ended())?
+        self.mailbox
+            .send(command(reply))
+            .await
+            .map_err(|_| VmError::ended())?;
+        answer.await.map_err(|_| VmError::ended())?
     }
 }
 
@@ -172,7 +174,7 @@ pub(super) struct DisksActor {
 }
 
 /// What the VMM says of a removal.
-type RemovalResult = (String, Result<String, Status>);
+type RemovalResult = (String, Result<String, VmError>);
 
 impl DisksActor {
     /// The disks of a plan, which is kept up to date in the file `kept`.
@@ -254,19 +256,19 @@ impl DisksActor {
         }
     }
 
-    fn connection(&self) -> Result<VmmConnection, Status> {
+    fn connection(&self) -> Result<VmmConnection, VmError> {
         let connection = self.connection.clone();
-        connection.ok_or_else(|| Status::failed_precondition("the VM is not running"))
+        connection.ok_or_else(VmError::not_running)
     }
 
-    async fn add(&mut self, mut volume: NewVolume, handed: Option<OwnedFd>) -> Result<ScsiAddress, Status> {
+    async fn add(&mut self, mut volume: NewVolume, handed: Option<OwnedFd>) -> Result<ScsiAddress, VmError> {
         let mut connection = self.connection()?;
         if let DiskSource::File(path) = &mut volume.source {
             *path = self.environment.paths.host_path(path);
         }
         if self.waiters.contains_key(&volume.name) {
             let text = format!("volume {:?} is being removed", volume.name);
-            return Err(Status::failed_precondition(text));
+            return Err(VmError::wrong_state(text));
         }
         let mut disk = match self.table.plug(&volume)? {
             PlugPlan::Present(disk) => return address(&disk),
@@ -282,17 +284,17 @@ impl DisksActor {
         };
         let opened = opened
             .await
-            .map_err(|error| Status::internal(error.to_string()))?;
-        let (open, probe) = opened.map_err(|error| refusal(&error))?;
+            .map_err(|error| VmError::internal(error.to_string()))?;
+        let (open, probe) = opened.map_err(|error| volume_refused(&error))?;
         let address = match connection.add(&disk, &open).await {
             Ok(address) => address,
-            Err(status) => {
-                if status.code() == Code::DeadlineExceeded {
+            Err(error) => {
+                if matches!(error, VmError::TimedOut(_)) {
                     // The VMM may add it later. Remove it then.
                     let name = disk.name.clone();
                     tokio::spawn(async move { timeout(REMOVED_WITHIN, connection.remove(&name)).await });
                 }
-                return Err(status);
+                return Err(error);
             }
         };
         disk.assign(address);
@@ -334,7 +336,7 @@ impl DisksActor {
     }
 
     /// A removal has ended, one way or the other.
-    fn handle_removal(&mut self, name: &str, removed: Result<String, Status>) {
+    fn handle_removal(&mut self, name: &str, removed: Result<String, VmError>) {
         let removed = removed.map(|flush_error| {
             if !flush_error.is_empty() {
                 warn!(volume = name, flush_error, "what was written last may be lost");
@@ -397,7 +399,7 @@ impl DisksActor {
                     warn!(
                         disk = name,
                         bytes,
-                        message = status.message(),
+                        message = %status,
                         "the disk has grown, but not for the guest"
                     );
                     watched.refused = Some(bytes);
@@ -410,18 +412,18 @@ impl DisksActor {
 }
 
 /// A path that the pod was not given is somebody's mistake, or worse; anything else may be well later.
-fn refusal(error: &VolumeError) -> Status {
-    let code = match error.fault {
-        VolumeFault::NotInPod(_) => Code::PermissionDenied,
-        _ => Code::FailedPrecondition,
-    };
-    Status::new(code, error_chain(error))
+fn volume_refused(error: &VolumeError) -> VmError {
+    let text = error_chain(error);
+    match error.fault {
+        VolumeFault::NotInPod(_) => VmError::NotPermitted(text),
+        _ => VmError::WrongState(text),
+    }
 }
 
 async fn unplug(mut connection: VmmConnection, name: String) -> RemovalResult {
     let removed = match connection.remove(&name).await {
         // What the VMM does not have is gone.
-        Err(status) if status.code() == Code::NotFound => Ok(String::new()),
+        Err(VmError::NotFound(_)) => Ok(String::new()),
         removed => removed,
     };
     (name, removed)
@@ -435,18 +437,18 @@ async fn done(size_check: &mut Option<JoinHandle<Sizes>>) -> Sizes {
     }
 }
 
-fn address(disk: &DiskPlan) -> Result<ScsiAddress, Status> {
+fn address(disk: &DiskPlan) -> Result<ScsiAddress, VmError> {
     disk.scsi_address()
-        .ok_or_else(|| Status::internal("a volume that was added is no SCSI disk"))
+        .ok_or_else(|| VmError::internal("a volume that was added is no SCSI disk"))
 }
 
 impl VmmConnection {
     /// Adds a disk. Returns the address that the VMM gave it.
-    async fn add(&mut self, disk: &DiskPlan, open: &OpenDisk) -> Result<ScsiAddress, Status> {
+    async fn add(&mut self, disk: &DiskPlan, open: &OpenDisk) -> Result<ScsiAddress, VmError> {
         let (disk, descriptor) = vm_config::plugged(disk, open);
         if let Some((token, fd)) = descriptor {
             let sent = self.fds.send(&[(token, fd)]).await;
-            sent.map_err(|error| Status::unavailable(error.to_string()))?;
+            sent.map_err(|error| VmError::unavailable(error.to_string()))?;
         }
         let request = AddDiskRequest { disk: Some(disk) };
         let added = call_within(AT_ONCE, self.client.add_disk(request)).await?;
@@ -456,17 +458,17 @@ impl VmmConnection {
                 lun: address.lun.try_into().ok()?,
             })
         });
-        address.ok_or_else(|| Status::internal("the VMM gave the disk no address"))
+        address.ok_or_else(|| VmError::internal("the VMM gave the disk no address"))
     }
 
     /// Returns why what was written last may be lost, else nothing.
-    async fn remove(&mut self, name: &str) -> Result<String, Status> {
+    async fn remove(&mut self, name: &str) -> Result<String, VmError> {
         let request = RemoveDiskRequest { id: name.to_owned() };
         let removed = self.client.remove_disk(request).await;
-        Ok(removed.map_err(without_metadata)?.into_inner().flush_error)
+        Ok(removed.map_err(VmError::from)?.into_inner().flush_error)
     }
 
-    async fn resize(&mut self, name: &str) -> Result<u64, Status> {
+    async fn resize(&mut self, name: &str) -> Result<u64, VmError> {
         let request = ResizeDiskRequest { id: name.to_owned() };
         Ok(call_within(AT_ONCE, self.client.resize_disk(request))
             .await?

@@ -7,10 +7,10 @@ use husk_proto::shim::v1::Disk;
 use husk_proto::vmm::v1 as vmm;
 use husk_vmi::{DiskPlan, NewVolume, PlugError, PlugPlan, VmPlan};
 use tokio::sync::watch;
-use tonic::Status;
 use tracing::warn;
 
 use crate::monitor::stdio;
+use crate::monitor::vm_error::VmError;
 
 /// The plan of a VM, as it was changed since its start, and the file it is kept in.
 #[derive(Debug)]
@@ -55,30 +55,30 @@ impl DiskTable {
     }
 
     /// Plans the disk of a volume that is to be added.
-    pub(super) fn plug(&self, volume: &NewVolume) -> Result<PlugPlan, Status> {
+    pub(super) fn plug(&self, volume: &NewVolume) -> Result<PlugPlan, VmError> {
         self.plan.plug(volume).map_err(|error| {
-            let code = match &error {
+            let text = error.to_string();
+            match error {
                 PlugError::Name(..) | PlugError::Serial(_) | PlugError::Path(_) | PlugError::Source(_) => {
-                    tonic::Code::InvalidArgument
+                    VmError::InvalidArgument(text)
                 }
-                PlugError::NameTaken(_) | PlugError::SourceTaken(_) => tonic::Code::AlreadyExists,
-                PlugError::Disabled => tonic::Code::FailedPrecondition,
-            };
-            Status::new(code, error.to_string())
+                PlugError::NameTaken(_) | PlugError::SourceTaken(_) => VmError::AlreadyExists(text),
+                PlugError::Disabled => VmError::WrongState(text),
+            }
         })
     }
 
     /// Refuses, in KubeVirt's words, to unplug what was not plugged.
-    pub(super) fn check_plugged(&self, name: &str) -> Result<(), Status> {
+    pub(super) fn check_plugged(&self, name: &str) -> Result<(), VmError> {
         if self.plugged.contains(name) {
             return Ok(());
         }
         if self.plan.disks.iter().any(|disk| disk.name == name) {
             let text = format!("Unable to remove volume [{name}] because it is not hotpluggable");
-            return Err(Status::failed_precondition(text));
+            return Err(VmError::wrong_state(text));
         }
         let text = format!("Unable to remove volume [{name}] because it does not exist");
-        Err(Status::not_found(text))
+        Err(VmError::not_found(text))
     }
 
     pub(super) fn add(&mut self, disk: DiskPlan) {

@@ -1,80 +1,39 @@
 //! Plugging interfaces into a VM that runs, and unplugging them.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry as Slot;
 use std::time::Duration;
 
 use husk_network::{Binding, Interface, MacAddr, secondary_nic};
 use husk_proto::shim::v1::AddInterfaceRequest;
-use husk_proto::vmm::v1::{AddNicRequest, RemoveNicRequest, SetLinkRequest};
+use husk_proto::vmm::v1::{AddNicRequest, SetLinkRequest};
 use husk_vmi::NicDhcp;
-use tokio::task::{JoinSet, spawn_blocking};
-use tokio::time::sleep;
-use tonic::{Code, Status};
+use tokio::task::spawn_blocking;
 use tracing::{info, warn};
 
+use super::InterfacesActor;
+use super::handle::Reply;
 use super::interface_spec::InterfaceSpec;
 use super::vm_network::{PreparedInterface, VmNetwork};
-use super::{InterfacesActor, OpenNic, Reply};
 use crate::monitor::error_chain::error_chain;
-use crate::monitor::vm_config;
-use crate::monitor::vmm_connection::{VmmConnection, call_within, without_metadata};
+use crate::monitor::vm_config::{self, OpenNic};
+use crate::monitor::vm_error::VmError;
+use crate::monitor::vmm_connection::{VmmConnection, call_within};
 
 /// How long the VMM may take to add a NIC, or to pull its cable.
 const AT_ONCE: Duration = Duration::from_secs(30);
-/// Pause before a removal that the guest did not answer is asked for again.
-const AGAIN: Duration = Duration::from_secs(1);
-
-/// Removals that are under way.
-#[derive(Debug, Default)]
-pub(super) struct PendingRemovals {
-    /// Who waits for what.
-    waiters: HashMap<String, Vec<Reply<()>>>,
-    tasks: JoinSet<(String, Result<(), Status>)>,
-}
-
-impl PendingRemovals {
-    /// The next one that ends.
-    pub(super) async fn next(&mut self) -> Option<(String, Result<(), Status>)> {
-        match self.tasks.join_next().await? {
-            Ok(ended) => Some(ended),
-            Err(error) => {
-                warn!(%error, "unplugging an interface");
-                None
-            }
-        }
-    }
-
-    /// Begins a removal, or waits with those for whom it is.
-    fn begin(&mut self, connection: VmmConnection, name: String, reply: Option<Reply<()>>) {
-        match self.waiters.entry(name) {
-            Slot::Occupied(mut others) => {
-                // Who asks again and again has given up as often.
-                others.get_mut().retain(|reply| !reply.is_closed());
-                others.get_mut().extend(reply);
-            }
-            Slot::Vacant(first) => {
-                self.tasks.spawn(unplug(connection, first.key().clone()));
-                first.insert(reply.into_iter().collect());
-            }
-        }
-    }
-}
-
 impl InterfacesActor {
-    pub(super) async fn add(&mut self, request: AddInterfaceRequest) -> Result<(), Status> {
+    pub(super) async fn add(&mut self, request: AddInterfaceRequest) -> Result<(), VmError> {
         let AddInterfaceRequest { name, device, mac } = request;
         if !is_label(&name) {
             let text = format!(
                 "the interface's name {name:?} must be at most 63 lower-case letters, digits and '-'"
             );
-            return Err(Status::invalid_argument(text));
+            return Err(VmError::invalid_argument(text));
         }
         let mac = match mac.as_str() {
             "" => None,
             text => Some(
                 text.parse::<MacAddr>()
-                    .map_err(|error| Status::invalid_argument(error.to_string()))?,
+                    .map_err(|error| VmError::invalid_argument(error.to_string()))?,
             ),
         };
         let device = if device.is_empty() {
@@ -85,7 +44,7 @@ impl InterfacesActor {
         let (mut connection, vm_network) = (self.connection()?, self.vm_network()?);
         if self.removals.waiters.contains_key(&name) {
             let text = format!("interface {name:?} is being removed");
-            return Err(Status::failed_precondition(text));
+            return Err(VmError::wrong_state(text));
         }
         if self.table.is_there(&name, &device, mac)? {
             return Ok(());
@@ -112,13 +71,13 @@ impl InterfacesActor {
             Ok(ready) => ready,
             Err(error) => {
                 release(&vm_network, device).await;
-                return Err(Status::failed_precondition(error_chain(&error)));
+                return Err(VmError::wrong_state(error_chain(&error)));
             }
         };
         let told = connection.add_nic(nic).await;
         match &told {
             // It may yet be added; then it goes again.
-            Err(status) if status.code() == Code::DeadlineExceeded => {
+            Err(VmError::TimedOut(_)) => {
                 self.removals.begin(connection, name.clone(), None);
             }
             Err(_) => {
@@ -145,7 +104,7 @@ impl InterfacesActor {
     }
 
     /// A removal has ended, one way or the other.
-    pub(super) async fn handle_removal(&mut self, name: &str, removed: Result<(), Status>) {
+    pub(super) async fn handle_removal(&mut self, name: &str, removed: Result<(), VmError>) {
         let removed = match removed {
             Ok(()) => self.release(name).await,
             refused => refused,
@@ -157,7 +116,7 @@ impl InterfacesActor {
     }
 
     /// Makes the device of an interface that the VMM has let go of what it was.
-    async fn release(&mut self, name: &str) -> Result<(), Status> {
+    async fn release(&mut self, name: &str) -> Result<(), VmError> {
         let Some(entry) = self.table.remove(name) else {
             return Ok(());
         };
@@ -169,13 +128,13 @@ impl InterfacesActor {
         info!(interface = name, device, "interface removed");
         match release(&vm_network, device).await {
             true => Ok(()),
-            false => Err(Status::internal(format!(
+            false => Err(VmError::internal(format!(
                 "interface {name:?} was removed, but its device is not as it was: `husk logs --monitor` tells why"
             ))),
         }
     }
 
-    pub(super) async fn set_link(&mut self, name: &str, up: bool) -> Result<(), Status> {
+    pub(super) async fn set_link(&mut self, name: &str, up: bool) -> Result<(), VmError> {
         let mut connection = self.connection()?;
         self.vm_network()?;
         self.table.has(name)?;
@@ -186,14 +145,14 @@ impl InterfacesActor {
         Ok(())
     }
 
-    fn connection(&self) -> Result<VmmConnection, Status> {
+    fn connection(&self) -> Result<VmmConnection, VmError> {
         let connection = self.connection.clone();
-        connection.ok_or_else(|| Status::failed_precondition("the VM is not running"))
+        connection.ok_or_else(VmError::not_running)
     }
 
-    fn vm_network(&self) -> Result<VmNetwork, Status> {
+    fn vm_network(&self) -> Result<VmNetwork, VmError> {
         self.vm_network.clone().ok_or_else(|| {
-            Status::failed_precondition(
+            VmError::wrong_state(
                 "the VM has no network: its manifest asks for none, or it was not started by root",
             )
         })
@@ -204,10 +163,10 @@ impl InterfacesActor {
 async fn run_blocking<T: Send + 'static>(
     vm_network: &VmNetwork,
     work: impl FnOnce(&VmNetwork) -> T + Send + 'static,
-) -> Result<T, Status> {
+) -> Result<T, VmError> {
     let vm_network = vm_network.clone();
     let done = spawn_blocking(move || work(&vm_network)).await;
-    done.map_err(|error| Status::internal(error.to_string()))
+    done.map_err(|error| VmError::internal(error.to_string()))
 }
 
 /// Whether the device is what it was.
@@ -219,37 +178,15 @@ async fn release(vm_network: &VmNetwork, device: String) -> bool {
     {
         Ok(Ok(())) => return true,
         Ok(Err(error)) => error_chain(&error),
-        Err(status) => status.message().to_owned(),
+        Err(status) => status.to_string(),
     };
     // It is tried again at the VM's end.
     warn!(error, "a device was not given back");
     false
 }
 
-/// Asks the guest to let go, until it does.
-async fn unplug(mut connection: VmmConnection, name: String) -> (String, Result<(), Status>) {
-    loop {
-        let request = RemoveNicRequest { id: name.clone() };
-        let removed = connection
-            .client
-            .remove_nic(request)
-            .await
-            .map_err(without_metadata);
-        let removed = match removed {
-            Err(status) if status.code() == Code::DeadlineExceeded => {
-                sleep(AGAIN).await;
-                continue;
-            }
-            // What the VMM does not have is gone.
-            Err(status) if status.code() == Code::NotFound => Ok(()),
-            removed => removed.map(drop),
-        };
-        return (name, removed);
-    }
-}
-
 impl VmmConnection {
-    async fn add_nic(&mut self, open: OpenNic) -> Result<(), Status> {
+    async fn add_nic(&mut self, open: OpenNic) -> Result<(), VmError> {
         let (nic, descriptors) = vm_config::plugged_nic(open);
         let borrowed: Vec<_> = descriptors
             .iter()
@@ -257,7 +194,7 @@ impl VmmConnection {
             .collect();
         for part in borrowed.chunks(husk_proto::fds::MAX_FDS_PER_MESSAGE) {
             let sent = self.fds.send(part).await;
-            sent.map_err(|error| Status::unavailable(error.to_string()))?;
+            sent.map_err(|error| VmError::unavailable(error.to_string()))?;
         }
         drop(descriptors);
         let request = AddNicRequest { nic: Some(nic) };

@@ -10,8 +10,8 @@ use husk_proto::shim::v1::Interface;
 use tokio::sync::watch;
 use tokio_stream::wrappers::WatchStream;
 use tokio_stream::{StreamExt, StreamMap};
-use tonic::Status;
 
+use crate::monitor::vm_error::VmError;
 use husk_network::dhcp::DhcpServer;
 use husk_network::{DeviceNames, MacAddr};
 
@@ -90,7 +90,7 @@ impl InterfaceTable {
     }
 
     /// Whether it is the very interface that is there; refused where another one is in its place.
-    pub(super) fn is_there(&self, name: &str, device: &str, mac: Option<MacAddr>) -> Result<bool, Status> {
+    pub(super) fn is_there(&self, name: &str, device: &str, mac: Option<MacAddr>) -> Result<bool, VmError> {
         for InterfaceEntry { shown, .. } in &self.entries {
             let same_mac = mac.is_none_or(|mac| mac.to_string() == shown.mac);
             if shown.name == name && shown.device == device && same_mac {
@@ -100,34 +100,34 @@ impl InterfaceTable {
                 let text = format!(
                     "Unable to add interface [{name}] because interface with that name already exists"
                 );
-                return Err(Status::already_exists(text));
+                return Err(VmError::already_exists(text));
             }
             if DeviceNames::for_nic(&shown.device).is_ok_and(|devices| devices.contains(device)) {
                 let other = &shown.name;
                 let text = format!(
                     "Unable to add interface [{name}] because its device {device} is that of interface [{other}]"
                 );
-                return Err(Status::already_exists(text));
+                return Err(VmError::already_exists(text));
             }
         }
         Ok(false)
     }
 
     /// Refuses to remove what was not added.
-    pub(super) fn is_added(&self, name: &str) -> Result<(), Status> {
+    pub(super) fn is_added(&self, name: &str) -> Result<(), VmError> {
         let why = |why| format!("Unable to remove interface [{name}] because it {why}");
         match self.entries.iter().find(|entry| entry.shown.name == name) {
             Some(entry) if entry.added => Ok(()),
-            Some(_) => Err(Status::failed_precondition(why("is the manifest's"))),
-            None => Err(Status::not_found(why("does not exist"))),
+            Some(_) => Err(VmError::wrong_state(why("is the manifest's"))),
+            None => Err(VmError::not_found(why("does not exist"))),
         }
     }
 
     /// Refuses a name that no interface has.
-    pub(super) fn has(&self, name: &str) -> Result<(), Status> {
+    pub(super) fn has(&self, name: &str) -> Result<(), VmError> {
         match self.entries.iter().any(|entry| entry.shown.name == name) {
             true => Ok(()),
-            false => Err(Status::not_found(format!("the VM has no interface [{name}]"))),
+            false => Err(VmError::not_found(format!("the VM has no interface [{name}]"))),
         }
     }
 

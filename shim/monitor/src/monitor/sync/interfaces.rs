@@ -7,9 +7,9 @@ use husk_network::MacAddr;
 use husk_proto::shim::v1::change::Kind;
 use husk_proto::shim::v1::{AddInterfaceRequest, Interface, InterfaceStatus};
 use husk_vmi::InterfaceUpdate;
-use tonic::{Code, Status};
 
 use super::{SyncProgress, VmiSync};
+use crate::monitor::vm_error::VmError;
 
 impl VmiSync {
     /// Unplugs and plugs interfaces, and sees to their cables; how those are.
@@ -17,7 +17,7 @@ impl VmiSync {
         &self,
         wanted: Vec<InterfaceUpdate>,
         done: &mut SyncProgress,
-    ) -> Result<Vec<InterfaceStatus>, Status> {
+    ) -> Result<Vec<InterfaceStatus>, VmError> {
         let stay = wanted.iter().filter_map(|wanted| match wanted {
             InterfaceUpdate::Planned { name, .. } => Some(name.as_str()),
             InterfaceUpdate::Added(nic) => Some(nic.name.as_str()),
@@ -71,8 +71,8 @@ impl VmiSync {
                     done.note(Kind::InterfaceRemoved, &shown.name);
                     continue;
                 }
-                Some(Err(refused)) if refused.code() == Code::NotFound => continue,
-                Some(Err(refused)) => refused.message().to_owned(),
+                Some(Err(VmError::NotFound(_))) => continue,
+                Some(Err(refused)) => refused.to_string(),
                 None => "the guest has not let go of it".to_owned(),
             };
             done.waits = true;
@@ -88,7 +88,7 @@ impl VmiSync {
         name: &str,
         link_up: bool,
         done: &mut SyncProgress,
-    ) -> Result<InterfaceStatus, Status> {
+    ) -> Result<InterfaceStatus, VmError> {
         self.link(name, link_up, done).await?;
         Ok(status(
             name.to_owned(),
@@ -104,7 +104,7 @@ impl VmiSync {
         mac: String,
         link_up: bool,
         done: &mut SyncProgress,
-    ) -> Result<InterfaceStatus, Status> {
+    ) -> Result<InterfaceStatus, VmError> {
         let is_there = self.interface(name).is_some();
         if !is_there && self.plan.nics.is_empty() && self.environment.network.is_none() {
             let text = "the VM was started without a network";
@@ -120,7 +120,7 @@ impl VmiSync {
             Ok(()) if !is_there => done.note(Kind::InterfaceAdded, name),
             Ok(()) => {}
             Err(refused) => {
-                let text = refused.message().to_owned();
+                let text = refused.to_string();
                 return Ok(status(name.to_owned(), self.interface(name), "Pending", text));
             }
         }
@@ -133,7 +133,7 @@ impl VmiSync {
         ))
     }
 
-    async fn link(&self, name: &str, up: bool, done: &mut SyncProgress) -> Result<(), Status> {
+    async fn link(&self, name: &str, up: bool, done: &mut SyncProgress) -> Result<(), VmError> {
         if self.interface(name).is_some_and(|shown| shown.link_up != up) {
             self.interfaces.set_link(name.to_owned(), up).await?;
             done.note(if up { Kind::LinkUp } else { Kind::LinkDown }, name);

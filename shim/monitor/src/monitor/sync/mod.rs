@@ -15,10 +15,10 @@ use husk_proto::shim::v1::{Change, SyncVmiRequest, SyncVmiResponse};
 use husk_vmi::{FieldError, LiveUpdate, Loaded, VmPlan, Vmi, load};
 use tokio::sync::{Mutex, Semaphore};
 use tokio::task::spawn_blocking;
-use tonic::Status;
 
 use super::handle::VmHandle;
 use super::{disks, interfaces as nics};
+use crate::monitor::vm_error::VmError;
 use crate::vm_environment::VmEnvironment;
 
 /// Calls that may wait for those before them, each with a manifest.
@@ -80,8 +80,8 @@ impl VmiSync {
     }
 
     /// Makes it so. One call after the other.
-    pub(super) async fn sync(&self, request: SyncVmiRequest) -> Result<SyncVmiResponse, Status> {
-        let busy = |_| Status::resource_exhausted("too many calls of SyncVmi wait for their turn");
+    pub(super) async fn sync(&self, request: SyncVmiRequest) -> Result<SyncVmiResponse, VmError> {
+        let busy = |_| VmError::limit_reached("too many calls of SyncVmi wait for their turn");
         let _queued = self.queue.try_acquire().map_err(busy)?;
         let _in_progress = self.in_progress.lock().await;
         let state = request.run_state();
@@ -89,17 +89,17 @@ impl VmiSync {
         let plan = self.plan.clone();
         // A manifest of the largest size takes a moment.
         let wanted = spawn_blocking(move || wanted(&vmi, &plan)).await;
-        let (vmi, live) = wanted.map_err(|error| Status::internal(error.to_string()))??;
+        let (vmi, live) = wanted.map_err(|error| VmError::internal(error.to_string()))??;
         if let Some(name) = paths.keys().find(|name| vmi.spec.volume(name).is_none()) {
-            return Err(Status::invalid_argument(format!(
+            return Err(VmError::invalid_argument(format!(
                 "the VMI has no volume {name:?}"
             )));
         }
         if self.vm.running().is_none() {
-            return Err(Status::failed_precondition("the VM is not running"));
+            return Err(VmError::not_running());
         }
         if self.vm.status().borrow().stopping {
-            return Err(Status::failed_precondition("the VM is being shut down"));
+            return Err(VmError::wrong_state("the VM is being shut down"));
         }
         self.apply(&vmi, live, state, &paths).await
     }
@@ -110,7 +110,7 @@ impl VmiSync {
         live: LiveUpdate,
         state: RunState,
         paths: &volumes::VolumePaths,
-    ) -> Result<SyncVmiResponse, Status> {
+    ) -> Result<SyncVmiResponse, VmError> {
         let mut done = SyncProgress::default();
         // A guest that stands still lets go of nothing, and so is resumed first and paused last.
         if state == RunState::Running && self.is_paused() {
@@ -150,15 +150,15 @@ impl VmiSync {
 }
 
 /// The VMI of a text, and what it wants of a VM of that plan.
-fn wanted(text: &str, plan: &VmPlan) -> Result<(Vmi, LiveUpdate), Status> {
-    let loaded = load(text).map_err(|error| Status::invalid_argument(short(&error.to_string())))?;
+fn wanted(text: &str, plan: &VmPlan) -> Result<(Vmi, LiveUpdate), VmError> {
+    let loaded = load(text).map_err(|error| VmError::invalid_argument(short(&error.to_string())))?;
     // What else a manifest holds is for a cluster, as it was at the start.
     let mut vmis = loaded.into_iter().filter_map(|loaded| match loaded {
         Loaded::Vmi(vmi) => Some(vmi),
         Loaded::Other { .. } => None,
     });
     let (Some(mut vmi), None) = (vmis.next(), vmis.next()) else {
-        return Err(Status::invalid_argument("one VirtualMachineInstance is wanted"));
+        return Err(VmError::invalid_argument("one VirtualMachineInstance is wanted"));
     };
     // One that does not say is where the VM is, as it was when the VM started.
     if vmi.namespace == "default" {
@@ -168,9 +168,9 @@ fn wanted(text: &str, plan: &VmPlan) -> Result<(Vmi, LiveUpdate), Status> {
         let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
         short(&lines.join("\n"))
     };
-    husk_vmi::validate(&vmi).map_err(|errors| Status::invalid_argument(lines(errors)))?;
+    husk_vmi::validate(&vmi).map_err(|errors| VmError::invalid_argument(lines(errors)))?;
     let live = plan.live(&vmi);
-    let live = live.map_err(|errors| Status::failed_precondition(lines(errors)))?;
+    let live = live.map_err(|errors| VmError::wrong_state(lines(errors)))?;
     Ok((*vmi, live))
 }
 

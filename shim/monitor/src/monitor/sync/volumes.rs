@@ -11,9 +11,9 @@ use husk_vmi::{DiskSource, NewVolume, Vmi};
 use husk_volumes::PathPolicy;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
-use tonic::{Code, Status};
 
 use super::{SyncProgress, VmiSync};
+use crate::monitor::vm_error::VmError;
 
 /// Where the data of volumes is, by their names.
 pub(super) type VolumePaths = HashMap<String, String>;
@@ -29,7 +29,7 @@ impl VmiSync {
         wanted: Vec<NewVolume>,
         given: &VolumePaths,
         done: &mut SyncProgress,
-    ) -> Result<Vec<VolumeStatus>, Status> {
+    ) -> Result<Vec<VolumeStatus>, VmError> {
         match timeout(SIZE_CHECK_TIMEOUT, self.disks.check_sizes()).await {
             Ok(grown) => {
                 for name in grown? {
@@ -68,7 +68,7 @@ impl VmiSync {
         &self,
         wanted: &HashSet<&str>,
         done: &mut SyncProgress,
-    ) -> Result<Vec<VolumeStatus>, Status> {
+    ) -> Result<Vec<VolumeStatus>, VmError> {
         let limit = self.release_timeout();
         let superfluous = self.shown().into_iter();
         let superfluous = superfluous.filter(|disk| disk.plugged && !wanted.contains(disk.name.as_str()));
@@ -95,8 +95,8 @@ impl VmiSync {
                     continue;
                 }
                 // Somebody else was faster.
-                Some(Err(status)) if status.code() == Code::NotFound => continue,
-                Some(Err(status)) => status.message().to_owned(),
+                Some(Err(VmError::NotFound(_))) => continue,
+                Some(Err(status)) => status.to_string(),
                 None => "the guest has not let go of it".to_owned(),
             };
             done.waits = true;
@@ -117,7 +117,7 @@ impl VmiSync {
         volume: NewVolume,
         given: Option<&String>,
         done: &mut SyncProgress,
-    ) -> Result<VolumeStatus, Status> {
+    ) -> Result<VolumeStatus, VmError> {
         let name = volume.name.clone();
         let status = |disk, phase: &str, reason: &str, message: String| VolumeStatus {
             name: name.clone(),
@@ -158,25 +158,25 @@ impl VmiSync {
             // The caller's own words are wrong, not the state of things.
             Err(refused)
                 if given.is_some()
-                    && matches!(refused.code(), Code::PermissionDenied | Code::InvalidArgument) =>
+                    && matches!(refused, VmError::NotPermitted(_) | VmError::InvalidArgument(_)) =>
             {
                 Err(refused)
             }
             Err(refused) => {
-                let message = refused.message().to_owned();
+                let message = refused.to_string();
                 Ok(status(None, "MountedToPod", "VolumeAttachFailed", message))
             }
         }
     }
 
     /// Where a volume's data is, if it is there.
-    async fn path(&self, name: &str, given: Option<&String>) -> Result<Option<PathBuf>, Status> {
+    async fn path(&self, name: &str, given: Option<&String>) -> Result<Option<PathBuf>, VmError> {
         if let Some(path) = given {
             return Ok(Some(path.into()));
         }
         let (environment, name) = (self.environment.clone(), name.to_owned());
         let found = spawn_blocking(move || environment.paths.find_hotplugged(&name)).await;
-        found.map_err(|error| Status::internal(error.to_string()))
+        found.map_err(|error| VmError::internal(error.to_string()))
     }
 
     fn shown(&self) -> Vec<Disk> {

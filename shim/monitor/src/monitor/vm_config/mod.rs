@@ -14,7 +14,16 @@ use husk_proto::vmm::v1::{
 use husk_vmi::{BootPlan, Controller, DeviceType, DiskPlan, ErrorPolicy, VmPlan};
 use husk_volumes::{ImageFormat, OpenDisk, Volumes};
 
-use super::interfaces::OpenNic;
+/// An interface whose descriptors are to go to the VMM.
+#[derive(Debug)]
+pub(super) struct OpenNic {
+    pub(super) name: String,
+    pub(super) mac: [u8; 6],
+    pub(super) mtu: u32,
+    pub(super) taps: Vec<OwnedFd>,
+    pub(super) vhost: Vec<OwnedFd>,
+    pub(super) link_up: bool,
+}
 
 /// A configuration and the descriptors it names; they must have been sent before the configuration is.
 #[derive(Debug)]

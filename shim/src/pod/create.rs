@@ -1,4 +1,4 @@
-//! How containers come and are started.
+//! Creating containers.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,13 +7,15 @@ use std::sync::Arc;
 use containerd_shim_protos::api::CreateTaskRequest;
 use containerd_shim_protos::events::task as events;
 use containerd_shim_protos::protobuf::MessageField;
-use husk_monitor::monitor::{EmbeddedVm, EmbeddedVmError, final_status};
+use husk_monitor::monitor::final_status;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
+use super::Pod;
 use super::build::{BuiltVm, VmBuilder, enter_cgroup, mount, rootfs_of};
+use super::command::TaskOutcome;
 use super::container::{Container, ContainerPhase, ContainerResources};
-use super::{Pod, Reply, TaskError, TaskOutcome};
+use super::task_error::{Reply, TaskError};
 use crate::bundle;
 use crate::spec::{self, Role};
 use crate::stdio::Stdio;
@@ -163,68 +165,6 @@ impl Pod {
                 terminal: container.stdio.terminal,
                 ..Default::default()
             }),
-            pid: container.pid,
-            ..Default::default()
-        });
-        let _ = reply.send(Ok(container.pid));
-    }
-
-    pub(super) fn start(&mut self, id: &str, reply: Reply<u32>) {
-        let found = self
-            .find(id)
-            .and_then(|container| match *container.phase.borrow() {
-                ContainerPhase::Created => Ok(container.vm.as_mut().map(|vm| vm.embedded_vm.take())),
-                _ => Err(TaskError::precondition(format!(
-                    "container {id} was started before"
-                ))),
-            });
-        match found {
-            Err(error) => drop(reply.send(Err(error))),
-            Ok(None) => self.started(id, reply),
-            Ok(Some(None)) => {
-                let _ = reply.send(Err(TaskError::precondition(format!(
-                    "container {id} is being started"
-                ))));
-            }
-            Ok(Some(Some(mut embedded_vm))) => {
-                let id = id.to_owned();
-                self.spawn_task(async move {
-                    let booted = embedded_vm.boot().await;
-                    TaskOutcome::Booted(id, Box::new(embedded_vm), booted, reply)
-                });
-            }
-        }
-    }
-
-    pub(super) fn booted(
-        &mut self,
-        id: &str,
-        embedded_vm: EmbeddedVm,
-        booted: Result<(), EmbeddedVmError>,
-        reply: Reply<u32>,
-    ) {
-        drop(embedded_vm);
-        match booted {
-            Ok(()) => self.started(id, reply),
-            // Its end is told beside this.
-            Err(error) => drop(reply.send(Err(TaskError::failed(error.to_string())))),
-        }
-    }
-
-    fn started(&mut self, id: &str, reply: Reply<u32>) {
-        let Some(container) = self.containers.get(id) else {
-            return;
-        };
-        // A guest of a few instructions may have ended before this was told; its end follows.
-        container.phase.send_if_modified(|phase| {
-            let created = *phase == ContainerPhase::Created;
-            if created {
-                *phase = ContainerPhase::Running { paused: false };
-            }
-            created
-        });
-        self.publisher.publish(&events::TaskStart {
-            container_id: id.to_owned(),
             pid: container.pid,
             ..Default::default()
         });

@@ -1,0 +1,77 @@
+//! Errors of the runtime directory.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use husk_network::NetworkError;
+
+/// Why the runtime directory or a VM in it could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    /// A user without a login session has no runtime directory.
+    #[error("no runtime directory: set XDG_RUNTIME_DIR or HUSK_RUNTIME_DIR to a directory of your own")]
+    Nowhere,
+    /// It is not for VMs: somebody else could plant sockets in it, or has it for other things.
+    #[error("{place} {why}: set HUSK_RUNTIME_DIR to an absolute path of your own, empty or not there yet")]
+    Unfit {
+        /// The directory, and what named it.
+        place: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// It cannot be made or read.
+    #[error("{place} cannot be used, set HUSK_RUNTIME_DIR to a directory of your own")]
+    Unusable {
+        /// The directory, and what named it.
+        place: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// A VM's directory holds something else too, and is left as it is.
+    #[error("{} was not made by Husk: move it away", .0.display())]
+    Foreign(PathBuf),
+    /// Namespaces and names are single path components.
+    #[error("{0:?} is not a name")]
+    BadName(String),
+    /// No live VM has that name.
+    #[error("no VM {namespace}/{name} is running")]
+    NotFound {
+        /// Namespace asked for.
+        namespace: String,
+        /// Name asked for.
+        name: String,
+    },
+    /// A live VM has that name.
+    #[error("VM {namespace}/{name} is already running")]
+    Exists {
+        /// Namespace asked for.
+        namespace: String,
+        /// Name asked for.
+        name: String,
+    },
+    /// What a monitor did to its VM's network could not be taken back.
+    #[error("{} stays, for what was done to the VM's network cannot be taken back: {source}", dir.display())]
+    Network {
+        /// The VM's directory.
+        dir: PathBuf,
+        /// Why.
+        source: NetworkError,
+    },
+    /// The file system refused.
+    #[error("{}", path.display())]
+    Io {
+        /// What was accessed.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+impl StateError {
+    pub(super) fn io(path: &Path) -> impl FnOnce(io::Error) -> StateError + '_ {
+        move |source| StateError::Io {
+            path: path.to_owned(),
+            source,
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Deleting containers.
+
+use containerd_shim_protos::events::task as events;
+use containerd_shim_protos::protobuf::MessageField;
+use husk_monitor::monitor::final_status;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+use tracing::warn;
+
+use super::Pod;
+use super::command::TaskOutcome;
+use super::container::{ContainerExit, ContainerPhase};
+use super::signals;
+use super::task_error::{Reply, TaskError};
+use crate::publisher::timestamp;
+use crate::spec::Role;
+
+impl Pod {
+    /// One that was never started is killed for it.
+    pub(super) async fn delete(&mut self, id: &str, reply: Reply<ContainerExit>) {
+        let container = match self.find(id) {
+            Ok(container) => container,
+            Err(error) => return drop(reply.send(Err(error))),
+        };
+        let phase = *container.phase.borrow();
+        match (phase, &mut container.vm) {
+            (ContainerPhase::Stopped(exit), _) => self.release_resources(id, exit, reply),
+            (ContainerPhase::Created, Some(vm)) => {
+                container.delete_reply = Some(reply);
+                // One that has ended is about to be told of.
+                let _ = vm.handle.kill().await;
+            }
+            (ContainerPhase::Created, None) => {
+                container.delete_reply = Some(reply);
+                self.record_exit(id, signals::KILLED);
+            }
+            _ => {
+                let text = format!("container {id} has not ended: kill it first");
+                let _ = reply.send(Err(TaskError::precondition(text)));
+            }
+        }
+    }
+
+    pub(super) fn release_resources(&mut self, id: &str, exit: ContainerExit, reply: Reply<ContainerExit>) {
+        let Some(container) = self.containers.get_mut(id) else {
+            return;
+        };
+        let resources = std::mem::take(&mut container.resources);
+        if container.role == Role::Sandbox {
+            self.leave_pod_cgroup();
+        }
+        let id = id.to_owned();
+        self.spawn_task(async move {
+            let released = spawn_blocking(move || resources.release()).await;
+            let released = released.unwrap_or_else(|error| Err(error.to_string()));
+            TaskOutcome::Released(id, released, exit, reply)
+        });
+    }
+
+    pub(super) fn released(
+        &mut self,
+        id: &str,
+        released: Result<(), String>,
+        exit: ContainerExit,
+        reply: Reply<ContainerExit>,
+    ) {
+        if let Err(error) = released {
+            warn!(id, error, "something of the container stays");
+        }
+        self.containers.remove(id);
+        self.publisher.publish(&events::TaskDelete {
+            container_id: id.to_owned(),
+            id: id.to_owned(),
+            pid: exit.pid,
+            exit_status: exit.status,
+            exited_at: MessageField::some(timestamp(exit.at)),
+            ..Default::default()
+        });
+        let _ = reply.send(Ok(exit));
+    }
+
+    /// Leaves the sandbox's cgroup, which otherwise could not be removed.
+    pub(super) fn leave_pod_cgroup(&self) {
+        if let Some(original_cgroup) = &self.original_cgroup
+            && let Err(error) = original_cgroup.add_process(std::process::id())
+        {
+            warn!(%error, "the shim cannot leave the pod's cgroup");
+        }
+    }
+
+    /// Gives back what containers hold that nobody deleted.
+    pub(super) async fn release_all(&mut self) {
+        self.kill_vm().await;
+        self.leave_pod_cgroup();
+        for container in std::mem::take(&mut self.containers).into_values() {
+            if let Some(vm) = &container.vm {
+                let ended = final_status(vm.handle.status());
+                let _ = timeout(signals::KILLED_WITHIN, ended).await;
+            }
+            let released = spawn_blocking(move || container.resources.release()).await;
+            if let Ok(Err(error)) = released {
+                warn!(id = container.id, error, "something of the container stays");
+            }
+        }
+    }
+}

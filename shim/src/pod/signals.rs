@@ -1,0 +1,81 @@
+//! Signals to a VM.
+
+use std::time::Duration;
+
+use super::container::ContainerVm;
+use super::task_error::TaskError;
+
+/// How long a VM that is killed takes at most.
+pub(super) const KILLED_WITHIN: Duration = Duration::from_secs(4);
+
+const SIGINT: u32 = 2;
+const SIGQUIT: u32 = 3;
+const SIGKILL: u32 = 9;
+const SIGTERM: u32 = 15;
+const SIGPWR: u32 = 30;
+/// SIGRTMIN+3, by which images with systemd want to be stopped.
+const HALT: u32 = 37;
+/// The exit status of a process that a signal ended, without the signal.
+const BY_SIGNAL: u32 = 128;
+
+/// That of one that was killed.
+pub(super) const KILLED: u32 = BY_SIGNAL + SIGKILL;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SignalAction {
+    PowerButton,
+    Kill,
+    Nothing,
+}
+
+fn signal_action(signal: u32) -> Result<SignalAction, TaskError> {
+    match signal {
+        0 => Ok(SignalAction::Nothing),
+        SIGKILL => Ok(SignalAction::Kill),
+        SIGTERM | SIGINT | SIGQUIT | SIGPWR | HALT => Ok(SignalAction::PowerButton),
+        _ => Err(TaskError::invalid(format!(
+            "signal {signal} means nothing to a VM: {SIGTERM} presses its power button, {SIGKILL} kills it"
+        ))),
+    }
+}
+
+/// The exit status of a container without a process that gets this signal, if it ends.
+pub(super) fn signal_exit_status(signal: u32) -> Result<Option<u32>, TaskError> {
+    Ok(match signal_action(signal)? {
+        SignalAction::Nothing => None,
+        SignalAction::PowerButton | SignalAction::Kill => Some(BY_SIGNAL + signal),
+    })
+}
+
+impl ContainerVm {
+    /// Does what a signal means; one that does not run yet has no power button.
+    pub(super) async fn signal(&self, signal: u32, boots: bool) -> Result<(), TaskError> {
+        let done = match signal_action(signal)? {
+            SignalAction::Nothing => Ok(()),
+            SignalAction::PowerButton if !boots => self.handle.shutdown(None).await.map(drop),
+            SignalAction::PowerButton | SignalAction::Kill => self.handle.kill().await,
+        };
+        done.map_err(|error| TaskError::not_found(error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_map_to_vm_actions() {
+        assert_eq!(signal_action(15).unwrap(), SignalAction::PowerButton);
+        assert_eq!(signal_action(9).unwrap(), SignalAction::Kill);
+        assert_eq!(
+            (signal_exit_status(9).unwrap(), signal_exit_status(0).unwrap()),
+            (Some(137), None)
+        );
+        assert!(
+            signal_action(28)
+                .unwrap_err()
+                .to_string()
+                .contains("signal 28 means nothing")
+        );
+    }
+}
