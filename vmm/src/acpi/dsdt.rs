@@ -10,7 +10,7 @@ use husk_devices::legacy::power::{self, PowerEvent};
 use husk_devices::legacy::{pvpanic, rtc, serial};
 use husk_devices::pci::hotplug;
 
-use super::{GED_PIN, PCI_HOTPLUG_PORT};
+use super::resources::{GED_PIN, PCI_HOTPLUG_PORT};
 use crate::layout::{ECAM, Layout, PCI_MMIO32};
 
 /// Notification values (ACPI 6.5, sections 5.6.6 and 4.8.2.2).

@@ -14,11 +14,9 @@ use crate::cpuid::Topology;
 use crate::layout::{self, Layout};
 
 mod dsdt;
+mod resources;
 
-/// I/O APIC pin of the generic event device.
-pub const GED_PIN: u32 = 9;
-/// First port of the PCI hotplug registers.
-pub const PCI_HOTPLUG_PORT: u64 = 0x620;
+pub use resources::{GED_PIN, PCI_HOTPLUG_PORT};
 
 const OEM: [u8; 6] = *b"HUSK  ";
 const TABLE: [u8; 8] = *b"HUSKVMM ";

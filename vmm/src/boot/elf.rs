@@ -3,7 +3,7 @@
 
 use std::io::{Read, Seek, SeekFrom};
 
-use super::BootError;
+use super::error::BootError;
 use crate::layout;
 
 /// Linux has five.

@@ -8,7 +8,8 @@ use husk_disk::DiskReader;
 use husk_image::{BootFiles, ReadAt};
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{BootError, BootPayload, Initrd, KERNEL_MAX, Kernel};
+use super::error::BootError;
+use super::payload::{BootPayload, Initrd, KERNEL_MAX, Kernel};
 
 struct Image(DiskReader);
 

@@ -16,11 +16,17 @@ use crate::vcpu::entry::BootEntry;
 
 mod command_line;
 mod elf;
+mod error;
 mod image;
+mod payload;
 mod pvh;
 mod unpack;
 mod vmlinux;
 mod zero_page;
+
+use payload::{BootPayload, Initrd, KERNEL_MAX, Kernel};
+
+pub use error::BootError;
 
 /// Where a guest's kernel comes from. Read again at every boot.
 #[derive(Debug)]
@@ -51,83 +57,6 @@ pub struct LoadedKernel {
     /// What was loaded and from where, for people.
     pub description: String,
 }
-
-/// Why there is nothing to boot.
-#[derive(Debug, thiserror::Error)]
-pub enum BootError {
-    /// No disk carries a kernel; what was looked for and found.
-    #[error("no disk can be booted: {0}")]
-    NoBootableDisk(String),
-    /// Neither bzImage nor ELF.
-    #[error(
-        "{0} is not a kernel: neither a bzImage (boot protocol 2.12 or later with a 64-bit entry) nor an x86-64 ELF file"
-    )]
-    NotAKernel(String),
-    /// The kernel's own header or segments make no sense.
-    #[error("{what} cannot be loaded: {reason}")]
-    BadKernel {
-        /// Which kernel.
-        what: String,
-        /// The loader's words.
-        reason: String,
-    },
-    /// Not enough guest memory.
-    #[error("{what} of {size} bytes does not fit guest memory of {memory} bytes below 3 GiB")]
-    NoRoom {
-        /// Kernel or initrd.
-        what: &'static str,
-        /// Its size.
-        size: u64,
-        /// Guest memory below 3 GiB.
-        memory: u64,
-    },
-    /// Longer than the kernel, or the machine, takes.
-    #[error("kernel command line of {length} bytes is longer than the {limit} the kernel takes")]
-    CommandLine {
-        /// Its length.
-        length: usize,
-        /// The limit.
-        limit: usize,
-    },
-    /// The kernel would stop reading there.
-    #[error("kernel command line has a NUL byte in it")]
-    CommandLineNul,
-    /// Reading failed.
-    #[error("read {what}: {source}")]
-    Read {
-        /// What was read.
-        what: String,
-        /// The cause.
-        source: io::Error,
-    },
-    /// Guest memory could not be written.
-    #[error("write guest memory: {0}")]
-    Memory(#[from] vm_memory::GuestMemoryError),
-}
-
-/// An initial RAM disk of known size, to be read once.
-struct Initrd<'a> {
-    size: u64,
-    read: ReadInitrd<'a>,
-}
-
-type ReadInitrd<'a> = Box<dyn FnOnce(&GuestMemMmap, GuestAddress) -> io::Result<()> + 'a>;
-
-/// Everything to boot, opened.
-struct BootPayload<'a> {
-    kernel: Kernel<'a>,
-    initrd: Option<Initrd<'a>>,
-    command_line: String,
-    description: String,
-}
-
-enum Kernel<'a> {
-    File(&'a File),
-    Bytes(Vec<u8>),
-}
-
-/// Larger kernels are refused unread.
-const KERNEL_MAX: u64 = 256 << 20;
 
 /// Loads what `source` offers. `rsdp` is where the ACPI tables start.
 pub fn load(source: &KernelSource, mem: &GuestMemMmap, layout: &Layout) -> Result<LoadedKernel, BootError> {

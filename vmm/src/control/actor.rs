@@ -13,10 +13,9 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 use tonic::Status;
 
-use super::VmmHandle;
 use super::config::{self, VmParts};
 use super::console::Console;
-use super::service::{Reply, VmmCommand};
+use super::service::{Reply, VmmCommand, VmmHandle};
 use super::{disks, nics};
 use crate::boot::{BootError, KernelSource, LoadedKernel};
 use crate::machine::{Callbacks, Machine, SerialEvents, VmEvent, eventfd};
@@ -472,8 +471,8 @@ impl VmmActor {
             booted_from: self.booted_from.clone(),
             boots: self.boots,
             console_dropped_bytes: machine.map_or(0, |m| m.serial().dropped()),
-            disks: machine.map_or_else(Vec::new, |m| m.disks().iter().map(disks::blk_info).collect()),
-            nics: machine.map_or_else(Vec::new, |m| m.nics().iter().map(nics::info).collect()),
+            disks: machine.map_or_else(Vec::new, |m| m.disks().map(disks::blk_info).collect()),
+            nics: machine.map_or_else(Vec::new, |m| m.nics().map(nics::info).collect()),
             // The guest writes what it likes there; more than it has it cannot have given.
             balloon_bytes: machine.and_then(|m| Some(m.balloon()?.actual().min(m.memory_bytes()))),
         }

@@ -12,7 +12,7 @@ use husk_virtio_scsi::{Medium, NewUnit};
 use tonic::Status;
 use uuid::Uuid;
 
-use super::{disks, nics};
+use super::{disks, fields, nics};
 use crate::boot;
 use crate::cpuid::Topology;
 use crate::kvm::KvmHost;
@@ -36,15 +36,15 @@ pub struct VmParts {
 }
 
 fn missing(field: &str) -> Status {
-    disks::missing(&format!("config.{field}"))
+    fields::missing(&format!("config.{field}"))
 }
 
 fn invalid(field: &str, reason: impl std::fmt::Display) -> Status {
-    disks::invalid(&format!("config.{field}"), reason)
+    fields::invalid(&format!("config.{field}"), reason)
 }
 
 async fn claim(fds: &FdReceiver, field: &str, fd: Option<&pb::Fd>) -> Result<OwnedFd, Status> {
-    disks::claim(fds, &format!("config.{field}"), fd).await
+    fields::claim(fds, &format!("config.{field}"), fd).await
 }
 
 /// Checks `config` and claims its descriptors from the channel.

@@ -13,7 +13,7 @@ use tokio_stream::StreamExt;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
 
-use super::VmmHandle;
+use super::service::VmmHandle;
 
 /// The stream, with a sender whose drop tells that gRPC let go of it.
 struct Connection {

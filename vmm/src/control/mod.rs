@@ -5,6 +5,7 @@ mod config;
 mod connection;
 mod console;
 mod disks;
+mod fields;
 mod nics;
 mod passthrough;
 mod service;

@@ -9,7 +9,7 @@ use husk_proto::vmm::v1::{self as pb, disk::Cache as PbCache};
 use husk_virtio_scsi::{LunOptions, PassthroughUnit, open_lun};
 use tonic::Status;
 
-use super::disks::{claim, invalid, missing};
+use super::fields::{claim, invalid, missing};
 
 /// Opens the device of the LUN in `field`.
 pub(super) async fn open(

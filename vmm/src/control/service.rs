@@ -10,7 +10,7 @@ use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio_stream::{Stream, StreamExt, wrappers::BroadcastStream};
 use tonic::{Request, Response, Status};
 
-use super::disks::missing;
+use super::fields::missing;
 use super::nics;
 
 /// The answer to one command.

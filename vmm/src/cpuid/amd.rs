@@ -2,7 +2,8 @@
 
 use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
-use super::{Topology, field};
+use super::register::field;
+use super::topology::Topology;
 
 /// Cache topology.
 pub(super) const CACHES: u32 = 0x8000_001d;

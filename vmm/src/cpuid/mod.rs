@@ -6,89 +6,13 @@
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
 mod amd;
+mod register;
+mod topology;
 
-/// Sockets, cores per socket, threads per core.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Topology {
-    /// Packages.
-    pub sockets: u32,
-    /// Cores in each package.
-    pub cores: u32,
-    /// Threads in each core.
-    pub threads: u32,
-}
+use register::field;
+use topology::bits;
 
-/// Highest APIC id a MADT local APIC entry and an MSI message can name.
-const MAX_APIC_ID: u32 = 254;
-
-/// A topology no machine can have.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum TopologyError {
-    /// A factor is zero, or the product overflows.
-    #[error("{0} sockets x {1} cores x {2} threads is not a CPU topology")]
-    Invalid(u32, u32, u32),
-    /// Too many vCPUs.
-    #[error("{vcpus} vCPUs need APIC ids up to {apic_id}, the limit is 254")]
-    TooMany {
-        /// vCPUs asked for.
-        vcpus: u32,
-        /// The last one's APIC id.
-        apic_id: u32,
-    },
-}
-
-/// Bits needed to number `n` things.
-fn bits(n: u32) -> u32 {
-    n.next_power_of_two().trailing_zeros()
-}
-
-impl Topology {
-    /// Checks that the topology can be numbered.
-    pub fn check(self) -> Result<Self, TopologyError> {
-        let Self {
-            sockets,
-            cores,
-            threads,
-        } = self;
-        let invalid = TopologyError::Invalid(sockets, cores, threads);
-        let small = |n: u32| (1..=255).contains(&n);
-        if !(small(sockets) && small(cores) && small(threads)) {
-            return Err(invalid);
-        }
-        let vcpus = sockets * cores * threads;
-        let apic_id = self.apic_id(vcpus - 1);
-        if apic_id > MAX_APIC_ID {
-            Err(TopologyError::TooMany { vcpus, apic_id })
-        } else {
-            Ok(self)
-        }
-    }
-
-    /// How many vCPUs that makes.
-    pub fn vcpus(self) -> u32 {
-        self.sockets * self.cores * self.threads
-    }
-
-    /// The (x2)APIC id of vCPU `index`: thread, core and package numbers in bit fields of their own.
-    pub fn apic_id(self, index: u32) -> u32 {
-        let thread = index % self.threads;
-        let core = index / self.threads % self.cores;
-        let package = index / self.threads / self.cores;
-        package << self.package_shift() | core << self.core_shift() | thread
-    }
-
-    fn core_shift(self) -> u32 {
-        bits(self.threads)
-    }
-
-    fn package_shift(self) -> u32 {
-        bits(self.cores) + self.core_shift()
-    }
-
-    fn threads_per_package(self) -> u32 {
-        self.cores * self.threads
-    }
-}
+pub use topology::{Topology, TopologyError};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Register {
@@ -249,11 +173,6 @@ pub fn for_vcpu(
         });
     }
     entries
-}
-
-fn field(register: &mut u32, shift: u32, width: u32, value: u32) {
-    let mask = ((1u64 << width) - 1) as u32;
-    *register = *register & !(mask << shift) | (value & mask) << shift;
 }
 
 fn apply_topology(entry: &mut kvm_cpuid_entry2, topology: Topology, apic_id: u32, amd: bool) {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use husk_devices::bus::Bus;
@@ -14,8 +14,8 @@ use husk_devices::legacy::serial::{self, SerialPort};
 use husk_devices::pci::{PciHotplug, PciRoot, hotplug};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::nics::EjectedSlots;
-use super::{EventFn, MachineError, VmEvent};
+use super::error::MachineError;
+use super::event::{EventFn, VmEvent};
 use crate::acpi::{GED_PIN, PCI_HOTPLUG_PORT};
 use crate::interrupts::Interrupts;
 
@@ -25,6 +25,9 @@ pub const RESET_STUB: [u8; 9] = {
     let [low, high] = ((power::PORT + power::RESET) as u16).to_le_bytes();
     [0xba, low, high, 0xb0, power::RESET_VALUE, 0xee, 0xf4, 0xeb, 0xfd]
 };
+
+/// Slots that the guest has ejected, a bit each: set on a vCPU thread, taken by the machine's owner.
+pub(super) type EjectedSlots = Arc<AtomicU32>;
 
 /// The serial port's events towards whoever connects it to the outside.
 #[derive(Debug)]

@@ -3,15 +3,13 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use husk_devices::GuestMem;
-use husk_devices::bus::{Bus, BusError};
+use husk_devices::bus::Bus;
 use husk_devices::legacy::power::PowerEvent;
 use husk_devices::legacy::serial::SerialPort;
-use husk_devices::pci::{ConfigPorts, PciRoot, PciRootError, SLOTS};
+use husk_devices::pci::{ConfigPorts, PciRoot};
 use husk_devices::virtio::balloon::BalloonHandle;
-use husk_devices::virtio::transport::{VirtioPci, VirtioPciError};
 use husk_virtio_blk::BlkHandle;
 use husk_virtio_net::NetSetup;
 use husk_virtio_scsi::{NewUnit, ScsiHandle};
@@ -25,22 +23,28 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::acpi;
 use crate::boot::{self, BootError, LoadedKernel};
-use crate::cpuid::{self, HostTiming, Topology, TopologyError};
+use crate::cpuid::{self, HostTiming, Topology};
 use crate::interrupts::{Interrupts, KvmInterrupts};
 use crate::kvm::{KvmError, KvmHost, failed};
-use crate::layout::{self, Layout, LayoutError};
-use crate::memory::{self, MemoryBacking, MemoryError};
+use crate::layout::{self, Layout};
+use crate::memory::{self, MemoryBacking};
 use crate::smbios;
 use crate::vcpu::entry::BootEntry;
-use crate::vcpu::{self, Vcpu, VcpuContext, VcpuError, VcpuEvent, VcpuSink, signal};
-use nics::{HotplugContext, NicTable};
+use crate::vcpu::{self, Vcpu, VcpuContext, VcpuSink, signal};
+use event::{EventFn, halt_on_final_event};
+use registry::DeviceRegistry;
 
+mod error;
+mod event;
 mod legacy;
-mod nics;
+mod nic;
+mod registry;
 mod virtio;
 
+pub use error::MachineError;
+pub use event::{Callbacks, VmEvent};
 pub use legacy::{LegacyDevices, SerialEvents};
-pub use nics::{Nic, NicError};
+pub use nic::{Nic, NicError};
 pub use virtio::BlkDisk;
 
 /// What a machine is made of.
@@ -68,97 +72,6 @@ pub struct MachineConfig {
     pub rtc_offset: i64,
 }
 
-/// What ends, resets or otherwise concerns a machine, from whichever thread saw it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum VmEvent {
-    /// The guest asked.
-    Guest(husk_devices::legacy::MachineEvent),
-    /// A vCPU stopped by itself.
-    Vcpu(u32, VcpuEvent),
-    /// A disk holds requests that failed, until the machine was paused and runs again.
-    DiskStopped {
-        /// Its id.
-        disk: String,
-        /// The first failure.
-        error: String,
-    },
-    /// The guest let go of PCI functions: see [`Machine::reap_ejected`].
-    Ejected,
-}
-
-/// Where a machine reports and asks for timers. All are called on vCPU threads or device workers.
-#[derive(Clone)]
-pub struct Callbacks {
-    /// An event.
-    pub event: Arc<dyn Fn(VmEvent) + Send + Sync>,
-    /// When to call [`husk_devices::legacy::rtc::Rtc::alarm`] next.
-    pub alarm: Arc<dyn Fn(Option<Duration>) + Send + Sync>,
-}
-
-impl std::fmt::Debug for Callbacks {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Callbacks")
-    }
-}
-
-/// Why a machine cannot be built or driven.
-#[derive(Debug, thiserror::Error)]
-pub enum MachineError {
-    /// KVM refused something.
-    #[error(transparent)]
-    Kvm(#[from] KvmError),
-    /// The CPU topology.
-    #[error(transparent)]
-    Topology(#[from] TopologyError),
-    /// More vCPUs than KVM takes.
-    #[error("{0} vCPUs are more than the {1} this host's KVM takes")]
-    Vcpus(u32, u32),
-    /// Memory has no place.
-    #[error(transparent)]
-    Layout(#[from] LayoutError),
-    /// Memory cannot be had.
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
-    /// A vCPU.
-    #[error(transparent)]
-    Vcpu(#[from] VcpuError),
-    /// ACPI tables.
-    #[error(transparent)]
-    Acpi(#[from] acpi::AcpiTooLarge),
-    /// SMBIOS tables.
-    #[error(transparent)]
-    Smbios(#[from] smbios::SmbiosTooLarge),
-    /// Two devices want one address.
-    #[error(transparent)]
-    Bus(#[from] BusError),
-    /// PCI.
-    #[error(transparent)]
-    Pci(#[from] PciRootError),
-    /// A virtio device.
-    #[error("{device}: {source}")]
-    Virtio {
-        /// Which.
-        device: String,
-        /// What.
-        source: VirtioPciError,
-    },
-    /// A NIC.
-    #[error(transparent)]
-    Nic(#[from] NicError),
-    /// The SCSI controller, or a disk on it.
-    #[error(transparent)]
-    Scsi(#[from] husk_virtio_scsi::ScsiError),
-    /// More devices than PCI slots.
-    #[error("{0} devices do not fit the 31 PCI slots")]
-    Slots(usize),
-    /// An operating system resource.
-    #[error("{0}")]
-    Io(#[from] io::Error),
-    /// Guest memory could not be written.
-    #[error("write guest memory: {0}")]
-    Write(#[from] vm_memory::GuestMemoryError),
-}
-
 /// The machine. Owned by the control actor alone.
 pub struct Machine {
     vm: Arc<VmFd>,
@@ -167,14 +80,9 @@ pub struct Machine {
     layout: Layout,
     topology: Topology,
     identity: smbios::SystemIdentity,
-    root: Arc<PciRoot>,
-    interrupts: KvmInterrupts,
-    nics: NicTable,
-    transports: Vec<Arc<VirtioPci>>,
+    devices: DeviceRegistry,
     legacy: LegacyDevices,
-    disks: Vec<BlkHandle>,
     scsi: ScsiHandle,
-    balloon: Option<BalloonHandle>,
     vcpus: Vec<Vcpu>,
     irqchips: [kvm_irqchip; 3],
     halted: Arc<AtomicBool>,
@@ -232,7 +140,7 @@ impl Machine {
             root.ecam(),
         )?;
         ports.insert(0xcf8, 8, Arc::new(ConfigPorts::new(root.clone())))?;
-        let ejected = nics::EjectedSlots::default();
+        let ejected = legacy::EjectedSlots::default();
         let legacy = LegacyDevices::new(
             &ports,
             &interrupts,
@@ -252,19 +160,15 @@ impl Machine {
             scsi: config.scsi,
             vcpus,
         };
-        let virtio = virtio::build(plan, &event)?;
-        let kvm = KvmInterrupts(interrupts);
-        let (mut transports, mut slot) = (Vec::new(), 0);
-        for device in virtio.devices {
-            slot += 1;
-            let name = device.name().to_owned();
-            let bar = layout.pci_mmio64.start + u64::from(slot) * virtio::BAR_STRIDE;
-            let transport = VirtioPci::new(device, memory.clone(), &kvm, Arc::new(kvm.clone()), bar)
-                .map_err(|source| MachineError::Virtio { device: name, source })?;
-            root.add(slot, transport.clone())?;
-            transports.push(transport);
-        }
-        let hotplug_slots = (slot + 1..32).rev().take(HOTPLUG_SLOTS).collect();
+        let (built, scsi) = virtio::build(plan, &event)?;
+        let mut devices = DeviceRegistry::new(
+            root,
+            (legacy.hotplug.clone(), ejected),
+            memory.clone(),
+            KvmInterrupts(interrupts),
+            layout.pci_mmio64.start,
+        );
+        devices.add_boot_devices(built)?;
 
         let vcpus = spawn_vcpus(
             host,
@@ -285,14 +189,9 @@ impl Machine {
             layout,
             topology,
             identity: config.identity,
-            root,
-            interrupts: kvm,
-            nics: NicTable::new(virtio.nics, hotplug_slots, ejected),
-            transports,
+            devices,
             legacy,
-            disks: virtio.disks,
-            scsi: virtio.scsi,
-            balloon: virtio.balloon,
+            scsi,
             vcpus,
             irqchips,
             halted,
@@ -303,7 +202,7 @@ impl Machine {
     /// What the loader needs, usable on another thread: the tables are written, the payload is not yet.
     pub fn loader(&self) -> Result<Loader, MachineError> {
         let memory = self.memory.memory();
-        let tables = acpi::tables(&self.layout, self.topology, self.nics.slots())?;
+        let tables = acpi::tables(&self.layout, self.topology, self.devices.hotplug_slots())?;
         memory.write_slice(&tables, GuestAddress(layout::ACPI.start))?;
         let tables = smbios::tables(&self.identity, self.topology, &self.layout)?;
         memory.write_slice(&tables, GuestAddress(layout::SMBIOS.start))?;
@@ -334,9 +233,7 @@ impl Machine {
             {
                 vcpu.0.set_tsc(vcpu.1)?;
             }
-            for transport in &self.transports {
-                transport.resume();
-            }
+            self.devices.resume();
             self.stopped_clock = None;
         }
         for vcpu in &self.vcpus {
@@ -365,9 +262,7 @@ impl Machine {
         };
         // Only the clock itself is set again: no realtime or TSC correction, which would make it jump.
         clock.flags = 0;
-        for transport in &self.transports {
-            transport.pause();
-        }
+        self.devices.pause();
         self.stopped_clock = Some((clock, tsc));
         Ok(())
     }
@@ -378,7 +273,7 @@ impl Machine {
         self.halted.store(true, Ordering::Release);
         self.stop_vcpus()?;
         self.stopped_clock = None;
-        self.root.reset();
+        self.devices.reset();
         self.legacy.reset()?;
         for chip in &self.irqchips {
             self.vm.set_irqchip(chip).map_err(failed("reset irqchip"))?;
@@ -392,7 +287,7 @@ impl Machine {
     pub fn stop(&mut self) -> Result<(), MachineError> {
         self.halted.store(true, Ordering::Release);
         let stopped = self.stop_vcpus();
-        self.root.reset();
+        self.devices.reset();
         stopped.map(|_| ())
     }
 
@@ -423,12 +318,12 @@ impl Machine {
 
     /// The virtio-blk disk of that id.
     pub fn disk(&self, id: &str) -> Option<&BlkHandle> {
-        self.disks.iter().find(|disk| disk.id() == id)
+        self.disks().find(|disk| disk.id() == id)
     }
 
-    /// The virtio-blk disks.
-    pub fn disks(&self) -> &[BlkHandle] {
-        &self.disks
+    /// The virtio-blk disks, in slot order.
+    pub fn disks(&self) -> impl Iterator<Item = &BlkHandle> {
+        self.devices.blk_disks()
     }
 
     /// The SCSI controller.
@@ -437,67 +332,46 @@ impl Machine {
     }
 
     /// The NICs.
-    pub fn nics(&self) -> &[Nic] {
-        self.nics.table()
+    pub fn nics(&self) -> impl Iterator<Item = &Nic> {
+        self.devices.nics()
     }
 
-    /// Plugs one more NIC in, and tells the guest. Returns its PCI slot.
+    /// Plugs a NIC into a PCI slot and notifies the guest. Returns the slot.
     pub fn add_nic(&mut self, setup: NetSetup) -> Result<u8, NicError> {
         self.reap_ejected();
-        let to = HotplugContext {
-            root: &self.root,
-            hotplug: &self.legacy.hotplug,
-            memory: &self.memory,
-            interrupts: &self.interrupts,
-            window: self.layout.pci_mmio64.start,
-        };
-        let transport = self.nics.add(setup, &to)?;
-        if self.stopped_clock.is_some() {
-            transport.pause();
-        }
-        self.transports.push(transport);
-        Ok(self.nics.table().last().map_or(0, |nic| nic.slot))
+        self.devices.add_nic(setup, self.stopped_clock.is_some())
     }
 
-    /// Asks the guest to give a NIC up that was plugged in. The answer comes, if ever, when nothing of it is left.
+    /// Asks the guest to eject a NIC that was plugged. The receiver is answered, if ever, when nothing of the NIC is
+    /// left.
     pub fn remove_nic(&mut self, id: &str) -> Result<oneshot::Receiver<()>, NicError> {
-        self.nics.remove(id, &self.legacy.hotplug)
+        self.devices.remove_nic(id)
     }
 
-    /// Pulls a NIC's cable or plugs it in.
+    /// Sets a NIC's link up or down.
     pub fn set_link(&mut self, id: &str, up: bool) -> Result<(), NicError> {
-        self.nics.set_link(id, up)
+        self.devices.set_link(id, up)
     }
 
-    /// Frees what the guest let go of.
+    /// Drops the devices that the guest has ejected.
     pub fn reap_ejected(&mut self) {
-        let transports = &mut self.transports;
-        self.nics.reap_ejected(|names| {
-            transports.retain(|transport| !names.iter().any(|name| name == transport.name()))
-        });
+        self.devices.reap_ejected();
     }
 
     /// The balloon, if there is one.
     pub fn balloon(&self) -> Option<&BalloonHandle> {
-        self.balloon.as_ref()
+        self.devices.balloon()
     }
 }
 
 impl Drop for Machine {
-    /// Takes the machine apart, however it ended, so that its disks are closed: an image that keeps tables in memory
-    /// writes them back only then.
+    /// Drops vCPUs and devices in that order, however the machine ended, so that its disks are closed: an image that
+    /// keeps tables in memory writes them back only then.
     fn drop(&mut self) {
-        // First those who use the devices.
         self.vcpus.clear();
-        // The root bus is on the MMIO bus, on which its functions are: neither would ever be dropped.
-        for slot in 1..SLOTS {
-            drop(self.root.remove(slot));
-        }
+        self.devices.clear();
     }
 }
-
-/// Slots beyond the boot devices in which functions can be hot-plugged.
-const HOTPLUG_SLOTS: usize = 8;
 
 /// Loads boot payloads; see [`Machine::loader`].
 #[derive(Debug)]
@@ -511,23 +385,6 @@ impl Loader {
     pub fn load(&self, source: &boot::KernelSource) -> Result<LoadedKernel, BootError> {
         boot::load(source, &self.memory.memory(), &self.layout)
     }
-}
-
-type EventFn = Arc<dyn Fn(VmEvent) + Send + Sync>;
-
-/// Stops vCPUs from entering the guest again before anybody hears of an event that ends or resets it.
-fn halt_on_final_event(event: EventFn, halted: Arc<AtomicBool>) -> EventFn {
-    use husk_devices::legacy::MachineEvent::CrashLoaded;
-    Arc::new(move |e| {
-        let goes_on = matches!(
-            e,
-            VmEvent::Guest(CrashLoaded) | VmEvent::DiskStopped { .. } | VmEvent::Ejected
-        );
-        if !goes_on {
-            halted.store(true, Ordering::Release);
-        }
-        event(e);
-    })
 }
 
 fn vcpu_sink(event: EventFn) -> VcpuSink {

@@ -4,18 +4,17 @@
 use std::sync::Arc;
 
 use husk_devices::virtio::VirtioDevice;
-use husk_devices::virtio::balloon::{Balloon, BalloonHandle};
+use husk_devices::virtio::balloon::Balloon;
 use husk_devices::virtio::rng::Rng;
 use husk_disk::EngineKind;
-use husk_virtio_blk::{Blk, BlkHandle, BlkSetup};
+use husk_virtio_blk::{Blk, BlkSetup};
 use husk_virtio_net::NetSetup;
 use husk_virtio_scsi::{NewUnit, ScsiHandle, VirtioScsi};
 
-use super::nics::Nic;
-use super::{EventFn, MachineError, VmEvent};
-
-/// Distance of one device's BAR from the next.
-pub const BAR_STRIDE: u64 = 1 << 20;
+use super::error::MachineError;
+use super::event::{EventFn, VmEvent};
+use super::nic::Nic;
+use super::registry::DeviceHandle;
 
 /// The SCSI controller's last target. A driver that finds nothing on any of them has sent as many requests, and one
 /// more.
@@ -47,23 +46,14 @@ pub(super) struct DevicePlan {
     pub vcpus: u32,
 }
 
-pub(super) struct VirtioDevices {
-    /// The first ones are those of `nics`.
-    pub devices: Vec<Box<dyn VirtioDevice>>,
-    pub nics: Vec<Nic>,
-    pub disks: Vec<BlkHandle>,
-    pub scsi: ScsiHandle,
-    pub balloon: Option<BalloonHandle>,
-}
+/// Devices in slot order, and the SCSI controller's handle.
+pub(super) type BuiltDevices = (Vec<(Box<dyn VirtioDevice>, DeviceHandle)>, ScsiHandle);
 
-pub(super) fn build(plan: DevicePlan, event: &EventFn) -> Result<VirtioDevices, MachineError> {
-    let mut devices: Vec<Box<dyn VirtioDevice>> = Vec::new();
-    let (mut nics, mut handles) = (Vec::new(), Vec::new());
-    for setup in plan.nics {
-        let (net, mut nic) = Nic::make(setup)?;
-        devices.push(net);
-        nic.slot = u8::try_from(devices.len()).unwrap_or(u8::MAX);
-        nics.push(nic);
+pub(super) fn build(plan: DevicePlan, event: &EventFn) -> Result<BuiltDevices, MachineError> {
+    let mut devices: Vec<(Box<dyn VirtioDevice>, DeviceHandle)> = Vec::new();
+    for (slot, setup) in (1..=u8::MAX).zip(plan.nics) {
+        let (net, nic) = Nic::new(setup, slot, false)?;
+        devices.push((net, DeviceHandle::Net(nic)));
     }
     for disk in plan.disks {
         let (id, event) = (disk.id.clone(), event.clone());
@@ -80,17 +70,15 @@ pub(super) fn build(plan: DevicePlan, event: &EventFn) -> Result<VirtioDevices, 
                 });
             }),
         })?;
-        devices.push(Box::new(blk));
-        handles.push(handle);
+        devices.push((Box::new(blk), DeviceHandle::Blk(handle)));
     }
     if plan.rng {
-        devices.push(Box::new(Rng::new()));
+        devices.push((Box::new(Rng::new()), DeviceHandle::None));
     }
-    let balloon = plan.balloon.map(|reporting| {
+    if let Some(reporting) = plan.balloon {
         let (device, handle) = Balloon::new(reporting);
-        devices.push(Box::new(device));
-        handle
-    });
+        devices.push((Box::new(device), DeviceHandle::Balloon(handle)));
+    }
     // Last, so that the slots of the others do not depend on it.
     let event = event.clone();
     let (controller, scsi) = VirtioScsi::new(husk_virtio_scsi::ScsiConfig {
@@ -105,15 +93,6 @@ pub(super) fn build(plan: DevicePlan, event: &EventFn) -> Result<VirtioDevices, 
             });
         }),
     })?;
-    devices.push(Box::new(controller));
-    if devices.len() > 31 {
-        return Err(MachineError::Slots(devices.len()));
-    }
-    Ok(VirtioDevices {
-        devices,
-        nics,
-        disks: handles,
-        scsi,
-        balloon,
-    })
+    devices.push((Box::new(controller), DeviceHandle::None));
+    Ok((devices, scsi))
 }

@@ -1,11 +1,9 @@
 //! Disks as the wire has them, and what is done to them while the machine runs.
 
-use std::fmt::Display;
 use std::io;
-use std::os::fd::OwnedFd;
 
 use husk_disk::{BlockSize, CacheMode, Disk, DiskOptions, ErrorPolicy, ImageFormat};
-use husk_proto::fds::{FdReceiver, Token};
+use husk_proto::fds::FdReceiver;
 use husk_proto::vmm::v1::block_size::Size;
 use husk_proto::vmm::v1::disk as pb_disk;
 use husk_proto::vmm::v1::scsi_disk::Type;
@@ -15,22 +13,8 @@ use husk_virtio_scsi::target::{DeviceKind, Lun};
 use husk_virtio_scsi::{Medium, NewUnit, ScsiError, ScsiHandle, UnitAddress, UnitInfo};
 use tonic::Status;
 
+use super::fields::{claim, invalid, missing};
 use super::passthrough;
-
-pub(super) fn missing(field: &str) -> Status {
-    Status::invalid_argument(format!("{field} is missing"))
-}
-
-pub(super) fn invalid(field: &str, reason: impl Display) -> Status {
-    Status::invalid_argument(format!("{field}: {reason}"))
-}
-
-/// Takes the descriptor of a field off the channel.
-pub(super) async fn claim(fds: &FdReceiver, field: &str, fd: Option<&pb::Fd>) -> Result<OwnedFd, Status> {
-    let fd = fd.ok_or_else(|| missing(field))?;
-    let token = Token::try_from(fd).map_err(|e| invalid(field, e))?;
-    fds.take(token).await.map_err(|e| invalid(field, e))
-}
 
 fn options(disk: &pb::Disk) -> DiskOptions {
     let size = disk.block_size.as_ref().and_then(|size| size.size.as_ref());

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 use tonic::Status;
 
-use super::disks::{claim, invalid, missing};
+use super::fields::{claim, invalid, missing};
 use crate::machine::{Nic, NicError};
 
 /// How long a guest may take to let go of a NIC before whoever asked is told.

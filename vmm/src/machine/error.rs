@@ -1,0 +1,74 @@
+//! Errors of building and driving a machine.
+
+use std::io;
+
+use husk_devices::bus::BusError;
+use husk_devices::pci::PciRootError;
+use husk_devices::virtio::transport::VirtioPciError;
+
+use super::nic::NicError;
+use crate::acpi;
+use crate::cpuid::TopologyError;
+use crate::kvm::KvmError;
+use crate::layout::LayoutError;
+use crate::memory::MemoryError;
+use crate::smbios;
+use crate::vcpu::VcpuError;
+
+/// Why a machine cannot be built or driven.
+#[derive(Debug, thiserror::Error)]
+pub enum MachineError {
+    /// KVM refused something.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// The CPU topology.
+    #[error(transparent)]
+    Topology(#[from] TopologyError),
+    /// More vCPUs than KVM takes.
+    #[error("{0} vCPUs are more than the {1} this host's KVM takes")]
+    Vcpus(u32, u32),
+    /// Memory has no place.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// Memory cannot be had.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// A vCPU.
+    #[error(transparent)]
+    Vcpu(#[from] VcpuError),
+    /// ACPI tables.
+    #[error(transparent)]
+    Acpi(#[from] acpi::AcpiTooLarge),
+    /// SMBIOS tables.
+    #[error(transparent)]
+    Smbios(#[from] smbios::SmbiosTooLarge),
+    /// Two devices want one address.
+    #[error(transparent)]
+    Bus(#[from] BusError),
+    /// PCI.
+    #[error(transparent)]
+    Pci(#[from] PciRootError),
+    /// A virtio device.
+    #[error("{device}: {source}")]
+    Virtio {
+        /// Which.
+        device: String,
+        /// What.
+        source: VirtioPciError,
+    },
+    /// A NIC.
+    #[error(transparent)]
+    Nic(#[from] NicError),
+    /// The SCSI controller, or a disk on it.
+    #[error(transparent)]
+    Scsi(#[from] husk_virtio_scsi::ScsiError),
+    /// More devices than PCI slots.
+    #[error("{0} devices do not fit the 31 PCI slots")]
+    Slots(usize),
+    /// An operating system resource.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// Guest memory could not be written.
+    #[error("write guest memory: {0}")]
+    Write(#[from] vm_memory::GuestMemoryError),
+}

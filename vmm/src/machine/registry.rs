@@ -1,0 +1,235 @@
+//! The machine's PCI functions: one table of all of them, those that are plugged while it runs included.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use husk_devices::GuestMem;
+use husk_devices::pci::{PciHotplug, PciRoot, SLOTS};
+use husk_devices::virtio::VirtioDevice;
+use husk_devices::virtio::balloon::BalloonHandle;
+use husk_devices::virtio::transport::{VirtioPci, VirtioPciError};
+use husk_virtio_blk::BlkHandle;
+use husk_virtio_net::NetSetup;
+use tokio::sync::oneshot;
+
+use super::error::MachineError;
+use super::legacy::EjectedSlots;
+use super::nic::{Nic, NicError};
+use crate::interrupts::KvmInterrupts;
+
+/// Size of the part of the 64-bit PCI window that a slot's BARs lie in.
+const SLOT_WINDOW: u64 = 1 << 20;
+/// Slots beyond the boot devices into which functions can be plugged.
+const HOTPLUG_SLOTS: usize = 8;
+
+/// The host's end of a device.
+#[derive(Debug)]
+pub(super) enum DeviceHandle {
+    Blk(BlkHandle),
+    Net(Nic),
+    Balloon(BalloonHandle),
+    /// The host asks nothing of this device by the registry.
+    None,
+}
+
+/// A device on its PCI slot.
+#[derive(Debug)]
+struct RegisteredDevice {
+    slot: u8,
+    transport: Arc<VirtioPci>,
+    handle: DeviceHandle,
+}
+
+/// Every virtio-pci function, in slot order as far as it was there from the start.
+#[derive(Debug)]
+pub(super) struct DeviceRegistry {
+    pub root: Arc<PciRoot>,
+    pub hotplug: Arc<PciHotplug>,
+    pub memory: GuestMem,
+    pub interrupts: KvmInterrupts,
+    /// Start of the 64-bit PCI window.
+    pub window: u64,
+    pub ejected: EjectedSlots,
+    devices: Vec<RegisteredDevice>,
+    /// Slots that the ACPI tables describe as hot-pluggable, highest first.
+    hotplug_slots: Vec<u8>,
+}
+
+impl DeviceRegistry {
+    pub(super) fn new(
+        root: Arc<PciRoot>,
+        (hotplug, ejected): (Arc<PciHotplug>, EjectedSlots),
+        memory: GuestMem,
+        interrupts: KvmInterrupts,
+        window: u64,
+    ) -> Self {
+        Self {
+            root,
+            hotplug,
+            memory,
+            interrupts,
+            window,
+            ejected,
+            devices: Vec::new(),
+            hotplug_slots: Vec::new(),
+        }
+    }
+
+    fn transport(&self, slot: u8, device: Box<dyn VirtioDevice>) -> Result<Arc<VirtioPci>, VirtioPciError> {
+        let bar = self.window + u64::from(slot) * SLOT_WINDOW;
+        let notifiers = Arc::new(self.interrupts.clone());
+        VirtioPci::new(device, self.memory.clone(), &self.interrupts, notifiers, bar)
+    }
+
+    /// Puts the devices a machine starts with on slots 1, 2, …
+    pub(super) fn add_boot_devices(
+        &mut self,
+        devices: Vec<(Box<dyn VirtioDevice>, DeviceHandle)>,
+    ) -> Result<(), MachineError> {
+        if devices.len() >= usize::from(SLOTS) {
+            return Err(MachineError::Slots(devices.len()));
+        }
+        for (slot, (device, handle)) in (1..SLOTS).zip(devices) {
+            let name = device.name().to_owned();
+            let transport = self
+                .transport(slot, device)
+                .map_err(|source| MachineError::Virtio { device: name, source })?;
+            self.root.add(slot, transport.clone())?;
+            self.devices.push(RegisteredDevice {
+                slot,
+                transport,
+                handle,
+            });
+        }
+        let first = self.devices.last().map_or(1, |device| device.slot + 1);
+        self.hotplug_slots = (first..SLOTS).rev().take(HOTPLUG_SLOTS).collect();
+        Ok(())
+    }
+
+    pub(super) fn hotplug_slots(&self) -> &[u8] {
+        &self.hotplug_slots
+    }
+
+    pub(super) fn pause(&self) {
+        self.devices.iter().for_each(|device| device.transport.pause());
+    }
+
+    pub(super) fn resume(&self) {
+        self.devices.iter().for_each(|device| device.transport.resume());
+    }
+
+    pub(super) fn reset(&self) {
+        self.root.reset();
+    }
+
+    /// Takes every function off the bus, on which the bus itself is: none of them would be dropped else.
+    pub(super) fn clear(&mut self) {
+        for slot in 1..SLOTS {
+            drop(self.root.remove(slot));
+        }
+        self.devices.clear();
+    }
+
+    pub(super) fn blk_disks(&self) -> impl Iterator<Item = &BlkHandle> {
+        self.devices.iter().filter_map(|device| match &device.handle {
+            DeviceHandle::Blk(disk) => Some(disk),
+            _ => None,
+        })
+    }
+
+    pub(super) fn balloon(&self) -> Option<&BalloonHandle> {
+        self.devices.iter().find_map(|device| match &device.handle {
+            DeviceHandle::Balloon(balloon) => Some(balloon),
+            _ => None,
+        })
+    }
+
+    pub(super) fn nics(&self) -> impl Iterator<Item = &Nic> {
+        self.devices.iter().filter_map(|device| match &device.handle {
+            DeviceHandle::Net(nic) => Some(nic),
+            _ => None,
+        })
+    }
+
+    fn find_nic(&mut self, id: &str) -> Result<&mut Nic, NicError> {
+        let nics = self
+            .devices
+            .iter_mut()
+            .filter_map(|device| match &mut device.handle {
+                DeviceHandle::Net(nic) => Some(nic),
+                _ => None,
+            });
+        let mut of_id = nics.filter(|nic| nic.handle.id() == id);
+        of_id.next().ok_or_else(|| NicError::NotFound(id.to_owned()))
+    }
+
+    /// Plugs a NIC into a free slot and notifies the guest. Returns the slot.
+    pub(super) fn add_nic(&mut self, setup: NetSetup, paused: bool) -> Result<u8, NicError> {
+        if self.nics().any(|nic| nic.handle.id() == setup.id) {
+            return Err(NicError::Exists(setup.id));
+        }
+        // A function that the guest has ejected has left the bus, and may still be in the table.
+        let taken =
+            |slot: u8| self.root.is_occupied(slot) || self.devices.iter().any(|device| device.slot == slot);
+        let mut lowest_first = self.hotplug_slots.iter().rev().copied();
+        let free = lowest_first.find(|slot| !taken(*slot));
+        let slot = free.ok_or_else(|| NicError::Slots(self.nics().count()))?;
+        let (net, nic) = Nic::new(setup, slot, true)?;
+        let transport = self
+            .transport(slot, net)
+            .map_err(|e| NicError::Virtio(nic.handle.id().to_owned(), e))?;
+        self.hotplug.add(slot, transport.clone())?;
+        if paused {
+            transport.pause();
+        }
+        let handle = DeviceHandle::Net(nic);
+        self.devices.push(RegisteredDevice {
+            slot,
+            transport,
+            handle,
+        });
+        Ok(slot)
+    }
+
+    /// Asks the guest to eject a NIC. The receiver is answered, if ever, when nothing of the NIC is left.
+    pub(super) fn remove_nic(&mut self, id: &str) -> Result<oneshot::Receiver<()>, NicError> {
+        let nic = self.find_nic(id)?;
+        if !nic.pluggable {
+            return Err(NicError::Fixed(id.to_owned()));
+        }
+        let (done, gone) = oneshot::channel();
+        nic.removing = true;
+        nic.waiting.retain(|waiting| !waiting.is_closed());
+        nic.waiting.push(done);
+        let slot = nic.slot;
+        self.hotplug.request_removal(slot)?;
+        Ok(gone)
+    }
+
+    pub(super) fn set_link(&mut self, id: &str, up: bool) -> Result<(), NicError> {
+        self.find_nic(id)?.handle.set_link(up);
+        Ok(())
+    }
+
+    /// Drops the functions that the guest has ejected since the last call, then answers those who wait for that.
+    pub(super) fn reap_ejected(&mut self) {
+        let slots = self.ejected.swap(0, Ordering::AcqRel);
+        let is_gone = |device: &mut RegisteredDevice| match &device.handle {
+            DeviceHandle::Net(nic) => nic.pluggable && slots & 1 << device.slot != 0,
+            _ => false,
+        };
+        let gone: Vec<_> = self.devices.extract_if(.., is_gone).collect();
+        for RegisteredDevice {
+            transport, handle, ..
+        } in gone
+        {
+            drop(transport);
+            if let DeviceHandle::Net(nic) = handle {
+                for waiting in nic.into_waiting() {
+                    // A caller that has given up may ask Info.
+                    let _ = waiting.send(());
+                }
+            }
+        }
+    }
+}
