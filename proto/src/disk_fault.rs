@@ -1,4 +1,4 @@
-//! Why a disk was refused, as a status carries it.
+//! The reason why a disk was refused, in the details of a status.
 
 use prost::Message;
 use tonic::{Code, Status};
@@ -6,13 +6,13 @@ use tonic::{Code, Status};
 use crate::vmm::v1::DiskFault;
 
 impl DiskFault {
-    /// A status of that message with the fault in its details.
+    /// Creates a status with this message and the fault in its details.
     #[must_use]
     pub fn to_status(&self, message: impl Into<String>) -> Status {
         Status::with_details(Code::InvalidArgument, message, self.encode_to_vec().into())
     }
 
-    /// The fault in a status's details.
+    /// Reads the fault from a status's details.
     #[must_use]
     pub fn from_status(status: &Status) -> Option<Self> {
         let fault = Self::decode(status.details()).ok()?;

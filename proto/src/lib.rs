@@ -1,9 +1,11 @@
-//! Husk's gRPC contracts and the descriptor channel beside them.
+//! Husk's gRPC APIs, and the channel that carries file descriptors for them.
+
+#![warn(missing_docs)]
 
 mod disk_fault;
 pub mod fds;
 
-/// The service of one VM's monitor.
+/// The API of a VM's monitor.
 pub mod shim {
     /// Version 1.
     #[allow(missing_docs, unused_qualifications, clippy::all)]
@@ -12,7 +14,7 @@ pub mod shim {
     }
 }
 
-/// The VMM's service, spoken by its monitor.
+/// The API of a VMM, used by its monitor.
 pub mod vmm {
     /// Version 1.
     #[allow(missing_docs, unused_qualifications, clippy::all)]

@@ -1,4 +1,4 @@
-//! A socket to which whoever may connect sends descriptors.
+//! A listening socket for connections that send descriptors.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,17 +15,17 @@ use tracing::warn;
 use super::receiver::{FdMessage, MessageSource, receive};
 use super::{FdReceiver, UNCLAIMED_TIMEOUT, register};
 
-/// Connections that are served at once; others wait in the kernel.
+/// Maximum number of connections served at the same time. Others wait in the listen queue.
 const MAX_CONNECTIONS: usize = 8;
-/// How long a connection may say nothing before it is closed, which makes room for another.
+/// Time after which an idle connection is closed to serve another.
 const IDLE_TIMEOUT: Duration = UNCLAIMED_TIMEOUT;
-/// Pause after an error, so that one which stays does not take a processor.
+/// Delay after an error, which limits the processor time that a persistent error costs.
 const ACCEPT_ERROR_DELAY: Duration = Duration::from_millis(100);
 
 impl FdReceiver {
-    /// Takes over a listening `SOCK_SEQPACKET` socket and serves it on the current tokio runtime: what is sent by the
-    /// connections that `admits` lets in can be taken here, also after they were closed. At most `limit` descriptors
-    /// wait to be taken.
+    /// Takes ownership of a listening `SOCK_SEQPACKET` socket and serves it on the current tokio runtime. Descriptors
+    /// from the connections that `admits` accepts can be taken, also after the connections are closed. At most `limit`
+    /// descriptors wait to be taken.
     pub fn listen(
         listener: OwnedFd,
         limit: usize,
@@ -52,7 +52,7 @@ async fn serve(
 ) -> std::convert::Infallible {
     let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        // It is never closed.
+        // The semaphore is never closed.
         let Ok(permit) = room.clone().acquire_owned().await else {
             continue;
         };
@@ -68,14 +68,14 @@ async fn serve(
             }
             Ok(_) => {}
             Err(error) => {
-                warn!(%error, "a connection that would send descriptors was not accepted");
+                warn!(%error, "cannot accept a connection that sends descriptors");
                 sleep(ACCEPT_ERROR_DELAY).await;
             }
         }
     }
 }
 
-/// Hands on what one connection sends, until either side has gone.
+/// Forwards the messages of one connection until either side closes.
 async fn pump(socket: OwnedFd, messages: mpsc::Sender<FdMessage>, _room: OwnedSemaphorePermit) {
     let Ok(socket) = register(socket, Interest::READABLE) else {
         return;
@@ -128,22 +128,22 @@ mod tests {
         FdSender::new(socket).unwrap()
     }
 
-    /// A socket's path that no other test has.
+    /// Path of a socket that no other test uses.
     fn place() -> std::path::PathBuf {
         std::env::temp_dir().join(format!("husk-fds-{}", Token::random()))
     }
 
     #[tokio::test]
-    async fn what_anybody_sends_is_taken_once_also_when_they_have_gone() {
+    async fn a_sent_descriptor_is_taken_once_even_after_its_sender_has_gone() {
         let path = place();
         let receiver = FdReceiver::listen(listener(&path), 4, |_| true).unwrap();
         let file = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-        // Sent before anybody accepts, by senders that are gone at once.
+        // Sent before the connections are accepted, by senders that close at once.
         let one = sender(&path).send_one(file.as_fd()).await.unwrap();
         let two = sender(&path).send_one(file.as_fd()).await.unwrap();
         receiver.take(two).await.unwrap();
         receiver.take(one).await.unwrap();
-        // One that is awaited comes from whoever connects later.
+        // A request waits for a descriptor of a later connection.
         let token = Token::random();
         let awaited = tokio::spawn({
             let receiver = receiver.clone();
@@ -168,7 +168,7 @@ mod tests {
         first.send(&many[..2]).await.unwrap();
         receiver.take(many[0].0).await.unwrap();
         receiver.take(many[1].0).await.unwrap();
-        // As many as are silent keep another waiting, but not for ever.
+        // Idle connections delay another one for a limited time.
         let silent: Vec<FdSender> = (0..MAX_CONNECTIONS).map(|_| sender(&path)).collect();
         let late = sender(&path).send_one(file.as_fd()).await.unwrap();
         sleep(IDLE_TIMEOUT).await;
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_may_not_is_hung_up_on_and_the_end_closes_all() {
+    async fn refused_connections_are_closed_and_the_end_closes_all() {
         let path = place();
         let open = Arc::new(AtomicBool::new(false));
         let admits = {

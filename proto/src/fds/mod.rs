@@ -1,24 +1,24 @@
-//! The descriptor channel: file descriptors on their way to a confined process.
+//! The descriptor channel, which carries file descriptors to a confined process.
 //!
-//! gRPC cannot carry descriptors, so a second socketpair does. The receiver opens nothing itself; a request
-//! names each descriptor it is about by a [`Token`], and the descriptor has been sent under that token before.
+//! gRPC cannot carry descriptors: a second socketpair does. The receiver opens no files. A request names each of its
+//! descriptors by a [`Token`], with which the descriptor was sent before.
 //!
 //! # Wire format
 //!
 //! A `SOCK_SEQPACKET` Unix socketpair, one direction. A message is
 //!
-//! - payload: `n` tokens of 16 bytes each, 1 ≤ n ≤ 253 ([`MAX_FDS_PER_MESSAGE`], the kernel's `SCM_MAX_FD`), nothing else;
+//! - payload: `n` tokens of 16 bytes each, 1 ≤ n ≤ 253 ([`MAX_FDS_PER_MESSAGE`], the kernel's
+//!   `SCM_MAX_FD`), nothing else;
 //! - one `SCM_RIGHTS` control message with exactly `n` descriptors, in the order of the tokens.
 //!
-//! There is no answer: the request that quotes a token fails where its descriptor did not arrive. An empty
-//! message means the same as the end of the channel. A listening socket takes the same messages from whoever connects
-//! and is let in ([`FdReceiver::listen`]).
+//! There is no answer: a request with a token fails if the descriptor has not arrived. An empty message ends the
+//! channel. A listening socket takes the same messages from the connections that it admits ([`FdReceiver::listen`]).
 //!
-//! # What the receiver holds against its peer
+//! # Limits
 //!
-//! Descriptors of a message that is truncated, counts differently in its two halves or repeats a token are
-//! closed at once; none of that message is taken. At most [`MAX_OUTSTANDING`] descriptors wait to be taken, each
-//! for at most [`UNCLAIMED_TIMEOUT`]; a request waits at most [`TAKE_TIMEOUT`]. Every descriptor arrives close-on-exec.
+//! The receiver refuses a message that is truncated, has unequal numbers of tokens and descriptors or repeats a token,
+//! and closes its descriptors. At most [`MAX_OUTSTANDING`] descriptors wait to be taken, each for at most
+//! [`UNCLAIMED_TIMEOUT`]; a request waits at most [`TAKE_TIMEOUT`]. Every descriptor arrives close-on-exec.
 
 mod listener;
 mod receiver;
@@ -37,13 +37,13 @@ use tokio::io::unix::AsyncFd;
 
 use crate::vmm::v1::Fd;
 
-/// The most descriptors one message carries.
+/// Maximum number of descriptors in one message.
 pub const MAX_FDS_PER_MESSAGE: usize = 253;
-/// The most descriptors that may wait to be taken; a message that would pass it is refused whole.
+/// Maximum number of descriptors that wait to be taken. A message that would exceed it is refused as a whole.
 pub const MAX_OUTSTANDING: usize = 4096;
-/// How long [`FdReceiver::take`] waits for a descriptor that has not arrived yet.
+/// Maximum time [`FdReceiver::take`] waits for a descriptor.
 pub const TAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a descriptor nobody takes is kept open.
+/// Time after which a descriptor that is not taken is closed.
 pub const UNCLAIMED_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The name of one descriptor on the channel: 128 random bits, used once.
@@ -51,16 +51,16 @@ pub const UNCLAIMED_TIMEOUT: Duration = Duration::from_secs(30);
 pub struct Token([u8; Token::LEN]);
 
 impl Token {
-    /// Bytes of a token on the wire and in a request.
+    /// Length of a token in bytes.
     pub const LEN: usize = 16;
 
-    /// A fresh token.
+    /// Creates a random token.
     #[must_use]
     pub fn random() -> Token {
         Token(uuid::Uuid::new_v4().into_bytes())
     }
 
-    /// The token as it stands on the wire.
+    /// The bytes of the token on the wire.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; Token::LEN] {
         &self.0
@@ -81,7 +81,7 @@ impl From<Token> for Fd {
     }
 }
 
-/// A request quoted a token that is not [`Token::LEN`] bytes long.
+/// A token in a request is not [`Token::LEN`] bytes long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a descriptor token has 16 bytes, not {0}")]
 pub struct BadToken(pub usize);
@@ -110,7 +110,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// The two ends of a fresh channel, close-on-exec: the sender's, then the receiver's.
+/// Creates a channel. Returns the sender's end, then the receiver's, both close-on-exec.
 pub fn socketpair() -> io::Result<(OwnedFd, OwnedFd)> {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
     Ok(socketpair(
@@ -121,11 +121,11 @@ pub fn socketpair() -> io::Result<(OwnedFd, OwnedFd)> {
     )?)
 }
 
-/// Puts a nonblocking socket under the current tokio runtime.
+/// Makes a socket nonblocking and registers it with the current tokio runtime.
 fn register(socket: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     rustix::io::ioctl_fionbio(&socket, true)?;
-    // SAFETY: an OwnedFd is open, always names the same descriptor and is closed only when dropped; the AsyncFd
-    // owns it from here, and this module never takes it out or replaces it.
+    // SAFETY: an OwnedFd is open, always names the same descriptor, and is closed only when it is dropped. The AsyncFd
+    // owns it from here on, and this module never takes it out or replaces it.
     Ok(unsafe { AsyncFd::register_with_interest(socket, interest) }?)
 }
 

@@ -1,4 +1,4 @@
-//! The side that opens descriptors and gives them away.
+//! The sending end of a descriptor channel.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -10,16 +10,16 @@ use tokio::io::unix::AsyncFd;
 
 use super::{MAX_FDS_PER_MESSAGE, Token, register};
 
-/// Why descriptors could not be sent.
+/// Errors of sending descriptors.
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
-    /// The kernel takes no more than [`MAX_FDS_PER_MESSAGE`] descriptors in one message, and no fewer than one.
+    /// The number of descriptors is not in 1 to [`MAX_FDS_PER_MESSAGE`].
     #[error("{0} descriptors do not fit one message of 1 to {MAX_FDS_PER_MESSAGE}")]
     Count(usize),
     /// The receiving process has closed the channel.
-    #[error("the receiver of descriptors has gone")]
+    #[error("the receiver has closed the descriptor channel")]
     Closed,
-    /// Any other refusal of the kernel.
+    /// Any other error.
     #[error("sending descriptors failed")]
     Io(#[from] io::Error),
 }
@@ -31,15 +31,15 @@ pub struct FdSender {
 }
 
 impl FdSender {
-    /// Takes over the sending end of [`super::socketpair`]. Needs a tokio runtime with I/O enabled.
+    /// Takes ownership of the sending end of [`super::socketpair`]. Requires a tokio runtime with I/O enabled.
     pub fn new(socket: OwnedFd) -> io::Result<FdSender> {
         Ok(FdSender {
             socket: register(socket, Interest::WRITABLE)?,
         })
     }
 
-    /// Sends all of `fds` in one message; the caller keeps its own copies. Returns once the kernel has them,
-    /// so a request that quotes the tokens may follow at once.
+    /// Sends all of `fds` in one message. The caller keeps its own copies. Returns when the kernel has the message: a
+    /// request with the tokens may follow at once.
     pub async fn send(&self, fds: &[(Token, BorrowedFd<'_>)]) -> Result<(), SendError> {
         if fds.is_empty() || fds.len() > MAX_FDS_PER_MESSAGE {
             return Err(SendError::Count(fds.len()));
@@ -66,7 +66,7 @@ impl FdSender {
         }
     }
 
-    /// Sends one descriptor under a fresh token.
+    /// Sends one descriptor with a new token.
     pub async fn send_one(&self, fd: BorrowedFd<'_>) -> Result<Token, SendError> {
         let token = Token::random();
         self.send(&[(token, fd)]).await?;
@@ -74,7 +74,7 @@ impl FdSender {
     }
 }
 
-/// One message with `payload` and `fds`, without waiting.
+/// Sends one message with `payload` and `fds`. Does not block.
 pub(super) fn send_message(socket: &OwnedFd, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS_PER_MESSAGE))];
     let mut control = SendAncillaryBuffer::new(&mut space);

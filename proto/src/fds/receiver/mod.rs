@@ -1,4 +1,4 @@
-//! The side that opens nothing and is handed what it may use.
+//! The receiving end of a descriptor channel.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, IoSliceMut};
@@ -17,25 +17,25 @@ use tracing::{debug, warn};
 
 use super::{MAX_FDS_PER_MESSAGE, MAX_OUTSTANDING, TAKE_TIMEOUT, Token, UNCLAIMED_TIMEOUT, register};
 
-/// Why a token could not be turned into its descriptor.
+/// Errors of taking a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TakeError {
-    /// Nothing arrived under the token within [`TAKE_TIMEOUT`], or it was taken before.
-    #[error("no descriptor arrived under token {0}")]
+    /// No descriptor arrived with the token within [`TAKE_TIMEOUT`], or it was taken before.
+    #[error("no descriptor arrived with token {0}")]
     Missing(Token),
-    /// The sender has gone; what did not arrive by now never will.
+    /// The channel is closed, and the descriptor has not arrived.
     #[error("the descriptor channel is closed and token {0} never arrived")]
     Closed(Token),
-    /// Another request waits for the same token.
+    /// Another request waits for this token.
     #[error("token {0} is awaited twice")]
     Awaited(Token),
-    /// As many requests wait as the channel has room for.
+    /// The maximum number of requests wait.
     #[error("too many requests wait for descriptors")]
     Busy,
 }
 
-/// The receiving end: a cloneable handle on the actor that owns the socket. The actor, and every descriptor it
-/// still holds, ends with the last handle.
+/// The receiving end: a cloneable handle of the actor that owns the socket. When the last handle is dropped, the actor
+/// ends and closes the descriptors that it still holds.
 #[derive(Debug, Clone)]
 pub struct FdReceiver {
     mailbox: mpsc::Sender<TakeRequest>,
@@ -48,9 +48,10 @@ struct TakeRequest {
 }
 
 impl FdReceiver {
-    /// Takes over the receiving end of a channel and spawns its actor on the current tokio runtime.
+    /// Takes ownership of the receiving end of a channel and spawns its actor on the current tokio runtime.
     ///
-    /// Fails where `socket` is not a `SOCK_SEQPACKET` socket.
+    /// # Errors
+    /// `socket` is not a `SOCK_SEQPACKET` socket.
     pub fn new(socket: OwnedFd) -> io::Result<FdReceiver> {
         if socket_type(&socket)? != SocketType::SEQPACKET {
             return Err(io::Error::new(
@@ -65,7 +66,7 @@ impl FdReceiver {
         ))
     }
 
-    /// What comes from `source`; `limit` descriptors may wait to be taken.
+    /// Spawns the actor for `source`. At most `limit` descriptors wait to be taken.
     pub(super) fn from_source(source: MessageSource, limit: usize) -> FdReceiver {
         let (mailbox, requests) = mpsc::channel(64);
         tokio::spawn(
@@ -79,7 +80,8 @@ impl FdReceiver {
         FdReceiver { mailbox }
     }
 
-    /// The descriptor sent under `token`, waiting up to [`TAKE_TIMEOUT`] for it. A descriptor is taken once.
+    /// Takes the descriptor that was sent with `token`, and waits up to [`TAKE_TIMEOUT`] for it. A descriptor can be
+    /// taken once.
     pub async fn take(&self, token: Token) -> Result<OwnedFd, TakeError> {
         let (reply, answer) = oneshot::channel();
         self.mailbox
@@ -90,16 +92,16 @@ impl FdReceiver {
     }
 }
 
-/// Where messages come from.
+/// The source of messages.
 pub(super) enum MessageSource {
-    /// The one sender there is.
+    /// The socket of the only sender.
     Channel(AsyncFd<OwnedFd>),
-    /// Whoever connects.
+    /// Messages of several connections.
     Many(mpsc::Receiver<FdMessage>),
 }
 
 impl MessageSource {
-    /// The next message, or nothing at the end.
+    /// Returns the next message, or `None` at the end.
     async fn next(&mut self) -> io::Result<Option<FdMessage>> {
         match self {
             MessageSource::Channel(socket) => socket.async_io(Interest::READABLE, receive).await,
@@ -124,7 +126,9 @@ impl FdReceiverActor {
                     Some(request) => self.table.take(request, Instant::now()),
                     None => return,
                 },
-                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => self.table.expire(Instant::now()),
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                    self.table.expire(Instant::now());
+                }
             }
         }
     }
@@ -145,7 +149,7 @@ impl FdReceiverActor {
     }
 }
 
-/// One message as the kernel delivered it. Dropping it closes what it carries.
+/// A received message. Dropping it closes its descriptors.
 #[derive(Debug)]
 pub(super) struct FdMessage {
     tokens: Vec<u8>,
@@ -153,7 +157,7 @@ pub(super) struct FdMessage {
     truncated: bool,
 }
 
-/// The next message, or nothing at the end of the channel. Never waits.
+/// Receives the next message, or `None` at the end of the channel. Does not block.
 pub(super) fn receive(socket: &OwnedFd) -> io::Result<Option<FdMessage>> {
     let mut payload = vec![0; MAX_FDS_PER_MESSAGE * Token::LEN];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS_PER_MESSAGE))];
@@ -178,10 +182,10 @@ pub(super) fn receive(socket: &OwnedFd) -> io::Result<Option<FdMessage>> {
     }))
 }
 
-/// What has arrived and what is waited for. A token is in at most one of the two.
+/// Descriptors that have arrived, and requests that wait. A token is in at most one of the two.
 #[derive(Debug)]
 struct FdTable {
-    /// Most entries of either kind.
+    /// Maximum number of entries of either kind.
     limit: usize,
     held: HashMap<Token, (OwnedFd, Instant)>,
     awaited: HashMap<Token, (TakeRequest, Instant)>,
@@ -198,7 +202,7 @@ impl FdTable {
         }
     }
 
-    /// Takes in a whole message or none of it.
+    /// Takes all descriptors of a message, or none.
     fn arrived(&mut self, message: FdMessage, now: Instant) -> Result<(), &'static str> {
         if message.truncated {
             return Err("message truncated, or this process is out of descriptors");
@@ -225,7 +229,7 @@ impl FdTable {
 
     fn hand_over(&mut self, token: Token, fd: OwnedFd, now: Instant) {
         let unclaimed = match self.awaited.remove(&token) {
-            // A request that was cancelled in the meantime leaves the descriptor to its next asker.
+            // The descriptor of a cancelled request stays for the next one.
             Some((take, _)) => take.reply.send(Ok(fd)).err().and_then(Result::ok),
             None => Some(fd),
         };

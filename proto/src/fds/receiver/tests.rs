@@ -100,7 +100,7 @@ fn a_full_message_keeps_its_order() {
 }
 
 #[test]
-fn a_request_may_come_before_its_descriptor_but_not_five_seconds() {
+fn a_request_waits_for_its_descriptor_for_five_seconds() {
     on_runtime(true, async {
         let (tx, rx) = socketpair().unwrap();
         let (sender, receiver) = (FdSender::new(tx).unwrap(), FdReceiver::new(rx).unwrap());
@@ -155,7 +155,7 @@ fn unclaimed_descriptors_are_closed_in_time() {
 }
 
 #[test]
-fn a_closed_channel_fails_at_once_but_gives_out_what_arrived() {
+fn a_closed_channel_fails_at_once_but_keeps_received_descriptors() {
     on_runtime(true, async {
         let (tx, rx) = socketpair().unwrap();
         let (sender, receiver) = (FdSender::new(tx).unwrap(), FdReceiver::new(rx).unwrap());
@@ -196,7 +196,7 @@ fn dropping_the_receiver_closes_everything_and_the_sender_learns() {
 }
 
 #[test]
-fn no_more_than_the_bound_is_held() {
+fn held_descriptors_are_bounded() {
     let null = || OwnedFd::from(File::open("/dev/null").unwrap());
     let message = |names: &[u8]| FdMessage {
         tokens: names.iter().flat_map(|n| [*n; Token::LEN]).collect(),
@@ -273,7 +273,9 @@ proptest! {
 
     /// The same with well-formed lengths and tokens that may repeat, within a message and across messages.
     #[test]
-    fn a_repeated_token_refuses_its_message(messages in prop::collection::vec(prop::collection::vec(0u8..6, 1..4), 1..6)) {
+    fn a_repeated_token_refuses_its_message(
+        messages in prop::collection::vec(prop::collection::vec(0u8..6, 1..4), 1..6),
+    ) {
         on_runtime(false, async {
             let (tx, rx) = socketpair().unwrap();
             let receiver = FdReceiver::new(rx).unwrap();
