@@ -1,7 +1,7 @@
-//! Giving up everything the VMM does not need, before it reads a single byte from anybody.
+//! Drops the privileges that the VMM does not need, before it reads any input.
 //!
-//! As root: own mount, network, IPC and UTS namespaces, an empty read-only root, another uid, no
-//! capabilities. As an ordinary user: the same inside a user namespace, as far as the host allows one.
+//! As root: mount, network, IPC and UTS namespaces, an empty read-only root directory, another user id, no
+//! capabilities. As an ordinary user: the same inside a user namespace, if the host allows one.
 
 use std::fs;
 use std::io;
@@ -12,7 +12,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{Gid, Uid, chdir, chroot, getgid, getuid, pivot_root, setgroups, setresgid, setresuid};
 
-/// Who the VMM shall be when it was started as root.
+/// User and group that the VMM switches to when it is started as root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
     /// User id, not 0.
@@ -21,7 +21,7 @@ pub struct Credentials {
     pub gid: u32,
 }
 
-/// A privilege that could not be given up.
+/// A privilege could not be dropped.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot confine the VMM ({step}): {source}")]
 pub struct ConfineError {
@@ -36,14 +36,14 @@ fn step<E: Into<io::Error>>(step: &'static str) -> impl FnOnce(E) -> ConfineErro
     }
 }
 
-/// Directories of which one surely exists, to mount the empty root on.
+/// Candidate mount points for the empty root. One of them exists on every host.
 const STAGES: [&str; 4] = ["/tmp", "/run", "/proc", "/dev"];
 
-/// Confines the calling process, which must have one thread. As root it becomes `credentials`.
+/// Confines the calling process, which must have one thread. A root process switches to `credentials`.
 ///
 /// # Errors
-/// As root every step must succeed. An ordinary user's host may forbid user namespaces: then what
-/// remains is that user without the ability to gain privileges, and a warning is logged.
+/// As root every step must succeed. If the host forbids an ordinary user to create user namespaces, the process stays
+/// that user, without the ability to gain privileges, and logs a warning.
 pub fn confine(credentials: Credentials) -> Result<(), ConfineError> {
     let namespaces = CloneFlags::CLONE_NEWNS
         | CloneFlags::CLONE_NEWNET
@@ -58,7 +58,7 @@ pub fn confine(credentials: Credentials) -> Result<(), ConfineError> {
         setresgid(gid, gid, gid).map_err(step("gid"))?;
         setresuid(uid, uid, uid).map_err(step("uid"))?;
     } else if let Err(error) = as_user(namespaces) {
-        tracing::warn!(%error, "running without namespaces of our own");
+        tracing::warn!(%error, "running without own namespaces");
     }
     drop_capabilities()?;
     nix::sys::prctl::set_no_new_privs().map_err(step("no_new_privs"))?;
@@ -78,7 +78,7 @@ fn as_user(namespaces: CloneFlags) -> Result<(), ConfineError> {
     drop_bounding_set()
 }
 
-/// Leaves the process in a root directory that is empty and cannot be written.
+/// Changes to an empty, read-only root directory.
 fn empty_root() -> Result<(), ConfineError> {
     let none: Option<&str> = None;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).map_err(step("private mounts"))?;
@@ -130,7 +130,7 @@ fn drop_bounding_set() -> Result<(), ConfineError> {
         let status = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
         if status != 0 {
             let error = io::Error::last_os_error();
-            // The first number the kernel does not know ends the list.
+            // The kernel returns EINVAL for the first number beyond its last capability.
             return if error.raw_os_error() == Some(libc::EINVAL) {
                 Ok(())
             } else {

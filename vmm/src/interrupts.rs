@@ -1,4 +1,5 @@
-//! KVM's interrupt side: I/O APIC pins and MSI vectors as eventfds, and doorbells as ioeventfds.
+//! Interrupts and notifications through KVM: irqfds for I/O APIC pins and MSI vectors, ioeventfds for queue
+//! notifications.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,17 +15,17 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 /// Pins of the I/O APIC.
 pub const IOAPIC_PINS: u32 = 24;
-/// Where MSI routes are numbered from: clear of the I/O APIC's pins.
+/// First GSI of MSI routes, after the I/O APIC's pins.
 const FIRST_MSI_GSI: u32 = IOAPIC_PINS;
 /// KVM's limit on routes.
 const MAX_GSI: u32 = 4096;
 
-/// The GSI routing table of one VM, mirrored because KVM only takes it whole.
+/// The GSI routing table of one VM. Kept here because KVM_SET_GSI_ROUTING replaces the whole table.
 struct RoutingTable {
     messages: BTreeMap<u32, Option<MsiMessage>>,
 }
 
-/// Interrupt and doorbell wiring of one VM.
+/// The GSI routing and ioeventfds of one VM.
 pub struct Interrupts {
     vm: Arc<VmFd>,
     table: Mutex<RoutingTable>,
@@ -41,7 +42,7 @@ fn os(error: kvm_ioctls::Error) -> io::Error {
 }
 
 impl Interrupts {
-    /// Takes over routing for `vm`, which has an in-kernel irqchip.
+    /// Sets up the routing of `vm`, which has an in-kernel irqchip.
     pub fn new(vm: Arc<VmFd>) -> io::Result<Arc<Self>> {
         let interrupts = Self {
             vm,
@@ -53,7 +54,7 @@ impl Interrupts {
         Ok(Arc::new(interrupts))
     }
 
-    /// An eventfd that pulses I/O APIC pin `pin` (edge-triggered, active high).
+    /// Creates an eventfd that pulses I/O APIC pin `pin` (edge-triggered, active high).
     pub fn pin(&self, pin: u32) -> io::Result<EventFd> {
         let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
         self.vm.register_irqfd(&event, pin).map_err(os)?;
@@ -107,7 +108,7 @@ impl Interrupts {
     }
 }
 
-/// The shareable face of [`Interrupts`] for device crates.
+/// [`Interrupts`] as the device crates use it.
 #[derive(Clone, Debug)]
 pub struct KvmInterrupts(pub Arc<Interrupts>);
 
@@ -117,7 +118,7 @@ impl MsiAllocator for KvmInterrupts {
         let mut table = self.0.lock();
         let gsi = (FIRST_MSI_GSI..MAX_GSI)
             .find(|gsi| !table.messages.contains_key(gsi))
-            .ok_or_else(|| io::Error::other("no interrupt route left"))?;
+            .ok_or_else(|| io::Error::other("no free GSI for an MSI route"))?;
         table.messages.insert(gsi, None);
         Ok(Box::new(MsiRoute {
             interrupts: self.0.clone(),
@@ -140,8 +141,8 @@ impl MsiVector for MsiRoute {
         &self.trigger
     }
 
-    /// Masking only disconnects the eventfd: the route stays, because rewriting the table costs the
-    /// kernel a grace period and guests unmask with the message they had.
+    /// Masking only disconnects the eventfd. The route stays, because an update of the table costs an RCU grace period,
+    /// and guests unmask with the same message.
     fn route(&self, message: Option<MsiMessage>) -> io::Result<()> {
         let mut connected = self.connected.lock().unwrap_or_else(|e| e.into_inner());
         let vm = &self.interrupts.vm;

@@ -1,4 +1,4 @@
-//! The host's KVM: what Husk needs of it, and a VM with its in-kernel devices.
+//! The host's KVM: checks its capabilities and creates VMs with an in-kernel irqchip.
 
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::Arc;
@@ -8,45 +8,45 @@ use kvm_ioctls::{Cap, Kvm, VmFd};
 
 use crate::layout;
 
-/// What KVM lacks, or refused.
+/// Errors of KVM.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmError {
     /// A capability is missing.
     #[error("/dev/kvm lacks {0}; a newer host kernel is needed")]
     Missing(&'static str),
-    /// Not KVM, or a KVM that never was.
-    #[error("the descriptor given as /dev/kvm speaks KVM API version {0}, not 12")]
+    /// The descriptor reports another KVM API version.
+    #[error("the descriptor given as /dev/kvm has KVM API version {0}, not 12")]
     Version(i32),
     /// An ioctl failed.
     #[error("KVM {operation}: {source}")]
     Ioctl {
-        /// What was tried.
+        /// Name of the operation.
         operation: &'static str,
         /// The cause.
         source: kvm_ioctls::Error,
     },
 }
 
-/// Names the operation of a failed ioctl.
+/// Returns a conversion that adds the operation to an ioctl's error.
 pub fn failed(operation: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> KvmError {
     move |source| KvmError::Ioctl { operation, source }
 }
 
-/// The host's KVM and what it offers every VM.
+/// The host's KVM, and the features it supports for every VM.
 #[derive(Debug)]
 pub struct KvmHost {
     kvm: Kvm,
-    /// CPUID as KVM can provide it.
+    /// Supported CPUID entries.
     pub cpuid: CpuId,
-    /// MSRs whose state KVM keeps.
+    /// MSRs that KVM saves and restores.
     pub msrs: MsrList,
 }
 
 impl KvmHost {
-    /// Checks that `fd`, an open /dev/kvm, has all that is needed.
+    /// Checks that `fd`, an open /dev/kvm, has the required capabilities.
     pub fn new(fd: OwnedFd) -> Result<Self, KvmError> {
-        // SAFETY: the descriptor is ours, and everything done with it goes through KVM ioctls, which a file
-        // that is not /dev/kvm answers with ENOTTY: the version check below.
+        // SAFETY: this function owns the descriptor, and only KVM ioctls use it. A file other than /dev/kvm fails the
+        // version check below with ENOTTY.
         let kvm = unsafe { <Kvm as std::os::fd::FromRawFd>::from_raw_fd(fd.into_raw_fd()) };
         match kvm.get_api_version() {
             12 => {}
@@ -77,17 +77,17 @@ impl KvmHost {
         Ok(Self { kvm, cpuid, msrs })
     }
 
-    /// Most vCPUs a VM may have.
+    /// Maximum number of vCPUs of a VM.
     pub fn max_vcpus(&self) -> u32 {
         u32::try_from(self.kvm.get_max_vcpus()).unwrap_or(u32::MAX)
     }
 
-    /// Whether local APIC timers can run in TSC-deadline mode.
+    /// True if local APIC timers support TSC-deadline mode.
     pub fn tsc_deadline(&self) -> bool {
         self.kvm.check_extension(Cap::TscDeadlineTimer)
     }
 
-    /// A VM with irqchip, but without memory or vCPUs.
+    /// Creates a VM with an irqchip, without memory and vCPUs.
     pub fn create_vm(&self) -> Result<Arc<VmFd>, KvmError> {
         let vm = self.kvm.create_vm().map_err(failed("create VM"))?;
         vm.set_identity_map_address(layout::IDENTITY_MAP)

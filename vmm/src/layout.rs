@@ -1,27 +1,27 @@
-//! The guest-physical address map. One place, because ACPI, e820, PCI and the loader must agree.
+//! The guest-physical address map, which ACPI, e820, PCI and the loader share.
 
 use std::ops::Range;
 
-/// Where low memory ends and the 32-bit hole begins.
+/// End of low memory and start of the 32-bit hole.
 pub const LOW_RAM_END: u64 = 0xc000_0000;
 /// 32-bit PCI memory window.
 pub const PCI_MMIO32: Range<u64> = 0xc000_0000..0xe000_0000;
-/// ECAM of bus 0. One bus is all there is, which spares the guest 255 scans.
+/// ECAM of bus 0, the only bus: with more, the guest would scan each.
 pub const ECAM: Range<u64> = 0xe000_0000..0xe010_0000;
 /// I/O APIC registers (in KVM).
 pub const IOAPIC: u64 = 0xfec0_0000;
 /// Local APIC registers (in KVM).
 pub const LAPIC: u64 = 0xfee0_0000;
-/// Identity-map page and three TSS pages that Intel's KVM needs, just under the 16 MiB kept for firmware.
+/// Identity-map page, which KVM needs on Intel hosts, below the 16 MiB reserved for firmware.
 pub const IDENTITY_MAP: u64 = 0xfeff_c000;
-/// See [`IDENTITY_MAP`].
+/// Three TSS pages, which KVM needs on Intel hosts.
 pub const TSS: u64 = 0xfeff_d000;
-/// Where high memory begins.
+/// Start of high memory.
 pub const HIGH_RAM: u64 = 1 << 32;
 
-/// GDT for the first instruction.
+/// GDT at the entry point.
 pub const GDT: u64 = 0x500;
-/// IDT (empty).
+/// IDT at the entry point (empty).
 pub const IDT: u64 = 0x520;
 /// PVH start info.
 pub const PVH_INFO: u64 = 0x6000;
@@ -31,51 +31,51 @@ pub const ZERO_PAGE: u64 = 0x7000;
 pub const PAGE_TABLES: u64 = 0x9000;
 /// Command line.
 pub const COMMAND_LINE: u64 = 0x2_0000;
-/// Longest command line, with its terminating zero.
+/// Size limit of the command line in bytes, with its terminating zero.
 pub const COMMAND_LINE_MAX: usize = 0x1_0000;
 /// End of conventional memory, where the extended BIOS data area would be.
 pub const EBDA: u64 = 0x9_fc00;
-/// ACPI tables, RSDP first (found by scan as well as by pointer).
+/// ACPI tables, RSDP first. Guests find it by a scan as well as by pointer.
 pub const ACPI: Range<u64> = 0xe_0000..0xf_0000;
-/// SMBIOS entry point and structures, found by scan.
+/// SMBIOS entry point and structures, which guests find by a scan.
 pub const SMBIOS: Range<u64> = 0xf_0000..RESET_VECTOR;
-/// Where a PC's BIOS is entered in real mode. Linux jumps there to reboot a hardware-reduced ACPI machine
-/// without EFI, because it takes such a machine for one with EFI and then finds there is none.
+/// Entry point of a PC's BIOS in real mode. Linux jumps there to reboot a hardware-reduced ACPI machine without EFI: it
+/// expects EFI on such a machine and falls back to the BIOS.
 pub const RESET_VECTOR: u64 = 0xf_fff0;
-/// Where kernels go.
+/// Load address of kernels.
 pub const HIMEM: u64 = 0x10_0000;
 
-/// Least guest memory that is worth starting, in bytes.
+/// Minimum guest memory in bytes.
 pub const MIN_MEMORY: u64 = 16 << 20;
 
-/// What depends on the guest's memory size and the host's address width.
+/// The part of the map that depends on the guest's memory size and the host's address width.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// RAM ranges, ascending.
     pub ram: Vec<Range<u64>>,
-    /// 64-bit PCI memory window. Between high RAM and its start, memory can be hot-added later.
+    /// 64-bit PCI memory window. The addresses between high RAM and this window are reserved for memory hotplug.
     pub pci_mmio64: Range<u64>,
 }
 
-/// Guest memory that has no place in the address map.
+/// Guest memory does not fit the address map.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum LayoutError {
-    /// Less than [`MIN_MEMORY`].
+    /// The size is below [`MIN_MEMORY`].
     #[error("guest memory of {0} bytes is below the minimum of {MIN_MEMORY}")]
     TooSmall(u64),
-    /// Not a whole number of 4 KiB pages.
+    /// The size is not a multiple of 4096.
     #[error("guest memory of {0} bytes is not a multiple of 4096")]
     Unaligned(u64),
-    /// More than the host can address.
+    /// The host cannot address so much memory.
     #[error(
         "guest memory of {size} bytes does not fit a host with {bits} physical address bits (limit {limit})"
     )]
     TooLarge {
-        /// Bytes asked for.
+        /// Requested bytes.
         size: u64,
         /// MAXPHYADDR.
         bits: u8,
-        /// Most that fits.
+        /// Maximum in bytes.
         limit: u64,
     },
 }
@@ -89,7 +89,7 @@ impl Layout {
         if !memory.is_multiple_of(4096) {
             return Err(LayoutError::Unaligned(memory));
         }
-        // The upper half of the space starts with the PCI window, clear of what some hosts reserve at the top.
+        // The PCI window starts the upper half of the address space: some hosts reserve addresses at the top.
         let top = 1u64 << phys_bits.clamp(36, 52);
         let pci_mmio64 = top / 2..top / 2 + top / 8;
         let limit = pci_mmio64.start - HIGH_RAM + LOW_RAM_END;
@@ -106,13 +106,13 @@ impl Layout {
         Ok(Self { ram, pci_mmio64 })
     }
 
-    /// The end of RAM below 4 GiB.
+    /// End of RAM below 4 GiB.
     pub fn low_ram_end(&self) -> u64 {
         self.ram[0].end
     }
 }
 
-/// One e820 or PVH memory-map entry: range and whether it is RAM (else reserved).
+/// The e820 or PVH memory map: ranges, and true for RAM, false for reserved ranges.
 pub fn memory_map(layout: &Layout) -> Vec<(Range<u64>, bool)> {
     let mut map = vec![
         (0..EBDA, true),
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_cannot_work_are_refused() {
+    fn invalid_sizes_are_refused() {
         assert!(matches!(Layout::new(1 << 20, 40), Err(LayoutError::TooSmall(_))));
         assert!(matches!(
             Layout::new((64 << 20) + 1, 40),
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_overlaps() {
+    fn ranges_do_not_overlap() {
         for (memory, bits) in [(64u64 << 20, 36), (3 << 30, 39), (5 << 30, 40), (100 << 30, 46)] {
             let layout = Layout::new(memory, bits).unwrap();
             let mut map: Vec<_> = memory_map(&layout).into_iter().map(|(r, _)| r).collect();

@@ -1,7 +1,9 @@
 //! husk-vmm: one KVM virtual machine in one confined process.
 //!
-//! The process opens nothing. Its monitor hands it descriptors and drives it by gRPC ([`control`]); a
-//! [`machine::Machine`] is built from what it is told, and [`vcpu`] actors run the guest.
+//! The process opens no files. Its monitor sends it descriptors and controls it by gRPC ([`control`]). The control
+//! actor builds a [`machine::Machine`], and [`vcpu`] actors run the guest.
+
+#![allow(missing_docs, reason = "the library of one binary")]
 
 pub mod acpi;
 pub mod boot;

@@ -1,4 +1,6 @@
-//! The `husk-vmm` program: one VM, started and driven by a monitor.
+//! The `husk-vmm` program: one VM, started and controlled by its monitor.
+
+#![allow(missing_docs, reason = "a binary")]
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -10,14 +12,14 @@ use husk_vmm::confine::{Credentials, confine};
 use husk_vmm::control::{VmExit, VmmActor, serve};
 
 const USAGE: &str = "\
-husk-vmm is the virtual machine monitor of Husk. It is not started by hand: `husk run`, or the containerd
-shim, starts it with two sockets it inherits, hands it descriptors over one and drives it over the other.
+husk-vmm is the virtual machine monitor of Husk. Do not start it by hand: `husk run`, or the containerd shim,
+starts it with two inherited sockets, sends it descriptors over one and controls it over the other.
 
 usage: husk-vmm --control-fd N --fd-channel-fd N [--uid N --gid N]
 
   --control-fd N     stream socket on which husk.vmm.v1 is served; closing it ends the VM
   --fd-channel-fd N  SOCK_SEQPACKET socket over which descriptors arrive
-  --uid N, --gid N   whom to become when started as root (default 107)
+  --uid N, --gid N   user and group to switch to when started as root (default 107)
   --version, --help
 
 To run a VM: husk run FILE";
@@ -78,18 +80,18 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Invocation, String> 
                 credentials,
             }))
         }
-        _ => Err("needs two inherited sockets".into()),
+        _ => Err("--control-fd and --fd-channel-fd must name two different inherited sockets".into()),
     }
 }
 
 /// Takes ownership of an inherited descriptor, if it is an open socket.
 fn inherited(fd: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: fcntl and fstat-like queries on a number; nothing is owned yet.
+    // SAFETY: fcntl takes a number and touches no memory; nothing owns the descriptor yet.
     let valid = unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } == 0;
     if !valid {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is open, was named by whoever started us, and is taken over only here.
+    // SAFETY: the descriptor is open, the parent process passed it to this one, and only this function takes it over.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -108,7 +110,10 @@ fn run(arguments: Arguments) -> Result<VmExit, String> {
         tokio::select! {
             exit = actor.run() => Ok(exit),
             served = serve(control, handle) => match served {
-                Ok(()) => Ok(VmExit { reason: ExitReason::ControlClosed, detail: "the monitor is gone".into() }),
+                Ok(()) => Ok(VmExit {
+                    reason: ExitReason::ControlClosed,
+                    detail: "the monitor closed the control socket".into(),
+                }),
                 Err(e) => Err(format!("control socket: {e}")),
             },
         }

@@ -1,4 +1,4 @@
-//! Guest memory: where it comes from, how it is mapped, and how a reset empties it.
+//! Guest memory: its backing, its mapping, and how a reset clears it.
 
 use std::fs::File;
 use std::io;
@@ -16,19 +16,19 @@ use vm_memory::{
 
 use crate::layout::Layout;
 
-/// What stands behind guest memory.
+/// The backing of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryBacking {
     /// Private anonymous memory with transparent huge pages.
     Anonymous,
-    /// Pages of this many bytes from the host's hugetlb pool, taken at start.
+    /// Pages of this many bytes from the host's hugetlb pool, reserved at start.
     Hugetlb(u64),
 }
 
-/// Why guest memory cannot be had.
+/// Errors of allocating guest memory.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    /// No address space or memory.
+    /// The memory could not be mapped.
     #[error("cannot map {size} bytes of guest memory: {source}")]
     Map {
         /// Bytes.
@@ -36,12 +36,12 @@ pub enum MemoryError {
         /// The cause.
         source: io::Error,
     },
-    /// The hugetlb pool has too few free pages, or no such pages at all.
+    /// The hugetlb pool has too few free pages of this size.
     #[error("cannot reserve {size} bytes in {page}-byte huge pages: {source} (see /sys/kernel/mm/hugepages)")]
     Hugetlb {
         /// Bytes.
         size: u64,
-        /// Page size.
+        /// Page size in bytes.
         page: u64,
         /// The cause.
         source: io::Error,
@@ -98,12 +98,12 @@ fn anonymous(size: u64) -> io::Result<MmapRegion<AtomicBitmap>> {
     let reserved = len.checked_add(THP).ok_or(io::ErrorKind::OutOfMemory)?;
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a fresh anonymous mapping at an address the kernel chooses touches nothing of ours.
+    // SAFETY: a new anonymous mapping at an address that the kernel chooses overlaps no other mapping.
     let base = unsafe { libc::mmap(ptr::null_mut(), reserved, protection, flags, -1, 0) };
     if base == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // Huge pages need 2 MiB alignment of both address spaces; what sticks out on either side goes back.
+    // Huge pages need 2 MiB alignment in both address spaces. Unmap the rest on either side.
     let head = (base as usize).next_multiple_of(THP) - base as usize;
     // SAFETY: head < THP, so base + head lies inside the mapping.
     let start = unsafe { base.byte_add(head) };
@@ -116,12 +116,12 @@ fn anonymous(size: u64) -> io::Result<MmapRegion<AtomicBitmap>> {
         if tail > 0 {
             libc::munmap(start.byte_add(len), tail);
         }
-        // Advice: without huge pages (kernel built so, or switched off) the guest is slower, not wrong.
+        // Errors are ignored: without huge pages the guest is slower, but works.
         libc::madvise(start, len, libc::MADV_HUGEPAGE);
         libc::madvise(start, len, libc::MADV_DONTDUMP);
     }
-    // SAFETY: [start, start + len) is a live mapping with these flags that nothing else refers to. The
-    // builder does not unmap memory it was handed; guest memory lives as long as the process.
+    // SAFETY: [start, start + len) is a live mapping with these flags that nothing else refers to. The builder does not
+    // unmap memory that it is given; guest memory lives as long as the process.
     let builder =
         unsafe { MmapRegionBuilder::new_with_bitmap(len, bitmap(len)).with_raw_mmap_pointer(start.cast()) };
     builder
@@ -145,11 +145,11 @@ fn hugetlb(size: u64, page: u64) -> io::Result<MmapRegion<AtomicBitmap>> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: fd was just created and is owned by nobody else.
+    // SAFETY: fd was just created and has no other owner.
     let file = unsafe { File::from_raw_fd(fd) };
     file.set_len(size)?;
-    // Reserves the pages now: an error here, rather than SIGBUS in the middle of the guest's life.
-    // SAFETY: plain system call on a descriptor we own.
+    // Reserves the pages now: a lack of pages is an error here, and not SIGBUS while the guest runs.
+    // SAFETY: fallocate on an owned descriptor touches no memory of this process.
     if unsafe { libc::fallocate(fd, 0, 0, i64::try_from(size).unwrap_or(i64::MAX)) } != 0 {
         return Err(io::Error::last_os_error());
     }
@@ -161,7 +161,7 @@ fn hugetlb(size: u64, page: u64) -> io::Result<MmapRegion<AtomicBitmap>> {
         .map_err(io::Error::other)
 }
 
-/// Gives the guest its memory, one KVM slot for each region.
+/// Registers guest memory with KVM, one memory slot for each region.
 pub fn register(vm: &VmFd, memory: &GuestMemMmap) -> Result<(), MemoryError> {
     for (slot, region) in memory.iter().enumerate() {
         let region = kvm_userspace_memory_region {
@@ -177,33 +177,33 @@ pub fn register(vm: &VmFd, memory: &GuestMemMmap) -> Result<(), MemoryError> {
     Ok(())
 }
 
-/// Guest memory from address 0 to the end of its first region, for one thread alone.
+/// Guest memory from address 0 to the end of its first region, for exclusive use by one thread.
 ///
 /// # Safety
-/// Nobody else reads or writes it while the result lives: no vCPU runs, no device is active, no other thread
-/// of the loader has the memory.
-#[expect(clippy::mut_from_ref, reason = "the caller vouches for there being one user")]
+/// Nothing else reads or writes this memory while the result lives: no vCPU runs, no device is active, and no other
+/// thread of the loader has it.
+#[expect(clippy::mut_from_ref, reason = "the caller guarantees exclusive use")]
 pub unsafe fn exclusive(memory: &GuestMemMmap) -> Option<&mut [u8]> {
     let region = memory.iter().find(|r| r.start_addr().0 == 0)?;
     region.bitmap().mark_dirty(0, region.len() as usize);
-    // SAFETY: a live, readable and writable mapping of that many initialised bytes, which lives as long as
-    // `memory` does and, as the caller vouches for, is used by nobody else.
+    // SAFETY: a live, readable and writable mapping of that many initialised bytes, which lives as long as `memory`
+    // and, as the caller guarantees, has no other user.
     Some(unsafe { std::slice::from_raw_parts_mut(region.as_ptr(), region.len() as usize) })
 }
 
-/// Empties all guest memory and gives its pages back to the host (hugetlb pages stay reserved).
+/// Clears all guest memory and returns its pages to the host. Hugetlb pages stay reserved.
 pub fn clear(memory: &GuestMemMmap, backing: MemoryBacking) -> io::Result<()> {
     for region in memory.iter() {
         let (base, len) = (region.as_ptr(), region.len() as usize);
         match backing {
             MemoryBacking::Anonymous => {
-                // SAFETY: the range is our own private anonymous mapping; dropping its pages makes it read
-                // as zero, which is what is meant. No vCPU or device runs, as the caller guarantees.
+                // SAFETY: the range is a private anonymous mapping of this process. Dropping its pages makes it read as
+                // zero, as intended. No vCPU or device runs, as the caller guarantees.
                 if unsafe { libc::madvise(base.cast(), len, libc::MADV_DONTNEED) } != 0 {
                     return Err(io::Error::last_os_error());
                 }
             }
-            // SAFETY: the range is a live, writable mapping of len bytes, and nothing runs that reads it.
+            // SAFETY: the range is a live, writable mapping of len bytes, and no thread reads it now.
             MemoryBacking::Hugetlb(_) => unsafe { ptr::write_bytes(base, 0, len) },
         }
     }
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_aligned_for_huge_pages_and_emptied_by_clear() {
+    fn memory_is_aligned_for_huge_pages_and_cleared() {
         let layout = Layout::new(64 << 20, 40).unwrap();
         let memory = allocate(&layout, MemoryBacking::Anonymous).unwrap();
         let memory = memory.memory();
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_that_are_not_there_are_an_error_at_start() {
+    fn missing_huge_pages_are_an_error_at_start() {
         let layout = Layout::new(1 << 40, 46).unwrap();
         let error = allocate(&layout, MemoryBacking::Hugetlb(2 << 20))
             .unwrap_err()

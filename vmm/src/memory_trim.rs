@@ -1,20 +1,20 @@
-//! What the VMM's own program has in memory.
+//! Returns memory of the VMM's own process to the host.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use rustix::mm::{Advice, madvise};
 
-/// Lets go of the pages of the program's text and constants, which are read from its file again where they are needed.
+/// Drops the pages of the program's text and constants. The kernel reads them from the program's file again on access.
 ///
-/// Most of what makes a machine and loads a kernel, a third of the program and more, is not needed again before the
-/// next reboot; a kernel frees its init sections for the same reason.
+/// The code that builds a machine and loads a kernel, more than a third of the program, is not used again before the
+/// next reboot. A kernel frees its init sections for the same reason.
 pub fn drop_text_pages() {
     // SAFETY: the callback is only called during this call, with what `dl_iterate_phdr` promises, and uses no data.
     unsafe { libc::dl_iterate_phdr(Some(drop_object_text), ptr::null_mut()) };
 }
 
-/// Gives back memory that the allocator keeps and nobody uses: a thousand disks leave a mebibyte of it.
+/// Returns unused memory of the allocator to the host: the removal of a thousand disks leaves a mebibyte.
 pub fn trim_heap() {
     // SAFETY: may be called at any time, from any thread.
     unsafe { libc::malloc_trim(0) };
@@ -22,9 +22,9 @@ pub fn trim_heap() {
 
 /// # Safety
 ///
-/// To be called by `dl_iterate_phdr` only.
+/// Only `dl_iterate_phdr` may call this.
 unsafe extern "C" fn drop_object_text(info: *mut libc::dl_phdr_info, _: usize, _: *mut c_void) -> c_int {
-    // SAFETY: the loader describes an object that is loaded, with so many program headers.
+    // SAFETY: the dynamic loader describes a loaded object with this number of program headers.
     let (base, headers) = unsafe {
         let info = &*info;
         (
@@ -32,7 +32,7 @@ unsafe extern "C" fn drop_object_text(info: *mut libc::dl_phdr_info, _: usize, _
             std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)),
         )
     };
-    // From the C library, which knows: rustix asks the kernel for what it told the program at its start.
+    // From the C library, which has the value: rustix would read the auxiliary vector by a system call.
     // SAFETY: sysconf with a valid name has no preconditions.
     let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
     for header in headers {
@@ -42,8 +42,8 @@ unsafe extern "C" fn drop_object_text(info: *mut libc::dl_phdr_info, _: usize, _
         let start = base + header.p_vaddr;
         let end = (start + header.p_memsz).next_multiple_of(page);
         let start = start - start % page;
-        // SAFETY: the segment is mapped from its file, privately and never for writing, so that all of its pages are
-        // as in the file, and come back as they were.
+        // SAFETY: the segment is mapped from its file, privately and never for writing: its pages equal the file's, and
+        // the kernel restores them unchanged.
         let released = unsafe {
             madvise(
                 ptr::with_exposed_provenance_mut(start as usize),
@@ -52,7 +52,7 @@ unsafe extern "C" fn drop_object_text(info: *mut libc::dl_phdr_info, _: usize, _
             )
         };
         if let Err(error) = released {
-            tracing::debug!(%error, "the program keeps its pages");
+            tracing::debug!(%error, "cannot drop the program's text pages");
         }
     }
     0

@@ -1,11 +1,11 @@
-//! SMBIOS 3 tables (DMTF DSP0134 3.2): what `dmidecode` shows, and where guests read their UUID.
+//! SMBIOS 3 tables (DMTF DSP0134 3.2), which `dmidecode` shows. Guests read their UUID from them.
 
 use uuid::Uuid;
 
 use crate::cpuid::Topology;
 use crate::layout::{self, Layout};
 
-/// What the manifest says about the machine's identity.
+/// The machine's identity from the manifest.
 #[derive(Clone, Debug, Default)]
 pub struct SystemIdentity {
     /// System UUID.
@@ -15,7 +15,7 @@ pub struct SystemIdentity {
 }
 
 const ENTRY_POINT_LEN: usize = 24;
-/// Longest string kept; the field is the manifest's, which allows 256.
+/// Maximum length of a string in characters: the manifest allows 256.
 const STRING_MAX: usize = 256;
 
 /// One structure under construction: formatted area, then its strings.
@@ -193,12 +193,12 @@ fn structures(identity: &SystemIdentity, topology: Topology, layout: &Layout) ->
     out
 }
 
-/// The tables do not fit their area.
+/// The tables are larger than [`layout::SMBIOS`].
 #[derive(Debug, thiserror::Error)]
-#[error("SMBIOS tables need {0} bytes, {limit} are there", limit = layout::SMBIOS.end - layout::SMBIOS.start)]
+#[error("SMBIOS tables need {0} bytes, {limit} are available", limit = layout::SMBIOS.end - layout::SMBIOS.start)]
 pub struct SmbiosTooLarge(usize);
 
-/// BootEntry point and structures as they go to [`layout::SMBIOS`].
+/// Entry point and structures as they are written to [`layout::SMBIOS`].
 pub fn tables(
     identity: &SystemIdentity,
     topology: Topology,

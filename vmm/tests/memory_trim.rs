@@ -1,6 +1,6 @@
-//! Alone in its process: other tests would need the program's pages at the same moment.
+//! The only test in its process: other tests would use the program's pages at the same time.
 
-/// Resident KiB of what is mapped from the program's file and may be executed.
+/// Resident KiB of the executable mappings of the program's file.
 fn text() -> u64 {
     let program = std::env::current_exe().unwrap();
     let program = program.to_str().unwrap();
@@ -17,11 +17,11 @@ fn text() -> u64 {
 }
 
 #[test]
-fn the_text_goes_and_comes_back() {
+fn text_pages_are_dropped_and_read_again() {
     let before = text();
     husk_vmm::memory_trim::drop_text_pages();
     let after = text();
     assert!(after < before, "{after} KiB of {before}");
-    // What this needs has to come back.
+    // The code used here is read again.
     assert_eq!(format!("{:?}", Some(1.5)), "Some(1.5)");
 }

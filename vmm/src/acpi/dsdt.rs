@@ -1,4 +1,4 @@
-//! The DSDT: which devices there are beside what PCI enumerates, and what to do on an event.
+//! The DSDT: the devices that PCI does not enumerate, and the methods that handle events.
 
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, And, Device, EISAName, Equal, Field, FieldAccessType, FieldEntry,
@@ -51,7 +51,7 @@ fn slot_path(slot: u8) -> String {
     format!("S{slot:02}_")
 }
 
-/// The root bridge with its windows, its hot-pluggable slots and the method that looks for changes.
+/// The root bridge with its windows, its hot-pluggable slots and the method that scans them for changes.
 fn pci_root(out: &mut Vec<u8>, layout: &Layout, hotplug_slots: &[u8]) {
     let bus = AddressSpace::new_bus_number(0u16, 0u16);
     let config = IO::new(0xcf8, 0xcf8, 1, 8);
@@ -121,7 +121,7 @@ fn pci_root(out: &mut Vec<u8>, layout: &Layout, hotplug_slots: &[u8]) {
     );
     append(out, &Device::new("PCI0".into(), vec![&Encoded(root)]));
 
-    // Keeps the guest from giving ECAM away as a free window, and makes it trust the MCFG.
+    // Keeps the guest from using ECAM as a free window. Linux trusts the MCFG only if a device reserves its range.
     let ecam = Memory32Fixed::new(true, ECAM.start as u32, (ECAM.end - ECAM.start) as u32);
     let resources = Name::new("_CRS".into(), &ResourceTemplate::new(vec![&ecam]));
     let uid = Name::new("_UID".into(), &ZERO);
@@ -141,7 +141,7 @@ fn legacy_device(out: &mut Vec<u8>, name: &str, id: &dyn Aml, port: u64, len: u6
     append(out, &Device::new(name.into(), vec![id, &uid, &status, &crs]));
 }
 
-/// The generic event device: reads the event register and passes on what it says.
+/// The generic event device (ACPI 6.5, section 5.6.9): reads the event register and notifies the devices named there.
 fn events(out: &mut Vec<u8>) {
     append(
         out,

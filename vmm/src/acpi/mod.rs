@@ -1,4 +1,4 @@
-//! ACPI 6.5 tables of the machine: hardware-reduced, so there is no SCI, no PM timer and no fixed events.
+//! ACPI 6.5 tables of the machine: hardware-reduced, hence without SCI, PM timer and fixed events.
 
 use acpi_tables::Aml;
 use acpi_tables::fadt::{FADTBuilder, Flags, PmProfile};
@@ -22,13 +22,13 @@ const OEM: [u8; 6] = *b"HUSK  ";
 const TABLE: [u8; 8] = *b"HUSKVMM ";
 const REVISION: u32 = 1;
 
-/// IA-PC boot architecture flags (table 5.10): no VGA, no ASPM. No 8042; the CMOS clock is there.
+/// IA-PC boot architecture flags (table 5.10): no VGA, no ASPM. Flags left clear: no 8042, a CMOS clock.
 const VGA_NOT_PRESENT: u16 = 1 << 2;
 const NO_PCIE_ASPM: u16 = 1 << 4;
 
-/// The tables outgrew the room between the RSDP and the SMBIOS area.
+/// The tables are larger than [`layout::ACPI`].
 #[derive(Debug, thiserror::Error)]
-#[error("ACPI tables need {0} bytes, {limit} are there", limit = layout::ACPI.end - layout::ACPI.start)]
+#[error("ACPI tables need {0} bytes, {limit} are available", limit = layout::ACPI.end - layout::ACPI.start)]
 pub struct AcpiTooLarge(usize);
 
 fn port(address: u64) -> GAS {
@@ -81,8 +81,8 @@ fn mcfg() -> Vec<u8> {
     bytes(&mcfg)
 }
 
-/// All tables as they go to [`layout::ACPI`], the RSDP first. `hotplug_slots` are the PCI slots the guest
-/// can add functions in and eject them from.
+/// All tables as they are written to [`layout::ACPI`], the RSDP first. `hotplug_slots` are the PCI slots into which
+/// functions can be plugged.
 pub fn tables(layout: &Layout, topology: Topology, hotplug_slots: &[u8]) -> Result<Vec<u8>, AcpiTooLarge> {
     let mut image = vec![0; Rsdp::len()];
     let mut place = |table: &[u8]| {

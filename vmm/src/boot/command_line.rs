@@ -1,8 +1,8 @@
-//! The words of a kernel command line, as the kernel takes them apart (lib/cmdline.c, kernel/params.c).
+//! Parses a kernel command line as the kernel does (lib/cmdline.c, kernel/params.c).
 
 use super::vmlinux::KaslrMode;
 
-/// The kernel's own parameters: quotes hold blanks together, and "--" ends them.
+/// The kernel's own parameters: quoted blanks do not separate words, and "--" ends the list.
 fn parameters(command_line: &str) -> impl Iterator<Item = &str> {
     let mut quoted = false;
     command_line
@@ -14,8 +14,8 @@ fn parameters(command_line: &str) -> impl Iterator<Item = &str> {
         .take_while(|word| !matches!(*word, "--" | "--\""))
 }
 
-/// A directly booted guest that panics and was told nothing else reboots after a second instead of
-/// standing still for ever, which nobody would notice.
+/// Adds `panic=1` if the command line sets no panic timeout: the guest then reboots one second after a panic, instead
+/// of hanging without anybody noticing.
 pub(super) fn with_panic_timeout(command_line: &str) -> String {
     if parameters(command_line).any(|word| word.starts_with("panic=")) {
         return command_line.to_owned();
@@ -26,8 +26,8 @@ pub(super) fn with_panic_timeout(command_line: &str) -> String {
     }
 }
 
-/// What of the kernel's addresses may be drawn by seed. Words about physical memory keep it where it was
-/// linked to be, since only the kernel's own decompressor reads them.
+/// The base addresses that may be randomised. Parameters about physical memory keep the physical base that the kernel
+/// was linked for, because only the kernel's own decompressor evaluates them.
 pub(super) fn kaslr(command_line: &str) -> KaslrMode {
     let about_memory = |word: &str| {
         ["mem=", "memmap=", "hugepages=", "efi_fake_mem="]
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_says_what_is_randomised() {
+    fn the_command_line_selects_the_randomised_bases() {
         assert_eq!(kaslr("console=ttyS0 quiet"), KaslrMode::Full);
         assert_eq!(kaslr("quiet nokaslr"), KaslrMode::Off);
         assert_eq!(kaslr("quiet -- nokaslr"), KaslrMode::Full);
@@ -56,16 +56,16 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_timeout_is_added_where_there_is_none() {
+    fn a_missing_panic_timeout_is_added() {
         for (given, expected) in [
             ("", "panic=1"),
             ("  ", "panic=1"),
             ("console=ttyS0 quiet", "panic=1 console=ttyS0 quiet"),
             ("console=ttyS0\n", "panic=1 console=ttyS0"),
-            // Something else that begins or ends alike.
+            // Other parameters with a similar beginning or end.
             ("panic_on_oops=1 oops=panic", "panic=1 panic_on_oops=1 oops=panic"),
             ("xpanic=3", "panic=1 xpanic=3"),
-            // What is init's is not the kernel's.
+            // Arguments of init, not of the kernel.
             ("quiet -- panic=3", "panic=1 quiet -- panic=3"),
             ("quiet \"--\" panic=3", "panic=1 quiet \"--\" panic=3"),
             // In a quoted value.
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_timeout_that_is_given_stays() {
+    fn a_given_panic_timeout_stays() {
         for given in [
             "panic=0",
             "quiet panic=-1 ro",

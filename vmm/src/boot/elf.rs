@@ -1,14 +1,13 @@
-//! What an ELF kernel's headers must keep to before the loader works through them: it takes every length and
-//! count there at its word.
+//! Checks the headers of an ELF kernel before linux-loader reads them: linux-loader trusts every length and count.
 
 use std::io::{Read, Seek, SeekFrom};
 
 use super::error::BootError;
 use crate::layout;
 
-/// Linux has five.
+/// Most program headers; Linux has five.
 const PROGRAM_HEADERS_MAX: u16 = 64;
-/// The note that PVH needs takes 20 bytes, all of Linux's notes a few hundred.
+/// Most bytes of notes: the PVH note has 20, all of Linux's notes a few hundred.
 const NOTES_MAX: u64 = 64 << 10;
 
 const CLASS_64: u8 = 2;

@@ -2,26 +2,27 @@
 
 use std::io;
 
-/// Why there is nothing to boot.
+/// Errors of finding and loading a kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
-    /// No disk carries a kernel; what was looked for and found.
+    /// No disk has a kernel that can be booted. Holds the reason for each disk.
     #[error("no disk can be booted: {0}")]
     NoBootableDisk(String),
-    /// Neither bzImage nor ELF.
+    /// The file is neither a bzImage nor an ELF file.
     #[error(
-        "{0} is not a kernel: neither a bzImage (boot protocol 2.12 or later with a 64-bit entry) nor an x86-64 ELF file"
+        "{0} is not a kernel: neither a bzImage (boot protocol 2.12 or later with a 64-bit entry) nor an x86-64 ELF \
+         file"
     )]
     NotAKernel(String),
-    /// The kernel's own header or segments make no sense.
+    /// The kernel's header or segments are invalid.
     #[error("{what} cannot be loaded: {reason}")]
     BadKernel {
-        /// Which kernel.
+        /// Name of the kernel.
         what: String,
-        /// The loader's words.
+        /// The reason.
         reason: String,
     },
-    /// Not enough guest memory.
+    /// Guest memory is too small.
     #[error("{what} of {size} bytes does not fit guest memory of {memory} bytes below 3 GiB")]
     NoRoom {
         /// Kernel or initrd.
@@ -31,7 +32,7 @@ pub enum BootError {
         /// Guest memory below 3 GiB.
         memory: u64,
     },
-    /// Longer than the kernel, or the machine, takes.
+    /// The command line is longer than the kernel, or the machine, accepts.
     #[error("kernel command line of {length} bytes is longer than the {limit} the kernel takes")]
     CommandLine {
         /// Its length.
@@ -39,13 +40,13 @@ pub enum BootError {
         /// The limit.
         limit: usize,
     },
-    /// The kernel would stop reading there.
+    /// The command line contains a NUL byte, where the kernel would stop reading.
     #[error("kernel command line has a NUL byte in it")]
     CommandLineNul,
-    /// Reading failed.
+    /// A file could not be read.
     #[error("read {what}: {source}")]
     Read {
-        /// What was read.
+        /// Name of the file.
         what: String,
         /// The cause.
         source: io::Error,

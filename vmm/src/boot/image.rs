@@ -1,4 +1,4 @@
-//! Kernels that disk images carry, found by husk-image through the disk backend.
+//! Kernels of disk images, found by husk-image through the disk backend.
 
 use std::io;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ impl ReadAt for Image {
     }
 }
 
-/// The first of `disks` that can be booted.
+/// The kernel of the first of `disks` that has one.
 pub(super) fn find(disks: &[(String, DiskReader)], append: &str) -> Result<BootPayload<'static>, BootError> {
     let mut reasons = Vec::new();
     for (id, reader) in disks {
@@ -47,7 +47,7 @@ pub(super) fn find(disks: &[(String, DiskReader)], append: &str) -> Result<BootP
         }
     }
     if disks.is_empty() {
-        reasons.push("there is none; give a kernel with firmware.kernelBoot or --kernel".into());
+        reasons.push("the VM has no disk; give a kernel with firmware.kernelBoot or --kernel".into());
     }
     Err(BootError::NoBootableDisk(reasons.join("; ")))
 }
@@ -79,7 +79,7 @@ fn read_kernel(files: &BootFiles, what: &str) -> Result<Kernel<'static>, BootErr
     Ok(Kernel::Bytes(bytes))
 }
 
-/// Streams from the image to guest memory, never whole in ours.
+/// Streams the file from the image to guest memory, without a copy of the whole in this process.
 fn initrd(files: BootFiles) -> Initrd<'static> {
     let size = files.size();
     let read = move |mem: &GuestMemMmap, start: GuestAddress| {

@@ -1,4 +1,4 @@
-//! From a kernel, wherever it comes from, to guest memory that is ready for the first instruction.
+//! Loads a kernel into guest memory, ready for its first instruction.
 
 use std::fs::File;
 use std::io::{self, Cursor, Read, Seek, SeekFrom};
@@ -28,23 +28,23 @@ use payload::{BootPayload, Initrd, KERNEL_MAX, Kernel};
 
 pub use error::BootError;
 
-/// Where a guest's kernel comes from. Read again at every boot.
+/// The origin of a guest's kernel, which is read again at every boot.
 #[derive(Debug)]
 pub enum KernelSource {
-    /// Files the monitor gave.
+    /// Files from the monitor.
     Kernel {
         /// bzImage or ELF.
         kernel: File,
         /// Initial RAM disk.
         initrd: Option<File>,
-        /// As the manifest says.
+        /// Command line from the manifest.
         command_line: String,
     },
-    /// The kernel a disk carries.
+    /// The kernel of a disk image.
     Disks {
-        /// Disks to look on, by id, in order.
+        /// Disks to search, by id, in order.
         disks: Vec<(String, DiskReader)>,
-        /// Added to the command line found there.
+        /// Appended to the command line found on the disk.
         append: String,
     },
 }
@@ -52,13 +52,13 @@ pub enum KernelSource {
 /// A guest ready to start.
 #[derive(Clone, Debug)]
 pub struct LoadedKernel {
-    /// The boot processor's start.
+    /// Entry point of the boot processor.
     pub entry: BootEntry,
-    /// What was loaded and from where, for people.
+    /// Name and origin of the kernel, for people.
     pub description: String,
 }
 
-/// Loads what `source` offers. `rsdp` is where the ACPI tables start.
+/// Loads the kernel of `source` into `mem`.
 pub fn load(source: &KernelSource, mem: &GuestMemMmap, layout: &Layout) -> Result<LoadedKernel, BootError> {
     let payload = match source {
         KernelSource::Kernel {
@@ -168,8 +168,7 @@ fn place(payload: BootPayload<'_>, mem: &GuestMemMmap, layout: &Layout) -> Resul
         let limit = initrd.map_or(layout.low_ram_end(), |(at, _)| at);
         let kaslr = command_line::kaslr(&command_line);
         let (load, seed) = (loaded.kernel_load.0, kaslr_seed()?);
-        // SAFETY: the machine is loading: no vCPU runs, every device is reset, and this thread is the only one
-        // that was given the memory.
+        // SAFETY: the machine is loading: no vCPU runs, every device is reset, and only this thread has the memory.
         let unpacked = unsafe { memory::exclusive(mem) }
             .and_then(|low| vmlinux::unpack(low, load, limit, kaslr, seed, &mut header));
         zero_page::write(mem, layout, header, initrd)?;
@@ -200,7 +199,7 @@ fn place(payload: BootPayload<'_>, mem: &GuestMemMmap, layout: &Layout) -> Resul
     Ok(LoadedKernel { entry, description })
 }
 
-/// From the system call, since there is no /dev to read it from.
+/// Reads the seed by the system call: the confined process has no /dev.
 fn kaslr_seed() -> Result<vmlinux::KaslrSeed, BootError> {
     let draw = || {
         let mut bytes = [0; 8];
@@ -214,7 +213,7 @@ fn kaslr_seed() -> Result<vmlinux::KaslrSeed, BootError> {
     })
 }
 
-/// Loads a kernel; also says where the memory ends that it will need before it looks at its memory map.
+/// Loads a kernel. Also returns the end of the memory that the kernel needs before it reads its memory map.
 fn load_kernel<F: Read + ReadVolatile + Seek>(
     mut file: F,
     mem: &GuestMemMmap,
@@ -298,7 +297,7 @@ fn check_protocol(header: &setup_header, what: &str) -> Result<(), BootError> {
     Ok(())
 }
 
-/// Puts the initrd as high as kernel and memory allow; returns its address and size.
+/// Puts the initrd as high as kernel and memory allow. Returns its address and size.
 fn place_initrd(
     initrd: Initrd<'_>,
     mem: &GuestMemMmap,

@@ -1,4 +1,4 @@
-//! A kernel and what goes with it, opened and not loaded yet.
+//! A kernel with its initrd and command line, opened but not loaded yet.
 
 use std::fs::File;
 use std::io;
@@ -6,7 +6,7 @@ use std::io;
 use husk_devices::GuestMemMmap;
 use vm_memory::GuestAddress;
 
-/// An initial RAM disk of known size, to be read once.
+/// An initial RAM disk of known size, which is read once.
 pub(super) struct Initrd<'a> {
     pub(super) size: u64,
     pub(super) read: ReadInitrd<'a>,
@@ -14,7 +14,7 @@ pub(super) struct Initrd<'a> {
 
 pub(super) type ReadInitrd<'a> = Box<dyn FnOnce(&GuestMemMmap, GuestAddress) -> io::Result<()> + 'a>;
 
-/// Everything to boot, opened.
+/// A kernel, its initrd and its command line.
 pub(super) struct BootPayload<'a> {
     pub(super) kernel: Kernel<'a>,
     pub(super) initrd: Option<Initrd<'a>>,
@@ -27,5 +27,5 @@ pub(super) enum Kernel<'a> {
     Bytes(Vec<u8>),
 }
 
-/// Larger kernels are refused unread.
+/// Size limit of a kernel file in bytes.
 pub(super) const KERNEL_MAX: u64 = 256 << 20;

@@ -1,8 +1,8 @@
-//! Unpacking a bzImage before the guest starts, in place of its own decompressor.
+//! Unpacks a bzImage before the guest starts, in place of the kernel's own decompressor.
 //!
-//! The decompressor first copies the packed kernel out of its own way and then unpacks it, on the guest's
-//! one running vCPU and in memory the host has yet to back. Done here, the guest begins in the kernel proper.
-//! Formats without a memory-safe decoder as fast as the kernel's are left to the decompressor.
+//! The decompressor copies the packed kernel out of its way and unpacks it, on the one vCPU that runs and in memory
+//! that the host has not backed yet. When the VMM unpacks the kernel, the guest starts in the kernel proper. Formats
+//! without a memory-safe decoder as fast as the kernel's are left to the decompressor.
 
 use std::num::NonZero;
 use std::ops::Range;
@@ -11,14 +11,14 @@ use std::thread;
 
 use linux_loader::loader::bootparam::setup_header;
 
-/// LZ4's legacy frame, the one Linux uses: blocks of this size, each after its packed length.
+/// Magic number of LZ4's legacy frame, which Linux uses: blocks of [`LZ4_BLOCK`] bytes, each after its packed length.
 const LZ4_MAGIC: [u8; 4] = [0x02, 0x21, 0x4c, 0x18];
 const LZ4_BLOCK: usize = 8 << 20;
-/// More are of no use: a kernel has some seven blocks.
+/// Most threads: a kernel has about seven blocks.
 const THREADS_MAX: usize = 8;
 
-/// Where in guest memory the packed kernel is, if the bzImage loaded at `load` holds one in a format
-/// [`lz4`] knows. `setup_header` is its header, `low` guest memory from address 0.
+/// Range of the packed kernel in `low`, which is guest memory from address 0, if the bzImage loaded at `load` has one
+/// in the format of [`lz4`]. `header` is the bzImage's.
 pub(super) fn payload(low: &[u8], load: u64, header: &setup_header) -> Option<Range<usize>> {
     let start = usize::try_from(load)
         .ok()?
@@ -27,14 +27,14 @@ pub(super) fn payload(low: &[u8], load: u64, header: &setup_header) -> Option<Ra
     low.get(range.clone())?.starts_with(&LZ4_MAGIC).then_some(range)
 }
 
-/// The size that Linux's build appends to a payload.
+/// Unpacked size, which Linux's build appends to a payload.
 pub(super) fn unpacked_size(payload: &[u8]) -> Option<usize> {
     let (_, size) = payload.split_last_chunk()?;
     Some(u32::from_le_bytes(*size) as usize)
 }
 
-/// Unpacks into `out`, which has [`unpacked_size`] bytes; none if that does not come out exactly. Blocks
-/// unpack independently of each other, so as many threads as there are processors share them.
+/// Unpacks into `out`, which has [`unpacked_size`] bytes. Returns `None` if the result has another size. Blocks are
+/// independent of each other: one thread for each processor unpacks them.
 pub(super) fn lz4(payload: &[u8], out: &mut [u8]) -> Option<()> {
     let mut rest = payload.strip_prefix(&LZ4_MAGIC)?;
     let mut blocks = Vec::new();
@@ -88,7 +88,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_was_packed_comes_out() {
+    fn packed_bytes_are_unpacked() {
         let vmlinux: Vec<u8> = (0..20_000_000u32).map(|i| (i / 777) as u8).collect();
         let packed = pack(&vmlinux);
         assert_eq!(unpacked_size(&packed), Some(vmlinux.len()));

@@ -1,4 +1,4 @@
-//! The actor that owns the machine: takes commands and the machine's own events, one at a time.
+//! The control actor: owns the machine and handles commands and the machine's events, one at a time.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -21,12 +21,12 @@ use crate::boot::{BootError, KernelSource, LoadedKernel};
 use crate::machine::{Callbacks, Machine, SerialEvents, VmEvent, eventfd};
 use crate::vcpu::VcpuEvent;
 
-/// How the VM ended.
+/// The end of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmExit {
-    /// Why.
+    /// Reason.
     pub reason: ExitReason,
-    /// For people.
+    /// Details for people.
     pub detail: String,
 }
 
@@ -38,7 +38,7 @@ impl VmExit {
         }
     }
 
-    /// The VMM's exit status, as `vmm.proto` lists them.
+    /// The VMM's exit status, as listed in `vmm.proto`.
     pub fn status(&self) -> u8 {
         match self.reason {
             ExitReason::Poweroff => 0,
@@ -51,13 +51,13 @@ impl VmExit {
     }
 }
 
-/// How many commands may wait.
+/// Number of commands that may wait.
 const MAILBOX_CAPACITY: usize = 16;
-/// How far an event subscriber may fall behind.
+/// Number of events that a subscriber may fall behind.
 const EVENT_CAPACITY: usize = 64;
-/// How long finding and reading a kernel may take, on storage however slow.
+/// Maximum time to find and load a kernel, on slow storage too.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long the last events may take to reach their subscribers.
+/// Maximum time for the last events to reach their subscribers.
 const LAST_EVENT_TIMEOUT: Duration = Duration::from_millis(200);
 
 struct RunningVm {
@@ -109,7 +109,7 @@ fn event(kind: Kind) -> pb::Event {
 }
 
 impl VmmActor {
-    /// An actor without a machine, which claims descriptors from `fds`.
+    /// Creates an actor without a machine, which claims descriptors from `fds`.
     pub fn new(fds: FdReceiver) -> (Self, VmmHandle) {
         let (commands, mailbox) = mpsc::channel(MAILBOX_CAPACITY);
         let (machine_sender, machine_events) = mpsc::unbounded_channel();
@@ -130,14 +130,14 @@ impl VmmActor {
         (actor, VmmHandle { commands, fds })
     }
 
-    /// Serves until the VM has ended; its last event has then been sent.
+    /// Serves until the VM has ended and its last event has been sent.
     pub async fn run(mut self) -> VmExit {
         let exit = loop {
             let due = *self.alarm.borrow_and_update();
             let step = tokio::select! {
                 command = self.mailbox.recv() => match command {
                     Some(command) => self.handle_command(command).await,
-                    None => Some(VmExit::new(ExitReason::ControlClosed, "nobody is left to control the VM")),
+                    None => Some(VmExit::new(ExitReason::ControlClosed, "the monitor closed the control socket")),
                 },
                 Some(event) = self.machine_events.recv() => self.handle_event(event).await,
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
@@ -173,7 +173,7 @@ impl VmmActor {
             detail: exit.detail.clone(),
         };
         self.emit(Kind::Exit(last));
-        // The streams end when the sender does; their last message must still get through the connection.
+        // The streams end with the sender. Their last message must still reach the connection.
         let events = self.events.downgrade();
         drop(self);
         let deadline = Instant::now() + LAST_EVENT_TIMEOUT;
@@ -187,7 +187,7 @@ impl VmmActor {
     }
 
     fn emit(&self, kind: Kind) {
-        // Nobody listening is fine.
+        // Fails if there is no subscriber.
         let _ = self.events.send(event(kind));
     }
 
@@ -205,7 +205,7 @@ impl VmmActor {
         }
     }
 
-    /// Takes one command; some are the end of the VM.
+    /// Handles one command. Returns the exit if the command ends the VM.
     async fn handle_command(&mut self, command: VmmCommand) -> Option<VmExit> {
         match command {
             VmmCommand::Create(config, reply) => {
@@ -309,7 +309,7 @@ impl VmmActor {
         let machine = Machine::new(&host, config, self.callbacks(), serial_events).map_err(failed)?;
         let console = Console::spawn(machine.serial().clone(), console, output_ready, input_wanted)
             .map_err(|e| Status::invalid_argument(format!("config.console: {e}")))?;
-        // Rings are made, and what of KVM's is opened is open: whoever hears from a guest has its filter now.
+        // All io_uring rings and KVM descriptors exist now. Install the filter before any guest input is read.
         install(ThreadRole::Control);
         tracing::info!(
             vm = name,
@@ -329,8 +329,8 @@ impl VmmActor {
     fn callbacks(&self) -> Callbacks {
         let (events, alarm) = (self.machine_sender.clone(), self.alarm_sender.clone());
         Callbacks {
-            // Bounded in effect: each event but the one-time CrashLoaded keeps its vCPU out of the guest, or is a disk's
-            // only one until the machine was paused.
+            // Bounded in effect: each event except the one-time CrashLoaded stops its vCPU, or is the only one of a
+            // disk until the machine was paused.
             event: Arc::new(move |e| drop(events.send(e))),
             alarm: Arc::new(move |due| {
                 alarm.send_replace(due.map(|d| Instant::now() + d));
@@ -343,7 +343,7 @@ impl VmmActor {
         let running = self.running.as_mut().ok_or_else(|| error(&"no machine"))?;
         let loader = running.machine.loader().map_err(|e| error(&e))?;
         let source = running.source.clone();
-        // On a thread of its own: reading an image takes time, and the image is the guest's.
+        // On a separate, filtered thread: reading takes time, and the guest controls the image.
         let (done, loaded) = oneshot::channel();
         std::thread::Builder::new()
             .name("boot".into())
@@ -355,7 +355,7 @@ impl VmmActor {
                 );
             })
             .map_err(|e| error(&e))?;
-        // A hostile filesystem may keep its reader busy for ever; ending the process ends that too.
+        // A hostile filesystem may keep its reader busy for ever. The end of the process then ends the reader too.
         let LoadedKernel { entry, description } = timeout(LOAD_TIMEOUT, loaded)
             .await
             .map_err(|_| {
@@ -408,7 +408,7 @@ impl VmmActor {
         if let Err(error) = running.machine.reset() {
             return Some(VmExit::new(ExitReason::Error, error.to_string()));
         }
-        // No vCPU has run since, so what is still queued belongs to the life that just ended.
+        // No vCPU has run since: events still queued are from before the reset.
         while self.machine_events.try_recv().is_ok() {}
         self.emit(Kind::Reset(pb::event::Reset {
             cause: cause.to_owned(),
@@ -448,9 +448,9 @@ impl VmmActor {
         }
     }
 
-    /// Pauses for a disk that holds requests; resuming tries them again.
+    /// Pauses the VM for a disk that holds failed requests. A resume retries them.
     fn disk_stopped(&mut self, disk: String, message: String) -> Option<VmExit> {
-        tracing::warn!(disk, error = message, "I/O error, the VM is paused");
+        tracing::warn!(disk, error = message, "I/O error: pausing the VM");
         self.emit(Kind::IoError(pb::event::IoError { disk, message }));
         if self.state != State::Running {
             return None;
@@ -473,7 +473,7 @@ impl VmmActor {
             console_dropped_bytes: machine.map_or(0, |m| m.serial().dropped()),
             disks: machine.map_or_else(Vec::new, |m| m.disks().map(disks::blk_info).collect()),
             nics: machine.map_or_else(Vec::new, |m| m.nics().map(nics::info).collect()),
-            // The guest writes what it likes there; more than it has it cannot have given.
+            // The guest controls this value, which cannot exceed its memory.
             balloon_bytes: machine.and_then(|m| Some(m.balloon()?.actual().min(m.memory_bytes()))),
         }
     }
@@ -520,25 +520,25 @@ impl VmmActor {
         let machine = self.machine()?;
         let balloon = machine
             .balloon()
-            .ok_or_else(|| Status::failed_precondition("this VM has no balloon"))?;
+            .ok_or_else(|| Status::failed_precondition("the VM has no balloon"))?;
         if bytes > machine.memory_bytes() {
-            return Err(Status::invalid_argument("more than the guest's memory"));
+            return Err(Status::invalid_argument("bytes: more than the guest's memory"));
         }
         balloon.set_target(bytes);
         Ok(())
     }
 }
 
-/// Answers a command beside those that follow it: what takes time must not hold them up.
+/// Answers a command on a task of its own: a slow command must not delay those after it.
 fn answer<T: Send + 'static>(
     reply: Reply<T>,
     result: impl Future<Output = Result<T, Status>> + Send + 'static,
 ) {
     tokio::spawn(async move {
-        // Nobody waiting any more is fine.
+        // Fails if the caller has gone.
         let _ = reply.send(result.await);
     });
 }
 
-/// Turns of the runtime that carry a finished stream's last bytes to the socket.
+/// Turns of the runtime that write a finished stream's last bytes to the socket.
 const FLUSH_TURNS: usize = 64;

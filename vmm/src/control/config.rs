@@ -1,4 +1,4 @@
-//! From the wire's `VmConfig` to a machine's parts: descriptors claimed, every field checked.
+//! Converts a request's `VmConfig` to a machine's configuration: claims descriptors and checks every field.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -20,18 +20,18 @@ use crate::machine::{BlkDisk, MachineConfig};
 use crate::memory::MemoryBacking;
 use crate::smbios;
 
-/// Everything Create was given.
+/// The checked contents of a Create request.
 #[derive(Debug)]
 pub struct VmParts {
     /// namespace/name.
     pub name: String,
-    /// KVM.
+    /// The host's KVM.
     pub host: KvmHost,
-    /// The machine.
+    /// The machine's configuration.
     pub config: MachineConfig,
-    /// What it boots.
+    /// Origin of the kernel.
     pub source: boot::KernelSource,
-    /// Where ttyS0 goes.
+    /// Descriptor that ttyS0 is connected to.
     pub console: Option<OwnedFd>,
 }
 
@@ -81,7 +81,7 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<VmParts, Status
         if setups.iter().any(|other: &NetSetup| other.id == setup.id) {
             return Err(invalid(
                 &format!("nics[{i}].id"),
-                format!("{:?} is taken", setup.id),
+                format!("{:?} is used twice", setup.id),
             ));
         }
         setups.push(setup);
@@ -123,10 +123,10 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<VmParts, Status
     })
 }
 
-/// Queues of a disk, each with a ring and a worker thread.
+/// Maximum number of queues of a disk. Each has a ring and a worker thread.
 const MAX_DISK_QUEUES: u16 = 64;
 
-/// Every disk that a kernel can be on, by id.
+/// Readers of every disk that may have a kernel, by id.
 fn readers<'a>(blk: &'a [BlkDisk], scsi: &'a [NewUnit]) -> Vec<(&'a str, DiskReader)> {
     let blk = blk.iter().map(|disk| (&disk.id[..], disk.image.reader()));
     let scsi = scsi.iter().filter_map(|unit| match &unit.medium {

@@ -1,4 +1,4 @@
-//! The one connection a VMM ever has: the inherited control socket.
+//! The VMM's only connection: the inherited control socket.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,7 +15,7 @@ use tonic::transport::server::Connected;
 
 use super::service::VmmHandle;
 
-/// The stream, with a sender whose drop tells that gRPC let go of it.
+/// The stream, with a sender that is dropped when the gRPC server drops the connection.
 struct Connection {
     stream: UnixStream,
     _open: oneshot::Sender<()>,
@@ -51,7 +51,7 @@ impl AsyncWrite for Connection {
     }
 }
 
-/// Serves `handle` on the control socket; returns when the monitor is gone.
+/// Serves `handle` on the control socket. Returns when the monitor has closed it.
 pub async fn serve(socket: OwnedFd, handle: VmmHandle) -> io::Result<()> {
     let stream = std::os::unix::net::UnixStream::from(socket);
     stream.set_nonblocking(true)?;

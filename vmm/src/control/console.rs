@@ -1,4 +1,4 @@
-//! Carries ttyS0 to and from the descriptor the monitor gave, on the control thread.
+//! Copies between ttyS0 and the monitor's console descriptor, on the control thread.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -13,15 +13,15 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use vmm_sys_util::eventfd::EventFd;
 
-/// How long output gathers before it is carried on. A guest writes byte by byte; carried so, its output would take this
-/// process and the monitor as much processor time as it takes the guest.
+/// Time for which output is collected before it is written. A guest writes single bytes: to write each at once would
+/// cost this process and the monitor as much processor time as the guest.
 const COALESCE_TIME: Duration = Duration::from_millis(5);
-/// How long the last output may take to be written when the VM has ended.
+/// Maximum time to write the last output when the VM has ended.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 const CHUNK: usize = 16 << 10;
 const INPUT_CHUNK: usize = 256;
 
-/// A running pump.
+/// A running console task.
 #[derive(Debug)]
 pub struct Console {
     stop: oneshot::Sender<()>,
@@ -29,7 +29,7 @@ pub struct Console {
 }
 
 impl Console {
-    /// Starts pumping between `serial` and `fd`. Without an `fd` output is discarded.
+    /// Starts copying between `serial` and `fd`. Without an `fd` output is discarded.
     pub fn spawn(
         serial: Arc<SerialPort>,
         fd: Option<OwnedFd>,
@@ -59,7 +59,7 @@ impl Console {
         })
     }
 
-    /// Writes what is left, within a second, and ends.
+    /// Writes the remaining output, within [`DRAIN_TIMEOUT`], and ends.
     pub async fn finish(self) {
         drop(self.stop);
         let _ = tokio::time::timeout(DRAIN_TIMEOUT, self.task).await;
@@ -76,7 +76,7 @@ struct Pump {
     input: Vec<u8>,
 }
 
-/// Has the runtime watch a descriptor that `inner` owns.
+/// Registers a descriptor that `inner` owns with the runtime.
 fn register<T: AsRawFd>(inner: T) -> io::Result<AsyncFd<T>> {
     // SAFETY: both types used here, OwnedFd and EventFd, own their descriptor: it is the same and open as
     // long as they live, and they live in the AsyncFd.
@@ -135,7 +135,7 @@ impl Pump {
                 written = write_some(fd, &self.output), if !self.output.is_empty() => match written {
                     Ok(n) => drop(self.output.drain(..n)),
                     Err(error) => {
-                        tracing::warn!(%error, "console closed, output is discarded from now on");
+                        tracing::warn!(%error, "the console is closed: discarding output from now on");
                         self.fd = None;
                     }
                 },
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reader_that_went_away_or_stalls_does_not_stop_the_end() {
+    async fn a_stalled_or_closed_reader_does_not_delay_the_end() {
         let stalled = rig();
         for _ in 0..1 << 20 {
             stalled.serial.write(0, b"x");

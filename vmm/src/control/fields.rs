@@ -15,7 +15,7 @@ pub(super) fn invalid(field: &str, reason: impl Display) -> Status {
     Status::invalid_argument(format!("{field}: {reason}"))
 }
 
-/// Takes the descriptor of a field off the channel.
+/// Takes the descriptor of a field from the channel.
 pub(super) async fn claim(fds: &FdReceiver, field: &str, fd: Option<&pb::Fd>) -> Result<OwnedFd, Status> {
     let fd = fd.ok_or_else(|| missing(field))?;
     let token = Token::try_from(fd).map_err(|e| invalid(field, e))?;

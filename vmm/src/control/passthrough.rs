@@ -1,4 +1,4 @@
-//! SCSI devices of the host, which commands are passed on to.
+//! SCSI passthrough devices.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ pub(super) async fn open(
         PbCache::Writethrough => CacheMode::Writethrough,
         PbCache::Writeback | PbCache::Unspecified => CacheMode::Writeback,
     };
-    // Elsewhere: the device is asked.
+    // On a blocking thread: opening sends commands to the device.
     let opened = tokio::task::spawn_blocking(move || unit(device, options, cache)).await;
     let opened = opened.map_err(|e| Status::internal(e.to_string()))?;
     opened.map_err(|e| invalid(field, format!("disk {:?}: {e}", disk.id)))
@@ -59,7 +59,7 @@ fn unit(device: OwnedFd, options: LunOptions, cache: CacheMode) -> Result<Passth
         cache,
         ..DiskOptions::default()
     };
-    // A device without a medium that can be read boots nothing, and is the guest's affair.
+    // Without a readable medium the device cannot boot the VM, but may be passed through.
     let image = Disk::open_raw(copy, options).ok();
     Ok(PassthroughUnit {
         device: Arc::new(device),
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_takes_no_commands_is_refused() {
+    async fn a_file_that_is_no_scsi_device_is_refused() {
         let (sender, receiver) = fds::socketpair().unwrap();
         let (sender, fds) = (FdSender::new(sender).unwrap(), FdReceiver::new(receiver).unwrap());
         let file = tempfile::tempfile().unwrap();

@@ -1,4 +1,4 @@
-//! husk.vmm.v1.Vmm: every call is a message to the actor.
+//! The gRPC service husk.vmm.v1.Vmm. Every call is a message to the control actor.
 
 use std::pin::Pin;
 
@@ -13,51 +13,51 @@ use tonic::{Request, Response, Status};
 use super::fields::missing;
 use super::nics;
 
-/// The answer to one command.
+/// The sender of a command's answer.
 pub type Reply<T> = oneshot::Sender<Result<T, Status>>;
 
-/// What the actor can be asked.
+/// Commands of the control actor.
 #[derive(Debug)]
 pub enum VmmCommand {
-    /// Build the machine.
+    /// Builds the machine.
     Create(Box<pb::VmConfig>, Reply<()>),
-    /// Load and start, or stay paused.
+    /// Loads the kernel and starts the vCPUs, or stays paused.
     Boot { paused: bool, reply: Reply<()> },
-    /// Stop vCPUs and workers.
+    /// Stops vCPUs and device workers.
     Pause(Reply<()>),
-    /// Go on.
+    /// Resumes.
     Resume(Reply<()>),
-    /// Power button.
+    /// Presses the power button.
     Shutdown(Reply<()>),
-    /// Reset in place.
+    /// Resets the machine.
     Reset(Reply<()>),
-    /// End.
+    /// Ends the VM.
     Stop(Reply<()>),
-    /// Describe.
+    /// Describes the VM.
     Info(Reply<pb::InfoResponse>),
-    /// The present state and all that follows.
+    /// Returns the present state and a receiver of the events after it.
     Subscribe(Reply<(pb::Event, broadcast::Receiver<pb::Event>)>),
-    /// Balloon target: guest memory in bytes.
+    /// Sets the balloon's target in bytes.
     SetBalloon(u64, Reply<()>),
-    /// Add a SCSI disk.
+    /// Adds a SCSI disk.
     AddDisk(Box<pb::AddDiskRequest>, Reply<pb::AddDiskResponse>),
-    /// Remove the SCSI disk of that id.
+    /// Removes the SCSI disk with this id.
     RemoveDisk(String, Reply<pb::RemoveDiskResponse>),
-    /// Plug a NIC in: its PCI slot.
+    /// Plugs a NIC. Returns its PCI slot.
     AddNic(Box<NetSetup>, Reply<u32>),
-    /// Have the guest give the NIC of that id up.
+    /// Asks the guest to eject the NIC with this id.
     RemoveNic(String, Reply<()>),
-    /// Pull the cable of the NIC of that id, or plug it in.
+    /// Sets the link of the NIC with this id.
     SetLink { id: String, up: bool, reply: Reply<()> },
-    /// Have the disk of that id follow its file: its size in bytes.
+    /// Updates the size of the disk with this id from its file. Returns the size in bytes.
     ResizeDisk(String, Reply<u64>),
 }
 
-/// The actor's mailbox.
+/// Handle of the control actor.
 #[derive(Clone, Debug)]
 pub struct VmmHandle {
     pub(super) commands: mpsc::Sender<VmmCommand>,
-    /// Where descriptors are claimed from that are waited for beside the actor.
+    /// For descriptors that are claimed outside the actor.
     pub(super) fds: FdReceiver,
 }
 
@@ -127,7 +127,7 @@ impl Vmm for VmmHandle {
 
     async fn events(&self, _: Request<pb::EventsRequest>) -> Result<Response<Self::EventsStream>, Status> {
         let (present, rest) = self.ask(VmmCommand::Subscribe).await?.into_inner();
-        // A monitor that falls behind loses the stream, not events in its middle.
+        // The stream of a monitor that falls behind ends: it never skips events.
         let rest = BroadcastStream::new(rest).map(|e| e.map_err(|e| Status::data_loss(e.to_string())));
         let stream = tokio_stream::once(Ok(present)).chain(rest);
         Ok(Response::new(Box::pin(stream)))

@@ -1,4 +1,4 @@
-//! Leaves that only AMD's processors have, and those of its licensees.
+//! Leaves of processors of AMD and its licensees.
 
 use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
@@ -18,7 +18,7 @@ pub(super) fn is_vendor(entries: &[kvm_cpuid_entry2]) -> bool {
         .any(|e| e.function == 0 && vendors.contains(&e.ebx))
 }
 
-/// Leaf 0x8000001E. Every package is one node.
+/// Leaf 0x8000001E, with one node for each package.
 pub(super) fn topology(topology: Topology, apic_id: u32) -> kvm_cpuid_entry2 {
     let package = apic_id >> topology.package_shift();
     let core = (apic_id & ((1 << topology.package_shift()) - 1)) >> topology.core_shift();
@@ -35,7 +35,7 @@ pub(super) fn topology(topology: Topology, apic_id: u32) -> kvm_cpuid_entry2 {
     }
 }
 
-/// Ways from the associativity code of leaf 0x80000006.
+/// Ways that an associativity code of leaf 0x80000006 stands for.
 fn ways(code: u32) -> u32 {
     match code {
         1..=4 => code,
@@ -51,9 +51,9 @@ fn ways(code: u32) -> u32 {
     }
 }
 
-/// A host without topology extensions (before family 15h, or itself a guest) describes its caches in leaves
-/// 0x80000005 and 0x80000006 alone. The guest has the extensions, or it would take threads for cores, and
-/// with them looks for its caches in leaf 0x8000001D: it is written from the older two.
+/// Adds leaf 0x8000001D, derived from leaves 0x80000005 and 0x80000006, in which a host without topology extensions
+/// (before family 15h, or itself a guest) describes its caches. The guest needs the extensions to tell threads from
+/// cores, and then reads its caches from leaf 0x8000001D.
 pub(super) fn add_caches(entries: &mut Vec<kvm_cpuid_entry2>) {
     if entries.iter().any(|e| e.function == CACHES && e.eax & 0x1f != 0) {
         return;

@@ -1,5 +1,5 @@
-//! The CPU a guest sees: the host's as KVM can provide it, minus what is taken away here with its reason,
-//! with the manifest's topology written in.
+//! CPUID of a guest: the host's as KVM supports it, without the features withheld here (each with its reason), and with
+//! the manifest's topology.
 //!
 //! Leaves and bits are those of Intel's SDM volume 2 (CPUID) and AMD's APM volume 3, appendix E.
 
@@ -32,7 +32,7 @@ fn register(entry: &mut kvm_cpuid_entry2, which: Register) -> &mut u32 {
     }
 }
 
-/// What the guest does not get: leaf, subleaf, register, mask, reason.
+/// Features withheld from the guest: leaf, subleaf, register, mask, reason.
 const WITHHELD: &[(u32, u32, Register, u32, &str)] = &[
     (0x1, 0, Ecx, 1 << 2, "DTES64: as DS"),
     (
@@ -86,7 +86,7 @@ const WITHHELD: &[(u32, u32, Register, u32, &str)] = &[
     ),
 ];
 
-/// Leaves that are all zero for the guest, with the reason.
+/// Leaves that the guest reads as zero, with the reason.
 const EMPTIED: &[(u32, &str)] = &[
     (
         0xa,
@@ -103,27 +103,27 @@ const EMPTIED: &[(u32, &str)] = &[
     (0x8000_0022, "performance counters: withheld"),
 ];
 
-/// KVM's own leaves (Documentation/virt/kvm/x86/cpuid.rst) and the timing leaf guests look for beside them.
+/// KVM's own leaves (Documentation/virt/kvm/x86/cpuid.rst), and the timing leaf that guests look for with them.
 const KVM_SIGNATURE: u32 = 0x4000_0000;
 const KVM_TIMING: u32 = 0x4000_0010;
-/// The local APIC's bus in KVM, kHz.
+/// Frequency of the local APIC's bus in KVM, in kHz.
 const APIC_BUS_KHZ: u32 = 1_000_000;
 
-/// What of the host the policy depends on beside its CPUID.
+/// Properties of the host that the policy depends on and CPUID does not report.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostTiming {
-    /// The guest's TSC frequency, kHz; 0 if unknown.
+    /// The guest's TSC frequency in kHz; 0 if unknown.
     pub tsc_khz: u32,
-    /// Whether TSC-deadline timers work (KVM reports it apart from CPUID).
+    /// True if TSC-deadline timers work. KVM reports this by a capability.
     pub tsc_deadline: bool,
 }
 
-/// Leaves written anew instead of taken from the host. 0x80000026 tells of dies, of which there are none here.
+/// True for leaves that are not copied from the host. 0x80000026 describes dies, which the guest does not have.
 fn is_rewritten(leaf: u32) -> bool {
     matches!(leaf, 0xb | 0x1f | KVM_TIMING | amd::TOPOLOGY | 0x8000_0026)
 }
 
-/// CPUID of vCPU `index`, from what the host's KVM supports.
+/// CPUID of vCPU `index`, derived from the entries that the host's KVM supports.
 pub fn for_vcpu(
     supported: &[kvm_cpuid_entry2],
     topology: Topology,
@@ -177,18 +177,18 @@ pub fn for_vcpu(
 
 fn apply_topology(entry: &mut kvm_cpuid_entry2, topology: Topology, apic_id: u32, amd: bool) {
     let per_package = topology.threads_per_package();
-    // Caches are shared by ranges of APIC ids, holes and all: that is how guests tell who shares.
+    // Guests derive the sharing of caches from ranges of APIC ids, unused ids included.
     let (core_ids, package_ids) = (1 << topology.core_shift(), 1 << topology.package_shift());
     let sharing = |eax: u32| if eax >> 5 & 7 >= 3 { package_ids } else { core_ids };
     match (entry.function, amd) {
         (0x1, _) => {
-            // AMD counts threads here, Intel the ids reserved for them.
+            // AMD counts threads here, Intel the APIC ids reserved for them.
             let count = if amd { per_package } else { package_ids.min(255) };
             field(&mut entry.ebx, 16, 8, count);
             field(&mut entry.ebx, 24, 8, apic_id);
             field(&mut entry.edx, 28, 1, u32::from(per_package > 1)); // HTT
         }
-        // Deterministic cache parameters: who shares, and how many ids a package has.
+        // Deterministic cache parameters: the ids that share the cache, and the core ids of a package.
         (0x4, false) if entry.eax & 0x1f != 0 => {
             let ids = sharing(entry.eax);
             field(&mut entry.eax, 14, 12, ids - 1);
@@ -210,7 +210,7 @@ fn apply_topology(entry: &mut kvm_cpuid_entry2, topology: Topology, apic_id: u32
     }
 }
 
-/// Leaf 0xB or 0x1F: SMT and core levels, then the terminating one.
+/// Leaf 0xB or 0x1F: SMT level, core level, terminating level.
 fn extended_topology(leaf: u32, topology: Topology, apic_id: u32) -> [kvm_cpuid_entry2; 3] {
     let level = |index, shift, count, kind: u32| kvm_cpuid_entry2 {
         function: leaf,
@@ -229,11 +229,11 @@ fn extended_topology(leaf: u32, topology: Topology, apic_id: u32) -> [kvm_cpuid_
     ]
 }
 
-/// What four levels of page tables reach.
+/// Address bits that four levels of page tables translate.
 const FOUR_LEVELS: u32 = 48;
 
-/// Guest-physical address bits: the host's MAXPHYADDR, less what its page tables for guests do not reach. KVM
-/// says so in GuestPhysAddrSize since Linux 6.10; where it does not, no more than four levels are counted on.
+/// Guest-physical address bits: the host's MAXPHYADDR, limited to what its page tables for guests translate. KVM
+/// reports that limit in GuestPhysAddrSize since Linux 6.10; without it, four levels are assumed.
 pub fn physical_address_bits(supported: &CpuId) -> u8 {
     let leaf = supported.as_slice().iter().find(|e| e.function == 0x8000_0008);
     leaf.map_or(36, |e| {

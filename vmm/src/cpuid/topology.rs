@@ -11,32 +11,32 @@ pub struct Topology {
     pub threads: u32,
 }
 
-/// Highest APIC id a MADT local APIC entry and an MSI message can name.
+/// Highest APIC id of a MADT local APIC entry and of an MSI message.
 pub(super) const MAX_APIC_ID: u32 = 254;
 
-/// A topology no machine can have.
+/// Errors of a CPU topology.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum TopologyError {
     /// A factor is zero, or the product overflows.
     #[error("{0} sockets x {1} cores x {2} threads is not a CPU topology")]
     Invalid(u32, u32, u32),
-    /// Too many vCPUs.
+    /// The APIC ids exceed [`MAX_APIC_ID`].
     #[error("{vcpus} vCPUs need APIC ids up to {apic_id}, the limit is 254")]
     TooMany {
-        /// vCPUs asked for.
+        /// Number of vCPUs.
         vcpus: u32,
-        /// The last one's APIC id.
+        /// The last vCPU's APIC id.
         apic_id: u32,
     },
 }
 
-/// Bits needed to number `n` things.
+/// Bits needed to number `n` items.
 pub(super) fn bits(n: u32) -> u32 {
     n.next_power_of_two().trailing_zeros()
 }
 
 impl Topology {
-    /// Checks that the topology can be numbered.
+    /// Checks that every vCPU has an APIC id.
     pub fn check(self) -> Result<Self, TopologyError> {
         let Self {
             sockets,
@@ -57,12 +57,12 @@ impl Topology {
         }
     }
 
-    /// How many vCPUs that makes.
+    /// Number of vCPUs.
     pub fn vcpus(self) -> u32 {
         self.sockets * self.cores * self.threads
     }
 
-    /// The (x2)APIC id of vCPU `index`: thread, core and package numbers in bit fields of their own.
+    /// The (x2)APIC id of vCPU `index`: bit fields of thread, core and package numbers.
     pub fn apic_id(self, index: u32) -> u32 {
         let thread = index % self.threads;
         let core = index / self.threads % self.cores;

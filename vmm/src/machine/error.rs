@@ -15,22 +15,22 @@ use crate::memory::MemoryError;
 use crate::smbios;
 use crate::vcpu::VcpuError;
 
-/// Why a machine cannot be built or driven.
+/// Errors of building and driving a machine.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
-    /// KVM refused something.
+    /// KVM.
     #[error(transparent)]
     Kvm(#[from] KvmError),
     /// The CPU topology.
     #[error(transparent)]
     Topology(#[from] TopologyError),
-    /// More vCPUs than KVM takes.
-    #[error("{0} vCPUs are more than the {1} this host's KVM takes")]
+    /// KVM supports fewer vCPUs.
+    #[error("{0} vCPUs are more than the {1} that this host's KVM supports")]
     Vcpus(u32, u32),
-    /// Memory has no place.
+    /// The guest-physical address map.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// Memory cannot be had.
+    /// Guest memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// A vCPU.
@@ -42,7 +42,7 @@ pub enum MachineError {
     /// SMBIOS tables.
     #[error(transparent)]
     Smbios(#[from] smbios::SmbiosTooLarge),
-    /// Two devices want one address.
+    /// Two devices claim one address.
     #[error(transparent)]
     Bus(#[from] BusError),
     /// PCI.
@@ -51,9 +51,9 @@ pub enum MachineError {
     /// A virtio device.
     #[error("{device}: {source}")]
     Virtio {
-        /// Which.
+        /// Name of the device.
         device: String,
-        /// What.
+        /// The cause.
         source: VirtioPciError,
     },
     /// A NIC.
@@ -62,7 +62,7 @@ pub enum MachineError {
     /// The SCSI controller, or a disk on it.
     #[error(transparent)]
     Scsi(#[from] husk_virtio_scsi::ScsiError),
-    /// More devices than PCI slots.
+    /// There are more devices than PCI slots.
     #[error("{0} devices do not fit the 31 PCI slots")]
     Slots(usize),
     /// An operating system resource.

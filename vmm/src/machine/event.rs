@@ -6,30 +6,30 @@ use std::time::Duration;
 
 use crate::vcpu::VcpuEvent;
 
-/// What ends, resets or otherwise concerns a machine, from whichever thread saw it.
+/// An event of the machine, reported on the thread that observed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VmEvent {
-    /// The guest asked.
+    /// Reported by a legacy device: poweroff, reset, panic.
     Guest(husk_devices::legacy::MachineEvent),
-    /// A vCPU stopped by itself.
+    /// A vCPU failed. Holds its index.
     Vcpu(u32, VcpuEvent),
-    /// A disk holds requests that failed, until the machine was paused and runs again.
+    /// A disk holds failed requests until the machine is paused and resumed.
     DiskStopped {
-        /// Its id.
+        /// Id of the disk.
         disk: String,
-        /// The first failure.
+        /// The first error.
         error: String,
     },
-    /// The guest let go of PCI functions: see [`super::Machine::reap_ejected`].
+    /// The guest ejected PCI functions: call [`super::Machine::reap_ejected`].
     Ejected,
 }
 
-/// Where a machine reports and asks for timers. All are called on vCPU threads or device workers.
+/// Callbacks of a machine, called on vCPU threads and device workers.
 #[derive(Clone)]
 pub struct Callbacks {
-    /// An event.
+    /// Takes an event.
     pub event: Arc<dyn Fn(VmEvent) + Send + Sync>,
-    /// When to call [`husk_devices::legacy::rtc::Rtc::alarm`] next.
+    /// Takes the time until the next call of [`super::Machine::rtc_alarm`], or `None` for no alarm.
     pub alarm: Arc<dyn Fn(Option<Duration>) + Send + Sync>,
 }
 
@@ -41,7 +41,7 @@ impl std::fmt::Debug for Callbacks {
 
 pub(super) type EventFn = Arc<dyn Fn(VmEvent) + Send + Sync>;
 
-/// Stops vCPUs from entering the guest again before anybody hears of an event that ends or resets it.
+/// Wraps `event`: before it takes an event that ends or resets the machine, no vCPU enters the guest any more.
 pub(super) fn halt_on_final_event(event: EventFn, halted: Arc<AtomicBool>) -> EventFn {
     use husk_devices::legacy::MachineEvent::CrashLoaded;
     Arc::new(move |e| {

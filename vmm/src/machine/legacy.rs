@@ -1,4 +1,4 @@
-//! The PC devices beside PCI, on their ports and interrupt lines.
+//! The PC devices outside PCI, with their ports and interrupt lines.
 
 use std::io;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use super::event::{EventFn, VmEvent};
 use crate::acpi::{GED_PIN, PCI_HOTPLUG_PORT};
 use crate::interrupts::Interrupts;
 
-/// All the BIOS there is, in real mode: writes [`power::RESET_VALUE`] to the ACPI reset register.
+/// Code at the BIOS entry point, in real mode: writes [`power::RESET_VALUE`] to the ACPI reset register.
 /// `mov dx, port; mov al, value; out dx, al; hlt; jmp`.
 pub const RESET_STUB: [u8; 9] = {
     let [low, high] = ((power::PORT + power::RESET) as u16).to_le_bytes();
@@ -29,16 +29,16 @@ pub const RESET_STUB: [u8; 9] = {
 /// Slots that the guest has ejected, a bit each: set on a vCPU thread, taken by the machine's owner.
 pub(super) type EjectedSlots = Arc<AtomicU32>;
 
-/// The serial port's events towards whoever connects it to the outside.
+/// Eventfds between the serial port and the console.
 #[derive(Debug)]
 pub struct SerialEvents {
-    /// Guest output is waiting.
+    /// Signalled when guest output is waiting.
     pub output_ready: EventFd,
-    /// The guest takes input again.
+    /// Signalled when the guest accepts input again.
     pub input_wanted: EventFd,
 }
 
-/// Handles on the devices that the machine talks to or resets.
+/// The legacy devices that the machine uses or resets.
 #[derive(Debug)]
 pub struct LegacyDevices {
     /// ttyS0.
@@ -81,17 +81,17 @@ impl LegacyDevices {
         let notified = power.clone();
         let notify = move || {
             if let Err(error) = notified.notify(PowerEvent::PciHotplug) {
-                tracing::warn!(%error, "PCI hotplug interrupt");
+                tracing::warn!(%error, "cannot raise the PCI hotplug interrupt");
             }
         };
-        // On a vCPU thread: whoever owns the machine takes the function apart, and is the last to have it.
-        let let_go = move |slot: u8, function| {
+        // Runs on a vCPU thread. The machine's owner holds the last reference and drops the function.
+        let on_eject = move |slot: u8, function| {
             drop(function);
             tracing::info!(slot, "PCI function ejected");
             ejected.fetch_or(1_u32 << slot, Ordering::AcqRel);
             event(VmEvent::Ejected);
         };
-        let hotplug = Arc::new(PciHotplug::new(root.clone(), notify, let_go));
+        let hotplug = Arc::new(PciHotplug::new(root.clone(), notify, on_eject));
         ports.insert(serial::PORT, serial::LEN, serial.clone())?;
         ports.insert(rtc::PORT, rtc::LEN, rtc.clone())?;
         ports.insert(power::PORT, power::LEN, power.clone())?;

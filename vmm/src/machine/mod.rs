@@ -1,4 +1,4 @@
-//! One machine: memory, buses, devices and vCPUs put together, and what is done to all of them at once.
+//! The machine: assembles memory, buses, devices and vCPUs, and runs, pauses and resets all of them together.
 
 use std::io;
 use std::sync::Arc;
@@ -47,14 +47,14 @@ pub use legacy::{LegacyDevices, SerialEvents};
 pub use nic::{Nic, NicError};
 pub use virtio::BlkDisk;
 
-/// What a machine is made of.
+/// Configuration of a machine.
 #[derive(Debug)]
 pub struct MachineConfig {
-    /// vCPUs.
+    /// CPU topology.
     pub topology: Topology,
     /// Guest memory in bytes.
     pub memory: u64,
-    /// What stands behind it.
+    /// Backing of guest memory.
     pub backing: MemoryBacking,
     /// SMBIOS identity.
     pub identity: smbios::SystemIdentity,
@@ -62,17 +62,17 @@ pub struct MachineConfig {
     pub nics: Vec<NetSetup>,
     /// virtio-blk disks, in slot order.
     pub disks: Vec<BlkDisk>,
-    /// Disks on the SCSI controller, which is there in any case.
+    /// Disks on the SCSI controller, which every machine has.
     pub scsi: Vec<NewUnit>,
-    /// A virtio-rng device.
+    /// True for a virtio-rng device.
     pub rng: bool,
-    /// A virtio balloon.
+    /// True for a virtio balloon.
     pub balloon: bool,
-    /// CMOS clock minus UTC, seconds.
+    /// Offset of the CMOS clock from UTC in seconds.
     pub rtc_offset: i64,
 }
 
-/// The machine. Owned by the control actor alone.
+/// The machine. The control actor owns it.
 pub struct Machine {
     vm: Arc<VmFd>,
     memory: GuestMem,
@@ -86,7 +86,7 @@ pub struct Machine {
     vcpus: Vec<Vcpu>,
     irqchips: [kvm_irqchip; 3],
     halted: Arc<AtomicBool>,
-    /// The guest's clock and TSC, while paused.
+    /// The guest's clock and TSC while the machine is paused.
     stopped_clock: Option<(kvm_clock_data, Option<u64>)>,
 }
 
@@ -112,7 +112,7 @@ fn read_irqchips(vm: &VmFd) -> Result<[kvm_irqchip; 3], KvmError> {
 }
 
 impl Machine {
-    /// Builds a machine; nothing runs yet. `serial_events` are the serial port's events.
+    /// Builds a machine whose vCPUs do not run yet.
     pub fn new(
         host: &KvmHost,
         config: MachineConfig,
@@ -199,7 +199,7 @@ impl Machine {
         })
     }
 
-    /// What the loader needs, usable on another thread: the tables are written, the payload is not yet.
+    /// Writes the firmware tables, and returns a loader of the boot payload for use on another thread.
     pub fn loader(&self) -> Result<Loader, MachineError> {
         let memory = self.memory.memory();
         let tables = acpi::tables(&self.layout, self.topology, self.devices.hotplug_slots())?;
@@ -213,7 +213,7 @@ impl Machine {
         })
     }
 
-    /// Prepares the vCPUs to start at `entry`. The machine is new or was just [`Machine::reset`].
+    /// Prepares the vCPUs to start at `entry`. The machine must be new or just reset ([`Machine::reset`]).
     pub fn arm(&mut self, entry: BootEntry) -> Result<(), MachineError> {
         entry.prepare_memory(&self.memory.memory())?;
         for (index, vcpu) in self.vcpus.iter().enumerate() {
@@ -223,7 +223,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Lets the vCPUs run, from where they were paused or from their first instruction.
+    /// Runs the vCPUs, from where they were paused or from the entry point.
     pub fn run(&mut self) -> Result<(), MachineError> {
         if let Some((clock, tsc)) = self.stopped_clock {
             self.vm.set_clock(&clock).map_err(failed("set clock"))?;
@@ -246,8 +246,10 @@ impl Machine {
         Ok(vcpu::pause_all(&self.vcpus, vcpu::RESPONSE_TIMEOUT)?)
     }
 
-    /// Stops every vCPU and every device worker; [`Machine::run`] goes on with nothing lost and the
-    /// guest's clock where it stood.
+    /// Stops every vCPU and every device worker. [`Machine::run`] resumes them, with the guest's clock as it was.
+    ///
+    /// # Errors
+    /// If one vCPU does not answer in time, the machine runs on.
     pub fn pause(&mut self) -> Result<(), MachineError> {
         if self.stopped_clock.is_some() {
             return Ok(());
@@ -260,15 +262,15 @@ impl Machine {
                 return Err(failed("read clock")(error).into());
             }
         };
-        // Only the clock itself is set again: no realtime or TSC correction, which would make it jump.
+        // Only the clock itself is restored. A realtime or TSC correction would make it jump.
         clock.flags = 0;
         self.devices.pause();
         self.stopped_clock = Some((clock, tsc));
         Ok(())
     }
 
-    /// Stops everything and puts all devices, interrupt controllers and memory back to power-on state.
-    /// vCPU registers follow in [`Machine::arm`].
+    /// Stops the machine and resets devices, interrupt controllers and memory to power-on state. [`Machine::arm`]
+    /// resets the vCPUs.
     pub fn reset(&mut self) -> Result<(), MachineError> {
         self.halted.store(true, Ordering::Release);
         self.stop_vcpus()?;
@@ -283,7 +285,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Stops the vCPUs for good and resets the devices, so that everything written is with the host.
+    /// Stops the vCPUs for good and resets the devices, which passes all pending writes to the host.
     pub fn stop(&mut self) -> Result<(), MachineError> {
         self.halted.store(true, Ordering::Release);
         let stopped = self.stop_vcpus();
@@ -296,7 +298,7 @@ impl Machine {
         self.legacy.power.notify(PowerEvent::PowerButton)
     }
 
-    /// The RTC's alarm time has come.
+    /// Delivers the RTC's alarm.
     pub fn rtc_alarm(&self) {
         self.legacy.rtc.alarm();
     }
@@ -373,7 +375,7 @@ impl Drop for Machine {
     }
 }
 
-/// Loads boot payloads; see [`Machine::loader`].
+/// Loads a boot payload. Created by [`Machine::loader`].
 #[derive(Debug)]
 pub struct Loader {
     memory: GuestMem,
@@ -381,7 +383,7 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// Reads a kernel into guest memory.
+    /// Loads a kernel into guest memory.
     pub fn load(&self, source: &boot::KernelSource) -> Result<LoadedKernel, BootError> {
         boot::load(source, &self.memory.memory(), &self.layout)
     }
@@ -400,7 +402,7 @@ fn spawn_vcpus(
     signal::install()?;
     let mut vcpus = Vec::new();
     for index in 0..topology.vcpus() {
-        // KVM's vCPU id is its initial APIC id.
+        // KVM takes the vCPU's id as its initial APIC id.
         let fd = vm
             .create_vcpu(u64::from(topology.apic_id(index)))
             .map_err(failed("create vCPU"))?;
@@ -417,7 +419,7 @@ fn spawn_vcpus(
     Ok(vcpus)
 }
 
-/// A nonblocking, close-on-exec eventfd.
+/// Creates a nonblocking, close-on-exec eventfd.
 pub fn eventfd() -> io::Result<EventFd> {
     EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)
 }

@@ -7,28 +7,28 @@ use husk_devices::virtio::transport::VirtioPciError;
 use husk_virtio_net::{Mac, Net, NetHandle, NetSetup};
 use tokio::sync::oneshot;
 
-/// Why a NIC does not come or go.
+/// Errors of plugging, unplugging and setting up a NIC.
 #[derive(Debug, thiserror::Error)]
 pub enum NicError {
-    /// Its files, or the kernel.
+    /// The tap or vhost descriptors are unusable.
     #[error("interface {0:?}: {1}")]
     Io(String, io::Error),
-    /// There is one of that id.
-    #[error("the VM has an interface {0:?}")]
+    /// The id is in use.
+    #[error("the VM has an interface {0:?} already")]
     Exists(String),
-    /// There is none.
+    /// No NIC has this id.
     #[error("the VM has no interface {0:?}")]
     NotFound(String),
-    /// It is in a slot that the guest's firmware tables do not show as one to be unplugged.
-    #[error("interface {0:?} was there from the beginning and cannot be unplugged")]
+    /// The NIC is in a slot that the ACPI tables do not describe as hot-pluggable.
+    #[error("interface {0:?} was there when the VM started and cannot be unplugged")]
     Fixed(String),
-    /// All slots are taken.
-    #[error("no PCI slot for one more interface is free; the VM has {0}")]
+    /// No hot-pluggable slot is free.
+    #[error("no hot-pluggable PCI slot is free; the VM has {0} interfaces")]
     Slots(usize),
-    /// The function.
+    /// The virtio-pci function.
     #[error("interface {0:?}: {1}")]
     Virtio(String, VirtioPciError),
-    /// The bus.
+    /// The PCI bus.
     #[error(transparent)]
     Pci(#[from] PciRootError),
 }
@@ -38,17 +38,17 @@ pub enum NicError {
 pub struct Nic {
     /// The device.
     pub handle: NetHandle,
-    /// As it was made with.
+    /// MAC address from the configuration.
     pub mac: Mac,
     /// PCI slot on bus 0.
     pub slot: u8,
-    /// Pairs of queues.
+    /// Number of queue pairs.
     pub pairs: usize,
-    /// The kernel moves the frames.
+    /// True if vhost-net moves the frames.
     pub vhost: bool,
-    /// The guest was asked to give it up.
+    /// True if the guest was asked to eject the NIC.
     pub removing: bool,
-    /// In a slot from which it can be taken.
+    /// True if the slot is hot-pluggable.
     pub(super) pluggable: bool,
     /// Callers of a removal, answered when nothing of the NIC is left.
     pub(super) waiting: Vec<oneshot::Sender<()>>,

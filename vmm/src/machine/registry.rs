@@ -1,4 +1,4 @@
-//! The machine's PCI functions: one table of all of them, those that are plugged while it runs included.
+//! The registry of the machine's PCI functions, those plugged while it runs included.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,7 +28,7 @@ pub(super) enum DeviceHandle {
     Blk(BlkHandle),
     Net(Nic),
     Balloon(BalloonHandle),
-    /// The host asks nothing of this device by the registry.
+    /// No handle: the device needs none, or its handle is kept elsewhere.
     None,
 }
 
@@ -40,7 +40,7 @@ struct RegisteredDevice {
     handle: DeviceHandle,
 }
 
-/// Every virtio-pci function, in slot order as far as it was there from the start.
+/// Every virtio-pci function. The boot devices come first, in slot order.
 #[derive(Debug)]
 pub(super) struct DeviceRegistry {
     pub root: Arc<PciRoot>,
@@ -122,7 +122,8 @@ impl DeviceRegistry {
         self.root.reset();
     }
 
-    /// Takes every function off the bus, on which the bus itself is: none of them would be dropped else.
+    /// Removes every function from the PCI bus. The functions and the bus refer to each other, so that neither would be
+    /// dropped otherwise.
     pub(super) fn clear(&mut self) {
         for slot in 1..SLOTS {
             drop(self.root.remove(slot));

@@ -1,5 +1,5 @@
-//! The virtio devices of a machine, in slot order: NICs first, because guests name them by their slots, so that one more
-//! disk renames none; then disks in the manifest's order; the SCSI controller last.
+//! Creates the virtio devices of a machine, in slot order: NICs first, because guests name them by their slots and a
+//! further disk must not rename them; then disks in the manifest's order; the SCSI controller last.
 
 use std::sync::Arc;
 
@@ -16,32 +16,31 @@ use super::event::{EventFn, VmEvent};
 use super::nic::Nic;
 use super::registry::DeviceHandle;
 
-/// The SCSI controller's last target. A driver that finds nothing on any of them has sent as many requests, and one
-/// more.
+/// The SCSI controller's last target. Drivers scan every target: a higher number costs them requests.
 const MAX_TARGET: u8 = 255;
 
 /// A virtio-blk disk, opened.
 #[derive(Debug)]
 pub struct BlkDisk {
-    /// The volume's name.
+    /// Id: the volume's name.
     pub id: String,
-    /// Its image.
+    /// The image.
     pub image: husk_disk::Disk,
     /// Serial number shown to the guest, may be empty.
     pub serial: String,
-    /// Virtqueues, each with a ring and a worker thread: more than vCPUs only cost memory.
+    /// Number of virtqueues, each with a ring and a worker thread. More than one for each vCPU only cost memory.
     pub queues: u16,
 }
 
-/// Which devices there are.
+/// The devices to create.
 pub(super) struct DevicePlan {
-    /// In slot order, as are disks.
+    /// In slot order, as `disks` are.
     pub nics: Vec<NetSetup>,
     pub disks: Vec<BlkDisk>,
     pub rng: bool,
-    /// A balloon, and whether it reports free pages.
+    /// A balloon: true if it reports free pages.
     pub balloon: Option<bool>,
-    /// On the SCSI controller, which there always is.
+    /// Disks on the SCSI controller, which every machine has.
     pub scsi: Vec<NewUnit>,
     pub vcpus: u32,
 }

@@ -1,4 +1,4 @@
-//! The first instruction: register state the boot protocols ask for.
+//! Register and memory state at the entry point, as the boot protocols require it.
 
 use kvm_bindings::{kvm_regs, kvm_segment};
 use kvm_ioctls::VcpuFd;
@@ -9,7 +9,7 @@ use husk_devices::GuestMemMmap;
 use crate::kvm::{KvmError, failed};
 use crate::layout;
 
-/// How the boot processor starts.
+/// Boot protocol and entry point of the boot processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BootEntry {
     /// Linux 64-bit boot protocol (Documentation/arch/x86/boot.rst): long mode, zero page in RSI.
@@ -33,7 +33,7 @@ const EFER_LMA: u64 = 1 << 10;
 const PTE_PRESENT_WRITE: u64 = 3;
 const PDE_LARGE: u64 = 1 << 7;
 
-/// GDT selectors the 64-bit protocol prescribes: __BOOT_CS and __BOOT_DS; PVH leaves the choice.
+/// GDT selectors that the 64-bit protocol prescribes: __BOOT_CS and __BOOT_DS. PVH prescribes none.
 const CODE: u16 = 0x10;
 const DATA: u16 = 0x18;
 const TASK: u16 = 0x20;
@@ -68,9 +68,9 @@ fn descriptor(s: &kvm_segment) -> u64 {
         | (s.base >> 24) << 56
 }
 
-/// Tables in guest memory failed to be written: it is smaller than [`layout::MIN_MEMORY`].
+/// Converts the error of a write to guest memory, which is smaller than [`layout::MIN_MEMORY`] then.
 fn memory(error: vm_memory::GuestMemoryError) -> KvmError {
-    tracing::error!(%error, "boot structures");
+    tracing::error!(%error, "cannot write boot structures");
     KvmError::Missing("room for boot structures in guest memory")
 }
 
@@ -116,7 +116,7 @@ impl BootEntry {
         Ok(())
     }
 
-    /// Sets the boot processor's registers.
+    /// Sets the registers of the boot processor.
     pub fn apply(self, vcpu: &VcpuFd) -> Result<(), KvmError> {
         let mut sregs = vcpu.get_sregs().map_err(failed("special registers"))?;
         let [code, data, task] = self.segments();

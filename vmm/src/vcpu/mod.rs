@@ -1,4 +1,4 @@
-//! vCPU actors: a thread each that owns its `VcpuFd`, takes commands from a mailbox and otherwise runs the guest.
+//! vCPU actors: one thread each, which owns its `VcpuFd`, receives commands and runs the guest.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,34 +23,35 @@ use entry::BootEntry;
 use signal::Kicker;
 use state::VcpuState;
 
-/// How long a vCPU may take to handle_command. Only a device model stuck in a vCPU exit takes longer.
+/// Maximum time a vCPU may take to answer a command. Only a device model that hangs in a vCPU exit takes longer.
 pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Address space of a vCPU thread's stack; device models run on it. Only what is touched is resident.
+/// Stack size of a vCPU thread in bytes. Device models run on this stack. Only touched pages are resident.
 const STACK_SIZE: usize = 1 << 20;
 
-/// A vCPU that ended the machine, from its own thread.
+/// A failure that ends the VM, reported on the vCPU's thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VcpuEvent {
     /// Triple fault.
     TripleFault,
-    /// KVM could not go on.
+    /// KVM cannot run the vCPU any more. Holds the reason.
     Failed(String),
 }
 
-/// Where vCPUs report.
+/// Callback for the failures of vCPUs, with the vCPU's index.
 pub type VcpuSink = Arc<dyn Fn(u32, VcpuEvent) + Send + Sync>;
 
-/// What a vCPU needs of its machine.
+/// The parts of the machine that a vCPU uses.
 #[derive(Clone)]
 pub struct VcpuContext {
-    /// Port I/O.
+    /// Bus of port I/O.
     pub ports: Arc<Bus>,
-    /// Memory-mapped I/O.
+    /// Bus of memory-mapped I/O.
     pub mmio: Arc<Bus>,
-    /// Set by whoever ends or resets the machine: no vCPU enters the guest again until told to run.
+    /// Set when the machine ends or resets: no vCPU enters the guest again until the flag is clear and it is told to
+    /// run.
     pub halted: Arc<AtomicBool>,
-    /// Where it reports its own failures.
+    /// Receives the vCPU's failures.
     pub sink: VcpuSink,
 }
 
@@ -62,31 +63,31 @@ impl std::fmt::Debug for VcpuContext {
     }
 }
 
-/// A vCPU does not answer its mailbox, or its thread is gone.
+/// Errors of a vCPU actor.
 #[derive(Debug, thiserror::Error)]
 pub enum VcpuError {
-    /// No thread.
+    /// The thread could not be started.
     #[error("start vCPU thread: {0}")]
     Spawn(#[from] io::Error),
-    /// Dead or stuck.
+    /// The thread has ended, or does not answer in time.
     #[error("vCPU {0} does not answer")]
     Unresponsive(u32),
-    /// It answered with a KVM error.
+    /// A KVM operation failed.
     #[error("vCPU {index}: {source}")]
     Kvm {
-        /// Which.
+        /// Index of the vCPU.
         index: u32,
-        /// What.
+        /// The cause.
         source: KvmError,
     },
 }
 
 enum VcpuCommand {
     Run,
-    /// Answers with the guest's TSC.
+    /// Parks the vCPU and answers with the guest's TSC.
     Pause(Sender<Option<u64>>),
     SetTsc(u64),
-    /// Back to power-on state, then, on the boot processor, to the entry point.
+    /// Restores power-on state and, on the boot processor, the state at the entry point.
     Reset(Option<BootEntry>, Sender<Result<(), KvmError>>),
 }
 
@@ -97,7 +98,7 @@ impl VcpuCommand {
     }
 }
 
-/// The sending end of a vCPU actor. Dropping it ends and joins the thread.
+/// Handle of a vCPU actor. Dropping it ends and joins the thread.
 #[derive(Debug)]
 pub struct Vcpu {
     index: u32,
@@ -107,7 +108,7 @@ pub struct Vcpu {
 }
 
 impl Vcpu {
-    /// Starts the actor, paused. `msrs` are the indices KVM keeps.
+    /// Starts the actor, paused. `msrs` are the indices of the MSRs that KVM saves and restores.
     pub fn spawn(index: u32, fd: VcpuFd, msrs: &[u32], context: VcpuContext) -> Result<Self, VcpuError> {
         let initial = VcpuState::capture(&fd, msrs).map_err(|source| VcpuError::Kvm { index, source })?;
         let (commands, mailbox) = mpsc::channel();
@@ -155,7 +156,7 @@ impl Vcpu {
         self.send(VcpuCommand::Run)
     }
 
-    /// Asks the vCPU to leave the guest; the answer says when it has, with its TSC.
+    /// Tells the vCPU to leave the guest. [`PendingPause::wait`] waits until it has.
     fn pause(&self) -> Result<PendingPause, VcpuError> {
         let (reply, answer) = mpsc::channel();
         self.send(VcpuCommand::Pause(reply))?;
@@ -165,12 +166,12 @@ impl Vcpu {
         })
     }
 
-    /// Sets the guest's TSC; the vCPU is paused.
+    /// Sets the guest's TSC. The vCPU must be paused.
     pub fn set_tsc(&self, tsc: u64) -> Result<(), VcpuError> {
         self.send(VcpuCommand::SetTsc(tsc))
     }
 
-    /// Power-on state, and on the boot processor the registers of `entry`; the vCPU is paused.
+    /// Restores power-on state and, on the boot processor, sets the registers of `entry`. The vCPU must be paused.
     pub fn reset(&self, entry: Option<BootEntry>) -> Result<(), VcpuError> {
         let (reply, answer) = mpsc::channel();
         self.send(VcpuCommand::Reset(entry, reply))?;
@@ -187,7 +188,7 @@ impl Vcpu {
 /// Pauses every vCPU and waits until all are out of the guest, for `timeout` at most. Returns the highest TSC.
 ///
 /// # Errors
-/// If one vCPU fails or does not answer in time, all of them run on: none stays paused alone.
+/// If one vCPU fails or does not answer in time, all of them are resumed.
 pub fn pause_all(vcpus: &[Vcpu], timeout: Duration) -> Result<Option<u64>, VcpuError> {
     let paused = try_pause_all(vcpus, Instant::now() + timeout);
     if paused.is_err() {
@@ -205,8 +206,8 @@ fn try_pause_all(vcpus: &[Vcpu], deadline: Instant) -> Result<Option<u64>, VcpuE
     Ok(tsc)
 }
 
-/// Lets every vCPU run on after a pause that failed. A vCPU that answers late takes this command after the one to
-/// pause; a vCPU whose thread has ended has reported that itself.
+/// Resumes every vCPU after a pause that failed. A vCPU that was late handles this command after the one to pause. A
+/// vCPU whose thread has ended has reported that itself.
 pub fn resume_all(vcpus: &[Vcpu]) {
     for vcpu in vcpus {
         let _ = vcpu.run();
@@ -246,30 +247,30 @@ struct VcpuActor {
     context: VcpuContext,
 }
 
-/// Bytes of each access of a port I/O exit: string instructions give several accesses in one exit.
+/// Size in bytes of each access of a port I/O exit. A string instruction causes several accesses in one exit.
 ///
 /// # Safety
 /// `run` is the mapped kvm_run page of a vCPU whose last exit was KVM_EXIT_IO.
 unsafe fn access_size(run: *const kvm_run) -> usize {
-    // SAFETY: the exit reason says which member of the union is valid, as the caller vouches for.
+    // SAFETY: the last exit was KVM_EXIT_IO, as the caller guarantees: `io` is the valid member of the union.
     let size = unsafe { (*run).__bindgen_anon_1.io.size };
     usize::from(size).max(1)
 }
 
-/// How one KVM_RUN ended.
+/// Outcome of one KVM_RUN.
 enum RunOutcome {
-    /// An exit was served; the guest goes on.
+    /// An exit was served, and may be unfinished in KVM.
     Served,
-    /// The vCPU was kicked: no exit is unfinished.
+    /// KVM_RUN returned EINTR: no exit is unfinished.
     Interrupted,
-    /// The vCPU reported that it cannot go on.
+    /// The vCPU cannot go on, and has reported that.
     Failed,
 }
 
 impl VcpuActor {
     fn run(self, mut fd: VcpuFd, kicker: &Kicker) {
-        // SAFETY: `registration` is dropped explicitly below, before `fd`; on a panic, locals drop in reverse
-        // order of declaration, which is the same.
+        // SAFETY: `registration` is dropped below, before `fd`. On a panic, locals drop in reverse order of
+        // declaration, which has the same effect.
         let registration = unsafe { kicker.register(&mut fd) };
         let mut running = false;
         loop {
@@ -306,8 +307,8 @@ impl VcpuActor {
         match command {
             VcpuCommand::Run => true,
             VcpuCommand::Pause(reply) => {
-                // Tells the guest's watchdogs that the gap to come is not their guest's fault; guests
-                // without kvmclock answer EINVAL.
+                // Keeps the guest's watchdogs from reporting the pause as a lockup. Fails with EINVAL for guests
+                // without kvmclock.
                 let _ = fd.kvmclock_ctrl();
                 let _ = reply.send(state::read_tsc(fd));
                 false
@@ -333,10 +334,10 @@ impl VcpuActor {
     }
 
     /// Finishes the instruction whose exit was served last. KVM writes an I/O instruction's results to registers and
-    /// memory at the next KVM_RUN (Documentation/virt/kvm/api.rst, `immediate_exit`), which may bring the next exit
-    /// of the same instruction: another part of an access that crosses a page, or more of a string. Until KVM_RUN
-    /// returns EINTR, the state that can be read is that of the middle of an instruction, and the state that a reset
-    /// writes would be overwritten.
+    /// memory at the next KVM_RUN (Documentation/virt/kvm/api.rst, `immediate_exit`), which may cause the
+    /// next exit of the same instruction: another part of an access that crosses a page, or of a string. Until KVM_RUN
+    /// returns EINTR, a save would read the state in the middle of an instruction, and KVM would overwrite the state
+    /// that a reset sets.
     fn finish_exits(&self, fd: &mut VcpuFd) {
         loop {
             fd.set_kvm_immediate_exit(1);

@@ -1,5 +1,5 @@
-//! Getting a thread out of KVM_RUN: a signal whose handler does nothing, after `immediate_exit` was set,
-//! so that a kick which comes just before KVM_RUN is not lost either.
+//! Kicks a thread out of KVM_RUN: sets `immediate_exit`, then sends a signal whose handler does nothing. The flag also
+//! covers a kick that comes just before KVM_RUN.
 
 use std::io;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -9,7 +9,7 @@ use kvm_ioctls::VcpuFd;
 
 extern "C" fn ignore(_: libc::c_int) {}
 
-/// Installs the handler of the kick signal. Without SA_RESTART, so that KVM_RUN returns EINTR.
+/// Installs the handler of the kick signal, without SA_RESTART: KVM_RUN returns EINTR.
 pub fn install() -> io::Result<()> {
     // SAFETY: an all-zero sigaction is valid; the handler is async-signal-safe since it does nothing.
     let status = unsafe {
@@ -31,16 +31,16 @@ struct KickTarget {
     immediate_exit: *const AtomicU8,
 }
 
-// SAFETY: the pointer is only dereferenced under the slot's lock while the target is registered, and only
-// as an atomic; a pthread_t is a plain number.
+// SAFETY: the pointer is only dereferenced under the kicker's lock while the target is registered, and only as an
+// atomic. A pthread_t is a plain number.
 unsafe impl Send for KickTarget {}
 
-/// Kicks a vCPU thread out of KVM_RUN; does nothing once that thread has ended.
+/// Kicks a vCPU thread out of KVM_RUN. Does nothing after that thread has ended.
 #[derive(Clone, Debug, Default)]
 pub struct Kicker(Arc<Mutex<Option<KickTarget>>>);
 
 impl Kicker {
-    /// Makes a present or the next KVM_RUN of the registered thread return.
+    /// Makes the current or the next KVM_RUN of the registered thread return.
     pub fn kick(&self) {
         let target = self.0.lock().unwrap_or_else(|e| e.into_inner());
         let Some(target) = target.as_ref() else { return };
@@ -68,7 +68,7 @@ impl Kicker {
     }
 }
 
-/// A thread that can be kicked; dropping it ends that.
+/// Registration of a thread that can be kicked. Dropping it ends the registration.
 #[derive(Debug)]
 pub struct Registration(Kicker);
 

@@ -1,4 +1,4 @@
-//! A vCPU's architectural state: taken once when it is new, so that a reset can put all of it back.
+//! A vCPU's architectural state, captured when the vCPU is new and restored by a reset.
 
 use kvm_bindings::{
     Msrs, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_vcpu_events,
@@ -15,10 +15,10 @@ const MSR_MTRR_DEF_TYPE: u32 = 0x2ff;
 const MISC_ENABLE_FAST_STRING: u64 = 1;
 const MTRR_ENABLE_WRITE_BACK: u64 = 1 << 11 | 6;
 
-/// KVM takes at most this many MSRs in one call.
+/// Maximum number of MSRs in one ioctl.
 const MSR_BATCH: usize = 256;
 
-/// All state of a vCPU that a reset restores.
+/// The state of a vCPU that a reset restores.
 pub struct VcpuState {
     regs: kvm_regs,
     sregs: kvm_sregs,
@@ -57,7 +57,7 @@ fn read_msrs(vcpu: &VcpuFd, indices: &[u32]) -> Vec<kvm_msr_entry> {
             })
             .collect();
         let Some(mut msrs) = batch(&entries) else { break };
-        // KVM stops at the first MSR it will not read, which is not an error: it goes on after that one.
+        // KVM stops at the first MSR that it cannot read. That is no error: continue after it.
         let read = vcpu.get_msrs(&mut msrs).unwrap_or(0).min(asked.len());
         found.extend_from_slice(&msrs.as_slice()[..read]);
         rest = &rest[if read == asked.len() { read } else { read + 1 }..];
@@ -65,7 +65,7 @@ fn read_msrs(vcpu: &VcpuFd, indices: &[u32]) -> Vec<kvm_msr_entry> {
     found
 }
 
-/// Writes MSRs one after the other, passing over those KVM refuses.
+/// Writes MSRs, and skips those that KVM refuses.
 fn write_msrs(vcpu: &VcpuFd, entries: &[kvm_msr_entry]) {
     let mut rest = entries;
     while !rest.is_empty() {
@@ -81,9 +81,10 @@ fn write_msrs(vcpu: &VcpuFd, entries: &[kvm_msr_entry]) {
 }
 
 impl VcpuState {
-    /// The state of a new vCPU whose CPUID is set. `msrs` are the indices KVM keeps.
+    /// Captures the state of a new vCPU whose CPUID is set. `msrs` are the indices of the MSRs that KVM saves and
+    /// restores.
     pub fn capture(vcpu: &VcpuFd, msrs: &[u32]) -> Result<Self, KvmError> {
-        // The TSC goes on counting through a reset, as it does on a warm-reset PC.
+        // The TSC continues through a reset, as on a PC after a warm reset.
         let indices: Vec<u32> = msrs.iter().copied().filter(|&i| i != MSR_IA32_TSC).collect();
         let mut msrs = read_msrs(vcpu, &indices);
         for entry in &mut msrs {
@@ -114,14 +115,14 @@ impl VcpuState {
         })
     }
 
-    /// Puts everything back.
+    /// Restores all of the state.
     pub fn restore(&self, vcpu: &VcpuFd) -> Result<(), KvmError> {
         vcpu.set_mp_state(self.mp_state).map_err(failed("set MP state"))?;
         vcpu.set_sregs(&self.sregs)
             .map_err(failed("set special registers"))?;
         vcpu.set_regs(&self.regs).map_err(failed("set registers"))?;
         vcpu.set_xcrs(&self.xcrs).map_err(failed("set XCRs"))?;
-        // SAFETY: the buffer is what KVM_GET_XSAVE filled; no feature was enabled since that needs more.
+        // SAFETY: KVM_GET_XSAVE filled the buffer, and no feature with a larger state was enabled since.
         unsafe { vcpu.set_xsave(&self.xsave) }.map_err(failed("set XSAVE state"))?;
         write_msrs(vcpu, &self.msrs);
         vcpu.set_lapic(&self.lapic).map_err(failed("set local APIC"))?;
@@ -132,12 +133,12 @@ impl VcpuState {
     }
 }
 
-/// The guest's TSC as this vCPU sees it.
+/// Reads the guest's TSC on this vCPU.
 pub fn read_tsc(vcpu: &VcpuFd) -> Option<u64> {
     read_msrs(vcpu, &[MSR_IA32_TSC]).first().map(|e| e.data)
 }
 
-/// Sets the guest's TSC.
+/// Sets the guest's TSC on this vCPU.
 pub fn write_tsc(vcpu: &VcpuFd, data: u64) {
     write_msrs(
         vcpu,

@@ -1,4 +1,4 @@
-//! What is left of a machine's disks when it is dropped.
+//! A dropped machine closes its disks.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -15,7 +15,7 @@ use husk_vmm::smbios::SystemIdentity;
 
 const MIB: u64 = 1 << 20;
 
-/// A disk, and a file that can be locked when that is closed.
+/// A disk, and a file that can be locked after the disk is closed.
 fn overlay() -> (Disk, File) {
     let overlay = tempfile::NamedTempFile::new().unwrap();
     let watch = File::open(overlay.path()).unwrap();
@@ -74,7 +74,7 @@ fn machine(host: &KvmHost, blk: Disk, scsi: Disk) -> Machine {
 }
 
 #[test]
-fn a_machine_that_goes_closes_its_disks() {
+fn a_dropped_machine_closes_its_disks() {
     let kvm = File::options().read(true).write(true).open("/dev/kvm").unwrap();
     let host = KvmHost::new(kvm.into()).unwrap();
     for stopped in [false, true] {

@@ -1,4 +1,4 @@
-//! SCSI disks that are there from the start, come, grow and go.
+//! SCSI disks: at start, added, resized and removed.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -59,7 +59,7 @@ impl Rig {
         self.plug(pb::ScsiDisk { lun: None, ..disk }).await
     }
 
-    /// An overlay that is still to be made, over a base of that format.
+    /// A new overlay over a base of that format.
     async fn overlay(&self, id: &str, lun: u32, files: [&File; 2], format: Format) -> pb::ScsiDisk {
         let mut scsi = self.scsi_disk(id, lun, files[0]).await;
         let base = self.send(files[1]).await;
@@ -91,7 +91,7 @@ impl Rig {
             .collect()
     }
 
-    /// Files without a name that the VMM has open; nothing where this user cannot see them.
+    /// Number of unnamed files that the VMM has open; `None` if this user cannot see them.
     fn open_images(&self) -> Option<usize> {
         let fds = fs::read_dir(format!("/proc/{}/fd", self.pid())).ok()?;
         let targets = fds.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
@@ -112,7 +112,7 @@ fn row(id: &str, lun: impl Into<Option<u32>>, mib: u64) -> (String, Option<u32>,
 }
 
 #[tokio::test]
-async fn a_disk_is_added_grows_and_goes() {
+async fn a_disk_is_added_resized_and_removed() {
     let mut rig = Rig::start().await;
     rig.run(&elf(&[print("up"), halt()].concat(), false)).await;
     assert_eq!(rig.read_console(2).await, "up");
@@ -122,7 +122,7 @@ async fn a_disk_is_added_grows_and_goes() {
     rig.add("more", 300, &more).await.unwrap();
     assert_eq!(rig.disks().await, [row("data", 3, 1), row("more", 300, 2)]);
 
-    // The same again is there already, and its second descriptor is closed.
+    // Adding the same disk again succeeds and closes the second descriptor.
     rig.add("data", 3, &data).await.unwrap();
     assert_eq!(code(rig.add("data", 4, &data).await), Code::AlreadyExists);
     assert_eq!(code(rig.add("third", 3, &data).await), Code::AlreadyExists);
@@ -137,7 +137,7 @@ async fn a_disk_is_added_grows_and_goes() {
     assert_eq!(code(rig.remove("data").await), Code::NotFound);
     assert_eq!(rig.disks().await, [row("more", 300, 2)]);
     assert_eq!(rig.open_images(), before.map(|count| count + 1));
-    // Refused before its descriptor is looked for, which the channel closes by itself, but later.
+    // Refused before its descriptor is taken. The channel closes that later.
     assert_eq!(code(rig.add("third", 16_384, &data).await), Code::InvalidArgument);
     rig.client.stop(pb::StopRequest {}).await.unwrap();
     assert_eq!(rig.wait().await.code(), Some(0));
@@ -170,7 +170,7 @@ async fn a_disk_without_a_lun_gets_the_lowest_free_one() {
 }
 
 #[tokio::test]
-async fn disks_of_every_kind_are_there_from_the_start_and_after_a_reset() {
+async fn disks_of_every_kind_exist_at_start_and_after_a_reset() {
     let mut rig = Rig::start().await;
     let kernel = elf(&[print("boot "), reset(), halt()].concat(), false);
     let mut config = rig.config(&kernel).await;
@@ -211,7 +211,7 @@ async fn disks_of_every_kind_are_there_from_the_start_and_after_a_reset() {
 }
 
 #[tokio::test]
-async fn overlays_are_there_from_the_start_and_plugged() {
+async fn overlays_work_at_start_and_plugged() {
     let mut rig = Rig::start().await;
     let kernel = elf(&[print("up"), halt()].concat(), false);
     let mut config = rig.config(&kernel).await;

@@ -1,4 +1,4 @@
-//! Guests of a few instructions, the same bytes in 32-bit and 64-bit mode, wrapped as ELF kernels.
+//! Guests of a few instructions as ELF kernels. Their bytes work in 32-bit and in 64-bit mode.
 
 const LOAD: u64 = 0x10_0000;
 

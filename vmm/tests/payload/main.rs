@@ -1,4 +1,4 @@
-//! The real husk-vmm process with guests of a few instructions, on whatever /dev/kvm there is.
+//! Tests of the husk-vmm process with guests of a few instructions, on the host's /dev/kvm.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ mod guest;
 mod nics;
 mod rig;
 mod vcpus;
-#[allow(dead_code, reason = "frames are the tests' of virtio-net")]
+#[allow(dead_code, reason = "only virtio-net's tests use all of it")]
 #[path = "../../virtio-net/tests/wire/mod.rs"]
 mod wire;
 
@@ -87,14 +87,14 @@ async fn a_reset_boots_the_kernel_again_in_the_same_process() {
     assert_eq!(rig.read_console(25).await, "boot boot boot boot boot ");
     let info = rig.client.info(pb::InfoRequest {}).await.unwrap().into_inner();
     assert!(info.boots >= 5, "{}", info.boots);
-    // Its kernel has no driver for it.
+    // The guest has no balloon driver.
     assert_eq!(info.balloon_bytes, Some(0));
     rig.client.stop(pb::StopRequest {}).await.unwrap();
     assert_eq!(rig.wait().await.code(), Some(0));
 }
 
 #[tokio::test]
-async fn a_paused_guest_stands_still_and_goes_on() {
+async fn a_paused_guest_stops_and_continues() {
     let mut rig = Rig::start().await;
     rig.run(&elf(&print_for_ever(b'x'), false)).await;
     rig.read_console(10).await;
@@ -109,7 +109,7 @@ async fn a_paused_guest_stands_still_and_goes_on() {
         .into_inner()
         .state();
     assert_eq!(state, State::Paused);
-    // What was on its way arrives, then nothing more.
+    // Output already written arrives, then nothing more.
     rig.console
         .set_read_timeout(Some(Duration::from_millis(300)))
         .unwrap();
@@ -148,7 +148,7 @@ async fn four_vcpus_are_built_and_stopped() {
 }
 
 #[tokio::test]
-async fn a_monitor_that_goes_away_ends_the_vm_within_a_second() {
+async fn closing_the_control_socket_ends_the_vm_within_a_second() {
     let mut rig = Rig::start().await;
     rig.run(&elf(&print_for_ever(b'x'), false)).await;
     rig.read_console(1).await;
@@ -159,7 +159,7 @@ async fn a_monitor_that_goes_away_ends_the_vm_within_a_second() {
 }
 
 #[tokio::test]
-async fn what_is_not_a_kernel_is_refused_with_the_reason() {
+async fn a_file_that_is_no_kernel_is_refused_with_the_reason() {
     for (kernel, words) in [
         (&b"garbage"[..], "not a kernel"),
         (b"\x7fELF\x02\x01\x01", "cannot be loaded"),
@@ -210,7 +210,7 @@ async fn the_process_is_confined() {
     }
     assert!(rig.filtered_threads().await.len() >= 3);
     let ours = fs::read_link("/proc/self/ns/mnt").unwrap();
-    // Only readable with privilege over it: an ordinary user running the tests sees less.
+    // Readable only with privileges over the process: an ordinary user checks less.
     if let Ok(theirs) = fs::read_link(format!("{process}/ns/mnt")) {
         assert_ne!(ours, theirs);
         assert_eq!(fs::read_dir(format!("{process}/root/")).unwrap().count(), 0);

@@ -1,4 +1,4 @@
-//! NICs that are there from the start, come and go.
+//! NICs: at start, plugged and unplugged.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -11,18 +11,18 @@ use super::rig::Rig;
 use super::wire::{isolated, tap_named};
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
-/// The lowest slot that can be hot-plugged.
+/// The lowest hot-pluggable slot.
 const SLOT: u32 = 24;
 
-/// Gives up whatever it is asked for: `mov dx, PCID; in eax, dx; mov dx, B0EJ; out dx, eax; jmp`.
-fn lets_go() -> Vec<u8> {
+/// Ejects every function that it is asked to: `mov dx, PCID; in eax, dx; mov dx, B0EJ; out dx, eax; jmp`.
+fn ejects() -> Vec<u8> {
     vec![
         0x66, 0xba, 0x24, 0x06, 0xed, 0x66, 0xba, 0x28, 0x06, 0xef, 0xeb, 0xf4,
     ]
 }
 
 impl Rig {
-    /// On a tap of that name, which goes with its last descriptor.
+    /// A NIC on a tap of that name, which the kernel removes with its last descriptor.
     async fn nic(&self, id: &str, tap: &str) -> pb::Nic {
         let [tap] = <[_; 1]>::try_from(tap_named(tap, 1)).unwrap();
         pb::Nic {
@@ -83,10 +83,10 @@ fn row(id: &str, slot: u32) -> (String, u32, bool, bool) {
 }
 
 #[test]
-fn a_nic_is_plugged_in_and_given_up() {
-    alone("a_nic_is_plugged_in_and_given_up", async {
+fn a_nic_is_plugged_and_unplugged() {
+    alone("a_nic_is_plugged_and_unplugged", async {
         let mut rig = Rig::start().await;
-        let kernel = elf(&[print("up"), lets_go()].concat(), false);
+        let kernel = elf(&[print("up"), ejects()].concat(), false);
         let mut config = rig.config(&kernel).await;
         config.nics.push(rig.nic("default", "tap0").await);
         rig.create(config).await.unwrap();
@@ -117,32 +117,35 @@ fn a_nic_is_plugged_in_and_given_up() {
 }
 
 #[test]
-fn a_nic_that_the_guest_keeps_goes_at_the_next_reset() {
-    alone("a_nic_that_the_guest_keeps_goes_at_the_next_reset", async {
-        let mut rig = Rig::start().await;
-        rig.run(&elf(&[print("up"), halt()].concat(), false)).await;
-        assert_eq!(rig.read_console(2).await, "up");
-        let nic = rig.nic("more", "tap1").await;
-        rig.add_nic(nic).await.unwrap();
-        let mut client = rig.client.clone();
-        let removal = tokio::spawn(async move {
-            client
-                .remove_nic(pb::RemoveNicRequest { id: "more".into() })
-                .await
-        });
-        let start = Instant::now();
-        while !rig.nics().await[0].3 {
-            assert!(start.elapsed() < Duration::from_secs(10));
-        }
-        assert!(!removal.is_finished());
-        rig.client.reset(pb::ResetRequest {}).await.unwrap();
-        removal.await.unwrap().unwrap();
-        assert_eq!((rig.nics().await.len(), taps().len()), (0, 0));
-        let nic = rig.nic("more", "tap1").await;
-        rig.add_nic(nic).await.unwrap();
-        rig.client.stop(pb::StopRequest {}).await.unwrap();
-        assert_eq!(rig.wait().await.code(), Some(0));
-    });
+fn a_nic_that_the_guest_does_not_eject_is_removed_by_a_reset() {
+    alone(
+        "a_nic_that_the_guest_does_not_eject_is_removed_by_a_reset",
+        async {
+            let mut rig = Rig::start().await;
+            rig.run(&elf(&[print("up"), halt()].concat(), false)).await;
+            assert_eq!(rig.read_console(2).await, "up");
+            let nic = rig.nic("more", "tap1").await;
+            rig.add_nic(nic).await.unwrap();
+            let mut client = rig.client.clone();
+            let removal = tokio::spawn(async move {
+                client
+                    .remove_nic(pb::RemoveNicRequest { id: "more".into() })
+                    .await
+            });
+            let start = Instant::now();
+            while !rig.nics().await[0].3 {
+                assert!(start.elapsed() < Duration::from_secs(10));
+            }
+            assert!(!removal.is_finished());
+            rig.client.reset(pb::ResetRequest {}).await.unwrap();
+            removal.await.unwrap().unwrap();
+            assert_eq!((rig.nics().await.len(), taps().len()), (0, 0));
+            let nic = rig.nic("more", "tap1").await;
+            rig.add_nic(nic).await.unwrap();
+            rig.client.stop(pb::StopRequest {}).await.unwrap();
+            assert_eq!(rig.wait().await.code(), Some(0));
+        },
+    );
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A monitor in miniature: starts the real husk-vmm binary and speaks its protocol.
+//! A minimal monitor: starts the husk-vmm binary and uses its API.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -141,8 +141,8 @@ impl Rig {
         self.child.id()
     }
 
-    /// The names of all threads, once each has a seccomp filter and cannot gain privileges: one that was just made
-    /// takes its own first of all.
+    /// Names of all threads, when each has a seccomp filter and cannot gain privileges. A new thread installs its filter
+    /// first.
     pub async fn filtered_threads(&self) -> Vec<String> {
         let start = Instant::now();
         loop {
@@ -159,7 +159,7 @@ impl Rig {
         }
     }
 
-    /// Name and status of each thread there is.
+    /// Name and status of each thread.
     fn threads(&self) -> Vec<(String, String)> {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
         let read = |task: std::fs::DirEntry| {
@@ -167,7 +167,7 @@ impl Rig {
             let status = std::fs::read_to_string(task.path().join("status")).ok()?;
             Some((name.trim().to_owned(), status))
         };
-        // One that ends meanwhile is none.
+        // Skip threads that end meanwhile.
         tasks.filter_map(|task| read(task.ok()?)).collect()
     }
 

@@ -1,4 +1,4 @@
-//! vCPUs without a machine: two on one pair of buses, whose devices the tests control.
+//! vCPU actors without a machine, on buses whose devices the tests control.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,18 +17,18 @@ use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
 /// Ports of the first and second vCPU's loops.
 const PORTS: [u16; 2] = [0x700, 0x701];
-/// Where [`input_string`] writes.
+/// Address to which [`input_string`] writes first.
 const INPUT: u32 = 0x20_0000;
-/// A page boundary that no memory is behind.
+/// A page boundary outside guest memory.
 const MMIO: u64 = 0xd000_1000;
-/// Time an access takes: long against the time between accesses, so that most pauses come during one.
+/// Time that an access takes. Much longer than the time between accesses: most pauses come during an access.
 const ACCESS_TIME: Duration = Duration::from_millis(1);
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Byte that the guest reads everywhere.
 const FILL: u8 = 0xaa;
 
-/// Counts accesses; each waits for the gate.
+/// A device that counts accesses. Each access waits for the gate.
 #[derive(Default)]
 struct Counter {
     accesses: AtomicU64,
@@ -48,7 +48,7 @@ impl Counter {
         std::thread::sleep(ACCESS_TIME);
     }
 
-    /// Waits until the guest has made one access more.
+    /// Waits for one more access of the guest. Returns false after [`TIMEOUT`].
     fn advances(&self) -> bool {
         let (before, start) = (self.count(), Instant::now());
         while self.count() == before {
@@ -87,7 +87,7 @@ struct TestVm {
 }
 
 impl TestVm {
-    /// A vCPU for each of `programs`, in 64-bit mode and not running yet.
+    /// Creates a vCPU for each of `programs`, in 64-bit mode and not running.
     fn new(programs: &[Vec<u8>]) -> Self {
         signal::install().unwrap();
         let kvm = File::options().read(true).write(true).open("/dev/kvm").unwrap();
@@ -118,7 +118,7 @@ impl TestVm {
             memory.memory().write_slice(program, at).unwrap();
             let fd = vm.create_vcpu(index.into()).unwrap();
             fd.set_cpuid2(&host.cpuid).unwrap();
-            // No vCPU waits for another one's SIPI.
+            // No vCPU waits for a SIPI.
             let mp_state = KVM_MP_STATE_RUNNABLE;
             fd.set_mp_state(kvm_mp_state { mp_state }).unwrap();
             let vcpu = Vcpu::spawn(index, fd, host.msrs.as_slice(), context.clone()).unwrap();
@@ -136,7 +136,7 @@ impl TestVm {
         vm
     }
 
-    /// Puts paused vCPUs back to their programs' first instructions.
+    /// Resets paused vCPUs to their programs' entry points.
     fn reset(&self) {
         for (index, vcpu) in (0u64..).zip(&self.vcpus) {
             let entry = BootEntry::Linux64 { rip: entry(index) };
@@ -165,7 +165,7 @@ fn a_pause_that_one_vcpu_does_not_answer_leaves_all_of_them_running() {
     vm.run();
     assert!(stuck.advances() && other.advances());
     let gate = stuck.gate.lock().unwrap();
-    // It is stuck when its next access has been counted.
+    // The vCPU hangs when its next access has been counted.
     while {
         let before = stuck.count();
         std::thread::sleep(Duration::from_millis(50));
@@ -238,7 +238,7 @@ fn a_vcpu_that_is_reset_during_an_access_starts_at_its_entry() {
         assert_eq!(vm.ports[0].count(), round);
         vm.run();
         assert!(vm.mmio.advances());
-        // Every other time the vCPU stops by itself, as at a reset that the guest asks for.
+        // Every other time the vCPU stops by itself, as for a reset by the guest.
         vm.halted.store(round % 2 == 1, Ordering::SeqCst);
         vcpu::pause_all(&vm.vcpus, TIMEOUT).unwrap();
         vm.halted.store(false, Ordering::SeqCst);

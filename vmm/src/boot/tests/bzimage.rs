@@ -9,7 +9,7 @@ fn reason(result: Result<LoadedKernel, BootError>) -> String {
 }
 
 #[test]
-fn the_kernel_lies_where_it_asks_to_and_starts_at_its_64_bit_entry() {
+fn the_kernel_is_loaded_at_its_address_and_starts_at_its_64_bit_entry() {
     for sectors in [1, 0, 30] {
         let machine = Machine::new(64 * MIB);
         let loaded = machine
@@ -27,7 +27,7 @@ fn the_kernel_lies_where_it_asks_to_and_starts_at_its_64_bit_entry() {
 }
 
 #[test]
-fn protocols_with_a_64_bit_entry_are_taken() {
+fn protocols_with_a_64_bit_entry_are_accepted() {
     let load = |version, xloadflags, loadflags| {
         let image = bzimage(|h| (h.version, h.xloadflags, h.loadflags) = (version, xloadflags, loadflags));
         Machine::new(64 * MIB).load(&image, None, "")
@@ -50,7 +50,7 @@ fn protocols_with_a_64_bit_entry_are_taken() {
 }
 
 #[test]
-fn what_the_kernel_needs_before_it_reads_its_memory_map_must_be_there() {
+fn memory_that_the_kernel_needs_early_must_exist() {
     let fits = |change: fn(&mut setup_header)| match Machine::new(64 * MIB).load(&bzimage(change), None, "") {
         Ok(_) => true,
         Err(BootError::NoRoom { what, memory, .. }) => {
@@ -81,7 +81,7 @@ fn what_the_kernel_needs_before_it_reads_its_memory_map_must_be_there() {
 }
 
 #[test]
-fn a_kernel_that_is_cut_off_is_said_to_be() {
+fn a_truncated_kernel_is_refused() {
     let image = bzimage(|_| ());
     for len in [image.len() - 1, image.len() / 2, 1024 + 0x200] {
         let text = reason(Machine::new(64 * MIB).load(&image[..len], None, ""));
@@ -101,7 +101,7 @@ fn a_kernel_that_is_cut_off_is_said_to_be() {
 }
 
 #[test]
-fn what_is_no_kernel_is_said_to_be_none() {
+fn a_file_that_is_no_kernel_is_refused() {
     for bytes in [&b""[..], b"#!/bin/sh\n", b"MZ", &[0; 5000]] {
         let error = Machine::new(64 * MIB).load(bytes, None, "").unwrap_err();
         assert!(matches!(error, BootError::NotAKernel(_)), "{error}");
@@ -164,7 +164,7 @@ proptest! {
 }
 
 #[test]
-fn the_zero_page_says_what_there_is() {
+fn the_zero_page_describes_the_machine() {
     for memory in [64 * MIB, 5 << 30] {
         let machine = Machine::new(memory);
         let initrd = pattern(9, 12345);
@@ -214,7 +214,7 @@ fn the_zero_page_says_what_there_is() {
 }
 
 #[test]
-fn a_guest_without_initrd_is_told_of_none() {
+fn without_an_initrd_the_zero_page_names_none() {
     let machine = Machine::new(64 * MIB);
     machine
         .load(
@@ -234,7 +234,7 @@ fn a_guest_without_initrd_is_told_of_none() {
 }
 
 #[test]
-fn a_command_line_may_be_as_long_as_the_kernel_takes() {
+fn a_command_line_may_be_as_long_as_the_kernel_accepts() {
     let load = |limit: u32, len: usize| {
         let line = format!("panic=1 {}", "x".repeat(len - 8));
         let machine = Machine::new(64 * MIB);

@@ -1,4 +1,4 @@
-//! Kernels that come with their disk.
+//! Kernels of disk images.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -94,7 +94,7 @@ fn a_disks_own_kernel_boots_from_the_first_disk_that_has_one() {
             "{}",
             loaded.description
         );
-        // No panic= of ours: the image's own words, or the guest's sysctl, decide.
+        // The VMM adds no panic=: the image's command line or the guest's sysctl decides.
         assert_eq!(
             machine.command_line(),
             "BOOT_IMAGE=/boot/vmlinuz root=/dev/vda ro quiet"
@@ -131,7 +131,7 @@ fn an_upgraded_kernel_boots_the_next_time() {
 }
 
 #[test]
-fn every_disk_is_named_with_what_was_looked_for() {
+fn the_error_names_every_disk_and_its_reason() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk");
     filesystem(&path, &[("etc/hostname", b"guest\n")]);
@@ -154,7 +154,7 @@ fn every_disk_is_named_with_what_was_looked_for() {
 }
 
 #[test]
-fn what_a_disk_names_as_its_kernel_must_be_one() {
+fn a_disk_with_an_invalid_kernel_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk");
     image(&path, b"not a kernel", b"initrd");

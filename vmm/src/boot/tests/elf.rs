@@ -79,7 +79,7 @@ fn plain(change: impl FnOnce(&mut Segment)) -> Vec<u8> {
 }
 
 fn pvh(entry: u32) -> Vec<u8> {
-    // As in Linux: others' notes come first.
+    // As in Linux, other notes come first.
     let notes = [
         note(b"GNU\0", 3, &[1; 20]),
         note(b"Xen\0", 6, b"linux\0"),
@@ -211,7 +211,7 @@ fn refused(image: &[u8]) -> String {
 }
 
 #[test]
-fn headers_that_make_no_sense_are_refused_with_the_reason() {
+fn invalid_headers_are_refused_with_the_reason() {
     assert_eq!(refused(&plain(|s| s.in_file = 8193)), "a segment is cut off");
     assert_eq!(refused(&plain(|s| s.in_file = u64::MAX)), "a segment is cut off");
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Kernels that were made to hurt: an error, or something in guest memory that can be jumped to.
+//! Malicious kernels: loading fails, or the entry point lies in guest memory.
 
 use super::elf::{LOAD, NOTE, Segment, elf, note};
 use super::*;
@@ -97,7 +97,9 @@ proptest! {
     }
 
     #[test]
-    fn random_notes(contents in prop::collection::vec(prop_oneof![Just(0u8), Just(4), Just(18), any::<u8>()], 0..2048)) {
+    fn random_notes(
+        contents in prop::collection::vec(prop_oneof![Just(0u8), Just(4), Just(18), any::<u8>()], 0..2048),
+    ) {
         let code = Segment { kind: LOAD, offset: 0, address: 0x20_0000, in_file: 0, in_memory: 4096 };
         let len = contents.len() as u64;
         let notes = Segment { kind: NOTE, offset: 0, address: 0, in_file: len, in_memory: len };

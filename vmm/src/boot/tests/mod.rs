@@ -1,4 +1,4 @@
-//! Kernels made here, by the documents they cite, loaded into guest memory and looked for there.
+//! Kernels built here after the cited documents, loaded into guest memory and checked there.
 
 use std::io::Write;
 
@@ -15,7 +15,7 @@ mod hostile;
 
 const MIB: u64 = 1 << 20;
 
-/// Guest memory with a mark where ACPI and SMBIOS tables are, which no kernel may touch.
+/// Guest memory with marked ACPI and SMBIOS areas, which no kernel may overwrite.
 struct Machine {
     layout: Layout,
     memory: GuestMem,
@@ -31,7 +31,7 @@ impl Machine {
             .iter()
             .map(|r| (GuestAddress(r.start), (r.end - r.start) as usize))
             .collect();
-        // Unlike a real machine's, this goes back when it is dropped.
+        // Unlike a machine's, this memory is unmapped when it is dropped.
         let memory = GuestMem::new(GuestMemMmap::from_ranges(&ranges).unwrap());
         let machine = Self { layout, memory };
         let mark = vec![0xa5; TABLES as usize];
@@ -91,7 +91,7 @@ fn file(contents: &[u8]) -> File {
     file
 }
 
-/// Contents that differ from place to place.
+/// Contents that differ from byte to byte.
 fn pattern(seed: u8, len: usize) -> Vec<u8> {
     (0..len)
         .map(|i| (i / 251) as u8 ^ (i % 251) as u8 ^ seed)

@@ -1,6 +1,5 @@
-//! Unpacking and placing a kernel as its own decompressor would (arch/x86/boot/compressed/{misc,kaslr}.c):
-//! segments at a physical and a virtual base drawn by seed, relocations applied, the first instruction in the
-//! kernel proper.
+//! Unpacks and places a kernel as its own decompressor does (arch/x86/boot/compressed/{misc,kaslr}.c): segments at
+//! randomised physical and virtual base addresses (KASLR), relocations applied, the entry point in the kernel proper.
 
 use std::ops::Range;
 
@@ -9,30 +8,30 @@ use linux_loader::loader::bootparam::setup_header;
 use super::elf::{half, word};
 use super::unpack;
 
-/// Where the kernel's image is mapped; relocations name virtual addresses below 2 GiB from there.
+/// Virtual address of the kernel's image mapping (`__START_KERNEL_map`). Relocations name addresses within 2 GiB of it.
 const START_KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
-/// How much of it a kernel with address-space randomisation may use.
+/// Part of the mapping that a kernel with KASLR may use (`KERNEL_IMAGE_SIZE`).
 const KERNEL_IMAGE_SIZE: u64 = 1 << 30;
-/// Boot protocol: tells the kernel that its addresses were drawn by seed.
+/// Flag of the boot protocol's `loadflags`: the kernel's addresses are randomised.
 const KASLR_FLAG: u8 = 1 << 1;
-/// Where Linux's build puts the first segment in its file: unpacked this far below its base, it need not move.
+/// File offset of the first segment in Linux's builds. A kernel unpacked this far below its base need not be moved.
 const FIRST_SEGMENT: u64 = 2 << 20;
 
-/// Random numbers for the physical and the virtual base.
+/// Random numbers for the physical and the virtual base address.
 pub(super) type KaslrSeed = [u64; 2];
 
-/// What may be randomised.
+/// Base addresses to randomise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum KaslrMode {
     Off,
-    /// The virtual base only: the command line speaks of physical memory.
+    /// The virtual base: the command line has parameters about physical memory.
     VirtualOnly,
     Full,
 }
 
-/// Unpacks the bzImage that was loaded at `load`, to memory above itself and below `limit`. `low` is guest
-/// memory from address 0. Returns the first instruction's address, and sets what `header` has to tell the
-/// kernel; none, and the bzImage as it was, if this kernel is better left to its decompressor.
+/// Unpacks the bzImage that is loaded at `load` into memory above itself and below `limit`. `low` is guest memory from
+/// address 0. Returns the entry point's address and sets the KASLR flag of `header`. Returns `None` and leaves the
+/// bzImage as it was if this kernel's own decompressor must unpack it.
 pub(super) fn unpack(
     low: &mut [u8],
     load: u64,
@@ -59,7 +58,7 @@ pub(super) fn unpack(
     unpack::lz4(packed, image)?;
     let vmlinux = Vmlinux::parse(image, &place.linked)?;
 
-    // From here on `kernel` begins at the base, `image_at` is `gap` before it.
+    // `kernel` starts at the base, `gap` bytes after `image_at`.
     let gap = usize::try_from(place.base - image_at).ok()?;
     for segment in &vmlinux.segments {
         let (from, to) = (segment.file.clone(), gap + segment.memory.start);
@@ -77,14 +76,14 @@ pub(super) fn unpack(
     Some(place.base + (vmlinux.entry - place.linked.start))
 }
 
-/// Where a kernel goes.
+/// Addresses of a kernel.
 #[derive(Debug, PartialEq, Eq)]
 struct KernelPlacement {
-    /// Physical addresses it was linked for, to the end of all it needs before it knows its memory.
+    /// Physical addresses that the kernel is linked for, up to the end of the memory it needs before it reads its map.
     linked: Range<u64>,
-    /// Physical address of its start.
+    /// Physical address of the kernel's start.
     base: u64,
-    /// How far its virtual addresses are moved, if it has relocations.
+    /// Offset added to the kernel's virtual addresses, if it has relocations.
     virtual_offset: u64,
 }
 
@@ -121,7 +120,7 @@ impl KernelPlacement {
     }
 }
 
-/// A loadable segment: where it is in the file, and where in memory from the kernel's start.
+/// A loadable segment: its range in the file, and in memory relative to the kernel's start.
 #[derive(Debug)]
 struct Segment {
     file: Range<usize>,
@@ -137,7 +136,7 @@ struct Vmlinux {
 }
 
 impl Vmlinux {
-    /// Takes apart what a bzImage unpacked to; none if it is not what Linux's build makes.
+    /// Parses an unpacked kernel. Returns `None` if it has not the form that Linux's build gives it.
     fn parse(image: &[u8], linked: &Range<u64>) -> Option<Self> {
         if image.len() < 64
             || !image.starts_with(b"\x7fELF\x02\x01")
@@ -156,7 +155,7 @@ impl Vmlinux {
                 return None;
             }
             let memory = paddr - linked.start..paddr - linked.start + in_memory;
-            // In ascending order and never upwards, so that no segment is overwritten before it has moved.
+            // Segments ascend and only move down, so that none is overwritten before it is moved.
             if memory.start < done || memory.start.checked_add(FIRST_SEGMENT)? > offset {
                 return None;
             }
@@ -186,7 +185,7 @@ impl Vmlinux {
     }
 }
 
-/// Offsets from the kernel's start at which an address has to follow the virtual base.
+/// Offsets from the kernel's start of the addresses that depend on the virtual base.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Relocations {
     add64: Vec<usize>,
@@ -195,8 +194,7 @@ struct Relocations {
 }
 
 impl Relocations {
-    /// Lists of sign-extended addresses, each after a zero: 64-bit ones, inverse 32-bit ones (not since
-    /// Linux 6.15), 32-bit ones.
+    /// Parses lists of sign-extended addresses, each after a zero: 64-bit, inverse 32-bit (until Linux 6.14), 32-bit.
     fn parse(appended: &[u8], linked: &Range<u64>) -> Option<Self> {
         if !appended.len().is_multiple_of(4) {
             return None;

@@ -8,7 +8,7 @@ const ALIGN: u64 = 0x20_0000;
 const INIT: u64 = 0x40_0000;
 const LOAD: u64 = 0x10_0000;
 const MEMORY: usize = 64 << 20;
-/// Where the payload is from the load address.
+/// Offset of the payload from the load address.
 const OFFSET: u32 = 0x100;
 
 /// An ELF file of one segment of `text` at [`BASE`], followed by `lists` of relocations, each after a zero.
@@ -132,7 +132,7 @@ fn without_randomisation_or_relocations_it_keeps_its_virtual_addresses() {
 }
 
 #[test]
-fn the_bases_stay_where_there_is_room() {
+fn random_bases_stay_within_memory() {
     let image = relocatable();
     for limit in [BASE + INIT, BASE + INIT + ALIGN, MEMORY as u64] {
         for number in [0, 1, 17, u64::MAX] {
@@ -197,7 +197,7 @@ fn kernels_since_6_15_have_two_lists() {
 }
 
 #[test]
-fn what_linux_does_not_make_is_left_to_the_decompressor() {
+fn unknown_forms_are_left_to_the_decompressor() {
     let outside = virtual_address(INIT);
     let bad = [
         elf(&[0; 64], &[&[outside], &[], &[]]),
@@ -252,7 +252,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn damaged_kernels_stay_in_bounds(flips in prop::collection::vec((0usize..260, any::<u8>()), 1..6), seed: [u64; 2]) {
+    fn damaged_kernels_stay_in_bounds(
+        flips in prop::collection::vec((0usize..260, any::<u8>()), 1..6),
+        seed: [u64; 2],
+    ) {
         let mut image = relocatable();
         for (at, value) in flips {
             let at = if at < 120 { at } else { FIRST_SEGMENT as usize + at - 120 };

@@ -1,4 +1,4 @@
-//! Disks as the wire has them, and what is done to them while the machine runs.
+//! Disks: converts a request's fields, and adds, removes, resizes and lists disks of a running machine.
 
 use std::io;
 
@@ -61,7 +61,7 @@ pub(super) async fn open(fds: &FdReceiver, field: &str, disk: &pb::Disk) -> Resu
     if disk.new_overlay && disk.read_only {
         return Err(invalid(
             &format!("{field}.new_overlay"),
-            "nothing is written to a disk that is only read",
+            "a read-only disk cannot be a new overlay",
         ));
     }
     let open: Box<dyn FnOnce() -> io::Result<Disk> + Send> =
@@ -72,17 +72,21 @@ pub(super) async fn open(fds: &FdReceiver, field: &str, disk: &pb::Disk) -> Resu
                 Box::new(move || Disk::new_overlay(file, base, options))
             }
             (ImageFormat::Raw, ..) => {
-                return Err(invalid(&format!("{field}.format"), "a raw disk is no overlay"));
+                return Err(invalid(
+                    &format!("{field}.format"),
+                    "a raw disk cannot be an overlay",
+                ));
             }
             (ImageFormat::Qcow2, None, true) => return Err(missing(&format!("{field}.base"))),
         };
-    // Elsewhere: what a file system has to say can take it time.
+    // On a blocking thread: the file system may be slow.
     let opened = tokio::task::spawn_blocking(open).await;
     let opened = opened.map_err(|e| Status::internal(e.to_string()))?;
     opened.map_err(|e| refused(field, &disk.id, &e))
 }
 
-/// Refuses a disk for what its files are. Whoever knows their names finds the disk's in the details.
+/// The status for a disk whose files are refused. The monitor knows their names, and finds the disk's id in the
+/// details.
 fn refused(field: &str, id: &str, error: &io::Error) -> Status {
     let fault = pb::DiskFault {
         disk: id.to_owned(),
@@ -91,7 +95,7 @@ fn refused(field: &str, id: &str, error: &io::Error) -> Status {
     fault.to_status(format!("{field}: disk {id:?}: {error}"))
 }
 
-/// The unit of the SCSI disk in `field`, its image opened.
+/// Opens the image of the SCSI disk in `field`, and returns its unit.
 pub(super) async fn scsi_unit(fds: &FdReceiver, field: &str, scsi: &pb::ScsiDisk) -> Result<NewUnit, Status> {
     let inner = format!("{field}.disk");
     let disk = scsi.disk.as_ref().ok_or_else(|| missing(&inner))?;
@@ -183,7 +187,7 @@ fn scsi_address(address: UnitAddress) -> pb::ScsiAddress {
 /// Removes a SCSI disk and closes it.
 pub(super) async fn remove(scsi: ScsiHandle, id: String) -> Result<pb::RemoveDiskResponse, Status> {
     let removed = scsi.remove(&id).await.map_err(|e| status(&e))?;
-    // Elsewhere: closing is when some file systems write.
+    // On a blocking thread: some file systems write when a file is closed.
     let closed = tokio::task::spawn_blocking(move || {
         drop(removed.disk);
         crate::memory_trim::trim_heap();
@@ -194,7 +198,7 @@ pub(super) async fn remove(scsi: ScsiHandle, id: String) -> Result<pb::RemoveDis
     Ok(pb::RemoveDiskResponse { flush_error })
 }
 
-/// Has a disk of either kind follow its file. Returns its size.
+/// Updates the size of a virtio-blk or SCSI disk from its file. Returns the size in bytes.
 pub(super) async fn resize(blk: Option<BlkHandle>, scsi: ScsiHandle, id: String) -> Result<u64, Status> {
     let resized = tokio::task::spawn_blocking(move || match blk {
         Some(blk) => {
@@ -206,7 +210,7 @@ pub(super) async fn resize(blk: Option<BlkHandle>, scsi: ScsiHandle, id: String)
     resized.await.map_err(|e| Status::internal(e.to_string()))?
 }
 
-/// What Info tells of disks.
+/// All disks for Info.
 pub(super) async fn list(blk: Vec<pb::DiskInfo>, scsi: ScsiHandle) -> Vec<pb::DiskInfo> {
     let scsi = scsi.list().await.unwrap_or_default();
     blk.into_iter().chain(scsi.iter().map(scsi_info)).collect()
@@ -228,7 +232,7 @@ fn scsi_info(info: &UnitInfo) -> pb::DiskInfo {
     }
 }
 
-/// What Info tells of a virtio-blk disk.
+/// A virtio-blk disk for Info.
 pub(super) fn blk_info(blk: &BlkHandle) -> pb::DiskInfo {
     let geometry = blk.geometry();
     pb::DiskInfo {

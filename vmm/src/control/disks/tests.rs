@@ -28,7 +28,7 @@ fn channel() -> (FdSender, FdReceiver) {
 }
 
 #[tokio::test]
-async fn a_scsi_disk_is_taken_as_it_is_described() {
+async fn a_scsi_disk_has_the_properties_of_its_request() {
     let (sender, fds) = channel();
     let custom = pb::block_size::Custom {
         logical: 4096,
@@ -81,7 +81,7 @@ async fn a_drive_is_read_only_and_may_be_empty() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_said_by_field() {
+async fn errors_name_the_field() {
     let (_sender, fds) = channel();
     let none = pb::ScsiDisk::default();
     let some = pb::ScsiDisk {
@@ -192,7 +192,7 @@ async fn an_overlay_has_a_base() {
                 format: pb_disk::Format::Raw.into(),
                 ..new.clone()
             },
-            "disk.format: a raw disk is no overlay",
+            "disk.format: a raw disk cannot be an overlay",
         ),
     ] {
         assert_eq!(open(&fds, "disk", &disk).await.unwrap_err().message(), words);
@@ -200,7 +200,7 @@ async fn an_overlay_has_a_base() {
 }
 
 #[tokio::test]
-async fn a_raw_disk_stays_raw_whatever_is_written_to_it() {
+async fn a_raw_disk_is_never_probed() {
     let (sender, fds) = channel();
     let file = image();
     file.write_all_at(b"QFI\xfb\0\0\0\x03", 0).unwrap();

@@ -1,4 +1,4 @@
-//! NICs as the wire has them, and what is done to them while the machine runs.
+//! NICs: converts a request's fields, and answers requests for a running machine.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tonic::Status;
 use super::fields::{claim, invalid, missing};
 use crate::machine::{Nic, NicError};
 
-/// How long a guest may take to let go of a NIC before whoever asked is told.
+/// Maximum time for the guest to eject a NIC before the request fails.
 const UNPLUG_TIMEOUT: Duration = Duration::from_secs(30);
 
 async fn claim_all(fds: &FdReceiver, field: &str, list: &[pb::Fd]) -> Result<Vec<OwnedFd>, Status> {
@@ -24,20 +24,23 @@ async fn claim_all(fds: &FdReceiver, field: &str, list: &[pb::Fd]) -> Result<Vec
     Ok(claimed)
 }
 
-/// What the device of the NIC in `field` is made of, its descriptors claimed.
+/// Claims the descriptors of the NIC in `field`, and returns its setup.
 pub(super) async fn setup(fds: &FdReceiver, field: &str, nic: &pb::Nic) -> Result<NetSetup, Status> {
     let at = |name: &str| format!("{field}.{name}");
     if nic.id.is_empty() {
         return Err(missing(&at("id")));
     }
-    let mac = <[u8; 6]>::try_from(&nic.mac[..]).map_err(|_| invalid(&at("mac"), "is not 6 bytes"))?;
-    let mtu = u16::try_from(nic.mtu).map_err(|_| invalid(&at("mtu"), "is at most 65535"))?;
+    let mac = <[u8; 6]>::try_from(&nic.mac[..]).map_err(|_| invalid(&at("mac"), "must have 6 bytes"))?;
+    let mtu = u16::try_from(nic.mtu).map_err(|_| invalid(&at("mtu"), "must be at most 65535"))?;
     if nic.taps.is_empty() || nic.taps.len() > MAX_PAIRS {
-        let reason = format!("are 1 to {MAX_PAIRS}, not {}", nic.taps.len());
+        let reason = format!("must be 1 to {MAX_PAIRS}, not {}", nic.taps.len());
         return Err(invalid(&at("taps"), reason));
     }
     if !nic.vhost.is_empty() && nic.vhost.len() != nic.taps.len() {
-        return Err(invalid(&at("vhost"), "is for every tap or for none"));
+        return Err(invalid(
+            &at("vhost"),
+            "must name one descriptor for each tap, or none",
+        ));
     }
     let taps = claim_all(fds, &at("taps"), &nic.taps).await?;
     let vhost = claim_all(fds, &at("vhost"), &nic.vhost).await?;
@@ -52,7 +55,7 @@ pub(super) async fn setup(fds: &FdReceiver, field: &str, nic: &pb::Nic) -> Resul
     })
 }
 
-/// What a failure is to whoever asked.
+/// The status of an error.
 pub(super) fn status(error: &NicError) -> Status {
     let text = error.to_string();
     match error {
@@ -65,13 +68,14 @@ pub(super) fn status(error: &NicError) -> Status {
     }
 }
 
-/// Waits until the guest has let go of a NIC.
+/// Waits until the guest has ejected a NIC.
 pub(super) async fn removed(id: String, gone: oneshot::Receiver<()>) -> Result<(), Status> {
     match timeout(UNPLUG_TIMEOUT, gone).await {
         Ok(Ok(())) => Ok(()),
         Ok(Err(_)) => Err(Status::unavailable("the VM has ended")),
         Err(_) => Err(Status::deadline_exceeded(format!(
-            "the guest has not let go of interface {id:?} within {UNPLUG_TIMEOUT:?}; it goes when it does, or at the next reset"
+            "the guest has not ejected interface {id:?} within {UNPLUG_TIMEOUT:?}; it is removed when the guest ejects \
+             it, or at the next reset"
         ))),
     }
 }
@@ -85,7 +89,7 @@ fn counters(counters: Counters) -> Option<pb::NicCounters> {
     })
 }
 
-/// What Info tells of a NIC.
+/// A NIC for Info.
 pub(super) fn info(nic: &Nic) -> pb::NicInfo {
     pb::NicInfo {
         id: nic.handle.id().to_owned(),

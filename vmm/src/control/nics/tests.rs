@@ -15,7 +15,7 @@ fn nic(fd: &pb::Fd) -> pb::Nic {
 }
 
 #[tokio::test]
-async fn a_nic_is_taken_as_it_is_described() {
+async fn a_nic_has_the_properties_of_its_request() {
     let (sender, receiver) = fds::socketpair().unwrap();
     let (sender, fds) = (FdSender::new(sender).unwrap(), FdReceiver::new(receiver).unwrap());
     let null = File::open("/dev/null").unwrap();
@@ -39,7 +39,7 @@ async fn a_nic_is_taken_as_it_is_described() {
 }
 
 #[tokio::test]
-async fn what_makes_no_nic_is_refused_by_field() {
+async fn an_invalid_nic_is_refused_by_field() {
     let (_sender, receiver) = fds::socketpair().unwrap();
     let fds = FdReceiver::new(receiver).unwrap();
     let fd = pb::Fd { token: vec![1; 16] };
@@ -56,28 +56,28 @@ async fn what_makes_no_nic_is_refused_by_field() {
                 mac: vec![2; 5],
                 ..nic(&fd)
             },
-            "nic.mac: is not 6 bytes",
+            "nic.mac: must have 6 bytes",
         ),
         (
             pb::Nic {
                 mtu: 1 << 16,
                 ..nic(&fd)
             },
-            "nic.mtu: is at most 65535",
+            "nic.mtu: must be at most 65535",
         ),
         (
             pb::Nic {
                 taps: Vec::new(),
                 ..nic(&fd)
             },
-            "nic.taps: are 1 to 256, not 0",
+            "nic.taps: must be 1 to 256, not 0",
         ),
         (
             pb::Nic {
                 vhost: vec![fd.clone(); 2],
                 ..nic(&fd)
             },
-            "nic.vhost: is for every tap or for none",
+            "nic.vhost: must name one descriptor for each tap, or none",
         ),
         (
             pb::Nic {

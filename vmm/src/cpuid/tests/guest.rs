@@ -1,4 +1,4 @@
-//! How guests read topology and caches: Linux's arch/x86/kernel/cpu/topology*.c and cacheinfo.c, and the
+//! Reads topology and caches as guests do: Linux's arch/x86/kernel/cpu/topology*.c and cacheinfo.c, and the
 //! procedures of the SDM (volume 3A, section 9.9) and the APM (volume 3, section E.5) they follow.
 
 use super::*;
@@ -144,7 +144,7 @@ impl Guest {
         readers
     }
 
-    /// Every cache's level, and who shares one of it: by equal APIC ids without their low bits.
+    /// Every cache's level, and the vCPUs that share it: those with equal APIC ids without their low bits.
     pub fn caches(&self) -> Vec<(u32, Vec<Vec<u32>>)> {
         let leaf = if self.amd { 0x8000_001d } else { 4 };
         let first = Cpu(&self.entries[0]);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A host's name and what its KVM supports.
+/// A host's name and the CPUID entries that its KVM supports.
 #[derive(Clone, Debug)]
 pub struct Host {
     pub name: &'static str,
@@ -72,7 +72,7 @@ impl Host {
         self
     }
 
-    /// The recorded hosts, and what they would be with another vendor's name or a lower highest leaf.
+    /// The recorded hosts, and variants with another vendor's name or a lower highest leaf.
     pub fn all() -> Vec<Self> {
         let [zen5, old, intel] = Self::recorded();
         let hygon = zen5.clone().change("hygon", |e| {

@@ -35,7 +35,7 @@ fn topologies() -> impl Strategy<Value = Topology> {
         .prop_filter("APIC ids end at 254", |t| t.check().is_ok())
 }
 
-/// How many packages, cores and threads there are, if every package has as many of each.
+/// Counts packages, cores and threads. Every package must have equal numbers.
 fn count(places: &[(u32, u32, u32)]) -> Topology {
     let mut cores = BTreeMap::<_, BTreeSet<_>>::new();
     for &(package, core, thread) in places {
@@ -114,7 +114,7 @@ proptest! {
     }
 
     #[test]
-    fn no_entry_is_there_twice(topology in topologies(), host in hosts()) {
+    fn every_entry_is_unique(topology in topologies(), host in hosts()) {
         for cpu in Guest::new(&host, topology).vcpus() {
             let mut seen = BTreeSet::new();
             for entry in cpu.0 {
@@ -170,7 +170,7 @@ fn topologies_without_apic_ids_are_refused() {
 #[test]
 fn the_largest_lists_fit() {
     for mut host in Host::recorded() {
-        // A host that reports as many entries as ever leave room for what is added.
+        // A host that reports as many entries as possible, with room for those that are added.
         for function in 0x4100_0000.. {
             if host.supported.len() == KVM_MAX_CPUID_ENTRIES - 12 {
                 break;

@@ -1,4 +1,4 @@
-//! What is taken away, what is added, and that nothing else differs from the host.
+//! The withheld and the added features are the only differences from the host.
 
 use super::*;
 
@@ -26,7 +26,7 @@ fn registers(entry: &kvm_cpuid_entry2) -> [(Register, u32); 4] {
 }
 
 #[test]
-fn what_is_withheld_is_gone_and_nothing_else() {
+fn only_withheld_features_are_missing() {
     for host in Host::all() {
         let entries = for_vcpu(
             &host.supported,
@@ -81,7 +81,7 @@ fn what_is_withheld_is_gone_and_nothing_else() {
 }
 
 #[test]
-fn what_is_added_is_what_is_written_here() {
+fn only_documented_features_are_added() {
     for host in Host::all() {
         let had: BTreeSet<_> = host.supported.iter().map(|e| e.function).collect();
         let entries = for_vcpu(&host.supported, ONE, TIMING, 0);
@@ -151,7 +151,7 @@ fn every_reason_is_given_once() {
 }
 
 #[test]
-fn the_guest_knows_that_it_is_one() {
+fn the_hypervisor_bit_is_set() {
     for host in Host::all() {
         let entries = for_vcpu(&host.supported, ONE, TIMING, 0);
         let guest = guest::Cpu(&entries);
@@ -166,7 +166,7 @@ fn the_guest_knows_that_it_is_one() {
 }
 
 #[test]
-fn tsc_deadline_is_there_when_kvm_has_it() {
+fn tsc_deadline_is_set_if_kvm_has_it() {
     for mut host in Host::all() {
         for reported in [false, true] {
             // Newer KVMs report the bit, older ones leave it to the capability.
@@ -186,7 +186,7 @@ fn tsc_deadline_is_there_when_kvm_has_it() {
 }
 
 #[test]
-fn the_tsc_frequency_is_told_where_it_is_known() {
+fn a_known_tsc_frequency_is_reported() {
     for host in Host::all() {
         let entries = for_vcpu(&host.supported, ONE, TIMING, 0);
         let guest = guest::Cpu(&entries);
@@ -208,7 +208,7 @@ fn the_tsc_frequency_is_told_where_it_is_known() {
 }
 
 #[test]
-fn a_leaf_that_would_contradict_the_topology_does_not_get_through() {
+fn leaves_that_contradict_the_topology_are_dropped() {
     let mut host = Host::recorded()[0].clone();
     host.supported.push(kvm_cpuid_entry2 {
         function: 0x8000_0026,
