@@ -1,71 +1,54 @@
-//! Why a cgroup could not be made or changed.
+//! Errors of making and changing cgroups.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a cgroup could not be made or changed.
+/// Error of making or changing a cgroup.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
-    /// There is no version 2.
+    /// No cgroup2 file system is mounted.
     #[error("no cgroup2 file system is mounted: Husk needs cgroup version 2")]
     NoHierarchy,
-    /// A path that leads elsewhere.
-    #[error("linux.cgroupsPath {0:?} is no path below the cgroup hierarchy")]
-    BadPath(String),
-    /// A scope of systemd's that is none.
-    #[error("linux.cgroupsPath {text:?}: {reason}")]
-    BadScope {
-        /// What was given.
-        text: String,
-        /// What is wrong with it.
-        reason: &'static str,
-    },
-    /// There is no bus on which systemd could be asked for a scope.
+    /// `linux.cgroupsPath` leads out of the hierarchy or to its root.
     #[error(
-        "linux.cgroupsPath asks for {unit} of systemd's, but {} is no bus ({reason}): install dbus, or set \
+        "linux.cgroupsPath {0:?} is not a path below the cgroup hierarchy: use /PATH or SLICE.slice:PREFIX:NAME"
+    )]
+    BadPath(String),
+    /// `linux.cgroupsPath` has colons but does not name a systemd scope.
+    #[error("linux.cgroupsPath {text:?}: {reason}")]
+    BadScope { text: String, reason: &'static str },
+    /// The D-Bus system bus is not reachable.
+    #[error(
+        "linux.cgroupsPath needs systemd for {unit}, but the system bus {} cannot be reached ({reason}): install dbus, or set \
          cgroupDriver: cgroupfs in the kubelet's configuration",
         bus.display()
     )]
     NoSystemd {
-        /// The unit to make.
         unit: String,
-        /// The socket of the system's bus.
+        /// Socket of the system bus.
         bus: PathBuf,
-        /// How it failed.
         reason: String,
     },
-    /// systemd refused.
-    #[error("systemd was asked for {unit}: {reason}")]
-    Systemd {
-        /// The unit.
-        unit: String,
-        /// What it said.
-        reason: String,
-    },
-    /// A limit that cannot be kept.
+    /// systemd refused a request.
+    #[error("systemd cannot manage {unit}: {reason}")]
+    Systemd { unit: String, reason: String },
+    /// The controller for a limit is not available in the cgroup.
     #[error(
-        "{} is not there, so {what} cannot be limited: the {} controller of cgroup version 2 is not available",
+        "{} does not exist, so {what} cannot be limited: enable the {} controller of cgroup version 2",
         path.display(), controller
     )]
     NoController {
-        /// What was to be limited.
+        /// Resource to limit.
         what: &'static str,
-        /// By whom.
         controller: &'static str,
-        /// In which file.
         path: PathBuf,
     },
-    /// A name in `linux.resources.unified` that is none of a file.
-    #[error("linux.resources.unified: {0:?} is no file of a cgroup")]
+    /// A key of `linux.resources.unified` is not a controller's file.
+    #[error("linux.resources.unified: {0:?} is not a cgroup file")]
     BadFile(String),
-    /// The kernel refused.
+    /// A system call on a cgroup file failed.
     #[error("{}: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
 }
 
 impl CgroupError {

@@ -1,5 +1,9 @@
-//! The cgroup of a container (version 2): made, limited, read, removed. All of it is reading and writing small files, and
-//! where the cgroup is a scope of systemd's, telling systemd before.
+//! The cgroup (version 2) of a container: create it, limit it, read its statistics, remove it.
+//!
+//! Everything is done by reading and writing small files. A cgroup that is a systemd scope is created and removed by
+//! systemd, over D-Bus.
+
+#![allow(missing_docs, reason = "a private crate")]
 
 mod error;
 mod limits;
@@ -27,32 +31,32 @@ pub use error::CgroupError;
 pub use path::hierarchy;
 pub use stats::{CgroupStats, CpuStats, MemoryStats};
 
-/// How often, and how often again, an emptied cgroup is tried to be removed: its last process may still be exiting.
+/// Attempts to remove a cgroup, and the time between two: the last process may still be exiting.
 const REMOVE_ATTEMPTS: u32 = 50;
 const REMOVE_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A cgroup, which may not be there yet or any more.
+/// A cgroup that may not exist yet, or not any more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cgroup {
     hierarchy: PathBuf,
     path: PathBuf,
-    /// Which systemd makes and, as soon as no process is in it, removes.
+    /// The systemd scope, if systemd manages this cgroup. systemd removes the cgroup when its last process ends.
     scope: Option<Scope>,
-    /// How many processes the kernel had killed around it, when it was made.
+    /// OOM kills in the slice when the scope was created.
     slice_oom_kills: u64,
 }
 
-/// Keeps a cgroup that was made for processes which are yet to come: systemd removes one that is empty.
+/// Keeps a new scope alive until its first process enters: systemd removes an empty scope.
 #[derive(Debug)]
 pub struct ScopeGuard {
     _placeholder: Option<Placeholder>,
 }
 
 impl Cgroup {
-    /// The cgroup that `linux.cgroupsPath` names: by its path, or as `SLICE:PREFIX:NAME`.
+    /// The cgroup of `linux.cgroupsPath`: a path, or `SLICE:PREFIX:NAME` for a systemd scope.
     ///
     /// # Errors
-    /// It leads out of the hierarchy, or to its root; or it is the name of no scope.
+    /// The path leads out of the hierarchy or to its root; the text is not a scope's name.
     pub fn from_cgroups_path(hierarchy: &Path, text: &str) -> Result<Cgroup, CgroupError> {
         Ok(match path::parse(text)? {
             CgroupsPath::Path(path) => Cgroup::at(hierarchy, &path),
@@ -63,7 +67,7 @@ impl Cgroup {
         })
     }
 
-    /// The cgroup at this path, relative to the hierarchy's root.
+    /// The cgroup at `path`, relative to the root of the hierarchy.
     #[must_use]
     pub fn at(hierarchy: &Path, path: &Path) -> Cgroup {
         Cgroup {
@@ -74,17 +78,16 @@ impl Cgroup {
         }
     }
 
-    /// Its directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes it, with limits and with the controllers that its parents can pass on, or leaves nothing. Succeeds if it is
-    /// there, unless it is systemd's to make. May block for as long as systemd takes: seconds, if something is wrong.
+    /// Creates the cgroup with limits, and enables the controllers in its parents. Leaves nothing behind on errors.
+    /// Succeeds if the cgroup exists, unless systemd manages it. Blocks as long as systemd takes, up to seconds.
     ///
     /// # Errors
-    /// The kernel or systemd refuses; a limit cannot be kept.
+    /// The kernel or systemd refuses; a limit cannot be set.
     pub fn create(&mut self, resources: Option<&LinuxResources>) -> Result<ScopeGuard, CgroupError> {
         let placeholder = match &self.scope {
             None => {
@@ -106,7 +109,7 @@ impl Cgroup {
         })
     }
 
-    /// Has systemd make it.
+    /// Asks systemd to start the scope.
     fn start_scope(
         &self,
         scope: &Scope,
@@ -114,23 +117,23 @@ impl Cgroup {
     ) -> Result<Placeholder, CgroupError> {
         let placeholder = Placeholder::start().map_err(|error| CgroupError::Systemd {
             unit: scope.unit.clone(),
-            reason: format!("no process to begin with: {error}"),
+            reason: format!("cannot start its first process: {error}"),
         })?;
         let limits = resources.map(properties::from_resources).unwrap_or_default();
         SystemdClient::default().start(scope, placeholder.pid(), limits)?;
-        // systemd has passed on what it knows; huge pages are not among that.
+        // systemd enables the controllers it knows. It does not know hugetlb.
         self.enable_controllers(false)?;
         if !self.path.exists() {
-            // Another hierarchy than systemd's, or a name that it writes otherwise.
+            // systemd uses another hierarchy, or escapes the name differently.
             return Err(CgroupError::Systemd {
                 unit: scope.unit.clone(),
-                reason: format!("it was started, but {} is not there", self.path.display()),
+                reason: format!("it was started, but {} does not exist", self.path.display()),
             });
         }
         Ok(placeholder)
     }
 
-    /// Has its parents pass on their controllers, and makes what is missing if `make`.
+    /// Enables the controllers in all parents, and creates missing directories if `make`.
     fn enable_controllers(&self, make: bool) -> Result<(), CgroupError> {
         let below = self.path.strip_prefix(&self.hierarchy).unwrap_or(Path::new(""));
         let mut parent = self.hierarchy.clone();
@@ -150,10 +153,10 @@ impl Cgroup {
         Ok(())
     }
 
-    /// Sets its limits. May block as [`Cgroup::create`] does.
+    /// Sets the limits. Blocks as [`Cgroup::create`] does.
     ///
     /// # Errors
-    /// A limit cannot be kept.
+    /// A limit cannot be set.
     pub fn set_limits(&self, resources: &LinuxResources) -> Result<(), CgroupError> {
         if let Some(scope) = &self.scope {
             SystemdClient::default().limit(&scope.unit, &properties::from_resources(resources))?;
@@ -161,7 +164,7 @@ impl Cgroup {
         limits::apply(&self.path, resources)
     }
 
-    /// Takes a process in.
+    /// Moves a process into the cgroup.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -170,43 +173,43 @@ impl Cgroup {
         fs::write(&procs, pid.to_string()).map_err(CgroupError::io(&procs))
     }
 
-    /// The processes in it.
+    /// Process ids in the cgroup.
     #[must_use]
     pub fn processes(&self) -> Vec<u32> {
         let procs = fs::read_to_string(self.path.join("cgroup.procs")).unwrap_or_default();
         procs.lines().filter_map(|line| line.parse().ok()).collect()
     }
 
-    /// How much it has used.
     #[must_use]
     pub fn stats(&self) -> CgroupStats {
         CgroupStats::read(&self.path)
     }
 
-    /// How many of its processes the kernel killed for want of memory.
+    /// Number of processes that the OOM killer killed in this cgroup.
     #[must_use]
     pub fn oom_kills(&self) -> u64 {
-        // systemd may have removed it with its last process: then it counts what the slice around it has seen since.
+        // systemd may have removed the scope with its last process. Its slice has counted the kill too.
         let since_creation = || stats::oom_kills(self.slice()?)?.checked_sub(self.slice_oom_kills);
         stats::oom_kills(&self.path).or_else(since_creation).unwrap_or(0)
     }
 
-    /// The slice of a scope.
+    /// The slice that contains the scope.
     fn slice(&self) -> Option<&Path> {
         self.scope.as_ref().and(self.path.parent())
     }
 
-    /// Kills what is in it and removes it, with all below. Waits a second at most, or as long as systemd takes; succeeds if
-    /// it is not there.
+    /// Kills all processes and removes the cgroup with its children. Waits at most one second, or as long as systemd
+    /// takes. Succeeds if the cgroup does not exist.
     ///
     /// # Errors
-    /// Something in it does not end.
+    /// A process does not end.
     pub fn remove(&self) -> Result<(), CgroupError> {
         if self.path == self.hierarchy {
             return Ok(());
         }
         if self.path.exists() {
-            // Since Linux 5.14; before, what is left is known to be the VMM alone, which ends with its monitor.
+            // cgroup.kill exists since Linux 5.14. On older kernels only the VMM is left here, and it ends with its
+            // monitor.
             let kill = fs::OpenOptions::new()
                 .write(true)
                 .open(self.path.join("cgroup.kill"));
@@ -219,7 +222,7 @@ impl Cgroup {
         let mut tries = 0;
         loop {
             match remove_tree(&self.path) {
-                // Without a directory there is no process, so no unit for long, even if systemd cannot be asked.
+                // A removed directory has no processes, so systemd drops the unit soon, even if it cannot be asked now.
                 Ok(()) => break,
                 Err(error)
                     if error.raw_os_error() == Some(Errno::EBUSY as i32) && tries < REMOVE_ATTEMPTS =>
@@ -234,10 +237,10 @@ impl Cgroup {
     }
 }
 
-/// The cgroup this process is in.
+/// The cgroup of the calling process.
 ///
 /// # Errors
-/// There is no cgroup2 file system.
+/// No cgroup2 file system is mounted.
 pub fn current() -> Result<Cgroup, CgroupError> {
     let hierarchy = hierarchy()?;
     let text = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -245,7 +248,7 @@ pub fn current() -> Result<Cgroup, CgroupError> {
     Ok(Cgroup::at(&hierarchy, Path::new(path.unwrap_or_default())))
 }
 
-/// A cgroup's files go with its directory; only directories are removed.
+/// Removes directories only: the files of a cgroup go with its directory.
 fn remove_tree(path: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -262,7 +265,7 @@ fn remove_tree(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Bytes as people read them.
+/// Formats bytes as MiB.
 pub fn mib(bytes: u64) -> String {
     const MIB: u64 = 1 << 20;
     match bytes.is_multiple_of(MIB) {

@@ -1,4 +1,4 @@
-//! A container's limits as the files of its cgroup.
+//! The limits of a container as files of its cgroup.
 
 use std::fs;
 use std::io;
@@ -8,14 +8,14 @@ use oci_spec::runtime::{LinuxMemory, LinuxPids, LinuxResources};
 
 use super::CgroupError;
 
-/// Microseconds in which a quota of processors' time may be used, if nothing else is said.
+/// Default period of a CPU quota, in microseconds.
 pub(super) const PERIOD: u64 = 100_000;
 
-/// What a container's cgroup may need of its parents.
+/// Controllers that a container's cgroup may need.
 const CONTROLLERS: [&str; 6] = ["cpu", "cpuset", "io", "memory", "pids", "hugetlb"];
 
-/// Passes on what a cgroup has to those below it, as far as that is allowed: one with processes in it may not, and a
-/// limit that then cannot be set is an error of its own.
+/// Enables the available controllers for the children of `cgroup`. Errors are ignored: a cgroup with processes cannot
+/// enable controllers, and setting a limit without its controller fails later with an error that names it.
 pub(super) fn enable_controllers(cgroup: &Path) {
     let has = fs::read_to_string(cgroup.join("cgroup.controllers")).unwrap_or_default();
     let passed = cgroup.join("cgroup.subtree_control");
@@ -32,12 +32,12 @@ pub(super) fn enable_controllers(cgroup: &Path) {
 pub(super) fn apply(cgroup: &Path, resources: &LinuxResources) -> Result<(), CgroupError> {
     let set = |name: &str, value: String, what, controller| set(cgroup, name, &value, what, controller);
     if let Some(memory) = resources.memory() {
-        // Below zero: no limit. Zero: nothing is said.
+        // Negative means unlimited, zero means unset.
         if let Some(limit) = memory.limit().filter(|limit| *limit != 0) {
             set("memory.max", max(limit), "memory", "memory")?;
         }
         if let Some(swap) = swap_limit(memory) {
-            // A kernel without swap accounting has no such file, and no swap to limit.
+            // A kernel without swap accounting has neither the file nor swap to limit.
             let file = cgroup.join("memory.swap.max");
             if file.exists() {
                 set("memory.swap.max", max(swap), "swap", "memory")?;
@@ -90,7 +90,7 @@ pub(super) fn pids(pids: &LinuxPids) -> Option<i64> {
     Some(pids.limit()).filter(|limit| *limit != 0)
 }
 
-/// The limit of swap alone, where one of memory and swap together is given. Below zero: none.
+/// Limit of swap alone, from the OCI limit of memory and swap together. Negative means unlimited.
 pub(super) fn swap_limit(memory: &LinuxMemory) -> Option<i64> {
     let both = memory.swap().filter(|both| *both != 0)?;
     let limit = memory.limit().filter(|limit| *limit > 0)?;
@@ -113,7 +113,7 @@ fn set(
         .open(&path)
         .and_then(|mut file| io::Write::write_all(&mut file, value.as_bytes()))
     {
-        // cgroupfs creates nothing.
+        // cgroupfs reports a missing file as one that must not be created.
         Err(error)
             if matches!(
                 error.kind(),
@@ -138,12 +138,12 @@ fn max(limit: i64) -> String {
     }
 }
 
-/// Shares of version 1, 2 to 262144, as a weight of version 2, 1 to 10000.
+/// Converts `cpu.shares` of version 1 (2 to 262144) to `cpu.weight` of version 2 (1 to 10000).
 pub(super) fn cpu_weight(shares: u64) -> u64 {
     1 + (shares.clamp(2, 262_144) - 2) * 9999 / 262_142
 }
 
-/// Whether this is the name of a controller's file: never one that moves processes or delegates.
+/// True for the name of a controller's file. `cgroup.*` files move processes or delegate, and are excluded.
 fn is_controller_file(name: &str) -> bool {
     let plain = name
         .bytes()

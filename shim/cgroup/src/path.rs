@@ -1,4 +1,4 @@
-//! Where the cgroup of a container is.
+//! Parses `linux.cgroupsPath` and finds the cgroup2 mount.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -6,16 +6,16 @@ use std::path::{Component, Path, PathBuf};
 use super::CgroupError;
 use super::scope::Scope;
 
-/// What `linux.cgroupsPath` names.
+/// Parsed `linux.cgroupsPath`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum CgroupsPath {
-    /// A path below the hierarchy's root: `/kubepods/pod1/0123`.
+    /// Path below the root of the hierarchy: `/kubepods/pod1/0123`.
     Path(PathBuf),
-    /// A scope, which is systemd's to make: `kubepods-pod1.slice:cri-containerd:0123`.
+    /// systemd scope: `kubepods-pod1.slice:cri-containerd:0123`.
     Scope(Scope),
 }
 
-/// The two forms do not overlap: no path of a container runtime's has a colon.
+/// The two forms do not overlap: container runtimes use no colon in a path.
 pub(super) fn parse(text: &str) -> Result<CgroupsPath, CgroupError> {
     if text.contains(".slice:") || (text.contains(':') && !text.starts_with('/')) {
         return Scope::parse(text).map(CgroupsPath::Scope);
@@ -34,10 +34,10 @@ pub(super) fn parse(text: &str) -> Result<CgroupsPath, CgroupError> {
     }
 }
 
-/// Where the cgroup2 file system is mounted.
+/// Mount point of the cgroup2 file system.
 ///
 /// # Errors
-/// Nowhere.
+/// No cgroup2 file system is mounted.
 pub fn hierarchy() -> Result<PathBuf, CgroupError> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     mount_point(&mounts).ok_or(CgroupError::NoHierarchy)

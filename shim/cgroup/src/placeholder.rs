@@ -1,4 +1,4 @@
-//! A process that keeps a place: a scope of systemd's begins with one, and goes when it has none.
+//! First process of a systemd scope. A scope starts with at least one process and stops when it has none.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -9,18 +9,18 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::waitpid;
 use nix::unistd::{ForkResult, Pid, fork, pipe2};
 
-/// A process that does nothing until this is dropped, and ends with its parent.
+/// A process that sleeps until this is dropped, or until its parent ends.
 #[derive(Debug)]
 pub(super) struct Placeholder {
     pid: Pid,
-    /// Nobody writes to it; it closes with this process.
+    /// Write end of the pipe that the child reads. It closes with this process.
     _write_end: OwnedFd,
 }
 
 impl Placeholder {
     pub(super) fn start() -> io::Result<Placeholder> {
         let (read_end, write_end) = pipe2(OFlag::O_CLOEXEC)?;
-        // SAFETY: the child of this process, which may have other threads, makes only system calls.
+        // SAFETY: this process may have other threads, so the child only makes system calls.
         match unsafe { fork() }? {
             ForkResult::Parent { child } => Ok(Placeholder {
                 pid: child,
@@ -37,17 +37,17 @@ impl Placeholder {
 
 impl Drop for Placeholder {
     fn drop(&mut self) {
-        // It fails only where the process has ended, and that has to be waited for as well.
+        // kill fails only if the process has ended, which still needs waitpid.
         let _ = kill(self.pid, Signal::SIGKILL);
         while waitpid(self.pid, None) == Err(Errno::EINTR) {}
     }
 }
 
-/// What the child does: holds nothing but the pipe's end, and waits for the other to close.
+/// Body of the child: closes everything but the pipe's read end and waits for the write end to close.
 fn wait_for(read_end: libc::c_int) -> ! {
     let mut byte = 0u8;
-    // SAFETY: plain system calls on the child's own descriptors and one byte of its stack. Nothing that they close is
-    // used afterwards: _exit runs no destructors.
+    // SAFETY: these are plain system calls on the child's own descriptors and one byte of its stack. Nothing uses the
+    // closed descriptors afterwards: _exit runs no destructors.
     unsafe {
         if read_end > 0 {
             libc::close_range(0, read_end.unsigned_abs() - 1, 0);

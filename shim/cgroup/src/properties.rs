@@ -1,20 +1,19 @@
-//! A container's limits as properties of a unit: systemd writes a unit's files anew by them, as at `daemon-reload`.
+//! The limits of a container as properties of a systemd unit. systemd rewrites the cgroup files from these, for example
+//! on `daemon-reload`.
 
 use oci_spec::runtime::LinuxResources;
 use zbus::zvariant::Value;
 
 use super::limits::{PERIOD, cpu_weight, pids, swap_limit};
 
-/// A property of a unit.
 pub(super) type Property = (&'static str, Value<'static>);
 
-/// No limit.
 const INFINITY: u64 = u64::MAX;
 const SECOND: u64 = 1_000_000;
-/// systemd keeps shares of a processor in percent, and runc rounds them up to that.
+/// systemd stores CPU quotas in percent, and runc rounds up to the next percent.
 const PERCENT: u64 = SECOND / 100;
 
-/// All that systemd knows of these limits. What it does not know stands in files alone, and stays there.
+/// Properties for all limits that systemd knows. Other limits are only written to files, which systemd leaves alone.
 pub(super) fn from_resources(resources: &LinuxResources) -> Vec<Property> {
     let mut properties: Vec<Property> = Vec::new();
     let mut set = |name, value: Value<'static>| properties.push((name, value));
@@ -39,7 +38,7 @@ pub(super) fn from_resources(resources: &LinuxResources) -> Vec<Property> {
             set("CPUQuotaPerSecUSec", quota_per_second(quota, period).into());
         }
         for (name, list) in [("AllowedCPUs", cpu.cpus()), ("AllowedMemoryNodes", cpu.mems())] {
-            // What is no list the kernel refuses as well, by its file.
+            // An invalid list is skipped here: the kernel refuses it when the file is written.
             if let Some(mask) = list.as_deref().and_then(list_mask) {
                 set(name, mask.into());
             }
@@ -60,7 +59,7 @@ pub(super) fn from_resources(resources: &LinuxResources) -> Vec<Property> {
     properties
 }
 
-/// The property that a file of one number is.
+/// Property of a cgroup file that holds one number.
 fn property_name(file: &str) -> Option<&'static str> {
     Some(match file {
         "memory.max" => "MemoryMax",
@@ -74,12 +73,12 @@ fn property_name(file: &str) -> Option<&'static str> {
     })
 }
 
-/// Below zero: no limit.
+/// Converts a limit: negative means unlimited.
 fn limit_value(limit: i64) -> u64 {
     u64::try_from(limit).unwrap_or(INFINITY)
 }
 
-/// Microseconds of processors' time in a second.
+/// CPU time per second, in microseconds.
 fn quota_per_second(quota: i64, period: u64) -> u64 {
     match u64::try_from(quota) {
         Ok(quota) => {
@@ -91,9 +90,9 @@ fn quota_per_second(quota: i64, period: u64) -> u64 {
     }
 }
 
-/// A list as the kernel has it, `0-2,4`, as a mask, the lowest byte first.
+/// Converts a CPU list such as `0-2,4` to a bit mask, lowest byte first.
 fn list_mask(list: &str) -> Option<Vec<u8>> {
-    /// More than any kernel has.
+    /// More CPUs than any kernel supports.
     const MAX_BITS: usize = 1 << 16;
     let mut mask = Vec::new();
     for range in list.split(',') {

@@ -1,19 +1,18 @@
-//! The names of systemd's scopes: `SLICE:PREFIX:NAME` is the unit `PREFIX-NAME.scope` in that slice.
+//! Names of systemd scopes: `SLICE:PREFIX:NAME` is the unit `PREFIX-NAME.scope` in that slice.
 
 use std::path::PathBuf;
 
 use super::CgroupError;
 
 const SLICE: &str = ".slice";
-/// The longest name of a unit.
+/// Longest name of a unit, in bytes.
 const UNIT_NAME_MAX: usize = 255;
 
-/// A scope, by its names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Scope {
     pub(super) slice: String,
     pub(super) unit: String,
-    /// Its cgroup, relative to the hierarchy's root.
+    /// Path of its cgroup, relative to the root of the hierarchy.
     pub(super) path: PathBuf,
 }
 
@@ -25,12 +24,12 @@ impl Scope {
         };
         let parts: Vec<&str> = text.split(':').collect();
         let [slice, prefix, name] = parts[..] else {
-            return Err(bad("one of systemd's is SLICE:PREFIX:NAME"));
+            return Err(bad("a systemd scope is SLICE:PREFIX:NAME"));
         };
-        let mut path = slice_path(slice).ok_or_else(|| bad("it begins with the name of no slice"))?;
+        let mut path = slice_path(slice).ok_or_else(|| bad("it does not begin with the name of a slice"))?;
         let unit = format!("{prefix}-{name}.scope");
         if prefix.is_empty() || name.is_empty() || !is_unit_name(&unit) {
-            return Err(bad("PREFIX-NAME.scope is the name of no scope"));
+            return Err(bad("PREFIX-NAME.scope is not a valid scope name"));
         }
         path.push(&unit);
         Ok(Scope {
@@ -41,7 +40,7 @@ impl Scope {
     }
 }
 
-/// The cgroup of a slice: each dash of its name is a step down. A dash that is none is written `\x2d`.
+/// Path of a slice's cgroup: each dash in the name is one level. A literal dash is written `\x2d`.
 fn slice_path(slice: &str) -> Option<PathBuf> {
     let name = slice.strip_suffix(SLICE).filter(|_| is_unit_name(slice))?;
     let mut path = PathBuf::new();
@@ -62,7 +61,7 @@ fn slice_path(slice: &str) -> Option<PathBuf> {
     Some(path)
 }
 
-/// Whether a unit may be called that.
+/// True if a unit may have this name.
 fn is_unit_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'\\');
     name.len() <= UNIT_NAME_MAX && name.bytes().all(plain)

@@ -1,70 +1,60 @@
-//! How much a cgroup has used.
+//! Statistics of a cgroup.
 
 use std::fs;
 use std::path::Path;
 
-/// What a cgroup's controllers count; zero where there is no such controller.
+/// Counters of a cgroup's controllers; zero where a controller is missing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CgroupStats {
-    /// Time on processors.
     pub cpu: CpuStats,
-    /// Memory.
     pub memory: MemoryStats,
-    /// Threads.
+    /// Number of threads.
     pub pids: u64,
-    /// The most threads there may be; none if that is not limited.
+    /// Limit of threads; `None` if unlimited.
     pub pids_limit: Option<u64>,
 }
 
-/// Time on processors, in microseconds.
+/// CPU time, in microseconds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CpuStats {
-    /// All of it.
+    /// User and system time.
     pub usage_usec: u64,
-    /// In user mode, and as a guest.
+    /// User mode, guest time included.
     pub user_usec: u64,
-    /// In the kernel.
     pub system_usec: u64,
-    /// Periods of the limit.
+    /// Periods of the CPU quota.
     pub periods: u64,
-    /// Those in which it was reached.
+    /// Periods in which the quota was used up.
     pub throttled: u64,
-    /// How long it was waited for their ends.
+    /// Time waited for the next period.
     pub throttled_usec: u64,
 }
 
-/// Bytes of memory.
+/// Memory, in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MemoryStats {
     /// In use, page cache included.
     pub usage: u64,
-    /// The limit; none if there is none.
+    /// `None` if unlimited.
     pub limit: Option<u64>,
-    /// The most there ever was; 0 if the kernel does not tell.
+    /// Highest usage so far; 0 if the kernel does not report it.
     pub peak: u64,
-    /// Of no file.
+    /// Anonymous memory.
     pub anon: u64,
-    /// Page cache.
     pub file: u64,
-    /// Page cache that is hardly used.
     pub inactive_file: u64,
-    /// Page cache in use.
     pub active_file: u64,
-    /// Memory of no file that is hardly used.
     pub inactive_anon: u64,
-    /// Memory of no file in use.
     pub active_anon: u64,
-    /// Of the kernel.
+    /// Kernel memory.
     pub kernel: u64,
-    /// Page faults.
     pub faults: u64,
-    /// Those that had to read.
+    /// Faults that needed I/O.
     pub major_faults: u64,
-    /// Swap in use.
     pub swap: u64,
-    /// Times the limit was reached and nothing could be freed.
+    /// Times the limit was reached and nothing could be reclaimed.
     pub oom: u64,
-    /// Processes killed for that.
+    /// Processes that the OOM killer killed.
     pub oom_kills: u64,
 }
 
@@ -108,12 +98,12 @@ impl CgroupStats {
     }
 }
 
-/// A file of one number; nothing for `max`.
+/// Number in a file; `None` for `max`.
 fn number(cgroup: &Path, name: &str) -> Option<u64> {
     fs::read_to_string(cgroup.join(name)).ok()?.trim().parse().ok()
 }
 
-/// How many processes in it the kernel killed for want of memory; nothing if it is not there.
+/// Number of processes that the OOM killer killed; `None` if the cgroup does not exist.
 pub(super) fn oom_kills(cgroup: &Path) -> Option<u64> {
     value(
         &fs::read_to_string(cgroup.join("memory.events")).ok()?,

@@ -46,7 +46,7 @@ fn limits_become_files() {
     );
     assert_eq!(["pids.max", "hugetlb.2MB.max"].map(read), ["100", "4194304"]);
     let bad = cgroup.set_limits(&resources(r#"{"unified": {"cgroup.procs": "1"}}"#));
-    assert!(bad.unwrap_err().to_string().contains("is no file of a cgroup"));
+    assert!(bad.unwrap_err().to_string().contains("is not a cgroup file"));
 }
 
 #[test]
@@ -60,12 +60,11 @@ fn a_limit_that_cannot_be_kept_is_an_error() {
     assert_eq!(
         error.to_string(),
         format!(
-            "{}/memory.max is not there, so memory cannot be limited: the memory controller of cgroup version 2 is not \
-             available",
+            "{}/memory.max does not exist, so memory cannot be limited: enable the memory controller of cgroup version 2",
             cgroup.path().display()
         )
     );
-    // Nothing is asked for.
+    // Limits that are zero or the default.
     let nothing = r#"{"memory": {"limit": 0}, "cpu": {"shares": 2, "quota": 0}, "pids": {"limit": 0}}"#;
     cgroup.set_limits(&resources(nothing)).unwrap();
 }

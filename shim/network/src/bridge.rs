@@ -21,7 +21,7 @@ use super::{ethtool, sysctl, tap};
 
 const ARP_IGNORE: &str = "ipv4/conf/all/arp_ignore";
 
-/// Switches that are changed and outlive what is built, and how they were.
+/// Sysctls that the binding sets and that outlive its devices, with their old values.
 pub(super) fn sysctls_to_save(devices: &DeviceNames) -> Result<Vec<(String, String)>, NetworkFault> {
     sysctl::not_on(&[ARP_IGNORE, &disable_ipv6(&devices.nic)])
 }
@@ -30,7 +30,7 @@ fn disable_ipv6(device: &str) -> String {
     format!("ipv6/conf/{device}/disable_ipv6")
 }
 
-/// Builds it from the device as the plugin left it.
+/// Builds the binding from the NIC as the CNI plugin left it.
 pub(super) fn build(
     netlink: &Netlink,
     interface: &Interface,
@@ -43,7 +43,7 @@ pub(super) fn build(
     no_ipv6(&devices.bridge)?;
     let bridge = netlink.require_link(&devices.bridge)?.index;
     enslave(netlink, bridge, moved, &devices.moved_nic, nic.mtu)?;
-    // Who is behind the pod's device is not learnt: a frame of the guest's that came back would move the guest there.
+    // Learning is off on this port: a frame of the guest that came back would move the guest's address to it.
     netlink.set_learning(moved, &devices.moved_nic, false)?;
 
     tap::create(&devices.tap, interface.queues, interface.owner)?;
@@ -55,7 +55,7 @@ pub(super) fn build(
         add_placeholder(netlink, devices, nic)?;
     }
     if nic.ipv4().is_some() {
-        // The pod's address is still one of the namespace's: without this the bridge would answer for it.
+        // The pod's address is still in this namespace. Without arp_ignore the bridge would answer ARP for it.
         sysctl::set(ARP_IGNORE, "1")?;
         let address = Ipv4Net::new_assert(interface.fake_address(), 32);
         netlink.add_address(bridge, &devices.bridge, address.into())?;
@@ -65,7 +65,7 @@ pub(super) fn build(
     answer_for_neighbours(netlink, bridge, moved, devices, nic)
 }
 
-/// Empties the pod's device, renames it and gives it another Ethernet address, for its own is the guest's now.
+/// Removes the addresses of the pod's NIC, renames it and gives it another MAC address: the guest uses the old one.
 fn release_nic(netlink: &Netlink, devices: &DeviceNames, saved: &SavedLink) -> Result<u32, NetworkFault> {
     let index = netlink.require_link(&devices.nic)?.index;
     netlink.set_up(index, &devices.nic, false)?;
@@ -96,12 +96,13 @@ pub(super) fn enslave(
     netlink.change(port, name, change)
 }
 
-/// Ports and bridge would make themselves addresses, ask for routers and report memberships in the pod's name.
+/// Disables IPv6 on a port or bridge, which would otherwise create addresses, solicit routers and report multicast
+/// memberships in the pod's name.
 fn no_ipv6(device: &str) -> Result<(), NetworkFault> {
     sysctl::set(&disable_ipv6(device), "1")
 }
 
-/// A device that is down shows the pod's addresses to whoever looks for them, as the kubelet and plugins do.
+/// Adds a device that is down and holds the pod's addresses, where the kubelet and CNI plugins look for them.
 fn add_placeholder(netlink: &Netlink, devices: &DeviceNames, nic: &PodNic) -> Result<(), NetworkFault> {
     netlink.add_placeholder(&devices.nic)?;
     let index = netlink.require_link(&devices.nic)?.index;
@@ -119,8 +120,9 @@ fn add_placeholder(netlink: &Netlink, devices: &DeviceNames, nic: &PodNic) -> Re
     Ok(())
 }
 
-/// The pod may reach its gateway by a static neighbour because nobody answers ARP for it. The guest has no such entry
-/// and asks: the bridge answers in the neighbour's place, which it must know to be behind the pod's device.
+/// Makes the bridge answer ARP for static neighbours. A pod may reach its gateway by a static neighbour entry because
+/// nobody answers ARP for it; the guest has no such entry. The bridge must know that the neighbour is behind the pod's
+/// NIC.
 fn answer_for_neighbours(
     netlink: &Netlink,
     bridge: u32,
@@ -151,7 +153,7 @@ fn answer_for_neighbours(
     }
 }
 
-/// Removes whatever of it was built, and gives the pod's device its name back.
+/// Removes the devices that exist, and gives the pod's NIC its name back.
 pub(super) fn remove_devices(
     netlink: &Netlink,
     devices: &DeviceNames,
@@ -176,8 +178,8 @@ pub(super) fn remove_devices(
     netlink.change(moved.index, &devices.moved_nic, name)
 }
 
-/// Makes the pod's device what it was, once it has its name and the namespace its switches. What fails is told after
-/// everything else is done.
+/// Restores the MAC address, addresses, routes and neighbours of the pod's NIC, after its name and the sysctls.
+/// Continues after errors and returns the first.
 pub(super) fn restore_nic(
     netlink: &Netlink,
     devices: &DeviceNames,
@@ -185,7 +187,7 @@ pub(super) fn restore_nic(
     saved: &SavedLink,
 ) -> Result<(), NetworkFault> {
     let Some(link) = netlink.link_by_name(&devices.nic)? else {
-        // It goes with the pod, which may be going.
+        // The NIC is gone with the pod.
         return Ok(());
     };
     let change = LinkChange {
@@ -194,7 +196,7 @@ pub(super) fn restore_nic(
         ..LinkChange::default()
     };
     netlink.change(link.index, &nic.name, change)?;
-    // To one that is up, or IPv6 makes no route for an address that is there for a time.
+    // Added while the NIC is up: IPv6 makes no route for a temporary address otherwise.
     let added = saved_routes::add_addresses(&nic.name, &saved.addresses);
     let routed = saved_routes::restore_routes(link.index, &nic.name, &saved.routes, &saved.addresses);
     let settled = saved_routes::restore_address_flags(&nic.name, &saved.addresses);

@@ -1,37 +1,38 @@
-//! What the devices of a pod are called, as in KubeVirt.
+//! Names of a pod's network devices, as in KubeVirt.
 
 use sha2::{Digest, Sha256};
 
 use super::error::NetworkFault;
 
-/// The pod's first device.
+/// Name of the pod's first NIC.
 pub const PRIMARY_NIC: &str = "eth0";
 
-/// Bytes of a device's name, at most.
+/// Longest device name, in bytes.
 const NAME_MAX: usize = 15;
 
-/// The device of a secondary network: `pod` and the first digits of the hash of the network's name in the manifest.
+/// Name of a secondary network's NIC: `pod` and the first digits of the hash of the network's name in the manifest.
 pub fn secondary_nic(network: &str) -> String {
     let digest = Sha256::digest(network.as_bytes());
     let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("pod{}", &hex[..11])
 }
 
-/// The devices of one interface.
+/// Names of the devices of one interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceNames {
-    /// What the container network plugin made, and later what stands in for it.
+    /// The NIC that the CNI plugin made, and later the placeholder that holds its addresses.
     pub nic: String,
-    /// What the plugin made, renamed.
+    /// The plugin's NIC after it was renamed.
     pub moved_nic: String,
-    /// The bridge.
     pub bridge: String,
-    /// The guest's end.
     pub tap: String,
 }
 
 impl DeviceNames {
-    /// `eth0`: `eth0-nic`, `k6t-eth0`, `tap0`; `pod123`: `123-nic`, `k6t-123`, `tap123`.
+    /// Names for a NIC. `eth0`: `eth0-nic`, `k6t-eth0`, `tap0`. `pod123`: `123-nic`, `k6t-123`, `tap123`.
+    ///
+    /// # Errors
+    /// A name is too long, or has characters that no path under /proc/sys may have.
     pub fn for_nic(nic: &str) -> Result<DeviceNames, NetworkFault> {
         let short = match nic.strip_prefix("pod") {
             Some(rest) if !rest.is_empty() => rest,
@@ -58,7 +59,6 @@ impl DeviceNames {
         }
     }
 
-    /// Whether a device of this name is among them.
     pub fn contains(&self, name: &str) -> bool {
         self.all().into_iter().any(|own| own == name)
     }
@@ -68,7 +68,7 @@ impl DeviceNames {
     }
 }
 
-/// The name becomes part of paths under /proc/sys, and `%d` in a tap's name a number.
+/// Names become parts of paths under /proc/sys, and the kernel replaces `%d` in a tap's name by a number.
 fn is_device_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     !name.is_empty() && name != "." && name != ".." && name.bytes().all(plain)

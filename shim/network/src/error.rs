@@ -1,15 +1,14 @@
-//! What can be wrong with a pod's network.
+//! Errors of a pod's network.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why an interface could not be prepared, served or taken apart.
+/// Error of preparing, serving or tearing down an interface.
 #[derive(Debug, thiserror::Error)]
 #[error("{}{fault}", self.prefix())]
 pub struct NetworkError {
-    /// Its name in the manifest; empty where it is about none in particular.
+    /// Name in the manifest; empty if the error is not about one interface.
     pub interface: String,
-    /// What is wrong; its own source is this error's.
     #[source]
     pub fault: NetworkFault,
 }
@@ -22,7 +21,7 @@ impl NetworkError {
         }
     }
 
-    /// Whether trying again cannot help: the VM has failed.
+    /// True if a retry cannot help and the VM has failed.
     pub fn is_critical(&self) -> bool {
         matches!(
             self.fault,
@@ -33,92 +32,71 @@ impl NetworkError {
     }
 }
 
-/// What is wrong with an interface.
+/// Cause of a [`NetworkError`].
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkFault {
-    /// The network namespace cannot be entered.
     #[error("the network namespace cannot be entered: {0}")]
     Namespace(#[source] io::Error),
-    /// The pod has no such device.
+    /// The pod has no such NIC.
     #[error("pod link ({0}) is missing")]
     NicNotFound(String),
-    /// The pod's device is none that a guest could have.
+    /// The pod's NIC cannot be given to a guest.
     #[error("{nic} {reason}")]
     UnsuitableNic {
-        /// The device.
         nic: String,
-        /// What is wrong with it, and the way out.
+        /// What is wrong, and the way out.
         reason: String,
     },
-    /// What was prepared could not be taken back.
+    /// Tearing down failed and left the NIC changed.
     #[error("{fault}: {nic} is not what it was before; if its namespace is not needed any more, delete that")]
     NotRestored {
-        /// The pod's device.
         nic: String,
-        /// Why; its own source is this one's.
         #[source]
         fault: Box<NetworkFault>,
     },
-    /// A preparation began and did not end.
+    /// A preparation started and did not finish.
     #[error("the network preparation of {nic} was interrupted and cannot be restarted")]
-    Interrupted {
-        /// The pod's device.
-        nic: String,
-    },
-    /// A device is there that only a preparation makes, and no preparation is recorded.
+    Interrupted { nic: String },
+    /// A device of a preparation exists without a record of the preparation.
     #[error("{device} exists, but no network preparation is recorded: it cannot be resumed")]
-    UnexpectedDevice {
-        /// The device.
-        device: String,
-    },
-    /// A device of a finished preparation has gone.
+    UnexpectedDevice { device: String },
+    /// A device of a finished preparation is gone.
     #[error("{device} has gone since the network was prepared; the preparation cannot be restarted")]
-    DeviceGone {
-        /// The device.
-        device: String,
-    },
-    /// A finished preparation was for something else.
+    DeviceGone { device: String },
+    /// The NIC was prepared with another specification.
     #[error("{nic} is prepared with {was}, which cannot become {wanted}")]
     SpecChanged {
-        /// The pod's device.
         nic: String,
-        /// What it was prepared with.
         was: String,
-        /// What is asked for.
         wanted: String,
     },
-    /// What is asked for cannot be.
+    /// A field has an invalid value.
     #[error("{field}: {reason}")]
     InvalidField {
-        /// The field, as in the manifest where it has one.
+        /// Name of the field in the manifest, if it has one.
         field: &'static str,
-        /// What is wrong with it.
         reason: String,
     },
-    /// This machine's own network is in the way.
+    /// The network of the host prevents it.
     #[error("{0}")]
     Host(String),
-    /// The kernel refused something.
+    /// The kernel refused a request.
     #[error("{what}: {source}")]
     Kernel {
-        /// What was tried, with the device's name.
+        /// The request, with the name of the device.
         what: String,
-        /// Why it failed.
         #[source]
         source: io::Error,
     },
-    /// A file could not be used.
     #[error("{}: {source}", path.display())]
     Io {
-        /// The file.
         path: PathBuf,
-        /// Why it failed.
         #[source]
         source: io::Error,
     },
 }
 
-/// One that is about no interface in particular.
+/// For errors that are not about one interface.
 impl From<NetworkFault> for NetworkError {
     fn from(fault: NetworkFault) -> NetworkError {
         NetworkFault::for_interface("")(fault)
@@ -126,7 +104,7 @@ impl From<NetworkFault> for NetworkError {
 }
 
 impl NetworkFault {
-    /// Names the file a system call failed on.
+    /// Adds the path that a system call failed on.
     pub(super) fn io<E: Into<io::Error>>(path: impl Into<PathBuf>) -> impl FnOnce(E) -> NetworkFault {
         let path = path.into();
         move |source| NetworkFault::Io {
@@ -135,7 +113,7 @@ impl NetworkFault {
         }
     }
 
-    /// Names what was tried.
+    /// Adds the request that the kernel refused.
     pub(super) fn kernel<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> NetworkFault {
         let what = what.into();
         move |source| NetworkFault::Kernel {
@@ -151,7 +129,7 @@ impl NetworkFault {
         }
     }
 
-    /// Names the interface.
+    /// Adds the name of the interface.
     pub(super) fn for_interface(interface: &str) -> impl FnOnce(NetworkFault) -> NetworkError {
         move |fault| NetworkError {
             interface: interface.to_owned(),
@@ -159,7 +137,7 @@ impl NetworkFault {
         }
     }
 
-    /// The kernel's error number, where it is the kernel that refused.
+    /// Error number, if the kernel refused the request.
     pub(super) fn errno(&self) -> Option<i32> {
         match self {
             NetworkFault::Kernel { source, .. } | NetworkFault::Io { source, .. } => source.raw_os_error(),

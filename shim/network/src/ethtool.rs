@@ -1,4 +1,4 @@
-//! What is asked of a device by ethtool: switching its transmit checksum offload off, which netlink cannot, and its kind.
+//! ethtool ioctls: the driver of a device, and its transmit checksum offload, which rtnetlink cannot set.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -7,17 +7,17 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use super::error::NetworkFault;
 
-/// `struct ethtool_value`.
+/// `struct ethtool_value` of linux/ethtool.h.
 #[repr(C)]
 struct EthtoolValue {
     command: u32,
     data: u32,
 }
 
-/// ETHTOOL_STXCSUM of linux/ethtool.h.
+/// `ETHTOOL_STXCSUM`.
 const SET_TX_CHECKSUM: u32 = 0x17;
 
-/// The beginning of `struct ethtool_drvinfo`.
+/// The start of `struct ethtool_drvinfo`.
 #[repr(C)]
 struct EthtoolDrvinfo {
     command: u32,
@@ -25,12 +25,13 @@ struct EthtoolDrvinfo {
     rest: [u8; 160],
 }
 
-/// ETHTOOL_GDRVINFO.
+/// `ETHTOOL_GDRVINFO`.
 const GET_DRIVER: u32 = 0x3;
 
 nix::ioctl_write_ptr_bad!(ethtool, libc::SIOCETHTOOL as libc::c_ulong, libc::ifreq);
 
-/// What the pod itself sends by the device is given its checksums: a guest may not look at the note that they are missing.
+/// Makes the kernel fill in the checksums of packets that the pod itself sends: a guest may ignore the flag that they
+/// are missing.
 pub(super) fn disable_tx_checksum(device: &str) -> Result<(), NetworkFault> {
     set(device).map_err(NetworkFault::kernel(format!(
         "switching off the checksum offload of {device}"
@@ -42,28 +43,28 @@ fn set(device: &str) -> io::Result<()> {
         command: SET_TX_CHECKSUM,
         data: 0,
     };
-    // SAFETY: the command asks for a `EthtoolValue`.
+    // SAFETY: ETHTOOL_STXCSUM reads an `EthtoolValue`.
     unsafe { ask(device, (&raw mut value).cast()) }
 }
 
-/// The driver of a device, such as `bridge` or `veth`.
+/// Driver of a device, such as `bridge` or `veth`.
 pub(super) fn driver(device: &str) -> io::Result<String> {
     let mut driver = EthtoolDrvinfo {
         command: GET_DRIVER,
         name: [0; 32],
         rest: [0; 160],
     };
-    // SAFETY: the command asks for a `EthtoolDrvinfo`.
+    // SAFETY: ETHTOOL_GDRVINFO writes an `EthtoolDrvinfo`.
     unsafe { ask(device, (&raw mut driver).cast()) }?;
     let name = driver.name.split(|byte| *byte == 0).next().unwrap_or_default();
     Ok(String::from_utf8_lossy(name).into_owned())
 }
 
 /// # Safety
-/// `command` points to what ethtool asks for with the command that is in it.
+/// `command` must point to the structure of the command number in its first field.
 unsafe fn ask(device: &str, command: *mut libc::c_char) -> io::Result<()> {
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-    // SAFETY: ifreq is integers and a union of such, for which zeroes are valid.
+    // SAFETY: ifreq consists of integers and a union of them, for which zeroes are valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     if device.len() >= request.ifr_name.len() {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -72,7 +73,7 @@ unsafe fn ask(device: &str, command: *mut libc::c_char) -> io::Result<()> {
         *to = from as libc::c_char;
     }
     request.ifr_ifru.ifru_data = command;
-    // SAFETY: the request points to what its command asks for; both live through the call.
+    // SAFETY: the request points to the structure of its command, and both outlive the call.
     unsafe { ethtool(socket.as_raw_fd(), &request) }?;
     Ok(())
 }

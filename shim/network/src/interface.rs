@@ -1,4 +1,4 @@
-//! What is asked for: an interface of the manifest, and how it is bound to the pod's network.
+//! Specification of an interface, and its binding to the pod's network.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -8,69 +8,60 @@ use serde::{Deserialize, Serialize};
 use super::error::NetworkFault;
 use super::mac::MacAddr;
 
-/// One interface of a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interface {
-    /// Its name in the manifest.
+    /// Name in the manifest.
     pub name: String,
-    /// The pod's device it is bound to.
+    /// Name of the pod's NIC.
     pub nic: String,
-    /// Its place among the VM's interfaces.
+    /// Index among the VM's interfaces.
     pub index: u8,
-    /// How it is bound.
     pub binding: Binding,
-    /// The guest's Ethernet address, if the manifest gives one.
+    /// The guest's MAC address, if the manifest sets one.
     pub mac: Option<MacAddr>,
-    /// Pairs of queues; as many as vCPUs with `networkInterfaceMultiqueue`, else 1.
+    /// Queue pairs: as many as vCPUs with `networkInterfaceMultiqueue`, else 1.
     pub queues: u16,
-    /// Whose the tap is.
+    /// Owner of the tap.
     pub owner: TapOwner,
 }
 
-/// A user and a group, by their numbers.
+/// User and group that may open the tap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TapOwner {
-    /// The user.
     pub uid: u32,
-    /// The group.
     pub gid: u32,
 }
 
-/// How an interface is bound to the pod's network.
+/// Binding of an interface to the pod's network, as in KubeVirt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Binding {
-    /// The guest takes over the pod's address and Ethernet address.
+    /// The guest takes over the pod's IP and MAC addresses.
     Bridge,
-    /// The guest has an address of its own behind the pod's.
+    /// The guest has its own address behind the pod's, by NAT.
     Masquerade(Masquerade),
 }
 
-/// The network behind the pod's address.
+/// Network of a masqueraded guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Masquerade {
-    /// `vmNetworkCIDR`: the first host is the gateway, the second the guest.
+    /// `vmNetworkCIDR`: the first host address is the gateway's, the second the guest's.
     pub cidr: Ipv4Net,
-    /// `vmIPv6NetworkCIDR`, used where the pod has IPv6.
+    /// `vmIPv6NetworkCIDR`, used if the pod has IPv6.
     pub cidr6: Ipv6Net,
-    /// What is let in; all if empty.
+    /// Ports that are forwarded to the guest; all if empty.
     pub ports: Vec<Port>,
 }
 
-/// A port of the guest that the pod's address leads to.
+/// Port of the pod's address that is forwarded to the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Port {
-    /// Its protocol.
     pub protocol: Protocol,
-    /// Its number.
     pub port: u16,
 }
 
-/// A protocol with ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Protocol {
-    /// TCP.
     Tcp,
-    /// UDP.
     Udp,
 }
 
@@ -85,29 +76,29 @@ impl Default for Masquerade {
 }
 
 impl Masquerade {
-    /// The gateway's address, with the network's length.
+    /// The gateway's address and prefix length.
     pub fn gateway(&self) -> Ipv4Net {
         nth(self.cidr, 1)
     }
 
-    /// The guest's.
+    /// The guest's address and prefix length.
     pub fn guest(&self) -> Ipv4Net {
         nth(self.cidr, 2)
     }
 
-    /// The gateway's IPv6 address.
+    /// The gateway's IPv6 address and prefix length.
     pub fn gateway6(&self) -> Ipv6Net {
         nth6(self.cidr6, 1)
     }
 
-    /// The guest's.
+    /// The guest's IPv6 address and prefix length.
     pub fn guest6(&self) -> Ipv6Net {
         nth6(self.cidr6, 2)
     }
 }
 
 impl Binding {
-    /// What the manifest calls it.
+    /// Name in the manifest.
     pub fn name(&self) -> &'static str {
         match self {
             Binding::Bridge => "bridge",
@@ -117,7 +108,7 @@ impl Binding {
 }
 
 impl Interface {
-    /// Finds what no device could be made of.
+    /// Refuses values that no device can have.
     pub(super) fn check(&self) -> Result<(), NetworkFault> {
         let field = |field, reason: String| Err(NetworkFault::InvalidField { field, reason });
         if let Some(mac) = self.mac {
@@ -136,7 +127,7 @@ impl Interface {
                 format!("a tap has 1 to 256 queues, not {}", self.queues),
             );
         }
-        // Its number is written behind 169.254.75.1.
+        // The index is appended to 169.254.75.1, see `fake_address`.
         if self.index > 99 {
             return field("interfaces", "a VM has at most 100 interfaces".to_owned());
         }
@@ -157,7 +148,7 @@ impl Interface {
         Ok(())
     }
 
-    /// The address of the bridge that the DHCP server answers from: 169.254.75.1 with the interface's place behind it.
+    /// Address of the bridge that the DHCP server answers from: 169.254.75.1 with the interface's index appended.
     pub(super) fn fake_address(&self) -> Ipv4Addr {
         let last = match self.index {
             index @ 0..10 => 10 + index,

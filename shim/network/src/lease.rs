@@ -1,4 +1,4 @@
-//! What a guest is to learn about its network.
+//! DHCP leases.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -8,36 +8,37 @@ use super::interface::Masquerade;
 use super::mac::MacAddr;
 use super::nic::PodNic;
 
-/// What the one guest of a DHCP server gets.
+/// The one lease of a DHCPv4 server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DhcpLease {
-    /// Whom it is for.
+    /// The guest's MAC address.
     pub mac: MacAddr,
-    /// Its address, with the length of its network.
+    /// The guest's address and prefix length.
     pub address: Ipv4Net,
-    /// By whom it is offered.
+    /// The server's address.
     pub server: Ipv4Addr,
-    /// Where the default route leads, if there is one with a gateway.
+    /// Gateway of the default route, if it has one.
     pub router: Option<Ipv4Addr>,
-    /// Its routes, the default one last: a gateway of 0.0.0.0 means on the link. Empty if the router says it all.
+    /// Classless static routes (option 121), the default route last. A gateway of 0.0.0.0 means on-link. Empty if
+    /// `router` is enough.
     pub routes: Vec<(Ipv4Net, Ipv4Addr)>,
-    /// Bytes of the largest packet.
+    /// In bytes.
     pub mtu: u32,
 }
 
-/// The same for IPv6, which the guest gets beside it.
+/// The one lease of a DHCPv6 server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dhcpv6Lease {
-    /// Its address, with the length of its network.
+    /// The guest's address and prefix length.
     pub address: Ipv6Net,
-    /// The server's Ethernet address.
+    /// The server's MAC address.
     pub server: MacAddr,
-    /// Bytes of the largest packet.
+    /// In bytes.
     pub mtu: u32,
 }
 
 impl DhcpLease {
-    /// The pod's own address and routes; none if the pod has no IPv4 address.
+    /// Lease of a bridged guest: the pod's address and routes. `None` if the pod has no IPv4 address.
     pub(super) fn for_bridge(nic: &PodNic, mac: MacAddr, server: Ipv4Addr) -> Option<DhcpLease> {
         let address = nic.ipv4()?;
         let mut routes: Vec<(Ipv4Net, Ipv4Addr)> = Vec::new();
@@ -47,7 +48,7 @@ impl DhcpLease {
             };
             let gateway = match route.gateway {
                 Some(IpAddr::V4(gateway)) => gateway,
-                // By way of an IPv6 neighbour, which option 121 cannot say.
+                // Option 121 cannot express an IPv6 gateway.
                 Some(IpAddr::V6(_)) => continue,
                 None => Ipv4Addr::UNSPECIFIED,
             };
@@ -78,7 +79,7 @@ impl DhcpLease {
         })
     }
 
-    /// The guest's place behind the pod.
+    /// Lease of a masqueraded guest.
     pub(super) fn for_masquerade(network: &Masquerade, mac: MacAddr, mtu: u32) -> DhcpLease {
         let gateway = network.gateway().addr();
         DhcpLease {
@@ -93,7 +94,7 @@ impl DhcpLease {
 }
 
 impl Dhcpv6Lease {
-    /// The guest's place behind the pod; none if the pod has no IPv6.
+    /// Lease of a masqueraded guest; `None` if the pod has no IPv6.
     pub(super) fn for_masquerade(network: &Masquerade, nic: &PodNic) -> Option<Dhcpv6Lease> {
         nic.has_ipv6().then(|| Dhcpv6Lease {
             address: network.guest6(),
@@ -102,15 +103,16 @@ impl Dhcpv6Lease {
         })
     }
 
-    /// The gateway, which advertises itself.
+    /// The gateway, which sends router advertisements.
     pub fn gateway(&self) -> Ipv6Addr {
         let net = self.address.trunc();
         Ipv6Addr::from(u128::from(net.addr()).wrapping_add(1))
     }
 }
 
-/// A gateway that is neither in the guest's network nor on a route of the link, such as 169.254.1.1 behind a /32
-/// address, is reachable in the pod because its route says `onlink`; option 121 says it by a route to it alone.
+/// Adds on-link routes to gateways. A gateway outside of the guest's networks, such as 169.254.1.1 behind a /32
+/// address, is reachable in the pod because its route is `onlink`; option 121 expresses this by a host route to the
+/// gateway.
 fn reach_gateways(address: Ipv4Net, routes: &mut Vec<(Ipv4Net, Ipv4Addr)>) {
     let on_link: Vec<Ipv4Net> = routes
         .iter()

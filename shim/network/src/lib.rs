@@ -1,8 +1,10 @@
-//! A pod's network, from what the container network plugin left to taps and what the guest should learn.
+//! A pod's network: from the NIC that a CNI plugin made to taps and DHCP leases for a guest.
 //!
-//! [`prepare`] builds what the bindings ask for inside the pod's network namespace, once: a second call finds it done
-//! and only opens the taps, and one that follows an interrupted preparation fails for good, as in KubeVirt.
-//! [`tear_down`] gives the pod its network back. Then [`dhcp::DhcpServer`] tells the guest what it may.
+//! [`prepare`] builds the bindings inside the pod's network namespace, once: a second call finds a finished preparation
+//! and only opens the taps, and a call after an interrupted preparation fails permanently, as in KubeVirt.
+//! [`tear_down`] restores the pod's network. [`dhcp::DhcpServer`] configures the guest.
+
+#![allow(missing_docs, reason = "a private crate")]
 
 mod bridge;
 mod device_names;
@@ -45,7 +47,7 @@ pub use route::{Neighbour, Route};
 pub use saved_teardown::tear_down_saved;
 pub use standalone::{StandaloneNetns, StandaloneNetwork};
 
-/// Removes what killed monitors left of this machine's network. Blocks.
+/// Removes what killed monitors left in the host's network. Blocks.
 pub fn clean_up() -> Result<(), NetworkError> {
     StandaloneNetwork::default().clean_up()
 }

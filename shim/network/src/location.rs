@@ -1,5 +1,5 @@
-//! Where a VM's network is, kept in the VM's state directory beside the records of its interfaces, so that another
-//! process can take back what a monitor did that was killed.
+//! Location of a VM's network. It is saved in the VM's state directory beside the records of the interfaces, so that
+//! another process can tear down the network after the monitor was killed.
 
 use std::path::{Path, PathBuf};
 
@@ -9,23 +9,22 @@ use super::error::NetworkError;
 use super::netns::Netns;
 use super::record;
 
-/// Where a VM's network is.
+/// Location of a VM's network.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum NetworkLocation {
-    /// In a namespace that was there before, and stays.
+    /// An existing namespace, which stays.
     Netns {
-        /// What it is called.
         path: PathBuf,
-        /// What it is ([`Netns::id`]).
+        /// Identity of the namespace, see [`Netns::id`].
         id: u64,
     },
-    /// In one of its own, on this machine's bridge.
+    /// A namespace of its own, connected to the host's bridge.
     #[serde(rename_all = "camelCase")]
     Standalone {
-        /// The bridge's port.
+        /// Name of the bridge's port.
         port: String,
-        /// Its number, which no other port has again.
+        /// Interface index of the port, which no other port reuses.
         index: u32,
     },
 }
@@ -33,19 +32,19 @@ pub enum NetworkLocation {
 pub(super) const FILE: &str = "netns.json";
 
 impl NetworkLocation {
-    /// Keeps it in `dir`; before anything is prepared there.
+    /// Saves it in `dir`. Call this before anything is prepared there.
     pub fn save(&self, dir: &Path) -> Result<(), NetworkError> {
         record::save(&dir.join(FILE), self).map_err(NetworkError::from)
     }
 }
 
-/// Whether a file of this name is kept for a network.
+/// True if a file of this name belongs to a VM's network.
 pub fn is_state_file(name: &str) -> bool {
     let name = name.strip_suffix(".part").unwrap_or(name);
     name == FILE || record::is_record(name)
 }
 
-/// Whether the VM whose state directory this is has the namespace at `netns`. Blocks.
+/// True if the VM with state directory `dir` uses the namespace at `netns`. Blocks.
 pub fn uses_netns(dir: &Path, netns: &Path) -> bool {
     let Ok(Some(NetworkLocation::Netns { id, .. })) = record::load(&dir.join(FILE)) else {
         return false;

@@ -1,20 +1,20 @@
-//! An Ethernet address.
+//! MAC addresses.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// An Ethernet address, written `02:00:00:00:00:01`.
+/// A MAC address, written `02:00:00:00:00:01`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct MacAddr(pub [u8; 6]);
 
 impl MacAddr {
-    /// The address of masquerade's bridge in every pod, which no guest may have.
+    /// Address of the masquerade bridge in every pod. No guest may use it.
     pub const GATEWAY: MacAddr = MacAddr([2, 0, 0, 0, 0, 0]);
 
-    /// A random address of the locally administered ones.
+    /// A random, locally administered unicast address.
     pub fn random() -> MacAddr {
         let mut bytes = [0; 6];
         bytes.copy_from_slice(&uuid::Uuid::new_v4().as_bytes()[..6]);
@@ -22,12 +22,12 @@ impl MacAddr {
         MacAddr(bytes)
     }
 
-    /// Of a netlink attribute, or another slice of six bytes.
+    /// `None` unless `bytes` has six bytes.
     pub fn from_slice(bytes: &[u8]) -> Option<MacAddr> {
         bytes.try_into().ok().map(MacAddr)
     }
 
-    /// Whether one station can have it: neither a group's nor all zeroes.
+    /// True unless it is a multicast address or all zeroes.
     pub fn is_unicast(self) -> bool {
         self.0[0] & 1 == 0 && self.0 != [0; 6]
     }
@@ -46,7 +46,7 @@ impl fmt::Debug for MacAddr {
     }
 }
 
-/// A text that is no Ethernet address.
+/// Error of parsing a MAC address.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{0:?} is no MAC address")]
 pub struct ParseMacAddrError(String);

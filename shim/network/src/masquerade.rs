@@ -1,4 +1,4 @@
-//! The masquerade binding: the guest is on a network of its own, whose gateway is the pod.
+//! The masquerade binding: the guest is on its own network, and the pod is its gateway.
 //!
 //! ```text
 //! host ── eth0 ── nftables ── k6t-eth0 (10.0.2.1) ── tap0 ── guest (10.0.2.2)
@@ -17,12 +17,12 @@ use super::{bridge, ethtool, sysctl, tap};
 
 const SYSCTLS: [&str; 3] = [
     "ipv4/ip_forward",
-    // Lets what is sent to 127.0.0.1 in the pod reach the guest.
+    // Lets packets to 127.0.0.1 in the pod reach the guest.
     "ipv4/conf/all/route_localnet",
     "ipv6/conf/all/forwarding",
 ];
 
-/// Switches that are changed for the namespace as a whole, and how they were.
+/// Sysctls that the binding sets for the whole namespace, with their old values.
 pub(super) fn sysctls_to_save(nic: &PodNic) -> Result<Vec<(String, String)>, NetworkFault> {
     sysctl::not_on(required_sysctls(nic))
 }
@@ -34,7 +34,7 @@ fn required_sysctls(nic: &PodNic) -> &'static [&'static str] {
     }
 }
 
-/// Builds it beside the pod's device, which stays as it is.
+/// Builds the binding beside the pod's NIC, which stays unchanged.
 pub(super) fn build(
     netlink: &Netlink,
     interface: &Interface,
@@ -44,7 +44,7 @@ pub(super) fn build(
     foreign_tables: &[String],
 ) -> Result<(), NetworkFault> {
     netlink.add_bridge(&devices.bridge, MacAddr::GATEWAY)?;
-    // Nobody else is there to have the bridge's addresses, and the guest may ask for them at once.
+    // No other host can have the bridge's addresses, and the guest may use them at once.
     sysctl::set(&format!("ipv6/conf/{}/accept_dad", devices.bridge), "0")?;
     let index = netlink.require_link(&devices.bridge)?.index;
     tap::create(&devices.tap, interface.queues, interface.owner)?;
@@ -65,7 +65,7 @@ pub(super) fn build(
         .try_for_each(|name| sysctl::set(name, "1"))
 }
 
-/// The tables it needs: one for each family the pod speaks.
+/// NAT tables of the binding: one for each address family of the pod.
 pub(super) fn nat_configs(nic: &PodNic, network: &Masquerade, devices: &DeviceNames) -> Vec<NatConfig> {
     let of = |gateway, guest| NatConfig {
         gateway,
@@ -84,7 +84,7 @@ pub(super) fn nat_configs(nic: &PodNic, network: &Masquerade, devices: &DeviceNa
     all
 }
 
-/// Takes back whatever of it was built.
+/// Removes the parts that exist.
 pub(super) fn tear_down(
     netlink: &Netlink,
     devices: &DeviceNames,
@@ -99,7 +99,7 @@ pub(super) fn tear_down(
     netlink.delete(&devices.bridge)
 }
 
-/// Whether its table was there before.
+/// True if the table existed before the preparation.
 fn is_foreign_table(nat: &NatConfig, foreign_tables: &[String]) -> bool {
     foreign_tables.iter().any(|family| family == nat.family())
 }

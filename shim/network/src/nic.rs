@@ -1,4 +1,4 @@
-//! What the container network plugin gave the pod.
+//! The pod's NIC.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -11,38 +11,38 @@ use super::mac::MacAddr;
 use super::netlink::{Link, Netlink, saved_routes};
 use super::route::{Neighbour, Route};
 
-/// A pod's device, as the plugin left it.
+/// A pod's NIC, as the CNI plugin left it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodNic {
-    /// Its name.
     pub name: String,
-    /// Its number, which it keeps under every name.
+    /// Interface index, which renaming does not change.
     pub index: u32,
-    /// Its Ethernet address.
     pub mac: MacAddr,
-    /// Bytes of the largest packet.
+    /// In bytes.
     pub mtu: u32,
-    /// Its addresses, but IPv6's link-local ones.
+    /// Addresses, without the link-local ones of IPv6.
     pub addresses: Vec<IpNet>,
-    /// The routes through it.
+    /// Routes through the NIC.
     pub routes: Vec<Route>,
-    /// Neighbours that do not answer for themselves, or need not.
+    /// Permanent neighbour entries.
     pub neighbours: Vec<Neighbour>,
 }
 
-/// What is lost of a device while a guest has it, as the kernel tells it.
+/// State that the NIC loses while a guest uses it, as rtnetlink messages.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedLink {
-    /// Whether it was down.
     pub(super) down: bool,
-    /// Its addresses, each a message of rtnetlink.
+    /// One RTM_NEWADDR message each.
     pub(super) addresses: Vec<Vec<u8>>,
-    /// Its routes, in whichever table.
+    /// One RTM_NEWROUTE message each, of all routing tables.
     pub(super) routes: Vec<Vec<u8>>,
 }
 
 impl PodNic {
-    /// Looks at the device of this name.
+    /// Reads the NIC of this name.
+    ///
+    /// # Errors
+    /// The NIC does not exist, or is not an Ethernet device.
     pub(super) fn discover(netlink: &Netlink, name: &str) -> Result<PodNic, NetworkFault> {
         let link = netlink
             .link_by_name(name)?
@@ -58,7 +58,7 @@ impl PodNic {
         })
     }
 
-    /// The pod's IPv4 address.
+    /// The pod's first IPv4 address.
     pub fn ipv4(&self) -> Option<Ipv4Net> {
         self.addresses.iter().find_map(|address| match address {
             IpNet::V4(net) => Some(*net),
@@ -66,19 +66,19 @@ impl PodNic {
         })
     }
 
-    /// Whether the pod speaks IPv6.
+    /// True if the pod has an IPv6 address.
     pub fn has_ipv6(&self) -> bool {
         self.addresses
             .iter()
             .any(|address| matches!(address, IpNet::V6(_)))
     }
 
-    /// The static neighbours that a guest asks for by ARP.
+    /// Static neighbours that a guest resolves by ARP.
     pub(super) fn arp_neighbours(&self) -> impl Iterator<Item = (Ipv4Addr, &Neighbour)> {
         self.neighbours
             .iter()
             .filter_map(|neighbour| match neighbour.address {
-                // The kernel has such entries for what it never asks.
+                // The kernel has permanent entries for multicast addresses, which it never resolves.
                 IpAddr::V4(ip) if !ip.is_multicast() && neighbour.mac.is_unicast() => Some((ip, neighbour)),
                 _ => None,
             })
@@ -86,7 +86,7 @@ impl PodNic {
 }
 
 impl SavedLink {
-    /// Looks at the device of this number.
+    /// Reads the state of the NIC with this index.
     pub(super) fn of(netlink: &Netlink, index: u32) -> Result<SavedLink, NetworkFault> {
         let addresses = saved_routes::addresses(index)?;
         Ok(SavedLink {
@@ -97,7 +97,7 @@ impl SavedLink {
     }
 }
 
-/// The Ethernet address of a device that has one.
+/// MAC address of an Ethernet device.
 fn ethernet_address(link: &Link) -> Result<MacAddr, NetworkFault> {
     let what = match (link.layer, link.kind.as_str()) {
         (LinkLayerType::Ether, _) => link.mac,

@@ -1,5 +1,5 @@
-//! Open-file-description locks on whole files: they vanish with the process however it ends, and asking whether one
-//! is held does not take it.
+//! Open-file-description locks on whole files. The kernel drops them when the process ends, and testing a lock does not
+//! take it.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -10,14 +10,14 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 
 fn whole_file(kind: libc::c_int) -> libc::flock {
-    // SAFETY: flock is plain integers, for which zeroes are valid: offset 0, length 0 (to the end), pid 0.
+    // SAFETY: flock consists of integers, for which zeroes are valid: offset 0, length 0 (to the end), pid 0.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
     lock
 }
 
-/// Creates `path` where it is not and waits for the exclusive lock on it.
+/// Creates `path` if it is missing and waits for the exclusive lock.
 pub fn exclusive(path: &Path) -> io::Result<File> {
     let file = open(path)?;
     loop {
@@ -29,7 +29,7 @@ pub fn exclusive(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Whether some process holds the lock on `file`, this one included if through another open file.
+/// True if a process holds the lock on `file`. This includes the calling process through another open file.
 pub fn is_held(file: &File) -> io::Result<bool> {
     let mut lock = whole_file(libc::F_WRLCK);
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;

@@ -1,4 +1,4 @@
-//! Whether a pod's device is one that a guest can have. It is asked before anything is changed.
+//! Checks, before anything is changed, that a guest can use a pod's NIC.
 
 use ipnet::IpNet;
 
@@ -7,10 +7,10 @@ use super::interface::{Binding, Interface, Masquerade};
 use super::netlink::{Link, Netlink};
 use super::nic::PodNic;
 
-/// What the kernel allows a tap: 65535 bytes with Ethernet's header.
+/// Largest MTU of a tap: 65535 bytes less the Ethernet header.
 const TAP_MTU: u32 = 65521;
 
-/// Refuses a device that the binding can do nothing with.
+/// Refuses a NIC that the binding cannot use.
 pub(super) fn check(netlink: &Netlink, nic: &PodNic, interface: &Interface) -> Result<(), NetworkFault> {
     if nic.mtu > TAP_MTU {
         let reason = format!(
@@ -33,7 +33,7 @@ pub(super) fn check(netlink: &Netlink, nic: &PodNic, interface: &Interface) -> R
             tracing::warn!(interface = interface.name, device = nic.name, "{note}");
         }
     }
-    // One that has addresses of its own is behind a VRF, say, where masquerade leaves it.
+    // A port with its own addresses is enslaved to a VRF, for example, where masquerade leaves it.
     if let Some(index) = link.bridge.filter(|_| takes_over || nic.addresses.is_empty()) {
         let other = netlink.link_by_index(index)?;
         let other = other.map_or_else(|| format!("device {index}"), |link| link.name);
@@ -46,7 +46,7 @@ pub(super) fn check(netlink: &Netlink, nic: &PodNic, interface: &Interface) -> R
     Ok(())
 }
 
-/// Why a guest behind this device reaches nobody, as it is now.
+/// Reasons why a guest behind this NIC has no connectivity at the moment.
 fn connectivity_warnings(link: &Link, nic: &PodNic) -> Vec<&'static str> {
     let mut notes = Vec::new();
     if !link.up {
@@ -60,7 +60,8 @@ fn connectivity_warnings(link: &Link, nic: &PodNic) -> Vec<&'static str> {
     notes
 }
 
-/// Refuses a network behind the pod that the pod itself is in: the bridge would have the addresses of its neighbours.
+/// Refuses a guest network that overlaps the pod's networks: the bridge would have the addresses of the pod's
+/// neighbours.
 fn check_overlap(nic: &PodNic, network: &Masquerade) -> Result<(), NetworkFault> {
     let fields = [
         ("vmNetworkCIDR", IpNet::V4(network.cidr.trunc())),
@@ -70,7 +71,7 @@ fn check_overlap(nic: &PodNic, network: &Masquerade) -> Result<(), NetworkFault>
         for near in connected_networks(nic) {
             let within = near.contains(&cidr) && near != cidr;
             if within && is_default(cidr) {
-                // KubeVirt's pods live with it: of their neighbours they lose only these.
+                // KubeVirt allows this for the default networks: the pod only loses the neighbours in that range.
                 tracing::warn!(
                     device = nic.name,
                     pod = %near,
@@ -94,7 +95,7 @@ fn is_default(cidr: IpNet) -> bool {
     cidr == IpNet::V4(default.cidr) || cidr == IpNet::V6(default.cidr6)
 }
 
-/// The networks that the device is in, its own address and its gateways.
+/// Networks of the NIC, its addresses and its gateways.
 fn connected_networks(nic: &PodNic) -> Vec<IpNet> {
     let addresses = nic.addresses.iter();
     let own = addresses.flat_map(|net| [net.trunc(), IpNet::from(net.addr())]);
@@ -122,7 +123,7 @@ mod tests {
     use crate::mac::MacAddr;
     use crate::netns::Netns;
 
-    /// Keeps what is logged.
+    /// Collects log messages.
     #[derive(Debug, Clone, Default)]
     struct Log(Arc<Mutex<String>>);
 
@@ -149,10 +150,8 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "needs root"]
     fn a_guest_behind_nothing_is_noted() {
-        if !husk_shim_testing::root::is_root() {
-            return;
-        }
         let interface = Interface {
             name: "default".to_owned(),
             nic: "eth0".to_owned(),
@@ -171,7 +170,7 @@ mod tests {
         };
         let work = || {
             let netlink = Netlink::open().unwrap();
-            // Down, and without an address.
+            // Down and without an address.
             netlink.add_bridge("eth0", MacAddr::random()).unwrap();
             let text = logged(&netlink);
             assert!(text.contains("interface=\"default\" device=\"eth0\""), "{text}");

@@ -1,4 +1,4 @@
-//! The state machine of a preparation: no record, *started*, *finished*.
+//! State machine of a preparation: no record, *started*, *finished*.
 
 use std::path::Path;
 
@@ -13,8 +13,8 @@ use super::prepared::PreparedNic;
 use super::record::{InterfaceRecord, Phase};
 use super::{bridge, masquerade, nft, preflight, sysctl, tap};
 
-/// Prepares the interfaces of a VM inside its pod's namespace, and opens their taps. What is known of it is kept in
-/// `dir`, one file for each interface. Blocks.
+/// Prepares the interfaces of a VM inside its pod's namespace and opens their taps. Saves a record of each interface in
+/// `dir`. Blocks.
 pub fn prepare(
     netns: &Netns,
     dir: &Path,
@@ -49,7 +49,7 @@ fn prepare_one(
     interface.check()?;
     let devices = DeviceNames::for_nic(&interface.nic)?;
     let path = InterfaceRecord::path(dir, &interface.nic);
-    // A record of another namespace is that of a pod that is no more.
+    // A record of another namespace belongs to a pod that is gone.
     let record = match InterfaceRecord::load(&path)?.filter(|record| record.netns == id) {
         None => build(netlink, id, &path, interface, &devices)?,
         Some(record) if record.phase == Phase::Finished => {
@@ -121,7 +121,7 @@ fn build(
     Ok(record)
 }
 
-/// With a bridge the guest takes over the pod's Ethernet address; behind the pod it has one of its own.
+/// A bridged guest takes over the pod's MAC address, a masqueraded guest gets a random one.
 fn guest_mac(interface: &Interface, nic: &PodNic) -> super::MacAddr {
     let own = match interface.binding {
         Binding::Bridge => nic.mac,
@@ -194,8 +194,8 @@ fn open(
     })
 }
 
-/// Takes back what preparations recorded in `dir` did to this namespace, finished or not. What has gone meanwhile is
-/// no fault. Taps that are open stop working. Blocks.
+/// Tears down all preparations that `dir` records for this namespace, finished or not. Missing devices are not an
+/// error. Open taps stop working. Blocks.
 pub fn tear_down(netns: &Netns, dir: &Path) -> Result<(), NetworkError> {
     let id = netns.id().map_err(NetworkFault::Namespace)?;
     let mut done = Ok(());
@@ -205,17 +205,17 @@ pub fn tear_down(netns: &Netns, dir: &Path) -> Result<(), NetworkError> {
             Ok(None) => Ok(()),
             Err(fault) => Err(fault.into()),
         };
-        // The others get theirs back all the same, and only the record of one that did not stays.
+        // Continue with the other interfaces. The record of a failed teardown stays.
         done = done.and(undone);
     }
     done
 }
 
-/// The same for the one that was prepared on this device. Switches that others need too stay, for the last of them to
-/// be restored.
+/// Tears down the preparation of one NIC. Sysctls that other interfaces still need stay set, and the last interface
+/// restores them.
 pub fn tear_down_interface(netns: &Netns, dir: &Path, nic: &str) -> Result<(), NetworkError> {
     let id = netns.id().map_err(NetworkFault::Namespace)?;
-    // The name becomes part of a path.
+    // Checks the name, which becomes part of a path.
     let path = InterfaceRecord::path(dir, &DeviceNames::for_nic(nic)?.nic);
     let Some(mut record) = InterfaceRecord::load(&path)? else {
         return Ok(());
@@ -224,7 +224,7 @@ pub fn tear_down_interface(netns: &Netns, dir: &Path, nic: &str) -> Result<(), N
     undo(netns, id, &path, &record)
 }
 
-/// Gives the record of another interface with the same binding what is to be restored after both.
+/// Moves the saved sysctls to the record of another interface with the same binding.
 fn hand_over_sysctls(record: &mut InterfaceRecord, dir: &Path) -> Result<(), NetworkFault> {
     for path in InterfaceRecord::all(dir)? {
         let Some(mut other) = InterfaceRecord::load(&path)? else {
@@ -270,7 +270,7 @@ fn tear_down_one(record: &InterfaceRecord) -> Result<(), NetworkFault> {
     match &record.binding {
         Binding::Bridge => {
             bridge::remove_devices(&netlink, &devices, &record.nic)?;
-            // Before addresses of IPv6 return.
+            // Before IPv6 addresses are added again.
             switches.try_for_each(restore)?;
             bridge::restore_nic(&netlink, &devices, &record.nic, &record.saved_link)
         }

@@ -1,4 +1,4 @@
-//! The result of a preparation.
+//! Result of a preparation.
 
 use std::os::fd::OwnedFd;
 
@@ -10,22 +10,20 @@ use super::nic::PodNic;
 /// An interface that is ready for its guest. Dropping it closes the descriptors; the devices stay.
 #[derive(Debug)]
 pub struct PreparedNic {
-    /// Its name in the manifest.
+    /// Name in the manifest.
     pub name: String,
-    /// The guest's Ethernet address.
+    /// The guest's MAC address.
     pub mac: MacAddr,
-    /// Bytes of the largest packet.
+    /// In bytes.
     pub mtu: u32,
-    /// The tap, once for each pair of queues; frames have virtio 1's header of 12 bytes.
+    /// One descriptor of the tap per queue pair. Frames start with the 12-byte header of virtio 1.
     pub taps: Vec<OwnedFd>,
-    /// vhost-net, as often; none where it is not to be had.
+    /// One descriptor of vhost-net per queue pair; empty if vhost-net is not available.
     pub vhost: Vec<OwnedFd>,
-    /// What its devices are called.
     pub devices: DeviceNames,
-    /// The pod's device as the plugin left it.
+    /// The pod's NIC as the CNI plugin left it.
     pub nic: PodNic,
-    /// What the guest gets by DHCP; none if the pod has no address, and no server is to run.
+    /// `None` if the pod has no address: then no DHCP server runs.
     pub lease: Option<DhcpLease>,
-    /// What it gets by DHCPv6 and router advertisements.
     pub lease6: Option<Dhcpv6Lease>,
 }

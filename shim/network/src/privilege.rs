@@ -1,4 +1,4 @@
-//! Whether this process may prepare networks at all.
+//! Checks the privileges for preparing networks.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -10,24 +10,25 @@ use super::tap::TUN;
 
 nix::ioctl_none_bad!(owning_user_namespace, nix::request_code_none!(0xb7, 1));
 
-/// The capabilities that it takes, by their bits.
+/// Required capabilities, by bit number.
 const NEEDED: [(u32, &str); 2] = [(12, "CAP_NET_ADMIN"), (21, "CAP_SYS_ADMIN")];
 
-/// Why this process may not.
+/// Missing privilege.
 #[derive(Debug, thiserror::Error)]
 pub enum PrivilegeError {
     /// A capability is missing.
     #[error("it takes {0}")]
     Capability(&'static str),
-    /// The capabilities are those of a user namespace that this machine's network is not part of.
+    /// The capabilities are those of a user namespace that does not own the network namespace.
     #[error("the network belongs to another user namespace")]
     ForeignNetwork,
-    /// Taps cannot be made.
+    /// Taps cannot be created.
     #[error("{TUN}: {0}")]
     Tun(#[source] io::Error),
 }
 
-/// Whether this process may change network namespaces and make taps in them, and, where it must, have a part in its own.
+/// Checks that this process may change network namespaces and create taps and, if `in_own`, change its own network
+/// namespace.
 pub fn check_privileges(in_own: bool) -> Result<(), PrivilegeError> {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let effective = effective(&status);
@@ -41,21 +42,21 @@ pub fn check_privileges(in_own: bool) -> Result<(), PrivilegeError> {
     tun.map(drop).map_err(PrivilegeError::Tun)
 }
 
-/// The effective capabilities in a `/proc/PID/status`.
+/// Effective capabilities in the text of `/proc/PID/status`.
 fn effective(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     line.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok())
         .unwrap_or(0)
 }
 
-/// Whether this process's capabilities count for its network namespace.
+/// True if this process's capabilities apply to its network namespace.
 fn owns_network() -> bool {
     let Ok(own) = Netns::own() else { return false };
-    // SAFETY: the request takes nothing, and the descriptor is open.
+    // SAFETY: the request takes no argument, and the descriptor is open.
     let owner = unsafe { owning_user_namespace(std::os::fd::AsFd::as_fd(&own).as_raw_fd()) };
-    // The kernel does not show a user namespace further out than the asker's own.
+    // The kernel refuses to show a user namespace outside of the caller's own.
     owner.is_ok_and(|fd| {
-        // SAFETY: the kernel has just made the descriptor for the caller, who owns it.
+        // SAFETY: the kernel has just created the descriptor for this process, which owns it.
         drop(unsafe { OwnedFd::from_raw_fd(fd) });
         true
     })
@@ -76,14 +77,12 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "needs root"]
     fn root_may() {
-        if husk_shim_testing::root::is_root() {
-            // The root of a user namespace has the network of another, until it makes one; and what devices it may open
-            // is the machine's affair.
-            let inside = Netns::create().unwrap().run(|| check_privileges(true)).unwrap();
-            for may in [check_privileges(false), inside] {
-                assert!(matches!(may, Ok(()) | Err(PrivilegeError::Tun(_))), "{may:?}");
-            }
+        // Whether root may open /dev/net/tun depends on the machine.
+        let inside = Netns::create().unwrap().run(|| check_privileges(true)).unwrap();
+        for may in [check_privileges(false), inside] {
+            assert!(matches!(may, Ok(()) | Err(PrivilegeError::Tun(_))), "{may:?}");
         }
     }
 }

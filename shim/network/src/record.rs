@@ -1,4 +1,4 @@
-//! What is known of a preparation, in a file: enough to go on with it, and to take back what it did.
+//! Record of a preparation, saved in a file: enough to resume it, and to tear it down.
 
 use std::fs::File;
 use std::io::Write;
@@ -12,61 +12,59 @@ use super::interface::Binding;
 use super::mac::MacAddr;
 use super::nic::{PodNic, SavedLink};
 
-/// How far a preparation is. Before it there is no record: KubeVirt's *Pending*.
+/// Phase of a preparation. Before *started* there is no record, which is KubeVirt's *Pending*.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Phase {
-    /// Something may have been changed.
+    /// Devices may have been changed.
     Started,
-    /// All was.
+    /// All devices are ready.
     Finished,
 }
 
-/// The record of one interface.
+/// Record of one interface's preparation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct InterfaceRecord {
-    /// How far it is.
     pub(super) phase: Phase,
-    /// The namespace it is of ([`super::Netns::id`]).
+    /// Identity of the network namespace ([`super::Netns::id`]).
     pub(super) netns: u64,
-    /// The name of the interface.
+    /// Name of the interface.
     pub(super) interface: String,
-    /// How it is bound.
     pub(super) binding: Binding,
-    /// What the guest's address is.
+    /// The guest's MAC address.
     pub(super) mac: MacAddr,
-    /// Pairs of queues that its tap is made for.
+    /// Queue pairs of the tap.
     pub(super) queues: u16,
-    /// The pod's device as it was.
+    /// The pod's NIC as the CNI plugin left it.
     pub(super) nic: PodNic,
-    /// What comes back to it, where the guest takes it over.
+    /// State to restore on the NIC of a bridge binding.
     #[serde(default, rename = "kept")]
     pub(super) saved_link: SavedLink,
-    /// Switches of the namespace as they were.
+    /// Sysctls and their old values.
     #[serde(rename = "switches")]
     pub(super) saved_sysctls: Vec<(String, String)>,
-    /// Tables of nftables that were there already, by family.
+    /// Families of nftables tables that existed before.
     pub(super) foreign_tables: Vec<String>,
 }
 
 const PREFIX: &str = "network-";
 
 impl InterfaceRecord {
-    /// Where the record of a device is.
+    /// Path of a NIC's record.
     pub(super) fn path(dir: &Path, nic: &str) -> PathBuf {
         dir.join(format!("{PREFIX}{nic}.json"))
     }
 
-    /// Reads it, if there is one.
+    /// Reads a record, if it exists.
     pub(super) fn load(path: &Path) -> Result<Option<InterfaceRecord>, NetworkFault> {
         load(path)
     }
 
-    /// Replaces it as a whole: whoever reads it finds the old one or the new one.
+    /// Replaces the record atomically.
     pub(super) fn save(&self, path: &Path) -> Result<(), NetworkFault> {
         save(path, self)
     }
 
-    /// Forgets it; one that is gone is no fault.
+    /// Removes a record, if it exists.
     pub(super) fn remove(path: &Path) -> Result<(), NetworkFault> {
         match std::fs::remove_file(path) {
             Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(NetworkFault::io(path)(e)),
@@ -74,7 +72,7 @@ impl InterfaceRecord {
         }
     }
 
-    /// The records of a directory.
+    /// Paths of all records in a directory.
     pub(super) fn all(dir: &Path) -> Result<Vec<PathBuf>, NetworkFault> {
         let mut found = Vec::new();
         for entry in std::fs::read_dir(dir).map_err(NetworkFault::io(dir))? {
@@ -90,12 +88,12 @@ impl InterfaceRecord {
     }
 }
 
-/// Whether a file of this name is a record.
+/// True if a file of this name is a record.
 pub(super) fn is_record(name: &str) -> bool {
     name.starts_with(PREFIX) && name.ends_with(".json")
 }
 
-/// Reads a file, if it is there.
+/// Reads a JSON file, if it exists.
 pub(super) fn load<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, NetworkFault> {
     let text = match std::fs::read(path) {
         Ok(text) => text,
@@ -107,7 +105,7 @@ pub(super) fn load<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Networ
         .map_err(NetworkFault::io(path))
 }
 
-/// Writes a file, in place of one that is there, as a whole.
+/// Writes a JSON file atomically.
 pub(super) fn save(path: &Path, value: &impl Serialize) -> Result<(), NetworkFault> {
     let part = path.with_extension("json.part");
     let write = || {

@@ -8,29 +8,25 @@ use serde::{Deserialize, Serialize};
 
 use super::mac::MacAddr;
 
-/// A route through the device.
+/// A route through the NIC.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
-    /// Where to.
     pub destination: IpNet,
-    /// By whom; none if the destination is on the link.
+    /// `None` if the destination is on-link.
     pub gateway: Option<IpAddr>,
-    /// From which address.
+    /// Preferred source address.
     pub source: Option<IpAddr>,
-    /// Its metric.
     pub metric: Option<u32>,
-    /// The gateway is on the link whatever the other routes say.
+    /// The gateway is on-link, whatever the other routes are.
     pub onlink: bool,
-    /// Who made it: a number of the kernel's list.
+    /// Routing protocol number (`RTPROT_*`).
     pub protocol: u8,
 }
 
-/// A static entry of the neighbour table.
+/// Permanent entry of the neighbour table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Neighbour {
-    /// Who.
     pub address: IpAddr,
-    /// Where.
     pub mac: MacAddr,
 }
 

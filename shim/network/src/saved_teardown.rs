@@ -1,4 +1,4 @@
-//! Tears down the network of a VM whose monitor did not.
+//! Teardown of a VM's network after its monitor was killed.
 
 use std::path::Path;
 
@@ -9,8 +9,8 @@ use super::prepare::tear_down;
 use super::record::{self, InterfaceRecord};
 use super::standalone::StandaloneNetwork;
 
-/// Takes back what was done to the network of the VM whose state directory this is, if anything is kept of it there.
-/// `netns` is its namespace, if it is open; else it is looked for, and one that has gone needs nothing. Blocks.
+/// Tears down the network that the state directory `dir` records, if any. `netns` is its namespace if it is open;
+/// otherwise the recorded path is opened, and a missing namespace needs no teardown. Blocks.
 pub fn tear_down_saved(dir: &Path, netns: Option<&Netns>) -> Result<(), NetworkError> {
     let path = dir.join(FILE);
     let Some(location) = record::load(&path)? else {
@@ -24,7 +24,7 @@ pub fn tear_down_saved(dir: &Path, netns: Option<&Netns>) -> Result<(), NetworkE
                 tear_down(&netns, dir)?;
             }
         }
-        // What was done inside goes with the namespace.
+        // Everything inside goes with the namespace.
         NetworkLocation::Standalone { .. } => StandaloneNetwork::default().detach(&location)?,
     }
     InterfaceRecord::remove(&path).map_err(NetworkError::from)

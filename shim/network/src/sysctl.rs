@@ -1,4 +1,4 @@
-//! Switches of the calling thread's network namespace.
+//! Sysctls of the calling thread's network namespace.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ fn path(name: &str) -> PathBuf {
     Path::new("/proc/sys/net").join(name)
 }
 
-/// What `net/NAME` is; none where the kernel lacks it, such as one of IPv6.
+/// Value of `net.NAME`; `None` if the kernel lacks it, such as those of IPv6.
 fn get(name: &str) -> Result<Option<String>, NetworkFault> {
     match std::fs::read_to_string(path(name)) {
         Ok(text) => Ok(Some(text.trim().to_owned())),
@@ -18,12 +18,12 @@ fn get(name: &str) -> Result<Option<String>, NetworkFault> {
     }
 }
 
-/// Whether it has this value.
+/// True if the sysctl has this value.
 pub(super) fn is(name: &str, value: &str) -> Result<bool, NetworkFault> {
     Ok(get(name)?.as_deref() == Some(value))
 }
 
-/// Sets it, where the kernel has it.
+/// Sets a sysctl, if the kernel has it.
 pub(super) fn set(name: &str, value: &str) -> Result<(), NetworkFault> {
     match get(name)? {
         Some(was) if was != value => std::fs::write(path(name), value).map_err(NetworkFault::io(path(name))),
@@ -31,8 +31,8 @@ pub(super) fn set(name: &str, value: &str) -> Result<(), NetworkFault> {
     }
 }
 
-/// Those of `names` that are not on, as they are: what is to be restored after they were switched on. One that is on
-/// already was switched on by another, perhaps for another interface, and is not ours to restore.
+/// Those of `names` that are not 1, with their values, which a teardown restores. A sysctl that is 1 already was set by
+/// others, perhaps for another interface, and is not restored.
 pub(super) fn not_on(names: &[&str]) -> Result<Vec<(String, String)>, NetworkFault> {
     let mut found = Vec::new();
     for name in names {

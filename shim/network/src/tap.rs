@@ -1,4 +1,4 @@
-//! The guest's ends: taps, with a descriptor for each queue, and the kernel's accelerator for them.
+//! Taps, with one descriptor per queue pair, and vhost-net.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -11,7 +11,7 @@ use super::interface::TapOwner;
 pub(super) const TUN: &str = "/dev/net/tun";
 const VHOST_NET: &str = "/dev/vhost-net";
 
-/// Bytes of virtio 1's header before each frame, which a tap otherwise takes for two shorter.
+/// Length of virtio 1's header before each frame, in bytes. The default of a tap is 10.
 const VNET_HEADER: libc::c_int = 12;
 
 mod ioctl {
@@ -26,14 +26,14 @@ mod ioctl {
     );
 }
 
-/// Makes the tap, which stays until it is deleted.
+/// Creates a persistent tap.
 pub(super) fn create(name: &str, queues: u16, owner: TapOwner) -> Result<(), NetworkFault> {
     let tap = attach(name, queues > 1).map_err(NetworkFault::kernel(format!("adding {name}")))?;
     let set = |done: nix::Result<libc::c_int>| {
         done.map(drop)
             .map_err(NetworkFault::kernel(format!("setting the owner of {name}")))
     };
-    // SAFETY: these take an integer by value; the descriptor is open.
+    // SAFETY: these requests take an integer by value, and the descriptor is open.
     unsafe {
         set(ioctl::set_owner(tap.as_raw_fd(), owner.uid as libc::c_int))?;
         set(ioctl::set_group(tap.as_raw_fd(), owner.gid as libc::c_int))?;
@@ -41,7 +41,7 @@ pub(super) fn create(name: &str, queues: u16, owner: TapOwner) -> Result<(), Net
     }
 }
 
-/// Opens each queue of a tap that exists.
+/// Opens each queue of an existing tap.
 pub(super) fn open(name: &str, queues: u16) -> Result<Vec<OwnedFd>, NetworkFault> {
     let queue = |_| attach(name, queues > 1).map(OwnedFd::from);
     (0..queues)
@@ -50,14 +50,14 @@ pub(super) fn open(name: &str, queues: u16) -> Result<Vec<OwnedFd>, NetworkFault
         .map_err(NetworkFault::kernel(format!("opening {name}")))
 }
 
-/// Opens vhost-net once for each queue; none where the kernel lacks it, or this process may not have it: frames pass
-/// without it too.
+/// Opens vhost-net once per queue pair. Empty if the kernel lacks it or this process may not open it: the VMM then
+/// forwards the frames itself.
 pub(super) fn vhost(queues: u16) -> Result<Vec<OwnedFd>, NetworkFault> {
     let mut files = Vec::new();
     for _ in 0..queues {
         match OpenOptions::new().read(true).write(true).open(VHOST_NET) {
             Ok(file) => files.push(file.into()),
-            // A device node without a driver counts as none.
+            // A device node without a driver.
             Err(e) if matches!(e.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::ENXIO)) => {
                 return Ok(Vec::new());
             }
@@ -81,7 +81,7 @@ fn attach(name: &str, multi_queue: bool) -> io::Result<File> {
     if multi_queue {
         flags |= libc::IFF_MULTI_QUEUE;
     }
-    // SAFETY: ifreq is integers and a union of such, for which zeroes are valid.
+    // SAFETY: ifreq consists of integers and a union of them, for which zeroes are valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     if name.len() >= request.ifr_name.len() {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -90,7 +90,7 @@ fn attach(name: &str, multi_queue: bool) -> io::Result<File> {
         *to = from as libc::c_char;
     }
     request.ifr_ifru.ifru_flags = flags as libc::c_short;
-    // SAFETY: both pointers are to values of the type that the request reads, and live through the call.
+    // SAFETY: both pointers point to values of the type that the request reads, and outlive the call.
     unsafe {
         ioctl::set_iff(tap.as_raw_fd(), &request)?;
         ioctl::set_vnet_hdr_sz(tap.as_raw_fd(), &VNET_HEADER)?;

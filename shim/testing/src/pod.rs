@@ -1,49 +1,28 @@
-//! A pod as a plugin leaves it, and the node it is on.
+//! A pod as a CNI plugin leaves it, and its node.
 
-use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
 
 use husk_network::{Binding, Interface, MacAddr, Netns, NetworkError, PreparedNic, TapOwner, prepare};
 use tempfile::TempDir;
 
-use crate::root::{INSIDE, is_root};
-
-/// The Ethernet address the plugin gave the pod.
+/// MAC address of the pod's NIC.
 pub const POD_MAC: MacAddr = MacAddr([0x0a, 0x58, 10, 244, 1, 5]);
-/// The node's end of the veth.
+/// MAC address of the node's end of the veth.
 pub const NODE_MAC: MacAddr = MacAddr([0xee, 0xee, 0xee, 0xee, 0xee, 0xee]);
 
-/// Two namespaces joined by a veth: `eth0` in the pod, `veth0` on the node.
+/// Two namespaces connected by a veth pair: `eth0` in the pod, `veth0` on the node.
 #[derive(Debug)]
 pub struct Pod {
-    /// The pod's namespace.
     pub netns: Netns,
-    /// The node's namespace.
     pub node: Netns,
-    /// Holds the record of what was prepared.
+    /// State directory for records.
     pub dir: TempDir,
 }
 
-/// Whether the calling test can go on; see [`is_root`].
-///
-/// # Panics
-/// If something is missing that it needs.
-pub fn can_run() -> bool {
-    if let Err(e) = File::options().read(true).write(true).open("/dev/net/tun") {
-        panic!("the tests of a pod's network need /dev/net/tun: {e}");
-    }
-    if let Err(e) = Command::new("ip").arg("-V").output() {
-        panic!("the tests of a pod's network need the command ip, of iproute2: {e}");
-    }
-    is_root()
-}
-
-/// Whose the tap is: not root's where there are others, which there are not in the namespace of an ordinary user.
+/// Owner of the taps: not root.
 pub fn owner() -> TapOwner {
-    let inside = std::env::var_os(INSIDE).is_some();
-    let id = if inside { 0 } else { 107 };
-    TapOwner { uid: id, gid: id }
+    TapOwner { uid: 107, gid: 107 }
 }
 
 impl Pod {

@@ -1,4 +1,4 @@
-//! What only the kernel knows of an open image: the block sizes of what it lies on.
+//! Block sizes of a disk.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -8,23 +8,22 @@ use rustix::fs::{FileType, fstat, fstatfs, ioctl_blkpbszget, ioctl_blksszget};
 
 use super::error::VolumeFault;
 
-/// The largest logical block that Linux guests can use, in bytes.
+/// Largest logical block that Linux guests support, in bytes.
 const MAX_LOGICAL_BLOCK: u32 = 4096;
 /// KubeVirt's largest block, in bytes.
 const MAX_BLOCK: u32 = 2 << 20;
 
-/// The block sizes a guest is reported, in bytes: powers of two, `logical` is not the larger one.
+/// Block sizes that the guest sees, in bytes. Powers of two; `logical` is at most `physical`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockSizes {
-    /// Unit the guest addresses.
     pub logical: u32,
-    /// Unit that is written without reading first.
+    /// Unit that is written without a read first.
     pub physical: u32,
-    /// Unit of a discard, if the manifest says.
+    /// Unit of a discard, if the manifest sets one.
     pub discard_granularity: Option<u32>,
 }
 
-/// What the plan asks for; none if that is the VMM's choice.
+/// Block sizes of the plan; `None` if the VMM chooses.
 pub(super) fn resolve(
     plan: BlockSize,
     file: impl AsFd,
@@ -60,7 +59,7 @@ fn match_volume(file: impl AsFd, path: &Path) -> Result<BlockSizes, VolumeFault>
     Ok(sound(logical, physical))
 }
 
-/// Sizes a guest can use, as near to those as it gets: a network file system's block may have a MiB.
+/// Clamps sizes to what guests support: the block of a network file system may have 1 MiB.
 fn sound(logical: u32, physical: u32) -> BlockSizes {
     let sound = |size: u32, most| match size.is_power_of_two() {
         true => size.clamp(512, most),

@@ -1,5 +1,5 @@
-//! containerDisk: one image file in the folder `disk` of a container image. Whoever built the image chose every name
-//! in it, so nothing in it leads anywhere else.
+//! containerDisk: one image file in the folder `disk` of a container image. All names in the image are untrusted, so no
+//! path may lead out of it.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -16,17 +16,17 @@ use super::path_policy::PathPolicy;
 use super::scratch::ScratchDir;
 use super::{oci, overlay};
 
-/// Where a disk is.
+/// Source of a containerDisk.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ContainerDiskSource<'a> {
     /// An image file, an archive, or the root directory of a container image.
     pub(super) path: &'a Path,
-    /// The file in there, if the manifest names it.
+    /// Path of the file in the image, if the manifest sets one.
     pub(super) image_path: Option<&'a Path>,
     pub(super) paths: &'a PathPolicy,
 }
 
-/// Opens the disk for reading, or an overlay of it for writing: what the VM writes dies with it.
+/// Opens the disk for reading, or an overlay of it for writing, which ends with the VM.
 pub(super) fn open(
     within: ContainerDiskSource<'_>,
     access: ImageAccess,
@@ -62,7 +62,7 @@ pub(super) fn open(
     overlay::over(&found, format, access, scratch)
 }
 
-/// A disk that was unpacked is this VM's own already: a raw one is written in place.
+/// An unpacked disk belongs to this VM, so a raw one is written in place.
 fn unpacked(
     file: File,
     path: &Path,
@@ -90,7 +90,7 @@ fn unpacked(
 fn probed(file: &File, path: &Path, access: ImageAccess) -> Result<(ImageFormat, ImageAccess), VolumeFault> {
     Ok(match probe(file, path)? {
         ImageFormat::Raw => (ImageFormat::Raw, access),
-        // Its size is that of a file, not of a disk.
+        // The file size of a qcow2 image is not the disk size.
         ImageFormat::Qcow2 => {
             let access = access.buffered();
             (ImageFormat::Qcow2, ImageAccess { unit: 1, ..access })
@@ -98,7 +98,7 @@ fn probed(file: &File, path: &Path, access: ImageAccess) -> Result<(ImageFormat,
     })
 }
 
-/// The image file: `path` itself, or in the container image whose root, or whose folder `disk`, `path` is.
+/// Finds the image file: `path` itself, or a file in the container image whose root or folder `disk` is `path`.
 fn find(given: PathHandle, within: ContainerDiskSource<'_>) -> Result<PathHandle, VolumeFault> {
     let ContainerDiskSource {
         path,
@@ -115,7 +115,7 @@ fn find(given: PathHandle, within: ContainerDiskSource<'_>) -> Result<PathHandle
     }
     let folder = match given.child(Path::new("disk")) {
         Ok(folder) if folder.is_directory() => folder,
-        // A caller may name the folder itself.
+        // A caller may name the folder `disk` itself.
         _ if paths.is_caller() => given,
         _ => return Err(VolumeFault::NoDisk(path.join("disk"))),
     };

@@ -1,4 +1,4 @@
-//! hostDisk: a raw image at a path of the node, made there if the manifest says so.
+//! hostDisk: a raw image at a path of the node, created if the manifest says so.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
@@ -12,10 +12,10 @@ use super::error::VolumeFault;
 use super::path_handle::PathHandle;
 
 const MIB: u64 = 1 << 20;
-/// KubeVirt leaves this much free on the file system of an image it makes.
+/// Bytes that KubeVirt leaves free on the file system of a new image.
 const RESERVE: u64 = 131_072;
 
-/// The file as `at` finds it, made with `create_bytes` if it is not there; an existing one is used as it is.
+/// Finds the file by `at`, and creates it with `create_bytes` if it is missing. An existing file is used unchanged.
 pub(super) fn find(
     path: &Path,
     create_bytes: Option<u64>,
@@ -51,7 +51,7 @@ fn create(path: &Path, bytes: u64) -> Result<(), VolumeFault> {
     if size < bytes / MIB * MIB {
         warn!(path = %path.display(), demanded = bytes, size, "the image is smaller than demanded, within 10 %: little space");
     }
-    // A symbolic link that leads nowhere is not followed: the file is made where the path says or not at all.
+    // create_new does not follow a dangling symbolic link.
     let made = OpenOptions::new()
         .write(true)
         .create_new(true)
@@ -69,7 +69,7 @@ fn create(path: &Path, bytes: u64) -> Result<(), VolumeFault> {
     Ok(())
 }
 
-/// Whole MiB of what is demanded, or of what is there if that is at least 90 % of it.
+/// Whole MiB of the demanded size, or of the available space if that is at least 90 % of it.
 fn size_to_create(demanded: u64, available: u64) -> Option<u64> {
     let size = demanded.min(available);
     (size >= demanded - demanded / 10).then_some(size / MIB * MIB)

@@ -1,4 +1,4 @@
-//! Images and block devices.
+//! Opens images and block devices.
 
 use std::fs::File;
 use std::io;
@@ -16,19 +16,19 @@ use tracing::warn;
 use super::error::VolumeFault;
 use super::path_handle::PathHandle;
 
-/// How a disk wants its file.
+/// Access mode of a disk.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ImageAccess {
     pub(super) read_only: bool,
-    /// Other VMs may write it at the same time.
+    /// Other VMs may write the image at the same time.
     pub(super) shareable: bool,
     pub(super) cache: CacheMode,
-    /// Its size is a multiple of this many bytes.
+    /// The image size must be a multiple of this, in bytes.
     pub(super) unit: u64,
 }
 
 impl ImageAccess {
-    /// What a qcow2 image, or the base of one, needs: the VMM reads and writes it through the page cache.
+    /// Access for a qcow2 image or the backing image of one: the VMM uses the page cache for them.
     pub(super) fn buffered(self) -> ImageAccess {
         let cache = match self.cache {
             CacheMode::WriteThrough => CacheMode::WriteThrough,
@@ -38,7 +38,7 @@ impl ImageAccess {
     }
 }
 
-/// Opens a regular file or block device as a disk and locks it for as long as any copy of the descriptor is open.
+/// Opens a regular file or block device as a disk. It stays locked while any copy of the descriptor is open.
 pub(super) fn open(found: &PathHandle, access: ImageAccess) -> Result<(OwnedFd, Cache), VolumeFault> {
     if !matches!(found.kind, FileType::RegularFile | FileType::BlockDevice) {
         return Err(VolumeFault::WrongFileType {
@@ -53,7 +53,7 @@ pub(super) fn open(found: &PathHandle, access: ImageAccess) -> Result<(OwnedFd, 
         OFlags::RDWR
     };
     if !access.read_only && !access.shareable {
-        // On a block device: refused while it is mounted or somebody else claims it. A file ignores it.
+        // O_EXCL fails on a block device that is mounted or claimed. Regular files ignore it.
         flags |= OFlags::EXCL;
     }
     let fd = match found.open(flags) {
@@ -65,7 +65,7 @@ pub(super) fn open(found: &PathHandle, access: ImageAccess) -> Result<(OwnedFd, 
     finish(fd, &found.path, access)
 }
 
-/// Does to an open image what does not depend on how it was opened.
+/// Locks an open image, checks its size and sets its cache mode.
 pub(super) fn finish(fd: OwnedFd, path: &Path, access: ImageAccess) -> Result<(OwnedFd, Cache), VolumeFault> {
     let file = File::from(fd);
     lock(&file, path, access)?;
@@ -75,9 +75,9 @@ pub(super) fn finish(fd: OwnedFd, path: &Path, access: ImageAccess) -> Result<(O
     Ok((fd, cache))
 }
 
-/// Refuses an image that is no whole number of blocks of `unit` bytes, or empty.
+/// Refuses an image that is empty or not a multiple of `unit` bytes.
 pub(super) fn check_size(fd: &OwnedFd, path: &Path, unit: u64) -> Result<(), VolumeFault> {
-    // The metadata of a block device has no size; the end of it is where a seek to it lands.
+    // The metadata of a block device has no size, but seeking to its end works.
     let bytes = seek(fd, SeekFrom::End(0)).map_err(VolumeFault::io(path))?;
     if bytes == 0 || !bytes.is_multiple_of(unit) {
         return Err(VolumeFault::BadSize {
@@ -89,14 +89,15 @@ pub(super) fn check_size(fd: &OwnedFd, path: &Path, unit: u64) -> Result<(), Vol
     Ok(())
 }
 
-/// How long an image may stay locked: those of a VM were seen to stay so for up to 29 ms after `husk run` told its end.
+/// Time to wait for a lock. The images of an ended VM were measured to stay locked for up to 29 ms after `husk run`
+/// returned.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// A lock on the open file: it travels with the descriptor to the VMM and ends with the last copy of it. QEMU's own
-/// image locks are of this kind too and lie in the same range.
+/// Takes an OFD lock, which goes with the descriptor to the VMM and ends with its last copy. QEMU locks images with the
+/// same kind of lock in the same range.
 fn lock(file: &File, path: &Path, access: ImageAccess) -> Result<(), VolumeFault> {
     let exclusive = !access.read_only && !access.shareable;
-    // SAFETY: flock is plain integers, for which zeroes are valid: the whole file, pid 0.
+    // SAFETY: flock consists of integers, for which zeroes are valid: the whole file, pid 0.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK } as libc::c_short;
     let limit = Instant::now() + LOCK_TIMEOUT;
@@ -122,7 +123,7 @@ fn lock(file: &File, path: &Path, access: ImageAccess) -> Result<(), VolumeFault
     }
 }
 
-/// Puts the descriptor into the cache mode asked for and names the mode it is in.
+/// Sets the cache mode of the descriptor, and returns the mode that it has.
 fn set_cache(fd: &OwnedFd, path: &Path, mode: CacheMode) -> Result<Cache, VolumeFault> {
     let direct = |on| -> io::Result<()> {
         let mut flags = fcntl_getfl(fd)? - OFlags::NONBLOCK;

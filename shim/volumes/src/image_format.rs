@@ -1,4 +1,4 @@
-//! What an image's first bytes say it is. Only images no guest has written are asked.
+//! Detects image formats by their first bytes. Only called for images that no guest has written.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -6,16 +6,15 @@ use std::path::Path;
 
 use super::error::VolumeFault;
 
-/// The format of a disk's data.
+/// Format of a disk image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ImageFormat {
-    /// The disk's bytes as they are.
     Raw,
-    /// qcow2; that it is sound and names no other file is for the VMM to find out, which is confined.
+    /// The confined VMM verifies that the image is valid and names no backing file.
     Qcow2,
 }
 
-/// Formats that are recognised to be refused: offset and bytes of their magic.
+/// Formats that are recognised and refused: name, offset and magic.
 const FOREIGN: [(&str, usize, &[u8]); 8] = [
     ("vmdk", 0, b"KDMV"),
     ("vhdx", 0, b"vhdxfile"),
@@ -27,7 +26,7 @@ const FOREIGN: [(&str, usize, &[u8]); 8] = [
     ("zstd", 0, &[0x28, 0xb5, 0x2f, 0xfd]),
 ];
 
-/// Tells raw from qcow2.
+/// Distinguishes raw from qcow2.
 pub(super) fn probe(image: &File, path: &Path) -> Result<ImageFormat, VolumeFault> {
     let mut head = [0; 512];
     let length = image.read_at(&mut head, 0).map_err(VolumeFault::io(path))?;

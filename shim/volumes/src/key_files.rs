@@ -1,5 +1,5 @@
-//! Directories with a file for each key of a configMap, secret or the like, as the kubelet mounts them: each key is a
-//! symbolic link into a hidden directory of the moment. No link leads out of the directory.
+//! Directories with one file per key of a ConfigMap, Secret or similar, as the kubelet mounts them: each key is a
+//! symbolic link into a hidden directory. No link may lead out of the directory.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,14 +10,14 @@ use rustix::fs::{FileType, OFlags};
 use super::error::VolumeFault;
 use super::path_handle::PathHandle;
 
-/// The most bytes of all files of a directory; the API server takes 1 MiB for an object.
+/// Limit for all files of a directory, in bytes. The API server accepts objects of 1 MiB.
 const MAX_BYTES: u64 = 4 << 20;
-/// The most files and directories.
+/// Limit for the number of files and directories.
 const MAX_FILES: usize = 1024;
-/// How deep directories nest.
+/// Limit for nested directories.
 const MAX_DEPTH: usize = 8;
 
-/// The files of a directory: paths relative to it, sorted, and content.
+/// Reads all files of a directory: relative paths, sorted, and content.
 pub(super) fn read_all(dir: &Path) -> Result<Vec<(String, Vec<u8>)>, VolumeFault> {
     let mut reading = KeyReader {
         files: Vec::new(),
@@ -31,7 +31,7 @@ pub(super) fn read_all(dir: &Path) -> Result<Vec<(String, Vec<u8>)>, VolumeFault
     Ok(reading.files)
 }
 
-/// The file of the first of these keys that is there.
+/// Reads the file of the first key that exists.
 pub(super) fn read_key(dir: &Path, keys: &[&str]) -> Result<Vec<u8>, VolumeFault> {
     let folder = directory(dir)?;
     for key in keys {
@@ -76,7 +76,7 @@ impl KeyReader<'_> {
                     "its name is not UTF-8",
                 )));
             };
-            // The kubelet's own: ..data, and what that leads to.
+            // `..data` and the kubelet's hidden directories.
             if name.starts_with("..") {
                 continue;
             }
@@ -126,7 +126,7 @@ mod tests {
 
     use super::*;
 
-    /// A directory as the kubelet makes it.
+    /// A directory as the kubelet mounts it.
     fn mounted() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir_all(dir.path().join("..2026_01_01/sub")).unwrap();

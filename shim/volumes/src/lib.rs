@@ -1,7 +1,9 @@
-//! From the sources a plan names to descriptors a VMM can be handed.
+//! Opens the sources of a plan's disks as descriptors for a VMM.
 //!
-//! What a path is, is found out before it is opened, and only regular files and block devices are. Below a folder
-//! that came with a container image no symbolic link is followed. A disk is locked while anybody has it open.
+//! The type of a file is checked before it is opened: only regular files and block devices are. Symbolic links in
+//! container images are not followed. A disk is locked while any process has it open.
+
+#![allow(missing_docs, reason = "a private crate")]
 
 mod block_sizes;
 mod container_disk;
@@ -42,36 +44,32 @@ use image::ImageAccess;
 use open_disk::DiskImage;
 use path_handle::PathHandle;
 
-/// The least size of a disk that is made, and its granularity.
+/// Minimum size and granularity of new disks.
 const MIB: u64 = 1 << 20;
-/// Bytes of the smallest block a disk is addressed by.
+/// Smallest block size of a disk, in bytes.
 const SECTOR: u64 = 512;
 
-/// Everything of a VM that lies in files, opened. Dropping it closes them, which drops their locks unless the
-/// descriptors were handed on.
+/// All open files of a VM. Dropping it closes them and releases their locks, unless the descriptors were duplicated.
 #[derive(Debug)]
 pub struct Volumes {
-    /// In the plan's order.
+    /// In the order of the plan.
     pub disks: Vec<OpenDisk>,
-    /// The kernel, where the plan gives one.
     pub kernel: Option<OwnedFd>,
-    /// Its initial RAM disk.
     pub initrd: Option<OwnedFd>,
 }
 
-/// How far the unpacking of a container image is.
+/// Progress of unpacking a container image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnpackProgress {
-    /// The volume's name.
     pub volume: String,
-    /// Bytes of its layers that were read.
+    /// Compressed bytes of the layers read so far.
     pub done: u64,
-    /// Bytes of its layers.
+    /// Compressed bytes of all layers.
     pub size: u64,
 }
 
-/// Opens, and where the plan says so makes, all files of a VM. Blocks; a container image may take seconds to unpack,
-/// which `tell` is told now and then.
+/// Opens all files of a VM, and creates them where the plan says so. Blocks: unpacking a container image may take
+/// seconds. `progress` is called meanwhile.
 pub fn open(
     plan: &VmPlan,
     scratch: &ScratchDir,
@@ -108,8 +106,7 @@ pub fn open(
     })
 }
 
-/// Opens the image of a volume that is plugged into a VM that runs: a raw one, written in place; or opens anew what was
-/// handed over. Blocks.
+/// Opens the image of a hotplugged volume, which is raw and written in place, or reopens a passed descriptor. Blocks.
 pub fn open_hotplugged(
     disk: &DiskPlan,
     paths: &PathPolicy,
@@ -145,7 +142,7 @@ fn open_disk(
     let access = access(disk);
     let image = match &disk.source {
         DiskSource::Empty => return Ok(read_only(None)),
-        // Only what is plugged is handed over.
+        // Only hotplugged volumes have passed descriptors.
         DiskSource::Descriptor(_) => return Err(VolumeFault::NotInPod(PathBuf::from(&disk.name))),
         DiskSource::CloudInit {
             layout,
@@ -188,7 +185,7 @@ fn open_disk(
     opened(disk, image)
 }
 
-/// A disk of an image, whose size is right for it.
+/// Checks the size of an image and resolves its block sizes.
 fn opened(disk: &DiskPlan, image: DiskImage) -> Result<OpenDisk, VolumeFault> {
     let (file, format) = image.content();
     let block_sizes = block_sizes::resolve(disk.block_size, file, &image.path)?;
@@ -209,7 +206,7 @@ fn opened(disk: &DiskPlan, image: DiskImage) -> Result<OpenDisk, VolumeFault> {
     })
 }
 
-/// A drive's medium that nobody can write, or none.
+/// A read-only medium, or an empty drive.
 fn read_only(file: Option<OwnedFd>) -> OpenDisk {
     OpenDisk {
         file,

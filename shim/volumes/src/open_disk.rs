@@ -8,46 +8,44 @@ use husk_proto::vmm::v1::disk::Cache;
 use super::block_sizes::BlockSizes;
 use super::image_format::ImageFormat;
 
-/// One disk's data.
+/// An open disk.
 #[derive(Debug)]
 pub struct OpenDisk {
-    /// A file, block device or sealed memory; none for a drive without a medium.
+    /// A file, block device or sealed memory; `None` for a drive without a medium.
     pub file: Option<OwnedFd>,
-    /// What `file`, which is empty, is to become an overlay of.
+    /// The backing image, if `file` is an empty file for an overlay.
     pub base: Option<BackingImage>,
-    /// What the image, that of the base if there is one, is called in errors.
+    /// Path of the image, or of its backing image, for errors.
     pub path: PathBuf,
-    /// The descriptor, and so the disk, cannot be written.
+    /// True if the disk, and so the descriptor, is read-only.
     pub read_only: bool,
-    /// The cache mode the descriptor is in.
+    /// Cache mode of the descriptor.
     pub cache: Cache,
-    /// The format of the data.
     pub format: ImageFormat,
-    /// The block sizes the guest is reported; none if that is the VMM's choice.
+    /// Block sizes that the guest sees; `None` if the VMM chooses.
     pub block_sizes: Option<BlockSizes>,
-    /// What belongs to a SCSI device of the host.
+    /// Set for a SCSI device of the host.
     pub lun: Option<OpenLun>,
 }
 
-/// An image that is only read, and shows where its overlay holds nothing.
+/// Backing image of an overlay.
 #[derive(Debug)]
 pub struct BackingImage {
-    /// The image, locked against whoever would write it.
+    /// Open for reading, and locked against writers.
     pub file: OwnedFd,
-    /// Its format.
     pub format: ImageFormat,
 }
 
-/// What belongs to a SCSI device of the host.
+/// A SCSI device of the host.
 #[derive(Debug)]
 pub struct OpenLun {
-    /// Where commands are executed that need CAP_SYS_RAWIO, if this process has it.
+    /// Socket of the helper that executes commands which need CAP_SYS_RAWIO. `None` without that capability.
     pub privileged: Option<OwnedFd>,
-    /// Segments of memory that the host has in one transfer; 0 if unknown.
+    /// Segments in one transfer of the host; 0 if unknown.
     pub max_segments: u32,
 }
 
-/// An open image, and what it lies on.
+/// An open image and its backing image.
 #[derive(Debug)]
 pub(super) struct DiskImage {
     pub(super) file: OwnedFd,
@@ -72,7 +70,7 @@ impl DiskImage {
         DiskImage::new(opened, ImageFormat::Raw, path)
     }
 
-    /// What holds the disk's content at first.
+    /// The file with the disk's initial content.
     pub(super) fn content(&self) -> (&OwnedFd, ImageFormat) {
         match &self.base {
             Some(base) => (&base.file, base.format),

@@ -1,7 +1,6 @@
-//! Writable disks over images that must not change: qcow2 overlays that end with the VM.
+//! qcow2 overlays, which end with the VM, for images that must not change.
 //!
-//! Only an empty file is made here. The VMM, which is confined, reads what the image says of its size, and makes the
-//! overlay of it.
+//! This only creates an empty file. The confined VMM reads the image's size and formats the overlay.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -15,8 +14,7 @@ use super::open_disk::{BackingImage, DiskImage};
 use super::path_handle::PathHandle;
 use super::scratch::ScratchDir;
 
-/// A disk with the content of an image that nobody writes as long as the disk is there. Any number of VMs may have it
-/// for a base.
+/// An overlay of an image. The image cannot be written while the overlay is open. Any number of VMs may share it.
 pub(super) fn over(
     base: &PathHandle,
     format: ImageFormat,
@@ -31,7 +29,7 @@ pub(super) fn over(
     on(file, format, cache, &base.path, scratch)
 }
 
-/// The same over an open image, called `path` in errors.
+/// An overlay of an open image, called `path` in errors.
 pub(super) fn on(
     base: OwnedFd,
     format: ImageFormat,

@@ -1,4 +1,4 @@
-//! Images that somebody hands over open.
+//! Images that a client passes as open descriptors.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
@@ -9,17 +9,17 @@ use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat};
 use super::error::VolumeFault;
 use super::path_handle::PathHandle;
 
-/// What an open image is called in errors.
+/// Name of the image in errors.
 const NAME: &str = "the descriptor";
 
-/// Which file it is, if it is an image or a block device that may be used so.
+/// Identity of the image or block device behind a descriptor.
 ///
 /// # Errors
-/// Anything else; one that cannot be written, where it shall be.
+/// The file has another type; the descriptor is not open for reading or, unless `read_only`, for writing.
 pub fn identify(fd: &OwnedFd, read_only: bool) -> Result<FileId, VolumeFault> {
     let stat = fstat(fd).map_err(VolumeFault::io(NAME))?;
     let flags = fcntl_getfl(fd).map_err(VolumeFault::io(NAME))?;
-    // It is opened anew, which must give nobody more than they had.
+    // The image is reopened, which must not give more access than the descriptor.
     if flags.contains(OFlags::PATH) {
         return Err(VolumeFault::Descriptor("is only a path (O_PATH): open the file"));
     }
@@ -48,7 +48,7 @@ pub fn identify(fd: &OwnedFd, read_only: bool) -> Result<FileId, VolumeFault> {
     }
 }
 
-/// The file behind it, to be opened anew: flags and position of what was handed over are shared with whoever did.
+/// Handle to reopen the image: the passed descriptor shares its flags and position with the client.
 pub(super) fn reopenable(fd: &OwnedFd) -> Result<PathHandle, VolumeFault> {
     let path = format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd());
     let found = PathHandle::on_host(Path::new(&path)).map_err(VolumeFault::io(NAME))?;
@@ -72,7 +72,7 @@ mod tests {
         let only_read = || OwnedFd::from(File::open(&path).unwrap());
         assert!(refused(only_read(), false).contains("cannot be written"));
         let both = OwnedFd::from(File::options().read(true).write(true).open(&path).unwrap());
-        // The same file, whoever opened it.
+        // Same file, opened twice.
         assert_eq!(
             identify(&both, false).unwrap(),
             identify(&only_read(), true).unwrap()

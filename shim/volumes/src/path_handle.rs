@@ -1,4 +1,4 @@
-//! Finding out what a path is before opening it: opening a FIFO waits, opening a device may start it.
+//! Checks the type of a file before opening it: opening a FIFO blocks, and opening a device may start it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, fstat, open, openat, openat2};
 
-/// A file that was found but not opened.
+/// An O_PATH handle: a file that was looked up but not opened.
 #[derive(Debug)]
 pub(super) struct PathHandle {
     fd: OwnedFd,
-    /// What it was found as, for errors.
+    /// Path of the lookup, for errors.
     pub(super) path: PathBuf,
     pub(super) kind: FileType,
 }
 
 impl PathHandle {
-    /// A path with the caller's own rights; symbolic links are followed.
+    /// Looks up a path with the caller's rights. Symbolic links are followed.
     pub(super) fn on_host(path: &Path) -> io::Result<PathHandle> {
         PathHandle::new(
             openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?,
@@ -24,8 +24,8 @@ impl PathHandle {
         )
     }
 
-    /// A path that somebody else wrote, below a directory the caller named: it leads through no symbolic link and
-    /// not out of the directory.
+    /// Looks up an untrusted path below a trusted directory. It must not contain symbolic links or lead out of the
+    /// directory.
     pub(super) fn beneath(directory: &Path, path: &Path) -> io::Result<PathHandle> {
         let root = open(
             directory,
@@ -35,12 +35,12 @@ impl PathHandle {
         PathHandle::below(&root, directory, path)
     }
 
-    /// The same, from a directory that was found already.
+    /// As [`PathHandle::beneath`], from this directory.
     pub(super) fn child(&self, path: &Path) -> io::Result<PathHandle> {
         PathHandle::below(&self.fd, &self.path, path)
     }
 
-    /// The same, but for links that stay in the directory: those of a directory the kubelet mounts.
+    /// As [`PathHandle::child`], but follows symbolic links that stay in the directory, as the kubelet's do.
     pub(super) fn within(&self, path: &Path) -> io::Result<PathHandle> {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
         let fd = openat2(
@@ -64,7 +64,7 @@ impl PathHandle {
         Ok(PathHandle { fd, path, kind })
     }
 
-    /// The file itself, which tells about it and cannot be read.
+    /// The O_PATH descriptor, for fstat only.
     pub(super) fn handle(&self) -> &OwnedFd {
         &self.fd
     }
@@ -73,7 +73,7 @@ impl PathHandle {
         self.kind == FileType::Directory
     }
 
-    /// The same file under another name, for errors.
+    /// Replaces the path for errors.
     pub(super) fn with_name(self, name: impl Into<PathBuf>) -> PathHandle {
         PathHandle {
             path: name.into(),
@@ -81,12 +81,11 @@ impl PathHandle {
         }
     }
 
-    /// The same file once more.
     pub(super) fn try_clone(&self) -> io::Result<PathHandle> {
         PathHandle::new(self.fd.try_clone()?, self.path.clone())
     }
 
-    /// Opens just this file, whatever its path leads to by now.
+    /// Opens exactly this file, whatever its path refers to by now.
     pub(super) fn open(&self, flags: OFlags) -> io::Result<OwnedFd> {
         let path = format!("/proc/self/fd/{}", self.fd.as_fd().as_raw_fd());
         Ok(open(
@@ -96,7 +95,7 @@ impl PathHandle {
         )?)
     }
 
-    /// The names in a directory, `.` and `..` left out.
+    /// Names in a directory, without `.` and `..`.
     pub(super) fn names(&self) -> io::Result<Vec<PathBuf>> {
         let mut names = Vec::new();
         for entry in rustix::fs::Dir::read_from(self.open(OFlags::RDONLY | OFlags::DIRECTORY)?)? {
@@ -111,7 +110,7 @@ impl PathHandle {
     }
 }
 
-/// A file type as people call it.
+/// A file type in words.
 pub(super) fn describe(kind: FileType) -> &'static str {
     match kind {
         FileType::RegularFile => "a regular file",

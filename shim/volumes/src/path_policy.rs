@@ -1,9 +1,9 @@
-//! Whose paths a plan has, and so how far they are trusted.
+//! Trust in the paths of a plan.
 //!
-//! The caller of `husk run` may open what it may open. A pod gets what it was given: devices by their numbers, and what
-//! lies below its mounts, where whoever wrote the volume or built the image chose the names. Those lead through no
-//! symbolic link and not out of the mount, and only regular files are opened there: a device node in a volume or an image
-//! is not a device that the pod was given.
+//! The caller of `husk run` may open what its rights allow. A pod may use the devices it was given, by device number,
+//! and files below its mounts. Names in the mounts are chosen by whoever wrote the volume or built the image: they must
+//! not contain symbolic links or lead out of the mount, and only regular files are opened there, because a device node
+//! in a volume is not a device that the pod was given.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,29 +15,29 @@ use super::error::VolumeFault;
 use super::host_disk;
 use super::path_handle::PathHandle;
 
-/// Where a pod sees its hotplug directory.
+/// Paths of the hotplug directory inside a pod.
 const HOTPLUG: [&str; 2] = ["/var/run/kubevirt/hotplug-disks", "/run/kubevirt/hotplug-disks"];
 
-/// Whose paths a plan has.
+/// Trust in the paths of a plan.
 #[derive(Debug, Clone)]
 pub enum PathPolicy {
-    /// Those of whoever runs the VM, with their rights; symbolic links are followed.
+    /// Paths of the user who runs the VM. Symbolic links are followed.
     Caller,
-    /// Those of a pod.
+    /// Paths of a pod.
     PodMounts(PodMounts),
 }
 
-/// What a pod was given beside its mounts, which a plan names as they are.
+/// Files that a pod may use beside its mounts.
 #[derive(Debug, Clone, Default)]
 pub struct PodMounts {
-    /// Block devices: where this host has them, and their numbers (`st_rdev`).
+    /// Block devices: path on the host and device number (`st_rdev`).
     pub devices: BTreeMap<PathBuf, u64>,
-    /// The directory in which volumes appear that are plugged.
+    /// Directory for hotplugged volumes.
     pub hotplug: Option<PathBuf>,
 }
 
 impl PathPolicy {
-    /// The image of a claim: the path itself, or `disk.img` in the folder it is.
+    /// Resolves a claim: the path itself, or `disk.img` in that directory.
     pub(super) fn resolve_claim(&self, path: &Path) -> Result<PathHandle, VolumeFault> {
         if let PathPolicy::PodMounts(given) = self
             && let Some(number) = given.devices.get(path)
@@ -54,8 +54,8 @@ impl PathPolicy {
         self.image(found)
     }
 
-    /// A volume that is plugged: `path` itself, or `disk.img` in the folder it is. Looked for anew each time: what is
-    /// mounted in a pod's hotplug directory meanwhile is there.
+    /// Resolves a hotplugged volume: `path` itself, or `disk.img` in that directory. The lookup is repeated on each
+    /// call, since volumes are mounted in a pod's hotplug directory at any time.
     pub(super) fn resolve_hotplugged(&self, path: &Path) -> Result<PathHandle, VolumeFault> {
         let PathPolicy::PodMounts(given) = self else {
             return self.resolve_claim(path);
@@ -70,8 +70,8 @@ impl PathPolicy {
             _ => return Err(not_given()),
         };
         let found = PathHandle::beneath(hotplug, name).map_err(VolumeFault::io(path))?;
-        // A device is made right in the directory by whoever manages it. What is elsewhere, and so what is called an
-        // image, comes from a claim, in which anybody may have made a node.
+        // The controller creates device nodes directly in the directory. Other files, and those named like an image,
+        // come from a claim, in which anybody may have created a node.
         match found.is_directory() {
             true => found
                 .child(Path::new("disk.img"))
@@ -82,8 +82,7 @@ impl PathPolicy {
         }
     }
 
-    /// Where on this host a volume is that is plugged by `path`: a pod's own view of its hotplug directory leads there
-    /// too.
+    /// Path on the host of a hotplugged volume. Accepts the path inside the pod as well.
     pub fn host_path(&self, path: &Path) -> PathBuf {
         let PathPolicy::PodMounts(PodMounts {
             hotplug: Some(hotplug),
@@ -98,8 +97,8 @@ impl PathPolicy {
         name.map_or_else(|| path.to_owned(), |name| hotplug.join(name))
     }
 
-    /// Where the volume of this name is, in a pod's hotplug directory: KubeVirt's names of an image and of a block
-    /// device there. None if it is not there, or not yet.
+    /// Path of the volume `name` in a pod's hotplug directory, by KubeVirt's names for images and block devices. `None`
+    /// if it is not there yet.
     pub fn find_hotplugged(&self, name: &str) -> Option<PathBuf> {
         let PathPolicy::PodMounts(PodMounts {
             hotplug: Some(hotplug),
@@ -109,9 +108,9 @@ impl PathPolicy {
             return None;
         };
         let is_there = |path: &Path| match PathHandle::beneath(hotplug, path) {
-            // A folder in which nothing is mounted so far.
+            // An empty mount point.
             Ok(found) if found.is_directory() => found.child(Path::new("disk.img")).is_ok(),
-            // What is wrong with it is told by whoever opens it.
+            // Other problems are reported when it is opened.
             Ok(_) => true,
             Err(error) => error.kind() != io::ErrorKind::NotFound,
         };
@@ -120,7 +119,7 @@ impl PathPolicy {
         Some(hotplug.join(found))
     }
 
-    /// The image of a hostDisk, made with `create_bytes` if it is not there.
+    /// Resolves the image of a hostDisk, and creates it with `create_bytes` if it is missing.
     pub(super) fn host_disk(
         &self,
         path: &Path,
@@ -138,7 +137,7 @@ impl PathPolicy {
         self.image(found)
     }
 
-    /// Refuses, where somebody else chose it, what is no regular file.
+    /// Refuses files of a pod that are not regular files.
     pub(super) fn image(&self, found: PathHandle) -> Result<PathHandle, VolumeFault> {
         match self {
             PathPolicy::PodMounts(_) if found.kind != FileType::RegularFile => {
@@ -152,13 +151,13 @@ impl PathPolicy {
         }
     }
 
-    /// A container image is its root directory, never an archive in it.
+    /// True for trusted paths: only then a container image may be an archive.
     pub(super) fn is_caller(&self) -> bool {
         matches!(self, PathPolicy::Caller)
     }
 }
 
-/// The block device of these numbers.
+/// Resolves a block device and checks its device number.
 fn device(path: &Path, number: u64) -> Result<PathHandle, VolumeFault> {
     let found = PathHandle::on_host(path).map_err(VolumeFault::io(path))?;
     let stat = fstat(found.handle()).map_err(VolumeFault::io(path))?;
@@ -201,7 +200,7 @@ mod tests {
         fs::remove_dir(&image).unwrap();
         fs::write(&image, [0; 512]).unwrap();
         given().resolve_claim(dir.path()).unwrap();
-        // A device that nobody gave, whatever its name.
+        // A device that the pod was not given, whatever its name.
         let error = given()
             .resolve_claim(Path::new("/dev/null"))
             .unwrap_err()
@@ -258,7 +257,7 @@ mod tests {
         for other in ["/var/run/kubevirt/hotplug-disks-2/data.img", "/etc/shadow"] {
             assert_eq!(paths.host_path(Path::new(other)), Path::new(other));
         }
-        // Nothing that is called an image, or lies in a folder, is a device.
+        // Files named like an image or in a subdirectory are not devices.
         for fifo in ["fifo.img", "claim/fifo"] {
             mkfifoat(CWD, hotplug.join(fifo), Mode::RUSR).unwrap();
             let error = paths
@@ -295,7 +294,7 @@ mod tests {
         assert_eq!(paths.find_hotplugged("data"), None, "nothing is mounted there");
         fs::write(hotplug.join("data/disk.img"), [0; 512]).unwrap();
         assert_eq!(paths.find_hotplugged("data"), Some(hotplug.join("data")));
-        // A link is there, and is refused by whoever opens it.
+        // A link is found, and refused on opening.
         symlink("/etc/shadow", hotplug.join("data.img")).unwrap();
         assert_eq!(paths.find_hotplugged("data"), Some(hotplug.join("data.img")));
         paths.resolve_hotplugged(&hotplug.join("data.img")).unwrap_err();

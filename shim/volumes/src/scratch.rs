@@ -1,7 +1,7 @@
-//! Files that live as long as the VM that has them open.
+//! Scratch files that end with their VM.
 //!
-//! They never have a name, so they vanish with the VMM however it ends. They lie in a directory on disk: the runtime
-//! directory is usually memory.
+//! They have no name, so they vanish with the VMM however it ends. They are on disk, because the runtime directory is
+//! usually a tmpfs.
 
 use std::fs::File;
 use std::io;
@@ -13,11 +13,11 @@ use rustix::io::Errno;
 
 use super::error::VolumeFault;
 
-/// Where the files of VMs that keep nothing lie.
+/// Scratch directory for ephemeral data.
 #[derive(Debug, Clone)]
 pub struct ScratchDir {
     directory: PathBuf,
-    /// By `HUSK_SCRATCH_DIR`.
+    /// Set by `HUSK_SCRATCH_DIR`.
     chosen: bool,
 }
 
@@ -32,7 +32,6 @@ impl ScratchDir {
         }
     }
 
-    /// A given directory.
     pub fn at(directory: impl Into<PathBuf>) -> ScratchDir {
         ScratchDir {
             directory: directory.into(),
@@ -44,12 +43,12 @@ impl ScratchDir {
         &self.directory
     }
 
-    /// An empty file.
+    /// Creates an empty file.
     pub(super) fn file(&self) -> Result<File, VolumeFault> {
         self.nameless().map(File::from).map_err(self.fault())
     }
 
-    /// A sparse file of that many zero bytes.
+    /// Creates a sparse file of zeros.
     pub(super) fn sparse(&self, bytes: u64) -> Result<OwnedFd, VolumeFault> {
         let file = self.file()?;
         file.set_len(bytes).map_err(self.fault())?;
@@ -73,7 +72,7 @@ impl ScratchDir {
         }
     }
 
-    /// For file systems that have no nameless files.
+    /// For file systems without O_TMPFILE.
     fn unlinked(&self) -> io::Result<OwnedFd> {
         let path = self.directory.join(format!(".husk-{}", uuid::Uuid::new_v4()));
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;

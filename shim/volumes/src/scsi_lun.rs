@@ -1,7 +1,7 @@
-//! SCSI devices of the host, which a guest's commands are passed on to.
+//! SCSI passthrough of host devices.
 //!
-//! The VMM has no privileges, and so the kernel keeps some commands from it. Those that a guest may send all the same are
-//! executed here, by a thread for each device, which ends when the VMM closes its end of the channel.
+//! The VMM is unprivileged, so the kernel refuses some commands from it. Those that a guest may send are executed here,
+//! by one thread per device, which ends when the VMM closes its end of the socket.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -21,12 +21,12 @@ use super::image_format::ImageFormat;
 use super::open_disk::{OpenDisk, OpenLun};
 use super::path_handle::PathHandle;
 
-/// PERSISTENT RESERVE IN, READ KEYS, of 8 bytes: changes nothing, and the kernel sends it for the privileged alone.
+/// PERSISTENT RESERVE IN, READ KEYS with 8 bytes: changes nothing, and the kernel requires privileges for it.
 const READ_KEYS: [u8; 10] = [0x5e, 0, 0, 0, 0, 0, 0, 0, 8, 0];
 
 const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Opens the device that `found` is.
+/// Opens a SCSI device.
 pub(super) fn open(
     disk: &DiskPlan,
     found: &PathHandle,
@@ -76,14 +76,13 @@ pub(super) fn open(
     })
 }
 
-/// What the kernel tells of a block device.
+/// sysfs directory of a block device.
 fn sysfs(file: &OwnedFd) -> rustix::io::Result<PathBuf> {
     let device = fstat(file)?.st_rdev;
     Ok(format!("/sys/dev/block/{}:{}", major(device), minor(device)).into())
 }
 
-/// Whether the kernel takes from this process what it takes only from the privileged. What the device says is its own
-/// affair, and nothing if it is gone.
+/// True if the kernel accepts privileged commands from this process. Errors of the device itself do not matter.
 fn is_privileged(file: &OwnedFd) -> bool {
     let asked = husk_scsi_helper::execute(file, &READ_KEYS, DataBuffer::In(&mut [0; 8]), TIMEOUT);
     !asked.is_err_and(|error| error.raw_os_error() == Some(libc::EPERM))

@@ -1,4 +1,4 @@
-//! Small read-only disks that exist only as an open descriptor.
+//! Small read-only disks in memory.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-/// Memory with that content, which nobody can change any more.
+/// Creates a sealed memfd, whose content cannot change any more.
 pub(super) fn create(name: &str, content: &[u8]) -> io::Result<OwnedFd> {
     let mut file = File::from(memfd_create(
         name,

@@ -1,4 +1,4 @@
-//! Small read-only disks: cloud-init's seeds, and the files of configMaps, secrets and the like.
+//! Small read-only disks: cloud-init seeds, and the files of ConfigMaps, Secrets and similar.
 
 use husk_vmi::{SeedData, SeedLayout};
 
@@ -6,12 +6,12 @@ use super::error::VolumeFault;
 use super::iso::{self, Readability};
 use super::key_files::{read_all, read_key};
 
-/// The keys that may hold the user data in a Secret, the first that is there counts.
+/// Keys of a Secret for user data. The first that exists is used.
 const USER_DATA: [&str; 2] = ["userdata", "userData"];
-/// The same for the network's configuration.
+/// Keys of a Secret for network configuration.
 const NETWORK_DATA: [&str; 2] = ["networkdata", "networkData"];
 
-/// The ISO cloud-init reads.
+/// ISO image for cloud-init.
 pub(super) fn cloud_init(
     layout: SeedLayout,
     meta_data: &str,
@@ -39,7 +39,7 @@ pub(super) fn cloud_init(
     iso::image(label, files, Readability::ByRoot).map_err(VolumeFault::Iso)
 }
 
-/// The ISO of a directory's files.
+/// ISO image of a directory's files.
 pub(super) fn files(label: &str, dir: Option<&std::path::Path>) -> Result<Vec<u8>, VolumeFault> {
     let files = dir.map(read_all).transpose()?.unwrap_or_default();
     iso::image(label, files, Readability::ByAll).map_err(VolumeFault::Iso)

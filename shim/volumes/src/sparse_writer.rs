@@ -1,25 +1,25 @@
-//! Writing files without their zeros.
+//! Writes files with holes for zeros.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 
-/// Zeros are left out in runs of this many bytes, at multiples of it.
+/// Granularity of holes, in bytes.
 const BLOCK: usize = 64 << 10;
 
-/// Writes a file from its start; what was zero there stays a hole.
+/// Writes a file from its start and leaves holes for zeros.
 #[derive(Debug)]
 pub(super) struct SparseWriter<'a> {
     file: &'a File,
     offset: u64,
-    /// Bytes that take room.
+    /// Bytes written, without holes.
     written: u64,
-    /// The most of them.
+    /// Limit for `written`.
     room: u64,
 }
 
 impl<'a> SparseWriter<'a> {
-    /// Writes to an empty file at most `room` bytes that are not left out.
+    /// Writes at most `room` bytes, without holes, to an empty file.
     pub(super) fn new(file: &'a File, room: u64) -> SparseWriter<'a> {
         SparseWriter {
             file,
@@ -29,7 +29,7 @@ impl<'a> SparseWriter<'a> {
         }
     }
 
-    /// Gives the file its length, holes at its end included.
+    /// Sets the length of the file, with holes at its end.
     pub(super) fn finish(self) -> io::Result<u64> {
         self.file.set_len(self.offset)?;
         Ok(self.offset)

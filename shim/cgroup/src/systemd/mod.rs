@@ -1,4 +1,4 @@
-//! What systemd is asked, by D-Bus. A connection is kept for as long as one thing is asked: little of it stays resident.
+//! Requests to systemd over D-Bus. A connection lives for one request, which keeps little memory resident.
 
 use std::path::PathBuf;
 use std::pin::pin;
@@ -23,11 +23,11 @@ const MANAGER: &str = "org.freedesktop.systemd1.Manager";
 const NO_SUCH_UNIT: &str = "org.freedesktop.systemd1.NoSuchUnit";
 const UNIT_EXISTS: &str = "org.freedesktop.systemd1.UnitExists";
 
-/// Where systemd listens, and how long it may take.
+/// Client of systemd's manager interface.
 #[derive(Debug)]
 pub(super) struct SystemdClient {
-    /// The system's bus. systemd's own socket is no way past it: systemd signs what it says there with a name that is
-    /// none of a bus's peers, and zbus takes no such message.
+    /// Socket of the system bus. systemd's private socket does not work: systemd signs its messages there with a sender
+    /// that is not a peer of a bus, and zbus rejects them.
     pub(super) bus: PathBuf,
     pub(super) timeout: Duration,
 }
@@ -42,7 +42,7 @@ impl Default for SystemdClient {
 }
 
 impl SystemdClient {
-    /// Starts a scope with a process and limits.
+    /// Starts a transient scope with one process and limits.
     pub(super) fn start(&self, scope: &Scope, pid: u32, limits: Vec<Property>) -> Result<(), CgroupError> {
         let unit = scope.unit.as_str();
         let mut properties: Vec<Property> = vec![
@@ -62,12 +62,12 @@ impl SystemdClient {
         let asked = (unit, "fail", properties, auxiliary);
         self.with_connection(unit, async |systemd: &Connection| {
             match job(systemd, unit, "StartTransientUnit", &asked).await {
-                // One of that name which failed.
+                // A failed unit of the same name is still loaded.
                 Err(error) if is_method_error(&error, UNIT_EXISTS) => {
                     let _ = call(systemd, "ResetFailedUnit", &unit).await;
                     job(systemd, unit, "StartTransientUnit", &asked).await
                 }
-                // It may come yet.
+                // The job may still finish after the timeout or error.
                 Err(error @ Error::Failure(_)) => {
                     let _ = call(systemd, "StopUnit", &(unit, "replace")).await;
                     Err(error)
@@ -77,7 +77,7 @@ impl SystemdClient {
         })
     }
 
-    /// Sets the limits of a unit for as long as there is one.
+    /// Sets the limits of a unit while it is loaded.
     pub(super) fn limit(&self, unit: &str, limits: &[Property]) -> Result<(), CgroupError> {
         self.with_connection(unit, async |systemd: &Connection| {
             let asked = (unit, true, limits);
@@ -85,20 +85,20 @@ impl SystemdClient {
         })
     }
 
-    /// Stops a unit, and has it forgotten that it failed. Succeeds if there is none.
+    /// Stops a unit and resets its failed state. Succeeds if the unit does not exist.
     pub(super) fn stop(&self, unit: &str) -> Result<(), CgroupError> {
         self.with_connection(unit, async |systemd: &Connection| {
             match job(systemd, unit, "StopUnit", &(unit, "replace")).await {
                 Err(error) if is_method_error(&error, NO_SUCH_UNIT) => return Ok(()),
                 done => done?,
             }
-            // As a rule it is not loaded any more by now.
+            // Usually the unit is not loaded any more.
             let _ = call(systemd, "ResetFailedUnit", &unit).await;
             Ok(())
         })
     }
 
-    /// Blocks: not to be called from a task.
+    /// Connects and runs `request`. Blocks: do not call it from an async task.
     fn with_connection(
         &self,
         unit: &str,
@@ -119,7 +119,7 @@ impl SystemdClient {
             request(&systemd).await.map_err(|error| failed(error.to_string()))
         };
         runtime.block_on(async {
-            let late = || format!("it did not do so within {} s", self.timeout.as_secs());
+            let late = || format!("no answer within {} s", self.timeout.as_secs());
             let answered = timeout(self.timeout, asked).await;
             answered.unwrap_or_else(|_| Err(failed(late())))
         })
@@ -144,7 +144,7 @@ where
         .await
 }
 
-/// Calls what makes a job of a unit's, and waits for the job to end.
+/// Calls a method that starts a job of `unit`, and waits for the job to end.
 async fn job<B>(systemd: &Connection, unit: &str, method: &str, body: &B) -> Result<(), Error>
 where
     B: Serialize + DynamicType,
@@ -161,11 +161,11 @@ where
     let mut started: Option<OwnedObjectPath> = None;
     let mut ended: Vec<(OwnedObjectPath, String)> = Vec::new();
     loop {
-        // Signals are taken before the answer has come, too: they would be in its way.
+        // Signals are read before the reply arrives too, or they would block it.
         tokio::select! {
             answer = &mut called, if started.is_none() => started = Some(answer?.body().deserialize()?),
             signal = removed.next() => {
-                let signal = signal.ok_or_else(|| Error::Failure("it closed the connection".into()))??;
+                let signal = signal.ok_or_else(|| Error::Failure("the connection was closed".into()))??;
                 let (_, job, of, result): (u32, OwnedObjectPath, String, String) = signal.body().deserialize()?;
                 if of == unit {
                     ended.push((job, result));

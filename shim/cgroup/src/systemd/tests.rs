@@ -9,10 +9,10 @@ use zbus::zvariant::OwnedValue;
 
 use super::*;
 
-/// What was asked, with the values of what was set.
+/// Calls, with the properties they set.
 type Log = Arc<Mutex<Vec<(String, HashMap<String, OwnedValue>)>>>;
 
-/// A manager that does nothing but say how its jobs end.
+/// A fake manager whose jobs all end with `result`.
 struct Manager {
     log: Log,
     result: &'static str,
@@ -32,7 +32,7 @@ impl Manager {
     async fn job(&mut self, unit: &str, emitter: &SignalEmitter<'_>) -> fdo::Result<OwnedObjectPath> {
         self.jobs += 1;
         let path = |job: u32| OwnedObjectPath::try_from(format!("{PATH}/job/{job}")).unwrap();
-        // Another's job ends with the same number of this unit's, and both before the answer.
+        // Jobs of another unit and of this unit end before the reply is sent.
         Manager::job_removed(emitter, 7, path(7), "other.scope", "failed").await?;
         if !self.result.is_empty() {
             Manager::job_removed(emitter, self.jobs, path(self.jobs), unit, self.result).await?;
@@ -85,7 +85,7 @@ impl Manager {
     ) -> zbus::Result<()>;
 }
 
-/// As much of a bus as a client asks for.
+/// The part of a bus that the client uses.
 struct Bus;
 
 #[zbus::interface(name = "org.freedesktop.DBus")]
@@ -99,7 +99,7 @@ impl Bus {
     fn remove_match(&self, _rule: &str) {}
 }
 
-/// A bus on which nobody but a systemd is, all of whose jobs end so; without an end if that is empty.
+/// A fake bus with a fake systemd, whose jobs end with `result`, or never if `result` is empty.
 fn fake(result: &'static str) -> (tempfile::TempDir, SystemdClient, Log) {
     let dir = tempfile::tempdir().unwrap();
     let systemd = SystemdClient {
@@ -177,7 +177,7 @@ fn a_job_that_fails_is_an_error_and_its_unit_is_stopped() {
     let error = systemd.start(&scope(), 42, Vec::new()).unwrap_err().to_string();
     assert_eq!(
         error,
-        "systemd was asked for cri-containerd-1.scope: StartTransientUnit ended as failed"
+        "systemd cannot manage cri-containerd-1.scope: StartTransientUnit ended as failed"
     );
     assert!(
         log.lock()
@@ -195,7 +195,7 @@ fn nobody_waits_for_ever() {
         ..systemd
     };
     let error = systemd.start(&scope(), 42, Vec::new()).unwrap_err().to_string();
-    assert!(error.ends_with("it did not do so within 1 s"), "{error}");
+    assert!(error.ends_with("no answer within 1 s"), "{error}");
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn without_systemd_the_way_out_is_named() {
     };
     let error = systemd.start(&scope(), 42, Vec::new()).unwrap_err().to_string();
     assert!(
-        error.starts_with("linux.cgroupsPath asks for cri-containerd-1.scope"),
+        error.starts_with("linux.cgroupsPath needs systemd for cri-containerd-1.scope"),
         "{error}"
     );
     assert!(

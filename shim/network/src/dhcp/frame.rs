@@ -1,4 +1,4 @@
-//! Ethernet frames with a UDP packet of DHCP in them.
+//! Ethernet frames that carry DHCPv4 in UDP.
 
 use std::net::Ipv4Addr;
 
@@ -13,8 +13,8 @@ const UDP: usize = 8;
 const ETHERTYPE_IPV4: [u8; 2] = [8, 0];
 const PROTOCOL_UDP: u8 = 17;
 
-/// What a guest sent to a DHCP server: its Ethernet address and the payload. None of anything else. Checksums are not
-/// looked at, for a guest may leave them to be made by a device that never sees the frame.
+/// Source address and UDP payload of a frame to a DHCP server; `None` for other frames. Checksums are not verified: a
+/// guest may leave them to a device that never sees the frame.
 pub(super) fn to_server(frame: &[u8]) -> Option<(MacAddr, &[u8])> {
     let (ethernet, rest) = frame.split_at_checked(ETHERNET)?;
     if ethernet[12..14] != ETHERTYPE_IPV4 {
@@ -24,7 +24,7 @@ pub(super) fn to_server(frame: &[u8]) -> Option<(MacAddr, &[u8])> {
     let first = *rest.first()?;
     let header = usize::from(first & 0xf) * 4;
     let length = usize::from(u16::from_be_bytes([*rest.get(2)?, *rest.get(3)?]));
-    // What follows the packet is padding.
+    // Bytes after the IP packet are padding.
     let (ip, udp) = rest.get(..length)?.split_at_checked(header)?;
     let fragmented = u16::from_be_bytes([*ip.get(6)?, *ip.get(7)?]) & 0x3fff != 0;
     if first >> 4 != 4 || header < IPV4 || fragmented || *ip.get(9)? != PROTOCOL_UDP {
@@ -37,7 +37,7 @@ pub(super) fn to_server(frame: &[u8]) -> Option<(MacAddr, &[u8])> {
     Some((source, udp.get(UDP..length)?))
 }
 
-/// A server's answer; none if it is longer than a packet can be.
+/// Builds the frame of a reply; `None` if it is longer than an IP packet can be.
 pub(super) fn to_client(
     (from_mac, from): (MacAddr, Ipv4Addr),
     (to_mac, to): (MacAddr, Ipv4Addr),
@@ -62,7 +62,7 @@ pub(super) fn to_client(
     let [high, low] = length.to_be_bytes();
     let pseudo = [0, PROTOCOL_UDP, high, low];
     let sum = match checksum([&ip[12..20], &pseudo, &udp, payload]) {
-        // Zero means that there is none.
+        // Zero means no checksum.
         0 => 0xffff,
         sum => sum,
     };
@@ -71,7 +71,7 @@ pub(super) fn to_client(
     Some([&to_mac.0[..], &from_mac.0, &ETHERTYPE_IPV4, &ip, &udp, payload].concat())
 }
 
-/// The Internet's checksum of parts of which only the last may be odd.
+/// Internet checksum (RFC 1071) of parts of which only the last may have an odd length.
 fn checksum<const N: usize>(parts: [&[u8]; N]) -> u16 {
     let mut sum = 0u32;
     for part in parts {
@@ -92,7 +92,7 @@ mod tests {
 
     const GUEST: MacAddr = MacAddr([2, 0, 0, 0, 0, 5]);
 
-    /// What a client sends differs from an answer in the ports alone, as far as this looks.
+    /// A request differs from a reply in its ports only, as far as the parser looks.
     fn request(payload: &[u8]) -> Vec<u8> {
         let any = Ipv4Addr::UNSPECIFIED;
         let to = (MacAddr([0xff; 6]), Ipv4Addr::BROADCAST);

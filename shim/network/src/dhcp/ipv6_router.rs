@@ -1,4 +1,4 @@
-//! The part of the actor that speaks IPv6: the router that a masqueraded guest has, and its DHCPv6.
+//! IPv6 router of a masqueraded guest: router advertisements and DHCPv6.
 
 use std::io;
 use std::net::{Ipv6Addr, SocketAddrV6};
@@ -10,7 +10,6 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::{router_advert, v6};
 
-/// Its sockets, and what it says.
 pub(super) struct Ipv6Router {
     dhcp: AsyncFd<OwnedFd>,
     icmp: AsyncFd<OwnedFd>,
@@ -19,10 +18,10 @@ pub(super) struct Ipv6Router {
     bridge: u32,
 }
 
-/// Packets that are read at once: no guest can keep the runtime from its other tasks.
+/// Packets read in one go, so that a guest cannot starve the runtime's other tasks.
 const BATCH: usize = 64;
 
-/// Waits for something to do, and does it. Never ends without a router.
+/// Waits for one event and handles it. Waits forever without a router.
 pub(super) async fn serve_once(router: &mut Option<Ipv6Router>) -> io::Result<()> {
     match router {
         Some(router) => router.serve().await,
@@ -63,7 +62,7 @@ impl Ipv6Router {
         }
     }
 
-    /// Takes one packet of DHCPv6, and answers it if it is for this server.
+    /// Reads one DHCPv6 packet and replies if it is for this server.
     fn answer(&self, socket: &OwnedFd) -> io::Result<()> {
         let mut buffer = [0; v6::MAX_PACKET + 1];
         let (_, length, from) = recvfrom(socket, &mut buffer[..], RecvFlags::empty())?;
@@ -74,7 +73,7 @@ impl Ipv6Router {
         Ok(())
     }
 
-    /// Takes what waits of ICMPv6, and advertises if a router is asked for.
+    /// Reads waiting ICMPv6 packets and sends an advertisement if a router was solicited.
     fn handle_icmpv6(&self, socket: &OwnedFd) -> io::Result<()> {
         let mut buffer = [0; v6::MAX_PACKET + 1];
         let (mut asked, mut taken) = (false, Ok(()));
@@ -93,7 +92,7 @@ impl Ipv6Router {
         taken
     }
 
-    /// To all nodes: however many ask, one advertisement is for all of them.
+    /// Sends one advertisement to all nodes, however many solicited it.
     fn advertise(&self) {
         let nodes = SocketAddrV6::new(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1), 0, 0, self.bridge);
         let packet = router_advert::advertisement(self.server.lease());
@@ -101,12 +100,12 @@ impl Ipv6Router {
     }
 }
 
-/// A socket that was not ready after all is no fault.
+/// Spurious readiness is not an error.
 fn unless_empty(done: Result<io::Result<()>, TryIoError>) -> io::Result<()> {
     done.unwrap_or(Ok(()))
 }
 
-/// What is lost the guest asks for again.
+/// Clients retry lost packets.
 fn log_send_error(sent: rustix::io::Result<usize>) {
     if let Err(e) = sent {
         tracing::debug!("a DHCPv6 answer or an advertisement was not sent: {e}");

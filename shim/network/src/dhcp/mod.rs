@@ -1,7 +1,7 @@
-//! Telling a guest its network: DHCPv4, and for the IPv6 of a masqueraded guest DHCPv6 and router advertisements.
+//! DHCPv4 server, and for masqueraded guests with IPv6 a DHCPv6 server and router advertisements.
 //!
-//! One server has one guest and one lease. What it says is worked out without I/O (`v4`, `v6`, `router_advert`); the actor here
-//! has the sockets, opened in the pod's namespace, and is a task of the caller's runtime.
+//! A server has one guest and one lease. `v4`, `v6` and `router_advert` compute replies without I/O. The task here owns
+//! the sockets, which are opened in the pod's namespace, and runs on the caller's runtime.
 
 mod frame;
 mod ipv6_router;
@@ -33,14 +33,14 @@ use super::netns::Netns;
 use super::{Binding, Interface, PreparedNic};
 use ipv6_router::Ipv6Router;
 
-/// A lease that is renewed within a VM's life. A renewal goes to the server's address by way of the guest's gateway,
-/// so that on a pod's bridge it is seen at the tap only, where looking costs the guest's other frames a little.
+/// Longest lease that a guest renews during a VM's life. A bridged guest sends renewals to the server's address through
+/// its gateway, so they are only visible at the tap, where the filter costs all frames some time.
 const MAX_RENEWED_LEASE: Duration = Duration::from_secs(30 * 86_400);
 
-/// Pause after a socket's error, so that one which stays does not take a processor.
+/// Pause after a socket error, so that a permanent error does not use a whole CPU.
 const ERROR_PAUSE: Duration = Duration::from_millis(100);
 
-/// A running server. It ends when this is dropped.
+/// A running DHCP server. It stops when this is dropped.
 #[derive(Debug)]
 pub struct DhcpServer {
     stop: oneshot::Sender<()>,
@@ -49,8 +49,8 @@ pub struct DhcpServer {
 }
 
 impl DhcpServer {
-    /// Starts the server of a prepared interface, as a task of the current runtime. None if there is no lease to give.
-    /// Waits for a thread that opens the sockets.
+    /// Starts the server of a prepared interface on the current runtime. Returns `None` if there is no lease. Waits for
+    /// a thread that opens the sockets.
     pub fn start(
         netns: &Netns,
         interface: &Interface,
@@ -86,28 +86,28 @@ impl DhcpServer {
         Ok(Some(DhcpServer { stop, task, leased }))
     }
 
-    /// The address of IPv4 that the guest has taken; the watch ends with the server.
+    /// The IPv4 address that the guest has leased. The channel closes when the server ends.
     #[must_use]
     pub fn leased(&self) -> watch::Receiver<Option<Ipv4Addr>> {
         self.leased.clone()
     }
 
-    /// Waits until it ends by itself, which nothing but a panic makes it.
+    /// Waits until the server ends by itself, which only a panic causes.
     pub async fn failed(&mut self) {
         let _ = (&mut self.task).await;
     }
 
-    /// Ends it, and waits until its sockets are closed.
+    /// Stops the server and waits until its sockets are closed.
     pub async fn stop(self) {
         let _ = self.stop.send(());
-        // One that ended by itself may have been waited for already, which a task allows once.
+        // A finished task may have been awaited by `failed` already, and must not be awaited twice.
         if !self.task.is_finished() {
             let _ = self.task.await;
         }
     }
 }
 
-/// What is opened inside the namespace.
+/// Sockets, opened inside the namespace.
 #[derive(Debug)]
 struct DhcpSockets {
     bridge: u32,
@@ -158,7 +158,6 @@ impl DhcpSockets {
     }
 }
 
-/// The actor.
 struct DhcpTask {
     bridge_mac: MacAddr,
     tap: u32,
@@ -219,7 +218,7 @@ impl DhcpTask {
         }
     }
 
-    /// Takes one frame, and answers it if it is its guest's.
+    /// Reads one frame and replies if it is from the guest.
     fn answer(&self, socket: &OwnedFd) -> io::Result<()> {
         let mut buffer = [0; 2048];
         let (_, length) = recv(socket, &mut buffer[..], RecvFlags::TRUNC)?;
@@ -233,7 +232,7 @@ impl DhcpTask {
         };
         let from = (self.bridge_mac, lease.server);
         if let Some(frame) = frame::to_client(from, (lease.mac, answer.to), &answer.packet) {
-            // By the tap itself, so that no other port of the bridge sees it. What is lost the guest asks for again.
+            // Sent to the tap directly, so that other ports of the bridge do not see it. Clients retry lost packets.
             if let Err(e) = socket::send(&self.sender, self.tap, &frame) {
                 tracing::debug!("a DHCP answer was not sent: {e}");
             } else if answer.leases {
@@ -247,7 +246,7 @@ impl DhcpTask {
 }
 
 fn readable(socket: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an OwnedFd is open, and the same file, for as long as the AsyncFd that owns it here.
+    // SAFETY: the AsyncFd owns the OwnedFd, so the descriptor stays open and refers to the same file.
     let polled = unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) };
     polled.map_err(|refused| refused.into_parts().1)
 }

@@ -1,16 +1,17 @@
-//! Packets without the options that a server does not need.
+//! Removes the options that a server does not need.
 //!
-//! The codec takes the length of some options on trust, to the point of a panic, and stops at the first it cannot read,
-//! a host name that is no UTF-8 for one. So it is given only those that are asked for, of the length they must have.
+//! The codec trusts the length of some options to the point of a panic, and stops at the first option that it cannot
+//! read, such as a host name that is not UTF-8. So it only gets the options that are used, and only with a valid
+//! length.
 
-/// Bytes before the options of a DHCPv4 packet, the magic number included.
+/// Length of a DHCPv4 packet before its options, with the magic cookie.
 const HEADER: usize = 240;
-/// What makes a packet of BOOTP one of DHCP.
+/// Magic cookie of DHCP (RFC 2131, section 3).
 const MAGIC: [u8; 4] = [99, 130, 83, 99];
 const PAD: u8 = 0;
 const END: u8 = 255;
 
-/// Requested address, message type, server identifier, client identifier. None of what is not DHCP.
+/// Keeps requested address, message type, server identifier and client identifier. `None` if the packet is not DHCP.
 pub(super) fn v4(packet: &[u8]) -> Option<Vec<u8>> {
     let (header, mut rest) = packet.split_at_checked(HEADER)?;
     if header[HEADER - 4..] != MAGIC {
@@ -40,7 +41,7 @@ pub(super) fn v4(packet: &[u8]) -> Option<Vec<u8>> {
     Some(kept)
 }
 
-/// Client and server identifier, the association for an address with the addresses in it, rapid commit.
+/// Keeps client and server identifier, IA_NA with its addresses, and rapid commit.
 pub(super) fn v6(packet: &[u8]) -> Option<Vec<u8>> {
     let (header, options) = packet.split_at_checked(4)?;
     let mut kept = header.to_vec();
@@ -65,12 +66,12 @@ pub(super) fn v6(packet: &[u8]) -> Option<Vec<u8>> {
 
 fn push(kept: &mut Vec<u8>, code: u16, value: &[u8]) {
     kept.extend(code.to_be_bytes());
-    // Never longer than what it was taken from.
+    // Never longer than the option it was copied from.
     kept.extend((value.len() as u16).to_be_bytes());
     kept.extend(value);
 }
 
-/// Options as far as they are whole.
+/// Iterator over options up to the first truncated one.
 struct V6Options<'a>(&'a [u8]);
 
 impl<'a> Iterator for V6Options<'a> {
@@ -93,7 +94,7 @@ mod tests {
     fn what_is_asked_for_is_kept_whatever_is_around_it() {
         let mut packet = vec![0; HEADER];
         packet[236..].copy_from_slice(&MAGIC);
-        // A network interface identifier of a wrong length, at which the codec panics.
+        // Client network interface identifier (94) with a wrong length, at which the codec panics.
         packet.extend([
             94, 1, 9, 0, 53, 1, 1, 12, 2, 0xff, 0xfe, 50, 4, 10, 0, 0, 1, 50, 3, 1, 2, 3, 7, 200,
         ]);

@@ -1,25 +1,23 @@
-//! What a guest is told beside its address.
+//! DHCP options.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use super::super::error::NetworkFault;
 
-/// KubeVirt's lease of 999 days, which nobody renews.
+/// KubeVirt's lease of 999 days, which no guest renews.
 pub const LONG_LEASE: Duration = Duration::from_secs(86_313_600);
-/// The name server of a pod that names none.
+/// Name server for a pod without any.
 const DEFAULT_DNS: Ipv4Addr = Ipv4Addr::new(8, 8, 8, 8);
-/// The domain of a pod that names none.
+/// Search domain for a pod without any.
 const DEFAULT_DOMAIN: &str = "cluster.local";
-/// Bytes of the encoded search list, at most: one option's.
+/// Longest encoded search list, in bytes: the size of one option.
 const SEARCH_MAX: usize = 255;
 
-/// What a guest is told beside its address.
+/// DHCP options beside the lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DhcpOptions {
-    /// Its host name.
     pub hostname: Option<String>,
-    /// Its name servers.
     pub resolver: DnsConfig,
     /// `dhcpOptions.ntpServers`.
     pub ntp_servers: Vec<Ipv4Addr>,
@@ -29,7 +27,6 @@ pub struct DhcpOptions {
     pub boot_file: Option<String>,
     /// `dhcpOptions.privateOptions`: 224 to 254.
     pub private: Vec<(u8, String)>,
-    /// How long it may keep the address.
     pub lease_time: Duration,
 }
 
@@ -48,7 +45,7 @@ impl Default for DhcpOptions {
 }
 
 impl DhcpOptions {
-    /// Finds what no packet could carry.
+    /// Refuses values that do not fit into an option.
     pub(super) fn check(&self) -> Result<(), NetworkFault> {
         let refused = |field, reason: &str| {
             Err(NetworkFault::InvalidField {
@@ -84,19 +81,16 @@ impl DhcpOptions {
     }
 }
 
-/// Where names are looked up, from a pod's `resolv.conf`.
+/// Name servers and search domains.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DnsConfig {
-    /// Name servers.
     pub ipv4: Vec<Ipv4Addr>,
-    /// Those that have an IPv6 address.
     pub ipv6: Vec<Ipv6Addr>,
-    /// Domains that names are looked for in.
     pub search: Vec<String>,
 }
 
 impl DnsConfig {
-    /// Reads a pod's `resolv.conf`, and puts KubeVirt's defaults where it is silent.
+    /// Parses a pod's `resolv.conf`. Missing servers and domains get KubeVirt's defaults.
     pub fn parse(text: &str) -> DnsConfig {
         let mut found = DnsConfig::read(text);
         if !found.has_servers() {
@@ -108,12 +102,11 @@ impl DnsConfig {
         found
     }
 
-    /// Whether it names a server at all.
     pub fn has_servers(&self) -> bool {
         !self.ipv4.is_empty() || !self.ipv6.is_empty()
     }
 
-    /// Reads a `resolv.conf`.
+    /// Parses a `resolv.conf`.
     pub(super) fn read(text: &str) -> DnsConfig {
         let mut found = DnsConfig {
             ipv4: Vec::new(),
@@ -128,7 +121,7 @@ impl DnsConfig {
                     Some(IpAddr::V6(address)) => found.ipv6.push(address),
                     None => {}
                 },
-                // The last line of them counts.
+                // The last line wins.
                 Some("search" | "domain") => {
                     found.search = words
                         .map(|word| word.trim_end_matches('.').to_ascii_lowercase())
@@ -141,7 +134,8 @@ impl DnsConfig {
         found
     }
 
-    /// Puts the domain of a VM with a `subdomain` first: below the longest that is the cluster's for services.
+    /// Inserts the domain of a VM with a `subdomain` before the others: SUBDOMAIN and the longest cluster domain of
+    /// services.
     pub fn with_subdomain(mut self, subdomain: &str) -> Result<DnsConfig, NetworkFault> {
         let services = |domain: &&String| domain.contains(".svc.");
         if let Some(domain) = longest(self.search.iter().filter(services)) {
@@ -168,13 +162,13 @@ impl DnsConfig {
         }
     }
 
-    /// The domain the guest is in: the longest of those it looks in.
+    /// The guest's domain name: the longest search domain.
     pub(super) fn domain(&self) -> Option<&str> {
         longest(self.search.iter()).map(String::as_str)
     }
 }
 
-/// The first of the longest.
+/// First of the longest domains.
 fn longest<'a>(domains: impl Iterator<Item = &'a String>) -> Option<&'a String> {
     domains.fold(None, |best: Option<&String>, domain| match best {
         Some(best) if best.len() >= domain.len() => Some(best),
@@ -182,7 +176,7 @@ fn longest<'a>(domains: impl Iterator<Item = &'a String>) -> Option<&'a String> 
     })
 }
 
-/// Whether DNS can encode it.
+/// True if DNS can encode the domain.
 fn is_domain(domain: &str) -> bool {
     let label = |label: &str| {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');

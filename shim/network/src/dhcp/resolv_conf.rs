@@ -1,4 +1,4 @@
-//! The name servers of this machine, as far as a guest can reach them.
+//! Name servers of a pod or of the host that a guest can reach.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -8,21 +8,21 @@ use std::path::{Path, PathBuf};
 
 use super::options::DnsConfig;
 
-/// A `resolv.conf` larger than this is not one.
+/// Limit for the size of a `resolv.conf`, in bytes.
 const MAX_FILE: u64 = 64 << 10;
-/// Where `ip netns` keeps names of namespaces.
+/// Directories in which `ip netns` keeps named namespaces.
 const NETNS_DIRS: [&str; 2] = ["/run/netns", "/var/run/netns"];
 
 impl DnsConfig {
-    /// That of a pod, whose resolv.conf this is.
+    /// Reads a pod's `resolv.conf`.
     #[must_use]
     pub fn from_resolv_conf(resolv_conf: &Path) -> DnsConfig {
         without_loopback(DnsConfig::read(&text(resolv_conf)))
     }
 
-    /// What the guests of a network namespace are told: by `/etc/netns/NAME/resolv.conf`, if that is what the namespace
-    /// is called by `ip netns`, else by this machine's. Servers on loopback are this machine's alone; where they are
-    /// systemd-resolved's, those that it asks take their place.
+    /// DNS configuration for guests in a network namespace: `/etc/netns/NAME/resolv.conf` if `ip netns` names the
+    /// namespace, else the host's. Loopback servers are removed, since only the host reaches them; systemd-resolved's
+    /// upstream servers replace its stub.
     pub fn for_host(netns: Option<&Path>) -> DnsConfig {
         let own = netns.and_then(netns_resolv_conf).filter(|path| path.exists());
         let first = own.unwrap_or_else(|| "/etc/resolv.conf".into());
@@ -50,7 +50,7 @@ fn without_loopback(mut resolver: DnsConfig) -> DnsConfig {
     resolver
 }
 
-/// What `ip netns exec` shows as `/etc/resolv.conf` in this namespace.
+/// Path of the file that `ip netns exec` mounts as `/etc/resolv.conf` for this namespace.
 fn netns_resolv_conf(netns: &Path) -> Option<PathBuf> {
     let name: OsString = netns.file_name()?.to_owned();
     let named = NETNS_DIRS
@@ -59,7 +59,7 @@ fn netns_resolv_conf(netns: &Path) -> Option<PathBuf> {
     named.then(|| Path::new("/etc/netns").join(name).join("resolv.conf"))
 }
 
-/// What the file says; nothing where there is none.
+/// Content of a file; empty if it does not exist.
 fn text(path: &Path) -> String {
     let mut text = Vec::new();
     let read = File::options()

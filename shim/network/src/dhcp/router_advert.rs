@@ -1,34 +1,34 @@
-//! Router advertisements: the gateway behind which a guest is, and that its address comes from DHCPv6.
+//! Router advertisements (RFC 4861, section 4.2): the guest's gateway, with addresses from DHCPv6.
 
 use super::super::lease::Dhcpv6Lease;
 
 const ROUTER_SOLICITATION: u8 = 133;
 const ROUTER_ADVERTISEMENT: u8 = 134;
 
-/// *Managed* and *other*: address and names come from DHCPv6.
+/// Managed and other configuration flags: addresses and DNS come from DHCPv6.
 const FLAGS: u8 = 0xc0;
-/// Seconds the gateway is a router for without another advertisement.
+/// Router lifetime, in seconds.
 const LIFETIME: u16 = 9000;
-/// Seconds between advertisements that nobody asked for, well within that.
+/// Interval of unsolicited advertisements, well within the lifetime.
 pub(super) const ADVERT_INTERVAL: std::time::Duration = std::time::Duration::from_secs(600);
 
-/// Whether a router is asked to advertise itself.
+/// True for a router solicitation.
 pub(super) fn is_solicitation(packet: &[u8]) -> bool {
     packet.len() >= 8 && packet[..2] == [ROUTER_SOLICITATION, 0]
 }
 
-/// The advertisement, without a checksum, which the kernel makes.
+/// An advertisement without checksum, which the kernel adds.
 pub(super) fn advertisement(lease: &Dhcpv6Lease) -> Vec<u8> {
     let mut packet = vec![ROUTER_ADVERTISEMENT, 0, 0, 0, 64, FLAGS];
     packet.extend(LIFETIME.to_be_bytes());
     packet.extend([0; 8]);
-    // The router's Ethernet address.
+    // Source link-layer address option.
     packet.extend([1, 1]);
     packet.extend(lease.server.0);
-    // The MTU.
+    // MTU option.
     packet.extend([5, 1, 0, 0]);
     packet.extend(lease.mtu.to_be_bytes());
-    // The prefix: on the link, for ever, not to make addresses of.
+    // Prefix information option: on-link, infinite lifetimes, not for address autoconfiguration.
     packet.extend([3, 4, lease.address.prefix_len(), 0x80]);
     packet.extend([0xff; 8]);
     packet.extend([0; 4]);

@@ -1,4 +1,4 @@
-//! The server's sockets. They belong to the namespace of the thread that opens them.
+//! Sockets of the DHCP server. They belong to the namespace of the thread that opens them.
 
 use std::io;
 use std::mem::size_of;
@@ -9,11 +9,11 @@ use nix::sys::socket::{setsockopt, sockopt::BindToDevice};
 use rustix::net::sockopt;
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, bind, ipproto, socket_with};
 
-/// linux/filter.h: where ancillary data begin, and among them whether a frame has a VLAN tag.
+/// `SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT` of linux/filter.h.
 const SKF_AD_VLAN_TAG_PRESENT: u32 = (-0x1000i32 + 48) as u32;
 
-/// From the frames of a device, those to UDP's port 67 without a VLAN tag. Without it every frame of a
-/// busy guest would be copied and wake the server.
+/// Filter for untagged IPv4 frames to UDP port 67. Without it the kernel would copy every frame of a busy guest and
+/// wake the server.
 const TO_DHCP_SERVER: [libc::sock_filter; 11] = [
     load(libc::BPF_B | libc::BPF_ABS, SKF_AD_VLAN_TAG_PRESENT),
     unless(0, 8),
@@ -42,7 +42,7 @@ const fn load(what: u32, at: u32) -> libc::sock_filter {
     }
 }
 
-/// Skips so many instructions if what was loaded is another value.
+/// Skips `skip` instructions if the accumulator is not `value`.
 const fn unless(value: u32, skip: u8) -> libc::sock_filter {
     libc::sock_filter {
         code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
@@ -61,17 +61,17 @@ const fn accept(bytes: u32) -> libc::sock_filter {
     }
 }
 
-/// A socket that frames are sent by, to whatever device, and that receives none.
+/// A packet socket that sends frames through any device and receives none.
 pub(super) fn sender() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     Ok(socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?)
 }
 
-/// A socket that receives what is for a DHCP server among the frames of a device: those the device's own namespace
-/// gets to see or, with `all`, also those that a bridge takes from the device.
+/// A packet socket that receives frames to a DHCP server from a device: those that reach the namespace's own stack or,
+/// with `all`, also those that a bridge takes from the device.
 pub(super) fn receiver(device: u32, all: bool) -> io::Result<OwnedFd> {
     let socket = sender()?;
-    // Before it is bound, for then it receives.
+    // The filter must be in place before bind, which starts reception.
     let filter = libc::sock_fprog {
         len: TO_DHCP_SERVER.len() as u16,
         filter: TO_DHCP_SERVER.as_ptr().cast_mut(),
@@ -80,18 +80,18 @@ pub(super) fn receiver(device: u32, all: bool) -> io::Result<OwnedFd> {
     set_option(&socket, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &1i32)?;
     let protocol = if all { libc::ETH_P_ALL } else { libc::ETH_P_IP };
     let address = link_address(device, protocol as u16);
-    // SAFETY: the address is a sockaddr_ll of that length, and is only read.
+    // SAFETY: the address is a sockaddr_ll of that length, and the kernel only reads it.
     let done = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), LINK_ADDRESS_SIZE) };
     nix::errno::Errno::result(done)?;
     Ok(socket)
 }
 
-/// Sends a frame by a device.
+/// Sends a frame through a device.
 pub(super) fn send(socket: impl AsFd, device: u32, frame: &[u8]) -> io::Result<()> {
     let address = link_address(device, 0);
     let (data, length) = (frame.as_ptr().cast(), frame.len());
     let socket = socket.as_fd().as_raw_fd();
-    // SAFETY: data and address are read within their lengths, which are theirs.
+    // SAFETY: the kernel reads data and address within their lengths.
     let sent = unsafe {
         libc::sendto(
             socket,
@@ -106,7 +106,8 @@ pub(super) fn send(socket: impl AsFd, device: u32, frame: &[u8]) -> io::Result<(
     Ok(())
 }
 
-/// A socket that nobody reads, so that the kernel does not refuse, as a closed port, what another one receives.
+/// Binds UDP port 67 without reading from it, so that the kernel does not reject packets that the packet socket
+/// receives with "port unreachable".
 pub(super) fn open_port(device: &str) -> io::Result<OwnedFd> {
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
@@ -116,26 +117,26 @@ pub(super) fn open_port(device: &str) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// The port of a DHCPv6 server.
+/// UDP socket of a DHCPv6 server.
 pub(super) fn dhcpv6(device: &str, index: u32) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::INET6, SocketType::DGRAM, flags, None)?;
     sockopt::set_ipv6_v6only(&socket, true)?;
     setsockopt(&socket, BindToDevice, &device.into())?;
     bind(&socket, &SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, 547, 0, 0))?;
-    // All DHCP relay agents and servers.
+    // All_DHCP_Relay_Agents_and_Servers.
     sockopt::set_ipv6_add_membership(&socket, &Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2), index)?;
     Ok(socket)
 }
 
-/// What a router speaks by.
+/// ICMPv6 socket of a router.
 pub(super) fn icmpv6(device: &str, index: u32) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let protocol: Option<Protocol> = Some(ipproto::ICMPV6);
     let socket = socket_with(AddressFamily::INET6, SocketType::RAW, flags, protocol)?;
     setsockopt(&socket, BindToDevice, &device.into())?;
     sockopt::set_ipv6_multicast_if(&socket, index)?;
-    // Receivers take what came by way of a router for forged.
+    // Receivers drop neighbour discovery messages with another hop limit.
     sockopt::set_ipv6_multicast_hops(&socket, 255)?;
     sockopt::set_ipv6_unicast_hops(&socket, Some(255))?;
     // All routers.
@@ -146,7 +147,7 @@ pub(super) fn icmpv6(device: &str, index: u32) -> io::Result<OwnedFd> {
 const LINK_ADDRESS_SIZE: libc::socklen_t = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
 
 fn link_address(device: u32, protocol: u16) -> libc::sockaddr_ll {
-    // SAFETY: sockaddr_ll is plain integers, for which zeroes are valid.
+    // SAFETY: sockaddr_ll consists of integers, for which zeroes are valid.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
     address.sll_protocol = protocol.to_be();
@@ -156,7 +157,7 @@ fn link_address(device: u32, protocol: u16) -> libc::sockaddr_ll {
 
 fn set_option<T>(socket: &OwnedFd, level: i32, name: i32, value: &T) -> io::Result<()> {
     let length = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the value is read within its size. A filter's program, to which it points, is a constant.
+    // SAFETY: the kernel reads the value within its size. The filter that it may point to is a constant.
     let done = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),

@@ -1,4 +1,4 @@
-//! DHCPv6 for the one guest behind a pod: from a packet to the answer, without any I/O.
+//! DHCPv6 (RFC 8415) for one masqueraded guest: computes replies without I/O.
 
 use dhcproto::v6::{DhcpOption, IAAddr, IANA, Message, MessageType, OptionCode, Status, StatusCode};
 use dhcproto::{Decodable, Decoder, Encodable, Encoder, Name};
@@ -7,12 +7,10 @@ use super::super::lease::Dhcpv6Lease;
 use super::option_filter;
 use super::options::DnsConfig;
 
-/// A lifetime without end.
 const INFINITE_LIFETIME: u32 = u32::MAX;
-/// More than any guest asks in.
+/// Larger than any guest's request, in bytes.
 pub(super) const MAX_PACKET: usize = 1500;
 
-/// The server's side.
 #[derive(Debug, Clone)]
 pub(super) struct Dhcpv6Responder {
     lease: Dhcpv6Lease,
@@ -28,7 +26,7 @@ impl Dhcpv6Responder {
         &self.lease
     }
 
-    /// What is to be said to this packet, if anything is.
+    /// Reply to a packet, if it needs one.
     pub(super) fn answer(&self, packet: &[u8]) -> Option<Vec<u8>> {
         let asked = Message::decode(&mut Decoder::new(&option_filter::v6(packet)?)).ok()?;
         let options = asked.opts();
@@ -74,14 +72,14 @@ impl Dhcpv6Responder {
         Some(packet)
     }
 
-    /// DUID-LL: the bridge's Ethernet address.
+    /// DUID-LL of the bridge's MAC address.
     fn duid(&self) -> [u8; 10] {
         let mut id = [0, 3, 0, 1, 0, 0, 0, 0, 0, 0];
         id[4..].copy_from_slice(&self.lease.server.0);
         id
     }
 
-    /// The one address, in the association the guest asks for it by.
+    /// IA_NA with the guest's one address, if the guest asks for one.
     fn address_option(&self, asked: &Message) -> Option<DhcpOption> {
         let Some(DhcpOption::IANA(association)) = asked.opts().get(OptionCode::IANA) else {
             return None;
@@ -100,7 +98,7 @@ impl Dhcpv6Responder {
         }))
     }
 
-    /// Whether the addresses a guest woke up with are still right.
+    /// Status of a Confirm message: NotOnLink unless all addresses match.
     fn confirm(&self, asked: &Message) -> DhcpOption {
         let right = match asked.opts().get(OptionCode::IANA) {
             Some(DhcpOption::IANA(association)) => association.opts.iter().all(
@@ -143,7 +141,7 @@ fn status(status: Status) -> DhcpOption {
     })
 }
 
-/// What the codec's list of options lacks.
+/// Inserts several options at once.
 trait ExtendFrom {
     fn extend_from(&mut self, options: impl IntoIterator<Item = DhcpOption>);
 }

@@ -9,12 +9,12 @@ use super::connection::Netlink;
 use crate::error::NetworkFault;
 
 impl Netlink {
-    /// Its addresses but the link-local ones of IPv6, in the kernel's order.
+    /// Addresses of a link in the kernel's order, without the link-local ones of IPv6.
     pub(crate) fn addresses(&self, index: u32) -> Result<Vec<IpNet>, NetworkFault> {
         let stream = self.handle.address().get().set_link_index_filter(index).execute();
         let messages = self.collect("reading addresses", stream)?;
         let address = |message: &netlink_packet_route::address::AddressMessage| {
-            // The local address and that of the other end differ on point-to-point links only.
+            // Local and peer address differ on point-to-point links only.
             let local = message.attributes.iter().find_map(|attribute| match attribute {
                 AddressAttribute::Local(address) => Some(*address),
                 _ => None,
@@ -35,7 +35,7 @@ impl Netlink {
             .collect())
     }
 
-    /// Adds an address that nobody is asked about first.
+    /// Adds an address without duplicate address detection.
     pub(crate) fn add_address(&self, index: u32, name: &str, address: IpNet) -> Result<(), NetworkFault> {
         let mut request = self
             .handle

@@ -1,10 +1,9 @@
-//! What is told of a link.
+//! A link and its attributes.
 
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage};
 
 use crate::mac::MacAddr;
 
-/// A link as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Link {
     pub(crate) index: u32,
@@ -12,11 +11,11 @@ pub(crate) struct Link {
     pub(crate) mac: Option<MacAddr>,
     pub(crate) mtu: u32,
     pub(crate) alias: Option<String>,
-    /// Of which bridge it is a port, or whose else.
+    /// Index of the bridge or other master device.
     pub(crate) bridge: Option<u32>,
     pub(crate) up: bool,
     pub(crate) layer: LinkLayerType,
-    /// What drives it, as `ip -d link` says; empty for hardware.
+    /// Kind, as `ip -d link` shows it; empty for hardware.
     pub(crate) kind: String,
 }
 

@@ -1,4 +1,4 @@
-//! Links: looked up, added, changed and removed.
+//! Requests on links.
 
 use futures_util::TryStreamExt;
 use rtnetlink::{LinkBridge, LinkBridgePort, LinkDummy, LinkUnspec};
@@ -8,7 +8,7 @@ use super::link::Link;
 use crate::error::NetworkFault;
 use crate::mac::MacAddr;
 
-/// A change to one link; what is `None` stays.
+/// A change to one link; `None` leaves a property as it is.
 #[derive(Debug, Default)]
 pub(crate) struct LinkChange<'a> {
     pub(crate) name: Option<&'a str>,
@@ -20,7 +20,6 @@ pub(crate) struct LinkChange<'a> {
 }
 
 impl Netlink {
-    /// The link of this name, if there is one.
     pub(crate) fn link_by_name(&self, name: &str) -> Result<Option<Link>, NetworkFault> {
         let mut links = Box::pin(self.handle.link().get().match_name(name.to_owned()).execute());
         let found = self.block_on(
@@ -34,7 +33,6 @@ impl Netlink {
         }
     }
 
-    /// The link of this number, if there is one.
     pub(crate) fn link_by_index(&self, index: u32) -> Result<Option<Link>, NetworkFault> {
         let mut links = Box::pin(self.handle.link().get().match_index(index).execute());
         let found = self.block_on("reading links".to_owned(), async move { links.try_next().await });
@@ -45,19 +43,19 @@ impl Netlink {
         }
     }
 
-    /// The same, where it must be.
+    /// Looks up a link that must exist.
     pub(crate) fn require_link(&self, name: &str) -> Result<Link, NetworkFault> {
         self.link_by_name(name)?.ok_or_else(|| NetworkFault::DeviceGone {
             device: name.to_owned(),
         })
     }
 
-    /// Adds a bridge, down, that is to forward from the first moment and has this address whatever its ports have.
+    /// Adds a bridge that is down, forwards without delay and keeps this MAC address whatever its ports have.
     pub(crate) fn add_bridge(&self, name: &str, mac: MacAddr) -> Result<(), NetworkFault> {
         let message = LinkBridge::new(name)
             .address(mac.0.to_vec())
             .forward_delay(0)
-            // The library brings bridges up.
+            // The library sets new bridges up by default.
             .down()
             .build();
         self.block_on(
@@ -66,7 +64,7 @@ impl Netlink {
         )
     }
 
-    /// Adds a device that only holds addresses: a dummy, or a bridge without ports where the kernel has no dummies.
+    /// Adds a device that only holds addresses: a dummy, or a bridge without ports if the kernel has no dummy driver.
     pub(crate) fn add_placeholder(&self, name: &str) -> Result<(), NetworkFault> {
         let dummy = self.handle.link().add(LinkDummy::new(name).build());
         match self.block_on(format!("adding {name}"), dummy.execute()) {
@@ -75,7 +73,6 @@ impl Netlink {
         }
     }
 
-    /// Changes a link.
     pub(crate) fn change(&self, index: u32, name: &str, change: LinkChange<'_>) -> Result<(), NetworkFault> {
         let mut message = LinkUnspec::new_with_index(index);
         if let Some(name) = change.name {
@@ -102,7 +99,6 @@ impl Netlink {
         self.block_on(format!("changing {name}"), request.execute())
     }
 
-    /// Brings a link up, or down.
     pub(crate) fn set_up(&self, index: u32, name: &str, up: bool) -> Result<(), NetworkFault> {
         let change = LinkChange {
             up: Some(up),
@@ -111,22 +107,22 @@ impl Netlink {
         self.change(index, name, change)
     }
 
-    /// Whether the bridge learns who is behind this port.
+    /// Enables or disables learning on a bridge port.
     pub(crate) fn set_learning(&self, port: u32, name: &str, learning: bool) -> Result<(), NetworkFault> {
         let message = LinkBridgePort::new(port).learning(learning).build();
         let request = self.handle.link().set_port(message);
         self.block_on(format!("setting the learning of {name}"), request.execute())
     }
 
-    /// Lets the bridge answer ARP requests for neighbours of its own that are behind this port.
+    /// Makes the bridge answer ARP requests for its neighbours behind this port.
     pub(crate) fn set_proxy_arp(&self, port: u32, name: &str) -> Result<(), NetworkFault> {
-        // Without "wifi" no broadcast would reach the port any more.
+        // `proxy_arp` instead of `proxy_arp_wifi` would keep broadcasts from the port.
         let message = LinkBridgePort::new(port).proxy_arp_wifi(true).build();
         let request = self.handle.link().set_port(message);
         self.block_on(format!("setting the proxy ARP of {name}"), request.execute())
     }
 
-    /// Removes the link; one that is gone is no fault.
+    /// Removes a link, if it exists.
     pub(crate) fn delete(&self, name: &str) -> Result<(), NetworkFault> {
         let Some(link) = self.link_by_name(name)? else {
             return Ok(());

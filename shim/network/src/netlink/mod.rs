@@ -1,6 +1,6 @@
 //! Links, addresses, routes and neighbours of the calling thread's network namespace.
 //!
-//! The one module that knows rtnetlink, which changes often. Calls block: they are made on a namespace's own thread.
+//! Only this module uses rtnetlink, whose API changes often. Calls block: make them on a namespace's own thread.
 
 mod addresses;
 mod connection;

@@ -1,4 +1,4 @@
-//! Neighbours, of a link and behind a bridge's port.
+//! Neighbour table and bridge forwarding database.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use crate::mac::MacAddr;
 use crate::route::Neighbour;
 
 impl Netlink {
-    /// The neighbours that were put there, not learnt.
+    /// Permanent neighbours of a link.
     pub(crate) fn static_neighbours(&self, index: u32) -> Result<Vec<Neighbour>, NetworkFault> {
         let mut found = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
@@ -47,7 +47,7 @@ impl Netlink {
         Ok(found)
     }
 
-    /// Puts a neighbour there for good.
+    /// Adds or replaces a permanent neighbour.
     pub(crate) fn add_neighbour(
         &self,
         index: u32,
@@ -64,13 +64,13 @@ impl Netlink {
         self.block_on(what, request.execute())
     }
 
-    /// Tells the bridge that `mac` is behind this port.
+    /// Adds a forwarding database entry: `mac` is behind this port.
     pub(crate) fn add_fdb_entry(&self, port: u32, name: &str, mac: MacAddr) -> Result<(), NetworkFault> {
         let request = self
             .handle
             .neighbours()
             .add_bridge(port, &mac.0)
-            // NUD_NOARP: static, but not an address of the bridge itself.
+            // NUD_NOARP: a static entry that is not an address of the bridge itself.
             .state(NeighbourState::Noarp)
             .flags(NeighbourFlags::Controller)
             .replace();

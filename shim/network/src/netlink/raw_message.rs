@@ -1,4 +1,4 @@
-//! Messages of rtnetlink as the kernel writes them, so that it can be given back all it told.
+//! rtnetlink messages as raw bytes, so that everything the kernel reported can be sent back.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use netlink_packet_core::{
 };
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
-/// What follows a netlink header: a header of the message's kind, and attributes.
+/// Message after the netlink header: the header of its type, and attributes.
 #[derive(Debug, Clone)]
 struct RawMessage {
     kind: u16,
@@ -40,12 +40,12 @@ impl NetlinkDeserializable for RawMessage {
     }
 }
 
-/// All that the kernel has of a kind (`RTM_GETROUTE`, …), in the calling thread's namespace.
+/// Dumps all objects of a type (`RTM_GETROUTE`, …) in the calling thread's namespace.
 pub(super) fn dump(kind: u16, ask: Vec<u8>) -> io::Result<Vec<Vec<u8>>> {
     exchange(kind, NLM_F_DUMP, ask)
 }
 
-/// Has something done.
+/// Sends a request and waits for its acknowledgement.
 pub(super) fn request(kind: u16, flags: u16, bytes: Vec<u8>) -> io::Result<()> {
     exchange(kind, flags | NLM_F_ACK, bytes).map(drop)
 }
@@ -78,7 +78,7 @@ fn exchange(kind: u16, flags: u16, bytes: Vec<u8>) -> io::Result<Vec<Vec<u8>>> {
     }
 }
 
-/// A message taken apart.
+/// A message split into header and attributes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ParsedMessage {
     pub(super) header: Vec<u8>,
@@ -86,7 +86,7 @@ pub(super) struct ParsedMessage {
 }
 
 impl ParsedMessage {
-    /// None if it is not well-formed.
+    /// `None` if the message is malformed.
     pub(super) fn of(message: &[u8], header: usize) -> Option<ParsedMessage> {
         let (header, attributes) = message.split_at_checked(header)?;
         let attributes = NlasIterator::new(attributes).map(|found| DefaultNla::parse(&found.ok()?).ok());
@@ -96,7 +96,7 @@ impl ParsedMessage {
         })
     }
 
-    /// Puts it together again.
+    /// Serialises the message.
     pub(super) fn bytes(&self) -> Vec<u8> {
         let attributes = self.attributes.as_slice();
         let mut bytes = self.header.clone();
@@ -105,12 +105,12 @@ impl ParsedMessage {
         bytes
     }
 
-    /// The attribute of this kind.
+    /// Value of the attribute of this type.
     pub(super) fn value(&self, kind: u16) -> Option<Vec<u8>> {
         self.attributes.iter().find(|nla| kind_of(nla) == kind).map(value)
     }
 
-    /// The same where it is a number.
+    /// Value of a 32-bit attribute.
     pub(super) fn number(&self, kind: u16) -> Option<u32> {
         Some(u32::from_ne_bytes(self.value(kind)?.try_into().ok()?))
     }
@@ -125,7 +125,7 @@ impl ParsedMessage {
     }
 }
 
-/// Its kind, without flags.
+/// Attribute type without flags.
 fn kind_of(nla: &DefaultNla) -> u16 {
     nla.kind() & netlink_packet_core::NLA_TYPE_MASK
 }

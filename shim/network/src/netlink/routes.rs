@@ -15,7 +15,7 @@ use crate::error::NetworkFault;
 use crate::route::Route;
 
 impl Netlink {
-    /// The unicast routes that lead through this link.
+    /// Unicast routes through a link.
     pub(crate) fn routes(&self, index: u32) -> Result<Vec<Route>, NetworkFault> {
         let mut found = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
@@ -27,7 +27,7 @@ impl Netlink {
         Ok(found)
     }
 
-    /// Where IPv4 routes of this namespace lead, in whichever table, but for the default ones.
+    /// Destinations of all IPv4 routes in all tables, without default routes.
     pub(crate) fn routed(&self) -> Result<Vec<Ipv4Net>, NetworkFault> {
         let messages = self.collect("reading routes", self.handle.route().get(all_ipv4()).execute())?;
         let destination = |message: &RouteMessage| {
@@ -44,7 +44,7 @@ impl Netlink {
             .collect())
     }
 
-    /// The link that the preferred default route leads through.
+    /// Index of the link of the preferred default route.
     pub(crate) fn uplink(&self) -> Result<Option<u32>, NetworkFault> {
         let messages = self.collect("reading routes", self.handle.route().get(all_ipv4()).execute())?;
         let default = |message: &&RouteMessage| {
@@ -69,7 +69,7 @@ impl Netlink {
         Ok(best.map(|(_, link)| link))
     }
 
-    /// Adds a route through this link; one that is there already is no fault.
+    /// Adds a route through a link, unless it exists.
     pub(crate) fn add_route(&self, index: u32, name: &str, route: &Route) -> Result<(), NetworkFault> {
         let request = self.handle.route().add(message_of(index, route));
         match self.block_on(format!("adding route {route} to {name}"), request.execute()) {
@@ -117,7 +117,7 @@ fn route_of(message: &RouteMessage, index: u32) -> Option<Route> {
             RouteAttribute::Priority(metric) => route.metric = Some(*metric),
             RouteAttribute::Oif(oif) => through = *oif == index,
             RouteAttribute::MultiPath(hops) => {
-                // A guest has one NIC for this link: the first way through it is taken.
+                // A guest has one NIC for this link: use the first next hop through it.
                 let hop = hops.iter().find(|hop| hop.interface_index == index)?;
                 route.gateway = hop_gateway(hop);
                 route.onlink = hop.flags.contains(RouteNextHopFlags::Onlink);
@@ -184,7 +184,6 @@ fn message_of(index: u32, route: &Route) -> RouteMessage {
     message
 }
 
-/// The family of an address.
 fn family(address: IpAddr) -> AddressFamily {
     match address {
         IpAddr::V4(_) => AddressFamily::Inet,

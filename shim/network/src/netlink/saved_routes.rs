@@ -1,5 +1,5 @@
-//! Addresses and routes of a link in the kernel's own words: all that belongs to them comes back with them, in whichever
-//! table, also what nothing here knows of.
+//! Saves and restores addresses and routes of a link as the kernel's own messages, with all attributes and in all
+//! tables.
 
 use std::io;
 
@@ -8,7 +8,7 @@ use netlink_packet_core::{NLM_F_APPEND, NLM_F_CREATE, NLM_F_REPLACE};
 use super::raw_message::{ParsedMessage, dump, request};
 use crate::error::NetworkFault;
 
-/// `struct ifaddrmsg`, `struct rtmsg`, `struct rtnexthop`.
+/// Sizes of `struct ifaddrmsg`, `struct rtmsg` and `struct rtnexthop`.
 const ADDRESS: usize = 8;
 const ROUTE: usize = 12;
 const HOP: usize = 8;
@@ -29,12 +29,12 @@ const RTA_EXPIRES: u16 = 23;
 const RTA_UID: u16 = 25;
 const RTA_NH_ID: u16 = 30;
 const RTM_F_CLONED: u32 = 0x200;
-/// The flags of a route that are asked for, the others are told: `PERVASIVE` and `ONLINK`.
+/// Route flags that a request may set: `RTNH_F_PERVASIVE` and `RTNH_F_ONLINK`. The kernel only reports the others.
 const SETTABLE_FLAGS: u8 = 2 | 4;
 
 const FAMILIES: [u8; 2] = [libc::AF_INET as u8, libc::AF_INET6 as u8];
 
-/// Addresses of a link, IPv6's too, but for the link-local ones that the kernel makes.
+/// Addresses of a link, without the link-local ones of IPv6 that the kernel creates.
 pub(crate) fn addresses(index: u32) -> Result<Vec<Vec<u8>>, NetworkFault> {
     let mut found = Vec::new();
     for family in FAMILIES {
@@ -53,7 +53,7 @@ pub(crate) fn addresses(index: u32) -> Result<Vec<Vec<u8>>, NetworkFault> {
     Ok(found)
 }
 
-/// An address that is deprecated for good is said to be so by a flag, and made so by what is left of its time.
+/// The kernel reports a deprecated address by a flag, and accepts it by a preferred lifetime of zero.
 fn deprecated(mut parts: ParsedMessage) -> ParsedMessage {
     let flags = parts.number(IFA_FLAGS).unwrap_or_default();
     if let Some(mut times) = parts.value(IFA_CACHEINFO).filter(|times| times.len() >= 4)
@@ -65,7 +65,7 @@ fn deprecated(mut parts: ParsedMessage) -> ParsedMessage {
     parts
 }
 
-/// Removes addresses that were [kept](addresses); those that are gone are no fault.
+/// Removes saved addresses that still exist.
 pub(crate) fn remove_addresses(name: &str, kept: &[Vec<u8>]) -> Result<(), NetworkFault> {
     for message in kept {
         match request(libc::RTM_DELADDR, 0, message.clone()) {
@@ -80,8 +80,8 @@ pub(crate) fn remove_addresses(name: &str, kept: &[Vec<u8>]) -> Result<(), Netwo
     Ok(())
 }
 
-/// Adds them again. Nobody is asked about those of IPv6 first: that they are asked about is [said later](restore_address_flags), as
-/// routes take none that is not sure.
+/// Adds saved addresses. IPv6 addresses skip duplicate address detection at first, since routes cannot use a tentative
+/// address; [`restore_address_flags`] removes that flag.
 pub(crate) fn add_addresses(name: &str, kept: &[Vec<u8>]) -> Result<(), NetworkFault> {
     let mut done = Ok(());
     for message in kept {
@@ -95,7 +95,7 @@ pub(crate) fn add_addresses(name: &str, kept: &[Vec<u8>]) -> Result<(), NetworkF
     done
 }
 
-/// Gives the addresses of IPv6 the flags they had.
+/// Restores the flags of the IPv6 addresses.
 pub(crate) fn restore_address_flags(name: &str, kept: &[Vec<u8>]) -> Result<(), NetworkFault> {
     let changed = kept.iter().filter(|message| with_nodad(message).is_some());
     changed.cloned().try_for_each(|message| {
@@ -104,7 +104,7 @@ pub(crate) fn restore_address_flags(name: &str, kept: &[Vec<u8>]) -> Result<(), 
     })
 }
 
-/// With `IFA_F_NODAD`, if it is one of IPv6 that has it not.
+/// The message with `IFA_F_NODAD` if it is an IPv6 address without it.
 fn with_nodad(message: &[u8]) -> Option<Vec<u8>> {
     let mut parts = ParsedMessage::of(message, ADDRESS)?;
     let flags = parts.number(IFA_FLAGS)?;
@@ -115,7 +115,7 @@ fn with_nodad(message: &[u8]) -> Option<Vec<u8>> {
     Some(parts.bytes())
 }
 
-/// Routes that a link's going takes away: those through it, and those from its `addresses`.
+/// Routes that are lost with a link: those through it, and those with a source in `addresses`.
 pub(crate) fn routes(index: u32, addresses: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, NetworkFault> {
     let own: Vec<_> = addresses
         .iter()
@@ -141,8 +141,8 @@ pub(crate) fn routes(index: u32, addresses: &[Vec<u8>]) -> Result<Vec<Vec<u8>>, 
     Ok(found)
 }
 
-/// A route as it is asked for, without what is only told: one for each way there is in IPv6, which takes as a whole only
-/// what it has nothing of.
+/// Requests that create a route again, without read-only attributes. One request per next hop in IPv6, which accepts a
+/// multipath route only if it has no route to that destination.
 fn replay_requests(mut parts: ParsedMessage) -> Vec<Vec<u8>> {
     parts.header[8] &= SETTABLE_FLAGS;
     parts.header[9..12].fill(0);
@@ -170,7 +170,8 @@ fn replay_requests(mut parts: ParsedMessage) -> Vec<Vec<u8>> {
     alternatives.into_iter().map(with).collect()
 }
 
-/// How long a route of IPv6 lasts, such as one that a router advertised; the kernel's own last as long as an address.
+/// Remaining lifetime of an IPv6 route, such as one from a router advertisement. Routes without one last as long as
+/// their address.
 fn seconds_left(route: &ParsedMessage) -> Option<u32> {
     let times = route.value(RTA_CACHEINFO)?;
     let hundredths = i32::from_ne_bytes(times.get(8..12)?.try_into().ok()?);
@@ -194,7 +195,7 @@ fn hops_of(mut bytes: &[u8]) -> Vec<&[u8]> {
     hops
 }
 
-/// The links it leads through.
+/// Output interfaces of a route.
 fn links(route: &ParsedMessage) -> Vec<u32> {
     let hops = route.value(RTA_MULTIPATH).unwrap_or_default();
     let of = |hop: &[u8]| u32::from_ne_bytes([hop[4], hop[5], hop[6], hop[7]]);
@@ -211,13 +212,13 @@ fn is_kernels(route: &[u8]) -> bool {
     route.get(5) == Some(&libc::RTPROT_KERNEL)
 }
 
-/// Whether it leads to link-local addresses, which come and go by themselves.
+/// True for a route to link-local addresses, which the kernel adds and removes itself.
 fn is_link_local(route: &[u8]) -> bool {
     let destination = ParsedMessage::of(route, ROUTE).and_then(|parts| parts.value(RTA_DST));
     destination.is_some_and(|to| to.len() == 16 && to.starts_with(&[0xfe, 0x80]))
 }
 
-/// Whether they are one route, by the same maker, whatever else has changed.
+/// True if both messages are the same route of the same protocol, whatever other attributes have changed.
 fn is_same(one: &[u8], other: &[u8]) -> bool {
     let place = |route: &[u8]| {
         let parts = ParsedMessage::of(route, ROUTE)?;
@@ -230,8 +231,8 @@ fn is_same(one: &[u8], other: &[u8]) -> bool {
     place(one) == place(other)
 }
 
-/// Makes routes what they were when they were [kept](routes): those that are missing are added, and what the kernel
-/// made for the addresses, and some plugin had removed, goes again.
+/// Restores saved routes: adds missing ones, and removes routes that the kernel created for the addresses but a CNI
+/// plugin had deleted.
 pub(crate) fn restore_routes(
     index: u32,
     name: &str,
@@ -240,7 +241,7 @@ pub(crate) fn restore_routes(
 ) -> Result<(), NetworkFault> {
     let mut left: Vec<_> = kept.iter().filter(|route| !is_kernels(route)).collect();
     let mut done = Ok(());
-    // A gateway must be reachable by the other routes: what fails is tried again while anything succeeds.
+    // Gateways must be reachable by other routes, so retry failed requests while any succeeds.
     loop {
         let before = left.len();
         let mut refused = Ok(());
@@ -271,7 +272,7 @@ pub(crate) fn restore_routes(
             && !is_link_local(&route)
             && !kept.iter().any(|was| is_same(was, &route))
         {
-            // The kernel may be as fast.
+            // The kernel may have removed it already.
             let _ = request(libc::RTM_DELROUTE, 0, route);
         }
     }

@@ -1,4 +1,4 @@
-//! Pairs of devices, and the ports of a bridge.
+//! veth pairs, and the ports of a bridge.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -12,7 +12,7 @@ use crate::error::NetworkFault;
 use crate::mac::MacAddr;
 use crate::netns::Netns;
 
-/// Two devices that are joined: a port of a bridge here, and its peer in another namespace.
+/// A veth pair: a bridge port in this namespace, and its peer in another.
 #[derive(Debug)]
 pub(crate) struct Veth<'a> {
     pub(crate) name: &'a str,
@@ -24,7 +24,7 @@ pub(crate) struct Veth<'a> {
 }
 
 impl Netlink {
-    /// Adds the pair, this end up. False if a device of that name is there already.
+    /// Adds the pair with this end up. Returns false if the name is taken.
     pub(crate) fn add_veth(&self, veth: &Veth<'_>) -> Result<bool, NetworkFault> {
         let peer = LinkUnspec::new_with_name(veth.peer)
             .address(veth.peer_mac.0.to_vec())
@@ -44,12 +44,12 @@ impl Netlink {
         }
     }
 
-    /// Bytes of the largest packet of a link.
+    /// MTU of a link, in bytes.
     pub(crate) fn mtu(&self, index: u32) -> Result<u32, NetworkFault> {
         Ok(self.link_by_index(index)?.map_or(0, |link| link.mtu))
     }
 
-    /// How many ports a bridge has.
+    /// Number of a bridge's ports.
     pub(crate) fn ports(&self, bridge: u32) -> Result<usize, NetworkFault> {
         let links = self.handle.link().get().execute();
         let links: Vec<Link> = self.collect("reading links", links.map_ok(|message| Link::of(&message)))?;

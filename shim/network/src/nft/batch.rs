@@ -1,4 +1,4 @@
-//! One transaction of nftables: what is in it is done as a whole or not at all.
+//! A transaction of nftables.
 
 use std::io;
 use std::net::IpAddr;
@@ -18,18 +18,18 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_NETFILTER};
 use super::expression::Rule;
 use crate::error::NetworkFault;
 
-/// A chain, and where it hangs if it sees packets by itself.
+/// A base chain with hook and priority, or a regular chain.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Chain {
     pub(super) name: &'static str,
     hook: Option<(u32, i32)>,
 }
 
-/// `NLM_F_NONREC`: a table goes only if nothing is in it.
+/// `NLM_F_NONREC`: delete a table only if it is empty.
 const IF_EMPTY: u16 = 0x100;
 
 impl Chain {
-    /// One that packets go through at a hook of the kernel's.
+    /// A base chain, which sees packets at a hook.
     pub(super) const fn base(name: &'static str, hook: libc::c_int, priority: i32) -> Chain {
         Chain {
             name,
@@ -37,13 +37,12 @@ impl Chain {
         }
     }
 
-    /// One that rules jump to.
+    /// A regular chain, which rules jump to.
     pub(super) const fn regular(name: &'static str) -> Chain {
         Chain { name, hook: None }
     }
 }
 
-/// Messages to be sent at once.
 #[derive(Debug)]
 pub(super) struct Batch {
     family: NetfilterProtoFamily,
@@ -51,7 +50,7 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    /// An empty one, of the address's family.
+    /// An empty batch for the address's family.
     pub(super) fn new(address: IpAddr) -> Batch {
         let family = match address {
             IpAddr::V4(_) => NetfilterProtoFamily::IPv4,
@@ -84,12 +83,12 @@ impl Batch {
         self.push(0, NfTablesMessage::DeleteTable(table_message(table)));
     }
 
-    /// The table, if it is empty by then: else the kernel says `EBUSY`.
+    /// Deletes the table if it is empty; the kernel returns `EBUSY` otherwise.
     pub(super) fn delete_empty_table(&mut self, table: &str) {
         self.push(IF_EMPTY, NfTablesMessage::DeleteTable(table_message(table)));
     }
 
-    /// A chain that must not be there yet: what would be in it is another's.
+    /// Adds a chain that must not exist yet: its rules would be another program's.
     pub(super) fn new_chain(&mut self, table: &str, chain: &Chain) {
         let mut message = chain_message(table, chain.name);
         if let Some((hook, priority)) = chain.hook {
@@ -114,18 +113,18 @@ impl Batch {
         self.push(NLM_F_CREATE | NLM_F_APPEND, NfTablesMessage::NewRule(message));
     }
 
-    /// All rules of a chain.
+    /// Deletes all rules of a chain.
     pub(super) fn delete_rules(&mut self, table: &str, chain: &str) {
         self.push(0, NfTablesMessage::DeleteRule(rule_message(table, chain)));
     }
 
-    /// Carries it out, and says what the kernel lacks if it knows nothing of it.
+    /// Sends the batch. Errors name a missing kernel feature.
     pub(super) fn commit(self, what: impl Into<String>) -> Result<(), NetworkFault> {
         let what = what.into();
         self.send().map_err(|error| refused(what, error))
     }
 
-    /// Carries it out. Blocks until the kernel has answered.
+    /// Sends the batch and waits for the kernel's answers.
     pub(super) fn send(self) -> io::Result<()> {
         let mut socket = Socket::new(NETLINK_NETFILTER)?;
         socket.bind_auto()?;
@@ -148,7 +147,7 @@ impl Batch {
     }
 }
 
-/// Why a batch was refused.
+/// Error for a refused batch.
 pub(super) fn refused(what: String, error: io::Error) -> NetworkFault {
     let lacking = "the kernel lacks nf_tables: load it (modprobe nf_tables nft_chain_nat nft_masq), or use one with CONFIG_NF_TABLES";
     match error.raw_os_error() {
@@ -169,7 +168,7 @@ fn emit(bytes: &mut Vec<u8>, flags: u16, number: u32, message: NetfilterMessage)
     message.serialize(&mut bytes[start..]);
 }
 
-/// An answer without a body that this needs to know.
+/// Payload of an answer, which is ignored.
 #[derive(Debug)]
 struct IgnoredMessage;
 
@@ -181,7 +180,7 @@ impl NetlinkDeserializable for IgnoredMessage {
     }
 }
 
-/// The first refusal is the reason; after one the kernel may leave out acknowledgements of what came before.
+/// Returns the first error. After an error the kernel may omit acknowledgements of earlier messages.
 fn await_answers(socket: &Socket, count: u32) -> io::Result<()> {
     let mut left = count;
     while left > 0 {

@@ -1,4 +1,4 @@
-//! The translation that guests of this machine leave it by.
+//! NAT for guests that leave the host.
 
 use std::io;
 use std::net::IpAddr;
@@ -9,23 +9,22 @@ use super::batch::{Batch, Chain};
 use super::expression::rule;
 use crate::error::NetworkFault;
 
-/// The table, which nobody else has.
+/// Name of the table, which only Husk uses.
 const TABLE: &str = "husk";
 const POSTROUTING: Chain = Chain::base("postrouting", libc::NF_INET_POST_ROUTING, 100);
 
-/// Whose the table is that is there.
+/// Owner of the existing table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EgressTable {
-    /// Husk's, which is replaced in one go.
+    /// Husk's table, which is replaced atomically.
     Own,
-    /// None is there.
+    /// No table exists.
     New,
 }
 
-/// Lets what comes from `net` leave by other devices than `bridge` with the address of those.
+/// Masquerades packets from `net` that leave by devices other than `bridge`.
 ///
-/// There is no chain that lets packets pass: whoever keeps them from it does so in a table of their own, over which
-/// this one has no say.
+/// There is no chain that accepts packets: a firewall drops them in its own table, and this one cannot override that.
 pub(crate) fn masquerade(net: Ipv4Net, bridge: &str, table: EgressTable) -> Result<(), NetworkFault> {
     let mut batch = Batch::new(net.addr().into());
     match table {
@@ -45,7 +44,7 @@ pub(crate) fn masquerade(net: Ipv4Net, bridge: &str, table: EgressTable) -> Resu
     })
 }
 
-/// Whether there is such a table, whoever's it is.
+/// True if the table exists, whoever made it.
 pub(crate) fn table_exists() -> Result<bool, NetworkFault> {
     let mut batch = Batch::new(IpAddr::from([0; 4]));
     batch.new_table_exclusively(TABLE);
@@ -57,7 +56,7 @@ pub(crate) fn table_exists() -> Result<bool, NetworkFault> {
     }
 }
 
-/// It is there, and not Husk's.
+/// Error: the table exists and is not Husk's.
 pub(crate) fn foreign_table() -> NetworkFault {
     NetworkFault::Host(format!(
         "nftables has a table ip {TABLE} that Husk did not make: give it another name, or remove it by \
@@ -65,7 +64,7 @@ pub(crate) fn foreign_table() -> NetworkFault {
     ))
 }
 
-/// Undoes [`masquerade`], if it was done.
+/// Removes the table, if it exists.
 pub(crate) fn remove() -> Result<(), NetworkFault> {
     let mut batch = Batch::new(IpAddr::from([0; 4]));
     batch.new_table(TABLE);
@@ -73,7 +72,7 @@ pub(crate) fn remove() -> Result<(), NetworkFault> {
     batch.commit(format!("removing nftables' table ip {TABLE}"))
 }
 
-/// Says what the kernel lacks, where that is it.
+/// Names the missing kernel feature, if that is the cause.
 fn refused(error: io::Error) -> NetworkFault {
     let lacks = match error.raw_os_error() {
         Some(libc::EPROTONOSUPPORT | libc::EOPNOTSUPP) => "nf_tables",
@@ -90,10 +89,8 @@ mod tests {
     use super::*;
 
     #[test]
+    #[ignore = "needs root"]
     fn the_table_is_replaced_and_goes() {
-        if !husk_shim_testing::root::is_root() {
-            return;
-        }
         let work = || {
             remove().unwrap();
             for (net, table) in [

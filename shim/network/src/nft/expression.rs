@@ -1,4 +1,4 @@
-//! Rules, put together from what a packet must be and what becomes of it.
+//! Rules: matches, followed by a statement.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -19,28 +19,26 @@ const NAT_FAMILY: u16 = 2;
 const NAT_ADDRESS: u16 = 3;
 const SOURCE: u32 = 0;
 const DESTINATION: u32 = 1;
-/// The length of a device's name in the kernel, with which it compares.
+/// Size of an interface name in the kernel, which compares all bytes.
 const NAME_SIZE: usize = 16;
 
-/// A rule: matches first, then its end.
 #[derive(Debug, Default)]
 pub(super) struct Rule {
     pub(super) expressions: Vec<Expressions>,
 }
 
-/// A rule for every packet.
+/// A rule that matches every packet.
 pub(super) fn rule() -> Rule {
     Rule::default()
 }
 
 impl Rule {
-    /// From this address.
     pub(super) fn saddr(self, address: IpAddr) -> Rule {
         let offset = if address.is_ipv4() { 12 } else { 8 };
         self.header(NETWORK_HEADER, offset, octets(address))
     }
 
-    /// From an address of this network.
+    /// Matches sources in a network.
     pub(super) fn saddr_in(self, net: Ipv4Net) -> Rule {
         let value = |address: Ipv4Addr| DataAttribute::Value(address.octets().to_vec());
         self.and(Expressions::Payload(vec![
@@ -59,13 +57,12 @@ impl Rule {
         .compare(Operator::Equal, net.network().octets().to_vec())
     }
 
-    /// To this address.
     pub(super) fn daddr(self, address: IpAddr) -> Rule {
         let offset = if address.is_ipv4() { 16 } else { 24 };
         self.header(NETWORK_HEADER, offset, octets(address))
     }
 
-    /// To this port of the protocol.
+    /// Matches protocol and destination port.
     pub(super) fn dport(self, port: Port) -> Rule {
         self.meta(MetaKey::L4Proto, vec![port.protocol.number()]).header(
             TRANSPORT_HEADER,
@@ -74,23 +71,20 @@ impl Rule {
         )
     }
 
-    /// Came in by this device.
     pub(super) fn iifname(self, device: &str) -> Rule {
         self.meta(MetaKey::Iifname, name(device))
     }
 
-    /// Goes out by this device.
     pub(super) fn oifname(self, device: &str) -> Rule {
         self.meta(MetaKey::Oifname, name(device))
     }
 
-    /// Goes out by another device.
+    /// Matches output by other devices.
     pub(super) fn oifname_not(self, device: &str) -> Rule {
         self.load(MetaKey::Oifname)
             .compare(Operator::NotEqual, name(device))
     }
 
-    /// Goes on in this chain.
     pub(super) fn jump(self, chain: &str) -> Rule {
         self.and(Expressions::Immediate(vec![
             Immediate::DestinationRegister(Register::Verdict),
@@ -101,7 +95,6 @@ impl Rule {
         ]))
     }
 
-    /// Gets the address of the device it leaves by.
     pub(super) fn masquerade(self) -> Rule {
         self.and(Expressions::Other {
             expression_type: "masq".to_owned(),
@@ -109,12 +102,10 @@ impl Rule {
         })
     }
 
-    /// Gets this source.
     pub(super) fn snat(self, address: IpAddr) -> Rule {
         self.translate(SOURCE, address)
     }
 
-    /// Gets this destination.
     pub(super) fn dnat(self, address: IpAddr) -> Rule {
         self.translate(DESTINATION, address)
     }

@@ -1,4 +1,4 @@
-//! Network address translation by nftables, spoken over netlink: tables, chains and rules as KubeVirt lays them out.
+//! NAT by nftables over netlink, with KubeVirt's tables, chains and rules.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ mod expression;
 use batch::{Batch, Chain, refused};
 use expression::{Rule, rule};
 
-/// The table's name in each family.
+/// Name of the table in each family.
 const TABLE: &str = "nat";
 const PRE: &str = "prerouting";
 const IN: &str = "input";
@@ -21,15 +21,15 @@ const POST: &str = "postrouting";
 const PRE_INBOUND: &str = "KUBEVIRT_PREINBOUND";
 const POST_INBOUND: &str = "KUBEVIRT_POSTINBOUND";
 
-/// The chains that see packets, with the kernel's hook and priority for each.
+/// Base chains.
 const BASE_CHAINS: [Chain; 4] = [
     Chain::base(PRE, libc::NF_INET_PRE_ROUTING, -100),
     Chain::base(IN, libc::NF_INET_LOCAL_IN, 100),
     Chain::base(OUT, libc::NF_INET_LOCAL_OUT, -100),
     Chain::base(POST, libc::NF_INET_POST_ROUTING, 100),
 ];
-/// The same in another's table, which may have chains of those names. The other's see packets first, as they would if
-/// the rules were added to their ends.
+/// Base chains in a table of another program, which may have chains with the usual names. The other chains see packets
+/// first, as if these rules were appended to them.
 const FOREIGN_BASE_CHAINS: [Chain; 4] = [
     Chain::base("KUBEVIRT_prerouting", libc::NF_INET_PRE_ROUTING, -99),
     Chain::base("KUBEVIRT_input", libc::NF_INET_LOCAL_IN, 101),
@@ -38,7 +38,7 @@ const FOREIGN_BASE_CHAINS: [Chain; 4] = [
 ];
 const REGULAR_CHAINS: [Chain; 2] = [Chain::regular(PRE_INBOUND), Chain::regular(POST_INBOUND)];
 
-/// The chains in a table that is another's, or not.
+/// All chains, in Husk's table or another program's.
 fn chains(foreign: bool) -> impl Iterator<Item = &'static Chain> + Clone {
     let hooked = if foreign {
         &FOREIGN_BASE_CHAINS
@@ -48,23 +48,22 @@ fn chains(foreign: bool) -> impl Iterator<Item = &'static Chain> + Clone {
     hooked.iter().chain(&REGULAR_CHAINS)
 }
 
-/// What is to be translated, in the family of its addresses.
+/// NAT of one masqueraded guest, in one address family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NatConfig {
-    /// The bridge's address.
+    /// Address of the bridge.
     pub(super) gateway: IpAddr,
-    /// The guest's.
+    /// Address of the guest.
     pub(super) guest: IpAddr,
-    /// The pod's device.
+    /// Name of the pod's NIC.
     pub(super) nic: String,
-    /// The bridge.
     pub(super) bridge: String,
-    /// What is let in; all if empty.
+    /// Forwarded ports; all if empty.
     pub(super) ports: Vec<Port>,
 }
 
 impl NatConfig {
-    /// The name `nft` has for the table's family.
+    /// Name of the family in `nft`.
     pub(super) fn family(&self) -> &'static str {
         match self.guest {
             IpAddr::V4(_) => "ip",
@@ -110,11 +109,11 @@ impl NatConfig {
     }
 }
 
-/// Whether a table of this name is there in the translation's family.
+/// True if a table of this name exists in the family.
 pub(super) fn table_exists(nat: &NatConfig) -> Result<bool, NetworkFault> {
     let mut batch = Batch::new(nat.guest);
     batch.new_table_exclusively(TABLE);
-    // It is made and removed again in one transaction, or refused because it is there.
+    // One transaction creates and deletes it, or fails because it exists.
     batch.delete_table(TABLE);
     match batch.send() {
         Ok(()) => Ok(false),
@@ -123,7 +122,7 @@ pub(super) fn table_exists(nat: &NatConfig) -> Result<bool, NetworkFault> {
     }
 }
 
-/// Adds table, chains and rules, all or none. A foreign table is one that was there before.
+/// Adds table, chains and rules in one transaction. `foreign` means that the table existed before.
 pub(super) fn add(nat: &NatConfig, foreign: bool) -> Result<(), NetworkFault> {
     let mut batch = Batch::new(nat.guest);
     batch.new_table(TABLE);
@@ -136,7 +135,7 @@ pub(super) fn add(nat: &NatConfig, foreign: bool) -> Result<(), NetworkFault> {
     batch.commit(format!("adding nftables' table {} {TABLE}", nat.family()))
 }
 
-/// Removes what was added, and the table if it was, unless somebody else has put something there meanwhile.
+/// Removes the chains and rules, and the table if `add` created it and nobody else uses it.
 pub(super) fn remove(nat: &NatConfig, foreign: bool) -> Result<(), NetworkFault> {
     let ours = || {
         let mut batch = Batch::new(nat.guest);
@@ -148,7 +147,7 @@ pub(super) fn remove(nat: &NatConfig, foreign: bool) -> Result<(), NetworkFault>
     if !foreign {
         ways[0].delete_empty_table(TABLE);
         ways.push(ours());
-        // Somebody's rules lead to our chains, or some of those have gone.
+        // Another program's rules jump to these chains, or some chains are gone.
         let mut all = Batch::new(nat.guest);
         all.delete_table(TABLE);
         ways.push(all);
@@ -194,15 +193,13 @@ mod tests {
     }
 
     #[test]
+    #[ignore = "needs root"]
     fn a_table_that_was_there_stays() {
-        if !husk_shim_testing::root::is_root() {
-            return;
-        }
         let netns = crate::Netns::create().unwrap();
         let work = || -> Result<(), NetworkFault> {
             let ours = nat(Vec::new());
             assert!(!table_exists(&ours)?);
-            // As iptables and as users of nft call theirs; the last one hangs elsewhere, and is not to be jumped to.
+            // Chains as iptables and users of nft name them. The last is a regular chain, and must not be jumped to.
             let theirs = [
                 Chain::base("PREROUTING", libc::NF_INET_PRE_ROUTING, -100),
                 Chain::base(PRE, libc::NF_INET_PRE_ROUTING, -100),
@@ -218,7 +215,7 @@ mod tests {
             add(&ours, true)?;
             assert!(add(&ours, true).is_err(), "rules twice");
             remove(&ours, true)?;
-            // Theirs are there, and nothing else: the table goes with them.
+            // Only the other program's chains are left, so the table can be deleted after them.
             let mut rest = Batch::new(ours.guest);
             rest.delete_rules(TABLE, PRE);
             theirs
@@ -227,7 +224,7 @@ mod tests {
             rest.delete_empty_table(TABLE);
             rest.send().map_err(NetworkFault::kernel("the foreign table"))?;
 
-            // What somebody puts into our table stays when we go.
+            // A chain that another program adds to Husk's table stays.
             add(&ours, false)?;
             let mut late = Batch::new(ours.guest);
             late.new_chain(TABLE, &theirs[0]);
@@ -242,7 +239,7 @@ mod tests {
             add(&ours, false)?;
             remove(&ours, false)?;
             assert!(!table_exists(&ours)?);
-            // What has gone need not be removed.
+            // Removing twice succeeds.
             remove(&ours, false)?;
             remove(&ours, true)
         };

@@ -1,4 +1,4 @@
-//! `husk0`, the bridge that this machine's guests are on.
+//! `husk0`, the bridge of the host's guests.
 
 use std::ffi::CStr;
 use std::net::Ipv4Addr;
@@ -13,32 +13,30 @@ use crate::ethtool;
 use crate::netlink::{LinkChange, Netlink};
 use crate::nft::egress::{self, EgressTable};
 
-/// Its name.
 pub(super) const BRIDGE: &str = "husk0";
-/// Its name until it is as it should be.
+/// Name of the bridge until it is configured.
 pub(super) const NEW_BRIDGE: &str = "husk0-new";
 
-/// How its ports' names begin.
+/// Prefix of its ports' names.
 const PORT_PREFIX: &str = "husk";
-/// The alias of a bridge that Husk made, and so removes; another one stays.
+/// Alias of a bridge that Husk made and therefore removes.
 const HUSK_ALIAS: &str = "made by husk";
 
-/// Bytes of the largest packet, unless fewer leave the machine.
+/// Default MTU, in bytes. A smaller MTU of the uplink wins.
 const MTU: u32 = 1500;
-/// The fewest that IPv6 works with.
+/// Smallest MTU of IPv6, in bytes.
 const MIN_MTU: u32 = 1280;
 
-/// The bridge as it is.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Bridge {
     pub(super) index: u32,
     pub(super) mtu: u32,
-    /// Its address, with the length of the network.
+    /// Address and prefix length of the bridge.
     pub(super) gateway: Ipv4Net,
 }
 
-/// Has a bridge with an address, from which packets leave this machine. One that is there keeps its network. Under the
-/// lock.
+/// Creates the bridge if needed, and enables NAT and forwarding for it. An existing bridge keeps its network. The
+/// caller holds the lock.
 pub(super) fn ensure(netlink: &Netlink, state: &mut HostState<'_>) -> Result<Bridge, NetworkFault> {
     if netlink.link_by_name(BRIDGE)?.is_none() {
         make(netlink)?;
@@ -70,7 +68,7 @@ pub(super) fn ensure(netlink: &Netlink, state: &mut HostState<'_>) -> Result<Bri
     })
 }
 
-/// Translates what leaves `net`, by a table that is Husk's.
+/// Adds or replaces Husk's NAT table for `net`.
 fn masquerade(net: Ipv4Net, state: &mut HostState<'_>) -> Result<(), NetworkFault> {
     if state.done().table {
         return egress::masquerade(net, BRIDGE, EgressTable::Own);
@@ -81,13 +79,13 @@ fn masquerade(net: Ipv4Net, state: &mut HostState<'_>) -> Result<(), NetworkFaul
     state.change(|done| done.table = true).map_err(save_error())?;
     let added = egress::masquerade(net, BRIDGE, EgressTable::New);
     if added.is_err() {
-        // It was not added as a whole, so what is there is another's.
+        // The transaction failed as a whole, so an existing table is another program's.
         state.change(|done| done.table = false).map_err(save_error())?;
     }
     added
 }
 
-/// It has its name only when it is complete.
+/// Creates the bridge under a temporary name and renames it when it is configured.
 fn make(netlink: &Netlink) -> Result<(), NetworkFault> {
     netlink.delete(NEW_BRIDGE)?;
     let servers = DnsConfig::for_host(None).ipv4.into_iter().map(Ipv4Net::from);
@@ -124,7 +122,7 @@ fn mark(netlink: &Netlink, index: u32, alias: &str) -> Result<(), NetworkFault> 
     netlink.change(index, BRIDGE, change)
 }
 
-/// Puts back what [`ensure`] did if no guest is left, whatever has become of the bridge. Under the lock.
+/// Reverts [`ensure`] if no guest is left, whether or not the bridge still exists. The caller holds the lock.
 pub(super) fn clean_up(netlink: &Netlink, state: &mut HostState<'_>) -> Result<(), NetworkFault> {
     netlink.delete(NEW_BRIDGE)?;
     if guests_are_left()? {
@@ -138,14 +136,14 @@ pub(super) fn clean_up(netlink: &Netlink, state: &mut HostState<'_>) -> Result<(
     let Some(link) = netlink.link_by_name(BRIDGE)? else {
         return Ok(());
     };
-    // Somebody else may have taken it into use.
+    // Another program may use the bridge.
     if link.alias.as_deref() == Some(HUSK_ALIAS) && netlink.ports(link.index)? == 0 {
         netlink.delete(BRIDGE)?;
     }
     Ok(())
 }
 
-/// What a guest's port is called.
+/// Name of a guest's port.
 pub(super) fn port_name(address: Ipv4Addr) -> String {
     format!("{PORT_PREFIX}{:08x}", u32::from(address))
 }

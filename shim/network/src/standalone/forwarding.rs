@@ -1,5 +1,5 @@
-//! Which devices pass packets on. The switch of the whole machine stays as it is: it is everybody's, and writing it resets
-//! those of all devices.
+//! IPv4 forwarding per device. The sysctl of the whole host stays unchanged: other programs share it, and writing it
+//! resets all devices.
 
 use std::collections::BTreeSet;
 
@@ -10,22 +10,22 @@ use super::uplinks;
 use crate::error::NetworkFault;
 use crate::sysctl;
 
-/// The switch of the machine.
+/// Forwarding of the whole host.
 const ALL: &str = "ipv4/conf/all/forwarding";
 
 fn of(device: &str) -> String {
     format!("ipv4/conf/{device}/forwarding")
 }
 
-/// Has `bridge` and the devices that routes lead through pass packets on, unless this machine's do so anyway: the kernel
-/// asks the device that a packet came in by, on its way there and back.
+/// Enables forwarding on `bridge` and on all devices with routes, unless the host forwards anyway. The kernel checks
+/// the device that a packet came in by, in both directions.
 pub(super) fn enable(state: &mut HostState<'_>, bridge: u32) -> Result<(), NetworkFault> {
     if sysctl::is(ALL, "1")? {
         return Ok(());
     }
     let devices: BTreeSet<u32> = uplinks::all()?.into_iter().chain([bridge]).collect();
     for index in devices {
-        // One that has gone meanwhile needs nothing.
+        // The device is gone.
         let Some(device) = if_indextoname(index)
             .ok()
             .and_then(|name| name.into_string().ok())
@@ -46,7 +46,7 @@ pub(super) fn enable(state: &mut HostState<'_>, bridge: u32) -> Result<(), Netwo
     Ok(())
 }
 
-/// Undoes it, where nobody else has decided since: the switch of the machine sets all others.
+/// Disables forwarding again, unless another program has enabled it for the host, which sets it on all devices.
 pub(super) fn restore(state: &mut HostState<'_>) -> Result<(), NetworkFault> {
     if sysctl::is(ALL, "0")? {
         for switched in state

@@ -1,5 +1,5 @@
-//! What Husk did to this machine's network, kept in the lock file: whoever ends the last VM, or finds that it has gone,
-//! puts back that and nothing else.
+//! Changes that Husk made to the host's network, saved in the lock file. Exactly these are reverted when the last VM
+//! has ended.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,21 +11,21 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::NetworkFault;
 
-/// Of one network namespace.
+/// Changes in one network namespace.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct HostChanges {
-    /// The table of nftables is Husk's.
+    /// The nftables table is Husk's.
     pub(super) table: bool,
-    /// The devices that Husk had forward packets.
+    /// Devices on which Husk enabled forwarding.
     pub(super) forwarding: Vec<ForwardingDevice>,
 }
 
-/// A device that Husk had forward packets.
+/// A device on which Husk enabled forwarding.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ForwardingDevice {
     pub(super) device: String,
-    /// Its number, which no other device of that name has.
+    /// Interface index, which distinguishes it from a later device of the same name.
     pub(super) index: u32,
 }
 
@@ -35,13 +35,13 @@ impl ForwardingDevice {
     }
 }
 
-/// Those of all namespaces that share the file, by [`crate::Netns::id`].
+/// Changes by namespace ([`crate::Netns::id`]).
 type All = BTreeMap<u64, HostChanges>;
 
-/// More is no state.
+/// Limit for the size of the file, in bytes.
 const MAX_FILE: u64 = 1 << 20;
 
-/// What is known of one namespace, kept at each change. Under the lock.
+/// Changes in one namespace, saved on every change. The caller holds the lock.
 #[derive(Debug)]
 pub(super) struct HostState<'a> {
     file: &'a File,
@@ -50,7 +50,7 @@ pub(super) struct HostState<'a> {
 }
 
 impl HostState<'_> {
-    /// Reads it; a file that says nothing says that nothing was done.
+    /// Reads the file. An empty or damaged file means no changes.
     pub(super) fn load(file: &File, netns: u64) -> io::Result<HostState<'_>> {
         let done = all(file)?.remove(&netns).unwrap_or_default();
         Ok(HostState { file, netns, done })
@@ -60,7 +60,7 @@ impl HostState<'_> {
         &self.done
     }
 
-    /// Keeps a change. It is kept before anything is done, so that it is known whatever happens next.
+    /// Saves a change. Save it before applying it, so that it is known after a crash.
     pub(super) fn change(&mut self, change: impl FnOnce(&mut HostChanges)) -> io::Result<()> {
         let mut done = self.done.clone();
         change(&mut done);
@@ -76,7 +76,7 @@ impl HostState<'_> {
             true => Vec::new(),
             false => serde_json::to_vec(&all)?,
         };
-        // Its lock is the file's, which is therefore not replaced by another one.
+        // The lock belongs to this file, so it cannot be replaced by a new one.
         self.file.write_all_at(&text, 0)?;
         self.file.set_len(text.len() as u64)?;
         self.done = done;
@@ -84,7 +84,7 @@ impl HostState<'_> {
     }
 }
 
-/// Names what could not be kept in the lock file.
+/// Adds context to an error of saving.
 pub(super) fn save_error() -> impl FnOnce(io::Error) -> NetworkFault {
     NetworkFault::kernel("keeping what is done to this machine's network")
 }

@@ -1,13 +1,13 @@
-//! The network of VMs on a machine where nobody else makes one.
+//! Network for VMs on a host without a CNI plugin.
 //!
 //! ```text
-//! other machines ── NAT ── husk0 (gateway) ─┬─ huskXXXXXXXX ══ eth0 in a namespace of a VM's own ── as any pod's
-//!                                           └─ huskYYYYYYYY ══ eth0 in another one's
+//! other machines ── NAT ── husk0 (gateway) ─┬─ huskXXXXXXXX ══ eth0 in the VM's namespace ── as in a pod
+//!                                           └─ huskYYYYYYYY ══ eth0 in another VM's namespace
 //! ```
 //!
-//! A VM's address is that of the port it is named by, XXXXXXXX in hexadecimal: the kernel gives a name once. The
-//! namespace has none, so it goes with the processes that hold it, however they end, and takes the port along. The bridge,
-//! the translation and the forwarding of devices go with the last port, or are put back by the next Husk that finds none.
+//! The name of a port is its VM's IPv4 address in hexadecimal (XXXXXXXX), so the kernel assigns each address once. The
+//! namespace has no name: it goes with the processes that hold it, however they end, and takes the port along. Bridge,
+//! NAT and forwarding are reverted with the last port, or by the next Husk process that finds none.
 
 mod bridge;
 mod forwarding;
@@ -31,23 +31,23 @@ use super::route::Route;
 use crate::ofd_lock;
 use host_state::{HostChanges, HostState};
 
-/// Held while the bridge and its ports come and go; its text says what was done.
+/// Lock file, held while the bridge and its ports change. It contains the changes to revert.
 const LOCK: &str = "/run/husk-network.lock";
 
-/// This machine's network, or that of the namespace which the calling thread is in.
+/// Network of the host, or of the calling thread's namespace.
 #[derive(Debug, Clone)]
 pub struct StandaloneNetwork {
     lock: PathBuf,
 }
 
-/// A namespace of its own, as a network plugin leaves a pod's.
+/// A VM's own namespace, configured as a CNI plugin configures a pod's.
 #[derive(Debug)]
 pub struct StandaloneNetns {
-    /// It goes with its last holder.
+    /// The namespace goes with its last holder.
     pub netns: Netns,
-    /// What is to be kept of it, and left by [`super::tear_down_saved`].
+    /// Location to save, for [`super::tear_down_saved`].
     pub location: NetworkLocation,
-    /// The network of all guests.
+    /// Gateway address and network of all guests.
     pub net: Ipv4Net,
 }
 
@@ -58,18 +58,18 @@ impl Default for StandaloneNetwork {
 }
 
 impl StandaloneNetwork {
-    /// With a lock of its own.
+    /// With another lock file.
     pub fn with_lock(path: &Path) -> StandaloneNetwork {
         StandaloneNetwork { lock: path.into() }
     }
 
-    /// Makes a namespace for this VM. Blocks.
+    /// Creates a namespace for a VM and connects it to the bridge. Blocks.
     pub fn attach(&self, vm: &str) -> Result<StandaloneNetns, NetworkError> {
         let netns = Netns::create().map_err(NetworkFault::kernel("making a network namespace"))?;
         let (port, address, gateway) = self.change(|netlink, state| {
             let plugged = plug(netlink, state, &netns, vm);
             if plugged.is_err() {
-                // The first error tells more; what stays is tried again by the next one.
+                // Report the first error. The next cleanup retries.
                 let _ = bridge::clean_up(netlink, state);
             }
             plugged
@@ -93,13 +93,13 @@ impl StandaloneNetwork {
         })
     }
 
-    /// Removes the port of a VM that has ended, and what no other VM needs. Blocks.
+    /// Removes the port of a VM that has ended, and everything that no other VM needs. Blocks.
     pub fn detach(&self, location: &NetworkLocation) -> Result<(), NetworkError> {
         let NetworkLocation::Standalone { port, index } = location else {
             return Ok(());
         };
         let left = self.change(|netlink, state| {
-            // Another VM may have got the address, and a port of that name.
+            // Another VM may have the address and a port of the same name by now.
             if netlink
                 .link_by_name(port)?
                 .is_some_and(|link| link.index == *index)
@@ -111,9 +111,9 @@ impl StandaloneNetwork {
         Ok(left?)
     }
 
-    /// Removes what monitors that were killed left.
+    /// Removes what killed monitors left.
     pub fn clean_up(&self) -> Result<(), NetworkError> {
-        // Most of the time there is nothing, or nothing that this user could change.
+        // Usually there is nothing to remove, or this user may not change it.
         let is_there = |name| nix::net::if_::if_nametoindex(name).is_ok();
         let is_made = [bridge::BRIDGE, bridge::NEW_BRIDGE].into_iter().any(is_there);
         if !(is_made || self.is_kept()) || check_privileges(true).is_err() {
@@ -122,7 +122,7 @@ impl StandaloneNetwork {
         Ok(self.change(bridge::clean_up)?)
     }
 
-    /// Whether something is kept of this namespace, or soon will be, or was until now.
+    /// True if changes in this namespace are recorded.
     fn is_kept(&self) -> bool {
         let kept = || {
             let file = std::fs::File::open(&self.lock)?;
@@ -132,7 +132,7 @@ impl StandaloneNetwork {
         kept().unwrap_or(false)
     }
 
-    /// Does something under the lock, on a thread of its own.
+    /// Runs `work` under the lock on a new thread.
     fn change<T: Send>(
         &self,
         work: impl FnOnce(&Netlink, &mut HostState<'_>) -> Result<T, NetworkFault> + Send,
@@ -156,7 +156,7 @@ fn unusable(lock: &Path, error: &io::Error) -> NetworkFault {
     ))
 }
 
-/// The port's name and number, the guest's address, and its gateway's with the network's length.
+/// Name and index of the port, address of the guest, address and network of the gateway.
 type GuestPort = ((String, u32), Ipv4Addr, Ipv4Net);
 
 fn plug(
@@ -195,7 +195,7 @@ fn plug(
     )))
 }
 
-/// Does inside the namespace what a network plugin does in a pod.
+/// Configures the namespace as a CNI plugin does.
 fn configure(address: Ipv4Addr, gateway: Ipv4Net) -> Result<(), NetworkFault> {
     let netlink = Netlink::open()?;
     let loopback = netlink.require_link("lo")?.index;

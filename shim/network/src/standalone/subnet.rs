@@ -1,4 +1,4 @@
-//! Which addresses a machine's guests have.
+//! Addresses of the host's guests.
 
 use std::net::Ipv4Addr;
 
@@ -7,7 +7,8 @@ use sha2::{Digest, Sha256};
 
 use crate::mac::MacAddr;
 
-/// Networks to choose from, the first one first: private, of 4,093 guests each, and none that other programs begin with.
+/// Candidate networks in order of preference: private, with 4,093 guest addresses each, and not the defaults of other
+/// programs.
 fn candidates() -> impl Iterator<Item = Ipv4Net> {
     let usual = (77..96).map(|second| Ipv4Addr::new(10, second, 0, 0));
     let others = [Ipv4Addr::new(172, 29, 0, 0), Ipv4Addr::new(192, 168, 224, 0)];
@@ -16,14 +17,14 @@ fn candidates() -> impl Iterator<Item = Ipv4Net> {
         .map(|address| Ipv4Net::new_assert(address, 20))
 }
 
-/// The first network that has no address in common with those.
+/// First candidate that overlaps no network in `taken`.
 pub(super) fn choose(taken: &[Ipv4Net]) -> Option<Ipv4Net> {
     let overlap = |one: &Ipv4Net, other: &Ipv4Net| one.contains(other) || other.contains(one);
     candidates().find(|net| !taken.iter().any(|other| overlap(net, other)))
 }
 
-/// The addresses for guests, the one for this VM first: it depends on its name, so that a VM that is started again has
-/// it again, unless another one has it.
+/// Guest addresses, the VM's preferred one first. It depends on the VM's name, so that a restarted VM gets its address
+/// again unless another VM has it.
 pub(super) fn guest_addresses(gateway: Ipv4Net, vm: &str) -> impl Iterator<Item = Ipv4Addr> {
     let digest = Sha256::digest(vm.as_bytes());
     let number = digest
@@ -38,8 +39,7 @@ pub(super) fn guest_addresses(gateway: Ipv4Net, vm: &str) -> impl Iterator<Item 
         .filter(move |address| *address != gateway.addr())
 }
 
-/// The Ethernet address that goes with an address, as with other network plugins: one guest's at a time, and the same
-/// each time.
+/// MAC address derived from an IPv4 address, as in other CNI plugins.
 pub(super) fn mac(address: Ipv4Addr) -> MacAddr {
     let [a, b, c, d] = address.octets();
     MacAddr([0x0a, 0x58, a, b, c, d])

@@ -1,4 +1,4 @@
-//! The devices by which a machine reaches others.
+//! Devices through which the host reaches other machines.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -10,8 +10,7 @@ use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
 use crate::error::NetworkFault;
 
-/// The numbers of all devices that a route of IPv4 leads through, in whichever table: what comes back from a second network
-/// of the machine, or by a VPN, is forwarded too.
+/// Interface indexes of all IPv4 routes in all tables. Replies from a second network or a VPN must be forwarded too.
 pub(super) fn all() -> Result<BTreeSet<u32>, NetworkFault> {
     let mut devices = BTreeSet::new();
     dump(|route| devices.extend(devices_of(route))).map_err(NetworkFault::kernel("reading routes"))?;

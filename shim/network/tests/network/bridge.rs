@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, UdpSocket};
 
 use husk_network::{Binding, Interface, MacAddr, PRIMARY_NIC, TapOwner, secondary_nic};
-use husk_shim_testing::pod::{NODE_MAC, POD_MAC, Pod, can_run, interface, ip, owner, switch};
+use husk_shim_testing::pod::{NODE_MAC, POD_MAC, Pod, interface, ip, owner, switch};
 use nix::unistd::{Gid, Group, Uid, User};
 
 use crate::raw_guest::{PATIENCE, QUIET, RawGuest, ethernet};
@@ -12,10 +12,8 @@ const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 5);
 const NODE: Ipv4Addr = Ipv4Addr::new(10, 244, 1, 1);
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn the_pod_looks_as_kubevirt_leaves_it() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_both_families();
     let prepared = pod.ready(&interface(Binding::Bridge));
     assert_eq!(
@@ -34,7 +32,7 @@ fn the_pod_looks_as_kubevirt_leaves_it() {
     for word in ["master k6t-eth0", "mtu 1450", "vnet_hdr on", "persist on"] {
         assert!(tap.contains(word), "no {word}: {tap}");
     }
-    // By their names, if they have some.
+    // By name, if they have one.
     let TapOwner { uid, gid } = owner();
     let user = User::from_uid(Uid::from_raw(uid)).unwrap();
     let group = Group::from_gid(Gid::from_raw(gid)).unwrap();
@@ -66,10 +64,8 @@ fn the_pod_looks_as_kubevirt_leaves_it() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn frames_pass_unchanged_both_ways() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_address();
     let mut guest = RawGuest::of(&pod.ready(&interface(Binding::Bridge)));
     guest.ip = Some(ADDRESS);
@@ -90,17 +86,15 @@ fn frames_pass_unchanged_both_ways() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn two_guests_on_a_node_see_each_others_frames_bit_by_bit() {
-    if !can_run() {
-        return;
-    }
     let pods = Pod::neighbours();
     let mut guests = pods.each_ref().map(|pod| {
         let prepared = pod.ready(&interface(Binding::Bridge));
         RawGuest::of(&prepared)
     });
     let [one, two] = guests.each_ref().map(|guest| guest.mac);
-    // Until both ports are up: what comes before, the bridge drops.
+    // Until both ports forward: the bridge drops earlier frames.
     let hello = ethernet(two, one, 0x88b5, b"hello");
     let heard = |_| {
         guests[0].send(&hello);
@@ -110,7 +104,7 @@ fn two_guests_on_a_node_see_each_others_frames_bit_by_bit() {
     let plain: Vec<u8> = (0..1400u32).map(|i| i as u8).collect();
     let tagged = [&[0, 5, 0x88, 0xb5][..], &plain[..1300]].concat();
     let frames = [
-        // A protocol for experiments; the same with a VLAN's tag; a group of IPv6's.
+        // An experimental EtherType, the same with a VLAN tag, and an IPv6 multicast address.
         (two, 0x88b5, &plain),
         (two, 0x8100, &tagged),
         (MacAddr([0x33, 0x33, 0, 0, 0, 9]), 0x88b5, &plain),
@@ -121,30 +115,28 @@ fn two_guests_on_a_node_see_each_others_frames_bit_by_bit() {
         guests[0].send(&frame);
         let same = |seen: &[u8]| (seen == frame).then_some(());
         assert!(guests[1].expect(PATIENCE, same).is_some(), "{to} {kind:x}");
-        // It does not come back to who sent it.
+        // It is not sent back to its sender.
         assert!(guests[0].expect(QUIET, same).is_none(), "{to} {kind:x}");
     }
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn nobody_but_the_guest_answers_for_the_address() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_address();
     let mut guest = RawGuest::of(&pod.ready(&interface(Binding::Bridge)));
-    // It is asked, and says nothing.
+    // The guest gets the ARP request and does not answer.
     let socket = pod.node.run(|| UdpSocket::bind((NODE, 0))).unwrap().unwrap();
     let ask = |_| {
         socket.send_to(b"in", (ADDRESS, 7)).unwrap();
         guest.expect(QUIET, |frame| (frame.get(12..14)? == [8, 6]).then_some(()))
     };
-    // The kernel gives up asking after 3 s, which the bridge may need to notice that the port is up.
+    // The kernel gives up ARP after 3 s, which the bridge may need to enable the port.
     assert!((0..40).find_map(ask).is_some());
     assert_eq!(guest.receive_udp(7, QUIET), None);
     let known = ip(&pod.node, "neigh show 10.244.1.5");
     assert!(!known.contains("lladdr"), "{known}");
-    // The DHCP server's address is not for the network either.
+    // The DHCP server's address must not answer either.
     ip(&pod.node, "route add 169.254.75.10 dev veth0");
     socket
         .send_to(b"in", (Ipv4Addr::new(169, 254, 75, 10), 67))
@@ -153,10 +145,8 @@ fn nobody_but_the_guest_answers_for_the_address() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn a_gateway_known_by_a_static_neighbour_alone_is_reached() {
-    if !can_run() {
-        return;
-    }
     let gateway = Ipv4Addr::new(169, 254, 1, 1);
     let host = Ipv4Addr::new(10, 0, 0, 1);
     let pod = Pod::with_link_local_gateway();
@@ -176,7 +166,7 @@ fn a_gateway_known_by_a_static_neighbour_alone_is_reached() {
     assert_eq!(guest.resolve(gateway, PATIENCE), Some(NODE_MAC));
     assert!(guest.pings(host, NODE_MAC));
 
-    // What made the difference: without it nobody answers.
+    // Without proxy ARP nobody answers.
     ip(
         &pod.netns,
         "link set eth0-nic type bridge_slave proxy_arp_wifi off",
@@ -185,10 +175,8 @@ fn a_gateway_known_by_a_static_neighbour_alone_is_reached() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn without_an_address_it_is_a_wire() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::bare();
     ip(&pod.node, "addr add 192.168.7.1/24 dev veth0");
     let prepared = pod.ready(&interface(Binding::Bridge));
@@ -200,10 +188,8 @@ fn without_an_address_it_is_a_wire() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn the_manifest_chooses_address_and_queues() {
-    if !can_run() {
-        return;
-    }
     let mac: MacAddr = "02:00:00:aa:bb:cc".parse().unwrap();
     let interface = Interface {
         mac: Some(mac),
@@ -225,10 +211,8 @@ fn the_manifest_chooses_address_and_queues() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn a_second_interface_is_beside_the_first() {
-    if !can_run() {
-        return;
-    }
     let nic = secondary_nic("red");
     let pod = Pod::with_address();
     pod.add_veth(

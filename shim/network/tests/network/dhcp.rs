@@ -7,13 +7,13 @@ use dhcproto::v4::{DhcpOption, Flags, Message, MessageType, OptionCode};
 use dhcproto::{Decodable, Decoder, Encodable, Encoder};
 use husk_network::dhcp::{DhcpOptions, DhcpServer, LONG_LEASE};
 use husk_network::{Binding, MacAddr, Masquerade};
-use husk_shim_testing::pod::{NODE_MAC, Pod, can_run, interface};
+use husk_shim_testing::pod::{NODE_MAC, Pod, interface};
 
 use crate::raw_guest::{PATIENCE, QUIET, RawGuest};
 
 const BROADCAST: (MacAddr, Ipv4Addr, u16) = (MacAddr([0xff; 6]), Ipv4Addr::BROADCAST, 67);
 
-/// What a client sends in one of its states.
+/// A client's message.
 fn message(guest: &RawGuest, kind: MessageType, ciaddr: Ipv4Addr, wanted: Option<Ipv4Addr>) -> Vec<u8> {
     let none = Ipv4Addr::UNSPECIFIED;
     let mut message = Message::new_with_id(99, ciaddr, none, none, none, &guest.mac.0);
@@ -27,7 +27,7 @@ fn message(guest: &RawGuest, kind: MessageType, ciaddr: Ipv4Addr, wanted: Option
     packet
 }
 
-/// What comes back. The server needs this thread now and then.
+/// The next reply. Sleeps so that the server can run on this thread.
 async fn answer(guest: &mut RawGuest, limit: Duration) -> Option<(Ipv4Addr, Message)> {
     let step = Duration::from_millis(20);
     for _ in 0..limit.as_millis() / step.as_millis() {
@@ -46,7 +46,7 @@ fn lease_time(message: &Message) -> u32 {
     }
 }
 
-/// From nothing to a lease.
+/// Acquires a lease.
 async fn acquire(guest: &mut RawGuest) -> (Ipv4Addr, Message) {
     let none = Ipv4Addr::UNSPECIFIED;
     let discover = message(guest, MessageType::Discover, none, None);
@@ -64,7 +64,7 @@ async fn acquire(guest: &mut RawGuest) -> (Ipv4Addr, Message) {
     guest.send_udp(BROADCAST, 68, &request);
     let (server, ack) = loop {
         let (server, ack) = answer(guest, PATIENCE).await.expect("no acknowledgement");
-        // Another offer, if it was slow.
+        // A slow duplicate of the offer.
         if ack.opts().msg_type() != Some(MessageType::Offer) {
             break (server, ack);
         }
@@ -75,10 +75,8 @@ async fn acquire(guest: &mut RawGuest) -> (Ipv4Addr, Message) {
 }
 
 #[tokio::test]
+#[ignore = "needs root and /dev/net/tun"]
 async fn a_bridged_guest_gets_the_pods_address() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_address();
     let interface = interface(Binding::Bridge);
     let prepared = pod.ready(&interface);
@@ -107,7 +105,7 @@ async fn a_bridged_guest_gets_the_pods_address() {
     assert_eq!(options.get(OptionCode::ClasslessStaticRoute), Some(&routes));
     assert!(guest.pings(gateway, NODE_MAC));
 
-    // It is this guest's alone.
+    // Other clients get no lease.
     let own = std::mem::replace(&mut guest.mac, MacAddr([2, 0, 0, 0, 0, 9]));
     let discover = message(&guest, MessageType::Discover, Ipv4Addr::UNSPECIFIED, None);
     guest.send_udp(BROADCAST, 68, &discover);
@@ -121,10 +119,8 @@ async fn a_bridged_guest_gets_the_pods_address() {
 }
 
 #[tokio::test]
+#[ignore = "needs root and /dev/net/tun"]
 async fn a_short_lease_is_renewed_by_way_of_the_gateway_and_rebound_by_broadcast() {
-    if !can_run() {
-        return;
-    }
     for pod in [Pod::with_address(), Pod::with_link_local_gateway()] {
         let interface = interface(Binding::Bridge);
         let prepared = pod.ready(&interface);
@@ -157,10 +153,8 @@ async fn a_short_lease_is_renewed_by_way_of_the_gateway_and_rebound_by_broadcast
 }
 
 #[tokio::test]
+#[ignore = "needs root and /dev/net/tun"]
 async fn a_masqueraded_guest_gets_its_own() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_address();
     let interface = interface(Binding::Masquerade(Masquerade::default()));
     let prepared = pod.ready(&interface);
@@ -173,7 +167,7 @@ async fn a_masqueraded_guest_gets_its_own() {
     assert_eq!(ack.yiaddr(), Ipv4Addr::new(10, 0, 2, 2));
     assert!(ack.opts().get(OptionCode::ClasslessStaticRoute).is_none());
     assert!(guest.pings(Ipv4Addr::new(10, 244, 1, 1), MacAddr::GATEWAY));
-    // Renewed at the gateway's own address, where no port is told closed.
+    // Renewal at the gateway's own address must not cause "port unreachable".
     let request = message(&guest, MessageType::Request, ack.yiaddr(), None);
     guest.send_udp((MacAddr::GATEWAY, from, 67), 68, &request);
     let (_, again) = answer(&mut guest, PATIENCE).await.expect("no answer");
@@ -183,10 +177,8 @@ async fn a_masqueraded_guest_gets_its_own() {
 }
 
 #[tokio::test]
+#[ignore = "needs root and /dev/net/tun"]
 async fn garbage_does_not_end_it() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_address();
     let interface = interface(Binding::Bridge);
     let prepared = pod.ready(&interface);
@@ -195,7 +187,7 @@ async fn garbage_does_not_end_it() {
         .unwrap();
     let mut guest = RawGuest::of(&prepared);
     let good = message(&guest, MessageType::Discover, Ipv4Addr::UNSPECIFIED, None);
-    // Up to the options: what has those is no garbage.
+    // Truncated before the options.
     for cut in 0..240 {
         guest.send_udp(BROADCAST, 68, &good[..cut]);
     }

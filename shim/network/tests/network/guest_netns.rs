@@ -1,4 +1,4 @@
-//! A guest with a real network stack: a namespace whose `eth0` is joined to the guest's end of a tap.
+//! A guest with the kernel's network stack: a namespace whose `eth0` is connected to the guest's end of a tap.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -28,7 +28,7 @@ pub struct GuestNetns {
 }
 
 impl GuestNetns {
-    /// Its `eth0` is up, and knows only its Ethernet address.
+    /// Its `eth0` is up and has only its MAC address.
     pub fn on(prepared: &PreparedNic) -> GuestNetns {
         let netns = Netns::create().unwrap();
         let inner = netns.run(tap).unwrap();
@@ -50,9 +50,9 @@ impl GuestNetns {
         }
     }
 
-    /// Its DHCP client.
     pub fn udhcpc(&self) -> Command {
-        // Not written here: what another test starts meanwhile would have it open for a moment, and it is no program then.
+        // A fixed file: a script written here could still be open for writing in a process that another test forks, and
+        // exec would fail.
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/network/udhcpc.sh");
         let mut command = Command::new("busybox");
         command
@@ -61,7 +61,7 @@ impl GuestNetns {
         command
     }
 
-    /// Runs it until it has a lease.
+    /// Runs udhcpc until it has a lease.
     pub fn run_udhcpc(&self) {
         let mut command = self.udhcpc();
         command.args(["-q", "-f"]);
@@ -86,13 +86,13 @@ fn tap() -> File {
         .custom_flags(libc::O_NONBLOCK)
         .open("/dev/net/tun")
         .unwrap();
-    // SAFETY: ifreq is integers and a union of such, for which zeroes are valid.
+    // SAFETY: ifreq consists of integers and a union of them, for which zeroes are valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(b"eth0") {
         *to = *from as libc::c_char;
     }
     request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
-    // SAFETY: both pointers are to values of the type that the request reads, and live through the call.
+    // SAFETY: both pointers point to values of the type that the request reads, and outlive the call.
     unsafe {
         set_iff(tap.as_raw_fd(), &request).unwrap();
         set_vnet_hdr_sz(tap.as_raw_fd(), &12).unwrap();
@@ -100,7 +100,7 @@ fn tap() -> File {
     tap
 }
 
-/// Carries frames both ways, with their headers, until it is told to end.
+/// Forwards frames in both directions, with their headers, until `ended`.
 fn carry(inner: &File, outer: &File, ended: &AtomicBool) {
     let mut buffer = vec![0; 70_000];
     while !ended.load(Ordering::Relaxed) {
@@ -108,7 +108,7 @@ fn carry(inner: &File, outer: &File, ended: &AtomicBool) {
         let _ = poll(&mut [readable(inner.as_fd()), readable(outer.as_fd())], 50u8);
         for (mut from, mut to) in [(inner, outer), (outer, inner)] {
             while let Ok(length) = from.read(&mut buffer) {
-                // A frame that finds no room is lost, as on any wire.
+                // Frames that do not fit are dropped.
                 let _ = to.write(&buffer[..length]);
             }
         }

@@ -1,7 +1,7 @@
-//! A pod's network in real network namespaces: what a container network plugin would have made, what becomes of it, and
-//! a guest that is this program, reading and writing frames at the tap, or a namespace with udhcpc behind it.
+//! A pod's network in real network namespaces, with a guest that is this program at the tap, or a namespace with
+//! udhcpc.
 //!
-//! Needs `ip`, `nft`, busybox's udhcpc and /dev/net/tun, without which the tests fail, and root or user namespaces.
+//! Needs root, `ip`, `nft`, busybox's udhcpc and /dev/net/tun; ignored by default.
 
 mod bridge;
 mod dhcp;

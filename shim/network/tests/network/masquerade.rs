@@ -5,7 +5,7 @@ use std::process::Command;
 
 use husk_network::dhcp::{DhcpOptions, DhcpServer};
 use husk_network::{Binding, MacAddr, Masquerade, Port, Protocol, tear_down};
-use husk_shim_testing::pod::{Pod, can_run, interface, switch};
+use husk_shim_testing::pod::{Pod, interface, switch};
 
 use crate::raw_guest::{PATIENCE, QUIET, RawGuest, checksum, ethernet};
 
@@ -28,7 +28,7 @@ fn masquerade(ports: &[(Protocol, u16)]) -> Binding {
 fn guest_of(pod: &Pod, ports: &[(Protocol, u16)]) -> RawGuest {
     let mut guest = RawGuest::of(&pod.ready(&interface(masquerade(ports))));
     guest.ip = Some(GUEST);
-    // Frames for it are lost until the bridge has noticed that its port is up.
+    // The bridge drops frames until its port forwards.
     assert_eq!(guest.resolve(GATEWAY, PATIENCE), Some(MacAddr::GATEWAY));
     guest
 }
@@ -40,10 +40,8 @@ fn node_socket(pod: &Pod) -> UdpSocket {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn the_guest_is_behind_the_pods_address() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_address();
     let mut guest = guest_of(&pod, &[]);
     assert!(guest.pings(NODE, MacAddr::GATEWAY));
@@ -56,22 +54,20 @@ fn the_guest_is_behind_the_pods_address() {
     let mut buffer = [0; 10];
     let (length, from) = socket.recv_from(&mut buffer).unwrap();
     assert_eq!((&buffer[..length], from.ip()), (&b"out"[..], IpAddr::V4(POD)));
-    // The answer finds its way back.
+    // The reply is translated back.
     socket.send_to(b"back", from).unwrap();
     assert_eq!(guest.receive_udp(5000, PATIENCE), Some((NODE, b"back".to_vec())));
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn every_port_leads_to_the_guest() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_address();
     let mut guest = guest_of(&pod, &[]);
     let socket = node_socket(&pod);
     socket.send_to(b"in", (POD, 8080)).unwrap();
     assert_eq!(guest.receive_udp(8080, PATIENCE), Some((NODE, b"in".to_vec())));
-    // Also from the pod's own loopback, by its gateway's address.
+    // From the pod's own loopback the gateway is the source.
     let own = pod.netns.run(|| UdpSocket::bind("127.0.0.1:0")).unwrap().unwrap();
     own.send_to(b"own", "127.0.0.1:8080").unwrap();
     assert_eq!(
@@ -81,10 +77,8 @@ fn every_port_leads_to_the_guest() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn only_listed_ports_do() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_address();
     let mut guest = guest_of(&pod, &[(Protocol::Udp, 80), (Protocol::Tcp, 81)]);
     let socket = node_socket(&pod);
@@ -97,10 +91,8 @@ fn only_listed_ports_do() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn a_table_with_chains_of_those_names_is_no_hindrance() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_address();
     let nft = |words: &str| {
         let output = pod.netns.run(|| Command::new("nft").arg(words).output());
@@ -130,7 +122,7 @@ fn a_table_with_chains_of_those_names_is_no_hindrance() {
         guest.receive_udp(8080, PATIENCE),
         Some((GATEWAY, b"own".to_vec()))
     );
-    // Theirs sees it first.
+    // The other program's rules see it first.
     let local = pod.netns.run(|| UdpSocket::bind((POD, 22))).unwrap().unwrap();
     local.set_read_timeout(Some(PATIENCE)).unwrap();
     socket.send_to(b"them", (POD, 99)).unwrap();
@@ -141,10 +133,8 @@ fn a_table_with_chains_of_those_names_is_no_hindrance() {
 }
 
 #[tokio::test]
+#[ignore = "needs root and /dev/net/tun"]
 async fn ipv6_is_advertised_and_translated() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_both_families();
     let interface = interface(masquerade(&[]));
     let prepared = pod.ready(&interface);
@@ -153,7 +143,7 @@ async fn ipv6_is_advertised_and_translated() {
         .unwrap()
         .unwrap();
 
-    // A router is looked for until one answers.
+    // Solicit a router until one answers.
     let own: Ipv6Addr = "fe80::2".parse().unwrap();
     let solicit = icmpv6(own, "ff02::2".parse().unwrap(), &[133, 0, 0, 0, 0, 0, 0, 0]);
     let mut advertised = None;
@@ -177,7 +167,7 @@ async fn ipv6_is_advertised_and_translated() {
     assert_eq!(frame[6..12], MacAddr::GATEWAY.0);
     assert_eq!(frame[59] & 0xc0, 0xc0);
 
-    // Out by the gateway, in by the pod's address: the node sees the pod's.
+    // The node sees the pod's address.
     let socket = pod
         .node
         .run(|| UdpSocket::bind("[fd00:1::1]:0"))

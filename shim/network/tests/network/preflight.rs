@@ -1,8 +1,8 @@
-//! DeviceNames that no guest can have: they are named before anything is changed.
+//! NICs that no guest can use are refused before anything is changed.
 
 use husk_network::{Binding, Interface, Masquerade, tear_down};
 
-use husk_shim_testing::pod::{Pod, can_run, interface, ip};
+use husk_shim_testing::pod::{Pod, interface, ip};
 
 fn on(nic: &str, binding: Binding) -> Interface {
     Interface {
@@ -15,7 +15,7 @@ fn masquerade() -> Binding {
     Binding::Masquerade(Masquerade::default())
 }
 
-/// Asserts that the device is refused with `why`, and that nothing came of asking.
+/// Asserts that the NIC is refused with `why` and that nothing has changed.
 fn refused(pod: &Pod, nic: &str, binding: Binding, why: &str) {
     let before = pod.state();
     let error = pod.prepare(&[on(nic, binding)]).unwrap_err().to_string();
@@ -25,10 +25,8 @@ fn refused(pod: &Pod, nic: &str, binding: Binding, why: &str) {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn loopback_is_nobodys() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_address();
     for binding in [Binding::Bridge, masquerade()] {
         refused(&pod, "lo", binding, "is the loopback device: name another one");
@@ -36,10 +34,8 @@ fn loopback_is_nobodys() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn what_is_no_ethernet_is_called_so() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::bare();
     ip(&pod.netns, "tuntap add name net1 mode tun");
     for binding in [Binding::Bridge, masquerade()] {
@@ -49,10 +45,8 @@ fn what_is_no_ethernet_is_called_so() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn a_port_is_not_taken_from_its_bridge() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::bare();
     ip(&pod.netns, "link add br9 type bridge");
     ip(&pod.netns, "link set eth0 master br9");
@@ -67,10 +61,8 @@ fn a_port_is_not_taken_from_its_bridge() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn an_mtu_that_no_tap_has_is_named() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_address();
     ip(&pod.node, "link set veth0 mtu 65535");
     ip(&pod.netns, "link set eth0 mtu 65535");
@@ -83,10 +75,8 @@ fn an_mtu_that_no_tap_has_is_named() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn a_network_behind_the_pod_is_not_the_pods() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_both_families();
     ip(&pod.netns, "route add 192.168.7.1 dev eth0");
     ip(&pod.netns, "route add 192.168.0.0/16 via 192.168.7.1");
@@ -119,7 +109,7 @@ fn a_network_behind_the_pod_is_not_the_pods() {
     let expected = format!("vmIPv6NetworkCIDR: fd00:1::/120 overlaps fd00:1::/64, {near}");
     assert!(error.to_string().ends_with(&expected), "{error}");
 
-    // A network that is merely routed is not near, and the default one may be part of the pod's.
+    // A routed network does not overlap, and the default one may be part of the pod's.
     ip(&pod.netns, "addr add 10.0.7.5/16 dev eth0");
     let network = Masquerade {
         cidr: "192.168.8.0/24".parse().unwrap(),

@@ -1,4 +1,4 @@
-//! A guest's network stack, as much as is needed: ARP, ICMP echo and UDP by hand, at the guest's end of a tap.
+//! A minimal guest at the tap: ARP, ICMP echo and UDP.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use husk_network::{MacAddr, PreparedNic};
 
-/// virtio's header before each frame.
+/// Length of virtio's header before each frame.
 const HEADER: usize = 12;
-/// How long an answer may take; other work may share the machine.
+/// Limit for an answer on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// How long something that must not come is waited for.
+/// Time to wait for something that must not arrive.
 pub const QUIET: Duration = Duration::from_millis(700);
 
 const BROADCAST: MacAddr = MacAddr([0xff; 6]);
@@ -19,7 +19,7 @@ const BROADCAST: MacAddr = MacAddr([0xff; 6]);
 pub struct RawGuest {
     tap: File,
     pub mac: MacAddr,
-    /// Its address, once it has one: it answers ARP for it.
+    /// Its address, for which it answers ARP.
     pub ip: Option<Ipv4Addr>,
 }
 
@@ -37,7 +37,7 @@ impl RawGuest {
         assert_eq!(self.tap.write(&bytes).unwrap(), bytes.len());
     }
 
-    /// The first frame that `wanted` makes something of.
+    /// The first frame for which `wanted` returns a value.
     pub fn expect<T>(&mut self, limit: Duration, wanted: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
         let end = Instant::now() + limit;
         let mut buffer = vec![0; 70_000];
@@ -70,7 +70,7 @@ impl RawGuest {
         }
     }
 
-    /// The same after sending a frame, again and again: a bridge drops what comes before it has noticed that a port is up.
+    /// Sends a frame repeatedly and waits for an answer: a bridge drops frames until its port forwards.
     fn ask<T>(&mut self, frame: &[u8], limit: Duration, wanted: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
         let end = Instant::now() + limit;
         while Instant::now() < end {
@@ -83,7 +83,7 @@ impl RawGuest {
         None
     }
 
-    /// Who answers ARP for this address, if anybody does.
+    /// Resolves an address by ARP.
     pub fn resolve(&mut self, target: Ipv4Addr, limit: Duration) -> Option<MacAddr> {
         let own = self.ip.unwrap_or(Ipv4Addr::UNSPECIFIED);
         let request = arp(1, (self.mac, own), (MacAddr([0; 6]), target));
@@ -96,7 +96,7 @@ impl RawGuest {
         })
     }
 
-    /// Whether an echo comes back from `to` by way of this station.
+    /// True if an echo reply from `to` arrives through the station `by`.
     pub fn pings(&mut self, to: Ipv4Addr, by: MacAddr) -> bool {
         let mut echo = vec![8, 0, 0, 0, 0x12, 0x34, 0, 1];
         echo.extend(b"payload!");
@@ -112,14 +112,13 @@ impl RawGuest {
         answered.is_some()
     }
 
-    /// Sends a UDP packet.
     pub fn send_udp(&mut self, (by, to, port): (MacAddr, Ipv4Addr, u16), from_port: u16, payload: &[u8]) {
         let from = self.ip.unwrap_or(Ipv4Addr::UNSPECIFIED);
         let udp = udp(from_port, port, payload);
         self.send(&ethernet(by, self.mac, 0x0800, &ipv4(17, from, to, &udp)));
     }
 
-    /// Waits for a UDP packet to a port: where it came from, and what it says.
+    /// Waits for a UDP packet to a port. Returns its source and payload.
     pub fn receive_udp(&mut self, port: u16, limit: Duration) -> Option<(Ipv4Addr, Vec<u8>)> {
         self.expect(limit, |frame| {
             let udp = frame.get(12..14)? == [8, 0]

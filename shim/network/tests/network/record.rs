@@ -1,9 +1,9 @@
-//! The state machine of a preparation, and taking it back.
+//! The state machine of a preparation, and its teardown.
 
 use std::time::{Duration, Instant};
 
 use husk_network::{Binding, Interface, MacAddr, Masquerade, tear_down, tear_down_interface};
-use husk_shim_testing::pod::{NODE_MAC, POD_MAC, Pod, can_run, interface, ip, switch};
+use husk_shim_testing::pod::{NODE_MAC, POD_MAC, Pod, interface, ip, switch};
 
 use crate::raw_guest::{PATIENCE, RawGuest};
 
@@ -12,20 +12,18 @@ fn bindings() -> [Binding; 2] {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn a_finished_preparation_is_left_as_it_is() {
-    if !can_run() {
-        return;
-    }
     for binding in bindings() {
         let pod = Pod::with_address();
         let first = pod.ready(&interface(binding.clone()));
         let before = pod.state();
         let (mac, lease) = (first.mac, first.lease.clone());
-        // Its only queue has one user at a time.
+        // The only queue is open already.
         let busy = pod.prepare(&[interface(binding.clone())]).unwrap_err();
         assert!(busy.to_string().contains("opening tap0"), "{busy}");
         drop(first);
-        // A process that another test is just starting may have it open for a moment more.
+        // A process that another test forks may hold the queue for a moment.
         let end = Instant::now() + PATIENCE;
         let again = loop {
             match pod.prepare(&[interface(binding.clone())]) {
@@ -40,10 +38,8 @@ fn a_finished_preparation_is_left_as_it_is() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn an_interrupted_one_is_critical_and_can_be_taken_back() {
-    if !can_run() {
-        return;
-    }
     for binding in bindings() {
         let pod = Pod::with_address();
         let before = pod.state();
@@ -51,7 +47,7 @@ fn an_interrupted_one_is_critical_and_can_be_taken_back() {
         let path = pod.dir.path().join("network-eth0.json");
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(&path, text.replace("Finished", "Started")).unwrap();
-        // As far as it may have come.
+        // State after an interruption.
         ip(&pod.netns, "link del tap0");
 
         let error = pod.prepare(&[interface(binding.clone())]).unwrap_err();
@@ -66,10 +62,8 @@ fn an_interrupted_one_is_critical_and_can_be_taken_back() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn the_pod_gets_its_network_back() {
-    if !can_run() {
-        return;
-    }
     for make in [
         Pod::with_address as fn() -> Pod,
         Pod::with_link_local_gateway,
@@ -84,17 +78,15 @@ fn the_pod_gets_its_network_back() {
         assert_eq!(pod.state(), before);
         assert!(pod.shows("link show eth0").contains(&POD_MAC.to_string()));
         assert_eq!(std::fs::read_dir(pod.dir.path()).unwrap().count(), 0);
-        // Nothing to take back is no fault, and it can begin anew.
+        // A second teardown succeeds, and a new preparation too.
         tear_down(&pod.netns, pod.dir.path()).unwrap();
         drop(pod.ready(&interface(Binding::Bridge)));
     }
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn what_is_not_as_recorded_is_told() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_address();
     drop(pod.ready(&interface(Binding::Bridge)));
     let [_, masquerade] = bindings();
@@ -129,10 +121,8 @@ fn what_is_not_as_recorded_is_told() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn a_record_of_another_namespace_counts_for_nothing() {
-    if !can_run() {
-        return;
-    }
     let gone = Pod::with_address();
     drop(gone.ready(&interface(Binding::Bridge)));
     let pod = Pod::with_address();
@@ -144,10 +134,8 @@ fn a_record_of_another_namespace_counts_for_nothing() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn a_missing_link_is_named() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::bare();
     let absent = Interface {
         nic: "net1".to_owned(),
@@ -162,10 +150,8 @@ fn a_missing_link_is_named() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn one_of_several_is_taken_back_alone() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_address();
     let second = |index| Interface {
         name: format!("second{index}"),
@@ -190,7 +176,7 @@ fn one_of_several_is_taken_back_alone() {
     let [first, other] = [1, 2].map(|index| pod.ready(&second(index)));
     tear_down_interface(&pod.netns, pod.dir.path(), "net1").unwrap();
     drop(first);
-    // It answers for nobody's address while the other one is there.
+    // arp_ignore stays while the other interface needs it.
     assert_eq!(switch(&pod.netns, "ipv4/conf/all/arp_ignore"), "1");
     assert!(pod.shows("link show net1").contains("02:00:00:00:00:01"));
     assert!(pod.shows("link show").contains("k6t-net2") && !pod.shows("link show").contains("k6t-net1"));
@@ -203,10 +189,8 @@ fn one_of_several_is_taken_back_alone() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn one_that_cannot_be_taken_back_keeps_no_other_from_it() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_address();
     pod.add_veth(
         "veth1",
@@ -222,7 +206,7 @@ fn one_that_cannot_be_taken_back_keeps_no_other_from_it() {
         ..interface(Binding::Bridge)
     };
     drop(pod.prepare(&[interface(Binding::Bridge), second]).unwrap());
-    // Its name is another's, which comes first.
+    // The name now belongs to another device.
     ip(&pod.netns, "link property add dev lo altname aaa1");
     let error = tear_down(&pod.netns, pod.dir.path()).unwrap_err().to_string();
     assert!(

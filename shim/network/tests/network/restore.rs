@@ -1,10 +1,10 @@
-//! What the bridge binding took from the namespace comes back as it was.
+//! Everything that the bridge binding removed is restored.
 
 use husk_network::{Binding, MacAddr, tear_down};
 
-use husk_shim_testing::pod::{Pod, can_run, interface, ip};
+use husk_shim_testing::pod::{Pod, interface, ip};
 
-/// All that is to come back.
+/// State that must be restored.
 fn all(pod: &Pod) -> Vec<String> {
     let mut text = String::new();
     for words in [
@@ -17,7 +17,7 @@ fn all(pod: &Pod) -> Vec<String> {
     ] {
         text += &pod.shows(words);
     }
-    // The carrier comes and goes by itself, and what is link-local with it; numbers of links are not given again.
+    // Carrier and link-local state change by themselves, and link indexes are not reused.
     let lines = text
         .lines()
         .filter(|line| !line.contains("fe80:") && !line.contains("multicast"));
@@ -32,7 +32,7 @@ fn all(pod: &Pod) -> Vec<String> {
     lines
 }
 
-/// Gives the device to a guest and takes it back.
+/// Prepares and tears down the NIC.
 fn comes_back(pod: &Pod) {
     let before = all(pod);
     drop(pod.ready(&interface(Binding::Bridge)));
@@ -48,10 +48,8 @@ fn assert_same(before: &[String], after: &[String]) {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn routes_of_every_table_and_kind() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_both_families();
     pod.add_veth(
         "veth1",
@@ -71,10 +69,10 @@ fn routes_of_every_table_and_kind() {
         "route add 10.3.0.0/16 nexthop via 10.244.1.1 weight 3 nexthop via 10.244.1.2 weight 2",
         "route add 10.4.0.0/16 nexthop via 10.244.1.1 nexthop via 10.9.1.1",
         "route add 10.5.0.0/16 via 192.0.2.1 dev eth0 onlink quickack 1 congctl cubic",
-        // By a gateway that only another route leads to.
+        // Through a gateway that only another route reaches.
         "route add 198.51.100.1 dev eth0",
         "route add 10.6.0.0/16 via 198.51.100.1",
-        // By another device, from an address of this one.
+        // Through another device, with a source address of this one.
         "route add 10.7.0.0/16 dev net1 src 10.244.1.5",
         "-6 route add fd00:2::/64 via fd00:1::1 table 100 mtu 1300",
         "-6 route add fd00:3::/64 nexthop via fd00:1::1 weight 3 nexthop via fd00:1::2 weight 2",
@@ -88,10 +86,8 @@ fn routes_of_every_table_and_kind() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn addresses_with_all_that_belongs_to_them() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::bare();
     for words in [
         "addr add 10.244.1.5/24 brd 10.244.1.77 dev eth0 label eth0:one scope link",
@@ -104,7 +100,7 @@ fn addresses_with_all_that_belongs_to_them() {
     ] {
         ip(&pod.netns, words);
     }
-    // One that somebody was asked about keeps no flag that says otherwise.
+    // An address that passed duplicate address detection does not keep the nodad flag.
     ip(&pod.netns, "addr add fd00:3::5/64 dev eth0");
     let tentative = || pod.shows("-6 addr show dev eth0").contains("tentative");
     while tentative() {
@@ -114,12 +110,10 @@ fn addresses_with_all_that_belongs_to_them() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn a_route_that_a_plugin_removed_stays_away() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_both_families();
-    // As the plugin `ptp` does.
+    // As the CNI plugin `ptp` does.
     ip(&pod.netns, "route add 10.244.1.1 dev eth0 src 10.244.1.5");
     ip(&pod.netns, "route del 10.244.1.0/24 dev eth0");
     ip(
@@ -131,10 +125,8 @@ fn a_route_that_a_plugin_removed_stays_away() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn a_device_that_was_down_is_down_again() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::bare();
     ip(&pod.netns, "link set eth0 down");
     ip(&pod.netns, "addr add 10.244.1.5/24 dev eth0");
@@ -142,10 +134,8 @@ fn a_device_that_was_down_is_down_again() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn a_device_without_a_carrier_gets_its_routes_too() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_both_families();
     ip(&pod.netns, "route add 10.1.0.0/16 via 10.244.1.1 table 100");
     ip(&pod.netns, "-6 route add fd00:2::/64 via fd00:1::1 table 100");
@@ -154,16 +144,14 @@ fn a_device_without_a_carrier_gets_its_routes_too() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn a_route_by_an_object_keeps_its_way() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_address();
     ip(&pod.netns, "nexthop add id 5 via 10.244.1.1 dev eth0");
     ip(&pod.netns, "route add 10.1.0.0/16 nhid 5");
     drop(pod.ready(&interface(Binding::Bridge)));
     tear_down(&pod.netns, pod.dir.path()).unwrap();
-    // The object has gone with the device's being up.
+    // The nexthop object was deleted when the device went down.
     let route = pod.shows("route show 10.1.0.0/16");
     assert!(
         route.starts_with("10.1.0.0/16 via 10.244.1.1 dev eth0"),
@@ -172,10 +160,8 @@ fn a_route_by_an_object_keeps_its_way() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn a_route_that_ends_ends_all_the_same() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_both_families();
     ip(
         &pod.netns,

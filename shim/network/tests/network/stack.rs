@@ -6,34 +6,34 @@ use std::time::Duration;
 
 use husk_network::dhcp::{DhcpOptions, DhcpServer};
 use husk_network::{Binding, Interface, Masquerade, Netns, Port, PreparedNic, Protocol};
-use husk_shim_testing::pod::{Pod, can_run, interface, ip};
+use husk_shim_testing::pod::{Pod, interface, ip};
 
 use crate::guest_netns::GuestNetns;
 use crate::raw_guest::{PATIENCE, QUIET};
 
-/// A guest that has its lease.
+/// A guest with a lease.
 async fn leased(pod: &Pod, interface: &Interface, prepared: &PreparedNic) -> (GuestNetns, DhcpServer) {
     let server = DhcpServer::start(&pod.netns, interface, prepared, DhcpOptions::default());
     let server = server.unwrap().unwrap();
     let machine = GuestNetns::on(prepared);
-    // The server needs this thread meanwhile.
+    // The server needs this thread.
     let ready = tokio::task::spawn_blocking(move || {
         machine.run_udhcpc();
         machine
     });
     match ready.await {
         Ok(machine) => (machine, server),
-        // It has said what is wrong.
+        // Continue the panic of the thread.
         Err(e) => std::panic::resume_unwind(e.into_panic()),
     }
 }
 
-/// Whether bytes sent by TCP from one namespace to an address served in another arrive, and come back.
+/// True if bytes sent by TCP from one namespace to a server in another come back.
 fn talks(from: &Netns, to: &str, server: &Netns, bind: &str) -> bool {
     talks_within(PATIENCE, from, to, server, bind)
 }
 
-/// The same, for what is not to be.
+/// True if a connection fails.
 fn is_unreachable(from: &Netns, to: &str, server: &Netns, bind: &str) -> bool {
     !talks_within(QUIET * 3, from, to, server, bind)
 }
@@ -77,10 +77,8 @@ fn talks_within(limit: Duration, from: &Netns, to: &str, server: &Netns, bind: &
 }
 
 #[tokio::test]
+#[ignore = "needs root and /dev/net/tun"]
 async fn a_bridged_guest_has_the_pods_address_and_routes() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_address();
     ip(&pod.netns, "route add 10.96.0.0/12 via 10.244.1.7");
     let before = ip(&pod.netns, "route show");
@@ -100,10 +98,8 @@ async fn a_bridged_guest_has_the_pods_address_and_routes() {
 }
 
 #[tokio::test]
+#[ignore = "needs root and /dev/net/tun"]
 async fn a_link_local_gateway_needs_nothing_of_the_guest() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_link_local_gateway();
     let before = ip(&pod.netns, "route show");
     let interface = interface(Binding::Bridge);
@@ -116,7 +112,7 @@ async fn a_link_local_gateway_needs_nothing_of_the_guest() {
         "in"
     );
 
-    // What made the difference.
+    // Without proxy ARP.
     ip(
         &pod.netns,
         "link set eth0-nic type bridge_slave proxy_arp_wifi off",
@@ -129,10 +125,8 @@ async fn a_link_local_gateway_needs_nothing_of_the_guest() {
 }
 
 #[tokio::test]
+#[ignore = "needs root and /dev/net/tun"]
 async fn a_masqueraded_guest_is_reached_at_its_ports_alone() {
-    if !can_run() {
-        return;
-    }
     let pod = Pod::with_both_families();
     let port = |port| Port {
         protocol: Protocol::Tcp,
@@ -161,7 +155,7 @@ async fn a_masqueraded_guest_is_reached_at_its_ports_alone() {
         "a port that is not listed"
     );
 
-    // The kernel takes its router from the advertisement, and its address would come from DHCPv6.
+    // The kernel takes its router from the advertisement. Its address would come from DHCPv6.
     ip(&machine.netns, "addr add fd10:0:2::2/128 dev eth0 nodad");
     let mut routes = String::new();
     for _ in 0..PATIENCE.as_millis() / QUIET.as_millis() {

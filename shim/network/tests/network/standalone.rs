@@ -1,4 +1,4 @@
-//! A machine that nobody else gives a network: its guests, itself, and another machine.
+//! A host without a CNI plugin: its guests, itself, and another machine.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use husk_network::{
     Binding, Masquerade, Netns, NetworkLocation, PreparedNic, StandaloneNetns, StandaloneNetwork, prepare,
 };
-use husk_shim_testing::pod::{can_run, interface, ip, path, switch};
+use husk_shim_testing::pod::{interface, ip, path, switch};
 use tempfile::TempDir;
 
 use crate::guest_netns::GuestNetns;
 use crate::raw_guest::PATIENCE;
 
-/// The other machine's address.
+/// Address of the other machine.
 const WORLD: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
 struct Node {
@@ -23,7 +23,6 @@ struct Node {
     home: TempDir,
 }
 
-/// A VM on it, and its guest.
 struct Vm {
     joined: StandaloneNetns,
     prepared: PreparedNic,
@@ -77,7 +76,7 @@ impl Node {
         self.netns.run(|| host.detach(location)).unwrap().unwrap();
     }
 
-    /// Links but the ones it had from the beginning.
+    /// Links without the initial ones.
     fn links(&self) -> Vec<String> {
         let shown = ip(&self.netns, "-o link show");
         let names = shown.lines().filter_map(|line| line.split_whitespace().nth(1));
@@ -90,12 +89,12 @@ impl Node {
         names.filter(own).map(str::to_owned).collect()
     }
 
-    /// Whether packets that came in by this device are passed on; `all` is the machine's switch.
+    /// True if packets that come in by this device are forwarded. `all` is the host's sysctl.
     fn forwards(&self, device: &str) -> bool {
         switch(&self.netns, &format!("ipv4/conf/{device}/forwarding")) == "1"
     }
 
-    /// What is kept of what was done.
+    /// Content of the lock file.
     fn kept(&self) -> String {
         std::fs::read_to_string(self.home.path().join("lock")).unwrap()
     }
@@ -129,7 +128,7 @@ impl Vm {
         self.prepared.nic.ipv4().unwrap().addr()
     }
 
-    /// A guest that has what DHCP would have told it.
+    /// A guest configured as by DHCP.
     fn guest(&self) -> GuestNetns {
         let machine = GuestNetns::on(&self.prepared);
         let lease = self.prepared.lease.as_ref().unwrap();
@@ -142,7 +141,7 @@ impl Vm {
     }
 }
 
-/// What a server at `address` in `there` sees as its client, asked from `here`.
+/// Client address that a server at `address` in `there` sees for a connection from `here`.
 fn seen(here: &Netns, there: &Netns, address: Ipv4Addr) -> String {
     let listener = there.run(|| TcpListener::bind((address, 0))).unwrap().unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -163,10 +162,8 @@ fn seen(here: &Netns, there: &Netns, address: Ipv4Addr) -> String {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn guests_reach_each_other_the_machine_and_the_world() {
-    if !can_run() {
-        return;
-    }
     let node = Node::new();
     assert_eq!((node.links().len(), node.forwards("up0")), (0, false));
     let one = node.start("default/one", Binding::Bridge);
@@ -179,7 +176,7 @@ fn guests_reach_each_other_the_machine_and_the_world() {
     assert_eq!(gateway, Ipv4Addr::new(10, 77, 0, 1));
 
     let own = one.address().to_string();
-    // The world sees the machine, others the guest.
+    // Other machines see the host's address, guests and the host see the guest's.
     assert_eq!(seen(&first.netns, &node.world, WORLD), "192.0.2.2");
     assert_eq!(seen(&second.netns, &node.world, WORLD), "192.0.2.2");
     assert_eq!(seen(&first.netns, &node.netns, gateway), own);
@@ -204,10 +201,8 @@ fn guests_reach_each_other_the_machine_and_the_world() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn a_vm_has_its_address_again_and_nobody_elses() {
-    if !can_run() {
-        return;
-    }
     let node = Node::new();
     let address = |joined: &StandaloneNetns| {
         let shown = ip(&joined.netns, "-o -4 addr show eth0");
@@ -219,7 +214,7 @@ fn a_vm_has_its_address_again_and_nobody_elses() {
     node.leave(&first.location);
     let again = node.join("default/demo");
     assert_eq!(address(&again), had);
-    // What is left twice is not another one's.
+    // A second detach must not remove another VM's port.
     node.leave(&first.location);
     let namesake = node.join("default/demo");
     assert_ne!(address(&namesake), had);
@@ -230,10 +225,8 @@ fn a_vm_has_its_address_again_and_nobody_elses() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn what_killed_monitors_leave_goes() {
-    if !can_run() {
-        return;
-    }
     let node = Node::new();
     let tidy = || {
         let host = node.host();
@@ -255,33 +248,29 @@ fn what_killed_monitors_leave_goes() {
         tidy();
     }
     assert!(!node.forwards("up0"));
-    // Killed before it was complete.
+    // Killed before the bridge was configured.
     ip(&node.netns, "link add husk0-new type bridge");
     tidy();
     assert!(node.links().is_empty());
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn a_network_is_chosen_that_is_free() {
-    if !can_run() {
-        return;
-    }
     let node = Node::new();
     ip(&node.netns, "route add 10.77.0.0/16 via 192.0.2.1");
     ip(&node.netns, "route add blackhole 10.78.1.0/24 table 7");
     let joined = node.join("default/demo");
     assert_eq!(joined.net.to_string(), "10.79.0.1/20");
-    // While it is there it stays.
+    // An existing bridge keeps its network.
     ip(&node.netns, "route add 10.79.0.0/24 via 192.0.2.1");
     assert_eq!(node.join("default/other").net, joined.net);
     node.leave(&joined.location);
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn a_bridge_of_the_users_keeps_its_network_and_stays() {
-    if !can_run() {
-        return;
-    }
     let node = Node::new();
     ip(&node.netns, "link add husk0 type bridge");
     assert_eq!(
@@ -295,7 +284,7 @@ fn a_bridge_of_the_users_keeps_its_network_and_stays() {
         "every address of 192.168.9.0/29 is taken: end a VM, or give husk0 a larger network while none runs"
     );
     assert!(node.forwards("husk0") && node.forwards("up0"));
-    // A port of the user's is no guest's.
+    // A port that the user added is not a guest's.
     ip(&node.netns, "link add own0 type veth peer name own1");
     ip(&node.netns, "link set own0 master husk0");
     joined.iter().for_each(|joined| node.leave(&joined.location));
@@ -304,10 +293,8 @@ fn a_bridge_of_the_users_keeps_its_network_and_stays() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn what_others_decided_about_forwarding_stays() {
-    if !can_run() {
-        return;
-    }
     let node = Node::new();
     ip(&node.netns, "link add up1 type veth peer name far1");
     ip(&node.netns, "link set up1 up");
@@ -318,15 +305,15 @@ fn what_others_decided_about_forwarding_stays() {
     assert!(node.forwards("up0") && node.forwards("up1") && !node.forwards("lo"));
     assert_eq!(switch(&node.netns, "ipv4/conf/up0/accept_redirects"), "0");
     node.leave(&joined.location);
-    // It was on before, so it is not Husk's to switch off.
+    // It was set before, so Husk leaves it set.
     assert!(!node.forwards("up0") && node.forwards("up1"));
 
-    // As Docker does when it starts meanwhile.
+    // As Docker does on start.
     let joined = node.join("default/one");
     node.set("all/forwarding", "1");
     node.leave(&joined.location);
     assert!(node.forwards("all") && node.forwards("up0"));
-    // A device that is kept from it where others forward is left alone.
+    // On a host that forwards, Husk does not override a single device.
     node.set("up0/forwarding", "0");
     let joined = node.join("default/one");
     assert!(!node.forwards("up0"));
@@ -335,10 +322,8 @@ fn what_others_decided_about_forwarding_stays() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn a_bridge_that_goes_meanwhile_leaves_nothing_switched_on() {
-    if !can_run() {
-        return;
-    }
     let node = Node::new();
     let joined = node.join("default/one");
     assert!(node.forwards("up0") && node.has_table());
@@ -346,7 +331,7 @@ fn a_bridge_that_goes_meanwhile_leaves_nothing_switched_on() {
     node.leave(&joined.location);
     assert!(!node.forwards("up0") && !node.has_table());
 
-    // The same if nobody was there to leave.
+    // The same without a detach.
     let joined = node.join("default/one");
     ip(&node.netns, "link del husk0");
     drop(joined);
@@ -361,10 +346,8 @@ fn a_bridge_that_goes_meanwhile_leaves_nothing_switched_on() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn a_start_that_fails_changes_nothing() {
-    if !can_run() {
-        return;
-    }
     let node = Node::new();
     ip(&node.netns, "link add husk0 type veth peer name other0");
     ip(&node.netns, "addr add 192.168.9.1/24 dev husk0");
@@ -397,10 +380,8 @@ fn a_start_that_fails_changes_nothing() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn a_table_that_husk_did_not_make_is_not_touched() {
-    if !can_run() {
-        return;
-    }
     let node = Node::new();
     node.nft("table ip husk { chain mine { counter accept; }; }");
     assert_eq!(
@@ -412,7 +393,7 @@ fn a_table_that_husk_did_not_make_is_not_touched() {
     assert!(!node.forwards("up0"));
     node.nft("delete table ip husk");
     let joined = node.join("default/demo");
-    // As when a firewall is loaded anew.
+    // As when a firewall reloads its rules.
     node.nft("flush ruleset");
     let other = node.join("default/other");
     assert!(node.has_table());
@@ -422,10 +403,8 @@ fn a_table_that_husk_did_not_make_is_not_touched() {
 }
 
 #[test]
+#[ignore = "needs root and /dev/net/tun"]
 fn many_come_and_go_at_once() {
-    if !can_run() {
-        return;
-    }
     let node = Node::new();
     std::thread::scope(|scope| {
         for thread in 0..4 {

@@ -1,4 +1,4 @@
-//! ISO 9660 images with Joliet and Rock Ridge names. The one place that knows the crate that writes them.
+//! ISO 9660 images with Joliet and Rock Ridge names. Only this module uses the crate that writes them.
 
 use std::collections::BTreeMap;
 use std::io::Cursor;
@@ -10,16 +10,16 @@ use hadris_iso::write::estimator::estimate_tree;
 use hadris_iso::write::options::{BaseIsoLevel, CreationFeatures, IsoFormatOptions};
 use hadris_iso::write::{InputEntry, InputMetadata, InputTree, IsoImageWriter};
 
-/// Who may read the files of an image in the guest.
+/// Permissions of the files in the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Readability {
-    /// They may hold passwords.
+    /// For files that may contain passwords.
     ByRoot,
     /// As the kubelet mounts them.
     ByAll,
 }
 
-/// An image of `files`: their paths, parted by slashes, and content.
+/// An image with `files`: paths separated by slashes, and content.
 pub(super) fn image(
     label: &str,
     files: Vec<(String, Vec<u8>)>,
@@ -79,7 +79,7 @@ fn folder(files: Vec<(String, Vec<u8>)>, readable: Readability) -> Vec<InputEntr
     entries
 }
 
-/// Root's, and for all others what it is for root if they may read it.
+/// Owned by root; others get root's permissions if they may read.
 fn metadata(mode: u32, readable: Readability) -> InputMetadata {
     let others = match readable {
         Readability::ByRoot => 0,

@@ -1,4 +1,4 @@
-//! Images are read back by what ECMA-119, Rock Ridge and Joliet say, not by the crate that wrote them.
+//! Reads images back as ECMA-119, Rock Ridge and Joliet define, independently of the crate that wrote them.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ fn le32(bytes: &[u8]) -> usize {
     u32::from_le_bytes(bytes[..4].try_into().unwrap()) as usize
 }
 
-/// What a Rock Ridge entry says: the alternate name (NM) and the mode (PX), IEEE P1282.
+/// Alternate name (NM) and mode (PX) of a Rock Ridge entry (IEEE P1282).
 fn rock_ridge<'a>(mut system_use: &'a [u8], image: &'a [u8]) -> (Vec<u8>, Option<u32>) {
     let (mut name, mut mode) = (Vec::new(), None);
     let mut further = None;
@@ -36,7 +36,8 @@ fn rock_ridge<'a>(mut system_use: &'a [u8], image: &'a [u8]) -> (Vec<u8>, Option
     }
 }
 
-/// Every file below a directory record: its path, mode and content. `joliet`: names are UTF-16, and there is no mode.
+/// Collects all files below a directory record: path, mode and content. With `joliet`, names are UTF-16 and there is no
+/// mode.
 fn walk(
     image: &[u8],
     record: &[u8],
@@ -78,7 +79,7 @@ fn walk(
     }
 }
 
-/// Label and files of an image as Linux mounts it: by Rock Ridge.
+/// Label and files as Linux reads them, by Rock Ridge.
 pub(in super::super) fn read(image: &[u8]) -> (String, BTreeMap<String, (u32, Vec<u8>)>) {
     let primary = sector(image, 16);
     assert_eq!(&primary[..6], b"\x01CD001");
@@ -88,7 +89,7 @@ pub(in super::super) fn read(image: &[u8]) -> (String, BTreeMap<String, (u32, Ve
     (label.trim_end().to_owned(), files)
 }
 
-/// The same by Joliet, as Windows does.
+/// Files as Windows reads them, by Joliet.
 fn read_joliet(image: &[u8]) -> BTreeMap<String, (u32, Vec<u8>)> {
     let descriptor = (17..32)
         .map(|n| sector(image, n))

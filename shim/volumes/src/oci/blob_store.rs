@@ -1,4 +1,4 @@
-//! Where the parts of an image lie: files below a directory, or members of an archive.
+//! Files of a container image: in a directory, or members of an archive.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -12,24 +12,24 @@ use super::super::error::{Reason, VolumeFault};
 use super::super::path_handle::PathHandle;
 use super::tarball::{self, Skip, Tarball};
 
-/// The most members an archive has.
+/// Limit for the members of an archive.
 const MAX_MEMBERS: usize = 65_536;
-/// The file that every OCI layout has.
+/// The index of an OCI image layout.
 const INDEX: &str = "index.json";
 
-/// The parts of an image, by their paths.
+/// Files of an image by path.
 #[derive(Debug)]
 pub(super) enum BlobStore {
     Layout(PathHandle),
     Archive {
         file: File,
-        /// Offset and size of each.
+        /// Offset and size of each file.
         members: HashMap<PathBuf, (u64, u64)>,
     },
 }
 
 impl BlobStore {
-    /// The parts of the image that lies there; none if it does not look like one.
+    /// Opens the image; `None` if this is not one.
     pub(super) fn find(given: &PathHandle) -> Result<Option<BlobStore>, VolumeFault> {
         if given.is_directory() {
             let index = given.child(Path::new(INDEX)).is_ok();
@@ -58,7 +58,6 @@ impl BlobStore {
         Ok(Some(BlobStore::Archive { file, members }))
     }
 
-    /// Opens a part.
     pub(super) fn open(&self, name: &Path) -> Result<FileSection, Reason> {
         let missing = |error: io::Error| format!("{}: {error}", name.display());
         match self {
@@ -82,7 +81,6 @@ impl BlobStore {
         }
     }
 
-    /// Whether it has a part.
     pub(super) fn has(&self, name: &Path) -> bool {
         match self {
             BlobStore::Layout(directory) => directory.child(name).is_ok(),
@@ -90,13 +88,13 @@ impl BlobStore {
         }
     }
 
-    /// Whether it is laid out as OCI says.
+    /// True for an OCI image layout.
     pub(super) fn is_oci(&self) -> bool {
         self.has(Path::new(INDEX))
     }
 }
 
-/// Where each regular file of an archive lies.
+/// Offset and size of each regular file in an archive.
 fn members(archive: FileSection) -> Result<HashMap<PathBuf, (u64, u64)>, Reason> {
     let end = archive.end;
     let mut tarball = Tarball::new(archive);
@@ -117,7 +115,7 @@ fn members(archive: FileSection) -> Result<HashMap<PathBuf, (u64, u64)>, Reason>
     Ok(members)
 }
 
-/// A part of a file.
+/// A section of a file.
 #[derive(Debug)]
 pub(super) struct FileSection {
     file: File,
@@ -130,7 +128,7 @@ impl FileSection {
         FileSection { file, offset, end }
     }
 
-    /// Bytes from here on.
+    /// Remaining bytes.
     pub(super) fn left(&self) -> u64 {
         self.end - self.offset
     }

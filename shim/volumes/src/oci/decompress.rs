@@ -1,4 +1,4 @@
-//! Layers as they are packed: gzip, zstd or not at all, told by their first bytes, whatever their media type says.
+//! Decompresses layers: gzip, zstd or plain, detected by the first bytes and not by the media type.
 
 use std::io::{self, BufRead, BufReader, Read};
 
@@ -8,10 +8,9 @@ use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
 use super::tarball::Skip;
 
-/// Bytes that are read at a time.
+/// Read buffer, in bytes.
 const BUFFER: usize = 128 << 10;
 
-/// Unpacks a layer.
 pub(super) fn decompress<'a>(layer: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
     let mut layer = BufReader::with_capacity(BUFFER, layer);
     let head = layer.fill_buf()?;
@@ -26,7 +25,7 @@ pub(super) fn decompress<'a>(layer: impl Read + 'a) -> io::Result<Box<dyn Read +
     })
 }
 
-/// Frames of zstd (RFC 8878), one after the other; skippable ones are skipped.
+/// Concatenated zstd frames (RFC 8878); skippable frames are skipped.
 struct Zstd<R> {
     source: BufReader<R>,
     decoder: FrameDecoder,
@@ -34,7 +33,7 @@ struct Zstd<R> {
 }
 
 impl<R: Read> Zstd<R> {
-    /// Goes to the next frame; false at the end.
+    /// Starts the next frame; false at the end.
     fn next_frame(&mut self) -> io::Result<bool> {
         while !self.source.fill_buf()?.is_empty() {
             match self.decoder.init(&mut self.source) {
@@ -81,10 +80,10 @@ impl<R: Read> Read for Zstd<R> {
     }
 }
 
-/// A stream of unpacked bytes that ends with an error where it should have ended by itself.
+/// Fails when more than `left` bytes are read.
 pub(super) struct LimitedReader<'a, R> {
     pub(super) source: R,
-    /// Bytes that may still come.
+    /// Shared between layers.
     pub(super) left: &'a mut u64,
 }
 

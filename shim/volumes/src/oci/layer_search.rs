@@ -1,4 +1,4 @@
-//! Looking for the disk in one layer after the other, as if each were laid over those below it.
+//! Searches the layers for the disk, from the lowest to the highest, and applies whiteouts.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -19,41 +19,42 @@ use super::decompress::{LimitedReader, decompress};
 use super::manifest::{Layer, LayerDigest, check, hasher};
 use super::tarball::{Entry, Tarball};
 
-/// The most files that are kept in case all others are removed by a layer above.
+/// Limit for candidates, of which an upper layer may remove all but one.
 const MAX_CANDIDATES: usize = 8;
-/// Bytes read between two words on how far it is.
+/// Bytes between two progress reports.
 const STEP: u64 = 16 << 20;
-/// Bytes that are left free in the scratch directory.
+/// Bytes left free in the scratch directory.
 const RESERVE: u64 = 64 << 20;
-/// A file of that prefix removes the one of the rest of its name (OCI image layers, "Whiteouts").
+/// Prefix of a whiteout file, which removes the file of the remaining name (OCI image layer specification,
+/// "Whiteouts").
 const WHITEOUT: &[u8] = b".wh.";
-/// This one hides everything that lower layers have in its directory.
+/// Opaque whiteout: hides the directory's files of lower layers.
 const OPAQUE: &[u8] = b".wh..wh..opq";
 
-/// What layers so far have where the disk is looked for.
+/// State of the search.
 pub(super) struct LayerSearch<'a> {
     pub(super) image_path: Option<&'a Path>,
     pub(super) scratch: &'a ScratchDir,
     pub(super) found: BTreeMap<PathBuf, Candidate>,
-    /// Bytes that may still be unpacked.
+    /// Bytes that may still be decompressed.
     pub(super) left: u64,
 }
 
-/// Something at a path where the disk could be.
+/// A file at a path where the disk may be.
 pub(super) struct Candidate {
     layer: usize,
     pub(super) what: CandidateContent,
 }
 
 pub(super) enum CandidateContent {
-    /// Its content.
+    /// A regular file's content.
     File(File),
-    /// Something else, as people call it.
+    /// Another type of file, in words.
     Other(&'static str),
 }
 
 impl LayerSearch<'_> {
-    /// Lays one more layer over what there is.
+    /// Applies one more layer.
     pub(super) fn layer(
         &mut self,
         number: usize,
@@ -117,7 +118,7 @@ impl LayerSearch<'_> {
             return Ok(());
         }
         if !entry.kind.is_dir() {
-            // What was a directory below is none any more.
+            // A file replaces a directory of a lower layer.
             self.found
                 .retain(|found, _| found == path || !found.starts_with(path));
         }
@@ -183,7 +184,7 @@ impl LayerSearch<'_> {
     }
 }
 
-/// A stream that is counted and maybe hashed while it is read.
+/// Counts and optionally hashes what is read.
 struct HashingReader<'a, R> {
     source: R,
     hasher: Option<Box<dyn DynDigest>>,

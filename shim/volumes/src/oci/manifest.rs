@@ -1,4 +1,4 @@
-//! From an index to the layers of the one image it leads to.
+//! From an index to the layers of its one image.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -16,38 +16,36 @@ use super::super::error::Reason;
 use super::blob_store::{BlobStore, FileSection};
 use super::tarball::plain;
 
-/// The most bytes of an index, manifest or configuration.
+/// Limit for an index, manifest or configuration, in bytes.
 const MAX_JSON: u64 = 4 << 20;
-/// The most layers of an image; Docker allows 127.
+/// Limit for layers of an image; Docker allows 127.
 const MAX_LAYERS: usize = 512;
-/// The most images an index names.
+/// Limit for images in an index.
 const MAX_IMAGES: usize = 1024;
-/// How deep indexes nest.
+/// Limit for nested indexes.
 const MAX_DEPTH: usize = 3;
-/// Docker's names of what OCI calls an index and a manifest.
+/// Docker's media types of index and manifest.
 const DOCKER_INDEX: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
 const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
 
-/// One layer of an image.
 #[derive(Debug)]
 pub(super) struct Layer {
-    /// Where it is.
     pub(super) part: PathBuf,
-    /// How it is called in errors.
+    /// Name in errors.
     pub(super) name: String,
-    /// Bytes as it is packed.
+    /// Compressed size in bytes.
     pub(super) size: u64,
     pub(super) digest: LayerDigest,
 }
 
-/// What a layer's digest is taken of.
+/// Digest of a layer: of the compressed blob, or of the decompressed archive (diffID).
 #[derive(Debug)]
 pub(super) enum LayerDigest {
     Blob(Digest),
     DiffId(Digest),
 }
 
-/// The layers of the image, the lowest first.
+/// Layers of the image, the lowest first.
 pub(super) fn layers(store: &BlobStore) -> Result<Vec<Layer>, Reason> {
     let layers = if store.is_oci() {
         of_oci(store)?
@@ -92,7 +90,8 @@ fn of_oci(store: &BlobStore) -> Result<Vec<Layer>, Reason> {
     layers.collect()
 }
 
-/// The manifests for this kind of machine that are there, by digest: an export names others too.
+/// Collects the manifests for linux/amd64 that are present, by digest. An export may list others that it does not
+/// contain.
 fn collect(
     store: &BlobStore,
     index: &ImageIndex,
@@ -150,7 +149,7 @@ fn of_docker(store: &BlobStore) -> Result<Vec<Layer>, Reason> {
         return Err(format!("it holds {count} images: save a single one"));
     };
     let config = plain(saved.config.as_bytes())?;
-    // Its name is its digest, in every version of the format.
+    // The configuration's file name is its digest, in every version of the format.
     let stem = config
         .file_stem()
         .and_then(|stem| stem.to_str())
@@ -174,7 +173,7 @@ fn of_docker(store: &BlobStore) -> Result<Vec<Layer>, Reason> {
     layers.collect()
 }
 
-/// Where a layout has what a digest names. Neither half holds a slash, and neither is `..`.
+/// Path of a blob in a layout. Neither part of a digest contains a slash or is `..`.
 fn part(digest: &Digest) -> PathBuf {
     ["blobs", digest.algorithm().as_ref(), digest.digest()]
         .iter()
@@ -186,7 +185,7 @@ fn blob<T: DeserializeOwned>(store: &BlobStore, descriptor: &Descriptor) -> Resu
     json(store.open(&part(digest))?, digest.as_ref(), Some(digest))
 }
 
-/// Reads a document that must have that digest.
+/// Reads a JSON document and checks its digest.
 fn json<T: DeserializeOwned>(section: FileSection, name: &str, digest: Option<&Digest>) -> Result<T, Reason> {
     if section.left() > MAX_JSON {
         return Err(format!("{name} has {} bytes", section.left()));
@@ -204,7 +203,7 @@ fn json<T: DeserializeOwned>(section: FileSection, name: &str, digest: Option<&D
     serde_json::from_slice(&text).map_err(|error| format!("{name}: {error}"))
 }
 
-/// What computes a digest of that kind.
+/// Hasher for a digest's algorithm.
 pub(super) fn hasher(digest: &Digest) -> Result<Box<dyn DynDigest>, Reason> {
     match digest.algorithm() {
         DigestAlgorithm::Sha256 => Ok(Box::new(sha2::Sha256::default())),
@@ -214,7 +213,7 @@ pub(super) fn hasher(digest: &Digest) -> Result<Box<dyn DynDigest>, Reason> {
     }
 }
 
-/// Compares what was computed.
+/// Compares a digest with the computed one.
 pub(super) fn check(digest: &Digest, hasher: Box<dyn DynDigest>) -> Result<(), Reason> {
     let computed: String = hasher
         .finalize()

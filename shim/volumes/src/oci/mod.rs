@@ -1,7 +1,7 @@
-//! Container images as files: an OCI layout, or an archive of `skopeo copy`, `ctr image export` or `docker save`.
+//! Container images as files: an OCI image layout, or an archive of `skopeo copy`, `ctr image export` or `docker save`.
 //!
-//! Nothing in an image becomes a path of this host. What is read is bounded and checked against the digests that name
-//! it; the one file that is wanted goes to the scratch directory under no name.
+//! No name in an image becomes a path on the host. Reads are bounded and checked against digests. The disk's file is
+//! extracted to the scratch directory without a name.
 
 mod blob_store;
 mod decompress;
@@ -24,20 +24,19 @@ use blob_store::BlobStore;
 use layer_search::{Candidate, CandidateContent, LayerSearch};
 use manifest::Layer;
 
-/// The most bytes that the layers of an image unpack to: what compresses best could be unpacked for days.
+/// Limit for the decompressed size of all layers, in bytes: highly compressed data could keep the CPU busy for days.
 const MAX_UNPACKED: u64 = 1 << 40;
 
-/// An image whose layers are known.
 #[derive(Debug)]
 pub(super) struct ContainerImage {
     path: PathBuf,
     store: BlobStore,
-    /// From the lowest on.
+    /// The lowest first.
     layers: Vec<Layer>,
 }
 
 impl ContainerImage {
-    /// The image that lies there; none if it is something else: an image file, or a directory of one.
+    /// Opens the image; `None` if this is an image file or a directory with one.
     pub(super) fn find(given: &PathHandle) -> Result<Option<ContainerImage>, VolumeFault> {
         let Some(store) = BlobStore::find(given)? else {
             return Ok(None);
@@ -51,8 +50,8 @@ impl ContainerImage {
         }))
     }
 
-    /// Unpacks the one file in the folder `disk`, or the file at `image_path`. `tell` hears of the bytes of layers that
-    /// were read.
+    /// Extracts the one file in the folder `disk`, or the file at `image_path`. Calls `progress` with compressed bytes
+    /// read and total.
     pub(super) fn extract(
         &self,
         image_path: Option<&Path>,

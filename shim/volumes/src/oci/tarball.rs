@@ -1,5 +1,5 @@
-//! KeyReader tar archives that somebody else made: header by header, in bounded memory. The crate `tar` reads a header's
-//! fields; its own iterator takes a long name of any length into memory.
+//! Reads untrusted tar archives with bounded memory. The crate `tar` parses the headers; its own iterator reads a long
+//! name of any length into memory.
 
 use std::ffi::OsStr;
 use std::io::{self, Read};
@@ -10,18 +10,17 @@ use tar::{EntryType, Header};
 
 use super::super::error::Reason;
 
-/// Bytes of a header; content is padded to multiples of it.
+/// Size of a header, and alignment of content, in bytes.
 pub(super) const BLOCK: usize = 512;
-/// The most bytes of an extended header, a GNU long name among them: the bound that Go's writer has.
+/// Limit for an extended header, including a GNU long name, in bytes. Go's writer has the same limit.
 const MAX_EXTENDED: u64 = 1 << 20;
 
-/// What can leave out bytes.
+/// A reader that can skip bytes.
 pub(super) trait Skip: Read {
-    /// Leaves out that many bytes; an error if there are less.
+    /// Skips bytes; an error if there are fewer.
     fn skip(&mut self, bytes: u64) -> io::Result<()>;
 }
 
-/// One member of an archive.
 #[derive(Debug)]
 pub(super) struct Entry {
     /// Without a leading `/` and without `.` components; empty for the root.
@@ -29,20 +28,19 @@ pub(super) struct Entry {
     pub(super) kind: EntryType,
     /// Bytes of content that follow.
     pub(super) size: u64,
-    /// Its content is a list of extents with their data.
+    /// GNU sparse format: the content is a list of extents with their data.
     pub(super) sparse: bool,
 }
 
-/// An archive, read from its start.
 #[derive(Debug)]
 pub(super) struct Tarball<R> {
     source: R,
-    /// Bytes of the present member's content, and padding after it, that were not read yet.
+    /// Unread content of the current member, and the padding after it, in bytes.
     content: u64,
     padding: u64,
 }
 
-/// Whether a block is the header of a member as POSIX or GNU writes it.
+/// True if a block is a POSIX or GNU header with a valid checksum.
 pub(super) fn is_header(block: &[u8; BLOCK]) -> bool {
     let header = Header::from_byte_slice(block);
     (header.as_ustar().is_some() || header.as_gnu().is_some()) && is_sound(header)
@@ -71,7 +69,7 @@ impl<R: Skip> Tarball<R> {
         self.source
     }
 
-    /// The next member; none at the archive's end. Its content is what the archive then reads.
+    /// The next member; `None` at the end. Reading from the archive then returns the member's content.
     pub(super) fn next(&mut self) -> Result<Option<Entry>, Reason> {
         let mut extended = ExtendedHeader::default();
         loop {
@@ -110,7 +108,7 @@ impl<R: Skip> Tarball<R> {
         self.padding = size.wrapping_neg() % BLOCK as u64;
     }
 
-    /// The next header, past what is left of the present member.
+    /// Skips the rest of the current member and reads the next header.
     fn block(&mut self) -> Result<Option<[u8; BLOCK]>, Reason> {
         let short = |_| "the archive is cut short".to_owned();
         self.source.skip(self.content).map_err(short)?;
@@ -130,7 +128,7 @@ impl<R: Skip> Tarball<R> {
         Ok((block != [0; BLOCK]).then_some(block))
     }
 
-    /// The content of an extended header.
+    /// Reads the content of an extended header.
     fn small(&mut self) -> Result<Vec<u8>, Reason> {
         if self.content > MAX_EXTENDED {
             return Err(format!("an extended header has {} bytes", self.content));
@@ -145,7 +143,7 @@ impl<R: Skip> Tarball<R> {
     }
 }
 
-/// The content of the present member.
+/// Reads the content of the current member.
 impl<R: Read> Read for Tarball<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let length = buffer
@@ -157,7 +155,7 @@ impl<R: Read> Read for Tarball<R> {
     }
 }
 
-/// What extended headers say of the member after them.
+/// Values of extended headers for the next member.
 #[derive(Default)]
 struct ExtendedHeader {
     path: Option<Vec<u8>>,
@@ -189,8 +187,8 @@ impl ExtendedHeader {
     }
 }
 
-/// The first record, `LENGTH KEY=VALUE\n`, as key and value, and what follows (POSIX, pax ExtendedHeader Header). The crate
-/// `tar` ends a record at its first line break, of which an extended attribute may hold any number.
+/// Splits off the first record, `LENGTH KEY=VALUE\n`: key, value and the rest (POSIX, pax Extended Header). The crate
+/// `tar` ends a record at its first line break, but an extended attribute may contain line breaks.
 fn record(content: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let blank = content.iter().position(|byte| *byte == b' ')?;
     let length: usize = std::str::from_utf8(&content[..blank]).ok()?.parse().ok()?;
@@ -205,7 +203,7 @@ fn zero_ended(mut text: Vec<u8>) -> Vec<u8> {
     text
 }
 
-/// A path below the archive's root.
+/// Normalises a path below the archive's root.
 pub(super) fn plain(path: &[u8]) -> Result<PathBuf, Reason> {
     let mut plain = PathBuf::new();
     for part in path.split(|byte| *byte == b'/') {
@@ -230,7 +228,7 @@ mod tests {
     #[test]
     fn pax_records_have_a_length_and_any_value() {
         let with_length = |text: &str| {
-            // Its own digits count too: two of them, here.
+            // The length counts its own digits: two of them here.
             format!("{} {text}\n", text.len() + 4)
         };
         let records = ["SCHILY.xattr.a=x\ny\n", "path=disk\n", "size=98765"].map(with_length);

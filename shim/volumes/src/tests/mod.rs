@@ -155,7 +155,7 @@ fn one_image_serves_one_writer_or_many_readers() {
             )
         );
     }
-    // The lock is the open file's: it outlives this process's own copy.
+    // The lock belongs to the open file: it outlives this process's own copy.
     let handed_on = fd(&writer).try_clone().unwrap();
     drop(writer);
     home.open(&file(&path)).unwrap_err();
@@ -219,7 +219,7 @@ fn a_claims_folder_holds_disk_img_and_no_link() {
     fs::create_dir(home.path("evil")).unwrap();
     symlink(home.path("claim/disk.img"), home.path("evil/disk.img")).unwrap();
     home.open(&file(&home.path("evil"))).unwrap_err();
-    // A link the caller names is the caller's.
+    // The caller may use symbolic links.
     symlink(home.path("claim"), home.path("link")).unwrap();
     home.open(&file(&home.path("link"))).unwrap();
 }
@@ -243,7 +243,7 @@ fn an_empty_disk_is_zero_sparse_and_nameless() {
     assert!(error.contains("must be at least 1MiB"), "{error}");
 }
 
-/// The label and the files, with their modes, of a disk made of files.
+/// Label and files, with modes, of an ISO disk.
 fn content(opened: OpenDisk) -> (String, Vec<(String, u32, String)>) {
     assert!(opened.read_only && opened.format == ImageFormat::Raw);
     let file = File::from(opened.file.unwrap());

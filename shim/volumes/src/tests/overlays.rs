@@ -1,4 +1,4 @@
-//! What a VM may write of images that it must not change, and of formats that are told or not.
+//! Overlays, and the formats that are detected or not.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -8,7 +8,7 @@ fn is_direct(file: &OwnedFd) -> bool {
     fcntl_getfl(file).unwrap().contains(OFlags::DIRECT)
 }
 
-/// An overlay that is empty and has no name, over a base that is only read.
+/// Asserts an empty, unnamed overlay of a read-only backing image.
 fn is_overlay(opened: &OpenDisk, format: ImageFormat) {
     let (file, base) = (fd(opened), opened.base.as_ref().unwrap());
     let made = File::from(file.try_clone().unwrap()).metadata().unwrap();
@@ -85,7 +85,7 @@ fn an_overlay_has_the_blocks_of_what_it_lies_on() {
     );
 }
 
-/// What looks like qcow2, of a size no raw image has.
+/// A file with the magic of qcow2, of a size that no raw image has.
 fn qcow2(home: &Home, name: &str) -> PathBuf {
     let path = home.image(name, SIZE + 1);
     let image = File::options().write(true).open(&path).unwrap();
@@ -111,7 +111,7 @@ fn only_a_container_disks_format_is_probed() {
     );
     drop((opened, other));
 
-    // A guest can write as much into a raw disk.
+    // A guest can write this into a raw disk.
     let image = File::options().write(true).open(&path).unwrap();
     image.set_len(SIZE).unwrap();
     let raw = home.open(&file(&path)).unwrap();

@@ -1,4 +1,4 @@
-//! DHCPv4 for one guest: from a packet to the answer, without any I/O.
+//! DHCPv4 (RFC 2131) for one guest: computes replies without I/O.
 
 use std::net::Ipv4Addr;
 
@@ -9,24 +9,21 @@ use super::super::lease::DhcpLease;
 use super::option_filter;
 use super::options::DhcpOptions;
 
-/// The largest list of routes that one option holds.
+/// Largest option, in bytes.
 const OPTION_MAX: usize = 255;
 
-/// The server's side of one guest's lease.
 #[derive(Debug, Clone)]
 pub(super) struct Dhcpv4Responder {
     lease: DhcpLease,
     options: DhcpOptions,
 }
 
-/// An answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct DhcpReply {
-    /// The address it goes to; the guest's Ethernet address takes it there in any case.
+    /// Destination IP address. The Ethernet destination is always the guest.
     pub(super) to: Ipv4Addr,
-    /// The packet.
     pub(super) packet: Vec<u8>,
-    /// It gives the guest its lease.
+    /// True if this reply grants the lease (DHCPACK).
     pub(super) leases: bool,
 }
 
@@ -39,11 +36,11 @@ impl Dhcpv4Responder {
         &self.lease
     }
 
-    /// What is to be said to this packet, if anything is. DISCOVER is answered by OFFER, REQUEST by ACK, or by NAK if
-    /// the guest believes in another address; the rest, and other stations, by nothing.
+    /// Reply to a packet, if it needs one: OFFER to a DISCOVER, ACK to a REQUEST, or NAK if the guest requests another
+    /// address. Other messages and other clients get none.
     pub(super) fn answer(&self, packet: &[u8]) -> Option<DhcpReply> {
         let asked = Message::decode(&mut Decoder::new(&option_filter::v4(packet)?)).ok()?;
-        // The length comes first: the codec takes it for the address's, whatever it is.
+        // Check the length first: the codec slices the address with it.
         let ours = asked.hlen() == 6
             && asked.opcode() == Opcode::BootRequest
             && asked.htype() == HType::Eth
@@ -68,7 +65,7 @@ impl Dhcpv4Responder {
         Some(DhcpReply { to, packet, leases })
     }
 
-    /// What a REQUEST gets; none if it is for another server.
+    /// Type of the reply to a REQUEST; `None` if the request is for another server.
     fn check_request(&self, asked: &Message) -> Option<MessageType> {
         let address = self.lease.address.addr();
         if let Some(DhcpOption::ServerIdentifier(server)) = asked.opts().get(OptionCode::ServerIdentifier)
@@ -103,7 +100,7 @@ impl Dhcpv4Responder {
         answer
     }
 
-    /// Puts in all that the guest gets, whether it asked for it or not, and tells where the answer goes.
+    /// Adds the address and all options, requested or not. Returns the destination address of the reply.
     fn add_lease(&self, answer: &mut Message, asked: &Message) -> Ipv4Addr {
         let address = self.lease.address;
         answer.set_yiaddr(address.addr());
@@ -168,8 +165,8 @@ impl Dhcpv4Responder {
         options
     }
 
-    /// As many as fit one option, from the end: the default route and what leads to its gateway matter most, and
-    /// clients differ in how they take an option that is split.
+    /// As many routes as fit into one option. On-link routes and the default route come first; clients differ in their
+    /// handling of split options.
     fn routes(&self) -> Option<DhcpOption> {
         let mut room = OPTION_MAX;
         let fits = |(net, _): &&(ipnet::Ipv4Net, Ipv4Addr)| {

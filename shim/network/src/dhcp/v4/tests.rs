@@ -176,7 +176,7 @@ proptest! {
         cut: proptest::sample::Index,
     ) {
         let mut packet = encoded(&asking(MessageType::Discover, GUEST));
-        // Options that end nowhere, of any kind and length.
+        // Truncated options of any code and length.
         packet.pop();
         packet.extend(tail);
         for (at, byte) in changes {

@@ -1,4 +1,4 @@
-//! Images as nobody should write them.
+//! Malformed and malicious images.
 
 use std::fs::{self, File};
 use std::io::Cursor;
@@ -36,7 +36,7 @@ fn what_is_no_regular_file_is_no_disk() {
     }
 }
 
-/// Asserts that an image is refused with a line that names it.
+/// Asserts that an image is refused with one line that names it.
 #[track_caller]
 fn refuse(home: &Home, path: &Path, reason: &str) {
     let error = home.extract(path, None).unwrap_err();
@@ -54,7 +54,7 @@ fn content_that_is_not_what_its_digest_says_is_refused() {
         let part = parts.iter_mut().find(|(path, _)| path.ends_with(name)).unwrap();
         part.1[at] ^= 2;
     };
-    // ContainerDiskSource the file, and after the end of the archive.
+    // Within the file, and after the end of the archive.
     for at in [600, disk.len() - 1] {
         let mut parts = oci(std::slice::from_ref(&disk));
         flip(&mut parts, &hex(&disk), at);
@@ -156,7 +156,7 @@ fn hostile_archives_are_refused() {
         "the archive ends within index.json",
     );
 
-    // A long name that would fill the memory; the file is sparse.
+    // A long name that would fill the memory. The file is sparse.
     let mut long = Header::new_gnu();
     long.set_entry_type(EntryType::GNULongName);
     long.set_path("././@LongLink").unwrap();

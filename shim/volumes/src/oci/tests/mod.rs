@@ -1,4 +1,4 @@
-//! Images as tools write them.
+//! Images as common tools write them.
 
 mod hostile;
 
@@ -49,7 +49,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// As zstd:chunked writes it: frames after one another, one of them to be skipped.
+/// As zstd:chunked: concatenated frames, one of them skippable.
 fn zstd(bytes: &[u8]) -> Vec<u8> {
     let (first, second) = bytes.split_at(bytes.len() / 2);
     let mut packed = compress_to_vec(first, CompressionLevel::Fastest);
@@ -65,7 +65,7 @@ fn hex(bytes: &[u8]) -> String {
         .collect()
 }
 
-/// The parts of an image by their paths.
+/// Files of an image by path.
 type Parts = Vec<(String, Vec<u8>)>;
 
 struct Layout {
@@ -103,14 +103,14 @@ impl Layout {
     }
 }
 
-/// An OCI layout of one image.
+/// An OCI image layout with one image.
 fn oci(layers: &[Vec<u8>]) -> Parts {
     let mut layout = Layout { parts: Vec::new() };
     let image = layout.image(layers);
     layout.index(&[image])
 }
 
-/// What `docker save` writes, with unpacked layers.
+/// Output of `docker save`, with uncompressed layers.
 fn docker(layers: &[Vec<u8>]) -> Parts {
     let diff_ids: Vec<String> = layers
         .iter()
@@ -190,7 +190,7 @@ impl Home {
         Ok(content)
     }
 
-    /// The disk of an image with these layers, which is the same however the image is kept.
+    /// The disk of an image, which must be the same for all ways to store the image.
     fn disk(&self, layers: &[Vec<u8>], image_path: Option<&str>) -> Result<Vec<u8>, String> {
         let found = self.extract(&self.directory(&oci(layers)), image_path);
         if let Ok(content) = &found {
@@ -273,7 +273,7 @@ fn upper_layers_replace_and_remove() {
             vec![layer(&[("disk/.wh.other", b""), ("other/.wh.a", b"")])],
             b"old",
         ),
-        // One that a file of the same layer says is gone is that of a layer below.
+        // A whiteout only removes files of lower layers.
         (
             vec![layer(&[("disk/.wh.a", b""), ("disk/a", b"again")])],
             b"again",
@@ -330,7 +330,7 @@ fn the_image_for_this_machine_is_taken() {
     amd64["platform"] = json!({"architecture": "amd64", "os": "linux"});
     arm64["platform"] = json!({"architecture": "arm64", "os": "linux"});
     attestation["platform"] = json!({"architecture": "unknown", "os": "unknown"});
-    // An index of a registry, of which only a part was exported.
+    // A registry's index of which only a part was exported.
     let mut absent = amd64.clone();
     absent["digest"] = json!(format!("sha256:{}", "0".repeat(64)));
     let nested =
@@ -350,7 +350,7 @@ fn the_image_for_this_machine_is_taken() {
     let error = home
         .extract(&home.directory(&Layout { parts: Vec::new() }.index(&[])), None)
         .unwrap_err();
-    // Without blobs it is not even a layout.
+    // Without blobs it is not an image layout.
     assert_eq!(error, "no image");
 }
 
