@@ -48,7 +48,7 @@ impl fmt::Debug for MacAddr {
 
 /// Error of parsing a MAC address.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("{0:?} is no MAC address")]
+#[error("{0:?} is not a MAC address")]
 pub struct ParseMacAddrError(String);
 
 impl FromStr for MacAddr {

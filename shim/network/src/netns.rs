@@ -34,7 +34,7 @@ impl Netns {
         let kind = unsafe { namespace_kind(file.as_raw_fd()) };
         match kind {
             Ok(libc::CLONE_NEWNET) => Ok(Netns { file: Arc::new(file) }),
-            _ => Err(io::Error::other("it is no network namespace")),
+            _ => Err(io::Error::other("it is not a network namespace")),
         }
     }
 
@@ -124,7 +124,7 @@ mod tests {
             let error = Netns::open(path).unwrap_err();
             assert_eq!(
                 error.to_string(),
-                "it is no network namespace",
+                "it is not a network namespace",
                 "{}",
                 path.display()
             );

@@ -114,8 +114,7 @@ fn ethernet_address(link: &Link) -> Result<MacAddr, NetworkFault> {
             "" => format!("{:?}", link.layer).to_lowercase(),
             kind => kind.to_owned(),
         };
-        let reason =
-            format!("is no Ethernet device ({kind}), and a guest takes no other: add one, such as a veth");
+        let reason = format!("is not an Ethernet device ({kind}): add one, such as a veth");
         NetworkFault::unsuitable(&link.name, reason)
     })
 }

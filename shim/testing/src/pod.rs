@@ -38,7 +38,7 @@ impl Pod {
         pod
     }
 
-    /// One with an address and a default route in a network that the node is in, as the plugin `bridge` makes it.
+    /// A pod with an address and a default route in its node's network, as the CNI plugin `bridge` makes it.
     pub fn with_address() -> Pod {
         let pod = Pod::bare();
         ip(&pod.node, "addr add 10.244.1.1/24 brd + dev veth0");
@@ -47,7 +47,7 @@ impl Pod {
         pod
     }
 
-    /// The same with IPv6 beside.
+    /// As [`Pod::with_address`], with IPv6 as well.
     pub fn with_both_families() -> Pod {
         let pod = Pod::with_address();
         ip(&pod.node, "addr add fd00:1::1/64 dev veth0 nodad");
@@ -56,7 +56,7 @@ impl Pod {
         pod
     }
 
-    /// One whose gateway is known by a static neighbour alone, and does not answer ARP.
+    /// A pod whose gateway does not answer ARP, but is a static neighbour.
     pub fn with_link_local_gateway() -> Pod {
         let pod = Pod::bare();
         ip(&pod.node, "link add node0 type bridge");
@@ -73,7 +73,7 @@ impl Pod {
         pod
     }
 
-    /// Two without addresses, joined by a bridge of their node; their Ethernet addresses end with 1 and 2.
+    /// Two pods without addresses on a bridge of their node. Their MAC addresses end with 1 and 2.
     pub fn neighbours() -> [Pod; 2] {
         let node = Netns::create().unwrap();
         ip(&node, "link add cni0 type bridge");
@@ -96,7 +96,7 @@ impl Pod {
         })
     }
 
-    /// Joins pod and node by one more veth.
+    /// Adds a veth pair between pod and node.
     pub fn add_veth(&self, outer: &str, outer_mac: MacAddr, inner: &str, inner_mac: MacAddr) {
         let netns = self.path();
         ip(
@@ -108,7 +108,6 @@ impl Pod {
         ip(&self.netns, &format!("link set {inner} address {inner_mac} up"));
     }
 
-    /// Prepares these interfaces.
     pub fn prepare(&self, interfaces: &[Interface]) -> Result<Vec<PreparedNic>, NetworkError> {
         prepare(&self.netns, self.dir.path(), interfaces)
     }
@@ -119,7 +118,7 @@ impl Pod {
         prepared.pop().unwrap()
     }
 
-    /// Links, addresses, routes, neighbours and switches of the pod, without what changes by itself.
+    /// Links, addresses, routes, neighbours and sysctls of the pod, without volatile state.
     pub fn state(&self) -> String {
         let mut text = String::new();
         for words in [
@@ -131,7 +130,7 @@ impl Pod {
             "neigh show nud permanent",
         ] {
             let shown = self.shows(words);
-            // The carrier comes and goes by itself, for a tap that nobody has open has none; and with it what is link-local.
+            // Without an open descriptor a tap has no carrier. Link-local addresses come and go with it.
             let lines = shown.lines().filter(|line| !line.starts_with("fe80:"));
             let lasting = lines
                 .flat_map(str::split_whitespace)
@@ -146,18 +145,18 @@ impl Pod {
         text + &switch(&self.netns, "ipv4/conf/all/arp_ignore") + &switch(&self.netns, "ipv4/ip_forward")
     }
 
-    /// A path that leads other processes to the pod's namespace.
+    /// Path of the pod's namespace for other processes.
     pub fn path(&self) -> String {
         path(&self.netns)
     }
 
-    /// What `ip` says in the pod.
+    /// Output of `ip` in the pod.
     pub fn shows(&self, words: &str) -> String {
         ip(&self.netns, words)
     }
 }
 
-/// The manifest's first interface.
+/// The first interface of a manifest.
 pub fn interface(binding: Binding) -> Interface {
     Interface {
         name: "default".to_owned(),
@@ -170,7 +169,7 @@ pub fn interface(binding: Binding) -> Interface {
     }
 }
 
-/// A path that leads other processes to a namespace that this one has open.
+/// Path of an open namespace for other processes.
 pub fn path(netns: &Netns) -> String {
     format!("/proc/{}/fd/{}", std::process::id(), netns.as_fd().as_raw_fd())
 }
@@ -190,7 +189,7 @@ pub fn ip(netns: &Netns, words: &str) -> String {
     text
 }
 
-/// A switch of a namespace.
+/// Value of a sysctl below `net` in a namespace.
 pub fn switch(netns: &Netns, name: &str) -> String {
     let path = format!("/proc/sys/net/{name}");
     let text = netns.run(|| std::fs::read_to_string(path)).unwrap().unwrap();

@@ -55,7 +55,7 @@ pub enum VolumeFault {
         wanted: &'static str,
     },
     /// The path is not in the pod's mounts, devices or hotplug directory.
-    #[error("{} is nothing that this pod was given: neither a device, nor in a mount, nor in its hotplug directory", .0.display())]
+    #[error("{} is not in a mount, the devices or the hotplug directory of this pod", .0.display())]
     NotInPod(PathBuf),
     /// A passed descriptor is not open in the required way.
     #[error("the descriptor {0}")]
@@ -99,7 +99,7 @@ pub enum VolumeFault {
     #[error("{} holds too much: a volume of files has at most 1024 of them, 4 MiB together, 8 levels deep", .0.display())]
     TooManyFiles(PathBuf),
     /// A container image cannot be used.
-    #[error("{} is no usable container image: {reason}", path.display())]
+    #[error("{} is not a usable container image: {reason}", path.display())]
     ContainerImage { path: PathBuf, reason: String },
     /// A containerDisk has no file.
     #[error("no file found in folder {}, no disk present", .0.display())]

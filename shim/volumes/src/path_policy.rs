@@ -216,7 +216,8 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(
-            error.starts_with("/dev/null is nothing that this pod was given"),
+            error
+                .starts_with("/dev/null is not in a mount, the devices or the hotplug directory of this pod"),
             "{error}"
         );
     }
@@ -278,7 +279,10 @@ mod tests {
             paths.resolve_hotplugged(&bad).unwrap_err();
         }
         let error = given().resolve_hotplugged(&other).unwrap_err().to_string();
-        assert!(error.contains("is nothing that this pod was given"), "{error}");
+        assert!(
+            error.contains("is not in a mount, the devices or the hotplug directory of this pod"),
+            "{error}"
+        );
     }
 
     #[test]

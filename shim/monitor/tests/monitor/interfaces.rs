@@ -150,7 +150,7 @@ pub fn refused_interface_changes_nothing() {
         (
             ("blue", "", "x"),
             Code::InvalidArgument,
-            "\"x\" is no MAC address".to_owned(),
+            "\"x\" is not a MAC address".to_owned(),
         ),
         (
             ("default", "net1", ""),

@@ -172,7 +172,7 @@ pub fn unusable_network_is_reported() {
     let named = "name a network namespace, such as /run/netns/NAME or /proc/PID/ns/net";
     for (path, why) in [
         ("/nonexistent", format!("No such file or directory (os error 2): {named}")),
-        ("/proc/self/ns/mnt", format!("it is no network namespace: {named}")),
+        ("/proc/self/ns/mnt", format!("it is not a network namespace: {named}")),
         (
             "/proc/self/ns/net",
             "this is the machine's own network, whose address the guest would take over: name another namespace"

@@ -331,7 +331,10 @@ pub fn pod_volumes_come_from_the_hotplug_directory() {
     ] {
         let (code, text) = add(&f, &mut vm, "data", path).unwrap_err();
         assert_eq!(code, Code::PermissionDenied, "{text}");
-        assert!(text.contains("is nothing that this pod was given"), "{text}");
+        assert!(
+            text.contains("is not in a mount, the devices or the hotplug directory of this pod"),
+            "{text}"
+        );
     }
     assert_eq!(
         add(&f, &mut vm, "data", &hotplug.join("link.img")).unwrap_err().0,

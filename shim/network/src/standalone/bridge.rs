@@ -42,7 +42,7 @@ pub(super) fn ensure(netlink: &Netlink, state: &mut HostState<'_>) -> Result<Bri
         make(netlink)?;
     } else if ethtool::driver(BRIDGE).is_ok_and(|driver| driver != "bridge") {
         return Err(NetworkFault::Host(format!(
-            "{BRIDGE} is no bridge: remove it by `ip link del {BRIDGE}`, or give it another name"
+            "{BRIDGE} is not a bridge: remove it by `ip link del {BRIDGE}`, or give it another name"
         )));
     }
     let link = netlink.require_link(BRIDGE)?;

@@ -39,7 +39,7 @@ fn what_is_no_ethernet_is_called_so() {
     let pod = Pod::bare();
     ip(&pod.netns, "tuntap add name net1 mode tun");
     for binding in [Binding::Bridge, masquerade()] {
-        let why = "is no Ethernet device (tun), and a guest takes no other: add one, such as a veth";
+        let why = "is not an Ethernet device (tun): add one, such as a veth";
         refused(&pod, "net1", binding, why);
     }
 }

@@ -353,7 +353,7 @@ fn a_start_that_fails_changes_nothing() {
     ip(&node.netns, "addr add 192.168.9.1/24 dev husk0");
     assert_eq!(
         node.refusal("default/demo"),
-        "husk0 is no bridge: remove it by `ip link del husk0`, or give it another name"
+        "husk0 is not a bridge: remove it by `ip link del husk0`, or give it another name"
     );
     ip(&node.netns, "link del husk0");
     ip(&node.netns, "link add husk0 type bridge");
