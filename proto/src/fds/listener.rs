@@ -12,8 +12,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-use super::receiver::{FdMessage, MessageSource, receive};
-use super::{FdReceiver, UNCLAIMED_TIMEOUT, register};
+use super::receiver::{FdMessage, FdReceiver, MessageSource, receive};
+use super::socket::{UNCLAIMED_TIMEOUT, register};
 
 /// Maximum number of connections served at the same time. Others wait in the listen queue.
 const MAX_CONNECTIONS: usize = 8;

@@ -8,7 +8,8 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::{MAX_FDS_PER_MESSAGE, Token, register};
+use super::socket::{MAX_FDS_PER_MESSAGE, register};
+use super::token::Token;
 
 /// Errors of sending descriptors.
 #[derive(Debug, thiserror::Error)]

@@ -15,7 +15,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 use tracing::{debug, warn};
 
-use super::{MAX_FDS_PER_MESSAGE, MAX_OUTSTANDING, TAKE_TIMEOUT, Token, UNCLAIMED_TIMEOUT, register};
+use super::socket::{MAX_FDS_PER_MESSAGE, MAX_OUTSTANDING, TAKE_TIMEOUT, UNCLAIMED_TIMEOUT, register};
+use super::token::Token;
 
 /// Errors of taking a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -217,12 +218,12 @@ impl FdTable {
         let mut seen = HashSet::with_capacity(tokens.len());
         if tokens
             .iter()
-            .any(|bytes| !seen.insert(bytes) || self.held.contains_key(&Token(*bytes)))
+            .any(|bytes| !seen.insert(bytes) || self.held.contains_key(&Token::from(*bytes)))
         {
             return Err("token used twice");
         }
         for (bytes, fd) in tokens.iter().zip(message.fds) {
-            self.hand_over(Token(*bytes), fd, now);
+            self.hand_over(Token::from(*bytes), fd, now);
         }
         Ok(())
     }
