@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_colons_is_systemds() {
+    fn names_with_colons_are_scopes() {
         assert!(matches!(
             parse("kubepods-pod1.slice:cri-containerd:0123").unwrap(),
             CgroupsPath::Scope(_)

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_there_until_it_is_dropped_and_has_nothing_open() {
+    fn it_lives_until_dropped_and_has_no_open_files() {
         let placeholder = Placeholder::start().unwrap();
         let proc = format!("/proc/{}", placeholder.pid());
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn no_limit_is_one_too_and_nothing_is_nothing() {
+    fn unlimited_is_a_property_and_unset_is_none() {
         let none = r#"{"memory": {"limit": -1, "swap": -1}, "cpu": {"quota": -1}, "pids": {"limit": -1},
             "unified": {"memory.min": "max"}}"#;
         let wanted: Vec<Property> = vec![

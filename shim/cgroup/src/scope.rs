@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed_is_refused_by_the_fields_name() {
+    fn malformed_scopes_are_refused_with_the_fields_name() {
         let long = format!("a.slice:b:{}", "c".repeat(UNIT_NAME_MAX));
         for bad in [
             "a.slice:b",

@@ -70,7 +70,7 @@ fn a_limit_that_cannot_be_kept_is_an_error() {
 }
 
 #[test]
-fn what_was_used_is_read() {
+fn statistics_are_read() {
     let (_dir, cgroup) = fake();
     for (name, text) in [
         ("memory.current", "4096\n"),
@@ -90,7 +90,7 @@ fn what_was_used_is_read() {
 }
 
 #[test]
-fn one_that_is_not_there_is_removed_and_never_the_hierarchy() {
+fn remove_ignores_missing_cgroups_and_keeps_the_root() {
     let dir = tempfile::tempdir().unwrap();
     Cgroup::at(dir.path(), Path::new("gone")).remove().unwrap();
     Cgroup::at(dir.path(), Path::new("")).remove().unwrap();
@@ -111,7 +111,7 @@ fn a_limit_that_cannot_be_kept_leaves_no_cgroup() {
 }
 
 #[test]
-fn a_scope_that_is_gone_was_killed_as_its_slice_tells() {
+fn oom_kills_of_a_removed_scope_come_from_its_slice() {
     let dir = tempfile::tempdir().unwrap();
     let mut cgroup = Cgroup::from_cgroups_path(dir.path(), "a-b.slice:c:d").unwrap();
     assert_eq!(cgroup.path(), dir.path().join("a.slice/a-b.slice/c-d.scope"));

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_names_its_field() {
+    fn invalid_values_name_their_field() {
         let mac = |text: &str| Some(text.parse().unwrap());
         let small = Binding::Masquerade(Masquerade {
             cidr: "10.0.2.0/31".parse().unwrap(),

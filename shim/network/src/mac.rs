@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_random_one_is_a_local_stations() {
+    fn random_addresses_are_local_unicast() {
         for _ in 0..100 {
             let mac = MacAddr::random();
             assert!(mac.is_unicast() && mac.0[0] & 2 == 2, "{mac}");

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_network_namespace_is_refused() {
+    fn other_files_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let fifo = dir.path().join("fifo");
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR).unwrap();
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs root"]
-    fn one_is_told_from_another() {
+    fn namespaces_have_different_ids() {
         let (one, other) = (Netns::create().unwrap(), Netns::create().unwrap());
         assert_ne!(one.id().unwrap(), other.id().unwrap());
         let inside = other.run(|| Netns::own().unwrap().id().unwrap()).unwrap();

@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs root"]
-    fn a_guest_behind_nothing_is_noted() {
+    fn missing_connectivity_is_logged() {
         let interface = Interface {
             name: "default".to_owned(),
             nic: "eth0".to_owned(),

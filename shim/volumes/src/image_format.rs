@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_are_told_by_their_magic() {
+    fn formats_are_detected_by_their_magic() {
         assert_eq!(of(b""), Ok(ImageFormat::Raw));
         assert_eq!(of(&[0xeb; 512]), Ok(ImageFormat::Raw));
         assert_eq!(of(b"QFI\xfb\0\0\0\x03"), Ok(ImageFormat::Qcow2));

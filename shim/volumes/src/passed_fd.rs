@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_handed_over_is_an_image_that_may_be_used_so() {
+    fn passed_descriptors_are_checked() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk.img");
         let refused = |fd: OwnedFd, read_only| identify(&fd, read_only).unwrap_err().to_string();

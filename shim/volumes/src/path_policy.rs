@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_plugged_into_a_pod_comes_from_its_hotplug_directory() {
+    fn hotplugged_volumes_of_a_pod_come_from_its_hotplug_directory() {
         let dir = tempfile::tempdir().unwrap();
         let hotplug = dir.path().join("hotplug-disks");
         fs::create_dir_all(hotplug.join("claim")).unwrap();

@@ -188,7 +188,7 @@ fn a_job_that_fails_is_an_error_and_its_unit_is_stopped() {
 }
 
 #[test]
-fn nobody_waits_for_ever() {
+fn requests_time_out() {
     let (_dir, systemd, _log) = fake("");
     let systemd = SystemdClient {
         timeout: Duration::from_secs(1),
@@ -199,7 +199,7 @@ fn nobody_waits_for_ever() {
 }
 
 #[test]
-fn without_systemd_the_way_out_is_named() {
+fn without_systemd_the_error_has_a_hint() {
     let dir = tempfile::tempdir().unwrap();
     let systemd = SystemdClient {
         bus: dir.path().join("bus"),

@@ -131,12 +131,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_survived(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        fn any_bytes_are_handled(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             let _ = to_server(&bytes);
         }
 
         #[test]
-        fn a_frame_with_wrong_bytes_is_survived(at in 0..300usize, byte: u8, cut in 0..300usize) {
+        fn corrupted_frames_are_handled(at in 0..300usize, byte: u8, cut in 0..300usize) {
             let mut frame = request(&[7; 240]);
             let at = at.min(frame.len() - 1);
             frame[at] = byte;

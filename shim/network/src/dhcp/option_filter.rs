@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_for_is_kept_whatever_is_around_it() {
+    fn known_options_survive_malformed_ones() {
         let mut packet = vec![0; HEADER];
         packet[236..].copy_from_slice(&MAGIC);
         // Client network interface identifier (94) with a wrong length, at which the codec panics.

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_one_has_kubevirts_defaults() {
+    fn an_empty_resolv_conf_gets_kubevirts_defaults() {
         let resolver = DnsConfig::parse("search bad..domain\n");
         assert_eq!(resolver.ipv4, [DEFAULT_DNS]);
         assert_eq!(resolver.search, [DEFAULT_DOMAIN]);

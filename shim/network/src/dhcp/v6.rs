@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_for_another_server_is_left_to_it() {
+    fn messages_to_other_servers_are_ignored() {
         let other = DhcpOption::ServerId(vec![0, 3, 0, 1, 2, 0, 0, 0, 0, 9]);
         assert_eq!(server().answer(&ask(MessageType::Request, [other])), None);
         assert_eq!(server().answer(&ask(MessageType::Request, [])), None);
@@ -229,12 +229,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_survived(bytes in proptest::collection::vec(any::<u8>(), 0..MAX_PACKET + 10)) {
+        fn any_bytes_are_handled(bytes in proptest::collection::vec(any::<u8>(), 0..MAX_PACKET + 10)) {
             let _ = server().answer(&bytes);
         }
 
         #[test]
-        fn a_packet_with_wrong_bytes_is_survived(at: proptest::sample::Index, byte: u8, cut: proptest::sample::Index) {
+        fn corrupted_packets_are_handled(at: proptest::sample::Index, byte: u8, cut: proptest::sample::Index) {
             let mut packet = ask(MessageType::Solicit, [DhcpOption::RapidCommit]);
             let at = at.index(packet.len());
             packet[at] = byte;

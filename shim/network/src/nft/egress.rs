@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs root"]
-    fn the_table_is_replaced_and_goes() {
+    fn the_table_is_replaced_and_removed() {
         let work = || {
             remove().unwrap();
             for (net, table) in [
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_lacks_it_is_told_of() {
+    fn a_missing_kernel_feature_is_named() {
         let told = |number| refused(io::Error::from_raw_os_error(number)).to_string();
         assert_eq!(
             told(libc::EPROTONOSUPPORT),

@@ -194,7 +194,7 @@ mod tests {
 
     #[test]
     #[ignore = "needs root"]
-    fn a_table_that_was_there_stays() {
+    fn foreign_tables_and_chains_stay() {
         let netns = crate::Netns::create().unwrap();
         let work = || -> Result<(), NetworkFault> {
             let ours = nat(Vec::new());
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_lacks_is_said() {
+    fn a_missing_kernel_feature_is_reported() {
         let error =
             |number| refused("asking".to_owned(), std::io::Error::from_raw_os_error(number)).to_string();
         assert!(error(libc::EPROTONOSUPPORT).starts_with("asking: the kernel lacks nf_tables"));

@@ -122,7 +122,7 @@ fn two_guests_on_a_node_see_each_others_frames_bit_by_bit() {
 
 #[test]
 #[ignore = "needs root and /dev/net/tun"]
-fn nobody_but_the_guest_answers_for_the_address() {
+fn only_the_guest_answers_for_the_address() {
     let pod = Pod::with_address();
     let mut guest = RawGuest::of(&pod.ready(&interface(Binding::Bridge)));
     // The guest gets the ARP request and does not answer.
@@ -176,7 +176,7 @@ fn a_gateway_known_by_a_static_neighbour_alone_is_reached() {
 
 #[test]
 #[ignore = "needs root and /dev/net/tun"]
-fn without_an_address_it_is_a_wire() {
+fn a_pod_without_an_address_is_bridged() {
     let pod = Pod::bare();
     ip(&pod.node, "addr add 192.168.7.1/24 dev veth0");
     let prepared = pod.ready(&interface(Binding::Bridge));

@@ -92,7 +92,7 @@ fn only_listed_ports_do() {
 
 #[test]
 #[ignore = "needs root and /dev/net/tun"]
-fn a_table_with_chains_of_those_names_is_no_hindrance() {
+fn existing_chains_of_the_same_names_are_allowed() {
     let pod = Pod::with_address();
     let nft = |words: &str| {
         let output = pod.netns.run(|| Command::new("nft").arg(words).output());

@@ -26,7 +26,7 @@ fn refused(pod: &Pod, nic: &str, binding: Binding, why: &str) {
 
 #[test]
 #[ignore = "needs root and /dev/net/tun"]
-fn loopback_is_nobodys() {
+fn loopback_is_refused() {
     let pod = Pod::with_address();
     for binding in [Binding::Bridge, masquerade()] {
         refused(&pod, "lo", binding, "is the loopback device: name another one");
@@ -35,7 +35,7 @@ fn loopback_is_nobodys() {
 
 #[test]
 #[ignore = "needs root and /dev/net/tun"]
-fn what_is_no_ethernet_is_called_so() {
+fn devices_without_ethernet_are_refused() {
     let pod = Pod::bare();
     ip(&pod.netns, "tuntap add name net1 mode tun");
     for binding in [Binding::Bridge, masquerade()] {

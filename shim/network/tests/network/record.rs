@@ -39,7 +39,7 @@ fn a_finished_preparation_is_left_as_it_is() {
 
 #[test]
 #[ignore = "needs root and /dev/net/tun"]
-fn an_interrupted_one_is_critical_and_can_be_taken_back() {
+fn an_interrupted_preparation_is_critical_and_can_be_torn_down() {
     for binding in bindings() {
         let pod = Pod::with_address();
         let before = pod.state();
@@ -86,7 +86,7 @@ fn the_pod_gets_its_network_back() {
 
 #[test]
 #[ignore = "needs root and /dev/net/tun"]
-fn what_is_not_as_recorded_is_told() {
+fn differences_from_the_record_are_errors() {
     let pod = Pod::with_address();
     drop(pod.ready(&interface(Binding::Bridge)));
     let [_, masquerade] = bindings();
@@ -122,7 +122,7 @@ fn what_is_not_as_recorded_is_told() {
 
 #[test]
 #[ignore = "needs root and /dev/net/tun"]
-fn a_record_of_another_namespace_counts_for_nothing() {
+fn records_of_other_namespaces_are_ignored() {
     let gone = Pod::with_address();
     drop(gone.ready(&interface(Binding::Bridge)));
     let pod = Pod::with_address();
@@ -151,7 +151,7 @@ fn a_missing_link_is_named() {
 
 #[test]
 #[ignore = "needs root and /dev/net/tun"]
-fn one_of_several_is_taken_back_alone() {
+fn one_of_several_interfaces_is_torn_down() {
     let pod = Pod::with_address();
     let second = |index| Interface {
         name: format!("second{index}"),
@@ -190,7 +190,7 @@ fn one_of_several_is_taken_back_alone() {
 
 #[test]
 #[ignore = "needs root and /dev/net/tun"]
-fn one_that_cannot_be_taken_back_keeps_no_other_from_it() {
+fn a_failed_teardown_does_not_stop_the_others() {
     let pod = Pod::with_address();
     pod.add_veth(
         "veth1",

@@ -202,7 +202,7 @@ fn guests_reach_each_other_the_machine_and_the_world() {
 
 #[test]
 #[ignore = "needs root and /dev/net/tun"]
-fn a_vm_has_its_address_again_and_nobody_elses() {
+fn a_restarted_vm_gets_its_address_again() {
     let node = Node::new();
     let address = |joined: &StandaloneNetns| {
         let shown = ip(&joined.netns, "-o -4 addr show eth0");
@@ -226,7 +226,7 @@ fn a_vm_has_its_address_again_and_nobody_elses() {
 
 #[test]
 #[ignore = "needs root and /dev/net/tun"]
-fn what_killed_monitors_leave_goes() {
+fn leftovers_of_killed_monitors_are_removed() {
     let node = Node::new();
     let tidy = || {
         let host = node.host();
@@ -294,7 +294,7 @@ fn a_bridge_of_the_users_keeps_its_network_and_stays() {
 
 #[test]
 #[ignore = "needs root and /dev/net/tun"]
-fn what_others_decided_about_forwarding_stays() {
+fn forwarding_set_by_others_stays() {
     let node = Node::new();
     ip(&node.netns, "link add up1 type veth peer name far1");
     ip(&node.netns, "link set up1 up");

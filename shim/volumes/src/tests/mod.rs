@@ -82,7 +82,7 @@ fn container(path: PathBuf, image_path: Option<&str>) -> DiskPlan {
 }
 
 #[test]
-fn what_is_no_disk_is_refused_by_name_without_waiting() {
+fn other_file_types_are_refused_without_blocking() {
     let home = Home::new();
     let fifo = home.path("fifo");
     mkfifoat(CWD, &fifo, Mode::RUSR | Mode::WUSR).unwrap();

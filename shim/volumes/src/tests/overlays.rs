@@ -143,7 +143,7 @@ fn only_a_container_disks_format_is_probed() {
 }
 
 #[test]
-fn what_was_unpacked_is_the_vms_own() {
+fn unpacked_disks_are_written_in_place() {
     let home = Home::new();
     let path = home.path("image.tar");
     let open = |image: &[u8], read_only| {
@@ -174,7 +174,7 @@ fn what_was_unpacked_is_the_vms_own() {
 }
 
 #[test]
-fn what_the_vmm_says_of_an_image_is_one_line_with_its_name() {
+fn refused_images_give_one_line_with_the_path() {
     let error = VolumeError::refused("root", Path::new("/a/disk.qcow2"), "qcow2: bad\nname\x1b[2J");
     assert_eq!(
         error.to_string(),

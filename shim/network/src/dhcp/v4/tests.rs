@@ -165,12 +165,12 @@ fn the_default_route_outlives_too_many_others() {
 
 proptest! {
     #[test]
-    fn any_bytes_are_survived(bytes in proptest::collection::vec(any::<u8>(), 0..700)) {
+    fn any_bytes_are_handled(bytes in proptest::collection::vec(any::<u8>(), 0..700)) {
         let _ = server().answer(&bytes);
     }
 
     #[test]
-    fn a_packet_with_wrong_bytes_is_survived(
+    fn corrupted_packets_are_handled(
         changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..6),
         tail in proptest::collection::vec(any::<u8>(), 0..100),
         cut: proptest::sample::Index,

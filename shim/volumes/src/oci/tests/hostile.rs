@@ -15,7 +15,7 @@ use super::super::ContainerImage;
 use super::{Home, Layout, Parts, PathHandle, ScratchDir, docker, gzip, hex, layer, oci, special, zstd};
 
 #[test]
-fn what_is_no_regular_file_is_no_disk() {
+fn only_regular_files_are_disks() {
     let home = Home::new();
     for (kind, what) in [
         (EntryType::Symlink, "a symbolic link"),

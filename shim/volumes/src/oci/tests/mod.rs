@@ -225,7 +225,7 @@ fn every_way_to_keep_an_image_gives_its_disk() {
 }
 
 #[test]
-fn progress_is_told_of_all_layers() {
+fn progress_covers_all_layers() {
     let home = Home::new();
     let big = layer(&[("disk/a", &vec![7; 20 << 20])]);
     let small = layer(&[("etc/hosts", &vec![8; 17 << 20])]);
@@ -355,7 +355,7 @@ fn the_image_for_this_machine_is_taken() {
 }
 
 #[test]
-fn what_is_no_image_is_left_to_others() {
+fn other_files_are_not_images() {
     let home = Home::new();
     let none = |path: &Path| {
         ContainerImage::find(&PathHandle::on_host(path).unwrap())
