@@ -10,6 +10,7 @@ use std::path::Path;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::Signal;
 use nix::unistd::{Gid, Uid, chdir, chroot, getgid, getuid, pivot_root, setgroups, setresgid, setresuid};
 
 /// User and group that the VMM switches to when it is started as root.
@@ -39,7 +40,8 @@ fn step<E: Into<io::Error>>(step: &'static str) -> impl FnOnce(E) -> ConfineErro
 /// Candidate mount points for the empty root. One of them exists on every host.
 const STAGES: [&str; 4] = ["/tmp", "/run", "/proc", "/dev"];
 
-/// Confines the calling process, which must have one thread. A root process switches to `credentials`.
+/// Confines the calling process, which must have one thread. A root process switches to `credentials`. The kernel kills
+/// the process when the parent's thread that started it ends.
 ///
 /// # Errors
 /// As root every step must succeed. If the host forbids an ordinary user to create user namespaces, the process stays
@@ -62,7 +64,10 @@ pub fn confine(credentials: Credentials) -> Result<(), ConfineError> {
     }
     drop_capabilities()?;
     nix::sys::prctl::set_no_new_privs().map_err(step("no_new_privs"))?;
-    nix::sys::prctl::set_dumpable(false).map_err(step("dumpable"))
+    nix::sys::prctl::set_dumpable(false).map_err(step("dumpable"))?;
+    // The kernel clears the signal that the monitor set when the process changes its user id, so set it again last. If
+    // the monitor died before this line, the control socket is already at its end, which stops the VMM.
+    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(step("parent death signal"))
 }
 
 fn as_user(namespaces: CloneFlags) -> Result<(), ConfineError> {

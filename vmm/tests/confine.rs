@@ -40,6 +40,8 @@ fn check() {
     let read_only = fs::create_dir("/x").unwrap_err();
     assert_eq!(read_only.raw_os_error(), Some(libc::EROFS));
     assert_eq!((getuid().as_raw(), getgid().as_raw()), (4242, 4243));
+    let death_signal = nix::sys::prctl::get_pdeathsig();
+    assert_eq!(death_signal, Ok(Some(nix::sys::signal::Signal::SIGKILL)));
     assert_eq!(chroot("."), Err(nix::Error::EPERM));
     let none: Option<&str> = None;
     assert_eq!(nix::mount::umount("/"), Err(nix::Error::EPERM));
