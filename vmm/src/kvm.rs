@@ -17,6 +17,12 @@ pub enum KvmError {
     /// The descriptor reports another KVM API version.
     #[error("the descriptor given as /dev/kvm has KVM API version {0}, not 12")]
     Version(i32),
+    /// The CPUID of a vCPU has more entries than KVM takes.
+    #[error("too many CPUID entries for KVM")]
+    CpuidEntries,
+    /// Guest memory does not hold the structures of the boot protocol.
+    #[error("guest memory is too small for the boot structures")]
+    NoBootMemory,
     /// An ioctl failed.
     #[error("KVM {operation}: {source}")]
     Ioctl {

@@ -84,9 +84,9 @@ fn parse(arguments: impl Iterator<Item = String>) -> Result<Invocation, String> 
     }
 }
 
-/// Takes ownership of an inherited descriptor, if it is an open socket.
+/// Takes ownership of an inherited descriptor and sets its close-on-exec flag. Fails if the descriptor is not open.
 fn inherited(fd: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: fcntl takes a number and touches no memory; nothing owns the descriptor yet.
+    // SAFETY: fcntl(F_SETFD) takes numbers and touches no memory; nothing owns the descriptor yet.
     let valid = unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } == 0;
     if !valid {
         return Err(io::Error::last_os_error());

@@ -104,9 +104,9 @@ fn cgroup() -> Check {
         let controllers = read("/sys/fs/cgroup/cgroup.controllers").replace(' ', ", ");
         Check::present(name, title, Severity::Optional, controllers)
     } else if is_v2("/sys/fs/cgroup/unified") {
-        missing("hybrid: controllers are on version 1, pods get no limits")
+        missing("hybrid: pods whose limits need a version 1 controller cannot start")
     } else {
-        missing("not mounted: pods get no limits")
+        missing("not mounted: pods cannot start")
     }
 }
 

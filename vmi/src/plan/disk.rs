@@ -184,7 +184,7 @@ pub enum BlockSize {
     /// Not given: logical blocks of 512 bytes.
     #[default]
     Default,
-    /// Given in bytes; both are powers of two from 512 to 2 MiB, and `logical` ≤ `physical`.
+    /// Given in bytes; both are powers of two, and `logical` ≤ `physical`. `logical` is 512 to 4096, and 512 or 4096 on SCSI.
     #[serde(rename_all = "camelCase")]
     Custom {
         /// Logical block size.
@@ -217,7 +217,7 @@ pub enum ErrorPolicy {
 /// The virtio-scsi controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScsiController {
-    /// Number of request queues: 1 or one per vCPU.
+    /// Number of request queues asked of the VMM: 1 or one per vCPU. Its controller has at most 8.
     pub queues: u32,
 }
 

@@ -94,7 +94,7 @@ pub enum ReadError {
         reason: String,
     },
     /// The sink failed.
-    #[error("the file's reader failed")]
+    #[error("the file's content could not be written")]
     Sink(#[source] std::io::Error),
 }
 

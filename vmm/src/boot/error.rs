@@ -14,6 +14,14 @@ pub enum BootError {
          file"
     )]
     NotAKernel(String),
+    /// The kernel file is larger than 256 MiB.
+    #[error("{what} of {size} bytes is larger than 256 MiB")]
+    KernelSize {
+        /// Name of the kernel: "the kernel", after the disk it is on.
+        what: String,
+        /// Its size in bytes.
+        size: u64,
+    },
     /// The kernel's header or segments are invalid.
     #[error("{what} cannot be loaded: {reason}")]
     BadKernel {

@@ -62,9 +62,10 @@ fn read_error(what: &str, error: &husk_image::ReadError) -> BootError {
 fn read_kernel(files: &BootFiles, what: &str) -> Result<Kernel<'static>, BootError> {
     let size = files.size();
     if size > KERNEL_MAX {
-        return Err(BootError::NotAKernel(format!(
-            "the file of {size} bytes of {what}"
-        )));
+        return Err(BootError::KernelSize {
+            what: format!("{what}: the kernel"),
+            size,
+        });
     }
     let mut bytes = Vec::with_capacity(size as usize);
     files

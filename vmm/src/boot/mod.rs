@@ -88,7 +88,10 @@ fn direct<'a>(
 ) -> Result<BootPayload<'a>, BootError> {
     let size = file_size(kernel, "kernel")?;
     if size > KERNEL_MAX {
-        return Err(BootError::NotAKernel(format!("the given file of {size} bytes")));
+        return Err(BootError::KernelSize {
+            what: "the kernel".into(),
+            size,
+        });
     }
     let initrd = initrd
         .map(|file| {

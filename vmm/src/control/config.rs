@@ -80,7 +80,7 @@ pub async fn parts(config: VmConfig, fds: &FdReceiver) -> Result<VmParts, Status
         let setup = nics::setup(fds, &format!("config.nics[{i}]"), nic).await?;
         if setups.iter().any(|other: &NetSetup| other.id == setup.id) {
             return Err(invalid(
-                &format!("nics[{i}].id"),
+                &format!("config.nics[{i}].id"),
                 format!("{:?} is used twice", setup.id),
             ));
         }

@@ -199,7 +199,7 @@ impl Machine {
         })
     }
 
-    /// Writes the firmware tables, and returns a loader of the boot payload for use on another thread.
+    /// Writes the ACPI and SMBIOS tables, and returns a loader of the boot payload for use on another thread.
     pub fn loader(&self) -> Result<Loader, MachineError> {
         let memory = self.memory.memory();
         let tables = acpi::tables(&self.layout, self.topology, self.devices.hotplug_slots())?;
@@ -411,8 +411,7 @@ fn spawn_vcpus(
             tsc_deadline: host.tsc_deadline(),
         };
         let entries = cpuid::for_vcpu(host.cpuid.as_slice(), topology, timing, index);
-        let cpuid =
-            kvm_bindings::CpuId::from_entries(&entries).map_err(|_| KvmError::Missing("room for CPUID"))?;
+        let cpuid = kvm_bindings::CpuId::from_entries(&entries).map_err(|_| KvmError::CpuidEntries)?;
         fd.set_cpuid2(&cpuid).map_err(failed("set CPUID"))?;
         vcpus.push(Vcpu::spawn(index, fd, host.msrs.as_slice(), context.clone())?);
     }

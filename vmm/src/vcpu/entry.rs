@@ -71,7 +71,7 @@ fn descriptor(s: &kvm_segment) -> u64 {
 /// Converts the error of a write to guest memory, which is smaller than [`layout::MIN_MEMORY`] then.
 fn memory(error: vm_memory::GuestMemoryError) -> KvmError {
     tracing::error!(%error, "cannot write boot structures");
-    KvmError::Missing("room for boot structures in guest memory")
+    KvmError::NoBootMemory
 }
 
 impl BootEntry {

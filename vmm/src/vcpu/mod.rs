@@ -307,8 +307,8 @@ impl VcpuActor {
         match command {
             VcpuCommand::Run => true,
             VcpuCommand::Pause(reply) => {
-                // Keeps the guest's watchdogs from reporting the pause as a lockup. Fails with EINVAL for guests
-                // without kvmclock.
+                // Keeps the guest's watchdogs from reporting the pause as a lockup. KVM returns EINVAL if the guest has
+                // no kvmclock.
                 let _ = fd.kvmclock_ctrl();
                 let _ = reply.send(state::read_tsc(fd));
                 false

@@ -52,7 +52,7 @@ struct RulesUpdate {
     done: mpsc::SyncSender<()>,
 }
 
-/// The sending end of a worker's inbox.
+/// The sending end of a pair worker's mailbox.
 #[derive(Debug)]
 pub(crate) struct PairMailbox {
     updates: mpsc::Sender<RulesUpdate>,
@@ -66,7 +66,7 @@ pub(crate) struct PairInbox {
     wakeup: EventFd,
 }
 
-/// A inbox.
+/// Creates the mailbox of a pair worker.
 pub(crate) fn pair_mailbox() -> io::Result<(PairMailbox, PairInbox)> {
     let (sender, receiver) = mpsc::channel();
     let wakeup = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;

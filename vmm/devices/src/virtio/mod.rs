@@ -1,8 +1,8 @@
 //! The interface of virtio devices (virtio 1.2), small devices, and the PCI transport.
 //!
-//! The transport owns a device's negotiation state and the *shape* of its queues; the device owns the
-//! queues themselves from [`VirtioDevice::activate`] to [`VirtioDevice::reset`] or
-//! [`VirtioDevice::quiesce`], both of which hand them back with every worker stopped.
+//! The transport owns a device's negotiation state and the sizes and addresses of its queues. The device owns the queues
+//! themselves from [`VirtioDevice::activate`] on. [`VirtioDevice::quiesce`] stops every worker and returns them;
+//! [`VirtioDevice::reset`] stops every worker and drops them.
 
 use std::sync::Arc;
 
@@ -34,8 +34,8 @@ pub trait VirtioDevice: Send {
     fn features(&self) -> u64;
     /// The largest size of each queue; its length is the number of queues. Powers of two.
     fn queue_max_sizes(&self) -> &[u16];
-    /// Length of device configuration space in bytes, at most 2048. With 0 the transport shows none, which
-    /// spares the driver a probe. It may exceed the fields that the device defines: the extra bytes read as zero.
+    /// Length of device configuration space in bytes, at most 2048. With 0 the transport has no
+    /// device configuration capability, so that the driver does not read it. It may exceed the fields that the device defines: the extra bytes read as zero.
     fn config_size(&self) -> u16 {
         256
     }
@@ -110,7 +110,7 @@ pub trait VirtioInterrupt: Send + Sync {
     fn queue_event(&self, _queue: u16) -> Option<EventFd> {
         None
     }
-    /// Configuration-change notification; also bumps the configuration generation.
+    /// Configuration-change notification; also increments the configuration generation.
     fn signal_config(&self);
     /// Sets DEVICE_NEEDS_RESET and notifies the driver (virtio 1.2, section 2.1.2). `reason` is logged.
     fn needs_reset(&self, reason: &str);

@@ -119,7 +119,7 @@ fn a_file_that_is_no_kernel_is_refused() {
         .unwrap_err()
         .to_string();
     assert!(
-        error.starts_with("the given file of 268435457 bytes is not a kernel"),
+        error.starts_with("the kernel of 268435457 bytes is larger than 256 MiB"),
         "{error}"
     );
 }

@@ -69,7 +69,7 @@ impl QueueWorker {
         }
     }
 
-    /// The queue and the queue_io of a worker that never ran.
+    /// The queue and the I/O engine of a worker that never ran.
     pub fn into_parts(self) -> (ActiveQueue, QueueIo) {
         (self.queue, self.queue_io)
     }
