@@ -12,7 +12,7 @@ use vm_memory::{Bytes, GuestAddress, ReadVolatile};
 
 use crate::layout::{self, Layout};
 use crate::memory;
-use crate::vcpu::entry::BootEntry;
+use crate::vcpu::entry::CpuEntry;
 
 mod command_line;
 mod elf;
@@ -53,7 +53,7 @@ pub enum KernelSource {
 #[derive(Clone, Debug)]
 pub struct LoadedKernel {
     /// Entry point of the boot processor.
-    pub entry: BootEntry,
+    pub entry: CpuEntry,
     /// Name and origin of the kernel, for people.
     pub description: String,
 }
@@ -177,21 +177,21 @@ fn place(payload: BootPayload<'_>, mem: &GuestMemMmap, layout: &Layout) -> Resul
         zero_page::write(mem, layout, header, initrd)?;
         if let Some(rip) = unpacked {
             return Ok(LoadedKernel {
-                entry: BootEntry::Linux64 { rip },
+                entry: CpuEntry::Linux64 { rip },
                 description,
             });
         }
-        BootEntry::Linux64 { rip: load + 0x200 }
+        CpuEntry::Linux64 { rip: load + 0x200 }
     } else if let PvhBootCapability::PvhEntryPresent(rip) = loaded.pvh_boot_cap {
         pvh::write(mem, layout, initrd)?;
-        BootEntry::Pvh { rip: rip.0 }
+        CpuEntry::Pvh { rip: rip.0 }
     } else {
         zero_page::write(mem, layout, zero_page::header_for_elf(), initrd)?;
-        BootEntry::Linux64 {
+        CpuEntry::Linux64 {
             rip: loaded.kernel_load.0,
         }
     };
-    let (BootEntry::Linux64 { rip } | BootEntry::Pvh { rip }) = entry;
+    let (CpuEntry::Linux64 { rip } | CpuEntry::Pvh { rip }) = entry;
     if !(layout::HIMEM..loaded.kernel_end).contains(&rip) {
         let reason = format!("its entry point {rip:#x} is not in what was loaded");
         return Err(BootError::BadKernel {

@@ -29,7 +29,7 @@ use crate::kvm::{KvmError, KvmHost, failed};
 use crate::layout::{self, Layout};
 use crate::memory::{self, MemoryBacking};
 use crate::smbios;
-use crate::vcpu::entry::BootEntry;
+use crate::vcpu::entry::CpuEntry;
 use crate::vcpu::{self, Vcpu, VcpuContext, VcpuSink, signal};
 use event::{EventFn, halt_on_final_event};
 use registry::DeviceRegistry;
@@ -214,7 +214,7 @@ impl Machine {
     }
 
     /// Prepares the vCPUs to start at `entry`. The machine must be new or just reset ([`Machine::reset`]).
-    pub fn arm(&mut self, entry: BootEntry) -> Result<(), MachineError> {
+    pub fn arm(&mut self, entry: CpuEntry) -> Result<(), MachineError> {
         entry.prepare_memory(&self.memory.memory())?;
         for (index, vcpu) in self.vcpus.iter().enumerate() {
             vcpu.reset((index == 0).then_some(entry))?;

@@ -11,7 +11,7 @@ use crate::layout;
 
 /// Boot protocol and entry point of the boot processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BootEntry {
+pub enum CpuEntry {
     /// Linux 64-bit boot protocol (Documentation/arch/x86/boot.rst): long mode, zero page in RSI.
     Linux64 {
         /// Address of `startup_64`.
@@ -74,7 +74,7 @@ fn memory(error: vm_memory::GuestMemoryError) -> KvmError {
     KvmError::NoBootMemory
 }
 
-impl BootEntry {
+impl CpuEntry {
     fn long(self) -> bool {
         matches!(self, Self::Linux64 { .. })
     }
@@ -158,10 +158,10 @@ mod tests {
 
     #[test]
     fn descriptors_are_flat_and_as_the_protocol_says() {
-        let [code, data, _] = BootEntry::Linux64 { rip: 0 }.segments();
+        let [code, data, _] = CpuEntry::Linux64 { rip: 0 }.segments();
         assert_eq!(descriptor(&code), 0x00af_9b00_0000_ffff);
         assert_eq!(descriptor(&data), 0x00cf_9300_0000_ffff);
-        let [code, ..] = BootEntry::Pvh { rip: 0 }.segments();
+        let [code, ..] = CpuEntry::Pvh { rip: 0 }.segments();
         assert_eq!(descriptor(&code), 0x00cf_9b00_0000_ffff);
     }
 
@@ -169,7 +169,7 @@ mod tests {
     fn page_tables_map_four_gibibytes_one_to_one() {
         let mem = allocate(&Layout::new(32 << 20, 40).unwrap(), MemoryBacking::Anonymous).unwrap();
         let mem = mem.memory();
-        BootEntry::Linux64 { rip: 0 }.prepare_memory(&mem).unwrap();
+        CpuEntry::Linux64 { rip: 0 }.prepare_memory(&mem).unwrap();
         let entry = |at: u64| mem.read_obj::<u64>(GuestAddress(at)).unwrap();
         for address in [0u64, 0x1234_5678, 0xfff0_0000] {
             let pdpt = entry(layout::PAGE_TABLES) & !0xfff;

@@ -19,7 +19,7 @@ pub mod entry;
 pub mod signal;
 pub mod state;
 
-use entry::BootEntry;
+use entry::CpuEntry;
 use signal::Kicker;
 use state::VcpuState;
 
@@ -88,7 +88,7 @@ enum VcpuCommand {
     Pause(Sender<Option<u64>>),
     SetTsc(u64),
     /// Restores power-on state and, on the boot processor, the state at the entry point.
-    Reset(Option<BootEntry>, Sender<Result<(), KvmError>>),
+    Reset(Option<CpuEntry>, Sender<Result<(), KvmError>>),
 }
 
 impl VcpuCommand {
@@ -172,7 +172,7 @@ impl Vcpu {
     }
 
     /// Restores power-on state and, on the boot processor, sets the registers of `entry`. The vCPU must be paused.
-    pub fn reset(&self, entry: Option<BootEntry>) -> Result<(), VcpuError> {
+    pub fn reset(&self, entry: Option<CpuEntry>) -> Result<(), VcpuError> {
         let (reply, answer) = mpsc::channel();
         self.send(VcpuCommand::Reset(entry, reply))?;
         let done = answer

@@ -10,7 +10,7 @@ use husk_devices::bus::{Bus, BusDevice};
 use husk_vmm::kvm::KvmHost;
 use husk_vmm::layout::Layout;
 use husk_vmm::memory::{self, MemoryBacking};
-use husk_vmm::vcpu::entry::BootEntry;
+use husk_vmm::vcpu::entry::CpuEntry;
 use husk_vmm::vcpu::{self, Vcpu, VcpuContext, VcpuError, VcpuEvent, signal};
 use kvm_bindings::{KVM_MP_STATE_RUNNABLE, kvm_mp_state};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
@@ -139,7 +139,7 @@ impl TestVm {
     /// Resets paused vCPUs to their programs' entry points.
     fn reset(&self) {
         for (index, vcpu) in (0u64..).zip(&self.vcpus) {
-            let entry = BootEntry::Linux64 { rip: entry(index) };
+            let entry = CpuEntry::Linux64 { rip: entry(index) };
             entry.prepare_memory(&self.memory.memory()).unwrap();
             vcpu.reset(Some(entry)).unwrap();
         }

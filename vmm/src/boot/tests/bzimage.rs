@@ -15,7 +15,7 @@ fn the_kernel_is_loaded_at_its_address_and_starts_at_its_64_bit_entry() {
         let loaded = machine
             .load(&bzimage(|h| h.setup_sects = sectors), None, "quiet")
             .unwrap();
-        assert_eq!(loaded.entry, BootEntry::Linux64 { rip: 0x10_0200 });
+        assert_eq!(loaded.entry, CpuEntry::Linux64 { rip: 0x10_0200 });
         assert_eq!(machine.bytes(0x10_0000, 64 << 10), pattern(7, 64 << 10));
         assert_eq!(machine.bytes(0x11_0000, 4096), vec![0; 4096]);
     }
@@ -23,7 +23,7 @@ fn the_kernel_is_loaded_at_its_address_and_starts_at_its_64_bit_entry() {
     let loaded = machine
         .load(&bzimage(|h| h.code32_start = 0x20_0000), None, "")
         .unwrap();
-    assert_eq!(loaded.entry, BootEntry::Linux64 { rip: 0x20_0200 });
+    assert_eq!(loaded.entry, CpuEntry::Linux64 { rip: 0x20_0200 });
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn a_disks_own_kernel_boots_from_the_first_disk_that_has_one() {
     ] {
         let machine = Machine::new(64 * MIB);
         let loaded = machine.load_source(&disks(list, "")).unwrap();
-        assert_eq!(loaded.entry, BootEntry::Linux64 { rip: 0x10_0200 });
+        assert_eq!(loaded.entry, CpuEntry::Linux64 { rip: 0x10_0200 });
         assert_eq!(machine.bytes(0x10_0000, 64 << 10), pattern(7, 64 << 10));
         assert!(
             loaded.description.starts_with("disk \"root\", "),
@@ -120,13 +120,13 @@ fn an_upgraded_kernel_boots_the_next_time() {
     let source = disks(vec![("root", File::open(&path).unwrap())], "");
     assert_eq!(
         Machine::new(64 * MIB).load_source(&source).unwrap().entry,
-        BootEntry::Linux64 { rip: 0x10_0200 }
+        CpuEntry::Linux64 { rip: 0x10_0200 }
     );
     let disk = File::options().write(true).open(&path).unwrap();
     disk.write_all_at(&fs::read(&next).unwrap(), 0).unwrap();
     assert_eq!(
         Machine::new(64 * MIB).load_source(&source).unwrap().entry,
-        BootEntry::Linux64 { rip: 0x20_0200 }
+        CpuEntry::Linux64 { rip: 0x20_0200 }
     );
 }
 

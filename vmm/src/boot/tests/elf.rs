@@ -102,7 +102,7 @@ fn pvh(entry: u32) -> Vec<u8> {
 fn without_a_note_it_starts_at_its_entry_with_a_zero_page() {
     let machine = Machine::new(64 * MIB);
     let loaded = machine.load(&plain(|_| ()), Some(&[1, 2, 3]), "quiet").unwrap();
-    assert_eq!(loaded.entry, BootEntry::Linux64 { rip: AT });
+    assert_eq!(loaded.entry, CpuEntry::Linux64 { rip: AT });
     assert_eq!(machine.bytes(AT, 8192), pattern(5, 8192));
     let params: linux_loader::loader::bootparam::boot_params = machine.object(layout::ZERO_PAGE);
     let (magic, size, line) = (
@@ -125,7 +125,7 @@ fn with_a_note_it_gets_start_info() {
         let loaded = machine
             .load(&pvh(AT as u32 + 16), initrd.as_deref(), "panic=7")
             .unwrap();
-        assert_eq!(loaded.entry, BootEntry::Pvh { rip: AT + 16 });
+        assert_eq!(loaded.entry, CpuEntry::Pvh { rip: AT + 16 });
         let word = |at: u64| machine.object::<u32>(layout::PVH_INFO + at);
         let long = |at: u64| machine.object::<u64>(layout::PVH_INFO + at);
         assert_eq!(

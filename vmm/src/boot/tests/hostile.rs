@@ -6,7 +6,7 @@ use super::*;
 fn endures(kernel: &[u8], initrd: Option<&[u8]>) -> Result<(), TestCaseError> {
     let machine = Machine::new(16 * MIB);
     if let Ok(loaded) = machine.load(kernel, initrd, "quiet") {
-        let (BootEntry::Linux64 { rip } | BootEntry::Pvh { rip }) = loaded.entry;
+        let (CpuEntry::Linux64 { rip } | CpuEntry::Pvh { rip }) = loaded.entry;
         prop_assert!((layout::HIMEM..16 * MIB).contains(&rip), "{:#x}", rip);
     }
     Ok(())
