@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use uapi_version::strverscmp;
 
-use crate::disk::{Disk, FileRef};
+use crate::disk::{FileRef, PartitionedDisk};
 use crate::pattern;
 
 /// Entry files read from one directory.
@@ -100,7 +100,7 @@ fn boot_counter(name: &str) -> (&str, bool) {
 }
 
 /// Entries in `dir` for Linux on x86-64, newest first (specification, "Sorting").
-pub(crate) fn entries(disk: &Disk, dir: &FileRef) -> Vec<Entry> {
+pub(crate) fn entries(disk: &PartitionedDisk, dir: &FileRef) -> Vec<Entry> {
     let names = disk
         .list(dir)
         .into_iter()

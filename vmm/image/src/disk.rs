@@ -18,7 +18,7 @@ pub(crate) struct OpenedPartition {
     pub first_damage: RefCell<Option<String>>,
 }
 
-/// A file by volume (index into [`Disk::partitions`]) and normalised path.
+/// A file by volume (index into [`PartitionedDisk::partitions`]) and normalised path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FileRef {
     pub volume: usize,
@@ -26,13 +26,13 @@ pub(crate) struct FileRef {
 }
 
 /// A partitioned disk with its filesystems opened.
-pub(crate) struct Disk {
+pub(crate) struct PartitionedDisk {
     pub table: Table,
     pub partitions: Vec<OpenedPartition>,
     pub notes: Vec<String>,
 }
 
-impl Disk {
+impl PartitionedDisk {
     /// Reads the partition table and opens every filesystem.
     pub(crate) fn open(disk: &Extent) -> Self {
         // A FAT boot sector looks like an MBR; it is told apart by the FAT type string.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::disk::{Disk, FileRef};
+use crate::disk::{FileRef, PartitionedDisk};
 use crate::filesystem;
 use crate::probe::FsKind;
 use crate::selected_entry::SelectedEntry;
@@ -28,7 +28,7 @@ pub struct BootEntry {
 }
 
 impl BootEntry {
-    pub(crate) fn new(disk: &Disk, source: &Arc<dyn ReadAt>, plan: SelectedEntry) -> Option<Self> {
+    pub(crate) fn new(disk: &PartitionedDisk, source: &Arc<dyn ReadAt>, plan: SelectedEntry) -> Option<Self> {
         let files = |refs: &[FileRef]| {
             let files: Option<Vec<File>> = refs.iter().map(|r| File::new(disk, r)).collect();
             files.map(|files| BootFiles {
@@ -156,7 +156,7 @@ impl fmt::Debug for BootFiles {
 }
 
 impl File {
-    fn new(disk: &Disk, file: &FileRef) -> Option<Self> {
+    fn new(disk: &PartitionedDisk, file: &FileRef) -> Option<Self> {
         let opened = disk.partitions.get(file.volume)?;
         let extent = opened.partition.extent.as_ref()?;
         Some(Self {

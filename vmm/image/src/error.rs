@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::disk::Disk;
+use crate::disk::PartitionedDisk;
 use crate::partition::Table;
 
 /// No kernel could be found on the disk.
@@ -37,7 +37,7 @@ pub struct PartitionReport {
 
 impl FindError {
     /// A report on `disk`, where `attempts` lists the rejected boot configurations by volume.
-    pub(crate) fn new(disk: &Disk, size: u64, attempts: &[(usize, String)]) -> Self {
+    pub(crate) fn new(disk: &PartitionedDisk, size: u64, attempts: &[(usize, String)]) -> Self {
         let partitions = disk.partitions.iter().enumerate().map(|(index, m)| {
             let tried = attempts.iter().filter(|(at, _)| *at == index).map(|(_, why)| why.clone());
             let mut reasons: Vec<String> = tried.collect();

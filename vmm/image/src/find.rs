@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::bls;
-use crate::disk::{Disk, FileRef};
+use crate::disk::{FileRef, PartitionedDisk};
 use crate::entry::BootEntry;
 use crate::error::FindError;
 use crate::grub;
@@ -33,7 +33,7 @@ const BLS_DIRECTORIES: [&str; 2] = ["/loader/entries", "/boot/loader/entries"];
 /// [`FindError`] lists the content of each partition and what was missing.
 pub fn find(disk: Arc<dyn ReadAt>) -> Result<BootEntry, FindError> {
     let whole = Extent::whole(Arc::clone(&disk), Budget::new(BUDGET));
-    let opened = Disk::open(&whole);
+    let opened = PartitionedDisk::open(&whole);
     let mut attempts = Vec::new();
     let found = candidates(&opened)
         .into_iter()
@@ -79,7 +79,7 @@ impl Candidate {
         }
     }
 
-    fn select(&self, disk: &Disk) -> Result<SelectedEntry, String> {
+    fn select(&self, disk: &PartitionedDisk) -> Result<SelectedEntry, String> {
         match self {
             Self::Grub(file) => grub::select_entry(disk, file),
             Self::Bls(dirs) => select_bls_entry(disk, dirs),
@@ -89,7 +89,7 @@ impl Candidate {
 }
 
 /// Candidates in order: first those on the ESP, like firmware, then the usual paths of distributions.
-fn candidates(disk: &Disk) -> Vec<Candidate> {
+fn candidates(disk: &PartitionedDisk) -> Vec<Candidate> {
     let volumes = disk.readable();
     let mut grub = Vec::new();
     for &volume in &volumes {
@@ -156,7 +156,7 @@ fn candidates(disk: &Disk) -> Vec<Candidate> {
     all
 }
 
-fn select_bls_entry(disk: &Disk, dirs: &[FileRef]) -> Result<SelectedEntry, String> {
+fn select_bls_entry(disk: &PartitionedDisk, dirs: &[FileRef]) -> Result<SelectedEntry, String> {
     let mut entries = Vec::new();
     for dir in dirs {
         entries.extend(bls::entries(disk, dir).into_iter().map(|e| (e, dir.clone())));

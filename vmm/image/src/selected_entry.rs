@@ -1,6 +1,6 @@
 //! The selected boot entry, before its files are opened.
 
-use crate::disk::{Disk, FileRef};
+use crate::disk::{FileRef, PartitionedDisk};
 
 /// Largest kernel, in bytes.
 pub(crate) const MAX_KERNEL: u64 = 256 << 20;
@@ -23,7 +23,7 @@ pub(crate) struct SelectedEntry {
 }
 
 /// Returns `file` if it exists and is not too large; the error names its location.
-pub(crate) fn find_file(disk: &Disk, file: &FileRef, what: &str) -> Result<FileRef, String> {
+pub(crate) fn find_file(disk: &PartitionedDisk, file: &FileRef, what: &str) -> Result<FileRef, String> {
     let limit = if what == "kernel" { MAX_KERNEL } else { MAX_INITRD };
     let place = || format!("{what} {} on {}", file.path, disk.describe(file.volume));
     match disk.size(file) {

@@ -1,6 +1,6 @@
 //! GRUB commands that affect the choice of the kernel.
 
-use super::eval::{EntryAction, Interpreter, LoadedKernel, MAX_ENTRIES, MenuEntry, ScriptError};
+use super::eval::{EntryAction, Interpreter, LinuxCommand, MAX_ENTRIES, MenuEntry, ScriptError};
 use super::script::Block;
 use super::{environment, test};
 use crate::bls;
@@ -39,7 +39,7 @@ impl Interpreter<'_> {
             "search" | "search.fs_uuid" | "search.fs_label" | "search.file" => self.search(name, args),
             "probe" => self.probe(args),
             "linux" | "linux16" | "linuxefi" | "kernel" => {
-                self.loaded = LoadedKernel {
+                self.linux_command = LinuxCommand {
                     kernel: args.first().and_then(|path| self.file_ref(path)),
                     linux: args.to_vec(),
                     initrds: Vec::new(),
@@ -48,7 +48,7 @@ impl Interpreter<'_> {
             }
             "initrd" | "initrd16" | "initrdefi" => {
                 let paths = args.iter().filter(|a| !a.starts_with('-'));
-                self.loaded.initrds = paths.map(|path| (path.clone(), self.file_ref(path))).collect();
+                self.linux_command.initrds = paths.map(|path| (path.clone(), self.file_ref(path))).collect();
                 Ok(true)
             }
             "source" | "." => match args.first().and_then(|path| self.file_ref(path)) {

@@ -11,7 +11,7 @@ use thiserror::Error;
 use super::script::{self, Block, Command, Segment, Word};
 use super::test;
 use crate::bls;
-use crate::disk::{Disk, FileRef};
+use crate::disk::{FileRef, PartitionedDisk};
 use crate::volume::normalise;
 
 /// Work done in all: a word expanded counts one, 64 bytes of it another, a command that looks at the disk 100.
@@ -64,7 +64,7 @@ pub(crate) enum EntryAction {
 
 /// A kernel and initrds as the script names them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct LoadedKernel {
+pub(crate) struct LinuxCommand {
     /// Arguments of `linux`: path, then command line.
     pub linux: Vec<String>,
     /// The volume that was root when `linux` ran.
@@ -75,7 +75,7 @@ pub(crate) struct LoadedKernel {
 
 /// The state of a running script.
 pub(crate) struct Interpreter<'a> {
-    pub(super) disk: &'a Disk,
+    pub(super) disk: &'a PartitionedDisk,
     pub(super) variables: BTreeMap<String, String>,
     functions: BTreeMap<String, Block>,
     /// Positional parameters of the function running.
@@ -88,7 +88,7 @@ pub(crate) struct Interpreter<'a> {
     /// Entries of the menu being built.
     pub menu: Vec<MenuEntry>,
     /// What `linux` and `initrd` loaded last.
-    pub loaded: LoadedKernel,
+    pub linux_command: LinuxCommand,
     /// The configuration file read last by `configfile`, or the first one.
     pub file: FileRef,
     /// Searches without a result, for the error text.
@@ -97,7 +97,7 @@ pub(crate) struct Interpreter<'a> {
 
 impl<'a> Interpreter<'a> {
     /// An interpreter that has `file` as its configuration, as GRUB has after its core started.
-    pub(crate) fn new(disk: &'a Disk, file: FileRef) -> Self {
+    pub(crate) fn new(disk: &'a PartitionedDisk, file: FileRef) -> Self {
         let mut interpreter = Self {
             disk,
             variables: BTreeMap::new(),
@@ -108,7 +108,7 @@ impl<'a> Interpreter<'a> {
             files: 0,
             initial_volume: file.volume,
             menu: Vec::new(),
-            loaded: LoadedKernel::default(),
+            linux_command: LinuxCommand::default(),
             file,
             failed_searches: Vec::new(),
         };

@@ -7,7 +7,7 @@ mod script;
 mod test;
 
 use crate::bls;
-use crate::disk::{Disk, FileRef};
+use crate::disk::{FileRef, PartitionedDisk};
 use crate::selected_entry::{SelectedEntry, find_file};
 use eval::{EntryAction, Interpreter, MenuEntry};
 
@@ -15,7 +15,7 @@ use eval::{EntryAction, Interpreter, MenuEntry};
 const MAX_SUBMENUS: usize = 8;
 
 /// Runs the configuration at `file` and returns its default entry, or an error text.
-pub(crate) fn select_entry(disk: &Disk, file: &FileRef) -> Result<SelectedEntry, String> {
+pub(crate) fn select_entry(disk: &PartitionedDisk, file: &FileRef) -> Result<SelectedEntry, String> {
     let mut grub = Interpreter::new(disk, file.clone());
     grub.run_file().map_err(|e| e.to_string())?;
     let (title, bls) = choose(&mut grub)?;
@@ -45,7 +45,7 @@ fn choose(grub: &mut Interpreter<'_>) -> Result<(Option<String>, Option<BlsChoic
     for _ in 0..MAX_SUBMENUS {
         let menu = std::mem::take(&mut grub.menu);
         if menu.is_empty() {
-            if titles.is_empty() && grub.loaded.kernel.is_some() {
+            if titles.is_empty() && grub.linux_command.kernel.is_some() {
                 return Ok((None, None));
             }
             return Err(match grub.failed_searches.is_empty() {
@@ -98,8 +98,8 @@ fn find<'a>(menu: &'a [MenuEntry], wanted: &str) -> Option<&'a MenuEntry> {
     }
 }
 
-fn select_loaded(disk: &Disk, grub: &Interpreter<'_>) -> Result<SelectedEntry, String> {
-    let Some((path, args)) = grub.loaded.linux.split_first() else {
+fn select_loaded(disk: &PartitionedDisk, grub: &Interpreter<'_>) -> Result<SelectedEntry, String> {
+    let Some((path, args)) = grub.linux_command.linux.split_first() else {
         return Err("it loads no Linux kernel".to_owned());
     };
     let hint = || match grub.failed_searches.last() {
@@ -107,12 +107,12 @@ fn select_loaded(disk: &Disk, grub: &Interpreter<'_>) -> Result<SelectedEntry, S
         None => String::new(),
     };
     let kernel = grub
-        .loaded
+        .linux_command
         .kernel
         .clone()
         .ok_or_else(|| format!("kernel {path}: no such path{}", hint()))?;
     let kernel = find_file(disk, &kernel, "kernel").map_err(|e| e + &hint())?;
-    let initrds = grub.loaded.initrds.iter().map(|(path, file)| match file {
+    let initrds = grub.linux_command.initrds.iter().map(|(path, file)| match file {
         Some(file) => find_file(disk, file, "initrd"),
         None => Err(format!("initrd {path}: no such path")),
     });
@@ -125,7 +125,7 @@ fn select_loaded(disk: &Disk, grub: &Interpreter<'_>) -> Result<SelectedEntry, S
 }
 
 fn select_bls_entry(
-    disk: &Disk,
+    disk: &PartitionedDisk,
     grub: &mut Interpreter<'_>,
     entry: &bls::Entry,
     volume: usize,
@@ -153,7 +153,12 @@ fn select_bls_entry(
 }
 
 /// Finds a file of a BLS entry: on its filesystem, or below /boot if that is not a separate filesystem.
-pub(crate) fn bls_file(disk: &Disk, volume: usize, path: &str, what: &str) -> Result<FileRef, String> {
+pub(crate) fn bls_file(
+    disk: &PartitionedDisk,
+    volume: usize,
+    path: &str,
+    what: &str,
+) -> Result<FileRef, String> {
     let direct = crate::volume::normalise(path).map(|path| FileRef { volume, path });
     let direct = direct.ok_or_else(|| format!("{what}: no such path"))?;
     let below = FileRef {
