@@ -112,7 +112,7 @@ impl Disk {
         }))
     }
 
-    /// Size, block sizes and abilities of the disk.
+    /// Size, block sizes and capabilities of the disk.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         Geometry {

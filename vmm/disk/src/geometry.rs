@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use crate::{BlockSize, CacheMode, DiskOptions, SECTOR};
 
-/// A disk's size, block sizes and abilities.
+/// A disk's size, block sizes and capabilities.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
     /// Size in bytes, a multiple of `logical_block`, not 0.
@@ -52,7 +52,7 @@ pub(crate) struct Align {
 }
 
 /// Size and block sizes of the file or device.
-struct Volume {
+struct FileGeometry {
     size: u64,
     logical: u32,
     physical: u32,
@@ -61,7 +61,7 @@ struct Volume {
     optimal_io: u32,
 }
 
-impl Volume {
+impl FileGeometry {
     fn probe(file: &File) -> io::Result<Self> {
         let metadata = file.metadata()?;
         let kind = metadata.file_type();
@@ -95,7 +95,7 @@ impl Volume {
         })
     }
 
-    /// A volume for an image that lives in files.
+    /// The geometry of an image of `size` bytes in files.
     fn of_image(size: u64) -> Self {
         Self {
             size,
@@ -126,15 +126,15 @@ impl Volume {
 
 impl Geometry {
     pub(crate) fn probe(file: &File, options: DiskOptions) -> io::Result<Self> {
-        let volume = Volume::probe(file)?;
-        let size = volume.size;
+        let file_geometry = FileGeometry::probe(file)?;
+        let size = file_geometry.size;
         let direct = check_access(file, options)?;
         let align = if direct {
             direct_alignment(file, file.metadata()?.file_type().is_block_device())?
         } else {
             Align::NONE
         };
-        let geometry = Self::of(&volume, options, align)?;
+        let geometry = Self::of(&file_geometry, options, align)?;
         if !size.is_multiple_of(align.offset) {
             return Err(invalid(format!(
                 "size {size} is not a multiple of {}, which O_DIRECT needs on this file: use another cache mode",
@@ -146,7 +146,7 @@ impl Geometry {
 
     /// The geometry of an image of `size` bytes that allocates clusters.
     pub(crate) fn of_image(size: u64, cluster: u64, options: DiskOptions) -> io::Result<Self> {
-        let geometry = Self::of(&Volume::of_image(size), options, Align::NONE)?;
+        let geometry = Self::of(&FileGeometry::of_image(size), options, Align::NONE)?;
         // A discard looks at each of its clusters while the image serves nothing else.
         let max_discard = geometry.max_discard.min(cluster * 8192);
         Ok(Self {
@@ -156,9 +156,9 @@ impl Geometry {
         })
     }
 
-    fn of(volume: &Volume, options: DiskOptions, align: Align) -> io::Result<Self> {
-        let size = volume.size;
-        let (logical_block, physical_block) = volume.blocks(options.block_size)?;
+    fn of(file_geometry: &FileGeometry, options: DiskOptions, align: Align) -> io::Result<Self> {
+        let size = file_geometry.size;
+        let (logical_block, physical_block) = file_geometry.blocks(options.block_size)?;
         if size == 0 || !size.is_multiple_of(logical_block.into()) {
             return Err(invalid(format!(
                 "size {size} is not a multiple of {logical_block}, or 0"
@@ -168,10 +168,10 @@ impl Geometry {
             size,
             logical_block,
             physical_block,
-            alignment_offset: volume.alignment_offset % physical_block / logical_block * logical_block,
-            minimum_io: volume.minimum_io.max(physical_block),
-            optimal_io: volume.optimal_io / logical_block * logical_block,
-            discard_granularity: volume.physical.max(physical_block),
+            alignment_offset: file_geometry.alignment_offset % physical_block / logical_block * logical_block,
+            minimum_io: file_geometry.minimum_io.max(physical_block),
+            optimal_io: file_geometry.optimal_io / logical_block * logical_block,
+            discard_granularity: file_geometry.physical.max(physical_block),
             max_discard: MAX_DISCARD,
             read_only: options.read_only,
             write_cache: !options.read_only && options.cache != CacheMode::Writethrough,

@@ -34,7 +34,7 @@ pub(crate) enum OperationKind {
     },
 }
 
-/// Abilities of the image's file.
+/// Capabilities of the image's file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FileTraits {
     pub align: Align,
@@ -86,7 +86,7 @@ pub(crate) struct Operation {
     first: usize,
     bounce: Option<Box<Bounce>>,
     /// Write zeroes because `fallocate` refused the range.
-    by_hand: bool,
+    write_zeroes_explicitly: bool,
     stage: Stage,
     /// Error number of a failed request and the stage that failed.
     failure: (i32, Stage),
@@ -122,7 +122,7 @@ impl Operation {
         self.buffers.clear();
         self.buffers.shrink_to(KEPT_BUFFERS);
         self.first = 0;
-        self.by_hand = false;
+        self.write_zeroes_explicitly = false;
         self.retries = 0;
         self.bounce.take().is_some()
     }
@@ -175,8 +175,12 @@ impl Operation {
             OperationKind::Discard if traits.punch => Stage::Punch,
             // A discard is a hint: a file without holes may ignore it.
             OperationKind::Discard => Stage::Done,
-            OperationKind::Zero { unmap: true } if traits.punch && !self.by_hand => Stage::Punch,
-            OperationKind::Zero { .. } if traits.zero_range && !self.by_hand => Stage::ZeroRange,
+            OperationKind::Zero { unmap: true } if traits.punch && !self.write_zeroes_explicitly => {
+                Stage::Punch
+            }
+            OperationKind::Zero { .. } if traits.zero_range && !self.write_zeroes_explicitly => {
+                Stage::ZeroRange
+            }
             OperationKind::Read | OperationKind::Write if self.aligned(traits.align) => Stage::Transfer,
             _ => return self.next_piece(traits.align),
         })
@@ -377,7 +381,7 @@ impl Operation {
             // A block device with larger blocks cannot discard this range.
             libc::EINVAL if self.kind == OperationKind::Discard => Stage::Done,
             libc::EINVAL => {
-                self.by_hand = true;
+                self.write_zeroes_explicitly = true;
                 Stage::Choose
             }
             errno => self.failed(errno),

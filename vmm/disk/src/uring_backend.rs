@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ring_does_what_it_is_for_and_nothing_else() {
+    fn the_ring_allows_only_listed_operations() {
         let file = tempfile::tempfile().unwrap();
         let mut ring = UringBackend::new(4, 2).unwrap();
         ring.attach(1, file.as_fd()).unwrap();
