@@ -69,8 +69,8 @@ impl Cdb {
         self.bytes[at] >> bit & 1 != 0
     }
 
-    /// Refuses a bit that is set.
-    pub fn clear(&self, at: u8, bit: u8) -> Result<(), Sense> {
+    /// Fails with INVALID FIELD IN CDB if the bit is set.
+    pub fn require_clear(&self, at: u8, bit: u8) -> Result<(), Sense> {
         if self.bit(at.into(), bit) {
             Err(Sense::invalid_cdb(at.into(), Some(bit)))
         } else {

@@ -75,7 +75,7 @@ impl CommandDescriptor {
         self
     }
 
-    pub const fn on(mut self, offered: fn(&LogicalUnit) -> bool) -> Self {
+    pub const fn only_for(mut self, offered: fn(&LogicalUnit) -> bool) -> Self {
         self.offered = offered;
         self
     }

@@ -72,7 +72,7 @@ fn printable(text: &str) -> Vec<u8> {
         .collect()
 }
 
-/// Size and abilities of a medium.
+/// Size and capabilities of a medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MediumLimits {
     /// Logical block length in bytes: 512 or 4096; 2048 for a CD-ROM.

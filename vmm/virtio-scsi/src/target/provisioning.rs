@@ -25,7 +25,7 @@ const MAX_EXTENTS: usize = 64;
 
 /// UNMAP (SBC-3, section 5).
 pub(crate) fn unmap(_: &mut LogicalUnit, cdb: &Cdb, command: &ScsiCommand<'_>) -> Result<Work, CommandError> {
-    cdb.clear(1, 0)?; // ANCHOR
+    cdb.require_clear(1, 0)?; // ANCHOR
     match cdb.u16(7).into() {
         0 => Ok(Work::Done),
         len if len < HEADER => Err(Sense::LIST_LENGTH.into()),
@@ -109,15 +109,15 @@ pub(crate) fn write_same(
     const UNMAP: u8 = 3;
     check_protect_field(cdb)?;
     let limits = unit.ready()?;
-    cdb.clear(1, 4)?; // ANCHOR
-    cdb.clear(1, 2)?; // PBDATA, LBDATA: obsolete
-    cdb.clear(1, 1)?;
+    cdb.require_clear(1, 4)?; // ANCHOR
+    cdb.require_clear(1, 2)?; // PBDATA, LBDATA: obsolete
+    cdb.require_clear(1, 1)?;
     let ten = cdb.opcode() == 0x41;
     if ten {
-        cdb.clear(1, NDOB)?; // RELADR there: obsolete
+        cdb.require_clear(1, NDOB)?; // RELADR there: obsolete
     }
     if !limits.thin {
-        cdb.clear(1, UNMAP)?;
+        cdb.require_clear(1, UNMAP)?;
     }
     let blocks = LbaRange::of(cdb);
     if blocks.count == 0 {

@@ -31,7 +31,7 @@ pub(crate) fn start_stop(
         }
         return Ok(Work::Done);
     }
-    cdb.clear(4, LOEJ)?;
+    cdb.require_clear(4, LOEJ)?;
     let read_only = unit.medium.is_none_or(|limits| limits.read_only);
     if start || cdb.bit(4, NO_FLUSH) || read_only {
         unit.stopped = !start;
@@ -64,7 +64,7 @@ pub(crate) fn prevent_allow(
     _: &ScsiCommand<'_>,
 ) -> Result<Work, CommandError> {
     // PERSISTENT is for changers.
-    cdb.clear(4, 1)?;
+    cdb.require_clear(4, 1)?;
     unit.tray.prevented = cdb.bit(4, 0) && unit.kind == DeviceKind::CdRom;
     Ok(Work::Done)
 }

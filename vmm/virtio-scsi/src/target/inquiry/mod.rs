@@ -25,7 +25,7 @@ const ROTATION: u16 = 7200;
 
 /// INQUIRY (SPC-4, section 6.6).
 pub(crate) fn inquiry(unit: &mut LogicalUnit, cdb: &Cdb, _: &ScsiCommand<'_>) -> Result<Work, CommandError> {
-    cdb.clear(1, 1)?; // CMDDT, obsolete
+    cdb.require_clear(1, 1)?; // CMDDT, obsolete
     let page = cdb.u8(2);
     let data = if cdb.bit(1, 0) {
         vital(unit, page).ok_or(Sense::invalid_cdb(2, None))?

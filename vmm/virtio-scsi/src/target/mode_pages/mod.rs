@@ -158,7 +158,7 @@ pub(crate) fn select(
     cdb: &Cdb,
     command: &ScsiCommand<'_>,
 ) -> Result<Work, CommandError> {
-    cdb.clear(1, 0)?; // SP: nothing is saved
+    cdb.require_clear(1, 0)?; // SP: nothing is saved
     if !cdb.bit(1, 4) {
         // Without PF, the parameters are not mode pages.
         return Err(Sense::invalid_cdb(1, Some(4)).into());

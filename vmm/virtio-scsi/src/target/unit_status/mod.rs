@@ -35,8 +35,8 @@ pub(crate) fn request_sense(
 
 /// LOG SENSE (SPC-4, section 6.8).
 pub(crate) fn log_sense(_: &mut LogicalUnit, cdb: &Cdb, _: &ScsiCommand<'_>) -> Result<Work, CommandError> {
-    cdb.clear(1, 0)?; // SP
-    cdb.clear(1, 1)?; // PPC, obsolete
+    cdb.require_clear(1, 0)?; // SP
+    cdb.require_clear(1, 1)?; // PPC, obsolete
     let (page, subpage) = (cdb.u8(2) & 0x3f, cdb.u8(3));
     let (head, body) = match (page, subpage) {
         (0x00, 0x00) => (page, PAGES.to_vec()),
@@ -65,7 +65,7 @@ pub(crate) fn send_diagnostic(
     if cdb.u8(1) >> 5 != 0 {
         return Err(Sense::invalid_cdb(1, Some(7)).into());
     }
-    cdb.clear(1, 4)?; // PF
+    cdb.require_clear(1, 4)?; // PF
     if cdb.u16(3) != 0 {
         return Err(Sense::invalid_cdb(3, None).into());
     }
