@@ -12,7 +12,7 @@ use vm_memory::GuestAddressSpace;
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use crate::config::control_index;
-use crate::control_state::{ControlState, Datapath, FrameCarrier};
+use crate::control_state::{Backend, ControlState, Datapath};
 use crate::control_worker::{ControlWorker, StoppedControl, VhostCall};
 use crate::handle::Shared;
 use crate::pair_worker::{PairRules, PairWorker, pair_mailbox};
@@ -137,15 +137,15 @@ impl ActiveDevice {
     ) -> io::Result<()> {
         resources.taps[0].set_offloads(context.state.offloads)?;
         let (mut calls, mut error) = (Vec::new(), None);
-        let carrier = if resources.vhost.is_empty() {
+        let backend = if resources.vhost.is_empty() {
             self.start_workers(resources, &context, pairs)?
         } else {
             let error_event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
             calls = self.start_vhost(resources, &context, pairs, &error_event)?;
             error = Some(error_event);
-            FrameCarrier::Vhost(resources.vhost[..self.in_vhost.len() / 2].to_vec())
+            Backend::Vhost(resources.vhost[..self.in_vhost.len() / 2].to_vec())
         };
-        let mut datapath = Datapath::new(resources.taps.clone(), carrier, context.link);
+        let mut datapath = Datapath::new(resources.taps.clone(), backend, context.link);
         datapath.apply_pairs(&context.state)?;
         datapath.apply_filter(&context.state);
         let worker = ControlWorker {
@@ -168,7 +168,7 @@ impl ActiveDevice {
         resources: &NetResources,
         context: &WorkerContext,
         pairs: Vec<[ActiveQueue; 2]>,
-    ) -> io::Result<FrameCarrier> {
+    ) -> io::Result<Backend> {
         let has = |bit: u32| context.state.features & 1 << bit != 0;
         let mut mailboxes = Vec::new();
         for (index, [receive, transmit]) in pairs.into_iter().enumerate() {
@@ -191,7 +191,7 @@ impl ActiveDevice {
                 .push(context.spawn(ThreadRole::Net, &name, |stop| pair.run(stop))?);
             mailboxes.push(mailbox);
         }
-        Ok(FrameCarrier::Workers(mailboxes))
+        Ok(Backend::Workers(mailboxes))
     }
 
     /// Starts vhost for each pair. vhost signals `error` when a ring is malformed. Returns the interrupts that the

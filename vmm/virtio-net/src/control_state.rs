@@ -39,30 +39,30 @@ impl ControlState {
     }
 }
 
-/// The mover of frames.
+/// The backend that moves frames between taps and queues: workers or vhost.
 #[derive(Debug)]
-pub(crate) enum FrameCarrier {
+pub(crate) enum Backend {
     /// Workers of this process, one for each pair.
     Workers(Vec<PairMailbox>),
     /// vhost, one for each pair.
     Vhost(Vec<Arc<VhostPair>>),
 }
 
-/// The taps and the frame carrier of a driver, and the settings applied to them.
+/// The taps and the frame backend of a driver, and the settings applied to them.
 #[derive(Debug)]
 pub(crate) struct Datapath {
     /// At least one for each pair that the driver set up.
     pub taps: Vec<Arc<Tap>>,
-    pub carrier: FrameCarrier,
+    pub backend: Backend,
     pub link: bool,
     tap_filter: Option<TapFilter>,
 }
 
 impl Datapath {
-    pub fn new(taps: Vec<Arc<Tap>>, carrier: FrameCarrier, link: bool) -> Self {
+    pub fn new(taps: Vec<Arc<Tap>>, backend: Backend, link: bool) -> Self {
         Self {
             taps,
-            carrier,
+            backend,
             link,
             tap_filter: None,
         }
@@ -70,9 +70,9 @@ impl Datapath {
 
     /// Number of pairs that the driver set up.
     fn usable(&self) -> usize {
-        match &self.carrier {
-            FrameCarrier::Workers(mailboxes) => mailboxes.len(),
-            FrameCarrier::Vhost(pairs) => pairs.len(),
+        match &self.backend {
+            Backend::Workers(mailboxes) => mailboxes.len(),
+            Backend::Vhost(pairs) => pairs.len(),
         }
     }
 
@@ -87,7 +87,7 @@ impl Datapath {
             }
             self.tap_filter = Some(wanted);
         }
-        if let FrameCarrier::Workers(_) = self.carrier {
+        if let Backend::Workers(_) = self.backend {
             self.update_workers(state);
         }
         changed
@@ -96,20 +96,20 @@ impl Datapath {
     /// Applies the number of pairs and the link state. Afterwards no frame arrives in an unused pair.
     pub fn apply_pairs(&mut self, state: &ControlState) -> io::Result<()> {
         let (used, unused) = self.taps.split_at(usize::from(state.pairs));
-        if let FrameCarrier::Vhost(pairs) = &self.carrier {
+        if let Backend::Vhost(pairs) = &self.backend {
             let open = if self.link { used.len() } else { 0 };
             pairs.iter().skip(open).try_for_each(|pair| pair.connect(None))?;
         }
         used.iter().try_for_each(|tap| tap.attach(true))?;
-        match &self.carrier {
-            FrameCarrier::Workers(_) => self.update_workers(state),
-            FrameCarrier::Vhost(pairs) if self.link => {
+        match &self.backend {
+            Backend::Workers(_) => self.update_workers(state),
+            Backend::Vhost(pairs) if self.link => {
                 let pairs = pairs.iter().zip(used);
                 pairs
                     .into_iter()
                     .try_for_each(|(pair, tap)| pair.connect(Some(tap)))?;
             }
-            FrameCarrier::Vhost(_) => {}
+            Backend::Vhost(_) => {}
         }
         unused.iter().try_for_each(|tap| tap.attach(false))
     }
@@ -119,7 +119,7 @@ impl Datapath {
         if std::mem::replace(&mut self.link, link) == link {
             return Ok(());
         }
-        if let (true, FrameCarrier::Vhost(_)) = (link, &self.carrier) {
+        if let (true, Backend::Vhost(_)) = (link, &self.backend) {
             // Drop the frames that arrived while the link was down. Workers do so themselves.
             self.taps[..usize::from(state.pairs)]
                 .iter()
@@ -130,7 +130,7 @@ impl Datapath {
 
     /// Sends the rules to the workers and waits until they are in force.
     fn update_workers(&self, state: &ControlState) {
-        let FrameCarrier::Workers(mailboxes) = &self.carrier else {
+        let Backend::Workers(mailboxes) = &self.backend else {
             return;
         };
         let updates: Vec<_> = mailboxes

@@ -34,7 +34,7 @@ enum Step {
     /// The tap has no frame.
     Empty,
     /// The driver must add buffers first.
-    Starved,
+    NoBuffers,
 }
 
 /// The receiving half of a pair.
@@ -89,7 +89,7 @@ impl Receiver {
         let again = match last {
             Step::Frame => true,
             Step::Empty => false,
-            Step::Starved => queue.enable_notification(&**mem).map_err(broken)?,
+            Step::NoBuffers => queue.enable_notification(&**mem).map_err(broken)?,
         };
         Ok(PassOutcome {
             frames,
@@ -126,7 +126,7 @@ impl Receiver {
             let tried = self.buffers.fill(mem, queue, len)?;
             if self.buffers.room() < len {
                 if !tried {
-                    return Ok(Step::Starved);
+                    return Ok(Step::NoBuffers);
                 }
                 // The frame does not fit into a full queue of buffers.
                 self.held = None;
@@ -151,7 +151,7 @@ impl Receiver {
         let want = if self.mergeable { self.expect } else { 1 };
         self.buffers.fill(mem, queue, want)?;
         if self.buffers.room() == 0 {
-            return Ok((Step::Starved, None));
+            return Ok((Step::NoBuffers, None));
         }
         let spill = libc::iovec {
             iov_base: self.spill.as_mut_ptr().cast(),
@@ -186,12 +186,12 @@ impl Receiver {
         let seen = direct.min(PEEK);
         self.buffers.peek(0, &mut first[..seen]);
         first[seen..].copy_from_slice(&self.spill[..PEEK - seen]);
-        let whole = first[1] == 0;
+        let is_not_gso = first[1] == 0;
         if !filter.passes(&first[HEADER_LEN..len.min(PEEK)]) {
             return Ok((Step::Frame, None));
         }
         // Section 5.1.4.1: the MTU does not count the VLAN tag.
-        let too_long = whole
+        let too_long = is_not_gso
             && self
                 .mtu
                 .is_some_and(|mtu| frame > usize::from(mtu) + ETHERNET_LEN + VLAN_LEN);
