@@ -47,7 +47,7 @@ impl PciDevice for HostBridge {
         data.fill(0xff);
     }
     fn bar_write(&self, _: u8, _: u64, _: &[u8]) {}
-    fn bar_placed(&self, _: u8, _: Option<u64>) {}
+    fn bar_mapped(&self, _: u8, _: Option<u64>) {}
     fn reset(&self) {
         self.space().reset();
     }

@@ -29,7 +29,7 @@ pub trait PciDevice: Send + Sync {
     fn bar_write(&self, bar: u8, offset: u64, data: &[u8]);
     /// `bar` is now mapped at this guest-physical address, or unmapped. The function moves its ioeventfds and
     /// mappings.
-    fn bar_placed(&self, bar: u8, address: Option<u64>);
+    fn bar_mapped(&self, bar: u8, address: Option<u64>);
     /// Resets the function to its power-on state, with BARs at their initial addresses, on a VM reboot or before
     /// removal.
     fn reset(&self);

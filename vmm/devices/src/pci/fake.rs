@@ -123,7 +123,7 @@ impl PciDevice for FakeFunction {
     fn bar_write(&self, _: u8, offset: u64, _: &[u8]) {
         self.log.lock().unwrap().push(Event::Written(offset));
     }
-    fn bar_placed(&self, _: u8, address: Option<u64>) {
+    fn bar_mapped(&self, _: u8, address: Option<u64>) {
         self.log.lock().unwrap().push(Event::Placed(address));
     }
     fn reset(&self) {

@@ -26,8 +26,8 @@ pub enum PciRootError {
 /// The BARs of one slot: those it decodes, and those mapped.
 #[derive(Default)]
 struct SlotDecode {
-    wanted: Vec<Bar>,
-    placed: Vec<Bar>,
+    decoded: Vec<Bar>,
+    mapped: Vec<Bar>,
 }
 
 /// The root bus. Functions can be added and removed at any time.
@@ -98,7 +98,7 @@ impl PciRoot {
         let mut decode = self.decode();
         let device = self.function(slot).filter(|_| slot != 0)?;
         self.unmap_bars(&mut decode, slot, &device, |_| true);
-        decode[usize::from(slot)].wanted.clear();
+        decode[usize::from(slot)].decoded.clear();
         self.slots.write().unwrap_or_else(|e| e.into_inner())[usize::from(slot)] = None;
         self.map_bars(&mut decode);
         Some(device)
@@ -158,12 +158,12 @@ impl PciRoot {
     /// Updates the MMIO bus to the BARs that the slot's function decodes.
     fn update_bars(&self, decode: &mut [SlotDecode; SLOTS as usize], slot: u8) {
         let Some(device) = self.function(slot) else { return };
-        let wanted = device.bars();
-        if wanted == decode[usize::from(slot)].wanted {
+        let decoded = device.bars();
+        if decoded == decode[usize::from(slot)].decoded {
             return;
         }
-        self.unmap_bars(decode, slot, &device, |bar| !wanted.contains(bar));
-        decode[usize::from(slot)].wanted = wanted;
+        self.unmap_bars(decode, slot, &device, |bar| !decoded.contains(bar));
+        decode[usize::from(slot)].decoded = decoded;
         self.map_bars(decode);
     }
 
@@ -174,18 +174,18 @@ impl PciRoot {
         device: &Arc<dyn PciDevice>,
         stale: impl Fn(&Bar) -> bool,
     ) {
-        let placed = &mut decode[usize::from(slot)].placed;
-        for bar in placed.extract_if(.., |bar| stale(bar)) {
+        let mapped = &mut decode[usize::from(slot)].mapped;
+        for bar in mapped.extract_if(.., |bar| stale(bar)) {
             self.mmio.remove(bar.address);
-            device.bar_placed(bar.index, None);
+            device.bar_mapped(bar.index, None);
         }
     }
 
     /// Maps every decoded BAR that fits, also those that an overlapping BAR prevented before.
     fn map_bars(&self, decode: &mut [SlotDecode; SLOTS as usize]) {
-        for (slot, SlotDecode { wanted, placed }) in (0..SLOTS).zip(decode) {
-            for bar in wanted.iter() {
-                if placed.contains(bar) || !self.inside_window(bar) {
+        for (slot, SlotDecode { decoded, mapped }) in (0..SLOTS).zip(decode) {
+            for bar in decoded.iter() {
+                if mapped.contains(bar) || !self.inside_window(bar) {
                     continue;
                 }
                 let Some(device) = self.function(slot) else {
@@ -196,8 +196,8 @@ impl PciRoot {
                     index: bar.index,
                 });
                 if self.mmio.insert(bar.address, bar.size, access).is_ok() {
-                    device.bar_placed(bar.index, Some(bar.address));
-                    placed.push(*bar);
+                    device.bar_mapped(bar.index, Some(bar.address));
+                    mapped.push(*bar);
                 }
             }
         }

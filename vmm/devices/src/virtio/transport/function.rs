@@ -29,7 +29,7 @@ pub(super) struct VirtioFunction {
     mem: GuestMem,
     ioeventfds: Arc<dyn IoEventFds>,
     /// Guest-physical address of the BAR, if decoded.
-    pub placed: Option<u64>,
+    pub mapped: Option<u64>,
     pub quiesced: bool,
     pub paused: Option<TransportState>,
     /// The device panicked in its reset and is unusable until a reset succeeds.
@@ -55,7 +55,7 @@ impl VirtioFunction {
             rings: None,
             mem,
             ioeventfds,
-            placed: None,
+            mapped: None,
             quiesced: false,
             paused: None,
             broken: false,
@@ -179,7 +179,7 @@ impl VirtioFunction {
 
     pub fn update_ioeventfds(&mut self) {
         if let Some(rings) = &mut self.rings {
-            rings.update_ioeventfds(self.placed, &*self.ioeventfds);
+            rings.update_ioeventfds(self.mapped, &*self.ioeventfds);
         }
     }
 

@@ -258,9 +258,9 @@ impl PciDevice for VirtioPci {
         }
     }
 
-    fn bar_placed(&self, _: u8, address: Option<u64>) {
+    fn bar_mapped(&self, _: u8, address: Option<u64>) {
         let mut function = self.function();
-        function.placed = address;
+        function.mapped = address;
         function.update_ioeventfds();
     }
 
