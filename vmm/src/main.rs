@@ -6,10 +6,8 @@ use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::process::ExitCode;
 
-use husk_proto::fds::FdReceiver;
-use husk_proto::vmm::v1::ExitReason;
 use husk_vmm::confine::{Credentials, confine};
-use husk_vmm::control::{VmExit, VmmActor, serve};
+use husk_vmm::control::VmExit;
 
 const USAGE: &str = "\
 husk-vmm is the virtual machine monitor of Husk. Do not start it by hand: `husk run`, or the containerd shim,
@@ -104,22 +102,9 @@ fn run(arguments: Arguments) -> Result<VmExit, String> {
         .on_thread_start(|| husk_seccomp::install(husk_seccomp::ThreadRole::Blocking))
         .build()
         .map_err(|e| e.to_string())?;
-    let exit = runtime.block_on(async {
-        let fds = FdReceiver::new(fd_channel).map_err(|e| format!("descriptor channel: {e}"))?;
-        let (actor, handle) = VmmActor::new(fds);
-        tokio::select! {
-            exit = actor.run() => Ok(exit),
-            served = serve(control, handle) => match served {
-                Ok(()) => Ok(VmExit {
-                    reason: ExitReason::ControlClosed,
-                    detail: "the monitor closed the control socket".into(),
-                }),
-                Err(e) => Err(format!("control socket: {e}")),
-            },
-        }
-    });
+    let exit = runtime.block_on(husk_vmm::control::run(control, fd_channel));
     runtime.shutdown_background();
-    exit
+    exit.map_err(|error| format!("control sockets: {error}"))
 }
 
 fn main() -> ExitCode {

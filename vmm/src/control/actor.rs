@@ -57,8 +57,6 @@ const MAILBOX_CAPACITY: usize = 16;
 const EVENT_CAPACITY: usize = 64;
 /// Maximum time to find and load a kernel, on slow storage too.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
-/// Maximum time for the last events to reach their subscribers.
-const LAST_EVENT_TIMEOUT: Duration = Duration::from_millis(200);
 
 struct RunningVm {
     machine: Machine,
@@ -130,7 +128,7 @@ impl VmmActor {
         (actor, VmmHandle { commands, fds })
     }
 
-    /// Serves until the VM has ended and its last event has been sent.
+    /// Serves until the VM has ended. Its last event has then been queued, and the event streams end with it.
     pub async fn run(mut self) -> VmExit {
         let exit = loop {
             let due = *self.alarm.borrow_and_update();
@@ -173,16 +171,6 @@ impl VmmActor {
             detail: exit.detail.clone(),
         };
         self.emit(Kind::Exit(last));
-        // The streams end with the sender. Their last message must still reach the connection.
-        let events = self.events.downgrade();
-        drop(self);
-        let deadline = Instant::now() + LAST_EVENT_TIMEOUT;
-        while events.upgrade().is_some_and(|e| e.receiver_count() > 0) && Instant::now() < deadline {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        for _ in 0..FLUSH_TURNS {
-            tokio::task::yield_now().await;
-        }
         exit
     }
 
@@ -539,6 +527,3 @@ fn answer<T: Send + 'static>(
         let _ = reply.send(result.await);
     });
 }
-
-/// Turns of the runtime that write a finished stream's last bytes to the socket.
-const FLUSH_TURNS: usize = 64;

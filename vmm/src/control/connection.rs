@@ -2,18 +2,26 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
+use husk_proto::fds::FdReceiver;
+use husk_proto::vmm::v1::ExitReason;
 use husk_proto::vmm::v1::vmm_server::VmmServer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 use tokio_stream::StreamExt;
 use tonic::transport::Server;
 use tonic::transport::server::Connected;
 
+use super::actor::{VmExit, VmmActor};
 use super::service::VmmHandle;
+
+/// Maximum time for the monitor to read the last event.
+const LAST_EVENT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The stream, with a sender that is dropped when the gRPC server drops the connection.
 struct Connection {
@@ -51,15 +59,44 @@ impl AsyncWrite for Connection {
     }
 }
 
-/// Serves `handle` on the control socket. Returns when the monitor has closed it.
-pub async fn serve(socket: OwnedFd, handle: VmmHandle) -> io::Result<()> {
+/// Serves a VM on the control socket until it has ended, or the monitor is gone.
+///
+/// # Errors
+/// A socket cannot be used.
+pub async fn run(control: OwnedFd, fd_channel: OwnedFd) -> io::Result<VmExit> {
+    let (actor, handle) = VmmActor::new(FdReceiver::new(fd_channel)?);
+    let (end, ended) = oneshot::channel();
+    let mut served = pin!(serve(control, handle, ended));
+    tokio::select! {
+        exit = actor.run() => {
+            // The event streams have ended. The server closes the connection when the monitor has taken all of them.
+            drop(end);
+            if timeout(LAST_EVENT_TIMEOUT, served).await.is_err() {
+                tracing::warn!("the monitor does not read the last event");
+            }
+            Ok(exit)
+        }
+        served = &mut served => served.map(|()| VmExit {
+            reason: ExitReason::ControlClosed,
+            detail: "the monitor is gone".into(),
+        }),
+    }
+}
+
+/// Serves `handle` on the control socket. Returns when the monitor is gone, or when all calls have been answered after
+/// `ended`.
+async fn serve(socket: OwnedFd, handle: VmmHandle, ended: oneshot::Receiver<()>) -> io::Result<()> {
     let stream = std::os::unix::net::UnixStream::from(socket);
     stream.set_nonblocking(true)?;
     let stream = UnixStream::from_std(stream)?;
     let (open, closed) = oneshot::channel();
     let connection = Connection { stream, _open: open };
     let incoming = tokio_stream::once(Ok::<_, io::Error>(connection)).chain(tokio_stream::pending());
-    let server = Server::builder().serve_with_incoming(VmmServer::new(handle), incoming);
+    let shutdown = async {
+        // Only ever dropped.
+        let _ = ended.await;
+    };
+    let server = Server::builder().serve_with_incoming_shutdown(VmmServer::new(handle), incoming, shutdown);
     tokio::select! {
         result = server => result.map_err(io::Error::other),
         _ = closed => Ok(()),

@@ -10,6 +10,5 @@ mod nics;
 mod passthrough;
 mod service;
 
-pub use actor::{VmExit, VmmActor};
-pub use connection::serve;
-pub use service::VmmHandle;
+pub use actor::VmExit;
+pub use connection::run;

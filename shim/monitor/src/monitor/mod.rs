@@ -1,22 +1,22 @@
-//! The background half of `husk run`: owns one VM until it ends.
+//! The monitor: the background process of `husk run`, which owns one VM until it ends.
 //!
 //! ```text
 //!                    ┌ Service (husk.shim.v1 on pod.sock) ─┐
 //! clients ──────────▶│ pause, resume, reset ───────────────┼──▶ VMM (husk.vmm.v1)
-//!  descriptors on    │ sync ─▶ all of what follows         │      ▲
+//!  descriptors on    │ sync ─▶ all of the following        │      ▲
 //!  fds.sock ────────▶│                                     │      │
-//!                    │ shutdown, kill ─▶ Vm actor ─────────┘      ▲
+//!                    │ shutdown, kill ─▶ VmActor ──────────┘      │
 //! signals ───────────┼─────────────────▶   │ owns the process ────┤
-//!                    │ status ◀── StatusPublisher ◀──┘ events, exit         │
-//! files that grow ───┼──────────────▶ Disks actor ────────────────┘
-//!                    │ volumes ──────────┘ owns the table
-//!                    └ interfaces ──▶ Interfaces actor: owns theirs, and the pod's namespace
+//!                    │ status ◀── StatusPublisher ◀── events, exit│
+//! files that grow ───┼──────────────▶ DisksActor ─────────────────┘
+//!                    │ volumes ──────────┘ owns the disk table
+//!                    └ interfaces ──▶ InterfacesActor: owns their table and the network namespace
 //! ```
 //!
-//! When the VM has ended, however it did, its network is given back and its state directory removed first, and the final
-//! status told last, so whoever hears of the end finds nothing left. Where the monitor itself is killed, the VMM ends
-//! with its control socket, scratch disks vanish because they have no name, and the next command gives back the network
-//! and sweeps the directory.
+//! When the VM has ended, its network is restored and its directory removed before the final status is published, so a
+//! client that reads that status finds nothing left. If the monitor is killed, the VMM exits because its control socket
+//! closes, scratch disks vanish because they have no name, and the next command restores the network and removes the
+//! directory.
 
 mod console_session;
 mod disks;
@@ -40,6 +40,7 @@ mod vm;
 mod vm_config;
 mod vm_error;
 mod vmm_connection;
+mod vmm_events;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -63,7 +64,7 @@ pub use vm_error::VmError;
 /// Must be called before any thread is started. Logs go through `tracing` to standard error, which becomes the
 /// VM's monitor.log as soon as there is one.
 pub fn serve() -> ExitCode {
-    // It fails only for a process group's leader, which a spawned process is not.
+    // This fails only for the leader of a process group, which a spawned process is not.
     let _ = rustix::process::setsid();
     let start_mode = StartMode::Process;
     let config = match stdio::read_config() {
@@ -80,7 +81,7 @@ pub fn serve() -> ExitCode {
         Err(error) => return give_up(start_mode, "StartFailed", &error),
     };
     let code = runtime.block_on(run(config, start_mode));
-    // A volume may still be unpacked for a VM that was ended meanwhile.
+    // A blocking task may still unpack a volume of a VM that has ended.
     runtime.shutdown_background();
     code
 }

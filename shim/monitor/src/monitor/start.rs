@@ -1,4 +1,4 @@
-//! From a plan to a VM that runs.
+//! Starting a VM from its plan.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use husk_vmi::{DeviceType, DiskSource, VmPlan};
 use husk_volumes::{VolumeError, Volumes};
 use tokio::sync::watch;
 use tokio::time::timeout;
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Status};
 
 use super::error_chain::error_chain;
 use super::final_status::FinalStatus;
@@ -21,19 +21,20 @@ use super::interfaces::{self, VmNetworkError};
 use super::resize_watch::SizeProbe;
 use super::status::StatusPublisher;
 use super::vm_config::PreparedConfig;
+use super::vmm_events::VmmEvents;
 use crate::kvm::{self, KvmError};
 use crate::launch::StartMode;
 use crate::vm_environment::VmEnvironment;
 use crate::vmm_process::{SpawnError, VmmProcess, VmmProgram};
 
-/// How long a program that is the VMM takes to answer at the very most.
+/// Maximum time for the VMM to answer the first call.
 const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a VMM that broke off has to end, and so to say why.
+/// Maximum time for a VMM whose connection broke to exit. Its exit status holds the cause.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long one that said why has to end by itself; a failed boot ends it, other refusals do not.
+/// Maximum time to wait for the exit of a VMM that reported an error. A failed boot makes it exit; other errors do not.
 const EXIT_AFTER_ANSWER_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// Why a VM did not start.
+/// An error that prevents the start of a VM.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StartError {
     #[error(transparent)]
@@ -48,7 +49,7 @@ pub(super) enum StartError {
     Spawn(#[from] SpawnError),
     #[error("handing files to the VMM failed")]
     Send(#[from] SendError),
-    /// The VMM refused, or died; this is its reason.
+    /// The VMM reported an error or died.
     #[error("{message}")]
     Vmm {
         reason: &'static str,
@@ -70,16 +71,17 @@ impl From<StartError> for FinalStatus {
     }
 }
 
-/// A VM that was started.
+/// A VM that has booted.
 #[derive(Debug)]
 pub(super) struct StartedVm {
     pub(super) vmm: VmmProcess,
-    pub(super) events: Streaming<Event>,
-    /// Of the disks that somebody may let grow, by name.
+    pub(super) events: VmmEvents,
+    /// Size probes of the disks that can grow, by name.
     pub(super) probes: Vec<(String, SizeProbe)>,
 }
 
-/// Opens the plan's files, has its network prepared, starts a VMM, builds the machine and boots it. Dropped halfway, it leaves nothing running.
+/// Opens the plan's files, prepares its network, starts a VMM, builds the machine and boots it. If the future is
+/// dropped, the VMM is killed.
 pub(super) async fn start(
     plan: Arc<VmPlan>,
     environment: Arc<VmEnvironment>,
@@ -108,7 +110,7 @@ pub(super) async fn start(
     }
 }
 
-/// What the images of disks are called, which the VMM is not told.
+/// Paths of the disk images, by disk. The VMM does not know them.
 fn paths(plan: &VmPlan, volumes: &Volumes) -> HashMap<String, PathBuf> {
     let disks = plan.disks.iter().zip(&volumes.disks);
     disks
@@ -116,7 +118,7 @@ fn paths(plan: &VmPlan, volumes: &Volumes) -> HashMap<String, PathBuf> {
         .collect()
 }
 
-/// Holds on the files that lie where others can reach them, and are no copies.
+/// Size probes of the disks whose files other processes can reach. Copies and overlays have none.
 fn probes(plan: &VmPlan, volumes: &Volumes) -> Vec<(String, SizeProbe)> {
     let disks = plan.disks.iter().zip(&volumes.disks);
     let grow = disks.filter(|(plan, _)| {
@@ -149,12 +151,12 @@ async fn open_volumes(
     }
 }
 
-/// Why a conversation with the VMM ended early.
+/// A failed exchange with the VMM.
 enum VmmFailure {
-    /// It has not answered a single call.
+    /// The VMM has not answered any call.
     NoAnswer,
     Send(SendError),
-    /// The call, and what it told.
+    /// A call failed: the reason for the status, and the error.
     Call(&'static str, Status),
 }
 
@@ -163,7 +165,7 @@ async fn create_and_boot(
     prepared: PreparedConfig,
     paused: bool,
     start_mode: &mut StartMode,
-) -> Result<Streaming<Event>, VmmFailure> {
+) -> Result<VmmEvents, VmmFailure> {
     let mut client = vmm.client();
     let events = match timeout(FIRST_ANSWER_TIMEOUT, client.events(EventsRequest {})).await {
         Ok(Ok(events)) => events,
@@ -187,11 +189,11 @@ async fn create_and_boot(
         .boot(BootRequest { paused })
         .await
         .map_err(|e| VmmFailure::Call("BootFailed", e))?;
-    Ok(events.into_inner())
+    Ok(VmmEvents::new(events.into_inner()))
 }
 
 impl VmmFailure {
-    /// That of an image, by its name.
+    /// Returns the error as one of a volume if the VMM blames a disk image.
     fn volume_error(&self, paths: &HashMap<String, PathBuf>) -> Option<VolumeError> {
         let VmmFailure::Call(_, status) = self else {
             return None;
@@ -201,7 +203,7 @@ impl VmmFailure {
         Some(VolumeError::refused(&disk, path, &reason))
     }
 
-    /// A VMM that answered gave its reason; one that died left an exit status.
+    /// Converts the failure. The cause is in the answer of the VMM, or in the exit status of one that died.
     async fn into_start_error(self, vmm: &mut VmmProcess, program: &VmmProgram) -> StartError {
         let (reason, status) = match self {
             VmmFailure::NoAnswer => return no_answer(vmm, program).await,
@@ -237,7 +239,7 @@ impl VmmFailure {
     }
 }
 
-/// A program that ended, or was waited for in vain, before it answered: as likely as not it is no husk-vmm.
+/// The error for a program that exited or timed out before its first answer. It is probably not husk-vmm.
 async fn no_answer(vmm: &mut VmmProcess, program: &VmmProgram) -> StartError {
     let exit = timeout(EXIT_TIMEOUT, vmm.wait()).await.ok().and_then(Result::ok);
     let what = match &exit {
@@ -253,7 +255,7 @@ async fn no_answer(vmm: &mut VmmProcess, program: &VmmProgram) -> StartError {
     }
 }
 
-/// The VMM knows the KVM device by its descriptor; who chose it, by a variable.
+/// Names the variable HUSK_KVM in an error about the KVM device. The VMM knows the device only by descriptor.
 fn name_kvm_variable(message: &str) -> String {
     match (message.strip_prefix("config.kvm: "), kvm::chosen()) {
         (Some(fault), Some(path)) => format!(
@@ -264,7 +266,7 @@ fn name_kvm_variable(message: &str) -> String {
     }
 }
 
-/// The last event of a VMM, if this is it.
+/// Returns the exit event if `event` is one.
 pub(super) fn exit_event(event: &Event) -> Option<&Exit> {
     match &event.event {
         Some(Kind::Exit(exit)) => Some(exit),

@@ -1,4 +1,4 @@
-//! The actor that owns the VMM process, from its start to its end.
+//! The actor that owns the VMM process.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,7 +12,6 @@ use husk_vmi::VmPlan;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout};
-use tonic::Streaming;
 use tonic::transport::Channel;
 use tracing::{info, warn};
 
@@ -27,21 +26,19 @@ use crate::launch::{StartMode, StartReport};
 use crate::vm_environment::VmEnvironment;
 use crate::vmm_process::VmmProcess;
 
-/// How long a VMM has to end once told to; then it is killed.
+/// Maximum time for the VMM to exit after `Stop`. Then it is killed.
 const STOP_WITHIN: Duration = Duration::from_secs(2);
-/// How long one request to the VMM may take before the next is due.
+/// Timeout of one press of the power button. Shorter than the interval between presses.
 const PRESS_WITHIN: Duration = Duration::from_secs(4);
-/// How long the last events of a VMM that has exited may take to be read.
-const DRAIN_WITHIN: Duration = Duration::from_millis(200);
 
-/// Where the VMM is reached while the VM runs.
+/// A running VMM: its client and process id.
 #[derive(Debug, Clone)]
 pub(super) struct RunningVmm {
     pub(super) client: VmmClient<Channel>,
     pub(super) pid: u32,
 }
 
-/// A handle on the actor.
+/// A handle to the actor.
 #[derive(Debug, Clone)]
 pub(super) struct VmActorHandle {
     mailbox: mpsc::Sender<VmCommand>,
@@ -59,7 +56,7 @@ enum VmCommand {
 }
 
 impl VmActorHandle {
-    /// Begins a graceful end and tells the grace period in effect; nothing if the VM has ended.
+    /// Starts a graceful shutdown. Returns the grace period in effect, in seconds, or `None` if the VM has ended.
     pub(super) async fn shutdown(&self, grace_seconds: Option<u64>) -> Option<u64> {
         let (reply, answer) = oneshot::channel();
         self.mailbox
@@ -69,7 +66,7 @@ impl VmActorHandle {
         answer.await.ok()
     }
 
-    /// Ends the VM at once; nothing if it has ended.
+    /// Kills the VM. Returns `None` if it has ended.
     pub(super) async fn kill(&self) -> Option<()> {
         let (reply, answer) = oneshot::channel();
         self.mailbox.send(VmCommand::Kill { reply }).await.ok()?;
@@ -93,7 +90,7 @@ pub(super) struct VmActor {
 #[derive(Debug, Clone, Copy)]
 struct KillInProgress {
     reason: KillReason,
-    /// When patience with the VMM ends; nothing once it has.
+    /// Time at which the process is killed; `None` once it has been.
     at: Option<Instant>,
 }
 
@@ -123,7 +120,7 @@ impl VmActor {
         )
     }
 
-    /// The whole life of the VM.
+    /// Runs the VM until it has ended.
     pub(super) async fn run(mut self, console: Option<OwnedFd>, mut start_mode: StartMode) -> FinalStatus {
         let mut signals = match Signals::new() {
             Ok(signals) => signals,
@@ -161,7 +158,7 @@ impl VmActor {
     ) -> FinalStatus {
         let StartedVm {
             mut vmm,
-            events,
+            mut events,
             probes,
         } = started;
         let connection = VmmConnection {
@@ -174,7 +171,6 @@ impl VmActor {
             client: vmm.client(),
             pid: vmm.pid().unwrap_or(0),
         }));
-        let mut events = Some(events);
         let mut last = None;
         info!(vmm = vmm.pid(), "the VM runs");
         if !start_mode.report(&StartReport::Running {
@@ -186,10 +182,7 @@ impl VmActor {
             let next_deadline = self.next_deadline();
             tokio::select! {
                 exit = vmm.wait() => break exit,
-                event = next(&mut events) => match event {
-                    Some(event) => self.handle_event(&event, &mut last),
-                    None => events = None,
-                },
+                event = events.next() => self.handle_event(&event, &mut last),
                 Some(command) = self.mailbox.recv() => self.handle_command(command, &vmm),
                 () = signals.received() => self.handle_signal(&vmm),
                 () = sleep_until(next_deadline.unwrap_or_else(Instant::now)), if next_deadline.is_some() => {
@@ -198,7 +191,7 @@ impl VmActor {
             }
         };
         self.running.send_replace(None);
-        while let Ok(Some(event)) = timeout(DRAIN_WITHIN, next(&mut events)).await {
+        for event in events.drain().await {
             self.handle_event(&event, &mut last);
         }
         match (exit, self.killed) {
@@ -235,7 +228,7 @@ impl VmActor {
         }
     }
 
-    /// The first signal asks, the second does not.
+    /// The first signal starts a graceful shutdown, the second kills the VM.
     fn handle_signal(&mut self, vmm: &VmmProcess) {
         if self.stopping.is_some() {
             self.kill(vmm, KillReason::Asked);
@@ -244,7 +237,7 @@ impl VmActor {
         }
     }
 
-    /// Begins, or hurries, a graceful end and tells the grace period in effect.
+    /// Starts a graceful shutdown or shortens its grace period. Returns the grace period in effect, in seconds.
     fn shut_down(&mut self, grace_seconds: u64, vmm: &VmmProcess) -> u64 {
         if grace_seconds == 0 || !self.plan.acpi {
             self.kill(vmm, KillReason::Asked);
@@ -289,7 +282,7 @@ impl VmActor {
         }
     }
 
-    /// Presses the power button. A paused guest could not handle_event it, so it runs again.
+    /// Presses the power button. A paused guest cannot react to it, so it is resumed first.
     fn press_power_button(&self, vmm: &VmmProcess) {
         let (mut client, paused) = (vmm.client(), self.publisher.is_paused());
         tokio::spawn(async move {
@@ -310,7 +303,7 @@ impl VmActor {
         });
     }
 
-    /// Tells the VMM to end; it is killed if it does not.
+    /// Asks the VMM to exit. It is killed if it does not.
     fn kill(&mut self, vmm: &VmmProcess, reason: KillReason) {
         if self.killed.is_some() {
             return;
@@ -321,7 +314,7 @@ impl VmActor {
             at: Some(Instant::now() + STOP_WITHIN),
         });
         let mut client = vmm.client();
-        // If this fails, time does it.
+        // If this fails, the deadline kills it.
         tokio::spawn(async move { timeout(STOP_WITHIN, client.stop(StopRequest {})).await });
     }
 }
@@ -334,15 +327,7 @@ fn not_started(start_mode: StartMode, final_status: FinalStatus) -> FinalStatus 
     final_status
 }
 
-/// The next event; nothing at the end of the stream; forever waiting after that.
-async fn next(events: &mut Option<Streaming<Event>>) -> Option<Event> {
-    match events {
-        Some(events) => events.message().await.ok().flatten(),
-        None => std::future::pending().await,
-    }
-}
-
-/// While a VM starts there is no guest to ask.
+/// Waits for a request to end the VM during its start. There is no guest yet that could shut down.
 async fn stop_requested(mailbox: &mut mpsc::Receiver<VmCommand>, signals: &mut Signals) {
     tokio::select! {
         Some(command) = mailbox.recv() => match command {

@@ -1,0 +1,99 @@
+//! The stream of a VMM's events.
+
+use std::time::Duration;
+
+use husk_proto::vmm::v1::Event;
+use tokio::time::timeout;
+use tokio_stream::{Stream, StreamExt};
+use tonic::{Status, Streaming};
+use tracing::warn;
+
+/// Maximum time to read the remaining events of a VMM that has exited. Its end of the connection is closed, so they are
+/// in this process's socket already, and their end is too.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The events of one VMM.
+#[derive(Debug)]
+pub(super) struct VmmEvents<S = Streaming<Event>> {
+    stream: Option<S>,
+}
+
+impl<S: Stream<Item = Result<Event, Status>> + Unpin> VmmEvents<S> {
+    pub(super) fn new(stream: S) -> VmmEvents<S> {
+        VmmEvents { stream: Some(stream) }
+    }
+
+    /// Returns the next event. Never completes once the stream has ended. Cancel safe.
+    pub(super) async fn next(&mut self) -> Event {
+        if let Some(stream) = &mut self.stream {
+            if let Some(Ok(event)) = stream.next().await {
+                return event;
+            }
+            self.stream = None;
+        }
+        std::future::pending().await
+    }
+
+    /// Returns the remaining events of a VMM that has exited, up to the end of the stream.
+    pub(super) async fn drain(self) -> Vec<Event> {
+        let mut events = Vec::new();
+        let Some(mut stream) = self.stream else {
+            return events;
+        };
+        let drained = timeout(DRAIN_TIMEOUT, async {
+            while let Some(Ok(event)) = stream.next().await {
+                events.push(event);
+            }
+        });
+        if drained.await.is_err() {
+            warn!("the VMM has exited, but its connection has no end");
+        }
+        events
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc;
+    use tokio::time::{Instant, sleep};
+    use tokio_stream::wrappers::ReceiverStream;
+
+    use super::*;
+
+    type Sender = mpsc::Sender<Result<Event, Status>>;
+
+    fn events() -> (Sender, VmmEvents<ReceiverStream<Result<Event, Status>>>) {
+        let (sender, receiver) = mpsc::channel(4);
+        (sender, VmmEvents::new(ReceiverStream::new(receiver)))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn draining_an_ended_stream_does_not_wait() {
+        let (sender, mut events) = events();
+        sender.send(Ok(Event::default())).await.unwrap();
+        drop(sender);
+        events.next().await;
+        // The end of the stream is seen before the exit of the process.
+        assert!(timeout(Duration::from_millis(1), events.next()).await.is_err());
+        let start = Instant::now();
+        assert_eq!(events.drain().await, []);
+        assert_eq!(start.elapsed(), Duration::ZERO);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_late_last_event_is_read() {
+        let (sender, events) = events();
+        let late = tokio::spawn(async move {
+            sleep(Duration::from_secs(1)).await;
+            sender.send(Ok(Event::default())).await
+        });
+        assert_eq!(events.drain().await, [Event::default()]);
+        late.await.unwrap().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_without_an_end_is_given_up() {
+        let (_sender, events) = events();
+        assert_eq!(events.drain().await, []);
+    }
+}
