@@ -1,4 +1,4 @@
-//! Talking to a VM's monitor.
+//! The connection to a VM's monitor.
 
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -15,13 +15,13 @@ pub use husk_proto::shim::v1::pod_client::PodClient as Service;
 /// A client of one VM's monitor.
 pub type PodClient = Service<Channel>;
 
-/// Why a monitor could not be reached.
+/// An error of connecting to a monitor.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The directory is gone: the VM has ended.
     #[error(transparent)]
     State(#[from] StateError),
-    /// Nobody answers on the socket.
+    /// The socket does not answer.
     #[error("the monitor of {namespace}/{name} does not answer")]
     Transport {
         /// The VM's namespace.
@@ -35,7 +35,7 @@ pub enum ConnectError {
 
 /// Connects to the monitor of a VM that [`crate::state::RuntimeDir`] listed or found.
 pub async fn connect(vm: &VmDir) -> Result<PodClient, ConnectError> {
-    // A Unix socket's address holds 108 bytes, a VM's path may be longer; through the open directory it is short.
+    // A Unix socket address holds 108 bytes. The path of a VM may be longer, but is short through the open directory.
     let open = rustix::fs::open(
         vm.path(),
         OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,

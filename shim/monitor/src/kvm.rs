@@ -1,14 +1,14 @@
-//! The KVM device: whoever starts VMs and whoever checks beforehand mean the same one.
+//! The KVM device that VMs use.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-/// Where it is by default.
+/// Default path of the KVM device.
 pub const DEVICE: &str = "/dev/kvm";
 
-/// `HUSK_KVM`: a device to use instead of [`DEVICE`], whatever it can do.
+/// `HUSK_KVM`: the device to use instead of [`DEVICE`]. It is not checked.
 #[must_use]
 pub fn chosen() -> Option<PathBuf> {
     std::env::var_os("HUSK_KVM")
@@ -16,10 +16,10 @@ pub fn chosen() -> Option<PathBuf> {
         .map(PathBuf::from)
 }
 
-/// Opens the device, [`chosen`] or not.
+/// Opens the [`chosen`] device, or else [`DEVICE`].
 ///
 /// # Errors
-/// It is not there, or not for this user.
+/// The device does not exist, or this user may not open it.
 pub fn open() -> Result<OwnedFd, KvmError> {
     let path = chosen().unwrap_or_else(|| DEVICE.into());
     let opened = File::options().read(true).write(true).open(&path);
@@ -28,13 +28,13 @@ pub fn open() -> Result<OwnedFd, KvmError> {
         .map_err(|cause| KvmError { path, cause })
 }
 
-/// KVM cannot be used.
+/// An error of opening the KVM device.
 #[derive(Debug, thiserror::Error)]
 #[error("no access to KVM: {}{}: {cause}: {}", self.variable(), path.display(), self.hint())]
 pub struct KvmError {
-    /// The device.
+    /// Path of the device.
     pub path: PathBuf,
-    /// Why; in the text already, before the way out.
+    /// The cause. It is part of the text, before the hint.
     pub cause: io::Error,
 }
 

@@ -1,7 +1,8 @@
-//! Starting a monitor as a process of its own.
+//! Starting a monitor as a process.
 //!
 //! `PROGRAM monitor` is executed with a [`MonitorConfig`] as JSON on its standard input. It leaves the caller's
-//! session and writes one line of JSON, a [`StartReport`], to its standard output once the VM runs or has failed to.
+//! session. Once the VM runs or its start has failed, it writes a [`StartReport`] to standard output, as one line of
+//! JSON.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -12,21 +13,21 @@ use husk_vmi::VmPlan;
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
-/// All a monitor needs to know.
+/// The configuration of a monitor.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct MonitorConfig {
     /// The runtime directory ([`crate::state::RuntimeDir::path`]).
     pub runtime_dir: PathBuf,
     /// The VM.
     pub plan: VmPlan,
-    /// The network namespace that is its pod's; none if it gets one of its own, as far as its plan has interfaces.
+    /// Path of the pod's network namespace. Without one, a VM with interfaces gets a namespace of its own.
     #[serde(default)]
     pub netns: Option<PathBuf>,
     /// The manifest's metadata, kept for `husk inspect`.
     pub vmi: serde_json::Value,
 }
 
-/// What a monitor says once, when the VM runs (or is paused before its first instruction) or never will.
+/// The result of a start, reported once: when the VM runs (or is paused before its first instruction), or has failed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum StartReport {
@@ -35,22 +36,22 @@ pub enum StartReport {
         /// The monitor's process id.
         pid: u32,
     },
-    /// Nothing runs and nothing is left.
+    /// The start failed and has been cleaned up.
     Failed {
-        /// As `husk.shim.v1.Status.reason`; `AlreadyRunning` where a VM of that name lives.
+        /// As `husk.shim.v1.Status.reason`. `AlreadyRunning` if a VM of that name runs.
         reason: String,
-        /// For people: the chain of causes on one line.
+        /// The error and its causes, on one line.
         message: String,
     },
 }
 
-/// Why no VM was started.
+/// An error of starting a VM.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
     /// The program could not be executed.
     #[error("the monitor could not be started")]
     Spawn(#[source] io::Error),
-    /// It ended without a word; its standard error may say more.
+    /// The monitor ended without a report. Its standard error may hold the cause.
     #[error("the monitor ended before the VM ran")]
     Silent,
     /// The VM could not be started.
@@ -63,11 +64,11 @@ pub enum LaunchError {
     },
 }
 
-/// A report is one short line; a monitor that writes more than this is not one.
+/// Maximum length of a report, in bytes. A program that writes more is not a monitor.
 const REPORT_BYTES: u64 = 64 << 10;
 
-/// Executes `command` (its arguments set, for example `husk monitor`) as the monitor of `config` and waits until the
-/// VM runs. Returns the monitor's process id. Where the caller dies first, the VM is ended.
+/// Executes `command` (with its arguments, for example `husk monitor`) as the monitor of `config` and waits until the
+/// VM runs. Returns the monitor's process id. If the caller dies first, the VM is ended.
 pub fn launch(mut command: Command, config: &MonitorConfig) -> Result<u32, LaunchError> {
     let mut child = command
         .stdin(Stdio::piped())
@@ -76,7 +77,7 @@ pub fn launch(mut command: Command, config: &MonitorConfig) -> Result<u32, Launc
         .map_err(LaunchError::Spawn)?;
     let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
     if let Some(stdin) = stdin {
-        // A monitor that died is noticed below.
+        // The end of the monitor is detected below.
         let _ = serde_json::to_writer(io::BufWriter::new(stdin), config);
     }
     let mut line = String::new();
@@ -99,44 +100,44 @@ pub fn launch(mut command: Command, config: &MonitorConfig) -> Result<u32, Launc
     }
 }
 
-/// The monitor's way to say how the start goes.
+/// How the progress of a start is reported.
 #[derive(Debug)]
 pub(crate) enum StartMode {
-    /// Another process, which listens at the end of standard output.
+    /// To another process, over standard output.
     Process,
-    /// This process, which says when to boot.
+    /// To this process, which decides when to boot.
     Embedded(EmbeddedStart),
 }
 
-/// Where a host hears of its VM.
+/// Channels between the monitor and the process that embeds it.
 #[derive(Debug)]
 pub(crate) struct EmbeddedStart {
-    /// The VMM's process id, once the machine is built.
+    /// Takes the VMM's process id once the machine is built.
     pub(crate) built: Option<oneshot::Sender<u32>>,
-    /// Then it may boot.
+    /// Completes when the VM may boot.
     pub(crate) boot: oneshot::Receiver<()>,
     pub(crate) report: oneshot::Sender<StartReport>,
 }
 
 impl StartMode {
-    /// The machine is built. Returns when it shall boot.
+    /// Reports that the machine is built. Returns when it may boot.
     pub(crate) async fn built(&mut self, pid: u32) {
         let StartMode::Embedded(host) = self else { return };
         if let Some(built) = host.built.take() {
             let _ = built.send(pid);
         }
         if (&mut host.boot).await.is_err() {
-            // It never shall: the VM is about to be killed.
+            // The VM is about to be killed.
             std::future::pending().await
         }
     }
 
-    /// Says once whether the VM runs. False where nobody listens any more.
+    /// Reports the result of the start. Returns false if nobody reads it.
     pub(crate) fn report(self, report: &StartReport) -> bool {
         match self {
             StartMode::Process => print(report),
             StartMode::Embedded(host) => {
-                // A host is there for as long as the VM; it may only have stopped waiting.
+                // The embedding process exists as long as the VM. It may have stopped waiting.
                 let _ = host.report.send(report.clone());
                 true
             }
@@ -144,7 +145,7 @@ impl StartMode {
     }
 }
 
-/// Says it and lets go of standard output.
+/// Writes the report and closes standard output.
 fn print(report: &StartReport) -> bool {
     let mut stdout = io::stdout().lock();
     let said = serde_json::to_writer(&mut stdout, report).map_err(io::Error::from);

@@ -1,5 +1,4 @@
-//! Where a VM is, apart from what it is: whose paths its plan has, where its scratch files lie, which network is its
-//! pod's, what holds its VMM.
+//! The environment of a VM: how its paths are resolved, its scratch directory, its pod's network and its cgroup.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,18 +10,18 @@ use crate::vmm_process::CgroupPlacement;
 /// The environment of one VM.
 #[derive(Debug)]
 pub struct VmEnvironment {
-    /// Where what the VM does not keep lies.
+    /// Scratch directory for ephemeral data.
     pub scratch: ScratchDir,
-    /// How paths of the plan are opened.
+    /// Which paths of the plan may be opened.
     pub paths: PathPolicy,
-    /// Its pod's network; none if it gets one of its own, as far as its plan has interfaces.
+    /// The pod's network. Without one, a VM with interfaces gets a namespace of its own.
     pub network: Option<PodNetwork>,
-    /// Where the VMM's process is.
+    /// The cgroup of the VMM's process.
     pub placement: CgroupPlacement,
 }
 
 impl VmEnvironment {
-    /// Those of a VM that somebody runs by hand: what the caller may open, and wherever the caller is.
+    /// The environment of a VM run from the command line: any path the caller may open, in the caller's cgroup.
     #[must_use]
     pub fn of_caller(netns: Option<PathBuf>) -> VmEnvironment {
         VmEnvironment {
@@ -34,19 +33,19 @@ impl VmEnvironment {
     }
 }
 
-/// The network of a pod, whoever made it. Prints as whoever gave it knows it.
+/// The network of a pod. Displayed as the user or runtime named it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodNetwork {
-    /// Its namespace.
+    /// Path of its network namespace.
     pub netns: PathBuf,
-    /// The pod's own; without one the guest's name servers are this machine's.
+    /// Path of the pod's resolv.conf. Without one the guest uses the host's name servers.
     pub resolv_conf: Option<PathBuf>,
-    /// A person named it, by `--netns`.
+    /// It was named by `--netns`.
     by_option: bool,
 }
 
 impl PodNetwork {
-    /// Named by `--netns`.
+    /// The network namespace of `--netns`.
     #[must_use]
     pub fn named(netns: PathBuf) -> PodNetwork {
         PodNetwork {
@@ -56,7 +55,7 @@ impl PodNetwork {
         }
     }
 
-    /// Given by a container runtime.
+    /// The network namespace that a container runtime made.
     #[must_use]
     pub fn given(netns: PathBuf, resolv_conf: Option<PathBuf>) -> PodNetwork {
         PodNetwork {
@@ -66,7 +65,7 @@ impl PodNetwork {
         }
     }
 
-    /// What to do about one that is none.
+    /// The way out if the path is not a network namespace.
     pub(crate) fn hint(&self) -> &'static str {
         match self.by_option {
             true => ": name a network namespace, such as /run/netns/NAME or /proc/PID/ns/net",

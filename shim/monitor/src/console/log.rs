@@ -1,4 +1,4 @@
-//! What the guest said, in a file of bounded size.
+//! The guest's console output in a file of bounded size.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -8,15 +8,15 @@ use std::path::{Path, PathBuf};
 
 use tracing::{info, warn};
 
-/// A log of this many bytes becomes the one before, and a new one is begun.
+/// Maximum size of a log, in bytes. A full log becomes the previous one, and a new one is started.
 const LOG_BYTES: u64 = 4 << 20;
 
-/// Two files: the log and, beside it with `.1` appended, the one before.
+/// The log, and the previous one with `.1` appended to its name.
 #[derive(Debug)]
 pub(super) struct Log {
     path: PathBuf,
     limit: u64,
-    /// With its length.
+    /// The open file and its length.
     file: Option<(File, u64)>,
     failing: bool,
 }
@@ -31,8 +31,7 @@ impl Log {
         }
     }
 
-    /// Appends as much of `data` as the disk takes. What it does not take is lost, which is said once, until the
-    /// disk takes data again.
+    /// Appends `data`. On an error the rest is lost. A warning is logged once until a write succeeds.
     pub(super) fn append(&mut self, data: &[u8]) {
         match self.try_append(data) {
             Ok(()) if self.failing => {
@@ -109,7 +108,7 @@ mod tests {
         let mut log = Log::new(path.clone());
         log.append(b"lost");
         assert!(log.failing);
-        // O_NOFOLLOW refused the link; a device that takes nothing behaves the same.
+        // O_NOFOLLOW refuses the link. A full device behaves the same.
         log.file = Some((OpenOptions::new().write(true).open("/dev/full").unwrap(), 0));
         log.append(b"lost too");
         assert!(log.failing);

@@ -1,9 +1,8 @@
-//! The guest's serial console: always drained, so that the guest never waits for whoever looks on.
+//! The guest's serial console. It is always drained, so the guest never waits for a reader.
 //!
-//! One actor owns the socket that ttyS0 is connected to. What the guest says goes to a log of bounded size, to a
-//! scrollback for the next session, to the one session there may be, and to the one mirror: the standard streams of a
-//! container. A session or mirror that does not keep up misses output and is told how much; a guest that does not read
-//! stops their input, nothing else.
+//! One actor owns the socket of ttyS0. Output goes to a log of bounded size, to a scrollback for the next session, to
+//! at most one session, and to at most one mirror: the standard streams of a container. A session or mirror that is too
+//! slow misses output and is told how much. A guest that does not read blocks only their input.
 
 mod log;
 mod scrollback;
@@ -23,14 +22,14 @@ use scrollback::Scrollback;
 
 /// Bytes read from the guest at a time.
 const CHUNK: usize = 4096;
-/// Chunks a session may lag behind; beyond it output is skipped.
+/// Maximum chunks a session may lag behind. Further output is skipped.
 const SESSION_CHUNKS: usize = 64;
-/// The same for a mirror, which is someone's log.
+/// The same for a mirror, which is a container's log.
 const MIRROR_CHUNKS: usize = 512;
-/// Bytes waiting for the guest to read them; beyond it the session's input waits.
+/// Maximum bytes that wait for the guest to read them. Further input waits in the session.
 const INPUT_BYTES: usize = 64 << 10;
 
-/// A handle on a console's actor, which ends with its last handle.
+/// A handle to the actor of a console. The actor ends with its last handle.
 #[derive(Debug, Clone)]
 pub struct Console {
     attach: mpsc::Sender<Attach>,
@@ -41,7 +40,7 @@ pub struct Console {
 struct Attach {
     as_mirror: bool,
     output: mpsc::Sender<ConsoleOutput>,
-    /// Told to the session, which stamps its input with it.
+    /// Returns the session's number, which its input carries.
     id: tokio::sync::oneshot::Sender<u64>,
 }
 
@@ -54,13 +53,13 @@ struct Input {
 /// One session's two directions.
 #[derive(Debug)]
 pub struct Session {
-    /// What the guest says, the scrollback first; the last message says why the session ended.
+    /// The output, the scrollback first. The last message holds the reason for the end of the session.
     pub output: mpsc::Receiver<ConsoleOutput>,
-    /// What is typed.
+    /// The input.
     pub input: SessionInput,
 }
 
-/// The way to the guest.
+/// The input of a session.
 #[derive(Debug)]
 pub struct SessionInput {
     id: u64,
@@ -68,8 +67,8 @@ pub struct SessionInput {
 }
 
 impl SessionInput {
-    /// Gives `data` to the guest; waits while the guest does not read. Once the session was taken over it is dropped.
-    /// Nothing but the error that the VM has ended.
+    /// Sends `data` to the guest. Waits while the guest does not read. Drops `data` if another session has taken over.
+    /// Fails only if the VM has ended.
     pub async fn send(&self, data: Vec<u8>) -> Result<(), VmEnded> {
         self.input
             .send(Input {
@@ -81,13 +80,13 @@ impl SessionInput {
     }
 }
 
-/// The console is gone with its VM.
+/// The VM of the console has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the VM has ended")]
 pub struct VmEnded;
 
 impl Console {
-    /// Starts the actor on the guest's console socket; `log` is the path of the current log.
+    /// Starts the actor on the guest's console socket. `log` is the path of the log.
     pub fn start(guest: UnixStream, log: PathBuf) -> Console {
         let (attach, attaches) = mpsc::channel(4);
         let (input, inputs) = mpsc::channel(4);
@@ -108,18 +107,18 @@ impl Console {
         Console { attach, input }
     }
 
-    /// Opens a session; one that is open already ends.
+    /// Opens a session. The session open before ends.
     pub async fn attach(&self) -> Result<Session, VmEnded> {
         self.listen(SESSION_CHUNKS, false).await
     }
 
-    /// Opens the mirror, which stays while sessions come and go; one that is open already ends.
+    /// Opens the mirror, which is independent of sessions. The mirror open before ends.
     pub async fn mirror(&self) -> Result<Session, VmEnded> {
         self.listen(MIRROR_CHUNKS, true).await
     }
 
     async fn listen(&self, chunks: usize, as_mirror: bool) -> Result<Session, VmEnded> {
-        // One slot is kept for the last message, one for the scrollback, one for a note on what was skipped.
+        // One slot is reserved for the last message, one for the scrollback, one for the count of skipped bytes.
         let (output, receiver) = mpsc::channel(chunks + 3);
         let (id, answer) = tokio::sync::oneshot::channel();
         self.attach
@@ -142,12 +141,12 @@ impl Console {
 }
 
 struct Actor {
-    /// Until the guest's end of the socket closes.
+    /// `None` once the guest's end of the socket has closed.
     guest: Option<OwnedReadHalf>,
     writer: OwnedWriteHalf,
     attaches: mpsc::Receiver<Attach>,
     inputs: mpsc::Receiver<Input>,
-    /// Typed, not yet read by the guest.
+    /// Input that the guest has not read.
     pending: Vec<u8>,
     session: Option<Listener>,
     mirror: Option<Listener>,
@@ -232,7 +231,7 @@ impl Actor {
     }
 }
 
-/// The next bytes; nothing once the other end has closed; forever waiting after that.
+/// Reads the next bytes. Returns `None` when the other end has closed, and never completes after that.
 async fn read(guest: &mut Option<OwnedReadHalf>, chunk: &mut [u8]) -> Option<usize> {
     match guest {
         Some(guest) => guest.read(chunk).await.ok().filter(|length| *length > 0),
@@ -240,7 +239,7 @@ async fn read(guest: &mut Option<OwnedReadHalf>, chunk: &mut [u8]) -> Option<usi
     }
 }
 
-/// The actor's side of the session.
+/// The actor's end of a session.
 #[derive(Debug)]
 struct Listener {
     id: u64,
@@ -249,9 +248,9 @@ struct Listener {
 }
 
 impl Listener {
-    /// False where the session has gone.
+    /// Sends output. Returns false if the session is gone.
     fn send(&mut self, data: &[u8]) -> bool {
-        // This is the only sender, so what is free stays free: one slot for the note, one for the data, one for the end.
+        // This is the only sender, so free slots stay free: one for the count, one for the data, one for the end.
         if self.output.capacity() < 3 {
             self.skipped = self.skipped.saturating_add(data.len() as u64);
             return !self.output.is_closed();

@@ -1,8 +1,8 @@
-//! What the guest said last.
+//! The last output of the guest.
 
 use std::collections::VecDeque;
 
-/// Bytes kept.
+/// Maximum bytes.
 pub(super) const SCROLLBACK: usize = 64 << 10;
 
 #[derive(Debug, Default)]

@@ -29,7 +29,7 @@ async fn next(session: &mut Session) -> Output {
     session.output.recv().await.unwrap().output.unwrap()
 }
 
-/// All bytes until `until` of them came, and how many were said to be skipped.
+/// Reads until `until` bytes have come. Returns them and the count of skipped bytes.
 async fn collect(session: &mut Session, until: u64) -> (Vec<u8>, u64) {
     let (mut bytes, mut skipped) = (Vec::new(), 0);
     while (bytes.len() as u64) + skipped < until {
@@ -79,7 +79,7 @@ fn a_stalled_session_never_stalls_the_guest() {
         while std::fs::metadata(f.home.path().join("console.log")).map_or(0, |log| log.len()) < total {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        // The session wakes up: old output, then, with the guest's next word, what it missed.
+        // The session reads again: old output, then, with the next output, the count of skipped bytes.
         let mut held = 0;
         while let Ok(Some(output)) = timeout(Duration::from_millis(50), session.output.recv()).await {
             if let Some(Output::Data(data)) = output.output {

@@ -10,7 +10,7 @@ use tonic::{Status, Streaming};
 
 use crate::console::{Session, SessionInput};
 
-/// What the guest says, until the session ends or its client closes its side.
+/// The output of a session, until it ends or the client closes its side.
 #[derive(Debug)]
 pub(super) struct SessionStream {
     output: mpsc::Receiver<ConsoleOutput>,
@@ -28,12 +28,12 @@ impl SessionStream {
     }
 }
 
-/// Gives the guest what the client types until either side has gone.
+/// Forwards the client's input to the guest until either side is gone.
 async fn forward(mut typed: Streaming<ConsoleInput>, guest: SessionInput, mut close: oneshot::Sender<()>) {
     let forward = async {
         while let Ok(Some(input)) = typed.message().await {
             if guest.send(input.data).await.is_err() {
-                // The output side tells the client.
+                // The client learns it from the output.
                 std::future::pending::<()>().await;
             }
         }

@@ -1,4 +1,4 @@
-//! A VM in a process that does more than that: the containerd shim's.
+//! A VM embedded in another process: the containerd shim.
 
 use std::io;
 
@@ -13,16 +13,16 @@ use crate::launch::{EmbeddedStart, StartMode, StartReport};
 use crate::state::{RuntimeDir, StateError};
 use crate::vm_environment::VmEnvironment;
 
-/// Why a VM could not be built or booted; nothing of it is left.
+/// An error of building or booting a VM. Everything has been cleaned up.
 #[derive(Debug, thiserror::Error)]
 pub enum EmbeddedVmError {
-    /// Its state directory.
+    /// An error of its directory.
     #[error(transparent)]
     State(#[from] StateError),
-    /// What is kept in there.
+    /// An error of writing to its directory.
     #[error("the VM's state cannot be kept")]
     Keep(#[from] io::Error),
-    /// Anything else.
+    /// Another error.
     #[error("{0}")]
     Failed(String),
 }
@@ -30,7 +30,7 @@ pub enum EmbeddedVmError {
 /// A VM whose machine is built.
 #[derive(Debug)]
 pub struct EmbeddedVm {
-    /// What can be asked of it.
+    /// The handle to the VM.
     pub vm: VmHandle,
     /// Its serial console, if it has one.
     pub console: Option<Console>,
@@ -40,11 +40,11 @@ pub struct EmbeddedVm {
 }
 
 impl EmbeddedVm {
-    /// Builds the machine of a plan, whose state is in `runtime` by these two names. On a tokio runtime of one thread,
-    /// which ends after the VM.
+    /// Builds the machine of a plan. Its directory in `runtime` has these two names. Must be called on a
+    /// single-threaded tokio runtime that outlives the VM.
     ///
     /// # Errors
-    /// The VM cannot be; whatever was made for it is gone.
+    /// The machine cannot be built. Everything has been cleaned up.
     pub async fn build(
         runtime: &RuntimeDir,
         (namespace, name): (&str, &str),
@@ -74,7 +74,7 @@ impl EmbeddedVm {
             remove_dir(claimed);
             status_server.publish_final(final_status).await;
         });
-        // Without a word on the machine there is one on why there is none.
+        // If the machine is not built, there is a report of the error.
         let Ok(pid) = is_built.await else {
             let status = final_status(vm.status()).await;
             return Err(EmbeddedVmError::Failed(said(reported, &status).await));
@@ -87,10 +87,10 @@ impl EmbeddedVm {
         })
     }
 
-    /// Boots it. Once.
+    /// Boots the machine. May be called once.
     ///
     /// # Errors
-    /// It does not run, and its end shows in the status.
+    /// The VM does not run. Its status shows the end.
     pub async fn boot(&mut self) -> Result<(), EmbeddedVmError> {
         let Some((boot, reported)) = self.start.take() else {
             return Err(EmbeddedVmError::Failed("it was started before".into()));
@@ -104,7 +104,7 @@ impl EmbeddedVm {
     }
 }
 
-/// The report on a start that failed, which comes before the status ends.
+/// Returns the error of a failed start, which is reported before the status ends.
 async fn said(reported: oneshot::Receiver<StartReport>, status: &VmStatus) -> String {
     match reported.await {
         Ok(StartReport::Failed { message, .. }) => message,
@@ -112,7 +112,7 @@ async fn said(reported: oneshot::Receiver<StartReport>, status: &VmStatus) -> St
     }
 }
 
-/// The last status of a VM, which it has when nothing of it is left.
+/// Waits for the final status of a VM. Everything has been cleaned up then.
 pub async fn final_status(mut status: watch::Receiver<VmStatus>) -> VmStatus {
     while status.changed().await.is_ok() {}
     status.borrow().clone()

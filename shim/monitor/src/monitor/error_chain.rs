@@ -1,8 +1,8 @@
-//! Errors as text.
+//! Formatting of errors.
 
 use std::error::Error;
 
-/// An error and its causes on one line; a cause that its effect quotes already is not repeated.
+/// Formats an error and its causes on one line. A cause that is quoted already is not repeated.
 pub(super) fn error_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,4 +1,4 @@
-//! What the end of a VMM means for its VM.
+//! The final status of a VM, from the exit of its VMM.
 
 use husk_proto::shim::v1::Phase;
 use husk_proto::vmm::v1::ExitReason;
@@ -6,32 +6,32 @@ use husk_proto::vmm::v1::event::Exit;
 
 use crate::vmm_process::VmmExit;
 
-/// A final status.
+/// The final status of a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FinalStatus {
     pub(super) phase: Phase,
     pub(super) reason: &'static str,
     pub(super) message: String,
-    /// Why the VMM ended; unspecified where there was none.
+    /// The VMM's exit reason. Unspecified if there was no VMM.
     pub(super) exit: ExitReason,
 }
 
-/// Who ended the VM, if not the guest.
+/// The reason for killing a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KillReason {
-    /// Somebody said so.
+    /// A request to kill it.
     Asked,
     /// The guest did not power off in time.
     GraceExpired {
-        /// The time it had.
+        /// The grace period.
         seconds: u64,
     },
-    /// The program that started the VM was gone before it ran.
+    /// The program that started the VM exited before the VM ran.
     LauncherGone,
 }
 
 impl FinalStatus {
-    /// A VM that never ran.
+    /// The status of a VM that never ran.
     pub(super) fn not_started(reason: &'static str, message: String, exit: ExitReason) -> FinalStatus {
         FinalStatus {
             phase: Phase::Failed,
@@ -41,7 +41,8 @@ impl FinalStatus {
         }
     }
 
-    /// A VM that was killed. As with KubeVirt that is a failure, unless there is no ACPI to ask the guest with.
+    /// The status of a VM that was killed. As in KubeVirt this is a failure, unless the VM has no ACPI and so no power
+    /// button.
     pub(super) fn killed(why: KillReason, acpi: bool, exit: ExitReason) -> FinalStatus {
         let phase = if acpi { Phase::Failed } else { Phase::Succeeded };
         let (reason, message) = match why {
@@ -63,7 +64,8 @@ impl FinalStatus {
         }
     }
 
-    /// A VMM that ended by itself. Its last event says why; its status does where the event did not get through.
+    /// The status of a VM whose VMM exited by itself. The reason is in its exit event, or without one in its exit
+    /// status.
     pub(super) fn of_vmm(process: &VmmExit, last_event: Option<&Exit>) -> FinalStatus {
         let (exit, detail) = match last_event {
             Some(event) if !process.by_signal => (event.reason(), event.detail.clone()),

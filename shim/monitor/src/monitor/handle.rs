@@ -1,4 +1,4 @@
-//! What can be asked of a VM, by whoever hosts it and over gRPC.
+//! Operations on a VM, for the embedding process and over gRPC.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use super::vm::{RunningVmm, VmActorHandle};
 use super::vm_error::VmError;
 use super::vmm_connection::call_within;
 
-/// How long the VMM may take for what it does at once.
+/// Maximum time for the VMM to answer.
 const VMM_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A handle on a VM.
+/// A handle to a VM.
 #[derive(Debug, Clone)]
 pub struct VmHandle {
     vm: VmActorHandle,
@@ -30,13 +30,13 @@ impl VmHandle {
         VmHandle { vm, vmm, status }
     }
 
-    /// Its status, now and as it changes; the watch ends after a final one.
+    /// Watches the status. The watch ends after the final status.
     #[must_use]
     pub fn status(&self) -> watch::Receiver<VmStatus> {
         self.status.clone()
     }
 
-    /// Begins a graceful end and tells the grace period in effect, in seconds.
+    /// Starts a graceful shutdown. Returns the grace period in effect, in seconds.
     ///
     /// # Errors
     /// The VM has ended.
@@ -44,7 +44,7 @@ impl VmHandle {
         self.vm.shutdown(grace_seconds).await.ok_or_else(VmError::ended)
     }
 
-    /// Ends the VM at once.
+    /// Kills the VM.
     ///
     /// # Errors
     /// The VM has ended.
@@ -52,25 +52,25 @@ impl VmHandle {
         self.vm.kill().await.ok_or_else(VmError::ended)
     }
 
-    /// Stops the vCPUs; returns when the status says so.
+    /// Stops the vCPUs. Returns when the status shows it.
     ///
     /// # Errors
-    /// The VM does not run, or its VMM does not answer.
+    /// The VM is not running, or its VMM does not answer.
     pub async fn pause(&self) -> Result<(), VmError> {
         call_within(VMM_TIMEOUT, self.vmm()?.client.pause(vmm::PauseRequest {})).await?;
         self.wait_for_paused(true).await
     }
 
-    /// Undoes [`VmHandle::pause`].
+    /// Resumes a paused VM.
     ///
     /// # Errors
-    /// As for that.
+    /// As for [`VmHandle::pause`].
     pub async fn resume(&self) -> Result<(), VmError> {
         call_within(VMM_TIMEOUT, self.vmm()?.client.resume(vmm::ResumeRequest {})).await?;
         self.wait_for_paused(false).await
     }
 
-    /// Resets the machine in place.
+    /// Resets the machine.
     ///
     /// # Errors
     /// As for [`VmHandle::pause`].
@@ -79,7 +79,7 @@ impl VmHandle {
         Ok(())
     }
 
-    /// The VMM, while the VM runs.
+    /// Returns the VMM while the VM runs.
     pub(super) fn running(&self) -> Option<RunningVmm> {
         self.vmm.borrow().clone()
     }
@@ -88,10 +88,10 @@ impl VmHandle {
         self.running().ok_or_else(VmError::not_running)
     }
 
-    /// Waits until a change the VMM has confirmed shows in the status too.
+    /// Waits until the status shows a change that the VMM has confirmed.
     async fn wait_for_paused(&self, paused: bool) -> Result<(), VmError> {
         let mut status = self.status.clone();
-        // Where the VM ends meanwhile there is nothing to wait for.
+        // If the VM ends meanwhile there is nothing to wait for.
         let _ = call_within(VMM_TIMEOUT, async {
             Ok(status.wait_for(|status| status.paused == paused).await.is_ok())
         })

@@ -1,4 +1,4 @@
-//! pod.sock, and fds.sock beside it: for the VM's owner and root alone.
+//! The sockets pod.sock and fds.sock, which only the VM's owner and root may use.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -13,12 +13,12 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tokio_stream::{Stream, StreamExt};
 use tracing::warn;
 
-/// Descriptors that may wait on fds.sock for the call that names them.
+/// Maximum descriptors that wait for the call that names them.
 const DESCRIPTORS: usize = 64;
-/// Connections that may wait on fds.sock to be accepted.
+/// Backlog of fds.sock.
 const BACKLOG: i32 = 16;
 
-/// Connections by this user and root to `pod.sock` in `dir`.
+/// Listens on `pod.sock` in `dir`, for this user and root.
 pub(super) fn serve_calls(dir: &Path) -> io::Result<impl Stream<Item = io::Result<UnixStream>> + use<>> {
     let listener = at(dir, "pod.sock", |path| UnixListener::bind(path))?;
     Ok(
@@ -29,7 +29,7 @@ pub(super) fn serve_calls(dir: &Path) -> io::Result<impl Stream<Item = io::Resul
     )
 }
 
-/// What this user and root send to `fds.sock` in `dir`.
+/// Receives descriptors on `fds.sock` in `dir`, from this user and root.
 pub(super) fn serve_descriptors(dir: &Path) -> io::Result<FdReceiver> {
     let listener = at(dir, "fds.sock", |path| {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -41,9 +41,9 @@ pub(super) fn serve_descriptors(dir: &Path) -> io::Result<FdReceiver> {
     FdReceiver::listen(listener, DESCRIPTORS, |connection| may_connect(&connection))
 }
 
-/// Makes a socket in `dir` for this user alone.
+/// Creates a socket in `dir` with mode 0600.
 fn at<T>(dir: &Path, name: &str, bind: impl FnOnce(&str) -> io::Result<T>) -> io::Result<T> {
-    // A socket's address holds 108 bytes; through the open directory it is short whatever the VM is called.
+    // A socket address holds 108 bytes. Through the open directory it is short for any VM name.
     let dir: OwnedFd = open(
         dir,
         OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
@@ -76,7 +76,7 @@ mod tests {
 
     use super::*;
 
-    /// Connects as a user that is neither this one nor root, which takes root; what came of it.
+    /// Connects as another user, which needs root. Returns the result.
     fn as_nobody(path: std::path::PathBuf) -> io::Result<Vec<u8>> {
         let nobody = std::thread::spawn(move || {
             // SAFETY: the call takes integers; the kernel's, unlike the C library's, changes this thread alone, which
@@ -115,7 +115,7 @@ mod tests {
         let foreign = |path| tokio::task::spawn_blocking(move || as_nobody(path));
         let refused = foreign(path.clone()).await.unwrap().unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
-        // Whatever becomes of the modes, the peer is asked for.
+        // The peer is checked whatever the mode.
         for (path, mode) in [(dir.path().to_owned(), 0o755), (path.clone(), 0o666)] {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
         }

@@ -1,17 +1,17 @@
-//! What can be counted of a VM, from outside its VMM and from it. What is not known is left out.
+//! Metrics of a VM, from /proc and from its VMM. Unknown values are left out.
 
 use std::fs;
 
 use husk_proto::shim::v1::{InterfaceMetrics, Metrics};
 use husk_proto::vmm::v1::InfoResponse;
 
-/// More vCPUs than a VM has: the VMM, whose threads these are, is nobody's friend.
+/// Limit of vCPU numbers. A compromised VMM can give its threads any name.
 const MOST_VCPUS: usize = 512;
 
-/// Of the VMM's process, and of what it says of itself.
+/// Collects the metrics of a VMM's process and from its `Info` answer.
 pub(super) fn metrics(pid: u32, said: Option<&InfoResponse>) -> Metrics {
     let nics = said.map_or(&[][..], |said| &said.nics);
-    // The kernel's own worker moves the others' frames, and the VMM counts nothing.
+    // With vhost the kernel moves the frames, and the VMM has no counters.
     let interfaces = nics.iter().filter(|nic| !nic.vhost).map(|nic| InterfaceMetrics {
         name: nic.id.clone(),
         received: nic.received,
@@ -25,7 +25,7 @@ pub(super) fn metrics(pid: u32, said: Option<&InfoResponse>) -> Metrics {
     }
 }
 
-/// How long each thread of a vCPU ran; none if that of any is not known.
+/// Run time of each vCPU thread in nanoseconds; none if one is unknown.
 fn vcpus(pid: u32) -> Option<Vec<u64>> {
     let mut found: Vec<Option<u64>> = Vec::new();
     for thread in fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten() {
@@ -41,7 +41,7 @@ fn vcpus(pid: u32) -> Option<Vec<u64>> {
     found.into_iter().collect()
 }
 
-/// The number of the vCPU whose thread is called so.
+/// The number of a vCPU, from the name of its thread.
 fn number(name: &str) -> Option<usize> {
     let number: usize = name.strip_prefix("vcpu")?.parse().ok()?;
     (number < MOST_VCPUS).then_some(number)
@@ -96,7 +96,7 @@ mod tests {
             balloon_bytes: Some(4096),
             ..InfoResponse::default()
         };
-        // No process has this number.
+        // No process has this id.
         let found = metrics(u32::MAX, Some(&said));
         assert_eq!((found.vcpu_run_ns, found.resident_bytes), (Vec::new(), None));
         assert_eq!(found.balloon_bytes, Some(4096));

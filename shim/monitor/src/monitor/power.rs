@@ -1,15 +1,15 @@
-//! When to press the power button again, and when to stop asking.
+//! The schedule of a graceful shutdown.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A guest may ignore the button while it boots, so it is pressed again.
+/// Interval between presses of the power button. A guest may ignore it while it boots.
 const PRESS_EVERY: Duration = Duration::from_secs(5);
-/// Longer grace periods end here; the clock's arithmetic has an end.
+/// Maximum grace period in seconds. It keeps the arithmetic of the clock from overflowing.
 const LONGEST_GRACE: u64 = 10 * 365 * 24 * 3600;
 
-/// A graceful end under way.
+/// A graceful shutdown under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct GracefulShutdown {
     next_press: Instant,
@@ -17,7 +17,7 @@ pub(super) struct GracefulShutdown {
     grace_seconds: u64,
 }
 
-/// What is due.
+/// The next step of a shutdown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ShutdownStep {
     Press,
@@ -26,7 +26,7 @@ pub(super) enum ShutdownStep {
 }
 
 impl GracefulShutdown {
-    /// Asked at `now`; the first press is due at once. Of two requests the earlier deadline holds.
+    /// Records a request at `now`. The first press is due at once. The earlier deadline of two requests applies.
     pub(super) fn requested(
         before: Option<GracefulShutdown>,
         grace_seconds: u64,
@@ -51,12 +51,12 @@ impl GracefulShutdown {
         self.grace_seconds
     }
 
-    /// When to look again.
+    /// Time of the next step.
     pub(super) fn next_deadline(&self) -> Instant {
         self.next_press.min(self.deadline)
     }
 
-    /// What is due at `now`; a press is told once.
+    /// Returns the step that is due at `now`. A press is returned once.
     pub(super) fn due(&mut self, now: Instant) -> ShutdownStep {
         if now >= self.deadline {
             return ShutdownStep::Kill {
@@ -120,7 +120,7 @@ mod tests {
             GracefulShutdown::requested(Some(long), 0, start).due(start),
             ShutdownStep::Kill { grace_seconds: 0 }
         );
-        // No panic at the end of time.
+        // The longest grace period does not panic.
         let mut endless = GracefulShutdown::requested(None, u64::MAX, start);
         assert_eq!(endless.due(start), ShutdownStep::Press);
     }

@@ -1,7 +1,7 @@
-//! Noticing that an image or block device has grown.
+//! Detection of images and block devices that have grown.
 //!
-//! Sizes are asked for every few seconds. inotify would wake the monitor at each write of the guest, and says nothing of
-//! block devices, nor of files that grow from another machine.
+//! Sizes are polled. inotify would wake the monitor at each write of the guest, and does not report block devices or
+//! files that another machine extends.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -9,22 +9,22 @@ use std::time::Duration;
 
 use rustix::fs::{FileType, Mode, OFlags, fstat, major, minor, open};
 
-/// How often sizes are asked for.
+/// Interval between two checks.
 pub(super) const POLL_INTERVAL: Duration = Duration::from_secs(3);
 
-/// Bytes of the sectors in which the kernel counts a device.
+/// Size of a sector in sysfs, in bytes.
 const SECTOR: u64 = 512;
 
-/// A hold on a file that tells its size, and neither opens nor locks it.
+/// A reference to a file that can read its size, and neither opens nor locks it (`O_PATH`).
 #[derive(Debug)]
 pub(super) struct SizeProbe {
     file: OwnedFd,
-    /// Bytes it had at first.
+    /// Size at creation, in bytes.
     pub(super) first: u64,
 }
 
 impl SizeProbe {
-    /// Of a file that is open.
+    /// Creates a probe of an open file.
     pub(super) fn of(file: impl AsFd) -> io::Result<SizeProbe> {
         let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
         let mut probe = SizeProbe {
@@ -35,7 +35,7 @@ impl SizeProbe {
         Ok(probe)
     }
 
-    /// Bytes of the file or block device. May wait for a network file system.
+    /// Returns the size of the file or block device, in bytes. May block on a network file system.
     pub(super) fn bytes(&self) -> io::Result<u64> {
         let stat = fstat(&self.file)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::BlockDevice {

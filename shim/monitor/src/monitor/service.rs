@@ -1,4 +1,4 @@
-//! husk.shim.v1 for one VM.
+//! The gRPC service `husk.shim.v1` of one VM.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -34,10 +34,10 @@ use super::vmm_connection::call_within;
 use crate::console::Console;
 use crate::vm_environment::VmEnvironment;
 
-/// How long `Info` waits for what only the VMM knows.
+/// Maximum time `Info` waits for the VMM.
 const DETAILS_WITHIN: Duration = Duration::from_secs(2);
 
-/// What a service needs.
+/// The parts that a service is made of.
 #[derive(Debug)]
 pub(super) struct ServiceParts {
     pub(super) plan: Arc<VmPlan>,
@@ -60,7 +60,7 @@ pub(super) struct Service {
     sync: VmiSync,
 }
 
-/// The wire's code for each failure.
+/// Maps each error to a gRPC status.
 impl From<VmError> for Status {
     fn from(error: VmError) -> Status {
         let code = match error {
@@ -108,12 +108,12 @@ impl Service {
         }
     }
 
-    /// What was handed over for a volume, and which file it is.
+    /// Takes the descriptor that was sent for a volume and identifies its file.
     async fn receive_file(&self, fd: &vmm::Fd, read_only: bool) -> Result<(OwnedFd, FileId), VmError> {
         let token = Token::try_from(fd).map_err(|error| VmError::invalid_argument(error.to_string()))?;
         let taken = self.descriptors.take(token).await;
         let fd = taken.map_err(|error| VmError::wrong_state(error.to_string()))?;
-        // It may lie on a network file system.
+        // The file may be on a network file system.
         let identified = spawn_blocking(move || identify(&fd, read_only).map(|id| (fd, id))).await;
         let identified = identified.map_err(|error| VmError::internal(error.to_string()))?;
         identified.map_err(|fault| VmError::invalid_argument(error_chain(&fault)))

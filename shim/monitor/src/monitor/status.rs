@@ -1,4 +1,4 @@
-//! The VM's status, for whoever watches.
+//! The status of a VM.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,10 +12,10 @@ use tracing::{info, warn};
 
 use super::final_status::FinalStatus;
 
-/// The status's reason while a VM is paused for that.
+/// The reason in the status of a VM paused by an I/O error.
 const PAUSED_IO_ERROR: &str = "PausedIOError";
 
-/// The one writer of a VM's status; clones write the same one.
+/// Publishes the status of a VM. Clones publish the same status.
 #[derive(Debug, Clone)]
 pub(super) struct StatusPublisher {
     status: watch::Sender<Status>,
@@ -37,7 +37,7 @@ impl StatusPublisher {
         }
     }
 
-    /// Watches it; the watch ends after a final status.
+    /// Watches the status. The watch ends after the final status.
     pub(super) fn subscribe(&self) -> watch::Receiver<Status> {
         self.status.subscribe()
     }
@@ -46,7 +46,7 @@ impl StatusPublisher {
         self.status.borrow().paused
     }
 
-    /// Tells how far a disk is; `: N %` at the end is what changes.
+    /// Publishes the progress of unpacking a volume. Only the `: N %` at the end changes.
     pub(super) fn unpacking(&self, unpacking: &UnpackProgress) {
         let UnpackProgress { volume, done, size } = unpacking;
         let percent = u128::from(*done) * 100 / u128::from(*size).max(1);
@@ -62,7 +62,7 @@ impl StatusPublisher {
         self.status.send_modify(|status| status.stopping = true);
     }
 
-    /// Takes in what the VMM tells.
+    /// Updates the status with an event of the VMM.
     pub(super) fn handle_vmm_event(&self, event: &Event) {
         let when = unix_time(event.monotonic_ns);
         match &event.event {
@@ -94,7 +94,7 @@ impl StatusPublisher {
         });
     }
 
-    /// The VM is paused next, unless it is.
+    /// Records an I/O error. The VMM pauses the VM next.
     fn io_error(&self, error: &IoError) {
         let IoError { disk, message } = error;
         warn!(disk, message, "I/O error");
@@ -125,12 +125,12 @@ impl StatusPublisher {
     }
 }
 
-/// Now, in nanoseconds since 1970.
+/// The present time in nanoseconds since 1970.
 fn now() -> u64 {
     nanoseconds(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
 }
 
-/// The time of day at which `CLOCK_MONOTONIC` showed `monotonic_ns`; now, if that lies ahead.
+/// Converts a `CLOCK_MONOTONIC` time to nanoseconds since 1970. A time in the future becomes the present.
 fn unix_time(monotonic_ns: u64) -> u64 {
     let clock = clock_gettime(ClockId::Monotonic);
     let seconds = u64::try_from(clock.tv_sec).unwrap_or_default();

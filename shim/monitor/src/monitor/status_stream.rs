@@ -34,7 +34,7 @@ impl StatusSources {
     }
 }
 
-/// Follows a VM until its end. The stream's reader may be slow: it misses what was so in between.
+/// Streams the status of a VM until its end. A slow reader misses intermediate states.
 pub(super) fn watch_status(
     mut sources: StatusSources,
     metrics_seconds: u32,
@@ -71,7 +71,7 @@ pub(super) fn watch_status(
     ReceiverStream::new(stream)
 }
 
-/// Whether there is something new; waits for ever where there never will be.
+/// Waits for a change. Never completes if there are no more.
 async fn changed<T>(watch: &mut watch::Receiver<T>) -> bool {
     match watch.changed().await {
         Ok(()) => true,

@@ -1,4 +1,4 @@
-//! The monitor's standard streams: configuration in, report out, log.
+//! The monitor's standard streams: configuration, report and log.
 
 use std::convert::Infallible;
 use std::ffi::OsString;
@@ -14,13 +14,13 @@ use serde::Serialize;
 
 use crate::launch::MonitorConfig;
 
-/// A manifest with its cloud-init data; more than any API server takes.
+/// Maximum size of the configuration, in bytes. No API server accepts a manifest as large.
 const CONFIG_BYTES: u64 = 64 << 20;
-/// A log of this many bytes becomes `monitor.log.1`, and a new one is begun.
+/// Maximum size of a log, in bytes. A full log becomes `monitor.log.1`, and a new one is started.
 const LOG_BYTES: i64 = 4 << 20;
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 
-/// Reads all of standard input, which is empty from then on.
+/// Reads the configuration from standard input, and replaces that with /dev/null.
 pub(super) fn read_config() -> io::Result<MonitorConfig> {
     let mut text = Vec::new();
     io::stdin().lock().take(CONFIG_BYTES).read_to_end(&mut text)?;
@@ -28,40 +28,40 @@ pub(super) fn read_config() -> io::Result<MonitorConfig> {
     serde_json::from_slice(&text).map_err(io::Error::from)
 }
 
-/// A VM may have a thousand disks, each a descriptor.
+/// Raises the limit of open files. A VM may have a thousand disks.
 pub(super) fn raise_file_limit() {
     let mut files = getrlimit(Resource::Nofile);
     files.current = files.maximum;
-    // Fewer files is an error of its own when they run out.
+    // With fewer, opening a file fails later.
     let _ = setrlimit(Resource::Nofile, files);
 }
 
-/// Standard error, and so the log, goes to this file from now on.
+/// Redirects standard error, and so the log, to a file.
 pub(super) fn log_to(path: &Path) -> io::Result<()> {
     Ok(dup2_stderr(private(path, true)?)?)
 }
 
-/// Begins a new log whenever the present one has grown large.
+/// Starts a new log whenever the present one is full.
 pub(super) async fn keep_bounded(path: &Path) -> Infallible {
     let mut before = OsString::from(path);
     before.push(".1");
     loop {
         tokio::time::sleep(CHECK_EVERY).await;
         if rustix::fs::fstat(stderr()).is_ok_and(|log| log.st_size > LOG_BYTES) {
-            // Where this fails the log grows on, which is better than losing it.
+            // If this fails the log keeps growing, which is better than losing it.
             let _ = std::fs::rename(path, &before).and_then(|()| log_to(path));
         }
     }
 }
 
-/// Writes a file for the VM's other commands to read.
+/// Writes a file that other commands read.
 pub(super) fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
     let mut file = BufWriter::new(private(path, false)?);
     serde_json::to_writer(&mut file, value)?;
     file.flush()
 }
 
-/// The same in place of a file that may be read meanwhile.
+/// Replaces such a file atomically.
 pub(super) fn replace_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
     let mut new = OsString::from(path);
     new.push(".new");

@@ -1,4 +1,4 @@
-//! A VM with all that serves it, whichever process that is in.
+//! A VM with its actors and its gRPC server.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -27,12 +27,12 @@ use crate::launch::StartMode;
 use crate::state::{ClaimedDir, VmDir};
 use crate::vm_environment::VmEnvironment;
 
-/// How long clients have to take the final status.
+/// Maximum time for clients to read the final status.
 const FINAL_STATUS_TIMEOUT: Duration = Duration::from_secs(2);
-/// A message to the monitor is a manifest at most, and what stands around it.
+/// Maximum size of a message, in bytes: a manifest with its envelope.
 const MESSAGE_BYTES: usize = husk_vmi::MANIFEST_LIMIT + (128 << 10);
 
-/// A VM that has not started, served on pod.sock already.
+/// A VM that has not started yet. Its pod.sock is served already.
 pub(super) struct Supervisor {
     vm: VmActor,
     disks: DisksActor,
@@ -44,7 +44,7 @@ pub(super) struct Supervisor {
     pub(super) console: Option<Console>,
 }
 
-/// Those who want to know how the VM does.
+/// The gRPC server, and the publisher of the status that it serves.
 pub(super) struct StatusServer {
     publisher: StatusPublisher,
     finish: oneshot::Sender<()>,
@@ -52,7 +52,7 @@ pub(super) struct StatusServer {
 }
 
 impl Supervisor {
-    /// Writes down what the VM is and begins to serve, in the VM's directory. On a tokio runtime.
+    /// Writes the VM's plan and metadata to its directory and starts to serve. Must be called on a tokio runtime.
     pub(super) fn new(
         plan: VmPlan,
         vmi: &serde_json::Value,
@@ -115,13 +115,13 @@ impl Supervisor {
         })
     }
 
-    /// The whole life of the VM.
+    /// Runs the VM until it has ended.
     pub(super) async fn run(self, start_mode: StartMode) -> (FinalStatus, StatusServer) {
-        // The console's actor and the status end with their last handles.
+        // The console's actor and the status watch end with their last handles.
         drop((self.console, self.handle));
         let final_status = tokio::select! {
             final_status = self.vm.run(self.guest, start_mode) => final_status,
-            // Nothing is plugged, and no plan kept, once the VM has ended.
+            // The actor of the disks is stopped with the VM.
             never = self.disks.run() => match never {},
         };
         info!(
@@ -136,7 +136,7 @@ impl Supervisor {
 }
 
 impl StatusServer {
-    /// Tells the end to everybody who listens and gives them a moment to hear it.
+    /// Publishes the final status and waits for clients to read it.
     pub(super) async fn publish_final(self, final_status: FinalStatus) {
         self.publisher.end(final_status);
         drop((self.publisher, self.finish));
@@ -150,7 +150,7 @@ impl StatusServer {
 pub(super) fn remove_dir(claimed: ClaimedDir) {
     let path = claimed.dir().path().to_owned();
     if let Err(error) = claimed.remove() {
-        // The lock ends with this process, so the next sweep tries again.
+        // The lock ends with this process, so the next command tries again.
         error!(dir = %path.display(), %error, "the state directory stays");
     }
 }

@@ -5,32 +5,32 @@ use std::path::{Path, PathBuf};
 
 use husk_network::NetworkError;
 
-/// Why the runtime directory or a VM in it could not be used.
+/// An error of using the runtime directory or a VM in it.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
     /// A user without a login session has no runtime directory.
     #[error("no runtime directory: set XDG_RUNTIME_DIR or HUSK_RUNTIME_DIR to a directory of your own")]
     Nowhere,
-    /// It is not for VMs: somebody else could plant sockets in it, or has it for other things.
+    /// The directory is unsuitable: another user could place sockets in it, or it is used for something else.
     #[error("{place} {why}: set HUSK_RUNTIME_DIR to an absolute path of your own, empty or not there yet")]
     Unfit {
-        /// The directory, and what named it.
+        /// The directory, and the variable that named it.
         place: String,
-        /// What is wrong with it.
+        /// The problem.
         why: String,
     },
-    /// It cannot be made or read.
+    /// The directory cannot be created or read.
     #[error("{place} cannot be used, set HUSK_RUNTIME_DIR to a directory of your own")]
     Unusable {
-        /// The directory, and what named it.
+        /// The directory, and the variable that named it.
         place: String,
         /// Why.
         source: io::Error,
     },
-    /// A VM's directory holds something else too, and is left as it is.
+    /// A VM's directory holds other files and is left as it is.
     #[error("{} was not made by Husk: move it away", .0.display())]
     Foreign(PathBuf),
-    /// Namespaces and names are single path components.
+    /// A namespace or name is not a single path component.
     #[error("{0:?} is not a name")]
     BadName(String),
     /// No live VM has that name.
@@ -49,7 +49,7 @@ pub enum StateError {
         /// Name asked for.
         name: String,
     },
-    /// What a monitor did to its VM's network could not be taken back.
+    /// The network of a VM could not be restored.
     #[error("{} stays, for what was done to the VM's network cannot be taken back: {source}", dir.display())]
     Network {
         /// The VM's directory.
@@ -60,7 +60,7 @@ pub enum StateError {
     /// The file system refused.
     #[error("{}", path.display())]
     Io {
-        /// What was accessed.
+        /// Path that was accessed.
         path: PathBuf,
         /// Why it failed.
         source: io::Error,

@@ -29,12 +29,12 @@ use owner::{LOCK, Origin};
 use vm_dir::PID;
 pub use vm_dir::VmDir;
 
-/// The namespace under which the state of pods is kept, by their UIDs; outside of pods by the container's id.
+/// The namespace for the state of pods. The name is the pod's UID, or outside of pods the container's id.
 pub const PODS: &str = "pods";
 
-/// How long a VM that ends, or a VMM whose monitor was killed, may keep its network namespace from the next one.
+/// Maximum time to wait for a network namespace that a VM or VMM which is ending still uses.
 const NETNS_FREE_WITHIN: Duration = Duration::from_secs(2);
-/// How often is looked whether it has let go of it.
+/// Interval between two checks of that.
 const AGAIN: Duration = Duration::from_millis(20);
 
 /// The directory that holds the state of one user's VMs.
@@ -45,11 +45,11 @@ pub struct RuntimeDir {
 }
 
 impl RuntimeDir {
-    /// `HUSK_RUNTIME_DIR`, else `/run/husk` for root, else `$XDG_RUNTIME_DIR/husk`. Nothing is created.
+    /// Returns `HUSK_RUNTIME_DIR`, else `/run/husk` for root, else `$XDG_RUNTIME_DIR/husk`. Creates nothing.
     ///
     /// # Errors
-    /// There is none, or it is not for VMs: a relative path, which is another one for the next command; a directory
-    /// that others own or can write; for `HUSK_RUNTIME_DIR`, one with something in it that Husk did not begin.
+    /// There is none, or it is unsuitable: a relative path, which the next command would resolve differently; a
+    /// directory that other users own or can write; for `HUSK_RUNTIME_DIR`, a directory with other contents.
     pub fn locate() -> Result<RuntimeDir, StateError> {
         let set = |name| {
             std::env::var_os(name)
@@ -69,7 +69,7 @@ impl RuntimeDir {
         Ok(runtime)
     }
 
-    /// A given directory.
+    /// The runtime directory at `path`.
     pub fn at(path: impl Into<PathBuf>) -> RuntimeDir {
         RuntimeDir {
             path: path.into(),
@@ -83,14 +83,14 @@ impl RuntimeDir {
         &self.path
     }
 
-    /// The live VMs, by namespace and name.
+    /// Returns the running VMs, by namespace and name.
     pub fn list(&self) -> Result<Vec<VmDir>, StateError> {
         let mut live = self.directories()?;
         live.retain(VmDir::is_live);
         Ok(live)
     }
 
-    /// The live VM of that name.
+    /// Returns the running VM of that name.
     pub fn find(&self, namespace: &str, name: &str) -> Result<VmDir, StateError> {
         let dir = self.vm_dir(namespace, name)?;
         if dir.is_live() {
@@ -102,10 +102,10 @@ impl RuntimeDir {
         })
     }
 
-    /// Removes what monitors that died left behind and returns whose it was.
+    /// Removes the directories of monitors that died, restores their networks, and returns them.
     pub fn remove_abandoned(&self) -> Result<Vec<VmDir>, StateError> {
         self.check()?;
-        // Where no VM has been, there is nothing to remove_abandoned and nothing to make.
+        // Without a lock file there has been no VM. Create nothing then.
         if !self.path.join(LOCK).exists() {
             return Ok(Vec::new());
         }
@@ -126,9 +126,9 @@ impl RuntimeDir {
         Ok(removed)
     }
 
-    /// As [`RuntimeDir::remove_abandoned`], for a VM that is to have the network namespace at `netns`: who had it and is ending
-    /// has a moment for that, and so has the VMM of a monitor that was killed, which keeps the network from being given
-    /// back. Blocks.
+    /// As [`RuntimeDir::remove_abandoned`], for a VM that is to use the network namespace at `netns`. Waits a moment
+    /// for a VM that uses it and is ending, and for the VMM of a killed monitor, which prevents the network from being
+    /// restored. Blocks.
     pub fn remove_abandoned_for(&self, netns: &Path) -> Result<Vec<VmDir>, StateError> {
         let deadline = Instant::now() + NETNS_FREE_WITHIN;
         let mut removed = self.remove_abandoned()?;
@@ -140,7 +140,7 @@ impl RuntimeDir {
         Ok(removed)
     }
 
-    /// Removes what a dead monitor left of one VM, if it did.
+    /// Removes the directory of one VM if its monitor died.
     pub fn clear(&self, namespace: &str, name: &str) -> Result<(), StateError> {
         let dir = self.vm_dir(namespace, name)?;
         if !dir.is_abandoned() {
@@ -153,7 +153,7 @@ impl RuntimeDir {
         }
     }
 
-    /// Makes the directory of a new VM and locks it for this process.
+    /// Creates the directory of a new VM and locks it for this process.
     pub fn claim(&self, namespace: &str, name: &str) -> Result<ClaimedDir, StateError> {
         let dir = self.vm_dir(namespace, name)?;
         self.prepare()?;
@@ -174,25 +174,26 @@ impl RuntimeDir {
         Ok(claimed)
     }
 
-    /// Makes the directory where it is not, and sees that it is for VMs.
+    /// Creates the runtime directory if necessary, and checks that it is suitable.
     pub fn prepare(&self) -> Result<(), StateError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&self.path);
         made.map_err(self.origin.unusable(&self.path))?;
         self.check()
     }
 
-    /// Held while directories come and go; waits for others, which hold it for milliseconds.
+    /// Locks the runtime directory, which is necessary to create or remove directories. Others hold the lock for
+    /// milliseconds.
     fn lock(&self) -> Result<File, StateError> {
         let path = self.path.join(LOCK);
         ofd_lock::exclusive(&path).map_err(StateError::io(&path))
     }
 
-    /// Where a directory is while it is being removed: its name is no namespace's.
+    /// Path of a directory while it is being removed. No namespace has this name.
     fn removal_path(&self) -> PathBuf {
         self.path.join(".removing")
     }
 
-    /// Refuses a directory that is not for VMs.
+    /// Checks that the directory is suitable.
     fn check(&self) -> Result<(), StateError> {
         self.origin.check(&self.path)
     }
@@ -218,7 +219,7 @@ impl RuntimeDir {
     }
 }
 
-/// A VM's directory that this process owns; dropping it without [`ClaimedDir::remove`] leaves it for a remove_abandoned.
+/// The directory of a VM that this process owns. Dropped without [`ClaimedDir::remove`], it is abandoned.
 #[derive(Debug)]
 pub struct ClaimedDir {
     runtime: RuntimeDir,
@@ -227,7 +228,7 @@ pub struct ClaimedDir {
 }
 
 impl ClaimedDir {
-    /// Takes the lock that says so. Under the runtime directory's lock, so nobody else can hold it.
+    /// Locks the directory. The caller holds the lock of the runtime directory, so nobody else can.
     fn lock(runtime: RuntimeDir, dir: VmDir) -> Result<ClaimedDir, StateError> {
         let path = dir.path().join(PID);
         let mut file = ofd_lock::exclusive(&path).map_err(StateError::io(&path))?;
@@ -246,14 +247,14 @@ impl ClaimedDir {
         &self.dir
     }
 
-    /// Removes the directory with all that is in it.
+    /// Removes the directory with its contents.
     pub fn remove(self) -> Result<(), StateError> {
         let _lock = self.runtime.lock()?;
         self.dir.remove(&self.runtime.removal_path())
     }
 }
 
-/// Makes a directory and its parents, for this user only.
+/// Creates a directory and its parents, for this user only.
 fn private_dirs(path: &Path) -> Result<(), StateError> {
     DirBuilder::new()
         .recursive(true)
@@ -262,7 +263,7 @@ fn private_dirs(path: &Path) -> Result<(), StateError> {
         .map_err(StateError::io(path))
 }
 
-/// Names of the real directories in `path`; none where it does not exist or is going away.
+/// Returns the names of the directories in `path`, without symbolic links. None if it does not exist.
 fn subdirectories(path: &Path) -> Result<Vec<String>, StateError> {
     let entries = match fs::read_dir(path) {
         Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {

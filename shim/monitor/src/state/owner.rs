@@ -1,7 +1,7 @@
-//! Whose a runtime directory is.
+//! The owner and the mark of a runtime directory.
 //!
-//! Directories are moved and deleted in it, so one that the user names must be Husk's from its beginning: empty, or
-//! with the lock file that says so.
+//! Directories in it are moved and deleted. So a directory that the user names must be empty, or have a lock file with
+//! Husk's mark.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -13,22 +13,22 @@ use super::error::StateError;
 /// The file that is locked while directories of VMs are made or removed.
 pub(super) const LOCK: &str = ".lock";
 
-/// What the lock file of a runtime directory says.
+/// The mark: the contents of the lock file.
 const MARK: &[u8] = b"Husk keeps the state of its VMs in this directory.\n";
 
-/// What named a runtime directory.
+/// The source of a runtime directory's path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Origin {
     /// `HUSK_RUNTIME_DIR`.
     Variable,
-    /// `XDG_RUNTIME_DIR`, below which the name is Husk's own.
+    /// `XDG_RUNTIME_DIR`, in which Husk has a directory of its own.
     Session,
-    /// A rule, or the program.
+    /// The default, or the program.
     Standard,
 }
 
 impl Origin {
-    /// Refuses what is not for VMs; a directory that is not there is.
+    /// Checks that a directory is suitable. One that does not exist is.
     pub(super) fn check(self, path: &Path) -> Result<(), StateError> {
         if !path.is_absolute() {
             return Err(self.unfit(path, "is a relative path"));
@@ -72,7 +72,7 @@ impl Origin {
         move |source| StateError::Unusable { place, source }
     }
 
-    /// The directory, and what named it.
+    /// The directory, and the variable that named it.
     fn place(self, path: &Path) -> String {
         let path = path.display();
         match self {
@@ -83,7 +83,7 @@ impl Origin {
     }
 }
 
-/// Says whose the directory is, before anything else is made in it.
+/// Writes the mark, before anything else is created in the directory.
 pub(super) fn mark(path: &Path, lock: &mut File) -> Result<(), StateError> {
     if is_marked(path) {
         return Ok(());

@@ -60,7 +60,7 @@ fn a_sweep_deletes_nothing_husk_did_not_make() {
     let foreign = runtime.path().join("home/user");
     fs::create_dir_all(&foreign).unwrap();
     fs::write(foreign.join("thesis.tex"), "x").unwrap();
-    // A pid file beside it makes it no monitor's either.
+    // A pid file beside it changes nothing.
     fs::write(foreign.join("monitor.pid"), "1").unwrap();
     let dead = runtime.path().join("default/dead");
     fs::write(dead.join("kept"), "x").unwrap();
@@ -114,7 +114,7 @@ fn a_directory_that_is_not_for_vms_is_refused_and_left_alone() {
         assert!(runtime.check().is_err() && !path.join(LOCK).exists());
     }
     assert!(used.join("a/b/monitor.pid").exists());
-    // An empty lock file, as others have them too, says nothing.
+    // An empty lock file, which other programs have too, is no mark.
     fs::write(used.join(LOCK), "").unwrap();
     assert!(named_by_the_user(&used).check().is_err());
 }
@@ -128,7 +128,7 @@ fn a_directory_that_husk_began_may_get_other_files() {
         !home.path().join(LOCK).exists(),
         "nothing to remove, nothing made"
     );
-    // A crash before the mark was written blocks nothing.
+    // A crash before the mark is written does no harm.
     fs::write(home.path().join(LOCK), "Hu").unwrap();
     drop(runtime.claim("default", "demo").unwrap());
     fs::write(home.path().join("notes.txt"), "x").unwrap();

@@ -11,7 +11,7 @@ use husk_network::ofd_lock;
 use super::error::StateError;
 
 pub(super) const PID: &str = "monitor.pid";
-/// Everything a monitor may leave in its directory beside monitor.pid and what is kept of the VM's network.
+/// All files of a VM's directory except monitor.pid and the saved state of its network.
 const FILES: [&str; 10] = [
     "pod.sock",
     "fds.sock",
@@ -60,21 +60,20 @@ impl VmDir {
         &self.name
     }
 
-    /// The socket its monitor serves `husk.shim.v1` on. Its path may be too long for `connect`: see
-    /// [`crate::client::connect`].
+    /// The socket of `husk.shim.v1`. Its path may be too long for `connect`: see [`crate::client::connect`].
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.path.join("pod.sock")
     }
 
-    /// The socket to which descriptors are sent that calls of `husk.shim.v1` name: see [`husk_proto::fds`].
+    /// The socket for the descriptors that calls of `husk.shim.v1` name: see [`husk_proto::fds`].
     #[must_use]
     pub fn descriptors(&self) -> PathBuf {
         self.path.join("fds.sock")
     }
 
-    /// What the guest wrote to its serial console, raw bytes. When it grows large it becomes `console.log.1` and starts
-    /// anew, so a follower reopens it when its inode changes.
+    /// The log of the guest's serial console, as raw bytes. A large log is renamed to `console.log.1` and a new one is
+    /// started, so a reader that follows it reopens it when its inode changes.
     #[must_use]
     pub fn console_log(&self) -> PathBuf {
         self.path.join("console.log")
@@ -86,37 +85,37 @@ impl VmDir {
         self.path.join("monitor.log")
     }
 
-    /// The `husk_vmi::VmPlan` the VM was started from, with the volumes plugged since, as JSON.
+    /// The `husk_vmi::VmPlan` of the VM with its hotplugged volumes, as JSON.
     #[must_use]
     pub fn plan(&self) -> PathBuf {
         self.path.join("plan.json")
     }
 
-    /// The metadata of the manifest it was started from, as JSON.
+    /// The metadata of the VM's manifest, as JSON.
     #[must_use]
     pub fn vmi(&self) -> PathBuf {
         self.path.join("vmi.json")
     }
 
-    /// The host keys its guest showed to `husk ssh`.
+    /// The guest's SSH host keys, for `husk ssh`.
     #[must_use]
     pub fn known_hosts(&self) -> PathBuf {
         self.path.join("known_hosts")
     }
 
-    /// The process id of its monitor.
+    /// Returns the process id of its monitor.
     #[must_use]
     pub fn monitor_pid(&self) -> Option<u32> {
         fs::read_to_string(self.path.join(PID)).ok()?.trim().parse().ok()
     }
 
-    /// Whether its monitor lives.
+    /// True if its monitor runs.
     #[must_use]
     pub fn is_live(&self) -> bool {
         self.held().unwrap_or(false)
     }
 
-    /// Whether a monitor had it and died.
+    /// True if its monitor died.
     pub(super) fn is_abandoned(&self) -> bool {
         self.held().is_ok_and(|held| !held)
     }
@@ -131,10 +130,11 @@ impl VmDir {
         ofd_lock::is_held(&file)
     }
 
-    /// Removes the directory, and its namespace's if that was the last. Under the runtime directory's lock.
+    /// Removes the directory, and that of its namespace if it is empty then. The caller holds the lock of the runtime
+    /// directory.
     ///
-    /// It is moved removal_path first, so that nobody ever sees a part of it. Before that, what a monitor did to a network and
-    /// did not take back is taken back: nobody would know of it later.
+    /// The network is restored first, from the state that the directory holds. Then the directory is moved to `aside`,
+    /// so that nobody sees a part of it.
     pub(super) fn remove(&self, aside: &Path) -> Result<(), StateError> {
         clear(aside)?;
         refuse_foreign(&self.path)?;
@@ -144,19 +144,19 @@ impl VmDir {
         })?;
         fs::rename(&self.path, aside).map_err(StateError::io(&self.path))?;
         if let Err(error) = clear(aside) {
-            // What Husk did not make stays where it was.
+            // Files that Husk did not create stay where they were.
             let _ = fs::rename(aside, &self.path);
             return Err(error);
         }
         if let Some(namespace) = self.path.parent() {
-            // Fails where another VM is in it, which is as it should be.
+            // This fails if the namespace has another VM.
             let _ = fs::remove_dir(namespace);
         }
         Ok(())
     }
 }
 
-/// Refuses a directory with anything in it that no monitor makes.
+/// Refuses a directory with files that monitors do not create.
 fn refuse_foreign(dir: &Path) -> Result<(), StateError> {
     for entry in fs::read_dir(dir).map_err(StateError::io(dir))?.flatten() {
         let name = entry.file_name();
@@ -167,7 +167,7 @@ fn refuse_foreign(dir: &Path) -> Result<(), StateError> {
     Ok(())
 }
 
-/// Removes a VM's directory, file by known file; does nothing where it is not.
+/// Removes the known files of a VM's directory, and the directory. Does nothing if it does not exist.
 pub(super) fn clear(dir: &Path) -> Result<(), StateError> {
     match fs::symlink_metadata(dir) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -186,7 +186,7 @@ pub(super) fn clear(dir: &Path) -> Result<(), StateError> {
     gone(dir, fs::remove_dir(dir))
 }
 
-/// Whether a monitor makes files of this name.
+/// True for the name of a file that monitors create.
 fn is_known(name: &OsStr) -> bool {
     let name = name.to_string_lossy();
     FILES.into_iter().chain([PID]).any(|known| name == known) || husk_network::is_state_file(&name)

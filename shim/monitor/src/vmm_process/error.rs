@@ -13,15 +13,15 @@ pub enum SpawnError {
     /// The kernel refused.
     #[error("{program} cannot be started: {cause}{}", program.hint())]
     Exec {
-        /// What was to be executed.
+        /// The program.
         program: VmmProgram,
-        /// Why it was not; in the text already, before the way out.
+        /// The cause. It is part of the text, before the hint.
         cause: io::Error,
     },
-    /// Its cgroup cannot be entered.
+    /// The VMM's cgroup cannot be opened.
     #[error("the VMM's cgroup cannot be entered")]
     Cgroup(#[source] io::Error),
-    /// The sockets for it could not be made.
+    /// The control sockets could not be created.
     #[error("sockets for the VMM failed")]
     Sockets(#[from] io::Error),
 }

@@ -1,4 +1,4 @@
-//! How a VMM ended.
+//! The exit of a VMM.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -6,14 +6,14 @@ use std::process::ExitStatus;
 use husk_proto::vmm::v1::ExitReason;
 use nix::sys::signal::Signal;
 
-/// The end of a VMM, told from its exit status.
+/// The exit of a VMM, from its exit status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmmExit {
-    /// Why, as far as the status says: [`ExitReason::Error`] for a status or signal that has no meaning of its own.
+    /// The reason. [`ExitReason::Error`] for signals and for statuses without a meaning of their own.
     pub reason: ExitReason,
-    /// For people: the signal or status, and the last error the VMM logged.
+    /// The signal or status, and the last error that the VMM logged, as text.
     pub detail: String,
-    /// The process did not choose to end.
+    /// A signal killed the process.
     pub by_signal: bool,
 }
 
@@ -47,12 +47,11 @@ impl VmmExit {
     }
 }
 
-/// SIGSYS. The kernel logs seccomp's kills with the thread's name and the call's number, to the audit daemon if there is
-/// one.
+/// The text for SIGSYS. The kernel logs the thread's name and the call's number, to the audit daemon if there is one.
 const FILTERED: &str = "the VMM was killed for a system call that its seccomp filter refuses: a bug of Husk's, or a guest \
                         that broke out; `dmesg` or `ausearch -m SECCOMP` has a line with type=1326 that names thread and call";
 
-/// The meaning husk-vmm gives its exit statuses; they stand beside `ExitReason` in vmm.proto.
+/// Maps the exit statuses of husk-vmm. They are listed with `ExitReason` in vmm.proto.
 fn reason_of(code: i32) -> Option<ExitReason> {
     Some(match code {
         0 => ExitReason::Poweroff,

@@ -1,7 +1,7 @@
-//! The VMM's standard error becomes part of the monitor's log.
+//! Copies the VMM's standard error to the monitor's log.
 //!
-//! A VMM logs JSON lines; what is not one (a panic) is logged as it stands. The VMM may have been taken over by its
-//! guest, so lines are cut, control characters replaced, and no more than a burst per second is kept.
+//! A VMM logs JSON lines. Other lines, such as a panic, are logged as they are. A guest may have taken over the VMM, so
+//! long lines are cut, control characters replaced, and the rate is limited.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use tokio::process::ChildStderr;
 use tokio::time::Instant;
 use tracing::{debug, error, info, trace, warn};
 
-/// Longer lines are cut here, in bytes.
+/// Maximum length of a line, in bytes. Longer lines are cut.
 const LINE_BYTES: usize = 4096;
 /// Lines kept per [`WINDOW`].
 const LINES: u32 = 500;
 const WINDOW: Duration = Duration::from_secs(5);
 
-/// Logs lines until the pipe closes; the answer is the last error among them.
+/// Logs lines until the pipe closes. Returns the last error among them.
 pub(super) async fn relay(stderr: Option<ChildStderr>) -> Option<String> {
     let mut stderr = BufReader::new(stderr?);
     let mut lines = Lines::default();
@@ -102,7 +102,7 @@ impl Line {
         parsed
     }
 
-    /// A line as tracing-subscriber's JSON format has it.
+    /// A line in the JSON format of tracing-subscriber.
     fn from_json(line: &Map<String, Value>) -> Option<Line> {
         let level = match line.get("level")?.as_str()? {
             "TRACE" => Level::Trace,

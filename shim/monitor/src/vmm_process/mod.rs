@@ -1,7 +1,7 @@
-//! The VMM as a child process: two inherited socketpairs, its log, its end.
+//! The VMM as a child process: its two inherited sockets, its log and its exit.
 //!
-//! The child runs `husk-vmm --control-fd 3 --fd-channel-fd 4 [--uid N --gid N]` with nothing else open but standard
-//! error. It ends within a second of its control socket closing, so it cannot outlive this process.
+//! The child runs `husk-vmm --control-fd 3 --fd-channel-fd 4 [--uid N --gid N]` with no other descriptor open but
+//! standard error. It exits within a second when its control socket closes, so it cannot outlive this process.
 
 mod error;
 mod exit;
@@ -40,7 +40,7 @@ use placement::CgroupProcs;
 
 const CONTROL_FD: i32 = 3;
 const FD_CHANNEL_FD: i32 = 4;
-/// The user and group a VMM drops to where the monitor is root: KubeVirt's `qemu`.
+/// The user and group of a VMM whose monitor is root: KubeVirt's `qemu`.
 const UNPRIVILEGED: u32 = 107;
 
 /// A running VMM. Dropping it kills the process.
@@ -54,8 +54,8 @@ pub struct VmmProcess {
 }
 
 impl VmmProcess {
-    /// Executes `program`. On a tokio runtime with I/O, on a thread that lives as long as the
-    /// VMM shall: the kernel kills the VMM when that thread ends.
+    /// Executes `program`. Must be called on a tokio runtime with I/O, and on a thread that outlives the VMM: the
+    /// kernel kills the VMM when this thread ends.
     pub fn spawn(program: &VmmProgram, placement: &CgroupPlacement) -> Result<VmmProcess, SpawnError> {
         let (control, control_theirs) = std::os::unix::net::UnixStream::pair()?;
         let (fd_channel, fd_channel_theirs) = fds::socketpair()?;
@@ -78,35 +78,35 @@ impl VmmProcess {
         })
     }
 
-    /// A client of the VMM's control service.
+    /// Returns a client of the VMM's control service.
     #[must_use]
     pub fn client(&self) -> VmmClient<Channel> {
         self.client.clone()
     }
 
-    /// The way descriptors go to the VMM.
+    /// The socket for descriptors to the VMM.
     #[must_use]
     pub fn fds(&self) -> &Arc<FdSender> {
         &self.fds
     }
 
-    /// Its process id, until it has been waited for.
+    /// Returns its process id until [`VmmProcess::wait`] has completed.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.child.id()
     }
 
-    /// Kills it without a word; [`VmmProcess::wait`] still says how it ended.
+    /// Kills the process. [`VmmProcess::wait`] still returns its exit.
     pub fn kill(&mut self) {
-        // It fails only where the process has ended already.
+        // It fails only if the process has exited.
         let _ = self.child.start_kill();
     }
 
-    /// Waits for its end. May be cancelled and called again.
+    /// Waits for its exit. Cancel safe.
     pub async fn wait(&mut self) -> io::Result<VmmExit> {
         let status = self.child.wait().await?;
         if let Some(log) = &mut self.log {
-            // The pipe closes with the process, unless the process has given it away.
+            // The pipe closes with the process, unless another process holds it.
             if let Ok(Ok(last_error)) = timeout(Duration::from_secs(1), log).await {
                 self.last_error = last_error;
             }
@@ -116,7 +116,7 @@ impl VmmProcess {
     }
 }
 
-/// Whose process a VMM is, and so its taps.
+/// Returns the user and group of VMMs and their taps.
 #[must_use]
 pub fn owner() -> TapOwner {
     match rustix::process::geteuid() {
@@ -131,7 +131,7 @@ pub fn owner() -> TapOwner {
     }
 }
 
-/// The command line and environment of a VMM whose ends of the two socketpairs are given.
+/// Builds the command of a VMM with its ends of the two socket pairs.
 fn command(program: &VmmProgram, control: OwnedFd, fd_channel: OwnedFd, entrance: CgroupProcs) -> Command {
     let mut command = process::Command::new(program.path());
     command.args([
@@ -162,7 +162,7 @@ fn command(program: &VmmProgram, control: OwnedFd, fd_channel: OwnedFd, entrance
             child_fd: FD_CHANNEL_FD,
         },
     ];
-    // Two different descriptors cannot collide.
+    // This fails only if two descriptors have the same number.
     let _ = command.fd_mappings(mappings);
     let parent = getpid();
     let first_unwanted = FD_CHANNEL_FD as libc::c_uint + 1;
@@ -170,7 +170,7 @@ fn command(program: &VmmProgram, control: OwnedFd, fd_channel: OwnedFd, entrance
     // takes a lock.
     unsafe {
         command.pre_exec(move || {
-            // Whatever this process inherited is not the VMM's; std's own pipe still works until exec.
+            // The VMM inherits no other descriptor of this process. The pipe of std works until exec.
             if libc::close_range(
                 first_unwanted,
                 libc::c_uint::MAX,
@@ -184,8 +184,8 @@ fn command(program: &VmmProgram, control: OwnedFd, fd_channel: OwnedFd, entrance
             setrlimit(Resource::Nofile, files)?;
             entrance.enter()?;
             set_parent_process_death_signal(Some(Signal::KILL))?;
-            // The parent may have died before the line above. In a PID namespace of its own this process has none; there
-            // the control socket, which closes with the parent, ends it.
+            // The parent may have died before the line above. In a PID namespace of its own this process has no parent;
+            // there it exits because its control socket closes with the parent.
             if getppid().is_some_and(|now| now != parent) {
                 return Err(io::ErrorKind::BrokenPipe.into());
             }
@@ -197,8 +197,8 @@ fn command(program: &VmmProgram, control: OwnedFd, fd_channel: OwnedFd, entrance
     command
 }
 
-/// A channel over one end of a socketpair, set up by its first call: a VMM that ends before that has an exit status to
-/// say why. It cannot reconnect: the other end is gone when this one is.
+/// Creates a channel over one end of a socket pair. The first call connects it: if the VMM exits before that, its exit
+/// status holds the cause. It cannot reconnect.
 fn connect(control: std::os::unix::net::UnixStream) -> io::Result<Channel> {
     control.set_nonblocking(true)?;
     let stream = Mutex::new(Some(TokioIo::new(UnixStream::from_std(control)?)));

@@ -1,4 +1,4 @@
-//! Where a VMM's process is: its cgroup and its process ids.
+//! The cgroup and PID namespace of a VMM.
 
 use std::fs::File;
 use std::io;
@@ -10,11 +10,11 @@ use nix::sched::{CloneFlags, setns, unshare};
 /// Where a VMM's process is.
 #[derive(Debug, Clone, Default)]
 pub struct CgroupPlacement {
-    /// The directory of its cgroup (version 2); none for the caller's.
+    /// Directory of its cgroup (version 2). Without one, the VMM stays in the caller's.
     pub cgroup: Option<PathBuf>,
 }
 
-/// The file that takes processes into a cgroup, to be written between fork and exec.
+/// The open cgroup.procs of a cgroup, to be written between fork and exec.
 #[derive(Debug)]
 pub(super) struct CgroupProcs(Option<OwnedFd>);
 
@@ -29,7 +29,7 @@ impl CgroupPlacement {
 }
 
 impl CgroupProcs {
-    /// Moves the calling process; one system call and nothing else.
+    /// Moves the calling process to the cgroup. Makes one system call and nothing else.
     pub(super) fn enter(&self) -> io::Result<()> {
         if let Some(procs) = &self.0 {
             rustix::io::write(procs, b"0")?;
@@ -38,10 +38,10 @@ impl CgroupProcs {
     }
 }
 
-/// Does `spawn` so that the child is the first process of a PID namespace, and sees no other; as it is where that is not
-/// allowed.
+/// Calls `spawn` so that the child is the first process of a new PID namespace. If that is not permitted, the child is
+/// in the caller's namespace.
 ///
-/// A namespace is made for the children of the calling thread, which gets its own back.
+/// The namespace is created for children of the calling thread. Afterwards its children are in its own namespace again.
 pub(super) fn in_new_pid_namespace<T>(spawn: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let Ok(own) = File::open("/proc/self/ns/pid") else {
         return spawn();
@@ -50,7 +50,7 @@ pub(super) fn in_new_pid_namespace<T>(spawn: impl FnOnce() -> io::Result<T>) -> 
         return spawn();
     }
     let spawned = spawn();
-    // Where this failed, a thread could not start another one any more.
+    // If this fails, the thread can start no other thread.
     setns(own.as_fd(), CloneFlags::CLONE_NEWPID)?;
     spawned
 }

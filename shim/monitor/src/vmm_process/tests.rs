@@ -23,7 +23,7 @@ fn on_runtime<T>(test: impl Future<Output = T>) -> T {
         .block_on(test)
 }
 
-/// What a VMM started by this script wrote to `out`, and how it ended.
+/// Runs this script as a VMM. Returns what it wrote to `out`, and its exit.
 fn run(text: &str) -> (String, VmmExit) {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("out");
@@ -40,7 +40,7 @@ fn run(text: &str) -> (String, VmmExit) {
 
 #[test]
 fn the_vmm_finds_its_sockets_at_3_and_4_and_nothing_else_open() {
-    // Whatever the caller left inheritable must not reach the VMM.
+    // The VMM must not inherit other descriptors of the caller.
     let stray = File::open("/etc/hostname").unwrap();
     rustix::io::fcntl_setfd(&stray, FdFlags::empty()).unwrap();
     let (out, exit) = run("ls -l /proc/self/fd >$out");

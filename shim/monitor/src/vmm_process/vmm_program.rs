@@ -1,10 +1,10 @@
-//! Which program is the VMM.
+//! The program of the VMM.
 
 use std::env;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// The VMM's program. Prints as people can find it again: with the variable that chose it.
+/// The VMM's program. Displayed with the variable that chose it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VmmProgram {
     path: PathBuf,
@@ -12,7 +12,7 @@ pub struct VmmProgram {
 }
 
 impl VmmProgram {
-    /// `HUSK_VMM`, else `husk-vmm` beside this executable, else on `PATH`.
+    /// Finds `HUSK_VMM`, else `husk-vmm` beside this executable, else on `PATH`.
     pub fn find() -> Option<VmmProgram> {
         if let Some(path) = env::var_os("HUSK_VMM").filter(|value| !value.is_empty()) {
             return Some(VmmProgram {
@@ -31,14 +31,14 @@ impl VmmProgram {
             .map(VmmProgram::from)
     }
 
-    /// What is executed: the child starts in another directory.
+    /// Returns the absolute path: the child starts in another directory.
     pub(super) fn path(&self) -> PathBuf {
         let named_by_directory = self.path.parent().is_some_and(|dir| dir != Path::new(""));
         let absolute = named_by_directory.then(|| std::path::absolute(&self.path).ok());
         absolute.flatten().unwrap_or_else(|| self.path.clone())
     }
 
-    /// What to do about a program that is not the VMM; nothing where nobody chose it.
+    /// The way out if the program is not the VMM. Empty if no variable chose it.
     #[must_use]
     pub fn hint(&self) -> &'static str {
         match self.chosen {

@@ -1,6 +1,7 @@
-//! The actor that owns the table of a VM's disks while it runs: plugs volumes, unplugs them, and lets disks grow.
+//! The actor that owns the table of a VM's disks: plugs and unplugs volumes, and resizes disks whose files have grown.
 //!
-//! One thing after the other, but for unplugging: the guest has seconds for it, and one that is paused takes longer.
+//! Requests are handled one after the other, except removals: the guest may take seconds to release a disk, and longer
+//! if it is paused.
 
 mod table;
 
@@ -31,14 +32,14 @@ use crate::vm_environment::VmEnvironment;
 
 pub(super) use table::DiskTable;
 
-/// How long the VMM may take to add a disk or to resize one.
+/// Maximum time for the VMM to add or resize a disk.
 const AT_ONCE: Duration = Duration::from_secs(30);
-/// How long is waited for the removal of one: the guest has 5 s, and what it wrote must become stable.
+/// Maximum time to wait for a removal. The guest has 5 s, then its writes are flushed.
 const REMOVED_WITHIN: Duration = Duration::from_secs(60);
-/// The same if the VM is paused: enough for what a guest that stands still need not let go of.
+/// The same for a paused VM, where only devices that the guest does not use can be removed.
 const REMOVED_PAUSED_WITHIN: Duration = Duration::from_secs(3);
 
-/// A handle on the actor.
+/// A handle to the actor.
 #[derive(Debug, Clone)]
 pub(super) struct DisksHandle {
     mailbox: mpsc::Sender<DiskCommand>,
@@ -55,29 +56,29 @@ enum DiskCommand {
     CheckSizes(oneshot::Sender<Vec<String>>),
 }
 
-/// A volume that was unplugged.
+/// A volume that has been unplugged.
 #[derive(Debug, Clone)]
 pub(super) struct RemovedDisk {
-    /// Why what the guest wrote last may not be on stable storage; empty if it is.
+    /// The error of the last flush: the guest's last writes may be lost. Empty if it succeeded.
     pub(super) flush_error: String,
 }
 
 impl DisksHandle {
-    /// The VM runs; the sizes of these disks are to be watched.
+    /// Tells the actor that the VM runs, and which disks' sizes to watch.
     pub(super) async fn vm_started(&self, connection: VmmConnection, probes: Vec<(String, SizeProbe)>) {
-        // Where the actor has ended, so has the VM.
+        // If the actor has ended, so has the VM.
         let _ = self
             .mailbox
             .send(DiskCommand::VmStarted(connection, probes))
             .await;
     }
 
-    /// What is told of the disks that there are.
+    /// The present disks, and their changes.
     pub(super) fn watch(&self) -> watch::Receiver<Vec<shim::Disk>> {
         self.shown.clone()
     }
 
-    /// Plugs a volume, by the path it has or by what was handed over for it.
+    /// Plugs a volume, from its path or from the descriptor `handed`.
     pub(super) async fn add(
         &self,
         volume: NewVolume,
@@ -86,7 +87,7 @@ impl DisksHandle {
         self.ask(|reply| DiskCommand::Add(volume, handed, reply)).await
     }
 
-    /// Looks at once which files have grown; the names of the disks that have now.
+    /// Checks all sizes now. Returns the names of the disks that have grown.
     pub(super) async fn check_sizes(&self) -> Result<Vec<String>, VmError> {
         let (reply, answer) = oneshot::channel();
         self.mailbox
@@ -96,7 +97,7 @@ impl DisksHandle {
         answer.await.map_err(|_| VmError::ended())
     }
 
-    /// Unplugs a volume that was plugged. If that takes too long it goes on, and ends when it can.
+    /// Unplugs a hotplugged volume. On a timeout the removal continues in the background.
     pub(super) async fn remove(&self, name: String, paused: bool) -> Result<RemovedDisk, VmError> {
         let (limit, why) = if paused {
             (
@@ -114,7 +115,7 @@ impl DisksHandle {
         removed.unwrap_or_else(|| Err(VmError::timed_out(text)))
     }
 
-    /// The same; none if it goes on.
+    /// The same. Returns `None` if the removal has not completed within `limit`.
     pub(super) async fn remove_within(
         &self,
         limit: Duration,
@@ -135,13 +136,13 @@ impl DisksHandle {
     }
 }
 
-/// The size of a disk's file.
+/// The size of a disk's file, as last seen.
 #[derive(Debug)]
 struct WatchedDisk {
     probe: Arc<SizeProbe>,
-    /// Bytes that the VMM knows of.
+    /// Size known to the VMM, in bytes.
     known: u64,
-    /// Bytes of which the VMM did not want to know.
+    /// Size that the VMM refused, in bytes.
     refused: Option<u64>,
 }
 
@@ -165,19 +166,19 @@ pub(super) struct DisksActor {
     connection: Option<VmmConnection>,
     watched: HashMap<String, WatchedDisk>,
     size_check: Option<JoinHandle<Sizes>>,
-    /// Who waits for what is being measured, and for what is measured after that.
+    /// Callers that wait for the current size check, and for the next one.
     size_waiters: Vec<oneshot::Sender<Vec<String>>>,
     next_waiters: Vec<oneshot::Sender<Vec<String>>>,
-    /// Who waits for what is being unplugged.
+    /// Callers that wait for a removal, by volume.
     waiters: HashMap<String, Vec<Reply<RemovedDisk>>>,
     removals: JoinSet<RemovalResult>,
 }
 
-/// What the VMM says of a removal.
+/// The volume's name and the VMM's answer: the flush error, empty if there is none.
 type RemovalResult = (String, Result<String, VmError>);
 
 impl DisksActor {
-    /// The disks of a plan, which is kept up to date in the file `kept`.
+    /// Creates the actor for the disks of a plan. The plan is kept up to date in the file `kept`.
     pub(super) fn new(
         plan: VmPlan,
         kept: PathBuf,
@@ -204,7 +205,7 @@ impl DisksActor {
         (disks, handle)
     }
 
-    /// Serves for as long as it is polled.
+    /// Handles requests until it is dropped.
     pub(super) async fn run(mut self) -> std::convert::Infallible {
         let mut ticks = interval(POLL_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -234,7 +235,7 @@ impl DisksActor {
     }
 
     async fn handle_command(&mut self, command: DiskCommand) {
-        // Whoever asked may have gone; what was asked is done all the same.
+        // The request is carried out even if its caller is gone.
         match command {
             DiskCommand::VmStarted(connection, probes) => {
                 self.connection = Some(connection);
@@ -246,7 +247,7 @@ impl DisksActor {
             DiskCommand::Add(volume, handed, reply) => drop(reply.send(self.add(volume, handed).await)),
             DiskCommand::Remove(name, reply) => self.remove(name, reply),
             DiskCommand::CheckSizes(reply) => {
-                // Who asks again and again has given up as often.
+                // Drop requests whose caller has timed out.
                 self.next_waiters.retain(|reply| !reply.is_closed());
                 self.next_waiters.push(reply);
                 if self.size_check.is_none() {
@@ -312,7 +313,7 @@ impl DisksActor {
         Ok(address)
     }
 
-    /// Begins to unplug a volume, or waits with those for whom it is.
+    /// Starts a removal, or adds the caller to the waiters of the one under way.
     fn remove(&mut self, name: String, reply: Reply<RemovedDisk>) {
         let connection = match self
             .connection()
@@ -323,7 +324,7 @@ impl DisksActor {
         };
         match self.waiters.entry(name) {
             Entry::Occupied(mut others) => {
-                // Who asks again and again has given up as often.
+                // Drop requests whose caller has timed out.
                 others.get_mut().retain(|reply| !reply.is_closed());
                 others.get_mut().push(reply);
             }
@@ -335,7 +336,7 @@ impl DisksActor {
         }
     }
 
-    /// A removal has ended, one way or the other.
+    /// Handles the end of a removal.
     fn handle_removal(&mut self, name: &str, removed: Result<String, VmError>) {
         let removed = removed.map(|flush_error| {
             if !flush_error.is_empty() {
@@ -349,13 +350,13 @@ impl DisksActor {
         if removed.is_err() {
             self.table.set_removing(name, false);
         }
-        // Those who no longer wait have been told that it goes on.
+        // Callers that no longer wait have got a timeout error.
         for reply in self.waiters.remove(name).unwrap_or_default() {
             let _ = reply.send(removed.clone());
         }
     }
 
-    /// Asks for all sizes, in a thread that may wait for them.
+    /// Starts a check of all sizes in a blocking thread.
     fn check_sizes(&mut self) {
         self.size_waiters = std::mem::take(&mut self.next_waiters);
         let probes: Vec<(String, Arc<SizeProbe>)> = self
@@ -369,8 +370,8 @@ impl DisksActor {
         }));
     }
 
-    /// Tells the VMM of the disks that have grown, and gives their names. One that shrank is left alone: the guest may
-    /// still use its end.
+    /// Resizes the disks that have grown and returns their names. A disk that shrank is left alone: the guest may still
+    /// use its end.
     async fn report_growth(&mut self, sizes: Sizes) -> Vec<String> {
         let mut grown = Vec::new();
         let Some(mut connection) = self.connection.clone() else {
@@ -411,7 +412,8 @@ impl DisksActor {
     }
 }
 
-/// A path that the pod was not given is somebody's mistake, or worse; anything else may be well later.
+/// Converts an error of opening a volume. A path outside of the pod's mounts is not permitted; other errors may be
+/// temporary.
 fn volume_refused(error: &VolumeError) -> VmError {
     let text = error_chain(error);
     match error.fault {
@@ -422,14 +424,14 @@ fn volume_refused(error: &VolumeError) -> VmError {
 
 async fn unplug(mut connection: VmmConnection, name: String) -> RemovalResult {
     let removed = match connection.remove(&name).await {
-        // What the VMM does not have is gone.
+        // The VMM does not have the device: it is removed.
         Err(VmError::NotFound(_)) => Ok(String::new()),
         removed => removed,
     };
     (name, removed)
 }
 
-/// What was measured; forever waiting if nothing is.
+/// Returns the sizes of the check under way. Never completes if there is none.
 async fn done(size_check: &mut Option<JoinHandle<Sizes>>) -> Sizes {
     match size_check {
         Some(size_check) => size_check.await.unwrap_or_default(),
@@ -461,7 +463,7 @@ impl VmmConnection {
         address.ok_or_else(|| VmError::internal("the VMM gave the disk no address"))
     }
 
-    /// Returns why what was written last may be lost, else nothing.
+    /// Removes a disk. Returns the flush error, empty if there is none.
     async fn remove(&mut self, name: &str) -> Result<String, VmError> {
         let request = RemoveDiskRequest { id: name.to_owned() };
         let removed = self.client.remove_disk(request).await;

@@ -1,4 +1,4 @@
-//! A VM's disks as they are, in its plan and on disk.
+//! The present disks of a VM, and the file that describes them.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use tracing::warn;
 use crate::monitor::stdio;
 use crate::monitor::vm_error::VmError;
 
-/// The plan of a VM, as it was changed since its start, and the file it is kept in.
+/// The plan of a VM with all changes since its start, and the file that holds it.
 #[derive(Debug)]
 pub(in crate::monitor) struct DiskTable {
     plan: VmPlan,
@@ -32,17 +32,17 @@ impl DiskTable {
         }
     }
 
-    /// What is told of the disks, which follows each change.
+    /// Watches the disks.
     pub(super) fn subscribe(&self) -> watch::Receiver<Vec<Disk>> {
         self.shown.subscribe()
     }
 
-    /// A disk's size, as the guest sees it.
+    /// Sets the size of a disk, as the guest sees it.
     pub(super) fn set_bytes(&self, name: &str, bytes: u64) {
         self.change(name, |disk| disk.bytes = Some(bytes));
     }
 
-    /// The guest has been asked to let go of a disk, or will not.
+    /// Marks a disk as being removed, or as staying.
     pub(super) fn set_removing(&self, name: &str, removing: bool) {
         self.change(name, |disk| disk.removing = removing);
     }
@@ -68,7 +68,7 @@ impl DiskTable {
         })
     }
 
-    /// Refuses, in KubeVirt's words, to unplug what was not plugged.
+    /// Checks that a volume is hotplugged. The error texts are KubeVirt's.
     pub(super) fn check_plugged(&self, name: &str) -> Result<(), VmError> {
         if self.plugged.contains(name) {
             return Ok(());
@@ -98,7 +98,7 @@ impl DiskTable {
 
     fn save(&self) {
         if let Err(error) = stdio::replace_json(&self.path, &self.plan) {
-            // What it tells is out of date then; the VM is not.
+            // The file is out of date then. The VM is not affected.
             warn!(path = %self.path.display(), %error, "the plan could not be written");
         }
     }

@@ -1,4 +1,4 @@
-//! The handle on the actor of a VM's interfaces.
+//! The handle to the actor of a VM's interfaces.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use crate::monitor::vm_config::OpenNic;
 use crate::monitor::vm_error::VmError;
 use crate::monitor::vmm_connection::VmmConnection;
 
-/// How long is waited for the removal of one: a guest that answers has some seconds.
+/// Maximum time to wait for a removal. A guest that responds takes a few seconds.
 const REMOVED_WITHIN: Duration = Duration::from_secs(35);
-/// The same if the VM is paused: enough for what a guest that stands still need not let go of.
+/// The same for a paused VM, where only devices that the guest does not use can be removed.
 const REMOVED_PAUSED_WITHIN: Duration = Duration::from_secs(3);
 
-/// A handle on the actor.
+/// A handle to the actor.
 #[derive(Debug, Clone)]
 pub(in crate::monitor) struct InterfacesHandle {
     pub(super) mailbox: mpsc::Sender<InterfaceCommand>,
@@ -44,17 +44,17 @@ impl InterfacesHandle {
         answer.await.map_err(|_| VmNetworkError::Aborted)?
     }
 
-    /// The VM runs.
+    /// Tells the actor that the VM runs.
     pub(in crate::monitor) async fn vm_started(&self, connection: VmmConnection) {
         let _ = self.mailbox.send(InterfaceCommand::VmStarted(connection)).await;
     }
 
-    /// What is told of the interfaces that there are.
+    /// The present interfaces.
     pub(in crate::monitor) fn list(&self) -> Vec<Interface> {
         self.shown.borrow().clone()
     }
 
-    /// The same, as it changes.
+    /// Watches the interfaces.
     pub(in crate::monitor) fn watch(&self) -> watch::Receiver<Vec<Interface>> {
         self.shown.clone()
     }
@@ -64,7 +64,7 @@ impl InterfacesHandle {
         self.ask(|reply| InterfaceCommand::Add(request, reply)).await
     }
 
-    /// Unplugs an interface that was plugged. If that takes too long it goes on, and ends when it can.
+    /// Unplugs a hotplugged interface. On a timeout the removal continues in the background.
     pub(in crate::monitor) async fn remove(&self, name: String, paused: bool) -> Result<(), VmError> {
         let (limit, why) = match paused {
             true => (
@@ -81,7 +81,7 @@ impl InterfacesHandle {
         removed.unwrap_or_else(|| Err(VmError::timed_out(text)))
     }
 
-    /// The same; none if it goes on.
+    /// The same. Returns `None` if the removal has not completed within `limit`.
     pub(in crate::monitor) async fn remove_within(
         &self,
         limit: Duration,
@@ -92,12 +92,12 @@ impl InterfacesHandle {
             .ok()
     }
 
-    /// Pulls an interface's cable, or plugs it in.
+    /// Sets the link state of an interface.
     pub(in crate::monitor) async fn set_link(&self, name: String, up: bool) -> Result<(), VmError> {
         self.ask(|reply| InterfaceCommand::SetLink(name, up, reply)).await
     }
 
-    /// Takes back all that was prepared, and ends the actor; once the VMM has ended.
+    /// Restores the network and ends the actor. Called after the VMM has exited.
     pub(in crate::monitor) async fn close(&self) {
         let (reply, done) = oneshot::channel();
         if self.mailbox.send(InterfaceCommand::Close(reply)).await.is_ok() {

@@ -1,4 +1,4 @@
-//! Plugging interfaces into a VM that runs, and unplugging them.
+//! Hotplug of network interfaces.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::monitor::vm_config::{self, OpenNic};
 use crate::monitor::vm_error::VmError;
 use crate::monitor::vmm_connection::{VmmConnection, call_within};
 
-/// How long the VMM may take to add a NIC, or to pull its cable.
+/// Maximum time for the VMM to add a NIC or to set its link state.
 const AT_ONCE: Duration = Duration::from_secs(30);
 impl InterfacesActor {
     pub(super) async fn add(&mut self, request: AddInterfaceRequest) -> Result<(), VmError> {
@@ -76,7 +76,7 @@ impl InterfacesActor {
         };
         let told = connection.add_nic(nic).await;
         match &told {
-            // It may yet be added; then it goes again.
+            // The VMM may add it later. Remove it then.
             Err(VmError::TimedOut(_)) => {
                 self.removals.begin(connection, name.clone(), None);
             }
@@ -103,19 +103,19 @@ impl InterfacesActor {
         }
     }
 
-    /// A removal has ended, one way or the other.
+    /// Handles the end of a removal.
     pub(super) async fn handle_removal(&mut self, name: &str, removed: Result<(), VmError>) {
         let removed = match removed {
             Ok(()) => self.release(name).await,
             refused => refused,
         };
-        // Those who no longer wait have been told that it goes on.
+        // Callers that no longer wait have got a timeout error.
         for reply in self.removals.waiters.remove(name).unwrap_or_default() {
             let _ = reply.send(removed.clone());
         }
     }
 
-    /// Makes the device of an interface that the VMM has let go of what it was.
+    /// Restores the device of an interface that the VMM has removed.
     async fn release(&mut self, name: &str) -> Result<(), VmError> {
         let Some(entry) = self.table.remove(name) else {
             return Ok(());
@@ -159,7 +159,7 @@ impl InterfacesActor {
     }
 }
 
-/// Does something that blocks.
+/// Runs blocking work on the VM's network.
 async fn run_blocking<T: Send + 'static>(
     vm_network: &VmNetwork,
     work: impl FnOnce(&VmNetwork) -> T + Send + 'static,
@@ -169,7 +169,7 @@ async fn run_blocking<T: Send + 'static>(
     done.map_err(|error| VmError::internal(error.to_string()))
 }
 
-/// Whether the device is what it was.
+/// Restores a device. Returns false on an error, which is logged.
 async fn release(vm_network: &VmNetwork, device: String) -> bool {
     let error = match run_blocking(vm_network, move |vm_network| {
         vm_network.release_interface(&device)
@@ -180,7 +180,7 @@ async fn release(vm_network: &VmNetwork, device: String) -> bool {
         Ok(Err(error)) => error_chain(&error),
         Err(status) => status.to_string(),
     };
-    // It is tried again at the VM's end.
+    // The end of the VM tries it again.
     warn!(error, "a device was not given back");
     false
 }
@@ -202,7 +202,7 @@ impl VmmConnection {
     }
 }
 
-/// Whether it is a DNS label, as interfaces of manifests are called by.
+/// True for a DNS label, which interface names in manifests are.
 fn is_label(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=63).contains(&name.len())

@@ -1,4 +1,4 @@
-//! From a plan's interface to what is prepared for it, and what its guest is told.
+//! The settings of an interface, made from the plan.
 
 use husk_vmi::{NicBinding, NicDhcp, NicNetwork, NicPlan, NicProtocol, VmPlan};
 
@@ -8,7 +8,7 @@ use husk_network::{
     secondary_nic,
 };
 
-/// An interface that is to be prepared.
+/// An interface to prepare.
 #[derive(Debug, Clone)]
 pub(super) struct InterfaceSpec {
     pub(super) interface: Interface,
@@ -16,7 +16,7 @@ pub(super) struct InterfaceSpec {
     pub(super) link_up: bool,
 }
 
-/// What all interfaces of a VM have in common.
+/// Settings that all interfaces of a VM share.
 #[derive(Debug, Clone)]
 pub(super) struct InterfaceDefaults {
     pub(super) owner: TapOwner,
@@ -41,7 +41,7 @@ impl InterfaceDefaults {
         })
     }
 
-    /// An interface of the plan, at its place among the VM's.
+    /// The settings of the plan's interface number `index`.
     pub(super) fn planned(&self, index: u8, nic: &NicPlan) -> InterfaceSpec {
         let device = match &nic.network {
             NicNetwork::Pod | NicNetwork::Multus { default: true, .. } => PRIMARY_NIC.to_owned(),

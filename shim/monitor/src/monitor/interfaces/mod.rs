@@ -1,7 +1,7 @@
-//! The actor that owns the table of a VM's network interfaces, and the namespace they are in.
+//! The actor that owns the table of a VM's network interfaces and their network namespace.
 //!
-//! It is a task of its own, which outlives the VM: what was begun is first done, then taken back. One thing comes after
-//! the other, but for unplugging: the guest has seconds for it, and one that is paused takes longer.
+//! Its task outlives the VM: a preparation that has started is completed, then undone. Requests are handled one after
+//! the other, except removals: the guest may take seconds to release a device, and longer if it is paused.
 
 mod handle;
 mod hotplug;
@@ -45,7 +45,8 @@ pub(super) struct InterfacesActor {
 }
 
 impl InterfacesActor {
-    /// Those of a plan, in this pod's network or in one of their own; what is done there is recorded in `dir`.
+    /// Creates the actor for the interfaces of a plan, in the pod's network or in a namespace of their own. Changes to
+    /// the network are recorded in `dir`.
     pub(super) fn new(
         plan: Arc<VmPlan>,
         network: Option<PodNetwork>,
@@ -70,7 +71,7 @@ impl InterfacesActor {
         (interfaces, handle)
     }
 
-    /// Serves until it is closed.
+    /// Handles requests until `Close`.
     pub(super) async fn run(mut self) {
         loop {
             tokio::select! {
@@ -92,7 +93,7 @@ impl InterfacesActor {
     }
 
     async fn handle_command(&mut self, command: InterfaceCommand) {
-        // Whoever asked may have gone; what was asked is done all the same.
+        // The request is carried out even if its caller is gone.
         match command {
             InterfaceCommand::Prepare(reply) => drop(reply.send(self.prepare().await)),
             InterfaceCommand::VmStarted(connection) => self.connection = Some(connection),
@@ -140,7 +141,7 @@ impl InterfacesActor {
         };
         match spawn_blocking(move || vm_network.release()).await {
             Ok(Ok(())) => {}
-            // It is tried once more when the directory goes.
+            // Removing the VM's directory tries it again.
             Ok(Err(error)) => error!(error = error_chain(&error), "the network was not given back"),
             Err(error) => error!(%error, "giving the network back was cut short"),
         }

@@ -1,4 +1,4 @@
-//! Removals of interfaces that are under way.
+//! Removals of interfaces under way.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry as Slot;
@@ -13,19 +13,19 @@ use super::handle::Reply;
 use crate::monitor::vm_error::VmError;
 use crate::monitor::vmm_connection::VmmConnection;
 
-/// Pause before a removal that the guest did not answer is asked for again.
+/// Pause between two requests for a removal that the guest did not answer.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Removals that are under way.
+/// Removals under way.
 #[derive(Debug, Default)]
 pub(super) struct PendingRemovals {
-    /// Who waits for what.
+    /// Callers that wait for a removal, by interface.
     pub(super) waiters: HashMap<String, Vec<Reply<()>>>,
     tasks: JoinSet<(String, Result<(), VmError>)>,
 }
 
 impl PendingRemovals {
-    /// The next one that ends.
+    /// Returns the next removal that ends.
     pub(super) async fn next(&mut self) -> Option<(String, Result<(), VmError>)> {
         match self.tasks.join_next().await? {
             Ok(ended) => Some(ended),
@@ -36,11 +36,11 @@ impl PendingRemovals {
         }
     }
 
-    /// Begins a removal, or waits with those for whom it is.
+    /// Starts a removal, or adds the caller to the waiters of the one under way.
     pub(super) fn begin(&mut self, connection: VmmConnection, name: String, reply: Option<Reply<()>>) {
         match self.waiters.entry(name) {
             Slot::Occupied(mut others) => {
-                // Who asks again and again has given up as often.
+                // Drop requests whose caller has timed out.
                 others.get_mut().retain(|reply| !reply.is_closed());
                 others.get_mut().extend(reply);
             }
@@ -52,7 +52,7 @@ impl PendingRemovals {
     }
 }
 
-/// Asks the guest to let go, until it does.
+/// Asks the guest to release the device until it does.
 async fn unplug(mut connection: VmmConnection, name: String) -> (String, Result<(), VmError>) {
     loop {
         let request = RemoveNicRequest { id: name.clone() };
@@ -62,7 +62,7 @@ async fn unplug(mut connection: VmmConnection, name: String) -> (String, Result<
                 sleep(AGAIN).await;
                 continue;
             }
-            // What the VMM does not have is gone.
+            // The VMM does not have the device: it is removed.
             Err(VmError::NotFound(_)) => Ok(()),
             removed => removed.map(drop),
         };

@@ -1,4 +1,4 @@
-//! A VM's interfaces as they are.
+//! The present interfaces of a VM.
 
 use std::collections::HashSet;
 use std::future::poll_fn;
@@ -15,17 +15,17 @@ use crate::monitor::vm_error::VmError;
 use husk_network::dhcp::DhcpServer;
 use husk_network::{DeviceNames, MacAddr};
 
-/// An interface that there is.
+/// A present interface.
 #[derive(Debug)]
 pub(super) struct InterfaceEntry {
     pub(super) shown: Interface,
     pub(super) server: Option<DhcpServer>,
     index: u8,
-    /// It was added while the VM ran.
+    /// The interface was hotplugged.
     added: bool,
 }
 
-/// All of them; what is told of them follows each change.
+/// All interfaces. Watchers see each change.
 #[derive(Debug)]
 pub(super) struct InterfaceTable {
     entries: Vec<InterfaceEntry>,
@@ -46,7 +46,7 @@ impl InterfaceTable {
         self.shown.subscribe()
     }
 
-    /// Takes an interface in.
+    /// Adds an interface.
     pub(super) fn add(&mut self, shown: Interface, server: Option<DhcpServer>, index: u8, added: bool) {
         let shown = Interface {
             plugged: added,
@@ -65,7 +65,7 @@ impl InterfaceTable {
         self.show();
     }
 
-    /// Takes an interface out.
+    /// Removes an interface.
     pub(super) fn remove(&mut self, name: &str) -> Option<InterfaceEntry> {
         let place = self.entries.iter().position(|entry| entry.shown.name == name)?;
         let entry = self.entries.remove(place);
@@ -74,7 +74,7 @@ impl InterfaceTable {
         Some(entry)
     }
 
-    /// Takes all out.
+    /// Removes all interfaces.
     pub(super) fn clear(&mut self) -> Vec<InterfaceEntry> {
         let entries = std::mem::take(&mut self.entries);
         self.leases.clear();
@@ -89,7 +89,7 @@ impl InterfaceTable {
         self.show();
     }
 
-    /// Whether it is the very interface that is there; refused where another one is in its place.
+    /// True if this very interface is present. An error if another one has its name or device.
     pub(super) fn is_there(&self, name: &str, device: &str, mac: Option<MacAddr>) -> Result<bool, VmError> {
         for InterfaceEntry { shown, .. } in &self.entries {
             let same_mac = mac.is_none_or(|mac| mac.to_string() == shown.mac);
@@ -113,7 +113,7 @@ impl InterfaceTable {
         Ok(false)
     }
 
-    /// Refuses to remove what was not added.
+    /// Checks that an interface was hotplugged.
     pub(super) fn is_added(&self, name: &str) -> Result<(), VmError> {
         let why = |why| format!("Unable to remove interface [{name}] because it {why}");
         match self.entries.iter().find(|entry| entry.shown.name == name) {
@@ -123,7 +123,7 @@ impl InterfaceTable {
         }
     }
 
-    /// Refuses a name that no interface has.
+    /// Checks that an interface is present.
     pub(super) fn has(&self, name: &str) -> Result<(), VmError> {
         match self.entries.iter().any(|entry| entry.shown.name == name) {
             true => Ok(()),
@@ -131,7 +131,7 @@ impl InterfaceTable {
         }
     }
 
-    /// The first place that no interface has.
+    /// The lowest free index.
     pub(super) fn free_index(&self) -> u8 {
         let taken: HashSet<u8> = self.entries.iter().map(|entry| entry.index).collect();
         (0..u8::MAX)
@@ -139,13 +139,13 @@ impl InterfaceTable {
             .unwrap_or(u8::MAX)
     }
 
-    /// As many pairs of queues as the others have.
+    /// The number of queue pairs of the other interfaces.
     pub(super) fn queues(&self) -> u16 {
         let most = self.entries.iter().map(|entry| entry.shown.queues).max();
         most.and_then(|most| u16::try_from(most).ok()).unwrap_or(1)
     }
 
-    /// Takes in which addresses guests take, until a DHCP server ends by itself; whose it was.
+    /// Records the guests' leases until a DHCP server fails. Returns the name of its interface.
     pub(super) async fn failed(&mut self) -> String {
         loop {
             let entries = &mut self.entries;

@@ -1,4 +1,4 @@
-//! The namespace that a VM's interfaces are in: entered, prepared, given back. Everything here blocks.
+//! The network namespace of a VM: entered, prepared and restored. All functions block.
 
 use std::path::{Path, PathBuf};
 
@@ -13,21 +13,21 @@ use super::interface_spec::{InterfaceDefaults, InterfaceSpec};
 use crate::vm_environment::PodNetwork;
 use crate::vmm_process;
 
-/// Why a VM has no network.
+/// An error that leaves a VM without its network.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::monitor) enum VmNetworkError {
-    /// What is named as its namespace is none.
+    /// The path does not name a network namespace.
     #[error("{network}: {cause}{}", network.hint())]
     Netns {
         network: PodNetwork,
         cause: std::io::Error,
     },
-    /// A guest in it would take the machine's own address.
+    /// It is the host's own namespace. The guest would take over the host's address.
     #[error(
         "{network}: this is the machine's own network, whose address the guest would take over: name another namespace"
     )]
     Own { network: PodNetwork },
-    /// Nobody attaches networks but those who make namespaces.
+    /// A Multus network is attached by a CNI plugin, which needs a namespace made beforehand.
     #[error(
         "interface {0:?}: a Multus network takes a namespace that it is attached to: name that by --netns"
     )]
@@ -38,7 +38,7 @@ pub(in crate::monitor) enum VmNetworkError {
     Aborted,
 }
 
-/// An error that the machine's own network makes.
+/// An error in the host's own network.
 fn host_network_error(error: NetworkError) -> VmNetworkError {
     VmNetworkError::Network {
         place: String::new(),
@@ -46,7 +46,7 @@ fn host_network_error(error: NetworkError) -> VmNetworkError {
     }
 }
 
-/// Refuses networks behind a pod's address that the pod itself is in.
+/// Refuses a masquerade network that overlaps the network of the pod.
 fn check_overlap(plan: &VmPlan, net: Ipv4Net) -> Result<(), NetworkError> {
     for nic in &plan.nics {
         let NicBinding::Masquerade { cidr: Some(cidr), .. } = &nic.binding else {
@@ -68,7 +68,7 @@ fn check_overlap(plan: &VmPlan, net: Ipv4Net) -> Result<(), NetworkError> {
     Ok(())
 }
 
-/// What to do about it.
+/// The way out of an error, or nothing.
 fn hint(place: &str, error: &NetworkError) -> &'static str {
     match &error.fault {
         NetworkFault::NicNotFound(_) if place.is_empty() => {
@@ -88,7 +88,7 @@ pub(super) struct PreparedInterface {
     pub(super) nic: OpenNic,
     pub(super) server: Option<DhcpServer>,
     pub(super) shown: shim::Interface,
-    /// Its place among the VM's.
+    /// Its index among the VM's interfaces.
     pub(super) index: u8,
 }
 
@@ -130,19 +130,19 @@ impl PreparedInterface {
     }
 }
 
-/// A namespace that is this VM's while it runs.
+/// The network namespace of a running VM.
 #[derive(Debug, Clone)]
 pub(super) struct VmNetwork {
     netns: Netns,
-    /// How errors begin.
+    /// The beginning of error texts.
     place: String,
-    /// Where records are kept.
+    /// Directory of the saved state.
     dir: PathBuf,
     pub(super) defaults: InterfaceDefaults,
 }
 
 impl VmNetwork {
-    /// Enters the namespace for this VM. What is done in it is recorded in `dir`.
+    /// Enters a namespace for this VM. Changes in it are recorded in `dir`.
     pub(super) fn enter(
         plan: &VmPlan,
         network: &PodNetwork,
@@ -181,7 +181,7 @@ impl VmNetwork {
         })
     }
 
-    /// Makes one for this VM on the machine's own network.
+    /// Creates a namespace for this VM, joined to the host's network.
     pub(super) fn make(plan: &VmPlan, dir: &Path) -> Result<VmNetwork, VmNetworkError> {
         let multus = |network: &NicNetwork| matches!(network, NicNetwork::Multus { .. });
         if let Some(nic) = plan.nics.iter().find(|nic| multus(&nic.network)) {
@@ -195,7 +195,7 @@ impl VmNetwork {
             .map_err(host_network_error)?;
         let kept = check_overlap(plan, joined.net).and_then(|()| joined.location.save(dir));
         if let Err(error) = kept {
-            // What stays is found by the next command.
+            // The next command cleans up what remains.
             let _ = host.detach(&joined.location);
             return Err(host_network_error(error));
         }
@@ -207,7 +207,7 @@ impl VmNetwork {
         })
     }
 
-    /// Prepares interfaces, and starts what tells their guest its addresses. Within a runtime.
+    /// Prepares interfaces and starts their DHCP servers. Must be called within a tokio runtime.
     pub(super) fn prepare(&self, spec: &[InterfaceSpec]) -> Result<Vec<PreparedInterface>, VmNetworkError> {
         let in_place = |error| VmNetworkError::Network {
             place: self.place.clone(),
@@ -224,19 +224,19 @@ impl VmNetwork {
         ready.collect::<Result<_, _>>().map_err(in_place)
     }
 
-    /// The same for one.
+    /// The same for one interface.
     pub(super) fn prepare_one(&self, spec: &InterfaceSpec) -> Result<PreparedInterface, VmNetworkError> {
         self.prepare(std::slice::from_ref(spec))?
             .pop()
             .ok_or(VmNetworkError::Aborted)
     }
 
-    /// Gives a device back that one interface was bound to.
+    /// Restores the device of one interface.
     pub(super) fn release_interface(&self, device: &str) -> Result<(), NetworkError> {
         husk_network::tear_down_interface(&self.netns, &self.dir, device)
     }
 
-    /// Gives the namespace its network back.
+    /// Restores the network of the namespace.
     pub(super) fn release(self) -> Result<(), NetworkError> {
         husk_network::tear_down_saved(&self.dir, Some(&self.netns))
     }

@@ -1,4 +1,4 @@
-//! The interfaces of a VMI.
+//! Synchronisation of a VMI's interfaces.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -12,7 +12,7 @@ use super::{SyncProgress, VmiSync};
 use crate::monitor::vm_error::VmError;
 
 impl VmiSync {
-    /// Unplugs and plugs interfaces, and sees to their cables; how those are.
+    /// Unplugs and plugs interfaces and sets their links. Returns the state of each.
     pub(super) async fn interfaces(
         &self,
         wanted: Vec<InterfaceUpdate>,
@@ -55,7 +55,8 @@ impl VmiSync {
         Ok(told.into_values().collect())
     }
 
-    /// Unplugs what was plugged and is not to stay, all at once; those that the guest has not let go of.
+    /// Unplugs hotplugged interfaces that are not in `stay`, in parallel. Returns those that the guest has not
+    /// released.
     async fn unplug_interfaces(&self, stay: &HashSet<&str>, done: &mut SyncProgress) -> Vec<InterfaceStatus> {
         let limit = self.release_timeout();
         let superfluous = self.interfaces.list().into_iter();
@@ -82,7 +83,7 @@ impl VmiSync {
         left
     }
 
-    /// One that was there at the start: only its cable is of interest.
+    /// Sets the link of an interface that was present at the start. Nothing else of it can change.
     async fn planned(
         &self,
         name: &str,
@@ -115,7 +116,7 @@ impl VmiSync {
             device: String::new(),
             mac,
         };
-        // Where it is there, this looks whether it is the one that is meant.
+        // If the interface is present, this checks that it is the same one.
         match self.interfaces.add(request).await {
             Ok(()) if !is_there => done.note(Kind::InterfaceAdded, name),
             Ok(()) => {}

@@ -1,7 +1,6 @@
-//! Making a VM what its VMI says, as far as that can be had while it runs.
+//! Synchronises a running VM with its VMI.
 //!
-//! Nothing is remembered from one call to the next: what there is and what is wanted are compared anew, so that a call
-//! that was cut short is made good by the next.
+//! Calls keep no state. Each compares the VM with the VMI, so the next call completes one that was cut short.
 
 mod interfaces;
 mod volumes;
@@ -21,18 +20,17 @@ use super::{disks, interfaces as nics};
 use crate::monitor::vm_error::VmError;
 use crate::vm_environment::VmEnvironment;
 
-/// Calls that may wait for those before them, each with a manifest.
+/// Maximum number of calls that wait, each with a manifest.
 const CALLS: usize = 8;
-/// How long a guest is waited for that shall let go of something: of a disk it has 5 s, and what it wrote must become
-/// stable.
+/// Maximum time to wait for the guest to release a device. For a disk it has 5 s, then its writes are flushed.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The same if the VM is paused.
+/// The same for a paused VM.
 const RELEASE_TIMEOUT_PAUSED: Duration = Duration::from_secs(1);
-/// The most lines of a refusal, and of a line's bytes: a status travels in a header.
+/// Maximum lines of an error, and bytes of a line. A gRPC status is sent in a header.
 const LINES: usize = 16;
 const LINE_BYTES: usize = 300;
 
-/// What makes a VM follow its VMI.
+/// Synchronises a VM with its VMI.
 #[derive(Debug)]
 pub(super) struct VmiSync {
     plan: Arc<VmPlan>,
@@ -44,7 +42,7 @@ pub(super) struct VmiSync {
     in_progress: Mutex<()>,
 }
 
-/// What has been done, and whether that is all.
+/// The changes made by a call, and whether some are still pending.
 #[derive(Debug, Default)]
 struct SyncProgress {
     changes: Vec<Change>,
@@ -79,7 +77,7 @@ impl VmiSync {
         }
     }
 
-    /// Makes it so. One call after the other.
+    /// Applies a VMI. Calls are serialised.
     pub(super) async fn sync(&self, request: SyncVmiRequest) -> Result<SyncVmiResponse, VmError> {
         let busy = |_| VmError::limit_reached("too many calls of SyncVmi wait for their turn");
         let _queued = self.queue.try_acquire().map_err(busy)?;
@@ -87,7 +85,7 @@ impl VmiSync {
         let state = request.run_state();
         let SyncVmiRequest { vmi, paths, .. } = request;
         let plan = self.plan.clone();
-        // A manifest of the largest size takes a moment.
+        // Parsing the largest manifest takes a while.
         let wanted = spawn_blocking(move || wanted(&vmi, &plan)).await;
         let (vmi, live) = wanted.map_err(|error| VmError::internal(error.to_string()))??;
         if let Some(name) = paths.keys().find(|name| vmi.spec.volume(name).is_none()) {
@@ -112,7 +110,7 @@ impl VmiSync {
         paths: &volumes::VolumePaths,
     ) -> Result<SyncVmiResponse, VmError> {
         let mut done = SyncProgress::default();
-        // A guest that stands still lets go of nothing, and so is resumed first and paused last.
+        // A paused guest releases no device. So it is resumed first and paused last.
         if state == RunState::Running && self.is_paused() {
             self.vm.resume().await?;
             done.note(Kind::Resumed, "");
@@ -149,10 +147,10 @@ impl VmiSync {
     }
 }
 
-/// The VMI of a text, and what it wants of a VM of that plan.
+/// Parses a VMI and computes its changes to a VM of that plan.
 fn wanted(text: &str, plan: &VmPlan) -> Result<(Vmi, LiveUpdate), VmError> {
     let loaded = load(text).map_err(|error| VmError::invalid_argument(short(&error.to_string())))?;
-    // What else a manifest holds is for a cluster, as it was at the start.
+    // Other objects of the manifest are for a cluster, as at the start of the VM.
     let mut vmis = loaded.into_iter().filter_map(|loaded| match loaded {
         Loaded::Vmi(vmi) => Some(vmi),
         Loaded::Other { .. } => None,
@@ -160,7 +158,7 @@ fn wanted(text: &str, plan: &VmPlan) -> Result<(Vmi, LiveUpdate), VmError> {
     let (Some(mut vmi), None) = (vmis.next(), vmis.next()) else {
         return Err(VmError::invalid_argument("one VirtualMachineInstance is wanted"));
     };
-    // One that does not say is where the VM is, as it was when the VM started.
+    // A VMI without a namespace is in the VM's, as at the start of the VM.
     if vmi.namespace == "default" {
         vmi.namespace.clone_from(&plan.namespace);
     }
@@ -174,7 +172,7 @@ fn wanted(text: &str, plan: &VmPlan) -> Result<(Vmi, LiveUpdate), VmError> {
     Ok((*vmi, live))
 }
 
-/// As much of a text as fits a status, by whole lines as far as they do.
+/// Shortens a text to what fits in a status, by whole lines where possible.
 fn short(text: &str) -> String {
     let count = text.lines().count();
     let cut = |line: &str| match line.char_indices().find(|(at, _)| *at >= LINE_BYTES) {

@@ -1,4 +1,4 @@
-//! The volumes of a VMI, and the sizes of its disks.
+//! Synchronisation of a VMI's volumes and of the sizes of its disks.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
@@ -15,14 +15,14 @@ use tokio::time::timeout;
 use super::{SyncProgress, VmiSync};
 use crate::monitor::vm_error::VmError;
 
-/// Where the data of volumes is, by their names.
+/// Paths of volumes, by name.
 pub(super) type VolumePaths = HashMap<String, String>;
 
-/// How long storage is waited for that shall tell its size.
+/// Maximum time to wait for the check of disk sizes.
 const SIZE_CHECK_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl VmiSync {
-    /// Brings disks to their sizes, then unplugs and plugs volumes; how those are.
+    /// Resizes disks, then unplugs and plugs volumes. Returns the state of each volume.
     pub(super) async fn volumes(
         &self,
         vmi: &Vmi,
@@ -36,7 +36,7 @@ impl VmiSync {
                     done.note(Kind::DiskGrew, &name);
                 }
             }
-            // It goes on, and so do the others.
+            // The check goes on in the background.
             Err(_) => done.waits = true,
         }
         let names: HashSet<&str> = wanted.iter().map(|volume| volume.name.as_str()).collect();
@@ -50,7 +50,7 @@ impl VmiSync {
             done.waits |= status.phase != "Ready";
             told.insert(name, status);
         }
-        // A permanent disk is what it is.
+        // A disk of the start is always ready.
         for disk in self.shown().into_iter().filter(|disk| !disk.plugged) {
             if vmi.spec.volume(&disk.name).is_some() {
                 told.entry(disk.name.clone()).or_insert_with(|| VolumeStatus {
@@ -63,7 +63,7 @@ impl VmiSync {
         Ok(told.into_values().collect())
     }
 
-    /// Unplugs what was plugged and is not in the VMI, all at once; those that the guest has not let go of.
+    /// Unplugs hotplugged volumes that are not in the VMI, in parallel. Returns those that the guest has not released.
     async fn unplug(
         &self,
         wanted: &HashSet<&str>,
@@ -84,7 +84,7 @@ impl VmiSync {
                     if removed.flush_error.is_empty() {
                         continue;
                     }
-                    // It is told this once.
+                    // This is reported once.
                     left.push(VolumeStatus {
                         name: disk.name,
                         disk: None,
@@ -94,7 +94,7 @@ impl VmiSync {
                     });
                     continue;
                 }
-                // Somebody else was faster.
+                // Another call has removed it.
                 Some(Err(VmError::NotFound(_))) => continue,
                 Some(Err(status)) => status.to_string(),
                 None => "the guest has not let go of it".to_owned(),
@@ -111,7 +111,7 @@ impl VmiSync {
         Ok(left)
     }
 
-    /// Plugs a volume, unless it is there or its data is not; how it is then.
+    /// Plugs a volume unless it is present or its data is not. Returns its state.
     async fn plug(
         &self,
         volume: NewVolume,
@@ -155,7 +155,7 @@ impl VmiSync {
                 done.note(Kind::VolumeAdded, &name);
                 Ok(ready(self.find_disk(&name)))
             }
-            // The caller's own words are wrong, not the state of things.
+            // The caller's request is wrong, not the state of the VM.
             Err(refused)
                 if given.is_some()
                     && matches!(refused, VmError::NotPermitted(_) | VmError::InvalidArgument(_)) =>
@@ -169,7 +169,7 @@ impl VmiSync {
         }
     }
 
-    /// Where a volume's data is, if it is there.
+    /// Path of a volume's data, if it is present.
     async fn path(&self, name: &str, given: Option<&String>) -> Result<Option<PathBuf>, VmError> {
         if let Some(path) = given {
             return Ok(Some(path.into()));

@@ -1,4 +1,4 @@
-//! From a plan and its open files to what the VMM is told.
+//! The configuration of the VMM, made from a plan and its open files.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -14,7 +14,7 @@ use husk_proto::vmm::v1::{
 use husk_vmi::{BootPlan, Controller, DeviceType, DiskPlan, ErrorPolicy, VmPlan};
 use husk_volumes::{ImageFormat, OpenDisk, Volumes};
 
-/// An interface whose descriptors are to go to the VMM.
+/// An interface and the descriptors that the VMM needs.
 #[derive(Debug)]
 pub(super) struct OpenNic {
     pub(super) name: String,
@@ -25,7 +25,7 @@ pub(super) struct OpenNic {
     pub(super) link_up: bool,
 }
 
-/// A configuration and the descriptors it names; they must have been sent before the configuration is.
+/// A configuration and its descriptors. The descriptors must be sent first.
 #[derive(Debug)]
 pub(super) struct PreparedConfig {
     pub(super) config: VmConfig,
@@ -106,7 +106,7 @@ impl PreparedConfig {
         PreparedConfig { config, descriptors }
     }
 
-    /// Sends every descriptor and closes this process's copies: what the VMM has open it alone keeps locked.
+    /// Sends all descriptors and closes this process's copies, so that only the VMM holds the locks of the files.
     pub(super) async fn send(self, fds: &FdSender) -> Result<VmConfig, SendError> {
         for part in self.descriptors.chunks(MAX_FDS_PER_MESSAGE) {
             let part: Vec<(Token, BorrowedFd<'_>)> =
@@ -117,7 +117,7 @@ impl PreparedConfig {
     }
 }
 
-/// A NIC that is plugged, and the descriptors it names.
+/// A hotplugged NIC and its descriptors.
 pub(super) fn plugged_nic(open: OpenNic) -> (Nic, Vec<(Token, OwnedFd)>) {
     let mut descriptors = Vec::new();
     let nic = nic(open, &mut |fd| {
@@ -128,17 +128,17 @@ pub(super) fn plugged_nic(open: OpenNic) -> (Nic, Vec<(Token, OwnedFd)>) {
     (nic, descriptors)
 }
 
-/// The base of an overlay, and its format.
+/// The base of an overlay and its format.
 type SentBase = Option<(Fd, ImageFormat)>;
 
-/// A volume that is plugged, and the descriptor it names.
+/// A hotplugged volume and its descriptor.
 pub(super) type Plugged<'a> = (ScsiDisk, Option<(Token, BorrowedFd<'a>)>);
 
-/// The disk of a volume that is plugged.
+/// The disk of a hotplugged volume.
 pub(super) fn plugged<'a>(plan: &DiskPlan, open: &'a OpenDisk) -> Plugged<'a> {
     let descriptor = open.file.as_ref().map(|file| (Token::random(), file.as_fd()));
     let file = descriptor.as_ref().map(|(token, _)| (*token).into());
-    // Never an overlay, nor a device of the host.
+    // It is never an overlay or a device of the host.
     (scsi_disk(plan, open, file, (None, None)), descriptor)
 }
 
