@@ -1,4 +1,4 @@
-//! A container's bundle: the directory in which containerd leaves its configuration.
+//! A container's bundle: the directory with its configuration.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use oci_spec::runtime::Spec;
 
-/// A configuration with a VMI, and whatever else a container has; more is no configuration.
+/// Maximum size of a configuration with a VMI, in bytes.
 const MOST: u64 = 16 << 20;
-/// The sandbox a container is of, as containerd's CRI plugin says.
+/// The annotation with a container's sandbox, of containerd's CRI plugin.
 const SANDBOX_ID: &str = "io.kubernetes.cri.sandbox-id";
 
-/// A configuration that cannot be read.
+/// An error of reading a configuration.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {source}", path.display())]
 pub(crate) struct BundleError {
@@ -19,7 +19,7 @@ pub(crate) struct BundleError {
     source: io::Error,
 }
 
-/// The bundle that an action is about.
+/// Returns the bundle of an action: `bundle`, or the working directory if it is empty.
 pub(crate) fn directory(bundle: &str) -> Result<PathBuf, String> {
     match bundle {
         "" => std::env::current_dir().map_err(|error| format!("the working directory: {error}")),
@@ -27,7 +27,7 @@ pub(crate) fn directory(bundle: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// The container's configuration.
+/// Reads the container's configuration.
 pub(crate) fn spec(bundle: &Path) -> Result<Spec, BundleError> {
     let path = bundle.join("config.json");
     let read = File::open(&path)
@@ -35,7 +35,7 @@ pub(crate) fn spec(bundle: &Path) -> Result<Spec, BundleError> {
     read.map_err(|source| BundleError { path, source })
 }
 
-/// The pod's sandbox, by which the pod's containers find each other; none outside of pods.
+/// Returns the pod's sandbox, which groups the pod's containers; none outside of pods.
 pub(crate) fn group(bundle: &Path) -> Result<Option<String>, BundleError> {
     let spec = spec(bundle)?;
     Ok(crate::spec::annotation(&spec, SANDBOX_ID).map(str::to_owned))

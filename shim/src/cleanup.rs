@@ -1,4 +1,4 @@
-//! `delete`: what is left of a container whose shim was killed.
+//! `delete`: cleans up after a container whose shim was killed.
 
 use std::time::{Duration, SystemTime};
 
@@ -16,18 +16,18 @@ use crate::pod::{cgroup_of, rootfs_of};
 use crate::publisher::timestamp;
 use crate::spec;
 
-/// How long a shim may take for an answer.
+/// Maximum time for a shim to answer.
 const WITHIN: Duration = Duration::from_secs(2);
 
 const SIGKILL: u32 = 9;
-/// As if SIGKILL had ended it.
+/// The exit status of SIGKILL.
 const KILLED: u32 = 137;
 
-/// Removes it and says how the container ended. The VMM died with the shim, and its disks' files with the VMM.
+/// Cleans up and returns the exit of the container. The VMM died with the shim, and its scratch files with the VMM.
 pub(crate) fn delete(flags: &Flags) -> Result<Vec<u8>, String> {
     let bundle = bundle::directory(&flags.bundle)?;
     mount::unmount(&rootfs_of(&bundle));
-    // Without its configuration nothing is known of it, and containerd removes the rest of the bundle.
+    // Without its configuration nothing is known about the container. containerd removes the rest of the bundle.
     if let Ok(spec) = bundle::spec(&bundle) {
         if let Ok(Some(cgroup)) = cgroup_of(&spec) {
             cgroup.remove().map_err(|error| error.to_string())?;
@@ -37,7 +37,7 @@ pub(crate) fn delete(flags: &Flags) -> Result<Vec<u8>, String> {
             let group = group.unwrap_or_else(|| flags.id.clone());
             let address = Address::of(None, &flags.address, &flags.namespace, &group);
             match address.is_served() {
-                // containerd has given up this container all the same, and with the pod's own the pod.
+                // containerd has given up this container, and if it is the sandbox, the pod.
                 true => release_container(&address.to_string(), &flags.id, group == flags.id),
                 false => address.remove(),
             }
@@ -54,7 +54,7 @@ pub(crate) fn delete(flags: &Flags) -> Result<Vec<u8>, String> {
     response.write_to_bytes().map_err(|error| error.to_string())
 }
 
-/// Tells a living shim to let go of a container, and to end if it has no other or `now`.
+/// Makes a running shim delete a container, and exit if it has no other or if `now` is set.
 fn release_container(address: &str, id: &str, now: bool) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let Ok(runtime) = runtime else { return };
@@ -89,6 +89,6 @@ fn release_container(address: &str, id: &str, now: bool) {
         }
         shim.shutdown(within(), &shutdown).await
     };
-    // Whatever it answers: without containers it ends by itself before long.
+    // The answer does not matter: without containers the shim exits soon.
     let _ = runtime.block_on(async { timeout(3 * WITHIN, asked).await });
 }

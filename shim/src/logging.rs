@@ -1,4 +1,4 @@
-//! The shim's log: lines for containerd, which has its own.
+//! The log of the shim, which containerd reads.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Begins to log into the FIFO `log` of the bundle, or to nowhere.
+/// Starts to log to the FIFO `log` of the bundle, or else to /dev/null.
 pub(crate) fn begin(bundle: &Path, debug: bool) {
     let level = if debug { "debug" } else { "info" };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
@@ -22,7 +22,7 @@ pub(crate) fn begin(bundle: &Path, debug: bool) {
         .init();
 }
 
-/// For reading too: a FIFO without a reader would end whoever writes, and containerd may be restarted.
+/// Opened for reading too: a write to a FIFO without a reader fails, and containerd may be restarted.
 fn open(path: &Path) -> io::Result<File> {
     let log = File::options()
         .read(true)
@@ -41,7 +41,7 @@ struct Log(Arc<File>);
 impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match (&*self.0).write(bytes) {
-            // While nobody reads, lines are lost.
+            // Lines are lost while nobody reads them.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(bytes.len()),
             other => other,
         }

@@ -1,4 +1,4 @@
-//! Root filesystems: mounted as containerd's snapshotter says, and only to be read.
+//! Root filesystems. The mounts are those of containerd's snapshotter, and read-only.
 
 use std::ffi::OsString;
 use std::io;
@@ -9,10 +9,10 @@ use containerd_shim_protos::types::mount::Mount;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 
-/// The longest data of mount(2), with its terminator: a page.
+/// Maximum length of the data of mount(2), with its terminator: a page.
 const MOST_DATA: usize = 4096;
 
-/// A root filesystem that could not be mounted.
+/// An error of mounting a root filesystem.
 #[derive(Debug, thiserror::Error)]
 #[error("the root filesystem ({kind} of {source_path}) cannot be mounted: {error}")]
 pub(crate) struct MountError {
@@ -21,7 +21,7 @@ pub(crate) struct MountError {
     error: io::Error,
 }
 
-/// Mounts a container's root filesystem at `target`, which is made. Nothing where containerd has mounted it already.
+/// Mounts a container's root filesystem at `target`, which is created. Does nothing if containerd has mounted it.
 pub(crate) fn mount_rootfs(mounts: &[Mount], target: &Path) -> Result<(), MountError> {
     for one in mounts {
         let failed = |error| MountError {
@@ -38,7 +38,7 @@ pub(crate) fn mount_rootfs(mounts: &[Mount], target: &Path) -> Result<(), MountE
     Ok(())
 }
 
-/// Takes off all that is mounted at a container's root; whoever has files of it open keeps them.
+/// Unmounts a container's root filesystem. Its open files stay open.
 pub(crate) fn unmount(target: &Path) {
     while umount2(target, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).is_ok() {}
 }
@@ -46,7 +46,7 @@ pub(crate) fn unmount(target: &Path) {
 fn mount_one(one: &Mount, target: &Path) -> io::Result<()> {
     let none: Option<&str> = None;
     let Options { flags, data } = Options::parse(&one.options);
-    // No device and no program of an image is for the host.
+    // Devices and programs of an image must not be used on the host.
     let flags = flags | MsFlags::MS_NODEV | MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
     if one.type_ == "bind" || flags.contains(MsFlags::MS_BIND) {
         let bind = MsFlags::MS_BIND | (flags & MsFlags::MS_REC);
@@ -60,7 +60,7 @@ fn mount_one(one: &Mount, target: &Path) -> io::Result<()> {
     let (source, kind, target) = (one.source.clone(), one.type_.clone(), target.to_owned());
     let mount = move || -> io::Result<()> {
         if let Some(directory) = directory {
-            // This thread alone changes its directory.
+            // Only this thread changes its working directory.
             unshare(CloneFlags::CLONE_FS)?;
             std::env::set_current_dir(directory)?;
         }
@@ -103,7 +103,8 @@ impl Options {
     }
 }
 
-/// The options of a file system, and a directory from which they fit: an overlay's many layers lie beside each other.
+/// Shortens the options of a file system. Returns them and the directory to which their paths are relative: the layers
+/// of an overlay are in the same directory.
 fn shortened(data: Vec<String>) -> Option<(Option<PathBuf>, OsString)> {
     let whole = data.join(",");
     if whole.len() < MOST_DATA {
@@ -125,7 +126,7 @@ fn shortened(data: Vec<String>) -> Option<(Option<PathBuf>, OsString)> {
     (short.len() < MOST_DATA).then_some((Some(directory), short.into()))
 }
 
-/// The directory that all of them are in.
+/// The directory that contains all of them.
 fn common(paths: &[&Path]) -> Option<PathBuf> {
     let mut directory = paths.first()?.parent()?;
     while !paths.iter().all(|path| path.starts_with(directory)) {

@@ -1,4 +1,4 @@
-//! Events for containerd: in order, and again where it was not there to hear them.
+//! Events for containerd. They are sent in order, and again after an error.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -15,16 +15,16 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
-/// Events that wait; of more the newest are lost, and said to be.
+/// Maximum events in the queue. Further events are dropped with a warning.
 const QUEUE: usize = 1024;
 const WITHIN: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_secs(1);
-/// How often an event is sent before it is given up: containerd may be restarted meanwhile.
+/// Maximum attempts to send an event. containerd may be restarted meanwhile.
 const TRIES: u32 = 120;
-/// How long the last events may take when the shim ends.
+/// Maximum time to send the last events when the shim exits.
 const FLUSH: Duration = Duration::from_secs(3);
 
-/// An event that containerd knows.
+/// An event of containerd.
 pub(crate) trait Event: MessageFull {
     const TOPIC: &'static str;
 }
@@ -47,7 +47,7 @@ events! {
     TaskResumed => TASK_RESUMED_EVENT_TOPIC,
 }
 
-/// The way events go; they are sent by a task that ends with it.
+/// The queue of events, and the task that sends them.
 #[derive(Debug)]
 pub(crate) struct Publisher {
     namespace: String,
@@ -83,14 +83,14 @@ impl Publisher {
         }
     }
 
-    /// Gives the last events a moment.
+    /// Sends the last events.
     pub(crate) async fn flush(self) {
         drop(self.queue);
         let _ = timeout(FLUSH, self.task).await;
     }
 }
 
-/// A message as containerd's typeurl has it: by its bare name.
+/// Packs a message as containerd's typeurl does: with its bare name.
 pub(crate) fn any(name: &str, value: Vec<u8>) -> Any {
     Any {
         type_url: name.to_owned(),
@@ -99,7 +99,7 @@ pub(crate) fn any(name: &str, value: Vec<u8>) -> Any {
     }
 }
 
-/// Now.
+/// The present time.
 pub(crate) fn now() -> Timestamp {
     timestamp(SystemTime::now())
 }

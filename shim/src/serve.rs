@@ -1,4 +1,4 @@
-//! The process of a pod: serves until containerd says that nothing of the pod is left.
+//! The shim process of a pod, which serves until containerd shuts it down.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -19,9 +19,9 @@ use crate::publisher::Publisher;
 use crate::task::Service;
 
 const TASK_V3: &str = "containerd.task.v3.Task";
-/// The same service under the name that containerd 1.7 knows.
+/// The name of the same service in containerd 1.7.
 const TASK_V2: &str = "containerd.task.v2.Task";
-/// How long containerd has to read the answer to its last call.
+/// Time for containerd to read the answer to its last call.
 const LAST_ANSWER_TIMEOUT: Duration = Duration::from_millis(200);
 
 pub(crate) fn serve(flags: Flags) -> ExitCode {
@@ -35,7 +35,7 @@ pub(crate) fn serve(flags: Flags) -> ExitCode {
         .build();
     let served = runtime.and_then(|runtime| {
         let served = runtime.block_on(run(flags));
-        // A volume may still be opened for a VM that was ended meanwhile.
+        // A blocking task may still open a volume of a VM that has ended.
         runtime.shutdown_background();
         served
     });
@@ -49,7 +49,7 @@ pub(crate) fn serve(flags: Flags) -> ExitCode {
 }
 
 async fn run(flags: Flags) -> io::Result<()> {
-    // A terminal that goes away is no reason to end a VM.
+    // A closed terminal must not end a VM.
     let _ignored = signal(SignalKind::hangup())?;
     let socket = Address::at(&flags.socket);
     let listener = match socket.listen() {
@@ -60,12 +60,12 @@ async fn run(flags: Flags) -> io::Result<()> {
         }
     };
     report(LISTENING);
-    // Two containers of a pod may come at once.
+    // Another shim may have started for the same pod.
     let Some(listener) = listener else {
         return Ok(());
     };
     listener.set_nonblocking(true)?;
-    // The bundle goes before this process does.
+    // The bundle is removed before this process exits.
     std::env::set_current_dir("/")?;
     let address = std::env::var(TTRPC_ADDRESS).map_err(io::Error::other)?;
     let publisher = Publisher::new(address, flags.namespace.clone());
@@ -82,7 +82,7 @@ async fn run(flags: Flags) -> io::Result<()> {
     server.start().await.map_err(io::Error::other)?;
     info!(id = flags.id, namespace = flags.namespace, "the shim serves");
     let publisher = pod.run().await;
-    // Nobody finds it any more.
+    // No new connections.
     socket.remove();
     server.stop_listen().await;
     publisher.flush().await;
@@ -91,7 +91,7 @@ async fn run(flags: Flags) -> io::Result<()> {
     Ok(())
 }
 
-/// Tells `start`, which waits for the end of standard output.
+/// Reports to `start`, which reads standard output to its end.
 fn report(what: &str) {
     let mut stdout = io::stdout().lock();
     let _ = stdout.write_all(what.as_bytes()).and_then(|()| stdout.flush());

@@ -1,13 +1,13 @@
 //! The command line, in the form of Go's `flag` package.
 
-/// What the program is asked to do.
+/// The action of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Action {
     Start,
     Delete,
     Info,
     Version,
-    /// No action is named: `start` began this process.
+    /// Without an action: the process that `start` started.
     Serve,
 }
 
@@ -15,15 +15,15 @@ pub(crate) enum Action {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Flags {
     pub(crate) action: Action,
-    /// Containers of different namespaces have nothing to do with each other.
+    /// containerd's namespace of the container.
     pub(crate) namespace: String,
-    /// The container.
+    /// Id or name of the container.
     pub(crate) id: String,
-    /// containerd's own socket.
+    /// Path of containerd's socket.
     pub(crate) address: String,
-    /// Where the container's configuration is; else the working directory.
+    /// Directory of the container's configuration. Empty for the working directory.
     pub(crate) bundle: String,
-    /// Where to listen, by a process that serves.
+    /// Path of the socket of a process that serves.
     pub(crate) socket: String,
     pub(crate) debug: bool,
 }
@@ -67,7 +67,7 @@ impl Flags {
                 "address" => flags.address = text()?,
                 "bundle" => flags.bundle = text()?,
                 "socket" => flags.socket = text()?,
-                // Events go by ttrpc.
+                // Events are sent over ttrpc.
                 "publish-binary" => drop(text()?),
                 "debug" => flags.debug = value.is_none_or(|value| value != "false"),
                 "v" | "version" => info = Some(Action::Version),

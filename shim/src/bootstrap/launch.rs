@@ -1,7 +1,7 @@
 //! Starting the process that serves.
 //!
-//! It makes its socket itself, and says on standard output that it has: where containerd kills `start` meanwhile, it finds
-//! that nobody wants it, and takes the socket away again.
+//! The process creates its socket and reports that on standard output. If containerd kills `start` meanwhile, the
+//! process gets no container, removes the socket and exits.
 
 use std::fs;
 use std::io::{self, Read};
@@ -13,9 +13,9 @@ use super::flags::Flags;
 use super::params::{Params, TTRPC_ADDRESS};
 use super::socket::Address;
 
-/// What the process says once it listens, or another one does.
+/// The report of the process when it, or another one, listens.
 pub(crate) const LISTENING: &str = "listens\n";
-/// The most it says instead.
+/// Maximum length of an error report, in bytes.
 const MOST: u64 = 4096;
 
 pub(super) fn launch(flags: &Flags, params: &Params, bundle: &Path, address: &Address) -> Result<(), String> {
@@ -34,7 +34,7 @@ pub(super) fn launch(flags: &Flags, params: &Params, bundle: &Path, address: &Ad
     // SAFETY: the closure runs in the forked child before exec and makes one system call.
     unsafe {
         command.pre_exec(|| {
-            // It outlives containerd, and is in nobody's session.
+            // The process outlives containerd and needs a session of its own.
             rustix::process::setsid()?;
             Ok(())
         });
@@ -55,7 +55,7 @@ pub(super) fn launch(flags: &Flags, params: &Params, bundle: &Path, address: &Ad
     }
 }
 
-/// Where memory is short, the shim goes before containerd does. It is lighter than any VM, and takes its VM along.
+/// Makes the OOM killer prefer the shim to containerd. The VM ends with its shim.
 fn prefer_over(pid: u32) -> io::Result<()> {
     let own: i32 = fs::read_to_string("/proc/self/oom_score_adj")?
         .trim()
@@ -65,7 +65,7 @@ fn prefer_over(pid: u32) -> io::Result<()> {
         format!("/proc/{pid}/oom_score_adj"),
         (own + 1).min(1000).to_string(),
     ) {
-        // A child that has ended says why in the log.
+        // If the child has exited, its log holds the cause.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
     }

@@ -1,4 +1,4 @@
-//! How containerd starts a shim: `start` leaves a process behind that serves on a socket, and says where that is.
+//! The start of a shim: `start` leaves a process that serves on a socket, and prints the address.
 
 mod flags;
 mod launch;
@@ -18,7 +18,7 @@ use params::Params;
 pub(crate) use params::TTRPC_ADDRESS;
 pub(crate) use socket::Address;
 
-/// `start`: the reply. A pod's containers share the process of the first.
+/// `start`: returns the reply. A pod's containers share the process of the first.
 pub(crate) fn start(flags: &Flags) -> Result<Vec<u8>, String> {
     let params = Params::read(flags)?;
     let bundle = bundle::directory(&flags.bundle)?;
@@ -33,13 +33,13 @@ pub(crate) fn start(flags: &Flags) -> Result<Vec<u8>, String> {
     if !address.is_served() {
         launch::launch(flags, &params, &bundle, &address)?;
     }
-    // Where containerd 1.7 looks for it when it is restarted; later ones keep the reply.
+    // containerd 1.7 reads this file after a restart. Later versions store the reply.
     let kept = bundle.join("address");
     fs::write(&kept, address.to_string()).map_err(|error| format!("{}: {error}", kept.display()))?;
     params.reply(&address.to_string())
 }
 
-/// `-info`: what this runtime is.
+/// `-info`: describes this runtime.
 pub(crate) fn info() -> Result<Vec<u8>, String> {
     let info = RuntimeInfo {
         name: "io.containerd.husk.v2".into(),

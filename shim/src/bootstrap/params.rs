@@ -1,8 +1,8 @@
-//! What containerd tells `start`, and in which form it wants to be answered.
+//! The parameters of `start`, and the form of its reply.
 //!
-//! Since 2.3 there is a message on standard input and one for an answer. Before, there are flags and the environment, and
-//! JSON for an answer. 1.7 refuses an API newer than 2, and 2.0 to 2.2, which are told from it by nothing, take that too:
-//! the services of 2 and 3 differ in their names alone.
+//! containerd 2.3 and later write a message to standard input and expect one in reply. Earlier versions use flags and
+//! the environment, and expect JSON. 1.7 refuses an API newer than 2. 2.0 to 2.2, which cannot be told apart from it,
+//! accept 2 as well: the services of 2 and 3 differ only in name.
 
 use std::env;
 use std::io::{self, IsTerminal, Read};
@@ -16,18 +16,18 @@ use super::flags::Flags;
 /// The variable that holds the address of containerd's event service.
 pub(crate) const TTRPC_ADDRESS: &str = "TTRPC_ADDRESS";
 
-/// The most that is read, as by containerd's own shim.
+/// Maximum size of the input, in bytes, as in containerd's own shim.
 const MOST: u64 = 10 << 20;
 
-/// What `start` is told.
+/// The parameters of `start`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Params {
-    /// Where events go.
+    /// Address of containerd's event service.
     pub(crate) ttrpc_address: String,
-    /// Where the shim's socket shall be.
+    /// Directory for the shim's socket.
     pub(crate) socket_dir: Option<String>,
     pub(crate) debug: bool,
-    /// There is a message for an answer.
+    /// True if the reply is a message.
     messages: bool,
 }
 
@@ -43,7 +43,7 @@ impl Params {
 
     fn parse(input: &[u8], flags: &Flags, ttrpc_address: Option<String>) -> Result<Params, String> {
         let message = BootstrapParams::parse_from_bytes(input).ok();
-        // A runtime's options, which older containerds send, are read as such a message too, of other names.
+        // Older versions send the runtime's options, which also parse as such a message, but with other names.
         let message =
             message.filter(|message| message.instance_id == flags.id && message.namespace == flags.namespace);
         let params = match message {

@@ -1,4 +1,4 @@
-//! Where a pod's shim is reached.
+//! The socket of a pod's shim.
 
 use std::fmt;
 use std::fs;
@@ -9,15 +9,15 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-/// Where containerd's shims have their sockets.
+/// Directory of the sockets of containerd's shims.
 const DIRECTORY: &str = "/run/containerd/s";
 
-/// The address of a shim's socket: a function of what it is for, so that another container of the pod finds it.
+/// The address of a shim's socket. It depends only on the pod, so each container of the pod finds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Address(PathBuf);
 
 impl Address {
-    /// That of a group of containers of a containerd's namespace.
+    /// The address for a group of containers in a namespace of containerd.
     pub(crate) fn of(directory: Option<&str>, containerd: &str, namespace: &str, group: &str) -> Address {
         let what = Path::new(containerd).join(namespace).join(group);
         let digest = Sha256::digest(what.display().to_string());
@@ -25,7 +25,7 @@ impl Address {
         Address(Path::new(directory.unwrap_or(DIRECTORY)).join(name))
     }
 
-    /// That of a path.
+    /// The address of a path.
     pub(crate) fn at(path: &str) -> Address {
         Address(path.into())
     }
@@ -34,7 +34,7 @@ impl Address {
         &self.0
     }
 
-    /// A new socket, or none where a shim listens already.
+    /// Creates the socket. Returns `None` if a shim listens on it already.
     pub(crate) fn listen(&self) -> Result<Option<UnixListener>, String> {
         let failed = |error: io::Error| format!("{}: {error}", self.0.display());
         if let Some(directory) = self.0.parent() {
@@ -54,7 +54,7 @@ impl Address {
                     if self.is_served() {
                         return Ok(None);
                     }
-                    // Its shim was killed.
+                    // The shim of this socket was killed.
                     self.remove();
                 }
                 Err(error) => return Err(failed(error)),
@@ -63,7 +63,7 @@ impl Address {
         Err(failed(io::ErrorKind::AddrInUse.into()))
     }
 
-    /// Whether a shim listens there.
+    /// True if a shim listens on the socket.
     pub(crate) fn is_served(&self) -> bool {
         UnixStream::connect(&self.0).is_ok()
     }

@@ -1,4 +1,4 @@
-//! Building the VM of a container, which takes a while: beside the actor, with all it needs to know.
+//! Building the VM of a container, in a task of its own.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,13 +26,13 @@ use crate::stdio::Stdio;
 pub(super) struct VmBuilder {
     pub(super) bundle: PathBuf,
     pub(super) spec: Arc<Spec>,
-    /// That of the pod's sandbox.
+    /// Spec of the pod's sandbox.
     pub(super) sandbox: Option<Arc<Spec>>,
     pub(super) rootfs: Vec<Mount>,
-    /// The root filesystems of volumes, by their names.
+    /// Root filesystems of volume containers, by volume.
     pub(super) volumes: BTreeMap<String, PathBuf>,
     pub(super) stdio: Stdio,
-    /// What its state is called by.
+    /// Name of its state directory.
     pub(super) uid: String,
 }
 
@@ -44,13 +44,13 @@ pub(crate) struct BuiltVm {
     pub(super) resources: ContainerResources,
 }
 
-/// Where a container's root filesystem is mounted.
+/// Returns the mount point of a container's root filesystem.
 pub(crate) fn rootfs_of(bundle: &Path) -> PathBuf {
     bundle.join("rootfs")
 }
 
 impl VmBuilder {
-    /// Builds it, or leaves nothing.
+    /// Builds the VM. On an error everything is cleaned up.
     pub(super) async fn build(self) -> Result<BuiltVm, TaskError> {
         let mut resources = ContainerResources::default();
         match self.try_build(&mut resources).await {
@@ -76,14 +76,14 @@ impl VmBuilder {
             false => crate::spec::network(&self.spec, self.sandbox.as_deref())?,
         };
         let made = make_cgroup(self.spec.clone()).await?;
-        // Until the VMM is in it.
+        // Held until the VMM is in the cgroup.
         let (cgroup, kept) = made.unzip();
         resources.cgroup = cgroup.clone();
         let chosen = std::env::var_os("HUSK_SCRATCH_DIR").is_some_and(|directory| !directory.is_empty());
         let scratch = match ephemeral {
             Some(directory) => ScratchDir::at(directory),
             None if chosen => ScratchDir::locate(),
-            // What is written there counts as the container's ephemeral storage.
+            // Data there counts as the container's ephemeral storage.
             None => ScratchDir::at(rootfs),
         };
         let environment = VmEnvironment {
@@ -141,7 +141,7 @@ pub(super) async fn mount(
     mounted.map_err(|error| TaskError::failed(error.to_string()))
 }
 
-/// The cgroup of a container, if it has one.
+/// Returns the cgroup of a container, if it has one.
 pub(crate) fn cgroup_of(spec: &Spec) -> Result<Option<Cgroup>, TaskError> {
     let linux = spec.linux().as_ref();
     let Some(path) = linux.and_then(|linux| linux.cgroups_path().as_ref()) else {
@@ -153,7 +153,7 @@ pub(crate) fn cgroup_of(spec: &Spec) -> Result<Option<Cgroup>, TaskError> {
     )?))
 }
 
-/// Makes it, with its limits, for processes that are yet to come.
+/// Creates the cgroup of a container, with its limits and without processes.
 async fn make_cgroup(spec: Arc<Spec>) -> Result<Option<(Cgroup, ScopeGuard)>, TaskError> {
     let make = move || -> Result<_, TaskError> {
         let Some(mut cgroup) = cgroup_of(&spec)? else {
@@ -167,7 +167,7 @@ async fn make_cgroup(spec: Arc<Spec>) -> Result<Option<(Cgroup, ScopeGuard)>, Ta
     made.unwrap_or_else(|error| Err(TaskError::failed(error.to_string())))
 }
 
-/// Makes that of a sandbox and moves this process there, or leaves nothing.
+/// Creates the cgroup of a sandbox and moves this process to it. On an error everything is cleaned up.
 pub(super) async fn enter_cgroup(
     spec: Arc<Spec>,
     resources: &mut ContainerResources,

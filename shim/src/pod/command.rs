@@ -21,7 +21,7 @@ pub(crate) enum PodCommand {
     Stats(String, Reply<CgroupStats>),
     Update(String, Box<LinuxResources>, Reply<()>),
     CloseStdin(String, Reply<()>),
-    /// Events for what was done to a VM directly.
+    /// Publishes the event for a VM that was paused or resumed.
     Paused(String, bool),
     Shutdown {
         now: bool,
@@ -34,12 +34,12 @@ pub(crate) enum PodCommand {
 #[derive(Debug)]
 pub(crate) enum TaskOutcome {
     Built(String, Result<Box<BuiltVm>, TaskError>, Reply<u32>),
-    /// That is, a sandbox or a volume.
+    /// A sandbox or a volume has been created.
     Prepared(String, ContainerResources, Result<(), TaskError>, Reply<u32>),
     Booted(String, Box<EmbeddedVm>, Result<(), EmbeddedVmError>, Reply<u32>),
-    /// A VM has ended, and nothing of it is left but what it said.
+    /// A VM has ended. Its last output has not been written yet.
     Ended(String, Box<VmStatus>),
-    /// That has been written out.
+    /// The last output has been written.
     Finished(String, u32),
     Released(String, Result<(), String>, ContainerExit, Reply<ContainerExit>),
 }

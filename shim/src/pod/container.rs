@@ -1,4 +1,4 @@
-//! One container of a pod, as its actor knows it.
+//! A container of a pod.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use crate::mount;
 use crate::spec::Role;
 use crate::stdio::{Stdio, Streams};
 
-/// How a container ended.
+/// The exit of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ContainerExit {
     pub(crate) pid: u32,
-    /// As a shell has it: 128 and the signal, if it was one.
+    /// As in a shell: 128 plus the signal, if it was one.
     pub(crate) status: u32,
     pub(crate) at: SystemTime,
 }
 
-/// How far a container is.
+/// The phase of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ContainerPhase {
     /// Its VM is being built.
@@ -36,16 +36,16 @@ pub(crate) enum ContainerPhase {
     Stopped(ContainerExit),
 }
 
-/// A container's part of this host.
+/// The host resources of a container.
 #[derive(Debug, Default)]
 pub(crate) struct ContainerResources {
-    /// Where its root filesystem is mounted.
+    /// Mount point of its root filesystem.
     pub(super) rootfs: Option<PathBuf>,
     pub(super) cgroup: Option<Cgroup>,
 }
 
 impl ContainerResources {
-    /// Gives them back. Blocks for a moment.
+    /// Releases the resources. Blocks.
     pub(super) fn release(self) -> Result<(), String> {
         if let Some(rootfs) = &self.rootfs {
             mount::unmount(rootfs);
@@ -57,12 +57,12 @@ impl ContainerResources {
     }
 }
 
-/// What a container has that is the VM.
+/// The VM of a container.
 #[derive(Debug)]
 pub(crate) struct ContainerVm {
     pub(super) handle: VmHandle,
     pub(super) plan: Arc<VmPlan>,
-    /// Until it is booted.
+    /// `None` once it has booted.
     pub(super) embedded_vm: Option<EmbeddedVm>,
     pub(super) streams: Option<Streams>,
 }
@@ -79,11 +79,11 @@ pub(super) struct Container {
     pub(super) phase: watch::Sender<ContainerPhase>,
     pub(super) resources: ContainerResources,
     pub(super) vm: Option<ContainerVm>,
-    /// Who waits for it to be gone when it has ended.
+    /// The caller that waits for its deletion after its exit.
     pub(super) delete_reply: Option<Reply<ContainerExit>>,
 }
 
-/// A container as others see it.
+/// The state of a container.
 #[derive(Debug, Clone)]
 pub(crate) struct ContainerStatus {
     pub(crate) id: String,

@@ -77,7 +77,7 @@ impl Pod {
         Ok(())
     }
 
-    /// A container as it is asked for, which is none of the pod's yet.
+    /// Creates the container of a request. It is not yet one of the pod's.
     fn container(&mut self, request: &CreateTaskRequest) -> Result<Container, TaskError> {
         let id = request.id.clone();
         if self.containers.contains_key(&id) {

@@ -16,7 +16,7 @@ use crate::publisher::timestamp;
 use crate::spec::Role;
 
 impl Pod {
-    /// One that was never started is killed for it.
+    /// Deletes a container. One that was never started is killed first.
     pub(super) async fn delete(&mut self, id: &str, reply: Reply<ContainerExit>) {
         let container = match self.find(id) {
             Ok(container) => container,
@@ -27,7 +27,7 @@ impl Pod {
             (ContainerPhase::Stopped(exit), _) => self.release_resources(id, exit, reply),
             (ContainerPhase::Created, Some(vm)) => {
                 container.delete_reply = Some(reply);
-                // One that has ended is about to be told of.
+                // If the VM has ended, its exit is about to be recorded.
                 let _ = vm.handle.kill().await;
             }
             (ContainerPhase::Created, None) => {
@@ -79,7 +79,7 @@ impl Pod {
         let _ = reply.send(Ok(exit));
     }
 
-    /// Leaves the sandbox's cgroup, which otherwise could not be removed.
+    /// Moves this process out of the sandbox's cgroup, which could not be removed otherwise.
     pub(super) fn leave_pod_cgroup(&self) {
         if let Some(original_cgroup) = &self.original_cgroup
             && let Err(error) = original_cgroup.add_process(std::process::id())
@@ -88,7 +88,7 @@ impl Pod {
         }
     }
 
-    /// Gives back what containers hold that nobody deleted.
+    /// Releases the resources of containers that were not deleted.
     pub(super) async fn release_all(&mut self) {
         self.kill_vm().await;
         self.leave_pod_cgroup();

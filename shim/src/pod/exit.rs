@@ -41,7 +41,7 @@ impl Pod {
         vm.signal(signal, boots).await
     }
 
-    /// A VM does not outlive its sandbox.
+    /// Kills the VM. It does not outlive its sandbox.
     pub(super) async fn kill_vm(&self) {
         let containers = self.containers.values();
         for container in containers.filter(|container| !container.is_stopped()) {
@@ -84,7 +84,7 @@ impl Pod {
         });
     }
 
-    /// A container has ended.
+    /// Records the exit of a container.
     pub(super) fn record_exit(&mut self, id: &str, status: u32) {
         let Some(container) = self.containers.get(id) else {
             return;
@@ -113,7 +113,7 @@ impl Pod {
     }
 }
 
-/// A VM's end as an exit status, and what is to be said of it where the guest has not said it: it did not power off.
+/// Converts the final status of a VM to an exit status. If the guest did not power off, the second value is the reason.
 pub(super) fn exit_status(status: &VmStatus, oom: bool) -> (u32, Option<String>) {
     if status.phase() == Phase::Succeeded {
         return (0, None);

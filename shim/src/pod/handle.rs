@@ -1,4 +1,4 @@
-//! The way to a pod's actor.
+//! The handle to a pod's actor.
 
 use tokio::sync::{mpsc, oneshot};
 
@@ -17,7 +17,7 @@ impl PodHandle {
         PodHandle { mailbox }
     }
 
-    /// The answer to a question.
+    /// Sends a request and waits for the answer.
     pub(crate) async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> PodCommand) -> Result<T, TaskError> {
         let (reply, answer) = oneshot::channel();
         let sent = self.mailbox.send(command(reply)).await;
@@ -25,7 +25,7 @@ impl PodHandle {
         answer.await.map_err(|_| TaskError::ended())?
     }
 
-    /// How a container ends, once it has.
+    /// Waits for the exit of a container.
     pub(crate) async fn exit(&self, id: String) -> Result<ContainerExit, TaskError> {
         let mut changes = self.ask(|reply| PodCommand::Look(id, reply)).await?.changes;
         let stopped = changes
@@ -33,12 +33,12 @@ impl PodHandle {
             .await;
         match stopped.map(|phase| *phase) {
             Ok(ContainerPhase::Stopped(exit)) => Ok(exit),
-            // It was never created.
+            // The container was never created.
             _ => Err(TaskError::not_found("the container is gone")),
         }
     }
 
-    /// Pauses a VM, or resumes it. The actor goes on meanwhile.
+    /// Pauses or resumes a VM. The actor handles other requests meanwhile.
     pub(crate) async fn pause(&self, id: String, pause: bool) -> Result<(), TaskError> {
         let seen = self.ask(|reply| PodCommand::Look(id.clone(), reply)).await?;
         let Some(vm) = seen.vm else {

@@ -1,7 +1,6 @@
 //! The actor that owns a pod: its containers, one of which is the VM.
 //!
-//! What takes a while (building a VM, booting it, writing its last words out) is done beside it by tasks, which tell it
-//! how that went.
+//! Tasks do the slow work: building a VM, booting it, writing its last output. They send their outcome to the actor.
 
 mod build;
 mod command;
@@ -37,8 +36,7 @@ pub(crate) use handle::PodHandle;
 use task_error::Reply;
 pub(crate) use task_error::TaskError;
 
-/// How long a shim waits for its first container, or to be told that its last one was: containerd may have been killed, or
-/// told otherwise, after it started the shim.
+/// Maximum time the shim runs without containers. containerd may have been killed after it started the shim.
 const IDLE: Duration = Duration::from_secs(30);
 
 /// The state of a pod.
@@ -48,7 +46,7 @@ pub(crate) struct Pod {
     self_sender: mpsc::WeakSender<PodCommand>,
     containers: BTreeMap<String, Container>,
     publisher: Publisher,
-    /// Where this process was when it was started, and goes back to.
+    /// Cgroup of this process at its start, to which it returns.
     original_cgroup: Option<Cgroup>,
     finished: bool,
 }
@@ -67,7 +65,7 @@ impl Pod {
         (pod, PodHandle::new(sender))
     }
 
-    /// Lives until it is told to end. Its last events are yet to be sent.
+    /// Runs until `Shutdown`. The returned publisher may have events to send.
     pub(crate) async fn run(mut self) -> Publisher {
         while !self.finished {
             let command = match self.containers.is_empty() {
@@ -146,7 +144,7 @@ impl Pod {
         containers.find(|container| container.role == Role::Sandbox)
     }
 
-    /// Does something beside the actor, which is told of it.
+    /// Starts a task that sends its outcome to the actor.
     fn spawn_task(&self, work: impl Future<Output = TaskOutcome> + Send + 'static) {
         let self_sender = self.self_sender.clone();
         tokio::spawn(async move {
@@ -175,7 +173,7 @@ impl Pod {
         });
     }
 
-    /// The cgroup to set limits of, if there is one and the limits are none that the VM would break.
+    /// Returns the cgroup whose limits to set. Refuses limits too small for the VM.
     fn updatable(&mut self, id: &str, resources: &LinuxResources) -> Result<Option<Cgroup>, TaskError> {
         let container = self.find(id)?;
         if let Some(vm) = &container.vm {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::container::ContainerVm;
 use super::task_error::TaskError;
 
-/// How long a VM that is killed takes at most.
+/// Maximum time for the end of a VM that was killed.
 pub(super) const KILLED_WITHIN: Duration = Duration::from_secs(4);
 
 const SIGINT: u32 = 2;
@@ -13,12 +13,12 @@ const SIGQUIT: u32 = 3;
 const SIGKILL: u32 = 9;
 const SIGTERM: u32 = 15;
 const SIGPWR: u32 = 30;
-/// SIGRTMIN+3, by which images with systemd want to be stopped.
+/// SIGRTMIN+3, the stop signal of images with systemd.
 const HALT: u32 = 37;
-/// The exit status of a process that a signal ended, without the signal.
+/// Base of the exit status of a process that a signal killed.
 const BY_SIGNAL: u32 = 128;
 
-/// That of one that was killed.
+/// Exit status of a process that SIGKILL killed.
 pub(super) const KILLED: u32 = BY_SIGNAL + SIGKILL;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +39,7 @@ fn signal_action(signal: u32) -> Result<SignalAction, TaskError> {
     }
 }
 
-/// The exit status of a container without a process that gets this signal, if it ends.
+/// Returns the exit status of a container without a VM for this signal, or `None` if the signal does not end it.
 pub(super) fn signal_exit_status(signal: u32) -> Result<Option<u32>, TaskError> {
     Ok(match signal_action(signal)? {
         SignalAction::Nothing => None,
@@ -48,7 +48,7 @@ pub(super) fn signal_exit_status(signal: u32) -> Result<Option<u32>, TaskError> 
 }
 
 impl ContainerVm {
-    /// Does what a signal means; one that does not run yet has no power button.
+    /// Carries out a signal. A VM that has not booted has no power button and is killed.
     pub(super) async fn signal(&self, signal: u32, boots: bool) -> Result<(), TaskError> {
         let done = match signal_action(signal)? {
             SignalAction::Nothing => Ok(()),

@@ -46,7 +46,7 @@ impl Pod {
         drop(embedded_vm);
         match booted {
             Ok(()) => self.started(id, reply),
-            // Its end is told beside this.
+            // The exit of the VM is reported separately.
             Err(error) => drop(reply.send(Err(TaskError::failed(error.to_string())))),
         }
     }
@@ -55,7 +55,7 @@ impl Pod {
         let Some(container) = self.containers.get(id) else {
             return;
         };
-        // A guest of a few instructions may have ended before this was told; its end follows.
+        // A short-lived guest may have ended already. Its exit follows.
         container.phase.send_if_modified(|phase| {
             let created = *phase == ContainerPhase::Created;
             if created {

@@ -1,4 +1,4 @@
-//! What is said to a caller who asks for what cannot be.
+//! Errors of the Task service.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use crate::spec::SpecError;
 
-/// A status that is not OK.
+/// An error with its ttrpc code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TaskError {
     code: Code,
@@ -46,7 +46,7 @@ impl TaskError {
         TaskError::new(Code::UNIMPLEMENTED, text)
     }
 
-    /// What could have gone well.
+    /// An error that is not the caller's fault.
     pub(crate) fn failed(text: impl Into<String>) -> TaskError {
         TaskError::new(Code::UNKNOWN, text)
     }

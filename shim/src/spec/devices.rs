@@ -1,4 +1,4 @@
-//! Block devices of a container. A container's spec has their numbers; where the host has them, sysfs says.
+//! Block devices of a container. The spec has their numbers; their paths on the host are in sysfs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,18 +7,18 @@ use oci_spec::runtime::{LinuxDevice, LinuxDeviceType, Spec};
 
 use super::error::SpecError;
 
-/// A block device that a container was given.
+/// A block device of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Device {
-    /// What it is called in the container's /dev.
+    /// Name in the container's /dev.
     pub(super) name: String,
-    /// The host's.
+    /// Path on the host.
     pub(super) path: PathBuf,
-    /// As `st_rdev` has it.
+    /// Device number, as in `st_rdev`.
     pub(super) number: u64,
 }
 
-/// The block devices of a container, by their names in its /dev.
+/// Returns the block devices of a container, by their names in its /dev.
 pub(super) fn devices(spec: &Spec) -> Result<Vec<Device>, SpecError> {
     let devices = spec.linux().as_ref().and_then(|linux| linux.devices().as_ref());
     let block = devices

@@ -1,102 +1,102 @@
-//! Why a container cannot be a part of a VM.
+//! Errors of the specs of a pod's containers.
 
 use husk_vmi::{FieldError, LoadError};
 
 use husk_cgroup::mib;
 
-/// Why a container cannot be what it is meant to be.
+/// An error of the spec of a container.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
-    /// Nothing says which VM it is.
+    /// The container has no VMI.
     #[error("{container} has no annotation husk.io/vmi: give it the VirtualMachineInstance there, as JSON")]
     NoVmi {
-        /// The container.
+        /// Id or name of the container.
         container: String,
     },
-    /// A sidecar, or an init container.
+    /// The container is neither the VM nor a volume, but for instance a sidecar.
     #[error(
         "{container} cannot run: a pod of the runtime class husk is a VM, called {vm:?} (annotation husk.io/vm-container \
          names another), and containers whose root filesystem is one of its volumes, called volumeNAME or with the \
          annotation husk.io/volume: NAME; there is nothing a process could run in"
     )]
     Neither {
-        /// The container.
+        /// Id or name of the container.
         container: String,
-        /// What the VM's container is called.
+        /// Name of the VM's container.
         vm: String,
     },
-    /// A volume container that no pod has.
+    /// A volume container outside of a pod.
     #[error(
         "{container} is the volume {volume:?} of a VM, but belongs to no pod: give it the annotation husk.io/vmi too"
     )]
     VolumeAlone {
-        /// The container.
+        /// Id or name of the container.
         container: String,
         /// The volume.
         volume: String,
     },
-    /// The annotation is no manifest.
+    /// The annotation is not a manifest.
     #[error("annotation husk.io/vmi: {0}")]
     Manifest(#[from] LoadError),
-    /// It is more than one, or something else.
+    /// The annotation does not hold exactly one VMI.
     #[error("annotation husk.io/vmi: one VirtualMachineInstance is wanted, there are {0} objects")]
     Objects(usize),
-    /// Fields of it are wrong.
+    /// Fields of the VMI are invalid.
     #[error("annotation husk.io/vmi: {}", lines(.0))]
     Fields(Vec<FieldError>),
-    /// A device that this host does not have.
+    /// The host does not have the device.
     #[error("device {path} ({major}:{minor}) of the container is no block device of this host")]
     Device {
-        /// In the container.
+        /// Path in the container.
         path: String,
-        /// Its numbers.
+        /// Major number.
         major: i64,
-        /// The second.
+        /// Minor number.
         minor: i64,
     },
-    /// There is no namespace whose devices could be the guest's.
+    /// The pod uses the node's network.
     #[error(
         "{container} is on the node's own network, which a guest cannot have: leave hostNetwork out, or set \
          spec.domain.devices.autoattachPodInterface to false and name no interfaces"
     )]
     NodeNetwork {
-        /// The container.
+        /// Id or name of the container.
         container: String,
     },
-    /// The VM would be killed before long.
+    /// The memory limit is too small for the VM.
     #[error(
         "the memory limit of {container} is {}, and the VM needs {}: {} for the guest and {} around it; raise \
          resources.limits.memory, or lower {field}",
         mib(*limit), mib(guest + overhead), mib(*guest), mib(*overhead)
     )]
     MemoryLimit {
-        /// The container.
+        /// Id or name of the container.
         container: String,
         /// Bytes.
         limit: u64,
-        /// Bytes of guest memory that count towards it.
+        /// Guest memory that counts towards the limit, in bytes.
         guest: u64,
-        /// Bytes beside that.
+        /// Further memory, in bytes.
         overhead: u64,
-        /// The field that says how much the guest has.
+        /// Field with the size of guest memory.
         field: String,
     },
-    /// The guest's huge pages do not fit.
+    /// The limit of huge pages is too small for the guest.
     #[error(
         "the limit of {container} on huge pages of {} is {}, and the guest has {}: raise \
          resources.limits.hugepages-*, or lower {field}",
         mib(*page), mib(*limit), mib(*guest)
     )]
     HugepageLimit {
-        /// The container.
+        /// Id or name of the container.
         container: String,
-        /// Bytes of a page.
+        /// Page size in bytes.
         page: u64,
         /// Bytes.
         limit: u64,
         /// Bytes.
         guest: u64,
-        /// The field that says how much the guest has.
+        /// Field with the size of guest memory.
         field: String,
     },
 }

@@ -1,4 +1,4 @@
-//! What a VM's container must be allowed, beside the guest's memory.
+//! The memory that a VM's container needs in addition to the guest's.
 
 use husk_vmi::{Topology, VmPlan};
 use oci_spec::runtime::{LinuxResources, Spec};
@@ -6,48 +6,48 @@ use oci_spec::runtime::{LinuxResources, Spec};
 use super::error::SpecError;
 
 const MIB: u64 = 1 << 20;
-/// The VMM itself, its threads' stacks, its rings and what the kernel keeps for it.
+/// Bytes for the VMM: its stacks, its rings and the kernel's memory for it.
 ///
-/// `cargo xtask bench pod` measures 1.8 MiB beside guest memory and page cache, with one vCPU and no disk. The rest is for
-/// what disks may come to take: up to 1 MiB of bounce buffers, and some 3 MiB of tables of a qcow2 image of 10 GiB and of
-/// its overlay. The program's text is page cache, which the kernel takes back.
+/// `cargo xtask bench pod` measures 1.8 MiB beside guest memory and page cache, with one vCPU and no disk. The rest is
+/// for disks: up to 1 MiB of bounce buffers, and about 3 MiB of tables of a qcow2 image of 10 GiB and its overlay. The
+/// program's text is page cache, which the kernel can reclaim.
 const FIXED: u64 = 8 * MIB;
-/// Page tables of guest and host, each an entry of 8 bytes for 4 KiB.
+/// Page tables of guest and host, each with an entry of 8 bytes for 4 KiB.
 const GUEST_PER_BYTE: u64 = 512;
-/// A vCPU's state in kernel and VMM, which is far less. What is left of the first one's is room for the buffers of a lun:
-/// 16 of 512 KiB at most.
+/// Bytes for a vCPU. Its state in kernel and VMM is far smaller. The rest of the first one's is for the buffers of a
+/// passed-through LUN: at most 16 of 512 KiB.
 const PER_VCPU: u64 = 8 * MIB;
 
-/// Bytes that a VM's container needs beside the guest's memory.
+/// Returns the bytes that a VM's container needs in addition to the guest's memory.
 #[must_use]
 pub fn overhead_bytes(guest_bytes: u64, topology: Topology) -> u64 {
     FIXED + guest_bytes / GUEST_PER_BYTE + PER_VCPU * u64::from(topology.vcpus())
 }
 
-/// The limits of a container that a VM can run into.
+/// The memory limits of a container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MemoryLimit {
     /// Bytes of memory.
     pub memory: Option<u64>,
-    /// Bytes of huge pages, by the bytes of one.
+    /// Page size and limit of huge pages, in bytes.
     pub hugepages: Vec<(u64, u64)>,
 }
 
 impl MemoryLimit {
-    /// Those of a container.
+    /// The limits of a container.
     #[must_use]
     pub fn of(spec: &Spec) -> MemoryLimit {
         let linux = spec.linux().as_ref();
         MemoryLimit::of_resources(linux.and_then(|linux| linux.resources().as_ref()))
     }
 
-    /// Those that are to be.
+    /// The limits of an update.
     #[must_use]
     pub fn of_resources(resources: Option<&LinuxResources>) -> MemoryLimit {
         let memory = resources.and_then(|resources| resources.memory().as_ref()?.limit());
         let hugepages = resources.and_then(|resources| resources.hugepage_limits().as_ref());
         MemoryLimit {
-            // Zero and less mean none.
+            // Zero and negative values mean no limit.
             memory: memory
                 .and_then(|bytes| u64::try_from(bytes).ok())
                 .filter(|bytes| *bytes > 0),
@@ -59,10 +59,10 @@ impl MemoryLimit {
         }
     }
 
-    /// Refuses a VM that does not fit.
+    /// Checks that a VM fits.
     ///
     /// # Errors
-    /// With the numbers.
+    /// A limit is too small. The error names the numbers.
     pub fn check(&self, plan: &VmPlan, container: &str, field: &str) -> Result<(), SpecError> {
         let guest = plan.memory.guest_bytes;
         let overhead = overhead_bytes(guest, plan.topology);
@@ -95,7 +95,7 @@ impl MemoryLimit {
     }
 }
 
-/// `2MB` and `1GB`, in which the units are powers of 1024.
+/// Parses a page size such as `2MB` or `1GB`. Units are powers of 1024.
 fn page_size(text: &str) -> Option<u64> {
     let units = [("KB", 10), ("MB", 20), ("GB", 30)];
     let (number, shift) = units

@@ -1,31 +1,31 @@
-//! What the mounts of a VM's container are to the VM, by where KubeVirt's pods have them.
+//! The meaning of the mounts of a VM's container, by their paths in KubeVirt's pods.
 
 use std::path::{Path, PathBuf};
 
 use oci_spec::runtime::Spec;
 
-/// Directories below which a mount is the volume that it is called.
+/// Directories in which mounts have the names of volumes.
 const VOLUMES: [&str; 4] = [
     "run/kubevirt-private/vmi-disks",
     "run/kubevirt-private/config-map",
     "run/kubevirt-private/secret",
     "run/kubevirt-private/downwardapi",
 ];
-/// Where pods have their service account.
+/// Mount of the pod's service account.
 const SERVICE_ACCOUNT: &str = "run/secrets/kubernetes.io/serviceaccount";
-/// What the VM does not keep.
+/// Mount for ephemeral data.
 const EPHEMERAL: &str = "run/kubevirt-ephemeral-disks";
-/// Where volumes appear that are plugged.
+/// Mount in which hotplugged volumes appear.
 const HOTPLUG: &str = "run/kubevirt/hotplug-disks";
 
-/// Where a claim is mounted, for errors.
+/// Directory of claims, for errors.
 pub(super) const CLAIMS: &str = "/var/run/kubevirt-private/vmi-disks";
 
-/// A mount that means something to the VM.
+/// A mount with a meaning for the VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Mount {
     pub(super) is: Is,
-    /// On the host.
+    /// Path on the host.
     pub(super) source: PathBuf,
     pub(super) read_only: bool,
 }
@@ -38,7 +38,7 @@ pub(super) enum Is {
     Hotplug,
 }
 
-/// The mounts of a container; those that only a process would use are left out.
+/// Returns the mounts of a container that have a meaning for the VM.
 pub(super) fn mounts(spec: &Spec) -> Vec<Mount> {
     let mounts = spec.mounts().iter().flatten();
     let known = mounts.filter_map(|mount| {
@@ -63,7 +63,7 @@ pub(super) fn mounts(spec: &Spec) -> Vec<Mount> {
 
 fn what(destination: &Path) -> Option<Is> {
     let destination = destination.strip_prefix("/").ok()?;
-    // /var/run is /run.
+    // /var/run is a link to /run.
     let destination = destination.strip_prefix("var").unwrap_or(destination);
     for (path, is) in [
         (SERVICE_ACCOUNT, Is::ServiceAccount),

@@ -1,4 +1,4 @@
-//! The network of a pod: the namespace that its sandbox, or else its only container, is in.
+//! The network of a pod: the namespace of its sandbox, or else of its only container.
 
 use std::path::PathBuf;
 
@@ -10,15 +10,15 @@ use super::error::SpecError;
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 
-/// Where the network of a VM is, by the spec of its container and that of its pod's sandbox.
+/// Returns the network of a VM, from the specs of its container and of the pod's sandbox.
 ///
 /// # Errors
-/// The pod is on the node's own network.
+/// The pod uses the node's own network.
 pub fn network(vm: &Spec, sandbox: Option<&Spec>) -> Result<Option<PodNetwork>, SpecError> {
     let namespace = namespace(sandbox.unwrap_or(vm)).or_else(|| namespace(vm).filter(|own| own.is_some()));
     match namespace {
         Some(Some(netns)) => Ok(Some(PodNetwork::given(netns, resolv_conf(vm)))),
-        // One that nobody has made yet: the VM has it to itself, as by `husk run`.
+        // The namespace does not exist yet. The VM gets one of its own, as with `husk run`.
         Some(None) => Ok(None),
         None => Err(SpecError::NodeNetwork {
             container: called(vm),
@@ -26,7 +26,7 @@ pub fn network(vm: &Spec, sandbox: Option<&Spec>) -> Result<Option<PodNetwork>, 
     }
 }
 
-/// The network namespace of a container: none where it is in the node's, and no path where it wants one of its own.
+/// The network namespace of a container: `None` if it is the node's, `Some(None)` if it is a new one.
 fn namespace(spec: &Spec) -> Option<Option<PathBuf>> {
     let namespaces = spec.linux().as_ref()?.namespaces().as_ref()?;
     let network = namespaces

@@ -1,7 +1,7 @@
-//! What a container is.
+//! The role of a container.
 //!
-//! The kubelet passes annotations of the pod, not of its containers, so each container of a pod sees `husk.io/vmi`.
-//! There, names tell them apart; other callers can give each container its own.
+//! The kubelet passes annotations of the pod, not of containers, so each container of a pod has `husk.io/vmi`. There
+//! the containers' names decide. Other callers can annotate each container.
 
 use std::fmt::{self, Display, Formatter};
 
@@ -11,10 +11,10 @@ use super::annotations::{COMPUTE, VM_CONTAINER, VMI, VOLUME, VOLUME_PREFIX, anno
 use super::error::SpecError;
 use super::vm::{load_vmi, volumes_of};
 
-/// What a container is to its pod.
+/// The role of a container in its pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Role {
-    /// The pod's network namespace and cgroup; runs nothing.
+    /// The sandbox: the pod's network namespace and cgroup. Runs nothing.
     Sandbox,
     /// The VM.
     Vm,
@@ -32,10 +32,10 @@ impl Display for Role {
     }
 }
 
-/// What a container is, by its spec and that of its pod's sandbox.
+/// Returns the role of a container, from its spec and that of the pod's sandbox.
 ///
 /// # Errors
-/// It is none of those.
+/// The container has no role.
 pub fn role(spec: &Spec, sandbox: Option<&Spec>) -> Result<Role, SpecError> {
     if annotation(spec, cri::CONTAINER_TYPE) == Some("sandbox") {
         return Ok(Role::Sandbox);
@@ -57,7 +57,7 @@ pub fn role(spec: &Spec, sandbox: Option<&Spec>) -> Result<Role, SpecError> {
     let pods = annotation(sandbox, VMI);
     let vm = annotation(sandbox, VM_CONTAINER).unwrap_or(COMPUTE);
     let name = annotation(spec, cri::CONTAINER_NAME).unwrap_or_default();
-    // What the pod says is not the container's own word.
+    // True if the container's annotation differs from the pod's.
     let own = |key: &str, value: Option<&'_ str>| value.is_some() && annotation(sandbox, key) != value;
     if name == vm || own(VMI, vmi) {
         return match vmi {

@@ -117,7 +117,7 @@ fn the_only_container_disk_of_a_lone_container_is_its_own_root() {
         image_path: None,
     };
     assert_eq!(vm.plan.disks[0].source, wanted);
-    // In a pod it has a container of its own.
+    // In a pod the volume has a container of its own.
     let error = make(&in_pod("compute", json!({}))).unwrap_err().to_string();
     assert_eq!(
         error,
@@ -187,7 +187,7 @@ fn what_is_hotpluggable_and_not_given_comes_later() {
     let vm = make(&spec(json!({"annotations": annotations, "mounts": mounts}))).unwrap();
     let names: Vec<&str> = vm.plan.disks.iter().map(|disk| disk.name.as_str()).collect();
     assert_eq!(names, ["root", "given"]);
-    // What is wanted of the VM that it becomes is that one volume.
+    // A volume container is recognised by its name.
     let loaded = husk_vmi::load(&text).unwrap().remove(0);
     let husk_vmi::Loaded::Vmi(loaded) = loaded else {
         panic!("{loaded:?}")
@@ -239,7 +239,7 @@ fn what_is_mounted_read_only_is_not_written() {
     with(json!({"name": "data", "disk": {"bus": "virtio", "readonly": true}})).unwrap();
 }
 
-/// A VM with the disk `/dev/data`, which the container has as the block device `major`:0.
+/// A VM with the disk `/dev/data`, the container's block device `major`:0.
 fn with_device(major: i64) -> Result<VmContainer, SpecError> {
     let devices = json!([
         {"path": "/dev/data", "type": "b", "major": major, "minor": 0},

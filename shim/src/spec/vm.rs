@@ -1,4 +1,4 @@
-//! From the spec of a VM's container to the VM.
+//! The plan of a VM, from the spec of its container.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -18,25 +18,25 @@ use super::error::SpecError;
 use super::limit::MemoryLimit;
 use super::mounts::{CLAIMS, Is, mounts};
 
-/// A VM, and what its container brings.
+/// A VM and the resources of its container.
 #[derive(Debug, Clone)]
 pub struct VmContainer {
     /// The VM.
     pub plan: VmPlan,
     /// The manifest's metadata, for `husk inspect`.
     pub vmi: serde_json::Value,
-    /// What it may open.
+    /// Mounts and devices that it may open.
     pub given: PodMounts,
-    /// Where what it does not keep shall lie, if a mount is meant for that.
+    /// Scratch directory for ephemeral data, if there is a mount for it.
     pub ephemeral: Option<PathBuf>,
 }
 
 impl VmContainer {
-    /// Plans the VM of a container whose own root filesystem is at `rootfs`, in a pod with these volume containers, by
-    /// the volumes' names.
+    /// Plans the VM of a container. `rootfs` is its root filesystem, `volumes` those of the pod's volume containers, by
+    /// volume.
     ///
     /// # Errors
-    /// Everything that is wrong with the manifest; volumes that the pod was not given; limits that are too small.
+    /// The manifest has errors, the pod does not have a volume, or a limit is too small.
     pub fn new(
         spec: &Spec,
         rootfs: PathBuf,
@@ -71,7 +71,7 @@ impl VmContainer {
     }
 }
 
-/// The one VM of an annotation. It is in the pod's namespace, unless it says another.
+/// Parses the VMI of an annotation. Its namespace is the pod's unless it names another.
 pub fn load_vmi(text: &str, spec: &Spec) -> Result<Vmi, SpecError> {
     let mut loaded = load(text)?;
     match (loaded.pop(), loaded.len()) {
@@ -88,7 +88,7 @@ pub fn load_vmi(text: &str, spec: &Spec) -> Result<Vmi, SpecError> {
     }
 }
 
-/// The volumes of a VM that are root filesystems of containers.
+/// The volumes of a VM that are containers' root filesystems.
 pub fn volumes_of(vmi: &Vmi) -> impl Iterator<Item = &str> {
     let disks = vmi.spec.volumes.iter();
     let disks = disks.filter(|volume| volume.container_disk.is_some());
@@ -99,10 +99,10 @@ pub fn volumes_of(vmi: &Vmi) -> impl Iterator<Item = &str> {
         .chain(kernel.map(|_| KERNEL_VOLUME))
 }
 
-/// What a pod has for the volumes of its VM.
+/// The data that a pod has for its VM's volumes.
 #[derive(Debug, Default)]
 struct Offer {
-    /// By volume.
+    /// Sources, by volume.
     mounts: BTreeMap<String, PathBuf>,
     devices: BTreeMap<String, PathBuf>,
     containers: BTreeMap<String, PathBuf>,
@@ -110,7 +110,7 @@ struct Offer {
     ephemeral: Option<PathBuf>,
     hotplug: Option<PathBuf>,
     numbers: BTreeMap<PathBuf, u64>,
-    /// Volumes whose mounts cannot be written.
+    /// Volumes with read-only mounts.
     read_only: Vec<String>,
 }
 
@@ -137,8 +137,8 @@ impl Offer {
         Ok(offer)
     }
 
-    /// The container's own root filesystem is the volume that its annotation names, else the only one that is meant to
-    /// be a container and is not.
+    /// The container's own root filesystem is the volume that its annotation names, else the only volume that needs a
+    /// container and has none.
     fn containers(&mut self, vmi: &Vmi, spec: &Spec, rootfs: PathBuf, volumes: &BTreeMap<String, PathBuf>) {
         self.containers = volumes.clone();
         let own = match annotation(spec, VOLUME) {
@@ -146,7 +146,7 @@ impl Offer {
             None => {
                 let mut missing = volumes_of(vmi).filter(|volume| !volumes.contains_key(*volume));
                 let first = missing.next();
-                // In a pod a volume has a container of its own, which may not be there yet.
+                // In a pod a volume has a container of its own, which may not exist yet.
                 let alone = annotation(spec, cri::CONTAINER_TYPE).is_none();
                 first.filter(|_| alone && missing.next().is_none())
             }
@@ -190,7 +190,7 @@ impl Offer {
         })
     }
 
-    /// The VMI without the volumes that come when the VM runs: those that may, and that the pod was not given.
+    /// The VMI without hotpluggable volumes that the pod does not have. They are plugged when the VM runs.
     fn at_start(&self, vmi: &Vmi) -> Vmi {
         let comes = |volume: &Volume| {
             let name = volume.name.as_str();
@@ -203,7 +203,7 @@ impl Offer {
         start
     }
 
-    /// What there is for a volume; nothing for one that needs nothing.
+    /// The source of a volume; none for a volume that needs no source.
     fn data(&self, volume: &Volume, field: &str) -> Result<Option<PathBuf>, FieldError> {
         let name = volume.name.as_str();
         if volume.container_disk.is_some() {
@@ -251,7 +251,7 @@ impl Offer {
                 required(&format!("{field}.serviceAccount"), text.into())
             });
         }
-        // The plan knows which of the others need something, and which may do without.
+        // The plan reports the others that need a source.
         let secret = |cloud_init: &Option<husk_vmi::types::CloudInit>| {
             cloud_init
                 .as_ref()
@@ -280,7 +280,7 @@ impl Offer {
         }
     }
 
-    /// A disk that is written lies in no mount that cannot be.
+    /// Refuses writable disks on read-only mounts.
     fn check_writable(&self, vmi: &Vmi, plan: &VmPlan) -> Result<(), SpecError> {
         let wrong = |disk: &&husk_vmi::DiskPlan| {
             let written = !disk.read_only && !disk.overlay;

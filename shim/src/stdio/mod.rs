@@ -1,7 +1,7 @@
 //! A VM's serial console as the standard streams of its container.
 //!
-//! FIFOs are opened for both directions, whichever is used: one whose other end goes away, as when containerd is
-//! restarted, then is neither at its end nor broken.
+//! FIFOs are opened for reading and writing. So they neither end nor break when the other end closes, as on a restart
+//! of containerd.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -18,12 +18,12 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tracing::{debug, warn};
 
-/// How long the last output may take to be read once the VM has ended.
+/// Maximum time for the last output to be read after the end of the VM.
 const DRAIN: Duration = Duration::from_secs(5);
-/// Bytes typed that are taken at once.
+/// Size of the input buffer.
 const TYPED: usize = 4096;
 
-/// The standard streams that containerd names; empty where there are none.
+/// Paths of the standard streams. Empty if there is none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Stdio {
     pub(crate) stdin: String,
@@ -32,7 +32,7 @@ pub(crate) struct Stdio {
     pub(crate) terminal: bool,
 }
 
-/// Where output goes.
+/// The destination of output.
 #[derive(Debug)]
 enum Sink {
     Pipe(pipe::Sender),
@@ -40,20 +40,20 @@ enum Sink {
     Nowhere,
 }
 
-/// The streams of a VM that runs.
+/// The open streams of a running VM.
 #[derive(Debug)]
 pub(crate) struct Streams {
-    /// Copies output, and gives the sink for last words back.
+    /// Copies output. Returns the sink for the last message.
     output: Option<JoinHandle<Sink>>,
-    /// Where the reason of a failure goes, if not there.
+    /// Sink for the reason of a failure, if it is not standard output.
     stderr: Sink,
     typing: Option<JoinHandle<()>>,
-    /// Says that nothing more is output.
+    /// Ends the copying of output.
     end: Option<oneshot::Sender<()>>,
 }
 
 impl Stdio {
-    /// Connects them to a console, which may have said something already.
+    /// Connects the streams to a console. Its earlier output is included.
     pub(crate) async fn connect(&self, console: Option<&Console>) -> io::Result<Streams> {
         let (stdout, stderr) = (Sink::open(&self.stdout)?, Sink::open(&self.stderr)?);
         let stdin = match self.stdin.as_str() {
@@ -87,20 +87,20 @@ impl Stdio {
     }
 }
 
-/// An error with the stream it is of.
+/// Adds the name of the stream to an error.
 fn naming(stream: &str) -> impl Fn(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("{stream}: {error}"))
 }
 
 impl Streams {
-    /// Nothing more is typed.
+    /// Closes the input.
     pub(crate) fn close_stdin(&mut self) {
         if let Some(typing) = self.typing.take() {
             typing.abort();
         }
     }
 
-    /// The VM has ended: what it said is written out, and after it why it failed.
+    /// Writes the last output of the VM that has ended, and then the reason of its failure.
     pub(crate) async fn end(mut self, last_words: Option<String>) {
         self.close_stdin();
         let mut stdout = Sink::Nowhere;
@@ -171,7 +171,7 @@ fn is_fifo(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|meta| meta.file_type().is_fifo())
 }
 
-/// Copies what the guest says until its console closes. A reader that is slow makes the console skip, never wait.
+/// Copies output until the console closes. A slow reader makes the console skip output, but not wait.
 async fn copy(
     mut output: tokio::sync::mpsc::Receiver<husk_proto::shim::v1::ConsoleOutput>,
     mut sink: Sink,

@@ -37,7 +37,7 @@ fn a_console_goes_through_fifos_both_ways_and_the_reason_of_a_failure_follows() 
             stderr: fifo(dir.path(), "err"),
             terminal: false,
         };
-        // What was said before is not lost.
+        // Earlier output is not lost.
         guest.write_all(b"power-on ").await.unwrap();
         let streams = stdio.connect(Some(&console)).await.unwrap();
         let mut out = pipe::OpenOptions::new().open_receiver(&stdio.stdout).unwrap();
@@ -47,7 +47,7 @@ fn a_console_goes_through_fifos_both_ways_and_the_reason_of_a_failure_follows() 
         let mut typed = pipe::OpenOptions::new().open_sender(&stdio.stdin).unwrap();
         typed.write_all(b"root\n").await.unwrap();
         assert_eq!(read(&mut guest, 5).await, "root\n");
-        // A client that goes away and comes back.
+        // A client that disconnects and reconnects.
         drop(typed);
         let mut typed = pipe::OpenOptions::new().open_sender(&stdio.stdin).unwrap();
         typed.write_all(b"x").await.unwrap();

@@ -1,4 +1,4 @@
-//! A cgroup's numbers as containerd wants them.
+//! The metrics of a cgroup in containerd's format.
 
 use containerd_shim_protos::cgroups_v2::metrics::{CPUStat, MemoryEvents, MemoryStat, Metrics, PidsStat};
 use containerd_shim_protos::protobuf::well_known_types::any::Any;

@@ -1,4 +1,4 @@
-//! containerd's Task service: each call becomes a question to the pod.
+//! containerd's Task service. Each call becomes a request to the pod's actor.
 
 mod metrics;
 
@@ -17,7 +17,7 @@ use containerd_shim_protos::ttrpc::r#async::TtrpcContext;
 use crate::pod::{ContainerPhase, PodCommand, PodHandle, TaskError};
 use crate::publisher::timestamp;
 
-/// The service, which has no state of its own.
+/// The service. It has no state of its own.
 #[derive(Debug)]
 pub(crate) struct Service {
     pod: PodHandle,
@@ -31,7 +31,7 @@ impl Service {
 
 type Answer<T> = ttrpc::Result<T>;
 
-/// What there is for processes beside the first one.
+/// Refuses further processes.
 fn no_exec(exec_id: &str) -> Result<(), TaskError> {
     if exec_id.is_empty() {
         return Ok(());
@@ -197,7 +197,7 @@ impl Task for Service {
 
     async fn resize_pty(&self, _: &TtrpcContext, request: ResizePtyRequest) -> Answer<Empty> {
         no_exec(&request.exec_id)?;
-        // A serial line has no size.
+        // A serial line has no window size.
         self.pod.ask(|reply| PodCommand::Look(request.id, reply)).await?;
         Ok(Empty::default())
     }

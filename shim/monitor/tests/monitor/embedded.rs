@@ -1,4 +1,4 @@
-//! A process that hosts a VM as the containerd shim does, in a pod's environment.
+//! A process that embeds a VM as the containerd shim does, in a pod's environment.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use husk_volumes::{PathPolicy, PodMounts, ScratchDir};
 
 use super::fixture::{Fixture, Vm};
 
-/// The host's own `main`: `host RUNTIME SCRATCH HOTPLUG`, with the plan on standard input.
+/// The process's `main`: `embedded RUNTIME SCRATCH HOTPLUG`, with the plan on standard input.
 pub fn main(arguments: &[String]) -> ExitCode {
     let [runtime, scratch, hotplug] = [1, 2, 3].map(|at| PathBuf::from(&arguments[at]));
     let plan: VmPlan = serde_json::from_reader(std::io::stdin()).unwrap();
@@ -45,7 +45,7 @@ pub fn main(arguments: &[String]) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Starts one; the VM is its own.
+/// Starts such a process and its VM.
 pub fn start<'a>(f: &'a Fixture, plan: &VmPlan, hotplug: &std::path::Path) -> (Vm<'a>, Child) {
     let this = std::env::current_exe().unwrap();
     let mut host = Command::new(&this)

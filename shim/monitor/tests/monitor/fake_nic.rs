@@ -1,4 +1,4 @@
-//! A NIC of the fake VMM: a guest that asks for an address, again and again, until it is offered one.
+//! A NIC of the fake VMM: a guest that sends DHCP requests until it is offered an address.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ use husk_proto::vmm::v1::Nic;
 /// virtio's header before each frame.
 const HEADER: usize = 12;
 
-/// Unplugged when it is dropped.
+/// Unplugs the NIC when dropped.
 pub struct FakeNic {
     unplugged: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -54,11 +54,11 @@ impl Drop for FakeNic {
     }
 }
 
-/// Sends a DISCOVER, and looks for the OFFER among what has come meanwhile.
+/// Sends a DISCOVER and looks for an OFFER among the frames received.
 fn ask(mut tap: &File, mac: &[u8]) -> Option<Message> {
     let mut frame = vec![0; HEADER];
     frame.extend(discover(mac));
-    // A tap that is down takes nothing.
+    // A tap that is down accepts no frames.
     let _ = tap.write(&frame);
     let mut buffer = vec![0; 70_000];
     for _ in 0..20 {
@@ -75,7 +75,7 @@ fn ask(mut tap: &File, mac: &[u8]) -> Option<Message> {
     None
 }
 
-/// A frame to everybody.
+/// A broadcast frame.
 fn discover(mac: &[u8]) -> Vec<u8> {
     let none = std::net::Ipv4Addr::UNSPECIFIED;
     let mut message = Message::new(none, none, none, none, mac);

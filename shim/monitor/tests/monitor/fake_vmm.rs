@@ -1,4 +1,4 @@
-//! A VMM without a machine. How it behaves is in the VM's name: see [`Manner`].
+//! A VMM without a machine. Words in the VM's name select its behaviour: see [`has`].
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status};
 
 use super::fake_nic::FakeNic;
 
-/// What is peculiar about it: the VM's name contains the word.
+/// True if the VM's name selects this behaviour.
 fn has(name: &str, manner: &str) -> bool {
     name.contains(manner)
 }
@@ -55,7 +55,7 @@ pub fn main() -> ExitCode {
     std::process::exit(code)
 }
 
-/// Waits for the end of the control socket, as a VMM that is stuck otherwise would not notice it.
+/// Waits for the end of the control socket, which a blocked VMM would not notice otherwise.
 async fn hung_up(socket: UnixStream) {
     loop {
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -81,7 +81,7 @@ struct Guest {
     presses: u32,
     boots: u64,
     disks: HashMap<String, std::fs::File>,
-    /// Of the SCSI disks.
+    /// Sizes of the SCSI disks.
     luns: HashMap<String, u32>,
     nics: HashMap<String, FakeNic>,
 }
@@ -136,7 +136,7 @@ impl Fake {
         Ok(fd.map_err(|e| Status::failed_precondition(e.to_string()))?.into())
     }
 
-    /// Takes a NIC's descriptors, and has the guest ask for an address by it, unless its cable is pulled.
+    /// Takes a NIC's descriptors, and lets the guest request an address over it unless its link is down.
     async fn plug(&self, nic: &pb::Nic) -> Result<(), Status> {
         let mut taps = Vec::new();
         for tap in &nic.taps {
@@ -165,7 +165,7 @@ impl Fake {
         Ok(())
     }
 
-    /// Keeps a disk open, as the real one does, and gives its size.
+    /// Keeps a disk open, as husk-vmm does, and returns its size.
     fn keep(&self, id: &str, file: std::fs::File) -> Result<u64, Status> {
         let size = file.metadata()?.len();
         self.guest.lock().unwrap().disks.insert(id.to_owned(), file);
@@ -328,7 +328,7 @@ impl Vmm for Fake {
         }
         assert_eq!(scsi.lun, None, "the VMM chooses it");
         let size = self.keep(&disk.id, file)?;
-        // Where its guest clings to what was there, the first two are not free.
+        // If the guest does not release devices, the first two are not free.
         let first = if has(&self.name(), "clings") { 2 } else { 0 };
         let lun = {
             let luns = &mut self.guest.lock().unwrap().luns;
@@ -355,7 +355,7 @@ impl Vmm for Fake {
         request: Request<pb::RemoveDiskRequest>,
     ) -> Result<Response<pb::RemoveDiskResponse>, Status> {
         let id = request.into_inner().id;
-        // A guest that stands still lets go of nothing.
+        // A paused guest releases no device.
         while self.guest.lock().unwrap().state == State::Paused {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -403,7 +403,7 @@ impl Vmm for Fake {
     ) -> Result<Response<pb::RemoveNicResponse>, Status> {
         let id = request.into_inner().id;
         self.say(&format!("asked for {id}\n"));
-        // A guest that stands still lets go of nothing.
+        // A paused guest releases no device.
         if self.guest.lock().unwrap().state == State::Paused {
             return Err(Status::deadline_exceeded("the guest has not let go"));
         }

@@ -13,7 +13,7 @@ use husk_vmi::{
     Memory, Topology, VmPlan,
 };
 
-/// Longer than anything here takes.
+/// Longer than any step of a test.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 pub struct Fixture {
@@ -130,7 +130,7 @@ impl Fixture {
         Ok(self.found(&namespace, &name, monitor))
     }
 
-    /// A VM that runs, by the process that has it.
+    /// Connects to a running VM of this monitor process.
     pub fn found(&self, namespace: &str, name: &str, monitor: u32) -> Vm<'_> {
         let dir = self.state().find(namespace, name).unwrap();
         let client = self.wait(connect(&dir)).unwrap();
@@ -166,7 +166,7 @@ impl Fixture {
 }
 
 impl Drop for Fixture {
-    /// A test that failed leaves nothing running either.
+    /// Kills the VMs of a test that failed.
     fn drop(&mut self) {
         for pid in self
             .state()
@@ -213,7 +213,7 @@ impl Vm<'_> {
         self.info().status.unwrap()
     }
 
-    /// The status the VM ended with, heard when `end` has been done.
+    /// Runs `end` and returns the final status of the VM.
     pub fn ends(&mut self, end: impl AsyncFnOnce(PodClient)) -> Status {
         let client = self.client.clone();
         self.fixture.wait(async {
@@ -233,7 +233,7 @@ impl Vm<'_> {
                 matches!(last.phase(), Phase::Succeeded | Phase::Failed),
                 "{last:?}"
             );
-            // Whoever hears of the end finds nothing left.
+            // Everything is cleaned up before the final status.
             assert!(!self.dir.path().exists());
             last
         })
@@ -250,11 +250,11 @@ impl Vm<'_> {
 
 pub fn signal(pid: u32, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
-    // It may have ended by itself.
+    // The process may have exited by itself.
     let _ = rustix::process::kill_process(pid, signal);
 }
 
-/// Waits for a monitor that this process started by itself.
+/// Waits for the exit of a monitor that is a child of this process.
 pub fn exit_of(monitor: &mut Child) -> ExitStatus {
     let mut status = None;
     eventually("the monitor ends", || {

@@ -1,4 +1,4 @@
-//! Interfaces that come and go while the VM runs.
+//! Hotplug of interfaces.
 
 use husk_network::MacAddr;
 use husk_proto::shim::v1::{
@@ -62,7 +62,7 @@ pub fn interface_is_plugged_and_unplugged() {
     let before = pod.state();
     for _ in 0..2 {
         add(&f, &mut vm, "blue", "net1", "").unwrap();
-        // Once more changes nothing.
+        // A second request changes nothing.
         add(&f, &mut vm, "blue", "net1", &MAC.to_string()).unwrap();
         let blue = shown(&mut vm, "blue").unwrap();
         assert_eq!((blue.device.as_str(), blue.mac), ("net1", MAC.to_string()));
@@ -118,7 +118,7 @@ pub fn removal_while_paused_completes_on_resume() {
             "interface \"blue\" is being removed".to_owned()
         )
     );
-    // Others are served meanwhile, and nobody waits for it any more.
+    // Other requests are handled meanwhile, and the caller has timed out.
     let name = "default".to_owned();
     f.wait(vm.client.set_link(SetLinkRequest { name, up: false }))
         .unwrap();
@@ -207,7 +207,7 @@ pub fn refused_interface_changes_nothing() {
     );
     kill(&mut vm);
 
-    // Without a network there is nothing to add to.
+    // Without a network no interface can be added.
     let mut vm = f.start(super::fixture::plan("demo")).unwrap();
     let (code, text) = add(&f, &mut vm, "blue", "net1", "").unwrap_err();
     assert_eq!(code, Code::FailedPrecondition);
@@ -224,7 +224,7 @@ pub fn plugged_interfaces_are_restored_at_exit() {
     let f = Fixture::new();
     let pod = pod();
     let before = pod.state();
-    // The namespace is the VM's though its manifest has no interface.
+    // The VM uses the namespace although its manifest has no interface.
     let mut vm = f
         .start_config(&on(&f, &pod, super::fixture::plan("demo")))
         .unwrap();

@@ -1,4 +1,4 @@
-//! How a VM that runs is steered, and ends.
+//! Control of a running VM, and its end.
 
 use std::time::{Duration, Instant};
 
@@ -144,7 +144,7 @@ pub fn vmm_ends_with_its_monitor() {
     let start = Instant::now();
     eventually("the VMM ends", || !alive(vm.vmm));
     assert!(start.elapsed() < Duration::from_secs(1));
-    // The kernel closes a dead process's files one after the other, and its last thread's end may come later.
+    // The kernel closes the files of a dead process one after the other, and its last thread may end later.
     eventually("the monitor's lock goes", || f.state().list().unwrap().is_empty());
     assert_eq!(f.state().remove_abandoned().unwrap().len(), 1);
     f.is_clean(&vm.pids());
@@ -157,7 +157,7 @@ pub fn guest_exit_reason_is_reported() {
         shut_down(client, Some(1)).await;
     });
     assert_eq!(status.phase(), Phase::Failed);
-    // A guest that panics at once may be gone before anybody asks.
+    // A guest that panics at once may be gone before a client connects.
     let mut child = f.monitor();
     child
         .stdin(std::process::Stdio::piped())
@@ -220,7 +220,7 @@ pub fn console_has_one_session() {
         drop(later);
         assert!(later_output.message().await.unwrap().is_none());
     });
-    // One that stalls changes nothing for the guest or the end.
+    // A session that stalls affects neither the guest nor its end.
     let stalled = f.wait(open_console(&mut vm.client));
     let status = vm.ends(async |client| shut_down(client, None).await);
     assert_eq!(status.phase(), Phase::Succeeded);

@@ -1,4 +1,4 @@
-//! A VM's network in namespaces that are there before it.
+//! The network of a VM in existing namespaces.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -54,7 +54,7 @@ pub fn refusal(f: &Fixture, config: &MonitorConfig) -> String {
     }
 }
 
-/// Taps that a process has open.
+/// Number of taps that a process has open.
 pub fn taps(pid: u32) -> usize {
     let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
     open.filter(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to == std::path::Path::new("/dev/net/tun")))
@@ -114,7 +114,7 @@ pub fn failed_start_restores_the_network() {
         assert_eq!(refusal(&f, &on(&f, &pod, plan)), why);
         assert_eq!(pod.state(), before, "{name}");
     }
-    // One is prepared, the next one has no device.
+    // The first interface is prepared, the second one has no device.
     let mut two = with_nic("demo", NicBinding::Bridge);
     two.nics.push(NicPlan {
         name: "red".into(),
@@ -139,7 +139,7 @@ pub fn aborted_start_restores_the_network() {
     let f = Fixture::new();
     let pod = Pod::with_address();
     let before = pod.state();
-    // At different times: while the network is prepared, and while the VMM makes the machine.
+    // At different times: while the network is prepared, and while the VMM builds the machine.
     for delay in [0, 5, 20, 60, 300] {
         let config = on(&f, &pod, with_nic("hangs", NicBinding::Bridge));
         let mut monitor = f
@@ -153,7 +153,7 @@ pub fn aborted_start_restores_the_network() {
         eventually("it has claimed its name", || {
             f.state().find("default", "hangs").is_ok()
         });
-        // Before it catches signals one kills it, as in another test.
+        // Before the monitor handles signals, a signal kills it, as in another test.
         eventually("it prepares the network", || {
             f.state().path().join("default/hangs/netns.json").exists()
         });
@@ -215,7 +215,7 @@ pub fn network_of_a_killed_monitor_is_restored() {
         eventually("the monitor's lock goes", || f.state().list().unwrap().is_empty());
         assert_ne!(pod.state(), before);
         if gone {
-            // Its path leads to another one now, which is left alone.
+            // The path names another namespace now, which is left alone.
             let other = Pod::with_address();
             rustix::io::dup2(&other.netns, &mut descriptor(&pod)).unwrap();
             let untouched = other.state();
@@ -240,7 +240,7 @@ pub fn namespace_of_a_dying_vm_is_reused() {
     let f = Fixture::new();
     let pod = Pod::with_address();
     let before = pod.state();
-    // Killed at once before the other starts, as its processes are still dying.
+    // Killed just before the other starts, while its processes are still dying.
     let vm = f
         .start_config(&on(&f, &pod, with_nic("one", NicBinding::Bridge)))
         .unwrap();
@@ -254,7 +254,7 @@ pub fn namespace_of_a_dying_vm_is_reused() {
     next.ends(async |mut client| drop(client.kill(KillRequest {}).await.unwrap()));
     assert_eq!(pod.state(), before);
 
-    // One that takes its time.
+    // A VM that is slow to end.
     let claimed = f.state().claim("default", "slow").unwrap();
     let netns = Netns::open(std::path::Path::new(&pod.path())).unwrap();
     let location = NetworkLocation::Netns {

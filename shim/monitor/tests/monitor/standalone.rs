@@ -1,4 +1,4 @@
-//! VMs on a machine that is a namespace of the test's, in which nobody else makes a network.
+//! VMs without a pod. The host is a namespace of the test.
 
 use husk_network::Netns;
 use husk_proto::shim::v1::KillRequest;
@@ -15,7 +15,7 @@ fn machine() -> Netns {
     netns
 }
 
-/// What Husk made in it.
+/// The devices that Husk created in it.
 fn links(netns: &Netns) -> Vec<String> {
     let shown = ip(netns, "-o link show");
     let names = shown.lines().filter_map(|line| line.split_whitespace().nth(1));

@@ -1,4 +1,4 @@
-//! How a VM comes to run, or does not.
+//! Starts of VMs.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -229,7 +229,7 @@ pub fn hanging_start_can_be_killed() {
         .unwrap();
     monitor.stdin.take().unwrap().write_all(&config).unwrap();
     let mut client = None;
-    // Its socket is there a moment before it takes connections.
+    // The socket exists a moment before it accepts connections.
     eventually("it is reached", || {
         let found = f.state().find("default", "hangs").ok();
         client = found.and_then(|dir| f.wait(connect(&dir)).ok());

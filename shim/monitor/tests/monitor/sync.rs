@@ -1,4 +1,4 @@
-//! VMs that follow their VMIs, and what is seen of them.
+//! `SyncVmi`, and the status of VMs.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -34,7 +34,7 @@ fn image(path: &Path, bytes: u64) {
     file.set_len(bytes).unwrap();
 }
 
-/// A VMI with a disk, and these volumes, which may come and go.
+/// A VMI with a disk and these hotpluggable volumes.
 fn vmi(name: &str, hotpluggable: &[&str]) -> Value {
     let mut volumes = vec![json!({"name": "root", "persistentVolumeClaim": {"claimName": "root"}})];
     for name in hotpluggable {
@@ -72,7 +72,7 @@ fn sync(f: &Fixture, vm: &mut Vm<'_>, request: SyncVmiRequest) -> Result<SyncVmi
         .map(tonic::Response::into_inner)
 }
 
-/// What a call asks for: the VMI, a state, and where volumes are.
+/// A request: the VMI, a run state and paths of volumes.
 fn wants(vmi: &Value, state: RunState, paths: &[(&str, &Path)]) -> SyncVmiRequest {
     let paths = paths.iter();
     SyncVmiRequest {
@@ -119,7 +119,7 @@ pub fn sync_applies_the_vmi() {
         ("vda", false, Some(MIB))
     );
 
-    // What has no data yet waits, and comes when it has.
+    // A volume without data is pending, and is plugged once it has data.
     let more = vmi("demo", &["data"]);
     let done = sync(&f, &mut vm, wants(&more, same, &[])).unwrap();
     assert!(done.changes.is_empty() && !done.complete, "{done:?}");
@@ -145,7 +145,7 @@ pub fn sync_applies_the_vmi() {
     }
     assert!(vm.said().contains("added data data at 0:0 of 1048576 bytes\n"));
 
-    // Its image grows, and the root disk's, and the guest knows when the call returns.
+    // Its image and that of the root disk grow. The guest has the new sizes when the call returns.
     for path in [&data, &f.home().join("root.img")] {
         image(path, 3 * MIB);
     }
@@ -166,7 +166,7 @@ pub fn sync_applies_the_vmi() {
         assert_eq!(done.paused, vm.status().paused);
     }
 
-    // It goes with its entry; the manifest's own disk does not.
+    // It is unplugged when its entry is removed. A disk of the start is not.
     let done = sync(&f, &mut vm, wants(&plain, same, &[])).unwrap();
     assert_eq!(changes(&done), [(Kind::VolumeRemoved, "data")]);
     assert!(done.complete && done.volumes.len() == 1);
@@ -220,7 +220,7 @@ pub fn sync_refuses_changes_that_need_a_restart() {
     for text in ["", "{", "kind: Pod", &wrong.to_string(), &two, &large, &deep] {
         assert_eq!(refused(text, &[]).0, Code::InvalidArgument, "{:.80}", text);
     }
-    // None of it changed anything.
+    // Nothing changed.
     let info = vm.info();
     assert!(info.disks.len() == 1 && !info.status.unwrap().paused);
     kill(&mut vm);
@@ -246,7 +246,7 @@ pub fn sync_reports_pending_removals() {
         );
         assert!(going.disk.as_ref().unwrap().removing);
     }
-    // Nor does it come back before it has gone.
+    // A volume is not plugged again before its removal has ended.
     let done = sync(&f, &mut vm, added.clone()).unwrap();
     assert_eq!(
         (volume(&done, "data").phase.as_str(), done.complete),
@@ -367,7 +367,7 @@ pub fn pod_volumes_come_from_the_hotplug_directory() {
         changes(&done),
         [(Kind::VolumeAdded, "data"), (Kind::VolumeAdded, "folder")]
     );
-    // By either path it is the one that is there.
+    // Both paths name the volume that is present.
     assert_eq!(
         add(&f, &mut vm, "data", &hotplug.join("data.img")).unwrap_err().0,
         Code::AlreadyExists
@@ -383,7 +383,7 @@ pub fn pod_volumes_come_from_the_hotplug_directory() {
     f.is_clean(&vm.pids());
 }
 
-/// Sends a descriptor to the VM's socket for them, by a connection of its own.
+/// Sends a descriptor to the VM's fds.sock over a new connection.
 fn send(f: &Fixture, vm: &Vm<'_>, file: &File) -> Token {
     f.wait(async {
         let socket = socket_with(
@@ -427,7 +427,7 @@ pub fn volume_is_passed_as_a_descriptor() {
     assert!(text.contains("cannot be written"), "{text}");
     assert_eq!(handed("data", &first, "/x").unwrap_err().0, Code::InvalidArgument);
     assert_eq!(handed("data", &first, "").unwrap(), 0);
-    // The same file is the same volume, whoever opened it; another one is not.
+    // The same file is the same volume, whoever opened it.
     assert_eq!(handed("data", &again, "").unwrap(), 0);
     assert_eq!(handed("other", &first, "").unwrap_err().0, Code::AlreadyExists);
     let other = File::from(OwnedFd::from(tempfile::tempfile().unwrap()));
@@ -446,7 +446,7 @@ pub fn volume_is_passed_as_a_descriptor() {
         };
         f.wait(vm.client.add_volume(request)).unwrap_err();
     }
-    // One that is plugged so goes with the next VMI that does not have it.
+    // Such a volume is unplugged with the next VMI that does not have it.
     let done = sync(
         &f,
         &mut vm,
@@ -489,7 +489,7 @@ pub fn status_watch_includes_disks_and_metrics() {
         assert!(metrics.unwrap().resident_bytes.unwrap() > 0);
     });
     let metrics = vm.info().metrics.unwrap();
-    // The VMM that plays one has no vCPUs and no balloon.
+    // The fake VMM has no vCPUs and no balloon.
     assert_eq!((metrics.vcpu_run_ns.len(), metrics.balloon_bytes), (0, None));
     kill(&mut vm);
     f.is_clean(&vm.pids());
@@ -531,7 +531,7 @@ pub fn sync_applies_interfaces() {
     );
     let (changes, _, _) = go(&mut vm, default("down"), None);
     assert_eq!(changes, ["LinkDown default"]);
-    // Its device is not there yet.
+    // Its device does not exist yet.
     let (changes, phases, complete) = go(&mut vm, default("up"), red(""));
     assert_eq!(
         (&changes[..], complete),

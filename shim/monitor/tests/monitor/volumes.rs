@@ -1,4 +1,4 @@
-//! Volumes that come, go and grow while a VM runs.
+//! Hotplug and growth of volumes.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -71,7 +71,7 @@ pub fn volume_is_plugged_and_unplugged() {
     let mut named = request("two", &two);
     named.serial = "S-2".into();
     assert_eq!(add(&f, &mut vm, named.clone()).unwrap().lun, 1);
-    // The same again is there already.
+    // The same volume is present already.
     assert_eq!(add(&f, &mut vm, named).unwrap().lun, 1);
     assert_eq!(kept(&vm), ["one sda", "two sdb"]);
     eventually("the VMM has both", || {
@@ -85,7 +85,7 @@ pub fn volume_is_plugged_and_unplugged() {
     let gone = refusal(remove(&f, &mut vm, "one"));
     let text = "Unable to remove volume [one] because it does not exist";
     assert_eq!(gone, (Code::NotFound, text.into()));
-    // Its image is free, and its LUN the lowest.
+    // Its image is unlocked, and its LUN is the lowest free one.
     assert_eq!(add(&f, &mut vm, request("again", &one)).unwrap().lun, 0);
     kill(&mut vm);
     f.is_clean(&vm.pids());
@@ -100,7 +100,7 @@ pub fn removal_while_paused_completes_on_resume() {
     let (code, text) = refusal(remove(&f, &mut vm, "one"));
     assert_eq!(code, Code::DeadlineExceeded);
     assert!(text.contains("it goes when that is resumed"), "{text}");
-    // Others are served meanwhile, and what goes is not taken for what is there.
+    // Other requests are handled meanwhile. A volume being removed does not count as present.
     let (code, text) = refusal(add(&f, &mut vm, request("one", &one)));
     assert_eq!(
         (code, text.as_str()),
@@ -154,13 +154,13 @@ pub fn refused_volume_changes_nothing() {
     assert_eq!(fixed, (Code::FailedPrecondition, text.into()));
     assert_eq!(kept(&vm), ["root vda"]);
 
-    // What the VMM refuses is closed, and so unlocked.
+    // A refused image is closed, and so unlocked.
     let mut full = f.start(self::vm("full")).unwrap();
     let spare = image(&f, "spare.img");
     let refused = refusal(add(&f, &mut full, request("data", &spare)));
     assert_eq!(refused, (Code::ResourceExhausted, "too many disks".into()));
     add(&f, &mut vm, request("data", &spare)).unwrap();
-    // Without a controller there is nothing to plug into.
+    // Without a controller no volume can be plugged.
     let mut fixed = f.start(plan("fixed")).unwrap();
     let refused = refusal(add(&f, &mut fixed, request("more", &image(&f, "more.img"))));
     assert_eq!(refused.0, Code::FailedPrecondition);
