@@ -287,7 +287,7 @@ fn fields_that_cannot_be_left_out_are_refused_by_path() {
         (
             "domain/features/kvm",
             json!({"hidden": true}),
-            "domain.features.kvm",
+            "domain.features.kvm.hidden",
         ),
         (
             "domain/features/apic",
@@ -348,6 +348,13 @@ fn fields_that_cannot_be_left_out_are_refused_by_path() {
         faults(&with(&changes))[0].field,
         "spec.domain.devices.interfaces[0].sriov"
     );
+}
+
+#[test]
+fn kvm_features_that_ask_for_nothing_are_accepted() {
+    for kvm in [json!({}), json!({"hidden": false})] {
+        assert_eq!(faults(&with(&[("domain/features/kvm", kvm.clone())])), [], "{kvm}");
+    }
 }
 
 #[test]

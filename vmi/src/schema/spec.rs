@@ -260,10 +260,9 @@ const FEATURES: &[Field] = &[
     noted("hyperv", Object(HYPERV), HYPERV_NOTE),
     noted("hypervPassthrough", FEATURE, HYPERV_NOTE),
     honoured("smm", FEATURE),
-    refused(
+    honoured(
         "kvm",
-        Object(&[honoured("hidden", Bool)]),
-        "KVM cannot be hidden from the guest",
+        Object(&[refused("hidden", Bool, "KVM cannot be hidden from the guest")]),
     ),
     noted(
         "pvspinlock",
