@@ -296,3 +296,37 @@ fn a_kernel_boots_from_the_manifest_or_from_the_caller() {
     let notes: Vec<String> = planned.notes.iter().map(ToString::to_string).collect();
     assert!(notes.contains(&"spec.domain.firmware.kernelBoot: is overridden by --kernel".to_owned()));
 }
+
+#[test]
+fn with_a_kernel_the_boot_order_of_an_interface_is_noted() {
+    let vmi = vmi(&with(&[
+        (
+            "domain/devices/interfaces",
+            json!([{"name": "default", "bridge": {}, "bootOrder": 1}]),
+        ),
+        ("networks", json!([{"name": "default", "pod": {}}])),
+        (
+            "domain/firmware/kernelBoot",
+            json!({"container": {"image": "i", "kernelPath": "/boot/vmlinuz"}}),
+        ),
+    ]));
+    let mut given = given();
+    let kernels = ("kernel-boot-volume".to_owned(), PathBuf::from("/kernels"));
+    given.volumes.extend([kernels]);
+    let own = KernelOverride {
+        kernel: Some("/my/bzImage".into()),
+        ..KernelOverride::default()
+    };
+    for kernel in [None, Some(own)] {
+        given.kernel = kernel;
+        let notes: Vec<String> = plan(&vmi, &given)
+            .unwrap()
+            .notes
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        let note = "spec.domain.devices.interfaces[0].bootOrder: is ignored: booting from the network is not supported; \
+                    the kernel is booted";
+        assert!(notes.contains(&note.to_owned()), "{notes:?}");
+    }
+}

@@ -26,6 +26,14 @@ pub(super) fn plan(
         .kernel_boot
         .as_ref()
         .filter(|boot| boot.container.is_some());
+    if given.kernel.is_some() || kernel_boot.is_some() {
+        for path in interface_boot_orders(vmi) {
+            notes.push(Note::new(
+                path,
+                "is ignored: booting from the network is not supported; the kernel is booted",
+            ));
+        }
+    }
     let boot = match (given.kernel.clone(), kernel_boot) {
         (Some(kernel), manifest) => {
             if manifest.is_some() {
@@ -111,6 +119,14 @@ fn from_manifest(
     }
 }
 
+/// Paths of the boot orders of interfaces.
+fn interface_boot_orders(vmi: &Vmi) -> impl Iterator<Item = String> {
+    let interfaces = vmi.spec.domain.devices.interfaces.iter().enumerate();
+    interfaces
+        .filter(|(_, interface)| interface.boot_order.is_some())
+        .map(|(i, _)| vmi.at(&format!("domain.devices.interfaces[{i}].bootOrder")))
+}
+
 /// The disks with a boot order, in that order; if there are none, the first disk. Empty CD-ROM drives are skipped.
 fn from_disks(
     vmi: &Vmi,
@@ -122,13 +138,7 @@ fn from_disks(
     let loaded = || disks.iter().filter(|disk| disk.source != DiskSource::Empty);
     let mut ordered: Vec<&DiskPlan> = loaded().filter(|disk| disk.boot_order.is_some()).collect();
     ordered.sort_by_key(|disk| disk.boot_order);
-    let interfaces = &vmi.spec.domain.devices.interfaces;
-    for (i, _) in interfaces
-        .iter()
-        .enumerate()
-        .filter(|(_, interface)| interface.boot_order.is_some())
-    {
-        let path = vmi.at(&format!("domain.devices.interfaces[{i}].bootOrder"));
+    for path in interface_boot_orders(vmi) {
         if ordered.is_empty() {
             errors.push(FieldError::unsupported(
                 &path,
