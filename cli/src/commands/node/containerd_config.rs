@@ -11,6 +11,9 @@ use super::marked_block::{self, BEGIN, END, add, cut};
 const NEW: &str = "# Created by `husk node install`.\nversion = 2";
 /// Lines appended to a file without settings, since containerd assumes a version without runtime handlers for it.
 const FIRST: &str = "# Added by `husk node install` to a file without settings.\nversion = 2";
+/// [`NEW`] and [`FIRST`] as earlier versions wrote them.
+const OLD_NEW: &str = "# `husk node install` made this file.\nversion = 2";
+const OLD_FIRST: &str = "# `husk node install` found no setting here.\nversion = 2";
 
 /// Adds the runtime handler `husk` with the shim at this path.
 pub(super) fn with_husk(text: Option<&str>, shim: &Path) -> Result<String, String> {
@@ -55,7 +58,7 @@ pub(super) fn with_husk(text: Option<&str>, shim: &Path) -> Result<String, Strin
                 Err(format!("{husk} is another runtime named husk: remove it first"))
             }
             Some(key) => Err(format!(
-                "{husk} has another {key}: remove that table by hand first"
+                "{husk} has another {key}: remove the table manually first"
             )),
         };
     }
@@ -89,10 +92,12 @@ pub(super) fn without_husk(text: &str) -> Result<Option<String>, String> {
         Some(lines) => cut(text, lines),
         None => text.to_owned(),
     };
-    if text == add("", NEW) {
+    if [NEW, OLD_NEW].iter().any(|lines| text == add("", lines)) {
         return Ok(None);
     }
-    let first = text.rfind(FIRST).map(|at| (at, at + FIRST.len()));
+    let first = [FIRST, OLD_FIRST]
+        .iter()
+        .find_map(|lines| text.rfind(lines).map(|at| (at, at + lines.len())));
     Ok(Some(match first {
         Some((at, end)) if ["", "\n"].contains(&&text[end..]) => cut(&text, at..text.len()),
         _ => text,
@@ -164,6 +169,31 @@ mod tests {
         assert!(made.contains("  pod_annotations = [\"husk.io/*\"]\n"));
         assert_eq!(without(&made), None);
         assert_eq!(with(Some(&made)).unwrap(), made);
+    }
+
+    /// Node install of an earlier version marked its lines with other words.
+    #[test]
+    fn additions_of_earlier_versions_are_removed_and_replaced() {
+        let block = format!(
+            "# Made by `husk node install`; `husk node uninstall` removes all between these lines.\n{RUNC}  \
+             runtime_type = \"io.containerd.runc.v2\"\n{HANDLER}  runtime_type = \"{HUSK_RUNTIME_TYPE}\"\n  \
+             runtime_path = \"/old/shim\"\n# End of what `husk node install` made.\n"
+        );
+        for (own, without_block) in [
+            ("version = 2\n", Some("version = 2\n")),
+            ("# `husk node install` made this file.\nversion = 2\n", None),
+            (
+                "# as shipped\n# `husk node install` found no setting here.\nversion = 2\n",
+                Some("# as shipped\n"),
+            ),
+        ] {
+            let old = format!("{own}{block}");
+            assert_eq!(without(&old).as_deref(), without_block);
+            let renewed = with(Some(&old)).unwrap();
+            assert_eq!(renewed.matches(HANDLER).count(), 1, "{renewed}");
+            assert!(renewed.contains(SHIM) && !renewed.contains("/old/shim"), "{renewed}");
+            assert_eq!(without(&renewed).as_deref(), without_block);
+        }
     }
 
     #[test]
@@ -240,7 +270,7 @@ mod tests {
         let table = HANDLER.trim();
         assert_eq!(
             why,
-            format!("{table} has another runtime_path: remove that table by hand first")
+            format!("{table} has another runtime_path: remove the table manually first")
         );
         let other = format!("version = 2\n{HANDLER}");
         assert!(with(Some(&other)).unwrap_err().contains("remove it first"));

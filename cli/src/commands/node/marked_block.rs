@@ -6,6 +6,11 @@ pub(super) const BEGIN: &str =
     "# Added by `husk node install`; `husk node uninstall` removes everything between these lines.";
 pub(super) const END: &str = "# End of the lines added by `husk node install`.";
 
+/// Marker lines that earlier versions of `husk node install` wrote.
+const OLD_BEGIN: &str =
+    "# Made by `husk node install`; `husk node uninstall` removes all between these lines.";
+const OLD_END: &str = "# End of what `husk node install` made.";
+
 /// Appends `lines` to the text. The result ends with a newline if the text does or is empty.
 pub(super) fn add(text: &str, lines: &str) -> String {
     if text.is_empty() || text.ends_with('\n') {
@@ -31,9 +36,9 @@ pub(super) fn find(text: &str) -> Result<Option<Range<usize>>, String> {
     for (number, line) in text.split_inclusive('\n').enumerate() {
         match line.trim() {
             // A second begin marker: the first block has no end.
-            BEGIN if begin.is_some() => break,
-            BEGIN => begin = Some((number + 1, at)),
-            END => {
+            BEGIN | OLD_BEGIN if begin.is_some() => break,
+            BEGIN | OLD_BEGIN => begin = Some((number + 1, at)),
+            END | OLD_END => {
                 if let Some((_, begin)) = begin {
                     return Ok(Some(begin..at + line.len()));
                 }
@@ -73,6 +78,13 @@ mod tests {
         }
         assert_eq!(find("a\n"), Ok(None));
         assert_eq!(find(&format!("{END}\n")), Ok(None));
+    }
+
+    #[test]
+    fn markers_of_earlier_versions_are_recognised() {
+        let text = format!("a\n{OLD_BEGIN}\nb\n{OLD_END}\nc\n");
+        let lines = find(&text).unwrap().unwrap();
+        assert_eq!(cut(&text, lines), "a\nc\n");
     }
 
     #[test]
