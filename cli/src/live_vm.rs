@@ -106,7 +106,7 @@ fn not_found(vm: &VmRef, live: impl Iterator<Item = VmRef>) -> String {
     if elsewhere.is_empty() {
         text
     } else {
-        format!("{text}, but {} is", elsewhere.join(", "))
+        format!("{text}; running: {}", elsewhere.join(", "))
     }
 }
 
@@ -143,7 +143,7 @@ mod tests {
         let live = [vm("test/demo"), vm("other")];
         assert_eq!(
             not_found(&vm("demo"), live.iter().cloned()),
-            "no VM demo is running, but test/demo is"
+            "no VM demo is running; running: test/demo"
         );
         assert_eq!(not_found(&vm("x"), live.iter().cloned()), "no VM x is running");
     }

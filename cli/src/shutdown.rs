@@ -110,7 +110,7 @@ impl StoppingVm {
     /// Waits until the VM has ended and its state is removed; shows the time left until it is killed.
     async fn wait(mut self) -> Result<(), Failure> {
         let Some(statuses) = &mut self.statuses else {
-            eprintln!("{}: has ended", self.vm);
+            eprintln!("{} has ended", self.vm);
             return Ok(());
         };
         let live = std::io::stderr().is_terminal();
@@ -144,7 +144,7 @@ impl StoppingVm {
         };
         match last {
             Some(status) => eprintln!("{erase}{}: {}", self.vm, exit_summary(&status)),
-            None => eprintln!("{erase}{}: the monitor died and took the VM with it", self.vm),
+            None => eprintln!("{erase}{}: the monitor died and the VM ended", self.vm),
         }
         if removed_in_time(&self.dir).await {
             return Ok(());

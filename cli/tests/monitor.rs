@@ -212,7 +212,7 @@ fn a_vm_in_another_namespace_is_mentioned() {
         (
             1,
             "".into(),
-            "error: no VM demo is running, but test/demo is\n".into()
+            "error: no VM demo is running; running: test/demo\n".into()
         )
     );
 }
@@ -280,7 +280,7 @@ fn rm_waits_for_a_vm_that_is_ending() {
         });
         // The socket is no longer served.
         let (code, _, stderr) = told(&output(root.path(), force));
-        assert_eq!((code, stderr.as_str()), (0, "demo: has ended\n"), "{force:?}");
+        assert_eq!((code, stderr.as_str()), (0, "demo has ended\n"), "{force:?}");
         assert!(!root.path().join("default").exists());
         ends.join().unwrap();
     }

@@ -225,12 +225,12 @@ fn run_rejects_invalid_requests_before_it_starts() {
         (
             &["run", "-", "--console"][..],
             &two[..],
-            "--console works for one VM, but the manifest has 2",
+            "--console needs exactly one VM; the manifest has 2",
         ),
         (
             &["run", "-", "--netns", "/run/netns/x"],
             &two,
-            "--netns works for one VM, but the manifest has 2",
+            "--netns needs exactly one VM; the manifest has 2",
         ),
         (&["run", "-"], &twice, "stdin: two VMs have the name demo"),
         (

@@ -200,13 +200,13 @@ fn memory_comes_from_guest_else_request_else_limit_else_page() {
     );
     refused(
         &[("domain/memory", json!({"hugepages": {"pageSize": "64Ki"}}))],
-        "spec.domain.memory.hugepages.pageSize: Unsupported value: spec.domain.memory.hugepages.pageSize '64Ki' is not a \
-         huge page; 2Mi and 1Gi are",
+        "spec.domain.memory.hugepages.pageSize: Unsupported value: spec.domain.memory.hugepages.pageSize '64Ki' is not \
+         supported; use 2Mi or 1Gi",
     );
     assert!(planned(&[("domain/memory/guest", json!("-1Gi"))]).is_err());
     refused(
         &[("domain/memory/guest", json!("8E"))],
-        "spec.domain.memory.guest: Invalid value: spec.domain.memory.guest '8E': a guest has at most 64Ti",
+        "spec.domain.memory.guest: Invalid value: spec.domain.memory.guest '8E': the maximum is 64Ti",
     );
 }
 

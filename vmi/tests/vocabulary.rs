@@ -353,7 +353,11 @@ fn fields_that_cannot_be_left_out_are_refused_by_path() {
 #[test]
 fn kvm_features_that_ask_for_nothing_are_accepted() {
     for kvm in [json!({}), json!({"hidden": false})] {
-        assert_eq!(faults(&with(&[("domain/features/kvm", kvm.clone())])), [], "{kvm}");
+        assert_eq!(
+            faults(&with(&[("domain/features/kvm", kvm.clone())])),
+            [],
+            "{kvm}"
+        );
     }
 }
 

@@ -6,7 +6,7 @@ use crate::port_forward::{PortListener, PortSpec, raise_file_limit};
 use crate::signals::Signals;
 use crate::vm_ref::VmRef;
 
-/// Forward local TCP ports to a VM
+/// Forward TCP ports of this machine to a VM
 ///
 /// Each connection to a local port is forwarded to the port of the VM. Runs in the foreground until Ctrl-C or the end of
 /// the VM.

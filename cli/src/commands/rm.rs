@@ -11,7 +11,7 @@ use crate::vm_ref::VmRef;
 ///
 /// Like `kubectl delete vmi`: a running VM is shut down within its grace period. A VM that has ended leaves no state,
 /// unless its monitor was killed; `husk rm` removes that state too. Disk images are not touched, except emptyDisks and
-/// overlays of containerDisks, which are removed with their VM.
+/// overlays, which are removed with their VM.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Exit status: 0 if no state of the VMs is left, 1 if a VM does not exist (without

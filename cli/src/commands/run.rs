@@ -31,7 +31,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// When the terminal is closed, the VMs keep running.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Exit status (with several VMs, that of the first in FILE that is not 0):
+Exit status (with several VMs, the first non-zero one in the order of FILE):
   0    the guest powered off; with --detach: the VM is running
   1    the VM could not be started or was killed, or Husk failed
   2    the command line or the manifest is wrong; one line `FIELD: REASON` each
@@ -43,7 +43,7 @@ Exit status (with several VMs, that of the first in FILE that is not 0):
   143  SIGTERM before the VMs were running; later SIGTERM acts like Ctrl-C
 
 Kernel to boot: --kernel, else firmware.kernelBoot of the manifest, else the
-kernel found on the first bootable disk.
+kernel found on the disks with a bootOrder, else on the first disk.
 
 Examples:
   husk run vm.yaml
@@ -106,13 +106,13 @@ pub(super) fn run(args: &Args, verbose: u8) -> Result<(), Failure> {
     let names = manifest.names()?;
     if args.console && names.len() > 1 {
         return Err(Failure::Usage(format!(
-            "--console works for one VM, but the manifest has {}",
+            "--console needs exactly one VM; the manifest has {}",
             names.len()
         )));
     }
     if args.netns.is_some() && names.len() > 1 {
         return Err(Failure::Usage(format!(
-            "--netns works for one VM, but the manifest has {}",
+            "--netns needs exactly one VM; the manifest has {}",
             names.len()
         )));
     }
@@ -331,9 +331,10 @@ impl StartFailure {
         let names: Vec<_> = left.iter().map(ToString::to_string).collect();
         let rest = match names.as_slice() {
             [] => "all were stopped".to_owned(),
+            [name] => format!("{name} is still running: `husk rm --force {name}` ends it"),
             names => {
                 let names = names.join(" ");
-                format!("{names} did not stop yet: `husk rm --force {names}` waits for it")
+                format!("{names} are still running: `husk rm --force {names}` ends them")
             }
         };
         match self {

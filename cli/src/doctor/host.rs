@@ -23,7 +23,7 @@ pub(super) fn checks() -> Vec<Check> {
             "vhost-net",
             "/dev/vhost-net",
             "modprobe vhost_net",
-            "networks are slower",
+            "networking is slower",
         ),
         cgroup(),
         transparent_huge_pages(&read("/sys/kernel/mm/transparent_hugepage/enabled")),
@@ -181,7 +181,7 @@ fn iommu(groups: &Path) -> Check {
             name,
             title,
             Severity::Optional,
-            "no IOMMU groups: host devices cannot be passed through",
+            "no IOMMU groups; not used by Husk yet",
             Some("enable VT-d or AMD-Vi in the firmware; on Intel boot with intel_iommu=on".into()),
         ),
         count => Check::present(name, title, Severity::Optional, format!("{count} groups")),
@@ -252,7 +252,7 @@ fn user_namespaces(attempt: io::Result<()>) -> Check {
             "allow unshare(CLONE_NEWUSER) in the container's seccomp profile".into(),
         ),
     };
-    let detail = format!("{found}: VMs of users other than root are confined less");
+    let detail = format!("{found}: VMs of users other than root run with less isolation");
     Check::missing(name, title, Severity::Optional, detail, Some(fix))
 }
 

@@ -199,7 +199,7 @@ fn capabilities(has: impl Fn(Cap) -> bool) -> Vec<Check> {
         ),
         check(
             "kvm-timekeeping",
-            "KVM clock extras",
+            "KVM timekeeping",
             Severity::Optional,
             &OPTIONAL,
             "use a processor with an invariant TSC, or let the host hypervisor expose it",

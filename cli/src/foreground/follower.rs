@@ -82,7 +82,7 @@ impl Follower {
             let mut stop_level = self.stop_level.clone();
             tokio::select! {
                 alive = self.next() => if !alive {
-                    eprintln!("{}: the monitor died and took the VM with it", self.vm);
+                    eprintln!("{}: the monitor died and the VM ended", self.vm);
                     return RUNTIME;
                 },
                 Ok(()) = stop_level.changed() => {

@@ -83,7 +83,7 @@ fn from_manifest(
     let dir = resources.volumes.get(KERNEL_VOLUME).cloned();
     if dir.is_none() {
         let text = format!(
-            "{path} needs the files of the image; pass a directory with them by --volume {KERNEL_VOLUME}=DIR"
+            "{path} needs the files of the image; pass a directory with them: --volume {KERNEL_VOLUME}=DIR"
         );
         errors.push(FieldError::required(&path, text));
     }

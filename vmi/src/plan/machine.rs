@@ -15,7 +15,7 @@ const LEAST_MEMORY: u64 = 16 << 20;
 const MOST_MEMORY: u64 = 64 << 40;
 /// Page size without huge pages, in bytes.
 const PAGE: u64 = 4096;
-/// Maximum offset of the guest's clock from UTC in seconds: a hundred years.
+/// Maximum offset of the guest's clock from UTC in seconds: 100 years.
 const FARTHEST: i64 = 100 * 366 * 86_400;
 
 impl Vmi {
@@ -58,8 +58,8 @@ pub(super) fn topology(vmi: &Vmi, errors: &mut Vec<FieldError>) -> Topology {
     } else if topology.last_apic_id() > MOST_APIC_ID {
         let path = vmi.at(&field);
         let text = format!(
-            "{path} needs APIC ids up to {}, but the maximum is {MOST_APIC_ID}: cores and threads take whole bits of \
-             the id, so use powers of two or fewer",
+            "{path} needs APIC ids up to {}, but the maximum is {MOST_APIC_ID}: make cores and threads powers of \
+             two, or use fewer",
             topology.last_apic_id()
         );
         errors.push(FieldError::invalid(path, text));
@@ -107,7 +107,7 @@ pub(super) fn memory(vmi: &Vmi, errors: &mut Vec<FieldError>) -> Memory {
     if page_size.is_some() && hugepage_bytes.is_none() {
         let path = vmi.at("domain.memory.hugepages.pageSize");
         let text = format!(
-            "{path} '{}' is not a huge page; 2Mi and 1Gi are",
+            "{path} '{}' is not supported; use 2Mi or 1Gi",
             page_size.unwrap_or_default()
         );
         errors.push(FieldError::unsupported(path, text));
@@ -118,7 +118,7 @@ pub(super) fn memory(vmi: &Vmi, errors: &mut Vec<FieldError>) -> Memory {
     let fault = match bytes {
         ..LEAST_MEMORY => Some("a guest cannot start with less than 16Mi"),
         LEAST_MEMORY..=MOST_MEMORY => None,
-        _ => Some("a guest has at most 64Ti"),
+        _ => Some("the maximum is 64Ti"),
     };
     let asked = quantity.unwrap_or(Quantity::from_value(0));
     if let Some(fault) = fault {
@@ -146,7 +146,7 @@ pub(super) fn rtc_offset(vmi: &Vmi, now_unix_seconds: i64, errors: &mut Vec<Fiel
     if let Some(offset) = clock.utc.as_ref().and_then(|utc| utc.offset_seconds) {
         if offset.checked_abs().is_none_or(|distance| distance > FARTHEST) {
             let path = vmi.at("domain.clock.utc.offsetSeconds");
-            let text = format!("{path} '{offset}' is more than a hundred years");
+            let text = format!("{path} '{offset}' exceeds 100 years");
             errors.push(FieldError::invalid(path, text));
             return 0;
         }

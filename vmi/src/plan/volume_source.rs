@@ -98,7 +98,7 @@ impl VolumeContext<'_> {
         self.resources.volumes.get(&volume.name).cloned().ok_or_else(|| {
             let path = format!("{}.{kind}", self.path);
             let text = format!(
-                "{path} needs data: pass {what} by --volume {}={form}",
+                "{path} needs data: pass {what} with --volume {}={form}",
                 volume.name
             );
             FieldError::required(path, text)

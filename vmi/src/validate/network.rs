@@ -81,7 +81,7 @@ fn cidrs(pod: &PodNetwork, path: &str, errors: &mut Vec<FieldError>) {
         let fault = match text.parse::<Ipv4Net>() {
             Err(_) => Some("is not an IPv4 network, for example 10.0.2.0/24"),
             Ok(net) if net.prefix_len() > 30 => Some("has fewer than 4 addresses; a /30 has 4"),
-            Ok(net) => (!has_hosts(net)).then_some("is not a network for hosts"),
+            Ok(net) => (!has_hosts(net)).then_some("is not a unicast network"),
         };
         refuse(fault, text, format!("{path}.vmNetworkCIDR"), errors);
     }
@@ -90,7 +90,7 @@ fn cidrs(pod: &PodNetwork, path: &str, errors: &mut Vec<FieldError>) {
             Err(_) => Some("is not an IPv6 network, for example fd10:0:2::/120"),
             Ok(net) if net.prefix_len() > 126 => Some("has fewer than 4 addresses; a /126 has 4"),
             Ok(net) if is_link_local(net) => Some("is link-local; choose a network in fd00::/8"),
-            Ok(net) => (!has_hosts6(net)).then_some("is not a network for hosts"),
+            Ok(net) => (!has_hosts6(net)).then_some("is not a unicast network"),
         };
         refuse(fault, text, format!("{path}.vmIPv6NetworkCIDR"), errors);
     }

@@ -21,8 +21,8 @@ fn sizes_that_no_vm_can_have() {
         &format!("{field} asks for 1 sockets x 300 cores x 1 threads; a VM has at most 254 vCPUs"),
     );
     let text = format!(
-        "{field} needs APIC ids up to 335, but the maximum is 254: cores and threads take whole bits of the id, so use \
-         powers of two or fewer"
+        "{field} needs APIC ids up to 335, but the maximum is 254: make cores and threads powers of two, \
+         or use fewer"
     );
     let cpus = |sockets, cores| [("domain/cpu", json!({"sockets": sockets, "cores": cores}))];
     refused(&cpus(3, 80), INVALID, field, &text);
@@ -62,7 +62,7 @@ fn disks_that_cannot_be_made_or_found() {
         &[("domain/devices/disks/0/blockSize/custom", sizes)],
         UNSUPPORTED,
         field,
-        &format!("{field} '8192' is not supported: guests take logical blocks up to 4096 bytes"),
+        &format!("{field} '8192' is not supported: the maximum logical block size is 4096 bytes"),
     );
     let field = "spec.domain.devices.disks[0].cache";
     refused(

@@ -86,8 +86,8 @@ fn the_network_behind_the_pod_has_room() {
             "10.0.2.0/31",
             "has fewer than 4 addresses; a /30 has 4",
         ),
-        ("vmNetworkCIDR", "0.0.0.0/0", "is not a network for hosts"),
-        ("vmNetworkCIDR", "239.1.0.0/16", "is not a network for hosts"),
+        ("vmNetworkCIDR", "0.0.0.0/0", "is not a unicast network"),
+        ("vmNetworkCIDR", "239.1.0.0/16", "is not a unicast network"),
         (
             "vmIPv6NetworkCIDR",
             "10.0.2.0/24",
@@ -98,7 +98,7 @@ fn the_network_behind_the_pod_has_room() {
             "fd00::/127",
             "has fewer than 4 addresses; a /126 has 4",
         ),
-        ("vmIPv6NetworkCIDR", "ff02::/64", "is not a network for hosts"),
+        ("vmIPv6NetworkCIDR", "ff02::/64", "is not a unicast network"),
         (
             "vmIPv6NetworkCIDR",
             "fe80::/64",

@@ -50,7 +50,8 @@ fn sources_without_data_name_the_way_out() {
         let manifest = with(&[("volumes/0", volume), ("domain/devices/disks", json!([]))]);
         let errors = plan(&vmi(&manifest), &PodResources::default()).unwrap_err();
         let field = format!("spec.volumes[0].{kind}");
-        let line = format!("{field}: Required value: {field} needs data: pass {what} by --volume data=PATH");
+        let line =
+            format!("{field}: Required value: {field} needs data: pass {what} with --volume data=PATH");
         assert_eq!(errors[0].to_string(), line);
     }
     let mut resources = given(&[("root", "/r.img")]);
@@ -197,7 +198,7 @@ fn secrets_of_a_seed_come_from_a_directory() {
         assert_eq!(
             error,
             format!(
-                "{field}: Required value: {field} needs data: pass a directory with the Secret's files by \
+                "{field}: Required value: {field} needs data: pass a directory with the Secret's files with \
                  --volume root=DIR"
             )
         );
@@ -235,7 +236,7 @@ fn objects_become_disks_of_their_files() {
         assert_eq!(
             files(volume, None).unwrap_err(),
             format!(
-                "{field}: Required value: {field} needs data: pass a directory with a file for each key by \
+                "{field}: Required value: {field} needs data: pass a directory with a file for each key with \
                  --volume root=DIR"
             )
         );

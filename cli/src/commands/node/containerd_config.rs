@@ -191,7 +191,10 @@ mod tests {
             assert_eq!(without(&old).as_deref(), without_block);
             let renewed = with(Some(&old)).unwrap();
             assert_eq!(renewed.matches(HANDLER).count(), 1, "{renewed}");
-            assert!(renewed.contains(SHIM) && !renewed.contains("/old/shim"), "{renewed}");
+            assert!(
+                renewed.contains(SHIM) && !renewed.contains("/old/shim"),
+                "{renewed}"
+            );
             assert_eq!(without(&renewed).as_deref(), without_block);
         }
     }

@@ -147,14 +147,15 @@ fn uninstall(places: &InstallPaths) -> Result<(), Failure> {
 /// Checks that no handler remains whose shim is about to be removed.
 fn check_no_handler_left(config: &Path, text: &str) -> Result<(), String> {
     let settings = Settings::parse(text)?;
-    let by_hand = "which was not added by install or has lost its markers: remove that table by hand first";
+    let manually =
+        "which was not added by install, or its marker comments are missing: remove the table manually";
     if let Some(table) = settings.husk_handlers().first() {
-        return Err(format!("it has {table}, {by_hand}"));
+        return Err(format!("it has {table}, {manually}"));
     }
     for (path, imported) in imports::of(config, &settings) {
         if let Some(table) = imported.husk_handlers().first() {
             return Err(format!(
-                "it imports {}, which has {table}, {by_hand}",
+                "it imports {}, which has {table}, {manually}",
                 path.display()
             ));
         }
@@ -279,7 +280,7 @@ mod tests {
                 refused.contains(config) && refused.contains("runtimes.husk]"),
                 "{refused}"
             );
-            assert!(refused.ends_with("remove that table by hand first"), "{refused}");
+            assert!(refused.ends_with("remove the table manually"), "{refused}");
         }
         assert_eq!(fs::read_dir(&places.bin).unwrap().count(), PROGRAMS.len());
     }

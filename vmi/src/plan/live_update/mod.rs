@@ -54,15 +54,15 @@ impl VmPlan {
     pub fn live(&self, vmi: &Vmi) -> Result<LiveUpdate, Vec<FieldError>> {
         validate(vmi)?;
         let mut changes = Changes::new(vmi);
-        changes.compare("metadata.name", "the VM", &self.name, &vmi.name);
-        changes.compare(
+        changes.identity("metadata.name", "VM", &self.name, &vmi.name);
+        changes.identity(
             "metadata.namespace",
-            "the VM's namespace",
+            "a VM in the namespace",
             &self.namespace,
             &vmi.namespace,
         );
         if let (Some(own), Some(other)) = (&self.uid, &vmi.uid) {
-            changes.compare("metadata.uid", "the VM's UID", own, other);
+            changes.identity("metadata.uid", "the VM with the UID", own, other);
         }
         // For another VM no further errors are useful.
         changes.end()?;
@@ -217,10 +217,13 @@ impl VmPlan {
         let mib = |plan: &VmPlan| format!("{} bytes", plan.memory.guest_bytes);
         let on = |on: bool| if on { "on" } else { "off" };
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
-        let pages = |plan: &VmPlan| plan.memory.hugepage_bytes.unwrap_or(0);
+        let pages = |plan: &VmPlan| match plan.memory.hugepage_bytes {
+            Some(bytes) => format!("{bytes} bytes"),
+            None => "none".to_owned(),
+        };
         changes.compare(cpu, "the topology", vcpus(self), vcpus(wanted));
         changes.compare(&memory, "the memory", mib(self), mib(wanted));
-        changes.compare(hugepages, "their size", pages(self), pages(wanted));
+        changes.compare(hugepages, "the huge page size", pages(self), pages(wanted));
         changes.compare(uuid, "the UUID", self.uuid, wanted.uuid);
         changes.compare(
             serial,
@@ -235,19 +238,29 @@ impl VmPlan {
             text(&self.subdomain),
             text(&wanted.subdomain),
         );
-        changes.compare(rng, "it", on(self.rng), on(wanted.rng));
-        changes.compare(balloon, "it", on(self.balloon), on(wanted.balloon));
-        changes.compare(console, "it", on(self.serial_console), on(wanted.serial_console));
+        changes.compare(rng, "the random number generator", on(self.rng), on(wanted.rng));
+        changes.compare(
+            balloon,
+            "the memory balloon",
+            on(self.balloon),
+            on(wanted.balloon),
+        );
+        changes.compare(
+            console,
+            "the serial console",
+            on(self.serial_console),
+            on(wanted.serial_console),
+        );
         changes.compare(
             hotplug,
-            "the controller",
+            "the SCSI controller",
             on(self.scsi.is_some()),
             on(wanted.scsi.is_some()),
         );
-        changes.compare(acpi, "it", on(self.acpi), on(wanted.acpi));
+        changes.compare(acpi, "ACPI", on(self.acpi), on(wanted.acpi));
         changes.compare(
             grace,
-            "it",
+            "the grace period",
             self.grace_period_seconds,
             wanted.grace_period_seconds,
         );
@@ -423,6 +436,16 @@ impl<'a> Changes<'a> {
 
     fn add(&mut self, field: &str, text: String) {
         self.errors.push(FieldError::invalid(field, text));
+    }
+
+    /// Compares what identifies the VM.
+    fn identity(&mut self, field: &str, kind: &str, own: &str, other: &str) {
+        if own != other {
+            self.add(
+                field,
+                format!("this manifest is for {kind} '{other}', not '{own}'"),
+            );
+        }
     }
 
     fn compare<T: PartialEq + std::fmt::Display>(&mut self, field: &str, what: &str, own: T, wanted: T) {

@@ -150,8 +150,9 @@ fn settings(disk: &Disk, path: &str, found: &mut Findings) {
         && disk.target().0 == "disk"
     {
         let field = format!("{path}.blockSize.custom.logical");
-        let text =
-            format!("{field} '{logical}' is not supported: guests take logical blocks up to {LOGICAL} bytes");
+        let text = format!(
+            "{field} '{logical}' is not supported: the maximum logical block size is {LOGICAL} bytes"
+        );
         found.unsupported.push(FieldError::unsupported(field, text));
     }
     if custom.is_some_and(|custom| custom.discard_granularity.is_some_and(|bytes| bytes != 0)) {

@@ -21,7 +21,7 @@ fn machine(vmi: &Vmi, found: &mut Findings) {
     let architecture = vmi.spec.architecture.as_deref().unwrap_or_default();
     if !matches!(architecture, "" | "amd64") {
         let path = vmi.at("architecture");
-        let text = format!("{path} '{architecture}' is not supported; amd64 is");
+        let text = format!("{path} '{architecture}' is not supported: only amd64 is supported");
         found.unsupported.push(FieldError::unsupported(path, text));
     }
     if !domain.machine.machine_type.is_empty() {
@@ -34,8 +34,7 @@ fn machine(vmi: &Vmi, found: &mut Findings) {
         found.notes.push(Note::new(vmi.at("domain.cpu.model"), text));
     }
     if domain.features.acpi.as_ref().is_some_and(|acpi| !acpi.is_on()) {
-        let text =
-            "the guest still gets ACPI tables, but a stop kills it at once without pressing the power button";
+        let text = "the guest still gets ACPI tables, but `husk stop` kills it immediately, without pressing the power button";
         let path = vmi.at("domain.features.acpi.enabled");
         found.notes.push(Note::new(path, text));
     }
