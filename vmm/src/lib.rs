@@ -3,8 +3,6 @@
 //! The process opens no files. Its monitor sends it descriptors and controls it by gRPC ([`control`]). The control
 //! actor builds a [`machine::Machine`], and [`vcpu`] actors run the guest.
 
-#![allow(missing_docs, reason = "the library of one binary")]
-
 pub mod acpi;
 pub mod boot;
 pub mod confine;

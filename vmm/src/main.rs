@@ -1,7 +1,5 @@
 //! The `husk-vmm` program: one VM, started and controlled by its monitor.
 
-#![allow(missing_docs, reason = "a binary")]
-
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::process::ExitCode;

@@ -3,8 +3,6 @@
 //! Everything is done by reading and writing small files. A cgroup that is a systemd scope is created and removed by
 //! systemd, over D-Bus.
 
-#![allow(missing_docs, reason = "a private crate")]
-
 mod error;
 mod limits;
 mod path;

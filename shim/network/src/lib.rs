@@ -4,8 +4,6 @@
 //! and only opens the taps, and a call after an interrupted preparation fails permanently, as in KubeVirt.
 //! [`tear_down`] restores the pod's network. [`dhcp::DhcpServer`] configures the guest.
 
-#![allow(missing_docs, reason = "a private crate")]
-
 mod bridge;
 mod device_names;
 pub mod dhcp;

@@ -3,8 +3,6 @@
 //! The type of a file is checked before it is opened: only regular files and block devices are. Symbolic links in
 //! container images are not followed. A disk is locked while any process has it open.
 
-#![allow(missing_docs, reason = "a private crate")]
-
 mod block_sizes;
 mod container_disk;
 mod error;

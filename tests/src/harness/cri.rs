@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 
 /// Its messages.
-#[allow(missing_docs, unused_qualifications, clippy::all, clippy::pedantic)]
+#[allow(unused_qualifications, clippy::all, clippy::pedantic)]
 pub mod api {
     tonic::include_proto!("runtime.v1");
 }

@@ -4,6 +4,8 @@
 //! This crate opens no files and does not depend on KVM: the machine implements its traits for interrupts and
 //! ioeventfds.
 
+#![warn(missing_docs)]
+
 pub mod bus;
 pub mod ioeventfd;
 pub mod legacy;

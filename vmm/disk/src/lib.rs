@@ -4,6 +4,8 @@
 //! once, and attaches the disks that it serves: one for a virtio-blk queue, thousands for a SCSI controller. Disks come
 //! and go while others are busy. Only an engine, and each qcow2 image, has threads or a ring.
 
+#![warn(missing_docs)]
+
 mod aligned_buf;
 mod backend_set;
 mod completion_queue;

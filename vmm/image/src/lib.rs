@@ -16,8 +16,6 @@
 //! # }
 //! ```
 
-#![allow(missing_docs, reason = "a private crate")]
-
 mod bls;
 mod disk;
 mod entry;

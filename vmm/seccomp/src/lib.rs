@@ -28,8 +28,6 @@
 //! of `tables.rs` that needs it, with its arguments restricted where they make a difference (`ioctl` by request), and
 //! with a reason if it surprises. The crates' own tests and the payloads in `vmm/tests` run under these filters.
 
-#![allow(missing_docs, reason = "a private crate")]
-
 mod role;
 #[cfg(test)]
 mod tables;

@@ -1,7 +1,5 @@
 //! virtio-blk (virtio 1.2, section 5.2) over any [`husk_disk::Disk`].
 
-#![allow(missing_docs)]
-
 mod config;
 mod device;
 mod handle;

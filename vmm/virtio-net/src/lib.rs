@@ -4,8 +4,6 @@
 //! This crate opens no files: taps and vhost come as open file descriptors, and no operation on them needs a
 //! capability. The control queue is always served by this process.
 
-#![allow(missing_docs)]
-
 mod active;
 mod config;
 mod control_command;

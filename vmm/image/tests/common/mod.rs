@@ -1,6 +1,6 @@
 //! Disk images made of real filesystems: ext by mke2fs (Essential on Debian), FAT by the fatfs crate, GPT by gptman.
 
-#![allow(dead_code, missing_docs)]
+#![allow(dead_code)]
 
 use std::fs;
 use std::io::{Cursor, Seek, SeekFrom, Write};

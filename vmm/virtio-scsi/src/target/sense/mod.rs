@@ -3,7 +3,6 @@
 /// Sense key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-#[allow(missing_docs)]
 pub enum SenseKey {
     NoSense = 0x0,
     NotReady = 0x2,
