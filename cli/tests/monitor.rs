@@ -55,17 +55,14 @@ fn a_vm_paused_by_an_io_error_is_shown() {
     stub.change(|status| {
         status.paused = true;
         status.reason = "PausedIOError".into();
-        status.message = "paused for an I/O error of disk \"data\": no space".into();
+        status.message = "paused: I/O error on disk \"data\": no space".into();
     });
     let (_, stdout, _) = told(&output(root.path(), &["list"]));
     assert!(stdout.contains("Running (PausedIOError)"), "{stdout}");
     let (_, stdout, _) = told(&output(root.path(), &["inspect", "demo", "-o", "json"]));
     let json: serde_json::Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!(json["reason"], "PausedIOError");
-    assert_eq!(
-        json["message"],
-        "paused for an I/O error of disk \"data\": no space"
-    );
+    assert_eq!(json["message"], "paused: I/O error on disk \"data\": no space");
 }
 
 #[test]

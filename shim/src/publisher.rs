@@ -78,7 +78,7 @@ impl Publisher {
         if self.queue.try_send(envelope).is_err() {
             warn!(
                 topic = E::TOPIC,
-                "containerd does not take events; this one is lost"
+                "containerd is not accepting events; this one is lost"
             );
         }
     }
@@ -130,7 +130,7 @@ async fn forward(address: String, namespace: String, mut queued: mpsc::Receiver<
             client = None;
             tries += 1;
             if tries == 1 || tries == TRIES {
-                warn!(topic, %error, "containerd was not told of an event");
+                warn!(topic, %error, "event not delivered to containerd");
             }
             if tries == TRIES {
                 break;

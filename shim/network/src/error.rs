@@ -48,7 +48,7 @@ pub enum NetworkFault {
         reason: String,
     },
     /// Tearing down failed and left the NIC changed.
-    #[error("{fault}: {nic} is not what it was before; if its namespace is not needed any more, delete that")]
+    #[error("{fault}: {nic} could not be restored; delete the namespace if unused")]
     NotRestored {
         nic: String,
         #[source]

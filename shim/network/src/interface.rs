@@ -118,7 +118,7 @@ impl Interface {
                 return field("macAddress", text.to_owned());
             }
             if !mac.is_unicast() {
-                return field("macAddress", format!("{mac} is not the address of one station"));
+                return field("macAddress", format!("{mac} is not unicast"));
             }
         }
         if !(1..=256).contains(&self.queues) {

@@ -50,12 +50,10 @@ pub(super) fn check(netlink: &Netlink, nic: &PodNic, interface: &Interface) -> R
 fn connectivity_warnings(link: &Link, nic: &PodNic) -> Vec<&'static str> {
     let mut notes = Vec::new();
     if !link.up {
-        notes.push("the pod's device is down: the guest reaches nobody until it is set up");
+        notes.push("the pod's device is down, so the guest has no connectivity until it is set up");
     }
     if nic.addresses.is_empty() {
-        notes.push(
-            "the pod's device has no address, and so the guest none to be translated to: it reaches nobody",
-        );
+        notes.push("the pod's device has no address, so the guest has no connectivity");
     }
     notes
 }
@@ -76,7 +74,7 @@ fn check_overlap(nic: &PodNic, network: &Masquerade) -> Result<(), NetworkFault>
                     device = nic.name,
                     pod = %near,
                     guest = %cidr,
-                    "the guest's network is part of the pod's, where it hides others: {field} chooses another one"
+                    "the guest's network is part of the pod's and hides other hosts: {field} chooses another one"
                 );
             } else if within || cidr.contains(&near) {
                 let reason = format!(

@@ -62,7 +62,7 @@ pub(super) fn vhost(queues: u16) -> Result<Vec<OwnedFd>, NetworkFault> {
                 return Ok(Vec::new());
             }
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-                tracing::warn!("{VHOST_NET}: {e}: the guest's frames pass by the VMM, which is slower");
+                tracing::warn!("{VHOST_NET}: {e}: the guest's frames pass through the VMM, which is slower");
                 return Ok(Vec::new());
             }
             Err(e) => return Err(NetworkFault::io(VHOST_NET)(e)),

@@ -19,7 +19,7 @@ pub(crate) const LISTENING: &str = "listens\n";
 const MOST: u64 = 4096;
 
 pub(super) fn launch(flags: &Flags, params: &Params, bundle: &Path, address: &Address) -> Result<(), String> {
-    let program = std::env::current_exe().map_err(|error| format!("this program is not found: {error}"))?;
+    let program = std::env::current_exe().map_err(|error| format!("cannot find own executable: {error}"))?;
     let mut command = Command::new(program);
     command
         .args(["-namespace", &flags.namespace, "-id", &flags.id])

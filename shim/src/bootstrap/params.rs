@@ -61,7 +61,7 @@ impl Params {
             },
         };
         if params.ttrpc_address.is_empty() {
-            return Err(format!("{TTRPC_ADDRESS} is not set: events have nowhere to go"));
+            return Err(format!("{TTRPC_ADDRESS} is not set: cannot send events"));
         }
         Ok(params)
     }

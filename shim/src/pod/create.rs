@@ -90,7 +90,7 @@ impl Pod {
         let taken = |other: &Container| other.role == role && !other.is_stopped();
         if let Some(other) = self.containers.values().find(|other| taken(other)) {
             let text = format!(
-                "the container {} is {} already, and there is one for a pod",
+                "the container {} is already {}; a pod can have only one",
                 other.id, other.role
             );
             return Err(TaskError::exists(text));

@@ -65,7 +65,7 @@ impl Pod {
         reply: Reply<ContainerExit>,
     ) {
         if let Err(error) = released {
-            warn!(id, error, "something of the container stays");
+            warn!(id, error, "the container was not fully removed");
         }
         self.containers.remove(id);
         self.publisher.publish(&events::TaskDelete {
@@ -99,7 +99,7 @@ impl Pod {
             }
             let released = spawn_blocking(move || container.resources.release()).await;
             if let Ok(Err(error)) = released {
-                warn!(id = container.id, error, "something of the container stays");
+                warn!(id = container.id, error, "the container was not fully removed");
             }
         }
     }

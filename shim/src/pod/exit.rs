@@ -128,7 +128,7 @@ pub(super) fn exit_status(status: &VmStatus, oom: bool) -> (u32, Option<String>)
         _ => 1,
     };
     let words = if oom {
-        "the VM was killed for want of memory: raise resources.limits.memory".to_owned()
+        "the VM ran out of memory and was killed: raise resources.limits.memory".to_owned()
     } else {
         status.message.clone()
     };
@@ -170,6 +170,6 @@ mod tests {
             assert_eq!((status, words.as_deref()), (wanted, Some("why")), "{reason}");
         }
         let (status, words) = exit(Phase::Failed, "VmmDied", ExitReason::Error, true);
-        assert!(status == 137 && words.unwrap().contains("for want of memory"));
+        assert!(status == 137 && words.unwrap().contains("out of memory"));
     }
 }

@@ -42,7 +42,7 @@ impl PodHandle {
     pub(crate) async fn pause(&self, id: String, pause: bool) -> Result<(), TaskError> {
         let seen = self.ask(|reply| PodCommand::Look(id.clone(), reply)).await?;
         let Some(vm) = seen.vm else {
-            let text = format!("container {id} is no VM, and has nothing to pause");
+            let text = format!("container {id} is not a VM and cannot be paused");
             return Err(TaskError::unimplemented(text));
         };
         let done = if pause {

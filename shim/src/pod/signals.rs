@@ -34,7 +34,7 @@ fn signal_action(signal: u32) -> Result<SignalAction, TaskError> {
         SIGKILL => Ok(SignalAction::Kill),
         SIGTERM | SIGINT | SIGQUIT | SIGPWR | HALT => Ok(SignalAction::PowerButton),
         _ => Err(TaskError::invalid(format!(
-            "signal {signal} means nothing to a VM: {SIGTERM} presses its power button, {SIGKILL} kills it"
+            "signal {signal} is not supported for a VM: {SIGTERM} presses its power button, {SIGKILL} kills it"
         ))),
     }
 }
@@ -75,7 +75,7 @@ mod tests {
             signal_action(28)
                 .unwrap_err()
                 .to_string()
-                .contains("signal 28 means nothing")
+                .contains("signal 28 is not supported")
         );
     }
 }

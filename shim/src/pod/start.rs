@@ -15,7 +15,7 @@ impl Pod {
             .and_then(|container| match *container.phase.borrow() {
                 ContainerPhase::Created => Ok(container.vm.as_mut().map(|vm| vm.embedded_vm.take())),
                 _ => Err(TaskError::precondition(format!(
-                    "container {id} was started before"
+                    "container {id} was already started"
                 ))),
             });
         match found {

@@ -17,7 +17,7 @@ pub enum SpecError {
     #[error(
         "{container} cannot run: a pod of the runtime class husk is a VM, called {vm:?} (annotation husk.io/vm-container \
          names another), and containers whose root filesystem is one of its volumes, called volumeNAME or with the \
-         annotation husk.io/volume: NAME; there is nothing a process could run in"
+         annotation husk.io/volume: NAME; only the VM's container and volume containers are supported"
     )]
     Neither {
         /// Id or name of the container.
@@ -27,7 +27,7 @@ pub enum SpecError {
     },
     /// A volume container outside of a pod.
     #[error(
-        "{container} is the volume {volume:?} of a VM, but belongs to no pod: give it the annotation husk.io/vmi too"
+        "{container} is the volume {volume:?} of a VM, but is not in a pod: give it the annotation husk.io/vmi too"
     )]
     VolumeAlone {
         /// Id or name of the container.
@@ -39,13 +39,13 @@ pub enum SpecError {
     #[error("annotation husk.io/vmi: {0}")]
     Manifest(#[from] LoadError),
     /// The annotation does not hold exactly one VMI.
-    #[error("annotation husk.io/vmi: one VirtualMachineInstance is wanted, there are {0} objects")]
+    #[error("annotation husk.io/vmi: expected one VirtualMachineInstance, found {0} objects")]
     Objects(usize),
     /// Fields of the VMI are invalid.
     #[error("annotation husk.io/vmi: {}", lines(.0))]
     Fields(Vec<FieldError>),
     /// The host does not have the device.
-    #[error("device {path} ({major}:{minor}) of the container is no block device of this host")]
+    #[error("device {path} ({major}:{minor}) of the container is not a block device of this host")]
     Device {
         /// Path in the container.
         path: String,
@@ -56,7 +56,7 @@ pub enum SpecError {
     },
     /// The pod uses the node's network.
     #[error(
-        "{container} is on the node's own network, which a guest cannot have: leave hostNetwork out, or set \
+        "{container} is on the node's own network, which a guest cannot have: remove hostNetwork, or set \
          spec.domain.devices.autoattachPodInterface to false and name no interfaces"
     )]
     NodeNetwork {
@@ -65,7 +65,7 @@ pub enum SpecError {
     },
     /// The memory limit is too small for the VM.
     #[error(
-        "the memory limit of {container} is {}, and the VM needs {}: {} for the guest and {} around it; raise \
+        "the memory limit of {container} is {}, and the VM needs {}: {} for the guest and {} overhead; raise \
          resources.limits.memory, or lower {field}",
         mib(*limit), mib(guest + overhead), mib(*guest), mib(*overhead)
     )]

@@ -105,7 +105,7 @@ fn a_container_of_its_own_is_the_vm_or_nothing() {
         "{error}"
     );
     let error = alone(json!({"husk.io/volume": "root"})).unwrap_err().to_string();
-    assert!(error.contains("belongs to no pod"), "{error}");
+    assert!(error.contains("is not in a pod"), "{error}");
 }
 
 #[test]
@@ -121,8 +121,8 @@ fn the_only_container_disk_of_a_lone_container_is_its_own_root() {
     let error = make(&in_pod("compute", json!({}))).unwrap_err().to_string();
     assert_eq!(
         error,
-        "annotation husk.io/vmi: spec.volumes[0].containerDisk: Required value: no container of this pod is the volume \
-         \"root\" so far: have one called volumeroot, before the VM's own in the list"
+        "annotation husk.io/vmi: spec.volumes[0].containerDisk: Required value: no container of this pod provides volume \
+         \"root\" yet: add one named volumeroot, before the VM's own in the list"
     );
     let volumes = BTreeMap::from([("root".to_owned(), PathBuf::from("/other/rootfs"))]);
     let vm = VmContainer::new(&in_pod("compute", json!({})), "/rootfs".into(), &volumes).unwrap();
@@ -209,9 +209,9 @@ fn a_manifest_opens_no_path_of_the_node() {
         .to_string();
     assert_eq!(
         error,
-        "annotation husk.io/vmi: spec.volumes[0].hostDisk.path: Required value: a pod opens no path of the node: mount the \
-         directory of \"/etc/shadow\" at /var/run/kubevirt-private/vmi-disks/host; spec.volumes[1]: Required value: nothing \
-         of the VM's container is the volume \"data\": mount its claim at /var/run/kubevirt-private/vmi-disks/data, or give \
+        "annotation husk.io/vmi: spec.volumes[0].hostDisk.path: Required value: paths of the node are not opened for pods: mount \
+         the directory of \"/etc/shadow\" at /var/run/kubevirt-private/vmi-disks/host; spec.volumes[1]: Required value: the VM's \
+         container provides no data for volume \"data\": mount its claim at /var/run/kubevirt-private/vmi-disks/data, or give \
          it as the device /dev/data"
     );
     // A file called .. has no name.
@@ -257,7 +257,7 @@ fn a_device_that_this_host_lacks_is_refused() {
     let error = with_device(4095).unwrap_err().to_string();
     assert_eq!(
         error,
-        "device /dev/data (4095:0) of the container is no block device of this host"
+        "device /dev/data (4095:0) of the container is not a block device of this host"
     );
 }
 
@@ -291,8 +291,8 @@ fn a_limit_below_what_the_vm_needs_is_refused_with_the_numbers() {
     let error = with(72 * MIB).unwrap_err().to_string();
     assert_eq!(
         error,
-        "the memory limit of this container is 72 MiB, and the VM needs 80.1 MiB: 64 MiB for the guest and 16.1 MiB around \
-         it; raise resources.limits.memory, or lower spec.domain.memory.guest"
+        "the memory limit of this container is 72 MiB, and the VM needs 80.1 MiB: 64 MiB for the guest and 16.1 MiB \
+         overhead; raise resources.limits.memory, or lower spec.domain.memory.guest"
     );
     with(82 * MIB).unwrap();
     with(0).unwrap();
@@ -315,7 +315,7 @@ fn an_annotation_is_one_vmi_that_validates() {
         assert!(error.starts_with(wanted) && !error.contains('\n'), "{error}");
     }
     let two = format!("{}{}", container_disk(), container_disk());
-    assert!(with(&two).contains("there are 2 objects"), "{}", with(&two));
+    assert!(with(&two).contains("found 2 objects"), "{}", with(&two));
     let wrong = container_disk().replace("\"root\",\"disk\"", "\"other\",\"disk\"");
     let wrong = wrong.replacen("\"name\":\"root\"", "\"name\":\"Root_\"", 1);
     assert!(with(&wrong).contains("spec."), "{}", with(&wrong));

@@ -222,7 +222,7 @@ impl Offer {
             }
             return found.cloned().map(Some).ok_or_else(|| {
                 let text = format!(
-                    "nothing of the VM's container is the volume {name:?}: mount its claim at {CLAIMS}/{name}, or give it \
+                    "the VM's container provides no data for volume {name:?}: mount its claim at {CLAIMS}/{name}, or give it \
                      as the device /dev/{name}"
                 );
                 required(field, text)
@@ -236,7 +236,7 @@ impl Offer {
                 _ => {
                     let field = format!("{field}.hostDisk.path");
                     let text = format!(
-                        "a pod opens no path of the node: mount the directory of {:?} at {CLAIMS}/{name}",
+                        "paths of the node are not opened for pods: mount the directory of {:?} at {CLAIMS}/{name}",
                         disk.path
                     );
                     Err(required(&field, text))
@@ -271,7 +271,7 @@ impl Offer {
         match self.mounts.get(name) {
             None if needed => {
                 let text = format!(
-                    "nothing of the VM's container is the volume {name:?}: mount it at \
+                    "the VM's container provides no data for volume {name:?}: mount it at \
                      /var/run/kubevirt-private/{kind}/{name}"
                 );
                 Err(required(field, text))
@@ -324,7 +324,7 @@ fn required(field: &str, message: String) -> FieldError {
 
 fn no_container(field: &str, volume: &str) -> FieldError {
     let text = format!(
-        "no container of this pod is the volume {volume:?} so far: have one called {VOLUME_PREFIX}{volume}, before the \
+        "no container of this pod provides volume {volume:?} yet: add one named {VOLUME_PREFIX}{volume}, before the \
          VM's own in the list"
     );
     required(field, text)

@@ -37,7 +37,7 @@ fn no_exec(exec_id: &str) -> Result<(), TaskError> {
         return Ok(());
     }
     Err(TaskError::not_found(format!(
-        "there is no process {exec_id:?}: a VM has none"
+        "there is no process {exec_id:?}: exec processes are not supported"
     )))
 }
 
@@ -158,7 +158,7 @@ impl Task for Service {
     async fn update(&self, _: &TtrpcContext, request: UpdateTaskRequest) -> Answer<Empty> {
         let json = request.resources.into_option().unwrap_or_default().value;
         let resources = serde_json::from_slice(&json)
-            .map_err(|error| TaskError::invalid(format!("resources are no LinuxResources: {error}")))?;
+            .map_err(|error| TaskError::invalid(format!("invalid resources: {error}")))?;
         self.pod
             .ask(|reply| PodCommand::Update(request.id, Box::new(resources), reply))
             .await?;
@@ -204,7 +204,7 @@ impl Task for Service {
 
     async fn exec(&self, _: &TtrpcContext, request: ExecProcessRequest) -> Answer<Empty> {
         self.pod.ask(|reply| PodCommand::Look(request.id, reply)).await?;
-        let text = "a VM has no processes of the container to execute beside: attach to its console, or use its network";
+        let text = "exec is not supported: attach to the console or use the network";
         Err(TaskError::unimplemented(text).into())
     }
 

@@ -63,7 +63,7 @@ pub enum VolumeFault {
     #[error("{} is in use by another VM or program", .0.display())]
     InUse(PathBuf),
     /// The image is empty, or not a whole number of blocks.
-    #[error("{} has {bytes} bytes: a raw image is a multiple of {unit} bytes and not empty", path.display())]
+    #[error("{} has {bytes} bytes: the size must be a non-zero multiple of {unit} bytes", path.display())]
     BadSize {
         path: PathBuf,
         bytes: u64,
@@ -86,7 +86,7 @@ pub enum VolumeFault {
     #[error("{} is a partition, and a `lun` is a whole SCSI device; use `disk` instead", .0.display())]
     Partition(PathBuf),
     /// Persistent reservations need CAP_SYS_RAWIO.
-    #[error("persistent reservations on {} need CAP_SYS_RAWIO: run as root, or without `lun.reservation`", .0.display())]
+    #[error("persistent reservations on {} need CAP_SYS_RAWIO: run as root, or remove `lun.reservation`", .0.display())]
     NeedsRawIo(PathBuf),
     /// A directory of keys lacks the required key.
     #[error("{} has no file {keys}", path.display())]
@@ -96,7 +96,7 @@ pub enum VolumeFault {
         keys: String,
     },
     /// A directory of keys exceeds the limits of API objects.
-    #[error("{} holds too much: a volume of files has at most 1024 of them, 4 MiB together, 8 levels deep", .0.display())]
+    #[error("{} is too large: at most 1024 entries, 4 MiB in total, 8 levels", .0.display())]
     TooManyFiles(PathBuf),
     /// A container image cannot be used.
     #[error("{} is not a usable container image: {reason}", path.display())]

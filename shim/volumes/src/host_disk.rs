@@ -49,7 +49,7 @@ fn create(path: &Path, bytes: u64) -> Result<(), VolumeFault> {
         return Err(VolumeFault::TooSmall);
     }
     if size < bytes / MIB * MIB {
-        warn!(path = %path.display(), demanded = bytes, size, "the image is smaller than demanded, within 10 %: little space");
+        warn!(path = %path.display(), demanded = bytes, size, "little space: the image is smaller than requested (within 10 %)");
     }
     // create_new does not follow a dangling symbolic link.
     let made = OpenOptions::new()

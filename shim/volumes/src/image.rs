@@ -113,7 +113,7 @@ fn lock(file: &File, path: &Path, access: ImageAccess) -> Result<(), VolumeFault
         Ok(_) => Ok(()),
         Err(Errno::EAGAIN | Errno::EACCES) => Err(VolumeFault::InUse(path.to_owned())),
         Err(error @ (Errno::ENOLCK | Errno::EOPNOTSUPP | Errno::ENOSYS)) => {
-            warn!(path = %path.display(), %error, "nothing keeps two VMs from using this image: no locks on its file system");
+            warn!(path = %path.display(), %error, "the file system has no locks: two VMs could open this image");
             Ok(())
         }
         Err(error) => Err(VolumeFault::Io {

@@ -120,6 +120,6 @@ pub(super) fn describe(kind: FileType) -> &'static str {
         FileType::Socket => "a socket",
         FileType::CharacterDevice => "a character device",
         FileType::BlockDevice => "a block device",
-        FileType::Unknown => "of no known type",
+        FileType::Unknown => "a file of unknown type",
     }
 }

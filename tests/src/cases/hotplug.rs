@@ -252,7 +252,7 @@ fn unheard(ctx: &TestContext) -> Result<()> {
         ctx.run(&["pause", vm.name()])?.ok()?;
         let told = ctx.run(&["removevolume", vm.name(), "--volume-name", "missed-3"])?;
         let told = told.fails(1)?;
-        ensure!(told.contains("it goes when that is resumed"), "{told}");
+        ensure!(told.contains("it is removed at resume"), "{told}");
         ctx.run(&["resume", vm.name()])?.ok()?;
         goes(&shell, "missed-3")?;
         vm.until("a disk less", PATIENCE, |vm| {

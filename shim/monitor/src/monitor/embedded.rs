@@ -93,7 +93,7 @@ impl EmbeddedVm {
     /// The VM does not run. Its status shows the end.
     pub async fn boot(&mut self) -> Result<(), EmbeddedVmError> {
         let Some((boot, reported)) = self.start.take() else {
-            return Err(EmbeddedVmError::Failed("it was started before".into()));
+            return Err(EmbeddedVmError::Failed("it was already started".into()));
         };
         let _ = boot.send(());
         match reported.await {

@@ -51,10 +51,7 @@ impl FinalStatus {
                 "GracePeriodExpired",
                 format!("the guest did not power off within {seconds} s and was killed"),
             ),
-            KillReason::LauncherGone => (
-                "Killed",
-                "whoever started the VM was gone before it ran".to_owned(),
-            ),
+            KillReason::LauncherGone => ("Killed", "the starting command exited first".to_owned()),
         };
         FinalStatus {
             phase,

@@ -39,7 +39,7 @@ const EXIT_AFTER_ANSWER_TIMEOUT: Duration = Duration::from_millis(300);
 pub(super) enum StartError {
     #[error(transparent)]
     Volume(#[from] VolumeError),
-    #[error("opening the volumes was cut short")]
+    #[error("opening the volumes was interrupted")]
     VolumesAborted,
     #[error(transparent)]
     Network(#[from] VmNetworkError),

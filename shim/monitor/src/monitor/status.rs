@@ -100,7 +100,7 @@ impl StatusPublisher {
         warn!(disk, message, "I/O error");
         self.status.send_modify(|status| {
             status.reason = PAUSED_IO_ERROR.into();
-            status.message = format!("paused for an I/O error of disk {disk:?}: {message}");
+            status.message = format!("paused: I/O error on disk {disk:?}: {message}");
         });
     }
 
@@ -164,7 +164,7 @@ mod tests {
             disk: "data".into(),
             message: "no space".into(),
         };
-        let message = "paused for an I/O error of disk \"data\": no space";
+        let message = "paused: I/O error on disk \"data\": no space";
         let said = (true, PAUSED_IO_ERROR.to_owned(), message.to_owned());
         let nothing = |paused| (paused, String::new(), String::new());
         assert_eq!(after(state(State::Running)), nothing(false));

@@ -244,7 +244,7 @@ impl VmActor {
             return 0;
         }
         let stopping = GracefulShutdown::requested(self.stopping, grace_seconds, Instant::now());
-        info!(grace_seconds = stopping.grace_seconds(), "the VM shall power off");
+        info!(grace_seconds = stopping.grace_seconds(), "shutting down");
         self.publisher.stopping();
         self.stopping = Some(stopping);
         stopping.grace_seconds()

@@ -12,7 +12,9 @@ pub enum StateError {
     #[error("no runtime directory: set XDG_RUNTIME_DIR or HUSK_RUNTIME_DIR to a directory of your own")]
     Nowhere,
     /// The directory is unsuitable: another user could place sockets in it, or it is used for something else.
-    #[error("{place} {why}: set HUSK_RUNTIME_DIR to an absolute path of your own, empty or not there yet")]
+    #[error(
+        "{place} {why}: set HUSK_RUNTIME_DIR to an absolute path of your own that is empty or does not exist"
+    )]
     Unfit {
         /// The directory, and the variable that named it.
         place: String,
@@ -50,7 +52,7 @@ pub enum StateError {
         name: String,
     },
     /// The network of a VM could not be restored.
-    #[error("{} stays, for what was done to the VM's network cannot be taken back: {source}", dir.display())]
+    #[error("{} is kept: network changes could not be undone: {source}", dir.display())]
     Network {
         /// The VM's directory.
         dir: PathBuf,

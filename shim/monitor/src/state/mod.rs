@@ -111,17 +111,19 @@ impl RuntimeDir {
         }
         let _lock = self.lock()?;
         if let Err(error) = vm_dir::clear(&self.removal_path()) {
-            warn!(%error, "what a dead monitor left stays");
+            warn!(%error, "could not remove state of a dead monitor");
         }
         let mut removed = Vec::new();
         for dir in self.directories()?.into_iter().filter(VmDir::is_abandoned) {
             match dir.remove(&self.removal_path()) {
                 Ok(()) => removed.push(dir),
-                Err(error) => warn!(dir = %dir.path().display(), %error, "what a dead monitor left stays"),
+                Err(error) => {
+                    warn!(dir = %dir.path().display(), %error, "could not remove state of a dead monitor")
+                }
             }
         }
         if let Err(error) = husk_network::clean_up() {
-            warn!(%error, "what dead monitors left of this machine's network stays");
+            warn!(%error, "could not remove network state of dead monitors");
         }
         Ok(removed)
     }

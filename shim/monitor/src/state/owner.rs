@@ -52,7 +52,7 @@ impl Origin {
                     let name = entry.file_name();
                     return Err(self.unfit(
                         path,
-                        &format!("is used for something else, as {name:?} in it shows"),
+                        &format!("is used for something else (it contains {name:?})"),
                     ));
                 }
             }

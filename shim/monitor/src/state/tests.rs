@@ -101,10 +101,10 @@ fn a_directory_that_is_not_for_vms_is_refused_and_left_alone() {
     fs::set_permissions(&open, fs::Permissions::from_mode(0o1777)).unwrap();
     let file = home.path().join("file");
     fs::write(&file, "x").unwrap();
-    let hint = ": set HUSK_RUNTIME_DIR to an absolute path of your own, empty or not there yet";
+    let hint = ": set HUSK_RUNTIME_DIR to an absolute path of your own that is empty or does not exist";
     for (path, why) in [
         (Path::new("run"), "is a relative path"),
-        (&used, "is used for something else, as \"a\" in it shows"),
+        (&used, "is used for something else (it contains \"a\")"),
         (&open, "can be written by other users"),
         (&file, "is not a directory"),
     ] {

@@ -22,6 +22,6 @@ pub enum SpawnError {
     #[error("the VMM's cgroup cannot be entered")]
     Cgroup(#[source] io::Error),
     /// The control sockets could not be created.
-    #[error("sockets for the VMM failed")]
+    #[error("could not create sockets for the VMM")]
     Sockets(#[from] io::Error),
 }

@@ -108,7 +108,7 @@ pub fn removal_while_paused_completes_on_resume() {
     assert_eq!(code, Code::DeadlineExceeded);
     assert_eq!(
         text,
-        "interface \"blue\" is still in use: the VM is paused, and it goes when that is resumed"
+        "interface \"blue\" is still in use: the VM is paused; it is removed at resume"
     );
     assert!(shown(&mut vm, "blue").is_some());
     assert_eq!(
@@ -179,9 +179,7 @@ pub fn refused_interface_changes_nothing() {
         (
             ("blue", "net1", "01:00:00:00:00:00"),
             Code::FailedPrecondition,
-            format!(
-                "{place}interface \"blue\": macAddress: 01:00:00:00:00:00 is not the address of one station"
-            ),
+            format!("{place}interface \"blue\": macAddress: 01:00:00:00:00:00 is not unicast"),
         ),
         (
             ("blue", "net1", ""),
@@ -193,7 +191,7 @@ pub fn refused_interface_changes_nothing() {
         assert_eq!(pod.state(), before, "{name} {device} {mac}");
     }
     for (name, code, why) in [
-        ("default", Code::FailedPrecondition, "is the manifest's"),
+        ("default", Code::FailedPrecondition, "was present at start"),
         ("blue", Code::NotFound, "does not exist"),
     ] {
         let text = format!("Unable to remove interface [{name}] because it {why}");

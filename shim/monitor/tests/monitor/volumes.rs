@@ -99,7 +99,7 @@ pub fn removal_while_paused_completes_on_resume() {
     f.wait(vm.client.pause(PauseRequest {})).unwrap();
     let (code, text) = refusal(remove(&f, &mut vm, "one"));
     assert_eq!(code, Code::DeadlineExceeded);
-    assert!(text.contains("it goes when that is resumed"), "{text}");
+    assert!(text.contains("it is removed at resume"), "{text}");
     // Other requests are handled meanwhile. A volume being removed does not count as present.
     let (code, text) = refusal(add(&f, &mut vm, request("one", &one)));
     assert_eq!(

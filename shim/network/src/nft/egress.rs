@@ -80,7 +80,7 @@ fn refused(error: io::Error) -> NetworkFault {
         _ => return NetworkFault::kernel(format!("adding nftables' table ip {TABLE}"))(error),
     };
     NetworkFault::Host(format!(
-        "the kernel lacks {lacks}, by which guests on husk0 reach others: load its modules, or run the VM with --netns"
+        "the kernel lacks {lacks}, needed for NAT on husk0: load its modules, or run the VM with --netns"
     ))
 }
 
@@ -113,7 +113,7 @@ mod tests {
         let told = |number| refused(io::Error::from_raw_os_error(number)).to_string();
         assert_eq!(
             told(libc::EPROTONOSUPPORT),
-            "the kernel lacks nf_tables, by which guests on husk0 reach others: load its modules, or run the VM with --netns"
+            "the kernel lacks nf_tables, needed for NAT on husk0: load its modules, or run the VM with --netns"
         );
         assert!(told(libc::EPERM).starts_with("adding nftables' table ip husk: "));
     }

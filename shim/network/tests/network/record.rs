@@ -213,7 +213,7 @@ fn a_failed_teardown_does_not_stop_the_others() {
         error.starts_with("interface \"second\": removing aaa1:"),
         "{error}"
     );
-    let way_out = "aaa1 is not what it was before; if its namespace is not needed any more, delete that";
+    let way_out = "aaa1 could not be restored; delete the namespace if unused";
     assert!(error.ends_with(way_out), "{error}");
     assert!(pod.shows("addr show eth0").contains("inet 10.244.1.5/24"));
     let left: Vec<_> = std::fs::read_dir(pod.dir.path()).unwrap().collect();

@@ -93,7 +93,7 @@ impl<R: Read> Read for LimitedReader<'_, R> {
         *self.left = self
             .left
             .checked_sub(read as u64)
-            .ok_or_else(|| io::Error::other("it unpacks to more than any disk needs"))?;
+            .ok_or_else(|| io::Error::other("it unpacks to more than 1 TiB"))?;
         Ok(read)
     }
 }
@@ -101,7 +101,7 @@ impl<R: Read> Read for LimitedReader<'_, R> {
 impl<R: Read> Skip for LimitedReader<'_, R> {
     fn skip(&mut self, bytes: u64) -> io::Result<()> {
         if bytes > *self.left {
-            return Err(io::Error::other("it unpacks to more than any disk needs"));
+            return Err(io::Error::other("it unpacks to more than 1 TiB"));
         }
         match io::copy(&mut self.by_ref().take(bytes), &mut io::sink())? {
             skipped if skipped == bytes => Ok(()),

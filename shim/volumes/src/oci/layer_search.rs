@@ -135,7 +135,7 @@ impl LayerSearch<'_> {
             EntryType::Link => CandidateContent::Other("a hard link"),
             EntryType::Fifo => CandidateContent::Other("a FIFO"),
             EntryType::Char | EntryType::Block => CandidateContent::Other("a device"),
-            _ => CandidateContent::Other("of no known type"),
+            _ => CandidateContent::Other("a file of unknown type"),
         };
         self.found.insert(entry.path, Candidate { layer, what });
         if self.found.len() > MAX_CANDIDATES {

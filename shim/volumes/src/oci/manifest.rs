@@ -53,7 +53,10 @@ pub(super) fn layers(store: &BlobStore) -> Result<Vec<Layer>, Reason> {
         of_docker(store)?
     };
     if layers.len() > MAX_LAYERS {
-        return Err(format!("it has {} layers", layers.len()));
+        return Err(format!(
+            "it has {} layers; the maximum is {MAX_LAYERS}",
+            layers.len()
+        ));
     }
     Ok(layers)
 }
@@ -99,7 +102,7 @@ fn collect(
     into: &mut BTreeMap<String, Descriptor>,
 ) -> Result<(), Reason> {
     let Some(depth) = depth.checked_sub(1) else {
-        return Err("its indexes nest too deep".into());
+        return Err("its indexes are nested too deeply".into());
     };
     for descriptor in index.manifests() {
         if !store.has(&part(descriptor.digest())) {
@@ -158,7 +161,7 @@ fn of_docker(store: &BlobStore) -> Result<Vec<Layer>, Reason> {
     let config: ImageConfiguration = json(store.open(&config)?, &saved.config, digest.as_ref())?;
     let diff_ids = config.rootfs().diff_ids();
     if diff_ids.len() != saved.layers.len() {
-        return Err("its configuration has another number of layers".into());
+        return Err("its configuration has a different number of layers".into());
     }
     let layers = saved.layers.into_iter().zip(diff_ids).map(|(name, diff_id)| {
         let part = plain(name.as_bytes())?;
@@ -224,7 +227,7 @@ pub(super) fn check(digest: &Digest, hasher: Box<dyn DynDigest>) -> Result<(), R
         Ok(())
     } else {
         Err(format!(
-            "its content has another digest: {}:{computed}",
+            "digest mismatch, computed {}:{computed}",
             digest.algorithm()
         ))
     }

@@ -131,7 +131,10 @@ impl<R: Skip> Tarball<R> {
     /// Reads the content of an extended header.
     fn small(&mut self) -> Result<Vec<u8>, Reason> {
         if self.content > MAX_EXTENDED {
-            return Err(format!("an extended header has {} bytes", self.content));
+            return Err(format!(
+                "an extended header has {} bytes; the maximum is {MAX_EXTENDED}",
+                self.content
+            ));
         }
         let mut content = Vec::new();
         self.read_to_end(&mut content)
@@ -173,7 +176,7 @@ impl ExtendedHeader {
                 b"size" => {
                     let text = std::str::from_utf8(value).ok();
                     let size = text.and_then(|text| text.parse().ok());
-                    self.size = Some(size.ok_or("a size in the archive is no number")?);
+                    self.size = Some(size.ok_or("a size in the archive is not a number")?);
                 }
                 b"GNU.sparse.name" => {
                     self.path = Some(value.to_vec());

@@ -368,7 +368,7 @@ fn sizes_follow_the_block_size() {
     assert_eq!((sizes.logical, sizes.physical), (2048, 4096));
     let error = home.open(&sized(custom(4096))).unwrap_err();
     assert!(
-        error.contains("has 6144 bytes: a raw image is a multiple of 4096 bytes"),
+        error.contains("has 6144 bytes: the size must be a non-zero multiple of 4096 bytes"),
         "{error}"
     );
     let sizes = home.open(&sized(BlockSize::MatchVolume));

@@ -80,7 +80,7 @@ fn an_overlay_has_the_blocks_of_what_it_lies_on() {
     );
     let error = home.open(&sized(4096)).unwrap_err();
     assert!(
-        error.contains("has 6144 bytes: a raw image is a multiple of 4096 bytes"),
+        error.contains("has 6144 bytes: the size must be a non-zero multiple of 4096 bytes"),
         "{error}"
     );
 }

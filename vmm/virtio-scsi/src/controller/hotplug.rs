@@ -233,7 +233,7 @@ impl Controller {
         let disk = unit.disk.and_then(|id| self.engine.disk(id).cloned());
         let detached = unit.disk.map_or(Ok(()), |id| self.engine.detach(id));
         if let Err(error) = &flushed {
-            tracing::warn!(disk = unit.id, %error, "what was written last may be lost");
+            tracing::warn!(disk = unit.id, %error, "the last writes may be lost");
         }
         tracing::info!(disk = unit.id, address = %unit.address, "removed");
         let Unit {

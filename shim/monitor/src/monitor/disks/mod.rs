@@ -100,14 +100,11 @@ impl DisksHandle {
     /// Unplugs a hotplugged volume. On a timeout the removal continues in the background.
     pub(super) async fn remove(&self, name: String, paused: bool) -> Result<RemovedDisk, VmError> {
         let (limit, why) = if paused {
-            (
-                REMOVED_PAUSED_WITHIN,
-                "the VM is paused, and it goes when that is resumed",
-            )
+            (REMOVED_PAUSED_WITHIN, "the VM is paused; it is removed at resume")
         } else {
             (
                 REMOVED_WITHIN,
-                "its storage does not answer, or the VM was paused; it goes when it can",
+                "its storage does not answer, or the VM was paused; it is removed as soon as possible",
             )
         };
         let text = format!("volume {name:?} is still in use: {why}");
@@ -340,7 +337,7 @@ impl DisksActor {
     fn handle_removal(&mut self, name: &str, removed: Result<String, VmError>) {
         let removed = removed.map(|flush_error| {
             if !flush_error.is_empty() {
-                warn!(volume = name, flush_error, "what was written last may be lost");
+                warn!(volume = name, flush_error, "the last writes may be lost");
             }
             info!(volume = name, "volume removed");
             self.watched.remove(name);

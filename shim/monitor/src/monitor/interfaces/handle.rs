@@ -67,13 +67,10 @@ impl InterfacesHandle {
     /// Unplugs a hotplugged interface. On a timeout the removal continues in the background.
     pub(in crate::monitor) async fn remove(&self, name: String, paused: bool) -> Result<(), VmError> {
         let (limit, why) = match paused {
-            true => (
-                REMOVED_PAUSED_WITHIN,
-                "the VM is paused, and it goes when that is resumed",
-            ),
+            true => (REMOVED_PAUSED_WITHIN, "the VM is paused; it is removed at resume"),
             false => (
                 REMOVED_WITHIN,
-                "the guest has not let go of it; it goes when it does, or at the next reset",
+                "the guest has not released it; it is removed when the guest does, or at the next reset",
             ),
         };
         let text = format!("interface {name:?} is still in use: {why}");

@@ -129,7 +129,7 @@ impl InterfacesActor {
         match release(&vm_network, device).await {
             true => Ok(()),
             false => Err(VmError::internal(format!(
-                "interface {name:?} was removed, but its device is not as it was: `husk logs --monitor` tells why"
+                "interface {name:?} was removed, but its device was not restored; see `husk logs VM --monitor`"
             ))),
         }
     }
@@ -181,7 +181,7 @@ async fn release(vm_network: &VmNetwork, device: String) -> bool {
         Err(status) => status.to_string(),
     };
     // The end of the VM tries it again.
-    warn!(error, "a device was not given back");
+    warn!(error, "a device was not restored");
     false
 }
 

@@ -142,8 +142,8 @@ impl InterfacesActor {
         match spawn_blocking(move || vm_network.release()).await {
             Ok(Ok(())) => {}
             // Removing the VM's directory tries it again.
-            Ok(Err(error)) => error!(error = error_chain(&error), "the network was not given back"),
-            Err(error) => error!(%error, "giving the network back was cut short"),
+            Ok(Err(error)) => error!(error = error_chain(&error), "the network was not restored"),
+            Err(error) => error!(%error, "restoring the network was interrupted"),
         }
     }
 }

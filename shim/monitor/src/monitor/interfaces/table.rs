@@ -118,7 +118,7 @@ impl InterfaceTable {
         let why = |why| format!("Unable to remove interface [{name}] because it {why}");
         match self.entries.iter().find(|entry| entry.shown.name == name) {
             Some(entry) if entry.added => Ok(()),
-            Some(_) => Err(VmError::wrong_state(why("is the manifest's"))),
+            Some(_) => Err(VmError::wrong_state(why("was present at start"))),
             None => Err(VmError::not_found(why("does not exist"))),
         }
     }

@@ -28,13 +28,11 @@ pub(in crate::monitor) enum VmNetworkError {
     )]
     Own { network: PodNetwork },
     /// A Multus network is attached by a CNI plugin, which needs a namespace made beforehand.
-    #[error(
-        "interface {0:?}: a Multus network takes a namespace that it is attached to: name that by --netns"
-    )]
+    #[error("interface {0:?}: a Multus network needs its network namespace: use --netns PATH")]
     Multus(String),
     #[error("{place}{error}{}", hint(place, error))]
     Network { place: String, error: NetworkError },
-    #[error("preparing the network was cut short")]
+    #[error("preparing the network was interrupted")]
     Aborted,
 }
 

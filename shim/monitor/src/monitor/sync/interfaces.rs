@@ -74,7 +74,7 @@ impl VmiSync {
                 }
                 Some(Err(VmError::NotFound(_))) => continue,
                 Some(Err(refused)) => refused.to_string(),
-                None => "the guest has not let go of it".to_owned(),
+                None => "the guest has not released it".to_owned(),
             };
             done.waits = true;
             let interface = self.interface(&shown.name);

@@ -156,7 +156,7 @@ fn wanted(text: &str, plan: &VmPlan) -> Result<(Vmi, LiveUpdate), VmError> {
         Loaded::Other { .. } => None,
     });
     let (Some(mut vmi), None) = (vmis.next(), vmis.next()) else {
-        return Err(VmError::invalid_argument("one VirtualMachineInstance is wanted"));
+        return Err(VmError::invalid_argument("expected one VirtualMachineInstance"));
     };
     // A VMI without a namespace is in the VM's, as at the start of the VM.
     if vmi.namespace == "default" {

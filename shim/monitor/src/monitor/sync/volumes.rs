@@ -90,14 +90,14 @@ impl VmiSync {
                         disk: None,
                         phase: "UnMountedFromPod".into(),
                         reason: "FlushFailed".into(),
-                        message: format!("what was written last may be lost: {}", removed.flush_error),
+                        message: format!("the last writes may be lost: {}", removed.flush_error),
                     });
                     continue;
                 }
                 // Another call has removed it.
                 Some(Err(VmError::NotFound(_))) => continue,
                 Some(Err(status)) => status.to_string(),
-                None => "the guest has not let go of it".to_owned(),
+                None => "the guest has not released it".to_owned(),
             };
             done.waits = true;
             left.push(VolumeStatus {
@@ -134,15 +134,15 @@ impl VmiSync {
             return Ok(match disk.removing {
                 false => ready(Some(disk)),
                 true => {
-                    let message = "the guest has not let go of what was called so".to_owned();
+                    let message = "the guest has not released the previous volume of this name".to_owned();
                     status(Some(disk), "Detaching", "VolumeInUse", message)
                 }
             });
         }
         let Some(path) = self.path(&name, given).await? else {
             let message = match self.environment.paths {
-                PathPolicy::PodMounts(_) => "nothing of it is in the pod's hotplug directory yet",
-                PathPolicy::Caller => "nobody has said where its data is",
+                PathPolicy::PodMounts(_) => "its data is not in the pod's hotplug directory yet",
+                PathPolicy::Caller => "no path given: use --volume NAME=PATH",
             };
             return Ok(status(None, "Pending", "VolumeNotMountedToPod", message.into()));
         };

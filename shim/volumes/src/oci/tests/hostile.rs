@@ -61,24 +61,20 @@ fn content_that_is_not_what_its_digest_says_is_refused() {
         refuse(
             &home,
             &home.directory(&parts),
-            "its content has another digest: sha256:",
+            "digest mismatch, computed sha256:",
         );
         let mut parts = docker(std::slice::from_ref(&disk));
         flip(&mut parts, &format!("{}.tar", hex(&disk)), at);
-        refuse(
-            &home,
-            &home.archive(&parts),
-            "its content has another digest: sha256:",
-        );
+        refuse(&home, &home.archive(&parts), "digest mismatch, computed sha256:");
     }
     let mut parts = oci(std::slice::from_ref(&disk));
     let manifest = parts.len() - 3;
     parts[manifest].1[0] = b' ';
-    refuse(&home, &home.directory(&parts), "its content has another digest");
+    refuse(&home, &home.directory(&parts), "digest mismatch");
     let mut parts = docker(std::slice::from_ref(&disk));
     let config = parts.len() - 2;
     parts[config].1.push(b' ');
-    refuse(&home, &home.archive(&parts), "its content has another digest");
+    refuse(&home, &home.archive(&parts), "digest mismatch");
     let mut parts = oci(std::slice::from_ref(&disk));
     parts
         .iter_mut()
@@ -115,7 +111,11 @@ fn hostile_layouts_are_refused() {
         let index = json!({"schemaVersion": 2, "manifests": [nested]}).to_string();
         nested = layout.blob("application/vnd.oci.image.index.v1+json", index.as_bytes());
     }
-    refuse(&home, &home.directory(&layout.index(&[nested])), "nest too deep");
+    refuse(
+        &home,
+        &home.directory(&layout.index(&[nested])),
+        "nested too deeply",
+    );
     let bad = |digest: &str| {
         let mut layout = Layout { parts: Vec::new() };
         layout.blob("x", b"x");
