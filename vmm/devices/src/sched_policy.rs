@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn many_are_waited_for() {
+    fn many_requests_switch_to_batch() {
         let mut policy = SchedPolicy::default();
         for requests in [1, 2].repeat(1000) {
             assert!(!policy.should_switch(requests));
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn it_looks_again_whether_there_are_more() {
+    fn it_returns_to_batch_from_time_to_time() {
         let mut policy = SchedPolicy::default();
         let changes = (0..10_000).filter(|_| policy.should_switch(1)).count();
         assert_eq!(

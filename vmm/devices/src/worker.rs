@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn stop_returns_what_the_loop_returned() {
+    fn stop_returns_the_loops_result() {
         let worker = Worker::spawn(
             ThreadRole::Rng,
             "t",
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_does_not_preempt_who_wakes_it() {
+    fn a_worker_does_not_preempt_the_waking_thread() {
         let (worker, thread) = idle();
         // SAFETY: asks for the policy of a thread, which runs. It may not ask itself.
         let policy = unsafe { libc::sched_getscheduler(thread) };

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reset_register_wants_its_value() {
+    fn the_reset_register_needs_its_value() {
         let (device, seen, _) = registers();
         device.write(RESET, &[0]);
         assert!(seen.lock().unwrap().is_empty());

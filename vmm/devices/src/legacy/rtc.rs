@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_the_guest_set_goes_on_from_there() {
+    fn a_clock_set_by_the_guest_continues_from_there() {
         let (rtc, _, _) = rtc(-3600);
         assert_eq!(get(&rtc, HOURS), 0x11);
         set(&rtc, REG_B, B_24H | B_SET);
@@ -460,7 +460,9 @@ mod tests {
         }
 
         #[test]
-        fn any_access_sequence_is_survived(ops in prop::collection::vec((any::<bool>(), 0u64..2, any::<u8>()), 0..200)) {
+        fn any_access_sequence_is_survived(
+            ops in prop::collection::vec((any::<bool>(), 0u64..2, any::<u8>()), 0..200),
+        ) {
             let (rtc, _, _) = rtc(0);
             for (write, port, value) in ops {
                 if write { rtc.write(port, &[value]) } else { rtc.read(port, &mut [0]) }

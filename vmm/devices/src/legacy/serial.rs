@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_stalls_costs_old_output_only() {
+    fn a_stalled_reader_loses_only_old_output() {
         let (port, _, _, _) = port();
         for i in 0..OUTPUT_LIMIT + 10 {
             port.write(0, &[i as u8]);
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn data_is_announced_until_all_is_read() {
+    fn the_interrupt_stays_until_all_data_is_read() {
         let (port, _, _, _) = port();
         let read = |register| {
             let mut byte = [0];
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn input_that_came_during_loopback_is_asked_for_when_it_ends() {
+    fn input_refused_during_loopback_is_requested_when_it_ends() {
         let (port, _, _, wanted) = port();
         port.write(4, &[0x10]); // loopback
         assert_eq!(port.send(b"x"), 0);

@@ -1,7 +1,7 @@
 //! Type 0 configuration space of a function (PCI Local Bus 3.0, section 6.1), with write masks per bit.
 //!
 //! Functions here have no PCI Express capability, so only the conventional 256 bytes exist: what ECAM
-//! reaches beyond them reads as all ones, which also spares the guest its walk for extended capabilities.
+//! reaches beyond them reads as all ones, so that guests find no extended capabilities.
 
 use super::device::Bar;
 
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn read_only_registers_ignore_writes_and_command_takes_only_what_it_implements() {
+    fn read_only_registers_and_unimplemented_command_bits_ignore_writes() {
         let mut space = ConfigSpace::new(ID);
         let before = space.save();
         space.write(0, &[0xff; 4]);
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_refused() {
+    fn capabilities_and_bars_that_do_not_fit_are_refused() {
         let mut space = ConfigSpace::new(ID);
         assert_eq!(
             space.add_capability(9, &[0; 191], &[]),

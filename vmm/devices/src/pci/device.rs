@@ -18,14 +18,14 @@ pub struct Bar {
 pub trait PciDevice: Send + Sync {
     /// Fills `data` (1 to 8 bytes, any alignment, inside the 4 KiB of configuration space).
     fn config_read(&self, offset: u16, data: &mut [u8]);
-    /// Handles a configuration write of the same shape.
+    /// Handles a configuration write, with the same limits.
     fn config_write(&self, offset: u16, data: &[u8]);
     /// The memory BARs that the function decodes: those implemented while memory decoding is enabled, else none. The
     /// root bus calls this after every configuration write and maps the BARs where possible.
     fn bars(&self) -> Vec<Bar>;
     /// A read inside a BAR: 1, 2, 4 or 8 bytes, any alignment.
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]);
-    /// A write inside a BAR, of the same shape.
+    /// A write inside a BAR, with the same limits.
     fn bar_write(&self, bar: u8, offset: u64, data: &[u8]);
     /// `bar` is now mapped at this guest-physical address, or unmapped. The function moves its ioeventfds and
     /// mappings.

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn an_added_slot_is_told_once() {
+    fn an_added_slot_is_reported_once() {
         let m = machine();
         m.hotplug.add(5, FakeFunction::new(5, 0)).unwrap();
         m.hotplug.add(31, FakeFunction::new(31, 0)).unwrap();
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_leaves_when_asked_for_and_let_go_of() {
+    fn a_slot_is_ejected_only_after_a_request_and_by_the_guest() {
         let m = machine();
         let function = FakeFunction::new(5, 0);
         m.hotplug.add(5, function.clone()).unwrap();
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn other_widths_and_places_do_nothing() {
+    fn other_widths_and_offsets_are_ignored() {
         let m = machine();
         m.hotplug.add(1, FakeFunction::new(1, 0)).unwrap();
         m.hotplug.request_removal(1).unwrap();

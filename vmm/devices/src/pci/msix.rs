@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn capability_tells_size_and_places() {
+    fn the_capability_describes_table_and_pending_bits() {
         // PCI 3.0, section 6.8.2.3: table size is N - 1; the low three bits of the offsets are the BAR.
         let (msix, _) = table(3);
         assert_eq!(
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_widths_and_places_are_ignored() {
+    fn odd_widths_and_offsets_are_ignored() {
         let (msix, _) = table(1);
         let before = msix.save();
         for (offset, len) in [
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_masked_is_pending_and_delivered_once_when_unmasked() {
+    fn masked_interrupts_are_pending_and_delivered_once_when_unmasked() {
         // Section 6.8.2.10 and 6.8.3.4.
         let (msix, msi) = table(65);
         let line = msi.line(64);

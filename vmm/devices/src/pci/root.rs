@@ -67,8 +67,8 @@ impl PciRoot {
         })
     }
 
-    /// Configuration space by memory (PCI Express base, section 7.2.2): bus 0 in the first MiB, absent buses after
-    /// it. Belongs on the MMIO bus at the address in the MCFG table.
+    /// Configuration space by memory (PCI Express base, section 7.2.2): bus 0 in the first MiB.
+    /// Belongs on the MMIO bus at the address in the MCFG table.
     pub fn ecam(self: &Arc<Self>) -> Arc<dyn BusDevice> {
         Arc::new(Ecam(self.clone()))
     }
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_are_given_once_and_taken_back() {
+    fn slots_can_be_used_once_and_freed() {
         let m = machine();
         let function = m.add(3, A);
         m.decode(3, true);

@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_outside_of_memory_is_an_error_and_is_not_marked() {
+    fn segments_outside_memory_are_an_error_and_mark_nothing() {
         let mem = guest();
         let list = segments(&[(PAGE, 1), (PAGES * PAGE - 1, 2), (u64::MAX, 9)]);
         let mapping = DmaMapping::writable(&*mem, &list);

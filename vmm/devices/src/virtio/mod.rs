@@ -1,7 +1,7 @@
 //! The interface of virtio devices (virtio 1.2), small devices, and the PCI transport.
 //!
-//! The transport owns a device's negotiation state and the sizes and addresses of its queues. The device owns the queues
-//! themselves from [`VirtioDevice::activate`] on. [`VirtioDevice::quiesce`] stops every worker and returns them;
+//! The transport owns a device's negotiation state and the sizes and addresses of its queues. The device owns the
+//! queues themselves from [`VirtioDevice::activate`] on. [`VirtioDevice::quiesce`] stops every worker and returns them;
 //! [`VirtioDevice::reset`] stops every worker and drops them.
 
 use std::sync::Arc;
@@ -34,8 +34,9 @@ pub trait VirtioDevice: Send {
     fn features(&self) -> u64;
     /// The largest size of each queue; its length is the number of queues. Powers of two.
     fn queue_max_sizes(&self) -> &[u16];
-    /// Length of device configuration space in bytes, at most 2048. With 0 the transport has no
-    /// device configuration capability, so that the driver does not read it. It may exceed the fields that the device defines: the extra bytes read as zero.
+    /// Length of device configuration space in bytes, at most 2048. With 0 the transport has no device configuration
+    /// capability, so that the driver does not read it. It may exceed the fields that the device defines: the extra
+    /// bytes read as zero.
     fn config_size(&self) -> u16 {
         256
     }

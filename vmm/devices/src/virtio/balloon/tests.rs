@@ -107,7 +107,7 @@ fn pages_put_into_the_balloon_are_dropped_and_no_others() {
 }
 
 #[test]
-fn pages_that_do_not_exist_are_passed_over() {
+fn pages_that_do_not_exist_are_ignored() {
     let mut bench = bench(2);
     let last = (END as u64 / PAGE - 1) as u32;
     bench.dirty(u64::from(last));
@@ -151,7 +151,7 @@ fn reported_free_pages_are_dropped() {
 }
 
 #[test]
-fn reports_that_are_not_whole_pages_of_memory_are_passed_over() {
+fn reports_of_partial_pages_are_ignored() {
     let mut bench = bench(2);
     let end = END as u64;
     bench.dirty(BASE / PAGE);
@@ -208,7 +208,7 @@ fn target(balloon: &Balloon) -> u32 {
 }
 
 #[test]
-fn the_host_sets_the_target_and_the_guest_says_what_it_gave() {
+fn the_host_sets_the_target_and_the_guest_reports_the_size() {
     let mut bench = bench(2);
     bench.handle.set_target(5 * PAGE + 7);
     assert_eq!((target(&bench.balloon), bench.handle.target()), (5, 5 * PAGE));
@@ -245,7 +245,7 @@ fn the_host_sets_the_target_and_the_guest_says_what_it_gave() {
 }
 
 #[test]
-fn it_needs_both_its_queues() {
+fn activation_needs_both_queues() {
     let mut bench = bench(2);
     let mut queues = bench.balloon.quiesce().unwrap();
     queues.remove(1);

@@ -117,7 +117,7 @@ fn a_buffer_outside_of_memory_costs_the_device() {
 }
 
 #[test]
-fn a_quiesced_device_goes_on_where_it_stopped() {
+fn a_quiesced_device_continues_where_it_stopped() {
     let mut bench = bench();
     assert_eq!(bench.get(&[(DATA, 16, WRITE)]), 16);
     let queues = bench.rng.quiesce().unwrap();
@@ -131,7 +131,7 @@ fn a_quiesced_device_goes_on_where_it_stopped() {
 }
 
 #[test]
-fn it_needs_its_queue() {
+fn activation_needs_the_queue() {
     let mut bench = bench();
     bench.rng.reset();
     bench.rng.reset();

@@ -141,7 +141,7 @@ pub enum RestoreError {
     /// Written by a later version.
     #[error("virtio state has version {0}, this program knows up to {VERSION}")]
     Version(u16),
-    /// The state belongs to another kind or shape of device.
+    /// The state belongs to a device of another kind or with other queues.
     #[error("virtio state belongs to another device: {0} differ")]
     Mismatch(&'static str),
     /// The device is serving its queues; quiesce or reset it first.

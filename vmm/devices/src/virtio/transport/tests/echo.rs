@@ -188,7 +188,7 @@ impl<'a> Driver<'a> {
         let at = 0x8000 + u64::from((self.sent - 1) % (SIZE / 2)) * 8;
         let echoed: u32 = self.mem.read_obj(GuestAddress(at + 4)).unwrap();
         assert_eq!(echoed, u32::from(self.sent));
-        // Section 2.7.7.2: the next interrupt is wanted for the next buffer.
+        // Section 2.7.7.2: request the next interrupt for the next buffer.
         let used_event = RINGS[1] + 4 + 2 * u64::from(SIZE);
         self.mem.write_obj(self.sent, GuestAddress(used_event)).unwrap();
     }

@@ -1,4 +1,4 @@
-//! A device that remembers, ioeventfds that check, and a driver, for the transport's tests.
+//! A device that records its calls, ioeventfds with checks, and a driver, for the transport's tests.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -332,7 +332,7 @@ impl Machine {
         self.ready();
     }
 
-    /// Moves the BAR as a guest does that does not switch decoding off first.
+    /// Moves the BAR as a guest that does not disable decoding first.
     pub fn move_bar(&mut self, address: u64) {
         self.set_config(0x10, &address.to_le_bytes());
         self.bar = address;

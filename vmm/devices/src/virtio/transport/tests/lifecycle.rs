@@ -131,7 +131,7 @@ fn a_driver_can_come_and_go() {
 }
 
 #[test]
-fn a_function_that_may_not_be_master_rests() {
+fn a_function_without_bus_mastering_is_inactive() {
     // Linux clears the bit when it leaves for another kernel (kexec), which must find its memory untouched.
     let (m, device) = machine();
     m.start();
@@ -209,7 +209,7 @@ fn a_driver_that_gets_ready_while_paused_is_served_after_it() {
 }
 
 #[test]
-fn a_saved_state_goes_on_elsewhere() {
+fn a_saved_state_continues_in_another_function() {
     let (m, device) = machine();
     m.start();
     device.journal().queues.as_mut().unwrap()[1]
@@ -327,7 +327,7 @@ fn dropping_a_function_stops_its_device() {
 }
 
 #[test]
-fn a_device_that_failed_before_its_driver_was_ready_tells_when_it_is() {
+fn an_early_failure_is_reported_at_driver_ok() {
     let (m, device) = machine();
     m.enable();
     device.journal().fail = Some(Fail::PanicInRead);

@@ -1,4 +1,4 @@
-//! The transport from outside: its registers, its life, a real queue, and a guest that does anything.
+//! The transport from outside: registers, lifecycle, a real queue, and arbitrary guest accesses.
 
 mod echo;
 mod fake;

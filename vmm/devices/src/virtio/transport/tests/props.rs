@@ -1,4 +1,4 @@
-//! The transport under a guest that does anything, between pauses, reboots and a device that fails.
+//! The transport under arbitrary guest accesses, between pauses, reboots and failures of the device.
 
 use std::sync::atomic::Ordering;
 
@@ -80,7 +80,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The BAR's address, if it answers.
+/// The BAR's address, if it is mapped.
 fn placed(m: &Machine) -> Option<u64> {
     let raw = u64::from_le_bytes(m.config(0x10)) & !0x3fff;
     let [command] = m.config::<1>(4);

@@ -28,7 +28,7 @@ fn the_function_is_a_modern_virtio_device() {
 }
 
 #[test]
-fn capabilities_tell_where_the_structures_are() {
+fn capabilities_locate_the_structures() {
     // Section 4.1.4: (cfg_type, offset, length) of each; MSI-X has one vector per queue and one more.
     let structures = |m: &Machine| -> Vec<(u8, u32, u32)> {
         let virtio = capabilities(m).into_iter().filter(|(id, _)| *id == 9);
@@ -131,7 +131,7 @@ fn status_bits_are_only_added() {
 }
 
 #[test]
-fn queue_registers_take_only_what_is_allowed() {
+fn queue_registers_accept_only_valid_values() {
     // Section 4.1.4.3.1 and .2.
     let (m, _) = machine();
     m.enable();
@@ -274,7 +274,7 @@ fn interrupts_go_to_the_mapped_vectors() {
 }
 
 #[test]
-fn without_msix_the_isr_tells_and_reading_clears_it() {
+fn without_msix_the_isr_is_set_and_reading_clears_it() {
     // Section 4.1.4.5.
     let (m, device) = machine();
     m.enable();
@@ -336,7 +336,7 @@ fn the_access_capability_reaches_the_bar() {
 }
 
 #[test]
-fn shapes_that_do_not_fit_are_refused() {
+fn devices_beyond_the_transports_limits_are_refused() {
     let new = |device_type, sizes: Vec<u16>, config_size, bar| {
         let device = FakeDevice {
             device_type,
