@@ -1,4 +1,4 @@
-//! What `cargo test` cannot look at, because it needs `qemu-img`, or time.
+//! Checks that `cargo test` leaves out, because they need `qemu-img`, or time.
 //!
 //! `qcow2 soak DIR [ROUNDS]` has images that `qemu-img` made, of every kind, written to at random, many requests at
 //! once, and asks `qemu-img` afterwards whether they are sound and hold what they should. For hosts that have it, such
@@ -75,7 +75,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("a path that is text")
 }
 
-/// An image, what it lies on, and what `qemu-img` calls the two of them.
+/// An image, its base, and the names of both formats for `qemu-img`.
 struct Chain {
     name: String,
     image: PathBuf,

@@ -96,7 +96,7 @@ impl Disk {
     /// pass that to [`Disk::open_qcow2`].
     ///
     /// # Errors
-    /// `InvalidInput`: the file is not empty, or the size is not possible. Else the kernel's error.
+    /// `InvalidInput`: the file is not empty, or the size is not supported. Else the kernel's error.
     pub fn create_overlay(file: OwnedFd, size: u64) -> io::Result<()> {
         qcow2::create(&Arc::new(File::from(file)), size, qcow2::CLUSTER)
     }

@@ -117,7 +117,7 @@ impl FileGeometry {
         let fits = |size: u32, range: RangeInclusive<u32>| size.is_power_of_two() && range.contains(&size);
         if !fits(logical, SECTOR as u32..=MAX_LOGICAL) || !fits(physical, logical..=2 << 20) {
             return Err(invalid(format!(
-                "logical blocks of {logical} bytes in physical ones of {physical}"
+                "block sizes {logical} / {physical} are not supported"
             )));
         }
         Ok((logical, physical))
@@ -161,7 +161,7 @@ impl Geometry {
         let (logical_block, physical_block) = file_geometry.blocks(options.block_size)?;
         if size == 0 || !size.is_multiple_of(logical_block.into()) {
             return Err(invalid(format!(
-                "size {size} is not a multiple of {logical_block}, or 0"
+                "size {size} must be a non-zero multiple of {logical_block}"
             )));
         }
         Ok(Self {

@@ -50,7 +50,7 @@ pub enum BlockSize {
     },
 }
 
-/// What happens to a request that failed on the host (QEMU: `werror`, `rerror`). A request that does not fit the disk
+/// Handling of a request that failed on the host (QEMU: `werror`, `rerror`). A request that does not fit the disk
 /// is an error of the guest and fails under every policy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ErrorPolicy {

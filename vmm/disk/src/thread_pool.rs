@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_pushed_is_done_before_the_end() {
+    fn queued_jobs_finish_before_the_pool_ends() {
         let (sender, done) = mpsc::channel();
         let pool = ThreadPool::new(ThreadRole::DiskIo, "t", (3, 64 << 10), move |job: u32| {
             sender.send(job).unwrap()

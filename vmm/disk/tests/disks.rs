@@ -1,4 +1,4 @@
-//! Disks that come, go, grow and shrink, and what they tell of themselves.
+//! Disks that are attached, detached and resized, and their geometry.
 
 mod common;
 
@@ -74,7 +74,7 @@ fn disks_come_and_go_while_others_are_busy() {
             io::ErrorKind::QuotaExceeded
         );
         write_then_read(&mut engine, &ids);
-        // A write that takes its time, while half of the others go and new ones come.
+        // A slow write, while half of the other disks are detached and new ones attached.
         let big = image(64 * MIB);
         engine.detach(ids.pop().unwrap()).unwrap();
         let busy = engine.attach(&open_disk(&big)).unwrap();
@@ -142,7 +142,7 @@ fn a_detached_disk_is_closed() {
 
 #[test]
 fn a_thousand_disks_in_one_engine() {
-    // What a process may have open bounds it; each has a descriptor anyway.
+    // The number of open files bounds it; each disk has a descriptor anyway.
     let file = image(MIB);
     for kind in KINDS {
         let mut engine = engine(kind, 4096);
@@ -178,7 +178,7 @@ fn a_disk_grows_and_shrinks() {
         };
         let kind_of = |result: io::Result<()>| result.err().map(|e| e.kind());
         assert_eq!(kind_of(try_at(MIB)), Some(io::ErrorKind::InvalidInput));
-        // What is no whole block is not shown.
+        // A partial block at the end is left out.
         file.as_file().set_len(2 * MIB + 100).unwrap();
         assert_eq!(kind_of(try_at(MIB)), Some(io::ErrorKind::InvalidInput));
         assert_eq!(disk.refresh().unwrap().size, 2 * MIB);
@@ -195,7 +195,7 @@ fn a_disk_grows_and_shrinks() {
 }
 
 #[test]
-fn holes_and_data_are_told_apart() {
+fn extents_distinguish_holes_and_data() {
     let file = image(MIB);
     file.as_file().write_all_at(&[1; 65536], 65536).unwrap();
     file.as_file().sync_all().unwrap();
@@ -221,13 +221,13 @@ fn holes_and_data_are_told_apart() {
             io::ErrorKind::InvalidInput
         );
     }
-    // A volume that lost its end.
+    // A truncated volume.
     file.as_file().set_len(4096).unwrap();
     assert_eq!(disk.extent(8192).unwrap(), extent(8192, MIB - 8192, false));
 }
 
 #[test]
-fn block_sizes_are_the_default_the_volumes_or_as_asked() {
+fn block_sizes_are_default_matched_or_custom() {
     let file = image(MIB);
     let with = |block_size| {
         let options = DiskOptions {
@@ -266,5 +266,5 @@ fn block_sizes_are_the_default_the_volumes_or_as_asked() {
     file.as_file().set_len(MIB + 512).unwrap();
     assert!(custom(512, 4096).is_ok());
     let error = custom(4096, 4096).unwrap_err().to_string();
-    assert_eq!(error, "size 1049088 is not a multiple of 4096, or 0");
+    assert_eq!(error, "size 1049088 must be a non-zero multiple of 4096");
 }

@@ -229,17 +229,17 @@ fn engines_share_a_disk() {
 }
 
 #[test]
-fn what_cannot_be_a_disk_is_refused() {
+fn unsuitable_files_are_refused() {
     let refused =
         |file: File, options: DiskOptions| Disk::open_raw(file.into(), options).unwrap_err().to_string();
     let default = DiskOptions::default();
     assert_eq!(
         refused(image(0).into_file(), default),
-        "size 0 is not a multiple of 512, or 0"
+        "size 0 must be a non-zero multiple of 512"
     );
     assert_eq!(
         refused(image(1000).into_file(), default),
-        "size 1000 is not a multiple of 512, or 0"
+        "size 1000 must be a non-zero multiple of 512"
     );
     assert_eq!(
         refused(File::open("/var/tmp").unwrap(), default),

@@ -1,4 +1,4 @@
-//! Where the kernel refuses io_uring: by a seccomp filter, as in the VMM after its start and in many containers.
+//! Hosts on which io_uring is refused by a seccomp filter, as in the VMM after its start and in many containers.
 
 use std::io;
 use std::thread;
@@ -78,7 +78,7 @@ fn works(engine: &mut Engine, disk: DiskId) {
 }
 
 #[test]
-fn threads_take_over_and_old_rings_go_on() {
+fn threads_replace_io_uring_and_existing_rings_keep_working() {
     thread::spawn(|| {
         let mut before = new(EngineKind::Uring).unwrap();
         let first = before.attach(&disk()).unwrap();
@@ -89,7 +89,7 @@ fn threads_take_over_and_old_rings_go_on() {
         assert!(format!("{before:?}").contains("UringBackend"));
         assert!(format!("{after:?}").contains("ThreadBackend"));
         works(&mut before, first);
-        // Disks come and go all the same.
+        // Disks can still be attached and detached.
         let second = before.attach(&disk()).unwrap();
         works(&mut before, second);
         before.detach(first).unwrap();

@@ -1,4 +1,4 @@
-//! A real kernel that runs out of room, which is one for the whole process.
+//! A real kernel without space, by a limit of the whole process.
 
 mod common;
 
@@ -22,7 +22,7 @@ fn limit(bytes: libc::rlim_t) {
     assert!(!failed);
 }
 
-/// A raw disk of 4 MiB, and an overlay that is going to be as large.
+/// A raw disk of 4 MiB, and an overlay that grows to that size.
 fn disks() -> [Disk; 2] {
     let raw = disk(&image(4 * MIB), 0, DiskOptions::default());
     let overlay = image(0);

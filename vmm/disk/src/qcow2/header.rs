@@ -100,7 +100,7 @@ impl Qcow2Header {
         let cluster_bits = be32(head, 20);
         if !(9..=21).contains(&cluster_bits) {
             return Err(refused(format!(
-                "clusters of 2^{cluster_bits} bytes are not supported, only 2^9 to 2^21"
+                "unsupported cluster size of 2^{cluster_bits} bytes, not 2^9 to 2^21"
             )));
         }
         if be64(head, 8) != 0 {
@@ -112,7 +112,7 @@ impl Qcow2Header {
         let snapshots = be32(head, 60);
         if writable && snapshots != 0 {
             return Err(refused(format!(
-                "it holds {snapshots} internal snapshots, which writing would damage: delete them, or open it read-only"
+                "writing would lose its {snapshots} internal snapshots: delete them, or open it read-only"
             )));
         }
         let cluster = 1 << cluster_bits;
@@ -125,7 +125,7 @@ impl Qcow2Header {
         };
         if count_order > 6 {
             return Err(refused(format!(
-                "reference counts of 2^{count_order} bits are not supported, only up to 2^6"
+                "unsupported reference counts of 2^{count_order} bits, more than 2^6"
             )));
         }
         let header = Self {
@@ -150,7 +150,7 @@ impl Qcow2Header {
     fn check_tables(&self, len: u64) -> io::Result<()> {
         if self.size == 0 || !self.size.is_multiple_of(512) || i64::try_from(self.size).is_err() {
             return Err(refused(format!(
-                "a size of {} bytes is not possible: it is 0, not a multiple of 512, or too large",
+                "unsupported size of {} bytes: it is 0, not a multiple of 512, or too large",
                 self.size
             )));
         }
@@ -166,7 +166,7 @@ impl Qcow2Header {
             if table.entries == 0 || table.offset < self.cluster || !table.offset.is_multiple_of(self.cluster)
             {
                 return Err(refused(format!(
-                    "the offset of {name}, {:#x}, is not a cluster behind the header",
+                    "{name} has an invalid offset {:#x}",
                     table.offset
                 )));
             }
@@ -223,7 +223,7 @@ impl Qcow2Header {
             let per_block = (self.cluster * 8) >> self.count_order;
             if counted * per_block > COUNTS {
                 return Err(refused(format!(
-                    "it counts {} clusters, more than {COUNTS}: convert it to larger clusters",
+                    "its refcount table covers {} clusters, more than {COUNTS}: convert it to larger clusters",
                     counted * per_block
                 )));
             }
@@ -341,11 +341,11 @@ fn check_extensions(head: &[u8], cluster: u64) -> io::Result<()> {
     let end = head.len().min(cluster as usize);
     let mut at = be32(head, 100) as usize;
     if at < V3 || !at.is_multiple_of(8) {
-        return Err(refused(format!("a header of {at} bytes is not possible")));
+        return Err(refused(format!("invalid header length of {at} bytes")));
     }
     loop {
         let Some(Range { start, .. }) = fits(at, 8, end) else {
-            return Err(refused("the header extensions have no end"));
+            return Err(refused("the header extensions run past the header"));
         };
         let (kind, len) = (be32(head, start), be32(head, start + 4) as usize);
         match kind {
@@ -355,7 +355,7 @@ fn check_extensions(head: &[u8], cluster: u64) -> io::Result<()> {
             _ => {}
         }
         let Some(content) = fits(at + 8, len, end) else {
-            return Err(refused("the header extensions have no end"));
+            return Err(refused("the header extensions run past the header"));
         };
         at = content.end.next_multiple_of(8);
     }

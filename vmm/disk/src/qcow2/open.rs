@@ -98,10 +98,10 @@ pub(super) fn open_base(
 /// Formats an empty file.
 pub(crate) fn create(file: &Arc<File>, size: u64, cluster: usize) -> io::Result<()> {
     if !file.metadata()?.file_type().is_file() || file.metadata()?.len() > 0 {
-        return Err(invalid("an overlay is made of an empty regular file".into()));
+        return Err(invalid("a new overlay must be an empty regular file".into()));
     }
     if size == 0 || !size.is_multiple_of(512) {
-        return Err(invalid(format!("size {size} is not a multiple of 512, or 0")));
+        return Err(invalid(format!("size {size} must be a non-zero multiple of 512")));
     }
     guarded(|| {
         Qcow2::<FileStorage>::create_builder(FileStorage::new(file)?)

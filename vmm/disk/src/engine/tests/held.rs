@@ -1,4 +1,4 @@
-//! What becomes of requests that the host cannot carry out.
+//! Requests that fail on the host.
 
 use std::io;
 
@@ -32,7 +32,7 @@ fn errno(error: &io::Error) -> i32 {
 }
 
 #[test]
-fn a_disk_that_stops_tells_once_and_loses_nothing() {
+fn a_stopped_disk_reports_once_and_loses_no_request() {
     let mut bench = bench(ErrorPolicy::Stop);
     let mut memory = vec![7; 8192];
     let pieces = buffers(&mut memory, 4096);
@@ -48,7 +48,7 @@ fn a_disk_that_stops_tells_once_and_loses_nothing() {
         bench.engine.detach(bench.disk).unwrap_err().kind(),
         io::ErrorKind::ResourceBusy
     );
-    // In vain, which is news again.
+    // The retry fails, which is reported again.
     bench.engine.retry_held(bench.disk);
     assert!(drain(&mut bench.engine).is_empty());
     assert!(bench.engine.take_stopped().is_some());
@@ -87,7 +87,7 @@ fn a_full_volume_holds_and_other_errors_are_reported() {
 }
 
 #[test]
-fn an_ignored_error_leaves_zeroes_to_read() {
+fn an_ignored_read_error_returns_zeroes() {
     for align in [NONE, BLOCKS] {
         let mut bench = bench_of(geometry(align), ErrorPolicy::Ignore, 3, true);
         fail(&bench, Some(libc::EIO));
@@ -126,13 +126,13 @@ fn a_flush_that_failed_in_the_page_cache_fails_for_good() {
         fail(&bench, None);
         let again = one(&mut bench, IoRequest::Flush);
         assert_eq!(again.err().map(|e| errno(&e)), lasts.then_some(libc::EIO));
-        // Whoever else serves the disk hears of it too.
+        // Other engines of the disk report it, too.
         assert_eq!(bench.image.lost(), if lasts { libc::EIO } else { 0 });
     }
 }
 
 #[test]
-fn no_room_for_a_durable_write_is_no_loss() {
+fn enospc_on_a_durable_write_is_not_a_lost_write() {
     let mut bench = bench(ErrorPolicy::NoSpace);
     let mut memory = vec![7; 512];
     let pieces = buffers(&mut memory, 512);
@@ -157,9 +157,9 @@ fn no_room_for_a_durable_write_is_no_loss() {
     );
 }
 
-/// More of them than there are bounce buffers, and some of one block.
+/// More requests than bounce buffers, and some of one block.
 #[test]
-fn what_waits_for_what_is_held_is_held_too() {
+fn requests_that_wait_for_held_requests_are_held_too() {
     let mut bench = bench_of(geometry(BLOCKS), ErrorPolicy::Stop, 5, true);
     let mut memory = vec![7; 512];
     let pieces = buffers(&mut memory, 512);
@@ -185,7 +185,7 @@ fn what_waits_for_what_is_held_is_held_too() {
 }
 
 #[test]
-fn a_disk_can_be_given_up() {
+fn held_requests_can_be_failed() {
     let mut bench = bench_of(geometry(BLOCKS), ErrorPolicy::Stop, 5, true);
     let mut memory = vec![7; 512];
     let pieces = buffers(&mut memory, 512);
@@ -194,7 +194,7 @@ fn a_disk_can_be_given_up() {
         submit(&mut bench, tag, write(u64::from(tag) * 512, &pieces));
     }
     assert!(drain(&mut bench.engine).is_empty());
-    // What waited is tried, and reported.
+    // The waiting request is tried, and its error reported.
     bench
         .engine
         .set_error_policy(bench.disk, ErrorPolicy::Report)

@@ -1,4 +1,4 @@
-//! A made-up kernel, and an engine in front of it.
+//! A fake kernel, and an engine that uses it.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -14,16 +14,16 @@ pub const SECTORS: u64 = 4096;
 
 #[derive(Debug)]
 pub struct Kernel {
-    /// By place.
+    /// By slot.
     pub images: Vec<Vec<u8>>,
-    /// Of every image.
+    /// Alignment of every image.
     pub align: Align,
     pub random: u64,
     pub calls: Vec<IoCall>,
     pub fallocate: bool,
     /// Every call fails.
     pub failure: Option<i32>,
-    /// One in so many calls, syncs excepted, finds no room.
+    /// One in so many calls fails with ENOSPC; syncs do not.
     pub shortage: Option<u64>,
 }
 
@@ -77,7 +77,7 @@ impl Kernel {
     fn transfer(&mut self, slot: usize, offset: u64, vector: IovecList, write: bool) -> i32 {
         assert!((1..=1024).contains(&vector.count));
         assert_eq!(offset % self.align.offset, 0, "{offset}");
-        // SAFETY: the engine under test vouches for the vector.
+        // SAFETY: the engine under test guarantees that the vector is valid.
         let buffers = unsafe { std::slice::from_raw_parts(vector.start, vector.count as usize) };
         for buffer in buffers {
             assert_eq!(buffer.iov_base as usize % self.align.memory, 0);
@@ -95,7 +95,7 @@ impl Kernel {
         let mut rest = moved as usize;
         for buffer in buffers {
             let len = rest.min(buffer.iov_len);
-            // SAFETY: the engine under test vouches for the buffers.
+            // SAFETY: the engine under test guarantees that the buffers are valid.
             let memory = unsafe { std::slice::from_raw_parts_mut(buffer.iov_base.cast::<u8>(), len) };
             if write {
                 self.images[slot][at..at + len].copy_from_slice(memory);

@@ -6,7 +6,7 @@ use super::kernel::{BLOCKS, NONE, bench, bench_of, buffers, drain, geometry};
 use crate::{Disk, ErrorPolicy, Geometry, IoRequest};
 
 #[test]
-fn a_place_is_used_again_and_an_old_id_is_not() {
+fn a_slot_is_reused_but_its_old_id_is_not() {
     let mut bench = bench(NONE, 1, true);
     let disk = Disk::made_up(geometry(NONE), ErrorPolicy::Report);
     let second = bench.engine.attach(&disk).unwrap();
@@ -93,7 +93,7 @@ fn a_disk_whose_blocks_are_rewritten_has_one_engine() {
 }
 
 #[test]
-fn what_is_not_whole_logical_blocks_is_refused() {
+fn partial_logical_blocks_are_refused() {
     let logical_block = 4096;
     let geometry = Geometry {
         logical_block,

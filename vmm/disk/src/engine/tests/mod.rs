@@ -41,7 +41,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
             kind,
             disk,
             sector,
-            // Now and then more than one bounce buffer holds.
+            // Sometimes more than one bounce buffer holds.
             sectors: if sectors == 39 { 1200 } else { sectors }.min(SECTORS - sector),
             step,
             shift,
@@ -53,9 +53,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
     /// Requests in flight together that share no sector never disturb each other, even where they share a
-    /// block; all of them come to an end; and what fails on the way and is retried is as if it had not.
+    /// block; all of them complete; and requests that fail and are retried have the same result.
     #[test]
-    fn the_disk_holds_what_was_written(
+    fn reads_return_the_data_of_earlier_writes(
         batches in prop::collection::vec(ops(), 1..5),
         seed: u64,
         align in prop::sample::select(vec![(1, 1), (512, 512), (4, 512), (4096, 4096)]),
@@ -280,7 +280,7 @@ fn a_refused_fallocate_is_not_tried_again() {
 }
 
 #[test]
-fn what_does_not_fit_the_disk_is_refused() {
+fn requests_beyond_the_disk_are_refused() {
     let mut bench = bench(NONE, 1, true);
     let end = SECTORS * SECTOR;
     let mut memory = vec![1; 1024];

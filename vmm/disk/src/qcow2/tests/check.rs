@@ -1,4 +1,4 @@
-//! Whether an image is what it is to be: every cluster in use is counted, once, and no other.
+//! Checks the reference counts of an image: 1 for every cluster in use, 0 for all others.
 
 use std::collections::BTreeMap;
 use std::fs::File;

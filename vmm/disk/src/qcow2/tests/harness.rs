@@ -1,4 +1,4 @@
-//! Images, and requests to them next to a model of what they hold.
+//! Images, and requests to them beside a model of their content.
 
 use std::fs::File;
 use std::io;
@@ -60,7 +60,7 @@ impl Op {
     }
 }
 
-/// What does not overlap what comes before it, so that there is one right outcome.
+/// Drops requests that overlap earlier ones, so that there is one right result.
 pub fn apart(ops: Vec<Op>, size: u64) -> Vec<Op> {
     let mut kept: Vec<Op> = Vec::new();
     for mut op in ops {
@@ -154,7 +154,7 @@ pub fn all(disk: &Disk) -> Vec<u8> {
     content
 }
 
-/// A base of `size` bytes and what it holds.
+/// A base of `size` bytes and its content.
 pub fn base(kind: u8, size: u64) -> Option<((File, ImageFormat), Vec<u8>)> {
     let content: Vec<u8> = (0..size).map(|i| (i / 512 % 251) as u8 | 1).collect();
     match kind {
@@ -196,7 +196,7 @@ pub fn base(kind: u8, size: u64) -> Option<((File, ImageFormat), Vec<u8>)> {
 pub fn ops(many: usize) -> impl Strategy<Value = Vec<Op>> {
     let kind = prop_oneof![3 => Just(0u8), 6 => Just(1), 1 => Just(2), 1 => Just(3), 1 => Just(4)];
     let sectors = prop_oneof![4 => 1..16u64, 1 => 1..600u64];
-    // Most in a few places, to meet in one cluster.
+    // Most at a few offsets, so that several are in one cluster.
     let sector = prop_oneof![2 => 0..512u64, 1 => 0..1_000_000u64];
     let op = (
         kind,

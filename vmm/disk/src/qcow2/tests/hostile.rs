@@ -1,8 +1,8 @@
-//! Images whose author means no good.
+//! Hostile images.
 
 use super::*;
 
-/// What to write where.
+/// Offsets and the bytes to write there.
 type Edits<'a> = &'a [(u64, &'a [u8])];
 
 fn edited(edits: Edits<'_>) -> File {
@@ -42,7 +42,7 @@ fn busy() -> libc::time_t {
 }
 
 #[test]
-fn what_an_image_may_not_be_is_named() {
+fn refusals_name_the_reason() {
     let mut data_file = [0; 24];
     data_file[..4].copy_from_slice(b"DATA");
     data_file[7] = 5;
@@ -62,16 +62,16 @@ fn what_an_image_may_not_be_is_named() {
         (&[(72, &(1u64 << 63).to_be_bytes())], "feature 63"),
         (&[(60, &3u32.to_be_bytes())], "3 internal snapshots"),
         (&[(20, &8u32.to_be_bytes())], "2^8"),
-        (&[(20, &u32::MAX.to_be_bytes())], "clusters of"),
-        (&[(24, &0u64.to_be_bytes())], "a size of 0"),
+        (&[(20, &u32::MAX.to_be_bytes())], "cluster size of"),
+        (&[(24, &0u64.to_be_bytes())], "size of 0"),
         (&[(24, &(u64::MAX - 511).to_be_bytes())], "too large"),
         (&[(24, &(1u64 << 50).to_be_bytes())], "L1 table has"),
         (&[(36, &u32::MAX.to_be_bytes())], "not in the file"),
-        (&[(40, &0u64.to_be_bytes())], "not a cluster behind the header"),
+        (&[(40, &0u64.to_be_bytes())], "invalid offset"),
         (&[(48, &(1u64 << 40).to_be_bytes())], "not in the file"),
         (&[(56, &u32::MAX.to_be_bytes())], "not in the file"),
         (&[(96, &7u32.to_be_bytes())], "2^7 bits"),
-        (&[(100, &u32::MAX.to_be_bytes())], "a header of"),
+        (&[(100, &u32::MAX.to_be_bytes())], "header length of"),
     ];
     for (edits, expected) in cases {
         let why = refusal(&edited(edits), options());
@@ -84,7 +84,7 @@ fn what_an_image_may_not_be_is_named() {
 }
 
 #[test]
-fn a_chain_is_refused_and_what_is_wrong_with_a_base_is_said_of_it() {
+fn a_chain_is_refused_and_errors_of_a_base_name_the_base() {
     let upper = image(1 << 20, 4096);
     let why = |base: File, format| {
         let error = Disk::open_qcow2(fd(&upper), Some((base.into(), format)), options()).unwrap_err();
@@ -191,8 +191,8 @@ fn mapped(clusters: u64) -> (File, u64) {
 }
 
 #[test]
-fn a_cluster_may_be_said_to_be_anywhere() {
-    // In a place no file has; where the counts of its neighbour would need a large table; and in the tables.
+fn cluster_offsets_may_point_anywhere() {
+    // Beyond any file; where the count of the neighbour would need a large table; and in the tables.
     for place in [0x00ff_ffff_ffff_f000u64, 1 << 43, 0, 4096, 8192] {
         let (file, l2) = mapped(1);
         file.write_all_at(&(1 << 63 | place).to_be_bytes(), l2).unwrap();
@@ -213,7 +213,7 @@ fn a_cluster_may_be_said_to_be_anywhere() {
         }
         let _ = served.run(IoRequest::Flush);
         if place > 8192 {
-            // The rest of the image is none the worse for it.
+            // The rest of the image still works.
             served.write(16384, &mut [8; 4096]).unwrap();
             served.read(16384, &mut memory[..4096]).unwrap();
             assert_eq!(memory[..4096], [8; 4096]);
@@ -273,7 +273,7 @@ fn a_compressed_image_that_is_cut_off_is_refused() {
 }
 
 #[test]
-fn an_image_that_was_written_here_is_whole() {
+fn an_image_written_by_this_crate_is_complete() {
     for (version, size) in [(3, 1 << 20), (3, (1 << 20) + 512), (2, 1 << 20)] {
         let file = image(size, 4096);
         file.write_all_at(&u32::to_be_bytes(version), 4).unwrap();
@@ -296,7 +296,7 @@ fn an_image_that_was_written_here_is_whole() {
     }
 }
 
-/// An image whose first cluster is compressed: what it says of where and how long, and what it holds.
+/// An image whose first cluster is compressed: the L2 entry, and the content.
 fn packed(entry: impl Fn(u64) -> u64) -> (File, Vec<u8>) {
     let (file, l2) = mapped(3);
     let place = word(&file, l2 + 8) & !(1 << 63);
@@ -313,7 +313,7 @@ fn packed(entry: impl Fn(u64) -> u64) -> (File, Vec<u8>) {
 }
 
 #[test]
-fn what_is_compressed_is_read_and_can_be_written_over() {
+fn compressed_clusters_can_be_read_and_overwritten() {
     // Sectors, but for the first, above 58 bits of a place.
     let (file, mut content) = packed(|place| 8 << 58 | place);
     let mut served = Served::new(&open(&file, None));
@@ -327,7 +327,7 @@ fn what_is_compressed_is_read_and_can_be_written_over() {
 }
 
 #[test]
-fn what_does_not_inflate_is_an_error() {
+fn a_cluster_that_does_not_inflate_is_an_error() {
     // Cut off; from the middle of it; where the file has nothing.
     let cut = |place| place;
     let middle = |place| 8 << 58 | (place + 700);
@@ -339,7 +339,7 @@ fn what_does_not_inflate_is_an_error() {
         let mut memory = [0; 4096];
         let errno = |result: io::Result<()>| result.unwrap_err().raw_os_error();
         assert_eq!(errno(served.read(0, &mut memory)), Some(libc::EIO));
-        // A part of it cannot be written without the rest.
+        // A partial write needs the rest of the cluster.
         assert_eq!(errno(served.write(0, &mut [5; 512])), Some(libc::EIO));
         served.write(0, &mut [5; 4096]).unwrap();
         served.read(0, &mut memory).unwrap();
@@ -350,7 +350,7 @@ fn what_does_not_inflate_is_an_error() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Anything anywhere in an image costs an error, or works, in time and without a panic of ours.
+    /// Any bytes anywhere in an image cause an error or work, in bounded time and without a panic of this crate.
     #[test]
     fn no_image_is_fatal(
         edits in prop::collection::vec((0..0x8000u64, prop_oneof![
@@ -374,7 +374,7 @@ proptest! {
             let at = match kind {
                 0 => at,
                 1 => at & !7,
-                // One of the clusters that most of the work is done in.
+                // One of the clusters that most requests use.
                 _ => l2 + at % 64 * 8,
             };
             file.write_all_at(&value.to_be_bytes(), at).unwrap();

@@ -1,4 +1,4 @@
-//! Images through an engine, against a model; what is wrong with images, and what they ask of a file.
+//! Images through an engine, compared with a model.
 
 use std::fs::File;
 use std::io;
@@ -20,7 +20,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn an_image_holds_what_was_written(
+    fn an_image_returns_the_data_of_earlier_writes(
         (cluster, size) in prop_oneof![
             Just((512, (5 << 20) + 512)),
             Just((4096, (1 << 20) + 512)),
@@ -132,7 +132,7 @@ fn an_engine_serves_files_and_images_at_once() {
         engine.detach(disks[1].0).unwrap();
         write(&mut engine, &disks[..1]);
         complete(&mut engine).result.unwrap();
-        // Dropped with all that is left in flight, which the memory has to outlive.
+        // Dropped with requests in flight, which the memory outlives.
         engine.detach(disks[0].0).unwrap();
         write(&mut engine, &disks[2..]);
         engine.kick().unwrap();
@@ -141,7 +141,7 @@ fn an_engine_serves_files_and_images_at_once() {
 }
 
 #[test]
-fn a_flush_makes_the_file_whole() {
+fn a_flush_writes_all_tables_to_the_file() {
     let size = 16 << 20;
     let file = image(size, 4096);
     let disk = open(&file, None);
@@ -163,7 +163,7 @@ fn a_flush_makes_the_file_whole() {
         4096,
     );
     batch(&mut engine, id, &[op(4, 0, 1)], &mut model, 4096);
-    // As if the power failed here: what a copy of the file holds.
+    // A copy of the file, as after a power failure.
     let copy = tempfile::tempfile_in("/var/tmp").unwrap();
     let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
     file.read_exact_at(&mut bytes, 0).unwrap();
@@ -173,7 +173,7 @@ fn a_flush_makes_the_file_whole() {
 }
 
 #[test]
-fn discarded_clusters_are_given_back() {
+fn discarded_clusters_free_storage() {
     use std::os::unix::fs::MetadataExt;
     let size = 16 << 20;
     let file = image(size, CLUSTER);
@@ -205,7 +205,7 @@ fn discarded_clusters_are_given_back() {
 }
 
 #[test]
-fn a_buffer_may_be_named_more_than_once() {
+fn a_buffer_may_appear_twice_in_a_request() {
     let file = image(1 << 20, CLUSTER);
     let disk = open(&file, None);
     let mut engine = Engine::new(EngineKind::Threads, 8, 1).unwrap();
@@ -233,7 +233,7 @@ fn a_buffer_may_be_named_more_than_once() {
 }
 
 #[test]
-fn version_2_has_no_zero_clusters_and_is_served_without() {
+fn version_2_works_without_zero_clusters() {
     let file = image(1 << 20, 4096);
     file.write_all_at(&2u32.to_be_bytes(), 4).unwrap();
     let disk = open(&file, None);
@@ -265,7 +265,7 @@ fn version_2_has_no_zero_clusters_and_is_served_without() {
 }
 
 #[test]
-fn a_disk_tells_what_it_is() {
+fn geometry_and_access_match_the_image() {
     let file = image((4 << 20) + 512, CLUSTER);
     let disk = open(&file, None);
     let geometry = disk.geometry();
@@ -296,7 +296,7 @@ fn a_disk_tells_what_it_is() {
 }
 
 #[test]
-fn what_a_file_cannot_be_is_refused() {
+fn unsuitable_files_are_refused() {
     let file = image(1 << 20, CLUSTER);
     let kind = |result: io::Result<Disk>| result.unwrap_err().kind();
     let cache = CacheMode::None;

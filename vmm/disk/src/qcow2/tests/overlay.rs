@@ -1,4 +1,4 @@
-//! Overlays that are made when they are opened.
+//! New overlays.
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn over(overlay: &File, base: &File, format: ImageFormat) -> io::Result<Disk> {
 }
 
 #[test]
-fn overlays_share_a_base_that_stays_as_it_is() {
+fn overlays_share_an_unchanged_base() {
     let size = (3 << 20) + 512;
     for kind in [1, 2] {
         let ((base, format), content) = base(kind, size).unwrap();
@@ -34,7 +34,7 @@ fn overlays_share_a_base_that_stays_as_it_is() {
             let mut model = content.clone();
             model[700 << 10..][..4096].fill(fill);
             assert!(all(&disk) == model);
-            // Without a flush: closing it writes what it has.
+            // Without a flush: closing the image writes its tables.
             drop(disk);
             check::check(file);
             assert!(all(&open(file, Some(&(base.try_clone().unwrap(), format)))) == model);
@@ -44,7 +44,7 @@ fn overlays_share_a_base_that_stays_as_it_is() {
 }
 
 #[test]
-fn an_error_tells_whether_it_is_the_base_s() {
+fn errors_distinguish_overlay_and_base() {
     let says = |overlay: &File, base: &File, format| over(overlay, base, format).unwrap_err().to_string();
     let base = image(1 << 20, CLUSTER);
     base.write_all_at(&104u64.to_be_bytes(), 8).unwrap();
@@ -54,14 +54,14 @@ fn an_error_tells_whether_it_is_the_base_s() {
         "qcow2: it names a backing file"
     );
     assert_eq!(overlay.metadata().unwrap().len(), 0);
-    // As a raw one it is no worse than others.
+    // A qcow2 file can be a raw base.
     over(&overlay, &base, ImageFormat::Raw).unwrap();
     let again = says(&overlay, &base, ImageFormat::Raw);
-    assert_eq!(again, "its overlay: an overlay is made of an empty regular file");
+    assert_eq!(again, "its overlay: a new overlay must be an empty regular file");
     let odd = empty();
     odd.set_len(1000).unwrap();
     let error = says(&empty(), &odd, ImageFormat::Raw);
-    assert_eq!(error, "its overlay: size 1000 is not a multiple of 512, or 0");
+    assert_eq!(error, "its overlay: size 1000 must be a non-zero multiple of 512");
     let itself = empty();
     assert_eq!(says(&itself, &itself, ImageFormat::Raw), "it is the image itself");
 }
