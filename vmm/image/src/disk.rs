@@ -85,8 +85,8 @@ impl PartitionedDisk {
         }
     }
 
-    /// The volume with the GRUB name `name`, with or without parentheses. The disk number is ignored, since there is only
-    /// one disk.
+    /// The volume with the GRUB name `name`, with or without parentheses. The disk number is ignored, since there is
+    /// only one disk.
     pub(crate) fn by_device(&self, name: &str) -> Option<usize> {
         let name = name.trim().trim_start_matches('(').trim_end_matches(')');
         let number = match name.rsplit_once(',') {

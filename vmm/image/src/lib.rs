@@ -1,9 +1,9 @@
 //! Finds the kernel, initrds and command line that a disk image boots by default.
 //!
-//! The crate reads the disk through [`ReadAt`] and neither mounts nor changes it. It parses the partition table (GPT, MBR
-//! or none), the filesystems (ext2, ext3, ext4, FAT) and the boot loader's configuration: GRUB's `grub.cfg` with its
-//! environment, or Boot Loader Specification entries. The disk is untrusted: sizes, nesting, loops and reads are bounded.
-//! If no kernel is found, [`FindError`] gives the reasons for each partition.
+//! The crate reads the disk through [`ReadAt`] and neither mounts nor changes it. It parses the partition table (GPT,
+//! MBR or none), the filesystems (ext2, ext3, ext4, FAT) and the boot loader's configuration: GRUB's `grub.cfg` with
+//! its environment, or Boot Loader Specification entries. The disk is untrusted: sizes, nesting, loops and reads are
+//! bounded. If no kernel is found, [`FindError`] gives the reasons for each partition.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -42,7 +42,7 @@ impl fmt::Display for Table {
 pub(crate) struct Partition {
     /// As Linux and GRUB count, from 1; 0 is the whole disk.
     pub number: u32,
-    /// Name of its type, for people.
+    /// Name of its type, for messages.
     pub kind: String,
     /// Its extent; none if it exceeds the disk.
     pub extent: Option<Extent>,

@@ -49,7 +49,7 @@ impl ReadAt for std::fs::File {
 /// Cost of a request in addition to its bytes, so that tiny reads exhaust the budget too.
 const REQUEST_COST: u64 = 512;
 
-/// Remaining read budget. It stops a reader that a hostile filesystem sends in circles.
+/// Remaining read budget. It stops a reader that a hostile filesystem makes read in a loop.
 pub(crate) struct Budget(Cell<u64>);
 
 impl Budget {
@@ -66,7 +66,7 @@ impl Budget {
         // An overrun empties the budget, so that no smaller read succeeds afterwards.
         self.0.set(left.unwrap_or(0));
         left.map(|_| ())
-            .ok_or_else(|| io::Error::other("the filesystem needs more reads than a sound one would"))
+            .ok_or_else(|| io::Error::other("the filesystem exhausts the read budget"))
     }
 }
 

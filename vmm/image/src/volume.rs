@@ -24,7 +24,7 @@ pub(crate) enum VolumeError {
     Filesystem(String),
     #[error("ends after {0} of {1} bytes")]
     Truncated(u64, u64),
-    #[error("is damaged in a way its reader does not handle")]
+    #[error("the filesystem reader panicked")]
     Panicked,
     #[error("{0}")]
     Sink(std::io::Error),
@@ -72,7 +72,7 @@ pub(crate) fn read(volume: &dyn Volume, path: &str, limit: u64) -> Result<Vec<u8
     Ok(bytes)
 }
 
-/// Cleans a path: one slash between components, no `.`, `..` taken back, at most [`MAX_PATH`] bytes.
+/// Cleans a path: one slash between components, no `.`, `..` resolved, at most [`MAX_PATH`] bytes.
 pub(crate) fn normalise(path: &str) -> Option<String> {
     let mut parts: Vec<&str> = Vec::new();
     for part in path.split('/') {

@@ -1,4 +1,4 @@
-//! What real layouts boot: partition tables, filesystems and the configurations distributions write.
+//! Boot entries of real layouts: partition tables, filesystems and the configurations distributions write.
 
 mod common;
 
@@ -81,7 +81,7 @@ fn grubenv_chooses_through_submenus_by_title_id_and_index() {
         assert!(entry.command_line.ends_with(" ro old"), "{}", entry.command_line);
         assert_eq!(read(entry.kernel()), pattern(3, KERNEL));
     }
-    // What is not there is the first entry, also within a submenu.
+    // A missing entry means the first one, also within a submenu.
     let entry = find(gpt(&[(LINUX, debian_root("next_entry=gone\n"))])).unwrap();
     assert_eq!(entry.title, "Debian GNU/Linux");
     let entry = find(gpt(&[(LINUX, debian_root("next_entry=1>gone\n"))])).unwrap();
@@ -366,7 +366,7 @@ fn logical_partitions_are_followed() {
 }
 
 #[test]
-fn the_backup_gpt_is_used_and_told() {
+fn the_backup_gpt_is_used_with_a_note() {
     let mut disk = gpt(&[(LINUX, debian_root(""))]);
     disk[512 + 60] ^= 1;
     let entry = find(disk.clone()).unwrap();

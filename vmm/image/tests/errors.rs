@@ -1,4 +1,4 @@
-//! What the user is told when nothing boots.
+//! Error texts when nothing boots.
 
 mod common;
 
@@ -13,7 +13,7 @@ fn error(disk: Vec<u8>) -> String {
 }
 
 #[test]
-fn each_partition_is_told_with_what_it_lacks() {
+fn the_error_lists_what_each_partition_lacks() {
     let mut xfs = vec![0; 3 << 20];
     xfs[..4].copy_from_slice(b"XFSB");
     let mut lvm = vec![0; 1 << 20];
@@ -48,7 +48,7 @@ fn each_partition_is_told_with_what_it_lacks() {
 }
 
 #[test]
-fn an_empty_disk_and_an_empty_file_are_told() {
+fn the_error_names_an_empty_disk_and_an_empty_file() {
     assert_eq!(
         error(vec![0; 1536]),
         format!(
@@ -59,7 +59,7 @@ fn an_empty_disk_and_an_empty_file_are_told() {
 }
 
 #[test]
-fn a_lost_gpt_is_told() {
+fn the_error_names_a_lost_gpt() {
     let mut disk = gpt(&[(LINUX, ext4(&[]))]);
     let len = disk.len();
     disk[512..1024].fill(0);
@@ -70,7 +70,7 @@ fn a_lost_gpt_is_told() {
 }
 
 #[test]
-fn a_configuration_that_does_not_do_says_why() {
+fn the_error_gives_the_reason_for_a_rejected_configuration() {
     let long = "linux /k ".to_owned() + &"x".repeat(65_530);
     for (config, want) in [
         (
@@ -123,7 +123,7 @@ fn a_configuration_that_does_not_do_says_why() {
 }
 
 #[test]
-fn a_kernel_on_a_filesystem_that_is_not_read_is_told() {
+fn the_error_names_an_unsupported_filesystem() {
     let mut xfs = vec![0; 1 << 20];
     xfs[..4].copy_from_slice(b"XFSB");
     let config = b"set root='hd0,gpt2'\nmenuentry a { linux /boot/k\n }";
@@ -137,7 +137,7 @@ fn a_kernel_on_a_filesystem_that_is_not_read_is_told() {
 }
 
 #[test]
-fn a_damaged_filesystem_is_told() {
+fn the_error_names_a_damaged_filesystem() {
     let image = ext4(&[("/boot/grub/grub.cfg", b"linux /k"), ("/k", &pattern(0, 9000))]);
     let superblock = |at: usize, value: u32| {
         let mut image = image.clone();
@@ -164,7 +164,7 @@ fn a_damaged_filesystem_is_told() {
 }
 
 #[test]
-fn a_damaged_fat_is_told() {
+fn the_error_names_a_damaged_fat() {
     let image = fat(2, &[("/boot/grub/grub.cfg", b"linux /k"), ("/k", b"k")]);
     // Cluster size, number of tables, sectors of a table, root directory entries.
     for (at, bytes) in [
@@ -197,7 +197,7 @@ fn a_file_that_ends_early_is_an_error_when_read() {
     let entry = find(disk).unwrap();
     let error = entry.kernel().read_into(&mut |_| Ok(())).unwrap_err();
     assert!(error.to_string().starts_with("/kernel: ends after "), "{error}");
-    // The sink's own failure is told apart.
+    // A failure of the sink is another error.
     let disk = fat(
         2,
         &[

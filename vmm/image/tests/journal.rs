@@ -1,4 +1,4 @@
-//! Journals a crashed guest leaves, written by debugfs, against what e2fsck makes of the same image.
+//! Journals of a crashed guest, written by debugfs, compared with the result of e2fsck on the same image.
 
 mod common;
 
@@ -84,7 +84,7 @@ impl Image {
         path.to_str().unwrap().to_owned()
     }
 
-    /// What Husk reads, after checking that e2fsck leaves the same.
+    /// The content that Husk reads, after a check that e2fsck leaves the same.
     fn kernel(&self) -> Vec<u8> {
         let bytes = fs::read(self.dir.path().join("image")).unwrap();
         let entry = find(bytes.clone()).unwrap();
@@ -192,7 +192,7 @@ fn a_log_that_wraps_is_read_round_its_end() {
 }
 
 #[test]
-fn a_journal_that_cannot_be_replayed_is_left_out_and_told() {
+fn a_journal_that_cannot_be_replayed_is_skipped_with_a_note() {
     let image = Image::new(&["-t", "ext3"], 1024);
     let a = image.blocks[0];
     let first = image.data("1", b'1', &[b""]);
@@ -202,7 +202,7 @@ fn a_journal_that_cannot_be_replayed_is_left_out_and_told() {
     assert_eq!(
         entry.notes,
         [
-            "whole disk (ext3): its journal was not replayed (it is not stored in extents), so its last changes may be missing"
+            "whole disk (ext3): its journal was not replayed (the journal is not stored in extents), so its last changes may be missing"
         ]
     );
 }

@@ -1,17 +1,17 @@
 //! Seccomp filters for the threads of the VMM, one for each [`ThreadRole`].
 //!
-//! The lists are in `tables.rs`. The build script compiles them with seccompiler into constants, so that a thread only has
-//! to load its filter, and the filters use no memory except that of the program file. A call that is not listed kills the process (SIGSYS); a few that programs can do without are refused with an
-//! error number.
+//! The lists are in `tables.rs`. The build script compiles them with seccompiler into constants, so that a thread only
+//! has to load its filter, and the filters use no memory except that of the program file. A call that is not listed
+//! kills the process (SIGSYS); a few that programs can do without fail with an error number.
 //!
 //! # Filters of a thread
 //!
-//! Filters stack: a thread inherits the filters of its parent and adds its own, and each call has to pass all of them. So
-//! the first thread, the ancestor of all others, has no filter until the machine is created, when rings are set up and KVM
-//! descriptors are opened; until then it only receives data from its monitor. Threads started meanwhile, such as vCPUs,
-//! install their filters before anything else. A thread started later by a filtered thread cannot do more than its
-//! parent: [`ThreadRole::starts`] lists such threads, and the list of a role includes theirs. That makes the lists of the
-//! first thread and of vCPUs long, since both start device workers; the lists of the workers are short.
+//! Filters stack: a thread inherits the filters of its parent and adds its own, and each call has to pass all of them.
+//! So the first thread, the ancestor of all others, has no filter until the machine is created, when rings are set up
+//! and KVM descriptors are opened; until then it only receives data from its monitor. Threads started meanwhile, such
+//! as vCPUs, install their filters before anything else. A thread started later by a filtered thread cannot do more
+//! than its parent: [`ThreadRole::starts`] lists such threads, and the list of a role includes theirs. That makes the
+//! lists of the first thread and of vCPUs long, since both start device workers; the lists of the workers are short.
 //!
 //! # Finding missing calls
 //!
@@ -24,9 +24,10 @@
 //! strace -f -c -S name -p PID                    # how often which call, over all threads
 //! ```
 //!
-//! Attached to a VMM that runs, it shows just what happens under the filters. A new entry goes into the smallest group
-//! of `tables.rs` that needs it, with its arguments restricted where they make a difference (`ioctl` by request), and
-//! with a reason if it surprises. The crates' own tests and the payloads in `vmm/tests` run under these filters.
+//! Attached to a running VMM, strace shows exactly the calls made under the filters. A new entry goes into the smallest
+//! group of `tables.rs` that needs it, with its arguments restricted where they make a difference (`ioctl` by request),
+//! and with a reason if it is not obvious. The crates' own tests and the payloads in `vmm/tests` run under these
+//! filters.
 
 mod role;
 #[cfg(test)]

@@ -29,7 +29,7 @@ pub struct AllowedSyscall {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArgCondition {
     pub argument: u8,
-    /// The bits that count.
+    /// Mask of the bits that are compared.
     pub mask: u32,
     pub value: u32,
 }
@@ -81,7 +81,7 @@ const fn fcntl(command: c_int) -> AllowedSyscall {
     when(SYS_fcntl, is(1, command))
 }
 
-/// Threads of a process and nothing else, as glibc makes them; musl adds CLONE_DETACHED, which means nothing.
+/// Flags with which glibc creates a thread, and no others; musl adds CLONE_DETACHED, which Linux ignores.
 const THREAD: c_int = libc::CLONE_VM
     | libc::CLONE_FS
     | libc::CLONE_FILES
@@ -129,17 +129,17 @@ const RUNTIME: &[AllowedSyscall] = &[
     any(SYS_brk),
     any(SYS_getrandom),
     any(SYS_sched_yield),
-    // How many arenas the allocator may have; how many processors there are.
+    // Number of processors, from which the allocator derives its number of arenas.
     any(SYS_sched_getaffinity),
-    // Where the clock cannot be read without the kernel.
+    // For clocks that the vDSO cannot read.
     any(SYS_clock_gettime),
     any(SYS_clock_nanosleep),
     any(SYS_nanosleep),
-    // Goes on with a sleep when the process was stopped and continued.
+    // The kernel continues an interrupted sleep after SIGSTOP and SIGCONT.
     any(SYS_restart_syscall),
     any(SYS_rt_sigprocmask),
     any(SYS_rt_sigreturn),
-    // The stack overflow handler: taken down with its thread, and on a fault that is not its own.
+    // The stack overflow handler: uninstalled when its thread ends, and on a fault that is no overflow.
     any(SYS_sigaltstack),
     when(SYS_rt_sigaction, is(0, libc::SIGSEGV)),
     when(SYS_rt_sigaction, is(0, libc::SIGBUS)),
@@ -168,7 +168,7 @@ const STARTING: &[AllowedSyscall] = &[
     any(SYS_rseq),
     when(SYS_prctl, is(0, libc::PR_SET_NAME)),
     when(SYS_prctl, is(0, libc::PR_SET_NO_NEW_PRIVS)),
-    // Without flags: with them one could get a descriptor that answers for others.
+    // Without flags: a flag of seccomp(2) returns a user-notification listener.
     both(
         SYS_seccomp,
         is(0, libc::SECCOMP_SET_MODE_FILTER as c_int),
@@ -195,7 +195,7 @@ const SCHED_POLICY: &[AllowedSyscall] = &[when(SYS_sched_setscheduler, is(0, 0))
 /// Use of existing rings, whose operations were restricted when they were created.
 const RING: &[AllowedSyscall] = &[any(SYS_io_uring_enter)];
 
-/// IORING_REGISTER_FILES_UPDATE, all that a ring still takes: disks come and go.
+/// IORING_REGISTER_FILES_UPDATE, the only registration that the rings still allow: disks are attached and detached.
 const RING_FILES: &[AllowedSyscall] = &[when(SYS_io_uring_register, is(1, 6))];
 
 /// Metadata and content of open files.
@@ -212,7 +212,7 @@ const READ_FILES: &[AllowedSyscall] = &[
     any(SYS_preadv),
 ];
 
-/// A qcow2 image, whose file grows and is made of pieces.
+/// A qcow2 image, whose file grows and is written at many offsets.
 const WRITE_FILES: &[AllowedSyscall] = &[
     any(SYS_pwrite64),
     any(SYS_pwritev),
@@ -220,7 +220,7 @@ const WRITE_FILES: &[AllowedSyscall] = &[
     any(SYS_fsync),
     any(SYS_fallocate),
     any(SYS_ftruncate),
-    // imago, on what its file lies.
+    // imago looks up the type of the file system.
     any(SYS_fstatfs),
 ];
 
@@ -228,7 +228,7 @@ const WRITE_FILES: &[AllowedSyscall] = &[
 const DISK_CALLS: &[AllowedSyscall] = &[
     any(SYS_preadv2),
     any(SYS_pwritev2),
-    // In place of those, where the kernel has none of them.
+    // Instead of those on older kernels.
     any(SYS_preadv),
     any(SYS_pwritev),
     any(SYS_fdatasync),
@@ -275,7 +275,7 @@ const KVM_VCPU: &[AllowedSyscall] = &[
     ioctl(0x4188_aea7), // KVM_SET_XCRS
 ];
 
-/// Interrupts and doorbells, which drivers and whoever resets their devices connect.
+/// Interrupts and ioeventfds, connected by drivers and by the threads that reset devices.
 const KVM_WIRING: &[AllowedSyscall] = &[
     ioctl(0x4020_ae76), // KVM_IRQFD
     ioctl(0x4040_ae79), // KVM_IOEVENTFD

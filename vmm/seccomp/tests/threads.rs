@@ -197,7 +197,7 @@ fn only_the_control_thread_kicks() {
 }
 
 #[test]
-fn whoever_starts_threads_can_and_they_take_their_roles() {
+fn threads_that_start_threads_may_and_these_take_their_roles() {
     for role in ThreadRole::ALL {
         let ended = child(role, || {
             for other in role.starts() {

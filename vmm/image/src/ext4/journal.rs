@@ -1,8 +1,8 @@
 //! Replays a jbd2 journal in memory, as the kernel would at mount (kernel documentation, ext4/journal).
 //!
-//! After a reset of the guest, its last changes, such as a kernel upgrade, may be in the journal only. `ext4-view` replays
-//! journals too, but without wrapping at the end of the log, without revocations of earlier transactions, and only those
-//! with checksums of version 3, so its result may mix two states.
+//! After a reset of the guest, its last changes, such as a kernel upgrade, may be in the journal only. `ext4-view`
+//! replays journals too, but without wrapping at the end of the log, without revocations of earlier transactions, and
+//! only those with checksums of version 3, so its result may mix two states.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -116,20 +116,20 @@ impl<'a> Journal<'a> {
             sequence: 0,
             copies: BTreeMap::new(),
         };
-        let inode = journal_inode(extent, fs).ok_or("its inode cannot be read")?;
+        let inode = journal_inode(extent, fs).ok_or("the journal's inode cannot be read")?;
         const EXTENTS_FLAG: u32 = 0x8_0000;
         if le32(&inode, 0x20) & EXTENTS_FLAG == 0 {
-            return Err("it is not stored in extents");
+            return Err("the journal is not stored in extents");
         }
         log.walk_extents(&inode[0x28..0x28 + 60], None)?;
-        let sb = log.block(0).ok_or("its superblock cannot be read")?;
+        let sb = log.block(0).ok_or("the journal's superblock cannot be read")?;
         if be32(&sb, 0) != MAGIC || be32(&sb, 4) != SUPERBLOCK_V2 || u64::from(be32(&sb, 12)) != fs.block_size
         {
-            return Err("its superblock is damaged or old");
+            return Err("the journal's superblock is damaged or old");
         }
         log.incompat = be32(&sb, 0x28);
         if log.incompat & !INCOMPAT_KNOWN != 0 {
-            return Err("it has features unknown to Husk");
+            return Err("the journal has unsupported features");
         }
         log.checksum_seed.copy_from_slice(&sb[0x30..0x40]);
         let fast = match (log.incompat & INCOMPAT_FAST_COMMIT != 0, be32(&sb, 0x54)) {
@@ -138,17 +138,19 @@ impl<'a> Journal<'a> {
             (true, blocks) => blocks,
         };
         (log.first, log.start, log.sequence) = (be32(&sb, 0x14), be32(&sb, 0x1c), be32(&sb, 0x18));
-        log.last = be32(&sb, 0x10).checked_sub(fast).ok_or("its size is wrong")?;
+        log.last = be32(&sb, 0x10)
+            .checked_sub(fast)
+            .ok_or("the journal's size is wrong")?;
         let ring = log.first..log.last;
         if log.first == 0 || log.last > MAX_BLOCKS || (log.start != 0 && !ring.contains(&log.start)) {
-            return Err("its bounds are wrong");
+            return Err("the journal's bounds are wrong");
         }
         Ok(log)
     }
 
     /// Collects the runs of the extent tree node `node`; a child must be one level lower than its parent.
     fn walk_extents(&mut self, node: &[u8], depth: Option<u16>) -> Result<(), &'static str> {
-        const DAMAGED: &str = "its extent tree is damaged";
+        const DAMAGED: &str = "the journal's extent tree is damaged";
         let (magic, entries, level) = (le16(node, 0), usize::from(le16(node, 2)), le16(node, 6));
         if magic != 0xf30a
             || level > 5
@@ -159,7 +161,7 @@ impl<'a> Journal<'a> {
         }
         for entry in node[12..].chunks_exact(12).take(entries) {
             if self.extents.len() >= MAX_EXTENTS {
-                return Err("it is in too many extents");
+                return Err("the journal has too many extents");
             }
             let (file_block, len) = (le32(entry, 0), le16(entry, 4));
             if level == 0 {
@@ -194,7 +196,7 @@ impl<'a> Journal<'a> {
         let mut revoked: HashMap<u64, u32> = HashMap::new();
         let mut left = self.last - self.first;
         while left > 0 {
-            let block = self.block(at).ok_or("it cannot be read")?;
+            let block = self.block(at).ok_or("the journal cannot be read")?;
             if be32(&block, 0) != MAGIC || be32(&block, 8) != sequence {
                 break;
             }
@@ -203,7 +205,9 @@ impl<'a> Journal<'a> {
                 DESCRIPTOR if self.block_checksum_ok(&block) => {
                     let Some(tags) = self.tags(&block) else { break };
                     for (target, escaped) in tags {
-                        let data = self.file_block(self.next(at, used)).ok_or("it is truncated")?;
+                        let data = self
+                            .file_block(self.next(at, used))
+                            .ok_or("the journal is truncated")?;
                         open.push((target, JournalCopy { block: data, escaped }));
                         used += 1;
                     }
@@ -211,7 +215,7 @@ impl<'a> Journal<'a> {
                 REVOKE if self.block_checksum_ok(&block) => {
                     open_revokes.extend(self.revokes(&block));
                     if open_revokes.len() + revoked.len() > MAX_BLOCKS as usize {
-                        return Err("it revokes too many blocks");
+                        return Err("the journal revokes too many blocks");
                     }
                 }
                 COMMIT if self.commit_checksum_ok(&block) => {
@@ -238,7 +242,7 @@ impl<'a> Journal<'a> {
         Ok(())
     }
 
-    /// Blocks a descriptor announces, each with whether it is escaped; nothing if the descriptor is malformed.
+    /// Blocks a descriptor announces, each with true if it is escaped; `None` if the descriptor is malformed.
     fn tags(&self, block: &[u8]) -> Option<Vec<(u64, bool)>> {
         let wide = self.incompat & INCOMPAT_64BIT != 0;
         let v3 = self.incompat & INCOMPAT_CSUM_V3 != 0;

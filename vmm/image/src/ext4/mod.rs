@@ -1,7 +1,7 @@
 //! ext2, ext3 and ext4 through the `ext4-view` crate.
 //!
-//! The crate allocates by sizes that the superblock and symbolic links claim. So [`superblock`] checks the superblock first,
-//! and this module resolves paths itself and checks the sizes of links before it reads them.
+//! The crate allocates by sizes that the superblock and symbolic links claim. So [`superblock`] checks the superblock
+//! first, and this module resolves paths itself and checks the sizes of links before it reads them.
 
 mod journal;
 mod superblock;
@@ -79,7 +79,7 @@ impl Ext4Volume {
             let target = target.to_str().map_err(|_| VolumeError::NotFound)?;
             let whole = match target.starts_with('/') {
                 true => format!("{target}{rest}"),
-                // Of the path walked so far no part is a link, so `..` can be taken back as text.
+                // Of the path walked so far no part is a link, so `..` can be resolved as text.
                 false => format!("{done}/{target}{rest}"),
             };
             left = normalise(&whole).ok_or(VolumeError::NotFound)?;
@@ -148,7 +148,7 @@ fn failed(error: Ext4Error) -> VolumeError {
 }
 
 /// The filesystem as the crate sees it: blocks that the journal holds newer copies of replaced, and a superblock
-/// that does not ask for what is not needed to read.
+/// without features that reading does not need.
 struct Reader {
     source: Cached,
     superblock: [u8; SUPERBLOCK_SIZE],

@@ -1,4 +1,5 @@
-//! Runs a GRUB script as far as it affects the choice of the kernel: variables, conditions, menu entries, kernels and initrds.
+//! Runs a GRUB script as far as it affects the choice of the kernel: variables, conditions, menu entries, kernels and
+//! initrds.
 //!
 //! Commands for graphics, modules and hardware do nothing and succeed. Everything is bounded: steps,
 //! nesting, files sourced, variables, and the length of what words expand to.
@@ -14,17 +15,18 @@ use crate::bls;
 use crate::disk::{FileRef, PartitionedDisk};
 use crate::volume::normalise;
 
-/// Work done in all: a word expanded counts one, 64 bytes of it another, a command that looks at the disk 100.
+/// Maximum work of all scripts: a word expanded counts one, 64 bytes of it another, a command that looks at the disk
+/// 100.
 const MAX_WORK: usize = 1_000_000;
-/// Functions and files within each other.
+/// Maximum nesting of functions and files.
 const MAX_DEPTH: usize = 16;
-/// Files sourced in all.
+/// Maximum number of files sourced.
 const MAX_FILES: usize = 32;
-/// Menu entries kept.
+/// Maximum number of menu entries.
 pub(super) const MAX_ENTRIES: usize = 1024;
-/// Bytes one command's words expand to, and one variable holds.
+/// Maximum bytes that the words of a command expand to, and that a variable holds.
 const MAX_EXPANSION: usize = 64 << 10;
-/// Variables and functions kept.
+/// Maximum number of variables and of functions.
 const MAX_VARIABLES: usize = 1024;
 
 /// Error of running a script.
@@ -32,13 +34,13 @@ const MAX_VARIABLES: usize = 1024;
 pub(crate) enum ScriptError {
     #[error("{0}: {1}")]
     Syntax(String, script::SyntaxError),
-    #[error("it does more than a boot configuration would")]
+    #[error("the script exceeds the work limit")]
     Work,
     #[error("functions or files are nested deeper than {MAX_DEPTH}")]
     Depth,
-    #[error("it reads more than {MAX_FILES} files")]
+    #[error("the script reads more than {MAX_FILES} files")]
     Files,
-    #[error("it has more than {MAX_ENTRIES} menu entries")]
+    #[error("the script has more than {MAX_ENTRIES} menu entries")]
     Entries,
     #[error("a command or variable is longer than {MAX_EXPANSION} bytes, or there are too many")]
     Length,
@@ -62,14 +64,14 @@ pub(crate) enum EntryAction {
     Bls(Box<bls::Entry>, usize),
 }
 
-/// A kernel and initrds as the script names them.
+/// Arguments of the last `linux` and `initrd` commands.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LinuxCommand {
     /// Arguments of `linux`: path, then command line.
     pub linux: Vec<String>,
     /// The volume that was root when `linux` ran.
     pub kernel: Option<FileRef>,
-    /// Arguments of `initrd` with what they resolved to.
+    /// Arguments of `initrd`, and the files that they resolved to.
     pub initrds: Vec<(String, Option<FileRef>)>,
 }
 
@@ -87,7 +89,7 @@ pub(crate) struct Interpreter<'a> {
     initial_volume: usize,
     /// Entries of the menu being built.
     pub menu: Vec<MenuEntry>,
-    /// What `linux` and `initrd` loaded last.
+    /// Arguments of the last `linux` and `initrd` commands.
     pub linux_command: LinuxCommand,
     /// The configuration file read last by `configfile`, or the first one.
     pub file: FileRef,
@@ -309,7 +311,7 @@ impl<'a> Interpreter<'a> {
         self.source(file).map(drop)
     }
 
-    /// Runs a file in place. One that is not there, such as custom.cfg, is not an error.
+    /// Runs a file in place. A missing file, such as custom.cfg, is not an error.
     pub(super) fn source(&mut self, file: &FileRef) -> Result<bool, ScriptError> {
         self.files += 1;
         if self.files > MAX_FILES {

@@ -171,7 +171,8 @@ pub(crate) fn bls_file(
     }
 }
 
-/// The command line as GRUB builds it: BOOT_IMAGE, then the arguments, with what the kernel would take apart quoted.
+/// The command line as GRUB builds it: BOOT_IMAGE, then the arguments, with quotes around words that the kernel would
+/// split.
 fn command_line(path: &str, args: &[String]) -> String {
     let mut line = format!("BOOT_IMAGE={path}");
     for arg in args {

@@ -39,7 +39,7 @@ pub(crate) type Block = Rc<[Command]>;
 pub(crate) enum Command {
     /// A name with arguments, and the braces that menuentry and submenu have.
     Simple { words: Vec<Word>, block: Option<Block> },
-    /// if, elif …, else: conditions with what they catch_panics.
+    /// if, elif …, else: conditions and their commands.
     If {
         branches: Vec<(Block, Block)>,
         otherwise: Block,
@@ -50,7 +50,7 @@ pub(crate) enum Command {
         words: Vec<Word>,
         body: Block,
     },
-    /// while or until, which nothing that boots needs: never run.
+    /// while or until. Never run: no boot configuration needs them.
     Loop,
     /// function NAME { … }
     Function { name: String, body: Block },
