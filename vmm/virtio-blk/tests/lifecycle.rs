@@ -1,4 +1,4 @@
-//! Drivers that come, go, pause, and break the limits.
+//! Driver changes, pauses, and drivers that violate the limits.
 
 mod guest;
 
@@ -21,7 +21,7 @@ fn a_driver_can_leave_and_another_come() {
     for kind in KINDS {
         let mut guest = guest(kind);
         for round in 0..5u64 {
-            // Leave with requests under way.
+            // Leave with requests in flight.
             for i in 0..20 {
                 guest.add(OUT, i * 8, &[(DATA + i * 4096, 4096, 0)]);
             }
@@ -136,7 +136,7 @@ fn queues_share_a_disk_under_load() {
     }
 }
 
-/// A disk that stops, whose image lost its end for a while.
+/// A disk that stops, because its image is truncated for a while.
 fn short(kind: EngineKind) -> (Guest, u16, u64) {
     let mut guest = Guest::with(kind, 1, DiskOptions::default(), true);
     guest.file.set_len(4096).unwrap();
@@ -185,7 +185,7 @@ fn a_reset_forgets_a_held_request() {
                 assert_eq!(guest.request(IN, 8, &[(DATA, 512, WRITE)]), (OK, 513));
             }
             assert_eq!(guest.driver.used(), None);
-            // And it stops again.
+            // The disk stops again.
             guest.file.set_len(4096).unwrap();
             guest.add(IN, 8, &[(DATA, 512, WRITE)]);
             guest.driver.kick();

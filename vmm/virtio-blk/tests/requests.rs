@@ -25,7 +25,7 @@ fn reads_and_writes() {
     on_both(|mut guest| {
         assert_eq!(guest.request(IN, 3, &[(DATA, 1024, WRITE)]), (OK, 1025));
         assert_eq!(guest.get(DATA, 1024), guest.disk(3 * 512, 1024));
-        // Scattered, in pieces that are no sectors.
+        // Scattered, in segments that are no whole sectors.
         assert_eq!(
             guest.request(IN, 0, &[(DATA, 100, WRITE), (DATA + 4096, 1436, WRITE)]),
             (OK, 1537)
@@ -142,7 +142,7 @@ fn discard_and_write_zeroes() {
 }
 
 #[test]
-fn what_does_not_fit_the_disk_is_an_error() {
+fn requests_beyond_the_disk_are_errors() {
     on_both(|mut guest| {
         for (sector, len) in [
             (SECTORS, 512),
@@ -158,7 +158,7 @@ fn what_does_not_fit_the_disk_is_an_error() {
                 (IOERR, 1),
                 "{sector}+{len}"
             );
-            // Of a read nothing was written but, at the end, the status.
+            // A failed read writes only the status, at the end.
             let written = u32::from(len == 0);
             assert_eq!(
                 guest.request(IN, sector, &[(DATA, len, WRITE)]),
@@ -166,7 +166,7 @@ fn what_does_not_fit_the_disk_is_an_error() {
                 "{sector}+{len}"
             );
         }
-        // Buffers that are not memory: none of it, the end of it, across a hole, around the end of the world.
+        // Buffers outside memory: wholly, at the end, across a hole, and at the end of the address space.
         for address in [1 << 40, END as u64 - 256, BEYOND - 256, u64::MAX - 255] {
             assert_eq!(
                 guest.request(OUT, 0, &[(address, 512, 0)]).0,
@@ -181,7 +181,7 @@ fn what_does_not_fit_the_disk_is_an_error() {
         }
         assert_eq!(guest.request(99, 0, &[]).0, UNSUPP);
         assert_eq!(guest.disk(0, 512), pattern(512, 0));
-        // A header that is too short, or not there.
+        // A header that is too short, or missing.
         for header in [(HEADERS, 15, 0), (1 << 40, 16, 0)] {
             guest.driver.add(&[header, (STATUSES, 1, WRITE)]);
             guest.driver.kick();
@@ -223,7 +223,7 @@ fn a_failing_disk_is_an_error() {
 }
 
 #[test]
-fn what_the_disk_filled_is_dirty() {
+fn bytes_filled_by_the_disk_are_dirty() {
     on_both(|mut guest| {
         let dirty = |guest: &Guest, at: u64| {
             let mem = guest.mem.memory();

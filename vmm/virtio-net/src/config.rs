@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn features_follow_what_there_is() {
+    fn features_follow_the_host() {
         let plain = features(false, None, 1);
         assert_eq!(plain & (USO | 1 << 3 | 1 << 22), 0);
         assert_eq!(plain & 1 << 10, 0, "no GUEST_UFO, which no kernel does any more");

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_headers_are_refused() {
         assert_eq!(header(0, 1, 1448).admit(ALL, 9000), Err(FrameError::Segments));
         assert_eq!(header(1, 1, 0).admit(ALL, 9000), Err(FrameError::Segments));
         assert_eq!(header(1, 0, 0).admit(ALL, 51), Err(FrameError::Checksum));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_driver_may_not_say_is_left_out() {
+    fn fields_that_the_driver_may_not_set_are_cleared() {
         let plain = header(0xfe, 0, 7).admit(ALL, 60).unwrap();
         assert_eq!(plain.bytes(), [0; HEADER_LEN]);
         assert_eq!(header(1, 1, 8).admit(ALL, 53).unwrap().hdr_len, 53);

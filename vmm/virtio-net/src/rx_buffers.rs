@@ -31,7 +31,7 @@ pub(crate) struct RxBuffer {
     slices: usize,
 }
 
-/// Rx Parsed buffers in the order of the available ring. They form one range of bytes: offsets count from the first
+/// Parsed buffers in the order of the available ring. They form one range of bytes: offsets count from the first
 /// byte of the first buffer.
 #[derive(Debug, Default)]
 pub(crate) struct RxBuffers {

@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn offloads_are_what_the_kernel_takes() {
+    fn offload_flags_are_combinations_that_the_kernel_accepts() {
         let bits = |bits: &[u32]| offload_flags(bits.iter().fold(0, |all, bit| all | 1 << bit));
         assert_eq!(bits(&[VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_ECN]), 0);
         assert_eq!(bits(&[VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN]), 1);
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tap_is_refused() {
+    fn files_other_than_taps_are_refused() {
         let file = File::open("/dev/null").unwrap();
         let error = Tap::new(file.into(), false).unwrap_err();
         assert!(error.to_string().starts_with("not a queue of a tap"), "{error}");

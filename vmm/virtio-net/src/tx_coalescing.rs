@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_looks_by_itself_is_not_told() {
+    fn a_driver_that_polls_gets_no_interrupt() {
         let mut sender = Sender::new();
         for _ in 0..100_000 {
             sender.looks();
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_that_does_not_look_is_told_and_at_once_from_then_on() {
+    fn a_driver_that_does_not_poll_is_interrupted_at_once_from_then_on() {
         let mut sender = Sender::new();
         assert!(!sender.send(1, 60));
         assert!(sender.flush());
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_told_when_it_sends_more_and_has_not_looked() {
+    fn sending_more_without_polling_interrupts() {
         let mut sender = Sender::new();
         assert!(!sender.send(1, 60));
         assert!(sender.send(1, 60) && !sender.coalescing.is_pending());
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_waits_for_ever_though_others_frames_come() {
+    fn the_delay_ends_even_if_other_frames_arrive() {
         let mut sender = Sender::new();
         assert!(!sender.send(1, 60));
         let waited = (0..=MAX_PASSES)

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_batch_is_seen_at_once() {
+    fn a_batch_is_published_at_once() {
         let mem = memory(&[(0, 0x10000)]);
         let mut driver = Driver::new(&mem, 0, 4, 0x1000);
         let mut queue = driver.queue(false).queue;

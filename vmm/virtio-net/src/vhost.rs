@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_vhost_is_refused() {
+    fn files_other_than_vhost_net_are_refused() {
         assert!(VhostPair::new(File::open("/dev/null").unwrap().into()).is_err());
     }
 }

@@ -35,18 +35,18 @@ macro_rules! with_both_datapaths {
 
 with_both_datapaths! {
     frames_pass_both_ways
-    checksums_are_left_to_whoever_can
-    segments_are_made_by_whoever_must
+    checksums_are_offloaded_if_negotiated
+    segmentation_is_offloaded_if_negotiated
     the_kernel_filters_for_the_guest
     flows_spread_over_the_pairs_in_use
     pairs_change_under_load
     the_link_goes_down_and_up
     a_broken_ring_costs_the_device
     drivers_pause_and_leave_under_load
-    a_load_arrives_whole
+    a_load_arrives_without_loss
 }
 
-/// How long something that must not come is waited for.
+/// Time to wait for a frame that must not arrive.
 const QUIET: Duration = Duration::from_millis(200);
 /// VIRTIO_NET_HDR_F_NEEDS_CSUM
 const NEEDS_CSUM: u8 = 1;
@@ -80,7 +80,7 @@ fn frames_pass_both_ways(vhost: bool) {
     });
 }
 
-fn checksums_are_left_to_whoever_can(vhost: bool) {
+fn checksums_are_offloaded_if_negotiated(vhost: bool) {
     let mut guest = Guest::new(1, 0, vhost);
     let wire = Wire::new();
     let partial = udp(PEER, 7, 100);
@@ -103,13 +103,13 @@ fn checksums_are_left_to_whoever_can(vhost: bool) {
     let (header, received) = guest.receive(0);
     assert_eq!(header[0] & NEEDS_CSUM, 0);
     assert!(checksum_is_right(&received));
-    // A driver that never asked for it.
+    // A driver that did not negotiate it.
     guest.connect(CSUM | TSO4);
     wire.send([NEEDS_CSUM, 0, 0, 0, 0, 0, 34, 0, 6, 0], &partial);
     assert!(checksum_is_right(&guest.receive(0).1));
 }
 
-fn segments_are_made_by_whoever_must(vhost: bool) {
+fn segmentation_is_offloaded_if_negotiated(vhost: bool) {
     let mut guest = Guest::new(1, 0, vhost);
     let wire = Wire::new();
     let large = tcp(60_000);
@@ -228,7 +228,7 @@ fn the_link_goes_down_and_up(vhost: bool) {
     let wire = Wire::new();
     guest.handle.set_link(false);
     if vhost {
-        // It leaves the driver's frames where they are, so that nothing shows when the link is down.
+        // The device leaves the driver's frames in the queue, so that a test cannot see when the link is down.
         thread::sleep(QUIET);
     } else {
         wait_for("a link that is down", || {
@@ -319,7 +319,7 @@ fn drivers_pause_and_leave_under_load(vhost: bool) {
     });
 }
 
-fn a_load_arrives_whole(vhost: bool) {
+fn a_load_arrives_without_loss(vhost: bool) {
     for without in [0, 1 << 15] {
         let mut guest = Guest::new(1, without, vhost);
         let wire = Wire::new();

@@ -158,7 +158,7 @@ fn a_flush_is_answered_when_the_disk_has_done_it() {
 }
 
 #[test]
-fn stopping_waits_for_what_is_in_flight_and_takes_nothing_new() {
+fn stopping_waits_for_requests_in_flight_and_takes_no_new_ones() {
     let mut bench = bench(false, 8);
     for _ in 0..3 {
         bench.add(0, &[(DATA, 4096, WRITE)]);
@@ -184,7 +184,7 @@ fn stopping_waits_for_what_is_in_flight_and_takes_nothing_new() {
     assert_eq!(bench.driver.used(), None);
     assert_eq!([0, 1, 2].map(|i| bench.status(STATUSES + i)), [1, 0, 0]);
     assert!(bench.interrupts.queue() > 0);
-    // And goes on with the fourth.
+    // The new worker continues with the fourth request.
     bench.stop.read().unwrap();
     bench.run((queue, queue_io.unwrap()));
     let fourth = bench.submitted(4)[3].tag;
@@ -221,7 +221,7 @@ fn completions_together_make_one_interrupt() {
 }
 
 #[test]
-fn the_driver_is_asked_to_kick_only_when_we_wait_for_it() {
+fn the_driver_notifies_only_while_the_device_waits() {
     for event_idx in [false, true] {
         let mut bench = bench(event_idx, 2);
         settle();
@@ -231,7 +231,7 @@ fn the_driver_is_asked_to_kick_only_when_we_wait_for_it() {
         assert!(bench.driver.wants_kick(event_idx, 0));
         bench.driver.kick();
         for answered in 0..8 {
-            // No more than the disk has room for, and no kick wanted for the rest.
+            // No more requests than the disk takes, and no notification for the rest.
             let submitted = bench.submitted((answered + 2).min(8));
             settle();
             assert_eq!(bench.script.made().len(), submitted.len());
@@ -320,7 +320,7 @@ fn a_held_request_outlives_a_pause() {
     wait_for("the owner's call", || {
         (bench.stops.lock().unwrap().len() == 1).then_some(())
     });
-    // One that works goes on, and a second failure is no news.
+    // Another request succeeds, and a second failure is not reported.
     bench.done(&[tags[1].tag]);
     assert_eq!(bench.driver.wait().0, second);
     bench.add(4, &[]);

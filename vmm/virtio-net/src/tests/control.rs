@@ -24,7 +24,7 @@ fn arrives(guest: &mut Guest, frames: &[Vec<u8>]) -> Vec<bool> {
 }
 
 #[test]
-fn frames_are_filtered_as_the_driver_says() {
+fn frames_are_filtered_by_the_drivers_rules() {
     let mut guest = Guest::new();
     guest.offer(0, 50, 2048);
     let vlan = [&MAC[..], &PEER, &[0x81, 0, 0x20, 7, 8, 0], &[7; 50]].concat();
@@ -56,7 +56,7 @@ fn frames_are_filtered_as_the_driver_says() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_commands_are_refused() {
     let mut guest = Guest::with(2, ALL, 256);
     for command in [
         &[][..],
@@ -79,7 +79,7 @@ fn pairs_come_and_go() {
     let mut guest = Guest::with(3, ALL, 256);
     assert_eq!(guest.config()[8..10], [3, 0]);
     (0..3).for_each(|pair| guest.offer(pair, 50, 2048));
-    // A socket keeps what it gets while its pair is out of use; a tap does not.
+    // A socket keeps its frames while its pair is disabled; a tap does not.
     let mut waiting = [0; 3];
     for (round, count) in [1, 3, 2, 3, 1, 2].into_iter().enumerate() {
         assert_eq!(guest.command(&[4, 0, count, 0]), 0);
@@ -137,7 +137,7 @@ fn a_cable_is_pulled_and_plugged_in() {
 }
 
 #[test]
-fn the_guest_is_asked_to_announce_itself() {
+fn announce_sets_the_status_bit_until_acknowledged() {
     let mut guest = Guest::new();
     assert!(guest.handle.announce());
     assert_eq!((guest.config()[6], guest.interrupts.config()), (3, 1));

@@ -1,4 +1,4 @@
-//! Drivers that come, go and pause.
+//! Driver changes and pauses.
 
 use std::fs::File;
 
@@ -81,7 +81,7 @@ fn queues_come_back_as_they_were() {
 }
 
 #[test]
-fn what_cannot_be_a_device_is_refused() {
+fn unsuitable_parameters_are_refused() {
     let null = || File::open("/dev/null").unwrap().into();
     let pair = |vhost: bool| QueuePair {
         tap: null(),
@@ -110,7 +110,7 @@ fn what_cannot_be_a_device_is_refused() {
 }
 
 #[test]
-fn a_pair_is_the_least() {
+fn one_pair_is_the_minimum() {
     let mut guest = Guest::new();
     guest.net.reset();
     for (queues, missing) in [(vec![], 0), (vec![guest.receive[0].queue(true)], 1)] {

@@ -188,7 +188,7 @@ impl Guest {
         let mut bytes = self.get(at, len as usize);
         let buffers = u16::from_le_bytes([bytes[10], bytes[11]]);
         for place in 1..buffers {
-            // All of a frame is there at once.
+            // All buffers of a frame are used at once.
             let (head, len) = self.receive[pair]
                 .used()
                 .unwrap_or_else(|| panic!("buffer {place} of {buffers}"));
@@ -222,7 +222,7 @@ impl Guest {
         bytes
     }
 
-    /// Carries out a command, and returns the device's answer.
+    /// Runs a command, and returns the device's answer.
     fn command(&mut self, bytes: &[u8]) -> u8 {
         let at = COMMANDS + self.commands % 16 * 0x1000;
         self.commands += 1;
@@ -248,7 +248,7 @@ impl Guest {
         });
     }
 
-    /// Sends the guest a frame again and again until it has it: while the link is not yet up, it is lost.
+    /// Sends the guest a frame until it arrives: frames are lost while the link is not up yet.
     fn receives_in_time(&mut self, bytes: &[u8]) -> Vec<u8> {
         let deadline = Instant::now() + PATIENCE;
         loop {

@@ -31,7 +31,7 @@ fn a_frame_takes_as_many_buffers_as_it_needs() {
 }
 
 #[test]
-fn what_was_written_is_in_the_dirty_bitmap() {
+fn received_frames_mark_the_dirty_bitmap() {
     let mut guest = Guest::new();
     guest.offer(0, 20, 2048);
     // The second frame does not fit into the buffers it is read into.
@@ -82,7 +82,7 @@ fn a_frame_waits_for_buffers() {
         settle();
         assert_eq!(guest.receive[0].used(), None);
     }
-    // And over a pause it is the driver's buffers that are kept.
+    // A pause keeps the driver's buffers.
     guest.offer(0, 1, 1024);
     assert!(guest.received(0)[12..] == bytes[12..]);
 }
@@ -115,7 +115,7 @@ fn without_mergeable_buffers_a_frame_fits_or_is_dropped() {
 }
 
 #[test]
-fn what_is_no_frame_is_not_received() {
+fn invalid_frames_are_not_received() {
     let mut guest = Guest::new();
     guest.offer(0, 200, 1024);
     let mut long = with_header(&frame(MAC, 70_000, 0));

@@ -42,7 +42,7 @@ fn the_header_that_the_tap_gets_is_made_here() {
 }
 
 #[test]
-fn what_is_no_frame_is_dropped_and_counted() {
+fn invalid_frames_are_dropped_and_counted() {
     let mut guest = Guest::new();
     let good = with_header(&frame(PEER, 60, 0));
     let segments = [&[1, 3, 54, 0, 0, 4, 34, 0, 16, 0, 0, 0][..], &good[12..]].concat();

@@ -187,7 +187,7 @@ impl Guest {
         self.transmit[pair].wait();
     }
 
-    /// Offers a frame that is no descriptor.
+    /// Adds a head that is not a descriptor.
     pub fn break_ring(&mut self, pair: usize) {
         self.transmit[pair].offer(SIZE + 1);
         self.transmit[pair].kick();
@@ -213,7 +213,7 @@ impl Guest {
         self.transmit[pair].add(&[(at, first, 0), (at + u64::from(first), second, 0)]);
     }
 
-    /// Carries out a command.
+    /// Runs a command.
     pub fn command(&mut self, bytes: &[u8]) {
         self.put(COMMANDS, bytes);
         self.put(COMMANDS + 0xf00, &[0xff]);

@@ -5,8 +5,8 @@ use crate::guest::{MAC, PEER};
 /// Where transport headers begin without IP options.
 const TRANSPORT: usize = 34;
 
-/// An Ethernet frame with IPv4 and `header`, a transport header, before `len` bytes of data. Its checksum, at `offset` in
-/// the header, covers only the pseudo header, as it does before hardware is asked to complete it.
+/// An Ethernet frame with IPv4 and `header`, a transport header, before `len` bytes of data. Its checksum, at `offset`
+/// in the header, covers only the pseudo header, as it does before hardware is asked to complete it.
 fn ipv4(to: [u8; 6], protocol: u8, header: &[u8], offset: usize, len: usize) -> Vec<u8> {
     let (source, target) = ([10, 0, 0, 1], [10, 0, 0, 2]);
     let transport = header.len() + len;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use libc::c_int;
 
-/// How long a frame may take, on a machine that is busy with other things.
+/// Time limit for a frame on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Local experimental Ethertype 1 (IEEE 802): nothing in the kernel sends it.
