@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_driver_reads_what_the_specification_lays_out() {
+    fn the_configuration_is_laid_out_as_specified() {
         let space = space(3, 255, Sizes::DEFAULT);
         let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| space[at + i]));
         assert_eq!([word(0), word(4), word(8), word(12)], [3, 254, 0xffff, 128]);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn only_sensible_sizes_are_taken() {
+    fn impossible_sizes_are_ignored() {
         let mut sizes = Sizes::DEFAULT;
         sizes.write(20, &252u32.to_le_bytes());
         sizes.write(24, &16u32.to_le_bytes());

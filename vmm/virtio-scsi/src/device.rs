@@ -84,7 +84,7 @@ impl VirtioScsi {
     /// Creates a controller and its handle, with all kernel objects except those for disks.
     ///
     /// # Errors
-    /// The kernel refuses an engine or a thread, or a unit is not possible.
+    /// The kernel refuses an engine or a thread, or a unit is not supported.
     pub fn new(setup: ScsiConfig) -> Result<(Self, ScsiHandle), NewError> {
         let engine = Engine::new(setup.engine, DEPTH, MAX_DISKS).map_err(of_controller)?;
         Self::with_engine(setup, engine, REMOVAL_TIMEOUT)

@@ -32,7 +32,7 @@ pub enum ScsiError {
     #[error("the SCSI controller is full: no LUN of target {0} is free")]
     Full(u8),
     /// A unit of that name exists elsewhere.
-    #[error("disk {0:?} is at {1} already")]
+    #[error("disk {0:?} is already at {1}")]
     Elsewhere(String, UnitAddress),
     /// No unit of that name.
     #[error("there is no disk {0:?}")]

@@ -8,7 +8,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 /// A segment is not in guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a buffer outside of memory")]
+#[error("buffer outside of guest memory")]
 pub(crate) struct OutsideGuestMemory;
 
 /// Total length of `segments` in bytes.
@@ -155,7 +155,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_are_those_of_the_whole(list in segments(), offset in 0..700u64, len in 0..700u64) {
+        fn slices_match_the_same_range_of_all_segments(list in segments(), offset in 0..700u64, len in 0..700u64) {
             let mem = guest();
             let whole = content(&mem, &list);
             let fits = offset + len <= whole.len() as u64;
@@ -183,7 +183,7 @@ mod tests {
         }
 
         #[test]
-        fn what_is_outside_is_an_error(at in any::<u64>(), len in any::<u32>()) {
+        fn segments_outside_memory_are_an_error(at in any::<u64>(), len in any::<u32>()) {
             let mem = guest();
             let list = [Segment { address: GuestAddress(at), len }];
             let inside = at.checked_add(len.into()).is_some_and(|end| end <= SIZE as u64);
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_fills_what_there_is() {
+    fn a_write_fills_the_segments_and_no_more() {
         let mem = guest();
         let list = [(0, 3), (10, 0), (100, 2)].map(|(at, len)| Segment {
             address: GuestAddress(at),

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn units_are_told_of_in_turn_and_each_thing_once() {
+    fn units_take_turns_and_each_event_is_sent_once() {
         let mut events = events(BOTH);
         for (number, what) in [
             (1, UnitEvent::Added),
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_of_a_unit_that_comes_and_goes_is_told() {
+    fn only_the_last_hotplug_event_of_a_unit_is_sent() {
         let mut events = events(BOTH);
         for what in [UnitEvent::Added, UnitEvent::CapacityChanged, UnitEvent::Removed] {
             events.post(at(1), what);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_told_that_was_not_negotiated() {
+    fn events_that_were_not_negotiated_are_not_sent() {
         for (features, told) in [
             (0, vec![]),
             (
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_to_keep_makes_the_driver_look_for_itself() {
+    fn too_many_events_become_events_missed() {
         let mut events = events(BOTH);
         events.post(at(5), UnitEvent::CapacityChanged);
         for number in 0..MAX_PENDING as u16 + 10 {
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_driver_starts_afresh() {
+    fn a_new_driver_has_no_pending_events() {
         let mut events = events(BOTH);
         events.post(at(1), UnitEvent::Added);
         events.end();

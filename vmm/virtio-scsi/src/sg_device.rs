@@ -190,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_not_passed_on() {
+    fn a_file_is_not_a_passthrough_device() {
         let file = tempfile::tempfile().unwrap();
         let error = open_lun(file.into(), LunOptions::default())
             .map(|_| ())
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_believed_before_its_adapter() {
+    fn the_device_status_takes_precedence_over_the_host_status() {
         let told = |status, host_status| {
             outcome(ScsiCompletion {
                 status,
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn refusals_of_the_kernel_are_told_apart() {
+    fn kernel_errors_map_to_delivery_failures() {
         let of = |number| refusal(&io::Error::from_raw_os_error(number));
         assert_eq!(
             [of(1), of(19), of(6)],

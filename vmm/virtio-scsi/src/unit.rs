@@ -158,7 +158,7 @@ impl TaskSet {
 #[derive(Debug)]
 pub(crate) struct Removal {
     pub reply: ReplySender<Result<RemovedUnit, ScsiError>>,
-    /// The end of the driver's time.
+    /// Deadline of the removal.
     pub deadline: Instant,
     pub stage: RemovalStage,
     /// The buffer of the event that announced the removal.
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cancelled_task_holds_nobody_up() {
+    fn a_cancelled_task_blocks_no_other_task() {
         let mut order = TaskSet::default();
         assert!(order.enter(1, false, false));
         assert!(!order.enter(100, true, false));

@@ -212,7 +212,7 @@ impl Controller {
         let Some(disk) = unit.disk.filter(|_| flushes) else {
             return self.complete_removal(unit_index, Ok(()));
         };
-        // Without a free slot, the next slot that is freed brings us back here.
+        // Without a free slot, the next slot that is freed triggers another pass.
         if let Some((tag, _)) = self.slots.take(SlotUse::Flush, unit_index) {
             removal.stage = RemovalStage::Flushing;
             // SAFETY: the tag is this slot's. A flush has no buffers.

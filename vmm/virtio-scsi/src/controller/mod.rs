@@ -182,7 +182,7 @@ impl Controller {
         }
     }
 
-    /// Forgets the driver and its requests, after those that run have ended. The units are as after power on.
+    /// Drops the driver and its requests, after those that run have ended. The units are as after power on.
     fn reset(&mut self) -> Result<(), FatalError> {
         self.virtqueues = Virtqueues::default();
         self.events.end();
@@ -249,7 +249,7 @@ impl Controller {
         self.kick()?;
         self.deliver();
         self.virtqueues.signal();
-        // Without a free tag, a completion brings us back here.
+        // Without a free tag, a completion triggers another pass.
         Ok(more || self.virtqueues.is_ready() && self.slots.has_room())
     }
 

@@ -157,7 +157,7 @@ impl LogicalUnit {
     /// Sets the size of the medium. Running tasks start no steps behind the new end.
     ///
     /// # Errors
-    /// The size is not possible.
+    /// The size is not supported.
     pub fn resize(&mut self, blocks: u64) -> Result<(), InvalidLimits> {
         let kind = self.kind;
         let Some(limits) = &mut self.medium else {

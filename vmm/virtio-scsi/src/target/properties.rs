@@ -105,10 +105,10 @@ pub struct MediumLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidLimits {
     /// See [`MediumLimits::block_size`].
-    #[error("logical blocks of {0} bytes are not supported")]
+    #[error("unsupported block size {0}")]
     BlockSize(u32),
     /// See [`MediumLimits::blocks`].
-    #[error("a medium of {0} blocks is not possible")]
+    #[error("unsupported size of {0} blocks")]
     Blocks(u64),
     /// See [`MediumLimits::physical_exponent`].
     #[error("2^{0} logical blocks in a physical block are not supported")]

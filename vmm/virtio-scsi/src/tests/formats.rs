@@ -1,4 +1,4 @@
-//! Images of other formats, whose requests end elsewhere than those of files: beside files, from when they come.
+//! qcow2 images, whose requests complete on their own threads, beside raw files.
 
 use husk_disk::ImageFormat;
 
@@ -30,7 +30,7 @@ fn read(guest: &mut Guest, address: UnitAddress, block: u32) -> Vec<u8> {
 }
 
 #[test]
-fn an_overlay_is_added_beside_a_file_and_left_whole() {
+fn an_overlay_works_beside_a_raw_file_and_is_closed_cleanly() {
     let (mut guest, _file) = Guest::new();
     write(&mut guest, at(0, 0), 8, 1);
     let files = overlay(BLOCKS, 2);
@@ -42,7 +42,7 @@ fn an_overlay_is_added_beside_a_file_and_left_whole() {
     write(&mut guest, at(0, 7), 16, 3);
     assert_eq!(read(&mut guest, at(0, 7), 16), pattern(4096, 3));
     assert_eq!(read(&mut guest, at(0, 0), 8), pattern(4096, 1));
-    // A driver that comes anew waits for both as well.
+    // A new driver can use both, too.
     guest.connect(HOTPLUG | CHANGE);
     guest.settle(0, 0);
     guest.settle(0, 7);

@@ -30,7 +30,7 @@ fn an_aborted_task_is_answered_before_its_function_and_after_its_io() {
     script.finish(made[1].tag, Ok(()));
     let (head, used) = guest.request[0].wait();
     assert!(head == second && guest.ended(kept, used).good());
-    // One that is not there has ended.
+    // The function succeeds for an unknown task.
     assert_eq!(guest.managed(ABORT_TASK, lun, 70), 0);
 }
 
@@ -56,7 +56,7 @@ fn functions_that_reset_end_all_tasks_of_a_unit_and_no_other() {
         guest.request[0].kick();
         let made = Guest::made(&script, 2);
         guest.manage(kind, lun, 0);
-        // The one that waited needs not be waited for.
+        // The waiting task is answered at once.
         let (_, used) = guest.request[0].wait();
         assert_eq!(guest.ended(responses[1], used).code, code);
         linger();
@@ -100,7 +100,7 @@ fn a_nexus_reset_is_for_all_units_of_the_target() {
 }
 
 #[test]
-fn queries_tell_and_the_rest_is_refused() {
+fn queries_are_answered_and_other_functions_refused() {
     let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Report);
     let lun = field(at(0, 0));
     guest.add_with(lun, 5, 0, &write10(0, 1), &[(DATA, 512, 0)]);
@@ -140,7 +140,7 @@ fn a_held_task_ends_with_its_units_reset() {
     assert_eq!(guest.managed(UNIT_RESET, lun, 0), 0);
     let (_, used) = guest.request[0].wait();
     assert_eq!(guest.ended(response, used).code, 4);
-    // The next one is held too, and the owner hears of it.
+    // The next request is held too, and the owner is notified.
     guest.settle_with(0, 0, (6, 0x29, 3));
     guest.add(at(0, 0), &write10(0, 1), &[(DATA, 512, 0)]);
     guest.request[0].kick();
@@ -163,7 +163,7 @@ fn notify(guest: &mut Guest, kind: u32, lun: [u8; 8], wanted: u32) -> (u32, u8) 
 }
 
 #[test]
-fn a_driver_can_be_told_of_other_media() {
+fn a_driver_can_subscribe_to_media_changes() {
     let (mut guest, _file) = Guest::new();
     let drive = NewUnit {
         medium: Medium::CdRom(None),

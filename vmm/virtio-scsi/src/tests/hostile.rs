@@ -1,4 +1,4 @@
-//! Drivers that do not keep to the specification.
+//! Drivers that violate the specification.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -18,7 +18,7 @@ fn a_request_without_room_for_its_response_costs_the_device() {
         guest.request[0].kick();
         wait_for("the end of the device", || guest.interrupts.reset());
         assert_eq!(guest.request[0].used(), None);
-        // Until it is reset.
+        // The device works again after a reset.
         guest.connect(HOTPLUG);
         guest.settle(0, 0);
     }
@@ -53,14 +53,14 @@ fn a_bad_request_costs_only_itself() {
 }
 
 #[test]
-fn the_control_queue_is_no_better() {
+fn bad_control_requests_cost_only_themselves() {
     let (mut guest, _file) = Guest::new();
     let (response, one) = (RESPONSES, 1);
     guest.put(HEADERS, &[0; 64]);
     guest.put(HEADERS + 64, &[9, 0, 0, 0]);
     for (chain, len, code) in [
         (vec![(HEADERS, 23, 0), (response, one, WRITE)], 1, Some(9)),
-        // A type that nobody knows.
+        // An unknown type.
         (vec![(HEADERS + 64, 24, 0), (response, one, WRITE)], 0, None),
     ] {
         guest.put(response, &[0xee]);
@@ -78,7 +78,7 @@ fn the_control_queue_is_no_better() {
 fn an_event_buffer_that_is_too_small_costs_the_device() {
     let (mut guest, file) = Guest::new();
     for _ in 0..8 {
-        // Use the good ones up.
+        // Use up the valid buffers.
         let disk = open(&file, reporting());
         let number = guest.requests as u16;
         guest.requests += 1;
@@ -93,7 +93,7 @@ fn an_event_buffer_that_is_too_small_costs_the_device() {
     let disk = unit("x", at(10, 0), open(&file, reporting()));
     guest.handle.add(disk).wait().unwrap();
     wait_for("the end of the device", || guest.interrupts.reset());
-    // The host goes on.
+    // The handle still works.
     assert_eq!(guest.handle.list().wait().unwrap().len(), 10);
 }
 

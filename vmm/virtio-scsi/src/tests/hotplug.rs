@@ -1,4 +1,4 @@
-//! Units that come and go.
+//! Units that are added and removed.
 
 use std::time::Instant;
 
@@ -64,18 +64,18 @@ fn targets_beyond_the_last_are_refused() {
 }
 
 #[test]
-fn a_driver_that_flushes_and_gives_the_buffer_back_is_done() {
+fn a_flush_and_the_returned_buffer_end_a_removal() {
     let (mut guest, file) = Guest::new();
     let start = Instant::now();
     let mut answer = guest.handle.remove("first");
     let (event, buffer) = guest.wait_event();
     assert!(is_removed(event, at(0, 0)));
-    // What is dirty still is written.
+    // The driver can still write dirty data.
     guest.put(DATA, &pattern(512, 3));
     assert!(guest.run(at(0, 0), &write10(9, 1), &[(DATA, 512, 0)]).good());
     assert!(guest.run(at(0, 0), &SYNCHRONIZE_CACHE, &[]).good());
     assert!(guest.run(at(0, 0), &write10(10, 1), &[(DATA, 512, 0)]).good());
-    // A flush is the last command or it was not the last flush.
+    // A command after a flush means that another flush follows.
     assert!(guest.run(at(0, 0), &SYNCHRONIZE_CACHE, &[]).good());
     guest.give(buffer);
     answer = {
@@ -95,7 +95,7 @@ fn a_driver_that_flushes_and_gives_the_buffer_back_is_done() {
 }
 
 #[test]
-fn a_flush_and_silence_is_as_good() {
+fn a_flush_and_an_idle_period_end_a_removal() {
     let (mut guest, file) = Guest::new();
     let start = Instant::now();
     let answer = guest.handle.remove("first");
@@ -108,7 +108,7 @@ fn a_flush_and_silence_is_as_good() {
 }
 
 #[test]
-fn a_driver_that_does_nothing_has_its_time_and_no_new_disk_there() {
+fn an_idle_driver_delays_a_removal_until_the_deadline() {
     let (mut guest, file) = Guest::new();
     let start = Instant::now();
     let answer = guest.handle.remove("first");
@@ -117,7 +117,7 @@ fn a_driver_that_does_nothing_has_its_time_and_no_new_disk_there() {
         guest.handle.remove("first").wait(),
         Err(ScsiError::Removing(_))
     ));
-    // It is there until then, and a flush that is not the last ends nothing.
+    // The unit is served until then, and a flush that is not the last ends nothing.
     while start.elapsed() < REMOVAL_TIMEOUT * 3 / 4 {
         assert!(guest.run(at(0, 0), &SYNCHRONIZE_CACHE, &[]).good());
         assert!(guest.run(at(0, 0), &read10(0, 1), &[(DATA, 512, WRITE)]).good());
@@ -129,7 +129,7 @@ fn a_driver_that_does_nothing_has_its_time_and_no_new_disk_there() {
     let again = || unit("again", at(0, 0), open(&file, reporting()));
     let refused = guest.handle.add(again()).wait();
     assert!(matches!(refused, Err(ScsiError::NotReleased(address)) if address == at(0, 0)));
-    // Elsewhere is fine.
+    // Another address is free.
     let elsewhere = unit("elsewhere", at(0, 1), open(&file, reporting()));
     guest.handle.add(elsewhere).wait().unwrap();
     guest.give(buffer);
@@ -164,7 +164,7 @@ fn a_free_lun_is_the_lowest_that_the_driver_has_released() {
 }
 
 #[test]
-fn a_read_only_unit_goes_when_the_driver_has_let_go() {
+fn a_read_only_unit_is_removed_when_the_driver_has_released_it() {
     let (mut guest, file) = Guest::new();
     let options = DiskOptions {
         read_only: true,
@@ -184,7 +184,7 @@ fn a_read_only_unit_goes_when_the_driver_has_let_go() {
 }
 
 #[test]
-fn without_a_driver_that_can_be_told_a_unit_goes_at_once() {
+fn without_a_driver_with_events_a_unit_is_removed_at_once() {
     let (mut guest, _file) = Guest::new();
     let disk = || unit("other", at(0, 1), open(&image(8), reporting()));
     for state in 0..2 {
@@ -201,7 +201,7 @@ fn without_a_driver_that_can_be_told_a_unit_goes_at_once() {
 }
 
 #[test]
-fn removal_waits_for_what_is_under_way_and_flushes_last() {
+fn removal_waits_for_running_tasks_and_then_flushes() {
     use husk_disk::testing::CallKind;
     let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Stop);
     let (head, response) = guest.add(at(0, 0), &write10(0, 1), &[(DATA, 512, 0)]);
@@ -209,14 +209,14 @@ fn removal_waits_for_what_is_under_way_and_flushes_last() {
     let write = Guest::made(&script, 1)[0];
     let answer = guest.handle.remove("first");
     thread::sleep(REMOVAL_TIMEOUT + Duration::from_millis(50));
-    // Other units are served as ever.
+    // Other units are served meanwhile.
     guest.add(at(0, 1), &write10(0, 1), &[(DATA, 512, 0)]);
     guest.request[0].kick();
     let other = Guest::made(&script, 2)[1];
     assert_eq!(other.slot, 1);
     script.finish(other.tag, Ok(()));
     guest.request[0].wait();
-    // An error now is told, not held.
+    // An error now fails the request instead of holding it.
     script.finish(write.tag, Err(libc::EIO));
     let (used, len) = guest.request[0].wait();
     assert_eq!((used, guest.ended(response, len).sense().0), (head, 3));
@@ -228,7 +228,7 @@ fn removal_waits_for_what_is_under_way_and_flushes_last() {
 }
 
 #[test]
-fn a_task_of_a_unit_that_went_can_still_be_aborted() {
+fn a_task_of_a_removed_unit_can_still_be_aborted() {
     let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Report);
     let lun = field(at(0, 0));
     guest.add_with(lun, 9, 0, &write10(0, 1), &[(DATA, 512, 0)]);
@@ -247,7 +247,7 @@ fn a_task_of_a_unit_that_went_can_still_be_aborted() {
 }
 
 #[test]
-fn units_come_and_go_beside_one_under_load() {
+fn units_are_added_and_removed_beside_one_under_load() {
     let (mut guest, file) = Guest::new();
     let handle = guest.handle.clone();
     let hotplug = thread::spawn(move || {
@@ -259,7 +259,7 @@ fn units_come_and_go_beside_one_under_load() {
             };
             let disk = unit(&id, at(1, round), open(&image(8), options));
             handle.add(disk).wait().unwrap();
-            // With most of them told to the driver, which does nothing, and some not.
+            // The driver gets events for most of them, which it ignores, and none for the rest.
             drop(handle.remove(&id));
         }
     });
@@ -307,7 +307,7 @@ fn a_thousand_units_leave_nothing_behind() {
             wait_for("the driver to let go of the address", || {
                 read_events(&mut guest);
                 let added = guest.handle.add(unit.clone()).wait();
-                // It may have been slow to hear that the last round's unit is gone.
+                // The driver may not have handled the last round's removal yet.
                 let waits = matches!(added, Err(ScsiError::NotReleased(_)));
                 (!waits).then(|| added.unwrap())
             });

@@ -1,10 +1,10 @@
-//! Resets, pauses and what outlives them.
+//! Resets, pauses and the state that survives them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 
-/// Ends a call a little later; tells when it does.
+/// Completes a call a little later, and reports that on the channel.
 fn finish_later(script: BackendScript, tag: u16, result: Result<(), i32>) -> Arc<AtomicBool> {
     let ending = Arc::<AtomicBool>::default();
     let told = Arc::clone(&ending);
@@ -39,7 +39,7 @@ fn a_reset_forgets_requests_and_keeps_the_table() {
     guest.connect(HOTPLUG);
     guest.settle(0, 0);
     guest.settle(0, 1);
-    // And errors are held as before.
+    // Errors are held as before.
     guest.add(at(0, 0), &write10(0, 1), &[(DATA, 512, 0)]);
     guest.request[0].kick();
     let again = Guest::made(&script, 3)[2];
@@ -50,7 +50,7 @@ fn a_reset_forgets_requests_and_keeps_the_table() {
 }
 
 #[test]
-fn a_pause_completes_what_is_under_way_and_takes_nothing_new() {
+fn a_pause_completes_running_tasks_and_takes_no_new_ones() {
     let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Report);
     guest.add(at(0, 0), &read10(0, 8), &[(DATA, 4096, WRITE)]);
     guest.request[0].kick();
@@ -70,7 +70,7 @@ fn a_pause_completes_what_is_under_way_and_takes_nothing_new() {
 }
 
 #[test]
-fn held_requests_outlive_a_pause_and_are_tried_again() {
+fn held_requests_survive_a_pause_and_are_retried() {
     let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Stop);
     let (first, response) = guest.add(at(0, 0), &read10(0, 8), &[(DATA, 4096, WRITE)]);
     let (second, _) = guest.add(at(0, 1), &write10(0, 1), &[(DATA, 512, 0)]);
@@ -125,7 +125,7 @@ fn a_unit_can_be_removed_while_paused() {
     );
     assert_eq!(script.made().len(), 1);
     guest.activate(HOTPLUG | CHANGE, queues);
-    // It is tried once more, but its time is over, and so is the holding.
+    // The request is retried once, and no longer held, because the deadline has passed.
     let again = Guest::made(&script, 2)[1];
     assert_eq!(again.what, write.what);
     linger();
@@ -135,7 +135,7 @@ fn a_unit_can_be_removed_while_paused() {
     let flush = Guest::made(&script, 3)[2];
     script.finish(flush.tag, Ok(()));
     held.wait().unwrap();
-    // The other is still to be let go of.
+    // The driver has not released the other unit yet.
     assert!(guest.run(at(0, 1), &[0; 6], &[]).good());
     let flush = Guest::made(&script, 4)[3];
     script.finish(flush.tag, Ok(()));
@@ -143,7 +143,7 @@ fn a_unit_can_be_removed_while_paused() {
 }
 
 #[test]
-fn errors_of_a_unit_that_goes_pause_nothing_more() {
+fn errors_of_a_unit_being_removed_pause_nothing() {
     let (mut guest, script) = Guest::scripted(8, ErrorPolicy::Stop);
     let (_, response) = guest.add(at(0, 0), &write10(0, 1), &[(DATA, 512, 0)]);
     guest.request[0].kick();

@@ -1,4 +1,4 @@
-//! Discs in drives.
+//! Discs of CD-ROM drives.
 
 use super::*;
 
@@ -27,9 +27,9 @@ fn read(guest: &mut Guest) -> Ended {
 }
 
 #[test]
-fn a_disc_is_read_changed_and_taken_out() {
+fn a_disc_can_be_read_replaced_and_ejected() {
     let (mut guest, _file) = Guest::new();
-    // Half a block at the end is not there.
+    // Half a block at the end is left out.
     drive(&mut guest, Some(disc(10, 1)));
     assert_eq!(guest.handle.list().wait().unwrap()[1].bytes, Some(2 * 2048));
     assert!(read(&mut guest).good());
@@ -45,7 +45,7 @@ fn a_disc_is_read_changed_and_taken_out() {
     guest.handle.insert("cd", disc(16, 3)).wait().unwrap();
     assert_eq!(read(&mut guest).sense(), (6, 0x28, 0));
     assert!(read(&mut guest).good());
-    // A reset leaves it where it is.
+    // A reset does not eject the disc.
     guest.connect(HOTPLUG);
     guest.settle(0, 5);
     assert!(read(&mut guest).good());
@@ -54,7 +54,7 @@ fn a_disc_is_read_changed_and_taken_out() {
 }
 
 #[test]
-fn what_is_no_drive_or_no_disc_is_refused() {
+fn media_changes_need_a_drive_and_a_disc() {
     let (mut guest, _file) = Guest::new();
     drive(&mut guest, None);
     assert_eq!(read(&mut guest).sense(), (2, 0x3a, 1));

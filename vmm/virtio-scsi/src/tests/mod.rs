@@ -1,4 +1,4 @@
-//! A guest's driver with one controller, on images or on an engine that does what a test says.
+//! A guest's driver with one controller, on images or on an engine that the test controls.
 
 use std::fs::File;
 use std::io;
@@ -44,7 +44,7 @@ const RESPONSE: u32 = 108;
 
 const BLOCKS: u64 = 2048;
 
-/// Shorter than a real one, to be waited for.
+/// Shorter than in production, because tests wait for it.
 const REMOVAL_TIMEOUT: Duration = Duration::from_millis(400);
 
 struct Guest {
@@ -64,7 +64,7 @@ struct Guest {
     buffers: Vec<u64>,
 }
 
-/// How a request ended.
+/// The result of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Ended {
     code: u8,
@@ -120,7 +120,7 @@ fn unit(id: &str, address: UnitAddress, disk: Disk) -> NewUnit {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // A test that failed ends no calls, for which the controller would wait.
+        // A failed test completes no calls, for which the controller would wait.
         if !thread::panicking() {
             // SAFETY: dropped here only, and not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.scsi) };
@@ -129,7 +129,7 @@ impl Drop for Guest {
 }
 
 impl Guest {
-    /// A guest with a disk at target 0, LUN 0, that knows that its units were powered on.
+    /// A guest with a disk at target 0, LUN 0, whose power-on attentions are cleared.
     fn new() -> (Self, File) {
         let file = image(BLOCKS);
         let disk = unit("first", at(0, 0), open(&file, reporting()));
@@ -219,14 +219,14 @@ impl Guest {
         self.scsi.activate(activation).unwrap();
     }
 
-    /// Gives a buffer for an event, and says so.
+    /// Adds a buffer for an event and notifies the device.
     fn give(&mut self, buffer: u64) {
         self.event.add(&[(buffer, 16, WRITE)]);
         self.buffers.push(buffer);
         self.event.kick();
     }
 
-    /// The next event, and the buffer it is in, which is not given back.
+    /// The next event, and its buffer, which is not returned to the device.
     fn event(&mut self) -> Option<([u8; 16], u64)> {
         let (_, len) = self.event.used()?;
         assert_eq!(len, 16);
@@ -264,7 +264,8 @@ impl Guest {
         ((header, HEADER, 0), (response, RESPONSE, WRITE))
     }
 
-    /// Puts a request into the first request queue, not yet told. Returns its head and where its response is.
+    /// Adds a request to the first request queue without a notification. Returns its head and the address of its
+    /// response.
     fn add_with(
         &mut self,
         lun: [u8; 8],
@@ -311,7 +312,7 @@ impl Guest {
         self.ended(response, len)
     }
 
-    /// Has a unit tell that it was powered on.
+    /// Clears the power-on attention of a unit.
     fn settle(&mut self, target: u8, lun: u16) {
         self.settle_with(target, lun, (6, 0x29, 0));
     }
@@ -321,7 +322,7 @@ impl Guest {
         assert_eq!(ended.sense(), sense);
     }
 
-    /// Starts a task management function. Returns where its response is.
+    /// Starts a task management function. Returns the address of its response.
     fn manage(&mut self, kind: u32, lun: [u8; 8], id: u64) -> u64 {
         let (header, (response, ..)) = self.frame([0; 8], 0, 0, &[]);
         let mut bytes = [0; 24];
@@ -389,7 +390,7 @@ fn content(file: &File, offset: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Long enough for the actor to do what it should not.
+/// Waits long enough for the actor to misbehave.
 fn linger() {
     thread::sleep(Duration::from_millis(30));
 }

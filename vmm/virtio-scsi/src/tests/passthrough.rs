@@ -1,4 +1,4 @@
-//! Devices of the host behind the controller.
+//! Passthrough devices behind the controller.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -6,12 +6,12 @@ use super::*;
 use crate::PassthroughUnit;
 use crate::target::{CommandResult, DeliveryFailure, PassthroughData, PassthroughDevice, PassthroughLimits};
 
-/// A disk in memory that does each command when it is told how to.
+/// A disk in memory that executes each command when the test gives its result.
 #[derive(Debug)]
 struct Device {
     blocks: Mutex<Vec<u8>>,
     begun: Sender<u8>,
-    /// How to end the next one; by itself if nobody tells.
+    /// Results of the next commands; without a sender the disk chooses them.
     ends: Option<Mutex<Receiver<Result<CommandResult, DeliveryFailure>>>>,
 }
 
@@ -54,7 +54,7 @@ const LIMITS: PassthroughLimits = PassthroughLimits {
     reservation: false,
 };
 
-/// A guest with a device of the host at LUN 5. `told`: what the device does is told by the test.
+/// A guest with a passthrough device at LUN 5. `told`: the test gives the result of each command.
 fn guest(told: bool) -> (Guest, Ends) {
     let (mut guest, _file) = Guest::new();
     let (begin, begun) = channel();
@@ -94,10 +94,10 @@ fn data_goes_both_ways() {
     assert_eq!((ended.residual, ended.used), (808, RESPONSE + 8192));
     assert_eq!(guest.get(DATA + 0x10_0000, 5000), data[..5000]);
     assert_eq!(guest.get(DATA + 0x20_0000, 3192), data[5000..]);
-    // A buffer outside of memory costs the command.
+    // A buffer outside of memory fails the command.
     let outside = [(END as u64 - 100, 8192, WRITE)];
     assert_eq!(guest.run(at(0, 5), &read10(7, 16), &outside).code, 9);
-    // A device that panics costs the command too.
+    // A device that panics fails the command too.
     assert_eq!(guest.run(at(0, 5), &[0x1b, 0, 0, 0, 1, 0], &[]).code, 9);
     assert!(guest.run(at(0, 5), &[0; 6], &[]).good());
     let info = guest.handle.list().wait().unwrap().remove(1);
@@ -107,7 +107,6 @@ fn data_goes_both_ways() {
 #[test]
 fn commands_run_beside_each_other_and_others_are_not_held_up() {
     let (mut guest, ends) = guest(true);
-    // It was told to be ready.
     for _ in 0..40 {
         guest.add(at(0, 5), &[0; 6], &[]);
     }
@@ -117,7 +116,7 @@ fn commands_run_beside_each_other_and_others_are_not_held_up() {
     }
     linger();
     assert!(ends.begun.try_recv().is_err(), "more than there are threads");
-    // The disk beside it answers.
+    // The other disk answers meanwhile.
     assert!(guest.run(at(0, 0), &[0; 6], &[]).good());
     for _ in 0..40 {
         ends.ends.send(Ok(CommandResult::default())).unwrap();
@@ -156,7 +155,7 @@ fn failures_have_responses_of_their_own() {
 }
 
 #[test]
-fn what_the_device_has_is_waited_for_and_what_it_has_not_is_recalled() {
+fn abort_task_set_waits_for_started_commands_and_cancels_queued_ones() {
     let (mut guest, ends) = guest(true);
     let lun = field(at(0, 5));
     let mut responses = Vec::new();
@@ -167,7 +166,7 @@ fn what_the_device_has_is_waited_for_and_what_it_has_not_is_recalled() {
     for _ in 0..16 {
         ends.begun.recv().unwrap();
     }
-    // ABORT TASK SET: four that no thread has are answered at once.
+    // ABORT TASK SET: the four that no thread has started are answered at once.
     let response = guest.manage(1, lun, 0);
     for _ in 0..4 {
         guest.request[0].wait();
@@ -183,7 +182,7 @@ fn what_the_device_has_is_waited_for_and_what_it_has_not_is_recalled() {
         guest.request[0].wait();
     }
     assert!(responses.iter().all(|at| guest.ended(*at, 0).code == 2));
-    assert!(ends.begun.try_recv().is_err(), "none that was cancelled_early");
+    assert!(ends.begun.try_recv().is_err(), "no cancelled command");
 }
 
 #[test]

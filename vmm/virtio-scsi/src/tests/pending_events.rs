@@ -1,4 +1,4 @@
-//! What the driver is told, however slow it is.
+//! Events for drivers of any speed.
 
 use super::*;
 
@@ -19,7 +19,7 @@ fn event(kind: u32, address: UnitAddress, reason: u32) -> [u8; 16] {
 }
 
 #[test]
-fn a_driver_with_one_buffer_hears_of_every_unit() {
+fn a_driver_with_one_buffer_gets_the_events_of_every_unit() {
     let (mut guest, file) = Guest::new();
     let disk = open(&file, reporting());
     for number in 1..301 {
@@ -28,7 +28,7 @@ fn a_driver_with_one_buffer_hears_of_every_unit() {
             .add(unit(&number.to_string(), at(0, number), disk.clone()));
         answer.wait().unwrap();
     }
-    // Eight buffers, of which only one comes back.
+    // Eight buffers, of which the driver returns only one.
     let mut told = Vec::new();
     let mut back = 0;
     while told.len() < 300 {
@@ -48,7 +48,7 @@ fn a_driver_with_one_buffer_hears_of_every_unit() {
 }
 
 #[test]
-fn a_new_size_is_told_twice_over() {
+fn a_new_size_is_an_event_and_a_unit_attention() {
     let (mut guest, file) = Guest::new();
     assert_eq!(guest.handle.resize("first").unwrap(), BLOCKS * 512);
     linger();
@@ -67,7 +67,7 @@ fn a_new_size_is_told_twice_over() {
 }
 
 #[test]
-fn nobody_is_told_what_they_did_not_ask_for() {
+fn drivers_get_only_events_that_they_negotiated() {
     for features in [0, HOTPLUG, CHANGE] {
         let (mut guest, file) = Guest::new();
         guest.connect(features);
@@ -91,14 +91,14 @@ fn nobody_is_told_what_they_did_not_ask_for() {
         if features == HOTPLUG {
             assert_eq!(first, (6, 0x2a, 9));
         } else {
-            // Without the event, a unit attention has to do.
+            // Without the event there is a unit attention.
             assert_eq!(first, (6, 0x3f, 0x0e));
         }
     }
 }
 
 #[test]
-fn what_was_not_told_survives_a_pause_and_not_a_reset() {
+fn pending_events_survive_a_pause_but_not_a_reset() {
     let (mut guest, file) = Guest::new();
     let queues = guest.scsi.quiesce().unwrap();
     let disk = open(&file, reporting());
@@ -120,10 +120,10 @@ fn what_was_not_told_survives_a_pause_and_not_a_reset() {
 }
 
 #[test]
-fn a_driver_that_lost_events_finds_out_by_itself() {
+fn a_driver_that_lost_events_scans() {
     let (mut guest, file) = Guest::new();
     let disk = open(&file, reporting());
-    // More than are kept, one after the other at the same few thousand addresses of disks that come and go.
+    // More events than are kept, of disks that are added and removed at the same few thousand addresses.
     let mut told = Vec::new();
     for target in 1..=5u8 {
         for lun in 0..1024 {
@@ -149,7 +149,7 @@ fn a_driver_that_lost_events_finds_out_by_itself() {
     }
     let missed = told.iter().find(|event| event[3] & 0x80 != 0);
     assert_eq!(missed, Some(&[0, 0, 0, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]));
-    // What Linux does then: asks whom it knows, and scans.
+    // As Linux does then: it queries the known units, and scans.
     let inquiry = [0x12, 0, 0, 0, 36, 0];
     let gone = guest.run(at(3, 5), &inquiry, &[(DATA, 36, WRITE)]);
     assert_eq!(gone.code, 3);

@@ -3,11 +3,11 @@
 use super::*;
 
 #[test]
-fn what_is_written_is_read_and_on_the_disk() {
+fn written_data_is_read_back_and_on_the_disk() {
     let (mut guest, file) = Guest::new();
     let data = pattern(8192, 1);
     guest.put(DATA, &data);
-    // In pieces that are no blocks.
+    // In segments that are no whole blocks.
     let out = [(DATA, 1000, 0), (DATA + 1000, 3096, 0), (DATA + 4096, 4096, 0)];
     let ended = guest.run(at(0, 0), &write10(100, 16), &out);
     assert!(ended.good() && ended.residual == 0, "{ended:?}");
@@ -16,16 +16,16 @@ fn what_is_written_is_read_and_on_the_disk() {
     let back = [(DATA + 0x10_0000, 5000, WRITE), (DATA + 0x20_0000, 4000, WRITE)];
     let ended = guest.run(at(0, 0), &read10(100, 16), &back);
     assert!(ended.good(), "{ended:?}");
-    // Less was to be had than there is room for.
+    // The data is shorter than the buffer.
     assert_eq!((ended.residual, ended.used), (808, RESPONSE + 8192));
     assert_eq!(guest.get(DATA + 0x10_0000, 5000), data[..5000]);
     assert_eq!(guest.get(DATA + 0x20_0000, 3192), data[5000..]);
-    // The bitmap says so too.
+    // The dirty bitmap agrees.
     assert!(guest.run(at(0, 0), &SYNCHRONIZE_CACHE, &[]).good());
 }
 
 #[test]
-fn reads_are_noted_in_the_dirty_bitmap() {
+fn reads_mark_the_dirty_bitmap() {
     use vm_memory::bitmap::Bitmap;
     use vm_memory::{GuestMemoryBackend, GuestMemoryRegion};
     let (mut guest, _file) = Guest::new();
@@ -54,7 +54,7 @@ fn both_queues_and_indirect_descriptors_are_served() {
 fn header_and_response_need_no_descriptors_of_their_own() {
     let (mut guest, file) = Guest::new();
     let (header, response) = guest.frame(field(at(0, 0)), 1, 0, &write10(3, 1));
-    // Header and data in one, the header's tail apart; the response in three.
+    // Header and data in one descriptor, the end of the header in another; the response in three.
     let bytes = guest.get(header.0, 51);
     guest.put(DATA, &bytes[..20]);
     guest.put(DATA + 0x1000, &[&bytes[20..], &pattern(512, 9)[..]].concat());
@@ -74,7 +74,7 @@ fn header_and_response_need_no_descriptors_of_their_own() {
 }
 
 #[test]
-fn who_is_not_there_says_so() {
+fn absent_targets_and_luns_are_answered() {
     let (mut guest, _file) = Guest::new();
     let inquiry = [0x12, 0, 0, 0, 96, 0];
     let room = [(DATA, 96, WRITE)];
@@ -96,7 +96,7 @@ fn who_is_not_there_says_so() {
     assert_eq!(guest.get(DATA, 1), [0x7f]);
     assert_eq!((ended.residual, ended.used), (60, RESPONSE + 36));
     assert_eq!(guest.run(at(0, 1), &[0; 6], &[]).sense(), (5, 0x25, 0));
-    // The well known logical unit, and a LUN of another form, tell of the target's LUNs.
+    // The well known logical unit and a LUN of another form report the target's LUNs.
     let report = [0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0];
     for lun in [[0xc1, 1, 0, 0, 0, 0, 0, 0], [1, 0, 0xc1, 1, 0, 0, 0, 0]] {
         guest.put(DATA, &[0xff; 64]);
@@ -121,7 +121,7 @@ fn buffers_that_are_too_small_are_an_overrun() {
 }
 
 #[test]
-fn sense_data_says_what_is_wrong() {
+fn failed_commands_return_sense_data() {
     let (mut guest, _file) = Guest::new();
     let beyond = guest.run(at(0, 0), &read10(BLOCKS as u32, 1), &[(DATA, 512, WRITE)]);
     assert_eq!(beyond.sense(), (5, 0x21, 0));
@@ -145,7 +145,7 @@ fn the_driver_chooses_its_sizes() {
     guest.request[0] = Driver::new(&guest.mem, 2, QUEUE_SIZE, RINGS * 3);
     let queue = guest.request[0].queue(true);
     guest.activate(0, vec![queue]);
-    // The first command hears of the power on; the second has data right behind its short header.
+    // The first command gets the power-on attention; the second has data directly after its short header.
     for sense in [18, 0] {
         let (header, response) = guest.frame(field(at(0, 0)), 1, 0, &write10(3, 1));
         guest.put(header.0 + 35, &[0; 16]);
@@ -161,7 +161,7 @@ fn the_driver_chooses_its_sizes() {
         );
         assert_eq!(guest.get(response.0 + 32, 1), [0xee], "nothing beyond");
     }
-    // Until a reset.
+    // A reset restores the default sizes.
     guest.scsi.reset();
     guest.scsi.read_config(20, &mut word);
     assert_eq!(u32::from_le_bytes(word), 96);
@@ -214,7 +214,7 @@ fn compare_and_write_runs_alone() {
     let (last, _) = guest.add(at(0, 0), &write10(0, 1), &[(DATA, 512, 0)]);
     guest.add(at(0, 1), &write10(7, 1), &[(DATA, 512, 0)]);
     guest.request[0].kick();
-    // Other units do not mind.
+    // Other units are not delayed.
     let made = Guest::made(&script, 2);
     linger();
     assert_eq!(script.made().len(), 2);
@@ -224,7 +224,7 @@ fn compare_and_write_runs_alone() {
     let read = Guest::made(&script, 3)[2];
     linger();
     assert_eq!(script.made().len(), 3);
-    // The read gets nothing but zeroes, as expected.
+    // The read returns zeroes, as expected.
     script.finish(read.tag, Ok(()));
     let write = Guest::made(&script, 4)[3];
     script.finish(write.tag, Ok(()));

@@ -124,7 +124,7 @@ fn block_limits_of_a_thin_disk() {
 }
 
 #[test]
-fn what_a_thick_disk_does_not_have() {
+fn a_thick_disk_reports_no_provisioning() {
     let limits = MediumLimits {
         thin: false,
         rotational: true,

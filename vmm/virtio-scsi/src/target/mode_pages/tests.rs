@@ -199,7 +199,7 @@ fn saved_values_are_refused() {
 }
 
 #[test]
-fn what_linux_reads_of_a_drive() {
+fn linux_reads_the_capabilities_page_of_a_drive() {
     let mut rig = Rig::cd(Some(10));
     let data = rig.good(&[SENSE6, 0, 0x2a, 0, 128, 0], &[], 128);
     let page = &data[4..];

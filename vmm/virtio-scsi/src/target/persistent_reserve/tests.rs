@@ -126,7 +126,7 @@ fn full_status_and_capabilities() {
 }
 
 #[test]
-fn what_is_wrong_in_the_list_or_the_cdb() {
+fn errors_in_the_parameter_list_or_the_cdb_are_refused() {
     let mut rig = Rig::disk(disk_limits());
     assert_eq!(
         rig.bad(&[0x5f, 0, 0, 0, 0, 0, 0, 0, 23, 0], &[0; 24], 0),

@@ -53,7 +53,7 @@ fn addresses_of_other_levels_are_none() {
 }
 
 #[test]
-fn what_an_absent_unit_says() {
+fn an_absent_unit_answers_inquiry_and_request_sense() {
     let others = luns(&[3]);
     let response = ask(&[0x12, 0, 0, 0, 36, 0], &others);
     assert_eq!((response.status, response.data.len()), (ScsiStatus::Good, 36));
@@ -74,7 +74,7 @@ fn what_an_absent_unit_says() {
 }
 
 #[test]
-fn changed_luns_are_told_once() {
+fn changed_luns_are_reported_once() {
     let mut rig = Rig::disk(disk_limits());
     let ready = [0; 6];
     let report = [0xa0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0];

@@ -31,7 +31,7 @@ fn all(rig: &mut Rig) -> Vec<(u8, Option<u16>, u16)> {
 }
 
 #[test]
-fn all_and_one_agree_with_what_is_served() {
+fn both_report_forms_match_the_served_commands() {
     let thick = MediumLimits {
         thin: false,
         ..disk_limits()
@@ -72,7 +72,7 @@ fn all_and_one_agree_with_what_is_served() {
 }
 
 #[test]
-fn usage_data_is_of_the_length_that_the_opcode_group_says() {
+fn usage_data_has_the_length_of_the_opcode_group() {
     for (opcode, _, len) in all(&mut Rig::disk(disk_limits())) {
         let expected = match opcode >> 5 {
             0 => 6,
@@ -85,7 +85,7 @@ fn usage_data_is_of_the_length_that_the_opcode_group_says() {
 }
 
 #[test]
-fn what_linux_asks() {
+fn linux_queries_are_answered() {
     let mut rig = Rig::disk(disk_limits());
     // INQUIRY by opcode; WRITE SAME (16) likewise; READ CAPACITY (16) by service action.
     assert_eq!(
@@ -111,7 +111,7 @@ fn options_that_do_not_fit_the_opcode() {
 }
 
 #[test]
-fn timeouts_if_asked() {
+fn timeouts_are_reported_on_request() {
     let mut rig = Rig::disk(disk_limits());
     let plain = all(&mut rig).len();
     let data = rig.good(&[0xa3, 0x0c, 0x80, 0, 0, 0, 0, 0, 0x20, 0, 0, 0], &[], 8192);

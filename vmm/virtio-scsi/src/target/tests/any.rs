@@ -1,4 +1,4 @@
-//! Whatever an initiator sends, the unit answers within its bounds.
+//! The unit answers arbitrary commands within its bounds.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -42,12 +42,12 @@ fn rig() -> impl Strategy<Value = Rig> {
     ]
 }
 
-/// Bytes as they are in CDBs: many zeroes, and small numbers.
+/// Bytes typical of CDBs: many zeroes, and small numbers.
 fn byte() -> impl Strategy<Value = u8> {
     prop_oneof![3 => Just(0), 1 => any::<u8>(), 1 => 0..32u8]
 }
 
-/// CDBs of commands there are, with fields the usage data knows, and a few others.
+/// CDBs of supported commands, with fields of the usage data, and a few others.
 fn likely() -> impl Strategy<Value = Vec<u8>> {
     (any::<prop::sample::Index>(), vec(byte(), 16), 0..10u8).prop_map(|(index, bytes, strict)| {
         let identity = Identity::new(DeviceKind::Disk, None, "");
@@ -154,7 +154,7 @@ proptest! {
     }
 
     #[test]
-    fn a_lun_is_what_its_bytes_say(number: u16, bytes: [u8; 8]) {
+    fn luns_are_parsed_by_addressing_method(number: u16, bytes: [u8; 8]) {
         match Lun::new(number) {
             Some(lun) => prop_assert_eq!(Lun::from_bytes(lun.to_bytes()), Some(lun)),
             None => prop_assert!(number >= Lun::COUNT),
@@ -190,7 +190,7 @@ fn allocation(unit: &LogicalUnit, cdb: &[u8]) -> Option<u64> {
     Some(cdb[field].iter().fold(0, |n, &b| n << 8 | u64::from(b)))
 }
 
-/// All opcodes with all service actions, in the shape nobody thought of: nothing but zeroes, then nothing but ones.
+/// All opcodes with all service actions, with all other bits 0, then 1.
 #[test]
 fn every_opcode_answers() {
     let limits = MediumLimits {
@@ -223,7 +223,7 @@ fn every_opcode_answers() {
 #[test]
 fn a_truncated_cdb_is_refused() {
     let mut rig = Rig::disk(disk_limits());
-    // As WRITE (6) of no length it would be one of 256 blocks.
+    // Padded with zeroes, WRITE (6) would write 256 blocks.
     assert_eq!(rig.field(&[0x0a, 0, 0], &[0; 1 << 17], 0), (0x24, true, 3, None));
     assert_eq!(rig.bad(&[], &[], 0), (0x05, 0x20, 0x00));
 }

@@ -1,4 +1,4 @@
-//! Capacity, transfers, flushes, unmapping: what each command asks of the medium.
+//! Capacity, transfers, flushes, unmapping: the steps of each command.
 
 use super::super::{DataLocation, MediumLimits, ScsiStatus, Step};
 use super::{Rig, cdb, code, disk_limits};
@@ -49,7 +49,7 @@ fn capacity_beyond_32_bits() {
 }
 
 #[test]
-fn a_new_capacity_is_told_and_counts() {
+fn a_new_capacity_is_reported_and_takes_effect() {
     let mut rig = Rig::disk(disk_limits());
     rig.unit.resize(4097).unwrap();
     assert_eq!(rig.bad(&READ10, &[], 1536), (0x06, 0x2a, 0x09));
@@ -57,7 +57,7 @@ fn a_new_capacity_is_told_and_counts() {
     rig.unit.resize(4097).unwrap();
     rig.good(&READ10, &[], 1536);
     assert!(rig.unit.resize(0).is_err());
-    // A task that is under way does not go beyond the new end.
+    // A running task does not go beyond the new end.
     rig.meanwhile = Some(|unit| unit.resize(1).unwrap());
     assert_eq!(rig.bad(&READ10, &[], 1536), (0x05, 0x21, 0x00));
     rig.meanwhile = None;
@@ -97,7 +97,7 @@ fn plain_transfers_go_straight_to_the_initiator() {
 fn read_6_of_no_length_is_256_blocks() {
     let mut rig = Rig::disk(disk_limits());
     assert_eq!(rig.good(&[0x08, 0, 0, 1, 0, 0], &[], 1 << 17).len(), 1 << 17);
-    // The upper bits of byte 1 are no part of the address.
+    // The upper bits of byte 1 are not part of the address.
     rig.good(&[0x08, 0xe0, 0, 1, 1, 0], &[], 512);
 }
 
@@ -119,7 +119,7 @@ fn the_end_of_the_medium() {
 }
 
 #[test]
-fn more_than_a_command_may_transfer() {
+fn transfers_above_the_limit_are_refused() {
     let limits = MediumLimits {
         max_transfer: 4096,
         ..disk_limits()
@@ -145,7 +145,7 @@ fn protection_information_is_refused() {
 }
 
 #[test]
-fn buffers_smaller_than_the_cdb_says() {
+fn buffers_smaller_than_the_cdb_length_are_an_error() {
     let mut rig = Rig::disk(disk_limits());
     for (cdb, out, room) in [(READ10, 0, 1535), (WRITE10, 1535, 0), (WRITE10, 0, 4096)] {
         let (response, _) = rig.run(&cdb, &vec![0; out], room);
@@ -199,7 +199,7 @@ fn same16(byte1: u8, first: u8, count: u32) -> [u8; 16] {
 }
 
 #[test]
-fn write_same_of_zeroes_and_others() {
+fn write_same_writes_zeroes_and_other_blocks() {
     let mut rig = Rig::disk(disk_limits());
     let zeroes = |unmap, durable| Step::WriteZeroes {
         offset: 512,
@@ -270,7 +270,7 @@ fn unmapping() {
     };
     assert_eq!(rig.steps[1..3], [discard(512, 1024), discard(4095 * 512, 512)]);
     assert_eq!(rig.steps.len(), 4);
-    // Nothing to do; a list cut short.
+    // An empty list; a truncated list.
     rig.good(&unmap(0), &[], 0);
     rig.good(&unmap(8), &list[..8], 0);
     rig.good(&unmap(39), &list[..39], 0);
@@ -304,7 +304,7 @@ fn lba_status(first: u16, allocation: u16) -> [u8; 16] {
     )
 }
 
-/// First block, blocks, whether they are mapped.
+/// First block, number of blocks, and true if they are mapped.
 fn extents(data: &[u8]) -> Vec<(u64, u32, bool)> {
     let len = u32::from_be_bytes(data[..4].try_into().unwrap()) as usize;
     assert_eq!(len, data.len() - 4);
@@ -317,7 +317,7 @@ fn extents(data: &[u8]) -> Vec<(u64, u32, bool)> {
 }
 
 #[test]
-fn what_is_mapped() {
+fn get_lba_status_reports_mapped_blocks() {
     let mut rig = Rig::disk(disk_limits());
     let list = unmap_list(&[(8, 16), (40, 8), (4088, 8)]);
     rig.good(&unmap(list.len()), &list, 0);
@@ -377,7 +377,7 @@ fn miscompares() {
     rig.good(&verify, &found, 0);
     let (response, _) = rig.run(&verify, &[0; 512], 0);
     assert_eq!(code(&response.sense), (0x0e, 0x1d, 0x00));
-    // BYTCHK 10b is none; without BYTCHK the medium is read and no data is sent.
+    // BYTCHK 10b is reserved; without BYTCHK the medium is read and no data is sent.
     let reserved: [u8; 10] = cdb(0x2f, &[(1, &[4]), (8, &[1])]);
     assert_eq!(rig.field(&reserved, &found, 0), (0x24, true, 1, Some(2)));
     let read_only: [u8; 10] = cdb(0x2f, &[(8, &[1])]);
@@ -407,7 +407,7 @@ fn miscompares() {
 #[test]
 fn extents_of_any_length_are_taken() {
     use super::super::{Extent, ScsiCommand};
-    // A medium that tells no more than a byte at a time is not asked about all of it.
+    // A medium that reports a byte at a time is not queried for the whole range.
     for (len, told) in [(1, 128), (0, 128), (u64::MAX, 4096)] {
         let mut rig = Rig::disk(disk_limits());
         let mut task = rig.unit.begin(ScsiCommand {

@@ -1,11 +1,11 @@
-//! What failures of the medium are to the initiator.
+//! Sense data for failures of the medium.
 
 use std::io::ErrorKind;
 
 use super::super::MediumLimits;
 use super::{Rig, cdb, disk_limits};
 
-/// Runs a command of which the step of this number fails.
+/// Runs a command whose step of this number fails.
 fn failing(rig: &mut Rig, step: usize, kind: ErrorKind, cdb: &[u8], out: &[u8], room: usize) -> (u8, u8, u8) {
     rig.fail = Some((step, kind));
     let code = rig.bad(cdb, out, room);
@@ -74,14 +74,14 @@ fn a_disc_that_goes_away_while_it_is_read() {
     let mut rig = Rig::cd(Some(10));
     rig.meanwhile = Some(|unit| unit.eject(true).unwrap());
     assert_eq!(rig.bad(&read, &[], 2048), (0x02, 0x3a, 0x02));
-    // Another disc is not the one that was to be read.
+    // The task does not read another disc.
     let mut rig = Rig::cd(Some(10));
     rig.meanwhile = Some(|unit| unit.insert(MediumLimits::cd(10)).unwrap());
     assert_eq!(rig.bad(&read, &[], 2048), (0x06, 0x28, 0x00));
 }
 
 #[test]
-fn a_task_that_ended_tells_no_success_again() {
+fn an_ended_task_reports_no_second_success() {
     use super::super::{ScsiCommand, ScsiStatus, Step};
     let mut rig = Rig::disk(disk_limits());
     let mut task = rig.unit.begin(ScsiCommand {

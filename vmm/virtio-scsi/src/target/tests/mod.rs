@@ -13,7 +13,7 @@ mod blocks;
 mod errors;
 mod model;
 
-/// Steps after which a task is taken to have no end: one of 1 GiB in pieces of 128 KiB, twice over.
+/// Maximum steps of a task: twice those of 1 GiB in pieces of 128 KiB.
 const ENDLESS: usize = 20_000;
 
 pub(super) struct Rig {
@@ -22,7 +22,7 @@ pub(super) struct Rig {
     /// Bytes of an allocation unit of the medium, and which of them are holes.
     pub grain: usize,
     pub holes: BTreeSet<usize>,
-    /// Whether discarding does anything.
+    /// True if a discard makes a hole.
     pub punches: bool,
     /// The error that the step of this number (from 0) of the next command fails with.
     pub fail: Option<(usize, io::ErrorKind)>,
@@ -50,7 +50,7 @@ pub(super) fn disk_limits() -> MediumLimits {
 }
 
 impl Rig {
-    /// A disk whose power-on attention was told.
+    /// A disk whose power-on attention is cleared.
     pub fn disk(limits: MediumLimits) -> Self {
         let identity = Identity::new(DeviceKind::Disk, Some("disk1"), "name");
         Self::new(LogicalUnit::disk(identity, limits).unwrap())
@@ -78,7 +78,7 @@ impl Rig {
         }
     }
 
-    /// Runs a command to its end. Returns its response and what is in the data-in buffer then.
+    /// Runs a command to its end. Returns its response and the data-in buffer.
     pub fn run(&mut self, cdb: &[u8], out: &[u8], room: usize) -> (ScsiResponse, Vec<u8>) {
         let mut data_in = vec![0xee; room];
         let command = ScsiCommand {
@@ -266,7 +266,7 @@ pub(super) fn code(sense: &[u8]) -> (u8, u8, u8) {
     }
 }
 
-/// A CDB of `len` bytes with fields put at bytes.
+/// A CDB of `len` bytes with these fields, by first byte.
 pub(super) fn cdb<const N: usize>(opcode: u8, fields: &[(usize, &[u8])]) -> [u8; N] {
     let mut cdb = [0; N];
     cdb[0] = opcode;

@@ -1,4 +1,4 @@
-//! Sequences of commands leave on the medium what they leave in an array of blocks.
+//! Sequences of commands have the same effect on the medium as on an array of blocks.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -137,8 +137,8 @@ fn pattern(seed: u8, len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// A CDB that names blocks, in its 6- (0), 10- (1), 12- (2) or 16-byte (3) form. The first may be cut, so it is told
-/// too.
+/// A CDB that names blocks, in its 6- (0), 10- (1), 12- (2) or 16-byte (3) form. Also returns the number of
+/// blocks.
 fn blocks(form: u8, opcodes: [u8; 4], byte1: u8, first: u64, count: u32) -> (Vec<u8>, u32) {
     let opcode = opcodes[usize::from(form)];
     match form {

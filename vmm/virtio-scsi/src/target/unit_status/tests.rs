@@ -7,7 +7,7 @@ const STOP: [u8; 6] = [0x1b, 0, 0, 0, 0, 0];
 const START: [u8; 6] = [0x1b, 0, 0, 0, 1, 0];
 
 #[test]
-fn a_new_unit_tells_that_it_was_powered_on() {
+fn a_new_unit_reports_power_on() {
     let identity = Identity::new(DeviceKind::Disk, None, "x");
     let mut unit = LogicalUnit::disk(identity.clone(), disk_limits()).unwrap();
     unit.unit_attentions.take().unwrap();

@@ -1,4 +1,4 @@
-//! What the guest is told.
+//! Responses that the guest gets.
 
 use super::*;
 
@@ -35,7 +35,7 @@ fn status_and_sense_are_the_devices() {
         let (response, _) = rig.run(&ended(status, &[]), &READ, &[], 4096);
         assert_eq!((response.status, &response.sense[..]), (told, &[][..]));
     }
-    // CHECK CONDITION without sense, and no status there is.
+    // CHECK CONDITION without sense data, and an unknown status.
     for status in [0x02, 0x22, 0xff] {
         let (response, _) = rig.run(&ended(status, &[]), &READ, &[], 4096);
         assert_eq!(response.status, ScsiStatus::CheckCondition);
@@ -44,7 +44,7 @@ fn status_and_sense_are_the_devices() {
 }
 
 #[test]
-fn a_host_that_fails_says_how() {
+fn delivery_failures_map_to_responses() {
     let mut rig = Rig::new(LIMITS);
     let (response, _) = rig.run(&Fake::ending(Err(DeliveryFailure::Refused)), &READ, &[], 4096);
     assert_eq!((code(&response.sense), response.failure), ((5, 0x20, 0), None));
@@ -66,7 +66,7 @@ fn a_host_that_fails_says_how() {
 }
 
 #[test]
-fn residuals_are_what_was_not_transferred() {
+fn residuals_count_bytes_not_transferred() {
     let mut rig = Rig::new(LIMITS);
     let (response, data) = rig.run(&Fake::answering(&[5; 1000]), &READ, &[], 5000);
     assert_eq!((response.status, response.residual), (ScsiStatus::Good, 4000));
@@ -94,16 +94,16 @@ fn the_host_s_limits_are_in_the_block_limits() {
     page[8..12].copy_from_slice(&256u32.to_be_bytes());
     page[5] = 64;
     assert_eq!(told, page);
-    // No limit is the host's; one below it stays.
+    // No limit becomes the host's; a lower limit stays.
     page[8..12].fill(0);
     let told = rig.good(&Fake::answering(&page), &inquiry(0xb0), 255);
     assert_eq!(told[8..12], 256u32.to_be_bytes());
     page[8..12].copy_from_slice(&8u32.to_be_bytes());
     assert_eq!(rig.good(&Fake::answering(&page), &inquiry(0xb0), 255), page);
-    // The guest asks for less of it.
+    // A short allocation length.
     let four = cdb::<6>(0x12, &[(1, &[1]), (2, &[0xb0]), (4, &[4])]);
     assert_eq!(rig.good(&Fake::answering(&page), &four, 64), page[..4]);
-    // A device without the page has one all the same.
+    // A device without the page gets one.
     let refusal = ended(2, &[0x70, 0, 5, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x24, 0, 0, 0, 0, 0]);
     let told = rig.good(&refusal, &inquiry(0xb0), 255);
     assert_eq!((told[1], &told[8..12]), (0xb0, &256u32.to_be_bytes()[..]));
@@ -114,7 +114,7 @@ fn the_host_s_limits_are_in_the_block_limits() {
     assert_eq!(told, [0, 0, 0, 4, 0x00, 0x83, 0xb0, 0xb1]);
     let pages = Fake::answering(&[0, 0, 0, 2, 0x00, 0xb0]);
     assert_eq!(rig.good(&pages, &inquiry(0x00), 255), pages.answer);
-    // What is no list is not made one.
+    // A response that is no list stays unchanged.
     for odd in [&[][..], &[0, 0, 0], &[0, 0, 0xff, 0xff, 1, 2]] {
         rig.good(&Fake::answering(odd), &inquiry(0x00), 255);
         rig.good(&Fake::answering(odd), &inquiry(0xb0), 255);
@@ -122,7 +122,7 @@ fn the_host_s_limits_are_in_the_block_limits() {
 }
 
 #[test]
-fn blocks_are_as_long_as_the_device_says() {
+fn the_block_length_follows_the_devices_capacity_data() {
     let mut rig = Rig::new(LIMITS);
     let mut capacity = vec![0; 32];
     capacity[..8].copy_from_slice(&99u64.to_be_bytes());
@@ -137,7 +137,7 @@ fn blocks_are_as_long_as_the_device_says() {
     assert_eq!(rig.good(&device, &cdb::<10>(0x25, &[]), 8), device.answer);
     let limits = rig.unit.passthrough_limits().unwrap();
     assert_eq!((limits.block_size, limits.blocks), (512, 100));
-    // Nonsense changes nothing.
+    // Impossible values change nothing.
     rig.good(&Fake::answering(&[0; 8]), &cdb::<10>(0x25, &[]), 8);
     assert_eq!(rig.unit.passthrough_limits().unwrap().block_size, 512);
 }
@@ -187,7 +187,7 @@ fn commands_that_are_not_permitted_are_not_reported() {
         descriptor(0xa0, None, false),
     ]);
     assert_eq!(told, known);
-    // Of one command.
+    // The form for one command.
     let one = |opcode: u8| cdb::<12>(0xa3, &[(1, &[0x0c]), (2, &[1, opcode]), (9, &[64])]);
     let silent = Fake::answering(&[0, 3, 0, 0]);
     assert_eq!(rig.good(&silent, &one(0x04), 64), [0, 1, 0, 0]);

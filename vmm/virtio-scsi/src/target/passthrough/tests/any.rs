@@ -1,4 +1,4 @@
-//! Whatever an initiator sends, and whatever a device answers.
+//! Arbitrary commands of the initiator and arbitrary responses of the device.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -61,7 +61,7 @@ proptest! {
             let before = *rig.unit.passthrough_limits().unwrap();
             rig.run(&device, &cdb, &out, room);
             let Some(sent) = device.last() else { continue };
-            // It is as permitted as when it came, and as long as it says.
+            // The forwarded command is allowed, too, and has the data length of its CDB.
             let allowed = allowed_commands::find(&before, &sent.cdb).unwrap();
             prop_assert!(!(allowed.writes && limits.read_only));
             prop_assert!(!allowed.privileged || limits.privileged);

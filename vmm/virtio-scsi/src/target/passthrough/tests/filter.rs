@@ -1,11 +1,11 @@
-//! What may be sent, and how much of it.
+//! Allowed commands and their transfer lengths.
 
 use super::*;
 
 const INVALID_OPCODE: (u8, u8, u8) = (5, 0x20, 0);
 const INVALID_FIELD: (u8, u8, u8) = (5, 0x24, 0);
 
-/// Opcode and byte 1 of commands that are none of a guest's business.
+/// Opcode and byte 1 of forbidden commands.
 const FORBIDDEN: &[[u8; 2]] = &[
     [0x04, 0x00], // FORMAT UNIT
     [0x07, 0x00], // REASSIGN BLOCKS
@@ -35,7 +35,7 @@ const FORBIDDEN: &[[u8; 2]] = &[
 ];
 
 #[test]
-fn what_is_forbidden_does_not_reach_the_device() {
+fn forbidden_commands_do_not_reach_the_device() {
     let mut rig = Rig::new(LIMITS);
     for [opcode, second] in FORBIDDEN {
         let cdb: [u8; 16] = cdb(*opcode, &[(1, &[*second])]);
@@ -55,7 +55,7 @@ fn what_is_forbidden_does_not_reach_the_device() {
 }
 
 #[test]
-fn reservations_are_for_those_who_may() {
+fn reservations_need_the_option_and_the_helper() {
     let report: [u8; 10] = cdb(0x5e, &[(8, &[8])]);
     let register: [u8; 10] = cdb(0x5f, &[(8, &[24])]);
     for limits in [
@@ -82,7 +82,7 @@ fn reservations_are_for_those_who_may() {
 }
 
 #[test]
-fn nothing_is_changed_where_nothing_may_be() {
+fn a_read_only_unit_is_never_changed() {
     let mut rig = Rig::new(PassthroughLimits {
         read_only: true,
         ..LIMITS
@@ -101,7 +101,7 @@ fn nothing_is_changed_where_nothing_may_be() {
     let device = Fake::answering(&[]);
     assert_eq!(rig.good(&device, &cdb::<10>(0x35, &[]), 0), []);
     assert_eq!(device.last(), None);
-    // MODE SENSE tells.
+    // MODE SENSE reports the write protection.
     let device = Fake::answering(&[7, 0, 0x10, 0, 0, 0, 0, 0]);
     let told = rig.good(&device, &cdb::<6>(0x1a, &[(2, &[0x3f]), (4, &[8])]), 8);
     assert_eq!(told[2], 0x90);
@@ -110,7 +110,7 @@ fn nothing_is_changed_where_nothing_may_be() {
 }
 
 #[test]
-fn as_much_is_transferred_as_the_command_says() {
+fn the_transfer_length_follows_the_cdb() {
     let mut rig = Rig::new(LIMITS);
     let data: Vec<u8> = (0..2048).map(|i| i as u8).collect();
     let mut sends = |bytes: &[u8], len: usize| {
@@ -141,21 +141,21 @@ fn as_much_is_transferred_as_the_command_says() {
 }
 
 #[test]
-fn what_does_not_fit_is_not_sent() {
+fn commands_beyond_the_limits_are_not_sent() {
     let mut rig = Rig::new(LIMITS);
     let device = Fake::answering(&[]);
     for (bytes, out, room) in [
         (cdb::<10>(0x28, &[(8, &[2])]), 0, 1023),
         (cdb::<10>(0x2a, &[(8, &[2])]), 1023, 0),
         (cdb::<10>(0x42, &[(8, &[24])]), 23, 0),
-        // The wrong way.
+        // The wrong direction.
         (cdb::<10>(0x28, &[(8, &[2])]), 1024, 0),
         (cdb::<10>(0x2a, &[(8, &[2])]), 0, 1024),
     ] {
         let (response, _) = rig.run(&device, &bytes, &vec![0; out], room);
         assert!(response.overrun, "{bytes:02x?}");
     }
-    // More than the host transfers at once; of what others send for us, more than they do.
+    // More than the maximum transfer of the host, or of the privileged helper.
     assert_eq!(
         rig.refused(&cdb::<10>(0x28, &[(7, &[1, 1])]), &[], 1 << 20),
         INVALID_FIELD
@@ -177,7 +177,7 @@ fn what_does_not_fit_is_not_sent() {
 }
 
 #[test]
-fn allocation_lengths_are_what_there_is_room_for() {
+fn allocation_lengths_are_cut_to_the_buffer() {
     let mut rig = Rig::new(LIMITS);
     let device = Fake::answering(&[9; 4096]);
     // LOG SENSE of 1024 bytes into 100.
@@ -192,7 +192,7 @@ fn allocation_lengths_are_what_there_is_room_for() {
     rig.good(&device, &status, 1 << 20);
     let sent = device.last().unwrap();
     assert_eq!((sent.room, &sent.cdb[10..14]), (128 << 10, &[0, 2, 0, 0][..]));
-    // None at all.
+    // An allocation length of 0.
     assert_eq!(rig.good(&device, &cdb::<6>(0x12, &[]), 96), []);
     assert_eq!(device.last().unwrap().room, 0);
 }

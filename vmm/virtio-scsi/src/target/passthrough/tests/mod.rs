@@ -1,4 +1,4 @@
-//! A device that is none, and what reaches it.
+//! A fake device that records its commands.
 
 use std::cell::RefCell;
 use std::sync::Mutex;
@@ -14,7 +14,7 @@ mod answers;
 mod any;
 mod filter;
 
-/// What a device was sent: a CDB, and its data.
+/// A command that the device got: CDB and data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sent {
     pub cdb: Vec<u8>,
@@ -84,7 +84,7 @@ pub(super) const LIMITS: PassthroughLimits = PassthroughLimits {
     reservation: true,
 };
 
-/// A unit whose power-on attention was told.
+/// A unit whose power-on attention is cleared.
 pub(super) struct Rig {
     pub unit: LogicalUnit,
     pub luns: RefCell<Vec<Lun>>,
@@ -129,7 +129,7 @@ impl Rig {
         (response, data_in)
     }
 
-    /// Runs a command that succeeds, and returns what was transferred.
+    /// Runs a command that succeeds, and returns the transferred data.
     #[track_caller]
     pub fn good(&mut self, device: &Fake, cdb: &[u8], room: usize) -> Vec<u8> {
         let (response, mut data) = self.run(device, cdb, &[], room);
