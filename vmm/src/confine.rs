@@ -60,7 +60,7 @@ pub fn confine(credentials: Credentials) -> Result<(), ConfineError> {
         setresgid(gid, gid, gid).map_err(step("gid"))?;
         setresuid(uid, uid, uid).map_err(step("uid"))?;
     } else if let Err(error) = as_user(namespaces) {
-        tracing::warn!(%error, "running without own namespaces");
+        tracing::warn!(%error, "no user namespace: the VMM shares the host's namespaces");
     }
     drop_capabilities()?;
     nix::sys::prctl::set_no_new_privs().map_err(step("no_new_privs"))?;

@@ -195,7 +195,7 @@ fn structures(identity: &SystemIdentity, topology: Topology, layout: &Layout) ->
 
 /// The tables are larger than [`layout::SMBIOS`].
 #[derive(Debug, thiserror::Error)]
-#[error("SMBIOS tables need {0} bytes, {limit} are available", limit = layout::SMBIOS.end - layout::SMBIOS.start)]
+#[error("SMBIOS tables need {0} bytes, only {limit} are reserved", limit = layout::SMBIOS.end - layout::SMBIOS.start)]
 pub struct SmbiosTooLarge(usize);
 
 /// Entry point and structures as they are written to [`layout::SMBIOS`].

@@ -1,4 +1,4 @@
-//! The VMM gives up its privileges, whatever root directory it was started in.
+//! The VMM drops its privileges, with any root directory.
 
 use std::fs;
 use std::io;
@@ -12,7 +12,8 @@ use nix::unistd::{ForkResult, chdir, chroot, fork, getgid, getuid};
 
 const CREDENTIALS: Credentials = Credentials { uid: 4242, gid: 4243 };
 
-/// Runs `prepare` and then [`confine`] in a child process, and checks there that nothing but an empty directory is left.
+/// Runs `prepare` and then [`confine`] in a child process, and checks there that nothing but an empty directory is
+/// left.
 fn confined_child(prepare: impl FnOnce()) {
     // SAFETY: the child has one thread; it only needs the allocator, which the C library keeps usable after fork.
     match unsafe { fork() }.expect("fork") {

@@ -28,7 +28,7 @@ const NO_PCIE_ASPM: u16 = 1 << 4;
 
 /// The tables are larger than [`layout::ACPI`].
 #[derive(Debug, thiserror::Error)]
-#[error("ACPI tables need {0} bytes, {limit} are available", limit = layout::ACPI.end - layout::ACPI.start)]
+#[error("ACPI tables need {0} bytes, only {limit} are reserved", limit = layout::ACPI.end - layout::ACPI.start)]
 pub struct AcpiTooLarge(usize);
 
 fn port(address: u64) -> GAS {

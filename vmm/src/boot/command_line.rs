@@ -15,7 +15,7 @@ fn parameters(command_line: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Adds `panic=1` if the command line sets no panic timeout: the guest then reboots one second after a panic, instead
-/// of hanging without anybody noticing.
+/// of hanging unnoticed.
 pub(super) fn with_panic_timeout(command_line: &str) -> String {
     if parameters(command_line).any(|word| word.starts_with("panic=")) {
         return command_line.to_owned();

@@ -41,7 +41,7 @@ pub enum BootError {
         memory: u64,
     },
     /// The command line is longer than the kernel, or the machine, accepts.
-    #[error("kernel command line of {length} bytes is longer than the {limit} the kernel takes")]
+    #[error("kernel command line of {length} bytes is longer than the {limit} that the kernel accepts")]
     CommandLine {
         /// Its length.
         length: usize,
@@ -49,7 +49,7 @@ pub enum BootError {
         limit: usize,
     },
     /// The command line contains a NUL byte, where the kernel would stop reading.
-    #[error("kernel command line has a NUL byte in it")]
+    #[error("the kernel command line contains a NUL byte")]
     CommandLineNul,
     /// A file could not be read.
     #[error("read {what}: {source}")]

@@ -54,7 +54,7 @@ pub enum KernelSource {
 pub struct LoadedKernel {
     /// Entry point of the boot processor.
     pub entry: CpuEntry,
-    /// Name and origin of the kernel, for people.
+    /// Name and origin of the kernel, for messages.
     pub description: String,
 }
 

@@ -26,7 +26,7 @@ use crate::vcpu::VcpuEvent;
 pub struct VmExit {
     /// Reason.
     pub reason: ExitReason,
-    /// Details for people.
+    /// Human-readable details.
     pub detail: String,
 }
 
@@ -228,7 +228,7 @@ impl VmmActor {
                     let _ = reply.send(Err(wrong_state(self.state)));
                     return None;
                 }
-                let exit = self.reset("asked for").await;
+                let exit = self.reset("requested by the monitor").await;
                 let _ = reply.send(exit.as_ref().map_or(Ok(()), |e| Err(failed(&e.detail))));
                 return exit;
             }
@@ -317,7 +317,7 @@ impl VmmActor {
     fn callbacks(&self) -> Callbacks {
         let (events, alarm) = (self.machine_sender.clone(), self.alarm_sender.clone());
         Callbacks {
-            // Bounded in effect: each event except the one-time CrashLoaded stops its vCPU, or is the only one of a
+            // The queue stays short: each event except the one-time CrashLoaded stops its vCPU, or is the only one of a
             // disk until the machine was paused.
             event: Arc::new(move |e| drop(events.send(e))),
             alarm: Arc::new(move |due| {
@@ -338,9 +338,11 @@ impl VmmActor {
             .spawn(move || {
                 install(ThreadRole::Boot);
                 let result = catch_unwind(AssertUnwindSafe(|| loader.load(&source)));
-                let _ = done.send(
-                    result.unwrap_or_else(|_| Err(BootError::NoBootableDisk("the reader panicked".into()))),
-                );
+                let _ = done.send(result.unwrap_or_else(|_| {
+                    Err(BootError::NoBootableDisk(
+                        "internal error while reading the disk".into(),
+                    ))
+                }));
             })
             .map_err(|e| error(&e))?;
         // A hostile filesystem may keep its reader busy for ever. The end of the process then ends the reader too.

@@ -34,7 +34,7 @@ fn register(entry: &mut kvm_cpuid_entry2, which: Register) -> &mut u32 {
 
 /// Features withheld from the guest: leaf, subleaf, register, mask, reason.
 const WITHHELD: &[(u32, u32, Register, u32, &str)] = &[
-    (0x1, 0, Ecx, 1 << 2, "DTES64: as DS"),
+    (0x1, 0, Ecx, 1 << 2, "DTES64: 64-bit area of DS"),
     (
         0x1,
         0,
@@ -58,14 +58,14 @@ const WITHHELD: &[(u32, u32, Register, u32, &str)] = &[
     ),
     (0x1, 0, Edx, 1 << 21, "DS: the debug store needs the counters"),
     (0x7, 0, Ebx, 1 << 2, "SGX: no enclave memory is given"),
-    (0x7, 0, Ecx, 1 << 5, "WAITPKG: as MONITOR"),
+    (0x7, 0, Ecx, 1 << 5, "WAITPKG: see MONITOR"),
     (0x7, 0, Ecx, 1 << 30, "SGX launch control: as SGX"),
     (
         0x7,
         0,
         Edx,
         1 << 22 | 1 << 24 | 1 << 25,
-        "AMX: its tiles need a permission that is not asked for",
+        "AMX: its tiles need a permission that the VMM does not request",
     ),
     (0x7, 1, Eax, 1 << 21, "AMX-FP16: as AMX"),
     (0x7, 1, Edx, 1 << 8, "AMX-COMPLEX: as AMX"),

@@ -14,16 +14,16 @@ pub enum NicError {
     #[error("interface {0:?}: {1}")]
     Io(String, io::Error),
     /// The id is in use.
-    #[error("the VM has an interface {0:?} already")]
+    #[error("the VM already has an interface {0:?}")]
     Exists(String),
     /// No NIC has this id.
     #[error("the VM has no interface {0:?}")]
     NotFound(String),
     /// The NIC is in a slot that the ACPI tables do not describe as hot-pluggable.
-    #[error("interface {0:?} was there when the VM started and cannot be unplugged")]
+    #[error("interface {0:?} was present at boot and cannot be unplugged")]
     Fixed(String),
     /// No hot-pluggable slot is free.
-    #[error("no hot-pluggable PCI slot is free; the VM has {0} interfaces")]
+    #[error("no free hotplug slot; the VM has {0} interfaces")]
     Slots(usize),
     /// The virtio-pci function.
     #[error("interface {0:?}: {1}")]

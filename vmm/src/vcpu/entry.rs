@@ -157,7 +157,7 @@ mod tests {
     use crate::memory::{MemoryBacking, allocate};
 
     #[test]
-    fn descriptors_are_flat_and_as_the_protocol_says() {
+    fn descriptors_are_flat_with_the_protocols_selectors() {
         let [code, data, _] = CpuEntry::Linux64 { rip: 0 }.segments();
         assert_eq!(descriptor(&code), 0x00af_9b00_0000_ffff);
         assert_eq!(descriptor(&data), 0x00cf_9300_0000_ffff);

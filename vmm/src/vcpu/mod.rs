@@ -48,8 +48,8 @@ pub struct VcpuContext {
     pub ports: Arc<Bus>,
     /// Bus of memory-mapped I/O.
     pub mmio: Arc<Bus>,
-    /// Set when the machine ends or resets: no vCPU enters the guest again until the flag is clear and it is told to
-    /// run.
+    /// Set when the machine ends or resets: no vCPU enters the guest again until the flag is clear and [`Vcpu::run`] is
+    /// called.
     pub halted: Arc<AtomicBool>,
     /// Receives the vCPU's failures.
     pub sink: VcpuSink,

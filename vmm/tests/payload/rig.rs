@@ -141,8 +141,8 @@ impl Rig {
         self.child.id()
     }
 
-    /// Names of all threads, when each has a seccomp filter and cannot gain privileges. A new thread installs its filter
-    /// first.
+    /// Names of all threads, when each has a seccomp filter and cannot gain privileges. A new thread installs its
+    /// filter first.
     pub async fn filtered_threads(&self) -> Vec<String> {
         let start = Instant::now();
         loop {

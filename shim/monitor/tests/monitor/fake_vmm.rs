@@ -283,7 +283,7 @@ impl Vmm for Fake {
     async fn reset(&self, _: Request<pb::ResetRequest>) -> Result<Response<pb::ResetResponse>, Status> {
         self.guest.lock().unwrap().boots += 1;
         self.tell(Kind::Reset(Reset {
-            cause: "asked for".into(),
+            cause: "requested by the monitor".into(),
         }));
         Ok(Response::new(pb::ResetResponse {}))
     }

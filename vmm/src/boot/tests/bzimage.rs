@@ -245,7 +245,7 @@ fn a_command_line_may_be_as_long_as_the_kernel_accepts() {
     assert!(matches!(load(2047, 2047), Ok(2047)));
     let error = reason(Machine::new(64 * MIB).load(&bzimage(|_| ()), None, &"x".repeat(2047)));
     assert_eq!(
-        error, "kernel command line of 2055 bytes is longer than the 2047 the kernel takes",
+        error, "kernel command line of 2055 bytes is longer than the 2047 that the kernel accepts",
         "with panic=1"
     );
     assert!(matches!(

@@ -253,7 +253,7 @@ fn work_is_bounded_by_the_files_size() {
 }
 
 #[test]
-fn an_entry_outside_what_was_loaded_is_refused() {
+fn an_entry_outside_the_loaded_segments_is_refused() {
     let at = |entry| elf(entry, &[code()], &pattern(5, 8192));
     for entry in [AT + 8192, 63 * MIB, 1 << 40, u64::MAX] {
         assert!(

@@ -136,7 +136,7 @@ struct Vmlinux {
 }
 
 impl Vmlinux {
-    /// Parses an unpacked kernel. Returns `None` if it has not the form that Linux's build gives it.
+    /// Parses an unpacked kernel. Returns `None` if it does not have the form that Linux's build gives it.
     fn parse(image: &[u8], linked: &Range<u64>) -> Option<Self> {
         if image.len() < 64
             || !image.starts_with(b"\x7fELF\x02\x01")

@@ -30,7 +30,7 @@ pub(super) async fn setup(fds: &FdReceiver, field: &str, nic: &pb::Nic) -> Resul
     if nic.id.is_empty() {
         return Err(missing(&at("id")));
     }
-    let mac = <[u8; 6]>::try_from(&nic.mac[..]).map_err(|_| invalid(&at("mac"), "must have 6 bytes"))?;
+    let mac = <[u8; 6]>::try_from(&nic.mac[..]).map_err(|_| invalid(&at("mac"), "must be 6 bytes"))?;
     let mtu = u16::try_from(nic.mtu).map_err(|_| invalid(&at("mtu"), "must be at most 65535"))?;
     if nic.taps.is_empty() || nic.taps.len() > MAX_PAIRS {
         let reason = format!("must be 1 to {MAX_PAIRS}, not {}", nic.taps.len());

@@ -56,7 +56,7 @@ async fn an_invalid_nic_is_refused_by_field() {
                 mac: vec![2; 5],
                 ..nic(&fd)
             },
-            "nic.mac: must have 6 bytes",
+            "nic.mac: must be 6 bytes",
         ),
         (
             pb::Nic {

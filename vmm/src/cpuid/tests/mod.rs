@@ -191,7 +191,7 @@ fn the_largest_lists_fit() {
 }
 
 #[test]
-fn guest_physical_addresses_are_those_the_second_stage_reaches() {
+fn guest_physical_addresses_fit_second_stage_translation() {
     let bits = |eax| {
         let entry = kvm_cpuid_entry2 {
             function: 0x8000_0008,

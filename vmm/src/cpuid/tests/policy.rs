@@ -99,7 +99,7 @@ fn only_documented_features_are_added() {
 
 /// A host that has everything: whatever else a processor may yet have, the withheld bits go.
 #[test]
-fn withheld_bits_go_from_a_host_that_has_them_all() {
+fn withheld_bits_are_cleared_on_a_host_with_all_features() {
     let mut host = Host::recorded()[2].clone();
     let leaves = WITHHELD
         .iter()
@@ -140,7 +140,7 @@ fn withheld_bits_go_from_a_host_that_has_them_all() {
 }
 
 #[test]
-fn every_reason_is_given_once() {
+fn every_withheld_feature_has_one_reason() {
     let bits: BTreeSet<_> = WITHHELD
         .iter()
         .map(|w| (w.0, w.1, format!("{:?}", w.2), w.3))

@@ -41,7 +41,7 @@ impl VmiSync {
                     let (phase, message) = match planned {
                         true => (
                             "RestartRequired",
-                            "it was there when the VM started, and stays until it ends",
+                            "it was present at boot and stays until the VM ends",
                         ),
                         false => ("Absent", ""),
                     };
