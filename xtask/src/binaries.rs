@@ -1,11 +1,11 @@
-//! The release binaries that everything real is done with.
+//! The static binaries that tests with real guests, benchmarks and the demo run.
 //!
 //! They are linked statically: a VMM without shared libraries has a megabyte less resident and starts
 //! sooner, and what is built here runs on any node. The VMM is built apart from the rest, because cargo
 //! would otherwise give it the features that only the others need.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -32,14 +32,38 @@ const BUILDS: [(&[&str], &[&str]); 2] = [
     ),
 ];
 
-/// Builds the release binaries in [`checkout::release`], or finds them up to date; the CPU time of cargo.
-pub fn build(progress: &Progress) -> Result<Duration> {
+/// A profile of the workspace's Cargo.toml to build with.
+#[derive(Debug, Clone, Copy)]
+pub enum Profile {
+    /// What users run.
+    Release,
+    /// The same without link-time optimisation, for the tests.
+    EndToEnd,
+}
+
+impl Profile {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Release => "release",
+            Self::EndToEnd => "e2e",
+        }
+    }
+
+    /// Folder of the binaries.
+    pub fn folder(self) -> PathBuf {
+        checkout::target().join(self.name())
+    }
+}
+
+/// Builds the binaries in [`Profile::folder`], or finds them up to date; the CPU time of cargo.
+pub fn build(profile: Profile, progress: &Progress) -> Result<Duration> {
     let mut cpu = Duration::ZERO;
     for (packages, binaries) in BUILDS {
         let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         cargo.args([
             "build",
-            "--release",
+            "--profile",
+            profile.name(),
             "--locked",
             "--target",
             TARGET,
@@ -52,7 +76,8 @@ pub fn build(progress: &Progress) -> Result<Duration> {
         cpu += progress.run(format!("building {}", binaries.join(" and ")), &mut cargo)?;
         for binary in binaries {
             place(
-                &checkout::target().join(TARGET).join("release").join(binary),
+                &checkout::target().join(TARGET).join(profile.name()).join(binary),
+                &checkout::folder(profile.folder())?,
                 binary,
             )?;
         }
@@ -61,9 +86,8 @@ pub fn build(progress: &Progress) -> Result<Duration> {
 }
 
 /// Puts a fresh binary where it is looked for, by a rename: one that runs keeps its file.
-fn place(built: &Path, name: &str) -> Result<()> {
-    let release = checkout::folder(checkout::release())?;
-    let (aside, to) = (release.join(format!(".{name}.new")), release.join(name));
+fn place(built: &Path, folder: &Path, name: &str) -> Result<()> {
+    let (aside, to) = (folder.join(format!(".{name}.new")), folder.join(name));
     if fs::read(built).ok() == fs::read(&to).ok() {
         return Ok(());
     }

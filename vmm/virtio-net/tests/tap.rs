@@ -23,11 +23,11 @@ macro_rules! with_both_datapaths {
                 super::isolated(concat!("workers::", stringify!($body)), || super::$body(false));
             })*
         }
-        mod vhost {
+        mod vhost_net {
             $(#[test]
             #[ignore = "needs /dev/vhost-net"]
             fn $body() {
-                super::isolated(concat!("vhost::", stringify!($body)), || super::$body(true));
+                super::isolated(concat!("vhost_net::", stringify!($body)), || super::$body(true));
             })*
         }
     };

@@ -3,6 +3,7 @@
 use super::host;
 use super::message::Message;
 use super::record::Record;
+use crate::binaries::Profile;
 use crate::native::native_kvm;
 use crate::packages::{self, Tool};
 use crate::progress::{Progress, Step};
@@ -21,7 +22,7 @@ pub const QEMU: Tool = Tool {
 
 /// Builds the binaries and finds or makes the `images`, and `tools` where there is no lab that has them.
 pub fn prepare(progress: &Progress, images: &[&str], tools: &[Tool]) -> Result<()> {
-    binaries::build(progress)?;
+    binaries::build(Profile::Release, progress)?;
     images::ensure(progress, images)?;
     if native_kvm() {
         packages::ensure(progress, tools)?;

@@ -4,6 +4,7 @@ mod guest;
 mod inside;
 mod show;
 
+use crate::binaries::Profile;
 use crate::native::native_kvm;
 use crate::progress::Progress;
 use crate::{binaries, checkout, images, lab, self_copy};
@@ -38,7 +39,7 @@ pub fn run(args: Args) -> Result<()> {
     let progress = Progress::new();
     let mut show = Show::new();
     show.title("A stock Debian in a microVM, from a KubeVirt manifest");
-    binaries::build(&progress)?;
+    binaries::build(Profile::Release, &progress)?;
     images::ensure(&progress, &[&args.image])?;
     let disk = images::path(&args.image)?.join("disk.img");
     if !disk.is_file() {

@@ -1,7 +1,7 @@
 //! `cargo xtask test`: lints, unit tests and the end-to-end suite. The last line of its output is
 //! `N passed, N failed, N skipped`.
 //!
-//! The release build uses both processors. After it the end-to-end cases run in two labs of one processor each, and
+//! The build of the static binaries uses both processors. After it the end-to-end cases run in two labs of one processor each, and
 //! lints and unit tests are built with the time that the labs leave.
 
 mod deny;
@@ -12,6 +12,7 @@ mod suite;
 mod tally;
 mod unit;
 
+use crate::binaries::Profile;
 use crate::native::native_kvm;
 use crate::packages::{self, Tool};
 use crate::progress::Progress;
@@ -61,7 +62,7 @@ pub struct Args {
     /// Also run the cases with programs built from Go modules: the newest containerd, a kubelet
     #[arg(long)]
     peers: bool,
-    /// Run only the end-to-end cases, with the release binaries as they are
+    /// Run only the end-to-end cases, with the binaries as they are
     #[arg(long)]
     no_build: bool,
     /// List the end-to-end cases with their tiers and run nothing
@@ -88,7 +89,7 @@ impl Args {
 pub fn run(args: &Args) -> Result<ExitCode> {
     let progress = Progress::new();
     if args.list {
-        binaries::build(&progress)?;
+        binaries::build(Profile::EndToEnd, &progress)?;
         return suite::list().map(|()| ExitCode::SUCCESS);
     }
     lab::exit_on_signals()?;
@@ -111,8 +112,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let (built, made) = std::thread::scope(|scope| {
         // Mostly waits for the network.
         let made = scope.spawn(|| stages.run("images", |_| make_images(args, progress)));
-        let built = stages.run("release build", |stage| {
-            stage.cpu = binaries::build(progress)?;
+        let built = stages.run("static build", |stage| {
+            stage.cpu = binaries::build(Profile::EndToEnd, progress)?;
             Ok(())
         });
         (built, made.join().unwrap_or_default())
@@ -122,10 +123,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             if built && made {
                 stages.run("end to end", |stage| run_cases(stage, args, progress));
             } else {
-                stages.fail(
-                    "end to end",
-                    "not run, because the release build or the images failed",
-                );
+                stages.fail("end to end", "not run, because the build or the images failed");
             }
         });
         let name = if lints {
@@ -174,7 +172,7 @@ fn make_images(args: &Args, progress: &Progress) -> Result<()> {
 
 /// The suite that boots real guests, in the labs or on this machine.
 fn run_cases(stage: &mut Stage, args: &Args, progress: &Progress) -> Result<()> {
-    let mut suite = Suite::copy()?;
+    let mut suite = Suite::copy(Profile::EndToEnd)?;
     let tiers = args.tiers();
     if tiers.contains(&Tier::Upstream) {
         suite.upstream = Some(upstream::ensure(progress)?);

@@ -3,6 +3,7 @@
 use super::queue;
 use super::stages::{Stage, Stages};
 use super::suite::{Suite, Tier};
+use crate::binaries::Profile;
 use crate::progress::Progress;
 use crate::{binaries, checkout, images};
 use anyhow::{Context, Result, bail};
@@ -53,7 +54,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     crate::lab::exit_on_signals()?;
     let progress = Progress::new();
-    binaries::build(&progress)?;
+    binaries::build(Profile::Release, &progress)?;
     images::ensure_all(&progress)?;
     let stages = Stages::new();
     stages.run("soak", |stage| rounds(stage, args, &folder, &progress));
@@ -67,7 +68,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 }
 
 fn rounds(stage: &mut Stage, args: &Args, folder: &Path, progress: &Progress) -> Result<()> {
-    let suite = Suite::copy()?;
+    let suite = Suite::copy(Profile::Release)?;
     let cases = suite.cases(&[Tier::Long], args.filter.as_deref())?;
     if cases.is_empty() {
         bail!("no case of that name");

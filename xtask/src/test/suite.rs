@@ -1,6 +1,7 @@
 //! The end-to-end suite `husk-e2e`: its programs, its cases and the tiers they belong to.
 
-use crate::{checkout, lab};
+use crate::binaries::Profile;
+use crate::lab;
 use anyhow::{Context, Result, bail};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -79,7 +80,7 @@ impl Case {
     }
 }
 
-/// Copies of the release binaries, so that a build meanwhile does not change what is tested.
+/// Copies of the binaries, so that a build meanwhile does not change what is tested.
 #[derive(Debug)]
 pub struct Suite {
     folder: TempDir,
@@ -88,15 +89,15 @@ pub struct Suite {
 }
 
 impl Suite {
-    /// Copies the release binaries.
-    pub fn copy() -> Result<Self> {
+    /// Copies the binaries that `profile` builds.
+    pub fn copy(profile: Profile) -> Result<Self> {
         let folder = tempfile::Builder::new()
             .prefix("e2e-")
             .tempdir_in(lab::share()?)?;
         for program in PROGRAMS {
-            let built = checkout::release().join(program);
+            let built = profile.folder().join(program);
             std::fs::copy(&built, folder.path().join(program))
-                .with_context(|| format!("the release build made no {}", built.display()))?;
+                .with_context(|| format!("the build made no {}", built.display()))?;
         }
         // Some cases run as other users.
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755))?;
@@ -163,7 +164,7 @@ impl Suite {
 
 /// Prints the cases of every tier.
 pub fn list() -> Result<()> {
-    let program = checkout::release().join("husk-e2e");
+    let program = Profile::EndToEnd.folder().join("husk-e2e");
     for (tier, title) in [
         (Tier::Default, "cargo xtask test"),
         (Tier::Full, "cargo xtask test --full"),
