@@ -2,9 +2,9 @@
 //!
 //! ```text
 //! containerd ── start ──▶ bootstrap ── exec with a listening socket ──▶ serve: one process for all containers of a pod
-//!            ── ttrpc: containerd.task.v3 (and .v2) ──▶ task::Service ──▶ Pod actor ──▶ husk_monitor::monitor::EmbeddedVm
+//!            ── ttrpc: containerd.task.v3 (and .v2) ──▶ task::Service ──▶ Pod actor ──▶ husk_monitor: EmbeddedVm
 //!            ◀─ events ── publisher ◀──────────────────────────────────────┘
-//!            ── delete ─▶ leftovers of a pod whose shim was killed
+//!            ── delete ─▶ cleanup after a pod whose shim was killed
 //! ```
 
 mod bootstrap;

@@ -28,7 +28,7 @@ pub enum ConnectError {
         namespace: String,
         /// The VM's name.
         name: String,
-        /// Why.
+        /// The cause.
         source: tonic::transport::Error,
     },
 }

@@ -100,7 +100,7 @@ pub fn launch(mut command: Command, config: &MonitorConfig) -> Result<u32, Launc
     }
 }
 
-/// How the progress of a start is reported.
+/// The receiver of the progress of a start.
 #[derive(Debug)]
 pub(crate) enum StartMode {
     /// To another process, over standard output.

@@ -1,4 +1,4 @@
-//! What surrounds one VM: its VMM process, its console, its directory and the monitor that owns them.
+//! The monitor of one VM: it owns the VMM process, the console and the VM's directory.
 //!
 //! ```text
 //! launch ──exec──▶ monitor::serve ── husk_volumes ──▶ fds ──▶ VmmProcess ──socketpairs──▶ husk-vmm

@@ -84,7 +84,7 @@ impl Flags {
         };
         for (name, value) in [("namespace", &flags.namespace), ("id", &flags.id)] {
             if value.is_empty() || value.contains('/') || value.starts_with('.') {
-                return Err(format!("-{name} {value:?} is no name: {USAGE}"));
+                return Err(format!("-{name} {value:?} is not a name: {USAGE}"));
             }
         }
         Ok(flags)
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_container_is_refused() {
+    fn missing_container_name_is_refused() {
         for line in [
             "",
             "start",

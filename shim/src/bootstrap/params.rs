@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_for_this_shim_is_the_older_form() {
+    fn other_input_selects_the_older_form() {
         for input in [&b"\xff\xfe\x01"[..], b"\x0a\x1acontainerd.runc.v1.Options"] {
             let params = Params::parse(input, &flags(), Some("/old".into())).unwrap();
             assert!(!params.messages && params.ttrpc_address == "/old");

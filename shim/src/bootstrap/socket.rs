@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_shims_socket_is_taken_over_and_a_living_ones_is_not() {
+    fn socket_of_a_dead_shim_is_taken_over() {
         let dir = tempfile::tempdir().unwrap();
         let address = Address::of(dir.path().to_str(), "/run/c.sock", "default", "a");
         let first = address.listen().unwrap().unwrap();

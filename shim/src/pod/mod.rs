@@ -70,7 +70,7 @@ impl Pod {
         while !self.finished {
             let command = match self.containers.is_empty() {
                 true => timeout(IDLE, self.mailbox.recv()).await.unwrap_or_else(|_| {
-                    warn!("containerd made no container");
+                    warn!("containerd created no container");
                     None
                 }),
                 false => self.mailbox.recv().await,

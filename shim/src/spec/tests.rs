@@ -87,14 +87,14 @@ fn names_tell_a_pods_containers_apart() {
 }
 
 #[test]
-fn a_pod_may_call_its_vm_otherwise() {
+fn annotation_renames_the_vm_container() {
     let pod = sandbox(json!({"husk.io/vm-container": "vm"}));
     assert_eq!(role(&in_pod("vm", json!({})), Some(&pod)).unwrap(), Role::Vm);
     role(&in_pod("compute", json!({})), Some(&pod)).unwrap_err();
 }
 
 #[test]
-fn a_container_of_its_own_is_the_vm_or_nothing() {
+fn lone_container_is_the_vm_or_refused() {
     let alone = |annotations| role(&spec(json!({"annotations": annotations})), None);
     assert_eq!(alone(json!({"husk.io/vmi": "{}"})).unwrap(), Role::Vm);
     let both = json!({"husk.io/vmi": "{}", "husk.io/volume": "root"});
@@ -109,7 +109,7 @@ fn a_container_of_its_own_is_the_vm_or_nothing() {
 }
 
 #[test]
-fn the_only_container_disk_of_a_lone_container_is_its_own_root() {
+fn lone_container_disk_is_the_containers_root() {
     let alone = spec(json!({"annotations": {"husk.io/vmi": container_disk()}}));
     let vm = make(&alone).unwrap();
     let wanted = DiskSource::ContainerDisk {
@@ -142,7 +142,8 @@ fn mounts_are_volumes_where_kubevirt_has_them() {
     ]);
     let disks = json!([disk("data"), disk("host"), disk("keys"), disk("sa")]);
     let mounts = json!([
-        {"destination": "/var/run/kubevirt-private/vmi-disks/data", "source": "/pods/1/data", "options": ["rbind", "rw"]},
+        {"destination": "/var/run/kubevirt-private/vmi-disks/data",
+         "source": "/pods/1/data", "options": ["rbind", "rw"]},
         {"destination": "/var/run/kubevirt-private/vmi-disks/host", "source": "/srv/vms", "options": ["rbind"]},
         {"destination": "/run/kubevirt-private/secret/keys", "source": "/pods/1/keys", "options": ["rbind", "ro"]},
         {"destination": "/var/run/secrets/kubernetes.io/serviceaccount", "source": "/pods/1/sa", "options": ["ro"]},
@@ -173,7 +174,7 @@ fn mounts_are_volumes_where_kubevirt_has_them() {
 }
 
 #[test]
-fn what_is_hotpluggable_and_not_given_comes_later() {
+fn missing_hotpluggable_volumes_are_plugged_later() {
     let hot = |name: &str| json!({"name": name, "dataVolume": {"name": name, "hotpluggable": true}});
     let root = json!({"name": "root", "persistentVolumeClaim": {"claimName": "root"}});
     let volumes = json!([hot("late"), root, hot("given")]);
@@ -198,7 +199,7 @@ fn what_is_hotpluggable_and_not_given_comes_later() {
 }
 
 #[test]
-fn a_manifest_opens_no_path_of_the_node() {
+fn manifest_cannot_open_paths_of_the_node() {
     let volumes = json!([
         {"name": "host", "hostDisk": {"path": "/etc/shadow", "type": "Disk"}},
         {"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
@@ -222,10 +223,11 @@ fn a_manifest_opens_no_path_of_the_node() {
 }
 
 #[test]
-fn what_is_mounted_read_only_is_not_written() {
+fn read_only_mounts_are_not_written() {
     let volumes = json!([{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]);
     let mounts = json!([
-        {"destination": "/var/run/kubevirt-private/vmi-disks/data", "source": "/pods/1/data", "options": ["rbind", "ro"]}
+        {"destination": "/var/run/kubevirt-private/vmi-disks/data",
+         "source": "/pods/1/data", "options": ["rbind", "ro"]}
     ]);
     let with = |disk: Value| {
         let annotations = json!({"husk.io/vmi": vmi(volumes.clone(), json!([disk]))});
@@ -253,7 +255,7 @@ fn with_device(major: i64) -> Result<VmContainer, SpecError> {
 }
 
 #[test]
-fn a_device_that_this_host_lacks_is_refused() {
+fn device_missing_on_the_host_is_refused() {
     let error = with_device(4095).unwrap_err().to_string();
     assert_eq!(
         error,
@@ -282,7 +284,7 @@ fn devices_are_found_by_their_numbers() {
 }
 
 #[test]
-fn a_limit_below_what_the_vm_needs_is_refused_with_the_numbers() {
+fn memory_limit_too_small_is_refused_with_numbers() {
     let with = |limit: u64| {
         let annotations = json!({"husk.io/vmi": container_disk()});
         let linux = json!({"resources": {"memory": {"limit": limit}}});
@@ -299,7 +301,7 @@ fn a_limit_below_what_the_vm_needs_is_refused_with_the_numbers() {
 }
 
 #[test]
-fn an_annotation_is_one_vmi_that_validates() {
+fn annotation_must_hold_one_valid_vmi() {
     let with = |text: &str| {
         let annotations = json!({"husk.io/vmi": text});
         make(&spec(json!({"annotations": annotations})))
@@ -322,7 +324,7 @@ fn an_annotation_is_one_vmi_that_validates() {
 }
 
 #[test]
-fn the_network_is_the_sandboxs_and_never_the_nodes() {
+fn network_is_the_sandboxs_and_never_the_nodes() {
     let with = |namespaces: Value| spec(json!({"linux": {"namespaces": namespaces}}));
     let given = with(json!([{"type": "network", "path": "/run/netns/pod"}, {"type": "ipc"}]));
     let (own, nodes) = (with(json!([{"type": "network"}])), with(json!([])));

@@ -26,7 +26,7 @@ async fn read(from: &mut (impl AsyncReadExt + Unpin), length: usize) -> String {
 }
 
 #[test]
-fn a_console_goes_through_fifos_both_ways_and_the_reason_of_a_failure_follows() {
+fn fifos_carry_the_console_and_the_failure_reason() {
     on_runtime(async {
         let dir = tempfile::tempdir().unwrap();
         let (mut guest, ours) = UnixStream::pair().unwrap();
@@ -62,7 +62,7 @@ fn a_console_goes_through_fifos_both_ways_and_the_reason_of_a_failure_follows() 
 }
 
 #[test]
-fn a_reader_that_sleeps_stalls_neither_the_guest_nor_the_end() {
+fn slow_reader_blocks_neither_guest_nor_exit() {
     on_runtime(async {
         let dir = tempfile::tempdir().unwrap();
         let (mut guest, ours) = UnixStream::pair().unwrap();

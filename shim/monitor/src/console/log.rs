@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_tolerated_and_recovered_from() {
+    fn full_disk_is_tolerated() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("console.log");
         std::os::unix::fs::symlink("/dev/full", &path).unwrap();

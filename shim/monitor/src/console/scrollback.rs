@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_bytes_are_kept() {
+    fn last_bytes_are_kept() {
         let mut scrollback = Scrollback::default();
         let all: Vec<u8> = (0..3 * SCROLLBACK + 17).map(|n| (n % 251) as u8).collect();
         for part in all.chunks(1000) {

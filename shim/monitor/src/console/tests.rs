@@ -64,7 +64,7 @@ fn both_directions_work_and_the_log_has_it() {
 }
 
 #[test]
-fn a_stalled_session_never_stalls_the_guest() {
+fn stalled_session_does_not_block_the_guest() {
     on_runtime(async {
         let mut f = fixture();
         let mut session = f.console.attach().await.unwrap();
@@ -94,7 +94,7 @@ fn a_stalled_session_never_stalls_the_guest() {
 }
 
 #[test]
-fn a_guest_that_does_not_read_bounds_the_input_but_may_be_left_and_taken_over() {
+fn guest_that_does_not_read_blocks_only_input() {
     on_runtime(async {
         let mut f = fixture();
         let session = f.console.attach().await.unwrap();
@@ -114,7 +114,7 @@ fn a_guest_that_does_not_read_bounds_the_input_but_may_be_left_and_taken_over() 
 }
 
 #[test]
-fn a_new_session_takes_over_and_the_old_ones_input_is_dropped() {
+fn new_session_takes_over_and_old_input_is_dropped() {
     on_runtime(async {
         let mut f = fixture();
         let mut older = f.console.attach().await.unwrap();
@@ -130,7 +130,7 @@ fn a_new_session_takes_over_and_the_old_ones_input_is_dropped() {
 }
 
 #[test]
-fn the_end_is_told_even_to_a_full_session_and_to_late_comers() {
+fn end_reaches_full_and_late_sessions() {
     on_runtime(async {
         let mut f = fixture();
         let mut session = f.console.attach().await.unwrap();
@@ -151,7 +151,7 @@ fn the_end_is_told_even_to_a_full_session_and_to_late_comers() {
 }
 
 #[test]
-fn a_mirror_stays_while_sessions_come_and_go_and_both_type() {
+fn mirror_and_session_are_independent() {
     on_runtime(async {
         let mut f = fixture();
         let mut mirror = f.console.mirror().await.unwrap();

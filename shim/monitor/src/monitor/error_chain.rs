@@ -21,7 +21,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_quoted_cause_is_not_repeated() {
+    fn quoted_cause_is_not_repeated() {
         #[derive(Debug, thiserror::Error)]
         #[error("outer: {0}")]
         struct Quoting(#[source] std::io::Error);

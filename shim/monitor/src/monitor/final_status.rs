@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_event_explains_an_exit_but_not_a_signal() {
+    fn exit_event_explains_an_exit_but_not_a_signal() {
         let poweroff = Exit {
             reason: ExitReason::Poweroff.into(),
             detail: "guest powered off".into(),
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kill_fails_a_vm_that_could_have_been_asked() {
+    fn kill_fails_a_vm_with_acpi() {
         let killed = |acpi| FinalStatus::killed(KillReason::Asked, acpi, ExitReason::Poweroff).phase;
         assert_eq!((killed(true), killed(false)), (Phase::Failed, Phase::Succeeded));
     }

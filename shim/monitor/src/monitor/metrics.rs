@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_counted_is_left_out() {
+    fn unknown_counters_are_left_out() {
         let nic = |id: &str, vhost| NicInfo {
             id: id.into(),
             vhost,

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn the_button_is_pressed_until_the_grace_period_ends() {
+    fn button_is_pressed_until_the_grace_period_ends() {
         let start = Instant::now();
         let mut stopping = GracefulShutdown::requested(None, 12, start);
         let mut presses = Vec::new();
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_earlier_deadline_holds() {
+    fn earlier_deadline_applies() {
         let start = Instant::now();
         let long = GracefulShutdown::requested(None, 60, start);
         assert_eq!(

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_tells_its_size_whatever_its_name_is_now() {
+    fn probe_reads_the_size_of_a_removed_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("disk.img");
         let file = std::fs::File::create(&path).unwrap();

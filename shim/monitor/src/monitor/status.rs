@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pause_for_an_io_error_says_so_until_the_vm_runs_again() {
+    fn io_error_is_shown_until_the_vm_runs_again() {
         let publisher = StatusPublisher::new();
         let mut status = publisher.subscribe();
         let mut after = |event| {

@@ -141,7 +141,7 @@ impl StatusServer {
         self.publisher.end(final_status);
         drop((self.publisher, self.finish));
         if timeout(FINAL_STATUS_TIMEOUT, self.server).await.is_err() {
-            warn!("a client did not take the final status");
+            warn!("a client did not read the final status");
         }
     }
 }
@@ -151,6 +151,6 @@ pub(super) fn remove_dir(claimed: ClaimedDir) {
     let path = claimed.dir().path().to_owned();
     if let Err(error) = claimed.remove() {
         // The lock ends with this process, so the next command tries again.
-        error!(dir = %path.display(), %error, "the state directory stays");
+        error!(dir = %path.display(), %error, "the state directory was not removed");
     }
 }

@@ -259,7 +259,7 @@ impl VmActor {
 
     fn handle_deadline(&mut self, vmm: &mut VmmProcess) {
         if let Some(killed) = &mut self.killed {
-            warn!("the VMM did not end when told to and is killed");
+            warn!("the VMM did not exit in time and is killed");
             killed.at = None;
             vmm.kill();
             return;

@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_late_last_event_is_read() {
+    async fn late_last_event_is_read() {
         let (sender, events) = events();
         let late = tokio::spawn(async move {
             sleep(Duration::from_secs(1)).await;
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_without_an_end_is_given_up() {
+    async fn endless_stream_is_given_up() {
         let (_sender, events) = events();
         assert_eq!(events.drain().await, []);
     }

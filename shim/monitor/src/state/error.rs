@@ -26,7 +26,7 @@ pub enum StateError {
     Unusable {
         /// The directory, and the variable that named it.
         place: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// A VM's directory holds other files and is left as it is.
@@ -56,7 +56,7 @@ pub enum StateError {
     Network {
         /// The VM's directory.
         dir: PathBuf,
-        /// Why.
+        /// The cause.
         source: NetworkError,
     },
     /// The file system refused.
@@ -64,7 +64,7 @@ pub enum StateError {
     Io {
         /// Path that was accessed.
         path: PathBuf,
-        /// Why it failed.
+        /// The cause.
         source: io::Error,
     },
 }

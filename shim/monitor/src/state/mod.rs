@@ -1,14 +1,15 @@
-//! Where the VMs of one user are found: a directory per VM, locked by its monitor for as long as that lives.
+//! The runtime directory of one user's VMs: a directory per VM, locked by its monitor.
 //!
 //! ```text
-//! RUNTIME/.lock                      held while a VM's directory is claimed or removed; its text says whose RUNTIME is
+//! RUNTIME/.lock                      held to claim or remove a VM's directory; its text marks RUNTIME as Husk's
 //! RUNTIME/NAMESPACE/NAME/monitor.pid write-locked by the live monitor
-//!                        plan.json vmi.json pod.sock fds.sock console.log monitor.log, netns.json and network-DEVICE.json
+//!                        plan.json vmi.json pod.sock fds.sock console.log monitor.log netns.json
+//!                        network-DEVICE.json
 //! ```
 //!
-//! A directory goes all at once: it is moved to RUNTIME/.removing, then deleted.
-//! One whose monitor.pid nobody has locked belonged to a monitor that died; [`RuntimeDir::remove_abandoned`] removes
-//! it, file by known file: nothing Husk did not make is ever deleted, and one with anything else in it stays whole.
+//! To remove a directory, Husk moves it to RUNTIME/.removing and deletes it there.
+//! A directory whose monitor.pid is not locked belonged to a monitor that died. [`RuntimeDir::remove_abandoned`]
+//! removes it. Only known files are deleted: a directory with other files is left as it is.
 
 mod error;
 mod owner;

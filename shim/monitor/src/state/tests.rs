@@ -9,7 +9,7 @@ fn runtime() -> (tempfile::TempDir, RuntimeDir) {
 }
 
 #[test]
-fn a_claimed_vm_is_found_until_it_is_removed() {
+fn claimed_vm_is_found_until_removed() {
     let (_home, runtime) = runtime();
     assert_eq!(runtime.list().unwrap(), []);
     let claimed = runtime.claim("default", "demo").unwrap();
@@ -33,7 +33,7 @@ fn a_claimed_vm_is_found_until_it_is_removed() {
 }
 
 #[test]
-fn what_a_dead_monitor_left_is_swept_or_taken_over() {
+fn abandoned_directory_is_removed_or_reused() {
     let (_home, runtime) = runtime();
     let mut left = None;
     for _ in 0..2 {
@@ -54,7 +54,7 @@ fn what_a_dead_monitor_left_is_swept_or_taken_over() {
 }
 
 #[test]
-fn a_sweep_deletes_nothing_husk_did_not_make() {
+fn foreign_files_are_not_deleted() {
     let (_home, runtime) = runtime();
     drop(runtime.claim("default", "dead").unwrap());
     let foreign = runtime.path().join("home/user");
@@ -91,7 +91,7 @@ fn named_by_the_user(path: &Path) -> RuntimeDir {
 }
 
 #[test]
-fn a_directory_that_is_not_for_vms_is_refused_and_left_alone() {
+fn unsuitable_directory_is_refused_and_left_alone() {
     let home = tempfile::tempdir().unwrap();
     let used = home.path().join("used");
     fs::create_dir_all(used.join("a/b")).unwrap();
@@ -120,7 +120,7 @@ fn a_directory_that_is_not_for_vms_is_refused_and_left_alone() {
 }
 
 #[test]
-fn a_directory_that_husk_began_may_get_other_files() {
+fn marked_directory_may_hold_other_files() {
     let home = tempfile::tempdir().unwrap();
     let runtime = named_by_the_user(home.path());
     assert_eq!(runtime.remove_abandoned().unwrap(), []);
@@ -154,7 +154,7 @@ fn names_stay_inside_the_directory() {
 }
 
 #[test]
-fn a_crash_between_mkdir_and_lock_blocks_nothing() {
+fn crash_between_mkdir_and_lock_does_no_harm() {
     let (_home, runtime) = runtime();
     fs::create_dir_all(runtime.path().join("default/demo")).unwrap();
     assert_eq!(runtime.remove_abandoned().unwrap(), []);
@@ -171,7 +171,7 @@ fn directories_are_private() {
 }
 
 #[test]
-fn a_removal_that_was_cut_short_is_completed() {
+fn interrupted_removal_is_completed() {
     let (_home, runtime) = runtime();
     let claimed = runtime.claim("default", "demo").unwrap();
     let removal_path = runtime.removal_path();

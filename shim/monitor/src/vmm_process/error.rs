@@ -4,7 +4,7 @@ use std::io;
 
 use super::vmm_program::VmmProgram;
 
-/// Why no VMM was started.
+/// An error of starting a VMM.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
     /// No executable of that name.

@@ -48,8 +48,9 @@ impl VmmExit {
 }
 
 /// The text for SIGSYS. The kernel logs the thread's name and the call's number, to the audit daemon if there is one.
-const FILTERED: &str = "the VMM was killed for a system call that its seccomp filter refuses: a bug of Husk's, or a guest \
-                        that broke out; `dmesg` or `ausearch -m SECCOMP` has a line with type=1326 that names thread and call";
+const FILTERED: &str = "\
+    the VMM was killed for a system call that its seccomp filter refuses: a bug of Husk's, or a guest that broke out; \
+    `dmesg` or `ausearch -m SECCOMP` has a line with type=1326 that names thread and call";
 
 /// Maps the exit statuses of husk-vmm. They are listed with `ExitReason` in vmm.proto.
 fn reason_of(code: i32) -> Option<ExitReason> {
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filters_kill_is_told_from_others() {
+    fn seccomp_kill_is_distinguished() {
         let killed = exit(libc::SIGSYS, Some("worker panicked"));
         assert_eq!(killed.reason, ExitReason::Error);
         assert!(killed.by_signal);

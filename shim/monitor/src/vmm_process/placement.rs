@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use nix::sched::{CloneFlags, setns, unshare};
 
-/// Where a VMM's process is.
+/// The placement of a VMM's process.
 #[derive(Debug, Clone, Default)]
 pub struct CgroupPlacement {
     /// Directory of its cgroup (version 2). Without one, the VMM stays in the caller's.

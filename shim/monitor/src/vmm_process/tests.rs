@@ -39,7 +39,7 @@ fn run(text: &str) -> (String, VmmExit) {
 }
 
 #[test]
-fn the_vmm_finds_its_sockets_at_3_and_4_and_nothing_else_open() {
+fn vmm_inherits_only_its_sockets_at_3_and_4() {
     // The VMM must not inherit other descriptors of the caller.
     let stray = File::open("/etc/hostname").unwrap();
     rustix::io::fcntl_setfd(&stray, FdFlags::empty()).unwrap();
@@ -73,7 +73,7 @@ fn the_vmm_finds_its_sockets_at_3_and_4_and_nothing_else_open() {
 }
 
 #[test]
-fn the_limit_on_files_is_raised_and_the_environment_is_not_passed() {
+fn file_limit_is_raised_and_environment_cleared() {
     let (out, _) = run("(ulimit -Sn; ulimit -Hn; env | grep -c '^PATH=/\\|^HOME=') >$out");
     let lines: Vec<_> = out.lines().collect();
     assert_eq!(lines[0], lines[1]);
@@ -81,7 +81,7 @@ fn the_limit_on_files_is_raised_and_the_environment_is_not_passed() {
 }
 
 #[test]
-fn the_last_error_explains_the_status() {
+fn last_error_explains_the_status() {
     let (_, exit) =
         run(r#"echo '{"level":"ERROR","fields":{"message":"no kernel in disk a"}}' >&2; exit 12"#);
     assert_eq!(
@@ -137,7 +137,7 @@ fn dropping_it_kills_it_and_so_does_closing_the_control_socket() {
 }
 
 #[test]
-fn a_missing_program_is_named() {
+fn missing_program_is_named() {
     let error = on_runtime(async {
         VmmProcess::spawn(
             &PathBuf::from("/nonexistent/vmm").into(),

@@ -80,8 +80,8 @@ pub fn failed_starts_leave_nothing() {
         }
         assert_eq!(
             refusal(&f, &f.config(inside)),
-            "interface \"default\": vmNetworkCIDR: 10.77.4.0/24 overlaps 10.77.0.0/20, the network of husk0: choose another \
-             one"
+            "interface \"default\": vmNetworkCIDR: 10.77.4.0/24 overlaps 10.77.0.0/20, the network of husk0: choose \
+             another one"
         );
         let mut multus = with_nic("demo", NicBinding::Bridge);
         multus.nics[0].network = NicNetwork::Multus {

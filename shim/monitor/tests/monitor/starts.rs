@@ -119,8 +119,8 @@ pub fn bad_environment_variable_is_named() {
             "HUSK_SCRATCH_DIR",
             "/nonexistent",
             format!(
-                "volume \"data\": HUSK_SCRATCH_DIR=/nonexistent: {missing}: set HUSK_SCRATCH_DIR to a directory with room \
-                 on a real disk"
+                "volume \"data\": HUSK_SCRATCH_DIR=/nonexistent: {missing}: set HUSK_SCRATCH_DIR to a directory with \
+                 room on a real disk"
             ),
         ),
     ] {

@@ -305,7 +305,7 @@ impl DisksActor {
                 self.watched.insert(name, WatchedDisk::new(probe));
             }
             Ok(None) => {}
-            Err(error) => warn!(volume = name, %error, "it cannot be seen whether the volume grows"),
+            Err(error) => warn!(volume = name, %error, "the size of the volume cannot be watched"),
         }
         Ok(address)
     }
@@ -398,7 +398,7 @@ impl DisksActor {
                         disk = name,
                         bytes,
                         message = %status,
-                        "the disk has grown, but not for the guest"
+                        "the disk has grown, but the guest could not be told"
                     );
                     watched.refused = Some(bytes);
                 }
@@ -438,7 +438,7 @@ async fn done(size_check: &mut Option<JoinHandle<Sizes>>) -> Sizes {
 
 fn address(disk: &DiskPlan) -> Result<ScsiAddress, VmError> {
     disk.scsi_address()
-        .ok_or_else(|| VmError::internal("a volume that was added is no SCSI disk"))
+        .ok_or_else(|| VmError::internal("a volume that was added is not a SCSI disk"))
 }
 
 impl VmmConnection {

@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_manifest_says_is_kept() {
+    fn settings_of_the_manifest_are_kept() {
         let masquerade = NicBinding::Masquerade {
             cidr: Some("10.9.0.0/24".parse().unwrap()),
             cidr6: None,

@@ -8,8 +8,8 @@ use husk_proto::shim::v1 as shim;
 use husk_vmi::{NicBinding, NicNetwork, VmPlan};
 use ipnet::Ipv4Net;
 
-use super::OpenNic;
 use super::interface_spec::{InterfaceDefaults, InterfaceSpec};
+use crate::monitor::vm_config::OpenNic;
 use crate::vm_environment::PodNetwork;
 use crate::vmm_process;
 

@@ -79,7 +79,7 @@ impl VmiSync {
 
     /// Applies a VMI. Calls are serialised.
     pub(super) async fn sync(&self, request: SyncVmiRequest) -> Result<SyncVmiResponse, VmError> {
-        let busy = |_| VmError::limit_reached("too many calls of SyncVmi wait for their turn");
+        let busy = |_| VmError::limit_reached("too many calls of SyncVmi are waiting");
         let _queued = self.queue.try_acquire().map_err(busy)?;
         let _in_progress = self.in_progress.lock().await;
         let state = request.run_state();
@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_is_no_longer_than_a_header_may_be() {
+    fn error_text_fits_in_a_header() {
         assert_eq!(short("one\ntwo"), "one\ntwo");
         let long = "ä".repeat(10_000);
         let text = short(&vec![long; 1000].join("\n"));

@@ -68,7 +68,7 @@ fn plan(change: impl FnOnce(&mut DiskPlan)) -> VmPlan {
 }
 
 #[test]
-fn the_vmm_is_told_what_the_plan_says_of_a_disk() {
+fn disk_config_matches_the_plan() {
     let open = |block_sizes| OpenDisk {
         file: None,
         base: None,
@@ -117,7 +117,7 @@ fn the_vmm_is_told_what_the_plan_says_of_a_disk() {
 }
 
 #[test]
-fn a_scsi_disk_has_its_address_and_a_drive_may_be_empty() {
+fn scsi_disk_has_its_address_and_a_drive_may_be_empty() {
     let mut vm = plan(|disk| disk.controller = Controller::VirtioScsi(ScsiAddress { target: 1, lun: 300 }));
     vm.disks[0].shareable = true;
     let mut drive = plan(|disk| {
@@ -169,7 +169,7 @@ fn a_scsi_disk_has_its_address_and_a_drive_may_be_empty() {
 }
 
 #[test]
-fn a_lun_comes_with_who_is_privileged() {
+fn lun_config_includes_the_privileged_socket() {
     let told = |reservation, privileged: bool| {
         let vm = plan(|disk| {
             disk.controller = Controller::VirtioScsi(ScsiAddress { target: 0, lun: 0 });
@@ -206,7 +206,7 @@ fn a_lun_comes_with_who_is_privileged() {
 }
 
 #[test]
-fn an_overlay_goes_with_its_base() {
+fn overlay_config_includes_its_base() {
     let vm = plan(|_| {});
     let file = || OwnedFd::from(tempfile::tempfile().unwrap());
     let open = OpenDisk {
