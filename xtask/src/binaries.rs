@@ -1,8 +1,8 @@
-//! The static binaries that tests with real guests, benchmarks and the demo run.
+//! The static binaries for tests with real guests, benchmarks and the demo.
 //!
-//! They are linked statically: a VMM without shared libraries has a megabyte less resident and starts
-//! sooner, and what is built here runs on any node. The VMM is built apart from the rest, because cargo
-//! would otherwise give it the features that only the others need.
+//! They are linked statically: a VMM without shared libraries has a megabyte less resident and starts sooner, and the
+//! binaries run on any node. The VMM is built apart from the rest, because cargo would otherwise give it features that
+//! only the others need.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ const BUILDS: [(&[&str], &[&str]); 2] = [
 /// A profile of the workspace's Cargo.toml to build with.
 #[derive(Debug, Clone, Copy)]
 pub enum Profile {
-    /// What users run.
+    /// The profile that users run.
     Release,
     /// The same without link-time optimisation, for the tests.
     EndToEnd,
@@ -55,7 +55,7 @@ impl Profile {
     }
 }
 
-/// Builds the binaries in [`Profile::folder`], or finds them up to date; the CPU time of cargo.
+/// Builds the binaries in [`Profile::folder`] unless they are up to date; returns the CPU time of cargo.
 pub fn build(profile: Profile, progress: &Progress) -> Result<Duration> {
     let mut cpu = Duration::ZERO;
     for (packages, binaries) in BUILDS {
@@ -85,7 +85,7 @@ pub fn build(profile: Profile, progress: &Progress) -> Result<Duration> {
     Ok(cpu)
 }
 
-/// Puts a fresh binary where it is looked for, by a rename: one that runs keeps its file.
+/// Installs a fresh binary by a rename, so that a running one keeps its file.
 fn place(built: &Path, folder: &Path, name: &str) -> Result<()> {
     let (aside, to) = (folder.join(format!(".{name}.new")), folder.join(name));
     if fs::read(built).ok() == fs::read(&to).ok() {

@@ -1,4 +1,4 @@
-//! Where things are: the checkout, its build products, the cache that outlives it.
+//! Paths of the checkout, of its build products, and of the cache that outlives it.
 
 use anyhow::{Context, Result};
 use std::os::unix::fs::MetadataExt;
@@ -21,7 +21,7 @@ pub fn release() -> PathBuf {
 }
 
 /// Husk's cache, shared by all checkouts of one user: `$XDG_CACHE_HOME/husk` or `~/.cache/husk`.
-/// Made if absent.
+/// Created if absent.
 pub fn cache() -> Result<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
@@ -31,7 +31,7 @@ pub fn cache() -> Result<PathBuf> {
     folder(base.join("husk"))
 }
 
-/// Makes the folder `path` if absent, with all above it. Made by root in a user's folder, they are the user's.
+/// Creates the folder `path` and its missing parents. If root creates them in a user's folder, that user owns them.
 pub fn folder(path: PathBuf) -> Result<PathBuf> {
     make(&path).with_context(|| format!("cannot make {}", path.display()))?;
     Ok(path)
@@ -46,7 +46,7 @@ fn make(path: &Path) -> std::io::Result<()> {
         make(parent)?;
     }
     match std::fs::create_dir(path) {
-        // Another command made it at this moment.
+        // Another command created it at this moment.
         Err(_) if path.is_dir() => return Ok(()),
         result => result?,
     }
@@ -59,7 +59,7 @@ fn make(path: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The line that runs `cargo xtask ARGUMENTS` as root for this user.
+/// The command line that runs `cargo xtask ARGUMENTS` as root for this user.
 pub fn as_root(arguments: &str) -> String {
     let xtask = std::env::current_exe().unwrap_or_else(|_| target().join("debug/xtask"));
     format!("sudo \"HOME=$HOME\" {} {arguments}", xtask.display())

@@ -1,4 +1,4 @@
-//! Making a Debian root tree of any suite from this machine's own mirror.
+//! Makes a Debian root tree of any suite from the mirror that this machine uses.
 
 use crate::checkout;
 use crate::packages::{self, Tool};
@@ -21,7 +21,7 @@ pub const TOOLS: &[Tool] = &[
     },
 ];
 
-/// The archives this machine's apt takes Debian from.
+/// The archives from which this machine's apt installs Debian packages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mirror {
     /// Repository of the suites.
@@ -31,7 +31,7 @@ pub struct Mirror {
 }
 
 impl Mirror {
-    /// Asks apt. Refreshes the package lists as root if apt has none.
+    /// Queries apt. Refreshes the package lists as root if apt has none.
     pub fn find(step: &Step) -> Result<Self> {
         if let Some(mirror) = Self::from_apt()? {
             return Ok(mirror);
@@ -81,7 +81,7 @@ impl Mirror {
         format!("deb [signed-by={KEYRING}] {} {suite} main", self.main)
     }
 
-    /// The same for a suite in the making, whose index is valid for a week: mirrors lag behind.
+    /// The same for a suite in development, whose index is accepted for a week, because mirrors lag behind.
     fn lagging(&self, suite: &str) -> String {
         self.source(suite).replacen('[', "[check-valid-until=no ", 1)
     }
@@ -106,27 +106,27 @@ impl Mirror {
 pub struct Recipe<'a> {
     /// Codename of the suite.
     pub suite: &'a str,
-    /// Packages beside minbase.
+    /// Packages in addition to minbase.
     pub packages: &'a [&'a str],
-    /// Packages that are unpacked in folders of their own and not installed.
+    /// Packages that are unpacked in separate folders and not installed.
     pub aside: &'a [Aside],
     /// A shell script run on this machine at the end, with the root tree as `$1`.
     pub customize: &'a str,
 }
 
-/// A package's files in a folder of their own, so that several versions of it can be there, and none is in use.
+/// A package's files in a separate folder, so that several versions can exist and none is active.
 #[derive(Debug, Clone, Copy)]
 pub struct Aside {
-    /// Codename of the suite it is taken from.
+    /// Codename of the suite that the package comes from.
     pub suite: &'static str,
-    /// Its name.
+    /// Name of the package.
     pub package: &'static str,
-    /// Path of its files within the root tree.
+    /// Path of the package's files within the root tree.
     pub folder: &'static str,
 }
 
 impl Aside {
-    /// A hook of mmdebstrap that unpacks it.
+    /// The mmdebstrap hook that unpacks it.
     fn hook(&self) -> String {
         let Self {
             suite,
@@ -147,7 +147,7 @@ impl Recipe<'_> {
         let mirror = Mirror::find(step)?;
         let debs = debs(self.suite)?;
         let quoted = crate::shell::quote(&debs.to_string_lossy());
-        // In a file, because mmdebstrap prints the whole hook when it fails, and hides why.
+        // In a file, because mmdebstrap prints the whole hook when it fails, and hides the reason.
         let customize = tempfile::NamedTempFile::new()?;
         std::fs::write(customize.path(), self.customize)?;
         let script = crate::shell::quote(&customize.path().to_string_lossy());
@@ -172,7 +172,7 @@ impl Recipe<'_> {
             .args(self.aside.iter().map(Aside::hook))
             .arg(format!("--customize-hook=sh {script} \"$1\""))
             .arg(format!("--include={}", self.packages.join(",")))
-            // Packages aside come from other suites, nothing else does.
+            // Only unpacked packages come from other suites.
             .arg(format!("--aptopt=APT::Default-Release \"/^{}/\"", self.suite))
             .arg(self.suite)
             .arg(root)
@@ -191,7 +191,7 @@ fn debs(suite: &str) -> Result<PathBuf> {
     checkout::folder(checkout::cache()?.join("debs").join(suite))
 }
 
-/// Installs what [`Recipe::bootstrap`] needs.
+/// Installs the commands that [`Recipe::bootstrap`] needs.
 pub fn ensure_tools(progress: &Progress) -> Result<()> {
     packages::ensure(progress, TOOLS)
 }

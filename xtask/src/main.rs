@@ -1,4 +1,4 @@
-//! Everything one does with this checkout: test, measure, show, and the lab it all runs in.
+//! Tasks for this checkout: tests, benchmarks, the demonstration, and the lab that they run in.
 
 mod bench;
 mod binaries;
@@ -20,7 +20,7 @@ use anyhow::Result;
 use clap::Parser;
 use std::process::ExitCode;
 
-/// Works on this checkout.
+/// Runs tests, benchmarks and other tasks for this checkout.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", version, arg_required_else_help = true)]
 enum Xtask {
@@ -32,9 +32,9 @@ enum Xtask {
     Soak(test::SoakArgs),
     /// Makes guest kernels and disk images
     Images(images::Args),
-    /// Measures Husk beside QEMU
+    /// Measures Husk in comparison with QEMU
     Bench(bench::Args),
-    /// Boots a Debian from a manifest and shows it
+    /// Boots Debian from a manifest and shows each step
     Demo(demo::Args),
 }
 

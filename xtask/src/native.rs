@@ -1,4 +1,4 @@
-//! Whether this machine runs stock guests itself, so that no lab is needed.
+//! Detects whether this machine runs stock guests itself, so that no lab is needed.
 
 use crate::checkout;
 use std::os::unix::fs::MetadataExt;
@@ -6,16 +6,16 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// True if `/dev/kvm` runs guest kernel mode natively and nothing else stands in a VM's way.
+/// True if `/dev/kvm` runs guest kernel mode natively and nothing else prevents VMs from running.
 ///
-/// `husk doctor` finds out by running payloads. Until a `husk` is built nothing is known, and
-/// the lab, which works everywhere, is used. `HUSK_LAB=1` asks for the lab in any case.
+/// `husk doctor` finds out by running payloads. Until a `husk` is built the answer is unknown, and the lab, which works
+/// everywhere, is used. `HUSK_LAB=1` selects the lab in any case.
 pub fn native_kvm() -> bool {
     static NATIVE: OnceLock<bool> = OnceLock::new();
     *NATIVE.get_or_init(|| std::env::var_os("HUSK_LAB").is_none_or(|value| value != "1") && examined())
 }
 
-/// The doctor's finding, kept for as long as it must hold: the machine's uptime, this `husk` and this user.
+/// The doctor's result, cached as long as it is valid: for the machine's uptime, this `husk` and this user.
 fn examined() -> bool {
     let built = ["release/husk", "debug/husk"].map(|path| checkout::target().join(path));
     let Some(husk) = built.iter().find(|path| path.is_file()) else {
@@ -42,12 +42,12 @@ fn examined() -> bool {
         return finding.trim() == "true";
     }
     let native = diagnose(husk);
-    // Only saves time.
+    // The cache only saves time.
     let _ = std::fs::write(file, format!("{key} {native}\n"));
     native
 }
 
-/// Asks the doctor, who exits with 0 only if VMs can run.
+/// Runs `husk doctor`, which exits with 0 only if VMs can run.
 fn diagnose(husk: &Path) -> bool {
     let doctor = Command::new(husk)
         .args(["doctor", "--json"])

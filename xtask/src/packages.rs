@@ -1,23 +1,23 @@
-//! Debian packages this machine needs for a step.
+//! Debian packages that a step needs on this machine.
 
 use crate::progress::Progress;
 use anyhow::{Result, bail};
 use std::path::Path;
 use std::process::Command;
 
-/// A command and the Debian package that brings it.
+/// A command and the Debian package that contains it.
 #[derive(Debug, Clone, Copy)]
 pub struct Tool {
     /// Name on PATH, or an absolute path of any file.
     pub name: &'static str,
-    /// The package it comes in.
+    /// Name of the package.
     pub package: &'static str,
 }
 
-/// Makes sure that every tool is there.
+/// Makes sure that every tool is installed.
 ///
 /// # Errors
-/// Says the one line to run if something is missing and this is not root on a machine with apt.
+/// Names the command to run if a tool is missing and this process is not root on a machine with apt.
 pub fn ensure(progress: &Progress, tools: &[Tool]) -> Result<()> {
     let mut missing: Vec<&str> = tools
         .iter()
@@ -54,7 +54,7 @@ pub fn present(name: &str) -> bool {
         .any(|folder| folder.join(name).is_file())
 }
 
-/// An `apt-get` that asks nothing and waits for another apt's lock.
+/// An `apt-get` without prompts that waits for another apt's lock.
 pub fn apt(args: &[&str]) -> Command {
     let mut command = Command::new("apt-get");
     command

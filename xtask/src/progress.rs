@@ -1,4 +1,4 @@
-//! What a long step shows: a spinner with the newest line on a terminal, plain lines elsewhere.
+//! Progress of a long step: a spinner with the newest line on a terminal, plain lines elsewhere.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::signal::Signal;
@@ -21,14 +21,14 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Reports on standard error: moving bars if it is a terminal, else plain lines.
+    /// Reports on standard error: progress bars if it is a terminal, else plain lines.
     pub fn new() -> Self {
         Self {
             terminal: std::io::stderr().is_terminal(),
         }
     }
 
-    /// Begins a step named `what` ("building the lab image").
+    /// Starts a step named `what` ("building the lab image").
     pub fn step(&self, what: impl Into<String>) -> Step {
         let what = what.into();
         let bar = if self.terminal {
@@ -63,25 +63,25 @@ impl Progress {
     }
 }
 
-/// A step under way; dropped without [`Step::done`] it has failed.
+/// A step in progress. Dropped without [`Step::done`], it has failed.
 #[derive(Debug)]
 pub struct Step {
     what: String,
     bar: Option<ProgressBar>,
     started: Instant,
-    /// CPU time of its commands that have ended, in microseconds.
+    /// CPU time of the step's completed commands, in microseconds.
     cpu: AtomicU64,
 }
 
 impl Step {
-    /// Shows `line` as the newest news of this step (only on a terminal).
+    /// Shows `line` as the newest line of this step (only on a terminal).
     pub fn news(&self, line: &str) {
         if let Some(bar) = &self.bar {
             bar.set_message(line.replace(char::is_control, " "));
         }
     }
 
-    /// Says `line`, to stay.
+    /// Prints `line` permanently.
     pub fn say(&self, line: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| eprintln!("{line}")),
@@ -102,11 +102,11 @@ impl Step {
             .stderr(writer);
         // SAFETY: one async-signal-safe system call.
         unsafe {
-            // Ended with this process, it cannot go on writing where the next one begins.
+            // It ends with this process, so that it cannot go on writing where the next one starts.
             command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?));
         }
         let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
-        // The command holds the pipe's writing ends too. The reader ends when they are closed.
+        // The command holds the pipe's write ends too. The reader ends when they are closed.
         command.stdout(Stdio::null()).stderr(Stdio::null());
         let mut tail = std::collections::VecDeque::new();
         for line in BufReader::new(reader).split(b'\n') {
@@ -130,7 +130,7 @@ impl Step {
         Duration::from_micros(self.cpu.load(Ordering::Relaxed))
     }
 
-    /// Ends the step well and says how long it took.
+    /// Ends the step successfully and prints its duration.
     pub fn done(self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
@@ -144,12 +144,12 @@ impl Step {
     }
 }
 
-/// Waits for `child`: its status, and the user and system time of it and of the processes it has waited for.
+/// Waits for `child`; returns its status, and the user and system time of it and of the processes it has waited for.
 pub fn wait_with_cpu(child: &mut Child) -> Result<(ExitStatus, Duration)> {
     let pid = libc::pid_t::try_from(child.id())?;
     let mut status = 0;
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // `Child` does not wait for a process that it does not know to have ended: nobody else may reap this one.
+    // `Child` does not reap a process that it does not know to have ended, and nothing else may reap this one.
     loop {
         // SAFETY: both pointers are to live values of the right types.
         let reaped = unsafe { libc::wait4(pid, &mut status, 0, usage.as_mut_ptr()) };

@@ -1,11 +1,11 @@
-//! This program, to be run again where KVM is.
+//! A copy of this program that can be run again where KVM is.
 
 use crate::checkout;
 use anyhow::{Context, Result};
 use std::os::unix::fs::PermissionsExt;
 use tempfile::TempPath;
 
-/// A copy of this program in the folder that the lab shares, for as long as the path is held: a build may replace the
+/// Copies this program into the folder that the lab shares, for as long as the path is held: a build may replace the
 /// original meanwhile.
 pub fn copy() -> Result<TempPath> {
     let share = checkout::folder(checkout::target().join("lab/share"))?;

@@ -1,4 +1,4 @@
-//! What a guest says on its serial line, and when.
+//! Reads a guest's serial line, with the time at which each piece of output arrived.
 
 use anyhow::{Result, bail};
 use std::io::Read;
@@ -6,24 +6,24 @@ use std::ops::Range;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Instant;
 
-/// Characters of the line that an error ends with.
+/// Number of characters of the line that are quoted at the end of an error.
 const TAIL: usize = 600;
 
-/// A serial line under watch: a thread reads it as it comes.
+/// A serial line that is being recorded: a thread reads output as it arrives.
 #[derive(Debug)]
 pub struct Serial {
     chunks: Receiver<(Instant, Vec<u8>)>,
     text: Vec<u8>,
     /// End offset in `text` of each chunk, and the time it arrived.
     arrivals: Vec<(usize, Instant)>,
-    /// The words waited for last.
+    /// The words that were matched last.
     done: Range<usize>,
-    /// Text between them and the previous match.
+    /// Text between the last two matches.
     said: Range<usize>,
 }
 
 impl Serial {
-    /// Watches `line` to its end.
+    /// Starts recording `line` until it ends.
     pub fn watch(mut line: impl Read + Send + 'static) -> Self {
         let (sender, chunks) = channel();
         std::thread::spawn(move || {
@@ -43,10 +43,10 @@ impl Serial {
         }
     }
 
-    /// Waits until the guest has said `words`, after what was waited for before; the moment it came.
+    /// Waits until the guest prints `words` after the previous match; returns the time at which they arrived.
     ///
     /// # Errors
-    /// If the line ends or `deadline` passes first; the error ends with what the guest said last.
+    /// If the line ends or `deadline` passes first; the error ends with the guest's last output.
     pub fn wait_for(&mut self, words: &str, deadline: Instant) -> Result<Instant> {
         match self.poll(&[words], deadline)? {
             Some((_, when)) => Ok(when),
@@ -54,7 +54,7 @@ impl Serial {
         }
     }
 
-    /// Waits for the first of several; which it was and when it came, or nothing if `pause` ends first.
+    /// Waits for the first of several texts; returns its index and arrival time, or `None` if `pause` ends first.
     ///
     /// # Errors
     /// If the line ends.
@@ -86,7 +86,7 @@ impl Serial {
         }
     }
 
-    /// Waits until nothing more can come.
+    /// Waits until the line has ended and no more output can arrive.
     ///
     /// # Errors
     /// If `deadline` passes first.
@@ -115,12 +115,12 @@ impl Serial {
         plain(&String::from_utf8_lossy(&self.text[self.said.clone()]))
     }
 
-    /// All that has come after the words waited for last.
+    /// All output after the last match.
     pub fn rest(&self) -> String {
         plain(&String::from_utf8_lossy(&self.text[self.done.end..]))
     }
 
-    /// The last line that came, whole or not.
+    /// The last line received, complete or not.
     pub fn last_line(&self) -> String {
         let start = self.text.len().saturating_sub(TAIL);
         let text = plain(&String::from_utf8_lossy(&self.text[start..]));
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(serial.poll(&["three"], short()).expect("no end"), None);
         let none = serial.wait_for("three", short());
         assert!(none.expect_err("nothing came").to_string().contains("in time"));
-        // Output that came meanwhile is not lost.
+        // Output that arrived meanwhile is not lost.
         let (which, _) = serial
             .poll(&["two", "one"], short())
             .expect("no end")

@@ -1,4 +1,5 @@
-//! Peers that the tests run Husk under, built from Go modules whose versions and sums are in `tests/peers/`.
+//! Upstream programs that the tests run Husk under, built from Go modules with versions and checksums in
+//! `tests/peers/`.
 
 use crate::checkout;
 use crate::packages::{self, Tool};
@@ -26,7 +27,7 @@ const PROJECTS: [Project; 2] = [
         name: "containerd",
         programs: &[
             "github.com/containerd/containerd/v2/cmd/containerd",
-            // For pods that are no VMs.
+            // For pods that are not VMs.
             "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2",
             "github.com/containerd/containerd/v2/cmd/ctr",
         ],
@@ -46,7 +47,8 @@ const PROJECTS: [Project; 2] = [
     },
 ];
 
-/// Builds the peers, or finds them in the cache; the folder with a folder of programs for each.
+/// Builds the upstream programs, unless they are in the cache; returns the folder that has a folder of programs for
+/// each.
 pub fn ensure(progress: &Progress) -> Result<PathBuf> {
     let modules = checkout::root().join("tests/peers");
     let folder = checkout::cache()?.join("peers").join(hash(&modules)?);
@@ -85,7 +87,7 @@ impl Project {
     }
 }
 
-/// Of all that says what is built.
+/// Hash of everything that determines the build.
 fn hash(modules: &Path) -> Result<String> {
     let mut digest = Sha256::new();
     for project in &PROJECTS {

@@ -1,7 +1,7 @@
 //! Trust in the paths of a plan.
 //!
 //! The caller of `husk run` may open what its rights allow. A pod may use the devices it was given, by device number,
-//! and files below its mounts. Names in the mounts are chosen by whoever wrote the volume or built the image: they must
+//! and files below its mounts. The author of the volume or the image chooses the names in the mounts, so they must
 //! not contain symbolic links or lead out of the mount, and only regular files are opened there, because a device node
 //! in a volume is not a device that the pod was given.
 

@@ -8,11 +8,11 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// The guest's newest line is shown that often.
+/// Interval at which the guest's newest line is shown.
 const GLANCE: Duration = Duration::from_millis(250);
-/// One step of a boot, in a lab on a busy machine.
+/// Time limit of one step of a boot, in a lab on a busy machine.
 const STEP: Duration = Duration::from_secs(300);
-/// The guest's answer to one line typed.
+/// Time limit of the guest's reply to one line of input.
 const ANSWER: Duration = Duration::from_secs(60);
 
 /// A VM in the foreground of `husk run --console`.
@@ -20,16 +20,16 @@ const ANSWER: Duration = Duration::from_secs(60);
 pub struct Guest {
     run: Child,
     keyboard: ChildStdin,
-    /// Its serial output.
+    /// Serial output of the guest.
     pub console: Serial,
     /// Output of `husk run`.
     pub notes: Serial,
-    /// When its clock began.
+    /// Start of the VM's clock.
     pub began: Instant,
 }
 
 impl Guest {
-    /// Starts it from `manifest` with `disk` as its root disk.
+    /// Starts the VM from `manifest` with `disk` as its root disk.
     pub fn start(manifest: &Path, disk: &Path) -> Result<Self> {
         let mut command = Command::new("husk");
         command.arg("run").arg(manifest).arg("--volume");
@@ -54,14 +54,15 @@ impl Guest {
         })
     }
 
-    /// Waits until it says one of `words`, showing what it says meanwhile; which, and seconds since it began.
+    /// Waits until the guest prints one of `words`, and shows its output meanwhile. Returns the index and the seconds
+    /// since the start.
     pub fn until(&mut self, words: &[&str]) -> Result<(usize, f64)> {
         let deadline = Instant::now() + STEP;
         let mut shown = String::new();
         while Instant::now() < deadline {
             let said = match self.console.poll(words, Instant::now() + GLANCE) {
                 Ok(said) => said,
-                // The output of `husk run` has the reason.
+                // The output of `husk run` contains the reason.
                 Err(error) => return Err(error.context(self.last_notes())),
             };
             if let Some((which, when)) = said {
@@ -79,7 +80,7 @@ impl Guest {
         )
     }
 
-    /// The rest of the line that has just begun.
+    /// The rest of the current line.
     pub fn rest_of_line(&mut self) -> Result<String> {
         self.console.wait_for("\n", Instant::now() + ANSWER)?;
         let line = self.console.said();
@@ -93,7 +94,7 @@ impl Guest {
 
     /// Logs in at a login prompt.
     pub fn log_in(&mut self, user: &str, password: &str) -> Result<()> {
-        // Whatever was printed over the prompt: ask for a fresh one.
+        // Other output may follow the prompt: request a fresh one.
         self.type_line("")?;
         let soon = Instant::now() + ANSWER;
         self.console.wait_for("login: ", soon)?;
@@ -101,13 +102,13 @@ impl Guest {
         self.console.wait_for("Password: ", soon)?;
         self.type_line(password)?;
         self.console.wait_for("$ ", soon)?;
-        // No echo and no prompt: what comes is the answer. The terminal's width is its own.
+        // Without echo and prompt, all output is the command's. The terminal's width is set as well.
         self.type_line("PS1=; PS2=; stty -echo cols 100; export LC_ALL=C.UTF-8; echo rea''dy")?;
         self.console.wait_for("ready\r\n", soon)?;
         Ok(())
     }
 
-    /// Runs a shell command in the guest; its output.
+    /// Runs a shell command in the guest; returns its output.
     pub fn run(&mut self, command: &str) -> Result<String> {
         self.type_line(&format!("echo beg''in; {{ {command}; }} 2>&1; echo en''d"))?;
         let soon = Instant::now() + ANSWER;

@@ -1,4 +1,4 @@
-//! The part that runs where KVM is.
+//! The part of the demonstration that runs where KVM is.
 
 use super::guest::Guest;
 use super::show::Message;
@@ -8,12 +8,12 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant, SystemTime};
 
-/// The guest to show.
+/// Parameters of the demonstration.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// The VM.
+    /// Manifest of the VM.
     pub manifest: PathBuf,
-    /// Its root disk, of which the VM gets a copy.
+    /// Root disk; the VM gets a copy.
     pub disk: PathBuf,
 }
 
@@ -21,11 +21,11 @@ pub struct Plan {
 const NAME: &str = "demo";
 const USER: &str = "debian";
 
-/// Until the VM runs; its disk is copied first.
+/// Time limit until the VM runs; its disk is copied first.
 const TO_START: Duration = Duration::from_secs(120);
 const TO_END: Duration = Duration::from_secs(120);
 
-/// Commands that show what the guest sees.
+/// Commands that show the guest's view of the machine.
 const LOOKS: &[(&str, &str)] = &[
     (
         "lscpu",
@@ -93,7 +93,7 @@ fn moment(seconds: f64, what: &str, more: &str) {
     Message::Moment(seconds, what.to_owned(), more.to_owned()).tell();
 }
 
-/// Waits until the guest runs; when it began to.
+/// Waits until the guest runs; returns its start time.
 fn starts(guest: &mut Guest) -> Result<Instant> {
     let running = guest
         .notes
@@ -101,7 +101,7 @@ fn starts(guest: &mut Guest) -> Result<Instant> {
     running.context("the VM did not start")
 }
 
-/// Follows the guest until cloud-init is done and it can be logged in.
+/// Shows the guest's boot until cloud-init is done and a login is possible.
 fn boots(guest: &mut Guest) -> Result<()> {
     for (words, what, program) in [
         ("Linux version ", "kernel", "Linux"),
@@ -112,7 +112,7 @@ fn boots(guest: &mut Guest) -> Result<()> {
         let version = version.split(' ').next().unwrap_or_default();
         moment(seconds, what, &format!("{program} {version}"));
     }
-    // These come in any order.
+    // These lines come in any order.
     let mut awaited = vec![
         ("login: ", "login prompt", "on ttyS0"),
         (
@@ -159,7 +159,7 @@ impl Inspected {
         })
     }
 
-    /// Checks that the VM has left nothing behind.
+    /// Checks that the VM has left no files or processes behind.
     fn nothing_left(&self) -> Result<()> {
         let list = husk(&["list", "-o", "name"])?;
         let names = String::from_utf8_lossy(&list.stdout);

@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: a stock Debian from a KubeVirt manifest, from nothing to a clean end.
+//! `cargo xtask demo`: boots a stock Debian from a KubeVirt manifest, and shows each step until its clean shutdown.
 
 mod guest;
 mod inside;
@@ -19,15 +19,15 @@ pub struct Args {
     /// The disk image to boot: debian-13-cloud or debian-12-cloud
     #[arg(long, default_value = "debian-13-cloud", value_name = "NAME")]
     image: String,
-    /// Show what this plan says here and now (how the command runs itself where KVM is)
+    /// Show this plan on this machine (the command runs itself this way where KVM is)
     #[arg(long, hide = true, value_name = "JSON")]
     inside: Option<String>,
 }
 
-/// The longest the guest may take, in a lab on a busy machine.
+/// Maximum time for the guest, in a lab on a busy machine.
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// Number of starts where QEMU emulates the processor: some nested guests die or hang there.
+/// Number of attempts where QEMU emulates the processor: some nested guests crash or hang there.
 const TRIES_IN_THE_LAB: u32 = 3;
 
 /// Runs `cargo xtask demo`.
@@ -45,7 +45,7 @@ pub fn run(args: Args) -> Result<()> {
     if !disk.is_file() {
         bail!("{} is not a disk image", args.image);
     }
-    // Booted now, so that it is not taken for a part of the guest's start.
+    // The lab is booted now, so that its boot does not count as part of the guest's start.
     if lab::Command::new(["true"]).status(&progress)? != 0 {
         bail!("the lab does not run commands");
     }
@@ -94,7 +94,7 @@ pub fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// When the image was last written, which must not change.
+/// Modification time of the image, which must not change.
 fn modified(image: &std::path::Path) -> Result<std::time::SystemTime> {
     let metadata = image
         .metadata()

@@ -1,4 +1,4 @@
-//! How the demonstration looks.
+//! Output format of the demonstration.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
@@ -14,16 +14,16 @@ pub enum Message {
     Command(String),
     /// A line of output.
     Line(String),
-    /// A moment: seconds since the VMM was started, what happened, and what is to know of it.
+    /// An event: seconds since the VMM was started, its name, and a remark.
     Moment(f64, String, String),
     /// New serial output of the guest.
     News(String),
-    /// Time that the guest itself took, in seconds.
+    /// Time that the guest itself measured, in seconds.
     Guest(f64),
 }
 
 impl Message {
-    /// Tells it.
+    /// Sends the message on standard output.
     pub fn tell(&self) {
         // Strings and numbers always serialise.
         if let Ok(line) = serde_json::to_string(self) {
@@ -40,7 +40,7 @@ pub struct Show {
 }
 
 impl Show {
-    /// On standard output.
+    /// Prints to standard output.
     pub fn new() -> Self {
         let bar = ProgressBar::new_spinner();
         bar.set_style(

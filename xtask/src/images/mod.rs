@@ -1,4 +1,4 @@
-//! Guest kernels and disk images, made once of Debian packages and kept in the cache by their recipes.
+//! Guest kernels and disk images, built once from Debian packages and cached by a hash of their recipes.
 //!
 //! An image is a folder `images/NAME` in the cache: with `disk.img`, a whole disk, or with `vmlinuz` and `initrd`.
 
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 pub struct Args {
     /// Images to make; all if none is named
     names: Vec<String>,
-    /// Say which images there are and where, and make none
+    /// List the images and their paths, and make none
     #[arg(long)]
     list: bool,
 }
@@ -47,13 +47,13 @@ pub fn run(args: Args) -> Result<()> {
 /// Images that only cases of `cargo xtask test --full` boot.
 const FULL_TIER: [&str; 3] = ["debian-12-cloud", "debian-13-generic", "debian-13-bls"];
 
-/// Makes every guest image the tests need, or finds it in the cache.
+/// Makes every guest image that the tests need, unless it is in the cache.
 pub fn ensure_all(progress: &Progress) -> Result<()> {
     let names: Vec<&str> = recipe::ALL.iter().map(|recipe| recipe.name).collect();
     ensure(progress, &names)
 }
 
-/// Makes the guest images that the default tier of the tests needs, or finds them in the cache.
+/// Makes the guest images that the default tier of the tests needs, unless they are in the cache.
 pub fn ensure_default(progress: &Progress) -> Result<()> {
     let default = |recipe: &&Recipe| !FULL_TIER.contains(&recipe.name);
     let names: Vec<&str> = recipe::ALL
@@ -64,7 +64,7 @@ pub fn ensure_default(progress: &Progress) -> Result<()> {
     ensure(progress, &names)
 }
 
-/// Makes the images called `names`, or finds them in the cache.
+/// Makes the images called `names`, unless they are in the cache.
 ///
 /// # Errors
 /// If there is no such image, or it has to be made and this is not root.
@@ -78,7 +78,7 @@ pub fn ensure(progress: &Progress, names: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The folder of the image called `name`, made by today's recipe.
+/// The folder of the image called `name`, made by the current recipe.
 ///
 /// # Errors
 /// If it has not been made.
@@ -146,7 +146,7 @@ fn remove(folder: &Path) -> Result<()> {
     }
 }
 
-/// One image is made at a time, whoever asks.
+/// Lock that lets only one process make images at a time.
 fn lock(folder: &Path) -> Result<File> {
     let file = File::create(folder.join("lock"))?;
     if let Err(TryLockError::WouldBlock) = file.try_lock() {

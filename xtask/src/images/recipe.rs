@@ -1,4 +1,4 @@
-//! What each image is made of.
+//! Contents of each image.
 
 use super::disk::{self, Ids, Layout};
 use super::tree::Tree;
@@ -12,10 +12,10 @@ use std::path::Path;
 const CUSTOMIZE: &str = include_str!("customize.sh");
 const INITRAMFS: &str = include_str!("initramfs.sh");
 const INIT: &str = include_str!("init");
-/// How a disk is put together is part of a disk's recipe too.
+/// Source of the disk builder, which is part of a disk's recipe too.
 const ASSEMBLY: &str = include_str!("disk.rs");
 
-/// Size of a disk; the file is sparse, and there is room for another kernel.
+/// Size of a disk. The file is sparse, and there is space for a second kernel.
 const DISK_BYTES: u64 = 3 << 30;
 
 /// Packages of every disk image.
@@ -37,7 +37,7 @@ const SYSTEM: &[&str] = &[
     "zstd",
 ];
 
-/// Packages of a disk image that is a cloud's guest.
+/// Packages of a disk image for a cloud guest.
 const CLOUD: &[&str] = &[
     "cloud-guest-utils",
     "cloud-init",
@@ -63,15 +63,15 @@ enum Kind {
     Disk {
         layout: Layout,
         packages: &'static [&'static [&'static str]],
-        /// Regular expression of kernels, where the newest but one is installed and the newest lies beside.
+        /// Regular expression of kernel packages. The second newest is installed, and the newest lies beside it.
         kernel: &'static str,
     },
     Initramfs {
-        /// Packages of `programs`.
+        /// Packages that contain `programs`.
         packages: &'static [&'static str],
         /// Programs in `/usr/bin` or `/usr/sbin` that go into the initramfs, with the libraries they need.
         programs: &'static [&'static str],
-        /// Kernel modules beside those of every initramfs.
+        /// Kernel modules in addition to those of every initramfs.
         modules: &'static [&'static str],
     },
 }
@@ -83,7 +83,7 @@ const SMALL: Kind = Kind::Initramfs {
     modules: &[],
 };
 
-/// An initramfs that looks closely at disks. Debian's fio has sixty libraries: too much for those whose boot is timed.
+/// An initramfs with disk tools. Debian's fio has sixty libraries: too much for guests whose boot is timed.
 const DISKS: Kind = Kind::Initramfs {
     packages: &["fio", "sg3-utils"],
     programs: &[
@@ -108,7 +108,7 @@ const DISKS: Kind = Kind::Initramfs {
     modules: &[],
 };
 
-/// An initramfs with a network: busybox has a DHCP client, but knows little of links and nothing of offloads.
+/// An initramfs with network tools: busybox has a DHCP client, but sets few link options and no offloads.
 const NETWORK: Kind = Kind::Initramfs {
     packages: &["ethtool", "iproute2", "iputils-ping"],
     programs: &["ethtool", "ip", "ping"],
@@ -187,7 +187,7 @@ pub const ALL: &[Recipe] = &[
 ];
 
 impl Recipe {
-    /// Names this recipe as it stands: another text, another hash.
+    /// Hash of this recipe in its current form. A change of the text changes the hash.
     pub fn hash(&self) -> [u8; 32] {
         let mut digest = Sha256::new();
         digest.update(format!("{self:?}"));

@@ -1,4 +1,4 @@
-//! A root tree, and its own tools run from outside it.
+//! A root tree, and running its own programs from outside it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,8 +20,8 @@ impl Tree {
         &self.root
     }
 
-    /// The tree's program `path` (such as `usr/sbin/mke2fs`) with the tree's own loader and libraries.
-    /// It sees this machine's files: a release's own tools write an image in that release's way.
+    /// The tree's program `path` (such as `usr/sbin/mke2fs`), run with the tree's own loader and libraries. It sees
+    /// this machine's files, so that a release's own tools write an image in that release's format.
     pub fn tool(&self, path: &str) -> Command {
         let mut command = Command::new(self.root.join("usr/lib64/ld-linux-x86-64.so.2"));
         command

@@ -1,4 +1,4 @@
-//! Booting the lab and shutting it down.
+//! Boots the lab and shuts it down.
 
 use super::image::{self, Image};
 use super::qmp::Qmp;
@@ -22,16 +22,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
-/// The longest boot, on a machine busy with other work.
+/// Maximum time of a boot, on a machine busy with other work.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
 
-/// Time that a running lab may take to greet before it counts as hung.
+/// Maximum time that a running lab may take to answer before it counts as hung.
 pub const HUNG: Duration = Duration::from_secs(45);
 
-/// Time that a reboot into a new image waits for commands in the old lab.
+/// Maximum time that a reboot into a new image waits for commands in the old lab.
 const BUSY_LIMIT: Duration = Duration::from_secs(900);
 
-/// The booted lab of today's image: the running one if it answers, else a new one.
+/// The booted lab of the current image: the running one if it answers, else a new one.
 pub fn up(progress: &Progress, number: u32) -> Result<Lab> {
     let dir = LabFolder::find(number)?;
     let mut mute = None;
@@ -83,7 +83,7 @@ pub fn up(progress: &Progress, number: u32) -> Result<Lab> {
     Ok(lab)
 }
 
-/// The lab, if its processes run and its image is today's; it may hang.
+/// The lab, if its processes run and it has the current image; it may hang.
 pub fn running(dir: &LabFolder) -> Option<Lab> {
     let lab = dir.read()?;
     (lab.booted && lab.alive() && lab.image == image::hash()).then_some(lab)
@@ -110,7 +110,7 @@ fn wait_until_unused(dir: &LabFolder) -> Result<()> {
     Ok(())
 }
 
-/// Shuts the lab down, cleanly if it lets itself.
+/// Shuts the lab down, cleanly if it responds.
 pub fn down(number: u32, force: bool) -> Result<()> {
     let dir = LabFolder::find(number)?;
     let _lock = dir.lock()?;
@@ -125,14 +125,14 @@ pub fn down(number: u32, force: bool) -> Result<()> {
     Ok(())
 }
 
-/// Asks `lab` to end cleanly, and waits for it.
+/// Requests a clean shutdown of `lab`, and waits for it.
 fn shut_down(lab: &Lab) {
     if lab.qemu.alive() && ssh::quietly(lab.port, "systemctl poweroff", Duration::from_secs(10)).is_some() {
         lab.qemu.ended_within(Duration::from_secs(20));
     }
 }
 
-/// Removes what is left of `lab`, running or not, and forgets it.
+/// Removes all processes and files of `lab`, running or not, and its record.
 fn clear(dir: &LabFolder, lab: &Lab) {
     lab.qemu.signal(Signal::SIGKILL);
     lab.qemu.ended_within(Duration::from_secs(10));
@@ -146,7 +146,7 @@ fn clear(dir: &LabFolder, lab: &Lab) {
     dir.forget();
 }
 
-/// Kills a QEMU of this lab folder that its record does not know, such as after the record was deleted.
+/// Kills a QEMU of this lab folder that is not in its record, for example after the record was deleted.
 fn kill_stray(dir: &LabFolder) {
     let pid = std::fs::read_to_string(dir.file("qemu.pid")).unwrap_or_default();
     let Some(stray) = pid.trim().parse().ok().and_then(Process::running) else {
@@ -161,12 +161,12 @@ fn kill_stray(dir: &LabFolder) {
     }
 }
 
-/// Disk and state that a QEMU starts with.
+/// Disk and state that QEMU starts with.
 #[derive(Debug, Clone, Copy)]
 enum Start<'a> {
-    /// The image's disk, whose changes are thrown away.
+    /// The image's disk; changes are discarded.
     Boot,
-    /// The disk of this snapshot, which is to be made.
+    /// The disk of this snapshot, which is still to be saved.
     Save(&'a Snapshot),
     /// The state and disk of this snapshot.
     Restore(&'a Snapshot),
@@ -186,7 +186,7 @@ fn boot(dir: &LabFolder, image: &Image, step: &Step) -> Result<Lab> {
     Ok(lab)
 }
 
-/// Starts the lab from the snapshot of a booted one, which is made first where there is none.
+/// Starts the lab from the snapshot of a booted one, and makes the snapshot first if there is none.
 fn restore(dir: &LabFolder, image: &Image, step: &Step) -> Result<Lab> {
     let snapshot = Snapshot::find(&snapshot_key(image)?)?;
     if !snapshot.exists() {
@@ -216,7 +216,7 @@ fn save(dir: &LabFolder, image: &Image, snapshot: &Snapshot, step: &Step) -> Res
     snapshot.prepare(image)?;
     let lab = launch(dir, image, Start::Save(snapshot))?;
     let saved = await_ssh(dir, &lab, step).and_then(|()| {
-        // Every lab would repeat the background work that the boot has left.
+        // Otherwise every lab would repeat the background work that is left after the boot.
         ssh::quietly(lab.port, "systemctl is-system-running --wait; sync", BOOT_LIMIT);
         snapshot.save(&lab.sockets.join("qmp"))
     });
@@ -227,10 +227,10 @@ fn save(dir: &LabFolder, image: &Image, snapshot: &Snapshot, step: &Step) -> Res
     saved
 }
 
-/// Starts QEMU, and records it so that the next command ends it if this one is ended.
+/// Starts QEMU, and records it so that the next command ends it if this command is ended.
 fn launch(dir: &LabFolder, image: &Image, start: Start<'_>) -> Result<Lab> {
     let sockets = tempfile::Builder::new().prefix("husk-lab.").tempdir()?;
-    // The port is free now; if another process takes it before QEMU does, QEMU ends and says so.
+    // The port is free now. If another process takes it before QEMU does, QEMU exits with an error.
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
     let mut qemu = qemu(dir, image, sockets.path(), port, start)?;
     let log = File::create(dir.file("qemu.log"))?;
@@ -260,12 +260,12 @@ fn launch(dir: &LabFolder, image: &Image, start: Start<'_>) -> Result<Lab> {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    // Reaps QEMU when it ends, for as long as this process lives.
+    // Reaps QEMU when it ends, for as long as this process runs.
     std::thread::spawn(move || child.wait());
     Ok(lab)
 }
 
-/// Waits until a lab lets commands in.
+/// Waits until a lab accepts commands.
 fn await_ssh(dir: &LabFolder, lab: &Lab, step: &Step) -> Result<()> {
     let started = Instant::now();
     loop {
@@ -287,9 +287,9 @@ fn await_ssh(dir: &LabFolder, lab: &Lab, step: &Step) -> Result<()> {
     }
 }
 
-/// Waits for a lab, plugs the host's folders in and records the lab as booted.
+/// Waits for a lab, hot-plugs the host's folders and records the lab as booted.
 ///
-/// They are plugged in and not there from the start, because a QEMU with vhost-user devices cannot be saved.
+/// They are hot-plugged, because the state of a QEMU with vhost-user devices cannot be saved.
 fn finish(dir: &LabFolder, image: &Image, lab: &mut Lab, step: &Step) -> Result<()> {
     await_ssh(dir, lab, step)?;
     let cache = checkout::cache()?;
@@ -363,14 +363,14 @@ fn serve(dir: &LabFolder, image: &Image, folder: &Path, socket: &Path) -> Result
     process.context("virtiofsd ended at once")
 }
 
-/// An AMD-V processor whose kernel has no use for 5-level page tables, unlike that of `max`.
+/// An AMD-V processor without 5-level page tables, unlike `max`.
 const CPU: &str = "EPYC,svm=on,npt=on";
 
-/// With two, one of Husk's guests in ten triple-faulted or stood still: traces (QEMU 10.0) show VM exits that give the guest
-/// the registers of the lab's kernel. With one, none did; why TCG does it is not known.
+/// With two, one of Husk's guests in ten triple-faulted or hung: traces (QEMU 10.0) show VM exits that give the guest
+/// the registers of the lab's kernel. With one, none did. The cause in TCG is not known.
 const PROCESSORS: &str = "1";
 
-/// Hash of all that a snapshot depends on.
+/// Hash of everything that a snapshot depends on.
 fn snapshot_key(image: &Image) -> Result<String> {
     let mut digest = Sha256::new();
     digest.update(&image.hash);
@@ -405,7 +405,7 @@ fn machine(image: &Image) -> Result<Vec<OsString>> {
          -device pcie-root-port,id=port-checkout,chassis=1,slot=1 \
          -device pcie-root-port,id=port-cache,chassis=2,slot=2"
     );
-    // Free-page reporting gives back to this machine what guests in the lab leave behind.
+    // Free-page reporting returns memory to this machine that guests in the lab have freed.
     options.extend(words.split_whitespace().map(OsString::from));
     options.extend([
         "-append".into(),
@@ -426,13 +426,13 @@ fn qemu(dir: &LabFolder, image: &Image, sockets: &Path, port: u16, start: Start<
         Start::Restore(snapshot) => format!("format=qcow2,snapshot=on,file={}", comma(&snapshot.disk())),
     };
     let mut qemu = image.command("usr/bin/qemu-system-x86_64");
-    // With `snapshot=on` the disk's changes go to a file there that has no name.
+    // With `snapshot=on` the disk's changes go to an unlinked file there.
     qemu.env("TMPDIR", dir.folder())
         .env("QEMU_MODULE_DIR", root.join("usr/lib/x86_64-linux-gnu/qemu"))
         .arg("-pidfile")
         .arg(dir.file("qemu.pid"))
         .args(machine(image)?)
-        // Disks of guests in the lab are unpacked with their holes filled: zeros cost nothing here.
+        // Disk images in the lab are unpacked with their holes filled: zeros take no space here.
         .arg("-drive")
         .arg(format!(
             "if=none,id=disk,cache=unsafe,discard=unmap,detect-zeroes=unmap,{drive}"
@@ -457,7 +457,8 @@ fn comma(path: &Path) -> String {
     path.to_string_lossy().replace(',', ",,")
 }
 
-/// Memory of one lab: 8 GiB, or three eighths of the machine's if that is less, so that two labs and a build fit.
+/// Memory of one lab: 8 GiB, or three eighths of the machine's memory if that is less, so that two labs and a build
+/// fit.
 fn memory_mib() -> Result<u64> {
     Ok((machine_mib()? * 3 / 8).min(8 * 1024))
 }
@@ -473,8 +474,8 @@ pub fn machine_mib() -> Result<u64> {
     Ok(total / 1024)
 }
 
-/// `command`, to run on after this process: with its output in `log`, in a session of its own, and without files this
-/// process was given, whose other ends may wait for them to be closed.
+/// `command`, set up to outlive this process: with its output in `log`, in a session of its own, and without inherited
+/// files, whose other ends may wait for them to be closed.
 fn detach<'a>(command: &'a mut Command, log: &File) -> &'a mut Command {
     let clone = || log.try_clone().map_or_else(|_| Stdio::null(), Stdio::from);
     command.stdin(Stdio::null()).stdout(clone()).stderr(clone());

@@ -1,6 +1,6 @@
-//! Whether the machine's disk has room for what the lab writes to its own.
+//! Checks that the machine's disk has space for the lab's writes.
 //!
-//! QEMU stops a guest whose disk cannot grow, and waits; from outside the lab then looks hung, for no reason.
+//! QEMU pauses a guest whose disk cannot grow; from outside, the lab then looks hung without a reason.
 
 use anyhow::{Context, Result, bail};
 use nix::sys::statvfs::statvfs;
@@ -9,15 +9,15 @@ use std::path::Path;
 const MIB: u64 = 1024 * 1024;
 /// Free space that a lab's disk needs: three times its growth in the case with the largest images.
 const GROWTH: u64 = 6 * 1024 * MIB;
-/// Below this a lab that stands still has been stopped by QEMU.
+/// Free space below which QEMU must have paused a lab that hangs.
 const FULL: u64 = 64 * MIB;
 
-/// Fails if the disk of `folder`, where the lab's grows, has no room for that.
+/// Fails if the filesystem of `folder`, where the lab's disk grows, has less free space than that.
 pub fn ensure(folder: &Path) -> Result<()> {
     judge(folder, free(folder)?, GROWTH)
 }
 
-/// Fails if the disk of `folder` is full.
+/// Fails if the filesystem of `folder` is full.
 pub fn not_full(folder: &Path) -> Result<()> {
     judge(folder, free(folder)?, FULL)
 }
@@ -34,7 +34,7 @@ fn judge(folder: &Path, free: u64, need: u64) -> Result<()> {
     Ok(())
 }
 
-/// Bytes that may still be written there.
+/// Bytes that can still be written there.
 fn free(folder: &Path) -> Result<u64> {
     let disk = statvfs(folder).with_context(|| format!("cannot see how full {} is", folder.display()))?;
     Ok(disk.blocks_available() * disk.fragment_size())

@@ -8,17 +8,17 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Time that the kernel's panic on an NMI may take.
+/// Maximum time that the kernel's panic on an NMI may take.
 const PANIC_LIMIT: Duration = Duration::from_secs(10);
 
-/// Records the processors' registers and, through an NMI, the kernel's stacks in `hung.log`; its path.
+/// Records the processors' registers and, through an NMI, the kernel's stacks in `hung.log`; returns its path.
 pub fn write(dir: &LabFolder, lab: &Lab) -> Result<PathBuf> {
     let mut report = String::new();
     match ask(lab) {
         Ok(registers) => report.push_str(&registers),
         Err(error) => writeln!(report, "QEMU says nothing: {error:#}")?,
     }
-    // The kernel panics on the NMI with the stacks of all processors, and ends.
+    // On the NMI the kernel panics, prints the stacks of all processors, and halts.
     lab.qemu.ended_within(PANIC_LIMIT);
     let serial = std::fs::read(dir.file("serial.log")).unwrap_or_default();
     report.push_str(&String::from_utf8_lossy(&serial));

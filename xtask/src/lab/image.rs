@@ -1,4 +1,4 @@
-//! The lab's system: Debian 13 with stock kernel, made once and cached by its recipe.
+//! The lab's system: Debian 13 with its stock kernel, built once and cached by a hash of its recipe.
 
 use crate::checkout;
 use crate::debian::{self, Aside, Recipe};
@@ -11,7 +11,7 @@ use std::process::Command;
 
 const SUITE: &str = "trixie";
 
-/// Beginning of the names of folders with unfinished images, which are never used.
+/// Prefix of the names of folders with unfinished images, which are never used.
 const UNFINISHED: &str = "image-unfinished-";
 
 /// Size of the root filesystem; the file is sparse.
@@ -30,7 +30,7 @@ const PACKAGES: &[&str] = &[
     "systemd-sysv",
     "udev",
     "xz-utils",
-    // peers, also what runs the lab on the host
+    // reference programs, among them the lab's own QEMU on the host
     "qemu-system-x86",
     "qemu-utils",
     "seabios",
@@ -54,7 +54,7 @@ const PACKAGES: &[&str] = &[
     "dbus",
     "iptables",
     "runc",
-    // looking closely
+    // debugging and tracing
     "gdb",
     "linux-perf",
     "jq",
@@ -120,13 +120,13 @@ impl Image {
         self.root().join("boot/lab-initrd")
     }
 
-    /// The tree the filesystem was made of.
+    /// The tree from which the filesystem was made.
     pub fn root(&self) -> PathBuf {
         self.folder.join("root")
     }
 
-    /// The image's program `path` (below its root) as a command on this machine, through the image's own loader and
-    /// libraries, whatever this machine's C library is.
+    /// The image's program `path` (below its root) as a command on this machine, run through the image's own loader and
+    /// libraries, so that it does not depend on this machine's C library.
     pub fn command(&self, path: &str) -> Command {
         let root = self.root();
         let libraries = [root.join("usr/lib/x86_64-linux-gnu"), root.join("usr/lib")];
@@ -143,7 +143,7 @@ impl Image {
     }
 }
 
-/// The hash of the recipe as it stands in this checkout.
+/// Hash of the recipe in this checkout.
 pub fn hash() -> String {
     let mut digest = Sha256::new();
     for part in [SUITE, DISK_SIZE, CUSTOMIZE]
@@ -164,7 +164,7 @@ pub fn hash() -> String {
         .collect()
 }
 
-/// The image of today's recipe: from the cache, or made now.
+/// The image of the current recipe, from the cache or built now.
 pub fn ensure(progress: &Progress) -> Result<Image> {
     packages::ensure(progress, TOOLS)?;
     let lab = checkout::folder(checkout::cache()?.join("lab"))?;
@@ -198,7 +198,7 @@ pub fn ensure(progress: &Progress) -> Result<Image> {
     Ok(image)
 }
 
-/// Makes the image in the folder `aside`.
+/// Builds the image in the folder `aside`.
 fn build(progress: &Progress, aside: &Path) -> Result<()> {
     std::fs::create_dir_all(aside)?;
     let root = aside.join("root");
@@ -237,14 +237,15 @@ fn path_with_sbin() -> std::ffi::OsString {
     path
 }
 
-/// Removes what failed builds left, and images of earlier recipes but the newest, which another checkout may still use.
+/// Removes the leftovers of failed builds, and images of earlier recipes except the newest, which another checkout may
+/// still use.
 fn remove_old(lab: &Path, keep: &Path) -> Result<()> {
     let mut old = Vec::new();
     for entry in std::fs::read_dir(lab)?.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let path = entry.path();
         if name.starts_with(UNFINISHED) {
-            // One that is being ended may still write there; then the next build removes the rest.
+            // A build that is being ended may still write there; then the next build removes the rest.
             let _ = remove(&path);
         } else if name.starts_with("image-") && path.is_dir() && path != keep {
             old.push((entry.metadata()?.modified()?, path));

@@ -1,4 +1,4 @@
-//! Running a command on this machine itself, as if it were the lab.
+//! Runs a command on this machine itself, as if it were the lab.
 
 use super::run::{self, Command, Ended, Output, share};
 use super::signals::Signals;
@@ -11,10 +11,10 @@ use std::io::stdin;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::time::{Duration, Instant};
 
-/// Time that a command gets to end after a signal, before its process group is killed.
+/// Maximum time that a command may take to end after a signal, before its process group is killed.
 const KILL_AFTER: Duration = Duration::from_secs(5);
 
-/// Runs `command` to its end; its exit status.
+/// Runs `command` until it ends; returns its exit status.
 pub fn run(command: &Command, output: &mut Output<'_>) -> Result<u8> {
     let (program, arguments) = command.words.split_first().context("no command")?;
     let mut path = OsString::from(checkout::release());
@@ -30,8 +30,8 @@ pub fn run(command: &Command, output: &mut Output<'_>) -> Result<u8> {
     let terminal = Terminal::lend();
     let in_front = terminal.is_some();
     signals.restore_in(&mut child);
-    // A process group of its own, so that the command can be ended with what it started; in the terminal's
-    // foreground, so that it can read there and the terminal's signals are the command's.
+    // A process group of its own, so that the command can be ended with all processes it started; in the terminal's
+    // foreground, so that it can read there and receives the terminal's signals.
     // SAFETY: only async-signal-safe system calls, no allocation.
     unsafe {
         child.pre_exec(move || {
@@ -54,7 +54,7 @@ pub fn run(command: &Command, output: &mut Output<'_>) -> Result<u8> {
     })
 }
 
-/// Sends the process group of `leader` the `signal`, and SIGKILL if the leader is still there some seconds later.
+/// Sends `signal` to the process group of `leader`, and SIGKILL if the leader still runs some seconds later.
 fn end(leader: Pid, signal: Signal) {
     let _ = killpg(leader, signal);
     let deadline = Instant::now() + KILL_AFTER;
@@ -64,9 +64,9 @@ fn end(leader: Pid, signal: Signal) {
     let _ = killpg(leader, Signal::SIGKILL);
 }
 
-/// Makes the process group `group` the terminal's foreground.
+/// Makes the process group `group` the terminal's foreground group.
 fn take_foreground(group: Pid) -> nix::Result<()> {
-    // SAFETY: neither disposition runs code of ours.
+    // SAFETY: neither disposition runs a handler of this program.
     unsafe { signal(Signal::SIGTTOU, SigHandler::SigIgn)? };
     let result = tcsetpgrp(stdin(), group);
     // SAFETY: as above.
@@ -74,12 +74,12 @@ fn take_foreground(group: Pid) -> nix::Result<()> {
     result
 }
 
-/// The terminal, lent to a command; comes back when dropped.
+/// Gives the terminal to a command, and takes it back when dropped.
 #[derive(Debug)]
 struct Terminal;
 
 impl Terminal {
-    /// If standard input is a terminal and this process is in its foreground.
+    /// `Some` if standard input is a terminal and this process is in its foreground.
     fn lend() -> Option<Self> {
         (tcgetpgrp(stdin()).ok()? == getpgrp()).then_some(Self)
     }
@@ -87,7 +87,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // A terminal that has gone needs no foreground.
+        // A terminal that has closed needs no foreground group.
         let _ = take_foreground(getpgrp());
     }
 }

@@ -25,7 +25,7 @@ use std::time::Duration;
 pub use run::{Command, TIMED_OUT, share};
 pub use signals::exit_on_signals;
 
-/// Exit status of `lab run` if the command could not be run, or the lab was lost under it.
+/// Exit status of `lab run` if the command could not be run, or the lab was lost while it ran.
 const NOT_RUN: u8 = 125;
 
 /// Arguments of `cargo xtask lab`.
@@ -40,23 +40,23 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Boots the lab, or finds it booted
+    /// Boots the lab, unless it is booted
     Up,
-    /// Makes the lab's system, which needs root, and boots nothing
+    /// Makes the lab's system, which needs root, without booting it
     Image,
     /// Shuts the lab down
     Down {
-        /// Even if commands run in it
+        /// Shut it down even if commands run in it
         #[arg(long)]
         force: bool,
     },
-    /// Says whether the lab answers; exits with 1 if not
+    /// Reports if the lab answers; exits with 1 if not
     Status,
     /// Opens a root shell in the lab
     Shell,
-    /// Runs a command as root in the lab, with its exit status, output and input
+    /// Runs a command as root in the lab, and passes on its exit status, output and input
     Run {
-        /// End the command after so many seconds, with status 124
+        /// Time limit in seconds, after which the command is ended with status 124
         #[arg(long, value_name = "SECONDS")]
         timeout: Option<f64>,
         /// Give the command a terminal
@@ -76,7 +76,7 @@ pub fn renew(number: u32) -> Result<()> {
     boot::down(number, false)
 }
 
-/// Makes the lab's disk image, or finds it in the cache.
+/// Makes the lab's disk image, unless it is in the cache.
 ///
 /// # Errors
 /// Fails if the image has to be made and this is not root.
@@ -105,7 +105,7 @@ pub fn serial_log(number: u32) -> Result<std::path::PathBuf> {
     Ok(state::LabFolder::find(number)?.file("serial.log"))
 }
 
-/// Runs `cargo xtask lab`; its exit status is the command's.
+/// Runs `cargo xtask lab`; returns the command's exit status.
 pub fn run(args: Args) -> Result<ExitCode> {
     let progress = Progress::new();
     match args.action {

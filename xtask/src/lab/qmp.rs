@@ -1,4 +1,4 @@
-//! QEMU's control socket.
+//! QEMU's control socket (QMP).
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -7,10 +7,10 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-/// Time limit of one answer.
+/// Time limit of one reply.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// A connection to it.
+/// A QMP connection.
 #[derive(Debug)]
 pub struct Qmp {
     stream: UnixStream,
@@ -28,7 +28,7 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Executes `command`: what it returns.
+    /// Executes `command` and returns its result.
     ///
     /// # Errors
     /// Fails with QEMU's description if it refuses the command.
@@ -47,7 +47,7 @@ impl Qmp {
             if let Some(error) = answer.get("error") {
                 bail!("{command}: {}", error["desc"].as_str().unwrap_or("refused"));
             }
-            // The greeting and events come between.
+            // The greeting and events arrive in between.
             if let Some(result) = answer.get_mut("return") {
                 return Ok(result.take());
             }

@@ -1,4 +1,4 @@
-//! One command within the lab, known by its id.
+//! A single command within the lab, identified by its ID.
 
 use super::run::{Command, GRACE, share_of};
 use super::ssh;
@@ -16,12 +16,12 @@ pub struct Remote<'a> {
     dir: &'a LabFolder,
     lab: &'a Lab,
     id: String,
-    /// Has bytes once the lab has let us in.
+    /// Becomes non-empty once the lab has accepted the login.
     connected: NamedTempFile,
 }
 
 impl<'a> Remote<'a> {
-    /// A command to be.
+    /// A command that has not been started yet.
     pub fn new(dir: &'a LabFolder, lab: &'a Lab) -> Result<Self> {
         let now = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
@@ -59,7 +59,7 @@ impl<'a> Remote<'a> {
             ),
             ("HUSK_LAB_SHARE".to_owned(), share.clone()),
             (
-                // The user in the lab is another, with a cache of its own.
+                // The user in the lab is another, with a separate cache.
                 "HUSK_IMAGES".to_owned(),
                 checkout::cache()?.join("images").display().to_string(),
             ),
@@ -87,15 +87,15 @@ impl<'a> Remote<'a> {
         Ok(ssh)
     }
 
-    /// Sends the command `signal`, and SIGKILL if that does not end it within seconds.
+    /// Sends `signal` to the command, and SIGKILL if it still runs some seconds later.
     pub fn signal(&self, signal: Signal) {
         let name = signal.as_str().trim_start_matches("SIG");
         let words = shell::join(["sh", &script("signal.sh"), &self.id, name]);
-        // A lab that does not answer cannot be helped from here: the next command finds it hung.
+        // Nothing more can be done here for a lab that does not answer: the next command finds it hung.
         ssh::quietly(self.lab.port, &words, GRACE);
     }
 
-    /// Its exit status as recorded in the lab; nothing if it never started.
+    /// The exit status recorded in the lab; nothing if the command never started.
     ///
     /// # Errors
     /// If the connection was lost after it may have started.

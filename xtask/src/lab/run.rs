@@ -1,4 +1,4 @@
-//! Running a command in the lab, or on this machine where guests run natively.
+//! Runs a command in the lab, or on this machine where guests run natively.
 
 use super::remote::Remote;
 use super::signals::Signals;
@@ -15,18 +15,18 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdout, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Exit status of a command ended by its time limit.
+/// Exit status of a command that was ended at its time limit.
 pub const TIMED_OUT: u8 = 124;
 
-/// Time that a command gets to end after a signal before this process kills its ssh.
+/// Maximum time that a command may take to end after a signal before this process kills its ssh.
 pub const GRACE: Duration = Duration::from_secs(20);
 
-/// The folder of lab 1 that can be written on both sides, at the same path: `target/lab/share`.
+/// The folder that lab 1 and the host can write, at the same path in both: `target/lab/share`.
 pub fn share() -> Result<PathBuf> {
     share_of(1)
 }
 
-/// The share of lab `number`.
+/// The shared folder of lab `number`.
 pub(super) fn share_of(number: u32) -> Result<PathBuf> {
     let name = match number {
         1 => "lab/share".to_owned(),
@@ -37,24 +37,25 @@ pub(super) fn share_of(number: u32) -> Result<PathBuf> {
 
 /// A command to run as root in the lab, or as this user where guests run natively.
 ///
-/// It runs in this process's working folder if that is within the checkout or the cache, else in the share. Its PATH begins with
-/// this checkout's release binaries. It gets `HUSK_LAB_SHARE`, `HUSK_IMAGES`, and this process's `HUSK_*`, `RUST_LOG` and `RUST_BACKTRACE`.
+/// It runs in this process's working folder if that is within the checkout or the cache, else in the share. Its PATH
+/// begins with this checkout's release binaries. It gets `HUSK_LAB_SHARE`, `HUSK_IMAGES`, and this process's `HUSK_*`,
+/// `RUST_LOG` and `RUST_BACKTRACE`.
 #[derive(Debug, Clone)]
 pub struct Command {
     pub(super) words: Vec<String>,
-    /// More environment.
+    /// Additional environment variables.
     pub env: Vec<(String, String)>,
-    /// Ends it after that time, with status 124.
+    /// Time limit, after which the command is ended with status 124.
     pub timeout: Option<Duration>,
-    /// Gives it a terminal.
+    /// True if the command gets a terminal.
     pub tty: bool,
     in_lab: bool,
-    /// Number of the lab it runs in.
+    /// Number of the lab that the command runs in.
     pub lab: u32,
 }
 
 impl Command {
-    /// The command of these words, which no shell reads.
+    /// A command with these arguments, without a shell.
     pub fn new<S: Into<String>>(words: impl IntoIterator<Item = S>) -> Self {
         Self {
             words: words.into_iter().map(Into::into).collect(),
@@ -66,29 +67,30 @@ impl Command {
         }
     }
 
-    /// Runs it in the lab wherever guests run: it needs what this machine may not have in the version it needs.
+    /// Runs it in the lab even where guests run natively: it needs programs in versions that this machine may not have.
     pub fn in_lab(mut self, needed: bool) -> Self {
         self.in_lab = needed;
         self
     }
 
-    /// Ends it after `limit`, with status 124.
+    /// Ends the command after `limit`, with status 124.
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.timeout = Some(limit);
         self
     }
 
-    /// Runs it to its end, booting the lab if needed; its exit status, 128 + N if signal N ended it.
+    /// Runs the command until it ends, and boots the lab if needed. Returns its exit status, 128 + N if signal N ended
+    /// it.
     ///
-    /// Input, output and errors are this process's own. SIGINT, SIGTERM and SIGHUP to this process end it.
+    /// The command uses this process's input, output and errors. SIGINT, SIGTERM and SIGHUP to this process end it.
     ///
     /// # Errors
-    /// If it could not be run, or the lab was lost under it.
+    /// If the command could not be run, or the lab was lost while it ran.
     pub fn status(&self, progress: &Progress) -> Result<u8> {
         self.run(progress, &mut Output::Inherited)
     }
 
-    /// Like [`Command::status`] without input, and gives each line of its output to `line` as it comes.
+    /// Like [`Command::status`] without input, and passes each line of its output to `line` as it arrives.
     pub fn lines(&self, progress: &Progress, mut line: impl FnMut(&str) + Send) -> Result<u8> {
         self.run(
             progress,
@@ -109,7 +111,7 @@ impl Command {
         }
         let dir = LabFolder::find(self.lab)?;
         let _user = dir.enter()?;
-        // The usual case costs one connection: only if it fails is the lab looked at more closely.
+        // The usual case needs one connection: the lab is checked more closely only after a failure.
         if let Some(lab) = boot::running(&dir)
             && let Some(status) = self.run_in(&dir, &lab, output)?
         {
@@ -120,7 +122,7 @@ impl Command {
             .context("the lab answers, but does not start commands")
     }
 
-    /// Runs it in `lab`; nothing if it did not start.
+    /// Runs it in `lab`; returns nothing if it did not start.
     fn run_in(&self, dir: &LabFolder, lab: &Lab, output: &mut Output<'_>) -> Result<Option<u8>> {
         let signals = Signals::take()?;
         let remote = Remote::new(dir, lab)?;
@@ -143,22 +145,22 @@ impl Command {
 /// Destination of a command's output.
 #[allow(missing_debug_implementations)]
 pub enum Output<'a> {
-    /// To this process's own.
+    /// This process's own output.
     Inherited,
-    /// To this reader, which reads to the end.
+    /// This reader, which reads until the end.
     Read(&'a mut (dyn FnMut(ChildStdout) + Send)),
 }
 
 /// Reason for a command's end.
 #[derive(Debug)]
 pub enum Ended {
-    /// By itself.
+    /// The command ended by itself.
     Itself(ExitStatus),
-    /// By us, for which this status stands.
+    /// This process ended it, which this status stands for.
     Of(u8),
 }
 
-/// Starts `command` and waits for it; a signal to this process or the time limit makes `end` end it.
+/// Starts `command` and waits for it. A signal to this process or the time limit makes `end` end it.
 pub fn attend(
     command: &mut std::process::Command,
     timeout: Option<Duration>,
@@ -204,14 +206,14 @@ fn wait(
         };
         end(Pid::from_raw(i32::try_from(child.id())?), signal);
         return Ok(match reap(child) {
-            // It may have its own way to end on a signal.
+            // The command may handle the signal.
             Some(own) if status != TIMED_OUT => Ended::Itself(own),
             _ => Ended::Of(status),
         });
     }
 }
 
-/// Gives an ended command time to bring its last output, then kills it; its status if it came by itself.
+/// Gives an ended command time to write its last output, then kills it; returns its status if it ended by itself.
 fn reap(child: &mut Child) -> Option<ExitStatus> {
     let deadline = Instant::now() + GRACE;
     while Instant::now() < deadline {

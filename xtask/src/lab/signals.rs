@@ -8,10 +8,10 @@ use std::process::Command;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time between two looks at [`INTERRUPTED`].
+/// Polling interval of [`INTERRUPTED`].
 const POLL: Duration = Duration::from_millis(100);
 
-/// Time that commands get to end after a signal before this process exits.
+/// Maximum time that commands may take to end after a signal before this process exits.
 const EXIT_LIMIT: Duration = Duration::from_secs(40);
 
 /// The signal that one thread has received for all threads, or 0.
@@ -44,7 +44,7 @@ pub fn exit_on_signals() -> Result<()> {
     Ok(())
 }
 
-/// SIGINT, SIGTERM, SIGHUP (and SIGCHLD), received by waiting for them instead of killing this process.
+/// SIGINT, SIGTERM, SIGHUP (and SIGCHLD), blocked and received synchronously, so that they do not kill this process.
 #[derive(Debug)]
 pub struct Signals {
     set: SigSet,
@@ -52,7 +52,7 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Takes them until dropped.
+    /// Blocks the signals until dropped.
     pub fn take() -> Result<Self> {
         let set: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGCHLD]
             .into_iter()
@@ -75,7 +75,7 @@ impl Signals {
 
     fn prepare(&self, command: &mut Command, handler: SigHandler) {
         let before = self.before;
-        // SAFETY: only async-signal-safe system calls, no allocation; neither handler is code of ours.
+        // SAFETY: only async-signal-safe system calls, no allocation; neither handler is one of this program.
         unsafe {
             command.pre_exec(move || {
                 for number in [Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {

@@ -12,26 +12,26 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Time that saving or restoring may take.
+/// Maximum time for saving or restoring a snapshot.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Beginning of the names of the folders.
+/// Prefix of the folders' names.
 const PREFIX: &str = "snapshot-";
 
-/// A snapshot, there or to be made.
+/// A snapshot, which may not have been made yet.
 #[derive(Debug)]
 pub struct Snapshot {
     folder: PathBuf,
 }
 
 impl Snapshot {
-    /// The snapshot for `key`, a hash of all that it depends on.
+    /// The snapshot for `key`, a hash of everything that it depends on.
     pub fn find(key: &str) -> Result<Self> {
         let folder = checkout::cache()?.join("lab").join(format!("{PREFIX}{key}"));
         Ok(Self { folder })
     }
 
-    /// True if it has been made.
+    /// True if the snapshot has been made.
     pub fn exists(&self) -> bool {
         self.memory().exists()
     }
@@ -45,19 +45,19 @@ impl Snapshot {
         self.folder.join("memory")
     }
 
-    /// Waits for the right to make it.
+    /// Waits for the lock that is needed to make it.
     pub fn lock(&self) -> Result<File> {
         let file = File::create(self.folder.with_extension("lock"))?;
         file.lock()?;
         Ok(file)
     }
 
-    /// Makes an empty folder with the disk of a lab that is to be saved, and removes snapshots of other hashes.
+    /// Makes an empty folder with the disk of a lab that is about to be saved, and removes snapshots of other hashes.
     pub fn prepare(&self, image: &Image) -> Result<()> {
         let parent = self.folder.parent().context("the cache has a parent")?;
         for entry in std::fs::read_dir(parent)?.flatten() {
             if entry.file_name().to_string_lossy().starts_with(PREFIX) && entry.path().is_dir() {
-                // A lab that was restored from it holds its files open.
+                // A lab that was restored from it has its files open.
                 let _ = std::fs::remove_dir_all(entry.path());
             }
         }
@@ -75,7 +75,7 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Saves the memory and devices of the lab whose control socket is `socket`. The lab stands still afterwards.
+    /// Saves the memory and devices of the lab whose control socket is `socket`. The lab stays paused afterwards.
     pub fn save(&self, socket: &Path) -> Result<()> {
         let aside = self.folder.join("memory.unfinished");
         let mut qmp = Qmp::connect(socket)?;
@@ -83,13 +83,13 @@ impl Snapshot {
         mapped_ram(&mut qmp)?;
         qmp.execute("migrate", json!({ "uri": format!("file:{}", aside.display()) }))?;
         finished(&mut qmp)?;
-        // QEMU writes its buffers of the disk as it ends.
+        // QEMU flushes its buffers of the disk when it exits.
         qmp.execute("quit", json!({}))?;
         std::fs::rename(&aside, self.memory()).context("cannot place the snapshot")
     }
 
-    /// Loads it into the QEMU whose control socket is `socket`, which was started with `-incoming defer`, and lets the
-    /// lab run.
+    /// Loads the snapshot into the QEMU whose control socket is `socket`, which was started with `-incoming defer`, and
+    /// starts the lab.
     pub fn load(&self, socket: &Path) -> Result<()> {
         let mut qmp = Qmp::connect(socket)?;
         mapped_ram(&mut qmp)?;
@@ -102,13 +102,13 @@ impl Snapshot {
         Ok(())
     }
 
-    /// Removes it.
+    /// Removes the snapshot.
     pub fn remove(&self) {
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 
-/// Has QEMU keep each page at a place of its own in a file.
+/// Sets QEMU's `mapped-ram` format, in which each page has a fixed offset in the file.
 fn mapped_ram(qmp: &mut Qmp) -> Result<()> {
     let capabilities = json!({ "capabilities": [{ "capability": "mapped-ram", "state": true }] });
     qmp.execute("migrate-set-capabilities", capabilities)?;

@@ -1,4 +1,4 @@
-//! SSH to a lab.
+//! SSH connections to a lab.
 
 use super::state::Lab;
 use crate::checkout;
@@ -10,12 +10,12 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Path of the private key to all labs of this user, which start from one snapshot.
+/// Path of the private key for all labs of this user, which start from one snapshot.
 fn key_path() -> Result<PathBuf> {
     Ok(checkout::folder(checkout::cache()?.join("lab"))?.join("key"))
 }
 
-/// Makes the labs' key pair if there is none: the public half.
+/// Makes the labs' key pair if there is none; returns the public key.
 pub fn key() -> Result<String> {
     let key = key_path()?;
     let public = key.with_extension("pub");
@@ -35,7 +35,7 @@ pub fn key() -> Result<String> {
     Ok(std::fs::read_to_string(public)?.trim().to_owned())
 }
 
-/// An `ssh` to the lab, as root, to which the remote command is added.
+/// An `ssh` command to the lab, as root, to which the caller adds the remote command.
 pub fn command(port: u16) -> Command {
     let mut command = Command::new("ssh");
     command
@@ -46,7 +46,7 @@ pub fn command(port: u16) -> Command {
         "BatchMode=yes",
         "IdentitiesOnly=yes",
         "IdentityAgent=none",
-        // A loopback port and a throw-away machine: its host key says nothing.
+        // A loopback port and a disposable machine: checking its host key proves nothing.
         "StrictHostKeyChecking=no",
         "UserKnownHostsFile=/dev/null",
         "LogLevel=ERROR",
@@ -64,7 +64,7 @@ pub fn command(port: u16) -> Command {
     command
 }
 
-/// True if the lab's sshd greets within `limit`. A slower lab counts as hung.
+/// True if the lab's sshd sends its banner within `limit`. A slower lab counts as hung.
 pub fn greets(port: u16, limit: Duration) -> bool {
     let deadline = Instant::now() + limit;
     let Ok(mut stream) =
@@ -86,8 +86,8 @@ pub fn answers(lab: &Lab, limit: Duration) -> bool {
     quietly(lab.port, "true", limit).is_some_and(|(status, _)| status == Some(0))
 }
 
-/// Runs the shell command `remote`, with no input and errors hidden: its exit status (none if killed by a signal) and
-/// output (at most 64 KiB), or nothing if it took longer than `limit`.
+/// Runs the shell command `remote`, with no input and with errors hidden. Returns its exit status (none if killed by a
+/// signal) and output (at most 64 KiB), or nothing if it took longer than `limit`.
 pub fn quietly(port: u16, remote: &str, limit: Duration) -> Option<(Option<i32>, String)> {
     let mut child = command(port)
         .arg(remote)

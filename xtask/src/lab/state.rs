@@ -1,4 +1,4 @@
-//! What is known of the running lab, and the locks around it.
+//! The recorded state of the running lab, and the locks around it.
 
 use crate::checkout;
 use anyhow::{Context, Result};
@@ -12,9 +12,9 @@ use std::time::{Duration, SystemTime};
 /// A process, distinguished from a later one with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Process {
-    /// Its pid.
+    /// Process ID.
     pub pid: i32,
-    /// When it started, in clock ticks since the machine's boot.
+    /// Start time in clock ticks since the machine's boot.
     started: u64,
 }
 
@@ -55,7 +55,7 @@ impl Process {
     /// Sends it `signal` if it still runs.
     pub fn signal(self, signal: nix::sys::signal::Signal) {
         if self.alive() {
-            // It may end at this very moment, which is as good.
+            // It may end at this very moment, which is fine.
             let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.pid), signal);
         }
     }
@@ -73,32 +73,32 @@ impl Process {
     }
 }
 
-/// A lab that was started.
+/// Record of a lab that was started.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Lab {
-    /// Its QEMU.
+    /// The QEMU process.
     pub qemu: Process,
-    /// Its file servers.
+    /// The file server processes.
     pub servers: Vec<Process>,
     /// SSH port on 127.0.0.1.
     pub port: u16,
-    /// Hash of the image it runs.
+    /// Hash of the image that the lab runs.
     pub image: String,
-    /// Folder of its sockets.
+    /// Folder of the sockets.
     pub sockets: PathBuf,
-    /// When it was started, seconds since 1970.
+    /// Start time, seconds since 1970.
     pub since: u64,
-    /// True once it has answered. Until then the command that boots it holds the lock.
+    /// True once the lab has answered. Until then the command that boots it holds the lock.
     pub booted: bool,
 }
 
 impl Lab {
-    /// True if all its processes run.
+    /// True if all processes of the lab run.
     pub fn alive(&self) -> bool {
         self.qemu.alive() && self.servers.iter().all(|server| server.alive())
     }
 
-    /// Time since it was started.
+    /// Time since the lab was started.
     pub fn uptime(&self) -> Duration {
         let since = SystemTime::UNIX_EPOCH + Duration::from_secs(self.since);
         since.elapsed().unwrap_or_default()
@@ -116,7 +116,7 @@ pub struct LabFolder {
 }
 
 impl LabFolder {
-    /// Finds or makes the folder of lab `number`, counted from 1.
+    /// Finds or creates the folder of lab `number`, counted from 1.
     pub fn find(number: u32) -> Result<Self> {
         let digest = Sha256::digest(checkout::root().as_os_str().as_bytes());
         let mut name = format!(
@@ -136,17 +136,17 @@ impl LabFolder {
         self.number
     }
 
-    /// Its path: serial.log, qemu.log, key.
+    /// Path of the folder, which holds serial.log, qemu.log and the key.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The file `name` in it.
+    /// Path of the file `name` in the folder.
     pub fn file(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }
 
-    /// The lab started last, if it was not shut down since.
+    /// The lab that was started last, unless it was shut down since.
     pub fn read(&self) -> Option<Lab> {
         serde_json::from_slice(&std::fs::read(self.file("lab.json")).ok()?).ok()
     }
@@ -159,12 +159,12 @@ impl LabFolder {
         Ok(())
     }
 
-    /// Records that there is none.
+    /// Records that no lab runs.
     pub fn forget(&self) {
         let _ = std::fs::remove_file(self.file("lab.json"));
     }
 
-    /// Waits for the right to boot it or shut it down; held until the file is dropped.
+    /// Waits for the exclusive lock for booting or shutting down the lab; held until the file is dropped.
     pub fn lock(&self) -> Result<File> {
         let file = self.open("lock")?;
         if let Err(TryLockError::WouldBlock) = file.try_lock() {

@@ -1,4 +1,4 @@
-//! `cargo deny`: licences, banned and duplicate crates, sources, and advisories where their database can be reached.
+//! `cargo deny`: licences, banned and duplicate crates, sources, and advisories if their database can be reached.
 
 use super::stages::Stage;
 use super::unit::cargo;

@@ -1,8 +1,8 @@
 //! `cargo xtask test`: lints, unit tests and the end-to-end suite. The last line of its output is
 //! `N passed, N failed, N skipped`.
 //!
-//! The build of the static binaries uses both processors. After it the end-to-end cases run in two labs of one processor each, and
-//! lints and unit tests are built with the time that the labs leave.
+//! The build of the static binaries uses both processors. After it the end-to-end cases run in two labs of one
+//! processor each, and lints and unit tests are built in the time that the labs leave idle.
 
 mod deny;
 mod queue;
@@ -25,11 +25,11 @@ use suite::{Suite, Tier};
 
 pub use soak::{Args as SoakArgs, run as soak};
 
-/// Time after which no failed case is tried again and no lost lab is replaced.
+/// Time after which failed cases are not repeated and lost labs are not replaced.
 const END_TO_END_LIMIT: Duration = Duration::from_secs(45 * 60);
 /// The same for `--full`.
 const FULL_LIMIT: Duration = Duration::from_secs(120 * 60);
-/// Commands that cases with real guests run beside Husk. The lab has them.
+/// Commands that cases with real guests run in addition to Husk. The lab contains them.
 const TOOLS: [Tool; 5] = [
     Tool {
         name: "qemu-img",
@@ -56,13 +56,13 @@ const TOOLS: [Tool; 5] = [
 /// Arguments of `cargo xtask test`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Also run what need not run each time: slow cases, cases with upstream programs, cargo deny
+    /// Also run slow cases, cases with upstream programs and cargo deny
     #[arg(long)]
     full: bool,
     /// Also run the cases with programs built from Go modules: the newest containerd, a kubelet
     #[arg(long)]
     peers: bool,
-    /// Run only the end-to-end cases, with the binaries as they are
+    /// Run only the end-to-end cases, with the existing binaries
     #[arg(long)]
     no_build: bool,
     /// List the end-to-end cases with their tiers and run nothing
@@ -110,7 +110,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         });
     }
     let (built, made) = std::thread::scope(|scope| {
-        // Mostly waits for the network.
+        // It mostly waits for the network.
         let made = scope.spawn(|| stages.run("images", |_| make_images(args, progress)));
         let built = stages.run("static build", |stage| {
             stage.cpu = binaries::build(Profile::EndToEnd, progress)?;
@@ -153,7 +153,7 @@ fn exit_code(good: bool) -> ExitCode {
     }
 }
 
-/// Makes the lab's image, guest images and upstream programs that the run needs, where they are not in the cache.
+/// Makes the lab's image, guest images and upstream programs that the run needs, unless they are in the cache.
 fn make_images(args: &Args, progress: &Progress) -> Result<()> {
     if native_kvm() {
         packages::ensure(progress, &TOOLS)?;

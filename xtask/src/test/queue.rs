@@ -1,7 +1,6 @@
-//! Runs the cases of the end-to-end suite: in two labs side by side, or on this machine where it runs guests natively.
+//! Runs the cases of the end-to-end suite, in two labs side by side, or on this machine where it runs guests natively.
 //!
-//! Each case is one command in a lab, so that a lab that fails costs one more try of the case that ran in it, in a new
-//! lab, and nothing else.
+//! Each case is one command in a lab. If a lab fails, only the case that ran in it is repeated, in a new lab.
 
 use super::suite::{Case, NEED_THE_LAB, Suite};
 use super::tally::Tally;
@@ -15,19 +14,19 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Tries of a case that fails in a lab. QEMU's emulation of AMD-V has faults that hit a guest now and then. A case that
-/// passes at a later try is flaky. A machine with native KVM gets one try.
+/// Attempts for a case that fails in a lab. QEMU's emulation of AMD-V has faults that hit a guest now and then. A case
+/// that passes at a later attempt is flaky. A machine with native KVM gets one attempt.
 const TRIES_IN_THE_LAB: u32 = 3;
-/// Labs that a run may lose.
+/// Maximum number of labs that a run may lose.
 const LABS_LOST: u32 = 5;
 /// Exit statuses of a case that SIGINT or SIGTERM ended.
 const INTERRUPTED: [u8; 2] = [130, 143];
 
-/// Result of one try of a case.
+/// Result of one attempt of a case.
 #[derive(Debug, Default)]
 struct Try {
     tally: Tally,
-    /// Its output.
+    /// Output of the case.
     output: String,
     interrupted: bool,
 }
@@ -38,16 +37,16 @@ struct Shared {
     queue: VecDeque<Case>,
     tally: Tally,
     lost: u32,
-    /// CPU time of the labs' QEMUs.
+    /// CPU time of the labs' QEMU processes.
     cpu: Duration,
-    /// Lines of `target/case-times.tsv`: case, lab, tries, seconds, CPU seconds.
+    /// Lines of `target/case-times.tsv`: case, lab, attempts, seconds, CPU seconds.
     times: String,
     error: Option<anyhow::Error>,
 }
 
-/// Runs `cases`, in this order: the counts, and the CPU time of the labs.
+/// Runs `cases`, in this order; returns the counts, and the CPU time of the labs.
 ///
-/// After `limit` no failed case is tried again.
+/// After `limit` no failed case is repeated.
 pub fn run(
     suite: &Suite,
     cases: Vec<Case>,
@@ -85,7 +84,7 @@ pub fn run(
         }
     });
     let shared = shared.into_inner().unwrap_or_else(PoisonError::into_inner);
-    // Only a help for whoever updates seconds.txt.
+    // The file only helps to update seconds.txt.
     let _ = std::fs::write(checkout::target().join("case-times.tsv"), &shared.times);
     match shared.error {
         Some(error) => {
@@ -98,7 +97,7 @@ pub fn run(
 
 struct Worker<'a> {
     suite: &'a Suite,
-    /// More environment of the cases.
+    /// Additional environment variables of the cases.
     env: &'a [(String, String)],
     progress: &'a Progress,
     shared: &'a Mutex<Shared>,
@@ -116,7 +115,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Runs `case` until it passes or has no tries left.
+    /// Runs `case` until it passes or has no attempts left.
     fn case(&self, case: &Case) -> Result<()> {
         let in_lab = case.name.starts_with(NEED_THE_LAB) || !native_kvm();
         let tries = if in_lab { TRIES_IN_THE_LAB } else { 1 };
@@ -152,7 +151,7 @@ impl Worker<'_> {
                 case.name, self.lab
             );
             failures.push(attempt.output);
-            // A fault of the emulation has often hit the lab's kernel and page cache as well.
+            // A fault of the emulation often corrupts the lab's kernel and page cache as well.
             if let Err(error) = lab::renew(self.lab) {
                 println!("lab {} stays: {error:#}", self.lab);
             }
@@ -187,7 +186,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// One try of `case`; an error is the lab's.
+    /// Runs one attempt of `case`; an error is a failure of the lab.
     fn attempt(&self, case: &Case, in_lab: bool) -> Result<Try> {
         let mut attempt = Try::default();
         let mut closed = false;
@@ -217,7 +216,7 @@ impl Worker<'_> {
         Ok(attempt)
     }
 
-    /// Counts a lab that was lost in `case`.
+    /// Counts a lab that was lost during `case`.
     fn lose(&self, case: &Case, error: &anyhow::Error) -> Result<()> {
         let mut shared = self.lock();
         shared.lost += 1;
@@ -240,14 +239,14 @@ impl Worker<'_> {
     }
 }
 
-/// Writes what the failed tries of `case` printed, and the end of the lab's console log, to `target/flaky/CASE/`.
+/// Writes the output of the failed attempts of `case`, and the end of the lab's console log, to `target/flaky/CASE/`.
 fn keep_logs(case: &Case, number: u32, failures: &[String]) -> Result<PathBuf> {
     let folder = checkout::target().join("flaky").join(&case.name);
     std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     for (index, output) in failures.iter().enumerate() {
         std::fs::write(folder.join(format!("try-{}.log", index + 1)), output)?;
     }
-    // The lab that failed is the one before this.
+    // The failed lab is the previous one.
     let serial = lab::serial_log(number)?.with_extension("log.old");
     if serial.exists() {
         std::fs::copy(serial, folder.join("lab-serial.log"))?;

@@ -1,4 +1,4 @@
-//! `cargo xtask soak`: proofs that take from minutes to hours, in rounds that add up over runs.
+//! `cargo xtask soak`: tests that take from minutes to hours, in rounds that accumulate over runs.
 
 use super::queue;
 use super::stages::{Stage, Stages};
@@ -22,7 +22,7 @@ pub struct Args {
     /// Rounds of each case; each has a seed of its own
     #[arg(long, value_name = "N", default_value_t = 1)]
     rounds: u32,
-    /// Seed of the first round; the next rounds count up from it [default: the time]
+    /// Seed of the first round; each further round adds one [default: the time]
     #[arg(long, value_name = "S")]
     seed: Option<u32>,
     /// Print the totals of all recorded rounds and run nothing
@@ -32,15 +32,15 @@ pub struct Args {
     filter: Option<String>,
 }
 
-/// One round, a line of `target/rounds/CASE.jsonl`.
+/// Result of one round, a line of `target/rounds/CASE.jsonl`.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Round {
     seed: u32,
-    /// Commit of the checkout, with `+` if files differ from it.
+    /// Commit of the checkout, with `+` if files are modified.
     commit: String,
     /// `passed`, `failed`, `skipped` or `not run`.
     outcome: String,
-    /// RFC 3339.
+    /// Start time, as in RFC 3339.
     started: String,
     seconds: f64,
 }
@@ -123,7 +123,7 @@ fn record(path: &Path, round: &Round) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// One line for each case that has recorded rounds: how many passed and failed, and in how many hours.
+/// One line for each case that has recorded rounds: the number that passed and failed, and the total hours.
 fn totals(folder: &Path) -> Result<String> {
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder)?
         .flatten()
@@ -154,7 +154,7 @@ fn totals(folder: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// The commit that is checked out, with `+` if files differ from it.
+/// The commit that is checked out, with `+` if files are modified.
 fn commit() -> Result<String> {
     let git = |arguments: &[&str]| -> Result<String> {
         let output = Command::new("git")

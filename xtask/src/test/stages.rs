@@ -1,4 +1,4 @@
-//! Stages of a run: what each took, and what the run counts in all.
+//! Stages of a run: the time of each, and the total counts.
 
 use super::tally::Tally;
 use anyhow::Result;
@@ -29,14 +29,14 @@ struct Time {
 /// Counts and CPU time of one stage.
 #[derive(Debug, Default)]
 pub struct Stage {
-    /// Tests that it counted.
+    /// Counts of the stage's tests.
     pub tally: Tally,
-    /// CPU time of the commands it ran.
+    /// CPU time of the stage's commands.
     pub cpu: Duration,
 }
 
 impl Stages {
-    /// No stage yet.
+    /// Creates the record, without stages.
     pub fn new() -> Self {
         Self {
             started: Instant::now(),
@@ -45,7 +45,7 @@ impl Stages {
     }
 
     /// Runs `work` as the stage `name`. An error counts as one failure, unless the stage has counted failed tests.
-    /// True if nothing failed in it.
+    /// Returns true if nothing failed in it.
     pub fn run(&self, name: &str, work: impl FnOnce(&mut Stage) -> Result<()>) -> bool {
         println!("== {name}");
         let begin = self.started.elapsed();
@@ -75,7 +75,7 @@ impl Stages {
         self.lock().tally.fail(what, why);
     }
 
-    /// Prints the table of times and, alone on the last line, the counts. True if the run is good.
+    /// Prints the table of times and, alone on the last line, the counts. Returns true if the run is good.
     pub fn close(&self) -> bool {
         let state = self.lock();
         println!("== times: stage, begin, wall, CPU of its commands, in seconds");

@@ -1,4 +1,4 @@
-//! The end-to-end suite `husk-e2e`: its programs, its cases and the tiers they belong to.
+//! The end-to-end suite `husk-e2e`: its programs, its cases and their tiers.
 
 use crate::binaries::Profile;
 use crate::lab;
@@ -9,18 +9,18 @@ use std::process::Command;
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Names of cases that need the lab's versions of containerd begin so.
+/// Prefix of the names of cases that need the lab's versions of containerd.
 pub const NEED_THE_LAB: &str = "shim-";
 /// Time limit of one case.
 const CASE_LIMIT: Duration = Duration::from_secs(12 * 60);
 /// Time limit of one case of `cargo xtask soak`.
 const SOAK_LIMIT: Duration = Duration::from_secs(100 * 60);
-/// Seconds that each case takes in a lab on a quiet machine. They only decide the order.
+/// Expected duration of each case in seconds, in a lab on an idle machine. Used only to order the cases.
 const SECONDS: &str = include_str!("seconds.txt");
-/// Seconds of a case that has no line in [`SECONDS`].
+/// Default duration in seconds of a case that has no line in [`SECONDS`].
 const UNKNOWN_SECONDS: u32 = 60;
 
-/// The programs that a case runs.
+/// The programs that cases run.
 const PROGRAMS: [&str; 5] = [
     "husk",
     "husk-vmm",
@@ -29,21 +29,21 @@ const PROGRAMS: [&str; 5] = [
     "husk-flow",
 ];
 
-/// A group of cases. A run has one or more of them.
+/// A group of cases. A run includes one or more of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tier {
-    /// Run each time.
+    /// Cases of every run.
     Default,
-    /// Run by `--full`.
+    /// Cases of `--full`.
     Full,
-    /// Run by `--peers`, with programs built from Go modules.
+    /// Cases of `--peers`, with programs built from Go modules.
     Upstream,
-    /// Run by `cargo xtask soak`.
+    /// Cases of `cargo xtask soak`.
     Long,
 }
 
 impl Tier {
-    /// The option of `husk-e2e` that selects it.
+    /// The option of `husk-e2e` that selects this tier.
     fn option(self) -> Option<&'static str> {
         match self {
             Self::Default => None,
@@ -70,7 +70,7 @@ impl Case {
         }
     }
 
-    /// Seconds it is expected to take.
+    /// Expected duration in seconds.
     fn seconds(&self) -> u32 {
         let seconds = SECONDS.lines().find_map(|line| {
             let (name, seconds) = line.split_once(' ')?;
@@ -80,7 +80,7 @@ impl Case {
     }
 }
 
-/// Copies of the binaries, so that a build meanwhile does not change what is tested.
+/// Copies of the binaries, so that a concurrent build does not change the tested programs.
 #[derive(Debug)]
 pub struct Suite {
     folder: TempDir,

@@ -1,29 +1,29 @@
-//! Counting what test programs say.
+//! Counts the results that test programs print.
 
 /// Counts of test results.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Tally {
     /// Tests that passed.
     pub passed: u64,
-    /// Tests that failed, and stages that failed otherwise.
+    /// Tests that failed, and stages that failed for another reason.
     pub failed: u64,
-    /// Tests that were not run on purpose.
+    /// Tests that were skipped on purpose.
     pub skipped: u64,
-    /// Names of cases that failed in a lab and passed at a later try.
+    /// Names of cases that failed in a lab and passed at a later attempt.
     pub flaky: Vec<String>,
 }
 
-/// Flaky cases that a run may have.
+/// Maximum number of flaky cases in a good run.
 const FLAKY: usize = 3;
 
 impl Tally {
-    /// Counts a failure that no test program counts, and says it.
+    /// Counts a failure that no test program counts, and prints it.
     pub fn fail(&mut self, what: &str, why: &str) {
         self.failed += 1;
         println!("FAILED {what}: {why}");
     }
 
-    /// Counts what `other` counted.
+    /// Adds the counts of `other`.
     pub fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
@@ -107,7 +107,7 @@ impl Tally {
     }
 }
 
-/// `5 passed` as its number and word.
+/// Parses `5 passed` into its number and word.
 fn pair(count: &str) -> Option<(u64, &str)> {
     let (number, word) = count.trim().split_once(' ')?;
     Some((number.parse().ok()?, word))

@@ -10,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Commands that the tests of crates run: they make a pod's network as a plugin does, and a guest that asks for a lease.
+/// Commands that unit tests run: they set up a pod's network as a plugin does, and a guest that requests a lease.
 const TOOLS: [Tool; 4] = [
     Tool {
         name: "ip",
@@ -30,10 +30,10 @@ const TOOLS: [Tool; 4] = [
     },
 ];
 
-/// Names of the tests that need `/dev/vhost-net` contain this.
+/// Part of the names of tests that need `/dev/vhost-net`.
 const VHOST_NET: &str = "vhost_net::";
 
-/// A cargo in the checkout that does not outlive this process.
+/// A cargo command in the checkout that ends with this process.
 pub fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command
@@ -43,7 +43,7 @@ pub fn cargo(arguments: &[&str]) -> Command {
     command
 }
 
-/// Lets `command` run in a session of its own with the lowest priority: the labs need the processors more.
+/// Runs `command` in a session of its own with the lowest priority, because the labs need the processors more.
 ///
 /// A session has a scheduling group of its own (`sched_autogroup_enabled`), and a nice value counts within its group
 /// only, so both are set.
@@ -64,7 +64,7 @@ fn in_background(command: &mut Command) {
     }
 }
 
-/// Has clippy compile the workspace's crates, so that one build serves the lints and the tests: `clippy-driver` is
+/// Makes clippy compile the workspace's crates, so that one build serves the lints and the tests: `clippy-driver` is
 /// rustc with lints. Dependencies are compiled by rustc itself, and shared with this program's own build.
 fn with_lints(command: &mut Command) {
     command

@@ -427,7 +427,7 @@ pub fn volume_is_passed_as_a_descriptor() {
     assert!(text.contains("cannot be written"), "{text}");
     assert_eq!(handed("data", &first, "/x").unwrap_err().0, Code::InvalidArgument);
     assert_eq!(handed("data", &first, "").unwrap(), 0);
-    // The same file is the same volume, whoever opened it.
+    // The same file is the same volume, even through another descriptor.
     assert_eq!(handed("data", &again, "").unwrap(), 0);
     assert_eq!(handed("other", &first, "").unwrap_err().0, Code::AlreadyExists);
     let other = File::from(OwnedFd::from(tempfile::tempfile().unwrap()));

@@ -44,7 +44,7 @@ pub(crate) fn masquerade(net: Ipv4Net, bridge: &str, table: EgressTable) -> Resu
     })
 }
 
-/// True if the table exists, whoever made it.
+/// True if the table exists, even if another program created it.
 pub(crate) fn table_exists() -> Result<bool, NetworkFault> {
     let mut batch = Batch::new(IpAddr::from([0; 4]));
     batch.new_table_exclusively(TABLE);

@@ -11,7 +11,7 @@
     mkdir -p "$state" "$group"
     echo $$ >"$state/pid"
 
-    # The share may have been deleted and made anew on the host since it was mounted.
+    # The share may have been deleted and created again on the host since it was mounted.
     . /run/husk-lab/config
     inside=/run/husk-lab/rw/checkout${share#"$CHECKOUT"}
     (

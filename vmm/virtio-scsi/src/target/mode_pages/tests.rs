@@ -135,7 +135,7 @@ fn select_through_ten_bytes_with_a_block_descriptor() {
     let cdb = [0x55, 0x10, 0, 0, 0, 0, 0, 0, list.len() as u8, 0];
     rig.good(&cdb, &list, 0);
     assert!(!rig.unit.write_cache());
-    // Other block lengths and counts are not to be had; 0 blocks leave the number.
+    // Other block lengths and counts are rejected; 0 blocks leave the number unchanged.
     list[8..12].fill(0);
     rig.good(&cdb, &list, 0);
     list[14] = 8;
