@@ -1,7 +1,7 @@
-//! End-to-end tests: real guests in VMs that are started by the `husk` command, as a user starts them.
+//! End-to-end tests: real guests in VMs that the `husk` command starts, as a user starts them.
 //!
-//! The binary `husk-e2e` runs them, inside the lab or on a machine that runs guests natively. Each of [`cases`] is
-//! one test; [`harness`] is what they have in common.
+//! The binary `husk-e2e` runs them, inside the lab or on a machine that runs guests natively. Each of [`cases`] is one
+//! test; [`harness`] is their common code.
 
 pub mod cases;
 pub mod harness;

@@ -18,15 +18,15 @@ struct Args {
     #[command(flatten)]
     harness: Arguments,
 
-    /// The slow ones of `cargo xtask test --full`, which are not run otherwise
+    /// Run the slow tests of `cargo xtask test --full`, which are not run otherwise
     #[arg(long)]
     full: bool,
 
-    /// The long ones, which are not run otherwise
+    /// Run the long tests, which are not run otherwise
     #[arg(long)]
     long: bool,
 
-    /// The ones with peers built from Go modules (in HUSK_PEERS), which are not run otherwise
+    /// Run the tests with upstream programs built from Go modules (in HUSK_PEERS), which are not run otherwise
     #[arg(long)]
     peers: bool,
 
@@ -34,7 +34,7 @@ struct Args {
     #[arg(long)]
     keep: bool,
 
-    /// Run this one test in this process, in this folder (how the program runs each test)
+    /// Run this one test in this process, in this folder (the program runs each test this way)
     #[arg(long, hide = true, num_args = 2, value_names = ["NAME", "FOLDER"])]
     run_case: Vec<String>,
 }
@@ -67,7 +67,7 @@ fn main() -> ExitCode {
             },
         ),
     };
-    // As a shell shows it, so that the caller can tell it from a failed case.
+    // As a shell reports it, so that the caller can distinguish it from a failed case.
     if let Some(signal) = runner::interrupted() {
         return ExitCode::from(128 + u8::try_from(signal).unwrap_or_default());
     }

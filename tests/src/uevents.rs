@@ -1,8 +1,8 @@
-//! `husk-uevents COUNT`: for the guest of a benchmark. Tells on standard output when a SCSI disk comes, as `+SERIAL;`,
-//! and when it goes, as `-SERIAL;`, until COUNT of them have gone.
+//! `husk-uevents COUNT`: for the guest of a benchmark. Prints `+SERIAL;` when a SCSI disk is added, and `-SERIAL;` when
+//! it is removed, until COUNT disks have been removed.
 //!
-//! It sleeps in between and says little: a guest that looks around, or a byte on a serial line, would cost more time
-//! than what is measured.
+//! It sleeps in between and prints little: polling in the guest, or a byte on a serial line, would cost more time than
+//! the measured event.
 
 use anyhow::{Context, Result, bail};
 use nix::sys::socket::{
@@ -58,16 +58,16 @@ fn run() -> Result<()> {
     Ok(())
 }
 
-/// The action and the disk of a message that is about one: it begins with `ACTION@PATH`.
+/// The action and the disk in a message about a disk: it starts with `ACTION@PATH`.
 fn change(message: &[u8]) -> Option<(&str, &str)> {
     let head = message.split(|byte| *byte == 0).next()?;
     let (action, path) = std::str::from_utf8(head).ok()?.split_once('@')?;
-    // A partition is a level deeper.
+    // A partition is one level deeper.
     let (folder, disk) = path.rsplit_once('/')?;
     (folder.ends_with("/block") && disk.starts_with("sd")).then_some((action, disk))
 }
 
-/// The serial number that the kernel has asked the disk for.
+/// The serial number that the kernel has read from the disk.
 fn serial(disk: &str) -> Result<String> {
     let page = std::fs::read(format!("/sys/block/{disk}/device/vpd_pg80"))
         .with_context(|| format!("{disk} has no serial number"))?;
@@ -75,7 +75,7 @@ fn serial(disk: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(text).trim().to_owned())
 }
 
-/// Writes a line in one write, so that it arrives whole.
+/// Writes a line in one write, so that it arrives in one piece.
 fn tell(line: &str) -> Result<()> {
     std::io::stdout().lock().write_all(line.as_bytes())?;
     Ok(())

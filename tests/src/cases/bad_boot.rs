@@ -1,4 +1,4 @@
-//! Kernels and disk images that cannot be booted, made so by accident or on purpose.
+//! Kernels and disk images that cannot be booted, damaged by accident or on purpose.
 
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;
@@ -37,12 +37,12 @@ pub const HOSTILE_IMAGES: Case = Case {
     run: hostile_images,
 };
 
-/// Status of `husk run` where no kernel could be loaded.
+/// Exit status of `husk run` if no kernel could be loaded.
 const BOOT_FAILED: i32 = 12;
-/// An image is read within this time, or given up.
+/// Time limit for an image to be read or rejected.
 const READING: Duration = Duration::from_secs(30);
 
-/// Runs what `manifest` expect_contains, which cannot boot; what is said about it.
+/// Runs `manifest`, which cannot boot; returns the error output.
 fn refused(ctx: &TestContext, manifest: &Manifest) -> Result<String> {
     let started = Instant::now();
     let answer = ctx.finish(ctx.husk(&manifest.run_words(ctx)?), READING * 2)?;
@@ -59,7 +59,7 @@ fn refused(ctx: &TestContext, manifest: &Manifest) -> Result<String> {
 fn garbage_kernel(ctx: &TestContext) -> Result<()> {
     let good = std::fs::read(images::small("6.12")?.kernel)?;
     let mut liar = good[..4096].to_vec();
-    // As many setup sectors, and as much of everything, as the header can say.
+    // The maximum of setup sectors, and of everything else, that the header can express.
     liar[0x1f1] = 0xff;
     liar[0x1f4..0x1f8].fill(0xff);
     let noise: Vec<u8> = (0..1_u32 << 20)
@@ -111,7 +111,7 @@ fn copy_start(from: &Path, to: &Path, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Bytes and where they go.
+/// Bytes and their offset.
 type Pieces = Vec<(u64, Vec<u8>)>;
 
 fn hostile_images(ctx: &TestContext) -> Result<()> {
@@ -126,7 +126,7 @@ fn hostile_images(ctx: &TestContext) -> Result<()> {
             "mbr-beyond-the-end",
             vec![(446, mbr_entry(0x83, 0xffff_0000, 0xffff))],
         ),
-        // An extended partition whose chain of logical ones leads back to itself.
+        // An extended partition whose chain of logical partitions contains a loop.
         (
             "mbr-loop",
             vec![
@@ -146,7 +146,7 @@ fn hostile_images(ctx: &TestContext) -> Result<()> {
         let text = refused(ctx, &disk(name, &path))?;
         expect_contains(&text, &["no kernel"]).with_context(|| name.to_owned())?;
     }
-    // The same in the middle of a real image: every block of its partition's first part is noise.
+    // The same in a real image: every block of its partition's first part is noise.
     copy_start(&images::disk("debian-13-cloud")?, &path, size)?;
     let file = File::options().write(true).open(&path)?;
     for block in 0..2048u64 {
@@ -161,7 +161,7 @@ fn hostile_images(ctx: &TestContext) -> Result<()> {
     expect_contains(&refused(ctx, &disk("noise-in-ext4", &path))?, &["no kernel"])
 }
 
-/// One entry of an MBR, then the boot signature where it belongs after `bytes` before it.
+/// An MBR partition table with one entry, and the boot signature.
 fn mbr_entry(kind: u8, start: u32, sectors: u32) -> Vec<u8> {
     let mut table = vec![0x80, 0, 2, 0, kind, 0, 0, 0];
     table.extend(start.to_le_bytes());
@@ -190,7 +190,7 @@ fn gpt() -> Pieces {
     vec![(446, mbr_entry(0xee, 1, u32::MAX)), (512, header)]
 }
 
-/// An ext4 superblock with the right magic number, and the largest value in every field that counts something.
+/// An ext4 superblock with the right magic number, and the largest value in every field that is a count.
 fn ext4() -> Pieces {
     let mut superblock = vec![0xff; 1024];
     superblock[24..28].copy_from_slice(&2u32.to_le_bytes());

@@ -1,4 +1,4 @@
-//! Manifests that are wrong.
+//! Invalid manifests.
 
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;
@@ -39,7 +39,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     )?;
     let mut bad_words = bad.run_words(ctx)?;
 
-    // One wrong document of a file keeps the others from starting.
+    // One invalid document in a file prevents the others from starting.
     let both = format!(
         "{}\n---\n{}\n",
         std::fs::read_to_string(ctx.path("good.yaml"))?,
@@ -70,7 +70,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     Ok(())
 }
 
-/// Checks that `husk run` and `husk validate` refuse `manifest` by one line for each of `fields`.
+/// Checks that `husk run` and `husk validate` refuse `manifest` with one line for each of `fields`.
 fn lines(ctx: &TestContext, manifest: &Manifest, fields: &[&str]) -> Result<()> {
     for words in [
         manifest.run_words(ctx)?,

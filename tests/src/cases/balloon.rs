@@ -1,4 +1,4 @@
-//! Memory that the guest frees goes back to the host, and what it keeps stays as it was.
+//! Memory that the guest frees is returned to the host, and the rest keeps its content.
 
 use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
@@ -61,7 +61,7 @@ fn shrinks(vm: &Vm<'_>, bytes: u64) -> Result<()> {
     }
 }
 
-/// Memory of the VMM that is resident, in bytes.
+/// Resident memory of the VMM in bytes.
 fn resident(vm: &Vm<'_>) -> Result<u64> {
     let pid = vm.inspect()?["vmmPid"].as_u64().context("no vmmPid")?;
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;

@@ -1,4 +1,4 @@
-//! The commands around a VM's life.
+//! Commands that manage a VM's life cycle.
 
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;

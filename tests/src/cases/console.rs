@@ -29,7 +29,7 @@ fn sessions(ctx: &TestContext) -> Result<()> {
     )?;
     let shell = Shell::small(&vm)?;
     shell.expect_contains("echo $((6 * 7))", &["42"])?;
-    // Keys that terminals are wont to keep for themselves reach the guest.
+    // Keys that terminals usually handle themselves reach the guest.
     shell.send(
         "stty raw; printf 'husk-%s\\n' keys; dd bs=1 count=4 2>/dev/null | hexdump -v -e '/1 \"%02x\"'; stty -raw",
     )?;
@@ -37,7 +37,7 @@ fn sessions(ctx: &TestContext) -> Result<()> {
     vm.console().send("\x03\x1a\x04\x11")?;
     vm.expect("031a0411")?;
 
-    // More than Linux reads in one go, and than a FIFO holds.
+    // More than Linux reads at once, and than a FIFO holds.
     let long = "x".repeat(1500);
     shell.expect_contains(&format!("echo {long} | wc -c"), &["1501"])?;
 
@@ -67,7 +67,7 @@ fn stalled(ctx: &TestContext) -> Result<()> {
         "sleep 5; for i in $(seq 1 2000); do echo \"flood $i {line}\"; done; echo husk-$((40 + 2)); poweroff -f"
     ))?;
     let log = Session::piped(ctx.husk(&["logs", "flood", "--follow"]), &ctx.log("flood.log"))?;
-    // It takes the console over, and then only its first few kilobytes.
+    // It takes over the console, and then reads only its first few kilobytes.
     let _stalled = Session::unheard(ctx.husk(&["console", "flood"]))?;
     vm.console().wait(PATIENCE)?;
     vm.powered_off()?;

@@ -1,4 +1,4 @@
-//! A guest that crashes ends its VM with a status that says how.
+//! A guest that crashes ends its VM with an exit status that gives the reason.
 
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;

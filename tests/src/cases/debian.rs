@@ -1,4 +1,4 @@
-//! Stock Debian, booted from the kernel its own disk carries, to its login prompt and off again.
+//! Stock Debian, booted from the kernel on its own disk, to its login prompt and through poweroff.
 
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::TO_LOGIN;

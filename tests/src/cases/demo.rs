@@ -1,4 +1,4 @@
-//! The demonstration's manifest, KubeVirt's own vocabulary, on stock Debian 13: everything a user sees first.
+//! The demonstration's manifest, in KubeVirt's format, on stock Debian 13: everything that a user sees first.
 
 use super::network::{self, ssh};
 use crate::harness::context::{TestContext, expect_contains};

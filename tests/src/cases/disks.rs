@@ -1,4 +1,4 @@
-//! Disks other than the one that is booted.
+//! Disks other than the boot disk.
 
 use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;

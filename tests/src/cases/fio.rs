@@ -1,4 +1,4 @@
-//! What fio writes in the guest is what it reads.
+//! Checks that fio reads back in the guest the data that it wrote.
 
 use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
@@ -48,7 +48,7 @@ fn run(ctx: &TestContext) -> Result<()> {
             )
         });
     }
-    // Through the guest's page cache, and read back from the disk: another pattern of requests.
+    // Through the guest's page cache, then read back from the disk with another pattern of requests.
     ctx.part("cached", || {
         let job = format!("--name=cached --ioengine=psync --bs=4k --size=16m --randseed={seed}");
         fio(
@@ -58,7 +58,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         shell.ok("echo 3 > /proc/sys/vm/drop_caches")?;
         fio(&shell, &format!("{job} --rw=read"))
     });
-    // Discarded blocks read as zeroes, and no others.
+    // Discarded blocks, and only those, read as zeroes.
     ctx.part("discard", || {
         let job = "--name=kept --ioengine=libaio --direct=1 --bs=64k --size=4m";
         fio(&shell, &format!("{job} --offset=4m --rw=write --do_verify=0"))?;
@@ -80,7 +80,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     vm.powered_off()
 }
 
-/// That fio does find what is wrong.
+/// Checks that fio does detect wrong data.
 fn control(shell: &Shell<'_>) -> Result<()> {
     let job = "--name=control --ioengine=libaio --direct=1 --bs=4k --size=1m";
     fio(shell, &format!("{job} --rw=write --do_verify=0"))?;
@@ -97,7 +97,7 @@ fn fio(shell: &Shell<'_>, job: &str) -> Result<()> {
     Ok(())
 }
 
-/// Another one each time, so that the suite does not look at the same order for ever.
+/// A new seed in each run, so that the suite does not always test the same order.
 pub fn seed() -> Result<u64> {
     match std::env::var("HUSK_FIO_SEED") {
         Ok(text) => text.parse().context("HUSK_FIO_SEED is not a number"),

@@ -1,4 +1,4 @@
-//! Data that a guest has flushed is in the image, however its VM ends.
+//! Data that a guest has flushed is in the image, even if its VM is killed.
 
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;
@@ -70,13 +70,13 @@ fn run(ctx: &TestContext) -> Result<()> {
             Ok(())
         });
     }
-    // Its locks went with it: the same images serve the next VM.
+    // Its locks are released: the next VM can use the same images.
     let vm = Vm::start(ctx, &manifest)?;
     vm.expect("husk-flushed: vda 0\n")?;
     vm.discard()
 }
 
-/// The numbers of each disk, in whole lines of the console.
+/// The numbers of each disk, from complete lines of the console.
 fn flushed(said: &str) -> Result<HashMap<String, Vec<u64>>> {
     let line = Regex::new(r"(?m)^husk-flushed: (\w+) (\d+)\n")?;
     let mut found: HashMap<String, Vec<u64>> = HashMap::new();
@@ -89,7 +89,7 @@ fn flushed(said: &str) -> Result<HashMap<String, Vec<u64>>> {
     Ok(found)
 }
 
-/// Offset of a block in bytes; each number of a test has an offset of its own.
+/// Offset of a block in bytes; each number of a test has a different offset.
 pub fn place(number: u64) -> u64 {
     number * STRIDE % PLACES * BLOCK as u64
 }

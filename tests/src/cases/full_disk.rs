@@ -27,7 +27,7 @@ pub const RUNTIME_DIR: Case = Case {
     run: under_runtime_dir,
 };
 
-/// Mounts a filesystem in memory of that size at `place`, in a mount namespace of this process's own.
+/// Mounts a tmpfs of the given size at `place`, in a mount namespace of this process's own.
 pub(super) fn small_filesystem(ctx: &TestContext, place: &Path, size: &str) -> Result<()> {
     ctx.needs_root()?;
     unshare(CloneFlags::CLONE_NEWNS).context("cannot leave the mount namespace")?;
@@ -43,7 +43,7 @@ pub(super) fn small_filesystem(ctx: &TestContext, place: &Path, size: &str) -> R
     .with_context(|| format!("cannot mount a tmpfs at {}", place.display()))
 }
 
-/// Fills the filesystem at `folder`, but for what is left of its last page.
+/// Fills the filesystem at `folder`, except the rest of its last page.
 pub(super) fn fill(folder: &Path) -> Result<()> {
     let mut file = File::create(folder.join("filler"))?;
     while file.write_all(&[1; 4096]).is_ok() {}
@@ -61,7 +61,7 @@ fn under_empty_disk(ctx: &TestContext) -> Result<()> {
     let vm = Vm::start(ctx, &manifest)?;
     vm.expect("husk-write: failed")?;
     let shell = Shell::small(&vm)?;
-    // The data that fitted is there, and the disk still answers.
+    // The data that fitted is there, and the disk still works.
     shell.ok("dd if=/dev/vda of=/dev/null bs=1M count=8 2>/dev/null")?;
     shell.send("poweroff -f")?;
     vm.powered_off()?;
@@ -81,7 +81,7 @@ fn under_runtime_dir(ctx: &TestContext) -> Result<()> {
     let text = ctx.finish(ctx.husk(&late.run_words(ctx)?), PATIENCE)?.fails(1)?;
     expect_contains(&text, &["No space left on device"])?;
 
-    // Neither its console nor its end needs room.
+    // Neither its console nor its end needs disk space.
     shell.ok("dmesg")?;
     shell.expect_contains("echo still $((40 + 2))", &["still 42"])?;
     ensure!(running.inspect()?["phase"] == "Running", "the VM does not run");

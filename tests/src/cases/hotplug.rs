@@ -1,4 +1,4 @@
-//! Volumes that come to a running VM and go again.
+//! Volumes that are plugged into a running VM and unplugged.
 
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
@@ -33,7 +33,7 @@ pub const UNHEARD: Case = Case {
     run: unheard,
 };
 
-/// Functions for the guest's shell: the name of the disk with a serial number, waiting for it, waiting for its end.
+/// Functions for the guest's shell: find a disk by its serial number, wait for it, wait for its removal.
 const FUNCTIONS: &str = "\
 disk() { for unit in /sys/class/scsi_device/*/device; do \
 [ \"$(tail -c +5 $unit/vpd_pg80 2>/dev/null | tr -dc ' -~')\" = \"$1\" ] || continue; \
@@ -42,7 +42,7 @@ comes() { i=0; until name=$(disk $1) && [ -n \"$name\" ] && [ -b /dev/$name ]; d
 [ $i -lt 200 ] || return 1; i=$((i + 1)); sleep 0.2; done; echo \"$1 is $name;\"; }; \
 goes() { i=0; while [ -n \"$(disk $1)\" ]; do [ $i -lt 200 ] || return 1; i=$((i + 1)); sleep 0.2; done; }";
 
-/// Time limit for the host's file to be free after a volume's removal.
+/// Time limit for the release of the host's file after a volume's removal.
 const TO_BE_FREE: Duration = Duration::from_secs(20);
 
 fn guest(ctx: &TestContext) -> Result<Vm<'_>> {
@@ -52,16 +52,16 @@ fn guest(ctx: &TestContext) -> Result<Vm<'_>> {
     Ok(vm)
 }
 
-/// A shell that knows the functions.
+/// A shell with these functions.
 pub fn shell<'v>(vm: &'v Vm<'v>) -> Result<Shell<'v>> {
     let shell = Shell::small(vm)?;
     settle(&shell)?;
     Ok(shell)
 }
 
-/// Teaches a shell to wait for disks.
+/// Defines the functions in a shell.
 pub fn settle(shell: &Shell<'_>) -> Result<()> {
-    // The kernel's own lines would stand among the answers.
+    // The kernel's messages would mix with the replies.
     shell.ok("dmesg -n 1")?;
     shell.ok(FUNCTIONS)?;
     Ok(())
@@ -74,7 +74,7 @@ pub fn image(ctx: &TestContext, name: &str, mebibytes: u64) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// `husk addvolume`.
+/// Runs `husk addvolume`.
 pub fn add(ctx: &TestContext, vm: &Vm<'_>, name: &str, path: &Path) -> Result<()> {
     let mut command = ctx.husk(&["addvolume", vm.name(), "--volume-name", name, "--path"]);
     command.arg(path);
@@ -82,14 +82,14 @@ pub fn add(ctx: &TestContext, vm: &Vm<'_>, name: &str, path: &Path) -> Result<()
     Ok(())
 }
 
-/// `husk removevolume`.
+/// Runs `husk removevolume`.
 pub fn remove(ctx: &TestContext, vm: &Vm<'_>, name: &str) -> Result<()> {
     let command = ctx.husk(&["removevolume", vm.name(), "--volume-name", name]);
     ctx.finish(command, PATIENCE)?.ok()?;
     Ok(())
 }
 
-/// Waits for the disk whose serial number is `name`; what the guest calls it.
+/// Waits for the disk whose serial number is `name`; returns its device name in the guest.
 pub fn comes(shell: &Shell<'_>, name: &str) -> Result<String> {
     let (status, text) = shell.run(&format!("comes {name}"), PATIENCE)?;
     let found = Regex::new(&format!("{name} is (sd[a-z]+);"))?;
@@ -105,7 +105,7 @@ pub fn goes(shell: &Shell<'_>, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// A VM with the image at `path`, which starts only if no other process holds it.
+/// A VM with the image at `path`, which starts only if no other process has the image open.
 fn other(path: &Path) -> Result<Manifest> {
     Ok(Manifest::new("other")
         .disk("claim", json!({"persistentVolumeClaim": {"claimName": "data"}}))
@@ -125,7 +125,7 @@ fn one(ctx: &TestContext) -> Result<()> {
             "echo written once > /block && dd if=/block of=/dev/{disk} conv=notrunc,fsync status=none"
         ))?;
         ctx.part("taken", || {
-            // Asked for once more, it is there already; a name means one image, and an image has one VM.
+            // Adding it again does nothing. A name stands for one image, and an image belongs to one VM.
             add(ctx, &vm, "first", &path)?;
             let another = image(ctx, "another", 16)?;
             let mut again = ctx.husk(&["addvolume", vm.name(), "--volume-name", "first", "--path"]);
@@ -189,7 +189,7 @@ fn many(ctx: &TestContext) -> Result<()> {
     let shell = shell(&vm)?;
     let name = |number: u64| format!("volume-{number}");
     for number in 1..=COUNT {
-        // Each has a size of its own, by which the test recognises it.
+        // Each has a different size, by which the test recognises it.
         let path = image(ctx, &name(number), number)?;
         add(ctx, &vm, &name(number), &path)?;
         let disk = comes(&shell, &name(number))?;
@@ -202,7 +202,7 @@ fn many(ctx: &TestContext) -> Result<()> {
     }
     let units = shell.ok("echo $(ls -d /sys/block/sd* | wc -l)")?;
     ensure!(units == COUNT.to_string(), "{units} disks");
-    // Seven has no factor in common with twenty: every one once, no neighbours.
+    // Seven and twenty are coprime: every volume once, and no neighbours in sequence.
     for step in 1..=COUNT {
         let number = step * 7 % COUNT + 1;
         remove(ctx, &vm, &name(number))?;
@@ -223,7 +223,7 @@ fn many(ctx: &TestContext) -> Result<()> {
     vm.powered_off()
 }
 
-/// More than the eight buffers for events that Linux offers.
+/// More than the eight event buffers that Linux provides.
 const MISSED: u64 = 20;
 
 fn unheard(ctx: &TestContext) -> Result<()> {

@@ -1,4 +1,4 @@
-//! What `errorPolicy` says of a host that runs out of room.
+//! `errorPolicy` when the host's disk is full.
 
 use super::full_disk::{fill, small_filesystem};
 use crate::harness::context::{TestContext, expect_contains};
@@ -35,9 +35,9 @@ pub const REPORT: Case = Case {
     run: reports,
 };
 
-/// Bytes that the guest writes: more than there is room for while the filler is there.
+/// Bytes that the guest writes: more than fit while the filler is there.
 const WRITTEN: u64 = 12 << 20;
-/// Room for the guest's disk while the filler is there.
+/// Space for the guest's disk while the filler is there.
 const ROOM: u64 = 4 << 20;
 
 fn manifest(name: &str, policy: Option<&str>) -> Result<Manifest> {
@@ -49,7 +49,7 @@ fn manifest(name: &str, policy: Option<&str>) -> Result<Manifest> {
     Ok(manifest.small(&images::small("6.12")?, "disks,shell"))
 }
 
-/// Makes the filesystem at `folder` full, but for [`ROOM`].
+/// Fills the filesystem at `folder`, except [`ROOM`].
 fn leave_little(folder: &Path) -> Result<()> {
     let spare = folder.join("spare");
     let file = File::create(&spare)?;
@@ -81,7 +81,7 @@ fn stops(ctx: &TestContext, policy: Option<&str>) -> Result<()> {
     expect_contains(seen["message"].as_str().context("no message")?, &["\"data\""])?;
     ensure!(seen["phase"] == "Running", "{seen:#}");
 
-    // Resumed too early, it is paused again.
+    // Resumed too early, the VM is paused again.
     resume(ctx, &vm)?;
     vm.until("paused once more", PATIENCE, paused_for_it)?;
     let said = vm.console().output().rest();
@@ -91,7 +91,7 @@ fn stops(ctx: &TestContext, policy: Option<&str>) -> Result<()> {
     );
 
     std::fs::remove_file(scratch.join("filler"))?;
-    // The VM may have been about to be paused again.
+    // The VM may have been about to pause again.
     let deadline = Instant::now() + PATIENCE;
     while vm
         .console()

@@ -131,7 +131,7 @@ fn see(ctx: &TestContext, machine: &Machine) -> Result<()> {
     Ok(())
 }
 
-/// The memory map calls all of the memory usable, except the legacy area under 1 MiB.
+/// The memory map marks all of the memory usable, except the legacy area under 1 MiB.
 fn memory(text: &str, bytes: u64) -> Result<()> {
     let line = Regex::new(r"husk-e820: 0x([0-9a-f]+) 0x([0-9a-f]+) usable\n")?;
     let (mut usable, mut top) = (0, 0);

@@ -97,9 +97,9 @@ pub const DEFAULT: &[Case] = &[
     network::debian::CASE,
 ];
 
-/// Cases of `cargo xtask test --full`: slow ones whose subject other cases and unit tests cover each time in most parts.
+/// Slow cases of `cargo xtask test --full`, which other cases and unit tests of every run mostly cover:
 ///
-/// | case | covered each time by |
+/// | case | covered in every run by |
 /// | --- | --- |
 /// | `truncated-images-full` | `truncated-image`, with Debian 13's image |
 /// | `debian-13-bls` | unit tests of the boot loader entries in `husk-image`; `demo` boots Debian by its `grub.cfg` |

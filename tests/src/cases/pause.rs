@@ -15,7 +15,7 @@ pub const CASE: Case = Case {
     run,
 };
 
-/// Length of the pause, longer than any delay.
+/// Length of the pause, longer than any scheduling delay.
 const PAUSED: Duration = Duration::from_secs(20);
 
 fn run(ctx: &TestContext) -> Result<()> {
@@ -48,13 +48,13 @@ fn run(ctx: &TestContext) -> Result<()> {
         let jump = after - before;
         ensure!((0.0..limit).contains(&jump), "the {name} jumped by {jump} s");
     }
-    // It goes on at its pace, not only once.
+    // It continues at its pace, not only once.
     vm.expect("husk-clock")?;
     vm.expect("husk-clock")?;
     vm.discard()
 }
 
-/// Uptime and time of day in the last whole line of `text` that has them, in seconds.
+/// Uptime and time of day in the last complete line of `text` that has them, in seconds.
 fn clocks(text: &str) -> Option<(f64, f64)> {
     let whole = &text[..text.rfind('\n')?];
     let (_, line) = whole.rsplit_once("husk-clock: ")?;

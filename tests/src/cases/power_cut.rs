@@ -20,7 +20,7 @@ pub const CASE: Case = Case {
     run,
 };
 
-/// The guest's disks; cache modes; whether the image is a file in a filesystem and not the device itself.
+/// The guest's disks: name, cache mode, and true if the image is a file in a filesystem instead of the device itself.
 const DISKS: [(&str, &str, bool); 3] = [
     ("vda", "none", false),
     ("vdb", "writethrough", false),
@@ -68,7 +68,7 @@ fn run(ctx: &TestContext) -> Result<()> {
             for round in 0..ROUNDS {
                 let mut cut = log.disk_at(&round.to_string())?;
                 if file {
-                    // Mounting replays its journal: once for all blocks until then is enough.
+                    // Mounting replays the journal: once for all blocks so far is enough.
                     if round % 10 != 9 {
                         continue;
                     }
@@ -82,7 +82,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     Ok(())
 }
 
-/// Every block up to `round` is in the `image`.
+/// Checks that every block up to `round` is in the `image`.
 fn all_there(disk: &str, round: u64, image: &[u8]) -> Result<()> {
     for number in 0..=round {
         let at = usize::try_from(place(number))?;

@@ -1,4 +1,4 @@
-//! qcow2 container disks, and overlays over what a VM must not change.
+//! qcow2 container disks, and overlays over images that a VM must not change.
 
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
@@ -59,7 +59,7 @@ fn container(ctx: &TestContext, name: &str, compressed: bool) -> Result<PathBuf>
     Ok(image)
 }
 
-/// An OCI layout with a layer of what is in `folder`.
+/// An OCI layout with one layer, which holds the files in `folder`.
 fn oci_layout(ctx: &TestContext, folder: &Path) -> Result<PathBuf> {
     let layout = ctx.path("layout");
     let blobs = layout.join("blobs/sha256");
@@ -93,7 +93,7 @@ fn oci_layout(ctx: &TestContext, folder: &Path) -> Result<PathBuf> {
     Ok(layout)
 }
 
-/// Both have the same two disks: from a directory, and from an OCI layout.
+/// Both VMs have the same two disks: from a directory, and from an OCI layout.
 fn shared(ctx: &TestContext) -> Result<()> {
     let image = container(ctx, "image", true)?;
     let layout = oci_layout(ctx, &ctx.path("image"))?;
@@ -116,7 +116,7 @@ fn shared(ctx: &TestContext) -> Result<()> {
         let shell = Shell::small(vm)?;
         for disk in ["vda", "vdb"] {
             shell.expect_contains(&format!("head -c 17 /dev/{disk}"), &["husk-base image 0"])?;
-            // Into what the image holds, and into what it does not.
+            // Write where the image has data, and where it has none.
             for sector in [1, 20_000] {
                 shell.ok(&format!(
                     "echo written by {name} | dd of=/dev/{disk} bs=512 seek={sector} conv=sync,fsync status=none"
@@ -125,7 +125,7 @@ fn shared(ctx: &TestContext) -> Result<()> {
         }
         shells.push(shell);
     }
-    // Whoever would write the image must wait.
+    // A writer of the image must wait.
     let writer = Manifest::new("writer")
         .disk("root", json!({"persistentVolumeClaim": {"claimName": "root"}}))
         .volume("root", &image)
@@ -221,7 +221,7 @@ fn verify_on(ctx: &TestContext, bus: &str, disk: &str, words: &str, seed: u64) -
     ))?;
     fio("--name=cached --ioengine=psync --bs=4k --offset=34m --size=6m --rw=randwrite --end_fsync=1")?;
     shell.ok(&format!("blkdiscard -o 8388608 -l 4194304 /dev/{disk}"))?;
-    // Not flushed by anybody: it is in the image because the VM ends in order.
+    // Without any flush, the data is in the image because the VM ends cleanly.
     shell.ok(&format!(
         "echo the last | dd of=/dev/{disk} bs=512 seek={} oflag=direct conv=sync status=none",
         SECTORS - 1

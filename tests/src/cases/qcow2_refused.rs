@@ -1,4 +1,4 @@
-//! Images that claim to be more than they are, and those that are not asked what they are.
+//! qcow2 images that are refused because of their headers, and raw images whose format is never probed.
 
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
@@ -62,7 +62,7 @@ fn refused(ctx: &TestContext) -> Result<()> {
     let backing = ["-u", "-F", "qcow2", "-b"];
     let cases: [(PathBuf, &str); 8] = [
         (thief(ctx)?, "qcow2: it names a backing file"),
-        // A chain that leads to itself.
+        // A backing chain that contains a loop.
         (
             create(ctx, "loop.qcow2", &[&backing[..], &["./loop.qcow2"]].concat())?,
             "qcow2: it names a backing file",

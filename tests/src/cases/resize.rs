@@ -36,7 +36,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     let shell = Shell::small(&vm)?;
     shell.ok("echo before > /dev/vda && sync")?;
 
-    // Twice: what follows the size goes on following.
+    // Twice: the guest must notice later changes too.
     for mebibytes in [40, 100] {
         image.set_len(mebibytes * MIB)?;
         sees(&shell, mebibytes * MIB / 512)?;
@@ -64,7 +64,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the guest's disk has that many sectors.
+/// Waits until the guest's disk has `sectors` sectors.
 fn sees(shell: &Shell<'_>, sectors: u64) -> Result<()> {
     let size = "$(cat /sys/block/vda/size)";
     let wait = format!(

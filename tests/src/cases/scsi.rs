@@ -50,7 +50,7 @@ fn small(ctx: &TestContext) -> Result<()> {
     let vm = Vm::start(ctx, &manifest)?;
     vm.expect("husk-scsi: end\n")?;
     let shell = Shell::small(&vm)?;
-    // The kernel's own lines would stand among the answers.
+    // The kernel's messages would mix with the replies.
     shell.ok("dmesg -n 1")?;
     let text = vm.console().output().all();
     ctx.part("units", || {
@@ -103,7 +103,7 @@ fn small(ctx: &TestContext) -> Result<()> {
     vm.powered_off()
 }
 
-/// Checks that what the guest said of the unit at `address` is `wanted`, a regular expression.
+/// Checks that the guest's output for the unit at `address` matches `wanted`, a regular expression.
 pub(super) fn unit(text: &str, address: &str, wanted: &str) -> Result<()> {
     let line = line(text, address)?;
     let wanted = Regex::new(&format!("^{wanted}$"))?;
@@ -133,7 +133,7 @@ fn cdrom(shell: &Shell<'_>) -> Result<()> {
     let (status, _) = shell.run(write, PATIENCE)?;
     ensure!(status != 0, "a CD-ROM was written");
     shell.expect_contains("sg_inq /dev/sr0", &["QEMU", "CD-ROM"])?;
-    // The kernel keeps the page for disks only.
+    // The kernel has this page for disks only.
     shell.expect_contains("sg_vpd --page=sn /dev/sr0", &["cd-serial"])
 }
 
@@ -162,7 +162,7 @@ fn answers(shell: &Shell<'_>, disk: &str) -> Result<()> {
     Ok(())
 }
 
-/// Commands that change some blocks and no others.
+/// Commands that change some blocks and leave the others unchanged.
 pub(super) fn changes(shell: &Shell<'_>, disk: &str) -> Result<()> {
     // Blocks 1000 to 1009 are all ones, 1004 and 1005 of them then unmapped: zeroes.
     shell.ok(
@@ -182,7 +182,7 @@ pub(super) fn changes(shell: &Shell<'_>, disk: &str) -> Result<()> {
     holds(shell, disk, (1000, 4), "\\377")?;
     holds(shell, disk, (1004, 2), "\\0")?;
     holds(shell, disk, (1006, 4), "\\377")?;
-    // The block is compared with the first half of what is sent, and becomes the second.
+    // The block is compared with the first half of the data-out buffer, and replaced by the second.
     let command = format!("sg_compare_and_write --in=/both --lba=1001 --num=1 {disk}");
     shell.ok(&command)?;
     holds(shell, disk, (1000, 1), "\\377")?;
@@ -196,7 +196,7 @@ pub(super) fn changes(shell: &Shell<'_>, disk: &str) -> Result<()> {
     holds(shell, disk, (1000, 10), "\\0")
 }
 
-/// Checks that `count` blocks of `disk` from `first` on hold nothing but the byte `byte`, as `tr` writes it.
+/// Checks that `count` blocks of `disk` from `first` contain only the byte `byte`, as `tr` writes it.
 fn holds(shell: &Shell<'_>, disk: &str, (first, count): (u32, u32), byte: &str) -> Result<()> {
     let bytes = count * 512;
     shell.ok(&format!(
@@ -208,7 +208,7 @@ fn holds(shell: &Shell<'_>, disk: &str, (first, count): (u32, u32), byte: &str) 
 
 pub(super) fn reset(shell: &Shell<'_>, disk: &str) -> Result<()> {
     shell.ok(&format!("sg_reset --device --no-esc {disk}"))?;
-    // The first command after it may be answered with a unit attention.
+    // The next command may be answered with a unit attention.
     shell.run(&format!("sg_turs {disk}"), PATIENCE)?;
     shell.ok(&format!("sg_turs --number=10 {disk}"))?;
     Ok(())
@@ -222,7 +222,7 @@ pub(super) fn reservations(shell: &Shell<'_>, disk: &str) -> Result<()> {
     reads("--read-keys", &["0xabc123"])?;
     out("--reserve --param-rk=abc123 --prout-type=3")?;
     reads("--read-reservation", &["0xabc123", "Exclusive Access"])?;
-    // It is this guest's own: it goes on writing.
+    // The reservation is this guest's own: it can still write.
     shell.ok(&format!(
         "dd if=/dev/zero of={disk} bs=4096 count=1 oflag=direct conv=notrunc status=none"
     ))?;
@@ -293,7 +293,7 @@ fn debian(ctx: &TestContext) -> Result<()> {
         ))?;
         Ok(())
     });
-    // A kernel that takes over what another one has set up.
+    // A kernel that takes over devices that another kernel has set up.
     shell.ok(
         "kexec --load /boot/vmlinuz-$(uname -r) --initrd=/boot/initrd.img-$(uname -r) --reuse-cmdline && sync",
     )?;

@@ -39,7 +39,7 @@ pub const QCOW2: Case = Case {
 
 const LIMIT: Duration = Duration::from_secs(90 * 60);
 
-/// One fio of a round writes and reads as much.
+/// Bytes that one fio of a round writes and reads.
 const SIZE_MIB: u64 = 2048;
 const REQUESTS: u64 = 1_000_000;
 const BYTES: u64 = 20 << 30;
@@ -91,7 +91,8 @@ fn qcow2(ctx: &TestContext) -> Result<()> {
     is_sound(ctx, &image)
 }
 
-/// Rounds of fio on the only disk of the manifest's guest, until there are enough; and what `held` takes from the VM.
+/// Runs rounds of fio on the only disk of the manifest's guest until there are enough; returns the result of `held`,
+/// which gets the VM.
 fn rounds<T>(
     ctx: &TestContext,
     manifest: Manifest,
@@ -116,7 +117,7 @@ fn rounds<T>(
         let (status, text) = shell.run(&command, LIMIT)?;
         ensure!(status == 0, "round {round}: {command}: status {status}:\n{text}");
         requests += written(&text)?;
-        // fio reads all that it has written once more, and compares.
+        // fio reads all that it has written once more, and compares it.
         let sectors = shell.ok(&format!("echo $(awk '{{print $7}}' /sys/block/{disk}/stat)"))?;
         bytes = sectors.parse::<u64>()? * 512;
         round += 1;

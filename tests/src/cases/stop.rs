@@ -1,4 +1,4 @@
-//! `husk stop`.
+//! Tests of `husk stop`.
 
 use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::manifest::Manifest;

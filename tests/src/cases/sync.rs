@@ -22,7 +22,7 @@ pub const CASE: Case = Case {
 
 const MIB: u64 = 1 << 20;
 
-/// `husk sync` by this manifest.
+/// Runs `husk sync` with this manifest.
 fn sync(ctx: &TestContext, manifest: &Manifest, more: &[OsString]) -> Result<CommandResult> {
     let words = manifest.run_words(ctx)?;
     let file = words.get(1).context("the manifest has a file")?;
@@ -49,7 +49,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     let path = image(ctx, "data", 16)?;
 
     expect_contains(&sync(ctx, &plain, &[])?.ok()?, &["nothing to change"])?;
-    // Nobody has said where it is.
+    // The options do not give the path of the volume.
     expect_contains(&sync(ctx, &wanted, &[])?.fails(1)?, &["volume data", "waits"])?;
     expect_contains(
         &sync(ctx, &wanted, &at("data", &path))?.ok()?,
@@ -60,7 +60,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     expect_contains(&sync(ctx, &wanted, &[])?.ok()?, &["nothing to change"])?;
 
     File::options().write(true).open(&path)?.set_len(40 * MIB)?;
-    // The monitor may have seen it already; the guest knows in any case.
+    // The monitor may have noticed the change already; the guest must see it in either case.
     sync(ctx, &wanted, &[])?.ok()?;
     has(&shell, &disk, 40)?;
     let last = 40 * MIB / 512 - 1;
@@ -96,7 +96,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     vm.powered_off()
 }
 
-/// Waits until the guest's disk has that size.
+/// Waits until the guest's disk has the given size.
 fn has(shell: &Shell<'_>, disk: &str, mebibytes: u64) -> Result<()> {
     let sectors = mebibytes * MIB / 512;
     shell.ok(&format!(

@@ -22,13 +22,13 @@ pub const CASE: Case = Case {
 
 const COUNT: usize = 1000;
 
-/// Time limit for the guest to see the last of them.
+/// Time limit for the guest to detect the last volume.
 const TO_SETTLE: Duration = Duration::from_secs(600);
 
-/// Kibibytes the VMM may keep after them, half of what they take: tables as large as they were, and what lies between.
+/// KiB that the VMM may keep afterwards, half of what the volumes take: tables that do not shrink, and fragmentation.
 const KEPT_KIB: u64 = 512;
 
-/// For the guest's shell: every disk's serial number; and fio on the first disk until /stop is there.
+/// For the guest's shell: list every disk's serial number, and run fio on the first disk until /stop exists.
 const FUNCTIONS: &str = "\
 serials() { for unit in /sys/class/scsi_device/*/device; do \
 [ -d $unit/block ] && tail -c +5 $unit/vpd_pg80 2>/dev/null | tr -dc ' -~' && echo; done; }; \
@@ -50,7 +50,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     shell.ok("dmesg -n 1")?;
     shell.ok(FUNCTIONS)?;
     let pid = vm.inspect()?["vmmPid"].as_u64().context("no vmmPid")?;
-    // The first one, and the work, pay for what all need.
+    // The first volume, and the I/O, allocate the memory that all share.
     shell.ok("ln -s $(ls -d /dev/sd? | head -n 1) /dev/disk; work & true")?;
     shell.ok("until [ -s /rounds ]; do sleep 1; done")?;
     let first = image(ctx, "first", 1)?;
@@ -82,7 +82,7 @@ fn run(ctx: &TestContext) -> Result<()> {
 
     let started = Instant::now();
     for number in 0..COUNT {
-        // Every one once, no neighbours.
+        // Every volume once, and no neighbours in sequence.
         remove(ctx, &vm, &name(number * 7 % COUNT))?;
         progress("removed", number, started);
     }
@@ -131,14 +131,14 @@ fn until(shell: &Shell<'_>, count: usize) -> Result<()> {
     }
 }
 
-/// Memory of a VMM beside its guest's.
+/// Memory of a VMM without its guest's memory.
 #[derive(Debug)]
 struct Held {
     anonymous_kib: u64,
     fds: usize,
 }
 
-/// Mappings from this size on are the guest's memory.
+/// Mappings of at least this size are the guest's memory.
 const GUEST: u64 = 256 << 20;
 
 impl Held {
@@ -162,7 +162,7 @@ impl Held {
     }
 }
 
-/// The size of the mapping that `line` of smaps begins: `7f00-7f80 rw-p …`.
+/// The size of the mapping whose first line in smaps is `line`: `7f00-7f80 rw-p …`.
 fn mapping(line: &str) -> Option<u64> {
     let (start, end) = line.split_whitespace().next()?.split_once('-')?;
     let number = |hex| u64::from_str_radix(hex, 16).ok();

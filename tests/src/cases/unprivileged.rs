@@ -28,7 +28,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         chown(&path, Some(UID), Some(UID))?;
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700))?;
     }
-    // The images may lie where only root looks.
+    // The images may be in a folder that only root can read.
     let image = images::small("6.12")?;
     let mut own = image.clone();
     for (from, to) in [(&image.kernel, &mut own.kernel), (&image.initrd, &mut own.initrd)] {
@@ -59,7 +59,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     Ok(())
 }
 
-/// A `husk` command as the user, whose only other group is `group`. Capabilities go with root.
+/// A `husk` command as the user, whose only other group is `group`. It has no capabilities, as the user is not root.
 fn as_user(home: &Path, group: Option<u32>, words: &[OsString]) -> Result<Command> {
     let mut command = Command::new("setpriv");
     command

@@ -43,7 +43,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         )
     });
 
-    // A small initrd for this machine, which is quicker to make.
+    // A small initrd for this machine only, which is faster to make.
     shell.ok("echo MODULES=dep > /etc/initramfs-tools/conf.d/small")?;
     let (status, text) = shell.run("dpkg -i /root/linux-image-*.deb", UPGRADE)?;
     ensure!(status == 0, "dpkg -i: status {status}: {text}");

@@ -1,13 +1,13 @@
-//! Content of a stream: numbers that give their own offset.
+//! Content of a stream: numbers that encode their own offset.
 
-/// Bytes after which what a stream repeats begins again.
+/// Period in bytes of a stream's repeated part.
 const PERIOD: usize = 4096;
 
 /// A block whose first eight bytes are its offset.
 const LINE: u64 = 64;
 
-/// The bytes of a stream, of which any piece can be made on its own: noise of its own again and again, and in each line a
-/// number for the place. Making all of it of numbers would take a guest longer than sending it.
+/// The bytes of a stream, any piece of which can be generated separately: a repeated block of noise, with a number for
+/// the position in each line. A guest would take longer to generate only numbers than to send them.
 #[derive(Debug, Clone)]
 pub struct Content {
     seed: u64,
@@ -15,7 +15,7 @@ pub struct Content {
 }
 
 impl Content {
-    /// Another seed, other bytes.
+    /// Creates the content for `seed`; another seed gives other bytes.
     pub fn new(seed: u64) -> Self {
         let words = (0..PERIOD as u64 / 8).map(|number| mixed(!seed, number));
         Self {
@@ -24,7 +24,7 @@ impl Content {
         }
     }
 
-    /// The bytes from `offset` on.
+    /// The bytes from `offset`.
     pub fn fill(&self, offset: u64, bytes: &mut [u8]) {
         let (mut at, mut rest) = (offset, bytes);
         while !rest.is_empty() {
@@ -37,12 +37,12 @@ impl Content {
         }
     }
 
-    /// Puts the numbers into a piece of at most a period.
+    /// Writes the numbers into a piece of at most one period.
     fn stamp(&self, at: u64, piece: &mut [u8]) {
         for line in at / LINE..(at + piece.len() as u64).div_ceil(LINE) {
             let word = mixed(self.seed, line).to_le_bytes();
             let begin = line * LINE;
-            // The first line may have begun before the piece, the last may go on after it.
+            // The first line may start before the piece, and the last may end after it.
             let cut = at.saturating_sub(begin) as usize;
             let to = begin.saturating_sub(at) as usize;
             let word = word.get(cut..).unwrap_or_default();
@@ -52,7 +52,7 @@ impl Content {
         }
     }
 
-    /// The place of the first byte that is not as it should be, of those from `offset` on.
+    /// The position of the first wrong byte, in data that starts at `offset`.
     pub fn difference(&self, offset: u64, bytes: &[u8], scratch: &mut [u8]) -> Option<u64> {
         let wanted = &mut scratch[..bytes.len()];
         self.fill(offset, wanted);
@@ -67,7 +67,7 @@ impl Content {
     }
 }
 
-/// Sebastiano Vigna's splitmix64, which needs nothing of the numbers before.
+/// Sebastiano Vigna's splitmix64, which computes each number independently of the previous ones.
 fn mixed(seed: u64, number: u64) -> u64 {
     let mut word = seed.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

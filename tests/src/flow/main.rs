@@ -1,8 +1,8 @@
-//! `husk-flow`: bytes by TCP, each of them checked, in guests and in what they talk to.
+//! `husk-flow`: sends bytes by TCP and checks each of them, in guests and in their peers.
 //!
-//! `husk-flow serve ADDRESS` answers everybody until it is killed. `husk-flow MOVE ADDRESS AMOUNT [STREAMS [PATIENCE]]`
-//! moves AMOUNT bytes by each of its streams, of which `both` has as many in either direction, or goes on until there is
-//! a file of that name; and prints the result. A stream that stands still for PATIENCE seconds has failed.
+//! `husk-flow serve ADDRESS` serves all clients until it is killed. `husk-flow MOVE ADDRESS AMOUNT [STREAMS
+//! [PATIENCE]]` moves AMOUNT bytes by each of its streams (`both` has as many in either direction), or goes on until a
+//! file of that name exists; and prints the result. A stream without progress for PATIENCE seconds has failed.
 
 mod content;
 mod stream;
@@ -55,7 +55,7 @@ fn serve(address: &str) -> Result<()> {
     }
 }
 
-/// Set when streams are to end.
+/// Set when streams must end.
 static STOP: AtomicBool = AtomicBool::new(false);
 
 fn amount(word: &str) -> Result<Amount> {
@@ -94,7 +94,7 @@ fn move_all(kind: &str, address: &str, how_much: &str, numbers: &[&str]) -> Resu
     let mut threads = Vec::new();
     for number in 0..number(0, 1) {
         for &direction in directions {
-            // Streams must not be taken for one another.
+            // Each stream has its own content, so that mixed-up streams are detected.
             let way = u64::from(direction == Direction::In);
             let seed = (u64::from(std::process::id()) << 32) | (number << 1) | way;
             threads.push(std::thread::spawn(move || {

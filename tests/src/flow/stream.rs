@@ -1,4 +1,4 @@
-//! One connection, which carries one stream one way and then the receiver's verdict the other.
+//! One connection, which carries one stream in one direction and then the receiver's result in the other.
 
 use crate::content::Content;
 use anyhow::{Context, Result, bail, ensure};
@@ -22,7 +22,7 @@ pub enum Direction {
 #[derive(Debug, Clone, Copy)]
 pub enum Amount {
     Bytes(u64),
-    /// Until this is set.
+    /// Until this flag is set.
     Until(&'static AtomicBool),
 }
 
@@ -32,13 +32,13 @@ const ENDLESS: u64 = u64::MAX;
 /// Result of a complete stream.
 #[derive(Debug)]
 pub struct Moved {
-    /// Its length in bytes.
+    /// Length in bytes.
     pub bytes: u64,
-    /// The longest time in which not a byte was moved.
+    /// Longest time without progress.
     pub longest_pause: Duration,
 }
 
-/// Asks the server at `address` for a stream.
+/// Requests a stream from the server at `address`.
 pub fn request(
     address: SocketAddr,
     direction: Direction,
@@ -67,7 +67,7 @@ pub fn request(
                     while !is_set(stop) {
                         std::thread::sleep(POLL);
                     }
-                    // It fails only where the stream has failed.
+                    // It fails only if the stream has failed.
                     let _ = other.shutdown(Shutdown::Write);
                 });
             }
@@ -76,7 +76,7 @@ pub fn request(
     }
 }
 
-/// Does what the client `peer` asks for.
+/// Serves the request of the client `peer`.
 pub fn answer(peer: TcpStream, patience: Duration) -> Result<Moved> {
     let mut peer = limited(peer, patience)?;
     let mut order = [0; 17];
@@ -95,7 +95,7 @@ pub fn answer(peer: TcpStream, patience: Duration) -> Result<Moved> {
     if bytes == ENDLESS {
         let (mut other, closed) = (peer.try_clone()?, closed.clone());
         std::thread::spawn(move || {
-            // Nothing comes but the end, or an error.
+            // Only the end of the stream or an error can arrive.
             let _ = other.read(&mut [0]);
             closed.store(true, Ordering::Relaxed);
         });
@@ -116,7 +116,7 @@ fn limited(peer: TcpStream, patience: Duration) -> Result<TcpStream> {
     Ok(peer)
 }
 
-/// Sends so many bytes, or until `stop`.
+/// Sends the requested number of bytes, or until `stop`.
 fn send(peer: &mut TcpStream, bytes: u64, content: Content, stop: impl Fn() -> bool) -> Result<Moved> {
     let mut piece = vec![0; PIECE];
     let mut clock = Clock::start();
@@ -165,7 +165,7 @@ fn receive(peer: &mut TcpStream, bytes: u64, content: Content) -> Result<Moved> 
             clock.tick();
         }
         if let Some(place) = content.difference(done, &piece[..full], &mut scratch) {
-            // Nobody may read it any more.
+            // The reader may be gone.
             let _ = write!(peer, "byte {place} differs");
             bail!("byte {place} differs");
         }
@@ -203,7 +203,7 @@ impl Clock {
         }
     }
 
-    /// Something was moved.
+    /// Records progress.
     fn tick(&mut self) {
         let now = Instant::now();
         self.longest = self.longest.max(now - self.last);
@@ -225,7 +225,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(20);
 
-    /// An address where `serve` has one client.
+    /// An address at which `serve` has one client.
     fn server(serve: impl FnOnce(TcpStream) + Send + 'static) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");

@@ -1,4 +1,4 @@
-//! A container's streams over a web socket, as `kubectl attach` has them.
+//! A container's streams over a web socket, as `kubectl attach` uses them.
 
 use super::output_buffer::OutputBuffer;
 use anyhow::{Context, Result};
@@ -10,14 +10,14 @@ use tungstenite::http::HeaderValue;
 use tungstenite::stream::MaybeTlsStream;
 use tungstenite::{Error, Message, WebSocket};
 
-/// The protocol whose messages begin with the number of a stream.
+/// The protocol whose messages start with the number of a stream.
 const PROTOCOL: &str = "v4.channel.k8s.io";
 const STDIN: u8 = 0;
 const STDOUT: u8 = 1;
 /// Read timeout, after which pending output is sent.
 const TURN: Duration = Duration::from_millis(50);
 
-/// Streams that are attached to, until this is dropped.
+/// Attached streams; dropping this detaches.
 #[derive(Debug)]
 pub struct Attached {
     output: OutputBuffer,
@@ -25,7 +25,7 @@ pub struct Attached {
 }
 
 impl Attached {
-    /// Attaches to the streams at `url`, as CRI gave it.
+    /// Attaches to the streams at `url`, as CRI returned it.
     pub fn new(url: &str) -> Result<Self> {
         let mut request = url.replacen("http", "ws", 1).into_client_request()?;
         let protocol = HeaderValue::from_static(PROTOCOL);

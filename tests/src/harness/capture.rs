@@ -1,4 +1,4 @@
-//! What passes a device, by tcpdump.
+//! Captures the packets on a device with tcpdump.
 
 use super::PATIENCE;
 use super::context::TestContext;
@@ -15,7 +15,7 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Captures what `filter` lets through, in tcpdump's language.
+    /// Captures packets that match `filter`, in tcpdump's syntax.
     pub fn start(ctx: &TestContext, netns: &Netns, device: &str, filter: &str) -> Result<Self> {
         let mut command = netns.command("tcpdump");
         command.args(["-e", "-n", "-t", "-l", "--immediate-mode", "-i", device, filter]);

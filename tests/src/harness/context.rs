@@ -1,4 +1,4 @@
-//! One running case, with its own process, folder, and runtime and scratch directories of Husk.
+//! One running case, with a separate process, folder, and runtime and scratch directories of Husk.
 
 use super::Case;
 use super::output_buffer::tail;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// The longest a `husk` command that does not wait for a guest may take.
+/// Maximum time of a `husk` command that does not wait for a guest.
 const COMMAND: Duration = Duration::from_secs(60);
 
 /// Reason that a case was not run. A case that returns it as its error counts as skipped.
@@ -37,9 +37,9 @@ pub struct TestContext {
 /// Result of a finished command.
 #[derive(Debug)]
 pub struct CommandResult {
-    /// Its exit status; 128 + N if signal N ended it.
+    /// Exit status; 128 + N if signal N ended the command.
     pub status: i32,
-    /// Its output and errors as they came.
+    /// Output and errors in the order of arrival.
     pub text: String,
 }
 
@@ -50,7 +50,7 @@ impl CommandResult {
         Ok(self.text)
     }
 
-    /// The text, if the status is `status` and nothing looks like a crash of a Rust program.
+    /// The text, if the status is `status` and the output does not contain a Rust panic.
     pub fn fails(self, status: i32) -> Result<String> {
         ensure!(
             self.status == status,
@@ -64,7 +64,7 @@ impl CommandResult {
 }
 
 impl TestContext {
-    /// The ctx in `folder`.
+    /// The context in `folder`.
     pub fn at(folder: PathBuf) -> Result<Self> {
         for part in ["run", "scratch", "logs"] {
             let path = folder.join(part);
@@ -76,7 +76,7 @@ impl TestContext {
         })
     }
 
-    /// Runs the case called `name` here and leaves its reason, if it fails or is skipped, in files of these names.
+    /// Runs the case called `name` here and writes the reason, if it fails or is skipped, to files of these names.
     pub fn run_case(&self, cases: &[Case], name: &str) -> Result<bool> {
         let case = cases
             .iter()
@@ -94,7 +94,7 @@ impl TestContext {
         Ok(false)
     }
 
-    /// Runs one part of the case, with a name and a result of its own. If it fails, the case goes on and fails in the end.
+    /// Runs one part of the case, with a name and a result. If it fails, the case continues and fails at the end.
     pub fn part(&self, name: &str, part: impl FnOnce() -> Result<()>) {
         let started = Instant::now();
         match part() {
@@ -124,7 +124,7 @@ impl TestContext {
         self.folder.join("logs").join(name)
     }
 
-    /// A `husk` command, with this ctx's directories.
+    /// A `husk` command, with this context's directories.
     pub fn husk<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Command {
         let mut command = Command::new(program("husk"));
         command
@@ -137,12 +137,12 @@ impl TestContext {
         command
     }
 
-    /// Runs a `husk` command to its end.
+    /// Runs a `husk` command until it ends.
     pub fn run<S: AsRef<std::ffi::OsStr>>(&self, arguments: &[S]) -> Result<CommandResult> {
         self.finish(self.husk(arguments), COMMAND)
     }
 
-    /// Runs any command to its end.
+    /// Runs any command until it ends.
     pub fn finish(&self, command: Command, limit: Duration) -> Result<CommandResult> {
         let words = format!("{command:?}");
         let session = Session::piped(command, &self.log("commands.log"))?;
@@ -159,13 +159,13 @@ impl TestContext {
         serde_json::from_slice(&output.stdout).context("not JSON")
     }
 
-    /// The names `husk list` gives.
+    /// The names in the output of `husk list`.
     pub fn list(&self) -> Result<Vec<String>> {
         let text = self.run(&["list", "-o", "name"])?.ok()?;
         Ok(text.lines().map(str::to_owned).collect())
     }
 
-    /// Waits until Husk knows of no VM and keeps nothing of any.
+    /// Waits until Husk lists no VM and keeps no files of any.
     ///
     /// # Errors
     /// If something is still there after `limit`.
@@ -208,7 +208,7 @@ pub fn files_in(runtime_dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The program `name` beside this one, or where cargo puts it beside a test; else from PATH.
+/// The program `name` beside this one, or in the folder of cargo's test programs; else from PATH.
 pub fn program(name: &str) -> PathBuf {
     let exe = std::env::current_exe().unwrap_or_default();
     let beside = exe.ancestors().skip(1).take(2).map(|folder| folder.join(name));

@@ -1,4 +1,4 @@
-//! A small client of the Container Runtime Interface: what the kubelet would ask containerd, and no more.
+//! A small client of the Container Runtime Interface, with only the kubelet's requests that the tests need.
 
 use super::kubelet::{Cgroups, PodCgroup};
 use anyhow::{Context, Result, bail};
@@ -9,7 +9,7 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 
-/// Its messages.
+/// Messages of the interface.
 #[allow(unused_qualifications, clippy::all, clippy::pedantic)]
 pub mod api {
     tonic::include_proto!("runtime.v1");
@@ -17,7 +17,7 @@ pub mod api {
 
 use api::runtime_service_client::RuntimeServiceClient;
 
-/// The longest a call may take.
+/// Maximum time of a call.
 const CALL: Duration = Duration::from_secs(180);
 /// containerd namespace of CRI's images.
 pub const NAMESPACE: &str = "k8s.io";
@@ -31,35 +31,35 @@ pub struct Cri {
     client: RuntimeServiceClient<Channel>,
 }
 
-/// A pod that is to be taken away again.
+/// A pod, which is removed later.
 #[derive(Debug, Clone)]
 pub struct Pod {
-    /// CRI's name of its sandbox.
+    /// ID of the pod's sandbox.
     pub id: String,
-    /// As Kubernetes would have it.
+    /// UID of the pod, as in Kubernetes.
     pub uid: String,
-    /// Parent of all its cgroups.
+    /// Parent of all cgroups of the pod.
     pub cgroup: PodCgroup,
     config: api::PodSandboxConfig,
 }
 
-/// A container to make.
+/// Parameters of a container.
 #[derive(Debug, Clone, Default)]
 pub struct Container<'a> {
-    /// Its name in the pod.
+    /// Name of the container in the pod.
     pub name: &'a str,
-    /// Its image.
+    /// Image of the container.
     pub image: &'a str,
-    /// Its command, if not the image's.
+    /// Command, if not the image's.
     pub command: &'a [&'a str],
-    /// Bytes of its memory limit; none if 0.
+    /// Memory limit in bytes; 0 means none.
     pub memory: i64,
-    /// True if it has a terminal.
+    /// True if the container has a terminal.
     pub tty: bool,
 }
 
 impl Cri {
-    /// Connects to the containerd at `socket`; pods' logs go below `logs`.
+    /// Connects to the containerd at `socket`; pods' logs are written below `logs`.
     pub fn connect(socket: PathBuf, logs: PathBuf) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -78,7 +78,7 @@ impl Cri {
         })
     }
 
-    /// From now on pods have slices of systemd's, as with the kubelet's `cgroupDriver: systemd`.
+    /// Uses systemd slices for the pods from now on, as with the kubelet's `cgroupDriver: systemd`.
     #[must_use]
     pub fn with_systemd(self) -> Self {
         Self {
@@ -127,12 +127,12 @@ impl Cri {
         })
     }
 
-    /// Folder in which the kubelet would look for the logs of the pod `name`.
+    /// Folder in which the kubelet expects the logs of the pod `name`.
     pub fn logs(&self, name: &str) -> PathBuf {
         self.logs.join(name)
     }
 
-    /// The address the pod's network gave it.
+    /// The address that the network assigned to the pod.
     pub fn address(&self, pod: &Pod) -> Result<String> {
         let request = api::PodSandboxStatusRequest {
             pod_sandbox_id: pod.id.clone(),
@@ -200,7 +200,7 @@ impl Cri {
         answer.status.context("no status")
     }
 
-    /// Waits for a container to end; its exit status.
+    /// Waits for a container to end; returns its exit status.
     pub fn wait(&self, id: &str, limit: Duration) -> Result<i32> {
         let deadline = Instant::now() + limit;
         loop {
@@ -215,7 +215,7 @@ impl Cri {
         }
     }
 
-    /// Sets a container's limit of memory, as the kubelet does when a pod is resized.
+    /// Sets a container's memory limit, as the kubelet does when a pod is resized.
     pub fn limit_memory(&self, id: &str, bytes: i64) -> Result<()> {
         let request = api::UpdateContainerResourcesRequest {
             container_id: id.to_owned(),
@@ -246,7 +246,7 @@ impl Cri {
         Ok((time.value, memory.value))
     }
 
-    /// Stops a container as the kubelet does: a signal, and after `grace` another.
+    /// Stops a container as the kubelet does: by SIGTERM, and SIGKILL after `grace`.
     pub fn stop(&self, id: &str, grace: Duration) -> Result<()> {
         let request = api::StopContainerRequest {
             container_id: id.to_owned(),
@@ -256,7 +256,7 @@ impl Cri {
         Ok(())
     }
 
-    /// Takes a container away.
+    /// Removes a container.
     pub fn remove(&self, id: &str) -> Result<()> {
         let request = api::RemoveContainerRequest {
             container_id: id.to_owned(),
@@ -278,7 +278,7 @@ impl Cri {
         Ok(answer.url)
     }
 
-    /// Stops a pod and takes it away with all its containers.
+    /// Stops a pod and removes it with all its containers.
     pub fn remove_pod(&self, pod: &Pod) -> Result<()> {
         let stop = api::StopPodSandboxRequest {
             pod_sandbox_id: pod.id.clone(),

@@ -1,4 +1,4 @@
-//! Who moves a guest's frames: the kernel by vhost-net, or the VMM itself.
+//! The component that forwards a guest's frames: the kernel by vhost-net, or the VMM itself.
 
 use super::context::{Skip, TestContext};
 use super::vm::Vm;
@@ -9,22 +9,22 @@ use std::process::Command;
 
 const VHOST_NET: &str = "/dev/vhost-net";
 
-/// A way from the tap to the guest.
+/// A datapath from the tap to the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Datapath {
-    /// vhost-net.
+    /// The kernel's vhost-net.
     Kernel,
-    /// Workers of the VMM.
+    /// Worker threads of the VMM.
     Process,
 }
 
-/// Runs what follows where the device node named second stands for one of a driver that no machine has: minor 255 of
-/// the miscellaneous devices means "any other" and is never given away.
+/// Runs a command where the device node in the second argument belongs to a driver that does not exist: minor 255 of
+/// the miscellaneous devices means "any other" and is never assigned.
 const HIDE: &str =
     "{ [ -e \"$1\" ] || mknod \"$1\" c 10 255; } && mount --bind \"$1\" \"$2\" && shift 2 && exec \"$@\"";
 
 impl Datapath {
-    /// `husk`, which uses vhost-net where it can be opened: for the other datapath it cannot.
+    /// `husk`, which uses vhost-net if it can open it. For the other datapath it cannot.
     pub fn husk<S: AsRef<OsStr>>(self, ctx: &TestContext, words: &[S]) -> Result<Command> {
         let husk = ctx.husk(words);
         let there = Path::new(VHOST_NET).exists();
@@ -45,7 +45,7 @@ impl Datapath {
         }
     }
 
-    /// That it is the one which `vm` uses.
+    /// Checks that `vm` uses this datapath.
     pub fn check(self, vm: &Vm<'_>) -> Result<()> {
         let vmm = vm.pid("vmmPid")?;
         let opened = std::fs::read_dir(format!("/proc/{vmm}/fd"))?
@@ -61,7 +61,7 @@ impl Datapath {
     }
 }
 
-/// `command` with environment and folder of `other`.
+/// `command` with the environment and the folder of `other`.
 fn like(mut command: Command, other: &Command) -> Command {
     for (name, value) in other.get_envs() {
         match value {

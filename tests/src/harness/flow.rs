@@ -1,4 +1,4 @@
-//! `husk-flow` in a namespace: the peer of a guest that checks every byte.
+//! `husk-flow` in a namespace: the guest's peer, which checks every byte.
 
 use super::PATIENCE;
 use super::context::{TestContext, program};
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Default port of its servers.
 pub const PORT: u16 = 7000;
 
-/// The program, for guests too.
+/// Path of the program, which guests use too.
 pub fn binary() -> PathBuf {
     program("husk-flow")
 }
@@ -25,7 +25,7 @@ pub fn serve(ctx: &TestContext, netns: &Netns, port: u16) -> Result<Session> {
     Ok(session)
 }
 
-/// Moves bytes between `netns` and a server: `words` are `both 10.0.0.1:7000 1000` and the like.
+/// Moves bytes between `netns` and a server: `words` are, for example, `both 10.0.0.1:7000 1000`.
 pub fn request(ctx: &TestContext, netns: &Netns, words: &str, limit: Duration) -> Result<String> {
     let mut command = netns.command(binary());
     command.args(words.split_whitespace());
@@ -34,7 +34,7 @@ pub fn request(ctx: &TestContext, netns: &Netns, words: &str, limit: Duration) -
         .with_context(|| format!("husk-flow {words}"))
 }
 
-/// Begins to do so.
+/// Starts such a transfer.
 pub fn begin(ctx: &TestContext, netns: &Netns, words: &str) -> Result<Session> {
     let mut command = netns.command(binary());
     command.args(words.split_whitespace());

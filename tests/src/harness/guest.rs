@@ -8,10 +8,10 @@ use anyhow::{Context, Result, bail, ensure};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// Time limit of Debian's boot, from its kernel's first line to its login prompt.
+/// Time limit of Debian's boot, from the kernel's first line to the login prompt.
 pub const TO_LOGIN: Duration = Duration::from_secs(400);
 
-/// A shell that neither echoes nor prompts.
+/// A shell without echo and prompt.
 #[derive(Debug)]
 pub struct Shell<'v> {
     console: &'v Session,
@@ -24,7 +24,7 @@ impl<'v> Shell<'v> {
         Self::small_on(vm.console())
     }
 
-    /// The same on a console that is another program's.
+    /// The same on the console of another program.
     pub fn small_on(console: &'v Session) -> Result<Self> {
         console.expect(r"(?m)^[^\n]*# $", PATIENCE)?;
         Self::settle(console)
@@ -35,7 +35,7 @@ impl<'v> Shell<'v> {
         Self::log_in_on(vm.console(), user, password)
     }
 
-    /// The same on a console that is another program's.
+    /// The same on the console of another program.
     pub fn log_in_on(console: &'v Session, user: &str, password: &str) -> Result<Self> {
         console.expect("login: ", TO_LOGIN)?;
         let deadline = Instant::now() + TO_LOGIN;
@@ -57,7 +57,7 @@ impl<'v> Shell<'v> {
     }
 
     fn settle(console: &'v Session) -> Result<Self> {
-        // The word is put together by the guest: the echo of this line must not be taken for it.
+        // The guest assembles the word, so that the echo of this line does not match.
         console.send("PS1= PS2=; stty -echo; printf 'husk-%s\\n' ready\n")?;
         console.expect("husk-ready\n", PATIENCE)?;
         Ok(Self {
@@ -66,7 +66,7 @@ impl<'v> Shell<'v> {
         })
     }
 
-    /// Runs `command` and gives its status and output, with whatever else came on the console meanwhile.
+    /// Runs `command` and returns its status and output, with any other console output in between.
     pub fn run(&self, command: &str, limit: Duration) -> Result<(i32, String)> {
         let number = self.commands.get() + 1;
         self.commands.set(number);

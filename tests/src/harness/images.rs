@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use std::path::PathBuf;
 
-/// A kernel and a small initramfs whose `/init` does what `husk.do=` on the command line says.
+/// A kernel and a small initramfs whose `/init` runs the commands in `husk.do=` on the command line.
 #[derive(Debug, Clone)]
 pub struct Small {
     /// The kernel, a bzImage.

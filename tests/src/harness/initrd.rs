@@ -4,11 +4,11 @@ use super::context::TestContext;
 use super::images::Small;
 use anyhow::{Context, Result};
 
-/// As a benchmark adds its own: the tests are a crate apart from it.
+/// Adds files as the benchmarks do; the tests are a separate crate.
 #[path = "../../../xtask/src/bench/archive.rs"]
 mod archive;
 
-/// `image` with `files`, by name and content, which may all be run; their folders must be there.
+/// `image` with `files`, by name and content, all executable; their folders must exist.
 pub fn with_files(ctx: &TestContext, image: &Small, files: &[(&str, &[u8])]) -> Result<Small> {
     let mut initrd =
         std::fs::read(&image.initrd).with_context(|| format!("cannot read {}", image.initrd.display()))?;

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Below which all pods are.
+/// Parent cgroup of all pods.
 const ALL: &str = "husk-e2e";
-/// The same as a slice, in whose name a dash would be a step down.
+/// The same as a slice; a dash in its name would mean a nested slice.
 pub const ALL_SLICES: &str = "husk_e2e.slice";
 /// Time limit for systemd to notice that a scope is empty.
 const GOING: Duration = Duration::from_secs(15);
@@ -15,9 +15,9 @@ const GOING: Duration = Duration::from_secs(15);
 /// The kubelet's `cgroupDriver`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cgroups {
-    /// `cgroupfs`.
+    /// The driver `cgroupfs`.
     Files,
-    /// `systemd`.
+    /// The driver `systemd`.
     Systemd,
 }
 
@@ -25,12 +25,12 @@ pub enum Cgroups {
 #[derive(Debug, Clone)]
 pub struct PodCgroup {
     parent: PathBuf,
-    /// Its unit.
+    /// Name of the systemd unit.
     slice: Option<String>,
 }
 
 impl Cgroups {
-    /// Makes that of the pod with this UID.
+    /// Creates the cgroup of the pod with this UID.
     pub fn make(self, uid: &str) -> Result<PodCgroup> {
         match self {
             Self::Files => {
@@ -54,18 +54,18 @@ impl Cgroups {
 }
 
 impl PodCgroup {
-    /// Its path in CRI's requests.
+    /// Path of the cgroup in CRI's requests.
     pub fn parent(&self) -> &Path {
         &self.parent
     }
 
-    /// Its directory.
+    /// Directory of the cgroup.
     pub fn path(&self) -> PathBuf {
         let relative = self.parent.strip_prefix("/").unwrap_or(&self.parent);
         Path::new("/sys/fs/cgroup").join(relative)
     }
 
-    /// The directory of a container's.
+    /// Directory of a container's cgroup.
     pub fn of(&self, container: &str) -> PathBuf {
         self.path().join(match self.slice {
             Some(_) => format!("cri-containerd-{container}.scope"),
@@ -73,7 +73,7 @@ impl PodCgroup {
         })
     }
 
-    /// Takes it away, once nothing is in it.
+    /// Removes the cgroup, once it is empty.
     pub fn remove(&self) -> Result<()> {
         let path = self.path();
         let not_empty = || format!("{} is not empty", path.display());
@@ -91,7 +91,7 @@ impl PodCgroup {
     }
 }
 
-/// The scopes of containers that systemd knows.
+/// The scopes of containers in systemd.
 pub fn scopes() -> Result<Vec<String>> {
     let units = systemctl(&[
         "list-units",
@@ -104,7 +104,7 @@ pub fn scopes() -> Result<Vec<String>> {
     Ok(names.map(str::to_owned).collect())
 }
 
-/// Runs a command of `systemctl`; what it says.
+/// Runs a command of `systemctl`; returns its output.
 pub fn systemctl(words: &[&str]) -> Result<String> {
     let done = Command::new("systemctl").args(words).output()?;
     let said = String::from_utf8_lossy(&done.stderr);

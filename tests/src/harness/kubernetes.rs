@@ -1,4 +1,4 @@
-//! A cluster of one node: etcd, an API server and a kubelet, as they are released, over a case's own containerd.
+//! A cluster of one node: released etcd, API server and kubelet, with a case's own containerd.
 
 use super::containerd::{self, Containerd};
 use super::context::{CommandResult, TestContext};
@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// The node's name.
+/// Name of the node.
 pub const NODE: &str = "node";
-/// Eviction thresholds that never trigger: the node of a test may be full.
+/// Eviction thresholds that never trigger: the disk of a test node may be full.
 const NEVER: &str = "0%";
 const ETCD: &str = "http://127.0.0.1:12379";
 const API_PORT: u16 = 16443;
@@ -19,10 +19,10 @@ const API_PORT: u16 = 16443;
 const TOKEN: &str = "husk-e2e";
 /// Time limit for the API server, then for the node, to be ready.
 const READY: Duration = Duration::from_secs(180);
-/// The longest a command of `kubectl` may take that waits for no guest.
+/// Maximum time of a `kubectl` command that does not wait for a guest.
 const CALL: Duration = Duration::from_secs(120);
 
-/// It runs until this is dropped.
+/// A running cluster, which is ended when this is dropped.
 #[derive(Debug)]
 pub struct Cluster<'s> {
     ctx: &'s TestContext,
@@ -33,7 +33,7 @@ pub struct Cluster<'s> {
 }
 
 impl<'s> Cluster<'s> {
-    /// Starts it, with `containerd` as the node's, and waits until the node is ready. Its labels are `labels`.
+    /// Starts the cluster and waits until its node is ready. The node uses `containerd` and has the labels `labels`.
     pub fn start(containerd: &Containerd<'s>, labels: &str) -> Result<Self> {
         let ctx = containerd.ctx();
         let programs = containerd::peers()?.join("kubernetes");
@@ -87,12 +87,12 @@ impl<'s> Cluster<'s> {
         command
     }
 
-    /// Runs a command of `kubectl` to its end.
+    /// Runs a command of `kubectl` until it ends.
     pub fn kubectl(&self, words: &[&str]) -> Result<CommandResult> {
         self.ctx.finish(self.kubectl_command(words), CALL)
     }
 
-    /// `kubectl apply` of one object, or of a file of them as it is.
+    /// `kubectl apply` of one object, or of a file of objects, unchanged.
     pub fn apply(&self, name: &str, object: impl ToString) -> Result<()> {
         let file = self.ctx.path(&format!("kubernetes/{name}.yaml"));
         std::fs::write(&file, object.to_string())?;
@@ -100,13 +100,13 @@ impl<'s> Cluster<'s> {
         self.kubectl(&words)?.ok().map(drop)
     }
 
-    /// Value at the JSONPath `path` of an object, by `kubectl get`.
+    /// Value at the JSONPath `path` of an object, from `kubectl get`.
     pub fn field(&self, kind: &str, name: &str, path: &str) -> Result<String> {
         let answer = self.kubectl(&["get", kind, name, "-o", &format!("jsonpath={path}")])?;
         answer.ok()
     }
 
-    /// Says of a volume and its claim what the controllers of a larger cluster would.
+    /// Binds a volume and its claim, as the controllers of a larger cluster would.
     pub fn bind(&self, claim: &str, volume: &str) -> Result<()> {
         let uid = self.field("pvc", claim, "{.metadata.uid}")?;
         let size = self.field("pvc", claim, "{.spec.resources.requests.storage}")?;
@@ -132,7 +132,7 @@ impl<'s> Cluster<'s> {
         Ok(())
     }
 
-    /// Waits until `is`.
+    /// Waits until `is` returns true.
     pub fn until(&self, what: &str, is: impl Fn() -> Result<bool>) -> Result<()> {
         let deadline = Instant::now() + READY;
         while !is()? {
@@ -144,7 +144,7 @@ impl<'s> Cluster<'s> {
         Ok(())
     }
 
-    /// Ends it, once no pod is left, and takes away what a kubelet leaves on its node.
+    /// Ends the cluster, once no pod is left, and removes the files that a kubelet leaves on its node.
     pub fn end(mut self) -> Result<()> {
         self.kubelet.take();
         for group in ["besteffort", "burstable", ""] {
@@ -190,15 +190,15 @@ fn api(mut command: Command, folder: &Path) -> Result<Command> {
         .arg(&key)
         .args(["--service-account-issuer", "https://husk-e2e"])
         .args(["--service-cluster-ip-range", "10.96.0.0/24"])
-        // There is no controller to make accounts.
+        // There is no controller that creates service accounts.
         .args(["--disable-admission-plugins", "ServiceAccount"])
         .args(["--authorization-mode", "AlwaysAllow"])
-        // Nobody resolves the node's name.
+        // The node's name cannot be resolved.
         .args(["--kubelet-preferred-address-types", "InternalIP"]);
     Ok(command)
 }
 
-/// For `kubectl`, and the kubelet.
+/// Configuration for `kubectl` and the kubelet.
 fn kubeconfig() -> Value {
     let server = format!("https://127.0.0.1:{API_PORT}");
     json!({

@@ -1,8 +1,7 @@
-//! Devices of the host's dm-log-writes: what a disk would hold if its power had gone at a mark.
+//! dm-log-writes devices on the host: reconstruct a disk's content after a power loss at a mark.
 //!
-//! The kernel logs a write only once a flush that came after it is done, or if it was forced (FUA): what is in the log
-//! before a mark had reached the disk for good when the mark was set.
-//! (Documentation/admin-guide/device-mapper/log-writes.rst)
+//! The kernel logs a write only once a later flush is complete, or if it was forced (FUA): the writes in the log before
+//! a mark were durable when the mark was set (Documentation/admin-guide/device-mapper/log-writes.rst).
 
 use super::context::TestContext;
 use anyhow::{Context, Result, ensure};
@@ -32,7 +31,7 @@ pub struct LoggedDisk<'s> {
 }
 
 impl<'s> LoggedDisk<'s> {
-    /// A device of `mebibytes` called `name`, whose log has room for `log_mebibytes`.
+    /// Creates a device of `mebibytes` called `name`, whose log has a capacity of `log_mebibytes`.
     pub fn make(ctx: &'s TestContext, name: &str, mebibytes: u64, log_mebibytes: u64) -> Result<Self> {
         let bytes = mebibytes << 20;
         let mut disk = Self {
@@ -59,7 +58,7 @@ impl<'s> LoggedDisk<'s> {
         Ok(disk)
     }
 
-    /// Makes an ext4 filesystem on it and mounts that at `folder`, which is made.
+    /// Makes an ext4 filesystem on the device and mounts it at `folder`, which is created.
     pub fn mount(&mut self, folder: &Path) -> Result<()> {
         std::fs::create_dir(folder)?;
         let (device, folder) = (self.path(), folder.to_string_lossy());
@@ -70,7 +69,7 @@ impl<'s> LoggedDisk<'s> {
         Ok(())
     }
 
-    /// Its device file.
+    /// Path of the device file.
     pub fn path(&self) -> PathBuf {
         PathBuf::from(format!("/dev/mapper/{}", self.name))
     }
@@ -81,7 +80,7 @@ impl<'s> LoggedDisk<'s> {
         Ok(())
     }
 
-    /// Ends the device; its log.
+    /// Removes the device; returns its log.
     pub fn into_log(mut self) -> Result<Log> {
         while let Some(words) = self.undo.pop() {
             self.host(&words)?;
@@ -108,7 +107,7 @@ impl<'s> LoggedDisk<'s> {
 
 impl Drop for LoggedDisk<'_> {
     fn drop(&mut self) {
-        // Whatever of it is left after a case that failed.
+        // Removes the rest after a case that failed.
         while let Some(words) = self.undo.pop() {
             let _ = self.host(&words);
         }
@@ -126,11 +125,11 @@ pub struct Log {
 
 #[derive(Debug)]
 struct Entry {
-    /// Position on the disk, in the log's sectors.
+    /// Position on the disk, in units of the log's sectors.
     at: u64,
     sectors: u64,
     flags: u64,
-    /// Offset of its data in the log, in bytes.
+    /// Offset of the data in the log, in bytes.
     data: u64,
     mark: String,
 }
@@ -184,7 +183,7 @@ impl Log {
         })
     }
 
-    /// The whole disk as it was for certain when `mark` was set.
+    /// The content of the whole disk that was durable when `mark` was set.
     pub fn disk_at(&self, mark: &str) -> Result<Vec<u8>> {
         let end = self
             .entries

@@ -17,7 +17,7 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// One vCPU, 256 MiB, no devices.
+    /// Creates a VM with one vCPU, 256 MiB and no devices.
     pub fn new(name: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -38,7 +38,7 @@ impl Manifest {
         }
     }
 
-    /// The VM's name.
+    /// Name of the VM.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -52,7 +52,7 @@ impl Manifest {
         self
     }
 
-    /// That topology.
+    /// Sets the CPU topology.
     pub fn cpu(self, sockets: u32, cores: u32, threads: u32) -> Self {
         self.set(
             "/domain/cpu",
@@ -60,17 +60,17 @@ impl Manifest {
         )
     }
 
-    /// That much memory, as a Kubernetes quantity.
+    /// Sets the memory, a Kubernetes quantity.
     pub fn memory(self, quantity: &str) -> Self {
         self.set("/domain/resources/requests/memory", json!(quantity))
     }
 
-    /// A disk on bus virtio with the volume source `source`.
+    /// Adds a disk on bus virtio with the volume source `source`.
     pub fn disk(self, name: &str, source: Value) -> Self {
         self.device(name, json!({"disk": {"bus": "virtio"}}), source)
     }
 
-    /// An entry of `disks`, which is `device` but for its name, with the volume source `source`.
+    /// Adds an entry of `disks`, which is `device` without its name, with the volume source `source`.
     pub fn device(mut self, name: &str, device: Value, source: Value) -> Self {
         let spec = &mut self.object["spec"];
         let (mut volume, mut disk) = (source, device);
@@ -81,23 +81,23 @@ impl Manifest {
         self
     }
 
-    /// The image at `path` as a containerDisk: the guest writes into an overlay.
+    /// Adds the image at `path` as a containerDisk: the guest writes into an overlay.
     pub fn container_disk(self, name: &str, path: &Path) -> Self {
         self.disk(name, json!({"containerDisk": {"image": format!("local/{name}")}}))
             .volume(name, path)
     }
 
-    /// A fresh disk of that capacity.
+    /// Adds an empty disk of the given capacity.
     pub fn empty_disk(self, name: &str, capacity: &str) -> Self {
         self.disk(name, json!({"emptyDisk": {"capacity": capacity}}))
     }
 
-    /// A NoCloud disk with that user data.
+    /// Adds a NoCloud disk with the given user data.
     pub fn cloud_init(self, user_data: &str) -> Self {
         self.disk("cloudinit", json!({"cloudInitNoCloud": {"userData": user_data}}))
     }
 
-    /// An interface of that binding on the network `source`, both as in a manifest.
+    /// Adds an interface with the given binding on the network `source`, both as in a manifest.
     pub fn interface(mut self, name: &str, binding: Value, source: Value) -> Self {
         let spec = &mut self.object["spec"];
         let (mut interface, mut network) = (binding, source);
@@ -115,24 +115,24 @@ impl Manifest {
         self
     }
 
-    /// An interface of that binding on the pod's own network.
+    /// Adds an interface with the given binding on the pod's own network.
     pub fn pod_interface(self, binding: Value) -> Self {
         self.interface("default", binding, json!({"pod": {}}))
     }
 
-    /// The VM of a pod whose network namespace is at `path`.
+    /// Runs the VM in the pod whose network namespace is at `path`.
     pub fn netns(self, path: &Path) -> Self {
         self.argument("--netns").argument(path)
     }
 
-    /// Gives the volume `name` the file `path`.
+    /// Assigns the file `path` to the volume `name`.
     pub fn volume(self, name: &str, path: &Path) -> Self {
         let mut word = OsString::from(format!("{name}="));
         word.push(path);
         self.argument("--volume").argument(word)
     }
 
-    /// Boots the small image, which does `words`: see its `/init`.
+    /// Boots the small image, which runs `words`: see its `/init`.
     pub fn small(self, image: &Small, words: &str) -> Self {
         self.small_with(image, words, "")
     }
@@ -147,13 +147,13 @@ impl Manifest {
             .argument(format!("console=ttyS0 husk.do={words} {append}").trim_end())
     }
 
-    /// One more word for `husk run`.
+    /// Adds an argument for `husk run`.
     pub fn argument(mut self, word: impl Into<OsString>) -> Self {
         self.arguments.push(word.into());
         self
     }
 
-    /// Boots the kernel that is in the image of a VM's container: see `Image::kernel`.
+    /// Boots the kernel in the image of a VM's container: see `Image::kernel`.
     pub fn kernel_boot(self, words: &str) -> Self {
         self.set(
             "/domain/firmware",
@@ -169,7 +169,7 @@ impl Manifest {
         self.object.to_string()
     }
 
-    /// Writes the manifest and gives the words after `husk`, `run` and the file among them.
+    /// Writes the manifest and returns the arguments of `husk`, including `run` and the file.
     pub fn run_words(&self, ctx: &TestContext) -> Result<Vec<OsString>> {
         let path = ctx.path(&format!("{}.yaml", self.name));
         let text = serde_json::to_string_pretty(&self.object)?;

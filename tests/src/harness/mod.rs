@@ -1,4 +1,4 @@
-//! What the cases have in common.
+//! Code that the cases share.
 
 pub mod attach;
 pub mod capture;
@@ -30,20 +30,20 @@ use std::time::Duration;
 /// One end-to-end test.
 #[derive(Debug)]
 pub struct Case {
-    /// Its name, unique.
+    /// Unique name.
     pub name: &'static str,
-    /// What it proves, in one line.
+    /// One-line description of what it proves.
     pub about: &'static str,
-    /// When it counts as hung. Generous: other work may share the machine.
+    /// Time limit, after which it counts as hung. Generous, because the machine may run other work.
     pub limit: Duration,
-    /// Runs it. It may report parts by [`TestContext::part`].
+    /// Runs the case. It may report parts by [`TestContext::part`].
     pub run: fn(&TestContext) -> anyhow::Result<()>,
 }
 
-/// The limit of a case whose guests are small initramfs systems.
+/// Time limit of a case whose guests are small initramfs systems.
 pub const SMALL: Duration = Duration::from_secs(240);
 
-/// The limit of a case that boots Debian from a disk.
+/// Time limit of a case that boots Debian from a disk.
 pub const DEBIAN: Duration = Duration::from_secs(900);
 
 /// Time after which a step of a guest or of a command counts as hung.

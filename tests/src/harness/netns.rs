@@ -1,4 +1,4 @@
-//! Network namespaces of a case's own, and what is in one.
+//! Network namespaces of a case, and their content.
 
 use super::context::TestContext;
 use anyhow::{Context, Result, bail, ensure};
@@ -11,17 +11,17 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// The longest `ip` and the like may take.
+/// Maximum time of `ip` and similar commands.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A namespace without a name: it goes with the case, however that ends, and with whoever else is in it.
+/// A namespace without a name: the kernel deletes it with the case and its other processes, even if the case is killed.
 #[derive(Debug)]
 pub struct Netns {
     file: File,
 }
 
 impl Netns {
-    /// A new one, which has a loopback device.
+    /// Creates a namespace with a loopback device.
     pub fn create() -> Result<Self> {
         let enter = || -> Result<File> {
             unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace")?;
@@ -39,18 +39,18 @@ impl Netns {
         Ok(netns)
     }
 
-    /// The one this process is in.
+    /// The namespace of this process.
     pub fn host() -> Result<Self> {
         let file = File::open("/proc/self/ns/net")?;
         Ok(Self { file })
     }
 
-    /// Path for other processes, valid as long as this one runs.
+    /// Path for other processes, valid as long as this process runs.
     pub fn path(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()).into()
     }
 
-    /// A program in it.
+    /// A program in the namespace.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command
@@ -60,7 +60,7 @@ impl Netns {
         command
     }
 
-    /// Output of a command in it that must succeed. Its words contain no spaces.
+    /// Output of a command in the namespace that must succeed. Its words contain no spaces.
     pub fn run(&self, ctx: &TestContext, words: &str) -> Result<String> {
         let mut parts = words.split_whitespace();
         let mut command = self.command(parts.next().context("no program")?);
@@ -105,9 +105,9 @@ impl Netns {
         Ok(State { lines })
     }
 
-    /// New IPv6 addresses are tentative for a second or two, and have no routes.
+    /// Waits until IPv6 addresses are no longer tentative: for a second or two they have no routes.
     fn wait_for_addresses(&self) -> Result<()> {
-        // Those of a device without a carrier stay so.
+        // Addresses of a device without a carrier stay tentative.
         for _ in 0..30 {
             if self
                 .output("ip", &["-6", "-o", "address", "show", "tentative"])?
@@ -120,10 +120,10 @@ impl Netns {
         Ok(())
     }
 
-    /// Waits until all is as it was.
+    /// Waits until the configuration is as it was.
     ///
     /// # Errors
-    /// With the lines that differ, if it is not after `limit`.
+    /// With the lines that differ, if they still do after `limit`.
     pub fn returns_to(&self, before: &State, limit: Duration) -> Result<()> {
         let deadline = Instant::now() + limit;
         loop {
@@ -145,7 +145,7 @@ impl Netns {
         }
         let entries: Vec<Value> =
             serde_json::from_str(&text).with_context(|| format!("ip -j {words:?}: {text}"))?;
-        // Old versions leave an empty object for what they do not show.
+        // Old versions print an empty object for items that they do not show.
         Ok(entries
             .into_iter()
             .filter(|entry| entry.as_object().is_some_and(|fields| !fields.is_empty()))
@@ -164,7 +164,7 @@ impl Netns {
     }
 }
 
-/// Prints the switches that preparations of pods touch.
+/// Prints the sysctls that the preparation of pods changes.
 const SWITCHES: &str = "cd /proc/sys/net && for switch in ipv4/ip_forward ipv4/conf/*/arp_ignore ipv4/conf/*/proxy_arp \
     ipv4/conf/*/route_localnet ipv6/conf/*/forwarding ipv6/conf/*/disable_ipv6; do \
     [ ! -e $switch ] || echo \"$switch $(cat $switch)\"; done";

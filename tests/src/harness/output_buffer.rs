@@ -5,7 +5,7 @@ use regex::Regex;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Output that grows, with the position up to which it has been matched.
+/// Growing output, with the position up to which it has been matched.
 #[derive(Debug, Clone, Default)]
 pub struct OutputBuffer {
     shared: Arc<(Mutex<State>, Condvar)>,
@@ -34,7 +34,7 @@ impl OutputBuffer {
         self.shared.1.notify_all();
     }
 
-    /// True if nothing more will come.
+    /// True if the output has ended.
     pub fn ended(&self) -> bool {
         self.lock().ended
     }
@@ -50,10 +50,10 @@ impl OutputBuffer {
         state.text[state.seen..].to_owned()
     }
 
-    /// Waits for `pattern` in the output after the last match: its groups, the whole match first.
+    /// Waits for `pattern` in the output after the last match; returns its groups, the whole match first.
     ///
     /// # Errors
-    /// With the last of the text, if `pattern` does not come within `limit` or can no longer come.
+    /// With the end of the text, if `pattern` does not arrive within `limit` or the output has ended.
     pub fn expect(&self, pattern: &str, limit: Duration) -> Result<Vec<String>> {
         let regex = Regex::new(pattern)?;
         let deadline = Instant::now() + limit;
@@ -92,7 +92,7 @@ impl OutputBuffer {
     }
 }
 
-/// The last `bytes` bytes of `text`, or a little less.
+/// The last `bytes` bytes of `text`, or slightly fewer, from a character boundary.
 pub fn tail(text: &str, bytes: usize) -> &str {
     let mut start = text.len().saturating_sub(bytes);
     while !text.is_char_boundary(start) {
@@ -101,7 +101,7 @@ pub fn tail(text: &str, bytes: usize) -> &str {
     &text[start..]
 }
 
-/// Leaves out carriage returns and escape sequences, which may come in pieces.
+/// Removes carriage returns and escape sequences, which may arrive in pieces.
 #[derive(Debug, Default)]
 struct Cleaner {
     state: Escape,

@@ -1,14 +1,14 @@
-//! A node's network and the pods on it, as a container network plugin with a bridge leaves them.
+//! A node's network and its pods, as a container network plugin with a bridge sets them up.
 
 use super::context::TestContext;
 use super::netns::Netns;
 use anyhow::Result;
 
-/// A node: a namespace with the bridge `cni0`, on which its pods are.
+/// A node: a namespace with the bridge `cni0`, to which its pods are attached.
 #[derive(Debug)]
 pub struct Node<'s> {
     ctx: &'s TestContext,
-    /// Its path.
+    /// Path of the namespace.
     pub netns: Netns,
     mtu: u32,
 }
@@ -17,7 +17,7 @@ pub struct Node<'s> {
 #[derive(Debug)]
 pub struct Pod<'s> {
     ctx: &'s TestContext,
-    /// Its path.
+    /// Path of the namespace.
     pub netns: Netns,
     number: u8,
 }
@@ -25,12 +25,12 @@ pub struct Pod<'s> {
 impl<'s> Node<'s> {
     /// The node's own address.
     pub const ADDRESS: &'static str = "10.244.1.1";
-    /// The same of IPv6.
+    /// The node's own IPv6 address.
     pub const ADDRESS6: &'static str = "fd00:10:244:1::1";
-    /// One of a network behind the node, which knows of no pod's address: see [`Node::outside`].
+    /// An address in a network behind the node, which has no route to the pods: see [`Node::outside`].
     pub const OUTSIDE: &'static str = "192.0.2.9";
 
-    /// A node whose pods have devices of that MTU.
+    /// Creates a node whose pods have devices of the given MTU.
     pub fn new(ctx: &'s TestContext, mtu: u32) -> Result<Self> {
         ctx.needs_root()?;
         let node = Self {
@@ -51,7 +51,7 @@ impl<'s> Node<'s> {
         self.netns.run(self.ctx, words)
     }
 
-    /// A pod with addresses and default routes; `number` is the last of its addresses.
+    /// Creates a pod with addresses and default routes; `number` is the last part of its addresses.
     pub fn pod(&self, number: u8) -> Result<Pod<'s>> {
         let pod = self.bare_pod(number)?;
         pod.run(&format!("ip address add {}/24 dev eth0", pod.address()))?;
@@ -61,7 +61,7 @@ impl<'s> Node<'s> {
         Ok(pod)
     }
 
-    /// A pod whose device has no address.
+    /// Creates a pod whose device has no address.
     pub fn bare_pod(&self, number: u8) -> Result<Pod<'s>> {
         let pod = Pod {
             ctx: self.ctx,
@@ -72,10 +72,10 @@ impl<'s> Node<'s> {
         Ok(pod)
     }
 
-    /// One more device for a pod, on the node's bridge.
+    /// Adds a device to a pod, on the node's bridge.
     pub fn plug(&self, pod: &Pod<'_>, device: &str, mac: &str) -> Result<()> {
         let (outer, mtu, path) = (self.outer(pod, device), self.mtu, pod.netns.path());
-        // Named in the pod: the node may have a device of that name itself.
+        // Renamed in the pod: the node may have a device of that name itself.
         self.run(&format!(
             "ip link add {outer} mtu {mtu} type veth peer name {device} mtu {mtu} address {mac} netns {}",
             path.display()
@@ -85,7 +85,7 @@ impl<'s> Node<'s> {
         Ok(())
     }
 
-    /// The node's end of a pod's device, whose name may leave no room for more.
+    /// The name of the node's end of a pod's device, which may not have space for more characters.
     pub fn outer(&self, pod: &Pod<'_>, device: &str) -> String {
         format!("v{}-{device:.8}", pod.number)
     }
@@ -96,8 +96,8 @@ impl<'s> Node<'s> {
     }
 }
 
-/// A namespace in another network, at [`Node::OUTSIDE`], to which `node` routes by its device `out0`: who is there sees by
-/// which address packets come. The device goes with it.
+/// A namespace in another network, at [`Node::OUTSIDE`], to which `node` routes by its device `out0`: a server there
+/// sees the source addresses of packets. The device is deleted with it.
 pub fn outside(ctx: &TestContext, node: &Netns) -> Result<Netns> {
     let outside = Netns::create()?;
     let path = outside.path();
@@ -127,17 +127,17 @@ impl Pod<'_> {
         self.netns.run(self.ctx, words)
     }
 
-    /// Its address.
+    /// The pod's address.
     pub fn address(&self) -> String {
         format!("10.244.1.{}", self.number)
     }
 
-    /// Its address of IPv6.
+    /// The pod's IPv6 address.
     pub fn address6(&self) -> String {
         format!("fd00:10:244:1::{}", self.number)
     }
 
-    /// The Ethernet address its device was made with.
+    /// The original Ethernet address of the pod's device.
     pub fn mac(&self) -> String {
         format!("0a:58:0a:f4:01:{:02x}", self.number)
     }

@@ -5,13 +5,13 @@ use anyhow::{Context, Result, ensure};
 use std::collections::HashSet;
 use std::fs;
 
-/// Its bit in a set of capabilities.
+/// Bit of the capability in a capability set.
 const CAP_NET_ADMIN: u32 = 12;
 /// An empty set of capabilities.
 const NO_CAPABILITY: &str = "0000000000000000";
 
-/// Fails unless the process `pid` is confined as a VMM in a pod has to be: as [`confined`] expect_contains, with an empty root, and
-/// nothing open but what it was handed and what has no name.
+/// Fails unless the process `pid` is confined as a VMM in a pod has to be: as [`confined`] checks, with an empty root,
+/// and without open files other than inherited and unnamed ones.
 pub fn none(pid: i32) -> Result<()> {
     confined(pid)?;
     let root = fs::read_dir(format!("/proc/{pid}/root"))?.flatten().count();
@@ -42,17 +42,17 @@ pub fn none(pid: i32) -> Result<()> {
     Ok(())
 }
 
-/// Fails if a thread of the process `pid` is root's, has a capability or could get one, or no seccomp filter. Returns how
-/// many threads there are.
+/// Fails if a thread of the process `pid` runs as root, has a capability or could get one, or has no seccomp filter.
+/// Returns the number of threads.
 pub fn confined(pid: i32) -> Result<usize> {
     let mut threads = 0;
     for task in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
-        // One that has ended since.
+        // A thread that has ended since.
         let Ok(status) = fs::read_to_string(task.path().join("status")) else {
             continue;
         };
         let thread = field(&status, "Name")?;
-        // The kernel's own, which runs nothing of the process's.
+        // A kernel thread, which runs no code of the process.
         if thread.starts_with("vhost-") {
             continue;
         }
@@ -62,7 +62,7 @@ pub fn confined(pid: i32) -> Result<usize> {
             ("CapEff", NO_CAPABILITY),
             ("CapAmb", NO_CAPABILITY),
             ("NoNewPrivs", "1"),
-            // A filter.
+            // Mode 2 is a filter.
             ("Seccomp", "2"),
         ] {
             let found = field(&status, name)?;
@@ -80,8 +80,8 @@ pub fn confined(pid: i32) -> Result<usize> {
     Ok(threads)
 }
 
-/// Fails if the process `pid` could change a network: its threads have the capability for it, or it has a socket to
-/// the kernel's side of one of `namespaces` or of its own.
+/// Fails if the process `pid` could change a network: its threads have the capability for it, or it has a netlink
+/// socket in one of `namespaces` or in its own.
 pub fn cannot_change_networks(pid: i32, namespaces: &[&Netns]) -> Result<()> {
     for task in fs::read_dir(format!("/proc/{pid}/task"))?.flatten() {
         let status = fs::read_to_string(task.path().join("status"))?;

@@ -1,4 +1,4 @@
-//! The processes below this one.
+//! The descendants of this process.
 
 use anyhow::Result;
 use nix::sys::signal::{Signal, kill};
@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 /// A process, from `/proc`.
 #[derive(Debug, Clone)]
 pub struct Process {
-    /// Its id.
+    /// Process ID.
     pub pid: i32,
     parent: i32,
     state: char,
-    /// Its command line, words separated by spaces; its short name where it has none.
+    /// Command line, with words separated by spaces; the short name if there is none.
     pub command: String,
 }
 
 impl Process {
-    /// Reads it; nothing if there is no such process.
+    /// Reads the process; nothing if it does not exist.
     pub fn read(pid: i32) -> Option<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         let (head, tail) = stat.rsplit_once(')')?;
@@ -44,14 +44,14 @@ impl Process {
         })
     }
 
-    /// True if it still runs and is no zombie.
+    /// True if the process still runs and is not a zombie.
     pub fn runs(&self) -> bool {
         self.state != 'Z'
     }
 }
 
-/// The processes that descend from this one, parents first. Those whose parent died are among them after
-/// [`adopt_orphans`].
+/// The processes that descend from this one, parents first. After [`adopt_orphans`] this includes processes whose
+/// parent died.
 pub fn descendants() -> Vec<Process> {
     let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
@@ -74,12 +74,12 @@ pub fn descendants() -> Vec<Process> {
     found
 }
 
-/// From now on processes below this one whose parent dies become this one's children.
+/// Makes this process the subreaper: orphaned descendants become its children.
 pub fn adopt_orphans() -> Result<()> {
     Ok(nix::sys::prctl::set_child_subreaper(true)?)
 }
 
-/// Waits until no descendant runs, at most `limit`, and reaps adopted ones; what still runs then.
+/// Waits up to `limit` until no descendant runs, and reaps adopted ones; returns those that still run.
 ///
 /// No [`std::process::Child`] of this process may be unwaited meanwhile.
 pub fn wait_for_none(limit: Duration) -> Vec<Process> {
@@ -94,7 +94,7 @@ pub fn wait_for_none(limit: Duration) -> Vec<Process> {
     }
 }
 
-/// Kills every descendant, and what they start meanwhile.
+/// Kills every descendant, and processes that they start meanwhile.
 pub fn kill_all() {
     for _ in 0..100 {
         let running: Vec<Process> = descendants().into_iter().filter(Process::runs).collect();
@@ -102,7 +102,7 @@ pub fn kill_all() {
             return;
         }
         for process in running {
-            // It fails only where the process has ended.
+            // It fails only if the process has ended.
             let _ = kill(Pid::from_raw(process.pid), Signal::SIGKILL);
         }
         std::thread::sleep(Duration::from_millis(20));
@@ -124,7 +124,7 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(10);
         let found = loop {
             let found = descendants();
-            // A shell's copy comes first, and while it becomes another program it has no words.
+            // The fork of a shell comes first, and during its exec it has no arguments.
             let is_there = |process: &Process| process.parent == pid && process.command == "sleep 60";
             if found.iter().any(is_there) || Instant::now() > deadline {
                 break found;

@@ -1,4 +1,4 @@
-//! A program with its end of a conversation: on pipes, or on a terminal.
+//! A program that the test controls through pipes or a terminal.
 
 use super::context::{self, CommandResult};
 use super::output_buffer::OutputBuffer;
@@ -12,18 +12,18 @@ use std::process::{Child, Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// A running program, what it expect_contains, and a way to talk to it. It is killed when this is dropped.
+/// A running program, its output, and its input. It is killed when this is dropped.
 #[derive(Debug)]
 pub struct Session {
     child: RefCell<Child>,
     output: OutputBuffer,
-    /// The near end of its terminal.
+    /// The controlling end of the program's terminal.
     terminal: Option<File>,
     reader: RefCell<Option<JoinHandle<()>>>,
 }
 
 impl Session {
-    /// Starts it without input; its output and errors are heard as one, and are added to the file `log`.
+    /// Starts the program without input; its output and errors are merged, and appended to the file `log`.
     pub fn piped(mut command: Command, log: &Path) -> Result<Self> {
         let (near, far) = std::io::pipe()?;
         let name = format!("{command:?}");
@@ -40,7 +40,7 @@ impl Session {
         })
     }
 
-    /// Starts it on a terminal of its own, which is heard and added to the file `log`.
+    /// Starts the program on a new terminal, whose output is read and appended to the file `log`.
     pub fn on_terminal(command: Command, log: &Path) -> Result<Self> {
         let mut session = Self::unheard(command)?;
         let terminal = session.terminal.as_ref().context("no terminal")?.try_clone()?;
@@ -48,7 +48,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Starts it on a terminal that is not read: it stalls as soon as the terminal is full.
+    /// Starts the program on a terminal that is not read: it stalls as soon as the terminal is full.
     pub fn unheard(mut command: Command) -> Result<Self> {
         let pair = nix::pty::openpty(None, None)?;
         command
@@ -66,12 +66,12 @@ impl Session {
         })
     }
 
-    /// Its output.
+    /// Output of the program.
     pub fn output(&self) -> &OutputBuffer {
         &self.output
     }
 
-    /// Waits for it to say `pattern`: see [`OutputBuffer::expect`].
+    /// Waits for it to print `pattern`: see [`OutputBuffer::expect`].
     pub fn expect(&self, pattern: &str, limit: Duration) -> Result<Vec<String>> {
         self.output.expect(pattern, limit)
     }
@@ -84,17 +84,17 @@ impl Session {
             .context("its terminal is gone")
     }
 
-    /// Its process id.
+    /// Process ID.
     pub fn pid(&self) -> i32 {
         i32::try_from(self.child.borrow().id()).unwrap_or_default()
     }
 
-    /// Its status and all it said, if it has ended.
+    /// Exit status and all output, if the program has ended.
     pub fn ended(&self) -> Result<Option<CommandResult>> {
         let Some(status) = self.child.borrow_mut().try_wait()? else {
             return Ok(None);
         };
-        // Its terminal or pipes close with it, unless it left children that hold them.
+        // Its terminal or pipes close with it, unless it left children that have them open.
         let deadline = Instant::now() + Duration::from_secs(2);
         while self.reader.borrow().is_some() && !self.output.ended() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(5));
@@ -105,7 +105,7 @@ impl Session {
         }))
     }
 
-    /// Waits for its end.
+    /// Waits until the program ends.
     ///
     /// # Errors
     /// If it still runs after `limit`.
@@ -122,7 +122,7 @@ impl Session {
         }
     }
 
-    /// Kills it without a word.
+    /// Kills the program with SIGKILL.
     pub fn kill(&self) -> Result<()> {
         let mut child = self.child.borrow_mut();
         child.kill()?;
@@ -133,13 +133,13 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // It fails only where the program has ended.
+        // It fails only if the program has ended.
         let _ = self.child.get_mut().kill();
         let _ = self.child.get_mut().wait();
     }
 }
 
-/// Hears `from` in a thread of its own, until its end.
+/// Reads `from` in a separate thread, until its end.
 fn listen(mut from: File, output: OutputBuffer, log: &Path) -> Result<JoinHandle<()>> {
     let mut log = File::options()
         .create(true)

@@ -1,4 +1,4 @@
-//! Images in qcow2, made and judged by `qemu-img`.
+//! qcow2 images, made and checked by `qemu-img`.
 
 use super::context::{Skip, TestContext};
 use super::vm::Vm;
@@ -10,10 +10,10 @@ use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Runs `qemu-img` in the ctx's folder; its output.
+/// Runs `qemu-img` in the context's folder; returns its output.
 ///
 /// # Errors
-/// It fails; a [`Skip`] where there is none.
+/// If it fails; a [`Skip`] if it is not installed.
 pub fn qemu_img<S: AsRef<OsStr>>(ctx: &TestContext, arguments: &[S]) -> Result<String> {
     let mut command = Command::new("qemu-img");
     command.args(arguments).current_dir(ctx.path("."));
@@ -29,7 +29,7 @@ pub fn qemu_img<S: AsRef<OsStr>>(ctx: &TestContext, arguments: &[S]) -> Result<S
     Ok(text)
 }
 
-/// Fails unless the qcow2 image at `path` is sound: without errors and without leaked clusters.
+/// Fails unless the qcow2 image at `path` has no errors and no leaked clusters.
 pub fn is_sound(ctx: &TestContext, path: &Path) -> Result<()> {
     qemu_img(
         ctx,
@@ -43,13 +43,13 @@ pub fn is_sound(ctx: &TestContext, path: &Path) -> Result<()> {
     .map(drop)
 }
 
-/// The one overlay of a VM, which has no name. It is there as long as this is, whatever becomes of the VM.
+/// The only overlay of a VM, which is an unlinked file. This keeps it open, even after the VM has ended.
 pub fn overlay(vm: &Vm<'_>) -> Result<File> {
     let pid = vm.inspect()?["vmmPid"].as_i64().context("no vmmPid in inspect")?;
     let mut found = Vec::new();
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
         let path = entry?.path();
-        // Descriptors come and go.
+        // Descriptors may be closed meanwhile.
         let Ok(target) = std::fs::read_link(&path) else {
             continue;
         };
@@ -68,7 +68,7 @@ pub fn overlay(vm: &Vm<'_>) -> Result<File> {
     found.pop().context("no overlay")
 }
 
-/// Gives an overlay the name `name` in the ctx's folder.
+/// Links an overlay as `name` in the context's folder.
 pub fn keep(ctx: &TestContext, mut overlay: File, name: &str) -> Result<PathBuf> {
     let path = ctx.path(name);
     overlay.rewind()?;

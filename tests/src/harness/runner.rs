@@ -1,4 +1,4 @@
-//! Runs cases one after the other, each in a process of its own, and checks that they leave nothing behind.
+//! Runs cases one after the other, each in a separate process, and checks that they leave nothing behind.
 //!
 //! Selection, listing and the summary are those of libtest-mimic.
 
@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Time limit for a case's processes to end after it.
+/// Time limit for a case's remaining processes to end.
 const ENDING: Duration = Duration::from_secs(5);
 
 /// Bytes of each log that are shown when a case fails.
@@ -29,11 +29,11 @@ const LOG_TAIL: usize = 4 << 10;
 pub struct Options {
     /// Keep the folders of cases that fail.
     pub keep: bool,
-    /// The option that selected the cases, if they are not the usual ones.
+    /// The option that selected the cases, if they are not the default ones.
     pub tier: Option<&'static str>,
 }
 
-/// Counts that libtest-mimic does not have: parts of cases, and cases that skip themselves while they run.
+/// Counts that libtest-mimic lacks: parts of cases, and cases that skip themselves while they run.
 #[derive(Debug, Default)]
 struct Counts {
     passed: usize,
@@ -48,8 +48,8 @@ enum Outcome {
     Failed(String),
 }
 
-/// Runs the cases that `arguments` select, one after the other, each in a process of its own. True if none failed and
-/// one passed.
+/// Runs the cases that `arguments` select, one after the other, each in a separate process. Returns true if none failed
+/// and at least one passed.
 ///
 /// The last line it prints is `e2e: N passed, N failed, N skipped`, with every part of a case counted too.
 pub fn run(cases: &'static [Case], mut arguments: Arguments, options: Options) -> Result<bool> {
@@ -65,7 +65,7 @@ pub fn run(cases: &'static [Case], mut arguments: Arguments, options: Options) -
         let (folder, counts) = (base.path().join(case.name), Arc::clone(&counts));
         Trial::test(case.name, move || trial(case, &folder, options, &counts))
     };
-    // A case looks at what it leaves behind on the whole machine.
+    // A case checks the whole machine for its leftovers.
     arguments.test_threads = Some(1);
     let conclusion = libtest_mimic::run(&arguments, cases.iter().map(trial).collect());
     if options.keep && conclusion.num_failed > 0 {
@@ -81,7 +81,7 @@ pub fn run(cases: &'static [Case], mut arguments: Arguments, options: Options) -
     Ok(failed == 0 && passed > 0)
 }
 
-/// One case as a test of libtest-mimic, which prints the name before and the result after.
+/// One case as a test of libtest-mimic, which prints the name first and the result afterwards.
 fn trial(case: &'static Case, folder: &Path, options: Options, counts: &Mutex<Counts>) -> Result<(), Failed> {
     println!();
     if interrupted().is_some() {
@@ -117,7 +117,7 @@ fn trial(case: &'static Case, folder: &Path, options: Options, counts: &Mutex<Co
     result
 }
 
-/// Runs one case to its end or limit.
+/// Runs one case until it ends or reaches its time limit.
 fn run_case(case: &Case, folder: &Path, tier: Option<&str>, counts: &mut Counts) -> Outcome {
     let mounts = mounts();
     let result = run_process(case, folder, tier, counts);
@@ -180,7 +180,7 @@ fn run_process(case: &Case, folder: &Path, tier: Option<&str>, counts: &mut Coun
     })
 }
 
-/// Prints and counts the parts of the case called `case`: how many passed and failed.
+/// Prints and counts the parts of the case called `case`; returns the number that passed and failed.
 fn print_parts(case: &str, stdout: impl std::io::Read) -> (usize, usize) {
     let (mut passed, mut failed) = (0, 0);
     for line in BufReader::new(stdout).lines().map_while(Result::ok) {
@@ -220,7 +220,7 @@ fn leftovers(folder: &Path, mounts_before: &[String]) -> Vec<String> {
     found
 }
 
-/// The mount points of this process's namespace, with what they are mounts of.
+/// The mount points of this process's namespace, with their sources.
 fn mounts() -> Vec<String> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     table
@@ -245,7 +245,7 @@ fn show_logs(folder: &Path) {
     }
 }
 
-/// Prints `text` set in, without what would move a terminal's cursor.
+/// Prints `text` indented, without the sequences that would move a terminal's cursor.
 fn show(title: &str, text: &str) {
     if text.trim().is_empty() {
         return;
@@ -258,10 +258,10 @@ fn show(title: &str, text: &str) {
     }
 }
 
-/// The signal that asks the suite to end, or 0.
+/// The signal that requests the suite's end, or 0.
 static INTERRUPTED: AtomicI32 = AtomicI32::new(0);
 
-/// The signal that has ended the suite early.
+/// The signal that ended the suite early.
 pub fn interrupted() -> Option<i32> {
     Some(INTERRUPTED.load(Ordering::Relaxed)).filter(|signal| *signal != 0)
 }

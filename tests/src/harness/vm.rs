@@ -1,4 +1,4 @@
-//! A VM started by `husk run` in the foreground, with a session on its console and its monitor's log kept.
+//! A VM started by `husk run` in the foreground, with a session on its console and a copy of its monitor's log.
 
 use super::PATIENCE;
 use super::context::{CommandResult, TestContext};
@@ -19,21 +19,21 @@ pub struct Vm<'s> {
     name: String,
     run: Session,
     console: Session,
-    /// Keeps the monitor's log, which goes with the VM.
+    /// Keeps the monitor's log, which is deleted with the VM.
     _monitor: Session,
 }
 
 impl<'s> Vm<'s> {
-    /// Starts it and waits until it runs.
+    /// Starts the VM and waits until it runs.
     ///
     /// # Errors
-    /// With what `husk run` said, if it does not.
+    /// If it does not run; with the output of `husk run`.
     pub fn start(ctx: &'s TestContext, manifest: &Manifest) -> Result<Self> {
         let words = manifest.run_words(ctx)?;
         Self::start_by(ctx, manifest, ctx.husk(&words))
     }
 
-    /// The same where its frames go by `datapath`.
+    /// Starts the VM with the given network `datapath`.
     pub fn start_with(ctx: &'s TestContext, manifest: &Manifest, datapath: Datapath) -> Result<Self> {
         let words = manifest.run_words(ctx)?;
         let command = datapath.husk(ctx, &words)?;
@@ -64,37 +64,37 @@ impl<'s> Vm<'s> {
         })
     }
 
-    /// Its name.
+    /// Name of the VM.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The ctx it is in.
+    /// The test context that the VM belongs to.
     pub fn ctx(&self) -> &'s TestContext {
         self.ctx
     }
 
-    /// The session on its console.
+    /// The session on the VM's console.
     pub fn console(&self) -> &Session {
         &self.console
     }
 
-    /// Its `husk run`.
+    /// The VM's `husk run`.
     pub fn run(&self) -> &Session {
         &self.run
     }
 
-    /// Waits until its guest's console says `pattern`, for as long as a guest's step may take.
+    /// Waits until the guest's console prints `pattern`, with the time limit of a guest's step.
     pub fn expect(&self, pattern: &str) -> Result<Vec<String>> {
         self.console.expect(pattern, PATIENCE)
     }
 
-    /// `husk inspect`.
+    /// Output of `husk inspect`.
     pub fn inspect(&self) -> Result<Value> {
         self.ctx.json(&["inspect", &self.name, "-o", "json"])
     }
 
-    /// The id of its process called `field` in `husk inspect`.
+    /// ID of the VM's process called `field` in `husk inspect`.
     pub fn pid(&self, field: &str) -> Result<i32> {
         let pid = self.inspect()?[field].as_i64().filter(|&pid| pid > 1);
         Ok(i32::try_from(
@@ -102,12 +102,12 @@ impl<'s> Vm<'s> {
         )?)
     }
 
-    /// Kills its process called `field` in `husk inspect` without a word.
+    /// Sends SIGKILL to the VM's process called `field` in `husk inspect`.
     pub fn kill(&self, field: &str) -> Result<()> {
         Ok(kill(Pid::from_raw(self.pid(field)?), Signal::SIGKILL)?)
     }
 
-    /// Waits for its end, and that nothing of it is left then; what `husk run` said.
+    /// Waits until the VM has ended without leftovers; returns the output of `husk run`.
     pub fn end(&self, limit: Duration) -> Result<CommandResult> {
         let answer = self
             .run
@@ -117,7 +117,7 @@ impl<'s> Vm<'s> {
         Ok(answer)
     }
 
-    /// Waits for the guest to power off, and that it was the guest which ended it.
+    /// Waits for the guest to power off, and checks that the guest itself ended the VM.
     pub fn powered_off(&self) -> Result<()> {
         let answer = self.end(PATIENCE)?;
         ensure!(

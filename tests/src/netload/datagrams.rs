@@ -1,8 +1,8 @@
-//! Loads of UDP, and what the peer does for each.
+//! UDP loads, and the peer's side of each.
 //!
-//! So many datagrams are under way at most, and the end that receives says now and then how far it is. A sender that
-//! knew no bound would have a busy processor drop most of them, and how many came would tell who got more of the
-//! processor, not what one costs.
+//! The number of datagrams in flight is limited, and the receiver acknowledges them at intervals. An unlimited sender
+//! would make a busy processor drop most of them, and the count would then show how the processor was shared, not the
+//! cost of a datagram.
 
 use super::meter::{Meter, Times};
 use super::streams::{ask, hear};
@@ -11,44 +11,44 @@ use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-/// Bytes that make a frame of 64, the least that Ethernet knows, with 14 + 20 + 8 of headers and a sum of 4.
+/// Payload bytes of a 64-byte frame, Ethernet's minimum: 14 + 20 + 8 bytes are headers and 4 the checksum.
 const SIZE: usize = 18;
 
-/// Datagrams under way: fewer than any queue and any socket on the way hold.
+/// Datagrams in flight: fewer than any queue and any socket on the path hold.
 const WINDOW: u64 = 128;
 
 /// Datagrams after which the receiver acknowledges.
 const STRIDE: u64 = WINDOW / 4;
 
-/// After that long what was under way counts as lost.
+/// Time after which datagrams in flight count as lost.
 const LOST: Duration = Duration::from_millis(50);
 
-/// Tries in a row until the other end counts as gone.
+/// Consecutive attempts after which the other end counts as gone.
 const GONE: u32 = 100;
 
-/// Datagrams a second to the peer.
+/// Measures the datagrams per second to the peer.
 pub fn send(peer: SocketAddr, times: Times) -> Result<f64> {
     let (control, socket) = meet(peer, &format!("datagram-sink {}", times.words()))?;
     flow(&socket, Some(times.over()))?;
     hear(&control)
 }
 
-/// Datagrams a second from the peer.
+/// Measures the datagrams per second from the peer.
 pub fn receive(peer: SocketAddr, times: Times) -> Result<f64> {
     let (_control, socket) = meet(peer, "datagram-source")?;
-    // From here on it knows where to send them.
+    // From here on the peer knows the destination address.
     socket.send(&[])?;
     count(&socket, times)
 }
 
-/// Turns a second of a datagram there and back.
+/// Measures the round trips of one datagram per second.
 pub fn turns(peer: SocketAddr, times: Times) -> Result<f64> {
     let (_control, socket) = meet(peer, "datagram-echo")?;
     let (mut meter, mut buffer) = (Meter::new(times), [0; SIZE]);
     let mut silent = 0;
     for turn in 0_u64.. {
         socket.send(&numbered(turn))?;
-        // An answer to an earlier one that counted as lost is none.
+        // Ignore a reply to an earlier datagram that counted as lost.
         loop {
             match arrived(&socket, &mut buffer)? {
                 Some(number) if number == turn => break,
@@ -68,7 +68,7 @@ pub fn turns(peer: SocketAddr, times: Times) -> Result<f64> {
     Ok(0.0)
 }
 
-/// A socket whose other end does what `wish` expect_contains, and the connection on which it was wished.
+/// A socket whose peer runs the request `wish`, and the connection on which it was requested.
 fn meet(peer: SocketAddr, wish: &str) -> Result<(TcpStream, UdpSocket)> {
     let control = ask(peer, wish)?;
     let port = hear(&control)? as u16;
@@ -78,7 +78,7 @@ fn meet(peer: SocketAddr, wish: &str) -> Result<(TcpStream, UdpSocket)> {
     Ok((control, socket))
 }
 
-/// The peer's socket, whose port the guest knows.
+/// The peer's socket; the guest is informed of its port.
 fn offer(control: &mut TcpStream) -> Result<UdpSocket> {
     let socket = UdpSocket::bind((control.local_addr()?.ip(), 0))?;
     socket.set_read_timeout(Some(LOST))?;
@@ -86,7 +86,7 @@ fn offer(control: &mut TcpStream) -> Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Connects to whoever sends first, and leaves what was sent to be received.
+/// Connects to the sender of the first datagram, and leaves that datagram in the queue.
 fn follow(socket: &UdpSocket) -> Result<()> {
     for _ in 0..GONE {
         if let Ok((_, guest)) = socket.peek_from(&mut [0; SIZE]) {
@@ -96,13 +96,13 @@ fn follow(socket: &UdpSocket) -> Result<()> {
     anyhow::bail!("nothing came")
 }
 
-/// The peer of [`send`].
+/// The peer's side of [`send`].
 pub fn sink(control: &mut TcpStream, times: Times) -> Result<()> {
     let socket = offer(control)?;
     follow(&socket)?;
     let rate = count(&socket, times)?;
     writeln!(control, "{rate:.3}")?;
-    // Until the sender has heard of it, it is to go on at its pace.
+    // The sender keeps its pace until it has the acknowledgement.
     while let Ok(Some(number)) = arrived(&socket, &mut [0; SIZE]) {
         if number % STRIDE == 0 {
             let _ = socket.send(&numbered(number));
@@ -111,16 +111,16 @@ pub fn sink(control: &mut TcpStream, times: Times) -> Result<()> {
     Ok(())
 }
 
-/// The peer of [`receive`], until that is gone.
+/// The peer's side of [`receive`]; runs until the client is gone.
 pub fn source(control: &mut TcpStream) -> Result<()> {
     let socket = offer(control)?;
     follow(&socket)?;
-    // The one without content.
+    // The datagram without content.
     socket.recv(&mut [0; SIZE])?;
     flow(&socket, None)
 }
 
-/// The peer of [`turns`], until that is gone.
+/// The peer's side of [`turns`]; runs until the client is gone.
 pub fn echo(control: &mut TcpStream) -> Result<()> {
     let socket = offer(control)?;
     follow(&socket)?;
@@ -157,7 +157,7 @@ fn flow(socket: &UdpSocket, over: Option<Instant>) -> Result<()> {
     Ok(())
 }
 
-/// Counts what comes of [`flow`].
+/// Counts the datagrams that [`flow`] sends.
 fn count(socket: &UdpSocket, times: Times) -> Result<f64> {
     let (mut meter, mut buffer) = (Meter::new(times), [0; SIZE]);
     let (mut told, mut silent) = (0, 0);
@@ -184,7 +184,7 @@ fn numbered(number: u64) -> [u8; SIZE] {
     datagram
 }
 
-/// The number of the next datagram; nothing if none comes for a while.
+/// The number of the next datagram; nothing if none arrives for a while.
 fn arrived(socket: &UdpSocket, buffer: &mut [u8; SIZE]) -> Result<Option<u64>> {
     match socket.recv(buffer) {
         Ok(_) => Ok(buffer.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))),

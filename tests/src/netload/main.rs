@@ -1,7 +1,7 @@
 //! `husk-netload`: both ends of a network benchmark. The peer runs `serve`; the guest runs one load after the other,
 //! each of which prints a rate on standard output.
 //!
-//! What arrives counts, by the clock of the end where it arrives.
+//! Data is counted where it arrives, by that end's clock.
 
 mod datagrams;
 mod meter;
@@ -25,41 +25,41 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Answers the loads below, for ever
+    /// Serves the loads below, forever
     Serve {
         /// Address to listen on
         address: SocketAddr,
     },
-    /// Bytes a second that TCP carries to the peer
+    /// Bytes per second that TCP carries to the peer
     TcpOut(Load),
-    /// Bytes a second that TCP carries from the peer
+    /// Bytes per second that TCP carries from the peer
     TcpIn(Load),
-    /// One byte there and back, one at a time, a second
+    /// Round trips per second of one byte, one at a time
     TcpTurns(Load),
-    /// Datagrams a second to the peer
+    /// Datagrams per second to the peer
     UdpOut(Load),
-    /// Datagrams a second from the peer
+    /// Datagrams per second from the peer
     UdpIn(Load),
-    /// One datagram there and back, one at a time, a second
+    /// Round trips per second of one datagram, one at a time
     UdpTurns(Load),
 }
 
 #[derive(Debug, clap::Args)]
 struct Load {
-    /// The peer
+    /// Address of the peer
     peer: SocketAddr,
-    /// Connections at the same time
+    /// Number of simultaneous connections
     #[arg(long, default_value_t = 1)]
     streams: usize,
-    /// Milliseconds that do not count
+    /// Milliseconds of warm-up, which are not measured
     #[arg(long, default_value_t = 1000)]
     ramp: u64,
-    /// Milliseconds that do
+    /// Milliseconds of the measurement
     #[arg(long, default_value_t = 3000)]
     time: u64,
 }
 
-/// Count per second of one stream or client of a load.
+/// Rate per second of one stream or client of a load.
 type Rate = fn(SocketAddr, Times) -> Result<f64>;
 
 fn main() -> ExitCode {

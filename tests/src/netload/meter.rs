@@ -1,4 +1,4 @@
-//! How much comes in a second.
+//! Measures the data received per second.
 
 use anyhow::{Context, Result};
 use std::time::{Duration, Instant};
@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 /// Duration of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Times {
-    /// Warm-up, which does not count.
+    /// Warm-up, which is not measured.
     ramp: Duration,
     /// Measured time.
     time: Duration,
 }
 
 impl Times {
-    /// So many milliseconds each.
+    /// Creates it from milliseconds.
     pub fn milliseconds(ramp: u64, time: u64) -> Self {
         Self {
             ramp: Duration::from_millis(ramp),
@@ -21,36 +21,36 @@ impl Times {
         }
     }
 
-    /// As words, for the peer.
+    /// Encodes it as words, for the peer.
     pub fn words(&self) -> String {
         format!("{} {}", self.ramp.as_millis(), self.time.as_millis())
     }
 
-    /// Of such words.
+    /// Parses such words.
     pub fn parse<'a>(mut words: impl Iterator<Item = &'a str>) -> Result<Self> {
         let mut next = || words.next()?.parse().ok();
         let ramp = next().context("no ramp")?;
         Ok(Self::milliseconds(ramp, next().context("no time")?))
     }
 
-    /// When whoever sends may stop: the other end has had its time, though it began later.
+    /// Time at which the sender may stop: the receiver has measured long enough then, even if it started later.
     pub fn over(&self) -> Instant {
         Instant::now() + self.ramp + self.time + Duration::from_millis(300)
     }
 }
 
-/// Counts what comes.
+/// Counts received data.
 #[derive(Debug)]
 pub struct Meter {
     ramp: Instant,
     time: Duration,
-    /// The first thing that came after the ramp: it is where counting starts, and is not counted.
+    /// Arrival of the first data after the warm-up: counting starts there, and this data is not counted.
     began: Option<Instant>,
     count: u64,
 }
 
 impl Meter {
-    /// From now on.
+    /// Starts the meter now.
     pub fn new(times: Times) -> Self {
         Self {
             ramp: Instant::now() + times.ramp,
@@ -60,7 +60,7 @@ impl Meter {
         }
     }
 
-    /// So much has come. Tells how much came in a second, once it has had its time.
+    /// Adds received data. Returns the rate per second once the measurement is over.
     pub fn heard(&mut self, amount: usize) -> Option<f64> {
         self.at(Instant::now(), amount)
     }

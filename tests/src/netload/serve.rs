@@ -1,4 +1,4 @@
-//! The peer: each connection says what it wishes, and gets a thread that does it.
+//! The peer: each connection sends a request, and gets a thread that runs it.
 
 use super::meter::Times;
 use super::{datagrams, streams};
@@ -6,17 +6,17 @@ use anyhow::{Context, Result, bail};
 use std::io::Read;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
-/// The longest wish.
+/// Maximum length of a request.
 const WISH: usize = 80;
 
-/// Answers at `address`, for ever.
+/// Serves at `address`, forever.
 pub fn serve(address: SocketAddr) -> Result<()> {
     let listener = TcpListener::bind(address).with_context(|| format!("cannot listen at {address}"))?;
     answer(&listener);
     Ok(())
 }
 
-/// Answers all who come.
+/// Serves every connection.
 pub fn answer(listener: &TcpListener) {
     for stream in listener.incoming().flatten() {
         std::thread::spawn(move || {
@@ -41,7 +41,7 @@ fn grant(mut stream: TcpStream) -> Result<()> {
     }
 }
 
-/// The first line, byte by byte: what follows it may be a load's.
+/// Reads the first line byte by byte: the bytes after it may belong to a load.
 fn wish(stream: &mut TcpStream) -> Result<String> {
     let (mut line, mut byte) = (Vec::new(), [0]);
     while line.len() < WISH {

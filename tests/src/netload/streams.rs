@@ -1,4 +1,4 @@
-//! Loads of TCP, and what the peer does for each.
+//! TCP loads, and the peer's side of each.
 
 use super::meter::{Meter, Times};
 use anyhow::{Context, Result, bail};
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 /// Size of one read or write.
 const PIECE: usize = 64 << 10;
 
-/// The longest that nothing may come, where something is to.
+/// Maximum time without data where data is expected.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A connection on which the peer does what `wish` says.
+/// Opens a connection on which the peer runs the request `wish`.
 pub fn ask(peer: SocketAddr, wish: &str) -> Result<TcpStream> {
     let mut stream = TcpStream::connect(peer).with_context(|| format!("no connection to {peer}"))?;
     stream.set_nodelay(true)?;
@@ -22,7 +22,7 @@ pub fn ask(peer: SocketAddr, wish: &str) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// A number on a line of its own.
+/// Reads a number on a line of its own.
 pub fn hear(stream: &TcpStream) -> Result<f64> {
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line)?;
@@ -30,7 +30,7 @@ pub fn hear(stream: &TcpStream) -> Result<f64> {
     number.with_context(|| format!("the peer answers {line:?}"))
 }
 
-/// Bytes a second to the peer.
+/// Measures the bytes per second to the peer.
 pub fn send(peer: SocketAddr, times: Times) -> Result<f64> {
     let mut stream = ask(peer, &format!("sink {}", times.words()))?;
     let (piece, over) = ([0; PIECE], times.over());
@@ -41,12 +41,12 @@ pub fn send(peer: SocketAddr, times: Times) -> Result<f64> {
     hear(&stream)
 }
 
-/// Bytes a second from the peer.
+/// Measures the bytes per second from the peer.
 pub fn receive(peer: SocketAddr, times: Times) -> Result<f64> {
     drain(&mut ask(peer, "source")?, times)
 }
 
-/// Turns a second of a byte there and back.
+/// Measures the round trips of one byte per second.
 pub fn turns(peer: SocketAddr, times: Times) -> Result<f64> {
     let mut stream = ask(peer, "echo")?;
     let (mut meter, mut byte) = (Meter::new(times), [0]);
@@ -59,7 +59,7 @@ pub fn turns(peer: SocketAddr, times: Times) -> Result<f64> {
     }
 }
 
-/// Bytes a second that come.
+/// Measures the bytes received per second.
 fn drain(stream: &mut TcpStream, times: Times) -> Result<f64> {
     let (mut meter, mut piece) = (Meter::new(times), [0; PIECE]);
     loop {
@@ -73,7 +73,7 @@ fn drain(stream: &mut TcpStream, times: Times) -> Result<f64> {
     }
 }
 
-/// The peer of [`send`].
+/// The peer's side of [`send`].
 pub fn sink(stream: &mut TcpStream, times: Times) -> Result<()> {
     let rate = drain(stream, times)?;
     writeln!(stream, "{rate:.3}")?;
@@ -81,14 +81,14 @@ pub fn sink(stream: &mut TcpStream, times: Times) -> Result<()> {
     Ok(())
 }
 
-/// The peer of [`receive`], until that has enough.
+/// The peer's side of [`receive`]; runs until the client closes.
 pub fn source(stream: &mut TcpStream) -> Result<()> {
     let piece = [0; PIECE];
     while stream.write_all(&piece).is_ok() {}
     Ok(())
 }
 
-/// The peer of [`turns`], until that has enough.
+/// The peer's side of [`turns`]; runs until the client closes.
 pub fn echo(stream: &mut TcpStream) -> Result<()> {
     stream.set_nodelay(true)?;
     let mut byte = [0];

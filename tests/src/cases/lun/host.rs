@@ -1,4 +1,4 @@
-//! SCSI devices of the host that a kernel's module makes.
+//! SCSI devices of the host that kernel modules emulate.
 
 use crate::harness::context::TestContext;
 use anyhow::{Context, Result, ensure};
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// Time limit for a device to appear, or to go.
+/// Time limit for a device to appear or disappear.
 const SOON: Duration = Duration::from_secs(30);
 
-/// Runs a command of the host's, which must succeed.
+/// Runs a command on the host, which must succeed.
 pub fn tell(ctx: &TestContext, words: &[&str]) -> Result<String> {
     let (program, arguments) = words.split_first().context("no command")?;
     let mut command = Command::new(program);
@@ -85,20 +85,20 @@ impl ScsiDebug {
         Ok(made)
     }
 
-    /// Has it fail in the ways that scsi_debug(4) numbers.
+    /// Injects the errors that scsi_debug(4) numbers.
     pub fn fail(&self, options: u32) -> Result<()> {
         let path = "/sys/bus/pseudo/drivers/scsi_debug/opts";
         fs::write(path, options.to_string()).with_context(|| format!("cannot write {path}"))
     }
 
-    /// Takes a disk away from under whoever has it open.
+    /// Removes a disk while it may be open.
     pub fn pull(&self, disk: &Path) -> Result<()> {
         let name = disk.file_name().context("no name")?;
         let path = Path::new("/sys/block").join(name).join("device/delete");
         fs::write(&path, "1").with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Unloads the module, which fails while anybody uses it.
+    /// Unloads the module, which fails while it is in use.
     pub fn unload(&self, ctx: &TestContext) -> Result<()> {
         tell(ctx, &["rmmod", "scsi_debug"])?;
         wait("its end", || disks(VENDOR).is_empty().then_some(()))
@@ -113,8 +113,8 @@ impl Drop for ScsiDebug {
     }
 }
 
-/// A disk of the kernel's own SCSI target, in a file, on this machine: it knows persistent reservations. Removed when it
-/// is dropped.
+/// A disk of the kernel's own SCSI target, in a file, on this machine, with persistent reservations. Removed when it is
+/// dropped.
 #[derive(Debug)]
 pub struct Loopback {
     pub disk: PathBuf,
@@ -143,7 +143,7 @@ impl Loopback {
         for module in ["target_core_mod", "target_core_file", "tcm_loop"] {
             tell(ctx, &["modprobe", module])?;
         }
-        // From here on, so that a failure leaves nothing.
+        // Created here, so that a failure leaves nothing behind.
         let mut made = Self { disk: PathBuf::new() };
         // The target keeps registrations here that outlive a loss of power (APTPL).
         fs::create_dir_all("/var/target/pr")?;

@@ -1,4 +1,4 @@
-//! SCSI devices of the host that a guest's commands are passed on to.
+//! SCSI devices of the host to which a guest's commands are passed through.
 
 mod host;
 
@@ -33,7 +33,7 @@ const MEDIUM_HARD: i32 = 3;
 const INVALID_OP: i32 = 9;
 const DATA_PROTECT: i32 = 7;
 
-/// `disks[]` and `volumes[]` of a LUN.
+/// Entries of `disks[]` and `volumes[]` for a LUN.
 fn lun(manifest: Manifest, name: &str, lun: Value, device: &Path) -> Manifest {
     let claim = json!({"persistentVolumeClaim": {"claimName": name}});
     manifest
@@ -75,7 +75,7 @@ fn passed_on(ctx: &TestContext) -> Result<()> {
     let vm = Vm::start(ctx, &manifest)?;
     vm.expect("husk-scsi: end\n")?;
     let shell = Shell::small(&vm)?;
-    // The kernel's own lines would stand among the answers.
+    // The kernel's messages would mix with the replies.
     shell.ok("dmesg -n 1")?;
     let text = vm.console().output().all();
     let (disk, fixed) = (name(&text, "0:0:0:0")?, name(&text, "0:0:0:1")?);
@@ -103,7 +103,7 @@ fn passed_on(ctx: &TestContext) -> Result<()> {
     });
     ctx.part("refusals", || refusals(&shell, disk, fixed));
     ctx.part("medium error", || {
-        // Of the ten blocks from 0x1234 on.
+        // Of the ten blocks from 0x1234.
         device.fail(2)?;
         let read = |first: &str| {
             format!("sg_raw --request=4096 --outfile=/read {disk} 28 00 00 00 {first} 00 00 08 00")
@@ -132,7 +132,7 @@ fn passed_on(ctx: &TestContext) -> Result<()> {
             PATIENCE,
         )?;
         ensure!(status != 0, "a device that is gone was read");
-        // The other is as it was.
+        // The other disk is unchanged.
         shell.ok(&format!("sg_turs {fixed}"))?;
         ensure!(vm.inspect()?["phase"] == "Running", "the VM does not run");
         Ok(())
@@ -167,9 +167,9 @@ fn answers(ctx: &TestContext, shell: &Shell<'_>, there: &Path, here: &str) -> Re
             "{command}: the guest is told\n{guest}\nand the host\n{host}"
         );
     }
-    // The LUNs are Husk's, whatever the device has.
+    // Husk assigns the LUNs, whatever LUN the device has on the host.
     shell.expect_contains(&format!("sg_luns {here}"), &["2 lun"])?;
-    // 512 KiB at most are passed on at once.
+    // At most 512 KiB are passed through at once.
     let limit = shell.ok(&format!("sg_vpd --page=bl {here}"))?;
     let length = limit.lines().find_map(|line| {
         let number = line.trim().strip_prefix("Maximum transfer length: 0x")?;

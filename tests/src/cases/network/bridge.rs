@@ -25,10 +25,10 @@ pub const CASE: Case = Case {
 
 const MTU: u32 = 1450;
 
-/// The Ethernet address that the second guest's manifest asks for.
+/// The Ethernet address in the second guest's manifest.
 const CHOSEN: &str = "02:00:00:aa:bb:cc";
 
-/// Time limit for a pod's network to be as before.
+/// Time limit until a pod's network is restored.
 pub const TO_RETURN: Duration = Duration::from_secs(15);
 
 fn run(ctx: &TestContext) -> Result<()> {
@@ -114,12 +114,12 @@ fn run(ctx: &TestContext) -> Result<()> {
     Ok(())
 }
 
-/// The part that checks a namespace for what is left.
+/// Checks a namespace for leftovers.
 pub fn returns(ctx: &TestContext, name: &str, netns: &Netns, before: &State) {
     ctx.part(name, || netns.returns_to(before, TO_RETURN));
 }
 
-/// The pod has what KubeVirt leaves in one.
+/// Checks that the pod has the devices and addresses that KubeVirt leaves in one.
 fn devices(pod: &Pod<'_>) -> Result<()> {
     let names = pod.run("ip -o link show")?;
     let mut names: Vec<&str> = names
@@ -179,7 +179,7 @@ fn inspect(vm: &Vm<'_>, pod: &Pod<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A ping has the same addresses on every device of its way.
+/// A ping has the same addresses on every device on its path.
 fn captures(ctx: &TestContext, shell: &Shell<'_>, pod: &Pod<'_>, peer: &Pod<'_>) -> Result<()> {
     let mut captures = Vec::new();
     for device in ["tap0", "k6t-eth0", "eth0-nic"] {
@@ -202,7 +202,7 @@ fn captures(ctx: &TestContext, shell: &Shell<'_>, pod: &Pod<'_>, peer: &Pod<'_>)
     Ok(())
 }
 
-/// Whoever asks for `address` is answered once, by `mac`.
+/// An ARP request for `address` gets one reply, from `mac`.
 fn one_answers(ctx: &TestContext, from: &Pod<'_>, address: &str, mac: &str) -> Result<()> {
     let asked = 2;
     let text = from
@@ -219,7 +219,7 @@ fn one_answers(ctx: &TestContext, from: &Pod<'_>, address: &str, mac: &str) -> R
     Ok(())
 }
 
-/// The client asks for what it has, first the server itself, and then everybody, as it cannot reach the server.
+/// The client renews its lease, first by unicast, and then by broadcast, as it cannot reach the server.
 fn renewal(ctx: &TestContext, shell: &Shell<'_>, pod: &Pod<'_>) -> Result<()> {
     let capture = Capture::start(ctx, &pod.netns, "tap0", "udp port 67")?;
     for (prepare, to) in [

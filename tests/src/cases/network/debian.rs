@@ -1,4 +1,4 @@
-//! A stock Debian in a pod, with its own DHCP client: nothing in its image or manifest is about the network.
+//! A stock Debian in a pod, with its own DHCP client and without network settings in its image or manifest.
 
 use super::bridge::TO_RETURN;
 use crate::harness::capture::Capture;
@@ -62,7 +62,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         let capture = Capture::start(ctx, &pod.netns, "tap0", "udp port 67")?;
         shell.ok(&format!("networkctl renew {device}"))?;
         capture.sees(&[&format!("{}.68 > 169.254.75.10.67: ", pod.address())])?;
-        // By way of its gateway, where nobody looks for it while the lease is one of years: the lease stays.
+        // The renewal goes through the gateway, which has no server for it. The lease lasts for years, so it stays.
         check()
     });
     shell.send("systemctl poweroff")?;

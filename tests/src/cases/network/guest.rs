@@ -1,4 +1,4 @@
-//! The small guest with a network, and what it is asked.
+//! The small guest with a network, and commands for it.
 
 use crate::harness::context::TestContext;
 use crate::harness::guest::Shell;
@@ -12,7 +12,7 @@ use std::time::Duration;
 /// udhcpc's script: records the lease and applies it.
 const LEASE: &str = include_str!("lease.sh");
 
-/// For the guest's shell: programs in the place of its own commands of those names, and waiting for a command to succeed.
+/// For the guest's shell: programs that replace its own commands of those names, and a wait for a command to succeed.
 const FUNCTIONS: &str = "\
 ip() { /bin/ip \"$@\"; }; ping() { /bin/ping \"$@\"; }; \
 comes() { tries=0; until eval \"$1\"; do [ $tries -lt 200 ] || return 1; tries=$((tries + 1)); sleep 0.1; done; }";
@@ -39,13 +39,13 @@ pub fn shell<'v>(vm: &'v Vm<'v>) -> Result<Shell<'v>> {
 }
 
 fn settle(shell: &Shell<'_>) -> Result<()> {
-    // The kernel's own lines would stand among the answers.
+    // The kernel's messages would mix with the replies.
     shell.ok("dmesg -n 1")?;
     shell.ok(FUNCTIONS)?;
     Ok(())
 }
 
-/// A lease for `eth0` of a guest with this shell.
+/// Requests a lease for `eth0` of a guest with this shell.
 pub fn configured(shell: &Shell<'_>) -> Result<Lease> {
     settle(shell)?;
     lease(shell, "eth0")
@@ -68,14 +68,14 @@ pub fn serve(shell: &Shell<'_>, port: u16) -> Result<()> {
     Ok(())
 }
 
-/// A DHCP lease: the environment that udhcpc gave its script.
+/// A DHCP lease: the environment of udhcpc's script.
 #[derive(Debug)]
 pub struct Lease {
     told: BTreeMap<String, String>,
 }
 
 impl Lease {
-    /// Checks that `name` has that value.
+    /// Checks that `name` has the value `value`.
     pub fn is(&self, name: &str, value: &str) -> Result<()> {
         let seen = self.told.get(name).map_or("", String::as_str);
         ensure!(
@@ -87,7 +87,7 @@ impl Lease {
     }
 }
 
-/// Takes a lease for `device`. The client stays, and renews it on request.
+/// Requests a lease for `device`. The client keeps running, and renews it on request.
 pub fn lease(shell: &Shell<'_>, device: &str) -> Result<Lease> {
     shell.ok(&format!(
         "rm -f /lease.{device}; ip link set dev {device} up && udhcpc -i {device} -n -t 30 -T 1 -p /udhcpc.{device} \
@@ -107,13 +107,13 @@ pub fn leased(shell: &Shell<'_>, device: &str) -> Result<Lease> {
     Ok(Lease { told })
 }
 
-/// Checks that `address` answers to the guest.
+/// Checks that the guest can reach `address`.
 pub fn pings(shell: &Shell<'_>, address: &str) -> Result<()> {
     shell.ok(&format!("ping -n -c 2 -i 0.3 -W 5 {address}"))?;
     Ok(())
 }
 
-/// Moves bytes between the guest and a server outside: `words` are those of `husk-flow`.
+/// Moves bytes between the guest and a server outside: `words` are arguments of `husk-flow`.
 pub fn request(shell: &Shell<'_>, words: &str) -> Result<String> {
     let (status, text) = shell.run(&format!("husk-flow {words}"), STREAM)?;
     ensure!(status == 0, "in the guest: husk-flow {words}: {text}");

@@ -1,4 +1,4 @@
-//! Interfaces that come to a running VM and go again.
+//! Interfaces that are plugged into a running VM and unplugged.
 
 use super::bridge::returns;
 use super::guest::{self, STREAM, lease, pings, ready};
@@ -19,11 +19,11 @@ pub const CASE: Case = Case {
     run,
 };
 
-/// KubeVirt's name of the pod's device for the network `red`: a hash of it.
+/// KubeVirt's name for the pod's device of the network `red`, which is a hash of the network's name.
 const RED: &str = "podb1f51a511f1";
 const RED_MAC: &str = "02:00:00:00:07:02";
 
-/// The Ethernet address that the other interface is to have.
+/// The Ethernet address of the other interface.
 const CHOSEN: &str = "02:00:00:bb:bb:bb";
 
 fn run(ctx: &TestContext) -> Result<()> {
@@ -101,12 +101,12 @@ fn run(ctx: &TestContext) -> Result<()> {
     });
     vm.kill("monitorPid")?;
     vm.end(Duration::from_secs(20))?.fails(1)?;
-    // One was taken away before, the other was still there.
+    // One was removed before; the other was still there.
     returns(ctx, "pod after kill -9 of the monitor", &pod.netns, &before);
     Ok(())
 }
 
-/// A `husk` command that must succeed.
+/// Runs a `husk` command that must succeed.
 fn husk(vm: &Vm<'_>, words: &[&str]) -> Result<()> {
     let ctx = vm.ctx();
     ctx.finish(ctx.husk(words), PATIENCE)?.ok()?;
@@ -124,12 +124,12 @@ fn goes(shell: &Shell<'_>, device: &str) -> Result<()> {
     Ok(())
 }
 
-/// The device is as it was before it was added.
+/// Checks that the device is as it was before it was added.
 fn given_back(pod: &Pod<'_>) -> Result<()> {
     let shown = pod.run(&format!("ip address show dev {RED}"))?;
     expect_contains(&shown, &["UP", RED_MAC, "inet 192.168.7.2/24"])?;
     let names = pod.run("ip -o link show")?;
-    // Bridge and tap have the same digits.
+    // Bridge and tap names contain the same digits.
     ensure!(names.matches(&RED["pod".len()..]).count() == 1, "{names}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A plugin whose pods have a gateway that answers no ARP: 169.254.1.1, known to the pod by a static neighbour.
+//! A plugin that gives pods a gateway without ARP: 169.254.1.1, which the pod reaches by a static neighbour entry.
 
 use super::bridge::returns;
 use super::guest::{self, STREAM, pings, ready, request};
@@ -17,7 +17,7 @@ pub const CASE: Case = Case {
     run,
 };
 
-/// The node's own address, in no network of the pod's.
+/// The node's own address, which is in no network of the pod.
 const NODE: &str = "10.0.0.1";
 
 /// The node's end of the pod's veth, where frames for the gateway go.
@@ -61,8 +61,8 @@ fn run(ctx: &TestContext) -> Result<()> {
     Ok(())
 }
 
-/// A pod that the node routes to, as Calico makes it; but for the node's side, where Calico has proxy ARP as well: what
-/// is shown is that the guest does not need it.
+/// A pod to which the node routes, as Calico sets it up, except that Calico has proxy ARP on the node's side: the test
+/// shows that the guest does not need it.
 fn routed_pod<'s>(node: &Node<'s>) -> Result<Pod<'s>> {
     let pod = node.bare_pod(5)?;
     let outer = node.outer(&pod, "eth0");

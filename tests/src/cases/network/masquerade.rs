@@ -102,7 +102,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         Ok(())
     });
     ctx.part("ports", || {
-        // Without a list of ports, all are the guest's.
+        // Without a list of ports, all ports are forwarded to the guest.
         let words = format!("both {}:{CLOSED} 1000 1 5", open.address());
         flow::request(ctx, &process.netns, &words, STREAM)?;
         let words = format!("both {}:{CLOSED} 1000 1 5", listed.address());
@@ -132,7 +132,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     Ok(())
 }
 
-/// From outside the guest has its pod's address.
+/// From outside, the guest has its pod's address.
 fn sees_pod(ctx: &TestContext, node: &Node<'_>, shell: &Shell<'_>, pod: &Pod<'_>) -> Result<()> {
     let capture = Capture::start(ctx, &node.netns, "out0", "icmp")?;
     pings(shell, Node::OUTSIDE)?;
@@ -141,7 +141,7 @@ fn sees_pod(ctx: &TestContext, node: &Node<'_>, shell: &Shell<'_>, pod: &Pod<'_>
     Ok(())
 }
 
-/// A router's advertisement, an address by DHCPv6, and streams both ways.
+/// Checks a router advertisement, an address by DHCPv6, and streams in both directions.
 fn ipv6(ctx: &TestContext, shell: &Shell<'_>, pod: &Pod<'_>, peer: &Pod<'_>, node: &Node<'_>) -> Result<()> {
     shell.ok("comes 'ip -6 route show default | grep -q \"via fe80\"'")?;
     let address = solicit(shell)?;
@@ -158,7 +158,7 @@ fn ipv6(ctx: &TestContext, shell: &Shell<'_>, pod: &Pod<'_>, peer: &Pod<'_>, nod
     Ok(())
 }
 
-/// The address that DHCPv6 gives.
+/// The address that DHCPv6 assigns.
 fn solicit(shell: &Shell<'_>) -> Result<String> {
     // Its script also gets variables.
     shell.ok(

@@ -1,4 +1,4 @@
-//! Guests on networks: in namespaces with veth pairs, which stand for pods that a container network plugin made.
+//! Guests on networks: in namespaces with veth pairs, which represent pods that a container network plugin made.
 
 pub mod bridge;
 pub mod debian;

@@ -1,4 +1,4 @@
-//! Streams for long: no part of the tests, `cargo xtask soak`.
+//! Long-running streams, which are not part of the tests: see `cargo xtask soak`.
 
 use super::guest::ready;
 use super::wire::manifest;
@@ -28,7 +28,7 @@ const LIMIT: Duration = Duration::from_secs(90 * 60);
 
 const ROUNDS: u32 = 20;
 
-/// Bytes of each of a round's two streams in either direction: together a gibibyte each way.
+/// Bytes of each of a round's two streams per direction: together a gibibyte each way.
 const BYTES: u64 = 512 << 20;
 
 fn run(ctx: &TestContext, datapath: Datapath) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Logging in to a guest with a server, by a key that its manifest names.
+//! Logs in to a guest with an SSH server, by a key in its manifest.
 
 use crate::harness::PATIENCE;
 use crate::harness::context::{TestContext, expect_contains};
@@ -10,7 +10,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
-/// Makes a key of the case's own; its public half.
+/// Makes a key for this case; returns the public key.
 pub fn key(ctx: &TestContext) -> Result<String> {
     let mut command = Command::new("ssh-keygen");
     command.args(["-q", "-t", "ed25519", "-N", "", "-C", "e2e", "-f"]);
@@ -34,7 +34,7 @@ pub fn logs_in(vm: &Vm<'_>) -> Result<()> {
     Ok(())
 }
 
-/// `husk port-forward` brings to the guest's server what connects to this machine.
+/// `husk port-forward` forwards connections to this machine to the guest's server.
 pub fn greets(vm: &Vm<'_>) -> Result<()> {
     let ctx = vm.ctx();
     let forward = Session::piped(

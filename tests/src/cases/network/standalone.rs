@@ -1,4 +1,4 @@
-//! `husk run` without a pod, as root: each VM has a namespace of its own behind a bridge of this machine's.
+//! `husk run` without a pod, as root: each VM has a namespace of its own behind a bridge on this machine.
 
 use super::bridge::TO_RETURN;
 use super::guest::{self, STREAM, pings, ready, request};
@@ -124,7 +124,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     Ok(())
 }
 
-/// Name of this machine on the bridge of its VMs.
+/// Address of this machine on the bridge of its VMs.
 pub fn own_address(ctx: &TestContext) -> Result<String> {
     let shown = Netns::host()?.run(ctx, "ip -4 -o address show dev husk0")?;
     let own = shown
@@ -142,7 +142,7 @@ fn address(vm: &Vm<'_>) -> Result<String> {
         .to_owned())
 }
 
-/// The network namespaces in which processes are, or that have names.
+/// The network namespaces that have processes or names.
 fn namespaces() -> Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for entry in std::fs::read_dir("/proc")?.flatten() {

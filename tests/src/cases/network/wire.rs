@@ -1,4 +1,4 @@
-//! All that a wire carries, by either datapath, and what must not break it.
+//! Traffic of all kinds through either datapath, and events that must not interrupt it.
 
 use super::bridge::returns;
 use super::guest::{self, STREAM, lease, pings, ready, request, serve};
@@ -30,7 +30,7 @@ pub const PROCESS: Case = Case {
     run: |ctx| run(ctx, Datapath::Process),
 };
 
-/// Bytes of each of four streams that only have to arrive.
+/// Bytes of each of four streams that must only arrive.
 const BYTES: u64 = 64 << 20;
 
 fn run(ctx: &TestContext, datapath: Datapath) -> Result<()> {
@@ -66,7 +66,7 @@ fn run(ctx: &TestContext, datapath: Datapath) -> Result<()> {
     ctx.part("VLANs", || vlans(ctx, &shell, &pod, &peer));
     ctx.part("segmentation offload", || {
         shell.expect_contains("ethtool -k eth0", &["tcp-segmentation-offload: on"])?;
-        // No frame of one segment is as long. How many segments a sender puts into one depends on how fast it is.
+        // A frame of one segment is shorter. The number of segments in a frame depends on the sender's speed.
         let capture = Capture::start(ctx, &pod.netns, "tap0", "tcp and greater 2500")?;
         request(&shell, &format!("both {there} 5000000"))?;
         capture.sees(&[
@@ -129,7 +129,7 @@ fn queues(shell: &Shell<'_>, count: u32) -> Result<()> {
     Ok(())
 }
 
-/// Tagged frames pass as they are: the other end takes the tag off.
+/// Tagged frames pass unchanged: the other end removes the tag.
 fn vlans(ctx: &TestContext, shell: &Shell<'_>, pod: &Pod<'_>, peer: &Pod<'_>) -> Result<()> {
     for words in [
         "ip link add link eth0 name eth0.5 type vlan id 5",
@@ -148,7 +148,7 @@ fn vlans(ctx: &TestContext, shell: &Shell<'_>, pod: &Pod<'_>, peer: &Pod<'_>) ->
     Ok(())
 }
 
-/// Streams both ways that go on while something is done to the guest.
+/// Streams in both directions that continue while an action is applied to the guest.
 struct Load<'a> {
     ctx: &'a TestContext,
     vm: &'a Vm<'a>,
@@ -157,11 +157,11 @@ struct Load<'a> {
     peer: &'a Pod<'a>,
 }
 
-/// Time that TCP may take to retransmit after a pause, in seconds.
+/// Maximum time that TCP may take to retransmit after a pause, in seconds.
 const PATIENCE: u32 = 60;
 
 impl Load<'_> {
-    /// Begins streams that go on until the file is there.
+    /// Starts streams that continue until the file exists.
     fn begin(&self, until: &Path) -> Result<Session> {
         let (address, until) = (self.pod.address(), until.display());
         let words = format!("both {address}:{} {until} 2 {PATIENCE}", flow::PORT);
@@ -170,7 +170,7 @@ impl Load<'_> {
         Ok(session)
     }
 
-    /// That streams arrive which began before `what` is done and end after it.
+    /// Checks that streams arrive that start before `what` and end after it.
     fn outlives(&self, name: &str, what: impl FnOnce() -> Result<()>) {
         self.ctx.part(name, || {
             let until = self.ctx.path("until");
@@ -181,7 +181,7 @@ impl Load<'_> {
             println!("{}", streams.wait(STREAM)?.ok()?.trim());
             Ok(())
         });
-        // There is none if the streams failed.
+        // The file is missing if the streams failed.
         let _ = std::fs::remove_file(self.ctx.path("until"));
     }
 
@@ -195,7 +195,7 @@ impl Load<'_> {
         Ok(())
     }
 
-    /// The driver leaves the device and takes it again; the new `eth0` gets the old one's addresses.
+    /// Unbinds and binds the driver; the new `eth0` gets the old one's addresses.
     fn rebind(&self) -> Result<()> {
         for _ in 0..2 {
             self.shell.ok(

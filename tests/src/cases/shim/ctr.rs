@@ -1,4 +1,4 @@
-//! VMs by `ctr`, from their first word to their last.
+//! VMs that `ctr` starts, from the kernel's first message to their exit.
 
 use crate::harness::containerd::image::Image;
 use crate::harness::containerd::{Containerd, Version};
@@ -34,13 +34,13 @@ pub const ON_NEWEST: Case = Case {
     run: |ctx| run(ctx, Version::Newest),
 };
 
-/// The limit of a case with a containerd.
+/// Time limit of a case with a containerd.
 pub const LIMIT: Duration = Duration::from_secs(600);
 
 /// Path in the pod of the VMI's volume `data`.
 const DATA: &str = "/var/run/kubevirt-private/vmi-disks/data";
 
-/// A small VM from the image `small`, that does `words`.
+/// A small VM from the image `small`, which runs `words`.
 pub fn vm(words: &str) -> Manifest {
     Manifest::new("vm").memory("128Mi").kernel_boot(words)
 }
@@ -63,7 +63,7 @@ fn run(ctx: &TestContext, version: Version) -> Result<()> {
     let c = &containerd;
     ctx.part("poweroff", || {
         let said = c.run(&vm("poweroff"), &[], "small", "off")?.ok()?;
-        // From power-on: what the kernel says first.
+        // From power-on: the kernel's first message.
         expect_contains(&said, &["Linux version 6.12", "HUSK-USERSPACE"])?;
         c.nothing_left()
     });
@@ -79,7 +79,7 @@ fn run(ctx: &TestContext, version: Version) -> Result<()> {
         let attached = attach(c, "button")?;
         attached.expect("husk-button: ready", PATIENCE)?;
         c.ctr(&["tasks", "kill", "--signal", "SIGTERM", "button"])?.ok()?;
-        // It takes the task away, once that has ended.
+        // It deletes the task once that has ended.
         let answer = attached.wait(PATIENCE)?;
         expect_contains(&answer.text, &["husk-button: pressed"])?;
         ensure!(answer.status == 0, "not a poweroff: {}", answer.status);
@@ -102,7 +102,7 @@ fn run(ctx: &TestContext, version: Version) -> Result<()> {
     Ok(())
 }
 
-/// Takes a task that has ended away, whose exit status is that.
+/// Deletes a task that has ended, and checks its exit status.
 fn ends_with(c: &Containerd<'_>, name: &str, status: i32) -> Result<()> {
     let seen = c.remove(name)?;
     ensure!(seen == status, "{name} ended with {seen} instead of {status}");
@@ -133,7 +133,7 @@ fn console(c: &Containerd<'_>) -> Result<()> {
     c.nothing_left()
 }
 
-/// containerd's requests to a running task.
+/// Tests containerd's requests to a running task.
 fn states(c: &Containerd<'_>) -> Result<()> {
     c.detached(&vm("sleep"), &[], "small", "states")?;
     let (pid, state) = c.task("states")?.context("no task")?;
@@ -191,7 +191,7 @@ fn devices(c: &Containerd<'_>) -> Result<()> {
     c.nothing_left()
 }
 
-/// A volume that is mounted, with `disk.img`; and what must not be taken for one.
+/// A mounted volume with `disk.img`, and mounts that must not be treated as volumes.
 fn mounts(c: &Containerd<'_>) -> Result<()> {
     let folder = c.ctx().path("data");
     std::fs::create_dir_all(&folder)?;

@@ -1,4 +1,4 @@
-//! A whole Debian from a containerDisk image, as `virtctl` users know them.
+//! A whole Debian from a containerDisk image, as published for KubeVirt.
 
 use super::ctr::OWN;
 use crate::harness::containerd::image::Image;

@@ -1,4 +1,4 @@
-//! Volumes that come while a pod's VM runs.
+//! Volumes that are plugged in while a pod's VM runs.
 
 use super::ctr::vm;
 use crate::cases::hotplug::{comes, goes, settle};
@@ -13,7 +13,8 @@ use std::fs::File;
 /// Path of plugged volumes in a pod.
 const HOTPLUG: &str = "/var/run/kubevirt/hotplug-disks";
 
-/// By the pod's hotplug directory a volume comes and goes, on request or with the VMI; other paths are refused.
+/// Volumes in the pod's hotplug directory are plugged and unplugged, on request or with the VMI; other paths are
+/// refused.
 pub fn plugged(c: &Containerd<'_>) -> Result<()> {
     let ctx = c.ctx();
     let folder = ctx.path("hotplug");

@@ -34,7 +34,7 @@ pub const HUNDRED: Case = Case {
     run: |ctx| cycles(ctx, 100),
 };
 
-/// Within which a VMM goes after its shim.
+/// Time within which a VMM must exit after its shim.
 pub const WITH_SHIM: Duration = Duration::from_secs(1);
 
 fn killed(ctx: &TestContext) -> Result<()> {
@@ -65,7 +65,7 @@ fn killed(ctx: &TestContext) -> Result<()> {
         let log = ctx.log("events.log");
         let events = Session::piped(c.ctr_command(&["events"]), &log)?;
         start(c, "greedy")?;
-        // As if the VMM needed more than it says.
+        // As if the VMM needed more than it declares.
         let cgroup = Path::new("/sys/fs/cgroup").join(NAMESPACE).join("greedy");
         std::fs::write(cgroup.join("memory.swap.max"), "0")?;
         std::fs::write(cgroup.join("memory.max"), "16M")?;
@@ -101,7 +101,7 @@ fn killed(ctx: &TestContext) -> Result<()> {
     Ok(())
 }
 
-/// Starts a VM; its VMM.
+/// Starts a VM; returns its VMM.
 fn start(c: &Containerd<'_>, name: &str) -> Result<i32> {
     c.detached(&vm("sleep"), &[], "small", name)?;
     Ok(c.task(name)?.context("no task")?.0)
@@ -122,7 +122,7 @@ pub(super) fn gone(pid: i32, limit: Duration) -> Result<()> {
     Ok(())
 }
 
-/// A generator of numbers that anybody can repeat.
+/// A reproducible random number generator.
 struct Chance(u64);
 
 impl Chance {
@@ -149,7 +149,7 @@ fn cycles(ctx: &TestContext, count: u32) -> Result<()> {
     c.nothing_left()
 }
 
-/// A VM that is ended one `way` or the other, after a while.
+/// Ends a VM in the given `way`, after a while.
 fn cycle(c: &Containerd<'_>, name: &str, words: &str, way: u64, wait: Duration) -> Result<()> {
     let mut options = c.run_words(&vm(words), &[], "small", name);
     options.insert(1, "--detach".to_owned());
@@ -157,7 +157,7 @@ fn cycle(c: &Containerd<'_>, name: &str, words: &str, way: u64, wait: Duration) 
     let client = Session::piped(c.ctr_command(&options), &log)?;
     sleep(wait);
     match way {
-        // Whatever has been started by now: there may be none of it yet, or no more.
+        // Kills the processes started so far: there may be none yet, or none left.
         0 => drop(
             c.shim(name)
                 .map(|shim| kill(Pid::from_raw(shim), Signal::SIGKILL)),

@@ -1,4 +1,4 @@
-//! Pods of a real cluster: `kubectl` has them made by a kubelet, as users do.
+//! Pods of a real cluster, which users create with `kubectl` and a kubelet runs.
 
 use super::ctr::LoopDevice;
 use super::pod::{MEMORY, node, stats_are_those_of};
@@ -30,7 +30,7 @@ const RUNTIME_CLASS: &str = include_str!("../../../../deploy/runtimeclass.yaml")
 /// Node selector of the RuntimeClass.
 const LABEL: &str = "husk.io/node=true";
 const COMPUTE: &str = "{.status.containerStatuses[?(@.name==\"compute\")]";
-/// Keeps the API object of a deleted pod until its end has been looked at.
+/// Finalizer that keeps the API object of a deleted pod until the test has checked its end.
 const FINALIZER: &str = "husk.io/e2e";
 const CONTENT: &str = "of-the-config-map";
 
@@ -111,7 +111,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         c.kubectl(&["delete", "pod", "sidecar"])?.ok()?;
         Ok(())
     });
-    // The kubelet takes sandboxes away in its own time.
+    // The kubelet removes sandboxes at its own intervals.
     let gone = c.until("an empty node", || Ok(containerd.nothing_left().is_ok()));
     gone.or_else(|_| containerd.nothing_left())?;
     cluster.end()?;
@@ -185,7 +185,7 @@ fn running(c: &Cluster<'_>, pod: &str) -> Result<()> {
     c.until("the pod", || Ok(c.field("pod", pod, &ready)? == "true"))
 }
 
-/// Waits until the guest listens to its power button.
+/// Waits until the guest handles its power button.
 fn ready_for_the_button(c: &Cluster<'_>, pod: &str) -> Result<()> {
     c.until("the guest", || {
         let logs = c.kubectl(&["logs", pod, "-c", "compute"])?.text;

@@ -1,4 +1,4 @@
-//! Pods as a kubelet makes them, by CRI, on a bridge that a CNI plugin makes.
+//! Pods that are made by CRI, as a kubelet makes them, on a bridge of a CNI plugin.
 
 use super::ctr::LIMIT;
 use crate::cases::network::guest as network;
@@ -45,7 +45,7 @@ pub const TWENTY: Case = Case {
     run: twenty,
 };
 
-/// Guest memory and what `create` asks for beside it, and to spare.
+/// Memory limit: guest memory, the overhead that `create` requires, and a reserve.
 pub(super) const MEMORY: i64 = (128 + 48) << 20;
 
 /// A containerd with all the images, and a client.
@@ -72,7 +72,7 @@ pub(super) fn node(ctx: &TestContext, version: Version) -> Result<(Containerd<'_
     Ok((containerd, cri))
 }
 
-/// A pod with a VM that does `words`, and the VM's container.
+/// A pod with a VM that runs `words`, and the VM's container.
 pub(super) fn vm(cri: &Cri, name: &str, words: &str) -> Result<(Pod, String)> {
     let manifest = Manifest::new(name)
         .memory("128Mi")
@@ -132,7 +132,7 @@ fn run(ctx: &TestContext, version: Version) -> Result<()> {
     Ok(())
 }
 
-/// A pod that is a process reaches the VM at the pod's address, and the VM it.
+/// A pod with an ordinary process reaches the VM at the pod's address, and the VM reaches that pod.
 fn neighbours(cri: &Cri, shell: &Shell<'_>, address: &str) -> Result<()> {
     let pod = cri.pod("process", "runc", &[])?;
     let own = cri.address(&pod)?;
@@ -173,10 +173,10 @@ pub(super) fn stats_are_those_of(cgroup: &Path, usage: impl Fn() -> Result<(u64,
         let own_memory =
             read("memory.current")?.trim().parse::<u64>()? - field(&read("memory.stat")?, "inactive_file")?;
         let close = |a: u64, b: u64| a.abs_diff(b) * 20 <= a.max(b);
-        // Containerd and the kubelet read only now and then.
+        // Containerd and the kubelet sample only at intervals.
         if close(time, own_time) && close(memory, own_memory) {
             println!("stats: {time} ns of {own_time} ns, {memory} bytes of {own_memory} bytes");
-            // A guest that has booted has touched more than that.
+            // A guest that has booted has used more than that.
             ensure!(time > 100_000_000 && memory > 32 << 20, "far too little");
             return Ok(());
         }
@@ -192,7 +192,7 @@ fn twenty(ctx: &TestContext) -> Result<()> {
     let (containerd, _) = node(ctx, Version::V2_1)?;
     let started = Instant::now();
     let (socket, logs) = (containerd.socket(), ctx.path("pods"));
-    // Each has a connection of its own, as they are all made at once.
+    // Each has a separate connection, as they are all made at once.
     let all = |number: u32| -> Result<()> {
         let cri = Cri::connect(socket.clone(), logs.clone())?;
         let name = format!("many{number}");

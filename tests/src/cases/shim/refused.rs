@@ -1,4 +1,4 @@
-//! Pods that cannot be VMs: `create` says why, and leaves nothing.
+//! Pods that cannot be VMs: `create` gives the reason, and leaves nothing behind.
 
 use super::ctr::{LIMIT, OWN, vm};
 use crate::harness::Case;
@@ -127,7 +127,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     Ok(())
 }
 
-/// Texts that are no manifest.
+/// Texts that are not manifests.
 fn annotations(c: &Containerd<'_>) {
     for (part, annotation, words) in [
         ("no-annotation", None, "husk.io/vmi"),

@@ -1,4 +1,4 @@
-//! Pods whose cgroups are systemd's to make.
+//! Pods whose cgroups systemd creates.
 
 use super::ctr::LIMIT;
 use super::killed::{WITH_SHIM, gone};
@@ -57,7 +57,7 @@ fn run(ctx: &TestContext) -> Result<()> {
             memory: MEMORY,
             ..Container::default()
         };
-        // An image without a kernel, which is seen when the VM's cgroup is there already.
+        // An image without a kernel, which is detected when the VM's cgroup already exists.
         cri.start(&pod, &container("volumekernel-boot-volume", "vm"))?;
         let started = cri.start(&pod, &container("compute", "vm"));
         let error = started.err().context("there is a VM without a kernel")?;
@@ -72,7 +72,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         is_in(vmm, &pod, &id)?;
         kill(Pid::from_raw(c.shim(&pod.id)?), Signal::SIGKILL)?;
         gone(vmm, WITH_SHIM)?;
-        // The kubelet asks again, too, until containerd has heard that they ended.
+        // The kubelet also retries until containerd has received the exit events.
         let deadline = Instant::now() + PATIENCE;
         while let Err(error) = nothing_left(c, cri, &pod) {
             ensure!(Instant::now() < deadline, "{error:#}");
@@ -118,12 +118,12 @@ fn limited(pod: &Pod, container: &str, wanted: i64) -> Result<()> {
     is("at first")?;
     systemctl(&["daemon-reload"])?;
     is("after a daemon-reload")?;
-    // One property of a controller has systemd write them all.
+    // Setting one property of a controller makes systemd write all of them.
     systemctl(&["set-property", "--runtime", scope, "MemoryHigh=infinity"])?;
     is("once systemd has written it anew")
 }
 
-/// Takes a pod away; then systemd knows no scope of it either.
+/// Removes a pod, and checks that systemd has no scope of it either.
 fn nothing_left(c: &Containerd<'_>, cri: &Cri, pod: &Pod) -> Result<()> {
     cri.remove_pod(pod)?;
     until(|| Ok(scopes()?.is_empty())).with_context(|| format!("{:?}", scopes()))?;

@@ -1,4 +1,4 @@
-//! Container images from scratch, which hold nothing but what cases put in.
+//! Container images from scratch, which contain only the files that cases add.
 
 use super::Containerd;
 use crate::harness::context::TestContext;
@@ -8,15 +8,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// As a benchmark packs its own: the tests are a crate apart from it.
+/// Packs an image as the benchmarks do; the tests are a separate crate.
 #[path = "../../../../xtask/src/bench/container_image.rs"]
 mod container_image;
 
 /// Image of CRI's sandboxes.
 pub const PAUSE: &str = "localhost/husk/pause:1";
-/// The kernel of [`Image::kernel`] in its image.
+/// Path of the kernel in the image of [`Image::kernel`].
 pub const KERNEL: &str = "/boot/vmlinuz";
-/// The initramfs beside it.
+/// Path of its initramfs.
 pub const INITRD: &str = "/boot/initrd";
 /// Time limit for copying or importing an image.
 const PACKING: Duration = Duration::from_secs(300);
@@ -36,7 +36,7 @@ pub struct Image<'s> {
 }
 
 impl<'s> Image<'s> {
-    /// One without any.
+    /// An image without files.
     pub fn new(ctx: &'s TestContext, name: &str) -> Result<Self> {
         let folder = ctx.path(&format!("images/{name}"));
         std::fs::create_dir_all(folder.join("tree"))?;
@@ -48,12 +48,12 @@ impl<'s> Image<'s> {
         })
     }
 
-    /// A kernel and its initramfs.
+    /// Adds a kernel and its initramfs.
     pub fn kernel(self, small: &Small) -> Result<Self> {
         self.file(KERNEL, &small.kernel)?.file(INITRD, &small.initrd)
     }
 
-    /// A copy of the file `from`.
+    /// Adds a copy of the file `from`.
     pub fn file(self, path: &str, from: &Path) -> Result<Self> {
         let to = self.place(path)?;
         let mut copy = Command::new("cp");
@@ -62,31 +62,31 @@ impl<'s> Image<'s> {
         Ok(self)
     }
 
-    /// A file of these bytes.
+    /// Adds a file of these bytes.
     pub fn bytes(self, path: &str, bytes: &[u8]) -> Result<Self> {
         std::fs::write(self.place(path)?, bytes)?;
         Ok(self)
     }
 
-    /// A symbolic link.
+    /// Adds a symbolic link.
     pub fn link(self, path: &str, to: &str) -> Result<Self> {
         std::os::unix::fs::symlink(to, self.place(path)?)?;
         Ok(self)
     }
 
-    /// A FIFO.
+    /// Adds a FIFO.
     pub fn fifo(self, path: &str) -> Result<Self> {
         nix::unistd::mkfifo(&self.place(path)?, nix::sys::stat::Mode::S_IRWXU)?;
         Ok(self)
     }
 
-    /// Command of its containers that are no VMs.
+    /// Sets the command of containers that are not VMs.
     pub fn command(mut self, words: &[&str]) -> Self {
         self.command = words.iter().map(|&word| word.to_owned()).collect();
         self
     }
 
-    /// Path of a file in it. Makes the file's folder.
+    /// Path of a file in the image. Creates the file's folder.
     pub fn place(&self, path: &str) -> Result<PathBuf> {
         let to = self.folder.join("tree").join(path.trim_start_matches('/'));
         if let Some(parent) = to.parent() {
@@ -95,7 +95,7 @@ impl<'s> Image<'s> {
         Ok(to)
     }
 
-    /// Packs it and has containerd import it, in the namespace of `ctr` or that of CRI.
+    /// Packs the image and imports it into containerd, in the namespace of `ctr` or that of CRI.
     pub fn import(self, containerd: &Containerd<'_>, namespace: &str) -> Result<()> {
         let (tree, archive) = (self.folder.join("tree"), self.folder.join("image.tar"));
         let command: Vec<&str> = self.command.iter().map(String::as_str).collect();

@@ -1,4 +1,4 @@
-//! What may not outlive a pod: processes, sockets, mounts, cgroups, state.
+//! Checks for things that must not outlive a pod: processes, sockets, mounts, cgroups, state.
 
 use super::{Containerd, NAMESPACE};
 use crate::harness::context::files_in;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// Folder of the sockets of containerd's shims.
 const SOCKETS: &str = "/run/containerd/s";
-/// Time limit for things that go by themselves.
+/// Time limit for things that disappear by themselves.
 const GOING: Duration = Duration::from_secs(15);
 
 /// The processes of the program `name`.
@@ -29,10 +29,10 @@ pub fn called(name: &str) -> Result<Vec<Process>> {
 }
 
 impl Containerd<'_> {
-    /// Waits until nothing of any VM is left.
+    /// Waits until no leftovers of any VM exist.
     ///
     /// # Errors
-    /// With all that still is.
+    /// With a list of all leftovers.
     pub fn nothing_left(&self) -> Result<()> {
         let deadline = Instant::now() + GOING;
         loop {

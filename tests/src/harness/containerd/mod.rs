@@ -1,4 +1,4 @@
-//! A containerd of a case's own, with the runtime `husk` as `husk node install` adds it, and its client `ctr`.
+//! A containerd for one case, with the runtime `husk` as `husk node install` adds it, and its client `ctr`.
 
 pub mod image;
 pub mod leftovers;
@@ -19,25 +19,25 @@ use std::time::{Duration, Instant};
 /// A version of containerd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
-    /// Debian 13's.
+    /// The version in Debian 13.
     V1_7,
-    /// Debian 14's.
+    /// The version in Debian 14.
     V2_1,
-    /// The newest there is as a Go module: `cargo xtask test --peers` builds it.
+    /// The newest version that is a Go module: `cargo xtask test --peers` builds it.
     Newest,
 }
 
-/// The name of the runtime, as `ctr` wants it.
+/// The name of the runtime in the form that `ctr` expects.
 pub const RUNTIME: &str = "io.containerd.husk.v2";
-/// The namespace of `ctr` that cases use, which is a cgroup as well.
+/// The namespace of `ctr` that cases use, which is also the name of a cgroup.
 pub const NAMESPACE: &str = "husk-e2e";
 /// The bridge of CRI's pods.
 pub const BRIDGE: &str = "husk-e2e0";
-/// The longest a call that waits for no guest may take.
+/// Maximum time of a call that does not wait for a guest.
 const CALL: Duration = Duration::from_secs(90);
 
 impl Version {
-    /// Folder of its programs.
+    /// Folder of the version's programs.
     fn folder(self) -> Result<PathBuf> {
         let folder = match self {
             Self::V1_7 => PathBuf::from("/opt/containerd-1.7/usr/bin"),
@@ -59,7 +59,7 @@ pub fn peers() -> Result<PathBuf> {
     Ok(peers.into())
 }
 
-/// It runs until this is dropped, its containers longer.
+/// A running containerd. It is killed when this is dropped, but its containers keep running.
 #[derive(Debug)]
 pub struct Containerd<'s> {
     ctx: &'s TestContext,
@@ -70,7 +70,7 @@ pub struct Containerd<'s> {
 }
 
 impl<'s> Containerd<'s> {
-    /// Starts it and waits until it answers.
+    /// Starts containerd and waits until it answers.
     pub fn start(ctx: &'s TestContext, version: Version) -> Result<Self> {
         ctx.needs_root()?;
         let mut containerd = Self {
@@ -85,17 +85,17 @@ impl<'s> Containerd<'s> {
         Ok(containerd)
     }
 
-    /// The ctx it is in.
+    /// The test context that it belongs to.
     pub fn ctx(&self) -> &'s TestContext {
         self.ctx
     }
 
-    /// Path of its socket.
+    /// Path of containerd's socket.
     pub fn socket(&self) -> PathBuf {
         self.ctx.path("ctd/sock")
     }
 
-    /// Its state folder.
+    /// State folder of containerd.
     pub fn state(&self) -> PathBuf {
         self.ctx.path("ctd/state")
     }
@@ -104,7 +104,7 @@ impl<'s> Containerd<'s> {
         self.ctx.path("config.toml")
     }
 
-    /// A copy of it, as it was without Husk.
+    /// A copy of the configuration, as it was without Husk.
     fn config_before(&self) -> PathBuf {
         self.ctx.path("config.before.toml")
     }
@@ -135,7 +135,7 @@ impl<'s> Containerd<'s> {
         self.node("install")
     }
 
-    /// `husk node install` or `uninstall`, for this containerd.
+    /// Runs `husk node install` or `uninstall` for this containerd.
     fn node(&self, what: &str) -> Result<()> {
         let mut command = self.ctx.husk(&["node", what, "--bin"]);
         command.arg(self.bin()).arg("--config").arg(self.config());
@@ -143,7 +143,7 @@ impl<'s> Containerd<'s> {
         Ok(())
     }
 
-    /// Takes the runtime away again, and checks that all is as before.
+    /// Uninstalls the runtime, and checks that everything is as before.
     pub fn uninstall(&self) -> Result<()> {
         self.node("uninstall")?;
         let [before, after] = [self.config_before(), self.config()].map(std::fs::read_to_string);
@@ -189,7 +189,7 @@ impl<'s> Containerd<'s> {
         }
     }
 
-    /// Kills it without a word; what it runs goes on.
+    /// Kills containerd with SIGKILL; its containers keep running.
     pub fn kill(&self) -> Result<()> {
         match self.daemon.borrow_mut().take() {
             Some(daemon) => daemon.kill(),
@@ -197,12 +197,12 @@ impl<'s> Containerd<'s> {
         }
     }
 
-    /// Starts it again after [`Containerd::kill`].
+    /// Restarts containerd after [`Containerd::kill`].
     pub fn restart(&self) -> Result<()> {
         self.launch()
     }
 
-    /// A client of its Container Runtime Interface.
+    /// A client of containerd's Container Runtime Interface.
     pub fn cri(&self) -> Result<Cri> {
         Cri::connect(self.socket(), self.ctx.path("pods"))
     }
@@ -219,12 +219,12 @@ impl<'s> Containerd<'s> {
         command
     }
 
-    /// Runs a command of `ctr` to its end.
+    /// Runs a command of `ctr` until it ends.
     pub fn ctr<S: AsRef<OsStr>>(&self, words: &[S]) -> Result<CommandResult> {
         self.ctx.finish(self.ctr_command(words), CALL)
     }
 
-    /// The words of `ctr run` for a VM: `options`, then the image and the container's name.
+    /// The arguments of `ctr run` for a VM: `options`, then the image and the container's name.
     pub fn run_words(&self, manifest: &Manifest, options: &[&str], image: &str, name: &str) -> Vec<String> {
         let mut words = vec!["run".to_owned(), "--runtime".to_owned(), RUNTIME.to_owned()];
         words.push("--annotation".to_owned());
@@ -234,7 +234,7 @@ impl<'s> Containerd<'s> {
         words
     }
 
-    /// Runs a VM to its end, and takes its container away.
+    /// Runs a VM until it ends, and deletes its container.
     pub fn run(
         &self,
         manifest: &Manifest,
@@ -269,7 +269,7 @@ impl<'s> Containerd<'s> {
         Session::on_terminal(self.ctr_command(&words), &self.ctx.log(&format!("{name}.log")))
     }
 
-    /// The process and the state of a task, as `ctr tasks ls` has them; nothing if there is no such task.
+    /// The process and the state of a task in the output of `ctr tasks ls`; nothing if there is no such task.
     pub fn task(&self, name: &str) -> Result<Option<(i32, String)>> {
         let listed = self.ctr(&["tasks", "ls"])?.ok()?;
         let mut lines = listed
@@ -297,11 +297,11 @@ impl<'s> Containerd<'s> {
         }
     }
 
-    /// Takes a task that has ended and its container away; the task's exit status.
+    /// Deletes a task that has ended and its container; returns the task's exit status.
     pub fn remove(&self, name: &str) -> Result<i32> {
         let said = self.ctr(&["tasks", "rm", name])?.text;
         self.ctr(&["containers", "rm", name])?.ok()?;
-        // It only warns of another than 0.
+        // For a status other than 0 it only prints a warning.
         let status = said.split("non-zero exit code ").nth(1);
         let status = status.map(|rest| rest.chars().take_while(char::is_ascii_digit).collect::<String>());
         Ok(status.map_or(Ok(0), |status| status.parse())?)
