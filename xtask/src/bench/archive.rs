@@ -1,6 +1,6 @@
-//! Files for an initramfs, in the "newc" form of cpio, which the kernel also takes behind another archive.
+//! Files for an initramfs, in cpio's "newc" format, which the kernel also accepts after another archive.
 
-/// An archive of `files`, by name and content, which may all be run.
+/// An archive of `files`, by name and content, all executable.
 pub fn newc(files: &[(&str, &[u8])]) -> Vec<u8> {
     const FILE: u32 = 0o100_755;
     let mut archive = Vec::new();
@@ -12,7 +12,7 @@ pub fn newc(files: &[(&str, &[u8])]) -> Vec<u8> {
 }
 
 fn entry(archive: &mut Vec<u8>, inode: u32, mode: u32, name: &str, content: &[u8]) {
-    // Inode, mode, owner, group, links, time, size, four device numbers, length of the name, sum.
+    // Inode, mode, owner, group, links, time, size, four device numbers, length of the name, checksum.
     let (size, name_size) = (content.len() as u32, name.len() as u32 + 1);
     let fields = [inode, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, name_size, 0];
     archive.extend(b"070701");
@@ -26,7 +26,7 @@ fn entry(archive: &mut Vec<u8>, inode: u32, mode: u32, name: &str, content: &[u8
     pad(archive);
 }
 
-/// To the next multiple of four bytes.
+/// Pads to the next multiple of four bytes.
 pub fn pad(archive: &mut Vec<u8>) {
     archive.resize(archive.len().next_multiple_of(4), 0);
 }
@@ -35,7 +35,7 @@ pub fn pad(archive: &mut Vec<u8>) {
 mod tests {
     use super::*;
 
-    /// The names, modes and contents in an archive, read by the form's own rules.
+    /// The names, modes and contents in an archive, parsed independently of the writer.
     fn read(mut archive: &[u8]) -> Vec<(String, u32, Vec<u8>)> {
         let mut found = Vec::new();
         loop {

@@ -7,7 +7,7 @@ use std::process::Command;
 
 const LAYER: &str = "layer.tar";
 
-/// Packs the folder `tree` as the image `name`, whose containers would run `command`, into the file `archive`.
+/// Packs the folder `tree` as the image `name`, with `command` as its command, into the file `archive`.
 pub fn pack(tree: &Path, name: &str, command: &[&str], archive: &Path) -> Result<()> {
     let parts = tempfile::tempdir_in(archive.parent().context("no folder")?)?;
     let layer = parts.path().join(LAYER);
@@ -27,7 +27,7 @@ pub fn pack(tree: &Path, name: &str, command: &[&str], archive: &Path) -> Result
     tar(parts.path(), archive, &["manifest.json", "config.json", LAYER])
 }
 
-/// Holes stay holes, in the one form of them that containerd reads.
+/// Keeps holes, in the only sparse format that containerd can read.
 fn tar(folder: &Path, archive: &Path, names: &[&str]) -> Result<()> {
     let mut tar = Command::new("tar");
     tar.args([

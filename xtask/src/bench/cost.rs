@@ -1,26 +1,26 @@
-//! What a second of a guest's work takes of the host.
+//! Host CPU time and VM exits per second of a guest's work.
 
 use super::kvm;
 use super::started::Started;
 use anyhow::Result;
 use std::time::{Duration, Instant};
 
-/// Left out at both ends of what is measured.
+/// Time that is left out at both ends of a measurement.
 const MARGIN: Duration = Duration::from_millis(250);
 
 /// CPU time per second of load.
 #[derive(Debug, Clone, Copy)]
 pub struct Cost {
-    /// Seconds of processor time of the VMM and all it starts.
+    /// Seconds of CPU time of the VMM and its descendants.
     pub all: f64,
-    /// The guest's part of it.
+    /// The guest's share of it.
     pub guest: f64,
     /// Number of VM exits, if KVM reports them.
     pub exits: Option<f64>,
 }
 
 impl Cost {
-    /// Of the time between the two moments, but for what is close to them. Returns before the second.
+    /// Measures between two times, without a margin at both ends. Returns before the second.
     pub fn between(started: &Started, begin: Instant, end: Instant) -> Result<Self> {
         sleep_until(begin + MARGIN);
         let before = Sample::take(started)?;

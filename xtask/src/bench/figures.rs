@@ -1,11 +1,11 @@
-//! Medians beside each other, with their ratios.
+//! Tables of medians with their ratios.
 
 use super::record::Record;
 use super::stats::summary;
 use super::table::{align, number};
 
-/// A table of medians: a row for each pair of label and metric that was measured, a column for each case. Behind a
-/// median stands its ratio to that of the case which `base` names.
+/// A table of medians: a row for each measured pair of label and metric, a column for each case. After each median
+/// stands its ratio to that of the case in `base`.
 pub fn medians(
     record: &Record,
     head: &str,

@@ -1,4 +1,4 @@
-//! A control group around a VMM and all it starts: what it costs, and that nothing is left.
+//! A cgroup around a VMM and its descendants: measures their cost, and that none is left.
 
 use anyhow::{Context, Result, bail};
 use std::io::Write;
@@ -10,26 +10,26 @@ use std::time::{Duration, Instant};
 
 const HIERARCHY: &str = "/sys/fs/cgroup";
 
-/// Memory that the memory controller has charged a group for.
+/// Memory that the memory controller has charged to a cgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Charged {
-    /// The most there ever was, KiB.
+    /// Peak, KiB.
     pub peak_kib: u64,
-    /// Page cache now, KiB.
+    /// Current page cache, KiB.
     pub cache_kib: u64,
 }
 
-/// A control group; dropped, all in it is killed.
+/// A cgroup, whose processes are killed when this is dropped.
 #[derive(Debug)]
 pub struct Group {
     folder: PathBuf,
 }
 
 impl Group {
-    /// An empty one within this process's own.
+    /// Creates an empty cgroup within this process's own.
     ///
     /// # Errors
-    /// If this is not root, or the system has no unified hierarchy of control groups.
+    /// If this process is not root, or the system has no cgroup v2 hierarchy.
     pub fn new() -> Result<Self> {
         let own = std::fs::read_to_string("/proc/self/cgroup")?;
         let path = own
@@ -42,10 +42,10 @@ impl Group {
         Ok(Self { folder })
     }
 
-    /// An empty one at `path` below the hierarchy's root, whose memory is counted.
+    /// Creates an empty cgroup at `path` below the hierarchy's root, with the memory controller.
     ///
     /// # Errors
-    /// If this is not root, or the system counts no memory.
+    /// If this process is not root, or the system has no memory controller.
     pub fn counted(path: &str) -> Result<Self> {
         let group = Self::at(path);
         let parents = group.folder.ancestors().skip(1);
@@ -61,24 +61,24 @@ impl Group {
         Ok(group)
     }
 
-    /// The one at `path` below the hierarchy's root, which another program makes and removes.
+    /// The cgroup at `path` below the hierarchy's root, which another program creates and removes.
     pub fn at(path: &str) -> Self {
         Self {
             folder: Path::new(HIERARCHY).join(path),
         }
     }
 
-    /// True if it exists.
+    /// True if the cgroup exists.
     pub fn exists(&self) -> bool {
         self.folder.is_dir()
     }
 
-    /// Its path.
+    /// Path of the cgroup.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Starts `command` in it.
+    /// Starts `command` in the cgroup.
     pub fn hold(&self, command: &mut Command) -> Result<()> {
         let procs = std::fs::File::options()
             .write(true)
@@ -93,7 +93,7 @@ impl Group {
         Ok(())
     }
 
-    /// Processor time all in it have used, those that have ended too.
+    /// CPU time that all processes in the cgroup have used, including those that have ended.
     pub fn cpu(&self) -> Result<Duration> {
         let stat = std::fs::read_to_string(self.folder.join("cpu.stat"))?;
         let micros = stat
@@ -103,7 +103,7 @@ impl Group {
         Ok(Duration::from_micros(micros))
     }
 
-    /// Memory it has been charged for.
+    /// Memory charged to the cgroup.
     pub fn memory(&self) -> Result<Charged> {
         let read = |file: &str| {
             let path = self.folder.join(file);
@@ -117,11 +117,11 @@ impl Group {
         })
     }
 
-    /// Processor time that the guests of its processes have used, of those that still run.
+    /// CPU time that the guests of running processes have used.
     pub fn guest(&self) -> Result<Duration> {
         let mut ticks = 0;
         for pid in self.pids()? {
-            // One that has just ended has no guest any more.
+            // A process that has just ended has no guest any more.
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             ticks += guest_ticks(&stat).unwrap_or(0);
         }
@@ -129,12 +129,12 @@ impl Group {
         Ok(Duration::from_secs_f64(ticks as f64 / second as f64))
     }
 
-    /// The processes in it.
+    /// The processes in the cgroup.
     pub fn pids(&self) -> Result<Vec<u32>> {
         self.ids("cgroup.procs")
     }
 
-    /// Their threads.
+    /// The threads in the cgroup.
     pub fn threads(&self) -> Result<Vec<u32>> {
         self.ids("cgroup.threads")
     }
@@ -144,7 +144,7 @@ impl Group {
         Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
     }
 
-    /// True if the name of one of its threads begins like that.
+    /// True if the name of one of the threads starts with `beginning`.
     pub fn has_thread(&self, beginning: &str) -> Result<bool> {
         let named = |thread: &u32| {
             std::fs::read_to_string(format!("/proc/{thread}/comm"))
@@ -153,17 +153,17 @@ impl Group {
         Ok(self.threads()?.iter().any(named))
     }
 
-    /// The process in it whose program is called `program`.
+    /// The process in the cgroup whose program is called `program`.
     pub fn find(&self, program: &str) -> Result<u32> {
         let runs = |pid: &u32| {
-            // The confined VMM's own link leads nowhere, its name stays.
+            // The exe link of the confined VMM does not resolve, but its name remains.
             std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim_end() == program)
         };
         let found = self.pids()?.into_iter().find(runs);
         found.with_context(|| format!("no process is called {program}"))
     }
 
-    /// Waits until the last process in it has ended.
+    /// Waits until the last process in the cgroup has ended.
     pub fn wait_until_empty(&self, deadline: Instant) -> Result<()> {
         while !self.pids()?.is_empty() {
             if Instant::now() >= deadline {
@@ -174,7 +174,7 @@ impl Group {
         Ok(())
     }
 
-    /// Kills all in it.
+    /// Kills all processes in the cgroup.
     pub fn kill(&self) -> Result<()> {
         let mut kill = std::fs::File::options()
             .write(true)
@@ -184,7 +184,7 @@ impl Group {
     }
 }
 
-/// Bytes of `memory.stat` that can be read again from a file; those of tmpfs and memfd cannot.
+/// Bytes of `memory.stat` that can be reclaimed because a file backs them; those of tmpfs and memfd cannot.
 fn page_cache(stat: &str) -> Option<u64> {
     let field = |name: &str| -> Option<u64> {
         stat.lines()
@@ -193,7 +193,7 @@ fn page_cache(stat: &str) -> Option<u64> {
     field("file")?.checked_sub(field("shmem")?)
 }
 
-/// `guest_time` of a line of `/proc/PID/stat`, the 43rd field; the second may have anything in its parentheses.
+/// `guest_time` in a line of `/proc/PID/stat`, field 43. Field 2 may have any characters in its parentheses.
 fn guest_ticks(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_whitespace().nth(40)?.parse().ok()

@@ -1,4 +1,4 @@
-//! A guest as arguments for Husk and for QEMU, with the same machine and as few other devices.
+//! A guest as arguments for Husk and for QEMU, with the same machine and equally few other devices.
 
 use super::kit::Kit;
 use anyhow::{Context, Result};
@@ -10,29 +10,29 @@ use std::process::{Command, Stdio};
 pub struct Guest<'a> {
     /// Name of Husk's VM.
     pub name: &'a str,
-    /// Its processors.
+    /// Number of processors.
     pub vcpus: u32,
-    /// Its memory.
+    /// Memory of the guest.
     pub mib: u64,
-    /// Command line of the kit's kernel, with its initrd; else it boots what is on its disk.
+    /// Command line of the benchmark's kernel and initrd; without it, the guest boots from its disk.
     pub append: Option<&'a str>,
 }
 
 /// A VMM that is ready to be started: its guest's serial line is its standard output.
 #[derive(Debug)]
 pub struct Vmm {
-    /// Command that starts it.
+    /// Command that starts the VMM.
     pub command: Command,
-    /// Command that ends its guest, if killing processes does not.
+    /// Command that ends the guest, if killing the processes does not.
     pub stop: Option<Command>,
-    /// File for its errors.
+    /// File for the VMM's errors.
     pub errors: PathBuf,
 }
 
 const QEMU: &str = "qemu-system-x86_64";
 
 impl Guest<'_> {
-    /// Husk's command, with more lines of the manifest below `devices` and below `spec`.
+    /// Husk's command, with additional lines of the manifest below `devices` and below `spec`.
     pub fn husk(&self, kit: &Kit, devices: &str, spec: &str) -> Result<Vmm> {
         let path = kit.folder.join("vmi.yaml");
         std::fs::write(&path, self.manifest(devices, spec))
@@ -48,7 +48,7 @@ impl Guest<'_> {
         stop.args(["stop", "--force", self.name])
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        // State and overlays of these VMs alone.
+        // State and overlays of these VMs only.
         for command in [&mut command, &mut stop] {
             command.env("HUSK_RUNTIME_DIR", kit.runtime.path());
             command.env("HUSK_SCRATCH_DIR", &kit.folder);
@@ -104,7 +104,7 @@ spec:
         if let Some(append) = self.append {
             command.arg("-kernel").arg(&kit.kernel);
             command.arg("-initrd").arg(&kit.initrd);
-            // Husk adds it to every command line without one.
+            // Husk adds it to every command line that lacks it.
             command.arg("-append").arg(format!("{append} panic=1"));
         }
         Vmm {
@@ -115,7 +115,7 @@ spec:
     }
 }
 
-/// A command without input and without what makes either VMM say more.
+/// A command without input and without the variables that make either VMM more verbose.
 fn program(path: &Path) -> Command {
     let mut command = Command::new(path);
     command

@@ -1,4 +1,4 @@
-//! The machine that a benchmark ran on.
+//! Description of the machine that a benchmark ran on.
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-/// The kernel, the processors and the versions of what is compared.
+/// The kernel, the processors and the versions of the compared programs.
 pub fn facts(husk: &Path) -> Result<BTreeMap<String, Value>> {
     let output = |program: &Path, args: &[&str]| -> Result<String> {
         let output = Command::new(program)
@@ -33,7 +33,7 @@ pub fn facts(husk: &Path) -> Result<BTreeMap<String, Value>> {
     Ok(entries.map(|(name, value)| (name.to_owned(), value)).into())
 }
 
-/// The machine's load average over a minute: other work makes the times longer, and the lab's twice.
+/// The machine's load average over a minute: other work increases the times, and doubly so in the lab.
 pub fn load() -> Option<f64> {
     let text = std::fs::read_to_string("/proc/loadavg").ok()?;
     text.split(' ').next()?.parse().ok()

@@ -1,4 +1,4 @@
-//! Files that all runs of a benchmark use, in a folder of their own.
+//! Files that all runs of a benchmark use, in a separate folder.
 
 use super::archive;
 use anyhow::{Context, Result, ensure};
@@ -10,17 +10,17 @@ use tempfile::TempDir;
 pub struct Kit {
     /// Folder of these files, and of temporary ones.
     pub folder: PathBuf,
-    /// Husk's state, where it lies by default: in memory.
+    /// Husk's state, in memory as by default.
     pub runtime: TempDir,
     /// `husk`, with `husk-vmm` beside it.
     pub husk: PathBuf,
-    /// A kernel.
+    /// The guests' kernel.
     pub kernel: PathBuf,
-    /// Its initrd.
+    /// The guests' initrd.
     pub initrd: PathBuf,
 }
 
-/// A new folder for a benchmark, which needs the rights to measure.
+/// Creates the folder for a benchmark, which needs the rights to measure.
 pub fn folder() -> Result<TempDir> {
     ensure!(
         nix::unistd::geteuid().is_root(),
@@ -33,7 +33,7 @@ pub fn folder() -> Result<TempDir> {
 }
 
 impl Kit {
-    /// Copies what all runs read to a plain file system: a shared folder forgets its cache at every open.
+    /// Copies the files that all runs read to a plain file system: a shared folder drops its cache at every open.
     pub fn gather(release: &Path, kernel: &Path, initrd: &Path, folder: &Path) -> Result<Self> {
         let copy = |from: &Path, name: &str| -> Result<PathBuf> {
             let to = folder.join(name);
@@ -52,7 +52,7 @@ impl Kit {
         })
     }
 
-    /// Copies one more file: its path.
+    /// Copies one more file; returns its path.
     pub fn add(&self, file: &Path) -> Result<PathBuf> {
         let to = self.folder.join(file.file_name().context("no file")?);
         std::fs::copy(file, &to).with_context(|| format!("cannot copy {}", file.display()))?;

@@ -1,13 +1,14 @@
-//! What KVM counts of a guest by itself, in debugfs, whoever looks.
+//! KVM's own statistics of a guest, in debugfs.
 
 use super::group::Group;
 use anyhow::Result;
 use std::path::Path;
 
-/// A folder for each guest, called after the thread that made it and its descriptor: `THREAD-DESCRIPTOR`.
+/// Folder with a subfolder for each guest, named `THREAD-DESCRIPTOR` after the thread that created it and its
+/// descriptor.
 const COUNTERS: &str = "/sys/kernel/debug/kvm";
 
-/// Number of VM exits of a group's guests; none where debugfs is not mounted.
+/// Number of VM exits of a cgroup's guests; none if debugfs is not mounted.
 pub fn exits(group: &Group) -> Result<Option<u64>> {
     let Ok(folders) = Path::new(COUNTERS).read_dir() else {
         return Ok(None);

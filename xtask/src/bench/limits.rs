@@ -1,22 +1,22 @@
-//! Figures to hold: a value of one case, at most so much or so many times another's, and whether it is.
+//! Upper limits of values, absolute or relative to another case, and their checks.
 
 use super::record::Record;
 use super::stats::summary;
 use super::svg::Panel;
 use super::table::{align, number};
 
-/// A figure to hold, by medians.
+/// An upper limit of a median.
 #[derive(Debug)]
 pub struct Limit {
-    /// Its case.
+    /// Name of the case.
     pub case: &'static str,
-    /// The value.
+    /// Metric of the value.
     pub metric: &'static str,
     /// Title.
     pub what: &'static str,
-    /// The most it may be.
+    /// Maximum.
     pub most: f64,
-    /// Of that case's metric; else by itself.
+    /// The case and metric that the maximum is relative to; absolute if there is none.
     pub of: Option<(&'static str, &'static str)>,
 }
 
@@ -37,7 +37,7 @@ impl Limit {
     }
 }
 
-/// Each figure that was measured, and whether it is held.
+/// Each measured limit, and true if it is met.
 pub fn held(record: &Record, limits: &[Limit]) -> String {
     let mut rows = Vec::new();
     for limit in limits {
@@ -56,7 +56,7 @@ pub fn held(record: &Record, limits: &[Limit]) -> String {
     align(&rows, 2)
 }
 
-/// A metric of `cases`, drawn with the lowest of the `limits` of the first; nothing if only one case has it.
+/// The panel of a metric of `cases`, with the lowest of the `limits` of the first; nothing if only one case has it.
 pub fn panel<S: AsRef<str>>(
     record: &Record,
     limits: &[Limit],

@@ -1,4 +1,4 @@
-//! The part that does not run where KVM is: prepares a benchmark, has it done and listens.
+//! The process that does not run where KVM is: prepares a benchmark, starts it and collects its messages.
 
 use super::host;
 use super::message::Message;
@@ -20,7 +20,7 @@ pub const QEMU: Tool = Tool {
     package: "qemu-system-x86",
 };
 
-/// Builds the binaries and finds or makes the `images`, and `tools` where there is no lab that has them.
+/// Builds the binaries and the missing `images`, and installs `tools` where there is no lab that has them.
 pub fn prepare(progress: &Progress, images: &[&str], tools: &[Tool]) -> Result<()> {
     binaries::build(Profile::Release, progress)?;
     images::ensure(progress, images)?;
@@ -30,22 +30,22 @@ pub fn prepare(progress: &Progress, images: &[&str], tools: &[Tool]) -> Result<(
     Ok(())
 }
 
-/// A benchmark that is to be done, in a `limit` of time.
+/// A benchmark to run, with a time `limit`.
 #[derive(Debug)]
 pub struct Job<P> {
-    /// Its name.
+    /// Name of the benchmark.
     pub bench: &'static str,
     /// Arguments of the process that measures.
     pub plan: P,
-    /// The longest it may take.
+    /// Maximum time.
     pub limit: Duration,
-    /// True if it needs programs that only the lab is sure to have.
+    /// True if it needs programs that only the lab always has.
     pub in_lab: bool,
 }
 
 impl<P: Serialize> Job<P> {
-    /// Has it done where KVM is. What is measured goes to `record`, also if the benchmark ends early; `more` gets what
-    /// only this benchmark tells.
+    /// Runs the benchmark where KVM is. Values are added to `record`, also if the benchmark ends early; `more` gets the
+    /// data that only this benchmark sends.
     pub fn measure<T: DeserializeOwned>(
         &self,
         progress: &Progress,

@@ -1,4 +1,4 @@
-//! Messages from the process beside KVM to the process on this machine: one JSON value per line.
+//! Messages from the process that runs where KVM is to the process on this machine: one JSON value per line.
 
 use super::record::Measurement;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 pub enum Message<T> {
     /// The current step.
     News(String),
-    /// A run that failed and is done again.
+    /// A run that failed and is repeated.
     Failed(String),
     /// A value.
     Measured(Measurement),
@@ -27,29 +27,29 @@ fn tell<T: Serialize>(message: &Message<T>) {
     }
 }
 
-/// Tells what is being done.
+/// Reports the current step.
 pub fn news(text: String) {
     tell::<()>(&Message::News(text));
 }
 
-/// Tells of a run that failed and is done again.
+/// Reports a run that failed and is repeated.
 pub fn failed(text: String) {
     tell::<()>(&Message::Failed(text));
 }
 
-/// Tells a value.
+/// Reports a value.
 pub fn measured(mut measurement: Measurement) {
     measurement.value = (measurement.value * 1000.0).round() / 1000.0;
     tell::<()>(&Message::Measured(measurement));
 }
 
-/// Tells what all values depend on.
+/// Reports the environment of all values.
 pub fn env<const N: usize>(mut facts: BTreeMap<String, Value>, more: [(&str, Value); N]) {
     facts.extend(more.map(|(name, value)| (name.to_owned(), value)));
     tell::<()>(&Message::Env(facts));
 }
 
-/// Sends data of this benchmark only.
+/// Sends data that only this benchmark has.
 pub fn more<T: Serialize>(thing: T) {
     tell(&Message::More(thing));
 }

@@ -1,4 +1,4 @@
-//! Benchmarks beside QEMU.
+//! Benchmarks that compare Husk with QEMU.
 
 mod archive;
 mod boot;
@@ -39,15 +39,15 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// From a VMM's start to its guest's user space, and what it costs
+    /// Time from a VMM's start to its guest's user space, and its cost
     Boot(boot::Args),
-    /// Requests of several kinds to one disk
+    /// Several kinds of requests to one disk
     Disk(disk::Args),
-    /// From the request for one more disk to the guest's event
+    /// Time from the request for another disk to the guest's event
     Hotplug(hotplug::Args),
     /// Streams, packets and round trips between a guest and a peer
     Net(net::Args),
-    /// From `ctr run` to a guest's user space, and what the whole pod costs
+    /// Time from `ctr run` to a guest's user space, and the cost of the whole pod
     Pod(pod::Args),
 }
 

@@ -8,24 +8,24 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// One value, as measured.
+/// One measured value.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Measurement {
     /// The benchmark: `boot`, `disk`, `hotplug`, `net`.
     pub bench: String,
     /// The case: `husk`, `qemu-q35`, …
     pub case: String,
-    /// Of it: `to_userspace_ms`, …
+    /// The metric: `to_userspace_ms`, …
     pub metric: String,
-    /// `ms`, `KiB`, `count`, `1/s`, `MiB/s`, `Mbit/s`, `us`.
+    /// The unit: `ms`, `KiB`, `count`, `1/s`, `MiB/s`, `Mbit/s`, `us`.
     pub unit: String,
     /// The value.
     pub value: f64,
-    /// The round, from 1; it may have several values of one thing.
+    /// The round, from 1; it may have several values of one metric.
     pub run: u32,
 }
 
-/// All of a benchmark.
+/// All values of a benchmark.
 #[derive(Debug, Default)]
 pub struct Record {
     /// Every value.
@@ -44,7 +44,7 @@ impl Record {
         of.map(|m| m.value).collect()
     }
 
-    /// Environment of the measurement, in words.
+    /// Environment of the measurement, as text.
     pub fn setting(&self, name: &str) -> String {
         match self.env.get(name) {
             Some(Value::String(text)) => text.clone(),
@@ -53,7 +53,7 @@ impl Record {
         }
     }
 
-    /// The machine it was measured on, in words.
+    /// Description of the machine, as text.
     pub fn machine(&self) -> String {
         let of = |name| self.setting(name);
         format!(
@@ -67,7 +67,7 @@ impl Record {
         )
     }
 
-    /// Writes the values and a plot of them to `target/bench/NAME.json` and `.svg`, and prints where they are.
+    /// Writes the values and a plot of them to `target/bench/NAME.json` and `.svg`, and prints the paths.
     pub fn publish(&self, name: &str, heading: &str, better: Better, panels: &[Panel]) -> Result<()> {
         let plot = file(name, "svg")?;
         std::fs::write(&plot, svg::draw(heading, better, panels)).context("cannot write the plot")?;
@@ -75,14 +75,14 @@ impl Record {
         Ok(())
     }
 
-    /// Writes `target/bench/NAME.json` and says where it is.
+    /// Writes `target/bench/NAME.json` and prints its path.
     fn write(&self, name: &str) -> Result<PathBuf> {
         let bench = self.measurements.first().map_or(name, |first| &first.bench);
         let mut list = vec![json!({ "bench": bench, "env": self.env })];
         for measurement in &self.measurements {
             list.push(serde_json::to_value(measurement)?);
         }
-        // A line each: a file of some hundred values that people read too.
+        // One line per value: people also read these files.
         let lines: Vec<String> = list.iter().map(Value::to_string).collect();
         let text = format!("[\n{}\n]\n", lines.join(",\n"));
         let path = file(name, "json")?;
@@ -91,7 +91,7 @@ impl Record {
     }
 }
 
-/// `target/bench/NAME.EXTENSION`.
+/// Path of `target/bench/NAME.EXTENSION`.
 fn file(name: &str, extension: &str) -> Result<PathBuf> {
     let folder = checkout::folder(checkout::target().join("bench"))?;
     Ok(folder.join(format!("{name}.{extension}")))

@@ -1,24 +1,24 @@
-//! Rounds of cases, of which a few may fail.
+//! Rounds of cases, in which a few runs may fail.
 
 use super::message;
 use anyhow::Result;
 use std::cell::Cell;
 
-/// Runs that may fail before the benchmark does: one is bad luck (an emulated processor may hang).
+/// Number of runs that may fail before the benchmark fails: an emulated processor may hang once.
 #[derive(Debug)]
 pub struct Attempts {
     spare: Cell<u32>,
 }
 
 impl Attempts {
-    /// So many may fail.
+    /// Allows this number of failures.
     pub fn new(spare: u32) -> Self {
         Self {
             spare: Cell::new(spare),
         }
     }
 
-    /// Does `work`, again if it fails while there are spare runs.
+    /// Runs `work`, and repeats it if it fails while failures are left.
     pub fn run(&self, case: &str, what: &str, mut work: impl FnMut() -> Result<()>) -> Result<()> {
         message::news(format!("{case}: {what}"));
         loop {
@@ -34,7 +34,7 @@ impl Attempts {
     }
 }
 
-/// The same cases, another first one each round.
+/// The same cases, rotated so that each round starts with another.
 pub fn rotated<T: Clone>(cases: &[T], run: u32) -> Vec<T> {
     let mut cases = cases.to_vec();
     if !cases.is_empty() {

@@ -1,4 +1,4 @@
-//! What a VMM has in memory beside its guest's.
+//! Memory of a VMM without its guest's memory.
 
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 /// A process's resident memory without the guest's.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Resident {
-    /// All of it, KiB.
+    /// Resident set size, KiB.
     pub own_kib: u64,
-    /// The same, with what several processes share divided by them, KiB.
+    /// Proportional set size: shared pages are divided among the processes, KiB.
     pub own_pss_kib: u64,
     /// Memory of the guest, KiB.
     pub guest_kib: u64,
-    /// By what is mapped, KiB: a file's name, `[heap]`, `[stack]` or `anonymous`.
+    /// By name of the mapping, KiB: a file's name, `[heap]`, `[stack]` or `anonymous`.
     pub parts: BTreeMap<String, u64>,
 }
 
@@ -23,7 +23,7 @@ pub fn resident(pid: u32, guest_mib: u64) -> Result<Resident> {
     parse(&text, guest_mib * 1024)
 }
 
-/// Guest memory is what is mapped in pieces of at least a quarter of it, and was written to.
+/// Guest memory is any mapping that has at least a quarter of its size and was written to.
 fn parse(smaps: &str, guest_kib: u64) -> Result<Resident> {
     let mut parts = BTreeMap::new();
     let (mut guest, mut guest_rss, mut own_pss) = (0, 0, 0);
@@ -51,7 +51,7 @@ fn parse(smaps: &str, guest_kib: u64) -> Result<Resident> {
             name = label(line);
         }
     }
-    // A rule of thumb must not quietly count the wrong thing.
+    // The heuristic must not silently count the wrong mapping.
     ensure!(
         guest_kib == 0 || (guest_kib..=guest_kib + guest_kib / 64).contains(&guest),
         "{guest} KiB look like guest memory, not {guest_kib}"

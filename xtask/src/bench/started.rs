@@ -1,4 +1,4 @@
-//! A VMM that was started, its guest's serial line and what it has cost.
+//! A running VMM, its guest's serial line and its cost.
 
 use super::group::Group;
 use super::guest::Vmm;
@@ -9,24 +9,24 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A VMM, its guest and the time; dropped, all of it is ended.
+/// A VMM, its guest and the time limit; all processes are ended when this is dropped.
 #[derive(Debug)]
 pub struct Started {
     child: Child,
     stop: Option<Command>,
     errors: PathBuf,
-    /// All its processes.
+    /// All processes of the VMM.
     pub group: Group,
     /// Output of the guest.
     pub serial: Serial,
-    /// Just before the VMM's program was started.
+    /// Time just before the VMM's program was started.
     pub began: Instant,
-    /// When patience ends.
+    /// End of the time limit.
     deadline: Instant,
 }
 
 impl Started {
-    /// Starts a guest, which has until `patience` for all that is waited for.
+    /// Starts a guest, with `patience` as the time limit of all waits together.
     pub fn start(vmm: Vmm, patience: Duration) -> Result<Self> {
         let Vmm {
             mut command,
@@ -53,15 +53,15 @@ impl Started {
         })
     }
 
-    /// Waits until the guest says `words`.
+    /// Waits until the guest prints `words`.
     pub fn until(&mut self, words: &str) -> Result<Instant> {
         self.first_of(&[words]).map(|(_, when)| when)
     }
 
-    /// Waits until the guest says the first of several: which it was, and when.
+    /// Waits until the guest prints the first of several texts; returns its index and time.
     ///
     /// # Errors
-    /// If it does not in time, or ends; with what the VMM says of that.
+    /// If it does not in time, or ends; with the VMM's errors.
     pub fn first_of(&mut self, words: &[&str]) -> Result<(usize, Instant)> {
         match self.serial.poll(words, self.deadline) {
             Ok(Some(found)) => Ok(found),
@@ -79,13 +79,13 @@ impl Started {
         }
     }
 
-    /// Waits for the guest's end: how long it took from the start.
+    /// Waits for the guest's end; returns the time since the start.
     ///
     /// # Errors
-    /// If the VMM does not end by itself, with status 0 and all it started.
+    /// If the VMM and its descendants do not end by themselves, with status 0.
     pub fn ended(&mut self) -> Result<Duration> {
         self.serial.wait_for_end(self.deadline)?;
-        // The end of its output is the end of it, but for moments.
+        // The VMM exits moments after its output has ended.
         let status = loop {
             if let Some(status) = self.child.try_wait()? {
                 break status;

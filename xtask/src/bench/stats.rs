@@ -1,19 +1,19 @@
-//! Medians and the scatter around them.
+//! Medians and their scatter.
 
-/// Some values of one thing.
+/// Summary of several values of one metric.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Summary {
-    /// The middle one.
+    /// Median.
     pub median: f64,
-    /// One in ten is less.
+    /// 10th percentile.
     pub p10: f64,
-    /// One in ten is more.
+    /// 90th percentile.
     pub p90: f64,
     /// Number of values.
     pub count: usize,
 }
 
-/// Sums `values` up; nothing if there are none.
+/// Summarises `values`; nothing if there are none.
 pub fn summary(values: &[f64]) -> Option<Summary> {
     if values.is_empty() {
         return None;
@@ -28,12 +28,13 @@ pub fn summary(values: &[f64]) -> Option<Summary> {
     })
 }
 
-/// What the median of that of which `values` are a sample is not less than, with 95 % confidence: one of the values,
-/// by the sign test. Nothing if they are too few to say.
+/// Lower bound of the median of the distribution that `values` sample, with 95 % confidence: one of the values, by the
+/// sign test. Nothing if there are too few values.
 pub fn lower_bound(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    // With n values the k least all lie below the median with the chance of at most k - 1 heads in n throws.
+    // With n values, all of the k least lie below the median with the probability of at most k - 1 heads in n coin
+    // tosses.
     let n = i32::try_from(sorted.len()).ok()?;
     let mut chance = 0.5_f64.powi(n);
     let (mut below, mut k) = (chance, 0);
@@ -45,13 +46,13 @@ pub fn lower_bound(values: &[f64]) -> Option<f64> {
     sorted.get(usize::try_from(k).ok()?.checked_sub(1)?).copied()
 }
 
-/// The same for what it is not more than.
+/// Upper bound of the same median.
 pub fn upper_bound(values: &[f64]) -> Option<f64> {
     let mirrored: Vec<f64> = values.iter().map(|value| -value).collect();
     lower_bound(&mirrored).map(|bound| -bound)
 }
 
-/// Between neighbours, linear.
+/// Linear interpolation between neighbouring values.
 fn quantile(sorted: &[f64], q: f64) -> f64 {
     let place = q * (sorted.len() - 1) as f64;
     let (low, high) = (place.floor() as usize, place.ceil() as usize);
@@ -74,7 +75,7 @@ mod tests {
     #[test]
     fn a_lower_bound_needs_values() {
         let bound = |count: u32| lower_bound(&(1..=count).map(f64::from).collect::<Vec<_>>());
-        // The tables of the sign test: 5 values are the first that say anything.
+        // From tables of the sign test: 5 values are the fewest that give a bound.
         assert_eq!(
             [0, 1, 4, 5, 7, 8, 10, 11, 20].map(bound),
             [

@@ -1,4 +1,4 @@
-//! Bars with their scatter, as an SVG.
+//! Bar charts with scatter, as SVG.
 
 use super::stats::Summary;
 use super::table::number;
@@ -15,12 +15,12 @@ pub struct Panel {
     pub limit: Option<f64>,
 }
 
-/// Direction in which the values of a drawing are better.
+/// Direction in which the values of a panel are better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Better {
-    /// Small ones.
+    /// Smaller values are better.
     Less,
-    /// Large ones.
+    /// Larger values are better.
     More,
 }
 
@@ -32,7 +32,7 @@ const BAR: f64 = 24.0;
 const HEAD: f64 = 34.0;
 const TOP: f64 = 44.0;
 
-/// Draws all `panels`, one below the other, below a line that says of what.
+/// Draws all `panels`, one below the other, under a line with the title.
 pub fn draw(heading: &str, better: Better, panels: &[Panel]) -> String {
     let better = match better {
         Better::Less => "Less",

@@ -1,6 +1,6 @@
-//! Columns on a terminal.
+//! Tables on a terminal.
 
-/// Rows of cells, each as wide as its column's widest: the first `left` columns to the left, the others to the right.
+/// Rows of cells, padded to the width of their column: the first `left` columns left-aligned, the others right-aligned.
 pub fn align(rows: &[Vec<String>], left: usize) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -26,7 +26,7 @@ pub fn align(rows: &[Vec<String>], left: usize) -> String {
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// A value in as few digits as say something.
+/// Formats a value with its significant digits only.
 pub fn number(value: f64) -> String {
     if value.abs() >= 10.0 {
         let digits = format!("{value:.0}");

@@ -1,27 +1,27 @@
-//! Figures to hold: a rate of one case, at least so many times another's, and whether it is.
+//! Lower limits of rates relative to another case, and their checks.
 
 use super::record::{Measurement, Record};
 use super::stats::{lower_bound, summary};
 use super::table::align;
 
-/// A figure to hold.
+/// A target for a rate.
 #[derive(Debug)]
 pub struct Target {
-    /// Its case.
+    /// Name of the case.
     pub case: &'static str,
-    /// The rate.
+    /// Metric of the rate.
     pub metric: String,
     /// Title.
     pub title: &'static str,
-    /// The median of pairs is to be at least that.
+    /// Minimum of the median of pairs.
     pub least: f64,
     /// The case it is compared with.
     pub of: &'static str,
-    /// The lower bound of the median of pairs is to be at least that.
+    /// Minimum of the lower bound of the median of pairs.
     pub bound: Option<f64>,
 }
 
-/// Each figure that was measured, and whether it is held.
+/// Each measured target, and true if it is met.
 pub fn check(record: &Record, targets: &[Target]) -> String {
     let mut rows = Vec::new();
     for target in targets {
@@ -47,7 +47,7 @@ pub fn check(record: &Record, targets: &[Target]) -> String {
     align(&rows, 3)
 }
 
-/// The highest value that `targets` ask of `case`.
+/// The highest value that `targets` require of `case`.
 pub fn limit(record: &Record, targets: &[Target], case: &str, metric: &str) -> Option<f64> {
     let of = targets
         .iter()
@@ -57,7 +57,7 @@ pub fn limit(record: &Record, targets: &[Target], case: &str, metric: &str) -> O
 }
 
 impl Target {
-    /// Ratio of this case's rate to the other's, in each round that has both.
+    /// Ratio of the case's rate to the other's, in each round that has both.
     fn pairs(&self, record: &Record) -> Vec<f64> {
         let of = |case: &'static str| {
             let values = record.measurements.iter();
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn figures_are_held_by_pairs_of_the_same_round() {
-        // The machine was twice as fast in the second round; each pair is as good as the other.
+        // The machine was twice as fast in the second round; the ratio in each pair is the same.
         let record = record(&[130.0, 260.0, 132.0], &[100.0, 200.0, 100.0]);
         let text = check(&record, &[target(1.4, None), target(1.2, None)]);
         let lines: Vec<&str> = text.lines().collect();

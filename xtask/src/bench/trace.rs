@@ -1,4 +1,4 @@
-//! The kernel's tracepoints of a VMM and all it starts, in a buffer of their own.
+//! The kernel's tracepoints for a VMM and its descendants, in a separate trace instance.
 
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
@@ -7,10 +7,10 @@ use std::process::Command;
 const TRACEFS: &str = "/sys/kernel/tracing";
 const INSTANCE: &str = "husk-bench";
 
-/// Every program that is started.
+/// Starts of programs.
 pub const EXECS: &[&str] = &["sched/sched_process_exec"];
 
-/// Every time a guest's processor is interrupted, and why.
+/// VM exits with their reasons.
 pub const EXITS: &[&str] = &[
     "sched/sched_process_exec",
     "kvm/kvm_exit",
@@ -22,20 +22,20 @@ pub const EXITS: &[&str] = &[
 /// Accesses to I/O ports.
 pub const PORTS: &str = "kvm/kvm_pio";
 
-/// Kilobytes for each processor: several times what a q35 fills.
+/// Buffer size in kilobytes for each processor: several times the amount that a q35 boot needs.
 const BUFFER: &str = "16384";
 
-/// A trace; dropped, it is gone.
+/// A trace instance, which is removed when this is dropped.
 #[derive(Debug)]
 pub struct Trace {
     folder: PathBuf,
 }
 
 impl Trace {
-    /// Prepares the buffer.
+    /// Creates the instance.
     ///
     /// # Errors
-    /// If this is not root, or the kernel has no tracefs.
+    /// If this process is not root, or the kernel has no tracefs.
     pub fn new() -> Result<Self> {
         let instances = Path::new(TRACEFS).join("instances");
         if !instances.exists() {
@@ -45,7 +45,7 @@ impl Trace {
             ensure!(mounted.success(), "cannot mount tracefs: {mounted}");
         }
         let folder = instances.join(INSTANCE);
-        // One may be left of a benchmark that was killed.
+        // An instance may be left over from a benchmark that was killed.
         let _ = std::fs::remove_dir(&folder);
         std::fs::create_dir(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let trace = Self { folder };
@@ -55,7 +55,7 @@ impl Trace {
         Ok(trace)
     }
 
-    /// Traces `events` of what this thread starts from now on.
+    /// Traces `events` of processes that this thread starts from now on.
     pub fn begin(&self, events: &[&str]) -> Result<()> {
         self.set("tracing_on", "0")?;
         self.set("events/enable", "0")?;
@@ -68,12 +68,12 @@ impl Trace {
         self.set("tracing_on", "1")
     }
 
-    /// Leaves out what does not fit `filter` of an event.
+    /// Traces only those occurrences of an event that match `filter`.
     pub fn narrow(&self, event: &str, filter: &str) -> Result<()> {
         self.set(&format!("events/{event}/filter"), filter)
     }
 
-    /// Stops tracing: the events, in seconds of the monotonic clock.
+    /// Stops tracing; returns the events, with times in seconds of the monotonic clock.
     ///
     /// # Errors
     /// If events were lost.

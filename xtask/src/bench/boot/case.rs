@@ -1,4 +1,4 @@
-//! What is compared, and how each is started.
+//! The compared configurations, and how each is started.
 
 use crate::bench::guest::{self, Guest};
 use crate::bench::kit::Kit;
@@ -10,20 +10,20 @@ use std::path::Path;
 /// A VMM in one configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Vmm {
-    /// `husk run`, as anybody starts it.
+    /// `husk run`, as users start it.
     Husk,
-    /// QEMU's small machine. Without an RTC the guest looks for one for over a second.
+    /// QEMU's microvm. Without an RTC the guest would search for one for over a second.
     Microvm,
-    /// QEMU's PC.
+    /// QEMU's q35.
     Q35,
 }
 
 /// Boot source of a guest.
 #[derive(Debug, Clone, Copy)]
 pub enum Source<'a> {
-    /// The kernel and initrd of the kit, with this command line.
+    /// The kernel and initrd of the benchmark, with this command line.
     Kernel(&'a str),
-    /// The kernel and whatever else is on this disk.
+    /// The kernel and the system on this disk.
     Disk(&'a Path),
 }
 
@@ -37,10 +37,10 @@ pub const DISK_MIB: u64 = 512;
 const NAME: &str = "bench-boot";
 
 impl Vmm {
-    /// Those that boot a kernel and an initrd.
+    /// The cases that boot a kernel and an initrd.
     pub const ALL: [Self; 3] = [Self::Husk, Self::Microvm, Self::Q35];
 
-    /// Those that boot a disk.
+    /// The cases that boot a disk.
     pub const WITH_DISK: [Self; 2] = [Self::Husk, Self::Q35];
 
     /// The case's name.

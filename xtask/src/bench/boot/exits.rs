@@ -1,4 +1,4 @@
-//! A boot, read from its trace.
+//! Parses the trace of a boot.
 
 use std::collections::BTreeMap;
 
@@ -11,26 +11,26 @@ const SERIAL: &str = "write 0x3f8";
 /// Events from the start of a VMM until its guest printed a marker on its serial line.
 #[derive(Debug, Default, PartialEq)]
 pub struct Exits {
-    /// Exits, by the processor's reason.
+    /// VM exits by hardware exit reason.
     pub reasons: Counts,
-    /// Exits that went on to the VMM's own process, by KVM's reason.
+    /// VM exits that reach the VMM's process, by KVM exit reason.
     pub to_vmm: Counts,
     /// Accesses to I/O ports, by direction and port.
     pub ports: Counts,
-    /// Accesses to memory that is none, by direction and page.
+    /// MMIO accesses, by direction and page.
     pub mmio: Counts,
-    /// Programs that were started, in seconds of the monotonic clock.
+    /// Start times of programs, in seconds of the monotonic clock.
     pub execs: Vec<(String, f64)>,
-    /// The first exit: the guest runs.
+    /// Time of the first exit: the guest runs.
     pub first: Option<f64>,
-    /// The first byte on the serial line.
+    /// Time of the first byte on the serial line.
     pub first_byte: Option<f64>,
-    /// The marker.
+    /// Time of the marker.
     pub marker: Option<f64>,
 }
 
 impl Exits {
-    /// Reads the text form of a trace, up to `marker` if there is one.
+    /// Parses the text form of a trace, up to `marker` if there is one.
     pub fn read(trace: &str, marker: Option<&str>) -> Self {
         let mut exits = Self::default();
         let mut said = String::new();
@@ -67,7 +67,7 @@ impl Exits {
             }
             "kvm_mmio" => {
                 let kind = event.args.trim_start_matches("mmio ").split(' ').next();
-                // A read that no device within KVM answers comes twice: when asked and when answered.
+                // A read that no device within KVM handles appears twice: at the request and at the reply.
                 if let Some(direction @ ("read" | "write")) = kind {
                     let page = u64::from_str_radix(event.after("gpa").trim_start_matches("0x"), 16);
                     add(
@@ -85,7 +85,7 @@ impl Exits {
         }
     }
 
-    /// When the program `name` was started; /proc/self/exe is no program's name.
+    /// Start time of the program `name`; /proc/self/exe is not the name of a program.
     pub fn exec(&self, name: &str) -> Option<f64> {
         self.execs
             .iter()

@@ -1,4 +1,4 @@
-//! The process beside KVM: starts guests, one at a time, and reports what it measured.
+//! The process that runs where KVM is: starts guests, one at a time, and reports the measured values.
 
 use super::case::{DISK_MIB, KERNEL_MIB, Source, Vmm};
 use super::exits::Exits;
@@ -21,19 +21,19 @@ use std::time::Duration;
 pub struct Plan {
     /// Folder of `husk` and `husk-vmm`.
     pub release: PathBuf,
-    /// The kernel that all boot.
+    /// Kernel of all guests.
     pub kernel: PathBuf,
-    /// Its initrd.
+    /// Initrd of all guests.
     pub initrd: PathBuf,
-    /// A whole Debian.
+    /// Disk image of a whole Debian.
     pub disk: PathBuf,
     /// Rounds of timed boots of the kernel.
     pub runs: u32,
-    /// Rounds of boots looked at closely.
+    /// Rounds of profiled boots.
     pub observed: u32,
     /// Rounds of boots of the disk.
     pub disk_runs: u32,
-    /// Boot everything once before anything counts, and wait for the disk's login prompt.
+    /// Boot everything once as a warm-up, and wait for the disk's login prompt.
     pub thorough: bool,
 }
 
@@ -45,19 +45,19 @@ const FIRST_LINE: &str = "Linux version";
 const SYSTEMD: &str = "systemd[1]: systemd ";
 const LOGIN: &str = "login: ";
 
-/// All three command lines beside, none wants anything a VMM adds.
+/// The kernel command lines, which are complete: none needs an argument that a VMM adds.
 const TIMED: &str = "console=ttyS0 quiet husk.do=poweroff";
 const EARLY: &str = "console=ttyS0 earlyprintk=ttyS0,115200 husk.do=sleep";
 const IDLE: &str = "console=ttyS0 quiet husk.do=sleep";
 
 const KERNEL_PATIENCE: Duration = Duration::from_secs(90);
 const DISK_PATIENCE: Duration = Duration::from_secs(240);
-/// After that long a guest's user space is at rest.
+/// Time after which a guest's user space is idle.
 const REST: Duration = Duration::from_secs(1);
-/// Runs that may fail.
+/// Number of runs that may fail.
 const SPARE: u32 = 2;
 
-/// Does the `plan`.
+/// Runs the `plan`.
 pub fn run(plan: &Plan) -> Result<()> {
     let folder = kit::folder()?;
     let bench = Bench {
@@ -110,7 +110,7 @@ impl Bench {
         Started::start(vmm.ready(&self.kit, source)?, patience)
     }
 
-    /// A boot and a poweroff by the clock.
+    /// Times a boot and a poweroff.
     fn timed(&self, vmm: Vmm, run: Option<u32>) -> Result<()> {
         self.trace.begin(EXECS)?;
         let mut started = self.start(vmm, Source::Kernel(TIMED), KERNEL_PATIENCE)?;
@@ -134,7 +134,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A boot with the kernel's earliest console, up to its first line.
+    /// Times a boot with the kernel's earliest console, up to its first line.
     fn first_line(&self, vmm: Vmm, run: u32) -> Result<()> {
         let mut started = self.start(vmm, Source::Kernel(EARLY), KERNEL_PATIENCE)?;
         let first_line = since_start(&mut started, FIRST_LINE)?;
@@ -142,7 +142,7 @@ impl Bench {
         Ok(())
     }
 
-    /// A boot under the eyes of tracepoints, then the guest at rest.
+    /// Traces a boot, then measures the idle guest.
     fn observed(&self, vmm: Vmm, run: u32) -> Result<()> {
         self.trace.begin(EXITS)?;
         let mut started = self.start(vmm, Source::Kernel(IDLE), KERNEL_PATIENCE)?;
@@ -157,7 +157,7 @@ impl Bench {
         };
         let vmm_memory = smaps::resident(pid, KERNEL_MIB)?;
         let mut pod = vmm_memory.own_kib;
-        // Others that live as long as the guest, without the command its user runs.
+        // Other processes that run as long as the guest, without the command that the user runs.
         let mut companions = started.group.pids()?;
         companions.retain(|other| *other != pid && *other != started.pid());
         for pid in companions {
@@ -175,9 +175,9 @@ impl Bench {
         Ok(())
     }
 
-    /// A boot of a whole Debian from a fresh copy of its disk.
+    /// Times a boot of a whole Debian from a fresh copy of its disk.
     fn disk(&self, vmm: Vmm, run: u32, plan: &Plan) -> Result<()> {
-        // In memory: what is compared is two VMMs, not two moments of a disk's cache.
+        // In memory, so that the state of a disk's cache does not affect the comparison of two VMMs.
         let copy = tempfile::Builder::new()
             .prefix("husk-bench.")
             .suffix(".img")
@@ -203,7 +203,7 @@ fn stamp(log: &str) -> Option<f64> {
     last.split_once(']')?.0.trim().parse().ok()
 }
 
-/// Milliseconds from the start until the guest says `words`.
+/// Milliseconds from the start until the guest prints `words`.
 fn since_start(started: &mut Started, words: &str) -> Result<f64> {
     Ok(milliseconds(started.until(words)? - started.began))
 }

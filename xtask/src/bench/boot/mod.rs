@@ -1,4 +1,4 @@
-//! `cargo xtask bench boot`: from a VMM's start to its guest's user space, and what it costs, beside QEMU.
+//! `cargo xtask bench boot`: the time from a VMM's start to its guest's user space, and its cost, compared with QEMU.
 
 mod case;
 mod exits;
@@ -29,10 +29,10 @@ pub struct Args {
     /// The guest's kernel
     #[arg(long, value_enum, default_value_t)]
     kernel: Kernel,
-    /// One round of everything, without warming up: shows that the benchmark works, not how fast anything is
+    /// One round of everything without warm-up, which only shows that the benchmark works
     #[arg(long, conflicts_with_all = ["runs", "disk_runs"])]
     quick: bool,
-    /// Measure here and now what this plan says (how the command runs itself where KVM is)
+    /// Measure this plan on this machine (the command runs itself this way where KVM is)
     #[arg(long, hide = true, value_name = "JSON")]
     inside: Option<String>,
 }
@@ -58,10 +58,10 @@ impl Kernel {
     }
 }
 
-/// Rounds of boots looked at closely: their figures hardly vary.
+/// Rounds of profiled boots: their values hardly vary.
 const OBSERVED: u32 = 3;
 
-/// The longest a round may take, wherever it is done.
+/// Maximum time of a round, on any machine.
 const ROUND_LIMIT: Duration = Duration::from_secs(900);
 
 /// Runs `cargo xtask bench boot`.
@@ -98,9 +98,9 @@ pub fn run(args: Args) -> Result<()> {
         profiles.retain(|known: &Profile| known.case != profile.case);
         profiles.push(profile);
     });
-    // Also of a benchmark that ended early: what was measured is true.
+    // Also record a benchmark that ended early: its values are valid.
     println!("{}", report::text(&record, &mut profiles));
-    // A look at whether it works does not replace a measurement.
+    // A short run does not replace a measurement.
     let name = if args.quick { "boot-quick" } else { "boot" };
     let setting = report::setting(&record);
     record.publish(name, &setting, svg::Better::Less, &report::plot(&record))?;

@@ -1,31 +1,31 @@
-//! A boot looked at closely.
+//! Detailed profile of a boot.
 
 use super::exits::{Counts, Exits};
 use crate::bench::smaps::Resident;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// One boot from nearby.
+/// Profile of one boot.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Profile {
     /// The case's name.
     pub case: String,
-    /// Exits by the processor's reason.
+    /// VM exits by hardware exit reason.
     pub reasons: Counts,
-    /// Exits that reach the VMM's process, by KVM's reason.
+    /// VM exits that reach the VMM's process, by KVM exit reason.
     pub to_vmm: Counts,
     /// Accesses to I/O ports.
     pub ports: Counts,
     /// Accesses to memory-mapped registers, by page.
     pub mmio: Counts,
-    /// Resident memory beside the guest's, KiB.
+    /// Resident memory without the guest's memory, KiB.
     pub memory: BTreeMap<String, u64>,
-    /// Milliseconds from the start until …; under trace, so longer than without.
+    /// Milliseconds from the start until each phase; under trace, so longer than without.
     pub steps: Vec<(String, f64)>,
 }
 
 impl Profile {
-    /// Of what was observed of `case`.
+    /// Creates the profile from the observations of `case`.
     pub fn new(case: &str, exits: Exits, memory: Resident) -> Self {
         let began = exits.execs.first().map_or(0.0, |(_, time)| *time);
         let mut moments: Vec<(String, f64)> = exits

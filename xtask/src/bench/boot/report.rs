@@ -1,4 +1,4 @@
-//! What the figures say, for people.
+//! Report of the measured values.
 
 use super::case::Vmm;
 use super::exits::Counts;
@@ -10,7 +10,7 @@ use crate::bench::svg::Panel;
 use crate::bench::table::{align, number};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A metric and what people call it in a table and, if it is drawn, above a plot.
+/// A metric, its title in tables and, if it is drawn, its title in the plot.
 type Line = (&'static str, &'static str, &'static str);
 
 const KERNEL: &[Line] = &[
@@ -134,7 +134,7 @@ pub fn setting(record: &Record) -> String {
     )
 }
 
-/// Medians, scatter and ratios of Husk's to the others'.
+/// Medians, scatter and the ratios of Husk's medians to the others'.
 fn figures(record: &Record, cases: &[String], lines: &[Line]) -> String {
     let mut head = vec![String::from("median (p10 … p90)")];
     head.extend(cases.iter().cloned());
@@ -175,7 +175,7 @@ fn cell(sum: Summary) -> String {
     )
 }
 
-/// The plot's parts.
+/// The panels of the plot.
 pub fn plot(record: &Record) -> Vec<Panel> {
     let kernel = Vmm::ALL.map(|vmm| vmm.name().to_owned());
     let disk = Vmm::WITH_DISK.map(Vmm::disk_name);
@@ -190,7 +190,7 @@ pub fn plot(record: &Record) -> Vec<Panel> {
     panels
 }
 
-/// Rows of a matrix beside those that are added up as the rest.
+/// Maximum number of rows of a matrix; the others are summed up in one row.
 const TOP: usize = 12;
 
 /// The largest counts of all cases, side by side.
@@ -234,7 +234,7 @@ fn number_of(count: u64) -> String {
     }
 }
 
-/// Split of each case's time and memory.
+/// Breakdown of each case's time and memory.
 fn details(profiles: &[Profile]) -> Vec<String> {
     let lines = |what: &str, of: &dyn Fn(&Profile) -> Vec<String>| {
         let mut rows = vec![what.to_owned()];

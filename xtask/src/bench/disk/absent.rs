@@ -1,10 +1,10 @@
-//! Cases that a VMM does not serve, as opposed to those it fails at.
+//! Cases that a VMM does not support, as opposed to those that fail.
 
 use crate::bench::started::Started;
 use anyhow::{Result, bail};
 use std::time::Instant;
 
-/// The VMM's reason that a case cannot be measured. No second try changes it.
+/// The VMM's reason why a case cannot be measured. It is not retried.
 #[derive(Debug)]
 pub struct Absent(pub String);
 
@@ -16,10 +16,10 @@ impl std::fmt::Display for Absent {
 
 impl std::error::Error for Absent {}
 
-/// Waits until the guest says `words`: when, and what it said since what was waited for before.
+/// Waits until the guest prints `words`; returns the time, and the output since the previous match.
 ///
 /// # Errors
-/// [`Absent`] if the VMM says that it does not serve such a guest.
+/// [`Absent`] if the VMM reports that it does not support such a guest.
 pub fn until(started: &mut Started, words: &str) -> Result<(Instant, String)> {
     const FAILED: &str = "husk-bench: failed;";
     match started.first_of(&[words, FAILED]) {
@@ -32,7 +32,7 @@ pub fn until(started: &mut Started, words: &str) -> Result<(Instant, String)> {
     }
 }
 
-/// The line that says that something is not there in this VMM, as opposed to broken.
+/// The line which reports that something is unsupported by this VMM, as opposed to broken.
 fn unserved(errors: &str) -> Option<&str> {
     let says = |line: &&str| line.contains("not served yet") || line.contains("not supported in this build");
     errors.lines().find(says).map(str::trim)

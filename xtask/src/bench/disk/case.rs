@@ -1,4 +1,4 @@
-//! What is compared, and how each is started.
+//! The compared configurations, and how each is started.
 
 use crate::bench::guest::{Guest, Vmm};
 use crate::bench::kit;
@@ -19,16 +19,16 @@ pub enum Case {
     /// Husk's virtio-blk, with an overlay over a qcow2 image.
     #[value(name = "husk-qcow2")]
     HuskQcow2,
-    /// QEMU's virtio-blk as one gets it: served by its main loop.
+    /// QEMU's virtio-blk by default: served by its main loop.
     #[value(name = "qemu-q35")]
     Q35,
-    /// The same with a thread of its own and io_uring.
+    /// The same with an iothread and io_uring.
     #[value(name = "qemu-q35-iothread")]
     Q35Iothread,
-    /// QEMU's virtio-scsi as one gets it.
+    /// QEMU's virtio-scsi by default.
     #[value(name = "qemu-q35-scsi")]
     Q35Scsi,
-    /// The same with a thread of its own and io_uring.
+    /// The same with an iothread and io_uring.
     #[value(name = "qemu-q35-scsi-iothread")]
     Q35ScsiIothread,
     /// QEMU's virtio-blk, with a qcow2 overlay over a qcow2 image.
@@ -39,17 +39,17 @@ pub enum Case {
 /// Files that all runs use.
 #[derive(Debug)]
 pub struct Kit {
-    /// Those of every benchmark; the initrd says what the guest is to do.
+    /// Files of every benchmark; the initrd contains the guest's jobs.
     pub common: kit::Kit,
     /// The disk's image, raw.
     pub raw: PathBuf,
     /// The same in qcow2, if a case needs it.
     pub qcow2: Option<PathBuf>,
-    /// Processors of every guest.
+    /// Number of processors of every guest.
     pub vcpus: u32,
 }
 
-/// Memory of every guest: fio's libraries are in it twice while they are unpacked.
+/// Memory of every guest: it holds fio's libraries twice while they are unpacked.
 pub const MEMORY_MIB: u64 = 512;
 
 /// Command line of every guest.
@@ -62,7 +62,7 @@ pub const CACHE: &str = "writeback";
 const NAME: &str = "bench-disk";
 
 impl Case {
-    /// All of them, Husk's first: they are those that may not be there.
+    /// All cases, Husk's first, because they may be unavailable.
     pub const ALL: [Self; 8] = [
         Self::Husk,
         Self::HuskScsi,
@@ -74,7 +74,7 @@ impl Case {
         Self::Q35Qcow2,
     ];
 
-    /// Its name.
+    /// Name of the case.
     pub fn name(self) -> &'static str {
         match self {
             Self::Husk => "husk",
@@ -88,7 +88,7 @@ impl Case {
         }
     }
 
-    /// True if its disk is in qcow2.
+    /// True if the disk is a qcow2 image.
     pub fn is_qcow2(self) -> bool {
         matches!(self, Self::HuskQcow2 | Self::Q35Qcow2)
     }
@@ -97,7 +97,7 @@ impl Case {
         matches!(self, Self::Husk | Self::HuskScsi | Self::HuskQcow2)
     }
 
-    /// The VMM for it.
+    /// The VMM of the case.
     pub fn ready(self, kit: &Kit) -> Result<Vmm> {
         let guest = Guest {
             name: NAME,
@@ -123,7 +123,7 @@ impl Case {
         Ok(vmm)
     }
 
-    /// Lines of its devices and of its spec.
+    /// Manifest lines for the devices and for the spec.
     fn manifest(self, kit: &Kit) -> (String, String) {
         let bus = if self == Self::HuskScsi { "scsi" } else { "virtio" };
         let volume = if self.is_qcow2() {
@@ -131,7 +131,7 @@ impl Case {
         } else {
             format!("hostDisk: {{type: Disk, path: {}}}", kit.raw.display())
         };
-        // QEMU too has a queue for each vCPU.
+        // QEMU also has one queue per vCPU.
         let disks = format!("disks: [{{name: data, disk: {{bus: {bus}}}, cache: {CACHE}}}]");
         (
             format!("blockMultiQueue: true\n{disks}"),
@@ -187,7 +187,7 @@ impl Kit {
         self.qcow2.as_deref().context("there is no qcow2 image")
     }
 
-    /// A fresh overlay over the qcow2 image.
+    /// Creates a fresh overlay over the qcow2 image.
     fn overlay(&self) -> Result<PathBuf> {
         let overlay = self.common.folder.join("overlay.qcow2");
         let mut create = Command::new("qemu-img");
@@ -200,7 +200,7 @@ impl Kit {
     }
 }
 
-/// Runs a `qemu-img`.
+/// Runs `qemu-img`.
 pub fn qemu_img(command: &mut Command) -> Result<()> {
     let output = command
         .stdin(Stdio::null())

@@ -1,21 +1,21 @@
-//! What is measured of every case: one kind of request at a time.
+//! The kinds of requests that are measured for every case, one at a time.
 
 use std::fmt::Write;
 
-/// Requests of one kind, kept going for a while.
+/// Requests of one kind, issued for some time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cell {
-    /// Its name in metrics.
+    /// Name in metrics.
     pub name: &'static str,
     /// Title.
     pub title: &'static str,
-    /// fio's name of its pattern.
+    /// Name of the pattern in fio.
     pattern: &'static str,
-    /// KiB of a request.
+    /// Size of a request in KiB.
     kib: u32,
-    /// Requests that each job has under way.
+    /// Queue depth of each job.
     depth: u32,
-    /// Jobs at the same time.
+    /// Number of simultaneous jobs.
     jobs: u32,
 }
 
@@ -35,7 +35,7 @@ const fn cell(
     }
 }
 
-/// All of them, in the order they are measured: what reads first, as what writes leaves work behind.
+/// All kinds, in the order of measurement: reads first, because writes leave work behind.
 #[rustfmt::skip]
 pub const CELLS: &[Cell] = &[
     cell("rand4k_qd1", "random reads of 4 KiB, depth 1", "randread", (4, 1, 1)),
@@ -49,30 +49,30 @@ pub const CELLS: &[Cell] = &[
 ];
 
 impl Cell {
-    /// True if its requests write.
+    /// True if the requests write.
     pub fn writes(&self) -> bool {
         self.pattern.ends_with("write")
     }
 
-    /// True if its unit is bytes, not requests.
+    /// True if the unit is bytes instead of requests.
     pub fn streams(&self) -> bool {
         self.kib >= 1024
     }
 
-    /// The metric of how much it does in a second.
+    /// Metric of the rate.
     pub fn rate(&self) -> String {
         let kind = if self.streams() { "mib_s" } else { "iops" };
         format!("{kind}_{}", self.name)
     }
 
-    /// The unit of its rate.
+    /// Unit of the rate.
     pub fn unit(&self) -> &'static str {
         if self.streams() { "MiB/s" } else { "1/s" }
     }
 }
 
-/// fio's job file: all cells one after the other, for `seconds` each, of which the first `ramp` do not count.
-/// Each says on the console when it begins.
+/// fio's job file: all cells one after the other, for `seconds` each, without the first `ramp` seconds. Each prints a
+/// marker on the console when it starts.
 pub fn jobs(ramp: u32, seconds: u32) -> String {
     let mut text = format!(
         "[global]\nfilename=${{DISK}}\nioengine=libaio\ndirect=1\nthread=1\ngroup_reporting=1\ntime_based=1\n\
@@ -122,7 +122,7 @@ mod tests {
         rates.sort_unstable();
         rates.dedup();
         assert_eq!(rates.len(), CELLS.len());
-        // Marks distinguish cells whose names begin alike.
+        // The markers differ, even if one cell's name is a prefix of another's.
         for cell in CELLS {
             let others = CELLS.iter().filter(|other| other.name != cell.name);
             assert!(others.map(begins).all(|mark| !mark.contains(&begins(cell))));

@@ -1,34 +1,34 @@
-//! fio's result of a job: a line of fields with semicolons between them (fio's manual, "Terse output", version 3).
+//! fio's result of a job: a line of fields separated by semicolons (fio's manual, "Terse output", version 3).
 
 use anyhow::{Context, Result, ensure};
 
 /// One job, or a group of them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Job {
-    /// Its name, of a group that of the first job.
+    /// Name of the job; for a group, that of its first job.
     pub name: String,
-    /// Requests in a second.
+    /// Requests per second.
     pub iops: f64,
-    /// Bytes in a second.
+    /// Bytes per second.
     pub bytes_s: f64,
-    /// Microseconds that half of the requests took at most.
+    /// Median latency in microseconds.
     pub p50_us: f64,
-    /// And 99 of 100.
+    /// 99th percentile of the latency in microseconds.
     pub p99_us: f64,
 }
 
-/// Fields before those of the reads, and of each direction.
+/// Number of fields before those of the reads, and of each direction.
 const HEAD: usize = 5;
 const DIRECTION: usize = 41;
-/// Of a direction: KiB/s, requests a second, then from here on 20 percentiles of the time to completion.
+/// Offsets in a direction: KiB/s, requests per second, then 20 percentiles of the completion latency.
 const KIB_S: usize = 1;
 const IOPS: usize = 2;
 const PERCENTILES: usize = 12;
 
-/// Reads the line of a job which does nothing but write, or read.
+/// Parses the line of a job that only writes, or only reads.
 ///
 /// # Errors
-/// If it is not such a line, or the job failed, or it did nothing.
+/// If it is not such a line, or the job failed, or it did no I/O.
 pub fn job(line: &str, writes: bool) -> Result<Job> {
     let fields: Vec<&str> = line.trim().split(';').collect();
     ensure!(

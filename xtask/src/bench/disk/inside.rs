@@ -1,4 +1,4 @@
-//! The process beside KVM: starts guests, one at a time, and reports what it measured.
+//! The process that runs where KVM is: starts guests, one at a time, and reports the measured values.
 
 use super::absent::{Absent, until};
 use super::case::{APPEND, CACHE, Case, Kit, MEMORY_MIB, qemu_img};
@@ -23,37 +23,37 @@ use std::time::Duration;
 pub struct Plan {
     /// Folder of `husk` and `husk-vmm`.
     pub release: PathBuf,
-    /// The kernel that all boot.
+    /// Kernel of all guests.
     pub kernel: PathBuf,
-    /// Its initrd, with fio.
+    /// Initrd of all guests, with fio.
     pub initrd: PathBuf,
     /// Cases to compare.
     pub cases: Vec<Case>,
     /// Rounds, each with every case.
     pub runs: u32,
-    /// Seconds of each kind of request that do not count.
+    /// Warm-up of each kind of request in seconds, which is not measured.
     pub ramp: u32,
-    /// Seconds that do.
+    /// Measured time of each kind of request in seconds.
     pub seconds: u32,
-    /// Run every case once before anything counts.
+    /// Run every case once as a warm-up.
     pub thorough: bool,
 }
 
-/// A case that cannot be measured here, and why.
+/// A case that cannot be measured on this machine, and the reason.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct LeftOut(pub Case, pub String);
 
-/// Size of the disk: it fits into any host's page cache, and is left there by what reads it before each start.
+/// Size of the disk: it fits into any host's page cache, and is read into the cache before each start.
 const DISK_MIB: u64 = 256;
 
-/// Until user space, and for fio to find its sixty libraries.
+/// Time limit until user space runs and fio has loaded its sixty libraries.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// Time that a cell may take beyond its seconds.
+/// Maximum time of a cell in addition to its duration.
 const CELL_PATIENCE: Duration = Duration::from_secs(10);
-/// Runs that may fail.
+/// Number of runs that may fail.
 const SPARE: u32 = 3;
 
-/// Does the `plan`.
+/// Runs the `plan`.
 pub fn run(plan: &Plan) -> Result<()> {
     let folder = kit::folder()?;
     message::news("making the disk".to_owned());
@@ -93,14 +93,14 @@ pub fn run(plan: &Plan) -> Result<()> {
 struct Bench<'a> {
     plan: &'a Plan,
     kit: Kit,
-    /// Those that can be measured, as far as is known.
+    /// The cases that are not known to be unavailable.
     cases: Vec<Case>,
     attempts: Attempts,
 }
 
 impl Bench<'_> {
-    /// Measures `case`, again if it fails while there are spare runs. One that cannot be measured is left out from
-    /// then on.
+    /// Measures `case`, and repeats it if it fails while failures are left. A case that cannot be measured is left out
+    /// from then on.
     fn attempt(&mut self, case: Case, what: &str, run: Option<u32>) -> Result<()> {
         if !self.cases.contains(&case) {
             return Ok(());
@@ -128,7 +128,7 @@ impl Bench<'_> {
         message::more(LeftOut(case, why.to_owned()));
     }
 
-    /// One guest, all kinds of requests. Its values are reported at the end, all or none.
+    /// Runs all kinds of requests in one guest. Its values are reported at the end, all or none.
     fn measure(&self, case: Case, run: Option<u32>) -> Result<()> {
         let plan = self.plan;
         self.kit.warm(case)?;
@@ -180,7 +180,7 @@ impl Bench<'_> {
     }
 }
 
-/// The values of a kind of request from fio's line and its cost: metric, unit, value.
+/// The values of a kind of request from fio's line and the cost: metric, unit, value.
 fn figures(cell: &Cell, line: &str, cost: Cost) -> Result<Vec<(String, &'static str, f64)>> {
     let job = fio::job(line, cell.writes())?;
     ensure!(job.name == cell.name, "{} instead of {}", job.name, cell.name);
@@ -203,7 +203,7 @@ fn figures(cell: &Cell, line: &str, cost: Cost) -> Result<Vec<(String, &'static 
 }
 
 impl Kit {
-    /// Has the guest measure, and makes the disk.
+    /// Adds the jobs to the initrd, and makes the disk.
     fn gather(plan: &Plan, folder: &Path) -> Result<Self> {
         let common = kit::Kit::gather(&plan.release, &plan.kernel, &plan.initrd, folder)?;
         let jobs = cell::jobs(plan.ramp, plan.seconds);
@@ -226,7 +226,7 @@ impl Kit {
         } else {
             None
         };
-        // One is left for the VMM; more than four would only wait for each other.
+        // One processor is left for the VMM; more than four would only wait for each other.
         let cpus = std::thread::available_parallelism()?.get();
         Ok(Self {
             common,
@@ -236,7 +236,7 @@ impl Kit {
         })
     }
 
-    /// Has what the last case wrote on its way, and the disk of `case` in the page cache.
+    /// Flushes the writes of the last case, and reads the disk of `case` into the page cache.
     fn warm(&self, case: Case) -> Result<()> {
         let image = match &self.qcow2 {
             Some(qcow2) if case.is_qcow2() => qcow2,
@@ -250,7 +250,7 @@ impl Kit {
     }
 }
 
-/// Makes the disk's image: no part of it is a hole, none is like another.
+/// Makes the disk's image, without holes and repeated parts.
 fn fill(path: &Path) -> Result<()> {
     let mut file = File::create_new(path).with_context(|| format!("cannot make {}", path.display()))?;
     let mut random = 0x2545_f491_4f6c_dd1d_u64;
@@ -288,13 +288,13 @@ mod tests {
             ("iops_rand4k_qd1", "1/s", 20_000.0),
             ("lat_p50_us_rand4k_qd1", "us", 33.0),
             ("lat_p99_us_rand4k_qd1", "us", 164.0),
-            // A second and a half of processor time a second, for 20,000 requests.
+            // 1.5 seconds of CPU time per second, for 20,000 requests.
             ("cpu_us_rand4k_qd1", "us", 75.0),
             ("cpu_guest_us_rand4k_qd1", "us", 50.0),
         ];
         let wanted = wanted.map(|(metric, unit, value)| (metric.to_owned(), unit, value));
         assert_eq!(values, wanted);
-        // Another job's line is not taken for it.
+        // The line of another job does not match.
         assert!(figures(&CELLS[1], &line, cost).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask bench disk`: requests of several kinds to one disk, beside QEMU.
+//! `cargo xtask bench disk`: several kinds of requests to one disk, compared with QEMU.
 
 mod absent;
 mod case;
@@ -23,24 +23,24 @@ use std::time::Duration;
 /// Arguments of `cargo xtask bench disk`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Rounds of all cases; ten are the fewest that say how far two of them are apart
+    /// Rounds of all cases; at least ten are needed to compare two cases
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
     /// Measure only this case; may be given several times
     #[arg(long, value_enum, value_name = "CASE")]
     only: Vec<Case>,
-    /// One short round, without warming up: shows that the benchmark works, not how fast anything is
+    /// One short round without warm-up, which only shows that the benchmark works
     #[arg(long, conflicts_with = "runs")]
     quick: bool,
-    /// Measure here and now what this plan says (how the command runs itself where KVM is)
+    /// Measure this plan on this machine (the command runs itself this way where KVM is)
     #[arg(long, hide = true, value_name = "JSON")]
     inside: Option<String>,
 }
 
-/// The guest: its kernel, and fio.
+/// Image of the guest: its kernel, and fio.
 const IMAGE: &str = "initramfs-6.12-disks";
 
-/// The longest a case may take in one round, wherever it is done.
+/// Maximum time of a case in one round, on any machine.
 const CASE_LIMIT: Duration = Duration::from_secs(300);
 
 /// Runs `cargo xtask bench disk`.
@@ -83,9 +83,9 @@ pub fn run(args: Args) -> Result<()> {
     let left_out = absent.iter().map(|(case, why)| (case.name(), why.as_str()));
     let left_out: BTreeMap<_, _> = left_out.collect();
     record.env.insert("left_out".to_owned(), json!(left_out));
-    // Also of a benchmark that ended early: what was measured is true.
+    // Also record a benchmark that ended early: its values are valid.
     println!("{}", report::text(&record, &absent));
-    // A look at whether it works, or at one case, does not replace a measurement.
+    // A short run, or a run of one case, does not replace a measurement.
     let whole = !args.quick && args.only.is_empty();
     let name = if whole { "disk" } else { "disk-quick" };
     let setting = report::setting(&record);
@@ -93,7 +93,7 @@ pub fn run(args: Args) -> Result<()> {
     measured
 }
 
-/// The cases to measure: all if `only` has none.
+/// The cases to measure: all if `only` is empty.
 fn chosen(only: &[Case]) -> Vec<Case> {
     let wanted = |case: &Case| only.is_empty() || only.contains(case);
     Case::ALL.into_iter().filter(wanted).collect()

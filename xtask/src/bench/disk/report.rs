@@ -1,4 +1,4 @@
-//! What the figures say, for people.
+//! Report of the measured values.
 
 use super::case::Case;
 use super::cell::{CELLS, Cell};
@@ -11,10 +11,10 @@ use crate::bench::targets::{Target, check, limit};
 /// Baseline of every other case.
 const BASE: Case = Case::Q35;
 
-/// Kinds of requests that have figures to hold.
+/// Kinds of requests that have targets.
 const HELD: [&str; 3] = ["rand4k_qd1", "rand4k_qd32", "seq1m"];
 
-/// All of them: beside QEMU as one gets it, each kind has its own.
+/// All targets: relative to QEMU's defaults, each kind has its own.
 fn targets() -> Vec<Target> {
     let of = |case: Case, of: Case, least: [f64; 3], bound| {
         let cells = CELLS.iter().filter(|cell| HELD.contains(&cell.name));
@@ -35,7 +35,7 @@ fn targets() -> Vec<Target> {
     targets
 }
 
-/// The tables, and what is not in them.
+/// The tables, and the cases that are missing from them.
 pub fn text(record: &Record, absent: &[(Case, String)]) -> String {
     let cases = measured(record);
     let rate = |cell: &Cell| (format!("{}, {}", cell.title, cell.unit()), cell.rate());
@@ -90,7 +90,7 @@ pub fn setting(record: &Record) -> String {
     )
 }
 
-/// Medians of what `metric` names for each kind of request, each with its ratio to the base's.
+/// Medians of the metric that `metric` names for each kind of request, with their ratios to the base's.
 fn figures(
     record: &Record,
     cases: &[Case],
@@ -103,7 +103,7 @@ fn figures(
     medians(record, &head, &names, base, CELLS.iter().map(metric))
 }
 
-/// The plot's parts: a rate each.
+/// The panels of the plot, one for each rate.
 pub fn plot(record: &Record) -> Vec<Panel> {
     let cases = measured(record);
     let panel = |cell: &Cell| {

@@ -25,7 +25,7 @@ pub const MEMORY_MIB: u64 = 256;
 /// Command line of every guest.
 pub const APPEND: &str = "console=ttyS0 quiet husk.do=script";
 
-/// Host cache mode of every disk: the page cache, so that the host's disk does not add to the times.
+/// Host cache mode of every disk: the page cache, so that the host's disk does not affect the times.
 pub const CACHE: &str = "writeback";
 
 const GUEST: Guest<'_> = Guest {
@@ -36,10 +36,10 @@ const GUEST: Guest<'_> = Guest {
 };
 
 impl Case {
-    /// Husk first.
+    /// All cases, Husk first.
     pub const ALL: [Self; 2] = [Self::Husk, Self::Q35];
 
-    /// Its name.
+    /// Name of the case.
     pub fn name(self) -> &'static str {
         match self {
             Self::Husk => "husk",
@@ -47,7 +47,7 @@ impl Case {
         }
     }
 
-    /// The VMM for a guest with a SCSI controller that has no disk yet.
+    /// The VMM of a guest with a SCSI controller that has no disk yet.
     pub fn ready(self, kit: &Kit) -> Result<Vmm> {
         match self {
             Self::Husk => GUEST.husk(kit, "", ""),
@@ -61,7 +61,7 @@ impl Case {
         }
     }
 
-    /// The way to the VMM of a guest that runs.
+    /// Connects to the VMM of a running guest.
     pub fn connect(self, kit: &Kit) -> Result<Plug> {
         Ok(match self {
             Self::Husk => Plug::Husk(Pod::connect(&GUEST.socket(kit))?),
@@ -74,28 +74,28 @@ fn qmp(kit: &Kit) -> PathBuf {
     kit.folder.join("qmp")
 }
 
-/// A connection by which disks are added and removed.
+/// A connection through which disks are added and removed.
 #[derive(Debug)]
 pub enum Plug {
-    /// To Husk's monitor.
+    /// Connection to Husk's monitor.
     Husk(Pod),
-    /// To QEMU.
+    /// Connection to QEMU.
     Qemu(Qmp),
 }
 
-/// The moments of an addition.
+/// The times of an addition.
 #[derive(Debug)]
 pub struct Asked {
-    /// The VMM is asked to have the image. Husk has it with the disk.
+    /// Request to open the image. Husk opens it with the disk.
     pub image: Instant,
-    /// And to add the disk.
+    /// Request to add the disk.
     pub disk: Instant,
-    /// It says that it has.
+    /// Reply to the request.
     pub answered: Instant,
 }
 
 impl Plug {
-    /// Adds a disk with this serial number.
+    /// Adds a disk with the given serial number.
     pub fn add(&mut self, serial: &str, image: &Path) -> Result<Asked> {
         match self {
             Self::Husk(pod) => {
@@ -128,7 +128,7 @@ impl Plug {
         }
     }
 
-    /// Removes it, and returns when the image is closed.
+    /// Removes the disk, and returns when the image is closed.
     pub fn remove(&mut self, serial: &str) -> Result<()> {
         match self {
             Self::Husk(pod) => pod.remove(serial),

@@ -1,4 +1,4 @@
-//! The process beside KVM: starts guests, one at a time, adds and removes a disk, and reports what it measured.
+//! The process that runs where KVM is: starts guests, one at a time, adds and removes a disk, and reports the values.
 
 use super::case::{APPEND, Asked, CACHE, Case, MEMORY_MIB, Plug};
 use super::told::{FILTER, Told};
@@ -20,30 +20,30 @@ use std::time::{Duration, Instant};
 pub struct Plan {
     /// Folder of `husk`, `husk-vmm` and `husk-uevents`.
     pub release: PathBuf,
-    /// The kernel that all boot.
+    /// Kernel of all guests.
     pub kernel: PathBuf,
-    /// Its initrd.
+    /// Initrd of all guests.
     pub initrd: PathBuf,
     /// Rounds, each with a new guest of every case.
     pub runs: u32,
-    /// Additions to a guest that do not count.
+    /// Additions to a guest as a warm-up, which are not measured.
     pub warmups: u32,
-    /// Additions that do.
+    /// Measured additions to a guest.
     pub additions: u32,
 }
 
 /// Size of the disk, which stays empty.
 const DISK_MIB: u64 = 64;
-/// Until user space.
+/// Time limit until user space runs.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Time limit of an addition and its removal.
 const PLUG_PATIENCE: Duration = Duration::from_secs(5);
-/// After that long all have done what they do after the event, and sleep.
+/// Time after which all work that follows the event is done.
 const REST: Duration = Duration::from_millis(100);
-/// Runs that may fail.
+/// Number of runs that may fail.
 const SPARE: u32 = 2;
 
-/// Does the `plan`.
+/// Runs the `plan`.
 pub fn run(plan: &Plan) -> Result<()> {
     let folder = kit::folder()?;
     let bench = Bench::new(plan, folder.path())?;
@@ -74,13 +74,13 @@ struct Bench<'a> {
     trace: Trace,
 }
 
-/// A disk that came and went.
+/// Times of a disk's addition and removal.
 struct Plugged {
     serial: String,
     asked: Asked,
-    /// It is to be removed.
+    /// Request to remove the disk.
     removal: Instant,
-    /// Nobody has its image.
+    /// The image is closed.
     free: Instant,
 }
 
@@ -108,7 +108,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// One guest, all additions. Its values are reported at the end, all or none.
+    /// Runs all additions in one guest. Its values are reported at the end, all or none.
     fn measure(&self, case: Case, run: u32) -> Result<()> {
         let all = self.plan.warmups + self.plan.additions;
         self.trace.begin(&[PORTS])?;
@@ -117,7 +117,7 @@ impl<'a> Bench<'a> {
         let mut plug = case.connect(&self.kit)?;
         let mut plugged = Vec::new();
         for number in 0..all {
-            // Short: each byte of it that the guest says is an exit.
+            // Short: each byte of it that the guest prints causes an exit.
             let disk = self.plug(&mut started, &mut plug, format!("d{number}"));
             plugged.push(disk.with_context(|| format!("addition {number}"))?);
         }
@@ -140,7 +140,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// A disk comes and goes.
+    /// Adds and removes a disk.
     fn plug(&self, started: &mut Started, plug: &mut Plug, serial: String) -> Result<Plugged> {
         std::thread::sleep(REST);
         let asked = plug.add(&serial, &self.image)?;
@@ -160,8 +160,8 @@ impl<'a> Bench<'a> {
 }
 
 impl Plugged {
-    /// Time of each step. The guest's moments are not when its words arrive: Husk's console comes by way of two
-    /// more processes.
+    /// Duration of each step. The guest's times come from the trace instead of the console, because Husk's console
+    /// passes through two more processes.
     fn figures(&self, told: &Told) -> Result<[(&'static str, Duration); 5]> {
         let Asked {
             image,

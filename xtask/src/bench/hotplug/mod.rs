@@ -1,4 +1,4 @@
-//! `cargo xtask bench hotplug`: from the request for one more disk to the guest's event, beside QEMU.
+//! `cargo xtask bench hotplug`: the time from the request for another disk to the guest's event, compared with QEMU.
 
 mod case;
 mod inside;
@@ -21,21 +21,21 @@ use std::time::Duration;
 /// Arguments of `cargo xtask bench hotplug`.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Rounds of all cases; five are the fewest that say how far two of them are apart
+    /// Rounds of all cases; at least five are needed to compare two cases
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
-    /// One round of few additions: shows that the benchmark works, not how fast anything is
+    /// One round of few additions, which only shows that the benchmark works
     #[arg(long, conflicts_with = "runs")]
     quick: bool,
-    /// Measure here and now what this plan says (how the command runs itself where KVM is)
+    /// Measure this plan on this machine (the command runs itself this way where KVM is)
     #[arg(long, hide = true, value_name = "JSON")]
     inside: Option<String>,
 }
 
-/// The guest.
+/// Image of the guest.
 const IMAGE: &str = "initramfs-6.12";
 
-/// The longest a case may take in one round, wherever it is done.
+/// Maximum time of a case in one round, on any machine.
 const CASE_LIMIT: Duration = Duration::from_secs(400);
 
 /// Runs `cargo xtask bench hotplug`.
@@ -64,9 +64,9 @@ pub fn run(args: Args) -> Result<()> {
         in_lab: false,
     };
     let measured = job.measure(&progress, &mut record, |(), _| {});
-    // Also of a benchmark that ended early: what was measured is true.
+    // Also record a benchmark that ended early: its values are valid.
     println!("{}", report::text(&record));
-    // A look at whether it works does not replace a measurement.
+    // A short run does not replace a measurement.
     let name = if args.quick { "hotplug-quick" } else { "hotplug" };
     let setting = report::setting(&record);
     record.publish(name, &setting, svg::Better::Less, &report::plot(&record))?;

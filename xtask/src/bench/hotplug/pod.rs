@@ -1,4 +1,4 @@
-//! Husk's monitor, by gRPC, on one connection as QEMU's.
+//! gRPC client of Husk's monitor, on one connection like QEMU's.
 
 use anyhow::{Context, Result, ensure};
 use husk_proto::shim::v1::add_volume_request::Cache;
@@ -10,7 +10,7 @@ use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
 use tonic::transport::{Channel, Endpoint};
 
-/// A connection.
+/// A connection to the monitor.
 #[derive(Debug)]
 pub struct Pod {
     runtime: Runtime,
@@ -18,7 +18,7 @@ pub struct Pod {
 }
 
 impl Pod {
-    /// Connects.
+    /// Connects to the monitor.
     pub fn connect(socket: &Path) -> Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let path = socket.to_owned();

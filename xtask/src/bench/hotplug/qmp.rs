@@ -1,4 +1,4 @@
-//! QEMU's monitor: a JSON value a line, either way.
+//! QEMU's monitor (QMP): one JSON value per line in each direction.
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
@@ -10,17 +10,17 @@ use std::time::Duration;
 /// Time limit of a command.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A connection.
+/// A QMP connection.
 #[derive(Debug)]
 pub struct Qmp {
     stream: UnixStream,
     lines: BufReader<UnixStream>,
-    /// Devices that have gone and were not waited for yet.
+    /// Removed devices that nothing has waited for yet.
     gone: Vec<String>,
 }
 
 impl Qmp {
-    /// Connects, and agrees to use what the other side has.
+    /// Connects, and negotiates the capabilities.
     pub fn connect(socket: &Path) -> Result<Self> {
         let stream =
             UnixStream::connect(socket).with_context(|| format!("cannot reach {}", socket.display()))?;
@@ -40,7 +40,7 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Has a command done.
+    /// Executes a command.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<()> {
         let request = json!({"execute": command, "arguments": arguments});
         self.stream.write_all(format!("{request}\n").as_bytes())?;
@@ -56,7 +56,7 @@ impl Qmp {
         }
     }
 
-    /// Waits until `device` is gone.
+    /// Waits until `device` is removed.
     pub fn deleted(&mut self, device: &str) -> Result<()> {
         loop {
             if let Some(place) = self.gone.iter().position(|gone| gone == device) {

@@ -1,4 +1,4 @@
-//! What the figures say, for people.
+//! Report of the measured values.
 
 use super::case::Case;
 use crate::bench::record::Record;
@@ -7,7 +7,7 @@ use crate::bench::svg::Panel;
 use crate::bench::table::{align, number};
 use std::collections::BTreeSet;
 
-/// Metrics, and what people call them.
+/// Metrics and their titles.
 const LINES: &[(&str, &str)] = &[
     ("hotplug_ms", "add → event, ms"),
     ("hotplug_with_image_ms", "  with QEMU's blockdev-add, ms"),
@@ -16,7 +16,7 @@ const LINES: &[(&str, &str)] = &[
     ("unplug_free_ms", "remove → image is free, ms"),
 ];
 
-/// The metric with a figure to hold, and that figure: at most so many times the peer's.
+/// The metric with a limit, and its maximum ratio to the other VMM's.
 const HELD: (&str, &str, f64) = ("hotplug_ms", "add → event", 1.0);
 
 /// Machine and versions of the measurement, in one line.
@@ -32,14 +32,14 @@ pub fn setting(record: &Record) -> String {
     )
 }
 
-/// The table, and whether the figure is held.
+/// The table, and the result of the limit.
 pub fn text(record: &Record) -> String {
     let mut parts = vec![setting(record), figures(record), held(record).unwrap_or_default()];
     parts.retain(|part| !part.is_empty());
     parts.join("\n\n")
 }
 
-/// Medians, scatter and ratios of Husk's to the other's.
+/// Medians, scatter and the ratios of Husk's medians to the other's.
 fn figures(record: &Record) -> String {
     let mut rows = vec![vec![
         "median (p10 … p90)".to_owned(),
@@ -68,7 +68,7 @@ fn figures(record: &Record) -> String {
     }
 }
 
-/// True if Husk takes no longer. Rounds are compared, each by its medians: additions to one guest are not independent.
+/// True if Husk takes no longer. Medians of rounds are compared: additions to one guest are not independent.
 fn held(record: &Record) -> Option<String> {
     let (metric, what, limit) = HELD;
     let ratios = ratios(record, metric);
@@ -89,7 +89,7 @@ fn held(record: &Record) -> Option<String> {
     ))
 }
 
-/// Husk's median to the other's in each round that has both.
+/// Ratio of Husk's median to the other's in each round that has both.
 fn ratios(record: &Record, metric: &str) -> Vec<f64> {
     let runs: BTreeSet<u32> = record.measurements.iter().map(|m| m.run).collect();
     let median = |case: Case, run: u32| {
@@ -101,7 +101,7 @@ fn ratios(record: &Record, metric: &str) -> Vec<f64> {
     runs.into_iter().filter_map(ratio).collect()
 }
 
-/// The plot's parts.
+/// The panels of the plot.
 pub fn plot(record: &Record) -> Vec<Panel> {
     let panel = |(metric, label): &(&str, &str)| {
         let sum = |case: Case| summary(&record.values(case.name(), metric));
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn rounds_are_compared_by_their_medians() {
-        // The machine was slower in the second round, and one addition was bad luck.
+        // The machine was slower in the second round, and one addition was an outlier.
         let record = record(&[
             (Case::Husk, &[&[8.0, 9.0, 90.0], &[20.0, 18.0]]),
             (Case::Q35, &[&[10.0, 10.0, 10.0], &[20.0]]),

@@ -1,24 +1,24 @@
-//! What a guest wrote to its serial line, and when: as the host's kernel saw it, before either VMM did.
+//! Output of a guest on its serial line with its times, as the host's kernel saw it, before either VMM.
 
 use anyhow::{Context, Result};
 use nix::time::{ClockId, clock_gettime};
 use std::time::{Duration, Instant};
 
-/// Of kvm_pio events, those in which a byte is written to COM1.
+/// Filter of kvm_pio events for bytes that are written to COM1.
 pub const FILTER: &str = "port == 0x3f8 && rw == 1";
 
-/// The bytes, each with its moment.
+/// The bytes, each with its time.
 #[derive(Debug)]
 pub struct Told {
     text: Vec<u8>,
-    /// Seconds of the monotonic clock.
+    /// Time in seconds of the monotonic clock.
     moments: Vec<f64>,
-    /// A moment by both clocks.
+    /// The same time by both clocks.
     now: (Instant, f64),
 }
 
 impl Told {
-    /// Reads the text form of a trace.
+    /// Parses the text form of a trace.
     pub fn read(trace: &str) -> Result<Self> {
         let clock = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
         let now = (Instant::now(), clock.as_secs_f64());

@@ -1,4 +1,4 @@
-//! What is compared, and how each is started.
+//! The compared configurations, and how each is started.
 
 use super::wire;
 use crate::bench::guest::{Guest, Vmm};
@@ -14,7 +14,7 @@ pub enum Case {
     /// Husk without vhost: frames pass through the VMM.
     #[value(name = "husk")]
     Husk,
-    /// Husk with vhost: the kernel passes frames on.
+    /// Husk with vhost: the kernel forwards the frames.
     #[value(name = "husk-vhost")]
     HuskVhost,
     /// QEMU's virtio-net, served by its main loop.
@@ -25,7 +25,7 @@ pub enum Case {
     Q35Vhost,
 }
 
-/// Processors of every guest.
+/// Number of processors of every guest.
 pub const VCPUS: u32 = 1;
 
 /// Memory of every guest.
@@ -37,7 +37,7 @@ pub const APPEND: &str = "console=ttyS0 quiet husk.do=script";
 /// The datapath in the kernel.
 const VHOST: &str = "/dev/vhost-net";
 
-/// Runs its arguments where vhost's device may not be opened.
+/// Runs its arguments where the vhost device cannot be opened.
 const WITHOUT_VHOST: &str = "\
 if [ -e /dev/vhost-net ]; then
     mount --bind /dev/vhost-net /dev/vhost-net
@@ -53,10 +53,10 @@ const GUEST: Guest<'_> = Guest {
 };
 
 impl Case {
-    /// All of them, Husk's first.
+    /// All cases, Husk's first.
     pub const ALL: [Self; 4] = [Self::Husk, Self::HuskVhost, Self::Q35, Self::Q35Vhost];
 
-    /// Its name.
+    /// Name of the case.
     pub fn name(self) -> &'static str {
         match self {
             Self::Husk => "husk",
@@ -66,22 +66,22 @@ impl Case {
         }
     }
 
-    /// True if the kernel forwards its frames (vhost-net).
+    /// True if the kernel forwards the frames (vhost-net).
     pub fn vhost(self) -> bool {
         matches!(self, Self::HuskVhost | Self::Q35Vhost)
     }
 
-    /// True if it creates bridge and tap by itself.
+    /// True if the VMM creates bridge and tap by itself.
     pub fn makes_bridge(self) -> bool {
         matches!(self, Self::Husk | Self::HuskVhost)
     }
 
-    /// Reason that it cannot be measured here.
+    /// Reason why the case cannot be measured on this machine.
     pub fn absent(self) -> Option<String> {
         (self.vhost() && !Path::new(VHOST).exists()).then(|| format!("there is no {VHOST}"))
     }
 
-    /// The VMM for it.
+    /// The VMM of the case.
     pub fn ready(self, kit: &Kit) -> Result<Vmm> {
         match self {
             Self::Husk | Self::HuskVhost => self.husk(kit),
@@ -119,7 +119,7 @@ impl Case {
     }
 }
 
-/// `command`, run by `other`, whose arguments end with the words of a command.
+/// `command`, run by `other`, which takes a command as its last arguments.
 fn under(mut other: Command, command: &Command) -> Command {
     other.arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {

@@ -1,20 +1,20 @@
-//! What is measured of every case: one load at a time.
+//! The loads that are measured for every case, one at a time.
 
 use super::wire;
 use std::fmt::Write;
 
-/// A load, kept going for a while.
+/// A load that runs for some time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cell {
-    /// Its name in metrics.
+    /// Name in metrics.
     pub name: &'static str,
     /// Title.
     pub title: &'static str,
-    /// Its rate's own metric.
+    /// Metric of the rate.
     pub metric: &'static str,
-    /// Its name in `husk-netload`.
+    /// Name in `husk-netload`.
     load: &'static str,
-    /// Connections at the same time.
+    /// Number of simultaneous connections.
     streams: u32,
 }
 
@@ -34,7 +34,7 @@ const fn cell(
     }
 }
 
-/// All of them, in the order they are measured.
+/// All loads, in the order of measurement.
 #[rustfmt::skip]
 pub const CELLS: &[Cell] = &[
     cell("tcp_out", "TCP to the peer", "mbit_s_tcp_out", "tcp-out", 1),
@@ -48,17 +48,17 @@ pub const CELLS: &[Cell] = &[
 ];
 
 impl Cell {
-    /// True if its unit is bits, not packets or round trips.
+    /// True if the unit is bits instead of packets or round trips.
     fn streams(&self) -> bool {
         self.metric.starts_with("mbit")
     }
 
-    /// The unit of its rate.
+    /// Unit of the rate.
     pub fn unit(&self) -> &'static str {
         if self.streams() { "Mbit/s" } else { "1/s" }
     }
 
-    /// Its rate in the output of `husk-netload`.
+    /// The load's rate in the output of `husk-netload`.
     pub fn rate(&self, told: f64) -> f64 {
         if self.streams() { told * 8.0 / 1e6 } else { told }
     }
@@ -81,12 +81,12 @@ impl Cell {
         }
     }
 
-    /// The guest's first line.
+    /// The line that the guest prints before the load.
     pub fn begins(&self) -> String {
         format!("husk-bench: begin {};", self.name)
     }
 
-    /// And before its result.
+    /// The line that the guest prints before the load's result.
     pub fn ends(&self) -> String {
         format!("husk-bench: result {} ", self.name)
     }
@@ -120,7 +120,7 @@ mod tests {
         metrics.sort_unstable();
         metrics.dedup();
         assert_eq!(metrics.len(), CELLS.len());
-        // Marks distinguish cells whose names begin alike.
+        // The markers differ, even if one load's name is a prefix of another's.
         for cell in CELLS {
             let others = CELLS.iter().filter(|other| other.name != cell.name);
             for other in others {

@@ -1,4 +1,4 @@
-//! The process beside KVM: starts guests, one at a time, and reports what it measured.
+//! The process that runs where KVM is: starts guests, one at a time, and reports the measured values.
 
 use super::case::{APPEND, Case, MEMORY_MIB, VCPUS};
 use super::cell::{self, CELLS, Cell};
@@ -20,30 +20,30 @@ use std::time::{Duration, Instant};
 pub struct Plan {
     /// Folder of `husk`, `husk-vmm` and `husk-netload`.
     pub release: PathBuf,
-    /// The kernel that all boot.
+    /// Kernel of all guests.
     pub kernel: PathBuf,
-    /// Its initrd.
+    /// Initrd of all guests.
     pub initrd: PathBuf,
     /// Cases to compare.
     pub cases: Vec<Case>,
     /// Rounds, each with every case.
     pub rounds: u32,
-    /// Milliseconds of each load that do not count.
+    /// Warm-up of each load in milliseconds, which is not measured.
     pub ramp_ms: u32,
-    /// Milliseconds that do.
+    /// Measured time of each load in milliseconds.
     pub time_ms: u32,
-    /// Run every case once before anything counts.
+    /// Run every case once as a warm-up.
     pub thorough: bool,
 }
 
-/// Until user space.
+/// Time limit until user space runs.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Time that a load may take beyond its duration.
+/// Maximum time of a load in addition to its duration.
 const CELL_PATIENCE: Duration = Duration::from_secs(15);
-/// Runs that may fail.
+/// Number of runs that may fail.
 const SPARE: u32 = 3;
 
-/// Does the `plan`.
+/// Runs the `plan`.
 pub fn run(plan: &Plan) -> Result<()> {
     let folder = kit::folder()?;
     let bench = Bench::new(plan, folder.path())?;
@@ -95,7 +95,7 @@ impl<'a> Bench<'a> {
         Ok(Self { plan, kit, netload })
     }
 
-    /// One guest, all loads. Its values are reported at the end, all or none.
+    /// Runs all loads in one guest. Its values are reported at the end, all or none.
     fn measure(&self, case: Case, round: Option<u32>) -> Result<()> {
         let wire = Wire::new()?;
         if !case.makes_bridge() {
@@ -147,7 +147,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// The values of a load from the guest's output and its cost: metric, unit, value.
+/// The values of a load from the guest's output and the cost: metric, unit, value.
 fn figures(cell: &Cell, told: f64, cost: Cost) -> Vec<(String, &'static str, f64)> {
     let pieces = cell.pieces(told);
     let mut figures = vec![
@@ -165,7 +165,7 @@ fn figures(cell: &Cell, told: f64, cost: Cost) -> Vec<(String, &'static str, f64
     figures
 }
 
-/// Waits until the guest says `words`.
+/// Waits until the guest prints `words`.
 fn until(started: &mut Started, words: &str) -> Result<Instant> {
     match started.first_of(&[words, "husk-bench: failed;"])? {
         (0, when) => Ok(when),
@@ -193,7 +193,7 @@ mod tests {
         ];
         let wanted = wanted.map(|(metric, unit, value)| (metric.to_owned(), unit, value));
         assert_eq!(values, wanted);
-        // Of a stream what a MiB takes.
+        // For a stream, the cost of one MiB.
         let values = figures(&CELLS[0], f64::from(100 << 20), cost);
         assert_eq!(values[0].0, "mbit_s_tcp_out");
         assert_eq!(values[1].2, 15_000.0);

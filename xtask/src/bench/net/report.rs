@@ -1,4 +1,4 @@
-//! What the figures say, for people.
+//! Report of the measured values.
 
 use super::case::Case;
 use super::cell::{CELLS, Cell};
@@ -8,10 +8,10 @@ use crate::bench::stats::summary;
 use crate::bench::svg::Panel;
 use crate::bench::targets::{Target, check, limit};
 
-/// Beside QEMU without vhost: the least that frames passing through Husk's VMM are to be.
+/// Minimum ratio to QEMU without vhost, for frames that pass through Husk's VMM.
 const WITHOUT_VHOST: [(&str, f64); 3] = [("tcp_out", 1.9), ("tcp_in", 2.4), ("tcp_rr", 2.8)];
 
-/// All figures to hold.
+/// All targets.
 fn targets() -> Vec<Target> {
     let target = |case: Case, cell: &Cell, least, of: Case, bound| Target {
         case: case.name(),
@@ -40,7 +40,7 @@ fn base(case: &str) -> Option<&'static str> {
     }
 }
 
-/// The tables, and what is held.
+/// The tables, and the results of the targets.
 pub fn text(record: &Record) -> String {
     let named = |metric: &'static str| {
         CELLS.iter().map(move |cell| {
@@ -94,7 +94,7 @@ pub fn setting(record: &Record) -> String {
     )
 }
 
-/// The plot's parts: a rate each.
+/// The panels of the plot, one for each rate.
 pub fn plot(record: &Record) -> Vec<Panel> {
     let cases = measured(record);
     let panel = |cell: &Cell| {

@@ -1,5 +1,5 @@
-//! What is between a guest and its peer: two network namespaces, a pod's and the peer's, joined by a pair of virtual
-//! Ethernet devices. In the pod, bridge and tap are Husk's own; for QEMU they are made just as Husk makes them.
+//! The network between a guest and its peer: two namespaces, a pod's and the peer's, joined by a veth pair. In the pod,
+//! Husk creates its own bridge and tap; for QEMU they are created in the same way.
 
 use anyhow::{Context, Result, ensure};
 use std::io::Write;
@@ -14,40 +14,40 @@ pub const GUEST: &str = "198.51.100.2/24";
 const PEER_IP: &str = "198.51.100.1";
 const PORT: u16 = 7000;
 
-/// The tap's name in the pod.
+/// Name of the tap in the pod.
 pub const TAP: &str = "tap0";
 
-/// Address that the peer listens on.
+/// Address on which the peer listens.
 pub fn peer() -> String {
     format!("{PEER_IP}:{PORT}")
 }
 
-/// The peer's address, as `guest.sh` reads it with the guest's.
+/// The addresses of the peer and the guest, in the format of `guest.sh`.
 pub fn addresses() -> String {
     format!("guest={GUEST}\npeer={PEER_IP}\n")
 }
 
-/// The path of the pod's namespace.
+/// Path of the pod's namespace.
 pub fn pod() -> String {
     format!("/run/netns/{POD}")
 }
 
-/// Both namespaces; dropped, they are gone with all in them.
+/// Both namespaces, which are deleted with their devices when this is dropped.
 #[derive(Debug)]
 pub struct Wire(());
 
-/// The peer at work; dropped, it ends.
+/// The running peer, which is ended when this is dropped.
 #[derive(Debug)]
 pub struct Peer(Child);
 
 impl Wire {
-    /// Makes a pod as a network plugin leaves it, and its peer.
+    /// Creates a pod as a network plugin leaves it, and its peer.
     pub fn new() -> Result<Self> {
-        // They may be left of a benchmark that was killed.
+        // They may be left over from a benchmark that was killed.
         remove();
         let wire = Self(());
         ip(None, &format!("netns add {POD}\nnetns add {PEER}\n"))?;
-        // Without addresses of IPv6, whose upkeep would send frames of its own.
+        // Without IPv6 addresses, whose maintenance would send additional frames.
         ip(
             Some(POD),
             &format!(
@@ -69,7 +69,7 @@ impl Wire {
         Ok(wire)
     }
 
-    /// Makes in the pod what of Husk's bridge binding frames pass (`shim/network/src/bridge.rs`).
+    /// Creates in the pod the devices of Husk's bridge binding that frames pass (`shim/network/src/bridge.rs`).
     pub fn bridge(&self) -> Result<()> {
         ip(
             Some(POD),
@@ -113,8 +113,8 @@ impl Drop for Peer {
     }
 }
 
-/// A command within the network namespace at `path`, whose words are to follow. It has a session of its own, as Husk's
-/// monitor has: the kernel's scheduler divides a processor between sessions first (autogroups).
+/// A command within the network namespace at `path`; the caller appends its words. It has a session of its own, as
+/// Husk's monitor has: the kernel's scheduler divides a processor between sessions first (autogroups).
 pub fn within(path: &str) -> Command {
     let mut command = Command::new("nsenter");
     command.arg(format!("--net={path}")).args(["--", "setsid", "--"]);
@@ -130,7 +130,7 @@ fn remove() {
     }
 }
 
-/// Has `ip` do these lines, in a namespace if one is named.
+/// Runs these lines with `ip -batch`, in a namespace if one is named.
 fn ip(namespace: Option<&str>, lines: &str) -> Result<()> {
     let mut command = Command::new("ip");
     if let Some(namespace) = namespace {

@@ -1,4 +1,4 @@
-//! What is compared, and how each is started.
+//! The compared configurations, and how each is started.
 
 use super::containerd::{Containerd, NAMESPACE};
 use super::image;
@@ -12,33 +12,33 @@ use std::process::Command;
 /// A way to start the same guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Case {
-    /// A pod, by containerd.
+    /// A pod that containerd starts.
     Husk,
     /// `husk run`, with the kernel and initrd of the pod's image.
     HuskRun,
-    /// QEMU's PC, with the same.
+    /// QEMU's q35, with the same.
     Q35,
 }
 
-/// Processors of every guest.
+/// Number of processors of every guest.
 pub const VCPUS: u32 = 1;
 
 /// Memory of every guest.
 pub const MEMORY_MIB: u64 = 256;
 
-/// Command line of every guest, which rests until its power button is pressed.
+/// Command line of every guest, which stays idle until its power button is pressed.
 pub const APPEND: &str = "console=ttyS0 quiet husk.do=button";
 
 const RUNTIME: &str = "io.containerd.husk.v2";
 
 impl Case {
-    /// All of them, the pod first.
+    /// All cases, the pod first.
     pub const ALL: [Self; 3] = [Self::Husk, Self::HuskRun, Self::Q35];
 
-    /// Those of which many are started at once.
+    /// The cases of which many guests are started at once.
     pub const MANY: [Self; 2] = [Self::Husk, Self::Q35];
 
-    /// Its name.
+    /// Name of the case.
     pub fn name(self) -> &'static str {
         match self {
             Self::Husk => "husk",
@@ -47,17 +47,18 @@ impl Case {
         }
     }
 
-    /// The group of its VMM below the hierarchy's root: `ctr` gives a container that of its namespace and name.
+    /// The cgroup of the VMM below the hierarchy's root: `ctr` derives a container's cgroup from its namespace and
+    /// name.
     pub fn group(name: &str) -> String {
         format!("{NAMESPACE}/{name}")
     }
 
-    /// The group of its shim.
+    /// The cgroup of the shim.
     pub fn shim_group(name: &str) -> String {
         format!("{NAMESPACE}/{name}-shim")
     }
 
-    /// Commands that start and end a guest of that name. The serial line of a pod is the FIFO `line`.
+    /// Commands that start and end a guest of the given name. The serial line of a pod is the FIFO `line`.
     pub fn ready(self, kit: &Kit, containerd: &Containerd, name: &str, line: &Path) -> Result<Vmm> {
         let guest = Guest {
             name,
@@ -96,7 +97,7 @@ fn run(containerd: &Containerd, name: &str, line: &Path) -> Command {
     ])
 }
 
-/// The VirtualMachineInstance, which is that of [`Guest::husk`] but for where its kernel is.
+/// The VirtualMachineInstance, which differs from that of [`Guest::husk`] only in the kernel's location.
 fn object(name: &str) -> String {
     json!({
         "apiVersion": "kubevirt.io/v1",

@@ -1,4 +1,4 @@
-//! A containerd of the benchmark's own, with Husk's runtime as `husk node install` adds it.
+//! A separate containerd for the benchmark, with Husk's runtime as `husk node install` adds it.
 
 use super::image;
 use crate::bench::group::Group;
@@ -11,30 +11,30 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Folder of its programs in the lab.
+/// Folder of containerd's programs in the lab.
 const PROGRAMS: &str = "/opt/containerd-2.1/usr/bin";
-/// The namespace of `ctr`, which is the cgroup above its containers' as well.
+/// The namespace of `ctr`, which is also the parent cgroup of its containers.
 pub const NAMESPACE: &str = "husk-bench";
-/// Time limit of an answer.
+/// Time limit of a reply.
 const PATIENCE: Duration = Duration::from_secs(90);
 const SHIM: &str = "containerd-shim-husk-v2";
 
-/// It runs until this is dropped.
+/// A running containerd, which is ended when this is dropped.
 #[derive(Debug)]
 pub struct Containerd {
     folder: PathBuf,
     daemon: Child,
-    /// Its own group.
+    /// Cgroup of containerd.
     group: Group,
-    /// That of its clients.
+    /// Cgroup of its clients.
     clients: Group,
     mounted: Option<PathBuf>,
-    /// The one around all, dropped last.
+    /// The parent cgroup, dropped last.
     _around: Group,
 }
 
 impl Containerd {
-    /// Starts it and waits until it answers. Its shims have the state of their VMs where `kit` has it.
+    /// Starts it and waits until it answers. Its shims keep the state of their VMs in `kit`'s state folder.
     pub fn start(kit: &Kit) -> Result<Self> {
         let programs = Path::new(PROGRAMS);
         ensure!(
@@ -96,7 +96,7 @@ impl Containerd {
         }
     }
 
-    /// Gives it the image of `kit`'s kernel and initrd, and the kit those in the image.
+    /// Imports the image with `kit`'s kernel and initrd, and sets those in the image as `kit`'s.
     pub fn take(&mut self, kit: &mut Kit) -> Result<()> {
         let archive = image::pack(&self.folder, &kit.kernel, &kit.initrd)?;
         self.ctr(&["images".as_ref(), "import".as_ref(), archive.as_os_str()])?;
@@ -128,22 +128,22 @@ impl Containerd {
         command
     }
 
-    /// Runs a command of `ctr` to its end; what it says.
+    /// Runs a command of `ctr` until it ends; returns its output.
     pub fn ctr<S: AsRef<OsStr>>(&self, words: &[S]) -> Result<String> {
         finish(&mut self.command(words))
     }
 
-    /// Lets `command` count as a client.
+    /// Starts `command` in the clients' cgroup.
     pub fn count(&self, command: &mut Command) -> Result<()> {
         self.clients.hold(command)
     }
 
-    /// Processor time that it and its clients have used.
+    /// CPU time that containerd and its clients have used.
     pub fn cpu(&self) -> Result<Duration> {
         Ok(self.group.cpu()? + self.clients.cpu()?)
     }
 
-    /// Its identity.
+    /// Version of containerd.
     pub fn version() -> Result<String> {
         let said = finish(Command::new(Path::new(PROGRAMS).join("containerd")).arg("--version"))?;
         Ok(said.trim().to_owned())
@@ -172,7 +172,7 @@ fn configuration(folder: &Path) -> String {
     )
 }
 
-/// The folder of what containerd finds as the shim, which makes the shim count as its pod's.
+/// The folder with the shim that containerd finds, a wrapper which moves the shim to its pod's cgroup.
 fn counting(folder: &Path) -> Result<PathBuf> {
     let counting = folder.join("counting");
     std::fs::create_dir(&counting)?;
@@ -197,10 +197,10 @@ exec {} \"$@\"
     Ok(counting)
 }
 
-/// Runs `command` to its end; what it says.
+/// Runs `command` until it ends; returns its output.
 ///
 /// # Errors
-/// If it fails, with what it says of that.
+/// If it fails, with its error output.
 pub fn finish(command: &mut Command) -> Result<String> {
     let Output {
         status,

@@ -1,17 +1,17 @@
-//! The container image that is started: from scratch, with a kernel and its initrd.
+//! The container image of the benchmark: from scratch, with a kernel and its initrd.
 
 use crate::bench::container_image;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
-/// Its name in containerd.
+/// Name of the image in containerd.
 pub const NAME: &str = "localhost/husk/bench:1";
-/// The kernel in it.
+/// Path of the kernel in the image.
 pub const KERNEL: &str = "/boot/vmlinuz";
-/// The initrd in it.
+/// Path of the initrd in the image.
 pub const INITRD: &str = "/boot/initrd";
 
-/// Packs it below `folder`.
+/// Packs the image below `folder`.
 pub fn pack(folder: &Path, kernel: &Path, initrd: &Path) -> Result<PathBuf> {
     let (archive, tree) = (folder.join("image.tar"), tempfile::tempdir_in(folder)?);
     for (from, to) in [(kernel, KERNEL), (initrd, INITRD)] {

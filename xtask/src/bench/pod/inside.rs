@@ -1,4 +1,4 @@
-//! The process beside KVM: starts guests and reports what it measured.
+//! The process that runs where KVM is: starts guests and reports the measured values.
 
 use super::case::{APPEND, Case, MEMORY_MIB, VCPUS};
 use super::containerd::Containerd;
@@ -21,31 +21,31 @@ use std::time::{Duration, Instant};
 pub struct Plan {
     /// Folder of `husk`, `husk-vmm` and `containerd-shim-husk-v2`.
     pub release: PathBuf,
-    /// The kernel that all boot.
+    /// Kernel of all guests.
     pub kernel: PathBuf,
-    /// Its initrd.
+    /// Initrd of all guests.
     pub initrd: PathBuf,
     /// Rounds of single starts.
     pub rounds: u32,
-    /// Rounds of many at once.
+    /// Rounds of many simultaneous starts.
     pub many_rounds: u32,
     /// Number of guests.
     pub many: u32,
-    /// Start everything once before anything counts.
+    /// Start everything once as a warm-up.
     pub thorough: bool,
 }
 
 /// First line of the initrd, and its line when it is idle.
 const MARKER: &str = "HUSK-USERSPACE";
 const READY: &str = "husk-button: ready";
-/// Until user space, of one guest.
+/// Time limit until user space of one guest runs.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// After that long a guest's user space is at rest.
+/// Time after which a guest's user space is idle.
 const REST: Duration = Duration::from_secs(1);
-/// Runs that may fail.
+/// Number of runs that may fail.
 const SPARE: u32 = 2;
 
-/// Does the `plan`.
+/// Runs the `plan`.
 pub fn run(plan: &Plan) -> Result<()> {
     let folder = kit::folder()?;
     let bench = Bench::new(plan, folder.path())?;
@@ -100,7 +100,7 @@ impl Bench {
         Running::start(&self.scene, case, format!("pod-{}", self.started.get()))
     }
 
-    /// One guest by the clock, then at rest.
+    /// Times the start of one guest, then measures it idle.
     fn single(&self, case: Case, round: Option<u32>) -> Result<()> {
         let before = self.scene.containerd.cpu()?;
         let mut guest = self.start(case)?;
@@ -121,7 +121,7 @@ impl Bench {
         }
         guest.until(READY, deadline)?;
         std::thread::sleep(REST);
-        // That of `husk run` is the command's of a user too: `bench boot` has it.
+        // For `husk run` this includes the user's command: `bench boot` measures it.
         let overhead = match case {
             Case::HuskRun => Vec::new(),
             Case::Husk | Case::Q35 => parts(guest.overhead()?),
@@ -191,7 +191,7 @@ impl Bench {
 
 const POD: &str = "pod";
 
-/// A pod's overhead, and where it has parts those.
+/// A pod's overhead, and those of its parts if it has any.
 fn parts((vmm, shim): (Overhead, Option<Overhead>)) -> Vec<(&'static str, Overhead)> {
     match shim {
         Some(shim) => vec![(POD, [vmm, shim].into_iter().sum()), ("vmm", vmm), ("shim", shim)],

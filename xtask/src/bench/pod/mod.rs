@@ -1,4 +1,5 @@
-//! `cargo xtask bench pod`: from `ctr run` to a guest's user space, and what the whole pod costs, beside QEMU.
+//! `cargo xtask bench pod`: the time from `ctr run` to a guest's user space, and the cost of the whole pod, compared
+//! with QEMU.
 
 mod case;
 mod containerd;
@@ -30,22 +31,21 @@ pub struct Args {
     /// Number of guests
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     many: u32,
-    /// One round of everything, with four pods at once, without warming up: shows that the benchmark works, not how fast
-    /// anything is
+    /// One round of everything without warm-up and with four pods at once, which only shows that the benchmark works
     #[arg(long, conflicts_with_all = ["rounds", "many_rounds", "many"])]
     quick: bool,
-    /// Measure here and now what this plan says (how the command runs itself where KVM is)
+    /// Measure this plan on this machine (the command runs itself this way where KVM is)
     #[arg(long, hide = true, value_name = "JSON")]
     inside: Option<String>,
 }
 
-/// The guest.
+/// Image of the guest.
 const IMAGE: &str = "initramfs-6.12";
 
-/// As many at once as show that it works.
+/// Number of simultaneous guests in a short run.
 const FEW: u32 = 4;
 
-/// The longest a start may take, wherever it is done, and what is not measured.
+/// Maximum time of a start, on any machine, including the steps that are not measured.
 const START_LIMIT: Duration = Duration::from_secs(150);
 
 /// Runs `cargo xtask bench pod`.
@@ -72,13 +72,13 @@ pub fn run(args: Args) -> Result<()> {
         bench: "pod",
         limit: START_LIMIT * starts,
         plan,
-        // It has the containerd.
+        // The lab has the containerd.
         in_lab: true,
     };
     let measured = job.measure(&progress, &mut record, |(), _| {});
-    // Also of a benchmark that ended early: what was measured is true.
+    // Also record a benchmark that ended early: its values are valid.
     println!("{}", report::text(&record));
-    // A look at whether it works does not replace a measurement.
+    // A short run does not replace a measurement.
     let name = if args.quick { "pod-quick" } else { "pod" };
     let setting = report::setting(&record);
     record.publish(name, &setting, svg::Better::Less, &report::plot(&record))?;

@@ -1,26 +1,26 @@
-//! What a pod has in memory beside its guest's.
+//! Memory of a pod without its guest's memory.
 
 use crate::bench::group::Group;
 use crate::bench::smaps;
 use anyhow::Result;
 use std::iter::Sum;
 
-/// Programs that hold a guest's memory, as far as the kernel keeps their names.
+/// Names of the programs that hold a guest's memory, as the kernel truncates them.
 const VMMS: [&str; 2] = ["husk-vmm", "qemu-system-x86"];
 
-/// Memory beside the guest's, in KiB.
+/// Memory without the guest's, in KiB.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Overhead {
     /// Resident, program text included.
     pub rss: u64,
-    /// The same, with what processes share divided among them.
+    /// Proportional set size: shared pages are divided among the processes.
     pub pss: u64,
-    /// The most that the control group was charged for, without page cache.
+    /// Peak memory charged to the cgroup, without page cache.
     pub cgroup: u64,
 }
 
 impl Overhead {
-    /// Of all in `group`, one of which may have a guest of `guest_mib`.
+    /// Measures all processes in `group`, one of which may have a guest of `guest_mib`.
     pub fn of(group: &Group, guest_mib: u64) -> Result<Self> {
         let (mut overhead, mut guest) = (Self::default(), 0);
         for pid in group.pids()? {
@@ -36,7 +36,7 @@ impl Overhead {
         Ok(overhead)
     }
 
-    /// Each of its values and what it is called.
+    /// The values with their names.
     pub fn values(self) -> [(&'static str, u64); 3] {
         [
             ("rss_kib", self.rss),

@@ -1,4 +1,4 @@
-//! What the figures say, for people.
+//! Report of the measured values.
 
 use super::case::Case;
 use crate::bench::figures::medians;
@@ -6,7 +6,7 @@ use crate::bench::limits::{Limit, held, panel};
 use crate::bench::record::Record;
 use crate::bench::svg::Panel;
 
-/// A metric, what people call it in a table and whether it is drawn.
+/// A metric, its title in a table, and true if it is drawn.
 type Line = (&'static str, &'static str, bool);
 
 const ONE: &[Line] = &[
@@ -60,7 +60,7 @@ const MANY: &[Line] = &[
     ),
 ];
 
-/// Memory limit of a pod beside its guest's, KiB.
+/// Memory limit of a pod in addition to its guest's memory, KiB.
 const POD_KIB: f64 = 16.0 * 1024.0;
 
 const LIMITS: &[Limit] = &[
@@ -95,7 +95,7 @@ containerd's own time is the processor time that containerd and ctr took from th
 lab's one processor they take it from the pod. What they wait for counts as the pod's.
 Cgroups are the VM container's and one that the shim is in from its first byte on, each with its own peak.";
 
-/// The tables, and what is held.
+/// The tables, and the results of the limits.
 pub fn text(record: &Record) -> String {
     let base = |case: &str| (case != Case::Q35.name()).then_some(Case::Q35.name());
     let table = |head: &str, cases: &[&'static str], lines: &[Line]| {
@@ -129,7 +129,7 @@ pub fn setting(record: &Record) -> String {
     )
 }
 
-/// The plot's parts.
+/// The panels of the plot.
 pub fn plot(record: &Record) -> Vec<Panel> {
     let cases = Case::ALL.map(Case::name);
     let many = format!("{} at once: ", record.setting("many"));

@@ -1,4 +1,4 @@
-//! A guest that was started, with all that lives for it.
+//! A running guest, with all its processes.
 
 use super::case::{Case, MEMORY_MIB};
 use super::containerd::Containerd;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// Interval at which a child is checked while its guest boots.
 const LOOK: Duration = Duration::from_millis(500);
-/// Time that a guest gets to power off and its processes to end.
+/// Maximum time for a guest to power off and for its processes to end.
 const GOING: Duration = Duration::from_secs(120);
 
 /// Common parameters of the guests of a benchmark.
@@ -26,33 +26,33 @@ const GOING: Duration = Duration::from_secs(120);
 pub struct Scene {
     /// Programs and files.
     pub kit: Kit,
-    /// The containerd that makes pods.
+    /// The containerd that creates pods.
     pub containerd: Containerd,
 }
 
-/// A guest; dropped, all of it is ended.
+/// A guest, whose processes are ended when this is dropped.
 #[derive(Debug)]
 pub struct Running<'a> {
     scene: &'a Scene,
     case: Case,
     name: String,
-    /// Just before it was started.
+    /// Time just before the start.
     pub began: Instant,
-    /// The same by the clock of process times.
+    /// The same, by the clock of process start times.
     clock: Duration,
     child: Child,
     errors: PathBuf,
     stop: Option<Command>,
     serial: Serial,
-    /// Keeps the FIFO from its end until the shim has it.
+    /// Keeps the FIFO open until the shim has opened it.
     line: Option<File>,
-    /// Of the VMM, where there is a shim; else of all.
+    /// Cgroup of the VMM, if there is a shim; else of all processes.
     vmm: Group,
     shim: Option<Group>,
 }
 
 impl<'a> Running<'a> {
-    /// Starts it.
+    /// Starts the guest.
     pub fn start(scene: &'a Scene, case: Case, name: String) -> Result<Self> {
         let fifo = scene.kit.folder.join(format!("{name}.line"));
         let Vmm {
@@ -65,7 +65,7 @@ impl<'a> Running<'a> {
             scene.containerd.count(&mut command)?;
             let shim = Group::counted(&Case::shim_group(&name))?;
             nix::unistd::mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR)?;
-            // Opened for both directions, the call does not wait for a peer.
+            // Opened for both directions, so that the call does not wait for a peer.
             let both = File::options().read(true).write(true).open(&fifo)?;
             (Group::at(&path), Some(shim), Some((both, File::open(&fifo)?)))
         } else {
@@ -103,7 +103,7 @@ impl<'a> Running<'a> {
         })
     }
 
-    /// Waits until the guest says `words`.
+    /// Waits until the guest prints `words`.
     pub fn until(&mut self, words: &str, deadline: Instant) -> Result<Instant> {
         loop {
             let pause = deadline.min(Instant::now() + LOOK);
@@ -111,7 +111,7 @@ impl<'a> Running<'a> {
             if let Some((_, when)) = said.with_context(|| self.complaints())? {
                 return Ok(when);
             }
-            // Whoever starts a pod has nothing more to do once it runs.
+            // The client of a pod has nothing more to do once it runs.
             if let Some(status) = self.child.try_wait()?
                 && !status.success()
             {
@@ -135,7 +135,7 @@ impl<'a> Running<'a> {
         [Some(&self.vmm), self.shim.as_ref()].into_iter().flatten()
     }
 
-    /// Processor time that all of it has used, containerd and its clients excluded.
+    /// CPU time of all processes, except containerd and its clients.
     pub fn cpu(&self) -> Result<Duration> {
         self.groups().map(Group::cpu).sum()
     }
@@ -145,9 +145,9 @@ impl<'a> Running<'a> {
         self.since_start(self.vmm.find("husk-vmm")?)
     }
 
-    /// Milliseconds until its shim was, if it has one.
+    /// Milliseconds until the shim was started, if there is one.
     pub fn to_shim(&self) -> Result<Option<f64>> {
-        // As far as the kernel keeps its name.
+        // The kernel truncates the name.
         let pid = self.shim.as_ref().map(|shim| shim.find("containerd-shim"));
         pid.map(|pid| self.since_start(pid?)).transpose()
     }
@@ -160,13 +160,13 @@ impl<'a> Running<'a> {
         Ok(milliseconds(started.saturating_sub(self.clock)))
     }
 
-    /// Memory beside the guest's: of its VMM (all, where there is no shim), and of its shim.
+    /// Memory without the guest's: of the VMM (of all processes, if there is no shim), and of the shim.
     pub fn overhead(&self) -> Result<(Overhead, Option<Overhead>)> {
         let shim = self.shim.as_ref().map(|shim| Overhead::of(shim, 0));
         Ok((Overhead::of(&self.vmm, MEMORY_MIB)?, shim.transpose()?))
     }
 
-    /// Presses a pod's power button; others are ended by [`Running::gone`].
+    /// Presses a pod's power button; [`Running::gone`] ends other guests.
     pub fn stop(&self) -> Result<()> {
         if self.case == Case::Husk {
             let containerd = &self.scene.containerd;
@@ -175,10 +175,10 @@ impl<'a> Running<'a> {
         Ok(())
     }
 
-    /// Waits for the end of what was stopped, and takes it away.
+    /// Waits until the stopped guest has ended, and removes it.
     ///
     /// # Errors
-    /// If a guest does not power off, or something of its pod stays.
+    /// If a guest does not power off, or something of its pod is left.
     pub fn gone(mut self) -> Result<()> {
         let Some(shim) = &self.shim else {
             return Ok(());
@@ -186,7 +186,7 @@ impl<'a> Running<'a> {
         let (containerd, deadline) = (&self.scene.containerd, Instant::now() + GOING);
         self.vmm.wait_until_empty(deadline)?;
         self.line = None;
-        // Its status is the guest's.
+        // The exit status is the guest's.
         while let Err(error) = containerd.ctr(&["tasks", "rm", &self.name]) {
             let early = error.to_string().contains("must be stopped");
             ensure!(early && Instant::now() < deadline, error);
@@ -219,7 +219,7 @@ impl Drop for Running<'_> {
     }
 }
 
-/// `starttime` of a line of `/proc/PID/stat`, the 22nd field; the second may have anything in its parentheses.
+/// `starttime` in a line of `/proc/PID/stat`, field 22. Field 2 may have any characters in its parentheses.
 fn start_ticks(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_whitespace().nth(19)?.parse().ok()
