@@ -74,14 +74,15 @@ fn main() -> ExitCode {
 
 /// The tests of this program.
 fn tests() -> Vec<Trial> {
-    let tests: [(&str, fn() -> Result<()>); 3] = [
-        ("passed_and_skipped_cases_are_counted", passes),
-        ("failures_are_counted_with_their_reasons", failures),
-        ("no_case_at_all_is_a_failure", nothing),
-    ];
-    tests
-        .map(|(name, test)| Trial::test(name, move || test().map_err(|error| format!("{error:#}").into())))
-        .into()
+    vec![
+        trial("passed_and_skipped_cases_are_counted", passes),
+        trial("failures_are_counted_with_their_reasons", failures),
+        trial("no_case_at_all_is_a_failure", nothing),
+    ]
+}
+
+fn trial(name: &str, test: fn() -> Result<()>) -> Trial {
+    Trial::test(name, move || test().map_err(|error| format!("{error:#}").into()))
 }
 
 /// Runs the suite of [`CASES`]: true if it succeeds, and its output.
