@@ -44,7 +44,7 @@ pub fn plugged(c: &Containerd<'_>) -> Result<()> {
     std::os::unix::fs::symlink(&elsewhere, folder.join("link.img"))?;
     expect_contains(
         &add(&elsewhere.display().to_string())?.fails(1)?,
-        &["nothing that this pod was given"],
+        &["is not in a mount, the devices or the hotplug directory of this pod"],
     )?;
     add(&format!("{HOTPLUG}/link.img"))?.fails(1)?;
 
