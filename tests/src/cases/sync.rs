@@ -50,7 +50,7 @@ fn run(ctx: &TestContext) -> Result<()> {
 
     expect_contains(&sync(ctx, &plain, &[])?.ok()?, &["nothing to change"])?;
     // The options do not give the path of the volume.
-    expect_contains(&sync(ctx, &wanted, &[])?.fails(1)?, &["volume data", "waits"])?;
+    expect_contains(&sync(ctx, &wanted, &[])?.fails(1)?, &["volume data", "pending"])?;
     expect_contains(
         &sync(ctx, &wanted, &at("data", &path))?.ok()?,
         &["added volume data"],
