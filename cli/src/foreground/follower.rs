@@ -10,7 +10,7 @@ use crate::failure::{Failure, RUNTIME, chain};
 use crate::status::{change_lines, exit_status, is_final};
 use crate::vm_ref::VmRef;
 
-/// How far the caller has asked the VMs to stop: 0 not at all, 1 by the power button, 2 by force.
+/// Step of shutting down that the user has asked for: 0 none, 1 the power button, 2 a kill.
 pub(super) type StopLevel = u8;
 
 /// Prints the status changes of one VM to stderr.

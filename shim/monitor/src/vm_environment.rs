@@ -12,7 +12,7 @@ use crate::vmm_process::CgroupPlacement;
 pub struct VmEnvironment {
     /// Scratch directory for ephemeral data.
     pub scratch: ScratchDir,
-    /// Which paths of the plan may be opened.
+    /// The paths of the plan that may be opened: any of the caller's, or those that the pod was given.
     pub paths: PathPolicy,
     /// The pod's network. Without one, a VM with interfaces gets a namespace of its own.
     pub network: Option<PodNetwork>,

@@ -44,7 +44,7 @@ pub enum NetworkFault {
     #[error("{nic} {reason}")]
     UnsuitableNic {
         nic: String,
-        /// What is wrong, and the way out.
+        /// The error and its remedy.
         reason: String,
     },
     /// Tearing down failed and left the NIC changed.

@@ -16,7 +16,7 @@ pub(crate) const EVENT: u16 = 1;
 /// Index of the first request queue.
 pub(crate) const REQUEST: u16 = 2;
 
-/// What the device gets at activation.
+/// Queues, guest memory and interrupt that the transport hands over at activation.
 pub(crate) struct Driver {
     pub mem: GuestMem,
     pub interrupt: Arc<dyn VirtioInterrupt>,
