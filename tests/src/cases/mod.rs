@@ -92,9 +92,6 @@ pub const DEFAULT: &[Case] = &[
     full_disk::RUNTIME_DIR,
     unprivileged::CASE,
     demo::CASE,
-    shim::debian::CASE,
-    scsi::ON_DEBIAN,
-    network::debian::CASE,
 ];
 
 /// Slow cases of `cargo xtask test --full`, which other cases and unit tests of every run mostly cover:
@@ -109,6 +106,9 @@ pub const DEFAULT: &[Case] = &[
 /// | `shim-pod-2.1` | `shim-pod-1.7`; `shim-ctr-2.1` has containerd 2.1 |
 /// | `shim-pod-20` | `shim-pod-1.7`, one pod at a time |
 /// | `shim-cycles` | `shim-killed`, which kills each process once in a chosen state |
+/// | `shim-debian` | `shim-pod-1.7`, `shim-ctr-2.1`, with the small guest; `demo` boots the same image |
+/// | `scsi-debian` | `scsi`, with the small guest; `demo` boots Debian from virtio-blk |
+/// | `net-debian` | `net-bridge`, `net-masquerade`, `net-hotplug`, with the small guest; `demo` has Debian's network |
 pub const FULL: &[Case] = &[
     bad_boot::TRUNCATED_OTHERS,
     debian::BLS,
@@ -118,6 +118,9 @@ pub const FULL: &[Case] = &[
     shim::pod::ON_2_1,
     shim::pod::TWENTY,
     shim::killed::FEW,
+    shim::debian::CASE,
+    scsi::ON_DEBIAN,
+    network::debian::CASE,
 ];
 
 /// Cases that take from minutes to hours each, run by `cargo xtask soak`.
