@@ -53,7 +53,10 @@ impl<'v> Shell<'v> {
             console.expect("login: ", PATIENCE)?;
         }
         console.send("exec sudo -n env PS1= PS2= sh\n")?;
-        Self::settle(console)
+        let shell = Self::settle(console)?;
+        // Otherwise the kernel's warnings can come in the middle of a command's output.
+        shell.ok("dmesg -n 1")?;
+        Ok(shell)
     }
 
     fn settle(console: &'v Session) -> Result<Self> {
