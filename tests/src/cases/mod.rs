@@ -101,7 +101,7 @@ pub const DEFAULT: &[Case] = &[
 /// | `truncated-images-full` | `truncated-image`, with Debian 13's image |
 /// | `debian-13-bls` | unit tests of the boot loader entries in `husk-image`; `demo` boots Debian by its `grub.cfg` |
 /// | `debian-13-generic` | `demo`, with the cloud kernel |
-/// | `kernel-upgrade` | `demo` (grub.cfg, reboot), `stop`, `reboot`; unit tests of MBR disks in `husk-image` |
+/// | `kernel-upgrade` | `demo` (grub.cfg), `stop`, `reboot`; unit tests of MBR disks in `husk-image` |
 /// | `shim-ctr-1.7` | `shim-ctr-2.1`; `shim-pod-1.7` has containerd 1.7 |
 /// | `shim-pod-2.1` | `shim-pod-1.7`; `shim-ctr-2.1` has containerd 2.1 |
 /// | `shim-pod-20` | `shim-pod-1.7`, one pod at a time |

@@ -25,7 +25,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         .memory("1Gi")
         .set("/terminationGracePeriodSeconds", json!(120))
         .container_disk("root", &images::disk("debian-12-cloud")?)
-        .cloud_init("#cloud-config\npassword: secret\nchpasswd: {expire: false}\n");
+        .cloud_init("#cloud-config\npassword: secret\nchpasswd: {expire: false}\nruncmd:\n- echo first >> /var/log/first-boot\n");
     let vm = Vm::start(ctx, &manifest)?;
     vm.console().expect(r"Linux version 6\.1\.", TO_LOGIN)?;
     let shell = Shell::log_in(&vm, "debian", "secret")?;
@@ -53,6 +53,12 @@ fn run(ctx: &TestContext) -> Result<()> {
         .expect(&format!("Linux version {} ", regex::escape(new)), TO_LOGIN)?;
     let shell = Shell::log_in(&vm, "debian", "secret")?;
     ensure!(shell.ok("uname -r")? == new, "another kernel runs");
+    ctx.part("after reboot", || {
+        let times = shell.ok("grep -c first /var/log/first-boot")?;
+        ensure!(times == "1", "cloud-init's command ran {times} times");
+        ensure!(vm.inspect()?["reboots"] == 1, "inspect does not say so");
+        Ok(())
+    });
     ctx.finish(ctx.husk(&["stop", "upgrade"]), Duration::from_secs(150))?
         .ok()?;
     vm.powered_off()
