@@ -1,5 +1,6 @@
 # Makes a small initramfs and takes the kernel out of a root tree. Run by sh on the building machine, with the
-# tree as $1 and these set in front; leaves boot/initramfs and boot/vmlinuz.
+# tree as $1 and these set in front; leaves boot/$image/initrd and boot/$image/vmlinuz.
+#   image     name of the image
 #   init      the text of its /init
 #   programs  programs of the tree that go into its /bin, with the libraries they need
 #   modules   kernel modules that go into its /lib beside those of every image
@@ -7,6 +8,8 @@ set -eu
 root=$1
 kernel=$(basename "$(echo "$root"/lib/modules/*)")
 tree=$root/tmp/initramfs
+rm -rf "$tree"
+mkdir -p "$root/boot/$image"
 mkdir -p "$tree/bin" "$tree/dev" "$tree/lib" "$tree/proc" "$tree/sys"
 cp "$root/bin/busybox" "$tree/bin/busybox"
 # /lib/NAME is the list of files to load for NAME, in order; empty if the kernel has it built in.
@@ -36,5 +39,5 @@ for program in $programs; do
 done
 printf '%s' "$init" > "$tree/init"
 chmod 755 "$tree/init"
-chroot "$root" sh -c 'cd /tmp/initramfs && find . | sort | cpio --quiet --reproducible -o -H newc' > "$root/boot/initramfs"
-cp "$root/boot/vmlinuz-$kernel" "$root/boot/vmlinuz"
+chroot "$root" sh -c 'cd /tmp/initramfs && find . | sort | cpio --quiet --reproducible -o -H newc' > "$root/boot/$image/initrd"
+cp "$root/boot/vmlinuz-$kernel" "$root/boot/$image/vmlinuz"

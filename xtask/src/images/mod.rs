@@ -69,13 +69,16 @@ pub fn ensure_default(progress: &Progress) -> Result<()> {
 /// # Errors
 /// If there is no such image, or it has to be made and this is not root.
 pub fn ensure(progress: &Progress, names: &[&str]) -> Result<()> {
+    let mut recipes = Vec::new();
     for name in names {
         let recipe = find(name)?;
         if !current(recipe)? {
-            make(progress, recipe)?;
+            recipes.push(recipe);
         }
     }
-    Ok(())
+    recipe::groups(recipes)
+        .iter()
+        .try_for_each(|group| make(progress, group))
 }
 
 /// The folder of the image called `name`, made by the current recipe.
@@ -114,10 +117,18 @@ fn hash(recipe: &Recipe) -> String {
     recipe.hash().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn make(progress: &Progress, recipe: &Recipe) -> Result<()> {
+/// Makes the images of `group`, which share a root tree.
+fn make(progress: &Progress, group: &[&Recipe]) -> Result<()> {
     let folder = folder()?;
     let _lock = lock(&folder)?;
-    if current(recipe)? {
+    let mut missing = Vec::new();
+    for recipe in group {
+        if !current(recipe)? {
+            missing.push(*recipe);
+        }
+    }
+    let names: Vec<&str> = missing.iter().map(|recipe| recipe.name).collect();
+    if names.is_empty() {
         return Ok(());
     }
     debian::ensure_tools(progress)?;
@@ -127,12 +138,17 @@ fn make(progress: &Progress, recipe: &Recipe) -> Result<()> {
     let aside = folder.join("unfinished");
     remove(&aside)?;
     std::fs::create_dir(&aside)?;
-    let step = progress.step(format!("making the guest image {}", recipe.name));
-    recipe.build(&step, &aside)?;
-    std::fs::write(aside.join("recipe"), hash(recipe))?;
-    let place = folder.join(recipe.name);
-    remove(&place)?;
-    std::fs::rename(&aside, &place)?;
+    let what = if names.len() == 1 { "image" } else { "images" };
+    let step = progress.step(format!("making the guest {what} {}", names.join(", ")));
+    recipe::build(&missing, &step, &aside)?;
+    for recipe in missing {
+        let made = aside.join(recipe.name);
+        std::fs::write(made.join("recipe"), hash(recipe))?;
+        let place = folder.join(recipe.name);
+        remove(&place)?;
+        std::fs::rename(&made, &place)?;
+    }
+    remove(&aside)?;
     step.done();
     Ok(())
 }

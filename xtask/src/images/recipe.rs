@@ -47,6 +47,15 @@ const CLOUD: &[&str] = &[
     "sudo",
 ];
 
+/// Packages for every initramfs.
+const INITRAMFS_PACKAGES: &[&str] = &[
+    "busybox-static",
+    "cpio",
+    "kmod",
+    "linux-image-cloud-amd64",
+    "xz-utils",
+];
+
 /// One image.
 #[derive(Debug)]
 pub struct Recipe {
@@ -201,58 +210,83 @@ impl Recipe {
         }
         digest.finalize().into()
     }
+}
 
-    /// Makes the image in the empty folder `folder`: `disk.img`, or `vmlinuz` and `initrd`.
-    pub fn build(&self, step: &Step, folder: &Path) -> Result<()> {
-        let root = folder.join("root");
-        match self.kind {
+/// Sorts `recipes` into groups that are made from one root tree: those of an initramfs of the same suite.
+pub fn groups(recipes: Vec<&'static Recipe>) -> Vec<Vec<&'static Recipe>> {
+    let mut groups: Vec<Vec<&Recipe>> = Vec::new();
+    for recipe in recipes {
+        let small = |other: &Recipe| matches!(other.kind, Kind::Initramfs { .. });
+        let fits =
+            |group: &&mut Vec<&Recipe>| small(recipe) && small(group[0]) && group[0].suite == recipe.suite;
+        match groups.iter_mut().find(fits) {
+            Some(group) => group.push(recipe),
+            None => groups.push(vec![recipe]),
+        }
+    }
+    groups
+}
+
+/// Makes the images of a group in the empty folder `folder`: `NAME/disk.img`, or `NAME/vmlinuz` and `NAME/initrd`.
+pub fn build(group: &[&Recipe], step: &Step, folder: &Path) -> Result<()> {
+    let root = folder.join("root");
+    let (mut packages, mut script) = (Vec::new(), String::new());
+    for recipe in group {
+        std::fs::create_dir(folder.join(recipe.name))?;
+        match recipe.kind {
             Kind::Disk {
                 layout,
-                packages,
+                packages: wanted,
                 kernel,
             } => {
-                let ids = Ids::from_seed(&self.hash());
-                let variables = variables(layout, kernel, &ids);
-                self.bootstrap(step, &packages.concat(), &(variables + CUSTOMIZE), &root)?;
-                let disk = folder.join("disk.img");
-                disk::assemble(step, &Tree::new(root.clone()), layout, &ids, DISK_BYTES, &disk)?;
+                packages.extend(wanted.concat());
+                let ids = Ids::from_seed(&recipe.hash());
+                script += &(variables(layout, kernel, &ids) + CUSTOMIZE);
             }
             Kind::Initramfs {
-                packages,
+                packages: wanted,
                 programs,
                 modules,
             } => {
-                let always: &[&str] = &[
-                    "busybox-static",
-                    "cpio",
-                    "kmod",
-                    "linux-image-cloud-amd64",
-                    "xz-utils",
-                ];
-                let script = format!(
-                    "init={}\nprograms={}\nmodules={}\n{INITRAMFS}",
+                packages.extend(INITRAMFS_PACKAGES.iter().chain(wanted));
+                let variables = format!(
+                    "image={}\ninit={}\nprograms={}\nmodules={}\n",
+                    recipe.name,
                     shell::quote(INIT),
                     shell::quote(&programs.join(" ")),
                     shell::quote(&modules.join(" "))
                 );
-                self.bootstrap(step, &[always, packages].concat(), &script, &root)?;
-                for (from, to) in [("boot/vmlinuz", "vmlinuz"), ("boot/initramfs", "initrd")] {
-                    std::fs::copy(root.join(from), folder.join(to)).with_context(|| format!("no {from}"))?;
+                script += &(variables + INITRAMFS);
+            }
+        }
+    }
+    packages.sort_unstable();
+    packages.dedup();
+    let tree = debian::Recipe {
+        suite: group[0].suite,
+        packages: &packages,
+        aside: &[],
+        customize: &script,
+    };
+    tree.bootstrap(step, &root)?;
+    for recipe in group {
+        let made = folder.join(recipe.name);
+        match recipe.kind {
+            Kind::Disk { layout, .. } => {
+                let ids = Ids::from_seed(&recipe.hash());
+                let (tree, disk) = (Tree::new(root.clone()), made.join("disk.img"));
+                disk::assemble(step, &tree, layout, &ids, DISK_BYTES, &disk)?;
+            }
+            Kind::Initramfs { .. } => {
+                for file in ["vmlinuz", "initrd"] {
+                    let from = root.join("boot").join(recipe.name).join(file);
+                    std::fs::copy(&from, made.join(file))
+                        .with_context(|| format!("no {}", from.display()))?;
                 }
             }
         }
-        std::fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))
     }
-
-    fn bootstrap(&self, step: &Step, packages: &[&str], customize: &str, root: &Path) -> Result<()> {
-        let recipe = debian::Recipe {
-            suite: self.suite,
-            packages,
-            aside: &[],
-            customize,
-        };
-        recipe.bootstrap(step, root)
-    }
+    std::fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))
 }
 
 /// The variables of `customize.sh`.
@@ -287,6 +321,12 @@ mod tests {
                 assert_ne!(recipe.hash(), other.hash());
             }
         }
+    }
+
+    #[test]
+    fn initramfs_of_one_suite_are_made_together() {
+        let sizes: Vec<usize> = groups(ALL.iter().collect()).iter().map(Vec::len).collect();
+        assert_eq!(sizes, [1, 3, 1, 1, 1, 1]);
     }
 
     #[test]
