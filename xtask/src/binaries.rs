@@ -17,35 +17,52 @@ use crate::progress::Progress;
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 const STATIC: &str = "target.x86_64-unknown-linux-gnu.rustflags=[\"-Ctarget-feature=+crt-static\"]";
 /// Packages that are built together, and their binaries.
-const BUILDS: [(&[&str], &[&str]); 2] = [
-    (&["husk-vmm"], &["husk-vmm"]),
-    (
-        &["husk-cli", "husk-containerd-shim", "husk-tests"],
-        &[
-            "husk",
-            "containerd-shim-husk-v2",
-            "husk-e2e",
-            "husk-flow",
-            "husk-netload",
-            "husk-uevents",
-        ],
-    ),
-];
+#[derive(Debug)]
+struct Build {
+    packages: &'static [&'static str],
+    binaries: &'static [&'static str],
+}
 
-/// A profile of the workspace's Cargo.toml to build with.
+const VMM: Build = Build {
+    packages: &["husk-vmm"],
+    binaries: &["husk-vmm"],
+};
+/// Everything but the VMM.
+const OTHERS: Build = Build {
+    packages: &["husk-cli", "husk-containerd-shim", "husk-tests"],
+    binaries: &[
+        "husk",
+        "containerd-shim-husk-v2",
+        "husk-e2e",
+        "husk-flow",
+        "husk-netload",
+        "husk-uevents",
+    ],
+};
+
+/// Profiles of the workspace's Cargo.toml to build with.
 #[derive(Debug, Clone, Copy)]
 pub enum Profile {
     /// The profile that users run.
     Release,
-    /// The same without link-time optimisation, for the tests.
+    /// The profiles of `cargo xtask test`: an optimised VMM, and everything else as the lints and unit tests build it.
     EndToEnd,
 }
 
 impl Profile {
+    /// Profile of the VMM, which names the folder of the binaries too.
     fn name(self) -> &'static str {
         match self {
             Self::Release => "release",
             Self::EndToEnd => "e2e",
+        }
+    }
+
+    /// Profile of everything but the VMM.
+    fn others(self) -> &'static str {
+        match self {
+            Self::Release => "release",
+            Self::EndToEnd => "dev",
         }
     }
 
@@ -57,32 +74,52 @@ impl Profile {
 
 /// Builds the binaries in [`Profile::folder`] unless they are up to date; returns the CPU time of cargo.
 pub fn build(profile: Profile, progress: &Progress) -> Result<Duration> {
-    let mut cpu = Duration::ZERO;
-    for (packages, binaries) in BUILDS {
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.args([
-            "build",
-            "--profile",
-            profile.name(),
-            "--locked",
-            "--target",
-            TARGET,
-            "--config",
-            STATIC,
-        ]);
-        cargo
-            .args(packages.iter().flat_map(|package| ["--package", package]))
-            .current_dir(checkout::root());
-        cpu += progress.run(format!("building {}", binaries.join(" and ")), &mut cargo)?;
-        for binary in binaries {
-            place(
-                &checkout::target().join(TARGET).join(profile.name()).join(binary),
-                &checkout::folder(profile.folder())?,
-                binary,
-            )?;
-        }
-    }
+    let vmm = build_vmm(profile, progress)?;
+    let others = OTHERS.run(profile.others(), progress)?;
+    place_others(profile)?;
+    Ok(vmm + others)
+}
+
+/// Builds the VMM; returns the CPU time of cargo.
+pub fn build_vmm(profile: Profile, progress: &Progress) -> Result<Duration> {
+    let cpu = VMM.run(profile.name(), progress)?;
+    VMM.place(profile.name(), profile)?;
     Ok(cpu)
+}
+
+/// Copies everything but the VMM to [`Profile::folder`].
+pub fn place_others(profile: Profile) -> Result<()> {
+    OTHERS.place(profile.others(), profile)
+}
+
+/// Arguments of cargo for static binaries. A build without them shares nothing with one that has them.
+pub fn static_arguments() -> [&'static str; 5] {
+    ["--locked", "--target", TARGET, "--config", STATIC]
+}
+
+impl Build {
+    fn run(&self, cargo_profile: &str, progress: &Progress) -> Result<Duration> {
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo
+            .args(["build", "--profile", cargo_profile])
+            .args(static_arguments())
+            .args(self.packages.iter().flat_map(|package| ["--package", package]))
+            .current_dir(checkout::root());
+        progress.run(format!("building {}", self.binaries.join(" and ")), &mut cargo)
+    }
+
+    fn place(&self, cargo_profile: &str, profile: Profile) -> Result<()> {
+        // The one profile whose folder has another name.
+        let folder = match cargo_profile {
+            "dev" => "debug",
+            name => name,
+        };
+        let built = checkout::target().join(TARGET).join(folder);
+        let to = checkout::folder(profile.folder())?;
+        self.binaries
+            .iter()
+            .try_for_each(|binary| place(&built.join(binary), &to, binary))
+    }
 }
 
 /// Installs a fresh binary by a rename, so that a running one keeps its file.

@@ -1,8 +1,8 @@
 //! `cargo xtask test`: lints, unit tests and the end-to-end suite. The last line of its output is
 //! `N passed, N failed, N skipped`.
 //!
-//! The build of the static binaries uses both processors. After it the end-to-end cases run in two labs of one
-//! processor each, and lints and unit tests are built in the time that the labs leave idle.
+//! One build serves lints, unit tests and the programs of the end-to-end tests, except for the VMM. After it the
+//! end-to-end cases run in two labs of one processor each, and the unit tests in the time that the labs leave idle.
 
 mod deny;
 mod queue;
@@ -109,29 +109,30 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             Ok(())
         });
     }
-    let (built, made) = std::thread::scope(|scope| {
+    let (vmm, tests, made) = std::thread::scope(|scope| {
         // It mostly waits for the network.
         let made = scope.spawn(|| stages.run("images", |_| make_images(args, progress)));
-        let built = stages.run("static build", |stage| {
-            stage.cpu = binaries::build(Profile::EndToEnd, progress)?;
+        let vmm = stages.run("VMM build", |stage| {
+            stage.cpu = binaries::build_vmm(Profile::EndToEnd, progress)?;
             Ok(())
-        });
-        (built, made.join().unwrap_or_default())
-    });
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            if built && made {
-                stages.run("end to end", |stage| run_cases(stage, args, progress));
-            } else {
-                stages.fail("end to end", "not run, because the build or the images failed");
-            }
         });
         let name = if lints {
             "clippy and test build"
         } else {
             "test build"
         };
-        if stages.run(name, |stage| unit::build(stage, lints)) {
+        let tests = stages.run(name, |stage| unit::build(stage, lints));
+        (vmm, tests, made.join().unwrap_or_default())
+    });
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            if vmm && tests && made {
+                stages.run("end to end", |stage| run_cases(stage, args, progress));
+            } else {
+                stages.fail("end to end", "not run, because a build or the images failed");
+            }
+        });
+        if tests {
             stages.run("unit tests", |stage| {
                 unit::test(stage, lints, args.filter.as_deref(), progress)
             });

@@ -1,6 +1,7 @@
 //! Lints and the tests that run on this machine without guests, built once by cargo.
 
 use super::stages::Stage;
+use crate::binaries::{self, Profile};
 use crate::checkout;
 use crate::packages::{self, Tool};
 use crate::progress::{Progress, wait_with_cpu};
@@ -73,29 +74,32 @@ fn with_lints(command: &mut Command) {
         .env("CLIPPY_ARGS", "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__");
 }
 
-/// Builds every target of every crate with clippy's lints as errors.
+/// Builds every target of every crate with clippy's lints as errors. The programs among them are those of the end-to-end
+/// tests.
 pub fn build(stage: &mut Stage, lints: bool) -> Result<()> {
     let mut build = cargo(&["build", "--workspace", "--all-targets", "--quiet"]);
+    build.args(binaries::static_arguments());
     if lints {
         with_lints(&mut build);
     }
-    in_background(&mut build);
     let mut child = build.spawn().context("cannot start cargo")?;
     let (status, cpu) = wait_with_cpu(&mut child)?;
     stage.cpu += cpu;
     if !status.success() {
         bail!("cargo build: {status}");
     }
-    Ok(())
+    binaries::place_others(Profile::EndToEnd)
 }
 
 /// Runs the tests of all crates. Those that `build` compiled are not compiled again.
 pub fn test(stage: &mut Stage, lints: bool, filter: Option<&str>, progress: &Progress) -> Result<()> {
     packages::ensure(progress, &TOOLS)?;
-    let mut test = cargo(&["test", "--workspace", "--all-targets", "--no-fail-fast", "--"]);
+    let mut test = cargo(&["test", "--workspace", "--all-targets", "--no-fail-fast"]);
+    test.args(binaries::static_arguments()).arg("--");
     if lints {
         with_lints(&mut test);
     }
+    in_background(&mut test);
     if privileged() {
         test.arg("--include-ignored");
         if !Path::new("/dev/vhost-net").exists() {
