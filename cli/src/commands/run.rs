@@ -202,6 +202,7 @@ fn plans(args: &Args, manifest: &Manifest) -> Result<Vec<VmPlan>, Failure> {
             kernel: overridden.then(|| kernel.clone()),
             uuid: uuid::Uuid::new_v4(),
             now_unix_seconds,
+            ..PodResources::default()
         };
         match husk_vmi::plan(vmi, &resources) {
             Ok(plan) => {

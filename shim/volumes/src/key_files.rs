@@ -46,6 +46,20 @@ pub(super) fn read_key(dir: &Path, keys: &[&str]) -> Result<Vec<u8>, VolumeFault
     })
 }
 
+/// Reads the first of `files` that is a regular file: a value of one of `keys`.
+pub(super) fn read_first(files: &[PathBuf], keys: &[&str]) -> Result<Vec<u8>, VolumeFault> {
+    for path in files {
+        let found = PathHandle::on_host(path).map_err(VolumeFault::io(path))?;
+        if !found.is_directory() {
+            return read(&found, MAX_BYTES, path);
+        }
+    }
+    Err(VolumeFault::NoKey {
+        path: files.first().cloned().unwrap_or_default(),
+        keys: keys.join(" or "),
+    })
+}
+
 fn directory(dir: &Path) -> Result<PathHandle, VolumeFault> {
     let found = PathHandle::on_host(dir).map_err(VolumeFault::io(dir))?;
     if found.is_directory() {
@@ -154,6 +168,18 @@ mod tests {
             .to_string();
         let wanted = format!("{} has no file networkdata or networkData", dir.path().display());
         assert_eq!(error, wanted);
+    }
+
+    #[test]
+    fn first_regular_file_has_the_value() {
+        let dir = tempfile::tempdir().unwrap();
+        let (missing, value) = (dir.path().join("0"), dir.path().join("1"));
+        fs::create_dir(&missing).unwrap();
+        fs::write(&value, "v").unwrap();
+        let keys = ["userdata", "userData"];
+        assert_eq!(read_first(&[missing.clone(), value], &keys).unwrap(), b"v");
+        let error = read_first(&[missing], &keys).unwrap_err().to_string();
+        assert!(error.ends_with("has no file userdata or userData"), "{error}");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use husk_vmi::{SeedData, SeedLayout};
 
 use super::error::VolumeFault;
 use super::iso::{self, Readability};
-use super::key_files::{read_all, read_key};
+use super::key_files::{read_all, read_first, read_key};
 
 /// Keys of a Secret for user data. The first that exists is used.
 const USER_DATA: [&str; 2] = ["userdata", "userData"];
@@ -49,5 +49,6 @@ fn content(data: &SeedData, keys: &[&str]) -> Result<Vec<u8>, VolumeFault> {
     match data {
         SeedData::Inline(bytes) => Ok(bytes.clone()),
         SeedData::Secret(dir) => read_key(dir, keys),
+        SeedData::SecretFiles(files) => read_first(files, keys),
     }
 }

@@ -306,6 +306,9 @@ pub enum SeedData {
     Inline(#[serde(with = "super::bytes_as_text")] Vec<u8>),
     /// Directory of a Secret; its key is `userdata` or `userData`, or `networkdata` or `networkData`.
     Secret(PathBuf),
+    /// Files that may hold the value of one of these keys: the first regular file does. The kubelet mounts a directory
+    /// in the place of a key that the Secret does not have.
+    SecretFiles(Vec<PathBuf>),
 }
 
 #[cfg(test)]

@@ -17,6 +17,9 @@ pub struct PodResources {
     /// archive; for configMap, secret, downwardAPI, serviceAccount, Secrets of cloud-init and `kernel-boot-volume`
     /// a directory.
     pub volumes: BTreeMap<String, PathBuf>,
+    /// Files of cloud-init's Secrets by volume name, instead of a directory in `volumes`: the Secret's key and the path
+    /// of its value.
+    pub seed_files: BTreeMap<String, Vec<(String, PathBuf)>>,
     /// Kernel that takes precedence over `firmware.kernelBoot` and the disks.
     pub kernel: Option<KernelOverride>,
     /// System UUID for manifests without one.

@@ -20,6 +20,9 @@ pub const KERNEL_VOLUME: &str = "kernel-boot-volume";
 const ALIGNMENT: u64 = 1 << 20;
 /// Maximum length of a host name in characters.
 const HOST_NAME: usize = 63;
+/// Keys of a Secret with user data, and with network configuration, in lower case.
+pub(super) const USER_DATA: &str = "userdata";
+pub(super) const NETWORK_DATA: &str = "networkdata";
 /// Default label of a disk made of files.
 const LABEL: &str = "cfgdata";
 /// Maximum length of an ISO 9660 volume label in bytes.
@@ -105,6 +108,16 @@ impl VolumeContext<'_> {
         })
     }
 
+    /// Files of a Secret's key, in either spelling.
+    fn seed_files(&self, volume: &Volume, key: &str) -> Vec<PathBuf> {
+        let given = self.resources.seed_files.get(&volume.name);
+        let of_key = given
+            .into_iter()
+            .flatten()
+            .filter(|(name, _)| name.eq_ignore_ascii_case(key));
+        of_key.map(|(_, path)| path.clone()).collect()
+    }
+
     fn nothing_given(&self, volume: &Volume) -> Result<(), FieldError> {
         if !self.resources.volumes.contains_key(&volume.name) {
             return Ok(());
@@ -184,7 +197,11 @@ impl VolumeContext<'_> {
         if data.secret_ref.is_none() && data.network_data_secret_ref.is_none() {
             self.nothing_given(volume)?;
         }
-        let secret = |field: &str| {
+        let secret = |field: &str, key: &str| {
+            let files = self.seed_files(volume, key);
+            if !files.is_empty() {
+                return Ok(Some(SeedData::SecretFiles(files)));
+            }
             let what = "a directory with the Secret's files";
             self.mapped(volume, &format!("{kind}.{field}"), what, "DIR")
                 .map(|dir| Some(SeedData::Secret(dir)))
@@ -194,11 +211,11 @@ impl VolumeContext<'_> {
                 .map(|bytes| bytes.map(SeedData::Inline))
         };
         let user_data = match &data.secret_ref {
-            Some(_) => secret("secretRef")?,
+            Some(_) => secret("secretRef", USER_DATA)?,
             None => inline("userDataBase64", &data.user_data, &data.user_data_base64)?,
         };
         let network_data = match &data.network_data_secret_ref {
-            Some(_) => secret("networkDataSecretRef")?,
+            Some(_) => secret("networkDataSecretRef", NETWORK_DATA)?,
             None => inline("networkDataBase64", &data.network_data, &data.network_data_base64)?,
         };
         Ok(DiskSource::CloudInit {

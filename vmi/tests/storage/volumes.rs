@@ -179,6 +179,40 @@ fn a_seed_has_the_instances_id_and_name() {
 }
 
 #[test]
+fn secrets_of_a_seed_come_from_single_files() {
+    let files = [
+        ("userdata", "/0"),
+        ("userData", "/1"),
+        ("networkdata", "/2"),
+        ("networkData", "/3"),
+    ];
+    let files = files.map(|(key, path)| (key.to_owned(), path.into()));
+    let resources = PodResources {
+        seed_files: [("root".to_owned(), files.to_vec())].into(),
+        ..PodResources::default()
+    };
+    let both = json!({"secretRef": {"name": "s"}, "networkDataSecretRef": {"name": "n"}});
+    let vmi = vmi(&with(&[(
+        "volumes/0",
+        json!({"name": "root", "cloudInitNoCloud": both}),
+    )]));
+    let plan = plan(&vmi, &resources).unwrap();
+    let source = &plan.disks[0].source;
+    let DiskSource::CloudInit {
+        user_data,
+        network_data,
+        ..
+    } = source
+    else {
+        panic!("{source:?}")
+    };
+    let files = |paths: [&str; 2]| SeedData::SecretFiles(paths.map(Into::into).into());
+    assert_eq!(user_data, &files(["/0", "/1"]));
+    assert_eq!(network_data, &Some(files(["/2", "/3"])));
+    plan.live(&vmi).unwrap();
+}
+
+#[test]
 fn secrets_of_a_seed_come_from_a_directory() {
     for kind in ["cloudInitNoCloud", "cloudInitConfigDrive"] {
         let both = json!({"secretRef": {"name": "s"}, "networkDataSecretRef": {"name": "n"}});

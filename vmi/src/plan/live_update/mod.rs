@@ -10,6 +10,7 @@ use super::nic::{NicNetwork, NicPlan};
 use super::nics;
 use super::types::{BootPlan, FileRef, KernelFile, KernelOverride, PodResources, VmPlan};
 use super::volume_source::KERNEL_VOLUME;
+use super::volume_source::{NETWORK_DATA, USER_DATA};
 use crate::field::FieldError;
 use crate::load::Vmi;
 use crate::types::{Disk, Volume};
@@ -121,8 +122,26 @@ impl VmPlan {
         for disk in &self.disks {
             let secret = |data: &SeedData| match data {
                 SeedData::Secret(dir) => Some(dir.clone()),
-                SeedData::Inline(_) => None,
+                SeedData::Inline(_) | SeedData::SecretFiles(_) => None,
             };
+            if let DiskSource::CloudInit {
+                user_data,
+                network_data,
+                ..
+            } = &disk.source
+            {
+                let data = [
+                    (USER_DATA, Some(user_data)),
+                    (NETWORK_DATA, network_data.as_ref()),
+                ];
+                for (key, data) in data {
+                    if let Some(SeedData::SecretFiles(files)) = data {
+                        let files = files.iter().map(|path| (key.to_owned(), path.clone()));
+                        let given = resources.seed_files.entry(disk.name.clone()).or_default();
+                        given.extend(files);
+                    }
+                }
+            }
             let path = match &disk.source {
                 DiskSource::File(path)
                 | DiskSource::HostDisk { path, .. }
