@@ -4,10 +4,13 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
+
+/// A second destination of the log.
+static COPY: Mutex<Option<File>> = Mutex::new(None);
 
 /// Starts to log to the FIFO `log` of the bundle, or else to /dev/null.
 pub(crate) fn begin(bundle: &Path, debug: bool) {
@@ -20,6 +23,23 @@ pub(crate) fn begin(bundle: &Path, debug: bool) {
         .with_ansi(false)
         .with_writer(Log(Arc::new(log)))
         .init();
+}
+
+/// Also writes the log to `stdout`, the standard output of a launcher container. It shows what happens to the VM,
+/// since the console is printed elsewhere.
+pub(crate) fn copy_to(stdout: &str) {
+    let path = stdout.strip_prefix("file://").unwrap_or(stdout);
+    let copy = open(Path::new(path)).or_else(|_| File::options().append(true).open(path));
+    if let Ok(mut current) = COPY.lock() {
+        *current = copy.ok();
+    }
+}
+
+/// Ends what [`copy_to`] began.
+pub(crate) fn end_copy() {
+    if let Ok(mut current) = COPY.lock() {
+        *current = None;
+    }
 }
 
 /// Opened for reading too: a write to a FIFO without a reader fails, and containerd may be restarted.
@@ -40,6 +60,11 @@ struct Log(Arc<File>);
 
 impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if let Ok(mut copy) = COPY.lock()
+            && let Some(copy) = &mut *copy
+        {
+            let _ = copy.write(bytes);
+        }
         match (&*self.0).write(bytes) {
             // Lines are lost while nobody reads them.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(bytes.len()),

@@ -45,6 +45,8 @@ events! {
     TaskOOM => TASK_OOM_EVENT_TOPIC,
     TaskPaused => TASK_PAUSED_EVENT_TOPIC,
     TaskResumed => TASK_RESUMED_EVENT_TOPIC,
+    TaskExecAdded => TASK_EXEC_ADDED_EVENT_TOPIC,
+    TaskExecStarted => TASK_EXEC_STARTED_EVENT_TOPIC,
 }
 
 /// The queue of events, and the task that sends them.

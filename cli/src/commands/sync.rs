@@ -13,7 +13,7 @@ use crate::{live_vm, manifest};
 
 /// Apply a changed manifest to a running VM
 ///
-/// Adds and removes `hotpluggable` volumes and interfaces on Multus networks, sets links according to `state`, and grows
+/// Starts the VM of a launcher pod, which waits for its manifest. Adds and removes `hotpluggable` volumes and interfaces on Multus networks, sets links according to `state`, and grows
 /// disks to the sizes of their images. Prints the changes made and those pending to stderr. If a change requires a
 /// restart, nothing is changed and each such field is reported. Applying the same manifest again does nothing.
 #[derive(Debug, clap::Args)]
@@ -76,10 +76,16 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         paths,
     };
     live_vm::block_on(async {
-        let answer = live_vm::connect(&args.vm).await?.sync_vmi(request).await;
-        match answer {
-            Ok(done) => report(&args.vm, done.get_ref()),
-            Err(refused) => Err(refusal(&refused)),
+        loop {
+            let mut client = live_vm::connect(&args.vm).await?;
+            let done = client.sync_vmi(request.clone()).await;
+            let done = done.map_err(|refused| refusal(&refused))?.into_inner();
+            // The VM has taken the place of a pod that waited for it.
+            if done.changes.iter().any(|change| change.kind() == Kind::Started) {
+                eprintln!("{}: started", args.vm);
+                continue;
+            }
+            return report(&args.vm, &done);
         }
     })
 }
@@ -142,6 +148,7 @@ fn change_text(change: &Change) -> String {
         Kind::InterfaceRemoved => format!("removed interface {name}"),
         Kind::LinkUp => format!("interface {name} is up"),
         Kind::LinkDown => format!("interface {name} is down"),
+        Kind::Started => "started".to_owned(),
         Kind::Unspecified => format!("changed {name}"),
     }
 }

@@ -6,19 +6,20 @@ use std::sync::Arc;
 
 use containerd_shim_protos::types::mount::Mount;
 use husk_cgroup::{Cgroup, ScopeGuard, hierarchy};
-use husk_monitor::monitor::EmbeddedVm;
+use husk_monitor::monitor::{EmbeddedVm, PendingVm};
 use husk_monitor::state::{PODS, RuntimeDir};
 use husk_monitor::vm_environment::VmEnvironment;
 use husk_monitor::vmm_process::CgroupPlacement;
-use husk_vmi::VmPlan;
+use husk_vmi::{VmPlan, Vmi};
 use husk_volumes::{PathPolicy, ScratchDir};
 use oci_spec::runtime::Spec;
 use tokio::task::spawn_blocking;
 
 use super::container::{ContainerResources, ContainerVm};
+use super::launcher::LaunchError;
 use super::task_error::TaskError;
 use crate::mount::mount_rootfs;
-use crate::spec::VmContainer;
+use crate::spec::{SpecError, VmContainer, annotated_vmi, load_vmi};
 use crate::stdio::Stdio;
 
 /// A VM to build.
@@ -44,6 +45,16 @@ pub(crate) struct BuiltVm {
     pub(super) resources: ContainerResources,
 }
 
+/// A planned VM.
+struct PreparedVm {
+    plan: VmPlan,
+    /// The manifest's metadata.
+    vmi: serde_json::Value,
+    environment: VmEnvironment,
+    /// Held until the VMM is in the cgroup.
+    scope: Option<ScopeGuard>,
+}
+
 /// Returns the mount point of a container's root filesystem.
 pub(crate) fn rootfs_of(bundle: &Path) -> PathBuf {
     bundle.join("rootfs")
@@ -63,50 +74,22 @@ impl VmBuilder {
     }
 
     async fn try_build(self, resources: &mut ContainerResources) -> Result<(ContainerVm, u32), TaskError> {
-        let rootfs = rootfs_of(&self.bundle);
-        mount(self.rootfs.clone(), rootfs.clone(), resources).await?;
-        let VmContainer {
-            plan,
-            vmi,
-            given,
-            ephemeral,
-        } = VmContainer::new(&self.spec, rootfs.clone(), &self.volumes)?;
-        let network = match plan.nics.is_empty() {
-            true => None,
-            false => crate::spec::network(&self.spec, self.sandbox.as_deref())?,
-        };
-        let made = make_cgroup(self.spec.clone()).await?;
-        // Held until the VMM is in the cgroup.
-        let (cgroup, kept) = made.unzip();
-        resources.cgroup = cgroup.clone();
-        let chosen = std::env::var_os("HUSK_SCRATCH_DIR").is_some_and(|directory| !directory.is_empty());
-        let scratch = match ephemeral {
-            Some(directory) => ScratchDir::at(directory),
-            None if chosen => ScratchDir::locate(),
-            // Data there counts as the container's ephemeral storage.
-            None => ScratchDir::at(rootfs),
-        };
-        let environment = VmEnvironment {
-            scratch,
-            paths: PathPolicy::PodMounts(given),
-            network,
-            placement: CgroupPlacement {
-                cgroup: cgroup.map(|cgroup| cgroup.path().to_owned()),
-            },
-        };
+        mount(self.rootfs.clone(), rootfs_of(&self.bundle), resources).await?;
+        let planned = self.plan(&annotated_vmi(&self.spec)?)?;
+        let prepared = self.prepare(planned, resources).await?;
         let runtime = RuntimeDir::locate().map_err(|error| TaskError::failed(error.to_string()))?;
-        let plan = Arc::new(plan);
+        let plan = Arc::new(prepared.plan);
         let embedded_vm = EmbeddedVm::build(
             &runtime,
             (PODS, &self.uid),
             VmPlan::clone(&plan),
-            &vmi,
-            environment,
+            &prepared.vmi,
+            prepared.environment,
         );
         let embedded_vm = embedded_vm
             .await
             .map_err(|error| TaskError::failed(error.to_string()))?;
-        drop(kept);
+        drop(prepared.scope);
         let streams = self.stdio.connect(embedded_vm.console.as_ref()).await;
         let streams = match streams {
             Ok(streams) => streams,
@@ -116,13 +99,88 @@ impl VmBuilder {
             }
         };
         let pid = embedded_vm.pid;
-        let vm = ContainerVm {
-            handle: embedded_vm.vm.clone(),
-            plan,
-            embedded_vm: Some(embedded_vm),
-            streams: Some(streams),
+        Ok((ContainerVm::new(embedded_vm, plan, Some(streams)), pid))
+    }
+
+    /// Builds the VM of a VMI that came by `SyncVmi`, in the place of the waiting pod. Its console is not the
+    /// container's output. On an error everything but `pending` is cleaned up.
+    pub(super) async fn build_pending(self, pending: PendingVm, vmi: &str) -> Result<BuiltVm, LaunchError> {
+        let mut resources = ContainerResources::default();
+        let planned = load_vmi(vmi, &self.spec).and_then(|vmi| self.plan(&vmi));
+        let prepared = match planned {
+            Ok(planned) => self.prepare(planned, &mut resources).await,
+            Err(error) => Err(TaskError::invalid(error.of_vmi())),
         };
-        Ok((vm, pid))
+        let prepared = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                let _ = spawn_blocking(move || resources.release()).await;
+                let pending = Some(pending);
+                return Err(LaunchError { error, pending });
+            }
+        };
+        let plan = Arc::new(prepared.plan);
+        let (copy, environment) = (VmPlan::clone(&plan), prepared.environment);
+        let built = EmbeddedVm::build_pending(pending, copy, &prepared.vmi, environment).await;
+        drop(prepared.scope);
+        match built {
+            Ok(embedded_vm) => Ok(BuiltVm {
+                pid: embedded_vm.pid,
+                vm: ContainerVm::new(embedded_vm, plan, None),
+                resources,
+            }),
+            Err(error) => {
+                let _ = spawn_blocking(move || resources.release()).await;
+                let (error, pending) = (TaskError::failed(error.to_string()), None);
+                Err(LaunchError { error, pending })
+            }
+        }
+    }
+
+    fn plan(&self, vmi: &Vmi) -> Result<VmContainer, SpecError> {
+        VmContainer::new(&self.spec, vmi, rootfs_of(&self.bundle), &self.volumes)
+    }
+
+    /// Prepares the cgroup of a VM and finds the VM's environment.
+    async fn prepare(
+        &self,
+        planned: VmContainer,
+        resources: &mut ContainerResources,
+    ) -> Result<PreparedVm, TaskError> {
+        let VmContainer {
+            plan,
+            vmi,
+            given,
+            ephemeral,
+        } = planned;
+        let network = match plan.nics.is_empty() {
+            true => None,
+            false => crate::spec::network(&self.spec, self.sandbox.as_deref())?,
+        };
+        let made = make_cgroup(self.spec.clone()).await?;
+        let (cgroup, scope) = made.unzip();
+        resources.cgroup = cgroup.clone();
+        let chosen = std::env::var_os("HUSK_SCRATCH_DIR").is_some_and(|directory| !directory.is_empty());
+        let scratch = match ephemeral {
+            Some(directory) => ScratchDir::at(directory),
+            None if chosen => ScratchDir::locate(),
+            // Data there counts as the container's ephemeral storage.
+            None => ScratchDir::at(rootfs_of(&self.bundle)),
+        };
+        let environment = VmEnvironment {
+            scratch,
+            paths: PathPolicy::PodMounts(given),
+            network,
+            placement: CgroupPlacement {
+                cgroup: cgroup.map(|cgroup| cgroup.path().to_owned()),
+            },
+        };
+        Ok(PreparedVm {
+            plan,
+            vmi,
+            environment,
+            scope,
+        })
     }
 }
 

@@ -1,14 +1,19 @@
 //! Messages to the actor of a pod.
 
+use std::io;
+
 use containerd_shim_protos::api::CreateTaskRequest;
 use husk_cgroup::CgroupStats;
-use husk_monitor::monitor::{EmbeddedVm, EmbeddedVmError};
+use husk_monitor::monitor::{EmbeddedVm, EmbeddedVmError, StartRequest};
 use husk_proto::shim::v1::Status as VmStatus;
 use oci_spec::runtime::LinuxResources;
 
 use super::build::BuiltVm;
 use super::container::{ContainerExit, ContainerResources, ContainerStatus};
+use super::exec::ExecRequest;
+use super::launcher::{Launch, LaunchError, Waited};
 use super::task_error::{Reply, TaskError};
+use crate::stdio::Streams;
 
 /// A request to the actor, or the outcome of a task that it started.
 #[derive(Debug)]
@@ -18,6 +23,11 @@ pub(crate) enum PodCommand {
     Delete(String, Reply<ContainerExit>),
     Kill(String, u32, Reply<()>),
     Look(String, Reply<ContainerStatus>),
+    Exec(ExecRequest, Reply<()>),
+    /// The second string of these is the id of a process that was added.
+    StartExec(String, String, Reply<u32>),
+    DeleteExec(String, String, Reply<ContainerExit>),
+    LookExec(String, String, Reply<ContainerStatus>),
     Stats(String, Reply<CgroupStats>),
     Update(String, Box<LinuxResources>, Reply<()>),
     CloseStdin(String, Reply<()>),
@@ -37,6 +47,19 @@ pub(crate) enum TaskOutcome {
     /// A sandbox or a volume has been created.
     Prepared(String, ContainerResources, Result<(), TaskError>, Reply<u32>),
     Booted(String, Box<EmbeddedVm>, Result<(), EmbeddedVmError>, Reply<u32>),
+    /// The wait of a launcher container for its VMI has ended.
+    Waited(String, Launch, Waited),
+    /// The VM of a launcher container has been built, or not.
+    Launched(
+        String,
+        Launch,
+        Result<Box<BuiltVm>, Box<LaunchError>>,
+        StartRequest,
+    ),
+    /// The console has been connected to a container that prints it.
+    ConsoleConnected(String, io::Result<Streams>),
+    /// A process that was added to a container has ended.
+    ExecEnded(String, String),
     /// A VM has ended. Its last output has not been written yet.
     Ended(String, Box<VmStatus>),
     /// The last output has been written.

@@ -1,15 +1,18 @@
 //! A container of a pod.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use husk_cgroup::Cgroup;
+use husk_monitor::console::Console;
 use husk_monitor::monitor::{EmbeddedVm, VmHandle};
 use husk_vmi::VmPlan;
 use oci_spec::runtime::Spec;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
+use super::exec::ExecProcess;
 use super::task_error::Reply;
 use crate::mount;
 use crate::spec::Role;
@@ -57,6 +60,15 @@ impl ContainerResources {
     }
 }
 
+/// The part of a launcher container before its VM runs.
+#[derive(Debug)]
+pub(super) enum Launching {
+    /// It waits for the VMI. Dropping the sender ends that.
+    Waiting(#[expect(dead_code, reason = "only dropped")] oneshot::Sender<()>),
+    /// The machine is being built. The signal came meanwhile, and ends the VM.
+    Building { signal: Option<u32> },
+}
+
 /// The VM of a container.
 #[derive(Debug)]
 pub(crate) struct ContainerVm {
@@ -65,6 +77,20 @@ pub(crate) struct ContainerVm {
     /// `None` once it has booted.
     pub(super) embedded_vm: Option<EmbeddedVm>,
     pub(super) streams: Option<Streams>,
+    /// The console, for another container that prints it. `None` once the VM has ended.
+    pub(super) console: Option<Console>,
+}
+
+impl ContainerVm {
+    pub(super) fn new(embedded_vm: EmbeddedVm, plan: Arc<VmPlan>, streams: Option<Streams>) -> ContainerVm {
+        ContainerVm {
+            handle: embedded_vm.vm.clone(),
+            plan,
+            console: embedded_vm.console.clone().filter(|_| streams.is_none()),
+            embedded_vm: Some(embedded_vm),
+            streams,
+        }
+    }
 }
 
 /// A container.
@@ -79,6 +105,12 @@ pub(super) struct Container {
     pub(super) phase: watch::Sender<ContainerPhase>,
     pub(super) resources: ContainerResources,
     pub(super) vm: Option<ContainerVm>,
+    /// Of a launcher container that runs and has no VM yet.
+    pub(super) launching: Option<Launching>,
+    /// The console as the output of a container that prints it.
+    pub(super) console_output: Option<Streams>,
+    /// Processes that were added to it, by their ids.
+    pub(super) execs: BTreeMap<String, ExecProcess>,
     /// The caller that waits for its deletion after its exit.
     pub(super) delete_reply: Option<Reply<ContainerExit>>,
 }
@@ -97,6 +129,10 @@ pub(crate) struct ContainerStatus {
 }
 
 impl Container {
+    pub(super) fn is_running(&self) -> bool {
+        matches!(*self.phase.borrow(), ContainerPhase::Running { .. })
+    }
+
     pub(super) fn is_stopped(&self) -> bool {
         matches!(*self.phase.borrow(), ContainerPhase::Stopped(_))
     }

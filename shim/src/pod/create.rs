@@ -49,7 +49,11 @@ impl Pod {
                     TaskOutcome::Prepared(id, resources, entered, reply)
                 });
             }
-            Role::Volume(_) => {
+            Role::NoOp | Role::ConsoleLog => {
+                self.containers.insert(id.clone(), container);
+                self.created(&id, reply);
+            }
+            Role::Volume(_) | Role::Launcher(_) => {
                 self.containers.insert(id.clone(), container);
                 self.spawn_task(async move {
                     let mut resources = ContainerResources::default();
@@ -87,7 +91,7 @@ impl Pod {
         let spec = bundle::spec(&bundle).map_err(|error| TaskError::invalid(error.to_string()))?;
         let sandbox = self.sandbox().map(|sandbox| sandbox.spec.clone());
         let role = spec::role(&spec, sandbox.as_deref())?;
-        let taken = |other: &Container| other.role == role && !other.is_stopped();
+        let taken = |other: &Container| other.role == role && role != Role::NoOp && !other.is_stopped();
         if let Some(other) = self.containers.values().find(|other| taken(other)) {
             let text = format!(
                 "the container {} is already {}; a pod can have only one",
@@ -110,11 +114,14 @@ impl Pod {
             phase: watch::Sender::new(ContainerPhase::Creating),
             resources: ContainerResources::default(),
             vm: None,
+            launching: None,
+            console_output: None,
+            execs: BTreeMap::new(),
             delete_reply: None,
         })
     }
 
-    fn volumes(&self) -> BTreeMap<String, PathBuf> {
+    pub(super) fn volumes(&self) -> BTreeMap<String, PathBuf> {
         let volumes = self.containers.values().filter_map(|container| {
             let there = !container.is_stopped() && *container.phase.borrow() != ContainerPhase::Creating;
             match &container.role {

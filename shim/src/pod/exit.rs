@@ -10,11 +10,13 @@ use tracing::info;
 
 use super::Pod;
 use super::command::TaskOutcome;
-use super::container::{ContainerExit, ContainerPhase};
+use super::container::{ContainerExit, ContainerPhase, Launching};
 use super::signals::{self, KILLED};
 use super::task_error::TaskError;
+use crate::logging;
 use crate::publisher::timestamp;
 use crate::spec::Role;
+use crate::stdio::Streams;
 
 impl Pod {
     pub(super) async fn kill(&mut self, id: &str, signal: u32) -> Result<(), TaskError> {
@@ -28,8 +30,17 @@ impl Pod {
                     "container {id} is being created"
                 )));
             }
+            if let Some(Launching::Building { signal: received }) = &mut container.launching {
+                *received = Some(signal).filter(|signal| *signal != 0).or(*received);
+                return Ok(());
+            }
             let sandbox = container.role == Role::Sandbox;
-            if let Some(status) = signals::signal_exit_status(signal)? {
+            let status = match container.role {
+                Role::Launcher(_) | Role::ConsoleLog => signals::orderly_exit_status(signal)?,
+                _ => signals::signal_exit_status(signal)?,
+            };
+            if let Some(status) = status {
+                (container.launching, container.console_output) = (None, None);
                 self.record_exit(id, status);
                 if sandbox {
                     self.kill_vm().await;
@@ -42,9 +53,13 @@ impl Pod {
     }
 
     /// Kills the VM. It does not outlive its sandbox.
-    pub(super) async fn kill_vm(&self) {
-        let containers = self.containers.values();
+    pub(super) async fn kill_vm(&mut self) {
+        let containers = self.containers.values_mut();
         for container in containers.filter(|container| !container.is_stopped()) {
+            match &mut container.launching {
+                Some(Launching::Building { signal }) => *signal = Some(signals::SIGKILL),
+                launching => *launching = None,
+            }
             if let Some(vm) = &container.vm {
                 let _ = vm.handle.kill().await;
             }
@@ -76,10 +91,22 @@ impl Pod {
             });
         }
         let streams = vm.streams.take();
+        // The console ends with its last handle.
+        vm.console = None;
+        let printed: Vec<Streams> = self
+            .containers
+            .values_mut()
+            .filter_map(|container| container.console_output.take())
+            .collect();
         self.spawn_task(async move {
-            if let Some(streams) = streams {
-                streams.end(words).await;
-            }
+            let printed = printed.into_iter().map(|streams| streams.end(None));
+            let printed = futures_util::future::join_all(printed);
+            let own = async {
+                if let Some(streams) = streams {
+                    streams.end(words).await;
+                }
+            };
+            tokio::join!(own, printed);
             TaskOutcome::Finished(id, exit)
         });
     }
@@ -94,6 +121,10 @@ impl Pod {
             status,
             at: SystemTime::now(),
         };
+        if matches!(container.role, Role::Launcher(_)) {
+            // containerd reads the container's output to its end before it deletes the container.
+            logging::end_copy();
+        }
         container.phase.send_replace(ContainerPhase::Stopped(exit));
         self.publisher.publish(&events::TaskExit {
             container_id: id.to_owned(),

@@ -3,7 +3,7 @@
 use tokio::sync::{mpsc, oneshot};
 
 use super::command::PodCommand;
-use super::container::{ContainerExit, ContainerPhase};
+use super::container::{ContainerExit, ContainerPhase, ContainerStatus};
 use super::task_error::{Reply, TaskError};
 
 /// A handle on the actor.
@@ -25,9 +25,17 @@ impl PodHandle {
         answer.await.map_err(|_| TaskError::ended())?
     }
 
-    /// Waits for the exit of a container.
-    pub(crate) async fn exit(&self, id: String) -> Result<ContainerExit, TaskError> {
-        let mut changes = self.ask(|reply| PodCommand::Look(id, reply)).await?.changes;
+    /// Returns the state of a container, or of a process that was added to it if `exec_id` is not empty.
+    pub(crate) async fn look(&self, id: String, exec_id: String) -> Result<ContainerStatus, TaskError> {
+        match exec_id.is_empty() {
+            true => self.ask(|reply| PodCommand::Look(id, reply)).await,
+            false => self.ask(|reply| PodCommand::LookExec(id, exec_id, reply)).await,
+        }
+    }
+
+    /// Waits for the exit of a container, or of a process that was added to it.
+    pub(crate) async fn exit(&self, id: String, exec_id: String) -> Result<ContainerExit, TaskError> {
+        let mut changes = self.look(id, exec_id).await?.changes;
         let stopped = changes
             .wait_for(|phase| matches!(phase, ContainerPhase::Stopped(_)))
             .await;

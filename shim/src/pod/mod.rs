@@ -7,8 +7,10 @@ mod command;
 mod container;
 mod create;
 mod delete;
+mod exec;
 mod exit;
 mod handle;
+mod launcher;
 mod signals;
 mod start;
 mod task_error;
@@ -32,6 +34,7 @@ pub(crate) use command::PodCommand;
 use command::TaskOutcome;
 use container::Container;
 pub(crate) use container::ContainerPhase;
+pub(crate) use exec::ExecRequest;
 pub(crate) use handle::PodHandle;
 use task_error::Reply;
 pub(crate) use task_error::TaskError;
@@ -91,6 +94,12 @@ impl Pod {
             PodCommand::Delete(id, reply) => self.delete(&id, reply).await,
             PodCommand::Kill(id, signal, reply) => drop(reply.send(self.kill(&id, signal).await)),
             PodCommand::Look(id, reply) => drop(reply.send(self.find(&id).map(|container| container.seen()))),
+            PodCommand::Exec(request, reply) => drop(reply.send(self.exec(request))),
+            PodCommand::StartExec(id, exec_id, reply) => self.start_exec(&id, &exec_id, reply),
+            PodCommand::DeleteExec(id, exec_id, reply) => {
+                let _ = reply.send(self.delete_exec(&id, &exec_id));
+            }
+            PodCommand::LookExec(id, exec_id, reply) => drop(reply.send(self.look_exec(&id, &exec_id))),
             PodCommand::Stats(id, reply) => drop(reply.send(self.stats(&id))),
             PodCommand::Update(id, resources, reply) => self.update(&id, *resources, reply),
             PodCommand::CloseStdin(id, reply) => {
@@ -128,6 +137,10 @@ impl Pod {
             TaskOutcome::Booted(id, embedded_vm, booted, reply) => {
                 self.booted(&id, *embedded_vm, booted, reply)
             }
+            TaskOutcome::Waited(id, launch, waited) => self.waited(id, launch, waited),
+            TaskOutcome::Launched(id, launch, built, request) => self.launched(&id, launch, built, request),
+            TaskOutcome::ConsoleConnected(id, connected) => self.console_connected(&id, connected),
+            TaskOutcome::ExecEnded(id, exec_id) => self.exec_ended(&id, &exec_id),
             TaskOutcome::Ended(id, status) => self.vm_ended(id, &status),
             TaskOutcome::Finished(id, status) => self.record_exit(&id, status),
             TaskOutcome::Released(id, released, exit, reply) => self.released(&id, released, exit, reply),

@@ -10,7 +10,7 @@ pub(super) const KILLED_WITHIN: Duration = Duration::from_secs(4);
 
 const SIGINT: u32 = 2;
 const SIGQUIT: u32 = 3;
-const SIGKILL: u32 = 9;
+pub(super) const SIGKILL: u32 = 9;
 const SIGTERM: u32 = 15;
 const SIGPWR: u32 = 30;
 /// SIGRTMIN+3, the stop signal of images with systemd.
@@ -47,6 +47,15 @@ pub(super) fn signal_exit_status(signal: u32) -> Result<Option<u32>, TaskError> 
     })
 }
 
+/// As [`signal_exit_status`], for a container that ends with 0 if it is asked to end.
+pub(super) fn orderly_exit_status(signal: u32) -> Result<Option<u32>, TaskError> {
+    Ok(match signal_action(signal)? {
+        SignalAction::Nothing => None,
+        SignalAction::PowerButton => Some(0),
+        SignalAction::Kill => Some(KILLED),
+    })
+}
+
 impl ContainerVm {
     /// Carries out a signal. A VM that has not booted has no power button and is killed.
     pub(super) async fn signal(&self, signal: u32, boots: bool) -> Result<(), TaskError> {
@@ -70,6 +79,10 @@ mod tests {
         assert_eq!(
             (signal_exit_status(9).unwrap(), signal_exit_status(0).unwrap()),
             (Some(137), None)
+        );
+        assert_eq!(
+            [0, 9, 15].map(|signal| orderly_exit_status(signal).unwrap()),
+            [None, Some(137), Some(0)]
         );
         assert!(
             signal_action(28)

@@ -25,6 +25,14 @@ pub enum SpecError {
         /// Name of the VM's container.
         vm: String,
     },
+    /// The launcher's command does not say which VM it is for.
+    #[error("{container}: virt-launcher-monitor has no {flag}")]
+    LauncherFlag {
+        /// Id or name of the container.
+        container: String,
+        /// The missing flag.
+        flag: &'static str,
+    },
     /// A volume container outside of a pod.
     #[error(
         "{container} is the volume {volume:?} of a VM, but is not in a pod: give it the annotation husk.io/vmi too"
@@ -99,6 +107,18 @@ pub enum SpecError {
         /// Field with the size of guest memory.
         field: String,
     },
+}
+
+impl SpecError {
+    /// The error of a VMI that did not come by an annotation.
+    #[must_use]
+    pub fn of_vmi(&self) -> String {
+        match self {
+            SpecError::Manifest(error) => error.to_string(),
+            SpecError::Fields(errors) => lines(errors),
+            other => other.to_string(),
+        }
+    }
 }
 
 fn lines(errors: &[FieldError]) -> String {

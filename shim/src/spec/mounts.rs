@@ -15,6 +15,14 @@ const VOLUMES: [&str; 4] = [
 const SERVICE_ACCOUNT: &str = "run/secrets/kubernetes.io/serviceaccount";
 /// Mount for ephemeral data.
 const EPHEMERAL: &str = "run/kubevirt-ephemeral-disks";
+/// Directory with a mount for each containerDisk that is an image volume.
+const IMAGE_VOLUMES: &str = "run/kubevirt-image-volume";
+/// Prefix of the names of these mounts. The rest is the index of the volume in the VMI.
+const IMAGE_VOLUME_PREFIX: &str = "disk_";
+/// Mount of the image volume with the files of kernelBoot.
+const KERNEL_BOOT: &str = "run/kubevirt-kernel-boot";
+/// Directory with a directory for each Secret of cloud-init, with a mount for each key.
+const SECRETS: &str = "run/kubevirt-private/secret";
 /// Mount in which hotplugged volumes appear.
 const HOTPLUG: &str = "run/kubevirt/hotplug-disks";
 
@@ -33,6 +41,15 @@ pub(super) struct Mount {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Is {
     Volume(String),
+    /// An image volume with the containerDisk of the VMI's volume at this index.
+    ImageVolume(usize),
+    /// An image volume with the files of kernelBoot.
+    KernelBoot,
+    /// The value of a key of a volume's Secret.
+    SecretKey {
+        volume: String,
+        key: String,
+    },
     ServiceAccount,
     Ephemeral,
     Hotplug,
@@ -69,12 +86,23 @@ fn what(destination: &Path) -> Option<Is> {
         (SERVICE_ACCOUNT, Is::ServiceAccount),
         (EPHEMERAL, Is::Ephemeral),
         (HOTPLUG, Is::Hotplug),
+        (KERNEL_BOOT, Is::KernelBoot),
     ] {
         if destination == Path::new(path) {
             return Some(is);
         }
     }
-    let (parent, name) = (destination.parent()?, destination.file_name()?);
+    let (parent, name) = (destination.parent()?, destination.file_name()?.to_str()?);
+    if parent == Path::new(IMAGE_VOLUMES) {
+        let index = name.strip_prefix(IMAGE_VOLUME_PREFIX)?;
+        return index.parse().ok().map(Is::ImageVolume);
+    }
+    if parent.parent() == Some(Path::new(SECRETS)) {
+        return Some(Is::SecretKey {
+            volume: parent.file_name()?.to_str()?.to_owned(),
+            key: name.to_owned(),
+        });
+    }
     let known = VOLUMES.iter().any(|path| parent == Path::new(path));
-    known.then(|| Some(Is::Volume(name.to_str()?.to_owned())))?
+    known.then(|| Is::Volume(name.to_owned()))
 }

@@ -9,6 +9,7 @@ use oci_spec::runtime::Spec;
 
 use super::annotations::{COMPUTE, VM_CONTAINER, VMI, VOLUME, VOLUME_PREFIX, annotation, called, cri};
 use super::error::SpecError;
+use super::launcher::{LauncherArgs, LauncherContainer, launcher_container};
 use super::vm::{load_vmi, volumes_of};
 
 /// The role of a container in its pod.
@@ -20,6 +21,12 @@ pub enum Role {
     Vm,
     /// The volume of this name.
     Volume(String),
+    /// `compute` of a launcher pod: it runs without a VM until a VMI comes by `SyncVmi`.
+    Launcher(LauncherArgs),
+    /// `guest-console-log` of a launcher pod: prints the guest's console.
+    ConsoleLog,
+    /// A container of a launcher pod that has nothing to do: it ends with exit status 0 when it is started.
+    NoOp,
 }
 
 impl Display for Role {
@@ -28,6 +35,9 @@ impl Display for Role {
             Role::Sandbox => f.write_str("the sandbox"),
             Role::Vm => f.write_str("the VM"),
             Role::Volume(name) => write!(f, "the volume {name:?}"),
+            Role::Launcher(args) => write!(f, "the VM {}/{}", args.namespace, args.name),
+            Role::ConsoleLog => f.write_str("the console's log"),
+            Role::NoOp => f.write_str("a container that does nothing"),
         }
     }
 }
@@ -42,6 +52,15 @@ pub fn role(spec: &Spec, sandbox: Option<&Spec>) -> Result<Role, SpecError> {
     }
     let vmi = annotation(spec, VMI);
     let volume = annotation(spec, VOLUME);
+    let name = annotation(spec, cri::CONTAINER_NAME).unwrap_or_default();
+    match launcher_container(spec, name)? {
+        // The annotation is for pods without a control plane.
+        Some(LauncherContainer::Compute(args)) if vmi.is_none() => return Ok(Role::Launcher(args)),
+        Some(LauncherContainer::ConsoleLog) => return Ok(Role::ConsoleLog),
+        Some(LauncherContainer::NoOp) => return Ok(Role::NoOp),
+        Some(LauncherContainer::Volume(volume)) if vmi.is_none() => return Ok(Role::Volume(volume)),
+        _ => {}
+    }
     let Some(sandbox) = sandbox else {
         return match (vmi, volume) {
             (Some(_), _) => Ok(Role::Vm),
@@ -56,7 +75,6 @@ pub fn role(spec: &Spec, sandbox: Option<&Spec>) -> Result<Role, SpecError> {
     };
     let pods = annotation(sandbox, VMI);
     let vm = annotation(sandbox, VM_CONTAINER).unwrap_or(COMPUTE);
-    let name = annotation(spec, cri::CONTAINER_NAME).unwrap_or_default();
     // True if the container's annotation differs from the pod's.
     let own = |key: &str, value: Option<&'_ str>| value.is_some() && annotation(sandbox, key) != value;
     if name == vm || own(VMI, vmi) {

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use husk_vmi::DiskSource;
+use husk_vmi::{DiskSource, SeedData};
 use oci_spec::runtime::Spec;
 use serde_json::{Value, json};
 
@@ -62,7 +62,7 @@ fn sandbox(own: Value) -> Spec {
 }
 
 fn make(spec: &Spec) -> Result<VmContainer, SpecError> {
-    VmContainer::new(spec, "/rootfs".into(), &BTreeMap::new())
+    VmContainer::new(spec, &annotated_vmi(spec)?, "/rootfs".into(), &BTreeMap::new())
 }
 
 #[test]
@@ -125,7 +125,9 @@ fn lone_container_disk_is_the_containers_root() {
          \"root\" yet: add one named volumeroot, before the VM's own in the list"
     );
     let volumes = BTreeMap::from([("root".to_owned(), PathBuf::from("/other/rootfs"))]);
-    let vm = VmContainer::new(&in_pod("compute", json!({})), "/rootfs".into(), &volumes).unwrap();
+    let compute = in_pod("compute", json!({}));
+    let vmi = annotated_vmi(&compute).unwrap();
+    let vm = VmContainer::new(&compute, &vmi, "/rootfs".into(), &volumes).unwrap();
     assert_eq!(vm.plan.namespace, "team");
     assert!(
         matches!(&vm.plan.disks[0].source, DiskSource::ContainerDisk { path, .. } if path == Path::new("/other/rootfs"))
@@ -171,6 +173,60 @@ fn mounts_are_volumes_where_kubevirt_has_them() {
     );
     assert_eq!(vm.ephemeral.as_deref(), Some(Path::new("/pods/1/scratch")));
     assert_eq!(vm.given.hotplug.as_deref(), Some(Path::new("/pods/1/hotplug")));
+}
+
+#[test]
+fn launcher_pods_have_image_volumes_and_keys_of_secrets() {
+    let volumes = json!([
+        {"name": "seed", "cloudInitNoCloud": {"secretRef": {"name": "seed"}}},
+        {"name": "root", "containerDisk": {"image": "debian"}},
+    ]);
+    let mounts = json!([
+        {"destination": "/var/run/kubevirt-image-volume/disk_1", "source": "/images/1", "options": ["ro"]},
+        {"destination": "/var/run/kubevirt-private/secret/seed/userdata", "source": "/keys/0"},
+        {"destination": "/var/run/kubevirt-private/secret/seed/userData", "source": "/keys/1"},
+    ]);
+    let compute = spec(json!({"mounts": mounts}));
+    let vmi = load_vmi(&vmi(volumes, json!([disk("seed"), disk("root")])), &compute).unwrap();
+    let vm = VmContainer::new(&compute, &vmi, "/rootfs".into(), &BTreeMap::new()).unwrap();
+    let wanted = DiskSource::ContainerDisk {
+        path: "/images/1".into(),
+        image_path: None,
+    };
+    assert_eq!(vm.plan.disks[1].source, wanted);
+    let DiskSource::CloudInit { user_data, .. } = &vm.plan.disks[0].source else {
+        panic!("{:?}", vm.plan.disks[0].source)
+    };
+    let files = ["/keys/0", "/keys/1"].map(PathBuf::from);
+    assert_eq!(*user_data, SeedData::SecretFiles(files.into()));
+}
+
+#[test]
+fn launcher_containers_need_no_annotation() {
+    let pod = spec(json!({"annotations": {"io.kubernetes.cri.container-type": "sandbox"}}));
+    let container = |name: &str, args: Value| {
+        let annotations = json!({
+            "io.kubernetes.cri.container-type": "container",
+            "io.kubernetes.cri.container-name": name,
+        });
+        let process = json!({"cwd": "/", "user": {"uid": 107, "gid": 107}, "args": args});
+        spec(json!({"annotations": annotations, "process": process}))
+    };
+    let role = |name: &str, args: Value| role(&container(name, args), Some(&pod));
+    let monitor = json!([
+        "/usr/bin/virt-launcher-monitor",
+        "--name",
+        "vm",
+        "--namespace",
+        "team",
+        "--uid",
+        "1"
+    ]);
+    assert!(matches!(role("compute", monitor).unwrap(), Role::Launcher(args) if args.name == "vm"));
+    let disk = json!(["/usr/bin/container-disk", "--copy-path", "/disks/disk_0"]);
+    assert_eq!(role("volumeroot", disk).unwrap(), Role::Volume("root".into()));
+    let error = role("virtiofs-data", json!(["/usr/libexec/virtiofsd"])).unwrap_err();
+    assert!(error.to_string().contains("virtiofs-data"), "{error}");
 }
 
 #[test]

@@ -39,19 +39,16 @@ impl VmContainer {
     /// The manifest has errors, the pod does not have a volume, or a limit is too small.
     pub fn new(
         spec: &Spec,
+        vmi: &Vmi,
         rootfs: PathBuf,
         volumes: &BTreeMap<String, PathBuf>,
     ) -> Result<VmContainer, SpecError> {
-        let text = annotation(spec, VMI).ok_or_else(|| SpecError::NoVmi {
-            container: called(spec),
-        })?;
-        let vmi = load_vmi(text, spec)?;
-        husk_vmi::validate(&vmi).map_err(SpecError::Fields)?;
+        husk_vmi::validate(vmi).map_err(SpecError::Fields)?;
         let mut offer = Offer::new(spec)?;
-        offer.containers(&vmi, spec, rootfs, volumes);
-        let resources = offer.resources(&vmi, spec)?;
-        let plan = plan(&offer.at_start(&vmi), &resources).map_err(SpecError::Fields)?;
-        offer.check_writable(&vmi, &plan)?;
+        offer.containers(vmi, spec, rootfs, volumes);
+        let resources = offer.resources(vmi, spec)?;
+        let plan = plan(&offer.at_start(vmi), &resources).map_err(SpecError::Fields)?;
+        offer.check_writable(vmi, &plan)?;
         MemoryLimit::of(spec).check(&plan, &called(spec), &vmi.memory_field())?;
         Ok(VmContainer {
             vmi: serde_json::json!({
@@ -71,7 +68,18 @@ impl VmContainer {
     }
 }
 
-/// Parses the VMI of an annotation. Its namespace is the pod's unless it names another.
+/// Parses the VMI in the annotation of a container.
+///
+/// # Errors
+/// There is none, or it is no manifest of one VMI.
+pub fn annotated_vmi(spec: &Spec) -> Result<Vmi, SpecError> {
+    let text = annotation(spec, VMI).ok_or_else(|| SpecError::NoVmi {
+        container: called(spec),
+    })?;
+    load_vmi(text, spec)
+}
+
+/// Parses a VMI. Its namespace is the pod's unless it names another.
 pub fn load_vmi(text: &str, spec: &Spec) -> Result<Vmi, SpecError> {
     let mut loaded = load(text)?;
     match (loaded.pop(), loaded.len()) {
@@ -106,6 +114,12 @@ struct Offer {
     mounts: BTreeMap<String, PathBuf>,
     devices: BTreeMap<String, PathBuf>,
     containers: BTreeMap<String, PathBuf>,
+    /// Image volumes of containerDisks, by the index of the VMI's volume.
+    image_volumes: BTreeMap<usize, PathBuf>,
+    /// Image volume with the files of kernelBoot.
+    kernel_boot: Option<PathBuf>,
+    /// Values of the keys of cloud-init's Secrets, by volume.
+    seed_files: BTreeMap<String, Vec<(String, PathBuf)>>,
     service_account: Option<PathBuf>,
     ephemeral: Option<PathBuf>,
     hotplug: Option<PathBuf>,
@@ -125,6 +139,12 @@ impl Offer {
                     }
                     offer.mounts.insert(name, mount.source);
                 }
+                Is::ImageVolume(index) => drop(offer.image_volumes.insert(index, mount.source)),
+                Is::KernelBoot => offer.kernel_boot = Some(mount.source),
+                Is::SecretKey { volume, key } => {
+                    let files = offer.seed_files.entry(volume).or_default();
+                    files.push((key, mount.source));
+                }
                 Is::ServiceAccount => offer.service_account = Some(mount.source),
                 Is::Ephemeral => offer.ephemeral = Some(mount.source),
                 Is::Hotplug => offer.hotplug = Some(mount.source),
@@ -141,6 +161,14 @@ impl Offer {
     /// container and has none.
     fn containers(&mut self, vmi: &Vmi, spec: &Spec, rootfs: PathBuf, volumes: &BTreeMap<String, PathBuf>) {
         self.containers = volumes.clone();
+        let image_volumes = vmi.spec.volumes.iter().enumerate().filter_map(|(index, volume)| {
+            volume.container_disk.as_ref()?;
+            Some((volume.name.clone(), self.image_volumes.get(&index)?.clone()))
+        });
+        self.containers.extend(image_volumes);
+        if let Some(files) = &self.kernel_boot {
+            self.containers.insert(KERNEL_VOLUME.to_owned(), files.clone());
+        }
         let own = match annotation(spec, VOLUME) {
             Some(volume) => Some(volume),
             None => {
@@ -184,6 +212,7 @@ impl Offer {
         let uuid = uid(spec).and_then(|uid| Uuid::parse_str(uid).ok());
         Ok(PodResources {
             volumes,
+            seed_files: self.seed_files.clone(),
             kernel: None,
             uuid: uuid.unwrap_or_else(Uuid::new_v4),
             now_unix_seconds: i64::try_from(now.as_secs()).unwrap_or(i64::MAX),
@@ -269,6 +298,7 @@ impl Offer {
             return Ok(None);
         };
         match self.mounts.get(name) {
+            None if self.seed_files.contains_key(name) => Ok(None),
             None if needed => {
                 let text = format!(
                     "the VM's container provides no data for volume {name:?}: mount it at \

@@ -87,6 +87,17 @@ impl Stdio {
     }
 }
 
+impl Stdio {
+    /// Writes `text` to standard error, or if there is none to standard output.
+    pub(crate) async fn print(&self, text: &str) {
+        let sinks = Sink::open(&self.stderr).and_then(|stderr| Ok(stderr.or(Sink::open(&self.stdout)?)));
+        match sinks {
+            Ok(mut sink) => drop(timeout(DRAIN, sink.write(text.as_bytes())).await),
+            Err(error) => debug!(%error, "the output of a process cannot be written"),
+        }
+    }
+}
+
 /// Adds the name of the stream to an error.
 fn naming(stream: &str) -> impl Fn(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("{stream}: {error}"))

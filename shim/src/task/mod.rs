@@ -13,9 +13,11 @@ use containerd_shim_protos::protobuf::{EnumOrUnknown, MessageField};
 use containerd_shim_protos::shim_async::Task;
 use containerd_shim_protos::ttrpc;
 use containerd_shim_protos::ttrpc::r#async::TtrpcContext;
+use oci_spec::runtime::Process;
 
-use crate::pod::{ContainerPhase, PodCommand, PodHandle, TaskError};
+use crate::pod::{ContainerPhase, ExecRequest, PodCommand, PodHandle, TaskError};
 use crate::publisher::timestamp;
+use crate::stdio::Stdio;
 
 /// The service. It has no state of its own.
 #[derive(Debug)]
@@ -30,16 +32,6 @@ impl Service {
 }
 
 type Answer<T> = ttrpc::Result<T>;
-
-/// Refuses further processes.
-fn no_exec(exec_id: &str) -> Result<(), TaskError> {
-    if exec_id.is_empty() {
-        return Ok(());
-    }
-    Err(TaskError::not_found(format!(
-        "there is no process {exec_id:?}: exec processes are not supported"
-    )))
-}
 
 #[async_trait::async_trait]
 impl Task for Service {
@@ -58,8 +50,15 @@ impl Task for Service {
     }
 
     async fn start(&self, _: &TtrpcContext, request: StartRequest) -> Answer<StartResponse> {
-        no_exec(&request.exec_id)?;
-        let pid = self.pod.ask(|reply| PodCommand::Start(request.id, reply)).await?;
+        let StartRequest { id, exec_id, .. } = request;
+        let pid = match exec_id.is_empty() {
+            true => self.pod.ask(|reply| PodCommand::Start(id, reply)).await?,
+            false => {
+                self.pod
+                    .ask(|reply| PodCommand::StartExec(id, exec_id, reply))
+                    .await?
+            }
+        };
         Ok(StartResponse {
             pid,
             ..Default::default()
@@ -67,11 +66,15 @@ impl Task for Service {
     }
 
     async fn delete(&self, _: &TtrpcContext, request: DeleteRequest) -> Answer<DeleteResponse> {
-        no_exec(&request.exec_id)?;
-        let exit = self
-            .pod
-            .ask(|reply| PodCommand::Delete(request.id, reply))
-            .await?;
+        let DeleteRequest { id, exec_id, .. } = request;
+        let exit = match exec_id.is_empty() {
+            true => self.pod.ask(|reply| PodCommand::Delete(id, reply)).await?,
+            false => {
+                self.pod
+                    .ask(|reply| PodCommand::DeleteExec(id, exec_id, reply))
+                    .await?
+            }
+        };
         Ok(DeleteResponse {
             pid: exit.pid,
             exit_status: exit.status,
@@ -81,7 +84,11 @@ impl Task for Service {
     }
 
     async fn kill(&self, _: &TtrpcContext, request: KillRequest) -> Answer<Empty> {
-        no_exec(&request.exec_id)?;
+        if !request.exec_id.is_empty() {
+            // It ends by itself, at once.
+            self.pod.look(request.id, request.exec_id).await?;
+            return Ok(Empty::default());
+        }
         self.pod
             .ask(|reply| PodCommand::Kill(request.id, request.signal, reply))
             .await?;
@@ -89,8 +96,8 @@ impl Task for Service {
     }
 
     async fn state(&self, _: &TtrpcContext, request: StateRequest) -> Answer<StateResponse> {
-        no_exec(&request.exec_id)?;
-        let seen = self.pod.ask(|reply| PodCommand::Look(request.id, reply)).await?;
+        let exec_id = request.exec_id.clone();
+        let seen = self.pod.look(request.id, request.exec_id).await?;
         let status = match &seen.phase {
             ContainerPhase::Creating | ContainerPhase::Created => Status::CREATED,
             ContainerPhase::Running { paused: false } => Status::RUNNING,
@@ -99,6 +106,7 @@ impl Task for Service {
         };
         let mut response = StateResponse {
             id: seen.id,
+            exec_id,
             bundle: seen.bundle.display().to_string(),
             pid: seen.pid,
             status: EnumOrUnknown::new(status),
@@ -116,8 +124,7 @@ impl Task for Service {
     }
 
     async fn wait(&self, _: &TtrpcContext, request: WaitRequest) -> Answer<WaitResponse> {
-        no_exec(&request.exec_id)?;
-        let exit = self.pod.exit(request.id).await?;
+        let exit = self.pod.exit(request.id, request.exec_id).await?;
         Ok(WaitResponse {
             exit_status: exit.status,
             exited_at: MessageField::some(timestamp(exit.at)),
@@ -186,8 +193,10 @@ impl Task for Service {
     }
 
     async fn close_io(&self, _: &TtrpcContext, request: CloseIORequest) -> Answer<Empty> {
-        no_exec(&request.exec_id)?;
-        if request.stdin {
+        if !request.exec_id.is_empty() {
+            // No process reads its input.
+            self.pod.look(request.id, request.exec_id).await?;
+        } else if request.stdin {
             self.pod
                 .ask(|reply| PodCommand::CloseStdin(request.id, reply))
                 .await?;
@@ -196,16 +205,28 @@ impl Task for Service {
     }
 
     async fn resize_pty(&self, _: &TtrpcContext, request: ResizePtyRequest) -> Answer<Empty> {
-        no_exec(&request.exec_id)?;
         // A serial line has no window size.
-        self.pod.ask(|reply| PodCommand::Look(request.id, reply)).await?;
+        self.pod.look(request.id, request.exec_id).await?;
         Ok(Empty::default())
     }
 
     async fn exec(&self, _: &TtrpcContext, request: ExecProcessRequest) -> Answer<Empty> {
-        self.pod.ask(|reply| PodCommand::Look(request.id, reply)).await?;
-        let text = "exec is not supported: attach to the console or use the network";
-        Err(TaskError::unimplemented(text).into())
+        let spec = request.spec.into_option().unwrap_or_default().value;
+        let process: Process = serde_json::from_slice(&spec)
+            .map_err(|error| TaskError::invalid(format!("invalid process: {error}")))?;
+        let exec = ExecRequest {
+            id: request.id,
+            exec_id: request.exec_id,
+            args: process.args().clone().unwrap_or_default(),
+            stdio: Stdio {
+                stdin: request.stdin,
+                stdout: request.stdout,
+                stderr: request.stderr,
+                terminal: request.terminal,
+            },
+        };
+        self.pod.ask(|reply| PodCommand::Exec(exec, reply)).await?;
+        Ok(Empty::default())
     }
 
     async fn checkpoint(&self, _: &TtrpcContext, request: CheckpointTaskRequest) -> Answer<Empty> {

@@ -7,10 +7,11 @@ use husk_vmi::VmPlan;
 use tokio::sync::{oneshot, watch};
 
 use super::handle::VmHandle;
+use super::pending_vm::PendingVm;
 use super::supervisor::{Supervisor, remove_dir};
 use crate::console::Console;
 use crate::launch::{EmbeddedStart, StartMode, StartReport};
-use crate::state::{RuntimeDir, StateError};
+use crate::state::{ClaimedDir, RuntimeDir, StateError};
 use crate::vm_environment::VmEnvironment;
 
 /// An error of building or booting a VM. Everything has been cleaned up.
@@ -52,7 +53,28 @@ impl EmbeddedVm {
         vmi: &serde_json::Value,
         environment: VmEnvironment,
     ) -> Result<EmbeddedVm, EmbeddedVmError> {
-        let claimed = runtime.claim(namespace, name)?;
+        EmbeddedVm::build_in(runtime.claim(namespace, name)?, plan, vmi, environment).await
+    }
+
+    /// As [`EmbeddedVm::build`], in the place of a pod that waited for its VMI.
+    ///
+    /// # Errors
+    /// The machine cannot be built. Everything has been cleaned up, and nothing serves the pod's socket.
+    pub async fn build_pending(
+        pending: PendingVm,
+        plan: VmPlan,
+        vmi: &serde_json::Value,
+        environment: VmEnvironment,
+    ) -> Result<EmbeddedVm, EmbeddedVmError> {
+        EmbeddedVm::build_in(pending.into_claim(), plan, vmi, environment).await
+    }
+
+    async fn build_in(
+        claimed: ClaimedDir,
+        plan: VmPlan,
+        vmi: &serde_json::Value,
+        environment: VmEnvironment,
+    ) -> Result<EmbeddedVm, EmbeddedVmError> {
         let supervisor = match Supervisor::new(plan, vmi, claimed.dir(), environment) {
             Ok(supervisor) => supervisor,
             Err(error) => {

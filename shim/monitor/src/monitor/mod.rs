@@ -27,6 +27,7 @@ mod handle;
 mod interfaces;
 mod listener;
 mod metrics;
+mod pending_vm;
 mod power;
 mod resize_watch;
 mod service;
@@ -54,6 +55,7 @@ use crate::vm_environment::VmEnvironment;
 
 pub use embedded::{EmbeddedVm, EmbeddedVmError, final_status};
 pub use handle::VmHandle;
+pub use pending_vm::{PendingCall, PendingVm, StartRequest, VmiIdentity};
 use supervisor::{Supervisor, remove_dir};
 pub use vm_error::VmError;
 

@@ -30,7 +30,7 @@ use crate::vm_environment::VmEnvironment;
 /// Maximum time for clients to read the final status.
 const FINAL_STATUS_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum size of a message, in bytes: a manifest with its envelope.
-const MESSAGE_BYTES: usize = husk_vmi::MANIFEST_LIMIT + (128 << 10);
+pub(super) const MESSAGE_BYTES: usize = husk_vmi::MANIFEST_LIMIT + (128 << 10);
 
 /// A VM that has not started yet. Its pod.sock is served already.
 pub(super) struct Supervisor {

@@ -38,7 +38,7 @@ pub enum VmError {
 macro_rules! constructors {
     ($($name:ident => $variant:ident,)*) => {
         impl VmError {
-            $(pub(super) fn $name(text: impl Into<String>) -> VmError {
+            $(pub fn $name(text: impl Into<String>) -> VmError {
                 VmError::$variant(text.into())
             })*
         }
