@@ -88,6 +88,7 @@ pub const DEFAULT: &[Case] = &[
     shim::systemd::CASE,
     shim::refused::CASE,
     shim::killed::ONE,
+    shim::launcher::CASE,
     full_disk::EMPTY_DISK,
     full_disk::RUNTIME_DIR,
     unprivileged::CASE,
@@ -135,4 +136,9 @@ pub const LONG: &[Case] = &[
 ];
 
 /// Cases with programs that are built from Go modules.
-pub const UPSTREAM: &[Case] = &[shim::ctr::ON_NEWEST, shim::pod::ON_NEWEST, shim::kubelet::CASE];
+pub const UPSTREAM: &[Case] = &[
+    shim::ctr::ON_NEWEST,
+    shim::pod::ON_NEWEST,
+    shim::launcher::ON_NEWEST,
+    shim::kubelet::CASE,
+];

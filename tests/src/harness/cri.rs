@@ -56,6 +56,20 @@ pub struct Container<'a> {
     pub memory: i64,
     /// True if the container has a terminal.
     pub tty: bool,
+    /// What it sees of the node, and of images.
+    pub mounts: &'a [api::Mount],
+    /// How often the kubelet has restarted it.
+    pub attempt: u32,
+}
+
+impl Pod {
+    /// Name of the pod.
+    pub fn name(&self) -> &str {
+        self.config
+            .metadata
+            .as_ref()
+            .map_or("", |metadata| &metadata.name)
+    }
 }
 
 impl Cri {
@@ -154,13 +168,17 @@ impl Cri {
             config: Some(api::ContainerConfig {
                 metadata: Some(api::ContainerMetadata {
                     name: container.name.to_owned(),
-                    attempt: 0,
+                    attempt: container.attempt,
                 }),
                 image: Some(api::ImageSpec {
                     image: super::containerd::image::name(container.image),
                 }),
                 command: container.command.iter().map(|&word| word.to_owned()).collect(),
-                log_path: format!("{}.log", container.name),
+                mounts: container.mounts.to_vec(),
+                log_path: match container.attempt {
+                    0 => format!("{}.log", container.name),
+                    attempt => format!("{}.{attempt}.log", container.name),
+                },
                 stdin: container.tty,
                 tty: container.tty,
                 linux: Some(api::LinuxContainerConfig {
@@ -213,6 +231,18 @@ impl Cri {
             }
             std::thread::sleep(Duration::from_millis(200));
         }
+    }
+
+    /// Runs a command in a container as a probe does: its exit status and its error output.
+    pub fn exec(&self, id: &str, command: &[&str]) -> Result<(i32, String)> {
+        let request = api::ExecSyncRequest {
+            container_id: id.to_owned(),
+            cmd: command.iter().map(|&word| word.to_owned()).collect(),
+            timeout: 10,
+        };
+        let answer = self.call(|mut client| async move { client.exec_sync(request).await })?;
+        let said = String::from_utf8_lossy(&answer.stderr).into_owned();
+        Ok((answer.exit_code, said))
     }
 
     /// Sets a container's memory limit, as the kubelet does when a pod is resized.

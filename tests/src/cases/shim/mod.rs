@@ -5,6 +5,7 @@ pub mod debian;
 pub mod hotplug;
 pub mod killed;
 pub mod kubelet;
+pub mod launcher;
 pub mod pod;
 pub mod refused;
 pub mod systemd;
