@@ -13,9 +13,10 @@ use crate::{live_vm, manifest};
 
 /// Apply a changed manifest to a running VM
 ///
-/// Starts the VM of a launcher pod, which waits for its manifest. Adds and removes `hotpluggable` volumes and interfaces on Multus networks, sets links according to `state`, and grows
+/// Adds and removes `hotpluggable` volumes and interfaces on Multus networks, sets links according to `state`, and grows
 /// disks to the sizes of their images. Prints the changes made and those pending to stderr. If a change requires a
-/// restart, nothing is changed and each such field is reported. Applying the same manifest again does nothing.
+/// restart, nothing is changed and each such field is reported. Applying the same manifest again does nothing. In a
+/// launcher pod that waits for its manifest, it starts the VM.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Exit status: 0 if the VM matches the manifest, 1 if changes are pending or
