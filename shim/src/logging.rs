@@ -28,7 +28,7 @@ pub(crate) fn begin(bundle: &Path, debug: bool) {
 /// Also writes the log to `stdout`, the standard output of a launcher container. It shows what happens to the VM,
 /// since the console is printed elsewhere.
 pub(crate) fn copy_to(stdout: &str) {
-    let path = stdout.strip_prefix("file://").unwrap_or(stdout);
+    let path = stdout.split_once("://").map_or(stdout, |(_, path)| path);
     let copy = open(Path::new(path)).or_else(|_| File::options().append(true).open(path));
     if let Ok(mut current) = COPY.lock() {
         *current = copy.ok();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use containerd_shim_protos::types::mount::Mount;
 use husk_cgroup::{Cgroup, ScopeGuard, hierarchy};
-use husk_monitor::monitor::{EmbeddedVm, PendingVm};
+use husk_monitor::monitor::{EmbeddedVm, PendingVm, VmError, field_lines};
 use husk_monitor::state::{PODS, RuntimeDir};
 use husk_monitor::vm_environment::VmEnvironment;
 use husk_monitor::vmm_process::CgroupPlacement;
@@ -108,8 +108,12 @@ impl VmBuilder {
         let mut resources = ContainerResources::default();
         let planned = load_vmi(vmi, &self.spec).and_then(|vmi| self.plan(&vmi));
         let prepared = match planned {
-            Ok(planned) => self.prepare(planned, &mut resources).await,
-            Err(error) => Err(TaskError::invalid(error.of_vmi())),
+            Ok(planned) => {
+                let prepared = self.prepare(planned, &mut resources).await;
+                prepared.map_err(|error| VmError::unavailable(error.to_string()))
+            }
+            // The pod may have what is missing later.
+            Err(error) => Err(VmError::wrong_state(field_lines(&error.of_vmi()))),
         };
         let prepared = match prepared {
             Ok(prepared) => prepared,
@@ -131,7 +135,7 @@ impl VmBuilder {
             }),
             Err(error) => {
                 let _ = spawn_blocking(move || resources.release()).await;
-                let (error, pending) = (TaskError::failed(error.to_string()), None);
+                let (error, pending) = (VmError::wrong_state(field_lines(&error.to_string())), None);
                 Err(LaunchError { error, pending })
             }
         }

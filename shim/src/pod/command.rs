@@ -26,6 +26,7 @@ pub(crate) enum PodCommand {
     Exec(ExecRequest, Reply<()>),
     /// The second string of these is the id of a process that was added.
     StartExec(String, String, Reply<u32>),
+    KillExec(String, String, Reply<()>),
     DeleteExec(String, String, Reply<ContainerExit>),
     LookExec(String, String, Reply<ContainerStatus>),
     Stats(String, Reply<CgroupStats>),

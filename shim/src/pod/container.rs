@@ -65,8 +65,8 @@ impl ContainerResources {
 pub(super) enum Launching {
     /// It waits for the VMI. Dropping the sender ends that.
     Waiting(#[expect(dead_code, reason = "only dropped")] oneshot::Sender<()>),
-    /// The machine is being built. The signal came meanwhile, and ends the VM.
-    Building { signal: Option<u32> },
+    /// The machine is being built. The exit status is that of a signal that came meanwhile: the VM is then killed.
+    Building { exit: Option<u32> },
 }
 
 /// The VM of a container.

@@ -53,7 +53,7 @@ impl Pod {
                 self.containers.insert(id.clone(), container);
                 self.created(&id, reply);
             }
-            Role::Volume(_) | Role::Launcher(_) => {
+            Role::Volume(_) | Role::LauncherVolume(_) | Role::Launcher(_) => {
                 self.containers.insert(id.clone(), container);
                 self.spawn_task(async move {
                     let mut resources = ContainerResources::default();
@@ -125,7 +125,9 @@ impl Pod {
         let volumes = self.containers.values().filter_map(|container| {
             let there = !container.is_stopped() && *container.phase.borrow() != ContainerPhase::Creating;
             match &container.role {
-                Role::Volume(name) if there => Some((name.clone(), rootfs_of(&container.bundle))),
+                Role::Volume(name) | Role::LauncherVolume(name) if there => {
+                    Some((name.clone(), rootfs_of(&container.bundle)))
+                }
                 _ => None,
             }
         });

@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use super::Pod;
 use super::command::TaskOutcome;
 use super::container::{Container, ContainerExit, ContainerPhase, ContainerStatus};
+use super::signals;
 use super::task_error::{Reply, TaskError};
 use crate::publisher::timestamp;
 use crate::spec::Role;
@@ -44,7 +45,8 @@ fn answer(args: &[String]) -> Option<ExecAnswer> {
     let (program, args) = args.split_first()?;
     let has = |flag: &str| {
         let value = format!("{flag}=");
-        args.iter().any(|arg| arg == flag || arg.starts_with(&value))
+        let set = |arg: &&String| *arg == flag || arg.starts_with(&value);
+        args.iter().find(set).is_some_and(|arg| !arg.ends_with("=false"))
     };
     match program.rsplit('/').next()? {
         "virt-probe" => Some(ExecAnswer {
@@ -54,6 +56,10 @@ fn answer(args: &[String]) -> Option<ExecAnswer> {
         "virt-freezer" if !has("--freeze") && !has("--unfreeze") => Some(ExecAnswer {
             exit_status: 1,
             stderr: "either --freeze or --unfreeze must be set\n",
+        }),
+        "virt-freezer" if !has("--name") || !has("--namespace") => Some(ExecAnswer {
+            exit_status: 1,
+            stderr: "both --name and --namespace must be provided\n",
         }),
         // As virt-freezer does without an agent: the disks are consistent as after a power failure.
         "virt-freezer" => Some(ExecAnswer {
@@ -131,7 +137,21 @@ impl Pod {
         });
     }
 
+    /// Ends a process that was not started. One that was ends by itself.
+    pub(super) fn kill_exec(&mut self, id: &str, exec_id: &str) -> Result<(), TaskError> {
+        let process = self.find(id)?.exec(exec_id)?;
+        if *process.phase.borrow() == ContainerPhase::Created {
+            self.record_exec_exit(id, exec_id, Some(signals::KILLED));
+        }
+        Ok(())
+    }
+
     pub(super) fn exec_ended(&mut self, id: &str, exec_id: &str) {
+        self.record_exec_exit(id, exec_id, None);
+    }
+
+    /// Records the exit of a process, with its own status unless another is given.
+    fn record_exec_exit(&mut self, id: &str, exec_id: &str, status: Option<u32>) {
         let Some(container) = self.containers.get(id) else {
             return;
         };
@@ -140,7 +160,7 @@ impl Pod {
         };
         let exit = ContainerExit {
             pid: container.pid,
-            status: process.answer.exit_status,
+            status: status.unwrap_or(process.answer.exit_status),
             at: SystemTime::now(),
         };
         process.phase.send_replace(ContainerPhase::Stopped(exit));
@@ -213,6 +233,8 @@ mod tests {
         assert_eq!(status(&format!("{freezer} --freeze")), Some(0));
         assert_eq!(status(&format!("{freezer} --unfreeze=true")), Some(0));
         assert_eq!(status(freezer), Some(1));
+        assert_eq!(status(&format!("{freezer} --freeze=false")), Some(1));
+        assert_eq!(status("virt-freezer --freeze"), Some(1));
         assert_eq!(status("/bin/sh -c true"), None);
     }
 }

@@ -6,7 +6,7 @@ use containerd_shim_protos::events::task as events;
 use containerd_shim_protos::protobuf::MessageField;
 use husk_proto::shim::v1::{Phase, Status as VmStatus};
 use husk_proto::vmm::v1::ExitReason;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::Pod;
 use super::command::TaskOutcome;
@@ -30,15 +30,18 @@ impl Pod {
                     "container {id} is being created"
                 )));
             }
-            if let Some(Launching::Building { signal: received }) = &mut container.launching {
-                *received = Some(signal).filter(|signal| *signal != 0).or(*received);
-                return Ok(());
-            }
             let sandbox = container.role == Role::Sandbox;
             let status = match container.role {
-                Role::Launcher(_) | Role::ConsoleLog => signals::orderly_exit_status(signal)?,
+                Role::Launcher(_) | Role::ConsoleLog | Role::LauncherVolume(_) => {
+                    signals::orderly_exit_status(signal)?
+                }
                 _ => signals::signal_exit_status(signal)?,
             };
+            if let (Some(Launching::Building { exit }), Some(status)) = (&mut container.launching, status) {
+                // The VM is killed as soon as it is built.
+                *exit = Some(status);
+                return Ok(());
+            }
             if let Some(status) = status {
                 (container.launching, container.console_output) = (None, None);
                 self.record_exit(id, status);
@@ -54,15 +57,20 @@ impl Pod {
 
     /// Kills the VM. It does not outlive its sandbox.
     pub(super) async fn kill_vm(&mut self) {
+        let mut waiting = Vec::new();
         let containers = self.containers.values_mut();
         for container in containers.filter(|container| !container.is_stopped()) {
             match &mut container.launching {
-                Some(Launching::Building { signal }) => *signal = Some(signals::SIGKILL),
-                launching => *launching = None,
+                Some(Launching::Building { exit }) => *exit = Some(KILLED),
+                Some(Launching::Waiting(_)) => waiting.push(container.id.clone()),
+                None => {}
             }
             if let Some(vm) = &container.vm {
                 let _ = vm.handle.kill().await;
             }
+        }
+        for id in waiting {
+            self.launcher_exits(&id, KILLED);
         }
     }
 
@@ -91,6 +99,10 @@ impl Pod {
             });
         }
         let streams = vm.streams.take();
+        if let (None, Some(words)) = (&streams, &words) {
+            // The last line of the container's log.
+            warn!("{words}");
+        }
         // The console ends with its last handle.
         vm.console = None;
         let printed: Vec<Streams> = self
@@ -113,7 +125,8 @@ impl Pod {
 
     /// Records the exit of a container.
     pub(super) fn record_exit(&mut self, id: &str, status: u32) {
-        let Some(container) = self.containers.get(id) else {
+        let found = self.containers.get(id);
+        let Some(container) = found.filter(|container| !container.is_stopped()) else {
             return;
         };
         let exit = ContainerExit {
@@ -121,7 +134,8 @@ impl Pod {
             status,
             at: SystemTime::now(),
         };
-        if matches!(container.role, Role::Launcher(_)) {
+        let launcher = matches!(container.role, Role::Launcher(_));
+        if launcher {
             // containerd reads the container's output to its end before it deletes the container.
             logging::end_copy();
         }
@@ -140,6 +154,24 @@ impl Pod {
             .and_then(|container| container.delete_reply.take())
         {
             self.release_resources(id, exit, reply);
+        }
+        if launcher {
+            self.end_launcher_volumes();
+        }
+    }
+}
+
+impl Pod {
+    /// Ends the volume containers of a launcher pod. KubeVirt's end when their sockets are removed, at the end of
+    /// `compute`.
+    fn end_launcher_volumes(&mut self) {
+        let volumes = self
+            .containers
+            .values()
+            .filter(|container| matches!(container.role, Role::LauncherVolume(_)) && container.is_running());
+        let ids: Vec<String> = volumes.map(|container| container.id.clone()).collect();
+        for id in ids {
+            self.record_exit(&id, 0);
         }
     }
 }

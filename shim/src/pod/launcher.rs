@@ -18,7 +18,6 @@ use super::Pod;
 use super::build::{BuiltVm, VmBuilder};
 use super::command::TaskOutcome;
 use super::container::Launching;
-use super::signals;
 use super::task_error::{Reply, TaskError};
 use crate::logging;
 use crate::spec::{self, LauncherArgs, Role};
@@ -47,9 +46,13 @@ pub(crate) enum Waited {
 /// A VMI that did not become a VM.
 #[derive(Debug)]
 pub(crate) struct LaunchError {
-    pub(super) error: TaskError,
+    pub(super) error: VmError,
     /// The pod's socket, unless the VM had taken its place.
     pub(super) pending: Option<PendingVm>,
+}
+
+fn ending() -> VmError {
+    VmError::unavailable("the pod is ending")
 }
 
 impl Pod {
@@ -93,8 +96,9 @@ impl Pod {
             let waited = tokio::select! {
                 call = pending.call() => match call {
                     PendingCall::Start(request) => Waited::Vmi(pending, request),
-                    PendingCall::End => {
+                    PendingCall::End(reply) => {
                         pending.close();
+                        let _ = reply.send(());
                         Waited::Ended
                     }
                 },
@@ -124,7 +128,7 @@ impl Pod {
         }
     }
 
-    fn launcher_exits(&mut self, id: &str, status: u32) {
+    pub(super) fn launcher_exits(&mut self, id: &str, status: u32) {
         if let Some(container) = self.containers.get_mut(id) {
             container.launching = None;
         }
@@ -142,7 +146,7 @@ impl Pod {
             return pending.close();
         };
         info!(id, "the VMI came");
-        container.launching = Some(Launching::Building { signal: None });
+        container.launching = Some(Launching::Building { exit: None });
         let builder = VmBuilder {
             bundle: container.bundle.clone(),
             spec: container.spec.clone(),
@@ -168,13 +172,13 @@ impl Pod {
         let Some(container) = self.containers.get_mut(id) else {
             return;
         };
-        let signal = match container.launching.take() {
-            Some(Launching::Building { signal }) => signal,
+        let exit = match container.launching.take() {
+            Some(Launching::Building { exit }) => exit,
             _ => None,
         };
         let mut built = match built {
             Ok(built) => *built,
-            Err(failed) => return self.not_launched(id, launch, *failed, request, signal),
+            Err(failed) => return self.not_launched(id, launch, *failed, request, exit),
         };
         for note in &built.vm.plan.notes {
             info!(id, "{note}");
@@ -185,11 +189,19 @@ impl Pod {
         self.connect_console_logs();
         let status = handle.status();
         let ended = id.to_owned();
+        if let Some(exit) = exit {
+            self.spawn_task(async move {
+                let _ = handle.kill().await;
+                request.answer(Err(ending()));
+                final_status(status).await;
+                TaskOutcome::Finished(ended, exit)
+            });
+            return;
+        }
         self.spawn_task(async move { TaskOutcome::Ended(ended, Box::new(final_status(status).await)) });
         tokio::spawn(async move {
-            let Some(mut embedded_vm) = embedded_vm.filter(|_| signal.is_none()) else {
-                let _ = handle.kill().await;
-                return request.answer(Err(VmError::wrong_state("the pod is ending")));
+            let Some(mut embedded_vm) = embedded_vm else {
+                return request.answer(Err(ending()));
             };
             let booted = embedded_vm.boot().await;
             request.answer(booted.map_err(|error| VmError::internal(error.to_string())));
@@ -203,17 +215,16 @@ impl Pod {
         launch: Launch,
         failed: LaunchError,
         request: StartRequest,
-        signal: Option<u32>,
+        exit: Option<u32>,
     ) {
         let LaunchError { error, pending } = failed;
         warn!(id, %error, "the VM was not started");
-        request.answer(Err(VmError::wrong_state(error.to_string())));
-        if let Some(signal) = signal {
+        request.answer(Err(error));
+        if let Some(exit) = exit {
             if let Some(pending) = pending {
                 pending.close();
             }
-            let status = signals::orderly_exit_status(signal).ok().flatten();
-            return self.launcher_exits(id, status.unwrap_or(signals::KILLED));
+            return self.launcher_exits(id, exit);
         }
         match pending.map_or_else(|| self.pending_vm(id, &launch), Ok) {
             Ok(pending) => self.wait_for_vmi(id, pending, launch),

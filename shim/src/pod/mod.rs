@@ -96,6 +96,9 @@ impl Pod {
             PodCommand::Look(id, reply) => drop(reply.send(self.find(&id).map(|container| container.seen()))),
             PodCommand::Exec(request, reply) => drop(reply.send(self.exec(request))),
             PodCommand::StartExec(id, exec_id, reply) => self.start_exec(&id, &exec_id, reply),
+            PodCommand::KillExec(id, exec_id, reply) => {
+                let _ = reply.send(self.kill_exec(&id, &exec_id));
+            }
             PodCommand::DeleteExec(id, exec_id, reply) => {
                 let _ = reply.send(self.delete_exec(&id, &exec_id));
             }

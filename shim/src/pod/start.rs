@@ -58,7 +58,7 @@ impl Pod {
                 self.started(id, reply);
                 self.connect_console_logs();
             }
-            Role::Sandbox | Role::Volume(_) | Role::Vm => self.started(id, reply),
+            Role::Sandbox | Role::Volume(_) | Role::LauncherVolume(_) | Role::Vm => self.started(id, reply),
         }
     }
 

@@ -110,12 +110,18 @@ pub enum SpecError {
 }
 
 impl SpecError {
-    /// The error of a VMI that did not come by an annotation.
+    /// The error of a VMI that did not come by an annotation: a line for each field.
     #[must_use]
     pub fn of_vmi(&self) -> String {
         match self {
             SpecError::Manifest(error) => error.to_string(),
-            SpecError::Fields(errors) => lines(errors),
+            SpecError::Objects(count) => {
+                format!("expected one VirtualMachineInstance, found {count} objects")
+            }
+            SpecError::Fields(errors) => {
+                let lines: Vec<String> = errors.iter().map(ToString::to_string).collect();
+                lines.join("\n")
+            }
             other => other.to_string(),
         }
     }

@@ -17,6 +17,9 @@ const BIND_CLAIMS: [&str; 4] = ["/bin/bash", "-c", "echo", "bound PVCs"];
 /// KubeVirt's default for `--qemu-timeout`, without its random part.
 const QEMU_TIMEOUT: Duration = Duration::from_secs(240);
 
+/// Limit of `--qemu-timeout`.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
+
 /// The VM that a launcher pod is for, from the arguments of virt-launcher-monitor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LauncherArgs {
@@ -94,7 +97,9 @@ fn launcher_args(spec: &Spec, args: &[String]) -> Result<LauncherArgs, SpecError
         name: required("--name")?,
         namespace: required("--namespace")?,
         uid: required("--uid")?,
-        qemu_timeout: seconds.map_or(QEMU_TIMEOUT, Duration::from_secs),
+        qemu_timeout: seconds
+            .map_or(QEMU_TIMEOUT, Duration::from_secs)
+            .min(LONGEST_TIMEOUT),
     })
 }
 

@@ -21,6 +21,8 @@ pub enum Role {
     Vm,
     /// The volume of this name.
     Volume(String),
+    /// The volume of this name in a launcher pod. It ends with the VM.
+    LauncherVolume(String),
     /// `compute` of a launcher pod: it runs without a VM until a VMI comes by `SyncVmi`.
     Launcher(LauncherArgs),
     /// `guest-console-log` of a launcher pod: prints the guest's console.
@@ -34,7 +36,7 @@ impl Display for Role {
         match self {
             Role::Sandbox => f.write_str("the sandbox"),
             Role::Vm => f.write_str("the VM"),
-            Role::Volume(name) => write!(f, "the volume {name:?}"),
+            Role::Volume(name) | Role::LauncherVolume(name) => write!(f, "the volume {name:?}"),
             Role::Launcher(args) => write!(f, "the VM {}/{}", args.namespace, args.name),
             Role::ConsoleLog => f.write_str("the console's log"),
             Role::NoOp => f.write_str("a container that does nothing"),
@@ -53,13 +55,14 @@ pub fn role(spec: &Spec, sandbox: Option<&Spec>) -> Result<Role, SpecError> {
     let vmi = annotation(spec, VMI);
     let volume = annotation(spec, VOLUME);
     let name = annotation(spec, cri::CONTAINER_NAME).unwrap_or_default();
+    // The annotation is for pods without a control plane. KubeVirt copies a VMI's annotations to its pod, so there it
+    // could come from a VMI's author, past KubeVirt's checks.
     match launcher_container(spec, name)? {
-        // The annotation is for pods without a control plane.
-        Some(LauncherContainer::Compute(args)) if vmi.is_none() => return Ok(Role::Launcher(args)),
+        Some(LauncherContainer::Compute(args)) => return Ok(Role::Launcher(args)),
         Some(LauncherContainer::ConsoleLog) => return Ok(Role::ConsoleLog),
         Some(LauncherContainer::NoOp) => return Ok(Role::NoOp),
-        Some(LauncherContainer::Volume(volume)) if vmi.is_none() => return Ok(Role::Volume(volume)),
-        _ => {}
+        Some(LauncherContainer::Volume(volume)) => return Ok(Role::LauncherVolume(volume)),
+        None => {}
     }
     let Some(sandbox) = sandbox else {
         return match (vmi, volume) {

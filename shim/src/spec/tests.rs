@@ -224,7 +224,10 @@ fn launcher_containers_need_no_annotation() {
     ]);
     assert!(matches!(role("compute", monitor).unwrap(), Role::Launcher(args) if args.name == "vm"));
     let disk = json!(["/usr/bin/container-disk", "--copy-path", "/disks/disk_0"]);
-    assert_eq!(role("volumeroot", disk).unwrap(), Role::Volume("root".into()));
+    assert_eq!(
+        role("volumeroot", disk).unwrap(),
+        Role::LauncherVolume("root".into())
+    );
     let error = role("virtiofs-data", json!(["/usr/libexec/virtiofsd"])).unwrap_err();
     assert!(error.to_string().contains("virtiofs-data"), "{error}");
 }

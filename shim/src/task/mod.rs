@@ -85,8 +85,9 @@ impl Task for Service {
 
     async fn kill(&self, _: &TtrpcContext, request: KillRequest) -> Answer<Empty> {
         if !request.exec_id.is_empty() {
-            // It ends by itself, at once.
-            self.pod.look(request.id, request.exec_id).await?;
+            self.pod
+                .ask(|reply| PodCommand::KillExec(request.id, request.exec_id, reply))
+                .await?;
             return Ok(Empty::default());
         }
         self.pod

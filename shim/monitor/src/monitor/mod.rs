@@ -57,6 +57,7 @@ pub use embedded::{EmbeddedVm, EmbeddedVmError, final_status};
 pub use handle::VmHandle;
 pub use pending_vm::{PendingCall, PendingVm, StartRequest, VmiIdentity};
 use supervisor::{Supervisor, remove_dir};
+pub use sync::short as field_lines;
 pub use vm_error::VmError;
 
 /// The monitor's `main`, for a program started by [`crate::launch::launch`]: reads its configuration from standard

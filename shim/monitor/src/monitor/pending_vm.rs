@@ -14,6 +14,7 @@ use husk_proto::shim::v1::{
 };
 use husk_vmi::{Loaded, load};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::spawn_blocking;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status, Streaming};
@@ -21,8 +22,12 @@ use tonic::{Request, Response, Status, Streaming};
 use super::embedded::EmbeddedVmError;
 use super::listener;
 use super::supervisor::MESSAGE_BYTES;
+use super::sync::short;
 use super::vm_error::VmError;
 use crate::state::{ClaimedDir, RuntimeDir};
+
+/// Maximum number of calls that wait, each with a manifest.
+const CALLS: usize = 4;
 
 /// The VMI that a pod is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,8 +45,8 @@ pub struct VmiIdentity {
 pub enum PendingCall {
     /// `SyncVmi`: start the VM.
     Start(StartRequest),
-    /// `Shutdown` or `Kill`: end the pod.
-    End,
+    /// `Shutdown` or `Kill`: end the pod. The caller waits for the answer.
+    End(oneshot::Sender<()>),
 }
 
 /// A VMI of this pod, to start. The caller of `SyncVmi` waits for the answer.
@@ -67,7 +72,7 @@ pub struct PendingVm {
     /// Dropping it ends the server once its calls are answered.
     _finish: oneshot::Sender<()>,
     /// Dropping it ends the streams of the status.
-    _status: watch::Sender<VmStatus>,
+    status: watch::Sender<VmStatus>,
 }
 
 impl PendingVm {
@@ -88,7 +93,7 @@ impl PendingVm {
                 return Err(error.into());
             }
         };
-        let (sender, calls) = mpsc::channel(1);
+        let (sender, calls) = mpsc::channel(CALLS);
         let (status, watched) = watch::channel(VmStatus {
             phase: Phase::Scheduled.into(),
             message: format!(
@@ -112,19 +117,27 @@ impl PendingVm {
             calls,
             claimed,
             _finish: finish,
-            _status: status,
+            status,
         })
     }
 
     /// Waits for a call.
     pub async fn call(&mut self) -> PendingCall {
-        // The server holds a sender for as long as it runs.
-        self.calls.recv().await.unwrap_or(PendingCall::End)
+        match self.calls.recv().await {
+            Some(call) => call,
+            // The server holds a sender for as long as it runs.
+            None => std::future::pending().await,
+        }
     }
 
-    /// Ends the service and removes the directory.
+    /// Ends the service and removes the directory. The final status says that there was no VM.
     pub fn close(self) {
         super::remove_dir(self.claimed);
+        self.status.send_modify(|status| {
+            status.phase = Phase::Failed.into();
+            status.reason = "NotStarted".to_owned();
+            status.message = "the pod ended before SyncVmi started its VM".to_owned();
+        });
     }
 
     /// Ends the service and returns the directory, for the VM. The call that brought the VMI is still answered.
@@ -144,9 +157,21 @@ struct PendingService {
 }
 
 impl PendingService {
-    /// Checks that a manifest is of this pod's VMI.
+    /// Ends the pod, or fails if the VM is being started meanwhile.
+    async fn end(&self) -> Result<(), Status> {
+        let busy = || Status::unavailable("the VM is being started: call again");
+        let (reply, ended) = oneshot::channel();
+        let sent = self.calls.try_send(PendingCall::End(reply));
+        sent.map_err(|_| busy())?;
+        ended.await.map_err(|_| busy())
+    }
+}
+
+impl VmiIdentity {
+    /// Checks that a manifest is of this VMI. Blocks for a while if it is large.
     fn check(&self, vmi: &str) -> Result<(), VmError> {
-        let loaded = load(vmi).map_err(|error| VmError::invalid_argument(error.to_string()))?;
+        let invalid = |text: &str| VmError::invalid_argument(short(text));
+        let loaded = load(vmi).map_err(|error| invalid(&error.to_string()))?;
         let mut vmis = loaded.iter().filter_map(|loaded| match loaded {
             Loaded::Vmi(vmi) => Some(vmi),
             Loaded::Other { .. } => None,
@@ -154,18 +179,14 @@ impl PendingService {
         let (Some(vmi), None) = (vmis.next(), vmis.next()) else {
             return Err(VmError::invalid_argument("expected one VirtualMachineInstance"));
         };
-        let wanted = &self.identity;
-        for (field, is, own) in [
-            ("metadata.name", &vmi.name, &wanted.name),
-            ("metadata.namespace", &vmi.namespace, &wanted.namespace),
-        ] {
-            if is != own {
-                return Err(other_vm(field, is, own));
-            }
-        }
-        match &vmi.uid {
-            Some(uid) if *uid != wanted.uid => Err(other_vm("metadata.uid", uid, &wanted.uid)),
-            _ => Ok(()),
+        // A VMI without a namespace is in the pod's.
+        let elsewhere = vmi.namespace != self.namespace && vmi.namespace != "default";
+        let uid = vmi.uid.as_ref().filter(|uid| **uid != self.uid);
+        match uid {
+            _ if vmi.name != self.name => Err(other_vm("metadata.name", &vmi.name, &self.name)),
+            _ if elsewhere => Err(other_vm("metadata.namespace", &vmi.namespace, &self.namespace)),
+            Some(uid) => Err(other_vm("metadata.uid", uid, &self.uid)),
+            None => Ok(()),
         }
     }
 }
@@ -196,7 +217,10 @@ impl Pod for PendingService {
 
     async fn sync_vmi(&self, request: Request<SyncVmiRequest>) -> Result<Response<SyncVmiResponse>, Status> {
         let vmi = request.into_inner().vmi;
-        self.check(&vmi)?;
+        let identity = self.identity.clone();
+        // Parsing the largest manifest takes a while.
+        let checked = spawn_blocking(move || identity.check(&vmi).map(|()| vmi)).await;
+        let vmi = checked.map_err(|error| VmError::internal(error.to_string()))??;
         let (reply, started) = oneshot::channel();
         let request = PendingCall::Start(StartRequest { vmi, reply });
         let busy = |_| Status::unavailable("the VM is being started");
@@ -215,12 +239,12 @@ impl Pod for PendingService {
     }
 
     async fn shutdown(&self, _: Request<ShutdownRequest>) -> Result<Response<ShutdownResponse>, Status> {
-        let _ = self.calls.try_send(PendingCall::End);
+        self.end().await?;
         Ok(Response::new(ShutdownResponse { grace_seconds: 0 }))
     }
 
     async fn kill(&self, _: Request<KillRequest>) -> Result<Response<KillResponse>, Status> {
-        let _ = self.calls.try_send(PendingCall::End);
+        self.end().await?;
         Ok(Response::new(KillResponse {}))
     }
 
@@ -231,12 +255,18 @@ impl Pod for PendingService {
         let mut status = self.status.clone();
         let (sender, stream) = mpsc::channel(1);
         tokio::spawn(async move {
-            let first = status.borrow().clone();
-            if sender.send(Ok(first)).await.is_ok() {
-                tokio::select! {
-                    _ = status.changed() => {}
-                    () = sender.closed() => {}
-                }
+            let first = status.borrow_and_update().clone();
+            if sender.send(Ok(first)).await.is_err() {
+                return;
+            }
+            // Without a change the VM has taken this pod's place.
+            let ended = tokio::select! {
+                changed = status.changed() => changed.is_ok(),
+                () = sender.closed() => false,
+            };
+            if ended {
+                let last = status.borrow().clone();
+                let _ = sender.send(Ok(last)).await;
             }
         });
         Ok(Response::new(ReceiverStream::new(stream)))

@@ -318,13 +318,14 @@ fn volume_containers(ctx: &TestContext, c: &Containerd<'_>, cri: &Cri) -> Result
         &early.text,
         &["no container of this pod provides volume \"root\" yet"],
     )?;
+    let mut volumes = Vec::new();
     for (volume, image) in [("volumeroot", "debian"), ("volumekernel-boot-volume", "kernel")] {
         let words = [
             "/usr/bin/container-disk",
             "--copy-path",
             "/var/run/kubevirt/container-disks/disk",
         ];
-        pod.other(volume, image, &words)?;
+        volumes.push(pod.other(volume, image, &words)?);
     }
     let started = pod.sync(&vmi("button")?)?;
     ensure!(started.status == 0, "{}: {}", started.status, started.text);
@@ -333,6 +334,9 @@ fn volume_containers(ctx: &TestContext, c: &Containerd<'_>, cri: &Cri) -> Result
     // A killed VM ends its container.
     cri.stop(&compute, Duration::ZERO)?;
     pod.exits(&compute, 137)?;
+    for id in volumes {
+        pod.exits(&id, 0).context("a volume does not end with compute")?;
+    }
     cri.remove_pod(&pod.pod)?;
     c.nothing_left()
 }
@@ -361,6 +365,19 @@ fn not_started(ctx: &TestContext, c: &Containerd<'_>, cri: &Cri) -> Result<()> {
         &["did not start the VM default/testvmi in time"],
     )?;
     cri.remove_pod(&late.pod)?;
+
+    // As the node's agent ends a VMI that was deleted before its start.
+    let deleted = Launcher::new(ctx, cri, "deleted")?;
+    let id = deleted.start("compute", &[], 0)?;
+    let answer = ctx.run(&["stop", &deleted.vm()])?;
+    expect_contains(&answer.text, &["the pod ended before SyncVmi started its VM"])?;
+    deleted.exits(&id, 0)?;
+    cri.remove_pod(&deleted.pod)?;
+
+    // The sandbox alone, with a container that waits.
+    let removed = Launcher::new(ctx, cri, "removed")?;
+    removed.start("compute", &[], 0)?;
+    cri.remove_pod(&removed.pod)?;
 
     let stopped = Launcher::new(ctx, cri, "stopped")?;
     let id = stopped.start("compute", &[], 0)?;

@@ -84,7 +84,7 @@ fn machine(vmi: &Vmi, found: &mut Findings) {
         }
     }
     if domain.devices.log_serial_console == Some(false) {
-        let text = "is ignored: the output of the serial console is always kept for `husk logs`";
+        let text = "the output of the serial console is kept for `husk logs` nevertheless";
         found
             .notes
             .push(Note::new(vmi.at("domain.devices.logSerialConsole"), text));

@@ -172,8 +172,9 @@ fn wanted(text: &str, plan: &VmPlan) -> Result<(Vmi, LiveUpdate), VmError> {
     Ok((*vmi, live))
 }
 
-/// Shortens a text to what fits in a status, by whole lines where possible.
-fn short(text: &str) -> String {
+/// Shortens a text to what fits in a gRPC status, by whole lines where possible.
+#[must_use]
+pub fn short(text: &str) -> String {
     let count = text.lines().count();
     let cut = |line: &str| match line.char_indices().find(|(at, _)| *at >= LINE_BYTES) {
         Some((at, _)) => format!("{}…", &line[..at]),
