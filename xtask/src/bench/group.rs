@@ -12,7 +12,7 @@ const HIERARCHY: &str = "/sys/fs/cgroup";
 
 /// Memory that the memory controller has charged to a cgroup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Charged {
+pub struct ChargedMemory {
     /// Peak, KiB.
     pub peak_kib: u64,
     /// Current page cache, KiB.
@@ -104,14 +104,14 @@ impl Group {
     }
 
     /// Memory charged to the cgroup.
-    pub fn memory(&self) -> Result<Charged> {
+    pub fn memory(&self) -> Result<ChargedMemory> {
         let read = |file: &str| {
             let path = self.folder.join(file);
             std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
         };
         let peak: u64 = read("memory.peak")?.trim().parse()?;
         let cache = page_cache(&read("memory.stat")?).context("memory.stat has no file")?;
-        Ok(Charged {
+        Ok(ChargedMemory {
             peak_kib: peak / 1024,
             cache_kib: cache / 1024,
         })

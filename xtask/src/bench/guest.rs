@@ -1,6 +1,6 @@
 //! A guest as arguments for Husk and for QEMU, with the same machine and equally few other devices.
 
-use super::kit::Kit;
+use super::bench_files::BenchFiles;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -33,30 +33,30 @@ const QEMU: &str = "qemu-system-x86_64";
 
 impl Guest<'_> {
     /// Husk's command, with additional lines of the manifest below `devices` and below `spec`.
-    pub fn husk(&self, kit: &Kit, devices: &str, spec: &str) -> Result<Vmm> {
-        let path = kit.folder.join("vmi.yaml");
+    pub fn husk(&self, files: &BenchFiles, devices: &str, spec: &str) -> Result<Vmm> {
+        let path = files.folder.join("vmi.yaml");
         std::fs::write(&path, self.manifest(devices, spec))
             .with_context(|| format!("cannot write {}", path.display()))?;
-        let mut command = program(&kit.husk);
+        let mut command = program(&files.husk);
         command.arg("run").arg(path).arg("--console");
         if let Some(append) = self.append {
-            command.arg("--kernel").arg(&kit.kernel);
-            command.arg("--initrd").arg(&kit.initrd);
+            command.arg("--kernel").arg(&files.kernel);
+            command.arg("--initrd").arg(&files.initrd);
             command.args(["--append", append]);
         }
-        let mut stop = program(&kit.husk);
+        let mut stop = program(&files.husk);
         stop.args(["stop", "--force", self.name])
             .stdout(Stdio::null())
             .stderr(Stdio::null());
         // State and overlays of these VMs only.
         for command in [&mut command, &mut stop] {
-            command.env("HUSK_RUNTIME_DIR", kit.runtime.path());
-            command.env("HUSK_SCRATCH_DIR", &kit.folder);
+            command.env("HUSK_RUNTIME_DIR", files.runtime.path());
+            command.env("HUSK_SCRATCH_DIR", &files.folder);
         }
         Ok(Vmm {
             command,
             stop: Some(stop),
-            errors: kit.folder.join("errors"),
+            errors: files.folder.join("errors"),
         })
     }
 
@@ -85,8 +85,9 @@ spec:
     }
 
     /// The socket of Husk's monitor.
-    pub fn socket(&self, kit: &Kit) -> PathBuf {
-        kit.runtime
+    pub fn socket(&self, files: &BenchFiles) -> PathBuf {
+        files
+            .runtime
             .path()
             .join("default")
             .join(self.name)
@@ -94,7 +95,7 @@ spec:
     }
 
     /// QEMU's command, without a disk.
-    pub fn qemu(&self, machine: &str, kit: &Kit) -> Vmm {
+    pub fn qemu(&self, machine: &str, files: &BenchFiles) -> Vmm {
         let mut command = program(Path::new(QEMU));
         command
             .args(["-M", &format!("{machine},accel=kvm"), "-cpu", "host"])
@@ -102,15 +103,15 @@ spec:
             .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
             .args(["-serial", "stdio"]);
         if let Some(append) = self.append {
-            command.arg("-kernel").arg(&kit.kernel);
-            command.arg("-initrd").arg(&kit.initrd);
+            command.arg("-kernel").arg(&files.kernel);
+            command.arg("-initrd").arg(&files.initrd);
             // Husk adds it to every command line that lacks it.
             command.arg("-append").arg(format!("{append} panic=1"));
         }
         Vmm {
             command,
             stop: None,
-            errors: kit.folder.join("errors"),
+            errors: files.folder.join("errors"),
         }
     }
 }

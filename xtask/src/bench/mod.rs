@@ -1,6 +1,7 @@
 //! Benchmarks that compare Husk with QEMU.
 
 mod archive;
+mod bench_files;
 mod boot;
 mod container_image;
 mod cost;
@@ -10,7 +11,6 @@ mod group;
 mod guest;
 mod host;
 mod hotplug;
-mod kit;
 mod kvm;
 mod limits;
 mod measure;

@@ -1,7 +1,7 @@
 //! The compared configurations, and how each is started.
 
+use crate::bench::bench_files::BenchFiles;
 use crate::bench::guest::{self, Guest};
-use crate::bench::kit::Kit;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::os::unix::fs::OpenOptionsExt;
@@ -58,7 +58,7 @@ impl Vmm {
     }
 
     /// The VMM for a guest of one vCPU.
-    pub fn ready(self, kit: &Kit, source: Source<'_>) -> Result<guest::Vmm> {
+    pub fn ready(self, files: &BenchFiles, source: Source<'_>) -> Result<guest::Vmm> {
         let (mib, append) = match source {
             Source::Kernel(append) => (KERNEL_MIB, Some(append)),
             Source::Disk(_) => (DISK_MIB, None),
@@ -70,18 +70,18 @@ impl Vmm {
             append,
         };
         match self {
-            Self::Husk => husk(&guest, kit, source),
-            Self::Microvm => qemu(&guest, "microvm,rtc=on", kit, source),
-            Self::Q35 => qemu(&guest, "q35", kit, source),
+            Self::Husk => husk(&guest, files, source),
+            Self::Microvm => qemu(&guest, "microvm,rtc=on", files, source),
+            Self::Q35 => qemu(&guest, "q35", files, source),
         }
     }
 }
 
-fn husk(guest: &Guest<'_>, kit: &Kit, source: Source<'_>) -> Result<guest::Vmm> {
+fn husk(guest: &Guest<'_>, files: &BenchFiles, source: Source<'_>) -> Result<guest::Vmm> {
     match source {
-        Source::Kernel(_) => guest.husk(kit, "", ""),
+        Source::Kernel(_) => guest.husk(files, "", ""),
         Source::Disk(disk) => guest.husk(
-            kit,
+            files,
             "disks: [{name: root, disk: {bus: virtio}}]",
             &format!(
                 "volumes: [{{name: root, hostDisk: {{type: Disk, path: {}}}}}]",
@@ -91,8 +91,8 @@ fn husk(guest: &Guest<'_>, kit: &Kit, source: Source<'_>) -> Result<guest::Vmm> 
     }
 }
 
-fn qemu(guest: &Guest<'_>, machine: &str, kit: &Kit, source: Source<'_>) -> Result<guest::Vmm> {
-    let mut vmm = guest.qemu(machine, kit);
+fn qemu(guest: &Guest<'_>, machine: &str, files: &BenchFiles, source: Source<'_>) -> Result<guest::Vmm> {
+    let mut vmm = guest.qemu(machine, files);
     if let Source::Disk(disk) = source {
         let drive = format!(
             "if=none,id=root,format=raw,aio=io_uring,cache={},file={}",

@@ -3,7 +3,7 @@
 use super::case::{DISK_MIB, KERNEL_MIB, Source, Vmm};
 use super::exits::Exits;
 use super::profile::Profile;
-use crate::bench::kit::{self, Kit};
+use crate::bench::bench_files::{self, BenchFiles};
 use crate::bench::record::Measurement;
 use crate::bench::rounds::{Attempts, rotated};
 use crate::bench::started::{Started, milliseconds};
@@ -59,9 +59,9 @@ const SPARE: u32 = 2;
 
 /// Runs the `plan`.
 pub fn run(plan: &Plan) -> Result<()> {
-    let folder = kit::folder()?;
+    let folder = bench_files::folder()?;
     let bench = Bench {
-        kit: Kit::gather(&plan.release, &plan.kernel, &plan.initrd, folder.path())?,
+        files: BenchFiles::gather(&plan.release, &plan.kernel, &plan.initrd, folder.path())?,
         trace: Trace::new()?,
     };
     let facts = [
@@ -71,7 +71,7 @@ pub fn run(plan: &Plan) -> Result<()> {
         ("command_line", json!(TIMED)),
         ("disk_userspace_is", json!(SYSTEMD)),
     ];
-    message::env(host::facts(&bench.kit.husk)?, facts);
+    message::env(host::facts(&bench.files.husk)?, facts);
     let attempts = Attempts::new(SPARE);
     if plan.thorough {
         for vmm in Vmm::ALL {
@@ -101,13 +101,13 @@ pub fn run(plan: &Plan) -> Result<()> {
 }
 
 struct Bench {
-    kit: Kit,
+    files: BenchFiles,
     trace: Trace,
 }
 
 impl Bench {
     fn start(&self, vmm: Vmm, source: Source<'_>, patience: Duration) -> Result<Started> {
-        Started::start(vmm.ready(&self.kit, source)?, patience)
+        Started::start(vmm.ready(&self.files, source)?, patience)
     }
 
     /// Times a boot and a poweroff.

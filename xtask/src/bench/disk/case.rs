@@ -1,7 +1,7 @@
 //! The compared configurations, and how each is started.
 
+use crate::bench::bench_files;
 use crate::bench::guest::{Guest, Vmm};
-use crate::bench::kit;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -38,9 +38,9 @@ pub enum Case {
 
 /// Files that all runs use.
 #[derive(Debug)]
-pub struct Kit {
+pub struct DiskFiles {
     /// Files of every benchmark; the initrd contains the guest's jobs.
-    pub common: kit::Kit,
+    pub common: bench_files::BenchFiles,
     /// The disk's image, raw.
     pub raw: PathBuf,
     /// The same in qcow2, if a case needs it.
@@ -98,38 +98,38 @@ impl Case {
     }
 
     /// The VMM of the case.
-    pub fn ready(self, kit: &Kit) -> Result<Vmm> {
+    pub fn ready(self, files: &DiskFiles) -> Result<Vmm> {
         let guest = Guest {
             name: NAME,
-            vcpus: kit.vcpus,
+            vcpus: files.vcpus,
             mib: MEMORY_MIB,
             append: Some(APPEND),
         };
         if self.is_husk() {
-            self.husk(&guest, kit)
+            self.husk(&guest, files)
         } else {
-            self.qemu(&guest, kit)
+            self.qemu(&guest, files)
         }
     }
 
-    fn husk(self, guest: &Guest<'_>, kit: &Kit) -> Result<Vmm> {
-        let (devices, spec) = self.manifest(kit);
-        let mut vmm = guest.husk(&kit.common, &devices, &spec)?;
+    fn husk(self, guest: &Guest<'_>, files: &DiskFiles) -> Result<Vmm> {
+        let (devices, spec) = self.manifest(files);
+        let mut vmm = guest.husk(&files.common, &devices, &spec)?;
         if self.is_qcow2() {
             let mut volume = std::ffi::OsString::from("data=");
-            volume.push(kit.qcow2()?);
+            volume.push(files.qcow2()?);
             vmm.command.arg("--volume").arg(volume);
         }
         Ok(vmm)
     }
 
     /// Manifest lines for the devices and for the spec.
-    fn manifest(self, kit: &Kit) -> (String, String) {
+    fn manifest(self, files: &DiskFiles) -> (String, String) {
         let bus = if self == Self::HuskScsi { "scsi" } else { "virtio" };
         let volume = if self.is_qcow2() {
             "containerDisk: {image: local/data}".to_owned()
         } else {
-            format!("hostDisk: {{type: Disk, path: {}}}", kit.raw.display())
+            format!("hostDisk: {{type: Disk, path: {}}}", files.raw.display())
         };
         // QEMU also has one queue per vCPU.
         let disks = format!("disks: [{{name: data, disk: {{bus: {bus}}}, cache: {CACHE}}}]");
@@ -139,11 +139,11 @@ impl Case {
         )
     }
 
-    fn qemu(self, guest: &Guest<'_>, kit: &Kit) -> Result<Vmm> {
+    fn qemu(self, guest: &Guest<'_>, files: &DiskFiles) -> Result<Vmm> {
         let (format, file) = if self.is_qcow2() {
-            ("qcow2", kit.overlay()?)
+            ("qcow2", files.overlay()?)
         } else {
-            ("raw", kit.raw.clone())
+            ("raw", files.raw.clone())
         };
         let aio = match self {
             Self::Q35Iothread | Self::Q35ScsiIothread => ",aio=io_uring",
@@ -176,13 +176,13 @@ impl Case {
             ],
             _ => &["-device", "virtio-blk-pci,drive=data"],
         };
-        let mut vmm = guest.qemu("q35", &kit.common);
+        let mut vmm = guest.qemu("q35", &files.common);
         vmm.command.args(["-drive", &drive]).args(devices);
         Ok(vmm)
     }
 }
 
-impl Kit {
+impl DiskFiles {
     fn qcow2(&self) -> Result<&Path> {
         self.qcow2.as_deref().context("there is no qcow2 image")
     }
@@ -220,23 +220,23 @@ mod tests {
     use super::*;
     use clap::ValueEnum;
 
-    fn kit() -> Kit {
-        Kit {
-            common: kit::Kit {
-                folder: "/kit".into(),
+    fn files() -> DiskFiles {
+        DiskFiles {
+            common: bench_files::BenchFiles {
+                folder: "/files".into(),
                 runtime: tempfile::tempdir().expect("a folder"),
-                husk: "/kit/husk".into(),
-                kernel: "/kit/vmlinuz".into(),
-                initrd: "/kit/initrd".into(),
+                husk: "/files/husk".into(),
+                kernel: "/files/vmlinuz".into(),
+                initrd: "/files/initrd".into(),
             },
-            raw: "/kit/data.img".into(),
+            raw: "/files/data.img".into(),
             qcow2: None,
             vcpus: 3,
         }
     }
 
     fn words(case: Case) -> String {
-        format!("{:?}", case.ready(&kit()).expect("a command").command)
+        format!("{:?}", case.ready(&files()).expect("a command").command)
     }
 
     #[test]
@@ -254,7 +254,7 @@ mod tests {
         assert!(threaded.contains("iothread=worker") && threaded.contains("aio=io_uring"));
         assert!(scsi.contains("scsi-hd,drive=data,bus=scsi.0") && !scsi.contains("aio="));
         for words in [plain, threaded, scsi] {
-            assert!(words.contains("cache=writeback") && words.contains("file=/kit/data.img"));
+            assert!(words.contains("cache=writeback") && words.contains("file=/files/data.img"));
             assert!(words.contains("\"-smp\" \"3\""), "{words}");
         }
     }
@@ -262,12 +262,12 @@ mod tests {
     #[test]
     fn husks_cases_differ_in_their_manifest() {
         let manifest = |case: Case| {
-            let (devices, spec) = case.manifest(&kit());
+            let (devices, spec) = case.manifest(&files());
             devices + &spec
         };
         let manifests = [Case::Husk, Case::HuskScsi, Case::HuskQcow2].map(manifest);
-        assert!(manifests[0].contains("bus: virtio") && manifests[0].contains("path: /kit/data.img"));
-        assert!(manifests[1].contains("bus: scsi") && manifests[1].contains("path: /kit/data.img"));
+        assert!(manifests[0].contains("bus: virtio") && manifests[0].contains("path: /files/data.img"));
+        assert!(manifests[1].contains("bus: scsi") && manifests[1].contains("path: /files/data.img"));
         assert!(manifests[2].contains("containerDisk") && !manifests[2].contains("hostDisk"));
         assert!(manifests.iter().all(|text| text.contains("cache: writeback")));
     }

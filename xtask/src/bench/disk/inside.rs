@@ -1,14 +1,14 @@
 //! The process that runs where KVM is: starts guests, one at a time, and reports the measured values.
 
 use super::absent::{Absent, until};
-use super::case::{APPEND, CACHE, Case, Kit, MEMORY_MIB, qemu_img};
+use super::case::{APPEND, CACHE, Case, DiskFiles, MEMORY_MIB, qemu_img};
 use super::cell::{self, CELLS, Cell};
 use super::fio;
 use crate::bench::cost::Cost;
 use crate::bench::record::Measurement;
 use crate::bench::rounds::{Attempts, rotated};
 use crate::bench::started::Started;
-use crate::bench::{host, kit, message};
+use crate::bench::{bench_files, host, message};
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -55,11 +55,11 @@ const SPARE: u32 = 3;
 
 /// Runs the `plan`.
 pub fn run(plan: &Plan) -> Result<()> {
-    let folder = kit::folder()?;
+    let folder = bench_files::folder()?;
     message::news("making the disk".to_owned());
-    let kit = Kit::gather(plan, folder.path())?;
+    let files = DiskFiles::gather(plan, folder.path())?;
     let facts = [
-        ("vcpus", json!(kit.vcpus)),
+        ("vcpus", json!(files.vcpus)),
         ("memory_mib", json!(MEMORY_MIB)),
         ("command_line", json!(APPEND)),
         ("disk_mib", json!(DISK_MIB)),
@@ -68,11 +68,11 @@ pub fn run(plan: &Plan) -> Result<()> {
         ("seconds", json!(plan.seconds)),
         ("jobs", json!(cell::jobs(plan.ramp, plan.seconds))),
     ];
-    message::env(host::facts(&kit.common.husk)?, facts);
+    message::env(host::facts(&files.common.husk)?, facts);
 
     let mut bench = Bench {
         plan,
-        kit,
+        files,
         cases: plan.cases.clone(),
         attempts: Attempts::new(SPARE),
     };
@@ -92,7 +92,7 @@ pub fn run(plan: &Plan) -> Result<()> {
 
 struct Bench<'a> {
     plan: &'a Plan,
-    kit: Kit,
+    files: DiskFiles,
     /// The cases that are not known to be unavailable.
     cases: Vec<Case>,
     attempts: Attempts,
@@ -131,11 +131,11 @@ impl Bench<'_> {
     /// Runs all kinds of requests in one guest. Its values are reported at the end, all or none.
     fn measure(&self, case: Case, run: Option<u32>) -> Result<()> {
         let plan = self.plan;
-        self.kit.warm(case)?;
+        self.files.warm(case)?;
         let seconds = Duration::from_secs((plan.ramp + plan.seconds).into());
         let cells = u32::try_from(CELLS.len())?;
         let patience = PATIENCE + (seconds + CELL_PATIENCE) * cells;
-        let mut started = Started::start(case.ready(&self.kit)?, patience)?;
+        let mut started = Started::start(case.ready(&self.files)?, patience)?;
         let (_, said) = until(&mut started, "husk-bench: disk ")?;
         let (_, disk) = until(&mut started, ";")?;
         let sectors = disk.split(' ').nth(1).and_then(|word| word.parse().ok());
@@ -202,10 +202,10 @@ fn figures(cell: &Cell, line: &str, cost: Cost) -> Result<Vec<(String, &'static 
     ])
 }
 
-impl Kit {
+impl DiskFiles {
     /// Adds the jobs to the initrd, and makes the disk.
     fn gather(plan: &Plan, folder: &Path) -> Result<Self> {
-        let common = kit::Kit::gather(&plan.release, &plan.kernel, &plan.initrd, folder)?;
+        let common = bench_files::BenchFiles::gather(&plan.release, &plan.kernel, &plan.initrd, folder)?;
         let jobs = cell::jobs(plan.ramp, plan.seconds);
         common.pack(&[
             ("script", include_bytes!("guest.sh")),

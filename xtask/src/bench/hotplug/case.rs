@@ -2,8 +2,8 @@
 
 use super::pod::Pod;
 use super::qmp::Qmp;
+use crate::bench::bench_files::BenchFiles;
 use crate::bench::guest::{Guest, Vmm};
-use crate::bench::kit::Kit;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -48,12 +48,12 @@ impl Case {
     }
 
     /// The VMM of a guest with a SCSI controller that has no disk yet.
-    pub fn ready(self, kit: &Kit) -> Result<Vmm> {
+    pub fn ready(self, files: &BenchFiles) -> Result<Vmm> {
         match self {
-            Self::Husk => GUEST.husk(kit, "", ""),
+            Self::Husk => GUEST.husk(files, "", ""),
             Self::Q35 => {
-                let mut vmm = GUEST.qemu("q35", kit);
-                let monitor = format!("unix:{},server=on,wait=off", qmp(kit).display());
+                let mut vmm = GUEST.qemu("q35", files);
+                let monitor = format!("unix:{},server=on,wait=off", qmp(files).display());
                 vmm.command
                     .args(["-device", "virtio-scsi-pci,id=scsi", "-qmp", &monitor]);
                 Ok(vmm)
@@ -62,16 +62,16 @@ impl Case {
     }
 
     /// Connects to the VMM of a running guest.
-    pub fn connect(self, kit: &Kit) -> Result<Plug> {
+    pub fn connect(self, files: &BenchFiles) -> Result<Plug> {
         Ok(match self {
-            Self::Husk => Plug::Husk(Pod::connect(&GUEST.socket(kit))?),
-            Self::Q35 => Plug::Qemu(Qmp::connect(&qmp(kit))?),
+            Self::Husk => Plug::Husk(Pod::connect(&GUEST.socket(files))?),
+            Self::Q35 => Plug::Qemu(Qmp::connect(&qmp(files))?),
         })
     }
 }
 
-fn qmp(kit: &Kit) -> PathBuf {
-    kit.folder.join("qmp")
+fn qmp(files: &BenchFiles) -> PathBuf {
+    files.folder.join("qmp")
 }
 
 /// A connection through which disks are added and removed.

@@ -1,8 +1,8 @@
 //! The process that runs where KVM is: starts guests, one at a time, adds and removes a disk, and reports the values.
 
 use super::case::{APPEND, Asked, CACHE, Case, MEMORY_MIB, Plug};
-use super::told::{FILTER, Told};
-use crate::bench::kit::{self, Kit};
+use super::console_trace::{ConsoleTrace, FILTER};
+use crate::bench::bench_files::{self, BenchFiles};
 use crate::bench::record::Measurement;
 use crate::bench::rounds::{Attempts, rotated};
 use crate::bench::started::{Started, milliseconds};
@@ -45,7 +45,7 @@ const SPARE: u32 = 2;
 
 /// Runs the `plan`.
 pub fn run(plan: &Plan) -> Result<()> {
-    let folder = kit::folder()?;
+    let folder = bench_files::folder()?;
     let bench = Bench::new(plan, folder.path())?;
     let facts = [
         ("vcpus", json!(1)),
@@ -56,7 +56,7 @@ pub fn run(plan: &Plan) -> Result<()> {
         ("additions", json!(plan.additions)),
         ("warmups", json!(plan.warmups)),
     ];
-    message::env(host::facts(&bench.kit.husk)?, facts);
+    message::env(host::facts(&bench.files.husk)?, facts);
     let attempts = Attempts::new(SPARE);
     for run in 1..=plan.runs {
         for case in rotated(&Case::ALL, run) {
@@ -69,7 +69,7 @@ pub fn run(plan: &Plan) -> Result<()> {
 
 struct Bench<'a> {
     plan: &'a Plan,
-    kit: Kit,
+    files: BenchFiles,
     image: PathBuf,
     trace: Trace,
 }
@@ -86,12 +86,12 @@ struct Plugged {
 
 impl<'a> Bench<'a> {
     fn new(plan: &'a Plan, folder: &Path) -> Result<Self> {
-        let kit = Kit::gather(&plan.release, &plan.kernel, &plan.initrd, folder)?;
+        let files = BenchFiles::gather(&plan.release, &plan.kernel, &plan.initrd, folder)?;
         let program = plan.release.join("husk-uevents");
         let program =
             std::fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
         let count = format!("{}\n", plan.warmups + plan.additions);
-        kit.pack(&[
+        files.pack(&[
             ("script", include_bytes!("guest.sh")),
             ("husk-uevents", &program),
             ("count", count.as_bytes()),
@@ -102,7 +102,7 @@ impl<'a> Bench<'a> {
         trace.narrow(PORTS, FILTER)?;
         Ok(Self {
             plan,
-            kit,
+            files,
             image,
             trace,
         })
@@ -112,9 +112,9 @@ impl<'a> Bench<'a> {
     fn measure(&self, case: Case, run: u32) -> Result<()> {
         let all = self.plan.warmups + self.plan.additions;
         self.trace.begin(&[PORTS])?;
-        let mut started = Started::start(case.ready(&self.kit)?, PATIENCE + PLUG_PATIENCE * all)?;
+        let mut started = Started::start(case.ready(&self.files)?, PATIENCE + PLUG_PATIENCE * all)?;
         started.until("ready;")?;
-        let mut plug = case.connect(&self.kit)?;
+        let mut plug = case.connect(&self.files)?;
         let mut plugged = Vec::new();
         for number in 0..all {
             // Short: each byte of it that the guest prints causes an exit.
@@ -122,10 +122,10 @@ impl<'a> Bench<'a> {
             plugged.push(disk.with_context(|| format!("addition {number}"))?);
         }
         started.ended()?;
-        let told = Told::read(&self.trace.end()?)?;
+        let trace = ConsoleTrace::read(&self.trace.end()?)?;
         let counted = plugged.iter().skip(self.plan.warmups as usize);
         let values = counted
-            .map(|disk| disk.figures(&told))
+            .map(|disk| disk.figures(&trace))
             .collect::<Result<Vec<_>>>()?;
         for (metric, time) in values.into_iter().flatten() {
             message::measured(Measurement {
@@ -162,7 +162,7 @@ impl<'a> Bench<'a> {
 impl Plugged {
     /// Duration of each step. The guest's times come from the trace instead of the console, because Husk's console
     /// passes through two more processes.
-    fn figures(&self, told: &Told) -> Result<[(&'static str, Duration); 5]> {
+    fn figures(&self, trace: &ConsoleTrace) -> Result<[(&'static str, Duration); 5]> {
         let Asked {
             image,
             disk,
@@ -171,10 +171,10 @@ impl Plugged {
         let there = format!("+{};", self.serial);
         let gone = format!("-{};", self.serial);
         Ok([
-            ("hotplug_ms", told.since(disk, &there)?),
-            ("hotplug_with_image_ms", told.since(image, &there)?),
+            ("hotplug_ms", trace.since(disk, &there)?),
+            ("hotplug_with_image_ms", trace.since(image, &there)?),
             ("hotplug_answer_ms", answered - disk),
-            ("unplug_ms", told.since(self.removal, &gone)?),
+            ("unplug_ms", trace.since(self.removal, &gone)?),
             ("unplug_free_ms", self.free - self.removal),
         ])
     }

@@ -1,11 +1,11 @@
 //! `cargo xtask bench hotplug`: the time from the request for another disk to the guest's event, compared with QEMU.
 
 mod case;
+mod console_trace;
 mod inside;
 mod pod;
 mod qmp;
 mod report;
-mod told;
 
 use super::measure::{self, Job};
 use super::record::Record;

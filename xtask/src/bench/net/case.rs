@@ -1,8 +1,8 @@
 //! The compared configurations, and how each is started.
 
 use super::wire;
+use crate::bench::bench_files::BenchFiles;
 use crate::bench::guest::{Guest, Vmm};
-use crate::bench::kit::Kit;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -82,16 +82,16 @@ impl Case {
     }
 
     /// The VMM of the case.
-    pub fn ready(self, kit: &Kit) -> Result<Vmm> {
+    pub fn ready(self, files: &BenchFiles) -> Result<Vmm> {
         match self {
-            Self::Husk | Self::HuskVhost => self.husk(kit),
-            Self::Q35 | Self::Q35Vhost => Ok(self.qemu(kit)),
+            Self::Husk | Self::HuskVhost => self.husk(files),
+            Self::Q35 | Self::Q35Vhost => Ok(self.qemu(files)),
         }
     }
 
-    fn husk(self, kit: &Kit) -> Result<Vmm> {
+    fn husk(self, files: &BenchFiles) -> Result<Vmm> {
         let mut vmm = GUEST.husk(
-            kit,
+            files,
             "interfaces: [{name: default, bridge: {}}]",
             "networks: [{name: default, pod: {}}]",
         )?;
@@ -104,8 +104,8 @@ impl Case {
         Ok(vmm)
     }
 
-    fn qemu(self, kit: &Kit) -> Vmm {
-        let mut vmm = GUEST.qemu("q35", kit);
+    fn qemu(self, files: &BenchFiles) -> Vmm {
+        let mut vmm = GUEST.qemu("q35", files);
         let vhost = if self.vhost() { "on" } else { "off" };
         let tap = format!(
             "tap,id=net,ifname={},script=no,downscript=no,vhost={vhost}",
@@ -139,14 +139,14 @@ mod tests {
 
     fn words(case: Case) -> String {
         let folder = tempfile::tempdir().expect("a folder");
-        let kit = Kit {
+        let files = BenchFiles {
             folder: folder.path().to_owned(),
             runtime: tempfile::tempdir().expect("a folder"),
-            husk: "/kit/husk".into(),
-            kernel: "/kit/vmlinuz".into(),
-            initrd: "/kit/initrd".into(),
+            husk: "/files/husk".into(),
+            kernel: "/files/vmlinuz".into(),
+            initrd: "/files/initrd".into(),
         };
-        format!("{:?}", case.ready(&kit).expect("a command").command)
+        format!("{:?}", case.ready(&files).expect("a command").command)
     }
 
     #[test]

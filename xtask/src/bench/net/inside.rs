@@ -3,8 +3,8 @@
 use super::case::{APPEND, Case, MEMORY_MIB, VCPUS};
 use super::cell::{self, CELLS, Cell};
 use super::wire::{self, Wire};
+use crate::bench::bench_files::{self, BenchFiles};
 use crate::bench::cost::Cost;
-use crate::bench::kit::{self, Kit};
 use crate::bench::record::Measurement;
 use crate::bench::rounds::{Attempts, rotated};
 use crate::bench::started::Started;
@@ -45,7 +45,7 @@ const SPARE: u32 = 3;
 
 /// Runs the `plan`.
 pub fn run(plan: &Plan) -> Result<()> {
-    let folder = kit::folder()?;
+    let folder = bench_files::folder()?;
     let bench = Bench::new(plan, folder.path())?;
     let (cases, absent): (Vec<Case>, Vec<Case>) = plan.cases.iter().partition(|case| case.absent().is_none());
     let left_out = absent.iter().map(|case| (case.name(), case.absent()));
@@ -58,7 +58,7 @@ pub fn run(plan: &Plan) -> Result<()> {
         ("loads", json!(cell::loads(plan.ramp_ms, plan.time_ms))),
         ("left_out", json!(left_out.collect::<Vec<_>>())),
     ];
-    message::env(host::facts(&bench.kit.husk)?, facts);
+    message::env(host::facts(&bench.files.husk)?, facts);
     ensure!(!cases.is_empty(), "none of the cases can be measured here");
 
     let attempts = Attempts::new(SPARE);
@@ -78,21 +78,21 @@ pub fn run(plan: &Plan) -> Result<()> {
 
 struct Bench<'a> {
     plan: &'a Plan,
-    kit: Kit,
+    files: BenchFiles,
     netload: PathBuf,
 }
 
 impl<'a> Bench<'a> {
     fn new(plan: &'a Plan, folder: &Path) -> Result<Self> {
-        let kit = Kit::gather(&plan.release, &plan.kernel, &plan.initrd, folder)?;
-        let netload = kit.add(&plan.release.join("husk-netload"))?;
-        kit.pack(&[
+        let files = BenchFiles::gather(&plan.release, &plan.kernel, &plan.initrd, folder)?;
+        let netload = files.add(&plan.release.join("husk-netload"))?;
+        files.pack(&[
             ("script", include_bytes!("guest.sh")),
             ("husk-netload", &std::fs::read(&netload)?),
             ("loads", cell::loads(plan.ramp_ms, plan.time_ms).as_bytes()),
             ("net", wire::addresses().as_bytes()),
         ])?;
-        Ok(Self { plan, kit, netload })
+        Ok(Self { plan, files, netload })
     }
 
     /// Runs all loads in one guest. Its values are reported at the end, all or none.
@@ -104,7 +104,7 @@ impl<'a> Bench<'a> {
         let _peer = wire.serve(&self.netload)?;
         let time = Duration::from_millis((self.plan.ramp_ms + self.plan.time_ms).into());
         let patience = PATIENCE + (time + CELL_PATIENCE) * u32::try_from(CELLS.len())?;
-        let mut started = Started::start(case.ready(&self.kit)?, patience)?;
+        let mut started = Started::start(case.ready(&self.files)?, patience)?;
         let mut values = Vec::new();
         for cell in CELLS {
             values.extend(self.load(cell, case, &mut started)?);

@@ -2,8 +2,8 @@
 
 use super::containerd::{Containerd, NAMESPACE};
 use super::image;
+use crate::bench::bench_files::BenchFiles;
 use crate::bench::guest::{Guest, Vmm};
-use crate::bench::kit::Kit;
 use anyhow::Result;
 use serde_json::json;
 use std::path::Path;
@@ -59,7 +59,7 @@ impl Case {
     }
 
     /// Commands that start and end a guest of the given name. The serial line of a pod is the FIFO `line`.
-    pub fn ready(self, kit: &Kit, containerd: &Containerd, name: &str, line: &Path) -> Result<Vmm> {
+    pub fn ready(self, files: &BenchFiles, containerd: &Containerd, name: &str, line: &Path) -> Result<Vmm> {
         let guest = Guest {
             name,
             vcpus: VCPUS,
@@ -70,12 +70,12 @@ impl Case {
             Self::Husk => Vmm {
                 command: run(containerd, name, line),
                 stop: None,
-                errors: kit.folder.join("errors"),
+                errors: files.folder.join("errors"),
             },
-            Self::HuskRun => guest.husk(kit, "", "")?,
-            Self::Q35 => guest.qemu("q35", kit),
+            Self::HuskRun => guest.husk(files, "", "")?,
+            Self::Q35 => guest.qemu("q35", files),
         };
-        vmm.errors = kit.folder.join(format!("{name}.errors"));
+        vmm.errors = files.folder.join(format!("{name}.errors"));
         Ok(vmm)
     }
 }

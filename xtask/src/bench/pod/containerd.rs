@@ -1,8 +1,8 @@
 //! A separate containerd for the benchmark, with Husk's runtime as `husk node install` adds it.
 
 use super::image;
+use crate::bench::bench_files::BenchFiles;
 use crate::bench::group::Group;
-use crate::bench::kit::Kit;
 use anyhow::{Context, Result, bail, ensure};
 use std::ffi::OsStr;
 use std::fs::File;
@@ -34,18 +34,18 @@ pub struct Containerd {
 }
 
 impl Containerd {
-    /// Starts it and waits until it answers. Its shims keep the state of their VMs in `kit`'s state folder.
-    pub fn start(kit: &Kit) -> Result<Self> {
+    /// Starts it and waits until it answers. Its shims keep the state of their VMs in `files`'s state folder.
+    pub fn start(files: &BenchFiles) -> Result<Self> {
         let programs = Path::new(PROGRAMS);
         ensure!(
             programs.join("containerd").is_file(),
             "there is no containerd in {PROGRAMS}, where the lab has it"
         );
-        let folder = kit.folder.join("ctd");
+        let folder = files.folder.join("ctd");
         std::fs::create_dir(&folder)?;
         let config = folder.join("config.toml");
         std::fs::write(&config, configuration(&folder))?;
-        let mut install = Command::new(&kit.husk);
+        let mut install = Command::new(&files.husk);
         install.args(["node", "install", "--bin"]).arg(folder.join("bin"));
         finish(install.arg("--config").arg(&config))?;
         let counting = counting(&folder)?;
@@ -63,7 +63,7 @@ impl Containerd {
                 "PATH",
                 format!("{}:{PROGRAMS}:{path}:/usr/sbin", counting.display()),
             )
-            .env("HUSK_RUNTIME_DIR", kit.runtime.path())
+            .env("HUSK_RUNTIME_DIR", files.runtime.path())
             .env_remove("RUST_LOG")
             .current_dir("/")
             .stdin(Stdio::null())
@@ -96,9 +96,9 @@ impl Containerd {
         }
     }
 
-    /// Imports the image with `kit`'s kernel and initrd, and sets those in the image as `kit`'s.
-    pub fn take(&mut self, kit: &mut Kit) -> Result<()> {
-        let archive = image::pack(&self.folder, &kit.kernel, &kit.initrd)?;
+    /// Imports the image with `files`'s kernel and initrd, and sets those in the image as `files`'s.
+    pub fn take(&mut self, files: &mut BenchFiles) -> Result<()> {
+        let archive = image::pack(&self.folder, &files.kernel, &files.initrd)?;
         self.ctr(&["images".as_ref(), "import".as_ref(), archive.as_os_str()])?;
         std::fs::remove_file(&archive)?;
         let at = self.folder.join("image");
@@ -110,7 +110,7 @@ impl Containerd {
             at.as_os_str(),
         ])?;
         let inside = |path: &str| at.join(path.trim_start_matches('/'));
-        (kit.kernel, kit.initrd) = (inside(image::KERNEL), inside(image::INITRD));
+        (files.kernel, files.initrd) = (inside(image::KERNEL), inside(image::INITRD));
         self.mounted = Some(at);
         Ok(())
     }

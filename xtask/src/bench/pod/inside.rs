@@ -3,8 +3,8 @@
 use super::case::{APPEND, Case, MEMORY_MIB, VCPUS};
 use super::containerd::Containerd;
 use super::overhead::Overhead;
-use super::running::{Running, Scene};
-use crate::bench::kit::{self, Kit};
+use super::running::{PodBench, Running};
+use crate::bench::bench_files::{self, BenchFiles};
 use crate::bench::record::Measurement;
 use crate::bench::rounds::{Attempts, rotated};
 use crate::bench::started::milliseconds;
@@ -47,7 +47,7 @@ const SPARE: u32 = 2;
 
 /// Runs the `plan`.
 pub fn run(plan: &Plan) -> Result<()> {
-    let folder = kit::folder()?;
+    let folder = bench_files::folder()?;
     let bench = Bench::new(plan, folder.path())?;
     let facts = [
         ("vcpus", json!(VCPUS)),
@@ -56,7 +56,7 @@ pub fn run(plan: &Plan) -> Result<()> {
         ("many", json!(plan.many)),
         ("containerd", json!(Containerd::version()?)),
     ];
-    message::env(host::facts(&bench.scene.kit.husk)?, facts);
+    message::env(host::facts(&bench.bench.files.husk)?, facts);
     let attempts = Attempts::new(SPARE);
     if plan.thorough {
         for case in Case::ALL {
@@ -79,34 +79,34 @@ pub fn run(plan: &Plan) -> Result<()> {
 }
 
 struct Bench {
-    scene: Scene,
+    bench: PodBench,
     started: Cell<u32>,
 }
 
 impl Bench {
     fn new(plan: &Plan, folder: &Path) -> Result<Self> {
-        let mut kit = Kit::gather(&plan.release, &plan.kernel, &plan.initrd, folder)?;
-        kit.add(&plan.release.join("containerd-shim-husk-v2"))?;
-        let mut containerd = Containerd::start(&kit)?;
-        containerd.take(&mut kit)?;
+        let mut files = BenchFiles::gather(&plan.release, &plan.kernel, &plan.initrd, folder)?;
+        files.add(&plan.release.join("containerd-shim-husk-v2"))?;
+        let mut containerd = Containerd::start(&files)?;
+        containerd.take(&mut files)?;
         Ok(Self {
-            scene: Scene { kit, containerd },
+            bench: PodBench { files, containerd },
             started: Cell::new(0),
         })
     }
 
     fn start(&self, case: Case) -> Result<Running<'_>> {
         self.started.set(self.started.get() + 1);
-        Running::start(&self.scene, case, format!("pod-{}", self.started.get()))
+        Running::start(&self.bench, case, format!("pod-{}", self.started.get()))
     }
 
     /// Times the start of one guest, then measures it idle.
     fn single(&self, case: Case, round: Option<u32>) -> Result<()> {
-        let before = self.scene.containerd.cpu()?;
+        let before = self.bench.containerd.cpu()?;
         let mut guest = self.start(case)?;
         let deadline = guest.began + PATIENCE;
         let userspace = guest.until(MARKER, deadline)?;
-        let (own, all) = (guest.cpu()?, self.scene.containerd.cpu()?);
+        let (own, all) = (guest.cpu()?, self.bench.containerd.cpu()?);
         let to_userspace = milliseconds(userspace - guest.began);
         let mut values = vec![("to_userspace_ms", to_userspace), ("cpu_ms", milliseconds(own))];
         if case != Case::Q35 {
@@ -142,7 +142,7 @@ impl Bench {
 
     /// Many guests, started at once and stopped at once.
     fn many(&self, case: Case, many: u32, round: u32) -> Result<()> {
-        let before = self.scene.containerd.cpu()?;
+        let before = self.bench.containerd.cpu()?;
         let began = Instant::now();
         let guests: Result<Vec<_>> = (0..many).map(|_| self.start(case)).collect();
         let (mut guests, mut last) = (guests?, began);
@@ -151,7 +151,7 @@ impl Bench {
             last = last.max(guest.until(MARKER, deadline)?);
         }
         let own: Duration = guests.iter().map(Running::cpu).sum::<Result<_>>()?;
-        let containerd = self.scene.containerd.cpu()? - before;
+        let containerd = self.bench.containerd.cpu()? - before;
         for guest in &mut guests {
             guest.until(READY, deadline)?;
         }

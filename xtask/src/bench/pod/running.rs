@@ -3,9 +3,9 @@
 use super::case::{Case, MEMORY_MIB};
 use super::containerd::Containerd;
 use super::overhead::Overhead;
+use crate::bench::bench_files::BenchFiles;
 use crate::bench::group::Group;
 use crate::bench::guest::Vmm;
-use crate::bench::kit::Kit;
 use crate::bench::started::milliseconds;
 use crate::serial::Serial;
 use anyhow::{Context, Result, bail, ensure};
@@ -23,9 +23,9 @@ const GOING: Duration = Duration::from_secs(120);
 
 /// Common parameters of the guests of a benchmark.
 #[derive(Debug)]
-pub struct Scene {
+pub struct PodBench {
     /// Programs and files.
-    pub kit: Kit,
+    pub files: BenchFiles,
     /// The containerd that creates pods.
     pub containerd: Containerd,
 }
@@ -33,7 +33,7 @@ pub struct Scene {
 /// A guest, whose processes are ended when this is dropped.
 #[derive(Debug)]
 pub struct Running<'a> {
-    scene: &'a Scene,
+    bench: &'a PodBench,
     case: Case,
     name: String,
     /// Time just before the start.
@@ -53,16 +53,16 @@ pub struct Running<'a> {
 
 impl<'a> Running<'a> {
     /// Starts the guest.
-    pub fn start(scene: &'a Scene, case: Case, name: String) -> Result<Self> {
-        let fifo = scene.kit.folder.join(format!("{name}.line"));
+    pub fn start(bench: &'a PodBench, case: Case, name: String) -> Result<Self> {
+        let fifo = bench.files.folder.join(format!("{name}.line"));
         let Vmm {
             mut command,
             stop,
             errors,
-        } = case.ready(&scene.kit, &scene.containerd, &name, &fifo)?;
+        } = case.ready(&bench.files, &bench.containerd, &name, &fifo)?;
         let path = Case::group(&name);
         let (vmm, shim, lines) = if case == Case::Husk {
-            scene.containerd.count(&mut command)?;
+            bench.containerd.count(&mut command)?;
             let shim = Group::counted(&Case::shim_group(&name))?;
             nix::unistd::mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR)?;
             // Opened for both directions, so that the call does not wait for a peer.
@@ -88,7 +88,7 @@ impl<'a> Running<'a> {
             None => (Serial::watch(child.stdout.take().context("no pipe")?), None),
         };
         Ok(Self {
-            scene,
+            bench,
             case,
             name,
             began,
@@ -169,7 +169,7 @@ impl<'a> Running<'a> {
     /// Presses a pod's power button; [`Running::gone`] ends other guests.
     pub fn stop(&self) -> Result<()> {
         if self.case == Case::Husk {
-            let containerd = &self.scene.containerd;
+            let containerd = &self.bench.containerd;
             containerd.ctr(&["tasks", "kill", "--signal", "SIGTERM", &self.name])?;
         }
         Ok(())
@@ -183,7 +183,7 @@ impl<'a> Running<'a> {
         let Some(shim) = &self.shim else {
             return Ok(());
         };
-        let (containerd, deadline) = (&self.scene.containerd, Instant::now() + GOING);
+        let (containerd, deadline) = (&self.bench.containerd, Instant::now() + GOING);
         self.vmm.wait_until_empty(deadline)?;
         self.line = None;
         // The exit status is the guest's.
@@ -194,7 +194,7 @@ impl<'a> Running<'a> {
         containerd.ctr(&["containers", "rm", &self.name])?;
         shim.wait_until_empty(deadline)?;
         ensure!(!self.vmm.exists(), "{} stays", self.vmm.folder().display());
-        let state = self.scene.kit.runtime.path().join("pods").join(&self.name);
+        let state = self.bench.files.runtime.path().join("pods").join(&self.name);
         ensure!(!state.exists(), "{} stays", state.display());
         Ok(())
     }
@@ -211,11 +211,11 @@ impl Drop for Running<'_> {
         let _ = self.child.kill();
         let _ = self.child.wait();
         if self.case == Case::Husk && self.vmm.exists() {
-            let containerd = &self.scene.containerd;
+            let containerd = &self.bench.containerd;
             let _ = containerd.ctr(&["tasks", "rm", "--force", &self.name]);
             let _ = containerd.ctr(&["containers", "rm", &self.name]);
         }
-        let _ = std::fs::remove_file(self.scene.kit.folder.join(format!("{}.line", self.name)));
+        let _ = std::fs::remove_file(self.bench.files.folder.join(format!("{}.line", self.name)));
     }
 }
 

@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 /// Files that every guest is started with.
 #[derive(Debug)]
-pub struct Kit {
+pub struct BenchFiles {
     /// Folder of these files, and of temporary ones.
     pub folder: PathBuf,
     /// Husk's state, in memory as by default.
@@ -32,7 +32,7 @@ pub fn folder() -> Result<TempDir> {
     Ok(folder)
 }
 
-impl Kit {
+impl BenchFiles {
     /// Copies the files that all runs read to a plain file system: a shared folder drops its cache at every open.
     pub fn gather(release: &Path, kernel: &Path, initrd: &Path, folder: &Path) -> Result<Self> {
         let copy = |from: &Path, name: &str| -> Result<PathBuf> {

@@ -9,7 +9,7 @@ pub const FILTER: &str = "port == 0x3f8 && rw == 1";
 
 /// The bytes, each with its time.
 #[derive(Debug)]
-pub struct Told {
+pub struct ConsoleTrace {
     text: Vec<u8>,
     /// Time in seconds of the monotonic clock.
     moments: Vec<f64>,
@@ -17,7 +17,7 @@ pub struct Told {
     now: (Instant, f64),
 }
 
-impl Told {
+impl ConsoleTrace {
     /// Parses the text form of a trace.
     pub fn read(trace: &str) -> Result<Self> {
         let clock = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
@@ -68,9 +68,9 @@ mod tests {
             line('\r', 0.5),
         ]
         .concat();
-        let told = Told::read(&format!("# tracer: nop\n{trace}")).expect("a trace");
-        let took = told.since(start, "+d1;").expect("told").as_secs_f64();
+        let trace = ConsoleTrace::read(&format!("# tracer: nop\n{trace}")).expect("a trace");
+        let took = trace.since(start, "+d1;").expect("trace").as_secs_f64();
         assert!((took - 0.4).abs() < 0.05, "{took}");
-        assert!(told.since(start, "-d1;").is_err());
+        assert!(trace.since(start, "-d1;").is_err());
     }
 }
