@@ -6,10 +6,15 @@ use crate::checkout;
 use crate::packages::{self, Tool};
 use crate::progress::{Progress, wait_with_cpu};
 use anyhow::{Context, Result, bail};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Commands that unit tests run: they set up a pod's network as a plugin does, and a guest that requests a lease.
 const TOOLS: [Tool; 4] = [
@@ -30,6 +35,9 @@ const TOOLS: [Tool; 4] = [
         package: "tcpdump",
     },
 ];
+
+/// Maximum time of all tests of the crates. They run at low priority.
+const TEST_LIMIT: Duration = Duration::from_secs(20 * 60);
 
 /// Part of the names of tests that need `/dev/vhost-net`.
 const VHOST_NET: &str = "vhost_net::";
@@ -53,13 +61,15 @@ fn in_background(command: &mut Command) {
     unsafe {
         command.pre_exec(|| {
             nix::unistd::setsid()?;
-            nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM)?;
+            nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?;
             let file = libc::open(c"/proc/self/autogroup".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
             if file >= 0 {
                 libc::write(file, c"10".as_ptr().cast(), 2);
                 libc::close(file);
             }
             libc::setpriority(libc::PRIO_PROCESS, 0, 10);
+            // This process has blocked the signals that it waits for, and a child inherits that.
+            nix::sys::signal::SigSet::empty().thread_set_mask()?;
             Ok(())
         });
     }
@@ -112,6 +122,7 @@ pub fn test(stage: &mut Stage, lints: bool, filter: Option<&str>, progress: &Pro
     let mut child = test.spawn().context("cannot start cargo")?;
     // The reader ends when the last writer is closed, and the command holds two.
     drop(test);
+    let watchdog = Watchdog::start(child.id());
     let (mut programs, mut closed) = (0, 0);
     for line in BufReader::new(reader).split(b'\n') {
         let line = String::from_utf8_lossy(&line?).into_owned();
@@ -121,6 +132,9 @@ pub fn test(stage: &mut Stage, lints: bool, filter: Option<&str>, progress: &Pro
     }
     let (status, cpu) = wait_with_cpu(&mut child)?;
     stage.cpu += cpu;
+    if watchdog.stop() {
+        bail!("not done after {} minutes", TEST_LIMIT.as_secs() / 60);
+    }
     if programs != closed {
         stage.tally.fail(
             "unit tests",
@@ -131,6 +145,33 @@ pub fn test(stage: &mut Stage, lints: bool, filter: Option<&str>, progress: &Pro
         bail!("cargo test: {status}");
     }
     Ok(())
+}
+
+/// Kills the tests' session if they take too long: one that hangs would keep the others from being reported.
+struct Watchdog {
+    done: mpsc::Sender<()>,
+    thread: JoinHandle<bool>,
+}
+
+impl Watchdog {
+    /// Watches the session of the process `leader`.
+    fn start(leader: u32) -> Self {
+        let (done, is_done) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let late = is_done.recv_timeout(TEST_LIMIT) == Err(mpsc::RecvTimeoutError::Timeout);
+            if late && let Ok(leader) = i32::try_from(leader) {
+                let _ = killpg(Pid::from_raw(leader), Signal::SIGKILL);
+            }
+            late
+        });
+        Self { done, thread }
+    }
+
+    /// Ends the watch. Returns whether the tests were killed.
+    fn stop(self) -> bool {
+        drop(self.done);
+        self.thread.join().unwrap_or(false)
+    }
 }
 
 /// True if tests marked `#[ignore = "needs …"]` can run here: they need root, KVM and TAP devices.
