@@ -53,17 +53,14 @@ pub const DEFAULT: &[Case] = &[
     qcow2_refused::REFUSED,
     qcow2_refused::RAW,
     qcow2::SHARED,
-    qcow2::VERIFY,
     flushed::CASE,
     power_cut::CASE,
     resize::CASE,
     io_error::STOP,
     io_error::REPORT,
     scsi::SMALL,
-    lun::PASSED_ON,
     lun::RESERVED,
     hotplug::ONE,
-    hotplug::MANY,
     hotplug::UNHEARD,
     sync::CASE,
     balloon::CASE,
@@ -79,13 +76,10 @@ pub const DEFAULT: &[Case] = &[
     network::bridge::CASE,
     network::masquerade::CASE,
     network::link_local::CASE,
-    network::wire::KERNEL,
-    network::wire::PROCESS,
     network::hotplug::CASE,
     network::standalone::CASE,
     shim::ctr::ON_2_1,
     shim::pod::ON_1_7,
-    shim::systemd::CASE,
     shim::refused::CASE,
     shim::killed::ONE,
     shim::launcher::CASE,
@@ -109,6 +103,11 @@ pub const DEFAULT: &[Case] = &[
 /// | `shim-cycles` | `shim-killed`, which kills each process once in a chosen state |
 /// | `shim-debian` | `shim-pod-1.7`, `shim-ctr-2.1`, with the small guest; `demo` boots the same image |
 /// | `scsi-debian` | `scsi`, with the small guest; `demo` boots Debian from virtio-blk |
+/// | `net-wire-vhost`, `net-wire-vmm` | `net-bridge`, `net-masquerade`, `net-hotplug`; tests of `husk-virtio-net` with a tap |
+/// | `lun` | `lun-reservation`; tests of the passthrough in `husk-virtio-scsi` and `husk-scsi-helper` |
+/// | `qcow2-fio` | `qcow2-shared`, `power-cut`, `fio-verify`; property tests of qcow2 in `husk-disk` |
+/// | `hotplug-many` | `hotplug`, one disk at a time |
+/// | `shim-systemd` | `shim-pod-1.7`, without systemd; tests of `husk-cgroup` |
 /// | `net-debian` | `net-bridge`, `net-masquerade`, `net-hotplug`, with the small guest; `demo` has Debian's network |
 pub const FULL: &[Case] = &[
     bad_boot::TRUNCATED_OTHERS,
@@ -122,6 +121,12 @@ pub const FULL: &[Case] = &[
     shim::debian::CASE,
     scsi::ON_DEBIAN,
     network::debian::CASE,
+    network::wire::KERNEL,
+    network::wire::PROCESS,
+    lun::PASSED_ON,
+    qcow2::VERIFY,
+    hotplug::MANY,
+    shim::systemd::CASE,
 ];
 
 /// Cases that take from minutes to hours each, run by `cargo xtask soak`.

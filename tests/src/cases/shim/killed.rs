@@ -35,7 +35,7 @@ pub const HUNDRED: Case = Case {
 };
 
 /// Time within which a VMM must exit after its shim.
-pub const WITH_SHIM: Duration = Duration::from_secs(1);
+pub const WITH_SHIM: Duration = Duration::from_secs(5);
 
 fn killed(ctx: &TestContext) -> Result<()> {
     let containerd = with_small(ctx, Version::V2_1)?;
