@@ -29,9 +29,10 @@ const VMM: Build = Build {
 };
 /// Everything but the VMM.
 const OTHERS: Build = Build {
-    packages: &["husk-cli", "husk-containerd-shim", "husk-tests"],
+    packages: &["husk-agent", "husk-cli", "husk-containerd-shim", "husk-tests"],
     binaries: &[
         "husk",
+        "husk-agent",
         "containerd-shim-husk-v2",
         "husk-e2e",
         "husk-flow",

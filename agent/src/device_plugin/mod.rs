@@ -1,0 +1,234 @@
+//! The node's devices as extended resources: `devices.kubevirt.io/{kvm,tun,vhost-net}`. A launcher pod asks for them,
+//! though Husk's shim opens the devices itself.
+//!
+//! ```text
+//! kubelet ◀── Register on kubelet.sock ── DevicePlugin ── health of the device ──▶ watch
+//!    └─ ListAndWatch, Allocate on kubevirt-NAME.sock ──▶ Service ◀───────────────────┘
+//! ```
+//!
+//! The kubelet removes the sockets of all plugins when it starts. A plugin whose socket is gone binds it again and
+//! registers again.
+
+mod service;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hyper_util::rt::TokioIo;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{oneshot, watch};
+use tokio::time::{sleep, timeout};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::{Endpoint, Server};
+use tracing::{info, warn};
+
+use service::Service;
+
+/// Messages of the API.
+#[allow(unused_qualifications, clippy::all, clippy::pedantic)]
+mod api {
+    tonic::include_proto!("v1beta1");
+}
+
+/// Version of the API.
+const VERSION: &str = "v1beta1";
+/// Prefix of the resources' names.
+const RESOURCES: &str = "devices.kubevirt.io";
+/// File name of the kubelet's socket.
+const KUBELET_SOCKET: &str = "kubelet.sock";
+/// Delays before a further attempt to register, in seconds. The last one is repeated.
+const BACKOFF: [u64; 4] = [1, 2, 5, 10];
+/// Maximum time of one attempt to register.
+const REGISTER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval between two checks of the device and the sockets.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Time for the kubelet to read the empty list of a plugin that ends.
+const LAST_LIST_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A device of the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeDevice {
+    /// Name of the resource, without the prefix.
+    pub name: &'static str,
+    /// Path of the device on the node and in the container.
+    pub path: PathBuf,
+}
+
+/// The devices that KubeVirt's launcher pods ask for.
+#[must_use]
+pub fn node_devices() -> [NodeDevice; 3] {
+    [
+        ("kvm", "/dev/kvm"),
+        ("tun", "/dev/net/tun"),
+        ("vhost-net", "/dev/vhost-net"),
+    ]
+    .map(|(name, path)| NodeDevice {
+        name,
+        path: path.into(),
+    })
+}
+
+/// A device plugin.
+#[derive(Debug)]
+pub struct DevicePlugin {
+    device: NodeDevice,
+    /// Number of pods that can have the device at the same time.
+    count: u32,
+    /// The kubelet's directory of plugins.
+    directory: PathBuf,
+    registered: watch::Sender<bool>,
+}
+
+/// Why a plugin has to start again.
+enum Ended {
+    /// Its socket or the kubelet's was replaced.
+    KubeletRestarted,
+    Stopped,
+}
+
+impl DevicePlugin {
+    /// A plugin, and a watch that is true while the kubelet knows it.
+    #[must_use]
+    pub fn new(device: NodeDevice, count: u32, directory: PathBuf) -> (DevicePlugin, watch::Receiver<bool>) {
+        let (registered, watch) = watch::channel(false);
+        let plugin = DevicePlugin {
+            device,
+            count,
+            directory,
+            registered,
+        };
+        (plugin, watch)
+    }
+
+    fn socket_name(&self) -> String {
+        format!("kubevirt-{}.sock", self.device.name)
+    }
+
+    /// Serves until `stop` is true. Errors are logged, and another attempt is made.
+    pub async fn run(self, mut stop: watch::Receiver<bool>) {
+        let mut failures = 0;
+        loop {
+            match self.serve(&mut stop).await {
+                Ok(Ended::Stopped) => return,
+                Ok(Ended::KubeletRestarted) => {
+                    info!(device = self.device.name, "the kubelet was restarted");
+                    failures = 0;
+                }
+                Err(error) => {
+                    warn!(device = self.device.name, %error, "the device plugin is not registered");
+                    let delay = BACKOFF[failures.min(BACKOFF.len() - 1)];
+                    failures += 1;
+                    tokio::select! {
+                        () = sleep(Duration::from_secs(delay)) => {}
+                        _ = stop.wait_for(|stop| *stop) => return,
+                    }
+                }
+            }
+            self.registered.send_replace(false);
+        }
+    }
+
+    /// Binds the socket, registers, and serves until the kubelet was restarted.
+    async fn serve(&self, stop: &mut watch::Receiver<bool>) -> io::Result<Ended> {
+        let socket = self.directory.join(self.socket_name());
+        match std::fs::remove_file(&socket) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let incoming = UnixListenerStream::new(UnixListener::bind(&socket)?);
+        let own = inode(&socket)?;
+        let kubelet = self.directory.join(KUBELET_SOCKET);
+        let kubelet_before = inode(&kubelet).ok();
+        let (devices, watched) = watch::channel(self.list());
+        let service = Service::new(self.device.clone(), watched);
+        let (finish, finished) = oneshot::channel::<()>();
+        let service = api::device_plugin_server::DevicePluginServer::new(service);
+        let server = Server::builder().serve_with_incoming_shutdown(service, incoming, async {
+            let _ = finished.await;
+        });
+        let server = tokio::spawn(server);
+        let registered = self.register(&kubelet).await;
+        let ended = match registered {
+            Err(error) => Err(error),
+            Ok(()) => {
+                info!(device = self.device.name, "the device plugin is registered");
+                self.registered.send_replace(true);
+                loop {
+                    tokio::select! {
+                        () = sleep(CHECK_INTERVAL) => {}
+                        _ = stop.wait_for(|stop| *stop) => break Ok(Ended::Stopped),
+                    }
+                    let replaced = inode(&socket).ok() != Some(own);
+                    if replaced || inode(&kubelet).ok() != kubelet_before {
+                        break Ok(Ended::KubeletRestarted);
+                    }
+                    let list = self.list();
+                    devices.send_if_modified(|current| {
+                        let changed = *current != list;
+                        *current = list;
+                        changed
+                    });
+                }
+            }
+        };
+        // The kubelet then counts no devices of a plugin that is gone.
+        devices.send_replace(Vec::new());
+        if matches!(ended, Ok(Ended::Stopped)) {
+            sleep(LAST_LIST_TIMEOUT).await;
+            let _ = std::fs::remove_file(&socket);
+        }
+        drop((devices, finish));
+        server.abort();
+        ended
+    }
+
+    async fn register(&self, kubelet: &Path) -> io::Result<()> {
+        let request = api::RegisterRequest {
+            version: VERSION.to_owned(),
+            endpoint: self.socket_name(),
+            resource_name: format!("{RESOURCES}/{}", self.device.name),
+            options: Some(api::DevicePluginOptions::default()),
+        };
+        let kubelet = kubelet.to_owned();
+        let register = async move {
+            let connector = tower::service_fn(move |_| {
+                let path = kubelet.clone();
+                async move { UnixStream::connect(path).await.map(TokioIo::new) }
+            });
+            let endpoint = Endpoint::from_static("http://kubelet");
+            let channel = endpoint
+                .connect_with_connector(connector)
+                .await
+                .map_err(io::Error::other)?;
+            let mut client = api::registration_client::RegistrationClient::new(channel);
+            client.register(request).await.map_err(io::Error::other)?;
+            Ok(())
+        };
+        timeout(REGISTER_TIMEOUT, register)
+            .await
+            .map_err(|_| io::Error::other("the kubelet does not answer"))?
+    }
+
+    /// The devices for the kubelet, healthy if the device exists.
+    fn list(&self) -> Vec<api::Device> {
+        let health = match self.device.path.exists() {
+            true => "Healthy",
+            false => "Unhealthy",
+        };
+        (0..self.count)
+            .map(|number| api::Device {
+                id: format!("{}{number}", self.device.name),
+                health: health.to_owned(),
+            })
+            .collect()
+    }
+}
+
+fn inode(path: &Path) -> io::Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    Ok(std::fs::symlink_metadata(path)?.ino())
+}
+
+#[cfg(test)]
+mod tests;

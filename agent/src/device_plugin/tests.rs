@@ -1,0 +1,134 @@
+use std::sync::{Arc, Mutex};
+
+use tonic::{Request, Response, Status};
+
+use super::api::device_plugin_client::DevicePluginClient;
+use super::api::registration_server::{Registration, RegistrationServer};
+use super::*;
+
+/// The kubelet's side of the registration.
+#[derive(Debug, Default, Clone)]
+struct Kubelet {
+    requests: Arc<Mutex<Vec<api::RegisterRequest>>>,
+}
+
+#[tonic::async_trait]
+impl Registration for Kubelet {
+    async fn register(&self, request: Request<api::RegisterRequest>) -> Result<Response<api::Empty>, Status> {
+        self.requests.lock().unwrap().push(request.into_inner());
+        Ok(Response::new(api::Empty {}))
+    }
+}
+
+impl Kubelet {
+    /// Starts as a kubelet does: it removes the plugins' sockets.
+    fn start(&self, directory: &Path) -> tokio::task::JoinHandle<()> {
+        for entry in std::fs::read_dir(directory).unwrap() {
+            std::fs::remove_file(entry.unwrap().path()).unwrap();
+        }
+        let listener = UnixListener::bind(directory.join(KUBELET_SOCKET)).unwrap();
+        let service = RegistrationServer::new(self.clone());
+        let server = Server::builder().serve_with_incoming(service, UnixListenerStream::new(listener));
+        tokio::spawn(async move { server.await.unwrap() })
+    }
+
+    fn registrations(&self) -> usize {
+        self.requests.lock().unwrap().len()
+    }
+}
+
+async fn connect(socket: PathBuf) -> DevicePluginClient<tonic::transport::Channel> {
+    let connector = tower::service_fn(move |_| {
+        let path = socket.clone();
+        async move { UnixStream::connect(path).await.map(TokioIo::new) }
+    });
+    let endpoint = Endpoint::from_static("http://plugin");
+    DevicePluginClient::new(endpoint.connect_with_connector(connector).await.unwrap())
+}
+
+#[tokio::test]
+async fn device_is_registered_listed_and_allocated() {
+    let dir = tempfile::tempdir().unwrap();
+    let (plugins, node) = (dir.path().join("plugins"), dir.path().join("kvm"));
+    std::fs::create_dir(&plugins).unwrap();
+    std::fs::write(&node, "").unwrap();
+    let kubelet = Kubelet::default();
+    let first = kubelet.start(&plugins);
+    let device = NodeDevice {
+        name: "kvm",
+        path: node.clone(),
+    };
+    let (plugin, mut registered) = DevicePlugin::new(device, 3, plugins.clone());
+    let (stop, stopped) = watch::channel(false);
+    let running = tokio::spawn(plugin.run(stopped));
+    registered.wait_for(|registered| *registered).await.unwrap();
+    let wanted = api::RegisterRequest {
+        version: "v1beta1".into(),
+        endpoint: "kubevirt-kvm.sock".into(),
+        resource_name: "devices.kubevirt.io/kvm".into(),
+        options: Some(api::DevicePluginOptions::default()),
+    };
+    assert_eq!(*kubelet.requests.lock().unwrap(), [wanted]);
+
+    let mut client = connect(plugins.join("kubevirt-kvm.sock")).await;
+    let mut lists = client.list_and_watch(api::Empty {}).await.unwrap().into_inner();
+    let list = lists.message().await.unwrap().unwrap().devices;
+    let seen: Vec<_> = list
+        .iter()
+        .map(|device| (device.id.as_str(), device.health.as_str()))
+        .collect();
+    assert_eq!(
+        seen,
+        [("kvm0", "Healthy"), ("kvm1", "Healthy"), ("kvm2", "Healthy")]
+    );
+    let request = api::AllocateRequest {
+        container_requests: vec![api::ContainerAllocateRequest {
+            devices_ids: vec!["kvm1".into()],
+        }],
+    };
+    let allocated = client.allocate(request).await.unwrap().into_inner();
+    let path = node.display().to_string();
+    let spec = &allocated.container_responses[0].devices[0];
+    assert_eq!((&spec.host_path, &spec.container_path), (&path, &path));
+    assert_eq!(spec.permissions, "rwm");
+
+    std::fs::remove_file(&node).unwrap();
+    let list = lists.message().await.unwrap().unwrap().devices;
+    assert!(list.iter().all(|device| device.health == "Unhealthy"), "{list:?}");
+
+    // A kubelet that restarts has forgotten the plugin.
+    first.abort();
+    let second = kubelet.start(&plugins);
+    registered.wait_for(|registered| !*registered).await.unwrap();
+    registered.wait_for(|registered| *registered).await.unwrap();
+    assert_eq!(kubelet.registrations(), 2);
+
+    let mut client = connect(plugins.join("kubevirt-kvm.sock")).await;
+    let mut lists = client.list_and_watch(api::Empty {}).await.unwrap().into_inner();
+    assert_eq!(lists.message().await.unwrap().unwrap().devices.len(), 3);
+    stop.send_replace(true);
+    assert_eq!(lists.message().await.unwrap().unwrap().devices, []);
+    running.await.unwrap();
+    assert!(!plugins.join("kubevirt-kvm.sock").exists());
+    second.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn plugin_waits_for_a_kubelet() {
+    let dir = tempfile::tempdir().unwrap();
+    let kubelet = Kubelet::default();
+    let device = NodeDevice {
+        name: "tun",
+        path: "/dev/null".into(),
+    };
+    let (plugin, mut registered) = DevicePlugin::new(device, 1, dir.path().to_owned());
+    let (stop, stopped) = watch::channel(false);
+    let running = tokio::spawn(plugin.run(stopped));
+    sleep(Duration::from_secs(30)).await;
+    assert!(!*registered.borrow_and_update());
+    let server = kubelet.start(dir.path());
+    registered.wait_for(|registered| *registered).await.unwrap();
+    stop.send_replace(true);
+    running.await.unwrap();
+    server.abort();
+}

@@ -1,0 +1,110 @@
+//! `husk-agent`: the agent of a node, in the place of KubeVirt's virt-handler.
+//!
+//! ```text
+//! kubelet ◀── device_plugin: devices.kubevirt.io/{kvm,tun,vhost-net} ── registered ──▶ node: heartbeat, labels ──▶ API server
+//! ```
+
+mod device_plugin;
+mod event;
+mod node;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use kube::{Client, Config};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tracing::{error, info};
+use tracing_subscriber::EnvFilter;
+
+use device_plugin::{DevicePlugin, node_devices};
+use event::EventSender;
+use node::NodeActor;
+
+/// The agent of a node whose KubeVirt VMs run on Husk, in the place of virt-handler
+///
+/// Publishes the node's devices to the kubelet and keeps KubeVirt's heartbeat and labels of the Node. It connects to the
+/// API server by the service account of its pod, or by KUBECONFIG.
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    after_help = "\
+SIGTERM and SIGINT end it: the node is then not schedulable for VMIs."
+)]
+struct Args {
+    /// Name of the node
+    #[arg(long, env = "NODE_NAME", value_name = "NAME")]
+    node_name: String,
+
+    /// The kubelet's directory of device plugins
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet/device-plugins")]
+    device_plugin_dir: PathBuf,
+
+    /// Number of VMIs that the node can run at the same time
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    max_devices: u32,
+
+    /// Write logs as JSON
+    #[arg(long)]
+    log_json: bool,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(false);
+    match args.log_json {
+        true => log.json().init(),
+        false => log.init(),
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let ran = match runtime {
+        Ok(runtime) => runtime.block_on(run(args)),
+        Err(error) => Err(format!("the asynchronous runtime: {error}")),
+    };
+    match ran {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            error!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(args: Args) -> Result<(), String> {
+    let config = Config::infer()
+        .await
+        .map_err(|error| format!("no configuration for the API server (set KUBECONFIG): {error}"))?;
+    let client = Client::try_from(config).map_err(|error| format!("the API server: {error}"))?;
+    let (stop, stopped) = watch::channel(false);
+    let mut plugins = Vec::new();
+    let mut tasks = tokio::task::JoinSet::new();
+    for device in node_devices() {
+        let name = device.name;
+        let (plugin, registered) =
+            DevicePlugin::new(device, args.max_devices, args.device_plugin_dir.clone());
+        plugins.push((name, registered));
+        tasks.spawn(plugin.run(stopped.clone()));
+    }
+    let events = EventSender::new(client.clone(), args.node_name.clone());
+    let node = NodeActor::new(args.node_name.clone(), client, events, plugins);
+    tasks.spawn(node.run(stopped));
+    info!(
+        node = args.node_name,
+        version = env!("CARGO_PKG_VERSION"),
+        "the agent runs"
+    );
+    let mut terminate = signal(SignalKind::terminate()).map_err(|error| error.to_string())?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(|error| error.to_string())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+        // A task ends before its time only if it panics.
+        _ = tasks.join_next() => return Err("a part of the agent failed".to_owned()),
+    }
+    info!("the agent ends");
+    stop.send_replace(true);
+    while tasks.join_next().await.is_some() {}
+    Ok(())
+}

@@ -1,0 +1,228 @@
+//! The agent's view of its node for KubeVirt: heartbeat, whether VMIs may be scheduled, and labels.
+//!
+//! virt-controller takes a node without a heartbeat for five minutes as dead. The scheduler places launcher pods by
+//! `kubevirt.io/schedulable` and by the labels of machine types and CPUs.
+
+mod cpu;
+mod heartbeat;
+mod kubevirt;
+mod labels;
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
+use tracing::{info, warn};
+
+use crate::event::EventSender;
+pub use kubevirt::KubeVirtVersion;
+
+/// Time for the device plugins to register before the first heartbeat that may say "schedulable".
+const PLUGINS_TIMEOUT: Duration = Duration::from_secs(10);
+/// Interval of heartbeats, and its random part.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(60);
+const HEARTBEAT_JITTER: Duration = Duration::from_secs(72);
+/// The same while VMIs are not scheduled, to see soon when they can be.
+const UNSCHEDULABLE_INTERVAL: Duration = Duration::from_secs(15);
+/// Delay before another attempt after an error.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+/// Maximum time of a call to the API server.
+const CALL_TIMEOUT: Duration = Duration::from_secs(15);
+/// Maximum time for the last heartbeat of an agent that ends.
+const LAST_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why VMIs are not scheduled on the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unschedulable {
+    /// The agent does not know the installed KubeVirt.
+    KubeVirt(String),
+    /// These device plugins are not registered.
+    Plugins(Vec<&'static str>),
+}
+
+impl std::fmt::Display for Unschedulable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Unschedulable::KubeVirt(reason) => f.write_str(reason),
+            Unschedulable::Plugins(names) => {
+                write!(f, "the kubelet does not have the devices {}", names.join(", "))
+            }
+        }
+    }
+}
+
+/// The actor that keeps the Node object.
+pub struct NodeActor {
+    name: String,
+    client: Client,
+    nodes: Api<Node>,
+    events: EventSender,
+    /// The device plugins, by name: true while the kubelet knows them.
+    plugins: Vec<(&'static str, watch::Receiver<bool>)>,
+    /// The reason that was reported last.
+    reported: Option<Unschedulable>,
+}
+
+impl std::fmt::Debug for NodeActor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NodeActor")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl NodeActor {
+    /// An actor for the node `name`.
+    #[must_use]
+    pub fn new(
+        name: String,
+        client: Client,
+        events: EventSender,
+        plugins: Vec<(&'static str, watch::Receiver<bool>)>,
+    ) -> NodeActor {
+        NodeActor {
+            nodes: Api::all(client.clone()),
+            name,
+            client,
+            events,
+            plugins,
+            reported: None,
+        }
+    }
+
+    /// Sends heartbeats until `stop` is true, and then one that says "not schedulable".
+    pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
+        // An agent that has just started does not know its node yet.
+        self.beat_and_log(false).await;
+        let plugins = self.all_registered();
+        let _ = timeout(PLUGINS_TIMEOUT, plugins).await;
+        while !*stop.borrow() {
+            let next = match self.update().await {
+                Ok(true) => HEARTBEAT_INTERVAL + jitter(HEARTBEAT_JITTER),
+                Ok(false) => UNSCHEDULABLE_INTERVAL,
+                Err(error) => {
+                    warn!(%error, "the node was not updated");
+                    RETRY_INTERVAL
+                }
+            };
+            let next = Instant::now() + next;
+            tokio::select! {
+                () = sleep_until(next) => {}
+                () = self.plugin_changed() => {}
+                _ = stop.wait_for(|stop| *stop) => {}
+            }
+        }
+        if timeout(LAST_TIMEOUT, self.beat_and_log(false)).await.is_err() {
+            warn!("the API server did not answer the last heartbeat");
+        }
+    }
+
+    /// Updates the Node. Returns whether VMIs are scheduled on it.
+    async fn update(&mut self) -> Result<bool, kube::Error> {
+        let reason = self.unschedulable().await?;
+        let schedulable = reason.is_none();
+        // The labels come first, so that a launcher pod finds the node as soon as it is schedulable.
+        self.label().await?;
+        self.beat(schedulable).await?;
+        if reason != self.reported {
+            match &reason {
+                Some(reason) => {
+                    warn!(%reason, "VMIs are not scheduled on this node");
+                    self.events
+                        .warn_node(&self.name, "Unschedulable", &reason.to_string())
+                        .await;
+                }
+                None => info!("VMIs are scheduled on this node"),
+            }
+            self.reported = reason;
+        }
+        Ok(schedulable)
+    }
+
+    async fn unschedulable(&self) -> Result<Option<Unschedulable>, kube::Error> {
+        let version = KubeVirtVersion::installed(&self.client).await?;
+        if let Err(reason) = version.and_then(|version| version.check()) {
+            return Ok(Some(Unschedulable::KubeVirt(reason)));
+        }
+        let missing = self
+            .plugins
+            .iter()
+            .filter(|(_, registered)| !*registered.borrow());
+        let missing: Vec<_> = missing.map(|(name, _)| *name).collect();
+        Ok((!missing.is_empty()).then_some(Unschedulable::Plugins(missing)))
+    }
+
+    async fn beat_and_log(&self, schedulable: bool) {
+        if let Err(error) = self.beat(schedulable).await {
+            warn!(%error, schedulable, "a heartbeat was not sent");
+        }
+    }
+
+    async fn beat(&self, schedulable: bool) -> Result<(), kube::Error> {
+        let patch = heartbeat::patch(schedulable, Timestamp::now());
+        let params = PatchParams::default();
+        let patch = Patch::Strategic(patch);
+        within(self.nodes.patch(&self.name, &params, &patch))
+            .await
+            .map(drop)
+    }
+
+    /// Sets KubeVirt's labels and removes those of it that are out of date.
+    async fn label(&self) -> Result<(), kube::Error> {
+        let node = within(self.nodes.get(&self.name)).await?;
+        if node
+            .metadata
+            .annotations
+            .as_ref()
+            .is_some_and(|annotations| annotations.contains_key(labels::SKIP_NODE))
+        {
+            return Ok(());
+        }
+        let present = node.metadata.labels.unwrap_or_default();
+        let wanted = labels::wanted(&cpu::Cpu::of_node());
+        let Some(patch) = labels::patch(&present, &wanted) else {
+            return Ok(());
+        };
+        let params = PatchParams::default();
+        within(self.nodes.patch(&self.name, &params, &Patch::Merge(patch)))
+            .await
+            .map(drop)
+    }
+
+    async fn all_registered(&mut self) {
+        for (_, registered) in &mut self.plugins {
+            let _ = registered.wait_for(|registered| *registered).await;
+        }
+    }
+
+    /// Returns when a plugin is registered, or no longer is.
+    async fn plugin_changed(&mut self) {
+        let changes = self.plugins.iter_mut().map(|(_, registered)| {
+            Box::pin(async move {
+                if registered.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            })
+        });
+        futures_util::future::select_all(changes).await;
+    }
+}
+
+/// A call to the API server. One that takes too long is an error.
+async fn within<T>(call: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
+    timeout(CALL_TIMEOUT, call).await.unwrap_or_else(|_| {
+        let text = "the API server does not answer";
+        Err(kube::Error::Service(text.into()))
+    })
+}
+
+/// A random time up to `most`, so that the agents of a cluster do not beat at once.
+fn jitter(most: Duration) -> Duration {
+    use std::hash::{BuildHasher, RandomState};
+    let random = RandomState::new().hash_one(());
+    most.mul_f64(random as f64 / u64::MAX as f64)
+}
