@@ -24,8 +24,9 @@ pub mod qemu_img;
 pub mod runner;
 pub mod vm;
 
+use anyhow::{Result, ensure};
 use context::TestContext;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// One end-to-end test.
 #[derive(Debug)]
@@ -37,7 +38,7 @@ pub struct Case {
     /// Time limit, after which it counts as hung. Generous, because the machine may run other work.
     pub limit: Duration,
     /// Runs the case. It may report parts by [`TestContext::part`].
-    pub run: fn(&TestContext) -> anyhow::Result<()>,
+    pub run: fn(&TestContext) -> Result<()>,
 }
 
 /// Time limit of a case whose guests are small initramfs systems.
@@ -48,3 +49,16 @@ pub const DEBIAN: Duration = Duration::from_secs(900);
 
 /// Time after which a step of a guest or of a command counts as hung.
 pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Waits until `is` returns true.
+///
+/// # Errors
+/// It fails, or does not become true.
+pub fn until(is: impl Fn() -> Result<bool>) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !is()? {
+        ensure!(Instant::now() < deadline, "it stays so");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}

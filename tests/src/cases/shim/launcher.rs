@@ -9,13 +9,12 @@ use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::cri::{Container, Cri, NAMESPACE, Pod, api};
 use crate::harness::manifest::Manifest;
 use crate::harness::program::Session;
-use crate::harness::{Case, PATIENCE};
+use crate::harness::{Case, until};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub const CASE: Case = Case {
     name: "shim-launcher",
@@ -392,13 +391,4 @@ fn not_started(ctx: &TestContext, c: &Containerd<'_>, cri: &Cri) -> Result<()> {
         "its directory stays"
     );
     c.nothing_left()
-}
-
-fn until(is: impl Fn() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    while !is()? {
-        ensure!(Instant::now() < deadline, "it stays so");
-        sleep(Duration::from_millis(100));
-    }
-    Ok(())
 }

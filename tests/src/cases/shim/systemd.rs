@@ -9,7 +9,7 @@ use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::cri::{Container, Cri, Pod};
 use crate::harness::kubelet::{self, scopes, systemctl};
 use crate::harness::manifest::Manifest;
-use crate::harness::{Case, PATIENCE};
+use crate::harness::{Case, PATIENCE, until};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -128,15 +128,6 @@ fn nothing_left(c: &Containerd<'_>, cri: &Cri, pod: &Pod) -> Result<()> {
     cri.remove_pod(pod)?;
     until(|| Ok(scopes()?.is_empty())).with_context(|| format!("{:?}", scopes()))?;
     c.nothing_left()
-}
-
-fn until(is: impl Fn() -> Result<bool>) -> Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    while !is()? {
-        ensure!(Instant::now() < deadline, "it stays so");
-        sleep(Duration::from_millis(100));
-    }
-    Ok(())
 }
 
 fn resident(pid: i32) -> Result<String> {
