@@ -9,7 +9,7 @@ use husk_cgroup::Cgroup;
 use husk_monitor::console::Console;
 use husk_monitor::monitor::{EmbeddedVm, VmHandle};
 use husk_vmi::VmPlan;
-use oci_spec::runtime::Spec;
+use oci_spec::runtime::{LinuxResources, Spec};
 use tokio::sync::{oneshot, watch};
 
 use super::exec::ExecProcess;
@@ -107,6 +107,8 @@ pub(super) struct Container {
     pub(super) vm: Option<ContainerVm>,
     /// Of a launcher container that runs and has no VM yet.
     pub(super) launching: Option<Launching>,
+    /// Limits that were set while a launcher container had no VM.
+    pub(super) early_limits: Option<LinuxResources>,
     /// The console as the output of a container that prints it.
     pub(super) console_output: Option<Streams>,
     /// Processes that were added to it, by their ids.

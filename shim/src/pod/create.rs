@@ -115,6 +115,7 @@ impl Pod {
             resources: ContainerResources::default(),
             vm: None,
             launching: None,
+            early_limits: None,
             console_output: None,
             execs: BTreeMap::new(),
             delete_reply: None,

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use husk_monitor::monitor::{PendingCall, PendingVm, StartRequest, VmError, VmiIdentity, final_status};
 use husk_monitor::state::{PODS, RuntimeDir};
 use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until};
 use tracing::{info, warn};
 
@@ -184,6 +185,10 @@ impl Pod {
             info!(id, "{note}");
         }
         container.resources.cgroup = built.resources.cgroup;
+        let limits = container
+            .early_limits
+            .take()
+            .zip(container.resources.cgroup.clone());
         let (handle, embedded_vm) = (built.vm.handle.clone(), built.vm.embedded_vm.take());
         container.vm = Some(built.vm);
         self.connect_console_logs();
@@ -203,6 +208,12 @@ impl Pod {
             let Some(mut embedded_vm) = embedded_vm else {
                 return request.answer(Err(ending()));
             };
+            if let Some((limits, cgroup)) = limits {
+                let limited = spawn_blocking(move || cgroup.set_limits(&limits)).await;
+                if let Ok(Err(error)) = limited {
+                    warn!(%error, "the limits that were set before the VM started are not in effect");
+                }
+            }
             let booted = embedded_vm.boot().await;
             request.answer(booted.map_err(|error| VmError::internal(error.to_string())));
         });

@@ -178,6 +178,14 @@ impl Pod {
     }
 
     fn update(&mut self, id: &str, resources: LinuxResources, reply: Reply<()>) {
+        if let Some(container) = self.containers.get_mut(id)
+            && matches!(container.role, Role::Launcher(_))
+            && container.vm.is_none()
+        {
+            // There is no cgroup yet.
+            container.early_limits = Some(resources);
+            return drop(reply.send(Ok(())));
+        }
         let cgroup = match self.updatable(id, &resources) {
             Ok(Some(cgroup)) => cgroup,
             done => return drop(reply.send(done.map(drop))),
