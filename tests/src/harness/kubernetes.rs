@@ -100,6 +100,15 @@ impl<'s> Cluster<'s> {
         self.kubectl(&words)?.ok().map(drop)
     }
 
+    /// The object that the API server would make of `object`, as JSON. Nothing is made.
+    pub fn create_dry(&self, name: &str, object: impl ToString) -> Result<String> {
+        let file = self.ctx.path(&format!("kubernetes/{name}.yaml"));
+        std::fs::write(&file, object.to_string())?;
+        let file = file.display().to_string();
+        self.kubectl(&["create", "--dry-run=server", "-o", "json", "-f", &file])?
+            .ok()
+    }
+
     /// Value at the JSONPath `path` of an object, from `kubectl get`.
     pub fn field(&self, kind: &str, name: &str, path: &str) -> Result<String> {
         let answer = self.kubectl(&["get", kind, name, "-o", &format!("jsonpath={path}")])?;
