@@ -127,8 +127,8 @@ mod tests {
                 let of = Load {
                     peer,
                     streams,
-                    ramp: 10,
-                    time: 50,
+                    ramp: 100,
+                    time: 500,
                 };
                 of.run(load).unwrap_or_else(|error| panic!("{index}: {error:#}"))
             };
