@@ -154,12 +154,9 @@ fn join_group(device: &Path) -> String {
             use std::os::unix::fs::MetadataExt;
             (meta.gid() != 0).then_some(meta.gid())
         })
-        .and_then(|gid| nix::unistd::Group::from_gid(gid.into()).ok().flatten())
-        .map(|group| group.name);
-    let user = nix::unistd::User::from_uid(nix::unistd::geteuid())
-        .ok()
-        .flatten()
-        .map_or_else(|| "USER".into(), |user| user.name);
+        .and_then(|gid| name_in("/etc/group", gid));
+    let user = name_in("/etc/passwd", nix::unistd::geteuid().as_raw());
+    let user = user.unwrap_or_else(|| "USER".into());
     match group {
         Some(group) => format!("run `usermod -aG {group} {user}` as root and log in again"),
         None => format!(
@@ -167,6 +164,18 @@ fn join_group(device: &Path) -> String {
             device.display()
         ),
     }
+}
+
+/// Finds the name of an id in `/etc/passwd` or `/etc/group`. A static program cannot ask the C library: it would load the
+/// modules of nsswitch.conf, which crash in it.
+fn name_in(file: &str, id: u32) -> Option<String> {
+    let text = std::fs::read_to_string(file).ok()?;
+    text.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        let found = fields.nth(1)?.parse() == Ok(id);
+        found.then(|| name.to_owned())
+    })
 }
 
 fn capabilities(has: impl Fn(Cap) -> bool) -> Vec<Check> {

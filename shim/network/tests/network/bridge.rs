@@ -1,10 +1,10 @@
 //! The bridge binding.
 
 use std::net::{Ipv4Addr, UdpSocket};
+use std::process::Command;
 
 use husk_network::{Binding, Interface, MacAddr, PRIMARY_NIC, TapOwner, secondary_nic};
 use husk_shim_testing::pod::{NODE_MAC, POD_MAC, Pod, interface, ip, owner, switch};
-use nix::unistd::{Gid, Group, Uid, User};
 
 use crate::raw_guest::{PATIENCE, QUIET, RawGuest, ethernet};
 
@@ -34,12 +34,14 @@ fn the_pod_looks_as_kubevirt_leaves_it() {
     }
     // By name, if they have one.
     let TapOwner { uid, gid } = owner();
-    let user = User::from_uid(Uid::from_raw(uid)).unwrap();
-    let group = Group::from_gid(Gid::from_raw(gid)).unwrap();
-    for owner in [
-        format!("user {}", user.map_or(uid.to_string(), |user| user.name)),
-        format!("group {}", group.map_or(gid.to_string(), |group| group.name)),
-    ] {
+    for (kind, database, id) in [("user", "passwd", uid), ("group", "group", gid)] {
+        let entry = Command::new("getent")
+            .args([database, &id.to_string()])
+            .output()
+            .unwrap();
+        let entry = String::from_utf8(entry.stdout).unwrap();
+        let name = entry.split(':').next().filter(|name| !name.is_empty());
+        let owner = format!("{kind} {}", name.map_or_else(|| id.to_string(), str::to_owned));
         assert!(tap.contains(&owner), "no {owner}: {tap}");
     }
     let placeholder = pod.shows("addr show eth0");
