@@ -80,7 +80,7 @@ pub struct DevicePlugin {
     registered: watch::Sender<bool>,
 }
 
-/// Why a plugin has to start again.
+/// The end of a plugin's service.
 enum Ended {
     /// Its socket or the kubelet's was replaced.
     KubeletRestarted,

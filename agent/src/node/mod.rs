@@ -35,7 +35,7 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 /// Maximum time for the last heartbeat of an agent that ends.
 const LAST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why VMIs are not scheduled on the node.
+/// A reason that keeps VMIs from the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unschedulable {
     /// The agent does not know the installed KubeVirt.

@@ -56,9 +56,9 @@ pub struct Container<'a> {
     pub memory: i64,
     /// True if the container has a terminal.
     pub tty: bool,
-    /// What it sees of the node, and of images.
+    /// Mounts of directories of the node, and of images.
     pub mounts: &'a [api::Mount],
-    /// How often the kubelet has restarted it.
+    /// Number of restarts.
     pub attempt: u32,
 }
 

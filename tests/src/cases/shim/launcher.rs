@@ -77,7 +77,7 @@ impl<'s> Launcher<'s> {
         })
     }
 
-    /// What a container of the recorded pod mounts. The block device is left out.
+    /// The mounts of a container of the recorded pod, without the block device.
     fn mounts(&self, container: &Value) -> Result<Vec<api::Mount>> {
         let volumes = self.object["spec"]["volumes"].as_array().context("no volumes")?;
         let mut mounts = Vec::new();
