@@ -26,7 +26,7 @@ use suite::{Suite, Tier};
 pub use soak::{Args as SoakArgs, run as soak};
 
 /// Time after which failed cases are not repeated and lost labs are not replaced.
-const END_TO_END_LIMIT: Duration = Duration::from_secs(25 * 60);
+const END_TO_END_LIMIT: Duration = Duration::from_secs(40 * 60);
 /// The same for `--full`.
 const FULL_LIMIT: Duration = Duration::from_secs(120 * 60);
 /// Commands that cases with real guests run in addition to Husk. The lab contains them.
