@@ -91,8 +91,8 @@ fn hanging_monitors_do_not_block_others() {
             && stderr.contains("well: the guest powered off"),
         "{stderr}"
     );
-    // Three seconds each, in parallel.
-    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    // Three seconds each in parallel, unless the machine is busy.
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
     drop(hung);
 }
 

@@ -23,7 +23,7 @@ mod tests {
     fn examines_quickly() {
         let start = Instant::now();
         let report = super::examine();
-        assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
         let names: Vec<_> = report.checks.iter().map(|check| check.name).collect();
         for name in [
             "kvm",

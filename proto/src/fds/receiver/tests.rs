@@ -122,7 +122,7 @@ fn a_request_waits_for_its_descriptor_for_five_seconds() {
             receiver.take(token(2)).await.unwrap_err(),
             TakeError::Missing(token(2))
         );
-        assert!(start.elapsed() >= TAKE_TIMEOUT && start.elapsed() < TAKE_TIMEOUT + Duration::from_secs(1));
+        assert!(start.elapsed() >= TAKE_TIMEOUT && start.elapsed() < TAKE_TIMEOUT + Duration::from_secs(10));
     });
 }
 

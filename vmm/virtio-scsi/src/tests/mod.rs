@@ -45,7 +45,7 @@ const RESPONSE: u32 = 108;
 const BLOCKS: u64 = 2048;
 
 /// Shorter than in production, because tests wait for it.
-const REMOVAL_TIMEOUT: Duration = Duration::from_millis(400);
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 struct Guest {
     mem: GuestMem,
