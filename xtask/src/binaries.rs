@@ -29,7 +29,13 @@ const VMM: Build = Build {
 };
 /// Everything but the VMM.
 const OTHERS: Build = Build {
-    packages: &["husk-agent", "husk-cli", "husk-containerd-shim", "husk-tests"],
+    packages: &[
+        "husk-agent",
+        "husk-cli",
+        "husk-containerd-shim",
+        "husk-guest-programs",
+        "husk-tests",
+    ],
     binaries: &[
         "husk",
         "husk-agent",
