@@ -15,17 +15,16 @@ use std::time::{Duration, Instant};
 
 pub const STOP: Case = Case {
     name: "io-error-stop",
-    about: "stop, enospace and no errorPolicy: a full disk on the host pauses the VM; with room again it goes on",
+    about: "without errorPolicy a full disk on the host pauses the VM; with room again it goes on",
+    limit: SMALL,
+    run: |ctx| with_policies(ctx, &[None]),
+};
+
+pub const POLICIES: Case = Case {
+    name: "io-error-policies",
+    about: "the same with the policies stop and enospace",
     limit: Duration::from_secs(480),
-    run: |ctx| {
-        let scratch = ctx.path("scratch");
-        small_filesystem(ctx, &scratch, "24M")?;
-        for policy in [None, Some("stop"), Some("enospace")] {
-            ctx.part(policy.unwrap_or("default"), || stops(ctx, policy));
-        }
-        umount(&scratch)?;
-        Ok(())
-    },
+    run: |ctx| with_policies(ctx, &[Some("stop"), Some("enospace")]),
 };
 
 pub const REPORT: Case = Case {
@@ -62,6 +61,16 @@ fn leave_little(folder: &Path) -> Result<()> {
     .context("cannot set room aside")?;
     fill(folder)?;
     std::fs::remove_file(spare)?;
+    Ok(())
+}
+
+fn with_policies(ctx: &TestContext, policies: &[Option<&str>]) -> Result<()> {
+    let scratch = ctx.path("scratch");
+    small_filesystem(ctx, &scratch, "24M")?;
+    for &policy in policies {
+        ctx.part(policy.unwrap_or("default"), || stops(ctx, policy));
+    }
+    umount(&scratch)?;
     Ok(())
 }
 

@@ -47,12 +47,10 @@ pub const DEFAULT: &[Case] = &[
     machine::LARGE,
     command::LIFE,
     console::SESSIONS,
-    console::STALLED_CLIENT,
     disks::CASE,
     fio::CASE,
     qcow2_refused::REFUSED,
     qcow2_refused::RAW,
-    qcow2::SHARED,
     flushed::CASE,
     power_cut::CASE,
     resize::CASE,
@@ -61,7 +59,6 @@ pub const DEFAULT: &[Case] = &[
     scsi::SMALL,
     lun::RESERVED,
     hotplug::ONE,
-    hotplug::UNHEARD,
     sync::CASE,
     balloon::CASE,
     reboot::CASE,
@@ -73,14 +70,11 @@ pub const DEFAULT: &[Case] = &[
     killed::VMM,
     killed::MONITOR,
     killed::COMMAND,
-    network::bridge::CASE,
     network::masquerade::CASE,
     network::link_local::CASE,
     network::hotplug::CASE,
     network::standalone::CASE,
-    shim::ctr::ON_2_1,
     shim::pod::ON_1_7,
-    shim::refused::CASE,
     shim::killed::ONE,
     shim::launcher::CASE,
     full_disk::EMPTY_DISK,
@@ -97,35 +91,49 @@ pub const DEFAULT: &[Case] = &[
 /// | `debian-13-bls` | unit tests of the boot loader entries in `husk-image`; `demo` boots Debian by its `grub.cfg` |
 /// | `debian-13-generic` | `demo`, with the cloud kernel |
 /// | `kernel-upgrade` | `demo` (grub.cfg), `stop`, `reboot`; unit tests of MBR disks in `husk-image` |
-/// | `shim-ctr-1.7` | `shim-ctr-2.1`; `shim-pod-1.7` has containerd 1.7 |
-/// | `shim-pod-2.1` | `shim-pod-1.7`; `shim-ctr-2.1` has containerd 2.1 |
+/// | `shim-ctr-1.7`, `shim-ctr-2.1` | `shim-pod-1.7`; `shim-launcher`, on containerd 2.1 |
+/// | `shim-refused` | unit tests of the pod's specification in `husk-containerd-shim` |
+/// | `shim-pod-2.1` | `shim-pod-1.7`; `shim-launcher` has containerd 2.1 |
 /// | `shim-pod-20` | `shim-pod-1.7`, one pod at a time |
 /// | `shim-cycles` | `shim-killed`, which kills each process once in a chosen state |
-/// | `shim-debian` | `shim-pod-1.7`, `shim-ctr-2.1`, with the small guest; `demo` boots the same image |
-/// | `scsi-debian` | `scsi`, with the small guest; `demo` boots Debian from virtio-blk |
-/// | `net-wire-vhost`, `net-wire-vmm` | `net-bridge`, `net-masquerade`, `net-hotplug`; tests of `husk-virtio-net` with a tap |
-/// | `lun` | `lun-reservation`; tests of the passthrough in `husk-virtio-scsi` and `husk-scsi-helper` |
-/// | `qcow2-fio` | `qcow2-shared`, `power-cut`, `fio-verify`; property tests of qcow2 in `husk-disk` |
-/// | `hotplug-many` | `hotplug`, one disk at a time |
+/// | `shim-debian` | `shim-pod-1.7`, with the small guest; `demo` boots the same image |
 /// | `shim-systemd` | `shim-pod-1.7`, without systemd; tests of `husk-cgroup` |
-/// | `net-debian` | `net-bridge`, `net-masquerade`, `net-hotplug`, with the small guest; `demo` has Debian's network |
+/// | `scsi-debian` | `scsi`, with the small guest; `demo` boots Debian from virtio-blk |
+/// | `net-bridge` | `net-masquerade`, `net-hotplug`; tests of `husk-network` in namespaces |
+/// | `net-debian` | `net-masquerade`, `net-hotplug`, with the small guest; `demo` has Debian's network |
+/// | `net-wire-vhost`, `net-wire-vmm` | `net-masquerade`, `net-hotplug`; tests of `husk-virtio-net` with a tap |
+/// | `lun` | `lun-reservation`; tests of the passthrough in `husk-virtio-scsi` and `husk-scsi-helper` |
+/// | `qcow2-shared`, `qcow2-fio` | `power-cut`, `fio-verify`; property tests of qcow2 in `husk-disk` |
+/// | `io-error-policies` | `io-error-stop`, with the default policy; `io-error-report` |
+/// | `hotplug-unheard` | `hotplug`; tests of removals without a driver in `husk-virtio-scsi` |
+/// | `hotplug-many` | `hotplug`, one disk at a time |
+/// | `console-stalled-client` | `console`; tests of stalled sessions in `husk-monitor` |
+/// | `stop-6.1` | `stop`, with kernel 6.12 |
 pub const FULL: &[Case] = &[
     bad_boot::TRUNCATED_OTHERS,
     debian::BLS,
     debian::GENERIC,
     upgrade::CASE,
     shim::ctr::ON_1_7,
+    shim::ctr::ON_2_1,
+    shim::refused::CASE,
     shim::pod::ON_2_1,
     shim::pod::TWENTY,
     shim::killed::FEW,
     shim::debian::CASE,
     scsi::ON_DEBIAN,
+    network::bridge::CASE,
     network::debian::CASE,
     network::wire::KERNEL,
     network::wire::PROCESS,
     lun::PASSED_ON,
+    qcow2::SHARED,
     qcow2::VERIFY,
+    io_error::POLICIES,
+    hotplug::UNHEARD,
     hotplug::MANY,
+    console::STALLED_CLIENT,
+    stop::BUTTON_ON_6_1,
     shim::systemd::CASE,
 ];
 
