@@ -75,6 +75,10 @@ impl Pod {
     }
 
     pub(super) fn vm_ended(&mut self, id: String, status: &VmStatus) {
+        let found = self.containers.get(&id);
+        if found.is_some_and(|container| matches!(container.role, Role::Launcher(_))) {
+            self.record_end(status);
+        }
         let Some(container) = self.containers.get_mut(&id) else {
             return;
         };

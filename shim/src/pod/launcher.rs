@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 
 use husk_monitor::monitor::{PendingCall, PendingVm, StartRequest, VmError, VmiIdentity, final_status};
 use husk_monitor::state::{PODS, RuntimeDir};
+use husk_proto::shim::v1::{Phase, Status};
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until};
@@ -133,7 +134,24 @@ impl Pod {
         if let Some(container) = self.containers.get_mut(id) {
             container.launching = None;
         }
+        self.record_end(&Status {
+            phase: Phase::Failed.into(),
+            reason: "NotStarted".to_owned(),
+            message: "the pod ended before its VM was started".to_owned(),
+            ..Status::default()
+        });
         self.record_exit(id, status);
+    }
+
+    /// Records how the VM of a launcher pod ended, for the agent.
+    pub(super) fn record_end(&self, status: &Status) {
+        let Some(uid) = self.sandbox().and_then(|sandbox| spec::uid(&sandbox.spec)) else {
+            return;
+        };
+        let recorded = RuntimeDir::locate().and_then(|runtime| runtime.record_end(uid, status));
+        if let Err(error) = recorded {
+            warn!(%error, "the end of the VM was not recorded for the agent");
+        }
     }
 
     fn build_launched(&mut self, id: String, launch: Launch, pending: PendingVm, request: StartRequest) {

@@ -5,12 +5,14 @@
 //! RUNTIME/NAMESPACE/NAME/monitor.pid write-locked by the live monitor
 //!                        plan.json vmi.json pod.sock fds.sock console.log monitor.log netns.json
 //!                        network-DEVICE.json
+//! RUNTIME/.ended/POD-UID             how the VM of a launcher pod ended
 //! ```
 //!
 //! To remove a directory, Husk moves it to RUNTIME/.removing and deletes it there.
 //! A directory whose monitor.pid is not locked belonged to a monitor that died. [`RuntimeDir::remove_abandoned`]
 //! removes it. Only known files are deleted: a directory with other files is left as it is.
 
+mod ended;
 mod error;
 mod owner;
 mod vm_dir;
