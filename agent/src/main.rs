@@ -2,17 +2,26 @@
 //!
 //! ```text
 //! kubelet ◀── device_plugin: devices.kubevirt.io/{kvm,tun,vhost-net} ── registered ──▶ node: heartbeat, labels ──▶ API server
+//! shim ◀── pod.sock ── vmi: an actor per VMI ◀── watch, status ──▶ API server
+//!   ▲── pod.sock ── rest: console, pause, reset ◀── HTTP over mutual TLS ── virt-api
 //! ```
 
 mod device_plugin;
 mod event;
 mod node;
+mod rest;
+#[cfg(test)]
+mod testing;
+mod vmi;
+mod watching;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
 use kube::{Client, Config};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tracing::{error, info};
@@ -21,11 +30,13 @@ use tracing_subscriber::EnvFilter;
 use device_plugin::{DevicePlugin, node_devices};
 use event::EventSender;
 use node::NodeActor;
+use rest::CertificateFiles;
+use vmi::{RuntimeDir, VmiController};
 
 /// The agent of a node whose KubeVirt VMs run on Husk, in the place of virt-handler
 ///
-/// Publishes the node's devices to the kubelet and keeps KubeVirt's heartbeat and labels of the Node. It connects to the
-/// API server by the service account of its pod, or by KUBECONFIG.
+/// Publishes the node's devices to the kubelet, keeps KubeVirt's heartbeat and labels of the Node, and runs the VMIs whose
+/// launcher pods run under Husk. It connects to the API server by the service account of its pod, or by KUBECONFIG.
 #[derive(Debug, Parser)]
 #[command(
     version,
@@ -40,6 +51,31 @@ struct Args {
     /// The kubelet's directory of device plugins
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet/device-plugins")]
     device_plugin_dir: PathBuf,
+
+    /// Husk's runtime directory
+    #[arg(long, value_name = "DIR", default_value = "/run/husk")]
+    runtime_dir: PathBuf,
+
+    /// Address of the service for virt-api: console, pause and others
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8186")]
+    rest_address: SocketAddr,
+
+    /// Directory of the service's certificate and key, tls.crt and tls.key, as virt-operator makes them for virt-handler
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/etc/virt-handler/servercertificates"
+    )]
+    certificate_dir: PathBuf,
+
+    /// Namespace of KubeVirt, which has its CAs
+    #[arg(
+        long,
+        env = "KUBEVIRT_NAMESPACE",
+        value_name = "NAME",
+        default_value = "kubevirt"
+    )]
+    kubevirt_namespace: String,
 
     /// Number of VMIs that the node can run at the same time
     #[arg(long, value_name = "N", default_value_t = 1000)]
@@ -88,6 +124,22 @@ async fn run(args: Args) -> Result<(), String> {
         tasks.spawn(plugin.run(stopped.clone()));
     }
     let events = EventSender::new(client.clone(), args.node_name.clone());
+    let runtime = RuntimeDir::at(args.runtime_dir);
+    let (vmis, finder) = VmiController::new(args.node_name.clone(), runtime, client.clone(), events.clone());
+    tasks.spawn(vmis.run(stopped.clone()));
+    let listener = TcpListener::bind(args.rest_address)
+        .await
+        .map_err(|error| format!("{}: {error}", args.rest_address))?;
+    let (settings, tls) = watch::channel(None);
+    let files = CertificateFiles::new(args.certificate_dir);
+    tasks.spawn(files.follow(client.clone(), args.kubevirt_namespace, settings, stopped.clone()));
+    tasks.spawn(rest::serve(
+        listener,
+        tls,
+        finder,
+        events.clone(),
+        stopped.clone(),
+    ));
     let node = NodeActor::new(args.node_name.clone(), client, events, plugins);
     tasks.spawn(node.run(stopped));
     info!(

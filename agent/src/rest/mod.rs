@@ -1,0 +1,236 @@
+//! The service of the agent for virt-api: consoles and operations on running VMIs, over mutual TLS on port 8186.
+//!
+//! virt-api answers with status 500 and the agent's text to every error, and forwards websockets byte for byte.
+
+mod console;
+mod tls;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, get, put};
+use husk_proto::shim::v1::{PauseRequest, ResetRequest, ResumeRequest};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{sleep, timeout};
+use tracing::{debug, warn};
+
+use crate::event::{EventSender, Kind};
+use crate::vmi::{RunningVm, VmiFinder};
+use crate::watching::stopped;
+pub use tls::{CertificateFiles, TlsSettings};
+
+/// Connections at the same time. Others wait.
+const MAX_CONNECTIONS: usize = 1024;
+/// Maximum time of a TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum time of a call to a shim. virt-api waits for ten seconds.
+const CALL_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// What the handlers use.
+#[derive(Debug, Clone)]
+struct Context {
+    vmis: VmiFinder,
+    events: EventSender,
+}
+
+/// An error for virt-api.
+#[derive(Debug)]
+struct Error(StatusCode, String);
+
+impl IntoResponse for Error {
+    fn into_response(self) -> Response {
+        (self.0, self.1).into_response()
+    }
+}
+
+impl Error {
+    fn failed(text: impl Into<String>) -> Error {
+        Error(StatusCode::INTERNAL_SERVER_ERROR, text.into())
+    }
+
+    fn bad(text: impl Into<String>) -> Error {
+        Error(StatusCode::BAD_REQUEST, text.into())
+    }
+}
+
+type Target = Path<(String, String)>;
+
+/// Serves connections of virt-api until `stop` is true.
+pub async fn serve(
+    listener: TcpListener,
+    tls: watch::Receiver<Option<Arc<TlsSettings>>>,
+    vmis: VmiFinder,
+    events: EventSender,
+    mut stop: watch::Receiver<bool>,
+) {
+    let router = router(Context { vmis, events });
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
+            return;
+        };
+        let connection = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stopped(&mut stop) => return,
+        };
+        match connection {
+            Ok((stream, peer)) => {
+                let (router, settings) = (router.clone(), tls.borrow().clone());
+                tokio::spawn(async move {
+                    if let Err(error) = connected(stream, settings, router).await {
+                        debug!(%peer, error, "a connection to the REST service failed");
+                    }
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                // The process has no descriptor left, for example.
+                warn!(%error, "no connection can be accepted");
+                sleep(Duration::from_secs(1)).await;
+            }
+        }
+    }
+}
+
+async fn connected(
+    stream: TcpStream,
+    settings: Option<Arc<TlsSettings>>,
+    router: Router,
+) -> Result<(), String> {
+    let settings = settings.ok_or("there are no certificates yet")?;
+    let _ = stream.set_nodelay(true);
+    let stream = timeout(HANDSHAKE_TIMEOUT, settings.accept(stream))
+        .await
+        .map_err(|_| "the TLS handshake takes too long".to_owned())??;
+    let service = TowerToHyperService::new(router);
+    let builder = auto::Builder::new(TokioExecutor::new()).http1_only();
+    let served = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+    served.await.map_err(|error| error.to_string())
+}
+
+fn router(context: Context) -> Router {
+    let vmi = Router::new()
+        .route("/pause", put(pause))
+        .route("/unpause", put(unpause))
+        .route("/reset", put(reset))
+        .route("/softreboot", put(soft_reboot))
+        .route("/console", get(console::console))
+        .route("/freeze", put(no_agent))
+        .route("/unfreeze", put(no_agent))
+        .route("/guestosinfo", get(no_agent))
+        .route("/userlist", get(no_agent))
+        .route("/filesystemlist", get(no_agent))
+        .route("/vnc", get(no_display))
+        .route("/vnc/screenshot", get(no_display))
+        .route("/usbredir", get(no_usb))
+        .route("/vsock", get(no_vsock))
+        .route("/backup", put(no_backup))
+        .route("/redefine-checkpoint", put(no_backup))
+        .route("/sev/{operation}", any(no_sev));
+    let path = "/v1/namespaces/{namespace}/virtualmachineinstances/{name}";
+    Router::new().nest(path, vmi).with_state(context)
+}
+
+impl Context {
+    /// The running VM of the VMI of that name.
+    async fn find(&self, Path((namespace, name)): Target) -> Result<RunningVm, Error> {
+        let found = self.vmis.find(namespace, name.clone()).await;
+        found.ok_or_else(|| {
+            Error(
+                StatusCode::NOT_FOUND,
+                format!("VMI {name} does not run on this node"),
+            )
+        })
+    }
+
+    /// Answers 202 if the shim does the operation, and sends an event.
+    async fn operate<T>(
+        &self,
+        vm: &RunningVm,
+        call: impl Future<Output = Result<T, tonic::Status>>,
+        event: (&str, &str),
+    ) -> Result<StatusCode, Error> {
+        match timeout(CALL_TIMEOUT, call).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(status)) => return Err(Error::failed(status.message())),
+            Err(_) => return Err(Error::failed("the shim of the VM does not answer")),
+        }
+        let (events, vmi) = (self.events.clone(), Arc::clone(&vm.vmi));
+        let (reason, message) = (event.0.to_owned(), event.1.to_owned());
+        // virt-api need not wait for the API server.
+        tokio::spawn(async move { events.send(&vmi, Kind::Normal, &reason, &message).await });
+        Ok(StatusCode::ACCEPTED)
+    }
+}
+
+async fn pause(State(context): State<Context>, target: Target) -> Result<StatusCode, Error> {
+    let vm = context.find(target).await?;
+    let mut client = vm.client.clone();
+    let event = ("Paused", "VirtualMachineInstance paused");
+    context.operate(&vm, client.pause(PauseRequest {}), event).await
+}
+
+async fn unpause(State(context): State<Context>, target: Target) -> Result<StatusCode, Error> {
+    let vm = context.find(target).await?;
+    let mut client = vm.client.clone();
+    let event = ("Unpaused", "VirtualMachineInstance unpaused");
+    context.operate(&vm, client.resume(ResumeRequest {}), event).await
+}
+
+async fn reset(State(context): State<Context>, target: Target) -> Result<StatusCode, Error> {
+    let vm = context.find(target).await?;
+    let mut client = vm.client.clone();
+    let event = ("Reset", "VirtualMachineInstance reset");
+    context.operate(&vm, client.reset(ResetRequest {}), event).await
+}
+
+async fn soft_reboot(State(context): State<Context>, target: Target) -> Result<StatusCode, Error> {
+    context.find(target).await?;
+    Err(Error::failed(
+        "a soft reboot needs a guest agent, which Husk does not connect to yet: use reset",
+    ))
+}
+
+async fn no_agent(State(context): State<Context>, target: Target) -> Result<StatusCode, Error> {
+    context.find(target).await?;
+    Err(Error::bad("the guest agent is not connected"))
+}
+
+async fn no_display(State(context): State<Context>, target: Target) -> Result<StatusCode, Error> {
+    context.find(target).await?;
+    Err(Error::bad("the VM has no display: Husk has no graphics device"))
+}
+
+async fn no_usb(State(context): State<Context>, target: Target) -> Result<StatusCode, Error> {
+    context.find(target).await?;
+    Err(Error::bad("the VM has no USB controller"))
+}
+
+async fn no_vsock(State(context): State<Context>, target: Target) -> Result<StatusCode, Error> {
+    context.find(target).await?;
+    Err(Error::bad("the VM has no vsock device"))
+}
+
+async fn no_backup(State(context): State<Context>, target: Target) -> Result<StatusCode, Error> {
+    context.find(target).await?;
+    Err(Error::bad("Husk does not track changed blocks"))
+}
+
+async fn no_sev(
+    State(context): State<Context>,
+    Path((namespace, name, _)): Path<(String, String, String)>,
+) -> Result<StatusCode, Error> {
+    context.find(Path((namespace, name))).await?;
+    Err(Error::bad("the VM is not confidential"))
+}
+
+#[cfg(test)]
+mod tests;

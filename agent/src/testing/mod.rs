@@ -1,0 +1,4 @@
+//! The agent's neighbours, played: an API server and the shim of a launcher pod.
+
+pub mod api_server;
+pub mod shim;

@@ -1,0 +1,253 @@
+//! The shim of a launcher pod: it waits for its VMI, and then has a VM.
+
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use futures_util::{Stream, StreamExt};
+use husk_proto::shim::v1::pod_server::{Pod, PodServer};
+use husk_proto::shim::v1::*;
+use prost::Message;
+use tokio::net::UnixListener;
+use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream, WatchStream};
+use tonic::{Request, Response, Status as Error, Streaming};
+
+/// A launcher pod's shim.
+#[derive(Debug, Clone)]
+pub struct Shim {
+    state: Arc<Mutex<State>>,
+    status: Arc<watch::Sender<Status>>,
+    /// Number of console sessions.
+    sessions: Arc<watch::Sender<u32>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    calls: Vec<String>,
+    /// Error of the next starts.
+    refusal: Option<String>,
+    server: Option<AbortHandle>,
+    directory: PathBuf,
+    record: PathBuf,
+}
+
+impl Shim {
+    /// Starts the shim of the pod `uid` in the runtime directory `runtime`.
+    pub fn start(runtime: &Path, uid: &str) -> Shim {
+        let directory = runtime.join("pods").join(uid);
+        std::fs::create_dir_all(&directory).unwrap();
+        let waiting = Status {
+            phase: Phase::Scheduled.into(),
+            ..Status::default()
+        };
+        let shim = Shim {
+            state: Arc::default(),
+            status: Arc::new(watch::Sender::new(waiting)),
+            sessions: Arc::new(watch::Sender::new(0)),
+        };
+        shim.state().directory = directory.clone();
+        shim.state().record = runtime.join(".ended").join(uid);
+        let listener = UnixListener::bind(directory.join("pod.sock")).unwrap();
+        let service = PodServer::new(shim.clone());
+        let server = tonic::transport::Server::builder()
+            .serve_with_incoming(service, UnixListenerStream::new(listener));
+        let server = tokio::spawn(async move { server.await.unwrap() });
+        shim.state().server = Some(server.abort_handle());
+        shim
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+
+    /// The calls that change something, in order.
+    pub fn calls(&self) -> Vec<String> {
+        self.state().calls.clone()
+    }
+
+    /// Number of calls that started the VM.
+    pub fn starts(&self) -> usize {
+        self.calls().iter().filter(|call| *call == "start").count()
+    }
+
+    /// Refuses to start the VM, or no longer does.
+    pub fn refuse(&self, reason: Option<&str>) {
+        self.state().refusal = reason.map(str::to_owned);
+    }
+
+    /// Changes the status of the VM.
+    pub fn change(&self, change: impl FnOnce(&mut Status)) {
+        self.status.send_modify(change);
+    }
+
+    /// Ends the VM: its directory goes, and a record of the end stays.
+    pub fn end(&self, phase: Phase, reason: &str) {
+        let ended = Status {
+            phase: phase.into(),
+            reason: reason.to_owned(),
+            ..Status::default()
+        };
+        let (directory, record) = {
+            let state = self.state();
+            (state.directory.clone(), state.record.clone())
+        };
+        std::fs::create_dir_all(record.parent().unwrap()).unwrap();
+        std::fs::write(record, ended.encode_to_vec()).unwrap();
+        let _ = std::fs::remove_dir_all(directory);
+        self.status.send_replace(ended);
+    }
+
+    /// Ends the shim as SIGKILL does. Its directory stays.
+    pub fn kill(&self) {
+        self.status
+            .send_modify(|status| status.message = "killed".to_owned());
+        if let Some(server) = self.state().server.take() {
+            server.abort();
+        }
+    }
+
+    fn called(&self, call: impl Into<String>) {
+        self.state().calls.push(call.into());
+    }
+}
+
+async fn succeeded(status: &mut watch::Receiver<Status>) {
+    let _ = status.wait_for(|status| status.phase() == Phase::Succeeded).await;
+}
+
+type Answer<T> = Result<Response<T>, Error>;
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Error>> + Send>>;
+
+#[tonic::async_trait]
+impl Pod for Shim {
+    async fn info(&self, _: Request<InfoRequest>) -> Answer<InfoResponse> {
+        if self.status.borrow().message == "killed" {
+            return Err(Error::unavailable("killed"));
+        }
+        Ok(Response::new(InfoResponse {
+            status: Some(self.status.borrow().clone()),
+            ..InfoResponse::default()
+        }))
+    }
+
+    async fn pause(&self, _: Request<PauseRequest>) -> Answer<PauseResponse> {
+        self.called("pause");
+        self.change(|status| status.paused = true);
+        Ok(Response::new(Default::default()))
+    }
+
+    async fn resume(&self, _: Request<ResumeRequest>) -> Answer<ResumeResponse> {
+        self.called("resume");
+        self.change(|status| status.paused = false);
+        Ok(Response::new(Default::default()))
+    }
+
+    async fn reset(&self, _: Request<ResetRequest>) -> Answer<ResetResponse> {
+        self.called("reset");
+        Ok(Response::new(Default::default()))
+    }
+
+    async fn shutdown(&self, request: Request<ShutdownRequest>) -> Answer<ShutdownResponse> {
+        let grace = request.into_inner().grace_seconds.unwrap_or(30);
+        self.called(format!("shutdown {grace}"));
+        self.change(|status| status.stopping = true);
+        Ok(Response::new(Default::default()))
+    }
+
+    async fn kill(&self, _: Request<KillRequest>) -> Answer<KillResponse> {
+        self.called("kill");
+        self.end(Phase::Failed, "Killed");
+        Ok(Response::new(Default::default()))
+    }
+
+    async fn add_volume(&self, _: Request<AddVolumeRequest>) -> Answer<AddVolumeResponse> {
+        Err(Error::unimplemented(""))
+    }
+
+    async fn remove_volume(&self, _: Request<RemoveVolumeRequest>) -> Answer<RemoveVolumeResponse> {
+        Err(Error::unimplemented(""))
+    }
+
+    async fn add_interface(&self, _: Request<AddInterfaceRequest>) -> Answer<AddInterfaceResponse> {
+        Err(Error::unimplemented(""))
+    }
+
+    async fn remove_interface(&self, _: Request<RemoveInterfaceRequest>) -> Answer<RemoveInterfaceResponse> {
+        Err(Error::unimplemented(""))
+    }
+
+    async fn set_link(&self, _: Request<SetLinkRequest>) -> Answer<SetLinkResponse> {
+        Err(Error::unimplemented(""))
+    }
+
+    async fn sync_vmi(&self, request: Request<SyncVmiRequest>) -> Answer<SyncVmiResponse> {
+        let vmi: serde_json::Value = serde_json::from_str(&request.into_inner().vmi).unwrap();
+        assert_eq!(vmi["kind"], "VirtualMachineInstance");
+        if let Some(refusal) = self.state().refusal.clone() {
+            return Err(Error::failed_precondition(refusal));
+        }
+        if self.status.borrow().phase() == Phase::Scheduled {
+            self.called("start");
+            self.change(|status| {
+                status.set_phase(Phase::Running);
+                status.disks = vec![Disk {
+                    name: "root".to_owned(),
+                    target: "vda".to_owned(),
+                    ..Disk::default()
+                }];
+                status.interfaces = vec![Interface {
+                    name: "default".to_owned(),
+                    mac: "02:00:00:00:00:01".to_owned(),
+                    addresses: vec!["10.0.0.5".to_owned()],
+                    queues: 1,
+                    link_up: true,
+                    ..Interface::default()
+                }];
+            });
+        } else {
+            self.called("sync");
+        }
+        Ok(Response::new(SyncVmiResponse {
+            complete: true,
+            ..SyncVmiResponse::default()
+        }))
+    }
+
+    type ConsoleStream = Answers<ConsoleOutput>;
+
+    /// An echo, until another session begins or the VM ends.
+    async fn console(&self, request: Request<Streaming<ConsoleInput>>) -> Answer<Self::ConsoleStream> {
+        let mut input = request.into_inner();
+        let (sender, receiver) = mpsc::channel(16);
+        let (mut status, mut sessions) = (self.status.subscribe(), self.sessions.subscribe());
+        self.sessions.send_modify(|session| *session += 1);
+        sessions.mark_unchanged();
+        tokio::spawn(async move {
+            let ended = loop {
+                tokio::select! {
+                    Ok(Some(input)) = input.message() => {
+                        let output = console_output::Output::Data(input.data);
+                        let _ = sender.send(Ok(ConsoleOutput { output: Some(output) })).await;
+                    }
+                    _ = sessions.changed() => break console_output::Ended::TakenOver,
+                    () = succeeded(&mut status) => break console_output::Ended::VmEnded,
+                }
+            };
+            let output = console_output::Output::Ended(ended.into());
+            let _ = sender.send(Ok(ConsoleOutput { output: Some(output) })).await;
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    type WatchStatusStream = Answers<Status>;
+
+    async fn watch_status(&self, _: Request<WatchStatusRequest>) -> Answer<Self::WatchStatusStream> {
+        let states = WatchStream::new(self.status.subscribe()).map(|status| match status.message.as_str() {
+            "killed" => Err(Error::unavailable("killed")),
+            _ => Ok(status),
+        });
+        Ok(Response::new(Box::pin(states)))
+    }
+}

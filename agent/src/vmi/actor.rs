@@ -1,0 +1,435 @@
+//! The actor of one VMI: it brings the pod's VM to the object, and the object's status to the VM.
+//!
+//! Each round looks at the present object and the present VM only, so that a lost message or a restart of the agent
+//! costs a round and nothing else.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use husk_proto::shim::v1::{KillRequest, ShutdownRequest, SyncVmiRequest, SyncVmiResponse};
+use jiff::Timestamp;
+use kube::api::PostParams;
+use kube::core::DynamicObject;
+use kube::{Api, Client};
+use serde_json::Value;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{debug, info, warn};
+
+use super::object::{self, Vmi};
+use super::pod::{Pod, PodState, RuntimeDir};
+use super::status::{self, Observed};
+use crate::event::{EventSender, Kind};
+
+/// Interval at which the agent looks again for what it cannot watch: a pod's directory, a volume that is not there yet.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Delay after an error, doubled up to the maximum.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LAST_RETRY: Duration = Duration::from_secs(30);
+/// Maximum time of a call to the shim that does not wait for a guest.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a round leaves to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// Nothing until something changes.
+    Wait,
+    /// Another round after this time, or when something changes.
+    After(Duration),
+    /// The VMI is gone, and its VM too.
+    End,
+}
+
+/// The parts of a VMI that the shim acts on.
+#[derive(Debug, Clone, PartialEq)]
+struct Wanted {
+    spec: Value,
+    volumes: Value,
+}
+
+impl Wanted {
+    fn of(vmi: &Vmi) -> Wanted {
+        Wanted {
+            spec: vmi.spec().clone(),
+            volumes: vmi.status()["volumeStatus"].clone(),
+        }
+    }
+}
+
+/// A call of SyncVmi that is under way.
+#[derive(Debug)]
+struct Sync {
+    wanted: Wanted,
+    starts: bool,
+    call: JoinHandle<Result<SyncVmiResponse, tonic::Status>>,
+}
+
+/// The actor of one VMI.
+pub struct VmiActor {
+    node: String,
+    runtime: RuntimeDir,
+    client: Client,
+    events: EventSender,
+    /// The object as the watch has it; `None` once it is deleted.
+    object: watch::Receiver<Option<Arc<Vmi>>>,
+    /// The object after the last write, until the watch has it.
+    written: Option<Arc<Vmi>>,
+    pod: Option<Pod>,
+    sync: Option<Sync>,
+    /// What the last successful call asked for, and its answer.
+    synced: Option<(Wanted, SyncVmiResponse)>,
+    /// Error of the last call.
+    error: Option<String>,
+    /// Unless the object changes: the time of the next call, and what the last one asked for.
+    pause: Option<(Instant, Wanted)>,
+    retry: Duration,
+    /// The grace period, in seconds, that the VM was told.
+    grace: Option<u64>,
+    /// This actor started the VM.
+    started: bool,
+}
+
+impl std::fmt::Debug for VmiActor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VmiActor")
+            .field("pod", &self.pod)
+            .finish_non_exhaustive()
+    }
+}
+
+impl VmiActor {
+    /// An actor on `node`.
+    pub fn new(
+        node: String,
+        runtime: RuntimeDir,
+        client: Client,
+        events: EventSender,
+        object: watch::Receiver<Option<Arc<Vmi>>>,
+    ) -> VmiActor {
+        VmiActor {
+            node,
+            runtime,
+            client,
+            events,
+            object,
+            written: None,
+            pod: None,
+            sync: None,
+            synced: None,
+            error: None,
+            pause: None,
+            retry: FIRST_RETRY,
+            grace: None,
+            started: false,
+        }
+    }
+
+    /// Runs until the VMI is deleted and its VM has ended.
+    pub async fn run(mut self) {
+        loop {
+            let pause = match self.round().await {
+                Next::End => return,
+                Next::Wait => None,
+                Next::After(pause) => Some(pause),
+            };
+            tokio::select! {
+                changed = self.object.changed() => {
+                    // The controller has ended.
+                    if changed.is_err() {
+                        return;
+                    }
+                }
+                () = pod_changed(&mut self.pod) => {}
+                answer = sync_ended(&mut self.sync) => self.take(answer).await,
+                () = sleep(pause.unwrap_or_default()), if pause.is_some() => {}
+            }
+        }
+    }
+
+    /// The newest object that the agent knows.
+    fn vmi(&mut self) -> Option<Arc<Vmi>> {
+        let watched = self.object.borrow_and_update().clone()?;
+        if let Some(written) = &self.written {
+            if written.version() > watched.version() {
+                return Some(Arc::clone(written));
+            }
+            self.written = None;
+        }
+        Some(watched)
+    }
+
+    async fn round(&mut self) -> Next {
+        let Some(vmi) = self.vmi() else {
+            return self.vanished().await;
+        };
+        self.find_pod(&vmi);
+        let state = self.pod.as_ref().map_or(PodState::Unknown, Pod::state);
+        if state == PodState::Unknown {
+            // The pod starts, has ended before this agent began, or is not Husk's. Only Husk's VMIs are written.
+            let waits = matches!(vmi.phase(), "Scheduled" | "Running");
+            return if waits {
+                Next::After(LOOK_INTERVAL)
+            } else {
+                Next::Wait
+            };
+        }
+        if vmi.is_final() {
+            if state.answers() && self.grace != Some(0) {
+                self.shut_down(&vmi, &state, 0).await;
+            }
+            return Next::Wait;
+        }
+        let mut next = Next::Wait;
+        if vmi.is_deleting() {
+            let grace = vmi.grace_seconds();
+            if state.answers() && self.grace.is_none_or(|told| grace < told) {
+                self.shut_down(&vmi, &state, grace).await;
+            }
+        } else if status::phase(&vmi, &state) == vmi.phase() {
+            next = self.begin_sync(&vmi, &state);
+        }
+        match self.write(&vmi, &state).await {
+            Ok(()) => next,
+            Err(pause) => Next::After(pause),
+        }
+    }
+
+    /// Takes the pod of the VMI that has a directory here.
+    fn find_pod(&mut self, vmi: &Vmi) {
+        let uids = vmi.pods_on(&self.node);
+        if self.pod.as_ref().is_some_and(|pod| !uids.contains(&pod.uid())) {
+            self.pod = None;
+        }
+        if self.pod.is_none() {
+            self.pod = uids.iter().find_map(|uid| Pod::find(&self.runtime, uid));
+        }
+    }
+
+    /// The object is gone: so shall its VM be.
+    async fn vanished(&mut self) -> Next {
+        let Some(pod) = &self.pod else {
+            return Next::End;
+        };
+        if !pod.state().answers() {
+            self.runtime.forget(pod.uid());
+            return Next::End;
+        }
+        let mut client = pod.client();
+        match timeout(CALL_TIMEOUT, client.kill(KillRequest {})).await {
+            // The end of the VM is the next change.
+            Ok(Ok(_)) => Next::Wait,
+            _ => Next::After(LOOK_INTERVAL),
+        }
+    }
+
+    /// Ends the VM within `grace` seconds. The shim counts them from the first request.
+    async fn shut_down(&mut self, vmi: &Vmi, state: &PodState, grace: u64) {
+        let Some(pod) = &self.pod else {
+            return;
+        };
+        let mut client = pod.client();
+        let runs = matches!(state, PodState::Running(_));
+        let call = async {
+            match runs && grace > 0 {
+                true => {
+                    let request = ShutdownRequest {
+                        grace_seconds: Some(grace),
+                    };
+                    client.shutdown(request).await.map(drop)
+                }
+                false => client.kill(KillRequest {}).await.map(drop),
+            }
+        };
+        match timeout(CALL_TIMEOUT, call).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                return warn!(
+                    vmi = vmi.name(),
+                    error = error.message(),
+                    "the VM was not shut down"
+                );
+            }
+            Err(_) => return warn!(vmi = vmi.name(), "the shim does not answer"),
+        }
+        let first = self.grace.replace(grace).is_none();
+        if runs && grace == 0 {
+            let message = "VirtualMachineInstance stopping";
+            self.events.send(vmi, Kind::Normal, "Deleted", message).await;
+        } else if runs && first {
+            let message = "Signaled Graceful Shutdown";
+            self.events.send(vmi, Kind::Normal, "ShuttingDown", message).await;
+        }
+    }
+
+    /// Starts a call of SyncVmi if the VM does not have what the object asks for.
+    fn begin_sync(&mut self, vmi: &Vmi, state: &PodState) -> Next {
+        if self.sync.is_some() {
+            return Next::Wait;
+        }
+        let starts = *state == PodState::Waiting;
+        if starts && let Some(volume) = not_attached(vmi) {
+            debug!(vmi = vmi.name(), volume, "waiting for a hotpluggable volume");
+            return Next::Wait;
+        }
+        let wanted = Wanted::of(vmi);
+        let done = self
+            .synced
+            .as_ref()
+            .is_some_and(|(synced, answer)| *synced == wanted && answer.complete);
+        if done && !starts && self.error.is_none() {
+            return Next::Wait;
+        }
+        if let Some((until, asked)) = &self.pause
+            && *asked == wanted
+            && let Some(rest) = until.checked_duration_since(Instant::now())
+        {
+            return Next::After(rest);
+        }
+        let Some(pod) = &self.pod else {
+            return Next::Wait;
+        };
+        let mut client = pod.client();
+        let request = SyncVmiRequest {
+            vmi: vmi.manifest(),
+            ..SyncVmiRequest::default()
+        };
+        let call =
+            tokio::spawn(async move { client.sync_vmi(request).await.map(tonic::Response::into_inner) });
+        // The VM can run before the answer is here.
+        self.started |= starts;
+        self.sync = Some(Sync { wanted, starts, call });
+        Next::Wait
+    }
+
+    /// Takes the answer to a call of SyncVmi.
+    async fn take(&mut self, answer: Result<SyncVmiResponse, tonic::Status>) {
+        let Some(sync) = self.sync.take() else {
+            return;
+        };
+        match answer {
+            Ok(answer) => {
+                self.error = None;
+                self.retry = FIRST_RETRY;
+                self.pause = None;
+                if !answer.complete && !sync.starts {
+                    self.pause = Some((Instant::now() + LOOK_INTERVAL, sync.wanted.clone()));
+                }
+                self.synced = (!sync.starts).then_some((sync.wanted, answer));
+            }
+            Err(error) => {
+                let text = match error.message() {
+                    "" => error.to_string(),
+                    text => text.to_owned(),
+                };
+                let known = self.error.replace(text.clone());
+                if let Some(vmi) = self.vmi()
+                    && known.as_ref() != Some(&text)
+                {
+                    warn!(
+                        vmi = vmi.name(),
+                        namespace = vmi.namespace(),
+                        error = text,
+                        "the VM does not follow its VMI"
+                    );
+                    self.events.send(&vmi, Kind::Warning, "SyncFailed", &text).await;
+                }
+                self.pause = Some((Instant::now() + self.retry, sync.wanted));
+                self.retry = (self.retry * 2).min(LAST_RETRY);
+            }
+        }
+    }
+
+    /// Writes the status if it is not up to date. `Err` has the time after which to look again.
+    async fn write(&mut self, vmi: &Arc<Vmi>, state: &PodState) -> Result<(), Duration> {
+        let observed = Observed {
+            state,
+            synced: self.synced.as_ref().map(|(_, answer)| answer),
+            error: self.error.as_deref(),
+            now: Timestamp::now(),
+        };
+        let new = status::next(vmi, &observed);
+        if new == *vmi.status() {
+            return Ok(());
+        }
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(self.client.clone(), &vmi.namespace(), &object::resource());
+        let object = vmi.with_status(new);
+        let name = vmi.name();
+        let params = PostParams::default();
+        match timeout(CALL_TIMEOUT, api.replace(&name, &params, &object)).await {
+            Ok(Ok(written)) => {
+                let written = Arc::new(Vmi(written));
+                self.written = Some(Arc::clone(&written));
+                self.report(vmi, &written).await;
+                Ok(())
+            }
+            // The watch has a newer object soon.
+            Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => Err(LOOK_INTERVAL),
+            Ok(Err(error)) => {
+                warn!(vmi = name, %error, "the status was not written");
+                Err(FIRST_RETRY)
+            }
+            Err(_) => {
+                warn!(vmi = name, "the API server does not answer");
+                Err(FIRST_RETRY)
+            }
+        }
+    }
+
+    /// Sends the events of a change of phase.
+    async fn report(&self, old: &Vmi, new: &Vmi) {
+        let (before, after) = (old.phase(), new.phase());
+        if before == after {
+            return;
+        }
+        info!(
+            vmi = new.name(),
+            namespace = new.namespace(),
+            phase = after,
+            "phase"
+        );
+        let events: &[(Kind, &str, &str)] = match after {
+            "Running" if self.started => &[
+                (Kind::Normal, "Created", "VirtualMachineInstance defined."),
+                (Kind::Normal, "Started", "VirtualMachineInstance started."),
+            ],
+            "Succeeded" => &[(
+                Kind::Normal,
+                "Stopped",
+                "The VirtualMachineInstance was shut down.",
+            )],
+            "Failed" => &[(Kind::Warning, "Stopped", "The VirtualMachineInstance crashed.")],
+            _ => &[],
+        };
+        for (kind, reason, message) in events {
+            self.events.send(new, *kind, reason, message).await;
+        }
+    }
+}
+
+/// A hotpluggable volume whose attachment pod is not ready: the VM starts with all of its volumes.
+fn not_attached(vmi: &Vmi) -> Option<&str> {
+    let attached = |name: &&str| {
+        let entries = vmi.status()["volumeStatus"].as_array();
+        let entry = entries.into_iter().flatten().find(|entry| entry["name"] == *name);
+        entry.is_some_and(|entry| matches!(entry["phase"].as_str(), Some("MountedToPod" | "Ready")))
+    };
+    vmi.hotpluggable().into_iter().find(|name| !attached(name))
+}
+
+async fn pod_changed(pod: &mut Option<Pod>) {
+    match pod {
+        Some(pod) => pod.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn sync_ended(sync: &mut Option<Sync>) -> Result<SyncVmiResponse, tonic::Status> {
+    match sync {
+        Some(sync) => (&mut sync.call)
+            .await
+            .unwrap_or_else(|error| Err(tonic::Status::internal(error.to_string()))),
+        None => std::future::pending().await,
+    }
+}

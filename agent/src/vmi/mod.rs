@@ -1,0 +1,185 @@
+//! The VMIs of the node: a watch of their objects, and an actor for each.
+
+mod actor;
+mod finder;
+mod object;
+mod pod;
+mod status;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::TryStreamExt;
+use kube::core::DynamicObject;
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Api, Client};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tracing::warn;
+
+use crate::event::EventSender;
+use crate::watching::{backoff, stopped};
+use actor::VmiActor;
+use finder::Query;
+pub use finder::{RunningVm, VmiFinder};
+pub use object::Vmi;
+pub use pod::RuntimeDir;
+
+/// Label of the VMIs that virt-controller has given to a node.
+const NODE_LABEL: &str = "kubevirt.io/nodeName";
+
+/// Watches the VMIs of a node and runs an actor for each.
+pub struct VmiController {
+    node: String,
+    runtime: RuntimeDir,
+    client: Client,
+    events: EventSender,
+    /// The objects' channels to their actors, by UID: a VMI of the same name may come before the old one is gone.
+    objects: HashMap<String, watch::Sender<Option<Arc<Vmi>>>>,
+    actors: JoinSet<String>,
+    /// UIDs of a list that is being read.
+    listed: HashSet<String>,
+    queries: mpsc::Receiver<Query>,
+}
+
+impl std::fmt::Debug for VmiController {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VmiController")
+            .field("node", &self.node)
+            .field("vmis", &self.objects.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl VmiController {
+    /// A controller on `node`, and the means to find its VMs.
+    #[must_use]
+    pub fn new(
+        node: String,
+        runtime: RuntimeDir,
+        client: Client,
+        events: EventSender,
+    ) -> (VmiController, VmiFinder) {
+        let (finder, queries) = VmiFinder::new();
+        let controller = VmiController {
+            node,
+            runtime,
+            client,
+            events,
+            objects: HashMap::new(),
+            actors: JoinSet::new(),
+            listed: HashSet::new(),
+            queries,
+        };
+        (controller, finder)
+    }
+
+    /// Runs until `stop` is true. VMs go on.
+    pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
+        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &object::resource());
+        let config = watcher::Config::default().labels(&format!("{NODE_LABEL}={}", self.node));
+        let stream = watcher(api, config).backoff(backoff());
+        let mut stream = std::pin::pin!(stream);
+        loop {
+            tokio::select! {
+                event = stream.try_next() => match event {
+                    Ok(Some(event)) => self.take(event),
+                    // The stream goes on with a delay, and with a list where it must.
+                    Err(error) => warn!(%error, "the watch of VMIs was interrupted"),
+                    // It has no end.
+                    Ok(None) => tokio::time::sleep(Duration::from_secs(1)).await,
+                },
+                Some(query) = self.queries.recv() => {
+                    let found = self.find(&query.namespace, &query.name);
+                    let _ = query.reply.send(found);
+                }
+                Some(ended) = self.actors.join_next() => self.ended(ended),
+                () = stopped(&mut stop) => return,
+            }
+        }
+    }
+
+    fn take(&mut self, event: Event<DynamicObject>) {
+        match event {
+            Event::Init => self.listed.clear(),
+            Event::InitApply(object) => {
+                let vmi = Vmi(object);
+                self.listed.insert(vmi.uid().to_owned());
+                self.update(vmi);
+            }
+            Event::InitDone => {
+                for (uid, object) in &self.objects {
+                    if !self.listed.contains(uid) {
+                        object.send_replace(None);
+                    }
+                }
+                self.listed.clear();
+                let vmis: Vec<_> = self
+                    .objects
+                    .values()
+                    .filter_map(|object| object.borrow().clone())
+                    .collect();
+                let pods = vmis.iter().flat_map(|vmi| vmi.pods_on(&self.node)).collect();
+                self.runtime.forget_others(&pods);
+            }
+            Event::Apply(object) => self.update(Vmi(object)),
+            Event::Delete(object) => {
+                if let Some(object) = self.objects.get(Vmi(object).uid()) {
+                    object.send_replace(None);
+                }
+            }
+        }
+    }
+
+    fn update(&mut self, vmi: Vmi) {
+        let uid = vmi.uid().to_owned();
+        let vmi = Some(Arc::new(vmi));
+        if let Some(object) = self.objects.get(&uid) {
+            object.send_replace(vmi);
+            return;
+        }
+        let (sender, receiver) = watch::channel(vmi);
+        let actor = VmiActor::new(
+            self.node.clone(),
+            self.runtime.clone(),
+            self.client.clone(),
+            self.events.clone(),
+            receiver,
+        );
+        self.objects.insert(uid.clone(), sender);
+        self.actors.spawn(async move {
+            actor.run().await;
+            uid
+        });
+    }
+
+    fn find(&self, namespace: &str, name: &str) -> Option<RunningVm> {
+        let vmis = self.objects.values().filter_map(|object| object.borrow().clone());
+        let vmi = vmis
+            .filter(|vmi| vmi.namespace() == namespace && vmi.name() == name)
+            .find(|vmi| matches!(vmi.phase(), "Scheduled" | "Running"))?;
+        let client = vmi
+            .pods_on(&self.node)
+            .into_iter()
+            .find_map(|uid| pod::live_client(&self.runtime, uid))?;
+        Some(RunningVm { vmi, client })
+    }
+
+    fn ended(&mut self, ended: Result<String, tokio::task::JoinError>) {
+        match ended {
+            Ok(uid) => drop(self.objects.remove(&uid)),
+            // The other actors go on; the object's next change finds no receiver, and starts a new actor.
+            Err(error) => {
+                warn!(%error, "the actor of a VMI failed");
+                self.objects.retain(|_, object| !object.is_closed());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+pub mod testing;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,108 @@
+//! A VirtualMachineInstance as untyped JSON, so that an update keeps every field that the agent does not know.
+
+use kube::ResourceExt;
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use serde_json::Value;
+
+/// Grace period of a VMI that sets none, in seconds.
+const DEFAULT_GRACE: u64 = 30;
+
+/// The resource of VMIs in the API.
+pub fn resource() -> ApiResource {
+    let kind = GroupVersionKind::gvk("kubevirt.io", "v1", "VirtualMachineInstance");
+    ApiResource::from_gvk_with_plural(&kind, "virtualmachineinstances")
+}
+
+/// A VMI, as the API server sent it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Vmi(pub DynamicObject);
+
+impl Vmi {
+    /// Its namespace.
+    pub fn namespace(&self) -> String {
+        self.0.namespace().unwrap_or_default()
+    }
+
+    /// Its name.
+    pub fn name(&self) -> String {
+        self.0.name_any()
+    }
+
+    /// Its UID.
+    pub fn uid(&self) -> &str {
+        self.0.metadata.uid.as_deref().unwrap_or_default()
+    }
+
+    /// Version of the object; Kubernetes compares them as numbers. 0 if it is none.
+    pub fn version(&self) -> u64 {
+        let version = self.0.metadata.resource_version.as_deref();
+        version.and_then(|version| version.parse().ok()).unwrap_or(0)
+    }
+
+    /// `spec`.
+    pub fn spec(&self) -> &Value {
+        &self.0.data["spec"]
+    }
+
+    /// `status`.
+    pub fn status(&self) -> &Value {
+        &self.0.data["status"]
+    }
+
+    /// `status.phase`; empty before there is one.
+    pub fn phase(&self) -> &str {
+        self.status()["phase"].as_str().unwrap_or_default()
+    }
+
+    /// Its phase never changes again.
+    pub fn is_final(&self) -> bool {
+        matches!(self.phase(), "Succeeded" | "Failed")
+    }
+
+    /// It is being deleted.
+    pub fn is_deleting(&self) -> bool {
+        self.0.metadata.deletion_timestamp.is_some()
+    }
+
+    /// `spec.terminationGracePeriodSeconds`, which may be shortened while the VM shuts down.
+    pub fn grace_seconds(&self) -> u64 {
+        let grace = self.spec()["terminationGracePeriodSeconds"].as_u64();
+        grace.unwrap_or(DEFAULT_GRACE)
+    }
+
+    /// UIDs of its pods on `node`, including ended ones.
+    pub fn pods_on(&self, node: &str) -> Vec<&str> {
+        let pods = self.status()["activePods"].as_object();
+        let here = pods
+            .into_iter()
+            .flatten()
+            .filter(|(_, on)| on.as_str() == Some(node));
+        here.map(|(uid, _)| uid.as_str()).collect()
+    }
+
+    /// Names of volumes that are not part of the launcher pod: they are attached by pods of their own.
+    pub fn hotpluggable(&self) -> Vec<&str> {
+        let volumes = self.spec()["volumes"].as_array();
+        let plugged = volumes.into_iter().flatten().filter(|volume| {
+            ["persistentVolumeClaim", "dataVolume"]
+                .iter()
+                .any(|source| volume[*source]["hotpluggable"] == true)
+        });
+        plugged.filter_map(|volume| volume["name"].as_str()).collect()
+    }
+
+    /// The object for the pod's shim, as JSON.
+    pub fn manifest(&self) -> String {
+        let mut object = self.0.clone();
+        // Long, and of no use there.
+        object.metadata.managed_fields = None;
+        serde_json::to_string(&object).unwrap_or_default()
+    }
+
+    /// The same object with another status.
+    pub fn with_status(&self, status: Value) -> DynamicObject {
+        let mut object = self.0.clone();
+        object.data["status"] = status;
+        object
+    }
+}

@@ -1,0 +1,94 @@
+//! The status of a VMI, computed from its present status and the state of its VM.
+
+mod conditions;
+mod interfaces;
+mod volumes;
+
+use husk_proto::shim::v1::{Phase, Status, SyncVmiResponse};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::object::Vmi;
+use super::pod::PodState;
+
+/// The machine type of every VM; the node has a label for it.
+const MACHINE_TYPE: &str = "q35";
+/// What KubeVirt writes on nodes without SELinux; attachment pods are not made without it.
+const NO_SELINUX: &str = "none";
+
+/// What the agent knows beside the object.
+#[derive(Debug)]
+pub struct Observed<'a> {
+    /// The state of the pod's VM.
+    pub state: &'a PodState,
+    /// The last answer of the shim to the VMI.
+    pub synced: Option<&'a SyncVmiResponse>,
+    /// Error of the last attempt to bring the VM to the VMI; `None` if it succeeded or there was none.
+    pub error: Option<&'a str>,
+    /// The present time.
+    pub now: Timestamp,
+}
+
+/// The phase that follows from the state of the VM (virt-handler's rules): Scheduled until the VM runs; without a VM a
+/// VMI that had one is Failed.
+pub fn phase<'a>(vmi: &'a Vmi, state: &PodState) -> &'a str {
+    let present = vmi.phase();
+    match (present, state) {
+        ("Scheduled" | "Running", PodState::Running(_)) => "Running",
+        ("Scheduled" | "Running", PodState::Ended(status)) => match status.phase() {
+            Phase::Succeeded => "Succeeded",
+            _ => "Failed",
+        },
+        ("Scheduled" | "Running", PodState::Lost) | ("Running", PodState::Waiting) => "Failed",
+        _ => present,
+    }
+}
+
+/// The new status of `vmi`. Parts that others write, and parts without a change, are as they were.
+pub fn next(vmi: &Vmi, observed: &Observed<'_>) -> Value {
+    let mut status = vmi.status().clone();
+    if !status.is_object() {
+        status = json!({});
+    }
+    let phase = phase(vmi, observed.state);
+    if phase != vmi.phase() {
+        set_phase(&mut status, phase, observed.now);
+    }
+    conditions::update(&mut status, observed);
+    if let PodState::Running(running) = observed.state {
+        describe(&mut status, vmi, running, observed.synced);
+    }
+    status
+}
+
+/// Writes what is known of a running VM.
+fn describe(status: &mut Value, vmi: &Vmi, running: &Status, synced: Option<&SyncVmiResponse>) {
+    status["machine"] = json!({"type": MACHINE_TYPE});
+    status["selinuxContext"] = json!(NO_SELINUX);
+    status["migrationMethod"] = json!(volumes::migration_method(status));
+    if !running.interfaces.is_empty() {
+        status["interfaces"] = interfaces::merged(&status["interfaces"], vmi.spec(), &running.interfaces);
+    }
+    volumes::update(status, vmi, &running.disks, synced);
+}
+
+fn set_phase(status: &mut Value, phase: &str, now: Timestamp) {
+    status["phase"] = json!(phase);
+    let stamps = &mut status["phaseTransitionTimestamps"];
+    if !stamps.is_array() {
+        *stamps = json!([]);
+    }
+    if let Some(stamps) = stamps.as_array_mut()
+        && !stamps.iter().any(|stamp| stamp["phase"] == phase)
+    {
+        stamps.push(json!({"phase": phase, "phaseTransitionTimestamp": time(now)}));
+    }
+}
+
+/// A time as the API has it: RFC 3339 in whole seconds.
+fn time(now: Timestamp) -> String {
+    now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,96 @@
+//! `status.volumeStatus`: virt-controller makes the entries, the agent writes targets and the phases of hotpluggable
+//! volumes from MountedToPod on.
+
+use husk_proto::shim::v1::{Disk, SyncVmiResponse};
+use serde_json::{Value, json};
+
+use crate::vmi::object::Vmi;
+
+/// Sources whose data Husk makes an ISO image of. Their entries have its size.
+const GENERATED: [&str; 8] = [
+    "cloudInitNoCloud",
+    "cloudInitConfigDrive",
+    "configMap",
+    "secret",
+    "downwardAPI",
+    "serviceAccount",
+    "sysprep",
+    "downwardMetrics",
+];
+
+/// Writes targets, sizes and phases into the entries that are there.
+pub fn update(status: &mut Value, vmi: &Vmi, disks: &[Disk], synced: Option<&SyncVmiResponse>) {
+    let hotpluggable = vmi.hotpluggable();
+    let Some(entries) = status["volumeStatus"].as_array_mut() else {
+        return;
+    };
+    for entry in entries {
+        let name = entry["name"].as_str().unwrap_or_default().to_owned();
+        let disk = disks.iter().find(|disk| disk.name == name);
+        let target = disk.map_or("", |disk| disk.target.as_str());
+        entry["target"] = json!(target);
+        if let Some(bytes) = disk.and_then(|disk| disk.bytes)
+            && is_generated(vmi.spec(), &name)
+        {
+            entry["size"] = json!(bytes);
+        }
+        if entry["hotplugVolume"].is_object() {
+            let reported = synced.and_then(|answer| answer.volumes.iter().find(|volume| volume.name == name));
+            let reported = reported.map_or("", |volume| volume.phase.as_str());
+            let wanted = hotpluggable.contains(&name.as_str());
+            set_phase(entry, &name, wanted, !target.is_empty(), reported);
+        }
+    }
+}
+
+/// Moves the entry of a hotpluggable volume to its next phase, if the agent writes that.
+fn set_phase(entry: &mut Value, name: &str, wanted: bool, attached: bool, reported: &str) {
+    let present = entry["phase"].as_str().unwrap_or_default();
+    let next = match present {
+        "" | "Pending" | "Bound" | "AttachedToNode" | "MountedToPod" if attached => "Ready",
+        "" | "Pending" | "Bound" | "AttachedToNode" if wanted && reported == "MountedToPod" => "MountedToPod",
+        "Ready" | "MountedToPod" | "AttachedToNode" if !wanted && !attached && reported.is_empty() => {
+            "UnMountedFromPod"
+        }
+        _ => return,
+    };
+    let (reason, message) = match next {
+        "Ready" => (
+            "VolumeReady",
+            format!("Successfully attach hotplugged volume {name} to VM"),
+        ),
+        "MountedToPod" => (
+            "VolumeMountedToPod",
+            format!("Volume {name} has been mounted in virt-launcher pod"),
+        ),
+        _ => (
+            "VolumeUnMountedFromPod",
+            format!("Volume {name} has been unmounted from virt-launcher pod"),
+        ),
+    };
+    entry["phase"] = json!(next);
+    entry["reason"] = json!(reason);
+    entry["message"] = json!(message);
+}
+
+fn is_generated(spec: &Value, name: &str) -> bool {
+    let volumes = spec["volumes"].as_array();
+    let volume = volumes
+        .into_iter()
+        .flatten()
+        .find(|volume| volume["name"] == name);
+    volume.is_some_and(|volume| GENERATED.iter().any(|source| volume[*source].is_object()))
+}
+
+/// How KubeVirt would migrate the VMI: `BlockMigration` if a volume is not shared between nodes.
+pub fn migration_method(status: &Value) -> &'static str {
+    let entries = status["volumeStatus"].as_array();
+    let shared = |entry: &Value| {
+        let modes = entry["persistentVolumeClaimInfo"]["accessModes"].as_array();
+        modes.into_iter().flatten().any(|mode| mode == "ReadWriteMany")
+    };
+    match entries.into_iter().flatten().all(shared) {
+        true => "LiveMigration",
+        false => "BlockMigration",
+    }
+}
