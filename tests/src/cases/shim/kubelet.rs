@@ -1,12 +1,13 @@
 //! Pods of a real cluster, which users create with `kubectl` and a kubelet runs.
 
+use super::agent;
 use super::ctr::LoopDevice;
 use super::pod::{MEMORY, node, stats_are_those_of};
 use crate::cases::network::guest as network;
 use crate::harness::Case;
 use crate::harness::containerd::leftovers::called;
 use crate::harness::containerd::{BRIDGE, Version};
-use crate::harness::context::{TestContext, expect_contains, program};
+use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::kubernetes::{Cluster, NODE};
 use crate::harness::manifest::Manifest;
@@ -21,7 +22,7 @@ use std::time::Duration;
 
 pub const CASE: Case = Case {
     name: "shim-kubelet",
-    about: "kubectl, an API server and a kubelet: RuntimeClass, a block claim, a config map, logs, attach, stats, restart, delete; devices and labels of the agent",
+    about: "kubectl, an API server and a kubelet: RuntimeClass, a block claim, a config map, logs, attach, stats, restart, delete; the agent with its node and a VMI",
     limit: Duration::from_secs(600),
     run,
 };
@@ -115,7 +116,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         Ok(())
     });
     ctx.part("admission", || admission(c));
-    ctx.part("agent", || agent(ctx, c));
+    agent::parts(ctx, c);
     // The kubelet removes sandboxes at its own intervals.
     let gone = c.until("an empty node", || Ok(containerd.nothing_left().is_ok()));
     gone.or_else(|_| containerd.nothing_left())?;
@@ -178,99 +179,6 @@ fn admission(c: &Cluster<'_>) -> Result<()> {
     let qemu = admitted(&|pod| pod["metadata"]["labels"]["husk.io/runtime"] = "false".into())?;
     ensure!(class(&qemu).is_none() && request(&qemu) == "524Mi", "{qemu}");
     Ok(())
-}
-
-/// The node's agent: devices for the kubelet, heartbeat and labels for KubeVirt's control plane.
-fn agent(ctx: &TestContext, c: &Cluster<'_>) -> Result<()> {
-    let mut command = Command::new(program("husk-agent"));
-    command
-        .env("NODE_NAME", NODE)
-        .env("KUBECONFIG", ctx.path("kubernetes/kubeconfig"));
-    let agent = Session::piped(command, &ctx.log("agent.log"))?;
-    let label = |key: &str| c.field("node", NODE, &format!("{{.metadata.labels.{key}}}"));
-    let schedulable = || label(r"kubevirt\.io/schedulable");
-    let devices = |name: &str| {
-        let path = format!(r"{{.status.allocatable.devices\.kubevirt\.io/{name}}}");
-        c.field("node", NODE, &path)
-    };
-    c.until("the devices", || {
-        let all = ["kvm", "tun", "vhost-net"].map(devices);
-        Ok(all.into_iter().collect::<Result<Vec<_>>>()? == ["1k", "1k", "1k"])
-    })?;
-    // Without KubeVirt there are no VMIs to schedule.
-    c.until("an event", || {
-        let events = c.kubectl(&["get", "events", "-o", "jsonpath={.items[*].message}"])?;
-        Ok(events.ok()?.contains("KubeVirt is not installed"))
-    })?;
-    ensure!(schedulable()? == "false", "schedulable without KubeVirt");
-    c.apply("kubevirt-crd", kubevirt_crd())?;
-    c.until("the definition", || {
-        let object = json!({
-            "apiVersion": "kubevirt.io/v1",
-            "kind": "KubeVirt",
-            "metadata": {"name": "kubevirt", "namespace": "default"},
-            "status": {"phase": "Deployed", "observedKubeVirtVersion": "v1.9.0"},
-        });
-        Ok(c.apply("kubevirt", object).is_ok())
-    })?;
-    c.until("a schedulable node", || Ok(schedulable()? == "true"))?;
-    ensure!(label(r"machine-type\.node\.kubevirt\.io/q35")? == "true");
-    ensure!(label(r"cpu-vendor\.node\.kubevirt\.io/AMD")? == "true");
-    let heartbeat = c.field("node", NODE, r"{.metadata.annotations.kubevirt\.io/heartbeat}")?;
-    ensure!(heartbeat.ends_with('Z') && heartbeat.len() == 20, "{heartbeat}");
-
-    let container = json!({
-        "name": "probe",
-        "image": "localhost/husk/busybox:1",
-        "imagePullPolicy": "Never",
-        "command": ["/bin/busybox", "test", "-c", "/dev/kvm"],
-        "resources": {"limits": {"devices.kubevirt.io/kvm": "1"}},
-    });
-    let pod = json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "probe"},
-        "spec": {
-            "nodeName": NODE,
-            "restartPolicy": "Never",
-            "automountServiceAccountToken": false,
-            "containers": [container],
-        },
-    });
-    c.apply("probe", pod)?;
-    c.until("the device in a pod", || {
-        let phase = c.field("pod", "probe", "{.status.phase}")?;
-        ensure!(phase != "Failed", "the pod has no /dev/kvm");
-        Ok(phase == "Succeeded")
-    })?;
-    c.kubectl(&["delete", "pod", "probe"])?.ok()?;
-
-    kill(Pid::from_raw(agent.pid()), Signal::SIGTERM)?;
-    let ended = agent.wait(Duration::from_secs(20))?;
-    ensure!(ended.status == 0, "the agent ended with {}", ended.status);
-    ensure!(schedulable()? == "false", "schedulable without an agent");
-    c.until("no devices", || Ok(devices("kvm")? == "0"))
-}
-
-/// A definition of the kind KubeVirt that accepts any fields.
-fn kubevirt_crd() -> Value {
-    let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
-    json!({
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": "kubevirts.kubevirt.io"},
-        "spec": {
-            "group": "kubevirt.io",
-            "names": {"kind": "KubeVirt", "plural": "kubevirts", "singular": "kubevirt"},
-            "scope": "Namespaced",
-            "versions": [{
-                "name": "v1",
-                "served": true,
-                "storage": true,
-                "schema": {"openAPIV3Schema": schema},
-            }],
-        },
-    })
 }
 
 /// A VM with the claim `data` and the config map `conf`.

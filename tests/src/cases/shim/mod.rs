@@ -1,5 +1,6 @@
 //! Pods as VMs, under real containerds.
 
+mod agent;
 pub mod ctr;
 pub mod debian;
 pub mod hotplug;

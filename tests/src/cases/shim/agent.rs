@@ -1,0 +1,275 @@
+//! `husk-agent` beside a real API server and kubelet. The test plays virt-controller.
+
+use crate::harness::context::{TestContext, expect_contains, program};
+use crate::harness::kubernetes::{Cluster, NODE};
+use crate::harness::manifest::Manifest;
+use crate::harness::program::Session;
+use anyhow::{Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Name of the VMI and of its pod.
+const VMI: &str = "testvmi";
+const KIND: &str = "virtualmachineinstance";
+
+pub fn parts(ctx: &TestContext, c: &Cluster<'_>) {
+    ctx.part("agent", || {
+        let agent = Agent::start(ctx, c, "agent.log")?;
+        node(c)?;
+        let pod = scheduled(c)?;
+        runs(c, &pod)?;
+        agent.kill()?;
+        let agent = Agent::start(ctx, c, "agent-2.log")?;
+        deleted(c, &pod)?;
+        agent.end()
+    });
+}
+
+/// A running agent.
+struct Agent<'a> {
+    session: Session,
+    cluster: &'a Cluster<'a>,
+}
+
+impl<'a> Agent<'a> {
+    fn start(ctx: &TestContext, cluster: &'a Cluster<'a>, log: &str) -> Result<Self> {
+        let mut command = Command::new(program("husk-agent"));
+        command
+            .env("NODE_NAME", NODE)
+            .env("KUBECONFIG", ctx.path("kubernetes/kubeconfig"));
+        let session = Session::piped(command, &ctx.log(log))?;
+        Ok(Self { session, cluster })
+    }
+
+    fn kill(self) -> Result<()> {
+        kill(Pid::from_raw(self.session.pid()), Signal::SIGKILL)?;
+        self.session.wait(Duration::from_secs(20))?;
+        Ok(())
+    }
+
+    fn end(self) -> Result<()> {
+        kill(Pid::from_raw(self.session.pid()), Signal::SIGTERM)?;
+        let ended = self.session.wait(Duration::from_secs(20))?;
+        ensure!(ended.status == 0, "the agent ended with {}", ended.status);
+        let c = self.cluster;
+        ensure!(schedulable(c)? == "false", "schedulable without an agent");
+        c.until("no devices", || Ok(devices(c, "kvm")? == "0"))
+    }
+}
+
+fn label(c: &Cluster<'_>, key: &str) -> Result<String> {
+    c.field("node", NODE, &format!("{{.metadata.labels.{key}}}"))
+}
+
+fn schedulable(c: &Cluster<'_>) -> Result<String> {
+    label(c, r"kubevirt\.io/schedulable")
+}
+
+fn devices(c: &Cluster<'_>, name: &str) -> Result<String> {
+    let path = format!(r"{{.status.allocatable.devices\.kubevirt\.io/{name}}}");
+    c.field("node", NODE, &path)
+}
+
+/// The node's agent: devices for the kubelet, heartbeat and labels for KubeVirt's control plane.
+fn node(c: &Cluster<'_>) -> Result<()> {
+    c.until("the devices", || {
+        let all = ["kvm", "tun", "vhost-net"].map(|name| devices(c, name));
+        Ok(all.into_iter().collect::<Result<Vec<_>>>()? == ["1k", "1k", "1k"])
+    })?;
+    // Without KubeVirt there are no VMIs to schedule.
+    c.until("an event", || {
+        let events = c.kubectl(&["get", "events", "-o", "jsonpath={.items[*].message}"])?;
+        Ok(events.ok()?.contains("KubeVirt is not installed"))
+    })?;
+    ensure!(schedulable(c)? == "false", "schedulable without KubeVirt");
+    c.apply("kubevirt-crd", definition("KubeVirt", "kubevirts"))?;
+    c.until("the definition", || {
+        let object = json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "KubeVirt",
+            "metadata": {"name": "kubevirt", "namespace": "default"},
+            "status": {"phase": "Deployed", "observedKubeVirtVersion": "v1.9.0"},
+        });
+        Ok(c.apply("kubevirt", object).is_ok())
+    })?;
+    c.until("a schedulable node", || Ok(schedulable(c)? == "true"))?;
+    ensure!(label(c, r"machine-type\.node\.kubevirt\.io/q35")? == "true");
+    ensure!(label(c, r"cpu-vendor\.node\.kubevirt\.io/AMD")? == "true");
+    let heartbeat = c.field("node", NODE, r"{.metadata.annotations.kubevirt\.io/heartbeat}")?;
+    ensure!(heartbeat.ends_with('Z') && heartbeat.len() == 20, "{heartbeat}");
+
+    let container = json!({
+        "name": "probe",
+        "image": "localhost/husk/busybox:1",
+        "imagePullPolicy": "Never",
+        "command": ["/bin/busybox", "test", "-c", "/dev/kvm"],
+        "resources": {"limits": {"devices.kubevirt.io/kvm": "1"}},
+    });
+    let pod = json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "probe"},
+        "spec": {
+            "nodeName": NODE,
+            "restartPolicy": "Never",
+            "automountServiceAccountToken": false,
+            "containers": [container],
+        },
+    });
+    c.apply("probe", pod)?;
+    c.until("the device in a pod", || {
+        let phase = c.field("pod", "probe", "{.status.phase}")?;
+        ensure!(phase != "Failed", "the pod has no /dev/kvm");
+        Ok(phase == "Succeeded")
+    })?;
+    c.kubectl(&["delete", "pod", "probe"])?.ok()?;
+    Ok(())
+}
+
+/// A VMI with a launcher pod that waits for it, as virt-controller leaves them to the agent. Returns the pod's UID.
+fn scheduled(c: &Cluster<'_>) -> Result<String> {
+    c.apply(
+        "vmi-crd",
+        definition("VirtualMachineInstance", "virtualmachineinstances"),
+    )?;
+    let manifest = Manifest::new(VMI)
+        .memory("128Mi")
+        .kernel_boot("net,button")
+        .pod_interface(json!({"bridge": {}}));
+    let mut vmi: Value = serde_json::from_str(&manifest.json())?;
+    vmi["metadata"]["finalizers"] = json!(["kubevirt.io/foregroundDeleteVirtualMachine"]);
+    vmi["status"] = json!({"phase": "Scheduling"});
+    c.until("the definition of VMIs", || {
+        Ok(c.apply("vmi", vmi.clone()).is_ok())
+    })?;
+    let uid = c.field(KIND, VMI, "{.metadata.uid}")?;
+    c.apply("launcher", pod(&uid))?;
+    c.until("the launcher", || {
+        let path = "{.status.containerStatuses[0].state.running.startedAt}";
+        Ok(!c.field("pod", VMI, path)?.is_empty())
+    })?;
+    let pod = c.field("pod", VMI, "{.metadata.uid}")?;
+    let activated = json!({
+        "metadata": {"labels": {"kubevirt.io/nodeName": NODE}},
+        "status": {"phase": "Scheduled", "nodeName": NODE, "activePods": {pod.clone(): NODE}},
+    });
+    c.kubectl(&["patch", KIND, VMI, "--type=merge", "-p", &activated.to_string()])?
+        .ok()?;
+    Ok(pod)
+}
+
+/// The agent starts the VM and reports it.
+fn runs(c: &Cluster<'_>, pod: &str) -> Result<()> {
+    let status = |path: &str| c.field(KIND, VMI, &format!("{{.status.{path}}}"));
+    c.until("a running VMI", || Ok(status("phase")? == "Running"))?;
+    let address = c.field("pod", VMI, "{.status.podIP}")?;
+    ensure!(status("interfaces[0].ipAddress")? == address, "not {address}");
+    ensure!(status("machine.type")? == "q35", "no machine type");
+    let migratable = status("conditions[?(@.type==\"LiveMigratable\")].status")?;
+    ensure!(migratable == "False", "LiveMigratable: {migratable}");
+    c.until("an event", || {
+        let events = c.kubectl(&["get", "events", "-o", "jsonpath={.items[*].message}"])?;
+        Ok(events.ok()?.contains("VirtualMachineInstance started."))
+    })?;
+    c.until("the guest", || {
+        let printed = std::fs::read_to_string(directory(pod).join("console.log"));
+        Ok(printed.unwrap_or_default().contains("husk-button: ready"))
+    })
+}
+
+/// A VMI that is deleted powers its guest off and is Succeeded. The agent has been restarted before.
+fn deleted(c: &Cluster<'_>, pod: &str) -> Result<()> {
+    let monitor = std::fs::read_to_string(directory(pod).join("monitor.pid"))?;
+    ensure!(
+        c.field(KIND, VMI, "{.status.phase}")? == "Running"
+            && Path::new("/proc").join(monitor.trim()).exists(),
+        "the VM did not survive its agent"
+    );
+    c.kubectl(&["delete", KIND, VMI, "--wait=false"])?.ok()?;
+    c.until("the end", || {
+        Ok(c.field(KIND, VMI, "{.status.phase}")? == "Succeeded")
+    })?;
+    let events = c.kubectl(&["get", "events", "-o", "jsonpath={.items[*].message}"])?;
+    expect_contains(
+        &events.ok()?,
+        &[
+            "Signaled Graceful Shutdown",
+            "The VirtualMachineInstance was shut down.",
+        ],
+    )?;
+    c.kubectl(&["delete", "pod", VMI, "--wait=true"])?.ok()?;
+    let finalizers = json!({"metadata": {"finalizers": null}}).to_string();
+    c.kubectl(&["patch", KIND, VMI, "--type=merge", "-p", &finalizers])?
+        .ok()?;
+    c.until("no record of the pod", || {
+        Ok(!Path::new("/run/husk/.ended").join(pod).exists())
+    })
+}
+
+/// Husk's directory of a pod.
+fn directory(pod: &str) -> PathBuf {
+    Path::new("/run/husk/pods").join(pod)
+}
+
+/// A launcher pod of the VMI `uid`, with the kernel as an image volume.
+fn pod(uid: &str) -> Value {
+    let launcher = [
+        "/usr/bin/virt-launcher-monitor",
+        "--qemu-timeout",
+        "240s",
+        "--name",
+        VMI,
+        "--uid",
+        uid,
+        "--namespace",
+        "default",
+        "--grace-period-seconds",
+        "45",
+    ];
+    let devices = json!({"devices.kubevirt.io/kvm": "1", "devices.kubevirt.io/tun": "1"});
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": VMI},
+        "spec": {
+            "runtimeClassName": "husk",
+            "nodeName": NODE,
+            "automountServiceAccountToken": false,
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 60,
+            "containers": [{
+                "name": "compute", "image": "localhost/husk/vm:1", "imagePullPolicy": "Never", "command": launcher,
+                "resources": {"limits": devices},
+                "volumeMounts": [{"name": "kernel", "mountPath": "/var/run/kubevirt-kernel-boot"}],
+            }],
+            "volumes": [
+                {"name": "kernel", "image": {"reference": "localhost/husk/kernel:1", "pullPolicy": "Never"}},
+            ],
+        },
+    })
+}
+
+/// A definition of one of KubeVirt's kinds that accepts any fields.
+fn definition(kind: &str, plural: &str) -> Value {
+    let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": format!("{plural}.kubevirt.io")},
+        "spec": {
+            "group": "kubevirt.io",
+            "names": {"kind": kind, "plural": plural, "singular": kind.to_lowercase()},
+            "scope": "Namespaced",
+            "versions": [{
+                "name": "v1",
+                "served": true,
+                "storage": true,
+                "schema": {"openAPIV3Schema": schema},
+            }],
+        },
+    })
+}
