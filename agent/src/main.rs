@@ -125,7 +125,8 @@ async fn run(args: Args) -> Result<(), String> {
     }
     let events = EventSender::new(client.clone(), args.node_name.clone());
     let runtime = RuntimeDir::at(args.runtime_dir);
-    let (vmis, finder) = VmiController::new(args.node_name.clone(), runtime, client.clone(), events.clone());
+    let (vmis, finder, foreign) =
+        VmiController::new(args.node_name.clone(), runtime, client.clone(), events.clone());
     tasks.spawn(vmis.run(stopped.clone()));
     let listener = TcpListener::bind(args.rest_address)
         .await
@@ -140,7 +141,7 @@ async fn run(args: Args) -> Result<(), String> {
         events.clone(),
         stopped.clone(),
     ));
-    let node = NodeActor::new(args.node_name.clone(), client, events, plugins);
+    let node = NodeActor::new(args.node_name.clone(), client, events, plugins, foreign);
     tasks.spawn(node.run(stopped));
     info!(
         node = args.node_name,

@@ -8,6 +8,7 @@ mod heartbeat;
 mod kubevirt;
 mod labels;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -19,6 +20,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{info, warn};
 
 use crate::event::EventSender;
+use crate::vmi::ForeignVmis;
 pub use kubevirt::KubeVirtVersion;
 
 /// Time for the device plugins to register before the first heartbeat that may say "schedulable".
@@ -35,6 +37,9 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 /// Maximum time for the last heartbeat of an agent that ends.
 const LAST_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Number of VMIs that a reason names.
+const SHOWN_VMIS: usize = 5;
+
 /// A reason that keeps VMIs from the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unschedulable {
@@ -42,6 +47,8 @@ pub enum Unschedulable {
     KubeVirt(String),
     /// These device plugins are not registered.
     Plugins(Vec<&'static str>),
+    /// The node has these VMIs, whose launcher pods do not run under Husk.
+    Foreign(BTreeSet<String>),
 }
 
 impl std::fmt::Display for Unschedulable {
@@ -50,6 +57,14 @@ impl std::fmt::Display for Unschedulable {
             Unschedulable::KubeVirt(reason) => f.write_str(reason),
             Unschedulable::Plugins(names) => {
                 write!(f, "the kubelet does not have the devices {}", names.join(", "))
+            }
+            Unschedulable::Foreign(names) => {
+                let names: Vec<_> = names.iter().take(SHOWN_VMIS).map(String::as_str).collect();
+                write!(
+                    f,
+                    "the launcher pods of {} do not run under Husk: stop these VMIs or move them",
+                    names.join(", ")
+                )
             }
         }
     }
@@ -63,6 +78,7 @@ pub struct NodeActor {
     events: EventSender,
     /// The device plugins, by name: true while the kubelet knows them.
     plugins: Vec<(&'static str, watch::Receiver<bool>)>,
+    foreign: ForeignVmis,
     /// The reason that was reported last.
     reported: Option<Unschedulable>,
 }
@@ -83,6 +99,7 @@ impl NodeActor {
         client: Client,
         events: EventSender,
         plugins: Vec<(&'static str, watch::Receiver<bool>)>,
+        foreign: ForeignVmis,
     ) -> NodeActor {
         NodeActor {
             nodes: Api::all(client.clone()),
@@ -90,6 +107,7 @@ impl NodeActor {
             client,
             events,
             plugins,
+            foreign,
             reported: None,
         }
     }
@@ -112,7 +130,7 @@ impl NodeActor {
             let next = Instant::now() + next;
             tokio::select! {
                 () = sleep_until(next) => {}
-                () = self.plugin_changed() => {}
+                () = self.changed() => {}
                 _ = stop.wait_for(|stop| *stop) => {}
             }
         }
@@ -153,7 +171,11 @@ impl NodeActor {
             .iter()
             .filter(|(_, registered)| !*registered.borrow());
         let missing: Vec<_> = missing.map(|(name, _)| *name).collect();
-        Ok((!missing.is_empty()).then_some(Unschedulable::Plugins(missing)))
+        if !missing.is_empty() {
+            return Ok(Some(Unschedulable::Plugins(missing)));
+        }
+        let foreign = self.foreign.borrow().clone();
+        Ok((!foreign.is_empty()).then_some(Unschedulable::Foreign(foreign)))
     }
 
     async fn beat_and_log(&self, schedulable: bool) {
@@ -199,8 +221,8 @@ impl NodeActor {
         }
     }
 
-    /// Returns when a plugin is registered, or no longer is.
-    async fn plugin_changed(&mut self) {
+    /// Returns when a plugin is registered, or no longer is, or when the VMIs change that are not Husk's.
+    async fn changed(&mut self) {
         let changes = self.plugins.iter_mut().map(|(_, registered)| {
             Box::pin(async move {
                 if registered.changed().await.is_err() {
@@ -208,7 +230,10 @@ impl NodeActor {
                 }
             })
         });
-        futures_util::future::select_all(changes).await;
+        tokio::select! {
+            _ = futures_util::future::select_all(changes) => {}
+            Ok(()) = self.foreign.changed() => {}
+        }
     }
 }
 

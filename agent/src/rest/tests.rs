@@ -90,7 +90,7 @@ impl Agent {
         api.put(crate::vmi::testing::scheduled("vm"));
         let client = api.client();
         let events = EventSender::new(client.clone(), crate::vmi::testing::NODE.to_owned());
-        let (controller, finder) = VmiController::new(
+        let (controller, finder, _foreign) = VmiController::new(
             crate::vmi::testing::NODE.to_owned(),
             RuntimeDir::at(dir.path().to_owned()),
             client,

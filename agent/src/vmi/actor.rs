@@ -17,6 +17,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
+use super::foreign::ForeignEntry;
 use super::object::{self, Vmi};
 use super::pod::{Pod, PodState, RuntimeDir};
 use super::status::{self, Observed};
@@ -27,6 +28,9 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Delay after an error, doubled up to the maximum.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(30);
+/// Time after which the pod of a VMI that was given to this node is taken as not Husk's. Husk's pods have their
+/// directories before.
+const FOREIGN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time of a call to the shim that does not wait for a guest.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -41,26 +45,10 @@ enum Next {
     End,
 }
 
-/// The parts of a VMI that the shim acts on.
-#[derive(Debug, Clone, PartialEq)]
-struct Wanted {
-    spec: Value,
-    volumes: Value,
-}
-
-impl Wanted {
-    fn of(vmi: &Vmi) -> Wanted {
-        Wanted {
-            spec: vmi.spec().clone(),
-            volumes: vmi.status()["volumeStatus"].clone(),
-        }
-    }
-}
-
 /// A call of SyncVmi that is under way.
 #[derive(Debug)]
 struct Sync {
-    wanted: Wanted,
+    spec: Value,
     starts: bool,
     call: JoinHandle<Result<SyncVmiResponse, tonic::Status>>,
 }
@@ -77,17 +65,20 @@ pub struct VmiActor {
     written: Option<Arc<Vmi>>,
     pod: Option<Pod>,
     sync: Option<Sync>,
-    /// What the last successful call asked for, and its answer.
-    synced: Option<(Wanted, SyncVmiResponse)>,
+    /// The spec of the last successful call, and its answer.
+    synced: Option<(Value, SyncVmiResponse)>,
     /// Error of the last call.
     error: Option<String>,
-    /// Unless the object changes: the time of the next call, and what the last one asked for.
-    pause: Option<(Instant, Wanted)>,
+    /// Unless the spec changes: the time of the next call, and the spec of the last one.
+    pause: Option<(Instant, Value)>,
     retry: Duration,
     /// The grace period, in seconds, that the VM was told.
     grace: Option<u64>,
     /// This actor started the VM.
     started: bool,
+    /// Since when no pod of the VMI has a directory of Husk's, although the VMI is the node's.
+    without_pod: Option<Instant>,
+    foreign: ForeignEntry,
 }
 
 impl std::fmt::Debug for VmiActor {
@@ -105,6 +96,7 @@ impl VmiActor {
         runtime: RuntimeDir,
         client: Client,
         events: EventSender,
+        foreign: ForeignEntry,
         object: watch::Receiver<Option<Arc<Vmi>>>,
     ) -> VmiActor {
         VmiActor {
@@ -122,6 +114,8 @@ impl VmiActor {
             retry: FIRST_RETRY,
             grace: None,
             started: false,
+            without_pod: None,
+            foreign,
         }
     }
 
@@ -166,17 +160,13 @@ impl VmiActor {
         self.find_pod(&vmi);
         let state = self.pod.as_ref().map_or(PodState::Unknown, Pod::state);
         if state == PodState::Unknown {
-            // The pod starts, has ended before this agent began, or is not Husk's. Only Husk's VMIs are written.
-            let waits = matches!(vmi.phase(), "Scheduled" | "Running");
-            return if waits {
-                Next::After(LOOK_INTERVAL)
-            } else {
-                Next::Wait
-            };
+            return self.without_husk(&vmi).await;
         }
+        self.without_pod = None;
+        self.foreign.remove();
         if vmi.is_final() {
-            if state.answers() && self.grace != Some(0) {
-                self.shut_down(&vmi, &state, 0).await;
+            if state.answers() && self.grace != Some(0) && !self.shut_down(&vmi, &state, 0).await {
+                return Next::After(LOOK_INTERVAL);
             }
             return Next::Wait;
         }
@@ -184,7 +174,12 @@ impl VmiActor {
         if vmi.is_deleting() {
             let grace = vmi.grace_seconds();
             if state.answers() && self.grace.is_none_or(|told| grace < told) {
-                self.shut_down(&vmi, &state, grace).await;
+                let told = self.shut_down(&vmi, &state, grace).await;
+                next = if told {
+                    Next::Wait
+                } else {
+                    Next::After(LOOK_INTERVAL)
+                };
             }
         } else if status::phase(&vmi, &state) == vmi.phase() {
             next = self.begin_sync(&vmi, &state);
@@ -193,6 +188,32 @@ impl VmiActor {
             Ok(()) => next,
             Err(pause) => Next::After(pause),
         }
+    }
+
+    /// A VMI without a pod that runs under Husk. The pod starts, or is not Husk's: then the VMI is never written.
+    async fn without_husk(&mut self, vmi: &Vmi) -> Next {
+        if self.pod.is_some()
+            || !matches!(vmi.phase(), "Scheduled" | "Running")
+            || vmi.pods_on(&self.node).is_empty()
+        {
+            self.without_pod = None;
+            self.foreign.remove();
+            return match self.pod.is_some() {
+                true => Next::After(LOOK_INTERVAL),
+                false => Next::Wait,
+            };
+        }
+        let since = *self.without_pod.get_or_insert_with(Instant::now);
+        let name = format!("{}/{}", vmi.namespace(), vmi.name());
+        if since.elapsed() >= FOREIGN_TIMEOUT && self.foreign.insert(&name) {
+            warn!(vmi = name, "the launcher pod does not run under Husk");
+            let message = "The launcher pod does not run under Husk: husk-agent does not manage this VMI, and no other \
+                           VMI is scheduled on its node";
+            self.events
+                .send(vmi, Kind::Warning, "ForeignLauncher", message)
+                .await;
+        }
+        Next::After(LOOK_INTERVAL)
     }
 
     /// Takes the pod of the VMI that has a directory here.
@@ -223,10 +244,11 @@ impl VmiActor {
         }
     }
 
-    /// Ends the VM within `grace` seconds. The shim counts them from the first request.
-    async fn shut_down(&mut self, vmi: &Vmi, state: &PodState, grace: u64) {
+    /// Ends the VM within `grace` seconds, which the shim counts from the first request. Returns whether the shim has
+    /// the request.
+    async fn shut_down(&mut self, vmi: &Vmi, state: &PodState, grace: u64) -> bool {
         let Some(pod) = &self.pod else {
-            return;
+            return true;
         };
         let mut client = pod.client();
         let runs = matches!(state, PodState::Running(_));
@@ -244,13 +266,17 @@ impl VmiActor {
         match timeout(CALL_TIMEOUT, call).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                return warn!(
+                warn!(
                     vmi = vmi.name(),
                     error = error.message(),
                     "the VM was not shut down"
                 );
+                return false;
             }
-            Err(_) => return warn!(vmi = vmi.name(), "the shim does not answer"),
+            Err(_) => {
+                warn!(vmi = vmi.name(), "the shim does not answer");
+                return false;
+            }
         }
         let first = self.grace.replace(grace).is_none();
         if runs && grace == 0 {
@@ -260,6 +286,7 @@ impl VmiActor {
             let message = "Signaled Graceful Shutdown";
             self.events.send(vmi, Kind::Normal, "ShuttingDown", message).await;
         }
+        true
     }
 
     /// Starts a call of SyncVmi if the VM does not have what the object asks for.
@@ -272,16 +299,15 @@ impl VmiActor {
             debug!(vmi = vmi.name(), volume, "waiting for a hotpluggable volume");
             return Next::Wait;
         }
-        let wanted = Wanted::of(vmi);
         let done = self
             .synced
             .as_ref()
-            .is_some_and(|(synced, answer)| *synced == wanted && answer.complete);
+            .is_some_and(|(spec, answer)| spec == vmi.spec() && answer.complete);
         if done && !starts && self.error.is_none() {
             return Next::Wait;
         }
         if let Some((until, asked)) = &self.pause
-            && *asked == wanted
+            && asked == vmi.spec()
             && let Some(rest) = until.checked_duration_since(Instant::now())
         {
             return Next::After(rest);
@@ -298,7 +324,8 @@ impl VmiActor {
             tokio::spawn(async move { client.sync_vmi(request).await.map(tonic::Response::into_inner) });
         // The VM can run before the answer is here.
         self.started |= starts;
-        self.sync = Some(Sync { wanted, starts, call });
+        let spec = vmi.spec().clone();
+        self.sync = Some(Sync { spec, starts, call });
         Next::Wait
     }
 
@@ -313,9 +340,9 @@ impl VmiActor {
                 self.retry = FIRST_RETRY;
                 self.pause = None;
                 if !answer.complete && !sync.starts {
-                    self.pause = Some((Instant::now() + LOOK_INTERVAL, sync.wanted.clone()));
+                    self.pause = Some((Instant::now() + LOOK_INTERVAL, sync.spec.clone()));
                 }
-                self.synced = (!sync.starts).then_some((sync.wanted, answer));
+                self.synced = (!sync.starts).then_some((sync.spec, answer));
             }
             Err(error) => {
                 let text = match error.message() {
@@ -334,7 +361,7 @@ impl VmiActor {
                     );
                     self.events.send(&vmi, Kind::Warning, "SyncFailed", &text).await;
                 }
-                self.pause = Some((Instant::now() + self.retry, sync.wanted));
+                self.pause = Some((Instant::now() + self.retry, sync.spec));
                 self.retry = (self.retry * 2).min(LAST_RETRY);
             }
         }

@@ -2,6 +2,7 @@
 
 mod actor;
 mod finder;
+mod foreign;
 mod object;
 mod pod;
 mod status;
@@ -24,6 +25,8 @@ use crate::watching::{backoff, stopped};
 use actor::VmiActor;
 use finder::Query;
 pub use finder::{RunningVm, VmiFinder};
+use foreign::ForeignList;
+pub use foreign::ForeignVmis;
 pub use object::Vmi;
 pub use pod::RuntimeDir;
 
@@ -42,6 +45,7 @@ pub struct VmiController {
     /// UIDs of a list that is being read.
     listed: HashSet<String>,
     queries: mpsc::Receiver<Query>,
+    foreign: ForeignList,
 }
 
 impl std::fmt::Debug for VmiController {
@@ -54,15 +58,16 @@ impl std::fmt::Debug for VmiController {
 }
 
 impl VmiController {
-    /// A controller on `node`, and the means to find its VMs.
+    /// A controller on `node`, the means to find its VMs, and the VMIs that are not Husk's.
     #[must_use]
     pub fn new(
         node: String,
         runtime: RuntimeDir,
         client: Client,
         events: EventSender,
-    ) -> (VmiController, VmiFinder) {
+    ) -> (VmiController, VmiFinder, ForeignVmis) {
         let (finder, queries) = VmiFinder::new();
+        let (foreign, foreign_vmis) = ForeignList::new();
         let controller = VmiController {
             node,
             runtime,
@@ -72,8 +77,9 @@ impl VmiController {
             actors: JoinSet::new(),
             listed: HashSet::new(),
             queries,
+            foreign,
         };
-        (controller, finder)
+        (controller, finder, foreign_vmis)
     }
 
     /// Runs until `stop` is true. VMs go on.
@@ -146,6 +152,7 @@ impl VmiController {
             self.runtime.clone(),
             self.client.clone(),
             self.events.clone(),
+            self.foreign.entry(),
             receiver,
         );
         self.objects.insert(uid.clone(), sender);

@@ -16,9 +16,10 @@ use tonic::transport::{Channel, Endpoint};
 
 /// Interval between attempts to reach a shim.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(200);
-/// Time after which a shim that answered before, and does not answer, is gone. A shim replaces its server when it starts
-/// the VM, and the VM ends with its shim.
+/// Time after which a shim that answered before, and does not answer, is gone. The VM ends with its shim.
 const LOST_TIMEOUT: Duration = Duration::from_secs(3);
+/// The same for a shim whose pod waited for its VMI: there is no socket while the machine is built.
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// The same for a shim that has never answered this agent. Its socket is there before virt-controller gives the VMI to
 /// the node.
 const SILENT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -220,10 +221,10 @@ async fn follow(
             sleep(RECONNECT_INTERVAL).await;
             continue;
         }
-        let timeout = if failed.is_some() {
-            FAILED_TIMEOUT
-        } else {
-            LOST_TIMEOUT
+        let timeout = match &*state.borrow() {
+            _ if failed.is_some() => FAILED_TIMEOUT,
+            PodState::Waiting => START_TIMEOUT,
+            _ => LOST_TIMEOUT,
         };
         if !answers_within(&mut client, timeout).await {
             let last = failed.or_else(|| runtime.ended(&uid));

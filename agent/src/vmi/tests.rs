@@ -34,14 +34,20 @@ impl Node {
 
     /// An agent, until the handle is aborted.
     fn agent(&self) -> JoinHandle<()> {
+        self.agent_with_foreign().0
+    }
+
+    fn agent_with_foreign(&self) -> (JoinHandle<()>, ForeignVmis) {
         let client = self.api.client();
         let events = EventSender::new(client.clone(), NODE.to_owned());
-        let (controller, _finder) = VmiController::new(NODE.to_owned(), self.runtime(), client, events);
+        let (controller, _finder, foreign) =
+            VmiController::new(NODE.to_owned(), self.runtime(), client, events);
         let (stop, stopped) = watch::channel(false);
-        tokio::spawn(async move {
+        let agent = tokio::spawn(async move {
             controller.run(stopped).await;
             drop(stop);
-        })
+        });
+        (agent, foreign)
     }
 
     /// A VMI as virt-controller leaves it to the agent, with the pod `UID-pod`.
@@ -221,10 +227,23 @@ async fn pod_that_is_not_husks_is_left_alone() {
     let mut running = vmi("running");
     running["status"]["phase"] = json!("Running");
     node.api.put(running);
-    let _agent = node.agent();
-    tokio::time::sleep(Duration::from_millis(1500)).await;
+    let (_agent, foreign) = node.agent_with_foreign();
+    let names = ["default/running".to_owned(), "default/stock".to_owned()];
+    until("both are listed", || foreign.borrow().iter().eq(&names)).await;
+    until("events", || {
+        let events = ["stock", "running"].map(|name| node.api.events(name));
+        events
+            .iter()
+            .all(|events| events.len() == 1 && events[0].starts_with("ForeignLauncher"))
+    })
+    .await;
     assert_eq!(node.api.writes(), 0);
     assert_eq!(node.phase("running"), "Running");
+    // A pod of Husk's that comes late.
+    let _shim = Shim::start(node.dir.path(), "stock-pod");
+    node.until_phase("stock", "Running").await;
+    node.api.remove("running");
+    until("none is listed", || foreign.borrow().is_empty()).await;
 }
 
 #[tokio::test]
