@@ -21,10 +21,10 @@ pub fn parts(ctx: &TestContext, c: &Cluster<'_>) {
         let agent = Agent::start(ctx, c, "agent.log")?;
         node(c)?;
         let pod = scheduled(c)?;
-        runs(c, &pod)?;
+        runs(ctx, c, &pod)?;
         agent.kill()?;
         let agent = Agent::start(ctx, c, "agent-2.log")?;
-        deleted(c, &pod)?;
+        deleted(ctx, c, &pod)?;
         agent.end()
     });
 }
@@ -39,6 +39,8 @@ impl<'a> Agent<'a> {
     fn start(ctx: &TestContext, cluster: &'a Cluster<'a>, log: &str) -> Result<Self> {
         let mut command = Command::new(program("husk-agent"));
         command
+            .arg("--runtime-dir")
+            .arg(ctx.runtime_dir())
             .env("NODE_NAME", NODE)
             .env("KUBECONFIG", ctx.path("kubernetes/kubeconfig"));
         let session = Session::piped(command, &ctx.log(log))?;
@@ -163,7 +165,7 @@ fn scheduled(c: &Cluster<'_>) -> Result<String> {
 }
 
 /// The agent starts the VM and reports it.
-fn runs(c: &Cluster<'_>, pod: &str) -> Result<()> {
+fn runs(ctx: &TestContext, c: &Cluster<'_>, pod: &str) -> Result<()> {
     let status = |path: &str| c.field(KIND, VMI, &format!("{{.status.{path}}}"));
     c.until("a running VMI", || Ok(status("phase")? == "Running"))?;
     let address = c.field("pod", VMI, "{.status.podIP}")?;
@@ -176,14 +178,14 @@ fn runs(c: &Cluster<'_>, pod: &str) -> Result<()> {
         Ok(events.ok()?.contains("VirtualMachineInstance started."))
     })?;
     c.until("the guest", || {
-        let printed = std::fs::read_to_string(directory(pod).join("console.log"));
+        let printed = std::fs::read_to_string(directory(ctx, pod).join("console.log"));
         Ok(printed.unwrap_or_default().contains("husk-button: ready"))
     })
 }
 
 /// A VMI that is deleted powers its guest off and is Succeeded. The agent has been restarted before.
-fn deleted(c: &Cluster<'_>, pod: &str) -> Result<()> {
-    let monitor = std::fs::read_to_string(directory(pod).join("monitor.pid"))?;
+fn deleted(ctx: &TestContext, c: &Cluster<'_>, pod: &str) -> Result<()> {
+    let monitor = std::fs::read_to_string(directory(ctx, pod).join("monitor.pid"))?;
     ensure!(
         c.field(KIND, VMI, "{.status.phase}")? == "Running"
             && Path::new("/proc").join(monitor.trim()).exists(),
@@ -206,13 +208,14 @@ fn deleted(c: &Cluster<'_>, pod: &str) -> Result<()> {
     c.kubectl(&["patch", KIND, VMI, "--type=merge", "-p", &finalizers])?
         .ok()?;
     c.until("no record of the pod", || {
-        Ok(!Path::new("/run/husk/.ended").join(pod).exists())
+        // Fails while there is a record in it.
+        Ok(std::fs::remove_dir(ctx.runtime_dir().join(".ended")).is_ok())
     })
 }
 
 /// Husk's directory of a pod.
-fn directory(pod: &str) -> PathBuf {
-    Path::new("/run/husk/pods").join(pod)
+fn directory(ctx: &TestContext, pod: &str) -> PathBuf {
+    ctx.runtime_dir().join("pods").join(pod)
 }
 
 /// A launcher pod of the VMI `uid`, with the kernel as an image volume.

@@ -52,8 +52,21 @@ fn run(ctx: &TestContext, version: Version) -> Result<()> {
     ctx.part("image volumes", || image_volumes(ctx, c, cri));
     ctx.part("volume containers", || volume_containers(ctx, c, cri));
     ctx.part("not started", || not_started(ctx, c, cri));
+    ctx.part("recorded ends", || recorded_ends(ctx));
     Command::new("ip").args(["link", "delete", BRIDGE]).status()?;
     Ok(())
+}
+
+/// Each pod leaves a record of its VM's end, which the node's agent reads and removes.
+fn recorded_ends(ctx: &TestContext) -> Result<()> {
+    let folder = ctx.runtime_dir().join(".ended");
+    let mut count = 0;
+    for record in std::fs::read_dir(&folder)? {
+        ensure!(record?.metadata()?.len() > 0, "an empty record");
+        count += 1;
+    }
+    ensure!(count >= 3, "{count} records");
+    Ok(std::fs::remove_dir_all(folder)?)
 }
 
 /// The recorded pod on this node.
