@@ -154,4 +154,5 @@ pub const UPSTREAM: &[Case] = &[
     shim::pod::ON_NEWEST,
     shim::launcher::ON_NEWEST,
     shim::kubelet::CASE,
+    shim::agent::CASE,
 ];

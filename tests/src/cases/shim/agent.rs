@@ -1,10 +1,14 @@
 //! `husk-agent` beside a real API server and kubelet. The test plays virt-controller.
 
+use super::kubelet::{LABEL, RUNTIME_CLASS};
+use super::pod;
+use crate::harness::Case;
+use crate::harness::containerd::{BRIDGE, Version};
 use crate::harness::context::{TestContext, expect_contains, program};
 use crate::harness::kubernetes::{Cluster, NODE};
 use crate::harness::manifest::Manifest;
 use crate::harness::program::Session;
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -12,11 +16,26 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+pub const CASE: Case = Case {
+    name: "shim-agent",
+    about: "husk-agent under an API server and a kubelet: admission policy, devices, labels, a VMI from start to deletion",
+    limit: Duration::from_secs(900),
+    run,
+};
+
+const ADMISSION: &str = include_str!("../../../../deploy/admission.yaml");
+/// A pod that virt-controller 1.9.0 rendered: 256 MiB of guest memory, one vCPU.
+const LAUNCHER_POD: &str = include_str!("../../../manifests/launcher-pod.json");
 /// Name of the VMI and of its pod.
 const VMI: &str = "testvmi";
 const KIND: &str = "virtualmachineinstance";
 
-pub fn parts(ctx: &TestContext, c: &Cluster<'_>) {
+fn run(ctx: &TestContext) -> Result<()> {
+    let (containerd, _) = pod::node(ctx, Version::Newest)?;
+    let cluster = Cluster::start(&containerd, LABEL)?;
+    let c = &cluster;
+    c.apply("class", RUNTIME_CLASS)?;
+    ctx.part("admission", || admission(c));
     ctx.part("agent", || {
         let agent = Agent::start(ctx, c, "agent.log")?;
         node(c)?;
@@ -27,6 +46,68 @@ pub fn parts(ctx: &TestContext, c: &Cluster<'_>) {
         deleted(ctx, c, &pod)?;
         agent.end()
     });
+    // The kubelet removes sandboxes at its own intervals.
+    let gone = c.until("an empty node", || Ok(containerd.nothing_left().is_ok()));
+    gone.or_else(|_| containerd.nothing_left())?;
+    cluster.end()?;
+    Command::new("ip").args(["link", "delete", BRIDGE]).status()?;
+    Ok(())
+}
+
+/// A launcher pod that was rendered for QEMU becomes one for Husk if its VMI asks for that.
+fn admission(c: &Cluster<'_>) -> Result<()> {
+    c.apply("admission", ADMISSION)?;
+    let mut pod: Value = serde_json::from_str(LAUNCHER_POD)?;
+    let metadata = pod["metadata"].as_object_mut().context("no metadata")?;
+    metadata.remove("ownerReferences");
+    let spec = pod["spec"].as_object_mut().context("no spec")?;
+    // The recorded cluster had `defaultRuntimeClass`.
+    spec.remove("runtimeClassName");
+    spec.remove("overhead");
+    let admitted = |change: &dyn Fn(&mut Value)| -> Result<Value> {
+        let mut pod = pod.clone();
+        change(&mut pod);
+        let answer = c.create_dry("launcher", pod)?;
+        Ok(serde_json::from_str(&answer)?)
+    };
+    let class = |pod: &Value| pod["spec"]["runtimeClassName"].as_str().map(str::to_owned);
+    let request = |pod: &Value| pod["spec"]["containers"][0]["resources"]["requests"]["memory"].clone();
+    // The API server takes a moment to know a policy.
+    c.until("the policy", || Ok(class(&admitted(&|_| {})?).is_some()))?;
+
+    let husk = admitted(&|_| {})?;
+    ensure!(class(&husk).as_deref() == Some("husk"), "{husk}");
+    ensure!(husk["spec"]["nodeSelector"]["husk.io/node"] == "true", "{husk}");
+    ensure!(husk["spec"]["overhead"]["memory"] == "12Mi", "{husk}");
+    let overhead = (256 << 20) / 512 + (1 << 20);
+    let (requested, overhead) = (format!("{}", (256 << 20) + overhead), format!("{overhead}"));
+    ensure!(request(&husk) == requested.as_str(), "{husk}");
+    let annotation = &husk["metadata"]["annotations"]["kubevirt.io/memory-overhead-bytes"];
+    ensure!(*annotation == overhead.as_str(), "{husk}");
+    let console_log = &husk["spec"]["initContainers"][0]["resources"]["requests"]["memory"];
+    ensure!(console_log == "1M", "{husk}");
+
+    // What virt-controller did not derive stays.
+    let limited = admitted(&|pod| {
+        pod["spec"]["containers"][0]["resources"]["limits"]["memory"] = "600Mi".into();
+    })?;
+    let kept = admitted(&|pod| {
+        pod["metadata"]["annotations"]["husk.io/keep-memory-request"] = "true".into();
+    })?;
+    let plain = admitted(&|pod| {
+        let annotations = pod["metadata"]["annotations"].as_object_mut();
+        annotations.map(|annotations| annotations.remove("kubevirt.io/memory-overhead-bytes"));
+    })?;
+    for pod in [limited, kept, plain] {
+        ensure!(
+            class(&pod).as_deref() == Some("husk") && request(&pod) == "524Mi",
+            "{pod}"
+        );
+    }
+    // A VMI that does not ask for Husk is left alone.
+    let qemu = admitted(&|pod| pod["metadata"]["labels"]["husk.io/runtime"] = "false".into())?;
+    ensure!(class(&qemu).is_none() && request(&qemu) == "524Mi", "{qemu}");
+    Ok(())
 }
 
 /// A running agent.
@@ -149,7 +230,7 @@ fn scheduled(c: &Cluster<'_>) -> Result<String> {
         Ok(c.apply("vmi", vmi.clone()).is_ok())
     })?;
     let uid = c.field(KIND, VMI, "{.metadata.uid}")?;
-    c.apply("launcher", pod(&uid))?;
+    c.apply("launcher", launcher_pod(&uid))?;
     c.until("the launcher", || {
         let path = "{.status.containerStatuses[0].state.running.startedAt}";
         Ok(!c.field("pod", VMI, path)?.is_empty())
@@ -219,7 +300,7 @@ fn directory(ctx: &TestContext, pod: &str) -> PathBuf {
 }
 
 /// A launcher pod of the VMI `uid`, with the kernel as an image volume.
-fn pod(uid: &str) -> Value {
+fn launcher_pod(uid: &str) -> Value {
     let launcher = [
         "/usr/bin/virt-launcher-monitor",
         "--qemu-timeout",

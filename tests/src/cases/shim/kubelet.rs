@@ -1,6 +1,5 @@
 //! Pods of a real cluster, which users create with `kubectl` and a kubelet runs.
 
-use super::agent;
 use super::ctr::LoopDevice;
 use super::pod::{MEMORY, node, stats_are_those_of};
 use crate::cases::network::guest as network;
@@ -22,17 +21,14 @@ use std::time::Duration;
 
 pub const CASE: Case = Case {
     name: "shim-kubelet",
-    about: "kubectl, an API server and a kubelet: RuntimeClass, a block claim, a config map, logs, attach, stats, restart, delete; the agent with its node and a VMI",
+    about: "kubectl, an API server and a kubelet: RuntimeClass, a block claim, a config map, logs, attach, stats, restart, delete",
     limit: Duration::from_secs(600),
     run,
 };
 
-const RUNTIME_CLASS: &str = include_str!("../../../../deploy/runtimeclass.yaml");
-const ADMISSION: &str = include_str!("../../../../deploy/admission.yaml");
-/// A pod that virt-controller 1.9.0 rendered: 256 MiB of guest memory, one vCPU.
-const LAUNCHER_POD: &str = include_str!("../../../manifests/launcher-pod.json");
+pub const RUNTIME_CLASS: &str = include_str!("../../../../deploy/runtimeclass.yaml");
 /// Node selector of the RuntimeClass.
-const LABEL: &str = "husk.io/node=true";
+pub const LABEL: &str = "husk.io/node=true";
 const COMPUTE: &str = "{.status.containerStatuses[?(@.name==\"compute\")]";
 /// Finalizer that keeps the API object of a deleted pod until the test has checked its end.
 const FINALIZER: &str = "husk.io/e2e";
@@ -115,69 +111,11 @@ fn run(ctx: &TestContext) -> Result<()> {
         c.kubectl(&["delete", "pod", "sidecar"])?.ok()?;
         Ok(())
     });
-    ctx.part("admission", || admission(c));
-    agent::parts(ctx, c);
     // The kubelet removes sandboxes at its own intervals.
     let gone = c.until("an empty node", || Ok(containerd.nothing_left().is_ok()));
     gone.or_else(|_| containerd.nothing_left())?;
     cluster.end()?;
     Command::new("ip").args(["link", "delete", BRIDGE]).status()?;
-    Ok(())
-}
-
-/// A launcher pod that was rendered for QEMU becomes one for Husk if its VMI asks for that.
-fn admission(c: &Cluster<'_>) -> Result<()> {
-    c.apply("admission", ADMISSION)?;
-    let mut pod: Value = serde_json::from_str(LAUNCHER_POD)?;
-    let metadata = pod["metadata"].as_object_mut().context("no metadata")?;
-    metadata.remove("ownerReferences");
-    let spec = pod["spec"].as_object_mut().context("no spec")?;
-    // The recorded cluster had `defaultRuntimeClass`.
-    spec.remove("runtimeClassName");
-    spec.remove("overhead");
-    let admitted = |change: &dyn Fn(&mut Value)| -> Result<Value> {
-        let mut pod = pod.clone();
-        change(&mut pod);
-        let answer = c.create_dry("launcher", pod)?;
-        Ok(serde_json::from_str(&answer)?)
-    };
-    let class = |pod: &Value| pod["spec"]["runtimeClassName"].as_str().map(str::to_owned);
-    let request = |pod: &Value| pod["spec"]["containers"][0]["resources"]["requests"]["memory"].clone();
-    // The API server takes a moment to know a policy.
-    c.until("the policy", || Ok(class(&admitted(&|_| {})?).is_some()))?;
-
-    let husk = admitted(&|_| {})?;
-    ensure!(class(&husk).as_deref() == Some("husk"), "{husk}");
-    ensure!(husk["spec"]["nodeSelector"]["husk.io/node"] == "true", "{husk}");
-    ensure!(husk["spec"]["overhead"]["memory"] == "12Mi", "{husk}");
-    let overhead = (256 << 20) / 512 + (1 << 20);
-    let (requested, overhead) = (format!("{}", (256 << 20) + overhead), format!("{overhead}"));
-    ensure!(request(&husk) == requested.as_str(), "{husk}");
-    let annotation = &husk["metadata"]["annotations"]["kubevirt.io/memory-overhead-bytes"];
-    ensure!(*annotation == overhead.as_str(), "{husk}");
-    let console_log = &husk["spec"]["initContainers"][0]["resources"]["requests"]["memory"];
-    ensure!(console_log == "1M", "{husk}");
-
-    // What virt-controller did not derive stays.
-    let limited = admitted(&|pod| {
-        pod["spec"]["containers"][0]["resources"]["limits"]["memory"] = "600Mi".into();
-    })?;
-    let kept = admitted(&|pod| {
-        pod["metadata"]["annotations"]["husk.io/keep-memory-request"] = "true".into();
-    })?;
-    let plain = admitted(&|pod| {
-        let annotations = pod["metadata"]["annotations"].as_object_mut();
-        annotations.map(|annotations| annotations.remove("kubevirt.io/memory-overhead-bytes"));
-    })?;
-    for pod in [limited, kept, plain] {
-        ensure!(
-            class(&pod).as_deref() == Some("husk") && request(&pod) == "524Mi",
-            "{pod}"
-        );
-    }
-    // A VMI that does not ask for Husk is left alone.
-    let qemu = admitted(&|pod| pod["metadata"]["labels"]["husk.io/runtime"] = "false".into())?;
-    ensure!(class(&qemu).is_none() && request(&qemu) == "524Mi", "{qemu}");
     Ok(())
 }
 

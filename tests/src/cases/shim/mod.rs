@@ -1,6 +1,6 @@
 //! Pods as VMs, under real containerds.
 
-mod agent;
+pub mod agent;
 pub mod ctr;
 pub mod debian;
 pub mod hotplug;
