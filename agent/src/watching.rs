@@ -2,17 +2,42 @@
 
 use std::time::Duration;
 
-use kube::runtime::watcher::ExponentialBackoff;
+use kube::runtime::utils::ResetTimerBackoff;
+use kube::runtime::watcher::{self, ExponentialBackoff};
 use tokio::sync::watch;
+use tracing::warn;
+
+/// Time without an error after which the delays are short again. The beginning of a list is no success yet.
+const RESET_AFTER: Duration = Duration::from_secs(30);
 
 /// Delays before a broken watch is repeated. Agents of a cluster do not repeat at the same time.
-pub fn backoff() -> ExponentialBackoff {
-    backon::ExponentialBuilder::new()
+pub fn backoff() -> ResetTimerBackoff<ExponentialBackoff> {
+    let delays = backon::ExponentialBuilder::new()
         .with_min_delay(Duration::from_millis(200))
         .with_max_delay(Duration::from_secs(5))
         .with_jitter()
-        .without_max_times()
-        .into()
+        .without_max_times();
+    ResetTimerBackoff::new(delays.into(), RESET_AFTER)
+}
+
+/// The last error of a watch, so that one that stays is logged once.
+#[derive(Debug, Default)]
+pub struct WatchError(Option<String>);
+
+impl WatchError {
+    /// Logs an error of the watch of `kind`, unless it is that of before.
+    pub fn log(&mut self, kind: &str, error: &watcher::Error) {
+        let text = error.to_string();
+        if self.0.as_ref() != Some(&text) {
+            warn!(kind, error = text, "a watch was interrupted");
+            self.0 = Some(text);
+        }
+    }
+
+    /// The watch works.
+    pub fn clear(&mut self) {
+        self.0 = None;
+    }
 }
 
 /// Returns when `stop` is true.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::watching::{backoff, stopped};
+use crate::watching::{WatchError, backoff, stopped};
 use futures_util::TryStreamExt;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::runtime::WatchStreamExt;
@@ -134,6 +134,7 @@ impl CertificateFiles {
         let api: Api<ConfigMap> = Api::namespaced(client, &namespace);
         let config = watcher::Config::default().fields(&format!("metadata.name={CA_CONFIG_MAP}"));
         let mut maps = std::pin::pin!(watcher(api, config).backoff(backoff()));
+        let mut failure = WatchError::default();
         let (mut cas, mut modified): (Option<Vec<u8>>, _) = (None, None);
         loop {
             let mut changed = false;
@@ -144,8 +145,9 @@ impl CertificateFiles {
                         cas = bundle.map(String::into_bytes);
                         changed = true;
                     }
+                    Ok(Some(Event::InitDone)) => failure.clear(),
                     Ok(_) => {}
-                    Err(error) => warn!(%error, "the watch of KubeVirt's CAs was interrupted"),
+                    Err(error) => failure.log("ConfigMap", &error),
                 },
                 () = sleep(FILES_INTERVAL) => {}
                 () = stopped(&mut stop) => return,

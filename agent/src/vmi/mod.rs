@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 use tracing::warn;
 
 use crate::event::EventSender;
-use crate::watching::{backoff, stopped};
+use crate::watching::{WatchError, backoff, stopped};
 use actor::VmiActor;
 use finder::Query;
 pub use finder::{RunningVm, VmiFinder};
@@ -88,12 +88,18 @@ impl VmiController {
         let config = watcher::Config::default().labels(&format!("{NODE_LABEL}={}", self.node));
         let stream = watcher(api, config).backoff(backoff());
         let mut stream = std::pin::pin!(stream);
+        let mut failure = WatchError::default();
         loop {
             tokio::select! {
                 event = stream.try_next() => match event {
-                    Ok(Some(event)) => self.take(event),
+                    Ok(Some(event)) => {
+                        if !matches!(event, Event::Init) {
+                            failure.clear();
+                        }
+                        self.take(event);
+                    }
                     // The stream goes on with a delay, and with a list where it must.
-                    Err(error) => warn!(%error, "the watch of VMIs was interrupted"),
+                    Err(error) => failure.log("VirtualMachineInstance", &error),
                     // It has no end.
                     Ok(None) => tokio::time::sleep(Duration::from_secs(1)).await,
                 },
