@@ -12,7 +12,7 @@ use axum::Router;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{any, get, put};
+use axum::routing::{get, put};
 use husk_proto::shim::v1::{PauseRequest, ResetRequest, ResumeRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
@@ -33,6 +33,9 @@ const MAX_CONNECTIONS: usize = 1024;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time of a call to a shim. virt-api waits for ten seconds.
 const CALL_TIMEOUT: Duration = Duration::from_secs(8);
+
+/// Reason of all operations that ask the guest's agent.
+const NO_AGENT: &str = "the guest agent is not connected";
 
 /// What the handlers use.
 #[derive(Debug, Clone)]
@@ -117,6 +120,13 @@ async fn connected(
 }
 
 fn router(context: Context) -> Router {
+    let refused = |reason| move |State(context), target| refuse(context, target, reason);
+    let (no_agent, no_display) = (
+        refused(NO_AGENT),
+        refused("the VM has no display: Husk has no graphics device"),
+    );
+    let no_backup = refused("Husk does not track changed blocks");
+    let no_sev = refused("the VM is not confidential");
     let vmi = Router::new()
         .route("/pause", put(pause))
         .route("/unpause", put(unpause))
@@ -130,11 +140,13 @@ fn router(context: Context) -> Router {
         .route("/filesystemlist", get(no_agent))
         .route("/vnc", get(no_display))
         .route("/vnc/screenshot", get(no_display))
-        .route("/usbredir", get(no_usb))
-        .route("/vsock", get(no_vsock))
+        .route("/usbredir", get(refused("the VM has no USB controller")))
+        .route("/vsock", get(refused("the VM has no vsock device")))
         .route("/backup", put(no_backup))
         .route("/redefine-checkpoint", put(no_backup))
-        .route("/sev/{operation}", any(no_sev));
+        .route("/sev/fetchcertchain", get(no_sev))
+        .route("/sev/querylaunchmeasurement", get(no_sev))
+        .route("/sev/injectlaunchsecret", put(no_sev));
     let path = "/v1/namespaces/{namespace}/virtualmachineinstances/{name}";
     Router::new().nest(path, vmi).with_state(context)
 }
@@ -199,37 +211,10 @@ async fn soft_reboot(State(context): State<Context>, target: Target) -> Result<S
     ))
 }
 
-async fn no_agent(State(context): State<Context>, target: Target) -> Result<StatusCode, Error> {
+/// Answers for an operation that no VM has.
+async fn refuse(context: Context, target: Target, reason: &'static str) -> Result<StatusCode, Error> {
     context.find(target).await?;
-    Err(Error::bad("the guest agent is not connected"))
-}
-
-async fn no_display(State(context): State<Context>, target: Target) -> Result<StatusCode, Error> {
-    context.find(target).await?;
-    Err(Error::bad("the VM has no display: Husk has no graphics device"))
-}
-
-async fn no_usb(State(context): State<Context>, target: Target) -> Result<StatusCode, Error> {
-    context.find(target).await?;
-    Err(Error::bad("the VM has no USB controller"))
-}
-
-async fn no_vsock(State(context): State<Context>, target: Target) -> Result<StatusCode, Error> {
-    context.find(target).await?;
-    Err(Error::bad("the VM has no vsock device"))
-}
-
-async fn no_backup(State(context): State<Context>, target: Target) -> Result<StatusCode, Error> {
-    context.find(target).await?;
-    Err(Error::bad("Husk does not track changed blocks"))
-}
-
-async fn no_sev(
-    State(context): State<Context>,
-    Path((namespace, name, _)): Path<(String, String, String)>,
-) -> Result<StatusCode, Error> {
-    context.find(Path((namespace, name))).await?;
-    Err(Error::bad("the VM is not confidential"))
+    Err(Error::bad(reason))
 }
 
 #[cfg(test)]
