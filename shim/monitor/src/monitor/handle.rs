@@ -6,6 +6,7 @@ use husk_proto::shim::v1::Status as VmStatus;
 use husk_proto::vmm::v1 as vmm;
 use tokio::sync::watch;
 
+use super::status::PAUSED_IO_ERROR;
 use super::vm::{RunningVmm, VmActorHandle};
 use super::vm_error::VmError;
 use super::vmm_connection::call_within;
@@ -58,16 +59,34 @@ impl VmHandle {
     /// The VM is not running, or its VMM does not answer.
     pub async fn pause(&self) -> Result<(), VmError> {
         call_within(VMM_TIMEOUT, self.vmm()?.client.pause(vmm::PauseRequest {})).await?;
-        self.wait_for_paused(true).await
+        let mut status = self.status.clone();
+        call_within(VMM_TIMEOUT, async {
+            // If the VM ends meanwhile there is nothing to wait for.
+            let _ = status.wait_for(|status| status.paused).await;
+            Ok(())
+        })
+        .await
     }
 
-    /// Resumes a paused VM.
+    /// Resumes a paused VM. Returns when the status shows it, or that an I/O error has paused the VM again.
     ///
     /// # Errors
     /// As for [`VmHandle::pause`].
     pub async fn resume(&self) -> Result<(), VmError> {
+        let mut status = self.status.clone();
+        status.mark_unchanged();
         call_within(VMM_TIMEOUT, self.vmm()?.client.resume(vmm::ResumeRequest {})).await?;
-        self.wait_for_paused(false).await
+        if !status.borrow().paused {
+            return Ok(());
+        }
+        // An I/O error may pause the VM again before this task sees it run.
+        call_within(VMM_TIMEOUT, async {
+            let _ = status.changed().await;
+            let resumed = |status: &VmStatus| !status.paused || status.reason == PAUSED_IO_ERROR;
+            let _ = status.wait_for(resumed).await;
+            Ok(())
+        })
+        .await
     }
 
     /// Resets the machine.
@@ -86,16 +105,5 @@ impl VmHandle {
 
     fn vmm(&self) -> Result<RunningVmm, VmError> {
         self.running().ok_or_else(VmError::not_running)
-    }
-
-    /// Waits until the status shows a change that the VMM has confirmed.
-    async fn wait_for_paused(&self, paused: bool) -> Result<(), VmError> {
-        let mut status = self.status.clone();
-        // If the VM ends meanwhile there is nothing to wait for.
-        let _ = call_within(VMM_TIMEOUT, async {
-            Ok(status.wait_for(|status| status.paused == paused).await.is_ok())
-        })
-        .await?;
-        Ok(())
     }
 }

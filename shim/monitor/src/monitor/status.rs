@@ -13,7 +13,7 @@ use tracing::{info, warn};
 use super::final_status::FinalStatus;
 
 /// The reason in the status of a VM paused by an I/O error.
-const PAUSED_IO_ERROR: &str = "PausedIOError";
+pub(super) const PAUSED_IO_ERROR: &str = "PausedIOError";
 
 /// Publishes the status of a VM. Clones publish the same status.
 #[derive(Debug, Clone)]

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use husk_proto::fds::{FdReceiver, Token};
-use husk_proto::vmm::v1::event::{Event as Kind, Exit, Reset, Warning};
+use husk_proto::vmm::v1::event::{Event as Kind, Exit, IoError, Reset, Warning};
 use husk_proto::vmm::v1::vmm_server::{Vmm, VmmServer};
 use husk_proto::vmm::v1::{self as pb, ExitReason, State};
 use tokio::sync::{broadcast, mpsc};
@@ -261,6 +261,13 @@ impl Vmm for Fake {
 
     async fn resume(&self, _: Request<pb::ResumeRequest>) -> Result<Response<pb::ResumeResponse>, Status> {
         self.enter(State::Running);
+        if has(&self.name(), "full") {
+            self.tell(Kind::IoError(IoError {
+                disk: "data".into(),
+                message: "no space left".into(),
+            }));
+            self.enter(State::Paused);
+        }
         Ok(Response::new(pb::ResumeResponse {}))
     }
 

@@ -124,6 +124,20 @@ pub fn paused_vm_is_resumed_for_shutdown() {
     f.is_clean(&vm.pids());
 }
 
+pub fn resume_returns_although_an_io_error_pauses_again() {
+    let f = Fixture::new();
+    let mut vm = f.start(plan("full")).unwrap();
+    for _ in 0..50 {
+        f.wait(vm.client.resume(ResumeRequest {})).unwrap();
+        eventually("paused by an I/O error", || {
+            let status = vm.status();
+            status.paused && status.reason == "PausedIOError"
+        });
+    }
+    vm.ends(async |mut client| drop(client.kill(KillRequest {}).await.unwrap()));
+    f.is_clean(&vm.pids());
+}
+
 pub fn killed_vmm_is_cleaned_up() {
     let f = Fixture::new();
     let mut vm = f.start(plan("demo")).unwrap();

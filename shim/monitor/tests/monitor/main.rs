@@ -70,6 +70,7 @@ fn run() -> ExitCode {
         unresponsive_vmm_is_killed,
         second_signal_kills,
         paused_vm_is_resumed_for_shutdown,
+        resume_returns_although_an_io_error_pauses_again,
         killed_vmm_is_cleaned_up,
         vmm_ends_with_its_monitor,
         guest_exit_reason_is_reported,
