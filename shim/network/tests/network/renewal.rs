@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use husk_network::Binding;
 use husk_network::dhcp::{DhcpOptions, DhcpServer};
@@ -89,6 +89,14 @@ fn renews_and_rebinds(machine: &GuestNetns) {
     ip(&machine.netns, "route add blackhole 169.254.75.10/32");
     let said = client.says(OBTAINED, half);
     assert!(said.contains("broadcast"), "{said}");
-    let shown = ip(&machine.netns, "address show dev eth0");
-    assert!(shown.contains("inet 10.244.1.5/24"), "{shown}");
+    // udhcpc reports a lease before its script sets the address.
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let shown = ip(&machine.netns, "address show dev eth0");
+        if shown.contains("inet 10.244.1.5/24") {
+            break;
+        }
+        assert!(Instant::now() < end, "{shown}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
