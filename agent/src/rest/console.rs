@@ -9,10 +9,11 @@ use futures_util::{SinkExt, StreamExt};
 use husk_proto::shim::v1::console_output::{Ended, Output};
 use husk_proto::shim::v1::{ConsoleInput, ConsoleOutput};
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use super::{Context, Error, Target};
+use super::{CALL_TIMEOUT, Context, Error, NO_ANSWER, Target};
 
 /// The subprotocol that virt-api asks for.
 const PROTOCOL: &str = "plain.kubevirt.io";
@@ -30,11 +31,12 @@ pub async fn console(
     let (input, receiver) = mpsc::channel(QUEUE);
     let mut client = vm.client.clone();
     // The shim answers before the websocket is there, so that its error is an HTTP status.
-    let output = client
-        .console(ReceiverStream::new(receiver))
-        .await
-        .map_err(|status| Error::bad(format!("no console: {}", status.message())))?
-        .into_inner();
+    let opened = timeout(CALL_TIMEOUT, client.console(ReceiverStream::new(receiver)));
+    let output = match opened.await {
+        Ok(Ok(answer)) => answer.into_inner(),
+        Ok(Err(status)) => return Err(Error::bad(format!("no console: {}", status.message()))),
+        Err(_) => return Err(Error::failed(NO_ANSWER)),
+    };
     let upgrade = upgrade.protocols([PROTOCOL]).max_message_size(MAX_MESSAGE);
     Ok(upgrade.on_upgrade(async move |socket| {
         let (sink, stream) = socket.split();
@@ -45,7 +47,7 @@ pub async fn console(
     }))
 }
 
-/// Until the client closes the websocket.
+/// Copies input to the guest until the client closes the websocket.
 async fn to_guest(mut stream: SplitStream<WebSocket>, input: mpsc::Sender<ConsoleInput>) {
     while let Some(Ok(message)) = stream.next().await {
         let data = match message {
@@ -60,7 +62,8 @@ async fn to_guest(mut stream: SplitStream<WebSocket>, input: mpsc::Sender<Consol
     }
 }
 
-/// Until the session ends. Another session that takes over closes the connection without a frame, as KubeVirt does.
+/// Copies output to the client until the session ends. If another session takes over, the connection ends without a close
+/// frame, as KubeVirt's does.
 async fn from_guest(mut output: Streaming<ConsoleOutput>, mut sink: SplitSink<WebSocket, Message>) {
     while let Ok(Some(answer)) = output.message().await {
         let data = match answer.output {

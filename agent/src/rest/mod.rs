@@ -31,13 +31,15 @@ pub use tls::{CertificateFiles, TlsSettings};
 const MAX_CONNECTIONS: usize = 1024;
 /// Maximum time of a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum time of a call to a shim. virt-api waits for ten seconds.
+/// Maximum time of a call to a shim. virt-api waits ten seconds for an answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(8);
 
+/// Error of a call that took longer than [`CALL_TIMEOUT`].
+const NO_ANSWER: &str = "the shim of the VM does not answer";
 /// Reason of all operations that ask the guest's agent.
 const NO_AGENT: &str = "the guest agent is not connected";
 
-/// What the handlers use.
+/// State that all handlers share.
 #[derive(Debug, Clone)]
 struct Context {
     vmis: VmiFinder,
@@ -173,7 +175,7 @@ impl Context {
         match timeout(CALL_TIMEOUT, call).await {
             Ok(Ok(_)) => {}
             Ok(Err(status)) => return Err(Error::failed(status.message())),
-            Err(_) => return Err(Error::failed("the shim of the VM does not answer")),
+            Err(_) => return Err(Error::failed(NO_ANSWER)),
         }
         let (events, vmi) = (self.events.clone(), Arc::clone(&vm.vmi));
         let (reason, message) = (event.0.to_owned(), event.1.to_owned());

@@ -24,7 +24,8 @@ pub fn update(status: &mut Value, vmi: &Vmi, disks: &[Disk], synced: Option<&Syn
     let Some(entries) = status["volumeStatus"].as_array_mut() else {
         return;
     };
-    for entry in entries {
+    // Anybody who may write the VMI may write any entry.
+    for entry in entries.iter_mut().filter(|entry| entry.is_object()) {
         let name = entry["name"].as_str().unwrap_or_default().to_owned();
         let disk = disks.iter().find(|disk| disk.name == name);
         let target = disk.map_or("", |disk| disk.target.as_str());
@@ -82,7 +83,7 @@ fn is_generated(spec: &Value, name: &str) -> bool {
     volume.is_some_and(|volume| GENERATED.iter().any(|source| volume[*source].is_object()))
 }
 
-/// How KubeVirt would migrate the VMI: `BlockMigration` if a volume is not shared between nodes.
+/// `status.migrationMethod`: `BlockMigration` if a volume is not shared between nodes, else `LiveMigration`.
 pub fn migration_method(status: &Value) -> &'static str {
     let entries = status["volumeStatus"].as_array();
     let shared = |entry: &Value| {
