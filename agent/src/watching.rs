@@ -1,4 +1,4 @@
-//! What all long-running parts of the agent share.
+//! Delays, errors and the end of the agent's watches of the API server.
 
 use std::time::Duration;
 

@@ -46,7 +46,7 @@ impl State {
     }
 }
 
-/// What `Sender` lacks: sends without waiting; false once the watch is closed.
+/// Sends without waiting. Returns false if the watch is closed.
 trait TrySend {
     fn try_send_data(&mut self, line: Bytes) -> bool;
 }

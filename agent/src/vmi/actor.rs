@@ -1,7 +1,7 @@
 //! The actor of one VMI: it brings the pod's VM to the object, and the object's status to the VM.
 //!
-//! Each round looks at the present object and the present VM only, so that a lost message or a restart of the agent
-//! costs a round and nothing else.
+//! Each round compares the present object with the present VM. A lost message or a restart of the agent costs a round.
+//! Fields of the actor save calls and repeated events; no decision needs them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +34,7 @@ const FOREIGN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time of a call to the shim that does not wait for a guest.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a round leaves to do.
+/// The next step after a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     /// Nothing until something changes.
@@ -76,7 +76,7 @@ pub struct VmiActor {
     grace: Option<u64>,
     /// This actor started the VM.
     started: bool,
-    /// Since when no pod of the VMI has a directory of Husk's, although the VMI is the node's.
+    /// The time when a VMI of this node was first seen without a directory of Husk's for its pod.
     without_pod: Option<Instant>,
     foreign: ForeignEntry,
 }
@@ -216,7 +216,7 @@ impl VmiActor {
         Next::After(LOOK_INTERVAL)
     }
 
-    /// Takes the pod of the VMI that has a directory here.
+    /// Finds the pod of the VMI for which Husk has a directory or a record.
     fn find_pod(&mut self, vmi: &Vmi) {
         let uids = vmi.pods_on(&self.node);
         if self.pod.as_ref().is_some_and(|pod| !uids.contains(&pod.uid())) {
@@ -227,7 +227,7 @@ impl VmiActor {
         }
     }
 
-    /// The object is gone: so shall its VM be.
+    /// Kills the VM of a VMI that was deleted, and ends the actor after it.
     async fn vanished(&mut self) -> Next {
         let Some(pod) = &self.pod else {
             return Next::End;
@@ -357,7 +357,7 @@ impl VmiActor {
                         vmi = vmi.name(),
                         namespace = vmi.namespace(),
                         error = text,
-                        "the VM does not follow its VMI"
+                        "SyncVmi failed"
                     );
                     self.events.send(&vmi, Kind::Warning, "SyncFailed", &text).await;
                 }

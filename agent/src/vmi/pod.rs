@@ -1,4 +1,4 @@
-//! The connection to the shim of a launcher pod, and what it says of the VM.
+//! The connection to the shim of a launcher pod, and the state of its VM.
 
 use std::collections::HashSet;
 use std::path::PathBuf;

@@ -13,10 +13,10 @@ use super::pod::PodState;
 
 /// The machine type of every VM; the node has a label for it.
 const MACHINE_TYPE: &str = "q35";
-/// What KubeVirt writes on nodes without SELinux; attachment pods are not made without it.
+/// `selinuxContext` on a node without SELinux. virt-controller makes no attachment pod while the field is empty.
 const NO_SELINUX: &str = "none";
 
-/// What the agent knows beside the object.
+/// The state from which [`next`] computes a status.
 #[derive(Debug)]
 pub struct Observed<'a> {
     /// The state of the pod's VM.
