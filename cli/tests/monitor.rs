@@ -67,31 +67,38 @@ fn a_vm_paused_by_an_io_error_is_shown() {
 
 #[test]
 fn hanging_monitors_do_not_block_others() {
+    const HUNG: usize = 12;
     let root = tempfile::tempdir().unwrap();
     let _stub = StubMonitor::start(root.path(), "default", "well");
-    let hung = ["a", "b"].map(|name| {
-        let claimed = RuntimeDir::at(root.path()).claim("default", name).unwrap();
-        let socket = UnixListener::bind(claimed.dir().socket()).unwrap();
-        (claimed, socket)
-    });
+    let names: Vec<_> = (0..HUNG).map(|number| format!("hung{number}")).collect();
+    let hung: Vec<_> = names
+        .iter()
+        .map(|name| {
+            let claimed = RuntimeDir::at(root.path()).claim("default", name).unwrap();
+            let socket = UnixListener::bind(claimed.dir().socket()).unwrap();
+            (claimed, socket)
+        })
+        .collect();
     let start = Instant::now();
     let (code, stdout, _) = told(&output(root.path(), &["list"]));
     let states: Vec<_> = stdout
         .lines()
         .filter_map(|line| line.split_whitespace().nth(2))
         .collect();
-    assert_eq!(
-        (code, &states[..]),
-        (0, &["STATE", "Unknown", "Unknown", "Running"][..])
-    );
-    let (code, _, stderr) = told(&output(root.path(), &["stop", "a", "b", "well"]));
+    let mut expected = vec!["STATE"];
+    expected.extend(["Unknown"; HUNG]);
+    expected.push("Running");
+    assert_eq!((code, states), (0, expected));
+    let mut stop = vec!["stop", "well"];
+    stop.extend(names.iter().map(String::as_str));
+    let (code, _, stderr) = told(&output(root.path(), &stop));
     assert_eq!(code, 1);
     assert!(
-        stderr.contains("error: the monitor of a does not answer")
+        stderr.contains("error: the monitor of hung0 does not answer")
             && stderr.contains("well: the guest powered off"),
         "{stderr}"
     );
-    // Three seconds each in parallel, unless the machine is busy.
+    // Each call to a hung monitor takes three seconds: 72 s one after the other, six in parallel.
     assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
     drop(hung);
 }
