@@ -75,6 +75,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         vmi: text,
         run_state: state.into(),
         paths,
+        ..SyncVmiRequest::default()
     };
     live_vm::block_on(async {
         loop {

@@ -3,8 +3,12 @@
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
+    SocketType, connect, sendmsg, socket_with,
+};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
@@ -37,6 +41,14 @@ impl FdSender {
         Ok(FdSender {
             socket: register(socket, Interest::WRITABLE)?,
         })
+    }
+
+    /// Connects to the listening socket at `path`. Requires a tokio runtime with I/O enabled.
+    pub fn connect(path: &Path) -> io::Result<FdSender> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        FdSender::new(socket)
     }
 
     /// Sends all of `fds` in one message. The caller keeps its own copies. Returns when the kernel has the message: a

@@ -42,6 +42,7 @@ mod vm_config;
 mod vm_error;
 mod vmm_connection;
 mod vmm_events;
+mod volume_files;
 
 use std::process::ExitCode;
 use std::time::Duration;

@@ -1,10 +1,9 @@
 //! The gRPC service `husk.shim.v1` of one VM.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use husk_proto::fds::{FdReceiver, Token};
+use husk_proto::fds::FdReceiver;
 use husk_proto::shim::v1::add_volume_request::Cache;
 use husk_proto::shim::v1::pod_server::Pod;
 use husk_proto::shim::v1::{
@@ -15,15 +14,12 @@ use husk_proto::shim::v1::{
     ShutdownResponse, Status as VmStatus, SyncVmiRequest, SyncVmiResponse, WatchStatusRequest,
 };
 use husk_proto::vmm::v1 as vmm;
-use husk_vmi::{CacheMode, DiskSource, FileId, NewVolume, VmPlan};
-use husk_volumes::identify;
-use tokio::task::spawn_blocking;
+use husk_vmi::{CacheMode, DiskSource, NewVolume, VmPlan};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::console_session::SessionStream;
 use super::disks;
-use super::error_chain::error_chain;
 use super::handle::VmHandle;
 use super::interfaces;
 use super::metrics::metrics;
@@ -31,6 +27,7 @@ use super::status_stream::{StatusSources, watch_status};
 use super::sync::VmiSync;
 use super::vm_error::VmError;
 use super::vmm_connection::call_within;
+use super::volume_files::VolumeFiles;
 use crate::console::Console;
 use crate::vm_environment::VmEnvironment;
 
@@ -55,7 +52,7 @@ pub(super) struct Service {
     vm: VmHandle,
     disks: disks::DisksHandle,
     interfaces: interfaces::InterfacesHandle,
-    descriptors: FdReceiver,
+    files: VolumeFiles,
     console: Option<Console>,
     sync: VmiSync,
 }
@@ -90,33 +87,24 @@ impl Service {
             descriptors,
             console,
         } = parts;
+        let files = VolumeFiles::new(descriptors);
         let sync = VmiSync::new(
             plan.clone(),
             environment,
             vm.clone(),
             disks.clone(),
             interfaces.clone(),
+            files.clone(),
         );
         Service {
             plan,
             vm,
             disks,
             interfaces,
-            descriptors,
+            files,
             console,
             sync,
         }
-    }
-
-    /// Takes the descriptor that was sent for a volume and identifies its file.
-    async fn receive_file(&self, fd: &vmm::Fd, read_only: bool) -> Result<(OwnedFd, FileId), VmError> {
-        let token = Token::try_from(fd).map_err(|error| VmError::invalid_argument(error.to_string()))?;
-        let taken = self.descriptors.take(token).await;
-        let fd = taken.map_err(|error| VmError::wrong_state(error.to_string()))?;
-        // The file may be on a network file system.
-        let identified = spawn_blocking(move || identify(&fd, read_only).map(|id| (fd, id))).await;
-        let identified = identified.map_err(|error| VmError::internal(error.to_string()))?;
-        identified.map_err(|fault| VmError::invalid_argument(error_chain(&fault)))
     }
 }
 
@@ -200,7 +188,7 @@ impl Pod for Service {
                 return Err(Status::invalid_argument(text));
             }
             Some(fd) => {
-                let (fd, id) = self.receive_file(fd, request.read_only).await?;
+                let (fd, id) = self.files.take(fd, request.read_only).await?;
                 (DiskSource::Descriptor(id), Some(fd))
             }
             None => (DiskSource::File(request.path.into()), None),

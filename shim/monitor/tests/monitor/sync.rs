@@ -81,6 +81,7 @@ fn wants(vmi: &Value, state: RunState, paths: &[(&str, &Path)]) -> SyncVmiReques
         paths: paths
             .map(|(name, path)| (name.to_string(), path.to_str().unwrap().to_owned()))
             .collect(),
+        ..SyncVmiRequest::default()
     }
 }
 
@@ -446,15 +447,44 @@ pub fn volume_is_passed_as_a_descriptor() {
         };
         f.wait(vm.client.add_volume(request)).unwrap_err();
     }
-    // Such a volume is unplugged with the next VMI that does not have it.
-    let done = sync(
-        &f,
-        &mut vm,
-        wants(&vmi("demo", &["data"]), RunState::Unspecified, &[]),
-    )
-    .unwrap();
-    assert_eq!(changes(&done), [(Kind::VolumeRemoved, "other")]);
+    // Such a volume is unplugged with the next VMI that does not have it. Others come with the VMI.
+    let mut request = wants(
+        &vmi("demo", &["data", "third", "late"]),
+        RunState::Unspecified,
+        &[],
+    );
+    let third = File::from(OwnedFd::from(tempfile::tempfile().unwrap()));
+    third.set_len(MIB).unwrap();
+    request.fds = [
+        ("data".to_owned(), send(&f, &vm, &first).into()),
+        ("third".to_owned(), send(&f, &vm, &third).into()),
+        ("late".to_owned(), Token::random().into()),
+    ]
+    .into();
+    let done = sync(&f, &mut vm, request.clone()).unwrap();
+    assert_eq!(
+        changes(&done),
+        [(Kind::VolumeRemoved, "other"), (Kind::VolumeAdded, "third")]
+    );
     assert_eq!(volume(&done, "data").phase, "Ready");
+    assert_eq!(volume(&done, "third").phase, "Ready");
+    // The descriptor of one volume has not arrived; the others do not wait for it.
+    let late = volume(&done, "late");
+    assert_eq!(
+        (late.phase.as_str(), late.reason.as_str()),
+        ("MountedToPod", "VolumeAttachFailed")
+    );
+    assert!(!done.complete);
+    request.paths = [("third".to_owned(), "/x".to_owned())].into();
+    let refused = sync(&f, &mut vm, request.clone()).unwrap_err();
+    assert!(
+        refused.message().contains("by its path and by a descriptor"),
+        "{refused:?}"
+    );
+    request.paths.clear();
+    request.fds = [("none".to_owned(), Token::random().into())].into();
+    let refused = sync(&f, &mut vm, request).unwrap_err();
+    assert!(refused.message().contains("no volume \"none\""), "{refused:?}");
     kill(&mut vm);
     assert!(exit_of(&mut host).success());
     f.is_clean(&vm.pids());

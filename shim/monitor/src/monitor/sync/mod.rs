@@ -16,6 +16,7 @@ use tokio::sync::{Mutex, Semaphore};
 use tokio::task::spawn_blocking;
 
 use super::handle::VmHandle;
+use super::volume_files::VolumeFiles;
 use super::{disks, interfaces as nics};
 use crate::monitor::vm_error::VmError;
 use crate::vm_environment::VmEnvironment;
@@ -38,6 +39,7 @@ pub(super) struct VmiSync {
     vm: VmHandle,
     disks: disks::DisksHandle,
     interfaces: nics::InterfacesHandle,
+    files: VolumeFiles,
     queue: Semaphore,
     in_progress: Mutex<()>,
 }
@@ -65,6 +67,7 @@ impl VmiSync {
         vm: VmHandle,
         disks: disks::DisksHandle,
         interfaces: nics::InterfacesHandle,
+        files: VolumeFiles,
     ) -> VmiSync {
         VmiSync {
             plan,
@@ -72,6 +75,7 @@ impl VmiSync {
             vm,
             disks,
             interfaces,
+            files,
             queue: Semaphore::new(CALLS),
             in_progress: Mutex::new(()),
         }
@@ -83,23 +87,20 @@ impl VmiSync {
         let _queued = self.queue.try_acquire().map_err(busy)?;
         let _in_progress = self.in_progress.lock().await;
         let state = request.run_state();
-        let SyncVmiRequest { vmi, paths, .. } = request;
+        let SyncVmiRequest { vmi, paths, fds, .. } = request;
+        let given = volumes::GivenData { paths, fds };
         let plan = self.plan.clone();
         // Parsing the largest manifest takes a while.
         let wanted = spawn_blocking(move || wanted(&vmi, &plan)).await;
         let (vmi, live) = wanted.map_err(|error| VmError::internal(error.to_string()))??;
-        if let Some(name) = paths.keys().find(|name| vmi.spec.volume(name).is_none()) {
-            return Err(VmError::invalid_argument(format!(
-                "the VMI has no volume {name:?}"
-            )));
-        }
+        given.check(&vmi)?;
         if self.vm.running().is_none() {
             return Err(VmError::not_running());
         }
         if self.vm.status().borrow().stopping {
             return Err(VmError::wrong_state("the VM is being shut down"));
         }
-        self.apply(&vmi, live, state, &paths).await
+        self.apply(&vmi, live, state, &given).await
     }
 
     async fn apply(
@@ -107,7 +108,7 @@ impl VmiSync {
         vmi: &Vmi,
         live: LiveUpdate,
         state: RunState,
-        paths: &volumes::VolumePaths,
+        given: &volumes::GivenData,
     ) -> Result<SyncVmiResponse, VmError> {
         let mut done = SyncProgress::default();
         // A paused guest releases no device. So it is resumed first and paused last.
@@ -117,7 +118,7 @@ impl VmiSync {
         }
         let mut network = SyncProgress::default();
         let (volumes, interfaces) = tokio::join!(
-            self.volumes(vmi, live.volumes, paths, &mut done),
+            self.volumes(vmi, live.volumes, given, &mut done),
             self.interfaces(live.interfaces, &mut network)
         );
         done.changes.append(&mut network.changes);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use husk_proto::shim::v1::change::Kind;
 use husk_proto::shim::v1::{Disk, VolumeStatus};
+use husk_proto::vmm::v1::Fd;
 use husk_vmi::{DiskSource, NewVolume, Vmi};
 use husk_volumes::PathPolicy;
 use tokio::task::spawn_blocking;
@@ -15,8 +16,30 @@ use tokio::time::timeout;
 use super::{SyncProgress, VmiSync};
 use crate::monitor::vm_error::VmError;
 
-/// Paths of volumes, by name.
-pub(super) type VolumePaths = HashMap<String, String>;
+/// Data of volumes that the caller gives, by the volume's name.
+#[derive(Debug)]
+pub(super) struct GivenData {
+    pub(super) paths: HashMap<String, String>,
+    pub(super) fds: HashMap<String, Fd>,
+}
+
+impl GivenData {
+    /// Checks that each is for a volume of the VMI, and that no volume has two.
+    pub(super) fn check(&self, vmi: &Vmi) -> Result<(), VmError> {
+        let mut names = self.paths.keys().chain(self.fds.keys());
+        if let Some(name) = names.find(|name| vmi.spec.volume(name).is_none()) {
+            return Err(VmError::invalid_argument(format!(
+                "the VMI has no volume {name:?}"
+            )));
+        }
+        if let Some(name) = self.fds.keys().find(|name| self.paths.contains_key(*name)) {
+            return Err(VmError::invalid_argument(format!(
+                "volume {name:?} is given by its path and by a descriptor"
+            )));
+        }
+        Ok(())
+    }
+}
 
 /// Maximum time to wait for the check of disk sizes.
 const SIZE_CHECK_TIMEOUT: Duration = Duration::from_secs(5);
@@ -27,7 +50,7 @@ impl VmiSync {
         &self,
         vmi: &Vmi,
         wanted: Vec<NewVolume>,
-        given: &VolumePaths,
+        given: &GivenData,
         done: &mut SyncProgress,
     ) -> Result<Vec<VolumeStatus>, VmError> {
         match timeout(SIZE_CHECK_TIMEOUT, self.disks.check_sizes()).await {
@@ -46,7 +69,7 @@ impl VmiSync {
         }
         for volume in wanted {
             let name = volume.name.clone();
-            let status = self.plug(volume, given.get(&name), done).await?;
+            let status = self.plug(volume, given, done).await?;
             done.waits |= status.phase != "Ready";
             told.insert(name, status);
         }
@@ -115,7 +138,7 @@ impl VmiSync {
     async fn plug(
         &self,
         volume: NewVolume,
-        given: Option<&String>,
+        given: &GivenData,
         done: &mut SyncProgress,
     ) -> Result<VolumeStatus, VmError> {
         let name = volume.name.clone();
@@ -139,6 +162,28 @@ impl VmiSync {
                 }
             });
         }
+        let failed = |error: VmError| {
+            let message = error.to_string();
+            status(None, "MountedToPod", "VolumeAttachFailed", message)
+        };
+        if let Some(fd) = given.fds.get(&name) {
+            let (fd, id) = match self.files.take(fd, volume.read_only).await {
+                Ok(taken) => taken,
+                Err(error) => return Ok(failed(error)),
+            };
+            let volume = NewVolume {
+                source: DiskSource::Descriptor(id),
+                ..volume
+            };
+            return Ok(match self.disks.add(volume, Some(fd)).await {
+                Ok(_) => {
+                    done.note(Kind::VolumeAdded, &name);
+                    ready(self.find_disk(&name))
+                }
+                Err(error) => failed(error),
+            });
+        }
+        let given = given.paths.get(&name);
         let Some(path) = self.path(&name, given).await? else {
             let message = match self.environment.paths {
                 PathPolicy::PodMounts(_) => "its data is not in the pod's hotplug directory yet",
@@ -162,10 +207,7 @@ impl VmiSync {
             {
                 Err(refused)
             }
-            Err(refused) => {
-                let message = refused.to_string();
-                Ok(status(None, "MountedToPod", "VolumeAttachFailed", message))
-            }
+            Err(refused) => Ok(failed(refused)),
         }
     }
 
