@@ -31,7 +31,7 @@ use device_plugin::{DevicePlugin, node_devices};
 use event::EventSender;
 use node::NodeActor;
 use rest::CertificateFiles;
-use vmi::{RuntimeDir, VmiController};
+use vmi::{PodsDir, RuntimeDir, VmiController};
 
 /// The agent of a node whose KubeVirt VMs run on Husk, in the place of virt-handler
 ///
@@ -51,6 +51,10 @@ struct Args {
     /// The kubelet's directory of device plugins
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet/device-plugins")]
     device_plugin_dir: PathBuf,
+
+    /// The kubelet's directory of pods, in which attachment pods have hotplugged volumes
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet/pods")]
+    pods_dir: PathBuf,
 
     /// Husk's runtime directory
     #[arg(long, value_name = "DIR", default_value = "/run/husk")]
@@ -125,8 +129,14 @@ async fn run(args: Args) -> Result<(), String> {
     }
     let events = EventSender::new(client.clone(), args.node_name.clone());
     let runtime = RuntimeDir::at(args.runtime_dir);
-    let (vmis, finder, foreign) =
-        VmiController::new(args.node_name.clone(), runtime, client.clone(), events.clone());
+    let pods = PodsDir::at(args.pods_dir);
+    let (vmis, finder, foreign) = VmiController::new(
+        args.node_name.clone(),
+        runtime,
+        pods,
+        client.clone(),
+        events.clone(),
+    );
     tasks.spawn(vmis.run(stopped.clone()));
     let listener = TcpListener::bind(args.rest_address)
         .await

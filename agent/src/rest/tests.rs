@@ -19,7 +19,7 @@ use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 use super::*;
 use crate::testing::api_server::ApiServer;
 use crate::testing::shim::Shim;
-use crate::vmi::{RuntimeDir, VmiController};
+use crate::vmi::{PodsDir, RuntimeDir, VmiController};
 
 const VMI: &str = "/v1/namespaces/default/virtualmachineinstances/vm";
 
@@ -93,6 +93,7 @@ impl Agent {
         let (controller, finder, _foreign) = VmiController::new(
             crate::vmi::testing::NODE.to_owned(),
             RuntimeDir::at(dir.path().to_owned()),
+            PodsDir::at(dir.path().to_owned()),
             client,
             events.clone(),
         );

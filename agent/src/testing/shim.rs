@@ -5,9 +5,11 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use futures_util::{Stream, StreamExt};
+use husk_proto::fds::{FdReceiver, Token};
 use husk_proto::shim::v1::pod_server::{Pod, PodServer};
 use husk_proto::shim::v1::*;
 use prost::Message;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
@@ -21,6 +23,7 @@ pub struct Shim {
     status: Arc<watch::Sender<Status>>,
     /// Number of console sessions.
     sessions: Arc<watch::Sender<u32>>,
+    descriptors: FdReceiver,
 }
 
 #[derive(Debug, Default)]
@@ -42,10 +45,12 @@ impl Shim {
             phase: Phase::Scheduled.into(),
             ..Status::default()
         };
+        let descriptors = listen(&directory.join("fds.sock"));
         let shim = Shim {
             state: Arc::default(),
             status: Arc::new(watch::Sender::new(waiting)),
             sessions: Arc::new(watch::Sender::new(0)),
+            descriptors,
         };
         shim.state().directory = directory.clone();
         shim.state().record = runtime.join(".ended").join(uid);
@@ -108,9 +113,39 @@ impl Shim {
         }
     }
 
+    /// Plugs the volumes whose descriptors have come, and unplugs those that the VMI does not have.
+    async fn plug(&self, vmi: &serde_json::Value, request: &SyncVmiRequest) {
+        let mut disks = self.status.borrow().disks.clone();
+        let volumes = vmi["spec"]["volumes"].as_array().unwrap();
+        disks.retain(|disk| volumes.iter().any(|volume| volume["name"] == disk.name.as_str()));
+        for (name, fd) in &request.fds {
+            let fd = self.descriptors.take(Token::try_from(fd).unwrap()).await.unwrap();
+            assert!(rustix::fs::fstat(&fd).is_ok());
+            disks.push(Disk {
+                name: name.clone(),
+                target: "sda".to_owned(),
+                ..Disk::default()
+            });
+        }
+        self.status.send_if_modified(|status| {
+            let changed = status.disks != disks;
+            status.disks = disks;
+            changed
+        });
+    }
+
     fn called(&self, call: impl Into<String>) {
         self.state().calls.push(call.into());
     }
+}
+
+/// A socket for descriptors.
+fn listen(path: &Path) -> FdReceiver {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+    bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    rustix::net::listen(&socket, 8).unwrap();
+    FdReceiver::listen(socket, 64, |_| true).unwrap()
 }
 
 async fn succeeded(status: &mut watch::Receiver<Status>) {
@@ -183,7 +218,8 @@ impl Pod for Shim {
     }
 
     async fn sync_vmi(&self, request: Request<SyncVmiRequest>) -> Answer<SyncVmiResponse> {
-        let vmi: serde_json::Value = serde_json::from_str(&request.into_inner().vmi).unwrap();
+        let request = request.into_inner();
+        let vmi: serde_json::Value = serde_json::from_str(&request.vmi).unwrap();
         assert_eq!(vmi["kind"], "VirtualMachineInstance");
         if let Some(refusal) = self.state().refusal.clone() {
             return Err(Error::failed_precondition(refusal));
@@ -208,9 +244,11 @@ impl Pod for Shim {
             });
         } else {
             self.called("sync");
+            self.plug(&vmi, &request).await;
         }
+        let volumes = vmi["spec"]["volumes"].as_array().unwrap();
         Ok(Response::new(SyncVmiResponse {
-            complete: true,
+            complete: volumes.len() <= self.status.borrow().disks.len(),
             ..SyncVmiResponse::default()
         }))
     }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use husk_proto::shim::v1::{KillRequest, ShutdownRequest, SyncVmiRequest, SyncVmiResponse};
+use husk_proto::shim::v1::{KillRequest, ShutdownRequest, SyncVmiResponse};
 use jiff::Timestamp;
 use kube::api::PostParams;
 use kube::core::DynamicObject;
@@ -17,10 +17,12 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
+use super::attachment::{Attachment, PodsDir};
 use super::foreign::ForeignEntry;
 use super::object::{self, Vmi};
 use super::pod::{Pod, PodState, RuntimeDir};
 use super::status::{self, Observed};
+use super::sync_call::{SyncCall, Synced};
 use crate::event::{EventSender, Kind};
 
 /// Interval at which the agent looks again for what it cannot watch: a pod's directory, a volume that is not there yet.
@@ -50,13 +52,14 @@ enum Next {
 struct Sync {
     spec: Value,
     starts: bool,
-    call: JoinHandle<Result<SyncVmiResponse, tonic::Status>>,
+    call: JoinHandle<Result<Synced, tonic::Status>>,
 }
 
 /// The actor of one VMI.
 pub struct VmiActor {
     node: String,
     runtime: RuntimeDir,
+    pods: PodsDir,
     client: Client,
     events: EventSender,
     /// The object as the watch has it; `None` once it is deleted.
@@ -76,6 +79,8 @@ pub struct VmiActor {
     grace: Option<u64>,
     /// This actor started the VM.
     started: bool,
+    /// Hotplugged volumes in the last status.
+    plugged: Vec<String>,
     /// The time when a VMI of this node was first seen without a directory of Husk's for its pod.
     without_pod: Option<Instant>,
     foreign: ForeignEntry,
@@ -94,6 +99,7 @@ impl VmiActor {
     pub fn new(
         node: String,
         runtime: RuntimeDir,
+        pods: PodsDir,
         client: Client,
         events: EventSender,
         foreign: ForeignEntry,
@@ -102,6 +108,7 @@ impl VmiActor {
         VmiActor {
             node,
             runtime,
+            pods,
             client,
             events,
             object,
@@ -114,6 +121,7 @@ impl VmiActor {
             retry: FIRST_RETRY,
             grace: None,
             started: false,
+            plugged: Vec::new(),
             without_pod: None,
             foreign,
         }
@@ -164,6 +172,7 @@ impl VmiActor {
         }
         self.without_pod = None;
         self.foreign.remove();
+        self.report_unplugged(&vmi).await;
         if vmi.is_final() {
             if state.answers() && self.grace != Some(0) && !self.shut_down(&vmi, &state, 0).await {
                 return Next::After(LOOK_INTERVAL);
@@ -295,10 +304,6 @@ impl VmiActor {
             return Next::Wait;
         }
         let starts = *state == PodState::Waiting;
-        if starts && let Some(volume) = not_attached(vmi) {
-            debug!(vmi = vmi.name(), volume, "waiting for a hotpluggable volume");
-            return Next::Wait;
-        }
         let done = self
             .synced
             .as_ref()
@@ -315,13 +320,13 @@ impl VmiActor {
         let Some(pod) = &self.pod else {
             return Next::Wait;
         };
-        let mut client = pod.client();
-        let request = SyncVmiRequest {
-            vmi: vmi.manifest(),
-            ..SyncVmiRequest::default()
+        let attached: Vec<&str> = match state {
+            PodState::Running(status) => status.disks.iter().map(|disk| disk.name.as_str()).collect(),
+            _ => Vec::new(),
         };
-        let call =
-            tokio::spawn(async move { client.sync_vmi(request).await.map(tonic::Response::into_inner) });
+        let attachments = Attachment::outstanding(vmi, &attached);
+        let call = SyncCall::new(pod, vmi.manifest(), starts, attachments);
+        let call = tokio::spawn(call.run(self.pods.clone()));
         // The VM can run before the answer is here.
         self.started |= starts;
         let spec = vmi.spec().clone();
@@ -330,41 +335,52 @@ impl VmiActor {
     }
 
     /// Takes the answer to a call of SyncVmi.
-    async fn take(&mut self, answer: Result<SyncVmiResponse, tonic::Status>) {
+    async fn take(&mut self, answer: Result<Synced, tonic::Status>) {
         let Some(sync) = self.sync.take() else {
             return;
         };
-        match answer {
-            Ok(answer) => {
-                self.error = None;
-                self.retry = FIRST_RETRY;
-                self.pause = None;
-                if !answer.complete && !sync.starts {
-                    self.pause = Some((Instant::now() + LOOK_INTERVAL, sync.spec.clone()));
+        let error = match answer {
+            Ok(synced) => {
+                // The start says nothing of hotpluggable volumes.
+                let started = sync.starts && !synced.waits;
+                let complete = synced.answer.complete;
+                if synced.waits {
+                    self.started = false;
+                    if let Some(vmi) = self.vmi() {
+                        debug!(vmi = vmi.name(), "a hotpluggable volume is not on the node yet");
+                    }
                 }
-                self.synced = (!sync.starts).then_some((sync.spec, answer));
-            }
-            Err(error) => {
-                let text = match error.message() {
-                    "" => error.to_string(),
-                    text => text.to_owned(),
-                };
-                let known = self.error.replace(text.clone());
-                if let Some(vmi) = self.vmi()
-                    && known.as_ref() != Some(&text)
-                {
-                    warn!(
-                        vmi = vmi.name(),
-                        namespace = vmi.namespace(),
-                        error = text,
-                        "SyncVmi failed"
-                    );
-                    self.events.send(&vmi, Kind::Warning, "SyncFailed", &text).await;
+                self.synced = (!started).then(|| (sync.spec.clone(), synced.answer));
+                match synced.error {
+                    Some(error) => error,
+                    None => {
+                        self.error = None;
+                        self.retry = FIRST_RETRY;
+                        let again = (!complete && !started).then(|| Instant::now() + LOOK_INTERVAL);
+                        self.pause = again.map(|again| (again, sync.spec));
+                        return;
+                    }
                 }
-                self.pause = Some((Instant::now() + self.retry, sync.spec));
-                self.retry = (self.retry * 2).min(LAST_RETRY);
             }
+            Err(error) => match error.message() {
+                "" => error.to_string(),
+                text => text.to_owned(),
+            },
+        };
+        let known = self.error.replace(error.clone());
+        if let Some(vmi) = self.vmi()
+            && known.as_ref() != Some(&error)
+        {
+            warn!(
+                vmi = vmi.name(),
+                namespace = vmi.namespace(),
+                error,
+                "SyncVmi failed"
+            );
+            self.events.send(&vmi, Kind::Warning, "SyncFailed", &error).await;
         }
+        self.pause = Some((Instant::now() + self.retry, sync.spec));
+        self.retry = (self.retry * 2).min(LAST_RETRY);
     }
 
     /// Writes the status if it is not up to date. `Err` has the time after which to look again.
@@ -404,8 +420,24 @@ impl VmiActor {
         }
     }
 
-    /// Sends the events of a change of phase.
+    /// Sends the events of volumes whose entries virt-controller has removed from the status.
+    async fn report_unplugged(&mut self, vmi: &Vmi) {
+        let plugged = vmi.plugged();
+        for name in std::mem::replace(&mut self.plugged, plugged) {
+            if !self.plugged.contains(&name) {
+                let message = format!("Volume {name} has been unplugged");
+                self.events
+                    .send(vmi, Kind::Normal, "VolumeUnplugged", &message)
+                    .await;
+            }
+        }
+    }
+
+    /// Sends the events of changes of phases.
     async fn report(&self, old: &Vmi, new: &Vmi) {
+        for (reason, message) in status::volume_events(old.status(), new.status()) {
+            self.events.send(new, Kind::Normal, &reason, &message).await;
+        }
         let (before, after) = (old.phase(), new.phase());
         if before == after {
             return;
@@ -435,16 +467,6 @@ impl VmiActor {
     }
 }
 
-/// A hotpluggable volume whose attachment pod is not ready: the VM starts with all of its volumes.
-fn not_attached(vmi: &Vmi) -> Option<&str> {
-    let attached = |name: &&str| {
-        let entries = vmi.status()["volumeStatus"].as_array();
-        let entry = entries.into_iter().flatten().find(|entry| entry["name"] == *name);
-        entry.is_some_and(|entry| matches!(entry["phase"].as_str(), Some("MountedToPod" | "Ready")))
-    };
-    vmi.hotpluggable().into_iter().find(|name| !attached(name))
-}
-
 async fn pod_changed(pod: &mut Option<Pod>) {
     match pod {
         Some(pod) => pod.changed().await,
@@ -452,7 +474,7 @@ async fn pod_changed(pod: &mut Option<Pod>) {
     }
 }
 
-async fn sync_ended(sync: &mut Option<Sync>) -> Result<SyncVmiResponse, tonic::Status> {
+async fn sync_ended(sync: &mut Option<Sync>) -> Result<Synced, tonic::Status> {
     match sync {
         Some(sync) => (&mut sync.call)
             .await

@@ -1,11 +1,13 @@
 //! The VMIs of the node: a watch of their objects, and an actor for each.
 
 mod actor;
+mod attachment;
 mod finder;
 mod foreign;
 mod object;
 mod pod;
 mod status;
+mod sync_call;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -23,6 +25,7 @@ use tracing::warn;
 use crate::event::EventSender;
 use crate::watching::{WatchError, backoff, stopped};
 use actor::VmiActor;
+pub use attachment::PodsDir;
 use finder::Query;
 pub use finder::{RunningVm, VmiFinder};
 use foreign::ForeignList;
@@ -37,6 +40,7 @@ const NODE_LABEL: &str = "kubevirt.io/nodeName";
 pub struct VmiController {
     node: String,
     runtime: RuntimeDir,
+    pods: PodsDir,
     client: Client,
     events: EventSender,
     /// The objects' channels to their actors, by UID: a VMI of the same name may come before the old one is gone.
@@ -63,6 +67,7 @@ impl VmiController {
     pub fn new(
         node: String,
         runtime: RuntimeDir,
+        pods: PodsDir,
         client: Client,
         events: EventSender,
     ) -> (VmiController, VmiFinder, ForeignVmis) {
@@ -71,6 +76,7 @@ impl VmiController {
         let controller = VmiController {
             node,
             runtime,
+            pods,
             client,
             events,
             objects: HashMap::new(),
@@ -156,6 +162,7 @@ impl VmiController {
         let actor = VmiActor::new(
             self.node.clone(),
             self.runtime.clone(),
+            self.pods.clone(),
             self.client.clone(),
             self.events.clone(),
             self.foreign.entry(),

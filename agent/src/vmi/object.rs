@@ -91,6 +91,18 @@ impl Vmi {
         plugged.filter_map(|volume| volume["name"].as_str()).collect()
     }
 
+    /// Names of the volumes that the status lists as hotplugged.
+    pub fn plugged(&self) -> Vec<String> {
+        let entries = self.status()["volumeStatus"].as_array();
+        let plugged = entries
+            .into_iter()
+            .flatten()
+            .filter(|entry| entry["hotplugVolume"].is_object());
+        plugged
+            .filter_map(|entry| entry["name"].as_str().map(str::to_owned))
+            .collect()
+    }
+
     /// The object for the pod's shim, as JSON.
     pub fn manifest(&self) -> String {
         let mut object = self.0.clone();

@@ -110,6 +110,7 @@ impl RuntimeDir {
 #[derive(Debug)]
 pub struct Pod {
     uid: String,
+    directory: PathBuf,
     client: PodClient<Channel>,
     state: watch::Receiver<PodState>,
     follower: Option<AbortHandle>,
@@ -134,6 +135,7 @@ impl Pod {
         };
         Some(Pod {
             uid: uid.to_owned(),
+            directory,
             client,
             state,
             follower,
@@ -155,6 +157,11 @@ impl Pod {
         if self.state.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
+    }
+
+    /// Path of the socket to which descriptors are sent; it is there while the VM runs.
+    pub fn descriptors(&self) -> PathBuf {
+        self.directory.join("fds.sock")
     }
 
     /// A client of its shim. Each call connects again if it must.

@@ -1,5 +1,6 @@
 //! VMIs under an API server and shims that the test plays.
 
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use husk_proto::shim::v1::Phase;
@@ -32,6 +33,16 @@ impl Node {
         RuntimeDir::at(self.dir.path().to_owned())
     }
 
+    fn pods(&self) -> PodsDir {
+        PodsDir::at(self.dir.path().join("kubelet"))
+    }
+
+    /// The directory that the attachment pod `uid` shares with the node.
+    fn attachment(&self, uid: &str) -> PathBuf {
+        let shared = "volumes/kubernetes.io~empty-dir/hotplug-disks";
+        self.dir.path().join("kubelet").join(uid).join(shared)
+    }
+
     /// An agent, until the handle is aborted.
     fn agent(&self) -> JoinHandle<()> {
         self.agent_with_foreign().0
@@ -41,7 +52,7 @@ impl Node {
         let client = self.api.client();
         let events = EventSender::new(client.clone(), NODE.to_owned());
         let (controller, _finder, foreign) =
-            VmiController::new(NODE.to_owned(), self.runtime(), client, events);
+            VmiController::new(NODE.to_owned(), self.runtime(), self.pods(), client, events);
         let (stop, stopped) = watch::channel(false);
         let agent = tokio::spawn(async move {
             controller.run(stopped).await;
@@ -359,4 +370,92 @@ impl Random {
         self.0 ^= self.0 >> 27;
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) % limit
     }
+}
+
+/// Makes a node of any block device of the machine. It is only opened for reading.
+fn block_device(path: &Path) {
+    let devices = std::fs::read_dir("/sys/block").unwrap();
+    let numbers = devices
+        .flatten()
+        .find_map(|device| std::fs::read_to_string(device.path().join("dev")).ok());
+    let numbers = numbers.expect("a block device in /sys/block");
+    let (major, minor) = numbers.trim().split_once(':').unwrap();
+    let device = rustix::fs::makedev(major.parse().unwrap(), minor.parse().unwrap());
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let mode = rustix::fs::Mode::RUSR;
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        path,
+        rustix::fs::FileType::BlockDevice,
+        mode,
+        device,
+    )
+    .unwrap();
+}
+
+#[tokio::test]
+#[ignore = "needs root"]
+async fn vm_gets_volumes_of_attachment_pods() {
+    let node = Node::new();
+    let shim = Shim::start(node.dir.path(), "vm-pod");
+    let mut scheduled = vmi("vm");
+    let claim = json!({"name": "data", "persistentVolumeClaim": {"claimName": "c", "hotpluggable": true}});
+    let entry = json!({
+        "name": "data",
+        "phase": "AttachedToNode",
+        "target": "",
+        "hotplugVolume": {"attachPodUID": "hp-pod"},
+        "persistentVolumeClaimInfo": {"volumeMode": "Block"},
+    });
+    scheduled["spec"]["volumes"].as_array_mut().unwrap().push(claim);
+    let disk = json!({"name": "data", "disk": {"bus": "scsi", "readonly": true}});
+    scheduled["spec"]["domain"]["devices"]["disks"]
+        .as_array_mut()
+        .unwrap()
+        .push(disk);
+    scheduled["status"]["volumeStatus"]
+        .as_array_mut()
+        .unwrap()
+        .push(entry);
+    node.api.put(scheduled);
+    let _agent = node.agent();
+    // The VM does not start without the volume's data. virt-controller makes no attachment pod without this field.
+    until("the SELinux context", || {
+        node.api.vmi("vm")["status"]["selinuxContext"] == "none"
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert!(shim.calls().is_empty(), "{:?}", shim.calls());
+    block_device(&node.attachment("hp-pod").join("data/claim-uid"));
+    let phase = |node: &Node| node.api.vmi("vm")["status"]["volumeStatus"][1]["phase"].clone();
+    until("the volume is plugged", || phase(&node) == "Ready").await;
+    assert_eq!(shim.starts(), 1);
+    let status = node.api.vmi("vm")["status"].clone();
+    assert_eq!(status["phase"], "Running");
+    assert_eq!(status["volumeStatus"][1]["target"], "sda");
+
+    node.api.change("vm", |vmi| {
+        vmi["spec"]["volumes"].as_array_mut().unwrap().pop();
+        vmi["spec"]["domain"]["devices"]["disks"]
+            .as_array_mut()
+            .unwrap()
+            .pop();
+    });
+    until("the volume is unplugged", || phase(&node) == "UnMountedFromPod").await;
+    // virt-controller removes the attachment pod, then the entry.
+    node.api.change("vm", |vmi| {
+        vmi["status"]["volumeStatus"].as_array_mut().unwrap().pop();
+    });
+    let expected = [
+        "VolumeReady Successfully attach hotplugged volume data to VM",
+        "VolumeUnMountedFromPod Volume data has been unmounted from virt-launcher pod",
+        "VolumeUnplugged Volume data has been unplugged",
+    ];
+    until("the events", || {
+        let events = node.api.events("vm");
+        expected
+            .iter()
+            .all(|event| events.iter().any(|sent| sent == event))
+    })
+    .await;
 }

@@ -4,6 +4,8 @@ mod conditions;
 mod interfaces;
 mod volumes;
 
+pub use volumes::events as volume_events;
+
 use husk_proto::shim::v1::{Phase, Status, SyncVmiResponse};
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -55,8 +57,14 @@ pub fn next(vmi: &Vmi, observed: &Observed<'_>) -> Value {
         set_phase(&mut status, phase, observed.now);
     }
     conditions::update(&mut status, observed);
-    if let PodState::Running(running) = observed.state {
-        describe(&mut status, vmi, running, observed.synced);
+    match observed.state {
+        PodState::Running(running) => describe(&mut status, vmi, running, observed.synced),
+        // virt-controller attaches these volumes before the VM starts.
+        PodState::Waiting if !vmi.hotpluggable().is_empty() => {
+            status["selinuxContext"] = json!(NO_SELINUX);
+            volumes::update(&mut status, vmi, &[], observed.synced);
+        }
+        _ => {}
     }
     status
 }

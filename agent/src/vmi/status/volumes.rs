@@ -74,6 +74,20 @@ fn set_phase(entry: &mut Value, name: &str, wanted: bool, attached: bool, report
     entry["message"] = json!(message);
 }
 
+/// Reasons and messages of the events for volumes whose phase has changed from `old` to `new`.
+pub fn events(old: &Value, new: &Value) -> Vec<(String, String)> {
+    let entries = |status: &Value| status["volumeStatus"].as_array().cloned().unwrap_or_default();
+    let text = |entry: &Value, field: &str| entry[field].as_str().unwrap_or_default().to_owned();
+    let old = entries(old);
+    let changed = entries(new).into_iter().filter(|entry| {
+        let before = old.iter().find(|before| before["name"] == entry["name"]);
+        before.is_some_and(|before| before["phase"] != entry["phase"])
+    });
+    changed
+        .map(|entry| (text(&entry, "reason"), text(&entry, "message")))
+        .collect()
+}
+
 fn is_generated(spec: &Value, name: &str) -> bool {
     let volumes = spec["volumes"].as_array();
     let volume = volumes
