@@ -3,6 +3,7 @@
 mod bench;
 mod binaries;
 mod checkout;
+mod cluster;
 mod debian;
 mod demo;
 mod images;
@@ -34,6 +35,8 @@ enum Xtask {
     Images(images::Args),
     /// Measures Husk in comparison with QEMU
     Bench(bench::Args),
+    /// Runs a Kubernetes cluster with KubeVirt's control plane and nodes with Husk
+    Cluster(cluster::Args),
     /// Boots Debian from a manifest and shows each step
     Demo(demo::Args),
 }
@@ -50,6 +53,7 @@ fn run() -> Result<ExitCode> {
         Xtask::Lab(args) => return lab::run(args),
         Xtask::Test(args) => return test::run(&args),
         Xtask::Soak(args) => return test::soak(&args),
+        Xtask::Cluster(args) => return cluster::run(args),
         Xtask::Images(args) => images::run(args)?,
         Xtask::Bench(args) => bench::run(args)?,
         Xtask::Demo(args) => demo::run(args)?,

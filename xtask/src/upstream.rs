@@ -15,16 +15,19 @@ const GO: Tool = Tool {
     package: "golang-go",
 };
 
-/// Programs built from the module `tests/peers/NAME`, in a folder of that name.
+/// Programs built from the module `tests/peers/MODULE`, in a folder of that name.
 struct Project {
-    name: &'static str,
+    module: &'static str,
     programs: &'static [&'static str],
     linker: &'static str,
 }
 
+/// Sets the version that `kubectl get nodes` shows. Unset, it is not valid.
+const KUBERNETES_LINKER: &str = "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3";
+
 const PROJECTS: [Project; 2] = [
     Project {
-        name: "containerd",
+        module: "containerd",
         programs: &[
             "github.com/containerd/containerd/v2/cmd/containerd",
             // For pods that are not VMs.
@@ -34,7 +37,7 @@ const PROJECTS: [Project; 2] = [
         linker: "-s -w",
     },
     Project {
-        name: "kubernetes",
+        module: "kubernetes",
         programs: &[
             // etcd, whose program is called `server`.
             "go.etcd.io/etcd/server/v3",
@@ -42,25 +45,45 @@ const PROJECTS: [Project; 2] = [
             "k8s.io/kubernetes/cmd/kubectl",
             "k8s.io/kubernetes/cmd/kubelet",
         ],
-        // `kubectl get nodes` shows it; unset, it is no valid version.
-        linker: "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.3",
+        linker: KUBERNETES_LINKER,
     },
 ];
+
+/// The programs of a whole cluster that [`PROJECTS`] lacks.
+const CONTROL_PLANE: Project = Project {
+    module: "kubernetes",
+    programs: &[
+        "k8s.io/kubernetes/cmd/kube-controller-manager",
+        "k8s.io/kubernetes/cmd/kube-proxy",
+        "k8s.io/kubernetes/cmd/kube-scheduler",
+    ],
+    linker: KUBERNETES_LINKER,
+};
 
 /// Builds the upstream programs, unless they are in the cache; returns the folder that has a folder of programs for
 /// each.
 pub fn ensure(progress: &Progress) -> Result<PathBuf> {
     let modules = checkout::root().join("tests/peers");
-    let folder = checkout::cache()?.join("peers").join(hash(&modules)?);
+    let folder = checkout::cache()?.join("peers").join(hash(&modules, &PROJECTS)?);
     for project in &PROJECTS {
         project.ensure(progress, &modules, &folder)?;
     }
     Ok(folder)
 }
 
+/// Builds the controller manager, scheduler and proxy of Kubernetes, unless they are in the cache; returns their folder.
+pub fn ensure_control_plane(progress: &Progress) -> Result<PathBuf> {
+    let modules = checkout::root().join("tests/peers");
+    let folder = checkout::cache()?
+        .join("peers")
+        .join(hash(&modules, &[CONTROL_PLANE])?);
+    CONTROL_PLANE.ensure(progress, &modules, &folder)?;
+    Ok(folder.join(CONTROL_PLANE.module))
+}
+
 impl Project {
     fn ensure(&self, progress: &Progress, modules: &Path, folder: &Path) -> Result<()> {
-        let programs = folder.join(self.name);
+        let programs = folder.join(self.module);
         if programs.exists() {
             return Ok(());
         }
@@ -79,23 +102,23 @@ impl Project {
         .args(self.programs)
         .env("CGO_ENABLED", "0")
         .env("GOFLAGS", "")
-        .current_dir(modules.join(self.name));
+        .current_dir(modules.join(self.module));
         progress
-            .run(format!("building {} from its Go module", self.name), &mut go)
+            .run(format!("building {} from its Go module", self.module), &mut go)
             .context("Go 1.21 or newer is needed, and the Go module proxy")?;
         std::fs::rename(&aside, &programs).with_context(|| format!("cannot place {}", programs.display()))
     }
 }
 
 /// Hash of everything that determines the build.
-fn hash(modules: &Path) -> Result<String> {
+fn hash(modules: &Path, projects: &[Project]) -> Result<String> {
     let mut digest = Sha256::new();
-    for project in &PROJECTS {
+    for project in projects {
         for word in project.programs.iter().chain([&project.linker]) {
             digest.update(word);
         }
         for file in ["go.mod", "go.sum"] {
-            let path = modules.join(project.name).join(file);
+            let path = modules.join(project.module).join(file);
             digest.update(std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?);
         }
     }

@@ -3,7 +3,7 @@
 mod archive;
 mod bench_files;
 mod boot;
-mod container_image;
+pub mod container_image;
 mod cost;
 mod disk;
 mod figures;

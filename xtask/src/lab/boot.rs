@@ -403,7 +403,8 @@ fn machine(image: &Image) -> Result<Vec<OsString>> {
          -device virtio-net-pci,netdev=net,romfile= \
          -object rng-random,id=rng,filename=/dev/urandom -device virtio-rng-pci,rng=rng \
          -device pcie-root-port,id=port-checkout,chassis=1,slot=1 \
-         -device pcie-root-port,id=port-cache,chassis=2,slot=2"
+         -device pcie-root-port,id=port-cache,chassis=2,slot=2 \
+         -device pcie-root-port,id=port-nic,chassis=3,slot=3"
     );
     // Free-page reporting returns memory to this machine that guests in the lab have freed.
     options.extend(words.split_whitespace().map(OsString::from));
@@ -476,7 +477,7 @@ pub fn machine_mib() -> Result<u64> {
 
 /// `command`, set up to outlive this process: with its output in `log`, in a session of its own, and without inherited
 /// files, whose other ends may wait for them to be closed.
-fn detach<'a>(command: &'a mut Command, log: &File) -> &'a mut Command {
+pub fn detach<'a>(command: &'a mut Command, log: &File) -> &'a mut Command {
     let clone = || log.try_clone().map_or_else(|_| Stdio::null(), Stdio::from);
     command.stdin(Stdio::null()).stdout(clone()).stderr(clone());
     // SAFETY: only async-signal-safe system calls on plain numbers; they touch no memory of this process.

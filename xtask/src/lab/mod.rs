@@ -19,11 +19,16 @@ use crate::native::native_kvm;
 use crate::progress::Progress;
 use anyhow::Result;
 use clap::Subcommand;
+use qmp::Qmp;
+use serde_json::json;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+pub use boot::detach;
 pub use run::{Command, TIMED_OUT, share};
 pub use signals::exit_on_signals;
+pub use state::Process;
 
 /// Exit status of `lab run` if the command could not be run, or the lab was lost while it ran.
 const NOT_RUN: u8 = 125;
@@ -84,6 +89,32 @@ pub fn ensure_image(progress: &Progress) -> Result<()> {
     image::ensure(progress).map(drop)
 }
 
+/// Path of a program in the lab's system, such as `usr/bin/busybox`.
+pub fn program(progress: &Progress, path: &str) -> Result<PathBuf> {
+    Ok(image::ensure(progress)?.root().join(path))
+}
+
+/// Boots lab `number` anew with one more NIC, whose other end is the tap `tap` of this machine.
+pub fn up_with_nic(progress: &Progress, number: u32, tap: &str, mac: &str) -> Result<()> {
+    boot::down(number, false)?;
+    let lab = boot::up(progress, number)?;
+    let mut qmp = Qmp::connect(&lab.sockets.join("qmp"))?;
+    qmp.execute(
+        "netdev_add",
+        json!({ "type": "tap", "id": "bridged", "ifname": tap, "script": "no", "downscript": "no" }),
+    )?;
+    qmp.execute(
+        "device_add",
+        json!({ "driver": "virtio-net-pci", "netdev": "bridged", "mac": mac, "romfile": "", "bus": "port-nic" }),
+    )?;
+    Ok(())
+}
+
+/// Ends lab `number` with all commands in it.
+pub fn end(number: u32) -> Result<()> {
+    boot::down(number, true)
+}
+
 /// Number of labs that this machine has processors and memory for.
 pub fn affordable() -> u32 {
     let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -101,7 +132,7 @@ pub fn cpu_time(number: u32) -> Option<Duration> {
 }
 
 /// Serial console log of lab `number`.
-pub fn serial_log(number: u32) -> Result<std::path::PathBuf> {
+pub fn serial_log(number: u32) -> Result<PathBuf> {
     Ok(state::LabFolder::find(number)?.file("serial.log"))
 }
 

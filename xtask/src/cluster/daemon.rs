@@ -1,0 +1,121 @@
+//! The cluster's processes on this machine, and the record of them.
+
+use crate::lab::{Process, detach};
+use anyhow::{Context, Result, bail};
+use nix::sys::signal::Signal;
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// Maximum time for a process to end after SIGTERM.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// A process of the cluster.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Daemon {
+    /// Name of the program, and of its log.
+    pub name: String,
+    pub process: Process,
+}
+
+/// The record of a cluster's processes.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Record {
+    #[serde(skip)]
+    folder: PathBuf,
+    pub daemons: Vec<Daemon>,
+    /// Number of nodes.
+    pub nodes: u32,
+}
+
+impl Record {
+    /// The record in `folder`; an empty one if there is none.
+    pub fn read(folder: &Path) -> Self {
+        let bytes = std::fs::read(folder.join("cluster.json")).unwrap_or_default();
+        let record: Self = serde_json::from_slice(&bytes).unwrap_or_default();
+        Self {
+            folder: folder.to_owned(),
+            ..record
+        }
+    }
+
+    /// Begins the record of a new cluster.
+    pub fn begin(&mut self, nodes: u32) -> Result<()> {
+        (self.daemons, self.nodes) = (Vec::new(), nodes);
+        self.write()
+    }
+
+    fn write(&self) -> Result<()> {
+        std::fs::write(self.folder.join("cluster.json"), serde_json::to_vec_pretty(self)?)?;
+        Ok(())
+    }
+
+    /// True if all processes of the cluster run.
+    pub fn complete(&self) -> bool {
+        let last = self
+            .daemons
+            .last()
+            .is_some_and(|daemon| daemon.name == "virt-controller");
+        last && self.daemons.iter().all(|daemon| daemon.process.alive())
+    }
+
+    /// Starts `command`, with its output in `logs/NAME.log`.
+    pub fn start(&mut self, name: &str, command: &mut Command) -> Result<()> {
+        let log = File::create(self.log(name))?;
+        let child = detach(command, &log)
+            .spawn()
+            .with_context(|| format!("cannot start {name}"))?;
+        let process = Process::running(i32::try_from(child.id())?);
+        let process = process.with_context(|| format!("{name} ended at once"))?;
+        std::thread::spawn(move || { child }.wait());
+        self.daemons.push(Daemon {
+            name: name.to_owned(),
+            process,
+        });
+        self.write()
+    }
+
+    /// Fails with the end of its log if the process called `name` has ended.
+    pub fn check(&self, name: &str) -> Result<()> {
+        let found = self.daemons.iter().find(|daemon| daemon.name == name);
+        if found.is_some_and(|daemon| daemon.process.alive()) {
+            return Ok(());
+        }
+        let log = std::fs::read_to_string(self.log(name)).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        bail!(
+            "{name} has ended:\n{}",
+            lines[lines.len().saturating_sub(20)..].join("\n")
+        );
+    }
+
+    /// Ends one process.
+    pub fn end_one(&mut self, name: &str) -> Result<()> {
+        let (ended, left) = self.daemons.drain(..).partition(|daemon| daemon.name == name);
+        self.daemons = left;
+        end(&ended);
+        self.write()
+    }
+
+    /// Ends all processes.
+    pub fn end(&self) {
+        end(&self.daemons);
+    }
+
+    fn log(&self, name: &str) -> PathBuf {
+        self.folder.join("logs").join(format!("{name}.log"))
+    }
+}
+
+/// Ends processes, the last one first.
+fn end(daemons: &[Daemon]) {
+    for daemon in daemons.iter().rev() {
+        daemon.process.signal(Signal::SIGTERM);
+        if !daemon.process.ended_within(GRACE) {
+            daemon.process.signal(Signal::SIGKILL);
+            daemon.process.ended_within(GRACE);
+        }
+    }
+}

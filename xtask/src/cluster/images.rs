@@ -1,0 +1,101 @@
+//! Container images for the nodes, which have no registry.
+
+use super::{Programs, kubevirt};
+use crate::bench::container_image;
+use crate::progress::Progress;
+use crate::{checkout, images, lab};
+use anyhow::{Context, Result, ensure};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Image of the nodes' sandboxes.
+pub const PAUSE: &str = "localhost/husk/pause:1";
+/// Image of `husk-agent` in `deploy/`.
+const AGENT: &str = "localhost/husk/agent:latest";
+/// Image with a small guest's kernel and initramfs, for VMIs with `kernelBoot`.
+const GUEST: &str = "localhost/husk/guest:6.12";
+/// The guest image of [`GUEST`].
+const SMALL: &str = "initramfs-6.12";
+
+/// The content of an image.
+struct Recipe<'a> {
+    /// Name of the archive.
+    name: &'a str,
+    image: &'a str,
+    /// Files by their paths in the image.
+    files: Vec<(&'a str, &'a Path)>,
+    command: &'a [&'a str],
+}
+
+/// Packs the images that every node imports; returns the archives.
+pub fn make(progress: &Progress, folder: &Path, source: &Path, programs: &Programs) -> Result<Vec<PathBuf>> {
+    images::ensure(progress, &[SMALL])?;
+    let step = progress.step("packing container images");
+    let images = checkout::folder(folder.join("images"))?;
+    let busybox = lab::program(progress, "usr/bin/busybox")?;
+    let small = images::path(SMALL)?;
+    let container_disk = images.join("container-disk");
+    // KubeVirt's attachment pods run it.
+    step.command(
+        Command::new("gcc")
+            .args(["-static", "-O1", "-o"])
+            .arg(&container_disk)
+            .arg(source.join("cmd/container-disk-v2alpha/main.c")),
+    )?;
+    let launcher = kubevirt::launcher_image(&kubevirt::version(source)?);
+    let agent = programs.husk.join("husk-agent");
+    let (kernel, initrd) = (small.join("vmlinuz"), small.join("initrd"));
+    let recipes = [
+        Recipe {
+            name: "pause",
+            image: PAUSE,
+            files: vec![("bin/busybox", &busybox)],
+            command: &["/bin/busybox", "sleep", "1000000000"],
+        },
+        Recipe {
+            name: "agent",
+            image: AGENT,
+            files: vec![("husk-agent", &agent)],
+            command: &["/husk-agent"],
+        },
+        Recipe {
+            name: "launcher",
+            image: &launcher,
+            files: vec![
+                ("bin/busybox", &busybox),
+                ("usr/bin/container-disk", &container_disk),
+            ],
+            command: &["/bin/sh"],
+        },
+        Recipe {
+            name: "guest",
+            image: GUEST,
+            files: vec![("boot/vmlinuz", &kernel), ("boot/initrd", &initrd)],
+            command: &["/none"],
+        },
+    ];
+    let mut archives = Vec::new();
+    for recipe in recipes {
+        let tree = tempfile::tempdir_in(&images)?;
+        for (path, from) in recipe.files {
+            let to = tree.path().join(path);
+            checkout::folder(to.parent().context("no folder")?.to_owned())?;
+            std::fs::copy(from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+        }
+        if tree.path().join("bin/busybox").exists() {
+            for link in [
+                "sh", "bash", "cat", "cp", "ls", "ping", "sleep", "wget", "nc", "test",
+            ] {
+                symlink("busybox", tree.path().join("bin").join(link))?;
+            }
+        }
+        let mode = Command::new("chmod").arg("755").arg(tree.path()).status()?;
+        ensure!(mode.success(), "chmod: {mode}");
+        let archive = images.join(format!("{}.tar", recipe.name));
+        container_image::pack(tree.path(), recipe.image, recipe.command, &archive)?;
+        archives.push(archive);
+    }
+    step.done();
+    Ok(archives)
+}

@@ -1,0 +1,238 @@
+//! A Kubernetes cluster with KubeVirt's stock control plane: its programs are processes of this machine, its nodes are
+//! labs, connected by a bridge.
+
+mod certificates;
+mod daemon;
+mod images;
+mod kubectl;
+mod kubernetes;
+mod kubevirt;
+mod network;
+mod node;
+
+use crate::binaries::{self, Profile};
+use crate::packages::{self, Tool};
+use crate::progress::Progress;
+use crate::{checkout, upstream};
+use anyhow::{Context, Result, bail};
+use clap::Subcommand;
+use daemon::Record;
+use kubectl::Kubectl;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+const TOOLS: &[Tool] = &[
+    Tool {
+        name: "openssl",
+        package: "openssl",
+    },
+    Tool {
+        name: "ip",
+        package: "iproute2",
+    },
+    Tool {
+        name: "git",
+        package: "git",
+    },
+    Tool {
+        name: "gcc",
+        package: "gcc",
+    },
+];
+
+/// Arguments of `cargo xtask cluster`.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Builds and starts the cluster, unless it runs; needs root
+    Up {
+        /// A checkout of KubeVirt 1.9, from which its control plane is built
+        #[arg(long, value_name = "CHECKOUT")]
+        kubevirt: PathBuf,
+        /// Number of nodes, each of which is a lab
+        #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
+        nodes: u32,
+        /// Use Husk's existing binaries
+        #[arg(long)]
+        no_build: bool,
+    },
+    /// Reports the cluster's processes and nodes; exits with 1 if one is missing
+    Status,
+    /// Runs kubectl as the cluster's administrator
+    #[command(disable_help_flag = true)]
+    Kubectl {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Runs virtctl as the cluster's administrator
+    #[command(disable_help_flag = true)]
+    Virtctl {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Ends the cluster and deletes its data
+    Down,
+}
+
+/// Folder of the cluster's certificates, data and logs.
+pub fn folder() -> Result<PathBuf> {
+    checkout::folder(checkout::target().join("cluster"))
+}
+
+/// Runs `cargo xtask cluster`; returns the command's exit status.
+pub fn run(args: Args) -> Result<ExitCode> {
+    match args.action {
+        Action::Up {
+            kubevirt,
+            nodes,
+            no_build,
+        } => up(&kubevirt, nodes, !no_build)?,
+        Action::Status => return status(&folder()?),
+        Action::Kubectl { arguments } => return Ok(client(&folder()?, "kubectl", &arguments)),
+        Action::Virtctl { arguments } => return Ok(client(&folder()?, "virtctl", &arguments)),
+        Action::Down => down()?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Starts the cluster with KubeVirt from the checkout `source`, unless it runs. If `build`, builds Husk first.
+///
+/// # Errors
+/// Fails if this is not root, or something does not start; then [`down`] ends the rest.
+pub fn up(source: &Path, nodes: u32, build: bool) -> Result<()> {
+    if !nix::unistd::geteuid().is_root() {
+        let words = format!("cluster up --kubevirt {}", source.display());
+        bail!("a bridge and taps need root: run {}", checkout::as_root(&words));
+    }
+    let progress = Progress::new();
+    packages::ensure(&progress, TOOLS)?;
+    if build {
+        binaries::build(Profile::EndToEnd, &progress)?;
+    }
+    let programs = Programs {
+        peers: upstream::ensure(&progress)?,
+        control_plane: upstream::ensure_control_plane(&progress)?,
+        kubevirt: kubevirt::build(&progress, source)?,
+        husk: Profile::EndToEnd.folder(),
+    };
+    let folder = folder()?;
+    let mut record = Record::read(&folder);
+    if record.complete() && record.nodes == nodes {
+        eprintln!("the cluster runs already");
+        return Ok(());
+    }
+    record.end();
+    network::remove();
+    let result = start(&folder, source, nodes, &programs, &mut record, &progress);
+    if result.is_err() {
+        eprintln!(
+            "the cluster is incomplete, logs in {}: cargo xtask cluster down ends it",
+            folder.join("logs").display()
+        );
+    }
+    result
+}
+
+/// Folders of the programs that the cluster runs.
+#[derive(Debug)]
+struct Programs {
+    /// containerd and the programs of Kubernetes that `cargo xtask test --peers` runs too.
+    peers: PathBuf,
+    /// The other programs of Kubernetes.
+    control_plane: PathBuf,
+    kubevirt: PathBuf,
+    husk: PathBuf,
+}
+
+fn start(
+    folder: &Path,
+    source: &Path,
+    nodes: u32,
+    programs: &Programs,
+    record: &mut Record,
+    progress: &Progress,
+) -> Result<()> {
+    for part in ["logs", "etcd", "certificates", "tokens"] {
+        let part = folder.join(part);
+        let _ = std::fs::remove_dir_all(&part);
+        checkout::folder(part)?;
+    }
+    record.begin(nodes)?;
+    for program in [
+        programs.peers.join("kubernetes/kubectl"),
+        programs.kubevirt.join("virtctl"),
+    ] {
+        let link = folder.join(program.file_name().context("no name")?);
+        let _ = std::fs::remove_file(&link);
+        std::os::unix::fs::symlink(program, link)?;
+    }
+    certificates::make(progress, &folder.join("certificates"), nodes)?;
+    network::add(nodes)?;
+    let archives = images::make(progress, folder, source, programs)?;
+    kubernetes::start(progress, folder, programs, record)?;
+    let kubectl = Kubectl::new(folder);
+    kubevirt::install(progress, folder, source, programs, record, &kubectl)?;
+    for number in 1..=nodes {
+        node::start(progress, folder, programs, number, &archives)?;
+    }
+    kubevirt::deploy_husk(progress, &kubectl, nodes)
+}
+
+fn status(folder: &Path) -> Result<ExitCode> {
+    let record = Record::read(folder);
+    if record.daemons.is_empty() {
+        println!("down");
+        return Ok(ExitCode::FAILURE);
+    }
+    for daemon in &record.daemons {
+        let state = if daemon.process.alive() {
+            "runs"
+        } else {
+            "has ended"
+        };
+        println!("{:<26} {state}, pid {}", daemon.name, daemon.process.pid);
+    }
+    let nodes = Kubectl::new(folder).run(&["get", "nodes", "-o", "wide"]);
+    print!("{}", nodes.as_deref().unwrap_or_default());
+    Ok(if record.complete() && nodes.is_ok() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// Runs a client of the cluster with this process's input and output.
+fn client(folder: &Path, name: &str, arguments: &[String]) -> ExitCode {
+    use std::os::unix::process::CommandExt;
+    let program = folder.join(name);
+    if !program.exists() {
+        eprintln!("error: there is no cluster: start one by cargo xtask cluster up --kubevirt CHECKOUT");
+        return ExitCode::FAILURE;
+    }
+    let error = Command::new(&program)
+        .args(arguments)
+        .env("KUBECONFIG", folder.join("certificates/admin.kubeconfig"))
+        .exec();
+    eprintln!("error: cannot start {}: {error}", program.display());
+    ExitCode::FAILURE
+}
+
+/// Ends the cluster and deletes its data.
+///
+/// # Errors
+/// Fails if a lab cannot be ended.
+pub fn down() -> Result<()> {
+    let folder = folder()?;
+    let record = Record::read(&folder);
+    for number in 1..=record.nodes {
+        node::end(number)?;
+    }
+    record.end();
+    network::remove();
+    std::fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))
+}
