@@ -30,6 +30,10 @@ struct Args {
     #[arg(long)]
     peers: bool,
 
+    /// Run the tests of VMs under KubeVirt's control plane (its clients in HUSK_CLUSTER), which are not run otherwise
+    #[arg(long)]
+    kubevirt: bool,
+
     /// Keep the folders of tests that fail
     #[arg(long)]
     keep: bool,
@@ -45,6 +49,8 @@ fn main() -> ExitCode {
         (cases::LONG, Some("--long"))
     } else if args.peers {
         (cases::UPSTREAM, Some("--peers"))
+    } else if args.kubevirt {
+        (cases::KUBEVIRT, Some("--kubevirt"))
     } else if args.full {
         (cases::FULL, Some("--full"))
     } else {

@@ -17,6 +17,7 @@ mod full_disk;
 mod hotplug;
 mod io_error;
 mod killed;
+mod kubevirt;
 mod lun;
 mod machine;
 mod network;
@@ -156,3 +157,6 @@ pub const UPSTREAM: &[Case] = &[
     shim::kubelet::CASE,
     shim::agent::CASE,
 ];
+
+/// Cases under KubeVirt's control plane, in the cluster of `cargo xtask cluster`. They run on this machine.
+pub const KUBEVIRT: &[Case] = &[kubevirt::life::CASE, kubevirt::hotplug::CASE];

@@ -12,6 +12,7 @@ pub mod images;
 pub mod initrd;
 pub mod kubelet;
 pub mod kubernetes;
+pub mod kubevirt;
 pub mod log_writes;
 pub mod manifest;
 pub mod netns;

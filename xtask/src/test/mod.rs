@@ -5,6 +5,7 @@
 //! end-to-end cases run in two labs of one processor each, and the unit tests in the time that the labs leave idle.
 
 mod deny;
+mod kubevirt;
 mod queue;
 mod soak;
 mod stages;
@@ -19,6 +20,7 @@ use crate::progress::Progress;
 use crate::{binaries, images, lab, upstream};
 use anyhow::{Result, bail};
 use stages::{Stage, Stages};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use suite::{Suite, Tier};
@@ -62,6 +64,9 @@ pub struct Args {
     /// Also run the cases with programs built from Go modules: the newest containerd, a kubelet
     #[arg(long)]
     peers: bool,
+    /// Run only the cases under KubeVirt's control plane, built from this checkout of KubeVirt; needs root
+    #[arg(long, value_name = "CHECKOUT", conflicts_with_all = ["full", "peers"])]
+    kubevirt: Option<PathBuf>,
     /// Run only the end-to-end cases, with the existing binaries
     #[arg(long)]
     no_build: bool,
@@ -94,6 +99,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     lab::exit_on_signals()?;
     let stages = Stages::new();
+    if let Some(source) = &args.kubevirt {
+        kubevirt::run(&stages, source, !args.no_build, args.filter.as_deref());
+        return Ok(exit_code(stages.close()));
+    }
     if args.no_build {
         stages.run("end to end", |stage| run_cases(stage, args, &progress));
         return Ok(exit_code(stages.close()));

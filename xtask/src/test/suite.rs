@@ -39,6 +39,8 @@ pub enum Tier {
     Full,
     /// Cases of `--peers`, with programs built from Go modules.
     Upstream,
+    /// Cases of `--kubevirt`, which run on this machine.
+    KubeVirt,
     /// Cases of `cargo xtask soak`.
     Long,
 }
@@ -50,6 +52,7 @@ impl Tier {
             Self::Default => None,
             Self::Full => Some("--full"),
             Self::Upstream => Some("--peers"),
+            Self::KubeVirt => Some("--kubevirt"),
             Self::Long => Some("--long"),
         }
     }
@@ -170,6 +173,7 @@ pub fn list() -> Result<()> {
         (Tier::Default, "cargo xtask test"),
         (Tier::Full, "cargo xtask test --full"),
         (Tier::Upstream, "cargo xtask test --peers, and --full"),
+        (Tier::KubeVirt, "cargo xtask test --kubevirt CHECKOUT"),
         (Tier::Long, "cargo xtask soak"),
     ] {
         println!("{title}:\n{}", Suite::listed(&program, tier)?);

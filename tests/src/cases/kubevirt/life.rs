@@ -1,0 +1,116 @@
+//! The life of a VirtualMachine.
+
+use crate::harness::context::{TestContext, expect_contains};
+use crate::harness::kubevirt::{KubeVirt, VMI, virtual_machine};
+use crate::harness::{Case, until};
+use anyhow::{Context, Result, ensure};
+use std::time::Duration;
+
+pub const CASE: Case = Case {
+    name: "kubevirt-life",
+    about: "a VirtualMachine: start, console, pause, reset, restart, power-off, stop, delete; columns, conditions, events",
+    limit: Duration::from_secs(900),
+    run,
+};
+
+const VM: &str = "life";
+
+fn run(ctx: &TestContext) -> Result<()> {
+    let c = &KubeVirt::find(ctx)?;
+    ctx.part("start", || start(c));
+    ctx.part("console", || console(c));
+    ctx.part("subresources", || subresources(c));
+    ctx.part("restart", || restart(c));
+    ctx.part("stop", || stop(c));
+    c.delete("vm", VM)?;
+    for kind in ["vm", "vmi", "pods"] {
+        c.until_none(kind)?;
+    }
+    Ok(())
+}
+
+fn start(c: &KubeVirt<'_>) -> Result<()> {
+    c.apply(&[virtual_machine(VM, "button,shell")])?;
+    c.until("vm", VM, ".status.printableStatus", "Running")?;
+    c.until(VMI, VM, ".status.conditions[?(@.type==\"Ready\")].status", "True")?;
+    let pod = c.field("pods", "-lkubevirt.io=virt-launcher", ".items[0].metadata.name")?;
+    let address = c.field("pod", &pod, ".status.podIP")?;
+    let own = c.field(VMI, VM, ".status.interfaces[0].ipAddress")?;
+    ensure!(!address.is_empty() && own == address, "{own}, not {address}");
+    let class = c.field("pod", &pod, ".spec.runtimeClassName")?;
+    ensure!(class == "husk", "runtime class {class}");
+    // 128 MiB, 1/512 of it and 1 MiB for the vCPU; RuntimeClass adds its overhead.
+    let request = c.field("pod", &pod, ".spec.containers[0].resources.requests.memory")?;
+    ensure!(request == "135528448", "compute requests {request}");
+    let migratable = c.field(
+        VMI,
+        VM,
+        ".status.conditions[?(@.type==\"LiveMigratable\")].status",
+    )?;
+    ensure!(migratable == "False", "LiveMigratable {migratable}");
+    // The VMI is Running before its guest has booted.
+    until(|| {
+        let log = c.kubectl(&["logs", &pod, "-c", "guest-console-log"])?.ok()?;
+        Ok(log.contains("husk-button: ready"))
+    })
+    .context("the console's log")?;
+    c.until_events(
+        VM,
+        &[
+            "VirtualMachineInstance defined.",
+            "VirtualMachineInstance started.",
+        ],
+    )
+}
+
+fn console(c: &KubeVirt<'_>) -> Result<()> {
+    c.in_guest(VM, |shell| shell.expect_contains("echo $((6 * 7))", &["42"]))
+}
+
+fn subresources(c: &KubeVirt<'_>) -> Result<()> {
+    let paused = ".status.conditions[?(@.type==\"Paused\")].reason";
+    c.virtctl(&["pause", "vmi", VM])?.ok()?;
+    c.until(VMI, VM, paused, "PausedByUser")?;
+    c.virtctl(&["unpause", "vmi", VM])?.ok()?;
+    c.until(VMI, VM, paused, "")?;
+    c.virtctl(&["reset", VM])?.ok()?;
+    c.in_guest(VM, |shell| {
+        let up = shell.ok("cut -d. -f1 /proc/uptime")?;
+        ensure!(up.parse::<u32>()? < 60, "up {up} s after a reset");
+        Ok(())
+    })?;
+    // Without a guest agent these are KubeVirt's own errors, but for the last.
+    for command in ["guestosinfo", "userlist", "fslist"] {
+        let refused = c.virtctl(&[command, VM])?.fails(1)?;
+        expect_contains(&refused, &["VMI does not have guest agent connected"])?;
+    }
+    let refused = c.virtctl(&["soft-reboot", VM])?.fails(1)?;
+    expect_contains(&refused, &["a soft reboot needs a guest agent"])?;
+    let expected = [
+        "VirtualMachineInstance paused",
+        "VirtualMachineInstance unpaused",
+        "VirtualMachineInstance reset",
+    ];
+    c.until_events(VM, &expected)
+}
+
+fn restart(c: &KubeVirt<'_>) -> Result<()> {
+    let uid = || c.field(VMI, VM, ".metadata.uid");
+    let before = uid()?;
+    c.virtctl(&["restart", VM])?.ok()?;
+    c.until_replaced(VM, &before)?;
+    // A guest that powers off ends its VMI; `Always` starts the next.
+    let before = uid()?;
+    c.power_off(VM)?;
+    c.until_replaced(VM, &before)?;
+    c.until_events(VM, &["The VirtualMachineInstance was shut down."])
+}
+
+/// The power button ends the guest within its grace period.
+fn stop(c: &KubeVirt<'_>) -> Result<()> {
+    c.virtctl(&["stop", VM])?.ok()?;
+    c.until("vm", VM, ".status.printableStatus", "Stopped")?;
+    c.until_none(VMI)?;
+    c.until_none("pods")?;
+    c.until_events(VM, &["Signaled Graceful Shutdown"])
+}

@@ -1,0 +1,48 @@
+//! `cargo xtask test --kubevirt`: the cases under KubeVirt's control plane. They run on this machine, in a cluster of
+//! their own.
+
+use super::stages::{Stage, Stages};
+use crate::binaries::Profile;
+use crate::cluster;
+use anyhow::{Context, Result, bail};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Starts a cluster with KubeVirt from the checkout `source`, runs the cases whose names contain `filter`, and ends the
+/// cluster.
+pub fn run(stages: &Stages, source: &Path, build: bool, filter: Option<&str>) {
+    let up = stages.run("cluster", |_| cluster::up(source, 1, build));
+    if up {
+        stages.run("cases under KubeVirt", |stage| cases(stage, filter));
+    } else {
+        stages.fail("cases under KubeVirt", "not run, because there is no cluster");
+    }
+    stages.run("end of the cluster", |_| cluster::down());
+}
+
+fn cases(stage: &mut Stage, filter: Option<&str>) -> Result<()> {
+    let mut suite = Command::new(Profile::EndToEnd.folder().join("husk-e2e"))
+        .arg("--kubevirt")
+        .args(filter)
+        .env("HUSK_CLUSTER", cluster::folder()?)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start husk-e2e")?;
+    let stdout = suite.stdout.take().context("no output")?;
+    let mut closed = false;
+    for line in BufReader::new(stdout).lines() {
+        let line = line?;
+        if stage.tally.end_to_end(&line) {
+            closed = true;
+        } else {
+            println!("{line}");
+        }
+    }
+    let status = suite.wait()?;
+    if !closed {
+        bail!("husk-e2e ended early: {status}");
+    }
+    Ok(())
+}
