@@ -17,7 +17,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::errno::Errno;
 use oci_spec::runtime::LinuxResources;
 
 use path::CgroupsPath;
@@ -222,9 +221,7 @@ impl Cgroup {
             match remove_tree(&self.path) {
                 // A removed directory has no processes, so systemd drops the unit soon, even if it cannot be asked now.
                 Ok(()) => break,
-                Err(error)
-                    if error.raw_os_error() == Some(Errno::EBUSY as i32) && tries < REMOVE_ATTEMPTS =>
-                {
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) && tries < REMOVE_ATTEMPTS => {
                     tries += 1;
                     std::thread::sleep(REMOVE_INTERVAL);
                 }

@@ -1,13 +1,11 @@
 //! First process of a systemd scope. A scope starts with at least one process and stops when it has none.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use nix::errno::Errno;
-use nix::fcntl::OFlag;
-use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::waitpid;
-use nix::unistd::{ForkResult, Pid, fork, pipe2};
+use rustix::io::{Errno, read, retry_on_intr};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 /// A process that sleeps until this is dropped, or until its parent ends.
 #[derive(Debug)]
@@ -19,47 +17,49 @@ pub(super) struct Placeholder {
 
 impl Placeholder {
     pub(super) fn start() -> io::Result<Placeholder> {
-        let (read_end, write_end) = pipe2(OFlag::O_CLOEXEC)?;
+        let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC)?;
         // SAFETY: this process may have other threads, so the child only makes system calls.
-        match unsafe { fork() }? {
-            ForkResult::Parent { child } => Ok(Placeholder {
-                pid: child,
-                _write_end: write_end,
-            }),
-            ForkResult::Child => wait_for(read_end.as_raw_fd()),
+        let forked = unsafe { libc::fork() };
+        if forked < 0 {
+            return Err(io::Error::last_os_error());
         }
+        let Some(pid) = Pid::from_raw(forked) else {
+            // The child.
+            wait_for(read_end.as_fd())
+        };
+        Ok(Placeholder {
+            pid,
+            _write_end: write_end,
+        })
     }
 
     pub(super) fn pid(&self) -> u32 {
-        self.pid.as_raw().unsigned_abs()
+        self.pid.as_raw_pid().unsigned_abs()
     }
 }
 
 impl Drop for Placeholder {
     fn drop(&mut self) {
         // kill fails only if the process has ended, which still needs waitpid.
-        let _ = kill(self.pid, Signal::SIGKILL);
-        while waitpid(self.pid, None) == Err(Errno::EINTR) {}
+        let _ = kill_process(self.pid, Signal::KILL);
+        let _ = retry_on_intr(|| waitpid(Some(self.pid), WaitOptions::empty()));
     }
 }
 
 /// Body of the child: closes everything but the pipe's read end and waits for the write end to close.
-fn wait_for(read_end: libc::c_int) -> ! {
-    let mut byte = 0u8;
-    // SAFETY: these are plain system calls on the child's own descriptors and one byte of its stack. Nothing uses the
-    // closed descriptors afterwards: _exit runs no destructors.
+fn wait_for(read_end: BorrowedFd<'_>) -> ! {
+    let kept = read_end.as_raw_fd().unsigned_abs();
+    // SAFETY: these are plain system calls on the child's own descriptors, of which only the kept one is used
+    // afterwards: _exit runs no destructors.
     unsafe {
-        if read_end > 0 {
-            libc::close_range(0, read_end.unsigned_abs() - 1, 0);
+        if kept > 0 {
+            libc::close_range(0, kept - 1, 0);
         }
-        libc::close_range(read_end.unsigned_abs() + 1, libc::c_uint::MAX, 0);
-        loop {
-            let read = libc::read(read_end, (&raw mut byte).cast(), 1);
-            if read >= 0 || Errno::last_raw() != libc::EINTR {
-                libc::_exit(0);
-            }
-        }
+        libc::close_range(kept + 1, libc::c_uint::MAX, 0);
     }
+    while read(read_end, &mut [0u8]) == Err(Errno::INTR) {}
+    // SAFETY: it ends the child and does not return.
+    unsafe { libc::_exit(0) }
 }
 
 #[cfg(test)]
