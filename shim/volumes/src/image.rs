@@ -2,14 +2,12 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use husk_proto::vmm::v1::disk::Cache;
 use husk_vmi::CacheMode;
-use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, fcntl};
 use rustix::fs::{FileType, OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, seek};
 use tracing::warn;
 
@@ -101,26 +99,34 @@ fn lock(file: &File, path: &Path, access: ImageAccess) -> Result<(), VolumeFault
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK } as libc::c_short;
     let limit = Instant::now() + LOCK_TIMEOUT;
-    let locked = loop {
-        match fcntl(file, FcntlArg::F_OFD_SETLK(&lock)) {
-            Err(Errno::EAGAIN | Errno::EACCES) if Instant::now() < limit => {
-                std::thread::sleep(Duration::from_millis(10));
-            }
-            result => break result,
+    let error = loop {
+        let Err(error) = set_lock(file, &lock) else {
+            return Ok(());
+        };
+        let is_held = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EACCES));
+        if !is_held || Instant::now() >= limit {
+            break error;
         }
+        std::thread::sleep(Duration::from_millis(10));
     };
-    match locked {
-        Ok(_) => Ok(()),
-        Err(Errno::EAGAIN | Errno::EACCES) => Err(VolumeFault::InUse(path.to_owned())),
-        Err(error @ (Errno::ENOLCK | Errno::EOPNOTSUPP | Errno::ENOSYS)) => {
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => Err(VolumeFault::InUse(path.to_owned())),
+        Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS) => {
             warn!(path = %path.display(), %error, "the file system has no locks: two VMs could open this image");
             Ok(())
         }
-        Err(error) => Err(VolumeFault::Io {
-            path: path.to_owned(),
-            source: error.into(),
-        }),
+        _ => Err(VolumeFault::io(path)(error)),
     }
+}
+
+/// Takes an OFD lock if it is free.
+fn set_lock(file: &File, lock: &libc::flock) -> io::Result<()> {
+    // SAFETY: the kernel reads one flock, and the descriptor is open.
+    let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const *lock) };
+    if done < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }
 
 /// Sets the cache mode of the descriptor, and returns the mode that it has.
