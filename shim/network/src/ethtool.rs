@@ -1,8 +1,8 @@
 //! ethtool ioctls: the driver of a device, and its transmit checksum offload, which rtnetlink cannot set.
 
 use std::io;
-use std::os::fd::AsRawFd;
 
+use rustix::ioctl::{Opcode, Updater, ioctl};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use super::error::NetworkFault;
@@ -28,7 +28,8 @@ struct EthtoolDrvinfo {
 /// `ETHTOOL_GDRVINFO`.
 const GET_DRIVER: u32 = 0x3;
 
-nix::ioctl_write_ptr_bad!(ethtool, libc::SIOCETHTOOL as libc::c_ulong, libc::ifreq);
+/// The kernel writes to the structure that the request points to.
+type Ethtool<'a> = Updater<'a, { libc::SIOCETHTOOL as Opcode }, libc::ifreq>;
 
 /// Makes the kernel fill in the checksums of packets that the pod itself sends: a guest may ignore the flag that they
 /// are missing.
@@ -74,6 +75,6 @@ unsafe fn ask(device: &str, command: *mut libc::c_char) -> io::Result<()> {
     }
     request.ifr_ifru.ifru_data = command;
     // SAFETY: the request points to the structure of its command, and both outlive the call.
-    unsafe { ethtool(socket.as_raw_fd(), &request) }?;
+    unsafe { ioctl(&socket, Ethtool::new(&mut request)) }?;
     Ok(())
 }

@@ -5,6 +5,7 @@
 //! [`tear_down`] restores the pod's network. [`dhcp::DhcpServer`] configures the guest.
 
 mod bridge;
+mod device_index;
 mod device_names;
 pub mod dhcp;
 mod error;
@@ -18,6 +19,7 @@ mod netlink;
 mod netns;
 mod nft;
 mod nic;
+mod nsfs;
 pub mod ofd_lock;
 mod preflight;
 mod prepare;

@@ -9,9 +9,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
-nix::ioctl_none_bad!(namespace_kind, nix::request_code_none!(0xb7, 3));
+use super::nsfs;
 
 /// Namespace of the thread that opens it.
 const OWN: &str = "/proc/thread-self/ns/net";
@@ -30,9 +30,7 @@ impl Netns {
             .read(true)
             .custom_flags(libc::O_NONBLOCK)
             .open(path)?;
-        // SAFETY: the request takes no argument, and the descriptor is open.
-        let kind = unsafe { namespace_kind(file.as_raw_fd()) };
-        match kind {
+        match nsfs::kind(&file) {
             Ok(libc::CLONE_NEWNET) => Ok(Netns { file: Arc::new(file) }),
             _ => Err(io::Error::other("it is not a network namespace")),
         }
@@ -52,7 +50,8 @@ impl Netns {
     /// Creates a namespace without a name. Its loopback device is down.
     pub fn create() -> io::Result<Netns> {
         on_thread("netns", || {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)?;
+            // SAFETY: without FILES, the descriptors stay shared.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
             Netns::own()
         })?
     }
@@ -90,7 +89,9 @@ fn cookie() -> io::Result<u64> {
             &raw mut length,
         )
     };
-    nix::errno::Errno::result(done)?;
+    if done < 0 {
+        return Err(io::Error::last_os_error());
+    }
     Ok(cookie)
 }
 
@@ -113,13 +114,15 @@ fn on_thread<T: Send>(name: &str, work: impl FnOnce() -> T + Send) -> io::Result
 
 #[cfg(test)]
 mod tests {
+    use rustix::fs::{CWD, Mode, mkfifoat};
+
     use super::*;
 
     #[test]
     fn other_files_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let fifo = dir.path().join("fifo");
-        nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRUSR).unwrap();
+        mkfifoat(CWD, &fifo, Mode::RUSR).unwrap();
         for path in [&fifo, Path::new("/proc/self/ns/mnt"), Path::new("/dev/null")] {
             let error = Netns::open(path).unwrap_err();
             assert_eq!(

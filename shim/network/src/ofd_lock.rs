@@ -3,11 +3,9 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-
-use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, fcntl};
 
 fn whole_file(kind: libc::c_int) -> libc::flock {
     // SAFETY: flock consists of integers, for which zeroes are valid: offset 0, length 0 (to the end), pid 0.
@@ -21,10 +19,10 @@ fn whole_file(kind: libc::c_int) -> libc::flock {
 pub fn exclusive(path: &Path) -> io::Result<File> {
     let file = open(path)?;
     loop {
-        match fcntl(&file, FcntlArg::F_OFD_SETLKW(&whole_file(libc::F_WRLCK))) {
-            Ok(_) => return Ok(file),
-            Err(Errno::EINTR) => {}
-            Err(e) => return Err(e.into()),
+        match command(&file, libc::F_OFD_SETLKW, &mut whole_file(libc::F_WRLCK)) {
+            Ok(()) => return Ok(file),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
         }
     }
 }
@@ -32,8 +30,18 @@ pub fn exclusive(path: &Path) -> io::Result<File> {
 /// True if a process holds the lock on `file`. This includes the calling process through another open file.
 pub fn is_held(file: &File) -> io::Result<bool> {
     let mut lock = whole_file(libc::F_WRLCK);
-    fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;
+    command(file, libc::F_OFD_GETLK, &mut lock)?;
     Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+}
+
+/// Runs one of the commands of fcntl(2) for OFD locks.
+fn command(file: &File, command: libc::c_int, lock: &mut libc::flock) -> io::Result<()> {
+    // SAFETY: the kernel reads and writes one flock, and the descriptor is open.
+    let done = unsafe { libc::fcntl(file.as_raw_fd(), command, &raw mut *lock) };
+    if done < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
 }
 
 fn open(path: &Path) -> io::Result<File> {

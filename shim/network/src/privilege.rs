@@ -2,13 +2,10 @@
 
 use std::fs::OpenOptions;
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::fd::{FromRawFd, OwnedFd};
 
 use super::netns::Netns;
+use super::nsfs;
 use super::tap::TUN;
-
-nix::ioctl_none_bad!(owning_user_namespace, nix::request_code_none!(0xb7, 1));
 
 /// Required capabilities, by bit number.
 const NEEDED: [(u32, &str); 2] = [(12, "CAP_NET_ADMIN"), (21, "CAP_SYS_ADMIN")];
@@ -51,15 +48,8 @@ fn effective(status: &str) -> u64 {
 
 /// True if this process's capabilities apply to its network namespace.
 fn owns_network() -> bool {
-    let Ok(own) = Netns::own() else { return false };
-    // SAFETY: the request takes no argument, and the descriptor is open.
-    let owner = unsafe { owning_user_namespace(std::os::fd::AsFd::as_fd(&own).as_raw_fd()) };
     // The kernel refuses to show a user namespace outside of the caller's own.
-    owner.is_ok_and(|fd| {
-        // SAFETY: the kernel has just created the descriptor for this process, which owns it.
-        drop(unsafe { OwnedFd::from_raw_fd(fd) });
-        true
-    })
+    Netns::own().is_ok_and(|own| nsfs::owner(own).is_ok())
 }
 
 #[cfg(test)]

@@ -2,8 +2,10 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
+
+use rustix::ioctl::{IntegerSetter, Opcode, Setter, Updater, ioctl};
 
 use super::error::NetworkFault;
 use super::interface::TapOwner;
@@ -14,31 +16,25 @@ const VHOST_NET: &str = "/dev/vhost-net";
 /// Length of virtio 1's header before each frame, in bytes. The default of a tap is 10.
 const VNET_HEADER: libc::c_int = 12;
 
-mod ioctl {
-    nix::ioctl_write_ptr_bad!(set_iff, libc::TUNSETIFF as libc::c_ulong, libc::ifreq);
-    nix::ioctl_write_int_bad!(set_persist, libc::TUNSETPERSIST as libc::c_ulong);
-    nix::ioctl_write_int_bad!(set_owner, libc::TUNSETOWNER as libc::c_ulong);
-    nix::ioctl_write_int_bad!(set_group, libc::TUNSETGROUP as libc::c_ulong);
-    nix::ioctl_write_ptr_bad!(
-        set_vnet_hdr_sz,
-        libc::TUNSETVNETHDRSZ as libc::c_ulong,
-        libc::c_int
-    );
-}
+// These take an integer by value.
+type SetPersist = IntegerSetter<{ libc::TUNSETPERSIST as Opcode }>;
+type SetOwner = IntegerSetter<{ libc::TUNSETOWNER as Opcode }>;
+type SetGroup = IntegerSetter<{ libc::TUNSETGROUP as Opcode }>;
+
+// The kernel also writes to this one: it completes the name.
+type SetInterface<'a> = Updater<'a, { libc::TUNSETIFF as Opcode }, libc::ifreq>;
+type SetVnetHeader = Setter<{ libc::TUNSETVNETHDRSZ as Opcode }, libc::c_int>;
 
 /// Creates a persistent tap.
 pub(super) fn create(name: &str, queues: u16, owner: TapOwner) -> Result<(), NetworkFault> {
     let tap = attach(name, queues > 1).map_err(NetworkFault::kernel(format!("adding {name}")))?;
-    let set = |done: nix::Result<libc::c_int>| {
-        done.map(drop)
-            .map_err(NetworkFault::kernel(format!("setting the owner of {name}")))
+    // SAFETY: these requests take an integer by value.
+    let done = unsafe {
+        ioctl(&tap, SetOwner::new_usize(owner.uid as usize))
+            .and_then(|()| ioctl(&tap, SetGroup::new_usize(owner.gid as usize)))
+            .and_then(|()| ioctl(&tap, SetPersist::new_usize(1)))
     };
-    // SAFETY: these requests take an integer by value, and the descriptor is open.
-    unsafe {
-        set(ioctl::set_owner(tap.as_raw_fd(), owner.uid as libc::c_int))?;
-        set(ioctl::set_group(tap.as_raw_fd(), owner.gid as libc::c_int))?;
-        set(ioctl::set_persist(tap.as_raw_fd(), 1))
-    }
+    done.map_err(NetworkFault::kernel(format!("setting the owner of {name}")))
 }
 
 /// Opens each queue of an existing tap.
@@ -90,10 +86,10 @@ fn attach(name: &str, multi_queue: bool) -> io::Result<File> {
         *to = from as libc::c_char;
     }
     request.ifr_ifru.ifru_flags = flags as libc::c_short;
-    // SAFETY: both pointers point to values of the type that the request reads, and outlive the call.
+    // SAFETY: both requests get a value of the type that they take.
     unsafe {
-        ioctl::set_iff(tap.as_raw_fd(), &request)?;
-        ioctl::set_vnet_hdr_sz(tap.as_raw_fd(), &VNET_HEADER)?;
+        ioctl(&tap, SetInterface::new(&mut request))?;
+        ioctl(&tap, SetVnetHeader::new(VNET_HEADER))?;
     }
     Ok(tap)
 }

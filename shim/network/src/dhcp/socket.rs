@@ -1,13 +1,14 @@
 //! Sockets of the DHCP server. They belong to the namespace of the thread that opens them.
 
 use std::io;
-use std::mem::size_of;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use nix::sys::socket::{setsockopt, sockopt::BindToDevice};
+use rustix::net::addr::{SocketAddrArg, SocketAddrLen, SocketAddrOpaque};
 use rustix::net::sockopt;
-use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, bind, ipproto, socket_with};
+use rustix::net::{
+    AddressFamily, Protocol, SendFlags, SocketFlags, SocketType, bind, ipproto, sendto, socket_with,
+};
 
 /// `SKF_AD_OFF + SKF_AD_VLAN_TAG_PRESENT` of linux/filter.h.
 const SKF_AD_VLAN_TAG_PRESENT: u32 = (-0x1000i32 + 48) as u32;
@@ -79,30 +80,13 @@ pub(super) fn receiver(device: u32, all: bool) -> io::Result<OwnedFd> {
     set_option(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &filter)?;
     set_option(&socket, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &1i32)?;
     let protocol = if all { libc::ETH_P_ALL } else { libc::ETH_P_IP };
-    let address = link_address(device, protocol as u16);
-    // SAFETY: the address is a sockaddr_ll of that length, and the kernel only reads it.
-    let done = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), LINK_ADDRESS_SIZE) };
-    nix::errno::Errno::result(done)?;
+    bind(&socket, &LinkAddress::new(device, protocol as u16))?;
     Ok(socket)
 }
 
 /// Sends a frame through a device.
 pub(super) fn send(socket: impl AsFd, device: u32, frame: &[u8]) -> io::Result<()> {
-    let address = link_address(device, 0);
-    let (data, length) = (frame.as_ptr().cast(), frame.len());
-    let socket = socket.as_fd().as_raw_fd();
-    // SAFETY: the kernel reads data and address within their lengths.
-    let sent = unsafe {
-        libc::sendto(
-            socket,
-            data,
-            length,
-            0,
-            (&raw const address).cast(),
-            LINK_ADDRESS_SIZE,
-        )
-    };
-    nix::errno::Errno::result(sent)?;
+    sendto(socket, frame, SendFlags::empty(), &LinkAddress::new(device, 0))?;
     Ok(())
 }
 
@@ -112,7 +96,7 @@ pub(super) fn open_port(device: &str) -> io::Result<OwnedFd> {
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
     sockopt::set_socket_recv_buffer_size(&socket, 0)?;
-    setsockopt(&socket, BindToDevice, &device.into())?;
+    bind_to_device(&socket, device)?;
     bind(&socket, &SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 67))?;
     Ok(socket)
 }
@@ -122,7 +106,7 @@ pub(super) fn dhcpv6(device: &str, index: u32) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::INET6, SocketType::DGRAM, flags, None)?;
     sockopt::set_ipv6_v6only(&socket, true)?;
-    setsockopt(&socket, BindToDevice, &device.into())?;
+    bind_to_device(&socket, device)?;
     bind(&socket, &SocketAddrV6::new(Ipv6Addr::UNSPECIFIED, 547, 0, 0))?;
     // All_DHCP_Relay_Agents_and_Servers.
     sockopt::set_ipv6_add_membership(&socket, &Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 1, 2), index)?;
@@ -134,7 +118,7 @@ pub(super) fn icmpv6(device: &str, index: u32) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let protocol: Option<Protocol> = Some(ipproto::ICMPV6);
     let socket = socket_with(AddressFamily::INET6, SocketType::RAW, flags, protocol)?;
-    setsockopt(&socket, BindToDevice, &device.into())?;
+    bind_to_device(&socket, device)?;
     sockopt::set_ipv6_multicast_if(&socket, index)?;
     // Receivers drop neighbour discovery messages with another hop limit.
     sockopt::set_ipv6_multicast_hops(&socket, 255)?;
@@ -144,19 +128,33 @@ pub(super) fn icmpv6(device: &str, index: u32) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-const LINK_ADDRESS_SIZE: libc::socklen_t = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+/// Address of a packet socket.
+struct LinkAddress(libc::sockaddr_ll);
 
-fn link_address(device: u32, protocol: u16) -> libc::sockaddr_ll {
-    // SAFETY: sockaddr_ll consists of integers, for which zeroes are valid.
-    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-    address.sll_family = libc::AF_PACKET as u16;
-    address.sll_protocol = protocol.to_be();
-    address.sll_ifindex = device as i32;
-    address
+impl LinkAddress {
+    fn new(device: u32, protocol: u16) -> LinkAddress {
+        // SAFETY: sockaddr_ll consists of integers, for which zeroes are valid.
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = protocol.to_be();
+        address.sll_ifindex = device as i32;
+        LinkAddress(address)
+    }
 }
 
-fn set_option<T>(socket: &OwnedFd, level: i32, name: i32, value: &T) -> io::Result<()> {
-    let length = size_of::<T>() as libc::socklen_t;
+// SAFETY: pointer and length are those of a sockaddr_ll that outlives the call.
+unsafe impl SocketAddrArg for LinkAddress {
+    unsafe fn with_sockaddr<R>(&self, call: impl FnOnce(*const SocketAddrOpaque, SocketAddrLen) -> R) -> R {
+        call((&raw const self.0).cast(), size_of_val(&self.0) as SocketAddrLen)
+    }
+}
+
+fn bind_to_device(socket: &OwnedFd, device: &str) -> io::Result<()> {
+    set_option(socket, libc::SOL_SOCKET, libc::SO_BINDTODEVICE, device.as_bytes())
+}
+
+fn set_option<T: ?Sized>(socket: &OwnedFd, level: i32, name: i32, value: &T) -> io::Result<()> {
+    let length = size_of_val(value) as libc::socklen_t;
     // SAFETY: the kernel reads the value within its size. The filter that it may point to is a constant.
     let done = unsafe {
         libc::setsockopt(
@@ -167,6 +165,8 @@ fn set_option<T>(socket: &OwnedFd, level: i32, name: i32, value: &T) -> io::Resu
             length,
         )
     };
-    nix::errno::Errno::result(done)?;
+    if done < 0 {
+        return Err(io::Error::last_os_error());
+    }
     Ok(())
 }

@@ -43,6 +43,11 @@ impl Netlink {
         }
     }
 
+    pub(crate) fn links(&self) -> Result<Vec<Link>, NetworkFault> {
+        let links = self.handle.link().get().execute();
+        self.collect("reading links", links.map_ok(|message| Link::of(&message)))
+    }
+
     /// Looks up a link that must exist.
     pub(crate) fn require_link(&self, name: &str) -> Result<Link, NetworkFault> {
         self.link_by_name(name)?.ok_or_else(|| NetworkFault::DeviceGone {

@@ -2,12 +2,10 @@
 
 use std::os::fd::{AsFd, AsRawFd};
 
-use futures_util::TryStreamExt;
 use netlink_packet_route::link::{InfoData, InfoVeth};
 use rtnetlink::{LinkUnspec, LinkVeth};
 
 use super::connection::Netlink;
-use super::link::Link;
 use crate::error::NetworkFault;
 use crate::mac::MacAddr;
 use crate::netns::Netns;
@@ -51,8 +49,7 @@ impl Netlink {
 
     /// Number of a bridge's ports.
     pub(crate) fn ports(&self, bridge: u32) -> Result<usize, NetworkFault> {
-        let links = self.handle.link().get().execute();
-        let links: Vec<Link> = self.collect("reading links", links.map_ok(|message| Link::of(&message)))?;
+        let links = self.links()?;
         Ok(links.iter().filter(|link| link.bridge == Some(bridge)).count())
     }
 }

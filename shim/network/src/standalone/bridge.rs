@@ -1,6 +1,5 @@
 //! `husk0`, the bridge of the host's guests.
 
-use std::ffi::CStr;
 use std::net::Ipv4Addr;
 
 use ipnet::{IpNet, Ipv4Net};
@@ -125,7 +124,7 @@ fn mark(netlink: &Netlink, index: u32, alias: &str) -> Result<(), NetworkFault> 
 /// Reverts [`ensure`] if no guest is left, whether or not the bridge still exists. The caller holds the lock.
 pub(super) fn clean_up(netlink: &Netlink, state: &mut HostState<'_>) -> Result<(), NetworkFault> {
     netlink.delete(NEW_BRIDGE)?;
-    if guests_are_left()? {
+    if guests_are_left(netlink)? {
         return Ok(());
     }
     if state.done().table {
@@ -148,11 +147,10 @@ pub(super) fn port_name(address: Ipv4Addr) -> String {
     format!("{PORT_PREFIX}{:08x}", u32::from(address))
 }
 
-fn guests_are_left() -> Result<bool, NetworkFault> {
-    let links = nix::net::if_::if_nameindex().map_err(NetworkFault::kernel("reading links"))?;
-    let is_port = |name: &CStr| {
-        let digits = name.to_bytes().strip_prefix(PORT_PREFIX.as_bytes());
-        digits.is_some_and(|digits| digits.len() == 8 && digits.iter().all(u8::is_ascii_hexdigit))
+fn guests_are_left(netlink: &Netlink) -> Result<bool, NetworkFault> {
+    let is_port = |name: &str| {
+        let digits = name.strip_prefix(PORT_PREFIX);
+        digits.is_some_and(|digits| digits.len() == 8 && digits.bytes().all(|byte| byte.is_ascii_hexdigit()))
     };
-    Ok(links.iter().any(|link| is_port(link.name())))
+    Ok(netlink.links()?.iter().any(|link| is_port(&link.name)))
 }

@@ -3,10 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use nix::net::if_::if_indextoname;
-
 use super::host_state::{ForwardingDevice, HostState, save_error};
 use super::uplinks;
+use crate::device_index;
 use crate::error::NetworkFault;
 use crate::sysctl;
 
@@ -26,10 +25,7 @@ pub(super) fn enable(state: &mut HostState<'_>, bridge: u32) -> Result<(), Netwo
     let devices: BTreeSet<u32> = uplinks::all()?.into_iter().chain([bridge]).collect();
     for index in devices {
         // The device is gone.
-        let Some(device) = if_indextoname(index)
-            .ok()
-            .and_then(|name| name.into_string().ok())
-        else {
+        let Ok(device) = device_index::name(index) else {
             continue;
         };
         let switch = of(&device);

@@ -6,9 +6,9 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use nix::net::if_::if_nametoindex;
 use serde::{Deserialize, Serialize};
 
+use crate::device_index;
 use crate::error::NetworkFault;
 
 /// Changes in one network namespace.
@@ -31,7 +31,7 @@ pub(super) struct ForwardingDevice {
 
 impl ForwardingDevice {
     pub(super) fn is_there(&self) -> bool {
-        if_nametoindex(self.device.as_str()).is_ok_and(|index| index == self.index)
+        device_index::of(&self.device).is_ok_and(|index| index == self.index)
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
-use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::process::Command;
 use std::sync::Arc;
@@ -10,16 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use husk_network::{Netns, PreparedNic};
-use nix::poll::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::ioctl::{Opcode, Setter, Updater, ioctl};
 
 use husk_shim_testing::pod::ip;
 
-nix::ioctl_write_ptr_bad!(set_iff, libc::TUNSETIFF as libc::c_ulong, libc::ifreq);
-nix::ioctl_write_ptr_bad!(
-    set_vnet_hdr_sz,
-    libc::TUNSETVNETHDRSZ as libc::c_ulong,
-    libc::c_int
-);
+type SetInterface<'a> = Updater<'a, { libc::TUNSETIFF as Opcode }, libc::ifreq>;
+type SetVnetHeader = Setter<{ libc::TUNSETVNETHDRSZ as Opcode }, libc::c_int>;
 
 pub struct GuestNetns {
     pub netns: Netns,
@@ -92,10 +88,10 @@ fn tap() -> File {
         *to = *from as libc::c_char;
     }
     request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
-    // SAFETY: both pointers point to values of the type that the request reads, and outlive the call.
+    // SAFETY: both requests get a value of the type that they take.
     unsafe {
-        set_iff(tap.as_raw_fd(), &request).unwrap();
-        set_vnet_hdr_sz(tap.as_raw_fd(), &12).unwrap();
+        ioctl(&tap, SetInterface::new(&mut request)).unwrap();
+        ioctl(&tap, SetVnetHeader::new(12)).unwrap();
     }
     tap
 }
@@ -103,9 +99,13 @@ fn tap() -> File {
 /// Forwards frames in both directions, with their headers, until `ended`.
 fn carry(inner: &File, outer: &File, ended: &AtomicBool) {
     let mut buffer = vec![0; 70_000];
+    let limit = Timespec {
+        tv_sec: 0,
+        tv_nsec: 50_000_000,
+    };
     while !ended.load(Ordering::Relaxed) {
-        let readable = |file| PollFd::new(file, PollFlags::POLLIN);
-        let _ = poll(&mut [readable(inner.as_fd()), readable(outer.as_fd())], 50u8);
+        let readable = |file| PollFd::new(file, PollFlags::IN);
+        let _ = poll(&mut [readable(inner), readable(outer)], Some(&limit));
         for (mut from, mut to) in [(inner, outer), (outer, inner)] {
             while let Ok(length) = from.read(&mut buffer) {
                 // Frames that do not fit are dropped.
