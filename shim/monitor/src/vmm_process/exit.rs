@@ -4,7 +4,6 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 
 use husk_proto::vmm::v1::ExitReason;
-use nix::sys::signal::Signal;
 
 /// The exit of a VMM, from its exit status.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,13 +64,51 @@ fn reason_of(code: i32) -> Option<ExitReason> {
     })
 }
 
+/// Names of the signals from 1 on.
+const SIGNAL_NAMES: [&str; 31] = [
+    "SIGHUP",
+    "SIGINT",
+    "SIGQUIT",
+    "SIGILL",
+    "SIGTRAP",
+    "SIGABRT",
+    "SIGBUS",
+    "SIGFPE",
+    "SIGKILL",
+    "SIGUSR1",
+    "SIGSEGV",
+    "SIGUSR2",
+    "SIGPIPE",
+    "SIGALRM",
+    "SIGTERM",
+    "SIGSTKFLT",
+    "SIGCHLD",
+    "SIGCONT",
+    "SIGSTOP",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+    "SIGURG",
+    "SIGXCPU",
+    "SIGXFSZ",
+    "SIGVTALRM",
+    "SIGPROF",
+    "SIGWINCH",
+    "SIGIO",
+    "SIGPWR",
+    "SIGSYS",
+];
+
 fn signal_name(signal: Option<i32>) -> String {
-    match signal {
-        Some(number) => match Signal::try_from(number) {
-            Ok(signal) => signal.as_str().to_owned(),
-            Err(_) => format!("signal {number}"),
-        },
-        None => "a signal".to_owned(),
+    let Some(number) = signal else {
+        return "a signal".to_owned();
+    };
+    let place = usize::try_from(number)
+        .ok()
+        .and_then(|number| number.checked_sub(1));
+    match place.and_then(|place| SIGNAL_NAMES.get(place)) {
+        Some(name) => (*name).to_owned(),
+        None => format!("signal {number}"),
     }
 }
 
@@ -102,6 +139,8 @@ mod tests {
         assert_eq!(exit(9, None).detail, "the VMM was killed by SIGKILL");
         assert_eq!(exit(9, None).reason, ExitReason::Error);
         assert!(exit(9, None).by_signal);
+        assert_eq!(exit(libc::SIGPWR, None).detail, "the VMM was killed by SIGPWR");
+        assert_eq!(exit(34, None).detail, "the VMM was killed by signal 34");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
-use nix::sched::{CloneFlags, setns, unshare};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 /// The placement of a VMM's process.
 #[derive(Debug, Clone, Default)]
@@ -46,11 +46,12 @@ pub(super) fn in_new_pid_namespace<T>(spawn: impl FnOnce() -> io::Result<T>) -> 
     let Ok(own) = File::open("/proc/self/ns/pid") else {
         return spawn();
     };
-    if unshare(CloneFlags::CLONE_NEWPID).is_err() {
+    // SAFETY: without FILES, the descriptors stay shared.
+    if unsafe { unshare_unsafe(UnshareFlags::NEWPID) }.is_err() {
         return spawn();
     }
     let spawned = spawn();
     // If this fails, the thread can start no other thread.
-    setns(own.as_fd(), CloneFlags::CLONE_NEWPID)?;
+    move_into_link_name_space(own.as_fd(), Some(LinkNameSpaceType::ProcessID))?;
     spawned
 }
