@@ -1,13 +1,16 @@
 //! Root filesystems. The mounts are those of containerd's snapshotter, and read-only.
 
-use std::ffi::OsString;
+use std::ffi::{CString, OsString};
 use std::io;
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use containerd_shim_protos::types::mount::Mount;
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sched::{CloneFlags, unshare};
+use rustix::io::Errno;
+use rustix::mount::{
+    MountFlags, UnmountFlags, mount, mount_bind, mount_bind_recursive, mount_remount, unmount as umount2,
+};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 /// Maximum length of the data of mount(2), with its terminator: a page.
 const MOST_DATA: usize = 4096;
@@ -40,19 +43,22 @@ pub(crate) fn mount_rootfs(mounts: &[Mount], target: &Path) -> Result<(), MountE
 
 /// Unmounts a container's root filesystem. Its open files stay open.
 pub(crate) fn unmount(target: &Path) {
-    while umount2(target, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW).is_ok() {}
+    while umount2(target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW).is_ok() {}
 }
 
 fn mount_one(one: &Mount, target: &Path) -> io::Result<()> {
-    let none: Option<&str> = None;
     let Options { flags, data } = Options::parse(&one.options);
     // Devices and programs of an image must not be used on the host.
-    let flags = flags | MsFlags::MS_NODEV | MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC;
-    if one.type_ == "bind" || flags.contains(MsFlags::MS_BIND) {
-        let bind = MsFlags::MS_BIND | (flags & MsFlags::MS_REC);
-        mount(Some(one.source.as_str()), target, none, bind, none)?;
-        let again = (flags - MsFlags::MS_REC) | MsFlags::MS_BIND | MsFlags::MS_REMOUNT;
-        return Ok(mount(none, target, none, again, none)?);
+    let flags = flags | MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC;
+    if one.type_ == "bind" || flags.contains(MountFlags::BIND) {
+        if flags.contains(MountFlags::REC) {
+            mount_bind_recursive(one.source.as_str(), target)?;
+        } else {
+            mount_bind(one.source.as_str(), target)?;
+        }
+        let again = (flags - MountFlags::REC) | MountFlags::BIND;
+        // The kernel ignores the data of such a remount.
+        return Ok(mount_remount(target, again, "")?);
     }
     let Some((directory, data)) = shortened(data) else {
         return Err(io::Error::other("it has too many layers for one mount"));
@@ -61,16 +67,12 @@ fn mount_one(one: &Mount, target: &Path) -> io::Result<()> {
     let mount = move || -> io::Result<()> {
         if let Some(directory) = directory {
             // Only this thread changes its working directory.
-            unshare(CloneFlags::CLONE_FS)?;
+            // SAFETY: without FILES, the descriptors stay shared.
+            unsafe { unshare_unsafe(UnshareFlags::FS) }?;
             std::env::set_current_dir(directory)?;
         }
-        Ok(mount(
-            Some(source.as_str()),
-            &target,
-            Some(kind.as_str()),
-            flags,
-            Some(data.as_os_str()),
-        )?)
+        let data = CString::new(data.into_vec()).map_err(|_| Errno::INVAL)?;
+        Ok(mount(source.as_str(), &target, kind.as_str(), flags, &*data)?)
     };
     std::thread::Builder::new()
         .spawn(mount)?
@@ -80,21 +82,21 @@ fn mount_one(one: &Mount, target: &Path) -> io::Result<()> {
 
 #[derive(Debug, PartialEq, Eq)]
 struct Options {
-    flags: MsFlags,
+    flags: MountFlags,
     data: Vec<String>,
 }
 
 impl Options {
     fn parse(options: &[String]) -> Options {
-        let (mut flags, mut data) = (MsFlags::empty(), Vec::new());
+        let (mut flags, mut data) = (MountFlags::empty(), Vec::new());
         for option in options {
             match option.as_str() {
-                "ro" => flags |= MsFlags::MS_RDONLY,
-                "rw" => flags -= MsFlags::MS_RDONLY,
-                "bind" => flags |= MsFlags::MS_BIND,
-                "rbind" => flags |= MsFlags::MS_BIND | MsFlags::MS_REC,
-                "noatime" => flags |= MsFlags::MS_NOATIME,
-                "relatime" => flags |= MsFlags::MS_RELATIME,
+                "ro" => flags |= MountFlags::RDONLY,
+                "rw" => flags -= MountFlags::RDONLY,
+                "bind" => flags |= MountFlags::BIND,
+                "rbind" => flags |= MountFlags::BIND | MountFlags::REC,
+                "noatime" => flags |= MountFlags::NOATIME,
+                "relatime" => flags |= MountFlags::RELATIME,
                 "defaults" | "nodev" | "nosuid" | "noexec" | "" => {}
                 other => data.push(other.to_owned()),
             }
@@ -148,7 +150,7 @@ mod tests {
         let parsed = Options::parse(&strings(&["rbind", "ro", "lowerdir=/a:/b", "index=off"]));
         assert_eq!(
             parsed.flags,
-            MsFlags::MS_BIND | MsFlags::MS_REC | MsFlags::MS_RDONLY
+            MountFlags::BIND | MountFlags::REC | MountFlags::RDONLY
         );
         assert_eq!(parsed.data, ["lowerdir=/a:/b", "index=off"]);
     }
