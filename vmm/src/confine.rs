@@ -7,11 +7,17 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use nix::errno::Errno;
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sched::{CloneFlags, unshare};
-use nix::sys::signal::Signal;
-use nix::unistd::{Gid, Uid, chdir, chroot, getgid, getuid, pivot_root, setgroups, setresgid, setresuid};
+use rustix::io::Errno;
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, mount_move, unmount,
+};
+use rustix::process::{
+    DumpableBehavior, Gid, Signal, Uid, chdir, chroot, geteuid, getgid, getuid, pivot_root,
+    set_dumpable_behavior, set_parent_process_death_signal,
+};
+use rustix::thread::{
+    UnshareFlags, set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid, unshare_unsafe,
+};
 
 /// User and group that the VMM switches to when it is started as root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,32 +53,35 @@ const STAGES: [&str; 4] = ["/tmp", "/run", "/proc", "/dev"];
 /// As root every step must succeed. If the host forbids an ordinary user to create user namespaces, the process stays
 /// that user, without the ability to gain privileges, and logs a warning.
 pub fn confine(credentials: Credentials) -> Result<(), ConfineError> {
-    let namespaces = CloneFlags::CLONE_NEWNS
-        | CloneFlags::CLONE_NEWNET
-        | CloneFlags::CLONE_NEWIPC
-        | CloneFlags::CLONE_NEWUTS;
-    if Uid::effective().is_root() {
+    let namespaces = UnshareFlags::NEWNS | UnshareFlags::NEWNET | UnshareFlags::NEWIPC | UnshareFlags::NEWUTS;
+    if geteuid().is_root() {
         unshare(namespaces).map_err(step("namespaces"))?;
         empty_root()?;
         drop_bounding_set()?;
         let (uid, gid) = (Uid::from_raw(credentials.uid), Gid::from_raw(credentials.gid));
-        setgroups(&[]).map_err(step("groups"))?;
-        setresgid(gid, gid, gid).map_err(step("gid"))?;
-        setresuid(uid, uid, uid).map_err(step("uid"))?;
+        // The ids of the only thread are those of the process.
+        set_thread_groups(&[]).map_err(step("groups"))?;
+        set_thread_res_gid(gid, gid, gid).map_err(step("gid"))?;
+        set_thread_res_uid(uid, uid, uid).map_err(step("uid"))?;
     } else if let Err(error) = as_user(namespaces) {
         tracing::warn!(%error, "no user namespace: the VMM shares the host's namespaces");
     }
     drop_capabilities()?;
-    nix::sys::prctl::set_no_new_privs().map_err(step("no_new_privs"))?;
-    nix::sys::prctl::set_dumpable(false).map_err(step("dumpable"))?;
+    set_no_new_privs(true).map_err(step("no_new_privs"))?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(step("dumpable"))?;
     // The kernel clears the signal that the monitor set when the process changes its user id, so set it again last. If
     // the monitor died before this line, the control socket is already at its end, which stops the VMM.
-    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(step("parent death signal"))
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(step("parent death signal"))
 }
 
-fn as_user(namespaces: CloneFlags) -> Result<(), ConfineError> {
+fn unshare(namespaces: UnshareFlags) -> Result<(), Errno> {
+    // SAFETY: without FILES, the descriptors stay shared.
+    unsafe { unshare_unsafe(namespaces) }
+}
+
+fn as_user(namespaces: UnshareFlags) -> Result<(), ConfineError> {
     let (uid, gid) = (getuid(), getgid());
-    unshare(CloneFlags::CLONE_NEWUSER | namespaces).map_err(step("user namespace"))?;
+    unshare(UnshareFlags::NEWUSER | namespaces).map_err(step("user namespace"))?;
     let write = |file: &str, text: String| {
         fs::write(Path::new("/proc/self").join(file), text).map_err(step("user namespace maps"))
     };
@@ -85,23 +94,17 @@ fn as_user(namespaces: CloneFlags) -> Result<(), ConfineError> {
 
 /// Changes to an empty, read-only root directory.
 fn empty_root() -> Result<(), ConfineError> {
-    let none: Option<&str> = None;
-    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).map_err(step("private mounts"))?;
+    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)
+        .map_err(step("private mounts"))?;
     let stage = STAGES.into_iter().find(|s| Path::new(s).is_dir()).unwrap_or("/");
-    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_RDONLY;
-    mount(
-        Some("none"),
-        stage,
-        Some("tmpfs"),
-        flags,
-        Some("size=4k,nr_inodes=1,mode=0555"),
-    )
-    .map_err(step("empty root"))?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::RDONLY;
+    let data = c"size=4k,nr_inodes=1,mode=0555";
+    mount("none", stage, "tmpfs", flags, data).map_err(step("empty root"))?;
     chdir(stage).map_err(step("empty root"))?;
     match pivot_root(".", ".") {
         // The old root is now stacked on the root directory of the new one.
-        Ok(()) => umount2(".", MntFlags::MNT_DETACH).map_err(step("detach old root"))?,
-        Err(Errno::EINVAL) => cover_root()?,
+        Ok(()) => unmount(".", UnmountFlags::DETACH).map_err(step("detach old root"))?,
+        Err(Errno::INVAL) => cover_root()?,
         Err(error) => return Err(step("change root")(error)),
     }
     chroot(".")
@@ -116,14 +119,13 @@ fn empty_root() -> Result<(), ConfineError> {
 /// ends at the root directory, and the steps that could uncover it (chroot, umount, a further namespace) take
 /// capabilities that are dropped next and system calls that the seccomp filters forbid.
 fn cover_root() -> Result<(), ConfineError> {
-    let none: Option<&str> = None;
-    mount(Some("."), "/", none, MsFlags::MS_MOVE, none).map_err(step("cover root"))?;
+    mount_move(".", "/").map_err(step("cover root"))?;
     // Absolute paths still lead to the old root. Its other mounts are detached, so that nothing but rootfs stays. It is
     // a second line of defence only: without /proc, or in a user namespace, where they are locked, they stay.
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     for point in mounts.lines().rev().filter_map(|line| line.split(' ').nth(4)) {
         if point != "/" {
-            let _ = umount2(point, MntFlags::MNT_DETACH);
+            let _ = unmount(point, UnmountFlags::DETACH);
         }
     }
     Ok(())

@@ -5,10 +5,14 @@ use std::io;
 use std::path::Path;
 
 use husk_vmm::confine::{Credentials, confine};
-use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
-use nix::sys::wait::{WaitStatus, waitpid};
-use nix::unistd::{ForkResult, chdir, chroot, fork, getgid, getuid};
+use rustix::io::Errno;
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind, mount_change, unmount,
+};
+use rustix::process::{
+    Pid, Signal, WaitOptions, chdir, chroot, getgid, getuid, parent_process_death_signal, waitpid,
+};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 const CREDENTIALS: Credentials = Credentials { uid: 4242, gid: 4243 };
 
@@ -16,21 +20,23 @@ const CREDENTIALS: Credentials = Credentials { uid: 4242, gid: 4243 };
 /// left.
 fn confined_child(prepare: impl FnOnce()) {
     // SAFETY: the child has one thread; it only needs the allocator, which the C library keeps usable after fork.
-    match unsafe { fork() }.expect("fork") {
-        ForkResult::Child => {
-            let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                unshare(CloneFlags::CLONE_NEWNS).expect("a mount namespace");
-                prepare();
-                confine(CREDENTIALS).expect("confined");
-                check();
-            }));
-            // SAFETY: ends the child without running the exit handlers of the test harness.
-            unsafe { libc::_exit(checked.is_err().into()) }
-        }
-        ForkResult::Parent { child } => {
-            assert_eq!(waitpid(child, None), Ok(WaitStatus::Exited(child, 0)));
-        }
-    }
+    let forked = unsafe { libc::fork() };
+    assert!(forked >= 0, "{}", io::Error::last_os_error());
+    let Some(child) = Pid::from_raw(forked) else {
+        let checked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            // SAFETY: without FILES, the descriptors stay shared.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.expect("a mount namespace");
+            prepare();
+            confine(CREDENTIALS).expect("confined");
+            check();
+        }));
+        // SAFETY: ends the child without running the exit handlers of the test harness.
+        unsafe { libc::_exit(checked.is_err().into()) }
+    };
+    let (_, status) = waitpid(Some(child), WaitOptions::empty())
+        .expect("the child")
+        .expect("its end");
+    assert_eq!(status.exit_status(), Some(0), "{status:?}");
 }
 
 fn check() {
@@ -41,14 +47,12 @@ fn check() {
     let read_only = fs::create_dir("/x").unwrap_err();
     assert_eq!(read_only.raw_os_error(), Some(libc::EROFS));
     assert_eq!((getuid().as_raw(), getgid().as_raw()), (4242, 4243));
-    let death_signal = nix::sys::prctl::get_pdeathsig();
-    assert_eq!(death_signal, Ok(Some(nix::sys::signal::Signal::SIGKILL)));
-    assert_eq!(chroot("."), Err(nix::Error::EPERM));
-    let none: Option<&str> = None;
-    assert_eq!(nix::mount::umount("/"), Err(nix::Error::EPERM));
+    assert_eq!(parent_process_death_signal(), Ok(Some(Signal::KILL)));
+    assert_eq!(chroot("."), Err(Errno::PERM));
+    assert_eq!(unmount("/", UnmountFlags::empty()), Err(Errno::PERM));
     assert_eq!(
-        mount(none, "/", Some("proc"), MsFlags::empty(), none),
-        Err(nix::Error::EPERM)
+        mount("proc", "/", "proc", MountFlags::empty(), None),
+        Err(Errno::PERM)
     );
     for capability in 0..41 {
         // SAFETY: PR_CAPBSET_READ takes a number and touches no memory.
@@ -78,12 +82,11 @@ fn a_root_that_cannot_be_pivoted_is_covered() {
         fs::create_dir(root.path().join(name)).expect("a directory");
     }
     confined_child(|| {
-        let none: Option<&str> = None;
         // Private first, so that nothing propagates to the mount namespace of the test.
-        for propagation in [MsFlags::MS_PRIVATE, MsFlags::MS_SHARED] {
-            mount(none, "/", none, MsFlags::MS_REC | propagation, none).expect("a propagation type");
+        for propagation in [MountPropagationFlags::PRIVATE, MountPropagationFlags::SHARED] {
+            mount_change("/", MountPropagationFlags::REC | propagation).expect("a propagation type");
         }
-        mount(Some(root.path()), root.path(), none, MsFlags::MS_BIND, none).expect("a root mount");
+        mount_bind(root.path(), root.path()).expect("a root mount");
         chdir(root.path()).expect("enter it");
         chroot(".").expect("make it the root");
         assert!(Path::new("/etc").is_dir());

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use husk_devices::legacy::serial::SerialPort;
-use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -38,8 +37,7 @@ impl Console {
     ) -> io::Result<Self> {
         let fd = fd
             .map(|fd| {
-                let flags = OFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFL)?);
-                fcntl(&fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+                fcntl_setfl(&fd, fcntl_getfl(&fd)? | OFlags::NONBLOCK)?;
                 register(fd)
             })
             .transpose()?;
@@ -93,8 +91,8 @@ async fn signalled(event: &AsyncFd<EventFd>) -> io::Result<()> {
 async fn write_some(fd: &AsyncFd<OwnedFd>, bytes: &[u8]) -> io::Result<usize> {
     loop {
         let mut guard = fd.writable().await?;
-        match guard.try_io(|fd| nix::unistd::write(fd.get_ref(), bytes).map_err(io::Error::from)) {
-            Ok(Err(e)) if e.raw_os_error() == Some(Errno::EINTR as i32) => {}
+        match guard.try_io(|fd| rustix::io::write(fd.get_ref(), bytes).map_err(io::Error::from)) {
+            Ok(Err(e)) if e.raw_os_error() == Some(libc::EINTR) => {}
             Ok(result) => return result,
             Err(_would_block) => {}
         }
@@ -105,8 +103,8 @@ async fn read_some(fd: &AsyncFd<OwnedFd>) -> io::Result<Vec<u8>> {
     let mut buffer = [0; INPUT_CHUNK];
     loop {
         let mut guard = fd.readable().await?;
-        match guard.try_io(|fd| nix::unistd::read(fd.get_ref(), &mut buffer).map_err(io::Error::from)) {
-            Ok(Err(e)) if e.raw_os_error() == Some(Errno::EINTR as i32) => {}
+        match guard.try_io(|fd| rustix::io::read(fd.get_ref(), &mut buffer).map_err(io::Error::from)) {
+            Ok(Err(e)) if e.raw_os_error() == Some(libc::EINTR) => {}
             Ok(result) => return result.map(|n| buffer[..n].to_vec()),
             Err(_would_block) => {}
         }

@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use libc::{c_int, c_short, c_uint};
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use virtio_bindings::virtio_net::{
     VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN, VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6,
     VIRTIO_NET_F_GUEST_USO4, VIRTIO_NET_F_GUEST_USO6,
@@ -143,9 +143,7 @@ impl Tap {
     }
 
     fn set_nonblocking(&self) -> io::Result<()> {
-        let flags = OFlag::from_bits_retain(fcntl(&self.fd, FcntlArg::F_GETFL)?);
-        fcntl(&self.fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
-        Ok(())
+        Ok(fcntl_setfl(&self.fd, fcntl_getfl(&self.fd)? | OFlags::NONBLOCK)?)
     }
 
     fn is_fake(&self) -> bool {
