@@ -6,8 +6,7 @@ use std::str::FromStr;
 use std::sync::Once;
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
@@ -127,8 +126,8 @@ async fn proxy(vm: VmRef, mut client: TcpStream, target: SocketAddr) {
 /// Prints an error of a connection; the lack of file descriptors is printed only once.
 fn report_error(vm: &VmRef, place: &SocketAddr, error: &io::Error) {
     static TOO_MANY: Once = Once::new();
-    match error.raw_os_error().map(Errno::from_raw) {
-        Some(Errno::EMFILE | Errno::ENFILE) => TOO_MANY.call_once(|| {
+    match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => TOO_MANY.call_once(|| {
             eprintln!(
                 "{vm}: {place}: {}: further connections wait until others end; raise the limit with `ulimit -n`",
                 chain(error)
@@ -140,10 +139,13 @@ fn report_error(vm: &VmRef, place: &SocketAddr, error: &io::Error) {
 
 /// Raises the soft limit of open files to the hard limit: each connection takes two.
 pub(crate) fn raise_file_limit() {
-    if let Ok((_, hard)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        // A failure shows later, when descriptors run out.
-        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard, hard);
-    }
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let limit = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    // A failure shows later, when descriptors run out.
+    let _ = setrlimit(Resource::Nofile, limit);
 }
 
 #[cfg(test)]

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 use husk_monitor::state::RuntimeDir;
 use husk_proto::shim::v1::Phase;
 use husk_proto::vmm::v1::ExitReason;
-use nix::sys::termios::{LocalFlags, tcgetattr};
+use rustix::process::{Pid, Signal, kill_process};
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
+use rustix::termios::{LocalModes, tcgetattr};
 use support::{StubMonitor, husk, output, told};
 
 #[test]
@@ -379,12 +381,15 @@ struct Terminal {
 
 impl Terminal {
     fn run(mut command: std::process::Command) -> Self {
-        let pty = nix::pty::openpty(None, None).unwrap();
-        let end = || Stdio::from(pty.slave.try_clone().unwrap());
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY;
+        let master = openpt(flags).unwrap();
+        unlockpt(&master).unwrap();
+        let slave = ioctl_tiocgptpeer(&master, flags).unwrap();
+        let end = || Stdio::from(slave.try_clone().unwrap());
         let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
         Self {
-            master: pty.master.into(),
-            slave: pty.slave,
+            master: master.into(),
+            slave,
             child,
         }
     }
@@ -412,8 +417,8 @@ impl Terminal {
 
     /// Whether the line discipline edits lines, as a shell expects.
     fn is_cooked(&self) -> bool {
-        let flags = tcgetattr(&self.slave).unwrap().local_flags;
-        flags.contains(LocalFlags::ICANON | LocalFlags::ECHO | LocalFlags::ISIG)
+        let flags = tcgetattr(&self.slave).unwrap().local_modes;
+        flags.contains(LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG)
     }
 
     fn wait(mut self) -> i32 {
@@ -445,8 +450,7 @@ fn a_terminal_comes_back_when_the_vm_ends_and_on_signals() {
     let stub = StubMonitor::start(root.path(), "default", "demo");
     let mut terminal = Terminal::run(husk(root.path(), &["console", "demo"]));
     terminal.expect("login: ");
-    let pid = nix::unistd::Pid::from_raw(terminal.child.id().try_into().unwrap());
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    kill_process(Pid::from_child(&terminal.child), Signal::TERM).unwrap();
     assert_eq!(terminal.wait(), 143);
 
     let mut terminal = Terminal::run(husk(root.path(), &["console", "demo"]));

@@ -12,9 +12,7 @@ use std::time::Duration;
 
 use husk_proto::shim::v1::Phase;
 use husk_proto::vmm::v1::ExitReason;
-use nix::sys::resource::{Resource, setrlimit};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, setrlimit};
 use support::{StubMonitor, husk, output, told};
 
 /// Starts `husk port-forward demo PORTS`; returns the local addresses.
@@ -94,9 +92,12 @@ fn the_limit_of_files_is_raised_and_reported_once() {
     let port = format!("0:{}", guest.local_addr().unwrap().port());
     for (hard, told) in [(4096, 0), (24, 1)] {
         let mut command = husk(root.path(), &["port-forward", "demo", &port]);
-        let limit = move || Ok(setrlimit(Resource::RLIMIT_NOFILE, 24, hard)?);
+        let limit = Rlimit {
+            current: Some(24),
+            maximum: Some(hard),
+        };
         // SAFETY: setrlimit may be called between fork and exec.
-        unsafe { command.pre_exec(limit) };
+        unsafe { command.pre_exec(move || Ok(setrlimit(Resource::Nofile, limit)?)) };
         let mut child = command
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -108,7 +109,7 @@ fn the_limit_of_files_is_raised_and_reported_once() {
         let local = line.split_whitespace().nth(2).unwrap();
         let clients: Vec<_> = (0..40).map(|_| TcpStream::connect(local).unwrap()).collect();
         std::thread::sleep(Duration::from_millis(500));
-        kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+        kill_process(Pid::from_child(&child), Signal::INT).unwrap();
         let (code, stderr) = end(child);
         assert_eq!(
             (code, stderr.matches("Too many open files").count()),
@@ -132,7 +133,7 @@ fn ctrl_c_ends_the_forwarding_and_not_the_vm() {
         (code, stderr),
         (1, format!("error: {}: Address already in use\n", local[0]))
     );
-    kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     assert_eq!(end(child), (130, String::new()));
     assert_eq!(stub.status().phase(), Phase::Running);
 }

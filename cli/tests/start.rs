@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
+use rustix::process::{Pid, Signal, kill_process};
 use support::{husk, told};
 
 const VALID: &str = "\
@@ -76,8 +77,7 @@ fn a_signal_during_the_start_leaves_nothing() {
         assert!(std::time::Instant::now() < end);
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    let pid = nix::unistd::Pid::from_raw(child.id() as i32);
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
     let (code, _, stderr) = told(&child.wait_with_output().unwrap());
     assert_eq!(state.list().unwrap(), []);
     assert!(
@@ -113,8 +113,7 @@ fn sigterm_before_the_vm_runs_is_reported() {
         line.clear();
         assert!(stderr.read_line(&mut line).unwrap() > 0);
     }
-    let pid = nix::unistd::Pid::from_raw(child.id() as i32);
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     let mut rest = String::new();
     stderr.read_to_string(&mut rest).unwrap();
     assert_eq!(

@@ -7,8 +7,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use husk_monitor::state::{RuntimeDir, StateError};
-use nix::sched::CloneFlags;
-use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
+use rustix::fs::statfs;
+use rustix::io::Errno;
+use rustix::io_uring::{io_uring_params, io_uring_setup};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 use super::check::{Check, Severity};
 use crate::failure::{chain, one_line};
@@ -98,7 +100,7 @@ fn device(name: &'static str, path: &'static str, load: &str, without: &str) -> 
 fn cgroup() -> Check {
     let (name, title) = ("cgroup-v2", "cgroup v2");
     let fix = "boot with systemd.unified_cgroup_hierarchy=1";
-    let is_v2 = |path: &str| statfs(path).is_ok_and(|stat| stat.filesystem_type() == CGROUP2_SUPER_MAGIC);
+    let is_v2 = |path: &str| statfs(path).is_ok_and(|stat| stat.f_type == libc::CGROUP2_SUPER_MAGIC);
     let missing = |detail| Check::missing(name, title, Severity::Optional, detail, Some(fix.into()));
     if is_v2("/sys/fs/cgroup") {
         let controllers = read("/sys/fs/cgroup/cgroup.controllers").replace(' ', ", ");
@@ -188,7 +190,7 @@ fn iommu(groups: &Path) -> Check {
     }
 }
 
-fn io_uring(attempt: nix::Result<()>, disabled: &str) -> Check {
+fn io_uring(attempt: rustix::io::Result<()>, disabled: &str) -> Check {
     let (name, title) = ("io-uring", "io_uring");
     let missing = |found: &str, fix: &str| {
         let detail = format!("{found}: disks are served by threads instead");
@@ -200,25 +202,19 @@ fn io_uring(attempt: nix::Result<()>, disabled: &str) -> Check {
             "only for privileged processes",
             "sysctl kernel.io_uring_disabled=0",
         ),
-        Err(nix::Error::ENOSYS) => missing("not in this kernel", "use a kernel with CONFIG_IO_URING"),
+        Err(Errno::NOSYS) => missing("not in this kernel", "use a kernel with CONFIG_IO_URING"),
         Err(_) if !matches!(disabled, "" | "0") => missing("disabled", "sysctl kernel.io_uring_disabled=0"),
         Err(error) => missing(
-            error.desc(),
+            &chain(&error),
             "allow io_uring_setup in the container's seccomp profile",
         ),
     }
 }
 
 /// Creates a ring of one entry and closes it.
-fn try_io_uring() -> nix::Result<()> {
-    /// Bytes of the kernel's `struct io_uring_params`.
-    const PARAMS: usize = 120;
-    let mut params = [0_u64; PARAMS / 8];
-    // SAFETY: the kernel reads and writes PARAMS bytes at the pointer, which the array has, aligned.
-    let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1_u32, params.as_mut_ptr()) };
-    let fd = nix::Error::result(fd)?;
-    let fd = i32::try_from(fd).map_err(|_| nix::Error::EBADF)?;
-    nix::unistd::close(fd)
+fn try_io_uring() -> rustix::io::Result<()> {
+    // SAFETY: no memory or descriptor is given to the ring.
+    unsafe { io_uring_setup(1, &mut io_uring_params::default()) }.map(drop)
 }
 
 fn user_namespaces(attempt: io::Result<()>) -> Check {
@@ -266,9 +262,7 @@ fn try_user_namespace() -> io::Result<()> {
         .stderr(Stdio::null());
     // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
     unsafe {
-        child.pre_exec(|| {
-            nix::sched::unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS).map_err(Into::into)
-        });
+        child.pre_exec(|| Ok(unshare_unsafe(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)?));
     }
     child.status().map(drop)
 }
@@ -328,17 +322,8 @@ mod tests {
                 .detail
                 .starts_with("only for privileged processes")
         );
-        assert!(
-            io_uring(Err(nix::Error::EPERM), "2")
-                .detail
-                .starts_with("disabled")
-        );
-        assert!(
-            io_uring(Err(nix::Error::EPERM), "0")
-                .fix
-                .unwrap()
-                .contains("seccomp")
-        );
+        assert!(io_uring(Err(Errno::PERM), "2").detail.starts_with("disabled"));
+        assert!(io_uring(Err(Errno::PERM), "0").fix.unwrap().contains("seccomp"));
     }
 
     #[test]

@@ -155,7 +155,7 @@ fn join_group(device: &Path) -> String {
             (meta.gid() != 0).then_some(meta.gid())
         })
         .and_then(|gid| name_in("/etc/group", gid));
-    let user = name_in("/etc/passwd", nix::unistd::geteuid().as_raw());
+    let user = name_in("/etc/passwd", rustix::process::geteuid().as_raw());
     let user = user.unwrap_or_else(|| "USER".into());
     match group {
         Some(group) => format!("run `usermod -aG {group} {user}` as root and log in again"),
