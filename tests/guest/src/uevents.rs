@@ -5,12 +5,10 @@
 //! the measured event.
 
 use anyhow::{Context, Result, bail};
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket,
-};
+use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 use std::collections::HashMap;
 use std::io::Write;
-use std::os::fd::AsRawFd;
 use std::process::ExitCode;
 
 /// Multicast group of the kernel's events, as opposed to udev's.
@@ -30,17 +28,17 @@ fn run() -> Result<()> {
     let Some(count) = std::env::args().nth(1).and_then(|word| word.parse().ok()) else {
         bail!("no COUNT");
     };
-    let kernel = socket(
-        AddressFamily::Netlink,
-        SockType::Datagram,
-        SockFlag::SOCK_CLOEXEC,
-        SockProtocol::NetlinkKObjectUEvent,
+    let kernel = socket_with(
+        AddressFamily::NETLINK,
+        SocketType::DGRAM,
+        SocketFlags::CLOEXEC,
+        Some(KOBJECT_UEVENT),
     )?;
-    bind(kernel.as_raw_fd(), &NetlinkAddr::new(0, KERNEL))?;
+    bind(&kernel, &SocketAddrNetlink::new(0, KERNEL))?;
     tell("ready;\n")?;
     let (mut message, mut serials, mut gone) = ([0; 8192], HashMap::new(), 0_u32);
     while gone < count {
-        let size = recv(kernel.as_raw_fd(), &mut message, MsgFlags::empty())?;
+        let (_, size) = recv(&kernel, &mut message, RecvFlags::empty())?;
         match change(&message[..size]) {
             Some(("add", disk)) => {
                 let serial = serial(disk)?;

@@ -57,7 +57,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         shell.expect_contains("dmidecode -s system-serial-number", &["husk-demo"])
     });
     ctx.part("devices", || devices(&shell));
-    if nix::unistd::geteuid().is_root() {
+    if rustix::process::geteuid().is_root() {
         ctx.part("network", || network(ctx, &shell));
         ctx.part("ssh", || ssh::logs_in(&vm));
         ctx.part("port-forward", || ssh::greets(&vm));

@@ -6,9 +6,10 @@ use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, PATIENCE, SMALL, images};
 use anyhow::{Context, Result, ensure};
-use nix::mount::{MsFlags, mount, umount};
-use nix::sched::{CloneFlags, unshare};
+use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_change, unmount};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 use serde_json::json;
+use std::ffi::CString;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
@@ -30,17 +31,12 @@ pub const RUNTIME_DIR: Case = Case {
 /// Mounts a tmpfs of the given size at `place`, in a mount namespace of this process's own.
 pub(super) fn small_filesystem(ctx: &TestContext, place: &Path, size: &str) -> Result<()> {
     ctx.needs_root()?;
-    unshare(CloneFlags::CLONE_NEWNS).context("cannot leave the mount namespace")?;
-    let none = None::<&str>;
-    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
-    mount(
-        Some("small"),
-        place,
-        Some("tmpfs"),
-        MsFlags::empty(),
-        Some(format!("size={size},mode=755").as_str()),
-    )
-    .with_context(|| format!("cannot mount a tmpfs at {}", place.display()))
+    // SAFETY: without FILES, the descriptors stay shared.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.context("cannot leave the mount namespace")?;
+    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE)?;
+    let data = CString::new(format!("size={size},mode=755"))?;
+    mount("small", place, "tmpfs", MountFlags::empty(), &*data)
+        .with_context(|| format!("cannot mount a tmpfs at {}", place.display()))
 }
 
 /// Fills the filesystem at `folder`, except the rest of its last page.
@@ -65,7 +61,7 @@ fn under_empty_disk(ctx: &TestContext) -> Result<()> {
     shell.ok("dd if=/dev/vda of=/dev/null bs=1M count=8 2>/dev/null")?;
     shell.send("poweroff -f")?;
     vm.powered_off()?;
-    umount(&scratch)?;
+    unmount(&scratch, UnmountFlags::empty())?;
     Ok(())
 }
 
@@ -88,6 +84,6 @@ fn under_runtime_dir(ctx: &TestContext) -> Result<()> {
     std::fs::remove_file(runtime.join("filler"))?;
     shell.send("poweroff -f")?;
     running.powered_off()?;
-    umount(&runtime)?;
+    unmount(&runtime, UnmountFlags::empty())?;
     Ok(())
 }

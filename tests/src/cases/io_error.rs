@@ -7,7 +7,8 @@ use crate::harness::manifest::Manifest;
 use crate::harness::vm::Vm;
 use crate::harness::{Case, PATIENCE, SMALL, images};
 use anyhow::{Context, Result, bail, ensure};
-use nix::mount::umount;
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::mount::{UnmountFlags, unmount};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::path::Path;
@@ -52,13 +53,7 @@ fn manifest(name: &str, policy: Option<&str>) -> Result<Manifest> {
 fn leave_little(folder: &Path) -> Result<()> {
     let spare = folder.join("spare");
     let file = File::create(&spare)?;
-    nix::fcntl::fallocate(
-        &file,
-        nix::fcntl::FallocateFlags::empty(),
-        0,
-        i64::try_from(ROOM)?,
-    )
-    .context("cannot set room aside")?;
+    fallocate(&file, FallocateFlags::empty(), 0, ROOM).context("cannot set room aside")?;
     fill(folder)?;
     std::fs::remove_file(spare)?;
     Ok(())
@@ -70,7 +65,7 @@ fn with_policies(ctx: &TestContext, policies: &[Option<&str>]) -> Result<()> {
     for &policy in policies {
         ctx.part(policy.unwrap_or("default"), || stops(ctx, policy));
     }
-    umount(&scratch)?;
+    unmount(&scratch, UnmountFlags::empty())?;
     Ok(())
 }
 
@@ -152,6 +147,6 @@ fn reports(ctx: &TestContext) -> Result<()> {
     shell.ok(&write)?;
     shell.send("poweroff -f")?;
     vm.powered_off()?;
-    umount(&scratch)?;
+    unmount(&scratch, UnmountFlags::empty())?;
     Ok(())
 }

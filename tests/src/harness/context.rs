@@ -189,7 +189,7 @@ impl TestContext {
 
     /// Skips the case, unless this process is root.
     pub fn needs_root(&self) -> Result<()> {
-        if nix::unistd::geteuid().is_root() {
+        if rustix::process::geteuid().is_root() {
             Ok(())
         } else {
             Err(Skip("needs root".to_owned()).into())

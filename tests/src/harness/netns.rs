@@ -2,7 +2,7 @@
 
 use super::context::TestContext;
 use anyhow::{Context, Result, bail, ensure};
-use nix::sched::{CloneFlags, unshare};
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::fs::File;
@@ -24,7 +24,8 @@ impl Netns {
     /// Creates a namespace with a loopback device.
     pub fn create() -> Result<Self> {
         let enter = || -> Result<File> {
-            unshare(CloneFlags::CLONE_NEWNET).context("cannot make a network namespace")?;
+            // SAFETY: without FILES, the descriptors stay shared.
+            unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.context("cannot make a network namespace")?;
             Ok(File::open("/proc/thread-self/ns/net")?)
         };
         let file = std::thread::spawn(enter)

@@ -1,9 +1,7 @@
 //! The descendants of this process.
 
-use anyhow::Result;
-use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{WaitPidFlag, waitpid};
-use nix::unistd::Pid;
+use anyhow::{Context, Result};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, wait};
 use std::collections::HashMap;
 use std::fs;
 use std::time::{Duration, Instant};
@@ -64,7 +62,7 @@ pub fn descendants() -> Vec<Process> {
             children.entry(process.parent).or_default().push(process);
         }
     }
-    let mut found = children.remove(&Pid::this().as_raw()).unwrap_or_default();
+    let mut found = children.remove(&getpid().as_raw_pid()).unwrap_or_default();
     let mut next = 0;
     while let Some(process) = found.get(next) {
         let more = children.remove(&process.pid).unwrap_or_default();
@@ -76,7 +74,7 @@ pub fn descendants() -> Vec<Process> {
 
 /// Makes this process the subreaper: orphaned descendants become its children.
 pub fn adopt_orphans() -> Result<()> {
-    Ok(nix::sys::prctl::set_child_subreaper(true)?)
+    Ok(set_child_subreaper(Some(getpid()))?)
 }
 
 /// Waits up to `limit` until no descendant runs, and reaps adopted ones; returns those that still run.
@@ -85,13 +83,19 @@ pub fn adopt_orphans() -> Result<()> {
 pub fn wait_for_none(limit: Duration) -> Vec<Process> {
     let deadline = Instant::now() + limit;
     loop {
-        while waitpid(None, Some(WaitPidFlag::WNOHANG)).is_ok_and(|status| status.pid().is_some()) {}
+        while wait(WaitOptions::NOHANG).is_ok_and(|ended| ended.is_some()) {}
         let left: Vec<Process> = descendants().into_iter().filter(Process::runs).collect();
         if left.is_empty() || Instant::now() >= deadline {
             return left;
         }
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// Sends a signal to a process.
+pub fn kill(pid: i32, signal: Signal) -> Result<()> {
+    let pid = Pid::from_raw(pid).context("process 0")?;
+    Ok(kill_process(pid, signal)?)
 }
 
 /// Kills every descendant, and processes that they start meanwhile.
@@ -103,7 +107,7 @@ pub fn kill_all() {
         }
         for process in running {
             // It fails only if the process has ended.
-            let _ = kill(Pid::from_raw(process.pid), Signal::SIGKILL);
+            let _ = kill(process.pid, Signal::KILL);
         }
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -133,7 +137,7 @@ mod tests {
         };
         let sleep = found.iter().find(|process| process.parent == pid).expect("sleep");
         assert_eq!(sleep.command, "sleep 60");
-        let _ = kill(Pid::from_raw(sleep.pid), Signal::SIGKILL);
+        let _ = kill(sleep.pid, Signal::KILL);
         let _ = child.kill();
         let _ = child.wait();
         assert!(Process::read(pid).is_none_or(|process| !process.runs()));

@@ -3,6 +3,7 @@
 use super::context::{self, CommandResult};
 use super::output_buffer::OutputBuffer;
 use anyhow::{Context, Result, bail};
+use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use std::cell::RefCell;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -50,18 +51,21 @@ impl Session {
 
     /// Starts the program on a terminal that is not read: it stalls as soon as the terminal is full.
     pub fn unheard(mut command: Command) -> Result<Self> {
-        let pair = nix::pty::openpty(None, None)?;
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY;
+        let master = openpt(flags)?;
+        unlockpt(&master)?;
+        let slave = ioctl_tiocgptpeer(&master, flags)?;
         command
-            .stdin(pair.slave.try_clone()?)
-            .stdout(pair.slave.try_clone()?)
-            .stderr(pair.slave);
+            .stdin(slave.try_clone()?)
+            .stdout(slave.try_clone()?)
+            .stderr(slave);
         let child = command
             .spawn()
             .with_context(|| format!("cannot start {command:?}"))?;
         Ok(Self {
             child: RefCell::new(child),
             output: OutputBuffer::default(),
-            terminal: Some(File::from(pair.master)),
+            terminal: Some(File::from(master)),
             reader: RefCell::new(None),
         })
     }

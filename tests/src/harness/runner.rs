@@ -8,7 +8,6 @@ use super::output_buffer::tail;
 use super::processes::{self, Process};
 use anyhow::{Context, Result};
 use libtest_mimic::{Arguments, Failed, Trial};
-use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -271,14 +270,12 @@ extern "C" fn interrupt(signal: i32) {
 }
 
 fn catch_signals() -> Result<()> {
-    let action = SigAction::new(
-        SigHandler::Handler(interrupt),
-        SaFlags::SA_RESTART,
-        SigSet::empty(),
-    );
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+    let handler: extern "C" fn(i32) = interrupt;
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: the handler only stores to an atomic, which is async-signal-safe.
-        unsafe { sigaction(signal, &action) }?;
+        if unsafe { libc::signal(signal, handler as libc::sighandler_t) } == libc::SIG_ERR {
+            return Err(std::io::Error::last_os_error().into());
+        }
     }
     Ok(())
 }

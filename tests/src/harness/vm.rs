@@ -4,10 +4,10 @@ use super::PATIENCE;
 use super::context::{CommandResult, TestContext};
 use super::datapath::Datapath;
 use super::manifest::Manifest;
+use super::processes;
 use super::program::Session;
 use anyhow::{Context, Result, bail, ensure};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use rustix::process::Signal;
 use serde_json::Value;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -104,7 +104,7 @@ impl<'s> Vm<'s> {
 
     /// Sends SIGKILL to the VM's process called `field` in `husk inspect`.
     pub fn kill(&self, field: &str) -> Result<()> {
-        Ok(kill(Pid::from_raw(self.pid(field)?), Signal::SIGKILL)?)
+        processes::kill(self.pid(field)?, Signal::KILL)
     }
 
     /// Waits until the VM has ended without leftovers; returns the output of `husk run`.

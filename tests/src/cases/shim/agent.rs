@@ -7,10 +7,10 @@ use crate::harness::containerd::{BRIDGE, Version};
 use crate::harness::context::{TestContext, expect_contains, program};
 use crate::harness::kubernetes::{Cluster, NODE};
 use crate::harness::manifest::Manifest;
+use crate::harness::processes::kill;
 use crate::harness::program::Session;
 use anyhow::{Context, Result, ensure};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -129,13 +129,13 @@ impl<'a> Agent<'a> {
     }
 
     fn kill(self) -> Result<()> {
-        kill(Pid::from_raw(self.session.pid()), Signal::SIGKILL)?;
+        kill(self.session.pid(), Signal::KILL)?;
         self.session.wait(Duration::from_secs(20))?;
         Ok(())
     }
 
     fn end(self) -> Result<()> {
-        kill(Pid::from_raw(self.session.pid()), Signal::SIGTERM)?;
+        kill(self.session.pid(), Signal::TERM)?;
         let ended = self.session.wait(Duration::from_secs(20))?;
         ensure!(ended.status == 0, "the agent ended with {}", ended.status);
         let c = self.cluster;

@@ -7,6 +7,7 @@ use crate::harness::manifest::Manifest;
 use crate::harness::program::Session;
 use crate::harness::{Case, PATIENCE, images, privileges};
 use anyhow::{Context, Result, ensure};
+use rustix::fs::{CWD, Mode, mkfifoat};
 use serde_json::json;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -205,7 +206,7 @@ fn mounts(c: &Containerd<'_>) -> Result<()> {
     std::os::unix::fs::symlink("/etc/shadow", &image)?;
     refused(&attempt("symlink")?.text, "symbolic link")?;
     std::fs::remove_file(&image)?;
-    nix::unistd::mkfifo(&image, nix::sys::stat::Mode::S_IRWXU)?;
+    mkfifoat(CWD, &image, Mode::RWXU)?;
     refused(&attempt("fifo")?.text, "disk.img")?;
     c.nothing_left()
 }

@@ -3,12 +3,11 @@
 use super::ctr::{LIMIT, vm, with_small};
 use crate::harness::containerd::{Containerd, NAMESPACE, Version};
 use crate::harness::context::TestContext;
-use crate::harness::processes::Process;
+use crate::harness::processes::{Process, kill};
 use crate::harness::program::Session;
 use crate::harness::{Case, PATIENCE};
 use anyhow::{Context, Result, bail, ensure};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use rustix::process::Signal;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -42,7 +41,7 @@ fn killed(ctx: &TestContext) -> Result<()> {
     let c = &containerd;
     ctx.part("shim", || {
         let vmm = start(c, "one")?;
-        kill(Pid::from_raw(c.shim("one")?), Signal::SIGKILL)?;
+        kill(c.shim("one")?, Signal::KILL)?;
         gone(vmm, WITH_SHIM)?;
         let deadline = Instant::now() + PATIENCE;
         while c.task("one")?.is_some_and(|(_, state)| state != "STOPPED") {
@@ -56,7 +55,7 @@ fn killed(ctx: &TestContext) -> Result<()> {
         c.nothing_left()
     });
     ctx.part("vmm", || {
-        kill(Pid::from_raw(start(c, "two")?), Signal::SIGKILL)?;
+        kill(start(c, "two")?, Signal::KILL)?;
         c.until("two", "STOPPED", PATIENCE)?;
         ensure!(c.remove("two")? == 137, "not the status of a killed process");
         c.nothing_left()
@@ -92,7 +91,7 @@ fn killed(ctx: &TestContext) -> Result<()> {
     ctx.part("both", || {
         let vmm = start(c, "four")?;
         c.kill()?;
-        kill(Pid::from_raw(c.shim("four")?), Signal::SIGKILL)?;
+        kill(c.shim("four")?, Signal::KILL)?;
         gone(vmm, WITH_SHIM)?;
         c.restart()?;
         c.remove("four")?;
@@ -158,14 +157,11 @@ fn cycle(c: &Containerd<'_>, name: &str, words: &str, way: u64, wait: Duration) 
     sleep(wait);
     match way {
         // Kills the processes started so far: there may be none yet, or none left.
-        0 => drop(
-            c.shim(name)
-                .map(|shim| kill(Pid::from_raw(shim), Signal::SIGKILL)),
-        ),
+        0 => drop(c.shim(name).map(|shim| kill(shim, Signal::KILL))),
         1 => {
             client.wait(PATIENCE)?;
             if let Some((vmm, _)) = c.task(name)?.filter(|(pid, _)| *pid > 1) {
-                let _ = kill(Pid::from_raw(vmm), Signal::SIGKILL);
+                let _ = kill(vmm, Signal::KILL);
             }
         }
         2 => client.kill()?,

@@ -10,10 +10,10 @@ use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::guest::Shell;
 use crate::harness::kubernetes::{Cluster, NODE};
 use crate::harness::manifest::Manifest;
+use crate::harness::processes::kill;
 use crate::harness::program::Session;
 use anyhow::{Context, Result, ensure};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
@@ -74,7 +74,7 @@ fn run(ctx: &TestContext) -> Result<()> {
     ctx.part("restart", || {
         let vmms = called("husk-vmm")?;
         ensure!(vmms.len() == 1, "not one VM: {vmms:?}");
-        kill(Pid::from_raw(vmms[0].pid), Signal::SIGKILL)?;
+        kill(vmms[0].pid, Signal::KILL)?;
         let count = format!("{COMPUTE}.restartCount}}");
         c.until("the VM again", || Ok(c.field("pod", "guest", &count)? == "1"))?;
         let ended = c.field(

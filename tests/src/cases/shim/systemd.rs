@@ -9,10 +9,10 @@ use crate::harness::context::{TestContext, expect_contains};
 use crate::harness::cri::{Container, Cri, Pod};
 use crate::harness::kubelet::{self, scopes, systemctl};
 use crate::harness::manifest::Manifest;
+use crate::harness::processes::kill;
 use crate::harness::{Case, PATIENCE, until};
 use anyhow::{Context, Result, ensure};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use rustix::process::Signal;
 use std::ffi::OsStr;
 use std::process::Command;
 use std::thread::sleep;
@@ -70,7 +70,7 @@ fn run(ctx: &TestContext) -> Result<()> {
         let (pod, id) = vm(cri, "killed", "button")?;
         let vmm = vmm()?;
         is_in(vmm, &pod, &id)?;
-        kill(Pid::from_raw(c.shim(&pod.id)?), Signal::SIGKILL)?;
+        kill(c.shim(&pod.id)?, Signal::KILL)?;
         gone(vmm, WITH_SHIM)?;
         // The kubelet also retries until containerd has received the exit events.
         let deadline = Instant::now() + PATIENCE;

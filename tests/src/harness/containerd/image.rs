@@ -4,6 +4,7 @@ use super::Containerd;
 use crate::harness::context::TestContext;
 use crate::harness::images::Small;
 use anyhow::Result;
+use rustix::fs::{CWD, Mode, mkfifoat};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -76,7 +77,7 @@ impl<'s> Image<'s> {
 
     /// Adds a FIFO.
     pub fn fifo(self, path: &str) -> Result<Self> {
-        nix::unistd::mkfifo(&self.place(path)?, nix::sys::stat::Mode::S_IRWXU)?;
+        mkfifoat(CWD, self.place(path)?, Mode::RWXU)?;
         Ok(self)
     }
 
