@@ -51,7 +51,7 @@ fn make(path: &Path) -> std::io::Result<()> {
         result => result?,
     }
     if let Some(parent) = parent
-        && nix::unistd::geteuid().is_root()
+        && rustix::process::geteuid().is_root()
     {
         let owner = parent.metadata()?;
         std::os::unix::fs::chown(path, Some(owner.uid()), Some(owner.gid()))?;

@@ -36,7 +36,7 @@ impl Mirror {
         if let Some(mirror) = Self::from_apt()? {
             return Ok(mirror);
         }
-        if nix::unistd::geteuid().is_root() {
+        if rustix::process::geteuid().is_root() {
             step.command(&mut packages::apt(&["update"]))?;
             if let Some(mirror) = Self::from_apt()? {
                 return Ok(mirror);

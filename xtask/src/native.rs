@@ -33,7 +33,7 @@ fn examined() -> bool {
         boot.trim(),
         husk.display(),
         metadata.mtime(),
-        nix::unistd::geteuid()
+        rustix::process::geteuid()
     );
     let file = cache.join("native-kvm");
     if let Ok(known) = std::fs::read_to_string(&file)

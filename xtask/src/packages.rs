@@ -30,7 +30,7 @@ pub fn ensure(progress: &Progress, tools: &[Tool]) -> Result<()> {
         return Ok(());
     }
     let packages = missing.join(" ");
-    if !nix::unistd::geteuid().is_root() || !present("apt-get") {
+    if !rustix::process::geteuid().is_root() || !present("apt-get") {
         bail!("missing on this machine: {packages}\nrun: sudo apt-get install -y {packages}");
     }
     let step = progress.step(format!("installing {packages}"));

@@ -1,7 +1,7 @@
 //! Progress of a long step: a spinner with the newest line on a terminal, plain lines elsewhere.
 
 use indicatif::{ProgressBar, ProgressStyle};
-use nix::sys::signal::Signal;
+use rustix::process::{Signal, set_parent_process_death_signal};
 use std::io::{BufRead, BufReader, IsTerminal};
 use std::os::unix::process::CommandExt;
 use std::os::unix::process::ExitStatusExt;
@@ -103,7 +103,7 @@ impl Step {
         // SAFETY: one async-signal-safe system call.
         unsafe {
             // It ends with this process, so that it cannot go on writing where the next one starts.
-            command.pre_exec(|| Ok(nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?));
+            command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?));
         }
         let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
         // The command holds the pipe's write ends too. The reader ends when they are closed.

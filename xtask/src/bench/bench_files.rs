@@ -23,7 +23,7 @@ pub struct BenchFiles {
 /// Creates the folder for a benchmark, which needs the rights to measure.
 pub fn folder() -> Result<TempDir> {
     ensure!(
-        nix::unistd::geteuid().is_root(),
+        rustix::process::geteuid().is_root(),
         "measuring needs root, for tracepoints and control groups"
     );
     let folder = tempfile::Builder::new()

@@ -2,7 +2,6 @@
 
 use anyhow::{Context, Result, bail};
 use std::io::Write;
-use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -86,7 +85,7 @@ impl Group {
         // SAFETY: a write to an open file is async-signal-safe and allocates nothing.
         unsafe {
             command.pre_exec(move || {
-                nix::unistd::write(procs.as_fd(), b"0")?;
+                rustix::io::write(&procs, b"0")?;
                 Ok(())
             });
         }
@@ -125,7 +124,7 @@ impl Group {
             let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             ticks += guest_ticks(&stat).unwrap_or(0);
         }
-        let second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.context("no ticks")?;
+        let second = rustix::param::clock_ticks_per_second();
         Ok(Duration::from_secs_f64(ticks as f64 / second as f64))
     }
 

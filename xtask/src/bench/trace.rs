@@ -59,7 +59,7 @@ impl Trace {
     pub fn begin(&self, events: &[&str]) -> Result<()> {
         self.set("tracing_on", "0")?;
         self.set("events/enable", "0")?;
-        self.set("set_event_pid", &nix::unistd::gettid().to_string())?;
+        self.set("set_event_pid", &rustix::thread::gettid().to_string())?;
         self.set("trace", "")?;
         for event in events {
             self.set(&format!("events/{event}/enable"), "1")

@@ -2,7 +2,7 @@
 
 use crate::lab::{Process, detach};
 use anyhow::{Context, Result, bail};
-use nix::sys::signal::Signal;
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -112,9 +112,9 @@ impl Record {
 /// Ends processes, the last one first.
 fn end(daemons: &[Daemon]) {
     for daemon in daemons.iter().rev() {
-        daemon.process.signal(Signal::SIGTERM);
+        daemon.process.signal(Signal::TERM);
         if !daemon.process.ended_within(GRACE) {
-            daemon.process.signal(Signal::SIGKILL);
+            daemon.process.signal(Signal::KILL);
             daemon.process.ended_within(GRACE);
         }
     }

@@ -105,7 +105,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 /// # Errors
 /// Fails if this is not root, or something does not start; then [`down`] ends the rest.
 pub fn up(source: &Path, nodes: u32, build: bool) -> Result<()> {
-    if !nix::unistd::geteuid().is_root() {
+    if !rustix::process::geteuid().is_root() {
         let words = format!("cluster up --kubevirt {}", source.display());
         bail!("a bridge and taps need root: run {}", checkout::as_root(&words));
     }

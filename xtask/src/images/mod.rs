@@ -132,7 +132,7 @@ fn make(progress: &Progress, group: &[&Recipe]) -> Result<()> {
         return Ok(());
     }
     debian::ensure_tools(progress)?;
-    if !nix::unistd::geteuid().is_root() {
+    if !rustix::process::geteuid().is_root() {
         bail!("guest images are made by root, once: run sudo --preserve-env=HOME,PATH cargo xtask images");
     }
     let aside = folder.join("unfinished");

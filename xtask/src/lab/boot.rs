@@ -10,7 +10,7 @@ use crate::progress::{Progress, Step};
 use crate::shell;
 use anyhow::{Context, Result, bail};
 use base64::Engine;
-use nix::sys::signal::Signal;
+use rustix::process::{Signal, setsid};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use std::ffi::OsString;
@@ -134,12 +134,12 @@ fn shut_down(lab: &Lab) {
 
 /// Removes all processes and files of `lab`, running or not, and its record.
 fn clear(dir: &LabFolder, lab: &Lab) {
-    lab.qemu.signal(Signal::SIGKILL);
+    lab.qemu.signal(Signal::KILL);
     lab.qemu.ended_within(Duration::from_secs(10));
     for server in &lab.servers {
         // They end with QEMU.
         if !server.ended_within(Duration::from_secs(2)) {
-            server.signal(Signal::SIGKILL);
+            server.signal(Signal::KILL);
         }
     }
     let _ = std::fs::remove_dir_all(&lab.sockets);
@@ -156,7 +156,7 @@ fn kill_stray(dir: &LabFolder) {
     let folder = dir.folder().to_string_lossy();
     if String::from_utf8_lossy(&words).contains(&format!("{folder}/qemu.pid")) {
         eprintln!("ending a lab nobody knows of");
-        stray.signal(Signal::SIGKILL);
+        stray.signal(Signal::KILL);
         stray.ended_within(Duration::from_secs(10));
     }
 }
@@ -483,9 +483,11 @@ pub fn detach<'a>(command: &'a mut Command, log: &File) -> &'a mut Command {
     // SAFETY: only async-signal-safe system calls on plain numbers; they touch no memory of this process.
     unsafe {
         command.pre_exec(|| {
-            nix::unistd::setsid()?;
+            setsid()?;
             let flags = libc::CLOSE_RANGE_CLOEXEC.cast_signed();
-            nix::errno::Errno::result(libc::close_range(3, libc::c_uint::MAX, flags))?;
+            if libc::close_range(3, libc::c_uint::MAX, flags) != 0 {
+                return Err(std::io::Error::last_os_error());
+            }
             Ok(())
         })
     }

@@ -3,7 +3,7 @@
 //! QEMU pauses a guest whose disk cannot grow; from outside, the lab then looks hung without a reason.
 
 use anyhow::{Context, Result, bail};
-use nix::sys::statvfs::statvfs;
+use rustix::fs::statvfs;
 use std::path::Path;
 
 const MIB: u64 = 1024 * 1024;
@@ -37,7 +37,7 @@ fn judge(folder: &Path, free: u64, need: u64) -> Result<()> {
 /// Bytes that can still be written there.
 fn free(folder: &Path) -> Result<u64> {
     let disk = statvfs(folder).with_context(|| format!("cannot see how full {} is", folder.display()))?;
-    Ok(disk.blocks_available() * disk.fragment_size())
+    Ok(disk.f_bavail * disk.f_frsize)
 }
 
 #[cfg(test)]

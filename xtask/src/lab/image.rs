@@ -176,7 +176,7 @@ pub fn ensure(progress: &Progress) -> Result<Image> {
     if image.disk().exists() {
         return Ok(image);
     }
-    if !nix::unistd::geteuid().is_root() {
+    if !rustix::process::geteuid().is_root() {
         bail!(
             "the lab's image is made by root, once: run {}",
             checkout::as_root("lab image")

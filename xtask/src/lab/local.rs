@@ -1,11 +1,11 @@
 //! Runs a command on this machine itself, as if it were the lab.
 
 use super::run::{self, Command, Ended, Output, share};
-use super::signals::Signals;
+use super::signals::{Disposition, Signals};
 use crate::checkout;
 use anyhow::{Context, Result};
-use nix::sys::signal::{SigHandler, Signal, killpg, signal};
-use nix::unistd::{Pid, getpgrp, getpid, setpgid, tcgetpgrp, tcsetpgrp};
+use rustix::process::{Pid, Signal, getpgrp, getpid, kill_process_group, setpgid};
+use rustix::termios::{tcgetpgrp, tcsetpgrp};
 use std::ffi::OsString;
 use std::io::stdin;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -35,7 +35,7 @@ pub fn run(command: &Command, output: &mut Output<'_>) -> Result<u8> {
     // SAFETY: only async-signal-safe system calls, no allocation.
     unsafe {
         child.pre_exec(move || {
-            setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
+            setpgid(None, None)?;
             if in_front {
                 take_foreground(getpid())?;
             }
@@ -56,22 +56,20 @@ pub fn run(command: &Command, output: &mut Output<'_>) -> Result<u8> {
 
 /// Sends `signal` to the process group of `leader`, and SIGKILL if the leader still runs some seconds later.
 fn end(leader: Pid, signal: Signal) {
-    let _ = killpg(leader, signal);
+    let _ = kill_process_group(leader, signal);
     let deadline = Instant::now() + KILL_AFTER;
-    while super::state::Process::running(leader.as_raw()).is_some() && Instant::now() < deadline {
+    while super::state::Process::running(leader.as_raw_pid()).is_some() && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(20));
     }
-    let _ = killpg(leader, Signal::SIGKILL);
+    let _ = kill_process_group(leader, Signal::KILL);
 }
 
 /// Makes the process group `group` the terminal's foreground group.
-fn take_foreground(group: Pid) -> nix::Result<()> {
-    // SAFETY: neither disposition runs a handler of this program.
-    unsafe { signal(Signal::SIGTTOU, SigHandler::SigIgn)? };
+fn take_foreground(group: Pid) -> std::io::Result<()> {
+    Disposition::Ignore.set(Signal::TTOU)?;
     let result = tcsetpgrp(stdin(), group);
-    // SAFETY: as above.
-    unsafe { signal(Signal::SIGTTOU, SigHandler::SigDfl)? };
-    result
+    Disposition::Default.set(Signal::TTOU)?;
+    Ok(result?)
 }
 
 /// Gives the terminal to a command, and takes it back when dropped.

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 pub use boot::detach;
 pub use run::{Command, TIMED_OUT, share};
-pub use signals::exit_on_signals;
+pub use signals::{SignalSet, exit_on_signals};
 pub use state::Process;
 
 /// Exit status of `lab run` if the command could not be run, or the lab was lost while it ran.

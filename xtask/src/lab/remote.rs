@@ -5,7 +5,7 @@ use super::ssh;
 use super::state::{Lab, LabFolder};
 use crate::{checkout, shell};
 use anyhow::{Context, Result, bail};
-use nix::sys::signal::Signal;
+use rustix::process::Signal;
 use std::path::Path;
 use std::time::SystemTime;
 use tempfile::NamedTempFile;
@@ -89,7 +89,12 @@ impl<'a> Remote<'a> {
 
     /// Sends `signal` to the command, and SIGKILL if it still runs some seconds later.
     pub fn signal(&self, signal: Signal) {
-        let name = signal.as_str().trim_start_matches("SIG");
+        // No other signal ends a command: see `Signals`.
+        let name = match signal {
+            Signal::INT => "INT",
+            Signal::HUP => "HUP",
+            _ => "TERM",
+        };
         let words = shell::join(["sh", &script("signal.sh"), &self.id, name]);
         // Nothing more can be done here for a lab that does not answer: the next command finds it hung.
         ssh::quietly(self.lab.port, &words, GRACE);

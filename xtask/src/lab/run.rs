@@ -8,8 +8,7 @@ use crate::checkout;
 use crate::native::native_kvm;
 use crate::progress::Progress;
 use anyhow::{Context, Result, bail};
-use nix::sys::signal::Signal;
-use nix::unistd::Pid;
+use rustix::process::{Pid, Signal};
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, ExitStatus, Stdio};
@@ -196,15 +195,15 @@ fn wait(
         }
         let left = limit.map(|limit| limit.saturating_duration_since(Instant::now()));
         let (signal, status) = if left == Some(Duration::ZERO) {
-            (Signal::SIGTERM, TIMED_OUT)
+            (Signal::TERM, TIMED_OUT)
         } else {
             let nap = left.unwrap_or(Duration::MAX).min(Duration::from_millis(500));
             match signals.wait(nap)? {
-                Some(Signal::SIGCHLD) | None => continue,
-                Some(signal) => (signal, 128 + u8::try_from(signal as i32)?),
+                Some(Signal::CHILD) | None => continue,
+                Some(signal) => (signal, 128 + u8::try_from(signal.as_raw())?),
             }
         };
-        end(Pid::from_raw(i32::try_from(child.id())?), signal);
+        end(Pid::from_child(child), signal);
         return Ok(match reap(child) {
             // The command may handle the signal.
             Some(own) if status != TIMED_OUT => Ended::Itself(own),

@@ -1,8 +1,9 @@
 //! The signals that end a command.
 
-use anyhow::Result;
-use nix::errno::Errno;
-use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
+use anyhow::{Context, Result};
+use rustix::process::{Signal, set_parent_process_death_signal};
+use std::io;
+use std::mem::MaybeUninit;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
@@ -20,19 +21,79 @@ static INTERRUPTED: AtomicI32 = AtomicI32::new(0);
 /// Number of [`Signals`] in use.
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
 
+/// Reaction of a process to a signal, without a handler.
+#[derive(Debug, Clone, Copy)]
+pub enum Disposition {
+    /// That of a new process.
+    Default,
+    /// None.
+    Ignore,
+}
+
+impl Disposition {
+    /// Makes it this process's reaction to `signal`. Async-signal-safe.
+    pub fn set(self, signal: Signal) -> io::Result<()> {
+        let handler = match self {
+            Self::Default => libc::SIG_DFL,
+            Self::Ignore => libc::SIG_IGN,
+        };
+        // SAFETY: neither is a handler of this program.
+        if unsafe { libc::signal(signal.as_raw(), handler) } == libc::SIG_ERR {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+}
+
+/// A set of signals.
+#[derive(Debug, Clone, Copy)]
+pub struct SignalSet(libc::sigset_t);
+
+impl SignalSet {
+    /// The set of these signals.
+    pub fn of(signals: &[Signal]) -> Self {
+        let mut set = MaybeUninit::uninit();
+        // SAFETY: sigemptyset initialises the set, and sigaddset changes an initialised one.
+        unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            for signal in signals {
+                libc::sigaddset(set.as_mut_ptr(), signal.as_raw());
+            }
+            Self(set.assume_init())
+        }
+    }
+
+    /// Blocks the signals in this thread; returns those that were blocked before.
+    fn block(&self) -> io::Result<Self> {
+        self.mask(libc::SIG_BLOCK)
+    }
+
+    /// Blocks the signals in this thread, and no others. Async-signal-safe.
+    pub fn set_mask(&self) -> io::Result<()> {
+        self.mask(libc::SIG_SETMASK).map(drop)
+    }
+
+    fn mask(&self, how: i32) -> io::Result<Self> {
+        let mut before = Self::of(&[]);
+        // SAFETY: both pointers are to live sets.
+        match unsafe { libc::pthread_sigmask(how, &self.0, &mut before.0) } {
+            0 => Ok(before),
+            error => Err(io::Error::from_raw_os_error(error)),
+        }
+    }
+}
+
 /// Ends this process on SIGINT, SIGTERM and SIGHUP, after the commands that run in labs have been ended.
 ///
 /// For a process with several threads that run commands. Call it before any other thread is started, because threads
 /// inherit the signal mask.
 pub fn exit_on_signals() -> Result<()> {
-    let set: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]
-        .into_iter()
-        .collect();
-    set.thread_block()?;
+    let set = SignalSet::of(&[Signal::INT, Signal::TERM, Signal::HUP]);
+    set.block()?;
     std::thread::spawn(move || {
         while INTERRUPTED.load(Ordering::Relaxed) == 0 {
             if let Ok(Some(signal)) = next(&set, POLL) {
-                INTERRUPTED.store(signal as i32, Ordering::Relaxed);
+                INTERRUPTED.store(signal.as_raw(), Ordering::Relaxed);
             }
         }
         let deadline = Instant::now() + EXIT_LIMIT;
@@ -47,43 +108,40 @@ pub fn exit_on_signals() -> Result<()> {
 /// SIGINT, SIGTERM, SIGHUP (and SIGCHLD), blocked and received synchronously, so that they do not kill this process.
 #[derive(Debug)]
 pub struct Signals {
-    set: SigSet,
-    before: SigSet,
+    set: SignalSet,
+    before: SignalSet,
 }
 
 impl Signals {
     /// Blocks the signals until dropped.
     pub fn take() -> Result<Self> {
-        let set: SigSet = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGCHLD]
-            .into_iter()
-            .collect();
-        let before = set.thread_swap_mask(nix::sys::signal::SigmaskHow::SIG_BLOCK)?;
+        let set = SignalSet::of(&[Signal::INT, Signal::TERM, Signal::HUP, Signal::CHILD]);
+        let before = set.block()?;
         TAKEN.fetch_add(1, Ordering::Relaxed);
         Ok(Self { set, before })
     }
 
     /// Makes `command` ignore the terminal's signals, which this process passes on, and end with this process.
     pub fn ignore_in(&self, command: &mut Command) {
-        self.prepare(command, SigHandler::SigIgn);
+        self.prepare(command, Disposition::Ignore);
     }
 
     /// Gives `command` the signal handling that this process had before [`Signals::take`], and ends it with this
     /// process.
     pub fn restore_in(&self, command: &mut Command) {
-        self.prepare(command, SigHandler::SigDfl);
+        self.prepare(command, Disposition::Default);
     }
 
-    fn prepare(&self, command: &mut Command, handler: SigHandler) {
+    fn prepare(&self, command: &mut Command, disposition: Disposition) {
         let before = self.before;
-        // SAFETY: only async-signal-safe system calls, no allocation; neither handler is one of this program.
+        // SAFETY: only async-signal-safe system calls, no allocation.
         unsafe {
             command.pre_exec(move || {
-                for number in [Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
-                    signal(number, handler)?;
+                for signal in [Signal::INT, Signal::HUP, Signal::QUIT] {
+                    disposition.set(signal)?;
                 }
-                before.thread_set_mask()?;
-                nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
-                Ok(())
+                before.set_mask()?;
+                Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
             });
         }
     }
@@ -94,14 +152,14 @@ impl Signals {
         loop {
             let interrupted = INTERRUPTED.load(Ordering::Relaxed);
             if interrupted != 0 {
-                return Ok(Some(Signal::try_from(interrupted)?));
+                return Ok(Some(named(interrupted)?));
             }
             let left = deadline.map_or(POLL, |deadline| {
                 deadline.saturating_duration_since(Instant::now())
             });
             if let Some(signal) = next(&self.set, left.min(POLL))? {
-                if signal != Signal::SIGCHLD {
-                    INTERRUPTED.store(signal as i32, Ordering::Relaxed);
+                if signal != Signal::CHILD {
+                    INTERRUPTED.store(signal.as_raw(), Ordering::Relaxed);
                 }
                 return Ok(Some(signal));
             }
@@ -113,26 +171,31 @@ impl Signals {
 }
 
 /// The next signal of `set` that is pending within `limit`.
-fn next(set: &SigSet, limit: Duration) -> Result<Option<Signal>> {
+fn next(set: &SignalSet, limit: Duration) -> Result<Option<Signal>> {
     let limit = libc::timespec {
         tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: i64::from(limit.subsec_nanos()),
     };
     // SAFETY: both pointers are to live values of the right types; no information is asked for.
-    let number = unsafe { libc::sigtimedwait(set.as_ref(), std::ptr::null_mut(), &limit) };
+    let number = unsafe { libc::sigtimedwait(&set.0, std::ptr::null_mut(), &limit) };
     if number < 0 {
-        return match Errno::last() {
-            Errno::EAGAIN | Errno::EINTR => Ok(None),
-            error => Err(error.into()),
+        let error = io::Error::last_os_error();
+        return match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::EINTR) => Ok(None),
+            _ => Err(error.into()),
         };
     }
-    Ok(Some(Signal::try_from(number)?))
+    Ok(Some(named(number)?))
+}
+
+fn named(number: i32) -> Result<Signal> {
+    Signal::from_named_raw(number).with_context(|| format!("signal {number} has no name"))
 }
 
 impl Drop for Signals {
     fn drop(&mut self) {
         TAKEN.fetch_sub(1, Ordering::Relaxed);
         // Can only fail for a bad argument.
-        let _ = self.before.thread_set_mask();
+        let _ = self.before.set_mask();
     }
 }

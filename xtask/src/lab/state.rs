@@ -2,6 +2,8 @@
 
 use crate::checkout;
 use anyhow::{Context, Result};
+use rustix::param::clock_ticks_per_second;
+use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fs::{File, TryLockError};
@@ -41,9 +43,8 @@ impl Process {
         // `utime` and `stime` are fields 14 and 15.
         let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
         let (user, system): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
-        let ticks = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok()??;
         Some(Duration::from_millis(
-            (user + system) * 1000 / u64::try_from(ticks).ok()?.max(1),
+            (user + system) * 1000 / clock_ticks_per_second().max(1),
         ))
     }
 
@@ -53,10 +54,12 @@ impl Process {
     }
 
     /// Sends it `signal` if it still runs.
-    pub fn signal(self, signal: nix::sys::signal::Signal) {
-        if self.alive() {
+    pub fn signal(self, signal: Signal) {
+        if self.alive()
+            && let Some(pid) = Pid::from_raw(self.pid)
+        {
             // It may end at this very moment, which is fine.
-            let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.pid), signal);
+            let _ = kill_process(pid, signal);
         }
     }
 

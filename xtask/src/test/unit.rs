@@ -3,11 +3,11 @@
 use super::stages::Stage;
 use crate::binaries::{self, Profile};
 use crate::checkout;
+use crate::lab::SignalSet;
 use crate::packages::{self, Tool};
 use crate::progress::{Progress, wait_with_cpu};
 use anyhow::{Context, Result, bail};
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
+use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal, setsid};
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -60,8 +60,8 @@ fn in_background(command: &mut Command) {
     // SAFETY: only system calls; the standard library's calls for the file do not allocate for a constant path.
     unsafe {
         command.pre_exec(|| {
-            nix::unistd::setsid()?;
-            nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?;
+            setsid()?;
+            set_parent_process_death_signal(Some(Signal::TERM))?;
             let file = libc::open(c"/proc/self/autogroup".as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
             if file >= 0 {
                 libc::write(file, c"10".as_ptr().cast(), 2);
@@ -69,8 +69,7 @@ fn in_background(command: &mut Command) {
             }
             libc::setpriority(libc::PRIO_PROCESS, 0, 10);
             // This process has blocked the signals that it waits for, and a child inherits that.
-            nix::sys::signal::SigSet::empty().thread_set_mask()?;
-            Ok(())
+            SignalSet::of(&[]).set_mask()
         });
     }
 }
@@ -122,7 +121,7 @@ pub fn test(stage: &mut Stage, lints: bool, filter: Option<&str>, progress: &Pro
     let mut child = test.spawn().context("cannot start cargo")?;
     // The reader ends when the last writer is closed, and the command holds two.
     drop(test);
-    let watchdog = Watchdog::start(child.id());
+    let watchdog = Watchdog::start(Pid::from_child(&child));
     let (mut programs, mut closed) = (0, 0);
     for line in BufReader::new(reader).split(b'\n') {
         let line = String::from_utf8_lossy(&line?).into_owned();
@@ -155,12 +154,12 @@ struct Watchdog {
 
 impl Watchdog {
     /// Watches the session of the process `leader`.
-    fn start(leader: u32) -> Self {
+    fn start(leader: Pid) -> Self {
         let (done, is_done) = mpsc::channel();
         let thread = std::thread::spawn(move || {
             let late = is_done.recv_timeout(TEST_LIMIT) == Err(mpsc::RecvTimeoutError::Timeout);
-            if late && let Ok(leader) = i32::try_from(leader) {
-                let _ = killpg(Pid::from_raw(leader), Signal::SIGKILL);
+            if late {
+                let _ = kill_process_group(leader, Signal::KILL);
             }
             late
         });
@@ -176,7 +175,7 @@ impl Watchdog {
 
 /// True if tests marked `#[ignore = "needs …"]` can run here: they need root, KVM and TAP devices.
 fn privileged() -> bool {
-    nix::unistd::geteuid().is_root()
+    rustix::process::geteuid().is_root()
         && ["/dev/kvm", "/dev/net/tun"]
             .iter()
             .all(|path| Path::new(path).exists())

@@ -1,7 +1,7 @@
 //! Output of a guest on its serial line with its times, as the host's kernel saw it, before either VMM.
 
 use anyhow::{Context, Result};
-use nix::time::{ClockId, clock_gettime};
+use rustix::time::{ClockId, clock_gettime};
 use std::time::{Duration, Instant};
 
 /// Filter of kvm_pio events for bytes that are written to COM1.
@@ -20,7 +20,7 @@ pub struct ConsoleTrace {
 impl ConsoleTrace {
     /// Parses the text form of a trace.
     pub fn read(trace: &str) -> Result<Self> {
-        let clock = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
+        let clock = Duration::try_from(clock_gettime(ClockId::Monotonic))?;
         let now = (Instant::now(), clock.as_secs_f64());
         let (text, moments) = trace.lines().filter_map(byte).unzip();
         Ok(Self { text, moments, now })
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn words_have_the_moment_of_their_last_byte() {
-        let clock = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC).expect("a clock"));
+        let clock = Duration::try_from(clock_gettime(ClockId::Monotonic)).expect("a clock");
         let start = Instant::now();
         let line = |byte: char, after: f64| {
             let time = clock.as_secs_f64() + after;

@@ -9,8 +9,9 @@ use crate::bench::guest::Vmm;
 use crate::bench::started::milliseconds;
 use crate::serial::Serial;
 use anyhow::{Context, Result, bail, ensure};
-use nix::sys::stat::Mode;
-use nix::time::{ClockId, clock_gettime};
+use rustix::fs::{CWD, Mode, mkfifoat};
+use rustix::param::clock_ticks_per_second;
+use rustix::time::{ClockId, clock_gettime};
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -64,7 +65,7 @@ impl<'a> Running<'a> {
         let (vmm, shim, lines) = if case == Case::Husk {
             bench.containerd.count(&mut command)?;
             let shim = Group::counted(&Case::shim_group(&name))?;
-            nix::unistd::mkfifo(&fifo, Mode::S_IRUSR | Mode::S_IWUSR)?;
+            mkfifoat(CWD, &fifo, Mode::RUSR | Mode::WUSR)?;
             // Opened for both directions, so that the call does not wait for a peer.
             let both = File::options().read(true).write(true).open(&fifo)?;
             (Group::at(&path), Some(shim), Some((both, File::open(&fifo)?)))
@@ -79,7 +80,7 @@ impl<'a> Running<'a> {
             Some(_) => command.stdout(log),
             None => command.stdout(Stdio::piped()),
         };
-        let (began, clock) = (Instant::now(), clock_gettime(ClockId::CLOCK_BOOTTIME)?);
+        let (began, clock) = (Instant::now(), clock_gettime(ClockId::Boottime));
         let mut child = command
             .spawn()
             .with_context(|| format!("cannot start {}", command.get_program().display()))?;
@@ -92,7 +93,7 @@ impl<'a> Running<'a> {
             case,
             name,
             began,
-            clock: clock.into(),
+            clock: clock.try_into()?,
             child,
             errors,
             stop,
@@ -155,8 +156,7 @@ impl<'a> Running<'a> {
     fn since_start(&self, pid: u32) -> Result<f64> {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
         let ticks = start_ticks(&stat).context("no start time")?;
-        let second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.context("no ticks")?;
-        let started = Duration::from_secs_f64(ticks as f64 / second as f64);
+        let started = Duration::from_secs_f64(ticks as f64 / clock_ticks_per_second() as f64);
         Ok(milliseconds(started.saturating_sub(self.clock)))
     }
 
