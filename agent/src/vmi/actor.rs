@@ -303,6 +303,10 @@ impl VmiActor {
         if self.sync.is_some() {
             return Next::Wait;
         }
+        // A VM that is being shut down takes no changes.
+        if matches!(state, PodState::Running(status) if status.stopping) {
+            return Next::Wait;
+        }
         let starts = *state == PodState::Waiting;
         let done = self
             .synced
