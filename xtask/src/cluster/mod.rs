@@ -178,7 +178,7 @@ fn start(
     let kubectl = Kubectl::new(folder);
     kubevirt::install(progress, folder, source, programs, record, &kubectl)?;
     for number in 1..=nodes {
-        node::start(progress, folder, programs, number, &archives)?;
+        node::start(progress, folder, programs, (number, nodes), &archives)?;
     }
     kubevirt::deploy_husk(progress, &kubectl, nodes)
 }
@@ -220,6 +220,12 @@ fn client(folder: &Path, name: &str, arguments: &[String]) -> ExitCode {
         .exec();
     eprintln!("error: cannot start {}: {error}", program.display());
     ExitCode::FAILURE
+}
+
+/// True if a cluster was started and not ended; it uses the labs.
+pub fn exists() -> bool {
+    let record = Record::read(&checkout::target().join("cluster"));
+    record.daemons.iter().any(|daemon| daemon.process.alive())
 }
 
 /// Ends the cluster and deletes its data.

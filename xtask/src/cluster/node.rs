@@ -18,12 +18,12 @@ pub fn name(number: u32) -> String {
     format!("node{number}")
 }
 
-/// Boots the lab of node `number`, connects it to the bridge and starts the node's programs.
+/// Boots the lab of node `number` of `nodes`, connects it to the bridge and starts the node's programs.
 pub fn start(
     progress: &Progress,
     folder: &Path,
     programs: &Programs,
-    number: u32,
+    (number, nodes): (u32, u32),
     archives: &[PathBuf],
 ) -> Result<()> {
     let (name, network) = (name(number), NodeNetwork::of(number));
@@ -53,6 +53,7 @@ pub fn start(
     words.extend(archives.iter().map(|archive| archive.display().to_string()));
     let mut command = lab::Command::new(words).in_lab(true).timeout(SETUP);
     command.lab = number;
+    command.env.push(("ROUTES".to_owned(), routes(number, nodes)));
     let mut output = Vec::new();
     let status = command.lines(progress, |line| {
         step.news(line);
@@ -63,6 +64,15 @@ pub fn start(
     }
     step.done();
     Ok(())
+}
+
+/// The other nodes' pods and the nodes' addresses, as words `PODS=ADDRESS`.
+fn routes(number: u32, nodes: u32) -> String {
+    let others = (1..=nodes).filter(|other| *other != number).map(NodeNetwork::of);
+    let routes: Vec<String> = others
+        .map(|node| format!("{}={}", node.pods, node.address))
+        .collect();
+    routes.join(" ")
 }
 
 /// Ends node `number` with its lab.

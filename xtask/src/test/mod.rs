@@ -17,7 +17,7 @@ use crate::binaries::Profile;
 use crate::native::native_kvm;
 use crate::packages::{self, Tool};
 use crate::progress::Progress;
-use crate::{binaries, images, lab, upstream};
+use crate::{binaries, cluster, images, lab, upstream};
 use anyhow::{Result, bail};
 use stages::{Stage, Stages};
 use std::path::PathBuf;
@@ -98,6 +98,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return suite::list().map(|()| ExitCode::SUCCESS);
     }
     lab::exit_on_signals()?;
+    if args.kubevirt.is_none() && cluster::exists() {
+        bail!("a cluster uses the labs: end it by cargo xtask cluster down");
+    }
     let stages = Stages::new();
     if let Some(source) = &args.kubevirt {
         kubevirt::run(&stages, source, !args.no_build, args.filter.as_deref());

@@ -10,6 +10,7 @@
     done
     ip link set "$nic" up
     ip address add "$address/24" dev "$nic"
+    for route in $ROUTES; do ip route add "${route%=*}" via "${route#*=}"; done
     sysctl -q -w net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0
     modprobe -a nf_tables nf_conntrack br_netfilter
     ping -q -c 1 -W 10 "$host" >/dev/null
