@@ -33,6 +33,9 @@ use node::NodeActor;
 use rest::CertificateFiles;
 use vmi::{PodsDir, RuntimeDir, VmiController};
 
+/// Root directory of the node. The agent is in the node's PID namespace.
+const NODE_ROOT: &str = "/proc/1/root";
+
 /// The agent of a node whose KubeVirt VMs run on Husk, in the place of virt-handler
 ///
 /// Publishes the node's devices to the kubelet, keeps KubeVirt's heartbeat and labels of the Node, and runs the VMIs whose
@@ -55,6 +58,10 @@ struct Args {
     /// The kubelet's directory of pods, in which attachment pods have hotplugged volumes
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet/pods")]
     pods_dir: PathBuf,
+
+    /// The kubelet's directory of pods' logs, which shows the namespace of each attachment pod
+    #[arg(long, value_name = "DIR", default_value = "/var/log/pods")]
+    pod_logs_dir: PathBuf,
 
     /// Husk's runtime directory
     #[arg(long, value_name = "DIR", default_value = "/run/husk")]
@@ -100,7 +107,12 @@ fn main() -> ExitCode {
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let ran = match runtime {
-        Ok(runtime) => runtime.block_on(run(args)),
+        Ok(runtime) => {
+            let ran = runtime.block_on(run(args));
+            // A volume that hangs may block a thread for ever.
+            runtime.shutdown_background();
+            ran
+        }
         Err(error) => Err(format!("the asynchronous runtime: {error}")),
     };
     match ran {
@@ -129,7 +141,7 @@ async fn run(args: Args) -> Result<(), String> {
     }
     let events = EventSender::new(client.clone(), args.node_name.clone());
     let runtime = RuntimeDir::at(args.runtime_dir);
-    let pods = PodsDir::at(args.pods_dir);
+    let pods = PodsDir::at(args.pods_dir, args.pod_logs_dir, NODE_ROOT.into());
     let (vmis, finder, foreign) = VmiController::new(
         args.node_name.clone(),
         runtime,

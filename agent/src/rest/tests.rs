@@ -93,7 +93,7 @@ impl Agent {
         let (controller, finder, _foreign) = VmiController::new(
             crate::vmi::testing::NODE.to_owned(),
             RuntimeDir::at(dir.path().to_owned()),
-            PodsDir::at(dir.path().to_owned()),
+            PodsDir::at(dir.path().to_owned(), dir.path().to_owned(), "/".into()),
             client,
             events.clone(),
         );

@@ -1,7 +1,7 @@
 //! The actor of one VMI: it brings the pod's VM to the object, and the object's status to the VM.
 //!
-//! Each round compares the present object with the present VM. A lost message or a restart of the agent costs a round.
-//! Fields of the actor save calls and repeated events; no decision needs them.
+//! Each round compares the present object with the present VM. An actor can lose what it remembers: after a restart of
+//! the agent it calls SyncVmi once more and may repeat an event.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use kube::api::PostParams;
 use kube::core::DynamicObject;
 use kube::{Api, Client};
 use serde_json::Value;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
@@ -30,6 +30,8 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Delay after an error, doubled up to the maximum.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(30);
+/// Delay after an error of a volume: another volume may be there by then.
+const VOLUME_RETRY: Duration = Duration::from_secs(5);
 /// Time after which the pod of a VMI that was given to this node is taken as not Husk's. Husk's pods have their
 /// directories before.
 const FOREIGN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -81,6 +83,8 @@ pub struct VmiActor {
     started: bool,
     /// Hotplugged volumes in the last status.
     plugged: Vec<String>,
+    /// Held while the data of volumes is opened.
+    opening: Arc<Semaphore>,
     /// The time when a VMI of this node was first seen without a directory of Husk's for its pod.
     without_pod: Option<Instant>,
     foreign: ForeignEntry,
@@ -122,6 +126,7 @@ impl VmiActor {
             grace: None,
             started: false,
             plugged: Vec::new(),
+            opening: Arc::new(Semaphore::new(1)),
             without_pod: None,
             foreign,
         }
@@ -329,7 +334,8 @@ impl VmiActor {
             _ => Vec::new(),
         };
         let attachments = Attachment::outstanding(vmi, &attached);
-        let call = SyncCall::new(pod, vmi.manifest(), starts, attachments);
+        let opening = Arc::clone(&self.opening);
+        let call = SyncCall::new(pod, vmi.manifest(), starts, attachments, opening);
         let call = tokio::spawn(call.run(self.pods.clone()));
         // The VM can run before the answer is here.
         self.started |= starts;
@@ -343,8 +349,11 @@ impl VmiActor {
         let Some(sync) = self.sync.take() else {
             return;
         };
+        let mut retry = self.retry;
         let error = match answer {
             Ok(synced) => {
+                self.report_lost_writes(&synced.answer).await;
+                retry = VOLUME_RETRY;
                 // The start says nothing of hotpluggable volumes.
                 let started = sync.starts && !synced.waits;
                 let complete = synced.answer.complete;
@@ -383,8 +392,25 @@ impl VmiActor {
             );
             self.events.send(&vmi, Kind::Warning, "SyncFailed", &error).await;
         }
-        self.pause = Some((Instant::now() + self.retry, sync.spec));
+        self.pause = Some((Instant::now() + retry, sync.spec));
         self.retry = (self.retry * 2).min(LAST_RETRY);
+    }
+
+    /// Sends the events of volumes that were removed although their last flush failed. The shim reports that once.
+    async fn report_lost_writes(&mut self, answer: &SyncVmiResponse) {
+        let Some(vmi) = self.vmi() else {
+            return;
+        };
+        for volume in answer
+            .volumes
+            .iter()
+            .filter(|volume| volume.reason == "FlushFailed")
+        {
+            let message = format!("volume {:?}: {}", volume.name, volume.message);
+            self.events
+                .send(&vmi, Kind::Warning, "HotplugFailed", &message)
+                .await;
+        }
     }
 
     /// Writes the status if it is not up to date. `Err` has the time after which to look again.

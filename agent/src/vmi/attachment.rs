@@ -1,16 +1,19 @@
 //! Data of hotpluggable volumes, which KubeVirt's attachment pods bring to the node.
 //!
 //! The agent opens the data and passes the descriptor to the shim, which needs no mount and no device node of its own.
-//! An attachment pod runs under another runtime than Husk and in the namespace of the VMI's owner, so no path in it is
-//! followed out of it.
+//! The VMI's owner may write what an attachment pod shares with the node, and may make a pod that looks like one. So a
+//! path that starts in its directory never leaves it, and the data must be of a volume that the kubelet gave to the pod.
 
 use std::ffi::OsStr;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, openat, openat2};
+use rustix::fs::{
+    CWD, Dir, FileType, Mode, OFlags, ResolveFlags, fcntl_getfl, fcntl_setfl, fstat, openat, openat2,
+};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt};
 use serde_json::Value;
 
@@ -21,14 +24,17 @@ const SHARED: &str = "volumes/kubernetes.io~empty-dir/hotplug-disks";
 /// Socket in it; the process that listens has the volumes with a filesystem.
 const SOCKET: &str = "hp.sock";
 /// Flags to open a directory or a socket as the start of a path.
-const PATH: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
+const HANDLE: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
 
 /// A hotpluggable volume of a VMI.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attachment {
     /// Name of the volume.
     pub name: String,
-    /// UID of its attachment pod; empty while there is none.
+    /// Namespace of the VMI, which is that of the attachment pod.
+    namespace: String,
+    /// Name and UID of the attachment pod; empty while there is none.
+    pod_name: String,
     pod: String,
     block: bool,
     read_only: bool,
@@ -39,6 +45,7 @@ impl Attachment {
     pub fn outstanding(vmi: &Vmi, attached: &[&str]) -> Vec<Attachment> {
         let entries = vmi.status()["volumeStatus"].as_array();
         let disks = vmi.spec()["domain"]["devices"]["disks"].as_array();
+        let volumes = vmi.spec()["volumes"].as_array();
         let named = |list: Option<&Vec<Value>>, name: &str| -> Value {
             let mut list = list.into_iter().flatten();
             list.find(|item| item["name"] == name)
@@ -50,12 +57,18 @@ impl Attachment {
             .filter(|name| !attached.contains(name))
             .map(|name| {
                 let (entry, disk) = (named(entries, name), named(disks, name));
-                let pod = entry["hotplugVolume"]["attachPodUID"].as_str();
+                let claim = &named(volumes, name)["persistentVolumeClaim"];
+                let pod = |field: &str| {
+                    let value = entry["hotplugVolume"][field].as_str();
+                    value.unwrap_or_default().to_owned()
+                };
                 Attachment {
                     name: name.to_owned(),
-                    pod: pod.unwrap_or_default().to_owned(),
+                    namespace: vmi.namespace(),
+                    pod_name: pod("attachPodName"),
+                    pod: pod("attachPodUID"),
                     block: entry["persistentVolumeClaimInfo"]["volumeMode"] == "Block",
-                    read_only: ["disk", "lun"].iter().any(|kind| disk[*kind]["readonly"] == true),
+                    read_only: disk["disk"]["readonly"] == true || claim["readOnly"] == true,
                 }
             })
             .collect()
@@ -71,14 +84,20 @@ impl Attachment {
     }
 }
 
-/// The kubelet's directory of pods.
+/// The kubelet's directories.
 #[derive(Debug, Clone)]
-pub struct PodsDir(PathBuf);
+pub struct PodsDir {
+    pods: PathBuf,
+    logs: PathBuf,
+    /// The node's root directory, in which the kubelet's links are resolved.
+    root: PathBuf,
+}
 
 impl PodsDir {
-    /// The directory at `path`, which is `/var/lib/kubelet/pods` on a node.
-    pub fn at(path: PathBuf) -> PodsDir {
-        PodsDir(path)
+    /// The directories of pods and of their logs, on a node `/var/lib/kubelet/pods` and `/var/log/pods`, and the node's
+    /// root directory.
+    pub fn at(pods: PathBuf, logs: PathBuf, root: PathBuf) -> PodsDir {
+        PodsDir { pods, logs, root }
     }
 
     /// Opens the data of a volume: a block device, or `disk.img` of a filesystem. `None` if it is not there yet.
@@ -88,7 +107,7 @@ impl PodsDir {
     /// The text names the volume.
     pub fn open(&self, attachment: &Attachment) -> Result<Option<OwnedFd>, String> {
         let Attachment { name, pod, .. } = attachment;
-        if !is_component(pod) || !is_component(name) {
+        if !is_component(pod) || !is_component(name) || !self.is_in_namespace(attachment) {
             return Ok(None);
         }
         let opened = match attachment.block {
@@ -104,21 +123,32 @@ impl PodsDir {
         }
     }
 
-    /// The directory that the pod shares with the node.
-    fn shared(&self, pod: &str) -> io::Result<OwnedFd> {
-        let pods = openat(CWD, &self.0, PATH | OFlags::DIRECTORY, Mode::empty())?;
-        beneath(
-            pods.as_fd(),
-            &Path::new(pod).join(SHARED),
-            PATH | OFlags::DIRECTORY,
-        )
+    /// True if the pod is in the VMI's namespace. Who creates a VMI may write any UID into its status; the kubelet's
+    /// directory of the pod's logs has the namespace in its name, and the agent may not read pods.
+    fn is_in_namespace(&self, attachment: &Attachment) -> bool {
+        let Attachment {
+            namespace,
+            pod_name,
+            pod,
+            ..
+        } = attachment;
+        is_component(namespace)
+            && is_component(pod_name)
+            && self.logs.join(format!("{namespace}_{pod_name}_{pod}")).is_dir()
+    }
+
+    /// The kubelet's directory of a pod.
+    fn pod(&self, uid: &str) -> io::Result<OwnedFd> {
+        let pods = openat(CWD, &self.pods, HANDLE | OFlags::DIRECTORY, Mode::empty())?;
+        beneath(pods.as_fd(), Path::new(uid), HANDLE | OFlags::DIRECTORY)
     }
 
     /// Opens the only block device in the volume's directory.
     fn open_device(&self, attachment: &Attachment) -> io::Result<OwnedFd> {
-        let shared = self.shared(&attachment.pod)?;
+        let pod = self.pod(&attachment.pod)?;
         let directory = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let directory = beneath(shared.as_fd(), Path::new(&attachment.name), directory)?;
+        let path = Path::new(SHARED).join(&attachment.name);
+        let directory = beneath(pod.as_fd(), &path, directory)?;
         let mut found = None;
         for entry in Dir::read_from(&directory)? {
             let entry = entry?;
@@ -131,32 +161,86 @@ impl PodsDir {
             found = Some(OsStr::from_bytes(entry.file_name().to_bytes()).to_owned());
         }
         let name = found.ok_or(io::ErrorKind::NotFound)?;
-        let device = beneath(directory.as_fd(), Path::new(&name), attachment.flags())?;
-        expect(device, FileType::BlockDevice)
+        let handle = beneath(directory.as_fd(), Path::new(&name), HANDLE)?;
+        let device = fstat(&handle)?.st_rdev;
+        if !self.volume_devices(&attachment.pod)?.contains(&device) {
+            return Err(io::Error::other(
+                "the block device is not one of the pod's volumes",
+            ));
+        }
+        let opened = beneath(directory.as_fd(), Path::new(&name), attachment.flags())?;
+        let opened = of_kind(opened, FileType::BlockDevice)?;
+        match fstat(&opened)?.st_rdev == device {
+            true => Ok(opened),
+            false => Err(io::Error::other("the block device was replaced")),
+        }
     }
 
-    /// Opens `disk.img` in the volume's filesystem, which only processes of the pod see.
+    /// Numbers of the devices that the kubelet gave to a pod. It makes a link to each.
+    fn volume_devices(&self, uid: &str) -> io::Result<Vec<u64>> {
+        let root = openat(CWD, &self.root, HANDLE | OFlags::DIRECTORY, Mode::empty())?;
+        let links = entries(&self.pods.join(uid).join("volumeDevices"))?;
+        let devices = links.into_iter().filter_map(|link| {
+            let target = std::fs::read_link(link).ok()?;
+            let resolve = ResolveFlags::IN_ROOT;
+            let device = openat2(&root, target, HANDLE, Mode::empty(), resolve).ok()?;
+            fstat(&device).ok().map(|status| status.st_rdev)
+        });
+        Ok(devices.collect())
+    }
+
+    /// Opens `disk.img` in the volume's filesystem, as the pod's process that listens on the socket sees it.
     fn open_image(&self, attachment: &Attachment) -> io::Result<OwnedFd> {
-        let shared = self.shared(&attachment.pod)?;
-        let socket = beneath(shared.as_fd(), Path::new(SOCKET), PATH)?;
-        let process = listener(&socket)?;
-        if !belongs_to(process, &attachment.pod)? {
+        let pod = self.pod(&attachment.pod)?;
+        let socket = beneath(pod.as_fd(), &Path::new(SHARED).join(SOCKET), HANDLE)?;
+        let process = format!("/proc/{}", listening_process(&socket)?);
+        // Held, so that all of it is of one process.
+        let process = openat(CWD, process, HANDLE | OFlags::DIRECTORY, Mode::empty())?;
+        if !belongs_to(&process, &attachment.pod)? {
             return Err(io::Error::other("another pod's process listens on hp.sock"));
         }
-        let root = format!("/proc/{process}/root");
-        let root = openat(CWD, root, PATH | OFlags::DIRECTORY, Mode::empty())?;
-        let image = Path::new(&attachment.name).join("disk.img");
-        let image = beneath(root.as_fd(), &image, attachment.flags())?;
-        expect(image, FileType::RegularFile)
+        let root = openat(&process, "root", HANDLE | OFlags::DIRECTORY, Mode::empty())?;
+        let volume = Path::new(&attachment.name);
+        let volume = beneath(root.as_fd(), volume, HANDLE | OFlags::DIRECTORY)?;
+        let status = fstat(&volume)?;
+        if !self.has_volume(&attachment.pod, (status.st_dev, status.st_ino))? {
+            return Err(io::Error::other("the directory is not one of the pod's volumes"));
+        }
+        let image = beneath(volume.as_fd(), Path::new("disk.img"), attachment.flags())?;
+        of_kind(image, FileType::RegularFile)
     }
+
+    /// True if the kubelet gave the directory with this device and inode to a pod as a volume.
+    fn has_volume(&self, uid: &str, directory: (u64, u64)) -> io::Result<bool> {
+        let volumes = entries(&self.pods.join(uid).join("volumes"))?;
+        Ok(volumes.into_iter().any(|volume| {
+            // A CSI volume is one level deeper.
+            [volume.join("mount"), volume]
+                .iter()
+                .filter_map(|path| std::fs::symlink_metadata(path).ok())
+                .any(|status| (status.dev(), status.ino()) == directory)
+        }))
+    }
+}
+
+/// The entries of the directories in `directory`.
+fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    for plugin in std::fs::read_dir(directory)? {
+        for entry in std::fs::read_dir(plugin?.path())? {
+            found.push(entry?.path());
+        }
+    }
+    Ok(found)
 }
 
 /// True if `text` is one component of a path.
 fn is_component(text: &str) -> bool {
     !text.is_empty()
+        && !text.starts_with('.')
         && text
             .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.'))
 }
 
 /// Opens a path below a directory without following a symbolic link.
@@ -165,15 +249,17 @@ fn beneath(directory: BorrowedFd<'_>, path: &Path, flags: OFlags) -> io::Result<
     Ok(openat2(directory, path, flags, Mode::empty(), resolve)?)
 }
 
-fn expect(fd: OwnedFd, kind: FileType) -> io::Result<OwnedFd> {
-    match FileType::from_raw_mode(fstat(&fd)?.st_mode) == kind {
-        true => Ok(fd),
-        false => Err(io::Error::other(format!("not a {kind:?}"))),
+fn of_kind(fd: OwnedFd, kind: FileType) -> io::Result<OwnedFd> {
+    if FileType::from_raw_mode(fstat(&fd)?.st_mode) != kind {
+        return Err(io::Error::other(format!("not a {kind:?}")));
     }
+    // io_uring fails requests with EAGAIN on such a file where they would block.
+    fcntl_setfl(&fd, fcntl_getfl(&fd)? - OFlags::NONBLOCK)?;
+    Ok(fd)
 }
 
 /// The process that listens on a socket.
-fn listener(socket: &OwnedFd) -> io::Result<i32> {
+fn listening_process(socket: &OwnedFd) -> io::Result<i32> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     let path = format!("/proc/self/fd/{}", socket.as_raw_fd());
@@ -183,8 +269,10 @@ fn listener(socket: &OwnedFd) -> io::Result<i32> {
 }
 
 /// True if a process is in the cgroup of the pod `uid`.
-fn belongs_to(process: i32, uid: &str) -> io::Result<bool> {
-    let cgroup = std::fs::read_to_string(format!("/proc/{process}/cgroup"))?;
+fn belongs_to(process: &OwnedFd, uid: &str) -> io::Result<bool> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+    let file = openat(process, "cgroup", flags, Mode::empty())?;
+    let cgroup = io::read_to_string(std::fs::File::from(file))?;
     Ok(is_cgroup_of(&cgroup, uid))
 }
 
@@ -209,7 +297,10 @@ mod tests {
     fn vmi(data: Value) -> Vmi {
         Vmi(DynamicObject {
             types: None,
-            metadata: ObjectMeta::default(),
+            metadata: ObjectMeta {
+                namespace: Some("team".to_owned()),
+                ..ObjectMeta::default()
+            },
             data,
         })
     }
@@ -217,6 +308,8 @@ mod tests {
     fn attachment(block: bool) -> Attachment {
         Attachment {
             name: "data".to_owned(),
+            namespace: "team".to_owned(),
+            pod_name: "hp-volume-1".to_owned(),
             pod: POD.to_owned(),
             block,
             read_only: false,
@@ -228,7 +321,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let shared = folder.path().join(POD).join(SHARED);
         std::fs::create_dir_all(&shared).unwrap();
-        let pods = PodsDir::at(folder.path().to_owned());
+        let logs = folder.path().join("logs");
+        std::fs::create_dir_all(logs.join(format!("team_hp-volume-1_{POD}"))).unwrap();
+        let pods = PodsDir::at(folder.path().to_owned(), logs, "/".into());
         (folder, pods, shared)
     }
 
@@ -269,6 +364,40 @@ mod tests {
     }
 
     #[test]
+    fn pods_of_other_namespaces_are_passed_over() {
+        let (_folder, pods, shared) = kubelet();
+        let _listener = UnixListener::bind(shared.join(SOCKET)).unwrap();
+        let foreign = Attachment {
+            namespace: "other".to_owned(),
+            ..attachment(false)
+        };
+        assert!(pods.open(&attachment(false)).is_err());
+        assert!(pods.open(&foreign).unwrap().is_none());
+    }
+
+    #[test]
+    #[ignore = "needs root"]
+    fn only_devices_of_the_kubelet_are_opened() {
+        let (folder, pods, shared) = kubelet();
+        crate::vmi::testing::block_device(&shared.join("data/claim"));
+        let read_only = Attachment {
+            read_only: true,
+            ..attachment(true)
+        };
+        let links = folder
+            .path()
+            .join(POD)
+            .join("volumeDevices/kubernetes.io~local-volume");
+        std::fs::create_dir_all(&links).unwrap();
+        let error = pods.open(&read_only).unwrap_err();
+        assert!(error.contains("not one of the pod's volumes"), "{error}");
+        let device = folder.path().join("device");
+        crate::vmi::testing::block_device(&device);
+        symlink(&device, links.join("pv")).unwrap();
+        assert!(pods.open(&read_only).unwrap().is_some());
+    }
+
+    #[test]
     fn a_socket_of_another_process_is_refused() {
         let (_folder, pods, shared) = kubelet();
         let _listener = UnixListener::bind(shared.join(SOCKET)).unwrap();
@@ -292,7 +421,7 @@ mod tests {
         let entry = |name: &str, mode: &str| {
             serde_json::json!({
                 "name": name,
-                "hotplugVolume": {"attachPodUID": POD},
+                "hotplugVolume": {"attachPodName": "hp-volume-1", "attachPodUID": POD},
                 "persistentVolumeClaimInfo": {"volumeMode": mode},
             })
         };

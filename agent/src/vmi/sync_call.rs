@@ -2,36 +2,46 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
 use husk_proto::fds::{FdSender, Token};
 use husk_proto::shim::v1::pod_client::PodClient;
-use husk_proto::shim::v1::{SyncVmiRequest, SyncVmiResponse, VolumeStatus};
+use husk_proto::shim::v1::{SyncVmiRequest, SyncVmiResponse};
+use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 use tonic::Status;
 use tonic::transport::Channel;
 
 use super::attachment::{Attachment, PodsDir};
 use super::pod::Pod;
 
-/// Maximum number of volumes of one call; a shim keeps 64 descriptors that are not yet claimed. The next call has more.
+/// Maximum number of volumes that one call plugs; a shim keeps 64 descriptors that are not yet claimed. The next call
+/// has more.
 const MAX_VOLUMES: usize = 32;
+/// Maximum time to open the data of all volumes. It may be on a network file system that does not answer.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A call of SyncVmi.
 #[derive(Debug)]
 pub struct SyncCall {
     client: PodClient<Channel>,
-    descriptors: std::path::PathBuf,
+    descriptors: PathBuf,
     vmi: String,
     /// The call starts the VM.
     starts: bool,
     attachments: Vec<Attachment>,
+    /// One attempt of a VMI to open volumes is under way at a time.
+    opening: Arc<Semaphore>,
 }
 
 /// The result of a call that was made, or that waits for a volume.
 #[derive(Debug)]
 pub struct Synced {
     pub answer: SyncVmiResponse,
-    /// Error of the data of a volume. The others were plugged.
+    /// Error of one volume. The others were plugged.
     pub error: Option<String>,
     /// The VM was not started: data of a volume is not on the node yet.
     pub waits: bool,
@@ -39,14 +49,20 @@ pub struct Synced {
 
 impl SyncCall {
     /// A call for the VMI `vmi`, as JSON, that plugs `attachments`.
-    pub fn new(pod: &Pod, vmi: String, starts: bool, mut attachments: Vec<Attachment>) -> SyncCall {
-        attachments.truncate(MAX_VOLUMES);
+    pub fn new(
+        pod: &Pod,
+        vmi: String,
+        starts: bool,
+        attachments: Vec<Attachment>,
+        opening: Arc<Semaphore>,
+    ) -> SyncCall {
         SyncCall {
             client: pod.client(),
             descriptors: pod.descriptors(),
             vmi,
             starts,
             attachments,
+            opening,
         }
     }
 
@@ -54,21 +70,10 @@ impl SyncCall {
     pub async fn run(mut self, pods: PodsDir) -> Result<Synced, Status> {
         let attachments = std::mem::take(&mut self.attachments);
         let wanted = attachments.len();
-        let (opened, error) = spawn_blocking(move || open(&pods, &attachments))
-            .await
-            .map_err(|error| Status::internal(error.to_string()))?;
+        let (opened, error) = self.open(pods, attachments).await?;
         if self.starts && opened.len() < wanted {
-            let volumes = opened.into_iter().map(|(name, _)| VolumeStatus {
-                name,
-                phase: "MountedToPod".to_owned(),
-                ..VolumeStatus::default()
-            });
-            let answer = SyncVmiResponse {
-                volumes: volumes.collect(),
-                ..SyncVmiResponse::default()
-            };
             return Ok(Synced {
-                answer,
+                answer: SyncVmiResponse::default(),
                 error,
                 waits: true,
             });
@@ -94,18 +99,57 @@ impl SyncCall {
             request.fds = names.into_iter().zip(tokens).collect::<HashMap<_, _>>();
         }
         let answer = self.client.sync_vmi(request).await?.into_inner();
+        let refused = answer
+            .volumes
+            .iter()
+            .find(|volume| volume.reason == "VolumeAttachFailed");
+        let refused = refused.map(|volume| format!("volume {:?}: {}", volume.name, volume.message));
         Ok(Synced {
+            error: error.or(refused),
             answer,
-            error,
             waits: false,
         })
     }
+
+    /// Opens the volumes whose data is there. Also returns the first error.
+    async fn open(
+        &self,
+        pods: PodsDir,
+        attachments: Vec<Attachment>,
+    ) -> Result<(Vec<(String, OwnedFd)>, Option<String>), Status> {
+        if attachments.is_empty() {
+            return Ok((Vec::new(), None));
+        }
+        let late = || Status::deadline_exceeded("the data of a hotpluggable volume takes too long to open");
+        let permit = Arc::clone(&self.opening)
+            .try_acquire_owned()
+            .map_err(|_| late())?;
+        let limit = match self.starts {
+            true => usize::MAX,
+            false => MAX_VOLUMES,
+        };
+        let opened = spawn_blocking(move || {
+            let _permit = permit;
+            open(&pods, &attachments, limit)
+        });
+        timeout(OPEN_TIMEOUT, opened)
+            .await
+            .map_err(|_| late())?
+            .map_err(|error| Status::internal(error.to_string()))
+    }
 }
 
-/// Opens what is on the node. Returns an error of one of the others.
-fn open(pods: &PodsDir, attachments: &[Attachment]) -> (Vec<(String, OwnedFd)>, Option<String>) {
+/// Opens at most `limit` volumes; see [`SyncCall::open`].
+fn open(
+    pods: &PodsDir,
+    attachments: &[Attachment],
+    limit: usize,
+) -> (Vec<(String, OwnedFd)>, Option<String>) {
     let (mut opened, mut failed) = (Vec::new(), None);
     for attachment in attachments {
+        if opened.len() == limit {
+            break;
+        }
         match pods.open(attachment) {
             Ok(Some(fd)) => opened.push((attachment.name.clone(), fd)),
             Ok(None) => {}

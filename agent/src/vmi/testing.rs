@@ -1,4 +1,6 @@
-//! A recorded VMI.
+//! A recorded VMI, and devices.
+
+use std::path::Path;
 
 use serde_json::{Value, json};
 
@@ -13,4 +15,25 @@ pub fn scheduled(name: &str) -> Value {
     vmi["metadata"]["uid"] = json!(format!("{name}-uid"));
     vmi["status"]["activePods"] = json!({format!("{name}-pod"): NODE});
     vmi
+}
+
+/// Makes a node of any block device of the machine. It is only opened for reading.
+pub fn block_device(path: &Path) {
+    let devices = std::fs::read_dir("/sys/block").unwrap();
+    let numbers = devices
+        .flatten()
+        .find_map(|device| std::fs::read_to_string(device.path().join("dev")).ok());
+    let numbers = numbers.expect("a block device in /sys/block");
+    let (major, minor) = numbers.trim().split_once(':').unwrap();
+    let device = rustix::fs::makedev(major.parse().unwrap(), minor.parse().unwrap());
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let mode = rustix::fs::Mode::RUSR;
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        path,
+        rustix::fs::FileType::BlockDevice,
+        mode,
+        device,
+    )
+    .unwrap();
 }

@@ -1,6 +1,6 @@
 //! VMIs under an API server and shims that the test plays.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use husk_proto::shim::v1::Phase;
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::testing::{NODE, scheduled as vmi};
+use super::testing::{NODE, block_device, scheduled as vmi};
 use super::*;
 use crate::testing::api_server::ApiServer;
 use crate::testing::shim::Shim;
@@ -34,7 +34,11 @@ impl Node {
     }
 
     fn pods(&self) -> PodsDir {
-        PodsDir::at(self.dir.path().join("kubelet"))
+        PodsDir::at(
+            self.dir.path().join("kubelet"),
+            self.dir.path().join("logs"),
+            "/".into(),
+        )
     }
 
     /// The directory that the attachment pod `uid` shares with the node.
@@ -372,27 +376,6 @@ impl Random {
     }
 }
 
-/// Makes a node of any block device of the machine. It is only opened for reading.
-fn block_device(path: &Path) {
-    let devices = std::fs::read_dir("/sys/block").unwrap();
-    let numbers = devices
-        .flatten()
-        .find_map(|device| std::fs::read_to_string(device.path().join("dev")).ok());
-    let numbers = numbers.expect("a block device in /sys/block");
-    let (major, minor) = numbers.trim().split_once(':').unwrap();
-    let device = rustix::fs::makedev(major.parse().unwrap(), minor.parse().unwrap());
-    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-    let mode = rustix::fs::Mode::RUSR;
-    rustix::fs::mknodat(
-        rustix::fs::CWD,
-        path,
-        rustix::fs::FileType::BlockDevice,
-        mode,
-        device,
-    )
-    .unwrap();
-}
-
 #[tokio::test]
 #[ignore = "needs root"]
 async fn vm_gets_volumes_of_attachment_pods() {
@@ -404,7 +387,7 @@ async fn vm_gets_volumes_of_attachment_pods() {
         "name": "data",
         "phase": "AttachedToNode",
         "target": "",
-        "hotplugVolume": {"attachPodUID": "hp-pod"},
+        "hotplugVolume": {"attachPodName": "hp-volume-1", "attachPodUID": "hp-pod"},
         "persistentVolumeClaimInfo": {"volumeMode": "Block"},
     });
     scheduled["spec"]["volumes"].as_array_mut().unwrap().push(claim);
@@ -426,6 +409,15 @@ async fn vm_gets_volumes_of_attachment_pods() {
     .await;
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert!(shim.calls().is_empty(), "{:?}", shim.calls());
+    let kubelet = node
+        .dir
+        .path()
+        .join("kubelet/hp-pod/volumeDevices/kubernetes.io~local-volume");
+    let device = node.dir.path().join("device");
+    block_device(&device);
+    std::fs::create_dir_all(&kubelet).unwrap();
+    std::os::unix::fs::symlink(&device, kubelet.join("pv")).unwrap();
+    std::fs::create_dir_all(node.dir.path().join("logs/default_hp-volume-1_hp-pod")).unwrap();
     block_device(&node.attachment("hp-pod").join("data/claim-uid"));
     let phase = |node: &Node| node.api.vmi("vm")["status"]["volumeStatus"][1]["phase"].clone();
     until("the volume is plugged", || phase(&node) == "Ready").await;

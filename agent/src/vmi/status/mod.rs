@@ -62,7 +62,6 @@ pub fn next(vmi: &Vmi, observed: &Observed<'_>) -> Value {
         // virt-controller attaches these volumes before the VM starts.
         PodState::Waiting if !vmi.hotpluggable().is_empty() => {
             status["selinuxContext"] = json!(NO_SELINUX);
-            volumes::update(&mut status, vmi, &[], observed.synced);
         }
         _ => {}
     }

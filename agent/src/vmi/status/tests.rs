@@ -148,7 +148,7 @@ fn hotpluggable_volume_goes_through_its_phases() {
             true,
             &detached,
             &reported("MountedToPod"),
-            "MountedToPod",
+            "AttachedToNode",
         ),
         ("AttachedToNode", true, &attached, &reported("Ready"), "Ready"),
         ("MountedToPod", true, &attached, &reported("Ready"), "Ready"),
@@ -156,6 +156,13 @@ fn hotpluggable_volume_goes_through_its_phases() {
         ("Ready", false, &attached, &reported("Detaching"), "Ready"),
         ("Ready", false, &detached, &reported("Detaching"), "Ready"),
         ("Ready", false, &detached, &none, "UnMountedFromPod"),
+        (
+            "Ready",
+            false,
+            &detached,
+            &reported("UnMountedFromPod"),
+            "UnMountedFromPod",
+        ),
         ("Detaching", false, &detached, &none, "Detaching"),
     ] {
         let vmi = vmi(|vmi| {

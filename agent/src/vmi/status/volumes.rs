@@ -1,5 +1,5 @@
-//! `status.volumeStatus`: virt-controller makes the entries, the agent writes targets and the phases of hotpluggable
-//! volumes from MountedToPod on.
+//! `status.volumeStatus`: virt-controller makes the entries, the agent writes targets and the phases Ready and
+//! UnMountedFromPod of hotpluggable volumes.
 
 use husk_proto::shim::v1::{Disk, SyncVmiResponse};
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ pub fn update(status: &mut Value, vmi: &Vmi, disks: &[Disk], synced: Option<&Syn
     let Some(entries) = status["volumeStatus"].as_array_mut() else {
         return;
     };
-    // Anybody who may write the VMI may write any entry.
+    // Who creates a VMI may give it any entry.
     for entry in entries.iter_mut().filter(|entry| entry.is_object()) {
         let name = entry["name"].as_str().unwrap_or_default().to_owned();
         let disk = disks.iter().find(|disk| disk.name == name);
@@ -47,10 +47,13 @@ pub fn update(status: &mut Value, vmi: &Vmi, disks: &[Disk], synced: Option<&Syn
 /// Moves the entry of a hotpluggable volume to its next phase, if the agent writes that.
 fn set_phase(entry: &mut Value, name: &str, wanted: bool, attached: bool, reported: &str) {
     let present = entry["phase"].as_str().unwrap_or_default();
+    // A volume of which nothing stays in the pod is never MountedToPod: virt-controller would leave it out of the next
+    // attachment pod.
     let next = match present {
         "" | "Pending" | "Bound" | "AttachedToNode" | "MountedToPod" if attached => "Ready",
-        "" | "Pending" | "Bound" | "AttachedToNode" if wanted && reported == "MountedToPod" => "MountedToPod",
-        "Ready" | "MountedToPod" | "AttachedToNode" if !wanted && !attached && reported.is_empty() => {
+        "Ready" | "MountedToPod" | "AttachedToNode"
+            if !wanted && !attached && matches!(reported, "" | "UnMountedFromPod") =>
+        {
             "UnMountedFromPod"
         }
         _ => return,
@@ -59,10 +62,6 @@ fn set_phase(entry: &mut Value, name: &str, wanted: bool, attached: bool, report
         "Ready" => (
             "VolumeReady",
             format!("Successfully attach hotplugged volume {name} to VM"),
-        ),
-        "MountedToPod" => (
-            "VolumeMountedToPod",
-            format!("Volume {name} has been mounted in virt-launcher pod"),
         ),
         _ => (
             "VolumeUnMountedFromPod",
