@@ -28,6 +28,8 @@ pub struct Record {
     pub daemons: Vec<Daemon>,
     /// Number of nodes.
     pub nodes: u32,
+    /// The cluster was started as a whole.
+    ready: bool,
 }
 
 impl Record {
@@ -43,7 +45,13 @@ impl Record {
 
     /// Begins the record of a new cluster.
     pub fn begin(&mut self, nodes: u32) -> Result<()> {
-        (self.daemons, self.nodes) = (Vec::new(), nodes);
+        (self.daemons, self.nodes, self.ready) = (Vec::new(), nodes, false);
+        self.write()
+    }
+
+    /// Records that the cluster was started as a whole.
+    pub fn finish(&mut self) -> Result<()> {
+        self.ready = true;
         self.write()
     }
 
@@ -52,13 +60,9 @@ impl Record {
         Ok(())
     }
 
-    /// True if all processes of the cluster run.
-    pub fn complete(&self) -> bool {
-        let last = self
-            .daemons
-            .last()
-            .is_some_and(|daemon| daemon.name == "virt-controller");
-        last && self.daemons.iter().all(|daemon| daemon.process.alive())
+    /// True if the cluster was started as a whole and its processes run.
+    pub fn runs(&self) -> bool {
+        self.ready && self.daemons.iter().all(|daemon| daemon.process.alive())
     }
 
     /// Starts `command`, with its output in `logs/NAME.log`.

@@ -85,7 +85,7 @@ fn api_server(mut command: Command, certificates: &Path) -> Command {
     ];
     command
         .args(options.map(|(option, name)| file(option, certificates, name)))
-        .args(["--etcd-servers", ETCD, "--advertise-address", HOST])
+        .args(["--etcd-servers", ETCD, "--bind-address", HOST])
         .args(["--authorization-mode", "Node,RBAC", "--allow-privileged"])
         .args(["--service-account-issuer", "https://kubernetes.default.svc"])
         .args(["--service-cluster-ip-range", SERVICES])

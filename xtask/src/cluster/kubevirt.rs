@@ -74,7 +74,7 @@ pub fn build(progress: &Progress, source: &Path) -> Result<PathBuf> {
     }
     let aside = checkout::folder(folder.join(format!("unfinished-{}", std::process::id())))?;
     let mut go = Command::new("go");
-    go.args(["build", "-trimpath", "-ldflags"])
+    go.args(["build", "-trimpath", "-buildvcs=false", "-ldflags"])
         .arg(format!(
             "-s -w -X kubevirt.io/client-go/version.gitVersion={version}"
         ))
@@ -118,7 +118,7 @@ pub fn install(
     for secret in secrets {
         save_secret(folder, kubectl, secret)?;
     }
-    remove_deployments(kubectl)?;
+    remove_unused(kubectl)?;
     record_version(kubectl, &version)?;
     for (name, account) in [
         ("virt-api", "kubevirt-apiserver"),
@@ -268,7 +268,7 @@ fn save_secret(folder: &Path, kubectl: &Kubectl, name: &str) -> Result<()> {
 }
 
 /// Removes what would run KubeVirt's programs as pods, and webhooks of programs that do not run.
-fn remove_deployments(kubectl: &Kubectl) -> Result<()> {
+fn remove_unused(kubectl: &Kubectl) -> Result<()> {
     for kind in ["jobs", "deployments", "poddisruptionbudgets"] {
         kubectl.run(&["delete", kind, "--all", "-n", NAMESPACE, "--wait=false"])?;
     }
@@ -298,7 +298,8 @@ fn record_version(kubectl: &Kubectl, version: &str) -> Result<()> {
 fn serve_api(folder: &Path, programs: &Programs, record: &mut Record, kubectl: &Kubectl) -> Result<()> {
     let certificates = folder.join("certificates");
     let mut api = kubevirt_program(folder, programs, "virt-api");
-    api.args(["--port", &API_PORT.to_string(), "--console-server-port", "8186"]);
+    api.args(["--listen", HOST, "--port", &API_PORT.to_string()])
+        .args(["--console-server-port", "8186"]);
     for (option, file) in [
         ("--tls-cert-file", "kubevirt-virt-api-certs/tls.crt"),
         ("--tls-key-file", "kubevirt-virt-api-certs/tls.key"),

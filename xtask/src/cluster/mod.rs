@@ -18,6 +18,7 @@ use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 use daemon::Record;
 use kubectl::Kubectl;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -105,10 +106,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
 /// # Errors
 /// Fails if this is not root, or something does not start; then [`down`] ends the rest.
 pub fn up(source: &Path, nodes: u32, build: bool) -> Result<()> {
-    if !rustix::process::geteuid().is_root() {
-        let words = format!("cluster up --kubevirt {}", source.display());
-        bail!("a bridge and taps need root: run {}", checkout::as_root(&words));
-    }
+    need_root(&format!("cluster up --kubevirt {}", source.display()))?;
     let progress = Progress::new();
     packages::ensure(&progress, TOOLS)?;
     if build {
@@ -122,12 +120,11 @@ pub fn up(source: &Path, nodes: u32, build: bool) -> Result<()> {
     };
     let folder = folder()?;
     let mut record = Record::read(&folder);
-    if record.complete() && record.nodes == nodes {
+    if record.runs() && record.nodes == nodes {
         eprintln!("the cluster runs already");
         return Ok(());
     }
-    record.end();
-    network::remove();
+    end(&record)?;
     let result = start(&folder, source, nodes, &programs, &mut record, &progress);
     if result.is_err() {
         eprintln!(
@@ -162,6 +159,8 @@ fn start(
         let _ = std::fs::remove_dir_all(&part);
         checkout::folder(part)?;
     }
+    // It has keys.
+    std::fs::set_permissions(folder.join("certificates"), PermissionsExt::from_mode(0o700))?;
     record.begin(nodes)?;
     for program in [
         programs.peers.join("kubernetes/kubectl"),
@@ -180,7 +179,8 @@ fn start(
     for number in 1..=nodes {
         node::start(progress, folder, programs, (number, nodes), &archives)?;
     }
-    kubevirt::deploy_husk(progress, &kubectl, nodes)
+    kubevirt::deploy_husk(progress, &kubectl, nodes)?;
+    record.finish()
 }
 
 fn status(folder: &Path) -> Result<ExitCode> {
@@ -199,7 +199,7 @@ fn status(folder: &Path) -> Result<ExitCode> {
     }
     let nodes = Kubectl::new(folder).run(&["get", "nodes", "-o", "wide"]);
     print!("{}", nodes.as_deref().unwrap_or_default());
-    Ok(if record.complete() && nodes.is_ok() {
+    Ok(if record.runs() && nodes.is_ok() {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
@@ -231,14 +231,26 @@ pub fn exists() -> bool {
 /// Ends the cluster and deletes its data.
 ///
 /// # Errors
-/// Fails if a lab cannot be ended.
+/// Fails if this is not root, or a lab cannot be ended.
 pub fn down() -> Result<()> {
+    need_root("cluster down")?;
     let folder = folder()?;
-    let record = Record::read(&folder);
-    for number in 1..=record.nodes {
-        node::end(number)?;
-    }
-    record.end();
-    network::remove();
+    end(&Record::read(&folder))?;
     std::fs::remove_dir_all(&folder).with_context(|| format!("cannot remove {}", folder.display()))
+}
+
+/// Ends the processes, the nodes and the network of a cluster.
+fn end(record: &Record) -> Result<()> {
+    record.end();
+    let nodes = (1..=record.nodes).map(node::end).collect::<Vec<_>>();
+    network::remove();
+    nodes.into_iter().collect()
+}
+
+/// Fails, with the command line to run, if this is not root: a bridge and taps need it.
+fn need_root(words: &str) -> Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        bail!("a cluster needs root: run {}", checkout::as_root(words));
+    }
+    Ok(())
 }

@@ -12,13 +12,18 @@ use std::process::{Command, Stdio};
 /// Starts a cluster with KubeVirt from the checkout `source`, runs the cases whose names contain `filter`, and ends the
 /// cluster.
 pub fn run(stages: &Stages, source: &Path, build: bool, filter: Option<&str>) {
-    let up = stages.run("cluster", |_| cluster::up(source, 1, build));
+    let up = stages.run("cluster", |_| {
+        if cluster::exists() {
+            bail!("there is a cluster: end it by cargo xtask cluster down");
+        }
+        cluster::up(source, 1, build)
+    });
     if up {
         stages.run("cases under KubeVirt", |stage| cases(stage, filter));
+        stages.run("end of the cluster", |_| cluster::down());
     } else {
         stages.fail("cases under KubeVirt", "not run, because there is no cluster");
     }
-    stages.run("end of the cluster", |_| cluster::down());
 }
 
 fn cases(stage: &mut Stage, filter: Option<&str>) -> Result<()> {
