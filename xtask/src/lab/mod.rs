@@ -94,7 +94,7 @@ pub fn program(progress: &Progress, path: &str) -> Result<PathBuf> {
     Ok(image::ensure(progress)?.root().join(path))
 }
 
-/// Boots lab `number` anew with one more NIC, whose other end is the tap `tap` of this machine.
+/// Boots lab `number` again, with one more NIC that QEMU connects to this machine's tap `tap`.
 pub fn up_with_nic(progress: &Progress, number: u32, tap: &str, mac: &str) -> Result<()> {
     boot::down(number, false)?;
     let lab = boot::up(progress, number)?;

@@ -47,8 +47,8 @@ pub fn update(status: &mut Value, vmi: &Vmi, disks: &[Disk], synced: Option<&Syn
 /// Moves the entry of a hotpluggable volume to its next phase, if the agent writes that.
 fn set_phase(entry: &mut Value, name: &str, wanted: bool, attached: bool, reported: &str) {
     let present = entry["phase"].as_str().unwrap_or_default();
-    // A volume of which nothing stays in the pod is never MountedToPod: virt-controller would leave it out of the next
-    // attachment pod.
+    // The agent never writes MountedToPod. It mounts nothing, and virt-controller leaves a volume in that phase out of the
+    // next attachment pod.
     let next = match present {
         "" | "Pending" | "Bound" | "AttachedToNode" | "MountedToPod" if attached => "Ready",
         "Ready" | "MountedToPod" | "AttachedToNode"

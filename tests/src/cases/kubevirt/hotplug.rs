@@ -111,7 +111,7 @@ fn plug(c: &KubeVirt<'_>, name: &str, serial: &str) -> Result<()> {
     c.in_guest(VM, |shell| shell.ok(&find).map(drop))
 }
 
-/// What the guest writes is in the node's device and file.
+/// The guest's writes reach the node's device and file.
 fn data(c: &KubeVirt<'_>, device: &str) -> Result<()> {
     c.in_guest(VM, |shell| {
         for disk in ["sda", "sdb"] {
