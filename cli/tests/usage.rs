@@ -334,6 +334,7 @@ fn without_vms_lists_are_empty_and_names_not_found() {
         &["pause"],
         &["resume"],
         &["reset"],
+        &["soft-reboot"],
         &["stop"],
         &["rm"],
         &["logs"],

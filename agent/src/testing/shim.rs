@@ -184,6 +184,11 @@ impl Pod for Shim {
         Ok(Response::new(Default::default()))
     }
 
+    async fn soft_reboot(&self, _: Request<SoftRebootRequest>) -> Answer<SoftRebootResponse> {
+        self.called("soft_reboot");
+        Ok(Response::new(Default::default()))
+    }
+
     async fn shutdown(&self, request: Request<ShutdownRequest>) -> Answer<ShutdownResponse> {
         let grace = request.into_inner().grace_seconds.unwrap_or(30);
         self.called(format!("shutdown {grace}"));

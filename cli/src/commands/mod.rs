@@ -25,6 +25,7 @@ mod reset;
 mod resume;
 mod rm;
 mod run;
+mod soft_reboot;
 mod ssh;
 mod stop;
 mod sync;
@@ -42,6 +43,7 @@ pub(crate) enum Command {
     Pause(pause::Args),
     Resume(resume::Args),
     Reset(reset::Args),
+    SoftReboot(soft_reboot::Args),
     Addvolume(addvolume::Args),
     Removevolume(removevolume::Args),
     Addinterface(addinterface::Args),
@@ -72,6 +74,7 @@ impl Command {
             Self::Pause(args) => pause::run(args),
             Self::Resume(args) => resume::run(args),
             Self::Reset(args) => reset::run(args),
+            Self::SoftReboot(args) => soft_reboot::run(args),
             Self::Addvolume(args) => addvolume::run(args),
             Self::Removevolume(args) => removevolume::run(args),
             Self::Addinterface(args) => addinterface::run(args),

@@ -213,6 +213,10 @@ impl Pod for StubMonitor {
         Ok(Response::new(RemoveVolumeResponse { flush_error }))
     }
 
+    async fn soft_reboot(&self, _: Request<SoftRebootRequest>) -> Answer<SoftRebootResponse> {
+        Ok(Response::new(SoftRebootResponse {}))
+    }
+
     async fn shutdown(&self, request: Request<ShutdownRequest>) -> Answer<ShutdownResponse> {
         let grace_seconds = request.into_inner().grace_seconds.unwrap_or(30);
         self.end(

@@ -57,6 +57,8 @@ const MAILBOX_CAPACITY: usize = 16;
 const EVENT_CAPACITY: usize = 64;
 /// Maximum time to find and load a kernel, on slow storage too.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(120);
+/// Time after a soft reboot in which a power-off of the guest resets the machine.
+const SOFT_REBOOT_WITHIN: Duration = Duration::from_secs(300);
 
 struct RunningVm {
     machine: Machine,
@@ -78,6 +80,8 @@ pub struct VmmActor {
     state: State,
     booted_from: String,
     boots: u64,
+    /// Until then a power-off of the guest resets the machine.
+    reboot_until: Option<Instant>,
 }
 
 impl std::fmt::Debug for RunningVm {
@@ -130,6 +134,7 @@ impl VmmActor {
             state: State::Empty,
             booted_from: String::new(),
             boots: 0,
+            reboot_until: None,
         };
         (actor, VmmHandle { commands, fds })
     }
@@ -220,15 +225,7 @@ impl VmmActor {
             }
             VmmCommand::Pause(reply) => drop(reply.send(self.pause())),
             VmmCommand::Resume(reply) => drop(reply.send(self.resume())),
-            VmmCommand::Shutdown(reply) => {
-                let pressed = match (&self.running, self.state) {
-                    (Some(r), State::Running | State::Paused) => {
-                        r.machine.press_power_button().map_err(failed)
-                    }
-                    (_, state) => Err(wrong_state(state)),
-                };
-                let _ = reply.send(pressed);
-            }
+            VmmCommand::Shutdown { reboot, reply } => drop(reply.send(self.shut_down(reboot))),
             VmmCommand::Reset(reply) => {
                 if !matches!(self.state, State::Running | State::Paused) {
                     let _ = reply.send(Err(wrong_state(self.state)));
@@ -399,7 +396,26 @@ impl VmmActor {
         }
     }
 
+    /// Presses the power button.
+    fn shut_down(&mut self, reboot: bool) -> Result<(), Status> {
+        let pressed = match (&self.running, self.state) {
+            (Some(running), State::Running | State::Paused) => running.machine.press_power_button(),
+            (_, state) => return Err(wrong_state(state)),
+        };
+        pressed.map_err(failed)?;
+        self.reboot_until = reboot.then(|| Instant::now() + SOFT_REBOOT_WITHIN);
+        Ok(())
+    }
+
+    async fn guest_powered_off(&mut self) -> Option<VmExit> {
+        match self.reboot_until {
+            Some(until) if Instant::now() < until => self.reset("soft reboot").await,
+            _ => Some(VmExit::new(ExitReason::Poweroff, "guest powered off")),
+        }
+    }
+
     async fn reset(&mut self, cause: &str) -> Option<VmExit> {
+        self.reboot_until = None;
         let running = self.running.as_mut()?;
         if let Err(error) = running.machine.reset() {
             return Some(VmExit::new(ExitReason::Error, error.to_string()));
@@ -415,9 +431,7 @@ impl VmmActor {
 
     async fn handle_event(&mut self, event: VmEvent) -> Option<VmExit> {
         match event {
-            VmEvent::Guest(MachineEvent::Poweroff) => {
-                Some(VmExit::new(ExitReason::Poweroff, "guest powered off"))
-            }
+            VmEvent::Guest(MachineEvent::Poweroff) => self.guest_powered_off().await,
             VmEvent::Guest(MachineEvent::Reset(cause)) => self.reset(cause).await,
             VmEvent::Guest(MachineEvent::Panicked) => {
                 Some(VmExit::new(ExitReason::GuestPanic, "guest kernel panicked"))

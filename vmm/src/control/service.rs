@@ -27,8 +27,8 @@ pub enum VmmCommand {
     Pause(Reply<()>),
     /// Resumes.
     Resume(Reply<()>),
-    /// Presses the power button.
-    Shutdown(Reply<()>),
+    /// Presses the power button. With `reboot`, the guest's power-off resets the machine.
+    Shutdown { reboot: bool, reply: Reply<()> },
     /// Resets the machine.
     Reset(Reply<()>),
     /// Ends the VM.
@@ -105,9 +105,10 @@ impl Vmm for VmmHandle {
 
     async fn shutdown(
         &self,
-        _: Request<pb::ShutdownRequest>,
+        request: Request<pb::ShutdownRequest>,
     ) -> Result<Response<pb::ShutdownResponse>, Status> {
-        self.ask(VmmCommand::Shutdown).await?;
+        let reboot = request.into_inner().reboot;
+        self.ask(|reply| VmmCommand::Shutdown { reboot, reply }).await?;
         Ok(Response::new(pb::ShutdownResponse {}))
     }
 

@@ -94,6 +94,22 @@ async fn a_reset_boots_the_kernel_again_in_the_same_process() {
 }
 
 #[tokio::test]
+async fn after_a_soft_reboot_the_next_power_off_boots_again() {
+    let mut rig = Rig::start().await;
+    let kernel = elf(&code(&[print("boot "), power_off(), halt()]), false);
+    let config = rig.config(&kernel).await;
+    rig.create(config).await.unwrap();
+    rig.client.boot(pb::BootRequest { paused: true }).await.unwrap();
+    // The last request counts.
+    for reboot in [true, false, true] {
+        rig.client.shutdown(pb::ShutdownRequest { reboot }).await.unwrap();
+    }
+    rig.client.resume(pb::ResumeRequest {}).await.unwrap();
+    assert_eq!(rig.read_console(10).await, "boot boot ");
+    assert_eq!(rig.wait().await.code(), Some(0));
+}
+
+#[tokio::test]
 async fn a_paused_guest_stops_and_continues() {
     let mut rig = Rig::start().await;
     rig.run(&elf(&print_for_ever(b'x'), false)).await;

@@ -98,6 +98,26 @@ impl VmHandle {
         Ok(())
     }
 
+    /// Presses the power button. If the guest then powers off, the machine is reset.
+    ///
+    /// # Errors
+    /// As for [`VmHandle::pause`]; also if the VM is paused or is being shut down.
+    pub async fn soft_reboot(&self) -> Result<(), VmError> {
+        let mut vmm = self.vmm()?;
+        {
+            let status = self.status.borrow();
+            if status.paused {
+                return Err(VmError::wrong_state("the VM is paused"));
+            }
+            if status.stopping {
+                return Err(VmError::wrong_state("the VM is being shut down"));
+            }
+        }
+        let request = vmm::ShutdownRequest { reboot: true };
+        call_within(VMM_TIMEOUT, vmm.client.shutdown(request)).await?;
+        Ok(())
+    }
+
     /// Returns the VMM while the VM runs.
     pub(super) fn running(&self) -> Option<RunningVmm> {
         self.vmm.borrow().clone()

@@ -10,7 +10,8 @@ use husk_proto::shim::v1::{
     ConsoleOutput, InfoRequest, InfoResponse, KillRequest, KillResponse, PauseRequest, PauseResponse, Phase,
     RemoveInterfaceRequest, RemoveInterfaceResponse, RemoveVolumeRequest, RemoveVolumeResponse, ResetRequest,
     ResetResponse, ResumeRequest, ResumeResponse, SetLinkRequest, SetLinkResponse, ShutdownRequest,
-    ShutdownResponse, Status as VmStatus, SyncVmiRequest, SyncVmiResponse, WatchStatusRequest,
+    ShutdownResponse, SoftRebootRequest, SoftRebootResponse, Status as VmStatus, SyncVmiRequest,
+    SyncVmiResponse, WatchStatusRequest,
 };
 use husk_vmi::{Loaded, load};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -281,6 +282,13 @@ impl Pod for PendingService {
     }
 
     async fn reset(&self, _: Request<ResetRequest>) -> Result<Response<ResetResponse>, Status> {
+        Err(not_started())
+    }
+
+    async fn soft_reboot(
+        &self,
+        _: Request<SoftRebootRequest>,
+    ) -> Result<Response<SoftRebootResponse>, Status> {
         Err(not_started())
     }
 

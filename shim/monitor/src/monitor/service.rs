@@ -11,7 +11,8 @@ use husk_proto::shim::v1::{
     InfoRequest, InfoResponse, KillRequest, KillResponse, PauseRequest, PauseResponse,
     RemoveInterfaceRequest, RemoveInterfaceResponse, RemoveVolumeRequest, RemoveVolumeResponse, ResetRequest,
     ResetResponse, ResumeRequest, ResumeResponse, SetLinkRequest, SetLinkResponse, ShutdownRequest,
-    ShutdownResponse, Status as VmStatus, SyncVmiRequest, SyncVmiResponse, WatchStatusRequest,
+    ShutdownResponse, SoftRebootRequest, SoftRebootResponse, Status as VmStatus, SyncVmiRequest,
+    SyncVmiResponse, WatchStatusRequest,
 };
 use husk_proto::vmm::v1 as vmm;
 use husk_vmi::{CacheMode, DiskSource, NewVolume, VmPlan};
@@ -156,6 +157,18 @@ impl Pod for Service {
     async fn reset(&self, _: Request<ResetRequest>) -> Result<Response<ResetResponse>, Status> {
         self.vm.reset().await?;
         Ok(Response::new(ResetResponse {}))
+    }
+
+    async fn soft_reboot(
+        &self,
+        _: Request<SoftRebootRequest>,
+    ) -> Result<Response<SoftRebootResponse>, Status> {
+        if !self.plan.acpi {
+            let text = "the VM has no power button: its manifest sets features.acpi.enabled: false";
+            return Err(Status::failed_precondition(text));
+        }
+        self.vm.soft_reboot().await?;
+        Ok(Response::new(SoftRebootResponse {}))
     }
 
     async fn shutdown(

@@ -290,7 +290,7 @@ impl VmActor {
                 if paused {
                     client.resume(ResumeRequest {}).await?;
                 }
-                client.shutdown(ShutdownRequest {}).await
+                client.shutdown(ShutdownRequest { reboot: false }).await
             };
             match timeout(PRESS_WITHIN, press).await {
                 Ok(Ok(_)) => info!("power button pressed"),

@@ -273,8 +273,9 @@ impl Vmm for Fake {
 
     async fn shutdown(
         &self,
-        _: Request<pb::ShutdownRequest>,
+        request: Request<pb::ShutdownRequest>,
     ) -> Result<Response<pb::ShutdownResponse>, Status> {
+        let reboot = request.into_inner().reboot;
         let (name, awake) = {
             let mut guest = self.guest.lock().unwrap();
             guest.presses += 1;
@@ -282,7 +283,13 @@ impl Vmm for Fake {
         };
         self.say("power button\n");
         if awake && !has(&name, "deaf") {
-            self.end(ExitReason::Poweroff, "guest powered off", 0);
+            if reboot {
+                self.tell(Kind::Reset(Reset {
+                    cause: "soft reboot".into(),
+                }));
+            } else {
+                self.end(ExitReason::Poweroff, "guest powered off", 0);
+            }
         }
         Ok(Response::new(pb::ShutdownResponse {}))
     }

@@ -6,7 +6,7 @@ use husk_monitor::client::PodClient;
 use husk_proto::shim::v1::console_output::{Ended, Output};
 use husk_proto::shim::v1::{
     ConsoleInput, ConsoleOutput, KillRequest, PauseRequest, Phase, ResetRequest, ResumeRequest,
-    ShutdownRequest,
+    ShutdownRequest, SoftRebootRequest,
 };
 use husk_proto::vmm::v1::ExitReason;
 use husk_vmi::DiskSource;
@@ -190,6 +190,24 @@ pub fn reboots_are_counted() {
     f.wait(vm.client.reset(ResetRequest {})).unwrap();
     eventually("both are told", || vm.status().reboots == 2);
     vm.ends(async |client| shut_down(client, None).await);
+}
+
+pub fn soft_reboot_needs_a_running_guest() {
+    let f = Fixture::new();
+    let mut vm = f.start(plan("demo")).unwrap();
+    f.wait(vm.client.soft_reboot(SoftRebootRequest {})).unwrap();
+    eventually("the reboot is told", || vm.status().reboots == 1);
+    f.wait(vm.client.pause(PauseRequest {})).unwrap();
+    let refused = f.wait(vm.client.soft_reboot(SoftRebootRequest {})).unwrap_err();
+    assert_eq!(refused.message(), "the VM is paused");
+    f.wait(vm.client.resume(ResumeRequest {})).unwrap();
+    vm.ends(async |client| shut_down(client, None).await);
+    let mut deaf = f.start(plan("deaf-demo")).unwrap();
+    deaf.ends(async |mut client| {
+        shut_down(client.clone(), Some(2)).await;
+        let refused = client.soft_reboot(SoftRebootRequest {}).await.unwrap_err();
+        assert_eq!(refused.message(), "the VM is being shut down");
+    });
 }
 
 async fn open_console(client: &mut PodClient) -> (mpsc::Sender<ConsoleInput>, Streaming<ConsoleOutput>) {

@@ -75,6 +75,7 @@ fn run() -> ExitCode {
         vmm_ends_with_its_monitor,
         guest_exit_reason_is_reported,
         reboots_are_counted,
+        soft_reboot_needs_a_running_guest,
         console_has_one_session,
         image_locks_are_released_at_exit,
     ]);
