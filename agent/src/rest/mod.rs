@@ -13,7 +13,7 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, put};
-use husk_proto::shim::v1::{PauseRequest, ResetRequest, ResumeRequest};
+use husk_proto::shim::v1::{PauseRequest, ResetRequest, ResumeRequest, SoftRebootRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
@@ -207,10 +207,11 @@ async fn reset(State(context): State<Context>, target: Target) -> Result<StatusC
 }
 
 async fn soft_reboot(State(context): State<Context>, target: Target) -> Result<StatusCode, Error> {
-    context.find(target).await?;
-    Err(Error::failed(
-        "a soft reboot needs a guest agent, which Husk does not connect to yet: use reset",
-    ))
+    let vm = context.find(target).await?;
+    let mut client = vm.client.clone();
+    let event = ("SoftRebooted", "VirtualMachineInstance soft rebooted");
+    let call = client.soft_reboot(SoftRebootRequest {});
+    context.operate(&vm, call, event).await
 }
 
 /// Answers for an operation that no VM has.

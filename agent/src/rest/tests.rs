@@ -174,7 +174,7 @@ impl Agent {
 #[tokio::test]
 async fn operations_reach_the_shim_and_are_events() {
     let agent = Agent::start().await;
-    for operation in ["pause", "unpause", "reset"] {
+    for operation in ["pause", "unpause", "reset", "softreboot"] {
         assert_eq!(
             agent.answer("PUT", operation).await,
             (202, String::new()),
@@ -187,12 +187,13 @@ async fn operations_reach_the_shim_and_are_events() {
             .iter()
             .filter(|call| !matches!(call.as_str(), "start" | "sync"))
             .collect::<Vec<_>>(),
-        ["pause", "resume", "reset"]
+        ["pause", "resume", "reset", "soft_reboot"]
     );
     let expected = [
         "Paused VirtualMachineInstance paused",
         "Unpaused VirtualMachineInstance unpaused",
         "Reset VirtualMachineInstance reset",
+        "SoftRebooted VirtualMachineInstance soft rebooted",
     ];
     for event in expected {
         while !agent.api.events("vm").iter().any(|sent| sent == event) {
@@ -205,7 +206,6 @@ async fn operations_reach_the_shim_and_are_events() {
 async fn what_husk_lacks_is_refused_with_a_reason() {
     let agent = Agent::start().await;
     for (method, operation, code, text) in [
-        ("PUT", "softreboot", 500, "guest agent"),
         ("PUT", "freeze", 400, "guest agent"),
         ("GET", "guestosinfo", 400, "guest agent"),
         ("GET", "vnc", 400, "display"),
