@@ -1,6 +1,6 @@
 //! Benchmarks that compare Husk with QEMU.
 
-mod archive;
+pub mod archive;
 mod bench_files;
 mod boot;
 pub mod container_image;

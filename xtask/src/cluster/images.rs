@@ -1,9 +1,9 @@
 //! Container images for the nodes, which have no registry.
 
-use super::{Programs, kubevirt};
+use super::{Programs, guests, kubevirt};
 use crate::bench::container_image;
 use crate::progress::Progress;
-use crate::{checkout, images, lab};
+use crate::{checkout, lab};
 use anyhow::{Context, Result, ensure};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -15,8 +15,8 @@ pub const PAUSE: &str = "localhost/husk/pause:1";
 const AGENT: &str = "localhost/husk/agent:latest";
 /// Image with a small guest's kernel and initramfs, for VMIs with `kernelBoot`.
 const GUEST: &str = "localhost/husk/guest:6.12";
-/// The guest image of [`GUEST`].
-const SMALL: &str = "initramfs-6.12";
+/// A containerDisk with the same guest.
+const DISK: &str = "localhost/husk/disk:6.12";
 
 /// The content of an image.
 struct Recipe<'a> {
@@ -30,11 +30,10 @@ struct Recipe<'a> {
 
 /// Packs the images that every node imports; returns the archives.
 pub fn make(progress: &Progress, folder: &Path, source: &Path, programs: &Programs) -> Result<Vec<PathBuf>> {
-    images::ensure(progress, &[SMALL])?;
-    let step = progress.step("packing container images");
     let images = checkout::folder(folder.join("images"))?;
+    let guests = guests::make(progress, &images)?;
+    let step = progress.step("packing container images");
     let busybox = lab::program(progress, "usr/bin/busybox")?;
-    let small = images::path(SMALL)?;
     let container_disk = images.join("container-disk");
     // KubeVirt's attachment pods run it.
     step.command(
@@ -44,8 +43,14 @@ pub fn make(progress: &Progress, folder: &Path, source: &Path, programs: &Progra
             .arg(source.join("cmd/container-disk-v2alpha/main.c")),
     )?;
     let launcher = kubevirt::launcher_image(&kubevirt::version(source)?);
-    let agent = programs.husk.join("husk-agent");
-    let (kernel, initrd) = (small.join("vmlinuz"), small.join("initrd"));
+    // A node unpacks images slowly, and most of a test's program is debugging data.
+    let agent = images.join("husk-agent");
+    step.command(
+        Command::new("strip")
+            .arg("-o")
+            .arg(&agent)
+            .arg(programs.husk.join("husk-agent")),
+    )?;
     let recipes = [
         Recipe {
             name: "pause",
@@ -71,7 +76,13 @@ pub fn make(progress: &Progress, folder: &Path, source: &Path, programs: &Progra
         Recipe {
             name: "guest",
             image: GUEST,
-            files: vec![("boot/vmlinuz", &kernel), ("boot/initrd", &initrd)],
+            files: vec![("boot/vmlinuz", &guests.kernel), ("boot/initrd", &guests.initrd)],
+            command: &["/none"],
+        },
+        Recipe {
+            name: "disk",
+            image: DISK,
+            files: vec![("disk/disk.img", &guests.disk)],
             command: &["/none"],
         },
     ];

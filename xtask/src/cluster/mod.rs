@@ -3,6 +3,7 @@
 
 mod certificates;
 mod daemon;
+mod guests;
 mod images;
 mod kubectl;
 mod kubernetes;
@@ -38,6 +39,14 @@ const TOOLS: &[Tool] = &[
     Tool {
         name: "gcc",
         package: "gcc",
+    },
+    Tool {
+        name: "strip",
+        package: "binutils",
+    },
+    Tool {
+        name: "mke2fs",
+        package: "e2fsprogs",
     },
 ];
 

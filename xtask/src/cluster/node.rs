@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Time limit to set a node up.
-const SETUP: Duration = Duration::from_secs(300);
+const SETUP: Duration = Duration::from_secs(600);
 const SCRIPT: &str = include_str!("guest/node.sh");
 
 /// Name of node `number`.
