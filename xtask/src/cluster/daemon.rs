@@ -4,6 +4,7 @@ use crate::lab::{Process, detach};
 use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,6 +19,36 @@ pub struct Daemon {
     /// Name of the program, and of its log.
     pub name: String,
     pub process: Process,
+    /// The program and its arguments.
+    command: Vec<String>,
+    /// Variables in addition to those of `cargo xtask`.
+    environment: Vec<(String, String)>,
+}
+
+impl Daemon {
+    /// Starts `command`, whose output is appended to `log`.
+    fn start(name: &str, command: &mut Command, log: &Path) -> Result<Self> {
+        let log = File::options().append(true).create(true).open(log)?;
+        let text = |word: &OsStr| word.to_string_lossy().into_owned();
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        let words = words.map(text).collect();
+        let set = command
+            .get_envs()
+            .filter_map(|(name, value)| Some((text(name), text(value?))));
+        let environment = set.collect();
+        let child = detach(command, &log)
+            .spawn()
+            .with_context(|| format!("cannot start {name}"))?;
+        let process = Process::running(i32::try_from(child.id())?);
+        let process = process.with_context(|| format!("{name} ended at once"))?;
+        std::thread::spawn(move || { child }.wait());
+        Ok(Self {
+            name: name.to_owned(),
+            process,
+            command: words,
+            environment,
+        })
+    }
 }
 
 /// The record of a cluster's processes.
@@ -67,17 +98,26 @@ impl Record {
 
     /// Starts `command`, with its output in `logs/NAME.log`.
     pub fn start(&mut self, name: &str, command: &mut Command) -> Result<()> {
-        let log = File::create(self.log(name))?;
-        let child = detach(command, &log)
-            .spawn()
-            .with_context(|| format!("cannot start {name}"))?;
-        let process = Process::running(i32::try_from(child.id())?);
-        let process = process.with_context(|| format!("{name} ended at once"))?;
-        std::thread::spawn(move || { child }.wait());
-        self.daemons.push(Daemon {
-            name: name.to_owned(),
-            process,
-        });
+        let daemon = Daemon::start(name, command, &self.log(name))?;
+        self.daemons.push(daemon);
+        self.write()
+    }
+
+    /// Kills the process called `name`, and starts it again.
+    pub fn restart(&mut self, name: &str) -> Result<()> {
+        let log = self.log(name);
+        let names = || self.daemons.iter().map(|daemon| daemon.name.as_str());
+        let Some(index) = names().position(|other| other == name) else {
+            let names: Vec<&str> = names().collect();
+            bail!("no process {name}: there are {}", names.join(", "));
+        };
+        let daemon = &mut self.daemons[index];
+        daemon.process.signal(Signal::KILL);
+        daemon.process.ended_within(GRACE);
+        let (program, arguments) = daemon.command.split_first().context("no program")?;
+        let mut command = Command::new(program);
+        command.args(arguments).envs(daemon.environment.iter().cloned());
+        *daemon = Daemon::start(name, &mut command, &log)?;
         self.write()
     }
 

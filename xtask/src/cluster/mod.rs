@@ -85,6 +85,11 @@ enum Action {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Kills a process of this machine, as `status` names it, and starts it again
+    Restart {
+        #[arg(value_name = "NAME")]
+        process: String,
+    },
     /// Ends the cluster and deletes its data
     Down,
 }
@@ -105,6 +110,7 @@ pub fn run(args: Args) -> Result<ExitCode> {
         Action::Status => return status(&folder()?),
         Action::Kubectl { arguments } => return Ok(client(&folder()?, "kubectl", &arguments)),
         Action::Virtctl { arguments } => return Ok(client(&folder()?, "virtctl", &arguments)),
+        Action::Restart { process } => Record::read(&folder()?).restart(&process)?,
         Action::Down => down()?,
     }
     Ok(ExitCode::SUCCESS)

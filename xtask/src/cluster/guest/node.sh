@@ -25,7 +25,8 @@
         unit=$1
         shift
         systemd-run --quiet --unit "$unit" --property Delegate=yes --property KillMode=process \
-            --property LimitNOFILE=1048576 --setenv "PATH=$peers/containerd:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" "$@"
+            --property LimitNOFILE=1048576 --property Restart=always --property RestartSec=1 \
+            --setenv "PATH=$peers/containerd:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" "$@"
     }
     unit containerd "$peers/containerd/containerd"
     ctr() { "$peers/containerd/ctr" --namespace k8s.io "$@"; }
