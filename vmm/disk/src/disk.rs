@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
+use crate::counters::{DiskCounters, DiskTotals, EngineTotals};
 use crate::extent::Extent;
 use crate::geometry::{self, Align};
 use crate::{DiskOptions, ErrorPolicy, Geometry, ImageFormat, qcow2};
@@ -26,6 +27,7 @@ struct DiskState {
     engines: AtomicU32,
     /// Error number of a flush after which earlier writes may be lost, else 0.
     lost: AtomicI32,
+    totals: DiskTotals,
 }
 
 /// Storage of a disk's content.
@@ -109,6 +111,7 @@ impl Disk {
             policy,
             engines: AtomicU32::new(0),
             lost: AtomicI32::new(0),
+            totals: DiskTotals::default(),
         }))
     }
 
@@ -125,6 +128,12 @@ impl Disk {
     #[must_use]
     pub fn size(&self) -> u64 {
         self.0.size.load(Ordering::Relaxed)
+    }
+
+    /// Counters of the requests that all engines have completed.
+    #[must_use]
+    pub fn counters(&self) -> DiskCounters {
+        self.0.totals.read()
     }
 
     /// The error policy, unless an engine overrides it.
@@ -224,12 +233,18 @@ fn seek(file: &File, offset: u64, whence: i32) -> io::Result<Option<u64>> {
 
 /// A disk's attachment to an engine.
 #[derive(Debug)]
-pub(crate) struct Attachment(Disk);
+pub(crate) struct Attachment {
+    disk: Disk,
+    totals: Arc<EngineTotals>,
+}
 
 impl Attachment {
     pub fn new(disk: &Disk) -> io::Result<Self> {
         let before = disk.0.engines.fetch_add(1, Ordering::Relaxed);
-        let attachment = Self(disk.clone());
+        let attachment = Self {
+            disk: disk.clone(),
+            totals: disk.0.totals.join(),
+        };
         if before > 0 && disk.needs_one_engine() {
             return Err(io::ErrorKind::ResourceBusy.into());
         }
@@ -237,13 +252,18 @@ impl Attachment {
     }
 
     pub fn disk(&self) -> &Disk {
-        &self.0
+        &self.disk
+    }
+
+    pub fn totals(&self) -> &EngineTotals {
+        &self.totals
     }
 }
 
 impl Drop for Attachment {
     fn drop(&mut self) {
-        self.0.0.engines.fetch_sub(1, Ordering::Relaxed);
+        self.disk.0.totals.leave(&self.totals);
+        self.disk.0.engines.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

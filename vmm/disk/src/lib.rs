@@ -9,6 +9,7 @@
 mod aligned_buf;
 mod backend_set;
 mod completion_queue;
+mod counters;
 mod disk;
 mod engine;
 mod extent;
@@ -25,6 +26,7 @@ mod thread_backend;
 mod thread_pool;
 mod uring_backend;
 
+pub use counters::DiskCounters;
 pub use disk::Disk;
 pub use engine::{DiskId, Engine, StoppedDisk};
 pub use extent::Extent;

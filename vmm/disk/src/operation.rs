@@ -283,6 +283,11 @@ impl Operation {
         })
     }
 
+    /// The kind of the request.
+    pub fn kind(&self) -> OperationKind {
+        self.kind
+    }
+
     /// True for a flush request.
     pub fn is_flush(&self) -> bool {
         self.kind == OperationKind::Flush

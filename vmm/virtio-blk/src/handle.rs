@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use husk_devices::virtio::VirtioInterrupt;
-use husk_disk::{Disk, Geometry};
+use husk_disk::{Disk, DiskCounters, Geometry};
 
 /// State shared between the device and its handles.
 pub(crate) struct Shared {
@@ -60,6 +60,12 @@ impl BlkHandle {
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.0.disk.geometry()
+    }
+
+    /// Counters of the completed requests.
+    #[must_use]
+    pub fn counters(&self) -> DiskCounters {
+        self.0.disk.counters()
     }
 
     /// Reads the current size of the image, notifies the guest (also if it is unchanged) and returns the size in

@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use std::task::{Context, Poll};
 
 use husk_devices::virtio::ActiveQueue;
-use husk_disk::Disk;
+use husk_disk::{Disk, DiskCounters};
 use tokio::sync::oneshot;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -81,6 +81,8 @@ pub struct UnitInfo {
     pub read_only: bool,
     /// It is being removed.
     pub removing: bool,
+    /// Counters of the medium's image; absent in an empty drive, and for a passthrough device.
+    pub counters: Option<DiskCounters>,
 }
 
 /// Sender of a reply to an async caller.

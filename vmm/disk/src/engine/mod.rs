@@ -81,6 +81,8 @@ struct AttachedDisk {
 struct RequestState {
     operation: Operation,
     slot: u32,
+    /// Bytes of the whole request.
+    len: u64,
     /// Order of arrival; `None` if the tag is free.
     age: Option<u64>,
     /// The blocks of the disk that it touches, as byte offsets.

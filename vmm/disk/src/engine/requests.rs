@@ -117,6 +117,7 @@ impl Engine {
         let request = &mut self.requests[index];
         request.operation.begin(kind, offset, len, buffers, durable);
         request.slot = disk.slot;
+        request.len = len;
         request.age = Some(self.next_age);
         request.blocks = request.operation.blocks(align);
         request.changes = request.operation.changes();
@@ -270,6 +271,12 @@ impl Engine {
 
     pub(super) fn end(&mut self, tag: u16, result: io::Result<()>) {
         let request = &mut self.requests[usize::from(tag)];
+        if result.is_ok()
+            && let Some(attached) = &self.disks[request.slot as usize].attached
+        {
+            let totals = attached.image.totals();
+            totals.count(request.operation.kind(), request.len);
+        }
         request.age = None;
         self.rewriting -= usize::from(request.rewrites);
         self.bounces -= usize::from(request.operation.clear());

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use husk_disk::{BlockSize, CacheMode, Disk, DiskOptions, ErrorPolicy, ImageFormat};
+use husk_disk::{BlockSize, CacheMode, Disk, DiskCounters, DiskOptions, ErrorPolicy, ImageFormat};
 use husk_proto::fds::FdReceiver;
 use husk_proto::vmm::v1::block_size::Size;
 use husk_proto::vmm::v1::disk as pb_disk;
@@ -229,6 +229,17 @@ fn scsi_info(info: &UnitInfo) -> pb::DiskInfo {
         read_only: info.read_only,
         r#type: kind.into(),
         removing: info.removing,
+        counters: info.counters.map(counters),
+    }
+}
+
+fn counters(counters: DiskCounters) -> pb::DiskCounters {
+    pb::DiskCounters {
+        reads: counters.reads,
+        read_bytes: counters.read_bytes,
+        writes: counters.writes,
+        written_bytes: counters.written_bytes,
+        flushes: counters.flushes,
     }
 }
 
@@ -242,6 +253,7 @@ pub(super) fn blk_info(blk: &BlkHandle) -> pb::DiskInfo {
         read_only: geometry.read_only,
         r#type: Type::Disk.into(),
         removing: false,
+        counters: Some(counters(blk.counters())),
     }
 }
 

@@ -304,6 +304,9 @@ impl Controller {
             bytes: unit.logical.medium().map(bytes).or(host_bytes(&unit.logical)),
             read_only: is_read_only(&unit.logical),
             removing: unit.removal.is_some(),
+            counters: unit
+                .disk
+                .and_then(|disk| Some(self.engine.disk(disk)?.counters())),
         };
         let mut list: Vec<_> = self.table.iter().map(|(_, unit)| info(unit)).collect();
         list.sort_by_key(|info| info.address);

@@ -11,6 +11,7 @@ use crate::geometry::Align;
 use crate::io_backend::IoCall;
 use crate::{Geometry, IoBuffer, IoRequest, SECTOR};
 
+mod counted;
 mod held;
 mod kernel;
 mod many;
