@@ -5,6 +5,7 @@
 //! [`tear_down`] restores the pod's network. [`dhcp::DhcpServer`] configures the guest.
 
 mod bridge;
+mod counters;
 mod device_index;
 mod device_names;
 pub mod dhcp;
@@ -32,6 +33,7 @@ mod standalone;
 mod sysctl;
 mod tap;
 
+pub use counters::{GuestCounters, LinkCounters, tap_counters};
 pub use device_names::{DeviceNames, PRIMARY_NIC, secondary_nic};
 pub use error::{NetworkError, NetworkFault};
 pub use interface::{Binding, Interface, Masquerade, Port, Protocol, TapOwner};

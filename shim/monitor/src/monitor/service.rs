@@ -133,7 +133,8 @@ impl Pod for Service {
         if let Some(mut running) = running {
             let said = call_within(DETAILS_WITHIN, running.client.info(vmm::InfoRequest {})).await;
             let said = said.ok().map(Response::into_inner);
-            info.metrics = Some(metrics(running.pid, said.as_ref()));
+            let vhost = self.interfaces.vhost_counters().await;
+            info.metrics = Some(metrics(running.pid, said.as_ref(), vhost));
             let said = said.unwrap_or_default();
             for disk in &mut info.disks {
                 let other = said.disks.iter().find(|other| other.id == disk.name);
@@ -251,7 +252,7 @@ impl Pod for Service {
         let sources = StatusSources {
             status: self.vm.status(),
             disks: self.disks.watch(),
-            interfaces: self.interfaces.watch(),
+            interfaces: self.interfaces.clone(),
             vm: self.vm.clone(),
         };
         let seconds = request.into_inner().metrics_seconds;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use husk_proto::shim::v1::{Disk, Interface, Metrics, Phase, Status as VmStatus};
+use husk_proto::shim::v1::{Disk, Metrics, Phase, Status as VmStatus};
 use husk_proto::vmm::v1 as vmm;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
@@ -10,6 +10,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Response, Status};
 
 use super::handle::VmHandle;
+use super::interfaces::InterfacesHandle;
 use super::metrics::metrics;
 use super::vmm_connection::call_within;
 
@@ -21,7 +22,7 @@ const INFO_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) struct StatusSources {
     pub(super) status: watch::Receiver<VmStatus>,
     pub(super) disks: watch::Receiver<Vec<Disk>>,
-    pub(super) interfaces: watch::Receiver<Vec<Interface>>,
+    pub(super) interfaces: InterfacesHandle,
     pub(super) vm: VmHandle,
 }
 
@@ -30,7 +31,9 @@ impl StatusSources {
     pub(super) async fn metrics(&self) -> Option<Metrics> {
         let mut running = self.vm.running()?;
         let info = call_within(INFO_TIMEOUT, running.client.info(vmm::InfoRequest {})).await;
-        Some(metrics(running.pid, info.ok().map(Response::into_inner).as_ref()))
+        let said = info.ok().map(Response::into_inner);
+        let vhost = self.interfaces.vhost_counters().await;
+        Some(metrics(running.pid, said.as_ref(), vhost))
     }
 }
 
@@ -40,6 +43,7 @@ pub(super) fn watch_status(
     metrics_seconds: u32,
 ) -> ReceiverStream<Result<VmStatus, Status>> {
     let (sender, stream) = mpsc::channel(1);
+    let mut interfaces = sources.interfaces.watch();
     tokio::spawn(async move {
         let mut ticks = (metrics_seconds > 0).then(|| {
             let mut ticks = interval(Duration::from_secs(metrics_seconds.into()));
@@ -51,7 +55,7 @@ pub(super) fn watch_status(
             let mut status = sources.status.borrow_and_update().clone();
             if !is_final(&status) {
                 status.disks = sources.disks.borrow_and_update().clone();
-                status.interfaces = sources.interfaces.borrow_and_update().clone();
+                status.interfaces = interfaces.borrow_and_update().clone();
                 status.metrics = metrics.take();
             }
             if sender.send(Ok(status)).await.is_err() {
@@ -62,7 +66,7 @@ pub(super) fn watch_status(
                     return;
                 },
                 true = changed(&mut sources.disks) => {}
-                true = changed(&mut sources.interfaces) => {}
+                true = changed(&mut interfaces) => {}
                 () = tick(&mut ticks) => metrics = sources.metrics().await,
                 () = sender.closed() => return,
             }

@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, UdpSocket};
 use std::process::Command;
 
-use husk_network::{Binding, Interface, MacAddr, PRIMARY_NIC, TapOwner, secondary_nic};
+use husk_network::{Binding, Interface, MacAddr, PRIMARY_NIC, TapOwner, secondary_nic, tap_counters};
 use husk_shim_testing::pod::{NODE_MAC, POD_MAC, Pod, interface, ip, owner, switch};
 
 use crate::raw_guest::{PATIENCE, QUIET, RawGuest, ethernet};
@@ -76,15 +76,21 @@ fn frames_pass_unchanged_both_ways() {
     let known = ip(&pod.node, "neigh show 10.244.1.5");
     assert!(known.contains(&POD_MAC.to_string()), "{known}");
 
+    let counters = || tap_counters(&pod.netns, &[PRIMARY_NIC.to_owned()]).unwrap()[PRIMARY_NIC];
+    let before = counters();
     let socket = pod.node.run(|| UdpSocket::bind((NODE, 0))).unwrap().unwrap();
     socket.send_to(b"in", (ADDRESS, 7)).unwrap();
     assert_eq!(guest.receive_udp(7, PATIENCE), Some((NODE, b"in".to_vec())));
+    let between = counters();
+    assert!(between.received.frames > before.received.frames, "{between:?}");
+    assert!(between.received.bytes > before.received.bytes, "{between:?}");
     let port = socket.local_addr().unwrap().port();
     guest.send_udp((NODE_MAC, NODE, port), 7, b"out");
     let mut buffer = [0; 10];
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let (length, from) = socket.recv_from(&mut buffer).unwrap();
     assert_eq!((&buffer[..length], from), (&b"out"[..], (ADDRESS, 7).into()));
+    assert!(counters().sent.frames > between.sent.frames);
 }
 
 #[test]

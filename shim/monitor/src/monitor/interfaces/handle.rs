@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-use husk_proto::shim::v1::{AddInterfaceRequest, Interface};
+use husk_network::{GuestCounters, LinkCounters, Netns, tap_counters};
+use husk_proto::shim::v1::{AddInterfaceRequest, Interface, InterfaceMetrics};
+use husk_proto::vmm::v1::NicCounters;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::vm_network::VmNetworkError;
@@ -21,6 +24,8 @@ const REMOVED_PAUSED_WITHIN: Duration = Duration::from_secs(3);
 pub(in crate::monitor) struct InterfacesHandle {
     pub(super) mailbox: mpsc::Sender<InterfaceCommand>,
     pub(super) shown: watch::Receiver<Vec<Interface>>,
+    /// The VM's namespace while it has a network.
+    pub(super) netns: watch::Receiver<Option<Netns>>,
 }
 
 pub(super) type Reply<T> = oneshot::Sender<Result<T, VmError>>;
@@ -57,6 +62,28 @@ impl InterfacesHandle {
     /// Watches the interfaces.
     pub(in crate::monitor) fn watch(&self) -> watch::Receiver<Vec<Interface>> {
         self.shown.clone()
+    }
+
+    /// Counters of the interfaces whose frames the kernel moves. Empty if they cannot be read.
+    pub(in crate::monitor) async fn vhost_counters(&self) -> Vec<InterfaceMetrics> {
+        let mut shown = self.list();
+        shown.retain(|interface| interface.vhost);
+        let Some(netns) = self.netns.borrow().clone().filter(|_| !shown.is_empty()) else {
+            return Vec::new();
+        };
+        let devices: Vec<String> = shown.iter().map(|interface| interface.device.clone()).collect();
+        let Ok(Ok(found)) = spawn_blocking(move || tap_counters(&netns, &devices)).await else {
+            return Vec::new();
+        };
+        let counted = shown.into_iter().filter_map(|interface| {
+            let GuestCounters { received, sent } = found.get(&interface.device)?;
+            Some(InterfaceMetrics {
+                name: interface.name,
+                received: Some(nic_counters(received)),
+                sent: Some(nic_counters(sent)),
+            })
+        });
+        counted.collect()
     }
 
     /// Plugs an interface.
@@ -109,5 +136,14 @@ impl InterfacesHandle {
             .await
             .map_err(|_| VmError::ended())?;
         answer.await.map_err(|_| VmError::ended())?
+    }
+}
+
+fn nic_counters(counters: &LinkCounters) -> NicCounters {
+    NicCounters {
+        frames: counters.frames,
+        bytes: counters.bytes,
+        dropped: counters.dropped,
+        errors: counters.errors,
     }
 }

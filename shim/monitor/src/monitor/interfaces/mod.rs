@@ -13,9 +13,10 @@ mod vm_network;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use husk_network::Netns;
 use husk_proto::shim::v1::Interface;
 use husk_vmi::VmPlan;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::spawn_blocking;
 use tracing::{error, info, warn};
 
@@ -39,6 +40,8 @@ pub(super) struct InterfacesActor {
     dir: PathBuf,
     mailbox: mpsc::Receiver<InterfaceCommand>,
     vm_network: Option<VmNetwork>,
+    /// The namespace, for readers of counters.
+    netns: watch::Sender<Option<Netns>>,
     table: InterfaceTable,
     connection: Option<VmmConnection>,
     removals: PendingRemovals,
@@ -54,9 +57,11 @@ impl InterfacesActor {
     ) -> (InterfacesActor, InterfacesHandle) {
         let (sender, mailbox) = mpsc::channel(16);
         let table = InterfaceTable::new();
+        let (netns, watched) = watch::channel(None);
         let handle = InterfacesHandle {
             mailbox: sender,
             shown: table.subscribe(),
+            netns: watched,
         };
         let interfaces = InterfacesActor {
             plan,
@@ -64,6 +69,7 @@ impl InterfacesActor {
             dir,
             mailbox,
             vm_network: None,
+            netns,
             table,
             connection: None,
             removals: PendingRemovals::default(),
@@ -114,6 +120,7 @@ impl InterfacesActor {
             None => VmNetwork::make(&plan, &dir),
         });
         let vm_network = vm_network.await.map_err(|_| VmNetworkError::Aborted)??;
+        self.netns.send_replace(Some(vm_network.netns()));
         self.vm_network = Some(vm_network.clone());
         let planned = (0u8..).zip(&self.plan.nics);
         let spec: Vec<InterfaceSpec> = planned
@@ -133,6 +140,7 @@ impl InterfacesActor {
     }
 
     async fn close(&mut self) {
+        self.netns.send_replace(None);
         for server in self.table.clear().into_iter().filter_map(|entry| entry.server) {
             server.stop().await;
         }

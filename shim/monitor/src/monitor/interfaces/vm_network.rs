@@ -205,6 +205,11 @@ impl VmNetwork {
         })
     }
 
+    /// The namespace.
+    pub(super) fn netns(&self) -> Netns {
+        self.netns.clone()
+    }
+
     /// Prepares interfaces and starts their DHCP servers. Must be called within a tokio runtime.
     pub(super) fn prepare(&self, spec: &[InterfaceSpec]) -> Result<Vec<PreparedInterface>, VmNetworkError> {
         let in_place = |error| VmNetworkError::Network {
