@@ -18,6 +18,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::attachment::{Attachment, PodsDir};
+use super::awaited::{AwaitedVolume, AwaitedVolumes};
 use super::foreign::ForeignEntry;
 use super::object::{self, Vmi};
 use super::pod::{Pod, PodState, RuntimeDir};
@@ -83,6 +84,7 @@ pub struct VmiActor {
     started: bool,
     /// Hotplugged volumes in the last status.
     plugged: Vec<String>,
+    awaited: AwaitedVolumes,
     /// Held while the data of volumes is opened.
     opening: Arc<Semaphore>,
     /// The time when a VMI of this node was first seen without a directory of Husk's for its pod.
@@ -126,6 +128,7 @@ impl VmiActor {
             grace: None,
             started: false,
             plugged: Vec::new(),
+            awaited: AwaitedVolumes::default(),
             opening: Arc::new(Semaphore::new(1)),
             without_pod: None,
             foreign,
@@ -353,6 +356,7 @@ impl VmiActor {
         let error = match answer {
             Ok(synced) => {
                 self.report_lost_writes(&synced.answer).await;
+                self.report_awaited(&synced.awaited).await;
                 retry = VOLUME_RETRY;
                 // The start says nothing of hotpluggable volumes.
                 let started = sync.starts && !synced.waits;
@@ -409,6 +413,25 @@ impl VmiActor {
             let message = format!("volume {:?}: {}", volume.name, volume.message);
             self.events
                 .send(&vmi, Kind::Warning, "HotplugFailed", &message)
+                .await;
+        }
+    }
+
+    /// Sends the events of volumes whose data has not come for a while.
+    async fn report_awaited(&mut self, awaited: &[AwaitedVolume]) {
+        let messages = self.awaited.update(awaited, Instant::now());
+        let Some(vmi) = self.vmi() else {
+            return;
+        };
+        for message in messages {
+            warn!(
+                vmi = vmi.name(),
+                namespace = vmi.namespace(),
+                message,
+                "a volume is not on the node"
+            );
+            self.events
+                .send(&vmi, Kind::Warning, "VolumeNotReady", &message)
                 .await;
         }
     }

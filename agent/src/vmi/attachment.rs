@@ -17,6 +17,7 @@ use rustix::fs::{
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with, sockopt};
 use serde_json::Value;
 
+use super::awaited::AwaitedVolume;
 use super::object::Vmi;
 
 /// Directory that an attachment pod shares with its node, in the kubelet's directory of the pod.
@@ -74,6 +75,15 @@ impl Attachment {
             .collect()
     }
 
+    /// The volume as one whose data is awaited.
+    pub fn awaited(&self, missing: String) -> AwaitedVolume {
+        AwaitedVolume {
+            name: self.name.clone(),
+            pod: self.pod_name.clone(),
+            missing,
+        }
+    }
+
     fn flags(&self) -> OFlags {
         let access = match self.read_only {
             true => OFlags::RDONLY,
@@ -82,6 +92,17 @@ impl Attachment {
         // A FIFO would block.
         access | OFlags::CLOEXEC | OFlags::NONBLOCK
     }
+}
+
+/// The data of a volume.
+#[derive(Debug)]
+pub enum VolumeData {
+    /// It is there.
+    Open(OwnedFd),
+    /// It is not there yet; the text says what is not.
+    Missing(String),
+    /// virt-controller has not made an attachment pod yet.
+    NoPod,
 }
 
 /// The kubelet's directories.
@@ -100,25 +121,31 @@ impl PodsDir {
         PodsDir { pods, logs, root }
     }
 
-    /// Opens the data of a volume: a block device, or `disk.img` of a filesystem. `None` if it is not there yet.
-    /// Blocks.
+    /// Opens the data of a volume: a block device, or `disk.img` of a filesystem. Blocks.
     ///
     /// # Errors
     /// The text names the volume.
-    pub fn open(&self, attachment: &Attachment) -> Result<Option<OwnedFd>, String> {
-        let Attachment { name, pod, .. } = attachment;
-        if !is_component(pod) || !is_component(name) || !self.is_in_namespace(attachment) {
-            return Ok(None);
+    pub fn open(&self, attachment: &Attachment) -> Result<VolumeData, String> {
+        let Attachment {
+            name, pod, pod_name, ..
+        } = attachment;
+        if !is_component(pod) || !is_component(name) || !is_component(pod_name) {
+            return Ok(VolumeData::NoPod);
+        }
+        if !self.is_in_namespace(attachment) {
+            let text = "the kubelet of this node has no logs of a pod of this name, UID and namespace";
+            return Ok(VolumeData::Missing(text.to_owned()));
         }
         let opened = match attachment.block {
             true => self.open_device(attachment),
             false => self.open_image(attachment),
         };
         match opened {
-            Ok(fd) => Ok(Some(fd)),
+            Ok(fd) => Ok(VolumeData::Open(fd)),
             // The pod has just been created.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Ok(VolumeData::Missing(error.to_string()))
+            }
             Err(error) => Err(format!("volume {name:?}: attachment pod {pod}: {error}")),
         }
     }
@@ -132,15 +159,14 @@ impl PodsDir {
             pod,
             ..
         } = attachment;
-        is_component(namespace)
-            && is_component(pod_name)
-            && self.logs.join(format!("{namespace}_{pod_name}_{pod}")).is_dir()
+        is_component(namespace) && self.logs.join(format!("{namespace}_{pod_name}_{pod}")).is_dir()
     }
 
     /// The kubelet's directory of a pod.
     fn pod(&self, uid: &str) -> io::Result<OwnedFd> {
         let pods = openat(CWD, &self.pods, HANDLE | OFlags::DIRECTORY, Mode::empty())?;
         beneath(pods.as_fd(), Path::new(uid), HANDLE | OFlags::DIRECTORY)
+            .map_err(missing(|| "the kubelet has no directory of the pod".to_owned()))
     }
 
     /// Opens the only block device in the volume's directory.
@@ -148,7 +174,8 @@ impl PodsDir {
         let pod = self.pod(&attachment.pod)?;
         let directory = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let path = Path::new(SHARED).join(&attachment.name);
-        let directory = beneath(pod.as_fd(), &path, directory)?;
+        let without = missing(|| format!("no block device in hotplug-disks/{}", attachment.name));
+        let directory = beneath(pod.as_fd(), &path, directory).map_err(&without)?;
         let mut found = None;
         for entry in Dir::read_from(&directory)? {
             let entry = entry?;
@@ -160,7 +187,7 @@ impl PodsDir {
             }
             found = Some(OsStr::from_bytes(entry.file_name().to_bytes()).to_owned());
         }
-        let name = found.ok_or(io::ErrorKind::NotFound)?;
+        let name = found.ok_or_else(|| without(io::ErrorKind::NotFound.into()))?;
         let handle = beneath(directory.as_fd(), Path::new(&name), HANDLE)?;
         let device = fstat(&handle)?.st_rdev;
         if !self.volume_devices(&attachment.pod)?.contains(&device) {
@@ -179,7 +206,9 @@ impl PodsDir {
     /// Numbers of the devices that the kubelet gave to a pod. It makes a link to each.
     fn volume_devices(&self, uid: &str) -> io::Result<Vec<u64>> {
         let root = openat(CWD, &self.root, HANDLE | OFlags::DIRECTORY, Mode::empty())?;
-        let links = entries(&self.pods.join(uid).join("volumeDevices"))?;
+        let links = entries(&self.pods.join(uid).join("volumeDevices")).map_err(missing(|| {
+            "the kubelet has not given the pod a device".to_owned()
+        }))?;
         let devices = links.into_iter().filter_map(|link| {
             let target = std::fs::read_link(link).ok()?;
             let resolve = ResolveFlags::IN_ROOT;
@@ -192,8 +221,9 @@ impl PodsDir {
     /// Opens `disk.img` in the volume's filesystem, as the pod's process that listens on the socket sees it.
     fn open_image(&self, attachment: &Attachment) -> io::Result<OwnedFd> {
         let pod = self.pod(&attachment.pod)?;
-        let socket = beneath(pod.as_fd(), &Path::new(SHARED).join(SOCKET), HANDLE)?;
-        let process = format!("/proc/{}", listening_process(&socket)?);
+        let without = missing(|| format!("no process listens on hotplug-disks/{SOCKET}"));
+        let socket = beneath(pod.as_fd(), &Path::new(SHARED).join(SOCKET), HANDLE).map_err(&without)?;
+        let process = format!("/proc/{}", listening_process(&socket).map_err(&without)?);
         // Held, so that all of it is of one process.
         let process = openat(CWD, process, HANDLE | OFlags::DIRECTORY, Mode::empty())?;
         if !belongs_to(&process, &attachment.pod)? {
@@ -201,12 +231,15 @@ impl PodsDir {
         }
         let root = openat(&process, "root", HANDLE | OFlags::DIRECTORY, Mode::empty())?;
         let volume = Path::new(&attachment.name);
-        let volume = beneath(root.as_fd(), volume, HANDLE | OFlags::DIRECTORY)?;
+        let volume = beneath(root.as_fd(), volume, HANDLE | OFlags::DIRECTORY).map_err(missing(|| {
+            format!("the pod has no directory /{}", attachment.name)
+        }))?;
         let status = fstat(&volume)?;
         if !self.has_volume(&attachment.pod, (status.st_dev, status.st_ino))? {
             return Err(io::Error::other("the directory is not one of the pod's volumes"));
         }
-        let image = beneath(volume.as_fd(), Path::new("disk.img"), attachment.flags())?;
+        let image = beneath(volume.as_fd(), Path::new("disk.img"), attachment.flags())
+            .map_err(missing(|| "no disk.img in the volume".to_owned()))?;
         of_kind(image, FileType::RegularFile)
     }
 
@@ -220,6 +253,16 @@ impl PodsDir {
                 .filter_map(|path| std::fs::symlink_metadata(path).ok())
                 .any(|status| (status.dev(), status.ino()) == directory)
         }))
+    }
+}
+
+/// Puts `text` into an error that something is not there yet.
+fn missing(text: impl Fn() -> String) -> impl Fn(io::Error) -> io::Error {
+    move |error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+            io::Error::new(io::ErrorKind::NotFound, text())
+        }
+        _ => error,
     }
 }
 
@@ -327,20 +370,36 @@ mod tests {
         (folder, pods, shared)
     }
 
+    /// The text about what is missing.
+    fn missing(pods: &PodsDir, attachment: &Attachment) -> String {
+        match pods.open(attachment).unwrap() {
+            VolumeData::Missing(text) => text,
+            other => panic!("{other:?}"),
+        }
+    }
+
     #[test]
     fn missing_data_is_no_error() {
         let (_folder, pods, shared) = kubelet();
-        for block in [true, false] {
-            assert!(pods.open(&attachment(block)).unwrap().is_none());
-        }
+        assert_eq!(
+            missing(&pods, &attachment(true)),
+            "no block device in hotplug-disks/data"
+        );
+        let no_process = "no process listens on hotplug-disks/hp.sock";
+        assert_eq!(missing(&pods, &attachment(false)), no_process);
         std::fs::create_dir(shared.join("data")).unwrap();
-        assert!(pods.open(&attachment(true)).unwrap().is_none());
+        assert_eq!(
+            missing(&pods, &attachment(true)),
+            "no block device in hotplug-disks/data"
+        );
+        drop(UnixListener::bind(shared.join(SOCKET)).unwrap());
+        assert_eq!(missing(&pods, &attachment(false)), no_process);
         for pod in ["", "other", "../0f3a-pod", "."] {
             let elsewhere = Attachment {
                 pod: pod.to_owned(),
                 ..attachment(true)
             };
-            assert!(pods.open(&elsewhere).unwrap().is_none());
+            assert!(!matches!(pods.open(&elsewhere).unwrap(), VolumeData::Open(_)));
         }
     }
 
@@ -360,7 +419,10 @@ mod tests {
         std::fs::create_dir(shared.join("data")).unwrap();
         File::create(shared.join("data/file")).unwrap();
         symlink("/dev/null", shared.join("data/link")).unwrap();
-        assert!(pods.open(&attachment(true)).unwrap().is_none());
+        assert_eq!(
+            missing(&pods, &attachment(true)),
+            "no block device in hotplug-disks/data"
+        );
     }
 
     #[test]
@@ -372,7 +434,7 @@ mod tests {
             ..attachment(false)
         };
         assert!(pods.open(&attachment(false)).is_err());
-        assert!(pods.open(&foreign).unwrap().is_none());
+        assert!(missing(&pods, &foreign).contains("namespace"));
     }
 
     #[test]
@@ -394,7 +456,7 @@ mod tests {
         let device = folder.path().join("device");
         crate::vmi::testing::block_device(&device);
         symlink(&device, links.join("pv")).unwrap();
-        assert!(pods.open(&read_only).unwrap().is_some());
+        assert!(matches!(pods.open(&read_only).unwrap(), VolumeData::Open(_)));
     }
 
     #[test]

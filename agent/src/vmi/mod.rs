@@ -2,6 +2,7 @@
 
 mod actor;
 mod attachment;
+mod awaited;
 mod finder;
 mod foreign;
 mod object;

@@ -15,7 +15,8 @@ use tokio::time::timeout;
 use tonic::Status;
 use tonic::transport::Channel;
 
-use super::attachment::{Attachment, PodsDir};
+use super::attachment::{Attachment, PodsDir, VolumeData};
+use super::awaited::AwaitedVolume;
 use super::pod::Pod;
 
 /// Maximum number of volumes that one call plugs; a shim keeps 64 descriptors that are not yet claimed. The next call
@@ -45,6 +46,17 @@ pub struct Synced {
     pub error: Option<String>,
     /// The VM was not started: data of a volume is not on the node yet.
     pub waits: bool,
+    /// Volumes whose attachment pod is there, but not their data.
+    pub awaited: Vec<AwaitedVolume>,
+}
+
+/// The volumes of a call.
+#[derive(Debug, Default)]
+struct Opened {
+    data: Vec<(String, OwnedFd)>,
+    awaited: Vec<AwaitedVolume>,
+    /// The first error.
+    error: Option<String>,
 }
 
 impl SyncCall {
@@ -70,12 +82,17 @@ impl SyncCall {
     pub async fn run(mut self, pods: PodsDir) -> Result<Synced, Status> {
         let attachments = std::mem::take(&mut self.attachments);
         let wanted = attachments.len();
-        let (opened, error) = self.open(pods, attachments).await?;
+        let Opened {
+            data: opened,
+            awaited,
+            error,
+        } = self.open(pods, attachments).await?;
         if self.starts && opened.len() < wanted {
             return Ok(Synced {
                 answer: SyncVmiResponse::default(),
                 error,
                 waits: true,
+                awaited,
             });
         }
         let mut request = SyncVmiRequest {
@@ -108,17 +125,14 @@ impl SyncCall {
             error: error.or(refused),
             answer,
             waits: false,
+            awaited,
         })
     }
 
-    /// Opens the volumes whose data is there. Also returns the first error.
-    async fn open(
-        &self,
-        pods: PodsDir,
-        attachments: Vec<Attachment>,
-    ) -> Result<(Vec<(String, OwnedFd)>, Option<String>), Status> {
+    /// Opens the volumes whose data is there.
+    async fn open(&self, pods: PodsDir, attachments: Vec<Attachment>) -> Result<Opened, Status> {
         if attachments.is_empty() {
-            return Ok((Vec::new(), None));
+            return Ok(Opened::default());
         }
         let late = || Status::deadline_exceeded("the data of a hotpluggable volume takes too long to open");
         let permit = Arc::clone(&self.opening)
@@ -140,21 +154,18 @@ impl SyncCall {
 }
 
 /// Opens at most `limit` volumes; see [`SyncCall::open`].
-fn open(
-    pods: &PodsDir,
-    attachments: &[Attachment],
-    limit: usize,
-) -> (Vec<(String, OwnedFd)>, Option<String>) {
-    let (mut opened, mut failed) = (Vec::new(), None);
+fn open(pods: &PodsDir, attachments: &[Attachment], limit: usize) -> Opened {
+    let mut opened = Opened::default();
     for attachment in attachments {
-        if opened.len() == limit {
+        if opened.data.len() == limit {
             break;
         }
         match pods.open(attachment) {
-            Ok(Some(fd)) => opened.push((attachment.name.clone(), fd)),
-            Ok(None) => {}
-            Err(error) => failed = failed.or(Some(error)),
+            Ok(VolumeData::Open(fd)) => opened.data.push((attachment.name.clone(), fd)),
+            Ok(VolumeData::Missing(missing)) => opened.awaited.push(attachment.awaited(missing)),
+            Ok(VolumeData::NoPod) => {}
+            Err(error) => opened.error = opened.error.or(Some(error)),
         }
     }
-    (opened, failed)
+    opened
 }

@@ -376,12 +376,8 @@ impl Random {
     }
 }
 
-#[tokio::test]
-#[ignore = "needs root"]
-async fn vm_gets_volumes_of_attachment_pods() {
-    let node = Node::new();
-    let shim = Shim::start(node.dir.path(), "vm-pod");
-    let mut scheduled = vmi("vm");
+/// Adds the hotpluggable volume `data` to a VMI, with the attachment pod `hp-pod`.
+fn hotplug(vmi: &mut Value) {
     let claim = json!({"name": "data", "persistentVolumeClaim": {"claimName": "c", "hotpluggable": true}});
     let entry = json!({
         "name": "data",
@@ -390,16 +386,45 @@ async fn vm_gets_volumes_of_attachment_pods() {
         "hotplugVolume": {"attachPodName": "hp-volume-1", "attachPodUID": "hp-pod"},
         "persistentVolumeClaimInfo": {"volumeMode": "Block"},
     });
-    scheduled["spec"]["volumes"].as_array_mut().unwrap().push(claim);
     let disk = json!({"name": "data", "disk": {"bus": "scsi", "readonly": true}});
-    scheduled["spec"]["domain"]["devices"]["disks"]
-        .as_array_mut()
-        .unwrap()
-        .push(disk);
-    scheduled["status"]["volumeStatus"]
-        .as_array_mut()
-        .unwrap()
-        .push(entry);
+    let mut add = |list: &str, item: Value| vmi.pointer_mut(list).unwrap().as_array_mut().unwrap().push(item);
+    add("/spec/volumes", claim);
+    add("/spec/domain/devices/disks", disk);
+    add("/status/volumeStatus", entry);
+}
+
+#[tokio::test]
+async fn volume_whose_data_does_not_come_is_one_event() {
+    let node = Node::new();
+    let shim = Shim::start(node.dir.path(), "vm-pod");
+    let mut scheduled = vmi("vm");
+    hotplug(&mut scheduled);
+    node.api.put(scheduled);
+    std::fs::create_dir_all(node.dir.path().join("logs/default_hp-volume-1_hp-pod")).unwrap();
+    std::fs::create_dir_all(node.attachment("hp-pod").join("data")).unwrap();
+    let _agent = node.agent();
+    until("the event", || !node.api.events("vm").is_empty()).await;
+    // Two more rounds.
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    let events = node.api.events("vm");
+    assert_eq!(events.len(), 1, "{events:?}");
+    let parts = [
+        "VolumeNotReady",
+        "\"data\"",
+        "hp-volume-1",
+        "no block device in hotplug-disks/data",
+    ];
+    assert!(parts.iter().all(|part| events[0].contains(part)), "{events:?}");
+    assert!(shim.calls().is_empty(), "{:?}", shim.calls());
+}
+
+#[tokio::test]
+#[ignore = "needs root"]
+async fn vm_gets_volumes_of_attachment_pods() {
+    let node = Node::new();
+    let shim = Shim::start(node.dir.path(), "vm-pod");
+    let mut scheduled = vmi("vm");
+    hotplug(&mut scheduled);
     node.api.put(scheduled);
     let _agent = node.agent();
     // The VM does not start without the volume's data. virt-controller makes no attachment pod without this field.

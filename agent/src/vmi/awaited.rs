@@ -1,0 +1,100 @@
+//! Hotpluggable volumes whose attachment pod is there, but not their data.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Time after which the absence of a volume's data is reported.
+const REPORT_AFTER: Duration = match cfg!(test) {
+    true => Duration::from_secs(1),
+    false => Duration::from_secs(30),
+};
+
+/// A volume without its data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AwaitedVolume {
+    /// Name of the volume.
+    pub name: String,
+    /// Name of its attachment pod.
+    pub pod: String,
+    /// The thing that is not there.
+    pub missing: String,
+}
+
+/// The volumes of a VMI whose data is awaited.
+#[derive(Debug, Default)]
+pub struct AwaitedVolumes(BTreeMap<(String, String), Wait>);
+
+#[derive(Debug)]
+struct Wait {
+    since: Instant,
+    reported: bool,
+}
+
+impl AwaitedVolumes {
+    /// Takes the volumes whose data is missing `now`. Returns the messages of those to report, each once for an
+    /// attachment pod.
+    pub fn update(&mut self, missing: &[AwaitedVolume], now: Instant) -> Vec<String> {
+        let key = |volume: &AwaitedVolume| (volume.name.clone(), volume.pod.clone());
+        self.0
+            .retain(|waiting, _| missing.iter().any(|volume| key(volume) == *waiting));
+        let due = missing.iter().filter(|volume| {
+            let wait = self.0.entry(key(volume)).or_insert(Wait {
+                since: now,
+                reported: false,
+            });
+            let due = now.duration_since(wait.since) >= REPORT_AFTER;
+            due && !std::mem::replace(&mut wait.reported, due)
+        });
+        due.map(AwaitedVolume::message).collect()
+    }
+}
+
+impl AwaitedVolume {
+    fn message(&self) -> String {
+        format!(
+            "volume {:?}: attachment pod {} has not brought its data for {} s: {}",
+            self.name,
+            self.pod,
+            REPORT_AFTER.as_secs(),
+            self.missing
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volume(name: &str, pod: &str) -> AwaitedVolume {
+        AwaitedVolume {
+            name: name.to_owned(),
+            pod: pod.to_owned(),
+            missing: "hotplug-disks/data has no block device".to_owned(),
+        }
+    }
+
+    #[test]
+    fn each_volume_is_reported_once_after_a_while() {
+        let mut awaited = AwaitedVolumes::default();
+        let start = Instant::now();
+        let (data, other) = (volume("data", "hp-1"), volume("other", "hp-1"));
+        let both = [data.clone(), other.clone()];
+        assert!(awaited.update(std::slice::from_ref(&data), start).is_empty());
+        let later = start + REPORT_AFTER;
+        let reported = awaited.update(&both, later);
+        assert_eq!(reported.len(), 1);
+        for part in ["\"data\"", "hp-1", "no block device"] {
+            assert!(reported[0].contains(part), "{reported:?}");
+        }
+        let last = later + REPORT_AFTER;
+        assert_eq!(awaited.update(&both, last).len(), 1);
+        assert!(awaited.update(&both, last + REPORT_AFTER).is_empty());
+        // Data that came, and another attachment pod, begin anew.
+        assert!(awaited.update(&[], last).is_empty());
+        let again = [data, volume("other", "hp-2")];
+        assert!(awaited.update(&again, last).is_empty());
+        assert_eq!(awaited.update(&again, last + REPORT_AFTER).len(), 2);
+    }
+}
