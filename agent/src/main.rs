@@ -4,12 +4,15 @@
 //! kubelet ◀── device_plugin: devices.kubevirt.io/{kvm,tun,vhost-net} ── registered ──▶ node: heartbeat, labels ──▶ API server
 //! shim ◀── pod.sock ── vmi: an actor per VMI ◀── watch, status ──▶ API server
 //!   ▲── pod.sock ── rest: console, pause, reset ◀── HTTP over mutual TLS ── virt-api
+//!   ▲── pod.sock ── monitoring: health, metrics ◀── HTTP over TLS ── kubelet, Prometheus
 //! ```
 
 mod device_plugin;
 mod event;
+mod monitoring;
 mod node;
 mod rest;
+mod service;
 #[cfg(test)]
 mod testing;
 mod vmi;
@@ -29,8 +32,9 @@ use tracing_subscriber::EnvFilter;
 
 use device_plugin::{DevicePlugin, node_devices};
 use event::EventSender;
+use monitoring::Readiness;
 use node::NodeActor;
-use rest::CertificateFiles;
+use service::CertificateFiles;
 use vmi::{PodsDir, RuntimeDir, VmiController};
 
 /// Root directory of the node. The agent is in the node's PID namespace.
@@ -71,7 +75,11 @@ struct Args {
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8186")]
     rest_address: SocketAddr,
 
-    /// Directory of the service's certificate and key, tls.crt and tls.key, as virt-operator makes them for virt-handler
+    /// Address of the service for the kubelet's probes and for Prometheus: /healthz, /readyz and /metrics
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8443")]
+    metrics_address: SocketAddr,
+
+    /// Directory of the services' certificate and key, tls.crt and tls.key, as virt-operator makes them for virt-handler
     #[arg(
         long,
         value_name = "DIR",
@@ -150,15 +158,35 @@ async fn run(args: Args) -> Result<(), String> {
         events.clone(),
     );
     tasks.spawn(vmis.run(stopped.clone()));
-    let listener = TcpListener::bind(args.rest_address)
-        .await
-        .map_err(|error| format!("{}: {error}", args.rest_address))?;
-    let (settings, tls) = watch::channel(None);
+    let listener = bind(args.rest_address).await?;
+    let monitoring_listener = bind(args.metrics_address).await?;
+    let (rest_settings, rest_tls) = watch::channel(None);
+    let (monitoring_settings, monitoring_tls) = watch::channel(None);
     let files = CertificateFiles::new(args.certificate_dir);
-    tasks.spawn(files.follow(client.clone(), args.kubevirt_namespace, settings, stopped.clone()));
+    tasks.spawn(files.follow(
+        client.clone(),
+        args.kubevirt_namespace,
+        rest_settings,
+        monitoring_settings,
+        stopped.clone(),
+    ));
+    let readiness = Readiness {
+        vmis: finder.listed(),
+        rest: rest_tls.clone(),
+        plugins: plugins.clone(),
+    };
+    tasks.spawn(monitoring::serve(
+        monitoring_listener,
+        monitoring_tls,
+        args.node_name.clone(),
+        client.clone(),
+        finder.clone(),
+        readiness,
+        stopped.clone(),
+    ));
     tasks.spawn(rest::serve(
         listener,
-        tls,
+        rest_tls,
         finder,
         events.clone(),
         stopped.clone(),
@@ -182,4 +210,10 @@ async fn run(args: Args) -> Result<(), String> {
     stop.send_replace(true);
     while tasks.join_next().await.is_some() {}
     Ok(())
+}
+
+async fn bind(address: SocketAddr) -> Result<TcpListener, String> {
+    TcpListener::bind(address)
+        .await
+        .map_err(|error| format!("{address}: {error}"))
 }

@@ -17,16 +17,10 @@ impl KubeVirtVersion {
     /// # Errors
     /// The API server does not answer.
     pub async fn installed(client: &Client) -> Result<Result<KubeVirtVersion, String>, kube::Error> {
-        let kind = GroupVersionKind::gvk("kubevirt.io", "v1", "KubeVirt");
-        let resource = ApiResource::from_gvk_with_plural(&kind, "kubevirts");
-        let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
-        let list = match super::within(api.list(&ListParams::default())).await {
-            Err(kube::Error::Api(status)) if status.code == 404 => {
-                return Ok(Err("KubeVirt is not installed".to_owned()));
-            }
-            list => list?,
+        let Some(objects) = objects(client).await? else {
+            return Ok(Err("KubeVirt is not installed".to_owned()));
         };
-        let versions = list.items.iter().filter_map(|object| {
+        let versions = objects.iter().filter_map(|object| {
             let version = &object.data["status"]["observedKubeVirtVersion"];
             version.as_str().filter(|version| !version.is_empty())
         });
@@ -51,6 +45,29 @@ impl KubeVirtVersion {
             self.0,
             known.join(", ")
         ))
+    }
+}
+
+/// Returns the version of the KubeVirt object, which has the cluster's configuration; empty if there is none.
+///
+/// # Errors
+/// The API server does not answer.
+pub async fn configuration_version(client: &Client) -> Result<String, kube::Error> {
+    let objects = objects(client).await?.unwrap_or_default();
+    let version = objects
+        .into_iter()
+        .find_map(|object| object.metadata.resource_version);
+    Ok(version.unwrap_or_default())
+}
+
+/// The KubeVirt objects of the cluster; `None` if KubeVirt is not installed.
+async fn objects(client: &Client) -> Result<Option<Vec<DynamicObject>>, kube::Error> {
+    let kind = GroupVersionKind::gvk("kubevirt.io", "v1", "KubeVirt");
+    let resource = ApiResource::from_gvk_with_plural(&kind, "kubevirts");
+    let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+    match super::within(api.list(&ListParams::default())).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+        list => Ok(Some(list?.items)),
     }
 }
 

@@ -21,7 +21,7 @@ use tracing::{info, warn};
 
 use crate::event::EventSender;
 use crate::vmi::ForeignVmis;
-pub use kubevirt::KubeVirtVersion;
+pub use kubevirt::{KubeVirtVersion, configuration_version};
 
 /// Time for the device plugins to register before the first heartbeat that may say "schedulable".
 const PLUGINS_TIMEOUT: Duration = Duration::from_secs(10);

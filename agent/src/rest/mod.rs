@@ -3,7 +3,6 @@
 //! virt-api answers with status 500 and the agent's text to every error, and forwards websockets byte for byte.
 
 mod console;
-mod tls;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,23 +13,16 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, put};
 use husk_proto::shim::v1::{PauseRequest, ResetRequest, ResumeRequest, SoftRebootRequest};
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use hyper_util::server::conn::auto;
-use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
-use tokio::time::{sleep, timeout};
-use tracing::{debug, warn};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::time::timeout;
 
 use crate::event::{EventSender, Kind};
+use crate::service::{Service, TlsSettings};
 use crate::vmi::{RunningVm, VmiFinder};
-use crate::watching::stopped;
-pub use tls::{CertificateFiles, TlsSettings};
 
 /// Connections at the same time. Others wait.
 const MAX_CONNECTIONS: usize = 1024;
-/// Maximum time of a TLS handshake.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time of a call to a shim. virt-api waits ten seconds for an answer.
 const CALL_TIMEOUT: Duration = Duration::from_secs(8);
 
@@ -74,51 +66,16 @@ pub async fn serve(
     tls: watch::Receiver<Option<Arc<TlsSettings>>>,
     vmis: VmiFinder,
     events: EventSender,
-    mut stop: watch::Receiver<bool>,
+    stop: watch::Receiver<bool>,
 ) {
-    let router = router(Context { vmis, events });
-    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
-    loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else {
-            return;
-        };
-        let connection = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = stopped(&mut stop) => return,
-        };
-        match connection {
-            Ok((stream, peer)) => {
-                let (router, settings) = (router.clone(), tls.borrow().clone());
-                tokio::spawn(async move {
-                    if let Err(error) = connected(stream, settings, router).await {
-                        debug!(%peer, error, "a connection to the REST service failed");
-                    }
-                    drop(place);
-                });
-            }
-            Err(error) => {
-                // The process has no descriptor left, for example.
-                warn!(%error, "no connection can be accepted");
-                sleep(Duration::from_secs(1)).await;
-            }
-        }
-    }
-}
-
-async fn connected(
-    stream: TcpStream,
-    settings: Option<Arc<TlsSettings>>,
-    router: Router,
-) -> Result<(), String> {
-    let settings = settings.ok_or("there are no certificates yet")?;
-    let _ = stream.set_nodelay(true);
-    let stream = timeout(HANDSHAKE_TIMEOUT, settings.accept(stream))
-        .await
-        .map_err(|_| "the TLS handshake takes too long".to_owned())??;
-    let service = TowerToHyperService::new(router);
-    let builder = auto::Builder::new(TokioExecutor::new()).http1_only();
-    let served = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
-    served.await.map_err(|error| error.to_string())
+    let service = Service {
+        name: "REST",
+        router: router(Context { vmis, events }),
+        connections: MAX_CONNECTIONS,
+        // A console may be open for days.
+        lifetime: None,
+    };
+    service.serve(listener, tls, stop).await;
 }
 
 fn router(context: Context) -> Router {

@@ -4,72 +4,21 @@ use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
 use husk_proto::shim::v1::Phase;
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
-};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rcgen::ExtendedKeyUsagePurpose;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio_rustls::TlsConnector;
+use tokio::net::TcpStream;
+use tokio::time::sleep;
 use tokio_rustls::client::TlsStream;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
 use super::*;
 use crate::testing::api_server::ApiServer;
+use crate::testing::authority::{Authority, Identity};
 use crate::testing::shim::Shim;
 use crate::vmi::{PodsDir, RuntimeDir, VmiController};
 
 const VMI: &str = "/v1/namespaces/default/virtualmachineinstances/vm";
-
-/// A certificate authority.
-struct Authority(CertifiedIssuer<'static, KeyPair>);
-
-/// A certificate and its key, as PEM.
-struct Identity {
-    certificate: String,
-    key: String,
-}
-
-impl Authority {
-    fn new() -> Authority {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.distinguished_name.push(DnType::CommonName, "kubevirt.io");
-        Authority(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
-    }
-
-    fn issue(&self, name: &str, usage: ExtendedKeyUsagePurpose) -> Identity {
-        let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, name);
-        params.extended_key_usages = vec![usage];
-        // virt-api checks no host name. The client of these tests does.
-        params.subject_alt_names = vec![rcgen::SanType::DnsName("agent".try_into().unwrap())];
-        let key = KeyPair::generate().unwrap();
-        Identity {
-            certificate: params.signed_by(&key, &self.0).unwrap().pem(),
-            key: key.serialize_pem(),
-        }
-    }
-
-    fn client(&self, name: &str) -> Identity {
-        self.issue(name, ExtendedKeyUsagePurpose::ClientAuth)
-    }
-
-    fn settings(&self) -> TlsSettings {
-        let server = self.issue(
-            "kubevirt.io:system:node:virt-handler",
-            ExtendedKeyUsagePurpose::ServerAuth,
-        );
-        TlsSettings::new(
-            server.certificate.as_bytes(),
-            server.key.as_bytes(),
-            self.0.pem().as_bytes(),
-        )
-        .unwrap()
-    }
-}
 
 /// An agent with one running VMI, `vm`.
 struct Agent {
@@ -118,26 +67,7 @@ impl Agent {
     }
 
     async fn connect(&self, identity: Option<&Identity>) -> std::io::Result<TlsStream<TcpStream>> {
-        let mut roots = RootCertStore::empty();
-        let ca = CertificateDer::from_pem_slice(self.authority.0.pem().as_bytes()).unwrap();
-        roots.add(ca).unwrap();
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_root_certificates(roots);
-        let config = match identity {
-            Some(identity) => {
-                let certificate = CertificateDer::from_pem_slice(identity.certificate.as_bytes()).unwrap();
-                let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).unwrap();
-                builder.with_client_auth_cert(vec![certificate], key).unwrap()
-            }
-            None => builder.with_no_client_auth(),
-        };
-        let stream = TcpStream::connect(self.address).await?;
-        TlsConnector::from(Arc::new(config))
-            .connect(ServerName::try_from("agent").unwrap(), stream)
-            .await
+        self.authority.connect(self.address, identity).await
     }
 
     fn virt_api(&self) -> Identity {

@@ -31,6 +31,9 @@ struct State {
     writes: usize,
     conflicts: usize,
     refusals: usize,
+    hangs: bool,
+    /// Requests for the server's version.
+    version_requests: usize,
 }
 
 impl State {
@@ -126,6 +129,16 @@ impl ApiServer {
         self.state().refusals = count;
     }
 
+    /// Answers no request from now on.
+    pub fn hang(&self) {
+        self.state().hangs = true;
+    }
+
+    /// Number of requests for the server's version.
+    pub fn version_requests(&self) -> usize {
+        self.state().version_requests
+    }
+
     /// Breaks all watches off, and forgets the changes until now.
     pub fn forget(&self) {
         let mut state = self.state();
@@ -137,6 +150,9 @@ impl ApiServer {
     async fn answer(&self, request: Request<Body>) -> Answer {
         let (head, body) = request.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
+        if self.state().hangs {
+            std::future::pending::<()>().await;
+        }
         let mut state = self.state();
         if state.refusals > 0 {
             state.refusals -= 1;
@@ -172,6 +188,20 @@ impl ApiServer {
                 state.watches.push(watch);
                 Response::new(Either::Right(body))
             }
+            Method::GET if path == "/version" => {
+                state.version_requests += 1;
+                success(&json!({"major": "1", "minor": "36", "gitVersion": "v1.36.0"}))
+            }
+            Method::GET if path.ends_with("/kubevirts") => success(&json!({
+                "apiVersion": "kubevirt.io/v1",
+                "kind": "KubeVirtList",
+                "metadata": {"resourceVersion": "5"},
+                "items": [{
+                    "apiVersion": "kubevirt.io/v1",
+                    "kind": "KubeVirt",
+                    "metadata": {"name": "kubevirt", "resourceVersion": "3"},
+                }],
+            })),
             Method::GET => success(&json!({
                 "apiVersion": "kubevirt.io/v1",
                 "kind": "VirtualMachineInstanceList",

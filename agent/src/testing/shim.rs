@@ -31,6 +31,10 @@ struct State {
     calls: Vec<String>,
     /// Error of the next starts.
     refusal: Option<String>,
+    /// The answer to `Info`, but for the status.
+    info: InfoResponse,
+    /// `Info` is never answered.
+    hangs: bool,
     server: Option<AbortHandle>,
     directory: PathBuf,
     record: PathBuf,
@@ -80,6 +84,16 @@ impl Shim {
     /// Refuses to start the VM, or no longer does.
     pub fn refuse(&self, reason: Option<&str>) {
         self.state().refusal = reason.map(str::to_owned);
+    }
+
+    /// Changes the answer to `Info`.
+    pub fn describe(&self, info: InfoResponse) {
+        self.state().info = info;
+    }
+
+    /// Answers no `Info` from now on.
+    pub fn hang(&self) {
+        self.state().hangs = true;
     }
 
     /// Changes the status of the VM.
@@ -161,9 +175,12 @@ impl Pod for Shim {
         if self.status.borrow().message == "killed" {
             return Err(Error::unavailable("killed"));
         }
+        if self.state().hangs {
+            std::future::pending::<()>().await;
+        }
         Ok(Response::new(InfoResponse {
             status: Some(self.status.borrow().clone()),
-            ..InfoResponse::default()
+            ..self.state().info.clone()
         }))
     }
 

@@ -1,9 +1,9 @@
-//! The running VMs by name, for requests from outside.
+//! The running VMs, for requests from outside.
 
 use std::sync::Arc;
 
 use husk_proto::shim::v1::pod_client::PodClient;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tonic::transport::Channel;
 
 use super::object::Vmi;
@@ -22,31 +22,65 @@ pub struct RunningVm {
 
 /// A request to the controller.
 #[derive(Debug)]
-pub(super) struct Query {
-    pub(super) namespace: String,
-    pub(super) name: String,
-    pub(super) reply: oneshot::Sender<Option<RunningVm>>,
+pub(super) enum Query {
+    Find {
+        namespace: String,
+        name: String,
+        reply: oneshot::Sender<Option<RunningVm>>,
+    },
+    All(oneshot::Sender<Vec<RunningVm>>),
 }
 
 /// Finds the VMs of a [`super::VmiController`].
 #[derive(Debug, Clone)]
-pub struct VmiFinder(mpsc::Sender<Query>);
+pub struct VmiFinder {
+    queries: mpsc::Sender<Query>,
+    listed: watch::Receiver<bool>,
+}
+
+/// The controller's side of a [`VmiFinder`].
+#[derive(Debug)]
+pub(super) struct FinderChannels {
+    pub(super) queries: mpsc::Receiver<Query>,
+    /// True once the VMIs have been listed.
+    pub(super) listed: watch::Sender<bool>,
+}
 
 impl VmiFinder {
-    pub(super) fn new() -> (VmiFinder, mpsc::Receiver<Query>) {
-        let (sender, receiver) = mpsc::channel(QUEUE);
-        (VmiFinder(sender), receiver)
+    pub(super) fn new() -> (VmiFinder, FinderChannels) {
+        let (sender, queries) = mpsc::channel(QUEUE);
+        let (listed, is_listed) = watch::channel(false);
+        let finder = VmiFinder {
+            queries: sender,
+            listed: is_listed,
+        };
+        (finder, FinderChannels { queries, listed })
+    }
+
+    /// True once the VMIs of the node have been listed.
+    pub fn listed(&self) -> watch::Receiver<bool> {
+        self.listed.clone()
     }
 
     /// The VMI of that name, if its pod runs under Husk on this node.
     pub async fn find(&self, namespace: String, name: String) -> Option<RunningVm> {
         let (reply, found) = oneshot::channel();
-        let query = Query {
+        let query = Query::Find {
             namespace,
             name,
             reply,
         };
-        self.0.send(query).await.ok()?;
+        self.queries.send(query).await.ok()?;
         found.await.ok()?
+    }
+
+    /// All VMIs whose pods run under Husk on this node.
+    pub async fn all(&self) -> Vec<RunningVm> {
+        let (reply, found) = oneshot::channel();
+        let sent = self.queries.send(Query::All(reply)).await;
+        match sent {
+            Ok(()) => found.await.unwrap_or_default(),
+            Err(_) => Vec::new(),
+        }
     }
 }

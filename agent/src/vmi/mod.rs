@@ -10,7 +10,7 @@ mod pod;
 mod status;
 mod sync_call;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use kube::core::DynamicObject;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Client};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::warn;
 
@@ -27,7 +27,7 @@ use crate::event::EventSender;
 use crate::watching::{WatchError, backoff, stopped};
 use actor::VmiActor;
 pub use attachment::PodsDir;
-use finder::Query;
+use finder::{FinderChannels, Query};
 pub use finder::{RunningVm, VmiFinder};
 use foreign::ForeignList;
 pub use foreign::ForeignVmis;
@@ -49,7 +49,7 @@ pub struct VmiController {
     actors: JoinSet<String>,
     /// UIDs of a list that is being read.
     listed: HashSet<String>,
-    queries: mpsc::Receiver<Query>,
+    finder: FinderChannels,
     foreign: ForeignList,
 }
 
@@ -72,7 +72,7 @@ impl VmiController {
         client: Client,
         events: EventSender,
     ) -> (VmiController, VmiFinder, ForeignVmis) {
-        let (finder, queries) = VmiFinder::new();
+        let (finder, channels) = VmiFinder::new();
         let (foreign, foreign_vmis) = ForeignList::new();
         let controller = VmiController {
             node,
@@ -83,7 +83,7 @@ impl VmiController {
             objects: HashMap::new(),
             actors: JoinSet::new(),
             listed: HashSet::new(),
-            queries,
+            finder: channels,
             foreign,
         };
         (controller, finder, foreign_vmis)
@@ -110,10 +110,7 @@ impl VmiController {
                     // It has no end.
                     Ok(None) => tokio::time::sleep(Duration::from_secs(1)).await,
                 },
-                Some(query) = self.queries.recv() => {
-                    let found = self.find(&query.namespace, &query.name);
-                    let _ = query.reply.send(found);
-                }
+                Some(query) = self.finder.queries.recv() => self.answer(query),
                 Some(ended) = self.actors.join_next() => self.ended(ended),
                 () = stopped(&mut stop) => return,
             }
@@ -135,6 +132,7 @@ impl VmiController {
                     }
                 }
                 self.listed.clear();
+                self.finder.listed.send_replace(true);
                 let vmis: Vec<_> = self
                     .objects
                     .values()
@@ -176,11 +174,30 @@ impl VmiController {
         });
     }
 
-    fn find(&self, namespace: &str, name: &str) -> Option<RunningVm> {
+    fn answer(&self, query: Query) {
         let vmis = self.objects.values().filter_map(|object| object.borrow().clone());
-        let vmi = vmis
-            .filter(|vmi| vmi.namespace() == namespace && vmi.name() == name)
-            .find(|vmi| matches!(vmi.phase(), "Scheduled" | "Running"))?;
+        let mut alive = vmis.filter(|vmi| matches!(vmi.phase(), "Scheduled" | "Running"));
+        match query {
+            Query::Find {
+                namespace,
+                name,
+                reply,
+            } => {
+                let vmi = alive.find(|vmi| vmi.namespace() == namespace && vmi.name() == name);
+                let _ = reply.send(vmi.and_then(|vmi| self.running(vmi)));
+            }
+            Query::All(reply) => {
+                // While a list is read, a VMI may be there with one of the same name that has been deleted.
+                let names = alive.map(|vmi| ((vmi.namespace(), vmi.name()), vmi));
+                let vmis: BTreeMap<_, _> = names.collect();
+                let all = vmis.into_values().filter_map(|vmi| self.running(vmi));
+                let _ = reply.send(all.collect());
+            }
+        }
+    }
+
+    /// The VMI with its pod's shim, if it runs under Husk.
+    fn running(&self, vmi: Arc<Vmi>) -> Option<RunningVm> {
         let client = vmi
             .pods_on(&self.node)
             .into_iter()

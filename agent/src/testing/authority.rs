@@ -1,0 +1,97 @@
+//! Certificates as virt-operator makes them.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use crate::service::TlsSettings;
+
+/// A certificate authority.
+pub struct Authority(CertifiedIssuer<'static, KeyPair>);
+
+/// A certificate and its key, as PEM.
+pub struct Identity {
+    pub certificate: String,
+    pub key: String,
+}
+
+impl Authority {
+    pub fn new() -> Authority {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, "kubevirt.io");
+        Authority(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
+    }
+
+    /// A certificate for `name`, which is also valid for the host `agent`.
+    pub fn issue(&self, name: &str, usage: ExtendedKeyUsagePurpose) -> Identity {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, name);
+        params.extended_key_usages = vec![usage];
+        // KubeVirt's clients check no host name. The client of the tests does.
+        params.subject_alt_names = vec![rcgen::SanType::DnsName("agent".try_into().unwrap())];
+        let key = KeyPair::generate().unwrap();
+        Identity {
+            certificate: params.signed_by(&key, &self.0).unwrap().pem(),
+            key: key.serialize_pem(),
+        }
+    }
+
+    /// A client's certificate.
+    pub fn client(&self, name: &str) -> Identity {
+        self.issue(name, ExtendedKeyUsagePurpose::ClientAuth)
+    }
+
+    /// The agent's certificate.
+    pub fn server(&self) -> Identity {
+        self.issue(
+            "kubevirt.io:system:node:virt-handler",
+            ExtendedKeyUsagePurpose::ServerAuth,
+        )
+    }
+
+    /// Settings of the service for virt-api.
+    pub fn settings(&self) -> TlsSettings {
+        let Identity { certificate, key } = self.server();
+        let cas = self.0.pem();
+        TlsSettings::for_virt_api(certificate.as_bytes(), key.as_bytes(), cas.as_bytes()).unwrap()
+    }
+
+    /// Connects as a client that trusts this authority.
+    pub async fn connect(
+        &self,
+        address: SocketAddr,
+        identity: Option<&Identity>,
+    ) -> io::Result<TlsStream<TcpStream>> {
+        let mut roots = RootCertStore::empty();
+        let ca = CertificateDer::from_pem_slice(self.0.pem().as_bytes()).unwrap();
+        roots.add(ca).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(roots);
+        let config = match identity {
+            Some(identity) => {
+                let certificate = CertificateDer::from_pem_slice(identity.certificate.as_bytes()).unwrap();
+                let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).unwrap();
+                builder.with_client_auth_cert(vec![certificate], key).unwrap()
+            }
+            None => builder.with_no_client_auth(),
+        };
+        let stream = TcpStream::connect(address).await?;
+        TlsConnector::from(Arc::new(config))
+            .connect(ServerName::try_from("agent").unwrap(), stream)
+            .await
+    }
+}
