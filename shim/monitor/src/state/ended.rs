@@ -45,7 +45,7 @@ impl RuntimeDir {
             .map_err(StateError::io(&path))
     }
 
-    fn ended_path(&self) -> PathBuf {
+    pub(super) fn ended_path(&self) -> PathBuf {
         self.path.join(".ended")
     }
 

@@ -158,6 +158,33 @@ impl RuntimeDir {
         }
     }
 
+    /// Removes the runtime directory unless a VM runs, or it has other files. Returns whether it was removed.
+    pub fn remove_if_unused(&self) -> Result<bool, StateError> {
+        self.remove_abandoned()?;
+        if !self.path.exists() {
+            return Ok(false);
+        }
+        let _lock = self.lock()?;
+        if !self.directories()?.is_empty() {
+            return Ok(false);
+        }
+        let removed = |result: io::Result<()>, path: &Path| match result {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(StateError::io(path)(error)),
+            _ => Ok(()),
+        };
+        for whole in [self.ended_path(), self.removal_path()] {
+            removed(fs::remove_dir_all(&whole), &whole)?;
+        }
+        for namespace in subdirectories(&self.path)? {
+            let path = self.path.join(namespace);
+            removed(fs::remove_dir(&path), &path)?;
+        }
+        let lock = self.path.join(LOCK);
+        removed(fs::remove_file(&lock), &lock)?;
+        removed(fs::remove_dir(&self.path), &self.path)?;
+        Ok(true)
+    }
+
     /// Creates the directory of a new VM and locks it for this process.
     pub fn claim(&self, namespace: &str, name: &str) -> Result<ClaimedDir, StateError> {
         let dir = self.vm_dir(namespace, name)?;

@@ -185,3 +185,18 @@ fn interrupted_removal_is_completed() {
     assert_eq!(runtime.remove_abandoned().unwrap(), []);
     assert!(!removal_path.exists());
 }
+
+#[test]
+fn a_runtime_directory_goes_when_no_vm_is_left() {
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = RuntimeDir::at(dir.path().join("husk"));
+    assert!(!runtime.remove_if_unused().unwrap());
+    let vm = runtime.claim(PODS, "a").unwrap();
+    assert!(!runtime.remove_if_unused().unwrap());
+    vm.remove().unwrap();
+    runtime
+        .record_end("a", &husk_proto::shim::v1::Status::default())
+        .unwrap();
+    assert!(runtime.remove_if_unused().unwrap());
+    assert!(!runtime.path().exists());
+}
