@@ -15,6 +15,26 @@ const FIRST: &str = "# Added by `husk node install` to a file without settings.\
 const OLD_NEW: &str = "# `husk node install` made this file.\nversion = 2";
 const OLD_FIRST: &str = "# `husk node install` found no setting here.\nversion = 2";
 
+/// First lines of a drop-in file; the second if its directory was created for it.
+const DROP_IN: [&str; 2] = [
+    "# Created by `husk node install`; `husk node uninstall` removes this file.",
+    "# Created by `husk node install`; `husk node uninstall` removes this file and its directory.",
+];
+
+/// A file with the runtime handler `husk`, which a configuration of this version imports.
+pub(super) fn drop_in(version: i64, shim: &Path, with_directory: bool) -> Result<String, String> {
+    let handler = handler(plugin(Some(version))?, shim)?;
+    let first = DROP_IN[usize::from(with_directory)];
+    Ok(format!("{first}\nversion = {version}\n{handler}\n"))
+}
+
+/// Whether the directory was created for the file; none if [`drop_in`] did not make this text.
+pub(super) fn is_drop_in(text: &str) -> Option<bool> {
+    let first = text.lines().next();
+    let kind = DROP_IN.iter().position(|line| first == Some(*line))?;
+    Some(kind == 1)
+}
+
 /// Adds the runtime handler `husk` with the shim at this path.
 pub(super) fn with_husk(text: Option<&str>, shim: &Path) -> Result<String, String> {
     let before = match text {
@@ -30,25 +50,9 @@ pub(super) fn with_husk(text: Option<&str>, shim: &Path) -> Result<String, Strin
         Some(text) => text,
     };
     let settings = Settings::parse(&before)?;
-    let plugin = match settings.version() {
-        Some(2) => CRI[0],
-        Some(3 | 4) => CRI[1],
-        Some(other) => {
-            return Err(format!(
-                "version = {other} is not supported: run `containerd config migrate`"
-            ));
-        }
-        None => {
-            return Err("`version = 2` or 3 is missing: run `containerd config migrate`".into());
-        }
-    };
-    let shim = shim.to_str().filter(|path| !path.contains(['"', '\\', '\n']));
-    let shim = shim.ok_or("the path of the shim cannot be written as a TOML string: choose another --bin")?;
+    let plugin = plugin(settings.version())?;
     let husk = containerd_settings::table(plugin, "husk");
-    let handler = format!(
-        "{husk}\n  runtime_type = \"{HUSK_RUNTIME_TYPE}\"\n  runtime_path = \"{shim}\"\n  \
-         pod_annotations = [\"husk.io/*\"]\n  container_annotations = [\"husk.io/*\"]"
-    );
+    let handler = handler(plugin, shim)?;
     let ours = Settings::parse(&handler)?;
     if let Some(own) = settings.handler(plugin, "husk") {
         let other = ours.handler(plugin, "husk").and_then(|ours| differs(own, ours));
@@ -84,6 +88,30 @@ pub(super) fn with_husk(text: Option<&str>, shim: &Path) -> Result<String, Strin
         (None, Err(why)) => format!("{husk} cannot be added: {why}"),
         (None, Ok(_)) => format!("{husk} cannot be appended"),
     })
+}
+
+/// The CRI plugin in a configuration of this version.
+fn plugin(version: Option<i64>) -> Result<&'static str, String> {
+    match version {
+        Some(2) => Ok(CRI[0]),
+        Some(3 | 4) => Ok(CRI[1]),
+        Some(other) => Err(format!(
+            "version = {other} is not supported: run `containerd config migrate`"
+        )),
+        None => Err("`version = 2` or 3 is missing: run `containerd config migrate`".into()),
+    }
+}
+
+/// The table of the handler.
+fn handler(plugin: &str, shim: &Path) -> Result<String, String> {
+    let shim = shim.to_str().filter(|path| !path.contains(['"', '\\', '\n']));
+    let shim =
+        shim.ok_or("the path of the shim cannot be written as a TOML string: choose another directory")?;
+    let husk = containerd_settings::table(plugin, "husk");
+    Ok(format!(
+        "{husk}\n  runtime_type = \"{HUSK_RUNTIME_TYPE}\"\n  runtime_path = \"{shim}\"\n  \
+         pod_annotations = [\"husk.io/*\"]\n  container_annotations = [\"husk.io/*\"]"
+    ))
 }
 
 /// Removes what [`with_husk`] added. None if it created the file.

@@ -1,5 +1,7 @@
 //! The settings in containerd's configuration, independent of how the TOML is written.
 
+use std::collections::BTreeSet;
+
 use toml_edit::{Document, Item, TableLike};
 
 use crate::failure;
@@ -47,6 +49,11 @@ impl Settings {
         self.0.as_table().get("imports").map_or_else(Vec::new, strings)
     }
 
+    /// The directory of containerd's state, if given.
+    pub(super) fn state(&self) -> Option<&str> {
+        self.0.as_table().get("state")?.as_str()
+    }
+
     /// The settings of a plugin.
     pub(super) fn plugin(&self, plugin: &str) -> Option<&dyn TableLike> {
         self.0
@@ -82,17 +89,32 @@ impl Settings {
 
     /// The tables of all handlers that use Husk's shim, in any plugin.
     pub(super) fn husk_handlers(&self) -> Vec<String> {
+        let husk = self.handlers().filter(|(.., handler)| is_husk_handler(*handler));
+        husk.map(|(plugin, name, _)| table(plugin, name)).collect()
+    }
+
+    /// The paths of the shims of these handlers.
+    pub(super) fn husk_shims(&self) -> Vec<&str> {
+        let husk = self.handlers().filter(|(.., handler)| is_husk_handler(*handler));
+        husk.filter_map(|(.., handler)| handler.get("runtime_path")?.as_str())
+            .collect()
+    }
+
+    /// The names of all handlers, in any plugin.
+    pub(super) fn handler_names(&self) -> BTreeSet<String> {
+        self.handlers().map(|(_, name, _)| name.to_owned()).collect()
+    }
+
+    /// All handlers, each with its plugin and its name.
+    fn handlers(&self) -> impl Iterator<Item = (&str, &str, &dyn TableLike)> {
         let plugins = self.0.as_table().get("plugins").and_then(Item::as_table_like);
-        let mut found = Vec::new();
-        for (plugin, settings) in plugins.into_iter().flat_map(TableLike::iter) {
-            let handlers = settings.as_table_like().and_then(handlers);
-            for (name, handler) in handlers.into_iter().flat_map(TableLike::iter) {
-                if handler.as_table_like().is_some_and(is_husk_handler) {
-                    found.push(table(plugin, name));
-                }
-            }
-        }
-        found
+        let plugins = plugins.into_iter().flat_map(TableLike::iter);
+        let tables =
+            plugins.filter_map(|(plugin, settings)| Some((plugin, handlers(settings.as_table_like()?)?)));
+        tables.flat_map(|(plugin, handlers)| {
+            let handlers = handlers.iter();
+            handlers.filter_map(move |(name, handler)| Some((plugin, name, handler.as_table_like()?)))
+        })
     }
 }
 
@@ -175,6 +197,12 @@ mod tests {
                     y = { runtime_type = \"io.containerd.runc.v2\" }\n[plugins.b]\ncontainerd = 1\n";
         assert_eq!(settings(text).husk_handlers(), [table("a", "x")]);
         assert_eq!(settings("plugins = 5\n").husk_handlers(), [""; 0]);
+        let path = text.replace("[plugins.b]", "x.runtime_path = '/opt/shim'\n[plugins.b]");
+        assert_eq!(settings(&path).husk_shims(), ["/opt/shim"]);
+        assert_eq!(
+            settings(text).handler_names(),
+            ["x".to_owned(), "y".to_owned()].into()
+        );
     }
 
     #[test]

@@ -106,6 +106,8 @@ fn put(path: &Path, bytes: &[u8], mode: u32, owner: Option<(u32, u32)>) -> Resul
         })
         // After fchown, which clears the set-user-ID bits.
         .and_then(|()| file.set_permissions(fs::Permissions::from_mode(mode)))
+        // The name must not last longer than the text if the power fails.
+        .and_then(|()| file.sync_all())
         .and_then(|()| fs::rename(&new, path));
     written.map_err(|error| {
         let _ = fs::remove_file(&new);
@@ -131,7 +133,8 @@ fn begin(path: &Path) -> Result<(PathBuf, fs::File), Failure> {
     Ok((new, file))
 }
 
-fn at(path: &Path) -> impl FnOnce(io::Error) -> Failure {
+/// Names the file of an error, and the way out where there is one.
+pub(super) fn at(path: &Path) -> impl FnOnce(io::Error) -> Failure {
     move |error| {
         let hint = hint(&error, rustix::process::geteuid().is_root());
         Failure::Runtime(format!("{}: {}{hint}", path.display(), failure::chain(&error)))

@@ -41,6 +41,21 @@ pub(super) fn overriding(config: &Path, text: &str) -> Result<Option<String>, St
     }))
 }
 
+/// Path of a file `name` that the configuration at `path` imports by a pattern, whether the file exists or not.
+pub(super) fn place_for(path: &Path, settings: &Settings, name: &str) -> Option<PathBuf> {
+    let directory = path.parent().unwrap_or(Path::new(""));
+    let patterns = settings
+        .imports()
+        .into_iter()
+        .map(|pattern| directory.join(pattern));
+    let mut places = patterns.filter_map(|pattern| {
+        let (parent, last) = (pattern.parent()?, pattern.file_name()?.to_str()?);
+        let fixed = !parent.as_os_str().as_encoded_bytes().contains(&b'*');
+        (fixed && last.contains('*') && fits(name, last)).then(|| parent.join(name))
+    });
+    places.next()
+}
+
 /// True if the file has a section for the CRI plugin.
 fn has_handlers(settings: &Settings) -> bool {
     let plugin = match settings.version() {
@@ -133,6 +148,18 @@ mod tests {
             told.contains("/conf.d/registry.toml, whose CRI plugin section"),
             "{told}"
         );
+    }
+
+    #[test]
+    fn a_new_file_has_a_place_where_a_pattern_matches_it() {
+        let place = |imports: &str| {
+            let settings = Settings::parse(&format!("imports = [{imports}]\n")).unwrap();
+            place_for(Path::new("/etc/containerd/config.toml"), &settings, "husk.toml")
+        };
+        assert_eq!(place("'/a/b.toml', '/x/*/*.toml', '/c/r_*.toml'"), None);
+        assert_eq!(place("'/a.toml', '/b/*.toml'"), Some("/b/husk.toml".into()));
+        let beside = "/etc/containerd/conf.d/husk.toml";
+        assert_eq!(place("'conf.d/*'"), Some(beside.into()));
     }
 
     #[test]

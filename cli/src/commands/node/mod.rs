@@ -5,6 +5,7 @@ mod containerd_settings;
 mod files;
 mod imports;
 mod marked_block;
+mod rollout;
 
 use std::path::{Path, PathBuf};
 
@@ -22,6 +23,8 @@ const PROGRAMS: [&str; 3] = ["containerd-shim-husk-v2", "husk-vmm", "husk"];
 
 /// Namespace of the VMs that containerd runs.
 const PODS: &str = "pods";
+/// Configuration file of containerd.
+const CONFIG: &str = "/etc/containerd/config.toml";
 /// Maximum number of VMs named in a message.
 const MAX_NAMED: usize = 3;
 
@@ -36,18 +39,31 @@ pub(crate) struct Args {
 enum NodeCommand {
     /// Install the programs and add the runtime handler `husk` to containerd's configuration
     ///
-    /// Prints what it changed; running it again changes nothing. Restart containerd afterwards; pods keep running.
+    /// Prints what it changed; running it again changes nothing. Pods keep running, also while containerd restarts.
     #[command(after_help = "\
-Afterwards:
+Without --restart, afterwards:
   systemctl restart containerd
-  kubectl apply -f deploy/runtimeclass.yaml")]
-    Install(InstallPaths),
+  kubectl apply -f deploy/runtimeclass.yaml
+
+In a privileged container with the node's processes (hostPID):
+  husk node install --restart --host-root /proc/1/root")]
+    Install {
+        #[command(flatten)]
+        places: InstallPaths,
+
+        #[command(flatten)]
+        rollout: rollout::Options,
+    },
     /// Remove the programs and the runtime handler
     ///
     /// Restores containerd's configuration. Fails while VMs of pods run, since containerd needs the shim to end them.
+    /// Use --restart if install was called with it.
     Uninstall {
         #[command(flatten)]
         places: InstallPaths,
+
+        #[command(flatten)]
+        rollout: rollout::Options,
 
         /// Uninstall even while VMs of pods run
         #[arg(long)]
@@ -58,18 +74,38 @@ Afterwards:
 #[derive(Debug, clap::Args)]
 struct InstallPaths {
     /// Directory for the programs; must be on containerd's PATH
-    #[arg(long, value_name = "DIR", default_value = "/usr/local/bin", value_hint = clap::ValueHint::DirPath)]
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/usr/local/bin",
+        conflicts_with = "restart",
+        value_hint = clap::ValueHint::DirPath
+    )]
     bin: PathBuf,
 
-    /// Configuration file of containerd
-    #[arg(long, value_name = "FILE", default_value = "/etc/containerd/config.toml", value_hint = clap::ValueHint::FilePath)]
-    config: PathBuf,
+    /// Configuration file of containerd [default: with --restart that of the process, else /etc/containerd/config.toml]
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    config: Option<PathBuf>,
+}
+
+impl InstallPaths {
+    fn config(&self) -> &Path {
+        self.config.as_deref().unwrap_or(Path::new(CONFIG))
+    }
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     match &args.command {
-        NodeCommand::Install(places) => install(places),
-        NodeCommand::Uninstall { places, force } => {
+        NodeCommand::Install { places, rollout } if rollout.restart() => {
+            rollout::install(rollout, places.config.as_deref())
+        }
+        NodeCommand::Install { places, .. } => install(places),
+        NodeCommand::Uninstall {
+            places,
+            rollout,
+            force,
+        } if rollout.restart() => rollout::uninstall(rollout, places.config.as_deref(), *force),
+        NodeCommand::Uninstall { places, force, .. } => {
             if !force {
                 check_no_pod_vm(RuntimeDir::locate())?;
             }
@@ -103,7 +139,7 @@ fn place(beside: &Path, places: &InstallPaths) -> Result<FileChange, Failure> {
         }
     }
     let bin = std::path::absolute(&places.bin).map_err(Failure::at(places.bin.display().to_string()))?;
-    let config = files::followed(&places.config)?;
+    let config = files::followed(places.config())?;
     let before = files::text(&config)?;
     let after =
         containerd_config::with_husk(before.as_deref(), &bin.join(PROGRAMS[0])).map_err(of(&config))?;
@@ -116,21 +152,21 @@ fn place(beside: &Path, places: &InstallPaths) -> Result<FileChange, Failure> {
     }
     let configured = files::replace(&config, before.as_deref(), Some(&after))?;
     print_change(configured, &config)?;
-    if let Some(text) = imports::overriding(&places.config, &after).map_err(of(&config))? {
+    if let Some(text) = imports::overriding(places.config(), &after).map_err(of(&config))? {
         note(&text);
     }
     Ok(configured)
 }
 
 fn uninstall(places: &InstallPaths) -> Result<(), Failure> {
-    let config = files::followed(&places.config)?;
+    let config = files::followed(places.config())?;
     let before = files::text(&config)?;
     let after = match &before {
         Some(text) => containerd_config::without_husk(text).map_err(of(&config))?,
         None => None,
     };
     if let Some(text) = &after {
-        check_no_handler_left(&places.config, text).map_err(of(&config))?;
+        check_no_handler_left(places.config(), text).map_err(of(&config))?;
     }
     let configured = files::replace(&config, before.as_deref(), after.as_deref())?;
     print_change(configured, &config)?;
@@ -221,7 +257,7 @@ mod tests {
         }
         let places = InstallPaths {
             bin: at("bin"),
-            config: at(config),
+            config: Some(at(config)),
         };
         (dir, places)
     }
@@ -238,14 +274,14 @@ mod tests {
     fn uninstalling_restores_the_node() {
         let (dir, places) = node("config.toml");
         fs::write(dir.path().join("real.toml"), "version = 2").unwrap();
-        std::os::unix::fs::symlink("real.toml", &places.config).unwrap();
+        std::os::unix::fs::symlink("real.toml", places.config()).unwrap();
         let installed = || place(&dir.path().join("built"), &places).ok();
         assert_eq!(installed(), Some(FileChange::Changed));
         assert_eq!(installed(), Some(FileChange::Unchanged));
         assert_eq!(fs::read_dir(&places.bin).unwrap().count(), PROGRAMS.len());
         assert!(uninstall(&places).is_ok());
-        assert!(places.config.is_symlink());
-        assert_eq!(fs::read_to_string(&places.config).unwrap(), "version = 2");
+        assert!(places.config().is_symlink());
+        assert_eq!(fs::read_to_string(places.config()).unwrap(), "version = 2");
         assert_eq!(fs::read_dir(&places.bin).unwrap().count(), 0);
     }
 
@@ -256,7 +292,7 @@ mod tests {
         let refused = refusal(place(&dir.path().join("built"), &places));
         assert!(refused.contains("too long"), "{refused}");
         fs::write(dir.path().join("config.toml"), "plugins = 5\n").unwrap();
-        let config = dir.path().join("config.toml");
+        let config = Some(dir.path().join("config.toml"));
         let places = InstallPaths { config, ..places };
         let refused = refusal(place(&dir.path().join("built"), &places));
         assert!(
@@ -270,7 +306,7 @@ mod tests {
     fn a_remaining_handler_prevents_the_removal() {
         let (dir, places) = node("config.toml");
         assert!(place(&dir.path().join("built"), &places).is_ok());
-        let made = fs::read_to_string(&places.config).unwrap();
+        let made = fs::read_to_string(places.config()).unwrap();
         let bare: Vec<_> = made.lines().filter(|line| !line.starts_with('#')).collect();
         for (config, file) in [("config.toml", "drop.toml"), ("drop.toml", "config.toml")] {
             fs::write(dir.path().join(config), bare.join("\n")).unwrap();

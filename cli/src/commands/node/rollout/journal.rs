@@ -1,0 +1,141 @@
+//! The journal: what a change of containerd's configuration replaces, until containerd runs with it. A command that is
+//! killed leaves the journal to the next one.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::super::files::{self, FileChange};
+use super::store::remove_empty;
+use crate::failure::Failure;
+
+/// A file that a change writes or removes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ConfigFile {
+    pub(super) path: PathBuf,
+    /// Text before the change; none if there was no file.
+    pub(super) before: Option<String>,
+    /// Text after the change; none if there is no file then.
+    pub(super) after: Option<String>,
+    /// The file's directory belongs to the file: it comes and goes with it.
+    pub(super) with_directory: bool,
+}
+
+impl ConfigFile {
+    /// Makes the change.
+    pub(super) fn apply(&self) -> Result<FileChange, Failure> {
+        self.write(self.before.as_deref(), self.after.as_deref())
+    }
+
+    /// Undoes the change, unless somebody else has changed the file since.
+    pub(super) fn undo(&self) -> Result<FileChange, Failure> {
+        if files::text(&self.path)? != self.after {
+            return Ok(FileChange::Unchanged);
+        }
+        self.write(self.after.as_deref(), self.before.as_deref())
+    }
+
+    fn write(&self, old: Option<&str>, new: Option<&str>) -> Result<FileChange, Failure> {
+        let done = files::replace(&self.path, old, new)?;
+        if new.is_none()
+            && self.with_directory
+            && let Some(directory) = self.path.parent()
+        {
+            remove_empty(directory)?;
+        }
+        Ok(done)
+    }
+}
+
+/// A change of containerd's configuration, and how to restart it when it does not run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Journal {
+    pub(super) files: Vec<ConfigFile>,
+    /// containerd's program.
+    pub(super) program: PathBuf,
+    /// Its configuration.
+    pub(super) config: PathBuf,
+    /// Its unit of systemd's.
+    pub(super) unit: String,
+}
+
+impl Journal {
+    /// The journal that an interrupted command has left.
+    pub(super) fn read(path: &Path) -> Result<Option<Journal>, Failure> {
+        let Some(text) = files::text(path)? else {
+            return Ok(None);
+        };
+        serde_json::from_str(&text).map(Some).map_err(|error| {
+            let why = crate::failure::chain(&error);
+            Failure::Runtime(format!(
+                "{}: {why}: check containerd's configuration, restart containerd, and remove this file",
+                path.display()
+            ))
+        })
+    }
+
+    /// Writes the journal.
+    pub(super) fn write(&self, path: &Path) -> Result<(), Failure> {
+        let text = serde_json::to_string(self)?;
+        let old = files::text(path)?;
+        files::replace(path, old.as_deref(), Some(&text)).map(drop)
+    }
+
+    /// Undoes the change.
+    pub(super) fn undo(&self) -> Result<(), Failure> {
+        self.files.iter().rev().try_for_each(|file| file.undo().map(drop))
+    }
+}
+
+/// Removes the journal: the change is complete, or undone.
+pub(super) fn forget(path: &Path) -> Result<(), Failure> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(files::at(path)(error)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_is_undone_unless_the_file_was_edited() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::write(at("config.toml"), "a").unwrap();
+        let file = |path, before: Option<&str>, after: Option<&str>| ConfigFile {
+            path,
+            before: before.map(str::to_owned),
+            after: after.map(str::to_owned),
+            with_directory: true,
+        };
+        let journal = Journal {
+            files: vec![
+                file(at("config.toml"), Some("a"), Some("b")),
+                file(at("conf.d/husk.toml"), None, Some("c")),
+            ],
+            program: "/usr/bin/containerd".into(),
+            config: at("config.toml"),
+            unit: "containerd.service".into(),
+        };
+        assert!(journal.write(&at("journal")).is_ok());
+        assert!(matches!(Journal::read(&at("journal")), Ok(Some(read)) if read == journal));
+        let apply = || journal.files.iter().all(|file| file.apply().is_ok());
+        assert!(apply() && journal.undo().is_ok());
+        assert_eq!(fs::read_to_string(at("config.toml")).unwrap(), "a");
+        assert!(!at("conf.d").exists());
+        assert!(apply());
+        fs::write(at("config.toml"), "edited").unwrap();
+        assert!(journal.undo().is_ok());
+        assert_eq!(fs::read_to_string(at("config.toml")).unwrap(), "edited");
+        assert!(!at("conf.d").exists());
+        assert!(forget(&at("journal")).is_ok() && forget(&at("journal")).is_ok());
+        assert!(matches!(Journal::read(&at("journal")), Ok(None)));
+        fs::write(at("journal"), "{").unwrap();
+        assert!(
+            matches!(Journal::read(&at("journal")), Err(Failure::Runtime(text)) if text.contains("remove this"))
+        );
+    }
+}
