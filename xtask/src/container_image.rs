@@ -1,30 +1,76 @@
-//! Container images from scratch: one layer, packed as `docker save` does.
+//! Container images from scratch, of one layer. The archive is one of OCI's, with what `docker load` reads too:
+//! `ctr images import`, `docker load` and `skopeo copy oci-archive:` accept it.
 
 use anyhow::{Context, Result, ensure};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
 
-const LAYER: &str = "layer.tar";
+const BLOBS: &str = "blobs/sha256";
 
 /// Packs the folder `tree` as the image `name`, with `command` as its command, into the file `archive`.
 pub fn pack(tree: &Path, name: &str, command: &[&str], archive: &Path) -> Result<()> {
     let parts = tempfile::tempdir_in(archive.parent().context("no folder")?)?;
-    let layer = parts.path().join(LAYER);
+    std::fs::create_dir_all(parts.path().join(BLOBS))?;
+    let layer = parts.path().join("layer");
     tar(tree, &layer, &["."])?;
-    let sum = said(Command::new("sha256sum").arg(&layer))?;
-    let digest = sum.split_whitespace().next().context("no digest")?;
+    let layer = blob(parts.path(), &layer, "application/vnd.oci.image.layer.v1.tar")?;
     let config = json!({
         "architecture": "amd64",
         "os": "linux",
         "config": {"Cmd": command},
-        "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{digest}")]},
+        "rootfs": {"type": "layers", "diff_ids": [layer["digest"]]},
     });
-    let manifest = json!([{"Config": "config.json", "RepoTags": [name], "Layers": [LAYER]}]);
-    for (file, content) in [("config.json", config), ("manifest.json", manifest)] {
+    let config = json_blob(parts.path(), &config, "application/vnd.oci.image.config.v1+json")?;
+    let media = "application/vnd.oci.image.manifest.v1+json";
+    let manifest = json!({"schemaVersion": 2, "mediaType": media, "config": config, "layers": [layer]});
+    let mut manifest = json_blob(parts.path(), &manifest, media)?;
+    let last = name.rsplit('/').next().unwrap_or(name);
+    let tag = last.split_once(':').map_or("latest", |(_, tag)| tag);
+    manifest["annotations"] = json!({
+        "io.containerd.image.name": name,
+        "org.opencontainers.image.ref.name": tag,
+    });
+    let index = json!({
+        "schemaVersion": 2,
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "manifests": [manifest],
+    });
+    let docker = json!([{"Config": path(&config)?, "RepoTags": [name], "Layers": [path(&layer)?]}]);
+    let files = [
+        ("oci-layout", json!({"imageLayoutVersion": "1.0.0"})),
+        ("index.json", index),
+        ("manifest.json", docker),
+    ];
+    for (file, content) in &files {
         std::fs::write(parts.path().join(file), content.to_string())?;
     }
-    tar(parts.path(), archive, &["manifest.json", "config.json", LAYER])
+    tar(
+        parts.path(),
+        archive,
+        &["oci-layout", "index.json", "manifest.json", "blobs"],
+    )
+}
+
+fn json_blob(folder: &Path, content: &Value, media: &str) -> Result<Value> {
+    let file = folder.join("json");
+    std::fs::write(&file, content.to_string())?;
+    blob(folder, &file, media)
+}
+
+/// Moves a file to the blobs; returns its descriptor.
+fn blob(folder: &Path, file: &Path, media: &str) -> Result<Value> {
+    let sum = said(Command::new("sha256sum").arg(file))?;
+    let digest = sum.split_whitespace().next().context("no digest")?;
+    let size = std::fs::metadata(file)?.len();
+    std::fs::rename(file, folder.join(BLOBS).join(digest))?;
+    Ok(json!({"mediaType": media, "digest": format!("sha256:{digest}"), "size": size}))
+}
+
+/// Path of a blob in the archive.
+fn path(descriptor: &Value) -> Result<String> {
+    let digest = descriptor["digest"].as_str().context("no digest")?;
+    Ok(format!("blobs/{}", digest.replace(':', "/")))
 }
 
 /// Keeps holes, in the only sparse format that containerd can read.
@@ -58,6 +104,10 @@ fn said(command: &mut Command) -> Result<String> {
 mod tests {
     use super::*;
 
+    fn read(file: &Path) -> Value {
+        serde_json::from_slice(&std::fs::read(file).expect("read")).expect("JSON")
+    }
+
     #[test]
     fn an_image_has_its_files() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -65,16 +115,23 @@ mod tests {
         std::fs::create_dir_all(tree.join("boot")).expect("made");
         std::fs::write(tree.join("boot/vmlinuz"), "content").expect("written");
         pack(&tree, "localhost/any:1", &["/none"], &archive).expect("packed");
-        let list = |archive: &Path| said(Command::new("tar").arg("-tf").arg(archive)).expect("listed");
-        assert_eq!(list(&archive), "manifest.json\nconfig.json\nlayer.tar\n");
-        said(
-            Command::new("tar")
-                .arg("-C")
-                .arg(folder.path())
-                .arg("-xf")
-                .arg(&archive),
-        )
-        .expect("unpacked");
-        assert!(list(&folder.path().join(LAYER)).contains("./boot/vmlinuz\n"));
+        let mut unpack = Command::new("tar");
+        unpack.arg("-C").arg(folder.path()).arg("-xf").arg(&archive);
+        said(&mut unpack).expect("unpacked");
+        let index = read(&folder.path().join("index.json"));
+        let named = &index["manifests"][0]["annotations"];
+        assert_eq!(named["io.containerd.image.name"], "localhost/any:1");
+        assert_eq!(named["org.opencontainers.image.ref.name"], "1");
+        let blob = |descriptor: &Value| folder.path().join(path(descriptor).expect("a path"));
+        let manifest = read(&blob(&index["manifests"][0]));
+        let config = read(&blob(&manifest["config"]));
+        assert_eq!(config["config"]["Cmd"][0], "/none");
+        let layer = &manifest["layers"][0];
+        assert_eq!(config["rootfs"]["diff_ids"][0], layer["digest"]);
+        let docker = read(&folder.path().join("manifest.json"));
+        assert_eq!(docker[0]["Layers"][0], path(layer).expect("a path"));
+        assert_eq!(docker[0]["RepoTags"][0], "localhost/any:1");
+        let files = said(Command::new("tar").arg("-tf").arg(blob(layer))).expect("listed");
+        assert!(files.contains("./boot/vmlinuz\n"), "{files}");
     }
 }

@@ -4,6 +4,7 @@ mod bench;
 mod binaries;
 mod checkout;
 mod cluster;
+mod container_image;
 mod debian;
 mod demo;
 mod images;
@@ -31,7 +32,7 @@ enum Xtask {
     Test(test::Args),
     /// Runs tests that take from minutes to hours each: gibibytes of verified I/O, a thousand disks
     Soak(test::SoakArgs),
-    /// Makes guest kernels and disk images
+    /// Makes guest kernels and disk images, or the container image of deploy/
     Images(images::Args),
     /// Measures Husk in comparison with QEMU
     Bench(bench::Args),

@@ -3,7 +3,6 @@
 pub mod archive;
 mod bench_files;
 mod boot;
-pub mod container_image;
 mod cost;
 mod disk;
 mod figures;

@@ -1,7 +1,8 @@
 //! Container images for the nodes, which have no registry.
 
 use super::{Programs, guests, kubevirt};
-use crate::bench::container_image;
+use crate::container_image;
+use crate::images::containers;
 use crate::progress::Progress;
 use crate::{checkout, lab};
 use anyhow::{Context, Result, ensure};
@@ -11,8 +12,6 @@ use std::process::Command;
 
 /// Image of the nodes' sandboxes.
 pub const PAUSE: &str = "localhost/husk/pause:1";
-/// Image of `husk-agent` in `deploy/`.
-const AGENT: &str = "localhost/husk/agent:latest";
 /// Image with a small guest's kernel and initramfs, for VMIs with `kernelBoot`.
 const GUEST: &str = "localhost/husk/guest:6.12";
 /// A containerDisk with the same guest.
@@ -30,11 +29,11 @@ struct Recipe<'a> {
 
 /// Packs the images that every node imports; returns the archives.
 pub fn make(progress: &Progress, folder: &Path, source: &Path, programs: &Programs) -> Result<Vec<PathBuf>> {
-    let images = checkout::folder(folder.join("images"))?;
-    let guests = guests::make(progress, &images)?;
+    let to = checkout::folder(folder.join("images"))?;
+    let guests = guests::make(progress, &to)?;
     let step = progress.step("packing container images");
     let busybox = lab::program(progress, "usr/bin/busybox")?;
-    let container_disk = images.join("container-disk");
+    let container_disk = to.join("container-disk");
     // KubeVirt's attachment pods run it.
     step.command(
         Command::new("gcc")
@@ -44,25 +43,21 @@ pub fn make(progress: &Progress, folder: &Path, source: &Path, programs: &Progra
     )?;
     let launcher = kubevirt::launcher_image(&kubevirt::version(source)?);
     // A node unpacks images slowly, and most of a test's program is debugging data.
-    let agent = images.join("husk-agent");
-    step.command(
-        Command::new("strip")
-            .arg("-o")
-            .arg(&agent)
-            .arg(programs.husk.join("husk-agent")),
-    )?;
+    let stripped = checkout::folder(to.join("programs"))?;
+    for program in containers::PROGRAMS {
+        step.command(
+            Command::new("strip")
+                .arg("-o")
+                .arg(stripped.join(program))
+                .arg(programs.husk.join(program)),
+        )?;
+    }
     let recipes = [
         Recipe {
             name: "pause",
             image: PAUSE,
             files: vec![("bin/busybox", &busybox)],
             command: &["/bin/busybox", "sleep", "1000000000"],
-        },
-        Recipe {
-            name: "agent",
-            image: AGENT,
-            files: vec![("husk-agent", &agent)],
-            command: &["/husk-agent"],
         },
         Recipe {
             name: "launcher",
@@ -86,13 +81,15 @@ pub fn make(progress: &Progress, folder: &Path, source: &Path, programs: &Progra
             command: &["/none"],
         },
     ];
-    let mut archives = Vec::new();
+    let agent = to.join("agent.tar");
+    containers::pack(&stripped, containers::AGENT, &agent)?;
+    let mut archives = vec![agent];
     for recipe in recipes {
-        let tree = tempfile::tempdir_in(&images)?;
+        let tree = tempfile::tempdir_in(&to)?;
         for (path, from) in recipe.files {
-            let to = tree.path().join(path);
-            checkout::folder(to.parent().context("no folder")?.to_owned())?;
-            std::fs::copy(from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
+            let file = tree.path().join(path);
+            checkout::folder(file.parent().context("no folder")?.to_owned())?;
+            std::fs::copy(from, &file).with_context(|| format!("cannot copy {}", from.display()))?;
         }
         if tree.path().join("bin/busybox").exists() {
             for link in [
@@ -103,7 +100,7 @@ pub fn make(progress: &Progress, folder: &Path, source: &Path, programs: &Progra
         }
         let mode = Command::new("chmod").arg("755").arg(tree.path()).status()?;
         ensure!(mode.success(), "chmod: {mode}");
-        let archive = images.join(format!("{}.tar", recipe.name));
+        let archive = to.join(format!("{}.tar", recipe.name));
         container_image::pack(tree.path(), recipe.image, recipe.command, &archive)?;
         archives.push(archive);
     }

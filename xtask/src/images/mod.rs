@@ -1,7 +1,9 @@
-//! Guest kernels and disk images, built once from Debian packages and cached by a hash of their recipes.
+//! Guest kernels and disk images, built once from Debian packages and cached by a hash of their recipes; and the
+//! container image of `deploy/`.
 //!
-//! An image is a folder `images/NAME` in the cache: with `disk.img`, a whole disk, or with `vmlinuz` and `initrd`.
+//! A guest image is a folder `images/NAME` in the cache: with `disk.img`, a whole disk, or with `vmlinuz` and `initrd`.
 
+pub mod containers;
 mod disk;
 mod recipe;
 mod tree;
@@ -15,7 +17,10 @@ use std::path::{Path, PathBuf};
 
 /// Arguments of `cargo xtask images`.
 #[derive(clap::Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
+    #[command(subcommand)]
+    kind: Option<Kind>,
     /// Images to make; all if none is named
     names: Vec<String>,
     /// List the images and their paths, and make none
@@ -23,8 +28,17 @@ pub struct Args {
     list: bool,
 }
 
+#[derive(clap::Subcommand, Debug)]
+enum Kind {
+    /// Packs husk-agent and the programs of a node as target/images/husk-agent.tar, without Docker
+    Containers(containers::Args),
+}
+
 /// Runs `cargo xtask images`.
 pub fn run(args: Args) -> Result<()> {
+    if let Some(Kind::Containers(args)) = &args.kind {
+        return containers::run(args);
+    }
     if args.list {
         for recipe in recipe::ALL {
             let place = match path(recipe.name) {

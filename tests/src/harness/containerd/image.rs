@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 /// Packs an image as the benchmarks do; the tests are a separate crate.
-#[path = "../../../../xtask/src/bench/container_image.rs"]
+#[path = "../../../../xtask/src/container_image.rs"]
 mod container_image;
 
 /// Image of CRI's sandboxes.

@@ -1,6 +1,6 @@
 //! The container image of the benchmark: from scratch, with a kernel and its initrd.
 
-use crate::bench::container_image;
+use crate::container_image;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 
