@@ -24,6 +24,8 @@ const REGISTRY: &str = "registry.example/kubevirt";
 const API_PORT: u16 = 8443;
 /// Time limit of one step of the installation.
 const STEP: Duration = Duration::from_secs(180);
+/// Time limit for husk-agent to install Husk on a node, which restarts containerd, and to register the node.
+const INSTALLATION: Duration = Duration::from_secs(600);
 
 /// Image of the launcher pods.
 pub fn launcher_image(version: &str) -> String {
@@ -357,7 +359,7 @@ pub fn deploy_husk(progress: &Progress, kubectl: &Kubectl, nodes: u32) -> Result
                 .run(&["label", "--overwrite", "node", &name, "husk.io/node=true"])
                 .map(Some)
         })?;
-        kubectl.until("the node is schedulable for VMIs", STEP, |kubectl| {
+        kubectl.until("the node is schedulable for VMIs", INSTALLATION, |kubectl| {
             let node = kubectl.get(&["node", &name])?;
             let label = &node["metadata"]["labels"]["kubevirt.io/schedulable"];
             Ok((label == "true").then_some(()))

@@ -1,4 +1,4 @@
-//! A node of the cluster: a lab with containerd, kubelet, kube-proxy and Husk's shim.
+//! A node of the cluster: a lab with containerd, kubelet and kube-proxy.
 
 use super::network::{HOST, NodeNetwork, PODS};
 use super::{Programs, images};
@@ -41,13 +41,7 @@ pub fn start(
     let step = progress.step(format!("starting {name}"));
     let mut words: Vec<String> = ["sh", "-c", SCRIPT, "node.sh"].map(str::to_owned).to_vec();
     words.extend([name.clone(), network.mac, network.address, HOST.to_owned()]);
-    for folder in [
-        &files,
-        &certificates,
-        &programs.peers,
-        &programs.control_plane,
-        &programs.husk,
-    ] {
+    for folder in [&files, &certificates, &programs.peers, &programs.control_plane] {
         words.push(folder.display().to_string());
     }
     words.extend(archives.iter().map(|archive| archive.display().to_string()));

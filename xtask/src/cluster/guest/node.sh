@@ -1,8 +1,9 @@
-# Makes the lab a node: node.sh NAME MAC ADDRESS HOST FILES CERTIFICATES PEERS CONTROL_PLANE HUSK ARCHIVE…
+# Makes the lab a node: node.sh NAME MAC ADDRESS HOST FILES CERTIFICATES PEERS CONTROL_PLANE ARCHIVE…
+# The agent's init container installs Husk.
 {
     set -eu
-    name=$1 mac=$2 address=$3 host=$4 files=$5 certificates=$6 peers=$7 control_plane=$8 husk=$9
-    shift 9
+    name=$1 mac=$2 address=$3 host=$4 files=$5 certificates=$6 peers=$7 control_plane=$8
+    shift 8
 
     for _ in $(seq 100); do
         nic=$(grep -l "^$mac\$" /sys/class/net/*/address 2>/dev/null | cut -d/ -f5) && [ "$nic" ] && break
@@ -15,10 +16,9 @@
     modprobe -a nf_tables nf_conntrack br_netfilter
     ping -q -c 1 -W 10 "$host" >/dev/null
 
-    mkdir -p /etc/containerd /etc/cni/net.d /opt/husk
+    mkdir -p /etc/containerd /etc/cni/net.d /run/systemd/system
     cp "$files/containerd.toml" /etc/containerd/config.toml
     cp "$files/10-husk.conflist" /etc/cni/net.d/
-    PATH=$husk:$PATH husk node install --bin /usr/local/bin --config /etc/containerd/config.toml
 
     # The units end with the lab.
     unit() {
@@ -26,9 +26,24 @@
         shift
         systemd-run --quiet --unit "$unit" --property Delegate=yes --property KillMode=process \
             --property LimitNOFILE=1048576 --property Restart=always --property RestartSec=1 \
-            --setenv "PATH=$peers/containerd:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" "$@"
+            --setenv "PATH=$path" "$@"
     }
-    unit containerd "$peers/containerd/containerd"
+    path=$peers/containerd:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+    # A unit with a file: a transient one may be gone when its process has ended, and the installation restarts it.
+    cat >/run/systemd/system/containerd.service <<END
+[Service]
+Type=notify
+Environment="PATH=$path"
+ExecStart="$peers/containerd/containerd"
+Delegate=yes
+KillMode=process
+Restart=always
+RestartSec=1
+LimitNOFILE=1048576
+TimeoutStartSec=300
+END
+    systemctl daemon-reload
+    systemctl start containerd.service
     ctr() { "$peers/containerd/ctr" --namespace k8s.io "$@"; }
     until ctr version >/dev/null 2>&1; do sleep 0.2; done
     for archive; do ctr images import "$archive"; done
