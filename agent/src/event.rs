@@ -63,8 +63,8 @@ impl EventSender {
         EventSender { client, node }
     }
 
-    /// Sends a warning about a node. An error is logged.
-    pub async fn warn_node(&self, name: &str, reason: &str, message: &str) {
+    /// Sends an event of a node. An error is logged.
+    pub async fn send_node(&self, name: &str, kind: Kind, reason: &str, message: &str) {
         let object = ObjectReference {
             kind: Some("Node".to_owned()),
             name: Some(name.to_owned()),
@@ -72,8 +72,7 @@ impl EventSender {
             uid: Some(name.to_owned()),
             ..ObjectReference::default()
         };
-        self.create(NAMESPACE, object, Kind::Warning, reason, message)
-            .await;
+        self.create(NAMESPACE, object, kind, reason, message).await;
     }
 
     /// Sends an event of a VMI. An error is logged.

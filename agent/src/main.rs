@@ -33,7 +33,7 @@ use tracing_subscriber::EnvFilter;
 use device_plugin::{DevicePlugin, node_devices};
 use event::EventSender;
 use monitoring::Readiness;
-use node::NodeActor;
+use node::{NodeActor, NodeShim};
 use service::CertificateFiles;
 use vmi::{PodsDir, RuntimeDir, VmiController};
 
@@ -70,6 +70,14 @@ struct Args {
     /// Husk's runtime directory
     #[arg(long, value_name = "DIR", default_value = "/run/husk")]
     runtime_dir: PathBuf,
+
+    /// The program husk, which removes the shim from a node that leaves (label husk.io/node=leaving)
+    #[arg(long, value_name = "FILE", default_value = "/husk")]
+    husk: PathBuf,
+
+    /// Directory of the node in which `husk node install --restart` has installed the shim
+    #[arg(long, value_name = "DIR", default_value = "/opt/husk")]
+    versions_dir: PathBuf,
 
     /// Address of the service for virt-api: console, pause and others
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:8186")]
@@ -157,6 +165,7 @@ async fn run(args: Args) -> Result<(), String> {
         client.clone(),
         events.clone(),
     );
+    let present = vmis.present();
     tasks.spawn(vmis.run(stopped.clone()));
     let listener = bind(args.rest_address).await?;
     let monitoring_listener = bind(args.metrics_address).await?;
@@ -191,7 +200,16 @@ async fn run(args: Args) -> Result<(), String> {
         events.clone(),
         stopped.clone(),
     ));
-    let node = NodeActor::new(args.node_name.clone(), client, events, plugins, foreign);
+    let shim = NodeShim::new(args.husk, NODE_ROOT.into(), args.versions_dir);
+    let node = NodeActor::new(
+        args.node_name.clone(),
+        client,
+        events,
+        plugins,
+        foreign,
+        present,
+        shim,
+    );
     tasks.spawn(node.run(stopped));
     info!(
         node = args.node_name,

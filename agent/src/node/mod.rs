@@ -7,21 +7,24 @@ mod cpu;
 mod heartbeat;
 mod kubevirt;
 mod labels;
+mod leaving;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{info, warn};
 
-use crate::event::EventSender;
+use crate::event::{EventSender, Kind};
 use crate::vmi::ForeignVmis;
 pub use kubevirt::{KubeVirtVersion, configuration_version};
+pub use leaving::{Departure, NodeShim, NodeVmis};
 
 /// Time for the device plugins to register before the first heartbeat that may say "schedulable".
 const PLUGINS_TIMEOUT: Duration = Duration::from_secs(10);
@@ -49,6 +52,10 @@ pub enum Unschedulable {
     Plugins(Vec<&'static str>),
     /// The node has these VMIs, whose launcher pods do not run under Husk.
     Foreign(BTreeSet<String>),
+    /// The node leaves Husk.
+    Leaving(Departure),
+    /// The node has no shim.
+    NoShim,
 }
 
 impl std::fmt::Display for Unschedulable {
@@ -59,13 +66,54 @@ impl std::fmt::Display for Unschedulable {
                 write!(f, "the kubelet does not have the devices {}", names.join(", "))
             }
             Unschedulable::Foreign(names) => {
-                let names: Vec<_> = names.iter().take(SHOWN_VMIS).map(String::as_str).collect();
                 write!(
                     f,
                     "the launcher pods of {} do not run under Husk: stop these VMIs or move them",
-                    names.join(", ")
+                    shown(names)
                 )
             }
+            Unschedulable::Leaving(Departure::Listing) => f.write_str("the node leaves Husk"),
+            Unschedulable::Leaving(Departure::Waiting(names)) => {
+                write!(
+                    f,
+                    "the node leaves Husk, when {} have ended: stop these VMIs",
+                    shown(names)
+                )
+            }
+            Unschedulable::Leaving(Departure::Ready) => {
+                f.write_str("the node leaves Husk, and no VMI is left: removing the shim")
+            }
+            Unschedulable::Leaving(Departure::Failed(reason)) => {
+                write!(f, "the node leaves Husk, but the shim was not removed yet: {reason}")
+            }
+            Unschedulable::Leaving(Departure::Removed) => {
+                f.write_str("Husk's shim is removed from the node: the label husk.io/node can be removed")
+            }
+            Unschedulable::NoShim => f.write_str(
+                "the node has no shim of Husk's: delete the pod of husk-agent on it, and the next one installs the shim",
+            ),
+        }
+    }
+}
+
+/// The first of some VMIs.
+fn shown(names: &BTreeSet<String>) -> String {
+    let shown: Vec<_> = names.iter().take(SHOWN_VMIS).map(String::as_str).collect();
+    let more = match names.len().saturating_sub(SHOWN_VMIS) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("{}{more}", shown.join(", "))
+}
+
+impl Unschedulable {
+    /// Type and reason of the event.
+    fn event(&self) -> (Kind, &'static str) {
+        match self {
+            Unschedulable::Leaving(Departure::Removed) => (Kind::Normal, "HuskRemoved"),
+            Unschedulable::Leaving(Departure::Failed(_)) => (Kind::Warning, "HuskNotRemoved"),
+            Unschedulable::Leaving(_) => (Kind::Normal, "Leaving"),
+            _ => (Kind::Warning, "Unschedulable"),
         }
     }
 }
@@ -79,6 +127,10 @@ pub struct NodeActor {
     /// The device plugins, by name: true while the kubelet knows them.
     plugins: Vec<(&'static str, watch::Receiver<bool>)>,
     foreign: ForeignVmis,
+    vmis: NodeVmis,
+    shim: NodeShim,
+    /// Why the shim of a leaving node was not removed.
+    failure: Option<String>,
     /// The reason that was reported last.
     reported: Option<Unschedulable>,
 }
@@ -100,6 +152,8 @@ impl NodeActor {
         events: EventSender,
         plugins: Vec<(&'static str, watch::Receiver<bool>)>,
         foreign: ForeignVmis,
+        vmis: NodeVmis,
+        shim: NodeShim,
     ) -> NodeActor {
         NodeActor {
             nodes: Api::all(client.clone()),
@@ -108,6 +162,9 @@ impl NodeActor {
             events,
             plugins,
             foreign,
+            vmis,
+            shim,
+            failure: None,
             reported: None,
         }
     }
@@ -141,27 +198,54 @@ impl NodeActor {
 
     /// Updates the Node. Returns whether VMIs are scheduled on it.
     async fn update(&mut self) -> Result<bool, kube::Error> {
-        let reason = self.unschedulable().await?;
+        let node = within(self.nodes.get(&self.name)).await?;
+        let reason = self.unschedulable(&node).await?;
         let schedulable = reason.is_none();
         // The labels come first, so that a launcher pod finds the node as soon as it is schedulable.
-        self.label().await?;
+        self.label(node.metadata).await?;
         self.beat(schedulable).await?;
-        if reason != self.reported {
-            match &reason {
-                Some(reason) => {
-                    warn!(%reason, "VMIs are not scheduled on this node");
-                    self.events
-                        .warn_node(&self.name, "Unschedulable", &reason.to_string())
-                        .await;
-                }
-                None => info!("VMIs are scheduled on this node"),
-            }
-            self.reported = reason;
+        let departure = match &reason {
+            Some(Unschedulable::Leaving(departure)) => Some(departure.clone()),
+            _ => None,
+        };
+        self.report(reason).await;
+        // After the heartbeat, so that no more VMIs come.
+        if let Some(Departure::Ready | Departure::Failed(_)) = departure {
+            self.failure = self.shim.remove().await.err();
+            self.report(Some(Unschedulable::Leaving(self.departure()))).await;
         }
         Ok(schedulable)
     }
 
-    async fn unschedulable(&self) -> Result<Option<Unschedulable>, kube::Error> {
+    async fn report(&mut self, reason: Option<Unschedulable>) {
+        if reason == self.reported {
+            return;
+        }
+        match &reason {
+            Some(reason) => {
+                warn!(%reason, "VMIs are not scheduled on this node");
+                let (kind, name) = reason.event();
+                self.events
+                    .send_node(&self.name, kind, name, &reason.to_string())
+                    .await;
+            }
+            None => info!("VMIs are scheduled on this node"),
+        }
+        self.reported = reason;
+    }
+
+    fn departure(&self) -> Departure {
+        let vmis = self.vmis.borrow();
+        Departure::of(vmis.as_ref(), self.shim.is_installed(), self.failure.as_ref())
+    }
+
+    async fn unschedulable(&self, node: &Node) -> Result<Option<Unschedulable>, kube::Error> {
+        if leaving::is_leaving(node) {
+            return Ok(Some(Unschedulable::Leaving(self.departure())));
+        }
+        if !self.shim.is_installed() {
+            return Ok(Some(Unschedulable::NoShim));
+        }
         let version = KubeVirtVersion::installed(&self.client).await?;
         if let Err(reason) = version.and_then(|version| version.check()) {
             return Ok(Some(Unschedulable::KubeVirt(reason)));
@@ -194,17 +278,15 @@ impl NodeActor {
     }
 
     /// Sets KubeVirt's labels and removes those of it that are out of date.
-    async fn label(&self) -> Result<(), kube::Error> {
-        let node = within(self.nodes.get(&self.name)).await?;
+    async fn label(&self, node: ObjectMeta) -> Result<(), kube::Error> {
         if node
-            .metadata
             .annotations
             .as_ref()
             .is_some_and(|annotations| annotations.contains_key(labels::SKIP_NODE))
         {
             return Ok(());
         }
-        let present = node.metadata.labels.unwrap_or_default();
+        let present = node.labels.unwrap_or_default();
         let wanted = labels::wanted(&cpu::Cpu::of_node());
         let Some(patch) = labels::patch(&present, &wanted) else {
             return Ok(());

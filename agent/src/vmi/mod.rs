@@ -10,7 +10,7 @@ mod pod;
 mod status;
 mod sync_call;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,6 +51,8 @@ pub struct VmiController {
     listed: HashSet<String>,
     finder: FinderChannels,
     foreign: ForeignList,
+    /// The VMIs that have not ended; none before the first list.
+    present: watch::Sender<Option<BTreeSet<String>>>,
 }
 
 impl std::fmt::Debug for VmiController {
@@ -85,8 +87,15 @@ impl VmiController {
             listed: HashSet::new(),
             finder: channels,
             foreign,
+            present: watch::Sender::new(None),
         };
         (controller, finder, foreign_vmis)
+    }
+
+    /// The VMIs of the node that have not ended, as `NAMESPACE/NAME`.
+    #[must_use]
+    pub fn present(&self) -> watch::Receiver<Option<BTreeSet<String>>> {
+        self.present.subscribe()
     }
 
     /// Runs until `stop` is true. VMs go on.
@@ -103,7 +112,11 @@ impl VmiController {
                         if !matches!(event, Event::Init) {
                             failure.clear();
                         }
+                        let is_listed = matches!(event, Event::InitDone) || self.present.borrow().is_some();
                         self.take(event);
+                        if is_listed {
+                            self.publish();
+                        }
                     }
                     // The stream goes on with a delay, and with a list where it must.
                     Err(error) => failure.log("VirtualMachineInstance", &error),
@@ -148,6 +161,19 @@ impl VmiController {
                 }
             }
         }
+    }
+
+    fn publish(&self) {
+        let vmis = self.objects.values().filter_map(|object| object.borrow().clone());
+        let names = vmis
+            .filter(|vmi| !vmi.is_final())
+            .map(|vmi| format!("{}/{}", vmi.namespace(), vmi.name()));
+        let names: BTreeSet<_> = names.collect();
+        self.present.send_if_modified(|present| {
+            let is_other = present.as_ref() != Some(&names);
+            *present = Some(names);
+            is_other
+        });
     }
 
     fn update(&mut self, vmi: Vmi) {
