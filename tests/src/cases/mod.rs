@@ -159,4 +159,11 @@ pub const UPSTREAM: &[Case] = &[
 ];
 
 /// Cases under KubeVirt's control plane, in the cluster of `cargo xtask cluster`. They run on this machine.
-pub const KUBEVIRT: &[Case] = &[kubevirt::life::CASE, kubevirt::hotplug::CASE];
+pub const KUBEVIRT: &[Case] = &[
+    kubevirt::life::CASE,
+    kubevirt::hotplug::CASE,
+    kubevirt::network::CASE,
+    kubevirt::sets::CASE,
+    kubevirt::end::CASE,
+    kubevirt::access::CASE,
+];

@@ -2,9 +2,9 @@
 
 use crate::harness::Case;
 use crate::harness::context::TestContext;
-use crate::harness::kubevirt::{KubeVirt, VMI, virtual_machine};
+use crate::harness::kubevirt::objects::{local_volume, virtual_machine};
+use crate::harness::kubevirt::{KubeVirt, VMI};
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
 use std::time::Duration;
 
 pub const CASE: Case = Case {
@@ -25,13 +25,13 @@ fn run(ctx: &TestContext) -> Result<()> {
          chown -R 107:107 {DATA} && losetup -f --show {DATA}/block.img"
     ))?;
     let device = device.trim();
-    let node = c.field("nodes", "-lhusk.io/node", ".items[0].metadata.name")?;
+    let node = c.node()?;
     let files = format!("{DATA}/files");
     for (name, mode, path) in [
         ("block", "Block", device),
         ("files", "Filesystem", files.as_str()),
     ] {
-        c.apply(&volume(name, mode, path, &node))?;
+        c.apply(&local_volume(name, mode, (path, "64Mi"), &node))?;
         c.until("pvc", name, ".status.phase", "Bound")?;
     }
     c.apply(&[virtual_machine(VM, "scsi,button,shell")])?;
@@ -55,38 +55,6 @@ fn run(ctx: &TestContext) -> Result<()> {
     }
     c.delete("pod", "node-shell")?;
     c.until_none("pods")
-}
-
-/// A volume at `path` of the node, and a claim that is bound to it.
-fn volume(name: &str, mode: &str, path: &str, node: &str) -> [Value; 2] {
-    let size = json!({"storage": "64Mi"});
-    let here = json!({"key": "kubernetes.io/hostname", "operator": "In", "values": [node]});
-    let volume = json!({
-        "apiVersion": "v1",
-        "kind": "PersistentVolume",
-        "metadata": {"name": name},
-        "spec": {
-            "capacity": size,
-            "accessModes": ["ReadWriteOnce"],
-            "volumeMode": mode,
-            "storageClassName": "local",
-            "local": {"path": path},
-            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [here]}]}},
-        },
-    });
-    let claim = json!({
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": name},
-        "spec": {
-            "accessModes": ["ReadWriteOnce"],
-            "volumeMode": mode,
-            "storageClassName": "local",
-            "volumeName": name,
-            "resources": {"requests": size},
-        },
-    });
-    [volume, claim]
 }
 
 /// JSONPath of a field of a volume's status.

@@ -1,4 +1,8 @@
 //! VMs under KubeVirt's stock control plane, by `kubectl` and `virtctl` alone.
 
+pub mod access;
+pub mod end;
 pub mod hotplug;
 pub mod life;
+pub mod network;
+pub mod sets;

@@ -1,5 +1,7 @@
 //! The cluster of `cargo xtask cluster`, whose clients run on this machine.
 
+pub mod objects;
+
 use super::context::{CommandResult, TestContext};
 use super::guest::Shell;
 use super::program::Session;
@@ -13,10 +15,6 @@ use std::time::{Duration, Instant};
 const CALL: Duration = Duration::from_secs(60);
 /// Maximum time for the cluster to reach a state: a guest's boot, an attachment pod.
 const CHANGE: Duration = Duration::from_secs(180);
-/// Image of a small guest's kernel and initramfs.
-const GUEST: &str = "localhost/husk/guest:6.12";
-/// Image of the nodes' sandboxes, which has a busybox.
-const PAUSE: &str = "localhost/husk/pause:1";
 /// Resource of VMIs.
 pub const VMI: &str = "vmi";
 
@@ -25,22 +23,47 @@ pub const VMI: &str = "vmi";
 pub struct KubeVirt<'s> {
     ctx: &'s TestContext,
     folder: PathBuf,
+    /// Namespace of the clients' commands.
+    namespace: String,
 }
 
 impl<'s> KubeVirt<'s> {
-    /// The cluster that `HUSK_CLUSTER` names.
+    /// The cluster that `HUSK_CLUSTER` names, and its namespace `default`.
     pub fn find(ctx: &'s TestContext) -> Result<Self> {
         let folder = std::env::var_os("HUSK_CLUSTER").context("HUSK_CLUSTER is not set")?;
         Ok(Self {
             ctx,
             folder: folder.into(),
+            namespace: "default".to_owned(),
         })
+    }
+
+    /// The same cluster and another namespace.
+    pub fn in_namespace(&self, namespace: &str) -> Self {
+        Self {
+            ctx: self.ctx,
+            folder: self.folder.clone(),
+            namespace: namespace.to_owned(),
+        }
+    }
+
+    /// Path of a file in the cluster's folder, which the nodes see too.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// Name of the first node.
+    pub fn node(&self) -> Result<String> {
+        self.field("nodes", "-lhusk.io/node", ".items[0].metadata.name")
     }
 
     fn client(&self, name: &str, words: &[&str]) -> Command {
         let mut command = Command::new(self.folder.join(name));
         let kubeconfig = self.folder.join("certificates/admin.kubeconfig");
-        command.args(words).env("KUBECONFIG", kubeconfig);
+        command
+            .args(["--namespace", &self.namespace])
+            .args(words)
+            .env("KUBECONFIG", kubeconfig);
         command
     }
 
@@ -49,9 +72,33 @@ impl<'s> KubeVirt<'s> {
         self.ctx.finish(self.client("kubectl", words), CALL)
     }
 
+    /// Runs `kubectl` with a bearer token in place of the administrator's certificate.
+    pub fn kubectl_as(&self, token: &str, words: &[&str]) -> Result<CommandResult> {
+        let server = self.kubectl(&["config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"])?;
+        let authority = self.folder.join("certificates/ca.crt");
+        let mut command = Command::new(self.folder.join("kubectl"));
+        command
+            .args([
+                "--kubeconfig=/dev/null",
+                "--server",
+                &server.ok()?,
+                "--token",
+                token,
+            ])
+            .arg("--certificate-authority")
+            .arg(authority)
+            .args(words);
+        self.ctx.finish(command, CALL)
+    }
+
     /// Runs `virtctl` until it ends.
     pub fn virtctl(&self, words: &[&str]) -> Result<CommandResult> {
         self.ctx.finish(self.client("virtctl", words), CALL)
+    }
+
+    /// Starts `virtctl`, whose output is also in its log.
+    pub fn virtctl_session(&self, words: &[&str]) -> Result<Session> {
+        Session::piped(self.client("virtctl", words), &self.ctx.log("virtctl.log"))
     }
 
     /// `kubectl apply` of objects.
@@ -79,18 +126,23 @@ impl<'s> KubeVirt<'s> {
 
     /// Waits until the value at the JSONPath `path` is `value`.
     pub fn until(&self, kind: &str, name: &str, path: &str, value: &str) -> Result<()> {
+        let what = format!("{path} of {kind} {name} is not {value:?}");
+        self.until_true(&what, || {
+            let seen = self.field(kind, name, path)?;
+            Ok(if seen == value { Ok(()) } else { Err(seen) })
+        })
+    }
+
+    /// Waits until `check` does not return what it sees instead; `what` is the error if it always does.
+    pub fn until_true(&self, what: &str, check: impl Fn() -> Result<Result<(), String>>) -> Result<()> {
         let deadline = Instant::now() + CHANGE;
         loop {
-            let seen = self.field(kind, name, path)?;
-            if seen == value {
+            let Err(seen) = check()? else {
                 return Ok(());
-            }
+            };
             if Instant::now() > deadline {
                 let events = self.kubectl(&["get", "events", "--sort-by=.lastTimestamp"])?.text;
-                bail!(
-                    "{path} of {kind} {name} is {seen:?} and not {value:?} after {} s:\n{events}",
-                    CHANGE.as_secs()
-                );
+                bail!("{what} after {} s but {seen:?}:\n{events}", CHANGE.as_secs());
             }
             std::thread::sleep(Duration::from_secs(1));
         }
@@ -98,32 +150,28 @@ impl<'s> KubeVirt<'s> {
 
     /// Waits until the VMI `name` is another than the one with the UID `old`, and runs.
     pub fn until_replaced(&self, name: &str, old: &str) -> Result<()> {
-        let deadline = Instant::now() + CHANGE;
-        loop {
+        self.until_true(&format!("the VMI {name} is not replaced"), || {
             let uid = self.field(VMI, name, ".metadata.uid")?;
-            if !uid.is_empty() && uid != old {
-                return self.until(VMI, name, ".status.phase", "Running");
-            }
-            if Instant::now() > deadline {
-                bail!("the VMI {name} is not replaced after {} s", CHANGE.as_secs());
-            }
-            std::thread::sleep(Duration::from_secs(1));
-        }
+            Ok(if uid.is_empty() || uid == old {
+                Err(uid)
+            } else {
+                Ok(())
+            })
+        })?;
+        self.until(VMI, name, ".status.phase", "Running")
     }
 
     /// Waits until the list of a namespaced kind is empty.
     pub fn until_none(&self, kind: &str) -> Result<()> {
-        let deadline = Instant::now() + CHANGE;
-        loop {
+        self.until_true(&format!("there are {kind}"), || {
             let left = self.kubectl(&["get", kind, "-o", "name"])?.ok()?;
-            if left.trim().is_empty() {
-                return Ok(());
-            }
-            if Instant::now() > deadline {
-                bail!("still there: {left}");
-            }
-            std::thread::sleep(Duration::from_secs(1));
-        }
+            let left = left.trim();
+            Ok(if left.is_empty() {
+                Ok(())
+            } else {
+                Err(left.to_owned())
+            })
+        })
     }
 
     /// Waits until an object has events with each of `messages`.
@@ -176,7 +224,7 @@ impl<'s> KubeVirt<'s> {
     /// Runs a shell command on the node, by a privileged pod that stays for the next command.
     pub fn on_node(&self, command: &str) -> Result<String> {
         if self.field("pod", "node-shell", ".metadata.name")?.is_empty() {
-            self.apply(&[node_shell()])?;
+            self.apply(&[objects::node_shell()])?;
             self.until("pod", "node-shell", ".status.phase", "Running")?;
         }
         let chroot = [
@@ -199,56 +247,4 @@ fn log_in(console: &Session) -> Result<Shell<'_>> {
     console.expect("Successfully connected", CALL)?;
     console.send("\n")?;
     Shell::small_on(console)
-}
-
-/// A pod with the node's filesystem at `/host`.
-fn node_shell() -> Value {
-    json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "node-shell"},
-        "spec": {
-            "hostPID": true,
-            "terminationGracePeriodSeconds": 0,
-            "containers": [{
-                "name": "shell",
-                "image": PAUSE,
-                "command": ["/bin/busybox", "sleep", "1000000000"],
-                "securityContext": {"privileged": true},
-                "volumeMounts": [{"name": "host", "mountPath": "/host"}],
-            }],
-            "volumes": [{"name": "host", "hostPath": {"path": "/"}}],
-        },
-    })
-}
-
-/// A VirtualMachine with a small guest that does the words `words`.
-pub fn virtual_machine(name: &str, words: &str) -> Value {
-    let container = json!({
-        "image": GUEST,
-        "imagePullPolicy": "IfNotPresent",
-        "kernelPath": "/boot/vmlinuz",
-        "initrdPath": "/boot/initrd",
-    });
-    let arguments = format!("console=ttyS0 quiet husk.do={words}");
-    json!({
-        "apiVersion": "kubevirt.io/v1",
-        "kind": "VirtualMachine",
-        "metadata": {"name": name},
-        "spec": {
-            "runStrategy": "Always",
-            "template": {
-                "metadata": {"labels": {"husk.io/runtime": "true"}},
-                "spec": {
-                    "terminationGracePeriodSeconds": 60,
-                    "domain": {
-                        "memory": {"guest": "128Mi"},
-                        "firmware": {"kernelBoot": {"kernelArgs": arguments, "container": container}},
-                        "devices": {"interfaces": [{"name": "default", "masquerade": {}}]},
-                    },
-                    "networks": [{"name": "default", "pod": {}}],
-                },
-            },
-        },
-    })
 }
