@@ -166,4 +166,5 @@ pub const KUBEVIRT: &[Case] = &[
     kubevirt::sets::CASE,
     kubevirt::end::CASE,
     kubevirt::access::CASE,
+    kubevirt::debian::CASE,
 ];

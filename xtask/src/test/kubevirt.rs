@@ -3,7 +3,8 @@
 
 use super::stages::{Stage, Stages};
 use crate::binaries::Profile;
-use crate::cluster;
+use crate::progress::Progress;
+use crate::{cluster, images, packages};
 use anyhow::{Context, Result, bail};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -16,6 +17,10 @@ pub fn run(stages: &Stages, source: &Path, build: bool, filter: Option<&str>) {
         if cluster::exists() {
             bail!("there is a cluster: end it by cargo xtask cluster down");
         }
+        let progress = Progress::new();
+        // For virtctl ssh.
+        packages::ensure(&progress, &super::TOOLS)?;
+        images::ensure(&progress, &["debian-13-cloud"])?;
         cluster::up(source, 1, build)
     });
     if up {

@@ -1,6 +1,7 @@
 //! VMs under KubeVirt's stock control plane, by `kubectl` and `virtctl` alone.
 
 pub mod access;
+pub mod debian;
 pub mod end;
 pub mod hotplug;
 pub mod life;
