@@ -165,6 +165,7 @@ pub const KUBEVIRT: &[Case] = &[
     kubevirt::network::CASE,
     kubevirt::sets::CASE,
     kubevirt::end::CASE,
+    kubevirt::examples::CASE,
     kubevirt::access::CASE,
     kubevirt::debian::CASE,
 ];

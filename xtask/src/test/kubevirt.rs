@@ -24,18 +24,19 @@ pub fn run(stages: &Stages, source: &Path, build: bool, filter: Option<&str>) {
         cluster::up(source, 1, build)
     });
     if up {
-        stages.run("cases under KubeVirt", |stage| cases(stage, filter));
+        stages.run("cases under KubeVirt", |stage| cases(stage, source, filter));
         stages.run("end of the cluster", |_| cluster::down());
     } else {
         stages.fail("cases under KubeVirt", "not run, because there is no cluster");
     }
 }
 
-fn cases(stage: &mut Stage, filter: Option<&str>) -> Result<()> {
+fn cases(stage: &mut Stage, source: &Path, filter: Option<&str>) -> Result<()> {
     let mut suite = Command::new(Profile::EndToEnd.folder().join("husk-e2e"))
         .arg("--kubevirt")
         .args(filter)
         .env("HUSK_CLUSTER", cluster::folder()?)
+        .env("HUSK_KUBEVIRT", source.canonicalize()?)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()

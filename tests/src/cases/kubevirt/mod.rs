@@ -3,6 +3,7 @@
 pub mod access;
 pub mod debian;
 pub mod end;
+pub mod examples;
 pub mod hotplug;
 pub mod life;
 pub mod network;

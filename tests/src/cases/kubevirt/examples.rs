@@ -1,0 +1,257 @@
+//! Every file of KubeVirt's `examples/`, with local images: what `tests/kubevirt/examples.toml` says becomes of it.
+
+use crate::harness::Case;
+use crate::harness::context::TestContext;
+use crate::harness::kubevirt::objects::{DISK, local_volume};
+use crate::harness::kubevirt::{KubeVirt, VMI};
+use anyhow::{Context, Result, bail, ensure};
+use regex::Regex;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use toml_edit::DocumentMut;
+
+pub const CASE: Case = Case {
+    name: "kubevirt-examples",
+    about: "each file of KubeVirt's examples/ runs, or is refused with the text in tests/kubevirt/examples.toml",
+    limit: Duration::from_secs(2400),
+    run,
+};
+
+const VERDICTS: &str = include_str!("../../../kubevirt/examples.toml");
+const NAMESPACE: &str = "examples";
+/// Folder of the claims' disks on the node.
+const DATA: &str = "/var/tmp/husk-examples";
+/// Claims that the examples name.
+const CLAIMS: [&str; 2] = ["disk-alpine", "disk-custom"];
+
+/// What becomes of an example.
+#[derive(Debug, Clone)]
+enum Verdict {
+    /// Its objects are stored. Later examples may name them.
+    Applies,
+    /// Its VMI runs.
+    Runs,
+    /// No VM runs, and the text says why: the API server's answer, an event or a condition.
+    Refused(String),
+}
+
+/// One file of `examples/`.
+#[derive(Debug)]
+struct Example {
+    file: String,
+    verdict: Verdict,
+    /// The objects, with the image swapped.
+    path: PathBuf,
+    /// Name of the VM or VMI.
+    name: String,
+    kind: String,
+}
+
+fn run(ctx: &TestContext) -> Result<()> {
+    let c = &KubeVirt::find(ctx)?.in_namespace(NAMESPACE);
+    let examples = examples(ctx)?;
+    prepare(c)?;
+    let (stored, others): (Vec<_>, Vec<_>) = examples
+        .iter()
+        .partition(|example| matches!(example.verdict, Verdict::Applies));
+    for example in &stored {
+        ctx.part(&example.file, || apply(c, example)?.map_err(anyhow::Error::msg));
+    }
+    for example in &others {
+        ctx.part(&example.file, || {
+            let done = match &example.verdict {
+                Verdict::Refused(text) => refused(c, example, text),
+                _ => runs(c, example),
+            };
+            let _ = c.kubectl(&["delete", "-f", &text(&example.path), "--wait=false"]);
+            c.until_none(VMI)?;
+            done
+        });
+    }
+    for example in &stored {
+        let words = ["delete", "-f", &text(&example.path), "--wait=false"];
+        c.kubectl(&words)?.ok()?;
+    }
+    for claim in CLAIMS {
+        c.delete("pvc", claim)?;
+        c.delete("pv", claim)?;
+    }
+    c.on_node(&format!("rm -r {DATA}"))?;
+    c.delete("pod", "node-shell")?;
+    c.until_none("pods")?;
+    c.delete("namespace", NAMESPACE)
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// All files of `examples/`, each with its verdict.
+fn examples(ctx: &TestContext) -> Result<Vec<Example>> {
+    let checkout = std::env::var_os("HUSK_KUBEVIRT").context("HUSK_KUBEVIRT is not set")?;
+    let folder = Path::new(&checkout).join("examples");
+    let mut verdicts = verdicts()?;
+    let image = Regex::new(r"registry:5000/[\w./-]+:\w+")?;
+    let mut examples = Vec::new();
+    let entries = std::fs::read_dir(&folder).with_context(|| folder.display().to_string())?;
+    for entry in entries {
+        let path = entry?.path();
+        let file = path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        if !file.ends_with(".yaml") {
+            continue;
+        }
+        let verdict = verdicts.remove(&file);
+        let verdict = verdict.with_context(|| format!("tests/kubevirt/examples.toml lacks {file}"))?;
+        let mut content = std::fs::read_to_string(&path)?;
+        content = image.replace_all(&content, DISK).into_owned();
+        if file == "vmi-kernel-boot.yaml" {
+            content = content.replace("husk/disk:", "husk/guest:").replace("-virt", "");
+            content = content.replace("/boot/initramfs", "/boot/initrd");
+        }
+        let field = |pattern: &str| -> Result<String> {
+            let found = Regex::new(pattern)?
+                .captures(&content)
+                .map(|found| found[1].to_owned());
+            found.with_context(|| format!("{file} does not match {pattern}"))
+        };
+        let (kind, name) = (
+            field(r"(?m)^kind: (\S+)")?,
+            field(r"(?m)^metadata:(?:\n  .*)*?\n  name: (\S+)")?,
+        );
+        let path = ctx.path(&file);
+        std::fs::write(&path, content)?;
+        examples.push(Example {
+            file,
+            verdict,
+            path,
+            name,
+            kind,
+        });
+    }
+    let left: Vec<_> = verdicts.into_keys().collect();
+    ensure!(left.is_empty(), "examples/ has no {}", left.join(", "));
+    examples.sort_by(|one, other| one.file.cmp(&other.file));
+    Ok(examples)
+}
+
+fn verdicts() -> Result<BTreeMap<String, Verdict>> {
+    let document: DocumentMut = VERDICTS.parse()?;
+    let mut verdicts = BTreeMap::new();
+    for (file, value) in document.iter() {
+        let verdict = match (
+            value.as_str(),
+            value.get("refused").and_then(|text| text.as_str()),
+        ) {
+            (Some("applies"), _) => Verdict::Applies,
+            (Some("runs"), _) => Verdict::Runs,
+            (_, Some(text)) => Verdict::Refused(text.to_owned()),
+            _ => bail!("examples.toml: {file} is neither \"applies\", \"runs\" nor {{ refused = … }}"),
+        };
+        verdicts.insert(file.to_owned(), verdict);
+    }
+    Ok(verdicts)
+}
+
+/// The namespace, whose label chooses Husk for its VMs, and the claims.
+fn prepare(c: &KubeVirt<'_>) -> Result<()> {
+    c.apply(&[json!({
+        "apiVersion": "v1",
+        "kind": "Namespace",
+        "metadata": {"name": NAMESPACE, "labels": {"husk.io/runtime": "true"}},
+    })])?;
+    // A namespace without its service account takes no pods.
+    c.until("serviceaccount", "default", ".metadata.name", "default")?;
+    let disk = text(&c.path("images/disk.img"));
+    for claim in CLAIMS {
+        let folder = format!("{DATA}/{claim}");
+        c.on_node(&format!(
+            "mkdir -p {folder} && cp {disk} {folder}/disk.img && chown -R 107:107 {folder}"
+        ))?;
+        c.apply(&local_volume(claim, "Filesystem", (&folder, "64Mi"), &c.node()?))?;
+    }
+    Ok(())
+}
+
+/// Applies the file; the API server's refusal is the inner error.
+fn apply(c: &KubeVirt<'_>, example: &Example) -> Result<Result<(), String>> {
+    let applied = c.kubectl(&["apply", "-f", &text(&example.path)])?;
+    Ok(if applied.status == 0 {
+        Ok(())
+    } else {
+        Err(applied.text)
+    })
+}
+
+/// Starts a VirtualMachine that is halted.
+fn start(c: &KubeVirt<'_>, example: &Example) -> Result<()> {
+    if example.kind == "VirtualMachine" {
+        c.virtctl(&["start", &example.name])?.ok()?;
+    }
+    Ok(())
+}
+
+/// What `kubectl get vmi` shows, and the conditions.
+fn runs(c: &KubeVirt<'_>, example: &Example) -> Result<()> {
+    apply(c, example)?.map_err(anyhow::Error::msg)?;
+    start(c, example)?;
+    let vmis = || -> Result<Vec<Value>> {
+        let list = c.kubectl(&["get", VMI, "-o", "json"])?.ok()?;
+        let mut list: Value = serde_json::from_str(&list)?;
+        Ok(list["items"]
+            .as_array_mut()
+            .map(std::mem::take)
+            .unwrap_or_default())
+    };
+    c.until_true("a VMI does not run", || {
+        let vmis = vmis()?;
+        let all = !vmis.is_empty() && vmis.iter().all(is_up);
+        let seen = || vmis.iter().map(|vmi| vmi["status"].to_string()).collect();
+        Ok(if all { Ok(()) } else { Err(seen()) })
+    })
+}
+
+fn is_up(vmi: &Value) -> bool {
+    let status = &vmi["status"];
+    let condition = |kind: &str| {
+        let mut conditions = status["conditions"].as_array().into_iter().flatten();
+        let found = conditions.find(|condition| condition["type"] == kind);
+        found.and_then(|condition| condition["status"].as_str())
+    };
+    let addresses = status["interfaces"].as_array().is_some_and(|interfaces| {
+        let with_address =
+            |interface: &Value| interface["ipAddress"].as_str().is_some_and(|ip| !ip.is_empty());
+        interfaces.iter().all(with_address)
+    });
+    status["phase"] == "Running"
+        && condition("Ready") == Some("True")
+        && condition("LiveMigratable") == Some("False")
+        && status["nodeName"].is_string()
+        && addresses
+}
+
+/// Waits for the text in the API server's answer, an event, a condition or a status, and checks that no VM runs.
+fn refused(c: &KubeVirt<'_>, example: &Example, reason: &str) -> Result<()> {
+    if let Err(answer) = apply(c, example)? {
+        ensure!(answer.contains(reason), "another answer: {answer}");
+        return Ok(());
+    }
+    start(c, example)?;
+    c.until_true(&format!("nothing says {reason:?}"), || {
+        let mut said = c
+            .kubectl(&["get", "events", "-o", "jsonpath={.items[*].message}"])?
+            .ok()?;
+        said += &c
+            .kubectl(&["get", "vm,vmi,pods", "-o", "jsonpath={.items[*].status}"])?
+            .ok()?;
+        Ok(if said.contains(reason) { Ok(()) } else { Err(said) })
+    })?;
+    let phases = c.field(VMI, "--show-labels=false", ".items[*].status.phase")?;
+    ensure!(!phases.contains("Running"), "it runs");
+    Ok(())
+}
